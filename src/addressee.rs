@@ -1,36 +1,36 @@
-//! Whom a message of connection management is for, where several processes have one address: told from its first bytes, by the kernel's
-//! filter, by a port and by the NIC.
+//! The addressee of a connection management message, where several processes share one address. The first
+//! bytes of the message determine it, in the kernel's socket filter, in a port and in the NIC.
 
 use std::net::IpAddr;
 
-/// Attribute IDs of those messages that do not say it as the others do: a request for communication.
+/// Attribute ID of a request for communication (REQ), which carries a service ID.
 pub(crate) const REQ: u16 = 0x10;
-/// A service ID resolution request.
+/// Attribute ID of a service ID resolution request (SIDR_REQ), which carries a service ID.
 pub(crate) const SIDR_REQ: u16 = 0x17;
-/// The response to that.
+/// Attribute ID of a service ID resolution response (SIDR_REP), which begins with the request ID.
 pub(crate) const SIDR_REP: u16 = 0x18;
 
-/// Whom a message is for.
+/// The process that a message is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Addressee {
-    /// Whoever listens for this service: a request.
+    /// The listener for this service: the message is a request.
     Service(u64),
-    /// Whoever gave the communication ID with these upper 8 bits.
+    /// The process that allocated the communication ID with these upper 8 bits.
     Unit(u8),
 }
 
 impl Addressee {
-    /// Where a message has its receiver's communication ID, but for [`REQ`], [`SIDR_REQ`] and [`SIDR_REP`] (IBTA 12.6). In bytes, behind
-    /// the header of the management datagram.
+    /// Offset of the receiver's communication ID in messages other than [`REQ`], [`SIDR_REQ`] and
+    /// [`SIDR_REP`] (IBTA 12.6). All offsets are in bytes behind the header of the management datagram.
     pub(crate) const REMOTE_ID: usize = 4;
-    /// Where a [`SIDR_REP`] has the request ID that it answers.
+    /// Offset of the request ID in a [`SIDR_REP`].
     pub(crate) const REQUEST_ID: usize = 0;
-    /// Where the two requests have the service ID.
+    /// Offset of the service ID in the two requests.
     pub(crate) const SERVICE: usize = 8;
-    /// How many bytes of any message tell whom it is for.
+    /// Bytes of a message that suffice to determine the addressee.
     pub(crate) const HEAD: usize = 16;
 
-    /// Whom a message with this attribute ID is for. `None`: it is too short to tell.
+    /// Returns the addressee of a message with this attribute ID. `None` if the message is too short.
     pub(crate) fn of(attribute: u16, message: &[u8]) -> Option<Addressee> {
         let unit = |at: usize| message.get(at).copied().map(Addressee::Unit);
         match attribute {
@@ -44,8 +44,9 @@ impl Addressee {
     }
 }
 
-/// How close one who listens is to an address: on it before on all of its family before on all there are. `None`: not there at all.
-/// `on` is where it listens: an address, one unspecified for all of its family, or none for all.
+/// Returns how specific a listener's address is for `address`: 2 for the address itself, 1 for the
+/// unspecified address of the family, 0 for any address (`None`). `None` if the listener does not cover the
+/// address.
 fn closeness(on: Option<IpAddr>, address: IpAddr) -> Option<u8> {
     match on {
         Some(only) if only == address => Some(2),
@@ -55,10 +56,13 @@ fn closeness(on: Option<IpAddr>, address: IpAddr) -> Option<u8> {
     }
 }
 
-/// Returns the listener that is closest to an address. `None`: no listener is there.
-pub(crate) fn closest<T>(those: impl IntoIterator<Item = (Option<IpAddr>, T)>, address: IpAddr) -> Option<T> {
-    let close = those.into_iter().filter_map(|(on, who)| Some((closeness(on, address)?, who)));
-    close.max_by_key(|(close, _)| *close).map(|(_, who)| who)
+/// Returns the listener with the most specific address. `None` if no listener covers `address`.
+pub(crate) fn closest<T>(
+    listeners: impl IntoIterator<Item = (Option<IpAddr>, T)>,
+    address: IpAddr,
+) -> Option<T> {
+    let close = listeners.into_iter().filter_map(|(on, listener)| Some((closeness(on, address)?, listener)));
+    close.max_by_key(|(close, _)| *close).map(|(_, listener)| listener)
 }
 
 #[cfg(test)]
@@ -67,7 +71,7 @@ mod tests {
     use crate::wire::cm::Kind;
 
     #[test]
-    fn a_request_is_for_a_service_and_all_else_for_who_gave_its_id() {
+    fn requests_name_a_service_other_messages_a_unit() {
         let message: Vec<u8> = (0x10..0x20).collect();
         let of = |kind: Kind| Addressee::of(kind as u16, &message);
         let service = Some(Addressee::Service(0x1819_1a1b_1c1d_1e1f));
@@ -84,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn one_on_the_address_is_closer_than_one_on_its_family_than_one_on_all() {
+    fn specific_address_wins_over_family_over_any() {
         let address = "192.0.2.1".parse().unwrap();
         let of = |on: &str| closeness(Some(on.parse().unwrap()), address);
         assert!(of("192.0.2.1") > of("0.0.0.0") && of("0.0.0.0") > closeness(None, address));

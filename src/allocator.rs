@@ -1,25 +1,26 @@
-//! Memory whose pages stay where they are, for programs in which a NIC runs.
+//! A global allocator that keeps large blocks out of huge pages, for programs that run a NIC.
 //!
-//! Linux gathers small pages into huge ones behind a program's back: `khugepaged` (mm/khugepaged.c), where transparent huge pages are
-//! on for all (`always`). Whoever touches such a page meanwhile waits for it; and it has the lowest priority, and waits itself
-//! for every program that computes. With one processor and a program that spins on its memory, Roxie's thread stood still for most of
-//! a second, and its peers gave up. An adapter keeps its tables to itself, and the memory that it reaches is pinned, which
-//! `khugepaged` leaves alone.
+//! Where transparent huge pages are enabled for all memory (`always`), Linux collapses small pages into huge
+//! ones in the background (`khugepaged`, mm/khugepaged.c). A thread that touches such a page meanwhile waits
+//! for `khugepaged`, which has the lowest priority and may itself wait for every busy program. On one CPU,
+//! beside a program that polled its memory, Roxie's thread stalled for most of a second, and peers gave up.
+//! Hardware adapters are not affected: their tables are in the adapter, and `khugepaged` skips the pinned
+//! memory that they access.
 //!
-//! So what is large of Roxie's own is left to small pages. Memory that programs register is theirs: what they want of huge pages
-//! for it is their affair.
+//! The allocator therefore keeps Roxie's large blocks on small pages. Registered memory is the application's,
+//! and is left alone.
 
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
-/// Bytes of a block that is looked after by itself. Smaller ones lie among the program's, and a huge page is sixteen times
-/// as large.
+/// Minimum size in bytes of a block to exclude from huge pages. Smaller blocks share pages with the
+/// application's. A huge page is 16 times as large.
 const LARGE: usize = 128 << 10;
-/// Bytes of the largest page that Linux has for small ones (aarch64): whole pages everywhere.
+/// Bytes of the largest base page of Linux (64 KiB, aarch64): a multiple of it is whole pages everywhere.
 const GRAIN: usize = 64 << 10;
 
-/// The system's allocator, with large blocks that `khugepaged` passes by.
+/// The system's allocator, with large blocks excluded from huge pages.
 ///
 /// ```
 /// #[global_allocator]
@@ -28,22 +29,22 @@ const GRAIN: usize = 64 << 10;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Allocator;
 
-/// Leaves the pages of a block to be small ones, but for those at its edges.
+/// Excludes the whole pages of a block from huge pages, except for those at its edges.
 fn stay_small(block: *mut u8, size: usize) {
     if block.is_null() || size < LARGE {
         return;
     }
     let skipped = block.addr().wrapping_neg() % GRAIN;
     let whole = (size - skipped) / GRAIN * GRAIN;
-    // Where there are no huge pages the system knows no such advice, and none is needed.
-    // SAFETY: changes no byte and takes none away; the range lies in a block that is allocated.
+    // A kernel without huge pages rejects the advice, which is then not needed.
+    // SAFETY: the advice neither changes nor unmaps memory, and the range lies in an allocated block.
     let _ = unsafe { libc::madvise(block.wrapping_add(skipped).cast(), whole, libc::MADV_NOHUGEPAGE) };
 }
 
-// SAFETY: all blocks are the system allocator's, with the layouts that were asked for.
+// SAFETY: all blocks are the system allocator's, with the layouts that were requested.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promises are those that are asked for.
+        // SAFETY: the caller's guarantees are the required ones.
         let block = unsafe { System.alloc(layout) };
         stay_small(block, layout.size());
         block

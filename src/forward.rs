@@ -1,8 +1,9 @@
-//! A fabric in real time: frames of real interfaces through simulated links and switches.
+//! A simulated fabric in real time: forwards frames between real interfaces.
 //!
-//! Each station of a [`Fabric`] without a host is a tap. What its interface sends comes into the station's ring when it is read, and
-//! takes its time from there on as in virtual time: links, queues, marks and losses are computed at exact times. What comes to a
-//! station goes to its interface when the clock says so, or a little later: [`Forwarder::lateness`] knows how much.
+//! Each station of a [`Fabric`] without a host is a tap interface. A frame read from a tap enters the
+//! station's ring, and from there on takes the time of the simulation: links, queues, marks and losses are
+//! computed at exact times. A frame that arrives at a station is written to its tap when the clock reaches
+//! its time, or slightly later: see [`Forwarder::lateness`].
 
 use std::io;
 use std::os::fd::AsFd;
@@ -17,16 +18,16 @@ use crate::sim::fabric::{Fabric, Step};
 use crate::threads;
 use crate::time::{Clock, Nanos};
 
-/// Frames read from one tap before the others have their turn.
+/// Maximum number of frames read from one tap before the next tap.
 const BATCH: usize = 32;
-/// The longest frame.
+/// Bytes of the longest frame.
 const LONGEST: usize = 65_536;
-/// The longest sleep: whoever calls wants to look now and then.
+/// Longest sleep, so that the caller's `look` runs regularly.
 const LONGEST_SLEEP: Nanos = Nanos::from_millis(10);
-/// With less to wait than this a sleep comes too late.
+/// Shortest sleep. A shorter wait is not slept, because the wake-up would be late.
 const SHORTEST_SLEEP: Nanos = Nanos(2_000);
 
-/// A fabric, and the taps that are its stations.
+/// A fabric, with the taps that are its stations.
 #[derive(Debug)]
 pub struct Forwarder {
     fabric: Fabric,
@@ -38,7 +39,7 @@ pub struct Forwarder {
 }
 
 impl Forwarder {
-    /// Begins now. Tap `n` is station `n`.
+    /// Creates a forwarder. The clock starts now. Tap `n` is station `n`.
     pub fn new(fabric: Fabric, taps: Vec<Tap>) -> Forwarder {
         Forwarder {
             fabric,
@@ -50,27 +51,28 @@ impl Forwarder {
         }
     }
 
-    /// The fabric, whose time is the clock's.
+    /// Returns the fabric, which runs by the clock.
     pub fn fabric(&self) -> &Fabric {
         &self.fabric
     }
 
-    /// How long after their time frames were at their interface, in ns.
+    /// Returns the distribution of the delay, in ns, from a frame's simulated arrival to its write to the
+    /// interface.
     pub fn lateness(&self) -> &Histogram<u64> {
         &self.lateness
     }
 
-    /// Frames that an interface did not take.
+    /// Returns the number of frames that an interface rejected.
     pub fn refused(&self) -> u64 {
         self.refused
     }
 
-    /// Forwards until `look`, which is called after every turn, says that it is enough.
+    /// Forwards until `look` returns true. `look` is called after every turn.
     ///
     /// # Errors
-    /// If an interface is gone.
+    /// If an interface has disappeared.
     pub fn run(&mut self, mut look: impl FnMut(&Fabric) -> bool) -> io::Result<()> {
-        // The kernel may else be 50 us late for each sleep, to save wake-ups. It does not refuse.
+        // By default the kernel delays each wake-up by up to 50 us to save power. The call cannot fail.
         let _ = nix::sys::prctl::set_timerslack(1);
         if threads::ask_to_go_first().is_err() {
             let _ = threads::ask_for_short_turns();
@@ -86,10 +88,11 @@ impl Forwarder {
         }
     }
 
-    /// Delivers what is due, then takes in what there is. True: there may be more at once.
+    /// Delivers all frames that are due, then reads from the taps. Returns true if a tap may have more
+    /// frames.
     ///
     /// # Errors
-    /// If an interface is gone.
+    /// If an interface has disappeared.
     pub fn turn(&mut self) -> io::Result<bool> {
         self.deliver(self.clock.now());
         let mut more = false;
@@ -97,7 +100,7 @@ impl Forwarder {
             for n in 1..=BATCH {
                 let Some(length) = self.taps[station].read(&mut self.buffer)? else { break };
                 let now = self.clock.now();
-                // What has become due meanwhile comes before it.
+                // Frames that have become due meanwhile are delivered first.
                 self.deliver(now);
                 self.fabric.send(now, station, &self.buffer[..length]);
                 more |= n == BATCH;
@@ -119,7 +122,7 @@ impl Forwarder {
         }
     }
 
-    /// Sleeps until a frame comes or something is due.
+    /// Sleeps until a frame arrives or an event is due.
     fn sleep(&self) -> io::Result<()> {
         let wait = self.fabric.next_event().since(self.clock.now()).min(LONGEST_SLEEP);
         if wait < SHORTEST_SLEEP {

@@ -1,9 +1,8 @@
-//! A frame in up to two pieces: what ports hand up and take down.
+//! A frame in up to two pieces, as ports receive and transmit it.
 //!
-//! AF_XDP splits a frame that does not fit one chunk, and the UDP port keeps its
-//! synthetic Ethernet/IP/UDP headers apart from the datagram that the kernel wrote.
-//! Both are a head and a tail, so that is the one shape everything above a port knows.
-//! Where the split lies carries no meaning: it may be inside any header.
+//! AF_XDP splits a frame that does not fit one chunk, and the UDP port keeps its synthetic Ethernet, IP and
+//! UDP headers apart from the kernel's datagram. Layers above a port therefore handle a head and a tail. The
+//! split carries no meaning, and may lie inside a header.
 
 use std::ops::Range;
 
@@ -12,34 +11,34 @@ pub const ETHERNET_HEADER: usize = 14;
 /// The UDP destination port of RoCE v2 (IANA; IBTA annex A17.4.3).
 pub const ROCE_V2_PORT: u16 = 4791;
 
-/// A received frame, borrowed from its port. Bytes `a` then `b`, without FCS.
+/// A received frame, borrowed from its port: the bytes of `a`, then of `b`, without FCS.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
-    /// The first piece, which is the whole frame where the port does not split.
+    /// The first piece; the whole frame if the port does not split.
     pub a: &'a [u8],
     /// The rest, often empty.
     pub b: &'a [u8],
 }
 
 impl<'a> Frame<'a> {
-    /// A frame in one piece.
+    /// Creates a frame in one piece.
     pub fn whole(a: &'a [u8]) -> Frame<'a> {
         Frame { a, b: &[] }
     }
 
-    /// Bytes in both pieces.
+    /// Returns the length of both pieces.
     pub fn len(&self) -> usize {
         self.a.len() + self.b.len()
     }
 
-    /// True if there is not a single byte.
+    /// True if the frame has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The bytes of `range`, as two slices of which either may be empty.
+    /// Returns the bytes of `range` as two slices, of which either may be empty.
     ///
-    /// The range is cut to the frame: no input panics.
+    /// The range is truncated to the frame. No range panics.
     pub fn slices(&self, range: Range<usize>) -> (&'a [u8], &'a [u8]) {
         let end = range.end.min(self.len());
         let start = range.start.min(end);
@@ -49,7 +48,7 @@ impl<'a> Frame<'a> {
         (first, second)
     }
 
-    /// Copies from `offset` into `out` and returns how many bytes there were.
+    /// Copies bytes from `offset` on into `out`. Returns the number of bytes copied.
     pub fn copy_to(&self, offset: usize, out: &mut [u8]) -> usize {
         let (x, y) = self.slices(offset..offset.saturating_add(out.len()));
         out[..x.len()].copy_from_slice(x);
@@ -59,7 +58,7 @@ impl<'a> Frame<'a> {
         x.len() + y.len()
     }
 
-    /// The `N` bytes at `offset`; `None` if the frame ends before. Quick where they are in one piece.
+    /// Returns the `N` bytes at `offset`; `None` if the frame ends before. Fast if they are in one piece.
     #[inline(always)]
     pub fn array<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
         if let Some(bytes) = self.a.get(offset..).and_then(|rest| rest.first_chunk()) {
@@ -74,38 +73,39 @@ impl<'a> Frame<'a> {
         (self.copy_to(offset, &mut bytes) == N).then_some(bytes)
     }
 
-    /// Both pieces in one vector. Allocates: for captures and tests.
+    /// Copies the frame into one vector, for captures and tests.
     pub fn to_vec(&self) -> Vec<u8> {
         [self.a, self.b].concat()
     }
 }
 
-/// A frame that is being built in its port's memory, in up to two pieces.
+/// A frame under construction in its port's memory, in up to two pieces.
 #[derive(Debug)]
 pub struct FrameMut<'a> {
-    /// The first piece, which is the whole frame where the port does not split.
+    /// The first piece; the whole frame if the port does not split.
     pub a: &'a mut [u8],
     /// The rest, often empty.
     pub b: &'a mut [u8],
 }
 
 impl FrameMut<'_> {
-    /// Bytes in both pieces.
+    /// Returns the length of both pieces.
     pub fn len(&self) -> usize {
         self.a.len() + self.b.len()
     }
 
-    /// True if there is not a single byte.
+    /// True if the frame has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The same bytes, read only.
+    /// Returns a read-only view.
     pub fn as_frame(&self) -> Frame<'_> {
         Frame { a: self.a, b: self.b }
     }
 
-    /// The bytes of `range`, as two slices of which either may be empty; cut to the frame.
+    /// Returns the bytes of `range` as two slices, of which either may be empty. The range is truncated to
+    /// the frame.
     pub fn slices_mut(&mut self, range: Range<usize>) -> (&mut [u8], &mut [u8]) {
         let end = range.end.min(self.len());
         let start = range.start.min(end);
@@ -115,7 +115,7 @@ impl FrameMut<'_> {
         (first, second)
     }
 
-    /// Writes `bytes` at `offset`; what lies beyond the frame is cut off.
+    /// Writes `bytes` at `offset`. Bytes beyond the end of the frame are dropped.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) {
         if let Some(place) = self.a.get_mut(offset..).and_then(|rest| rest.get_mut(..bytes.len())) {
             return place.copy_from_slice(bytes);
@@ -129,7 +129,7 @@ impl FrameMut<'_> {
         }
     }
 
-    /// As [`write`](Self::write), quick where the place is in one piece.
+    /// Like [`write`](Self::write), but fast if the destination is in one piece.
     #[inline(always)]
     pub fn write_array<const N: usize>(&mut self, offset: usize, bytes: [u8; N]) {
         match self.a.get_mut(offset..).and_then(|rest| rest.first_chunk_mut()) {
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_over_the_split_comes_as_two_slices() {
+    fn range_over_the_split_is_two_slices() {
         let f = Frame { a: &[0, 1, 2], b: &[3, 4] };
         assert_eq!(f.slices(1..4), (&[1u8, 2][..], &[3u8][..]));
         assert_eq!(f.slices(3..5), (&[][..], &[3u8, 4][..]));
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn an_array_is_read_and_written_wherever_the_split_is() {
+    fn array_is_read_and_written_at_any_split() {
         for split in 0..=6 {
             let mut bytes = [0, 1, 2, 3, 4, 5];
             let (a, b) = bytes.split_at_mut(split);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_over_the_split_lands_in_both_pieces() {
+    fn write_over_the_split_reaches_both_pieces() {
         let (mut a, mut b) = ([0u8; 3], [0u8; 2]);
         let mut f = FrameMut { a: &mut a, b: &mut b };
         f.write(2, &[7, 8, 9, 10]);

@@ -1,14 +1,16 @@
 //! Roxie: a RoCE v2 NIC in software.
 //!
-//! It is a NIC from the doorbell to the wire, in userspace: queue pairs, retransmission and acknowledgements, registered memory, and
-//! ports that move frames. Each layer can be used without those above it. This page goes through them from the top, with an example for
-//! each way to use them. All run in one process and without any privilege.
+//! Roxie implements the whole NIC in userspace, from the doorbell to the wire: queue pairs, retransmission
+//! and acknowledgements, registered memory, and ports that move frames. Each layer can be used without those
+//! above it. The following sections start at the top layer, with an example for each use. All examples run
+//! in one process and without privileges.
 //!
 //! # A device: `host` and `verbs`
 //!
-//! [`host`] is what an application wants: [`host::Device`] opens on an interface through AF_XDP ([`host::Device::open_xdp`]) or UDP
-//! sockets ([`host::Device::open_udp`]), or joined to another one in memory. [`verbs`] are the nouns: work requests, completions,
-//! attributes, states. Two devices, and a WRITE that the other side's application sees nothing of but the bytes:
+//! [`host`] is the API of applications. A [`host::Device`] is opened on an interface, through AF_XDP
+//! ([`host::Device::open_xdp`]) or UDP sockets ([`host::Device::open_udp`]), or is joined to another device
+//! in memory. [`verbs`] has the types: work requests, completions, attributes, states. The example connects
+//! two devices. A WRITE changes memory of the second one, without any action of its application:
 //!
 //! ```
 //! use roxie::host::{ConnectOptions, Device, DeviceConfig};
@@ -20,7 +22,7 @@
 //! let qp = near.create_qp(&pd, &cq, &cq, QpCaps::default(), true)?;
 //! let far_qp = far.create_qp(&far_pd, &far_cq, &far_cq, QpCaps::default(), true)?;
 //!
-//! // What two programs tell one another by other means: numbers, addresses, and where the memory is.
+//! // Two programs would exchange these endpoints, and address and rkey of the memory, out of band.
 //! let (here, there) = (qp.endpoint(0)?, far_qp.endpoint(0)?);
 //! qp.connect(&here, &there, &ConnectOptions::default())?;
 //! far_qp.connect(&there, &here, &ConnectOptions::default())?;
@@ -36,7 +38,7 @@
 //! };
 //! qp.post_send(&write, &[source.sge(0, 9)])?;
 //!
-//! // Who polls turns the NIC. With `caller_only` nobody else does, so this thread polls both ends.
+//! // With `caller_only`, the NIC runs only while the application polls, so this thread polls both ends.
 //! let done = loop {
 //!     far_cq.poll_one();
 //!     if let Some(completion) = cq.poll_one() {
@@ -50,14 +52,15 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`host`] opens with another example, of a SEND. The folder `examples` of the repository has programs to copy: messages, RPC, look-ups,
-//! connections by address.
+//! The page of [`host`] has an example of a SEND. The folder `examples` of the repository has programs to
+//! copy: messages, RPC, look-ups, connections by address.
 //!
 //! # Whole NICs in virtual time: `sim`
 //!
-//! The NIC reads no clock and draws no random numbers. So [`sim`] can turn the same code by hand: [`sim::Host`] is a NIC with its port,
-//! [`sim::Pair`] joins two, [`sim::fabric`] any number with switches and queues between. A seed decides which frames are lost, and a
-//! run is the same each time. [`forward`] lets such a switch stand between real interfaces.
+//! The NIC reads no clock and draws no random numbers, so [`sim`] can run the same code in virtual time. A
+//! [`sim::Host`] is a NIC with its port, a [`sim::Pair`] joins two hosts, and a [`sim::fabric`] joins any
+//! number by switches and queues. A seed determines which frames are lost, and a run with the same seed is
+//! identical. [`forward`] connects such a fabric to real interfaces.
 //!
 //! ```
 //! use roxie::port::fault::{FaultConfig, FaultPort};
@@ -65,7 +68,8 @@
 //! use roxie::time::Nanos;
 //! use roxie::verbs::{Access, Mtu, QpCaps, RKey, SendWr, WcStatus, WrOpcode};
 //!
-//! /// Writes 64 KiB over a link that loses one frame in twenty: packets that were sent again, and how long it took.
+//! /// Writes 64 KiB over a link that loses 5 % of the frames. Returns the number of retransmissions, and the
+//! /// time taken.
 //! fn cross(seed: u64) -> Result<(u64, Nanos), Box<dyn std::error::Error>> {
 //!     const LENGTH: usize = 64 << 10;
 //!     let (near, far) = joined_ports(1500, None);
@@ -79,9 +83,9 @@
 //!     let qp_b = pair.b.create_qp(QpCaps::default(), true, 16);
 //!     let (way, back) = (pair.a.path(2, false), pair.b.path(1, false));
 //!     let peer = qp_b.handle.qpn;
-//!     let told = Connected { peer, way, path_mtu: Mtu::Mtu1024, timeout: 10, rd_atomic: 1 };
-//!     pair.a.connect(&qp_a, &told)?;
-//!     pair.b.connect(&qp_b, &Connected { peer: qp_a.handle.qpn, way: back, ..told })?;
+//!     let connection = Connected { peer, way, path_mtu: Mtu::Mtu1024, timeout: 10, rd_atomic: 1 };
+//!     pair.a.connect(&qp_a, &connection)?;
+//!     pair.b.connect(&qp_b, &Connected { peer: qp_a.handle.qpn, way: back, ..connection })?;
 //!
 //!     let write = SendWr {
 //!         opcode: WrOpcode::Write,
@@ -90,7 +94,7 @@
 //!         ..SendWr::default()
 //!     };
 //!     pair.a.post_send(&qp_a, &write, Payload::Sges(&[from.sge(0, LENGTH as u32)]))?;
-//!     assert!(pair.run(Nanos::from_millis(10_000)), "all is quiet within ten seconds of virtual time");
+//!     assert!(pair.run(Nanos::from_millis(10_000)), "the hosts are idle within 10 s of virtual time");
 //!     assert_eq!(pair.a.poll_cq(&qp_a).map(|wc| wc.status), Some(WcStatus::Success));
 //!     let counters = pair.a.worker.counters();
 //!     let again = counters.iter().find(|(name, _)| *name == "retransmitted_packets").map_or(0, |(_, n)| *n);
@@ -98,16 +102,17 @@
 //! }
 //!
 //! let (again, time) = cross(7)?;
-//! assert!(again > 0, "something was lost, and came all the same");
-//! assert_eq!(cross(7)?, (again, time), "a seed decides everything");
+//! assert!(again > 0, "frames were lost and retransmitted");
+//! assert_eq!(cross(7)?, (again, time), "a seed determines the run");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! # Frames and bytes: `port` and `wire`
 //!
-//! A [`port::Port`] moves frames: [`port::xdp`], [`port::udp`], [`port::memory`], or one of your own. [`port::fault`], [`port::pcap`] and
-//! [`port::loopback`] stack on any. [`wire`] makes types of bytes and bytes of types; it needs nothing else of the crate but [`frame`].
-//! Here a NIC sends to a port that nobody but this test is at, which sees what leaves:
+//! A [`port::Port`] moves frames: [`port::xdp`], [`port::udp`], [`port::memory`], or an implementation of
+//! your own. [`port::fault`], [`port::pcap`] and [`port::loopback`] stack on any port. [`wire`] converts
+//! between bytes and types, and depends only on [`frame`]. In the example, a NIC sends to a port without a
+//! peer, and the test reads the frame:
 //!
 //! ```
 //! use roxie::sim::{Connected, Host, NicConfig, Payload, joined_ports};
@@ -119,8 +124,8 @@
 //! let mut host = Host::new(1, NicConfig::default(), port);
 //! let qp = host.create_qp(QpCaps { max_inline: 64, ..QpCaps::default() }, true, 16);
 //! let way = host.path(2, false);
-//! let told = Connected { peer: Qpn::new(0x77), way, path_mtu: Mtu::Mtu1024, timeout: 14, rd_atomic: 1 };
-//! host.connect(&qp, &told)?;
+//! let connection = Connected { peer: Qpn::new(0x77), way, path_mtu: Mtu::Mtu1024, timeout: 14, rd_atomic: 1 };
+//! host.connect(&qp, &connection)?;
 //! host.post_send(&qp, &SendWr::default(), Payload::Inline(b"hello"))?;
 //! host.poll(Nanos(1));
 //!
@@ -134,22 +139,24 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`capture`] reads and writes pcap and pcapng. [`netdev`] asks the kernel for interfaces, addresses and neighbours. [`congestion`] says how
-//! fast a queue pair may send.
+//! [`capture`] reads and writes pcap and pcapng. [`netdev`] queries the kernel for interfaces, addresses and
+//! neighbours. [`congestion`] controls the rate at which a queue pair sends.
 //!
-//! # What may change
+//! # API stability
 //!
-//! Before version 1.0 any release may change the API; `CHANGELOG.md` says what did. Modules that these pages do not show (`shared`,
-//! `transport`, `nic`, `cm`, `engine` and some small ones) are public only because the tests, benchmarks and programs of this repository
-//! reach into them. They change without notice. What an application needs of them, [`host`] and [`sim`] hand on.
+//! Before version 1.0, any release may change the API; `CHANGELOG.md` lists the changes. Modules that are
+//! hidden from these pages (`shared`, `transport`, `nic`, `cm`, `engine` and some small ones) are public only
+//! for the tests, benchmarks and programs of this repository, and change without notice. [`host`] and [`sim`]
+//! re-export the parts of them that an application needs.
 //!
-//! How all of it hangs together is in [`architecture`].
+//! The structure of the whole is described in [`architecture`].
 #![deny(unsafe_code)]
 #![warn(clippy::missing_errors_doc)]
 
-// Modules in the order in which data flows, from the wire up. Each may use those before it; `tests/tidy.rs` holds it to that.
+// Modules in the order of the data flow, from the wire up. A module may use only those before it;
+// `tests/tidy.rs` checks the order.
 
-// What everything stands on.
+// Foundations.
 mod addressee;
 pub mod allocator;
 #[doc(hidden)]
@@ -166,7 +173,7 @@ pub mod time;
 #[doc(hidden)]
 pub mod timer;
 
-// Bytes.
+// Frames, bytes and ports.
 pub mod capture;
 pub mod netdev;
 pub mod port;
@@ -189,7 +196,7 @@ pub mod nic;
 #[doc(hidden)]
 pub mod cm;
 
-// Who runs it, and what an application sees.
+// Running the NIC, and the API of applications.
 #[doc(hidden)]
 pub mod engine;
 

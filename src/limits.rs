@@ -1,31 +1,31 @@
-//! Every bound of the device, in one place.
+//! All limits of the device.
 //!
-//! A value of [`Limits`] is given to a NIC when it is made, so that a simulated host among a
-//! thousand does not carry a server's tables.
+//! A NIC gets its [`Limits`] when it is created, so that each of a thousand simulated hosts can have small
+//! tables.
 
-/// Frames of a receive burst, at most.
+/// Maximum number of frames per receive burst.
 pub const BURST: usize = 64;
 
-/// Scatter/gather entries that one work request may have at most.
+/// Maximum number of scatter/gather entries per work request.
 pub const MAX_SGE: usize = 32;
-/// Bytes of inline payload at most.
+/// Maximum bytes of inline payload.
 pub const MAX_INLINE: usize = 512;
-/// Work requests per queue at most.
+/// Maximum number of work requests per queue.
 pub const MAX_WR: u32 = 16 * 1024;
-/// Entries per completion queue at most.
+/// Maximum number of entries per completion queue.
 pub const MAX_CQE: u32 = 1 << 20;
-/// Pages that a fast-registered region may have at most (`max_fast_reg_page_list_len` of kernel devices, 512 of rdma_rxe). The list is read
-/// between two packets: 512 words, in a microsecond.
+/// Maximum number of pages of a fast-registered region (`max_fast_reg_page_list_len` of kernel devices;
+/// rdma_rxe has 512). The NIC reads the list between two packets: 512 words take about 1 us.
 pub const MAX_PAGE_LIST: u32 = 512;
-/// Bytes per message at most (IBTA 9.7.7: 2^31).
+/// Maximum bytes per message (IBTA 9.7.7: 2^31).
 pub const MAX_MESSAGE: u32 = 1 << 31;
 
-/// Bounds of one NIC.
+/// Limits of one NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Queue pairs, at most 2^16.
     pub qps: u32,
-    /// Completion queues of a device.
+    /// Completion queues.
     pub cqs: u32,
     /// Memory regions, at most 2^16.
     pub mrs: u32,
@@ -33,24 +33,23 @@ pub struct Limits {
     pub ahs: u32,
     /// Shared receive queues, at most 2^16.
     pub srqs: u32,
-    /// XRC domains of a device.
+    /// XRC domains.
     pub xrcds: u32,
-    /// Multicast groups in which QPs of the device are.
+    /// Multicast groups with QPs of the device as members.
     pub groups: u32,
-    /// QPs in one multicast group.
+    /// Members per multicast group.
     pub group_members: u32,
-    /// `max_rd_atomic` and `max_dest_rd_atomic` at most.
+    /// Maximum of `max_rd_atomic` and `max_dest_rd_atomic`.
     pub rd_atomic: u8,
-    /// PSNs that a QP may have unacknowledged (rxe: 128).
+    /// Unacknowledged PSNs of a QP (rxe: 128).
     pub window: u32,
-    /// Packets that the requester sends between two that ask for an acknowledgement (rxe: 64).
+    /// Packets that the requester sends before one requests an acknowledgement (rxe: 64).
     pub ack_request_interval: u32,
-    /// Packets that the responder takes in without having been asked for an acknowledgement
-    /// before it sends one all the same.
+    /// Packets that the responder receives before it sends an acknowledgement without a request for one.
     pub ack_coalesce: u32,
-    /// Packets that a QP may send in one turn of the arbiter.
+    /// Packets that a QP sends in one turn of the arbiter.
     pub tx_quantum: u32,
-    /// Packets that all QPs together send in one pass.
+    /// Packets that all QPs send in one pass.
     pub tx_burst: u32,
     /// Work requests fetched from one send queue in one pass.
     pub fetch_burst: u32,
@@ -79,7 +78,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// A small NIC, for tests and simulated hosts.
+    /// Returns the limits of a small NIC, for tests and simulated hosts.
     pub fn small() -> Limits {
         Limits {
             qps: 256,
@@ -94,27 +93,28 @@ impl Limits {
     }
 }
 
-/// Bounds of one connection manager.
+/// Limits of one connection manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CmLimits {
-    /// Connections and resolutions, those that linger included; at most 2^16.
+    /// Connections and resolutions, including lingering ones; at most 2^16.
     pub connections: u32,
-    /// Services that are listened for at once.
+    /// Services with a listener at a time.
     pub listeners: u32,
-    /// Events that may wait for the consumer before requests of peers are dropped.
+    /// Events queued for the consumer. Beyond, requests of peers are dropped.
     pub events: usize,
-    /// Messages that may wait to be sent; more are dropped, and come again.
+    /// Messages queued for sending. Further ones are dropped, and retransmitted later.
     pub transmits: usize,
-    /// Requests that may wait for a listener; more are refused at once.
+    /// Requests waiting for a listener. Further ones are rejected at once.
     pub early: usize,
-    /// The largest timeout code of a peer that is believed: 4.096 us * 2^24 is 69 s, what Linux asks for in an MRA.
+    /// Maximum timeout code accepted from a peer: 4.096 us * 2^24 is 69 s, as Linux requests in an MRA.
     pub timeout_code: u8,
-    /// The largest that a request is granted: how long each answer is waited for, and how long the connection lingers. 4.096 us * 2^20 is 4.3 s,
-    /// what Linux asks for.
+    /// Maximum timeout code granted to a request, which determines the wait for each response and how long
+    /// the connection lingers: 4.096 us * 2^20 is 4.3 s, as Linux requests.
     pub granted_code: u8,
-    /// How often an answer is sent again at most, whatever the request says. The peer asks again, too, for as long as it likes.
+    /// Maximum number of retransmissions of a response, whatever the request allows. The peer may still
+    /// repeat its request.
     pub granted_retries: u8,
-    /// Requests of one address that may be there without a connection coming of them, so that one host leaves places to the others.
+    /// Half-open requests per address, so that one host leaves entries to others.
     pub half_open: u32,
 }
 

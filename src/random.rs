@@ -1,8 +1,8 @@
-//! Numbers that look random and are the same for the same seed, and those that nobody can guess.
+//! Random numbers: reproducible ones from a seed, and unpredictable ones.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// The next number of a splitmix64 sequence (Steele, Lea, Flood 2014).
+/// Returns the next number of a splitmix64 sequence (Steele, Lea, Flood 2014).
 pub fn splitmix(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;
@@ -11,7 +11,7 @@ pub fn splitmix(state: &mut u64) -> u64 {
     z ^ z >> 31
 }
 
-/// A number that nobody can guess: the standard library's hash keys come from the operating system.
+/// Returns an unpredictable number. The standard library takes its hash keys from the operating system.
 pub fn unguessable() -> u64 {
     RandomState::new().build_hasher().finish()
 }

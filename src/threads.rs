@@ -1,4 +1,4 @@
-//! Threads that Roxie starts in an application's process.
+//! Threads of Roxie in an application's process.
 
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,76 +6,79 @@ use std::thread::{Builder, JoinHandle};
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 
-/// Starts a thread that takes no signals: those of the process are for the threads of the application. Those of faults it takes,
-/// for the system ends a process that blocks its own, whatever its handlers might have done (`shared::guard`).
+/// Starts a thread that blocks all signals except SIGSEGV and SIGBUS, so that the application's threads
+/// receive them. The signals of faults are not blocked, because the kernel kills a process that faults while
+/// it blocks them, regardless of its handlers (`shared::guard`).
 ///
 /// # Errors
-/// If the system has no room for another thread.
+/// If the thread cannot be started.
 pub fn spawn_unsignalled(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     let mut blocked = SigSet::all();
     for fault in [Signal::SIGSEGV, Signal::SIGBUS] {
         blocked.remove(fault);
     }
-    // A thread starts with the mask of the one that starts it.
+    // A thread inherits the signal mask of its creator.
     let before = blocked.thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
     let thread = Builder::new().name(name.into()).spawn(run);
     before.thread_set_mask()?;
     thread
 }
 
-/// The lock, also if a thread panicked with it: what it guards is looked at and left, never half changed.
+/// Locks a mutex even if a thread panicked with it. For data that is never left half changed.
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A turn of a thread that only reacts, in ns: the shortest that the kernel knows.
-const SHORT_TURN: u64 = 100_000;
+/// Scheduler slice of a reacting thread in ns, the shortest that the kernel accepts.
+const SHORT_SLICE: u64 = 100_000;
 
-/// Asks the scheduler for short turns of the calling thread, and so for an early one when it is woken (`sched_setattr(2)`: since Linux
-/// 6.12 the runtime of a normal thread is its slice, and shorter ones go first). Without it such a thread waits until another program
-/// that only computes has used up its own, for milliseconds. Takes nothing from anybody over time, and needs no privilege.
+/// Requests a short time slice for the calling thread, so that the scheduler runs it soon after a wake-up
+/// (`sched_setattr(2)`: since Linux 6.12, `sched_runtime` of a normal thread is its slice, and shorter slices
+/// run first). Without it, the thread may wait for milliseconds until a busy program has used up its slice.
+/// The thread's share of the CPU is unchanged. Needs no privilege.
 ///
 /// # Errors
-/// If the system does not know of it, or does not allow it; turns are as ever then.
+/// If the kernel does not support or allow it. The scheduling is then unchanged.
 #[allow(unsafe_code)]
 pub fn ask_for_short_turns() -> io::Result<()> {
-    // SAFETY: plain numbers, for which all zeroes is a value.
+    // SAFETY: `sched_attr` consists of numbers, for which zero is valid.
     let mut attr: libc::sched_attr = unsafe { std::mem::zeroed() };
     let size = size_of::<libc::sched_attr>() as u32;
-    // SAFETY: the calling thread, and room for `size` bytes, which the kernel writes.
+    // SAFETY: the call concerns the calling thread, and `attr` has room for `size` bytes, which the kernel
+    // writes.
     let got = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0) };
     if got != 0 {
         return Err(io::Error::last_os_error());
     }
     if attr.sched_policy != libc::SCHED_OTHER as u32 {
-        // Somebody has chosen another policy for it.
+        // The thread was given another policy, which is kept.
         return Ok(());
     }
-    (attr.size, attr.sched_runtime) = (size, SHORT_TURN);
-    // SAFETY: the calling thread, and attributes that live as long as the call, with their size in them.
+    (attr.size, attr.sched_runtime) = (size, SHORT_SLICE);
+    // SAFETY: the call concerns the calling thread. `attr` lives as long as the call, and holds its size.
     let set = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Asks the scheduler to run the calling thread ahead of all that are not urgent, as soon as it is woken (SCHED_RR with the lowest
+/// Runs the calling thread ahead of all normal threads as soon as it wakes (SCHED_RR with the lowest
 /// priority, `sched(7)`). For threads that keep time and sleep most of it.
 ///
 /// # Errors
-/// Without CAP_SYS_NICE.
+/// If the process lacks CAP_SYS_NICE.
 #[allow(unsafe_code)]
 pub fn ask_to_go_first() -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: 1 };
-    // SAFETY: the calling thread, and parameters that live as long as the call.
+    // SAFETY: the call concerns the calling thread. `parameters` live as long as the call.
     let set = unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const parameters) };
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Runs `act` in a thread of this user, which the kernel names as its own to those that it connects to.
+/// Runs `act` in a thread with the given user ID, which the kernel reports to the peers of its connections.
 #[cfg(test)]
 #[allow(unsafe_code)]
 pub(crate) fn as_user<R: Send>(uid: u32, act: impl FnOnce() -> R + Send) -> R {
     let run = || {
-        // SAFETY: three numbers; the call concerns the calling thread alone, which ends here.
+        // SAFETY: the call takes three numbers and concerns the calling thread alone, which ends here.
         let set = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) };
         assert_eq!(set, 0, "{}", io::Error::last_os_error());
         act()
@@ -90,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_thread_blocks_all_signals_and_its_starter_none() {
+    fn thread_blocks_all_signals_its_creator_none() {
         let before = SigSet::thread_get_mask().unwrap();
         let (tell, told) = std::sync::mpsc::channel();
         let thread =

@@ -1,8 +1,8 @@
-//! Time as the NIC sees it: nanoseconds on a clock that somebody else reads.
+//! Time in nanoseconds, on a clock that the caller reads.
 //!
-//! `transport`, `congestion`, `nic` and `sim` never read a clock: every entry takes
-//! `now`. [`Clock`] and `monotonic` are the only places that do, and only `engine`, `host`, `remote`,
-//! `daemon` and the command line use one.
+//! `transport`, `congestion`, `nic` and `sim` never read a clock: every entry point takes `now`. Only
+//! [`Clock`] and `monotonic` read one. Their users are `engine`, `host`, `remote`, `daemon` and the command
+//! line.
 
 use std::fmt;
 use std::ops::{Add, Sub};
@@ -11,37 +11,37 @@ use std::time::{Duration, Instant};
 use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// A point in time, or a span of it, in nanoseconds.
+/// A point in time, or a duration, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Nanos(pub u64);
 
 impl Nanos {
-    /// The start of the clock.
+    /// Start of the clock.
     pub const ZERO: Nanos = Nanos(0);
     /// Later than every deadline.
     pub const MAX: Nanos = Nanos(u64::MAX);
 
-    /// A span of `us` microseconds.
+    /// Returns a duration of `us` microseconds.
     pub const fn from_micros(us: u64) -> Nanos {
         Nanos(us * 1_000)
     }
 
-    /// A span of `ms` milliseconds.
+    /// Returns a duration of `ms` milliseconds.
     pub const fn from_millis(ms: u64) -> Nanos {
         Nanos(ms * 1_000_000)
     }
 
-    /// The span from `earlier` to `self`, zero if `earlier` is later.
+    /// Returns the duration from `earlier` to `self`; zero if `earlier` is later.
     pub const fn since(self, earlier: Nanos) -> Nanos {
         Nanos(self.0.saturating_sub(earlier.0))
     }
 
-    /// As a standard duration.
+    /// Converts to a standard duration.
     pub const fn as_duration(self) -> Duration {
         Duration::from_nanos(self.0)
     }
 
-    /// In seconds, for rates.
+    /// Converts to seconds.
     pub fn as_secs_f64(self) -> f64 {
         self.0 as f64 / 1e9
     }
@@ -68,7 +68,7 @@ impl From<Duration> for Nanos {
 }
 
 impl fmt::Display for Nanos {
-    /// With the unit that reads best: `4.096 us`, `16.8 ms`.
+    /// Prints the largest unit that keeps the value at 1 or more: `4.096 us`, `16.800 ms`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let n = self.0 as f64;
         match self.0 {
@@ -85,25 +85,25 @@ thread_local! {
     static VIRTUAL: std::cell::Cell<Option<Nanos>> = const { std::cell::Cell::new(None) };
 }
 
-/// Sets what all clocks read in this thread; `None`: they run.
+/// Sets the time that all clocks of the thread read. `None` lets them run again.
 #[cfg(test)]
 pub(crate) fn set_virtual_time(now: Option<Nanos>) {
     VIRTUAL.set(now);
 }
 
-/// The monotonic clock, counted from its creation.
+/// The monotonic clock, with its zero at creation.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     start: Instant,
 }
 
 impl Clock {
-    /// A clock that reads zero now.
+    /// Creates a clock that reads zero now.
     pub fn new() -> Clock {
         Clock { start: Instant::now() }
     }
 
-    /// Nanoseconds since the clock was made.
+    /// Returns the time since the clock's creation.
     pub fn now(&self) -> Nanos {
         #[cfg(test)]
         if let Some(now) = VIRTUAL.get() {
@@ -119,7 +119,7 @@ impl Default for Clock {
     }
 }
 
-/// Nanoseconds of `CLOCK_MONOTONIC`, which all processes of a host have in common.
+/// Returns the nanoseconds of `CLOCK_MONOTONIC`, which all processes of a host share.
 pub(crate) fn monotonic() -> u64 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC);
     now.map_or(0, |now| now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64)

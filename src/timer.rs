@@ -1,8 +1,8 @@
-//! A timing wheel: when which QP wants to be looked at.
+//! A timing wheel with one entry per owner: when each QP must be looked at.
 //!
-//! Six levels of 64 slots. A tick is 1,024 ns by default, so the wheel spans 2^36 ticks, about 19 hours: longer than
-//! the longest transport timeout (4.096 us * 2^31, 2.4 hours). An owner has at most one entry; lists are
-//! linked through an array indexed by the owner, so nothing is allocated and moving an entry is O(1).
+//! Six levels of 64 slots. With the default tick of 1,024 ns, the wheel spans 2^36 ticks, about 19 hours. The
+//! longest transport timeout is shorter (4.096 us * 2^31, 2.4 hours). Lists are linked through an array
+//! indexed by owner, so that setting or moving an entry is O(1) and does not allocate.
 
 use crate::time::Nanos;
 
@@ -16,14 +16,14 @@ const NONE: u32 = u32::MAX;
 struct Entry {
     next: u32,
     previous: u32,
-    /// Level * SLOTS + slot, or `NONE` if not in the wheel.
+    /// Level * SLOTS + slot; `NONE` if the entry is not in the wheel.
     list: u32,
     tick: u64,
 }
 
 const IDLE: Entry = Entry { next: NONE, previous: NONE, list: NONE, tick: 0 };
 
-/// The wheel.
+/// A timing wheel with at most one entry per owner.
 #[derive(Debug)]
 pub struct TimerWheel {
     heads: Box<[u32; LEVELS * SLOTS]>,
@@ -35,12 +35,12 @@ pub struct TimerWheel {
 }
 
 impl TimerWheel {
-    /// A wheel for owners `0..owners`.
+    /// Creates a wheel for owners `0..owners`.
     pub fn new(owners: u32) -> TimerWheel {
         TimerWheel::with_tick(owners, TICK_BITS)
     }
 
-    /// The same with ticks of 2^`tick_bits` ns.
+    /// Creates a wheel with ticks of 2^`tick_bits` ns.
     pub fn with_tick(owners: u32, tick_bits: u32) -> TimerWheel {
         TimerWheel {
             heads: Box::new([NONE; LEVELS * SLOTS]),
@@ -52,18 +52,19 @@ impl TimerWheel {
         }
     }
 
-    /// Makes room for owners `0..owners`.
+    /// Grows the wheel to owners `0..owners`.
     pub fn grow(&mut self, owners: u32) {
         let owners = self.entries.len().max(owners as usize);
         self.entries.resize(owners, IDLE);
     }
 
-    /// True if nobody has an entry.
+    /// True if the wheel has no entry.
     pub fn is_empty(&self) -> bool {
         self.armed == 0
     }
 
-    /// Sets the owner's entry to fire at `deadline` (not before, at most a tick after), instead of any other.
+    /// Sets the owner's entry to fire at `deadline`: not before, and at most a tick later. Replaces an
+    /// earlier entry.
     pub fn set(&mut self, owner: u32, deadline: Nanos) {
         let span = 1 << (SLOT_BITS * LEVELS as u32);
         let tick = deadline.0.div_ceil(1 << self.tick_bits).clamp(self.now + 1, self.now + span - 1);
@@ -82,14 +83,14 @@ impl TimerWheel {
         self.entries.get(owner as usize).is_some_and(|entry| entry.list != NONE)
     }
 
-    /// Takes the owner's entry out, if there is one.
+    /// Removes the owner's entry, if set.
     pub fn cancel(&mut self, owner: u32) {
         if self.entries[owner as usize].list != NONE {
             self.unlink(owner);
         }
     }
 
-    /// Turns the wheel to `now` and calls `fire` for each owner that is due, the earlier before the later.
+    /// Advances the wheel to `now`, and calls `fire` for each owner that is due, in order of time.
     pub fn advance(&mut self, now: Nanos, mut fire: impl FnMut(u32)) {
         let target = now.0 >> self.tick_bits;
         while self.now < target {
@@ -97,7 +98,7 @@ impl TimerWheel {
                 self.now = target;
                 return;
             }
-            // Straight to the next tick at which something happens: a slot due, or a cascade.
+            // Skips to the next tick with an event: a slot that is due, or a cascade.
             let next = self.next_tick().min(target);
             self.now = next;
             self.cascade();
@@ -110,7 +111,8 @@ impl TimerWheel {
         }
     }
 
-    /// When the wheel must be turned next at the latest: at most early, never late. `Nanos::MAX` if empty.
+    /// Returns when the wheel must be advanced next; may be early, never late. `Nanos::MAX` if the wheel is
+    /// empty.
     pub fn next_deadline(&self) -> Nanos {
         if self.armed == 0 { Nanos::MAX } else { Nanos(self.next_tick() << self.tick_bits) }
     }
@@ -152,7 +154,8 @@ impl TimerWheel {
         self.armed -= 1;
     }
 
-    /// The next tick after `now` at which a slot of level 0 is due or a slot of a higher level comes down.
+    /// Returns the next tick after `now` with a due slot of level 0, or with a slot of a higher level to
+    /// cascade.
     fn next_tick(&self) -> u64 {
         (0..LEVELS).filter_map(|level| self.next_in_level(level)).min().unwrap_or(u64::MAX >> self.tick_bits)
     }
@@ -164,12 +167,12 @@ impl TimerWheel {
         }
         let shift = SLOT_BITS * level as u32;
         let current = (self.now >> shift) as u32 & (SLOTS as u32 - 1);
-        // Distance from the slot after the current one, going round.
+        // Distance from the slot after the current one, wrapping around.
         let ahead = bits.rotate_right((current + 1) % SLOTS as u32).trailing_zeros() + 1;
         Some(((self.now >> shift) + u64::from(ahead)) << shift)
     }
 
-    /// Brings down the slots of higher levels that begin at `now`.
+    /// Moves the entries of higher-level slots that begin at `now` to lower levels.
     fn cascade(&mut self) {
         for level in (1..LEVELS).rev() {
             let shift = SLOT_BITS * level as u32;
@@ -199,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_fires_once_and_not_before_its_time() {
+    fn entry_fires_once_at_its_time() {
         let mut wheel = TimerWheel::new(2);
         wheel.set(1, Nanos::from_millis(500));
         assert!(fired(&mut wheel, Nanos::from_millis(499)).is_empty());
@@ -208,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn setting_again_replaces_and_cancelling_removes() {
+    fn set_replaces_and_cancel_removes() {
         let mut wheel = TimerWheel::new(2);
         wheel.set(0, Nanos::from_millis(1));
         wheel.set(0, Nanos::from_millis(9));
@@ -220,10 +223,10 @@ mod tests {
     }
 
     proptest! {
-        /// Against a plain list: same owners, never early, at most a tick late, and the announced next
-        /// deadline is never after the first that is due.
+        /// Compares with a plain list: the same owners fire, never early and less than two ticks (2,048 ns) late.
+        /// The announced deadline is at most two ticks after the first entry.
         #[test]
-        fn the_wheel_agrees_with_a_list(
+        fn wheel_agrees_with_a_list(
             steps in prop::collection::vec((0u32..16, 1u64..40, any::<u32>(), any::<bool>()), 1..200)
         ) {
             let mut wheel = TimerWheel::new(16);

@@ -1,9 +1,9 @@
-//! A file that a thread of its own writes, so that whoever captures waits for no disk and no reader of a pipe.
+//! A file written by a thread of its own, so that the capturing thread does not wait for a disk or a pipe.
 //!
-//! Each write is queued whole or refused whole (`WouldBlock`), so what arrives in the file is a row of whole blocks. The
-//! first failure ends the file: behind half a block nothing could be read.
+//! A write is queued as a whole or refused as a whole (`WouldBlock`), so the file consists of complete
+//! blocks. The first failure ends the file, because no reader could continue behind an incomplete block.
 //!
-//! A process may end without dropping anything: [`write_out`] then has all files of the process brought up to date.
+//! A process may exit without dropping its files: [`write_out`] then waits until all of them are written.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
@@ -12,22 +12,22 @@ use std::time::{Duration, Instant};
 
 use crate::threads::spawn_unsignalled;
 
-/// Bytes that may wait for the thread. Touched only as far as they are used.
+/// Queue limit in bytes. Memory is touched only as far as it is used.
 const CAPACITY: usize = 64 << 20;
-/// Bytes of one write to the file.
+/// Bytes per write to the file.
 const PIECE: usize = 64 << 10;
-/// The thread collects for so long before it writes, unless a piece is full earlier.
+/// Time that the thread collects bytes before it writes. A full piece is written at once.
 const COLLECT: Duration = Duration::from_millis(2);
-/// At the end a file that takes nothing for so long is given up.
+/// Time after which a closing file that accepts no bytes is abandoned.
 const GRACE: Duration = Duration::from_secs(2);
-/// How often a process that ends looks whether all is written.
-const LOOK: Duration = Duration::from_micros(500);
+/// Polling interval of [`write_out`].
+const POLL_INTERVAL: Duration = Duration::from_micros(500);
 
-/// The files that are open.
+/// The open files of the process.
 static OPEN: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
-/// Hands what is written to it to a thread. Dropping it waits until all is written, or until nothing has been for two
-/// seconds.
+/// Queues writes for a thread. Drop waits until all is written, or until the file has accepted nothing for 2
+/// s.
 #[derive(Debug)]
 pub struct Background {
     shared: Arc<Shared>,
@@ -36,28 +36,28 @@ pub struct Background {
     thread: Option<JoinHandle<()>>,
 }
 
-/// How far the thread of a [`Background`] is.
+/// Progress of a [`Background`]'s thread.
 #[derive(Clone, Debug)]
 pub struct Progress(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    /// Whose thread writes: a child of a fork has none.
+    /// Process of the writing thread. A child of a fork does not have the thread.
     process: u32,
     state: Mutex<State>,
-    /// For the thread: there is something to do.
+    /// Wakes the thread: bytes are queued, or the file is closing.
     work: Condvar,
-    /// For whoever waits: something was done.
+    /// Wakes waiters: bytes are written, or the thread has ended.
     done: Condvar,
 }
 
 #[derive(Debug)]
 struct State {
-    /// What came while the thread was writing what came before.
+    /// Bytes queued while the thread was writing.
     queue: Vec<u8>,
-    /// Bytes that the thread has taken and not written yet.
+    /// Bytes that the thread has taken but not written.
     taken: usize,
-    /// Bytes that were ever queued.
+    /// Total number of bytes ever queued.
     queued: u64,
     closing: bool,
     ended: bool,
@@ -71,28 +71,28 @@ impl Shared {
 }
 
 impl Progress {
-    /// Bytes that wait to be written.
+    /// Returns the number of bytes not written yet.
     pub fn unwritten(&self) -> usize {
         let state = self.0.lock();
         state.queue.len() + state.taken
     }
 
-    /// True if writing failed: then the file ends there.
+    /// True if a write failed. The file ends there.
     pub fn has_failed(&self) -> bool {
         self.0.lock().failure.is_some()
     }
 }
 
 impl Background {
-    /// Starts the thread that writes to `out`.
+    /// Starts a thread that writes to `out`.
     ///
     /// # Errors
-    /// If it cannot be started.
+    /// If the thread cannot be started.
     pub fn new(out: impl Write + Send + 'static) -> io::Result<Background> {
         Background::with_limits(out, CAPACITY, GRACE)
     }
 
-    /// The same with at most `capacity` bytes waiting, and `grace` instead of two seconds.
+    /// Like [`new`](Self::new), with a queue of `capacity` bytes, and a limit of `grace` for a closing file.
     ///
     /// # Errors
     /// If the thread cannot be started.
@@ -125,14 +125,14 @@ impl Background {
         Ok(Background { shared, capacity, grace, thread: Some(thread) })
     }
 
-    /// A way to look how far it is, from anywhere.
+    /// Returns a handle to observe the thread's progress.
     pub fn progress(&self) -> Progress {
         Progress(Arc::clone(&self.shared))
     }
 }
 
 impl Write for Background {
-    /// Takes all bytes or none: `WouldBlock` if the queue has no room for them, or what the file said when it failed.
+    /// Queues all bytes or none: `WouldBlock` if the queue is full, or the error by which the file failed.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut state = self.shared.lock();
         if let Some((kind, text)) = &state.failure {
@@ -152,7 +152,7 @@ impl Write for Background {
         Ok(bytes.len())
     }
 
-    /// Waits for nothing: the thread writes as soon as it can.
+    /// Does not wait: the thread writes as soon as it can.
     fn flush(&mut self) -> io::Result<()> {
         match &self.shared.lock().failure {
             Some((kind, text)) => Err(io::Error::new(*kind, text.clone())),
@@ -174,9 +174,9 @@ impl Drop for Background {
             if timeout.timed_out() && !state.ended && state.queue.len() + state.taken == before {
                 let _ = writeln!(
                     io::stderr(),
-                    "roxie: warning: capture: it takes nothing any more, {before} bytes of it are lost"
+                    "roxie: warning: capture: the file accepts no more data, {before} bytes are lost"
                 );
-                // The thread sits in a write that may never return: it is left to itself.
+                // The thread blocks in a write that may never return, so it is not joined.
                 return;
             }
         }
@@ -187,17 +187,18 @@ impl Drop for Background {
     }
 }
 
-/// Waits until what was captured before is in its file, of all files of this process, for `limit` at most. True if it is.
+/// Waits until all bytes captured so far are in their files, for all files of the process, at most for
+/// `limit`. Returns true if they are.
 ///
-/// For a process that ends: no lock is waited for longer, since the calling thread may hold it itself, in the handler of a signal.
-/// A child of a fork leaves its parent's files alone.
+/// For an exiting process. Locks are tried until `limit` only, because the caller may be a signal handler
+/// that interrupted their holder. A child of a fork leaves its parent's files alone.
 pub fn write_out(limit: Duration) -> bool {
     let until = Instant::now() + limit;
-    let Some(open) = taken_until(&OPEN, until) else { return false };
+    let Some(open) = lock_until(&OPEN, until) else { return false };
     let files: Vec<_> = open.iter().filter_map(Weak::upgrade).collect();
     drop(open);
     let ours = files.iter().filter(|file| file.process == std::process::id());
-    // All are waited for, also after one that takes nothing.
+    // No short circuit: a file that fails must not skip the others.
     let behind = ours.filter(|file| !file.write_out(until)).count();
     behind == 0
 }
@@ -205,7 +206,7 @@ pub fn write_out(limit: Duration) -> bool {
 impl Shared {
     fn write_out(&self, until: Instant) -> bool {
         let mut wanted = None;
-        while let Some(state) = taken_until(&self.state, until) {
+        while let Some(state) = lock_until(&self.state, until) {
             let wanted = *wanted.get_or_insert(state.queued);
             let waiting = (state.queue.len() + state.taken) as u64;
             if state.failure.is_some() || state.queued - waiting >= wanted {
@@ -215,20 +216,20 @@ impl Shared {
             if Instant::now() >= until {
                 break;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         false
     }
 }
 
-/// A lock, unless it is not to be had until then.
-fn taken_until<T>(lock: &Mutex<T>, until: Instant) -> Option<MutexGuard<'_, T>> {
+/// Returns the lock, or `None` if it is still taken at `until`.
+fn lock_until<T>(lock: &Mutex<T>, until: Instant) -> Option<MutexGuard<'_, T>> {
     loop {
         match lock.try_lock() {
             Ok(guard) => return Some(guard),
             Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) if Instant::now() >= until => return None,
-            Err(TryLockError::WouldBlock) => std::thread::sleep(LOOK),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(POLL_INTERVAL),
         }
     }
 }
@@ -253,7 +254,7 @@ fn run(shared: &Shared, mut buffer: Vec<u8>, mut out: impl Write) {
     shared.done.notify_all();
 }
 
-/// Waits for bytes and exchanges the empty `buffer` for them. False if no more will come.
+/// Waits for bytes, then swaps them with the empty `buffer`. Returns false if the file is closed and empty.
 fn take(shared: &Shared, buffer: &mut Vec<u8>) -> bool {
     let recover = PoisonError::into_inner;
     let idle = |state: &mut State| state.queue.is_empty() && !state.closing;
@@ -273,7 +274,7 @@ mod tests {
 
     use super::*;
 
-    /// A pipe whose reader takes what was written when the test lets it.
+    /// A pipe that accepts each write when the test allows it.
     struct Pipe {
         allowed: Receiver<()>,
         read: Sender<Vec<u8>>,
@@ -304,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_arrives_in_order_and_all_of_it_before_the_drop_ends() {
+    fn drop_waits_until_all_is_written_in_order() {
         let (pipe, allow, reader) = pipe();
         (0..100).for_each(|_| allow.send(()).unwrap());
         let mut file = Background::new(pipe).unwrap();
@@ -317,12 +318,12 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_stands_still_makes_nobody_wait_and_a_block_is_refused_whole() {
+    fn full_queue_refuses_whole_block_without_waiting() {
         let (pipe, allow, reader) = pipe();
         let mut file = Background::with_limits(pipe, 100, GRACE).unwrap();
         let progress = file.progress();
         file.write_all(&[1; 60]).unwrap();
-        // The thread has taken them and sits in its write: the queue is empty again.
+        // The thread has taken the bytes and blocks in its write; the queue is empty.
         until(|| file.shared.lock().taken == 60);
         file.write_all(&[2; 60]).unwrap();
         assert_eq!(file.write(&[3; 60]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
@@ -336,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_never_reads_does_not_hold_up_the_end() {
+    fn stalled_reader_does_not_block_drop() {
         let (pipe, allow, reader) = pipe();
         let mut file = Background::with_limits(pipe, 100, Duration::from_millis(20)).unwrap();
         file.write_all(b"lost").unwrap();
@@ -345,16 +346,16 @@ mod tests {
         drop(allow);
     }
 
-    /// Both in one test: a process has one list of files, and tests share a process.
+    /// Two cases in one test, because the process has one list of files and runs other tests.
     #[test]
-    fn who_ends_without_a_drop_has_its_files_written_unless_their_reader_stands_still() {
+    fn write_out_waits_for_files_up_to_limit() {
         let (quick, allow_quick, reader) = pipe();
         (0..100).for_each(|_| allow_quick.send(()).unwrap());
         let mut file = Background::new(quick).unwrap();
         for i in 0..1000u16 {
             file.write_all(&i.to_be_bytes()).unwrap();
         }
-        // Others of this process may stand still at the same time.
+        // Not the global `write_out`: files of other tests may be blocked.
         assert!(file.shared.write_out(Instant::now() + GRACE));
         let all: Vec<u8> = reader.try_iter().flatten().collect();
         assert_eq!(all, (0..1000u16).flat_map(u16::to_be_bytes).collect::<Vec<u8>>());
@@ -365,7 +366,7 @@ mod tests {
         let start = Instant::now();
         assert!(!write_out(Duration::from_millis(20)));
         assert!(start.elapsed() >= Duration::from_millis(20));
-        // Whoever ends inside a call of ours has the lock, and gets an end all the same.
+        // A thread interrupted inside a write holds the lock. The call must return all the same.
         let state = file.shared.lock();
         assert!(!write_out(Duration::from_millis(20)));
         drop(state);
@@ -376,14 +377,14 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_to_all_writes_after_it() {
+    fn failure_is_returned_by_all_later_writes() {
         let (pipe, allow, _reader) = pipe();
         drop(allow);
         let mut file = Background::new(pipe).unwrap();
         let progress = file.progress();
         file.write_all(b"first").unwrap();
         until(|| progress.has_failed());
-        assert_eq!(progress.unwritten(), 0, "nobody waits for what cannot come");
+        assert_eq!(progress.unwritten(), 0, "bytes that cannot be written do not count");
         assert!(file.write(b"second").unwrap_err().to_string().contains("the reader left"));
         assert!(file.flush().is_err());
     }

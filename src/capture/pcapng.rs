@@ -1,11 +1,11 @@
-//! The reading half of pcapng: sections, their interfaces, and the three kinds of packet block.
+//! Reading pcapng: sections, their interfaces, and the three kinds of packet block.
 
 use std::io::Read;
 
 use super::source::{CaptureError, MAX_RECORD, Order, Record, Source};
 use super::{BYTE_ORDER_MAGIC, Direction, block, option};
 
-/// The section at hand. Interfaces are numbered within it.
+/// The current section. Interfaces are numbered within it.
 #[derive(Debug)]
 pub(super) struct Section {
     order: Order,
@@ -19,10 +19,10 @@ struct Interface {
     clock: Clock,
 }
 
-/// What a time stamp counts.
+/// Unit and origin of an interface's time stamps.
 #[derive(Clone, Copy, Debug)]
 struct Clock {
-    /// `None`: finer than 64 bits can say.
+    /// `None` if the resolution is finer than 64 bits express.
     ticks_per_s: Option<u64>,
     offset_s: i64,
 }
@@ -38,7 +38,7 @@ impl Clock {
     }
 }
 
-/// Where the parts of a packet block lie in its body.
+/// Offsets of the parts of a packet block in its body.
 struct Packet {
     interface: Interface,
     ticks: Option<u64>,
@@ -48,7 +48,7 @@ struct Packet {
 }
 
 impl Section {
-    /// Reads a section header whose block type has been read.
+    /// Reads a section header, after its block type.
     pub(super) fn read<R: Read>(source: &mut Source<R>) -> Result<Section, CaptureError> {
         let mut start = [0; 8];
         source.fill(&mut start, "a section header")?;
@@ -71,7 +71,7 @@ impl Section {
         Ok(section)
     }
 
-    /// Reads blocks until one holds a frame.
+    /// Reads blocks up to the next one that holds a frame.
     pub(super) fn next<'a, R: Read>(
         &mut self,
         source: &mut Source<R>,
@@ -118,7 +118,7 @@ impl Section {
         }))
     }
 
-    /// Reads the rest of a block into `buffer`: its body, without type and lengths.
+    /// Reads the rest of a block. `buffer` receives the body, without type and lengths.
     fn read_body<R: Read>(&self, source: &mut Source<R>, buffer: &mut Vec<u8>) -> Result<(), CaptureError> {
         let mut total = [0; 4];
         source.fill(&mut total, "a block header")?;
@@ -133,7 +133,7 @@ impl Section {
         Ok(())
     }
 
-    /// A block ends with its length once more.
+    /// Checks that the length at the end of a block equals the one at its beginning.
     fn check_end<R: Read>(&self, source: &Source<R>, bytes: &[u8], total: usize) -> Result<(), CaptureError> {
         let last = bytes.last_chunk().map_or(0, |b| self.order.u32(*b) as usize);
         if last != total {
@@ -176,7 +176,7 @@ impl Section {
         self.timed(source, body, interface)
     }
 
-    /// Enhanced and obsolete packet blocks agree from byte 4 on.
+    /// Reads an enhanced or obsolete packet block, which are alike from byte 4 on.
     fn timed<R: Read>(
         &self,
         source: &Source<R>,
@@ -203,7 +203,7 @@ impl Section {
             return Err(source.damaged("a simple packet block without a body".into()));
         };
         let kept = if interface.snap_len == 0 { wire } else { wire.min(interface.snap_len) };
-        // Without a length of its own, what was kept also ends with the block.
+        // A simple packet block has no captured length: it ends with the block at the latest.
         let kept = (kept as usize).min(body.len() - 4);
         fits(source, body, Packet { interface, ticks: None, data_at: 4, kept, wire_len: wire as usize })
     }
@@ -216,7 +216,8 @@ impl Section {
         })
     }
 
-    /// The options from `at` on, as (code, value), until the end or the first that does not fit.
+    /// Returns the options from `at` on as (code, value), up to the end option or the first that is
+    /// truncated.
     fn options<'a>(&self, body: &'a [u8], at: usize) -> impl Iterator<Item = (u16, &'a [u8])> {
         let order = self.order;
         let mut rest = body.get(at..).unwrap_or(&[]);
@@ -246,7 +247,7 @@ impl Section {
     }
 }
 
-/// `packet` if what it says it kept is there.
+/// Returns `packet` if its captured bytes lie within the body.
 fn fits<R: Read>(source: &Source<R>, body: &[u8], packet: Packet) -> Result<Packet, CaptureError> {
     let room = body.len().saturating_sub(packet.data_at);
     if packet.kept > room {

@@ -1,6 +1,6 @@
-//! Reads pcap and pcapng as a stream: one record at a time, nothing asked of the source before it
-//! is needed. Written here because a reader that follows a pipe and says where a damaged file
-//! breaks is smaller than the glue around a parser that keeps its own buffer.
+//! Reads pcap and pcapng as a stream, one record at a time, and nothing from the source before it is needed.
+//! Parsers from crates keep a buffer of their own: the glue to follow a pipe, and to report where a damaged
+//! file breaks, would be larger than this reader.
 
 use std::io::Read;
 
@@ -13,7 +13,7 @@ use super::source::{CaptureError, MAX_RECORD, Order, Record, Source};
 pub struct Reader<R: Read> {
     source: Source<R>,
     format: Format,
-    /// The record or block at hand.
+    /// The current record or block.
     buffer: Vec<u8>,
 }
 
@@ -24,10 +24,10 @@ enum Format {
 }
 
 impl<R: Read> Reader<R> {
-    /// Reads the file header and tells the format by it.
+    /// Reads the file header, which determines the format.
     ///
     /// # Errors
-    /// If the source fails, is empty, or is no capture.
+    /// If the source fails, is empty, or is not a capture.
     pub fn new(source: R) -> Result<Reader<R>, CaptureError> {
         let mut source = Source::new(source);
         let mut magic = [0; 4];
@@ -45,10 +45,10 @@ impl<R: Read> Reader<R> {
         Ok(Reader { source, format, buffer: Vec::new() })
     }
 
-    /// The next frame; `None` at the end.
+    /// Returns the next frame; `None` at the end of the file.
     ///
     /// # Errors
-    /// If the source fails, the file is cut short or contradicts itself; all frames before have been
+    /// If the source fails, or the file is truncated or inconsistent. All frames before the error have been
     /// returned.
     #[expect(clippy::should_implement_trait, reason = "a record borrows the reader's buffer")]
     pub fn next(&mut self) -> Result<Option<Record<'_>>, CaptureError> {
@@ -62,7 +62,7 @@ impl<R: Read> Reader<R> {
     }
 }
 
-/// What to do about a format that is recognised and not read.
+/// Returns what to do about a recognised format that is not supported.
 fn hint(magic: u32) -> &'static str {
     match magic >> 16 {
         0x1f8b => " (gzip: decompress it first, `zcat FILE | roxie decode -`)",
@@ -82,7 +82,7 @@ fn pcap_header<R: Read>(
     let mut rest = [0; 20];
     source.fill(&mut rest, "the file header")?;
     let [.., a, b, c, d] = rest;
-    // The upper bits tell the length of an FCS, which is a trailer to us.
+    // The upper bits give the length of an FCS, which the parser ignores as a trailer.
     let link_type = order.u32([a, b, c, d]) & 0x03ff_ffff;
     Ok(Format::Pcap { order, link_type, ns_per_tick })
 }

@@ -1,4 +1,4 @@
-//! The bytes of a capture, in order, and what can be wrong with them.
+//! The byte source of a capture, and the errors of reading one.
 
 use std::io::{self, BufReader, Read};
 
@@ -6,68 +6,68 @@ use thiserror::Error;
 
 use super::Direction;
 
-/// A record longer than this is taken for damage, in bytes.
+/// Bytes of the longest record that is accepted. A longer one is treated as damage.
 pub(super) const MAX_RECORD: usize = 16 << 20;
 
 /// One frame of a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
-    /// Counted from 1 over the whole file, as Wireshark does.
+    /// Number of the frame in the file, from 1, as Wireshark counts.
     pub number: u64,
-    /// Since the Unix epoch; `None` if the format or its resolution does not tell.
+    /// Nanoseconds since the Unix epoch; `None` if the format or its resolution cannot express that.
     pub timestamp_ns: Option<u64>,
-    /// One of [`link_type`](super::link_type).
+    /// Link-layer type, one of [`link_type`](super::link_type).
     pub link_type: u32,
-    /// The bytes that were kept.
+    /// The captured bytes.
     pub data: &'a [u8],
-    /// Bytes the frame had on the wire: more than `data` if the capture cut it.
+    /// Original length in bytes; more than `data` if the capture truncated the frame.
     pub wire_len: usize,
-    /// Which way it went, if noted.
+    /// Direction of the frame, if recorded.
     pub direction: Option<Direction>,
-    /// The first comment on the packet.
+    /// First comment of the packet.
     pub comment: Option<&'a str>,
 }
 
-/// Why a capture cannot be read, or not further.
+/// Why a capture cannot be read, or not any further.
 #[derive(Debug, Error)]
 pub enum CaptureError {
-    /// The source failed.
+    /// The source returned an error.
     #[error("reading failed at byte {offset}: {source}")]
     Io {
-        /// Bytes that had been read.
+        /// Bytes read before the error.
         offset: u64,
-        /// What the source said.
+        /// Error of the source.
         source: io::Error,
     },
-    /// Nothing there.
+    /// The source has no bytes.
     #[error("the capture is empty: not even a file header")]
     Empty,
-    /// Another format.
+    /// The file is neither pcap nor pcapng.
     #[error("neither pcap nor pcapng: the file begins {magic:#010x}{hint}")]
     UnknownFormat {
-        /// The first four bytes, big-endian.
+        /// First four bytes, big-endian.
         magic: u32,
-        /// What to do, if the format is known.
+        /// Hint what to do, for a recognised format.
         hint: &'static str,
     },
-    /// The file ends within something.
+    /// The file ends within a record or block.
     #[error("the capture is cut short at byte {offset}, within {what} after frame {after}")]
     Truncated {
-        /// In what the reader was: `packet header`, `block` and so on.
+        /// The part that is incomplete: `packet header`, `block` and so on.
         what: &'static str,
-        /// Bytes of the file.
+        /// Length of the file in bytes.
         offset: u64,
-        /// Number of the last whole frame.
+        /// Number of the last complete frame.
         after: u64,
     },
-    /// The file contradicts itself.
+    /// The file is inconsistent.
     #[error("the capture is damaged before byte {offset}, after frame {after}: {why}")]
     Damaged {
-        /// What is wrong with it, with the numbers.
+        /// Description of the damage, with the values.
         why: String,
-        /// Bytes that had been read.
+        /// Bytes read before the error.
         offset: u64,
-        /// Number of the last whole frame.
+        /// Number of the last complete frame.
         after: u64,
     },
 }
@@ -95,12 +95,12 @@ impl Order {
     }
 }
 
-/// The bytes of a capture, with the place where reading stands.
+/// The bytes of a capture, with the read position.
 #[derive(Debug)]
 pub(super) struct Source<R: Read> {
     inner: BufReader<R>,
     offset: u64,
-    /// Whole frames so far.
+    /// Number of complete frames so far.
     pub(super) frames: u64,
 }
 
@@ -109,7 +109,7 @@ impl<R: Read> Source<R> {
         Source { inner: BufReader::with_capacity(1 << 16, source), offset: 0, frames: 0 }
     }
 
-    /// Fills `out`, or returns false if the file ends before its first byte.
+    /// Fills `out`. Returns false if the file ends before its first byte.
     pub(super) fn fill_or_end(&mut self, out: &mut [u8], what: &'static str) -> Result<bool, CaptureError> {
         let mut filled = 0;
         while filled < out.len() {
@@ -129,7 +129,7 @@ impl<R: Read> Source<R> {
         Ok(true)
     }
 
-    /// Fills `out`; the file must not end here.
+    /// Fills `out`; the end of the file is an error.
     pub(super) fn fill(&mut self, out: &mut [u8], what: &'static str) -> Result<(), CaptureError> {
         if out.is_empty() || self.fill_or_end(out, what)? {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Captures that other programs may write: both byte orders, obsolete blocks, odd clocks, damage.
+//! Captures as other programs may write them: both byte orders, obsolete blocks, unusual clocks, damage.
 
 use super::*;
 
@@ -43,7 +43,7 @@ impl Blocks {
         self.words(&[(v.into(), 4)])
     }
 
-    /// Numbers of 2, 4 or 8 bytes.
+    /// Encodes numbers of 2, 4 or 8 bytes, as (value, length).
     fn words(&self, words: &[(u64, usize)]) -> Vec<u8> {
         let mut out = Vec::new();
         for &(v, n) in words {
@@ -58,7 +58,7 @@ impl Blocks {
 
 type Row = (u64, Option<u64>, u32, Vec<u8>, usize);
 
-/// All records until the end or the first error.
+/// Reads all records up to the end or the first error.
 fn read(bytes: &[u8]) -> (Vec<Row>, Option<CaptureError>) {
     let mut rows = Vec::new();
     let mut reader = match Reader::new(bytes) {
@@ -75,7 +75,7 @@ fn read(bytes: &[u8]) -> (Vec<Row>, Option<CaptureError>) {
 }
 
 #[test]
-fn sections_of_either_byte_order_follow_each_other_and_numbers_go_on() {
+fn frame_numbers_continue_across_sections() {
     let mut little = Blocks::new(false);
     little.interface(1, 0, &[]);
     little.enhanced(0, 5_000_001, &[1, 2, 3]);
@@ -90,7 +90,7 @@ fn sections_of_either_byte_order_follow_each_other_and_numbers_go_on() {
 }
 
 #[test]
-fn the_clock_of_an_interface_is_its_resolution_and_offset() {
+fn interface_clock_has_resolution_and_offset() {
     for (resolution, ticks, offset, ns) in [
         (9u8, 1_700_000_000_000_000_001u64, 0u64, Some(1_700_000_000_000_000_001u64)),
         (3, 1_500, 0, Some(1_500_000_000)),
@@ -109,7 +109,7 @@ fn the_clock_of_an_interface_is_its_resolution_and_offset() {
 }
 
 #[test]
-fn simple_and_obsolete_packet_blocks_are_frames_too() {
+fn simple_and_obsolete_packet_blocks_are_read() {
     let mut b = Blocks::new(false);
     b.interface(1, 6, &[]);
     let simple = [b.u32(100), vec![1, 2, 3, 4, 5, 6, 0, 0]].concat();
@@ -122,7 +122,7 @@ fn simple_and_obsolete_packet_blocks_are_frames_too() {
 }
 
 #[test]
-fn damage_is_named_after_the_frames_before_it() {
+fn damage_is_reported_after_complete_frames() {
     let mut b = Blocks::new(false);
     b.interface(1, 0, &[]);
     b.enhanced(0, 1, &[1]);
@@ -161,7 +161,7 @@ fn damage_is_named_after_the_frames_before_it() {
 }
 
 #[test]
-fn no_prefix_and_no_flipped_byte_panics() {
+fn truncated_and_corrupted_files_do_not_panic() {
     let mut b = Blocks::new(false);
     b.interface(1, 0, &[9, 0, 1, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
     b.enhanced(0, 1, &[1, 2, 3]);

@@ -1,15 +1,15 @@
-//! Writes pcapng: one section, Ethernet interfaces with nanosecond time stamps, enhanced packet
-//! blocks with the direction and an optional comment. Little-endian, as the format lets us choose.
+//! Writes pcapng, little-endian: one section, Ethernet interfaces with nanosecond time stamps, and enhanced
+//! packet blocks with direction and optional comment.
 
 use std::io::{self, Write};
 
 use super::{BYTE_ORDER_MAGIC, block, link_type, option};
 use crate::frame::Frame;
 
-/// The longest comment that is kept, in bytes. Longer ones are cut at a character.
+/// Bytes of the longest comment. Longer ones are truncated at a character boundary.
 const MAX_COMMENT: usize = 4096;
 
-/// Which way a frame went, as seen from the interface (bits 0-1 of `epb_flags`).
+/// Direction of a frame, seen from the interface (bits 0-1 of `epb_flags`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// Received from the link.
@@ -18,21 +18,21 @@ pub enum Direction {
     Out,
 }
 
-/// Writes frames to a pcapng stream. Each packet is one `write_all`, so a reader of a pipe never
-/// waits for the second half of a block, and after warm-up nothing is allocated.
+/// Writes frames to a pcapng stream. Each packet is one `write_all`, so that the reader of a pipe never waits
+/// for the rest of a block. After warm-up, writing does not allocate.
 #[derive(Debug)]
 pub struct PcapngWriter<W: Write> {
     out: W,
     interfaces: u32,
-    /// Blocks that are not written yet.
+    /// Blocks not written yet.
     blocks: Vec<u8>,
 }
 
 impl<W: Write> PcapngWriter<W> {
-    /// Starts a section with one Ethernet interface per name; packets refer to them by position.
+    /// Writes a section with one Ethernet interface per name. Packets refer to interfaces by position.
     ///
     /// # Errors
-    /// What `out` says, and `InvalidInput` if a name is longer than 65,535 bytes.
+    /// Errors of `out`; `InvalidInput` if a name is longer than 65,535 bytes.
     pub fn new(out: W, interfaces: &[&str]) -> io::Result<PcapngWriter<W>> {
         let count = u32::try_from(interfaces.len()).map_err(|_| invalid("too many interfaces"))?;
         let mut w = PcapngWriter { out, interfaces: count, blocks: Vec::with_capacity(2048) };
@@ -40,7 +40,7 @@ impl<W: Write> PcapngWriter<W> {
         w.u32(BYTE_ORDER_MAGIC);
         w.u16(1);
         w.u16(0);
-        w.blocks.extend_from_slice(&(-1i64).to_le_bytes()); // the section's length is not known yet
+        w.blocks.extend_from_slice(&(-1i64).to_le_bytes()); // section length unknown
         w.option(option::SECTION_USER_APPLICATION, concat!("roxie ", env!("CARGO_PKG_VERSION")).as_bytes());
         w.option(option::END, &[]);
         w.finish(block)?;
@@ -57,16 +57,17 @@ impl<W: Write> PcapngWriter<W> {
             w.option(option::END, &[]);
             w.finish(block)?;
         }
-        // All at once: a stream that fails in the background fails then for packets, whoever is quicker.
+        // One write for all blocks: a failure of a background file is then always reported by a packet, not
+        // by this function.
         w.write_blocks()?;
         Ok(w)
     }
 
-    /// Appends one frame. `timestamp_ns` counts from the Unix epoch.
+    /// Appends one frame. `timestamp_ns` is nanoseconds since the Unix epoch.
     ///
     /// # Errors
-    /// What the stream says, and `InvalidInput` if `interface` was not named to [`new`](Self::new)
-    /// or the frame is longer than a block can hold.
+    /// Errors of the stream; `InvalidInput` if [`new`](Self::new) was not given `interface`, or the frame
+    /// exceeds a block.
     pub fn write(
         &mut self,
         interface: u32,
@@ -77,7 +78,7 @@ impl<W: Write> PcapngWriter<W> {
     ) -> io::Result<()> {
         if interface >= self.interfaces {
             return Err(invalid(&format!(
-                "interface {interface} of a capture with {}: name it when the writer is made",
+                "interface {interface} of a capture with {}: name each interface to `new`",
                 self.interfaces
             )));
         }
@@ -108,20 +109,20 @@ impl<W: Write> PcapngWriter<W> {
         self.write_blocks()
     }
 
-    /// Flushes the stream below.
+    /// Flushes the stream.
     ///
     /// # Errors
-    /// What the stream says.
+    /// Errors of the stream.
     pub fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }
 
-    /// The stream below.
+    /// Returns the stream.
     pub fn into_inner(self) -> W {
         self.out
     }
 
-    /// Where the block begins, for `finish`.
+    /// Begins a block and returns its offset, for `finish`.
     fn begin(&mut self, kind: u32) -> usize {
         let start = self.blocks.len();
         self.u32(kind);
@@ -129,7 +130,7 @@ impl<W: Write> PcapngWriter<W> {
         start
     }
 
-    /// Sets both copies of the length of the block that begins there.
+    /// Writes both length fields of the block that begins at `start`.
     fn finish(&mut self, start: usize) -> io::Result<()> {
         let total =
             u32::try_from(self.blocks.len() - start + 4).map_err(|_| invalid("block beyond 4 GiB"))?;
@@ -144,7 +145,7 @@ impl<W: Write> PcapngWriter<W> {
         written
     }
 
-    /// Appends an option; `value` is at most 65,535 bytes, which callers see to.
+    /// Appends an option. Callers must keep `value` within 65,535 bytes.
     fn option(&mut self, code: u16, value: &[u8]) {
         let len = u16::try_from(value.len()).unwrap_or(u16::MAX);
         self.u16(code);
@@ -167,7 +168,7 @@ impl<W: Write> PcapngWriter<W> {
     }
 }
 
-/// `text` cut to at most `max` bytes, at a character.
+/// Returns `text` truncated to at most `max` bytes, at a character boundary.
 fn cut(text: &str, max: usize) -> &str {
     let mut end = text.len().min(max);
     while !text.is_char_boundary(end) {
@@ -184,7 +185,7 @@ fn invalid(why: &str) -> io::Error {
 mod tests {
     use super::*;
 
-    /// Blocks of a little-endian file as (type, body), with the two lengths compared.
+    /// Returns the blocks of a little-endian file as (type, body). Checks that the two lengths of each agree.
     fn blocks(mut bytes: &[u8]) -> Vec<(u32, Vec<u8>)> {
         let word = |b: &[u8], at: usize| u32::from_le_bytes(b[at..at + 4].try_into().unwrap());
         let mut out = Vec::new();
@@ -198,7 +199,7 @@ mod tests {
         out
     }
 
-    /// Takes one piece, and no second.
+    /// Accepts one write, and fails the second.
     struct Once(bool);
 
     impl Write for Once {
@@ -215,14 +216,15 @@ mod tests {
         }
     }
 
-    /// A file that is written in the background and has no room: whether its writer was made must not hang on who was quicker.
+    /// A background file on a full disk must fail for a packet, not for the writer's creation, whatever the
+    /// timing.
     #[test]
-    fn what_stands_before_the_first_packet_is_one_write() {
+    fn section_and_interfaces_are_one_write() {
         assert!(PcapngWriter::new(Once(false), &["veth0", "veth1"]).is_ok());
     }
 
     #[test]
-    fn a_packet_block_carries_time_direction_and_comment() {
+    fn packet_block_carries_time_direction_and_comment() {
         let mut w = PcapngWriter::new(Vec::new(), &["veth0", "veth1"]).unwrap();
         let frame = Frame { a: &[1, 2, 3], b: &[4, 5] };
         w.write(1, 0x0000_0001_0000_0002, Direction::Out, &frame, Some("ack")).unwrap();
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_of_an_unnamed_interface_is_refused_and_nothing_is_written() {
+    fn packet_of_unnamed_interface_is_refused() {
         let mut w = PcapngWriter::new(Vec::new(), &["veth0"]).unwrap();
         let e = w.write(1, 0, Direction::In, &Frame::whole(&[0; 60]), None).unwrap_err();
         assert_eq!(e.kind(), io::ErrorKind::InvalidInput);
@@ -249,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_comment_is_cut_at_a_character() {
+    fn long_comment_is_truncated_at_a_character() {
         let mut w = PcapngWriter::new(Vec::new(), &["veth0"]).unwrap();
         let text = format!("x{}", "é".repeat(MAX_COMMENT));
         w.write(0, 0, Direction::In, &Frame::whole(&[0; 4]), Some(&text)).unwrap();
@@ -261,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn after_warm_up_the_block_buffer_does_not_grow() {
+    fn block_buffer_does_not_grow_after_warm_up() {
         let mut w = PcapngWriter::new(io::sink(), &["veth0"]).unwrap();
         let frame = [0u8; 9000];
         w.write(0, 0, Direction::In, &Frame::whole(&frame), Some("first")).unwrap();

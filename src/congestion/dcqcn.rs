@@ -1,50 +1,57 @@
-//! DCQCN's reaction point: a notification cuts the rate by alpha, time and bytes without one bring it back.
+//! The reaction point of DCQCN: a notification cuts the rate by alpha; time and bytes without a notification
+//! restore it.
 //!
-//! Source: Zhu et al., Congestion Control for Large-Scale RDMA Deployments, SIGCOMM 2015, section 3; for what
-//! adapters do otherwise [`super::knobs`]. The rules, where the sources leave a choice:
+//! Source: Zhu et al., Congestion Control for Large-Scale RDMA Deployments, SIGCOMM 2015, section 3. For
+//! differences of adapters see [`super::knobs`]. Choices where the sources leave one:
 //!
-//! * It starts at line rate with the initial alpha. Nothing runs and no byte counts before the first notification.
-//! * A decrease multiplies the rate by `1 - 1024 alpha / 2^rpg_gd`, with alpha before its update, sets both stages and
-//!   the byte counter to zero and restarts the increase timer.
-//! * An increase compares the stages, then raises its own. Both below F: fast recovery, the gap to the target halves. Both
-//!   above F: hyper, else additive increase: the target rises first. So F is the number of steps of fast recovery.
-//! * What is due at an instant runs before what happens at it.
-//! * The paper's preset: each notification updates alpha and restarts alpha's timer. ConnectX's: alpha's timer runs from
-//!   the first notification on, and each expiry looks whether a notification came since the last.
-//! * A notification within `rate_reduce_monitor_period` of a decrease counts for alpha and decreases nothing. (The firmware's
-//!   manual has the decrease at the beginning of the next period instead of at the notification; both keep them a period apart.)
-//! * The limiter is never released: adapters forget alpha when a flow is back at the highest rate, the paper does not say so.
+//! * The QP starts at line rate with the initial alpha. No timer runs and no byte counts before the first
+//!   notification.
+//! * A decrease multiplies the rate by `1 - 1024 alpha / 2^rpg_gd`, with alpha before its update. The two
+//!   stages and the byte counter restart at zero, and the increase timer restarts.
+//! * An increase compares the stages with the threshold F, then increments its own. Fast recovery, if no
+//!   stage has reached F: the gap to the target halves. Hyper increase, if each stage is above F, else
+//!   additive increase: the target rises before the gap halves. F is thus the number of fast-recovery steps.
+//! * Timers due at an instant run before an event at that instant.
+//! * Preset `paper`: each notification updates alpha and restarts the alpha timer. Preset `connectx`: the
+//!   alpha timer runs from the first notification on, and each expiry checks whether a notification arrived
+//!   since the last one.
+//! * A notification within `rate_reduce_monitor_period` of a decrease updates alpha, but does not decrease
+//!   the rate. (The firmware's manual places the decrease at the beginning of the next period instead of at
+//!   the notification. In each case, decreases are a period apart.)
+//! * The limiter is never released. Adapters reset alpha when a flow is back at the highest rate; the paper
+//!   does not mention it.
 //!
-//! Nothing here ticks: what was due since the last call is made up for in closed form, whatever the number of periods.
-//! Updates of alpha without a notification are a power of g. Increases of one kind are a geometric series of the gap,
-//! until the target is at the highest rate; then the gap halves. A sequence of increases has three kinds at most,
-//! in this order: fast recovery, additive, hyper.
+//! No timer ticks: the expiries since the last call are computed in closed form, for any number of periods.
+//! n updates of alpha without a notification multiply alpha by the n-th power of the update factor. Increases
+//! of one kind are a geometric series of the gap, until the target reaches the highest rate; from then on
+//! the gap halves. A sequence of increases has at most three kinds, in this order: fast recovery, additive,
+//! hyper.
 
 use super::knobs::{Knob, Knobs, Preset};
 use super::{Control, Rate, Settings, State};
 use crate::time::Nanos;
 
-/// The knobs as the arithmetic wants them: rates in bits per second, times in nanoseconds, fractions of one.
+/// The knobs in units for arithmetic: rates in bits per second, times in nanoseconds, fractions of one.
 #[derive(Clone, Debug)]
 struct Parameters {
     preset: Preset,
     additive: f64,
     hyper: f64,
-    /// The lowest rate and the highest, `0 < lowest <= highest`.
+    /// Bounds of the rate, `0 < lowest <= highest`.
     lowest: f64,
     highest: f64,
     first: Option<f64>,
     increase_period: Nanos,
-    /// 0: no byte counter.
+    /// Bytes between two increases; 0: no byte counter.
     byte_reset: u64,
     threshold: u64,
-    /// What an update leaves of alpha: below 1.
+    /// Factor of alpha per update, below 1.
     keep: f64,
     alpha_period: Nanos,
     initial_alpha: f64,
-    /// How much of alpha a decrease takes.
+    /// Part of alpha by which a decrease cuts the rate.
     cut: f64,
-    /// What a decrease leaves of the rate at least.
+    /// Lower bound of the factor of one decrease.
     left: f64,
     monitor_period: Nanos,
     clamp: bool,
@@ -55,7 +62,7 @@ impl Parameters {
     fn new(knobs: &Knobs, line_rate: Rate) -> Parameters {
         let mbps = |knob| knobs.value(knob) * 1e6;
         let micros = |knob| Nanos::from_micros(knobs.value(knob) as u64);
-        // A line rate that makes no sense shall not make nonsense of the rest.
+        // An invalid line rate is replaced, so that all other values stay valid.
         let line = if line_rate.0 >= 1.0 { line_rate.0.min(f64::MAX / 4.0) } else { 1.0 };
         let highest = match mbps(Knob::MaxRate) {
             0.0 => line,
@@ -84,38 +91,38 @@ impl Parameters {
     }
 }
 
-/// The reaction point of a QP. See the module's page.
+/// The reaction point of a QP. See the module.
 #[derive(Clone, Debug)]
 pub struct Dcqcn {
     parameters: Parameters,
     line_rate: Rate,
-    /// Bits per second: `lowest <= current <= target <= highest`.
+    /// Rates in bits per second: `lowest <= current <= target <= highest`.
     current: f64,
     target: f64,
     alpha: f64,
     byte_stage: u64,
     timer_stage: u64,
-    /// Sent since the byte counter last expired.
+    /// Bytes sent since the byte counter last expired.
     bytes: u64,
-    /// `None` before the first notification.
+    /// Timers; `None` before the first notification.
     running: Option<Running>,
 }
 
-/// What runs from the first notification on.
+/// State that exists from the first notification on.
 #[derive(Clone, Copy, Debug)]
 struct Running {
     increase_at: Nanos,
     alpha_at: Nanos,
     decreased_at: Nanos,
-    /// A notification came since alpha's timer last expired (ConnectX).
+    /// True if a notification arrived since the alpha timer last expired (ConnectX).
     notified: bool,
-    /// What raised the rate since the last decrease.
+    /// True if the byte counter (the timer) has raised the rate since the last decrease.
     raised_by_bytes: bool,
     raised_by_timer: bool,
 }
 
 impl Dcqcn {
-    /// A reaction point at line rate.
+    /// Creates a reaction point at line rate.
     pub fn new(knobs: &Knobs, line_rate: Rate) -> Dcqcn {
         let parameters = Parameters::new(knobs, line_rate);
         Dcqcn {
@@ -131,28 +138,28 @@ impl Dcqcn {
         }
     }
 
-    /// The rate that it recovers to, as of the last call.
+    /// Returns the target rate of the recovery, as of the last call.
     pub fn target(&self) -> Rate {
         Rate(self.target)
     }
 
-    /// How congested it takes the way to be, 0 to 1, as of the last call.
+    /// Returns alpha, the estimate of congestion, 0 to 1, as of the last call.
     pub fn alpha(&self) -> f64 {
         self.alpha
     }
 
-    /// Increases by the byte counter since the last decrease, as of the last call.
+    /// Returns the number of increases by the byte counter since the last decrease, as of the last call.
     pub fn byte_stage(&self) -> u64 {
         self.byte_stage
     }
 
-    /// Increases by the timer since the last decrease, as of the last call.
+    /// Returns the number of increases by the timer since the last decrease, as of the last call.
     pub fn timer_stage(&self) -> u64 {
         self.timer_stage
     }
 
-    /// Other knobs. The rate stays, as far as the new bounds let it; a timer that runs expires when it would have, or
-    /// after a new period if that is sooner.
+    /// Applies other knobs. The rate is kept, within the new bounds. A running timer expires at its old time,
+    /// or after a new period if that is earlier.
     pub fn change(&mut self, now: Nanos, knobs: &Knobs) {
         self.advance(now);
         self.parameters = Parameters::new(knobs, self.line_rate);
@@ -168,7 +175,7 @@ impl Dcqcn {
         }
     }
 
-    /// Makes up for the timers that were due at `now` or before.
+    /// Handles the expiries of timers up to `now`.
     fn advance(&mut self, now: Nanos) {
         let Some(running) = &mut self.running else { return };
         if now >= running.alpha_at {
@@ -187,7 +194,7 @@ impl Dcqcn {
         }
     }
 
-    /// `steps` increases of the counter whose stage is `own`, while the other's stays.
+    /// Applies `steps` increases of the counter with stage `own`, while the other counter's stage stays.
     fn increase(&mut self, steps: u64, own: u64, other: u64) {
         let Parameters { threshold, additive, hyper, .. } = self.parameters;
         let fast = if other < threshold { steps.min(threshold.saturating_sub(own)) } else { 0 };
@@ -198,7 +205,7 @@ impl Dcqcn {
         self.recover(steps - slow, hyper);
     }
 
-    /// `steps` times: the target rises by `rise`, then the rate goes half the way to it.
+    /// Raises the target by `rise`, then halves the gap to it, `steps` times.
     fn recover(&mut self, mut steps: u64, rise: f64) {
         let Parameters { lowest, highest, .. } = self.parameters;
         if steps == 0 || self.current == highest {
@@ -206,13 +213,13 @@ impl Dcqcn {
         }
         let mut gap = self.target - self.current;
         if rise > 0.0 && self.target < highest {
-            // Gap n+1 = (gap n + rise) / 2, whose fixed point is the rise itself.
+            // gap(n+1) = (gap(n) + rise) / 2, with fixed point rise.
             let free = steps.min(((highest - self.target) / rise) as u64);
             self.target += free as f64 * rise;
             gap = rise + (gap - rise) * power(0.5, free);
             steps -= free;
             if steps > 0 {
-                // The step that comes up against the bound.
+                // The step at which the target reaches the bound.
                 gap = (gap + (highest - self.target).max(0.0)) / 2.0;
                 self.target = highest;
                 steps -= 1;
@@ -223,30 +230,30 @@ impl Dcqcn {
         self.current = (self.target - gap).clamp(lowest, self.target);
     }
 
-    /// Cuts the rate.
+    /// Applies one decrease.
     fn decrease(&mut self, clamp: bool) {
         if clamp {
             self.target = self.current;
         }
         let left = (1.0 - self.alpha * self.parameters.cut).max(self.parameters.left);
-        // Never up: rounding could.
+        // Rounding must not raise the rate.
         self.current = (self.current * left).max(self.parameters.lowest).min(self.current);
     }
 }
 
-/// How often a timer of this period that is due has expired at `now`; sets it to the next time.
+/// Returns how often a due timer of this period has expired by `now`, and sets `at` to its next expiry.
 fn expiries(at: &mut Nanos, period: Nanos, now: Nanos) -> u64 {
     let n = (now - *at).0 / period.0 + 1;
     *at = Nanos(at.0.saturating_add(n.saturating_mul(period.0)));
     n
 }
 
-/// `base^n`, for a base below 1: zero long before the exponent is at its bound.
+/// Returns `base^n` for a base below 1. The result is zero long before the exponent saturates.
 fn power(base: f64, n: u64) -> f64 {
     base.powi(i32::try_from(n).unwrap_or(i32::MAX))
 }
 
-/// Alpha after an update with a notification.
+/// Returns alpha after an update with a notification.
 fn raised(alpha: f64, keep: f64) -> f64 {
     alpha * keep + (1.0 - keep)
 }

@@ -1,4 +1,4 @@
-//! A rate that nothing moves: that of `ibv_modify_qp_rate_limit` and of an address's static rate.
+//! A constant rate, as set by `ibv_modify_qp_rate_limit` or by the static rate of an address.
 
 use super::{Control, Rate, Settings, State};
 use crate::time::Nanos;
@@ -11,7 +11,7 @@ pub struct Fixed {
 }
 
 impl Fixed {
-    /// Sends at `rate`.
+    /// Creates a control that sends at `rate`, or at `line_rate` if lower.
     pub fn new(rate: Rate, line_rate: Rate) -> Fixed {
         Fixed { rate, line_rate }
     }
@@ -22,7 +22,7 @@ impl Fixed {
 }
 
 impl Control for Fixed {
-    /// It has no ears.
+    /// Ignored.
     fn notified(&mut self, _now: Nanos) -> bool {
         false
     }

@@ -1,31 +1,33 @@
-//! The knobs of DCQCN, by the names that OFED gives them in sysfs and mlx5 in debugfs.
+//! The knobs of DCQCN, with the names of OFED (sysfs) and mlx5 (debugfs).
 //!
-//! [`TABLE`] has one row a knob: names, unit, range and the default of each preset. Everything else (parsing, printing,
-//! `roxie cc knobs`) goes by it.
+//! [`TABLE`] has one row per knob: names, unit, range and the default of each preset. Parsing, printing and
+//! `roxie cc knobs` use the table.
 //!
-//! Sources: names and aliases `drivers/infiniband/hw/mlx5/cong.c` and OFED's `/sys/class/net/DEV/ecn/roce_{rp,np}`; units,
-//! ranges and defaults NVIDIA's "DCQCN CC Parameters" and what `mlxconfig` prints of a ConnectX-5; the paper is Zhu et al.,
-//! Congestion Control for Large-Scale RDMA Deployments, SIGCOMM 2015.
+//! Sources. Names and aliases: `drivers/infiniband/hw/mlx5/cong.c` and OFED's
+//! `/sys/class/net/DEV/ecn/roce_{rp,np}`. Units, ranges and defaults: NVIDIA's "DCQCN CC Parameters" and the
+//! output of `mlxconfig` for a ConnectX-5. The paper: Zhu et al., Congestion Control for Large-Scale RDMA
+//! Deployments, SIGCOMM 2015.
 
 use std::fmt;
 
 use super::nearest::nearest;
 
-/// Whose rules and defaults.
+/// A variant of the rules, with its defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Preset {
-    /// As ConnectX adapters are delivered: alpha is looked at by a clock of its own, a decrease at most once a period.
+    /// ConnectX adapters as delivered: alpha is updated by a timer of its own, and the rate decreases at most
+    /// once per period.
     #[default]
     ConnectX,
-    /// As the paper has it: each notification decreases, moves alpha and restarts both timers.
+    /// The paper: each notification decreases the rate, updates alpha and restarts the two timers.
     Paper,
 }
 
 impl Preset {
-    /// All of them.
+    /// All presets.
     pub const ALL: [Preset; 2] = [Preset::ConnectX, Preset::Paper];
 
-    /// The name that settings have for it.
+    /// Returns the preset's name in settings.
     pub const fn name(self) -> &'static str {
         match self {
             Preset::ConnectX => "connectx",
@@ -33,10 +35,10 @@ impl Preset {
         }
     }
 
-    /// The preset of this name.
+    /// Returns the preset of a name.
     ///
     /// # Errors
-    /// If there is none.
+    /// If the name is unknown.
     pub fn from_name(name: &str) -> Result<Preset, KnobError> {
         let found = Preset::ALL.into_iter().find(|preset| preset.name().eq_ignore_ascii_case(name));
         found.ok_or_else(|| KnobError::Preset(name.to_owned()))
@@ -49,21 +51,21 @@ impl fmt::Display for Preset {
     }
 }
 
-/// Which notifications are held apart by `min_time_between_cnps`.
+/// Set of notifications among which `min_time_between_cnps` applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scope {
-    /// Those of a QP.
+    /// Notifications of a QP.
     #[default]
     Qp,
-    /// Those to an address.
+    /// Notifications to an address.
     Destination,
-    /// Those of the port.
+    /// Notifications of the port.
     Port,
 }
 
 /// A knob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // TABLE says what each is.
+#[allow(missing_docs)] // described in TABLE.
 pub enum Knob {
     ClampTgtRate,
     ClampTgtRateAfterTimeInc,
@@ -87,28 +89,28 @@ pub enum Knob {
     CnpModeration,
 }
 
-/// What a value counts.
+/// Unit of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Million bits per second. Fractions are taken, which adapters do not.
+    /// Mb/s. Fractions are allowed, unlike on adapters.
     Mbps,
     /// Microseconds.
     Micros,
     /// Bytes.
     Bytes,
-    /// Increases.
+    /// Number of increases.
     Steps,
-    /// 1/1024.
+    /// Multiples of 1/1024.
     Per1024,
-    /// Hundredths.
+    /// Percent.
     Percent,
-    /// An exponent of two.
+    /// Exponent of two.
     Log2,
-    /// Off or on: 0 or 1.
+    /// Switch: 0 is off, 1 is on.
     Switch,
-    /// A number of a header field.
+    /// Value of a header field.
     Number,
-    /// One of these words.
+    /// One of the listed words.
     Word(&'static [&'static str]),
 }
 
@@ -132,30 +134,30 @@ impl fmt::Display for Unit {
 /// A row of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Description {
-    /// The knob that the row is about.
+    /// The knob.
     pub knob: Knob,
-    /// OFED's name in sysfs.
+    /// Name in OFED's sysfs.
     pub name: &'static str,
-    /// The name in mlx5's debugfs; empty if it is not there.
+    /// Name in mlx5's debugfs; empty if it has none.
     pub alias: &'static str,
-    /// What a value counts.
+    /// Unit of a value.
     pub unit: Unit,
-    /// The smallest value that it takes, in `unit`.
+    /// Minimum, in `unit`.
     pub least: f64,
-    /// The largest value that it takes, in `unit`.
+    /// Maximum, in `unit`.
     pub most: f64,
-    /// True if 0 is taken too, though it is below `least`: it switches off what the knob is for.
+    /// True if 0 is allowed although it is below `least`. 0 disables the knob's function.
     pub zero: bool,
-    /// Of an adapter as it is delivered.
+    /// Default of an adapter as delivered, in `unit`.
     pub connectx: f64,
-    /// The value that the paper uses, in `unit`.
+    /// Default of the paper, in `unit`.
     pub paper: f64,
-    /// What it does, in a sentence for people.
+    /// Description, one sentence.
     pub help: &'static str,
 }
 
 impl Description {
-    /// The range in words: `1..131071`, `0 or 0.001..10000000`.
+    /// Returns the range as text: `1..131071`, `0 or 0.001..10000000`.
     pub fn range(&self) -> String {
         let number = |value| self.text(value);
         match self.unit {
@@ -166,7 +168,7 @@ impl Description {
         }
     }
 
-    /// A value as it is written.
+    /// Returns a value as text.
     pub fn text(&self, value: f64) -> String {
         match self.unit {
             Unit::Word(words) => words[(value as usize).min(words.len() - 1)].to_owned(),
@@ -174,7 +176,7 @@ impl Description {
         }
     }
 
-    /// The default of a preset.
+    /// Returns the default of a preset.
     pub const fn default_of(&self, preset: Preset) -> f64 {
         match preset {
             Preset::ConnectX => self.connectx,
@@ -193,21 +195,21 @@ impl Description {
         }
         let value: f64 = text.parse().map_err(|_| wrong())?;
         let whole = self.unit == Unit::Mbps || value.fract() == 0.0;
-        // A NaN is in no range.
+        // NaN is in no range.
         let inside = (self.least..=self.most).contains(&value) || self.zero && value == 0.0;
         if whole && inside { Ok(value.abs()) } else { Err(wrong()) }
     }
 }
 
 const MODERATION: &[&str] = &["qp", "destination", "port"];
-/// 10 Tb/s: beyond every link.
+/// 10 Tb/s, more than any link.
 const MOST_MBPS: f64 = 1e7;
 const LEAST_MBPS: f64 = 0.001;
-/// What 17 bits hold: the field of the adapter's configuration.
+/// The adapter's configuration field has 17 bits.
 const MOST_MICROS: f64 = 131_071.0;
 const MOST_U32: f64 = u32::MAX as f64;
 
-/// A row that both presets begin alike, and whose range holds the bounds.
+/// Returns a row with defaults of 0 for the two presets.
 const fn row(
     knob: Knob,
     names: [&'static str; 2],
@@ -230,10 +232,10 @@ impl Description {
     }
 }
 
-/// How many knobs there are.
+/// Number of knobs.
 pub const COUNT: usize = 20;
 
-/// All knobs: the row of [`Knob`] `k` is `TABLE[k as usize]`.
+/// All knobs. The row of [`Knob`] `k` is `TABLE[k as usize]`.
 #[rustfmt::skip]
 pub static TABLE: [Description; COUNT] = [
     row(Knob::ClampTgtRate, ["clamp_tgt_rate", "rp_clamp_tgt_rate"], Unit::Switch, [0.0, 1.0],
@@ -245,69 +247,69 @@ pub static TABLE: [Description; COUNT] = [
     row(Knob::ByteReset, ["rpg_byte_reset", "rp_byte_reset"], Unit::Bytes, [1.0, MOST_U32],
         "bytes sent between two increases; 0: the byte counter is off").or_zero().of(32_767.0, 10_000_000.0),
     row(Knob::Threshold, ["rpg_threshold", "rp_threshold"], Unit::Steps, [0.0, 31.0],
-        "increases of fast recovery, which halve the way to the target; then the target rises").of(1.0, 5.0),
+        "number of fast-recovery increases, which halve the gap to the target, before the target rises").of(1.0, 5.0),
     row(Knob::AiRate, ["rpg_ai_rate", "rp_ai_rate"], Unit::Mbps, [LEAST_MBPS, MOST_MBPS],
         "how far an additive increase raises the target").of(5.0, 40.0),
     row(Knob::HaiRate, ["rpg_hai_rate", "rp_hai_rate"], Unit::Mbps, [LEAST_MBPS, MOST_MBPS],
-        "how far a hyper increase raises the target; in the paper's preset 10 times rpg_ai_rate unless it is set").of(50.0, 400.0),
+        "how far a hyper increase raises the target; with preset=paper 10 times rpg_ai_rate unless set").of(50.0, 400.0),
     row(Knob::MaxRate, ["rpg_max_rate", "rp_max_rate"], Unit::Mbps, [LEAST_MBPS, MOST_MBPS],
-        "the highest rate; 0: the line rate").or_zero().of(0.0, 0.0),
+        "maximum rate; 0: the line rate").or_zero().of(0.0, 0.0),
     row(Knob::MinDecFac, ["rpg_min_dec_fac", "rp_min_dec_fac"], Unit::Percent, [0.0, 100.0],
-        "what at least is left of the rate after one decrease; 0: no bound, 100: no decrease").of(50.0, 0.0),
+        "lower bound of the rate after one decrease, in percent of the rate before; 0: no bound, 100: no decrease").of(50.0, 0.0),
     row(Knob::MinRate, ["rpg_min_rate", "rp_min_rate"], Unit::Mbps, [LEAST_MBPS, MOST_MBPS],
-        "the lowest rate (the paper has none; the preset keeps the adapter's, so that no QP stands still)").of(1.0, 1.0),
+        "minimum rate (the paper has none; its preset uses the adapter's, so that no QP stalls)").of(1.0, 1.0),
     row(Knob::RateOnFirstCnp, ["rate_to_set_on_first_cnp", "rp_rate_to_set_on_first_cnp"], Unit::Mbps, [LEAST_MBPS, MOST_MBPS],
-        "rate and target after the first notification; 0: it decreases like any other").or_zero().of(0.0, 0.0),
+        "rate and target after the first notification; 0: decrease as for any other notification").or_zero().of(0.0, 0.0),
     row(Knob::DceTcpG, ["dce_tcp_g", "rp_dce_tcp_g"], Unit::Per1024, [0.0, 1023.0],
-        "what an update leaves of alpha: 1019 multiplies it by 1019/1024 (the paper's g is 1 less this)").of(1019.0, 1020.0),
+        "factor of alpha per update: 1019 multiplies alpha by 1019/1024 (the paper's g is 1 minus this factor)").of(1019.0, 1020.0),
     row(Knob::DceTcpRtt, ["dce_tcp_rtt", "rp_dce_tcp_rtt"], Unit::Micros, [1.0, MOST_MICROS],
         "time between two updates of alpha").of(1.0, 55.0),
     row(Knob::MonitorPeriod, ["rate_reduce_monitor_period", "rp_rate_reduce_monitor_period"], Unit::Micros, [1.0, MOST_U32],
-        "shortest time between two decreases; 0: each notification decreases").or_zero().of(4.0, 0.0),
+        "minimum time between two decreases; 0: each notification decreases").or_zero().of(4.0, 0.0),
     row(Knob::InitialAlpha, ["initial_alpha_value", "rp_initial_alpha_value"], Unit::Per1024, [1.0, 1024.0],
         "alpha at the first notification (adapters have 10 bits: up to 1023)").of(1023.0, 1024.0),
     row(Knob::Gd, ["rpg_gd", "rp_gd"], Unit::Log2, [10.0, 11.0],
         "a decrease multiplies the rate by 1 - 1024 alpha / 2^rpg_gd: 11 for alpha/2, 10 for alpha").of(11.0, 11.0),
     row(Knob::MinTimeBetweenCnps, ["min_time_between_cnps", "np_min_time_between_cnps"], Unit::Micros, [0.0, MOST_MICROS],
-        "receiver: shortest time between two notifications; 0: one for each marked packet").of(4.0, 50.0),
+        "receiver: minimum time between two notifications; 0: one for each marked packet").of(4.0, 50.0),
     row(Knob::CnpDscp, ["cnp_dscp", "np_cnp_dscp"], Unit::Number, [0.0, 63.0],
         "receiver: DSCP of notifications").of(48.0, 48.0),
     row(Knob::CnpPriority, ["cnp_802p_prio", "np_cnp_prio"], Unit::Number, [0.0, 7.0],
         "receiver: 802.1p priority of notifications").of(6.0, 6.0),
     row(Knob::CnpModeration, ["cnp_moderation", ""], Unit::Word(MODERATION), [0.0, 2.0],
-        "receiver: between which notifications min_time_between_cnps lies: those of a QP, to an address, of the port").of(0.0, 0.0),
+        "receiver: scope of min_time_between_cnps: the notifications of a QP, to a destination address, or of the port").of(0.0, 0.0),
 ];
 
-/// Why a knob is not set.
+/// Why a knob cannot be set.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum KnobError {
-    /// There is no such knob.
+    /// Unknown knob.
     #[error("`{name}` is no knob of DCQCN{} `roxie cc knobs` lists all", did_you_mean(nearest))]
     Unknown {
-        /// What was asked for.
+        /// The given name.
         name: String,
-        /// The knob whose name is most like it.
+        /// The most similar knob.
         nearest: Option<&'static str>,
     },
-    /// There is no such preset.
+    /// Unknown preset.
     #[error("`{0}` is no preset: there are connectx and paper")]
     Preset(String),
-    /// The knob takes no such value.
+    /// The value is out of the knob's range.
     #[error("{}={text}: {}", knob.name, takes(knob))]
     Value {
-        /// The knob whose range was missed.
+        /// Row of the knob.
         knob: &'static Description,
-        /// What was asked for.
+        /// The given value.
         text: String,
     },
-    /// No rate is left.
+    /// The minimum rate exceeds the maximum.
     #[error(
-        "rpg_min_rate={min} is above rpg_max_rate={max}: the lowest rate must be the highest at most (0 is the line rate)"
+        "rpg_min_rate={min} is above rpg_max_rate={max}: the minimum must not exceed the maximum (0 is the line rate)"
     )]
     MinAboveMax {
-        /// The lowest rate, `rpg_min_rate`, in Mb/s.
+        /// Minimum rate, `rpg_min_rate`, in Mb/s.
         min: f64,
-        /// The highest rate, `rpg_max_rate`, in Mb/s.
+        /// Maximum rate, `rpg_max_rate`, in Mb/s.
         max: f64,
     },
 }
@@ -334,12 +336,12 @@ fn takes(knob: &Description) -> String {
     }
 }
 
-/// A value for each knob. All of them are in their ranges, and fit one another.
+/// A value for each knob. Every value is in its range, and all are consistent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Knobs {
     preset: Preset,
     values: [f64; COUNT],
-    /// The hyper increase is ten times the additive one, as the paper's preset has it until it is set.
+    /// True while the hyper increase is ten times the additive one: with the paper's preset, until it is set.
     hai_follows: bool,
 }
 
@@ -350,23 +352,23 @@ impl Default for Knobs {
 }
 
 impl Knobs {
-    /// The defaults of a preset.
+    /// Returns the defaults of a preset.
     pub fn new(preset: Preset) -> Knobs {
         let values = std::array::from_fn(|i| TABLE[i].default_of(preset));
         Knobs { preset, values, hai_follows: preset == Preset::Paper }
     }
 
-    /// Whose rules these knobs turn.
+    /// Returns the preset.
     pub fn preset(&self) -> Preset {
         self.preset
     }
 
-    /// The value of a knob, in its unit.
+    /// Returns the value of a knob, in its unit.
     pub fn value(&self, knob: Knob) -> f64 {
         self.values[knob as usize]
     }
 
-    /// Which notifications are held apart.
+    /// Returns the scope of `min_time_between_cnps`.
     pub fn scope(&self) -> Scope {
         match self.value(Knob::CnpModeration) as u8 {
             0 => Scope::Qp,
@@ -375,10 +377,11 @@ impl Knobs {
         }
     }
 
-    /// The row of a knob, by OFED's name, mlx5's name or that of the firmware's configuration (OFED's in capitals).
+    /// Returns the row of a knob, by the name of OFED, of mlx5, or of the firmware's configuration (OFED's in
+    /// capitals).
     ///
     /// # Errors
-    /// If there is none.
+    /// If the name is unknown.
     pub fn find(name: &str) -> Result<&'static Description, KnobError> {
         let is = |known: &str| known.eq_ignore_ascii_case(name);
         let found = TABLE.iter().find(|row| is(row.name) || is(row.alias));
@@ -388,10 +391,10 @@ impl Knobs {
         })
     }
 
-    /// Sets one knob by name. Whether it fits the others says [`Knobs::check`], when all are set.
+    /// Sets one knob by name. [`Knobs::check`] checks the consistency once all are set.
     ///
     /// # Errors
-    /// An unknown name, or a value that it does not take: then nothing has changed.
+    /// If the name is unknown, or the value out of range. Nothing has changed then.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), KnobError> {
         let row = Knobs::find(name)?;
         let value = row.read(value)?;
@@ -406,10 +409,10 @@ impl Knobs {
         Ok(())
     }
 
-    /// Whether the values fit one another.
+    /// Checks that the values are consistent.
     ///
     /// # Errors
-    /// If the lowest rate is above the highest.
+    /// If the minimum rate exceeds the maximum.
     pub fn check(&self) -> Result<(), KnobError> {
         let (min, max) = (self.value(Knob::MinRate), self.value(Knob::MaxRate));
         if max != 0.0 && min > max { Err(KnobError::MinAboveMax { min, max }) } else { Ok(()) }
@@ -417,7 +420,8 @@ impl Knobs {
 }
 
 impl fmt::Display for Knobs {
-    /// What differs from ConnectX, as [`super::Settings`] reads it: `,preset=paper,rpg_ai_rate=20`.
+    /// Prints the differences from the default as [`super::Settings`] parses them:
+    /// `,preset=paper,rpg_ai_rate=20`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.preset != Preset::default() {
             write!(f, ",preset={}", self.preset)?;

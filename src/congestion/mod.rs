@@ -1,13 +1,16 @@
-//! Congestion control: how fast a QP may send, and when a receiver says that it is too fast.
+//! Congestion control: the rate at which a QP may send, and the notifications by which a receiver reports
+//! congestion.
 //!
-//! A [`Control`] is the reaction point of one QP: notifications, departures and acknowledgements go in, a rate comes out. It is
-//! asked for the rate, and evaluates then in closed form what has happened since: there is no tick. Who paces by that rate is the
-//! transport, with a [`Pacer`] for each QP.
+//! A [`Control`] is the reaction point of one QP. Its inputs are notifications, departures and
+//! acknowledgements; its output is a rate. A control has no tick: when asked for the rate, it computes in
+//! closed form what happened since the last call. The transport paces each QP by that rate, with a [`Pacer`].
 //!
-//! [`Settings`] are the text that a user writes, and make controls: [`Dcqcn`] goes by notifications, [`Swift`] by delay, [`Fixed`] by
-//! nothing. [`Moderation`] is the other end: which marked packets a receiver answers with a notification.
+//! [`Settings`] are the user's configuration, and create controls: [`Dcqcn`] reacts to notifications,
+//! [`Swift`] to delay, [`Fixed`] to nothing. [`Moderation`] is the notification point: it selects the marked
+//! packets that a receiver answers with a notification.
 //!
-//! Architecture invariant: no clock and no randomness; `now` never goes back, and the same calls give the same rates.
+//! Architecture invariant: no clock and no randomness. `now` never decreases, and equal calls give equal
+//! rates.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -36,34 +39,34 @@ pub use settings_error::SettingsError;
 pub use shared_rate::SharedRate;
 pub use swift::Swift;
 
-/// Bits per second, of frames as the port carries them: from the Ethernet header to the ICRC.
+/// A rate in bits per second, counting frames as the port carries them: from the Ethernet header to the ICRC.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct Rate(pub f64);
 
 impl Rate {
-    /// `mbps` million bits per second.
+    /// Returns a rate of `mbps` Mb/s.
     pub const fn from_mbps(mbps: f64) -> Rate {
         Rate(mbps * 1e6)
     }
 
-    /// `gbps` thousand million bits per second.
+    /// Returns a rate of `gbps` Gb/s.
     pub const fn from_gbps(gbps: f64) -> Rate {
         Rate(gbps * 1e9)
     }
 
-    /// In million bits per second.
+    /// Returns the rate in Mb/s.
     pub fn mbps(self) -> f64 {
         self.0 / 1e6
     }
 
-    /// How long `bytes` take, in nanoseconds, not rounded.
+    /// Returns the time to send `bytes`, in nanoseconds, not rounded.
     pub fn nanos_for(self, bytes: u64) -> f64 {
         bytes as f64 * 8e9 / self.0
     }
 }
 
 impl fmt::Display for Rate {
-    /// With the unit that reads best: `40 Gb/s`, `1.25 Mb/s`.
+    /// Prints the largest unit that keeps the value at 1 or more: `40 Gb/s`, `1.25 Mb/s`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (value, unit) = match self.0 {
             r if r >= 1e9 => (r / 1e9, "Gb/s"),
@@ -74,71 +77,71 @@ impl fmt::Display for Rate {
     }
 }
 
-/// What an acknowledgement tells a reaction point.
+/// Measurement that an acknowledgement gives a reaction point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// From the packet's departure to the arrival of its acknowledgement, by the time that the port saw it.
+    /// Time from the packet's departure to the arrival of its acknowledgement at the port.
     pub round_trip: Nanos,
     /// Bytes newly acknowledged since the last sample.
     pub bytes: u64,
 }
 
-/// The reaction point of one QP. Each call says `now`, which never goes back.
+/// The reaction point of one QP. `now` must not decrease from one call to the next.
 pub trait Control: fmt::Debug + Send {
-    /// A congestion notification of the peer came. True: the rate fell because of it.
+    /// Handles a congestion notification of the peer. Returns true if it lowered the rate.
     fn notified(&mut self, now: Nanos) -> bool;
 
-    /// A frame of `bytes` left.
+    /// Records that a frame of `bytes` was sent.
     fn sent(&mut self, now: Nanos, bytes: u64);
 
-    /// An acknowledgement came whose round trip is known. True: the rate fell because of it.
+    /// Handles an acknowledgement with a known round trip. Returns true if it lowered the rate.
     fn acknowledged(&mut self, now: Nanos, sample: Sample) -> bool {
         let _ = (now, sample);
         false
     }
 
-    /// True if it wants [`Control::acknowledged`]: otherwise nobody measures.
+    /// True if the control uses [`Control::acknowledged`]. Otherwise, round trips are not measured.
     fn wants_round_trips(&self) -> bool {
         false
     }
 
-    /// The rate at `now`.
+    /// Returns the rate at `now`.
     fn rate(&mut self, now: Nanos) -> Rate;
 
-    /// When the rate rises by itself next, as of the last call; `Nanos::MAX`: it does not. Who waits long for the next frame asks
-    /// for the rate again then, and waits less.
+    /// Returns when the rate rises next without further input, as of the last call; `Nanos::MAX` if never. A
+    /// QP with a long wait until its next frame asks for the rate again at this time.
     fn rises_at(&self) -> Nanos {
         Nanos::MAX
     }
 
-    /// What it knows, for people: as of the last call.
+    /// Returns the state for display, as of the last call.
     fn state(&self) -> State;
 
-    /// Takes other knobs and keeps its rate, as far as they let it. False, and nothing has changed, if these are the
-    /// settings of another algorithm.
+    /// Applies other settings. The rate is kept, within the new bounds. Returns false without a change if the
+    /// settings are of another algorithm.
     fn set(&mut self, now: Nanos, settings: &Settings) -> bool {
         let _ = (now, settings);
         false
     }
 }
 
-/// What a reaction point knows, for people to look at.
+/// State of a reaction point, for display.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct State {
-    /// The rate that it allows now.
+    /// Current rate.
     pub rate: Rate,
-    /// The rate to which it recovers (DCQCN).
+    /// Target rate of the recovery (DCQCN).
     pub target: Option<Rate>,
-    /// How congested it takes the way to be, 0 to 1 (DCQCN).
+    /// Estimate of congestion on the path, 0 to 1 (DCQCN).
     pub alpha: Option<f64>,
-    /// The last round trip, or its mean (those that go by delay).
+    /// Mean round trip (Swift).
     pub round_trip: Option<Nanos>,
 }
 
 impl Settings {
-    /// A reaction point with these settings, for a QP on a link of `line_rate`; `None` if it is off.
+    /// Creates a reaction point for a QP on a link of `line_rate`; `None` if congestion control is off.
     pub fn control(&self, line_rate: Rate, now: Nanos) -> Option<Box<dyn Control>> {
-        // Nothing of them begins before a packet does.
+        // Controls start with the first packet, so none needs the time of creation.
         let _ = now;
         match self {
             Settings::Off => None,

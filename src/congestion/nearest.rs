@@ -1,20 +1,20 @@
-//! Which known word somebody may have meant.
+//! Finds the known word that the user probably meant.
 
-/// The known word that is most like `word`, if one is like it at all: a third of its letters may be wrong, or it is a part.
+/// Returns the most similar known word, if up to a third of its letters differ or `word` is a part of it.
 pub(super) fn nearest(word: &str, known: impl IntoIterator<Item = &'static str>) -> Option<&'static str> {
     let word = word.to_ascii_lowercase();
     let distance = |other: &str| {
         let part = word.len() >= 3 && other.contains(&word);
-        // A part is as good as one wrong letter, and the shorter word the better.
+        // A part counts as one wrong letter. Of two such words, the shorter is better.
         if part { 1.0 + other.len() as f64 / 1e3 } else { edits(&word, other) as f64 }
     };
     let best = known.into_iter().filter(|k| !k.is_empty()).map(|k| (distance(k), k));
     let best = best.min_by(|(a, _), (b, _)| a.total_cmp(b));
-    // Nobody has meant by a page of text any of these words.
+    // Nothing is suggested for text that resembles no word.
     best.filter(|(d, k)| *d <= (k.len() as f64 / 3.0).max(1.0)).map(|(_, k)| k)
 }
 
-/// Letters to insert, drop or replace between two words (Levenshtein).
+/// Returns the Levenshtein distance: letters to insert, drop or replace.
 fn edits(a: &str, b: &str) -> usize {
     const LONGEST: usize = 64;
     if a.len() > LONGEST {
@@ -40,7 +40,7 @@ mod tests {
     const WORDS: [&str; 4] = ["rpg_ai_rate", "rpg_hai_rate", "dce_tcp_g", "rpg_min_rate"];
 
     #[test]
-    fn a_slip_finds_the_word_and_nonsense_finds_none() {
+    fn typo_finds_its_word_nonsense_finds_none() {
         for (typed, meant) in [
             ("rpg_ai_rat", Some("rpg_ai_rate")),
             ("rgp_ai_rate", Some("rpg_ai_rate")),

@@ -1,17 +1,17 @@
-//! The notification point: which marked packets are answered with a congestion notification.
+//! The notification point: selects the marked packets that are answered with a congestion notification.
 //!
-//! At most one in `min_time_between_cnps`, for each QP, for each address that notifications go to, or for the port, as
-//! mlx5 has it (`ROCE_CC_CNP_MODERATION`).
+//! At most one notification per `min_time_between_cnps` is sent for each QP, to each address, or by the port,
+//! as on mlx5 (`ROCE_CC_CNP_MODERATION`).
 
 use super::knobs::{Knob, Knobs, Scope};
 use crate::time::Nanos;
 
-/// When a notification last left. A QP has one of its own.
+/// Time of the last notification. Each QP has one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LastNotification(Option<Nanos>);
 
 impl LastNotification {
-    /// True, and it has left now, if the last is `interval` or more behind.
+    /// Returns true, and records a notification at `now`, if the last was `interval` or longer ago.
     fn admit(&mut self, now: Nanos, interval: Nanos) -> bool {
         let due = self.is_over(now, interval);
         if due {
@@ -25,31 +25,32 @@ impl LastNotification {
     }
 }
 
-/// An address that notifications go to, as 16 bytes: a GID.
+/// Destination address of a notification, a GID.
 pub(super) type Destination = [u8; 16];
 
 const WAYS: usize = 4;
 const SETS: usize = 256;
 
-/// Holds notifications apart.
+/// Limits the rate of notifications.
 ///
-/// Addresses are kept in a table of 1,024 places, 256 sets of 4 by a keyed hash, each with its whole address: no two
-/// are taken for one. A fifth address of a set takes the place of the one whose notification is the longest ago. If
-/// that was less than the interval ago, the one that lost its place may be notified too soon: at most once for each
-/// address that pushed it out. Never is a notification withheld because the table is full, so that strangers keep
-/// nobody from hearing of congestion.
+/// Destinations are kept in a table of 1,024 entries: 256 sets of 4, chosen by a keyed hash. An entry holds
+/// the whole address, so two addresses are never confused. A fifth address of a set evicts the entry with the
+/// oldest notification. If that one was sent less than the interval ago, its destination may be notified
+/// again too soon, at most once per eviction. A full table never suppresses a notification, so unrelated
+/// senders cannot hide congestion from a peer.
 #[derive(Debug)]
 pub struct Moderation {
     interval: Nanos,
     scope: Scope,
     port: LastNotification,
-    /// Empty unless it is wanted.
+    /// Empty unless the scope is [`Scope::Destination`].
     destinations: Vec<[(Destination, LastNotification); WAYS]>,
     secret: u64,
 }
 
 impl Moderation {
-    /// With the knobs of the notification point. `secret` keeps peers from choosing addresses that share a set.
+    /// Creates the moderation with the knobs of the notification point. `secret` prevents peers from choosing
+    /// addresses that share a set.
     pub fn new(knobs: &Knobs, secret: u64) -> Moderation {
         let mut moderation = Moderation {
             interval: Nanos::ZERO,
@@ -62,7 +63,7 @@ impl Moderation {
         moderation
     }
 
-    /// Other knobs; what left before them counts on.
+    /// Applies other knobs. Earlier notifications still count.
     pub fn set(&mut self, knobs: &Knobs) {
         self.interval = Nanos::from_micros(knobs.value(Knob::MinTimeBetweenCnps) as u64);
         self.scope = knobs.scope();
@@ -70,7 +71,8 @@ impl Moderation {
         self.destinations.resize_with(wanted, Default::default);
     }
 
-    /// A marked packet came for a QP, and a notification would go to `destination`: true if it shall, and then it has.
+    /// Called for a marked packet of `qp`, with the destination of a notification. Returns true, and records
+    /// the notification, if it may be sent.
     pub fn admit(&mut self, now: Nanos, qp: &mut LastNotification, destination: &Destination) -> bool {
         match self.scope {
             Scope::Qp => qp.admit(now, self.interval),
@@ -85,7 +87,7 @@ impl Moderation {
         {
             return last.admit(now, self.interval);
         }
-        // An empty place is before all times.
+        // An empty entry is older than all others.
         let oldest = set.iter_mut().min_by_key(|(_, last)| last.0);
         if let Some(place) = oldest {
             *place = (*destination, LastNotification(Some(now)));
@@ -94,7 +96,7 @@ impl Moderation {
     }
 }
 
-/// Mixes an address and a secret: multiply and fold, twice.
+/// Returns a keyed hash of an address: multiply and fold, twice.
 fn hash(secret: u64, destination: &Destination) -> u64 {
     let whole = u128::from_be_bytes(*destination);
     let fold = |a: u64, b: u64| {

@@ -1,25 +1,25 @@
-//! When the next frame of a QP may leave, by its rate.
+//! Computes when the next frame of a QP may leave at its rate.
 //!
-//! A pacer keeps an account in bytes: a frame is a debt, which time pays back at the rate. The next frame may leave when
-//! nothing is owed. What is paid beyond that is credit, up to `max_burst_sz`: it stands for the frames that should have
-//! left while the QP's turn came late, and those may follow one another at once. So the mean rate is exact whatever
-//! the clock's tick, as long as the credit holds what a tick and its delay send.
+//! A pacer keeps an account in bytes: a sent frame is a debt, which time pays off at the rate. The next frame
+//! may leave when the debt is zero. Time beyond that earns credit, up to `max_burst_sz`, for the frames that
+//! should have left while the QP waited for its turn; they may leave back to back. The mean rate is therefore
+//! exact for any timer tick, as long as the credit covers the bytes of one tick and its delay.
 //!
-//! In any span of time leaves at most what the rate gives, `max_burst_sz` and one frame.
+//! In any interval, a QP sends at most what the rate allows, `max_burst_sz` and one frame.
 
 use super::Rate;
 use crate::time::Nanos;
 
-/// Paces the frames of a QP.
+/// Paces the frames of one QP.
 #[derive(Clone, Copy, Debug)]
 pub struct Pacer {
-    /// When `owed` was right.
+    /// Time to which `owed` refers.
     at: Nanos,
-    /// Bytes that were sent and that time has not paid back; negative: credit.
+    /// Debt in bytes; negative is credit.
     owed: f64,
-    /// Bytes per nanosecond since then. 0 before the first frame.
+    /// Bytes per nanosecond from `at` on. 0 before the first frame.
     speed: f64,
-    /// The most credit, in bytes.
+    /// Maximum credit in bytes.
     burst: f64,
     ready_at: Nanos,
 }
@@ -31,11 +31,11 @@ impl Default for Pacer {
 }
 
 impl Pacer {
-    /// Bytes that may be caught up after a late wake-up unless another number is set: what 400 Gb/s send in 1.3 us, 10 Gb/s
-    /// in 52 us and 1 Gb/s in half a millisecond.
+    /// Default burst after a late wake-up, in bytes. Sent in 1.3 us at 400 Gb/s, in 52 us at 10 Gb/s, in 0.5
+    /// ms at 1 Gb/s.
     pub const MAX_BURST: u32 = 65_536;
 
-    /// A pacer whose first frame may leave at once.
+    /// Creates a pacer; the first frame may leave at once.
     pub fn new() -> Pacer {
         Pacer {
             at: Nanos::ZERO,
@@ -46,47 +46,47 @@ impl Pacer {
         }
     }
 
-    /// Bounds bursts, as `ibv_qp_rate_limit_attr` does: `max_burst_sz` bytes, 0 for the default; one packet of
-    /// `typical_pkt_sz` bytes at least. The schedule itself goes by the size that each frame has.
+    /// Sets the burst, as `ibv_qp_rate_limit_attr` does: `max_burst_sz` bytes, 0 for the default, but at
+    /// least one packet of `typical_pkt_sz` bytes. Frames are always accounted with their actual size.
     pub fn set_burst(&mut self, max_burst_sz: u32, typical_pkt_sz: u16) {
         let burst = if max_burst_sz == 0 { Self::MAX_BURST } else { max_burst_sz };
         self.burst = f64::from(burst.max(typical_pkt_sz.into()));
         self.owed = self.owed.max(-self.burst);
     }
 
-    /// When the next frame may leave: not before.
+    /// Returns the earliest time at which the next frame may leave.
     pub fn ready_at(&self) -> Nanos {
         self.ready_at
     }
 
-    /// A frame of `bytes` left, and from now on the rate is this.
+    /// Records that a frame of `bytes` was sent, and sets the rate from now on.
     pub fn sent(&mut self, now: Nanos, bytes: u64, rate: Rate) {
         self.settle(now);
         self.owed += bytes as f64;
         self.schedule(rate);
     }
 
-    /// From now on the rate is this: what is owed is paid at it.
+    /// Sets the rate from now on, which also applies to the current debt.
     pub fn rate_changed(&mut self, now: Nanos, rate: Rate) {
         self.settle(now);
         self.schedule(rate);
     }
 
-    /// There was nothing to send until now, or nobody paced it: the time since the last frame could leave is no delay to catch up
-    /// with. To be called before what follows is told of, a change of the rate too.
+    /// Discards the credit, because the QP had nothing to send until now, or was not paced. Must be called
+    /// before the next frame or change of the rate is recorded.
     pub fn was_idle(&mut self, now: Nanos) {
         self.settle(now);
         self.owed = self.owed.max(0.0);
     }
 
-    /// Brings the account up to `now`.
+    /// Updates the account to `now`.
     fn settle(&mut self, now: Nanos) {
         self.owed = (self.owed - (now - self.at).0 as f64 * self.speed).max(-self.burst);
         self.at = self.at.max(now);
     }
 
     fn schedule(&mut self, rate: Rate) {
-        // A bit in a second is as good as never, and no division by zero.
+        // At least 1 bit/s: nearly a stop, without dividing by zero.
         self.speed = rate.0.max(1.0) / 8e9;
         // The cast saturates.
         self.ready_at = self.at + Nanos((self.owed.max(0.0) / self.speed).ceil() as u64);

@@ -1,4 +1,4 @@
-//! Which congestion control a device has, as the text that a user writes: `dcqcn,preset=paper,rpg_ai_rate=40`.
+//! The congestion control of a device, as configured by text: `dcqcn,preset=paper,rpg_ai_rate=40`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,18 +11,18 @@ use super::nearest::nearest;
 use super::settings_error::SettingsError;
 use super::swift_knobs::SwiftKnobs;
 
-/// Which congestion control, with its knobs. Text of it is read with [`FromStr`] and given back by [`fmt::Display`].
+/// An algorithm with its knobs. [`FromStr`] parses the text, [`fmt::Display`] prints it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Settings {
-    /// None: what the window lets leave leaves.
+    /// No congestion control: only the transport's window limits a QP.
     #[default]
     Off,
-    /// By notifications.
+    /// Reacts to notifications.
     Dcqcn(Knobs),
-    /// By delay.
+    /// Reacts to delay.
     Swift(SwiftKnobs),
-    /// A rate that nothing moves.
+    /// Constant rate.
     Fixed(Rate),
 }
 
@@ -42,10 +42,11 @@ impl TryFrom<String> for Settings {
 const ALGORITHMS: [&str; 4] = ["off", "dcqcn", "swift", "fixed"];
 
 impl Settings {
-    /// Turns knobs: `rpg_ai_rate=40`, or several with commas between them; `preset=paper` first, if at all.
+    /// Sets knobs from text: `rpg_ai_rate=40`, or several separated by commas. `preset=paper` may only be the
+    /// first.
     ///
     /// # Errors
-    /// What is wrong with the text; then nothing has changed.
+    /// If the text is invalid. Nothing has changed then.
     pub fn change(&mut self, text: &str) -> Result<(), SettingsError> {
         let mut changed = self.clone();
         for (number, part) in text.split(',').enumerate() {
@@ -89,7 +90,7 @@ impl Settings {
         Ok(())
     }
 
-    /// The knobs of DCQCN, those of the notification point among them, if that is what it is.
+    /// Returns the knobs of DCQCN, including those of the notification point. `None` for other algorithms.
     pub fn knobs(&self) -> Option<&Knobs> {
         match self {
             Settings::Dcqcn(knobs) => Some(knobs),
@@ -138,13 +139,13 @@ impl fmt::Display for Settings {
 impl FromStr for Rate {
     type Err = SettingsError;
 
-    /// `100M`, `2.5Gb/s`, `40Gbit/s`.
+    /// Parses `100M`, `2.5Gb/s`, `40Gbit/s`.
     fn from_str(text: &str) -> Result<Rate, SettingsError> {
         read_rate(text.trim())
     }
 }
 
-/// `100M`, `2.5Gb/s`, `40Gbit/s`: a number with its unit, in bits per second.
+/// Parses a number with its unit in bits per second: `100M`, `2.5Gb/s`, `40Gbit/s`.
 fn read_rate(text: &str) -> Result<Rate, SettingsError> {
     let wrong = || SettingsError::Rate(text.to_owned());
     let body =
@@ -162,7 +163,7 @@ fn read_rate(text: &str) -> Result<Rate, SettingsError> {
     if (1e3..=1e13).contains(&rate) { Ok(Rate(rate)) } else { Err(wrong()) }
 }
 
-/// As [`read_rate`] reads it: the same whole number of bits per second.
+/// Formats a rate for [`read_rate`], which returns the same whole number of bits per second.
 fn rate_text(rate: Rate) -> String {
     let units = [(1e12, 'T'), (1e9, 'G'), (1e6, 'M')];
     let (factor, unit) = units.into_iter().find(|(factor, _)| rate.0 >= *factor).unwrap_or((1e3, 'k'));

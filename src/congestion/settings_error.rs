@@ -1,50 +1,50 @@
-//! What is wrong with the text of [`super::Settings`], and what would be right.
+//! Errors in the text of [`super::Settings`], with what is allowed.
 
 use super::knobs::KnobError;
 
-/// What is wrong with a text of settings.
+/// Why a text of settings is invalid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SettingsError {
-    /// The first word names no algorithm.
+    /// The first word is not an algorithm.
     #[error("`{name}` is no congestion control: there are off, dcqcn, swift and fixed{}", meant(nearest))]
     Algorithm {
-        /// What was asked for.
+        /// The given word.
         name: String,
-        /// What may have been meant.
+        /// The most similar algorithm.
         nearest: Option<&'static str>,
     },
     /// A part is not `KNOB=VALUE`.
     #[error("`{0}` sets nothing: write KNOB=VALUE, several with commas between them")]
     Part(String),
-    /// A preset behind other knobs.
+    /// A preset after other knobs.
     #[error("preset={0} sets all knobs: write it before those that differ from it")]
     PresetLate(String),
-    /// A knob of DCQCN.
+    /// Error in a knob of DCQCN.
     #[error(transparent)]
     Dcqcn(#[from] KnobError),
-    /// No knob of this name.
+    /// Unknown knob.
     #[error("`{name}` is no knob of {of}{}; there are {known}", meant(nearest))]
     NoKnob {
-        /// The algorithm that was named: `dcqcn`, `swift`, `fixed`.
+        /// The algorithm: `dcqcn`, `swift`, `fixed`.
         of: &'static str,
-        /// What was asked for.
+        /// The given name.
         name: String,
-        /// What may have been meant.
+        /// The most similar knob.
         nearest: Option<&'static str>,
-        /// All that there are.
+        /// All knobs of the algorithm.
         known: String,
     },
-    /// A knob takes no such value.
+    /// The value is out of the knob's range.
     #[error("{knob}={text}: it takes {takes}")]
     Value {
-        /// The knob whose range was missed.
+        /// Name of the knob.
         knob: &'static str,
-        /// What was asked for.
+        /// The given value.
         text: String,
-        /// The range and the unit.
+        /// Range and unit.
         takes: String,
     },
-    /// Swift's flow scaling is upside down.
+    /// Swift's flow scaling has a minimum not below its maximum.
     #[error("fs_min_cwnd={min} must be below fs_max_cwnd={max}")]
     FlowScaling {
         /// `fs_min_cwnd`, in packets.
@@ -52,15 +52,15 @@ pub enum SettingsError {
         /// `fs_max_cwnd`, in packets.
         max: f64,
     },
-    /// `fixed` without its rate.
-    #[error("a fixed rate wants to know which: fixed,rate=100M")]
+    /// `fixed` without a rate.
+    #[error("`fixed` requires a rate: fixed,rate=100M")]
     NoRate,
-    /// A rate that is none.
+    /// Invalid rate.
     #[error(
         "`{0}` is no rate: write a number from 1k to 10T with its unit, k, M, G or T bits per second, such as 100M or 2.5G"
     )]
     Rate(String),
-    /// A knob where there is none.
+    /// A knob although congestion control is off.
     #[error("congestion control is off and has no knobs: `dcqcn` or `dcqcn,{0}` switches it on")]
     Off(String),
 }

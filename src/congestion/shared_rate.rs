@@ -1,15 +1,15 @@
-//! A rate that several QPs have together: what a program, or a user, may send.
+//! A rate limit shared by several QPs, for a program or a user.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Pacer, Rate};
 use crate::time::Nanos;
 
-/// A rate that several QPs have together, on top of what each of them may have. A copy is the same one.
+/// A rate limit shared by several QPs, in addition to the limit of each. Clones share the limit.
 ///
-/// Each frame that leaves is a debt of all. The QP that sent it takes its place behind those who sent before, and goes on when all is
-/// paid that was owed by then. So QPs that have enough to send take turns, frame by frame, and the mean is exact. In any span of
-/// time leaves what the rate gives, [`Pacer::MAX_BURST`] and a frame of each QP that was idle.
+/// Each frame sent adds to a common debt. A QP that has sent may send again once the debt at that time is
+/// paid. Backlogged QPs thus alternate frame by frame, and the mean rate is exact. In any interval, the QPs
+/// send at most what the rate allows, [`Pacer::MAX_BURST`], and one frame of each QP that was idle.
 #[derive(Clone, Debug)]
 pub struct SharedRate(Arc<Account>);
 
@@ -20,12 +20,12 @@ struct Account {
 }
 
 impl SharedRate {
-    /// Of all to which copies of it are given.
+    /// Creates a limit. All its clones share it.
     pub fn new(rate: Rate) -> SharedRate {
         SharedRate(Arc::new(Account { rate, pacer: Mutex::new(Pacer::new()) }))
     }
 
-    /// What it is.
+    /// Returns the limit.
     pub fn rate(&self) -> Rate {
         self.0.rate
     }
@@ -34,14 +34,14 @@ impl SharedRate {
         self.0.pacer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A frame of `bytes` left: when the QP that sent it may go on.
+    /// Records that a QP sent a frame of `bytes`. Returns when the QP may send again.
     pub fn sent(&self, now: Nanos, bytes: u64) -> Nanos {
         let mut pacer = self.pacer();
         pacer.sent(now, bytes, self.0.rate);
         pacer.ready_at()
     }
 
-    /// When what has left by now is paid for.
+    /// Returns when the debt of all frames sent so far is paid.
     pub fn ready_at(&self) -> Nanos {
         self.pacer().ready_at()
     }
@@ -54,19 +54,19 @@ mod tests {
     const FRAME: u64 = 1250;
 
     #[test]
-    fn who_has_enough_to_send_takes_turns_and_the_mean_is_exact() {
-        // 10 us a frame.
+    fn backlogged_qps_alternate_at_the_exact_rate() {
+        // 10 us per frame.
         let rate = SharedRate::new(Rate::from_gbps(1.0));
         let mut next = [Nanos::ZERO; 3];
         let mut sent = [0u64; 3];
         let end = Nanos::from_millis(100);
         loop {
-            let (who, at) = next.into_iter().enumerate().min_by_key(|(_, at)| *at).expect("three");
+            let (qp, at) = next.into_iter().enumerate().min_by_key(|(_, at)| *at).expect("three");
             if at >= end {
                 break;
             }
-            next[who] = rate.clone().sent(at, FRAME);
-            sent[who] += 1;
+            next[qp] = rate.clone().sent(at, FRAME);
+            sent[qp] += 1;
         }
         let sum = sent.iter().sum::<u64>();
         assert!((10_000..=10_003).contains(&sum), "{sent:?}");
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_time_saves_a_burst_up_and_no_more() {
+    fn idle_time_earns_at_most_one_burst() {
         let rate = SharedRate::new(Rate::from_gbps(1.0));
         rate.sent(Nanos::ZERO, FRAME);
         assert_eq!(rate.ready_at(), Nanos::from_micros(10));

@@ -1,41 +1,41 @@
-//! Swift: a window that grows until the round trip takes longer than a target, carried here as a rate.
+//! Swift: a window that grows while the round trip is below a target, converted to a rate.
 //!
-//! Source: Kumar et al., Swift: Delay is Simple and Effective for Congestion Control in the Datacenter, SIGCOMM 2020,
-//! sections 3.1 to 3.5 (target delay with flow scaling, additive increase, decrease in proportion to the excess at most
-//! once a round trip). Why not TIMELY, which is a rate by birth: its gradient has no single fixed point, so that flows
-//! need not become equal (Zhu et al., ECN or Delay, CoNEXT 2016).
+//! Source: Kumar et al., Swift: Delay is Simple and Effective for Congestion Control in the Datacenter,
+//! SIGCOMM 2020, sections 3.1 to 3.5: target delay with flow scaling, additive increase, decrease in
+//! proportion to the excess at most once per round trip. TIMELY, which is rate-based, was not chosen: its
+//! gradient has no unique fixed point, so flows need not become fair (Zhu et al., ECN or Delay, CoNEXT 2016).
 //!
-//! The window is kept in packets, and the rate is window / mean round trip. What differs from a sender that counts
-//! packets in flight: when acknowledgements stop, this keeps its rate, and the transport's own window is what stops it.
-//! There is no endpoint delay to take apart from the fabric's: `base_target` holds both, and hops are not counted.
+//! The window is in packets, and the rate is window / mean round trip. Two differences from the paper: (1) if
+//! acknowledgements stop, the rate stays, and the transport's window stops the sender; (2) endpoint and
+//! fabric delay are not separated: `base_target` covers the two, and hops are not counted.
 
 use super::swift_knobs::{Knob, SwiftKnobs};
 use super::{Control, Rate, Sample, Settings, State};
 use crate::time::Nanos;
 
-/// Swift's reaction point.
+/// The reaction point of Swift.
 #[derive(Clone, Debug)]
 pub struct Swift {
     knobs: SwiftKnobs,
     line_rate: f64,
-    /// Packets; `None` before the first sample, while it sends at line rate.
+    /// Window in packets; `None` before the first sample, when the QP sends at line rate.
     window: Option<f64>,
-    /// Mean round trip in nanoseconds, 1 at least.
+    /// Mean round trip in nanoseconds, at least 1.
     round_trip: f64,
     decreased_at: Option<Nanos>,
 }
 
 impl Swift {
-    /// How much of a sample the mean takes.
+    /// Weight of a sample in the mean.
     const GAIN: f64 = 1.0 / 8.0;
 
-    /// A reaction point at line rate.
+    /// Creates a reaction point at line rate.
     pub fn new(knobs: &SwiftKnobs, line_rate: Rate) -> Swift {
         let line_rate = if line_rate.0 >= 1.0 { line_rate.0.min(f64::MAX / 4.0) } else { 1.0 };
         Swift { knobs: knobs.clone(), line_rate, window: None, round_trip: 1.0, decreased_at: None }
     }
 
-    /// The round trip that it aims at with a window, in nanoseconds (section 3.5).
+    /// Returns the target round trip of a window, in nanoseconds (section 3.5).
     fn target(&self, window: f64) -> f64 {
         let of = |knob| self.knobs.value(knob);
         let (range, most) = (of(Knob::FsRange), of(Knob::FsMaxCwnd).sqrt().recip());
@@ -44,7 +44,7 @@ impl Swift {
         (of(Knob::BaseTarget) + scaled) * 1e3
     }
 
-    /// The window that gives a rate at the mean round trip.
+    /// Returns the window that gives `rate` at the mean round trip.
     fn window_for(&self, rate: f64) -> f64 {
         rate * self.round_trip / (8e9 * self.knobs.value(Knob::Packet))
     }
@@ -65,7 +65,7 @@ impl Swift {
 }
 
 impl Control for Swift {
-    /// Delay is all that it goes by.
+    /// Ignored: Swift reacts to delay only.
     fn notified(&mut self, _now: Nanos) -> bool {
         false
     }
@@ -83,7 +83,7 @@ impl Control for Swift {
         let target = self.target(window);
         let (ai, packet) = (self.knobs.value(Knob::Ai), self.knobs.value(Knob::Packet));
         let next = if delay < target {
-            // A round trip acknowledges a window, and gains ai however few acknowledgements tell of it.
+            // A round trip acknowledges one window, and adds ai, whatever the number of acknowledgements.
             window + ai * (sample.bytes as f64 / packet / window.max(1.0)).min(1.0)
         } else if self.decreased_at.is_none_or(|at| (now - at).0 as f64 >= delay) {
             self.decreased_at = Some(now);

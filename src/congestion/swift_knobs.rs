@@ -1,11 +1,11 @@
-//! The knobs of [`super::Swift`]: names, units, ranges and what each does.
+//! The knobs of [`super::Swift`]: names, units, ranges and descriptions.
 
 use std::fmt;
 
 use super::nearest::nearest;
 use super::settings_error::SettingsError;
 
-/// What can be turned.
+/// A knob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Knob {
     BaseTarget,
@@ -23,17 +23,17 @@ pub(super) enum Knob {
 #[derive(Clone, Copy, Debug)]
 pub struct Description {
     knob: Knob,
-    /// The name by which users set it.
+    /// Name in settings.
     pub name: &'static str,
-    /// What a value counts.
+    /// Unit of a value.
     pub unit: &'static str,
-    /// The smallest value that it takes, in `unit`.
+    /// Minimum, in `unit`.
     pub least: f64,
-    /// The largest value that it takes, in `unit`.
+    /// Maximum, in `unit`.
     pub most: f64,
-    /// The value unless another is set.
+    /// Default, in `unit`.
     pub default: f64,
-    /// What it does, in a sentence for people.
+    /// Description, one sentence.
     pub help: &'static str,
 }
 
@@ -43,26 +43,26 @@ const COUNT: usize = 9;
 #[rustfmt::skip]
 pub static TABLE: [Description; COUNT] = [
     Description { knob: Knob::BaseTarget, name: "base_target", unit: "us", least: 1.0, most: 1e6, default: 50.0,
-        help: "round trip that a large window aims at" },
+        help: "target round trip of a large window" },
     Description { knob: Knob::FsRange, name: "fs_range", unit: "us", least: 0.0, most: 1e6, default: 100.0,
-        help: "how much longer a small window may take: many flows at a bottleneck queue more" },
+        help: "maximum that a small window adds to the target: many flows at a bottleneck queue more" },
     Description { knob: Knob::FsMinCwnd, name: "fs_min_cwnd", unit: "packets", least: 1e-3, most: 1e6, default: 0.1,
-        help: "window at which the whole of fs_range is granted" },
+        help: "window at which all of fs_range is added to the target" },
     Description { knob: Knob::FsMaxCwnd, name: "fs_max_cwnd", unit: "packets", least: 1e-3, most: 1e6, default: 100.0,
-        help: "window from which on nothing of it is" },
+        help: "window from which none of fs_range is added" },
     Description { knob: Knob::Ai, name: "ai", unit: "packets", least: 1e-6, most: 1e3, default: 1.0,
-        help: "how far the window grows in a round trip below the target" },
+        help: "growth of the window per round trip below the target" },
     Description { knob: Knob::Beta, name: "beta", unit: "", least: 1e-3, most: 1.0, default: 0.8,
-        help: "decrease for an excess over the target, as a part of the round trip" },
+        help: "factor of a decrease: the window shrinks by beta * (delay - target) / delay" },
     Description { knob: Knob::MaxMdf, name: "max_mdf", unit: "", least: 1e-3, most: 0.99, default: 0.5,
-        help: "the most that one decrease takes" },
+        help: "maximum part of the window that one decrease removes" },
     Description { knob: Knob::Packet, name: "packet", unit: "bytes", least: 64.0, most: 65_536.0, default: 1024.0,
-        help: "bytes of a packet in which windows are counted" },
+        help: "packet size, the unit of windows" },
     Description { knob: Knob::MinRate, name: "min_rate", unit: "Mb/s", least: 1e-3, most: 1e7, default: 1.0,
-        help: "the lowest rate" },
+        help: "minimum rate" },
 ];
 
-/// A value for each knob of Swift, all in their ranges.
+/// A value for each knob of Swift. Every value is in its range.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SwiftKnobs {
     values: [f64; COUNT],
@@ -75,15 +75,15 @@ impl Default for SwiftKnobs {
 }
 
 impl SwiftKnobs {
-    /// The value of one of them, in the unit of its row.
+    /// Returns the value of a knob, in its unit.
     pub(super) fn value(&self, knob: Knob) -> f64 {
         self.values[knob as usize]
     }
 
-    /// Sets one knob by name. Whether it fits the others says [`SwiftKnobs::check`].
+    /// Sets one knob by name. [`SwiftKnobs::check`] checks the consistency once all are set.
     ///
     /// # Errors
-    /// An unknown name, or a value that it does not take: then nothing has changed.
+    /// If the name is unknown, or the value out of range. Nothing has changed then.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), SettingsError> {
         let Some(row) = TABLE.iter().find(|row| row.name.eq_ignore_ascii_case(name)) else {
             let names = TABLE.iter().map(|row| row.name);
@@ -105,10 +105,10 @@ impl SwiftKnobs {
         Ok(())
     }
 
-    /// Whether the values fit one another.
+    /// Checks that the values are consistent.
     ///
     /// # Errors
-    /// If the windows of flow scaling are the wrong way round.
+    /// If `fs_min_cwnd` is not below `fs_max_cwnd`.
     pub fn check(&self) -> Result<(), SettingsError> {
         let (min, max) = (self.value(Knob::FsMinCwnd), self.value(Knob::FsMaxCwnd));
         if min < max { Ok(()) } else { Err(SettingsError::FlowScaling { min, max }) }
@@ -116,7 +116,7 @@ impl SwiftKnobs {
 }
 
 impl fmt::Display for SwiftKnobs {
-    /// What differs from the defaults: `,base_target=30`.
+    /// Prints the differences from the defaults: `,base_target=30`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let differing = TABLE.iter().filter(|row| self.value(row.knob) != row.default);
         differing.into_iter().try_for_each(|row| write!(f, ",{}={}", row.name, self.value(row.knob)))

@@ -1,4 +1,5 @@
-//! Connecting to a Unix socket that any process may have made, and asking the kernel for that process and its user.
+//! Connects to Unix sockets that any process may have created, and gets the peer's process and user from the
+//! kernel.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -12,16 +13,16 @@ use nix::sys::socket::{
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 
-/// Connects to the socket with an abstract name.
+/// Connects to a socket by its abstract name.
 ///
 /// # Errors
-/// `TimedOut` if its backlog is still full at `until`; `ConnectionRefused` if there is no such socket.
+/// `TimedOut` if the backlog is still full at `until`; `ConnectionRefused` if the socket does not exist.
 pub(crate) fn connect(name: &str, until: Instant) -> io::Result<UnixStream> {
     let address = UnixAddr::new_abstract(name.as_bytes())?;
     let own: OwnedFd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
     loop {
         let left = until.saturating_duration_since(Instant::now()).as_micros();
-        // The time to connect is bounded as that of sending is (`unix_stream_connect`); 0 would be no bound.
+        // The send timeout also limits connect (`unix_stream_connect`); 0 would mean no limit.
         let timeout = TimeVal::microseconds(i64::try_from(left).unwrap_or(i64::MAX).max(1));
         setsockopt(&own, sockopt::SendTimeout, &timeout)?;
         match connect_to(own.as_raw_fd(), &address) {
@@ -35,10 +36,10 @@ pub(crate) fn connect(name: &str, until: Instant) -> io::Result<UnixStream> {
     Ok(own.into())
 }
 
-/// Connects without waiting: `own`, which does not block, or a new socket that does not.
+/// Connects without blocking. Uses `own`, which must be non-blocking, or a new socket.
 ///
 /// # Errors
-/// `WouldBlock` if its backlog is full; `ConnectionRefused` if there is no such socket.
+/// `WouldBlock` if the backlog is full; `ConnectionRefused` if the socket does not exist.
 pub(crate) fn connect_now(own: Option<OwnedFd>, name: &str) -> io::Result<UnixStream> {
     let address = UnixAddr::new_abstract(name.as_bytes())?;
     let own = match own {
@@ -54,8 +55,8 @@ pub(crate) fn connect_now(own: Option<OwnedFd>, name: &str) -> io::Result<UnixSt
     Ok(own.into())
 }
 
-/// The process at the other end and its user, as they were when it connected or began to listen (`SO_PEERCRED`). A process of another PID
-/// namespace may have the number 0.
+/// Returns process and user of the peer at the time when it connected or began to listen (`SO_PEERCRED`). The
+/// number of a process in another PID namespace may be 0.
 pub(crate) fn peer_of(socket: &UnixStream) -> io::Result<UnixCredentials> {
     Ok(getsockopt(socket, sockopt::PeerCredentials)?)
 }
@@ -69,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn full_backlog_ends_at_the_deadline() {
+    fn connect_to_full_backlog_times_out() {
         let name = format!("roxie/test/full/{}", std::process::id());
         assert_eq!(
             connect(&name, Instant::now()).expect_err("none").kind(),
@@ -89,7 +90,7 @@ mod tests {
             assert!(waiting.len() < 4, "the backlog is 1");
         };
         assert_eq!(refused.kind(), io::ErrorKind::TimedOut, "{refused}");
-        // An accepted connection makes room.
+        // Accepting a connection frees an entry of the backlog.
         let _accepted = listener.accept().expect("one waits");
         let socket = connect(&name, soon()).expect("room");
         assert_eq!(socket.write_timeout().expect("a socket"), None);

@@ -1,4 +1,4 @@
-//! File descriptors between processes: those that are handed over, and those that children of a fork must not keep.
+//! File descriptors between processes: passing them, and closing them in children of a fork.
 
 pub(crate) mod children;
 mod connecting;

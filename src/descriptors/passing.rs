@@ -1,4 +1,4 @@
-//! File descriptors that one process hands to another (`SCM_RIGHTS`).
+//! Passing file descriptors between processes (`SCM_RIGHTS`).
 
 #![allow(unsafe_code)]
 
@@ -10,17 +10,18 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
-/// Descriptors of one message at most.
+/// Maximum number of descriptors per message.
 pub(crate) const MOST: usize = 4;
-/// 64-bit words of the control message that carries so many: a header of two (`cmsg(3)`), then the numbers.
+/// Size of the control message for [`MOST`] descriptors in 64-bit words: a header of two (`cmsg(3)`), then
+/// the numbers.
 const CONTROL: usize = 2 + MOST * size_of::<RawFd>() / size_of::<u64>();
 
-/// Sends descriptors, with one byte.
+/// Sends descriptors with one byte of data.
 pub(crate) fn send(socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     send_with(socket, &[1], fds, MsgFlags::MSG_DONTWAIT).map(drop)
 }
 
-/// Sends bytes, and descriptors with the first of them. Returns how many bytes there was room for.
+/// Sends bytes, with descriptors attached to the first. Returns the number of bytes sent.
 pub(crate) fn send_with(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
@@ -34,17 +35,17 @@ pub(crate) fn send_with(
     Ok(sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(bytes)], control, flags, None)?)
 }
 
-/// Receives a message; `None`: the other end is gone.
+/// Receives descriptors with one byte; `None` if the peer has closed the socket.
 pub(crate) fn receive(socket: BorrowedFd<'_>, flags: MsgFlags) -> io::Result<Option<Vec<OwnedFd>>> {
     let (length, fds) = receive_with(socket, &mut [0], flags)?;
     Ok((length > 0).then_some(fds))
 }
 
-/// Receives bytes, and the descriptors that came with them. 0: the other end is gone.
+/// Receives bytes and the descriptors attached to them. Returns length 0 if the peer has closed the socket.
 ///
 /// # Errors
-/// `InvalidData` if more than [`MOST`] descriptors came, `EMFILE` if this process may have no more: those that the kernel
-/// installed are closed then.
+/// `InvalidData` if more than [`MOST`] descriptors arrived; `EMFILE` if the process has reached its limit. In
+/// each case, the descriptors that were received are closed.
 pub(crate) fn receive_with(
     socket: BorrowedFd<'_>,
     bytes: &mut [u8],
@@ -52,7 +53,7 @@ pub(crate) fn receive_with(
 ) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut control = [0u64; CONTROL];
     let mut piece = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    // SAFETY: plain numbers and pointers, for which all zeroes is a value.
+    // SAFETY: `msghdr` consists of numbers and pointers, for which zero is valid.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     (header.msg_iov, header.msg_iovlen) = (&raw mut piece, 1);
     (header.msg_control, header.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(&control));
@@ -65,7 +66,7 @@ pub(crate) fn receive_with(
             error => Err(error.into()),
         };
     };
-    // SAFETY: the call has succeeded, and `control` is as it left it.
+    // SAFETY: the call has succeeded, and `control` has not been changed since.
     let fds = unsafe { owned(&header) };
     if header.msg_flags & libc::MSG_CTRUNC == 0 {
         return Ok((received, fds));
@@ -77,33 +78,35 @@ pub(crate) fn receive_with(
     Err(io::Error::new(io::ErrorKind::InvalidData, why))
 }
 
-/// Takes the descriptors that a message brought.
+/// Takes ownership of the descriptors of a received message.
 ///
 /// # Safety
-/// `recvmsg` has filled the header, its control messages are as they were, and nothing has taken descriptors from them.
+/// `recvmsg` must have filled the header, the control messages must be unchanged, and no descriptor may have
+/// been taken from them.
 unsafe fn owned(header: &libc::msghdr) -> Vec<OwnedFd> {
     let mut fds = Vec::new();
-    // SAFETY: the kernel wrote the control messages, and says in `msg_controllen` how long they are.
+    // SAFETY: the kernel wrote the control messages, and their length into `msg_controllen`.
     let mut message = unsafe { libc::CMSG_FIRSTHDR(header) };
-    // SAFETY: null, or a control message that lies whole inside the buffer, which is aligned for it.
+    // SAFETY: `message` is null, or a control message that lies entirely in the buffer, which is aligned for
+    // it.
     while let Some(found) = unsafe { message.as_ref() } {
         if (found.cmsg_level, found.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
             // SAFETY: the data of a control message lies behind its header.
             let (data, start) = unsafe { (libc::CMSG_DATA(message), libc::CMSG_LEN(0) as usize) };
             let count = (found.cmsg_len - start) / size_of::<RawFd>();
             fds.extend((0..count).map(|at| {
-                // SAFETY: inside the message by its length. The kernel made the descriptor for this process with this
-                // message, and nothing else has it.
+                // SAFETY: the index is inside the message by its length. The kernel made the descriptor for
+                // this process with this message, and nothing else owns it.
                 unsafe { OwnedFd::from_raw_fd(data.cast::<RawFd>().add(at).read_unaligned()) }
             }));
         }
-        // SAFETY: as for the first.
+        // SAFETY: as for the first control message.
         message = unsafe { libc::CMSG_NXTHDR(header, message) };
     }
     fds
 }
 
-/// The same, for which it waits until then; `TimedOut`: the other end said nothing.
+/// Like [`receive`], but waits up to `until`; `TimedOut` if nothing arrived.
 pub(crate) fn receive_until(socket: BorrowedFd<'_>, until: Instant) -> io::Result<Option<Vec<OwnedFd>>> {
     let left = until.saturating_duration_since(Instant::now());
     let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
@@ -135,7 +138,7 @@ mod tests {
         assert_eq!(refused.kind(), io::ErrorKind::InvalidData, "{refused}");
         nix::fcntl::fcntl(&reader, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK))
             .expect("a pipe");
-        // With a writer left it would say that there is nothing yet.
+        // If a writer were left open, the read would report `WouldBlock`.
         assert_eq!(reader.read(&mut bytes).expect("the end: all writers are closed"), 0);
     }
 

@@ -1,4 +1,4 @@
-//! Arrays of bytes of any length in messages: serde has those of up to 32.
+//! serde for byte arrays of any length; serde itself supports up to 32.
 
 use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
@@ -8,5 +8,5 @@ pub(super) fn serialize<S: Serializer, const N: usize>(bytes: &[u8; N], to: S) -
 
 pub(super) fn deserialize<'de, D: Deserializer<'de>, const N: usize>(from: D) -> Result<[u8; N], D::Error> {
     let bytes = <&[u8]>::deserialize(from)?;
-    bytes.try_into().map_err(|_| D::Error::invalid_length(bytes.len(), &"as many bytes as it has"))
+    bytes.try_into().map_err(|_| D::Error::invalid_length(bytes.len(), &"the length of the array"))
 }

@@ -1,37 +1,37 @@
-//! Receive side scaling: which of many queues a frame goes to.
+//! Receive side scaling: selects the queue of a frame by a hash.
 
 use bitflags::bitflags;
 use serde::{Deserialize, Serialize};
 
 use super::{FlowField, FlowKey, layer};
 
-/// Bytes of the hash's key.
+/// Length of the hash key in bytes.
 pub const RX_HASH_KEY: usize = 40;
 
 bitflags! {
-    /// What is hashed of a frame (`ibv_rx_hash_fields`), in the order of the bits.
+    /// The hashed fields of a frame (`ibv_rx_hash_fields`), hashed in the order of the bits.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
     pub struct RxHashFields: u32 {
-        /// IPv4's source address.
+        /// IPv4 source address.
         const SOURCE_IPV4 = 1;
-        /// IPv4's destination address.
+        /// IPv4 destination address.
         const DESTINATION_IPV4 = 1 << 1;
-        /// IPv6's source address.
+        /// IPv6 source address.
         const SOURCE_IPV6 = 1 << 2;
-        /// IPv6's destination address.
+        /// IPv6 destination address.
         const DESTINATION_IPV6 = 1 << 3;
-        /// TCP's source port.
+        /// TCP source port.
         const SOURCE_PORT_TCP = 1 << 4;
-        /// TCP's destination port.
+        /// TCP destination port.
         const DESTINATION_PORT_TCP = 1 << 5;
-        /// UDP's source port.
+        /// UDP source port.
         const SOURCE_PORT_UDP = 1 << 6;
-        /// UDP's destination port.
+        /// UDP destination port.
         const DESTINATION_PORT_UDP = 1 << 7;
     }
 }
 
-/// The fields, where they are, and the layer without which a frame has none.
+/// The fields, their place in a key, and the layer that a frame must have.
 const FIELDS: [(RxHashFields, FlowField, u8); 8] = [
     (RxHashFields::SOURCE_IPV4, FlowField::SourceIpv4, layer::IPV4),
     (RxHashFields::DESTINATION_IPV4, FlowField::DestinationIpv4, layer::IPV4),
@@ -46,15 +46,15 @@ const FIELDS: [(RxHashFields, FlowField, u8); 8] = [
 /// A Toeplitz hash of some fields of a frame, as Microsoft's "RSS hashing functions" defines it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RxHash {
-    /// The Toeplitz hash's key, 40 bytes as the application gives them.
+    /// The key as the application gives it, 40 bytes.
     #[serde(with = "super::bytes")]
     pub key: [u8; RX_HASH_KEY],
-    /// What is hashed. Fields that a frame has not are left out; of one that has none the hash is 0.
+    /// Fields to hash. Fields that the frame lacks are skipped; a frame with none of them hashes to 0.
     pub fields: RxHashFields,
 }
 
 impl RxHash {
-    /// That of a frame.
+    /// Returns the hash of a frame.
     pub fn of(&self, frame: &FlowKey) -> u32 {
         let mut state = Toeplitz { key: &self.key, at: 0, hash: 0 };
         for (field, place, layer) in FIELDS {
@@ -66,16 +66,16 @@ impl RxHash {
     }
 }
 
-/// The hash of the bytes so far.
+/// The hash of the bytes consumed so far.
 struct Toeplitz<'a> {
     key: &'a [u8; RX_HASH_KEY],
-    /// How many there were.
+    /// Number of bytes consumed.
     at: usize,
     hash: u32,
 }
 
 impl Toeplitz<'_> {
-    /// Each bit that is set adds the 32 bits of the key that begin at its place.
+    /// Consumes bytes. Each set bit XORs in the 32 key bits that begin at its position.
     fn take(&mut self, bytes: &[u8]) {
         for byte in bytes {
             let key = |i: usize| u64::from(self.key.get(self.at + i).copied().unwrap_or(0));
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn hashes_are_those_of_the_published_cases() {
+    fn rss_hashes_agree_with_published_cases() {
         let addresses = RxHashFields::SOURCE_IPV4 | RxHashFields::DESTINATION_IPV4;
         let ports = RxHashFields::SOURCE_PORT_TCP | RxHashFields::DESTINATION_PORT_TCP;
         let cases = [
@@ -125,7 +125,7 @@ mod tests {
             assert_eq!(
                 RxHash { key: KEY, fields: addresses | udp }.of(&frame),
                 of_addresses,
-                "it has no UDP ports"
+                "a TCP frame has no UDP ports"
             );
             assert_eq!(RxHash { key: KEY, fields: RxHashFields::SOURCE_IPV6 }.of(&frame), 0);
         }

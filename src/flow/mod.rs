@@ -1,8 +1,8 @@
-//! Which frames of other protocols are steered to a raw packet QP (`ibv_create_flow`).
+//! Flow steering: selects the frames of other protocols that go to a raw packet QP (`ibv_create_flow`).
 //!
-//! What steering looks at in a frame is brought to one shape, [`FlowKey`]: 64 bytes in which each field has its place, whatever tags
-//! and options the frame has. A [`FlowMatch`] is a value and a mask of that shape. The steering program in the kernel
-//! (`steer.bpf.c`) makes the same key of a frame and compares in the same way.
+//! The steered fields of a frame are copied to a [`FlowKey`]: 64 bytes in which each field has a fixed place,
+//! whatever tags and options the frame has. A [`FlowMatch`] is a value and a mask in the same layout. The
+//! steering program in the kernel (`steer.bpf.c`) builds and compares keys in the same way.
 
 mod bytes;
 mod hash;
@@ -15,13 +15,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::frame::{Frame, ROCE_V2_PORT};
 
-/// Flows that a device has at most: what the steering program compares each frame of another protocol with.
+/// Maximum number of flows of a device. The steering program compares each frame of another protocol with all
+/// of them.
 pub const MAX_FLOWS: usize = 64;
 
-/// Bytes of a key.
+/// Length of a key in bytes.
 pub const FLOW_KEY: usize = 64;
 const KEY: usize = FLOW_KEY;
-/// Ethernet with a tag, IPv4 with all its options, and ports: no key looks further.
+/// Bytes from which a key is built, at most: Ethernet with a tag, IPv4 with all options, and ports.
 const DEEPEST: usize = 14 + 4 + 60 + 4;
 
 const ETHERTYPE_IPV4: u16 = 0x0800;
@@ -30,57 +31,57 @@ const ETHERTYPE_ROCE_V1: u16 = 0x8915;
 const ETHERTYPE_TAGS: [u16; 2] = [0x8100, 0x88a8];
 const PROTOCOL_TCP: u8 = 6;
 const PROTOCOL_UDP: u8 = 17;
-/// "More fragments", or an offset, in IPv4's flags and offset.
+/// IPv4 flags and offset: more fragments, or an offset other than 0.
 const FRAGMENT: u16 = 0x3fff;
 
-/// A field of a key. All are in network order.
+/// A field of a key, in network byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FlowField {
-    /// The station that the frame is for, 6 bytes.
+    /// Destination MAC address, 6 bytes.
     Destination,
-    /// The station that sent it, 6 bytes.
+    /// Source MAC address, 6 bytes.
     Source,
-    /// The EtherType, 2 bytes: that behind the tag, if there is one.
+    /// EtherType, 2 bytes; behind the tag if the frame has one.
     EtherType,
-    /// The VLAN tag's control information, 2 bytes.
+    /// Tag control information of the VLAN tag, 2 bytes.
     VlanTag,
-    /// Which [layers](layer) there are, 1 byte.
+    /// The [layers](layer) of the frame, 1 byte.
     Layers,
-    /// IPv4's protocol or IPv6's next header, 1 byte.
+    /// IPv4 protocol or IPv6 next header, 1 byte.
     Protocol,
-    /// IPv4's TOS or IPv6's traffic class, 1 byte.
+    /// IPv4 TOS or IPv6 traffic class, 1 byte.
     TrafficClass,
     /// TTL or hop limit, 1 byte.
     HopLimit,
-    /// Of TCP or UDP, 2 bytes. Fragments show none.
+    /// TCP or UDP source port, 2 bytes; 0 in fragments.
     SourcePort,
-    /// Of TCP or UDP, 2 bytes. Fragments show none.
+    /// TCP or UDP destination port, 2 bytes; 0 in fragments.
     DestinationPort,
-    /// IPv6's flow label, 4 bytes.
+    /// IPv6 flow label, 4 bytes.
     FlowLabel,
-    /// IPv4's flags, 1 byte: 1 reserved, 2 don't fragment, 4 more fragments (`ib_ipv4_flags` of the kernel).
+    /// IPv4 flags, 1 byte: 1 reserved, 2 don't fragment, 4 more fragments (`ib_ipv4_flags` of the kernel).
     Ipv4Flags,
-    /// 16 bytes.
+    /// IPv6 source address, 16 bytes.
     SourceIpv6,
-    /// 16 bytes.
+    /// IPv6 destination address, 16 bytes.
     DestinationIpv6,
-    /// 4 bytes.
+    /// IPv4 source address, 4 bytes.
     SourceIpv4,
-    /// 4 bytes.
+    /// IPv4 destination address, 4 bytes.
     DestinationIpv4,
 }
 
 /// Bits of [`FlowField::Layers`].
 pub mod layer {
-    /// There is a VLAN tag.
+    /// VLAN tag.
     pub const VLAN: u8 = 1;
-    /// There is an IPv4 header.
+    /// IPv4 header.
     pub const IPV4: u8 = 2;
-    /// There is an IPv6 header.
+    /// IPv6 header.
     pub const IPV6: u8 = 4;
-    /// There are TCP's ports.
+    /// TCP ports.
     pub const TCP: u8 = 8;
-    /// There are UDP's ports.
+    /// UDP ports.
     pub const UDP: u8 = 16;
 }
 
@@ -107,15 +108,15 @@ impl FlowField {
     }
 }
 
-/// What steering sees of a frame: each field in its place, those that the frame has not are 0.
+/// The steered fields of a frame. Fields that the frame lacks are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowKey(#[serde(with = "bytes")] [u8; KEY]);
 
 impl FlowKey {
     const EMPTY: FlowKey = FlowKey([0; KEY]);
 
-    /// That of a frame; `None` if it is shorter than an Ethernet header, or RoCE, which is the transport's and never steered,
-    /// whomever it is for.
+    /// Returns the key of a frame. `None` if the frame is shorter than an Ethernet header, or is RoCE: RoCE
+    /// frames go to the transport whatever their address, and are never steered.
     pub fn of(frame: &Frame<'_>) -> Option<FlowKey> {
         let mut buffer = [0; DEEPEST];
         let length = frame.copy_to(0, &mut buffer);
@@ -208,7 +209,7 @@ impl FlowKey {
     }
 }
 
-/// What a frame must be to be steered.
+/// The condition by which a flow selects frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowMatch {
     value: FlowKey,
@@ -222,10 +223,10 @@ impl Default for FlowMatch {
 }
 
 impl FlowMatch {
-    /// Requires that a field has this value in the bits of the mask, beside what was required before.
+    /// Requires `value` in the bits of `mask` of a field, in addition to earlier requirements.
     ///
     /// # Panics
-    /// If the value or the mask is not of the field's length.
+    /// If `value` or `mask` has another length than the field.
     pub fn require(&mut self, field: FlowField, value: &[u8], mask: &[u8]) {
         let range = field.range();
         assert!(
@@ -239,24 +240,24 @@ impl FlowMatch {
         }
     }
 
-    /// Requires that a field has this value. See [`FlowMatch::require`].
+    /// Requires `value` in a whole field. See [`FlowMatch::require`].
     #[must_use]
     pub fn with(mut self, field: FlowField, value: &[u8]) -> FlowMatch {
         self.require(field, value, &[0xff; 16][..value.len()]);
         self
     }
 
-    /// Requires that there are these [layers](layer).
+    /// Requires the given [layers](layer).
     pub fn require_layers(&mut self, layers: u8) {
         self.require(FlowField::Layers, &[layers], &[layers]);
     }
 
-    /// True for the key of a frame that is as it must be.
+    /// True if a frame with this key meets the condition.
     pub fn takes(&self, key: &FlowKey) -> bool {
         self.value.0.iter().zip(&self.mask.0).zip(&key.0).all(|((value, mask), byte)| byte & mask == *value)
     }
 
-    /// Value and mask, as the steering program has them.
+    /// Returns value and mask, for the steering program.
     pub fn bytes(&self) -> ([u8; FLOW_KEY], [u8; FLOW_KEY]) {
         (self.value.0, self.mask.0)
     }
@@ -284,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_ipv4_are_found_behind_tags_and_options() {
+    fn ipv4_fields_are_found_behind_tags_and_options() {
         let with_options = {
             let mut ip = [&IPV4[..20], &[1; 8], &IPV4[20..]].concat();
             ip[0] = 0x47;
@@ -316,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_ipv6_are_found() {
+    fn ipv6_fields_are_found() {
         let mut ip = [0x6a, 0xb1, 0x23, 0x45, 0, 20, 6, 9].to_vec();
         ip.extend([0xaa; 16]);
         ip.extend([0xbb; 16]);
@@ -337,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn fragments_and_frames_that_end_early_show_no_more_than_they_have() {
+    fn truncated_frames_and_fragments_have_no_ports() {
         let mut fragment = IPV4;
         fragment[6] = 0x20;
         let of_fragment = key(&frame(&[8, 0], &fragment));
@@ -362,7 +363,7 @@ mod tests {
 
     //= test: IBTA 9.8.4: raw-is-never-roce
     #[test]
-    fn roce_has_no_key_whomever_it_is_for() {
+    fn roce_frames_have_no_key() {
         let mut v2 = IPV4;
         v2[22..24].copy_from_slice(&4791u16.to_be_bytes());
         for bytes in [frame(&[8, 0], &v2), frame(&[0x81, 0, 0, 1, 8, 0], &v2), frame(&[0x89, 0x15], &[0; 40])]
@@ -370,18 +371,18 @@ mod tests {
             assert_eq!(FlowKey::of(&Frame::whole(&bytes)), None);
         }
         v2[9] = 6;
-        assert!(FlowKey::of(&Frame::whole(&frame(&[8, 0], &v2))).is_some(), "TCP has such a port as well");
+        assert!(FlowKey::of(&Frame::whole(&frame(&[8, 0], &v2))).is_some(), "TCP port 4791 is not RoCE");
     }
 
     #[test]
-    fn a_match_asks_for_the_bits_of_its_mask_and_no_others() {
+    fn match_ignores_bits_outside_its_mask() {
         let key = key(&frame(&[8, 0], &IPV4));
-        assert!(FlowMatch::default().takes(&key), "who asks for nothing gets all");
+        assert!(FlowMatch::default().takes(&key), "an empty condition matches every frame");
         let right = FlowMatch::default().with(FlowField::DestinationIpv4, &[192, 0, 2, 2]);
         assert!(right.takes(&key));
         let mut net = FlowMatch::default();
         net.require(FlowField::SourceIpv4, &[192, 0, 2, 99], &[255, 255, 255, 0]);
-        assert!(net.takes(&key), "bits outside of the mask are not looked at");
+        assert!(net.takes(&key), "bits outside of the mask are ignored");
         net.require_layers(layer::TCP);
         assert!(!net.takes(&key));
         assert!(!right.with(FlowField::DestinationPort, &1u16.to_be_bytes()).takes(&key));

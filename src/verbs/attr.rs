@@ -1,4 +1,4 @@
-//! QP attributes: what `create_qp` and `modify_qp` take.
+//! QP attributes, the arguments of `create_qp` and `modify_qp`.
 
 use bitflags::bitflags;
 use serde::{Deserialize, Serialize};
@@ -8,27 +8,27 @@ use crate::time::Nanos;
 
 use super::{Access, Gid, Mtu, Psn, QpState, QpType, Qpn};
 
-/// The sizes of a QP's queues.
+/// Capacities of a QP's queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpCaps {
-    /// Send work requests that may be outstanding.
+    /// Maximum number of outstanding send work requests.
     pub max_send_wr: u32,
-    /// Receive work requests that may be outstanding.
+    /// Maximum number of outstanding receive work requests.
     pub max_recv_wr: u32,
-    /// Scatter/gather entries of a send.
+    /// Maximum number of scatter/gather entries of a send.
     pub max_send_sge: u32,
-    /// Scatter entries of a receive.
+    /// Maximum number of scatter entries of a receive.
     pub max_recv_sge: u32,
-    /// Bytes of inline payload.
+    /// Maximum bytes of inline payload.
     pub max_inline: u32,
 }
 
 impl QpCaps {
-    /// Those of a QP that has no queues.
+    /// Capacities of a QP without queues.
     pub const NONE: QpCaps =
         QpCaps { max_send_wr: 0, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline: 0 };
 
-    /// The first size that is beyond the device's limit, with that limit.
+    /// Returns the first capacity beyond the device's limit: name, value and limit.
     pub fn beyond_limit(&self) -> Option<(&'static str, u32, u32)> {
         [
             ("max_send_wr", self.max_send_wr, MAX_WR),
@@ -48,42 +48,42 @@ impl Default for QpCaps {
     }
 }
 
-/// What a QP is made as (`ibv_qp_init_attr`, without its queues).
+/// Attributes at creation (`ibv_qp_init_attr`, without the queues).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpInit {
-    /// The service, which never changes.
+    /// Transport service; fixed for the life of the QP.
     pub qp_type: QpType,
-    /// The sizes of its queues.
+    /// Capacities of the queues.
     pub caps: QpCaps,
-    /// Every send completes, signaled or not.
+    /// Every send generates a completion, signaled or not.
     pub sq_sig_all: bool,
 }
 
-/// The path to a peer, resolved down to the MAC address.
+/// The path to a peer, resolved to the MAC address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AddressVector {
-    /// Our address on the path.
+    /// Source GID.
     pub sgid: Gid,
-    /// The peer's GID, which is its IP address.
+    /// Destination GID, an IP address.
     pub dgid: Gid,
-    /// The station address that frames leave from.
+    /// Source MAC address.
     pub smac: [u8; 6],
-    /// The next hop's MAC address.
+    /// MAC address of the next hop.
     pub dmac: [u8; 6],
     /// IPv4 TOS or IPv6 traffic class.
     pub traffic_class: u8,
-    /// IPv6 flow label, 20 bits; one other than 0 chooses the UDP source port.
+    /// IPv6 flow label, 20 bits. A value other than 0 determines the UDP source port.
     pub flow_label: u32,
-    /// Time to live of IPv4, hop limit of IPv6.
+    /// IPv4 time to live or IPv6 hop limit.
     pub hop_limit: u8,
-    /// Service level: the priority, where that goes by the link's (802.1Q) and not by the network's (DSCP).
+    /// Service level: the 802.1Q priority, unless the port derives the priority from DSCP.
     pub sl: u8,
-    /// How fast to send at most, by the table of `ibv_rate` (IBTA 9.11.1); 0: as fast as the port.
+    /// Maximum rate as a code of `ibv_rate` (IBTA 9.11.1); 0: the port's rate.
     pub static_rate: u8,
 }
 
 impl AddressVector {
-    /// What its static rate bounds sending to, in kb/s (IBTA 9.11.1; `enum ibv_rate`); `None`: no bound.
+    /// Returns the rate of `static_rate` in kb/s (IBTA 9.11.1; `enum ibv_rate`); `None`: unlimited.
     pub fn static_rate_kbps(&self) -> Option<u32> {
         const GBPS_BY_CODE: [f64; 25] = [
             0.0, 0.0, 2.5, 10.0, 30.0, 5.0, 20.0, 40.0, 60.0, 80.0, 120.0, 14.0, 56.0, 112.0, 168.0, 25.0,
@@ -94,28 +94,28 @@ impl AddressVector {
     }
 }
 
-/// How fast a QP sends at most (`struct ibv_qp_rate_limit_attr`).
+/// Rate limit of a QP (`struct ibv_qp_rate_limit_attr`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RateLimit {
-    /// Thousand bits per second; 0: no bound.
+    /// Rate in kb/s; 0: unlimited.
     pub kbps: u32,
-    /// Bytes that may leave at once, to catch up; 0: the device's default.
+    /// Bytes of the largest burst when the QP is behind its rate; 0: the device's default.
     pub max_burst: u32,
-    /// Bytes of a usual packet: a burst is one of them at least. 0: the device's default.
+    /// Bytes of a typical packet. A burst is at least one of them. 0: the device's default.
     pub typical_packet: u16,
 }
 
 bitflags! {
-    /// Which attributes a `modify_qp` sets (`ibv_qp_attr_mask`).
+    /// The attributes that a `modify_qp` sets (`ibv_qp_attr_mask`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct AttrMask: u32 {
         /// The next state.
         const STATE = 1;
-        /// The state that the caller assumes.
+        /// The current state, as the caller assumes it.
         const CUR_STATE = 1 << 1;
-        /// Ask for the drained event.
+        /// Request the SQ-drained event.
         const EN_SQD_ASYNC_NOTIFY = 1 << 2;
-        /// What a peer may do through this QP.
+        /// Access rights of a peer through the QP.
         const ACCESS_FLAGS = 1 << 3;
         /// Index of the partition key.
         const PKEY_INDEX = 1 << 4;
@@ -129,17 +129,17 @@ bitflags! {
         const PATH_MTU = 1 << 8;
         /// Local ACK timeout.
         const TIMEOUT = 1 << 9;
-        /// Transport retries.
+        /// Transport retry count.
         const RETRY_CNT = 1 << 10;
-        /// RNR retries.
+        /// RNR retry count.
         const RNR_RETRY = 1 << 11;
-        /// First PSN expected.
+        /// First PSN expected from the peer.
         const RQ_PSN = 1 << 12;
         /// READs and atomics outstanding as requester.
         const MAX_QP_RD_ATOMIC = 1 << 13;
         /// Alternate path.
         const ALT_PATH = 1 << 14;
-        /// RNR timer that we ask of the peer.
+        /// Timer code of the RNR NAKs that the QP sends.
         const MIN_RNR_TIMER = 1 << 15;
         /// First PSN sent.
         const SQ_PSN = 1 << 16;
@@ -151,27 +151,28 @@ bitflags! {
         const CAP = 1 << 19;
         /// The peer's QP number.
         const DEST_QPN = 1 << 20;
-        /// How fast to send at most.
+        /// Rate limit.
         const RATE_LIMIT = 1 << 25;
     }
 }
 
-/// Attributes for `modify_qp`: those that are `Some` are set.
+/// Attributes for `modify_qp`. `Some` sets an attribute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpAttr {
-    /// The state to go to.
+    /// The next state.
     pub state: Option<QpState>,
-    /// The state that the caller assumes.
+    /// The current state, as the caller assumes it.
     pub cur_state: Option<QpState>,
-    /// Ask for the drained event.
+    /// Request the SQ-drained event.
     pub en_sqd_async_notify: Option<bool>,
-    /// What a peer may do through this QP.
+    /// Access rights of a peer through the QP.
     pub access: Option<Access>,
-    /// Index into the P_Key table; only 0 (0xffff) exists.
+    /// Index into the P_Key table; only 0 exists (P_Key 0xffff).
     pub pkey_index: Option<u16>,
     /// Port number; only 1 exists.
     pub port: Option<u8>,
-    /// The key that a datagram must present. The highest bit marks those that only privileged consumers set.
+    /// Queue key that received datagrams must carry. The highest bit marks keys that only privileged
+    /// consumers may set.
     pub qkey: Option<u32>,
     /// The path to the peer.
     pub av: Option<AddressVector>,
@@ -179,28 +180,28 @@ pub struct QpAttr {
     pub path_mtu: Option<Mtu>,
     /// The peer's QP number.
     pub dest_qpn: Option<Qpn>,
-    /// The first PSN that is expected of the peer.
+    /// First PSN expected from the peer.
     pub rq_psn: Option<Psn>,
-    /// The first PSN that is sent.
+    /// First PSN to send.
     pub sq_psn: Option<Psn>,
-    /// READs and atomics that the peer may have outstanding here.
+    /// READs and atomics outstanding as responder.
     pub max_dest_rd_atomic: Option<u8>,
-    /// READs and atomics that we may have outstanding at the peer.
+    /// READs and atomics outstanding as requester.
     pub max_rd_atomic: Option<u8>,
-    /// RNR timer code 0..31 that we ask of the peer.
+    /// Timer code of the RNR NAKs that the QP sends, 0 to 31.
     pub min_rnr_timer: Option<u8>,
-    /// Local ACK timeout code 0..31: 4.096 us * 2^code, 0 = never.
+    /// Local ACK timeout code, 0 to 31: 4.096 us * 2^code; 0: no timeout.
     pub timeout: Option<u8>,
-    /// Retries 0..7 before RETRY_EXC.
+    /// Transport retry count before RETRY_EXC, 0 to 7.
     pub retry_cnt: Option<u8>,
-    /// RNR retries 0..6, 7 = for ever.
+    /// RNR retry count, 0 to 6; 7: no limit.
     pub rnr_retry: Option<u8>,
-    /// How fast to send at most.
+    /// Rate limit.
     pub rate_limit: Option<RateLimit>,
 }
 
 impl QpAttr {
-    /// The mask of what is set.
+    /// Returns the mask of the attributes that are set.
     pub fn mask(&self) -> AttrMask {
         let bits = [
             (self.state.is_some(), AttrMask::STATE),
@@ -227,41 +228,41 @@ impl QpAttr {
     }
 }
 
-/// The attributes of a QP as they are in force.
+/// The attributes of a QP in effect.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct QpAttributes {
-    /// What a peer may do through the QP.
+    /// Access rights of a peer through the QP.
     pub access: Access,
-    /// Payload of a full packet.
+    /// Payload bytes of a full packet.
     pub path_mtu: Mtu,
-    /// The number of the peer's QP.
+    /// The peer's QP number.
     pub dest_qpn: Qpn,
-    /// The path, once there is one.
+    /// Path to the peer, once set.
     pub av: Option<AddressVector>,
-    /// Local ACK timeout code.
+    /// Local ACK timeout code: 4.096 us * 2^code; 0: no timeout.
     pub timeout: u8,
-    /// How often a packet is sent again before the QP fails, 0 to 7.
+    /// Transport retry count, 0 to 7.
     pub retry_cnt: u8,
-    /// RNR retries, 7 = for ever.
+    /// RNR retry count, 0 to 6; 7: no limit.
     pub rnr_retry: u8,
-    /// RNR timer code that we ask of the peer.
+    /// Timer code of the RNR NAKs that the QP sends.
     pub min_rnr_timer: u8,
     /// READs and atomics outstanding as requester.
     pub max_rd_atomic: u8,
     /// READs and atomics outstanding as responder.
     pub max_dest_rd_atomic: u8,
-    /// The key that a datagram must present.
+    /// Queue key that received datagrams must carry.
     pub qkey: u32,
-    /// The BTH's MigReq bit: ConnectX sends 1, rxe 0.
+    /// MigReq bit of the BTH. ConnectX sends 1, rxe 0.
     pub mig_req: bool,
-    /// Give and heed credits in AETHs. Linux negotiates them off, so off is the default.
+    /// Send and obey end-to-end credits in AETHs. Off by default, because Linux negotiates them off.
     pub end_to_end_credits: bool,
-    /// How fast to send at most.
+    /// Rate limit.
     pub rate_limit: Option<RateLimit>,
 }
 
 impl Default for QpAttributes {
-    /// Those of a QP in RESET.
+    /// Attributes of a QP in RESET.
     fn default() -> QpAttributes {
         QpAttributes {
             access: Access::empty(),
@@ -283,13 +284,13 @@ impl Default for QpAttributes {
 }
 
 impl QpAttributes {
-    /// How long to wait for an acknowledgement: 4.096 us * 2^code; `None`: for ever.
+    /// Returns the time to wait for an acknowledgement, 4.096 us * 2^code; `None`: no timeout.
     pub fn ack_timeout(&self) -> Option<Nanos> {
         //= IBTA 9.7.6.1.3 C9-140: ack-timeout-is-4-us-times-2-to-the-code, zero-timeout-is-none
         (self.timeout != 0).then(|| Nanos(4_096 << self.timeout))
     }
 
-    /// Takes over what `attr` sets; the rest stays.
+    /// Sets the attributes that `attr` has.
     pub(crate) fn apply(&mut self, attr: &QpAttr) {
         fn set<T>(to: &mut T, from: Option<T>) {
             if let Some(value) = from {

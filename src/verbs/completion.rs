@@ -8,43 +8,43 @@ use bitflags::bitflags;
 use super::{CqIndex, QpIndex, Qpn, SrqIndex};
 use crate::wire::Syndrome;
 
-/// How a work request ended (`ibv_wc_status`).
+/// Status of a completed work request (`ibv_wc_status`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum WcStatus {
-    /// Done.
+    /// Success.
     #[default]
     Success = 0,
-    /// A message does not fit the receive.
+    /// The message does not fit the receive.
     LocLen = 1,
     /// Internal consistency error of the QP.
     LocQpOp = 2,
-    /// A local scatter/gather entry has a bad key, or lies outside its region.
+    /// A local scatter/gather entry has an invalid lkey, or exceeds its region.
     LocProt = 4,
-    /// The QP is in the error state.
+    /// Flushed: the QP is in the error state.
     WrFlush = 5,
     /// A memory window could not be bound.
     MwBind = 6,
-    /// The peer's response made no sense.
+    /// The peer's response is invalid.
     BadResp = 7,
     /// Protection error on an incoming WRITE with immediate.
     LocAccess = 8,
-    /// NAK: the peer found the request invalid.
+    /// NAK: the peer considers the request invalid.
     RemInvReq = 9,
-    /// NAK: the peer's key, bounds or access flags forbid it.
+    /// NAK: rkey, bounds or access rights at the peer.
     RemAccess = 10,
-    /// NAK: the peer could not carry it out.
+    /// NAK: the peer failed to execute the request.
     RemOp = 11,
-    /// Retries exhausted: no answer.
+    /// Transport retry counter exceeded: the peer does not respond.
     RetryExc = 12,
-    /// RNR retries exhausted: the peer posts no receive.
+    /// RNR retry counter exceeded: the peer posts no receive.
     RnrRetryExc = 13,
-    /// Anything else.
+    /// Any other error.
     General = 21,
 }
 
 impl WcStatus {
-    /// All of them.
+    /// All statuses, in the order of their codes.
     pub const ALL: [WcStatus; 14] = [
         WcStatus::Success,
         WcStatus::LocLen,
@@ -62,7 +62,7 @@ impl WcStatus {
         WcStatus::General,
     ];
 
-    /// From the number in a completion slot; unknown numbers read as `General`.
+    /// Returns the status of a number in a completion slot; `General` if the number is unknown.
     pub fn from_code(code: u8) -> WcStatus {
         match code {
             0 => WcStatus::Success,
@@ -106,7 +106,7 @@ impl fmt::Display for WcStatus {
     }
 }
 
-/// What kind of work completed (`ibv_wc_opcode`).
+/// Operation of a completed work request (`ibv_wc_opcode`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum WcOpcode {
@@ -131,14 +131,14 @@ pub enum WcOpcode {
     AtomicWrite = 9,
     /// A fast-registered region became valid (the kernel's `IB_WC_REG_MR`).
     FastRegister = 10,
-    /// A receive, filled by a SEND.
+    /// A receive, consumed by a SEND.
     Recv = 128,
     /// A receive, consumed by a WRITE with immediate.
     RecvWriteImm = 129,
 }
 
 impl WcOpcode {
-    /// From the number in a completion slot.
+    /// Returns the operation of a number in a completion slot.
     pub fn from_code(code: u8) -> Option<WcOpcode> {
         Some(match code {
             0 => WcOpcode::Send,
@@ -157,14 +157,14 @@ impl WcOpcode {
         })
     }
 
-    /// True of what ends a receive.
+    /// True for completions of receives.
     pub fn is_receive(self) -> bool {
         matches!(self, WcOpcode::Recv | WcOpcode::RecvWriteImm)
     }
 }
 
 bitflags! {
-    /// What else a completion says (`ibv_wc_flags`).
+    /// Flags of a completion (`ibv_wc_flags`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct WcFlags: u8 {
         /// The first 40 bytes of the receive are a GRH, or the IP header in its place.
@@ -173,43 +173,45 @@ bitflags! {
         const WITH_IMM = 1 << 1;
         /// `imm` is the key that the peer invalidated.
         const WITH_INV = 1 << 3;
-        /// The sender asked for an event. (Roxie's own: it decides about events, the application ignores it.)
+        /// The sender requested a solicited event. Used by Roxie to raise events; the application ignores the
+        /// flag.
         const SOLICITED = 1 << 7;
     }
 }
 
-/// A work completion. After an error only `wr_id`, `status`, `qpn` and `vendor_err` mean something.
+/// A work completion. After an error, only `wr_id`, `status`, `qpn` and `vendor_err` are valid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wc {
-    /// The id that the application posted the request with.
+    /// Identifier of the work request.
     pub wr_id: u64,
-    /// How it ended; if not with success, only `wr_id`, `qpn` and `vendor_err` mean something.
+    /// Status. Unless success, only `wr_id`, `qpn` and `vendor_err` are valid.
     pub status: WcStatus,
-    /// What the request was, or how the receive was consumed.
+    /// Operation of the request, or how the receive was consumed.
     pub opcode: WcOpcode,
-    /// What else is valid.
+    /// Flags: which further fields are valid.
     pub flags: WcFlags,
-    /// Why, for people: the syndrome byte (AETH, IBTA 9.7.5.1) of the answer that ended it, or zero. See [`Wc::explain`].
+    /// Syndrome of the response that ended the request (AETH, IBTA 9.7.5.1), or zero. See [`Wc::explain`].
     pub vendor_err: u8,
-    /// The number of the local QP.
+    /// Number of the local QP.
     pub qpn: Qpn,
     /// Bytes received, read or exchanged.
     pub byte_len: u32,
-    /// Immediate data in host order, or the key that was invalidated: `flags` says which.
+    /// Immediate data in host order, or the invalidated key, by `flags`.
     pub imm: u32,
-    /// Who sent a datagram.
+    /// Number of the QP that sent the datagram.
     pub src_qp: Qpn,
-    /// Index of the partition key that a datagram came with.
+    /// P_Key index of the datagram.
     pub pkey_index: u16,
-    /// The sender's LID: RoCE has none, so 0.
+    /// Source LID; always 0 on RoCE.
     pub slid: u16,
-    /// Of a datagram, which network header stands before it: 0 a GRH (RoCE v1), 1 IPv6, 2 IPv4. RoCE has no service level, and
-    /// this is what ConnectX puts here (`MLX5_CQE_ROCE_L3_HEADER_TYPE_*`, Linux drivers/infiniband/hw/mlx5/cq.c): UCX goes by it.
+    /// Network header in front of a datagram: 0 a GRH (RoCE v1), 1 IPv6, 2 IPv4. RoCE has no service level;
+    /// ConnectX reports the header here (`MLX5_CQE_ROCE_L3_HEADER_TYPE_*`, Linux
+    /// drivers/infiniband/hw/mlx5/cq.c), and UCX depends on it.
     pub sl: u8,
 }
 
 impl Wc {
-    /// How it ended, in words, and what the peer said if it said something.
+    /// Returns the status in words, with the syndrome of the peer's response if there was one.
     pub fn explain(&self) -> String {
         match self.vendor_err {
             0 => self.status.to_string(),
@@ -218,24 +220,24 @@ impl Wc {
     }
 }
 
-/// What happened to an object outside the order of completions (`ibv_event_type`).
+/// Asynchronous event of an object (`ibv_event_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum EventKind {
     /// A CQ overflowed; completions were lost.
     CqError,
-    /// The QP went to the error state for a reason of its own.
+    /// The QP went to the error state for a local reason.
     QpFatal,
-    /// A peer's request was invalid; the QP is in the error state.
+    /// A request of the peer was invalid; the QP is in the error state.
     QpRequestError,
-    /// A peer's request violated access rights; the QP is in the error state.
+    /// A request of the peer violated access rights; the QP is in the error state.
     QpAccessError,
-    /// The first packet of the peer arrived while the QP was ready to receive only.
+    /// The first packet of the peer arrived while the QP was in RTR.
     CommunicationEstablished,
-    /// A QP that takes from a shared receive queue went to the error state: it completes no more receives.
+    /// A QP with a shared receive queue went to the error state, and completes no more receives.
     LastWqeReached,
-    /// Fewer receives are left in a shared receive queue than the limit that was armed.
+    /// Fewer receives are left in a shared receive queue than the armed limit.
     SrqLimitReached,
-    /// A shared receive queue is broken: nothing is taken from it any more.
+    /// A shared receive queue failed: no more receives are taken from it.
     SrqError,
     /// The send queue is drained (SQD).
     SqDrained,
@@ -245,22 +247,22 @@ pub enum EventKind {
     PortError,
     /// The GID table changed.
     GidChange,
-    /// The device failed: nothing turns it any more.
+    /// The device failed, and processes nothing any more.
     DeviceFatal,
 }
 
 /// An asynchronous event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AsyncEvent {
-    /// Of a QP.
+    /// Event of a QP.
     Qp(QpIndex, EventKind),
-    /// Of a CQ.
+    /// Event of a CQ.
     Cq(CqIndex, EventKind),
-    /// Of a shared receive queue.
+    /// Event of a shared receive queue.
     Srq(SrqIndex, EventKind),
-    /// Of the port.
+    /// Event of the port.
     Port(EventKind),
-    /// Of the device as a whole.
+    /// Event of the device.
     Device(EventKind),
 }
 
@@ -269,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn opcodes_and_statuses_are_found_by_their_numbers() {
+    fn opcodes_and_statuses_round_trip_through_codes() {
         let opcodes = (0..=u8::MAX).filter_map(|code| Some((code, WcOpcode::from_code(code)?)));
         assert_eq!(opcodes.filter(|(code, opcode)| *opcode as u8 == *code).count(), 12);
         assert!((0..=u8::MAX).all(|code| WcOpcode::from_code(code).is_none_or(|o| o as u8 == code)));

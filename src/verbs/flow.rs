@@ -1,27 +1,27 @@
-//! The nouns of flows: what is steered to a raw packet QP.
+//! Types of flow steering to raw packet QPs.
 
 use super::QpIndex;
 use crate::flow::{FlowMatch, RxHash};
 use serde::{Deserialize, Serialize};
 
-/// Names a flow.
+/// Identifies a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FlowId(pub u32);
 
 /// A flow steering rule (`ibv_flow_attr`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowRule {
-    /// Rules with a lower number are tried first; of two with the same, the older.
+    /// Rules with a lower number are matched first; among equals, the older rule.
     pub priority: u32,
-    /// The frames that it takes.
+    /// The frames that match.
     pub matching: FlowMatch,
 }
 
-/// How a QP for receive side scaling spreads frames over others.
+/// Receive side scaling: how a QP distributes frames over others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rss {
-    /// Which fields of a frame choose the queue, and how.
+    /// The fields to hash, and the hash function.
     pub hash: RxHash,
-    /// Raw packet QPs, a power of two of them: a frame goes to the one at the hash's lowest bits.
+    /// Raw packet QPs, a power of two of them. The low bits of a frame's hash are the index of its QP.
     pub table: Vec<QpIndex>,
 }

@@ -1,7 +1,7 @@
-//! The nouns: ids, keys, attributes, work requests, completions.
+//! The types of verbs: IDs, keys, attributes, work requests, completions.
 //!
-//! Names and numbers are those of `<infiniband/verbs.h>`, so that a shim can pass them
-//! through and a reader of ibverbs is at home.
+//! Names and numbers are those of `<infiniband/verbs.h>`, so that the C library passes them through
+//! unchanged.
 
 mod attr;
 mod completion;
@@ -26,126 +26,127 @@ pub use crate::wire::{Gid, Psn, Qpn};
 use bitflags::bitflags;
 use serde::{Deserialize, Serialize};
 
-/// The place in its table that the name of an object leads to. Names of objects are 16 bits of generation and 16 bits of place: a place
-/// is used again, a name is not.
+/// Returns the table index of an object ID. The ID is 16 bits of generation and 16 bits of index: an index is
+/// reused, an ID is not.
 pub(crate) const fn place_of(name: u32) -> u32 {
     name & 0xffff
 }
 
-/// The name of the object of this generation in a place.
+/// Returns the object ID of a generation and a table index.
 pub(crate) const fn name(generation: u16, place: u32) -> u32 {
     (generation as u32) << 16 | place
 }
 
-/// Generations count to 2^16 - 2: no object has the name `u32::MAX`.
+/// Returns the next generation, modulo 2^16 - 1, so that no object has the ID `u32::MAX`.
 pub(crate) const fn next_generation(generation: u16) -> u16 {
     (generation + 1) % u16::MAX
 }
 
-/// A protection domain.
+/// Identifies a protection domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PdId(pub u32);
 
-/// Names a QP of the device, from its creation to its destruction; not its number on the wire.
+/// Identifies a QP of the device for its whole life. Not the QPN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct QpIndex(pub u32);
 
 impl QpIndex {
-    /// Its place in the device's table, below 2^16, by which doorbells and timers go.
+    /// Returns the index in the device's table, below 2^16. Doorbells and timers use it.
     pub const fn place(self) -> u32 {
         place_of(self.0)
     }
 }
 
-/// Names a CQ of the device.
+/// Identifies a CQ of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CqIndex(pub u32);
 
-/// Names a memory region of the device.
+/// Identifies a memory region of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct MrIndex(pub u32);
 
 impl MrIndex {
-    /// Its place in the device's table, below 2^16.
+    /// Returns the index in the device's table, below 2^16.
     pub(crate) const fn place(self) -> usize {
         place_of(self.0) as usize
     }
 }
 
-/// Names a memory window of the device.
+/// Identifies a memory window of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct MwIndex(pub u32);
 
-/// Names a shared receive queue of the device.
+/// Identifies a shared receive queue of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SrqIndex(pub u32);
 
-/// The number of a shared receive queue, 24 bits: by it XRC requests name one.
+/// SRQ number, 24 bits, by which XRC requests select their queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Srqn(pub u32);
 
-/// An XRC domain: which shared receive queues the peers of an XRC target may name.
+/// Identifies an XRC domain: the shared receive queues that peers of an XRC target may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct XrcdId(pub u32);
 
-/// The kind of a memory window (`ibv_mw_type`).
+/// Type of a memory window (`ibv_mw_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum MwType {
-    /// Open to all QPs of its protection domain; each bind gives it a new key of the device's.
+    /// Accessible through all QPs of the protection domain. Each bind gives a new key, allocated by the
+    /// device.
     One = 1,
-    /// Open to the QP that bound it; the consumer chooses the variant byte of its key (IBTA's 2B: the QP and its
-    /// protection domain are both checked).
+    /// Accessible through the QP that bound it. The consumer chooses the variant byte of the key (type 2B of
+    /// IBTA: QP and protection domain are both checked).
     Two = 2,
 }
 
-/// Names an address handle. The number of one that was destroyed names nothing for a long time.
+/// Identifies an address handle. The number of a destroyed one is not reused for a long time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AhId(pub u32);
 
-/// A key for local use of a memory region.
+/// Key for local access to a memory region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct LKey(pub u32);
 
-/// A key that a peer presents. The low 8 bits are the consumer's (the variant).
+/// Key for remote access. The low 8 bits are the variant, chosen by the consumer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RKey(pub u32);
 
 bitflags! {
-    /// What may be done to a memory region, or through a QP (`ibv_access_flags`).
+    /// Access rights to a memory region, or through a QP (`ibv_access_flags`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
     pub struct Access: u32 {
-        /// The NIC may write it for local operations: receives, READ and atomic results.
+        /// The NIC may write the region for local operations: receives, READ and atomic results.
         const LOCAL_WRITE = 1;
-        /// A peer may RDMA WRITE it.
+        /// A peer may RDMA WRITE the region.
         const REMOTE_WRITE = 1 << 1;
-        /// A peer may RDMA READ it.
+        /// A peer may RDMA READ the region.
         const REMOTE_READ = 1 << 2;
-        /// A peer may run atomics on it.
+        /// A peer may execute atomics on the region.
         const REMOTE_ATOMIC = 1 << 3;
-        /// Memory windows may be bound to it.
+        /// Memory windows may be bound to the region.
         const MW_BIND = 1 << 4;
-        /// Its addresses begin at 0.
+        /// The region's addresses begin at 0.
         const ZERO_BASED = 1 << 5;
-        /// Its pages may come and go while it is registered.
+        /// On-demand paging: pages of the region may be absent.
         const ON_DEMAND = 1 << 6;
-        /// A peer may ask that its WRITEs become visible to everyone.
+        /// A peer may request global visibility of its WRITEs (FLUSH).
         const FLUSH_GLOBAL = 1 << 8;
-        /// A peer may ask that its WRITEs become persistent.
+        /// A peer may request persistence of its WRITEs (FLUSH).
         const FLUSH_PERSISTENT = 1 << 9;
-        /// WRITEs may become visible out of order. Accepted; Roxie keeps them in order.
+        /// WRITEs may become visible out of order. Accepted, without effect: Roxie keeps the order.
         const RELAXED_ORDERING = 1 << 20;
     }
 }
 
 impl Access {
-    /// Flags in this range a device may ignore if it does not know them (`IBV_ACCESS_OPTIONAL_RANGE`).
+    /// Flags that a device may ignore if it does not support them (`IBV_ACCESS_OPTIONAL_RANGE`).
     pub const OPTIONAL: Access = Access::from_bits_retain(0x3ff0_0000);
-    /// Local and remote reading and writing, and atomics.
+    /// Local write, and remote write, read and atomics.
     pub const READ_WRITE: Access = Access::LOCAL_WRITE
         .union(Access::REMOTE_WRITE)
         .union(Access::REMOTE_READ)
         .union(Access::REMOTE_ATOMIC);
-    /// What a peer may be allowed to do.
+    /// All rights of peers.
     pub const REMOTE: Access = Access::REMOTE_WRITE
         .union(Access::REMOTE_READ)
         .union(Access::REMOTE_ATOMIC)
@@ -153,7 +154,7 @@ impl Access {
         .union(Access::FLUSH_PERSISTENT);
 }
 
-/// Which service a QP speaks (`ibv_qp_type`; QP1 is `IB_QPT_GSI` of the kernel).
+/// Transport service of a QP (`ibv_qp_type`; QP1 is the kernel's `IB_QPT_GSI`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum QpType {
     /// General services: QP1, a datagram QP that carries management datagrams.
@@ -165,7 +166,7 @@ pub enum QpType {
     Uc = 3,
     /// Unreliable datagram.
     Ud = 4,
-    /// Raw packets: frames of any protocol, written and read whole.
+    /// Raw packets: whole frames of any protocol.
     RawPacket = 8,
     /// Extended reliable connection, the initiator's end.
     XrcSend = 9,
@@ -174,7 +175,7 @@ pub enum QpType {
 }
 
 impl QpType {
-    /// All of them.
+    /// All types.
     pub const ALL: [QpType; 7] = [
         QpType::Gsi,
         QpType::Rc,
@@ -185,12 +186,12 @@ impl QpType {
         QpType::XrcRecv,
     ];
 
-    /// From the number that `ibv_create_qp` takes.
+    /// Returns the type of a number that `ibv_create_qp` takes.
     pub fn from_code(code: u32) -> Option<QpType> {
         QpType::ALL.into_iter().find(|t| *t as u32 == code)
     }
 
-    /// True if its send queue carries out `opcode` (IBTA table 72).
+    /// True if the type supports `opcode` on its send queue (IBTA table 72).
     pub fn serves(self, opcode: WrOpcode) -> bool {
         match self {
             QpType::Rc | QpType::XrcSend => true,
@@ -204,27 +205,27 @@ impl QpType {
         }
     }
 
-    /// One end of an extended reliable connection.
+    /// True for the two ends of an XRC connection.
     pub fn is_extended(self) -> bool {
         matches!(self, QpType::XrcSend | QpType::XrcRecv)
     }
 
-    /// Answers requests, and keeps the answers for duplicates.
+    /// True for types that acknowledge requests, and keep responses for duplicates.
     pub fn is_reliable_responder(self) -> bool {
         matches!(self, QpType::Rc | QpType::XrcRecv)
     }
 
-    /// Sends requests that are answered.
+    /// True for types with acknowledged requests.
     pub fn is_reliable_requester(self) -> bool {
         matches!(self, QpType::Rc | QpType::XrcSend)
     }
 
-    /// Each message names its peer by an address handle: UD and QP1.
+    /// True for types that address each message by an address handle: UD and QP1.
     pub fn is_datagram(self) -> bool {
         matches!(self, QpType::Ud | QpType::Gsi)
     }
 
-    /// It has a peer, and a path to it.
+    /// True for types that have one peer and a path to it.
     pub fn is_connected(self) -> bool {
         !self.is_datagram() && self != QpType::RawPacket
     }
@@ -233,25 +234,25 @@ impl QpType {
 /// The state of a QP (`ibv_qp_state`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum QpState {
-    /// As created: drops everything.
+    /// As created; packets are dropped.
     #[default]
     Reset = 0,
-    /// Receives may be posted, packets are dropped.
+    /// Receives may be posted; packets are dropped.
     Init = 1,
     /// Ready to receive.
     Rtr = 2,
     /// Ready to send.
     Rts = 3,
-    /// The send queue drains: what was started finishes, nothing new starts.
+    /// Send queue drained: started work requests are completed, no others are started.
     Sqd = 4,
     /// Send queue error (not RC).
     Sqe = 5,
-    /// Everything is flushed.
+    /// Error: all work requests are flushed.
     Err = 6,
 }
 
 impl QpState {
-    /// From the number that `query_qp` reports.
+    /// Returns the state of a number that `query_qp` reports.
     pub fn from_code(code: u32) -> Option<QpState> {
         use QpState::*;
         [Reset, Init, Rtr, Rts, Sqd, Sqe, Err].into_iter().find(|s| *s as u32 == code)
@@ -274,30 +275,31 @@ pub enum Mtu {
 }
 
 impl Mtu {
-    /// All of them, smallest first.
+    /// All path MTUs, in ascending order.
     pub const ALL: [Mtu; 5] = [Mtu::Mtu256, Mtu::Mtu512, Mtu::Mtu1024, Mtu::Mtu2048, Mtu::Mtu4096];
 
-    /// What RoCE v2 adds to a payload at most, from the IP header on: what must fit the link MTU beside
-    /// the payload. IPv6 40, UDP 8, BTH 12, XRCETH 4, RETH 16, ImmDt 4, ICRC 4. (AtomicETH is longer and has no
-    /// payload.) Linux reckons with 80 (`rxe_param.h`), and chooses alike on the MTUs that links have.
+    /// Maximum bytes that RoCE v2 adds to a payload, from the IP header on: IPv6 40, UDP 8, BTH 12, XRCETH 4,
+    /// RETH 16, ImmDt 4, ICRC 4. (AtomicETH is longer, but without payload.) Linux uses 80 (`rxe_param.h`),
+    /// with the same result for all common link MTUs.
     pub const OVERHEAD: usize = 88;
 
-    /// Bytes of payload.
+    /// Returns the payload in bytes.
     pub const fn bytes(self) -> usize {
         128 << self as usize
     }
 
-    /// From bytes: 256, 512, 1024, 2048 or 4096.
+    /// Returns the path MTU of 256, 512, 1024, 2048 or 4096 bytes.
     pub fn from_bytes(bytes: usize) -> Option<Mtu> {
         Mtu::ALL.into_iter().find(|m| m.bytes() == bytes)
     }
 
-    /// From the code that is its number in verbs and in messages: 1 (256 bytes) to 5 (4096).
+    /// Returns the path MTU of its code in verbs and messages: 1 (256 bytes) to 5 (4096).
     pub fn from_code(code: u32) -> Option<Mtu> {
         Mtu::ALL.into_iter().find(|mtu| *mtu as u32 == code)
     }
 
-    /// The largest that fits a link MTU, nearly as rdma_rxe chooses it: 1500 gives 1024, 4096 needs 4184.
+    /// Returns the largest path MTU that fits a link MTU: 1024 for 1500; 4096 needs 4184. rdma_rxe chooses
+    /// almost alike.
     pub fn largest_for_link(link_mtu: usize) -> Option<Mtu> {
         Mtu::ALL.into_iter().rev().find(|m| m.bytes() + Mtu::OVERHEAD <= link_mtu)
     }
@@ -308,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_path_mtu_follows_the_link_as_rxe_does() {
+    fn path_mtu_follows_link_mtu() {
         assert_eq!(Mtu::largest_for_link(1500), Some(Mtu::Mtu1024));
         assert_eq!(Mtu::largest_for_link(4183), Some(Mtu::Mtu2048));
         assert_eq!(Mtu::largest_for_link(4184), Some(Mtu::Mtu4096));

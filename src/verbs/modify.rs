@@ -1,47 +1,48 @@
-//! Which attributes a QP's state transition needs and allows (IBTA 11.2.5.2; `ib_verbs.c`, `qp_state_table`).
+//! Checks of QP state transitions: required and allowed attributes (IBTA 11.2.5.2; `ib_verbs.c`,
+//! `qp_state_table`).
 
 use std::fmt;
 
 use super::transitions::transition;
 use super::{AttrMask, Mtu, QpAttr, QpState, QpType};
 
-/// Why a `modify_qp` was refused; nothing was changed.
+/// Why `modify_qp` was refused. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModifyError {
-    /// The states do not lead to one another.
+    /// No transition exists between the two states.
     NoSuchTransition {
-        /// What the QP is.
+        /// Type of the QP.
         qp_type: QpType,
-        /// Where the QP is.
+        /// Current state of the QP.
         from: QpState,
-        /// Where it was to go.
+        /// Requested state.
         to: QpState,
     },
-    /// The caller assumed another state.
+    /// The QP is not in the state that the caller assumed.
     NotInAssumedState {
-        /// Where the QP is.
+        /// Current state of the QP.
         actual: QpState,
-        /// The state that the caller takes the QP to be in (`cur_state`).
+        /// Assumed state (`cur_state`).
         assumed: QpState,
     },
-    /// Attributes are missing or not allowed here.
+    /// Attributes are missing, or not allowed in this transition.
     Attributes {
-        /// Where the QP is.
+        /// Current state of the QP.
         from: QpState,
-        /// Where it was to go.
+        /// Requested state.
         to: QpState,
-        /// Required and not given.
+        /// Required attributes that were not given.
         missing: AttrMask,
-        /// Given and neither required nor optional.
+        /// Given attributes that are neither required nor optional.
         illegal: AttrMask,
     },
-    /// An attribute has a value that cannot be.
+    /// The value of an attribute is out of range.
     Value {
-        /// The name of the attribute.
+        /// Name of the attribute.
         attribute: &'static str,
-        /// The value, which is out of its range.
+        /// The rejected value.
         value: u64,
-        /// What may be given.
+        /// The allowed values.
         allowed: String,
     },
 }
@@ -74,7 +75,8 @@ impl fmt::Display for ModifyError {
                     write!(f, "; RoCE has the eight priorities of 802.1Q")?;
                 }
                 if attribute.ends_with("rd_atomic") {
-                    // perftest (perftest_resources.c, ctx_modify_qp_to_rts) gives the peer's limit: rdma_rxe's is 128.
+                    // perftest (perftest_resources.c, ctx_modify_qp_to_rts) passes the peer's limit, which is
+                    // 128 for rdma_rxe.
                     write!(f, "; a peer may have a larger limit: give both ends the lesser (perftest: -o)")?;
                 }
                 Ok(())
@@ -89,12 +91,13 @@ fn names(mask: AttrMask) -> String {
     mask.iter_names().map(|(name, _)| name).collect::<Vec<_>>().join(", ")
 }
 
-/// Checks a transition by the table of the QP's type, then the values. Returns the next state.
+/// Checks a transition against the table of the QP's type, then the values. Returns the next state.
 ///
-/// `largest_mtu` is the largest path MTU that the port can carry, `limit_rd_atomic` the device's own limit.
+/// `largest_mtu` is the largest path MTU that the port carries, `limit_rd_atomic` the device's limit of READs
+/// and atomics.
 ///
 /// # Errors
-/// What is missing, not allowed or out of range.
+/// The transition does not exist, an attribute is missing or not allowed, or a value is out of range.
 pub fn check_transition(
     qp_type: QpType,
     from: QpState,
@@ -115,7 +118,7 @@ pub fn check_transition(
     } else {
         //= IBTA 11.2.5.2: transitions-have-their-table
         let row = transition(qp_type, from, to).ok_or(ModifyError::NoSuchTransition { qp_type, from, to })?;
-        // The kernel's table has it for raw packets alone; here all are paced.
+        // The kernel's table allows a rate limit for raw packet QPs only; Roxie paces all types.
         let paced = matches!((from, to), (QpState::Rtr | QpState::Rts, QpState::Rts));
         let rate = if paced { AttrMask::RATE_LIMIT } else { AttrMask::empty() };
         (row.required, row.optional | AttrMask::CUR_STATE | rate)
@@ -176,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_attribute_is_named() {
+    fn missing_attribute_is_named() {
         let attr = QpAttr { port: None, ..init() };
         let error = check_transition(QpType::Rc, QpState::Reset, &attr, Mtu::Mtu1024, 16).unwrap_err();
         assert_eq!(error.to_string(), "modify_qp Reset -> Init: missing PORT");
@@ -184,14 +187,14 @@ mod tests {
 
     //= test: IBTA 11.2.5.2: transitions-have-their-table
     #[test]
-    fn an_attribute_that_does_not_belong_is_named() {
+    fn illegal_attribute_is_named() {
         let attr = QpAttr { retry_cnt: Some(1), ..init() };
         let error = check_transition(QpType::Rc, QpState::Reset, &attr, Mtu::Mtu1024, 16).unwrap_err();
         assert_eq!(error.to_string(), "modify_qp Reset -> Init: not allowed here RETRY_CNT");
     }
 
     #[test]
-    fn a_transition_that_does_not_exist_is_refused() {
+    fn unknown_transition_is_refused() {
         let attr = QpAttr { state: Some(QpState::Rts), ..QpAttr::default() };
         assert!(matches!(
             check_transition(QpType::Rc, QpState::Init, &attr, Mtu::Mtu1024, 16),
@@ -201,7 +204,7 @@ mod tests {
 
     //= test: IBTA 10.3.1: any-state-leads-to-reset-and-error
     #[test]
-    fn every_state_may_go_to_reset_and_error() {
+    fn every_state_leads_to_reset_and_error() {
         for from in (0..7).filter_map(QpState::from_code) {
             for to in [QpState::Reset, QpState::Err] {
                 let attr = QpAttr { state: Some(to), ..QpAttr::default() };
@@ -213,14 +216,14 @@ mod tests {
     }
 
     #[test]
-    fn a_value_out_of_range_is_named_with_what_is_allowed() {
+    fn value_out_of_range_is_named_with_range() {
         let attr = QpAttr { port: Some(2), ..init() };
         let error = check_transition(QpType::Rc, QpState::Reset, &attr, Mtu::Mtu1024, 16).unwrap_err();
         assert_eq!(error.to_string(), "modify_qp: port_num = 2 is out of range, allowed: 1..=1");
     }
 
     #[test]
-    fn more_reads_than_the_device_has_says_what_to_tell_both_ends() {
+    fn rd_atomic_error_recommends_limit_for_both_ends() {
         let attr = QpAttr {
             state: Some(QpState::Rts),
             timeout: Some(14),
@@ -238,10 +241,10 @@ mod tests {
         );
     }
 
-    /// What `ibv_ud_pingpong` and `ibv_uc_pingpong` set, and nothing that they do not.
+    /// Checks the attributes that `ibv_ud_pingpong` and `ibv_uc_pingpong` set.
     //= test: IBTA 11.2.5.2: transitions-have-their-table
     #[test]
-    fn each_type_asks_for_the_attributes_of_its_service() {
+    fn each_type_requires_attributes_of_its_service() {
         let required = |qp_type, from, to| {
             let attr = QpAttr { state: Some(to), ..QpAttr::default() };
             match check_transition(qp_type, from, &attr, Mtu::Mtu1024, 16) {
@@ -271,7 +274,7 @@ mod tests {
 
     //= test: IBTA 10.3.1.6: sqe-stops-the-send-queue-alone
     #[test]
-    fn only_services_that_can_be_in_a_send_queue_error_leave_it() {
+    fn only_services_with_sqe_leave_it() {
         let attr = QpAttr { state: Some(QpState::Rts), cur_state: Some(QpState::Sqe), ..QpAttr::default() };
         for qp_type in QpType::ALL {
             let result = check_transition(qp_type, QpState::Sqe, &attr, Mtu::Mtu1024, 16);
@@ -280,10 +283,10 @@ mod tests {
         }
     }
 
-    /// Each way between two states, written down a second time; RESET and ERR can be reached from everywhere.
+    /// Compares with a second copy of the transitions. RESET and ERR can be reached from every state.
     //= test: IBTA 11.2.5.2: transitions-have-their-table
     #[test]
-    fn queue_pairs_go_between_these_states_and_no_others() {
+    fn transitions_are_exactly_those_listed() {
         use QpState::{Err as Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
         let all = [Reset, Init, Rtr, Rts, Sqd, Sqe, Error];
         let reliable = [
@@ -298,7 +301,7 @@ mod tests {
         ];
         for qp_type in QpType::ALL {
             let has_sqe = matches!(qp_type, QpType::Uc | QpType::Ud | QpType::Gsi | QpType::RawPacket);
-            // There is nothing that could be changed while a raw packet QP is drained.
+            // A raw packet QP has no attribute to change in SQD.
             let changes_drained = qp_type != QpType::RawPacket;
             for (from, to) in all.into_iter().flat_map(|from| all.map(|to| (from, to))) {
                 let attr = QpAttr { state: Some(to), ..QpAttr::default() };

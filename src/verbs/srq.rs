@@ -1,28 +1,28 @@
-//! The nouns of shared receive queues and XRC domains (IBTA 10.2.9, annex A14).
+//! Types of shared receive queues and XRC domains (IBTA 10.2.9, annex A14).
 
 use super::{CqIndex, XrcdId};
 use serde::{Deserialize, Serialize};
 
-/// What a shared receive queue is for (`ibv_srq_type`).
+/// Type of a shared receive queue (`ibv_srq_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SrqKind {
-    /// QPs are made to take from it; completions go to the QP's own queue.
+    /// Used by QPs that are created with it. Completions go to the QP's own CQ.
     Basic,
-    /// Requests of XRC QPs name it by its number.
+    /// Used by XRC requests that carry its number.
     Xrc {
-        /// The targets of this domain take from it.
+        /// XRC domain of the target QPs that may use the queue.
         xrcd: XrcdId,
-        /// Where its completions go.
+        /// CQ of the completions.
         cq: CqIndex,
     },
 }
 
-/// What a shared receive queue is made as (`ibv_srq_init_attr_ex`, without its ring, which holds its sizes).
+/// Attributes at creation (`ibv_srq_init_attr_ex`), without the ring, which holds the sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SrqInit {
-    /// What it is for.
+    /// Type of the queue.
     pub kind: SrqKind,
-    /// Armed when it is made: an event comes when fewer receives are left. 0: not.
+    /// SRQ limit, armed at creation: an event is raised when fewer receives are left. 0: not armed.
     pub limit: u32,
 }
 
@@ -32,7 +32,7 @@ impl Default for SrqInit {
     }
 }
 
-/// A file, as the system tells them apart: those who have it open share an XRC domain.
+/// A file's identity. Processes that have the file open may share an XRC domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FileId {
     /// The device of the file (`st_dev`).
@@ -41,13 +41,13 @@ pub struct FileId {
     pub inode: u64,
 }
 
-/// How an XRC domain is opened (`ibv_xrcd_init_attr`; the flags are `O_CREAT` and `O_EXCL`).
+/// Arguments of opening an XRC domain (`ibv_xrcd_init_attr`; the flags are `O_CREAT` and `O_EXCL`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenXrcd {
-    /// The file that stands for it; `None`: it is the caller's alone.
+    /// File that identifies the domain; `None`: the domain is private to the caller.
     pub file: Option<FileId>,
-    /// Make it if it is not there.
+    /// Create the domain if it does not exist.
     pub create: bool,
-    /// It must not be there.
+    /// Fail if the domain exists.
     pub exclusive: bool,
 }

@@ -1,10 +1,10 @@
-//! The tables of QP state transitions, one for each kind of QP (IBTA table 95; `ib_verbs.c`, `qp_state_table`).
+//! Tables of QP state transitions, one per QP type (IBTA table 95; `ib_verbs.c`, `qp_state_table`).
 
 use super::AttrMask as A;
 use super::QpState::{self, Init, Reset, Rtr, Rts, Sqd, Sqe};
 use super::{AttrMask, QpType};
 
-/// A transition and what `modify_qp` must and may set on the way.
+/// A transition, with the attributes that `modify_qp` must and may set.
 #[derive(Debug)]
 pub(super) struct Transition {
     from: QpState,
@@ -13,7 +13,8 @@ pub(super) struct Transition {
     pub(super) optional: AttrMask,
 }
 
-/// The row of a table. Every QP may also go from any state to RESET and ERR, with STATE alone: no table lists it.
+/// Returns the row of a transition. The transitions from any state to RESET and ERR, which need STATE alone,
+/// are in no table.
 pub(super) fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<&'static Transition> {
     let table = match qp_type {
         QpType::Rc => RC,
@@ -43,22 +44,22 @@ const fn row(from: QpState, to: QpState, required: AttrMask, optional: AttrMask)
 
 const NONE: AttrMask = AttrMask::empty();
 const DRAINED: AttrMask = A::EN_SQD_ASYNC_NOTIFY;
-/// What INIT is about, connected and not.
+/// Attributes of INIT, for connected and datagram QPs.
 const CONNECTED: AttrMask = any(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS]);
 const DATAGRAM: AttrMask = any(&[A::PKEY_INDEX, A::PORT, A::QKEY]);
 const MANAGEMENT: AttrMask = any(&[A::PKEY_INDEX, A::QKEY]);
-/// The way to the peer.
+/// Attributes of the path to the peer.
 const PATH: AttrMask = any(&[A::AV, A::PATH_MTU, A::DEST_QPN, A::RQ_PSN]);
-/// What a responder that answers needs beyond the way.
+/// Further attributes of a reliable responder.
 const RESPONDER: AttrMask = any(&[A::MAX_DEST_RD_ATOMIC, A::MIN_RNR_TIMER]);
-/// What a requester that waits for answers needs.
+/// Attributes of a reliable requester.
 const REQUESTER: AttrMask = any(&[A::SQ_PSN, A::TIMEOUT, A::RETRY_CNT, A::RNR_RETRY, A::MAX_QP_RD_ATOMIC]);
 const LATE_PATH: AttrMask = any(&[A::ALT_PATH, A::ACCESS_FLAGS, A::PKEY_INDEX]);
-/// What may change in RTS.
+/// Attributes that may change in RTS.
 const UC_RTS: AttrMask = any(&[A::CUR_STATE, A::ACCESS_FLAGS, A::ALT_PATH, A::PATH_MIG_STATE]);
 const RC_RTS: AttrMask = UC_RTS.union(A::MIN_RNR_TIMER);
 const UD_RTS: AttrMask = any(&[A::CUR_STATE, A::QKEY]);
-/// What may change while drained.
+/// Attributes that may change in SQD.
 const UC_SQD: AttrMask = any(&[A::AV, A::ALT_PATH, A::ACCESS_FLAGS, A::PKEY_INDEX, A::PATH_MIG_STATE]);
 const TIMERS: AttrMask = any(&[A::PORT, A::TIMEOUT]);
 const RETRIES: AttrMask = any(&[A::RETRY_CNT, A::RNR_RETRY, A::MAX_QP_RD_ATOMIC]);
@@ -99,7 +100,7 @@ const UD: &[Transition] = &[
     row(Sqe, Rts, NONE, UD_RTS),
 ];
 
-/// As UD, but QP1 is made for a port and does not choose one.
+/// Like UD, but without PORT: QP1 is created for a port.
 const GSI: &[Transition] = &[
     row(Reset, Init, MANAGEMENT, NONE),
     row(Init, Init, NONE, MANAGEMENT),
@@ -112,7 +113,7 @@ const GSI: &[Transition] = &[
     row(Sqe, Rts, NONE, UD_RTS),
 ];
 
-/// Frames have no partition, no key and no number: a port is all.
+/// Frames have no P_Key, Q_Key or QPN: the port is the only attribute.
 const RAW_PACKET: &[Transition] = &[
     row(Reset, Init, A::PORT, NONE),
     row(Init, Init, NONE, A::PORT),

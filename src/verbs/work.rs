@@ -1,19 +1,20 @@
-//! Work requests, as an application posts them.
+//! Work requests as the application posts them.
 
 use bitflags::bitflags;
 
 use super::{Access, AhId, LKey, Qpn, RKey, Srqn};
 
-/// What a send work request does (`ibv_wr_opcode`; [`FastRegister`](WrOpcode::FastRegister) is the kernel's `IB_WR_REG_MR`).
+/// Operation of a send work request (`ibv_wr_opcode`; [`FastRegister`](WrOpcode::FastRegister) is
+/// `IB_WR_REG_MR` of the kernel).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WrOpcode {
     /// RDMA WRITE.
     Write = 0,
-    /// RDMA WRITE that also consumes a receive and delivers 4 bytes.
+    /// RDMA WRITE with immediate data; consumes a receive.
     WriteImm = 1,
     /// SEND.
     Send = 2,
-    /// SEND that also delivers 4 bytes.
+    /// SEND with immediate data.
     SendImm = 3,
     /// RDMA READ.
     Read = 4,
@@ -21,22 +22,22 @@ pub enum WrOpcode {
     CompareSwap = 5,
     /// 64-bit fetch and add.
     FetchAdd = 6,
-    /// Makes a key of ours open nothing: of a type 2 window or of a fast-registered region.
+    /// Invalidates a local key, of a type 2 window or of a fast-registered region.
     LocalInvalidate = 7,
-    /// Binds a memory window to a part of a region.
+    /// Binds a memory window to a range of a region.
     BindWindow = 8,
-    /// SEND that also invalidates a key of the peer's.
+    /// SEND that invalidates a key of the peer.
     SendInvalidate = 9,
     /// Makes earlier WRITEs visible or persistent at the peer.
     Flush = 14,
-    /// An 8-byte WRITE that does not tear and is ordered behind all before it.
+    /// An 8-byte WRITE that is not torn, ordered behind all earlier operations.
     AtomicWrite = 15,
-    /// Gives a fast-registered region its pages and a key.
+    /// Makes a fast-registered region valid, with its pages and key.
     FastRegister = 32,
 }
 
 impl WrOpcode {
-    /// All that this device executes.
+    /// All operations, in the order of their codes.
     pub const ALL: [WrOpcode; 13] = [
         WrOpcode::Write,
         WrOpcode::WriteImm,
@@ -53,7 +54,7 @@ impl WrOpcode {
         WrOpcode::FastRegister,
     ];
 
-    /// From the number in a work queue slot.
+    /// Returns the operation of a number in a send queue slot.
     pub fn from_code(code: u64) -> Option<WrOpcode> {
         Some(match code {
             0 => WrOpcode::Write,
@@ -73,38 +74,39 @@ impl WrOpcode {
         })
     }
 
-    /// Compare-and-swap or fetch-and-add.
+    /// True for compare-and-swap and fetch-and-add.
     pub fn is_atomic(self) -> bool {
         matches!(self, WrOpcode::CompareSwap | WrOpcode::FetchAdd)
     }
 
-    /// Brings bytes back: a READ or an atomic.
+    /// True for READ and atomics, which return data.
     pub fn returns_data(self) -> bool {
         self.is_atomic() || self == WrOpcode::Read
     }
 
-    /// Takes one of the peer's responder resources (`max_rd_atomic`) and completes by a response of its own.
+    /// True for operations that use a responder resource of the peer (`max_rd_atomic`) and are completed by a
+    /// response.
     pub fn takes_resource(self) -> bool {
         self.returns_data() || matches!(self, WrOpcode::AtomicWrite | WrOpcode::Flush)
     }
 
-    /// Is done here, without a packet: changes what a key opens.
+    /// True for operations on keys that complete locally, without a packet.
     pub fn is_local(self) -> bool {
         matches!(self, WrOpcode::LocalInvalidate | WrOpcode::BindWindow | WrOpcode::FastRegister)
     }
 
-    /// Consumes a receive at the peer.
+    /// True for operations that consume a receive of the peer.
     pub fn consumes_receive(self) -> bool {
         let send = matches!(self, WrOpcode::Send | WrOpcode::SendImm | WrOpcode::SendInvalidate);
         send || self == WrOpcode::WriteImm
     }
 
-    /// Has a payload that may be inline.
+    /// True for operations with a payload that may be inline.
     pub fn may_be_inline(self) -> bool {
         !self.returns_data() && !self.is_local() && self != WrOpcode::Flush
     }
 
-    /// Uses the words `compare_add` and `swap`.
+    /// True for operations that use `compare_add` and `swap`.
     pub fn has_operands(self) -> bool {
         self.is_atomic() || self.is_local() || self == WrOpcode::Flush
     }
@@ -114,116 +116,120 @@ bitflags! {
     /// Modifiers of a send work request (`ibv_send_flags`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct SendFlags: u32 {
-        /// Wait until all READs and atomics before it are complete.
+        /// Wait until all earlier READs and atomics are complete.
         const FENCE = 1;
         /// Generate a completion on success.
         const SIGNALED = 1 << 1;
-        /// Ask for an event at the peer.
+        /// Request a solicited event at the peer.
         const SOLICITED = 1 << 2;
-        /// The payload is copied into the work request when it is posted.
+        /// Copy the payload into the work request when it is posted.
         const INLINE = 1 << 3;
     }
 }
 
-/// A piece of local memory.
+/// A scatter/gather entry: a range of local memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sge {
     /// Virtual address of the first byte.
     pub addr: u64,
-    /// Bytes. (0 means 0: Roxie does not read it as 2^31.)
+    /// Length in bytes. 0 means 0, not 2^31.
     pub length: u32,
-    /// The key of the region that the bytes are in.
+    /// The lkey of the region.
     pub lkey: LKey,
 }
 
-/// Whom a datagram is for (`ibv_send_wr.wr.ud`).
+/// Destination of a datagram (`ibv_send_wr.wr.ud`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UdAddress {
-    /// The address handle of the way.
+    /// Address handle of the path.
     pub ah: AhId,
-    /// The number of the QP that it goes to; 0xffffff: the group's.
+    /// Destination QPN; 0xffffff for a multicast group.
     pub remote_qpn: Qpn,
-    /// Its Q_Key. With the highest bit set: the sending QP's own is used instead (IBTA 10.2.5).
+    /// Q_Key of the destination. If the highest bit is set, the sending QP's own Q_Key is sent instead (IBTA
+    /// 10.2.5).
     pub remote_qkey: u32,
 }
 
-/// A send work request without its scatter/gather list.
+/// A send work request, without its scatter/gather list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendWr {
-    /// Returned in the completion.
+    /// Identifier, returned in the completion.
     pub wr_id: u64,
     /// The operation.
     pub opcode: WrOpcode,
-    /// Signalled, fenced, solicited, inline.
+    /// Signaled, fenced, solicited, inline.
     pub flags: SendFlags,
-    /// Immediate data in host order, for the operations that carry it.
+    /// Immediate data in host order, for operations that carry it.
     pub imm: u32,
-    /// The peer's address, for WRITE, READ, FLUSH and atomics.
+    /// Remote address, for WRITE, READ, FLUSH and atomics.
     pub remote_addr: u64,
-    /// The peer's key; for SEND with invalidate the one to invalidate; for LOCAL_INV our own.
+    /// Remote key; for SEND with invalidate, the key to invalidate; for LOCAL_INV, a local key.
     pub rkey: RKey,
-    /// Compare operand, or what to add.
+    /// Compare or add operand.
     pub compare_add: u64,
-    /// What compare-and-swap stores if the values are equal.
+    /// Swap operand of compare-and-swap.
     pub swap: u64,
-    /// Whom it is for, from a UD QP.
+    /// Destination, of a UD QP.
     pub ud: UdAddress,
-    /// The shared receive queue that it is for, from an XRC QP.
+    /// Number of the destination SRQ, of an XRC QP.
     pub remote_srqn: Srqn,
 }
 
-/// How a memory window is bound (`ibv_mw_bind_info` and `ibv_wr_bind_mw`).
+/// Arguments of binding a memory window (`ibv_mw_bind_info` and `ibv_wr_bind_mw`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowBind {
-    /// The key that the window has now.
+    /// Current key of the window.
     pub window: RKey,
-    /// The key that it gets. Type 2: the old one with another variant byte; type 1: one that the device gave for it.
+    /// New key of the window. Type 2: the current key with another variant byte; type 1: a key allocated by
+    /// the device.
     pub new_key: RKey,
-    /// The lkey of the region that is mapped anew.
+    /// The lkey of the region to bind to.
     pub region: LKey,
-    /// The first address, as the region counts.
+    /// First address, in the region's addresses.
     pub address: u64,
-    /// Bytes. Zero unbinds a window of type 1.
+    /// Length in bytes. Zero unbinds a type 1 window.
     pub length: u64,
-    /// What peers may do.
+    /// Access rights of peers.
     pub access: Access,
 }
 
-/// How a fast-registered region is made valid (`IB_WR_REG_MR`). The pages are those of the region's page list.
+/// Arguments of validating a fast-registered region (`IB_WR_REG_MR`). The pages are in the region's page
+/// list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FastRegistration {
-    /// The region's key with the variant byte that it gets.
+    /// The region's key, with its new variant byte.
     pub key: RKey,
-    /// The address by which work requests and peers call its first byte; its low bits are the place in the first page.
+    /// Address of the first byte, for work requests and peers. The low bits are the offset in the first page.
     pub start: u64,
-    /// Bytes that the window opens.
+    /// Length of the region in bytes.
     pub length: u64,
-    /// Bytes of a page, as a power of two: 12 to 30.
+    /// Page size as a power of two, 12 to 30.
     pub page_shift: u8,
-    /// What may be done to it.
+    /// Access rights.
     pub access: Access,
 }
 
-/// What a FLUSH asks for (IBTA annex A19: FETH).
+/// Arguments of a FLUSH (IBTA annex A19: FETH).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlushRange {
     /// The rkey of the range to flush.
     pub rkey: RKey,
-    /// Where the range begins, as the peer calls it.
+    /// First address of the range at the peer.
     pub address: u64,
-    /// Bytes, at most 2^31.
+    /// Length in bytes, at most 2^31.
     pub length: u32,
-    /// Visible to everyone there.
+    /// Global visibility: visible to the peer's whole host.
     pub global: bool,
-    /// The peer answers only when the bytes would survive a power loss.
+    /// Persistence: the peer responds only when the bytes survive a power loss.
     pub persistent: bool,
-    /// The whole region of the key instead of the range.
+    /// Flush the whole region of the key instead of the range.
     pub whole_region: bool,
 }
 
 impl SendWr {
-    /// Binds a window. `imm` carries the access bits, `rkey` the present key, `remote_addr` and `compare_add` the range,
-    /// `swap` the region's key below the new one.
+    /// Returns a request that binds a window. `imm` holds the access bits, `rkey` the current key,
+    /// `remote_addr` and `compare_add` the range, `swap` the region's key in the low and the new key in the
+    /// high half.
     pub fn bind_window(wr_id: u64, flags: SendFlags, bind: &WindowBind) -> SendWr {
         SendWr {
             wr_id,
@@ -238,7 +244,7 @@ impl SendWr {
         }
     }
 
-    /// What [`bind_window`](SendWr::bind_window) put in.
+    /// Returns the arguments given to [`bind_window`](SendWr::bind_window).
     pub fn window_bind(&self) -> WindowBind {
         WindowBind {
             window: self.rkey,
@@ -250,8 +256,8 @@ impl SendWr {
         }
     }
 
-    /// Makes a fast-registered region valid. `imm` carries the access bits, `remote_addr` and `compare_add` the range,
-    /// `swap` the page shift.
+    /// Returns a request that makes a fast-registered region valid. `imm` holds the access bits,
+    /// `remote_addr` and `compare_add` the range, `swap` the page shift.
     pub fn fast_register(wr_id: u64, flags: SendFlags, region: &FastRegistration) -> SendWr {
         SendWr {
             wr_id,
@@ -266,7 +272,7 @@ impl SendWr {
         }
     }
 
-    /// What [`fast_register`](SendWr::fast_register) put in.
+    /// Returns the arguments given to [`fast_register`](SendWr::fast_register).
     pub fn fast_registration(&self) -> FastRegistration {
         FastRegistration {
             key: self.rkey,
@@ -277,12 +283,12 @@ impl SendWr {
         }
     }
 
-    /// Invalidates a key of ours.
+    /// Returns a request that invalidates a local key.
     pub fn local_invalidate(wr_id: u64, flags: SendFlags, key: RKey) -> SendWr {
         SendWr { wr_id, opcode: WrOpcode::LocalInvalidate, flags, rkey: key, ..SendWr::default() }
     }
 
-    /// Flushes memory of the peer's. `imm` carries the FETH, `compare_add` the length.
+    /// Returns a request that flushes remote memory. `imm` holds the FETH, `compare_add` the length.
     pub fn flush(wr_id: u64, flags: SendFlags, range: &FlushRange) -> SendWr {
         let feth =
             u32::from(range.global) | u32::from(range.persistent) << 1 | u32::from(range.whole_region) << 4;
@@ -300,7 +306,7 @@ impl SendWr {
 }
 
 impl Default for SendWr {
-    /// A signaled, empty SEND.
+    /// A signaled SEND without payload.
     fn default() -> SendWr {
         SendWr {
             wr_id: 0,
@@ -317,12 +323,12 @@ impl Default for SendWr {
     }
 }
 
-/// A receive work request without its scatter list.
+/// A receive work request, without its scatter list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecvWr {
-    /// Returned in the completion.
+    /// Identifier, returned in the completion.
     pub wr_id: u64,
-    /// Entries of the scatter list.
+    /// Number of scatter entries.
     pub num_sge: u32,
 }
 
@@ -331,14 +337,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_opcode_is_found_by_its_number_and_nothing_else_is() {
+    fn opcodes_round_trip_through_codes() {
         let found: Vec<_> = (0..300).filter_map(WrOpcode::from_code).collect();
         assert_eq!(found, WrOpcode::ALL);
         assert!(WrOpcode::ALL.into_iter().all(|op| WrOpcode::from_code(op as u64) == Some(op)));
     }
 
     #[test]
-    fn what_is_packed_into_a_work_request_comes_out_again() {
+    fn packed_work_requests_round_trip() {
         let bind = WindowBind {
             window: RKey(0x1122_3344),
             new_key: RKey(0x5566_7788),

@@ -1,7 +1,6 @@
-//! Packets as text: one line in the manner of tcpdump, and all fields.
+//! Packets as text: one line in the manner of tcpdump, or all fields.
 //!
-//! The line leaves out what is as usual (P_Key 0xffff, version 0, no reserved bits), so that what
-//! is printed is worth reading.
+//! The line omits fields with their default value (P_Key 0xffff, version 0, reserved bits 0).
 
 use std::fmt::{self, Display, Formatter};
 
@@ -22,7 +21,7 @@ impl Display for Packet {
 }
 
 impl Display for Envelope {
-    /// The line up to the BTH; an unknown opcode shows as `OPCODE_0x1f`.
+    /// Prints the line up to the BTH. An unknown opcode prints as `OPCODE_0x1f`.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let bth = &self.bth;
         let (src, dst) = (self.source_gid().to_ip(), self.dest_gid().to_ip());
@@ -98,7 +97,7 @@ fn write_ext(p: &Packet, f: &mut Formatter<'_>) -> fmt::Result {
     Ok(())
 }
 
-/// All fields, one header a line.
+/// Displays all fields, one header per line.
 #[derive(Clone, Copy, Debug)]
 pub struct Full<'a> {
     envelope: &'a Envelope,
@@ -106,14 +105,14 @@ pub struct Full<'a> {
 }
 
 impl Packet {
-    /// Everything, one header a line.
+    /// Displays all fields of the packet, one header per line.
     pub fn full(&self) -> Full<'_> {
         Full { envelope: self, packet: Some(self) }
     }
 }
 
 impl Envelope {
-    /// Everything up to the BTH, one header a line.
+    /// Displays all fields up to the BTH, one header per line.
     pub fn full(&self) -> Full<'_> {
         Full { envelope: self, packet: None }
     }
@@ -164,7 +163,7 @@ fn write_net(e: &Envelope, f: &mut Formatter<'_>) -> fmt::Result {
     }
 }
 
-/// What a type of service or traffic class says, unless that is nothing: DSCP (RFC 2474) and ECN bits (RFC 3168 section 5).
+/// Displays DSCP (RFC 2474) and ECN bits (RFC 3168 5) of a TOS or traffic class. Zero prints nothing.
 struct Class(u8);
 
 impl Display for Class {
@@ -177,7 +176,7 @@ impl Display for Class {
     }
 }
 
-/// A MAC address, shown with colons.
+/// Displays a MAC address with colons.
 #[derive(Clone, Copy, Debug)]
 pub struct Mac(pub [u8; 6]);
 

@@ -1,69 +1,69 @@
-//! Why a frame is not a good RoCE packet.
+//! Reasons why a frame is not a valid RoCE packet.
 
 use thiserror::Error;
 
-/// Every way in which a frame fails to be a good RoCE packet. The ICRC is not among them: see
-/// [`Envelope::check_icrc`](super::Envelope::check_icrc).
+/// Why a frame is not a valid RoCE packet. A wrong ICRC is reported by
+/// [`Envelope::check_icrc`](super::Envelope::check_icrc) instead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum Drop {
     /// Another protocol: ARP, TCP, UDP to another port.
     #[error("not RoCE: neither UDP port 4791 nor EtherType 0x8915")]
     NotRoce,
-    /// PAUSE or PFC: see [`mac_control`](super::mac_control).
+    /// PAUSE or PFC; see [`mac_control`](super::mac_control).
     #[error("MAC control frame (EtherType 0x8808)")]
     MacControl,
-    /// A length says that more bytes belong to the frame than there are.
-    #[error("{what} needs {need} bytes of frame, there are {have}")]
+    /// A length field or header exceeds the frame.
+    #[error("truncated: {what} ends at byte {need}, only {have} bytes are there")]
     Truncated {
-        /// What does not fit.
+        /// The part that does not fit.
         what: &'static str,
-        /// Bytes of frame that it takes.
+        /// Frame length that the part requires, in bytes.
         need: usize,
-        /// Bytes that there are.
+        /// Actual length in bytes.
         have: usize,
     },
-    /// The IP header contradicts itself or its EtherType.
-    #[error("IP version {version}, header of {header_len} bytes, packet of {total_len}")]
+    /// The IP header is inconsistent, or of another version than the EtherType.
+    #[error("bad IP header: version {version}, header of {header_len} bytes, packet of {total_len} bytes")]
     BadIpHeader {
-        /// The version nibble of the IP header.
+        /// Version nibble of the IP header.
         version: u8,
-        /// Bytes of its header.
+        /// Length of the IP header in bytes.
         header_len: usize,
-        /// Bytes of header and payload.
+        /// Length of header and payload in bytes.
         total_len: usize,
     },
-    /// A GRH that another protocol follows.
+    /// The GRH's next header is not 0x1b.
     #[error("GRH next header {0:#04x}, RoCE v1 has 0x1b")]
     BadGrhNextHeader(u8),
-    /// A fragment of an IPv4 UDP datagram; RoCE packets are never fragmented (IBTA annex A17.4.5.1).
+    /// A fragment of an IPv4 UDP datagram. RoCE packets are never fragmented (IBTA annex A17.4.5.1).
     #[error("IPv4 fragment at byte {offset}, more follow: {more}")]
     Fragment {
-        /// Its place in the datagram, in bytes.
+        /// Offset of the fragment in the datagram, in bytes.
         offset: usize,
-        /// It is not the last.
+        /// True unless the fragment is the last.
         more: bool,
     },
-    /// An IPv6 extension header stands before whatever the packet is.
+    /// The IPv6 header is followed by an extension header.
     #[error("IPv6 extension header {0}")]
     Ipv6Extension(u8),
-    /// The UDP length does not fit the IP packet.
+    /// The UDP length is below 8 or exceeds the IP payload.
     #[error("UDP length {udp_len} in an IP payload of {ip_payload} bytes")]
     BadUdpLength {
-        /// Bytes of header and payload that UDP says.
+        /// Length of header and payload by the UDP header, in bytes.
         udp_len: usize,
-        /// Bytes that IP has.
+        /// Length of the IP payload in bytes.
         ip_payload: usize,
     },
-    /// No such opcode.
+    /// The opcode is unknown.
     #[error("unknown opcode {0:#04x}")]
     UnknownOpcode(u8),
-    /// TVer is not 0.
+    /// The transport header version (TVer) is not 0.
     #[error("transport version {0}, only 0 exists")]
     BadTransportVersion(u8),
-    /// The pad count exceeds what lies between headers and ICRC.
+    /// The pad count exceeds the bytes between headers and ICRC.
     #[error("pad of {pad} bytes where {available} are left")]
     BadPad {
-        /// The pad count of the BTH.
+        /// Pad count of the BTH.
         pad: u8,
         /// Bytes of payload and pad.
         available: usize,
@@ -71,7 +71,7 @@ pub enum Drop {
 }
 
 impl Drop {
-    /// Names of all counters, in the order of [`index`](Self::index).
+    /// Counter names, in the order of [`index`](Self::index).
     pub const COUNTERS: [&'static str; 11] = [
         "rx_not_roce",
         "rx_mac_control",
@@ -86,7 +86,7 @@ impl Drop {
         "rx_bad_pad",
     ];
 
-    /// Which of [`COUNTERS`](Self::COUNTERS) counts it.
+    /// Returns the reason's index in [`COUNTERS`](Self::COUNTERS).
     pub const fn index(&self) -> usize {
         match self {
             Drop::NotRoce => 0,
@@ -103,7 +103,7 @@ impl Drop {
         }
     }
 
-    /// The name of its counter.
+    /// Returns the name of the reason's counter.
     pub const fn counter(&self) -> &'static str {
         Drop::COUNTERS[self.index()]
     }

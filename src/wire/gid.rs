@@ -1,31 +1,32 @@
-//! GIDs: 128-bit port addresses, which for RoCE are IP addresses.
+//! GIDs: 128-bit port addresses. For RoCE they are IP addresses.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// A global identifier. RoCE v2 derives it from the IP address, IPv4 as `::ffff:a.b.c.d`
-/// (IBTA annex A17.4.5.2).
+/// A global identifier. RoCE v2 derives it from the IP address; IPv4 is mapped to `::ffff:a.b.c.d` (IBTA
+/// annex A17.4.5.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// The IPv6 link-local address that a station address stands for: EUI-64 with the universal bit turned (RFC 4291, appendix A).
+    /// Returns the IPv6 link-local address of a MAC address: EUI-64 with the universal bit inverted (RFC
+    /// 4291, appendix A).
     pub fn link_local_of([a, b, c, d, e, f]: [u8; 6]) -> Gid {
         Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
     }
 
-    /// The IP address it stands for: IPv4 if it is IPv4-mapped.
+    /// Returns the IP address of the GID; IPv4 if the GID is IPv4-mapped.
     pub fn to_ip(self) -> IpAddr {
         Ipv6Addr::from(self.0).to_canonical()
     }
 
-    /// True if it stands for this IPv4 address.
+    /// True if the GID is the IPv4-mapped address `ip`.
     pub fn is(self, ip: Ipv4Addr) -> bool {
         u128::from_be_bytes(self.0) == 0xffff_0000_0000 | u128::from(ip.to_bits())
     }
 
-    /// True if it stands for an IPv4 address.
+    /// True if the GID is IPv4-mapped.
     pub fn is_ipv4(self) -> bool {
         self.0[..10] == [0; 10] && self.0[10..12] == [0xff, 0xff]
     }
@@ -53,7 +54,7 @@ impl From<Ipv6Addr> for Gid {
 }
 
 impl fmt::Display for Gid {
-    /// As an IPv6 address: `fe80::1`, `::ffff:10.0.0.1`.
+    /// Prints an IPv6 address: `fe80::1`, `::ffff:10.0.0.1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(&Ipv6Addr::from(self.0), f)
     }
@@ -64,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ip_address_survives_the_way_through_a_gid() {
+    fn ip_address_round_trips_through_gid() {
         for (ip, text, v4) in [
             ("10.0.0.1", "::ffff:10.0.0.1", true),
             ("fe80::1", "fe80::1", false),

@@ -1,7 +1,7 @@
-//! The InfiniBand transport headers, as values and as the bytes they are (IBTA 9.2 to 9.4).
+//! The InfiniBand transport headers as values, and their encoding (IBTA 9.2 to 9.4).
 //!
-//! The zerocopy structs are private views: bytes under their bit diagram. The public types are
-//! what the transport works with.
+//! The zerocopy structs are private views of bytes, each under its bit diagram. The transport uses the public
+//! types.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{Opcode, Psn, Qpn};
 
-/// Three bytes, big-endian, as PSNs, QPNs and MSNs are.
+/// A big-endian 24-bit field: PSN, QPN or MSN.
 type U24 = [u8; 3];
 
 fn read24(b: U24) -> u32 {
@@ -40,48 +40,48 @@ struct RawBth {
     opcode: u8,
     flags: u8,
     pkey: U16,
-    /// FECN, BECN and six reserved bits; the destination QP.
+    /// FECN, BECN, six reserved bits and the destination QPN.
     congestion_and_qp: U32,
-    /// AckReq and seven reserved bits; the PSN.
+    /// AckReq, seven reserved bits and the PSN.
     ack_and_psn: U32,
 }
 
-/// Base transport header: every packet has one.
+/// Base transport header, present in every packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bth {
-    /// What the packet is.
+    /// Service, operation and position.
     pub opcode: Opcode,
-    /// Solicited event: wakes a receiver that waits for one.
+    /// Solicited event: the completion wakes a receiver that is armed for solicited events only.
     pub solicited: bool,
-    /// Migration state. ConnectX sends 1, rxe 0; both are good.
+    /// Migration state (MigReq). ConnectX sends 1, rxe 0; both are accepted.
     pub mig_req: bool,
-    /// Zero bytes between payload and ICRC, 0 to 3.
+    /// Number of pad bytes between payload and ICRC, 0 to 3.
     pub pad: u8,
-    /// Transport header version; 0 is the only one.
+    /// Transport header version; only 0 is defined.
     pub tver: u8,
     /// Partition key; bit 15 is full membership.
     pub pkey: u16,
-    /// Forward congestion: a switch has marked the packet (RoCE v2 has ECN instead).
+    /// Forward congestion, set by an InfiniBand switch. RoCE v2 uses ECN instead.
     pub fecn: bool,
     /// Backward congestion notification; set in a CNP.
     pub becn: bool,
     /// Six reserved bits, not covered by the ICRC. Some NICs set them.
     pub reserved6: u8,
-    /// Who the packet is for.
+    /// Destination QP.
     pub dest_qp: Qpn,
-    /// Asks for an acknowledgement.
+    /// Requests an acknowledgement.
     pub ack_req: bool,
-    /// The seven reserved bits beside AckReq, as they came.
+    /// The seven reserved bits beside AckReq, as received.
     pub reserved7: u8,
     /// Packet sequence number, 24 bits.
     pub psn: Psn,
 }
 
 impl Bth {
-    /// Bytes on the wire.
+    /// Length in bytes.
     pub const LEN: usize = 12;
 
-    /// Reads the header; every 12 bytes are one.
+    /// Decodes the header. All values of the 12 bytes are accepted.
     pub fn read(bytes: &[u8; Bth::LEN]) -> Bth {
         //= IBTA 9.2: reserved-bits-mean-nothing
         let raw: &RawBth = zerocopy::transmute_ref!(bytes);
@@ -104,7 +104,7 @@ impl Bth {
         }
     }
 
-    /// The bytes; of fields narrower than their type the low bits count.
+    /// Encodes the header. Of a field narrower than its type, the low bits are used.
     pub fn to_bytes(&self) -> [u8; Bth::LEN] {
         let congestion = u8::from(self.fecn) << 7 | u8::from(self.becn) << 6 | self.reserved6 & 0x3f;
         let ack = u8::from(self.ack_req) << 7 | self.reserved7 & 0x7f;
@@ -123,7 +123,7 @@ impl Bth {
 }
 
 impl Default for Bth {
-    /// RC_SEND_ONLY, PSN 0 to QP 0 in the default partition: a start for struct update.
+    /// RC_SEND_ONLY with PSN 0 to QP 0 in the default partition: a base for struct update.
     fn default() -> Bth {
         Bth {
             opcode: Opcode::RC_SEND_ONLY,
@@ -157,23 +157,23 @@ struct RawReth {
 pub struct Reth {
     /// Virtual address of the first byte at the responder.
     pub va: u64,
-    /// The key of the region or window at the responder.
+    /// The rkey of the region or window at the responder.
     pub rkey: u32,
     /// Bytes of the whole message, at most 2^31.
     pub dma_len: u32,
 }
 
 impl Reth {
-    /// Bytes on the wire.
+    /// Length in bytes.
     pub const LEN: usize = 16;
 
-    /// Reads the header.
+    /// Decodes the header.
     pub fn read(bytes: &[u8; Reth::LEN]) -> Reth {
         let raw: &RawReth = zerocopy::transmute_ref!(bytes);
         Reth { va: raw.va.get(), rkey: raw.rkey.get(), dma_len: raw.dma_len.get() }
     }
 
-    /// The bytes.
+    /// Encodes the header.
     pub fn to_bytes(&self) -> [u8; Reth::LEN] {
         zerocopy::transmute!(RawReth {
             va: self.va.into(),
@@ -188,27 +188,27 @@ impl Reth {
 pub struct Aeth {
     /// ACK, RNR NAK or NAK; see [`Syndrome`].
     pub syndrome: u8,
-    /// Message sequence number, 24 bits: messages that the responder has completed.
+    /// Message sequence number, 24 bits: number of messages that the responder has completed, modulo 2^24.
     pub msn: u32,
 }
 
 impl Aeth {
-    /// Bytes on the wire.
+    /// Length in bytes.
     pub const LEN: usize = 4;
 
-    /// Reads the header.
+    /// Decodes the header.
     pub fn read(bytes: &[u8; Aeth::LEN]) -> Aeth {
         let [syndrome, a, b, c] = *bytes;
         Aeth { syndrome, msn: read24([a, b, c]) }
     }
 
-    /// The bytes; the low 24 bits of the MSN count.
+    /// Encodes the header. Of the MSN, the low 24 bits are used.
     pub fn to_bytes(&self) -> [u8; Aeth::LEN] {
         let [a, b, c] = write24(self.msn);
         [self.syndrome, a, b, c]
     }
 
-    /// What the syndrome says.
+    /// Returns the syndrome's meaning.
     pub fn kind(&self) -> Syndrome {
         self.syndrome.into()
     }
@@ -229,19 +229,19 @@ struct RawAtomicEth {
 pub struct AtomicEth {
     /// Virtual address, a multiple of 8.
     pub va: u64,
-    /// The key of the region or window at the responder.
+    /// The rkey of the region or window at the responder.
     pub rkey: u32,
-    /// What to swap in, or to add.
+    /// The swap or add operand.
     pub swap_or_add: u64,
-    /// What compare-and-swap compares with.
+    /// The compare operand.
     pub compare: u64,
 }
 
 impl AtomicEth {
-    /// Bytes on the wire.
+    /// Length in bytes.
     pub const LEN: usize = 28;
 
-    /// Reads the header.
+    /// Decodes the header.
     pub fn read(bytes: &[u8; AtomicEth::LEN]) -> AtomicEth {
         let raw: &RawAtomicEth = zerocopy::transmute_ref!(bytes);
         AtomicEth {
@@ -252,7 +252,7 @@ impl AtomicEth {
         }
     }
 
-    /// The bytes.
+    /// Encodes the header.
     pub fn to_bytes(&self) -> [u8; AtomicEth::LEN] {
         zerocopy::transmute!(RawAtomicEth {
             va: self.va.into(),
@@ -266,23 +266,23 @@ impl AtomicEth {
 /// Datagram extended header: `QKey32 rsv8 SrcQP24`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Deth {
-    /// Queue key, which must match the receiver's.
+    /// Queue key; must match the receiver's.
     pub qkey: u32,
-    /// The number of the QP that sent it.
+    /// Number of the sending QP.
     pub src_qp: Qpn,
 }
 
 impl Deth {
-    /// Bytes on the wire.
+    /// Length in bytes.
     pub const LEN: usize = 8;
 
-    /// Reads the header.
+    /// Decodes the header.
     pub fn read(bytes: &[u8; Deth::LEN]) -> Deth {
         let [k0, k1, k2, k3, _, a, b, c] = *bytes;
         Deth { qkey: u32::from_be_bytes([k0, k1, k2, k3]), src_qp: Qpn::new(read24([a, b, c])) }
     }
 
-    /// The bytes, the reserved one zero.
+    /// Encodes the header, with the reserved byte zero.
     pub fn to_bytes(&self) -> [u8; Deth::LEN] {
         let [k0, k1, k2, k3] = self.qkey.to_be_bytes();
         let [a, b, c] = write24(self.src_qp.value());
@@ -293,21 +293,21 @@ impl Deth {
 /// XRC extended header: `rsv8 XRCSRQ24`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct XrcEth {
-    /// Number of the shared receive queue that the message is for, 24 bits.
+    /// Number of the destination SRQ, 24 bits.
     pub srqn: u32,
 }
 
 impl XrcEth {
-    /// Bytes on the wire.
+    /// Length in bytes.
     pub const LEN: usize = 4;
 
-    /// Reads the header.
+    /// Decodes the header.
     pub fn read(bytes: &[u8; XrcEth::LEN]) -> XrcEth {
         let [_, a, b, c] = *bytes;
         XrcEth { srqn: read24([a, b, c]) }
     }
 
-    /// The bytes, the reserved one zero.
+    /// Encodes the header, with the reserved byte zero.
     pub fn to_bytes(&self) -> [u8; XrcEth::LEN] {
         let [a, b, c] = write24(self.srqn);
         [0, a, b, c]
@@ -320,55 +320,55 @@ impl XrcEth {
 pub struct Feth(pub u32);
 
 impl Feth {
-    /// Bytes on the wire.
+    /// Length in bytes.
     pub const LEN: usize = 4;
-    /// Placement type: visible to the whole host.
+    /// Placement type: global visibility, to the whole host.
     pub const GLOBAL_VISIBILITY: u8 = 1;
-    /// Placement type: survives a power loss.
+    /// Placement type: persistence, across a power loss.
     pub const PERSISTENCE: u8 = 2;
 
-    /// Which guarantees are asked for.
+    /// The requested guarantees (placement type).
     pub const fn placement(self) -> u8 {
         (self.0 & 0x0f) as u8
     }
 
-    /// 0: the range of the RETH, 1: the whole memory region.
+    /// Selectivity: 0 for the range of the RETH, 1 for the whole memory region.
     pub const fn selectivity(self) -> u8 {
         (self.0 >> 4 & 3) as u8
     }
 }
 
-/// What an AETH says (IBTA 9.7.5.2.1).
+/// Meaning of an AETH's syndrome (IBTA 9.7.5.2.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Syndrome {
-    /// All is well up to this PSN; see [`credits`] for the code.
+    /// Positive acknowledgement up to the PSN. See [`credits`] for the code.
     Ack {
         /// Five bits of end-to-end credit code.
         credits: u8,
     },
-    /// No receive was posted: come again after [`rnr_timer_ns`] of the code.
+    /// No receive was posted. The requester must wait [`rnr_timer_ns`] of the code before it retries.
     RnrNak {
         /// Five bits of timer code.
         timer: u8,
     },
     /// The request failed.
     Nak(NakCode),
-    /// Anything else, the byte as it came.
+    /// Any other syndrome, as received.
     Reserved(u8),
 }
 
-/// Why a request failed (IBTA table 49).
+/// Why a request was refused (IBTA table 49).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum NakCode {
-    /// A gap: send again from this PSN.
+    /// PSN sequence error: the requester must retransmit from this PSN.
     PsnSequence,
-    /// The request makes no sense here.
+    /// Invalid request: malformed, or not allowed on this QP.
     InvalidRequest,
-    /// Key, bounds or rights.
+    /// Remote access error: key, bounds or rights.
     RemoteAccess,
-    /// The responder could not do it.
+    /// Remote operational error: the responder failed to execute the request.
     RemoteOperational,
-    /// Reliable datagram only.
+    /// Invalid RD request; reliable datagram only.
     InvalidRdRequest,
 }
 
@@ -405,7 +405,7 @@ impl From<Syndrome> for u8 {
 }
 
 impl Syndrome {
-    /// In one word: `ACK`, `RNR_NAK`, `NAK_PSN_SEQUENCE`, … `RESERVED`.
+    /// Returns the name in one word: `ACK`, `RNR_NAK`, `NAK_PSN_SEQUENCE`, … `RESERVED`.
     pub const fn name(self) -> &'static str {
         match self {
             Syndrome::Ack { .. } => "ACK",
@@ -435,8 +435,8 @@ impl fmt::Display for Syndrome {
     }
 }
 
-/// How long an RNR NAK's timer code asks to wait, in nanoseconds (IBTA table 50). The low five
-/// bits count.
+/// Returns the delay of an RNR NAK timer code in nanoseconds (IBTA table 50). The low five bits of `code` are
+/// used.
 pub const fn rnr_timer_ns(code: u8) -> u64 {
     //= IBTA 9.7.5.2.8: rnr-timer-has-its-table
     const UNITS_OF_10_US: [u32; 32] = [
@@ -446,8 +446,8 @@ pub const fn rnr_timer_ns(code: u8) -> u64 {
     UNITS_OF_10_US[(code & 0x1f) as usize] as u64 * 10_000
 }
 
-/// How many messages a credit code allows (IBTA table 47); `None` for 31, no information. The low
-/// five bits count.
+/// Returns the number of messages that a credit code allows (IBTA table 47); `None` for 31, no information.
+/// The low five bits of `code` are used.
 pub const fn credits(code: u8) -> Option<u32> {
     //= IBTA 9.7.7.2: credit-codes-have-their-table
     const CREDITS: [u32; 31] = [
@@ -463,7 +463,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_twelve_bytes_are_a_bth_and_come_back_unchanged() {
+    fn bth_round_trips_any_twelve_bytes() {
         for seed in 0..=255u8 {
             let bytes: [u8; 12] =
                 std::array::from_fn(|i| seed.wrapping_mul(31).wrapping_add((i as u8).wrapping_mul(73)));
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bth_has_its_bits_where_the_specification_puts_them() {
+    fn bth_layout_follows_specification() {
         let bth = Bth {
             opcode: Opcode::CNP,
             solicited: true,
@@ -489,7 +489,7 @@ mod tests {
 
     //= test: IBTA 9.7.5.2: syndrome-has-kind-and-value
     #[test]
-    fn every_syndrome_byte_survives() {
+    fn every_syndrome_byte_round_trips() {
         for byte in 0..=255u8 {
             assert_eq!(u8::from(Syndrome::from(byte)), byte);
         }
@@ -498,10 +498,10 @@ mod tests {
         }
     }
 
-    /// Written down a second time, in the specification's milliseconds.
+    /// Compares with a second copy of the table, in the specification's milliseconds.
     //= test: IBTA 9.7.5.2.8: rnr-timer-has-its-table
     #[test]
-    fn timer_codes_stand_for_the_times_of_the_table() {
+    fn rnr_timer_codes_follow_the_table() {
         let milliseconds = [
             655.36, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24, 0.32, 0.48, 0.64, 0.96, 1.28, 1.92,
             2.56, 3.84, 5.12, 7.68, 10.24, 15.36, 20.48, 30.72, 40.96, 61.44, 81.92, 122.88, 163.84, 245.76,
@@ -514,10 +514,10 @@ mod tests {
         assert_eq!(Syndrome::from(0x2c).to_string(), "RNR_NAK timer 12 (0.64 ms)");
     }
 
-    /// Powers of two and the numbers halfway between them.
+    /// Codes alternate powers of two and the numbers halfway between them.
     //= test: IBTA 9.7.7.2: credit-codes-have-their-table
     #[test]
-    fn credit_codes_stand_for_the_counts_of_the_table() {
+    fn credit_codes_follow_the_table() {
         let counts = (0..31u32).map(|code| match code {
             0..4 => code,
             _ => (2 + code % 2) << (code / 2 - 1),
@@ -530,7 +530,7 @@ mod tests {
 
     //= test: IBTA 9.7.5.2: syndrome-has-kind-and-value
     #[test]
-    fn syndromes_are_the_bytes_of_the_table() {
+    fn syndrome_bytes_follow_the_table() {
         let named = [
             (0x00, Syndrome::Ack { credits: 0 }),
             (0x1f, Syndrome::Ack { credits: 31 }),

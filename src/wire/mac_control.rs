@@ -3,30 +3,30 @@
 use super::net::{SHORTEST_FRAME, ether_type};
 use crate::frame::Frame;
 
-/// Where MAC control frames go: not forwarded by any bridge.
+/// Destination of MAC control frames. Bridges do not forward it.
 pub const DESTINATION: [u8; 6] = [0x01, 0x80, 0xc2, 0x00, 0x00, 0x01];
 
-/// Bytes of a MAC control frame without FCS.
+/// Length of a MAC control frame without FCS, in bytes.
 pub const FRAME_LEN: usize = SHORTEST_FRAME;
 
-/// Bytes that a quantum stands for: 512 bit times (802.3 31B.2).
+/// Bytes per quantum: 512 bit times (802.3 31B.2).
 const QUANTUM: usize = 64;
 
 const OPCODE_PAUSE: u16 = 0x0001;
 const OPCODE_PFC: u16 = 0x0101;
 
-/// What is sent in `quanta`, in bytes.
+/// Returns the bytes that are sent in `quanta`.
 pub const fn quanta_bytes(quanta: u16) -> usize {
     quanta as usize * QUANTUM
 }
 
-/// How long `quanta` last on a link of so many bits per second, in nanoseconds, not rounded.
+/// Returns the duration of `quanta` at `bits_per_second`, in nanoseconds, not rounded.
 pub fn quanta_nanos(quanta: u16, bits_per_second: f64) -> f64 {
     quanta_bytes(quanta) as f64 * 8e9 / bits_per_second
 }
 
-/// Quanta from the end of a frame that pauses to the last bit that a conforming station begins to send after it, at most, on a link
-/// of so many bits per second (802.3 31B.3.7).
+/// Returns the maximum response time to a PAUSE or PFC frame: quanta from the end of the frame to the last
+/// bit that a conforming station begins to send, by the rate of the link (802.3 31B.3.7).
 pub const fn response_quanta(bits_per_second: u64) -> u16 {
     const GBPS: u64 = 1_000_000_000;
     match bits_per_second.div_ceil(GBPS) {
@@ -40,25 +40,25 @@ pub const fn response_quanta(bits_per_second: u64) -> u16 {
     }
 }
 
-/// What a MAC control frame asks for. A quantum is 512 bit times; 0 resumes.
+/// A parsed MAC control frame. Pause times are in quanta of 512 bit times; 0 resumes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MacControl {
-    /// Stop sending anything.
+    /// Stop all priorities.
     Pause {
-        /// For how long, in quanta.
+        /// Pause time in quanta.
         quanta: u16,
     },
-    /// Stop sending some priorities.
+    /// Stop the enabled priorities.
     Pfc {
-        /// Bit n: `quanta[n]` counts.
+        /// Bit n enables `quanta[n]`.
         enable: u8,
-        /// For how long, by priority.
+        /// Pause time in quanta, by priority.
         quanta: [u16; 8],
     },
 }
 
 impl MacControl {
-    /// Reads a frame; `None` if it is no PAUSE or PFC or is cut short.
+    /// Parses a frame; `None` if it is truncated, or neither PAUSE nor PFC.
     pub fn parse(frame: &Frame<'_>) -> Option<MacControl> {
         let mut bytes = [0; 34];
         let n = frame.copy_to(0, &mut bytes);
@@ -81,7 +81,7 @@ impl MacControl {
         }
     }
 
-    /// The frame from `src_mac`, padded to the minimum.
+    /// Builds the frame from `src_mac`, padded to the minimum length.
     pub fn build(&self, src_mac: [u8; 6]) -> [u8; FRAME_LEN] {
         let mut frame = [0; FRAME_LEN];
         frame[..6].copy_from_slice(&DESTINATION);
@@ -111,7 +111,7 @@ mod tests {
     const SRC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
     #[test]
-    fn a_pfc_frame_has_its_bytes_where_the_standard_puts_them() {
+    fn pfc_frame_layout_follows_standard() {
         let pfc = MacControl::Pfc { enable: 0x08, quanta: [0, 0, 0, 0xffff, 0, 0, 0, 7] };
         let frame = pfc.build(SRC);
         assert_eq!(frame[..18], [1, 0x80, 0xc2, 0, 0, 1, 2, 0, 0, 0, 0, 1, 0x88, 8, 1, 1, 0, 8]);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_built_is_parsed_wherever_the_frame_is_split() {
+    fn built_frame_parses_at_any_split() {
         for control in [
             MacControl::Pause { quanta: 0x1234 },
             MacControl::Pfc { enable: 0xa5, quanta: [1, 2, 3, 4, 5, 6, 7, 8] },
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn other_opcodes_and_cut_frames_are_none() {
+    fn other_opcodes_and_short_frames_are_none() {
         let mut frame = MacControl::Pfc { enable: 1, quanta: [1; 8] }.build(SRC);
         assert_eq!(MacControl::parse(&Frame::whole(&frame[..33])), None);
         frame[15] = 2;

@@ -1,16 +1,16 @@
-//! Management datagrams: what a SEND to QP1 carries (IBTA 13.4).
+//! Management datagrams, the payload of a SEND to QP1 (IBTA 13.4).
 
-/// Bytes of a management datagram (IBTA 13.4.2).
+/// Length of a management datagram in bytes (IBTA 13.4.2).
 pub const MAD_LEN: usize = 256;
-/// Bytes of the header that all classes share.
+/// Length of the header common to all classes, in bytes.
 pub const MAD_HEADER_LEN: usize = 24;
 /// The queue key of QP1 (IBTA 10.2.4).
 pub const GSI_QKEY: u32 = 0x8001_0000;
-/// The management class of communication management (IBTA 13.4.4, table 121).
+/// Management class of communication management (IBTA 13.4.4, table 121).
 pub const CLASS_CM: u8 = 0x07;
-/// The version of that class (IBTA 12.6).
+/// Class version of communication management (IBTA 12.6).
 pub const CLASS_CM_VERSION: u8 = 2;
-/// The method of every message that expects no answer by itself (IBTA 13.4.5).
+/// Method Send, of messages that need no response at the datagram level (IBTA 13.4.5).
 pub const METHOD_SEND: u8 = 0x03;
 
 /// The header of a management datagram (IBTA 13.4.3).
@@ -32,29 +32,30 @@ pub const METHOD_SEND: u8 = 0x03;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MadHeader {
-    /// Whose message it is.
+    /// Management class.
     pub class: u8,
-    /// The version of that class.
+    /// Class version.
     pub class_version: u8,
-    /// What is to be done; the highest bit marks an answer.
+    /// Method; the highest bit marks a response.
     pub method: u8,
-    /// How it went, in answers.
+    /// Status, in responses.
     pub status: u16,
-    /// As the class says.
+    /// Class-specific field.
     pub class_specific: u16,
-    /// Which messages belong together.
+    /// Transaction ID: a response repeats the ID of its request.
     pub tid: u64,
-    /// What it is about.
+    /// Attribute ID.
     pub attribute: u16,
-    /// A detail of that.
+    /// Attribute modifier.
     pub modifier: u32,
 }
 
 impl MadHeader {
-    /// Base version of all management datagrams there are.
+    /// The only base version that exists.
     pub const BASE_VERSION: u8 = 1;
 
-    /// Reads the header at the beginning of `bytes`. `None`: they are too few, or of another base version.
+    /// Decodes the header at the beginning of `bytes`. `None` if the slice is too short or has another base
+    /// version.
     pub fn read(bytes: &[u8]) -> Option<MadHeader> {
         let [
             MadHeader::BASE_VERSION,
@@ -90,7 +91,7 @@ impl MadHeader {
         })
     }
 
-    /// The bytes.
+    /// Encodes the header.
     pub fn to_bytes(&self) -> [u8; MAD_HEADER_LEN] {
         let mut bytes = [0; MAD_HEADER_LEN];
         bytes[..4].copy_from_slice(&[MadHeader::BASE_VERSION, self.class, self.class_version, self.method]);

@@ -1,14 +1,16 @@
-//! Bytes <-> types: Ethernet, IP and UDP around the InfiniBand transport headers, and the ICRC.
+//! Conversion between bytes and types: Ethernet, IP and UDP around the InfiniBand transport headers, and the
+//! ICRC.
 //!
-//! Receiving: [`parse()`] turns a frame into a [`Packet`] or a counted [`Drop`], then
-//! [`Envelope::check_icrc`] decides whether to believe it. Sending: a [`Template`] holds the
-//! headers below the transport, [`Template::write_headers`] puts a packet's in front of its
-//! payload and [`Template::seal`] computes the ICRC.
+//! Receive: [`parse()`] turns a frame into a [`Packet`] or a counted [`Drop`], then [`Envelope::check_icrc`]
+//! verifies its ICRC. Send: a [`Template`] holds the headers below the transport, [`Template::write_headers`]
+//! writes all headers of a packet, and [`Template::seal`] computes the ICRC.
 //!
-//! Read first: `opcode`, the one table of what follows a BTH, then `headers`. What QP1 carries is in [`mad`] and [`cm`].
+//! Read `opcode` first, the table of the headers that follow a BTH, then `headers`. The messages of QP1 are
+//! in [`mad`] and [`cm`].
 //!
-//! Architecture invariant: nothing here depends on the rest of the crate but
-//! [`crate::frame`]; nothing here allocates or reads a clock; no input panics.
+//! Architecture invariant: the module depends on no other of the crate but [`crate::frame`]. The path of a
+//! packet (parse, build, ICRC) does not allocate. The module reads no clock, and no received bytes make it
+//! panic.
 
 mod build;
 pub mod cm;

@@ -1,4 +1,4 @@
-//! What lies below the transport: Ethernet, 802.1Q, IPv4, IPv6 (and the GRH, its twin), UDP.
+//! The headers below the transport: Ethernet, 802.1Q, IPv4, IPv6 (and the GRH, of the same layout), UDP.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,13 +7,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 pub use crate::frame::ROCE_V2_PORT;
 
-/// FCS (4), preamble and start of frame (8), the shortest gap to the next (12): bytes that a frame takes on an Ethernet link beside
-/// those that a port carries.
+/// Bytes that a frame takes on an Ethernet link in addition to those that a port carries: FCS (4), preamble
+/// and start of frame (8), interframe gap (12).
 pub const ETHERNET_OVERHEAD: u32 = 24;
-/// The shortest frame without FCS (802.3 4A.4.2); shorter ones are padded on the link.
+/// The shortest frame without FCS, in bytes (802.3 4A.4.2). Shorter ones are padded on the link.
 pub const SHORTEST_FRAME: usize = 60;
 
-/// EtherTypes that matter here.
+/// The EtherTypes used by the crate.
 pub mod ether_type {
     /// IPv4.
     pub const IPV4: u16 = 0x0800;
@@ -50,7 +50,7 @@ pub(super) struct RawIpv4 {
     pub(super) dst: [u8; 4],
 }
 
-/// The IPv6 header, and the GRH of RoCE v1 (IBTA 8.3), which has the same shape.
+/// The IPv6 header, and the GRH of RoCE v1 (IBTA 8.3), which has the same layout.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct RawIpv6 {
@@ -62,7 +62,7 @@ pub(super) struct RawIpv6 {
     pub(super) dst: [u8; 16],
 }
 
-/// The Ethernet header, up to a tag if there is one.
+/// The Ethernet header, up to the first tag.
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct RawEthernet {
@@ -84,26 +84,26 @@ pub(super) struct RawUdp {
 /// An IPv4 header (RFC 791).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ipv4Header {
-    /// Bytes with options, 20 to 60.
+    /// Header length with options in bytes, 20 to 60.
     pub header_len: u8,
-    /// DSCP in bits 7:2, ECN in bits 1:0; the traffic class of the verbs.
+    /// DSCP in bits 7:2, ECN in bits 1:0. The verbs call it traffic class.
     pub tos: u8,
     /// Bytes of header and payload.
     pub total_len: u16,
     /// Identification, which the ICRC covers.
     pub id: u16,
-    /// The DF bit is set.
+    /// True if DF is set.
     pub dont_fragment: bool,
     /// Time to live, 0 to 255.
     pub ttl: u8,
-    /// Header checksum as it came.
+    /// Header checksum, as received.
     pub checksum: u16,
-    /// The header checksum is right. The ICRC covers all it protects but TOS and TTL, so a
-    /// wrong one does not stop the parser.
+    /// True if the header checksum is correct. The parser accepts an incorrect one, because the ICRC covers
+    /// every field but TOS and TTL.
     pub checksum_ok: bool,
-    /// The address of the sender.
+    /// Source address.
     pub src: Ipv4Addr,
-    /// The address of the receiver.
+    /// Destination address.
     pub dst: Ipv4Addr,
 }
 
@@ -118,9 +118,9 @@ pub struct Ipv6Header {
     pub payload_len: u16,
     /// Hop limit, 0 to 255.
     pub hop_limit: u8,
-    /// The address of the sender.
+    /// Source address.
     pub src: Ipv6Addr,
-    /// The address of the receiver.
+    /// Destination address.
     pub dst: Ipv6Addr,
 }
 
@@ -138,7 +138,7 @@ impl Ipv6Header {
     }
 }
 
-/// What carries the transport over the network.
+/// The network header that carries the transport.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NetHeader {
     /// RoCE v2 over IPv4.
@@ -149,18 +149,19 @@ pub enum NetHeader {
     Grh(Ipv6Header),
 }
 
-/// A UDP header. Its destination port is [`ROCE_V2_PORT`].
+/// A UDP header. The destination port is always [`ROCE_V2_PORT`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UdpHeader {
-    /// Constant per flow, for ECMP.
+    /// Source port, constant per flow for ECMP.
     pub source_port: u16,
     /// Bytes of header and payload.
     pub len: u16,
-    /// Checksum as it came; 0 is none.
+    /// Checksum as received; 0 means none.
     pub checksum: u16,
 }
 
-/// The MAC address that frames for a multicast group carry (RFC 1112 6.4, RFC 2464 7); `None`: no group's address.
+/// Returns the MAC address of a multicast group (RFC 1112 6.4, RFC 2464 7). `None` if the address is no
+/// group's.
 pub fn multicast_mac(group: IpAddr) -> Option<[u8; 6]> {
     match group {
         IpAddr::V4(v4) if v4.is_multicast() => {
@@ -175,41 +176,41 @@ pub fn multicast_mac(group: IpAddr) -> Option<[u8; 6]> {
     }
 }
 
-/// What the UDP checksum of a frame is worth.
+/// State of a frame's UDP checksum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum UdpChecksum {
-    /// Zero: not computed.
+    /// Zero: not computed by the sender.
     Zero,
-    /// Computed and right.
+    /// Correct.
     Valid,
-    /// The sum of the pseudo header alone: left for hardware to complete (Linux's
-    /// CHECKSUM_PARTIAL), as captures on the sending host show.
+    /// The sum of the pseudo header alone, to be completed by hardware (Linux's CHECKSUM_PARTIAL). Seen in
+    /// captures on the sending host.
     Partial,
-    /// Wrong.
+    /// Incorrect.
     Bad {
-        /// What it would have to be.
+        /// The correct value.
         computed: u16,
     },
 }
 
-/// Adds big-endian 16-bit words up, as RFC 1071 does; an odd last byte is a high byte. The sum is
-/// not folded: see [`fold`].
+/// Returns the sum of big-endian 16-bit words (RFC 1071), not folded (see [`fold`]). An odd last byte counts
+/// as a high byte.
 pub(super) fn sum(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<2>();
     let total: u64 = words.iter().map(|w| u64::from(u16::from_be_bytes(*w))).sum();
     total + rest.first().map_or(0, |&b| u64::from(b) << 8)
 }
 
-/// True if the checksum of an IPv4 header without options is right: all ones in any byte order (RFC 1071, 2 B), so
-/// whole words are summed as they lie.
+/// True if the checksum of an IPv4 header without options is correct: the folded sum is all ones, in any byte
+/// order (RFC 1071, 2 B). Sums native 32-bit words, which is faster.
 pub(super) fn sums_up(header: &[u8; 20]) -> bool {
     let (words, _) = header.as_chunks::<4>();
     let total: u64 = words.iter().map(|w| u64::from(u32::from_ne_bytes(*w))).sum();
-    // What folds to all ones is a multiple of it, and only nothing folds to nothing.
+    // A sum folds to all ones if it is a positive multiple of 0xffff.
     total != 0 && total.is_multiple_of(0xffff)
 }
 
-/// Folds a sum into 16 bits with end-around carry, without the final complement.
+/// Folds a sum into 16 bits with end-around carry, without complementing it.
 pub(super) const fn fold(mut sum: u64) -> u16 {
     while sum > 0xffff {
         sum = (sum >> 16) + (sum & 0xffff);
@@ -217,7 +218,7 @@ pub(super) const fn fold(mut sum: u64) -> u16 {
     sum as u16
 }
 
-/// The checksum of an IPv4 header whose checksum field is zero or left out of `sum`.
+/// Returns the checksum of an IPv4 header. `sum` is the sum of the header with a checksum field of zero.
 pub(crate) const fn ipv4_checksum(sum: u64) -> u16 {
     !fold(sum)
 }
@@ -227,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_sum_up_where_halves_do() {
+    fn word_sum_agrees_with_halfword_sum() {
         let mut header: [u8; 20] =
             *b"\x45\x00\x00\x54\x12\x34\x40\x00\x40\x11\x00\x00\x0a\x00\x00\x01\x0a\xff\xfe\x02";
         let checksum = ipv4_checksum(sum(&header));
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_has_the_mac_address_of_its_low_bits() {
+    fn multicast_mac_holds_low_bits_of_group() {
         for (group, mac) in [
             ("239.1.2.3", Some([0x01, 0x00, 0x5e, 1, 2, 3])),
             ("224.129.0.1", Some([0x01, 0x00, 0x5e, 1, 0, 1])),

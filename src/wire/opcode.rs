@@ -1,4 +1,4 @@
-//! The opcode table: what each opcode of a BTH means and which headers follow it.
+//! The opcode table: the meaning of each BTH opcode, and the headers that follow it.
 //!
 //! Opcode = service in bits 7:5, operation in bits 4:0 (IBTA 9.2.1, table 38; XRC: annex A14;
 //! FLUSH and ATOMIC WRITE: annex A19; CNP: annex A17.9.3).
@@ -6,7 +6,7 @@
 use std::fmt;
 use std::ops::BitOr;
 
-/// The opcode byte of a BTH. Any byte: [`info`](Opcode::info) tells whether it is known.
+/// The opcode byte of a BTH, known or not: [`info`](Opcode::info) looks it up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct Opcode(pub u8);
 
@@ -17,7 +17,7 @@ pub enum Service {
     Rc,
     /// Unreliable connection.
     Uc,
-    /// Reliable datagram: read, never sent.
+    /// Reliable datagram: decoded, never sent.
     Rd,
     /// Unreliable datagram.
     Ud,
@@ -27,20 +27,20 @@ pub enum Service {
     Xrc,
 }
 
-/// What a packet asks for or answers.
+/// Meaning of a packet, request or response.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Operation {
     /// Payload for a posted receive.
     Send,
-    /// Payload for the memory that a RETH names.
+    /// Payload for the memory named by the RETH.
     Write,
-    /// Asks for memory.
+    /// Request to read remote memory.
     ReadRequest,
-    /// Memory that was asked for; also the answer to FLUSH and ATOMIC WRITE.
+    /// Payload of a READ, or the response to FLUSH and ATOMIC WRITE.
     ReadResponse,
     /// ACK, NAK or RNR NAK.
     Acknowledge,
-    /// The answer to an atomic.
+    /// Response to an atomic: the original value.
     AtomicAcknowledge,
     /// 64-bit compare and swap.
     CompareSwap,
@@ -54,16 +54,16 @@ pub enum Operation {
     Cnp,
 }
 
-/// Where in its message a packet stands. Requests of one packet are `Only`.
+/// Position of a packet in its message. A request of one packet is `Only`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Position {
-    /// The first of several.
+    /// First of several packets.
     First,
-    /// Neither first nor last.
+    /// Between first and last.
     Middle,
-    /// The last of several.
+    /// Last of several packets.
     Last,
-    /// First and last.
+    /// The only packet.
     Only,
 }
 
@@ -94,10 +94,10 @@ impl Headers {
     pub const IMM: Headers = Headers(1 << 8);
     /// Invalidate, 4 bytes.
     pub const IETH: Headers = Headers(1 << 9);
-    /// The 16 reserved bytes of a CNP.
+    /// Bytes of each header, by bit.
     pub const CNP_RESERVED: Headers = Headers(1 << 10);
 
-    /// Bytes of the header of each bit.
+    /// Bytes of every possible set, so that [`len`](Self::len) is one load.
     const SIZES: [u8; 11] = [4, 8, 4, 4, 16, 28, 4, 8, 4, 4, 16];
 
     /// Bytes of every possible set, so that a length is one load.
@@ -112,7 +112,7 @@ impl Headers {
         table
     };
 
-    /// True if all of `other` are in the set.
+    /// True if the set contains all of `other`.
     pub const fn contains(self, other: Headers) -> bool {
         self.0 & other.0 == other.0
     }
@@ -123,12 +123,12 @@ impl Headers {
         LENGTHS[self.0 as usize] as usize
     }
 
-    /// True if there is none.
+    /// True if the set has no header.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Where `header` (one) begins, in bytes after the BTH; `None` if it is not in the set.
+    /// Returns the offset of `header` (a single one), in bytes after the BTH; `None` if the set lacks it.
     pub const fn offset_of(self, header: Headers) -> Option<usize> {
         if self.contains(header) && !header.is_empty() {
             Some(Headers(self.0 & (header.0 - 1)).len())
@@ -149,25 +149,25 @@ impl BitOr for Headers {
     }
 }
 
-/// One row of the table.
+/// A row of the opcode table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpcodeInfo {
-    /// The opcode of this row, service bits included.
+    /// The opcode, service bits included.
     pub opcode: Opcode,
-    /// Its name, as tools print it: `RC_SEND_ONLY`.
+    /// Name as tools print it: `RC_SEND_ONLY`.
     pub name: &'static str,
-    /// The transport service, the upper three bits.
+    /// Transport service, the upper three bits.
     pub service: Service,
-    /// What the packet is a part of, or an answer to.
+    /// Meaning of the packet.
     pub operation: Operation,
-    /// The place in the message.
+    /// Position in the message.
     pub position: Position,
-    /// The headers between BTH and payload.
+    /// Headers between BTH and payload.
     pub headers: Headers,
 }
 
 impl OpcodeInfo {
-    /// True for what a responder sends: READ responses and acknowledgements.
+    /// True for responses: READ responses, acknowledgements and atomic acknowledgements.
     pub const fn is_response(&self) -> bool {
         matches!(
             self.operation,
@@ -176,7 +176,7 @@ impl OpcodeInfo {
     }
 }
 
-/// Makes the constants and the table from one list of rows.
+/// Generates the constants and the table from one list of rows.
 macro_rules! opcodes {
     ($($code:literal $name:ident: $service:ident $operation:ident $position:ident [$($header:ident)*];)*) => {
         impl Opcode {
@@ -291,7 +291,7 @@ opcodes! {
     0xbd XRC_ATOMIC_WRITE: Xrc AtomicWrite Only [XRCETH RETH];
 }
 
-/// Row of each opcode byte, or `UNKNOWN`.
+/// Table row of each opcode byte, or `UNKNOWN`.
 static INDEX: [u8; 256] = {
     let mut index = [UNKNOWN; 256];
     let mut row = 0;
@@ -306,12 +306,12 @@ static INDEX: [u8; 256] = {
 const UNKNOWN: u8 = u8::MAX;
 
 impl Opcode {
-    /// Its row in the table; `None` if the byte is no known opcode.
+    /// Returns the row of the opcode; `None` if it is unknown.
     pub fn info(self) -> Option<&'static OpcodeInfo> {
         TABLE.get(usize::from(INDEX[usize::from(self.0)]))
     }
 
-    /// Every known opcode, ascending within its service.
+    /// Returns every known opcode, in ascending order.
     pub fn all() -> impl Iterator<Item = &'static OpcodeInfo> {
         TABLE.iter()
     }
@@ -333,7 +333,7 @@ mod tests {
 
     //= test: IBTA 9.2.1: opcode-has-service-and-operation
     #[test]
-    fn every_opcode_finds_its_own_row_and_the_rest_find_none() {
+    fn known_opcodes_find_their_row_others_none() {
         let known = (0..=255).filter_map(|b| Opcode(b).info()).count();
         assert_eq!(known, Opcode::all().count());
         for row in Opcode::all() {
@@ -346,7 +346,7 @@ mod tests {
 
     //= test: IBTA 9.2.1: opcode-has-service-and-operation
     #[test]
-    fn the_service_is_in_the_upper_three_bits() {
+    fn service_is_in_upper_three_bits() {
         for row in Opcode::all() {
             let expected = match row.opcode.0 >> 5 {
                 0 => Service::Rc,
@@ -362,7 +362,7 @@ mod tests {
 
     //= test: IBTA A14: xrc-request-names-its-queue
     #[test]
-    fn xrc_requests_carry_an_xrceth_and_their_answers_do_not() {
+    fn xrc_requests_carry_xrceth_responses_do_not() {
         for row in Opcode::all().filter(|r| r.service == Service::Xrc) {
             let rc = Opcode(row.opcode.0 & 0x1f).info().unwrap();
             let extra = if row.is_response() { Headers::NONE } else { Headers::XRCETH };
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_lie_in_wire_order() {
+    fn headers_are_in_wire_order() {
         let h = Opcode::XRC_WRITE_ONLY_IMM.info().unwrap().headers;
         assert_eq!(h.len(), 24);
         assert_eq!(h.offset_of(Headers::XRCETH), Some(0));

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// A 24-bit packet sequence number.
 ///
-/// There is no `Ord`: on a circle, order exists only within a window. Ask
+/// PSNs have no `Ord`, because numbers that wrap are ordered only within a window. Use
 /// [`distance_from`](Psn::distance_from) or [`is_before`](Psn::is_before) (IBTA 9.7.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "u32", into = "u32")]
@@ -28,29 +28,29 @@ impl From<Psn> for u32 {
 impl Psn {
     const MASK: u32 = 0x00ff_ffff;
 
-    /// The low 24 bits of `v`.
+    /// Returns the PSN in the low 24 bits of `v`.
     pub const fn new(v: u32) -> Psn {
         //= IBTA 9.7.1: psn-is-24-bits
         Psn(v & Self::MASK)
     }
 
-    /// As a number below 2^24.
+    /// Returns the number, below 2^24.
     pub const fn value(self) -> u32 {
         self.0
     }
 
-    /// `self - base` as a signed 24-bit number, in [-2^23, 2^23).
+    /// Returns `self - base` as a signed 24-bit number, in [-2^23, 2^23).
     pub const fn distance_from(self, base: Psn) -> i32 {
         //= IBTA 9.7.1: psn-half-circle
         (self.0.wrapping_sub(base.0) << 8).cast_signed() >> 8
     }
 
-    /// True if `self` lies in the half circle behind `other`.
+    /// True if `self` lies in the 2^23 PSNs before `other`.
     pub const fn is_before(self, other: Psn) -> bool {
         self.distance_from(other) < 0
     }
 
-    /// The one after.
+    /// Returns the next PSN, modulo 2^24.
     pub const fn next(self) -> Psn {
         Psn::new(self.0 + 1)
     }
@@ -58,7 +58,7 @@ impl Psn {
 
 impl Add<u32> for Psn {
     type Output = Psn;
-    /// Modulo 2^24.
+    /// Adds modulo 2^24.
     fn add(self, n: u32) -> Psn {
         Psn::new(self.0.wrapping_add(n))
     }
@@ -66,7 +66,7 @@ impl Add<u32> for Psn {
 
 impl Sub<u32> for Psn {
     type Output = Psn;
-    /// Modulo 2^24.
+    /// Subtracts modulo 2^24.
     fn sub(self, n: u32) -> Psn {
         Psn::new(self.0.wrapping_sub(n))
     }
@@ -96,7 +96,7 @@ mod tests {
 
     //= test: IBTA 9.7.1: psn-half-circle
     #[test]
-    fn the_far_side_of_the_circle_counts_as_before() {
+    fn far_half_of_circle_is_before() {
         assert!(Psn::new(0x80_0000).is_before(Psn::new(0)));
         assert!(!Psn::new(0x7f_ffff).is_before(Psn::new(0)));
         assert!(!Psn::new(7).is_before(Psn::new(7)));

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A 24-bit queue pair number. 0 and 1 are the management QPs, 0xffffff is multicast.
+/// A 24-bit queue pair number. 0 and 1 are the management QPs, 0xffffff is the multicast QP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(from = "u32", into = "u32")]
 pub struct Qpn(u32);
@@ -22,24 +22,24 @@ impl From<Qpn> for u32 {
 }
 
 impl Qpn {
-    /// The general services interface, where the connection manager listens (IBTA 13.5).
+    /// QP1, the general service interface; the connection manager uses it (IBTA 13.5).
     pub const GSI: Qpn = Qpn(1);
     /// The destination of every multicast packet (IBTA 9.6.4).
     pub const MULTICAST: Qpn = Qpn(0x00ff_ffff);
 
-    /// The low 24 bits of `v`.
+    /// Returns the QPN in the low 24 bits of `v`.
     pub const fn new(v: u32) -> Qpn {
         Qpn(v & 0x00ff_ffff)
     }
 
-    /// As a number below 2^24.
+    /// Returns the number, below 2^24.
     pub const fn value(self) -> u32 {
         self.0
     }
 }
 
 impl fmt::Display for Qpn {
-    /// As `0x000012`, the way Wireshark shows it.
+    /// Prints `0x000012`, as Wireshark does.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#08x}", self.0)
     }
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_keeps_24_bits_and_shows_six_digits() {
+    fn qpn_keeps_24_bits_and_shows_six_digits() {
         assert_eq!(Qpn::new(0xff00_0012).value(), 0x12);
         assert_eq!(Qpn::new(0x12).to_string(), "0x000012");
     }

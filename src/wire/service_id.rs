@@ -1,14 +1,14 @@
-//! Service IDs, and how RDMA-CM makes connections of IP addresses and ports of them (IBTA annexes A3 and A11; Linux
+//! Service IDs, and the mapping of IP addresses and ports to them by RDMA-CM (IBTA annexes A3 and A11; Linux
 //! `drivers/infiniband/core/cma.c`).
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// What a REQ or SIDR_REQ asks for.
+/// The service that a REQ or SIDR_REQ requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServiceId(pub u64);
 
-/// A space of port numbers of RDMA-CM (`rdma_port_space`).
+/// A port space of RDMA-CM (`rdma_port_space`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u16)]
 pub enum PortSpace {
@@ -16,27 +16,27 @@ pub enum PortSpace {
     Tcp = 0x0106,
     /// Datagrams, by service ID resolution (`RDMA_PS_UDP`).
     Udp = 0x0111,
-    /// Any service (`RDMA_PS_IB`).
+    /// Any service of InfiniBand (`RDMA_PS_IB`).
     Ib = 0x013f,
 }
 
 impl PortSpace {
-    /// All of them.
+    /// All port spaces.
     pub const ALL: [PortSpace; 3] = [PortSpace::Tcp, PortSpace::Udp, PortSpace::Ib];
 
-    /// From the number that `rdma_create_id` takes.
+    /// Returns the port space of the number that `rdma_create_id` takes.
     pub fn from_code(code: u16) -> Option<PortSpace> {
         PortSpace::ALL.into_iter().find(|space| *space as u16 == code)
     }
 }
 
 impl ServiceId {
-    /// Port `port` of `space`: `00 00 00 00 01 PS port16`.
+    /// Returns the service ID of port `port` in `space`: `00 00 00 00 01 PS port16`.
     pub const fn of_port(space: PortSpace, port: u16) -> ServiceId {
         ServiceId((space as u64) << 16 | port as u64)
     }
 
-    /// The space and port that it stands for, if it is one of RDMA-CM's.
+    /// Returns space and port, if the service ID is one of RDMA-CM.
     pub fn port(self) -> Option<(PortSpace, u16)> {
         let space = u16::try_from(self.0 >> 16).ok()?;
         Some((PortSpace::from_code(space)?, self.0 as u16))
@@ -56,10 +56,10 @@ impl fmt::Display for ServiceId {
     }
 }
 
-/// The queue key of datagram QPs that RDMA-CM sets up (`RDMA_UDP_QKEY`).
+/// Queue key of the datagram QPs that RDMA-CM sets up (`RDMA_UDP_QKEY`).
 pub const RDMA_UDP_QKEY: u32 = 0x0123_4567;
 
-/// What RDMA-CM puts in front of the consumer's private data in REQ and SIDR_REQ (`struct cma_hdr`).
+/// Header that RDMA-CM writes before the consumer's private data in REQ and SIDR_REQ (`struct cma_hdr`).
 ///
 /// ```text
 ///  0               8       12      16                             32
@@ -72,20 +72,20 @@ pub const RDMA_UDP_QKEY: u32 = 0x0123_4567;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CmaHeader {
-    /// The address of the side that asks.
+    /// Address of the requesting side.
     pub source: IpAddr,
-    /// The port of the side that asks, as its program sees it.
+    /// Port of the requesting side.
     pub source_port: u16,
-    /// Who is asked; of the same family.
+    /// Address of the destination, of the same family.
     pub destination: IpAddr,
 }
 
 impl CmaHeader {
-    /// Bytes on the wire.
+    /// Length in bytes.
     pub const LEN: usize = 36;
 
-    /// Reads the header in front of private data. `None`: there is none that is understood (another version, IP version
-    /// neither 4 nor 6, too short).
+    /// Decodes the header at the beginning of private data. `None` if the data is too short, or has another
+    /// header version or an IP version other than 4 and 6.
     pub fn read(private_data: &[u8]) -> Option<CmaHeader> {
         let bytes: &[u8; CmaHeader::LEN] = private_data.first_chunk()?;
         if bytes[0] != 0 {
@@ -106,7 +106,7 @@ impl CmaHeader {
         })
     }
 
-    /// The bytes. The IP version is the source's.
+    /// Encodes the header. The IP version is the source's.
     pub fn to_bytes(&self) -> [u8; CmaHeader::LEN] {
         let mut bytes = [0; CmaHeader::LEN];
         bytes[1] = if self.source.is_ipv4() { 4 << 4 } else { 6 << 4 };
@@ -120,14 +120,14 @@ impl CmaHeader {
         bytes
     }
 
-    /// What the consumer has left behind it: 56 bytes in a REQ, 180 in a SIDR_REQ.
+    /// Returns the private data behind the header: 56 bytes in a REQ, 180 in a SIDR_REQ.
     pub fn behind(private_data: &[u8]) -> &[u8] {
         private_data.get(CmaHeader::LEN..).unwrap_or_default()
     }
 }
 
-/// The flow label of a connection between two ports, which both ends use: from it the UDP source port follows
-/// (`rdma_calc_flow_label` in `ib_verbs.h`; 20 bits).
+/// Returns the flow label of a connection between two ports, 20 bits (`rdma_calc_flow_label` in
+/// `ib_verbs.h`). The two ends derive the UDP source port from it.
 pub fn port_flow_label(source_port: u16, destination_port: u16) -> u32 {
     (u32::from(source_port) * 31 + u32::from(destination_port)) & 0x000f_ffff
 }

@@ -1,4 +1,5 @@
-//! Properties of the whole: what is built is parsed, nothing panics, no covered bit flips unseen.
+//! Properties of building and parsing: built packets parse, no input panics, no flip of a covered bit goes
+//! undetected.
 
 use proptest::prelude::*;
 
@@ -48,7 +49,7 @@ prop_compose! {
     }
 }
 
-/// The headers that `opcode` needs, filled from `n`.
+/// Returns the headers that `row` requires, filled from the numbers `n`.
 fn ext_for(row: &OpcodeInfo, n: (u64, u64, u64, u32, u32)) -> Ext {
     let (x, y, z, k, w) = n;
     let reth = Reth { va: x, rkey: k, dma_len: w };
@@ -80,7 +81,7 @@ fn ext_for(row: &OpcodeInfo, n: (u64, u64, u64, u32, u32)) -> Ext {
     all.into_iter().find(|e| e.headers() == wanted).expect("every sent opcode has its Ext")
 }
 
-/// A sealed frame; the port's memory starts as 0xee, in two pieces.
+/// Builds a sealed frame in two pieces of memory that hold 0xee.
 fn build(flow: &FlowSpec, bth: &Bth, ext: &Ext, payload: &[u8], split: usize) -> Vec<u8> {
     let template = Template::new(flow);
     let len = template.frame_len(bth.opcode, payload.len());
@@ -101,7 +102,7 @@ proptest! {
     //= test: IBTA 9.2: pad-makes-whole-words
     //= test: IBTA 9.3: headers-follow-the-opcode
     #[test]
-    fn what_is_built_is_parsed(
+    fn built_packet_parses_to_itself(
         flow in flows(), bth in bths(), row in opcodes(), numbers in any::<(u64, u64, u64, u32, u32)>(),
         payload in prop::collection::vec(any::<u8>(), 0..300), split in any::<usize>(),
     ) {
@@ -134,7 +135,7 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_frame_is_a_packet_or_a_reason_wherever_it_is_split(
+    fn damaged_frame_parses_or_drops_at_any_split(
         flow in flows(), bth in bths(), row in opcodes(),
         payload in prop::collection::vec(any::<u8>(), 0..64),
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
@@ -152,14 +153,14 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_are_a_packet_or_a_reason(
+    fn arbitrary_bytes_parse_or_drop(
         bytes in prop::collection::vec(any::<u8>(), 0..200), split in any::<prop::sample::Index>(),
     ) {
         examine(&bytes, split.index(bytes.len() + 1));
     }
 }
 
-/// Does everything one can do with a frame, and compares the split frame with the whole one.
+/// Calls every operation on a frame, and compares the split frame with the whole one.
 fn examine(bytes: &[u8], split: usize) {
     let whole = Frame::whole(bytes);
     let (a, b) = bytes.split_at(split);
@@ -201,8 +202,8 @@ fn flow(version: RoceVersion, src: &str, dst: &str) -> FlowSpec {
     }
 }
 
-/// Which bits of L3 and above the ICRC leaves out, by offset from L3 and mask: written down a second
-/// time, from the specification.
+/// Bits that the ICRC does not cover, as offset from L3 and mask. A second copy of the rule, from the
+/// specification.
 const IPV4_UNCOVERED: &[(usize, u8)] =
     &[(1, 0xff), (8, 0xff), (10, 0xff), (11, 0xff), (26, 0xff), (27, 0xff), (32, 0xff)];
 const IPV6_UNCOVERED: &[(usize, u8)] =
@@ -211,7 +212,7 @@ const GRH_UNCOVERED: &[(usize, u8)] = &[(0, 0x0f), (1, 0xff), (2, 0xff), (3, 0xf
 
 //= test: IBTA 7.8.1: icrc-covers-what-stays-the-same
 #[test]
-fn every_flip_of_a_covered_bit_is_detected_and_no_other() {
+fn icrc_detects_exactly_flips_of_covered_bits() {
     for (version, src, dst, uncovered) in [
         (RoceVersion::V2, "10.0.0.1", "10.0.0.2", IPV4_UNCOVERED),
         (RoceVersion::V2, "fd00::1", "fd00::2", IPV6_UNCOVERED),
@@ -234,17 +235,16 @@ fn every_flip_of_a_covered_bit_is_detected_and_no_other() {
     }
 }
 
-/// CRC-32 bit by bit, as the definition has it.
+/// Computes CRC-32 bit by bit, by its definition.
 fn slow_crc(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |c: u32, _| c >> 1 ^ (c & 1).wrapping_neg() & 0xedb8_8320)
     })
 }
 
-/// Wherever one bit of its headers is another, wherever it ends, and wherever it is split: a frame of the usual kind is read as all
-/// others are.
+/// Compares both parsers on each single-bit flip, truncation and split of a frame that takes the fast path.
 #[test]
-fn a_usual_frame_is_read_as_any_other() {
+fn fast_and_full_parser_agree() {
     let flow = FlowSpec { vlan: None, ..flow(RoceVersion::V2, "10.0.0.1", "10.0.0.2") };
     for row in Opcode::all().filter(OPCODES_SENT) {
         let bth = Bth { opcode: row.opcode, dest_qp: Qpn::new(17), ..Bth::default() };
@@ -264,12 +264,12 @@ fn a_usual_frame_is_read_as_any_other() {
         for bit in 0..bytes.len() * 8 {
             bytes[bit / 8] ^= 1 << (bit % 8);
             same(Frame::whole(&bytes));
-            // As sockets show it.
+            // Split as the UDP port splits it.
             let (a, b) = bytes.split_at(42);
             same(Frame { a, b });
             bytes[bit / 8] ^= 1 << (bit % 8);
         }
-        // The lengths against one another.
+        // Inconsistent lengths.
         for (at, bit) in [(16, 0), (16, 1), (17, 7), (38, 0), (39, 2)] {
             for other in 0..16 {
                 let saved = bytes.clone();
@@ -283,7 +283,7 @@ fn a_usual_frame_is_read_as_any_other() {
 }
 
 #[test]
-fn ipv4_options_are_covered_and_trailing_bytes_are_not() {
+fn icrc_covers_ipv4_options_not_trailing_bytes() {
     let f = FlowSpec { vlan: None, ..flow(RoceVersion::V2, "10.0.0.1", "10.0.0.2") };
     let plain = build(&f, &Bth::default(), &Ext::None, b"abc", 0);
     // Four bytes of options (three no-ops and an end) between the IP header and UDP.
@@ -307,7 +307,7 @@ fn ipv4_options_are_covered_and_trailing_bytes_are_not() {
 }
 
 #[test]
-fn two_tags_are_both_kept() {
+fn two_vlan_tags_are_kept() {
     let plain = build(&flow(RoceVersion::V2, "10.0.0.1", "10.0.0.2"), &Bth::default(), &Ext::None, &[], 0);
     let bytes = [&plain[..12], &[0x88, 0xa8, 0x20, 0x07][..], &plain[12..]].concat();
     let frame = Frame::whole(&bytes);
@@ -322,7 +322,7 @@ fn two_tags_are_both_kept() {
 //= test: IBTA 9.2.1: opcode-has-service-and-operation
 //= test: IBTA 9.6.1: transport-version-is-zero, packet-is-whole-words
 #[test]
-fn each_fault_has_its_own_reason() {
+fn each_malformed_frame_has_its_drop_reason() {
     let f = FlowSpec { vlan: None, ..flow(RoceVersion::V2, "10.0.0.1", "10.0.0.2") };
     let good = build(&f, &Bth::default(), &Ext::None, b"abc", 0);
     let with = |changes: &[(usize, u8)]| {
@@ -358,7 +358,7 @@ fn each_fault_has_its_own_reason() {
 //= test: IBTA 9.3: headers-follow-the-opcode
 //= test: IBTA 9.6.1: packet-is-whole-words
 #[test]
-fn headers_that_do_not_fit_are_a_reason_to_the_byte() {
+fn short_packet_is_dropped_for_every_opcode() {
     let f = flow(RoceVersion::V2, "10.0.0.1", "10.0.0.2");
     for row in Opcode::all() {
         for len in (0..=44).step_by(4) {
@@ -381,7 +381,7 @@ fn headers_that_do_not_fit_are_a_reason_to_the_byte() {
 }
 
 #[test]
-fn a_packet_reads_as_one_line() {
+fn packet_displays_as_one_line() {
     let bth = Bth {
         opcode: Opcode::RC_WRITE_ONLY_IMM,
         dest_qp: Qpn::new(0x11),
@@ -400,7 +400,7 @@ fn a_packet_reads_as_one_line() {
 
 //= test: IBTA A17.4.3: roce-v2-udp-checksum-may-be-zero
 #[test]
-fn the_udp_checksum_is_told_apart() {
+fn udp_checksum_is_classified() {
     let mut bytes = build(
         &FlowSpec { vlan: None, ..flow(RoceVersion::V2, "10.0.0.1", "10.0.0.2") },
         &Bth::default(),
@@ -425,7 +425,7 @@ fn the_udp_checksum_is_told_apart() {
 
 //= test: IBTA A17.4.3: roce-v2-source-port-tells-flows-apart
 #[test]
-fn the_entropy_port_is_that_of_rxe() {
+fn entropy_port_equals_rxe() {
     for (l, r, port) in [(17, 17, 49441), (18, 18, 49476), (22, 22, 49636)] {
         assert_eq!(entropy_port(Qpn::new(l), Qpn::new(r)), port);
     }
@@ -433,6 +433,6 @@ fn the_entropy_port_is_that_of_rxe() {
         entropy_port(Qpn::new(0xabcdef), Qpn::new(0x123456)),
         entropy_port(Qpn::new(0x123456), Qpn::new(0xabcdef))
     );
-    // All 44 bits of the product count: computed by hand from the kernel's formula.
+    // All 44 bits of the product matter. The expected port is computed by hand from the kernel's formula.
     assert_eq!(entropy_port(Qpn::new(0xabcdef), Qpn::new(0x123456)), 50_120);
 }

@@ -1,5 +1,5 @@
-//! Headers out: what lies below the transport is prepared once per flow, a packet's own headers
-//! are written behind it.
+//! Building packets: the headers below the transport are prepared once per flow, those of the packet are
+//! written behind them.
 
 mod usual;
 
@@ -15,14 +15,14 @@ use super::{
 };
 use crate::frame::FrameMut;
 
-/// Room for every header chain that is ever written: Ethernet, tag, IPv6, UDP, BTH and 32 bytes of
-/// XRC atomic are 110. No longer than need be: in a frame that has as many bytes they are written in place.
+/// Bytes of the longest header chain that is written: Ethernet, tag, IPv6, UDP, BTH and 32 bytes of an XRC
+/// atomic. The bound is tight, because a frame of at least this length gets its headers written in place.
 pub const MAX_HEADERS: usize = 110;
 
-/// The longest prefix: Ethernet, tag, IPv6, UDP.
+/// The longest part below the BTH: Ethernet, tag, IPv6, UDP.
 const MAX_PREFIX: usize = 14 + 4 + 40 + 8;
 
-/// The two encapsulations.
+/// The RoCE encapsulation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum RoceVersion {
     /// EtherType 0x8915 and a GRH.
@@ -31,18 +31,18 @@ pub enum RoceVersion {
     V2,
 }
 
-/// What all packets of a flow have in common.
+/// The fields that all packets of a flow share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FlowSpec {
-    /// The station address that frames leave from.
+    /// Source MAC address.
     pub src_mac: [u8; 6],
-    /// The next hop's MAC address.
+    /// MAC address of the next hop.
     pub dst_mac: [u8; 6],
     /// 802.1Q TCI, if tagged.
     pub vlan: Option<u16>,
-    /// Our address. IPv4 is used if both ends are IPv4-mapped.
+    /// Source address. IPv4 is used if both ends are IPv4-mapped.
     pub src: Gid,
-    /// The peer's address, as a GID.
+    /// Destination address.
     pub dst: Gid,
     /// TOS or traffic class: DSCP and ECN.
     pub traffic_class: u8,
@@ -56,10 +56,10 @@ pub struct FlowSpec {
     pub version: RoceVersion,
 }
 
-/// The headers behind the BTH, by combination. It must be the one that the opcode table names.
+/// The headers behind the BTH, by combination: always those that the opcode table lists for the opcode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ext {
-    /// None. For a CNP its 16 reserved bytes are written: it has no payload.
+    /// No header. For a CNP, 16 reserved bytes are written in place of a payload.
     None,
     /// WRITE, READ request, ATOMIC WRITE.
     Reth(Reth),
@@ -71,7 +71,7 @@ pub enum Ext {
     Ieth(u32),
     /// ACK, NAK, READ response.
     Aeth(Aeth),
-    /// The answer to an atomic: the original value.
+    /// Response to an atomic: the original value.
     AtomicAck(Aeth, u64),
     /// Compare and swap, fetch and add.
     Atomic(AtomicEth),
@@ -98,8 +98,8 @@ pub enum Ext {
 }
 
 impl Ext {
-    /// The headers of a received packet, to build it again. `None` for a reliable datagram, which is
-    /// never sent.
+    /// Returns the headers of a received packet, to build the packet again. `None` for a reliable datagram,
+    /// which is never sent.
     pub fn of(p: &Packet) -> Option<Ext> {
         let all = p.info().headers;
         let ext = match (p.xrceth(), p.reth(), p.imm()) {
@@ -131,7 +131,7 @@ impl Ext {
         (ext.headers() == all || p.bth.opcode == Opcode::CNP).then_some(ext)
     }
 
-    /// Which headers these are.
+    /// Returns the set of headers.
     pub fn headers(&self) -> Headers {
         match self {
             Ext::None => Headers::NONE,
@@ -190,7 +190,7 @@ impl Ext {
     }
 }
 
-/// Writes headers one behind the other.
+/// Appends headers to a buffer.
 struct Cursor<'a> {
     out: &'a mut [u8; MAX_HEADERS],
     at: usize,
@@ -208,7 +208,7 @@ impl Cursor<'_> {
     }
 }
 
-/// The bytes below the transport, prepared once per flow. UDP checksum 0; IPv4 with DF and
+/// The headers below the transport, prepared once per flow. The UDP checksum is 0; IPv4 has DF set and
 /// identification 0.
 #[derive(Clone, Debug)]
 pub struct Template {
@@ -220,7 +220,7 @@ pub struct Template {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
-    /// With the sum of the header whose total length and checksum are zero.
+    /// `header_sum`: sum of the header with zero total length and zero checksum.
     Ipv4 {
         header_sum: u64,
     },
@@ -255,26 +255,26 @@ impl Template {
         t
     }
 
-    /// True if packets travel in IPv6 (RoCE v2).
+    /// True for RoCE v2 over IPv6.
     pub fn is_ipv6(&self) -> bool {
         self.kind == Kind::Ipv6
     }
 
-    /// Bytes of the whole frame, without FCS: headers, payload, pad and ICRC.
+    /// Returns the length of the frame without FCS: headers, payload, pad and ICRC.
     pub fn frame_len(&self, opcode: Opcode, payload_len: usize) -> usize {
         let ext = opcode.info().map_or(0, |info| info.headers.len());
         self.prefix_len + Bth::LEN + ext + payload_len.next_multiple_of(4) + ICRC_LEN
     }
 
-    /// Writes all headers of a packet and returns their length, which is where the payload goes.
+    /// Writes all headers of a packet and returns their length, which is the offset of the payload.
     ///
-    /// The pad count comes from `payload_len`, whatever `bth` says. What follows is the payload, up to
-    /// 3 bytes of pad and the ICRC; [`seal`](Self::seal) writes the latter two.
+    /// The pad count follows from `payload_len`; `bth.pad` is ignored. Behind the headers, the caller writes
+    /// the payload, and [`seal`](Self::seal) up to 3 bytes of pad and the ICRC.
     ///
     /// # Panics
-    /// If the packet exceeds 65,535 bytes. In debug builds also if `ext` is not what the opcode
-    /// needs.
-    // In the one place where packets are made: elsewhere are tests, and notifications.
+    /// If the packet exceeds 65,535 bytes. In debug builds also if the opcode table does not list `ext` for
+    /// the opcode.
+    // Inlined into the one call on the data path. The other callers are tests and congestion notifications.
     #[inline(always)]
     pub fn write_headers(
         &self,
@@ -291,7 +291,7 @@ impl Template {
         );
         //= IBTA 9.2: pad-makes-whole-words
         let pad = payload_len.wrapping_neg() & 3;
-        // All of it, whatever its length: as many moves as the compiler knows of.
+        // Copies the whole prefix, because a copy of constant length compiles to a few moves.
         out[..MAX_PREFIX].copy_from_slice(&self.prefix);
         let mut cursor = Cursor { out, at: self.prefix_len };
         cursor.put(&Bth { pad: pad as u8, ..*bth }.to_bytes());
@@ -304,13 +304,13 @@ impl Template {
         headers
     }
 
-    /// Sets the pad of a finished frame to zeros, then computes its ICRC and stores it in the last
-    /// four bytes. The frame is exactly [`frame_len`](Self::frame_len) long.
+    /// Writes the pad and the ICRC of a finished frame of exactly [`frame_len`](Self::frame_len) bytes.
     pub fn seal(&self, frame: &mut FrameMut<'_>) {
         seal_at(frame, self.l3_offset, self.prefix_len);
     }
 
-    /// Replaces the UDP source port in headers that this template wrote: one way, many senders.
+    /// Replaces the UDP source port in headers written from this template. Datagram QPs share a template but
+    /// not a port.
     pub fn set_source_port(&self, headers: &mut [u8; MAX_HEADERS], port: u16) {
         if self.kind != Kind::Grh {
             let at = self.prefix_len - 8;
@@ -318,7 +318,8 @@ impl Template {
         }
     }
 
-    /// Sets ECT(0) (RFC 3168 5) in headers that this template wrote without. The ICRC does not cover it.
+    /// Sets ECT(0) (RFC 3168 5) in headers written from this template without it. The ICRC does not cover
+    /// ECN.
     pub fn set_ecn_capable(&self, headers: &mut [u8; MAX_HEADERS]) {
         let l3 = &mut headers[self.l3_offset..];
         match self.kind {
@@ -333,7 +334,8 @@ impl Template {
         }
     }
 
-    /// Replaces the ICRC of a sealed FLUSH by that of rdma_rxe ([`icrc::of_rxe_flush`]); other packets stay as they are.
+    /// Replaces the ICRC of a sealed FLUSH by the one that rdma_rxe computes ([`icrc::of_rxe_flush`]). Other
+    /// packets are left alone.
     pub fn seal_as_rxe(&self, frame: &mut FrameMut<'_>) {
         let mut opcode = [0];
         frame.as_frame().copy_to(self.prefix_len, &mut opcode);
@@ -348,7 +350,7 @@ impl Template {
         }
     }
 
-    /// Sets the lengths, and the checksum over them, of a frame of `frame_len` bytes.
+    /// Writes the IP and UDP lengths, and the IPv4 checksum, of a frame of `frame_len` bytes.
     #[inline(always)]
     fn write_lengths(&self, out: &mut [u8; MAX_HEADERS], frame_len: usize) {
         let l3_len = frame_len - self.l3_offset;
@@ -429,14 +431,14 @@ fn length(n: usize) -> u16 {
     u16::try_from(n).unwrap_or_else(|_| panic!("packet of {n} bytes, IP carries at most 65535"))
 }
 
-/// The UDP source port of a datagram QP, in 0xc000..=0xffff: it depends on the sender alone (`rxe_qp.c`:
-/// `hash_32(qpn, 14)` of the kernel, a multiplication by the golden ratio).
+/// Returns the UDP source port of a datagram QP, in 0xc000..=0xffff. The port depends on the sender alone
+/// (`rxe_qp.c`: `hash_32(qpn, 14)` of the kernel, a multiplication by the golden ratio).
 pub fn datagram_port(qpn: Qpn) -> u16 {
     0xc000 + (qpn.value().wrapping_mul(0x61c8_8647) >> (32 - 14)) as u16
 }
 
-/// Seals a finished frame of any flow, as [`Template::seal`] does, with offsets read from the frame's own
-/// headers, which [`Template::write_headers`] wrote.
+/// Seals a finished frame as [`Template::seal`] does, with offsets read from the frame's own headers.
+/// [`Template::write_headers`] must have written them.
 pub fn seal(frame: &mut FrameMut<'_>) {
     let mut chain = [0; MAX_PREFIX];
     frame.as_frame().copy_to(0, &mut chain);
@@ -451,7 +453,8 @@ pub fn seal(frame: &mut FrameMut<'_>) {
     seal_at(frame, l3_offset, prefix_len);
 }
 
-/// The pad, then the ICRC, of a frame whose L3 header begins at `l3_offset` and whose BTH at `prefix_len`.
+/// Writes the pad and the ICRC of a frame. `l3_offset` is the offset of the L3 header, `prefix_len` that of
+/// the BTH.
 #[inline(always)]
 fn seal_at(frame: &mut FrameMut<'_>, l3_offset: usize, prefix_len: usize) {
     let icrc_offset = frame.len().saturating_sub(ICRC_LEN);
@@ -464,8 +467,8 @@ fn seal_at(frame: &mut FrameMut<'_>, l3_offset: usize, prefix_len: usize) {
     frame.write_array(icrc_offset, crc.to_le_bytes());
 }
 
-/// The UDP source port of a connected QP pair, in 0xc000..=0xffff: the same from both ends, so
-/// that both directions may take one path (`rdma_flow_label_to_udp_sport` over
+/// Returns the UDP source port of a connected QP pair, in 0xc000..=0xffff. The two ends compute the same
+/// port, so that both directions may take the same path (`rdma_flow_label_to_udp_sport` of
 /// `rdma_calc_flow_label`, `ib_verbs.h`).
 pub fn entropy_port(lqpn: Qpn, rqpn: Qpn) -> u16 {
     //= IBTA A17.4.3: roce-v2-source-port-tells-flows-apart
@@ -475,7 +478,7 @@ pub fn entropy_port(lqpn: Qpn, rqpn: Qpn) -> u16 {
     flow_port((flow & 0x000f_ffff) as u32)
 }
 
-/// The UDP source port that a flow label of 20 bits stands for (`rdma_flow_label_to_udp_sport`, `ib_verbs.h`).
+/// Returns the UDP source port of a 20-bit flow label (`rdma_flow_label_to_udp_sport`, `ib_verbs.h`).
 pub fn flow_port(label: u32) -> u16 {
     let label = label & 0x000f_ffff;
     ((label & 0x3fff) ^ (label >> 14)) as u16 | 0xc000

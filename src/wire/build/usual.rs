@@ -1,4 +1,5 @@
-//! The headers of most packets: IPv4 without a tag, UDP, a BTH, and a RETH if it has one, each where it always is.
+//! Fast path of header writing: IPv4 without a tag, UDP, a BTH and at most one extended header, at fixed
+//! offsets.
 
 use super::{ICRC_LEN, Kind, Template};
 use crate::frame::FrameMut;
@@ -6,24 +7,26 @@ use crate::wire::{Bth, Reth, net};
 
 /// Bytes below the BTH: Ethernet, IPv4, UDP.
 const BELOW: usize = 14 + 20 + 8;
-/// Where the IPv4 header, its length and its checksum begin, and the length in the UDP header.
+/// Offsets of the IPv4 header, its length and its checksum, and of the UDP length.
 const IP: usize = 14;
 const IP_LENGTH: usize = IP + 2;
 const IP_CHECKSUM: usize = IP + 10;
 const UDP_LENGTH: usize = IP + 20 + 4;
-/// The longest of them.
+/// Bytes of the longest header chain.
 const ALL: usize = BELOW + Bth::LEN + Reth::LEN;
 
 impl Template {
-    /// Bytes of such a frame, without FCS; `None`: this flow has other headers.
+    /// Returns the frame length without FCS; `None` if this flow has other headers than IPv4 and UDP without
+    /// a tag.
     #[inline(always)]
     pub(crate) fn usual_len(&self, ext: usize, payload_len: u16) -> Option<usize> {
         let is_usual = self.prefix_len == BELOW && matches!(self.kind, Kind::Ipv4 { .. });
         is_usual.then_some(BELOW + Bth::LEN + ext + usize::from(payload_len).next_multiple_of(4) + ICRC_LEN)
     }
 
-    /// Writes the headers of a frame of [`usual_len`](Self::usual_len) bytes to it, and returns where its payload goes. As
-    /// [`write_headers`](Self::write_headers) does it. `capable`: with ECT(0) (RFC 3168 5).
+    /// Writes the headers of a frame of [`usual_len`](Self::usual_len) bytes, as
+    /// [`write_headers`](Self::write_headers) does, and returns the offset of the payload. `capable` sets
+    /// ECT(0) (RFC 3168 5).
     #[inline(always)]
     pub(crate) fn write_usual<const EXT: usize>(
         &self,
@@ -34,7 +37,7 @@ impl Template {
     ) -> usize {
         let length = frame.len();
         let payload = BELOW + Bth::LEN + if ext.is_some() { EXT } else { 0 };
-        // Sockets keep what lies below the BTH apart.
+        // The UDP port splits the frame at the BTH.
         let (first, behind) = match frame.a.split_first_chunk_mut() {
             Some((below, [])) => (Some(below), &mut *frame.b),
             Some((below, behind)) => (Some(below), behind),
@@ -49,32 +52,32 @@ impl Template {
         payload
     }
 
-    /// The same for a frame that is split elsewhere.
+    /// Writes the headers by way of a buffer, for a frame with any other split.
     #[cold]
     #[inline(never)]
     fn write_usual_aside<const EXT: usize>(
         &self,
         frame: &mut FrameMut<'_>,
         payload: usize,
-        what: What<'_, EXT>,
+        contents: Contents<'_, EXT>,
     ) {
         let mut headers = [0; ALL];
         if let Some((below, behind)) = headers.split_first_chunk_mut()
             && let Some((place, behind)) = behind.split_first_chunk_mut()
         {
-            self.write_usual_to(below, place, behind.first_chunk_mut(), what);
+            self.write_usual_to(below, place, behind.first_chunk_mut(), contents);
         }
         frame.write(0, &headers[..payload]);
     }
 
-    /// False: there is no room for the header behind the BTH in one piece.
+    /// Writes the headers into their places. Returns false if the extended header has no contiguous place.
     #[inline(always)]
     fn write_usual_to<const EXT: usize>(
         &self,
         below: &mut [u8; BELOW],
         place: &mut [u8; Bth::LEN],
         place_of_ext: Option<&mut [u8; EXT]>,
-        (length, capable, bth, ext): What<'_, EXT>,
+        (length, capable, bth, ext): Contents<'_, EXT>,
     ) -> bool {
         if let Some(ext) = ext {
             let Some(place) = place_of_ext else { return false };
@@ -85,7 +88,7 @@ impl Template {
             return false;
         };
         *below = *prefix.unwrap_or(&[0; BELOW]);
-        // Lengths are those of a frame that fits its port: below 2^16.
+        // A frame fits its port, so the length is below 2^16.
         let total = (length - IP) as u16;
         let ecn = u8::from(capable) << 1;
         below[IP + 1] |= ecn;
@@ -97,5 +100,5 @@ impl Template {
     }
 }
 
-/// Bytes of the frame, whether it is ECN-capable, and the headers of the transport.
-type What<'a, const EXT: usize> = (usize, bool, &'a Bth, Option<&'a [u8; EXT]>);
+/// Frame length, whether to set ECT(0), BTH and extended header.
+type Contents<'a, const EXT: usize> = (usize, bool, &'a Bth, Option<&'a [u8; EXT]>);

@@ -1,4 +1,4 @@
-//! LAP and APR: alternate paths (IBTA 12.8). There are none on RoCE; a LAP is refused.
+//! LAP and APR: alternate paths (IBTA 12.8). RoCE has none; a LAP is rejected.
 
 use crate::wire::{Gid, Qpn};
 
@@ -9,37 +9,37 @@ use super::{CommId, Kind, PrivateData};
 /// Load alternate path (IBTA 12.8.1, table 111).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lap {
-    /// The sender's name for the connection.
+    /// Communication ID of the sender.
     pub local_comm_id: CommId,
-    /// The identifier that the receiver gave the connection.
+    /// Communication ID of the receiver.
     pub remote_comm_id: CommId,
-    /// The number of the receiver's QP.
+    /// QPN of the receiver.
     pub remote_qpn: Qpn,
-    /// Within how long the receiver should answer: 4.096 us * 2^code, 5 bits.
+    /// Time within which the receiver must respond: 4.096 us * 2^code, 5 bits.
     pub remote_cm_response_timeout: u8,
     /// The sender's LID; 0xffff on Ethernet.
     pub local_lid: u16,
     /// The receiver's LID; 0xffff on Ethernet.
     pub remote_lid: u16,
-    /// The sender's GID of the alternate path.
+    /// The sender's GID.
     pub local_gid: Gid,
-    /// The receiver's GID of the alternate path.
+    /// The receiver's GID.
     pub remote_gid: Gid,
     /// Flow label, 20 bits.
     pub flow_label: u32,
-    /// Traffic class of the alternate path.
+    /// Traffic class.
     pub traffic_class: u8,
-    /// Hop limit of the alternate path.
+    /// Hop limit.
     pub hop_limit: u8,
     /// Packet rate code, 6 bits.
     pub packet_rate: u8,
     /// Service level, 4 bits.
     pub sl: u8,
-    /// Both ends are in one subnet.
+    /// True if both ends are in one subnet.
     pub subnet_local: bool,
     /// Local ACK timeout code, 5 bits.
     pub local_ack_timeout: u8,
-    /// The consumer's, 168 bytes.
+    /// Private data of the consumer, 168 bytes.
     pub private_data: PrivateData,
 }
 
@@ -85,33 +85,33 @@ impl Lap {
     }
 }
 
-/// What became of an alternate path (IBTA 12.8.2.1, table 113).
+/// Result of loading an alternate path (IBTA 12.8.2.1, table 113).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct AprStatus(pub u8);
 
 impl AprStatus {
-    /// It is loaded.
+    /// The alternate path is loaded.
     pub const LOADED: AprStatus = AprStatus(0);
-    /// There is no connection of that name.
+    /// No connection has the communication ID.
     pub const INVALID_COMM_ID: AprStatus = AprStatus(1);
     /// Alternate paths are not supported.
     pub const UNSUPPORTED: AprStatus = AprStatus(2);
-    /// It is rejected.
+    /// The alternate path is rejected.
     pub const REJECTED: AprStatus = AprStatus(3);
 }
 
 /// Alternate path response (IBTA 12.8.2, table 112).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Apr {
-    /// The sender's name for the connection.
+    /// Communication ID of the sender.
     pub local_comm_id: CommId,
-    /// The identifier that the receiver gave the connection.
+    /// Communication ID of the receiver.
     pub remote_comm_id: CommId,
-    /// What became of it.
+    /// Result of the LAP.
     pub status: AprStatus,
-    /// More about that. Lengths above 72 count as 72.
+    /// Additional information about the status, at most 72 bytes. A received length above 72 counts as 72.
     pub info: Ari,
-    /// The consumer's, 148 bytes.
+    /// Private data of the consumer, 148 bytes.
     pub private_data: PrivateData,
 }
 

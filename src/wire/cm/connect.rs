@@ -1,4 +1,4 @@
-//! REQ, REP and RTU: how two ends agree on a connection (IBTA 12.6.5, 12.6.8, 12.6.9).
+//! REQ, REP and RTU: establishment of a connection (IBTA 12.6.5, 12.6.8, 12.6.9).
 
 use crate::wire::{Gid, Psn, Qpn};
 
@@ -6,7 +6,7 @@ use super::fields::{Fields, FieldsMut};
 use super::{CommId, Kind, PrivateData};
 use crate::wire::service_id::ServiceId;
 
-/// The service of the QPs that are to be connected.
+/// Transport service of the QPs to be connected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Transport {
     /// Reliable connection.
@@ -18,7 +18,7 @@ pub enum Transport {
     Rd,
     /// Extended reliable connection (IBTA annex A14).
     Xrc,
-    /// A number that names none: transport service type, extended transport type.
+    /// Reserved value; holds the extended transport type.
     Reserved(u8),
 }
 
@@ -33,7 +33,7 @@ impl Transport {
         }
     }
 
-    /// Transport service type and extended transport type.
+    /// Returns transport service type and extended transport type.
     fn codes(self) -> (u8, u8) {
         match self {
             Transport::Rc => (0, 0),
@@ -45,35 +45,35 @@ impl Transport {
     }
 }
 
-/// A path between two ports, as a REQ gives it (IBTA 12.7.11 to 12.7.21). On RoCE the GIDs are what counts.
+/// A path between two ports, as in a REQ (IBTA 12.7.11 to 12.7.21). RoCE identifies ports by the GIDs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Path {
     /// The sender's LID; 0xffff on RoCE.
     pub local_lid: u16,
     /// The receiver's LID; 0xffff on RoCE.
     pub remote_lid: u16,
-    /// The sender's GID of the path.
+    /// The sender's GID.
     pub local_gid: Gid,
-    /// The receiver's GID of the path.
+    /// The receiver's GID.
     pub remote_gid: Gid,
     /// Flow label, 20 bits.
     pub flow_label: u32,
     /// Packet rate code, 6 bits.
     pub packet_rate: u8,
-    /// Traffic class of the path.
+    /// Traffic class.
     pub traffic_class: u8,
-    /// Hop limit of the path.
+    /// Hop limit.
     pub hop_limit: u8,
     /// Service level, 4 bits.
     pub sl: u8,
-    /// Both ends are in one subnet.
+    /// True if both ends are in one subnet.
     pub subnet_local: bool,
     /// Local ACK timeout code, 5 bits: 4.096 us * 2^code.
     pub local_ack_timeout: u8,
 }
 
 impl Path {
-    /// At `at` of a REQ; 44 bytes.
+    /// Decodes the 44 bytes at `at` of a REQ.
     fn read(f: Fields<'_>, at: usize) -> Path {
         Path {
             local_lid: f.u16(at),
@@ -108,53 +108,53 @@ impl Path {
 /// Request for communication (IBTA 12.6.5, table 99).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Req {
-    /// The sender's name for the connection.
+    /// Communication ID of the sender.
     pub local_comm_id: CommId,
-    /// What is asked for.
+    /// The requested service.
     pub service_id: ServiceId,
-    /// Who asks: the GUID of the sender's channel adapter.
+    /// GUID of the sender's channel adapter.
     pub local_ca_guid: u64,
-    /// Queue key, of datagram services.
+    /// Queue key, for datagram services.
     pub local_qkey: u32,
-    /// The number of the sender's QP.
+    /// QPN of the sender.
     pub local_qpn: Qpn,
-    /// READs and atomics that the sender answers at a time.
+    /// READs and atomics that the sender accepts outstanding as responder.
     pub responder_resources: u8,
     /// The sender's end-to-end context (RD), 24 bits.
     pub local_eecn: u32,
-    /// READs and atomics that the sender will have outstanding at a time.
+    /// READs and atomics that the sender will have outstanding as initiator.
     pub initiator_depth: u8,
     /// The receiver's end-to-end context (RD), 24 bits.
     pub remote_eecn: u32,
-    /// Within how long the receiver should answer this: 4.096 us * 2^code, 5 bits.
+    /// Time within which the receiver must respond to the REQ: 4.096 us * 2^code, 5 bits.
     pub remote_cm_response_timeout: u8,
-    /// The service of the QPs.
+    /// Transport service of the QPs.
     pub transport: Transport,
-    /// The sender's QP keeps end-to-end credits.
+    /// True if the sender's QP implements end-to-end credits.
     pub end_to_end_flow_control: bool,
-    /// The PSN with which the receiver of this begins to send (IBTA 12.7.31; Linux: the sender's `rq_psn`).
+    /// PSN with which the receiver must begin to send (IBTA 12.7.31; Linux: the sender's `rq_psn`).
     pub starting_psn: Psn,
-    /// Within how long the sender will answer a REP: code as above.
+    /// Time within which the sender will respond to a REP: 4.096 us * 2^code, 5 bits.
     pub local_cm_response_timeout: u8,
-    /// Transport retries that the receiver is to set, 3 bits.
+    /// Transport retry count for the receiver's QP, 3 bits.
     pub retry_count: u8,
     /// Partition key; 0xffff is the default partition's.
     pub pkey: u16,
     /// Path MTU code, 4 bits: 1 (256 bytes) to 5 (4096).
     pub path_mtu: u8,
-    /// There is a reliable datagram channel already.
+    /// True if a reliable datagram channel exists already.
     pub rdc_exists: bool,
-    /// RNR retries that the receiver is to set, 3 bits; 7: for ever.
+    /// RNR retry count for the receiver's QP, 3 bits; 7: no limit.
     pub rnr_retry_count: u8,
-    /// How often the receiver may send a REP or DREQ again, 4 bits.
+    /// Times that the receiver may resend a REP or DREQ, 4 bits.
     pub max_cm_retries: u8,
-    /// The sender's QP takes its receives from a shared queue.
+    /// True if the sender's QP uses an SRQ.
     pub srq: bool,
     /// The path of the connection.
     pub primary_path: Path,
-    /// The path that it may migrate to; all zeros: none.
+    /// Path to migrate to; all zeros: none.
     pub alternate_path: Path,
-    /// The consumer's, 92 bytes.
+    /// Private data of the consumer, 92 bytes.
     pub private_data: PrivateData,
 }
 
@@ -221,35 +221,35 @@ impl Req {
 /// Reply to a request for communication (IBTA 12.6.8, table 103).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rep {
-    /// The sender's name for the connection.
+    /// Communication ID of the sender.
     pub local_comm_id: CommId,
-    /// The identifier that the receiver gave the connection.
+    /// Communication ID of the receiver.
     pub remote_comm_id: CommId,
-    /// Queue key, of datagram services.
+    /// Queue key, for datagram services.
     pub local_qkey: u32,
-    /// The number of the sender's QP.
+    /// QPN of the sender.
     pub local_qpn: Qpn,
     /// The sender's end-to-end context (RD), 24 bits.
     pub local_eecn: u32,
-    /// The PSN with which the receiver of this begins to send (IBTA 12.7.31; Linux: the sender's `rq_psn`).
+    /// PSN with which the receiver must begin to send (IBTA 12.7.31; Linux: the sender's `rq_psn`).
     pub starting_psn: Psn,
-    /// READs and atomics that the sender answers at a time.
+    /// READs and atomics that the sender accepts outstanding as responder.
     pub responder_resources: u8,
-    /// READs and atomics that the sender will have outstanding at a time.
+    /// READs and atomics that the sender will have outstanding as initiator.
     pub initiator_depth: u8,
-    /// How long the sender takes to acknowledge: 4.096 us * 2^code, 5 bits.
+    /// Time that the sender takes to acknowledge a packet: 4.096 us * 2^code, 5 bits.
     pub target_ack_delay: u8,
-    /// What became of the alternate path, 2 bits: 0 accepted, 1 not supported, 2 refused.
+    /// Status of the alternate path, 2 bits: 0 accepted, 1 not supported, 2 rejected.
     pub failover_accepted: u8,
-    /// The sender's QP keeps end-to-end credits.
+    /// True if the sender's QP implements end-to-end credits.
     pub end_to_end_flow_control: bool,
-    /// RNR retries that the receiver is to set, 3 bits; 7: for ever.
+    /// RNR retry count for the receiver's QP, 3 bits; 7: no limit.
     pub rnr_retry_count: u8,
-    /// The sender's QP takes its receives from a shared queue.
+    /// True if the sender's QP uses an SRQ.
     pub srq: bool,
-    /// The GUID of the sender's channel adapter.
+    /// GUID of the sender's channel adapter.
     pub local_ca_guid: u64,
-    /// The consumer's, 196 bytes.
+    /// Private data of the consumer, 196 bytes.
     pub private_data: PrivateData,
 }
 
@@ -296,11 +296,11 @@ impl Rep {
 /// Ready to use (IBTA 12.6.9, table 104).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rtu {
-    /// The sender's name for the connection.
+    /// Communication ID of the sender.
     pub local_comm_id: CommId,
-    /// The identifier that the receiver gave the connection.
+    /// Communication ID of the receiver.
     pub remote_comm_id: CommId,
-    /// The consumer's, 224 bytes.
+    /// Private data of the consumer, 224 bytes.
     pub private_data: PrivateData,
 }
 

@@ -1,4 +1,4 @@
-//! DREQ and DREP: how a connection ends (IBTA 12.6.10, 12.6.11).
+//! DREQ and DREP: release of a connection (IBTA 12.6.10, 12.6.11).
 
 use crate::wire::Qpn;
 
@@ -8,13 +8,13 @@ use super::{CommId, Kind, PrivateData};
 /// Request for release (IBTA table 105).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dreq {
-    /// The sender's name for the connection.
+    /// Communication ID of the sender.
     pub local_comm_id: CommId,
-    /// The identifier that the receiver gave the connection.
+    /// Communication ID of the receiver.
     pub remote_comm_id: CommId,
-    /// The number of the receiver's QP.
+    /// QPN of the receiver.
     pub remote_qpn: Qpn,
-    /// The consumer's, 220 bytes.
+    /// Private data of the consumer, 220 bytes.
     pub private_data: PrivateData,
 }
 
@@ -39,11 +39,11 @@ impl Dreq {
 /// Reply to a request for release (IBTA table 106).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Drep {
-    /// The sender's name for the connection.
+    /// Communication ID of the sender.
     pub local_comm_id: CommId,
-    /// The identifier that the receiver gave the connection.
+    /// Communication ID of the receiver.
     pub remote_comm_id: CommId,
-    /// The consumer's, 224 bytes.
+    /// Private data of the consumer, 224 bytes.
     pub private_data: PrivateData,
 }
 

@@ -1,4 +1,4 @@
-//! Messages as lines of text: `{}` is what matters on one line, `{:#}` is every field, a line for each group.
+//! Messages as text: `{}` prints one line, `{:#}` every field, grouped into lines.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -6,7 +6,7 @@ use super::{Apr, CmMessage, Dreq, Lap, Mra, Path, PrivateData, Rej, Rep, Req, Si
 use crate::wire::service_id::CmaHeader;
 
 impl Display for CmMessage {
-    /// `REQ 0x… service … qp … psn …`; with `#`, every field on indented lines behind it.
+    /// Prints `REQ 0x… service … qp … psn …`; with `#`, every field on indented lines behind it.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.write_str(self.kind().name())?;
         match self {
@@ -55,7 +55,7 @@ fn req(m: &Req, f: &mut Formatter<'_>) -> fmt::Result {
     private_data(&m.private_data, f)
 }
 
-/// A path MTU code in bytes.
+/// Returns a path MTU code in bytes.
 fn mtu(code: u8) -> String {
     if (1..=5).contains(&code) { (128u32 << code).to_string() } else { format!("code {code}") }
 }
@@ -72,7 +72,7 @@ fn cma_header(data: &PrivateData, f: &mut Formatter<'_>) -> fmt::Result {
     write!(f, "\n    RDMA-CM {} port {} > {}", h.source, h.source_port, h.destination)
 }
 
-/// The bytes before the zeros at the end, if any.
+/// Prints the bytes up to the last nonzero one, if any.
 fn private_data(data: &PrivateData, f: &mut Formatter<'_>) -> fmt::Result {
     let used = data.iter().rposition(|b| *b != 0).map_or(0, |last| last + 1);
     if !f.alternate() || used == 0 {

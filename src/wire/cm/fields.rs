@@ -1,10 +1,10 @@
-//! Fields at byte offsets behind the header of a management datagram, the way the specification's tables give them.
+//! Access to fields by their byte offset behind the MAD header, as in the specification's tables.
 
 use crate::wire::{Gid, Psn, Qpn};
 
 use super::{CommId, Kind, PrivateData};
 
-/// The 232 bytes behind the header.
+/// The 232 bytes behind the MAD header.
 #[derive(Clone, Copy)]
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
@@ -36,7 +36,7 @@ impl Fields<'_> {
         u64::from_be_bytes(self.array(at))
     }
 
-    /// `width` bits of a byte, whose lowest is bit `low` (bit 0: the least significant).
+    /// Returns `width` bits of a byte, the lowest of them bit `low` (bit 0 is the least significant).
     pub(super) fn bits(self, at: usize, low: u32, width: u32) -> u8 {
         self.0[at] >> low & ones(width)
     }
@@ -65,13 +65,13 @@ impl Fields<'_> {
         PrivateData::cut(&self.0[at..at + len])
     }
 
-    /// What a message of this kind carries from `at` on.
+    /// Returns the private data of a message of this kind, which begins at `at`.
     pub(super) fn private_data(self, at: usize, kind: Kind) -> PrivateData {
         self.bytes(at, kind.private_data_len())
     }
 }
 
-/// The same, to be written over zeros.
+/// Writable view of the 232 bytes, which must be zero.
 pub(super) struct FieldsMut<'a>(pub(super) &'a mut [u8]);
 
 impl FieldsMut<'_> {
@@ -115,7 +115,7 @@ impl FieldsMut<'_> {
         self.put(at, &gid.0);
     }
 
-    /// At most `room` bytes.
+    /// Writes `data`, truncated to `room` bytes.
     pub(super) fn bytes(&mut self, at: usize, room: usize, data: &[u8]) {
         self.put(at, &data[..data.len().min(room)]);
     }

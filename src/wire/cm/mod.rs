@@ -1,7 +1,8 @@
-//! The messages of communication management (IBTA 12.6), bit for bit.
+//! The messages of communication management (IBTA 12.6), encoded and decoded.
 //!
-//! A [`CmMessage`] with its transaction ID is one management datagram: [`CmMessage::read`] and [`CmMessage::to_mad`].
-//! Reserved bits are written as zeros and not read. Names are the specification's.
+//! A [`CmMessage`] and its transaction ID form one management datagram: see [`CmMessage::read`] and
+//! [`CmMessage::to_mad`]. Reserved bits are written as zeros and ignored on receipt. Names are the
+//! specification's.
 
 mod alternate;
 mod connect;
@@ -24,7 +25,8 @@ use std::fmt;
 use super::mad::{CLASS_CM, CLASS_CM_VERSION, MAD_HEADER_LEN, MAD_LEN, METHOD_SEND, MadHeader};
 use fields::{Fields, FieldsMut};
 
-/// One end's name for a connection, unique at that end (IBTA 12.6.2). 0 where there is none yet.
+/// Communication ID: an end's identifier of a connection, unique at that end (IBTA 12.6.2). 0 before it is
+/// known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CommId(pub u32);
 
@@ -34,13 +36,13 @@ impl fmt::Display for CommId {
     }
 }
 
-/// Which message it is: the attribute ID (IBTA 12.6, table 97).
+/// Message type: the attribute ID (IBTA 12.6, table 97).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u16)]
 pub enum Kind {
     /// Request for communication.
     Req = 0x10,
-    /// Message receipt acknowledgement: an answer will take longer.
+    /// Message receipt acknowledgement: the response will take longer.
     Mra = 0x11,
     /// Reject.
     Rej = 0x12,
@@ -50,7 +52,7 @@ pub enum Kind {
     Rtu = 0x14,
     /// Request for release.
     Dreq = 0x15,
-    /// Reply to that.
+    /// Reply to a request for release.
     Drep = 0x16,
     /// Service ID resolution request.
     SidrReq = 0x17,
@@ -63,7 +65,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them, by number.
+    /// All message types, by attribute ID.
     pub const ALL: [Kind; 11] = [
         Kind::Req,
         Kind::Mra,
@@ -78,12 +80,12 @@ impl Kind {
         Kind::Apr,
     ];
 
-    /// From the attribute ID.
+    /// Returns the message type of an attribute ID.
     pub fn from_attribute(attribute: u16) -> Option<Kind> {
         Kind::ALL.into_iter().find(|kind| *kind as u16 == attribute)
     }
 
-    /// Its name in the specification: `REQ`, `SIDR_REP`.
+    /// Returns the name in the specification: `REQ`, `SIDR_REP`.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Req => "REQ",
@@ -100,7 +102,7 @@ impl Kind {
         }
     }
 
-    /// Bytes of private data that the message has room for.
+    /// Returns the size of the message's private data in bytes.
     pub const fn private_data_len(self) -> usize {
         match self {
             Kind::Req => 92,
@@ -123,21 +125,21 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Why bytes are no message of communication management.
+/// Why a datagram is not a message of communication management.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotCm {
-    /// Fewer than 256 bytes, or another base version: no management datagram.
+    /// Fewer than 256 bytes, or another base version.
     NoMad {
-        /// How many there are.
+        /// Length of the datagram in bytes.
         len: usize,
     },
-    /// Of another management class.
+    /// Another management class.
     Class(u8),
-    /// Of another version of the class.
+    /// Another class version.
     ClassVersion(u8),
-    /// Another method than Send.
+    /// A method other than Send.
     Method(u8),
-    /// No message has this attribute ID.
+    /// Unknown attribute ID.
     Attribute(u16),
 }
 
@@ -145,7 +147,7 @@ impl fmt::Display for NotCm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             NotCm::NoMad { len } => {
-                write!(f, "{len} bytes are no management datagram of base version 1 and {MAD_LEN} bytes")
+                write!(f, "no management datagram: {len} bytes, must be {MAD_LEN} of base version 1")
             }
             NotCm::Class(class) => {
                 write!(f, "management class {class:#04x} is not communication management ({CLASS_CM:#04x})")
@@ -178,7 +180,7 @@ pub enum CmMessage {
     Rtu(Rtu),
     /// Request for release.
     Dreq(Dreq),
-    /// Reply to that.
+    /// Reply to a request for release.
     Drep(Drep),
     /// Service ID resolution request.
     SidrReq(SidrReq),
@@ -191,7 +193,7 @@ pub enum CmMessage {
 }
 
 impl CmMessage {
-    /// Which it is.
+    /// Returns the message type.
     pub fn kind(&self) -> Kind {
         match self {
             CmMessage::Req(_) => Kind::Req,
@@ -208,10 +210,10 @@ impl CmMessage {
         }
     }
 
-    /// Reads a management datagram: its transaction ID and its message. Bytes beyond the 256th are not looked at.
+    /// Decodes a management datagram into transaction ID and message. Bytes behind the 256th are ignored.
     ///
     /// # Errors
-    /// If it is not one of communication management.
+    /// If the datagram is not a message of communication management.
     pub fn read(mad: &[u8]) -> Result<(u64, CmMessage), NotCm> {
         let none = NotCm::NoMad { len: mad.len() };
         let mad: &[u8; MAD_LEN] = mad.first_chunk().ok_or(none)?;
@@ -243,8 +245,8 @@ impl CmMessage {
         Ok((header.tid, message))
     }
 
-    /// The management datagram. Of fields narrower than their type the low bits count, and private data beyond the
-    /// message's room is cut.
+    /// Encodes the message as a management datagram. Of a field narrower than its type, the low bits are
+    /// used. Private data is truncated to the size of the message's field.
     pub fn to_mad(&self, tid: u64) -> [u8; MAD_LEN] {
         let header = MadHeader {
             class: CLASS_CM,

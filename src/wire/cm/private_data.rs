@@ -1,40 +1,40 @@
-//! What consumers tell each other in messages of communication management.
+//! Private data: bytes that the consumers exchange in messages of communication management.
 
 use std::fmt;
 use std::ops::Deref;
 
 use super::Kind;
 
-/// Bytes that a consumer gives along. A message has a fixed room for them and does not say how many there are: what is shorter
-/// arrives with zeros behind it.
+/// Private data of a consumer. Its field has a fixed size in each message, and no length is sent: shorter
+/// data arrives padded with zeros.
 #[derive(Clone, Copy)]
 pub struct PrivateData {
     bytes: [u8; PrivateData::LARGEST],
     len: u8,
 }
 
-/// More private data than a message has room for.
+/// Private data exceeds the size of the message's field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{len} bytes of private data, but {what} has room for {room}")]
 pub struct TooLong {
-    /// How many were given.
+    /// Length of the data in bytes.
     pub len: usize,
-    /// How many there may be.
+    /// Size of the field in bytes.
     pub room: usize,
-    /// The message that the data was for.
+    /// Name of the message.
     pub what: &'static str,
 }
 
 impl PrivateData {
-    /// The largest room of any message (RTU and DREP).
+    /// The largest field of any message in bytes (RTU and DREP).
     pub const LARGEST: usize = 224;
-    /// None.
+    /// No private data.
     pub const EMPTY: PrivateData = PrivateData { bytes: [0; PrivateData::LARGEST], len: 0 };
 
-    /// For a message of this kind.
+    /// Returns private data for a message of this kind.
     ///
     /// # Errors
-    /// If they are more than it has room for.
+    /// If `bytes` exceed the message's field.
     pub fn new(kind: Kind, bytes: &[u8]) -> Result<PrivateData, TooLong> {
         let data = PrivateData::cut(bytes);
         if data.len() < bytes.len() {
@@ -44,7 +44,7 @@ impl PrivateData {
         Ok(data)
     }
 
-    /// The first bytes, as many as any message has room for.
+    /// Returns the first bytes, truncated to the largest field of any message.
     pub(super) fn cut(bytes: &[u8]) -> PrivateData {
         let len = bytes.len().min(PrivateData::LARGEST);
         let mut data = PrivateData::EMPTY;
@@ -53,10 +53,10 @@ impl PrivateData {
         data
     }
 
-    /// That a message of this kind has room for them.
+    /// Checks that the data fits a message of this kind.
     ///
     /// # Errors
-    /// If not.
+    /// If the data exceeds the message's field.
     pub fn check(&self, kind: Kind) -> Result<(), TooLong> {
         let room = kind.private_data_len();
         if self.len() > room {
@@ -89,7 +89,7 @@ impl PartialEq for PrivateData {
 impl Eq for PrivateData {}
 
 impl fmt::Debug for PrivateData {
-    /// The number of bytes, and those before the zeros at the end.
+    /// Prints the length, and the bytes up to the last nonzero one.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let used = self.iter().rposition(|b| *b != 0).map_or(0, |last| last + 1);
         write!(f, "{}:", self.len())?;

@@ -1,11 +1,11 @@
-//! MRA and REJ: later, and no (IBTA 12.6.6, 12.6.7).
+//! MRA and REJ: delayed response and rejection (IBTA 12.6.6, 12.6.7).
 
 use std::fmt;
 
 use super::fields::{Fields, FieldsMut};
 use super::{CommId, Kind, PrivateData};
 
-/// Which message an MRA or a REJ is about, 2 bits. Of an MRA, 2 is a LAP.
+/// The message that an MRA or a REJ refers to, 2 bits. In an MRA, 2 means a LAP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Stage {
     /// A REQ.
@@ -15,7 +15,7 @@ pub enum Stage {
     Rep,
     /// No message in particular (REJ), or a LAP (MRA).
     Other,
-    /// The number that means nothing.
+    /// Reserved value 3.
     Reserved,
 }
 
@@ -30,18 +30,18 @@ impl Stage {
     }
 }
 
-/// Message receipt acknowledgement: an answer will take longer (IBTA table 100).
+/// Message receipt acknowledgement: the response will take longer (IBTA table 100).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mra {
-    /// The sender's name for the connection.
+    /// Communication ID of the sender.
     pub local_comm_id: CommId,
-    /// The identifier that the receiver gave the connection; 0: none yet.
+    /// Communication ID of the receiver; 0 if unknown.
     pub remote_comm_id: CommId,
-    /// Which message was received.
+    /// The received message.
     pub message: Stage,
-    /// How long the answer may take: 4.096 us * 2^code, 5 bits.
+    /// Time within which the response will come: 4.096 us * 2^code, 5 bits.
     pub service_timeout: u8,
-    /// The consumer's, 222 bytes.
+    /// Private data of the consumer, 222 bytes.
     pub private_data: PrivateData,
 }
 
@@ -70,22 +70,22 @@ impl Mra {
 pub struct Ari(PrivateData);
 
 impl Ari {
-    /// Bytes that there is room for.
+    /// Maximum length in bytes.
     pub const LEN: usize = 72;
 
-    /// The first 72 bytes.
+    /// Returns the information, truncated to 72 bytes.
     pub fn new(bytes: &[u8]) -> Ari {
         Ari(PrivateData::cut(&bytes[..bytes.len().min(Ari::LEN)]))
     }
 
-    /// None.
+    /// No information.
     pub const NONE: Ari = Ari(PrivateData::EMPTY);
 
     pub(super) fn read(f: Fields<'_>, at: usize, len: u8) -> Ari {
         Ari(f.bytes(at, usize::from(len).min(Ari::LEN)))
     }
 
-    /// The GUID that a reject for a timeout carries.
+    /// Returns the CA GUID in a rejection for a timeout.
     pub fn guid(&self) -> Option<u64> {
         self.first_chunk().map(|bytes| u64::from_be_bytes(*bytes))
     }
@@ -102,17 +102,18 @@ impl std::ops::Deref for Ari {
 /// Reject (IBTA table 101).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rej {
-    /// The sender's name for the connection; 0: it has none.
+    /// Communication ID of the sender; 0 if it has none.
     pub local_comm_id: CommId,
-    /// The receiver's; 0: it is not known.
+    /// Communication ID of the receiver; 0 if unknown.
     pub remote_comm_id: CommId,
-    /// Which message is rejected.
+    /// The rejected message.
     pub message: Stage,
-    /// Why the connection is refused (IBTA 12.6.7.2).
+    /// Reason of the rejection (IBTA 12.6.7.2).
     pub reason: RejReason,
-    /// More about that. The lengths 73 to 127, which the message can say, count as 72.
+    /// Additional information about the reason, at most 72 bytes. A received length of 73 to 127 counts as
+    /// 72.
     pub ari: Ari,
-    /// The consumer's, 148 bytes.
+    /// Private data of the consumer, 148 bytes.
     pub private_data: PrivateData,
 }
 
@@ -139,79 +140,79 @@ impl Rej {
     }
 }
 
-/// Why a connection was refused (IBTA 12.6.7.2, table 102).
+/// Reason of a rejection (IBTA 12.6.7.2, table 102).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RejReason(pub u16);
 
 impl RejReason {
-    /// No QP is left.
+    /// No QP is available.
     pub const NO_QP: RejReason = RejReason(1);
-    /// No end-to-end context is left.
+    /// No end-to-end context is available.
     pub const NO_EEC: RejReason = RejReason(2);
-    /// No resources.
+    /// No resources are available.
     pub const NO_RESOURCES: RejReason = RejReason(3);
-    /// No answer came in time.
+    /// The response timed out.
     pub const TIMEOUT: RejReason = RejReason(4);
-    /// What is asked for is not supported.
+    /// The request is not supported.
     pub const UNSUPPORTED: RejReason = RejReason(5);
-    /// There is no connection of that name.
+    /// No connection has the communication ID.
     pub const INVALID_COMM_ID: RejReason = RejReason(6);
-    /// There is no such communication instance.
+    /// No such communication instance.
     pub const INVALID_COMM_INSTANCE: RejReason = RejReason(7);
-    /// Nobody listens there.
+    /// No listener for the service ID.
     pub const INVALID_SERVICE_ID: RejReason = RejReason(8);
-    /// Another transport service.
+    /// The transport service type is not supported.
     pub const INVALID_TRANSPORT: RejReason = RejReason(9);
-    /// The QP is connected already, as far as is known here.
+    /// Stale connection: the QP is already connected.
     pub const STALE: RejReason = RejReason(10);
     /// No such reliable datagram channel.
     pub const RDC_NOT_EXIST: RejReason = RejReason(11);
-    /// The primary path's GID is not here.
+    /// The GID of the primary path is not one of the port's.
     pub const INVALID_GID: RejReason = RejReason(12);
-    /// The primary path's LID is not here.
+    /// The LID of the primary path is not one of the port's.
     pub const INVALID_LID: RejReason = RejReason(13);
-    /// Service level.
+    /// Invalid service level of the primary path.
     pub const INVALID_SL: RejReason = RejReason(14);
-    /// Traffic class.
+    /// Invalid traffic class of the primary path.
     pub const INVALID_TRAFFIC_CLASS: RejReason = RejReason(15);
-    /// Hop limit.
+    /// Invalid hop limit of the primary path.
     pub const INVALID_HOP_LIMIT: RejReason = RejReason(16);
-    /// Packet rate.
+    /// Invalid packet rate of the primary path.
     pub const INVALID_PACKET_RATE: RejReason = RejReason(17);
-    /// The alternate path's GID.
+    /// The GID of the alternate path is not one of the port's.
     pub const INVALID_ALT_GID: RejReason = RejReason(18);
-    /// The alternate path's LID.
+    /// The LID of the alternate path is not one of the port's.
     pub const INVALID_ALT_LID: RejReason = RejReason(19);
-    /// Its service level.
+    /// Invalid service level of the alternate path.
     pub const INVALID_ALT_SL: RejReason = RejReason(20);
-    /// Its traffic class.
+    /// Invalid traffic class of the alternate path.
     pub const INVALID_ALT_TRAFFIC_CLASS: RejReason = RejReason(21);
-    /// Its hop limit.
+    /// Invalid hop limit of the alternate path.
     pub const INVALID_ALT_HOP_LIMIT: RejReason = RejReason(22);
-    /// Its packet rate.
+    /// Invalid packet rate of the alternate path.
     pub const INVALID_ALT_PACKET_RATE: RejReason = RejReason(23);
-    /// Ask another port's connection manager.
+    /// Redirected to another port's connection manager.
     pub const PORT_CM_REDIRECT: RejReason = RejReason(24);
-    /// Connect to another port.
+    /// Redirected to another port.
     pub const PORT_REDIRECT: RejReason = RejReason(25);
-    /// The path MTU is larger than the link's.
+    /// The path MTU exceeds the link's.
     pub const INVALID_MTU: RejReason = RejReason(26);
-    /// Not enough responder resources.
+    /// Insufficient responder resources.
     pub const INSUFFICIENT_RESPONDER_RESOURCES: RejReason = RejReason(27);
-    /// The consumer says no; its reason is in the private data.
+    /// Rejected by the consumer; its reason is in the private data.
     pub const CONSUMER: RejReason = RejReason(28);
-    /// RNR retry count.
+    /// Invalid RNR retry count.
     pub const INVALID_RNR_RETRY: RejReason = RejReason(29);
-    /// There is a connection of that name already.
+    /// The communication ID is in use already.
     pub const DUPLICATE_COMM_ID: RejReason = RejReason(30);
-    /// The class version.
+    /// Unsupported class version.
     pub const INVALID_CLASS_VERSION: RejReason = RejReason(31);
-    /// The primary path's flow label.
+    /// Invalid flow label of the primary path.
     pub const INVALID_FLOW_LABEL: RejReason = RejReason(32);
-    /// The alternate path's flow label.
+    /// Invalid flow label of the alternate path.
     pub const INVALID_ALT_FLOW_LABEL: RejReason = RejReason(33);
 
-    /// What it says, if the specification has it.
+    /// Returns the meaning of a reason that the specification defines.
     pub fn meaning(self) -> Option<&'static str> {
         Some(match self.0 {
             1 => "no QP available",
@@ -221,7 +222,7 @@ impl RejReason {
             5 => "unsupported request",
             6 => "invalid communication ID",
             7 => "invalid communication instance",
-            8 => "invalid service ID: nobody listens there",
+            8 => "invalid service ID: no listener",
             9 => "invalid transport service type",
             10 => "stale connection",
             11 => "RDC does not exist",

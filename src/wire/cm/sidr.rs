@@ -1,4 +1,4 @@
-//! SIDR_REQ and SIDR_REP: which datagram QP serves a service ID (IBTA 12.11).
+//! SIDR_REQ and SIDR_REP: resolution of a service ID to a datagram QP (IBTA 12.11).
 
 use std::fmt;
 
@@ -12,13 +12,13 @@ use super::{CommId, Kind, PrivateData};
 /// Service ID resolution request (IBTA 12.11.1, table 114).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SidrReq {
-    /// The sender's name for the request.
+    /// Identifier of the request, chosen by the requester.
     pub request_id: CommId,
     /// Partition key; 0xffff is the default partition's.
     pub pkey: u16,
-    /// The service whose QP is sought.
+    /// The service to resolve.
     pub service_id: ServiceId,
-    /// The consumer's, 216 bytes.
+    /// Private data of the consumer, 216 bytes.
     pub private_data: PrivateData,
 }
 
@@ -40,20 +40,20 @@ impl SidrReq {
     }
 }
 
-/// How a service ID resolution went (IBTA 12.11.2.1, table 116).
+/// Result of a service ID resolution (IBTA 12.11.2.1, table 116).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SidrStatus(pub u8);
 
 impl SidrStatus {
     /// QPN and Q_Key are valid.
     pub const VALID: SidrStatus = SidrStatus(0);
-    /// Nobody serves it.
+    /// The service ID is not supported.
     pub const UNSUPPORTED: SidrStatus = SidrStatus(1);
-    /// The consumer says no.
+    /// Rejected by the consumer.
     pub const REJECTED: SidrStatus = SidrStatus(2);
-    /// There is no QP.
+    /// No QP is available.
     pub const NO_QP: SidrStatus = SidrStatus(3);
-    /// Ask elsewhere.
+    /// Redirected to another port.
     pub const REDIRECT: SidrStatus = SidrStatus(4);
     /// The class version is not supported.
     pub const UNSUPPORTED_VERSION: SidrStatus = SidrStatus(5);
@@ -78,19 +78,19 @@ impl fmt::Display for SidrStatus {
 /// Service ID resolution response (IBTA 12.11.2, table 115).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SidrRep {
-    /// The receiver's name for the request.
+    /// Identifier of the request, chosen by the requester.
     pub request_id: CommId,
-    /// Whether there is such a QP, or why not.
+    /// Result of the resolution.
     pub status: SidrStatus,
-    /// More about that. Lengths above 72 count as 72.
+    /// Additional information about the status, at most 72 bytes. A received length above 72 counts as 72.
     pub info: Ari,
-    /// The QP that serves it.
+    /// QPN of the service.
     pub qpn: Qpn,
-    /// The service whose QP was sought.
+    /// The resolved service.
     pub service_id: ServiceId,
-    /// The key that datagrams to it must present.
+    /// Queue key of the QP.
     pub qkey: u32,
-    /// The consumer's, 136 bytes.
+    /// Private data of the consumer, 136 bytes.
     pub private_data: PrivateData,
 }
 

@@ -1,30 +1,34 @@
-//! CRC-32 by multiplication without carries, 16 bytes at a time, by instructions that every x86 of the last ten years has.
+//! CRC-32 by carry-less multiplication, 16 bytes at a time. The instructions (PCLMULQDQ, AVX) exist on x86
+//! since about 2011.
 //!
-//! A block of 16 bytes is a polynomial. What lies n bits before the end of a message counts x^n times, so a block may be multiplied by
-//! x^128 modulo the generator and added to the next one instead. Thus a message is folded into one block, and that into 32 bits
-//! (V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ", Intel 2009). A processor begins a multiplication
-//! before the last one is done: of a long message it folds four blocks side by side.
+//! A block of 16 bytes is a polynomial. A bit that lies n bits before the end of a message counts as x^n,
+//! therefore a block may be multiplied by x^128 modulo the generator and added to the next block. A message
+//! is thus folded into one block, and that block into 32 bits (V. Gopal et al., "Fast CRC Computation for
+//! Generic Polynomials Using PCLMULQDQ", Intel 2009). CPUs pipeline multiplications, so a long message is
+//! folded in four independent lanes.
 #![allow(unsafe_code)]
 
 /// Bytes of the head: an IPv4 header without options, UDP and BTH.
 pub(super) const HEAD: usize = 40;
-/// Which of its bits count as ones, as little-endian words: TOS; TTL and header checksum; UDP checksum; the first byte of the BTH's
-/// second word.
+/// Bits of the head that count as ones, as little-endian words: TOS; TTL and header checksum; UDP checksum;
+/// byte 4 of the BTH.
 const MASK: [u64; HEAD / 8] = [0xff00, 0xffff_00ff, 0, 0xffff_0000, 0xff];
 
-/// The ICRC of a head and of what follows it in two pieces; `None`: this processor cannot.
+/// Returns the ICRC of a head and the bytes behind it, in two pieces. `None` if the CPU lacks the
+/// instructions.
 #[inline(always)]
 pub(super) fn of(head: &[u8; HEAD], rest: &[u8], more: &[u8]) -> Option<u32> {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("pclmulqdq") && is_x86_feature_detected!("avx") {
-        // SAFETY: it needs a processor that has what it is compiled for, and the line above asks for that.
+        // SAFETY: the function requires the CPU features it is compiled for, and the line above checks for
+        // them.
         return Some(unsafe { x86::of(head, rest, more) });
     }
     let _ = (head, rest, more, MASK);
     None
 }
 
-/// True if this processor multiplies several blocks by one instruction, which crc32fast makes use of.
+/// True if the CPU multiplies several blocks by one instruction (VPCLMULQDQ), which crc32fast uses.
 #[inline(always)]
 pub(super) fn has_wider() -> bool {
     #[cfg(target_arch = "x86_64")]
@@ -33,12 +37,13 @@ pub(super) fn has_wider() -> bool {
     return false;
 }
 
-/// `a * b` modulo the generator, both reflected; `None`: this processor cannot.
+/// Returns `a * b` modulo the generator, both reflected. `None` if the CPU lacks the instructions.
 #[inline(always)]
 pub(super) fn product(a: u32, b: u32) -> Option<u32> {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("pclmulqdq") && is_x86_feature_detected!("avx") {
-        // SAFETY: it needs a processor that has what it is compiled for, and the line above asks for that.
+        // SAFETY: the function requires the CPU features it is compiled for, and the line above checks for
+        // them.
         return Some(unsafe { x86::modular_product(a, b) });
     }
     let _ = (a, b);
@@ -55,13 +60,14 @@ mod x86 {
     use super::{HEAD, MASK};
     use crate::wire::icrc::{POLYNOMIAL, X, power};
 
-    /// x^n modulo the generator, as a factor: two reflected polynomials give one that is a bit too low.
+    /// Returns x^n modulo the generator as a factor, shifted by one because the product of two reflected
+    /// polynomials comes out one bit too low.
     const fn factor(n: u32) -> i64 {
         (power(X, n) as i64) << 1
     }
 
-    /// By which the two halves of a block are multiplied, so that they count as far behind. The first half is 64 bits further from
-    /// the end; products come out 32 bits too high.
+    /// Factors for the two halves of a block, to move it 64 bytes (16 bytes) towards the end. The first half
+    /// is 64 bits further from the end. Products come out 32 bits too high.
     const BY_64_BYTES: [i64; 2] = [factor(512 + 32), factor(512 - 32)];
     const BY_16_BYTES: [i64; 2] = [factor(128 + 32), factor(128 - 32)];
     const HALF: i64 = factor(128 - 32);
@@ -80,7 +86,7 @@ mod x86 {
         }
         quotient
     };
-    /// Ones in place of the LRH, of which the first four meet the ones that a CRC-32 begins with.
+    /// Ones in place of the LRH. The first four bytes meet the initial ones of a CRC-32 and cancel.
     const START: i64 = 0xffff_ffff_0000_0000_u64 as i64;
 
     #[target_feature(enable = "pclmulqdq,avx")]
@@ -105,17 +111,17 @@ mod x86 {
     #[target_feature(enable = "pclmulqdq,avx")]
     pub(super) fn modular_product(a: u32, b: u32) -> u32 {
         let whole = product(_mm_cvtsi64_si128(i64::from(a)), i64::from(b));
-        // It comes out a bit too low.
+        // The product comes out one bit too low.
         remainder(_mm_cvtsi128_si64(whole).cast_unsigned() << 1)
     }
 
-    /// Folds `bytes` into what was folded so far, and all of it into 32 bits.
+    /// Folds `bytes` into `sum`, and reduces the result to 32 bits.
     #[inline]
     #[target_feature(enable = "pclmulqdq,avx")]
     fn update(mut sum: __m128i, bytes: &[u8]) -> u32 {
         let (mut blocks, tail) = bytes.as_chunks::<16>();
         if let Some((first, others)) = blocks.split_first_chunk::<4>() {
-            // The fourth lane is the last: in the end each folds into the next.
+            // The fourth lane is the last: after the loop, each lane is folded into the next.
             let mut lanes = first.each_ref().map(|bytes| block(bytes));
             lanes[0] = fold(sum, BY_16_BYTES, lanes[0]);
             let (rounds, others) = others.as_chunks::<4>();
@@ -140,7 +146,7 @@ mod x86 {
         if tail.is_empty() { crc } else { update_by_words(crc, tail) }
     }
 
-    /// The same for what is shorter than a block.
+    /// Updates a CRC by 4 bytes at a time, for less than a block.
     #[inline]
     #[target_feature(enable = "pclmulqdq,avx")]
     fn update_by_words(mut crc: u32, bytes: &[u8]) -> u32 {
@@ -155,7 +161,7 @@ mod x86 {
         crc
     }
 
-    /// What 64 bits leave when they are divided by the generator (Barrett).
+    /// Returns the remainder of 64 bits divided by the generator (Barrett reduction).
     #[inline]
     #[target_feature(enable = "pclmulqdq,avx")]
     fn remainder(sum: u64) -> u32 {
@@ -182,7 +188,7 @@ mod x86 {
     #[inline]
     #[target_feature(enable = "pclmulqdq,avx")]
     fn block(bytes: &[u8; 16]) -> __m128i {
-        // SAFETY: there are 16 bytes, and it asks for no alignment.
+        // SAFETY: `bytes` are 16 readable bytes, and the load requires no alignment.
         unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
     }
 }
@@ -192,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_the_crc_32_of_the_bytes_wherever_they_are_split() {
+    fn folded_crc_equals_crc32_at_any_split() {
         let bytes: Vec<u8> = (0..700u32).map(|i| ((i * i) >> 3) as u8).collect();
         let (head, rest) = bytes.split_first_chunk::<HEAD>().expect("longer than a head");
         let masked =
@@ -210,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_product_is_that_of_long_multiplication() {
+    fn product_agrees_with_long_multiplication() {
         let mut state = 7;
         for _ in 0..1000 {
             let bits = next(&mut state);
@@ -221,7 +227,7 @@ mod tests {
         }
     }
 
-    /// Numbers that look random (xorshift, Marsaglia 2003).
+    /// Pseudo-random numbers (xorshift, Marsaglia 2003).
     fn next(state: &mut u64) -> u64 {
         *state ^= *state << 13;
         *state ^= *state >> 7;

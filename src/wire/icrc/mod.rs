@@ -1,10 +1,9 @@
-//! The invariant CRC: a CRC-32 over what no switch or router may change (IBTA 7.8.1, annex
+//! The invariant CRC: a CRC-32 over all fields that switches and routers must not change (IBTA 7.8.1, annex
 //! A16.4.3 for RoCE v1, annex A17.4.5.3 for RoCE v2).
 //!
-//! It starts with eight bytes of ones in place of the LRH, covers the L3 header to the end of the
-//! pad, and counts as ones what may change on the way: IPv4 TOS, TTL and checksum; IPv6 or
-//! GRH traffic class, flow label and hop limit; the UDP checksum; byte 4 of the BTH. It is stored
-//! little-endian.
+//! The CRC begins with eight bytes of ones in place of the LRH, and covers the L3 header up to the end of the
+//! pad. Fields that may change in transit count as ones: IPv4 TOS, TTL and checksum; IPv6 or GRH traffic
+//! class, flow label and hop limit; the UDP checksum; byte 4 of the BTH. The CRC is stored little-endian.
 
 mod fold;
 
@@ -16,63 +15,65 @@ use super::Bth;
 use super::net::PROTOCOL_UDP;
 use crate::frame::Frame;
 
-/// What [`Envelope::check_icrc`](super::Envelope::check_icrc) found.
+/// Result of [`Envelope::check_icrc`](super::Envelope::check_icrc).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Icrc {
-    /// The frame is as it was sent.
+    /// The stored CRC matches the frame.
     Ok,
-    /// It is not.
+    /// The stored CRC does not match.
     Bad {
-        /// The CRC of the bytes that arrived.
+        /// CRC computed over the frame.
         computed: u32,
-        /// The CRC that arrived.
+        /// CRC stored in the frame.
         stored: u32,
     },
 }
 
-/// Bytes of ones in place of the LRH. They are hashed each time: with them most packets of whole blocks of payload are whole blocks of 16
-/// bytes, which costs less than what would be left over without them.
+/// Bytes of ones in place of the LRH. Hashing them for each packet is faster than starting from their CRC:
+/// ones and 40 bytes of headers (IPv4, UDP, BTH) are three blocks of 16 bytes, so a payload of whole blocks
+/// leaves no remainder.
 const ONES: usize = 8;
-/// A hasher that has seen nothing. To make one is to ask what the CPU can do, so it is made once and copied.
+/// An initial hasher, cloned for each frame. `Hasher::new` detects CPU features, so it runs once.
 static START: LazyLock<Hasher> = LazyLock::new(Hasher::new);
 
-/// Bytes that are copied to be masked. Masks reach to at most byte 72 (an IPv4 header with all
-/// options, UDP, five bytes of BTH); with 128 a small frame is done in one go.
+/// Bytes that are copied to be masked. The last masked byte is at most byte 72 (IPv4 with all options, UDP,
+/// five bytes of BTH). With 128, a small frame is hashed in one call.
 const HEAD: usize = 128;
-/// From so many bytes on wider registers are worth their setting up.
+/// Bytes from which wider registers are worth their setup.
 const LONG: usize = 512;
-/// crc32fast folds this many bytes at a time, at best, and handles the rest apart.
+/// Bytes that crc32fast folds at a time at best. A remainder is handled separately.
 const STRIDE: usize = 256;
 
-/// The ICRC of the bytes from the L3 header at `l3_offset` to `end`, exclusive. Whether L3 is IPv4,
-/// IPv6 or a GRH is read from it. The range is cut to the frame.
+/// Returns the ICRC of the bytes from the L3 header at `l3_offset` to `end`, exclusive. The first byte tells
+/// IPv4 from IPv6 and GRH. The range is cut to the frame.
 #[inline(always)]
 pub fn compute(frame: &Frame<'_>, l3_offset: usize, end: usize) -> u32 {
     let (a, b) = match frame.a.get(l3_offset..end) {
         Some(covered) => (covered, &[][..]),
         None => frame.slices(l3_offset..end),
     };
-    of_usual(a, b).unwrap_or_else(|| of_pieces(a, b))
+    compute_fast(a, b).unwrap_or_else(|| of_pieces(a, b))
 }
 
-/// The ICRC of what most frames are; `None`: it is something else, or this processor goes another way.
+/// Fast path: the ICRC of IPv4 without options and UDP. `None` for other frames, or if the CPU lacks the
+/// instructions.
 #[inline(always)]
-fn of_usual(a: &[u8], b: &[u8]) -> Option<u32> {
+fn compute_fast(a: &[u8], b: &[u8]) -> Option<u32> {
     if let Some((head, rest)) = a.split_first_chunk() {
-        return of_usual_head(head, rest, b);
+        return compute_fast_head(head, rest, b);
     }
-    // Sockets keep the headers of the transport apart from those below it.
+    // The UDP port splits the frame at the BTH.
     let (below, (bth, rest)) =
         (<&[u8; fold::HEAD - Bth::LEN]>::try_from(a).ok()?, b.split_first_chunk::<{ Bth::LEN }>()?);
     let mut head = [0; fold::HEAD];
     let (place_below, place) = head.split_at_mut(below.len());
     place_below.copy_from_slice(below);
     place.copy_from_slice(bth);
-    of_usual_head(&head, rest, &[])
+    compute_fast_head(&head, rest, &[])
 }
 
 #[inline(always)]
-fn of_usual_head(head: &[u8; fold::HEAD], rest: &[u8], more: &[u8]) -> Option<u32> {
+fn compute_fast_head(head: &[u8; fold::HEAD], rest: &[u8], more: &[u8]) -> Option<u32> {
     //= IBTA 7.8.1: icrc-covers-what-stays-the-same
     if head[0] != 0x45 || head[9] != PROTOCOL_UDP {
         return None;
@@ -84,7 +85,7 @@ fn of_usual_head(head: &[u8; fold::HEAD], rest: &[u8], more: &[u8]) -> Option<u3
     }
 }
 
-/// With what follows hashed in wider registers than `fold` has.
+/// Hashes the head by `fold`, and the rest in wider registers by crc32fast.
 #[inline(never)]
 fn of_long(head: &[u8; fold::HEAD], rest: &[u8], more: &[u8]) -> Option<u32> {
     let mut crc = Hasher::new_with_initial(fold::of(head, &[], &[])?);
@@ -93,7 +94,7 @@ fn of_long(head: &[u8; fold::HEAD], rest: &[u8], more: &[u8]) -> Option<u32> {
     Some(crc.finalize())
 }
 
-/// The ICRC of two pieces, of which either may be empty.
+/// General path: the ICRC of any frame in two pieces, of which either may be empty.
 #[inline(never)]
 fn of_pieces(a: &[u8], b: &[u8]) -> u32 {
     let first = a.first().or(b.first()).copied().unwrap_or_default();
@@ -117,17 +118,18 @@ fn of_pieces(a: &[u8], b: &[u8]) -> u32 {
     crc.finalize()
 }
 
-/// How much of `covered` bytes is copied, to be masked. The rest is hashed in place, and fastest in whole strides.
+/// Returns how many of `covered` bytes to copy and mask. The rest is hashed in place, fastest in whole
+/// strides.
 fn head_len(first_byte: u8, covered: usize) -> usize {
-    // The last masked byte is the fifth of the BTH.
+    // The last masked byte is byte 4 of the BTH.
     let masked = 8 + 5 + if first_byte >> 4 == 4 { usize::from(first_byte & 0x0f) * 4 } else { 40 };
     let Some(rest) = covered.checked_sub(HEAD) else { return covered };
     let beside_strides = masked + (rest + HEAD - masked) % STRIDE;
     if beside_strides <= HEAD { beside_strides } else { HEAD }
 }
 
-/// What rdma_rxe of Linux 6.12 to 7.2 puts on a FLUSH: having hashed the frame, it takes the BTH and what follows it, as they are on
-/// the wire, for the payload, and hashes them once more. `icrc` is the right one.
+/// Returns the ICRC that rdma_rxe of Linux 6.12 to 7.2 puts on a FLUSH. Having hashed the frame, rxe takes
+/// the BTH and everything behind it for the payload, and hashes them once more. `icrc` is the correct ICRC.
 pub fn of_rxe_flush(frame: &Frame<'_>, icrc: u32, bth_offset: usize, end: usize) -> u32 {
     let end = end.min(frame.len());
     let (a, b) = frame.slices(bth_offset.min(end)..end);
@@ -137,13 +139,13 @@ pub fn of_rxe_flush(frame: &Frame<'_>, icrc: u32, bth_offset: usize, end: usize)
     crc.finalize()
 }
 
-/// Sets to ones what the CRC does not cover. Bytes beyond the slice are not there to be masked.
+/// Sets the bits that the CRC does not cover to ones. A mask beyond the end of `head` is skipped.
 fn mask(head: &mut [u8]) {
     if let Some(head) = head.first_chunk_mut()
         && head[0] == 0x45
         && head[9] == PROTOCOL_UDP
     {
-        return mask_usual(head);
+        return mask_fast(head);
     }
     let Some(&first) = head.first() else { return };
     //= IBTA 7.8.1: icrc-covers-what-stays-the-same
@@ -166,8 +168,8 @@ fn mask(head: &mut [u8]) {
     }
 }
 
-/// IPv4 without options, UDP, and the BTH up to its last masked byte.
-fn mask_usual(head: &mut [u8; 33]) {
+/// Masks IPv4 without options, UDP, and the BTH up to its last masked byte.
+fn mask_fast(head: &mut [u8; 33]) {
     for at in [1, 8, 10, 11, 26, 27, 32] {
         head[at] = 0xff;
     }
@@ -181,7 +183,7 @@ fn ones(head: &mut [u8], at: usize, n: usize) {
 
 /// The generator polynomial, reflected: bit 31 is the coefficient of x^0.
 const POLYNOMIAL: u32 = 0xedb8_8320;
-/// x^0 in that order.
+/// x^0 in reflected order.
 const ONE: u32 = 1 << 31;
 /// x.
 #[cfg(target_arch = "x86_64")]
@@ -189,7 +191,7 @@ const X: u32 = ONE >> 1;
 /// x^-1 modulo the polynomial.
 const X_INVERSE: u32 = 0xdb71_0641;
 
-/// `a * b` modulo the polynomial.
+/// Returns `a * b` modulo the polynomial.
 const fn multiply(a: u32, mut b: u32) -> u32 {
     let mut product = 0;
     let mut bit = ONE;
@@ -203,7 +205,7 @@ const fn multiply(a: u32, mut b: u32) -> u32 {
     product
 }
 
-/// `base^exponent` modulo the polynomial.
+/// Returns `base^exponent` modulo the polynomial.
 const fn power(mut base: u32, mut exponent: u32) -> u32 {
     let mut result = ONE;
     while exponent != 0 {
@@ -216,7 +218,7 @@ const fn power(mut base: u32, mut exponent: u32) -> u32 {
     result
 }
 
-/// `start * step^i` for i below 256.
+/// Returns `start * step^i` for i below 256.
 const fn powers(start: u32, step: u32) -> [u32; 256] {
     let mut table = [start; 256];
     let mut i = 1;
@@ -227,16 +229,16 @@ const fn powers(start: u32, step: u32) -> [u32; 256] {
     table
 }
 
-/// x^-(32 + 8i): undoes i bytes, and the 32 bits by which a CRC shifts its message.
+/// x^-(32 + 8i): undoes i bytes, and the shift of a message by 32 bits.
 static UNDO_BYTES: [u32; 256] = powers(power(X_INVERSE, 32), power(X_INVERSE, 8));
 /// x^-(8 * 256 * i): undoes i times 256 bytes.
 static UNDO_PAGES: [u32; 256] = powers(ONE, power(X_INVERSE, 8 * 256));
 
-/// Which IPv4 identification explains a CRC that was computed with identification 0.
+/// Returns the IPv4 identification that explains a CRC, given the CRC computed with identification 0.
 ///
-/// `bytes_after_id` are the covered bytes behind the identification: `end - (l3_offset + 6)`. The
-/// CRC is linear: the two CRCs differ by `id * x^(32 + 8 * bytes_after_id)`. `None` if no 16-bit
-/// number solves that, which one corrupted frame in 65,536 escapes.
+/// `bytes_after_id` is the number of covered bytes behind the identification: `end - (l3_offset + 6)`. The
+/// CRC is linear, so the two CRCs differ by `id * x^(32 + 8 * bytes_after_id)`. `None` if no 16-bit number
+/// solves this. One corrupted frame in 65,536 passes by chance.
 pub fn solve_ipv4_id(computed_with_id0: u32, stored: u32, bytes_after_id: usize) -> Option<u16> {
     let pages = UNDO_PAGES.get(bytes_after_id >> 8)?;
     let product = |a, b| fold::product(a, b).unwrap_or_else(|| multiply(a, b));
@@ -252,14 +254,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_usual_way_and_any_other_agree_at_every_length() {
+    fn fast_and_general_icrc_agree_at_every_length() {
         let mut bytes: Vec<u8> = (0..4200u32).map(|i| ((i * i) >> 3) as u8).collect();
         (bytes[0], bytes[9]) = (0x45, PROTOCOL_UDP);
         for length in (40..200).chain([LONG + 39, LONG + 40, LONG + 41, 1064, 4136, 4200]) {
             for at in [28, 40, 41, 100, 600, length] {
                 let Some((a, b)) = bytes[..length].split_at_checked(at) else { continue };
-                let Some(usual) = of_usual(a, b) else { continue };
-                assert_eq!(usual, of_pieces(a, b), "{length} bytes, split at {at}");
+                let Some(crc) = compute_fast(a, b) else { continue };
+                assert_eq!(crc, of_pieces(a, b), "{length} bytes, split at {at}");
             }
         }
     }
@@ -272,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn the_identification_is_found_at_any_distance() {
+    fn ipv4_id_is_solved_at_any_distance() {
         for after in [0, 1, 14, 40, 255, 256, 257, 1062, 4140, 9000, 65_529] {
             for id in [0u16, 1, 0x00ff, 0x94cf, 0xff00, 0xffff] {
                 let mut bytes: Vec<u8> = (0..after + 6).map(|i| (i * 7 + 3) as u8).collect();
@@ -286,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flipped_payload_bit_is_explained_by_no_identification() {
+    fn no_ipv4_id_explains_flipped_payload_bit() {
         let mut bytes: Vec<u8> = (0..600u32).map(|i| (i * 11) as u8).collect();
         bytes[4..6].fill(0);
         let zero = crc32fast::hash(&bytes);
@@ -298,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_distance_beyond_any_ip_packet_has_no_solution() {
+    fn distance_beyond_ip_packet_has_no_solution() {
         assert_eq!(solve_ipv4_id(1, 1, 1 << 16), None);
     }
 }

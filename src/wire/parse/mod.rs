@@ -1,12 +1,11 @@
-//! Frames in, packets or counted reasons out.
+//! Parsing: a frame becomes a packet or a counted drop reason.
 //!
-//! Three steps: the link layer names an EtherType, [`Envelope`] is all up to and including the
-//! BTH, [`Packet`] adds what the opcode table promises. Tools use the first two for frames that
-//! are RoCE without being good packets, and for frames that a capture cut short.
+//! Three steps: the link layer gives the EtherType, [`Envelope`] is everything up to and including the BTH,
+//! [`Packet`] adds the headers that the opcode table lists. Tools use the first two for RoCE frames that are
+//! not valid packets, and for frames that a capture truncated.
 //!
-//! The parser is liberal where real devices differ (reserved bits, MigReq, TTL, DF, VLAN tags,
-//! IPv4 options, trailing bytes, any UDP checksum) and leaves the ICRC to
-//! [`Envelope::check_icrc`].
+//! The parser accepts what real devices differ in: reserved bits, MigReq, TTL, DF, VLAN tags, IPv4 options,
+//! trailing bytes and any UDP checksum. [`Envelope::check_icrc`] verifies the ICRC separately.
 
 use std::ops::{Deref, Range};
 
@@ -24,48 +23,48 @@ mod usual;
 
 pub(crate) use usual::{EXT as HEADERS, Ends, Usual};
 
-/// The longest chain of headers: Ethernet, two tags, IPv4 with all options, UDP, BTH, and the
-/// headers of an RD atomic.
+/// Bytes of the longest header chain: Ethernet, two tags, IPv4 with all options, UDP, BTH, and the headers of
+/// an RD atomic.
 const MAX_CHAIN: usize = 14 + 2 * 4 + 60 + 8 + Bth::LEN + MAX_EXT;
-/// The longest headers behind a BTH: RDETH, DETH and AtomicETH.
+/// Bytes of the longest headers behind a BTH: RDETH, DETH and AtomicETH.
 const MAX_EXT: usize = 40;
 
-/// Bytes of the ICRC.
+/// Length of the ICRC in bytes.
 pub const ICRC_LEN: usize = 4;
 
-/// Everything up to and including the BTH, and where the rest lies. The opcode may be unknown.
+/// All headers up to and including the BTH, with the offsets of the parts. The opcode may be unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Envelope {
-    /// Destination MAC address; zero if the capture does not have it.
+    /// Destination MAC address; zero if the capture lacks it.
     pub dst_mac: [u8; 6],
-    /// Source MAC address; zero if the capture does not have it.
+    /// Source MAC address; zero if the capture lacks it.
     pub src_mac: [u8; 6],
-    /// TCI of the outer tag, if there are two.
+    /// TCI of the outer tag of two.
     pub outer_vlan: Option<u16>,
-    /// TCI of the (inner) tag: priority in bits 15:13, VLAN in bits 11:0.
+    /// TCI of the inner or only tag: priority in bits 15:13, VLAN in bits 11:0.
     pub vlan: Option<u16>,
     /// IPv4, IPv6 or GRH.
     pub net: NetHeader,
-    /// UDP; RoCE v1 has none.
+    /// UDP header; `None` for RoCE v1.
     pub udp: Option<UdpHeader>,
     /// The base transport header.
     pub bth: Bth,
-    /// Where the L3 header begins in the frame.
+    /// Offset of the L3 header in the frame.
     pub l3_offset: usize,
-    /// Where the BTH begins in the frame.
+    /// Offset of the BTH in the frame.
     pub bth_offset: usize,
-    /// Where the ICRC begins in the frame; the packet ends four bytes later.
+    /// Offset of the ICRC in the frame. The packet ends four bytes later.
     pub icrc_offset: usize,
 }
 
-/// A packet whose opcode is known and whose headers are all there. It borrows nothing: offsets
-/// refer to the frame that it was parsed from. All fields of [`Envelope`] are reached through it.
+/// A packet with a known opcode and complete headers. A packet borrows nothing: its offsets refer to the
+/// frame from which it was parsed. Dereferences to its [`Envelope`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Packet {
     envelope: Envelope,
     info: &'static OpcodeInfo,
     ext: [u8; MAX_EXT],
-    /// Where the payload lies in the frame, pad excluded.
+    /// Range of the payload in the frame, without pad.
     pub payload: Range<usize>,
 }
 
@@ -79,7 +78,7 @@ impl Deref for Packet {
 /// Parses an Ethernet frame.
 ///
 /// # Errors
-/// [`Drop`] is why the frame is not a good RoCE packet. Its ICRC has not been looked at.
+/// A [`Drop`] says why the frame is not a valid RoCE packet. The ICRC is not checked.
 pub fn parse(frame: &Frame<'_>) -> Result<Packet, Drop> {
     match Usual::of(frame, &mut [0; HEADERS]) {
         Some(usual) => Ok(usual.read()),
@@ -87,7 +86,7 @@ pub fn parse(frame: &Frame<'_>) -> Result<Packet, Drop> {
     }
 }
 
-/// Parses whatever it is, header by header.
+/// Parses any frame, header by header.
 #[inline(never)]
 pub(super) fn parse_any(frame: &Frame<'_>) -> Result<Packet, Drop> {
     let mut store = [0; MAX_CHAIN];
@@ -96,7 +95,7 @@ pub(super) fn parse_any(frame: &Frame<'_>) -> Result<Packet, Drop> {
     Packet::read(chain, envelope)
 }
 
-/// The first bytes of a frame as one slice: a copy only if the frame is split within them.
+/// Returns the first bytes of a frame as one slice; copies only if the frame is split within them.
 fn gather<'a>(frame: &Frame<'a>, store: &'a mut [u8; MAX_CHAIN]) -> &'a [u8] {
     if frame.a.len() >= MAX_CHAIN || frame.b.is_empty() {
         return frame.a;
@@ -105,7 +104,7 @@ fn gather<'a>(frame: &Frame<'a>, store: &'a mut [u8; MAX_CHAIN]) -> &'a [u8] {
     &store[..n]
 }
 
-/// `N` bytes at `at`, or the reason that they are not there.
+/// Returns the `N` bytes at `at`, or `Truncated` with `what`.
 fn take<'a, const N: usize>(chain: &'a [u8], at: usize, what: &'static str) -> Result<&'a [u8; N], Drop> {
     chain.get(at..).and_then(|rest| rest.first_chunk()).ok_or(Drop::Truncated {
         what,
@@ -114,7 +113,7 @@ fn take<'a, const N: usize>(chain: &'a [u8], at: usize, what: &'static str) -> R
     })
 }
 
-/// What the link layer says: addresses, tags, and where L3 of which type begins.
+/// The link layer: addresses, tags, and the type and offset of L3.
 struct Link {
     dst_mac: [u8; 6],
     src_mac: [u8; 6],
@@ -140,7 +139,7 @@ impl Link {
         Ok(link)
     }
 
-    /// Skips up to two tags.
+    /// Skips up to two VLAN tags.
     fn read_tags(&mut self, chain: &[u8]) -> Result<(), Drop> {
         for _ in 0..2 {
             if !matches!(self.ether_type, ether_type::VLAN | ether_type::SERVICE_VLAN) {
@@ -156,25 +155,25 @@ impl Link {
     }
 }
 
-/// Where L4 begins and where the L3 packet ends.
+/// Offset of L4, and end of the L3 packet.
 struct Span {
     l4: usize,
     end: usize,
 }
 
 impl Envelope {
-    /// Parses an Ethernet frame up to the BTH. `wire_len` is the length the frame had on the wire;
-    /// `frame` may be cut shorter by the capture.
+    /// Parses an Ethernet frame up to the BTH. `wire_len` is the original length of the frame; a capture may
+    /// have truncated `frame`.
     ///
     /// # Errors
-    /// As [`parse`], but for what lies behind the BTH.
+    /// As [`parse`], except for errors behind the BTH.
     pub fn from_ethernet(frame: &Frame<'_>, wire_len: usize) -> Result<Envelope, Drop> {
         let mut store = [0; MAX_CHAIN];
         let chain = gather(frame, &mut store);
         Envelope::read(chain, Link::read(chain)?, wire_len)
     }
 
-    /// Parses a frame whose link layer is not Ethernet: L3 of type `ether_type` begins at `l3_offset`.
+    /// Parses a frame of another link layer. L3 of type `ether_type` begins at `l3_offset`.
     ///
     /// # Errors
     /// As [`from_ethernet`](Self::from_ethernet).
@@ -204,7 +203,7 @@ impl Envelope {
             NetHeader::Grh(_) => (None, span.l4, span.end),
             NetHeader::Ipv4(_) | NetHeader::Ipv6(_) => read_udp(chain, &span)?,
         };
-        // Only now: what is too short for its length is counted here only if it is RoCE.
+        // Checked after UDP, so that only RoCE frames count as truncated.
         if span.end > wire_len {
             return Err(Drop::Truncated { what: "IP packet", need: span.end, have: wire_len });
         }
@@ -226,7 +225,7 @@ impl Envelope {
         })
     }
 
-    /// Source address as a GID.
+    /// Returns the source address as a GID.
     pub fn source_gid(&self) -> Gid {
         match self.net {
             NetHeader::Ipv4(h) => h.src.into(),
@@ -234,7 +233,7 @@ impl Envelope {
         }
     }
 
-    /// Destination address as a GID.
+    /// Returns the destination address as a GID.
     pub fn dest_gid(&self) -> Gid {
         match self.net {
             NetHeader::Ipv4(h) => h.dst.into(),
@@ -242,7 +241,8 @@ impl Envelope {
         }
     }
 
-    /// True if it came from one address to another, as RoCE v2. It compares without making GIDs of IPv4 addresses.
+    /// True if the packet is RoCE v2 from `from` to `to`. Compares IPv4 addresses without converting them to
+    /// GIDs.
     pub fn is_on_path(&self, from: &Gid, to: &Gid) -> bool {
         match &self.net {
             NetHeader::Ipv4(h) => from.is(h.src) && to.is(h.dst),
@@ -251,7 +251,7 @@ impl Envelope {
         }
     }
 
-    /// IPv4 TOS or IPv6/GRH traffic class.
+    /// Returns the IPv4 TOS or the IPv6/GRH traffic class.
     pub fn traffic_class(&self) -> u8 {
         match self.net {
             NetHeader::Ipv4(h) => h.tos,
@@ -259,22 +259,22 @@ impl Envelope {
         }
     }
 
-    /// A switch has marked the packet: ECN is 11 (RFC 3168 5). RoCE v1 has no ECN.
+    /// True if a switch marked the packet congestion experienced: ECN is 11 (RFC 3168 5). RoCE v1 has no ECN.
     pub fn is_ce(&self) -> bool {
         !self.is_roce_v1() && self.traffic_class() & 3 == 3
     }
 
-    /// True if it came with a GRH right behind the Ethernet header (RoCE v1), not in UDP.
+    /// True for RoCE v1: a GRH directly behind the Ethernet header, without UDP.
     pub fn is_roce_v1(&self) -> bool {
         matches!(self.net, NetHeader::Grh(_))
     }
 
-    /// True if `frame` has all of the packet: a capture may have cut it.
+    /// True if `frame` holds the whole packet, not truncated by a capture.
     pub fn is_complete(&self, frame: &Frame<'_>) -> bool {
         frame.len() >= self.icrc_offset + ICRC_LEN
     }
 
-    /// Compares the ICRC of `frame`, which must be the one that was parsed.
+    /// Verifies the ICRC. `frame` must be the frame from which the envelope was parsed.
     pub fn check_icrc(&self, frame: &Frame<'_>) -> Icrc {
         let computed = icrc::compute(frame, self.l3_offset, self.icrc_offset);
         match frame.array(self.icrc_offset).map(u32::from_le_bytes) {
@@ -283,7 +283,7 @@ impl Envelope {
         }
     }
 
-    /// What the UDP checksum is worth; `None` for RoCE v1 and for a frame that was cut.
+    /// Classifies the UDP checksum; `None` for RoCE v1 and for a truncated frame. Allocates.
     pub fn udp_checksum(&self, frame: &Frame<'_>) -> Option<net::UdpChecksum> {
         let udp = self.udp.filter(|_| self.is_complete(frame))?;
         if udp.checksum == 0 {
@@ -298,7 +298,7 @@ impl Envelope {
         let mut datagram = vec![0; usize::from(udp.len)];
         frame.copy_to(start, &mut datagram);
         let others = pseudo + net::sum(&datagram) - u64::from(udp.checksum);
-        // RFC 768: a sum of zero is sent as ones.
+        // RFC 768: a computed checksum of zero is transmitted as all ones.
         let computed = match !net::fold(others) {
             0 => 0xffff,
             sum => sum,
@@ -375,7 +375,7 @@ fn read_grh(chain: &[u8], l3: usize) -> Result<(NetHeader, Span), Drop> {
     Ok((NetHeader::Grh(header), Span { l4: l3 + 40, end }))
 }
 
-/// The header that IPv6 and GRH share, and the number of what follows it.
+/// Reads the header layout shared by IPv6 and GRH. Returns the header and its next-header number.
 fn read_ipv6_like(chain: &[u8], l3: usize) -> Result<(Ipv6Header, u8), Drop> {
     let bytes: &[u8; 40] = take(chain, l3, "IPv6 header or GRH")?;
     let raw: &RawIpv6 = zerocopy::transmute_ref!(bytes);
@@ -387,9 +387,10 @@ fn read_ipv6_like(chain: &[u8], l3: usize) -> Result<(Ipv6Header, u8), Drop> {
     Ok((Ipv6Header::from_raw(raw), raw.next_header))
 }
 
+/// UDP header, offset of the UDP payload, and its end.
 type Udp = (Option<UdpHeader>, usize, usize);
 
-/// The UDP header, where its payload begins, and where it ends.
+/// Reads the UDP header.
 fn read_udp(chain: &[u8], span: &Span) -> Result<Udp, Drop> {
     let bytes: &[u8; 8] = take(chain, span.l4, "UDP header")?;
     let raw: &RawUdp = zerocopy::transmute_ref!(bytes);
@@ -407,11 +408,11 @@ fn read_udp(chain: &[u8], span: &Span) -> Result<Udp, Drop> {
 }
 
 impl Packet {
-    /// Completes an envelope that came from `frame`.
+    /// Parses the rest of a packet from its envelope. `frame` must be the frame of the envelope.
     ///
     /// # Errors
-    /// An unknown opcode or transport version, headers that are not all there, more pad than there
-    /// are bytes.
+    /// If the opcode or transport version is unknown, the headers are truncated, or the pad count exceeds the
+    /// remaining bytes.
     pub fn from_envelope(frame: &Frame<'_>, envelope: Envelope) -> Result<Packet, Drop> {
         let mut store = [0; MAX_CHAIN];
         Packet::read(gather(frame, &mut store), envelope)
@@ -444,64 +445,64 @@ impl Packet {
             return Err(Drop::Truncated { what: "headers behind the BTH", need: start, have });
         };
         let mut ext = [0; MAX_EXT];
-        // Most packets have none, and to copy nothing is a call as well.
+        // Most packets have no extended header, and an empty copy would still be a call.
         if !bytes.is_empty() {
             ext[..bytes.len()].copy_from_slice(bytes);
         }
         Ok(Packet { envelope, info, ext, payload: start..envelope.icrc_offset - usize::from(bth.pad) })
     }
 
-    /// The row of its opcode.
+    /// Returns the opcode's row of the opcode table.
     pub fn info(&self) -> &'static OpcodeInfo {
         self.info
     }
 
-    /// The RETH, if the opcode has one.
+    /// Returns the RETH, if the opcode has one.
     pub fn reth(&self) -> Option<Reth> {
         self.ext(Headers::RETH).map(Reth::read)
     }
 
-    /// The AETH, if the opcode has one.
+    /// Returns the AETH, if the opcode has one.
     pub fn aeth(&self) -> Option<Aeth> {
         self.ext(Headers::AETH).map(Aeth::read)
     }
 
-    /// The AtomicETH, if the opcode has one.
+    /// Returns the AtomicETH, if the opcode has one.
     pub fn atomic_eth(&self) -> Option<AtomicEth> {
         self.ext(Headers::ATOMIC_ETH).map(AtomicEth::read)
     }
 
-    /// The original value that an atomic returns.
+    /// Returns the original value of an atomic acknowledgement.
     pub fn atomic_ack(&self) -> Option<u64> {
         self.ext(Headers::ATOMIC_ACK_ETH).map(|b| u64::from_be_bytes(*b))
     }
 
-    /// Immediate data.
+    /// Returns the immediate data.
     pub fn imm(&self) -> Option<u32> {
         self.ext(Headers::IMM).map(|b| u32::from_be_bytes(*b))
     }
 
-    /// The rkey to invalidate.
+    /// Returns the rkey to invalidate.
     pub fn ieth(&self) -> Option<u32> {
         self.ext(Headers::IETH).map(|b| u32::from_be_bytes(*b))
     }
 
-    /// The DETH, if the opcode has one.
+    /// Returns the DETH, if the opcode has one.
     pub fn deth(&self) -> Option<Deth> {
         self.ext(Headers::DETH).map(Deth::read)
     }
 
-    /// The XRCETH, if the opcode has one.
+    /// Returns the XRCETH, if the opcode has one.
     pub fn xrceth(&self) -> Option<XrcEth> {
         self.ext(Headers::XRCETH).map(XrcEth::read)
     }
 
-    /// The end-to-end context of a reliable datagram, 24 bits.
+    /// Returns the end-to-end context of a reliable datagram, 24 bits.
     pub fn rdeth(&self) -> Option<u32> {
         self.ext(Headers::RDETH).map(|b| u32::from_be_bytes(*b) & 0x00ff_ffff)
     }
 
-    /// The FETH, if the opcode has one.
+    /// Returns the FETH, if the opcode has one.
     pub fn feth(&self) -> Option<Feth> {
         self.ext(Headers::FETH).map(|b| Feth(u32::from_be_bytes(*b)))
     }

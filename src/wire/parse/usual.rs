@@ -1,4 +1,5 @@
-//! The frames that come for each message, read in one go: what [`parse_any`](super::parse_any) finds in them header by header.
+//! Fast path of parsing: reads the headers of the most common frames at fixed offsets. Results equal those of
+//! [`parse_any`](super::parse_any).
 
 use std::ops::Range;
 
@@ -12,7 +13,7 @@ use super::super::{
 use super::{Envelope, ICRC_LEN, MAX_EXT, Packet};
 use crate::frame::Frame;
 
-/// The headers up to the BTH.
+/// The headers up to and including the BTH.
 #[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Raw {
@@ -22,13 +23,13 @@ struct Raw {
     bth: [u8; Bth::LEN],
 }
 
-/// Where each begins.
+/// Offsets of the headers behind Ethernet.
 const IP: usize = size_of::<RawEthernet>();
 const UDP: usize = IP + size_of::<RawIpv4>();
 const BTH: usize = UDP + size_of::<RawUdp>();
 pub(crate) const EXT: usize = size_of::<Raw>();
 
-/// A good packet in IPv4, without tags, options and fragments, all of its headers in the frame's first piece.
+/// A valid packet over IPv4, without tags, options or fragments, with all headers in the frame's first piece.
 pub(crate) struct Usual<'a> {
     raw: &'a Raw,
     info: &'static OpcodeInfo,
@@ -36,12 +37,12 @@ pub(crate) struct Usual<'a> {
     payload: Range<usize>,
 }
 
-/// Two IPv4 addresses as they stand in a header, source and destination: who speaks to whom.
+/// Source and destination IPv4 address, as in the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ends([u8; 8]);
 
 impl Ends {
-    /// Those of two GIDs; `None`: they stand for no IPv4 addresses.
+    /// Returns the addresses of two GIDs; `None` unless both are IPv4-mapped.
     pub(crate) fn of(source: &Gid, destination: &Gid) -> Option<Ends> {
         let mut ends = [0; 8];
         for (half, gid) in ends.chunks_exact_mut(4).zip([source, destination]) {
@@ -51,7 +52,8 @@ impl Ends {
     }
 }
 
-/// Sockets keep what lies below the BTH apart: both as one piece, and what is behind.
+/// Joins the headers of a frame that is split at the BTH, as the UDP port splits it. Returns them with the
+/// bytes behind.
 #[inline(always)]
 fn join<'a>(frame: &Frame<'a>, store: &'a mut [u8; EXT]) -> Option<(&'a [u8; EXT], &'a [u8])> {
     let (below, place) = store.split_first_chunk_mut::<BTH>()?;
@@ -62,7 +64,8 @@ fn join<'a>(frame: &Frame<'a>, store: &'a mut [u8; EXT]) -> Option<(&'a [u8; EXT
 }
 
 impl<'a> Usual<'a> {
-    /// `None`: it is something else, or not good. `store` is for headers that do not lie in one piece.
+    /// Returns the packet; `None` if it is invalid, or needs the full parser. `store` holds headers that are
+    /// not contiguous.
     #[inline(always)]
     pub(crate) fn of(frame: &Frame<'a>, store: &'a mut [u8; EXT]) -> Option<Usual<'a>> {
         let (headers, behind) = match frame.a.split_first_chunk::<EXT>() {
@@ -88,50 +91,50 @@ impl<'a> Usual<'a> {
         (is_usual && fits).then_some(Usual { raw, info, ext, payload: start..end })
     }
 
-    /// Where the payload lies in the frame, pad excluded.
+    /// Returns the range of the payload in the frame, without pad.
     #[inline(always)]
     pub(crate) fn payload(&self) -> Range<usize> {
         self.payload.clone()
     }
 
-    /// The base transport header.
+    /// Returns the base transport header.
     #[inline(always)]
     pub(crate) fn bth(&self) -> Bth {
         Bth::read(&self.raw.bth)
     }
 
-    /// The RETH, if no other header is there.
+    /// Returns the RETH, if no other extended header is present.
     #[inline(always)]
     pub(crate) fn reth(&self) -> Option<Reth> {
         self.ext.try_into().ok().map(Reth::read)
     }
 
-    /// The AETH, if no other header is there.
+    /// Returns the AETH, if no other extended header is present.
     #[inline(always)]
     pub(crate) fn aeth(&self) -> Option<Aeth> {
         self.ext.try_into().ok().map(Aeth::read)
     }
 
-    /// True if it is of the answer to a READ.
+    /// True for a READ response.
     #[inline(always)]
     pub(crate) fn answers_read(&self) -> bool {
         self.info.operation == Operation::ReadResponse
     }
 
-    /// Between which addresses it travels.
+    /// Returns the source and destination address.
     #[inline(always)]
     pub(crate) fn ends(&self) -> Ends {
         let ([a, b, c, d], [e, f, g, h]) = (self.raw.ip.src, self.raw.ip.dst);
         Ends([a, b, c, d, e, f, g, h])
     }
 
-    /// A switch has marked it: ECN is 11 (RFC 3168 5).
+    /// True if a switch marked the packet congestion experienced: ECN is 11 (RFC 3168 5).
     #[inline(always)]
     pub(crate) fn is_ce(&self) -> bool {
         self.raw.ip.tos & 3 == 3
     }
 
-    /// Compares the ICRC of its frame.
+    /// Verifies the ICRC. `frame` must be the frame of the packet.
     #[inline(always)]
     pub(crate) fn check_icrc(&self, frame: &Frame<'_>) -> Icrc {
         let end = self.icrc_offset();
@@ -142,12 +145,12 @@ impl<'a> Usual<'a> {
         }
     }
 
-    /// Where the ICRC begins in the frame.
+    /// Returns the offset of the ICRC in the frame.
     fn icrc_offset(&self) -> usize {
         self.payload.end + usize::from(self.raw.bth[1] >> 4 & 3)
     }
 
-    /// Bytes that the ICRC covers behind the IPv4 identification.
+    /// Returns the number of covered bytes behind the IPv4 identification, for [`icrc::solve_ipv4_id`].
     pub(crate) fn after_id(&self) -> usize {
         self.icrc_offset() - (IP + 6)
     }
@@ -157,7 +160,7 @@ impl<'a> Usual<'a> {
         let Raw { ethernet, ip, udp, bth } = self.raw;
         let bth = Bth::read(bth);
         let mut ext = [0; MAX_EXT];
-        // Most packets have none, and to copy nothing is a call as well.
+        // Most packets have no extended header, and an empty copy would still be a call.
         if !self.ext.is_empty() {
             ext[..self.ext.len()].copy_from_slice(self.ext);
         }
