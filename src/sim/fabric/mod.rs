@@ -1,8 +1,8 @@
-//! Hosts on links with rates, joined by switches with queues: what congestion is made of.
+//! A network of hosts, links with rates, and switches with queues, to study congestion.
 //!
-//! [`Switch`] is a switch's inside without I/O or a clock: marking, priorities, a shared buffer, priority flow control. Read it first,
-//! then `egress` and `buffer`. [`Fabric`] joins switches and stations by links, and turns all of them by an event queue: hosts are those
-//! of [`crate::sim`], and a station without one is the outside, which a test or a forwarder of real frames plays.
+//! [`Switch`] is a switch without I/O or a clock: ECN marking, priorities, a shared buffer, priority flow control. Read it first, then
+//! `egress` and `buffer`. [`Fabric`] joins switches and stations by links, and runs all of them from one event queue. Hosts are those of
+//! [`crate::sim`]. A station without a host is an external port, for a test or for a forwarder of real frames.
 
 mod buffer;
 mod cable;

@@ -1,22 +1,22 @@
-//! What switches and links did to the frames of each flow. It is counted where it is decided.
+//! Per-flow statistics: what switches and links did to a flow's frames, counted where it is decided.
 
 use std::collections::HashMap;
 
 use super::flow::{FlowName, FlowPart, flow_of};
 use crate::wire::{Operation, Psn};
 
-/// What became of the frames of a flow.
+/// Statistics of a flow's frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Toll {
-    /// Frames that switches marked.
+    /// Frames marked by switches.
     pub marked: u64,
-    /// Frames that switches dropped, or took out of a queue, for whatever reason.
+    /// Frames dropped by switches, or flushed from a queue, for any reason.
     pub dropped: u64,
-    /// Frames that errors of links damaged.
+    /// Frames damaged by link errors.
     pub damaged: u64,
-    /// Packets with data that left their host once more: those whose PSN, or a later one, had left before.
+    /// Data packets retransmitted: their PSN, or a later one, had left the host before.
     pub again: u64,
-    /// Notifications that came to their host.
+    /// Notifications (CNPs) received by the host.
     pub notified: u64,
 }
 
@@ -35,7 +35,7 @@ impl std::ops::Add for Toll {
 
 impl std::ops::Sub for Toll {
     type Output = Toll;
-    /// What came to it since `earlier`.
+    /// Returns the counts since `earlier`.
     fn sub(self, earlier: Toll) -> Toll {
         Toll {
             marked: self.marked - earlier.marked,
@@ -47,7 +47,7 @@ impl std::ops::Sub for Toll {
     }
 }
 
-/// What a switch decided about a frame.
+/// Verdict of a switch on a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Marked,
@@ -57,16 +57,16 @@ pub(super) enum Verdict {
 #[derive(Debug, Default)]
 struct Account {
     toll: Toll,
-    /// The PSN after the latest that has left.
+    /// PSN after the latest sent.
     sent_end: Option<Psn>,
 }
 
-/// The tolls of all flows. `None`: nobody wants to know.
+/// Statistics of all flows. `None`: not counted.
 #[derive(Debug, Default)]
 pub(super) struct Tolls(Option<HashMap<FlowName, Account>>);
 
 impl Tolls {
-    /// From now on.
+    /// Starts counting.
     pub(super) fn begin(&mut self) {
         self.0.get_or_insert_default();
     }
@@ -76,7 +76,7 @@ impl Tolls {
         account.map_or_else(Toll::default, |account| account.toll)
     }
 
-    /// A switch has decided.
+    /// Counts a switch's verdict.
     pub(super) fn judged(&mut self, flow: FlowName, verdict: Verdict) {
         let Some(accounts) = &mut self.0 else { return };
         let toll = &mut accounts.entry(flow).or_default().toll;
@@ -86,7 +86,7 @@ impl Tolls {
         }
     }
 
-    /// A link has damaged a frame.
+    /// Counts a frame damaged by a link.
     pub(super) fn damaged(&mut self, frame: &[u8]) {
         if let Some(accounts) = &mut self.0
             && let Some((flow, _)) = flow_of(frame)
@@ -95,12 +95,12 @@ impl Tolls {
         }
     }
 
-    /// A frame has left its host.
+    /// Counts a frame that left its host.
     pub(super) fn left(&mut self, frame: &[u8]) {
         let Some(accounts) = &mut self.0 else { return };
         let Some((flow, bth)) = flow_of(frame) else { return };
         let repeats = match flow.part {
-            // A READ request says which of the responses it wants again; those are what is counted.
+            // A repeated READ request names the responses to repeat. Only these are counted.
             FlowPart::Request => bth.operation != Operation::ReadRequest,
             FlowPart::Response => bth.operation == Operation::ReadResponse,
             FlowPart::Notification => false,
@@ -115,7 +115,7 @@ impl Tolls {
         }
     }
 
-    /// A frame has come to its host.
+    /// Counts a frame received by its host.
     pub(super) fn came(&mut self, frame: &[u8]) {
         if let Some(accounts) = &mut self.0
             && let Some((flow, _)) = flow_of(frame)
