@@ -1,4 +1,4 @@
-//! What peers do, as programs hear of it.
+//! Events of the connection manager, converted to events of the program.
 
 use std::net::SocketAddr;
 
@@ -14,21 +14,21 @@ use super::state::{Cm, State};
 use crate::abi::ibv_qp_type;
 use crate::report;
 
-/// Room for the program's private data behind the header that RDMA-CM has in a REQ, and in a SIDR_REQ.
+/// Room for the program's private data after the RDMA-CM header in a REQ, and in a SIDR_REQ.
 const REQ_ROOM: usize = 92 - CmaHeader::LEN;
 const SIDR_REQ_ROOM: usize = 216 - CmaHeader::LEN;
-/// In a REP, a REJ and a SIDR_REP.
+/// Room in a REP, a REJ and a SIDR_REP.
 const REP_ROOM: usize = 196;
 const REJ_ROOM: usize = 148;
 const SIDR_REP_ROOM: usize = 136;
 
-/// Where the addresses of the device are in its table, and a number that nobody can guess.
+/// Look-up of the device's GID indices, and an unpredictable number.
 pub(super) struct Surroundings<'a> {
     pub(super) sgid_index: &'a dyn Fn(Gid) -> Option<u8>,
     pub(super) random: u64,
 }
 
-/// A request, of either kind.
+/// A connection request or a SIDR request.
 struct Asked<'a> {
     comm: CommId,
     listener: Listener,
@@ -42,7 +42,7 @@ struct Asked<'a> {
 }
 
 impl State {
-    /// Takes an event of the manager's.
+    /// Handles an event of the manager.
     pub(super) fn hear(&mut self, cm: &mut Cm<'_>, around: &Surroundings<'_>, event: CmEvent) {
         let comm = event.id();
         let last = event.is_last();
@@ -85,7 +85,8 @@ impl State {
         }
     }
 
-    /// Nobody answers. A kernel's program hears the same of either, after its timeouts: here the status tells them apart.
+    /// Reports that no host answered. For the kernel's programs, all causes look the same, after the timeouts; here, the status
+    /// distinguishes them.
     fn hear_silence(&mut self, handle: u32, why: WhyUnreachable, unanswered: Kind) {
         let peer = self.ids.get(handle).and_then(|id| id.destination);
         let peer = peer.map_or_else(String::new, |peer| peer.to_string());
@@ -113,7 +114,7 @@ impl State {
         self.tell(handle, What::Unreachable, -status, Facts::None);
     }
 
-    /// The program hears once that a connection ended, whoever ended it.
+    /// Reports the end of a connection once, whichever end caused it.
     fn hear_end(&mut self, handle: u32, status: i32) {
         let Some(id) = self.ids.get_mut(handle) else { return };
         if id.stage == Stage::Connect {
@@ -143,7 +144,7 @@ impl State {
             qpn: request.local_qpn.value(),
             private_data: padded(CmaHeader::behind(&request.private_data), REQ_ROOM),
             srq: request.srq,
-            // What the one may have outstanding is what the other answers.
+            // One end's limit of outstanding requests is the other end's limit of responder resources.
             responder_resources: request.initiator_depth,
             initiator_depth: request.responder_resources,
             flow_control: request.end_to_end_flow_control,
@@ -186,7 +187,7 @@ impl State {
         );
     }
 
-    /// Makes an identifier for a request and has its listener hear of it; refuses it if that cannot be.
+    /// Creates an identifier for a request and reports it to the listener. Rejects the request if that fails.
     fn be_asked(&mut self, cm: &mut Cm<'_>, random: u64, asked: Asked<'_>) {
         let refused = |why: &str| {
             let (service, from) = (asked.service, asked.route.remote);
@@ -222,7 +223,7 @@ impl State {
         self.queue(channel, Waiting { of: handle, group: None, event });
     }
 
-    /// Which QP serves a datagram port, and how it is reached.
+    /// Reports the QP that serves a datagram port, and the path to it.
     fn hear_answer(&mut self, around: &Surroundings<'_>, handle: u32, route: &Route, reply: &SidrRep) {
         if reply.status != SidrStatus::VALID {
             let facts = Facts::Datagram(DatagramFacts::default());
