@@ -72,7 +72,7 @@ impl Context {
 pub(crate) fn allocate(verbs: verbs_context, behind: Context) -> *mut ibv_context {
     let unknown = [0; (VERBS_CONTEXT - size_of::<verbs_context>()) / 8];
     let block = Box::new(Block { unknown, verbs: verbs_context { sz: VERBS_CONTEXT, ..verbs }, behind });
-    // Block is reached through the pointer that applications hold, so the pointer must have provenance over all of it.
+    // Applications' pointer leads to the whole block, so it must have provenance over all of it.
     Box::into_raw(block).cast::<u8>().wrapping_add(HELD).cast()
 }
 

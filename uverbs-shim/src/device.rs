@@ -85,7 +85,7 @@ pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const 
 /// Returns the device's netlink index; -1 if the kernel serves this netlink family, because it does not know the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_index(_device: *mut ibv_device) -> c_int {
-    if netlink::kernel_has_it() { -1 } else { 0 }
+    if netlink::kernel_supports_rdma() { -1 } else { 0 }
 }
 
 /// Returns the node GUID in network order: the interface's MAC address, extended to EUI-64.

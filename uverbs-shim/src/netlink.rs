@@ -70,7 +70,7 @@ fn system_close(fd: c_int) {
 }
 
 /// Returns true if the kernel supports this family. The kernel does not know this library's device.
-pub(crate) fn kernel_has_it() -> bool {
+pub(crate) fn kernel_supports_rdma() -> bool {
     static HAS: LazyLock<bool> = LazyLock::new(|| {
         let fd = system_socket(libc::SOCK_RAW | libc::SOCK_CLOEXEC, RDMA);
         if fd >= 0 {

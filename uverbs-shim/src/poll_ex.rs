@@ -153,7 +153,7 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
 ///
 /// # Safety
 /// The contract: between start and end.
-unsafe fn at_hand(cq: *mut ibv_cq_ex) -> Wc {
+unsafe fn current_completion(cq: *mut ibv_cq_ex) -> Wc {
     // SAFETY: the caller holds the turn.
     unsafe { behind(cq).map_or_else(|_| Wc::default(), |found| (*found.poll.0.get()).0) }
 }
@@ -180,7 +180,7 @@ macro_rules! readers {
     ($($name:ident -> $type:ty: |$wc:ident| $value:expr;)*) => {
         $(unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
             // SAFETY: the contract: between start and end.
-            let $wc = unsafe { at_hand(cq) };
+            let $wc = unsafe { current_completion(cq) };
             $value
         })*
     };

@@ -80,7 +80,7 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
                 return Err(libc::EINVAL);
             }
             if mr.is_null() {
-                // A null region cannot unbind: the window's old rkey would stay valid.
+                // Even an unbind (length 0) must name a region.
                 return refuse(
                     "ibv_bind_mw",
                     libc::EINVAL,

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::config::{PortConfig, Schedule};
 use super::error::PRIORITIES;
 use super::link::Line;
-use super::silence::Silence;
+use super::pause_state::PauseState;
 use crate::time::Nanos;
 use crate::wire::mac_control::{FRAME_LEN, MacControl};
 
@@ -51,7 +51,7 @@ pub(super) struct Egress {
     turn: usize,
     control: VecDeque<[u8; FRAME_LEN]>,
     line: Line,
-    silence: Silence,
+    pause_state: PauseState,
 }
 
 impl Egress {
@@ -63,7 +63,7 @@ impl Egress {
             turn: 0,
             control: VecDeque::new(),
             line: Line::new(config.link),
-            silence: Silence::default(),
+            pause_state: PauseState::default(),
         }
     }
 
@@ -76,8 +76,8 @@ impl Egress {
         self.queues[priority].bytes
     }
 
-    pub(super) fn silence(&self, priority: usize) -> Nanos {
-        self.silence.total(priority)
+    pub(super) fn paused_in_total(&self, priority: usize) -> Nanos {
+        self.pause_state.total(priority)
     }
 
     pub(super) fn push(&mut self, priority: usize, queued: Queued) {
@@ -92,18 +92,18 @@ impl Egress {
 
     /// Applies the pause requests that are due.
     pub(super) fn heed(&mut self, now: Nanos) {
-        self.silence.heed(now, self.line.link().rate);
+        self.pause_state.heed(now, self.line.link().rate);
     }
 
     /// Returns the time since which a non-empty queue has been paused continuously, or `None` if it is not.
     pub(super) fn stuck_since(&self, now: Nanos, priority: usize) -> Option<Nanos> {
-        let stuck = self.filled & (1 << priority) != 0 && self.silence.until(priority) > now;
-        stuck.then(|| self.silence.since(priority).max(self.queues[priority].filled_since))
+        let stuck = self.filled & (1 << priority) != 0 && self.pause_state.until(priority) > now;
+        stuck.then(|| self.pause_state.since(priority).max(self.queues[priority].filled_since))
     }
 
     /// Returns the time until which a queue is paused.
-    pub(super) fn silent_until(&self, priority: usize) -> Nanos {
-        self.silence.until(priority)
+    pub(super) fn paused_until(&self, priority: usize) -> Nanos {
+        self.pause_state.until(priority)
     }
 
     /// Returns the ingress ports of the frames in a queue.
@@ -126,7 +126,7 @@ impl Egress {
 
     /// Records a pause or resume request of the peer that takes effect at `holds`. Times must not decrease.
     pub(super) fn asked(&mut self, holds: Nanos, control: MacControl) {
-        self.silence.ask(holds, control);
+        self.pause_state.ask(holds, control);
     }
 
     /// Takes the next frame to leave, if the line is free and a queue may send.
@@ -139,7 +139,7 @@ impl Egress {
             return Some(Next::Control(frame));
         }
         let ready = (0..PRIORITIES)
-            .filter(|priority| self.filled & (1 << priority) != 0 && self.silence.until(*priority) <= now)
+            .filter(|priority| self.filled & (1 << priority) != 0 && self.pause_state.until(*priority) <= now)
             .fold(0u8, |ready, priority| ready | 1 << priority);
         let strict = (0..PRIORITIES)
             .rev()
@@ -189,8 +189,8 @@ impl Egress {
         }
         let silent = || {
             let queues = (0..PRIORITIES).filter(|priority| self.filled & (1 << priority) != 0);
-            let ends = queues.map(|priority| self.silence.until(priority)).min();
-            ends.unwrap_or(Nanos::MAX).min(self.silence.changes())
+            let ends = queues.map(|priority| self.pause_state.until(priority)).min();
+            ends.unwrap_or(Nanos::MAX).min(self.pause_state.changes())
         };
         let may_begin = if self.control.is_empty() { silent() } else { Nanos::ZERO };
         may_begin.max(self.line.free_at())

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::classify;
 use super::link::Line;
-use super::silence::Silence;
+use super::pause_state::PauseState;
 use super::slots::{PortCounts, Slots};
 use super::topology::StationConfig;
 use crate::flow::FlowMatch;
@@ -42,7 +42,7 @@ pub(super) struct Station {
     pub(super) config: StationConfig,
     line: Line,
     ring: VecDeque<Vec<u8>>,
-    silence: Silence,
+    pause_state: PauseState,
     /// Received frames, with the arrival time of the last bit.
     pub(super) inbox: VecDeque<(Nanos, Vec<u8>)>,
     /// True if the host failed to get a slot.
@@ -60,7 +60,7 @@ impl Station {
             line: Line::new(config.link),
             config,
             ring: VecDeque::new(),
-            silence: Silence::default(),
+            pause_state: PauseState::default(),
             inbox: VecDeque::new(),
             starved: false,
             spare: Vec::new(),
@@ -96,12 +96,12 @@ impl Station {
     /// Takes the next frame that may leave now, with its arrival time at the other end.
     pub(super) fn begin(&mut self, now: Nanos) -> Option<(Vec<u8>, Nanos)> {
         self.ring.front()?;
-        self.silence.heed(now, self.line.link().rate);
+        self.pause_state.heed(now, self.line.link().rate);
         if self.line.is_busy(now) {
             return None;
         }
         // A paused priority blocks only its own frames.
-        let next = self.ring.iter().position(|frame| self.silent_until(frame) <= now)?;
+        let next = self.ring.iter().position(|frame| self.paused_until(frame) <= now)?;
         let frame = self.ring.remove(next)?;
         self.stats.sent += 1;
         self.stats.sent_bytes += frame.len() as u64;
@@ -113,7 +113,7 @@ impl Station {
     fn first_voice(&self) -> Nanos {
         let mut first = Nanos::MAX;
         for frame in &self.ring {
-            first = first.min(self.silent_until(frame));
+            first = first.min(self.paused_until(frame));
             // Earliest possible result.
             if first <= self.now {
                 break;
@@ -122,9 +122,9 @@ impl Station {
         first
     }
 
-    fn silent_until(&self, frame: &[u8]) -> Nanos {
+    fn paused_until(&self, frame: &[u8]) -> Nanos {
         let Some(heeds) = &self.config.heeds_pauses else { return Nanos::ZERO };
-        self.silence.until(classify::look(frame).priority(&heeds.priorities))
+        self.pause_state.until(classify::look(frame).priority(&heeds.priorities))
     }
 
     /// Returns when [`Station::begin`] may return a frame, or the host's awaited slots become free; `Nanos::MAX`: not before a push.
@@ -132,11 +132,11 @@ impl Station {
         if self.ring.is_empty() {
             return if self.starved { self.line.free_at() } else { Nanos::MAX };
         }
-        let silent_until = match self.config.heeds_pauses {
+        let paused_until = match self.config.heeds_pauses {
             None => Nanos::ZERO,
             Some(_) => self.first_voice(),
         };
-        silent_until.min(self.silence.changes()).max(self.line.free_at())
+        paused_until.min(self.pause_state.changes()).max(self.line.free_at())
     }
 
     /// Returns when half of the slots will be free; `Nanos::MAX` if the station is paused, because the end of the pause may change.
@@ -160,7 +160,7 @@ impl Station {
             && let Some(control) = MacControl::parse(&Frame::whole(&frame))
         {
             let response = heeds.response.unwrap_or(self.line.link().rate.pause_response());
-            self.silence.ask(now + response, control);
+            self.pause_state.ask(now + response, control);
             self.stats.control += 1;
             self.spare.push(frame);
             return false;

@@ -13,9 +13,9 @@ use super::egress::{Egress, Next, Queued};
 use super::error::{ConfigError, PRIORITIES};
 use super::fate::{Departure, Fate, Story};
 use super::flow::{FlowName, flow_of};
+use super::flow_stats::Verdict;
 use super::routes::Routes;
 use super::stats::{DropReason, IngressStats, QueueStats};
-use super::toll::Verdict;
 use crate::frame::Frame;
 use crate::random::splitmix;
 use crate::time::Nanos;
@@ -364,7 +364,7 @@ impl Switch {
             }
             let state = &mut self.ports[port];
             if state.closed & (1 << priority) != 0 {
-                if state.egress.silent_until(priority) + dog.restore <= now {
+                if state.egress.paused_until(priority) + dog.restore <= now {
                     state.closed &= !(1 << priority);
                 }
                 continue;
@@ -392,14 +392,14 @@ impl Switch {
         let Some(dog) = pfc.watchdog else { return Nanos::MAX };
         let port = &self.ports[port];
         let look = |priority: usize| {
-            let silent_until = port.egress.silent_until(priority);
+            let paused_until = port.egress.paused_until(priority);
             if port.closed & (1 << priority) != 0 {
-                return silent_until + dog.restore;
+                return paused_until + dog.restore;
             }
             // The queue is stuck only up to the end of its pause.
-            let before_its_end = silent_until.0.checked_sub(1).map(Nanos);
+            let before_its_end = paused_until.0.checked_sub(1).map(Nanos);
             let since = before_its_end.and_then(|time| port.egress.stuck_since(time, priority));
-            since.map(|since| since + dog.detect).filter(|bites| *bites < silent_until).unwrap_or(Nanos::MAX)
+            since.map(|since| since + dog.detect).filter(|bites| *bites < paused_until).unwrap_or(Nanos::MAX)
         };
         (0..PRIORITIES).filter(|priority| pfc.is_lossless(*priority)).map(look).min().unwrap_or(Nanos::MAX)
     }
@@ -446,7 +446,7 @@ impl Switch {
     pub fn queue(&self, port: usize, priority: usize) -> QueueStats {
         let state = &self.ports[port];
         QueueStats {
-            pause_received: state.egress.silence(priority),
+            pause_received: state.egress.paused_in_total(priority),
             headroom_peak: self.buffer.ingress(port, priority).headroom_peak,
             ..state.queues[priority].clone()
         }

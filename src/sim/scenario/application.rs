@@ -7,7 +7,7 @@ use super::traffic::Flow;
 use crate::nic::ReceiveSource;
 use crate::shared::work_queue::Payload;
 use crate::shared::{CompletionRing, RecvRing};
-use crate::sim::fabric::{Fabric, FlowName, FlowPart, Shape, Toll};
+use crate::sim::fabric::{Fabric, FlowName, FlowPart, FlowStats, Shape};
 use crate::sim::{Connected, HostQp, HostRegion};
 use crate::verbs::{
     Access, CqIndex, Mtu, QpCaps, QpInit, QpType, RKey, SendFlags, SendWr, WcStatus, WrOpcode,
@@ -44,8 +44,8 @@ struct Conn {
     flow: Option<u32>,
     left: u64,
     outstanding: u32,
-    /// The latest flow, and the total of [`Applications::toll_of_end`] when that flow started.
-    latest: Option<(u32, Toll)>,
+    /// The latest flow, and the total of [`Applications::flow_stats_of_end`] when that flow started.
+    latest: Option<(u32, FlowStats)>,
 }
 
 /// Key of an idle end: host, peer, priority, and whether it READs. An end that carried READs never carries WRITEs, so that all frames
@@ -68,13 +68,19 @@ pub(super) struct Applications {
     conns: Vec<Conn>,
     idle: HashMap<Use, Vec<u32>>,
     /// Final statistics by flow, once the queue pair carries another flow.
-    tolls: HashMap<u32, Toll>,
+    all_flow_stats: HashMap<u32, FlowStats>,
 }
 
 impl Applications {
     pub(super) fn new(hosts: usize, terms: Terms) -> Applications {
         let places = (0..hosts).map(|_| None).collect();
-        Applications { terms, places, conns: Vec::new(), idle: HashMap::new(), tolls: HashMap::new() }
+        Applications {
+            terms,
+            places,
+            conns: Vec::new(),
+            idle: HashMap::new(),
+            all_flow_stats: HashMap::new(),
+        }
     }
 
     /// Returns the number of queue pairs made.
@@ -101,9 +107,9 @@ impl Applications {
             Some(conn) => conn,
             None => self.connect(fabric, host, peer, flow)?,
         };
-        let toll = self.toll_of_end(fabric, conn, flow.read);
-        if let Some((before, began)) = self.conns[conn as usize].latest.replace((number, toll)) {
-            self.tolls.insert(before, toll - began);
+        let flow_stats = self.flow_stats_of_end(fabric, conn, flow.read);
+        if let Some((before, began)) = self.conns[conn as usize].latest.replace((number, flow_stats)) {
+            self.all_flow_stats.insert(before, flow_stats - began);
         }
         let entry = &mut self.conns[conn as usize];
         (entry.flow, entry.left) = (Some(number), flow.bytes);
@@ -112,7 +118,7 @@ impl Applications {
     }
 
     /// Returns the statistics of all flows that an end has carried. The two ends of a connection have adjacent numbers.
-    fn toll_of_end(&self, fabric: &Fabric, conn: u32, read: bool) -> Toll {
+    fn flow_stats_of_end(&self, fabric: &Fabric, conn: u32, read: bool) -> FlowStats {
         let [near, far] = [conn, conn ^ 1].map(|conn| &self.conns[conn as usize]);
         let name =
             |end: &Conn, part| FlowName { station: Shape::mac(end.host), qpn: end.qp.handle.qpn, part };
@@ -122,14 +128,14 @@ impl Applications {
             name(near, FlowPart::Response),
             name(slowed, FlowPart::Notification),
         ];
-        parts.iter().fold(Toll::default(), |sum, name| sum + fabric.toll(name))
+        parts.iter().fold(FlowStats::default(), |sum, name| sum + fabric.flow_stats(name))
     }
 
     /// Returns the statistics of a flow, including frames counted after its end and before the connection's next flow.
-    pub(super) fn toll(&self, fabric: &Fabric, number: u32, conn: u32, read: bool) -> Toll {
+    pub(super) fn flow_stats(&self, fabric: &Fabric, number: u32, conn: u32, read: bool) -> FlowStats {
         match self.conns[conn as usize].latest {
-            Some((latest, began)) if latest == number => self.toll_of_end(fabric, conn, read) - began,
-            _ => self.tolls.get(&number).copied().unwrap_or_default(),
+            Some((latest, began)) if latest == number => self.flow_stats_of_end(fabric, conn, read) - began,
+            _ => self.all_flow_stats.get(&number).copied().unwrap_or_default(),
         }
     }
 

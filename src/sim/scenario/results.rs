@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::run::{ControlSample, Course, Simulation};
 use super::table::{Column, Table};
 use super::traffic::Flow;
-use crate::sim::fabric::{DropReason, End, PRIORITIES, QueueStats, Toll};
+use crate::sim::fabric::{DropReason, End, FlowStats, PRIORITIES, QueueStats};
 use crate::time::Nanos;
 
 /// Result of a flow.
@@ -21,7 +21,7 @@ pub struct FlowResult {
     /// Cause of the failure, if the flow failed.
     pub failed: Option<String>,
     /// Statistics of its frames: data, responses, and notifications to the data's sender.
-    pub toll: Toll,
+    pub flow_stats: FlowStats,
 }
 
 impl FlowResult {
@@ -137,15 +137,15 @@ impl Simulation {
     fn flow_results(&self) -> Vec<FlowResult> {
         let Simulation { flows, courses, .. } = self;
         let mut ways = self.ways.clone();
-        let toll = |number: usize, flow: &Flow, conn| {
-            self.applications.toll(&self.fabric, number as u32, conn, flow.read)
+        let flow_stats = |number: usize, flow: &Flow, conn| {
+            self.applications.flow_stats(&self.fabric, number as u32, conn, flow.read)
         };
         let result = |(number, (flow, course)): (usize, (&Flow, &Course))| FlowResult {
             began: course.began,
             ended: course.ended,
             ideal: ways.time(flow),
             failed: course.failed.map(|status| status.to_string()),
-            toll: course.conn.map_or_else(Toll::default, |conn| toll(number, flow, conn)),
+            flow_stats: course.conn.map_or_else(FlowStats::default, |conn| flow_stats(number, flow, conn)),
         };
         flows.iter().zip(courses.iter()).enumerate().map(result).collect()
     }
@@ -220,7 +220,7 @@ impl Simulation {
             dropped: queues(|stats| stats.drops.all() + stats.flushed) + unrouted.sum::<u64>(),
             damaged: ends.map(|end| self.fabric.link(end).damaged).sum(),
             retransmitted: hosts.map(|host| self.counter(host, "retransmitted_packets")).sum(),
-            cnps: flows.iter().map(|flow| flow.toll.notified).sum(),
+            cnps: flows.iter().map(|flow| flow.flow_stats.notified).sum(),
             pauses: queues(|stats| stats.xoff_sent),
             pause_ns: queues(|stats| stats.pause_sent.0),
             depth_peak: ports.iter().map(|(_, _, _, stats)| stats.depth.peak()).max().unwrap_or(0),
@@ -254,11 +254,11 @@ impl Simulation {
                 "rate_bps".into(),
                 real(&|n| time(n).map(|time| flows[n].bytes as f64 * 8e9 / time.max(1) as f64)),
             ),
-            ("marked".into(), count(&|n| results[n].toll.marked)),
-            ("dropped".into(), count(&|n| results[n].toll.dropped)),
-            ("damaged".into(), count(&|n| results[n].toll.damaged)),
-            ("retransmitted_packets".into(), count(&|n| results[n].toll.again)),
-            ("cnps".into(), count(&|n| results[n].toll.notified)),
+            ("marked".into(), count(&|n| results[n].flow_stats.marked)),
+            ("dropped".into(), count(&|n| results[n].flow_stats.dropped)),
+            ("damaged".into(), count(&|n| results[n].flow_stats.damaged)),
+            ("retransmitted_packets".into(), count(&|n| results[n].flow_stats.again)),
+            ("cnps".into(), count(&|n| results[n].flow_stats.notified)),
             ("failed".into(), text(&|n| results[n].failed.clone().unwrap_or_default())),
         ];
         Table { name: "flows", columns }

@@ -29,7 +29,7 @@ pub(super) struct Surroundings<'a> {
 }
 
 /// A connection request or a SIDR request.
-struct Asked<'a> {
+struct IncomingRequest<'a> {
     comm: CommId,
     listener: Listener,
     route: Route,
@@ -43,15 +43,15 @@ struct Asked<'a> {
 
 impl State {
     /// Handles an event of the manager.
-    pub(super) fn hear(&mut self, cm: &mut Cm<'_>, around: &Surroundings<'_>, event: CmEvent) {
+    pub(super) fn handle_event(&mut self, cm: &mut Cm<'_>, around: &Surroundings<'_>, event: CmEvent) {
         let comm = event.id();
         let last = event.is_last();
         match event {
             CmEvent::Request { listener, route, request, .. } => {
-                return self.hear_request(cm, around, comm, listener, route, &request);
+                return self.handle_request(cm, around, comm, listener, route, &request);
             }
             CmEvent::ResolutionRequest { listener, route, request, .. } => {
-                return self.hear_question(cm, around, comm, listener, route, &request);
+                return self.handle_sidr_request(cm, around, comm, listener, route, &request);
             }
             _ => {}
         }
@@ -67,14 +67,14 @@ impl State {
                 let facts = Facts::Connection(ConnectionFacts { private_data, ..ConnectionFacts::default() });
                 self.tell(handle, What::Rejected, reject.reason.0.into(), facts);
             }
-            CmEvent::Unreachable { why, unanswered, .. } => self.hear_silence(handle, why, unanswered),
-            CmEvent::DisconnectRequested { .. } => self.hear_end(handle, 0),
+            CmEvent::Unreachable { why, unanswered, .. } => self.handle_unreachable(handle, why, unanswered),
+            CmEvent::DisconnectRequested { .. } => self.handle_disconnect(handle, 0),
             CmEvent::Disconnected { how, .. } => {
                 let status = if how == HowDisconnected::NoAnswer { -libc::ETIMEDOUT } else { 0 };
-                self.hear_end(handle, status);
+                self.handle_disconnect(handle, status);
             }
             CmEvent::TimeWaitExit { .. } => self.tell(handle, What::TimeWaitExit, 0, Facts::None),
-            CmEvent::Resolved { route, reply, .. } => self.hear_answer(around, handle, &route, &reply),
+            CmEvent::Resolved { route, reply, .. } => self.handle_sidr_reply(around, handle, &route, &reply),
             CmEvent::Request { .. } | CmEvent::ResolutionRequest { .. } => {}
         }
         if last {
@@ -87,7 +87,7 @@ impl State {
 
     /// Reports that no host answered. For the kernel's programs, all causes look the same, after the timeouts; here, the status
     /// distinguishes them.
-    fn hear_silence(&mut self, handle: u32, why: WhyUnreachable, unanswered: Kind) {
+    fn handle_unreachable(&mut self, handle: u32, why: WhyUnreachable, unanswered: Kind) {
         let peer = self.ids.get(handle).and_then(|id| id.destination);
         let peer = peer.map_or_else(String::new, |peer| peer.to_string());
         let status = match why {
@@ -115,7 +115,7 @@ impl State {
     }
 
     /// Reports the end of a connection once, whichever end caused it.
-    fn hear_end(&mut self, handle: u32, status: i32) {
+    fn handle_disconnect(&mut self, handle: u32, status: i32) {
         let Some(id) = self.ids.get_mut(handle) else { return };
         if id.stage == Stage::Connect {
             id.stage = Stage::Disconnect;
@@ -123,7 +123,7 @@ impl State {
         }
     }
 
-    fn hear_request(
+    fn handle_request(
         &mut self,
         cm: &mut Cm<'_>,
         around: &Surroundings<'_>,
@@ -158,14 +158,24 @@ impl State {
             packet_lifetime: request.primary_path.local_ack_timeout.saturating_sub(1),
         });
         let service = request.service_id;
-        self.be_asked(
+        self.create_child(
             cm,
             around.random,
-            Asked { comm, listener, route, service, qp_type, header, path, facts, kind: "connection" },
+            IncomingRequest {
+                comm,
+                listener,
+                route,
+                service,
+                qp_type,
+                header,
+                path,
+                facts,
+                kind: "connection",
+            },
         );
     }
 
-    fn hear_question(
+    fn handle_sidr_request(
         &mut self,
         cm: &mut Cm<'_>,
         around: &Surroundings<'_>,
@@ -180,15 +190,25 @@ impl State {
         let private_data = padded(CmaHeader::behind(&request.private_data), SIDR_REQ_ROOM);
         let facts = Facts::Datagram(DatagramFacts { private_data, ..DatagramFacts::default() });
         let (service, qp_type) = (request.service_id, ibv_qp_type::IBV_QPT_UD);
-        self.be_asked(
+        self.create_child(
             cm,
             around.random,
-            Asked { comm, listener, route, service, qp_type, header, path: None, facts, kind: "datagram" },
+            IncomingRequest {
+                comm,
+                listener,
+                route,
+                service,
+                qp_type,
+                header,
+                path: None,
+                facts,
+                kind: "datagram",
+            },
         );
     }
 
     /// Creates an identifier for a request and reports it to the listener. Rejects the request if that fails.
-    fn be_asked(&mut self, cm: &mut Cm<'_>, random: u64, asked: Asked<'_>) {
+    fn create_child(&mut self, cm: &mut Cm<'_>, random: u64, asked: IncomingRequest<'_>) {
         let refused = |why: &str| {
             let (service, from) = (asked.service, asked.route.remote);
             report::info("a request", format_args!("{} {service} from {from} refused: {why}", asked.kind));
@@ -224,7 +244,7 @@ impl State {
     }
 
     /// Reports the QP that serves a datagram port, and the path to it.
-    fn hear_answer(&mut self, around: &Surroundings<'_>, handle: u32, route: &Route, reply: &SidrRep) {
+    fn handle_sidr_reply(&mut self, around: &Surroundings<'_>, handle: u32, route: &Route, reply: &SidrRep) {
         if reply.status != SidrStatus::VALID {
             let facts = Facts::Datagram(DatagramFacts::default());
             return self.tell(handle, What::Unreachable, reply.status.0.into(), facts);

@@ -235,7 +235,7 @@ pub(crate) fn duplicate(old: c_int, new: c_int) {
 
 impl Process {
     fn close(&self, fd: c_int) {
-        self.let_the_handler_come_back(fd);
+        self.wait_for_handler(fd);
         self.with(|state, cm| {
             if let Some((file, true)) = state.descriptors.remove(fd) {
                 state.close(cm, file);
@@ -246,8 +246,8 @@ impl Process {
     /// Waits for the handler thread of a file's last descriptor before the file is closed. A thread that has acknowledged an event is about
     /// to request the next one. In `rping`, the first thread ends the process if that thread then finds the file closed. Waiting gives
     /// the thread time to enter its call, which then never returns. A thread that sleeps or has ended is not waited for.
-    fn let_the_handler_come_back(&self, fd: c_int) {
-        let until = Instant::now() + COME_BACK;
+    fn wait_for_handler(&self, fd: c_int) {
+        let until = Instant::now() + HANDLER_WAIT;
         loop {
             let state = self.state();
             let channel = state.descriptors.last_of(fd).and_then(|file| state.channel(file));
@@ -264,7 +264,7 @@ impl Process {
 }
 
 /// Maximum time that closing a file waits for the handler thread.
-const COME_BACK: Duration = Duration::from_millis(100);
+const HANDLER_WAIT: Duration = Duration::from_millis(100);
 
 /// Returns true if a thread of this process is running or runnable.
 fn is_running(thread: libc::pid_t) -> bool {
@@ -276,7 +276,7 @@ fn is_running(thread: libc::pid_t) -> bool {
 /// Handles a change of the port or the device. Called by the thread that runs the NIC, so the check is left to another thread.
 pub(crate) fn port_changed() {
     if let Some(process) = process::this() {
-        process.look_for_the_device();
+        process.check_device();
     }
 }
 

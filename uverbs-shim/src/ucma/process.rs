@@ -24,7 +24,7 @@ use super::finder::{Finder, Step};
 use super::id::Stage;
 use super::incoming::Surroundings;
 use super::resolve::{Query, own_address};
-use super::state::{Cm, Rules, State, Whose};
+use super::state::{AddressOwner, Cm, Rules, State};
 use crate::lock::lock;
 use crate::nic::{Nic, watch_port};
 use crate::object::Errno;
@@ -54,7 +54,7 @@ pub(super) struct Process {
     pid: u32,
     state: Mutex<State>,
     nic: Arc<Nic>,
-    service: OnceLock<ConnectionService<Voice>>,
+    service: OnceLock<ConnectionService<EventHandler>>,
     /// Held while the service is started.
     starting: Mutex<()>,
     finder: Finder,
@@ -108,12 +108,12 @@ pub(super) fn make() -> Result<&'static Process, Errno> {
 
 /// Receives the connection manager's events for the process.
 #[derive(Debug)]
-pub(super) struct Voice(&'static Process);
+pub(super) struct EventHandler(&'static Process);
 
-impl Consumer for Voice {
+impl Consumer for EventHandler {
     fn event(&mut self, manager: &mut Manager, now: Nanos, event: CmEvent) {
         let process = self.0;
-        process.around(|around| process.state().hear(&mut Cm { manager, now }, around, event));
+        process.around(|around| process.state().handle_event(&mut Cm { manager, now }, around, event));
     }
 }
 
@@ -154,11 +154,11 @@ impl Process {
         service.with(|manager, _, now| what(&mut self.state(), &mut Cm { manager, now }))
     }
 
-    fn service(&'static self, call: &'static str) -> Result<&'static ConnectionService<Voice>, Errno> {
+    fn service(&'static self, call: &'static str) -> Result<&'static ConnectionService<EventHandler>, Errno> {
         self.try_service().map_err(report::device(call))
     }
 
-    fn try_service(&'static self) -> Result<&'static ConnectionService<Voice>, DeviceError> {
+    fn try_service(&'static self) -> Result<&'static ConnectionService<EventHandler>, DeviceError> {
         let _alone = lock(&self.starting);
         if let Some(service) = self.service.get() {
             return Ok(service);
@@ -180,7 +180,7 @@ impl Process {
         if let Some(estate) = settings::settings().estate.as_ref().or(nics.as_ref()) {
             manager.bequeath_to(estate.keeper(seed, seat.map(Seat::slot)));
         }
-        let service = ConnectionService::start(&self.nic.device, manager, Voice(self))?;
+        let service = ConnectionService::start(&self.nic.device, manager, EventHandler(self))?;
         Ok(self.service.get_or_init(|| service))
     }
 
@@ -207,8 +207,11 @@ impl Process {
 
     /// Binds an identifier: see [`State::bind`].
     pub(super) fn bind(&self, channel: u64, handle: u32, address: SocketAddr) -> Result<(), Errno> {
-        let whose = self.whose(address.ip());
-        if whose == Whose::Host && !address.ip().is_unspecified() && !address.ip().is_loopback() {
+        let address_owner = self.address_owner(address.ip());
+        if address_owner == AddressOwner::Host
+            && !address.ip().is_unspecified()
+            && !address.ip().is_loopback()
+        {
             report::info(
                 "rdma_bind_addr",
                 format_args!(
@@ -219,7 +222,7 @@ impl Process {
             );
         }
         let rules = self.rules(address.is_ipv4());
-        self.state().bind(channel, handle, address, whose, &rules)
+        self.state().bind(channel, handle, address, address_owner, &rules)
     }
 
     /// Binds an identifier for the program, and claims the interface for later calls. Some servers send their address to the client before
@@ -233,7 +236,7 @@ impl Process {
     ) -> Result<(), Errno> {
         let ip = address.ip();
         // A client cannot be told a loopback address. Libraries bind to it only to probe for devices.
-        if !ip.is_loopback() && (ip.is_unspecified() || self.whose(ip) == Whose::Device) {
+        if !ip.is_loopback() && (ip.is_unspecified() || self.address_owner(ip) == AddressOwner::Device) {
             // Started before the bind, so that ports of other processes are known. Errors are ignored here: a call that needs the interface
             // will report them.
             let _ = self.try_service();
@@ -336,7 +339,7 @@ impl Process {
     /// Returns true if the route starts at the device and the next hop has answered, false if the next hop has not answered yet.
     fn look(&self, search: &Search) -> Result<bool, Errno> {
         let (local, remote) = (search.local, search.query.destination.ip());
-        if self.whose(local) != Whose::Device {
+        if self.address_owner(local) != AddressOwner::Device {
             return report::refuse(
                 RESOLVE,
                 libc::ENODEV,
@@ -362,13 +365,13 @@ impl Process {
         self.nic.device.port().interface.unwrap_or_default()
     }
 
-    fn whose(&self, address: IpAddr) -> Whose {
+    fn address_owner(&self, address: IpAddr) -> AddressOwner {
         if self.nic.device.gids().iter().any(|entry| entry.gid == Gid::from(address)) {
-            return Whose::Device;
+            return AddressOwner::Device;
         }
         // The kernel only binds a socket to an address of the host. Cheaper than listing the addresses of all interfaces, which takes 1 ms:
         // a server that listens a second time races with its client, which already knows the address.
-        if UdpSocket::bind((address, 0)).is_ok() { Whose::Host } else { Whose::Nobodys }
+        if UdpSocket::bind((address, 0)).is_ok() { AddressOwner::Host } else { AddressOwner::Unknown }
     }
 
     fn rules(&self, v4: bool) -> Rules {
@@ -388,7 +391,7 @@ impl Process {
     }
 
     /// Reports to all identifiers on the device if the interface was removed or the device has failed.
-    pub(super) fn look_for_the_device(&'static self) {
+    pub(super) fn check_device(&'static self) {
         let looking = move || {
             let device = &self.nic.device;
             if device.has_failed() || Interface::by_name(&self.interface()).is_err() {

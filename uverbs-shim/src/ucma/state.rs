@@ -49,12 +49,13 @@ pub(super) struct Rules {
 
 /// Owner of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Whose {
+pub(super) enum AddressOwner {
     /// An address of the device.
     Device,
     /// An address of the host on another interface.
     Host,
-    Nobodys,
+    /// Not an address of this host.
+    Unknown,
 }
 
 /// A multicast membership.
@@ -218,7 +219,7 @@ impl State {
         channel: u64,
         handle: u32,
         address: SocketAddr,
-        whose: Whose,
+        address_owner: AddressOwner,
         rules: &Rules,
     ) -> Result<(), Errno> {
         let id = self.id(channel, handle)?;
@@ -227,11 +228,11 @@ impl State {
         }
         // As in the kernel, a loopback address that is not a device's stands for all addresses (`cma_any_addr`): it reserves the port, and
         // is not yet on a device.
-        let loopback = whose != Whose::Device && address.ip().is_loopback();
+        let loopback = address_owner != AddressOwner::Device && address.ip().is_loopback();
         let specific = !address.ip().is_unspecified() && !loopback;
-        match whose {
-            Whose::Host if specific => return Err(libc::ENODEV),
-            Whose::Nobodys if specific => return Err(libc::EADDRNOTAVAIL),
+        match address_owner {
+            AddressOwner::Host if specific => return Err(libc::ENODEV),
+            AddressOwner::Unknown if specific => return Err(libc::EADDRNOTAVAIL),
             _ => {}
         }
         let one_family = id.one_family(address.ip(), rules.ipv6_only);

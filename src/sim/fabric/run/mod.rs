@@ -6,13 +6,13 @@ use self::trouble::Sky;
 use super::cable::{Cables, Entry, LinkStats};
 use super::error::ConfigError;
 use super::flow::FlowName;
+use super::flow_stats::{FlowStats, FlowStatsTable};
 use super::hosts::Hosts;
 use super::link::SHORTEST_FRAME;
 use super::routing::Router;
 use super::station::{Shared, Station, StationPort, StationStats};
 use super::switch::Switch;
 use super::tap::{TapSight, Taps};
-use super::toll::{Toll, Tolls};
 use super::topology::{End, FabricConfig, Wiring};
 use crate::engine::Progress;
 use crate::sim::events::{EventId, EventQueue};
@@ -83,7 +83,7 @@ pub struct Fabric {
     cables: Cables,
     sky: Sky,
     taps: Taps,
-    tolls: Tolls,
+    all_flow_stats: FlowStatsTable,
 }
 
 impl Fabric {
@@ -124,7 +124,7 @@ impl Fabric {
             cables,
             sky: Sky::default(),
             taps: Taps::default(),
-            tolls: Tolls::default(),
+            all_flow_stats: FlowStatsTable::default(),
         })
     }
 
@@ -239,15 +239,15 @@ impl Fabric {
         self.cables.to(to).stats
     }
 
-    /// Starts counting by flow what switches and links do to frames. [`Fabric::toll`] returns the counts.
+    /// Starts counting by flow what switches and links do to frames. [`Fabric::flow_stats`] returns the counts.
     pub fn count_by_flow(&mut self) {
-        self.tolls.begin();
+        self.all_flow_stats.begin();
         self.switches.iter_mut().for_each(Switch::judge_by_flow);
     }
 
     /// Returns the statistics of a flow since counting started.
-    pub fn toll(&self, flow: &FlowName) -> Toll {
-        self.tolls.of(flow)
+    pub fn flow_stats(&self, flow: &FlowName) -> FlowStats {
+        self.all_flow_stats.of(flow)
     }
 
     /// Records all frames that arrive at or leave this end of a link. [`Fabric::take_sights`] returns them.
@@ -342,7 +342,7 @@ impl Fabric {
                 if self.taps.watches(end) {
                     self.taps.came(self.now, end, frame.clone(), None);
                 }
-                self.tolls.came(&frame);
+                self.all_flow_stats.came(&frame);
                 let for_somebody = self.seats[station].shared.get().deliver(self.now, frame);
                 if !for_somebody {
                     self.begin(station);
@@ -362,7 +362,7 @@ impl Fabric {
             self.serve(switch, port);
         }
         let verdicts = self.switches[switch].take_verdicts();
-        verdicts.for_each(|(flow, verdict)| self.tolls.judged(flow, verdict));
+        verdicts.for_each(|(flow, verdict)| self.all_flow_stats.judged(flow, verdict));
         let spare = self.switches[switch].spare();
         if spare.len() > KEPT {
             self.pool.extend(spare.drain(KEPT / 2..));
@@ -393,7 +393,7 @@ impl Fabric {
             Entry::Free => self.carry_through_weather(arrives, end, frame),
             Entry::Unplugged => self.pool.push(frame),
             Entry::Damaged => {
-                self.tolls.damaged(&frame);
+                self.all_flow_stats.damaged(&frame);
                 self.pool.push(frame);
             }
         }
@@ -444,7 +444,7 @@ impl Fabric {
                 break (room, state.wakes());
             };
             drop(state);
-            self.tolls.left(&frame);
+            self.all_flow_stats.left(&frame);
             if self.taps.watches(from) {
                 self.taps.left(self.now, from, frame.clone(), None);
             }

@@ -6,19 +6,19 @@ use super::{RULES, Side, carry, connected, sides, wish};
 use crate::ucma::event::What;
 use crate::ucma::ports::Space;
 use crate::ucma::resolve::own_address;
-use crate::ucma::state::{Cm, Rules, Whose};
+use crate::ucma::state::{AddressOwner, Cm, Rules};
 
 #[test]
 fn bind_errors_name_the_cause() {
     let (_, mut side) = sides();
     let (file, id) = (side.file, side.create(1, Space::Tcp));
-    let mut bind = |address: &str, whose, rules: &Rules| {
-        side.state.bind(file, id, address.parse().unwrap(), whose, rules)
+    let mut bind = |address: &str, address_owner, rules: &Rules| {
+        side.state.bind(file, id, address.parse().unwrap(), address_owner, rules)
     };
-    assert_eq!(bind("192.0.2.9:7174", Whose::Nobodys, &RULES), Err(libc::EADDRNOTAVAIL));
-    assert_eq!(bind("198.51.100.9:7174", Whose::Host, &RULES), Err(libc::ENODEV));
-    assert_eq!(bind("192.0.2.2:80", Whose::Device, &RULES), Err(libc::EACCES));
-    assert_eq!(bind("192.0.2.2:80", Whose::Device, &Rules { privileged: true, ..RULES }), Ok(()));
+    assert_eq!(bind("192.0.2.9:7174", AddressOwner::Unknown, &RULES), Err(libc::EADDRNOTAVAIL));
+    assert_eq!(bind("198.51.100.9:7174", AddressOwner::Host, &RULES), Err(libc::ENODEV));
+    assert_eq!(bind("192.0.2.2:80", AddressOwner::Device, &RULES), Err(libc::EACCES));
+    assert_eq!(bind("192.0.2.2:80", AddressOwner::Device, &Rules { privileged: true, ..RULES }), Ok(()));
     let other = side.create(2, Space::Tcp);
     assert_eq!(side.bind(other, "192.0.2.2:0"), Ok(()));
     let port = side.state.id(file, other).unwrap().source.unwrap().port();
@@ -74,7 +74,7 @@ fn loopback_listener_accepts_its_whole_address_family() {
         let (mut near, mut far) = sides();
         let id = near.create(1, Space::Tcp);
         let (file, address) = (near.file, format!("{loopback}:7174"));
-        near.state.bind(file, id, address.parse().unwrap(), Whose::Host, &RULES).unwrap();
+        near.state.bind(file, id, address.parse().unwrap(), AddressOwner::Host, &RULES).unwrap();
         let bound = near.state.id(file, id).unwrap();
         assert_eq!((bound.source, bound.on_device), (Some(address.parse().unwrap()), false));
         // The port is taken on all addresses.

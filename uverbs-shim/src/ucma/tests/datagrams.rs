@@ -47,7 +47,7 @@ fn status_distinguishes_closed_port_from_silent_host() {
     side.connect(id, &wish(17, b"")).unwrap();
     let asked = side.manager.poll_transmit().unwrap();
     side.manager.handle_undelivered(side.now, asked.route.remote, &asked.mad);
-    side.hear();
+    side.handle_event();
     let event = side.next();
     assert_eq!((event.what, event.status, side.maybe_next()), (What::Unreachable, -libc::ECONNREFUSED, None));
     assert_eq!(side.destroy(id), Ok(3));

@@ -13,7 +13,7 @@ use super::event::{ConnectionFacts, Event, Facts, What};
 use super::id::{Made, Stage};
 use super::incoming::Surroundings;
 use super::ports::Space;
-use super::state::{Cm, Rules, State, Whose};
+use super::state::{AddressOwner, Cm, Rules, State};
 use crate::abi::{ibv_qp_attr_mask as mask, ibv_qp_type};
 use crate::object::Errno;
 
@@ -60,7 +60,7 @@ impl Side {
     }
 
     fn bind(&mut self, id: u32, address: &str) -> Result<(), Errno> {
-        self.state.bind(self.file, id, address.parse().unwrap(), Whose::Device, &RULES)
+        self.state.bind(self.file, id, address.parse().unwrap(), AddressOwner::Device, &RULES)
     }
 
     fn with<R>(&mut self, call: impl FnOnce(&mut State, &mut Cm<'_>, u64) -> R) -> R {
@@ -108,18 +108,18 @@ impl Side {
         self.with(|all, cm, file| all.attributes(Some(cm), &around, file, id, state))
     }
 
-    fn hear(&mut self) {
+    fn handle_event(&mut self) {
         let around = Surroundings { sgid_index: &|_| Some(3), random: 5 << 40 };
         while let Some(event) = self.manager.poll_event() {
             let mut cm = Cm { manager: &mut self.manager, now: self.now };
-            self.state.hear(&mut cm, &around, event);
+            self.state.handle_event(&mut cm, &around, event);
         }
     }
 
     fn later(&mut self, time: Nanos) {
         self.now = self.now + time;
         self.manager.handle_timeouts(self.now);
-        self.hear();
+        self.handle_event();
     }
 
     fn maybe_next(&mut self) -> Option<Event> {
@@ -138,12 +138,12 @@ fn carry(a: &mut Side, b: &mut Side) {
         (a.now, b.now) = (now, now);
         for turn in [true, false] {
             let (from, to) = if turn { (&mut *a, &mut *b) } else { (&mut *b, &mut *a) };
-            from.hear();
+            from.handle_event();
             while let Some(transmit) = from.manager.poll_transmit() {
                 let back =
                     Route { local: transmit.route.remote, remote: transmit.route.local, ..transmit.route };
                 to.manager.handle_mad(now, &transmit.mad, &Arrival { route: back, src_qp: Qpn::GSI });
-                to.hear();
+                to.handle_event();
                 carried = true;
             }
         }

@@ -9,7 +9,7 @@ use crate::wire::mac_control::MacControl;
 
 /// Pause state of each priority.
 #[derive(Debug, Default)]
-pub(super) struct Silence {
+pub(super) struct PauseState {
     until: [Nanos; PRIORITIES],
     /// Time since which the priority has been paused continuously.
     since: [Nanos; PRIORITIES],
@@ -19,7 +19,7 @@ pub(super) struct Silence {
     total: [u64; PRIORITIES],
 }
 
-impl Silence {
+impl PauseState {
     /// Records a pause or resume request that takes effect at `holds`. Times must not decrease.
     pub(super) fn ask(&mut self, holds: Nanos, control: MacControl) {
         self.asked.push_back((holds, control));

@@ -7,7 +7,7 @@ use crate::wire::{Operation, Psn};
 
 /// Statistics of a flow's frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Toll {
+pub struct FlowStats {
     /// Frames marked by switches.
     pub marked: u64,
     /// Frames dropped by switches, or flushed from a queue, for any reason.
@@ -20,10 +20,10 @@ pub struct Toll {
     pub notified: u64,
 }
 
-impl std::ops::Add for Toll {
-    type Output = Toll;
-    fn add(self, other: Toll) -> Toll {
-        Toll {
+impl std::ops::Add for FlowStats {
+    type Output = FlowStats;
+    fn add(self, other: FlowStats) -> FlowStats {
+        FlowStats {
             marked: self.marked + other.marked,
             dropped: self.dropped + other.dropped,
             damaged: self.damaged + other.damaged,
@@ -33,11 +33,11 @@ impl std::ops::Add for Toll {
     }
 }
 
-impl std::ops::Sub for Toll {
-    type Output = Toll;
+impl std::ops::Sub for FlowStats {
+    type Output = FlowStats;
     /// Returns the counts since `earlier`.
-    fn sub(self, earlier: Toll) -> Toll {
-        Toll {
+    fn sub(self, earlier: FlowStats) -> FlowStats {
+        FlowStats {
             marked: self.marked - earlier.marked,
             dropped: self.dropped - earlier.dropped,
             damaged: self.damaged - earlier.damaged,
@@ -56,33 +56,33 @@ pub(super) enum Verdict {
 
 #[derive(Debug, Default)]
 struct Account {
-    toll: Toll,
+    flow_stats: FlowStats,
     /// PSN after the latest sent.
     sent_end: Option<Psn>,
 }
 
 /// Statistics of all flows. `None`: not counted.
 #[derive(Debug, Default)]
-pub(super) struct Tolls(Option<HashMap<FlowName, Account>>);
+pub(super) struct FlowStatsTable(Option<HashMap<FlowName, Account>>);
 
-impl Tolls {
+impl FlowStatsTable {
     /// Starts counting.
     pub(super) fn begin(&mut self) {
         self.0.get_or_insert_default();
     }
 
-    pub(super) fn of(&self, flow: &FlowName) -> Toll {
+    pub(super) fn of(&self, flow: &FlowName) -> FlowStats {
         let account = self.0.as_ref().and_then(|accounts| accounts.get(flow));
-        account.map_or_else(Toll::default, |account| account.toll)
+        account.map_or_else(FlowStats::default, |account| account.flow_stats)
     }
 
     /// Counts a switch's verdict.
     pub(super) fn judged(&mut self, flow: FlowName, verdict: Verdict) {
         let Some(accounts) = &mut self.0 else { return };
-        let toll = &mut accounts.entry(flow).or_default().toll;
+        let flow_stats = &mut accounts.entry(flow).or_default().flow_stats;
         match verdict {
-            Verdict::Marked => toll.marked += 1,
-            Verdict::Dropped => toll.dropped += 1,
+            Verdict::Marked => flow_stats.marked += 1,
+            Verdict::Dropped => flow_stats.dropped += 1,
         }
     }
 
@@ -91,7 +91,7 @@ impl Tolls {
         if let Some(accounts) = &mut self.0
             && let Some((flow, _)) = flow_of(frame)
         {
-            accounts.entry(flow).or_default().toll.damaged += 1;
+            accounts.entry(flow).or_default().flow_stats.damaged += 1;
         }
     }
 
@@ -110,7 +110,7 @@ impl Tolls {
         }
         let account = accounts.entry(flow).or_default();
         match account.sent_end {
-            Some(end) if bth.psn.is_before(end) => account.toll.again += 1,
+            Some(end) if bth.psn.is_before(end) => account.flow_stats.again += 1,
             _ => account.sent_end = Some(bth.psn.next()),
         }
     }
@@ -121,7 +121,7 @@ impl Tolls {
             && let Some((flow, _)) = flow_of(frame)
             && flow.part == FlowPart::Notification
         {
-            accounts.entry(flow).or_default().toll.notified += 1;
+            accounts.entry(flow).or_default().flow_stats.notified += 1;
         }
     }
 }
