@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn published_values() {
+    fn crcs_match_published_values() {
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
         // RFC 3720 B.4.
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);

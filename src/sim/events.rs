@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_time_can_be_waited_for() {
+    fn events_at_the_maximum_time_are_returned() {
         let mut queue = EventQueue::new();
         queue.schedule(Nanos::MAX, 'e');
         queue.schedule(Nanos(u64::MAX - 1), 'd');
@@ -287,7 +287,7 @@ mod tests {
     proptest! {
         /// Compares the queue with a sorted list: same events, same order, same times.
         #[test]
-        fn the_queue_agrees_with_a_list(
+        fn queue_agrees_with_a_sorted_list(
             steps in prop::collection::vec((0u8..8, 0u32..40, any::<u64>()), 1..400)
         ) {
             let mut queue = EventQueue::new();

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_of_time_and_not_of_changes() {
+    fn quantiles_weight_time_and_not_changes() {
         let mut depth = Depth::default();
         for i in 0..100 {
             depth.set(Nanos(i), i % 2 * 1000);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_depth_is_in_its_bucket() {
+    fn depth_lies_within_its_bucket() {
         let depths = (0..100_000).chain([u64::from(u32::MAX), 1 << 40]);
         for depth in depths {
             let at = bucket(depth);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_series_stays_bounded_and_keeps_its_peaks() {
+    fn series_stays_bounded_and_keeps_its_peaks() {
         let mut depth = Depth::default();
         for i in 0..1_000_000_u64 {
             depth.set(Nanos(i * 10), if i == 500_001 { 9999 } else { i % 7 });

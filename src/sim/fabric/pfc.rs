@@ -143,7 +143,7 @@ mod tests {
     use crate::sim::fabric::link::LinkRate;
 
     #[test]
-    fn sonic_headroom_is_that_of_its_tables() {
+    fn sonic_headroom_matches_its_tables() {
         let at = |gbps, cable, response_quanta| {
             SonicHeadroom {
                 lossless_mtu: 1024.0,
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_eight_priorities() {
+    fn priorities_above_7_are_refused() {
         assert_eq!(PfcConfig::new(&[3, 8]), Err(ConfigError::Priority(8)));
         assert_eq!(PfcConfig::new(&[0, 3]).map(|pfc| pfc.lossless), Ok(0b1001));
     }

@@ -50,7 +50,7 @@ mod tests {
 
     /// The numbers of section 4 of the paper.
     #[test]
-    fn thresholds_are_those_of_the_paper() {
+    fn thresholds_match_the_paper() {
         let switch = SharedSwitch::paper();
         assert_eq!(switch.t_pfc_static().round(), 24_475.0);
         assert_eq!(switch.t_ecn(8.0).round(), 21_756.0);

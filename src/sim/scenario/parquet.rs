@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_without_rows_is_a_file() {
+    fn table_without_rows_is_a_valid_file() {
         let table = Table { name: "t", columns: vec![("n".into(), Column::Count(Vec::new()))] };
         let mut out = Vec::new();
         table.write_parquet(&mut out).expect("memory");

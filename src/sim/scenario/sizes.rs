@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn means_are_those_of_the_literature() {
+    fn means_match_the_literature() {
         // Web search: 1.7 MB. Data mining: 7.4 MB with linear interpolation; its longest flows dominate.
         let means =
             [Sizes::WebSearch, Sizes::DataMining, Sizes::Hadoop].map(|sizes| (sizes.mean() / 1e3) as u64);

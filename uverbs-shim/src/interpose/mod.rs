@@ -1,10 +1,10 @@
 //! Interposed calls of the C library. Calls on `/dev/infiniband/rdma_cm`, and on netlink to RDMA devices, are served here; all others are
 //! passed on.
 //!
-//! `librdmacm` opens that file, checks it with `fstat`, and sends commands by `write`. The functions here come before the C library's, under
-//! its version names, and each passes unrelated calls on to the next function of that name ([`Next`]). `_exit` is interposed as well: the NIC
-//! is part of the process, and must send pending data before the process ends. For other descriptors, the cost is one test of a bit
-//! ([`descriptors::is_ours`]), without a lock, an allocation or a change of `errno`.
+//! `librdmacm` opens that file, checks it with `fstat`, and sends commands by `write`. The functions here come before the C library's,
+//! under its version names, and each passes unrelated calls on to the next function of that name ([`Next`]). `_exit` is interposed as
+//! well: the NIC is part of the process, and must send pending data before the process ends. For other descriptors, the cost is one test
+//! of a bit ([`descriptors::is_ours`]), without a lock, an allocation or a change of `errno`.
 //!
 //! Any of them may be called in signal handlers, before this library is initialized, and between `vfork` and `exec`. A cancelled thread
 //! may unwind through them: hence `C-unwind`, and no destructors.

@@ -105,7 +105,7 @@ fn unknown_objects_are_errors_that_quote_the_request() {
 }
 
 #[test]
-fn the_summary_counts_each_kind() {
+fn summary_counts_each_kind() {
     let told = messages(&answers(&request(command::RES_GET, DUMP, &[]), Some(&device())));
     let found = attributes(&told[0].2);
     let entries = attributes(value(&found, attr::RES_SUMMARY));
