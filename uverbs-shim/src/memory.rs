@@ -259,7 +259,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
             return refuse(
                 "ibv_rereg_mr",
                 libc::EINVAL,
-                format_args!("flags {flags:#x}: {all:#x} are known, one at least"),
+                format_args!("flags {flags:#x}: {all:#x} are known, and at least one is required"),
             );
         }
         // SAFETY: the flag says that `pd` is given, and then it is a live object.

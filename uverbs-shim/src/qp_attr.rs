@@ -143,7 +143,7 @@ pub(crate) unsafe fn read(
             return refuse(
                 call,
                 libc::EOPNOTSUPP,
-                "path_mig_state: there are no alternate paths, so MIGRATED is all there is",
+                "path_mig_state: there are no alternate paths, only MIGRATED is supported",
             );
         }
         if has(mask::IBV_QP_AV) {
