@@ -1,7 +1,7 @@
-//! What the engine costs without a port: two NICs joined by memory, both sides summed, one thread.
+//! Cost of the engine without a port: two NICs joined by memory, the sum of both sides, one thread.
 //!
-//! `cargo bench --bench engine`. Budget: 150 ns for a 64-byte SEND, posting and polling included; 4096 QPs at least
-//! 0.9 of the throughput of one. Instructions: `cargo bench --bench instructions`.
+//! Run by `cargo bench --bench engine`. Budgets: 150 ns for a 64-byte SEND, posting and polling included; 4096 QPs reach at least 0.9 of
+//! the throughput of one QP. For instructions, run `cargo bench --bench instructions`.
 
 mod two_nics;
 
@@ -11,7 +11,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use roxie::verbs::WrOpcode;
 use two_nics::{BATCH, Bench, CASES};
 
-/// How long `messages` of these take.
+/// Returns the duration of `messages` of this kind.
 fn time(bench: &mut Bench, messages: u64, opcode: WrOpcode, length: u32) -> Duration {
     let batches = messages.div_ceil(BATCH as u64);
     let start = Instant::now();
@@ -37,7 +37,7 @@ fn operations(c: &mut Criterion) {
 
 fn many_qps(c: &mut Criterion) {
     let mut group = c.benchmark_group("qps");
-    // Sixteen messages in a row, as a sender with a queue posts them, and one: the worst, each QP's state is cold.
+    // 16 messages per QP in a row, as from a sender with a queue; and one, the worst case, in which each QP's state is cold.
     for (qps, in_a_row) in [(1, 16), (64, 16), (4096, 16), (1, 1), (4096, 1)] {
         let budget = if (qps, in_a_row) == (4096, 16) { " (budget: the time of 1 / 0.9)" } else { "" };
         let name = BenchmarkId::new("Send64", format!("{qps} QPs, {in_a_row} in a row{budget}"));

@@ -1,4 +1,5 @@
-//! What an event costs: take the next, schedule another (the hold model), beside a binary heap; and those of frames in a fabric.
+//! Cost of an event: take the next, schedule another (hold model), compared with a binary heap; and cost of the events of frames in a
+//! fabric.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -12,10 +13,10 @@ use roxie::sim::fabric::{
 };
 use roxie::time::Nanos;
 
-/// Events that one measurement takes and schedules.
+/// Events per measurement.
 const BATCH: u64 = 10_000;
 
-/// How far ahead an event lies: a frame's time on a link mostly, now and then a timer.
+/// Returns the delay of a new event: mostly a frame's time on a link, sometimes a timer's.
 fn span(random: &mut u64) -> u64 {
     let draw = splitmix(random);
     if draw.is_multiple_of(64) { draw >> 42 } else { 100 + (draw >> 54) }
@@ -33,7 +34,7 @@ fn events(c: &mut Criterion) {
         group.bench_function(BenchmarkId::new("wheel", waiting), |b| {
             b.iter(|| {
                 for _ in 0..BATCH {
-                    let (now, event) = wheel.pop(Nanos::MAX).expect("as many come as go");
+                    let (now, event) = wheel.pop(Nanos::MAX).expect("an event for each one taken");
                     wheel.schedule(now + Nanos(span(&mut random)), black_box(event));
                 }
             });
@@ -43,7 +44,7 @@ fn events(c: &mut Criterion) {
         group.bench_function(BenchmarkId::new("heap", waiting), |b| {
             b.iter(|| {
                 for _ in 0..BATCH {
-                    let Reverse((now, _, event)) = heap.pop().expect("as many come as go");
+                    let Reverse((now, _, event)) = heap.pop().expect("an event for each one taken");
                     sequence += 1;
                     heap.push(Reverse((now + span(&mut random), sequence, black_box(event))));
                 }
@@ -53,7 +54,7 @@ fn events(c: &mut Criterion) {
     group.finish();
 }
 
-/// A thousand stations on a switch: each frame that comes goes on to another.
+/// A thousand stations on a switch: each frame that arrives is sent to another station.
 fn frames(c: &mut Criterion) {
     const STATIONS: usize = 1000;
     let link = LinkConfig::new(LinkRate::from_gbps(100), Nanos(500));

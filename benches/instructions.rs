@@ -1,9 +1,9 @@
-//! Instructions a message, beside those of the first release: steadier than time on any machine.
+//! Instructions per message, compared with the first release. Counts vary less than times, on any machine.
 //!
-//! `cargo bench --bench instructions` runs itself under callgrind, for each case with two numbers of messages; the
-//! difference is what messages cost, without the setting up. Both sides are summed, as in the `engine` benchmark. `--save`
-//! writes `benches/instructions.txt`, which the next run compares with. Exit code 1: a case costs more than 5 % above it.
-//! Callgrind offers no AVX-512, so the ICRC of large packets takes more instructions here than it does natively.
+//! `cargo bench --bench instructions` runs itself under callgrind, for each case with two numbers of messages. The difference is the cost
+//! of the messages without the setup. The two sides are summed, as in the `engine` benchmark. `--save` writes `benches/instructions.txt`,
+//! which the next run compares with. Exit code 1: a case costs over 5 % more than in that file. Callgrind does not support AVX-512, so the
+//! ICRC of large packets takes more instructions than natively.
 
 mod two_nics;
 
@@ -13,11 +13,11 @@ use std::process::{Command, ExitCode};
 
 use two_nics::{BATCH, Bench, CASES};
 
-/// Batches of the short run and of the long one.
+/// Batches of the short run and of the long run.
 const BATCHES: [usize; 2] = [8, 40];
-/// More than this, relative to the file, is a regression.
+/// A higher ratio to the file is a regression.
 const TOLERANCE: f64 = 1.05;
-/// What the child is called with.
+/// First argument of the child process.
 const CHILD: &str = "--batches-of-case";
 
 fn main() -> ExitCode {
@@ -76,7 +76,7 @@ fn per_message(case: usize) -> Option<f64> {
     Some((long? - short?) as f64 / messages)
 }
 
-/// Instructions of a whole run, as callgrind's last line says.
+/// Returns the instructions of a whole run, from the last line of callgrind's output.
 fn count(case: usize, batches: usize) -> Option<u64> {
     let output = Command::new("timeout")
         .args(["1800", "valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"])

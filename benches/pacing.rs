@@ -1,8 +1,8 @@
-//! How near paced queue pairs come to their rates, and what they cost.
+//! Accuracy and cost of paced queue pairs.
 //!
-//! `cargo bench --bench pacing [-- PORT or WAY …]`. Two namespaces on a veth pair (root), two processes, `tests/verbs/programs/paced.c`:
-//! each rate, over each port, WRITEs of 64 KiB and SENDs of 1 KiB, by a program that polls without a break and by two that wait. Then the
-//! processor time at 10 Mb/s of a program that waits. Exit code 1: a rate is missed by more than 2 %.
+//! `cargo bench --bench pacing [-- PORT or WAY …]`. Two namespaces on a veth pair (root), two processes, `tests/verbs/programs/paced.c`.
+//! Each rate is measured over each port with WRITEs of 64 KiB and SENDs of 1 KiB, by a program that polls continuously and by two that
+//! block. Then follows the processor time at 10 Mb/s of a program that blocks. Exit code 1: a rate is missed by more than 2 %.
 
 #[allow(dead_code, unreachable_pub)]
 #[path = "../tests/verbs/site.rs"]
@@ -12,14 +12,14 @@ use std::process::ExitCode;
 
 use site::{NEAR, PORTS, Site, compiled, skip};
 
-/// By which the two ends exchange addresses.
+/// TCP port by which the two ends exchange addresses.
 const TCP_PORT: u16 = 19778;
-/// Mb/s.
+/// Rates in Mb/s.
 const RATES: [u32; 4] = [10, 100, 500, 1_000];
-/// What, bytes, and how many are posted at once: as perftest does, but of large ones no more than a second of 10 Mb/s.
+/// Operation, bytes, and number posted at once: that of perftest, but at most the data of one second at 10 Mb/s.
 const MESSAGES: [(&str, u32, u32); 2] = [("write", 65_536, 16), ("send", 1_024, 128)];
 const WAYS: [&str; 3] = ["spin", "event", "epoll"];
-/// How far from 1 achieved to asked may be.
+/// Maximum deviation of the ratio of achieved to requested rate from 1.
 const MISSED: f64 = 0.02;
 
 fn main() -> ExitCode {
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     if all { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Achieved to asked, and processor time to time, of the client.
+/// Returns the ratio of achieved to requested rate, and the share of a processor that the client uses.
 fn measure(site: &Site, port: &str, program: &str) -> (f64, f64) {
     let mut server = site.near(port, program);
     server.wait_until_it_listens(TCP_PORT);

@@ -1,8 +1,7 @@
-//! What a frame costs in the ports themselves: `memory`, and `udp` against bare sockets with the same
-//! offload, one thread driving both ends.
+//! Cost of a frame in the ports alone: `memory`, and `udp` compared with plain sockets with the same offload. One thread drives both ends.
 //!
-//! `cargo bench --bench ports`. The UDP part runs on `lo` of a network namespace of its own (root), else on
-//! 127.0.0.1 and 127.0.0.2. Floor and port take turns, the median of the rounds is shown.
+//! Run by `cargo bench --bench ports`. The UDP part uses `lo` of a new network namespace (root), or else 127.0.0.1 and 127.0.0.2. Sockets
+//! and port are measured alternately; the median of the rounds is printed.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddrV4, UdpSocket};
@@ -78,7 +77,7 @@ fn udp_port(payload: usize, gso: bool) {
     );
 }
 
-/// Frames per second of `step`, which returns how many it moved.
+/// Returns frames per second of `step`, which returns the number of frames moved.
 fn measure(mut step: impl FnMut() -> usize) -> f64 {
     let (start, mut moved) = (Instant::now(), 0);
     while start.elapsed() < ROUND {
@@ -92,7 +91,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// One burst from `a` to `b`: headers are written, payload is whatever lies there.
+/// Moves one burst from `a` to `b`. Headers are written; the payload is left as it is.
 fn move_burst(a: &mut impl Port, b: &mut impl Port, headers: &[u8], len: usize) -> usize {
     let ids: [_; BURST] = std::array::from_fn(|_| {
         let id = a.tx_alloc(len).expect("room for a burst");
@@ -131,7 +130,7 @@ fn headers(payload: usize, port: u16) -> [u8; HEADERS] {
     h
 }
 
-/// The same bursts by `sendmsg` and `recvmsg` alone.
+/// Lower bound: equal bursts by `sendmsg` and `recvmsg` alone.
 struct Floor {
     from: UdpSocket,
     to: UdpSocket,

@@ -1,7 +1,7 @@
-//! What the simulator costs: events a second, and memory, by the size of the network.
+//! Cost of the simulator: events per second and memory, for several network sizes.
 //!
-//! `cargo bench --bench scenario [-- NAME …]`. Each run is a process of its own, on one core. `KB/host` is what a host takes that has done
-//! nothing yet, `KB/queue pair` what is taken beyond that when all flows have begun that begin at once. Memory is the most of the process.
+//! `cargo bench --bench scenario [-- NAME …]`. Each run is a separate process on one core. `KB/host` is the memory of an idle host.
+//! `KB/queue pair` is the additional memory once all flows that start at time zero have started. Memory is the peak of the process.
 
 use std::fs;
 use std::process::{Command, ExitCode};
@@ -11,16 +11,16 @@ use roxie::sim::scenario::{Scenario, Simulation};
 use roxie::time::Nanos;
 use serde::{Deserialize, Serialize};
 
-/// Queue pairs of a host from which on they are what it takes, and not frames and memory.
+/// Queue pairs per host above which they dominate the memory, and not frames and buffers.
 const MANY: usize = 10;
 
-/// A run: its name, and its scenario.
+/// A run: name and scenario.
 struct Run {
     name: &'static str,
     text: String,
 }
 
-/// What came of it.
+/// Measurements of a run.
 #[derive(Serialize, Deserialize)]
 struct Cost {
     hosts: usize,
@@ -29,7 +29,7 @@ struct Cost {
     events: u64,
     seconds: f64,
     virtual_ms: f64,
-    /// Bytes of the process: before, with all hosts, when the first flows had begun, and the most.
+    /// Bytes of the process: before, with all hosts, after the start of the first flows, and at the peak.
     bytes: [u64; 4],
     /// Queue pairs of the first flows.
     first_queue_pairs: usize,
@@ -39,7 +39,7 @@ fn leaf_spine(leaves: usize, spines: usize, hosts: usize) -> String {
     format!("[network]\nshape = \"leaf-spine\"\nleaves = {leaves}\nspines = {spines}\nhosts = {hosts}\n")
 }
 
-/// Each host sends so much to one other.
+/// Scenario: each host sends `bytes` to one other host.
 fn permutation(name: &'static str, network: &str, bytes: &str) -> Run {
     let text = format!(
         "time = \"1 s\"\n{network}[ecn]\n[pfc]\n[cc]\ncontrol = \"dcqcn\"\n[[traffic]]\npattern = \"permutation\"\nbytes = \"{bytes}\"\n"
@@ -47,7 +47,7 @@ fn permutation(name: &'static str, network: &str, bytes: &str) -> Run {
     Run { name, text }
 }
 
-/// Each host sends a little to each other: a queue pair for each.
+/// Scenario: each host sends 4 KB to each other host, with a queue pair for each.
 fn mesh(name: &'static str, network: &str) -> Run {
     let text = format!(
         "time = \"1 s\"\n{network}[ecn]\n[pfc]\n[[traffic]]\npattern = \"all-to-all\"\nbytes = \"4 KB\"\n"
@@ -105,7 +105,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Has a process of its own play it.
+/// Runs one scenario in a separate process.
 fn measure(name: &str) -> Result<Cost, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut command = Command::new("timeout");
@@ -138,7 +138,7 @@ fn play(text: &str) -> Cost {
     }
 }
 
-/// Bytes of this process (`proc_pid_status(5)`).
+/// Returns a memory figure of this process in bytes (`proc_pid_status(5)`).
 fn memory(name: &str) -> u64 {
     let status = fs::read_to_string("/proc/self/status").expect("Linux");
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));

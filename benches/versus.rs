@@ -1,8 +1,8 @@
-//! What somebody without an adapter measures before choosing: Roxie beside TCP.
+//! Roxie compared with TCP, by stock programs, without an adapter.
 //!
 //! `make versus`, or `cargo bench --bench versus [-- ROW …] [-- --json]`. Two namespaces on a veth pair (root), and stock programs: the
-//! same one over both, or the nearest of its kind. Each of three runs takes a row over TCP, then over both ports, so that what else the
-//! machine does meets all of them. Shown are medians, how far the runs lie apart, and ratios to TCP of which more is better.
+//! same program over both transports, or its nearest relative. Each of three runs measures a row over TCP, then over both ports, so that
+//! other load of the machine affects all of them. The table shows medians, their range, and ratios to TCP; a higher ratio is better.
 
 #[allow(dead_code, unreachable_pub)]
 #[path = "../tests/verbs/site.rs"]
@@ -15,7 +15,7 @@ use site::{FI_PORT, NEAR, PORTS, QPERF_PORT, Running, Site, UCX_PORT, installed,
 
 const RUNS: usize = 3;
 
-/// A program with two ends.
+/// A program with a client and a server.
 #[derive(Clone, Copy)]
 enum Tool {
     UcxPerftest,
@@ -23,28 +23,28 @@ enum Tool {
     FiPingpong,
 }
 
-/// What is measured.
+/// Measured quantity.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Figure {
     /// MB/s.
     Bandwidth,
-    /// Thousands of messages a second.
+    /// Thousands of messages per second.
     Rate,
     /// us; less is better.
     Time,
 }
 
 struct Row {
-    /// What it is called.
+    /// Name on the command line.
     name: &'static str,
-    /// What it says in the table.
+    /// Description in the table.
     what: &'static str,
     figure: Figure,
     tool: Tool,
     options: &'static str,
-    /// What makes it go over TCP; `@` stands for the interface of either end.
+    /// Options or environment for TCP; `@` stands for the interface of either end.
     over_tcp: &'static str,
-    /// What makes it go over RDMA.
+    /// Options or environment for RDMA.
     over_rdma: &'static str,
 }
 
@@ -78,7 +78,7 @@ impl Row {
         }
     }
 
-    /// The commands of server and client at the interface `dev`.
+    /// Returns the command of the server, or of the client of `server`, at the interface `dev`.
     fn command(&self, medium: &str, dev: &str, server: Option<&str>) -> String {
         let way = if medium == TCP { self.over_tcp.replace('@', dev) } else { self.over_rdma.to_owned() };
         let (options, host) = (self.options, server.unwrap_or_default());
@@ -90,7 +90,7 @@ impl Row {
         }
     }
 
-    /// What the client's words say.
+    /// Parses the client's output.
     fn value(&self, said: &str) -> Option<f64> {
         match (self.tool, self.figure) {
             (Tool::UcxPerftest, Figure::Time) => ucx(said, 3),
@@ -100,12 +100,12 @@ impl Row {
             (Tool::Qperf, Figure::Bandwidth) => Some(qperf(said, "bw")? / 1e6),
             (Tool::FiPingpong, Figure::Bandwidth) => fi(said, 5),
             (Tool::FiPingpong, Figure::Time) => fi(said, 6),
-            // No row wants to know.
+            // Not measured by any row.
             (Tool::Qperf | Tool::FiPingpong, Figure::Rate) => None,
         }
     }
 
-    /// How many times better than TCP.
+    /// Returns how many times better than TCP `own` is.
     fn ratio(&self, tcp: f64, own: f64) -> f64 {
         if self.figure == Figure::Time { tcp / own } else { own / tcp }
     }
@@ -120,7 +120,7 @@ impl Tool {
         }
     }
 
-    /// The TCP port by which its ends meet.
+    /// Returns the TCP port at which the client connects to the server.
     fn port(self) -> u16 {
         match self {
             Tool::UcxPerftest => UCX_PORT,
@@ -158,21 +158,21 @@ const ROWS: [Row; 9] = [
     Row::libfabric("fi-lat", "libfabric, 8 bytes, one way", Time, "-I 5000 -S 8"),
 ];
 
-/// A column of the only line of numbers of `ucx_perftest -f`: iterations; times in us: median, mean of the end, of all; MB/s, and messages
-/// a second, likewise.
+/// Returns a column of the only line of numbers of `ucx_perftest -f`: iterations; times in us (median, mean of the last interval, overall
+/// mean); MB/s (last, overall); messages per second (last, overall).
 fn ucx(said: &str, column: usize) -> Option<f64> {
     let numbers =
         |line: &str| line.split_whitespace().map(|word| word.parse().ok()).collect::<Option<Vec<f64>>>();
     said.lines().filter_map(numbers).find(|numbers| numbers.len() == 8)?.get(column).copied()
 }
 
-/// `NAME = 1234567 bytes/sec`, or ns, as -uu has it.
+/// Parses `NAME = 1234567 bytes/sec`, or ns, the format of `qperf -uu`.
 fn qperf(said: &str, name: &str) -> Option<f64> {
     let line = said.lines().find(|line| line.trim_start().starts_with(name) && line.contains('='))?;
     line.split('=').nth(1)?.split_whitespace().next()?.parse().ok()
 }
 
-/// A column of the line below `bytes`: bytes, sent, acknowledged, total, time, MB/s, us, millions a second.
+/// Returns a column of the line below `bytes`: bytes, sent, acknowledged, total, time, MB/s, us, millions per second.
 fn fi(said: &str, column: usize) -> Option<f64> {
     let line = said.lines().skip_while(|line| !line.trim_start().starts_with("bytes")).nth(1)?;
     line.split_whitespace().nth(column)?.parse().ok()
@@ -195,7 +195,7 @@ fn main() -> ExitCode {
         .filter(|row| is_there(row))
         .collect();
     let site = Site::new("bench-versus");
-    // By row and medium.
+    // Indexed by row and medium.
     let mut values = vec![[const { Vec::new() }; 3]; rows.len()];
     for run in 0..RUNS {
         for (row, values) in rows.iter().zip(&mut values) {
@@ -210,7 +210,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Says which row is left out for want of its program.
+/// Returns true if the row's program is installed; otherwise prints that the row is left out.
 fn is_there(row: &Row) -> bool {
     let program = row.tool.program();
     let is_there = installed(program);
@@ -224,7 +224,7 @@ fn measure(site: &Site, medium: &str, row: &Row) -> f64 {
     let start = |namespace, dev: &str, server: Option<&str>| {
         let line = row.command(medium, dev, server);
         let command = if medium == TCP {
-            // UCX looks up interfaces in sysfs, which shows those of the namespace that it was mounted in.
+            // UCX looks up interfaces in sysfs, which shows those of the namespace in which it was mounted.
             let line = format!("mount -t sysfs sysfs /sys && exec {line}");
             let mut command = Command::new("unshare");
             command.args(["--mount", "sh", "-c", &line]);
@@ -237,13 +237,13 @@ fn measure(site: &Site, medium: &str, row: &Row) -> f64 {
     let mut server = start(&site.near, "left", None);
     server.wait_until_it_listens(row.tool.port());
     let client = start(&site.far, "right", Some(NEAR)).finish();
-    // qperf's goes on.
+    // qperf's server does not end by itself.
     drop(server);
     let value = row.value(&client.said).filter(|_| client.status.success());
     value.unwrap_or_else(|| panic!("{} over {medium}: {client:?}", row.what))
 }
 
-/// Median, least and most.
+/// Returns median, minimum and maximum.
 fn spread(values: &[f64]) -> (f64, f64, f64) {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

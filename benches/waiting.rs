@@ -1,9 +1,9 @@
-//! How fast programs are answered that wait, beside TCP.
+//! Round-trip times of programs that block, compared with TCP.
 //!
 //! `cargo bench --bench waiting [-- MODE …]`. Two namespaces on a veth pair (root), two processes, `tests/verbs/programs/waits.c`. Each run
-//! takes TCP's echo first, then each way to wait over each port; medians of three runs are shown, as ratios to TCP's of the same run.
-//! Then perftest's WRITEs both ways, alone and beside a program that only computes. Then, with `busy`, stock programs beside 2, 5 and 8
-//! programs that compute, against UDP echoes beside the same ones. Exit code 1: something is beyond its budget.
+//! measures TCP's echo first, then each way to wait over each port. The table shows medians of three runs, and ratios to TCP in the same
+//! run. Then follow perftest's WRITEs in both directions, alone and beside a compute-bound program. Then, with `busy`, stock programs
+//! beside 2, 5 and 8 compute-bound programs, compared with UDP echoes under the same load. Exit code 1: a result exceeds its budget.
 
 #[path = "waiting/busy.rs"]
 mod busy;
@@ -21,19 +21,19 @@ use nix::sys::time::TimeValLike;
 use site::{PORTS, Running, Site, compiled, installed, skip};
 
 const RUNS: usize = 3;
-/// By which the two ends exchange addresses.
+/// TCP port by which the two ends exchange addresses.
 const TCP_PORT: u16 = 19777;
-/// perftest's.
+/// TCP port of perftest.
 const PERFTEST_PORT: u16 = 18515;
 
-/// What a median is compared with, and how large it may be.
+/// Reference and limit of a median.
 #[derive(Clone, Copy)]
 enum Budget {
-    /// So many times TCP's echo, over xdp and over udp.
+    /// A multiple of TCP's echo: over xdp, over udp.
     OfTcp(f64, f64),
-    /// So many times another way's, over the same port.
+    /// A multiple of another way's median over the same port.
     Of(&'static str, f64),
-    /// So many microseconds.
+    /// An absolute limit in microseconds.
     Us(f64),
     None,
 }
@@ -51,7 +51,7 @@ const WAYS: [(&str, u32, Budget); 9] = [
     ("late", 200, Budget::Us(100.0)),
 ];
 
-/// Median and 99th percentile of one run, in us.
+/// Median and 99th percentile of a run, in us.
 type Times = (f64, f64);
 
 fn main() -> ExitCode {
@@ -93,7 +93,7 @@ fn over_tcp(site: &Site, program: &str) -> Times {
     parse(&without_rdma(site, program, "-n 2000 tcp"))
 }
 
-/// What the client says of an echo without RDMA.
+/// Returns the client's output of an echo without RDMA.
 fn without_rdma(site: &Site, program: &str, arguments: &str) -> String {
     let command = |more: &[&str]| {
         let mut command = std::process::Command::new(program);
@@ -107,12 +107,12 @@ fn without_rdma(site: &Site, program: &str, arguments: &str) -> String {
     client.said
 }
 
-/// `MODE median X us p99 Y us`.
+/// Parses `MODE median X us p99 Y us`.
 fn parse(said: &str) -> Times {
     after(said, "median").zip(after(said, "p99")).unwrap_or_else(|| panic!("waits said: {said}"))
 }
 
-/// The number after a word.
+/// Returns the number after a word.
 fn after(said: &str, name: &str) -> Option<f64> {
     said.split_whitespace().skip_while(|word| *word != name).nth(1)?.parse().ok()
 }
@@ -123,7 +123,7 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// The table; true if all budgets hold.
+/// Prints the table. Returns true if all budgets hold.
 fn show(tcp: &[Times], times: &BTreeMap<(&str, &str), Vec<Times>>) -> bool {
     let first = |times: &[Times]| median(times.iter().map(|t| t.0));
     println!("{:<8} {:<4} {:>9} {:>9} {:>7}  budget", "way", "port", "median us", "p99 us", "x TCP");
@@ -152,7 +152,7 @@ fn show(tcp: &[Times], times: &BTreeMap<(&str, &str), Vec<Times>>) -> bool {
     all
 }
 
-/// Processor time of programs that wait and to which nothing comes.
+/// Prints the processor time of blocked programs without traffic.
 fn idle(site: &Site, program: &str) {
     for port in PORTS {
         let (said, _) = site.play(port, &format!("{program} -n 5000 idle"), TCP_PORT);
@@ -160,7 +160,7 @@ fn idle(site: &Site, program: &str) {
     }
 }
 
-/// WRITEs of 64 KiB both ways: alone, and beside a thread that only computes.
+/// Measures WRITEs of 64 KiB in both directions: alone, and beside a compute-bound thread.
 fn both_ways(site: &Site) -> bool {
     let mut all = true;
     for port in PORTS {
@@ -195,7 +195,7 @@ fn both_ways(site: &Site) -> bool {
     all
 }
 
-/// Bandwidth in MB/s, and the processor time of both ends in s.
+/// Returns the bandwidth in MB/s, and the processor time of both ends in s.
 fn write_both_ways(site: &Site, port: &str) -> (f64, f64) {
     let used = || {
         let usage = getrusage(UsageWho::RUSAGE_CHILDREN).expect("a count");

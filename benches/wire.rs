@@ -1,4 +1,4 @@
-//! What a frame costs before and after the transport: parse, headers, ICRC, by payload size.
+//! Cost of a frame before and after the transport: parsing, headers, ICRC, by payload size.
 
 use std::hint::black_box;
 use std::net::Ipv4Addr;

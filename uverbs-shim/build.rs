@@ -1,11 +1,11 @@
-//! Takes the layouts of the verbs ABI from the installed `<infiniband/verbs.h>`.
+//! Generates the layouts of the verbs ABI from the installed `<infiniband/verbs.h>`.
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::exit;
 
 const HEADER: &str = "/usr/include/infiniband/verbs.h";
-/// With it, what the kernel's connection manager is asked and answers.
+/// Also the commands and responses of the kernel's connection manager.
 const HEADERS: &str = "#include <infiniband/verbs.h>\n#include <infiniband/sa.h>\n#include <rdma/ib_user_verbs.h>\n\
     #include <rdma/ib_user_sa.h>\n#include <rdma/rdma_user_cm.h>\n";
 
@@ -21,11 +21,11 @@ fn main() {
         .header_contents("verbs-abi.h", HEADERS)
         .allowlist_type("(ibv|verbs)_.*|_compat_ibv_port_attr|ib_uverbs_(ah|qp)_attr|ib_user_path_rec|rdma_ucm_.*|ib_path_rec_data")
         .allowlist_var("(IBV|VERBS|RDMA|IB_PATH)_.*")
-        // The applications' inline functions live in the applications; ours have the same names.
+        // Applications contain the header's inline functions; functions of this library have the same names.
         .ignore_functions()
-        // C enums come from applications: any number may be in them.
+        // C enums come from applications and may have any value.
         .default_enum_style(bindgen::EnumVariation::ModuleConsts)
-        // Those without a name are constants, as macros are.
+        // Anonymous enums become constants, like macros.
         .constified_enum("(RDMA|IB_PATH)_.*")
         .layout_tests(true)
         .derive_debug(false)

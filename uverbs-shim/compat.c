@@ -1,4 +1,4 @@
-/* Version 1.0 of the interface, of 2006: its structures were others. Programs that old are told so by ENOSYS. */
+/* Version 1.0 of the interface (2006), with other structures. Its functions fail with ENOSYS. */
 
 #include <errno.h>
 #include <signal.h>
@@ -48,7 +48,7 @@ REFUSE(int, ibv_query_srq, ENOSYS);
 REFUSE(void *, ibv_reg_mr, NULL);
 REFUSE(int, ibv_resize_cq, ENOSYS);
 
-/* How providers registered before 2017: heard, and not remembered. */
+/* Registration of providers before 2017. Ignored. */
 void roxie_old_register_driver(const char *name, const void *init);
 void roxie_old_register_driver(const char *name, const void *init)
 {
@@ -57,7 +57,7 @@ void roxie_old_register_driver(const char *name, const void *init)
 }
 __asm__(".symver roxie_old_register_driver, ibv_register_driver@IBVERBS_1.1");
 
-/* What programs know by that name that were linked before version 2.32 of the C library: its first version for the processor. */
+/* pthread_sigmask for programs linked before glibc 2.32: the first glibc version of the processor. */
 #if defined(__x86_64__)
 #define FIRST_GLIBC "GLIBC_2.2.5"
 #elif defined(__aarch64__)
@@ -73,7 +73,7 @@ int roxie_old_pthread_sigmask(int how, const sigset_t *set, sigset_t *old)
 }
 __asm__(".symver roxie_old_pthread_sigmask, pthread_sigmask@" FIRST_GLIBC);
 
-/* Calls of the C library that this one stands before have to know who is next. */
+/* Looks up the functions that follow the interposed ones. */
 void roxie_find_next(void);
 void roxie_find_next_exec(void);
 __attribute__((constructor)) static void find_next(void)
@@ -82,7 +82,7 @@ __attribute__((constructor)) static void find_next(void)
 	roxie_find_next_exec();
 }
 
-/* Behind the destructors of what stands on this library, for it is finished after them. It is never unloaded. */
+/* Runs after the destructors of libraries that depend on this one. This library is never unloaded. */
 void roxie_farewell(void);
 __attribute__((destructor)) static void farewell(void)
 {

@@ -1,9 +1,9 @@
-/* Programs that give their children preloads of their own: `env LD_PRELOAD=x program` takes this library out of what the child loads, and
- * with it what stands before the C library's calls. So it is put back, behind the others: it needs to come before the C library, and
- * some of them have to be first (sanitizers). A child whose LD_PRELOAD is gone or empty was meant to have none.
+/* Keeps this library in LD_PRELOAD across exec. `env LD_PRELOAD=x program` would remove this library from the child, and with it the
+ * interposed calls. The library is put back behind the other preloads: it must come before the C library, and some others must come
+ * first (sanitizers). A child with no LD_PRELOAD, or an empty one, is left without preloads.
  *
- * Only in a process that has this library by LD_PRELOAD itself. These functions run between vfork and exec, too, and in handlers of
- * signals: no allocation, no lock, and nothing is written but to the stack. */
+ * Done only in a process that has this library by LD_PRELOAD itself. The functions may be called between vfork and exec, and in signal
+ * handlers: they allocate nothing, take no lock, and write only to the stack. */
 
 #define _GNU_SOURCE
 #include <alloca.h>
@@ -17,12 +17,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Bounds of what is put on the stack; what is larger stays as it is. */
+/* Limits of the copies on the stack. A larger environment is passed on unchanged. */
 #define MOST_VARIABLES 32768
 #define LONGEST_LIST 32768
 
 static const char name[] = "LD_PRELOAD=";
-/* How LD_PRELOAD names this library; NULL: it does not. */
+/* Name of this library in LD_PRELOAD; NULL: not listed. */
 static const char *self;
 
 typedef int execve_call(const char *, char *const[], char *const[]);
@@ -67,7 +67,7 @@ void roxie_find_next_exec(void)
 		self = here.dli_fname;
 }
 
-/* Where an environment has preloads without this library. */
+/* Position of LD_PRELOAD in an environment that does not list this library. */
 struct gap {
 	size_t variables, at;
 	const char *list;
@@ -101,7 +101,7 @@ static char *const *fill(const struct gap *gap, char *const environment[], char 
 	return copy;
 }
 
-/* An environment with this library among its preloads, on the stack of the caller. */
+/* Returns the environment with this library among its preloads, on the caller's stack. */
 #define COMPLETED(environment)                                                                                            \
 	({                                                                                                                \
 		char *const *all = (environment);                                                                         \
@@ -166,7 +166,7 @@ int posix_spawnp(pid_t *pid, const char *file, const posix_spawn_file_actions_t 
 	return next_spawnp(pid, file, actions, attributes, words, COMPLETED(environment));
 }
 
-/* The words of a call with the null pointer behind them, on the stack of the caller. */
+/* Returns the variadic arguments, terminated by a null pointer, on the caller's stack. */
 #define WORDS(first, rest)                                                                                                \
 	({                                                                                                                \
 		va_list counted;                                                                                          \

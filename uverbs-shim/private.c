@@ -1,42 +1,42 @@
-/* Symbols that the providers of other devices import from libibverbs: libmlx5, libefa and their like.
+/* Symbols that providers of other devices (libmlx5, libefa and others) import from libibverbs.
  *
- * Programs load those with their libraries, and they load only if every symbol is there under the name of the interface between
- * library and providers. That name changes with the interface: 33 in rdma-core 33, 34 until 56, then 57, 59, 64, 65. No provider is ever asked
- * for a device here, so the functions only say that there is none, and one that an older interface lacks does no harm there:
- * all of them are in each. The versions themselves are in libibverbs.map. */
+ * Programs load providers with their libraries. A provider loads only if every symbol exists under the version of the interface between
+ * library and providers: 33 in rdma-core 33, 34 until 56, then 57, 59, 64, 65. This library never asks a provider for a device, so the
+ * functions only fail. Each of them is in every version, because a function unknown to an older interface does no harm there. The
+ * versions are in libibverbs.map. */
 
 #include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* A function with a number for an answer: 0 or errno. */
+/* Functions that return 0 or an error number. */
 int roxie_no_kernel(void)
 {
 	errno = ENOSYS;
 	return ENOSYS;
 }
 
-/* One that returns a descriptor, or -1 and errno. */
+/* Functions that return a descriptor, or -1 with errno set. */
 int roxie_no_descriptor(void)
 {
 	errno = ENOSYS;
 	return -1;
 }
 
-/* One that returns an object. */
+/* Functions that return an object, or NULL with errno set. */
 void *roxie_no_object(void)
 {
 	errno = EOPNOTSUPP;
 	return NULL;
 }
 
-/* One that returns nothing: a provider registers itself, logs, frees what it never got. The log is variadic; what is behind its
-   format is not needed to say nothing. */
+/* Functions without a result: a provider registers itself, logs, or frees an object. The log function is variadic; its arguments are
+   ignored. */
 void roxie_nothing(void)
 {
 }
 
-/* The size of a provider's command, which will not be sent. */
+/* Returns the size of a provider's command, which is never sent. */
 unsigned int roxie_final_num_attrs(unsigned int count, void *link);
 unsigned int roxie_final_num_attrs(unsigned int count, void *link)
 {
@@ -44,10 +44,10 @@ unsigned int roxie_final_num_attrs(unsigned int count, void *link)
 	return count;
 }
 
-/* A provider's flag that its objects may outlive the device. */
+/* Flag of a provider: its objects may outlive the device. */
 _Bool roxie_no_disassociate_destroy = 0;
 
-/* Those that have an answer are in Rust. */
+/* Functions with a result, implemented in Rust. */
 int roxie_query_gid_type(void *context, uint8_t port, unsigned int index, unsigned int *kind);
 int roxie_private_query_gid_type(void *context, uint8_t port, unsigned int index, unsigned int *kind);
 int roxie_private_query_gid_type(void *context, uint8_t port, unsigned int index, unsigned int *kind)
@@ -62,7 +62,7 @@ const char *roxie_private_wr_opcode_str(unsigned int opcode)
 	return roxie_wr_opcode_str(opcode);
 }
 
-/* For providers: reads a file of the device's, which Roxie has not. */
+/* Reads a sysfs file of the device for a provider. Roxie has none. */
 int roxie_no_file(void);
 int roxie_no_file(void)
 {
@@ -70,7 +70,7 @@ int roxie_no_file(void)
 	return -1;
 }
 
-/* `name` in the interface `node` is `of`. New programs would get the one with @@; none links to these. */
+/* Defines `name` in version `node` as an alias of `of`. New programs would link to the default version (@@), but none does. */
 #define IN(node, at, name, of)                                                                     \
 	extern __typeof__(of) roxie_##node##_##name __attribute__((alias(#of), visibility("default"))); \
 	__asm__(".symver roxie_" #node "_" #name ", " #name at "IBVERBS_PRIVATE_" #node)

@@ -1,4 +1,4 @@
-//! The honest client: writes as fast as it goes, and connects again and again beside it.
+//! The honest client: writes at full speed, and meanwhile connects repeatedly.
 
 use std::io::{self, BufRead};
 use std::net::SocketAddr;
@@ -12,28 +12,28 @@ use roxie::verbs::{Access, QpCaps, RKey, SendWr, WcStatus, WrOpcode};
 use crate::frames::NEAR;
 use crate::{PORT, open};
 
-/// Bytes of the server's memory: one message.
+/// Size of the server's memory in bytes: one message.
 pub(crate) const MEMORY: usize = 64 * 1024;
 pub(crate) const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
-/// Messages outstanding.
+/// Outstanding messages.
 const DEPTH: u32 = 16;
-/// Between two connections.
+/// Pause between two connections.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// What is measured, from `go` to `stop`.
+/// Measurements between `go` and `stop`.
 #[derive(Default)]
 struct Tally {
     counts: AtomicBool,
     bytes: AtomicU64,
-    /// Connections of which nothing became, and failures of the one that writes.
+    /// Failed connection attempts, and failures of the writing connection.
     failures: AtomicU64,
-    /// How long each connection took.
+    /// Duration of each connection setup.
     took: Mutex<Vec<Duration>>,
-    /// Since when one is waited for.
+    /// Start of the pending connection setup, if any.
     since: Mutex<Option<Instant>>,
 }
 
-/// Says `connected QPN` (the server's), measures from `go` to `stop` on standard input, says what, and ends.
+/// Prints `connected QPN` (the server's), measures from `go` to `stop` on standard input, prints the results, and exits.
 pub(crate) fn run(port: &str) {
     let tally: &'static Tally = Box::leak(Box::default());
     let device = open(port, "right");
@@ -63,7 +63,7 @@ pub(crate) fn run(port: &str) {
             "stop" => {
                 tally.counts.store(false, Relaxed);
                 tell(tally, began, before);
-                // Whatever waits is not waited for.
+                // Exit without waiting for the other threads.
                 std::process::exit(0);
             }
             other => panic!("what is {other}?"),
@@ -75,12 +75,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `MB/s`, connections, failures, then median, 99th percentile and longest in us.
+/// Prints MB/s, connections and failures, then median, 99th percentile and maximum in us.
 fn tell(tally: &Tally, began: Instant, before: u64) {
     let rate = (tally.bytes.load(Relaxed) - before) as f64 / 1e6 / began.elapsed().as_secs_f64();
     let mut took = lock(&tally.took).clone();
     let connections = took.len();
-    // One that is still waited for has taken that long already.
+    // A pending connection setup counts with the time passed so far.
     took.extend(lock(&tally.since).map(|since| since.max(began).elapsed()));
     took.sort();
     let at = |share: f64| {
@@ -104,7 +104,7 @@ fn dial(
     Some((connection, queue, domain))
 }
 
-/// WRITEs until the connection fails.
+/// Posts WRITEs until the connection fails.
 fn write(device: &Device, manager: &ConnectionManager, tally: &Tally) {
     let caps = QpCaps { max_send_wr: DEPTH, max_recv_wr: 1, ..QpCaps::default() };
     let Some((connection, queue, domain)) = dial(device, manager, caps) else { return };
@@ -130,7 +130,7 @@ fn write(device: &Device, manager: &ConnectionManager, tally: &Tally) {
     }
 }
 
-/// Connects and parts, for ever.
+/// Connects and disconnects, without end.
 fn connect(device: &Device, manager: &ConnectionManager, tally: &Tally) {
     let caps = QpCaps { max_send_wr: 1, max_recv_wr: 1, ..QpCaps::default() };
     loop {

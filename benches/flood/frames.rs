@@ -1,4 +1,4 @@
-//! What a stranger sends: frames made by hand, from a thousand addresses.
+//! Frames of the flood: built by hand, from a thousand source addresses.
 
 use std::net::Ipv4Addr;
 
@@ -9,55 +9,55 @@ use roxie::wire::{
     Bth, Deth, Ext, FlowSpec, Gid, MAX_HEADERS, Opcode, PortSpace, Psn, Qpn, RoceVersion, ServiceId, Template,
 };
 
-use crate::{NOBODY_LISTENS, PORT};
+use crate::{PORT, UNUSED_PORT};
 
-/// The server's address.
+/// Address of the server.
 pub(crate) const NEAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-/// The client's.
+/// Address of the client.
 pub(crate) const FAR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
-/// Addresses that a flood comes from.
+/// Number of source addresses of a flood.
 pub(crate) const STRANGERS: u32 = 1000;
-/// Those of hosts that are not there: nobody says where to answer (RFC 2544 gives this network to benchmarks).
+/// First address of hosts that do not exist, so that neighbour discovery fails (benchmarking network, RFC 2544).
 const SILENT: u32 = u32::from_be_bytes([198, 18, 1, 0]);
-/// Those of hosts that the near end knows: answers leave, and nobody reads them.
+/// First address of hosts that the near end knows: replies leave, and are discarded.
 const KNOWN: u32 = u32::from_be_bytes([198, 19, 1, 0]);
-/// The strangers' station.
+/// MAC address of all flood sources.
 pub(crate) const STATION: [u8; 6] = [2, 0xbb, 0, 0, 0, 1];
-/// Where a frame of IPv4 has its UDP destination port.
+/// Offset of the UDP destination port in an IPv4 frame.
 const UDP_DESTINATION: usize = 14 + 20 + 2;
-/// Discard (RFC 863): frames for it go no further than the kernel.
+/// Discard (RFC 863): the kernel drops frames to this port.
 const DISCARD: u16 = 9;
-/// The longest that the link carries, in bytes of payload: more than a port's MTU of 4096.
+/// Longest payload that the link carries, in bytes: more than a port's MTU of 4096.
 const LONG: usize = 4148;
 
-/// The addresses whose station the near end knows.
+/// Returns the addresses with a known MAC address at the near end.
 pub(crate) fn known() -> impl Iterator<Item = Ipv4Addr> {
     (0..STRANGERS).map(|n| Ipv4Addr::from(KNOWN + n))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Nothing.
+    /// No flood.
     Nothing,
-    /// What the kernel drops: as long as a REQ.
+    /// Dropped by the kernel; as long as a REQ.
     Discard,
-    /// What the kernel drops: as long as the link carries.
+    /// Dropped by the kernel; as long as the link carries.
     DiscardLong,
     UnknownQpn,
-    /// Of the peer's address, for the honest connection's QP.
+    /// From the peer's address, to the honest connection's QP.
     BadIcrc,
     Cnp,
-    /// A datagram to QP1 that is longer than the port's MTU.
+    /// A datagram to QP1, longer than the port's MTU.
     Long,
-    /// A datagram to QP1 that fills a receive and means nothing.
+    /// A datagram to QP1 that fills a receive buffer with garbage.
     Garbage,
-    /// A REQ for a port where nobody listens.
+    /// A REQ for a port without a listener.
     Refused,
-    /// A REQ for the port where the honest server listens, of a host that is not there.
+    /// A REQ for the honest server's port, from a host that does not exist.
     Silent,
-    /// The same, of a host that can be answered.
+    /// A REQ for the honest server's port, from a host that can be reached.
     Known,
-    /// All of these in turn.
+    /// All kinds in turn.
     Mixed,
 }
 
@@ -77,15 +77,15 @@ impl Kind {
         (Kind::Mixed, "mixed"),
     ];
 
-    /// What a mixture is made of.
+    /// Kinds of a mixed flood.
     const TURNS: [Kind; 7] =
         [Kind::UnknownQpn, Kind::BadIcrc, Kind::Cnp, Kind::Long, Kind::Refused, Kind::Silent, Kind::Known];
 }
 
-/// Makes one frame after another; no two REQs are the same.
+/// Generates frames. No two REQs are the same.
 pub(crate) struct Frames {
     kind: Kind,
-    /// The honest connection's QP at the near end.
+    /// QP of the honest connection at the near end.
     target: Qpn,
     silent: Vec<Template>,
     known: Vec<Template>,
@@ -113,7 +113,7 @@ impl Frames {
         Frames { kind, target, silent: all(SILENT), known: all(KNOWN), peer: from(FAR), number: 0 }
     }
 
-    /// Puts the next frame in the place of `frame`.
+    /// Replaces `frame` with the next frame.
     pub(crate) fn next(&mut self, frame: &mut Vec<u8>) {
         self.number = self.number.wrapping_add(1);
         let number = self.number;
@@ -152,7 +152,7 @@ impl Frames {
             Kind::Long => write(frame, template, datagram, Body::Length(LONG)),
             Kind::Garbage => write(frame, template, datagram, Body::Length(4096)),
             Kind::Refused | Kind::Silent | Kind::Known => {
-                let port = if kind == Kind::Refused { NOBODY_LISTENS } else { PORT };
+                let port = if kind == Kind::Refused { UNUSED_PORT } else { PORT };
                 let first = if kind == Kind::Known { KNOWN } else { SILENT };
                 let mad = req(number, Ipv4Addr::from(first + stranger as u32), port);
                 write(frame, template, datagram, Body::Bytes(&mad));
@@ -165,7 +165,7 @@ impl Frames {
 }
 
 enum Body<'a> {
-    /// So many bytes of anything.
+    /// A number of arbitrary bytes.
     Length(usize),
     Bytes(&'a [u8]),
 }
@@ -185,7 +185,7 @@ fn write(frame: &mut Vec<u8>, template: &Template, (bth, ext): (Bth, Ext), body:
     template.seal(&mut FrameMut { a: frame, b: &mut [] });
 }
 
-/// A REQ that asks for as much as its fields hold.
+/// Builds a REQ that requests the maximum of each field.
 fn req(number: u32, from: Ipv4Addr, port: u16) -> [u8; MAD_LEN] {
     let mut req = Req {
         local_comm_id: CommId(number),

@@ -1,12 +1,12 @@
-//! What a flood costs an honest connection beside it.
+//! Cost of a flood to an honest connection.
 //!
 //! `cargo bench --bench flood [-- --seconds N] [--port xdp|udp] [--counters] [KIND …]`. Two namespaces on a veth pair (root): an honest
-//! client that writes and connects again and again, an honest server, and a thread that sends frames made by hand from 1,000 addresses on the client's
-//! side of the link, as fast as one thread goes. The server is measured: what it takes in, how quickly it connects, processor time, memory.
+//! client that writes and connects repeatedly, an honest server, and a thread that sends handmade frames from 1,000 addresses on the
+//! client's side of the link, as fast as one thread can. Measured at the server: throughput, time to connect, processor time, memory.
 //!
-//! The thread that floods takes a processor, and so does the kernel for each frame, whoever drops it. So there are two floors: `nothing`, and
-//! the same number of bytes to UDP port 9, which the kernel drops before Roxie sees them. What a kind costs beyond the second is Roxie's.
-//! Exit code 1: something is beyond its budget.
+//! The flooding thread takes a processor, and the kernel takes time for each frame, even for one that it drops. Two baselines account for
+//! that: `nothing`, and the same number of bytes to UDP port 9, which the kernel drops before Roxie sees them. The cost beyond the second
+//! baseline is Roxie's. Exit code 1: a result exceeds its budget.
 
 mod client;
 mod frames;
@@ -26,15 +26,15 @@ use roxie::port::xdp::XdpConfig;
 use roxie::wire::Qpn;
 use site::Site;
 
-/// Where the honest server listens.
+/// Port of the honest server.
 const PORT: u16 = 7174;
-/// Where nobody does.
-const NOBODY_LISTENS: u16 = 7175;
+/// A port without a listener.
+const UNUSED_PORT: u16 = 7175;
 const PORTS: [&str; 2] = ["xdp", "udp"];
-/// A connection's median beside REQs, in us, and what the server's memory may grow by, in MiB.
+/// Limits: median connection time beside REQs in us, and growth of the server's memory in MiB.
 const MEDIAN: f64 = 100_000.0;
 const GROWTH: f64 = 32.0;
-/// Before anything is counted.
+/// Time before a measurement starts.
 const WARM_UP: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What is asked for.
+/// Parsed arguments.
 struct Plan {
     seconds: u64,
     ports: Vec<&'static str>,
@@ -128,29 +128,29 @@ fn measure(arguments: &[String]) -> ExitCode {
     if holds { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What one kind did over one port.
+/// Results of one kind over one port.
 struct Row {
-    /// Frames a second that the link took.
+    /// Frames per second that the link accepted.
     offered: f64,
-    /// MB/s of the honest connection.
+    /// Throughput of the honest connection in MB/s.
     rate: f64,
     connects: f64,
     failures: f64,
-    /// Of the time that a connection takes, in us.
+    /// Connection time in us.
     median: f64,
     p99: f64,
     longest: f64,
-    /// Of the server, as a share of one processor.
+    /// Processor time of the server, as a share of one processor.
     processor: f64,
-    /// Of the server in MiB, before and after.
+    /// Memory of the server in MiB, before and after.
     memory: [f64; 2],
 }
 
 impl Row {
-    /// What does not hold.
+    /// Returns the budgets exceeded, if any.
     fn verdict(&self, kind: Kind) -> Option<String> {
         let asks = matches!(kind, Kind::Refused | Kind::Silent | Kind::Known | Kind::Mixed);
-        // No time at all: nobody has connected, and nobody waits.
+        // NaN: no connection completed, and none is pending.
         let slow = asks && (self.median.is_nan() || self.median > MEDIAN);
         let grows = self.memory[1] - self.memory[0] > GROWTH;
         match (slow, grows) {
@@ -181,7 +181,7 @@ fn run(port: &str, kind: Kind, time: Duration, counters: bool) -> Row {
     std::thread::sleep(time);
     let (took, used) = (began.elapsed(), server.processor() - used);
     client.say("stop");
-    // The connection may have been made anew meanwhile.
+    // The client may have reconnected meanwhile.
     let figures = loop {
         let line = client.hear();
         if !line.starts_with("connected") {
@@ -213,7 +213,7 @@ fn open(port: &str, interface: &str) -> Device {
     device.expect("a device")
 }
 
-/// This program again, as one of the two ends. Killed when it is dropped.
+/// A child process of this program, as one of the two ends. Killed on drop.
 struct End {
     child: Child,
     said: BufReader<ChildStdout>,
@@ -239,7 +239,7 @@ impl End {
     fn hear(&mut self) -> String {
         let mut line = String::new();
         let read = self.said.read_line(&mut line).expect("a pipe");
-        assert!(read > 0, "it has ended: {:?}", self.child.wait());
+        assert!(read > 0, "the process has ended: {:?}", self.child.wait());
         line.trim_end().to_owned()
     }
 
@@ -247,18 +247,18 @@ impl End {
         writeln!(self.child.stdin.as_mut().expect("a pipe"), "{line}").expect("a pipe");
     }
 
-    /// MiB in memory.
+    /// Returns the resident memory in MiB.
     fn memory(&self) -> f64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("a process");
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a size");
         line.split_whitespace().next().and_then(|kib| kib.parse::<f64>().ok()).expect("a number") / 1024.0
     }
 
-    /// Time on processors, the kernel's for it included.
+    /// Returns the processor time in user and kernel mode.
     fn processor(&self) -> Duration {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("a process");
         let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or_default().split(' ').collect();
-        // utime and stime, in ticks of which there are 100 a second on Linux.
+        // utime and stime, in ticks of 1/100 s on Linux.
         let ticks: u64 = fields[11..13].iter().filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
         Duration::from_millis(ticks * 10)
     }

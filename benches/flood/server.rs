@@ -1,4 +1,4 @@
-//! The honest server: takes whoever asks, and lets the honest client write into its memory.
+//! The honest server: accepts all requests, and lets the honest client write into its memory.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead};
@@ -19,29 +19,29 @@ use crate::client::{MEMORY, RIGHTS};
 use crate::frames::FAR;
 use crate::{PORT, open};
 
-/// Requests that may wait: what Linux gives by default.
+/// Backlog: Linux's default.
 const BACKLOG: u32 = 1024;
 
-/// What the server's own thread has to do.
+/// A task of the server's own thread.
 enum Task {
-    /// The honest client asks.
+    /// Accept the honest client.
     Connect(CommId),
-    /// Something has ended.
+    /// Forget a connection that has ended.
     Forget(CommId),
-    /// All the figures that there are.
+    /// Print all counters.
     Tell,
 }
 
-/// Strangers are taken at once, without a QP: what they cost is the connection manager's work and places alone.
-struct Door {
+/// Accepts flood connections at once, without a QP, so that only the connection manager's work and table are measured.
+struct Acceptor {
     tasks: Sender<Task>,
     next_qpn: u32,
 }
 
-impl Consumer for Door {
+impl Consumer for Acceptor {
     fn event(&mut self, manager: &mut Manager, now: Nanos, event: Event) {
         let id = event.id();
-        // Errors: it may be over already.
+        // Errors are ignored: the connection may have ended already.
         match event {
             Event::Request { route, .. } if route.remote == Gid::from(IpAddr::from(FAR)) => {
                 let _ = self.tasks.send(Task::Connect(id));
@@ -73,7 +73,7 @@ fn acceptance(qp: LocalQp, private_data: &[u8]) -> AcceptOptions {
     }
 }
 
-/// Serves until standard input ends. Each line that comes is answered by one of figures.
+/// Serves until the end of standard input. Each line received is answered by a line of counters.
 pub(crate) fn serve(port: &str) {
     let device = open(port, "left");
     let domain = device.alloc_pd().expect("a domain");
@@ -82,8 +82,8 @@ pub(crate) fn serve(port: &str) {
     let (tasks, task) = channel();
     let manager =
         Manager::new(Config { seed: u64::from(std::process::id()), ca_guid: 1, ..Config::default() });
-    let door = Door { tasks: tasks.clone(), next_qpn: 0 };
-    let service = ConnectionService::start(&device, manager, door).expect("a connection manager");
+    let acceptor = Acceptor { tasks: tasks.clone(), next_qpn: 0 };
+    let service = ConnectionService::start(&device, manager, acceptor).expect("a connection manager");
     let name = ServiceId::of_port(PortSpace::Tcp, PORT);
     service.with(|manager, _, _| manager.listen(name, ListenOn::Any, BACKLOG)).expect("a listener");
     println!("ready");
@@ -105,7 +105,7 @@ pub(crate) fn serve(port: &str) {
 
 struct Server {
     qps: HashMap<CommId, QueuePair>,
-    service: ConnectionService<Door>,
+    service: ConnectionService<Acceptor>,
     memory: MemoryRegion,
     queue: CompletionQueue,
     domain: ProtectionDomain,
@@ -114,7 +114,7 @@ struct Server {
 
 impl Server {
     fn connect(&mut self, id: CommId) {
-        // It may have been given up meanwhile.
+        // The client may have given up meanwhile.
         let Ok(mut parameters) = self.service.with(|manager, _, _| manager.parameters(id)) else { return };
         let caps = QpCaps { max_send_wr: 1, max_recv_wr: 1, ..QpCaps::default() };
         let qp = self.device.create_qp(&self.domain, &self.queue, &self.queue, caps, true).expect("a QP");

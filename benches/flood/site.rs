@@ -1,4 +1,4 @@
-//! Two hosts on a link of their own, and who sends on it without being one of them.
+//! Two hosts on a private link, and a sender of frames with other addresses.
 
 use std::io;
 use std::mem::{size_of, zeroed};
@@ -13,10 +13,11 @@ use roxie::wire::Qpn;
 
 use crate::frames::{Frames, Kind, STATION, known};
 
-/// Frames that one call sends.
+/// Frames per system call.
 const BATCH: usize = 64;
 
-/// Two namespaces with a veth pair `left` - `right` between them, MTU 4200. All strangers are neighbours of `left`, and half of them known.
+/// Two namespaces joined by the veth pair `left` - `right`, MTU 4200. All flood addresses are on-link for `left`; half of them are known
+/// neighbours.
 pub(crate) struct Site {
     pub(crate) near: NetNs,
     pub(crate) far: NetNs,
@@ -49,7 +50,7 @@ impl Site {
         Site { near, far, station }
     }
 
-    /// Sends frames of a kind until `stop`. The thread returns how many.
+    /// Sends frames of a kind until `stop`. The thread returns the number of frames sent.
     pub(crate) fn flood(&self, kind: Kind, target: Qpn, stop: &'static AtomicBool) -> JoinHandle<u64> {
         let wire = self.far.run(|| Wire::open("right")).expect("the namespace").expect("a packet socket");
         let mut frames = Frames::new(kind, self.station, target);
@@ -65,14 +66,14 @@ impl Site {
     }
 }
 
-/// A packet socket on an interface, behind its queues.
+/// A packet socket on an interface that bypasses the interface's queues.
 struct Wire(OwnedFd);
 
 impl Wire {
-    /// In the namespace of the thread that calls. Protocol 0: it receives nothing.
+    /// Opens the socket in the calling thread's namespace. Protocol 0: the socket receives nothing.
     fn open(interface: &str) -> io::Result<Wire> {
         let index = if_nametoindex(interface)?;
-        // SAFETY: no pointers; the descriptor is new and owned by nobody else.
+        // SAFETY: no pointers; the descriptor is new and has no other owner.
         let socket = unsafe {
             let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
             if fd < 0 {
@@ -101,7 +102,7 @@ impl Wire {
         if bypassed < 0 { Err(io::Error::last_os_error()) } else { Ok(Wire(socket)) }
     }
 
-    /// Sends frames, and says how many the kernel took: a full link takes fewer.
+    /// Sends frames. Returns the number that the kernel took, which is lower if the link is full.
     fn send(&self, frames: &[Vec<u8>]) -> usize {
         let mut pieces: Vec<libc::iovec> = frames
             .iter()

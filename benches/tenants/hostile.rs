@@ -1,4 +1,4 @@
-//! Programs that mean harm to the NIC that serves them: they speak to it without the library.
+//! Malicious clients of the NIC, which speak its protocol without the library.
 
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,12 +24,12 @@ use roxie::verbs::{
 
 /// Words of an arena.
 const ARENA: usize = 1 << 14;
-/// Questions before it hangs up.
+/// Maximum number of requests of a session.
 const QUESTIONS: usize = 300;
 const CAPS: QpCaps =
     QpCaps { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 2, max_recv_sge: 2, max_inline: 0 };
 
-/// Prints how often each was done when its time is over: the parent counts.
+/// Counts of each action, printed at the end for the parent process.
 #[derive(Debug, Default)]
 struct Tally {
     services: u64,
@@ -52,7 +52,7 @@ fn knock(interface: &str) -> std::io::Result<UnixStream> {
 }
 
 impl Client {
-    /// One that is served. Its arena is lent to the NIC.
+    /// Connects a client and shares its arena with the NIC.
     fn new(interface: &str) -> std::io::Result<Client> {
         let link = Link::new(knock(interface)?);
         let secret = Box::new(7u64);
@@ -83,7 +83,7 @@ impl Hostile {
         splitmix(&mut self.state) % bound
     }
 
-    /// A name as the NIC gives them, its own or another's.
+    /// Returns an object name in the NIC's format, of this or another client.
     fn name(&mut self) -> u32 {
         (self.below(64) | self.below(3) << 16) as u32
     }
@@ -92,7 +92,7 @@ impl Hostile {
         Place { arena: 0, at: self.below(ARENA as u64 / 512) * 512 }
     }
 
-    /// Some of its memory, nothing, or what is not there.
+    /// Returns part of this process's memory, no memory, or memory that does not exist.
     fn region(&mut self) -> Memory {
         let address = self.memory.as_ptr() as u64 + self.below(64) * 8;
         match self.below(4) {
@@ -157,7 +157,7 @@ impl Hostile {
         }
     }
 
-    /// Writes anything over its queues and its doorbells.
+    /// Overwrites queues and doorbells with random values.
     fn scribble(&mut self, client: &Client) {
         let words = client.arena.words();
         for _ in 0..64 {
@@ -168,7 +168,7 @@ impl Hostile {
         self.tally.scribbles += 1;
     }
 
-    /// Is served once, until it hangs up in some way.
+    /// Runs one session, and ends it in one of several ways.
     fn be_served(&mut self, interface: &str) -> std::io::Result<()> {
         let client = Client::new(interface)?;
         self.tally.services += 1;
@@ -185,7 +185,7 @@ impl Hostile {
                 None => break,
             }
         }
-        // A message that never ends, one that is none, or none at all.
+        // A truncated message, an invalid message, or none.
         let mut socket = UnixStream::from(client.link.as_fd().try_clone_to_owned()?);
         match self.below(3) {
             0 => socket.write_all(&[200, 0, 0, 0, 1, 2, 3])?,
@@ -197,14 +197,14 @@ impl Hostile {
     }
 }
 
-/// A program that the NIC serves, for as long.
+/// Runs a served client for `time`.
 pub(crate) fn program(interface: &str, time: Duration) {
     let until = Instant::now() + time;
     let mut hostile =
         Hostile { state: u64::from(std::process::id()), memory: vec![3; 1024], tally: Tally::default() };
     while Instant::now() < until {
         if hostile.be_served(interface).is_err() {
-            // Refused, or ended by the NIC for nonsense.
+            // Refused, or disconnected by the NIC for a protocol error.
             hostile.tally.refused_services += 1;
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -212,7 +212,7 @@ pub(crate) fn program(interface: &str, time: Duration) {
     println!("{:?}", hostile.tally);
 }
 
-/// A program that the NIC does not serve: connections that say nothing, greetings with too many descriptors, and those that hang up.
+/// Runs a client without permission: silent connections, greetings with too many descriptors, immediate disconnects.
 pub(crate) fn stranger(interface: &str, time: Duration) {
     let until = Instant::now() + time;
     let (mut held, mut knocks) = (Vec::new(), 0u64);

@@ -1,12 +1,12 @@
-//! A NIC that users share: honest programs of two users, beside a program of another user that means harm and a stranger, and beside a
-//! program that only computes in their place.
+//! A NIC shared by users: honest programs of two users run beside a malicious program of a third user and a client without permission, or,
+//! for comparison, beside a compute-bound program.
 //!
-//! `cargo bench --bench tenants [-- --minutes 60]`. It needs root. Eight pairs of stock programs (four of each user) run through two
-//! NICs (`roxie nic`) on a veth pair: `rping -V` compares its data, `ib_send_lat -e` tells round trips of programs that sleep. Windows of
-//! [`WINDOW`] with the hostile programs and without take turns, so that what else the machine does meets both.
+//! `cargo bench --bench tenants [-- --minutes 60]`. Requires root. Eight pairs of stock programs (four of each user) run through two NICs
+//! (`roxie nic`) on a veth pair: `rping -V` verifies its data, `ib_send_lat -e` measures round trips of programs that sleep. Windows of
+//! [`WINDOW`] with and without malicious programs alternate, so that other load of the machine affects both.
 //!
-//! It fails if an honest program fails, if a NIC holds more at the end than at the beginning, or if the 99.9th percentile of round trips
-//! beside hostile programs is more than [`MOST`] times that beside programs that compute.
+//! Fails if an honest program fails, if a NIC holds more resources at the end than at the beginning, or if the 99.9th percentile of round
+//! trips beside malicious programs is more than [`MOST`] times that beside compute-bound programs.
 
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../tests/verbs/site.rs"]
@@ -23,18 +23,18 @@ use std::time::{Duration, Instant};
 
 use site::{NEAR, Running, Site, folder, skip};
 
-/// Users of honest programs, of the hostile one, and one that is not served.
+/// Users of the honest programs and of the malicious one, and a user that the NIC does not serve.
 const HONEST: [u32; 2] = [2001, 2002];
 const HOSTILE: u32 = 2003;
 const STRANGER: u32 = 2004;
-/// How long hostile programs, or the one that computes, run at a time.
+/// Duration of a window.
 const WINDOW: Duration = Duration::from_secs(30);
-/// How much longer round trips may take.
+/// Maximum ratio of the round trips.
 const MOST: f64 = 2.0;
-/// The number of the first pair's service and TCP port.
+/// Service and TCP port of the first pair.
 const FIRST_PORT: u16 = 7100;
 
-/// What a NIC holds.
+/// Resources of a NIC process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Held {
     descriptors: usize,
@@ -52,7 +52,7 @@ impl Held {
     }
 }
 
-/// Waits until both NICs hold the same for a second.
+/// Waits until both NICs' resources have not changed for a second.
 fn settled(nics: &[Running; 2]) -> [Held; 2] {
     let mut last = nics.each_ref().map(Held::by);
     loop {
@@ -65,14 +65,14 @@ fn settled(nics: &[Running; 2]) -> [Held; 2] {
     }
 }
 
-/// Resident memory of a NIC, in KiB.
+/// Returns the resident memory of a NIC in KiB.
 fn resident(nic: &Running) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", nic.child.id())).expect("it lives");
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a process");
     line.split_whitespace().nth(1).and_then(|word| word.parse().ok()).expect("a number")
 }
 
-/// Programs of the two ends, for a pair of this number: the client's has the server's address behind it.
+/// Returns the server's and the client's command of a pair.
 fn programs(pair: usize) -> [String; 2] {
     let port = usize::from(FIRST_PORT) + pair;
     if pair % 4 == 3 {
@@ -83,7 +83,7 @@ fn programs(pair: usize) -> [String; 2] {
     }
 }
 
-/// A program of a user under `roxie run`.
+/// Returns a command that runs a program as a user, under `roxie run`.
 fn as_user(place: &Path, uid: u32, dev: &str, program: &str) -> Command {
     let mut command = Command::new("setpriv");
     command.args([&format!("--reuid={uid}"), &format!("--regid={uid}"), "--clear-groups"]);
@@ -92,16 +92,16 @@ fn as_user(place: &Path, uid: u32, dev: &str, program: &str) -> Command {
     command
 }
 
-/// What the honest programs count, and which of the windows it is.
+/// Measurements of the honest programs, and the kind of the current window.
 struct Score {
     stop: AtomicBool,
     is_hostile: AtomicBool,
     rounds: AtomicU64,
-    /// 99.9th percentiles of round trips, in us: beside programs that compute, and beside hostile ones.
+    /// 99.9th percentiles of round trips in us: beside compute-bound programs, and beside malicious ones.
     rare: [Mutex<Vec<f64>>; 2],
 }
 
-/// Runs a pair again and again.
+/// Runs a pair repeatedly.
 fn play(site: &Site, place: &Path, pair: usize, score: &Score) {
     let uid = HONEST[pair / 4];
     let [serves, asks] = programs(pair);
@@ -110,7 +110,7 @@ fn play(site: &Site, place: &Path, pair: usize, score: &Score) {
         let window = score.is_hostile.load(Relaxed);
         let mut server = Running::start(&site.near, as_user(place, uid, "left", &serves));
         if serves.starts_with("rping") {
-            // It says nothing, and its service is the NIC's: the client asks until there is one.
+            // rping prints nothing, and its service is the NIC's. The client retries until the service exists.
             std::thread::sleep(Duration::from_millis(500));
         } else {
             server.wait_until_it_listens(port);
@@ -127,13 +127,13 @@ fn play(site: &Site, place: &Path, pair: usize, score: &Score) {
         if let Some(rare) = rare
             && window == score.is_hostile.load(Relaxed)
         {
-            // It prints half a round trip.
+            // ib_send_lat prints half of a round trip.
             score.rare[usize::from(window)].lock().expect("no panic").push(2.0 * rare);
         }
     }
 }
 
-/// A program of this benchmark, as a user.
+/// Returns a command that runs this benchmark's own binary as a user.
 fn own(place: &Path, uid: u32, arguments: &[&str]) -> Command {
     let mut command = Command::new("setpriv");
     command.args([&format!("--reuid={uid}"), &format!("--regid={uid}"), "--clear-groups"]);
@@ -141,7 +141,7 @@ fn own(place: &Path, uid: u32, arguments: &[&str]) -> Command {
     command
 }
 
-/// What stands in the hostile programs' place.
+/// Computes for `time`, in place of the malicious programs.
 fn compute(time: Duration) {
     let until = Instant::now() + time;
     while Instant::now() < until {
@@ -217,7 +217,7 @@ fn main() -> ExitCode {
     }
     let place = tempfile::tempdir().expect("a folder");
     for name in ["roxie", "libibverbs.so.1"] {
-        // Other users may not reach the folder of a build.
+        // Other users may not have access to the build folder.
         fs::copy(folder().join(name), place.path().join(name)).expect("it was built");
     }
     fs::copy(std::env::current_exe().expect("this one"), place.path().join("tenants")).expect("a copy");

@@ -1,4 +1,4 @@
-//! Two NICs joined by memory, both sides summed, one thread: what the engine's benchmarks measure.
+//! Two NICs joined by memory, driven by one thread. The engine's benchmarks measure the sum of both sides.
 
 use std::hint::black_box;
 
@@ -9,7 +9,7 @@ use roxie::sim::{Connected, Host, HostQp, HostRegion, Pair, joined_ports};
 use roxie::time::Nanos;
 use roxie::verbs::{Access, Mtu, QpCaps, RKey, SendFlags, SendWr, WrOpcode};
 
-/// Operations and message sizes that are measured.
+/// Measured operations and message sizes.
 pub(crate) const CASES: [(WrOpcode, u32); 9] = [
     (WrOpcode::Send, 64),
     (WrOpcode::Write, 64),
@@ -22,7 +22,7 @@ pub(crate) const CASES: [(WrOpcode, u32); 9] = [
     (WrOpcode::Read, 65_536),
 ];
 
-/// Messages outstanding in all.
+/// Outstanding messages in total.
 pub(crate) const BATCH: usize = 64;
 
 pub(crate) struct Bench {
@@ -30,13 +30,13 @@ pub(crate) struct Bench {
     qps: Vec<[HostQp; 2]>,
     source: HostRegion,
     target: HostRegion,
-    /// Messages in a row on one QP.
+    /// Messages posted in a row to one QP.
     in_a_row: usize,
     next: usize,
 }
 
 impl Bench {
-    /// `qps` connected QPs, of which each gets `in_a_row` messages, then the next; messages of up to `region` bytes.
+    /// Connects `qps` QPs. Each gets `in_a_row` messages before the next one does. Messages have up to `region` bytes.
     pub(crate) fn new(qps: usize, in_a_row: usize, region: usize) -> Bench {
         let (a, b) = joined_ports(4200, None);
         let config = NicConfig { limits: Limits::default(), ..NicConfig::default() };
@@ -47,7 +47,7 @@ impl Bench {
         Bench { pair, qps, source, target, in_a_row, next: 0 }
     }
 
-    /// Posts a batch over the QPs in turn and turns both NICs until all of it is complete.
+    /// Posts a batch over the QPs in turn, and runs both NICs until the batch is complete.
     pub(crate) fn batch(&mut self, opcode: WrOpcode, length: u32) {
         let first = self.next;
         for i in 0..BATCH {

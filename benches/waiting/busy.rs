@@ -1,26 +1,27 @@
-//! Stock programs beside programs that compute, against UDP echoes beside the same ones.
+//! Stock programs beside compute-bound programs, compared with UDP echoes under the same load.
 //!
-//! Two floors, both of `waits.c`: an echo whose ends sleep in `recv`, for programs that sleep and for what a responder answers by itself, and
-//! an echo whose ends call a non-blocking `recv` again and again, for programs that spin. A floor is what the scheduler alone costs.
+//! Two baselines, both from `waits.c`, show the cost of the scheduler alone. One is an echo that sleeps in `recv`, for programs that sleep
+//! and for operations that the responder answers by itself. The other is an echo that calls a non-blocking `recv` in a loop, for programs
+//! that spin.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::site::{PORTS, Site, UCX_PORT, installed};
 use super::{PERFTEST_PORT, RUNS, TCP_PORT, after, median, without_rdma};
 
-/// Programs that compute, on the processors of this machine.
+/// Numbers of compute-bound programs on this machine's processors.
 const LOADS: [usize; 3] = [2, 5, 8];
-/// How much longer than its floor's a round trip may take.
+/// Maximum ratio of a round trip to that of its baseline.
 const MOST: f64 = 2.0;
 
-/// What a row is compared with.
+/// Baseline of a row.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Floor {
     Sleeps,
     Spins,
 }
 
-/// A program: its name here, its command, what it prints of a message (half a round trip: 2), its floor.
+/// A program: name, command, factor from the printed time to a round trip (half a round trip: 2), baseline.
 const ROWS: [(&str, &str, f64, Floor); 7] = [
     ("WRITE of 64 bytes, spins on memory", "ib_write_lat -x 1 -F -n 300 -s 64", 2.0, Floor::Spins),
     ("WRITE of 5,000 bytes", "ib_write_lat -x 1 -F -n 300 -s 5000", 2.0, Floor::Spins),
@@ -31,7 +32,7 @@ const ROWS: [(&str, &str, f64, Floor); 7] = [
     ("echo in epoll", "waits -n 300 epoll", 1.0, Floor::Sleeps),
 ];
 
-/// Programs that must end well; nothing of them is compared. Name, command, TCP port. UCX would choose shared memory, whose wake-ups do
+/// Programs that must succeed, without a comparison: name, command, TCP port. UCX must not choose shared memory, because its wake-ups do
 /// not reach another network namespace.
 const OTHERS: [(&str, &str, u16); 2] = [
     ("ib_read_bw", "ib_read_bw -x 1 -F -D 2", PERFTEST_PORT),
@@ -42,18 +43,18 @@ const OTHERS: [(&str, &str, u16); 2] = [
     ),
 ];
 
-/// Median and 99.9th percentile of a round trip, in us.
+/// Median and 99.9th percentile of round trips, in us.
 type Times = (f64, f64);
 
-/// Measures and prints all rows. True if all are within their budget. A program that fails or hangs ends the benchmark.
+/// Measures and prints all rows. Returns true if all are within budget. A program that fails or hangs ends the benchmark.
 pub(super) fn measure(site: &Site, waits: &str) -> bool {
     println!("\nbeside programs that compute, {RUNS} runs each: us, and x the floor's (<= {MOST})");
     LOADS.iter().fold(true, |holds, load| beside(*load, || at_this_load(site, waits, *load)) & holds)
 }
 
-/// Runs `meanwhile` beside `load` threads that compute.
+/// Runs `meanwhile` beside `load` compute-bound threads.
 fn beside<T>(load: usize, meanwhile: impl FnOnce() -> T) -> T {
-    /// Also where a program fails: a scope would wait for its threads for ever.
+    /// Stops the threads, even on panic: the scope would wait for them without end.
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {
         fn drop(&mut self) {
@@ -113,14 +114,14 @@ fn at_this_load(site: &Site, waits: &str, load: usize) -> bool {
     holds
 }
 
-/// A row's round trip over a port.
+/// Measures a row's round trip over a port.
 fn one(site: &Site, port: &str, waits: &str, row: &(&str, &str, f64, Floor)) -> Times {
     let (_, command, halves, _) = row;
     if let Some(arguments) = command.strip_prefix("waits") {
         return echo_times(&site.play(port, &format!("{waits}{arguments}"), TCP_PORT).0);
     }
     let (said, _) = site.play(port, command, PERFTEST_PORT);
-    // Bytes, iterations, least, most, typical, average, deviation, 99 %, 99.9 %.
+    // Columns: bytes, iterations, min, max, typical, average, deviation, 99 %, 99.9 %.
     let figures = said.lines().skip_while(|line| !line.contains("#bytes")).nth(1).unwrap_or_default();
     let figure = |at| figures.split_whitespace().nth(at)?.parse::<f64>().ok();
     let (typical, rare) = figure(4).zip(figure(8)).unwrap_or_else(|| panic!("{command} said: {said}"));

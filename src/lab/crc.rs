@@ -1,13 +1,13 @@
-//! Checksums of other protocols than RoCE: bit by bit, for a frame now and then.
+//! Checksums of protocols other than RoCE. Computed bit by bit, which is fast enough for single frames.
 
-/// CRC-32C (Castagnoli), as MPA and NVMe/TCP digests have it (RFC 3720 12.1). Stored little-endian.
+/// Returns the CRC-32C (Castagnoli) of MPA and NVMe/TCP digests (RFC 3720 12.1). Stored little-endian.
 pub fn crc32c(bytes: &[u8]) -> u32 {
     !reflected(bytes, !0, 0x82f6_3b78)
 }
 
-/// InfiniBand's variant CRC, of everything from the LRH to the ICRC (IBTA 7.8.2). Stored little-endian.
+/// Returns InfiniBand's variant CRC over everything from the LRH to the ICRC (IBTA 7.8.2). Stored little-endian.
 pub fn vcrc(bytes: &[u8]) -> u16 {
-    // The polynomial 0x100b, its lowest bit first.
+    // The polynomial 0x100b, bit-reversed.
     !(reflected(bytes, 0xffff, 0xd008) as u16)
 }
 
@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn published_values() {
+    fn crcs_match_published_values() {
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
         // RFC 3720 B.4.
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);

@@ -1,60 +1,60 @@
-//! Data centre bridging exchange: the TLVs by which a port tells its neighbour of priorities, shares and lossless traffic (IEEE 802.1Qaz,
-//! 802.1Q annex D), inside LLDP (802.1AB).
+//! Data Center Bridging eXchange (DCBX): TLVs by which a port announces its priorities, ETS shares and lossless priorities to its neighbour
+//! (IEEE 802.1Qaz, 802.1Q annex D), carried in LLDP (802.1AB).
 
-/// Priorities and traffic classes (802.1Q).
+/// Number of priorities, and of traffic classes (802.1Q).
 pub const CLASSES: usize = 8;
 
-/// LLDP's type of what an organization defines.
+/// LLDP type of organizationally specific TLVs.
 const ORGANIZATIONALLY_SPECIFIC: u16 = 127;
-/// IEEE 802.1's identifier.
+/// Organizationally unique identifier of IEEE 802.1.
 const OUI: [u8; 3] = [0x00, 0x80, 0xc2];
 
-/// When a traffic class is served (802.1Q D.2.8.7).
+/// Transmission selection algorithm of a traffic class (802.1Q D.2.8.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selection {
-    /// Ahead of all others.
+    /// Strict priority.
     Strict = 0,
-    /// By the shaper of audio and video bridging.
+    /// Credit-based shaper (audio and video bridging).
     CreditBased = 1,
-    /// By its share.
+    /// Enhanced transmission selection, by share.
     Ets = 2,
-    /// As the vendor likes.
+    /// Vendor-specific.
     Vendor = 255,
 }
 
-/// A plan for one port.
+/// Configuration of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The traffic class of each priority.
+    /// Traffic class of each priority.
     pub class_of: [u8; CLASSES],
-    /// The share of each class, in hundredths.
+    /// Share of each class, in percent.
     pub share: [u8; CLASSES],
-    /// How each class is served.
+    /// Transmission selection of each class.
     pub selection: [Selection; CLASSES],
-    /// Bit n: priority n loses nothing.
+    /// Bit n: priority n is lossless.
     pub lossless: u8,
-    /// How many lossless classes the port can have at once.
+    /// Maximum number of lossless classes.
     pub pfc_capability: u8,
-    /// It takes its neighbour's word for it.
+    /// Willing bit: the port accepts its neighbour's configuration.
     pub willing: bool,
 }
 
-/// Why a plan is none.
+/// Error of a port's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// Shares of ETS classes are hundredths of one whole.
+    /// The shares of the ETS classes do not add up to 100 %.
     #[error("the shares of the ETS classes are {0} % together: they have to be 100")]
     Shares(u32),
-    /// No such class.
+    /// Traffic class above 7.
     #[error("there is no traffic class {0}: they are 0 to 7")]
     Class(u8),
 }
 
 impl Plan {
-    /// Says what is wrong with it.
+    /// Checks the configuration.
     ///
     /// # Errors
-    /// If something is.
+    /// If a class is above 7, or the shares of the ETS classes do not add up to 100 %.
     pub fn check(&self) -> Result<(), PlanError> {
         if let Some(class) = self.class_of.iter().find(|class| usize::from(**class) >= CLASSES) {
             return Err(PlanError::Class(*class));
@@ -64,48 +64,48 @@ impl Plan {
         if ets.count() > 0 && sum != 100 { Err(PlanError::Shares(sum)) } else { Ok(()) }
     }
 
-    /// ETS configuration (802.1Q D.2.8): what the port does. 27 bytes with its header.
+    /// Returns the ETS configuration TLV (802.1Q D.2.8): what the port does. 27 bytes, header included.
     pub fn ets_configuration(&self) -> Vec<u8> {
-        // Willing, no credit-based shaper, three reserved bits, and 0 for eight classes.
+        // Willing bit, no credit-based shaper, three reserved bits, and 0 for eight classes.
         self.ets(0x09, u8::from(self.willing) << 7)
     }
 
-    /// ETS recommendation (802.1Q D.2.9): what it would have its neighbour do.
+    /// Returns the ETS recommendation TLV (802.1Q D.2.9): what the neighbour should do.
     pub fn ets_recommendation(&self) -> Vec<u8> {
         self.ets(0x0a, 0)
     }
 
     fn ets(&self, subtype: u8, first: u8) -> Vec<u8> {
         let mut body = vec![first];
-        // Two priorities a byte, the lower in front.
+        // Two priorities per byte, the lower one in the high bits.
         body.extend(self.class_of.chunks(2).map(|pair| pair[0] << 4 | pair[1] & 15));
         body.extend(self.share);
         body.extend(self.selection.map(|selection| selection as u8));
         tlv(subtype, &body)
     }
 
-    /// Priority flow control configuration (802.1Q D.2.10): 8 bytes with its header.
+    /// Returns the PFC configuration TLV (802.1Q D.2.10): 8 bytes, header included.
     pub fn pfc(&self) -> Vec<u8> {
         tlv(0x0b, &[u8::from(self.willing) << 7 | self.pfc_capability & 15, self.lossless])
     }
 }
 
-/// What an application's frames are known by (802.1Q D.2.11.3).
+/// Selector of an application's frames (802.1Q D.2.11.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selector {
-    /// Their EtherType.
+    /// EtherType.
     EtherType = 1,
     /// TCP or SCTP port.
     Tcp = 2,
     /// UDP or DCCP port.
     Udp = 3,
-    /// Any of these ports.
+    /// Port of any of these protocols.
     Port = 4,
-    /// Their DSCP.
+    /// DSCP.
     Dscp = 5,
 }
 
-/// Application priority (802.1Q D.2.11): which frames have which priority.
+/// Returns the application priority TLV (802.1Q D.2.11), from (priority, selector, identifier) entries.
 pub fn applications(table: &[(u8, Selector, u16)]) -> Vec<u8> {
     let mut body = vec![0];
     for (priority, selector, id) in table {
@@ -115,7 +115,7 @@ pub fn applications(table: &[(u8, Selector, u16)]) -> Vec<u8> {
     tlv(0x0c, &body)
 }
 
-/// Seven bits of type and nine of length, then the organization's subtype and what it says.
+/// Returns a TLV: seven bits of type, nine bits of length, OUI, subtype, and body.
 fn tlv(subtype: u8, body: &[u8]) -> Vec<u8> {
     let length = (4 + body.len()) as u16;
     let mut bytes = (ORGANIZATIONALLY_SPECIFIC << 9 | length & 0x1ff).to_be_bytes().to_vec();
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_are_where_the_standard_puts_them() {
+    fn tlvs_have_the_standard_layout() {
         let configuration = plan().ets_configuration();
         // Type 127, length 25; OUI; subtype 9; then 21 bytes.
         assert_eq!(configuration[..6], [0xfe, 0x19, 0x00, 0x80, 0xc2, 0x09]);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_one_whole() {
+    fn ets_shares_must_add_up_to_100() {
         assert_eq!(plan().check(), Ok(()));
         let mut other = plan();
         other.share[3] = 60;

@@ -1,19 +1,19 @@
-//! A packet of native InfiniBand: the same transport headers behind a local route header, and two CRCs.
+//! Packets of native InfiniBand: RoCE's transport headers behind a local route header, and two CRCs.
 
 use super::crc::vcrc;
 use crate::wire::{Bth, Ext, FlowSpec, Gid, MAX_HEADERS, RoceVersion, Template};
 
-/// Bytes of the local route header (IBTA 7.7).
+/// Bytes of the local route header, LRH (IBTA 7.7).
 pub const LRH_LEN: usize = 8;
-/// Bytes of the variant CRC.
+/// Bytes of the variant CRC, VCRC.
 pub const VCRC_LEN: usize = 2;
 
-/// Where a packet goes on its subnet.
+/// Fields of the local route header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Virtual lane: may change on the way.
+    /// Virtual lane. Switches may change it.
     pub vl: u8,
-    /// Service level, from which each switch chooses the lane.
+    /// Service level, by which each switch chooses the virtual lane.
     pub sl: u8,
     /// Local identifier of the destination.
     pub dlid: u16,
@@ -21,12 +21,12 @@ pub struct Route {
     pub slid: u16,
 }
 
-/// The bytes of a packet that stays on its subnet, LRH to VCRC.
+/// Returns a packet within one subnet, from LRH to VCRC.
 ///
 /// # Panics
-/// If it has more than 8 KB, or `ext` is not what the opcode needs.
+/// If the packet exceeds 8 KB, or `ext` does not match the opcode.
 pub fn packet(route: &Route, bth: &Bth, ext: &Ext, payload: &[u8]) -> Vec<u8> {
-    // The transport's headers are those of RoCE; what is in front of them is left out.
+    // Transport headers are those of RoCE. The headers before them are cut off.
     let template = Template::new(&FlowSpec {
         src_mac: [0; 6],
         dst_mac: [0; 6],
@@ -41,13 +41,13 @@ pub fn packet(route: &Route, bth: &Bth, ext: &Ext, payload: &[u8]) -> Vec<u8> {
     });
     let mut headers = [0; MAX_HEADERS];
     let end = template.write_headers(&mut headers, bth, ext, payload.len());
-    /// Ethernet and a GRH.
+    /// Bytes of the Ethernet header and the GRH.
     const BEFORE: usize = 14 + 40;
     let mut bytes = vec![0; LRH_LEN];
     bytes.extend(&headers[BEFORE..end]);
     bytes.extend(payload);
     bytes.resize(bytes.len().next_multiple_of(4), 0);
-    // In words, from the LRH to the ICRC.
+    // Length in 32-bit words, from the LRH to the ICRC.
     let words = u16::try_from((bytes.len() + 4) / 4)
         .ok()
         .filter(|words| *words < 1 << 11)
@@ -65,7 +65,7 @@ pub fn packet(route: &Route, bth: &Bth, ext: &Ext, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The invariant CRC of a local packet: the virtual lane and byte 4 of the BTH count as ones (IBTA 7.8.1).
+/// Returns the invariant CRC of a local packet. The virtual lane and byte 4 of the BTH count as ones (IBTA 7.8.1).
 fn icrc(bytes: &[u8]) -> u32 {
     let mut masked = bytes.to_vec();
     masked[0] |= 0xf0;
@@ -79,7 +79,7 @@ mod tests {
     use crate::wire::{Opcode, Psn, Qpn, Reth};
 
     #[test]
-    fn the_example_of_the_specification_has_its_crcs() {
+    fn specification_example_has_its_crcs() {
         let route = Route { vl: 7, sl: 1, dlid: 0x375c, slid: 0x17d2 };
         let bth = Bth {
             opcode: Opcode::RC_WRITE_ONLY,

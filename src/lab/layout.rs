@@ -1,7 +1,7 @@
-//! A RoCE frame field by field: where each is, what it says, and whether the ICRC covers it.
+//! Decodes a RoCE frame field by field: position, value, and ICRC coverage.
 //!
-//! [`fields`] parses the frame as the NIC does, then walks it once in the order of the wire. Every bit of the frame is in exactly one
-//! field, which `tests/lab` checks.
+//! [`fields`] parses the frame as the NIC does, then walks it once in wire order. Every bit of the frame is in exactly one field, which
+//! `tests/lab` checks.
 
 use crate::frame::Frame;
 use crate::wire::display::Mac;
@@ -11,52 +11,52 @@ use crate::wire::{
     Aeth, Drop, Headers, Icrc, NetHeader, Opcode, Packet, Syndrome, credits, parse, rnr_timer_ns,
 };
 
-/// Bits that stand together and mean one thing.
+/// A header field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// The header that it is a part of: `BTH`.
+    /// Header of the field: `BTH`.
     pub header: &'static str,
-    /// Its name in the specification.
+    /// Name in the specification.
     pub name: &'static str,
-    /// The first bit, counted from the frame's first.
+    /// Position of the first bit in the frame, from 0.
     pub bit: usize,
-    /// How many.
+    /// Number of bits.
     pub bits: usize,
-    /// What it says.
+    /// Formatted value.
     pub value: String,
-    /// What it is for, where that is not plain; empty: it is.
+    /// Purpose, or empty if the name says it.
     pub about: &'static str,
-    /// The ICRC counts it as ones, because it may change on the way, or does not reach it.
+    /// True if the ICRC counts the field as ones, because switches may change it, or does not include it.
     pub uncovered: bool,
 }
 
 impl Field {
-    /// The byte that it begins in.
+    /// Returns the byte of the field's first bit.
     pub fn offset(&self) -> usize {
         self.bit / 8
     }
 
-    /// Bytes that it lies in, its first and last in part maybe.
+    /// Returns the bytes of the field; the first and last may be partial.
     pub fn bytes(&self) -> std::ops::Range<usize> {
         self.offset()..(self.bit + self.bits).div_ceil(8)
     }
 }
 
-/// A frame that was parsed, and its fields.
+/// A decoded frame.
 #[derive(Clone, Debug)]
 pub struct Layout {
-    /// In the order of the wire.
+    /// Fields in wire order.
     pub fields: Vec<Field>,
-    /// As the NIC reads it.
+    /// The packet as the NIC parses it.
     pub packet: Packet,
-    /// The verdict on its ICRC.
+    /// Result of the ICRC check.
     pub icrc: Icrc,
 }
 
-/// Lays a frame out, from its Ethernet header on.
+/// Decodes a frame, starting at its Ethernet header.
 ///
 /// # Errors
-/// Why the NIC would drop it unread.
+/// The reason for which the NIC would drop the frame unparsed.
 pub fn fields(frame: &[u8]) -> Result<Layout, Drop> {
     let whole = Frame::whole(frame);
     let packet = parse(&whole)?;
@@ -70,12 +70,12 @@ pub fn fields(frame: &[u8]) -> Result<Layout, Drop> {
     Ok(Layout { fields: walk.fields, packet, icrc })
 }
 
-/// Goes through a frame bit by bit.
+/// Walks a frame bit by bit.
 struct Walk<'a> {
     frame: &'a [u8],
     bit: usize,
     header: &'static str,
-    /// The ICRC covers what comes next, unless a field says otherwise.
+    /// Default for the next fields: true if the ICRC covers them.
     covered: bool,
     fields: Vec<Field>,
 }
@@ -85,7 +85,7 @@ impl Walk<'_> {
         self.header = header;
     }
 
-    /// The next `bits` as a number: at most 64.
+    /// Returns the next `bits` as a number; at most 64.
     fn number(&self, bits: usize) -> u64 {
         (self.bit..self.bit + bits).fold(0, |value, bit| {
             let byte = self.frame.get(bit / 8).copied().unwrap_or(0);
@@ -104,12 +104,12 @@ impl Walk<'_> {
         self.bit += bits;
     }
 
-    /// A field that the ICRC covers if it covers its header.
+    /// Adds a field that the ICRC covers if it covers the header.
     fn put(&mut self, name: &'static str, bits: usize, value: String, about: &'static str) {
         self.push(name, bits, value, about, self.covered);
     }
 
-    /// One that may change on the way.
+    /// Adds a field that switches may change.
     fn put_variant(&mut self, name: &'static str, bits: usize, value: String, about: &'static str) {
         self.push(name, bits, value, about, false);
     }
@@ -161,11 +161,11 @@ impl Walk<'_> {
         }
         if packet.udp.is_some() {
             self.begin("UDP");
-            self.decimal("source port", 16, "tells flows apart for ECMP; nobody answers to it");
+            self.decimal("source port", 16, "spreads flows for ECMP; not used for replies");
             self.decimal("destination port", 16, "4791: RoCE v2");
             self.decimal("length", 16, "UDP header to ICRC");
             let value = format!("{:#06x}", self.number(16));
-            self.put_variant("checksum", 16, value, "0: none. The ICRC does more");
+            self.put_variant("checksum", 16, value, "0: none. The ICRC covers more");
         }
     }
 
@@ -192,10 +192,10 @@ impl Walk<'_> {
         }
     }
 
-    /// DSCP and ECN: one byte, which switches rewrite and mark.
+    /// DSCP and ECN: one byte. Switches may rewrite the DSCP and set CE.
     fn class(&mut self) {
         let dscp = self.number(6).to_string();
-        self.put_variant("DSCP", 6, dscp, "which priority a switch gives it");
+        self.put_variant("DSCP", 6, dscp, "selects the priority in a switch");
         let ecn = self.number(2) as usize;
         let name = ["0 not ECT", "1 ECT(1)", "2 ECT(0)", "3 CE: marked"][ecn];
         self.put_variant("ECN", 2, name.into(), "a congested switch marks it");
@@ -227,7 +227,7 @@ impl Walk<'_> {
             format!("{:#04x} {opcode}", opcode.0),
             "service in bits 7 to 5, operation below",
         );
-        self.decimal("SE", 1, "wakes a receiver that waits for solicited events");
+        self.decimal("SE", 1, "solicited event: wakes a receiver that waits for one");
         self.decimal("M", 1, "migration state");
         self.decimal("pad count", 2, "bytes of zeros before the ICRC");
         self.decimal("TVer", 4, "0: the only version");
@@ -235,12 +235,12 @@ impl Walk<'_> {
         for (name, bits, about) in [
             ("FECN", 1, "RoCE v2 has ECN instead"),
             ("BECN", 1, "set in a congestion notification"),
-            ("reserved", 6, "a switch may change it"),
+            ("reserved", 6, "a switch may change them"),
         ] {
             let value = self.number(bits).to_string();
             self.put_variant(name, bits, value, about);
         }
-        self.put("destination QP", 24, packet.bth.dest_qp.to_string(), "the only name of the receiver");
+        self.put("destination QP", 24, packet.bth.dest_qp.to_string(), "identifies the receiver");
         self.bit_is_at_byte();
         self.decimal("A", 1, "asks for an acknowledgement");
         self.reserved(7);
@@ -261,14 +261,14 @@ impl Walk<'_> {
         }
         if has(Headers::DETH) {
             self.begin("DETH");
-            self.hex("Q_Key", 32, "a datagram must know the receiver's");
+            self.hex("Q_Key", 32, "must match the receiver's");
             self.reserved(8);
-            self.hex("source QP", 24, "who may be answered");
+            self.hex("source QP", 24, "where to reply");
         }
         if has(Headers::XRCETH) {
             self.begin("XRCETH");
             self.reserved(8);
-            self.hex("XRC SRQ", 24, "whose receives it takes");
+            self.hex("XRC SRQ", 24, "the SRQ that provides the receive");
         }
         if has(Headers::FETH) {
             self.begin("FETH");
@@ -276,16 +276,16 @@ impl Walk<'_> {
         }
         if has(Headers::RETH) {
             self.begin("RETH");
-            self.hex("virtual address", 64, "where in the peer's memory");
-            self.hex("R_Key", 32, "the right to be there");
+            self.hex("virtual address", 64, "address in the peer's memory");
+            self.hex("R_Key", 32, "grants access to the memory");
             self.decimal("DMA length", 32, "of the whole message, in bytes");
         }
         if has(Headers::ATOMIC_ETH) {
             self.begin("AtomicETH");
             self.hex("virtual address", 64, "8 bytes, aligned");
-            self.hex("R_Key", 32, "the right to be there");
-            self.hex("swap or add", 64, "what is stored, or added");
-            self.hex("compare", 64, "what must be there");
+            self.hex("R_Key", 32, "grants access to the memory");
+            self.hex("swap or add", 64, "value to store or to add");
+            self.hex("compare", 64, "expected value");
         }
         if has(Headers::AETH) {
             self.begin("AETH");
@@ -300,7 +300,7 @@ impl Walk<'_> {
         }
         if has(Headers::ATOMIC_ACK_ETH) {
             self.begin("AtomicAckETH");
-            self.hex("original value", 64, "what was there before");
+            self.hex("original value", 64, "value before the operation");
         }
         if has(Headers::IMM) {
             self.begin("ImmDt");
@@ -312,7 +312,7 @@ impl Walk<'_> {
         }
         if has(Headers::CNP_RESERVED) {
             self.begin("CNP");
-            self.put("reserved", 128, "16 bytes".into(), "a notification carries nothing");
+            self.put("reserved", 128, "16 bytes".into(), "a notification has no payload");
         }
     }
 

@@ -1,7 +1,6 @@
-//! What a lab works out beside a run: where the fields of a frame are, what a buffer has to hold, how other protocols frame the
-//! same bytes.
+//! Computations behind `roxie lab`: the fields of a frame, buffer headroom, and the framing of the same bytes by other protocols.
 //!
-//! `roxie lab` shows it. Nothing here sends, and nothing keeps a state: each function is one of its arguments.
+//! Functions here are pure: they send nothing and keep no state.
 
 pub mod crc;
 pub mod dcbx;

@@ -1,12 +1,12 @@
-//! NVMe over fabrics: what a host and a controller say to one another for one READ or WRITE (NVMe base specification 2.0; RDMA and TCP
-//! transport specifications 1.0).
+//! NVMe over fabrics: the messages between host and controller for one READ or WRITE (NVMe base specification 2.0; RDMA and TCP transport
+//! specifications 1.0).
 
-/// Bytes of a submission queue entry: a command capsule over RDMA without data.
+/// Bytes of a submission queue entry, which over RDMA is a command capsule without data.
 pub const COMMAND: usize = 64;
-/// Bytes of a completion queue entry: a response capsule.
+/// Bytes of a completion queue entry, which is a response capsule.
 pub const RESPONSE: usize = 16;
 
-/// What is done to blocks.
+/// Operation on blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Io {
     /// From the namespace to the host.
@@ -18,28 +18,28 @@ pub enum Io {
 /// A command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command {
-    /// What to do.
+    /// Operation.
     pub io: Io,
-    /// By which the response names it.
+    /// Command identifier, repeated in the response.
     pub id: u16,
-    /// Which namespace.
+    /// Namespace identifier.
     pub namespace: u32,
-    /// The first block.
+    /// First block.
     pub block: u64,
-    /// How many blocks, 1 at least.
+    /// Number of blocks, at least 1.
     pub blocks: u16,
-    /// The host's memory: address, bytes and rkey. Over TCP the bytes alone.
+    /// Address in the host's memory. Not used over TCP.
     pub address: u64,
-    /// Bytes to move.
+    /// Bytes to transfer.
     pub length: u32,
-    /// What opens the host's memory; `None`: over TCP, which has no keys.
+    /// rkey of the host's memory. `None`: over TCP.
     pub key: Option<u32>,
 }
 
-/// A field of an entry: where it begins, how many bytes, what it is called, what it is for.
+/// A field of an entry: offset, bytes, name, purpose.
 pub type Entry = (usize, usize, &'static str, &'static str);
 
-/// The fields of a command that are not zero.
+/// Non-zero fields of a command.
 pub const COMMAND_FIELDS: [Entry; 10] = [
     (0, 1, "opcode", "1: write, 2: read"),
     (1, 1, "flags", "PSDT: SGLs describe the data"),
@@ -53,21 +53,21 @@ pub const COMMAND_FIELDS: [Entry; 10] = [
     (40, 24, "command: first block, blocks - 1", "8 bytes, then 2"),
 ];
 
-/// The fields of a response.
+/// Fields of a response.
 pub const RESPONSE_FIELDS: [Entry; 5] = [
     (0, 8, "command specific", ""),
     (8, 2, "submission queue head", "slots that are free again"),
     (10, 2, "submission queue", ""),
-    (12, 2, "command identifier", "whose response it is"),
+    (12, 2, "command identifier", "the command that it answers"),
     (14, 2, "status", "0: success"),
 ];
 
 impl Command {
-    /// The submission queue entry; little-endian, as all of NVMe.
+    /// Encodes the submission queue entry; little-endian like all of NVMe.
     pub fn to_bytes(&self) -> [u8; COMMAND] {
         let mut bytes = [0; COMMAND];
         bytes[0] = if self.io == Io::Read { 2 } else { 1 };
-        // SGL for data (PSDT 01).
+        // PSDT 01: SGL for data.
         bytes[1] = 0x40;
         bytes[2..4].copy_from_slice(&self.id.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.namespace.to_le_bytes());
@@ -88,7 +88,7 @@ impl Command {
         bytes
     }
 
-    /// The completion queue entry that says it went well.
+    /// Encodes the completion queue entry of a successful command.
     pub fn response(&self, head: u16) -> [u8; RESPONSE] {
         let mut bytes = [0; RESPONSE];
         bytes[8..10].copy_from_slice(&head.to_le_bytes());
@@ -101,25 +101,25 @@ impl Command {
 /// A PDU of NVMe/TCP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pdu {
-    /// Its name in the specification.
+    /// Name in the specification.
     pub name: &'static str,
-    /// The host sends it.
+    /// True if the host sends the PDU.
     pub from_host: bool,
-    /// All of it.
+    /// All bytes of the PDU.
     pub bytes: Vec<u8>,
-    /// Bytes of blocks in it.
+    /// Bytes of block data in the PDU.
     pub data: usize,
 }
 
-/// Types and header lengths (NVMe/TCP 3.6).
+/// Types, names and header lengths (NVMe/TCP 3.6).
 const COMMAND_PDU: (u8, &str, usize) = (0x04, "CapsuleCmd", 72);
 const RESPONSE_PDU: (u8, &str, usize) = (0x05, "CapsuleResp", 24);
 const DATA_TO_CONTROLLER: (u8, &str, usize) = (0x06, "H2CData", 24);
 const DATA_TO_HOST: (u8, &str, usize) = (0x07, "C2HData", 24);
 const READY: (u8, &str, usize) = (0x09, "R2T", 24);
 
-/// The conversation over TCP, without digests. A WRITE of up to `in_capsule` bytes goes with its command; a longer one waits to be asked
-/// for. Data goes in PDUs of at most `most` bytes.
+/// Returns the PDUs of a command over TCP, without digests. A WRITE of up to `in_capsule` bytes is sent with its command; a longer one
+/// waits for R2T. Data is sent in PDUs of at most `most` bytes.
 pub fn over_tcp(command: &Command, data: &[u8], in_capsule: usize, most: usize) -> Vec<Pdu> {
     let sqe = Command { key: None, ..*command }.to_bytes();
     let response = pdu(RESPONSE_PDU, false, &command.response(1), &[]);
@@ -153,7 +153,7 @@ pub fn over_tcp(command: &Command, data: &[u8], in_capsule: usize, most: usize) 
     }
 }
 
-/// Type, flags, header length, data offset, length; then what is specific, then data.
+/// Encodes a PDU: type, flags, header length, data offset, length; then the type-specific header, then data.
 fn pdu(
     (kind, name, header): (u8, &'static str, usize),
     from_host: bool,
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_has_its_bytes_where_nvme_puts_them() {
+    fn command_has_the_layout_of_nvme() {
         let bytes = command(Io::Read).to_bytes();
         assert_eq!((bytes[0], bytes[1], bytes[2], bytes[4]), (2, 0x40, 7, 1));
         assert_eq!(bytes[24..40], [0, 0x70, 0, 0, 0, 0, 0, 0, 0, 0x20, 0, 0x44, 0x33, 0x22, 0x11, 0x40]);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_write_waits_to_be_asked_for_and_a_short_one_does_not() {
+    fn only_a_long_write_waits_for_r2t() {
         let names = |io, length, in_capsule| {
             let data = vec![0; length];
             over_tcp(&command(io), &data, in_capsule, 4096).iter().map(|pdu| pdu.name).collect::<Vec<_>>()

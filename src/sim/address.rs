@@ -1,17 +1,18 @@
-//! The addresses of simulated hosts follow from their numbers.
+//! Addresses of simulated hosts, derived from the host's number.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::Host;
 
 impl Host {
-    /// The station address of host `number`.
+    /// Returns the MAC address of host `number`.
     pub fn mac(number: u16) -> [u8; 6] {
         let [high, low] = number.to_be_bytes();
         [2, 0, 0, 0, high, low]
     }
 
-    /// The IP address of host `number`: of TEST-NET-1 (RFC 5737) while that lasts, then of the networks for benchmarks (RFC 2544).
+    /// Returns the IP address of host `number`. IPv4: TEST-NET-1 (RFC 5737) up to 255, then the benchmarking network (RFC 2544). IPv6:
+    /// `fd00::number`.
     pub fn address(number: u16, ipv6: bool) -> IpAddr {
         let [high, low] = number.to_be_bytes();
         match (ipv6, high) {

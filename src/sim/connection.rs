@@ -1,27 +1,27 @@
-//! How the queue pairs of simulated hosts are connected where nothing else matters.
+//! Connects queue pairs of simulated hosts with default attributes.
 
 use super::{Host, HostQp};
 use crate::nic::ControlError;
 use crate::time::Nanos;
 use crate::verbs::{Access, AddressVector, Mtu, Psn, QpAttr, QpState, QpType, Qpn};
 
-/// What one end is told of a connection. Both begin with PSN 0 and try again for ever while the other is not ready.
+/// Parameters of a connection, as one end needs them. The ends start at PSN 0 and retry RNR NAKs without limit.
 #[derive(Clone, Copy, Debug)]
 pub struct Connected {
-    /// The number of the peer's QP.
+    /// QPN of the peer.
     pub peer: Qpn,
     /// The path to the peer's host.
     pub way: AddressVector,
-    /// Payload of a full packet.
+    /// Payload of a full packet (path MTU).
     pub path_mtu: Mtu,
     /// Local ACK timeout code.
     pub timeout: u8,
-    /// READs and atomics outstanding, both ways.
+    /// Outstanding READs and atomics, as initiator and as target.
     pub rd_atomic: u8,
 }
 
 impl Connected {
-    /// The transitions to RTS of a QP of this service: those without acknowledgements do not have all attributes.
+    /// Returns the transitions from RESET to RTS. QPs other than RC omit the attributes that belong to acknowledgements.
     pub fn steps(&self, qp_type: QpType) -> [QpAttr; 3] {
         let rc = |value: u8| (qp_type == QpType::Rc).then_some(value);
         let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
@@ -53,10 +53,10 @@ impl Connected {
 }
 
 impl Host {
-    /// Takes a QP of RC or UC from RESET to RTS.
+    /// Takes an RC or UC QP from RESET to RTS.
     ///
     /// # Errors
-    /// What the NIC refuses.
+    /// The NIC's error if it refuses a transition.
     pub fn connect(&mut self, qp: &HostQp, to: &Connected) -> Result<(), ControlError> {
         let qp_type = self.query(Nanos::ZERO, qp).qp_type;
         to.steps(qp_type).iter().try_for_each(|attr| self.modify(Nanos::ZERO, qp, attr))

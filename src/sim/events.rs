@@ -1,21 +1,21 @@
-//! What happens next: an event queue in virtual time.
+//! Event queue in virtual time.
 //!
-//! A hierarchical timing wheel (Varghese and Lauck 1987) at the resolution of the clock, one nanosecond: level `n` has 64 slots of
-//! 64^n ns, and an event lies on the level of the highest group of six bits in which its time differs from the present. To
-//! schedule, to cancel and to take the next are each a few steps, whatever waits; an event moves down a level at most ten times, and
-//! with the times of a network once or twice. Events of one time come in the order in which they were scheduled: slots are
-//! lists, and an event is on the same level as any other of its time.
+//! A hierarchical timing wheel (Varghese and Lauck 1987) with the clock's resolution, one nanosecond. Level `n` has 64 slots of 64^n ns. An
+//! event lies on the level of the highest group of six bits in which its time differs from the present. `schedule`, `cancel` and `pop` take
+//! a few steps each, however many events wait. An event moves down a level at most ten times, typically once or twice for the times of a
+//! network. Simultaneous events are returned in the order in which they were scheduled, because slots are FIFO lists, and events of one
+//! time are always on the same level.
 
 use crate::time::Nanos;
 
-/// Bits of a time that one level tells apart.
+/// Bits of a time that one level resolves.
 const BITS: u32 = 6;
 const SLOTS: usize = 1 << BITS;
-/// Ten levels of six bits, and one of the four that are left of 64.
+/// Ten levels of six bits, and one for the remaining four bits of 64.
 const LEVELS: usize = 11;
 const NONE: u32 = u32::MAX;
 
-/// Names an event until it is taken or cancelled; afterwards it names nothing.
+/// Identifies an event until it is taken or cancelled, and nothing afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EventId {
     index: u32,
@@ -25,11 +25,11 @@ pub struct EventId {
 #[derive(Debug)]
 struct Entry<T> {
     time: u64,
-    /// Neighbours in the slot's list; `next` also chains entries that nobody uses.
+    /// Neighbours in the slot's list. `next` also links the free entries.
     next: u32,
     previous: u32,
     generation: u32,
-    /// `None`: not in use.
+    /// `None`: the entry is free.
     event: Option<T>,
 }
 
@@ -39,16 +39,16 @@ struct List {
     tail: u32,
 }
 
-/// Events and their times. `now` is the time of the last that was taken.
+/// Pending events, ordered by time.
 #[derive(Debug)]
 pub struct EventQueue<T> {
     entries: Vec<Entry<T>>,
-    /// First of the entries that nobody uses.
+    /// Head of the list of free entries.
     free: u32,
     slots: Box<[[List; SLOTS]; LEVELS]>,
     /// Bit `s`: slot `s` of this level is not empty.
     filled: [u64; LEVELS],
-    /// Nothing that waits is earlier. At most the time up to which [`EventQueue::pop`] was asked.
+    /// Lower bound of all pending times. At most the largest limit passed to [`EventQueue::pop`].
     floor: u64,
     len: usize,
 }
@@ -60,7 +60,7 @@ impl<T> Default for EventQueue<T> {
 }
 
 impl<T> EventQueue<T> {
-    /// An empty queue at time zero.
+    /// Creates an empty queue at time zero.
     pub fn new() -> EventQueue<T> {
         let empty = List { head: NONE, tail: NONE };
         EventQueue {
@@ -73,20 +73,20 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// Events that wait.
+    /// Returns the number of pending events.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True if none waits.
+    /// Returns true if no event is pending.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Has `event` come at `time`, behind all that have come to be at that time already. A time that has passed is now.
+    /// Schedules `event` at `time`, after all events already scheduled for that time. A time in the past becomes the present.
     ///
     /// # Panics
-    /// With 2^32 - 1 events waiting.
+    /// If 2^32 - 1 events are pending.
     pub fn schedule(&mut self, time: Nanos, event: T) -> EventId {
         let time = time.0.max(self.floor);
         let index = self.free;
@@ -104,7 +104,7 @@ impl<T> EventQueue<T> {
         EventId { index: entry, generation: self.entries[entry as usize].generation }
     }
 
-    /// Takes an event back. `None`: it has been taken or cancelled.
+    /// Removes a pending event. Returns `None` if the event was already taken or cancelled.
     pub fn cancel(&mut self, id: EventId) -> Option<T> {
         let entry = self.entries.get(id.index as usize)?;
         if entry.generation != id.generation || entry.event.is_none() {
@@ -115,7 +115,7 @@ impl<T> EventQueue<T> {
         self.release(id.index)
     }
 
-    /// The next event, if it comes at `limit` or before. Afterwards time is its time, or at least not beyond `limit`.
+    /// Takes the next event if its time is at most `limit`. Time advances to the event's time; without an event, to at most `limit`.
     pub fn pop(&mut self, limit: Nanos) -> Option<(Nanos, T)> {
         loop {
             let level = self.filled.iter().position(|bits| *bits != 0)?;
@@ -130,7 +130,7 @@ impl<T> EventQueue<T> {
                 self.unlink(index, 0, slot);
                 return self.release(index).map(|event| (Nanos(time), event));
             }
-            // The slot's beginning: everything before is empty.
+            // Start of the slot: all earlier slots are empty.
             let shift = BITS * level as u32;
             let above = (self.floor >> shift) >> BITS << BITS;
             let start = (above | slot as u64) << shift;
@@ -142,8 +142,8 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// When the next event comes; `Nanos::MAX`: none waits. As quick as its slot is empty: [`EventQueue::pop`] with a limit is
-    /// quicker.
+    /// Returns the time of the next event, or `Nanos::MAX` if none is pending. Costs a scan of that event's slot; [`EventQueue::pop`] with
+    /// a limit is cheaper.
     pub fn next_time(&self) -> Nanos {
         let Some(level) = self.filled.iter().position(|bits| *bits != 0) else { return Nanos::MAX };
         let mut index = self.slots[level][self.first_slot(level)].head;
@@ -159,12 +159,12 @@ impl<T> EventQueue<T> {
         Nanos(first)
     }
 
-    /// Slots before the present one are empty, on every level: the first that is filled is the lowest bit.
+    /// Returns the first filled slot. Slots before the present one are empty on every level, so it is the lowest set bit.
     fn first_slot(&self, level: usize) -> usize {
         self.filled[level].trailing_zeros() as usize
     }
 
-    /// The level and slot of a time that is not before the floor.
+    /// Returns the level and slot of a time that is not before the floor.
     fn place(&self, time: u64) -> (usize, usize) {
         let differs = time ^ self.floor;
         let level = (63 - (differs | 1).leading_zeros()) / BITS;
@@ -203,7 +203,7 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// Spreads a slot, whose time has come, over the levels below.
+    /// Redistributes a slot that is due over the levels below.
     fn cascade(&mut self, level: usize, slot: usize) {
         let list = &mut self.slots[level][slot];
         let mut index = list.head;
@@ -233,14 +233,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_of_one_time_come_in_the_order_of_their_scheduling() {
+    fn simultaneous_events_keep_their_scheduling_order() {
         let mut queue = EventQueue::new();
         let far = Nanos::from_millis(3);
         queue.schedule(far, "a");
         queue.schedule(Nanos(10), "first");
         queue.schedule(far, "b");
         assert_eq!(queue.pop(Nanos::MAX), Some((Nanos(10), "first")));
-        // Time has moved: the same time may lie on another level now.
+        // Time has advanced: `far` may now lie on another level.
         queue.schedule(Nanos(far.0 - 1), "before");
         assert_eq!(queue.pop(Nanos::MAX), Some((Nanos(far.0 - 1), "before")));
         queue.schedule(far, "c");
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_comes_after_the_limit_and_what_is_scheduled_then_comes_first() {
+    fn pop_with_a_limit_keeps_later_events() {
         let mut queue = EventQueue::new();
         queue.schedule(Nanos(100_000), 'z');
         assert_eq!(queue.pop(Nanos(99_999)), None);
@@ -263,19 +263,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cancelled_does_not_come_and_its_name_names_nothing_else() {
+    fn cancelled_event_is_gone_and_its_id_invalid() {
         let mut queue = EventQueue::new();
         let ids = [1, 2, 3].map(|n| queue.schedule(Nanos(1 << 40), n));
         assert_eq!(queue.cancel(ids[1]), Some(2));
         assert_eq!(queue.cancel(ids[1]), None);
         queue.schedule(Nanos(7), 4);
-        assert_eq!(queue.cancel(ids[1]), None, "the place is another's");
+        assert_eq!(queue.cancel(ids[1]), None, "the entry was reused");
         let all: Vec<_> = std::iter::from_fn(|| queue.pop(Nanos::MAX)).map(|(_, n)| n).collect();
         assert_eq!(all, [4, 1, 3]);
     }
 
     #[test]
-    fn the_end_of_time_can_be_waited_for() {
+    fn events_at_the_maximum_time_are_returned() {
         let mut queue = EventQueue::new();
         queue.schedule(Nanos::MAX, 'e');
         queue.schedule(Nanos(u64::MAX - 1), 'd');
@@ -285,9 +285,9 @@ mod tests {
     }
 
     proptest! {
-        /// Against a list in order: the same events in the same order at the same times.
+        /// Compares the queue with a sorted list: same events, same order, same times.
         #[test]
-        fn the_queue_agrees_with_a_list(
+        fn queue_agrees_with_a_sorted_list(
             steps in prop::collection::vec((0u8..8, 0u32..40, any::<u64>()), 1..400)
         ) {
             let mut queue = EventQueue::new();

@@ -1,4 +1,4 @@
-//! One host in virtual time: a worker, and an application's side of its queues.
+//! A host in virtual time: a worker, and the application's side of its queues.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
@@ -21,10 +21,10 @@ use crate::verbs::{
 };
 use crate::wire::Gid;
 
-/// Workers in virtual time do not sleep: one descriptor is enough for a thousand of them.
+/// Workers in virtual time do not sleep, so all of them share one descriptor. A run may have a thousand.
 static WAKE: OnceLock<Arc<EventFd>> = OnceLock::new();
 
-/// A NIC, its port, and the application that uses it.
+/// A NIC, its port, and the application that uses the NIC.
 #[derive(Debug)]
 pub struct Host {
     /// The NIC and its port.
@@ -32,65 +32,65 @@ pub struct Host {
     number: u16,
     requests: Sender<Request>,
     events: Receiver<AsyncEvent>,
-    /// Puts events back that were taken out.
+    /// Re-queues events that were taken from `events`.
     unread: Sender<AsyncEvent>,
     doorbells: Doorbells,
     pd: PdId,
-    /// The virtual address of the next region: the allocator's would differ from run to run.
+    /// Virtual address of the next region. The allocator's addresses would differ between runs.
     next_address: u64,
-    /// When it was last turned by [`Host::poll`] or [`Host::call`].
+    /// Time of the last pass by [`Host::poll`] or [`Host::call`].
     now: Nanos,
-    /// The last pass did something, and may have left something.
+    /// True if the last pass did something: the next one may find more.
     busy: bool,
 }
 
-/// A QP as its application sees it.
+/// A QP as the application sees it.
 #[derive(Debug)]
 pub struct HostQp {
-    /// Its place and number.
+    /// Index and QPN.
     pub handle: QpHandle,
-    /// Its completion queue, for both directions.
+    /// Completion queue of both directions.
     pub cq: CompletionRing,
-    /// Its queue in the NIC.
+    /// Index of the completion queue in the NIC's table.
     pub cq_index: CqIndex,
     sends: SendRing,
-    /// Its own; `None`: it shares one, or has none.
+    /// `None`: the QP uses a shared receive queue, or has no receive queue.
     receives: Option<RecvRing>,
 }
 
-/// A shared receive queue as its application sees it.
+/// A shared receive queue as the application sees it.
 #[derive(Debug)]
 pub struct HostSrq {
     /// The index in the NIC's table, for commands.
     pub index: SrqIndex,
-    /// The number by which XRC requests name it.
+    /// Number by which XRC requests name the queue.
     pub number: Srqn,
     ring: RecvRing,
 }
 
-/// Registered memory.
+/// A registered memory region.
 #[derive(Debug)]
 pub struct HostRegion {
-    /// The bytes, which the test may read and write at any time.
+    /// The bytes. A test may read and write them at any time.
     pub memory: HostMemory,
-    /// The virtual address of the first.
+    /// Virtual address of the first byte.
     pub address: u64,
-    /// lkey and rkey, which are the same number.
+    /// lkey and rkey, which are equal.
     pub key: u32,
     /// The index in the NIC's table, for commands.
     pub index: MrIndex,
 }
 
 impl HostRegion {
-    /// An entry for `length` bytes from `offset` on.
+    /// Returns a scatter/gather entry for `length` bytes at `offset`.
     pub fn sge(&self, offset: u64, length: u32) -> Sge {
         Sge { addr: self.address + offset, length, lkey: LKey(self.key) }
     }
 
-    /// Copies bytes out.
+    /// Copies `length` bytes at `offset` out of the region.
     ///
     /// # Panics
-    /// If they are not all in the region.
+    /// If the range exceeds the region.
     pub fn bytes(&self, offset: u64, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         self.memory.read(offset, &mut bytes).expect("within the region");
@@ -99,10 +99,10 @@ impl HostRegion {
 }
 
 impl Host {
-    /// Host `number`, from 1 on, with a NIC of this configuration on this port.
+    /// Creates host `number`, 1 or above, with a NIC of this configuration on `port`.
     ///
     /// # Panics
-    /// If the system has no memory for its doorbells.
+    /// If memory for the doorbells cannot be allocated.
     pub fn new(number: u16, config: NicConfig, port: Box<dyn Port>) -> Host {
         let wake = WAKE.get_or_init(|| Doorbells::common_wake().expect("a descriptor"));
         let doorbells = Doorbells::with_wake(config.limits.qps, wake.clone()).expect("memory for doorbells");
@@ -129,7 +129,7 @@ impl Host {
         }
     }
 
-    /// One pass of its worker.
+    /// Runs one pass of the worker.
     pub fn poll(&mut self, now: Nanos) -> Progress {
         self.now = now;
         let progress = self.worker.poll(now);
@@ -137,12 +137,12 @@ impl Host {
         progress
     }
 
-    /// True if a pass may find something to do: the last one did, something was posted, a frame or a deadline is due.
+    /// Returns true if a pass may find work: the last pass did, something was posted, or a frame or deadline is due.
     pub fn is_due(&self, now: Nanos) -> bool {
         self.busy || self.worker.needed_by() <= now
     }
 
-    /// The way from here to host `to`.
+    /// Returns the path from this host to host `to`.
     pub fn path(&self, to: u16, ipv6: bool) -> AddressVector {
         AddressVector {
             sgid: Gid::from(Host::address(self.number, ipv6)),
@@ -169,29 +169,29 @@ impl Host {
         answered.recv().expect("a pass answers all commands")
     }
 
-    /// Carries a command out.
+    /// Runs a command, and one pass of the worker.
     ///
     /// # Errors
-    /// What the NIC says of the command.
+    /// The NIC's error if it rejects the command.
     pub fn call(&mut self, now: Nanos, command: impl Into<Command>) -> Result<Answer, ControlError> {
         (self.now, self.busy) = (now, true);
         Host::run(&mut self.worker, &self.requests, now, command.into())
     }
 
-    /// The same when it was turned last.
+    /// Runs a command at the time of the last pass.
     ///
     /// # Errors
-    /// What the NIC says of the command.
+    /// The NIC's error if it rejects the command.
     pub fn call_now(&mut self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         self.call(self.now, command)
     }
 
-    /// The protection domain of all that it makes.
+    /// Returns the protection domain of all objects of this host.
     pub fn pd(&self) -> PdId {
         self.pd
     }
 
-    /// Registers zeroed memory.
+    /// Allocates and registers zeroed memory.
     ///
     /// # Panics
     /// If the NIC refuses.
@@ -200,7 +200,7 @@ impl Host {
         self.register_memory(memory, access)
     }
 
-    /// Registers memory that is there already.
+    /// Registers existing memory.
     ///
     /// # Panics
     /// If the NIC refuses.
@@ -216,7 +216,7 @@ impl Host {
         }
     }
 
-    /// Makes an RC QP with a completion queue of its own.
+    /// Creates an RC QP with its own completion queue.
     ///
     /// # Panics
     /// If the NIC refuses.
@@ -224,7 +224,7 @@ impl Host {
         self.create_qp_as(QpInit { qp_type: QpType::Rc, caps, sq_sig_all }, cq_entries)
     }
 
-    /// Makes a QP with a completion queue of its own.
+    /// Creates a QP with its own completion queue.
     ///
     /// # Panics
     /// If the NIC refuses.
@@ -234,7 +234,7 @@ impl Host {
         self.create_qp_from(init, ReceiveSource::Own(receives), cq_entries)
     }
 
-    /// Makes a QP that takes its receives from `source`, with a completion queue of its own.
+    /// Creates a QP that takes its receives from `source`, with its own completion queue.
     ///
     /// # Panics
     /// If the NIC refuses.
@@ -243,7 +243,7 @@ impl Host {
         self.create_qp_on(init, source, queue)
     }
 
-    /// The same with a completion queue that is there.
+    /// Creates a QP that takes its receives from `source`, on an existing completion queue.
     ///
     /// # Panics
     /// If the NIC refuses.
@@ -273,7 +273,7 @@ impl Host {
         }
     }
 
-    /// Makes a completion queue.
+    /// Creates a completion queue.
     ///
     /// # Panics
     /// If the NIC refuses.
@@ -281,7 +281,7 @@ impl Host {
         self.create_cq_with(entries, None)
     }
 
-    /// Makes a completion queue whose events are counted in `notify`.
+    /// Creates a completion queue that counts its events in `notify`.
     ///
     /// # Panics
     /// If the NIC refuses.
@@ -299,7 +299,7 @@ impl Host {
         }
     }
 
-    /// Makes a shared receive queue.
+    /// Creates a shared receive queue.
     ///
     /// # Panics
     /// If the NIC refuses.
@@ -312,10 +312,10 @@ impl Host {
         }
     }
 
-    /// Has a shared receive queue go on in a ring of another size.
+    /// Moves a shared receive queue to a ring of another size.
     ///
     /// # Errors
-    /// What the NIC says of the command.
+    /// The NIC's error if it rejects the command.
     pub fn resize_srq(&mut self, now: Nanos, srq: &mut HostSrq, max_wr: u32) -> Result<(), ControlError> {
         let ring = RecvRing::new(max_wr, srq.ring.max_sge()).expect("memory for a queue");
         self.call(now, MemoryCommand::ModifySrq { srq: srq.index, ring: Some(ring.clone()), limit: None })?;
@@ -326,12 +326,12 @@ impl Host {
     /// Arms the limit of a shared receive queue.
     ///
     /// # Errors
-    /// What the NIC says of the command.
+    /// The NIC's error if it rejects the command.
     pub fn arm_srq(&mut self, now: Nanos, srq: &HostSrq, limit: u32) -> Result<(), ControlError> {
         self.call(now, MemoryCommand::ModifySrq { srq: srq.index, ring: None, limit: Some(limit) }).map(drop)
     }
 
-    /// How a shared receive queue is.
+    /// Queries the status of a shared receive queue.
     ///
     /// # Panics
     /// If there is no such queue.
@@ -342,7 +342,7 @@ impl Host {
         }
     }
 
-    /// Opens an XRC domain of its own.
+    /// Opens a new XRC domain.
     ///
     /// # Panics
     /// If the NIC refuses.
@@ -353,7 +353,7 @@ impl Host {
         }
     }
 
-    /// Makes the target of an XRC connection.
+    /// Creates an XRC target QP.
     ///
     /// # Panics
     /// If the NIC refuses.
@@ -364,7 +364,7 @@ impl Host {
         }
     }
 
-    /// The same with queues that stay empty, so that it can be handled as any other QP.
+    /// Creates an XRC target QP with unused queues, so that it can be handled like any other QP.
     ///
     /// # Panics
     /// If the NIC refuses.
@@ -386,12 +386,12 @@ impl Host {
         srq.ring.post(wr_id, sges).map(drop)
     }
 
-    /// The memory of a shared receive queue, to be written over by a test.
+    /// Returns the memory of a shared receive queue, for a test to overwrite.
     pub fn srq_words<'a>(&self, srq: &'a HostSrq) -> &'a [AtomicU64] {
         srq.ring.words()
     }
 
-    /// Makes an address handle.
+    /// Creates an address handle.
     ///
     /// # Panics
     /// If the NIC refuses.
@@ -402,23 +402,23 @@ impl Host {
         }
     }
 
-    /// Sets attributes and state.
+    /// Modifies the attributes and state of a QP.
     ///
     /// # Errors
-    /// What the NIC says of the command.
+    /// The NIC's error if it rejects the command.
     pub fn modify(&mut self, now: Nanos, qp: &HostQp, attr: &QpAttr) -> Result<(), ControlError> {
         self.modify_at(now, qp.handle.index, attr)
     }
 
-    /// The same for a QP that has no queues here.
+    /// Modifies a QP that has no queues in this process.
     ///
     /// # Errors
-    /// What the NIC says of the command.
+    /// The NIC's error if it rejects the command.
     pub fn modify_at(&mut self, now: Nanos, qp: QpIndex, attr: &QpAttr) -> Result<(), ControlError> {
         self.call(now, Command::ModifyQp(qp, Box::new(*attr))).map(drop)
     }
 
-    /// How a QP is.
+    /// Queries the status of a QP.
     ///
     /// # Panics
     /// If there is no such QP.
@@ -426,7 +426,7 @@ impl Host {
         self.query_at(now, qp.handle.index)
     }
 
-    /// The same for a QP that has no queues here.
+    /// Queries a QP that has no queues in this process.
     ///
     /// # Panics
     /// If there is no such QP.
@@ -450,7 +450,7 @@ impl Host {
     /// Posts a receive.
     ///
     /// # Errors
-    /// If the queue is full, or is a shared one.
+    /// If the queue is full, or the QP uses a shared receive queue.
     pub fn post_recv(&self, qp: &HostQp, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
         if qp.receives.as_ref().ok_or(PostError::NoReceiveQueue)?.post(wr_id, sges)? {
             self.doorbells.ring(qp.handle.index);
@@ -458,32 +458,32 @@ impl Host {
         Ok(())
     }
 
-    /// The oldest completion.
+    /// Takes the oldest completion.
     pub fn poll_cq(&self, qp: &HostQp) -> Option<Wc> {
         qp.cq.poll()
     }
 
-    /// Tells the NIC that a QP's queues have changed.
+    /// Rings the doorbell of a QP.
     pub fn ring(&self, qp: &HostQp) {
         self.doorbells.ring(qp.handle.index);
     }
 
-    /// The memory of a QP's send, receive and completion queue, to be written over by a test.
+    /// Returns the memory of a QP's send, receive and completion queue, for a test to overwrite.
     pub fn shared_words<'a>(&self, qp: &'a HostQp) -> [&'a [AtomicU64]; 3] {
         [qp.sends.words(), qp.receives.as_ref().map_or(&[], RecvRing::words), qp.cq.words()]
     }
 
-    /// The next asynchronous event.
+    /// Takes the next asynchronous event.
     pub fn event(&self) -> Option<AsyncEvent> {
         self.events.try_recv().ok()
     }
 
-    /// Takes back the events about something that was destroyed and that nobody has read, as `ibv_destroy_qp` and its like do: its
-    /// index may soon be another's. The others keep their order.
+    /// Discards unread events about a destroyed object, as `ibv_destroy_qp` and its siblings do, because the object's index may be reused.
+    /// Other events keep their order.
     pub fn take_back_events(&self, about: impl Fn(AsyncEvent) -> bool) {
         let waiting: Vec<_> = self.events.try_iter().collect();
         for event in waiting.into_iter().filter(|event| !about(*event)) {
-            // There is room: it was in the queue a moment ago, and nobody else turns this NIC.
+            // Cannot fail: the event was just taken from this queue, and no other thread runs this NIC.
             let _ = self.unread.try_send(event);
         }
     }

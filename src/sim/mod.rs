@@ -1,7 +1,7 @@
-//! NICs in virtual time: the same [`crate::engine::Worker`] that drives hardware, turned by hand.
+//! NICs in virtual time: the [`crate::engine::Worker`] that drives hardware, run step by step.
 //!
-//! A [`Host`] is a NIC, its port and the application's side of its queues, without threads or clocks. [`Pair`] joins two of
-//! them by any two ports, [`fabric::Fabric`] any number by links and switches; both move time to whatever is due next. What happens is
+//! A [`Host`] is a NIC, its port and the application's side of its queues, without threads or clocks. [`Pair`] joins two hosts by any two
+//! ports, [`fabric::Fabric`] any number of hosts by links and switches. `Pair` and `Fabric` advance time to the next due event. Results are
 //! a function of the seeds alone.
 
 mod address;
@@ -11,7 +11,7 @@ pub mod fabric;
 mod host;
 pub mod scenario;
 
-// What calls of this layer take and return of those below.
+// Types of the layers below that this API takes and returns.
 pub use crate::nic::{
     Answer, Command, ControlError, MemoryCommand, NicConfig, QpStatus, ReceiveSource, SrqStatus,
 };
@@ -24,29 +24,29 @@ pub use host::{Host, HostQp, HostRegion, HostSrq};
 use crate::port::Port;
 use crate::time::Nanos;
 
-/// The time that a pass takes in virtual time: how far apart things can be that happen at once.
+/// Virtual duration of a pass. Simultaneous events may be this far apart.
 const PASS: Nanos = Nanos(500);
 
 /// Two hosts and one clock.
 #[derive(Debug)]
 pub struct Pair {
-    /// The end that is turned first in each step.
+    /// The end that runs first in each step.
     pub a: Host,
-    /// The end that is turned second.
+    /// The end that runs second.
     pub b: Host,
-    /// The time that both ends are told.
+    /// The current time of both ends.
     pub now: Nanos,
     quiet_passes: u32,
 }
 
 impl Pair {
-    /// Joins two hosts whose ports are already joined.
+    /// Joins two hosts. Their ports must already be connected to each other.
     pub fn new(a: Host, b: Host) -> Pair {
         Pair { a, b, now: Nanos::ZERO, quiet_passes: 0 }
     }
 
-    /// One pass of each host, then time moves on: a little while something happens, else to the next deadline.
-    /// False: nothing will ever happen again unless the applications do something.
+    /// Runs one pass of each host, then advances time: by one pass if a host did something, else to the next deadline. Returns false if
+    /// nothing is pending and only the applications can continue.
     pub fn step(&mut self) -> bool {
         let progress = [self.a.worker.poll(self.now), self.b.worker.poll(self.now)];
         if progress.iter().any(|p| !p.is_idle()) {
@@ -54,7 +54,7 @@ impl Pair {
             self.now = self.now + PASS;
             return true;
         }
-        // A frame that one host sent in its pass is seen by the other in the next.
+        // A frame sent by one host in its pass is received by the other host in the next.
         self.quiet_passes += 1;
         if self.quiet_passes < 2 {
             return true;
@@ -67,7 +67,7 @@ impl Pair {
         true
     }
 
-    /// Steps until nothing is left to do, or until `limit`. True: all is quiet.
+    /// Steps until nothing is pending or `limit` is reached. Returns true if nothing is pending.
     pub fn run(&mut self, limit: Nanos) -> bool {
         while self.now < limit {
             if !self.step() {
@@ -78,7 +78,7 @@ impl Pair {
     }
 }
 
-/// Two ports joined by memory, with the addresses that [`Host::address`] gives them.
+/// Creates two ports joined by memory, with the addresses of hosts 1 and 2 ([`Host::address`]).
 pub fn joined_ports(mtu: usize, split: Option<usize>) -> (Box<dyn Port>, Box<dyn Port>) {
     use crate::port::memory::{MemoryConfig, pair};
     let end = |n: u16| MemoryConfig {

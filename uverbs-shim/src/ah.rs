@@ -15,10 +15,10 @@ use crate::object::{Errno, Face, behind, code, give, minus_one, pointer, take_ba
 use crate::pd::InDomain;
 use crate::report::{device, refuse};
 
-/// TTL where a program leaves it 0: it means "as usual".
-const USUAL_TTL: u8 = 64;
+/// TTL if a program leaves it 0, which stands for the default.
+const DEFAULT_TTL: u8 = 64;
 
-/// What is behind an address handle.
+/// The object behind an address handle.
 pub(crate) struct Ah {
     pub(crate) handle: AddressHandle,
     _domain: InDomain,
@@ -29,7 +29,7 @@ impl Face for ibv_ah {
     type Behind = Ah;
 }
 
-/// The way that attributes describe.
+/// Returns the path that attributes describe.
 ///
 /// # Safety
 /// The contract: attributes of all releases.
@@ -49,7 +49,7 @@ pub(crate) unsafe fn way(
             "ah_attr.is_global = 0: RoCE addresses are GIDs, set is_global, grh.dgid and grh.sgid_index",
         );
     }
-    // Some programs leave the port to modify_qp's own attribute.
+    // Some programs set the port only by modify_qp's own attribute, so 0 is allowed.
     if port > 1 {
         return refuse(call, libc::EINVAL, format_args!("ah_attr.port_num = {port}: the device has port 1"));
     }
@@ -66,8 +66,8 @@ pub(crate) unsafe fn way(
     }
     let options = AhOptions {
         traffic_class: grh.traffic_class,
-        // The kernel puts the route's over what the program says, too (`ib_resolve_unicast_gid_dmac`): programs say 0 or 1.
-        hop_limit: if to.is_multicast() && grh.hop_limit != 0 { grh.hop_limit } else { USUAL_TTL },
+        // The kernel, too, replaces the program's value (0 or 1) by the route's (`ib_resolve_unicast_gid_dmac`).
+        hop_limit: if to.is_multicast() && grh.hop_limit != 0 { grh.hop_limit } else { DEFAULT_TTL },
         flow_label: grh.flow_label & 0xf_ffff,
         sl,
     };
@@ -84,7 +84,7 @@ pub(crate) unsafe fn way(
     Ok(av)
 }
 
-/// Makes an address handle.
+/// Creates an address handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     let _uncancelled = Uncancelled::new();
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
     })
 }
 
-/// Removes one.
+/// Destroys an address handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     let _uncancelled = Uncancelled::new();
@@ -114,10 +114,10 @@ pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     code(unsafe { behind(ah).map(|_| drop(take_back(ah))) })
 }
 
-/// The two addresses in the 40 bytes before a datagram, sender first, with traffic class, flow label and TTL.
+/// Returns sender and receiver of the network header (40 bytes) before a datagram, with traffic class, flow label and TTL.
 fn addresses(header: &[u8; 40]) -> Option<(Gid, Gid, ibv_global_route)> {
     let mut route = ibv_global_route::default();
-    // An IPv6 header fills the bytes; an IPv4 header without options is in the last 20.
+    // An IPv6 header fills the 40 bytes; an IPv4 header without options is in the last 20.
     let (sender, receiver) = match (header[0] >> 4, header[20]) {
         (6, _) => {
             let word = u32::from_be_bytes(header[..4].try_into().ok()?);
@@ -137,7 +137,7 @@ fn addresses(header: &[u8; 40]) -> Option<(Gid, Gid, ibv_global_route)> {
     Some((sender, receiver, route))
 }
 
-/// The attributes of an answer to a datagram that was received with its network header.
+/// Returns the attributes for a reply to a received datagram, from the network header before it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_init_ah_from_wc(
     of: *mut ibv_context,
@@ -168,27 +168,27 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
                 );
             };
             let gids: Vec<_> = found.nic.device.gids().into_iter().filter(|entry| entry.assigned).collect();
-            // What was sent to a group is answered from the first address of the family.
+            // A multicast datagram is answered from the first address of the family.
             let own = gids.iter().find(|entry| entry.gid == receiver);
             let own = own.or_else(|| gids.iter().find(|entry| entry.gid.is_ipv4() == receiver.is_ipv4()));
             let Some(own) = own else {
                 return refuse(
                     CALL,
                     libc::EINVAL,
-                    format_args!("{receiver} is no address of the device any more"),
+                    format_args!("{receiver} is no longer an address of the device"),
                 );
             };
             route.dgid = ibv_gid { raw: sender.0 };
             route.sgid_index = own.index as u8;
-            // The TTL that is left says nothing of the way back.
-            route.hop_limit = USUAL_TTL;
+            // The received TTL says nothing about the reverse path.
+            route.hop_limit = DEFAULT_TTL;
             attr.write(ibv_ah_attr { grh: route, is_global: 1, port_num: port, ..ibv_ah_attr::default() });
             Ok(())
         })
     })
 }
 
-/// The same, and the address handle made of it.
+/// Creates an address handle for a reply to a received datagram.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_ah_from_wc(
     pd: *mut ibv_pd,
@@ -210,7 +210,7 @@ pub unsafe extern "C" fn ibv_create_ah_from_wc(
     }
 }
 
-/// The station address of the next hop to a GID; RoCE v2 has no VLAN to tell here.
+/// Resolves a GID to the next hop's MAC address. RoCE v2 reports no VLAN.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
     of: *mut ibv_context,
@@ -234,7 +234,7 @@ pub unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
     })
 }
 
-/// Has a datagram QP get what is sent to a group.
+/// Attaches a datagram QP to a multicast group.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, group: *const ibv_gid, _lid: u16) -> c_int {
     let _uncancelled = Uncancelled::new();
@@ -245,7 +245,7 @@ pub unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, group: *const ibv_gid
     })
 }
 
-/// Ends that.
+/// Detaches a datagram QP from a multicast group.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_detach_mcast(qp: *mut ibv_qp, group: *const ibv_gid, _lid: u16) -> c_int {
     let _uncancelled = Uncancelled::new();
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sender_is_found_in_either_network_header() {
+    fn sender_is_found_in_ipv4_and_ipv6_headers() {
         let mut v4 = [0xaa; 40];
         v4[20..]
             .copy_from_slice(&[0x45, 0x0c, 0, 48, 0, 0, 0x40, 0, 63, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2]);

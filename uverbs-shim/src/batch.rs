@@ -1,4 +1,4 @@
-//! The work requests of a QP between `ibv_wr_start` and `ibv_wr_complete` ([`crate::post_ex`]).
+//! Work requests of a QP between `ibv_wr_start` and `ibv_wr_complete` ([`crate::post_ex`]).
 
 use std::cell::UnsafeCell;
 
@@ -7,29 +7,29 @@ use roxie::verbs::{SendWr, Sge};
 
 use crate::object::Errno;
 
-/// The batch under construction. Only who has the QP's turn touches it.
+/// The batch under construction. Accessed only by the thread that holds the QP's turn.
 #[derive(Default)]
 pub(crate) struct Builder(pub(crate) UnsafeCell<Batch>);
 
-// SAFETY: see the type: its users exclude one another by the QP's turn.
+// SAFETY: the QP's turn, which every user holds, excludes concurrent access.
 unsafe impl Sync for Builder {}
-// SAFETY: it holds no pointers.
+// SAFETY: the batch holds no pointers.
 unsafe impl Send for Builder {}
 
-/// Work requests that `ibv_wr_*` has begun.
+/// Work requests that `ibv_wr_*` has started.
 pub(crate) struct Batch {
-    /// Work requests in the ring that the NIC does not see yet.
+    /// Work requests in the ring that the NIC cannot see yet.
     pub(crate) staged: u32,
-    /// The one at hand, and what it carries.
+    /// The current work request, and its data.
     pub(crate) current: Option<SendWr>,
     pub(crate) carried: Carried,
     pub(crate) sges: [Sge; MAX_SGE],
     pub(crate) inline: [u8; MAX_INLINE],
-    /// The first error: the batch will not be posted.
+    /// The first error; if set, the batch will not be posted.
     pub(crate) error: Option<Errno>,
 }
 
-/// What the work request at hand carries: how many entries of `sges`, or how many bytes of `inline`.
+/// Data of the current work request: the number of entries of `sges`, or of bytes of `inline`.
 #[derive(Clone, Copy)]
 pub(crate) enum Carried {
     Sges(usize),

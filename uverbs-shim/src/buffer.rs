@@ -1,4 +1,4 @@
-//! Buffers that a device allocates as suits it best (`ibv_alloc_buf`, since rdma-core 64). Here ordinary memory does.
+//! Buffers allocated as the device prefers (`ibv_alloc_buf`, since rdma-core 64): here, ordinary memory.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::{c_int, c_void};
@@ -10,19 +10,19 @@ use crate::memory::ibv_reg_mr;
 use crate::object::{Errno, Face, behind, give, minus_one, pointer, set_errno, take_back};
 use crate::report::refuse;
 
-/// What applications hold, and never look into.
+/// Handle of a buffer, opaque to applications.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_buf {
     base: *mut c_void,
 }
 
-/// What is behind it.
+/// The object behind a buffer.
 pub(crate) struct Buffer {
-    /// The domain that it was allocated for; compared, and not looked into.
+    /// Protection domain of the buffer. Compared, never dereferenced.
     domain: *mut ibv_pd,
     memory: NonNull<u8>,
-    /// Of the memory; what was asked for may be less.
+    /// Layout of the memory. The requested size may be smaller.
     layout: Layout,
     size: usize,
 }
@@ -39,7 +39,7 @@ impl Face for ibv_buf {
     type Behind = Buffer;
 }
 
-/// Allocates a buffer; `buf` becomes its handle.
+/// Allocates a buffer and writes its handle to `buf`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *mut ibv_buf) -> *mut c_void {
     let _uncancelled = Uncancelled::new();
@@ -47,17 +47,17 @@ pub unsafe extern "C" fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *
     // SAFETY: the contract: an object.
     pointer(unsafe { behind(pd) }.and_then(|_| {
         if buf.is_null() {
-            return refuse(CALL, libc::EINVAL, "buf is null: where is the handle to be written?");
+            return refuse(CALL, libc::EINVAL, "buf is null: give a place for the handle");
         }
-        // SAFETY: a question. Buffers begin on a page, so that a device could register them whatever they are made of.
+        // SAFETY: a query without pointers. Buffers are page-aligned, so that a device could register them whatever their backing.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         let page = usize::try_from(page).unwrap_or(4096);
         let Ok(layout) = Layout::from_size_align(size.max(1), page) else {
-            return refuse(CALL, libc::ENOMEM, format_args!("{size} bytes: there is no such memory"));
+            return refuse(CALL, libc::ENOMEM, format_args!("{size} bytes: too large for an allocation"));
         };
-        // SAFETY: one byte at least.
+        // SAFETY: the layout has one byte at least.
         let Some(memory) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
-            return refuse(CALL, libc::ENOMEM, format_args!("{size} bytes cannot be had"));
+            return refuse(CALL, libc::ENOMEM, format_args!("{size} bytes cannot be allocated"));
         };
         let base = memory.as_ptr().cast();
         let handle = give(ibv_buf { base }, Buffer { domain: pd, memory, layout, size });
@@ -67,13 +67,13 @@ pub unsafe extern "C" fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *
     }))
 }
 
-/// Frees a buffer of which nothing is registered any more.
+/// Frees a buffer without registrations.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_free_buf(buf: *mut ibv_buf) {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, which the caller uses no more.
     if unsafe { behind(buf) }.is_ok() {
-        // SAFETY: `behind` found that it is an object of this process, and the caller uses it no more: it is taken back once.
+        // SAFETY: `behind` verified an object of this process, which the caller does not use again: it is taken back once.
         drop(unsafe { take_back(buf) });
     }
 }
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn ibv_reg_buf_mr(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: objects.
     match unsafe { check("ibv_reg_buf_mr", pd, buf, address, length) } {
-        // SAFETY: as above; the buffer is there until it is freed, which its registrations must not outlive.
+        // SAFETY: as above; the buffer lives until it is freed, and its registrations must not outlive it.
         Ok(()) => unsafe { ibv_reg_mr(pd, address, length, access) },
         Err(errno) => {
             set_errno(errno);
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn ibv_reg_buf_mr(
     }
 }
 
-/// The range is of the buffer, and the buffer of the domain.
+/// Checks that the range lies in the buffer, and that the buffer belongs to the domain.
 ///
 /// # Safety
 /// The contract: an object.
@@ -121,12 +121,12 @@ pub(crate) unsafe fn check(
         _ => refuse(
             call,
             libc::EINVAL,
-            format_args!("{length} bytes from {address:p} on: the buffer has {size} from {base:#x} on"),
+            format_args!("{length} bytes at {address:p}: the buffer has {size} at {base:#x}"),
         ),
     }
 }
 
-/// A descriptor of the DMA buffer behind a buffer: there is none, as nowhere where memory is ordinary (`ENODATA`).
+/// Returns the file descriptor of a buffer's DMA buffer. Fails with `ENODATA`: ordinary memory has none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_export_buf_dmabuf_fd(buf: *mut ibv_buf) -> c_int {
     let _uncancelled = Uncancelled::new();

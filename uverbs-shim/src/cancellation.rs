@@ -1,8 +1,8 @@
-//! Threads that are cancelled (`pthread_cancel`): the C library unwinds them where they wait, which must not be in the middle of ours.
+//! Thread cancellation (`pthread_cancel`): the C library unwinds a cancelled thread where it blocks, which must not be inside this library.
 //!
-//! Every call that may ask the system for something begins with [`Uncancelled`]: a pass of the NIC under the worker's lock does, a command to it, and
-//! a line of the log. What waits for events (`ibv_get_cq_event`, `ibv_get_async_event`, calls of the connection manager's file) does so in
-//! frames without destructors, outside of it.
+//! Every call that may make a system call begins with [`Uncancelled`]: passes of the NIC under the worker's lock, commands, log lines.
+//! Calls that block for events (`ibv_get_cq_event`, `ibv_get_async_event`, calls on the connection manager's file) do so outside of it, in
+//! frames without destructors.
 
 use std::ffi::c_int;
 
@@ -13,7 +13,7 @@ unsafe extern "C" {
 /// `PTHREAD_CANCEL_DISABLE`.
 const DISABLE: c_int = 1;
 
-/// While it lives, the thread cannot be cancelled; what was asked for meanwhile happens later.
+/// Disables cancellation of the calling thread until dropped. A request made meanwhile takes effect afterwards.
 #[derive(Debug)]
 pub(crate) struct Uncancelled(c_int);
 
@@ -21,7 +21,7 @@ impl Uncancelled {
     #[inline]
     pub(crate) fn new() -> Uncancelled {
         let mut before = 0;
-        // SAFETY: a place for a number; it concerns the calling thread alone.
+        // SAFETY: a valid place for a number; the call affects the calling thread alone.
         unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
         Uncancelled(before)
     }
@@ -30,7 +30,7 @@ impl Uncancelled {
 impl Drop for Uncancelled {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: a state that it was in; null: nobody wants to know the other.
+        // SAFETY: a valid state, saved by `new`; null: the replaced state is not needed.
         unsafe { pthread_setcancelstate(self.0, std::ptr::null_mut()) };
     }
 }
@@ -40,7 +40,7 @@ mod tests {
     use std::fs;
     use std::path::{Path, PathBuf};
 
-    /// Calls that ask the system for nothing, and [`Uncancelled`](super::Uncancelled) where one does after all.
+    /// Calls without system calls, or with [`Uncancelled`](super::Uncancelled) only on a path that makes one.
     const ASK_NOTHING: [(&str, &[&str]); 10] = [
         ("cq.rs", &["ibv_ack_cq_events", "poll_cq"]),
         ("device.rs", &["ibv_get_device_name", "ibv_get_device_index", "ibv_get_device_guid"]),
@@ -55,15 +55,15 @@ mod tests {
                 "ibv_dofork_range",
             ],
         ),
-        // Called when the library is loaded and when the process ends.
+        // Called when the library is loaded and when the process exits.
         ("farewell.rs", &["roxie_farewell"]),
         ("interpose/mod.rs", &["roxie_find_next"]),
-        // Calls that are refused: what they say is said uncancelled.
+        // Unsupported calls: `refuse` logs with cancellation disabled.
         ("newer_calls.rs", &["$name"]),
         ("poll_ex.rs", &["$name", "read_completion_ts", "read_completion_wallclock_ns"]),
-        // All but the last step of a batch, which writes to memory.
+        // All but the last step of a batch, which only write to memory.
         ("post_ex.rs", &["*"]),
-        // Words and numbers.
+        // Pure functions of strings and numbers.
         ("strings.rs", &["*"]),
     ];
 
@@ -74,9 +74,9 @@ mod tests {
         }
     }
 
-    /// A call that is added has to choose.
+    /// Fails for a new call until the call is either uncancelled or listed.
     #[test]
-    fn every_call_of_c_that_may_ask_the_system_is_uncancelled() {
+    fn calls_with_system_calls_disable_cancellation() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
         let (mut calls, mut open) = (0, Vec::new());
         let mut files = Vec::new();

@@ -1,7 +1,7 @@
-//! A context: what `ibv_open_device` returns.
+//! Contexts, as `ibv_open_device` returns them.
 //!
-//! `verbs_context` grows downwards from the `ibv_context` that applications hold, so the longer form of later releases is allocated,
-//! with nothing in the slots that this library does not know.
+//! `verbs_context` grows downwards from the `ibv_context` that applications hold. The allocation therefore has the longest known form, with
+//! empty slots for functions that this library does not know.
 
 use std::mem::{offset_of, size_of};
 use std::os::fd::OwnedFd;
@@ -16,18 +16,18 @@ use crate::nic::Nic;
 use crate::object::Errno;
 use crate::published::{Counted, Kind};
 
-/// What is behind a context.
+/// The object behind a context.
 pub(crate) struct Context {
     pub(crate) nic: Arc<Nic>,
     pub(crate) events: Arc<EventQueue>,
-    /// The contexts that share its command descriptor, and their objects.
+    /// The contexts that share the command descriptor, and their objects.
     pub(crate) family: Arc<Family>,
     _command: OwnedFd,
     generation: u32,
     _counted: Counted,
 }
 
-/// The allocation: the C structures end with the `ibv_context` that applications hold.
+/// The allocation. The C structures end with the `ibv_context` that applications hold.
 #[repr(C)]
 struct Block {
     unknown: [u64; (VERBS_CONTEXT - size_of::<verbs_context>()) / 8],
@@ -35,28 +35,28 @@ struct Block {
     behind: Context,
 }
 
-/// From the block's start to what applications hold.
+/// Offset from the block's start to the pointer that applications hold.
 const HELD: usize = offset_of!(Block, verbs) + offset_of!(verbs_context, context);
 
 fn block(held: *mut ibv_context) -> *mut Block {
     held.cast::<u8>().wrapping_sub(HELD).cast()
 }
 
-/// What is behind a context.
+/// Returns the object behind a context.
 ///
 /// # Safety
-/// The contract: null, or a context that is open.
+/// The contract: null, or an open context.
 pub(crate) unsafe fn context<'a>(held: *mut ibv_context) -> Result<&'a Context, Errno> {
     if held.is_null() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: `open` made it as part of a block.
+    // SAFETY: `allocate` made the context as part of a block.
     let behind = unsafe { &(*block(held)).behind };
     if behind.generation == fork::generation() { Ok(behind) } else { Err(libc::EIO) }
 }
 
 impl Context {
-    /// `command` is the context's own.
+    /// Creates the object. `command` is the context's own descriptor.
     pub(crate) fn new(
         nic: Arc<Nic>,
         events: Arc<EventQueue>,
@@ -68,19 +68,19 @@ impl Context {
     }
 }
 
-/// Makes the allocation, and returns what applications hold of it.
+/// Allocates a context. Returns the pointer that applications hold.
 pub(crate) fn allocate(verbs: verbs_context, behind: Context) -> *mut ibv_context {
     let unknown = [0; (VERBS_CONTEXT - size_of::<verbs_context>()) / 8];
     let block = Box::new(Block { unknown, verbs: verbs_context { sz: VERBS_CONTEXT, ..verbs }, behind });
-    // The block is reached through what applications hold, so the pointer has to cover all of it.
+    // Applications' pointer leads to the whole block, so it must have provenance over all of it.
     Box::into_raw(block).cast::<u8>().wrapping_add(HELD).cast()
 }
 
-/// Gives the allocation back.
+/// Frees the allocation.
 ///
 /// # Safety
-/// [`allocate`] made it, and nobody uses it any more.
+/// [`allocate`] made the context, and it is not used again.
 pub(crate) unsafe fn free(held: *mut ibv_context) {
-    // SAFETY: `allocate` made it of a box of this type, as the caller says, and this is the only time that it is given back.
+    // SAFETY: `allocate` made it from a box of this type, and it is freed only once, as the caller promises.
     drop(unsafe { Box::from_raw(block(held)) });
 }

@@ -1,4 +1,4 @@
-//! `ibv_cq` and `ibv_comp_channel`: completion queues, and the channels on which they raise events.
+//! Completion queues (`ibv_cq`), and completion channels (`ibv_comp_channel`).
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
@@ -27,27 +27,27 @@ use crate::published::{Counted, Kind};
 use crate::report::{device, refuse};
 use crate::waiting::{Acknowledgements, Turn, Woken, take_count, take_count_now, wait_for_any};
 
-/// Completion vectors: one engine raises all events.
+/// Number of completion vectors: one engine raises all events.
 pub(crate) const COMPLETION_VECTORS: c_int = 1;
 
-/// What is behind a completion queue. Applications hold the shorter `ibv_cq`, which `ibv_cq_ex` begins with.
+/// The object behind a completion queue. Applications hold the shorter `ibv_cq`, which is the beginning of `ibv_cq_ex`.
 pub(crate) struct Cq {
     pub(crate) queue: CompletionQueue,
     channel: Option<*mut ibv_comp_channel>,
     pub(crate) users: Users,
     comp_acknowledgements: Acknowledgements,
     pub(crate) async_acknowledgements: Acknowledgements,
-    /// Who polls by `ibv_start_poll`, and what it found.
+    /// Held by the thread that polls with `ibv_start_poll`, for access to `poll`.
     pub(crate) poll_turn: Turn,
     pub(crate) poll: Poll,
     _counted: Counted,
 }
 
-/// The completion at hand and when it came about. Only who has the queue's `poll_turn` touches it.
+/// The current completion and its timestamp. Accessed only by the thread that holds `poll_turn`.
 #[derive(Default)]
 pub(crate) struct Poll(pub(crate) UnsafeCell<(Wc, Nanos)>);
 
-// SAFETY: see the type: its users exclude one another.
+// SAFETY: `poll_turn`, which every user holds, excludes concurrent access.
 unsafe impl Sync for Poll {}
 
 impl Face for ibv_cq_ex {
@@ -62,13 +62,13 @@ impl Face for ibv_cq {
 
 const _: () = assert!(
     offset_of!(ibv_cq_ex, async_events_completed) == offset_of!(ibv_cq, async_events_completed),
-    "an extended queue begins as a queue"
+    "ibv_cq_ex begins with the fields of ibv_cq"
 );
 
-/// What is behind a channel.
+/// The object behind a completion channel.
 pub(crate) struct Channel {
     channel: CompletionChannel,
-    /// Its queues; who was last asked goes to the end.
+    /// Queues of the channel, least recently served first.
     queues: Mutex<Vec<*mut ibv_cq_ex>>,
 }
 
@@ -77,7 +77,7 @@ impl Face for ibv_comp_channel {
     type Behind = Channel;
 }
 
-/// Makes a channel.
+/// Creates a completion channel.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_comp_channel(of: *mut ibv_context) -> *mut ibv_comp_channel {
     let _uncancelled = Uncancelled::new();
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(of: *mut ibv_context) -> *mut i
     }))
 }
 
-/// Removes one that no queue uses.
+/// Destroys a completion channel without queues.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     let _uncancelled = Uncancelled::new();
@@ -103,20 +103,20 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
                 format_args!("{users} completion queues still use it"),
             );
         }
-        // SAFETY: nothing uses it any more.
+        // SAFETY: no queue uses the channel.
         drop(unsafe { take_back(channel) });
         Ok(())
     }))
 }
 
-/// What a queue has at least, as on adapters (hns has 64, others as many as fit a page).
+/// Minimum number of entries, as on adapters (hns: 64; others: as many as fit a page).
 ///
-/// Programs that ask for no more entries than they have requests under way may look for completions one request late:
-/// `ib_send_lat -e`, with one request and one entry, takes the event of an answer that overtook its request's acknowledgement
-/// for that of the acknowledgement. With one entry alone the queue would overflow then, and the QP fail.
+/// Programs that request no more entries than they have outstanding requests may poll one request late. Example: `ib_send_lat -e` has one
+/// request and one entry. If the peer's reply arrives before the ACK of its request, the program takes the reply's event for that of the
+/// request. A queue of one entry would then overflow, and the QP fail.
 const LEAST_ENTRIES: u32 = 64;
 
-/// Makes a queue as both forms of `ibv_create_cq` do.
+/// Creates a queue, for all forms of `ibv_create_cq`.
 pub(crate) fn create(
     call: &'static str,
     of: *mut ibv_context,
@@ -159,13 +159,13 @@ pub(crate) fn create(
     nic.nic.add_source(source, &nic.events, Element::Cq(cq as usize));
     if let Some(found) = found {
         lock(&found.queues).push(cq);
-        // SAFETY: as above; the count is for those who look.
+        // SAFETY: as above; the count is informative.
         unsafe { (*channel).refcnt += 1 };
     }
     Ok(cq)
 }
 
-/// Makes a completion queue.
+/// Creates a completion queue.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_cq(
     of: *mut ibv_context,
@@ -180,12 +180,12 @@ pub unsafe extern "C" fn ibv_create_cq(
     pointer(create("ibv_create_cq", of, entries, user, channel, vector).map(<*mut ibv_cq_ex>::cast))
 }
 
-/// Removes one that no QP uses, once its events are acknowledged.
+/// Destroys a queue without QPs, once its events are acknowledged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     let _uncancelled = Uncancelled::new();
     let cq = cq.cast::<ibv_cq_ex>();
-    // SAFETY: the contract: objects that live, and nobody uses the queue while it goes.
+    // SAFETY: the contract: live objects, and a queue that is not used concurrently.
     code(unsafe {
         behind(cq).and_then(|found| {
             found.users.none("ibv_destroy_cq", "completion queue")?;
@@ -206,10 +206,10 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     })
 }
 
-/// Passes of the NIC that a change of size waits for at most.
+/// Maximum number of passes of the NIC before a resize.
 const PASSES_BEFORE_A_RESIZE: u32 = 64;
 
-/// Changes the size of a queue; completions that wait stay.
+/// Resizes a queue. Pending completions are kept.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int {
     let _uncancelled = Uncancelled::new();
@@ -218,8 +218,8 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int
         let Some(entries) = u32::try_from(entries).ok().filter(|entries| *entries > 0) else {
             return refuse("ibv_resize_cq", libc::EINVAL, format_args!("{entries} entries: one at least"));
         };
-        // It becomes as small as it is asked to (rdma-core's test_resize_cq fills it by `cqe`), unlike a new one.
-        // SAFETY: as above. Completions that are on their way count: a queue that would be too small for them is refused.
+        // SAFETY: as above. Unlike a new queue, a resized one has exactly the size requested (rdma-core's test_resize_cq fills it up to
+        // `cqe`). The passes deliver completions in flight, so that a queue too small for them is rejected.
         let nic = unsafe { context((*cq).context) }?;
         for _ in 0..PASSES_BEFORE_A_RESIZE {
             if !nic.nic.device.poll() {
@@ -233,7 +233,7 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int
     }))
 }
 
-/// Holds events back: one for so many completions, or so many microseconds after the first of them.
+/// Moderates events: one event per number of completions, or per number of microseconds after the first of them.
 pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
     let _uncancelled = Uncancelled::new();
     const CALL: &str = "ibv_modify_cq";
@@ -254,8 +254,8 @@ pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify
     })
 }
 
-/// Waits for the next event of a channel, unless its descriptor was made non-blocking. A thread that waits may be cancelled: there is
-/// nothing to destroy here.
+/// Waits for the next event of a channel, or returns if the descriptor is non-blocking. The wait is a cancellation point: no destructor is
+/// pending here.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn ibv_get_cq_event(
     channel: *mut ibv_comp_channel,
@@ -287,7 +287,7 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
         if !waited {
             return -1;
         }
-        // None: the queue of the event went in between.
+        // None: the event's queue was destroyed meanwhile.
         // SAFETY: as above, and room for two pointers.
         unsafe {
             if let Ok(found) = behind(channel)
@@ -301,15 +301,15 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
     }
 }
 
-/// What there is of a channel's events, and how to wait if there is none. Nothing in it is to be destroyed.
+/// State of a channel's events, and how to wait for one. Holds nothing that needs a destructor.
 enum Look {
     /// An event was taken.
     Taken,
-    /// Something has come.
+    /// A completion has arrived; look again.
     Again,
-    /// Somebody else turns the NIC: wait for a count of this descriptor.
+    /// Another thread runs the NIC: wait for this descriptor's count.
     Sleep(RawFd),
-    /// Nobody does: wait for any of these, and then turn it.
+    /// No other thread runs the NIC: wait for any of these, then run it.
     Watch {
         events: RawFd,
         link: Watched,
@@ -318,7 +318,7 @@ enum Look {
     Failed(Errno),
 }
 
-/// Looks for an event, and prepares to wait for one. `by_link`: the link has just ended a sleep, and no event did.
+/// Checks for an event, and prepares to wait for one. `by_link`: the link ended the last sleep, without an event.
 ///
 /// # Safety
 /// The contract: an object.
@@ -329,7 +329,7 @@ unsafe fn look(channel: *mut ibv_comp_channel, by_link: bool) -> Look {
             Ok(both) => both,
             Err(errno) => return Look::Failed(errno),
         };
-    // A pass makes system calls, in which a thread must not be cancelled.
+    // A pass makes system calls, so cancellation must be disabled.
     let _uncancelled = Uncancelled::new();
     let (channel, device) = (&found.channel, &nic.nic.device);
     if !by_link && take_count_now(channel.events()) {
@@ -360,11 +360,11 @@ unsafe fn end_wait(channel: *mut ibv_comp_channel, rang: bool) {
     }
 }
 
-/// A queue of the channel that has an event, which is taken from it and counted as handed over.
+/// Takes the event of one of the channel's queues, and counts it as delivered. Returns the queue.
 fn next_event(channel: &Channel) -> Option<*mut ibv_cq_ex> {
     let mut queues = lock(&channel.queues);
     let place = queues.iter().position(|cq| {
-        // SAFETY: queues leave the list before they go, under its lock.
+        // SAFETY: queues leave the list, under its lock, before they are destroyed.
         unsafe { behind(*cq) }.is_ok_and(|cq| {
             let raised = cq.queue.take_event();
             if raised {
@@ -373,12 +373,12 @@ fn next_event(channel: &Channel) -> Option<*mut ibv_cq_ex> {
             raised
         })
     })?;
-    // The next event is looked for behind it first: no queue keeps the others from being heard.
+    // The next search starts behind this queue, so that one busy queue cannot starve the others.
     queues.rotate_left(place + 1);
     queues.last().copied()
 }
 
-/// Acknowledges events; the queue can be destroyed after the last.
+/// Acknowledges events. A queue can be destroyed once all are acknowledged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: u32) {
     // SAFETY: the contract: an object.
@@ -387,7 +387,7 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: u32) {
     }
 }
 
-/// Asks for an event with the next completion.
+/// Arms a queue: the next completion raises an event.
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
@@ -396,10 +396,10 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     }))
 }
 
-/// Completions that are taken from the ring at a time.
+/// Completions taken from the ring at once.
 const BATCH: usize = 16;
 
-/// Takes completions; returns how many, or -1.
+/// Polls a queue. Returns the number of completions, or -1.
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, to: *mut ibv_wc) -> c_int {
     // SAFETY: the contract: an object.
     let found = match unsafe { behind(cq) } {
@@ -416,12 +416,12 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, to: *mut i
         let wanted = BATCH.min(room - taken);
         let mut came = found.queue.poll_ready(&mut batch[..wanted]);
         if came + taken == 0 {
-            // Such a pass makes system calls, in which a thread must not be cancelled.
+            // A pass makes system calls, so cancellation must be disabled.
             let _uncancelled = Uncancelled::new();
             found.queue.turn();
             came = found.queue.poll_ready(&mut batch[..wanted]);
             if came == 0 && found.queue.has_failed() {
-                // Nothing will come any more: who polls for ever is to hear of it.
+                // The engine has failed: report it to programs that would poll without end.
                 set_errno(libc::EIO);
                 return -1;
             }
@@ -459,12 +459,12 @@ unsafe fn write_wc(to: *mut ibv_wc, wc: &Wc) {
     }
 }
 
-/// Immediate data in network order, or an invalidated key as it is.
+/// Returns immediate data in network order, or an invalidated rkey unchanged.
 pub(crate) fn imm_or_key(wc: &Wc) -> u32 {
     if wc.flags.contains(WcFlags::WITH_INV) { wc.imm } else { wc.imm.to_be() }
 }
 
-/// `enum ibv_wc_flags`.
+/// Returns `enum ibv_wc_flags`.
 pub(crate) fn flags(wc: &Wc) -> u32 {
     let bits = [
         (WcFlags::GRH, wc_flags::IBV_WC_GRH),

@@ -1,4 +1,4 @@
-//! Queue pairs are made, in both ways.
+//! Creation of queue pairs, by both interfaces.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -27,10 +27,10 @@ use crate::srq::{self, Endpoints};
 use crate::waiting::{Acknowledgements, Turn};
 use crate::wq::Spread;
 
-/// Bytes of an entry of a scatter/gather list in a send queue.
+/// Bytes of a scatter/gather entry in a send queue.
 const SGE_BYTES: u32 = 16;
 
-/// What is wanted, from either structure.
+/// Requested attributes, from either structure.
 struct Wanted {
     call: &'static str,
     user: *mut c_void,
@@ -40,11 +40,11 @@ struct Wanted {
     sq_sig_all: bool,
     /// `send_ops_flags`, if they were given.
     operations: Option<u64>,
-    /// It spreads frames over the queues of a table.
+    /// Set if the QP spreads frames over the queues of a table (RSS).
     spread: Option<Spread>,
 }
 
-/// Operations that `ibv_wr_*` offers.
+/// Operations that `ibv_wr_*` supports.
 const OFFERED: u32 = ops::IBV_QP_EX_WITH_RDMA_WRITE
     | ops::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
     | ops::IBV_QP_EX_WITH_SEND
@@ -58,7 +58,7 @@ const OFFERED: u32 = ops::IBV_QP_EX_WITH_RDMA_WRITE
     | ops::IBV_QP_EX_WITH_ATOMIC_WRITE
     | IBV_QP_EX_WITH_FLUSH;
 
-/// Makes a queue pair in RESET. The first one claims the interface.
+/// Creates a queue pair in RESET. The first one claims the interface.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     let _uncancelled = Uncancelled::new();
@@ -90,13 +90,13 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_a
     }
 }
 
-/// The same with what came later.
+/// Creates a queue pair with extended attributes.
 pub(crate) unsafe extern "C" fn create_qp_ex(
     of: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
     let _uncancelled = Uncancelled::new();
-    // SAFETY: the contract: objects and attributes, of which `comp_mask` says how many there are.
+    // SAFETY: the contract: objects, and the attributes that `comp_mask` says are present.
     unsafe {
         pointer(wanted_ex(attr).and_then(|wanted| create(of, &wanted)).map(|(qp, caps)| {
             (*attr).cap = given_caps(&caps);
@@ -106,7 +106,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
 }
 
 /// # Safety
-/// The contract: attributes, of which `comp_mask` says how many there are.
+/// The contract: the attributes that `comp_mask` says are present.
 unsafe fn wanted_ex(attr: *mut ibv_qp_init_attr_ex) -> Result<Wanted, Errno> {
     const CALL: &str = "ibv_create_qp_ex";
     const KNOWN: u32 = mask::IBV_QP_INIT_ATTR_PD
@@ -119,7 +119,7 @@ unsafe fn wanted_ex(attr: *mut ibv_qp_init_attr_ex) -> Result<Wanted, Errno> {
     if attr.is_null() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: not null, as was seen; the caller promises attributes, of which each field is read only if `comp_mask` says that it is there.
+    // SAFETY: not null, as checked; the caller promises attributes, each of which is read only if `comp_mask` says that it is present.
     unsafe {
         let given = (*attr).comp_mask;
         let has = |bit| given & bit != 0;
@@ -127,18 +127,22 @@ unsafe fn wanted_ex(attr: *mut ibv_qp_init_attr_ex) -> Result<Wanted, Errno> {
             return refuse(
                 CALL,
                 libc::EOPNOTSUPP,
-                format_args!("comp_mask {given:#x}: {KNOWN:#x} are served"),
+                format_args!("comp_mask {given:#x}: {KNOWN:#x} are supported"),
             );
         }
         if has(mask::IBV_QP_INIT_ATTR_CREATE_FLAGS) && (*attr).create_flags != 0 {
             let flags = (*attr).create_flags;
-            return refuse(CALL, libc::EOPNOTSUPP, format_args!("create_flags {flags:#x}: none are served"));
+            return refuse(
+                CALL,
+                libc::EOPNOTSUPP,
+                format_args!("create_flags {flags:#x}: none are supported"),
+            );
         }
         if has(mask::IBV_QP_INIT_ATTR_MAX_TSO_HEADER) && (*attr).max_tso_header != 0 {
             return refuse(
                 CALL,
                 libc::EOPNOTSUPP,
-                "max_tso_header: there are no QPs that segment packets of other protocols",
+                "max_tso_header: QPs that segment packets of other protocols are not supported",
             );
         }
         let operations = has(mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then(|| (*attr).send_ops_flags);
@@ -148,7 +152,7 @@ unsafe fn wanted_ex(attr: *mut ibv_qp_init_attr_ex) -> Result<Wanted, Errno> {
             return refuse(
                 CALL,
                 libc::EOPNOTSUPP,
-                format_args!("send_ops_flags {wanted:#x}: {OFFERED:#x} are served"),
+                format_args!("send_ops_flags {wanted:#x}: {OFFERED:#x} are supported"),
             );
         }
         let spread = match (has(mask::IBV_QP_INIT_ATTR_IND_TABLE), has(mask::IBV_QP_INIT_ATTR_RX_HASH)) {
@@ -197,11 +201,12 @@ fn create(of: *mut ibv_context, wanted: &Wanted) -> Result<(*mut QpFace, QpCaps)
         max_recv_wr: if wanted.uses.srq.is_null() { wanted.cap.max_recv_wr } else { 0 },
         max_send_sge: wanted.cap.max_send_sge,
         max_recv_sge: if wanted.uses.srq.is_null() { wanted.cap.max_recv_sge } else { 0 },
-        // Inline bytes lie where the list would be: so much is there anyway, and programs rely on devices that say so.
+        // Inline bytes share memory with the scatter/gather list, so the list's size is available in any case. Programs rely on devices
+        // that report it.
         max_inline: wanted.cap.max_inline_data.max(wanted.cap.max_send_sge.min(MAX_SGE as u32) * SGE_BYTES),
     };
     if wanted.operations.is_some_and(|flags| flags & u64::from(ops::IBV_QP_EX_WITH_ATOMIC_WRITE) != 0) {
-        // The 8 bytes of `ibv_wr_atomic_write` are in the work request.
+        // The work request holds the 8 bytes of `ibv_wr_atomic_write` inline.
         caps.max_inline = caps.max_inline.max(8);
     }
     let init = QpInit { qp_type: kind, caps, sq_sig_all: wanted.sq_sig_all };
@@ -266,14 +271,14 @@ fn face(of: *mut ibv_context, wanted: &Wanted, qpn: u32) -> QpFace {
         post_ex::offer(&mut face.ex, operations);
         if operations & u64::from(IBV_QP_EX_WITH_FLUSH) != 0 {
             let slot = (&raw mut face).wrapping_byte_add(WR_FLUSH).cast::<WrFlush>();
-            // SAFETY: inside of the face and aligned, as was asserted; releases that know the slot have such a function there.
+            // SAFETY: within the structure and aligned, as asserted; releases that know the slot have a function of this type there.
             unsafe { slot.write(post_ex::flush) };
         }
     }
     face
 }
 
-/// Opens a QP that another process shares: there are none.
+/// Opens a QP shared by another process. Not supported.
 pub(crate) unsafe extern "C" fn open_qp(_of: *mut ibv_context, _attr: *mut ibv_qp_open_attr) -> *mut ibv_qp {
     let _uncancelled = Uncancelled::new();
     pointer(refuse("ibv_open_qp", libc::EOPNOTSUPP, "QPs are not shared between processes"))

@@ -1,4 +1,4 @@
-//! The list of devices: one, `roxie0`, on the interface that the environment names ([`crate::settings`]).
+//! The device list: one device, `roxie0`, on the interface that the environment names ([`crate::settings`]).
 
 use std::ffi::{CStr, c_char, c_int};
 use std::path::PathBuf;
@@ -10,12 +10,12 @@ use crate::cancellation::Uncancelled;
 use crate::netlink;
 use crate::object::{fill, put, set_errno};
 use crate::settings::{NAME, interface, node_guid};
-// `ucma` asks for them here.
+// Used by `ucma`.
 use crate::settings::settings;
 
-/// The name of its node in `/dev/infiniband`.
+/// Name of the device's node in `/dev/infiniband`.
 const DEV_NAME: &str = "uverbs0";
-/// As the library lays it out: some programs look at the word behind the public part (`is_mlx5_dev`), which must lead somewhere.
+/// rdma-core's layout of a device. Some programs dereference the word after the public part (`is_mlx5_dev`), so it must be a valid pointer.
 #[repr(C)]
 struct VerbsDevice {
     device: ibv_device,
@@ -23,16 +23,16 @@ struct VerbsDevice {
     rest: [u64; 16],
 }
 
-/// `verbs_device_ops`: nothing in it is ours to be compared with a provider's.
+/// `verbs_device_ops`. Empty: it must not be equal to any provider's.
 type Operations = [u64; 32];
 static OPERATIONS: Operations = [0; 32];
 
-/// The one device, for as long as the process lives: lists come and go, the device in them stays the same.
+/// The device, which lives as long as the process. Lists are allocated and freed; the device in them stays the same.
 struct TheDevice(*mut VerbsDevice);
 
-// SAFETY: written before it is shared, and only read after.
+// SAFETY: written before it is shared, and only read afterwards.
 unsafe impl Send for TheDevice {}
-// SAFETY: written before it is shared, and never after: many threads may read it at once.
+// SAFETY: written before it is shared, and only read afterwards, which any number of threads may do at once.
 unsafe impl Sync for TheDevice {}
 
 pub(crate) fn the_device() -> *mut ibv_device {
@@ -51,7 +51,7 @@ pub(crate) fn the_device() -> *mut ibv_device {
     DEVICE.0.cast()
 }
 
-/// The devices that there are, with a null pointer behind them.
+/// Returns the device list, terminated by a null pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
     let _uncancelled = Uncancelled::new();
@@ -59,49 +59,49 @@ pub unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *m
     let list = if there { vec![the_device(), ptr::null_mut()] } else { vec![ptr::null_mut()] };
     // SAFETY: the contract: a place for the number, or null.
     unsafe { put(num_devices, c_int::from(there)) };
-    // Two words either way, so that the one who frees it knows its size.
+    // Two words in both cases, so that `ibv_free_device_list` knows the size.
     let mut list = list;
     list.resize(2, ptr::null_mut());
     Box::into_raw(list.into_boxed_slice()).cast()
 }
 
-/// Frees a list; the devices stay.
+/// Frees a device list. Devices stay valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     let _uncancelled = Uncancelled::new();
     if !list.is_null() {
-        // SAFETY: `ibv_get_device_list` made it of two words.
+        // SAFETY: `ibv_get_device_list` allocated it with two words.
         drop(unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(list, 2)) });
     }
 }
 
-/// `roxie0`.
+/// Returns the device's name, `roxie0`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
     // SAFETY: the contract: a device of the list; its name is never written again.
     unsafe { (&raw const (*device).name).cast() }
 }
 
-/// The device's index among those that netlink tells of; -1 where the kernel tells, to whom ours is none.
+/// Returns the device's netlink index; -1 if the kernel serves this netlink family, because it does not know the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_index(_device: *mut ibv_device) -> c_int {
-    if netlink::kernel_has_it() { -1 } else { 0 }
+    if netlink::kernel_supports_rdma() { -1 } else { 0 }
 }
 
-/// Its GUID in network order: the interface's station address, widened as EUI-64.
+/// Returns the node GUID in network order: the interface's MAC address, extended to EUI-64.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_guid(_device: *mut ibv_device) -> u64 {
     node_guid()
 }
 
-/// Where sysfs is mounted.
+/// Returns the mount point of sysfs.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     let _uncancelled = Uncancelled::new();
     c"/sys".as_ptr()
 }
 
-/// Reads a file below a directory, without its last line feed; returns its length or -1.
+/// Reads a file below a directory, without the final line feed. Returns its length, or -1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_read_sysfs_file(
     dir: *const c_char,
@@ -129,13 +129,13 @@ pub unsafe extern "C" fn ibv_read_sysfs_file(
 }
 
 /// # Safety
-/// `buffer` has `size` bytes.
+/// `buffer` has room for `size` bytes.
 unsafe fn copy_out(bytes: &[u8], buffer: *mut c_char, size: usize) -> c_int {
     if size == 0 {
         return 0;
     }
     let length = bytes.len().min(size - 1);
-    // SAFETY: `length` is below both lengths, and there is room for the zero.
+    // SAFETY: `length` is below both sizes, so there is room for the terminating zero.
     unsafe {
         ptr::copy_nonoverlapping(bytes.as_ptr().cast(), buffer, length);
         *buffer.add(length) = 0;

@@ -1,4 +1,4 @@
-//! The asynchronous events of a context: a queue and a descriptor.
+//! Asynchronous events of a context: a queue and a descriptor.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -12,10 +12,10 @@ use crate::lock::lock;
 use crate::object::Errno;
 use crate::waiting::take_count_now;
 
-/// Events that may wait; beyond them they are lost, as a kernel without memory loses them.
+/// Maximum number of pending events. Further events are dropped, as by a kernel without memory.
 const CAPACITY: usize = 4096;
 
-/// What an event names, by its address in C.
+/// Object of an event, by its address in C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Element {
     Qp(usize),
@@ -25,10 +25,10 @@ pub(crate) enum Element {
     Port,
 }
 
-/// The events of a context.
+/// Pending events of a context.
 #[derive(Debug)]
 pub(crate) struct EventQueue {
-    /// Counts them: readable while one waits.
+    /// Counts the pending events: readable while there is one.
     fd: EventFd,
     waiting: Mutex<VecDeque<(Element, EventKind)>>,
 }
@@ -48,12 +48,12 @@ impl EventQueue {
         let mut waiting = lock(&self.waiting);
         if waiting.len() < CAPACITY {
             waiting.push_back((element, kind));
-            // Never full: the queue is bounded far below.
+            // Never full: the queue's limit is far below the counter's.
             let _ = self.fd.write(1);
         }
     }
 
-    /// Takes back what waits of an object that goes.
+    /// Discards the pending events of an object, before it is destroyed.
     pub(crate) fn forget(&self, element: Element) {
         let mut waiting = lock(&self.waiting);
         let before = waiting.len();
@@ -63,8 +63,8 @@ impl EventQueue {
         }
     }
 
-    /// The next, whose count was taken; `hand_over` runs before its object can be taken back. `None`: the object of the event went in
-    /// between.
+    /// Returns the next event. The caller has taken its count. `hand_over` runs before the event's object can discard its events. `None`:
+    /// the object was destroyed meanwhile.
     pub(crate) fn next<T>(&self, hand_over: impl Fn(Element, EventKind) -> T) -> Option<T> {
         let mut waiting = lock(&self.waiting);
         waiting.pop_front().map(|(element, kind)| hand_over(element, kind))
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn events_of_an_object_that_goes_are_taken_back() {
+    fn destroyed_object_has_no_pending_events() {
         let queue = EventQueue::new().unwrap();
         queue.push(Element::Qp(8), EventKind::QpFatal);
         queue.push(Element::Qp(16), EventKind::SqDrained);

@@ -1,4 +1,4 @@
-//! Asynchronous events as applications take and acknowledge them.
+//! Delivery and acknowledgement of asynchronous events.
 
 use std::ffi::c_int;
 
@@ -12,9 +12,9 @@ use crate::event_queue::Element;
 use crate::object::{behind, minus_one};
 use crate::waiting::take_count;
 
-/// The number of an event.
+/// Returns the event type.
 fn number(element: Element, kind: EventKind) -> event_type::Type {
-    // A queue of receives has one kind of trouble.
+    // A receive work queue has only one kind of error.
     if let Element::Wq(_) = element {
         return event_type::IBV_EVENT_WQ_FATAL;
     }
@@ -35,10 +35,10 @@ fn number(element: Element, kind: EventKind) -> event_type::Type {
     }
 }
 
-/// Fills in an event that is handed to the application, which has to acknowledge it before its object can go.
+/// Fills in an event for the application. The event must be acknowledged before its object can be destroyed.
 fn hand_over(element: Element, kind: EventKind) -> ibv_async_event {
     let mut event = ibv_async_event { event_type: number(element, kind), ..ibv_async_event::default() };
-    // SAFETY: objects take their events back before they go, and that waits for this.
+    // SAFETY: an object discards its events before it is destroyed, and that waits for this call.
     unsafe {
         match element {
             Element::Qp(at) => {
@@ -71,7 +71,7 @@ fn hand_over(element: Element, kind: EventKind) -> ibv_async_event {
     event
 }
 
-/// Waits for the next event of a context, unless its descriptor was made non-blocking. A thread that waits may be cancelled.
+/// Waits for the next event of a context, or returns if the descriptor is non-blocking. The wait is a cancellation point.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn ibv_get_async_event(
     of: *mut ibv_context,
@@ -96,11 +96,11 @@ pub unsafe extern "C-unwind" fn ibv_get_async_event(
     -1
 }
 
-/// Acknowledges an event; its object can be destroyed after it.
+/// Acknowledges an event, after which its object can be destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     use event_type::*;
-    // SAFETY: the contract: `ibv_get_async_event` filled it, and its object waits for this call.
+    // SAFETY: the contract: `ibv_get_async_event` filled it in, and its object's destruction waits for this call.
     unsafe {
         match (*event).event_type {
             IBV_EVENT_CQ_ERR => {

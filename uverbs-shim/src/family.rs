@@ -1,9 +1,9 @@
-//! What contexts share that stand for the same open device: `ibv_import_device` makes a context of another one's command descriptor,
-//! and the objects of either are imported into the other by their handles.
+//! State shared by contexts of the same open device. `ibv_import_device` creates a context from another context's command descriptor.
+//! Objects of either context can be imported into the other by their handles.
 //!
-//! With a kernel below, the descriptor is an open file of the driver's, to which the objects belong, and it can be handed to
-//! another process. Here objects are this process's, and so is the descriptor: a small file in memory, which is known by its inode, however
-//! often it was duplicated. Its name says whose it is, and its content what others may know ([`crate::published`]).
+//! A kernel driver's descriptor is an open file that owns the objects, and can be passed to another process. Here, this process owns the
+//! objects, and the descriptor is a small file in memory. Its inode identifies it, however often the descriptor is duplicated. The file's
+//! name has the process ID, its contents what other processes may know ([`crate::published`]).
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -27,7 +27,7 @@ pub(crate) struct Family {
     file: (u64, u64),
     generation: u32,
     objects: Mutex<Objects>,
-    /// What others may know of them.
+    /// Information about the objects for other processes.
     pub(crate) published: Arc<Published>,
 }
 
@@ -37,14 +37,14 @@ struct Objects {
     by_handle: HashMap<u32, Object>,
 }
 
-/// An object that can be imported: a protection domain, a region, device memory.
+/// An object that can be imported: a protection domain, a memory region, device memory.
 type Object = Arc<dyn Any + Send + Sync>;
 
-/// All that have a context.
+/// All families with an open context.
 static FAMILIES: Mutex<Vec<Weak<Family>>> = Mutex::new(Vec::new());
 
 impl Family {
-    /// A new one, with its descriptor.
+    /// Creates a family and its command descriptor.
     pub(crate) fn new() -> Result<(Arc<Family>, OwnedFd), Errno> {
         let name = format!("{NAME}{}", std::process::id());
         let descriptor = memfd_create(&*name, MFdFlags::MFD_CLOEXEC).map_err(|errno| errno as Errno)?;
@@ -60,15 +60,15 @@ impl Family {
         Ok((family, descriptor))
     }
 
-    /// That of a descriptor of the caller's.
+    /// Returns the family of a command descriptor.
     ///
     /// # Errors
-    /// `EINVAL` if it is none, or of something else; `EOPNOTSUPP` if it is another process's.
+    /// `EINVAL` if the descriptor is closed, or of another file; `EOPNOTSUPP` if it belongs to another process.
     pub(crate) fn of(call: &str, descriptor: RawFd) -> Result<Arc<Family>, Errno> {
-        // SAFETY: it is looked at for the length of this call; if it is not open, the system says so.
+        // SAFETY: borrowed for this call only; if it is not open, `fstat` reports that.
         let status = (descriptor >= 0).then(|| fstat(unsafe { BorrowedFd::borrow_raw(descriptor) }));
         let Some(Ok(status)) = status else {
-            return refuse(call, libc::EINVAL, format_args!("{descriptor} is no open descriptor"));
+            return refuse(call, libc::EINVAL, format_args!("{descriptor} is not an open descriptor"));
         };
         let file = (status.st_dev, status.st_ino);
         let found = lock(&FAMILIES).iter().filter_map(Weak::upgrade).find(|family| family.file == file);
@@ -94,13 +94,13 @@ impl Family {
         }
     }
 
-    /// Takes in an object, which is made when its place is known, and returns its handle.
+    /// Adds an object, created from its place. Returns the object.
     pub(crate) fn add<T: Any + Send + Sync>(self: &Arc<Self>, make: impl FnOnce(Place) -> T) -> Arc<T> {
         let mut objects = lock(&self.objects);
         loop {
             objects.last = objects.last.wrapping_add(1);
             let handle = objects.last;
-            // 0 is what objects have that cannot be imported.
+            // 0 is the handle of objects that cannot be imported.
             if handle != 0 && !objects.by_handle.contains_key(&handle) {
                 let made = Arc::new(make(Place { family: Arc::downgrade(self), handle }));
                 objects.by_handle.insert(handle, made.clone());
@@ -109,10 +109,10 @@ impl Family {
         }
     }
 
-    /// The object of a handle.
+    /// Returns the object with this handle.
     ///
     /// # Errors
-    /// `ENOENT` if there is none, or one of another kind.
+    /// `ENOENT` if there is no such object, or one of another type.
     pub(crate) fn find<T: Any + Send + Sync>(&self, call: &str, handle: u32) -> Result<Arc<T>, Errno> {
         let found = lock(&self.objects).by_handle.get(&handle).cloned();
         let found = found.and_then(|object| object.downcast().ok());
@@ -123,7 +123,7 @@ impl Family {
     }
 }
 
-/// Where an object can be found; it is there until it is destroyed.
+/// Identifies an object in its family, until the object is destroyed.
 pub(crate) struct Place {
     family: Weak<Family>,
     handle: u32,
@@ -134,17 +134,17 @@ impl Place {
         self.handle
     }
 
-    /// The object is destroyed for all contexts.
+    /// Removes the object for all contexts.
     ///
     /// # Errors
-    /// `ENOENT` if it was before, by another context.
+    /// `ENOENT` if another context has destroyed it before.
     pub(crate) fn leave(&self, call: &str) -> Result<(), Errno> {
-        // Without contexts nobody can have destroyed it.
+        // Without a context, no call can have destroyed the object.
         let Some(family) = self.family.upgrade() else { return Ok(()) };
         let removed = lock(&family.objects).by_handle.remove(&self.handle);
         match removed {
             Some(_) => Ok(()),
-            None => refuse(call, libc::ENOENT, "another context has destroyed it: unimport is what is left"),
+            None => refuse(call, libc::ENOENT, "another context has destroyed it: call unimport"),
         }
     }
 }
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duplicate_leads_to_the_same_family_while_there_is_a_context() {
+    fn duplicate_descriptor_has_the_same_family() {
         let (family, descriptor) = Family::new().unwrap();
         let (other, _its) = Family::new().unwrap();
         let duplicate = descriptor.try_clone().unwrap();
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_of_another_process_and_of_other_things_are_told_apart() {
+    fn foreign_descriptors_are_refused_with_their_own_errno() {
         let theirs = memfd_create(&*format!("{NAME}1"), MFdFlags::MFD_CLOEXEC).unwrap();
         assert_eq!(of(&theirs).err(), Some(libc::EOPNOTSUPP));
         let something = memfd_create("something", MFdFlags::MFD_CLOEXEC).unwrap();
@@ -181,14 +181,14 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_that_nothing_has_is_no_object() {
+    fn unused_handle_has_no_object() {
         let (family, _descriptor) = Family::new().unwrap();
         assert_eq!(family.find::<u8>("test", 0).err(), Some(libc::ENOENT));
         assert_eq!(family.find::<u8>("test", 1).err(), Some(libc::ENOENT));
     }
 
     #[test]
-    fn an_object_is_found_as_what_it_is_and_as_nothing_else() {
+    fn object_is_found_by_its_own_type_only() {
         let (family, _descriptor) = Family::new().unwrap();
         let handle = family.add(|place| (7u8, place)).1.handle();
         assert_eq!(family.find::<(u8, Place)>("test", handle).map(|found| found.0), Ok(7));

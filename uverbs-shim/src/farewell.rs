@@ -1,8 +1,9 @@
-//! The end of a process that leaves its device open, as many do: `exit`, a return from `main`, or `_exit`.
+//! Exit of a process that leaves its device open: `exit`, return from `main`, or `_exit`.
 //!
-//! An adapter outlives the program: what was posted is sent, and what came is acknowledged, before anything is taken down. Here the
-//! NIC ends with the process, so this is done first, within a moment. With signals nothing is. A kernel also tells the peers of
-//! `rdma_cm` that their connections are over: `roxie run` does, for programs that end in any way; without it this does, but for `_exit`.
+//! An adapter outlives the program: it sends the posted requests and acknowledges received packets before its objects are destroyed. Here,
+//! the NIC ends with the process, so the same is done at exit, with a time limit. Nothing is done for a process killed by a signal. A
+//! kernel also disconnects the peers of `rdma_cm`. `roxie run` does so for programs that end in any way; without it, this module does,
+//! except for `_exit`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{
@@ -17,35 +18,35 @@ use roxie::threads::spawn_unsignalled;
 use crate::nic::Nic;
 use crate::ucma;
 
-/// How long peers that are connected may take to agree that they are no more.
+/// Maximum time for connected peers to confirm their disconnection.
 const PARTING: Duration = Duration::from_millis(300);
-/// How long sending may take. It takes no time, unless somebody else has the worker.
+/// Maximum time for sending. Sending takes no time unless another thread holds the worker.
 const SENDING: Duration = Duration::from_millis(50);
-/// How long a capture may take to be written. Its thread writes every two milliseconds.
+/// Maximum time for the capture to be written. The capture thread writes every 2 ms.
 const WRITING: Duration = Duration::from_millis(200);
-/// How often the thread that ends looks whether it may.
+/// Polling interval of the exiting thread.
 const LOOK: Duration = Duration::from_micros(200);
 
-/// `compat.c` has it called when the process ends, in whichever thread that is.
+/// Called by `compat.c` at process exit, in any thread.
 ///
-/// That thread has lost its thread-local values, and may be in the handler of a signal that interrupted a call of ours, with its locks:
-/// whatever it does for itself needs neither. Nor does it lose time with it. Other threads of the program may be on their way into
-/// what it has closed; one of rping's then ends the process too, with an error, if it is the first.
+/// The exiting thread has already lost its thread-local values. If it is in the handler of a signal that interrupted a call of this
+/// library, that call may hold locks. Code that runs in this thread must therefore use neither, and must not take long: other threads of
+/// the program may already use descriptors that it has closed. One of rping's threads then ends the process with an error, if it is the
+/// first.
 #[unsafe(no_mangle)]
 pub extern "C" fn roxie_farewell() {
-    // In the child of a fork there is none, unless it has opened one: its parent's is its parent's.
+    // The child of a fork has no NIC unless it opened one itself.
     let Some(nic) = Nic::if_open() else { return };
     if ucma::has_to_part() {
         part();
     }
     send(&nic);
     roxie::capture::write_out(WRITING);
-    // Others may use it while the process ends: it is not taken down any more.
+    // Other threads may use the NIC until the process ends, so it is never dropped.
     std::mem::forget(nic);
 }
 
-/// The same for `_exit`, which may be called in the handler of a signal, whatever that interrupted: nothing but the sending, which takes
-/// no thread and no memory.
+/// Handles `_exit`, which a signal handler may call at any point: only sends, which needs neither a thread nor memory.
 pub(crate) fn at_once() {
     let Some(nic) = Nic::if_open() else { return };
     send(&nic);
@@ -53,12 +54,12 @@ pub(crate) fn at_once() {
 }
 
 fn send(nic: &Nic) {
-    // After a pass that panics there is nothing more to do than without.
+    // A pass that panics has nothing more to send.
     let _ = catch_unwind(AssertUnwindSafe(|| nic.device.send_last(SENDING)));
 }
 
-/// In a thread of its own, which is not waited for if it gets stuck. To start it takes memory, which a process that `exit`s from the
-/// handler of a signal in the midst of `malloc` has not: so only where there are peers to whom nobody else would say it.
+/// Disconnects in a separate thread, which is abandoned after a time limit. Done only if there are peers, and no launcher to inform them:
+/// starting a thread takes memory, which is unavailable if a signal handler that interrupted `malloc` calls `exit`.
 fn part() {
     static DONE: AtomicBool = AtomicBool::new(false);
     let until = Instant::now() + PARTING;

@@ -1,4 +1,4 @@
-//! `ibv_flow`: rules, from the lists of headers that programs write to what the NIC compares.
+//! Flow steering (`ibv_flow`): converts lists of header specifications to the NIC's match rules.
 
 use std::ffi::c_int;
 use std::mem::{offset_of, size_of};
@@ -17,7 +17,7 @@ use crate::report::{device, refuse};
 
 const CALL: &str = "ibv_create_flow";
 
-/// What is behind a flow.
+/// The object behind a flow.
 pub(crate) struct Behind {
     _flow: Flow,
     qp: *mut ibv_qp,
@@ -28,7 +28,7 @@ impl Face for ibv_flow {
     type Behind = Behind;
 }
 
-/// Steers frames to a raw packet QP.
+/// Creates a flow, which steers frames to a raw packet QP.
 pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow_attr) -> *mut ibv_flow {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and attributes with as many specifications behind them as they say.
@@ -43,10 +43,10 @@ pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow
     })
 }
 
-/// Ends that.
+/// Destroys a flow.
 pub(crate) unsafe extern "C" fn destroy_flow(flow: *mut ibv_flow) -> c_int {
     let _uncancelled = Uncancelled::new();
-    // SAFETY: the contract: an object, whose QP lives as long as flows lead to it.
+    // SAFETY: the contract: an object; its QP outlives its flows.
     code(unsafe {
         behind(flow).and_then(|found| {
             behind(found.qp)?.flows.remove();
@@ -62,40 +62,38 @@ unsafe fn rule(attr: *const ibv_flow_attr) -> Result<FlowRule, Errno> {
     if attr.is_null() {
         return Err(libc::EINVAL);
     }
-    // SAFETY: not null, as was seen; the caller promises attributes, whose fixed part is as long in all releases.
+    // SAFETY: not null, as checked; the caller promises attributes, with a fixed part of the same length in all releases.
     let of = unsafe { attr.read() };
     if of.comp_mask != 0 {
         return refuse(
             CALL,
             libc::EINVAL,
-            format_args!("comp_mask {:#x}: there is nothing behind it", of.comp_mask),
+            format_args!("comp_mask {:#x}: no extension is known", of.comp_mask),
         );
     }
     if of.flags != 0 {
-        let why = format_args!(
-            "flags {:#x}: a frame goes one way, and only frames that come are steered",
-            of.flags
-        );
+        let why = format_args!("flags {:#x}: only received frames are steered, each to one QP", of.flags);
         return refuse(CALL, libc::EOPNOTSUPP, why);
     }
     if of.port > 1 {
         return refuse(CALL, libc::EINVAL, format_args!("port {}: the device has port 1", of.port));
     }
     if of.type_ != kind::IBV_FLOW_ATTR_NORMAL {
-        // The others are about what the kernel leaves, or about copies: here who takes a frame takes it from the kernel, ARP first.
+        // Other types are for frames that the kernel does not take, or for copies. Here, frames that match are taken from the kernel, ARP
+        // included.
         let why = format_args!(
-            "type {}: rules that say which frames (0) are served; default rules would take the interface from the kernel, and \
-             sniffers get copies, of which --capture of roxie run has all",
+            "type {}: only normal rules (0) are supported; default rules would take the interface from the kernel, and \
+             for sniffers' copies, use --capture of roxie run",
             of.type_
         );
         return refuse(CALL, libc::EOPNOTSUPP, why);
     }
     let mut matching = FlowMatch::default();
     let mut layers = 0;
-    // SAFETY: the caller's promise: they begin behind the attributes.
+    // SAFETY: the caller's promise: the specifications follow the attributes.
     let mut next = unsafe { attr.add(1) }.cast::<u8>();
     for _ in 0..of.num_of_specs {
-        // SAFETY: as above; each says how long it is.
+        // SAFETY: as above; each specification has its size in its header.
         let (size, layer) = unsafe { add(&mut matching, next) }?;
         if layers & layer != 0 {
             return refuse(
@@ -105,28 +103,28 @@ unsafe fn rule(attr: *const ibv_flow_attr) -> Result<FlowRule, Errno> {
             );
         }
         layers |= layer;
-        // SAFETY: the specification at `next` is `size` bytes long, as the caller promises: what follows is the next, or one past the last.
+        // SAFETY: the specification at `next` has `size` bytes, as the caller promises, so the next one, or the end, follows.
         next = unsafe { next.add(size) };
     }
     Ok(FlowRule { priority: of.priority.into(), matching })
 }
 
-/// Layers of a frame, as bits: a rule has one specification of each at most.
+/// Layers of a frame, as bits. A rule has at most one specification of each.
 const LINK: u32 = 1;
 const NETWORK: u32 = 2;
 const TRANSPORT: u32 = 4;
 
-/// Adds what a specification requires. Returns how long it is, and its layer.
+/// Adds the requirements of a specification. Returns its size and layer.
 ///
 /// # Safety
-/// The contract: it begins with its type and size, and is of that size.
+/// The contract: a specification that begins with its type and size, and has that size.
 unsafe fn add(to: &mut FlowMatch, at: *const u8) -> Result<(usize, u32), Errno> {
     const SIZE: usize = offset_of!(ibv_flow_spec_eth, size);
-    // SAFETY: the caller promises that it begins with type and size, whichever it is; neither needs to be aligned.
+    // SAFETY: the caller promises type and size, whatever the type; neither needs to be aligned.
     let (what, size) =
         unsafe { (at.cast::<u32>().read_unaligned(), at.add(SIZE).cast::<u16>().read_unaligned()) };
     let size = usize::from(size);
-    // SAFETY: each is read only if it is of its size.
+    // SAFETY: each structure is read only if the specification has its size.
     let layer = unsafe {
         match what {
             spec::IBV_FLOW_SPEC_ETH => {
@@ -155,7 +153,7 @@ unsafe fn add(to: &mut FlowMatch, at: *const u8) -> Result<(usize, u32), Errno> 
             }
             other => {
                 let why = format_args!(
-                    "a specification of type {other:#x}: Ethernet, IPv4, IPv6, TCP and UDP are looked at"
+                    "a specification of type {other:#x}: Ethernet, IPv4, IPv6, TCP and UDP are supported"
                 );
                 return refuse(CALL, libc::EOPNOTSUPP, why);
             }
@@ -165,13 +163,13 @@ unsafe fn add(to: &mut FlowMatch, at: *const u8) -> Result<(usize, u32), Errno> 
 }
 
 /// # Safety
-/// `size` bytes may be read.
+/// `size` bytes at `at` may be read.
 unsafe fn sized<T: Copy>(at: *const u8, size: usize) -> Result<T, Errno> {
     if size != size_of::<T>() {
         let why = format_args!("a specification of {size} bytes: its type has {}", size_of::<T>());
         return refuse(CALL, libc::EINVAL, why);
     }
-    // SAFETY: `size` bytes may be read, as the caller promises, and `T` is as many; it needs no alignment.
+    // SAFETY: `size` bytes may be read, as the caller promises, and `T` has the same size; no alignment is needed.
     Ok(unsafe { at.cast::<T>().read_unaligned() })
 }
 
@@ -179,7 +177,7 @@ fn ethernet(to: &mut FlowMatch, eth: &ibv_flow_spec_eth) {
     let (value, mask) = (&eth.val, &eth.mask);
     to.require(FlowField::Destination, &value.dst_mac, &mask.dst_mac);
     to.require(FlowField::Source, &value.src_mac, &mask.src_mac);
-    // Fields of more than a byte are in network order: their bytes in memory are those of the frame.
+    // Multi-byte fields are in network order: their bytes in memory are those of the frame.
     to.require(FlowField::EtherType, &value.ether_type.to_ne_bytes(), &mask.ether_type.to_ne_bytes());
     if mask.vlan_tag != 0 {
         to.require_layers(layer::VLAN);
@@ -228,7 +226,7 @@ mod tests {
     use super::*;
     use crate::abi::ibv_flow_attr;
 
-    /// Attributes with two specifications behind them, as programs lay them out.
+    /// Attributes followed by two specifications, as programs lay them out.
     #[repr(C)]
     struct Written {
         attr: ibv_flow_attr,
@@ -257,12 +255,12 @@ mod tests {
         written
     }
 
-    /// As long as the Ethernet header's specification, so that nothing moves.
+    /// Replaces the Ethernet specification by one that is not longer, so that nothing moves.
     fn two_transports(written: &mut Written) {
         const { assert!(size_of::<ibv_flow_spec_eth>() > size_of::<ibv_flow_spec_tcp_udp>()) };
         let tcp = ibv_flow_spec_tcp_udp { type_: spec::IBV_FLOW_SPEC_TCP, ..written.udp };
         let udp = written.udp;
-        // SAFETY: two of them are no longer than the two that were there.
+        // SAFETY: two transport specifications are no longer than the two specifications before.
         unsafe {
             let at = (&raw mut written.eth).cast::<ibv_flow_spec_tcp_udp>();
             at.write_unaligned(tcp);
@@ -273,12 +271,12 @@ mod tests {
     fn rule_of(change: impl FnOnce(&mut Written)) -> Result<FlowRule, Errno> {
         let mut written = written();
         change(&mut written);
-        // SAFETY: the specifications follow without a gap, as many as are said.
+        // SAFETY: the specifications follow without gaps, and their number is correct.
         unsafe { rule((&raw const written).cast()) }
     }
 
     #[test]
-    fn a_list_of_headers_becomes_one_match() {
+    fn list_of_headers_becomes_one_match() {
         let mut wanted = FlowMatch::default().with(FlowField::Destination, &[1, 2, 3, 4, 5, 6]);
         wanted.require(FlowField::DestinationPort, &4000u16.to_be_bytes(), &[0xff; 2]);
         wanted.require_layers(layer::UDP);
@@ -290,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_served_is_refused_and_what_is_wrong_as_well() {
+    fn unsupported_and_invalid_rules_are_refused() {
         const INNER: u32 = spec::IBV_FLOW_SPEC_INNER | spec::IBV_FLOW_SPEC_ETH;
         for (refused, errno) in [
             (rule_of(|w| w.attr.type_ = kind::IBV_FLOW_ATTR_SNIFFER), libc::EOPNOTSUPP),
@@ -308,11 +306,11 @@ mod tests {
         }
     }
 
-    /// What a specification of one header requires, its fields being bytes that say where they stand.
+    /// Returns the requirements of one header specification. Each byte of its fields has its own offset as value.
     fn required<T: Copy + Default>(what: u32) -> (FlowMatch, usize, u32) {
         let mut written = T::default();
         let (mut matching, size) = (FlowMatch::default(), size_of::<T>());
-        // SAFETY: a structure of plain numbers: type and size, then values, then as many bytes of masks.
+        // SAFETY: a structure of plain numbers: type and size, then values, then equally many bytes of masks.
         unsafe {
             let bytes = (&raw mut written).cast::<u8>();
             for at in 6..size {
@@ -325,7 +323,7 @@ mod tests {
         }
     }
 
-    /// The match of fields that stand at these places of such a structure, with the mask as many bytes behind.
+    /// Returns the match for fields at these offsets, with masks that are `mask` bytes further.
     fn wanted(layers: u8, mask: usize, fields: &[(FlowField, std::ops::Range<usize>)]) -> FlowMatch {
         let mut matching = FlowMatch::default();
         matching.require_layers(layers);
@@ -337,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn each_field_of_each_header_is_required_where_it_stands() {
+    fn header_fields_are_matched_at_their_offsets() {
         let addresses = [(FlowField::SourceIpv4, 8..12), (FlowField::DestinationIpv4, 12..16)];
         let v4 = wanted(layer::IPV4, 8, &addresses);
         assert_eq!(required::<ibv_flow_spec_ipv4>(spec::IBV_FLOW_SPEC_IPV4), (v4, 24, NETWORK));

@@ -1,7 +1,7 @@
-//! Forks: a child finds the objects of its parent dead, and may make its own.
+//! Forks: in a child, the objects of its parent are invalid. The child may open the device itself.
 //!
-//! The engine's threads do not exist in a child, and its rings are the parent's. Each object knows in which process it was made, by a
-//! number that grows with each fork.
+//! The engine's threads do not exist in a child, and the rings are the parent's. Each object records the generation of the process that
+//! created it, a number incremented by each fork.
 
 use std::ffi::c_int;
 use std::sync::Once;
@@ -12,12 +12,12 @@ use roxie::shared::guard;
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
-/// How many forks this process is away from the first.
+/// Returns the number of forks between the first process and this one.
 pub(crate) fn generation() -> u32 {
     GENERATION.load(Relaxed)
 }
 
-/// Has forks counted from now on.
+/// Starts counting forks.
 pub(crate) fn watch() {
     static WATCHED: Once = Once::new();
     extern "C" fn in_child() {
@@ -25,31 +25,31 @@ pub(crate) fn watch() {
         guard::signals::in_child();
         descriptors::leave_in_child();
     }
-    // SAFETY: `in_child` does nothing but atomic stores and system calls that a signal handler may make.
+    // SAFETY: `in_child` only makes atomic stores and async-signal-safe system calls.
     WATCHED.call_once(|| unsafe {
         libc::pthread_atfork(None, None, Some(in_child));
     });
 }
 
-/// Memory that is registered need not be kept from children: nothing is pinned, and what a child writes is its own.
+/// Does nothing: registered memory is not pinned, and a child writes to its own copy.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_fork_init() -> c_int {
     0
 }
 
-/// `enum ibv_fork_status`: a child may use its memory as it likes, nothing needs to be set up for it.
+/// Returns `enum ibv_fork_status`: no setup is needed for a child to use its memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_is_fork_initialized() -> c_int {
     crate::abi::ibv_fork_status::IBV_FORK_UNNEEDED as c_int
 }
 
-/// A no-op, as [`ibv_fork_init`].
+/// Does nothing, like [`ibv_fork_init`].
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_dontfork_range(_base: *mut libc::c_void, _size: usize) -> c_int {
     0
 }
 
-/// A no-op, as [`ibv_fork_init`].
+/// Does nothing, like [`ibv_fork_init`].
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_dofork_range(_base: *mut libc::c_void, _size: usize) -> c_int {
     0

@@ -1,30 +1,28 @@
-//! `libibverbs.so.1` on top of Roxie, so that unmodified verbs programs run on it.
+//! `libibverbs.so.1` on top of Roxie, for unmodified verbs programs.
 //!
-//! Read `object.rs` first: how a C structure and the Rust object behind it are one. Then `open.rs`, `qp.rs` and `post.rs`: the
-//! way of a work request from `ibv_post_send` to [`roxie::host::QueuePair`]. `ucma` is the other half: the file through which the stock
-//! `librdmacm` connects, with `interpose` before it. `link` beside this crate makes the shared library of
-//! it.
+//! Read `object.rs` first: a C structure and the Rust object behind it are one allocation. Then read `open.rs`, `qp.rs` and `post.rs`, the
+//! path of a work request from `ibv_post_send` to [`roxie::host::QueuePair`]. The other half is `ucma`, the file through which the stock
+//! `librdmacm` connects, and `interpose`, which redirects its calls there. The script `link` builds the shared library from this crate.
 //!
-//! # The discipline at the boundary
+//! # Rules at the C boundary
 //!
-//! Every function that C calls checks what can be checked (null pointers, numbers in enumerations, masks, objects of a process
-//! before a fork) and then calls the safe API of [`roxie::host`]. What it cannot check is the contract of the verbs API, and that
-//! alone is what the `SAFETY` comments lean on:
+//! Every function called by C checks what can be checked (null pointers, enumerations, masks, objects of a process before a fork), then
+//! calls the safe API of [`roxie::host`]. Everything else is the contract of the verbs API. `SAFETY` comments rely on this contract alone:
 //!
-//! * **objects**: a pointer to an object came from the function that makes such objects, and nobody has destroyed it;
-//! * **structures**: a pointer to a structure or array of the caller's points to as much of it as the flags and counts beside it
-//!   say, for the length of the call. Callers may be older than this library: no reference to a whole structure is ever made,
-//!   fields are read one by one, and those at the end only if a flag says that they are there;
-//! * **memory**: what is registered is not given to somebody else until it is deregistered. That it may be unmapped or protected is
-//!   provided for ([`roxie::shared::guard`], and `interpose/signals.rs`).
+//! * **objects**: a pointer to an object was returned by its constructor, and the object has not been destroyed;
+//! * **structures**: a pointer to a structure or array of the caller's is valid for the call, as far as the flags and counts beside it say.
+//!   Callers may be older than this library, so it never makes a reference to a whole structure. Fields are read one by one, and those at
+//!   the end only if a flag says that they are present;
+//! * **memory**: registered memory is not reused for other purposes until it is deregistered. Unmapping or protecting it is handled
+//!   ([`roxie::shared::guard`], and `interpose/signals.rs`).
 //!
-//! No call is a cancellation point that is none in rdma-core (`cancellation.rs`).
+//! Calls are cancellation points only where they are in rdma-core (`cancellation.rs`).
 //!
-//! A panic never crosses into C: `extern "C"` functions abort instead.
+//! A panic never unwinds into C: `extern "C"` functions abort.
 
-// Names of C, as C programs call them.
+// Names are those of the C API.
 #![allow(non_camel_case_types, unreachable_pub)]
-// The safety contract of all functions that C calls is the one on this page.
+// The safety contract of all functions called by C is in the module documentation above.
 #![allow(clippy::missing_safety_doc)]
 
 #[allow(missing_docs, non_upper_case_globals, non_snake_case, clippy::all)]
@@ -33,13 +31,13 @@ mod abi {
     include!(concat!(env!("OUT_DIR"), "/abi.rs"));
 }
 
-/// Of this library alone: the program keeps its own.
+/// Allocator of this library only; the program keeps its own.
 #[global_allocator]
 static ALLOCATOR: roxie::allocator::Allocator = roxie::allocator::Allocator;
 
-// Each may use those before it.
+// Modules in layers: each may use those before it.
 
-// What every call stands on.
+// Foundations.
 mod cancellation;
 mod fork;
 mod lock;
@@ -61,7 +59,7 @@ mod context;
 mod family;
 mod newer;
 
-// Its objects.
+// Objects.
 mod pd;
 
 mod buffer;
@@ -89,7 +87,7 @@ mod flow;
 
 mod events;
 
-// The table of all of them.
+// Queries, and the table of functions.
 mod query;
 
 mod netlink;
@@ -97,11 +95,11 @@ mod netlink;
 mod device;
 mod open;
 
-// The connection manager's file, for librdmacm, and what stands before the C library.
+// The connection manager's file for librdmacm, and functions interposed before the C library's.
 mod farewell;
 mod interpose;
 mod ucma;
 
-// What needs no device.
+// Functions without a device.
 mod marshal;
 mod strings;

@@ -1,4 +1,4 @@
-//! The lists that callers hand in: scatter/gather entries, and receives for any queue.
+//! Lists passed by callers: scatter/gather entries, and receives for any queue.
 
 use std::ffi::c_int;
 use std::slice;
@@ -11,17 +11,17 @@ use crate::abi::{ibv_recv_wr, ibv_sge};
 use crate::object::{Errno, code_of, put};
 use crate::report::{self, refuse};
 
-/// A scatter/gather list of the caller's.
+/// A scatter/gather list of the caller.
 #[derive(Clone, Copy)]
 pub(crate) struct Entries<'a>(&'a [Entry]);
 
-/// Of a list that may begin anywhere: programs have packed structures with an entry in them, and so does libiscsi.
+/// An entry of a list without alignment: programs have entries in packed structures, for example libiscsi.
 #[derive(Clone, Copy)]
 #[repr(C, packed)]
 struct Entry(ibv_sge);
 
 /// # Safety
-/// The contract: `count` entries, of which no release has another form.
+/// The contract: `count` entries, of the same form in all releases.
 pub(crate) unsafe fn entries<'a>(
     call: &str,
     list: *const ibv_sge,
@@ -30,14 +30,13 @@ pub(crate) unsafe fn entries<'a>(
     match usize::try_from(count) {
         Ok(0) => Ok(Entries(&[])),
         Ok(count) if count <= MAX_SGE && !list.is_null() => {
-            // SAFETY: not null, at any address, and `count` entries of the form that all releases have, as the caller promises; they stay for
-            // the call.
+            // SAFETY: not null, any alignment, and `count` entries of the form of all releases, as the caller promises; valid for the call.
             Ok(Entries(unsafe { slice::from_raw_parts(list.cast(), count) }))
         }
         _ => refuse(
             call,
             libc::EINVAL,
-            format_args!("num_sge = {count}: 0 to {MAX_SGE}, in a list that is there"),
+            format_args!("num_sge = {count}: 0 to {MAX_SGE}, and a list that is not null"),
         ),
     }
 }
@@ -51,16 +50,16 @@ impl<'a> Entries<'a> {
         &to[..self.0.len()]
     }
 
-    /// Where the bytes are, as pointers of this process.
+    /// Returns the pieces of memory, as pointers of this process.
     pub(crate) fn pieces(self) -> impl Iterator<Item = (*const u8, usize)> + 'a {
         self.0.iter().map(|entry| (entry.0.addr as *const u8, entry.0.length as usize))
     }
 }
 
-/// Copies pieces of the caller's memory one behind the other; returns their length.
+/// Copies pieces of the caller's memory into one buffer. Returns the total length.
 ///
 /// # Safety
-/// The contract: bytes that may be read.
+/// The contract: pieces that may be read.
 pub(crate) unsafe fn gather(
     pieces: impl Iterator<Item = (*const u8, usize)>,
     to: &mut [u8; MAX_INLINE],
@@ -76,7 +75,7 @@ pub(crate) unsafe fn gather(
             }));
         };
         if length > 0 {
-            // SAFETY: the caller's promise; `end` is inside of `to`, which is ours alone.
+            // SAFETY: the caller's promise; `end` is inside of `to`, which is borrowed exclusively.
             unsafe { std::ptr::copy_nonoverlapping(from, to[at..].as_mut_ptr(), length) };
         }
         at = end;
@@ -87,7 +86,7 @@ pub(crate) unsafe fn gather(
 /// Posts a list of receives to any queue.
 ///
 /// # Safety
-/// The contract: a list that ends with null.
+/// The contract: a list terminated by null.
 pub(crate) unsafe fn post_receives(
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
@@ -96,7 +95,7 @@ pub(crate) unsafe fn post_receives(
     let mut wr = first;
     while !wr.is_null() {
         let mut sges = [Sge::default(); MAX_SGE];
-        // SAFETY: not null, as was seen; the caller promises a list of receives that ends with null, each with the entries that it says.
+        // SAFETY: not null, as checked; the caller promises a null-terminated list of receives, each with as many entries as it says.
         unsafe {
             let posted = entries("ibv_post_recv", (*wr).sg_list, (*wr).num_sge).and_then(|list| {
                 post((*wr).wr_id, list.copy(&mut sges)).map_err(report::post("ibv_post_recv"))
@@ -116,12 +115,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_fill_the_room_for_inline_bytes_to_the_last_and_not_beyond() {
+    fn inline_pieces_fill_the_buffer_but_not_more() {
         let bytes: [u8; MAX_INLINE] = std::array::from_fn(|at| at as u8);
         let gathered = |lengths: [usize; 2]| {
             let mut to = [0; MAX_INLINE];
             let pieces = [(bytes.as_ptr(), lengths[0]), (bytes[lengths[0]..].as_ptr(), lengths[1])];
-            // SAFETY: pieces of an array of this function, or more than there is room for, which are not read.
+            // SAFETY: pieces of an array of this function, or a length that exceeds the room, which is not read.
             unsafe { gather(pieces.into_iter(), &mut to) }.map(|length| (length, to))
         };
         assert_eq!(gathered([200, MAX_INLINE - 200]), Ok((MAX_INLINE, bytes)));

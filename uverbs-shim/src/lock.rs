@@ -1,8 +1,8 @@
-//! Locks that a panic of somebody else does not close.
+//! Locks that ignore poisoning.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What the mutex guards, also after a thread panicked with it.
+/// Locks a mutex, even after a thread panicked while it held the lock.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,13 +1,13 @@
-//! Translations between the kernel's connection manager's structures and those of the verbs API, for `librdmacm`.
+//! Conversions between structures of the kernel's connection manager and of the verbs API, for `librdmacm`.
 
 use crate::abi::{
     ib_user_path_rec, ib_uverbs_ah_attr, ib_uverbs_qp_attr, ibv_ah_attr, ibv_qp_attr, ibv_sa_path_rec,
 };
 
 /// # Safety
-/// Both structures are there, as they are in all releases.
+/// The two structures are valid, in the form of all releases.
 unsafe fn ah_attr(to: *mut ibv_ah_attr, from: *const ib_uverbs_ah_attr) {
-    // SAFETY: both structures are there, as the caller promises, and have these fields in all releases.
+    // SAFETY: valid structures, as the caller promises, with these fields in all releases.
     unsafe {
         (*to).grh.dgid.raw = (*from).grh.dgid;
         (*to).grh.flow_label = (*from).grh.flow_label;
@@ -23,14 +23,14 @@ unsafe fn ah_attr(to: *mut ibv_ah_attr, from: *const ib_uverbs_ah_attr) {
     }
 }
 
-/// Attributes of a path.
+/// Converts address handle attributes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_copy_ah_attr_from_kern(to: *mut ibv_ah_attr, from: *const ib_uverbs_ah_attr) {
     // SAFETY: the contract: two structures.
     unsafe { ah_attr(to, from) };
 }
 
-/// Attributes of a queue pair.
+/// Converts queue pair attributes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_copy_qp_attr_from_kern(to: *mut ibv_qp_attr, from: *const ib_uverbs_qp_attr) {
     // SAFETY: the contract: two structures.
@@ -66,7 +66,7 @@ pub unsafe extern "C" fn ibv_copy_qp_attr_from_kern(to: *mut ibv_qp_attr, from: 
     }
 }
 
-/// A path record from the kernel.
+/// Converts a path record from the kernel's form.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_copy_path_rec_from_kern(
     to: *mut ibv_sa_path_rec,
@@ -96,10 +96,10 @@ pub unsafe extern "C" fn ibv_copy_path_rec_from_kern(
     }
 }
 
-/// A path record for the kernel.
+/// Converts a path record to the kernel's form.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_copy_path_rec_to_kern(to: *mut ib_user_path_rec, from: *const ibv_sa_path_rec) {
-    // SAFETY: the contract: two structures; all of a GID's forms are the same bytes.
+    // SAFETY: the contract: two structures; all variants of a GID are the same bytes.
     unsafe {
         (*to).dgid = (*from).dgid.raw;
         (*to).sgid = (*from).sgid.raw;
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_record_survives_the_way_to_the_kernel_and_back() {
+    fn path_record_round_trips_through_kernel_form() {
         let mut record = ibv_sa_path_rec {
             dlid: 1,
             slid: 2,
@@ -180,8 +180,8 @@ mod tests {
     }
 
     #[test]
-    fn each_attribute_of_the_kernels_is_found_in_its_place() {
-        // Bytes that say where they stand: no two fields of a size are alike.
+    fn kernel_attributes_are_copied_to_their_fields() {
+        // Each byte has its own offset as value, so no two fields of a size are equal.
         let mut kernel = ib_uverbs_qp_attr::default();
         let mut verbs = ibv_qp_attr::default();
         // SAFETY: two structures of this function, of plain numbers.
@@ -209,7 +209,7 @@ mod tests {
         ] {
             same!(way, there; dlid sl src_path_bits static_rate is_global port_num);
             same!(way.grh, there.grh; flow_label sgid_index hop_limit traffic_class);
-            // SAFETY: all of a GID's forms are the same bytes.
+            // SAFETY: all variants of a GID are the same bytes.
             assert_eq!(unsafe { way.grh.dgid.raw }, there.grh.dgid);
         }
     }

@@ -1,4 +1,4 @@
-//! `ibv_mr` and `ibv_dm`: memory regions, and device memory, which is ordinary memory here.
+//! Memory regions (`ibv_mr`), and device memory (`ibv_dm`), which is ordinary memory here.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
@@ -22,13 +22,13 @@ use crate::pd::{InDomain, Pd, Users};
 use crate::published::{Counted, Kind};
 use crate::report::{device, refuse};
 
-/// Words of device memory, which is ordinary memory here: enough for programs that look for it.
+/// Bytes of device memory: enough for programs that need some.
 pub(crate) const DEVICE_MEMORY: u64 = 128 << 20;
 
-/// What is behind a memory region, in all contexts that have it.
+/// The object behind a memory region, shared by all contexts that imported it.
 pub(crate) struct Mr {
     pub(crate) region: Mutex<MemoryRegion>,
-    /// What it uses, until it is deregistered.
+    /// Objects in use by the region until it is deregistered.
     uses: Mutex<Option<(InDomain, Option<InDm>, Counted)>>,
     place: Place,
 }
@@ -38,7 +38,7 @@ impl Face for ibv_mr {
     type Behind = Arc<Mr>;
 }
 
-/// Reads access flags. Large pages are a hint that changes nothing here.
+/// Converts access flags. Huge pages are a hint, which is ignored.
 pub(crate) fn access(call: &str, flags: c_uint) -> Result<Access, Errno> {
     let known = flags & !(ibv_access_flags::IBV_ACCESS_HUGETLB | Access::OPTIONAL.bits());
     Access::from_bits(known).map_or_else(
@@ -47,39 +47,39 @@ pub(crate) fn access(call: &str, flags: c_uint) -> Result<Access, Errno> {
     )
 }
 
-/// True if the device may write to a region of these rights: the same ones as the kernel's (`ib_access_writable`).
+/// Returns true if the device may write to a region with these rights, by the kernel's rule (`ib_access_writable`).
 fn writes(access: Access) -> bool {
     access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC | Access::MW_BIND)
 }
 
-/// What a program asks to be registered.
+/// A requested registration.
 struct Wanted {
     address: *mut c_void,
     length: usize,
-    /// What work requests and peers call the first byte; `None`: its address.
+    /// Address of the first byte in work requests and for peers; `None`: its virtual address.
     iova: Option<u64>,
     access: Access,
 }
 
 impl Wanted {
     fn memory(&self, call: &'static str) -> Result<HostMemory, Errno> {
-        // Rights are judged before memory, as in the kernel (`ib_check_mr_access`).
+        // Rights are checked before memory, as in the kernel (`ib_check_mr_access`).
         let remote_writes = self.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         if remote_writes && !self.access.contains(Access::LOCAL_WRITE) {
             return refuse(call, libc::EINVAL, "remote writes and atomics need IBV_ACCESS_LOCAL_WRITE");
         }
         if self.access.contains(Access::ON_DEMAND) {
-            // SAFETY: the contract: the application knows that the NIC may access what it registered.
+            // SAFETY: the contract: the NIC may access what the application registered.
             return Ok(unsafe { HostMemory::on_demand(self.address as u64, self.length) });
         }
         populate(call, self.address, self.length, writes(self.access))?;
         let base = NonNull::new(self.address.cast::<u8>()).unwrap_or(NonNull::dangling());
         let length = if self.address.is_null() { 0 } else { self.length };
-        // SAFETY: the contract: it is the region's until it is deregistered. Null is no memory: length 0.
+        // SAFETY: the contract: the memory is the region's until it is deregistered. A null address is no memory: length 0.
         Ok(unsafe { HostMemory::borrowed(base, length) })
     }
 
-    /// The address of the first byte.
+    /// Returns the address of the first byte in work requests.
     fn start(&self) -> u64 {
         match self.iova {
             Some(iova) => iova,
@@ -117,12 +117,12 @@ fn give_mr(pd: *mut ibv_pd, mr: Arc<Mr>, (addr, length): (*mut c_void, usize)) -
         let region = lock(&mr.region);
         (region.lkey().0, region.rkey().0)
     };
-    // SAFETY: the contract: an object, whose context does not change.
+    // SAFETY: the contract: an object; its context does not change.
     let context = unsafe { (*pd).context };
     give(ibv_mr { context, pd, addr, length, handle: mr.place.handle(), lkey, rkey }, mr)
 }
 
-/// The region of another context of the same family, by its handle. Its address is not told (`ibv_import_mr(3)`).
+/// Imports a memory region of another context of the same family, by its handle. The region's address is not reported (`ibv_import_mr(3)`).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
     let _uncancelled = Uncancelled::new();
@@ -134,13 +134,13 @@ pub unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv
     }))
 }
 
-/// Gives back what stands for a region in one context; the region stays.
+/// Releases one context's handle of a region. The region is not deregistered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, which the caller uses no more.
     if unsafe { behind(mr) }.is_ok() {
-        // SAFETY: `behind` found that it is an object of this process, and the caller uses it no more: it is taken back once.
+        // SAFETY: `behind` verified an object of this process, which the caller does not use again: it is taken back once.
         drop(unsafe { take_back(mr) });
     }
 }
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn ibv_reg_mr(
     )
 }
 
-/// The same, with the address by which the first byte is called.
+/// Registers memory, with `iova` as address of the first byte in work requests.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_reg_mr_iova(
     pd: *mut ibv_pd,
@@ -170,11 +170,11 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     flags: c_int,
 ) -> *mut ibv_mr {
     let _uncancelled = Uncancelled::new();
-    // SAFETY: the caller keeps the contract of this call, which is that of the other: an object, and memory that stays.
+    // SAFETY: the contracts of the two calls are equal: an object, and memory that stays.
     unsafe { ibv_reg_mr_iova2(pd, address, length, iova, flags as c_uint) }
 }
 
-/// What the header's `ibv_reg_mr` calls.
+/// Called by the header's inline `ibv_reg_mr`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_reg_mr_iova2(
     pd: *mut ibv_pd,
@@ -191,7 +191,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     }))
 }
 
-/// Memory behind a descriptor of another device: there is no device here that could reach it.
+/// Registers a DMA buffer of another device. Not supported.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     _pd: *mut ibv_pd,
@@ -209,7 +209,7 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     ))
 }
 
-/// A region without memory: what is written vanishes, what is read is zeros.
+/// Allocates a region without memory: writes are discarded, reads return zeros.
 pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
@@ -219,24 +219,24 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     }))
 }
 
-/// Takes a region out.
+/// Deregisters a memory region.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     let _uncancelled = Uncancelled::new();
-    // SAFETY: the contract: an object, with its domain and memory still there.
+    // SAFETY: the contract: an object, with its domain and memory still valid.
     code(unsafe { behind(mr) }.and_then(|found| {
         if lock(&found.uses).is_some() {
             lock(&found.region).deregister().map_err(device("ibv_dereg_mr"))?;
         }
         found.place.leave("ibv_dereg_mr")?;
         *lock(&found.uses) = None;
-        // SAFETY: as above; nobody else uses the structure.
+        // SAFETY: as above; the structure is not used again.
         drop(unsafe { take_back(mr) });
         Ok(())
     }))
 }
 
-/// Registers a region again. 0, or a number of `enum ibv_rereg_mr_err_code`: after all errors here the region is as it was.
+/// Changes a registration. Returns 0, or a value of `enum ibv_rereg_mr_err_code`: after each of these errors, the region is unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_rereg_mr(
     mr: *mut ibv_mr,
@@ -259,10 +259,10 @@ pub unsafe extern "C" fn ibv_rereg_mr(
             return refuse(
                 "ibv_rereg_mr",
                 libc::EINVAL,
-                format_args!("flags {flags:#x}: {all:#x} are known, one at least"),
+                format_args!("flags {flags:#x}: {all:#x} are known, and at least one is required"),
             );
         }
-        // SAFETY: the flag says that `pd` is given, and then it is an object that lives.
+        // SAFETY: the flag says that `pd` is given, and then it is a live object.
         let to = if wants(rereg::IBV_REREG_MR_CHANGE_PD) { Some(unsafe { behind(pd) }?) } else { None };
         let change = wants(rereg::IBV_REREG_MR_CHANGE_ACCESS);
         let change = change.then(|| access("ibv_rereg_mr", new_access as c_uint)).transpose()?;
@@ -278,7 +278,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
         };
         // SAFETY: the contract: an object.
         let (held, held_length) = unsafe { ((*mr).addr, (*mr).length) };
-        // A region without an address is not memory of the program's: null, device memory, or imported.
+        // A region without an address has no memory of the program: it is a null region, device memory, or imported.
         if let Some(access) = change
             && memory.is_none()
             && !held.is_null()
@@ -290,7 +290,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
         }
         let moved = memory.is_some();
         region.reregister(to.map(|pd| &pd.domain), change, memory).map_err(device("ibv_rereg_mr"))?;
-        // SAFETY: as above; the fields are the library's to change.
+        // SAFETY: as above; the library may change these fields.
         unsafe {
             (*mr).lkey = region.lkey().0;
             (*mr).rkey = region.rkey().0;
@@ -316,7 +316,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     )
 }
 
-/// Brings pages of on-demand regions in before they are used.
+/// Prefetches pages of on-demand regions.
 pub(crate) unsafe extern "C" fn advise_mr(
     pd: *mut ibv_pd,
     kind: advice::Type,
@@ -337,7 +337,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
             return Ok(());
         }
         for index in 0..count as usize {
-            // SAFETY: the list has `count` entries, as the caller promises, and the index is below.
+            // SAFETY: the list has `count` entries, as the caller promises, and the index is below `count`.
             let (address, length) = unsafe { ((*list.add(index)).addr, (*list.add(index)).length) };
             populate("ibv_advise_mr", address as *mut c_void, length as usize, writes)?;
         }
@@ -345,14 +345,14 @@ pub(crate) unsafe extern "C" fn advise_mr(
     }))
 }
 
-/// What is behind device memory, in all contexts that have it.
+/// The object behind device memory, shared by all contexts that imported it.
 pub(crate) struct Dm {
     memory: HostMemory,
     users: Users,
     place: Place,
 }
 
-/// Something that uses device memory, which cannot be freed meanwhile.
+/// A reference to device memory, which prevents its release.
 struct InDm(Arc<Dm>);
 
 impl Drop for InDm {
@@ -370,7 +370,7 @@ pub(crate) unsafe extern "C" fn alloc_dm(of: *mut ibv_context, attr: *mut ibv_al
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and attributes.
     pointer(unsafe { context(of) }.and_then(|context| {
-        // SAFETY: the caller promises attributes; both fields are there in all releases.
+        // SAFETY: the caller promises attributes; both fields exist in all releases.
         let (length, mask) = unsafe { ((*attr).length, (*attr).comp_mask) };
         if mask != 0 || length == 0 || length as u64 > DEVICE_MEMORY {
             return refuse(
@@ -396,7 +396,7 @@ fn give_dm(context: *mut ibv_context, dm: Arc<Dm>) -> *mut ibv_dm {
     give(face, dm)
 }
 
-/// The memory of another context of the same family, by its handle.
+/// Imports device memory of another context of the same family, by its handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_import_dm(of: *mut ibv_context, handle: u32) -> *mut ibv_dm {
     let _uncancelled = Uncancelled::new();
@@ -407,13 +407,13 @@ pub unsafe extern "C" fn ibv_import_dm(of: *mut ibv_context, handle: u32) -> *mu
     )
 }
 
-/// Gives back what stands for device memory in one context; the memory stays.
+/// Releases one context's handle of device memory. The memory is not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_unimport_dm(dm: *mut ibv_dm) {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, which the caller uses no more.
     if unsafe { behind(dm) }.is_ok() {
-        // SAFETY: `behind` found that it is an object of this process, and the caller uses it no more: it is taken back once.
+        // SAFETY: `behind` verified an object of this process, which the caller does not use again: it is taken back once.
         drop(unsafe { take_back(dm) });
     }
 }
@@ -424,18 +424,18 @@ pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     code(unsafe { behind(dm) }.and_then(|found| {
         found.users.none("ibv_free_dm", "device memory")?;
         found.place.leave("ibv_free_dm")?;
-        // SAFETY: nothing uses it any more.
+        // SAFETY: no region uses the memory.
         drop(unsafe { take_back(dm) });
         Ok(())
     }))
 }
 
-/// Device memory is read and written in words of 4 bytes.
+/// Checks that device memory is accessed in words of 4 bytes.
 fn check_words(call: &str, offset: u64, length: usize) -> Result<(), Errno> {
     if offset.is_multiple_of(4) && length.is_multiple_of(4) {
         return Ok(());
     }
-    refuse(call, libc::EINVAL, format_args!("{length} bytes at offset {offset}: both are multiples of 4"))
+    refuse(call, libc::EINVAL, format_args!("{length} bytes at offset {offset}: both must be multiples of 4"))
 }
 
 unsafe extern "C" fn copy_to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> c_int {
@@ -453,14 +453,14 @@ unsafe extern "C" fn copy_from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u64,
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and `length` bytes to write.
     code(unsafe { behind(dm) }.and_then(|found| {
-        // SAFETY: the caller promises `length` bytes to write at `to`, for the length of the call, which nobody else uses meanwhile.
+        // SAFETY: the caller promises `length` bytes to write at `to`, for its exclusive use during the call.
         let bytes = unsafe { std::slice::from_raw_parts_mut(to.cast(), length) };
         check_words("ibv_memcpy_from_dm", offset, length)?;
         found.memory.read(offset, bytes).or_else(|why| refuse("ibv_memcpy_from_dm", libc::EINVAL, why))
     }))
 }
 
-/// Registers a part of device memory; work requests and peers call its first byte 0.
+/// Registers a part of device memory. Its first byte has address 0 in work requests and for peers.
 pub(crate) unsafe extern "C" fn reg_dm_mr(
     pd: *mut ibv_pd,
     dm: *mut ibv_dm,
@@ -478,7 +478,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
             return refuse(
                 "ibv_reg_dm_mr",
                 libc::EINVAL,
-                "device memory has no addresses: IBV_ACCESS_ZERO_BASED is needed",
+                "device memory has no virtual address: IBV_ACCESS_ZERO_BASED is required",
             );
         }
         let part = of.memory.part(offset, length);

@@ -1,9 +1,8 @@
-//! Netlink to the kernel's RDMA devices, answered here where the kernel has no such thing (`EPROTONOSUPPORT`).
+//! Netlink for RDMA devices (`NETLINK_RDMA`), served here if the kernel does not support it (`EPROTONOSUPPORT`).
 //!
-//! `rdma` of iproute2, UCX and others ask there which devices there are. A program that asks for such a socket gets one of
-//! `NETLINK_USERSOCK`, which every kernel has: all that programs do with it is the kernel's business, but for sending. What it sends to the
-//! kernel is answered at once, by messages from another such socket, so that `poll`, timeouts and truncation are as they are. A kernel
-//! that has RDMA is left alone.
+//! `rdma` of iproute2, UCX and others query devices by this family. A program that opens such a socket gets a `NETLINK_USERSOCK` socket,
+//! which every kernel has. The kernel handles all calls on it except sending. A request sent to the kernel is answered at once, by messages
+//! from another such socket, so `poll`, timeouts and truncation work as usual. If the kernel supports RDMA, nothing is redirected.
 
 use std::ffi::{c_int, c_void};
 use std::mem::size_of;
@@ -21,17 +20,17 @@ use crate::nldev;
 use crate::published::{self, KINDS};
 use crate::settings::{interface, node_guid, settings};
 
-/// Descriptors that can be ours: a socket with a larger number is not answered.
+/// Descriptors that can be redirected. Sockets with higher numbers are not served.
 const LIMIT: usize = 1 << 16;
 static OURS: [AtomicU64; LIMIT / 64] = [const { AtomicU64::new(0) }; LIMIT / 64];
-/// Bytes that should wait for a program at most: a dump is there at once, and not piece by piece as from the kernel.
+/// Receive buffer size. A dump is queued completely at once, unlike the kernel's, which is sent piece by piece.
 const ROOM: c_int = 1 << 22;
-/// Bytes that a datagram takes in the queue, for each that it has, at most.
+/// Maximum buffer space of a datagram, as a multiple of its length.
 const OVERHEAD: usize = 4;
-/// What a datagram to the kernel may have: requests are short.
+/// Maximum length of a request in bytes. Requests are short.
 const LONGEST: usize = 1 << 16;
 
-/// True if a descriptor may be a socket of ours: what sends through other descriptors pay.
+/// Returns true if a descriptor may be a redirected socket. The check is the only cost for sends on other descriptors.
 #[inline]
 pub(crate) fn may_be_ours(fd: c_int) -> bool {
     let Ok(fd) = usize::try_from(fd) else { return false };
@@ -49,7 +48,7 @@ fn mark(fd: c_int, ours: bool) {
     };
 }
 
-/// The descriptor is closed.
+/// Forgets a descriptor that is being closed.
 #[inline]
 pub(crate) fn forget(fd: c_int) {
     if may_be_ours(fd) {
@@ -57,21 +56,21 @@ pub(crate) fn forget(fd: c_int) {
     }
 }
 
-/// Of the kernel's netlink families the one of RDMA (`NETLINK_RDMA`).
+/// The kernel's netlink family of RDMA (`NETLINK_RDMA`).
 pub(crate) const RDMA: c_int = 20;
 
 fn system_socket(kind: c_int, protocol: c_int) -> c_int {
-    // SAFETY: three numbers; the system call itself, since `socket` is ours.
+    // SAFETY: three numbers; a direct system call, because this library interposes `socket`.
     unsafe { libc::syscall(libc::SYS_socket, libc::AF_NETLINK, kind, protocol) as c_int }
 }
 
 fn system_close(fd: c_int) {
-    // SAFETY: opened by `system_socket`, and nobody else's.
+    // SAFETY: opened by `system_socket`, without another owner.
     unsafe { libc::syscall(libc::SYS_close, fd) };
 }
 
-/// The kernel itself tells of RDMA devices, of which ours is none.
-pub(crate) fn kernel_has_it() -> bool {
+/// Returns true if the kernel supports this family. The kernel does not know this library's device.
+pub(crate) fn kernel_supports_rdma() -> bool {
     static HAS: LazyLock<bool> = LazyLock::new(|| {
         let fd = system_socket(libc::SOCK_RAW | libc::SOCK_CLOEXEC, RDMA);
         if fd >= 0 {
@@ -82,14 +81,14 @@ pub(crate) fn kernel_has_it() -> bool {
     *HAS
 }
 
-/// A socket in the place of the one that the kernel has not. `None`: there is none either.
+/// Opens a socket in place of the family that the kernel lacks. Returns `None` if that fails too.
 pub(crate) fn socket(kind: c_int) -> Option<c_int> {
     let fd = system_socket(kind, libc::NETLINK_USERSOCK);
     match usize::try_from(fd) {
         Ok(number) if number < LIMIT => {
             let (room, length) = (ROOM, size_of::<c_int>() as libc::socklen_t);
             for name in [libc::SO_RCVBUF, libc::SO_RCVBUFFORCE] {
-                // SAFETY: a number, and its size. The second takes a right that the program may not have.
+                // SAFETY: a number, and its size. `SO_RCVBUFFORCE` takes a capability that the program may lack.
                 unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, name, (&raw const room).cast(), length) };
             }
             mark(fd, true);
@@ -105,13 +104,13 @@ pub(crate) fn socket(kind: c_int) -> Option<c_int> {
 
 fn option(fd: c_int, name: c_int) -> Option<c_int> {
     let (mut value, mut length) = (0 as c_int, size_of::<c_int>() as libc::socklen_t);
-    // SAFETY: room for a number, and its size.
+    // SAFETY: a place for a number, and its size.
     let result =
         unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, name, (&raw mut value).cast(), &raw mut length) };
     (result == 0).then_some(value)
 }
 
-/// It is such a socket: a number that became another file's is not.
+/// Checks that a descriptor is a redirected socket. The number may have been reused for another file.
 fn is_ours(fd: c_int) -> bool {
     let so = option(fd, libc::SO_DOMAIN) == Some(libc::AF_NETLINK)
         && option(fd, libc::SO_PROTOCOL) == Some(libc::NETLINK_USERSOCK);
@@ -122,7 +121,7 @@ fn is_ours(fd: c_int) -> bool {
 }
 
 fn address(port: u32) -> libc::sockaddr_nl {
-    // SAFETY: zeros are a value of it.
+    // SAFETY: zeros are a valid value.
     let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
     address.nl_family = libc::AF_NETLINK as libc::sa_family_t;
     address.nl_pid = port;
@@ -131,7 +130,7 @@ fn address(port: u32) -> libc::sockaddr_nl {
 
 const ADDRESS: libc::socklen_t = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
 
-/// The port of a socket; the kernel gives it one if it has none yet, as it does when something is sent.
+/// Returns the port ID of a socket. Without one, the socket is bound first, as the kernel does on a send.
 fn port(fd: c_int) -> Option<u32> {
     let ask = || {
         let (mut name, mut length) = (address(0), ADDRESS);
@@ -150,7 +149,7 @@ fn port(fd: c_int) -> Option<u32> {
     }
 }
 
-/// Answers what is sent to the kernel through a socket of ours. `None`: it is none, or is sent to somebody else.
+/// Answers a request sent to the kernel through a redirected socket. Returns `None` for other descriptors and destinations.
 ///
 /// # Safety
 /// `to` is null or an address of `to_length` bytes, and each piece may be read.
@@ -164,7 +163,7 @@ pub(crate) unsafe fn send(
         return None;
     }
     if !to.is_null() && to_length >= ADDRESS {
-        // SAFETY: the caller's promise: it is long enough.
+        // SAFETY: the caller's promise: it has `to_length` bytes, which is enough.
         let to = unsafe { to.cast::<libc::sockaddr_nl>().read_unaligned() };
         if to.nl_pid != 0 {
             return None;
@@ -176,12 +175,12 @@ pub(crate) unsafe fn send(
             return None;
         }
         if length > 0 {
-            // SAFETY: the caller promises that each piece may be read; it is not empty, so its start is no null.
+            // SAFETY: the caller promises that each piece may be read; a piece that is not empty does not start at null.
             sent.extend_from_slice(unsafe { from_raw_parts(start, length) });
         }
     }
     let port = port(fd)?;
-    // What follows reads files and makes system calls, in which a thread must not be cancelled.
+    // Reads files and makes system calls, so cancellation must be disabled.
     let _uncancelled = Uncancelled::new();
     let answers = nldev::answers(&sent, facts().as_ref());
     let room = option(fd, libc::SO_RCVBUF).unwrap_or(0) as usize / OVERHEAD;
@@ -189,7 +188,7 @@ pub(crate) unsafe fn send(
     Some(sent.len() as isize)
 }
 
-/// As many datagrams as there is room for, and always the last, which says that this was all: without it a program would wait for ever.
+/// Returns as many datagrams as fit, and always the last. The last datagram ends the dump; without it, a program would wait without end.
 fn fitting(datagrams: &[Vec<u8>], room: usize) -> impl Iterator<Item = &Vec<u8>> {
     let (last, rest) = datagrams.split_last().map_or((None, datagrams), |(last, rest)| (Some(last), rest));
     let fits = rest.iter().scan(0, move |total, datagram| {
@@ -199,7 +198,7 @@ fn fitting(datagrams: &[Vec<u8>], room: usize) -> impl Iterator<Item = &Vec<u8>>
     fits.chain(last)
 }
 
-/// Puts datagrams into the queue of the socket with this port.
+/// Sends datagrams to the socket with this port ID.
 fn deliver<'a>(port: u32, datagrams: impl Iterator<Item = &'a Vec<u8>>) {
     let from = system_socket(libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_USERSOCK);
     if from < 0 {
@@ -207,7 +206,7 @@ fn deliver<'a>(port: u32, datagrams: impl Iterator<Item = &'a Vec<u8>>) {
     }
     let to = address(port);
     for bytes in datagrams {
-        // SAFETY: bytes and an address with their sizes; the system call itself, since `sendto` is ours.
+        // SAFETY: bytes and an address with their sizes; a direct system call, because this library interposes `sendto`.
         unsafe {
             let (bytes, length) = (bytes.as_ptr(), bytes.len());
             libc::syscall(libc::SYS_sendto, from, bytes, length, libc::MSG_DONTWAIT, &raw const to, ADDRESS);
@@ -216,7 +215,7 @@ fn deliver<'a>(port: u32, datagrams: impl Iterator<Item = &'a Vec<u8>>) {
     system_close(from);
 }
 
-/// What there is to tell: the device on the interface that the environment names, and the objects of all processes on it.
+/// Returns the device on the interface that the environment names, with the objects of all processes on it.
 fn facts() -> Option<nldev::Device> {
     let interface = interface(settings()).and_then(|name| Interface::by_name(&name).ok())?;
     let (counts, qps) = published::of_all_processes(interface.index);
@@ -240,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_dump_that_is_too_long_the_end_arrives() {
+    fn truncated_dump_keeps_its_end() {
         let datagrams: Vec<Vec<u8>> = (1..=5).map(|byte| vec![byte; 10]).collect();
         let sent = |room| fitting(&datagrams, room).map(|datagram| datagram[0]).collect::<Vec<_>>();
         assert_eq!(sent(100), [1, 2, 3, 4, 5]);
@@ -250,12 +249,12 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_of_ours_has_room_for_all_queue_pairs_that_are_told_of() {
+    fn socket_buffer_holds_a_dump_of_2000_qps() {
         let fd = socket(libc::SOCK_RAW | libc::SOCK_CLOEXEC).unwrap();
         assert!(may_be_ours(fd) && is_ours(fd));
         let qps = vec![nldev::Qp { remote: Some(1), ..nldev::Qp::default() }; 2000];
         let device = nldev::Device { name: "roxie0".into(), qps, ..nldev::Device::default() };
-        // A dump of queue pairs: length, type, flags, sequence, port; the device's index.
+        // Request of a dump of queue pairs: length, type, flags, sequence, port; the device's index.
         let mut asked = Vec::new();
         for word in [24u32, 5 << 10 | 10 | 0x301 << 16, 7, 0, 8 | 1 << 16, 0] {
             asked.extend(word.to_ne_bytes());
@@ -264,10 +263,10 @@ mod tests {
         deliver(port(fd).unwrap(), fitting(&answers, usize::MAX));
         let mut buffer = [0u8; 8192];
         for expected in &answers {
-            // SAFETY: room for so many bytes; it does not wait.
+            // SAFETY: room for the bytes; the call does not block.
             let got = unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT) };
             if got < 0 && option(fd, libc::SO_RCVBUF) < Some(ROOM) {
-                // Without the right to a larger queue.
+                // The process may not increase its receive buffer.
                 break;
             }
             assert_eq!(got, expected.len() as isize);

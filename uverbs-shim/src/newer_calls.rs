@@ -1,4 +1,4 @@
-//! Calls that releases after rdma-core 44 have added: memory registered in one way for all kinds, and what this device has not.
+//! Calls added after rdma-core 44: `ibv_reg_mr_ex` for all kinds of memory, and calls for features that this device lacks.
 
 use std::ffi::{c_int, c_void};
 
@@ -36,7 +36,7 @@ pub struct MrInitAttr {
 
 const _: () = assert!(size_of::<MrInitAttr>() == 72, "struct ibv_mr_init_attr");
 
-/// Registers memory, whichever it is.
+/// Registers memory of any kind.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut MrInitAttr) -> *mut ibv_mr {
     let _uncancelled = Uncancelled::new();
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut MrInitAttr) -
     }
 }
 
-/// Which fields go together (`ibv_reg_mr_ex(3)`).
+/// Checks which fields are given together (`ibv_reg_mr_ex(3)`).
 fn check_mask(call: &str, mask: u64) -> Result<(), Errno> {
     let has = |bit| mask & bit != 0;
     if mask & !given::ALL != 0 {
@@ -83,7 +83,7 @@ fn check_mask(call: &str, mask: u64) -> Result<(), Errno> {
         return refuse(
             call,
             libc::EOPNOTSUPP,
-            "a DMA handle: there is no PCI device that would take its hints",
+            "a DMA handle: the device is not a PCI device, so its hints have no effect",
         );
     }
     if has(given::FD) == has(given::ADDR) {
@@ -112,28 +112,28 @@ fn check_mask(call: &str, mask: u64) -> Result<(), Errno> {
     Ok(())
 }
 
-/// What all calls say that stand on something that this device has not.
+/// Fails with `EOPNOTSUPP`, for features that this device lacks.
 fn none<T>(call: &str, what: &str) -> Result<T, Errno> {
     refuse(call, libc::EOPNOTSUPP, format_args!("the device has no {what}"))
 }
 
 const HANDLES: &str = "DMA handles: they are hints for the PCI bus";
 
-/// Makes a handle with hints for the PCI bus: there is none here.
+/// Allocates a handle with hints for the PCI bus. Not supported.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_alloc_dmah(_of: *mut ibv_context, _attr: *mut c_void) -> *mut c_void {
     let _uncancelled = Uncancelled::new();
     pointer(none("ibv_alloc_dmah", HANDLES))
 }
 
-/// As [`ibv_alloc_dmah`].
+/// Not supported, like [`ibv_alloc_dmah`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dealloc_dmah(_handle: *mut c_void) -> c_int {
     let _uncancelled = Uncancelled::new();
     code(none("ibv_dealloc_dmah", HANDLES))
 }
 
-/// A descriptor by which other devices reach device memory: theirs would be the kernel's, and this memory is the process's.
+/// Exports device memory as a DMA buffer. Not supported: only the kernel can create one, and this memory belongs to the process.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dm_export_dmabuf_fd(_dm: *mut ibv_dm) -> c_int {
     let _uncancelled = Uncancelled::new();
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn ibv_dm_export_dmabuf_fd(_dm: *mut ibv_dm) -> c_int {
 
 const COUNTERS: &str = "completion counters: completions are counted in completion queues";
 
-/// What completion counters can do: there are none.
+/// Queries the capabilities of completion counters. Not supported.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _ibv_query_comp_cntr_caps(
     _of: *mut ibv_context,
@@ -153,21 +153,21 @@ pub unsafe extern "C" fn _ibv_query_comp_cntr_caps(
     code(none("ibv_query_comp_cntr_caps", COUNTERS))
 }
 
-/// As [`_ibv_query_comp_cntr_caps`].
+/// Not supported, like [`_ibv_query_comp_cntr_caps`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_comp_cntr(_of: *mut ibv_context, _attr: *mut c_void) -> *mut c_void {
     let _uncancelled = Uncancelled::new();
     pointer(none("ibv_create_comp_cntr", COUNTERS))
 }
 
-/// As [`_ibv_query_comp_cntr_caps`].
+/// Not supported, like [`_ibv_query_comp_cntr_caps`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_comp_cntr(_counter: *mut c_void) -> c_int {
     let _uncancelled = Uncancelled::new();
     code(none("ibv_destroy_comp_cntr", COUNTERS))
 }
 
-/// As [`_ibv_query_comp_cntr_caps`].
+/// Not supported, like [`_ibv_query_comp_cntr_caps`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_qp_attach_comp_cntr(
     _qp: *mut ibv_qp,
@@ -178,11 +178,11 @@ pub unsafe extern "C" fn ibv_qp_attach_comp_cntr(
     code(none("ibv_qp_attach_comp_cntr", COUNTERS))
 }
 
-/// Calls on a counter and a number.
+/// Calls with a counter and a number.
 macro_rules! on_counters {
     ($($name:ident($type:ty))*) => {
         $(
-            /// As [`_ibv_query_comp_cntr_caps`].
+            /// Not supported, like [`_ibv_query_comp_cntr_caps`].
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name(_counter: *mut c_void, _value: $type) -> c_int {
                 code(none(stringify!($name), COUNTERS))
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_named_by_an_address_or_by_a_descriptor() {
+    fn memory_needs_either_address_or_descriptor() {
         let check = |mask| check_mask("test", mask);
         assert_eq!(check(given::ADDR), Ok(()));
         assert_eq!(check(given::ADDR | given::IOVA), Ok(()));

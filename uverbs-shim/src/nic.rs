@@ -1,4 +1,4 @@
-//! The NIC of this process: one for all contexts that programs and libraries open, and the way of its events to them.
+//! The NIC of this process, shared by all contexts, and the routing of its events to them.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
@@ -12,7 +12,7 @@ use crate::lock::lock;
 use crate::object::Errno;
 use crate::{fork, report, settings};
 
-/// The NIC, while somebody has it open.
+/// The NIC, open while at least one context is.
 #[derive(Debug)]
 pub(crate) struct Nic {
     pub(crate) device: Device,
@@ -20,14 +20,14 @@ pub(crate) struct Nic {
     router: Arc<Mutex<Router>>,
 }
 
-/// Whose events are whose.
+/// Maps events to the queues of contexts.
 #[derive(Debug, Default)]
 struct Router {
     objects: HashMap<Source, (Arc<EventQueue>, Element)>,
     contexts: Vec<Weak<EventQueue>>,
 }
 
-/// What an event is about.
+/// Source of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Source {
     Qp(u32),
@@ -35,22 +35,23 @@ pub(crate) enum Source {
     Srq(u32),
 }
 
-/// The NIC that is open, and in which process.
+/// The open NIC, and the generation of the process that opened it.
 static OPEN: Mutex<(u32, Weak<Nic>)> = Mutex::new((0, Weak::new()));
 
-/// The process that opened it. A child of `vfork` runs in its parent's memory, and ends by `_exit`.
+/// The process that opened the NIC. A child of `vfork` runs in its parent's memory, and ends by `_exit`.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
-/// Who is told of changes of the port beside the contexts, without waiting for anything.
+/// Called on changes of the port, in addition to the contexts' queues. Must not block.
 static PORT_WATCHER: OnceLock<fn()> = OnceLock::new();
 
-/// Has `tell` called at each change of the port, by whoever turns the NIC. There is one who asks for it, and may ask again.
+/// Registers `tell`, to be called on each change of the port by the thread that runs the NIC. There is one caller, which may call
+/// repeatedly.
 pub(crate) fn watch_port(tell: fn()) {
     PORT_WATCHER.get_or_init(|| tell);
 }
 
 impl Nic {
-    /// The NIC of this process; opens it for the first.
+    /// Returns the NIC of this process, and opens it if necessary.
     pub(crate) fn open(call: &'static str) -> Result<Arc<Nic>, Errno> {
         fork::watch();
         let mut open = lock(&OPEN);
@@ -64,7 +65,7 @@ impl Nic {
         Ok(nic)
     }
 
-    /// The NIC of this process if it is open. `None` also while somebody is about to open it.
+    /// Returns the NIC of this process if it is open. Returns `None` also while another thread opens it.
     pub(crate) fn if_open() -> Option<Arc<Nic>> {
         // SAFETY: no preconditions.
         if OWNER.load(Relaxed) != unsafe { libc::getpid() } {
@@ -97,24 +98,24 @@ impl Nic {
         Ok(Nic { device, generation: fork::generation(), router })
     }
 
-    /// In which process it was opened, as [`fork::generation`] counts them.
+    /// Returns the generation of the process that opened it ([`fork::generation`]).
     pub(crate) fn generation(&self) -> u32 {
         self.generation
     }
 
-    /// Events of the port and the device as a whole come to `queue` as well, while it lives.
+    /// Delivers events of the port and of the whole device to `queue` as well, while it exists.
     pub(crate) fn add_context(&self, queue: &Arc<EventQueue>) {
         let mut router = lock(&self.router);
         router.contexts.retain(|context| context.strong_count() > 0);
         router.contexts.push(Arc::downgrade(queue));
     }
 
-    /// Events of `source` come to `queue`, and name `element`.
+    /// Delivers events of `source` to `queue`, as events of `element`.
     pub(crate) fn add_source(&self, source: Source, queue: &Arc<EventQueue>, element: Element) {
         lock(&self.router).objects.insert(source, (Arc::clone(queue), element));
     }
 
-    /// They come no more, and those that wait are taken back.
+    /// Stops the delivery, and discards the pending events of `source`.
     pub(crate) fn remove_source(&self, source: Source) {
         let removed = lock(&self.router).objects.remove(&source);
         if let Some((queue, element)) = removed {
@@ -124,7 +125,7 @@ impl Nic {
 }
 
 impl Router {
-    /// Called by whoever turns the NIC.
+    /// Delivers an event. Called by the thread that runs the NIC.
     fn route(&self, event: AsyncEvent) {
         let (source, kind) = match event {
             AsyncEvent::Qp(index, kind) => (Source::Qp(index.0), kind),

@@ -1,4 +1,4 @@
-//! Opening and closing the device, and the table of functions that applications call through a context.
+//! Opening and closing of the device, and the table of functions that applications call through a context.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -13,10 +13,10 @@ use crate::nic::Nic;
 use crate::object::{Errno, code, pointer};
 use crate::{cq, create_qp, device, flow, memory, pd, poll_ex, post, qp, query, srq, window, wq};
 
-/// `abi_compat` of a context that has a `verbs_context` around it.
+/// `abi_compat` of a context within a `verbs_context`.
 const EXTENDED: usize = usize::MAX;
 
-/// Opens the device. The interface is claimed later, with the first queue pair.
+/// Opens the device. The first queue pair claims the interface, not this call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     let _uncancelled = Uncancelled::new();
@@ -29,14 +29,14 @@ fn open(device: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
     make(device, nic, family, command)
 }
 
-/// Makes another context of the same open device, which has the descriptor from now on.
+/// Creates another context of the same open device. Takes ownership of the descriptor.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_import_device(descriptor: c_int) -> *mut ibv_context {
     let _uncancelled = Uncancelled::new();
     const CALL: &str = "ibv_import_device";
     pointer(Family::of(CALL, descriptor).and_then(|family| {
         let nic = Nic::open(CALL)?;
-        // SAFETY: the contract: it is the caller's own, who gives it away; `of` found that it is open.
+        // SAFETY: the contract: the caller gives its own descriptor away; `of` verified that it is open.
         let command = unsafe { OwnedFd::from_raw_fd(descriptor) };
         make(device::the_device(), nic, family, command)
     }))
@@ -53,7 +53,7 @@ fn make(
     let context = ibv_context {
         device,
         ops: legacy_operations(),
-        // Programs hand it to system calls of their own only after having found a driver that they know.
+        // Programs pass it to system calls only if they know the device's kernel driver.
         cmd_fd: command.as_raw_fd(),
         async_fd: events.raw_fd(),
         num_comp_vectors: cq::COMPLETION_VECTORS,
@@ -68,14 +68,14 @@ fn make(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_close_device(held: *mut ibv_context) -> c_int {
     let _uncancelled = Uncancelled::new();
-    // SAFETY: the contract: an open context, of which nothing is left.
+    // SAFETY: the contract: an open context without remaining objects.
     code(unsafe { context::context(held) }.map(|_| {
-        // SAFETY: `make` made it, since it is a context that is open; it is closed once.
+        // SAFETY: `make` made it, because it is an open context; it is closed once.
         unsafe { context::free(held) };
     }))
 }
 
-/// The functions that applications have called through the context since the first release.
+/// Functions called through the context since the first release.
 fn legacy_operations() -> ibv_context_ops {
     ibv_context_ops {
         _compat_query_device: Some(query::ibv_query_device),
@@ -92,7 +92,7 @@ fn legacy_operations() -> ibv_context_ops {
     }
 }
 
-/// The functions that came later. An empty slot makes the caller's inline function return `EOPNOTSUPP`.
+/// Functions added later. An empty slot makes the caller's inline function return `EOPNOTSUPP`.
 fn operations() -> verbs_context {
     verbs_context {
         query_port: Some(query::query_port),

@@ -1,4 +1,4 @@
-//! The pages of memory that a program registers: brought in, and judged by their protection, as a device that pins them would.
+//! Pages of registered memory: faulted in, and checked for their protection, as by a device that pins them.
 
 use std::ffi::c_void;
 use std::fs;
@@ -7,16 +7,16 @@ use std::sync::OnceLock;
 use crate::object::Errno;
 use crate::report::refuse;
 
-/// Brings the pages of `length` bytes from `address` on into memory.
+/// Faults in the pages of `length` bytes at `address`.
 ///
 /// # Errors
-/// `EFAULT` if a page is not mapped, not readable, or, where the device `writes`, not writable: the kernel's `ib_umem_get` refuses the
-/// same, and programs rely on it to fall back to a region that is only read. `EINVAL` if the range wraps around.
+/// `EFAULT` if a page is not mapped, not readable or, if the device `writes`, not writable. The kernel's `ib_umem_get` does the same, and
+/// programs rely on it to fall back to a read-only region. `EINVAL` if the range wraps around.
 pub(crate) fn populate(call: &str, address: *mut c_void, length: usize, writes: bool) -> Result<(), Errno> {
     let page = page_size();
     let start = address as usize & !(page - 1);
     let Some(end) = (address as usize).checked_add(length) else {
-        return refuse(call, libc::EINVAL, format_args!("{length} bytes from {address:p} on wrap around"));
+        return refuse(call, libc::EINVAL, format_args!("{length} bytes at {address:p} wrap around"));
     };
     if length == 0 {
         return Ok(());
@@ -30,8 +30,8 @@ pub(crate) fn populate(call: &str, address: *mut c_void, length: usize, writes: 
             call,
             libc::EFAULT,
             format_args!(
-                "{length} bytes from {address:p} on are not all mapped and {}; /proc/{}/maps shows the protection",
-                if writes { "writable (IBV_ACCESS_LOCAL_WRITE needs that)" } else { "readable" },
+                "{length} bytes at {address:p} are not all mapped and {}; /proc/{}/maps shows the protection",
+                if writes { "writable (required by IBV_ACCESS_LOCAL_WRITE)" } else { "readable" },
                 std::process::id()
             ),
         ),
@@ -40,33 +40,33 @@ pub(crate) fn populate(call: &str, address: *mut c_void, length: usize, writes: 
 }
 
 fn page_size() -> usize {
-    // SAFETY: a question without pointers.
+    // SAFETY: a query without pointers.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
 fn advise(start: usize, length: usize, advice: libc::c_int) -> Result<(), Errno> {
-    // SAFETY: bringing pages in changes nothing that a program can see; the system checks the range.
+    // SAFETY: faulting pages in has no effect visible to the program; the system checks the range.
     match unsafe { libc::madvise(start as *mut c_void, length, advice) } {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EFAULT)),
     }
 }
 
-/// True if the kernel has `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE` (since 5.14). An older one says `EINVAL`, as does a newer one of
-/// memory whose protection forbids the access: an empty range tells the two apart.
+/// Returns true if the kernel has `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE` (since 5.14). An older kernel returns `EINVAL`, but so
+/// does a newer one if the protection forbids the access. A request for an empty range tells them apart.
 fn has_populate() -> bool {
     static HAS: OnceLock<bool> = OnceLock::new();
     *HAS.get_or_init(|| advise(0, 0, libc::MADV_POPULATE_WRITE).is_ok())
 }
 
-/// The same judgement by `/proc/self/maps`, for kernels before 5.14. The pages come in when they are first used.
+/// Checks the protection by `/proc/self/maps`, for kernels before 5.14. Pages are faulted in on first use.
 fn permitted(start: usize, end: usize, writes: bool) -> Result<(), Errno> {
     let maps = fs::read_to_string("/proc/self/maps")
         .map_err(|error| error.raw_os_error().unwrap_or(libc::EFAULT))?;
     if covers(&maps, start, end, writes) { Ok(()) } else { Err(libc::EFAULT) }
 }
 
-/// True if mappings (`proc_pid_maps(5)`) cover all of the range with the protection that is needed.
+/// Returns true if mappings (`proc_pid_maps(5)`) cover the whole range with the required protection.
 fn covers(maps: &str, start: usize, end: usize, writes: bool) -> bool {
     let mut at = start;
     for line in maps.lines() {

@@ -1,4 +1,4 @@
-//! Protection domains, and the two objects that hint at how they are used.
+//! Protection domains, thread domains and parent domains.
 
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::object::{Errno, Face, behind, code, give, pointer, take_back};
 use crate::published::{Counted, Kind};
 use crate::report::{device, refuse};
 
-/// Objects that still use another, which can be destroyed only after them.
+/// Number of objects that use another object, which can be destroyed only after them.
 #[derive(Debug, Default)]
 pub(crate) struct Users(AtomicU32);
 
@@ -32,7 +32,7 @@ impl Users {
     }
 
     /// # Errors
-    /// `EBUSY` while there are some.
+    /// `EBUSY` if the object has users.
     pub(crate) fn none(&self, call: &str, what: &str) -> Result<(), Errno> {
         match self.0.load(Relaxed) {
             0 => Ok(()),
@@ -45,20 +45,20 @@ impl Users {
     }
 }
 
-/// What is behind a protection domain, in all contexts that have it.
+/// The object behind a protection domain, shared by all contexts that imported it.
 pub(crate) struct Pd {
     pub(crate) domain: ProtectionDomain,
     users: Users,
-    /// Where it is imported from; a parent domain cannot be.
+    /// Place for imports; a parent domain cannot be imported.
     place: Option<Place>,
-    /// A parent domain is none of the device's.
+    /// A parent domain is not an object of the device, so it is not counted.
     _counted: Option<Counted>,
     /// A parent domain's protection domain and thread domain.
     _parts: Option<(InDomain, Option<InThread>)>,
 }
 
-/// Something that uses a protection domain, which cannot be destroyed meanwhile. The C structure through which it was named may go
-/// before: that of an imported domain.
+/// A reference to a protection domain, which prevents its destruction. The C structure that named the domain may be destroyed earlier, if
+/// it is an imported one.
 pub(crate) struct InDomain(Arc<Pd>);
 
 impl InDomain {
@@ -83,7 +83,7 @@ impl Face for ibv_pd {
     type Behind = Arc<Pd>;
 }
 
-/// Makes a protection domain.
+/// Allocates a protection domain.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_alloc_pd(of: *mut ibv_context) -> *mut ibv_pd {
     let _uncancelled = Uncancelled::new();
@@ -107,7 +107,7 @@ fn give_pd(context: *mut ibv_context, pd: Arc<Pd>) -> *mut ibv_pd {
     give(ibv_pd { context, handle }, pd)
 }
 
-/// The domain of another context of the same family, by its handle.
+/// Imports a protection domain of another context of the same family, by its handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_import_pd(of: *mut ibv_context, handle: u32) -> *mut ibv_pd {
     let _uncancelled = Uncancelled::new();
@@ -118,18 +118,19 @@ pub unsafe extern "C" fn ibv_import_pd(of: *mut ibv_context, handle: u32) -> *mu
     )
 }
 
-/// Gives back what stands for a domain in one context; the domain stays.
+/// Releases one context's handle of a domain. The domain is not deallocated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
     let _uncancelled = Uncancelled::new();
-    // SAFETY: the contract: an object, which the caller uses no more. Objects made with it have the domain, not the structure.
+    // SAFETY: the contract: an object, which the caller does not use again. Objects made with it refer to the domain, not to this
+    // structure.
     if unsafe { behind(pd) }.is_ok() {
-        // SAFETY: `behind` found that it is an object of this process, and the caller uses it no more: it is taken back once.
+        // SAFETY: `behind` verified an object of this process, which the caller does not use again: it is taken back once.
         drop(unsafe { take_back(pd) });
     }
 }
 
-/// Removes one that nothing uses.
+/// Deallocates a protection domain without users.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     let _uncancelled = Uncancelled::new();
@@ -139,19 +140,19 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
         if let Some(place) = &found.place {
             place.leave("ibv_dealloc_pd")?;
         }
-        // SAFETY: nothing uses it any more.
+        // SAFETY: no object uses the domain.
         drop(unsafe { take_back(pd) });
         Ok(())
     }))
 }
 
-/// A thread domain: the promise that one thread at a time uses what is made with it. Roxie needs no such promise.
+/// A thread domain: the application's promise that objects made with it are used by one thread at a time. Roxie does not depend on it.
 impl Face for ibv_td {
     type Whole = ibv_td;
     type Behind = Arc<Users>;
 }
 
-/// A parent domain's use of its thread domain.
+/// A parent domain's reference to its thread domain.
 struct InThread(Arc<Users>);
 
 impl InThread {
@@ -171,7 +172,7 @@ pub(crate) unsafe extern "C" fn alloc_td(of: *mut ibv_context, attr: *mut ibv_td
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and attributes.
     pointer(unsafe { context(of) }.and_then(|_| {
-        // SAFETY: not null, as was seen; the caller promises attributes, and the mask is in those of all releases.
+        // SAFETY: not null, as checked; the caller promises attributes, and the mask exists in those of all releases.
         if attr.is_null() || unsafe { (*attr).comp_mask } != 0 {
             return Err(libc::EINVAL);
         }
@@ -184,15 +185,15 @@ pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     // SAFETY: the contract: an object.
     code(unsafe { behind(td) }.and_then(|found| {
         found.none("ibv_dealloc_td", "thread domain")?;
-        // SAFETY: nothing uses it any more.
+        // SAFETY: no parent domain uses it.
         drop(unsafe { take_back(td) });
         Ok(())
     }))
 }
 
-/// A protection domain with a thread domain and allocators for the memory of queues. Queues of Roxie's are its own memory: the
-/// allocators are a service that a provider need not call, and it does not. Nor has it a use for memory outside of a guest's protection, which
-/// may be allowed for buffers: the NIC is within.
+/// Allocates a parent domain: a protection domain with a thread domain and allocators for queue memory. A provider need not call the
+/// allocators, and this one allocates its queues itself. Buffers outside of a confidential guest's protected memory, which the flag allows,
+/// are not needed either: the NIC runs within the guest.
 pub(crate) unsafe extern "C" fn alloc_parent_domain(
     of: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,

@@ -1,19 +1,19 @@
-//! The structures of `rdma/rdma_user_cm.h` as bytes, and bytes as structures.
+//! Conversions between structures of `rdma/rdma_user_cm.h` and bytes.
 
 use std::mem::size_of;
 
 use crate::abi::*;
 
-/// A structure of plain numbers: any bytes are a value of it.
+/// A structure of plain numbers, for which all bit patterns are valid.
 ///
 /// # Safety
-/// It is.
+/// All bit patterns of the type are valid.
 pub(crate) unsafe trait Plain: Copy {}
 
 macro_rules! plain {
     ($($name:ty)*) => {
         $(
-            // SAFETY: integers and arrays of integers, of which zeros and all other bytes are values.
+            // SAFETY: integers and arrays of integers, for which all bit patterns are valid.
             unsafe impl Plain for $name {}
         )*
     };
@@ -27,19 +27,19 @@ plain! {
     rdma_ucm_set_option rdma_ucm_migrate_id rdma_ucm_migrate_resp ib_uverbs_qp_attr ib_path_rec_data u8 u32
 }
 
-/// As much of a structure as there is, the rest zeros.
+/// Reads a structure from bytes that may be shorter; the rest is zero.
 pub(crate) fn read<T: Plain>(bytes: &[u8]) -> T {
     let length = bytes.len().min(size_of::<T>());
     let mut value = std::mem::MaybeUninit::<T>::zeroed();
-    // SAFETY: `length` is in both; any bytes are a value of a plain structure.
+    // SAFETY: `length` is within both; all bytes are a value of a plain structure.
     unsafe {
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.as_mut_ptr().cast(), length);
         value.assume_init()
     }
 }
 
-/// The bytes of a structure.
+/// Returns the bytes of a structure.
 pub(crate) fn bytes_of<T: Plain>(value: &T) -> &[u8] {
-    // SAFETY: a plain structure of the ABI, which states its padding; it is read as the kernel's are by programs.
+    // SAFETY: a plain structure of the ABI without implicit padding, read as programs read those of the kernel.
     unsafe { std::slice::from_raw_parts((&raw const *value).cast(), size_of::<T>()) }
 }

@@ -1,4 +1,4 @@
-//! Polling in steps: `ibv_start_poll`, `ibv_next_poll`, `ibv_end_poll`, and functions that read one field of the completion at hand.
+//! Polling step by step: `ibv_start_poll`, `ibv_next_poll`, `ibv_end_poll`, and functions that read a field of the current completion.
 
 use std::ffi::{c_int, c_uint};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,7 +15,7 @@ use crate::cq::{self, flags, imm_or_key};
 use crate::object::{behind, code_of, pointer};
 use crate::report::refuse;
 
-/// Fields that completions have here.
+/// Completion fields that this device provides.
 const OFFERED: u32 = wants::IBV_WC_EX_WITH_BYTE_LEN
     | wants::IBV_WC_EX_WITH_IMM
     | wants::IBV_WC_EX_WITH_QP_NUM
@@ -26,7 +26,7 @@ const OFFERED: u32 = wants::IBV_WC_EX_WITH_BYTE_LEN
     | wants::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP
     | wants::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
 
-/// Makes a completion queue that is polled in steps, or in the old way.
+/// Creates a completion queue for either polling interface.
 pub(crate) unsafe extern "C" fn create_cq_ex(
     of: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
@@ -36,7 +36,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     if attr.is_null() {
         return pointer(Err(libc::EINVAL));
     }
-    // SAFETY: the contract: attributes, those at the end if `comp_mask` says so.
+    // SAFETY: the contract: attributes, of which those at the end are read only if `comp_mask` says that they are present.
     let (fields, given) = unsafe { ((*attr).wc_flags, (*attr).comp_mask) };
     if fields & !u64::from(OFFERED) != 0 {
         return pointer(refuse(
@@ -51,31 +51,31 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         return pointer(refuse(CALL, libc::EINVAL, format_args!("comp_mask {given:#x}: 0x3 are known")));
     }
     if given & mask::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 {
-        // SAFETY: `comp_mask` says that the flags are there.
+        // SAFETY: `comp_mask` says that the flags are present.
         let how = unsafe { (*attr).flags };
-        // One thread alone is no trouble. Overruns are always errors: a completion that is lost is never ignored.
+        // Single-threaded use needs no special handling. IGNORE_OVERRUN is not supported: a lost completion is always an error.
         if how & !create::IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 {
             return pointer(refuse(
                 CALL,
                 libc::EOPNOTSUPP,
-                format_args!("flags {how:#x}: only SINGLE_THREADED is served"),
+                format_args!("flags {how:#x}: only SINGLE_THREADED is supported"),
             ));
         }
     }
-    // SAFETY: the caller keeps the contract: objects, a channel or null, and fields that are in the attributes of all releases.
+    // SAFETY: the caller keeps the contract: objects, a channel or null, and fields that exist in the attributes of all releases.
     let made = unsafe {
         cq::create(CALL, of, (*attr).cqe, (*attr).cq_context, (*attr).channel, (*attr).comp_vector)
     };
     pointer(made.inspect(|cq| {
-        // SAFETY: just made, and nobody else has it yet.
+        // SAFETY: just created, and not shared yet.
         unsafe { offer(*cq) };
     }))
 }
 
 /// # Safety
-/// `cq` is a queue that nobody else has yet.
+/// `cq` is a queue that is not shared yet.
 unsafe fn offer(cq: *mut ibv_cq_ex) {
-    // SAFETY: nobody else has the queue yet, as the caller promises: its slots are written without anybody reading them.
+    // SAFETY: the queue is not shared yet, as the caller promises, so its slots have no readers.
     unsafe {
         (*cq).start_poll = Some(start_poll);
         (*cq).next_poll = Some(next_poll);
@@ -95,17 +95,17 @@ unsafe fn offer(cq: *mut ibv_cq_ex) {
     }
 }
 
-/// Takes the next completion to hand; `ENOENT` if there is none.
+/// Takes the next completion. Returns `ENOENT` if there is none.
 ///
 /// # Safety
-/// The caller has the queue's turn.
+/// The caller holds the queue's turn.
 unsafe fn advance(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: the contract: an object.
     let Ok(found) = (unsafe { behind(cq) }) else { return libc::EIO };
     let Some((wc, at)) = found.queue.poll_timed() else {
         return if found.queue.has_failed() { libc::EIO } else { libc::ENOENT };
     };
-    // SAFETY: the caller has the turn.
+    // SAFETY: the caller holds the turn.
     unsafe {
         (*cq).wr_id = wc.wr_id;
         (*cq).status = wc.status as c_uint;
@@ -128,7 +128,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
         found.poll_turn.take();
         let came = advance(cq);
         if came != 0 {
-            // There is no end to a poll that found nothing.
+            // `ibv_end_poll` is not called after a poll that found nothing.
             found.poll_turn.give_back();
         }
         came
@@ -137,7 +137,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
 
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     let _uncancelled = Uncancelled::new();
-    // SAFETY: the contract: between start and end, so the caller has the turn.
+    // SAFETY: the contract: between start and end, so the caller holds the turn.
     unsafe { advance(cq) }
 }
 
@@ -149,22 +149,22 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     }
 }
 
-/// The completion at hand.
+/// Returns the current completion.
 ///
 /// # Safety
 /// The contract: between start and end.
-unsafe fn at_hand(cq: *mut ibv_cq_ex) -> Wc {
-    // SAFETY: the caller has the turn.
+unsafe fn current_completion(cq: *mut ibv_cq_ex) -> Wc {
+    // SAFETY: the caller holds the turn.
     unsafe { behind(cq).map_or_else(|_| Wc::default(), |found| (*found.poll.0.get()).0) }
 }
 
-/// When the completion at hand came about, in nanoseconds on the device's clock.
+/// Returns the time of the current completion, in nanoseconds on the device's clock.
 unsafe extern "C" fn read_completion_ts(cq: *mut ibv_cq_ex) -> u64 {
-    // SAFETY: the contract: between start and end, so the caller has the turn.
+    // SAFETY: the contract: between start and end, so the caller holds the turn.
     unsafe { behind(cq).map_or(0, |found| (*found.poll.0.get()).1.0) }
 }
 
-/// The same on the wall clock, in nanoseconds since 1970.
+/// Returns the time of the current completion on the wall clock, in nanoseconds since 1970.
 unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
     // SAFETY: the contract: an object, between start and end.
     unsafe {
@@ -175,12 +175,12 @@ unsafe extern "C" fn read_completion_wallclock_ns(cq: *mut ibv_cq_ex) -> u64 {
     }
 }
 
-/// Functions that read one field.
+/// Functions that read a field.
 macro_rules! readers {
     ($($name:ident -> $type:ty: |$wc:ident| $value:expr;)*) => {
         $(unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
             // SAFETY: the contract: between start and end.
-            let $wc = unsafe { at_hand(cq) };
+            let $wc = unsafe { current_completion(cq) };
             $value
         })*
     };

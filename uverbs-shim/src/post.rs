@@ -1,7 +1,7 @@
-//! Work requests in the old way: lists of structures.
+//! Work requests by the original interface: lists of structures.
 //!
-//! Nothing here allocates or calls the system: entries are copied to the stack, from there to the ring that the NIC reads, and a whole
-//! list is shown to the NIC by one store and one ring of the doorbell.
+//! No allocation and no system call: entries are copied to the stack, and from there to the ring that the NIC reads. A whole list is
+//! published to the NIC by one store and one doorbell.
 
 use std::ffi::{c_int, c_uint};
 
@@ -18,7 +18,7 @@ use crate::qp::Qp;
 use crate::report::{self, refuse};
 use crate::window::window_access;
 
-/// Posts a list of sends. After an error those before it are posted, and `bad` says which it was.
+/// Posts a list of sends. On an error, the requests before the failed one are posted, and `bad` points to the failed one.
 pub(crate) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
     first: *mut ibv_send_wr,
@@ -37,7 +37,7 @@ pub(crate) unsafe extern "C" fn post_send(
     found.turn.take();
     let (mut wr, mut staged, mut result) = (first, 0, 0);
     while !wr.is_null() {
-        // SAFETY: the contract: a work request of a release that knows its opcode, in a list that ends with null.
+        // SAFETY: the contract: a work request of a release that knows its opcode, in a null-terminated list.
         unsafe {
             if let Err(errno) = stage(found, wr, staged) {
                 put(bad, wr);
@@ -56,14 +56,14 @@ pub(crate) unsafe extern "C" fn post_send(
 }
 
 /// # Safety
-/// The contract: a work request with the fields that its opcode has.
+/// The contract: a work request with the fields of its opcode.
 unsafe fn stage(qp: &Qp, wr: *const ibv_send_wr, staged: u32) -> Result<(), Errno> {
-    // SAFETY: the caller promises a work request with the fields that its opcode has, and with as many entries as it says.
+    // SAFETY: the caller promises a work request with the fields of its opcode, and with as many entries as it says.
     unsafe {
         let send = request(qp, wr)?;
         let entries = entries("ibv_post_send", (*wr).sg_list, (*wr).num_sge)?;
         if send.opcode.is_local() {
-            // A list would mean nothing.
+            // Local operations have no scatter/gather list.
             return staged_as(qp, staged, &send, Payload::Sges(&[]));
         }
         if send.flags.contains(SendFlags::INLINE) {
@@ -81,22 +81,18 @@ pub(crate) fn staged_as(qp: &Qp, staged: u32, wr: &SendWr, payload: Payload<'_>)
     qp.pair.stage(staged, wr, payload).map_err(report::post("ibv_post_send"))
 }
 
-/// The work request without its list.
+/// Converts a work request, without its list.
 ///
 /// # Safety
-/// The contract: the fields that its opcode has.
+/// The contract: the fields of its opcode.
 unsafe fn request(qp: &Qp, wr: *const ibv_send_wr) -> Result<SendWr, Errno> {
     const CALL: &str = "ibv_post_send";
-    // SAFETY: the caller's promise; fields beyond the first are read only where the opcode, or the service, has them.
+    // SAFETY: the caller's promise; fields after the first are read only if the opcode, or the service, has them.
     unsafe {
         let (code, flags) = ((*wr).opcode, (*wr).send_flags);
         let opcode = WrOpcode::from_code(code.into()).filter(|opcode| *opcode != WrOpcode::FastRegister);
         let Some(opcode) = opcode else {
-            return refuse(
-                CALL,
-                libc::EINVAL,
-                format_args!("opcode {code}: there is no such operation here"),
-            );
+            return refuse(CALL, libc::EINVAL, format_args!("opcode {code}: not a supported operation"));
         };
         let flags = send_flags(CALL, flags)?;
         let id = (*wr).wr_id;
@@ -148,15 +144,15 @@ pub(crate) fn send_flags(call: &str, flags: c_uint) -> Result<SendFlags, Errno> 
         None => refuse(
             call,
             libc::EINVAL,
-            format_args!("send_flags {flags:#x}: 0xf are known (no checksums are offloaded)"),
+            format_args!("send_flags {flags:#x}: 0xf are known (checksums are not offloaded)"),
         ),
     }
 }
 
-/// The bind of a window of type 2.
+/// Converts the bind of a type 2 window.
 ///
 /// # Safety
-/// The contract: objects, and what the window is bound to.
+/// The contract: objects, and a complete bind structure.
 pub(crate) unsafe fn bind_window(
     id: u64,
     flags: SendFlags,
@@ -164,7 +160,7 @@ pub(crate) unsafe fn bind_window(
     rkey: u32,
     info: *const ibv_mw_bind_info,
 ) -> Result<SendWr, Errno> {
-    // SAFETY: the caller promises objects that live for the call, and a structure that says what the window is bound to.
+    // SAFETY: the caller promises objects that live for the call, and a complete bind structure.
     unsafe {
         let window = lock(&behind(mw)?.window).rkey();
         let region = behind((*info).mr)?;
@@ -180,14 +176,14 @@ pub(crate) unsafe fn bind_window(
     }
 }
 
-/// Posts a list of receives, as [`post_send`].
+/// Posts a list of receives, with errors as in [`post_send`].
 pub(crate) unsafe extern "C" fn post_recv(
     qp: *mut ibv_qp,
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    // SAFETY: the contract: an object; the rest is handed on.
+    // SAFETY: the contract: an object; the other arguments are passed on.
     unsafe {
         match behind(qp) {
             Ok(found) => post_receives(first, bad, |id, sges| found.pair.post_recv(id, sges)),

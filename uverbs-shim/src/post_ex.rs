@@ -1,7 +1,7 @@
-//! Work requests step by step: `ibv_wr_start`, an operation, what it carries, the next operation, `ibv_wr_complete`.
+//! Work requests step by step: `ibv_wr_start`, an operation, its data, the next operation, `ibv_wr_complete`.
 //!
-//! An operation is written to the ring when the next one begins or the batch is complete, and the NIC sees all of them at once. An
-//! abort leaves none. Between start and complete or abort the caller has the QP's turn.
+//! An operation is written to the ring when the next one begins, or when the batch completes. The NIC then sees all of them at once; after
+//! an abort, none. Between start and complete or abort, the caller holds the QP's turn.
 
 use std::ffi::{c_int, c_void};
 
@@ -21,7 +21,7 @@ use crate::qp::Qp;
 use crate::report::refuse;
 
 impl Batch {
-    /// The next operation: the one before it has all that it carries.
+    /// Starts the next operation. The previous one is complete with its data.
     fn begin(&mut self, qp: &Qp, next: Result<SendWr, Errno>) {
         self.finish_current(qp);
         match next {
@@ -48,12 +48,12 @@ impl Batch {
     }
 }
 
-/// Works on the batch of a QP.
+/// Calls `work` with the batch of a QP.
 ///
 /// # Safety
 /// The contract: an object, between start and complete or abort.
 unsafe fn with(qp: *mut ibv_qp_ex, work: impl FnOnce(&Qp, &mut Batch)) {
-    // SAFETY: the caller has the turn, so nobody else is in the batch.
+    // SAFETY: the caller holds the turn, so it has exclusive access to the batch.
     unsafe {
         if let Ok(found) = behind(qp) {
             work(found, &mut *found.builder.0.get());
@@ -61,12 +61,12 @@ unsafe fn with(qp: *mut ibv_qp_ex, work: impl FnOnce(&Qp, &mut Batch)) {
     }
 }
 
-/// Begins an operation; the id and flags are those that the application wrote beside it.
+/// Starts an operation, with the ID and flags that the application has set in the QP.
 ///
 /// # Safety
-/// As [`with`].
+/// As for [`with`].
 unsafe fn operation(qp: *mut ibv_qp_ex, opcode: WrOpcode, fill: impl FnOnce(&mut SendWr)) {
-    // SAFETY: the caller is between start and complete, so the QP lives, and nobody else touches `wr_id` and `wr_flags`.
+    // SAFETY: the caller is between start and complete, so the QP lives, and no other thread accesses `wr_id` and `wr_flags`.
     unsafe {
         let (wr_id, flags) = ((*qp).wr_id, (*qp).wr_flags);
         let next = send_flags("ibv_wr_start", flags).map(|flags| {
@@ -78,7 +78,7 @@ unsafe fn operation(qp: *mut ibv_qp_ex, opcode: WrOpcode, fill: impl FnOnce(&mut
     }
 }
 
-/// Gives a QP the functions of the operations that it is to offer.
+/// Sets a QP's functions for the requested operations.
 pub(crate) fn offer(qp: &mut ibv_qp_ex, operations: u64) {
     let wanted = |bit: u32| operations & u64::from(bit) != 0;
     qp.wr_start = Some(start);
@@ -104,7 +104,7 @@ pub(crate) fn offer(qp: &mut ibv_qp_ex, operations: u64) {
 }
 
 unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
-    // SAFETY: the contract: an object. The turn is taken before the batch is touched.
+    // SAFETY: the contract: an object. The turn is taken before the batch is accessed.
     unsafe {
         if let Ok(found) = behind(qp) {
             found.turn.take();
@@ -132,7 +132,7 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
 }
 
 unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
-    // SAFETY: the contract: after start. What was staged and is not published never was.
+    // SAFETY: the contract: after start. Staged requests that are not published are discarded.
     unsafe { with(qp, |found, _| found.turn.give_back()) };
 }
 
@@ -196,7 +196,7 @@ unsafe extern "C" fn atomic_write(qp: *mut ibv_qp_ex, rkey: u32, address: u64, b
     }
 }
 
-/// Has what was written become visible or persistent at the peer: a range, or all that a key opens.
+/// Posts a FLUSH: makes written data visible or persistent at the peer, for a range or for a whole region.
 pub(crate) unsafe extern "C" fn flush(
     qp: *mut ibv_qp_ex,
     rkey: u32,
@@ -244,7 +244,7 @@ fn flush_range(
             );
         }
     };
-    // A length means nothing for a whole region.
+    // The length is ignored for a whole region.
     let Some(length) = u32::try_from(length).ok().filter(|length| *length <= 1 << 31 || whole_region) else {
         return refuse(CALL, libc::EINVAL, format_args!("{length} bytes: 2147483648 at most"));
     };
@@ -329,7 +329,8 @@ unsafe extern "C" fn set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, list
 /// # Safety
 /// The contract: after an operation, with bytes to read.
 unsafe fn set_inline(qp: *mut ibv_qp_ex, pieces: impl Iterator<Item = (*const u8, usize)>) {
-    // SAFETY: the caller is behind an operation and has the turn, so nobody else is in the batch; the pieces may be read, as it promises.
+    // SAFETY: the caller has started an operation and holds the turn, so it has exclusive access to the batch; the pieces may be read, as
+    // it promises.
     unsafe {
         with(qp, |_, batch| {
             if batch.current.is_some_and(|wr| !wr.opcode.may_be_inline()) {

@@ -1,9 +1,9 @@
-//! What a process tells others of the objects on its device: the content of its command descriptors, small files in memory.
+//! Information about a process's objects for other processes: the contents of its command descriptors, small files in memory.
 //!
-//! The kernel knows all objects of all processes and tells of them by netlink (`rdma resource show`). Here each process has its own, so it
-//! writes down how many there are, and its queue pairs, where others that may look into its descriptors find it
-//! ([`of_all_processes`]). Written where objects are made and modified, never on the data path; an error that moves a queue pair shows when
-//! the program itself looks at it or moves it next.
+//! A kernel knows all objects of all processes, and reports them by netlink (`rdma resource show`). Here each process has its own NIC, and
+//! writes object counts and its queue pairs to a file, where other processes that may access its descriptors find them
+//! ([`of_all_processes`]). The file is written when objects are created and modified, never on the data path. A queue pair's transition to
+//! an error state therefore appears only after the program itself queries or modifies the QP.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -16,19 +16,19 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use crate::lock::lock;
 use crate::nldev::Qp;
 
-/// How the names of the files begin; the process that made one follows.
+/// Prefix of the files' names; the process ID follows.
 pub(crate) const NAME: &str = "roxie0-of-process-";
-/// What a file begins with; the interface's index follows, then a count for each kind, then the queue pairs.
+/// First bytes of a file. The interface's index follows, then a count for each kind, then the queue pairs.
 const MAGIC: [u8; 8] = *b"roxie 1\n";
 const HEADER: usize = 64;
 const COUNTS: u64 = 16;
-/// Bytes of a queue pair.
+/// Bytes of a queue pair's entry.
 const ENTRY: usize = 32;
-/// Queue pairs that a file tells of.
+/// Maximum number of queue pairs in a file.
 const MOST: usize = 4096;
-/// Bytes of a file that are read: any process may have made it, as long as it likes.
+/// Maximum bytes read of a file. Any process may have created it, with any length.
 const LONGEST: usize = HEADER + MOST * ENTRY;
-/// Queue pairs that are told of, of all processes together: as many as a device has.
+/// Maximum number of queue pairs reported, of all processes together: as many as a device has.
 const ALL: usize = 65_536;
 
 /// Kinds of objects, in the order of the kernel's summary.
@@ -41,7 +41,7 @@ pub(crate) enum Kind {
     Ctx,
 }
 
-/// How the summary calls them.
+/// Names of the kinds in the summary.
 pub(crate) const KINDS: [&str; 5] = ["pd", "cq", "qp", "mr", "ctx"];
 
 /// The file of a command descriptor.
@@ -54,12 +54,12 @@ pub(crate) struct Published {
 #[derive(Debug, Default)]
 struct State {
     counts: [u32; KINDS.len()],
-    /// Places of queue pairs that are taken.
+    /// Entries of queue pairs in use.
     taken: Vec<bool>,
 }
 
 impl Published {
-    /// Writes the head of an empty file. What cannot be written is not told; nothing depends on it.
+    /// Writes the header of an empty file. Write errors are ignored: the file is informative.
     pub(crate) fn new(file: File, interface: u32) -> Published {
         let mut head = [0; HEADER];
         head[..8].copy_from_slice(&MAGIC);
@@ -74,13 +74,13 @@ impl Published {
         let _ = self.file.write_all_at(&count.to_ne_bytes(), COUNTS + 4 * kind as u64);
     }
 
-    /// One object more, until the answer is dropped.
+    /// Counts an object, until the result is dropped.
     pub(crate) fn add(self: &Arc<Self>, kind: Kind) -> Counted {
         self.count(&mut lock(&self.state), kind, true);
         Counted { in_file: Arc::clone(self), kind }
     }
 
-    /// A queue pair more, until the answer is dropped.
+    /// Adds a queue pair, until the result is dropped.
     pub(crate) fn add_qp(self: &Arc<Self>, qp: Qp) -> PublishedQp {
         let counted = self.add(Kind::Qp);
         let mut state = lock(&self.state);
@@ -103,7 +103,7 @@ impl Published {
     }
 }
 
-/// An object that is counted.
+/// A counted object.
 #[derive(Debug)]
 pub(crate) struct Counted {
     in_file: Arc<Published>,
@@ -116,17 +116,17 @@ impl Drop for Counted {
     }
 }
 
-/// A queue pair that is told of.
+/// A published queue pair.
 #[derive(Debug)]
 pub(crate) struct PublishedQp {
     counted: Counted,
-    /// `None`: there were too many.
+    /// `None`: the file was full.
     place: Option<usize>,
     qp: Mutex<Qp>,
 }
 
 impl PublishedQp {
-    /// Tells what has changed.
+    /// Updates the published state.
     pub(crate) fn change(&self, change: impl FnOnce(&mut Qp)) {
         let mut qp = lock(&self.qp);
         change(&mut qp);
@@ -146,7 +146,7 @@ impl Drop for PublishedQp {
     }
 }
 
-/// A queue pair in a file: used, number, peer's number and whether there is one, PSNs, type, state.
+/// Encodes a queue pair: used, number, whether it has a peer and the peer's number, PSNs, type, state.
 fn to_bytes(qp: &Qp) -> [u8; ENTRY] {
     let mut bytes = [0; ENTRY];
     let remote = qp.remote.unwrap_or_default();
@@ -169,7 +169,7 @@ fn from_bytes(pid: u32, bytes: &[u8]) -> Option<Qp> {
     Some(Qp { pid, number: word(1)?, remote, rq_psn: word(4)?, sq_psn: word(5)?, kind, state })
 }
 
-/// What a file says of the device on an interface. `None`: it is none of ours, or of another interface.
+/// Parses a file, for the device on an interface. Returns `None` for other files, and for files of another interface.
 fn read(pid: u32, interface: u32, bytes: &[u8]) -> Option<([u64; KINDS.len()], Vec<Qp>)> {
     let word = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
     if bytes.get(..8)? != MAGIC || word(8)? != interface {
@@ -183,7 +183,7 @@ fn read(pid: u32, interface: u32, bytes: &[u8]) -> Option<([u64; KINDS.len()], V
     Some((counts, qps.collect()))
 }
 
-/// What all processes of this network namespace, into whose descriptors this one may look, tell of the device on an interface.
+/// Returns the objects of all processes in this network namespace that this process may inspect, for the device on an interface.
 pub(crate) fn of_all_processes(interface: u32) -> ([u64; KINDS.len()], Vec<Qp>) {
     let (mut counts, mut qps, mut seen) = ([0; KINDS.len()], Vec::new(), BTreeSet::new());
     let own = fs::read_link("/proc/thread-self/ns/net").ok();
@@ -198,7 +198,8 @@ pub(crate) fn of_all_processes(interface: u32) -> ([u64; KINDS.len()], Vec<Qp>) 
             if maker(&path) != Some(pid) {
                 continue;
             }
-            // Several descriptors may be of the same file. One that is not in memory may have any name, and a read of it may block.
+            // Several descriptors may refer to one file. Files that are not in memory are skipped: they may have any name, and reading them
+            // may block.
             let Ok(status) = fs::metadata(&path) else { continue };
             if status.dev() != memory || !seen.insert(status.ino()) {
                 continue;
@@ -216,7 +217,7 @@ pub(crate) fn of_all_processes(interface: u32) -> ([u64; KINDS.len()], Vec<Qp>) 
     (counts, qps)
 }
 
-/// All processes: those of this user and root first, so that no other user's take the room of theirs.
+/// Returns all processes, those of this user and of root first, so that other users' processes cannot use up the limit.
 fn processes() -> Vec<(u32, PathBuf)> {
     // SAFETY: no preconditions.
     let own = unsafe { libc::geteuid() };
@@ -230,7 +231,7 @@ fn processes() -> Vec<(u32, PathBuf)> {
     all.into_iter().map(|(_, pid, path)| (pid, path)).collect()
 }
 
-/// The device number of files in memory (`memfd_create(2)`), which no file system that a user can mount has.
+/// Returns the device number of files in memory (`memfd_create(2)`). No file system that users can mount has it.
 fn device_of_memory() -> Option<u64> {
     let file = File::from(memfd_create("roxie", MFdFlags::MFD_CLOEXEC).ok()?);
     Some(file.metadata().ok()?.dev())
@@ -245,7 +246,7 @@ fn beginning(path: &Path) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// The process that a command descriptor is named for.
+/// Returns the process that a command descriptor is named after.
 fn maker(descriptor: &Path) -> Option<u32> {
     let path = fs::read_link(descriptor).ok()?;
     let rest = path.to_str()?.strip_prefix("/memfd:")?.strip_prefix(NAME)?;
@@ -257,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_down_is_found_by_who_looks_into_the_descriptors() {
+    fn published_objects_are_found_in_the_descriptors() {
         const INTERFACE: u32 = 0x7fff_0001;
         let name = format!("{NAME}{}", std::process::id());
         let file = File::from(memfd_create(&*name, MFdFlags::MFD_CLOEXEC).unwrap());
@@ -270,7 +271,7 @@ mod tests {
         let (counts, qps) = of_all_processes(INTERFACE);
         assert_eq!(counts, [1, 0, 2, 0, 0]);
         assert_eq!(qps, [of(17), Qp { remote: Some(99), state: 3, rq_psn: 7, ..of(18) }]);
-        // A place is taken again.
+        // The entry is reused.
         drop(first);
         assert_eq!(of_all_processes(INTERFACE).1.len(), 1);
         let third = published.add_qp(of(19));
@@ -281,19 +282,19 @@ mod tests {
     }
 
     #[test]
-    fn file_is_read_no_further_than_it_tells() {
+    fn file_is_read_up_to_its_maximum_only() {
         const INTERFACE: u32 = 0x7fff_0003;
         let name = format!("{NAME}{}", std::process::id());
         let file = File::from(memfd_create(&*name, MFdFlags::MFD_CLOEXEC).unwrap());
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
-        // Without memory behind it, and as long as it likes.
+        // Sparse, and longer than the limit.
         file.set_len(1 << 40).unwrap();
         let qp = Qp { pid: std::process::id(), number: 7, ..Qp::default() };
         file.write_all_at(&to_bytes(&qp), (HEADER + MOST * ENTRY) as u64).unwrap();
         let published = Arc::new(Published::new(file, INTERFACE));
         let _first = published.add_qp(qp);
         assert_eq!(beginning(Path::new(&path)).unwrap().len(), LONGEST);
-        assert_eq!(of_all_processes(INTERFACE).1, [qp], "and not the one behind");
+        assert_eq!(of_all_processes(INTERFACE).1, [qp], "without the entry beyond the limit");
     }
 
     #[test]
@@ -312,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_something_else_tells_nothing() {
+    fn foreign_file_is_ignored() {
         assert_eq!(read(1, 2, b""), None);
         assert_eq!(read(1, 2, &[0; 200]), None);
         let mut bytes = vec![0; HEADER + ENTRY + 5];

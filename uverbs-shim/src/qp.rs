@@ -1,4 +1,4 @@
-//! `ibv_qp`: queue pairs modified, asked, destroyed. [`crate::create_qp`] makes them.
+//! Queue pairs (`ibv_qp`): modification, queries, destruction. [`crate::create_qp`] creates them.
 
 use std::ffi::{c_int, c_void};
 use std::mem::{offset_of, size_of};
@@ -27,7 +27,7 @@ use crate::srq::Endpoints;
 use crate::waiting::{Acknowledgements, Turn};
 use crate::wq::Spread;
 
-/// What applications may hold: `ibv_qp_ex`, which `ibv_qp` is the beginning of, with the slots that later releases have behind it.
+/// Structure of a QP. `ibv_qp` is the beginning of `ibv_qp_ex`, and slots of later releases follow.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct QpFace {
@@ -35,43 +35,43 @@ pub(crate) struct QpFace {
     pub(crate) later: [usize; LATER],
 }
 
-/// Slots that this release does not know.
+/// Number of slots that this release does not know.
 pub(crate) const LATER: usize = (QP_EX - size_of::<ibv_qp_ex>()) / size_of::<usize>();
 
-/// What is behind a queue pair.
+/// The object behind a queue pair.
 pub(crate) struct Qp {
     pub(crate) pair: QueuePair,
-    /// Taken by whoever posts sends.
+    /// Held while posting sends.
     pub(crate) turn: Turn,
-    /// Work requests under construction by `ibv_wr_*`; for who has the turn.
+    /// Work requests under construction by `ibv_wr_*`. Accessed only by the thread that holds `turn`.
     pub(crate) builder: Builder,
-    /// It was made by `ibv_create_qp_ex` with the operations that it is to offer.
+    /// True if created by `ibv_create_qp_ex` with a set of operations.
     pub(crate) extended: bool,
     pub(crate) caps: QpCaps,
     pub(crate) sq_sig_all: bool,
     pub(crate) known: Mutex<Known>,
-    /// What it keeps from being destroyed.
+    /// Objects that the QP uses and keeps alive.
     pub(crate) uses: Endpoints,
     pub(crate) _domain: Option<InDomain>,
-    /// The table of queues that it spreads frames over.
+    /// The table of queues that the QP spreads frames over (RSS).
     pub(crate) spread: Option<Spread>,
-    /// Flows that lead to it.
+    /// Flows that lead to the QP.
     pub(crate) flows: Users,
     pub(crate) acknowledgements: Acknowledgements,
-    /// What other processes may know of it.
+    /// The QP's entry in the file for other processes.
     pub(crate) published: PublishedQp,
 }
 
 impl Qp {
     /// # Errors
-    /// `EOPNOTSUPP` for one that spreads frames over queues, as with adapters: the queues have states.
+    /// `EOPNOTSUPP` for a QP that spreads frames over queues, as on adapters: the queues have states.
     fn has_a_state(&self, call: &str) -> Result<(), Errno> {
         match self.spread {
             None => Ok(()),
             Some(_) => refuse(
                 call,
                 libc::EOPNOTSUPP,
-                "a QP of a table has no state of its own: ibv_modify_wq its queues",
+                "a QP of a table has no state: use ibv_modify_wq on its queues",
             ),
         }
     }
@@ -106,11 +106,11 @@ pub(crate) fn given_caps(caps: &QpCaps) -> ibv_qp_cap {
     }
 }
 
-/// Destroys a queue pair, whatever it is doing, once its events are acknowledged.
+/// Destroys a queue pair in any state, once its events are acknowledged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     let _uncancelled = Uncancelled::new();
-    // SAFETY: the contract: objects that live, and nobody uses the QP while it goes.
+    // SAFETY: the contract: live objects, and a QP that is not used concurrently.
     code(unsafe {
         behind(qp).and_then(|found| {
             found.flows.none("ibv_destroy_qp", "QP")?;
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     })
 }
 
-/// Sets attributes and state.
+/// Modifies the attributes and state of a QP.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, given: c_int) -> c_int {
     let _uncancelled = Uncancelled::new();
@@ -156,7 +156,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
     })
 }
 
-/// Bounds how fast a queue pair sends: a rate in kb/s, 0 for no bound, and bursts in bytes.
+/// Limits the send rate of a queue pair: the rate in kb/s (0: no limit), and bursts in bytes.
 pub(crate) unsafe extern "C" fn modify_qp_rate_limit(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_rate_limit_attr,
@@ -182,7 +182,7 @@ pub(crate) unsafe extern "C" fn modify_qp_rate_limit(
     })
 }
 
-/// Tells attributes and state.
+/// Queries the attributes and state of a QP.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_qp(
     qp: *mut ibv_qp,
@@ -217,7 +217,7 @@ pub unsafe extern "C" fn ibv_query_qp(
     })
 }
 
-/// The extended form of a QP that was made with the operations it is to offer; null for others.
+/// Returns the extended form of a QP that was created with a set of operations; null for other QPs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     let _uncancelled = Uncancelled::new();
@@ -231,21 +231,21 @@ pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     }
 }
 
-/// No promise beyond the one of the specification, that the last byte of a WRITE comes last.
+/// Returns 0: no order is guaranteed beyond the specification's, that the last byte of a WRITE is written last.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _operation: u32, _flags: u32) -> c_int {
     let _uncancelled = Uncancelled::new();
     0
 }
 
-/// Enhanced connection establishment negotiates options between vendors' devices: there are none here.
+/// Enhanced connection establishment negotiates options between devices of a vendor. Not supported.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, _ece: *mut c_void) -> c_int {
     let _uncancelled = Uncancelled::new();
     code(Err(libc::EOPNOTSUPP))
 }
 
-/// As [`ibv_query_ece`].
+/// Not supported, like [`ibv_query_ece`].
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_set_ece(_qp: *mut ibv_qp, _ece: *mut c_void) -> c_int {
     let _uncancelled = Uncancelled::new();

@@ -1,4 +1,4 @@
-//! Attributes of queue pairs, from C and to C.
+//! Conversions of queue pair attributes from and to C.
 
 use roxie::host::Device;
 use roxie::nic::QpStatus;
@@ -11,7 +11,7 @@ use crate::nldev;
 use crate::object::Errno;
 use crate::report::refuse;
 
-/// What a program set that the device has no need to remember, for when it asks.
+/// Attributes that the device does not store, kept for queries.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Known {
     ah_attr: ibv_ah_attr,
@@ -20,13 +20,13 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// After a change.
+    /// Returns the attributes after a change.
     ///
     /// # Safety
     /// The contract: the attributes that the mask names.
     pub(crate) unsafe fn with(&self, attr: *const ibv_qp_attr, given: u32) -> Known {
         let mut next = *self;
-        // SAFETY: each field is read only if the mask names it, and then it is there, as the caller promises.
+        // SAFETY: each field is read only if the mask names it, in which case it is valid, as the caller promises.
         unsafe {
             if given & mask::IBV_QP_AV != 0 {
                 next.ah_attr = (*attr).ah_attr;
@@ -41,18 +41,18 @@ impl Known {
         next
     }
 
-    /// Sets the hop limit that packets really have, which a query tells: the route's, not the program's.
+    /// Sets the hop limit of packets, which a query reports: the route's, not the program's.
     pub(crate) fn set_hop_limit(&mut self, hop_limit: u8) {
         self.ah_attr.grh.hop_limit = hop_limit;
     }
 }
 
-/// What others may know after a change.
+/// Updates a QP's published state after a change.
 ///
 /// # Safety
 /// The contract: the attributes that the mask names.
 pub(crate) unsafe fn publish(qp: &mut nldev::Qp, attr: *const ibv_qp_attr, given: u32) {
-    // SAFETY: each field is read only if the mask names it, and then it is there, as the caller promises.
+    // SAFETY: each field is read only if the mask names it, in which case it is valid, as the caller promises.
     unsafe {
         if given & mask::IBV_QP_STATE != 0 {
             qp.state = (*attr).qp_state as u8;
@@ -69,14 +69,14 @@ pub(crate) unsafe fn publish(qp: &mut nldev::Qp, attr: *const ibv_qp_attr, given
     }
 }
 
-/// Attributes that exist and that the device does not have.
+/// Attributes that the device does not support.
 const NOT_SERVED: &[(u32, &str)] = &[
     (mask::IBV_QP_ALT_PATH, "alt_ah_attr: there are no alternate paths"),
     (mask::IBV_QP_CAP, "cap: queues keep the size that they were made with"),
 ];
 
-/// The mask without what an end of an XRC connection has no use for, as the kernel leaves it out: programs set for both
-/// ends what is one end's (`uverbs_cmd.c`, `modify_qp_mask`).
+/// Removes attributes from the mask that this end of an XRC connection does not have, as the kernel does. Programs set the attributes of
+/// one end at both (`uverbs_cmd.c`, `modify_qp_mask`).
 pub(crate) fn without_the_other_ends(kind: QpType, given: u32) -> u32 {
     match kind {
         QpType::XrcSend => given & !(mask::IBV_QP_MAX_DEST_RD_ATOMIC | mask::IBV_QP_MIN_RNR_TIMER),
@@ -87,10 +87,10 @@ pub(crate) fn without_the_other_ends(kind: QpType, given: u32) -> u32 {
     }
 }
 
-/// Reads the attributes that the mask names.
+/// Converts the attributes that the mask names.
 ///
 /// # Safety
-/// The contract: they are there.
+/// The contract: these attributes are valid.
 pub(crate) unsafe fn read(
     call: &'static str,
     nic: &Device,
@@ -117,7 +117,7 @@ pub(crate) unsafe fn read(
         None => refuse(call, libc::EINVAL, format_args!("{name} = {code}: states are 0 (RESET) to 6 (ERR)")),
     };
     let mut out = QpAttr::default();
-    // SAFETY: the caller's promise; each field is read if its bit is set.
+    // SAFETY: the caller's promise; each field is read only if its bit is set.
     unsafe {
         if has(mask::IBV_QP_STATE) {
             out.state = state("qp_state", (*attr).qp_state)?;
@@ -143,7 +143,7 @@ pub(crate) unsafe fn read(
             return refuse(
                 call,
                 libc::EOPNOTSUPP,
-                "path_mig_state: there are no alternate paths, so MIGRATED is all there is",
+                "path_mig_state: there are no alternate paths, only MIGRATED is supported",
             );
         }
         if has(mask::IBV_QP_AV) {
@@ -170,15 +170,15 @@ pub(crate) unsafe fn read(
     Ok(out)
 }
 
-/// Tells attributes and state.
+/// Writes the attributes and state of a QP.
 ///
 /// # Safety
-/// The contract: room for the attributes of all releases; `rate_limit`, which came last, is left alone.
+/// The contract: room for the attributes of all releases. `rate_limit`, added last, is not written.
 pub(crate) unsafe fn write(to: *mut ibv_qp_attr, status: &QpStatus, known: &Known, cap: ibv_qp_cap) {
     let attributes = &status.attributes;
     let state = status.state as u32;
     let connected = !matches!(status.qp_type, QpType::Ud | QpType::Gsi);
-    // SAFETY: the caller promises room for the attributes of all releases; no field is written that only newer ones have.
+    // SAFETY: the caller promises room for the attributes of all releases; fields of newer releases are not written.
     unsafe {
         (*to).qp_state = state;
         (*to).cur_qp_state = state;
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_asks_is_told_whether_the_send_queue_drains_yet() {
+    fn query_reports_whether_the_send_queue_drains() {
         for draining in [true, false] {
             let mut attr = ibv_qp_attr { sq_draining: 7, ..ibv_qp_attr::default() };
             // SAFETY: room for the attributes of this release.
@@ -242,13 +242,13 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_mask_names_is_told_to_others() {
+    fn only_masked_attributes_are_published() {
         let attr =
             ibv_qp_attr { qp_state: 3, dest_qp_num: 5, rq_psn: 6, sq_psn: 7, ..ibv_qp_attr::default() };
         let before = nldev::Qp { state: 1, remote: Some(2), rq_psn: 3, sq_psn: 4, ..nldev::Qp::default() };
         let told = |given: u32| {
             let mut qp = before;
-            // SAFETY: all of the attributes are there.
+            // SAFETY: all attributes are valid.
             unsafe { publish(&mut qp, &raw const attr, given) };
             (qp.state, qp.remote, qp.rq_psn, qp.sq_psn)
         };

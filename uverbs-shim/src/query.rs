@@ -1,4 +1,4 @@
-//! What the device says of itself, its port and its addresses.
+//! Queries of the device, its port and its addresses.
 
 use std::ffi::{c_int, c_uint};
 use std::mem::{offset_of, size_of};
@@ -23,19 +23,19 @@ use crate::report::refuse;
 use crate::settings::guid;
 use crate::wq;
 
-/// Entries of the GID table that are shown, holes included.
+/// Reported length of the GID table, holes included.
 pub(crate) const GID_TABLE: usize = 32;
-/// The default partition, the only one.
+/// The default partition key, the only one.
 const PKEY: u16 = 0xffff;
-/// The fastest that a rate limit can say is 4 Tb/s.
+/// Highest rate limit that can be expressed: 4 Tb/s.
 const FASTEST_KBPS: u32 = u32::MAX;
 /// Bits by `ibv_qp_type`: RC, UC, UD, raw packets.
 const PACED_TYPES: u32 = 1 << 2 | 1 << 3 | 1 << 4 | 1 << 8;
-/// Bytes of the longest message.
+/// Maximum message length in bytes.
 const MAX_MESSAGE: u32 = 1 << 31;
-/// RoCE v2 in the numbers of sysfs, in which 0 is both InfiniBand and RoCE v1.
+/// RoCE v2 as sysfs numbers GID types; 0 is both InfiniBand and RoCE v1.
 const SYSFS_ROCE_V2: c_uint = 1;
-/// Software has no vendor of PCI: the number that rdma_rxe gives (`rxe_param.h`).
+/// Vendor ID of rdma_rxe (`rxe_param.h`): software has no PCI vendor.
 const VENDOR: u32 = 0xff_ffff;
 
 impl Context {
@@ -48,7 +48,7 @@ impl Context {
     }
 }
 
-/// What every device can do.
+/// Capabilities of the device, independent of its port.
 pub(crate) const CAPABILITIES: u32 = caps::IBV_DEVICE_CURR_QP_STATE_MOD
     | caps::IBV_DEVICE_RC_RNR_NAK_GEN
     | caps::IBV_DEVICE_SYS_IMAGE_GUID
@@ -67,7 +67,7 @@ fn device_attr(context: &Context) -> ibv_device_attr {
         node_guid,
         sys_image_guid: node_guid,
         max_mr_size: u64::MAX,
-        // Any power of two from 4 KiB: memory is not cut into pages.
+        // Any power of two from 4 KiB, because memory is not translated by pages.
         page_size_cap: !0xfff,
         vendor_id: VENDOR,
         max_qp: limits.qps as c_int,
@@ -101,7 +101,7 @@ fn device_attr(context: &Context) -> ibv_device_attr {
     attr
 }
 
-/// Attributes of the device.
+/// Queries the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_device(of: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     let _uncancelled = Uncancelled::new();
@@ -109,7 +109,7 @@ pub unsafe extern "C" fn ibv_query_device(of: *mut ibv_context, attr: *mut ibv_d
     code(unsafe { context(of).map(|context| attr.write(device_attr(context))) })
 }
 
-/// The same and more; `size` is what the caller knows of the structure.
+/// Queries the device with extended attributes. `size` is the length of the caller's structure.
 pub(crate) unsafe extern "C" fn query_device_ex(
     of: *mut ibv_context,
     input: *const ibv_query_device_ex_input,
@@ -119,7 +119,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and an input or null.
     code(unsafe { context(of) }.and_then(|context| {
-        // SAFETY: not null, as was seen, so it is the input that the caller promises; its mask comes first.
+        // SAFETY: not null, as checked, so it is an input, as the caller promises; its mask comes first.
         let asked = if input.is_null() { 0 } else { unsafe { (*input).comp_mask } };
         if asked != 0 || size < size_of::<ibv_device_attr>() {
             return refuse(
@@ -148,7 +148,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
             all.rss_caps = wq::capabilities(all.orig_attr.max_qp as u32);
             all.max_wq_type_rq = all.orig_attr.max_qp as u32;
         }
-        // In kb/s, and of which types of QPs.
+        // Limits in kb/s, and QP types with packet pacing.
         all.packet_pacing_caps = ibv_packet_pacing_caps {
             qp_rate_limit_min: 1,
             qp_rate_limit_max: FASTEST_KBPS,
@@ -166,7 +166,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         all.odp_caps.per_transport_caps.ud_odp_caps =
             odp_can::IBV_ODP_SUPPORT_SEND | odp_can::IBV_ODP_SUPPORT_RECV;
         let known = size.min(size_of::<ibv_device_attr_ex>());
-        // SAFETY: `size` bytes are the caller's, and no more are written than `all` has.
+        // SAFETY: the caller has `size` bytes; no more than the size of `all` is written.
         unsafe {
             ptr::write_bytes(attr.cast::<u8>(), 0, size);
             ptr::copy_nonoverlapping((&raw const all).cast::<u8>(), attr.cast(), known);
@@ -175,12 +175,12 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     }))
 }
 
-/// The time on the device's clock, which is the host's.
+/// Queries the time on the device's clock, which is the host's.
 pub(crate) unsafe extern "C" fn query_rt_values(of: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and the values with their mask.
     code(unsafe { context(of) }.and_then(|context| {
-        // SAFETY: the values with their mask, as the caller promises: what the mask does not name is not touched.
+        // SAFETY: the values with their mask, as the caller promises; fields that the mask does not name are not accessed.
         unsafe {
             if (*values).comp_mask & !1 != 0 {
                 return Err(libc::EOPNOTSUPP);
@@ -201,9 +201,9 @@ fn check_port(call: &str, port: c_uint) -> Result<(), Errno> {
     }
 }
 
-/// `active_width` and `active_speed` that come next to a speed of the link: lanes as 1, 2, 4, 8 and Gb/s of each.
+/// Returns the `active_width` and `active_speed` closest to a link's speed.
 fn width_and_speed(mbps: Option<u32>) -> (u8, u8) {
-    // Codes of the specification: width 1 = one lane, 2 = four; speed 1 = 2.5, 4 = 10, 32 = 25, 64 = 50 Gb/s a lane.
+    // Codes of the specification: width 1 = one lane, 2 = four; speed 1 = 2.5, 4 = 10, 32 = 25, 64 = 50 Gb/s per lane.
     match mbps {
         Some(..=4_999) => (1, 1),
         Some(..=19_999) => (1, 4),
@@ -226,7 +226,7 @@ fn port_attr(context: &Context) -> ibv_port_attr {
         max_mtu: ibv_mtu::IBV_MTU_4096,
         active_mtu: device.largest_mtu() as ibv_mtu::Type,
         gid_tbl_len: GID_TABLE as c_int,
-        // Communication management and IP based GIDs.
+        // Communication management, and IP based GIDs.
         port_cap_flags: 1 << 16 | 1 << 26,
         max_msg_sz: MAX_MESSAGE,
         pkey_tbl_len: 1,
@@ -241,7 +241,7 @@ fn port_attr(context: &Context) -> ibv_port_attr {
     }
 }
 
-/// Attributes of the port; `size` is what the caller knows of the structure.
+/// Queries the port. `size` is the length of the caller's structure.
 pub(crate) unsafe extern "C" fn query_port(
     of: *mut ibv_context,
     port: u8,
@@ -253,7 +253,7 @@ pub(crate) unsafe extern "C" fn query_port(
     code(unsafe { context(of) }.and_then(|context| {
         check_port("ibv_query_port", port.into())?;
         let all = port_attr(context);
-        // SAFETY: `size` bytes are the caller's, and no more are written than `all` has.
+        // SAFETY: the caller has `size` bytes; no more than the size of `all` is written.
         unsafe {
             ptr::write_bytes(attr.cast::<u8>(), 0, size);
             let known = size.min(size_of::<ibv_port_attr>());
@@ -263,10 +263,10 @@ pub(crate) unsafe extern "C" fn query_port(
     }))
 }
 
-/// Speed of a port whose interface does not know it, in Mb/s: that of [`width_and_speed`].
+/// Speed of a port in Mb/s if its interface does not report one; the same as [`width_and_speed`] assumes.
 const UNKNOWN_SPEED: u32 = 10_000;
 
-/// What the port can carry, in units of 100 Mb/s.
+/// Queries the speed of the port, in units of 100 Mb/s.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_port_speed(of: *mut ibv_context, port: u32, speed: *mut u64) -> c_int {
     let _uncancelled = Uncancelled::new();
@@ -275,7 +275,7 @@ pub unsafe extern "C" fn ibv_query_port_speed(of: *mut ibv_context, port: u32, s
     code(unsafe { context(of) }.and_then(|context| {
         check_port(CALL, port)?;
         if speed.is_null() {
-            return refuse(CALL, libc::EINVAL, "port_speed is null: where is the speed to be written?");
+            return refuse(CALL, libc::EINVAL, "port_speed is null: give a place for the speed");
         }
         let mbps = context
             .interface()
@@ -288,18 +288,18 @@ pub unsafe extern "C" fn ibv_query_port_speed(of: *mut ibv_context, port: u32, s
     }))
 }
 
-/// As programs of before `port_cap_flags2` call it.
+/// Queries the port for programs built before `port_cap_flags2` was added.
 pub(crate) unsafe extern "C" fn query_port_short(
     of: *mut ibv_context,
     port: u8,
     attr: *mut _compat_ibv_port_attr,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    // SAFETY: the contract: their structure ends where `port_cap_flags2` begins.
+    // SAFETY: the contract: the caller's structure ends where `port_cap_flags2` begins.
     unsafe { query_port(of, port, attr.cast(), offset_of!(ibv_port_attr, port_cap_flags2)) }
 }
 
-/// As [`query_port_short`].
+/// Queries the port, as [`query_port_short`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_port(
     of: *mut ibv_context,
@@ -307,7 +307,7 @@ pub unsafe extern "C" fn ibv_query_port(
     attr: *mut _compat_ibv_port_attr,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    // SAFETY: the caller keeps the contract of this call, which is that of the other: an object, and room for the shorter attributes.
+    // SAFETY: the contracts of the two calls are equal: an object, and room for the shorter attributes.
     unsafe { query_port_short(of, port, attr) }
 }
 
@@ -315,7 +315,7 @@ fn gid_of(gid: Gid) -> ibv_gid {
     ibv_gid { raw: gid.0 }
 }
 
-/// A GID by its index; one of zeros where the table has a hole.
+/// Queries a GID by its index. A hole of the table is a zero GID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_gid(
     of: *mut ibv_context,
@@ -328,7 +328,7 @@ pub unsafe extern "C" fn ibv_query_gid(
     minus_one(unsafe { context(of) }.and_then(|context| {
         check_port("ibv_query_gid", port.into())?;
         let index = check_index("ibv_query_gid", index)?;
-        // SAFETY: room for a GID, as the caller promises, by which nobody else reads or writes meanwhile.
+        // SAFETY: room for a GID, as the caller promises, for its exclusive use.
         unsafe { gid.write(context.gid(index).map_or(ibv_gid { raw: [0; 16] }, gid_of)) };
         Ok(())
     }))
@@ -351,7 +351,7 @@ fn entry(context: &Context, index: u32, gid: Gid) -> ibv_gid_entry {
     }
 }
 
-/// A GID with its type and interface.
+/// Queries a GID with its type and interface.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _ibv_query_gid_ex(
     of: *mut ibv_context,
@@ -370,13 +370,13 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
             return Err(libc::EINVAL);
         }
         let gid = context.gid(index).ok_or(libc::ENODATA)?;
-        // SAFETY: `size` bytes are the caller's, an entry at least.
+        // SAFETY: the caller has `size` bytes, at least one entry.
         unsafe { to.write(entry(context, index, gid)) };
         Ok(())
     }))
 }
 
-/// All GIDs that there are; returns how many, or a negative errno.
+/// Queries all GIDs. Returns their number, or a negative errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _ibv_query_gid_table(
     of: *mut ibv_context,
@@ -405,7 +405,7 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     counted.unwrap_or_else(|errno| -(errno as isize))
 }
 
-/// The type of a GID, in the numbers of sysfs: `ibv_query_gid_type` of `private.c`.
+/// Queries the type of a GID, as sysfs numbers types: `ibv_query_gid_type` of `private.c`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn roxie_query_gid_type(
     of: *mut ibv_context,
@@ -418,13 +418,13 @@ pub unsafe extern "C" fn roxie_query_gid_type(
     minus_one(unsafe { context(of) }.and_then(|_| {
         check_port("ibv_query_gid_type", port.into())?;
         check_index("ibv_query_gid_type", index as c_int)?;
-        // SAFETY: as above. All are RoCE v2, the holes too: a program that looks for an index finds one that it can use.
+        // SAFETY: as above. All entries are RoCE v2, including holes, so that a program that searches by type finds a usable index.
         unsafe { kind.write(SYSFS_ROCE_V2) };
         Ok(())
     }))
 }
 
-/// The partition key at an index, in network order.
+/// Queries the partition key at an index, in network order.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_pkey(
     of: *mut ibv_context,
@@ -449,7 +449,7 @@ pub unsafe extern "C" fn ibv_query_pkey(
     }))
 }
 
-/// The index of a partition key in network order; -1 if the table has none such.
+/// Returns the index of a partition key in network order; -1 if it is not in the table.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_pkey_index(_of: *mut ibv_context, port: u8, pkey: u16) -> c_int {
     let _uncancelled = Uncancelled::new();
@@ -461,7 +461,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_speed_of_a_link_is_told_in_the_codes_of_the_specification() {
+    fn link_speed_maps_to_width_and_speed_codes() {
         assert_eq!(width_and_speed(Some(1_000)), (1, 1));
         assert_eq!(width_and_speed(Some(10_000)), (1, 4));
         assert_eq!(width_and_speed(Some(25_000)), (1, 32));

@@ -1,7 +1,7 @@
-//! Errors: the right errno for the program, and for people a line on standard error that says which attribute it was and why.
+//! Errors: an errno for the program, and for the user a line on standard error with the cause.
 //!
-//! `ROXIE_LOG=info` shows the lines, each once. Without it a program's own message is all there is, but for what concerns the
-//! device as a whole. The event log has them in any case, each time, where a launcher has made one (`ROXIE_EVENTS`).
+//! `ROXIE_LOG=info` prints the lines, each once. Without it, only errors of the whole device are printed. If a launcher provides an event
+//! log (`ROXIE_EVENTS`), every error is written to it, each time.
 
 use std::collections::HashSet;
 use std::fmt::Display;
@@ -15,23 +15,23 @@ use roxie::shared::PostError;
 use crate::cancellation::Uncancelled;
 use crate::object::Errno;
 
-/// Different lines that are remembered as said.
+/// Maximum number of distinct lines remembered as printed.
 const REMEMBERED: usize = 1024;
 
 static WANTED: LazyLock<bool> = LazyLock::new(|| {
     std::env::var("ROXIE_LOG").is_ok_and(|level| matches!(&*level, "info" | "debug" | "trace"))
 });
-/// What the launcher reads when the program has failed.
+/// Event log, which the launcher reads after the program has failed.
 static EVENTS: LazyLock<Option<EventLog>> =
     LazyLock::new(|| EventLog::open(std::env::var_os("ROXIE_EVENTS")?.as_ref()).ok());
 static KNOWN: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
 
-/// Notes why a call failed, and says it if that is wanted.
+/// Logs the cause of a failed call; prints it if `ROXIE_LOG` asks for that.
 pub(crate) fn info(call: &str, why: impl Display) {
     note(call, why, *WANTED);
 }
 
-/// Says it in any case, once.
+/// Logs and prints the cause, once.
 pub(crate) fn say(call: &str, why: impl Display) {
     note(call, why, true);
 }
@@ -50,24 +50,24 @@ fn note(call: &str, why: impl Display, aloud: bool) {
     }
 }
 
-/// It was not said yet.
+/// Returns true if the line has not been printed yet.
 fn is_new(line: &str) -> bool {
-    // The child of a fork may find it locked by a thread that it does not have, so nobody waits for it: a line more, at worst.
+    // The lock may be held by a thread that a forked child does not have, so it is only tried. At worst, a line is printed twice.
     let Ok(mut known) = KNOWN.try_lock() else { return true };
     known.len() < REMEMBERED && known.insert(line.to_owned())
 }
 
-/// A refusal of the shim's own.
+/// Logs an error of this library, and returns it.
 pub(crate) fn refuse<T>(call: &str, errno: Errno, why: impl Display) -> Result<T, Errno> {
     info(call, why);
     Err(errno)
 }
 
-/// The errno of an error of the device's, which is told on the way.
+/// Returns a function that logs a device error and converts it to an errno.
 pub(crate) fn device(call: &'static str) -> impl Fn(DeviceError) -> Errno {
     move |error| {
         match &error {
-            // Without the interface nothing works at all.
+            // Without the interface, nothing works at all.
             DeviceError::Claim(_) => say(call, &error),
             _ => info(call, &error),
         }
@@ -75,10 +75,10 @@ pub(crate) fn device(call: &'static str) -> impl Fn(DeviceError) -> Errno {
     }
 }
 
-/// The errno of a post that failed, which is told on the way.
+/// Returns a function that logs a post error and converts it to an errno.
 pub(crate) fn post(call: &'static str) -> impl Fn(PostError) -> Errno {
     move |error| {
-        // Programs fill queues until they are full on purpose.
+        // Not logged: programs fill queues on purpose.
         if !matches!(error, PostError::QueueFull { .. }) {
             info(call, error);
         }
@@ -86,7 +86,7 @@ pub(crate) fn post(call: &'static str) -> impl Fn(PostError) -> Errno {
     }
 }
 
-/// The errno of an interface that could not be opened.
+/// Returns the errno of an interface that could not be opened.
 pub(crate) fn errno_of_open(error: &OpenError) -> Errno {
     match error {
         OpenError::Xdp(XdpError::ProgramAttached { .. } | XdpError::QueueBusy { .. })
@@ -124,7 +124,7 @@ mod tests {
     use roxie::nic::ControlError;
 
     #[test]
-    fn each_error_has_the_number_that_programs_know_it_by() {
+    fn errors_map_to_the_errno_that_programs_expect() {
         let full = || PostError::QueueFull { outstanding: 4, capacity: 4 };
         let control = DeviceError::Control;
         for (error, errno) in [

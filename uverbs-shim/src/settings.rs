@@ -1,9 +1,14 @@
-//! What the environment says of the device: which interface it stands on, and how it is opened.
+//! Settings from the environment: the device's interface, and how it is opened.
 //!
-//! `roxie run` sets the environment: `ROXIE_DEV` the interface, `ROXIE_PORT` (`xdp` or `udp`), `ROXIE_MODE` (which mode of AF_XDP), `ROXIE_CORES` (the core that the
-//! engine's thread is pinned to; without it the program's own polling turns the NIC), `ROXIE_FAULT`, `ROXIE_CAPTURE`, `ROXIE_ESTATE`
-//! (where the launcher finds the connections of a program that has ended), `ROXIE_EVENTS` (and what it was refused), `ROXIE_CC`, `ROXIE_ECN`,
-//! `ROXIE_QOS`, `ROXIE_SPEED` and `ROXIE_TOS` (congestion control and traffic classes).
+//! `roxie run` sets the environment:
+//! * `ROXIE_DEV`: the interface;
+//! * `ROXIE_PORT`: `xdp`, `udp` or `nic`;
+//! * `ROXIE_MODE`: the mode of AF_XDP;
+//! * `ROXIE_CORES`: the core of the engine's thread; without it, the program's own polling runs the NIC;
+//! * `ROXIE_FAULT`, `ROXIE_CAPTURE`;
+//! * `ROXIE_ESTATE`: where the launcher finds the connections of a program that has ended;
+//! * `ROXIE_EVENTS`: the log of failed calls;
+//! * `ROXIE_CC`, `ROXIE_ECN`, `ROXIE_QOS`, `ROXIE_SPEED`, `ROXIE_TOS`: congestion control and traffic classes.
 
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -19,12 +24,12 @@ use roxie::time::Nanos;
 
 use crate::report;
 
-/// Its name.
+/// Name of the device.
 pub(crate) const NAME: &str = "roxie0";
 /// How long the engine's own thread spins before it sleeps.
 const SPIN: Nanos = Nanos::from_micros(50);
 
-/// What the environment says.
+/// Settings of the device.
 #[derive(Debug)]
 pub(crate) struct Settings {
     interface: Option<String>,
@@ -33,11 +38,11 @@ pub(crate) struct Settings {
     pub(crate) fault: Option<FaultConfig>,
     pub(crate) capture: Option<PathBuf>,
     pub(crate) congestion: CongestionConfig,
-    /// Where it is read from how QPs react, now and later.
+    /// File from which the congestion control of QPs is read, now and on changes.
     pub(crate) control_file: Option<PathBuf>,
-    /// The type of service of connections that ask for none.
+    /// Type of service of connections that do not set one.
     pub(crate) service_type: u8,
-    /// Where the launcher finds what connections of this process leave.
+    /// Where the launcher finds connections left by this process.
     pub(crate) estate: Option<Estate>,
 }
 
@@ -45,19 +50,19 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// What a variable says; one that says nonsense is told of, and counts as if it were not there.
+/// Parses a variable. An invalid value is reported and ignored.
 fn parsed<T: FromStr<Err: Display>>(name: &str, instead: &str) -> Option<T> {
     let text = variable(name)?;
     let told = |error| report::say(name, format_args!("{text:?}: {error}; taken as {instead}"));
     text.parse().map_err(told).ok()
 }
 
-/// Read once: a program does not change its device.
+/// Returns the settings, which are read once.
 pub(crate) fn settings() -> &'static Settings {
     static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
         let port = variable("ROXIE_PORT").unwrap_or_default();
         let port = port_plan(&port).unwrap_or_else(|| {
-            report::say("ROXIE_PORT", format_args!("{port:?} is none of nic, xdp and udp: taken as auto"));
+            report::say("ROXIE_PORT", format_args!("{port:?} is not one of nic, xdp and udp: taken as auto"));
             PortPlan::Best
         });
         let drive = variable("ROXIE_CORES").map_or_else(Drive::default, |cores| {
@@ -65,7 +70,7 @@ pub(crate) fn settings() -> &'static Settings {
             if core.is_none() {
                 report::say(
                     "ROXIE_CORES",
-                    format_args!("{cores:?} begins with no number: the thread runs on any core"),
+                    format_args!("{cores:?} does not start with a number: the thread runs on any core"),
                 );
             }
             Drive::Thread { core, spin: SPIN }
@@ -81,7 +86,7 @@ pub(crate) fn settings() -> &'static Settings {
             line_rate: parsed("ROXIE_SPEED", "what the interface says"),
         };
         let service_type = parsed("ROXIE_TOS", "0").unwrap_or_default();
-        // A launcher that has ended, or is another user's, will not look.
+        // Fails if the launcher has ended, or is another user's.
         let estate = variable("ROXIE_ESTATE").and_then(|path| Estate::open(path.as_ref()).ok());
         let interface = variable("ROXIE_DEV");
         Settings { interface, port, drive, fault, capture, congestion, control_file, service_type, estate }
@@ -89,7 +94,7 @@ pub(crate) fn settings() -> &'static Settings {
     &SETTINGS
 }
 
-/// The interface to stand on: the one that was named, or the only one besides loopback that has an address.
+/// Returns the device's interface: the one named, or the only one besides loopback with an address.
 pub(crate) fn interface(settings: &Settings) -> Option<String> {
     let usable = |name: &str| match Interface::by_name(name) {
         Ok(interface) if interface.addresses.is_empty() => {
@@ -120,13 +125,13 @@ pub(crate) fn interface(settings: &Settings) -> Option<String> {
     names.pop()
 }
 
-/// The index of the interface to stand on; 0 if there is none.
+/// Returns the index of the device's interface; 0 if there is none.
 pub(crate) fn interface_index() -> u32 {
     let found = interface(settings()).and_then(|name| Interface::by_name(&name).ok());
     found.map_or(0, |interface| interface.index)
 }
 
-/// The plan as it is named on the command line and in the environment.
+/// Parses a port's name on the command line and in the environment.
 fn port_plan(name: &str) -> Option<PortPlan> {
     match name {
         "" | "auto" => Some(PortPlan::Best),
@@ -137,13 +142,13 @@ fn port_plan(name: &str) -> Option<PortPlan> {
     }
 }
 
-/// The device's GUID in network order: the interface's station address, widened as EUI-64.
+/// Returns the node GUID in network order: the interface's MAC address, extended to EUI-64.
 pub(crate) fn node_guid() -> u64 {
     let found = interface(settings()).and_then(|name| Interface::by_name(&name).ok());
     u64::from_ne_bytes(guid(found.map_or([0; 6], |interface| interface.mac)))
 }
 
-/// EUI-64 of a station address.
+/// Extends a MAC address to EUI-64.
 pub(crate) fn guid(mac: [u8; 6]) -> [u8; 8] {
     [mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]]
 }
@@ -153,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_guid_is_the_station_address_widened() {
+    fn guid_is_the_mac_address_as_eui_64() {
         assert_eq!(guid([2, 0, 0, 0x11, 0x22, 0x33]), [0, 0, 0, 0xff, 0xfe, 0x11, 0x22, 0x33]);
     }
 }

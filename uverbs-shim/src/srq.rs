@@ -1,4 +1,4 @@
-//! `ibv_srq` and `ibv_xrcd`: shared receive queues, XRC domains, and how a queue pair is made of what it uses.
+//! Shared receive queues (`ibv_srq`), XRC domains (`ibv_xrcd`), and the objects that a queue pair uses.
 
 use std::ffi::{c_int, c_uint};
 use std::os::fd::BorrowedFd;
@@ -22,18 +22,18 @@ use crate::pd::{InDomain, Users};
 use crate::report::{device, info, refuse};
 use crate::waiting::Acknowledgements;
 
-/// What the device can because of the queues here.
+/// Device capabilities due to shared receive queues.
 pub(crate) const CAPABILITIES: c_uint = caps::IBV_DEVICE_SRQ_RESIZE | caps::IBV_DEVICE_XRC;
-/// Bounds of shared receive queues.
+/// Limits of shared receive queues.
 pub(crate) const MAX_SRQ_WR: c_int = MAX_WR as c_int;
 pub(crate) const MAX_SRQ_SGE: c_int = MAX_SGE as c_int;
 
-/// How many there may be.
+/// Returns the maximum number of shared receive queues.
 pub(crate) fn max_srq() -> c_int {
     Limits::default().srqs as c_int
 }
 
-/// What is behind a shared receive queue.
+/// The object behind a shared receive queue.
 pub(crate) struct Srq {
     queue: SharedReceiveQueue,
     pub(crate) users: Users,
@@ -47,7 +47,7 @@ impl Face for ibv_srq {
     type Behind = Srq;
 }
 
-/// What is behind an XRC domain.
+/// The object behind an XRC domain.
 pub(crate) struct Xrcd {
     domain: XrcDomain,
     users: Users,
@@ -58,7 +58,7 @@ impl Face for ibv_xrcd {
     type Behind = Xrcd;
 }
 
-/// Makes a queue that QPs share.
+/// Creates a shared receive queue.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
     let _uncancelled = Uncancelled::new();
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init
     })
 }
 
-/// The same, for any kind.
+/// Creates a shared receive queue of any type.
 pub(crate) unsafe extern "C" fn create_srq_ex(
     of: *mut ibv_context,
     attr: *mut ibv_srq_init_attr_ex,
@@ -83,7 +83,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
         | mask::IBV_SRQ_INIT_ATTR_PD
         | mask::IBV_SRQ_INIT_ATTR_XRCD
         | mask::IBV_SRQ_INIT_ATTR_CQ;
-    // SAFETY: the contract: objects, and attributes of which `comp_mask` says how many there are.
+    // SAFETY: the contract: objects, and the attributes that `comp_mask` says are present.
     pointer(unsafe {
         context(of).and_then(|_| {
             if attr.is_null() {
@@ -95,7 +95,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
                 return refuse(
                     CALL,
                     libc::EOPNOTSUPP,
-                    format_args!("comp_mask {given:#x}: {KNOWN:#x} are served"),
+                    format_args!("comp_mask {given:#x}: {KNOWN:#x} are supported"),
                 );
             }
             if !has(mask::IBV_SRQ_INIT_ATTR_PD) {
@@ -129,7 +129,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
                         CALL,
                         libc::EOPNOTSUPP,
                         format_args!(
-                            "srq_type {kind}: BASIC (0) and XRC (1) are served, tag matching is not"
+                            "srq_type {kind}: BASIC (0) and XRC (1) are supported, tag matching is not"
                         ),
                     );
                 }
@@ -184,11 +184,11 @@ unsafe fn create(
     }
 }
 
-/// Destroys a queue that no QP takes from, once its events are acknowledged.
+/// Destroys a shared receive queue without QPs, once its events are acknowledged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     let _uncancelled = Uncancelled::new();
-    // SAFETY: the contract: objects that live.
+    // SAFETY: the contract: live objects.
     code(unsafe {
         behind(srq).and_then(|found| {
             found.users.none("ibv_destroy_srq", "shared receive queue")?;
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     })
 }
 
-/// Changes the size of a queue, or arms its limit.
+/// Resizes a queue, or arms its limit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, given: c_int) -> c_int {
     let _uncancelled = Uncancelled::new();
@@ -229,7 +229,7 @@ pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_at
     })
 }
 
-/// Tells the sizes and the limit of a queue.
+/// Queries the size and limit of a queue.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
     let _uncancelled = Uncancelled::new();
@@ -247,7 +247,7 @@ pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_att
     })
 }
 
-/// The number by which peers of XRC connections name a queue.
+/// Returns the number by which peers of XRC connections name the queue.
 pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and room for the number.
@@ -269,7 +269,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    // SAFETY: the contract: an object; the rest is handed on.
+    // SAFETY: the contract: an object; the other arguments are passed on.
     unsafe {
         match behind(srq) {
             Ok(found) => post_receives(first, bad, |id, sges| found.queue.post_recv(id, sges)),
@@ -281,7 +281,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     }
 }
 
-/// Opens an XRC domain: one that a file stands for, or one of the caller's own.
+/// Opens an XRC domain: that of a file, or a new one.
 pub(crate) unsafe extern "C" fn open_xrcd(
     of: *mut ibv_context,
     attr: *mut ibv_xrcd_init_attr,
@@ -312,7 +312,7 @@ pub(crate) unsafe extern "C" fn open_xrcd(
     })
 }
 
-/// Closes one that nothing uses.
+/// Closes an XRC domain without users.
 pub(crate) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
@@ -325,7 +325,7 @@ pub(crate) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
     })
 }
 
-/// What a queue pair is made of.
+/// Objects that a queue pair uses.
 pub(crate) struct Endpoints {
     pub(crate) pd: *mut ibv_pd,
     pub(crate) send_cq: *mut ibv_cq,
@@ -335,7 +335,7 @@ pub(crate) struct Endpoints {
 }
 
 impl Endpoints {
-    /// Completions of a QP that was reset or destroyed are taken out, as adapters do.
+    /// Removes the completions of a QP that was reset or destroyed, as adapters do.
     pub(crate) fn forget(&self, qpn: Qpn) {
         for cq in [self.send_cq, self.recv_cq] {
             // SAFETY: the contract: objects, which live as long as the QP.
@@ -345,7 +345,7 @@ impl Endpoints {
         }
     }
 
-    /// Counts it as a user of all of them, or no more; the protection domain has an [`InDomain`] for that.
+    /// Adds or removes the QP as a user of all its objects except the protection domain, which has an [`InDomain`].
     pub(crate) fn count(&self, more: bool) {
         let change = |users: &Users| if more { users.add() } else { users.remove() };
         // SAFETY: the contract: objects, which live as long as the QP.
@@ -365,7 +365,7 @@ impl Endpoints {
     }
 }
 
-/// Makes a queue pair.
+/// Creates a queue pair.
 pub(crate) fn make_pair(
     call: &'static str,
     nic: &Device,

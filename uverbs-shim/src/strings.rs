@@ -1,4 +1,4 @@
-//! Names of numbers, and static rates.
+//! Names of enumeration values, and static rates.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -8,7 +8,7 @@ use crate::abi::{
 };
 use crate::newer;
 
-/// A table of numbers and their names.
+/// Defines a function that maps numbers to names.
 macro_rules! names {
     ($(#[$doc:meta])* $function:ident($type:ty) else $unknown:literal: $($number:path => $name:literal,)*) => {
         $(#[$doc])*
@@ -24,7 +24,7 @@ macro_rules! names {
 }
 
 names! {
-    /// What kind of node a device is.
+    /// Returns the name of a node type.
     ibv_node_type_str(node::Type) else c"unknown":
     node::IBV_NODE_CA => c"channel adapter",
     node::IBV_NODE_SWITCH => c"switch",
@@ -36,7 +36,7 @@ names! {
 }
 
 names! {
-    /// The state of a port.
+    /// Returns the name of a port state.
     ibv_port_state_str(port::Type) else c"unknown":
     port::IBV_PORT_NOP => c"no state change (NOP)",
     port::IBV_PORT_DOWN => c"down",
@@ -47,7 +47,7 @@ names! {
 }
 
 names! {
-    /// What an asynchronous event says.
+    /// Returns the name of an asynchronous event.
     ibv_event_type_str(event::Type) else c"unknown":
     event::IBV_EVENT_CQ_ERR => c"completion queue error",
     event::IBV_EVENT_QP_FATAL => c"local work queue fatal error",
@@ -73,7 +73,7 @@ names! {
 }
 
 names! {
-    /// How a work request ended.
+    /// Returns the name of a completion status.
     ibv_wc_status_str(wc::Type) else c"unknown":
     wc::IBV_WC_SUCCESS => c"success",
     wc::IBV_WC_LOC_LEN_ERR => c"local length error",
@@ -102,7 +102,7 @@ names! {
 }
 
 names! {
-    /// What a work request asks for: `ibv_wr_opcode_str` of `private.c`.
+    /// Returns the name of a work request's opcode: `ibv_wr_opcode_str` of `private.c`.
     roxie_wr_opcode_str(opcode::Type) else c"unknown":
     opcode::IBV_WR_RDMA_WRITE => c"RDMA WRITE",
     opcode::IBV_WR_RDMA_WRITE_WITH_IMM => c"RDMA WRITE with immediate",
@@ -120,7 +120,7 @@ names! {
     opcode::IBV_WR_ATOMIC_WRITE => c"ATOMIC WRITE",
 }
 
-/// Static rates: the code, the multiple of 2.5 Gb/s (0: none), and Mb/s as the link carries them.
+/// Static rates: code, multiple of 2.5 Gb/s (0: none), and rate on the link in Mb/s.
 const RATES: &[(ibv_rate::Type, c_int, c_int)] = &[
     (ibv_rate::IBV_RATE_2_5_GBPS, 1, 2_500),
     (ibv_rate::IBV_RATE_5_GBPS, 2, 5_000),
@@ -147,26 +147,26 @@ const RATES: &[(ibv_rate::Type, c_int, c_int)] = &[
     (ibv_rate::IBV_RATE_1200_GBPS, 480, 1_275_000),
 ];
 
-/// A rate as a multiple of 2.5 Gb/s; -1 for those that are none.
+/// Converts a rate to a multiple of 2.5 Gb/s; -1 for a rate that is not one.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_rate_to_mult(rate: ibv_rate::Type) -> c_int {
     RATES.iter().find(|(code, multiple, _)| *code == rate && *multiple > 0).map_or(-1, |row| row.1)
 }
 
-/// The rate that is a multiple of 2.5 Gb/s; the largest one if there is none.
+/// Returns the rate that is this multiple of 2.5 Gb/s, or `IBV_RATE_MAX` if there is none.
 #[unsafe(no_mangle)]
 pub extern "C" fn mult_to_ibv_rate(multiple: c_int) -> ibv_rate::Type {
     let row = RATES.iter().find(|(_, known, _)| *known == multiple && multiple > 0);
     row.map_or(ibv_rate::IBV_RATE_MAX, |row| row.0)
 }
 
-/// A rate in Mb/s; -1 for an unknown one.
+/// Converts a rate to Mb/s; -1 for an unknown rate.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_rate_to_mbps(rate: ibv_rate::Type) -> c_int {
     RATES.iter().find(|(code, ..)| *code == rate).map_or(-1, |row| row.2)
 }
 
-/// The rate of so many Mb/s; the largest one if there is none.
+/// Returns the rate of this many Mb/s, or `IBV_RATE_MAX` if there is none.
 #[unsafe(no_mangle)]
 pub extern "C" fn mbps_to_ibv_rate(mbps: c_int) -> ibv_rate::Type {
     RATES.iter().find(|(.., known)| *known == mbps).map_or(ibv_rate::IBV_RATE_MAX, |row| row.0)
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_rate_goes_to_mbps_and_back() {
+    fn rates_round_trip_through_mbps() {
         for (code, multiple, mbps) in RATES {
             assert_eq!(mbps_to_ibv_rate(ibv_rate_to_mbps(*code)), *code);
             assert_eq!(ibv_rate_to_mult(*code), if *multiple > 0 { *multiple } else { -1 });
@@ -191,8 +191,8 @@ mod tests {
     }
 
     #[test]
-    fn a_number_without_a_name_is_unknown() {
-        // SAFETY: text of the program's.
+    fn unnamed_number_is_unknown() {
+        // SAFETY: a static string.
         let of = |name| unsafe { CStr::from_ptr(name) }.to_str().unwrap();
         assert_eq!(of(ibv_wc_status_str(12)), "transport retries exceeded");
         assert_eq!(of(ibv_wc_status_str(9_999)), "unknown");

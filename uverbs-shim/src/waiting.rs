@@ -1,4 +1,4 @@
-//! Waiting: locks and descriptors as verbs programs know them.
+//! Locks and waits with the semantics of the verbs API.
 
 use std::ffi::c_int;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use roxie::host::{MAX_WATCHED, Watched};
 
-/// A lock that one call takes and another gives back (`ibv_wr_start` and `ibv_wr_complete`), held for a few stores.
+/// A lock that one call takes and another releases (`ibv_wr_start` and `ibv_wr_complete`), held for a few stores.
 #[derive(Debug, Default)]
 pub(crate) struct Turn(AtomicBool);
 
 impl Turn {
-    /// Looks in vain before the processor is offered to others.
+    /// Spins before the processor is yielded.
     const SPINS: u32 = 64;
 
     pub(crate) fn take(&self) {
@@ -38,7 +38,7 @@ impl Turn {
     }
 }
 
-/// Events that an application was handed and has to acknowledge before their object can go.
+/// Delivered events that the application must acknowledge before their object can be destroyed.
 #[derive(Debug, Default)]
 pub(crate) struct Acknowledgements {
     open: Mutex<Open>,
@@ -47,9 +47,9 @@ pub(crate) struct Acknowledgements {
 
 #[derive(Debug, Default)]
 struct Open {
-    /// Handed over and not acknowledged.
+    /// Events delivered and not acknowledged.
     events: u32,
-    /// Threads that wait until there are none. To wake nobody takes a system call too.
+    /// Threads that wait for all acknowledgements. Without one, the system call to wake them is skipped.
     waiting: u32,
 }
 
@@ -70,7 +70,7 @@ impl Acknowledgements {
         }
     }
 
-    /// Waits until all are.
+    /// Waits until all events are acknowledged.
     pub(crate) fn wait(&self) {
         let mut open = self.open();
         open.waiting += 1;
@@ -80,11 +80,11 @@ impl Acknowledgements {
 }
 
 unsafe extern "C-unwind" {
-    /// The C library's: a cancellation point.
+    /// `read` of the C library: a cancellation point.
     fn read(fd: c_int, to: *mut u8, count: usize) -> isize;
-    /// As well.
+    /// `pause` of the C library: a cancellation point.
     fn pause() -> c_int;
-    /// As well.
+    /// `ppoll` of the C library: a cancellation point.
     fn ppoll(
         fds: *mut libc::pollfd,
         count: libc::nfds_t,
@@ -93,22 +93,22 @@ unsafe extern "C-unwind" {
     ) -> c_int;
 }
 
-/// What ended a wait.
+/// Reason for the end of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Woken {
-    /// An event, or nothing: the time was over.
+    /// An event, or the timeout.
     ByEvent,
     /// The link.
     ByLink,
-    /// A doorbell, and perhaps the link.
+    /// A doorbell, and possibly the link.
     ByBell,
-    /// `errno` says why.
+    /// Error; `errno` has the cause.
     Failed,
 }
 
-/// Waits until one of these descriptors is readable, or the time is over.
+/// Waits until one of these descriptors is readable, or the timeout has passed.
 ///
-/// As with [`take_count`], a thread may be cancelled here.
+/// A cancellation point, like [`take_count`].
 pub(crate) fn wait_for_any(events: RawFd, link: &Watched, timeout: Duration) -> Woken {
     let mut fds = [libc::pollfd { fd: events, events: libc::POLLIN, revents: 0 }; MAX_WATCHED + 1];
     for (place, fd) in fds[1..].iter_mut().zip(link.fds()) {
@@ -119,7 +119,7 @@ pub(crate) fn wait_for_any(events: RawFd, link: &Watched, timeout: Duration) -> 
         tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: timeout.subsec_nanos().into(),
     };
-    // SAFETY: `count` descriptors, which there are, a time, and no mask; they outlive the call.
+    // SAFETY: `count` valid descriptors, a time, and no mask; they outlive the call.
     let ready = unsafe { ppoll(fds.as_mut_ptr(), count as libc::nfds_t, &timeout, std::ptr::null()) };
     match ready {
         ..=-1 => Woken::Failed,
@@ -129,26 +129,28 @@ pub(crate) fn wait_for_any(events: RawFd, link: &Watched, timeout: Duration) -> 
     }
 }
 
-/// Waits until a signal was handled, and leaves `EINTR` in `errno`. As with [`take_count`], a thread may be cancelled here.
+/// Waits for a signal handler to run. Leaves `EINTR` in `errno`. A cancellation point, like [`take_count`].
 pub(crate) fn wait_for_a_signal() {
-    // SAFETY: it has no arguments.
+    // SAFETY: no arguments.
     unsafe { pause() };
 }
 
-/// Takes one count of an eventfd, waiting for it unless the application has made it non-blocking. False: `errno` says why not.
+/// Takes one count of an eventfd. Blocks until there is one, unless the application has made the descriptor non-blocking. Returns false on
+/// an error, with `errno` set.
 ///
-/// Here a thread may be cancelled, as in the calls of the original library that wait: no caller may have anything to destroy.
+/// A cancellation point, like the blocking calls of the original library: callers must have no pending destructors.
 pub(crate) fn take_count(fd: RawFd) -> bool {
     let mut count = [0; 8];
     // SAFETY: 8 bytes of room.
     unsafe { read(fd, count.as_mut_ptr(), count.len()) >= 0 }
 }
 
-/// Takes one count if there is one, and does not wait whatever the descriptor's flags say.
+/// Takes one count if there is one. Never blocks, whatever the descriptor's flags.
 pub(crate) fn take_count_now(fd: BorrowedFd<'_>) -> bool {
     let mut count = [0u8; 8];
     let part = libc::iovec { iov_base: count.as_mut_ptr().cast(), iov_len: count.len() };
-    // SAFETY: one part, of the 8 bytes of `count`, which outlives the call. An offset of -1 is for descriptors without one.
+    // SAFETY: one part, of the 8 bytes of `count`, which outlives the call. An offset of -1 stands for the current position, of which an
+    // eventfd has none.
     unsafe { libc::preadv2(fd.as_raw_fd(), &part, 1, -1, libc::RWF_NOWAIT) == 8 }
 }
 
@@ -161,7 +163,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_blocking_eventfd_is_taken_without_waiting() {
+    fn take_count_now_never_blocks() {
         let fd = EventFd::from_flags(EfdFlags::EFD_SEMAPHORE).unwrap();
         assert!(!take_count_now(fd.as_fd()));
         fd.write(2).unwrap();
@@ -171,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_acknowledgements_goes_on_with_the_last() {
+    fn wait_ends_with_the_last_acknowledgement() {
         let acks = Arc::new(Acknowledgements::default());
         acks.handed_over();
         acks.handed_over();
@@ -185,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_excludes_others_until_it_is_given_back() {
+    fn turn_excludes_other_threads_until_given_back() {
         let turn = Arc::new(Turn::default());
         turn.take();
         let other = Arc::clone(&turn);

@@ -1,4 +1,4 @@
-//! `ibv_mw`: memory windows, parts of a region with a key of their own.
+//! Memory windows (`ibv_mw`): parts of a region with their own rkey.
 
 use std::ffi::{c_int, c_uint};
 use std::sync::Mutex;
@@ -14,7 +14,7 @@ use crate::object::{Errno, Face, behind, code, give, pointer, take_back};
 use crate::pd::InDomain;
 use crate::report::{device, refuse};
 
-/// What is behind a memory window.
+/// The object behind a memory window.
 pub(crate) struct Mw {
     pub(crate) window: Mutex<MemoryWindow>,
     _domain: InDomain,
@@ -41,7 +41,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut 
             }
         };
         let window = found.domain.alloc_window(which).map_err(device("ibv_alloc_mw"))?;
-        // SAFETY: `pd` is an object, as `behind` found; its context does not change.
+        // SAFETY: `pd` is an object, as `behind` verified; its context does not change.
         let context = unsafe { (*pd).context };
         let face = ibv_mw { context, pd, rkey: window.rkey().0, handle: 0, type_: kind };
         Ok(give(face, Mw { window: Mutex::new(window), _domain: InDomain::new(found) }))
@@ -52,15 +52,15 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     code(unsafe { behind(mw) }.map(|_| {
-        // SAFETY: `behind` found that it is an object of this process, and the caller uses it no more: it is taken back once.
+        // SAFETY: `behind` verified an object of this process, which the caller does not use again: it is taken back once.
         drop(unsafe { take_back(mw) });
     }))
 }
 
-/// Binds a window of type 1: the device chooses its key.
+/// Binds a type 1 window. The device chooses its rkey.
 pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
     let _uncancelled = Uncancelled::new();
-    // SAFETY: the contract: objects, and a structure whose fields are there in all releases.
+    // SAFETY: the contract: objects, and a structure with the same fields in all releases.
     code(unsafe {
         behind(qp).and_then(|qp| {
             let found = behind(mw)?;
@@ -80,7 +80,7 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
                 return Err(libc::EINVAL);
             }
             if mr.is_null() {
-                // Unbinding names no region: nothing is open that would have to be closed by it but the old key.
+                // Even an unbind (length 0) must name a region.
                 return refuse(
                     "ibv_bind_mw",
                     libc::EINVAL,
@@ -100,7 +100,7 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
     })
 }
 
-/// Access flags of a window. Local use is the region's own: to name it is no error, and means nothing.
+/// Converts access flags of a window. Local access is ignored, because the region determines it.
 pub(crate) fn window_access(call: &str, flags: c_uint) -> Result<Access, Errno> {
     Ok(access(call, flags)? - Access::LOCAL_WRITE)
 }

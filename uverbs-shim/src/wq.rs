@@ -1,6 +1,6 @@
-//! Receive side scaling: receive work queues, tables of them, and the QPs that spread frames over a table.
+//! Receive side scaling (RSS): receive work queues, indirection tables, and QPs that spread frames over a table.
 //!
-//! A work queue is a raw packet QP of the device's that only receives; programs know it by another name.
+//! A receive work queue is a raw packet QP of the device that only receives.
 
 use std::ffi::c_int;
 use std::slice;
@@ -27,10 +27,10 @@ use crate::pd::{InDomain, Users};
 use crate::report::{device, refuse};
 use crate::waiting::Acknowledgements;
 
-/// What is behind a receive work queue.
+/// The object behind a receive work queue.
 pub(crate) struct Wq {
     pair: Arc<QueuePair>,
-    /// Tables that it is in.
+    /// Tables with this queue.
     users: Users,
     _domain: InDomain,
     pub(crate) acknowledgements: Acknowledgements,
@@ -41,10 +41,10 @@ impl Face for ibv_wq {
     type Behind = Arc<Wq>;
 }
 
-/// What is behind a table of queues.
+/// The object behind an indirection table.
 pub(crate) struct Table {
     queues: Vec<Arc<Wq>>,
-    /// QPs that spread frames over it.
+    /// QPs that spread frames over the table.
     users: Users,
 }
 
@@ -61,7 +61,7 @@ impl Drop for Table {
     }
 }
 
-/// A QP's use of a table.
+/// A QP's reference to a table, with its hash.
 pub(crate) struct Spread {
     table: Arc<Table>,
     hash: RxHash,
@@ -69,7 +69,7 @@ pub(crate) struct Spread {
 
 impl Spread {
     /// # Safety
-    /// The contract: an object, and a key of the length that it is said to have.
+    /// The contract: an object, and a key of the length given.
     pub(crate) unsafe fn read(
         call: &str,
         table: *mut ibv_rwq_ind_table,
@@ -78,7 +78,7 @@ impl Spread {
         // SAFETY: the caller promises an object, which is null or lives for the call.
         let table = unsafe { behind(table) }?;
         if u32::from(conf.rx_hash_function) != function::IBV_RX_HASH_FUNC_TOEPLITZ {
-            let why = format_args!("rx_hash_function {}: Toeplitz (1) is served", conf.rx_hash_function);
+            let why = format_args!("rx_hash_function {}: Toeplitz (1) is supported", conf.rx_hash_function);
             return refuse(call, libc::EOPNOTSUPP, why);
         }
         let length = usize::from(conf.rx_hash_key_len);
@@ -88,10 +88,10 @@ impl Spread {
         }
         let bits = conf.rx_hash_fields_mask;
         let Some(fields) = u32::try_from(bits).ok().and_then(RxHashFields::from_bits) else {
-            let why = format_args!("rx_hash_fields_mask {bits:#x}: {:#x} are served", RxHashFields::all());
+            let why = format_args!("rx_hash_fields_mask {bits:#x}: {:#x} are supported", RxHashFields::all());
             return refuse(call, libc::EOPNOTSUPP, why);
         };
-        // SAFETY: not null and of this length, as was seen; the caller promises so many bytes of key.
+        // SAFETY: not null, and of this length, as checked; the caller promises that many bytes of key.
         let key = unsafe { conf.rx_hash_key.cast::<[u8; RX_HASH_KEY]>().read() };
         Ok(Spread::new(table, RxHash { key, fields }))
     }
@@ -101,7 +101,7 @@ impl Spread {
         Spread { table: Arc::clone(table), hash }
     }
 
-    /// The same, for as long as a QP lives.
+    /// Returns another reference, for a QP to hold.
     pub(crate) fn hold(&self) -> Spread {
         Spread::new(&self.table, self.hash)
     }
@@ -114,7 +114,7 @@ impl Spread {
         kind: QpType,
     ) -> Result<QueuePair, Errno> {
         if kind != QpType::RawPacket {
-            return refuse(call, libc::EOPNOTSUPP, "frames are spread by QPs of type RAW_PACKET (8) alone");
+            return refuse(call, libc::EOPNOTSUPP, "only QPs of type RAW_PACKET (8) spread frames");
         }
         let queues: Vec<_> = self.table.queues.iter().map(|queue| Arc::clone(&queue.pair)).collect();
         nic.create_rss_qp(domain.domain(), self.hash, &queues).map_err(device(call))
@@ -127,7 +127,7 @@ impl Drop for Spread {
     }
 }
 
-/// What the device says of it.
+/// Returns the RSS capabilities of the device.
 pub(crate) fn capabilities(qps: u32) -> ibv_rss_caps {
     ibv_rss_caps {
         supported_qpts: 1 << ibv_qp_type::IBV_QPT_RAW_PACKET,
@@ -138,7 +138,7 @@ pub(crate) fn capabilities(qps: u32) -> ibv_rss_caps {
     }
 }
 
-/// Makes a receive work queue.
+/// Creates a receive work queue.
 pub(crate) unsafe extern "C" fn create_wq(of: *mut ibv_context, attr: *mut ibv_wq_init_attr) -> *mut ibv_wq {
     let _uncancelled = Uncancelled::new();
     const CALL: &str = "ibv_create_wq";
@@ -150,7 +150,7 @@ pub(crate) unsafe extern "C" fn create_wq(of: *mut ibv_context, attr: *mut ibv_w
             }
             let wanted = attr.read();
             if wanted.wq_type != ibv_wq_type::IBV_WQT_RQ {
-                let why = format_args!("wq_type {}: queues of receives (0) are served", wanted.wq_type);
+                let why = format_args!("wq_type {}: receive queues (0) are supported", wanted.wq_type);
                 return refuse(CALL, libc::EOPNOTSUPP, why);
             }
             let flags = if wanted.comp_mask & init_mask::IBV_WQ_INIT_ATTR_FLAGS != 0 {
@@ -160,7 +160,7 @@ pub(crate) unsafe extern "C" fn create_wq(of: *mut ibv_context, attr: *mut ibv_w
             };
             if flags != 0 || wanted.comp_mask & !init_mask::IBV_WQ_INIT_ATTR_FLAGS != 0 {
                 let why = format_args!(
-                    "comp_mask {:#x}, create_flags {flags:#x}: none are served",
+                    "comp_mask {:#x}, create_flags {flags:#x}: none are supported",
                     wanted.comp_mask
                 );
                 return refuse(CALL, libc::EOPNOTSUPP, why);
@@ -197,14 +197,14 @@ pub(crate) unsafe extern "C" fn create_wq(of: *mut ibv_context, attr: *mut ibv_w
     })
 }
 
-/// Posts a list of receives; programs find it in the structure.
+/// Posts a list of receives. Called through the structure's function pointer.
 unsafe extern "C" fn post_recv(
     wq: *mut ibv_wq,
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
-    // SAFETY: the contract: an object; the rest is handed on.
+    // SAFETY: the contract: an object; the other arguments are passed on.
     unsafe {
         match behind(wq) {
             Ok(found) => post_receives(first, bad, |id, sges| found.pair.post_recv(id, sges)),
@@ -216,7 +216,7 @@ unsafe extern "C" fn post_recv(
     }
 }
 
-/// Takes a queue from one of its states to another.
+/// Changes the state of a queue.
 pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_attr) -> c_int {
     let _uncancelled = Uncancelled::new();
     const CALL: &str = "ibv_modify_wq";
@@ -232,7 +232,7 @@ pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
                 return refuse(
                     CALL,
                     libc::EOPNOTSUPP,
-                    format_args!("attr_mask {:#x}: a state is all there is", wanted.attr_mask),
+                    format_args!("attr_mask {:#x}: only a state can be set", wanted.attr_mask),
                 );
             }
             if wanted.attr_mask & attr_mask::IBV_WQ_ATTR_CURR_STATE != 0 && wanted.curr_wq_state != is {
@@ -252,7 +252,7 @@ pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
                     return refuse(
                         CALL,
                         libc::EINVAL,
-                        format_args!("from state {is} to {next}: RESET comes between"),
+                        format_args!("from state {is} to {next}: RESET must come in between"),
                     );
                 }
             };
@@ -267,7 +267,7 @@ pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
 }
 
 impl Wq {
-    /// What the device says: trouble takes a queue to ERR by itself.
+    /// Returns the state of the device's queue, which an error sets to ERR.
     fn state(&self, call: &'static str) -> Result<state::Type, Errno> {
         Ok(match self.pair.query().map_err(device(call))?.state {
             QpState::Err => state::IBV_WQS_ERR,
@@ -287,7 +287,7 @@ fn forget_completions(cq: *mut ibv_cq, qpn: Qpn) {
 /// Destroys a queue that is in no table.
 pub(crate) unsafe extern "C" fn destroy_wq(wq: *mut ibv_wq) -> c_int {
     let _uncancelled = Uncancelled::new();
-    // SAFETY: the contract: objects that live.
+    // SAFETY: the contract: live objects.
     code(unsafe {
         behind(wq).and_then(|found| {
             found.users.none("ibv_destroy_wq", "queue")?;
@@ -302,7 +302,7 @@ pub(crate) unsafe extern "C" fn destroy_wq(wq: *mut ibv_wq) -> c_int {
     })
 }
 
-/// Makes a table of queues.
+/// Creates an indirection table.
 pub(crate) unsafe extern "C" fn create_table(
     of: *mut ibv_context,
     attr: *mut ibv_rwq_ind_table_init_attr,
@@ -330,7 +330,7 @@ pub(crate) unsafe extern "C" fn create_table(
     })
 }
 
-/// Destroys a table that no QP uses; its queues stay.
+/// Destroys a table without QPs. Its queues are kept.
 pub(crate) unsafe extern "C" fn destroy_table(table: *mut ibv_rwq_ind_table) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.

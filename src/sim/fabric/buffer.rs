@@ -1,25 +1,26 @@
-//! The shared buffer: who may have how much of it, and whose peer has to pause.
+//! The shared buffer: admission of frames, and the decision to pause a peer.
 //!
 //! ```text
 //! |<- reserved, each port and priority ->|<- shared ->|<- headroom, each port and lossless priority ->|
 //! ```
 //!
-//! A frame is charged to where it came in. A lossy one has room if the queue that it goes to is below its threshold; a lossless one
-//! always, first up to the threshold of its ingress, then in its headroom, and the peer is told to pause.
+//! A frame is charged to its ingress port and priority. A lossy frame is admitted if its egress queue is below the queue's threshold. A
+//! lossless frame is admitted up to the threshold of its ingress, then into its headroom, and the peer is told to pause. Beyond the
+//! headroom the frame is dropped.
 
 use super::config::{SwitchConfig, Threshold};
 use super::error::PRIORITIES;
 use super::stats::DropReason;
 
-/// What came in at one port with one priority and has not left.
+/// Accounting of the frames that came in at one port with one priority and have not left.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Ingress {
-    /// Bytes of the reserved and of the shared part.
+    /// Bytes of the reserved and the shared part.
     pub(super) bytes: u64,
     pub(super) headroom: u64,
-    /// The most that `headroom` was.
+    /// Maximum of `headroom`.
     pub(super) headroom_peak: u64,
-    /// The peer was told to pause.
+    /// True if the peer was told to pause.
     pub(super) paused: bool,
 }
 
@@ -59,12 +60,12 @@ impl Buffer {
         &self.ingress[port][priority]
     }
 
-    /// Bytes in use, and the most that there were.
+    /// Returns the bytes in use, and their maximum.
     pub(super) fn used(&self) -> (u64, u64) {
         (self.used, self.used_peak)
     }
 
-    /// Bytes that a frame takes.
+    /// Returns the bytes that a frame occupies.
     pub(super) fn charge(&self, length: usize) -> u64 {
         (length as u64).next_multiple_of(self.cell)
     }
@@ -73,7 +74,7 @@ impl Buffer {
         self.shared - self.shared_used
     }
 
-    /// What more of the shared part an ingress takes that goes from `before` to `after` bytes.
+    /// Returns the additional bytes of the shared part when an ingress grows from `before` to `after` bytes.
     fn shared_between(&self, before: u64, after: u64) -> u64 {
         after.saturating_sub(self.reserved) - before.saturating_sub(self.reserved)
     }
@@ -82,7 +83,7 @@ impl Buffer {
         self.reserved + self.lossless.bytes(self.free())
     }
 
-    /// Takes a frame in that finds `queued` bytes in the queue that it goes to.
+    /// Admits a frame to an egress queue that holds `queued` bytes.
     pub(super) fn admit(
         &mut self,
         port: usize,
@@ -123,7 +124,7 @@ impl Buffer {
         Ok(())
     }
 
-    /// A frame has left. Headroom empties first.
+    /// Releases a frame that has left. Headroom is released first.
     pub(super) fn release(&mut self, port: usize, priority: usize, length: usize) {
         let bytes = self.charge(length);
         let own = &mut self.ingress[port][priority];
@@ -136,13 +137,13 @@ impl Buffer {
         self.used -= bytes;
     }
 
-    /// The peer has to pause: something is in the headroom.
+    /// Returns true if the peer has to pause, because its headroom is in use.
     pub(super) fn must_pause(&self, port: usize, priority: usize) -> bool {
         let own = &self.ingress[port][priority];
         !own.paused && own.headroom > 0
     }
 
-    /// The peer that pauses may go on.
+    /// Returns true if the paused peer may resume.
     pub(super) fn may_resume(&self, port: usize, priority: usize) -> bool {
         let own = &self.ingress[port][priority];
         let low = own.bytes == 0 || own.bytes + self.xon_offset <= self.threshold();

@@ -1,40 +1,40 @@
-//! Cables: which frames come through, and what became of the others.
+//! Cables: which frames arrive, and counts of those that do not.
 
 use super::link::LinkConfig;
 use super::topology::{End, FabricConfig, Wiring};
 use crate::random::splitmix;
 
-/// What became of the frames that were put on one direction of a link.
+/// Counts of frames on one direction of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkStats {
-    /// Frames that were put on it.
+    /// Frames put on the link.
     pub entered: u64,
-    /// Those that its errors damaged.
+    /// Frames damaged by link errors.
     pub damaged: u64,
-    /// Those of which the weather let no copy arrive.
+    /// Frames of which the weather let no copy arrive.
     pub lost: u64,
-    /// Copies more than one of the same frame.
+    /// Duplicates: copies beyond the first of a frame.
     pub doubled: u64,
     /// Copies with a flipped bit.
     pub flipped: u64,
-    /// Copies that come after their time.
+    /// Copies that arrive late.
     pub delayed: u64,
-    /// Copies that the weather marked.
+    /// Copies that the weather marked (CE).
     pub marked: u64,
-    /// Frames lost because it was out: when they were put on it, or when they should have arrived.
+    /// Frames lost because the cable was unplugged, at either end of their way.
     pub unplugged: u64,
     /// Copies that arrived.
     pub arrived: u64,
 }
 
 impl LinkStats {
-    /// Copies that are on their way, if all were counted right.
+    /// Returns the copies in flight, if all counts are right.
     pub fn under_way(&self) -> u64 {
         self.entered + self.doubled - self.damaged - self.lost - self.unplugged - self.arrived
     }
 }
 
-/// What happens to a frame at the near end.
+/// Outcome at the near end of a cable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entry {
     Free,
@@ -45,7 +45,7 @@ pub(super) enum Entry {
 /// One direction of a link.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cable {
-    /// Of 2^53 frames so many are damaged.
+    /// Frames damaged of every 2^53.
     of_2_53: u64,
     random: u64,
     pub(super) unplugged: bool,
@@ -57,7 +57,7 @@ impl Cable {
         Cable { of_2_53: (link.frame_errors * (1u64 << 53) as f64) as u64, random, ..Cable::default() }
     }
 
-    /// A frame is put on it.
+    /// Puts a frame on the cable.
     pub(super) fn enter(&mut self) -> Entry {
         self.stats.entered += 1;
         if self.unplugged {
@@ -69,7 +69,7 @@ impl Cable {
         if damages { Entry::Damaged } else { Entry::Free }
     }
 
-    /// A frame is at the far end. False: it was lost.
+    /// Takes a frame off at the far end. Returns false if the frame was lost.
     pub(super) fn leave(&mut self) -> bool {
         let stats = &mut self.stats;
         let count = if self.unplugged { &mut stats.unplugged } else { &mut stats.arrived };
@@ -78,7 +78,7 @@ impl Cable {
     }
 }
 
-/// All of them, by the end that frames come to.
+/// All cables, indexed by the end that receives.
 #[derive(Debug)]
 pub(super) struct Cables {
     switches: Vec<Vec<Cable>>,
@@ -86,7 +86,7 @@ pub(super) struct Cables {
 }
 
 impl Cables {
-    /// Each has random numbers of its own, so that one more link changes nothing of the others.
+    /// Creates the cables. Each has its own random sequence, so that an added link leaves the others unchanged.
     pub(super) fn new(config: &FabricConfig, wiring: &Wiring) -> Cables {
         let link_of = |end: End| match end {
             End::Station(station) => &config.stations[station].link,
@@ -122,7 +122,7 @@ impl Cables {
         }
     }
 
-    /// Frames that are on their way along any of them.
+    /// Returns the frames in flight on all cables.
     pub(super) fn under_way(&self) -> u64 {
         let all = self.switches.iter().flatten().chain(&self.stations);
         all.map(|cable| cable.stats.under_way()).sum()

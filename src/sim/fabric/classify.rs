@@ -1,32 +1,32 @@
-//! What a switch reads of a frame: its priority, its flow, and whether it may be marked; and the mark.
+//! Classification of a frame by a switch: priority, flow, ECN capability; and ECN marking.
 
 use super::config::PriorityMap;
 use crate::wire::net::ether_type;
 
-/// ECN of an IP header (RFC 3168 5).
+/// ECN field of an IP header (RFC 3168 5).
 const ECN_MASK: u8 = 3;
 /// Congestion experienced.
 const CE: u8 = 3;
-/// Tags that are read past: a service tag and a customer's.
+/// Tags that are skipped: a service tag and a customer tag.
 const MOST_TAGS: usize = 2;
 
-/// Where a frame's IP header is.
+/// Offset of a frame's IP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ip {
     V4(usize),
     V6(usize),
 }
 
-/// What was read of a frame.
+/// Classification of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sight {
     pub(super) pcp: Option<u8>,
     pub(super) ip: Option<Ip>,
-    /// Differentiated services and ECN.
+    /// Traffic class: DSCP and ECN.
     pub(super) tos: u8,
 }
 
-/// Reads a frame that has at least an Ethernet header.
+/// Classifies a frame of at least an Ethernet header.
 pub(super) fn look(frame: &[u8]) -> Sight {
     let word = |at: usize| frame.get(at..at + 2).map(|w| u16::from_be_bytes([w[0], w[1]]));
     let mut sight = Sight { pcp: None, ip: None, tos: 0 };
@@ -63,12 +63,12 @@ impl Sight {
         priority.into()
     }
 
-    /// True if its sender understands marks (ECT), and it has none.
+    /// Returns true if the sender is ECN-capable (ECT) and the frame is not marked yet.
     pub(super) fn can_be_marked(&self) -> bool {
         self.ip.is_some() && matches!(self.tos & ECN_MASK, 1 | 2)
     }
 
-    /// Marks it: CE in the IP header, whose checksum, where it has one, is adjusted (RFC 1624). The ICRC masks these bits.
+    /// Marks the frame: sets CE, and adjusts the IPv4 checksum (RFC 1624). The ICRC masks these bits.
     pub(super) fn mark(&self, frame: &mut [u8]) {
         match self.ip {
             Some(Ip::V4(at)) => {
@@ -86,7 +86,7 @@ impl Sight {
         }
     }
 
-    /// A number that is one flow's alone, more or less: of addresses, ports and protocol.
+    /// Returns a hash of addresses, ports and protocol, which identifies the flow.
     pub(super) fn flow(&self, frame: &[u8], seed: u64) -> u64 {
         let (addresses, ports) = match self.ip {
             Some(Ip::V4(at)) => (at + 12..at + 20, at + 4 * usize::from(frame[at] & 15)),
@@ -95,7 +95,7 @@ impl Sight {
         };
         let ports = if self.ip.is_some() { frame.get(ports..ports + 4).unwrap_or(&[]) } else { &[] };
         let bytes = frame[addresses].iter().chain(ports);
-        // FNV-1a, then mixed: its low bits alone are poor.
+        // FNV-1a, then mixed, because the low bits of FNV-1a are weak.
         let mut state = bytes.fold(seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
         });

@@ -1,23 +1,23 @@
-//! What a switch is like. Everything is checked before anything is built; an error says what would be right.
+//! Configuration of a switch. Everything is checked before anything is built; an error names the allowed values.
 
 use super::error::{ConfigError, PRIORITIES, check_priority};
 use super::link::LinkConfig;
 use super::pfc::PfcConfig;
 
-/// How a congested queue marks (DCQCN, section 3.1): no frame below `kmin`, all above `kmax`, in between with a probability that
-/// grows in a line to `pmax`.
+/// ECN marking of a queue (DCQCN, section 3.1). No frame is marked below `kmin`, every frame above `kmax`. In between, the probability
+/// grows linearly to `pmax`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EcnConfig {
-    /// Bytes in the queue up to which nothing is marked.
+    /// Queue depth in bytes up to which no frame is marked.
     pub kmin: u64,
-    /// Bytes in the queue from which on everything is marked.
+    /// Queue depth in bytes above which every frame is marked.
     pub kmax: u64,
-    /// The probability of a mark just below `kmax`, 0 to 1.
+    /// Marking probability just below `kmax`, 0 to 1.
     pub pmax: f64,
 }
 
 impl EcnConfig {
-    /// The probability that a frame is marked that finds `depth` bytes in its queue.
+    /// Returns the probability that a frame is marked that finds `depth` bytes in its queue.
     pub fn probability(&self, depth: u64) -> f64 {
         if depth <= self.kmin {
             0.0
@@ -39,26 +39,26 @@ impl EcnConfig {
     }
 }
 
-/// When a queue is served (802.1Q 37).
+/// Scheduling of a queue (802.1Q 37).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schedule {
-    /// Ahead of all that have a weight, and of lower strict ones.
+    /// Before all weighted queues, and before strict queues of lower priority.
     Strict,
-    /// By this weight among those that have one: 1 to 100.
+    /// Weighted among the other weighted queues: 1 to 100.
     Ets(u8),
 }
 
-/// How much of the shared buffer a queue may have.
+/// Limit of a queue's share of the shared buffer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Threshold {
-    /// So many bytes.
+    /// A fixed number of bytes.
     Static(u64),
-    /// This many times what is free (Choudhury and Hahne 1998).
+    /// A multiple of the free bytes (Choudhury and Hahne 1998).
     Dynamic(f64),
 }
 
 impl Threshold {
-    /// In bytes, when `free` are.
+    /// Returns the limit in bytes when `free` bytes are free.
     pub(super) fn bytes(self, free: u64) -> u64 {
         match self {
             Threshold::Static(bytes) => bytes,
@@ -76,17 +76,17 @@ impl Threshold {
     }
 }
 
-/// What a frame's priority is told by.
+/// Source of a frame's priority.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PriorityMap {
-    /// By the DSCP of its IP header, from this table of 64; other frames have priority 0.
+    /// The DSCP of the IP header, by this table of 64; other frames have priority 0.
     Dscp(Box<[u8; 64]>),
-    /// By the PCP of its 802.1Q tag, from this table; frames without one have priority 0.
+    /// The PCP of the 802.1Q tag, by this table; untagged frames have priority 0.
     Pcp([u8; PRIORITIES]),
 }
 
 impl Default for PriorityMap {
-    /// The upper three bits of the DSCP: its class selector.
+    /// The upper three bits of the DSCP (class selector).
     fn default() -> PriorityMap {
         PriorityMap::Dscp(Box::new(std::array::from_fn(|dscp| (dscp >> 3) as u8)))
     }
@@ -102,19 +102,19 @@ impl PriorityMap {
     }
 }
 
-/// One port.
+/// A port of a switch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PortConfig {
-    /// What leaves it goes along this. Its peer's is taken to be like it.
+    /// The outgoing link. The peer's link is assumed to be alike.
     pub link: LinkConfig,
-    /// By priority: how its queue marks.
+    /// ECN marking of each priority's queue.
     pub ecn: [Option<EcnConfig>; PRIORITIES],
-    /// By priority: when its queue is served.
+    /// Scheduling of each priority's queue.
     pub schedule: [Schedule; PRIORITIES],
 }
 
 impl PortConfig {
-    /// Eight strict queues that mark nothing.
+    /// Creates a port with eight strict queues and without ECN marking.
     pub fn new(link: LinkConfig) -> PortConfig {
         PortConfig { link, ecn: [None; PRIORITIES], schedule: [Schedule::Strict; PRIORITIES] }
     }
@@ -132,34 +132,35 @@ impl PortConfig {
 /// A switch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SwitchConfig {
-    /// The ports, by number from 0.
+    /// The ports, numbered from 0.
     pub ports: Vec<PortConfig>,
-    /// Bytes for all of them.
+    /// Size of the shared buffer in bytes.
     pub buffer: u64,
-    /// Bytes that a frame's place in the buffer is rounded up to.
+    /// Allocation unit of the buffer in bytes.
     pub cell: u32,
-    /// Bytes of the buffer that each ingress port and priority has for itself.
+    /// Bytes reserved for each ingress port and priority.
     pub reserved: u64,
-    /// What the queue of a lossy priority may have.
+    /// Limit of the queue of a lossy priority.
     pub lossy: Threshold,
-    /// What comes in at one port of one lossless priority may have: beyond it the peer is told to pause.
+    /// Limit of an ingress port's lossless priority. Above it, the peer is told to pause.
     pub lossless: Threshold,
-    /// Which frame has which priority.
+    /// How a frame's priority is found.
     pub priorities: PriorityMap,
     /// Priority flow control; `None`: the switch never pauses its peers.
     pub pfc: Option<PfcConfig>,
-    /// The longest frame, without FCS.
+    /// Length of the longest frame in bytes, without FCS.
     pub longest_frame: u32,
-    /// A frame begins to leave when its header has come, if its way out is free and no faster than its way in. Else it is stored first.
+    /// Cut-through: a frame starts to leave once its header has arrived, if the egress line is free and not faster than the ingress. Other
+    /// frames are stored first.
     pub cut_through: bool,
-    /// Of the MAC control frames that it sends.
+    /// Source address of the MAC control frames.
     pub mac: [u8; 6],
-    /// What marking and the choice among equal ways follow from.
+    /// Seed of ECN marking and of the choice among equal-cost paths.
     pub seed: u64,
 }
 
 impl SwitchConfig {
-    /// A lossy switch of these ports that marks nothing, with 12 MB as the one in section 4 of the DCQCN paper.
+    /// Creates a lossy switch without ECN marking and with a 12 MB buffer, as in section 4 of the DCQCN paper.
     pub fn new(ports: Vec<PortConfig>) -> SwitchConfig {
         SwitchConfig {
             ports,
@@ -177,24 +178,24 @@ impl SwitchConfig {
         }
     }
 
-    /// Headroom of one lossless priority of a port in bytes; 0 if none is lossless.
+    /// Returns the headroom of one lossless priority of a port in bytes; 0 if no priority is lossless.
     pub fn headroom(&self, port: usize) -> u64 {
         self.pfc
             .as_ref()
             .map_or(0, |pfc| pfc.headroom_of(&self.ports[port].link, self.longest_frame, self.cell))
     }
 
-    /// Bytes that are promised to single ports and priorities.
+    /// Returns the bytes reserved for individual ports and priorities, headroom included.
     pub fn promised(&self) -> u64 {
         let lossless = self.pfc.as_ref().map_or(0, |pfc| u64::from(pfc.lossless.count_ones()));
         let one = |port| self.reserved * PRIORITIES as u64 + self.headroom(port) * lossless;
         (0..self.ports.len()).map(one).sum()
     }
 
-    /// Says what is wrong with it.
+    /// Checks the configuration.
     ///
     /// # Errors
-    /// If something is.
+    /// The first invalid value.
     pub fn check(&self) -> Result<(), ConfigError> {
         if self.ports.is_empty() || self.ports.len() > usize::from(u16::MAX) {
             return Err(ConfigError::Ports);

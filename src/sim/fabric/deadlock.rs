@@ -1,7 +1,7 @@
-//! Deadlocks: paused queues that wait for one another in a circle.
+//! Deadlocks: cycles of paused queues.
 //!
-//! A queue is paused because its peer's buffer is full of what came from it. That empties when the queues there send in which those
-//! frames wait, which may be paused themselves. Where this leads back to where it began, nobody ever sends again.
+//! A queue is paused because its peer's buffer is full of the queue's frames. The buffer drains when the peer's egress queues that hold
+//! these frames send, but those may be paused as well. If this chain leads back to the first queue, none of them ever sends again.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -11,19 +11,19 @@ use super::run::Fabric;
 use super::topology::End;
 use crate::time::Nanos;
 
-/// Paused queues each of which waits for the next, and the last for the first.
+/// A cycle of paused queues: each waits for the next, and the last for the first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deadlock {
-    /// Of the queues.
+    /// Priority of the queues.
     pub priority: usize,
-    /// The ports whose queues wait.
+    /// Ports of the queues.
     pub cycle: Vec<Hop>,
-    /// Since when all of them have been paused without a break.
+    /// Time since which all of them have been paused continuously.
     pub since: Nanos,
 }
 
 impl Fabric {
-    /// Paused queues that wait for one another now. Whether they will for ever, time tells: buffers may empty otherwise for a moment.
+    /// Returns a cycle of paused queues, if there is one now. A cycle may still dissolve, so only one that persists is a deadlock.
     pub fn deadlock(&self) -> Option<Deadlock> {
         (0..PRIORITIES).find_map(|priority| {
             let cycle = find_cycle(&self.waits(priority))?;
@@ -34,7 +34,7 @@ impl Fabric {
         })
     }
 
-    /// By paused queue with frames: the paused queues behind its peer's full buffer.
+    /// Maps each paused queue with frames to the paused queues that its peer's full buffer waits for.
     fn waits(&self, priority: usize) -> HashMap<Hop, BTreeSet<Hop>> {
         let mut waits = HashMap::new();
         for switch in 0..self.switches() {

@@ -1,13 +1,13 @@
-//! How deep a queue was, over time.
+//! Queue depth over time.
 
 use crate::time::Nanos;
 
-/// Points of a series at most. When there are more, every second goes: of two that follow each other, the lower.
+/// Maximum number of points of a series. Beyond it, close points are merged, and the highest depth is kept.
 const MOST_POINTS: usize = 1024;
-/// Buckets of a power of two: a depth is known to one part in so many.
+/// Buckets per power of two: the relative error of a depth is at most 1 in 64.
 const PARTS: u64 = 64;
 
-/// A depth in bytes over time. It costs nothing until there is one.
+/// Depth of a queue in bytes over time. Allocates nothing until the first change.
 #[derive(Clone, Debug, Default)]
 pub struct Depth {
     now: u64,
@@ -18,38 +18,38 @@ pub struct Depth {
 
 #[derive(Clone, Debug, Default)]
 struct Kept {
-    /// Time in ns by depth, in buckets, as many as there was a use for.
+    /// Time in ns spent at each depth, by bucket. Grows on demand.
     times: Vec<u64>,
-    /// Depth times time, in bytes times ns; and the time.
+    /// Integral of depth over time in bytes times ns, and the total time.
     area: u128,
     total: u64,
     series: Vec<(Nanos, u64)>,
-    /// Points closer than this to the one before are merged with it: the higher counts.
+    /// Points closer than this to the previous one are merged with it; the higher depth is kept.
     resolution: u64,
 }
 
 impl Depth {
-    /// In bytes.
+    /// Returns the current depth in bytes.
     pub fn now(&self) -> u64 {
         self.now
     }
 
-    /// The most that there was, in bytes.
+    /// Returns the maximum depth in bytes.
     pub fn peak(&self) -> u64 {
         self.peak
     }
 
-    /// The depth that was not exceeded for `share` (0 to 1) of the time up to the last change, to one part in 64.
+    /// Returns the depth that was not exceeded for `share` (0 to 1) of the time up to the last change. Relative error: 1 in 64.
     pub fn quantile(&self, share: f64) -> u64 {
         self.kept.as_ref().map_or(0, |kept| kept.quantile(share))
     }
 
-    /// The mean over time up to the last change, in bytes.
+    /// Returns the mean over time up to the last change, in bytes.
     pub fn mean(&self) -> f64 {
         self.kept.as_ref().map_or(0.0, |kept| kept.area as f64 / kept.total.max(1) as f64)
     }
 
-    /// The depth after each change, or at coarser steps the highest.
+    /// Returns the depth after each change; after merging, the highest depth of each interval.
     pub fn series(&self) -> &[(Nanos, u64)] {
         self.kept.as_ref().map_or(&[], |kept| &kept.series)
     }
@@ -112,13 +112,13 @@ impl Kept {
     }
 }
 
-/// The bucket of a depth: below twice [`PARTS`] each has its own.
+/// Returns the bucket of a depth. Depths below twice [`PARTS`] have a bucket each.
 fn bucket(depth: u64) -> usize {
     let beyond = (depth / PARTS).checked_ilog2().unwrap_or(0);
     (u64::from(beyond) * PARTS + (depth >> beyond)) as usize
 }
 
-/// The least depth of a bucket.
+/// Returns the lowest depth of a bucket.
 fn least(bucket: usize) -> u64 {
     let bucket = bucket as u64;
     let beyond = (bucket / PARTS).saturating_sub(1);
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_of_time_and_not_of_changes() {
+    fn quantiles_weight_time_and_not_changes() {
         let mut depth = Depth::default();
         for i in 0..100 {
             depth.set(Nanos(i), i % 2 * 1000);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_depth_is_in_its_bucket() {
+    fn depth_lies_within_its_bucket() {
         let depths = (0..100_000).chain([u64::from(u32::MAX), 1 << 40]);
         for depth in depths {
             let at = bucket(depth);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_series_stays_bounded_and_keeps_its_peaks() {
+    fn series_stays_bounded_and_keeps_its_peaks() {
         let mut depth = Depth::default();
         for i in 0..1_000_000_u64 {
             depth.set(Nanos(i * 10), if i == 500_001 { 9999 } else { i % 7 });

@@ -1,24 +1,24 @@
-//! What leaves a port: eight queues, who of them is next, and who of them is told to be silent.
+//! Egress of a port: eight queues, their scheduling and their pause state.
 
 use std::collections::VecDeque;
 
 use super::config::{PortConfig, Schedule};
 use super::error::PRIORITIES;
 use super::link::Line;
-use super::silence::Silence;
+use super::pause_state::PauseState;
 use crate::time::Nanos;
 use crate::wire::mac_control::{FRAME_LEN, MacControl};
 
-/// Bytes that a round gives a queue for each unit of its weight.
+/// Credit in bytes that a round gives a queue per unit of weight.
 const QUANTUM: i64 = 256;
 
-/// A frame that waits.
+/// A frame in a queue.
 #[derive(Debug)]
 pub(super) struct Queued {
     pub(super) frame: Vec<u8>,
-    /// Where it came in, and is charged.
+    /// Ingress port, to which the frame is charged.
     pub(super) ingress: u16,
-    /// When it came.
+    /// Arrival time.
     pub(super) since: Nanos,
     pub(super) marked: bool,
 }
@@ -27,13 +27,13 @@ pub(super) struct Queued {
 struct Queue {
     frames: VecDeque<Queued>,
     bytes: u64,
-    /// Since when it has had frames.
+    /// Time since which the queue has been non-empty.
     filled_since: Nanos,
-    /// Bytes that it may still send in this round.
+    /// Bytes that the queue may still send in this round.
     credit: i64,
 }
 
-/// What leaves next.
+/// The next frame to leave.
 #[derive(Debug)]
 pub(super) enum Next {
     Control([u8; FRAME_LEN]),
@@ -45,13 +45,13 @@ pub(super) enum Next {
 pub(super) struct Egress {
     queues: [Queue; PRIORITIES],
     schedule: [Schedule; PRIORITIES],
-    /// Bit `n`: queue `n` has frames.
+    /// Bit `n`: queue `n` is non-empty.
     filled: u8,
-    /// The queue with a weight whose round it is.
+    /// The weighted queue that is served in this round.
     turn: usize,
     control: VecDeque<[u8; FRAME_LEN]>,
     line: Line,
-    silence: Silence,
+    pause_state: PauseState,
 }
 
 impl Egress {
@@ -63,7 +63,7 @@ impl Egress {
             turn: 0,
             control: VecDeque::new(),
             line: Line::new(config.link),
-            silence: Silence::default(),
+            pause_state: PauseState::default(),
         }
     }
 
@@ -71,13 +71,13 @@ impl Egress {
         &mut self.line
     }
 
-    /// Bytes that wait in a queue.
+    /// Returns the bytes in a queue.
     pub(super) fn depth(&self, priority: usize) -> u64 {
         self.queues[priority].bytes
     }
 
-    pub(super) fn silence(&self, priority: usize) -> Nanos {
-        self.silence.total(priority)
+    pub(super) fn paused_in_total(&self, priority: usize) -> Nanos {
+        self.pause_state.total(priority)
     }
 
     pub(super) fn push(&mut self, priority: usize, queued: Queued) {
@@ -90,28 +90,28 @@ impl Egress {
         self.filled |= 1 << priority;
     }
 
-    /// Takes what has been asked for into account.
+    /// Applies the pause requests that are due.
     pub(super) fn heed(&mut self, now: Nanos) {
-        self.silence.heed(now, self.line.link().rate);
+        self.pause_state.heed(now, self.line.link().rate);
     }
 
-    /// Since when a queue with frames has been silent without a break. `None`: it is not.
+    /// Returns the time since which a non-empty queue has been paused continuously, or `None` if it is not.
     pub(super) fn stuck_since(&self, now: Nanos, priority: usize) -> Option<Nanos> {
-        let stuck = self.filled & (1 << priority) != 0 && self.silence.until(priority) > now;
-        stuck.then(|| self.silence.since(priority).max(self.queues[priority].filled_since))
+        let stuck = self.filled & (1 << priority) != 0 && self.pause_state.until(priority) > now;
+        stuck.then(|| self.pause_state.since(priority).max(self.queues[priority].filled_since))
     }
 
-    /// Until when a queue is to be silent.
-    pub(super) fn silent_until(&self, priority: usize) -> Nanos {
-        self.silence.until(priority)
+    /// Returns the time until which a queue is paused.
+    pub(super) fn paused_until(&self, priority: usize) -> Nanos {
+        self.pause_state.until(priority)
     }
 
-    /// The ports by which the frames of a queue came.
+    /// Returns the ingress ports of the frames in a queue.
     pub(super) fn waits_for(&self, priority: usize) -> impl Iterator<Item = u16> {
         self.queues[priority].frames.iter().map(|queued| queued.ingress)
     }
 
-    /// Takes everything out of a queue.
+    /// Removes all frames from a queue.
     pub(super) fn flush(&mut self, priority: usize) -> VecDeque<Queued> {
         self.filled &= !(1 << priority);
         let queue = &mut self.queues[priority];
@@ -119,17 +119,17 @@ impl Egress {
         std::mem::take(&mut queue.frames)
     }
 
-    /// A MAC control frame: it leaves ahead of all others.
+    /// Queues a MAC control frame, which leaves before all others.
     pub(super) fn push_control(&mut self, frame: [u8; FRAME_LEN]) {
         self.control.push_back(frame);
     }
 
-    /// The peer asks for silence, or for its end, from `holds` on. Times do not go back.
+    /// Records a pause or resume request of the peer that takes effect at `holds`. Times must not decrease.
     pub(super) fn asked(&mut self, holds: Nanos, control: MacControl) {
-        self.silence.ask(holds, control);
+        self.pause_state.ask(holds, control);
     }
 
-    /// Takes what leaves next, if the line is free and something may.
+    /// Takes the next frame to leave, if the line is free and a queue may send.
     pub(super) fn next(&mut self, now: Nanos) -> Option<Next> {
         self.heed(now);
         if self.line.is_busy(now) {
@@ -139,7 +139,7 @@ impl Egress {
             return Some(Next::Control(frame));
         }
         let ready = (0..PRIORITIES)
-            .filter(|priority| self.filled & (1 << priority) != 0 && self.silence.until(*priority) <= now)
+            .filter(|priority| self.filled & (1 << priority) != 0 && self.pause_state.until(*priority) <= now)
             .fold(0u8, |ready, priority| ready | 1 << priority);
         let strict = (0..PRIORITIES)
             .rev()
@@ -157,7 +157,7 @@ impl Egress {
         Some(Next::Data(priority, queued))
     }
 
-    /// The next of the queues with a weight: deficit round robin (Shreedhar and Varghese 1995).
+    /// Selects the next weighted queue by deficit round robin (Shreedhar and Varghese 1995).
     fn weighted(&mut self, ready: u8) -> Option<usize> {
         if ready == 0 {
             return None;
@@ -182,15 +182,15 @@ impl Egress {
         }
     }
 
-    /// When [`Egress::next`] may have something again; `Nanos::MAX`: when something was pushed.
+    /// Returns when [`Egress::next`] may return a frame again; `Nanos::MAX`: not before a push.
     pub(super) fn wakes(&self) -> Nanos {
         if self.filled == 0 && self.control.is_empty() {
             return Nanos::MAX;
         }
         let silent = || {
             let queues = (0..PRIORITIES).filter(|priority| self.filled & (1 << priority) != 0);
-            let ends = queues.map(|priority| self.silence.until(priority)).min();
-            ends.unwrap_or(Nanos::MAX).min(self.silence.changes())
+            let ends = queues.map(|priority| self.pause_state.until(priority)).min();
+            ends.unwrap_or(Nanos::MAX).min(self.pause_state.changes())
         };
         let may_begin = if self.control.is_empty() { silent() } else { Nanos::ZERO };
         may_begin.max(self.line.free_at())

@@ -1,23 +1,23 @@
-//! Why a configuration of the fabric is none.
+//! Errors of a fabric's configuration.
 
-/// Priorities, and queues of a port (802.1Q).
+/// Number of priorities, and of queues of a port (802.1Q).
 pub const PRIORITIES: usize = 8;
 
-/// Why a configuration is none.
+/// Invalid value of a configuration.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ConfigError {
-    /// A link that never ends a frame.
+    /// Link rate of zero.
     #[error("a link rate of 0 moves nothing: give bits per second, 1 or more")]
     NoRate,
-    /// No share.
-    #[error("frame errors of {0} are no share of frames: give 0 to 1 (0.1 % is 0.001)")]
+    /// Share of damaged frames outside of 0 to 1.
+    #[error("frame errors of {0} are not a share of frames: give 0 to 1 (0.1 % is 0.001)")]
     FrameErrors(f64),
-    /// A watchdog that bites whoever pauses at all.
+    /// PFC watchdog without a detection time.
     #[error(
-        "a watchdog that waits for 0 ns empties every queue that is paused: give what is longer than any honest pause"
+        "a watchdog that waits for 0 ns empties every queue that is paused: give a time longer than any regular pause"
     )]
     Watchdog,
-    /// The curve would fall.
+    /// ECN thresholds in the wrong order.
     #[error(
         "Kmin {kmin} is above Kmax {kmax}: marking begins at Kmin and is complete at Kmax, so Kmin is at most Kmax"
     )]
@@ -27,19 +27,19 @@ pub enum ConfigError {
         /// The upper threshold, in bytes, which the lower one exceeds.
         kmax: u64,
     },
-    /// No probability.
-    #[error("Pmax {0} is no probability: give 0 to 1 (1 % is 0.01)")]
+    /// Marking probability outside of 0 to 1.
+    #[error("Pmax {0} is not a probability: give 0 to 1 (1 % is 0.01)")]
     Pmax(f64),
-    /// There are eight.
+    /// Priority above 7.
     #[error("there is no priority {0}: they are 0 to 7")]
     Priority(u8),
-    /// A share of nothing.
-    #[error("an ETS weight of {0}: give 1 to 100; what shall have nothing needs no queue")]
+    /// ETS weight outside of 1 to 100.
+    #[error("an ETS weight of {0}: give 1 to 100")]
     Weight(u8),
-    /// Weights are shares.
-    #[error("alpha {0} is no share of what is free: give a number above 0 (1 is usual)")]
+    /// Dynamic threshold of zero or below.
+    #[error("alpha {0} is not a share of the free bytes: give a number above 0 (1 is common)")]
     Alpha(f64),
-    /// There is less than was promised.
+    /// Reservations exceed the buffer.
     #[error(
         "reserved bytes and headroom of all ports and priorities are {promised}, the buffer has {buffer}: give at least as much"
     )]
@@ -49,19 +49,19 @@ pub enum ConfigError {
         /// Bytes of the whole buffer.
         buffer: u64,
     },
-    /// A buffer is made of something.
+    /// Buffer cell of zero bytes.
     #[error("a cell of 0 bytes holds nothing: give 1 (to count bytes) or more")]
     Cell,
-    /// Nothing can be sent.
+    /// No ports, or more than 65,535.
     #[error("a switch without ports: give one or more, 65,535 at most")]
     Ports,
-    /// A pause of no time is a resumption.
+    /// Pause time of zero, which is a resume.
     #[error("a pause of 0 quanta resumes: give 1 to 65,535")]
     Quanta,
-    /// A frame with headers does not fit.
+    /// Longest frame too short for a frame.
     #[error("the longest frame is {0} bytes: give 60 or more")]
     LongestFrame(u32),
-    /// A host or port that is not there, or two links on one.
+    /// Unknown host or port, or two links on one port.
     #[error("{0}")]
     Topology(String),
 }

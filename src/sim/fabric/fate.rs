@@ -1,58 +1,58 @@
-//! What a switch does with frames, as it is told.
+//! Outcomes of frames in a switch.
 
 use super::stats::DropReason;
 use crate::time::Nanos;
 use crate::wire::mac_control::MacControl;
 
-/// A frame that has begun to leave.
+/// A frame that starts to leave.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Departure {
-    /// The frame, from its Ethernet header on.
+    /// The frame, starting at its Ethernet header.
     pub frame: Vec<u8>,
-    /// When its last bit leaves, and the line is free.
+    /// Time at which the last bit leaves and the line becomes free.
     pub left: Nanos,
-    /// When it is entirely at the other end.
+    /// Time at which the last bit arrives at the other end.
     pub arrives: Nanos,
-    /// What has become of it here.
+    /// Outcome in this switch.
     pub story: Story,
 }
 
-/// What a switch has done with a frame that leaves.
+/// Outcome of a frame that leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Story {
-    /// It is the switch's own: a MAC control frame.
+    /// A MAC control frame of the switch itself.
     Control,
-    /// It came from a peer.
+    /// A forwarded frame.
     Data {
-        /// The queue in which it was.
+        /// Priority of the queue that held the frame.
         priority: usize,
-        /// How long it was there.
+        /// Time in the queue.
         waited: Nanos,
-        /// The queue marked it.
+        /// True if the queue marked the frame.
         marked: bool,
-        /// Bytes that it left behind in its queue.
+        /// Bytes that remain in the queue.
         behind: u64,
     },
 }
 
-/// What a switch has done with a frame that came.
+/// Outcome of a frame that came in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It is, or was, in a queue.
+    /// The frame was queued, and may have left already.
     Queued {
-        /// The port by which it leaves.
+        /// Egress port.
         port: usize,
-        /// The queue.
+        /// Priority of the queue.
         priority: usize,
-        /// Bytes that were there before it.
+        /// Bytes in the queue before the frame.
         depth: u64,
-        /// The peer that it came from was told to pause.
+        /// True if the peer that sent the frame was told to pause.
         paused: bool,
     },
-    /// It goes to all other ports.
+    /// The frame is flooded to all other ports.
     Flooded,
-    /// A MAC control frame, which ends here.
+    /// A MAC control frame, which is not forwarded.
     Heeded(MacControl),
-    /// It went no further.
+    /// The frame was dropped.
     Dropped(DropReason),
 }

@@ -1,41 +1,41 @@
-//! Which flow a frame belongs to.
+//! Assigns frames to flows.
 
 use super::classify::{Ip, look};
 use crate::wire::net::ROCE_V2_PORT;
 use crate::wire::{Opcode, Operation, Psn, Qpn};
 
-/// What a frame is to its flow.
+/// Direction and role of a frame within its flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FlowPart {
-    /// Of a requester: it leads to the responder.
+    /// From the requester to the responder.
     Request,
-    /// Of a responder: it leads to the requester.
+    /// From the responder to the requester.
     Response,
-    /// A congestion notification: it leads to whose data was marked.
+    /// Congestion notification packet (CNP), sent to the source of the marked data.
     Notification,
 }
 
-/// Which frames belong together: by the queue pair that they lead to, and by what they are to it.
+/// Identifies a flow by its destination QP and its part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlowName {
-    /// The station address of its destination.
+    /// Destination MAC address.
     pub station: [u8; 6],
-    /// The queue pair there.
+    /// QPN at the destination.
     pub qpn: Qpn,
-    /// What they are.
+    /// Part of the frames.
     pub part: FlowPart,
 }
 
-/// What a flow's frame says in its BTH.
+/// BTH fields of a flow's frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Said {
     pub(super) operation: Operation,
     pub(super) psn: Psn,
 }
 
-/// The flow that a RoCE v2 frame belongs to. `None`: it is none.
+/// Returns the flow of a RoCE v2 frame, or `None` for other frames.
 pub(super) fn flow_of(frame: &[u8]) -> Option<(FlowName, Said)> {
-    /// UDP, of the protocols of IP.
+    /// IP protocol number of UDP.
     const UDP: u8 = 17;
     /// Bytes of a UDP header.
     const UDP_HEADER: usize = 8;

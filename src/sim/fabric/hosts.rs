@@ -4,7 +4,7 @@ use std::ops::{Index, IndexMut};
 
 use crate::sim::Host;
 
-/// Hosts, by the numbers of their stations. Where nobody has been seated, indexing panics.
+/// Hosts, indexed by station number. Indexing a station without a host panics.
 #[derive(Debug)]
 pub struct Hosts(Vec<Option<Host>>);
 
@@ -17,17 +17,17 @@ impl Hosts {
         self.0[station] = Some(host);
     }
 
-    /// True if somebody has been seated at this station.
+    /// Returns true if the station has a host.
     pub fn has(&self, station: usize) -> bool {
         self.0.get(station).is_some_and(Option::is_some)
     }
 
-    /// All that have been seated, in the order of their stations.
+    /// Iterates over all hosts, in the order of their stations.
     pub fn iter(&self) -> impl Iterator<Item = (usize, &Host)> {
         self.0.iter().enumerate().filter_map(|(station, host)| Some((station, host.as_ref()?)))
     }
 
-    /// The same, to be changed.
+    /// Iterates over all hosts mutably, in the order of their stations.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut Host)> {
         self.0.iter_mut().enumerate().filter_map(|(station, host)| Some((station, host.as_mut()?)))
     }
@@ -36,12 +36,12 @@ impl Hosts {
 impl Index<usize> for Hosts {
     type Output = Host;
     fn index(&self, station: usize) -> &Host {
-        self.0[station].as_ref().expect("a host has been seated here")
+        self.0[station].as_ref().expect("a station with a host")
     }
 }
 
 impl IndexMut<usize> for Hosts {
     fn index_mut(&mut self, station: usize) -> &mut Host {
-        self.0[station].as_mut().expect("a host has been seated here")
+        self.0[station].as_mut().expect("a station with a host")
     }
 }

@@ -1,8 +1,8 @@
-//! Hosts on links with rates, joined by switches with queues: what congestion is made of.
+//! A network of hosts, links with rates, and switches with queues, to study congestion.
 //!
-//! [`Switch`] is a switch's inside without I/O or a clock: marking, priorities, a shared buffer, priority flow control. Read it first,
-//! then `egress` and `buffer`. [`Fabric`] joins switches and stations by links, and turns all of them by an event queue: hosts are those
-//! of [`crate::sim`], and a station without one is the outside, which a test or a forwarder of real frames plays.
+//! [`Switch`] is a switch without I/O or a clock: ECN marking, priorities, a shared buffer, priority flow control. Read it first, then
+//! `egress` and `buffer`. [`Fabric`] joins switches and stations by links, and runs all of them from one event queue. Hosts are those of
+//! [`crate::sim`]. A station without a host is an external port, for a test or for a forwarder of real frames.
 
 mod buffer;
 mod cable;
@@ -14,21 +14,21 @@ mod egress;
 mod error;
 mod fate;
 mod flow;
+mod flow_stats;
 mod hosts;
 mod link;
+mod pause_state;
 mod pfc;
 mod routes;
 mod routing;
 mod run;
 mod shape;
-mod silence;
 mod slots;
 mod station;
 mod stats;
 mod switch;
 mod tap;
 mod thresholds;
-mod toll;
 mod topology;
 mod weather;
 
@@ -39,6 +39,7 @@ pub use depth::Depth;
 pub use error::{ConfigError, PRIORITIES};
 pub use fate::{Departure, Fate, Story};
 pub use flow::{FlowName, FlowPart};
+pub use flow_stats::FlowStats;
 pub use hosts::Hosts;
 pub use link::{ETHERNET_OVERHEAD, Line, LinkConfig, LinkRate, SHORTEST_FRAME};
 pub use pfc::{PfcConfig, SonicHeadroom, WatchdogConfig, worst_case};
@@ -50,6 +51,5 @@ pub use stats::{DropReason, Drops, IngressStats, QueueStats};
 pub use switch::Switch;
 pub use tap::TapSight;
 pub use thresholds::SharedSwitch;
-pub use toll::Toll;
 pub use topology::{End, FabricConfig, HeedsPauses, Routing, StationConfig};
 pub use weather::{Arrival, Weather};

@@ -1,19 +1,19 @@
-//! What a switch knows of who is where.
+//! Forwarding table of a switch.
 
 use std::collections::HashMap;
 
-/// What the addresses of simulated hosts begin with; two bytes are their number.
+/// Prefix of the MAC addresses of simulated hosts. The two remaining bytes are the host's number.
 const NUMBERED: [u8; 4] = [2, 0, 0, 0];
-/// There is no way.
+/// No route.
 const NOWHERE: u32 = u32::MAX;
 
-/// By station address: the ports that lead there, equally well.
+/// Maps a MAC address to its equal-cost ports.
 #[derive(Debug, Default)]
 pub(super) struct Routes {
-    /// Different lists of ports: there are few.
+    /// Distinct port lists. There are few.
     lists: Vec<Vec<u16>>,
     known: HashMap<Vec<u16>, u32>,
-    /// By the number of a station address that is one: its list. A look-up by hash costs a frame as much as all else here.
+    /// List index by host number, for addresses of simulated hosts. A hash look-up would double the cost of switching a frame.
     numbered: Vec<u32>,
     others: HashMap<[u8; 6], u32>,
 }
@@ -40,7 +40,7 @@ impl Routes {
         }
     }
 
-    /// What was known of one address is true of another.
+    /// Moves the route of one address to another.
     pub(super) fn rename(&mut self, before: &[u8; 6], after: [u8; 6]) {
         let list = match number(before) {
             Some(number) => self.numbered.get_mut(number).map(|list| std::mem::replace(list, NOWHERE)),
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stations_are_found_whether_they_are_numbered_or_not() {
+    fn numbered_and_other_stations_are_found() {
         let mut routes = Routes::default();
         let (host, other) = ([2, 0, 0, 0, 1, 4], [2, 1, 0, 0, 1, 4]);
         routes.set(host, &[3, 4]);

@@ -1,37 +1,37 @@
-//! By which ports a switch reaches whom.
+//! Routing: the ports by which a switch reaches each station.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use super::error::ConfigError;
 use super::topology::{End, FabricConfig, Routing, Wiring};
 
-/// One direction of a link between switches: what leaves this port of this switch.
+/// One direction of a link between switches, named by its sending end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Hop {
-    /// The number of the switch.
+    /// Number of the switch.
     pub switch: usize,
-    /// Its port.
+    /// Port of the switch.
     pub port: u16,
 }
 
 impl FabricConfig {
-    /// A cycle of links in which each may wait for the next: what comes by it leaves by the next, on the way to somebody. While all of
-    /// them are paused at once, nothing moves any more. `None`: the routes allow none, and lossless priorities cannot deadlock.
+    /// Returns a cycle of links in which frames that arrive by each link may leave by the next. If all links of the cycle are paused at
+    /// once, they deadlock. `None`: the routes contain no cycle, so lossless priorities cannot deadlock.
     ///
     /// # Errors
-    /// If the configuration is none.
+    /// If the configuration is invalid.
     pub fn cycle(&self) -> Result<Option<Vec<Hop>>, ConfigError> {
         Ok(Router::new(&self.wiring()?, self.routing).cycle())
     }
 }
 
-/// A finished look at the wiring, from which ways follow.
+/// Computes routes from the wiring.
 pub(super) struct Router<'a> {
     wiring: &'a Wiring,
     routing: Routing,
-    /// By switch: lower is farther up.
+    /// Rank of each switch; a lower rank is farther up.
     rank: Vec<usize>,
-    /// Switches from the highest down.
+    /// Switches from the highest to the lowest.
     order: Vec<usize>,
 }
 
@@ -55,7 +55,7 @@ impl<'a> Router<'a> {
         Router { wiring, routing, rank, order }
     }
 
-    /// By switch: the ports that begin a way to a station. Empty: there is none.
+    /// Returns for each switch the ports of its routes to a station; empty without a route.
     pub(super) fn ways_to(&self, station: usize) -> Vec<Vec<u16>> {
         let count = self.wiring.switches.len();
         let mut ways = vec![Vec::new(); count];
@@ -84,7 +84,7 @@ impl<'a> Router<'a> {
         ways
     }
 
-    /// The ways of switches from which nothing leads down to where others lead.
+    /// Completes the routes of switches that have no route down, by routes up.
     fn go_up(&self, distance: &mut [usize], ways: &mut [Vec<u16>]) {
         for &switch in &self.order {
             if distance[switch] != usize::MAX {
@@ -100,7 +100,7 @@ impl<'a> Router<'a> {
         }
     }
 
-    /// A cycle of links each of which may wait for the next, if the routes allow one: frames that came by a hop leave by the next.
+    /// Returns a cycle of links, if the routes allow one: frames that arrive by a hop of it leave by the next.
     pub(super) fn cycle(&self) -> Option<Vec<Hop>> {
         let mut waits: HashMap<Hop, BTreeSet<Hop>> = HashMap::new();
         let stations = self.wiring.stations.iter().enumerate();
@@ -113,7 +113,7 @@ impl<'a> Router<'a> {
             .collect();
         let mut looked_at = BTreeSet::new();
         for (station, end) in stations {
-            // Stations of one switch are reached alike.
+            // Stations of one switch have the same routes.
             let Some(End::Switch { switch: home, .. }) = *end else { continue };
             if !looked_at.insert(home) {
                 continue;
@@ -144,7 +144,7 @@ impl<'a> Router<'a> {
     }
 }
 
-/// Links from the nearest of `from`, by switch.
+/// Returns for each switch the number of links to the nearest of `from`.
 fn distances(wiring: &Wiring, from: impl IntoIterator<Item = usize>) -> Vec<usize> {
     let mut distance = vec![usize::MAX; wiring.switches.len()];
     let mut reached: VecDeque<usize> = from.into_iter().collect();
@@ -162,14 +162,14 @@ fn distances(wiring: &Wiring, from: impl IntoIterator<Item = usize>) -> Vec<usiz
     distance
 }
 
-/// A cycle of a graph, in its order, from its least node on; the same for the same graph.
+/// Returns a cycle of a graph, in order, starting at its least node. Deterministic: equal graphs give equal cycles.
 pub(super) fn find_cycle<N: Copy + Ord + std::hash::Hash>(graph: &HashMap<N, BTreeSet<N>>) -> Option<Vec<N>> {
     let mut nodes: Vec<N> = graph.keys().copied().collect();
     nodes.sort_unstable();
     let mut done: BTreeSet<N> = BTreeSet::new();
     let none = BTreeSet::new();
     for start in nodes {
-        // The way from `start`, and what is left to try at each of its nodes.
+        // The path from `start`, and for each of its nodes the edges not tried yet.
         let mut way = vec![(start, graph.get(&start).unwrap_or(&none).iter())];
         let mut on_way = BTreeSet::from([start]);
         while let Some((node, rest)) = way.last_mut() {
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cycle_is_found_and_a_diamond_is_none() {
+    fn cycle_is_found_but_not_in_a_diamond() {
         let graph = |edges: &[(u8, u8)]| {
             let mut graph: HashMap<u8, BTreeSet<u8>> = HashMap::new();
             for (from, to) in edges {

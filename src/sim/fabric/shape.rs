@@ -1,4 +1,4 @@
-//! The shapes that networks have: what is joined to what, by a few numbers.
+//! Network shapes: topologies described by a few numbers.
 
 use super::config::{PortConfig, SwitchConfig};
 use super::error::ConfigError;
@@ -10,34 +10,34 @@ use crate::sim::Host;
 /// A switch of a shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShapeSwitch {
-    /// What it is called.
+    /// Name.
     pub name: String,
-    /// How many ports it has.
+    /// Number of ports.
     pub ports: u16,
 }
 
 /// A link of a shape.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ShapeLink {
-    /// What it joins.
+    /// The two ends.
     pub ends: [End; 2],
-    /// Both directions.
+    /// Configuration of both directions.
     pub link: LinkConfig,
 }
 
-/// Stations and switches that are joined, before anybody says what they are like.
+/// A topology of stations and switches, before their configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Shape {
-    /// The names of the stations, by number.
+    /// Names of the stations, by number.
     pub stations: Vec<String>,
-    /// The switches, by number.
+    /// Switches, by number.
     pub switches: Vec<ShapeSwitch>,
-    /// What is joined to what.
+    /// Links between them.
     pub links: Vec<ShapeLink>,
 }
 
 impl Shape {
-    /// `hosts` on one switch.
+    /// Builds a star: `hosts` on one switch.
     pub fn star(hosts: usize, edge: LinkConfig) -> Shape {
         let mut shape = Shape::default();
         let switch = shape.switch("switch0");
@@ -45,7 +45,7 @@ impl Shape {
         shape
     }
 
-    /// `pairs` of hosts, the first of each at one switch and the second at another, and one link between the switches.
+    /// Builds a dumbbell: `pairs` of hosts on two linked switches, the first host of each pair on one, the second on the other.
     pub fn dumbbell(pairs: usize, edge: LinkConfig, trunk: LinkConfig) -> Shape {
         let mut shape = Shape::default();
         let [left, right] = ["left", "right"].map(|name| shape.switch(name));
@@ -55,7 +55,7 @@ impl Shape {
         shape
     }
 
-    /// `leaves` with `hosts` each, and every leaf joined to each of `spines`.
+    /// Builds a leaf-spine network: `leaves` with `hosts` each, and every leaf linked to each of `spines`.
     pub fn leaf_spine(
         leaves: usize,
         spines: usize,
@@ -73,10 +73,10 @@ impl Shape {
         shape
     }
 
-    /// The fat tree of switches with `k` ports (Al-Fares, Loukissas and Vahdat 2008): `k` pods, `k^3 / 4` hosts.
+    /// Builds a fat tree of switches with `k` ports (Al-Fares, Loukissas and Vahdat 2008): `k` pods, `k^3 / 4` hosts.
     ///
     /// # Errors
-    /// If `k` is odd or below 2.
+    /// If `k` is odd, below 2 or above 64.
     pub fn fat_tree(k: usize, edge: LinkConfig, trunk: LinkConfig) -> Result<Shape, ConfigError> {
         if k < 2 || k % 2 == 1 || k > 64 {
             let what = format!("a fat tree of switches with {k} ports: give an even number, 2 to 64");
@@ -104,14 +104,14 @@ impl Shape {
         Ok(shape)
     }
 
-    /// `switches` in a ring with `hosts` each.
+    /// Builds a ring of `switches` with `hosts` each.
     pub fn ring(switches: usize, hosts: usize, edge: LinkConfig, trunk: LinkConfig) -> Shape {
         let mut shape = Shape::default();
         let around: Vec<_> = (0..switches).map(|n| shape.switch(&format!("switch{n}"))).collect();
         for &switch in &around {
             shape.hosts_at(switch, hosts, edge);
         }
-        // Two are joined once.
+        // Two switches share one link.
         let links = if switches == 2 { 1 } else { switches };
         for n in 0..links.min(switches) {
             if switches > 1 {
@@ -140,13 +140,13 @@ impl Shape {
         End::Switch { switch, port }
     }
 
-    /// Joins two switches.
+    /// Links two switches.
     pub fn join(&mut self, a: usize, b: usize, link: LinkConfig) {
         let ends = [self.port(a), self.port(b)];
         self.links.push(ShapeLink { ends, link });
     }
 
-    /// Joins a station to a switch.
+    /// Links a station to a switch.
     pub fn attach(&mut self, station: usize, switch: usize, link: LinkConfig) {
         let ends = [End::Station(station), self.port(switch)];
         self.links.push(ShapeLink { ends, link });
@@ -160,7 +160,7 @@ impl Shape {
         }
     }
 
-    /// The name of an end: `host3`, or `leaf0` for a port of that switch.
+    /// Returns the name of an end: `host3`, or `leaf0` for a port of that switch.
     pub fn name(&self, end: End) -> &str {
         match end {
             End::Station(station) => &self.stations[station],
@@ -168,7 +168,7 @@ impl Shape {
         }
     }
 
-    /// What is at the other end of a switch's port.
+    /// Returns the other end of the link at a switch's port.
     pub fn peer(&self, switch: usize, port: u16) -> Option<End> {
         let here = End::Switch { switch, port };
         self.links.iter().find_map(|link| match link.ends {
@@ -178,8 +178,8 @@ impl Shape {
         })
     }
 
-    /// A fabric of this shape: each station is made by `station`, of its number and its link, each port is like `port` but for its
-    /// link, and each switch like `switch` but for its ports, its address and its seed.
+    /// Returns a fabric configuration of this shape. `station` creates each station from its number and link. Ports are copies of `port`
+    /// except for the link; switches are copies of `switch` except for ports, MAC address and seed.
     pub fn fabric(
         &self,
         routing: Routing,
@@ -218,7 +218,7 @@ impl Shape {
         }
     }
 
-    /// The station address that host `station` has.
+    /// Returns the MAC address of host `station`.
     pub fn mac(station: usize) -> [u8; 6] {
         Host::mac(station as u16 + 1)
     }

@@ -1,11 +1,11 @@
-//! The transmit side of a simulated port: slots that are written, then committed or cancelled, and what the port counts.
+//! Transmit side of a simulated port: slots that are written, then committed or cancelled, and the port's counters.
 
 use crate::port::TxId;
 
-/// Slots between two flushes.
+/// Slots allocated since the last flush.
 #[derive(Debug, Default)]
 pub(super) struct Slots {
-    /// By `TxId`: the frame, `None` if it was cancelled, and whether it was committed.
+    /// Indexed by `TxId`: the frame (`None` if cancelled), and whether it was committed.
     open: Vec<(Option<Vec<u8>>, bool)>,
 }
 
@@ -18,7 +18,7 @@ impl Slots {
         self.open.is_empty()
     }
 
-    /// Gives a buffer out.
+    /// Allocates a slot with this buffer.
     pub(super) fn open(&mut self, frame: Vec<u8>) -> TxId {
         let id = TxId(u32::try_from(self.open.len()).expect("a turn sends fewer than 2^32 frames"));
         self.open.push((Some(frame), false));
@@ -35,13 +35,13 @@ impl Slots {
         slot.1 = true;
     }
 
-    /// Gives the buffer back.
+    /// Cancels a slot and returns its buffer.
     pub(super) fn cancel(&mut self, id: TxId) -> Vec<u8> {
         let frame = self.open[id.0 as usize].0.take();
         frame.expect("a transmit slot is committed or cancelled once")
     }
 
-    /// What was committed, in order.
+    /// Takes the committed frames, in order.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = Vec<u8>> {
         self.open.drain(..).filter_map(|(frame, committed)| {
             assert!(frame.is_none() || committed, "every slot is committed or cancelled before the flush");
@@ -50,7 +50,7 @@ impl Slots {
     }
 }
 
-/// What a simulated port counts.
+/// Counters of a simulated port.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PortCounts {
     pub(super) rx_packets: u64,

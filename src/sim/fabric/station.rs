@@ -1,4 +1,4 @@
-//! The edge of a fabric: a ring of frames that wait for a link, and those that have come.
+//! Stations at the edge of a fabric: a transmit ring in front of a link, and an inbox.
 
 use std::collections::VecDeque;
 use std::io;
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::classify;
 use super::link::Line;
-use super::silence::Silence;
+use super::pause_state::PauseState;
 use super::slots::{PortCounts, Slots};
 use super::topology::StationConfig;
 use crate::flow::FlowMatch;
@@ -15,25 +15,25 @@ use crate::port::{BURST, LinkChange, Port, PortInfo, Received, TxId};
 use crate::time::Nanos;
 use crate::wire::mac_control::MacControl;
 
-/// Ethernet header and a VLAN tag: what a frame has beyond the MTU.
+/// Ethernet header and VLAN tag: bytes of a frame beyond the MTU.
 const L2_OVERHEAD: usize = 18;
 
-/// What a station counts.
+/// Counters of a station.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StationStats {
-    /// Frames that have begun to leave.
+    /// Frames that started to leave.
     pub sent: u64,
-    /// Bytes of the frames that have begun to leave.
+    /// Bytes of the frames that started to leave.
     pub sent_bytes: u64,
-    /// Frames that came to it.
+    /// Frames received.
     pub delivered: u64,
-    /// Bytes of the frames that came to it.
+    /// Bytes of the frames received.
     pub delivered_bytes: u64,
-    /// MAC control frames that its port heeded and kept.
+    /// MAC control frames consumed by the port.
     pub control: u64,
-    /// Frames that came and were longer than its link carries.
+    /// Received frames longer than the link's MTU allows.
     pub too_long: u64,
-    /// Frames from outside for which its ring had no room.
+    /// External frames rejected because the ring was full or the frame too long.
     pub refused: u64,
 }
 
@@ -42,15 +42,15 @@ pub(super) struct Station {
     pub(super) config: StationConfig,
     line: Line,
     ring: VecDeque<Vec<u8>>,
-    silence: Silence,
-    /// What has come, and when its last bit did.
+    pause_state: PauseState,
+    /// Received frames, with the arrival time of the last bit.
     pub(super) inbox: VecDeque<(Nanos, Vec<u8>)>,
-    /// Its host wanted a slot and got none.
+    /// True if the host failed to get a slot.
     pub(super) starved: bool,
-    /// Buffers that nobody uses.
+    /// Free buffers.
     pub(super) spare: Vec<Vec<u8>>,
     pub(super) stats: StationStats,
-    /// The time, as far as the station knows.
+    /// Current time, as of the last call.
     pub(super) now: Nanos,
 }
 
@@ -60,7 +60,7 @@ impl Station {
             line: Line::new(config.link),
             config,
             ring: VecDeque::new(),
-            silence: Silence::default(),
+            pause_state: PauseState::default(),
             inbox: VecDeque::new(),
             starved: false,
             spare: Vec::new(),
@@ -73,17 +73,17 @@ impl Station {
         self.config.mtu + L2_OVERHEAD
     }
 
-    /// Slots in use: the frame on the line has its own until it has left.
+    /// Returns the slots in use. The frame on the line keeps its slot until its last bit has left.
     pub(super) fn in_use(&self, now: Nanos) -> usize {
         self.ring.len() + usize::from(self.line.is_busy(now))
     }
 
-    /// Its host waited for a slot, and half of them are free again.
+    /// Returns true if the host waits for a slot and half of the slots are free again.
     pub(super) fn has_room_again(&self, now: Nanos) -> bool {
         self.starved && self.in_use(now) <= self.config.slots / 2
     }
 
-    /// A frame for the link. False: no room.
+    /// Queues a frame for the link. Returns the frame if the ring is full or the frame too long.
     pub(super) fn push(&mut self, now: Nanos, frame: Vec<u8>) -> Result<(), Vec<u8>> {
         if self.in_use(now) >= self.config.slots || frame.len() > self.max_frame() {
             self.stats.refused += 1;
@@ -93,15 +93,15 @@ impl Station {
         Ok(())
     }
 
-    /// The next frame, if it may leave now, and when it is at the other end.
+    /// Takes the next frame that may leave now, with its arrival time at the other end.
     pub(super) fn begin(&mut self, now: Nanos) -> Option<(Vec<u8>, Nanos)> {
         self.ring.front()?;
-        self.silence.heed(now, self.line.link().rate);
+        self.pause_state.heed(now, self.line.link().rate);
         if self.line.is_busy(now) {
             return None;
         }
-        // A priority that is silent holds up itself alone.
-        let next = self.ring.iter().position(|frame| self.silent_until(frame) <= now)?;
+        // A paused priority blocks only its own frames.
+        let next = self.ring.iter().position(|frame| self.paused_until(frame) <= now)?;
         let frame = self.ring.remove(next)?;
         self.stats.sent += 1;
         self.stats.sent_bytes += frame.len() as u64;
@@ -109,12 +109,12 @@ impl Station {
         Some((frame, left + self.line.link().delay))
     }
 
-    /// When the first of the priorities that have frames may speak.
+    /// Returns when the first priority with queued frames may send.
     fn first_voice(&self) -> Nanos {
         let mut first = Nanos::MAX;
         for frame in &self.ring {
-            first = first.min(self.silent_until(frame));
-            // Nothing speaks before what may speak now.
+            first = first.min(self.paused_until(frame));
+            // Earliest possible result.
             if first <= self.now {
                 break;
             }
@@ -122,24 +122,24 @@ impl Station {
         first
     }
 
-    fn silent_until(&self, frame: &[u8]) -> Nanos {
+    fn paused_until(&self, frame: &[u8]) -> Nanos {
         let Some(heeds) = &self.config.heeds_pauses else { return Nanos::ZERO };
-        self.silence.until(classify::look(frame).priority(&heeds.priorities))
+        self.pause_state.until(classify::look(frame).priority(&heeds.priorities))
     }
 
-    /// When [`Station::begin`] may have something, or a slot is free that its host waits for; `Nanos::MAX`: when a frame is pushed.
+    /// Returns when [`Station::begin`] may return a frame, or the host's awaited slots become free; `Nanos::MAX`: not before a push.
     pub(super) fn wakes(&self) -> Nanos {
         if self.ring.is_empty() {
             return if self.starved { self.line.free_at() } else { Nanos::MAX };
         }
-        let silent_until = match self.config.heeds_pauses {
+        let paused_until = match self.config.heeds_pauses {
             None => Nanos::ZERO,
             Some(_) => self.first_voice(),
         };
-        silent_until.min(self.silence.changes()).max(self.line.free_at())
+        paused_until.min(self.pause_state.changes()).max(self.line.free_at())
     }
 
-    /// When half of the slots are free. `Nanos::MAX`: it is silent, and nobody knows.
+    /// Returns when half of the slots will be free; `Nanos::MAX` if the station is paused, because the end of the pause may change.
     fn room_at(&self) -> Nanos {
         if !self.line.is_busy(self.now)
             && !self.ring.is_empty()
@@ -154,13 +154,13 @@ impl Station {
         self.line.free_at() + link.rate.nanos_for(bytes)
     }
 
-    /// A frame has come entirely. False: nobody is to look at it.
+    /// Receives a complete frame. Returns false if the frame was consumed or discarded.
     pub(super) fn deliver(&mut self, now: Nanos, frame: Vec<u8>) -> bool {
         if let Some(heeds) = &self.config.heeds_pauses
             && let Some(control) = MacControl::parse(&Frame::whole(&frame))
         {
             let response = heeds.response.unwrap_or(self.line.link().rate.pause_response());
-            self.silence.ask(now + response, control);
+            self.pause_state.ask(now + response, control);
             self.stats.control += 1;
             self.spare.push(frame);
             return false;
@@ -177,7 +177,7 @@ impl Station {
     }
 }
 
-/// A handle to a station: the fabric's, and its port's.
+/// A shared handle to a station, held by the fabric and by the station's port.
 #[derive(Clone, Debug)]
 pub(super) struct Shared(Arc<Mutex<Station>>);
 
@@ -186,13 +186,13 @@ impl Shared {
         Shared(Arc::new(Mutex::new(station)))
     }
 
-    /// A host that panicked leaves whole frames behind, so its poison means nothing here.
+    /// Locks the station. Poisoning is ignored: a host that panicked leaves only whole frames behind.
     pub(super) fn get(&self) -> MutexGuard<'_, Station> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A host's port at the edge of a fabric. Its ring has so many slots, and drains at the rate of its link.
+/// Port of a host at the edge of a fabric. The ring has `slots` frames and drains at the link's rate.
 #[derive(Debug)]
 pub struct StationPort {
     info: PortInfo,
@@ -320,7 +320,7 @@ impl Port for StationPort {
         Ok(())
     }
 
-    /// A switch brings what is for this station, and for groups: nothing has to be asked for.
+    /// Nothing to do: a switch delivers the station's own and group frames anyway.
     fn steer(&mut self, _flows: &[FlowMatch]) -> io::Result<()> {
         Ok(())
     }

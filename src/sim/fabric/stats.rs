@@ -1,32 +1,32 @@
-//! What a switch counts.
+//! Counters of a switch.
 
 use super::depth::Depth;
 use crate::time::Nanos;
 
-/// Why a frame went no further.
+/// Reason for dropping a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DropReason {
-    /// Its queue has the share of the buffer that it may have.
+    /// The egress queue has reached its threshold.
     Threshold,
     /// The shared buffer is full.
     Full,
-    /// A lossless priority whose headroom is full: its peer did not pause in time, or the headroom is too small.
+    /// The headroom of a lossless priority is full: the peer did not pause in time, or the headroom is too small.
     Headroom,
-    /// Nobody is known at its destination address, or only whom it comes from.
+    /// No route to the destination, or only by the ingress port.
     NoRoute,
-    /// Longer than the switch carries.
+    /// Longer than the switch's longest frame.
     TooLong,
-    /// No Ethernet header.
+    /// Shorter than an Ethernet header.
     Malformed,
-    /// The watchdog has closed its queue, which has been paused for too long.
+    /// The watchdog has closed the queue, which was paused for too long.
     Watchdog,
 }
 
-/// How many reasons there are.
+/// Number of reasons.
 const REASONS: usize = 7;
 
 impl DropReason {
-    /// All of them.
+    /// All reasons, in order.
     pub const ALL: [DropReason; REASONS] = [
         DropReason::Threshold,
         DropReason::Full,
@@ -57,12 +57,12 @@ impl std::fmt::Display for DropReason {
 pub struct Drops([u64; REASONS]);
 
 impl Drops {
-    /// For this reason.
+    /// Returns the frames dropped for this reason.
     pub fn by(&self, reason: DropReason) -> u64 {
         self.0[reason as usize]
     }
 
-    /// For any.
+    /// Returns the frames dropped for any reason.
     pub fn all(&self) -> u64 {
         self.0.iter().sum()
     }
@@ -72,58 +72,58 @@ impl Drops {
     }
 }
 
-/// What came in at a port.
+/// Ingress counters of a port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IngressStats {
-    /// Frames that came in.
+    /// Frames received.
     pub frames: u64,
-    /// Bytes of the frames that came in.
+    /// Bytes of the frames received.
     pub bytes: u64,
-    /// MAC control frames, which go no further.
+    /// MAC control frames, which are not forwarded.
     pub control: u64,
-    /// Copies offered to queues: one for each frame to one station, and one a port for those to groups.
+    /// Copies offered to queues: one for each unicast frame, and one per port for multicast.
     pub copies: u64,
-    /// Frames of which no copy was offered to any queue.
+    /// Frames dropped before any copy was offered to a queue.
     pub drops: Drops,
 }
 
-/// One queue of a port, that of one priority; and what the peer at this port was told about that priority.
+/// Counters of one priority's queue of a port, and of the pause requests sent to the peer for that priority.
 #[derive(Clone, Debug, Default)]
 pub struct QueueStats {
-    /// Copies offered to it.
+    /// Copies offered to the queue.
     pub offered: u64,
-    /// Those that it took.
+    /// Copies admitted.
     pub enqueued: u64,
-    /// Those that it did not.
+    /// Copies dropped.
     pub drops: Drops,
-    /// Frames that have begun to leave.
+    /// Frames that started to leave.
     pub sent: u64,
-    /// Frames that the watchdog took out of it.
+    /// Frames removed by the watchdog.
     pub flushed: u64,
-    /// How often the watchdog has found it stuck.
+    /// Number of times the watchdog found the queue stuck.
     pub storms: u64,
-    /// Bytes of the frames that have begun to leave.
+    /// Bytes of the frames that started to leave.
     pub sent_bytes: u64,
-    /// Frames that it marked.
+    /// Frames marked.
     pub marked: u64,
-    /// How often the peer was told to pause, again and again for as long as it shall.
+    /// XOFF frames sent to the peer, repetitions included.
     pub xoff_sent: u64,
-    /// How often it was told to go on.
+    /// XON frames sent to the peer.
     pub xon_sent: u64,
-    /// For how long the peer was to be silent, up to when it was told to go on last.
+    /// Total time for which the peer was paused, up to the last XON.
     pub pause_sent: Nanos,
-    /// Since when the peer is to be silent, if it is now: not in `pause_sent` yet.
+    /// Time since which the peer is paused, if it is; not included in `pause_sent`.
     pub pausing_since: Option<Nanos>,
-    /// For how long the queue was told to be silent.
+    /// Total time for which the peer paused this queue.
     pub pause_received: Nanos,
-    /// The most bytes of headroom that what came in at this port took.
+    /// Maximum headroom in bytes used by frames that came in at this port.
     pub headroom_peak: u64,
-    /// Its depth, without the frame that is leaving.
+    /// Depth of the queue, without the frame being sent.
     pub depth: Depth,
 }
 
 impl QueueStats {
-    /// Frames that wait in it, if all were counted right.
+    /// Returns the frames in the queue, if all counts are right.
     pub fn queued(&self) -> u64 {
         self.enqueued - self.sent - self.flushed
     }

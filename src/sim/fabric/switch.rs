@@ -1,8 +1,8 @@
-//! A switch that stores and forwards, without I/O or a clock.
+//! A store-and-forward switch without I/O or a clock.
 //!
-//! Whoever drives it, an event queue or a thread with real frames, says when a frame has come in entirely ([`Switch::arrive`]),
-//! serves the ports that have become ready ([`Switch::take_ready`], [`Switch::serve`]), and comes again when a port wakes
-//! ([`Switch::wakes`]). Time never goes back.
+//! The driver, an event queue or a thread with real frames, reports each complete frame ([`Switch::arrive`]), serves the ports that have
+//! become ready ([`Switch::take_ready`], [`Switch::serve`]), and serves a port again when it wakes ([`Switch::wakes`]). Time must not go
+//! back.
 
 use std::collections::VecDeque;
 
@@ -13,9 +13,9 @@ use super::egress::{Egress, Next, Queued};
 use super::error::{ConfigError, PRIORITIES};
 use super::fate::{Departure, Fate, Story};
 use super::flow::{FlowName, flow_of};
+use super::flow_stats::Verdict;
 use super::routes::Routes;
 use super::stats::{DropReason, IngressStats, QueueStats};
-use super::toll::Verdict;
 use crate::frame::Frame;
 use crate::random::splitmix;
 use crate::time::Nanos;
@@ -26,15 +26,15 @@ struct Port {
     egress: Egress,
     ingress: IngressStats,
     queues: [QueueStats; PRIORITIES],
-    /// By priority: when the peer has to be told again to pause, and since when it shall.
+    /// For each priority that the peer is told to pause: when to repeat the XOFF, and since when the peer is paused.
     refresh: [Option<(Nanos, Nanos)>; PRIORITIES],
     /// Bit `n`: the watchdog has closed queue `n`.
     closed: u8,
-    /// It is in the list of those to be served.
+    /// True if the port is in the ready list.
     ready: bool,
 }
 
-/// See the module's page.
+/// A switch; see the module's documentation.
 #[derive(Debug)]
 pub struct Switch {
     config: SwitchConfig,
@@ -44,17 +44,17 @@ pub struct Switch {
     ready: VecDeque<u16>,
     random: u64,
     fate: Fate,
-    /// What was decided about frames of flows, and not taken yet. `None`: nobody wants to know.
+    /// Verdicts on frames of flows, not taken yet. `None`: not recorded.
     verdicts: Option<Vec<(FlowName, Verdict)>>,
-    /// Buffers that nobody uses.
+    /// Free buffers.
     spare: Vec<Vec<u8>>,
 }
 
 impl Switch {
-    /// A switch that knows nobody yet.
+    /// Creates a switch without routes.
     ///
     /// # Errors
-    /// If the configuration is none.
+    /// If the configuration is invalid.
     pub fn new(config: SwitchConfig) -> Result<Switch, ConfigError> {
         config.check()?;
         let port = |port_config| Port {
@@ -78,15 +78,15 @@ impl Switch {
         })
     }
 
-    /// What it was made of.
+    /// Returns the configuration.
     pub fn config(&self) -> &SwitchConfig {
         &self.config
     }
 
-    /// Frames to this station leave by one of these ports; a flow always by the same.
+    /// Routes frames to this MAC address to one of these ports. All frames of a flow use the same port.
     ///
     /// # Errors
-    /// If there is none, or one that the switch does not have.
+    /// If the list is empty, or names a port that the switch does not have.
     pub fn set_route(&mut self, station: [u8; 6], ports: &[u16]) -> Result<(), ConfigError> {
         if ports.is_empty() || ports.iter().any(|port| usize::from(*port) >= self.ports.len()) {
             let what = format!(
@@ -99,15 +99,15 @@ impl Switch {
         Ok(())
     }
 
-    /// A station has another address: the ways to it are those that there were.
+    /// Moves the routes of a station to its new address.
     pub(super) fn move_route(&mut self, before: &[u8; 6], after: [u8; 6]) {
         self.routes.rename(before, after);
     }
 
-    /// The last bit of a frame has come in at a port.
+    /// Receives a frame at a port, once its last bit has arrived.
     ///
     /// # Panics
-    /// If there is no such port.
+    /// If the port does not exist.
     pub fn arrive(&mut self, now: Nanos, port: usize, frame: Vec<u8>) {
         let ingress = &mut self.ports[port].ingress;
         ingress.frames += 1;
@@ -144,12 +144,12 @@ impl Switch {
         }
     }
 
-    /// From now on it is written down which flows' frames are marked and dropped, until somebody takes it.
+    /// Starts to record which flows' frames are marked and dropped, for [`Switch::take_verdicts`].
     pub(super) fn judge_by_flow(&mut self) {
         self.verdicts = Some(Vec::new());
     }
 
-    /// Takes what was written down.
+    /// Takes the recorded verdicts.
     pub(super) fn take_verdicts(&mut self) -> impl Iterator<Item = (FlowName, Verdict)> {
         self.verdicts.iter_mut().flat_map(|verdicts| verdicts.drain(..))
     }
@@ -162,13 +162,13 @@ impl Switch {
         }
     }
 
-    /// What became of the frame that came last.
+    /// Returns the outcome of the last frame received.
     pub fn fate(&self) -> Fate {
         self.fate
     }
 
-    /// True if a frame that comes at a port may leave before it has come entirely: this switch cuts through, and the way out is no
-    /// faster than the way in.
+    /// Returns true if a frame received at `port` may leave before it has arrived entirely: the switch cuts through, and the egress link is
+    /// not faster than the ingress link.
     pub fn cuts_through(&self, port: usize, frame: &[u8]) -> bool {
         if !self.config.cut_through || MacControl::parse(&Frame::whole(frame)).is_some() {
             return false;
@@ -177,7 +177,7 @@ impl Switch {
         matches!(self.ways(port, frame), Ok(Ways::One(to, _)) if rate(to) <= rate(port))
     }
 
-    /// Where a frame goes.
+    /// Returns the egress of a frame.
     fn ways(&self, from: usize, frame: &[u8]) -> Result<Ways, DropReason> {
         let station: &[u8; 6] =
             frame.first_chunk().filter(|_| frame.len() >= 14).ok_or(DropReason::Malformed)?;
@@ -238,13 +238,13 @@ impl Switch {
         self.config.pfc.as_ref().is_some_and(|pfc| pfc.is_lossless(priority))
     }
 
-    /// Decides whether a frame is to be marked that finds `depth` bytes in its queue.
+    /// Decides whether to mark a frame that finds `depth` bytes in its queue.
     fn marks(&mut self, port: usize, priority: usize, depth: u64) -> bool {
         let Some(ecn) = &self.config.ports[port].ecn[priority] else { return false };
         match ecn.probability(depth) {
             0.0 => false,
             1.0 => true,
-            // 53 bits, as many as the fraction of a double has.
+            // 53 bits: the precision of an `f64`.
             p => ((splitmix(&mut self.random) >> 11) as f64) < p * (1u64 << 53) as f64,
         }
     }
@@ -255,7 +255,7 @@ impl Switch {
         }
     }
 
-    /// A peer asks this switch for silence.
+    /// Applies a PAUSE or PFC frame of a peer.
     fn heed(&mut self, now: Nanos, port: usize, control: MacControl) {
         let Some(pfc) = &self.config.pfc else { return };
         let holds = now + pfc.response_at(&self.config.ports[port].link);
@@ -278,7 +278,7 @@ impl Switch {
         self.refresh(now, port);
     }
 
-    /// Tells the peer again to pause, where half of the time is over that it was told.
+    /// Repeats XOFF for the peer once half of the pause time has passed.
     fn refresh(&mut self, now: Nanos, port: usize) {
         let Some(quanta) = self.config.pfc.as_ref().map(|pfc| pfc.quanta) else { return };
         for priority in 0..PRIORITIES {
@@ -303,14 +303,14 @@ impl Switch {
         self.tell(port, priority, 0);
     }
 
-    /// The next port that something was done for: serve it.
+    /// Takes the next port that has become ready to be served.
     pub fn take_ready(&mut self) -> Option<usize> {
         let port = usize::from(self.ready.pop_front()?);
         self.ports[port].ready = false;
         Some(port)
     }
 
-    /// What begins to leave a port now, if its line is free. Ask [`Switch::wakes`] afterwards, and for ports that have become ready.
+    /// Returns the frame that starts to leave a port now, if the line is free. Check [`Switch::wakes`] and the ready ports afterwards.
     pub fn serve(&mut self, now: Nanos, port: usize) -> Option<Departure> {
         self.refresh(now, port);
         self.watch(now, port);
@@ -344,7 +344,7 @@ impl Switch {
         self.release(now, priority, queued)
     }
 
-    /// A frame is in the buffer no more.
+    /// Releases a frame's bytes from the buffer.
     fn release(&mut self, now: Nanos, priority: usize, queued: Queued) -> Vec<u8> {
         let from = usize::from(queued.ingress);
         self.buffer.release(from, priority, queued.frame.len());
@@ -354,7 +354,7 @@ impl Switch {
         queued.frame
     }
 
-    /// Empties queues that have been paused for too long, and opens those whose pause has been over for long enough.
+    /// Empties queues that were paused for too long, and reopens queues once their pause has been over for long enough.
     fn watch(&mut self, now: Nanos, port: usize) {
         let Some(dog) = self.config.pfc.as_ref().and_then(|pfc| pfc.watchdog) else { return };
         self.ports[port].egress.heed(now);
@@ -364,7 +364,7 @@ impl Switch {
             }
             let state = &mut self.ports[port];
             if state.closed & (1 << priority) != 0 {
-                if state.egress.silent_until(priority) + dog.restore <= now {
+                if state.egress.paused_until(priority) + dog.restore <= now {
                     state.closed &= !(1 << priority);
                 }
                 continue;
@@ -386,25 +386,25 @@ impl Switch {
         }
     }
 
-    /// When the watchdog looks at a port again.
+    /// Returns when the watchdog has to check a port again.
     fn watches(&self, port: usize) -> Nanos {
         let Some(pfc) = &self.config.pfc else { return Nanos::MAX };
         let Some(dog) = pfc.watchdog else { return Nanos::MAX };
         let port = &self.ports[port];
         let look = |priority: usize| {
-            let silent_until = port.egress.silent_until(priority);
+            let paused_until = port.egress.paused_until(priority);
             if port.closed & (1 << priority) != 0 {
-                return silent_until + dog.restore;
+                return paused_until + dog.restore;
             }
-            // Until then it is silent, or it is not stuck.
-            let before_its_end = silent_until.0.checked_sub(1).map(Nanos);
+            // The queue is stuck only up to the end of its pause.
+            let before_its_end = paused_until.0.checked_sub(1).map(Nanos);
             let since = before_its_end.and_then(|time| port.egress.stuck_since(time, priority));
-            since.map(|since| since + dog.detect).filter(|bites| *bites < silent_until).unwrap_or(Nanos::MAX)
+            since.map(|since| since + dog.detect).filter(|bites| *bites < paused_until).unwrap_or(Nanos::MAX)
         };
         (0..PRIORITIES).filter(|priority| pfc.is_lossless(*priority)).map(look).min().unwrap_or(Nanos::MAX)
     }
 
-    /// The queue that a lossless frame waits in which came at `port`, and that is silent: whom the peer at `port` waits for.
+    /// Returns the ports with paused queues that hold frames from `port`: the queues that the peer at `port` waits for.
     pub fn blocked_by(&self, now: Nanos, port: usize, priority: usize) -> Vec<u16> {
         let stuck = |to: &usize| {
             let egress = &self.ports[*to].egress;
@@ -414,17 +414,17 @@ impl Switch {
         (0..self.ports.len()).filter(stuck).map(|to| to as u16).collect()
     }
 
-    /// Since when the queue of a port that has frames has been paused without a break. `None`: it is not.
+    /// Returns the time since which a port's non-empty queue has been paused continuously, or `None` if it is not.
     pub fn stuck_since(&self, now: Nanos, port: usize, priority: usize) -> Option<Nanos> {
         self.ports[port].egress.stuck_since(now, priority)
     }
 
-    /// True if the peer at this port has been told to pause.
+    /// Returns true if the peer at this port is paused.
     pub fn pauses(&self, port: usize, priority: usize) -> bool {
         self.buffer.ingress(port, priority).paused
     }
 
-    /// When a port has to be served again at the latest; `Nanos::MAX`: when it becomes ready.
+    /// Returns the latest time at which a port has to be served again; `Nanos::MAX`: when it becomes ready.
     pub fn wakes(&self, port: usize) -> Nanos {
         let watches = self.watches(port);
         let port = &self.ports[port];
@@ -432,38 +432,38 @@ impl Switch {
         port.egress.wakes().min(refresh.unwrap_or(Nanos::MAX)).min(watches)
     }
 
-    /// Buffers of frames that are gone: for whoever can use them.
+    /// Returns the free buffers, which the caller may take and add to.
     pub fn spare(&mut self) -> &mut Vec<Vec<u8>> {
         &mut self.spare
     }
 
-    /// What came in at a port.
+    /// Returns the ingress counters of a port.
     pub fn ingress(&self, port: usize) -> IngressStats {
         self.ports[port].ingress
     }
 
-    /// What went out of a port with a priority, and what its peer was told.
+    /// Returns the counters of a port's queue.
     pub fn queue(&self, port: usize, priority: usize) -> QueueStats {
         let state = &self.ports[port];
         QueueStats {
-            pause_received: state.egress.silence(priority),
+            pause_received: state.egress.paused_in_total(priority),
             headroom_peak: self.buffer.ingress(port, priority).headroom_peak,
             ..state.queues[priority].clone()
         }
     }
 
-    /// Bytes that wait in all queues of a port.
+    /// Returns the bytes in all queues of a port.
     pub fn depth(&self, port: usize) -> u64 {
         (0..PRIORITIES).map(|priority| self.ports[port].egress.depth(priority)).sum()
     }
 
-    /// Bytes of the buffer in use, and the most that there were.
+    /// Returns the buffer bytes in use, and their maximum.
     pub fn used(&self) -> (u64, u64) {
         self.buffer.used()
     }
 }
 
-/// Where a frame goes.
+/// Egress of a frame.
 enum Ways {
     One(usize, Sight),
     All(Sight),

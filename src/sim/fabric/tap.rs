@@ -1,4 +1,4 @@
-//! Taps: what is seen at the ends of links, with what was done about it.
+//! Taps: frames recorded at the ends of links, with their outcome.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -7,24 +7,24 @@ use super::fate::{Fate, Story};
 use super::topology::End;
 use crate::time::Nanos;
 
-/// A frame at the end of a link.
+/// A frame at one end of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TapSight {
-    /// When it had come entirely, or began to leave.
+    /// Time at which the frame had arrived entirely, or started to leave.
     pub at: Nanos,
-    /// Where.
+    /// The end.
     pub end: End,
-    /// It came; else it left.
+    /// True if the frame arrived; false if it left.
     pub came: bool,
-    /// All of it, from the Ethernet header on.
+    /// The whole frame, starting at its Ethernet header.
     pub frame: Vec<u8>,
-    /// What a switch did with it that it came to.
+    /// Outcome in the switch that received it.
     pub fate: Option<Fate>,
-    /// What a switch had done with it that it left.
+    /// Outcome in the switch that sent it.
     pub story: Option<Story>,
 }
 
-/// Which ends are watched, and what was seen there.
+/// The tapped ends, and the frames recorded there.
 #[derive(Debug, Default)]
 pub(super) struct Taps {
     ends: HashSet<End>,
@@ -54,7 +54,7 @@ impl Taps {
 }
 
 impl fmt::Display for TapSight {
-    /// What was done about it, for the comment of a packet; nothing at a station.
+    /// Writes the outcome in the switch, for the packet's comment; writes nothing for a station.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.fate, self.story) {
             (Some(Fate::Queued { port, priority, depth, paused }), _) => {

@@ -1,86 +1,86 @@
-//! Stations, switches and links as data, and the ways that follow from them.
+//! Topology as data: stations, switches, links, and the wiring that follows.
 
 use super::config::{PortConfig, PriorityMap, SwitchConfig};
 use super::error::ConfigError;
 use super::link::LinkConfig;
 use crate::time::Nanos;
 
-/// What a link ends at.
+/// An end of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum End {
-    /// A station, by its number. It has one link.
+    /// A station, by number. A station has one link.
     Station(usize),
     /// A port of a switch.
     Switch {
-        /// The number of the switch.
+        /// Number of the switch.
         switch: usize,
-        /// The number of the port on that switch.
+        /// Number of the port on that switch.
         port: u16,
     },
 }
 
-/// A station that is silent when it is told to: its port does it, without the NIC.
+/// Pauses a station's port on PAUSE and PFC frames, without involving the NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeedsPauses {
-    /// From the end of a PFC frame until it holds. `None`: what 802.3 allows at the link's rate.
+    /// Time from the end of a PFC frame until it takes effect. `None`: the limit of 802.3 for the link's rate.
     pub response: Option<Nanos>,
-    /// Which of its frames has which priority.
+    /// Priority of each of the station's frames.
     pub priorities: PriorityMap,
 }
 
-/// A station: a host, or whatever is outside.
+/// A station: a host, or an external port.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StationConfig {
-    /// The station address of the port.
+    /// MAC address of the port.
     pub mac: [u8; 6],
-    /// What it sends goes along this.
+    /// Outgoing link.
     pub link: LinkConfig,
-    /// The largest L3 packet of its link, bytes.
+    /// Largest L3 packet of the link, in bytes.
     pub mtu: usize,
-    /// Frames that may wait for its link, the one that is leaving included.
+    /// Size of the transmit ring in frames, including the frame being sent.
     pub slots: usize,
-    /// `None`: PAUSE and PFC frames come to it as frames.
+    /// `None`: PAUSE and PFC frames are delivered like other frames.
     pub heeds_pauses: Option<HeedsPauses>,
-    /// Its port shows frames in two pieces that meet at this offset. `None`: in one.
+    /// Offset at which the port splits received frames in two pieces. `None`: frames are in one piece.
     pub split: Option<usize>,
 }
 
 impl StationConfig {
-    /// A station that takes packets of 4096 bytes with their headers, and has a ring of 256 slots.
+    /// Creates a station for packets of 4096 bytes plus headers, with a ring of 256 slots.
     pub fn new(mac: [u8; 6], link: LinkConfig) -> StationConfig {
         StationConfig { mac, link, mtu: 4200, slots: 256, heeds_pauses: None, split: None }
     }
 }
 
-/// How switches find their ways.
+/// Routing of the switches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Routing {
-    /// By all shortest ways.
+    /// All shortest paths.
     #[default]
     ShortestPath,
-    /// By the shortest of the ways that go up first and then down, and never up again (up*/down*, Autonet 1991). No cycle of buffers
-    /// that wait for one another can come of it. Up is away from the stations; among switches equally far from them, it is towards
-    /// the first switch that is farthest.
+    /// The shortest paths that first go up, then down, and never up again (up*/down*, Autonet 1991). Such paths allow no cycle of buffers
+    /// that wait for one another. Up is away from the stations; among switches equally far from them, up is towards the first of the
+    /// farthest switches.
     UpDown,
 }
 
-/// A fabric.
+/// Configuration of a fabric.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FabricConfig {
     /// Stations, by number.
     pub stations: Vec<StationConfig>,
     /// Switches, by number.
     pub switches: Vec<SwitchConfig>,
-    /// What is joined to what. How fast and long each direction is, its sender says.
+    /// Links. The sending end's configuration has the rate and delay of each direction.
     pub links: Vec<[End; 2]>,
-    /// How the switches find their ways.
+    /// Routing of the switches.
     pub routing: Routing,
-    /// What the errors of links follow from.
+    /// Seed of the link errors.
     pub seed: u64,
 }
 
 impl FabricConfig {
-    /// Stations on one switch, in the order of its ports.
+    /// Builds a star: stations on one switch, in the order of its ports.
     pub fn star(stations: Vec<StationConfig>, switch: SwitchConfig) -> FabricConfig {
         let link = |n: usize| [End::Station(n), End::Switch { switch: 0, port: n as u16 }];
         FabricConfig {
@@ -92,12 +92,12 @@ impl FabricConfig {
         }
     }
 
-    /// The switch of [`FabricConfig::star`] with a port like `like` for each of `stations`.
+    /// Returns the ports of [`FabricConfig::star`]'s switch: a copy of `like` for each station.
     pub fn ports(stations: usize, like: &PortConfig) -> Vec<PortConfig> {
         vec![like.clone(); stations]
     }
 
-    /// By station, and by switch and port: what is at the other end.
+    /// Returns the other end of each station's and each switch port's link.
     pub(super) fn wiring(&self) -> Result<Wiring, ConfigError> {
         let mut wiring = Wiring {
             stations: vec![None; self.stations.len()],
@@ -107,7 +107,7 @@ impl FabricConfig {
             for (end, other) in [(a, b), (b, a)] {
                 let place = wiring.place(end).ok_or_else(|| {
                     ConfigError::Topology(format!(
-                        "a link ends at {end:?}, which is not there: name one that is"
+                        "a link ends at {end:?}, which does not exist: name an existing host or port"
                     ))
                 })?;
                 if place.replace(other).is_some() {
@@ -123,7 +123,7 @@ impl FabricConfig {
     }
 }
 
-/// What is at the other end of each link.
+/// The other end of each link.
 #[derive(Debug)]
 pub(super) struct Wiring {
     pub(super) stations: Vec<Option<End>>,
@@ -138,7 +138,7 @@ impl Wiring {
         }
     }
 
-    /// What is at the ports of a switch that lead to others.
+    /// Returns the ports of a switch that lead to other switches, with these switches.
     pub(super) fn ports(&self, switch: usize) -> impl Iterator<Item = (u16, usize)> {
         self.switches[switch].iter().enumerate().filter_map(|(port, end)| match end {
             Some(End::Switch { switch, .. }) => Some((port as u16, *switch)),
@@ -146,7 +146,7 @@ impl Wiring {
         })
     }
 
-    /// The switches beside one, and the ports by which they reach it.
+    /// Returns the neighbours of a switch, with the ports by which they reach it.
     pub(super) fn neighbours(&self, switch: usize) -> impl Iterator<Item = (usize, u16)> {
         self.switches[switch].iter().flatten().filter_map(|end| match *end {
             End::Switch { switch, port } => Some((switch, port)),

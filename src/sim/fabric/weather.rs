@@ -1,4 +1,4 @@
-//! Weather: what somebody else decides to happen to frames on their way, for tests.
+//! Weather: faults that a test injects into frames on links.
 
 use std::fmt;
 
@@ -10,16 +10,16 @@ use crate::time::Nanos;
 /// One arrival of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Arrival {
-    /// How much later than without trouble.
+    /// Additional delay.
     pub delay: Nanos,
-    /// Which bit is flipped.
+    /// The bit to flip.
     pub flipped_bit: Option<usize>,
-    /// A queue on its way was long: it is marked, if its sender let it be.
+    /// Mark the frame (CE) if it is ECN-capable, as a long queue would.
     pub marked: bool,
 }
 
 impl Arrival {
-    /// Does to a copy what is to be done, and counts it.
+    /// Applies the faults to a copy, and counts them.
     pub(super) fn befall(self, frame: &mut [u8], stats: &mut LinkStats) {
         if self.marked {
             let sight = classify::look(frame);
@@ -37,9 +37,9 @@ impl Arrival {
     }
 }
 
-/// What happens to frames on links.
+/// Decides the faults of frames on links.
 pub trait Weather: fmt::Debug + Send {
-    /// Decides about one frame that is put on the link that ends at `to`. `arrivals` is empty: what is put there arrives, so that
-    /// nothing is a loss and two entries are a duplicate.
+    /// Decides about one frame put on the link that ends at `to`. `arrivals` is empty on entry. Each entry added is one arrival: none means
+    /// a loss, two a duplicate.
     fn judge(&mut self, now: Nanos, to: End, frame: &[u8], arrivals: &mut Vec<Arrival>);
 }

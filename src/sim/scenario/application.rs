@@ -1,4 +1,4 @@
-//! The application's side: queue pairs between hosts, and the flows that they carry.
+//! The application of each host: queue pairs between hosts, and the flows that they carry.
 
 use std::collections::HashMap;
 
@@ -7,18 +7,18 @@ use super::traffic::Flow;
 use crate::nic::ReceiveSource;
 use crate::shared::work_queue::Payload;
 use crate::shared::{CompletionRing, RecvRing};
-use crate::sim::fabric::{Fabric, FlowName, FlowPart, Shape, Toll};
+use crate::sim::fabric::{Fabric, FlowName, FlowPart, FlowStats, Shape};
 use crate::sim::{Connected, HostQp, HostRegion};
 use crate::verbs::{
     Access, CqIndex, Mtu, QpCaps, QpInit, QpType, RKey, SendFlags, SendWr, WcStatus, WrOpcode,
 };
 
-/// Entries of a host's completion queue: more than come in one pass, after which it is emptied.
+/// Entries of a host's completion queue: more than complete in one pass, after which the queue is emptied.
 const COMPLETIONS: u32 = 2048;
-/// READs outstanding.
+/// Outstanding READs.
 const RD_ATOMIC: u8 = 16;
 
-/// What all connections have in common.
+/// Parameters common to all connections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
     pub(super) path_mtu: Mtu,
@@ -27,7 +27,7 @@ pub(super) struct Terms {
     pub(super) timeout: u8,
 }
 
-/// One host's memory and completions. All flows use the same bytes: what is in them is nobody's matter.
+/// Memory and completion queue of a host. All flows use the same bytes, because contents do not matter.
 #[derive(Debug)]
 struct Place {
     memory: HostRegion,
@@ -40,55 +40,61 @@ struct Conn {
     qp: HostQp,
     host: usize,
     peer: usize,
-    /// What it carries: the flow, bytes that are not posted, requests that are not complete.
+    /// The current flow, its bytes not posted yet, and its outstanding requests.
     flow: Option<u32>,
     left: u64,
     outstanding: u32,
-    /// The flow that it carried last, and what the one before had cost when that began.
-    latest: Option<(u32, Toll)>,
+    /// The latest flow, and the total of [`Applications::flow_stats_of_end`] when that flow started.
+    latest: Option<(u32, FlowStats)>,
 }
 
-/// What an end that carries nothing can carry: host, peer, priority, and whether it reads. An end that has carried READs does not
-/// carry WRITEs, so that what leads to it is always the same flow's.
+/// Key of an idle end: host, peer, priority, and whether it READs. An end that carried READs never carries WRITEs, so that all frames
+/// towards its QPN belong to the same flow.
 type Use = (u32, u32, u8, bool);
 
-/// How a flow has ended.
+/// Outcome of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
     Well,
     Failed(WcStatus),
 }
 
-/// All hosts' applications. Connections are made when they are first needed, at no cost in virtual time, and kept: a flow takes one
-/// that is idle, so that flows never wait for one another.
+/// Applications of all hosts. Connections are made on demand, in no virtual time, and kept. A flow takes an idle connection or makes one,
+/// so flows never wait for one another.
 #[derive(Debug)]
 pub(super) struct Applications {
     terms: Terms,
     places: Vec<Option<Place>>,
     conns: Vec<Conn>,
     idle: HashMap<Use, Vec<u32>>,
-    /// By flow: what became of its frames, of those whose queue pair carries another meanwhile.
-    tolls: HashMap<u32, Toll>,
+    /// Final statistics by flow, once the queue pair carries another flow.
+    all_flow_stats: HashMap<u32, FlowStats>,
 }
 
 impl Applications {
     pub(super) fn new(hosts: usize, terms: Terms) -> Applications {
         let places = (0..hosts).map(|_| None).collect();
-        Applications { terms, places, conns: Vec::new(), idle: HashMap::new(), tolls: HashMap::new() }
+        Applications {
+            terms,
+            places,
+            conns: Vec::new(),
+            idle: HashMap::new(),
+            all_flow_stats: HashMap::new(),
+        }
     }
 
-    /// Queue pairs so far.
+    /// Returns the number of queue pairs made.
     pub(super) fn queue_pairs(&self) -> usize {
         self.conns.len()
     }
 
-    /// A flow's connection, for as long as it has one.
+    /// Returns the host and queue pair of a flow's connection.
     pub(super) fn queue_pair(&self, conn: u32) -> (usize, &HostQp) {
         let conn = &self.conns[conn as usize];
         (conn.host, &conn.qp)
     }
 
-    /// Begins a flow; the end of the connection that carries it.
+    /// Starts a flow. Returns the number of the connection end that carries it.
     pub(super) fn begin(
         &mut self,
         fabric: &mut Fabric,
@@ -101,9 +107,9 @@ impl Applications {
             Some(conn) => conn,
             None => self.connect(fabric, host, peer, flow)?,
         };
-        let toll = self.toll_of_end(fabric, conn, flow.read);
-        if let Some((before, began)) = self.conns[conn as usize].latest.replace((number, toll)) {
-            self.tolls.insert(before, toll - began);
+        let flow_stats = self.flow_stats_of_end(fabric, conn, flow.read);
+        if let Some((before, began)) = self.conns[conn as usize].latest.replace((number, flow_stats)) {
+            self.all_flow_stats.insert(before, flow_stats - began);
         }
         let entry = &mut self.conns[conn as usize];
         (entry.flow, entry.left) = (Some(number), flow.bytes);
@@ -111,8 +117,8 @@ impl Applications {
         Ok(conn)
     }
 
-    /// What became of all frames of what an end carried. The two ends of a connection are neighbours.
-    fn toll_of_end(&self, fabric: &Fabric, conn: u32, read: bool) -> Toll {
+    /// Returns the statistics of all flows that an end has carried. The two ends of a connection have adjacent numbers.
+    fn flow_stats_of_end(&self, fabric: &Fabric, conn: u32, read: bool) -> FlowStats {
         let [near, far] = [conn, conn ^ 1].map(|conn| &self.conns[conn as usize]);
         let name =
             |end: &Conn, part| FlowName { station: Shape::mac(end.host), qpn: end.qp.handle.qpn, part };
@@ -122,18 +128,18 @@ impl Applications {
             name(near, FlowPart::Response),
             name(slowed, FlowPart::Notification),
         ];
-        parts.iter().fold(Toll::default(), |sum, name| sum + fabric.toll(name))
+        parts.iter().fold(FlowStats::default(), |sum, name| sum + fabric.flow_stats(name))
     }
 
-    /// What became of a flow's frames, those included that came after its end and before the next flow on its connection.
-    pub(super) fn toll(&self, fabric: &Fabric, number: u32, conn: u32, read: bool) -> Toll {
+    /// Returns the statistics of a flow, including frames counted after its end and before the connection's next flow.
+    pub(super) fn flow_stats(&self, fabric: &Fabric, number: u32, conn: u32, read: bool) -> FlowStats {
         match self.conns[conn as usize].latest {
-            Some((latest, began)) if latest == number => self.toll_of_end(fabric, conn, read) - began,
-            _ => self.tolls.get(&number).copied().unwrap_or_default(),
+            Some((latest, began)) if latest == number => self.flow_stats_of_end(fabric, conn, read) - began,
+            _ => self.all_flow_stats.get(&number).copied().unwrap_or_default(),
         }
     }
 
-    /// Takes a host's completions, and tells of each flow that ended by one.
+    /// Takes a host's completions, and reports each flow that they end.
     pub(super) fn look(
         &mut self,
         fabric: &mut Fabric,
@@ -150,7 +156,7 @@ impl Applications {
             let Some(flow) = conn.flow else { continue };
             let about = &flows[flow as usize];
             if wc.status != WcStatus::Success {
-                // The queue pair is in error; nobody uses it again.
+                // The queue pair is in the error state, and is not reused.
                 conn.flow = None;
                 ended(flow, Ended::Failed(wc.status));
             } else if conn.left > 0 {
@@ -164,12 +170,12 @@ impl Applications {
         }
     }
 
-    /// Posts what fits the send queue.
+    /// Posts requests up to the send queue's depth.
     fn post(&mut self, fabric: &mut Fabric, number: u32, read: bool) {
         let Terms { message, depth, .. } = self.terms;
         let conn = &mut self.conns[number as usize];
         let [near, far] =
-            [conn.host, conn.peer].map(|host| self.places[host].as_ref().expect("it is connected"));
+            [conn.host, conn.peer].map(|host| self.places[host].as_ref().expect("a connected host"));
         let host = fabric.host(conn.host);
         while conn.left > 0 && conn.outstanding < depth {
             let length = conn.left.min(message.into()) as u32;
@@ -196,7 +202,7 @@ impl Applications {
         }
     }
 
-    /// Connects two hosts; the number of the first's end.
+    /// Connects two hosts. Returns the number of the first host's end.
     fn connect(
         &mut self,
         fabric: &mut Fabric,
@@ -221,7 +227,7 @@ impl Applications {
         for (at, other, to) in [(host, 0, peer), (peer, 1, host)] {
             let nic = fabric.host(at);
             let mut way = nic.path(to as u16 + 1, false);
-            // The class selector of its priority.
+            // Class selector of the priority.
             way.traffic_class = flow.priority << 5;
             let to = Connected {
                 peer: ends[1 - other].handle.qpn,

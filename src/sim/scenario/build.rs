@@ -1,4 +1,4 @@
-//! From a scenario to a network: shape, switches, stations.
+//! Builds the network of a scenario: shape, switches, stations.
 
 use super::error::ScenarioError;
 use super::file::{NetworkTable, NodesTable, PfcTable, Scenario, Service, ShapeName, SwitchTable};
@@ -8,18 +8,18 @@ use crate::sim::fabric::{
 };
 use crate::verbs::Mtu;
 
-/// Where nodes and links stand.
+/// The table and key of custom nodes and links.
 const NODES: (&str, &str) = ("network", "nodes");
-/// The slowest link: what is slower was meant to have a unit.
+/// Slowest valid link. A lower number probably lacks its unit.
 const SLOWEST: LinkRate = LinkRate::from_mbps(1);
-/// Headers of a packet beside its payload: room for all that RoCE has.
+/// Room for all RoCE headers of a packet, in addition to its payload.
 const HEADERS: usize = 128;
 
 impl Scenario {
-    /// What is joined to what.
+    /// Returns the topology.
     ///
     /// # Errors
-    /// If a number is missing, or is none of the shape's.
+    /// If a parameter of the shape is missing or out of range.
     pub fn shape(&self) -> Result<Shape, ScenarioError> {
         let table = &self.network;
         let (edge, trunk) = links(table)?;
@@ -52,10 +52,10 @@ impl Scenario {
         Ok(shape)
     }
 
-    /// The network.
+    /// Returns the configuration of the network.
     ///
     /// # Errors
-    /// If it is none.
+    /// The first invalid value.
     pub fn fabric(&self, shape: &Shape) -> Result<FabricConfig, ScenarioError> {
         let mtu = self.path_mtu()?.bytes() + HEADERS;
         let (edge, _) = links(&self.network)?;
@@ -93,10 +93,10 @@ impl Scenario {
         Ok(config)
     }
 
-    /// Payload of a full packet.
+    /// Returns the payload of a full packet.
     ///
     /// # Errors
-    /// If there are no such packets.
+    /// If `mtu` is not a path MTU.
     pub fn path_mtu(&self) -> Result<Mtu, ScenarioError> {
         match self.hosts.mtu {
             256 => Ok(Mtu::Mtu256),
@@ -132,7 +132,7 @@ impl PfcTable {
             .watchdog
             .map(|detect| WatchdogConfig { detect: detect.0, restore: self.restore.unwrap_or(detect).0 });
         if !(self.alpha > 0.0 && self.alpha.is_finite()) {
-            let what = format!("an alpha of {}: give a number above 0 (1 is usual)", self.alpha);
+            let what = format!("an alpha of {}: give a number above 0 (1 is common)", self.alpha);
             return Err(wrong(("pfc", "alpha"), what));
         }
         Ok(PfcConfig {
@@ -150,7 +150,7 @@ fn wrong(at: (&'static str, &'static str), what: impl Into<String>) -> ScenarioE
     ScenarioError::wrong(at, what)
 }
 
-/// A link of a host, and one between switches.
+/// Returns the configuration of the hosts' links, and of the links between switches.
 fn links(table: &NetworkTable) -> Result<(LinkConfig, LinkConfig), ScenarioError> {
     let errors = table.frame_errors;
     check_errors(errors)?;
@@ -176,11 +176,11 @@ fn check_errors(errors: f64) -> Result<(), ScenarioError> {
     if (0.0..=1.0).contains(&errors) {
         return Ok(());
     }
-    let what = format!("frame_errors {errors} is no share of frames: give 0 to 1 (0.1 % is 0.001)");
+    let what = format!("frame_errors {errors} is not a share of frames: give 0 to 1 (0.1 % is 0.001)");
     Err(wrong(("network", "frame_errors"), what))
 }
 
-/// The numbers of a shape.
+/// Returns the names of a shape's parameters.
 fn numbers(shape: ShapeName) -> &'static [&'static str] {
     match shape {
         ShapeName::Star => &["hosts"],
@@ -211,7 +211,7 @@ fn need(table: &NetworkTable, name: &'static str) -> Result<usize, ScenarioError
     })
 }
 
-/// What is given and means nothing would be a surprise.
+/// Rejects parameters that the shape does not use.
 fn check_numbers(table: &NetworkTable) -> Result<(), ScenarioError> {
     let needs = numbers(table.shape);
     match given(table).into_iter().find(|(name, number)| number.is_some() && !needs.contains(name)) {

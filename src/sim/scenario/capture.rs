@@ -1,4 +1,4 @@
-//! Captures of named links: both ends, with what the switches did as comments.
+//! Captures of named links, at both ends, with the outcome in the switches as comments.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -8,11 +8,11 @@ use crate::capture::{Direction, PcapngWriter};
 use crate::frame::Frame;
 use crate::sim::fabric::{End, Shape, TapSight};
 
-/// A capture of a link.
+/// The capture of a link.
 pub(super) struct Capture {
     ends: [End; 2],
     writer: PcapngWriter<Box<dyn Write + Send>>,
-    /// Frames that it still takes.
+    /// Number of frames that may still be written.
     left: usize,
 }
 
@@ -22,10 +22,10 @@ impl fmt::Debug for Capture {
     }
 }
 
-/// The ends of the link of this name: `leaf0-spine1`, in either order.
+/// Returns the ends of the link of this name: `leaf0-spine1`, in either order.
 ///
 /// # Errors
-/// If there is no such link; with those that there are.
+/// If no link has this name. The message lists the links.
 pub(super) fn ends(shape: &Shape, name: &str) -> Result<[End; 2], ScenarioError> {
     let called = |[a, b]: [End; 2]| format!("{}-{}", shape.name(a), shape.name(b));
     let found = shape
@@ -59,7 +59,7 @@ impl Capture {
         Ok(Capture { ends, writer, left: frames })
     }
 
-    /// Writes it down, if it was on this link and there is room.
+    /// Writes a frame if it belongs to this link and the capture is not full.
     pub(super) fn take(&mut self, sight: &TapSight) -> io::Result<()> {
         let Some(interface) = self.ends.iter().position(|end| *end == sight.end) else { return Ok(()) };
         if self.left == 0 {

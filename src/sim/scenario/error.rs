@@ -1,4 +1,4 @@
-//! Why a scenario cannot be played, and where in its file the reason stands.
+//! Errors of a scenario, with their place in its file.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,14 +10,14 @@ use crate::congestion::SettingsError;
 use crate::nic::ControlError;
 use crate::sim::fabric::ConfigError;
 
-/// A value of a scenario: its table, and its key.
+/// Place of a value in a scenario: table and key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spot {
-    /// The table's name; empty for what stands above all tables.
+    /// Name of the table; empty for the keys above all tables.
     pub table: &'static str,
-    /// Which of several of that name.
+    /// Index among several tables of that name.
     pub number: Option<usize>,
-    /// The key. `None`: the table as a whole.
+    /// Key. `None`: the whole table.
     pub key: Option<&'static str>,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for Spot {
     }
 }
 
-/// Why a scenario cannot be played.
+/// Error of a scenario.
 #[derive(Debug, thiserror::Error)]
 pub enum ScenarioError {
     /// A file could not be read or written.
@@ -45,35 +45,35 @@ pub enum ScenarioError {
     File {
         /// The file.
         path: String,
-        /// What the system says.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// The text is no scenario; with the line, and what is allowed there.
+    /// Syntax or type error, with the line and what is allowed there.
     #[error("{0}")]
     Text(String),
-    /// Something in it cannot be; with what can.
+    /// Invalid value, with what is allowed.
     #[error("{at}: {what}")]
     Wrong {
-        /// Where that stands.
+        /// Place of the value.
         at: Spot,
-        /// What is wrong, and what would be right.
+        /// The mistake, and the allowed values.
         what: String,
     },
-    /// A capture cannot be written.
+    /// A capture could not be written.
     #[error("a capture: {0}")]
     Capture(#[from] std::io::Error),
-    /// The network is none.
+    /// Invalid network.
     #[error("the network: {0}")]
     Network(#[from] ConfigError),
-    /// The congestion control is none.
+    /// Invalid congestion control.
     #[error("[cc]: {0}")]
     Control(#[from] SettingsError),
-    /// A NIC refused something.
+    /// A NIC rejected a command.
     #[error("host {host}: {error}")]
     Nic {
-        /// The number of its station.
+        /// Number of the host's station.
         host: usize,
-        /// What it says.
+        /// Error of the NIC.
         error: ControlError,
     },
 }
@@ -83,7 +83,7 @@ impl ScenarioError {
         ScenarioError::Wrong { at: at.into(), what: what.into() }
     }
 
-    /// What the reader of a text says, without the names of types.
+    /// Converts an error of the TOML parser, and replaces Rust type names.
     pub(super) fn of_text(error: &toml::de::Error) -> ScenarioError {
         const TYPES: [(&str, &str); 4] = [
             ("usize", "a whole number from 0 on"),
@@ -97,7 +97,7 @@ impl ScenarioError {
         ScenarioError::Text(TYPES.iter().fold(error.to_string(), plain))
     }
 
-    /// The same with the file that it is about, and the line, where that can be told.
+    /// Adds the file's path and the line, if the line can be determined.
     pub fn within(self, path: &Path) -> ScenarioError {
         let text = std::fs::read_to_string(path).unwrap_or_default();
         match self.line(&text) {
@@ -106,7 +106,7 @@ impl ScenarioError {
         }
     }
 
-    /// The line of a text, from 1 on, that says what is wrong.
+    /// Returns the line of the error, counted from 1.
     fn line(&self, text: &str) -> Option<usize> {
         let root = DeTable::parse(text).ok()?;
         let span = match self {
@@ -119,7 +119,7 @@ impl ScenarioError {
     }
 }
 
-/// Which value of the file makes a network none.
+/// Returns the key that a network error belongs to.
 fn of_network(error: &ConfigError) -> Option<Spot> {
     let spot = match error {
         ConfigError::NoRate => ("network", "rate"),
@@ -139,7 +139,7 @@ fn of_network(error: &ConfigError) -> Option<Spot> {
     Some(spot.into())
 }
 
-/// Where a key stands, or else the table that it is to stand in.
+/// Returns the span of a key, or else of its table.
 fn span(root: &DeTable<'_>, at: &Spot) -> Option<Range<usize>> {
     let mut table = root;
     let mut whole = None;
@@ -156,7 +156,7 @@ fn span(root: &DeTable<'_>, at: &Spot) -> Option<Range<usize>> {
     key.map(|(key, _)| key.span()).or(whole)
 }
 
-/// Where in a table the first key or value stands that an error names between backticks, or else the table.
+/// Returns the span of the first key or value of a table that the error names in backticks, or else of the table.
 fn span_of_named(root: &DeTable<'_>, name: &str, error: &str) -> Option<Range<usize>> {
     let (name, value) = root.iter().find(|(of, _)| of.get_ref() == name)?;
     let named = |text: &str| error.contains(&format!("`{text}`"));

@@ -1,4 +1,4 @@
-//! A scenario as it is written: one TOML file. What is missing has the default that its line here says.
+//! The scenario file (TOML). Each field's documentation ends with its default.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,37 +9,37 @@ use crate::congestion::Settings;
 use crate::sim::fabric::{LinkRate, Routing};
 use crate::time::Nanos;
 
-/// A network, who sends what in it, and what is written down.
+/// A network, its traffic, and the output of the run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
-    /// What it is called; nothing follows from it.
+    /// Name of the scenario; has no effect on the run.
     #[serde(default)]
     pub name: String,
-    /// All that looks random follows from it. 0.
+    /// Seed of all random choices. 0.
     #[serde(default)]
     pub seed: u64,
-    /// When the run ends at the latest. It ends before if all flows have ended.
+    /// Maximum duration. The run ends earlier if all flows have ended.
     pub time: Time,
-    /// What is joined to what.
+    /// The topology.
     pub network: NetworkTable,
     /// The switches.
     #[serde(default)]
     pub switch: SwitchTable,
-    /// Priority flow control; without it nothing is lossless.
+    /// Priority flow control; without it, no priority is lossless.
     pub pfc: Option<PfcTable>,
-    /// Marking; without it nothing is marked.
+    /// ECN marking; without it, no frame is marked.
     pub ecn: Option<EcnTable>,
     /// The hosts.
     #[serde(default)]
     pub hosts: HostTable,
-    /// Congestion control: `control = "dcqcn"` (or `off`, `swift`, `fixed`), and its knobs by their names. Off.
+    /// Congestion control: `control = "dcqcn"` (or `off`, `swift`, `fixed`), and its parameters by name. Off.
     #[serde(default)]
     pub cc: toml::Table,
-    /// Who sends what.
+    /// The traffic.
     #[serde(default)]
     pub traffic: Vec<TrafficTable>,
-    /// What is written down.
+    /// The output.
     #[serde(default)]
     pub output: OutputTable,
 }
@@ -50,19 +50,19 @@ pub struct Scenario {
 pub enum ShapeName {
     /// `hosts` on one switch.
     Star,
-    /// `pairs`, the first of each at one switch and the second at another.
+    /// `pairs` of hosts, the first host of each pair on one switch, the second on another.
     Dumbbell,
-    /// `leaves` with `hosts` each, joined to each of `spines`.
+    /// `leaves` with `hosts` each, linked to each of `spines`.
     LeafSpine,
     /// The fat tree of switches with `k` ports.
     FatTree,
     /// `switches` with `hosts` each.
     Ring,
-    /// What `nodes` and `links` say, here or in `file`.
+    /// Listed node by node: `nodes` and `links`, here or in `file`.
     Custom,
 }
 
-/// `[network]`: what is joined to what.
+/// `[network]`: the topology.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkTable {
@@ -80,41 +80,41 @@ pub struct NetworkTable {
     pub switches: Option<usize>,
     /// Ports of each switch of a fat tree.
     pub k: Option<usize>,
-    /// A file with `hosts`, `switches` and `links`, beside this one.
+    /// File with `hosts`, `switches` and `links`, relative to the scenario.
     pub file: Option<String>,
-    /// The same in place.
+    /// Contents of such a file, inline.
     pub nodes: Option<NodesTable>,
-    /// Links of hosts: 100 Gb/s.
+    /// Rate of the hosts' links: 100 Gb/s.
     #[serde(default = "rate")]
     pub rate: Speed,
-    /// Cables of hosts: 500 ns, 100 m.
+    /// Delay of the hosts' links: 500 ns, which is 100 m.
     #[serde(default = "delay")]
     pub delay: Time,
-    /// Links between switches: like `rate`.
+    /// Rate of links between switches: like `rate`.
     pub trunk_rate: Option<Speed>,
-    /// Cables between switches: like `delay`.
+    /// Delay of links between switches: like `delay`.
     pub trunk_delay: Option<Time>,
-    /// The share of frames that every link loses, each by itself. 0.
+    /// Share of frames that every link damages, independently. 0.
     #[serde(default)]
     pub frame_errors: f64,
-    /// By which ways.
+    /// Routing of the switches.
     #[serde(default)]
     pub routing: RoutingName,
 }
 
-/// How switches find their ways.
+/// Routing of the switches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RoutingName {
-    /// By all shortest.
+    /// All shortest paths.
     #[default]
     Shortest,
-    /// Up, then down: no cycle.
+    /// Up, then down: free of cycles.
     UpDown,
 }
 
 impl std::fmt::Display for ShapeName {
-    /// As it is written.
+    /// Writes the name as in the file.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.serialize(f)
     }
@@ -129,7 +129,7 @@ impl From<RoutingName> for Routing {
     }
 }
 
-/// A network node by node.
+/// A topology node by node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodesTable {
@@ -137,7 +137,7 @@ pub struct NodesTable {
     pub hosts: Vec<String>,
     /// Names of the switches.
     pub switches: Vec<String>,
-    /// What is joined to what.
+    /// Links.
     pub links: Vec<NodeLink>,
 }
 
@@ -147,31 +147,31 @@ pub struct NodesTable {
 pub struct NodeLink {
     /// The names of both ends.
     pub ends: [String; 2],
-    /// As `rate` or `trunk_rate` of the network.
+    /// Like `rate` or `trunk_rate` of the network.
     pub rate: Option<Speed>,
-    /// As `delay` or `trunk_delay` of the network.
+    /// Like `delay` or `trunk_delay` of the network.
     pub delay: Option<Time>,
-    /// As `frame_errors` of the network.
+    /// Like `frame_errors` of the network.
     pub frame_errors: Option<f64>,
 }
 
-/// `[switch]`: all switches are alike.
+/// `[switch]`: configuration of all switches.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SwitchTable {
-    /// Bytes for all ports: 12 MB.
+    /// Size of the shared buffer: 12 MB.
     pub buffer: Bytes,
-    /// What a frame's place is rounded up to: 1 B.
+    /// Allocation unit of the buffer: 1 B.
     pub cell: Bytes,
-    /// Bytes that each port and priority has for itself: 0.
+    /// Bytes reserved for each port and priority: 0.
     pub reserved: Bytes,
-    /// How many times what is free a queue of a lossy priority may have: 1.
+    /// Dynamic limit of a lossy queue, as a multiple of the free bytes: 1.
     pub alpha: f64,
-    /// The same as a number of bytes, in its place.
+    /// Static limit in bytes, in place of `alpha`.
     pub limit: Option<Bytes>,
-    /// A frame begins to leave when its header has come, where it can. false.
+    /// Cut-through: a frame starts to leave once its header has arrived, where possible. false.
     pub cut_through: bool,
-    /// By priority: `"strict"`, or a weight from 1 to 100. All strict.
+    /// For each priority: `"strict"`, or a weight from 1 to 100. All strict.
     pub schedule: Vec<Service>,
 }
 
@@ -189,7 +189,7 @@ impl Default for SwitchTable {
     }
 }
 
-/// When a queue is served.
+/// Scheduling of a queue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Service {
@@ -203,23 +203,23 @@ pub enum Service {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PfcTable {
-    /// The priorities that lose nothing: 3.
+    /// Lossless priorities: 3.
     pub lossless: Vec<u8>,
-    /// Bytes of one port and priority beyond which the peer has to pause; without it, `alpha` times what is free.
+    /// Static limit in bytes of one port and priority, above which the peer has to pause. Without it, the dynamic limit of `alpha`.
     pub xoff: Option<Bytes>,
-    /// How many times what is free: 1, which is the DCQCN paper's beta of 8 with eight priorities.
+    /// Dynamic limit as a multiple of the free bytes: 1, which is the DCQCN paper's beta of 8 with eight priorities.
     pub alpha: f64,
-    /// Bytes below the threshold at which the peer may go on: two frames.
+    /// Bytes below the limit at which the peer may resume: two frames.
     pub xon_offset: Option<Bytes>,
-    /// Bytes of headroom of one port and priority: what the worst case needs.
+    /// Headroom in bytes of one port and priority: that of the worst case.
     pub headroom: Option<Bytes>,
-    /// For how long a frame pauses, in quanta of 512 bit times: 65535.
+    /// Pause time of a PFC frame, in quanta of 512 bit times: 65535.
     pub quanta: u16,
-    /// From a PFC frame's end until it holds: what 802.3 allows.
+    /// Time from the end of a PFC frame until it takes effect: the limit of 802.3.
     pub response: Option<Time>,
-    /// A queue that has been paused for so long without a break is emptied. Without it there is no watchdog.
+    /// A queue paused continuously for this long is emptied. Without it, no watchdog.
     pub watchdog: Option<Time>,
-    /// So long after the end of the pause the queue is as before: like `watchdog`.
+    /// Time after the end of the pause until the queue works again: like `watchdog`.
     pub restore: Option<Time>,
 }
 
@@ -239,22 +239,22 @@ impl Default for PfcTable {
     }
 }
 
-/// `[ecn]`: marking.
+/// `[ecn]`: ECN marking.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EcnTable {
-    /// Bytes in a queue from which on it marks: 5 KB.
+    /// Queue depth in bytes above which marking starts: 5 KB.
     pub kmin: Bytes,
-    /// Bytes in a queue above which it marks everything: 200 KB.
+    /// Queue depth in bytes above which every frame is marked: 200 KB.
     pub kmax: Bytes,
-    /// The share that is marked at kmax: 0.01.
+    /// Share of frames marked at kmax: 0.01.
     pub pmax: f64,
-    /// The priorities whose queues mark: all but 6, that of notifications.
+    /// Priorities with marking queues: all but 6, the priority of notifications.
     pub priorities: Vec<u8>,
 }
 
 impl Default for EcnTable {
-    /// Those of the DCQCN paper, for 40 Gb/s.
+    /// The values of the DCQCN paper, for 40 Gb/s.
     fn default() -> EcnTable {
         EcnTable {
             kmin: Bytes(5_000),
@@ -265,19 +265,19 @@ impl Default for EcnTable {
     }
 }
 
-/// `[hosts]`: all hosts are alike.
+/// `[hosts]`: configuration of all hosts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HostTable {
     /// Payload of a full packet: 256, 512, 1024, 2048 or 4096. 1024.
     pub mtu: u32,
-    /// Bytes that a work request moves at most: 64 KiB.
+    /// Maximum bytes of a work request: 64 KiB.
     pub message: Bytes,
-    /// Work requests that a flow has outstanding: 8.
+    /// Outstanding work requests of a flow: 8.
     pub depth: u32,
-    /// Frames that wait for a host's link at most: 64.
+    /// Size of a host's transmit ring in frames: 64.
     pub slots: usize,
-    /// Local ACK timeout code; 4.096 us times two to its power. 10, which is 4.2 ms.
+    /// Local ACK timeout code: 4.096 us times two to its power. 10, which is 4.2 ms.
     pub timeout: u8,
 }
 
@@ -287,84 +287,84 @@ impl Default for HostTable {
     }
 }
 
-/// Who sends to whom.
+/// Traffic pattern: sources and destinations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pattern {
-    /// Each of `from` to each of `to`, all at once.
+    /// From each of `from` to each of `to`, all at once.
     Flows,
-    /// Each of `from` to one host, `to`: the last by default.
+    /// From each of `from` to one host, `to`: the last by default.
     Incast,
-    /// Each host to one other, and from one other.
+    /// From each host to one other, such that each host receives from one.
     Permutation,
     /// Each host to each other.
     AllToAll,
-    /// An all-reduce of `bytes` around a ring: 2 (n - 1) steps of an n-th.
+    /// An all-reduce of `bytes` around a ring: 2 (n - 1) steps of 1/n each.
     RingAllReduce,
-    /// An all-reduce of `bytes` by a binary tree: up, then down.
+    /// An all-reduce of `bytes` on a binary tree: up, then down.
     TreeAllReduce,
-    /// Each of `from` reads from and writes to targets among `to`, `depth` requests at a time.
+    /// From each of `from`: reads from and writes to targets among `to`, `depth` requests at a time.
     Storage,
-    /// Flows begin at random, each host sending `load` of its link's rate, of sizes by `sizes`, to another at random.
+    /// Flows that start at random, to random hosts. Each host sends `load` of its link's rate, in flows with the distribution `sizes`.
     Poisson,
 }
 
 impl std::fmt::Display for Pattern {
-    /// As it is written.
+    /// Writes the name as in the file.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.serialize(f)
     }
 }
 
-/// `[[traffic]]`: one pattern of it.
+/// `[[traffic]]`: one traffic pattern.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrafficTable {
-    /// Who sends to whom.
+    /// The pattern.
     pub pattern: Pattern,
-    /// What it is called in the results: the pattern's name.
+    /// Name in the results: the pattern's name.
     pub name: Option<String>,
-    /// Hosts that send, by number or name; all by default.
+    /// Sending hosts, by number or name: all.
     pub from: Option<Vec<Place>>,
-    /// Hosts that are sent to, by number or name; all by default.
+    /// Receiving hosts, by number or name: all.
     pub to: Option<Vec<Place>>,
     /// Bytes of a flow, or of an all-reduce, or of a request.
     pub bytes: Option<Bytes>,
-    /// When it begins: 0.
+    /// Start of the first flows: 0.
     #[serde(default)]
     pub start: Time,
-    /// When the last begins at the latest: when the run ends.
+    /// Latest start of a flow: the end of the run.
     pub until: Option<Time>,
-    /// How often: 1. Each flow begins when the one before of its hosts has ended.
+    /// Number of repetitions: 1. A repetition starts when the previous one between the same hosts has ended.
     pub repeat: Option<u32>,
-    /// Poisson: the share of its link's rate that each sender is to use, 0 to 1.
+    /// Poisson: share of its link's rate that each sender uses, 0 to 1.
     pub load: Option<f64>,
-    /// Poisson: how large flows are.
+    /// Poisson: distribution of flow sizes.
     pub sizes: Option<Sizes>,
-    /// Storage: the share of requests that read, 0 to 1. 0.5.
+    /// Storage: share of requests that are reads, 0 to 1. 0.5.
     pub reads: Option<f64>,
-    /// Storage: requests that each client has outstanding. 4.
+    /// Storage: outstanding requests of each client. 4.
     pub depth: Option<u32>,
-    /// READs of the data's destination in place of WRITEs of its source. false.
+    /// Use READs by the data's destination in place of WRITEs by its source. false.
     #[serde(default)]
     pub read: bool,
-    /// 802.1p priority, by the DSCP's upper bits: 3.
+    /// 802.1p priority, given by the upper bits of the DSCP: 3.
     #[serde(default = "priority")]
     pub priority: u8,
 }
 
-/// A host by its number or its name.
+/// A host, by number or name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Place {
-    /// By number, from 0 on.
+    /// By number, from 0.
     Number(usize),
     /// By name: `host3`.
     Name(String),
 }
 
 impl std::fmt::Display for Place {
-    /// As it is written.
+    /// Writes the host as in the file.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Place::Number(number) => number.fmt(f),
@@ -373,17 +373,17 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// `[output]`: what is written down.
+/// `[output]`: the output of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OutputTable {
-    /// Between two looks at rates, and for deadlocks: 100 us.
+    /// Interval between samples of rates, and between checks for deadlocks: 100 us.
     pub interval: Time,
-    /// At each interval, the rate, target and alpha of each flow that congestion control limits. false.
+    /// Sample rate, target and alpha of each flow that congestion control limits. false.
     pub control: bool,
-    /// Links whose frames are kept: `"leaf0-spine1"`.
+    /// Links to capture: `"leaf0-spine1"`.
     pub capture: Vec<String>,
-    /// Frames that a capture keeps at most: 100,000.
+    /// Maximum frames of a capture: 100,000.
     pub frames: usize,
 }
 
@@ -411,36 +411,36 @@ fn priority() -> u8 {
 }
 
 impl Scenario {
-    /// Reads a scenario.
+    /// Parses a scenario.
     ///
     /// # Errors
-    /// If the text is none: with the line, and what is allowed there.
+    /// If the text is invalid, with the line and what is allowed there.
     pub fn read(text: &str) -> Result<Scenario, ScenarioError> {
         toml::from_str(text).map_err(|error| ScenarioError::of_text(&error))
     }
 
-    /// The same of a table, whose lines nobody knows any more.
+    /// Converts a parsed TOML table. Errors have no line numbers.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the table is not a valid scenario.
     pub fn of_table(table: toml::Table) -> Result<Scenario, ScenarioError> {
         table.try_into().map_err(|error: toml::de::Error| ScenarioError::of_text(&error))
     }
 
-    /// Reads a scenario and the network that it may name, which is a file beside it.
+    /// Reads a scenario, and the network file that it may name.
     ///
     /// # Errors
-    /// If one cannot be read, or is none.
+    /// If a file cannot be read or is invalid.
     pub fn open(path: &std::path::Path) -> Result<Scenario, ScenarioError> {
         let mut scenario = Scenario::read(&load(path)?).map_err(|error| within(path, &error))?;
         scenario.find_nodes(path.parent().unwrap_or(std::path::Path::new("")))?;
         Ok(scenario)
     }
 
-    /// Reads the network that it may name, which lies in `folder`.
+    /// Reads the network file, if the scenario names one, from `folder`.
     ///
     /// # Errors
-    /// If it cannot be read, or is none.
+    /// If the file cannot be read or is invalid.
     pub fn find_nodes(&mut self, folder: &std::path::Path) -> Result<(), ScenarioError> {
         if let Some(name) = self.network.file.take() {
             let path = folder.join(name);
@@ -450,10 +450,10 @@ impl Scenario {
         Ok(())
     }
 
-    /// The congestion control of the hosts.
+    /// Returns the congestion control of the hosts.
     ///
     /// # Errors
-    /// If there is none of that name, or a knob is none of its.
+    /// If the name is unknown, or a parameter is not one of its parameters.
     pub fn control(&self) -> Result<Settings, ScenarioError> {
         let name = match self.cc.get("control") {
             None if self.cc.is_empty() => "off",
@@ -465,7 +465,7 @@ impl Scenario {
             }
         };
         let mut text = name.to_owned();
-        // A preset is where knobs begin.
+        // The preset comes first, because it sets the parameters' start values.
         let preset = self.cc.iter().filter(|(knob, _)| *knob == "preset");
         let rest = self.cc.iter().filter(|(knob, _)| *knob != "preset" && *knob != "control");
         for (knob, value) in preset.chain(rest) {

@@ -1,4 +1,4 @@
-//! How long a flow would take if it were alone in the network.
+//! Ideal completion time: the duration of a flow in an otherwise empty network.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -6,20 +6,20 @@ use super::traffic::Flow;
 use crate::sim::fabric::{End, LinkConfig, Shape};
 use crate::time::Nanos;
 
-/// Ethernet, IPv4, UDP and BTH before the payload, ICRC behind it.
+/// Ethernet, IPv4, UDP, BTH and ICRC.
 const HEADERS: usize = 14 + 20 + 8 + 12 + 4;
-/// What the first packet of a WRITE or a READ request has besides.
+/// Additional bytes of a READ request, and of a WRITE's first packet.
 const RETH: usize = 16;
-/// What an acknowledgement, and parts of a READ response, have besides.
+/// Additional bytes of an acknowledgement, and of a READ response's first and last packets.
 const AETH: usize = 4;
 
-/// The links of shortest ways, by what they join.
+/// The links of shortest paths, by their end nodes.
 #[derive(Clone, Debug)]
 pub(super) struct Ways {
-    /// By node, stations first: its neighbours.
+    /// Neighbours of each node; stations come first.
     beside: Vec<Vec<(usize, LinkConfig)>>,
     found: HashMap<(usize, usize), Vec<LinkConfig>>,
-    /// Payload of a full packet, and of a message.
+    /// Payload of a full packet, and size of a message.
     mtu: u64,
     message: u64,
 }
@@ -39,7 +39,7 @@ impl Ways {
         Ways { beside, found: HashMap::new(), mtu, message }
     }
 
-    /// The links from one node to another.
+    /// Returns the links of a shortest path between two nodes.
     fn between(&self, from: usize, to: usize) -> Vec<LinkConfig> {
         let mut before: Vec<Option<(usize, LinkConfig)>> = vec![None; self.beside.len()];
         let mut reached = VecDeque::from([from]);
@@ -61,8 +61,8 @@ impl Ways {
         links
     }
 
-    /// From when its first request is posted until it is complete: every packet on the slowest of its links, the last on the others,
-    /// and the answer to it. Switches store and forward, and nobody else sends.
+    /// Returns the time from posting the flow's first request until its completion. All packets take the slowest link, the last packet also
+    /// the others, and then the response its way back. Switches store and forward, and no other flow sends.
     pub(super) fn time(&mut self, flow: &Flow) -> Nanos {
         let (first, last) = (self.beside[flow.from][0], self.beside[flow.to][0]);
         if !self.found.contains_key(&(first.0, last.0)) {
@@ -75,7 +75,7 @@ impl Ways {
         let packets = |bytes: u64| bytes.div_ceil(self.mtu);
         let count = (messages - 1) * packets(self.message) + packets(rest);
         let tail = (flow.bytes - 1) % self.message % self.mtu + 1;
-        // RETH in the first of each message; AETH in the first and the last of each response.
+        // RETH in the first packet of each message; AETH in the first and the last of each response.
         let more = if flow.read { 2 * AETH } else { RETH } as u64 * messages;
         let on_wire = |link: &LinkConfig, length: usize| link.rate.nanos_for(link.wire_bytes(length)).0;
         let all = |link: &LinkConfig| {

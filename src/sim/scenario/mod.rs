@@ -1,6 +1,6 @@
-//! Scenarios: a network, who sends what in it, and what came of it. One TOML file says all of it.
+//! Scenarios: a network, its traffic and its results, described by one TOML file.
 //!
-//! [`Scenario`] is the file, [`Simulation`] plays it, [`Results`] are tables of what happened. `docs/simulator.md` teaches the file.
+//! [`Scenario`] is the file, [`Simulation`] runs it, [`Results`] has tables of the outcome. `docs/simulator.md` explains the file.
 //!
 //! ```
 //! use roxie::sim::scenario::{Scenario, Simulation};

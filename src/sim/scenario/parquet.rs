@@ -1,4 +1,4 @@
-//! Tables as Parquet files, which data frames read by columns.
+//! Tables as Parquet files, a columnar format that data frame libraries read.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use parquet::schema::parser::parse_message_type;
 use super::table::{Column, Table};
 
 impl Table {
-    /// Writes a Parquet file of one row group: counts are unsigned 64-bit numbers, what may be missing is optional.
+    /// Writes a Parquet file of one row group. Counts are unsigned 64-bit integers; columns with missing values are optional.
     ///
     /// # Errors
-    /// What `out` says.
+    /// I/O errors of `out`.
     pub fn write_parquet(&self, out: impl Write + Send) -> std::io::Result<()> {
         self.write_groups(out).map_err(std::io::Error::other)
     }
@@ -45,7 +45,7 @@ impl Table {
 }
 
 fn write(column: &Column, writer: &mut SerializedColumnWriter<'_>) -> Result<(), ParquetError> {
-    // Bit for bit: what is unsigned is stored so.
+    // Parquet stores unsigned integers bit for bit as signed ones.
     let signed = |value: &u64| *value as i64;
     let levels = |there: Vec<bool>| there.into_iter().map(i16::from).collect::<Vec<_>>();
     match column {
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn parquet_file_is_read_back() {
         let table = Table {
             name: "t",
             columns: vec![
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_without_rows_is_a_file() {
+    fn table_without_rows_is_a_valid_file() {
         let table = Table { name: "t", columns: vec![("n".into(), Column::Count(Vec::new()))] };
         let mut out = Vec::new();
         table.write_parquet(&mut out).expect("memory");

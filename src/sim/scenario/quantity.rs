@@ -1,4 +1,4 @@
-//! Times, sizes and rates as people write them: `"10 us"`, `"64 KiB"`, `"100 Gb/s"`.
+//! Times, sizes and rates with units: `"10 us"`, `"64 KiB"`, `"100 Gb/s"`.
 
 use std::fmt;
 
@@ -9,15 +9,15 @@ use crate::congestion::Rate;
 use crate::sim::fabric::LinkRate;
 use crate::time::Nanos;
 
-/// A time: a text with `ns`, `us`, `ms` or `s`, or a number of nanoseconds.
+/// A time: a string with `ns`, `us`, `ms` or `s`, or a number of nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Time(pub Nanos);
 
-/// A number of bytes: a text with `B`, `KB`, `MB`, `GB` or `KiB`, `MiB`, `GiB`, or a number.
+/// A number of bytes: a string with `B`, `KB`, `MB`, `GB` or `KiB`, `MiB`, `GiB`, or a number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
 
-/// A rate: a text with `Mb/s`, `Gb/s` or `Tb/s`, or a number of bits per second.
+/// A rate: a string with `kb/s`, `Mb/s`, `Gb/s` or `Tb/s`, or a number of bits per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Speed(pub LinkRate);
 
@@ -33,7 +33,7 @@ const SIZES: &[(&str, f64)] = &[
     ("B", 1.0),
 ];
 
-/// A number and a unit of `units`, as a whole number of the unit that is 1.
+/// Parses a number with one of `units`. Returns a multiple of the base unit (factor 1).
 fn read(text: &str, units: &[(&str, f64)]) -> Option<u64> {
     let text = text.trim();
     let begin = text.find(|c: char| c.is_alphabetic())?;
@@ -43,7 +43,7 @@ fn read(text: &str, units: &[(&str, f64)]) -> Option<u64> {
     (0.0..1e18).contains(&value).then_some(value.round() as u64)
 }
 
-/// What a quantity is read from: a text or a whole number.
+/// A quantity that can be parsed from a string or a whole number.
 trait Quantity: Sized {
     const EXPECTED: &'static str;
     fn of_text(text: &str) -> Option<Self>;
@@ -131,7 +131,7 @@ macro_rules! quantities {
 
 quantities!(Time Bytes Speed);
 
-/// In the largest unit of which it is a whole number.
+/// Formats a value in the largest unit of which it is a whole multiple.
 fn whole(value: u64, units: &[(&str, u64)], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let (unit, factor) = units
         .iter()
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantities_are_read_with_their_units_and_printed_in_the_largest() {
+    fn quantities_parse_units_and_print_the_largest() {
         let time = |text: &str| text.parse::<Time>().map(|time| time.0.0);
         assert_eq!(["10us", "10 us", "0.01 ms", "10000"].map(time), [const { Ok(10_000) }; 4]);
         assert_eq!(Time(Nanos(1500)).to_string(), "1500 ns");

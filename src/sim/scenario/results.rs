@@ -1,4 +1,4 @@
-//! What came of a scenario.
+//! Results of a scenario.
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
@@ -6,117 +6,117 @@ use serde::Serialize;
 use super::run::{ControlSample, Course, Simulation};
 use super::table::{Column, Table};
 use super::traffic::Flow;
-use crate::sim::fabric::{DropReason, End, PRIORITIES, QueueStats, Toll};
+use crate::sim::fabric::{DropReason, End, FlowStats, PRIORITIES, QueueStats};
 use crate::time::Nanos;
 
-/// What came of a flow.
+/// Result of a flow.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FlowResult {
-    /// When it began. `None`: not at all.
+    /// Start time. `None`: the flow did not start.
     pub began: Option<Nanos>,
-    /// When it ended. `None`: not while the scenario was played.
+    /// End time. `None`: the flow did not end during the run.
     pub ended: Option<Nanos>,
-    /// How long it would have taken alone.
+    /// Completion time in an empty network.
     pub ideal: Nanos,
-    /// Why it failed, if it did.
+    /// Cause of the failure, if the flow failed.
     pub failed: Option<String>,
-    /// What became of its frames on the way: those with its data, their answers, and the notifications for whoever sent the data.
-    pub toll: Toll,
+    /// Statistics of its frames: data, responses, and notifications to the data's sender.
+    pub flow_stats: FlowStats,
 }
 
 impl FlowResult {
-    /// From its beginning to its end.
+    /// Returns the time from start to end, if the flow completed.
     pub fn completion_time(&self) -> Option<Nanos> {
         Some(self.ended.filter(|_| self.failed.is_none())?.since(self.began?))
     }
 
-    /// How many times as long it took as it would have taken alone.
+    /// Returns the completion time divided by [`FlowResult::ideal`].
     pub fn slowdown(&self) -> Option<f64> {
         Some(self.completion_time()?.0 as f64 / self.ideal.0.max(1) as f64)
     }
 }
 
-/// A run in a few numbers.
+/// Key figures of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
-    /// The scenario's name.
+    /// Name of the scenario.
     pub name: String,
-    /// Its seed.
+    /// Seed of the scenario.
     pub seed: u64,
-    /// When it ended, in ns.
+    /// End of the run, in ns.
     pub time_ns: u64,
-    /// Events that were handled.
+    /// Events handled.
     pub events: u64,
-    /// Flows that were to begin.
+    /// Flows of the scenario.
     pub flows: u64,
-    /// Flows that ended well.
+    /// Flows that completed.
     pub ended: u64,
-    /// Flows whose queue pair failed.
+    /// Flows that failed with their queue pair.
     pub failed: u64,
-    /// Completion time in ns: the median, 99 of 100, and the last.
+    /// Median completion time, in ns.
     pub fct_p50_ns: u64,
-    /// 99 of 100 flows took at most as long, in ns.
+    /// 99th percentile of the completion time, in ns.
     pub fct_p99_ns: u64,
-    /// The longest completion time, in ns.
+    /// Maximum completion time, in ns.
     pub fct_max_ns: u64,
-    /// Slowdown against an empty network: the mean.
+    /// Mean slowdown compared to an empty network.
     pub slowdown_mean: f64,
-    /// Half of the flows have at most this slowdown.
+    /// Median slowdown.
     pub slowdown_p50: f64,
-    /// 99 of 100 flows have at most this slowdown.
+    /// 99th percentile of the slowdown.
     pub slowdown_p99: f64,
-    /// Jain's index of the rates of the flows that ended: 1 if all are equal.
+    /// Jain's fairness index of the completed flows' rates: 1 if all are equal.
     pub fairness: f64,
-    /// Bytes of ended flows in the time of the run, in bits per second.
+    /// Bytes of completed flows divided by the duration of the run, in bits per second.
     pub goodput_bps: f64,
-    /// Frames that switches sent.
+    /// Frames sent by switches.
     pub frames: u64,
-    /// Frames that switches marked.
+    /// Frames marked by switches.
     pub marked: u64,
-    /// Frames that switches dropped, for whatever reason.
+    /// Frames dropped by switches, for any reason.
     pub dropped: u64,
-    /// Frames that errors of links have damaged.
+    /// Frames damaged by link errors.
     pub damaged: u64,
-    /// Packets that were sent again.
+    /// Packets retransmitted.
     pub retransmitted: u64,
-    /// Congestion notifications that came to senders.
+    /// Congestion notifications received by senders.
     pub cnps: u64,
-    /// How often somebody was told to pause.
+    /// XOFF frames sent, by all ports.
     pub pauses: u64,
-    /// For how long ports were told to pause, all together, in ns.
+    /// Total pause time requested, summed over all ports, in ns.
     pub pause_ns: u64,
-    /// The most bytes in one queue.
+    /// Maximum depth of a single queue, in bytes.
     pub depth_peak: u64,
-    /// How often a watchdog found a queue stuck.
+    /// Number of times a watchdog found a queue stuck.
     pub storms: u64,
-    /// The first deadlock: its queues by `SWITCH:PORT`, each of which waits for the next.
+    /// First deadlock: its queues as `SWITCH:PORT`. Each waits for the next.
     pub deadlock: Option<String>,
-    /// Since when all of its queues had been paused, in ns.
+    /// Time since which all queues of the first deadlock had been paused, in ns.
     pub deadlock_since_ns: Option<u64>,
-    /// For how long there was one, in ns, to an interval of the output.
+    /// Total duration of deadlocks in ns, with the resolution of the output interval.
     pub deadlock_ns: u64,
 }
 
-/// What came of a scenario: tables, and a summary.
+/// Results of a scenario: tables and a summary.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Results {
-    /// In a few numbers.
+    /// Key figures.
     pub summary: Summary,
-    /// Each flow, by number.
+    /// Result of each flow, by number.
     pub flows: Vec<FlowResult>,
-    /// `flows`, `ports`, `hosts`, `queues`, `rates`; `control`, if the output asks for it.
+    /// `flows`, `ports`, `hosts`, `queues`, `rates`; also `control` if the output asks for it.
     pub tables: Vec<Table>,
 }
 
 impl Results {
-    /// A table.
+    /// Returns the table of this name.
     pub fn table(&self, name: &str) -> Option<&Table> {
         self.tables.iter().find(|table| table.name == name)
     }
 }
 
 impl Simulation {
-    /// What has come of it so far.
+    /// Returns the results up to now.
     pub fn results(&self) -> Results {
         let flows = self.flow_results();
         let ports = self.ports();
@@ -137,20 +137,20 @@ impl Simulation {
     fn flow_results(&self) -> Vec<FlowResult> {
         let Simulation { flows, courses, .. } = self;
         let mut ways = self.ways.clone();
-        let toll = |number: usize, flow: &Flow, conn| {
-            self.applications.toll(&self.fabric, number as u32, conn, flow.read)
+        let flow_stats = |number: usize, flow: &Flow, conn| {
+            self.applications.flow_stats(&self.fabric, number as u32, conn, flow.read)
         };
         let result = |(number, (flow, course)): (usize, (&Flow, &Course))| FlowResult {
             began: course.began,
             ended: course.ended,
             ideal: ways.time(flow),
             failed: course.failed.map(|status| status.to_string()),
-            toll: course.conn.map_or_else(Toll::default, |conn| toll(number, flow, conn)),
+            flow_stats: course.conn.map_or_else(FlowStats::default, |conn| flow_stats(number, flow, conn)),
         };
         flows.iter().zip(courses.iter()).enumerate().map(result).collect()
     }
 
-    /// The queues of all ports that have done something: switch, port, priority.
+    /// Returns switch, port, priority and counters of all queues with any activity.
     fn ports(&self) -> Vec<(usize, usize, usize, QueueStats)> {
         let fabric = &self.fabric;
         let mut all = Vec::new();
@@ -220,7 +220,7 @@ impl Simulation {
             dropped: queues(|stats| stats.drops.all() + stats.flushed) + unrouted.sum::<u64>(),
             damaged: ends.map(|end| self.fabric.link(end).damaged).sum(),
             retransmitted: hosts.map(|host| self.counter(host, "retransmitted_packets")).sum(),
-            cnps: flows.iter().map(|flow| flow.toll.notified).sum(),
+            cnps: flows.iter().map(|flow| flow.flow_stats.notified).sum(),
             pauses: queues(|stats| stats.xoff_sent),
             pause_ns: queues(|stats| stats.pause_sent.0),
             depth_peak: ports.iter().map(|(_, _, _, stats)| stats.depth.peak()).max().unwrap_or(0),
@@ -254,17 +254,17 @@ impl Simulation {
                 "rate_bps".into(),
                 real(&|n| time(n).map(|time| flows[n].bytes as f64 * 8e9 / time.max(1) as f64)),
             ),
-            ("marked".into(), count(&|n| results[n].toll.marked)),
-            ("dropped".into(), count(&|n| results[n].toll.dropped)),
-            ("damaged".into(), count(&|n| results[n].toll.damaged)),
-            ("retransmitted_packets".into(), count(&|n| results[n].toll.again)),
-            ("cnps".into(), count(&|n| results[n].toll.notified)),
+            ("marked".into(), count(&|n| results[n].flow_stats.marked)),
+            ("dropped".into(), count(&|n| results[n].flow_stats.dropped)),
+            ("damaged".into(), count(&|n| results[n].flow_stats.damaged)),
+            ("retransmitted_packets".into(), count(&|n| results[n].flow_stats.again)),
+            ("cnps".into(), count(&|n| results[n].flow_stats.notified)),
             ("failed".into(), text(&|n| results[n].failed.clone().unwrap_or_default())),
         ];
         Table { name: "flows", columns }
     }
 
-    /// What a pattern of traffic is called.
+    /// Returns the name of a traffic pattern.
     pub(super) fn traffic_name(&self, number: usize) -> String {
         let table = &self.scenario.traffic[number];
         let pattern = || serde_json::to_value(table.pattern).ok().and_then(|v| v.as_str().map(str::to_owned));
@@ -376,7 +376,7 @@ impl Simulation {
         let interval = self.scenario.output.interval.0.0;
         for sample in &self.samples {
             let (at, bytes_sent, bytes_delivered) = before[sample.host];
-            // Nothing had changed up to the sample before.
+            // Counters had not changed up to the sample interval before.
             let since = sample.at.0.saturating_sub(interval).max(at);
             let rate = |bytes: u64| Some(bytes as f64 * 8e9 / (sample.at.0 - since).max(1) as f64);
             sent.push(rate(sample.sent - bytes_sent));

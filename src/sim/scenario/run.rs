@@ -1,4 +1,4 @@
-//! A scenario that is played.
+//! Runs a scenario.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -17,51 +17,51 @@ use crate::sim::fabric::{Deadlock, Fabric, Hop, LinkRate, Shape, Step};
 use crate::time::Nanos;
 use crate::verbs::WcStatus;
 
-/// What is known of a flow.
+/// Progress of a flow.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Course {
     pub(super) began: Option<Nanos>,
     pub(super) ended: Option<Nanos>,
     pub(super) failed: Option<WcStatus>,
-    /// Flows that it still waits for.
+    /// Number of flows that must still end before this one starts.
     waits: u32,
     pub(super) conn: Option<u32>,
 }
 
-/// What a host had sent and got at a moment.
+/// Traffic counts of a host at a sample time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateSample {
-    /// When.
+    /// Sample time.
     pub at: Nanos,
-    /// Its number.
+    /// Number of the host.
     pub host: usize,
-    /// Bytes of frames that had begun to leave.
+    /// Bytes of frames that had started to leave.
     pub sent: u64,
-    /// Bytes of frames that had come.
+    /// Bytes of frames received.
     pub delivered: u64,
 }
 
-/// What congestion control made of a flow at a moment.
+/// Congestion control state of a flow at a sample time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ControlSample {
-    /// When.
+    /// Sample time.
     pub at: Nanos,
-    /// The number of the flow.
+    /// Number of the flow.
     pub flow: usize,
-    /// Rate, target and alpha, as of its last packet.
+    /// Rate, target and alpha, as of the flow's last packet.
     pub state: State,
 }
 
-/// What was seen of deadlocks.
+/// Deadlocks found.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Deadlocks {
-    /// The first, with the names of its queues.
+    /// The first deadlock, with the names of its queues.
     pub(super) first: Option<(Deadlock, String)>,
-    /// Looks at which there was one that had lasted since the look before.
+    /// Number of checks that found a deadlock at least as old as the check interval.
     pub(super) looks: u64,
 }
 
-/// A scenario that is played, step by step or to its end.
+/// A running scenario, advanced step by step or to its end.
 #[derive(Debug)]
 pub struct Simulation {
     pub(super) scenario: Scenario,
@@ -72,24 +72,24 @@ pub struct Simulation {
     pub(super) ways: Ways,
     pub(super) samples: Vec<RateSample>,
     pub(super) applications: Applications,
-    /// By flow: those that wait for it.
+    /// For each flow: the flows that wait for it.
     next: Vec<Vec<u32>>,
-    /// By time: the flows that begin then.
+    /// Flows by start time, those not started yet.
     due: BTreeMap<Nanos, Vec<u32>>,
     open: usize,
     sample_at: Nanos,
     captures: Vec<Capture>,
     pub(super) deadlocks: Deadlocks,
     pub(super) control_samples: Vec<ControlSample>,
-    /// Bytes at the last sample, by host.
+    /// Byte counts of each host at the last sample.
     before: Vec<(u64, u64)>,
 }
 
 impl Simulation {
-    /// The network with its hosts, at time zero.
+    /// Builds the network and its hosts, at time zero.
     ///
     /// # Errors
-    /// If something of the scenario cannot be.
+    /// The first invalid value.
     pub fn new(scenario: &Scenario) -> Result<Simulation, ScenarioError> {
         let shape = scenario.shape()?;
         let config = scenario.fabric(&shape)?;
@@ -101,7 +101,7 @@ impl Simulation {
         let control = scenario.control()?;
         let mut fabric = Fabric::new(config)?;
         fabric.count_by_flow();
-        // By host: the flows that begin or end there, and so the queue pairs at most.
+        // Flows that start or end at each host: the maximum number of queue pairs there.
         let mut ends = vec![0; shape.stations.len()];
         flows.iter().flat_map(|flow| [flow.from, flow.to]).for_each(|host| ends[host] += 1);
         for (n, rate) in rates.iter().enumerate() {
@@ -153,46 +153,46 @@ impl Simulation {
         })
     }
 
-    /// The network.
+    /// Returns the network.
     pub fn fabric(&self) -> &Fabric {
         &self.fabric
     }
 
-    /// Its shape: the names of its nodes.
+    /// Returns the topology, with the names of the nodes.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// All flows, those that have not begun included.
+    /// Returns all flows, including those not started yet.
     pub fn flows(&self) -> &[Flow] {
         &self.flows
     }
 
-    /// The time.
+    /// Returns the current time.
     pub fn now(&self) -> Nanos {
         self.fabric.now()
     }
 
-    /// Flows that have not ended.
+    /// Returns the number of flows that have not ended.
     pub fn open(&self) -> usize {
         self.open
     }
 
-    /// Ends of connections so far.
+    /// Returns the number of queue pairs made.
     pub fn queue_pairs(&self) -> usize {
         self.applications.queue_pairs()
     }
 
-    /// What hosts had sent and got, at each interval of the output; those for whom nothing had changed are left out.
+    /// Returns the traffic samples of each output interval. Hosts without a change are left out.
     pub fn samples(&self) -> &[RateSample] {
         &self.samples
     }
 
-    /// Captures a link, by the names of what it joins: `leaf0-spine1`. Each end is an interface of the capture; comments say what
-    /// the switches did.
+    /// Captures a link, named by its ends: `leaf0-spine1`. Each end is an interface of the capture; comments describe the outcome in the
+    /// switches.
     ///
     /// # Errors
-    /// If there is no such link, or `out` takes nothing.
+    /// If the link does not exist, or `out` fails.
     pub fn capture(&mut self, link: &str, out: Box<dyn Write + Send>) -> Result<(), ScenarioError> {
         let ends = capture::ends(&self.shape, link)?;
         self.captures.push(Capture::new(&self.shape, ends, self.scenario.output.frames, out)?);
@@ -200,27 +200,28 @@ impl Simulation {
         Ok(())
     }
 
-    /// What congestion control makes of a flow, as of its last packet. `None`: it has not begun, has ended, or nobody limits it.
+    /// Returns the congestion control state of a flow, as of its last packet. `None`: the flow has not started, has ended, or has no
+    /// congestion control.
     ///
     /// # Panics
-    /// If there is no such flow.
+    /// If the flow does not exist.
     pub fn control_state(&self, flow: usize) -> Option<State> {
         let course = self.courses[flow];
         let (host, qp) = self.applications.queue_pair(course.conn.filter(|_| course.ended.is_none())?);
         self.fabric.hosts()[host].worker.nic().qp_status(qp.handle.index)?.control
     }
 
-    /// What congestion control made of each flow that it limited, at each interval, if the output asks for it.
+    /// Returns the congestion control state of each controlled flow at each interval, if the output asks for it.
     pub fn control_samples(&self) -> &[ControlSample] {
         &self.control_samples
     }
 
-    /// True if all flows have ended, or the scenario's time is over.
+    /// Returns true if all flows have ended, or the scenario's time is over.
     pub fn is_over(&self) -> bool {
         self.open == 0 || self.now() >= self.scenario.time.0
     }
 
-    /// Plays until `limit`, or until it is over.
+    /// Runs until `limit`, or to the end of the scenario.
     ///
     /// # Errors
     /// If a connection cannot be made.
@@ -228,7 +229,7 @@ impl Simulation {
         self.watch(limit, |_| ())
     }
 
-    /// The same, and somebody looks at the network after each event.
+    /// Runs until `limit` as [`Simulation::advance`] does, and calls `look` after each event.
     ///
     /// # Errors
     /// If a connection cannot be made.
@@ -249,7 +250,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Plays to the end.
+    /// Runs to the end of the scenario.
     ///
     /// # Errors
     /// If a connection cannot be made.
@@ -257,7 +258,7 @@ impl Simulation {
         self.advance(Nanos::MAX)
     }
 
-    /// Lets time pass until `until`, or until a flow has ended that another waits for.
+    /// Advances time to `until`, or until a flow ends that another waits for.
     fn play(&mut self, until: Nanos, look: &mut impl FnMut(&Fabric)) {
         while let Some(step) = self.fabric.step(until) {
             look(&self.fabric);
@@ -335,7 +336,7 @@ impl Simulation {
         }
     }
 
-    /// The first deadlock that lasted from one look to the next, and its queues by `SWITCH:PORT`, each of which waits for the next.
+    /// Returns the first deadlock that lasted for an output interval, and its queues as `SWITCH:PORT`. Each queue waits for the next.
     pub fn deadlock(&self) -> Option<(&Deadlock, &str)> {
         self.deadlocks.first.as_ref().map(|(found, text)| (found, text.as_str()))
     }
@@ -393,7 +394,7 @@ fn terms(scenario: &Scenario) -> Result<Terms, ScenarioError> {
     })
 }
 
-/// A NIC that has so many queue pairs, and little else.
+/// Returns the limits of a NIC with this number of queue pairs, and the minimum of other objects.
 fn limits(qps: u32) -> Limits {
     Limits {
         qps: qps.clamp(1, 1 << 16),

@@ -1,23 +1,23 @@
-//! How large flows are: published distributions, and fixed sizes.
+//! Flow sizes: published distributions.
 
 use serde::{Deserialize, Serialize};
 
 use crate::random::splitmix;
 
-/// A distribution of flow sizes, by its name in the literature.
+/// A distribution of flow sizes, named as in the literature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sizes {
-    /// Query and background flows of a web search cluster (DCTCP, SIGCOMM 2010, figure 4), as simulators have used them since.
+    /// Query and background flows of a web search cluster (DCTCP, SIGCOMM 2010, figure 4), as used by later simulators.
     WebSearch,
-    /// A cluster that mines data (VL2, SIGCOMM 2009, figure 2), as pFabric has it: half of the flows are one packet, most bytes are in
-    /// flows of over 100 MB.
+    /// A data mining cluster (VL2, SIGCOMM 2009, figure 2), as used by pFabric: half of the flows are one packet, most bytes are in flows
+    /// of over 100 MB.
     DataMining,
-    /// A Hadoop cluster of Facebook (Roy et al., SIGCOMM 2015, figure 6), as the simulator of HPCC has it.
+    /// A Hadoop cluster of Facebook (Roy et al., SIGCOMM 2015, figure 6), as used by HPCC's simulator.
     Hadoop,
 }
 
-/// Bytes, and the share of flows that have at most as many. In between they are spread evenly.
+/// Points of a distribution: bytes, and the share of flows of at most that size. Linear in between.
 type Points = &'static [(f64, f64)];
 
 const WEB_SEARCH: Points = &[
@@ -35,7 +35,7 @@ const WEB_SEARCH: Points = &[
     (30e6, 1.0),
 ];
 
-/// Packets of 1460 bytes.
+/// In packets of 1460 bytes.
 const DATA_MINING: Points = &[
     (1460.0, 0.0),
     (1460.0, 0.50),
@@ -80,13 +80,13 @@ impl Sizes {
         }
     }
 
-    /// Bytes of the mean flow.
+    /// Returns the mean flow size in bytes.
     pub fn mean(self) -> f64 {
         let between = |pair: &[(f64, f64)]| (pair[1].1 - pair[0].1) * (pair[0].0 + pair[1].0) / 2.0;
         self.points().windows(2).map(between).sum()
     }
 
-    /// Bytes that a share of the flows, 0 to 1, do not exceed.
+    /// Returns the size in bytes that `share` (0 to 1) of the flows do not exceed.
     pub fn quantile(self, share: f64) -> f64 {
         let points = self.points();
         let after = points.iter().position(|(_, at)| *at >= share).unwrap_or(points.len() - 1).max(1);
@@ -94,29 +94,29 @@ impl Sizes {
         if to > from { low + (high - low) * (share - from) / (to - from) } else { high }
     }
 
-    /// Bytes of the next flow: 1 or more.
+    /// Draws the size of the next flow in bytes, 1 or more.
     pub fn draw(self, random: &mut u64) -> u64 {
         (self.quantile(unit(random)).round() as u64).max(1)
     }
 }
 
-/// A number from 0 up to 1.
+/// Returns a number from 0 inclusive to 1 exclusive.
 pub(super) fn unit(random: &mut u64) -> f64 {
-    // As many bits as the fraction of a double has.
+    // 53 bits: the precision of an `f64`.
     (splitmix(random) >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// The time to the next of independent events, in units of their mean distance.
+/// Returns the time to the next of independent events, in units of their mean interval.
 pub(super) fn exponential(random: &mut u64) -> f64 {
     -(1.0 - unit(random)).ln()
 }
 
-/// A number below `count`, which is not 0.
+/// Returns a number below `count`, which must not be 0.
 pub(super) fn below(random: &mut u64, count: usize) -> usize {
     ((u128::from(splitmix(random)) * count as u128) >> 64) as usize
 }
 
-/// An order of these things in which each is as likely as any other (Fisher and Yates).
+/// Shuffles `things`: all orders are equally likely (Fisher and Yates).
 pub(super) fn shuffle<T>(random: &mut u64, things: &mut [T]) {
     for last in (1..things.len()).rev() {
         things.swap(last, below(random, last + 1));
@@ -128,15 +128,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn means_are_those_of_the_literature() {
-        // Web search: 1.7 MB; data mining: 7.4 MB as points of a line, dominated by its longest flows.
+    fn means_match_the_literature() {
+        // Web search: 1.7 MB. Data mining: 7.4 MB with linear interpolation; its longest flows dominate.
         let means =
             [Sizes::WebSearch, Sizes::DataMining, Sizes::Hadoop].map(|sizes| (sizes.mean() / 1e3) as u64);
         assert_eq!(means, [1711, 7470, 120]);
     }
 
     #[test]
-    fn what_is_drawn_has_the_distribution() {
+    fn drawn_sizes_have_the_distribution() {
         for sizes in [Sizes::WebSearch, Sizes::DataMining, Sizes::Hadoop] {
             let mut random = 7;
             let mut drawn: Vec<u64> = (0..40_000).map(|_| sizes.draw(&mut random)).collect();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shuffle_keeps_all_and_waits_have_mean_one() {
+    fn shuffle_keeps_all_and_waits_average_one() {
         let mut random = 3;
         let mut things: Vec<u32> = (0..100).collect();
         shuffle(&mut random, &mut things);

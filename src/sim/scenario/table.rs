@@ -1,22 +1,22 @@
-//! Tables of results, and how they are written.
+//! Tables of results, and their output as CSV.
 
 use std::io::{self, Write};
 
-/// What is in a column.
+/// Values of a column.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Column {
     /// Whole numbers.
     Count(Vec<u64>),
-    /// Whole numbers, where there are some.
+    /// Whole numbers, some of which may be missing.
     Maybe(Vec<Option<u64>>),
-    /// Numbers, where there are some.
+    /// Real numbers, some of which may be missing.
     Real(Vec<Option<f64>>),
     /// Texts.
     Text(Vec<String>),
 }
 
 impl Column {
-    /// Rows.
+    /// Returns the number of rows.
     pub fn len(&self) -> usize {
         match self {
             Column::Count(values) => values.len(),
@@ -26,17 +26,17 @@ impl Column {
         }
     }
 
-    /// True without rows.
+    /// Returns true if the column has no rows.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// As it stands in a file of comma-separated values; nothing where there is no value.
+    /// Returns a value as written in a CSV file; empty for a missing value.
     pub fn cell(&self, row: usize) -> String {
         match self {
             Column::Count(values) => values[row].to_string(),
             Column::Maybe(values) => values[row].map_or_else(String::new, |value| value.to_string()),
-            // Shortest that is read back as the same number.
+            // The shortest text that parses to the same number.
             Column::Real(values) => values[row].map_or_else(String::new, |value| value.to_string()),
             Column::Text(values) if values[row].contains([',', '"', '\n', '\r']) => {
                 format!("\"{}\"", values[row].replace('"', "\"\""))
@@ -46,30 +46,30 @@ impl Column {
     }
 }
 
-/// A table: columns of one length.
+/// A table: columns of equal length.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
-    /// What it is called: its file's name without the ending.
+    /// Name: that of its file without the extension.
     pub name: &'static str,
-    /// Columns and their names. Units are the end of a name.
+    /// Columns and their names. A name ends with its unit.
     pub columns: Vec<(String, Column)>,
 }
 
 impl Table {
-    /// Rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.columns.first().map_or(0, |(_, column)| column.len())
     }
 
-    /// A column.
+    /// Returns the column of this name.
     pub fn column(&self, name: &str) -> Option<&Column> {
         self.columns.iter().find(|(of, _)| of == name).map(|(_, column)| column)
     }
 
-    /// Writes comma-separated values with a line of names (RFC 4180, with line feeds).
+    /// Writes comma-separated values with a header line (RFC 4180, with line feeds).
     ///
     /// # Errors
-    /// What `out` says.
+    /// I/O errors of `out`.
     pub fn write_csv(&self, mut out: impl Write) -> io::Result<()> {
         let names: Vec<&str> = self.columns.iter().map(|(name, _)| name.as_str()).collect();
         writeln!(out, "{}", names.join(","))?;
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_a_comma_is_quoted_and_what_is_not_there_is_empty() {
+    fn csv_quotes_commas_and_leaves_missing_cells_empty() {
         let table = Table {
             name: "t",
             columns: vec![

@@ -1,4 +1,4 @@
-//! Which flows there are: patterns of traffic, flow by flow.
+//! Traffic: expands patterns into flows.
 
 use super::error::{ScenarioError, Spot};
 use super::file::{Pattern, Place, TrafficTable};
@@ -7,41 +7,41 @@ use super::sizes::{self, below, exponential, shuffle, unit};
 use crate::sim::fabric::LinkRate;
 use crate::time::Nanos;
 
-/// Bytes that one host moves to another, by WRITEs of the source or READs of the destination.
+/// Bytes moved from one host to another, by WRITEs of the source or READs of the destination.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Flow {
-    /// Which of the scenario's traffic it belongs to.
+    /// Index of its traffic pattern in the scenario.
     pub traffic: usize,
-    /// The host that has the data.
+    /// Source of the data.
     pub from: usize,
-    /// The host that gets it.
+    /// Destination of the data.
     pub to: usize,
-    /// How much.
+    /// Bytes of data.
     pub bytes: u64,
-    /// The destination reads it.
+    /// True if the destination READs the data.
     pub read: bool,
-    /// Of its frames.
+    /// Priority of the frames.
     pub priority: u8,
-    /// When it begins, or at the earliest if it waits for others.
+    /// Start time; the earliest, if the flow waits for others.
     pub start: Nanos,
-    /// The flows that have to end before it begins.
+    /// Flows that have to end before this one starts.
     pub after: Vec<u32>,
 }
 
-/// What patterns are made for.
+/// Context in which patterns are expanded.
 pub(super) struct Stage<'a> {
     /// The names of the hosts.
     pub(super) hosts: &'a [String],
-    /// By host: its link.
+    /// Link rates of the hosts.
     pub(super) rates: &'a [LinkRate],
-    /// When the run ends.
+    /// End of the run.
     pub(super) end: Nanos,
 }
 
-/// The flows of all of a scenario's traffic.
+/// Returns the flows of all traffic patterns of a scenario.
 ///
 /// # Errors
-/// If something is missing or cannot be.
+/// The first missing or invalid value.
 pub(super) fn flows(
     tables: &[TrafficTable],
     stage: &Stage<'_>,
@@ -93,7 +93,7 @@ struct Maker<'a> {
     flows: &'a mut Vec<Flow>,
 }
 
-/// Something about a key of one of the tables of traffic.
+/// Returns an error about a key of a `[[traffic]]` table.
 fn wrong(number: usize, key: &'static str, what: String) -> ScenarioError {
     ScenarioError::wrong(Spot { table: "traffic", number: Some(number), key: Some(key) }, what)
 }
@@ -103,7 +103,7 @@ impl Maker<'_> {
         wrong(self.number, key, format!("{}: {what}", self.table.pattern))
     }
 
-    /// What is given and means nothing would be a surprise.
+    /// Rejects keys that the pattern does not use.
     fn check(&self, stage: &Stage<'_>) -> Result<(), ScenarioError> {
         let TrafficTable { pattern, load, sizes, reads, depth, repeat, until, start, .. } = self.table;
         let storage = matches!(pattern, Pattern::Storage);
@@ -117,7 +117,7 @@ impl Maker<'_> {
             ("depth", depth.is_some() && !storage),
         ];
         if let Some((key, _)) = useless.into_iter().find(|(_, useless)| *useless) {
-            return Err(self.wrong(key, &format!("this pattern has no `{key}`: leave it away")));
+            return Err(self.wrong(key, &format!("this pattern has no `{key}`: remove it")));
         }
         if *repeat == Some(0) {
             return Err(self.wrong("repeat", "`repeat` says how often: 1 or more"));
@@ -145,7 +145,7 @@ impl Maker<'_> {
         }
     }
 
-    /// Adds a flow; its number.
+    /// Adds a flow. Returns its number.
     fn flow(&mut self, from: usize, to: usize, bytes: u64, after: Vec<u32>) -> u32 {
         let TrafficTable { read, priority, start, .. } = *self.table;
         let flow = Flow { traffic: self.number, from, to, bytes, read, priority, start: start.0, after };
@@ -153,7 +153,7 @@ impl Maker<'_> {
         self.flows.len() as u32 - 1
     }
 
-    /// Adds a flow as often as it is repeated, each after the one before.
+    /// Adds `repeat` flows. Each starts after the previous one.
     fn repeated(&mut self, from: usize, to: usize, bytes: u64) {
         let mut after = Vec::new();
         for _ in 0..self.table.repeat.unwrap_or(1) {
@@ -180,7 +180,7 @@ impl Maker<'_> {
             Pattern::Permutation => self.permutation(from)?,
             Pattern::AllToAll => {
                 let bytes = self.bytes()?;
-                // Round by round, so that no host is everybody's first.
+                // Round by round, so that no host is the first destination of all others.
                 for shift in 1..from.len() {
                     for n in 0..from.len() {
                         self.repeated(from[n], from[(n + shift) % from.len()], bytes);
@@ -203,7 +203,7 @@ impl Maker<'_> {
         }
     }
 
-    /// One cycle through all, so that nobody sends to itself (Sattolo).
+    /// Permutes the hosts in one cycle, so that no host sends to itself (Sattolo).
     fn permutation(&mut self, hosts: Vec<usize>) -> Result<(), ScenarioError> {
         let bytes = self.bytes()?;
         if hosts.len() < 2 {
@@ -217,7 +217,8 @@ impl Maker<'_> {
         Ok(())
     }
 
-    /// Each host sends an n-th to the next 2 (n - 1) times: when it has got that of the step before, and has sent its own.
+    /// Ring all-reduce: each host sends 1/n of the bytes to the next host, 2 (n - 1) times. Each step starts after the host has received
+    /// and sent the previous step.
     fn ring(&mut self, hosts: &[usize]) -> Result<(), ScenarioError> {
         let count = hosts.len();
         if count < 2 {
@@ -238,7 +239,7 @@ impl Maker<'_> {
         Ok(())
     }
 
-    /// A host sends up when its children have sent; from the root it goes down the same way.
+    /// Tree all-reduce: a host sends up once its children have sent; from the root, the result is sent down the same tree.
     fn tree(&mut self, hosts: &[usize]) -> Result<(), ScenarioError> {
         let bytes = self.bytes()?;
         let count = hosts.len();

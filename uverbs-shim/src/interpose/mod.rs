@@ -1,13 +1,13 @@
-//! Calls of the C library that reach `/dev/infiniband/rdma_cm`, and netlink to RDMA devices, here and everything else where they always
-//! went.
+//! Interposed calls of the C library. Calls on `/dev/infiniband/rdma_cm`, and on netlink to RDMA devices, are served here; all others are
+//! passed on.
 //!
-//! `librdmacm` opens that file, looks at it with `fstat`, and speaks through `write`. These functions stand before the C library's,
-//! under its version names; each passes on what is not about that file, to whoever is next ([`Next`]). `_exit` stands here too: the NIC is
-//! part of the process, and has to send what it owes before that is no more. The price for other
-//! descriptors is one look at a bit ([`descriptors::is_ours`]), without a lock; nothing here allocates or touches `errno` on their way.
+//! `librdmacm` opens that file, checks it with `fstat`, and sends commands by `write`. The functions here come before the C library's,
+//! under its version names, and each passes unrelated calls on to the next function of that name ([`Next`]). `_exit` is interposed as
+//! well: the NIC is part of the process, and must send pending data before the process ends. For other descriptors, the cost is one test
+//! of a bit ([`descriptors::is_ours`]), without a lock, an allocation or a change of `errno`.
 //!
-//! They may be called from signal handlers, before this library is set up, between `vfork` and `exec`, and they may be the end of
-//! a thread that is cancelled: hence `C-unwind`, and no destructors on the way.
+//! Any of them may be called in signal handlers, before this library is initialized, and between `vfork` and `exec`. A cancelled thread
+//! may unwind through them: hence `C-unwind`, and no destructors.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem::{self, transmute_copy};
@@ -19,13 +19,13 @@ use std::sync::atomic::{
 
 use crate::farewell;
 use crate::netlink;
-// `ucma` asks for it here.
+// Used by `ucma`.
 use crate::object::set_errno;
 use crate::ucma::{self, descriptors};
 
 mod signals;
 
-/// The file that is ours.
+/// The interposed file.
 const FILE: &CStr = c"/dev/infiniband/rdma_cm";
 
 type Open = unsafe extern "C-unwind" fn(*const c_char, c_int, ...) -> c_int;
@@ -51,7 +51,7 @@ type Sendmsg = unsafe extern "C-unwind" fn(c_int, *const libc::msghdr, c_int) ->
 type Exit = unsafe extern "C-unwind" fn(c_int) -> !;
 type Dup3 = unsafe extern "C-unwind" fn(c_int, c_int, c_int) -> c_int;
 
-/// A function that comes after ours: the C library's, or that of another library that stands before it.
+/// The next function of a name: the C library's, or that of another interposed library.
 struct Next {
     name: &'static CStr,
     address: AtomicPtr<c_void>,
@@ -63,20 +63,21 @@ impl Next {
     }
 
     fn find(&self) {
-        // SAFETY: a name; looks symbols up, and is called once, while the library is set up.
+        // SAFETY: a name; looks symbols up, and is called once, during initialization.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
         self.address.store(found, Release);
     }
 
-    /// `None`: this library is not set up yet. System calls do then: nothing that is more than them can be there so early.
+    /// Returns the function, or `None` before this library is initialized. Callers then use the system call: no other library can be
+    /// interposed so early.
     ///
     /// # Safety
-    /// `F` is the type of the function of this name.
+    /// `F` is the type of the function with this name.
     #[inline]
     unsafe fn get<F: Copy>(&self) -> Option<F> {
         const { assert!(mem::size_of::<F>() == mem::size_of::<*mut c_void>()) };
         let found = self.address.load(Acquire);
-        // SAFETY: a function pointer of the caller's type, of the size that was asserted.
+        // SAFETY: a function pointer of the caller's type, of the size asserted.
         (!found.is_null()).then(|| unsafe { transmute_copy(&found) })
     }
 }
@@ -84,7 +85,7 @@ impl Next {
 macro_rules! next {
     ($($place:ident $name:literal)*) => {
         $(static $place: Next = Next::new($name);)*
-        /// Looks all of them up. `compat.c` calls it when the library is loaded.
+        /// Looks up all functions. Called by `compat.c` when the library is loaded.
         #[unsafe(no_mangle)]
         pub extern "C" fn roxie_find_next() {
             $($place.find();)*
@@ -129,16 +130,17 @@ next! {
 /// # Safety
 /// `path` is null or a string.
 unsafe fn is_the_file(path: *const c_char) -> bool {
-    // SAFETY: not null, as was seen, so a string that ends with zero, as the caller promises.
+    // SAFETY: not null, as checked, so a null-terminated string, as the caller promises.
     !path.is_null() && unsafe { CStr::from_ptr(path) } == FILE
 }
 
 macro_rules! open {
     ($name:ident, $next:ident) => {
-        /// As the C library's. The mode is there whether it was given or not: as a number in a register that nobody reads.
+        /// Interposes the C library's function. The mode is passed on in any case; without `O_CREAT`, its register has any value and is
+        /// ignored.
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
-            // SAFETY: arguments as they came; the type is that of the function.
+            // SAFETY: the caller's arguments, unchanged; the type is that of the function.
             unsafe {
                 if is_the_file(path) {
                     return ucma::open(flags);
@@ -157,7 +159,7 @@ open!(open64, OPEN64);
 
 macro_rules! openat {
     ($name:ident, $next:ident) => {
-        /// As the C library's; see `open`.
+        /// Interposes the C library's function; see `open`.
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(
             folder: c_int,
@@ -165,7 +167,7 @@ macro_rules! openat {
             flags: c_int,
             mode: c_uint,
         ) -> c_int {
-            // SAFETY: arguments as they came; the type is that of the function.
+            // SAFETY: the caller's arguments, unchanged; the type is that of the function.
             unsafe {
                 if is_the_file(path) {
                     return ucma::open(flags);
@@ -184,10 +186,10 @@ openat!(openat64, OPENAT64);
 
 macro_rules! open_2 {
     ($name:ident, $next:ident) => {
-        /// What `open` becomes in programs that are compiled with `_FORTIFY_SOURCE`.
+        /// Interposes `open` of programs compiled with `_FORTIFY_SOURCE`.
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int) -> c_int {
-            // SAFETY: arguments as they came; the type is that of the function.
+            // SAFETY: the caller's arguments, unchanged; the type is that of the function.
             unsafe {
                 if is_the_file(path) {
                     return ucma::open(flags);
@@ -206,10 +208,10 @@ open_2!(__open64_2, OPEN64_2);
 
 macro_rules! openat_2 {
     ($name:ident, $next:ident) => {
-        /// What `openat` becomes in programs that are compiled with `_FORTIFY_SOURCE`.
+        /// Interposes `openat` of programs compiled with `_FORTIFY_SOURCE`.
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(folder: c_int, path: *const c_char, flags: c_int) -> c_int {
-            // SAFETY: arguments as they came; the type is that of the function.
+            // SAFETY: the caller's arguments, unchanged; the type is that of the function.
             unsafe {
                 if is_the_file(path) {
                     return ucma::open(flags);
@@ -228,10 +230,10 @@ openat_2!(__openat64_2, OPENAT64_2);
 
 macro_rules! fstat {
     ($name:ident, $next:ident) => {
-        /// As the C library's; our file is a character device.
+        /// Interposes the C library's function. The connection manager's file is reported as a character device.
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(fd: c_int, to: *mut libc::stat) -> c_int {
-            // SAFETY: arguments as they came; the type is that of the function.
+            // SAFETY: the caller's arguments, unchanged; the type is that of the function.
             unsafe {
                 let result = match $next.get::<Fstat>() {
                     Some(next) => next(fd, to),
@@ -246,16 +248,16 @@ macro_rules! fstat {
     };
 }
 
-// A 64-bit system has one structure for both.
+// 64-bit systems have one structure for both functions.
 fstat!(fstat, FSTAT);
 fstat!(fstat64, FSTAT64);
 
 macro_rules! fxstat {
     ($name:ident, $next:ident) => {
-        /// What `fstat` became before glibc 2.33.
+        /// Interposes `fstat` of programs built before glibc 2.33.
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(version: c_int, fd: c_int, to: *mut libc::stat) -> c_int {
-            // SAFETY: arguments as they came; the type is that of the function.
+            // SAFETY: the caller's arguments, unchanged; the type is that of the function.
             unsafe {
                 let result = match $next.get::<Fxstat>() {
                     Some(next) => next(version, fd, to),
@@ -273,10 +275,10 @@ macro_rules! fxstat {
 fxstat!(__fxstat, FXSTAT);
 fxstat!(__fxstat64, FXSTAT64);
 
-/// As the C library's; on our file, a command of the connection manager's.
+/// Interposes the C library's function. On the connection manager's file, a write is a command.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, count: usize) -> isize {
-    // SAFETY: arguments as they came; the type is that of the function.
+    // SAFETY: the caller's arguments, unchanged; the type is that of the function.
     unsafe {
         if descriptors::is_ours(fd)
             && let Some(result) = ucma::write(fd, bytes.cast(), count)
@@ -290,14 +292,14 @@ pub unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, count: us
     }
 }
 
-/// As the C library's; with the last descriptor of an open file of ours goes all that was made through it.
+/// Interposes the C library's function. Closing the last descriptor of the connection manager's open file destroys its identifiers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     if descriptors::is_ours(fd) {
         ucma::close(fd);
     }
     netlink::forget(fd);
-    // SAFETY: arguments as they came; the type is that of the function.
+    // SAFETY: the caller's arguments, unchanged; the type is that of the function.
     unsafe {
         match CLOSE.get::<Close>() {
             Some(next) => next(fd),
@@ -306,10 +308,10 @@ pub unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     }
 }
 
-/// As the C library's; both descriptors are the same open file.
+/// Interposes the C library's function. The new descriptor refers to the same open file.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
-    // SAFETY: arguments as they came; the type is that of the function.
+    // SAFETY: the caller's arguments, unchanged; the type is that of the function.
     let new = unsafe {
         match DUP.get::<Close>() {
             Some(next) => next(fd),
@@ -319,15 +321,15 @@ pub unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
     duplicated(fd, new)
 }
 
-/// As the C library's; `new` ceases to be what it was.
+/// Interposes the C library's function. `new` is closed first.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn dup2(fd: c_int, new: c_int) -> c_int {
-    // SAFETY: arguments as they came; the type is that of the function.
+    // SAFETY: the caller's arguments, unchanged; the type is that of the function.
     let new = unsafe {
         match DUP2.get::<Dup2>() {
             Some(next) => next(fd, new),
             None if fd != new => libc::syscall(libc::SYS_dup3, fd, new, 0) as c_int,
-            // Nothing, but only if it is open.
+            // Does nothing, but fails if `fd` is not open.
             None if libc::syscall(libc::SYS_fcntl, fd, libc::F_GETFD) >= 0 => new,
             None => -1,
         }
@@ -335,10 +337,10 @@ pub unsafe extern "C-unwind" fn dup2(fd: c_int, new: c_int) -> c_int {
     duplicated(fd, new)
 }
 
-/// As the C library's; `new` ceases to be what it was.
+/// Interposes the C library's function. `new` is closed first.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
-    // SAFETY: arguments as they came; the type is that of the function.
+    // SAFETY: the caller's arguments, unchanged; the type is that of the function.
     let new = unsafe {
         match DUP3.get::<Dup3>() {
             Some(next) => next(fd, new, flags),
@@ -348,10 +350,10 @@ pub unsafe extern "C-unwind" fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_i
     duplicated(fd, new)
 }
 
-/// As the C library's; for netlink to RDMA devices, where the kernel has no such thing, a socket that is answered here.
+/// Interposes the C library's function. If the kernel has no netlink family of RDMA, the socket is served here.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int {
-    // SAFETY: arguments as they came; the type is that of the function.
+    // SAFETY: the caller's arguments, unchanged; the type is that of the function.
     let fd = unsafe {
         match SOCKET.get::<Socket>() {
             Some(next) => next(family, kind, protocol),
@@ -370,10 +372,10 @@ pub unsafe extern "C-unwind" fn socket(family: c_int, kind: c_int, protocol: c_i
     fd
 }
 
-/// As the C library's; on such a socket, a request.
+/// Interposes the C library's function. On such a socket, serves a request.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn send(fd: c_int, bytes: *const c_void, count: usize, flags: c_int) -> isize {
-    // SAFETY: arguments as they came; the type is that of the function.
+    // SAFETY: the caller's arguments, unchanged; the type is that of the function.
     unsafe {
         if netlink::may_be_ours(fd)
             && let Some(sent) = netlink::send(fd, null_mut(), 0, [(bytes.cast(), count)].into_iter())
@@ -389,7 +391,7 @@ pub unsafe extern "C-unwind" fn send(fd: c_int, bytes: *const c_void, count: usi
     }
 }
 
-/// As the C library's; on such a socket, a request.
+/// Interposes the C library's function. On such a socket, serves a request.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendto(
     fd: c_int,
@@ -399,7 +401,7 @@ pub unsafe extern "C-unwind" fn sendto(
     to: *const libc::sockaddr,
     length: libc::socklen_t,
 ) -> isize {
-    // SAFETY: arguments as they came; the type is that of the function.
+    // SAFETY: the caller's arguments, unchanged; the type is that of the function.
     unsafe {
         if netlink::may_be_ours(fd)
             && let Some(sent) = netlink::send(fd, to.cast(), length, [(bytes.cast(), count)].into_iter())
@@ -413,10 +415,10 @@ pub unsafe extern "C-unwind" fn sendto(
     }
 }
 
-/// As the C library's; on such a socket, a request.
+/// Interposes the C library's function. On such a socket, serves a request.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const libc::msghdr, flags: c_int) -> isize {
-    // SAFETY: arguments as they came; the type is that of the function. Fields are read from a message that the caller has whole.
+    // SAFETY: the caller's arguments, unchanged; the type is that of the function. The caller's message is complete.
     unsafe {
         if netlink::may_be_ours(fd) && !message.is_null() {
             let (to, length) = ((*message).msg_name, (*message).msg_namelen);
@@ -436,11 +438,11 @@ pub unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const libc::msghdr,
 
 macro_rules! exit {
     ($name:ident, $next:ident) => {
-        /// As the C library's; what the NIC owes to peers goes first.
+        /// Interposes the C library's function. Sends the NIC's pending data first.
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(status: c_int) -> ! {
             farewell::at_once();
-            // SAFETY: arguments as they came; the type is that of the function.
+            // SAFETY: the caller's arguments, unchanged; the type is that of the function.
             unsafe {
                 if let Some(next) = $next.get::<Exit>() {
                     next(status);

@@ -1,9 +1,9 @@
-//! Handlers of `SIGSEGV` and `SIGBUS`, as a program installs them, behind the one that takes faults back that copies of the NIC lead to
-//! ([`roxie::shared::guard`]); and masks, which leave these two out: a thread that blocks them would be killed by such a fault before any
-//! handler could say whose it is, and every thread that polls copies.
+//! Interposed signal handlers and masks. A program's handlers of `SIGSEGV` and `SIGBUS` are called after the one of
+//! [`roxie::shared::guard`], which recovers from faults in copies made by the NIC. Masks leave the two signals out: a thread that blocked
+//! them would be killed by such a fault before any handler runs, and every polling thread makes copies.
 //!
-//! Signals other than these two, and all of them before memory is first registered, go on to the C library as they came. So does what
-//! the C library calls itself (`sigset`, `sigignore`): ours comes first again with the next registration.
+//! Other signals are passed on to the C library unchanged, as are these two before memory is first registered. Handlers that the C library
+//! installs itself (`sigset`, `sigignore`) replace the guard's until the next registration.
 
 use std::ffi::c_int;
 use std::mem;
@@ -16,7 +16,7 @@ use crate::object::set_errno;
 type Signal = unsafe extern "C-unwind" fn(c_int, libc::sighandler_t) -> libc::sighandler_t;
 type Mask = unsafe extern "C-unwind" fn(c_int, *const libc::sigset_t, *mut libc::sigset_t) -> c_int;
 
-/// Tells the guard how the C library is asked. Part of setting this library up.
+/// Gives the guard the C library's function. Part of the initialization of this library.
 pub(super) fn found() {
     // SAFETY: the type is that of the function.
     if let Some(next) = unsafe { SIGACTION.get::<signals::Sigaction>() } {
@@ -24,12 +24,13 @@ pub(super) fn found() {
     }
 }
 
-/// Others may ask before this library is set up: in their constructors, where symbols may be looked up.
+/// Returns the C library's function. Other libraries' constructors may call before this library is initialized, when symbols can already be
+/// looked up.
 ///
 /// # Safety
-/// `F` is the type of the function of this name.
+/// `F` is the type of the function with this name.
 unsafe fn next<F: Copy>(place: &'static Next) -> Option<F> {
-    // SAFETY: the caller promises that `F` is the type of the function of this name, which is what is found.
+    // SAFETY: the caller promises that `F` is the type of the function with this name, which is looked up.
     unsafe {
         place.get().or_else(|| {
             place.find();
@@ -50,14 +51,14 @@ fn is_ours(signal: c_int) -> bool {
 
 macro_rules! sigaction {
     ($name:ident) => {
-        /// As the C library's.
+        /// Interposes the C library's function.
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(
             signal: c_int,
             new: *const libc::sigaction,
             old: *mut libc::sigaction,
         ) -> c_int {
-            // SAFETY: arguments as they came; the type is that of the function.
+            // SAFETY: the caller's arguments, unchanged; the type is that of the function.
             unsafe {
                 match next::<signals::Sigaction>(&SIGACTION) {
                     Some(_) if is_ours(signal) => signals::sigaction(signal, new, old),
@@ -72,7 +73,7 @@ macro_rules! sigaction {
 sigaction!(sigaction);
 sigaction!(__sigaction);
 
-/// `signal` in terms of `sigaction`, with these flags.
+/// Implements `signal` by `sigaction`, with these flags.
 ///
 /// # Safety
 /// A handler, or `SIG_DFL` or `SIG_IGN`.
@@ -81,7 +82,7 @@ unsafe fn by_sigaction(signal: c_int, handler: libc::sighandler_t, flags: c_int)
         set_errno(libc::EINVAL);
         return libc::SIG_ERR;
     }
-    // SAFETY: plain numbers and a null, for which all zeroes is a value; sets and actions that are there.
+    // SAFETY: plain numbers and a null, for which zeros are valid; valid sets and actions.
     unsafe {
         let (mut new, mut old): (libc::sigaction, libc::sigaction) = (mem::zeroed(), mem::zeroed());
         new.sa_sigaction = handler;
@@ -98,13 +99,13 @@ unsafe fn by_sigaction(signal: c_int, handler: libc::sighandler_t, flags: c_int)
 
 macro_rules! signal {
     ($name:ident, $next:ident, $flags:expr) => {
-        /// As the C library's.
+        /// Interposes the C library's function.
         #[unsafe(no_mangle)]
         pub unsafe extern "C-unwind" fn $name(
             signal: c_int,
             handler: libc::sighandler_t,
         ) -> libc::sighandler_t {
-            // SAFETY: arguments as they came; the type is that of the function.
+            // SAFETY: the caller's arguments, unchanged; the type is that of the function.
             unsafe {
                 match next::<Signal>(&$next) {
                     _ if is_ours(signal) => by_sigaction(signal, handler, $flags),
@@ -125,12 +126,12 @@ signal!(bsd_signal, BSD_SIGNAL, libc::SA_RESTART);
 signal!(sysv_signal, SYSV_SIGNAL, libc::SA_RESETHAND | libc::SA_NODEFER);
 signal!(__sysv_signal, SYSV_SIGNAL, libc::SA_RESETHAND | libc::SA_NODEFER);
 
-/// Calls `next` with the set as the guard wants it.
+/// Calls `next` with the guard's signals removed from the set.
 ///
 /// # Safety
-/// As with the C library's.
+/// As for the C library's function.
 unsafe fn mask(next: Mask, how: c_int, set: *const libc::sigset_t, old: *mut libc::sigset_t) -> c_int {
-    // SAFETY: the caller keeps what the C library's asks for: sets are null or there, and each is looked at only if it is not null.
+    // SAFETY: the caller keeps the contract of the C library's function: sets are null or valid, and each is read only if it is not null.
     unsafe {
         if set.is_null() || how == libc::SIG_UNBLOCK {
             return next(how, set, old);
@@ -141,14 +142,14 @@ unsafe fn mask(next: Mask, how: c_int, set: *const libc::sigset_t, old: *mut lib
     }
 }
 
-/// As the C library's, but for [`signals::SIGNALS`].
+/// Interposes the C library's function, without [`signals::SIGNALS`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn sigprocmask(
     how: c_int,
     set: *const libc::sigset_t,
     old: *mut libc::sigset_t,
 ) -> c_int {
-    // SAFETY: arguments as they came; the type is that of the function.
+    // SAFETY: the caller's arguments, unchanged; the type is that of the function.
     unsafe {
         match next::<Mask>(&SIGPROCMASK) {
             Some(next) => mask(next, how, set, old),
@@ -157,14 +158,14 @@ pub unsafe extern "C-unwind" fn sigprocmask(
     }
 }
 
-/// As the C library's, but for [`signals::SIGNALS`].
+/// Interposes the C library's function, without [`signals::SIGNALS`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pthread_sigmask(
     how: c_int,
     set: *const libc::sigset_t,
     old: *mut libc::sigset_t,
 ) -> c_int {
-    // SAFETY: arguments as they came; the type is that of the function.
+    // SAFETY: the caller's arguments, unchanged; the type is that of the function.
     unsafe {
         match next::<Mask>(&PTHREAD_SIGMASK) {
             Some(next) => mask(next, how, set, old),

@@ -1,20 +1,20 @@
-//! What is asked of the kernel's RDMA devices by netlink, and what is answered of ours (`nldev.c` of Linux, `rdma_netlink.h`).
+//! The kernel's netlink protocol of RDMA devices, for this library's device (`nldev.c` of Linux, `rdma_netlink.h`).
 //!
-//! A request is a header and attributes; an answer to a dump is messages that belong together and one that says that this was all, to
-//! anything else a message and, if that was asked for, an acknowledgement. No I/O here.
+//! A request is a header and attributes. A dump is answered by a multipart message and its end, any other request by one message and, if
+//! requested, an acknowledgement. No I/O in this module.
 
 /// `struct nlmsghdr`.
 const HEADER: usize = 16;
-/// Bytes of a datagram: no program reads less at a time.
+/// Maximum bytes of a datagram: every program reads at least as much at once.
 const DATAGRAM: usize = 4096;
 /// Bits of `nlmsg_flags`.
 const MULTI: u16 = 2;
 const ACK: u16 = 4;
 const DUMP: u16 = 0x300;
-/// `nlmsg_type`s of netlink's own.
+/// Message types of netlink itself.
 const ERROR: u16 = 2;
 const DONE: u16 = 3;
-/// `RDMA_NL_NLDEV`, above the command.
+/// `RDMA_NL_NLDEV`, in the bits above the command.
 const NLDEV: u16 = 5;
 
 /// `enum rdma_nldev_command`.
@@ -61,7 +61,7 @@ mod attr {
     pub(super) const SYS_COPY_ON_FORK: u16 = 93;
 }
 
-/// What there is to tell.
+/// The device, as reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Device {
     pub(crate) name: String,
@@ -71,17 +71,17 @@ pub(crate) struct Device {
     pub(crate) interface: String,
     pub(crate) interface_index: u32,
     pub(crate) is_active: bool,
-    /// Objects of each kind.
+    /// Number of objects of each kind.
     pub(crate) counts: [(&'static str, u64); 5],
     pub(crate) qps: Vec<Qp>,
 }
 
-/// A queue pair of some process.
+/// A queue pair of any process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Qp {
     pub(crate) pid: u32,
     pub(crate) number: u32,
-    /// The peer's, of the services that are connected.
+    /// QPN of the peer, for connected services.
     pub(crate) remote: Option<u32>,
     pub(crate) rq_psn: u32,
     pub(crate) sq_psn: u32,
@@ -90,10 +90,10 @@ pub(crate) struct Qp {
     pub(crate) state: u8,
 }
 
-/// The one device's index, as `ibv_get_device_index` has it.
+/// Index of the only device, the same as that of `ibv_get_device_index`.
 const INDEX: u32 = 0;
 
-/// What is sent back for what a program has sent: datagrams.
+/// Returns the datagrams that answer the requests in `sent`.
 pub(crate) fn answers(sent: &[u8], device: Option<&Device>) -> Vec<Vec<u8>> {
     let mut datagrams = Vec::new();
     let mut rest = sent;
@@ -104,7 +104,7 @@ pub(crate) fn answers(sent: &[u8], device: Option<&Device>) -> Vec<Vec<u8>> {
     datagrams
 }
 
-/// A message that came.
+/// A received message.
 struct Request<'a> {
     kind: u16,
     flags: u16,
@@ -122,13 +122,13 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// Messages and attributes begin at multiples of four.
+/// Messages and attributes are aligned to four bytes.
 fn aligned(length: usize) -> usize {
     length.next_multiple_of(4)
 }
 
 impl<'a> Request<'a> {
-    /// The first of several, and those behind it. `None`: there is none that is whole.
+    /// Splits off the first message. Returns `None` if no complete message is left.
     fn first(bytes: &'a [u8]) -> Option<(Request<'a>, &'a [u8])> {
         let length = u32_at(bytes, 0)? as usize;
         let whole = bytes.get(..length).filter(|_| length >= HEADER)?;
@@ -147,7 +147,7 @@ impl<'a> Request<'a> {
         self.flags & DUMP == DUMP
     }
 
-    /// A number among the attributes.
+    /// Returns the value of a numeric attribute.
     fn number(&self, wanted: u16) -> Option<u32> {
         let mut rest = self.attributes;
         while let (Some(length), Some(kind)) = (u16_at(rest, 0), u16_at(rest, 2)) {
@@ -163,7 +163,7 @@ impl<'a> Request<'a> {
         None
     }
 
-    /// The request names the device, or none is named, which a dump may.
+    /// Returns true if the request names this device, or is a dump without a device.
     fn is_of_the_device(&self) -> bool {
         match self.number(attr::DEV_INDEX) {
             Some(index) => index == INDEX,
@@ -172,7 +172,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Messages under construction.
+/// A message under construction.
 struct Message(Vec<u8>);
 
 impl Message {
@@ -211,7 +211,7 @@ impl Message {
         self.put(kind, &bytes);
     }
 
-    /// An attribute of attributes.
+    /// Adds a nested attribute.
     fn nest(&mut self, kind: u16, fill: impl FnOnce(&mut Message)) {
         const NESTED: u16 = 1 << 15;
         let start = self.0.len();
@@ -252,7 +252,7 @@ fn answer(request: &Request<'_>, device: Option<&Device>, datagrams: &mut Vec<Ve
     }
 }
 
-/// An error, or with 0 the acknowledgement.
+/// Returns an error message, or with 0 an acknowledgement.
 fn error(request: &Request<'_>, errno: i32) -> Vec<u8> {
     let mut message = Message::new(request, ERROR, 0);
     message.0.extend((-errno).to_ne_bytes());
@@ -261,14 +261,14 @@ fn error(request: &Request<'_>, errno: i32) -> Vec<u8> {
 }
 
 /// # Errors
-/// `EOPNOTSUPP` for a command that is not served, `ENODEV` for a device that is not there.
+/// `EOPNOTSUPP` for an unsupported command, `ENODEV` for an unknown device.
 fn told(request: &Request<'_>, device: Option<&Device>) -> Result<Vec<Vec<u8>>, i32> {
     let command = request.kind & 0x3ff;
     let flags = if request.is_dump() { MULTI } else { 0 };
     let begin = || Message::new(request, request.kind, flags);
     if command == command::SYS_GET {
         let mut message = begin();
-        // Devices are seen in all namespaces, and memory is copied when a process forks.
+        // Devices are visible in all network namespaces, and memory is copied on fork.
         message.byte(attr::SYS_NETNS_MODE, 1);
         message.byte(attr::SYS_COPY_ON_FORK, 1);
         return Ok(vec![message.finish()]);
@@ -305,7 +305,7 @@ fn told(request: &Request<'_>, device: Option<&Device>) -> Result<Vec<Vec<u8>>, 
             }
         }),
         command::RES_QP_GET => return device.tell_qps(request, flags),
-        // Of other objects it is not told whose they are, but how many there are.
+        // Other kinds of objects are counted, but not listed.
         _ => return if request.is_dump() { Ok(Vec::new()) } else { Err(libc::ENOENT) },
     }
     Ok(vec![message.finish()])
@@ -313,13 +313,13 @@ fn told(request: &Request<'_>, device: Option<&Device>) -> Result<Vec<Vec<u8>>, 
 
 impl Device {
     fn tell(&self, message: &mut Message) {
-        // Ports, where a port's own message has its number.
+        // Number of ports; in a port's own message, its index.
         message.number(attr::PORT_INDEX, 1);
         message.long(attr::CAP_FLAGS, self.capabilities);
         message.text(attr::FW_VERSION, &self.firmware);
         message.long(attr::NODE_GUID, self.guid);
         message.long(attr::SYS_IMAGE_GUID, self.guid);
-        // A channel adapter.
+        // Channel adapter.
         message.byte(attr::DEV_NODE_TYPE, 1);
         message.text(attr::DEV_PROTOCOL, "roce");
     }
@@ -334,7 +334,7 @@ impl Device {
         message.text(attr::NDEV_NAME, &self.interface);
     }
 
-    /// All of them, as many in a message as go into a datagram; or the one of the number that is asked for.
+    /// Reports all queue pairs, as many per message as fit a datagram; or the one with the requested number.
     fn tell_qps(&self, request: &Request<'_>, flags: u16) -> Result<Vec<Vec<u8>>, i32> {
         let begin = || {
             let mut message = Message::new(request, request.kind, flags);
@@ -349,7 +349,7 @@ impl Device {
             qp.tell(&mut message);
             return Ok(vec![message.finish()]);
         }
-        /// Bytes of an entry at most.
+        /// Maximum bytes of an entry.
         const ENTRY: usize = 80;
         let each = DATAGRAM / ENTRY - 2;
         let several = |qps: &[Qp]| {

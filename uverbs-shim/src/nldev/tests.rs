@@ -13,7 +13,7 @@ fn device() -> Device {
     }
 }
 
-/// A request with attributes of numbers.
+/// Builds a request with numeric attributes.
 fn request(command: u16, flags: u16, attributes: &[(u16, u32)]) -> Vec<u8> {
     let head = Request { kind: 0, flags: 0, seq: 42, port: 4711, header: &[], attributes: &[] };
     let mut message = Message::new(&head, NLDEV << 10 | command, 1 | flags);
@@ -23,7 +23,7 @@ fn request(command: u16, flags: u16, attributes: &[(u16, u32)]) -> Vec<u8> {
     message.finish()
 }
 
-/// Messages of datagrams: type, flags, payload.
+/// Splits datagrams into messages: type, flags, payload.
 fn messages(datagrams: &[Vec<u8>]) -> Vec<(u16, u16, Vec<u8>)> {
     let mut found = Vec::new();
     for datagram in datagrams {
@@ -39,7 +39,7 @@ fn messages(datagrams: &[Vec<u8>]) -> Vec<(u16, u16, Vec<u8>)> {
     found
 }
 
-/// Attributes: type without its flags, value.
+/// Splits attributes: type without flags, value.
 fn attributes(bytes: &[u8]) -> Vec<(u16, Vec<u8>)> {
     let (mut found, mut rest) = (Vec::new(), bytes);
     while let (Some(length), Some(kind)) = (u16_at(rest, 0), u16_at(rest, 2)) {
@@ -55,7 +55,7 @@ fn value(attributes: &[(u16, Vec<u8>)], wanted: u16) -> &[u8] {
 }
 
 #[test]
-fn a_dump_of_devices_is_one_and_an_end() {
+fn device_dump_has_one_device_and_an_end() {
     let told = messages(&answers(&request(command::GET, DUMP | ACK, &[]), Some(&device())));
     assert_eq!(told.iter().map(|(kind, ..)| *kind).collect::<Vec<_>>(), [NLDEV << 10 | command::GET, DONE]);
     assert_eq!((told[0].1, told[1].1), (MULTI, MULTI));
@@ -68,7 +68,7 @@ fn a_dump_of_devices_is_one_and_an_end() {
 }
 
 #[test]
-fn a_port_is_told_and_acknowledged() {
+fn port_request_is_answered_and_acknowledged() {
     let asked = request(command::PORT_GET, ACK, &[(attr::DEV_INDEX, 0), (attr::PORT_INDEX, 1)]);
     let told = messages(&answers(&asked, Some(&device())));
     let found = attributes(&told[0].2);
@@ -82,7 +82,7 @@ fn a_port_is_told_and_acknowledged() {
 }
 
 #[test]
-fn what_is_not_there_is_an_error_with_the_request_in_it() {
+fn unknown_objects_are_errors_that_quote_the_request() {
     let errno = |asked: Vec<u8>, device: Option<&Device>| {
         let told = messages(&answers(&asked, device));
         assert_eq!((told.len(), told[0].0), (1, ERROR));
@@ -95,7 +95,7 @@ fn what_is_not_there_is_an_error_with_the_request_in_it() {
     assert_eq!(errno(request(command::GET, 0, &[]), Some(&known)), libc::ENODEV);
     let port_2 = request(command::PORT_GET, 0, &[(attr::DEV_INDEX, 0), (attr::PORT_INDEX, 2)]);
     assert_eq!(errno(port_2, Some(&known)), libc::EINVAL);
-    // Making a device, and which file it has: the file is looked for elsewhere then.
+    // Requests to create a device, and for its character device: programs then search for the file elsewhere.
     for refused in [3, 15] {
         assert_eq!(errno(request(refused, ACK, &[]), Some(&known)), libc::EOPNOTSUPP);
     }
@@ -105,7 +105,7 @@ fn what_is_not_there_is_an_error_with_the_request_in_it() {
 }
 
 #[test]
-fn the_summary_counts_each_kind() {
+fn summary_counts_each_kind() {
     let told = messages(&answers(&request(command::RES_GET, DUMP, &[]), Some(&device())));
     let found = attributes(&told[0].2);
     let entries = attributes(value(&found, attr::RES_SUMMARY));
@@ -122,7 +122,7 @@ fn the_summary_counts_each_kind() {
 }
 
 #[test]
-fn a_thousand_queue_pairs_come_in_datagrams_that_fit_and_none_is_lost() {
+fn thousand_qps_fit_their_datagrams_without_loss() {
     let qps = (0..1000).map(|number| Qp {
         pid: 9,
         number,
@@ -151,7 +151,7 @@ fn a_thousand_queue_pairs_come_in_datagrams_that_fit_and_none_is_lost() {
 }
 
 #[test]
-fn what_is_no_message_is_passed_over() {
+fn invalid_messages_are_ignored() {
     let whole = request(command::GET, DUMP, &[]);
     for length in 0..whole.len() {
         assert!(answers(&whole[..length], Some(&device())).is_empty(), "{length} bytes");
@@ -159,17 +159,17 @@ fn what_is_no_message_is_passed_over() {
     let mut wrong = whole.clone();
     wrong[0] = 3;
     assert!(answers(&wrong, Some(&device())).is_empty());
-    // An attribute that ends behind the message is none.
+    // An attribute that exceeds the message is ignored.
     let mut cut = request(command::PORT_GET, 0, &[(attr::DEV_INDEX, 0)]);
     cut[HEADER] = 200;
     assert_eq!(messages(&answers(&cut, Some(&device())))[0].0, ERROR);
-    // Two at once are answered one after the other.
+    // Two requests in one datagram are answered in order.
     let both = [whole.clone(), whole].concat();
     assert_eq!(messages(&answers(&both, Some(&device()))).len(), 4);
 }
 
 #[test]
-fn the_system_says_that_its_devices_are_seen_everywhere_and_memory_is_copied_when_a_process_forks() {
+fn system_reports_shared_devices_and_copy_on_fork() {
     let told = messages(&answers(&request(command::SYS_GET, 0, &[]), None));
     let found = attributes(&told[0].2);
     assert_eq!(
@@ -179,7 +179,7 @@ fn the_system_says_that_its_devices_are_seen_everywhere_and_memory_is_copied_whe
 }
 
 #[test]
-fn of_other_objects_there_is_no_list_and_none_of_a_number() {
+fn other_objects_are_neither_listed_nor_found() {
     let asked = |flags| request(command::RES_PD_GET, flags, &[(attr::DEV_INDEX, 0)]);
     let listed = messages(&answers(&asked(DUMP), Some(&device())));
     assert_eq!(listed.iter().map(|(kind, ..)| *kind).collect::<Vec<_>>(), [DONE]);

@@ -1,4 +1,4 @@
-//! Answers and events in the structures of `rdma/rdma_user_cm.h`.
+//! Responses and events as structures of `rdma/rdma_user_cm.h`.
 
 use std::mem::size_of;
 
@@ -9,30 +9,30 @@ use crate::abi::*;
 use crate::plain::{Plain, bytes_of};
 use crate::settings;
 
-/// The default partition.
+/// The default partition key.
 const PKEY: u16 = 0xffff;
-/// "Exactly", of MTU, rate and packet lifetime in a path record.
+/// Selector "exactly", for MTU, rate and packet lifetime of a path record.
 const EXACTLY: u8 = 2;
-/// 10 Gbit/s: a path says something, nobody holds it to that.
+/// 10 Gb/s. A path must have a rate, but none is enforced.
 const RATE: u8 = 3;
 const PORT: u8 = 1;
 
-/// A structure of zeros, for answers of which bindgen makes no default.
+/// Returns a zeroed structure, for responses without a `Default` of bindgen.
 fn zeros<T: Plain>() -> T {
     // SAFETY: zeros are a value of a plain structure.
     unsafe { std::mem::MaybeUninit::<T>::zeroed().assume_init() }
 }
 
-/// The bytes of a field that holds an address.
+/// Returns the bytes of a field that holds an address.
 macro_rules! room {
     ($field:expr) => {{
         let field = &raw mut $field;
-        // SAFETY: a field of a plain structure of this function, which any bytes are a value of.
+        // SAFETY: a field of a plain structure of this function, for which all bytes are valid.
         unsafe { std::slice::from_raw_parts_mut(field.cast::<u8>(), size_of_val(&*field)) }
     }};
 }
 
-/// Which device, as `ibv_get_device_guid` has it; 0: none yet.
+/// Returns the node GUID, as `ibv_get_device_guid` does; 0 without a device.
 fn node_guid(id: &Id) -> u64 {
     if id.on_device { settings::node_guid() } else { 0 }
 }
@@ -90,7 +90,7 @@ pub(super) fn gid(id: &Id) -> rdma_ucm_query_addr_resp {
     response
 }
 
-/// `rdma_ucm_query_path_resp`: the number of paths, then each, as many as there is room for.
+/// Returns `rdma_ucm_query_path_resp`: the number of paths, then as many paths as fit.
 pub(super) fn path(id: &Id, room: usize) -> Vec<u8> {
     let head = size_of::<rdma_ucm_query_path_resp>();
     let mut bytes = vec![0; head];

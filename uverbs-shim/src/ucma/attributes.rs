@@ -1,4 +1,4 @@
-//! What a QP of an identifier is to be set to: `rdma_init_qp_attr`.
+//! QP attributes of an identifier: `rdma_init_qp_attr`.
 
 use roxie::cm::Parameters;
 use roxie::verbs::QpState;
@@ -12,10 +12,10 @@ use crate::abi::{ib_uverbs_qp_attr, ibv_access_flags as access, ibv_qp_attr_mask
 use crate::object::Errno;
 
 impl State {
-    /// Attributes for a state of the identifier's QP, with the mask that names them.
+    /// Returns the attributes for a transition of the identifier's QP, with their mask.
     ///
     /// # Errors
-    /// `EINVAL` if the identifier is not on the device, or the connection has not come so far.
+    /// `EINVAL` if the identifier is not on the device, or the connection is not in a suitable state.
     pub(super) fn attributes(
         &mut self,
         cm: Option<&Cm<'_>>,
@@ -31,17 +31,17 @@ impl State {
         let agreed = cm.manager.parameters(comm).map_err(|_| libc::EINVAL)?;
         match state {
             QpState::Init => Ok(init(&agreed)),
-            // The PSN that we tell the peer is the one it is to begin with, also before it is told.
+            // The peer starts at the PSN that this end announces to it, which is fixed even before the announcement.
             QpState::Rtr => rtr(&agreed, (around.sgid_index)(agreed.route.local).ok_or(libc::EINVAL)?)
                 .map(|attr| ib_uverbs_qp_attr { rq_psn: id.psn.value(), ..attr }),
-            // What the program has set goes before what was agreed (`rdma_init_qp_attr` of the kernel).
+            // The program's setting overrides the negotiated one (`rdma_init_qp_attr` of the kernel).
             QpState::Rts => Ok(rts(&agreed, id.options.ack_timeout.unwrap_or(agreed.timeout))),
             _ => Err(libc::EINVAL),
         }
     }
 }
 
-/// Of a QP that is not connected yet, or never will be.
+/// Returns the attributes of a QP without a connection, or before one.
 fn unconnected(datagram: bool, state: QpState) -> ib_uverbs_qp_attr {
     let attr = ib_uverbs_qp_attr { qp_state: state as u32, port_num: 1, ..ib_uverbs_qp_attr::default() };
     let given = mask::IBV_QP_STATE | mask::IBV_QP_PKEY_INDEX | mask::IBV_QP_PORT;

@@ -1,7 +1,8 @@
-//! Commands as programs write them to the file (`rdma/rdma_user_cm.h`): a header, a structure, and for some an address for the answer.
+//! Commands that programs write to the file (`rdma/rdma_user_cm.h`): a header, a structure, and for some commands the address of a
+//! response.
 //!
-//! A structure may be shorter than this library knows it (what is missing is zeros), and room for an answer shorter than the answer (it
-//! is cut). What is behind a pointer is the program's promise, as it is to the kernel; a null pointer is `EFAULT`.
+//! A structure may be shorter than this library knows it: the rest is zero. Room for a response may be shorter than the response: it is
+//! truncated. As for the kernel, the program promises that pointers are valid; a null pointer is `EFAULT`.
 
 use std::mem::{offset_of, size_of};
 use std::net::SocketAddr;
@@ -21,21 +22,21 @@ use crate::object::Errno;
 use crate::plain::{Plain, bytes_of, read};
 use crate::report;
 
-/// Paths that a program may name at once; a subnet manager gives a primary one and an alternate.
+/// Maximum number of paths in one option. A subnet manager returns a primary and an alternate one.
 const PATHS: usize = 64;
 
-/// A command, and where it came from.
+/// A command and its origin.
 pub(super) struct Command<'a> {
     process: &'static Process,
-    /// The open file of the program's that it was written to.
+    /// The open file that it was written to.
     channel: u64,
     number: u32,
     body: &'a [u8],
-    /// Room for the answer.
+    /// Room for the response in bytes.
     room: usize,
 }
 
-/// What a program wrote, before it is looked at. `None`: less than a header, or less than the header says.
+/// Splits a command into number, body and room for the response. Returns `None` if it is shorter than its header, or than its header says.
 pub(super) fn parse(bytes: &[u8]) -> Option<(u32, &[u8], usize)> {
     let header: rdma_ucm_cmd_hdr = read(bytes.get(..size_of::<rdma_ucm_cmd_hdr>())?);
     let body = bytes.get(size_of::<rdma_ucm_cmd_hdr>()..)?.get(..header.in_.into())?;
@@ -43,20 +44,20 @@ pub(super) fn parse(bytes: &[u8]) -> Option<(u32, &[u8], usize)> {
 }
 
 impl Command<'_> {
-    /// Does what a program wants of an open file.
+    /// Runs a command.
     ///
     /// # Safety
-    /// The contract: pointers in the command lead where the header of the command says.
+    /// The contract: pointers in the command are valid for the lengths in its header.
     ///
     /// # Errors
-    /// As the kernel's `ucma.c`.
+    /// As in the kernel's `ucma.c`.
     pub(super) unsafe fn run(
         process: &'static Process,
         channel: u64,
         (number, body, room): (u32, &[u8], usize),
     ) -> Result<(), Errno> {
         let command = Command { process, channel, number, body, room };
-        // SAFETY: the caller promises that what the command points to is there, which is what each command asks for.
+        // SAFETY: the caller promises that the command's pointers are valid, which each command requires.
         unsafe { command.dispatch() }
     }
 
@@ -85,7 +86,7 @@ impl Command<'_> {
                 RDMA_USER_CM_CMD_JOIN_MCAST => self.join_mcast(),
                 RDMA_USER_CM_CMD_LEAVE_MCAST => self.leave_mcast(),
                 RDMA_USER_CM_CMD_MIGRATE_ID => self.migrate_id(),
-                // The kernel has nothing behind it either.
+                // Not implemented by the kernel either.
                 RDMA_USER_CM_CMD_GET_OPTION => Err(libc::ENOSYS),
                 other => {
                     report::refuse("rdma_cm", libc::EINVAL, format_args!("command {other} is not known"))
@@ -98,16 +99,16 @@ impl Command<'_> {
         read(self.body)
     }
 
-    /// Room for at least so many bytes of answer.
+    /// Checks that there is room for a response of this many bytes.
     fn needs(&self, bytes: usize) -> Result<(), Errno> {
         if self.room < bytes { Err(libc::ENOSPC) } else { Ok(()) }
     }
 
     /// # Safety
-    /// `to` is null or has the room that the command says.
+    /// `to` is null, or has the room that the command says.
     unsafe fn answer<T: Plain>(&self, to: u64, answer: &T) -> Result<(), Errno> {
         let bytes = bytes_of(answer);
-        // SAFETY: `to` is null or has `room` bytes, as the caller promises, and no more than that are written.
+        // SAFETY: `to` is null or has `room` bytes, as the caller promises, and no more than that is written.
         unsafe { put(to, &bytes[..bytes.len().min(self.room)]) }
     }
 
@@ -123,7 +124,7 @@ impl Command<'_> {
             psn: State::psn(self.process.random()),
         };
         let id = self.process.state().create(made)?;
-        // SAFETY: the address is the command's own for its answer: null, or with the room that its header says.
+        // SAFETY: the command's address for its response is null, or has the room that its header says.
         unsafe { self.answer(told.response, &rdma_ucm_create_id_resp { id }) }
     }
 
@@ -131,7 +132,7 @@ impl Command<'_> {
         self.needs(size_of::<rdma_ucm_destroy_id_resp>())?;
         let told: rdma_ucm_destroy_id = self.structure();
         let events_reported = self.process.with(|state, cm| state.destroy(cm, self.channel, told.id))?;
-        // SAFETY: the address is the command's own for its answer: null, or with the room that its header says.
+        // SAFETY: the command's address for its response is null, or has the room that its header says.
         unsafe { self.answer(told.response, &rdma_ucm_destroy_id_resp { events_reported }) }
     }
 
@@ -170,7 +171,7 @@ impl Command<'_> {
         self.process.resolve_address(self.channel, told.id, source, destination, told.timeout_ms)
     }
 
-    /// A socket address in the structure.
+    /// Reads a socket address from the structure.
     fn address(&self, at: usize, length: usize) -> Result<Option<SocketAddr>, Errno> {
         let bytes = self.body.get(at..).ok_or(libc::EINVAL)?;
         sockaddr::read(&bytes[..bytes.len().min(length)])
@@ -186,14 +187,14 @@ impl Command<'_> {
         self.needs(offset_of!(rdma_ucm_query_route_resp, ibdev_index))?;
         let told: rdma_ucm_query = self.structure();
         let response = answer::route(self.process.state().id(self.channel, told.id)?);
-        // SAFETY: the address is the command's own for its answer: null, or with the room that its header says.
+        // SAFETY: the command's address for its response is null, or has the room that its header says.
         unsafe { self.answer(told.response, &response) }
     }
 
     unsafe fn query(&self) -> Result<(), Errno> {
         let told: rdma_ucm_query = self.structure();
         let id = self.process.state().id(self.channel, told.id)?.clone();
-        // SAFETY: the address is the command's own for its answer: null, or with the room that its header says.
+        // SAFETY: the command's address for its response is null, or has the room that its header says.
         unsafe {
             match told.option {
                 RDMA_USER_CM_QUERY_ADDR => {
@@ -265,7 +266,7 @@ impl Command<'_> {
             self.process
                 .with(|state, cm| state.attributes(cm.as_ref(), around, self.channel, told.id, wanted))
         })?;
-        // SAFETY: the address is the command's own for its answer: null, or with the room that its header says.
+        // SAFETY: the command's address for its response is null, or has the room that its header says.
         unsafe { self.answer(told.response, &attributes) }
     }
 
@@ -274,7 +275,7 @@ impl Command<'_> {
         self.process.state().id(self.channel, told.id)?;
         match (told.level, told.optname) {
             (RDMA_OPTION_ID, name) => {
-                // SAFETY: the contract: as many bytes as the command says, of which a number's are read.
+                // SAFETY: the contract: as many bytes as the command says, of which at most a number is read.
                 let value = unsafe { number(told.optval, told.optlen) };
                 let mut state = self.process.state();
                 super::options::set(state.id(self.channel, told.id)?, name, value)
@@ -285,7 +286,7 @@ impl Command<'_> {
                 }
                 let length = (told.optlen as usize).min(PATHS * size_of::<ib_path_rec_data>() + 1);
                 let mut records = vec![0; length];
-                // SAFETY: the contract: so many bytes are there. They are copied before they are looked at.
+                // SAFETY: the contract: that many bytes are valid; copied before they are parsed.
                 unsafe {
                     std::ptr::copy_nonoverlapping(told.optval as *const u8, records.as_mut_ptr(), length)
                 };
@@ -312,7 +313,7 @@ impl Command<'_> {
         let told: rdma_ucm_join_ip_mcast = self.structure();
         let at = offset_of!(rdma_ucm_join_ip_mcast, addr);
         let address = self.address(at, size_of::<sockaddr_in6>())?.ok_or(libc::EINVAL)?;
-        // SAFETY: `response` is the command's own address for its answer, of which the caller of the command promises the room.
+        // SAFETY: `response` is the command's address for its response, for which the command's caller promises the room.
         unsafe { self.join(told.id, told.uid, address, told.response) }
     }
 
@@ -323,7 +324,7 @@ impl Command<'_> {
         let flags = u32::from(told.join_flags);
         let known = flags == RDMA_MC_JOIN_FLAG_FULLMEMBER || flags == RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER;
         let address = address.filter(|_| known).ok_or(libc::EINVAL)?;
-        // SAFETY: `response` is the command's own address for its answer, of which the caller of the command promises the room.
+        // SAFETY: `response` is the command's address for its response, for which the command's caller promises the room.
         unsafe { self.join(told.id, told.uid, address, told.response) }
     }
 
@@ -332,7 +333,7 @@ impl Command<'_> {
             let mut state = self.process.state();
             state.join(around, self.channel, id, uid, address)
         })?;
-        // SAFETY: the address is the command's own for its answer: null, or with the room that its header says.
+        // SAFETY: the command's address for its response is null, or has the room that its header says.
         unsafe { self.answer(response, &rdma_ucm_create_id_resp { id }) }
     }
 
@@ -340,7 +341,7 @@ impl Command<'_> {
         self.needs(size_of::<rdma_ucm_destroy_id_resp>())?;
         let told: rdma_ucm_destroy_id = self.structure();
         let events_reported = self.process.state().leave(self.channel, told.id)?;
-        // SAFETY: the address is the command's own for its answer: null, or with the room that its header says.
+        // SAFETY: the command's address for its response is null, or has the room that its header says.
         unsafe { self.answer(told.response, &rdma_ucm_destroy_id_resp { events_reported }) }
     }
 
@@ -348,51 +349,51 @@ impl Command<'_> {
         self.needs(size_of::<rdma_ucm_migrate_resp>())?;
         let told: rdma_ucm_migrate_id = self.structure();
         let mut state = self.process.state();
-        // Here the number of the file that has it.
+        // Descriptor of the file that the identifier belongs to.
         let from =
             i32::try_from(told.fd).ok().and_then(|fd| state.descriptors.file(fd)).ok_or(libc::EINVAL)?;
         let events_reported = state.migrate(from, self.channel, told.id)?;
         drop(state);
-        // SAFETY: the address is the command's own for its answer: null, or with the room that its header says.
+        // SAFETY: the command's address for its response is null, or has the room that its header says.
         unsafe { self.answer(told.response, &rdma_ucm_migrate_resp { events_reported }) }
     }
 }
 
-/// Hands the next event to the program.
+/// Writes the next event to the program's response.
 ///
 /// # Safety
-/// The contract: the answer's address has the room that the header says.
+/// The contract: the response's address has the room that the header says.
 pub(super) unsafe fn give(event: &Event, (_, body, room): (u32, &[u8], usize)) -> Result<(), Errno> {
     let told: rdma_ucm_get_event = read(body);
     let response = answer::event(event);
     let bytes = bytes_of(&response);
-    // SAFETY: the answer's address has the room that the header says, as the caller promises, and no more than that is written.
+    // SAFETY: the response's address has the room that the header says, as the caller promises, and no more than that is written.
     unsafe { put(told.response, &bytes[..bytes.len().min(room)]) }
 }
 
-/// Room that an event needs at least: its last fields came later.
+/// Minimum room for an event: its last fields were added later.
 pub(super) const EVENT_ROOM: usize = offset_of!(rdma_ucm_event_resp, reserved);
 
 /// # Safety
-/// `to` is null, or room for the bytes.
+/// `to` is null, or has room for the bytes.
 unsafe fn put(to: u64, bytes: &[u8]) -> Result<(), Errno> {
     if to == 0 {
         return Err(libc::EFAULT);
     }
-    // SAFETY: the caller's promise; the program's memory and ours are different.
+    // SAFETY: the caller's promise; the program's memory and `bytes` do not overlap.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) };
     Ok(())
 }
 
-/// The value of an option: a byte or an `int`. `None`: another length, or no address.
+/// Reads the value of an option: a byte or an `int`. Returns `None` for another length, or without an address.
 ///
 /// # Safety
-/// `at` is null, or `length` bytes.
+/// `at` is null, or has `length` bytes.
 unsafe fn number(at: u64, length: u32) -> Option<(u32, u32)> {
     if at == 0 {
         return None;
     }
-    // SAFETY: not null, as was seen, so `length` bytes may be read, as the caller promises.
+    // SAFETY: not null, as checked, so `length` bytes may be read, as the caller promises.
     unsafe {
         match length {
             1 => Some((1, (at as *const u8).read().into())),
@@ -425,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_a_header_and_as_much_as_it_says() {
+    fn command_body_has_the_length_in_its_header() {
         assert_eq!(parse(&written(7, 3, 9, b"abc")), Some((7, &b"abc"[..], 9)));
         assert_eq!(parse(&written(7, 2, 9, b"abc")), Some((7, &b"ab"[..], 9)), "more is left alone");
         assert_eq!(parse(&written(7, 4, 9, b"abc")), None, "less is not a command");
@@ -433,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_structure_that_is_cut_off_ends_with_zeros() {
+    fn truncated_structure_is_padded_with_zeros() {
         let whole = rdma_ucm_listen { id: 0x0102_0304, backlog: 9 };
         let cut: rdma_ucm_listen = read(&bytes_of(&whole)[..4]);
         assert_eq!((cut.id, cut.backlog), (0x0102_0304, 0));
@@ -442,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wished_of_a_connection_is_read_field_by_field() {
+    fn connection_parameters_are_read_field_by_field() {
         let mut told = read::<rdma_ucm_connect>(&[]).conn_param;
         (told.qp_num, told.srq, told.responder_resources, told.initiator_depth) = (17, 1, 2, 3);
         (told.retry_count, told.rnr_retry_count, told.private_data_len) = (5, 6, 3);

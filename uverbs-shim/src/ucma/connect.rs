@@ -16,16 +16,16 @@ use super::state::{Cm, State};
 use crate::object::Errno;
 use crate::report;
 
-/// Requests that wait for a listener that did not say how many (`net.rdma_ucm.max_backlog`).
+/// Backlog of a listener that does not specify one (`net.rdma_ucm.max_backlog`).
 const BACKLOG: u32 = 1024;
-/// Requests of a listener that the manager keeps unanswered: how many the program has not heard of is bounded here.
+/// Backlog in the manager. The limit on requests not fetched by the program is enforced here, not there.
 const UNANSWERED: u32 = 1 << 14;
 
 impl State {
-    /// Listens.
+    /// Starts to listen.
     ///
     /// # Errors
-    /// `EINVAL` if the identifier is not bound; `EADDRINUSE`, `EADDRNOTAVAIL` if others share its port; `ENOMEM`.
+    /// `EINVAL` if the identifier is not bound; `EADDRINUSE` or `EADDRNOTAVAIL` if another identifier shares its port; `ENOMEM`.
     pub(super) fn listen(
         &mut self,
         cm: &mut Cm<'_>,
@@ -39,7 +39,7 @@ impl State {
         let on_device = id.on_device;
         let (space, port) = State::port_of(id).ok_or(libc::EINVAL)?;
         self.ports.listen(space, port, handle)?;
-        // What is bound to loopback alone listens as what is bound to nothing.
+        // An identifier bound to a loopback address listens like one bound to a wildcard address.
         let on = match source.ip() {
             ip if on_device => ListenOn::Address(Gid::from(ip)),
             ip if ip.is_ipv4() => ListenOn::AnyIpv4,
@@ -55,10 +55,10 @@ impl State {
         Ok(())
     }
 
-    /// Asks the destination for a connection, or which QP serves a datagram port.
+    /// Requests a connection from the destination, or asks for the QP that serves a datagram port.
     ///
     /// # Errors
-    /// `EINVAL` if there is no route yet, too much private data, or a kind of QP that is not connected.
+    /// `EINVAL` if there is no route yet, too much private data, or the QP type is not connected.
     pub(super) fn connect(
         &mut self,
         cm: &mut Cm<'_>,
@@ -93,10 +93,10 @@ impl State {
         Ok(())
     }
 
-    /// Accepts a request; or, without a wish, says that a reply was taken and the QP is ready.
+    /// Accepts a request. Without parameters, confirms a reply: the QP is ready.
     ///
     /// # Errors
-    /// `EINVAL` if nothing waits for that, or too much private data. The peer is refused then, as the kernel does.
+    /// `EINVAL` if no request or reply is pending, or too much private data. The peer is then rejected, as by the kernel.
     pub(super) fn accept(
         &mut self,
         cm: &mut Cm<'_>,
@@ -150,10 +150,10 @@ impl State {
         }
     }
 
-    /// Refuses a request, or a reply.
+    /// Rejects a request or a reply.
     ///
     /// # Errors
-    /// `EINVAL` if nothing waits for that, or too much private data.
+    /// `EINVAL` if no request or reply is pending, or too much private data.
     pub(super) fn reject(
         &mut self,
         cm: &mut Cm<'_>,
@@ -173,20 +173,20 @@ impl State {
         }
         let private_data = private_data(CALL, Kind::Rej, &[], data)?;
         cm.manager.reject(cm.now, comm, reason, Ari::NONE, private_data).map_err(errno(CALL))?;
-        // Nothing more is heard of it.
+        // No further events are expected.
         id.comm = None;
         self.by_comm.remove(&comm);
         Ok(())
     }
 
-    /// Ends a connection, or agrees to its end. Where there is none to end, nothing happens.
+    /// Disconnects, or confirms the peer's disconnection. Does nothing if the connection is over already.
     ///
     /// # Errors
-    /// `EINVAL` if it never came to one.
+    /// `EINVAL` if there was no connection.
     pub(super) fn disconnect(&mut self, cm: &mut Cm<'_>, channel: u64, handle: u32) -> Result<(), Errno> {
         let id = self.id_on_device(channel, handle)?;
         let Some(comm) = id.comm else {
-            // It was, and is over.
+            // The connection existed and is over.
             let over = matches!(id.stage, Stage::Connect | Stage::Disconnect);
             return if over { Ok(()) } else { Err(libc::EINVAL) };
         };
@@ -196,10 +196,10 @@ impl State {
         }
     }
 
-    /// Data came over a connection before its RTU did.
+    /// Reports that data arrived over a connection before its RTU.
     ///
     /// # Errors
-    /// `EISCONN` if that is known, `EINVAL` if nothing waits for it.
+    /// `EISCONN` if the connection is established already, `EINVAL` if there is none.
     pub(super) fn established(&mut self, cm: &mut Cm<'_>, channel: u64, handle: u32) -> Result<(), Errno> {
         let id = self.id_on_device(channel, handle)?;
         let Some(comm) = id.comm else { return Err(libc::EINVAL) };
@@ -209,13 +209,13 @@ impl State {
         cm.manager.established(comm).map_err(errno("rdma_notify"))
     }
 
-    /// Who listens, by the manager's name for it.
+    /// Returns the handle of the identifier with this listener.
     pub(super) fn listening(&self, listener: Listener) -> Option<u32> {
         self.by_listener.get(&listener).copied()
     }
 }
 
-/// The way of an identifier's messages.
+/// Returns the route of an identifier's messages.
 fn route(id: &Id, source: SocketAddr, destination: SocketAddr) -> Route {
     let usual = Route::new(source.ip(), destination.ip());
     Route {

@@ -1,4 +1,4 @@
-//! Which descriptors are ours, in which process.
+//! The program's descriptors of the connection manager's file.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -8,13 +8,13 @@ use std::sync::atomic::{
     Ordering::{Relaxed, SeqCst},
 };
 
-/// Descriptors that can be ours: what a process may have at most where nobody raised `fs.nr_open`.
+/// Descriptors that can be tracked: the maximum of a process, unless `fs.nr_open` was raised.
 pub(super) const LIMIT: usize = 1 << 20;
 
-/// A bit for each.
+/// One bit for each descriptor.
 static OURS: [AtomicU64; LIMIT / 64] = [const { AtomicU64::new(0) }; LIMIT / 64];
 
-/// True if a descriptor was ours when it was last heard of. A look without a lock: what other descriptors pay.
+/// Returns true if a descriptor was one of the file's when last known. Takes no lock: this check is the only cost for other descriptors.
 #[inline]
 pub(crate) fn is_ours(fd: c_int) -> bool {
     let Ok(fd) = usize::try_from(fd) else { return false };
@@ -33,22 +33,23 @@ fn mark(fd: c_int, ours: bool) -> bool {
     true
 }
 
-/// No descriptor of a process that was forked off is ours, whatever it does with it.
+/// Forgets a descriptor. In a forked process, no descriptor is one of the file's.
 pub(super) fn forget(fd: c_int) {
     mark(fd, false);
 }
 
-/// True if a descriptor is one of ours, and its file may still be the one that was opened. Programs close descriptors in ways that go past
-/// this library (`close_range`, `closefrom`, system calls of their own), and the next file gets the number. An event counter of the program's
-/// cannot be told from ours. A system call: not for the way of other descriptors.
+/// Returns true if a descriptor is one of the file's, and may still refer to it. Programs close descriptors without this library's
+/// knowledge (`close_range`, `closefrom`, direct system calls), and the next file gets the number. An eventfd of the program cannot be
+/// distinguished. Makes a system call: not for the fast path of other descriptors.
 pub(super) fn is_still_ours(fd: c_int) -> bool {
     is_ours(fd) && is_event_counter(fd)
 }
 
-/// True if a descriptor is open, and an event counter as far as /proc tells.
+/// Returns true if a descriptor is open and, as far as /proc can be read, an eventfd.
 fn is_event_counter(fd: c_int) -> bool {
     let mut name = [0u8; 32];
-    // SAFETY: a path that ends with 0, and room for the answer. The system calls themselves, since some of these functions are ours.
+    // SAFETY: a null-terminated path, and room for the result. Direct system calls, because this library interposes some of these
+    // functions.
     let length = unsafe {
         libc::syscall(
             libc::SYS_readlinkat,
@@ -60,26 +61,26 @@ fn is_event_counter(fd: c_int) -> bool {
     };
     match usize::try_from(length) {
         Ok(length) => name[..length].starts_with(b"anon_inode:[eventfd]"),
-        // SAFETY: a question about a number.
+        // SAFETY: a query about a number.
         Err(_) => unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_GETFD) >= 0 },
     }
 }
 
-/// `/proc/self/fd/FD`, and a 0 behind it. Nothing allocates.
+/// Returns `/proc/self/fd/FD`, null-terminated, without an allocation.
 fn path_of(fd: c_int) -> [u8; 32] {
     let mut path = [0u8; 32];
     let mut rest = &mut path[..31];
-    // It fits: a number has 11 characters at most.
+    // Cannot fail: a number has at most 11 characters.
     let _ = write!(rest, "/proc/self/fd/{fd}");
     path
 }
 
-/// What is behind our descriptors: the number of an open file, of which several may be the same.
+/// Maps descriptors to the numbers of open files. Several descriptors may have the same open file.
 #[derive(Debug, Default)]
 pub(super) struct Descriptors(HashMap<c_int, u64>);
 
 impl Descriptors {
-    /// A descriptor is ours from now on. False: its number is too large.
+    /// Adds a descriptor. Returns false if its number is too large.
     pub(super) fn add(&mut self, fd: c_int, file: u64) -> bool {
         let possible = mark(fd, true);
         if possible {
@@ -88,20 +89,20 @@ impl Descriptors {
         possible
     }
 
-    /// The file behind a descriptor. `None`: it is not ours, or the program has closed it in a way that went past us and
-    /// the number is something else's now.
+    /// Returns the open file of a descriptor. Returns `None` for other descriptors, and if the program has closed it without this library's
+    /// knowledge and the number was reused.
     pub(super) fn file(&self, fd: c_int) -> Option<u64> {
         self.0.get(&fd).copied().filter(|_| is_still_ours(fd))
     }
 
-    /// The file behind a descriptor that is the last one of it.
+    /// Returns the open file of a descriptor, if this is the file's last descriptor.
     pub(super) fn last_of(&self, fd: c_int) -> Option<u64> {
         let file = self.file(fd)?;
         let others = self.0.iter().filter(|(other, of)| **other != fd && **of == file);
         (others.count() == 0).then_some(file)
     }
 
-    /// It is ours no more. The file, and whether it was the last descriptor of it.
+    /// Removes a descriptor. Returns its open file, and whether it was the file's last descriptor.
     pub(super) fn remove(&mut self, fd: c_int) -> Option<(u64, bool)> {
         mark(fd, false);
         let file = self.0.remove(&fd)?;
@@ -116,7 +117,7 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     #[test]
-    fn a_descriptor_is_ours_until_it_is_removed_and_a_file_until_its_last_is() {
+    fn file_is_tracked_until_its_last_descriptor_goes() {
         let (one, two) = (EventFd::new().unwrap(), EventFd::new().unwrap());
         let (one, two) = (one.as_raw_fd(), two.as_raw_fd());
         let mut descriptors = Descriptors::default();
@@ -131,13 +132,13 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_became_something_else_is_not_ours() {
+    fn reused_descriptor_number_is_not_tracked() {
         let place = EventFd::new().unwrap();
         let fd = place.as_raw_fd();
         let mut descriptors = Descriptors::default();
         descriptors.add(fd, 1);
         let file = std::fs::File::open("/dev/null").unwrap();
-        // Past us, as a program does that makes system calls by itself.
+        // Without this library's knowledge, as by a program that makes system calls directly.
         // SAFETY: two descriptors of this function.
         unsafe { libc::syscall(libc::SYS_dup3, file.as_raw_fd(), fd, 0) };
         assert_eq!(descriptors.file(fd), None);
@@ -146,13 +147,13 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_no_descriptor_can_have_are_not_ours() {
+    fn impossible_descriptor_numbers_are_not_tracked() {
         assert!(!is_ours(-1) && !is_ours(c_int::MAX));
         assert!(!Descriptors::default().add(c_int::MAX, 1));
     }
 
     #[test]
-    fn what_a_forked_process_forgets_is_not_ours() {
+    fn forgotten_descriptor_is_not_tracked() {
         let fd = EventFd::new().unwrap();
         let mut descriptors = Descriptors::default();
         assert!(descriptors.add(fd.as_raw_fd(), 1) && is_ours(fd.as_raw_fd()));

@@ -1,4 +1,4 @@
-//! What programs are told: events, and their queue behind a descriptor.
+//! Events, and their queue behind a descriptor.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -11,13 +11,13 @@ use roxie::wire::Gid;
 use crate::object::Errno;
 use crate::waiting::take_count_now;
 
-/// `enum rdma_cm_event_type` (`rdma/rdma_cma.h`). Some are never told, as the kernel never tells them to a program on RoCE:
+/// `enum rdma_cm_event_type` (`rdma/rdma_cma.h`). Some are never raised, nor does the kernel raise them for a program on RoCE:
 ///
-/// * ROUTE_ERROR: it is for queries to a subnet manager. A route that cannot be is an error of the call.
-/// * CONNECT_ERROR: the kernel has it for QPs of its own. Of a program's QP the library says so itself, when the QP cannot be moved
-///   after CONNECT_RESPONSE.
-/// * ADDR_CHANGE: `cma_netdev_change` tells it when a bonded interface fails over to another (`NETDEV_BONDING_FAILOVER`), and of
-///   nothing else that happens to an interface. An address that goes away is noticed when it is used.
+/// * ROUTE_ERROR is for queries to a subnet manager. An invalid route is an error of the call.
+/// * CONNECT_ERROR is raised by the kernel for its own QPs. For a program's QP, `librdmacm` raises it when the QP cannot be modified after
+///   CONNECT_RESPONSE.
+/// * ADDR_CHANGE is raised by `cma_netdev_change` only when a bonded interface fails over (`NETDEV_BONDING_FAILOVER`). An address that was
+///   removed is noticed when it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum What {
@@ -36,8 +36,8 @@ pub(super) enum What {
     TimeWaitExit = 15,
 }
 
-/// What a program says of its end of a connection, and is told of the other's: `rdma_ucm_conn_param`, with resources and depth as
-/// the one sees them who says or hears it.
+/// Connection parameters (`rdma_ucm_conn_param`): sent by one end, received by the other. Resources and depth are those from the view of
+/// the end that sends or receives them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ConnectionFacts {
     pub(super) qpn: u32,
@@ -50,17 +50,17 @@ pub(super) struct ConnectionFacts {
     pub(super) rnr_retry_count: u8,
 }
 
-/// What is told of a datagram QP or group: `rdma_ucm_ud_param`.
+/// Parameters of a datagram QP or multicast group: `rdma_ucm_ud_param`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct DatagramFacts {
     pub(super) qpn: u32,
     pub(super) qkey: u32,
-    /// The way there, if it is known.
+    /// Path to the QP, if known.
     pub(super) way: Option<Way>,
     pub(super) private_data: Vec<u8>,
 }
 
-/// `ib_uverbs_ah_attr`, as far as RoCE has it.
+/// `ib_uverbs_ah_attr`, as far as RoCE uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Way {
     pub(super) sgid_index: u8,
@@ -71,14 +71,14 @@ pub(super) struct Way {
 }
 
 impl Way {
-    /// A route of the connection manager's, from the device's GID of this index.
+    /// Converts a route of the connection manager, with the GID index of its source address.
     pub(super) fn of(route: &Route, sgid_index: u8) -> Way {
         let Route { remote, traffic_class, flow_label, hop_limit, .. } = *route;
         Way { sgid_index, dgid: remote, flow_label, hop_limit, traffic_class }
     }
 }
 
-/// What comes with an event.
+/// Parameters of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Facts {
     None,
@@ -86,38 +86,38 @@ pub(super) enum Facts {
     Datagram(DatagramFacts),
 }
 
-/// An event as it is told: `rdma_ucm_event_resp`.
+/// An event: `rdma_ucm_event_resp`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Event {
-    /// The program's word for what it is about.
+    /// The program's value for the identifier or membership.
     pub(super) uid: u64,
-    /// The handle of what it is about.
+    /// Handle of the identifier or membership.
     pub(super) handle: u32,
     pub(super) what: What,
-    /// 0, a negative errno, or a reason of the peer's.
+    /// 0, a negative errno, or a reject reason of the peer.
     pub(super) status: i32,
     pub(super) facts: Facts,
 }
 
-/// An event that waits.
+/// A pending event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Waiting {
-    /// The identifier in whose count of reported events it is.
+    /// The identifier that counts it as reported.
     pub(super) of: u32,
-    /// The multicast membership in whose count it is as well.
+    /// The multicast membership that counts it as well.
     pub(super) group: Option<u32>,
     pub(super) event: Event,
 }
 
-/// Events that may wait; more are lost, as the kernel loses them when it has no memory. Each identifier has a few at most.
+/// Maximum number of pending events. Further events are dropped, as by a kernel without memory. Each identifier has a few at the most.
 const CAPACITY: usize = 1 << 16;
 
-/// An open file: the events that wait, counted by a descriptor that the program holds another number of.
+/// An open file: pending events, counted by an eventfd of which the program has a duplicate.
 #[derive(Debug)]
 pub(super) struct Channel {
     counter: EventFd,
     waiting: VecDeque<Waiting>,
-    /// The thread that fetched an event last, and has not come for another since.
+    /// The thread that last fetched an event, until it asks for the next one.
     handler: Option<libc::pid_t>,
 }
 
@@ -135,12 +135,12 @@ impl Channel {
     pub(super) fn push(&mut self, event: Waiting) {
         if self.waiting.len() < CAPACITY {
             self.waiting.push_back(event);
-            // Never full: the queue is bounded far below.
+            // Never full: the queue's limit is far below the counter's.
             let _ = self.counter.write(1);
         }
     }
 
-    /// The next event, whose count was taken.
+    /// Takes the next event. The caller has taken its count.
     pub(super) fn pop(&mut self) -> Option<Waiting> {
         self.waiting.pop_front()
     }
@@ -153,7 +153,7 @@ impl Channel {
         self.handler = thread;
     }
 
-    /// Takes events back, with their counts.
+    /// Removes pending events, with their counts.
     pub(super) fn take_back(&mut self, which: impl Fn(&Waiting) -> bool) -> Vec<Waiting> {
         let all = std::mem::take(&mut self.waiting);
         let (taken, left): (Vec<_>, Vec<_>) = all.into_iter().partition(which);
@@ -170,7 +170,7 @@ impl Channel {
     }
 }
 
-/// Private data as an event tells it: `length` bytes, those that were not sent being zeros.
+/// Returns private data as an event has it: `length` bytes, padded with zeros.
 pub(super) fn padded(bytes: &[u8], length: usize) -> Vec<u8> {
     let mut all = vec![0; length];
     let there = bytes.len().min(length);
@@ -178,7 +178,7 @@ pub(super) fn padded(bytes: &[u8], length: usize) -> Vec<u8> {
     all
 }
 
-/// The GID of an address.
+/// Returns the GID of an address.
 pub(super) fn gid_of(address: Option<SocketAddr>) -> Gid {
     address.map_or(Gid::default(), |address| address.ip().into())
 }
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_descriptor_is_readable_while_events_wait() {
+    fn descriptor_is_readable_while_events_are_pending() {
         let mut channel = Channel::new(EfdFlags::empty()).unwrap();
         assert!(!readable(&channel));
         channel.push(event(1));
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn events_that_are_taken_back_wake_nobody() {
+    fn removed_events_leave_the_descriptor_unreadable() {
         let mut channel = Channel::new(EfdFlags::empty()).unwrap();
         for of in [1, 2, 1] {
             channel.push(event(of));
@@ -222,13 +222,13 @@ mod tests {
     }
 
     #[test]
-    fn private_data_has_the_length_of_the_messages_room() {
+    fn private_data_is_padded_to_the_messages_room() {
         assert_eq!(padded(b"ab", 4), b"ab\0\0");
         assert_eq!(padded(b"abcdef", 4), b"abcd");
     }
 
     #[test]
-    fn a_channel_that_nobody_reads_keeps_a_bounded_number_of_events() {
+    fn unread_channel_keeps_a_bounded_number_of_events() {
         let mut channel = Channel::new(EfdFlags::empty()).unwrap();
         for of in 0..CAPACITY as u32 + 3 {
             channel.push(event(of));

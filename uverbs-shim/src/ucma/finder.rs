@@ -1,5 +1,5 @@
-//! Threads that look whether neighbours have answered, so that no program's call waits. A look takes no time: silent hosts keep no others
-//! from being found, or from being given up in time.
+//! Threads that resolve neighbours, so that no call of the program blocks. Jobs are polled step by step, so hosts that do not answer delay
+//! neither other jobs nor their own timeout.
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,23 +10,23 @@ use roxie::threads::spawn_unsignalled;
 use crate::lock::lock;
 use crate::object::Errno;
 
-/// Threads at a time.
+/// Maximum number of threads.
 const THREADS: usize = 8;
-/// A thread without work ends after this long.
+/// Time after which an idle thread ends.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What a job says after each step.
+/// Result of a job's step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Done,
-    /// Call it again at this time.
+    /// Call the job again at this time.
     Again(Instant),
 }
 
-/// What is to be done, step by step.
+/// A job, called step by step.
 pub(super) type Job = Box<dyn FnMut() -> Step + Send>;
 
-/// The threads, which come and go.
+/// The threads, started and ended on demand.
 #[derive(Debug, Default)]
 pub(super) struct Finder(Arc<Shared>);
 
@@ -38,7 +38,7 @@ struct Shared {
 
 #[derive(Default)]
 struct Work {
-    /// Jobs that no thread has, each with the time of its next step.
+    /// Waiting jobs, each with the time of its next step.
     jobs: Vec<(Instant, Job)>,
     threads: usize,
     idle: usize,
@@ -51,19 +51,19 @@ impl fmt::Debug for Work {
 }
 
 impl Work {
-    /// Jobs whose next step is due.
+    /// Returns the number of jobs with a step due.
     fn due(&self, now: Instant) -> usize {
         self.jobs.iter().filter(|(at, _)| *at <= now).count()
     }
 
-    /// Takes the job that is due for longest.
+    /// Takes the job that has been due for longest.
     fn take(&mut self, now: Instant) -> Option<Job> {
         let due = self.jobs.iter().enumerate().filter(|(_, (at, _))| *at <= now);
         let first = due.min_by_key(|(_, (at, _))| *at)?.0;
         Some(self.jobs.remove(first).1)
     }
 
-    /// How long a thread without work waits.
+    /// Returns how long an idle thread waits.
     fn patience(&self, now: Instant) -> Duration {
         let next = self.jobs.iter().map(|(at, _)| *at).min();
         next.map_or(PATIENCE, |at| at.saturating_duration_since(now).min(PATIENCE))
@@ -71,10 +71,10 @@ impl Work {
 }
 
 impl Finder {
-    /// Has a job done soon. There are never more than there are identifiers.
+    /// Runs a job. The number of jobs is limited by that of identifiers.
     ///
     /// # Errors
-    /// `ENOMEM` if there is no thread to do it.
+    /// `ENOMEM` if no thread could be started.
     pub(super) fn run(&self, job: Job) -> Result<(), Errno> {
         let now = Instant::now();
         let mut work = self.0.work();
@@ -143,7 +143,7 @@ mod tests {
         })
     }
 
-    /// More than there are threads, none of which is done before all have begun.
+    /// Starts more jobs than threads. None of them finishes before all have started.
     #[test]
     fn jobs_between_steps_occupy_no_thread() {
         const JOBS: i32 = 5 * THREADS as i32;
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_waits_keeps_no_other_from_being_done() {
+    fn blocked_job_does_not_delay_others() {
         let finder = Finder::default();
         let (release, held) = channel::<()>();
         finder
@@ -191,16 +191,16 @@ mod tests {
         drop(release);
     }
 
-    /// Who waits for work is counted once: the next job after it has some gets a thread of its own.
+    /// A thread that waits for work is counted once: the next job is given a thread of its own.
     #[test]
-    fn a_thread_that_found_work_waits_for_none() {
+    fn thread_with_work_is_not_counted_as_idle() {
         let finder = Finder::default();
         let (done, told) = channel();
         for number in 0..3 {
             let done = done.clone();
             finder.run(telling(done, number)).unwrap();
             assert_eq!(told.recv_timeout(Duration::from_secs(10)), Ok(number));
-            // It has done its job, and waits for another.
+            // The thread has finished its job, and waits for another.
             while finder.0.work().idle == 0 {
                 std::thread::yield_now();
             }

@@ -1,4 +1,4 @@
-//! Identifiers: what `rdma_create_id` makes.
+//! Identifiers, as `rdma_create_id` creates them.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,35 +11,35 @@ use super::ports::Space;
 use crate::abi::ibv_qp_type;
 use crate::settings;
 
-/// How far an identifier has come (`enum rdma_cm_state` of `cma.c`). Calls that come at the wrong time fail with `EINVAL`.
+/// State of an identifier (`enum rdma_cm_state` of `cma.c`). Calls in the wrong state fail with `EINVAL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Idle,
     AddressQuery,
     AddressResolved,
     RouteResolved,
-    /// It asks or is asked for a connection, or has one.
+    /// Connecting or connected, as either end.
     Connect,
     Disconnect,
-    /// It has an address of its own.
+    /// Bound to an address.
     Bound,
     Listen,
-    /// Its device is gone.
+    /// The device was removed.
     Removed,
 }
 
-/// What `RDMA_USER_CM_CMD_SET_OPTION` sets.
+/// Options set by `RDMA_USER_CM_CMD_SET_OPTION`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Options {
     pub(super) service_type: u8,
     pub(super) reuse_address: bool,
-    /// It takes nothing of the other address family; `None`: as is customary.
+    /// Restricts the identifier to one address family; `None`: the system's default.
     pub(super) one_family: Option<bool>,
-    /// Local ACK timeout code; `None`: as the path has it.
+    /// Local ACK timeout code; `None`: that of the path.
     pub(super) ack_timeout: Option<u8>,
 }
 
-/// The way to the destination.
+/// Path to the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Path {
     pub(super) mtu: Mtu,
@@ -52,9 +52,9 @@ pub(super) struct Path {
 /// An identifier.
 #[derive(Clone, Debug)]
 pub(super) struct Id {
-    /// The program's word for it. 0: it was made by a request, and the program has not accepted that yet.
+    /// The program's value for the identifier. 0: created by a request that the program has not accepted yet.
     pub(super) uid: u64,
-    /// The open file that gets its events.
+    /// The open file that receives its events.
     pub(super) channel: u64,
     pub(super) space: Space,
     pub(super) qp_type: ibv_qp_type::Type,
@@ -62,27 +62,27 @@ pub(super) struct Id {
     pub(super) options: Options,
     pub(super) source: Option<SocketAddr>,
     pub(super) destination: Option<SocketAddr>,
-    /// It has its source's port, and gives it back.
+    /// True if the identifier holds its source's port.
     pub(super) has_port: bool,
-    /// Its source is an address of the device.
+    /// True if the source is an address of the device.
     pub(super) on_device: bool,
     pub(super) path: Option<Path>,
-    /// Numbers resolutions of addresses: the answer to an older one is no answer.
+    /// Number of the current address resolution. Results of older ones are ignored.
     pub(super) resolution: u32,
-    /// Requests that may wait before the program fetches one.
+    /// Remaining backlog: requests that may still be queued before the program fetches one.
     pub(super) backlog_left: u32,
     pub(super) listeners: Vec<Listener>,
     pub(super) comm: Option<CommId>,
-    /// The first PSN that its peer's QP is to send.
+    /// Starting PSN of the peer's QP.
     pub(super) psn: Psn,
-    /// The QP of the connection, as the program gave it.
+    /// QPN of the connection, as given by the program.
     pub(super) qpn: Qpn,
     pub(super) srq: bool,
-    /// Events that the program has fetched. It waits until it has acknowledged as many before it frees the identifier.
+    /// Events that the program has fetched, and must acknowledge before it frees the identifier.
     pub(super) events_reported: u32,
 }
 
-/// What an identifier is made with.
+/// Parameters of a new identifier.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Made {
     pub(super) uid: u64,
@@ -121,19 +121,19 @@ impl Id {
         self.qp_type == ibv_qp_type::IBV_QPT_UD
     }
 
-    /// The service ID of its port, or of a destination's (`rdma_get_service_id`).
+    /// Returns the service ID of a port (`rdma_get_service_id`).
     pub(super) fn service(&self, port: u16) -> ServiceId {
         ServiceId(u64::from(self.space.code()) << 16 | u64::from(port))
     }
 
-    /// It takes nothing of the other address family, whatever it was told: IPv4 never does.
+    /// Returns true if the identifier is restricted to its address family. IPv4 always is.
     pub(super) fn one_family(&self, address: IpAddr, customary: bool) -> bool {
         address.is_ipv4() || self.options.one_family.unwrap_or(customary)
     }
 }
 
 impl Stage {
-    /// What iproute2 calls it.
+    /// Returns iproute2's name of the state.
     pub(super) fn name(self) -> &'static str {
         match self {
             Stage::Idle => "IDLE",
@@ -150,7 +150,7 @@ impl Stage {
 }
 
 impl Space {
-    /// What iproute2 calls it.
+    /// Returns iproute2's name of the port space.
     pub(super) fn name(self) -> &'static str {
         match self {
             Space::Ipoib => "IPoIB",
@@ -160,7 +160,7 @@ impl Space {
         }
     }
 
-    /// The number in programs and in service IDs.
+    /// Returns the number in the API and in service IDs.
     pub(super) fn code(self) -> u16 {
         match self {
             Space::Ipoib => 0x0002,
@@ -174,7 +174,7 @@ impl Space {
         [Space::Ipoib, Space::Ib, Space::Tcp, Space::Udp].into_iter().find(|space| space.code() == code)
     }
 
-    /// The kind of QP that it is for; the program says which for RDMA_PS_IB.
+    /// Returns the QP type of the port space. For RDMA_PS_IB, the program specifies it.
     pub(super) fn qp_type(self, told: u8) -> ibv_qp_type::Type {
         match self {
             Space::Tcp => ibv_qp_type::IBV_QPT_RC,
@@ -184,7 +184,7 @@ impl Space {
     }
 }
 
-/// How a kind of QP is asked for.
+/// Returns the transport to request for a QP type.
 pub(super) fn transport_of(qp_type: ibv_qp_type::Type) -> Option<Transport> {
     match qp_type {
         ibv_qp_type::IBV_QPT_RC => Some(Transport::Rc),
@@ -194,7 +194,7 @@ pub(super) fn transport_of(qp_type: ibv_qp_type::Type) -> Option<Transport> {
     }
 }
 
-/// The kind of QP that answers such a request.
+/// Returns the QP type that answers a request for a transport.
 pub(super) fn answering_qp_type(transport: Transport) -> Option<ibv_qp_type::Type> {
     match transport {
         Transport::Rc => Some(ibv_qp_type::IBV_QPT_RC),

@@ -1,4 +1,4 @@
-//! What peers do, as programs hear of it.
+//! Events of the connection manager, converted to events of the program.
 
 use std::net::SocketAddr;
 
@@ -14,22 +14,22 @@ use super::state::{Cm, State};
 use crate::abi::ibv_qp_type;
 use crate::report;
 
-/// Room for the program's private data behind the header that RDMA-CM has in a REQ, and in a SIDR_REQ.
+/// Room for the program's private data after the RDMA-CM header in a REQ, and in a SIDR_REQ.
 const REQ_ROOM: usize = 92 - CmaHeader::LEN;
 const SIDR_REQ_ROOM: usize = 216 - CmaHeader::LEN;
-/// In a REP, a REJ and a SIDR_REP.
+/// Room in a REP, a REJ and a SIDR_REP.
 const REP_ROOM: usize = 196;
 const REJ_ROOM: usize = 148;
 const SIDR_REP_ROOM: usize = 136;
 
-/// Where the addresses of the device are in its table, and a number that nobody can guess.
+/// Look-up of the device's GID indices, and an unpredictable number.
 pub(super) struct Surroundings<'a> {
     pub(super) sgid_index: &'a dyn Fn(Gid) -> Option<u8>,
     pub(super) random: u64,
 }
 
-/// A request, of either kind.
-struct Asked<'a> {
+/// A connection request or a SIDR request.
+struct IncomingRequest<'a> {
     comm: CommId,
     listener: Listener,
     route: Route,
@@ -42,16 +42,16 @@ struct Asked<'a> {
 }
 
 impl State {
-    /// Takes an event of the manager's.
-    pub(super) fn hear(&mut self, cm: &mut Cm<'_>, around: &Surroundings<'_>, event: CmEvent) {
+    /// Handles an event of the manager.
+    pub(super) fn handle_event(&mut self, cm: &mut Cm<'_>, around: &Surroundings<'_>, event: CmEvent) {
         let comm = event.id();
         let last = event.is_last();
         match event {
             CmEvent::Request { listener, route, request, .. } => {
-                return self.hear_request(cm, around, comm, listener, route, &request);
+                return self.handle_request(cm, around, comm, listener, route, &request);
             }
             CmEvent::ResolutionRequest { listener, route, request, .. } => {
-                return self.hear_question(cm, around, comm, listener, route, &request);
+                return self.handle_sidr_request(cm, around, comm, listener, route, &request);
             }
             _ => {}
         }
@@ -67,14 +67,14 @@ impl State {
                 let facts = Facts::Connection(ConnectionFacts { private_data, ..ConnectionFacts::default() });
                 self.tell(handle, What::Rejected, reject.reason.0.into(), facts);
             }
-            CmEvent::Unreachable { why, unanswered, .. } => self.hear_silence(handle, why, unanswered),
-            CmEvent::DisconnectRequested { .. } => self.hear_end(handle, 0),
+            CmEvent::Unreachable { why, unanswered, .. } => self.handle_unreachable(handle, why, unanswered),
+            CmEvent::DisconnectRequested { .. } => self.handle_disconnect(handle, 0),
             CmEvent::Disconnected { how, .. } => {
                 let status = if how == HowDisconnected::NoAnswer { -libc::ETIMEDOUT } else { 0 };
-                self.hear_end(handle, status);
+                self.handle_disconnect(handle, status);
             }
             CmEvent::TimeWaitExit { .. } => self.tell(handle, What::TimeWaitExit, 0, Facts::None),
-            CmEvent::Resolved { route, reply, .. } => self.hear_answer(around, handle, &route, &reply),
+            CmEvent::Resolved { route, reply, .. } => self.handle_sidr_reply(around, handle, &route, &reply),
             CmEvent::Request { .. } | CmEvent::ResolutionRequest { .. } => {}
         }
         if last {
@@ -85,8 +85,9 @@ impl State {
         }
     }
 
-    /// Nobody answers. A kernel's program hears the same of either, after its timeouts: here the status tells them apart.
-    fn hear_silence(&mut self, handle: u32, why: WhyUnreachable, unanswered: Kind) {
+    /// Reports that no host answered. For the kernel's programs, all causes look the same, after the timeouts; here, the status
+    /// distinguishes them.
+    fn handle_unreachable(&mut self, handle: u32, why: WhyUnreachable, unanswered: Kind) {
         let peer = self.ids.get(handle).and_then(|id| id.destination);
         let peer = peer.map_or_else(String::new, |peer| peer.to_string());
         let status = match why {
@@ -113,8 +114,8 @@ impl State {
         self.tell(handle, What::Unreachable, -status, Facts::None);
     }
 
-    /// The program hears once that a connection ended, whoever ended it.
-    fn hear_end(&mut self, handle: u32, status: i32) {
+    /// Reports the end of a connection once, whichever end caused it.
+    fn handle_disconnect(&mut self, handle: u32, status: i32) {
         let Some(id) = self.ids.get_mut(handle) else { return };
         if id.stage == Stage::Connect {
             id.stage = Stage::Disconnect;
@@ -122,7 +123,7 @@ impl State {
         }
     }
 
-    fn hear_request(
+    fn handle_request(
         &mut self,
         cm: &mut Cm<'_>,
         around: &Surroundings<'_>,
@@ -143,7 +144,7 @@ impl State {
             qpn: request.local_qpn.value(),
             private_data: padded(CmaHeader::behind(&request.private_data), REQ_ROOM),
             srq: request.srq,
-            // What the one may have outstanding is what the other answers.
+            // One end's limit of outstanding requests is the other end's limit of responder resources.
             responder_resources: request.initiator_depth,
             initiator_depth: request.responder_resources,
             flow_control: request.end_to_end_flow_control,
@@ -157,14 +158,24 @@ impl State {
             packet_lifetime: request.primary_path.local_ack_timeout.saturating_sub(1),
         });
         let service = request.service_id;
-        self.be_asked(
+        self.create_child(
             cm,
             around.random,
-            Asked { comm, listener, route, service, qp_type, header, path, facts, kind: "connection" },
+            IncomingRequest {
+                comm,
+                listener,
+                route,
+                service,
+                qp_type,
+                header,
+                path,
+                facts,
+                kind: "connection",
+            },
         );
     }
 
-    fn hear_question(
+    fn handle_sidr_request(
         &mut self,
         cm: &mut Cm<'_>,
         around: &Surroundings<'_>,
@@ -179,15 +190,25 @@ impl State {
         let private_data = padded(CmaHeader::behind(&request.private_data), SIDR_REQ_ROOM);
         let facts = Facts::Datagram(DatagramFacts { private_data, ..DatagramFacts::default() });
         let (service, qp_type) = (request.service_id, ibv_qp_type::IBV_QPT_UD);
-        self.be_asked(
+        self.create_child(
             cm,
             around.random,
-            Asked { comm, listener, route, service, qp_type, header, path: None, facts, kind: "datagram" },
+            IncomingRequest {
+                comm,
+                listener,
+                route,
+                service,
+                qp_type,
+                header,
+                path: None,
+                facts,
+                kind: "datagram",
+            },
         );
     }
 
-    /// Makes an identifier for a request and has its listener hear of it; refuses it if that cannot be.
-    fn be_asked(&mut self, cm: &mut Cm<'_>, random: u64, asked: Asked<'_>) {
+    /// Creates an identifier for a request and reports it to the listener. Rejects the request if that fails.
+    fn create_child(&mut self, cm: &mut Cm<'_>, random: u64, asked: IncomingRequest<'_>) {
         let refused = |why: &str| {
             let (service, from) = (asked.service, asked.route.remote);
             report::info("a request", format_args!("{} {service} from {from} refused: {why}", asked.kind));
@@ -222,8 +243,8 @@ impl State {
         self.queue(channel, Waiting { of: handle, group: None, event });
     }
 
-    /// Which QP serves a datagram port, and how it is reached.
-    fn hear_answer(&mut self, around: &Surroundings<'_>, handle: u32, route: &Route, reply: &SidrRep) {
+    /// Reports the QP that serves a datagram port, and the path to it.
+    fn handle_sidr_reply(&mut self, around: &Surroundings<'_>, handle: u32, route: &Route, reply: &SidrRep) {
         if reply.status != SidrStatus::VALID {
             let facts = Facts::Datagram(DatagramFacts::default());
             return self.tell(handle, What::Unreachable, reply.status.0.into(), facts);

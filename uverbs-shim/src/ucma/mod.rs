@@ -1,4 +1,4 @@
-//! `/dev/infiniband/rdma_cm`: the kernel's connection manager as `librdmacm` speaks to it, on top of [`roxie::cm`].
+//! `/dev/infiniband/rdma_cm`: the interface of the kernel's connection manager for `librdmacm`, on top of [`roxie::cm`].
 //!
 //! ```text
 //!  librdmacm      open, write, poll                       the stock library
@@ -10,11 +10,11 @@
 //!  roxie::cm      the protocol
 //! ```
 //!
-//! An open file is an eventfd that counts the events that wait, so that `poll`, `epoll` and `O_NONBLOCK` work by themselves. The
-//! program's descriptor is a duplicate of one that this library keeps: what a program does to its own cannot reach what was another's.
+//! An open file is an eventfd that counts the pending events, so `poll`, `epoll` and `O_NONBLOCK` need no extra code. The program's
+//! descriptor is a duplicate of one that this library keeps: operations on the program's own descriptor cannot affect another file.
 //!
-//! A call that waits is a cancellation point, as with the kernel (`rping` ends threads that way): it waits in a frame without
-//! destructors, and everything else runs with cancellation off.
+//! A call that blocks is a cancellation point, as with the kernel (`rping` ends threads by cancellation). The wait is in a frame without
+//! destructors; all other code runs with cancellation disabled.
 
 pub(crate) mod descriptors;
 
@@ -72,7 +72,7 @@ fn open_file(flags: c_int) -> Result<c_int, Errno> {
         let errno = if fd < 0 { nix::errno::Errno::last_raw() } else { libc::EMFILE };
         state.close(None, file);
         if fd >= 0 {
-            // SAFETY: it was just made, and nobody knows of it.
+            // SAFETY: the descriptor was just created, and is not shared yet.
             unsafe { libc::syscall(libc::SYS_close, fd) };
         }
         return Err(errno);
@@ -80,12 +80,12 @@ fn open_file(flags: c_int) -> Result<c_int, Errno> {
     Ok(fd)
 }
 
-/// What a program wrote to a descriptor. `None`: it is not ours after all.
+/// Runs a command written to a descriptor. Returns `None` if the descriptor is not one of the file's.
 ///
 /// # Safety
-/// The contract of `write`, and what the commands say of the pointers in them.
+/// The contract of `write`, and that of each command for its pointers.
 pub(crate) unsafe fn write(fd: c_int, bytes: *const u8, count: usize) -> Option<isize> {
-    // SAFETY: `write`'s contract, handed on to each.
+    // SAFETY: `write`'s contract, passed on to each.
     unsafe {
         match begin(fd, bytes, count) {
             Begun::NotOurs => None,
@@ -95,16 +95,16 @@ pub(crate) unsafe fn write(fd: c_int, bytes: *const u8, count: usize) -> Option<
     }
 }
 
-/// What became of a command.
+/// Result of a command.
 enum Begun {
     NotOurs,
     Done(isize),
-    /// An event is wanted, and has to be waited for.
+    /// An event was requested, and none is pending.
     Wait,
 }
 
 /// # Safety
-/// As [`write`].
+/// As for [`write`].
 unsafe fn begin(fd: c_int, bytes: *const u8, count: usize) -> Begun {
     let _uncancelled = Uncancelled::new();
     let Some(process) = process::this() else {
@@ -113,8 +113,9 @@ unsafe fn begin(fd: c_int, bytes: *const u8, count: usize) -> Begun {
             set_errno(errno);
             return Begun::NotOurs;
         }
-        // Of a parent: dead here. In a child that shares its parent's memory nothing is known of it either way.
-        report::info("rdma_cm", "this descriptor is of the process that this one was forked from");
+        // The descriptor belongs to the parent, and is not usable here. A child that shares its parent's memory cannot know that in any
+        // case.
+        report::info("rdma_cm", "this descriptor belongs to the process from which this one was forked");
         return Begun::Done(failed(libc::EIO) as isize);
     };
     let mut state = process.state();
@@ -130,18 +131,18 @@ unsafe fn begin(fd: c_int, bytes: *const u8, count: usize) -> Begun {
             channel.set_handler(None);
         }
         drop(state);
-        // Nobody polls while the program waits here.
+        // The program does not poll while it blocks here.
         process.nic().device.step_aside();
         return Begun::Wait;
     }
     drop(state);
-    // SAFETY: `write`'s contract: what the pointers in the command name is as the command says.
+    // SAFETY: `write`'s contract: pointers in the command are valid as the command says.
     let result = unsafe { Command::run(process, file, command) };
     Begun::Done(result.map_or_else(|errno| failed(errno) as isize, |()| count as isize))
 }
 
 /// # Safety
-/// `bytes` is null, or `count` bytes.
+/// `bytes` is null, or has `count` bytes.
 unsafe fn parse<'a>(bytes: *const u8, count: usize) -> Option<(u32, &'a [u8], usize)> {
     if bytes.is_null() {
         return None;
@@ -150,20 +151,20 @@ unsafe fn parse<'a>(bytes: *const u8, count: usize) -> Option<(u32, &'a [u8], us
     command::parse(unsafe { std::slice::from_raw_parts(bytes, count) })
 }
 
-/// Waits for an event as `read` does: `O_NONBLOCK`, signals and cancellation are its business. No destructors here.
+/// Waits for an event by `read`, which implements `O_NONBLOCK`, signals and cancellation. Has no destructors.
 ///
 /// # Safety
-/// As [`write`].
+/// As for [`write`].
 unsafe fn wait(fd: c_int, bytes: *const u8, count: usize) -> isize {
     loop {
         if !take_count(fd) {
-            // Closed since the call began: see `Finished::Closed`.
+            // Closed since the call started: see `Finished::Closed`.
             if nix::errno::Errno::last_raw() == libc::EBADF {
                 wait_for_a_signal();
             }
             return -1;
         }
-        // SAFETY: `write`'s contract, for the same command: it is the program's for as long as its call lasts.
+        // SAFETY: `write`'s contract, for the same command, which is valid until the call returns.
         match unsafe { finish(fd, bytes, count) } {
             Finished::Done(result) => return result,
             Finished::TakenBack => {}
@@ -175,20 +176,20 @@ unsafe fn wait(fd: c_int, bytes: *const u8, count: usize) -> isize {
     }
 }
 
-/// What became of an event that was waited for.
+/// Result of a wait for an event.
 enum Finished {
     Done(isize),
-    /// It concerned an identifier that has gone since.
+    /// The event's identifier was destroyed meanwhile.
     TakenBack,
-    /// The descriptor was closed by another thread, after the call had begun: with the kernel such a call waits on, for nothing, and
-    /// programs (`rping`) rely on its not returning.
+    /// Another thread closed the descriptor after the call started. With the kernel, such a call never returns, and programs (`rping`) rely
+    /// on that.
     Closed,
 }
 
-/// Hands over the event whose count was taken.
+/// Delivers an event. Its count was taken before.
 ///
 /// # Safety
-/// As [`write`].
+/// As for [`write`].
 unsafe fn finish(fd: c_int, bytes: *const u8, count: usize) -> Finished {
     let _uncancelled = Uncancelled::new();
     let Some(process) = process::this() else { return Finished::Done(failed(libc::EIO) as isize) };
@@ -199,26 +200,26 @@ unsafe fn finish(fd: c_int, bytes: *const u8, count: usize) -> Finished {
         channel.set_handler(Some(nix::unistd::gettid().as_raw()));
     }
     drop(state);
-    // SAFETY: `write`'s contract; the command was looked at before.
+    // SAFETY: `write`'s contract; the command was parsed before.
     let given =
         unsafe { parse(bytes, count).ok_or(libc::EINVAL).and_then(|command| command::give(&event, command)) };
     Finished::Done(given.map_or_else(|errno| failed(errno) as isize, |()| count as isize))
 }
 
-/// A descriptor is about to be closed.
+/// Handles a descriptor that is about to be closed.
 pub(crate) fn close(fd: c_int) {
     let _uncancelled = Uncancelled::new();
     let errno = nix::errno::Errno::last_raw();
     match process::this() {
         Some(process) => process.close(fd),
         None if process::is_forked() => descriptors::forget(fd),
-        // Our parent's memory: hands off.
+        // The memory is the parent's and must not be modified.
         None => {}
     }
     set_errno(errno);
 }
 
-/// A descriptor has become another for the same open file as `old`, whatever it was.
+/// Handles a descriptor `new` that was closed and became a duplicate of `old`.
 pub(crate) fn duplicate(old: c_int, new: c_int) {
     let _uncancelled = Uncancelled::new();
     let errno = nix::errno::Errno::last_raw();
@@ -234,7 +235,7 @@ pub(crate) fn duplicate(old: c_int, new: c_int) {
 
 impl Process {
     fn close(&self, fd: c_int) {
-        self.let_the_handler_come_back(fd);
+        self.wait_for_handler(fd);
         self.with(|state, cm| {
             if let Some((file, true)) = state.descriptors.remove(fd) {
                 state.close(cm, file);
@@ -242,11 +243,11 @@ impl Process {
         });
     }
 
-    /// A thread that has acknowledged the last event of a file is about to ask for the next one when another thread may close the file
-    /// (`rping`, where the first ends the process if it then finds no file). It gets the time to come: its call waits for nothing then.
-    /// One that sleeps, or has ended, is not waited for.
-    fn let_the_handler_come_back(&self, fd: c_int) {
-        let until = Instant::now() + COME_BACK;
+    /// Waits for the handler thread of a file's last descriptor before the file is closed. A thread that has acknowledged an event is about
+    /// to request the next one. In `rping`, the first thread ends the process if that thread then finds the file closed. Waiting gives
+    /// the thread time to enter its call, which then never returns. A thread that sleeps or has ended is not waited for.
+    fn wait_for_handler(&self, fd: c_int) {
+        let until = Instant::now() + HANDLER_WAIT;
         loop {
             let state = self.state();
             let channel = state.descriptors.last_of(fd).and_then(|file| state.channel(file));
@@ -262,36 +263,36 @@ impl Process {
     }
 }
 
-/// How long a program that closes its file waits for its thread, at most.
-const COME_BACK: Duration = Duration::from_millis(100);
+/// Maximum time that closing a file waits for the handler thread.
+const HANDLER_WAIT: Duration = Duration::from_millis(100);
 
-/// A thread of this process has a processor, or waits for one.
+/// Returns true if a thread of this process is running or runnable.
 fn is_running(thread: libc::pid_t) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap_or_default();
-    // The name before it may have parentheses and blanks.
+    // The name before it may contain parentheses and blanks.
     stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('R'))
 }
 
-/// Something happened to the port or the device. Called by whoever turns the NIC, so it leaves the looking to a thread.
+/// Handles a change of the port or the device. Called by the thread that runs the NIC, so the check is left to another thread.
 pub(crate) fn port_changed() {
     if let Some(process) = process::this() {
-        process.look_for_the_device();
+        process.check_device();
     }
 }
 
-/// True if there may be a peer to whom nobody would say that the process has ended, once it has. Waits for nothing.
+/// Returns true if peers may be left that no other process would inform of this process's end. Does not block.
 pub(crate) fn has_to_part() -> bool {
     settings().estate.is_none() && process::this().is_some_and(Process::has_to_part)
 }
 
-/// The process is about to end: its peers hear of it, those that were connected until they answer or `limit` has passed.
+/// Disconnects all peers, because the process is about to end. Waits at most `limit` for the answers of connected peers.
 pub(crate) fn part(limit: Duration) {
     if let Some(process) = process::this() {
         process.part(limit);
     }
 }
 
-/// Our file is a character device, whose number is the one in sysfs.
+/// Reports the file as a character device, with the device number from sysfs.
 ///
 /// # Safety
 /// `stat` has been filled in for `fd`.
@@ -301,7 +302,7 @@ pub(crate) unsafe fn describe(fd: c_int, stat: *mut libc::stat) {
     let errno = nix::errno::Errno::last_raw();
     let ours = process::this().is_some_and(|process| process.state().descriptors.file(fd).is_some());
     if ours {
-        // SAFETY: `stat` has been filled in, as this function asks: it may be written.
+        // SAFETY: `stat` has been filled in, as required, so it may be written.
         unsafe {
             (*stat).st_mode = KIND;
             (*stat).st_rdev = device_number().unwrap_or((*stat).st_rdev);
@@ -310,7 +311,7 @@ pub(crate) unsafe fn describe(fd: c_int, stat: *mut libc::stat) {
     set_errno(errno);
 }
 
-/// The kernel's own number, if it has such a device too (`librdmacm` asks it), else the one that `roxie run` shows.
+/// Returns the kernel's device number, if it has the device (`librdmacm` checks it), else that provided by `roxie run`.
 fn device_number() -> Option<libc::dev_t> {
     let places = ["/sys/devices/virtual/misc/rdma_cm/dev", "/sys/class/misc/rdma_cm/dev"];
     let text = places.into_iter().find_map(|place| std::fs::read_to_string(place).ok())?;

@@ -1,7 +1,7 @@
 //! Multicast groups: `rdma_join_multicast`, `rdma_leave_multicast`.
 //!
-//! On RoCE a group is its IP address. The QP is attached to it by `librdmacm` when it hears that the identifier has joined; that is
-//! when the interface joins.
+//! On RoCE, a group is identified by its IP address. `librdmacm` attaches the QP when it receives the join event; the interface joins the
+//! group at that time.
 
 use std::net::SocketAddr;
 
@@ -15,17 +15,17 @@ use super::state::{Group, State};
 use crate::object::Errno;
 use crate::report;
 
-/// The QPN of all members of a group.
+/// QPN of all members of a group.
 const MULTICAST_QPN: u32 = 0x00ff_ffff;
-/// Hops, as `cma.c` has them for groups.
+/// Hop limit of multicast packets, as in `cma.c`.
 const HOP_LIMIT: u8 = 64;
 
 impl State {
-    /// Joins a group: the number of the membership. An event follows: that it has joined, or, if the device has lost the
-    /// identifier's address, that it has not; then with status 0, as `cma_make_mc_event` has it.
+    /// Joins a group. Returns the number of the membership. An event follows: success, or an error if the device has lost the identifier's
+    /// address. The error event has status 0, as in `cma_make_mc_event`.
     ///
     /// # Errors
-    /// `EINVAL` if the identifier is not bound to the device, not for datagrams, or the address no group's; `ENOMEM`.
+    /// `EINVAL` if the identifier is not bound to the device or not for datagrams, or the address is not multicast; `ENOMEM`.
     pub(super) fn join(
         &mut self,
         around: &Surroundings<'_>,
@@ -61,10 +61,10 @@ impl State {
         Ok(number)
     }
 
-    /// Leaves a group: how many events of the membership the program has fetched.
+    /// Leaves a group. Returns the number of the membership's events that the program has fetched.
     ///
     /// # Errors
-    /// `ENOENT` if there is no such membership, `EINVAL` if another file has it.
+    /// `ENOENT` if there is no such membership, `EINVAL` if it belongs to another file.
     pub(super) fn leave(&mut self, channel: u64, number: u32) -> Result<u32, Errno> {
         match self.groups.get(number) {
             None => Err(libc::ENOENT),

@@ -6,10 +6,10 @@ use crate::abi::{
 };
 use crate::object::Errno;
 
-/// Sets one; `value` is its length in bytes and what it is.
+/// Sets an option. `value` is its length in bytes, and its value.
 ///
 /// # Errors
-/// `EINVAL` for a value of another length or at the wrong time, `ENOSYS` for an option that is not known.
+/// `EINVAL` for a value of another length or in the wrong state, `ENOSYS` for an unknown option.
 pub(super) fn set(id: &mut Id, name: u32, value: Option<(u32, u32)>) -> Result<(), Errno> {
     let byte = value.filter(|(length, _)| *length == 1).map(|(_, value)| value as u8).ok_or(libc::EINVAL);
     let flag = value.filter(|(length, _)| *length == 4).map(|(_, value)| value != 0).ok_or(libc::EINVAL);
@@ -20,7 +20,7 @@ pub(super) fn set(id: &mut Id, name: u32, value: Option<(u32, u32)>) -> Result<(
         RDMA_OPTION_ID_REUSEADDR => id.options.reuse_address = flag?,
         RDMA_OPTION_ID_AFONLY if !free => return Err(libc::EINVAL),
         RDMA_OPTION_ID_AFONLY => id.options.one_family = Some(flag?),
-        // 5 bits, from which one is taken for the path.
+        // 5 bits. The path's packet lifetime is one less.
         RDMA_OPTION_ID_ACK_TIMEOUT if byte? > 31 => return Err(libc::EINVAL),
         RDMA_OPTION_ID_ACK_TIMEOUT => id.options.ack_timeout = Some(byte?),
         _ => return Err(libc::ENOSYS),
@@ -37,7 +37,7 @@ mod tests {
     use roxie::verbs::Psn;
 
     #[test]
-    fn an_option_has_its_length_its_bounds_and_its_time() {
+    fn options_check_length_range_and_state() {
         let made = Made { uid: 1, channel: 1, space: Space::Tcp, qp_type: IBV_QPT_RC, psn: Psn::new(0) };
         let mut id = Id::new(made);
         let before = id.options;
@@ -63,7 +63,7 @@ mod tests {
             ack_timeout: Some(31),
         };
         assert_eq!(id.options, all);
-        // An address is shared before others have it alone; to share it no more is always possible.
+        // Sharing must be enabled before the port is held exclusively; it can be disabled at any time.
         id.stage = Stage::Listen;
         assert_eq!(set(&mut id, RDMA_OPTION_ID_REUSEADDR, Some((4, 1))), Err(libc::EINVAL));
         assert_eq!(set(&mut id, RDMA_OPTION_ID_AFONLY, Some((4, 1))), Err(libc::EINVAL));

@@ -1,5 +1,5 @@
-//! Port numbers of `rdma_cm`. Processes that share a device share its ports, and the device's NIC or socket group judges conflicts
-//! (`roxie::roster`). A process that has taken no device yet keeps ports of its own.
+//! Port numbers of `rdma_cm`. Processes that share a device share its ports, and the device's NIC or socket group resolves conflicts
+//! (`roxie::roster`). A process that has not opened the device keeps its own ports.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -19,16 +19,16 @@ pub(super) enum Space {
     Udp,
 }
 
-/// An identifier that holds a port, or asks for one.
+/// An identifier that holds or requests a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
-    /// The identifier that holds the port.
+    /// Handle of the identifier.
     pub(super) id: u32,
-    /// The address; unspecified: all.
+    /// Address; unspecified for all addresses.
     pub(super) address: IpAddr,
-    /// Shares with those that share too, until one listens.
+    /// Shares the port with identifiers that also share it, until one of them listens.
     pub(super) reuse: bool,
-    /// Takes nothing of the other address family.
+    /// Restricted to one address family.
     pub(super) one_family: bool,
 }
 
@@ -40,17 +40,17 @@ impl Owner {
     }
 }
 
-/// The ports of this process.
+/// Ports of this process.
 #[derive(Debug, Default)]
 pub(super) struct Ports {
-    /// As long as there is no seat.
+    /// Used until `seat` is set.
     own: roster::Ports,
-    /// The place of this process among those that share the device.
+    /// The slot of this process among those that share the device.
     seat: Option<Seat>,
 }
 
 impl Ports {
-    /// From now on they are those of all processes that share the device. One that another process has by now cannot be listened on.
+    /// Moves the ports to those shared by all processes of the device. A port taken by another process meanwhile cannot be listened on.
     pub(super) fn share(&mut self, seat: &Seat) {
         if self.seat.is_none() {
             self.seat = Some(seat.clone());
@@ -63,7 +63,7 @@ impl Ports {
     fn request(&mut self, request: PortRequest) -> Result<u16, Errno> {
         let result = match &self.seat {
             Some(seat) => seat.port(request),
-            // The caller has seen to privileged ports.
+            // The caller has checked privileged ports.
             None => self.own.request((0, 0), request, 0),
         };
         result.map_err(|Denied { errno, why }| {
@@ -72,19 +72,19 @@ impl Ports {
         })
     }
 
-    /// Takes a port for its owner.
+    /// Binds a port for its owner.
     ///
     /// # Errors
-    /// `EADDRINUSE` if another has it on the same address, `EADDRNOTAVAIL` if one of the two wants it on all; `EACCES` if the NIC leaves it to
-    /// root.
+    /// `EADDRINUSE` if the port is taken on the same address, `EADDRNOTAVAIL` if one of the two is bound to all addresses; `EACCES` if the
+    /// NIC reserves it for root.
     pub(super) fn take(&mut self, space: Space, port: u16, owner: Owner) -> Result<(), Errno> {
         self.request(PortRequest::Bind(owner.bound(space, port))).map(drop)
     }
 
-    /// Takes a port that nobody has, looking from a random place on.
+    /// Binds a free port, searching from a random start.
     ///
     /// # Errors
-    /// `EADDRNOTAVAIL` if there is none.
+    /// `EADDRNOTAVAIL` if no port is free.
     pub(super) fn take_any(
         &mut self,
         space: Space,
@@ -96,21 +96,21 @@ impl Ports {
         self.request(PortRequest::BindAny(owner.bound(space, 0), range))
     }
 
-    /// A listener shares with nobody, whatever it and the others said.
+    /// Claims a port for a listener, exclusively, whatever the sharing options.
     ///
     /// # Errors
-    /// As [`Ports::take`].
+    /// As for [`Ports::take`].
     pub(super) fn listen(&mut self, space: Space, port: u16, id: u32) -> Result<(), Errno> {
         self.request(PortRequest::Listen(PortName { space: space.code(), port, owner: id })).map(drop)
     }
 
-    /// Its owner is on one address now.
+    /// Narrows a port's owner from all addresses to one.
     pub(super) fn settle(&mut self, space: Space, port: u16, id: u32, address: IpAddr) {
-        // A NIC that is gone has forgotten the port.
+        // Errors are ignored: a NIC that has ended has released the port.
         let _ = self.request(PortRequest::Settle(PortName { space: space.code(), port, owner: id }, address));
     }
 
-    /// Gives it back.
+    /// Releases a port.
     pub(super) fn release(&mut self, space: Space, port: u16, id: u32) {
         let _ = self.request(PortRequest::Release(PortName { space: space.code(), port, owner: id }));
     }

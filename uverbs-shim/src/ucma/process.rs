@@ -1,7 +1,7 @@
-//! What a process has of all this: its state, the NIC, the connection manager on it.
+//! Per-process objects: state, NIC, and the connection manager on the NIC.
 //!
-//! A process that was forked off finds what its parent had dead, and makes its own; one that shares its parent's memory until it
-//! executes a program (`vfork`) must not touch anything.
+//! A forked process finds its parent's objects unusable, and creates its own. A process that shares its parent's memory until it executes a
+//! program (`vfork`) must not modify anything.
 
 use std::fs;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -24,59 +24,59 @@ use super::finder::{Finder, Step};
 use super::id::Stage;
 use super::incoming::Surroundings;
 use super::resolve::{Query, own_address};
-use super::state::{Cm, Rules, State, Whose};
+use super::state::{AddressOwner, Cm, Rules, State};
 use crate::lock::lock;
 use crate::nic::{Nic, watch_port};
 use crate::object::Errno;
 use crate::{fork, report, settings};
 
 const RESOLVE: &str = "rdma_resolve_addr";
-/// Times between looks at a next hop that has not answered: the first, and the longest. Each is twice the one before.
+/// First and longest time between checks of a next hop that has not answered. The time doubles with each check.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
-/// A destination that is looked for on behalf of an identifier.
+/// Search for a destination on behalf of an identifier.
 #[derive(Debug)]
 struct Search {
     query: Query,
-    /// The address of this host from which the way leads there.
+    /// Source address of this host on the route to the destination.
     local: IpAddr,
-    /// What the program has given it.
+    /// Timeout given by the program.
     timeout: Duration,
     until: Instant,
-    /// Before the next look.
+    /// Time until the next check.
     pause: Duration,
 }
 
-/// See the module's page. Lives as long as the process.
+/// See the module documentation. Lives as long as the process.
 #[derive(Debug)]
 pub(super) struct Process {
     pid: u32,
     state: Mutex<State>,
     nic: Arc<Nic>,
-    service: OnceLock<ConnectionService<Voice>>,
-    /// Whoever is about to start the service.
+    service: OnceLock<ConnectionService<EventHandler>>,
+    /// Held while the service is started.
     starting: Mutex<()>,
     finder: Finder,
 }
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(null_mut());
 
-/// What this process has. `None`: nothing yet, or it is another process's.
+/// Returns this process's objects. `None`: not created yet, or another process's.
 pub(super) fn this() -> Option<&'static Process> {
     // SAFETY: null, or a box that is never freed.
     let process = unsafe { PROCESS.load(Acquire).as_ref() };
     process.filter(|process| process.pid == std::process::id())
 }
 
-/// This process is the child of a fork: it has a copy of its parent's memory, not a share of it.
+/// Returns true if this process is the child of a fork, with a copy of its parent's memory.
 pub(super) fn is_forked() -> bool {
     // SAFETY: null, or a box that is never freed.
     let process = unsafe { PROCESS.load(Acquire).as_ref() };
     process.is_some_and(|process| process.nic.generation() != fork::generation())
 }
 
-/// What this process has, which is made if it is not there.
+/// Returns this process's objects, and creates them if necessary.
 ///
 /// # Errors
 /// If there is no device.
@@ -85,7 +85,7 @@ pub(super) fn make() -> Result<&'static Process, Errno> {
     if let Some(process) = this() {
         return Ok(process);
     }
-    // A child of a fork inherits a lock that somebody in its parent may have had: it does not wait for it.
+    // A child of a fork may have inherited the lock in a locked state, so it does not take it.
     let _alone = if is_forked() { None } else { Some(lock(&MAKING)) };
     if let Some(process) = this() {
         return Ok(process);
@@ -98,7 +98,7 @@ pub(super) fn make() -> Result<&'static Process, Errno> {
         starting: Mutex::new(()),
         finder: Finder::default(),
     };
-    // What a parent had stays as it is: others may hold parts of it.
+    // The parent's objects are leaked, because other code may still refer to them.
     let process: &'static Process = Box::leak(Box::new(process));
     PROCESS.store(std::ptr::from_ref(process).cast_mut(), Release);
     process.nic.device.tell_cm_ids(Box::new(|| process.state().seen()));
@@ -106,14 +106,14 @@ pub(super) fn make() -> Result<&'static Process, Errno> {
     Ok(process)
 }
 
-/// Hears the connection manager for the process.
+/// Receives the connection manager's events for the process.
 #[derive(Debug)]
-pub(super) struct Voice(&'static Process);
+pub(super) struct EventHandler(&'static Process);
 
-impl Consumer for Voice {
+impl Consumer for EventHandler {
     fn event(&mut self, manager: &mut Manager, now: Nanos, event: CmEvent) {
         let process = self.0;
-        process.around(|around| process.state().hear(&mut Cm { manager, now }, around, event));
+        process.around(|around| process.state().handle_event(&mut Cm { manager, now }, around, event));
     }
 }
 
@@ -126,12 +126,12 @@ impl Process {
         lock(&self.state)
     }
 
-    /// A number that nobody can guess.
+    /// Returns an unpredictable number.
     pub(super) fn random(&self) -> u64 {
         RandomState::new().build_hasher().finish()
     }
 
-    /// With the connection manager, if there is one. Its lock is taken before that of the state.
+    /// Calls with the state, and the connection manager if it was started. The manager's lock is taken before that of the state.
     pub(super) fn with<R>(&self, call: impl FnOnce(&mut State, Option<Cm<'_>>) -> R) -> R {
         match self.service.get() {
             Some(service) => {
@@ -141,10 +141,10 @@ impl Process {
         }
     }
 
-    /// With the connection manager, which is started if there is none: that takes the interface.
+    /// Calls with the state and the connection manager, which is started if necessary. Starting it claims the interface.
     ///
     /// # Errors
-    /// If it cannot be had.
+    /// If the manager cannot be started.
     pub(super) fn connected<R>(
         &'static self,
         call: &'static str,
@@ -154,11 +154,11 @@ impl Process {
         service.with(|manager, _, now| what(&mut self.state(), &mut Cm { manager, now }))
     }
 
-    fn service(&'static self, call: &'static str) -> Result<&'static ConnectionService<Voice>, Errno> {
+    fn service(&'static self, call: &'static str) -> Result<&'static ConnectionService<EventHandler>, Errno> {
         self.try_service().map_err(report::device(call))
     }
 
-    fn try_service(&'static self) -> Result<&'static ConnectionService<Voice>, DeviceError> {
+    fn try_service(&'static self) -> Result<&'static ConnectionService<EventHandler>, DeviceError> {
         let _alone = lock(&self.starting);
         if let Some(service) = self.service.get() {
             return Ok(service);
@@ -171,7 +171,7 @@ impl Process {
         if let Some(seat) = seat {
             self.state().ports.share(seat);
         }
-        // The launcher's, or where there is none, that of the NIC that serves this process.
+        // The launcher's, or else that of the NIC that serves this process.
         let nics = if settings::settings().estate.is_none() {
             seat.and_then(|seat| seat.estate().ok()?)
         } else {
@@ -180,7 +180,7 @@ impl Process {
         if let Some(estate) = settings::settings().estate.as_ref().or(nics.as_ref()) {
             manager.bequeath_to(estate.keeper(seed, seat.map(Seat::slot)));
         }
-        let service = ConnectionService::start(&self.nic.device, manager, Voice(self))?;
+        let service = ConnectionService::start(&self.nic.device, manager, EventHandler(self))?;
         Ok(self.service.get_or_init(|| service))
     }
 
@@ -189,14 +189,14 @@ impl Process {
         self.service.get().is_some_and(ConnectionService::has_to_part)
     }
 
-    /// The process is about to end: peers hear that their connections are over.
+    /// Disconnects peers, because the process is about to end.
     pub(super) fn part(&self, limit: Duration) {
         if let Some(service) = self.service.get() {
             service.part(limit);
         }
     }
 
-    /// With what the device's addresses are.
+    /// Calls with the device's GIDs.
     pub(super) fn around<R>(&self, call: impl FnOnce(&Surroundings<'_>) -> R) -> R {
         let sgid_index = |gid: Gid| {
             let entry = self.nic.device.gids().into_iter().find(|entry| entry.gid == gid)?;
@@ -207,8 +207,11 @@ impl Process {
 
     /// Binds an identifier: see [`State::bind`].
     pub(super) fn bind(&self, channel: u64, handle: u32, address: SocketAddr) -> Result<(), Errno> {
-        let whose = self.whose(address.ip());
-        if whose == Whose::Host && !address.ip().is_unspecified() && !address.ip().is_loopback() {
+        let address_owner = self.address_owner(address.ip());
+        if address_owner == AddressOwner::Host
+            && !address.ip().is_unspecified()
+            && !address.ip().is_loopback()
+        {
             report::info(
                 "rdma_bind_addr",
                 format_args!(
@@ -219,12 +222,12 @@ impl Process {
             );
         }
         let rules = self.rules(address.is_ipv4());
-        self.state().bind(channel, handle, address, whose, &rules)
+        self.state().bind(channel, handle, address, address_owner, &rules)
     }
 
-    /// Binds an identifier at the program's word, and takes the interface for what it will do next. Some servers tell their client
-    /// where they are before they listen (qperf): its request finds somebody who lets it wait a moment for the listener, and not a
-    /// port that is only being opened, which takes longer.
+    /// Binds an identifier for the program, and claims the interface for later calls. Some servers send their address to the client before
+    /// they listen (qperf). The client's request then finds a manager that lets it wait for the listener, rather than a port that is still
+    /// being opened, which takes longer.
     pub(super) fn bind_for_use(
         &'static self,
         channel: u64,
@@ -232,16 +235,16 @@ impl Process {
         address: SocketAddr,
     ) -> Result<(), Errno> {
         let ip = address.ip();
-        // Nobody can be told to come to a loopback address; libraries that only look around bind to it.
-        if !ip.is_loopback() && (ip.is_unspecified() || self.whose(ip) == Whose::Device) {
-            // Before, so that other processes' ports are known. Where the interface cannot be had, the call that cannot do without says so, and
-            // this one nothing.
+        // A client cannot be told a loopback address. Libraries bind to it only to probe for devices.
+        if !ip.is_loopback() && (ip.is_unspecified() || self.address_owner(ip) == AddressOwner::Device) {
+            // Started before the bind, so that ports of other processes are known. Errors are ignored here: a call that needs the interface
+            // will report them.
             let _ = self.try_service();
         }
         self.bind(channel, handle, address)
     }
 
-    /// Listens; an identifier that has no address yet gets all of IPv4.
+    /// Listens. An unbound identifier is bound to all IPv4 addresses.
     pub(super) fn listen(&'static self, channel: u64, handle: u32, backlog: u32) -> Result<(), Errno> {
         if self.state().id(channel, handle)?.stage == Stage::Idle {
             self.bind_for_use(channel, handle, State::wildcard(true))?;
@@ -249,10 +252,10 @@ impl Process {
         self.connected("rdma_listen", |state, cm| state.listen(cm, channel, handle, backlog))
     }
 
-    /// Looks for a way to a destination: binds the identifier if it is not, and leaves the rest to a thread that may wait.
+    /// Resolves a destination address: binds the identifier if necessary, and leaves the rest to a thread that may block.
     ///
     /// # Errors
-    /// As [`State::bind`] and [`State::begin_resolution`]; those of routing (`ENETUNREACH`), which need no waiting.
+    /// The errors of [`State::bind`] and [`State::begin_resolution`]; routing errors (`ENETUNREACH`), which need no waiting.
     pub(super) fn resolve_address(
         &'static self,
         channel: u64,
@@ -272,7 +275,7 @@ impl Process {
         let query = self.state().begin_resolution(channel, handle, destination)?;
         let local = match (itself, query.source.ip()) {
             (Some(own), ip) if ip.is_loopback() || ip.is_unspecified() => Ok(own.ip()),
-            // No packet leaves the host from there: the device that it is on is found to be none, as the kernel finds it.
+            // Packets from a loopback address do not leave the host. The device check then fails, as in the kernel.
             (_, ip) if ip.is_loopback() => Ok(ip),
             _ => route_from(query.source, destination),
         };
@@ -292,14 +295,14 @@ impl Process {
         })
     }
 
-    /// Returns the device's own address for a destination that stands for the device: no address, or a loopback address that is no
-    /// device's (`cma_resolve_loopback`). The kernel resolves such an address too, and refuses its route on RoCE.
+    /// Returns the device's address for a destination that stands for the device: an unspecified address, or a loopback address that is not
+    /// a device's (`cma_resolve_loopback`). The kernel resolves such an address too, but rejects the route on RoCE.
     fn itself(&self, destination: SocketAddr) -> Option<SocketAddr> {
         let own: Vec<IpAddr> = self.nic.device.gids().iter().map(|entry| entry.gid.to_ip()).collect();
         own_address(destination.ip(), &own).map(|own| SocketAddr::new(own, destination.port()))
     }
 
-    /// Takes a step of a search, and tells the identifier how the search ended, if it has.
+    /// Advances a search by one step, and reports its end to the identifier.
     fn step(&self, search: &mut Search) -> Step {
         let query = search.query;
         let remote = query.destination.ip().into();
@@ -333,10 +336,10 @@ impl Process {
         Step::Done
     }
 
-    /// Returns true if the way begins on our device and the next hop has answered, false if the next hop has not answered yet.
+    /// Returns true if the route starts at the device and the next hop has answered, false if the next hop has not answered yet.
     fn look(&self, search: &Search) -> Result<bool, Errno> {
         let (local, remote) = (search.local, search.query.destination.ip());
-        if self.whose(local) != Whose::Device {
+        if self.address_owner(local) != AddressOwner::Device {
             return report::refuse(
                 RESOLVE,
                 libc::ENODEV,
@@ -349,7 +352,7 @@ impl Process {
         }
         match self.nic.device.next_hop_is_known(local.into(), remote.into()) {
             Ok(is_known) => Ok(is_known),
-            // The link is down, or the route has just gone: there may be time for it to come back.
+            // The link is down, or the route was just removed: it may come back before the timeout.
             Err(DeviceError::Resolve(_)) if Instant::now() < search.until => Ok(false),
             Err(error) => {
                 report::info(RESOLVE, &error);
@@ -362,13 +365,13 @@ impl Process {
         self.nic.device.port().interface.unwrap_or_default()
     }
 
-    fn whose(&self, address: IpAddr) -> Whose {
+    fn address_owner(&self, address: IpAddr) -> AddressOwner {
         if self.nic.device.gids().iter().any(|entry| entry.gid == Gid::from(address)) {
-            return Whose::Device;
+            return AddressOwner::Device;
         }
-        // The kernel lets a socket have no other's. A server that listens a second time races with its client, which knows already:
-        // asking for the addresses of all interfaces takes a millisecond.
-        if UdpSocket::bind((address, 0)).is_ok() { Whose::Host } else { Whose::Nobodys }
+        // The kernel only binds a socket to an address of the host. Cheaper than listing the addresses of all interfaces, which takes 1 ms:
+        // a server that listens a second time races with its client, which already knows the address.
+        if UdpSocket::bind((address, 0)).is_ok() { AddressOwner::Host } else { AddressOwner::Unknown }
     }
 
     fn rules(&self, v4: bool) -> Rules {
@@ -387,8 +390,8 @@ impl Process {
         }
     }
 
-    /// If the interface is gone, or the device has failed, whoever is on the device hears of it.
-    pub(super) fn look_for_the_device(&'static self) {
+    /// Reports to all identifiers on the device if the interface was removed or the device has failed.
+    pub(super) fn check_device(&'static self) {
         let looking = move || {
             let device = &self.nic.device;
             if device.has_failed() || Interface::by_name(&self.interface()).is_err() {
@@ -396,17 +399,17 @@ impl Process {
             }
             Step::Done
         };
-        // Without memory for a thread, nobody hears.
+        // Without memory for a thread, the change is not reported.
         let _ = self.finder.run(Box::new(looking));
     }
 }
 
-/// From which of the host's addresses the kernel would send to a destination.
+/// Returns the source address that the kernel would use for a destination.
 ///
 /// # Errors
-/// The kernel's, if there is no route.
+/// The kernel's error, if there is no route.
 fn route_from(source: SocketAddr, destination: SocketAddr) -> Result<IpAddr, Errno> {
-    // A datagram socket that is connected sends nothing, but has a route.
+    // A connected datagram socket sends nothing, but has a route.
     const DISCARD: u16 = 9;
     let errno = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::ENETUNREACH);
     let mut bound = source;
@@ -418,7 +421,7 @@ fn route_from(source: SocketAddr, destination: SocketAddr) -> Result<IpAddr, Err
     Ok(socket.local_addr().map_err(errno)?.ip())
 }
 
-/// The process has CAP_NET_BIND_SERVICE.
+/// Returns true if the process has CAP_NET_BIND_SERVICE.
 fn may_bind_service_ports() -> bool {
     const NET_BIND_SERVICE: u32 = 10;
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();

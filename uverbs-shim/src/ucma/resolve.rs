@@ -1,4 +1,4 @@
-//! From an address to a device and a way there: `rdma_resolve_addr`, `rdma_resolve_route`.
+//! Resolution of an address to a device and a path: `rdma_resolve_addr`, `rdma_resolve_route`.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,25 +11,25 @@ use crate::abi::{IB_PATH_BIDIRECTIONAL, IB_PATH_GMP, IB_PATH_PRIMARY, ib_path_re
 use crate::object::Errno;
 use crate::report::refuse;
 
-/// How long a packet is under way at most, as a code: what Linux takes on RoCE (`CMA_IBOE_PACKET_LIFETIME`).
+/// Packet lifetime code: Linux's on RoCE (`CMA_IBOE_PACKET_LIFETIME`).
 const PACKET_LIFETIME: u8 = 16;
-/// Hops, as routes on Linux have them.
+/// Hop limit: the default of routes on Linux.
 const HOP_LIMIT: u8 = 64;
-/// MTU and packet lifetime in a path record, behind the two bits that say whether they are exact.
+/// MTU and packet lifetime in a path record, without the two selector bits.
 const SIX_BITS: u8 = 0x3f;
 
-/// An address to be looked for, by a thread that may wait.
+/// A destination to be resolved by a thread that may block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Query {
     pub(super) handle: u32,
-    /// Which resolution of the identifier it is.
+    /// Number of the identifier's resolution.
     pub(super) resolution: u32,
     pub(super) source: SocketAddr,
     pub(super) destination: SocketAddr,
 }
 
-/// Returns the address of `own` that a destination stands for which names the device only by being none: the first of its family with more
-/// than link-local scope. None for any other destination, and for a loopback address that is the device's.
+/// Returns the first address of `own` with the destination's family and more than link-local scope, if the destination is unspecified or a
+/// loopback address. Returns `None` for other destinations, and for a loopback address of the device.
 pub(super) fn own_address(destination: IpAddr, own: &[IpAddr]) -> Option<IpAddr> {
     let names_none = destination.is_loopback() || destination.is_unspecified();
     let link_local = |ip: &IpAddr| matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
@@ -38,10 +38,10 @@ pub(super) fn own_address(destination: IpAddr, own: &[IpAddr]) -> Option<IpAddr>
 }
 
 impl State {
-    /// Begins to look for a destination. The identifier is bound already.
+    /// Starts to resolve a destination. The identifier is already bound.
     ///
     /// # Errors
-    /// `EINVAL` if it is not just bound, or the two addresses are of different families.
+    /// `EINVAL` if the identifier is in another state than bound, or the two addresses have different families.
     pub(super) fn begin_resolution(
         &mut self,
         channel: u64,
@@ -57,13 +57,13 @@ impl State {
         Ok(Query { handle, resolution: id.resolution, source, destination })
     }
 
-    /// Returns true while the result of a resolution is awaited: its identifier is there, and has not begun another.
+    /// Returns true while the result of a resolution is awaited: the identifier exists, and has not started another resolution.
     pub(super) fn awaits(&mut self, query: &Query) -> bool {
         let id = self.ids.get_mut(query.handle);
         id.is_some_and(|id| (id.stage, id.resolution) == (Stage::AddressQuery, query.resolution))
     }
 
-    /// It could not even begin.
+    /// Cancels a resolution that could not be started.
     pub(super) fn take_resolution_back(&mut self, query: &Query) {
         if self.awaits(query)
             && let Some(id) = self.ids.get_mut(query.handle)
@@ -72,7 +72,7 @@ impl State {
         }
     }
 
-    /// What a resolution came to: the address of ours from which the destination is reached, or why it is not.
+    /// Ends a resolution: `found` is the source address by which the destination is reached, or an error.
     pub(super) fn end_resolution(&mut self, query: &Query, found: Result<SocketAddr, Errno>) {
         if !self.awaits(query) {
             return;
@@ -91,10 +91,10 @@ impl State {
         }
     }
 
-    /// Takes the route to a destination that was found: on RoCE there is nothing more to ask for.
+    /// Sets the route to a resolved destination. RoCE needs no query for it.
     ///
     /// # Errors
-    /// `EINVAL` if no destination was found.
+    /// `EINVAL` if the destination is not resolved.
     pub(super) fn resolve_route(&mut self, channel: u64, handle: u32, mtu: Mtu) -> Result<(), Errno> {
         let id = self.id_on_device(channel, handle)?;
         if id.stage != Stage::AddressResolved {
@@ -104,7 +104,7 @@ impl State {
             mtu,
             hop_limit: HOP_LIMIT,
             traffic_class: id.options.service_type,
-            // The ACK timeout that follows from it is one more.
+            // The ACK timeout derived from the packet lifetime is one more.
             packet_lifetime: match id.options.ack_timeout {
                 None | Some(0) => PACKET_LIFETIME,
                 Some(timeout) => timeout - 1,
@@ -115,13 +115,13 @@ impl State {
         Ok(())
     }
 
-    /// Takes the route as the program knows it, instead of resolving it: `RDMA_OPTION_IB_PATH`, an array of `ib_path_rec_data`, of
-    /// which the first that goes both ways and carries management as well counts (`ucma_set_ib_path`). Its flow
-    /// label does not: that of a route is made of the ports.
+    /// Sets the route from the program's path record (`RDMA_OPTION_IB_PATH`, an array of `ib_path_rec_data`), in place of resolving it. The
+    /// first record that is valid for both directions and for management is used (`ucma_set_ib_path`). Its flow label is ignored: a route's
+    /// flow label is computed from the ports.
     ///
     /// # Errors
-    /// `EINVAL` if no destination was found yet, no record is of that kind, or it is of another route, or of an MTU that is
-    /// none or larger than `largest`. The kernel finds another route's GIDs out when it connects.
+    /// `EINVAL` if the destination is not resolved, no record is suitable or it is for another route, or its MTU is invalid or above
+    /// `largest`. The kernel detects GIDs of another route only when it connects.
     pub(super) fn take_path(
         &mut self,
         channel: u64,
@@ -162,7 +162,7 @@ impl State {
     }
 }
 
-/// The path record (IBTA 15.2.5.16) of the first path that is the primary one, for both directions and for management.
+/// Returns the path record (IBTA 15.2.5.16) of the first path that is primary, bidirectional and for management.
 fn primary(records: &[u8]) -> Option<&[u8; 64]> {
     const WANTED: u32 = IB_PATH_GMP | IB_PATH_PRIMARY | IB_PATH_BIDIRECTIONAL;
     let (records, rest) = records.as_chunks::<{ size_of::<ib_path_rec_data>() }>();

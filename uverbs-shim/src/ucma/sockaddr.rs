@@ -1,10 +1,10 @@
-//! Socket addresses as programs give them and as they are told: `sockaddr_in`, `sockaddr_in6`, in the bytes of a larger structure.
+//! Socket addresses as programs give and receive them: `sockaddr_in`, `sockaddr_in6`, within a larger structure.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use crate::object::Errno;
 
-/// `AF_IB`: addresses of InfiniBand's own, which RoCE can do without.
+/// `AF_IB`: native InfiniBand addresses, which RoCE does not need.
 const AF_IB: u16 = 27;
 
 /// Bytes of `sockaddr_in`.
@@ -12,10 +12,10 @@ const LEN_V4: usize = size_of::<libc::sockaddr_in>();
 /// Bytes of `sockaddr_in6`.
 const LEN_V6: usize = size_of::<libc::sockaddr_in6>();
 
-/// Reads an address. `Ok(None)`: there is none (family 0).
+/// Reads an address. Returns `Ok(None)` for none (family 0).
 ///
 /// # Errors
-/// `EAFNOSUPPORT` for InfiniBand's own, `EINVAL` for a family that is not known or bytes too few for it.
+/// `EAFNOSUPPORT` for InfiniBand addresses, `EINVAL` for an unknown family or too few bytes.
 pub(super) fn read(bytes: &[u8]) -> Result<Option<SocketAddr>, Errno> {
     let word = |at: usize| -> Result<[u8; 2], Errno> {
         bytes.get(at..at + 2).and_then(|two| two.try_into().ok()).ok_or(libc::EINVAL)
@@ -41,7 +41,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Option<SocketAddr>, Errno> {
     }
 }
 
-/// Writes an address to the beginning of `to`, and says how long it is. `None` is nothing, of length 0.
+/// Writes an address to the beginning of `to`. Returns its length, 0 for `None`.
 pub(super) fn write(address: Option<SocketAddr>, to: &mut [u8]) -> usize {
     let Some(address) = address else { return 0 };
     let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 } as u16;
@@ -61,8 +61,8 @@ pub(super) fn write(address: Option<SocketAddr>, to: &mut [u8]) -> usize {
     }
 }
 
-/// `sockaddr_ib` of an address, as `RDMA_USER_CM_QUERY_GID` tells it (`include/uapi/rdma/ib_user_sa.h`, `rdma/ib.h`): family, partition
-/// key, flow label, GID, service ID with its mask, scope.
+/// Writes an address as `sockaddr_ib`, for `RDMA_USER_CM_QUERY_GID` (`include/uapi/rdma/ib_user_sa.h`, `rdma/ib.h`): family, partition key,
+/// flow label, GID, service ID with its mask, scope.
 pub(super) fn write_ib(gid: [u8; 16], pkey: u16, service: u64, to: &mut [u8]) -> usize {
     const LEN: usize = 48;
     to[..2].copy_from_slice(&AF_IB.to_ne_bytes());
@@ -72,7 +72,7 @@ pub(super) fn write_ib(gid: [u8; 16], pkey: u16, service: u64, to: &mut [u8]) ->
     LEN
 }
 
-/// All addresses of a family.
+/// Returns the wildcard address of a family.
 pub(super) fn any(v4: bool) -> IpAddr {
     if v4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_both_families_survive_the_way_there_and_back() {
+    fn addresses_of_both_families_round_trip() {
         for text in ["192.0.2.1:7174", "[fd00::1]:18515", "[fe80::1%3]:1"] {
             let address: SocketAddr = text.parse().unwrap();
             let mut bytes = [0; 128];
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn no_address_an_unknown_family_and_infiniband_are_told_apart() {
+    fn address_families_have_distinct_errors() {
         assert_eq!(read(&[0; 28]), Ok(None));
         let family = |number: u16| {
             let mut bytes = [0; 128];

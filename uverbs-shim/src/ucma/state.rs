@@ -1,4 +1,4 @@
-//! All identifiers, open files and ports of a process, and what programs may do with them that needs no peer.
+//! All identifiers, open files and ports of a process, and the operations on them that need no peer.
 //!
 //! Handles, states and error numbers are those of the kernel's `ucma.c` and `cma.c`.
 
@@ -21,40 +21,41 @@ use super::sockaddr::any;
 use super::table::Table;
 use crate::object::Errno;
 
-/// Identifiers of a process.
+/// Maximum number of identifiers of a process.
 const IDS: u32 = 1 << 16;
-/// Multicast memberships of a process.
+/// Maximum number of multicast memberships of a process.
 const GROUPS: u32 = 1 << 12;
 
-/// The connection manager behind, and the time: for what a peer has to hear of.
+/// The connection manager and the current time, for operations that send to a peer.
 pub(super) struct Cm<'a> {
     pub(super) manager: &'a mut Manager,
     pub(super) now: Nanos,
 }
 
-/// What the network of the process says when an identifier is bound.
+/// Rules of the process's network namespace for bind.
 #[derive(Clone, Debug)]
 pub(super) struct Rules {
-    /// Ports that are given to those that want any.
+    /// Range of ports for identifiers that request any port.
     pub(super) any_port: RangeInclusive<u16>,
-    /// The first port that needs no privilege.
+    /// First unprivileged port.
     pub(super) unprivileged: u16,
-    /// The process has the privilege.
+    /// True if the process may bind privileged ports.
     pub(super) privileged: bool,
-    /// Wildcard IPv6 addresses leave IPv4 alone (`net.ipv6.bindv6only`).
+    /// True if wildcard IPv6 addresses exclude IPv4 (`net.ipv6.bindv6only`).
     pub(super) ipv6_only: bool,
-    /// A number that nobody can guess.
+    /// An unpredictable number.
     pub(super) random: u64,
 }
 
-/// Whose an address is.
+/// Owner of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Whose {
-    /// The device's.
+pub(super) enum AddressOwner {
+    /// An address of the device.
     Device,
-    /// The host's, on another interface.
+    /// An address of the host on another interface.
     Host,
-    Nobodys,
+    /// Not an address of this host.
+    Unknown,
 }
 
 /// A multicast membership.
@@ -65,7 +66,7 @@ pub(super) struct Group {
     pub(super) events_reported: u32,
 }
 
-/// See the module's page.
+/// See the module documentation.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) descriptors: Descriptors,
@@ -92,7 +93,7 @@ impl State {
         }
     }
 
-    /// Opens a file: its number.
+    /// Opens a file. Returns its number.
     pub(super) fn open(&mut self, flags: EfdFlags) -> Result<u64, Errno> {
         let channel = Channel::new(flags)?;
         let number = self.next_channel;
@@ -109,30 +110,30 @@ impl State {
         self.channels.get_mut(&number)
     }
 
-    /// Closes a file, and destroys what was made through it.
+    /// Closes a file, and destroys the identifiers made through it.
     pub(super) fn close(&mut self, mut cm: Option<Cm<'_>>, channel: u64) {
         let theirs: Vec<u32> =
             self.ids.iter().filter(|(_, id)| id.channel == channel).map(|(handle, _)| handle).collect();
         for handle in theirs {
             let cm = cm.as_mut().map(|cm| Cm { manager: cm.manager, now: cm.now });
-            // A request that waits goes with its listener.
+            // Pending requests are destroyed with their listener.
             let _ = self.destroy(cm, channel, handle);
         }
         self.channels.remove(&channel);
     }
 
-    /// Makes an identifier: its handle.
+    /// Creates an identifier. Returns its handle.
     ///
     /// # Errors
-    /// `ENOMEM` if there are too many.
+    /// `ENOMEM` if the limit is reached.
     pub(super) fn create(&mut self, made: Made) -> Result<u32, Errno> {
         self.ids.add(Id::new(made)).ok_or(libc::ENOMEM)
     }
 
-    /// An identifier, through the file that has it.
+    /// Returns an identifier of a file.
     ///
     /// # Errors
-    /// `ENOENT` if there is none of that handle, `EINVAL` if another file has it.
+    /// `ENOENT` if no identifier has the handle, `EINVAL` if it belongs to another file.
     pub(super) fn id(&mut self, channel: u64, handle: u32) -> Result<&mut Id, Errno> {
         match self.ids.get_mut(handle) {
             Some(id) if id.channel == channel => Ok(id),
@@ -141,15 +142,15 @@ impl State {
         }
     }
 
-    /// Likewise, if its source is an address of the device.
+    /// Returns an identifier of a file, with a source address of the device.
     ///
     /// # Errors
-    /// As [`State::id`]; `EINVAL` if not.
+    /// As for [`State::id`]; `EINVAL` if the identifier is not on the device.
     pub(super) fn id_on_device(&mut self, channel: u64, handle: u32) -> Result<&mut Id, Errno> {
         self.id(channel, handle).and_then(|id| if id.on_device { Ok(id) } else { Err(libc::EINVAL) })
     }
 
-    /// Its identifiers, as they are told to those who look at the device.
+    /// Returns the identifiers as reported by inspection of the device.
     pub(super) fn seen(&self) -> Vec<CmIdEntry> {
         let entry = |(number, id): (u32, &Id)| CmIdEntry {
             id: number,
@@ -162,11 +163,11 @@ impl State {
         self.ids.iter().map(entry).collect()
     }
 
-    /// Destroys an identifier, and says how many of its events the program has fetched. Those that wait are taken back; a peer
-    /// that is asked, or asks, or is connected, hears of it.
+    /// Destroys an identifier. Returns the number of its events that the program has fetched. Pending events are removed, and a connecting
+    /// or connected peer is informed.
     ///
     /// # Errors
-    /// As [`State::id`].
+    /// As for [`State::id`].
     pub(super) fn destroy(&mut self, cm: Option<Cm<'_>>, channel: u64, handle: u32) -> Result<u32, Errno> {
         self.id(channel, handle)?;
         let mut cm = cm;
@@ -174,7 +175,7 @@ impl State {
             .channels
             .get_mut(&channel)
             .map_or(Vec::new(), |channel| channel.take_back(|waiting| waiting.of == handle));
-        // Requests that the program was never told of.
+        // Requests not yet fetched by the program.
         for request in waiting.iter().filter(|waiting| waiting.event.what == What::ConnectRequest) {
             self.drop_id(cm.as_mut(), request.event.handle);
         }
@@ -208,30 +209,30 @@ impl State {
         Some(id)
     }
 
-    /// Gives an identifier an address, and a port if it has none: `rdma_bind_addr`.
+    /// Binds an identifier to an address, and to a port if it has none: `rdma_bind_addr`.
     ///
     /// # Errors
-    /// `EINVAL` if it has one, `EADDRNOTAVAIL` and `ENODEV` for an address that is not the host's or not the device's, `EACCES` for a
-    /// port that needs privilege, `EADDRINUSE` and `EADDRNOTAVAIL` for one that is taken.
+    /// `EINVAL` if it is bound already; `EADDRNOTAVAIL` or `ENODEV` for an address that is not the host's or not the device's; `EACCES` for
+    /// a privileged port; `EADDRINUSE` or `EADDRNOTAVAIL` for a port that is taken.
     pub(super) fn bind(
         &mut self,
         channel: u64,
         handle: u32,
         address: SocketAddr,
-        whose: Whose,
+        address_owner: AddressOwner,
         rules: &Rules,
     ) -> Result<(), Errno> {
         let id = self.id(channel, handle)?;
         if id.stage != Stage::Idle {
             return Err(libc::EINVAL);
         }
-        // As the kernel has it, a loopback address that is no device's stands for all addresses (`cma_any_addr`): it reserves the port,
-        // and no device is behind it yet.
-        let loopback = whose != Whose::Device && address.ip().is_loopback();
+        // As in the kernel, a loopback address that is not a device's stands for all addresses (`cma_any_addr`): it reserves the port, and
+        // is not yet on a device.
+        let loopback = address_owner != AddressOwner::Device && address.ip().is_loopback();
         let specific = !address.ip().is_unspecified() && !loopback;
-        match whose {
-            Whose::Host if specific => return Err(libc::ENODEV),
-            Whose::Nobodys if specific => return Err(libc::EADDRNOTAVAIL),
+        match address_owner {
+            AddressOwner::Host if specific => return Err(libc::ENODEV),
+            AddressOwner::Unknown if specific => return Err(libc::EADDRNOTAVAIL),
             _ => {}
         }
         let one_family = id.one_family(address.ip(), rules.ipv6_only);
@@ -253,22 +254,22 @@ impl State {
         Ok(())
     }
 
-    /// The address that an identifier gets if it is asked for one without having said which: all of the family.
+    /// Returns the address of an identifier that is bound implicitly: the wildcard of the family.
     pub(super) fn wildcard(v4: bool) -> SocketAddr {
         SocketAddr::new(any(v4), 0)
     }
 
-    /// Moves an identifier to another file, with the events that wait. How many of its events the program has fetched.
+    /// Moves an identifier to another file, with its pending events. Returns the number of its events that the program has fetched.
     ///
     /// # Errors
-    /// As [`State::id`].
+    /// As for [`State::id`].
     pub(super) fn migrate(&mut self, from: u64, to: u64, handle: u32) -> Result<u32, Errno> {
         self.id(from, handle)?.channel = to;
         let moved = self
             .channels
             .get_mut(&from)
             .map_or(Vec::new(), |channel| channel.take_back(|waiting| waiting.of == handle));
-        // Whoever is asked for is in the file of the one who listens.
+        // The identifier of a request belongs to the listener's file.
         for request in moved.iter().filter(|waiting| waiting.event.what == What::ConnectRequest) {
             if let Some(id) = self.ids.get_mut(request.event.handle) {
                 id.channel = to;
@@ -283,7 +284,7 @@ impl State {
         Ok(self.id(to, handle)?.events_reported)
     }
 
-    /// The next event of a file, whose count was taken; counted as fetched.
+    /// Takes the next event of a file, and counts it as fetched. The caller has taken its count.
     pub(super) fn fetch(&mut self, channel: u64) -> Option<Event> {
         let Waiting { of, group, event } = self.channels.get_mut(&channel)?.pop()?;
         if let Some(id) = self.ids.get_mut(of) {
@@ -298,7 +299,7 @@ impl State {
         Some(event)
     }
 
-    /// Tells the program of an identifier. One that it has not accepted yet has nothing to tell: accepting it will fail.
+    /// Queues an event of an identifier. An identifier that the program has not accepted yet gets no events: accepting it will fail.
     pub(super) fn tell(&mut self, handle: u32, what: What, status: i32, facts: Facts) {
         let Some(id) = self.ids.get(handle) else { return };
         if id.uid == 0 {
@@ -319,24 +320,24 @@ impl State {
         }
     }
 
-    /// Takes back what waits of a membership.
+    /// Removes the pending events of a membership.
     pub(super) fn forget_group(&mut self, channel: u64, number: u32) {
         if let Some(channel) = self.channels.get_mut(&channel) {
             channel.take_back(|waiting| waiting.group == Some(number));
         }
     }
 
-    /// A number for the first packet of a peer's QP, from a random one.
+    /// Returns the starting PSN of a peer's QP, from a random number.
     pub(super) fn psn(random: u64) -> Psn {
         Psn::new((random >> 40) as u32)
     }
 
-    /// The port that an identifier has, in its space.
+    /// Returns the port that an identifier holds, with its port space.
     pub(super) fn port_of(id: &Id) -> Option<(Space, u16)> {
         id.source.filter(|_| id.has_port).map(|source| (id.space, source.port()))
     }
 
-    /// The device is gone: whoever is on it hears of it, once, and can do nothing but go.
+    /// Marks all identifiers on the device as removed and reports that once. Afterwards, they can only be destroyed.
     pub(super) fn lose_device(&mut self) {
         let concerned: Vec<u32> =
             self.ids.iter().filter(|(_, id)| id.on_device).map(|(handle, _)| handle).collect();
@@ -348,7 +349,7 @@ impl State {
         }
     }
 
-    /// Its owner is at home at one address from now on.
+    /// Narrows an identifier from all addresses to one.
     pub(super) fn settle(&mut self, handle: u32, address: IpAddr) {
         let Some(id) = self.ids.get_mut(handle) else { return };
         let Some(source) = &mut id.source else { return };
@@ -359,7 +360,7 @@ impl State {
     }
 }
 
-/// `to`, with the scope of `like` if it has one.
+/// Returns `to` with the scope of `like`, if it has one.
 fn same_scope(to: SocketAddr, like: SocketAddr) -> SocketAddr {
     match (to, like) {
         (SocketAddr::V6(mut to), SocketAddr::V6(like)) => {

@@ -1,8 +1,8 @@
-//! Things that programs name by small numbers, the lowest free one first, as the kernel's arrays give them.
+//! Tables of objects named by small numbers. The lowest free number is assigned first, as by the kernel's arrays.
 
 use std::collections::BTreeMap;
 
-/// Things by number, at most so many.
+/// Objects by number, with a maximum count.
 #[derive(Debug)]
 pub(super) struct Table<T> {
     things: BTreeMap<u32, T>,
@@ -14,7 +14,7 @@ impl<T> Table<T> {
         Table { things: BTreeMap::new(), limit }
     }
 
-    /// Its number. `None`: there is no room.
+    /// Adds an object. Returns its number, or `None` if the table is full.
     pub(super) fn add(&mut self, thing: T) -> Option<u32> {
         let number =
             if self.things.len() as u32 == self.things.last_key_value().map_or(0, |(last, _)| last + 1) {
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lowest_free_number_is_given_and_only_so_many() {
+    fn table_assigns_lowest_free_number_up_to_limit() {
         let mut table = Table::new(3);
         assert_eq!([table.add('a'), table.add('b'), table.add('c')], [Some(0), Some(1), Some(2)]);
         assert_eq!(table.add('d'), None);

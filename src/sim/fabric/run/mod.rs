@@ -1,4 +1,4 @@
-//! The fabric: who is turned when.
+//! The fabric: the event loop that runs stations, switches and hosts.
 
 mod trouble;
 
@@ -6,52 +6,52 @@ use self::trouble::Sky;
 use super::cable::{Cables, Entry, LinkStats};
 use super::error::ConfigError;
 use super::flow::FlowName;
+use super::flow_stats::{FlowStats, FlowStatsTable};
 use super::hosts::Hosts;
 use super::link::SHORTEST_FRAME;
 use super::routing::Router;
 use super::station::{Shared, Station, StationPort, StationStats};
 use super::switch::Switch;
 use super::tap::{TapSight, Taps};
-use super::toll::{Toll, Tolls};
 use super::topology::{End, FabricConfig, Wiring};
 use crate::engine::Progress;
 use crate::sim::events::{EventId, EventQueue};
 use crate::sim::{Host, PASS};
 use crate::time::Nanos;
 
-/// Buffers that a station or a switch keeps for itself; the others are everybody's.
+/// Buffers that a station or a switch keeps; excess buffers go to the common pool.
 const KEPT: usize = 64;
 
 #[derive(Debug)]
 enum Event {
-    /// A frame is entirely at the end of a link.
+    /// A frame has arrived entirely at the end of a link.
     Arrive(End, Vec<u8>),
-    /// The header of a frame is at a switch that cuts through; the rest is at the time given.
+    /// The header of a frame has arrived at a cut-through switch; the rest arrives at `tail`.
     Head { switch: u32, port: u16, frame: Vec<u8>, tail: Nanos },
     /// A switch's port may have something to send.
     Serve { switch: u32, port: u16 },
     /// A station's link may be free for the next frame.
     Line(usize),
-    /// A host is to be turned.
+    /// A host is due for a pass.
     Turn(usize),
 }
 
-/// What [`Fabric::step`] did.
+/// Result of [`Fabric::step`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// It turned a host: its application may look.
+    /// A host ran a pass; its application may have completions.
     Turned {
-        /// The number of the station whose host it was.
+        /// Station of the host.
         station: usize,
-        /// What the pass did.
+        /// Progress of the pass.
         progress: Progress,
     },
-    /// A frame came to a station that has no host: [`Fabric::take`] has it.
+    /// A frame arrived at a station without a host. [`Fabric::take`] returns it.
     Arrived {
-        /// The number of the station that the frame is for.
+        /// Destination station of the frame.
         station: usize,
     },
-    /// Something inside.
+    /// An event inside the network.
     Inside,
 }
 
@@ -59,11 +59,11 @@ pub enum Step {
 struct Seat {
     shared: Shared,
     at: End,
-    /// When the host will be turned next.
+    /// Time of the host's next pass.
     turn: Option<(Nanos, EventId)>,
-    /// A pass takes its time.
+    /// Earliest time of the next pass, because a pass takes time.
     not_before: Nanos,
-    /// When the line is looked after next.
+    /// Time at which the line is served next.
     line: Option<(Nanos, EventId)>,
 }
 
@@ -75,7 +75,7 @@ pub struct Fabric {
     hosts: Hosts,
     switches: Vec<Switch>,
     wiring: Wiring,
-    /// By switch and port: when it is served next.
+    /// For each switch and port: when it is served next.
     serves: Vec<Vec<Option<(Nanos, EventId)>>>,
     now: Nanos,
     handled: u64,
@@ -83,14 +83,14 @@ pub struct Fabric {
     cables: Cables,
     sky: Sky,
     taps: Taps,
-    tolls: Tolls,
+    all_flow_stats: FlowStatsTable,
 }
 
 impl Fabric {
-    /// A fabric at time zero, whose stations have no hosts yet. Switches know the shortest ways to all stations.
+    /// Creates a fabric at time zero, without hosts. Switches know the routes to all stations.
     ///
     /// # Errors
-    /// If the configuration is none.
+    /// If the configuration is invalid.
     pub fn new(config: FabricConfig) -> Result<Fabric, ConfigError> {
         let wiring = config.wiring()?;
         let cables = Cables::new(&config, &wiring);
@@ -124,95 +124,95 @@ impl Fabric {
             cables,
             sky: Sky::default(),
             taps: Taps::default(),
-            tolls: Tolls::default(),
+            all_flow_stats: FlowStatsTable::default(),
         })
     }
 
-    /// The time.
+    /// Returns the current time.
     pub fn now(&self) -> Nanos {
         self.now
     }
 
-    /// Events so far.
+    /// Returns the number of events handled.
     pub fn events(&self) -> u64 {
         self.handled
     }
 
-    /// Frames on links, those whose last bit has not left yet included.
+    /// Returns the number of frames on links, including those still being sent.
     pub fn on_links(&self) -> u64 {
         self.cables.under_way()
     }
 
-    /// A port for the host of a station, or for another in its place.
+    /// Returns a port for the host of a station, or for another user of the station.
     ///
     /// # Panics
-    /// If there is no such station.
+    /// If the station does not exist.
     pub fn port(&self, station: usize) -> StationPort {
         StationPort::new(station, self.seats[station].shared.clone())
     }
 
-    /// Seats a host, whose port is [`Fabric::port`]'s.
+    /// Attaches a host to a station. The host's port must be [`Fabric::port`] of the station.
     ///
     /// # Panics
-    /// If there is no such station.
+    /// If the station does not exist.
     pub fn seat(&mut self, station: usize, host: Host) {
         self.hosts.seat(station, host);
         self.turn_at(station, self.now);
     }
 
-    /// A host, for its application to do something with. It is turned afterwards.
+    /// Returns a host, for its application to use. Schedules a pass of the host.
     ///
     /// # Panics
-    /// If nobody has been seated there.
+    /// If the station has no host.
     pub fn host(&mut self, station: usize) -> &mut Host {
         self.turn_at(station, self.now);
         &mut self.hosts[station]
     }
 
-    /// All hosts, to be looked at.
+    /// Returns all hosts, read-only.
     pub fn hosts(&self) -> &Hosts {
         &self.hosts
     }
 
-    /// All hosts. Ask [`Fabric::host`] for those that have something to do afterwards: it has them turned.
+    /// Returns all hosts. Call [`Fabric::host`] afterwards for hosts with new work, which schedules their passes.
     pub fn hosts_mut(&mut self) -> &mut Hosts {
         &mut self.hosts
     }
 
-    /// A switch.
+    /// Returns a switch.
     ///
     /// # Panics
-    /// If there is no such switch.
+    /// If the switch does not exist.
     pub fn switch(&self, switch: usize) -> &Switch {
         &self.switches[switch]
     }
 
-    /// How many switches there are.
+    /// Returns the number of switches.
     pub fn switches(&self) -> usize {
         self.switches.len()
     }
 
-    /// What is at the other end of the link of a switch's port.
+    /// Returns the other end of the link at a switch's port.
     ///
     /// # Panics
-    /// If there is no such port.
+    /// If the port does not exist.
     pub fn peer(&self, switch: usize, port: usize) -> Option<End> {
         self.wiring.switches[switch][port]
     }
 
-    /// What a station counted.
+    /// Returns the counters of a station.
     ///
     /// # Panics
-    /// If there is no such station.
+    /// If the station does not exist.
     pub fn station(&self, station: usize) -> StationStats {
         self.seats[station].shared.get().stats
     }
 
-    /// Puts a frame into a station's ring at `now`, which is not before the fabric's time and not behind an event. False: its ring is
-    /// full or the frame too long, and it is counted.
+    /// Queues a frame in a station's ring at `now`. `now` must not be before the fabric's time, nor after a pending event. Returns false,
+    /// and counts the frame as refused, if the ring is full or the frame too long.
     ///
     /// # Panics
-    /// If there is no such station.
+    /// If the station does not exist.
     pub fn send(&mut self, now: Nanos, station: usize, frame: &[u8]) -> bool {
         self.now = self.now.max(now);
         let mut buffer = self.pool.pop().unwrap_or_default();
@@ -231,54 +231,54 @@ impl Fabric {
         }
     }
 
-    /// What became of the frames on the way to an end of a link.
+    /// Returns the counts of frames on the link towards an end.
     ///
     /// # Panics
-    /// If there is no such end.
+    /// If the end does not exist.
     pub fn link(&self, to: End) -> LinkStats {
         self.cables.to(to).stats
     }
 
-    /// From now on it is counted by flow what switches and links do to frames: [`Fabric::toll`] has it.
+    /// Starts counting by flow what switches and links do to frames. [`Fabric::flow_stats`] returns the counts.
     pub fn count_by_flow(&mut self) {
-        self.tolls.begin();
+        self.all_flow_stats.begin();
         self.switches.iter_mut().for_each(Switch::judge_by_flow);
     }
 
-    /// What became of the frames of a flow, since they are counted.
-    pub fn toll(&self, flow: &FlowName) -> Toll {
-        self.tolls.of(flow)
+    /// Returns the statistics of a flow since counting started.
+    pub fn flow_stats(&self, flow: &FlowName) -> FlowStats {
+        self.all_flow_stats.of(flow)
     }
 
-    /// Has all frames be kept that come to or leave this end of a link: [`Fabric::take_sights`] has them.
+    /// Records all frames that arrive at or leave this end of a link. [`Fabric::take_sights`] returns them.
     pub fn tap(&mut self, end: End) {
         self.taps.watch(end);
     }
 
-    /// Takes what was seen at the ends that are watched.
+    /// Takes the frames recorded at the tapped ends.
     pub fn take_sights(&mut self) -> Vec<TapSight> {
         self.taps.take()
     }
 
-    /// Takes a frame that came to a station without a host, and when it did. Give its buffer back by [`Fabric::recycle`].
+    /// Takes a frame received by a station without a host, and its arrival time. Return the buffer by [`Fabric::recycle`].
     ///
     /// # Panics
-    /// If there is no such station.
+    /// If the station does not exist.
     pub fn take(&mut self, station: usize) -> Option<(Nanos, Vec<u8>)> {
         self.seats[station].shared.get().inbox.pop_front()
     }
 
-    /// Takes a buffer that nobody needs any more.
+    /// Returns a buffer to the pool.
     pub fn recycle(&mut self, buffer: Vec<u8>) {
         self.pool.push(buffer);
     }
 
-    /// When something happens next by itself; `Nanos::MAX`: never.
+    /// Returns the time of the next event; `Nanos::MAX`: none is pending.
     pub fn next_event(&self) -> Nanos {
         self.events.next_time()
     }
 
-    /// The next event, if it comes at `limit` or before. `None`: nothing does, and it is `limit` now (or as before, for
+    /// Handles the next event if it is due at `limit` or before. Otherwise returns `None` and advances time to `limit` (not for
     /// `Nanos::MAX`).
     pub fn step(&mut self, limit: Nanos) -> Option<Step> {
         let Some((time, event)) = self.events.pop(limit) else {
@@ -315,7 +315,7 @@ impl Fabric {
         })
     }
 
-    /// Lets time pass until `limit`, without applications. True: nothing will ever happen again by itself.
+    /// Advances time to `limit`, without applications. Returns true if no event is pending.
     pub fn run(&mut self, limit: Nanos) -> bool {
         while self.step(limit).is_some() {}
         self.events.is_empty()
@@ -342,7 +342,7 @@ impl Fabric {
                 if self.taps.watches(end) {
                     self.taps.came(self.now, end, frame.clone(), None);
                 }
-                self.tolls.came(&frame);
+                self.all_flow_stats.came(&frame);
                 let for_somebody = self.seats[station].shared.get().deliver(self.now, frame);
                 if !for_somebody {
                     self.begin(station);
@@ -362,7 +362,7 @@ impl Fabric {
             self.serve(switch, port);
         }
         let verdicts = self.switches[switch].take_verdicts();
-        verdicts.for_each(|(flow, verdict)| self.tolls.judged(flow, verdict));
+        verdicts.for_each(|(flow, verdict)| self.all_flow_stats.judged(flow, verdict));
         let spare = self.switches[switch].spare();
         if spare.len() > KEPT {
             self.pool.extend(spare.drain(KEPT / 2..));
@@ -393,7 +393,7 @@ impl Fabric {
             Entry::Free => self.carry_through_weather(arrives, end, frame),
             Entry::Unplugged => self.pool.push(frame),
             Entry::Damaged => {
-                self.tolls.damaged(&frame);
+                self.all_flow_stats.damaged(&frame);
                 self.pool.push(frame);
             }
         }
@@ -403,7 +403,7 @@ impl Fabric {
         if let End::Switch { switch, port } = end
             && self.switches[switch].config().cut_through
         {
-            // As much as is read of it, and what is before it on the wire, is there by then.
+            // By then, the bytes that are classified have arrived, and the bytes before them on the wire.
             let link = &self.switches[switch].config().ports[usize::from(port)].link;
             let rest = link.rate.nanos_for(frame.len().saturating_sub(SHORTEST_FRAME) as u64);
             let head = Nanos(arrives.0.saturating_sub(rest.0)).max(self.now);
@@ -413,7 +413,7 @@ impl Fabric {
         self.events.schedule(arrives, Event::Arrive(end, frame));
     }
 
-    /// Has an event come at `time`, in place of the one that was to come.
+    /// Schedules an event at `time`, in place of the event already scheduled.
     fn set(
         events: &mut EventQueue<Event>,
         place: &mut Option<(Nanos, EventId)>,
@@ -433,7 +433,7 @@ impl Fabric {
         }
     }
 
-    /// Puts what a station's ring has on its link, where it may.
+    /// Starts the frames of a station's ring that may leave now.
     fn begin(&mut self, station: usize) {
         let (at, from) = (self.seats[station].at, End::Station(station));
         let (room, wakes) = loop {
@@ -444,7 +444,7 @@ impl Fabric {
                 break (room, state.wakes());
             };
             drop(state);
-            self.tolls.left(&frame);
+            self.all_flow_stats.left(&frame);
             if self.taps.watches(from) {
                 self.taps.left(self.now, from, frame.clone(), None);
             }
@@ -456,7 +456,7 @@ impl Fabric {
         Fabric::set(&mut self.events, &mut self.seats[station].line, self.now, wakes, Event::Line(station));
     }
 
-    /// Has a host be turned at `time`, or when its pass is over, unless it will be before.
+    /// Schedules a pass of a host at `time`, or after its current pass, unless an earlier one is scheduled.
     fn turn_at(&mut self, station: usize, time: Nanos) {
         let seat = &mut self.seats[station];
         let time = time.max(seat.not_before);
@@ -480,7 +480,7 @@ impl Fabric {
         Step::Turned { station, progress }
     }
 
-    /// Who receives much has buffers for who sends much.
+    /// Balances free buffers between the pool and a station: mostly receiving stations give buffers up, mostly sending ones take them.
     fn even_out(&mut self, station: usize) {
         let mut state = self.seats[station].shared.get();
         let spare = &mut state.spare;

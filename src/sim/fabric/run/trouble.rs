@@ -1,4 +1,4 @@
-//! What may be done to a fabric while it runs: weather, cables that are pulled, stations that change, strangers.
+//! Disturbances of a running fabric: weather, unplugged cables, changed stations, injected frames.
 
 use std::io;
 
@@ -9,7 +9,7 @@ use super::Fabric;
 use crate::port::LinkChange;
 use crate::time::Nanos;
 
-/// The weather, if there is any.
+/// The weather, if any.
 #[derive(Debug, Default)]
 pub(super) struct Sky {
     weather: Option<Box<dyn Weather>>,
@@ -23,12 +23,12 @@ impl Sky {
 }
 
 impl Fabric {
-    /// From now on this is asked about each frame that is put on a link.
+    /// Sets the weather, which decides about each frame put on a link from now on.
     pub fn set_weather(&mut self, weather: Box<dyn Weather>) {
         self.sky.weather = Some(weather);
     }
 
-    /// A copy for each arrival that the weather grants a frame.
+    /// Schedules one copy for each arrival that the weather grants a frame.
     pub(super) fn carry_through_weather(&mut self, arrives: Nanos, end: End, frame: Vec<u8>) {
         let mut arrivals = std::mem::take(&mut self.sky.arrivals);
         if let Some(weather) = &mut self.sky.weather {
@@ -37,7 +37,7 @@ impl Fabric {
         let stats = &mut self.cables.to_mut(end).stats;
         stats.lost += u64::from(arrivals.is_empty());
         stats.doubled += (arrivals.len() as u64).saturating_sub(1);
-        // The last to come is the frame itself.
+        // The last arrival uses the frame itself; earlier ones use copies.
         let last = arrivals.pop();
         for arrival in arrivals.drain(..) {
             let mut copy = self.pool.pop().unwrap_or_default();
@@ -57,20 +57,20 @@ impl Fabric {
         self.carry(arrives + arrival.delay, end, frame);
     }
 
-    /// Plugs a station's cable in or out. What is on it when it is out does not arrive, neither here nor there.
+    /// Plugs or unplugs a station's cable. Frames on an unplugged cable are lost in both directions.
     ///
     /// # Panics
-    /// If there is no such station.
+    /// If the station does not exist.
     pub fn plug(&mut self, station: usize, plugged: bool) {
         for end in [End::Station(station), self.seats[station].at] {
             self.cables.to_mut(end).unplugged = !plugged;
         }
     }
 
-    /// A stranger's frame comes to a station along its link, whatever the weather.
+    /// Sends a foreign frame to a station along its link, regardless of the weather.
     ///
     /// # Panics
-    /// If there is no such station.
+    /// If the station does not exist.
     pub fn inject(&mut self, station: usize, frame: &[u8]) {
         let end = End::Station(station);
         if self.cables.to_mut(end).enter() == Entry::Free {
@@ -84,13 +84,13 @@ impl Fabric {
         }
     }
 
-    /// The link of a host changes: it follows, and switches find it where it is now. Returns how many of its QPs failed.
+    /// Changes the link of a host: its port follows, and switches update its route. Returns the number of QPs that failed.
     ///
     /// # Errors
-    /// If its port could not follow; everything goes on as before.
+    /// If the port cannot follow; nothing has changed then.
     ///
     /// # Panics
-    /// If nobody has been seated there.
+    /// If the station has no host.
     pub fn follow(&mut self, station: usize, change: &LinkChange) -> io::Result<u32> {
         let before = self.seats[station].shared.get().config.mac;
         let failed = self.hosts[station].worker.follow(self.now, change)?;
@@ -101,15 +101,15 @@ impl Fabric {
         Ok(failed)
     }
 
-    /// What a host has sent while it carried commands out leaves now, and does not wait for its next turn.
+    /// Starts the frames that a host queued while it executed commands, before its next pass.
     ///
     /// # Panics
-    /// If there is no such station.
+    /// If the station does not exist.
     pub fn flush(&mut self, station: usize) {
         self.begin(station);
     }
 
-    /// Time passes without anybody doing anything: what should have happened meanwhile happens then.
+    /// Advances time without handling events. Overdue events are handled at the new time.
     pub fn jump(&mut self, time: Nanos) {
         self.now = self.now + time;
     }

@@ -1,4 +1,4 @@
-//! Identifiers, addresses and ports: who has them, and who hears what.
+//! Identifiers, addresses and ports: ownership, and delivery of requests.
 
 use nix::sys::eventfd::EfdFlags;
 
@@ -6,19 +6,19 @@ use super::{RULES, Side, carry, connected, sides, wish};
 use crate::ucma::event::What;
 use crate::ucma::ports::Space;
 use crate::ucma::resolve::own_address;
-use crate::ucma::state::{Cm, Rules, Whose};
+use crate::ucma::state::{AddressOwner, Cm, Rules};
 
 #[test]
-fn addresses_and_ports_that_cannot_be_had_say_why() {
+fn bind_errors_name_the_cause() {
     let (_, mut side) = sides();
     let (file, id) = (side.file, side.create(1, Space::Tcp));
-    let mut bind = |address: &str, whose, rules: &Rules| {
-        side.state.bind(file, id, address.parse().unwrap(), whose, rules)
+    let mut bind = |address: &str, address_owner, rules: &Rules| {
+        side.state.bind(file, id, address.parse().unwrap(), address_owner, rules)
     };
-    assert_eq!(bind("192.0.2.9:7174", Whose::Nobodys, &RULES), Err(libc::EADDRNOTAVAIL));
-    assert_eq!(bind("198.51.100.9:7174", Whose::Host, &RULES), Err(libc::ENODEV));
-    assert_eq!(bind("192.0.2.2:80", Whose::Device, &RULES), Err(libc::EACCES));
-    assert_eq!(bind("192.0.2.2:80", Whose::Device, &Rules { privileged: true, ..RULES }), Ok(()));
+    assert_eq!(bind("192.0.2.9:7174", AddressOwner::Unknown, &RULES), Err(libc::EADDRNOTAVAIL));
+    assert_eq!(bind("198.51.100.9:7174", AddressOwner::Host, &RULES), Err(libc::ENODEV));
+    assert_eq!(bind("192.0.2.2:80", AddressOwner::Device, &RULES), Err(libc::EACCES));
+    assert_eq!(bind("192.0.2.2:80", AddressOwner::Device, &Rules { privileged: true, ..RULES }), Ok(()));
     let other = side.create(2, Space::Tcp);
     assert_eq!(side.bind(other, "192.0.2.2:0"), Ok(()));
     let port = side.state.id(file, other).unwrap().source.unwrap().port();
@@ -30,7 +30,7 @@ fn addresses_and_ports_that_cannot_be_had_say_why() {
 }
 
 #[test]
-fn an_identifier_belongs_to_a_file_and_moves_with_its_events() {
+fn identifier_migrates_between_files_with_its_events() {
     let (mut near, mut far) = sides();
     let (passive, active) = connected(&mut near, &mut far);
     far.disconnect(active).unwrap();
@@ -44,7 +44,7 @@ fn an_identifier_belongs_to_a_file_and_moves_with_its_events() {
 }
 
 #[test]
-fn a_wildcard_of_ipv6_listens_for_ipv4_too_unless_it_is_told_not_to() {
+fn ipv6_wildcard_accepts_ipv4_unless_restricted() {
     let (mut near, mut far) = sides();
     near.listener(Space::Tcp, "[::]:7174", 0);
     let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
@@ -67,14 +67,14 @@ fn a_wildcard_of_ipv6_listens_for_ipv4_too_unless_it_is_told_not_to() {
     assert_eq!(far.next().what, What::Rejected);
 }
 
-/// `cma_any_addr` of the kernel: libfabric's servers without an address bind so.
+/// `cma_any_addr` of the kernel: libfabric's servers without an address bind this way.
 #[test]
-fn a_loopback_address_is_as_good_as_none_and_its_listener_hears_all_of_the_family() {
+fn loopback_listener_accepts_its_whole_address_family() {
     for (loopback, other) in [("127.0.0.1", "0.0.0.0"), ("127.9.9.9", "192.0.2.1"), ("[::1]", "[::]")] {
         let (mut near, mut far) = sides();
         let id = near.create(1, Space::Tcp);
         let (file, address) = (near.file, format!("{loopback}:7174"));
-        near.state.bind(file, id, address.parse().unwrap(), Whose::Host, &RULES).unwrap();
+        near.state.bind(file, id, address.parse().unwrap(), AddressOwner::Host, &RULES).unwrap();
         let bound = near.state.id(file, id).unwrap();
         assert_eq!((bound.source, bound.on_device), (Some(address.parse().unwrap()), false));
         // The port is taken on all addresses.
@@ -86,13 +86,13 @@ fn a_loopback_address_is_as_good_as_none_and_its_listener_hears_all_of_the_famil
         carry(&mut near, &mut far);
         let asked = near.next();
         assert_eq!(asked.what, What::ConnectRequest, "{loopback}");
-        // Who is asked is on the device.
+        // The requested identifier is on the device.
         let asked = near.state.id(file, asked.handle).unwrap();
         assert_eq!((asked.on_device, asked.source.unwrap().ip().to_string()), (true, "192.0.2.1".into()));
     }
     let (_, mut side) = sides();
     let (file, id) = (side.file, side.create(1, Space::Tcp));
-    // On a device that stands on the loopback interface it is an address as any other.
+    // On a device on the loopback interface, a loopback address is an ordinary address.
     side.bind(id, "127.0.0.1:7174").unwrap();
     assert!(side.state.id(file, id).unwrap().on_device);
 }
@@ -117,7 +117,7 @@ fn loopback_destination_stands_for_the_device() {
 }
 
 #[test]
-fn a_device_that_is_gone_is_told_once_and_nothing_can_be_done_but_go() {
+fn device_removal_is_reported_once_and_final() {
     let (mut near, mut far) = sides();
     let (passive, _) = connected(&mut near, &mut far);
     near.state.lose_device();
@@ -127,9 +127,9 @@ fn a_device_that_is_gone_is_told_once_and_nothing_can_be_done_but_go() {
     assert_eq!(near.destroy(passive), Ok(2));
 }
 
-/// As with the kernel, where a call holds the file that it has begun with.
+/// As with the kernel, where a call holds the file with which it started.
 #[test]
-fn a_call_that_waits_does_not_come_back_because_its_descriptor_was_closed() {
+fn blocked_call_does_not_return_on_close() {
     // SAFETY: no descriptor has this number, so nothing is read or written.
     let waiting = std::thread::spawn(|| unsafe { crate::ucma::wait(i32::MAX, std::ptr::null(), 0) });
     std::thread::sleep(std::time::Duration::from_millis(50));

@@ -1,4 +1,4 @@
-//! What a program is told when it asks about an identifier, byte by byte.
+//! Responses to queries of an identifier, byte by byte.
 
 use roxie::verbs::Mtu;
 
@@ -12,7 +12,7 @@ use crate::ucma::ports::Space;
 
 const PATH: Path = Path { mtu: Mtu::Mtu1024, hop_limit: 9, traffic_class: 0x60, packet_lifetime: 18 };
 
-/// An identifier with a route, whose port is 7000.
+/// Returns an identifier with a route, and with source port 7000.
 fn known(side: &mut Side) -> &mut Id {
     let id = side.resolved(2, Space::Tcp, "192.0.2.1:7174");
     let id = side.state.id(side.file, id).unwrap();
@@ -25,7 +25,7 @@ fn gid(last: u8) -> [u8; 16] {
     [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, last]
 }
 
-/// The first bytes of a field that holds an address.
+/// Returns the first bytes of a field that holds an address.
 fn start<T: Copy, const N: usize>(field: &T) -> [u8; N] {
     assert!(N <= size_of::<T>());
     // SAFETY: N bytes of plain numbers.
@@ -37,7 +37,7 @@ fn all_zero<T: Plain>(answer: &T) -> bool {
 }
 
 #[test]
-fn a_route_is_told_with_its_addresses_and_its_path() {
+fn route_query_returns_addresses_and_path() {
     let (_, mut side) = sides();
     let id = known(&mut side);
     let route = answer::route(id);
@@ -63,7 +63,7 @@ fn a_route_is_told_with_its_addresses_and_its_path() {
 }
 
 #[test]
-fn addresses_are_told_as_those_of_sockets_and_as_those_of_infiniband() {
+fn address_queries_return_socket_and_infiniband_forms() {
     let (_, mut side) = sides();
     let id = known(&mut side);
     for told in [answer::address(id), answer::gid(id)] {
@@ -93,13 +93,13 @@ fn addresses_are_told_as_those_of_sockets_and_as_those_of_infiniband() {
 }
 
 #[test]
-fn a_path_is_told_where_there_is_room_and_counted_where_there_is_none() {
+fn path_query_returns_as_many_as_fit() {
     let (_, mut side) = sides();
     let id = known(&mut side);
-    // The count and four bytes to align, then flags, then a PathRecord.
+    // The count and four bytes of padding, then flags, then a PathRecord.
     let mut wanted = vec![0; 80];
     wanted[0] = 1;
-    // For management too, the first choice, both ways.
+    // For management, primary, both directions.
     wanted[8] = 1 | 2 | 8 | 32;
     let record = &mut wanted[16..];
     record[8..24].copy_from_slice(&gid(1));
@@ -113,7 +113,7 @@ fn a_path_is_told_where_there_is_room_and_counted_where_there_is_none() {
 }
 
 #[test]
-fn an_event_is_told_with_what_it_brings() {
+fn event_response_has_its_parameters() {
     let event =
         |facts| Event { uid: 0x1_0000_0007, handle: 5, what: What::ConnectRequest, status: -9, facts };
     let told = answer::event(&event(Facts::Connection(ConnectionFacts {
@@ -130,7 +130,7 @@ fn an_event_is_told_with_what_it_brings() {
         (told.uid, told.id, told.event, told.status),
         (0x1_0000_0007, 5, What::ConnectRequest as u32, -9i32 as u32)
     );
-    // SAFETY: plain numbers, of which the event says that they are of a connection.
+    // SAFETY: plain numbers; the event says that they are a connection's.
     let conn = unsafe { told.param.conn };
     assert_eq!((conn.qp_num, conn.private_data_len, &conn.private_data[..4]), (17, 3, &b"ask\0"[..]));
     assert_eq!((conn.srq, conn.responder_resources, conn.initiator_depth, conn.flow_control), (1, 4, 3, 1));
@@ -148,7 +148,7 @@ fn an_event_is_told_with_what_it_brings() {
         way: Some(way),
         private_data: b"me".to_vec(),
     })));
-    // SAFETY: likewise, of a datagram QP.
+    // SAFETY: plain numbers; the event says that they are a datagram QP's.
     let ud = unsafe { told.param.ud };
     assert_eq!(
         (ud.qp_num, ud.qkey, ud.private_data_len, &ud.private_data[..3]),

@@ -1,4 +1,4 @@
-//! Datagram ports that are asked for, and memberships of groups.
+//! Look-up of datagram ports, and multicast memberships.
 
 use std::net::SocketAddr;
 
@@ -11,7 +11,7 @@ use crate::ucma::incoming::Surroundings;
 use crate::ucma::ports::Space;
 
 #[test]
-fn a_datagram_port_is_found_by_asking_and_its_qp_told_with_the_way() {
+fn sidr_request_returns_qp_and_path() {
     let (mut near, mut far) = sides();
     near.listener(Space::Udp, "0.0.0.0:7174", 0);
     let active = far.resolved(9, Space::Udp, "192.0.2.1:7174");
@@ -41,20 +41,20 @@ fn a_datagram_port_is_found_by_asking_and_its_qp_told_with_the_way() {
 }
 
 #[test]
-fn a_host_where_nothing_listens_and_one_that_is_silent_are_told_apart_by_the_status() {
+fn status_distinguishes_closed_port_from_silent_host() {
     let (_, mut side) = sides();
     let id = side.resolved(9, Space::Tcp, "192.0.2.1:7174");
     side.connect(id, &wish(17, b"")).unwrap();
     let asked = side.manager.poll_transmit().unwrap();
     side.manager.handle_undelivered(side.now, asked.route.remote, &asked.mad);
-    side.hear();
+    side.handle_event();
     let event = side.next();
     assert_eq!((event.what, event.status, side.maybe_next()), (What::Unreachable, -libc::ECONNREFUSED, None));
     assert_eq!(side.destroy(id), Ok(3));
 
     let id = side.resolved(10, Space::Tcp, "192.0.2.1:7174");
     side.connect(id, &wish(17, b"")).unwrap();
-    // Three requests, each of which waits for 4.3 s, and is said again meanwhile.
+    // Three requests, each with a timeout of 4.3 s and retransmissions within it.
     let step = Nanos::from_millis(250);
     for _ in 0..48 {
         side.later(step);
@@ -69,7 +69,7 @@ fn a_host_where_nothing_listens_and_one_that_is_silent_are_told_apart_by_the_sta
 }
 
 #[test]
-fn a_membership_is_told_and_left_with_the_count_of_its_events() {
+fn leave_returns_the_membership_event_count() {
     let (_, mut side) = sides();
     let around = Surroundings { sgid_index: &|_| Some(3), random: 0 };
     let id = side.create(1, Space::Udp);
@@ -90,21 +90,21 @@ fn a_membership_is_told_and_left_with_the_count_of_its_events() {
     assert_eq!((side.state.leave(file, one), side.state.leave(file, two)), (Ok(1), Ok(0)));
     assert_eq!(side.maybe_next(), None, "what waited of the second is taken back");
     assert_eq!(side.state.leave(file, one), Err(libc::ENOENT));
-    // They move with their identifier.
+    // Memberships move with their identifier.
     let other = side.state.open(nix::sys::eventfd::EfdFlags::EFD_NONBLOCK).unwrap();
     let moved = side.state.join(&around, file, id, 7, group).unwrap();
     side.state.migrate(file, other, id).unwrap();
     assert_eq!(side.state.leave(file, moved), Err(libc::EINVAL), "another file's");
     assert_eq!(side.state.migrate(other, file, id), Ok(1));
     assert_eq!(side.state.leave(file, moved), Ok(0));
-    // An identifier that goes leaves its groups; the number is another's then.
+    // Destroying an identifier leaves its groups; the numbers are free again.
     let three = side.state.join(&around, file, id, 7, group).unwrap();
     side.destroy(id).unwrap();
     assert_eq!(side.state.leave(file, three), Err(libc::ENOENT));
 }
 
 #[test]
-fn a_membership_of_an_address_that_is_gone_is_an_error_that_is_told() {
+fn join_from_a_lost_address_raises_an_error() {
     let (_, mut side) = sides();
     let around = Surroundings { sgid_index: &|_| None, random: 0 };
     let id = side.create(1, Space::Udp);

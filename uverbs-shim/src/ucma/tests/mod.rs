@@ -1,4 +1,4 @@
-//! What programs see of identifiers, without a network: two processes' states, each with its manager, and messages carried by hand.
+//! Identifiers as programs see them, without a network: the states of two processes, each with its manager, and messages carried by hand.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,7 @@ use super::event::{ConnectionFacts, Event, Facts, What};
 use super::id::{Made, Stage};
 use super::incoming::Surroundings;
 use super::ports::Space;
-use super::state::{Cm, Rules, State, Whose};
+use super::state::{AddressOwner, Cm, Rules, State};
 use crate::abi::{ibv_qp_attr_mask as mask, ibv_qp_type};
 use crate::object::Errno;
 
@@ -25,7 +25,7 @@ mod paths;
 const RULES: Rules =
     Rules { any_port: 40000..=40009, unprivileged: 1024, privileged: false, ipv6_only: false, random: 3 };
 
-/// A process, with one open file.
+/// A process with one open file.
 struct Side {
     address: &'static str,
     state: State,
@@ -60,7 +60,7 @@ impl Side {
     }
 
     fn bind(&mut self, id: u32, address: &str) -> Result<(), Errno> {
-        self.state.bind(self.file, id, address.parse().unwrap(), Whose::Device, &RULES)
+        self.state.bind(self.file, id, address.parse().unwrap(), AddressOwner::Device, &RULES)
     }
 
     fn with<R>(&mut self, call: impl FnOnce(&mut State, &mut Cm<'_>, u64) -> R) -> R {
@@ -74,7 +74,7 @@ impl Side {
         id
     }
 
-    /// An identifier with a route to `destination`.
+    /// Returns an identifier with a route to `destination`.
     fn resolved(&mut self, uid: u64, space: Space, destination: &str) -> u32 {
         let id = self.create(uid, space);
         let destination: SocketAddr = destination.parse().unwrap();
@@ -108,18 +108,18 @@ impl Side {
         self.with(|all, cm, file| all.attributes(Some(cm), &around, file, id, state))
     }
 
-    fn hear(&mut self) {
+    fn handle_event(&mut self) {
         let around = Surroundings { sgid_index: &|_| Some(3), random: 5 << 40 };
         while let Some(event) = self.manager.poll_event() {
             let mut cm = Cm { manager: &mut self.manager, now: self.now };
-            self.state.hear(&mut cm, &around, event);
+            self.state.handle_event(&mut cm, &around, event);
         }
     }
 
     fn later(&mut self, time: Nanos) {
         self.now = self.now + time;
         self.manager.handle_timeouts(self.now);
-        self.hear();
+        self.handle_event();
     }
 
     fn maybe_next(&mut self) -> Option<Event> {
@@ -131,19 +131,19 @@ impl Side {
     }
 }
 
-/// Carries messages both ways until there are none.
+/// Carries messages in both directions until there are none.
 fn carry(a: &mut Side, b: &mut Side) {
     loop {
         let (mut carried, now) = (false, a.now.max(b.now));
         (a.now, b.now) = (now, now);
         for turn in [true, false] {
             let (from, to) = if turn { (&mut *a, &mut *b) } else { (&mut *b, &mut *a) };
-            from.hear();
+            from.handle_event();
             while let Some(transmit) = from.manager.poll_transmit() {
                 let back =
                     Route { local: transmit.route.remote, remote: transmit.route.local, ..transmit.route };
                 to.manager.handle_mad(now, &transmit.mad, &Arrival { route: back, src_qp: Qpn::GSI });
-                to.hear();
+                to.handle_event();
                 carried = true;
             }
         }
@@ -169,7 +169,7 @@ fn wish(qpn: u32, private_data: &[u8]) -> ConnectionFacts {
     }
 }
 
-/// A listener at port 7174 of `near`, and a connection from `far`: both ends' identifiers.
+/// Sets up a listener at port 7174 of `near` and a connection from `far`. Returns the identifiers of the two ends.
 fn connected(near: &mut Side, far: &mut Side) -> (u32, u32) {
     near.listener(Space::Tcp, "0.0.0.0:7174", 0);
     let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
@@ -186,7 +186,7 @@ fn connected(near: &mut Side, far: &mut Side) -> (u32, u32) {
 }
 
 #[test]
-fn a_request_tells_addresses_private_data_and_resources_as_the_receiver_sees_them() {
+fn request_event_has_addresses_private_data_and_resources() {
     let (mut near, mut far) = sides();
     let listener = near.listener(Space::Tcp, "0.0.0.0:7174", 0);
     let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
@@ -207,14 +207,14 @@ fn a_request_tells_addresses_private_data_and_resources_as_the_receiver_sees_the
 }
 
 #[test]
-fn a_reply_tells_private_data_and_resources_and_both_ends_get_matching_attributes() {
+fn reply_gives_both_ends_matching_attributes() {
     let (mut near, mut far) = sides();
     near.listener(Space::Tcp, "192.0.2.1:7174", 0);
     let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
     far.connect(active, &wish(17, b"ask")).unwrap();
     carry(&mut near, &mut far);
     let passive = near.next().handle;
-    // librdmacm brings the QP to RTS before it accepts.
+    // librdmacm modifies the QP to RTS before it accepts.
     let (there_rtr, there_rts) =
         (near.attributes(passive, QpState::Rtr).unwrap(), near.attributes(passive, QpState::Rts).unwrap());
     near.accept(passive, Some((8, wish(18, b"yes")))).unwrap();
@@ -246,7 +246,7 @@ fn a_reply_tells_private_data_and_resources_and_both_ends_get_matching_attribute
         "its peer may write, read and swap"
     );
     assert_eq!(far.attributes(active, QpState::Sqd).err(), Some(libc::EINVAL));
-    // An ACK timeout of the program's own (RDMA_OPTION_ID_ACK_TIMEOUT) goes before the path's, 0 included.
+    // The program's ACK timeout (RDMA_OPTION_ID_ACK_TIMEOUT) overrides the path's, even if it is 0.
     for timeout in [21, 0] {
         for (side, id) in [(&mut near, passive), (&mut far, active)] {
             let told = side.state.id(side.file, id).unwrap();
@@ -257,7 +257,7 @@ fn a_reply_tells_private_data_and_resources_and_both_ends_get_matching_attribute
 }
 
 #[test]
-fn an_end_is_told_once_to_both_whoever_asks_and_time_passes_before_the_qp_is_free() {
+fn disconnect_is_reported_once_then_timewait_exit() {
     let (mut near, mut far) = sides();
     let (passive, active) = connected(&mut near, &mut far);
     far.disconnect(active).unwrap();
@@ -268,7 +268,7 @@ fn an_end_is_told_once_to_both_whoever_asks_and_time_passes_before_the_qp_is_fre
     near.disconnect(passive).unwrap();
     carry(&mut near, &mut far);
     assert_eq!((far.next().what, near.maybe_next()), (What::Disconnected, None));
-    // Again is no error, and nothing.
+    // Disconnecting again has no effect and is not an error.
     assert_eq!((near.disconnect(passive), far.disconnect(active)), (Ok(()), Ok(())));
     for side in [&mut near, &mut far] {
         side.later(Nanos::from_millis(10_000));
@@ -277,7 +277,7 @@ fn an_end_is_told_once_to_both_whoever_asks_and_time_passes_before_the_qp_is_fre
 }
 
 #[test]
-fn a_peer_that_does_not_answer_is_told_as_a_timeout() {
+fn silent_peer_is_reported_as_timeout() {
     let (_, mut far) = sides();
     let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
     far.connect(active, &wish(17, b"")).unwrap();
@@ -290,7 +290,7 @@ fn a_peer_that_does_not_answer_is_told_as_a_timeout() {
 }
 
 #[test]
-fn a_refusal_brings_its_reason_and_private_data() {
+fn reject_event_has_reason_and_private_data() {
     let (mut near, mut far) = sides();
     near.listener(Space::Tcp, "0.0.0.0:7174", 0);
     let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
@@ -304,7 +304,7 @@ fn a_refusal_brings_its_reason_and_private_data() {
     let Facts::Connection(facts) = event.facts else { panic!("{event:?}") };
     assert_eq!((facts.private_data.len(), &facts.private_data[..3]), (148, &b"no\0"[..]));
     assert!(near.state.by_comm.is_empty(), "nothing more is heard of it");
-    // Nobody listens there: the manager says so by itself.
+    // The manager rejects a request for a port without a listener by itself.
     let other = far.resolved(10, Space::Tcp, "192.0.2.1:7175");
     far.connect(other, &wish(17, b"")).unwrap();
     carry(&mut near, &mut far);
@@ -312,7 +312,7 @@ fn a_refusal_brings_its_reason_and_private_data() {
 }
 
 #[test]
-fn a_listener_without_room_refuses_until_the_program_has_fetched_a_request() {
+fn full_backlog_rejects_until_a_request_is_fetched() {
     let (mut near, mut far) = sides();
     let listener = near.listener(Space::Tcp, "0.0.0.0:7174", 1);
     let ask = |far: &mut Side, uid| {
@@ -327,7 +327,7 @@ fn a_listener_without_room_refuses_until_the_program_has_fetched_a_request() {
     ask(&mut far, 13);
     carry(&mut near, &mut far);
     assert_eq!(near.state.channel(near.file).unwrap().len(), 1);
-    // What was not fetched goes with its listener, and the peer hears of it; one was fetched.
+    // A request not fetched is destroyed with its listener, and the peer is informed; one was fetched.
     assert_eq!(near.destroy(listener), Ok(1));
     assert_eq!(near.state.channel(near.file).unwrap().len(), 0);
     carry(&mut near, &mut far);
@@ -335,7 +335,7 @@ fn a_listener_without_room_refuses_until_the_program_has_fetched_a_request() {
 }
 
 #[test]
-fn destroying_counts_what_was_fetched_takes_back_what_was_not_and_tells_the_peer() {
+fn destroy_counts_fetched_events_and_informs_the_peer() {
     let (mut near, mut far) = sides();
     let (passive, active) = connected(&mut near, &mut far);
     // Address, route and response.
@@ -344,7 +344,7 @@ fn destroying_counts_what_was_fetched_takes_back_what_was_not_and_tells_the_peer
     assert_eq!(near.next().what, What::Disconnected);
     assert_eq!(near.destroy(passive), Ok(2), "established and disconnected; the request was the listener's");
     assert_eq!(near.destroy(passive), Err(libc::ENOENT));
-    // Nothing is heard of what is gone.
+    // A destroyed identifier gets no events.
     far.later(Nanos::from_millis(60_000));
     assert_eq!(far.maybe_next(), None);
 }
@@ -380,7 +380,7 @@ fn calls_in_the_wrong_order_are_invalid() {
 }
 
 #[test]
-fn too_much_private_data_is_refused_at_each_message() {
+fn excess_private_data_is_refused_in_every_message() {
     let (mut near, mut far) = sides();
     near.listener(Space::Tcp, "0.0.0.0:7174", 0);
     let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
@@ -388,15 +388,15 @@ fn too_much_private_data_is_refused_at_each_message() {
     far.connect(active, &wish(17, &[1; 56])).unwrap();
     carry(&mut near, &mut far);
     let passive = near.next().handle;
-    // As the kernel has it, an accept that fails refuses.
+    // As in the kernel, a failed accept rejects the request.
     assert_eq!(near.accept(passive, Some((8, wish(18, &[0; 197])))), Err(libc::EINVAL));
     carry(&mut near, &mut far);
     assert_eq!(far.next().what, What::Rejected);
 }
 
-/// What the library tells as CONNECT_ERROR: the attributes to move its QP by cannot be had, so it takes no response.
+/// The case reported by librdmacm as CONNECT_ERROR: the QP's attributes cannot be obtained, so it rejects the response.
 #[test]
-fn a_response_that_is_not_taken_ends_the_connection_at_both_ends() {
+fn refused_response_ends_the_connection_at_both_ends() {
     for refuses in [false, true] {
         let (mut near, mut far) = sides();
         near.listener(Space::Tcp, "0.0.0.0:7174", 0);
@@ -407,7 +407,7 @@ fn a_response_that_is_not_taken_ends_the_connection_at_both_ends() {
         near.accept(passive, Some((8, wish(18, b"")))).unwrap();
         carry(&mut near, &mut far);
         assert_eq!(far.next().what, What::ConnectResponse);
-        // The device has lost the address in between.
+        // The device has lost the address meanwhile.
         let around = Surroundings { sgid_index: &|_| None, random: 0 };
         let moved = far.with(|all, cm, file| all.attributes(Some(cm), &around, file, active, QpState::Rtr));
         assert!(moved.is_err());

@@ -1,4 +1,4 @@
-//! Paths that a program brings itself, instead of resolving the route.
+//! Path records given by a program, in place of resolving the route.
 
 use roxie::verbs::Mtu;
 
@@ -6,7 +6,7 @@ use super::{Side, carry, sides, wish};
 use crate::ucma::event::What;
 use crate::ucma::ports::Space;
 
-/// An identifier that has found 192.0.2.1, and no route yet.
+/// Returns an identifier with destination 192.0.2.1 resolved, without a route.
 fn found(side: &mut Side) -> u32 {
     let id = side.create(1, Space::Tcp);
     side.bind(id, "0.0.0.0:0").unwrap();
@@ -16,23 +16,23 @@ fn found(side: &mut Side) -> u32 {
     id
 }
 
-/// What a query of the path of another identifier's route answers.
+/// Returns the response to a path query of another identifier with a route.
 fn path_of_another(side: &mut Side) -> Vec<u8> {
     let other = side.resolved(2, Space::Tcp, "192.0.2.1:7174");
     crate::ucma::answer::path(side.state.id(side.file, other).unwrap(), 1024).split_off(8)
 }
 
 #[test]
-fn a_path_that_the_program_has_takes_the_place_of_resolving_the_route() {
+fn given_path_replaces_route_resolution() {
     let (mut near, mut side) = sides();
     near.listener(Space::Tcp, "0.0.0.0:7174", 0);
     let mut record = path_of_another(&mut side);
     assert_eq!(record.len(), 72);
-    // Path MTU 512, a traffic class, hops, a packet lifetime that outlasts the acknowledgement delay of the adapter.
+    // Path MTU 512, a traffic class, a hop limit, and a packet lifetime longer than the adapter's acknowledgement delay.
     let at = |field: usize| 8 + field;
     (record[at(54)], record[at(48)], record[at(47)], record[at(56)]) = (0x82, 0x60, 9, 0x92);
     let id = found(&mut side);
-    // One for one direction only comes first.
+    // A record for one direction only comes first.
     let mut records = record.clone();
     records[0] = 2;
     records.extend_from_slice(&record);
@@ -50,9 +50,9 @@ fn a_path_that_the_program_has_takes_the_place_of_resolving_the_route() {
     assert_eq!(path.packet_lifetime, 18);
 }
 
-/// A route that cannot be is an error of the call: nothing is told of it afterwards.
+/// An invalid path is an error of the call, and raises no event.
 #[test]
-fn a_path_that_is_none_or_another_is_refused_and_the_route_can_still_be_resolved() {
+fn invalid_path_is_refused_without_a_state_change() {
     let (_, mut side) = sides();
     let good = path_of_another(&mut side);
     let id = found(&mut side);

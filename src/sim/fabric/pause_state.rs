@@ -1,4 +1,4 @@
-//! Who was asked to be silent, and until when: a sender's half of PAUSE and of priority flow control.
+//! Pause state of a sender, for PAUSE and priority flow control.
 
 use std::collections::VecDeque;
 
@@ -7,25 +7,25 @@ use super::link::LinkRate;
 use crate::time::Nanos;
 use crate::wire::mac_control::MacControl;
 
-/// The silence of each priority of a sender.
+/// Pause state of each priority.
 #[derive(Debug, Default)]
-pub(super) struct Silence {
+pub(super) struct PauseState {
     until: [Nanos; PRIORITIES],
-    /// Since when it has been so without a break.
+    /// Time since which the priority has been paused continuously.
     since: [Nanos; PRIORITIES],
-    /// What the peer asked for, and from when it holds.
+    /// Requests of the peer, with the time at which each takes effect.
     asked: VecDeque<(Nanos, MacControl)>,
-    /// How long each was asked for in all, in ns.
+    /// Total requested pause time, in ns.
     total: [u64; PRIORITIES],
 }
 
-impl Silence {
-    /// The peer asks for silence, or for its end, from `holds` on. Times do not go back.
+impl PauseState {
+    /// Records a pause or resume request that takes effect at `holds`. Times must not decrease.
     pub(super) fn ask(&mut self, holds: Nanos, control: MacControl) {
         self.asked.push_back((holds, control));
     }
 
-    /// Takes into account what holds at `now`: before anything is asked.
+    /// Applies the requests that are due at `now`. Call this before any query.
     pub(super) fn heed(&mut self, now: Nanos, rate: LinkRate) {
         while let Some((holds, control)) = self.asked.front().copied()
             && holds <= now
@@ -47,22 +47,22 @@ impl Silence {
         }
     }
 
-    /// Until when a priority is silent.
+    /// Returns the time until which a priority is paused.
     pub(super) fn until(&self, priority: usize) -> Nanos {
         self.until[priority]
     }
 
-    /// Since when a priority that is silent has been so without a break.
+    /// Returns the time since which a paused priority has been paused continuously.
     pub(super) fn since(&self, priority: usize) -> Nanos {
         self.since[priority]
     }
 
-    /// When something that was asked for begins to hold.
+    /// Returns when the next pending request takes effect.
     pub(super) fn changes(&self) -> Nanos {
         self.asked.front().map_or(Nanos::MAX, |(holds, _)| *holds)
     }
 
-    /// How long a priority was to be silent in all.
+    /// Returns the total requested pause time of a priority.
     pub(super) fn total(&self, priority: usize) -> Nanos {
         Nanos(self.total[priority])
     }

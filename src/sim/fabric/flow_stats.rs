@@ -1,29 +1,29 @@
-//! What switches and links did to the frames of each flow. It is counted where it is decided.
+//! Per-flow statistics: what switches and links did to a flow's frames, counted where it is decided.
 
 use std::collections::HashMap;
 
 use super::flow::{FlowName, FlowPart, flow_of};
 use crate::wire::{Operation, Psn};
 
-/// What became of the frames of a flow.
+/// Statistics of a flow's frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Toll {
-    /// Frames that switches marked.
+pub struct FlowStats {
+    /// Frames marked by switches.
     pub marked: u64,
-    /// Frames that switches dropped, or took out of a queue, for whatever reason.
+    /// Frames dropped by switches, or flushed from a queue, for any reason.
     pub dropped: u64,
-    /// Frames that errors of links damaged.
+    /// Frames damaged by link errors.
     pub damaged: u64,
-    /// Packets with data that left their host once more: those whose PSN, or a later one, had left before.
+    /// Data packets retransmitted: their PSN, or a later one, had left the host before.
     pub again: u64,
-    /// Notifications that came to their host.
+    /// Notifications (CNPs) received by the host.
     pub notified: u64,
 }
 
-impl std::ops::Add for Toll {
-    type Output = Toll;
-    fn add(self, other: Toll) -> Toll {
-        Toll {
+impl std::ops::Add for FlowStats {
+    type Output = FlowStats;
+    fn add(self, other: FlowStats) -> FlowStats {
+        FlowStats {
             marked: self.marked + other.marked,
             dropped: self.dropped + other.dropped,
             damaged: self.damaged + other.damaged,
@@ -33,11 +33,11 @@ impl std::ops::Add for Toll {
     }
 }
 
-impl std::ops::Sub for Toll {
-    type Output = Toll;
-    /// What came to it since `earlier`.
-    fn sub(self, earlier: Toll) -> Toll {
-        Toll {
+impl std::ops::Sub for FlowStats {
+    type Output = FlowStats;
+    /// Returns the counts since `earlier`.
+    fn sub(self, earlier: FlowStats) -> FlowStats {
+        FlowStats {
             marked: self.marked - earlier.marked,
             dropped: self.dropped - earlier.dropped,
             damaged: self.damaged - earlier.damaged,
@@ -47,7 +47,7 @@ impl std::ops::Sub for Toll {
     }
 }
 
-/// What a switch decided about a frame.
+/// Verdict of a switch on a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Marked,
@@ -56,51 +56,51 @@ pub(super) enum Verdict {
 
 #[derive(Debug, Default)]
 struct Account {
-    toll: Toll,
-    /// The PSN after the latest that has left.
+    flow_stats: FlowStats,
+    /// PSN after the latest sent.
     sent_end: Option<Psn>,
 }
 
-/// The tolls of all flows. `None`: nobody wants to know.
+/// Statistics of all flows. `None`: not counted.
 #[derive(Debug, Default)]
-pub(super) struct Tolls(Option<HashMap<FlowName, Account>>);
+pub(super) struct FlowStatsTable(Option<HashMap<FlowName, Account>>);
 
-impl Tolls {
-    /// From now on.
+impl FlowStatsTable {
+    /// Starts counting.
     pub(super) fn begin(&mut self) {
         self.0.get_or_insert_default();
     }
 
-    pub(super) fn of(&self, flow: &FlowName) -> Toll {
+    pub(super) fn of(&self, flow: &FlowName) -> FlowStats {
         let account = self.0.as_ref().and_then(|accounts| accounts.get(flow));
-        account.map_or_else(Toll::default, |account| account.toll)
+        account.map_or_else(FlowStats::default, |account| account.flow_stats)
     }
 
-    /// A switch has decided.
+    /// Counts a switch's verdict.
     pub(super) fn judged(&mut self, flow: FlowName, verdict: Verdict) {
         let Some(accounts) = &mut self.0 else { return };
-        let toll = &mut accounts.entry(flow).or_default().toll;
+        let flow_stats = &mut accounts.entry(flow).or_default().flow_stats;
         match verdict {
-            Verdict::Marked => toll.marked += 1,
-            Verdict::Dropped => toll.dropped += 1,
+            Verdict::Marked => flow_stats.marked += 1,
+            Verdict::Dropped => flow_stats.dropped += 1,
         }
     }
 
-    /// A link has damaged a frame.
+    /// Counts a frame damaged by a link.
     pub(super) fn damaged(&mut self, frame: &[u8]) {
         if let Some(accounts) = &mut self.0
             && let Some((flow, _)) = flow_of(frame)
         {
-            accounts.entry(flow).or_default().toll.damaged += 1;
+            accounts.entry(flow).or_default().flow_stats.damaged += 1;
         }
     }
 
-    /// A frame has left its host.
+    /// Counts a frame that left its host.
     pub(super) fn left(&mut self, frame: &[u8]) {
         let Some(accounts) = &mut self.0 else { return };
         let Some((flow, bth)) = flow_of(frame) else { return };
         let repeats = match flow.part {
-            // A READ request says which of the responses it wants again; those are what is counted.
+            // A repeated READ request names the responses to repeat. Only these are counted.
             FlowPart::Request => bth.operation != Operation::ReadRequest,
             FlowPart::Response => bth.operation == Operation::ReadResponse,
             FlowPart::Notification => false,
@@ -110,18 +110,18 @@ impl Tolls {
         }
         let account = accounts.entry(flow).or_default();
         match account.sent_end {
-            Some(end) if bth.psn.is_before(end) => account.toll.again += 1,
+            Some(end) if bth.psn.is_before(end) => account.flow_stats.again += 1,
             _ => account.sent_end = Some(bth.psn.next()),
         }
     }
 
-    /// A frame has come to its host.
+    /// Counts a frame received by its host.
     pub(super) fn came(&mut self, frame: &[u8]) {
         if let Some(accounts) = &mut self.0
             && let Some((flow, _)) = flow_of(frame)
             && flow.part == FlowPart::Notification
         {
-            accounts.entry(flow).or_default().toll.notified += 1;
+            accounts.entry(flow).or_default().flow_stats.notified += 1;
         }
     }
 }
