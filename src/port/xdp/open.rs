@@ -1,4 +1,4 @@
-//! Opening an interface: which mode works, and what stood in the way of the better ones.
+//! Opens an interface: finds the best mode that works, and records why better ones did not.
 
 #![allow(unsafe_code)]
 
@@ -22,9 +22,9 @@ use crate::netdev::Interface;
 
 /// Ethernet header and one VLAN tag, which the MTU does not count.
 const L2_HEADER: usize = 14 + 4;
-/// How long a former owner's socket or program may take to go away; measured: about 100 ms after a kill.
+/// How long to wait for a former owner's socket or program to disappear; measured: about 100 ms after a kill.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Pause between attempts while it does.
+/// Pause between attempts.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Frames that one system call may send in copy mode; the kernel's default is 32.
 const TX_BUDGET: u32 = 256;
@@ -37,14 +37,14 @@ const SEND_BUFFER: usize = 32 << 20;
 pub(super) struct Opened {
     pub(super) queues: Vec<Queue>,
     pub(super) steering: Steering,
-    /// As found after the program was attached.
+    /// The interface as of after the program was attached.
     pub(super) interface: Interface,
-    /// The mode that worked, as [`crate::port::PortInfo::mode`] shows it to people.
+    /// The mode that worked, in the form of [`crate::port::PortInfo::mode`].
     pub(super) mode: String,
     pub(super) multi_buffer: bool,
 }
 
-/// One way to bind a socket.
+/// Options with which a socket may be bound.
 #[derive(Clone, Copy)]
 struct Way {
     zero_copy: bool,
@@ -62,7 +62,7 @@ impl Way {
     }
 }
 
-/// Opens `config.interface` in the best mode that it has and `config` allows.
+/// Opens `config.interface` in the best mode that works and `config` allows.
 pub(super) fn open(config: &XdpConfig) -> Result<Opened, XdpError> {
     config.check()?;
     let interface = Interface::by_name(&config.interface)?;
@@ -80,7 +80,7 @@ pub(super) fn open(config: &XdpConfig) -> Result<Opened, XdpError> {
             tried.push(format!("{hook}: {}", short(&e)));
             continue;
         }
-        // A driver may have enabled more queues for XDP (virtio-net does): look again.
+        // Query it again: a driver may have enabled more queues for XDP (virtio-net does).
         let interface = Interface::by_name(&config.interface)?;
         match bind_all(config, &interface, native, &mut tried)? {
             Some((queues, way)) => {
@@ -96,7 +96,7 @@ pub(super) fn open(config: &XdpConfig) -> Result<Opened, XdpError> {
     })
 }
 
-/// Tells the program about the sockets and the addresses.
+/// Sets the program's sockets and addresses.
 fn finish(
     config: &XdpConfig,
     interface: Interface,
@@ -125,18 +125,18 @@ fn finish(
     Ok(Opened { queues, steering, interface, mode, multi_buffer: way.multi_buffer })
 }
 
-/// The longest frame that is one packet on a link of that MTU.
+/// Returns the longest frame that is one packet on a link of that MTU.
 pub(super) fn longest_frame(mtu: usize) -> usize {
     mtu + L2_HEADER
 }
 
-/// The longest of them that we can carry.
+/// Returns the longest frame that this port can send on a link of that MTU.
 pub(super) fn max_frame(mtu: usize, multi_buffer: bool) -> usize {
     let chunks = if multi_buffer { 2 } else { 1 };
     longest_frame(mtu).min(chunks * CHUNK_DATA)
 }
 
-/// Attaches the program. The inner error: this hook does not work here; try the next.
+/// Attaches the program. The inner error means that this hook does not work here: try the next.
 fn attach(
     steering: &mut Steering,
     interface: &Interface,
@@ -162,7 +162,7 @@ fn attach(
                 let holders = now.xdp_program.map(owner::of_program).unwrap_or_default();
                 let late = start.elapsed() >= PATIENCE;
                 match now.xdp_program {
-                    // The link of a killed owner goes away a little after it; a living one keeps it.
+                    // The link of a killed owner disappears after a moment; a living owner keeps it.
                     Some(id) if late || !holders.is_empty() => {
                         return Err(XdpError::ProgramAttached {
                             interface: now.name,
@@ -181,7 +181,7 @@ fn attach(
     }
 }
 
-/// Binds a socket to every queue, all in the same way: the first that works. `None`: no way does.
+/// Binds a socket to every queue, all with the same options: the first that work. `None` if none does.
 fn bind_all(
     config: &XdpConfig,
     interface: &Interface,
@@ -202,7 +202,7 @@ fn bind_all(
             match bind_patiently(config, interface, queue, way)? {
                 Ok(queue) => bound.push(queue),
                 Err(e) => {
-                    // Without zero-copy at all, both its ways fail alike: one line says it.
+                    // Without zero-copy support, both its variants fail alike: one line suffices.
                     let reason = format!("{}: {}", way.name(), short(&e));
                     let said = tried.last().is_some_and(|last| last.ends_with(&short(&e)));
                     if !(said && way.zero_copy) {
@@ -217,10 +217,10 @@ fn bind_all(
     Ok(None)
 }
 
-/// The queues to bind: those asked for, or all.
+/// Returns the queues to bind: the configured ones, or all.
 fn queues_of(config: &XdpConfig, interface: &Interface) -> Result<Vec<u32>, XdpError> {
     if config.queues.is_empty() {
-        // Frames on a queue without a socket go to the kernel, so taking only some would lose RoCE silently.
+        // The kernel gets the frames of a queue without a socket, so binding only some would lose RoCE silently.
         if interface.rx_queues as usize > config::MAX_QUEUES {
             return Err(XdpError::Config(format!(
                 "{} has {} receive queues, a port takes {}: use fewer (`ethtool -L {} combined {}`)",
@@ -243,7 +243,7 @@ fn queues_of(config: &XdpConfig, interface: &Interface) -> Result<Vec<u32>, XdpE
     }
 }
 
-/// Binds one socket; waits for a former owner to go. The inner error: this way does not work here.
+/// Binds one socket; waits for a former owner to disappear. The inner error means that these options do not work here.
 fn bind_patiently(
     config: &XdpConfig,
     interface: &Interface,
@@ -278,13 +278,13 @@ fn bind_patiently(
 
 /// Why a socket was not bound.
 enum BindError {
-    /// The kernel's answer to this way.
+    /// The kernel refused these options.
     Refused(io::Error),
-    /// No other way would fare better.
+    /// No other options would work either.
     Fatal(XdpError),
 }
 
-/// Makes the memory and the socket of one queue.
+/// Creates the memory and the socket of one queue.
 fn bind(config: &XdpConfig, interface: &Interface, queue: u32, way: Way) -> Result<Queue, BindError> {
     let fatal = |e: &dyn Error| BindError::Fatal(XdpError::Config(e.to_string()));
     let ring = QueueSize::new(config.ring).map_err(|e| fatal(&e))?;
@@ -333,7 +333,7 @@ fn bind(config: &XdpConfig, interface: &Interface, queue: u32, way: Way) -> Resu
     }))
 }
 
-/// Options that make it faster where the kernel has them.
+/// Sets options that make the socket faster, where the kernel has them.
 fn tune(socket: i32) {
     // SAFETY: the descriptor is that of a socket that is open for the whole function.
     let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(socket) };
@@ -353,7 +353,7 @@ fn tune(socket: i32) {
     }
 }
 
-/// Lifts the limit of locked memory as far as we may; [`umem_refused`] explains if that was not enough.
+/// Raises the limit of locked memory as far as allowed; [`umem_refused`] explains if that was not enough.
 fn raise_locked_memory() {
     if setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY).is_err()
         && let Ok((_, hard)) = getrlimit(Resource::RLIMIT_MEMLOCK)
@@ -362,7 +362,7 @@ fn raise_locked_memory() {
     }
 }
 
-/// The reasons for which a UMEM is refused.
+/// Explains why a UMEM was refused.
 fn umem_refused(error: &(dyn Error + 'static), chunks: u64) -> BindError {
     let needed = chunks * u64::from(CHUNK);
     let source = os_error(error);
@@ -382,7 +382,7 @@ fn umem_refused(error: &(dyn Error + 'static), chunks: u64) -> BindError {
     })
 }
 
-/// The kernel's answer inside an error of xsk-rs.
+/// Returns the kernel's error inside an error of xsk-rs.
 fn os_error(error: &(dyn Error + 'static)) -> io::Error {
     match error.source().and_then(|e| e.downcast_ref::<io::Error>()).and_then(io::Error::raw_os_error) {
         Some(code) => io::Error::from_raw_os_error(code),
@@ -390,7 +390,7 @@ fn os_error(error: &(dyn Error + 'static)) -> io::Error {
     }
 }
 
-/// `Operation not supported` rather than `Operation not supported (os error 95)`.
+/// Returns `Operation not supported` rather than `Operation not supported (os error 95)`.
 fn short(error: &io::Error) -> String {
     error
         .raw_os_error()
