@@ -24,7 +24,7 @@ pub struct LoopbackPort<P> {
     stride: usize,
     depth: usize,
     free: Vec<u32>,
-    queue: VecDeque<Turned>,
+    queue: VecDeque<Looped>,
     burst: Source,
     /// True if the queue supplied the last burst: the link goes first next time.
     link_first: bool,
@@ -40,7 +40,7 @@ pub struct LoopbackPort<P> {
 
 /// A frame in `buffers`.
 #[derive(Clone, Copy)]
-struct Turned {
+struct Looped {
     buffer: u32,
     len: usize,
 }
@@ -90,7 +90,7 @@ impl<P: Port> LoopbackPort<P> {
         n
     }
 
-    fn turn_round(&mut self, id: &TxId) {
+    fn loop_back(&mut self, id: &TxId) {
         let slot = self.inner.tx_frame(id);
         let len = slot.len();
         if len > self.stride {
@@ -103,7 +103,7 @@ impl<P: Port> LoopbackPort<P> {
         };
         let start = buffer as usize * self.stride;
         slot.as_frame().copy_to(0, &mut self.buffers[start..start + len]);
-        self.queue.push_back(Turned { buffer, len });
+        self.queue.push_back(Looped { buffer, len });
         self.looped += 1;
         self.looped_bytes += len as u64;
     }
@@ -111,7 +111,7 @@ impl<P: Port> LoopbackPort<P> {
     /// Enlarges the buffers for longer frames. Queued frames keep their buffers' numbers.
     fn grow(&mut self, stride: usize) {
         let mut buffers = vec![0; self.depth * stride].into_boxed_slice();
-        for &Turned { buffer, len } in &self.queue {
+        for &Looped { buffer, len } in &self.queue {
             let (old, new) = (buffer as usize * self.stride, buffer as usize * stride);
             buffers[new..new + len].copy_from_slice(&self.buffers[old..old + len]);
         }
@@ -144,9 +144,9 @@ impl<P: Port> Port for LoopbackPort<P> {
             Source::Link => self.inner.rx_frame(i),
             Source::Queue(n) => {
                 assert!(i < n, "frame {i} of a burst of {n}");
-                let turned = self.queue[i];
-                let start = turned.buffer as usize * self.stride;
-                let frame = Frame::whole(&self.buffers[start..start + turned.len]);
+                let looped_frame = self.queue[i];
+                let start = looped_frame.buffer as usize * self.stride;
+                let frame = Frame::whole(&self.buffers[start..start + looped_frame.len]);
                 Received { frame, ip_id_hidden: false, arrived: None }
             }
         }
@@ -161,7 +161,9 @@ impl<P: Port> Port for LoopbackPort<P> {
     fn rx_release(&mut self) {
         match self.burst {
             Source::Link => self.inner.rx_release(),
-            Source::Queue(n) => self.free.extend(self.queue.drain(..n).map(|turned| turned.buffer)),
+            Source::Queue(n) => {
+                self.free.extend(self.queue.drain(..n).map(|looped_frame| looped_frame.buffer))
+            }
         }
         self.burst = Source::Queue(0);
     }
@@ -187,13 +189,13 @@ impl<P: Port> Port for LoopbackPort<P> {
         let known = self.inner.tx_frame(&id).as_frame().copy_to(0, &mut destination);
         let is_own = known == destination.len() && destination == self.info.mac;
         if is_own && !self.inner.leaves(&id) {
-            self.turn_round(&id);
+            self.loop_back(&id);
             self.inner.tx_cancel(id);
         } else {
             // The NIC decides whether a member of the group or a flow gets the frame.
             let is_group = known == destination.len() && destination[0] & 1 == 1;
             if is_group && (self.steers || !self.groups.is_empty()) {
-                self.turn_round(&id);
+                self.loop_back(&id);
             }
             self.inner.tx_commit(id);
         }

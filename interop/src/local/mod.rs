@@ -273,9 +273,10 @@ impl Local for Roxie<'_> {
         }
         match counted.is_empty() {
             true => Ok(()),
-            false => {
-                Err(Error::Local(format!("the device counted what never should be: {}", counted.join(", "))))
-            }
+            false => Err(Error::Local(format!(
+                "the device raised counters that no row may raise: {}",
+                counted.join(", ")
+            ))),
         }
     }
 

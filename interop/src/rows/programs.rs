@@ -295,7 +295,7 @@ impl Program {
             }
             "mckey" => {
                 let both = [client, server].iter().all(|said| said.contains("data transfers complete"));
-                (!both).then(|| "the datagrams did not all go or come".to_owned())
+                (!both).then(|| "not all datagrams were sent and received".to_owned())
             }
             "cmtime" => self.steps_missing(client),
             "qperf" => self.values_missing(client),

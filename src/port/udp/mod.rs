@@ -184,7 +184,7 @@ impl Port for UdpPort {
             self.receiver.listen(group, socket)?;
             let own = self.namespace.run(|| Interface::by_name(name)).map_err(io::Error::other)?;
             let own = own.map_err(io::Error::other)?.addresses.iter().map(|a| a.ip).collect();
-            self.receiver.pass_over(own, self.sender.ports());
+            self.receiver.drop_own_multicast(own, self.sender.ports());
         }
         self.memberships.push((group, membership));
         Ok(())
@@ -192,7 +192,7 @@ impl Port for UdpPort {
 
     fn leave(&mut self, group: IpAddr) {
         self.memberships.retain(|(joined, _)| *joined != group);
-        self.receiver.hang_up(group);
+        self.receiver.stop_listening(group);
     }
 
     /// Uses the error queues of the sockets that send: the messages quote their datagrams.

@@ -52,7 +52,7 @@ pub(super) struct Receiver {
     stray: Box<[u8]>,
     stray_polls: u32,
     /// Source addresses and ports of our own multicast, which is dropped if the link returns it.
-    passed_over: (Vec<IpAddr>, Vec<u16>),
+    own_multicast: (Vec<IpAddr>, Vec<u16>),
     pub(super) counts: ReceiveCounts,
 }
 
@@ -130,14 +130,14 @@ impl Receiver {
             stray: if member.is_some() { vec![0; TRAIN_BYTES].into() } else { Box::default() },
             stray_polls: 0,
             member,
-            passed_over: Default::default(),
+            own_multicast: Default::default(),
             counts: ReceiveCounts::default(),
         })
     }
 
     /// Drops multicast from these source addresses and ports, which is our own, from now on.
-    pub(super) fn pass_over(&mut self, addresses: Vec<IpAddr>, ports: Vec<u16>) {
-        self.passed_over = (addresses, ports);
+    pub(super) fn drop_own_multicast(&mut self, addresses: Vec<IpAddr>, ports: Vec<u16>) {
+        self.own_multicast = (addresses, ports);
     }
 
     /// Has the kernel stamp arrivals, if it can. Otherwise a datagram arrives when it is received here.
@@ -158,7 +158,7 @@ impl Receiver {
     }
 
     /// Closes the socket of an address.
-    pub(super) fn hang_up(&mut self, address: IpAddr) {
+    pub(super) fn stop_listening(&mut self, address: IpAddr) {
         if let Some(at) = self.listeners.iter().position(|l| l.address == address) {
             // Delete it before it is closed: a duplicate descriptor would keep it in the epoll set.
             let _ = self.later.delete(&self.listeners[at].socket);
@@ -183,7 +183,7 @@ impl Receiver {
         if !self.has_rest() {
             self.fetch();
             if self.stamps {
-                self.date(now);
+                self.set_arrivals(now);
             }
         }
         while self.burst.len() < BURST && self.has_rest() {
@@ -277,7 +277,7 @@ impl Receiver {
     }
 
     /// Converts the kernel's wall-clock stamps: subtracts each stamp's age from `now`.
-    fn date(&mut self, now: Nanos) {
+    fn set_arrivals(&mut self, now: Nanos) {
         let Ok(wall) = ClockId::CLOCK_REALTIME.now() else { return };
         let wall = Duration::from(wall);
         for cut in &mut self.trains {
@@ -324,7 +324,7 @@ impl Receiver {
                     listener.idle_polls = 0;
                     self.counts.calls += 1;
                     self.counts.trains += n as u64;
-                    self.sort_in(s, n);
+                    self.add_trains(s, n);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     listener.idle_polls = listener.idle_polls.saturating_add(1);
@@ -340,7 +340,7 @@ impl Receiver {
     }
 
     /// Prepares `n` trains of listener `s` for cutting into frames.
-    fn sort_in(&mut self, s: usize, n: usize) {
+    fn add_trains(&mut self, s: usize, n: usize) {
         let mut datagrams = 0;
         for buffer in 0..n {
             let Some(train) = self.inbox.train(buffer) else { continue };
@@ -361,7 +361,7 @@ impl Receiver {
 
     /// True if this process sent the train to a group: the loopback layer has delivered it already.
     fn is_own_multicast(&self, train: &Train) -> bool {
-        let (addresses, ports) = &self.passed_over;
+        let (addresses, ports) = &self.own_multicast;
         ports.contains(&train.source_port)
             && addresses.contains(&train.source)
             && train.destination.is_some_and(|to| to.is_multicast())

@@ -48,7 +48,7 @@ pub struct XdpPort {
     /// Number of slots refused because the frame would not fit the link.
     too_long: u64,
     /// True if this port reports the counts of frames that were not taken: the first of a split.
-    tells: bool,
+    reports: bool,
 }
 
 impl XdpPort {
@@ -77,7 +77,7 @@ impl XdpPort {
             multi_buffer: opened.multi_buffer,
             superframe_reported: false,
             too_long: 0,
-            tells: true,
+            reports: true,
         })
     }
 
@@ -92,7 +92,7 @@ impl XdpPort {
     /// Splits into one port per queue, each for a worker of its own. The ports share the steering:
     /// [`XdpPort::set_addresses`] of one applies to all, and dropping the last restores the interface.
     pub fn split(self) -> Vec<XdpPort> {
-        let XdpPort { info, queues, steering, multi_buffer, superframe_reported, mut tells, .. } = self;
+        let XdpPort { info, queues, steering, multi_buffer, superframe_reported, mut reports, .. } = self;
         let alone = |queue| XdpPort {
             info: info.clone(),
             queues: vec![queue],
@@ -100,7 +100,7 @@ impl XdpPort {
             multi_buffer,
             superframe_reported,
             too_long: 0,
-            tells: std::mem::take(&mut tells),
+            reports: std::mem::take(&mut reports),
         };
         queues.into_iter().map(alone).collect()
     }
@@ -273,7 +273,7 @@ impl Port for XdpPort {
             ("rx_kicks", sum(|c| c.rx_kicks)),
             ("link_down", sum(|c| c.link_down)),
         ]);
-        if self.tells {
+        if self.reports {
             out.extend(self.steering.lock().unwrap_or_else(PoisonError::into_inner).not_taken());
         }
         let kernel: Vec<_> = self.queues.iter().map(Queue::statistics).collect();

@@ -9,7 +9,7 @@ use super::SLOTS;
 pub enum JoinError {
     /// Another user has the group's name.
     #[error(
-        "user {user} keeps the socket @{name}: the processes of one user share a device over sockets, those of other users do not; \
+        "user {user} keeps the socket @{name}: the processes of one user share a device over sockets, those of others do not; \
          run this one as that user, or in a network namespace of its own"
     )]
     Stranger {

@@ -183,12 +183,12 @@ impl Register {
             |why: &str| io::Error::new(io::ErrorKind::InvalidData, format!("the group's register: {why}"));
         let (sequence, length, sum) = self.header(copy)?;
         if u64::from(length) > COPY - HEADER as u64 {
-            return Err(torn("a length beyond its room"));
+            return Err(torn("a length beyond its size"));
         }
         let mut text = vec![0; length as usize];
         self.file.read_exact_at(&mut text, copy * COPY + HEADER as u64)?;
         if checksum(sequence, &text) != sum {
-            return Err(torn("a copy that is not whole"));
+            return Err(torn("an incomplete copy"));
         }
         let roster: Roster = serde_json::from_slice(&text).map_err(|error| torn(&error.to_string()))?;
         if roster.form != FORM {

@@ -485,7 +485,7 @@ impl Sender {
         let (kind, remedy) = match error.raw_os_error() {
             Some(libc::EHOSTUNREACH | libc::ENETUNREACH | libc::ENETDOWN | libc::EADDRNOTAVAIL) => {
                 self.counts.unreachable += lost;
-                (0, "look at the route (ip route get), the link and the source address")
+                (0, "check the route (ip route get), the link and the source address")
             }
             Some(libc::EPERM | libc::EACCES) => {
                 self.counts.refused += lost;
@@ -497,7 +497,7 @@ impl Sender {
             }
             Some(libc::EINVAL) => {
                 self.counts.invalid += lost;
-                (3, "look whether the source address is one of this host and the datagrams fit the MTU")
+                (3, "check that the source address is one of this host, and that the datagrams fit the MTU")
             }
             Some(libc::EIO) => {
                 self.counts.failed += lost;
