@@ -152,7 +152,7 @@ fn connect(device: &Device, manager: &ConnectionManager, to: SocketAddr) -> (Rpi
             Err(DialError::Rejected { reason: RejReason::INVALID_SERVICE_ID, .. }) => refusals += 1,
             Err(error) => panic!("{to}: {error}"),
         }
-        assert!(Instant::now() < until, "{to}: nobody listens");
+        assert!(Instant::now() < until, "{to}: no program listens");
         std::thread::sleep(Duration::from_millis(100));
     }
 }
@@ -165,7 +165,7 @@ fn words(line: &str) -> Vec<String> {
 fn to_the_kernel(device: &Device, manager: &ConnectionManager, peer: &mut Peer, there: SocketAddr) {
     // No program listens yet.
     let (_end, qp) = Rping::new(device);
-    let refused = manager.connect(qp, there, &options()).map(drop).expect_err("nobody listens");
+    let refused = manager.connect(qp, there, &options()).map(drop).expect_err("no program listens");
     let reason = RejReason::INVALID_SERVICE_ID;
     assert!(matches!(refused, DialError::Rejected { reason: r, .. } if r == reason), "{refused}");
 
