@@ -23,7 +23,7 @@ pub const SUITES: [&str; 3] = ["bookworm", "trixie", "sid"];
 const LACKS: i32 = 3;
 const NOT_HAD: i32 = 4;
 /// Packages to name in the table, with their versions.
-const TOLD: [&str; 7] = ["libibverbs1", "perftest", "qperf", "fio", "libucx0", "libfabric1", "rustc"];
+const NAMED: [&str; 7] = ["libibverbs1", "perftest", "qperf", "fio", "libucx0", "libfabric1", "rustc"];
 
 /// A release of Debian in a folder.
 #[derive(Debug)]
@@ -134,11 +134,12 @@ impl Root {
         let Ok(output) = within(LIMIT, &ask).stdin(Stdio::null()).output() else { return Vec::new() };
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let installed = text.lines().filter_map(|line| line.strip_suffix(" ii "));
-        let told = |line: &&str| {
-            TOLD.iter()
+        let is_named = |line: &&str| {
+            NAMED
+                .iter()
                 .any(|name| line.split(' ').next().is_some_and(|n| n.trim_end_matches("-web") == *name))
         };
-        installed.filter(told).map(str::to_owned).collect()
+        installed.filter(is_named).map(str::to_owned).collect()
     }
 
     /// Starts one of its programs under the `roxie run` that was built, at one end of a pair of namespaces.

@@ -46,12 +46,12 @@ pub(super) struct Opened {
 
 /// Options with which a socket may be bound.
 #[derive(Clone, Copy)]
-struct Way {
+struct BindOptions {
     zero_copy: bool,
     multi_buffer: bool,
 }
 
-impl Way {
+impl BindOptions {
     fn name(self) -> &'static str {
         match (self.zero_copy, self.multi_buffer) {
             (true, true) => "zero-copy",
@@ -83,8 +83,8 @@ pub(super) fn open(config: &XdpConfig) -> Result<Opened, XdpError> {
         // Query it again: a driver may have enabled more queues for XDP (virtio-net does).
         let interface = Interface::by_name(&config.interface)?;
         match bind_all(config, &interface, native, &mut tried)? {
-            Some((queues, way)) => {
-                return finish(config, interface, steering, queues, (native, way), &tried);
+            Some((queues, options)) => {
+                return finish(config, interface, steering, queues, (native, options), &tried);
             }
             None => steering.detach()?,
         }
@@ -102,7 +102,7 @@ fn finish(
     interface: Interface,
     mut steering: Steering,
     queues: Vec<Queue>,
-    (native, way): (bool, Way),
+    (native, options): (bool, BindOptions),
     tried: &[String],
 ) -> Result<Opened, XdpError> {
     steering.set_station(interface.mac)?;
@@ -116,13 +116,13 @@ fn finish(
         steering.set_addresses(&config.addresses)?;
     }
     let hook = if native { "native" } else { "generic" };
-    let mode = match (way.zero_copy, tried.is_empty()) {
-        (true, true) => way.name().to_owned(),
-        (true, false) => format!("{} ({})", way.name(), tried.join("; ")),
-        (false, true) => format!("{hook} {}", way.name()),
-        (false, false) => format!("{hook} {} ({})", way.name(), tried.join("; ")),
+    let mode = match (options.zero_copy, tried.is_empty()) {
+        (true, true) => options.name().to_owned(),
+        (true, false) => format!("{} ({})", options.name(), tried.join("; ")),
+        (false, true) => format!("{hook} {}", options.name()),
+        (false, false) => format!("{hook} {} ({})", options.name(), tried.join("; ")),
     };
-    Ok(Opened { queues, steering, interface, mode, multi_buffer: way.multi_buffer })
+    Ok(Opened { queues, steering, interface, mode, multi_buffer: options.multi_buffer })
 }
 
 /// Returns the longest frame that is one packet on a link of that MTU.
@@ -187,32 +187,32 @@ fn bind_all(
     interface: &Interface,
     native: bool,
     tried: &mut Vec<String>,
-) -> Result<Option<(Vec<Queue>, Way)>, XdpError> {
+) -> Result<Option<(Vec<Queue>, BindOptions)>, XdpError> {
     let queues = queues_of(config, interface)?;
     let may_zero_copy = native && matches!(config.mode, Mode::Auto | Mode::ZeroCopy);
     let may_copy = config.mode != Mode::ZeroCopy;
-    let ways = [(true, true), (true, false), (false, true), (false, false)]
-        .map(|(zero_copy, multi_buffer)| Way { zero_copy, multi_buffer });
-    'ways: for way in ways {
-        if (way.zero_copy && !may_zero_copy) || (!way.zero_copy && !may_copy) {
+    let candidates = [(true, true), (true, false), (false, true), (false, false)]
+        .map(|(zero_copy, multi_buffer)| BindOptions { zero_copy, multi_buffer });
+    'candidates: for options in candidates {
+        if (options.zero_copy && !may_zero_copy) || (!options.zero_copy && !may_copy) {
             continue;
         }
         let mut bound = Vec::with_capacity(queues.len());
         for &queue in &queues {
-            match bind_patiently(config, interface, queue, way)? {
+            match bind_patiently(config, interface, queue, options)? {
                 Ok(queue) => bound.push(queue),
                 Err(e) => {
                     // Without zero-copy support, both its variants fail alike: one line suffices.
-                    let reason = format!("{}: {}", way.name(), short(&e));
+                    let reason = format!("{}: {}", options.name(), short(&e));
                     let said = tried.last().is_some_and(|last| last.ends_with(&short(&e)));
-                    if !(said && way.zero_copy) {
+                    if !(said && options.zero_copy) {
                         tried.push(reason);
                     }
-                    continue 'ways;
+                    continue 'candidates;
                 }
             }
         }
-        return Ok(Some((bound, way)));
+        return Ok(Some((bound, options)));
     }
     Ok(None)
 }
@@ -248,11 +248,11 @@ fn bind_patiently(
     config: &XdpConfig,
     interface: &Interface,
     queue: u32,
-    way: Way,
+    options: BindOptions,
 ) -> Result<Result<Queue, io::Error>, XdpError> {
     let start = Instant::now();
     loop {
-        let error = match bind(config, interface, queue, way) {
+        let error = match bind(config, interface, queue, options) {
             Ok(queue) => return Ok(Ok(queue)),
             Err(BindError::Fatal(e)) => return Err(e),
             Err(BindError::Refused(e)) => e,
@@ -285,7 +285,12 @@ enum BindError {
 }
 
 /// Creates the memory and the socket of one queue.
-fn bind(config: &XdpConfig, interface: &Interface, queue: u32, way: Way) -> Result<Queue, BindError> {
+fn bind(
+    config: &XdpConfig,
+    interface: &Interface,
+    queue: u32,
+    options: BindOptions,
+) -> Result<Queue, BindError> {
     let fatal = |e: &dyn Error| BindError::Fatal(XdpError::Config(e.to_string()));
     let ring = QueueSize::new(config.ring).map_err(|e| fatal(&e))?;
     let umem_config = UmemConfig::builder()
@@ -300,8 +305,8 @@ fn bind(config: &XdpConfig, interface: &Interface, queue: u32, way: Way) -> Resu
         Umem::new(umem_config, count, false).map_err(|e| umem_refused(&e, u64::from(count.get())))?;
 
     let mut flags = BindFlags::XDP_USE_NEED_WAKEUP;
-    flags |= if way.zero_copy { BindFlags::XDP_ZEROCOPY } else { BindFlags::XDP_COPY };
-    if way.multi_buffer {
+    flags |= if options.zero_copy { BindFlags::XDP_ZEROCOPY } else { BindFlags::XDP_COPY };
+    if options.multi_buffer {
         flags |= BindFlags::XDP_USE_SG;
     }
     let socket_config = SocketConfig::builder()
@@ -327,7 +332,7 @@ fn bind(config: &XdpConfig, interface: &Interface, queue: u32, way: Way) -> Resu
         comp,
         umem,
         chunks,
-        copy_mode: !way.zero_copy,
+        copy_mode: !options.zero_copy,
         ring: config.ring,
         longest: longest_frame(interface.mtu),
     }))
