@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs a command in the Debian that root.sh has made, in the caller's network namespace, with the sources of this workspace at
-# /roxie (read-only but for target/, which is that system's own).
+# Runs a command in a Debian made by root.sh, in the caller's network namespace, with the sources of this workspace at
+# /roxie (read-only except target/, which is that system's own).
 #   enter.sh CACHE COMMAND…
-# INSIDE names the folder in which it starts there, TARGET the folder of another system's target/.
-# All mounts are in a mount namespace of the command's own and go with it. The folder becomes its root by pivot_root: a plain chroot
-# is no mount, of which a program that makes its own mounts private would not get far.
+# INSIDE names its working directory there, TARGET the folder of another system's target/.
+# All mounts are in the command's own mount namespace and end with it. The folder becomes its root by pivot_root: after a plain
+# chroot the root is not a mount, and a program that makes its mounts private would fail.
 set -euo pipefail
 
 cache=${1:?the folder that root.sh prints}
@@ -14,7 +14,7 @@ source=$(cd "$(dirname "$0")/../.." && pwd)
 target=${TARGET:-$cache/target}
 mkdir -p "$source/target" "$target"
 export cache source target
-# Not the host's: what it names may not be there.
+# The host's values may name files that do not exist there.
 unset LD_LIBRARY_PATH LD_PRELOAD CARGO_HOME RUSTUP_HOME CARGO RUSTUP_TOOLCHAIN CARGO_TARGET_DIR
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 
@@ -24,7 +24,7 @@ exec unshare --mount --propagation private sh -euc '
     mount --bind "$root" "$root"
     mount -t proc proc "$root/proc"
     mount -t sysfs sysfs "$root/sys"
-    # A /dev of its own, with what a container has. Where /dev/infiniband is there, the launcher has only that to change.
+    # A /dev of its own, with the nodes of a container. /dev/infiniband exists, so that the launcher need only fill it.
     mount -t tmpfs -o mode=755 tmpfs "$root/dev"
     for node in null zero full random urandom tty; do
         : >"$root/dev/$node"
@@ -39,7 +39,7 @@ exec unshare --mount --propagation private sh -euc '
     mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
     mount --bind -o ro "$source" "$root/roxie"
     mount --bind "$target" "$root/roxie/target"
-    # As the host reaches the network.
+    # Resolver settings of the host.
     for file in resolv.conf hosts; do
         if [ -e "/etc/$file" ]; then
             [ -e "$root/etc/$file" ] || : >"$root/etc/$file"

@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# Makes a Debian of its own in a folder, with the programs that `interop distro` runs; prints the folder. Idempotent.
+# Makes a Debian system in a folder, with the programs that `interop distro` runs. Prints the folder. Idempotent.
 #   root.sh SUITE            bookworm, trixie, sid …
-#   root.sh --remove SUITE   removes it, and what was built in it
-#   root.sh --check          says what the host lacks for it
+#   root.sh --remove SUITE   removes it, and everything built in it
+#   root.sh --check          prints what the host lacks for it
 # $ROXIE_DEBIAN_MIRROR names another mirror than the host's, $ROXIE_CACHE another folder than .cache, $ROXIE_PACKAGES other programs.
 #
 #   $cache/root/        the system
-#   $cache/target/      what cargo built in it
-#   $cache/complete     for which packages the system is whole
-# Exit codes: 3 the host lacks something, 4 the mirror does not give it, 2 anything else.
+#   $cache/target/      cargo's output
+#   $cache/complete     the packages that are installed
+# Exit codes: 3 the host lacks something, 4 the mirror cannot supply it, 2 any other failure.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
-# The host's own, unless another is named.
+# Default: the host's mirror.
 mirror=${ROXIE_DEBIAN_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Identifier: Packages' 2>/dev/null | sed -n 's|/debian/*$||p' | head -n 1 || true)}
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
-# What runs, and what it takes to see it.
+# The programs that run, and tools to observe them.
 packages=(perftest ibverbs-utils ibverbs-providers rdmacm-utils qperf fio ucx-utils libfabric-bin python3-pyverbs iproute2 procps
     bsdutils make
     ca-certificates)
@@ -37,14 +37,14 @@ lacks() {
     return 1
 }
 
-# `$1`: what could not be had; `$2`: the log.
+# Reports that `$1` is not available; `$2` is the log.
 not_had() {
     say "$1 cannot be had from $mirror: $(grep -E '^(E|Err|W):' "$2" | tail -n 2 | tr '\n' ' ')"
     say "check the network (or set ROXIE_DEBIAN_MIRROR to a mirror's http://HOST) and run again; the whole log is $2"
     exit 4
 }
 
-# How the host's apt reaches mirrors, and what it thinks of their dates, for the system in the folder.
+# Prints the host's apt settings of access to mirrors and of date checks, for the system in the folder.
 host_apt_settings() {
     apt-config dump | grep -E '^Acquire::(http|https|Retries|ForceIPv|Check-Date|Check-Valid-Until|Max-FutureTime)' |
         grep -v ' "";$' || true
@@ -69,7 +69,7 @@ esac
 cache=${ROXIE_CACHE:-$(dirname "$(dirname "$here")")/.cache}/distros/$suite
 
 if [ -n "$remove" ]; then
-    # What is mounted there is mounted in namespaces of those who run in it, and nowhere else.
+    # Mounts there exist only in the mount namespaces of running commands.
     rm -rf --one-file-system "$cache"
     exit 0
 fi
@@ -95,7 +95,7 @@ host_apt_settings >"$cache/root/etc/apt/apt.conf.d/99host"
     case $suite in
     sid | unstable) ;;
     *)
-        # The compiler for browsers becomes newer there.
+        # These have newer compilers (rustc-web, for browsers).
         echo "deb $mirror/debian $suite-updates main"
         echo "deb $mirror/debian-security $suite-security main"
         ;;
@@ -106,7 +106,7 @@ say "$suite: ${packages[*]}"
     export DEBIAN_FRONTEND=noninteractive
     apt-get update -q && apt-get install -y -q --no-install-recommends "$@"' sh "${packages[@]}" \
     >"$cache/log" 2>&1 || not_had "a package" "$cache/log"
-# The tests of python3-pyverbs are in the source alone: in upstream's part of it, which does without the rest if a mirror lacks that.
+# The tests of python3-pyverbs are only in the source package; upstream's archive of it suffices if a mirror lacks the rest.
 if [[ " ${packages[*]} " == *" python3-pyverbs "* ]] && ! compgen -G "$cache/root/srv/rdma-core/tests/run_tests.py" >/dev/null; then
     say "$suite: the tests of its rdma-core"
     "$here/enter.sh" "$cache" sh -c '

@@ -4,17 +4,17 @@
 #
 #   build-guest.sh [--check] [--refresh] [--kernel 6.1|newest]
 #
-#   --check    only say which programs the host lacks
-#   --refresh  ask the mirror for newer packages; without it, what the cache holds is used
-#   --kernel   6.1: Debian 12's. newest: the newest that Debian has, with the tools of the same suite
+#   --check    only print which programs the host lacks
+#   --refresh  download the packages again; by default the cached ones are used
+#   --kernel   6.1: Debian 12's. newest: the newest of Debian's, with the tools of the same suite
 #
 # Prints the folder that holds `vmlinuz`, `initramfs.gz` and `peer` as its last line of output. Exits with 3 if the
-# host lacks programs, with 4 if the packages cannot be had. The cache is $ROXIE_CACHE, by default
+# host lacks programs, with 4 if the packages are not available. The cache is $ROXIE_CACHE, by default
 # target/interop/cache of the workspace, with a folder for each kernel:
 #
 #   debs/            packages as downloaded
 #   root/            the same, unpacked
-#   guest-<hash>/    finished guests, by a hash of everything that goes in; `outside` there is what they mount
+#   guest-<hash>/    finished guests, by a hash of all inputs; `outside` is mounted in the guest
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -23,10 +23,10 @@ kernel=6.1
 
 # Modules by need: the NIC, RoCE, its user interfaces, emulated networks.
 modules=(virtio_pci virtio_net rdma_rxe ib_uverbs rdma_ucm ib_umad sch_netem)
-# Packed and loaded only where the host's programs are to run in the guest.
+# Packed always; loaded when the guest needs the host's files or a program of `outside`.
 modules_for_host=(9pnet_virtio 9p overlay)
-# Where the kernel has them: 6.1's rxe asks for "crc32" by name, and without crc32_generic `rdma link add` fails with
-# ENOENT; later ones have it built in.
+# If the kernel has them: 6.1's rxe requests "crc32" by name, and without crc32_generic `rdma link add` fails with
+# ENOENT; later kernels have it built in.
 modules_if_there=(crc32_generic)
 programs=(
     rdma ip ibv_devices ibv_devinfo ibv_rc_pingpong ibv_srq_pingpong ibv_uc_pingpong ibv_ud_pingpong
@@ -35,7 +35,7 @@ programs=(
     ib_send_bw ib_send_lat ib_write_bw ib_write_lat ib_read_bw ib_read_lat ib_atomic_bw ib_atomic_lat
 )
 # Programs with libraries of 80 MB, which the guest would unpack at each start. They stay in a folder outside, which the
-# guest mounts over 9p (`modules_for_host` has what that takes) when one of them is first started.
+# guest mounts over 9p (with `modules_for_host`) when one of them is first started.
 outside=(fio)
 
 say() { printf 'build-guest: %s\n' "$*" >&2; }
@@ -44,8 +44,8 @@ die() { say "$*"; exit 1; }
 # shellcheck source=packages.sh
 . "$here/packages.sh"
 
-# Every host program that building or running the guest needs, with the package that has it.
-# Prints what is missing and the command that installs it; false if anything is.
+# Checks for all host programs that building or running the guest needs. Prints the missing ones and the command that
+# installs them. False if any is missing.
 host_has_everything() {
     local need missing=() debs=()
     local table=(
@@ -64,20 +64,20 @@ host_has_everything() {
     return 1
 }
 
-# Of rdma-core, e.g. 44.0: the last part of the number that libibverbs has for pkg-config, 1.14.44.0.
+# Prints the version of rdma-core, e.g. 44.0: the end of libibverbs' version for pkg-config, 1.14.44.0.
 rdma_core_version() {
     sed -n 's/^Version: [0-9]*\.[0-9]*\.//p' "$cache/root/usr/lib/x86_64-linux-gnu/pkgconfig/libibverbs.pc"
 }
 
-# The same for the peer program.
+# Prints it as definitions for the peer program.
 rdma_core_defines() {
     local version
     version=$(rdma_core_version)
     echo "-DRDMA_CORE_MAJOR=${version%%.*} -DRDMA_CORE_MINOR=${version#*.}"
 }
 
-# Against the guest's libibverbs and this host's C library, which is not newer than the guest's: what the guest's
-# libraries want of theirs is there when it runs.
+# Compiles with the guest's libibverbs and this host's C library, which must not be newer than the guest's. Symbols that
+# the guest's libraries need of each other are resolved in the guest.
 compile_peer() {
     local root=$cache/root lib=$cache/root/usr/lib/x86_64-linux-gnu
     # shellcheck disable=SC2046  # two words are meant
@@ -86,8 +86,7 @@ compile_peer() {
         -L"$lib" -Wl,-rpath-link,"$lib" -Wl,--unresolved-symbols=ignore-in-shared-libs -l:libibverbs.so.1
 }
 
-# Copies `$1` (a path in the unpacked root, or $3 for a file of ours) with every library it
-# names, recursively, to the tree `$2`.
+# Copies `$1` (a path in the unpacked root, or the file $3) with all its libraries, recursively, to the tree `$2`.
 add_elf() {
     local path=$1 tree=$2 from=${3:-$cache/root/$1} name
     [ -e "$tree/$path" ] && return 0
@@ -102,7 +101,7 @@ add_elf() {
     done
 }
 
-# Where a library is in the unpacked root: some keep theirs in a folder of their own (ceph/).
+# Prints a library's path in the unpacked root; some have a folder of their own (ceph/).
 library_path() {
     local path
     for path in "$cache"/root/lib/x86_64-linux-gnu/{,*/}"$1"; do
@@ -114,7 +113,7 @@ library_path() {
     die "$1 is not in the downloaded packages; try --refresh"
 }
 
-# Copies the programs of `outside` with their libraries to `$2`, and to the guest's tree `$1` a script in the place of each.
+# Copies the programs of `outside` with their libraries to `$2`, and a script for each to the guest's tree `$1`.
 add_outside() {
     local tree=$1 outside_tree=$2 name lib=lib/x86_64-linux-gnu
     for name in "${outside[@]}"; do
@@ -126,21 +125,21 @@ if ! grep -q ' /outside ' /proc/mounts; then
     mkdir -p /outside
     mount -t 9p -o trans=virtio,version=9p2000.L,ro,msize=262144,cache=loose outside /outside
 fi
-# The guest's own libraries first: they are nearer.
+# The guest's own libraries first: they are in memory.
 LD_LIBRARY_PATH=/$lib:/outside/$lib:/outside/$lib/ceph exec /outside/usr/bin/$name "\$@"
 EOF
         chmod 0755 "$tree/usr/bin/$name"
     done
 }
 
-# The release of the one kernel whose modules were downloaded.
+# Prints the release of the only kernel with downloaded modules.
 kernel_version() {
     local folders=("$cache"/root/lib/modules/*)
     [ ${#folders[@]} -eq 1 ] || die "${#folders[@]} kernels in $cache/root/lib/modules, and should be one; try --refresh"
     basename "${folders[0]}"
 }
 
-# Its image: in /boot, or with its modules since Debian 14.
+# Prints the path of a kernel's image: in /boot, or with its modules since Debian 14.
 kernel_image() {
     local path
     for path in "$cache/root/boot/vmlinuz-$1" "$cache/root/lib/modules/$1/vmlinuz"; do
@@ -152,7 +151,7 @@ kernel_image() {
     die "the packages of kernel $1 have no vmlinuz; try --refresh"
 }
 
-# A program's path in the unpacked root; suites differ in which of the folders has it.
+# Prints a program's path in the unpacked root; the folder differs between suites.
 program_path() {
     local folder
     for folder in usr/bin usr/sbin; do
@@ -164,7 +163,7 @@ program_path() {
     die "$1 is not in the downloaded packages; try --refresh"
 }
 
-# Copies a module, unpacked: busybox's modprobe knows no compression that later kernels use.
+# Copies a module, decompressed: busybox's modprobe lacks the compression of later kernels.
 add_module() {
     local file=$1 to=$2${1#"$cache/root"}
     mkdir -p "$(dirname "$to")"
@@ -188,7 +187,7 @@ add_modules() {
     done
     packed=("${need[@]}" "${modules_for_host[@]}")
     for module in "${packed[@]}"; do
-        # Built-in ones print "builtin NAME"; some insmod lines carry parameters after the path.
+        # Built-in modules print "builtin NAME"; some insmod lines have parameters after the path.
         "${shown[@]}" "$module" | sed -n 's/^insmod \([^ ]*\).*/\1/p'
     done | sort -u | while read -r file; do add_module "$file" "$tree"; done
     cp "$base/lib/modules/$version/modules.order" "$base/lib/modules/$version/"modules.builtin* "$tree/lib/modules/$version/"
@@ -196,8 +195,7 @@ add_modules() {
     printf '%s\n' "${need[@]}" >"$tree/etc/modules"
 }
 
-# Newest time stamps and inode numbers stay out of the archive, so that the same inputs give
-# the same bytes.
+# Packs a reproducible archive: time stamps and inode numbers do not depend on the build.
 pack() {
     local tree=$1 out=$2
     find "$tree" -exec touch -h -d @0 {} +
@@ -277,7 +275,7 @@ main() {
     out=$cache/guest-$hash
     if [ ! -d "$out" ]; then
         rm -rf "$cache"/guest-*.new
-        # Former versions go, but for a few: worktrees may share the cache.
+        # Keep a few former versions: worktrees may share the cache.
         { ls -dt "$cache"/guest-* 2>/dev/null || true; } | tail -n +4 | xargs -r rm -rf
         build "$out"
     fi

@@ -1,12 +1,12 @@
 # Sourced by build-guest.sh: Debian's packages for a guest, from a suite of their own.
 #
-# apt does the work, with lists, sources and a package state beside the host's: whatever Debian the host is, the guest
-# of a kernel is the same. apt holds the index against its signature and each package against the index.
+# apt downloads with lists, sources and a package state apart from the host's, so that the guest of a kernel is the same on
+# every release of Debian. apt verifies the index by its signature, and each package by the index.
 #
-#   $cache/debs/           packages as downloaded; `complete` says for which names
+#   $cache/debs/           packages as downloaded; `complete` has their names
 #   $cache/root/           the same, unpacked
 
-# Where the host's apt has this archive from.
+# Prints the mirror from which the host's apt has an archive.
 apt_has() {
     apt-get indextargets --format '$(REPO_URI)' 'Identifier: Packages' 2>/dev/null | sed -n "s|/$1/*\$||p" | head -n 1 || true
 }
@@ -15,10 +15,10 @@ mirror=${ROXIE_DEBIAN_MIRROR:-$(apt_has debian)}
 security=${ROXIE_DEBIAN_MIRROR:-$(apt_has debian-security)}
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
-# What the guest is made of, beside the kernel. What else of libraries they need, the index says.
+# Packages of the guest, beside the kernel. Their libraries are found in the index.
 packages=(busybox-static iproute2 ibverbs-utils rdmacm-utils perftest qperf fio ibverbs-providers libibverbs-dev libgcc-s1)
 
-# The lines of sources.list for the kernel `$1`, and for "newest" the suite whose linux-image-amd64 is that.
+# Prints sources.list for the kernel `$1`; for "newest", the suite with the newest linux-image-amd64.
 sources() {
     case $1 in
     6.1)
@@ -34,8 +34,8 @@ cache_is_complete() {
     [ "$(cat "$cache/debs/complete" 2>/dev/null)" = "${packages[*]}" ]
 }
 
-# apt-get or apt-cache with state of its own in `$lists`. Its sandbox user cannot write below a private home:
-# it downloads as ourselves. A mirror that does not answer is asked again after 1, 2, 4 and 8 s.
+# Runs apt-get or apt-cache with state of its own in `$lists`. apt's sandbox user cannot write below a private home, so
+# downloads run as the caller. A mirror that does not answer is retried after 1, 2, 4 and 8 s.
 apt_here() {
     local program=$1
     shift
@@ -47,14 +47,14 @@ apt_here() {
         -o Dir::Cache="$lists/cache" "$@"
 }
 
-# The kernel image that linux-image-amd64 stands for in the index, e.g. linux-image-6.1.0-40-amd64.
+# Prints the kernel image on which linux-image-amd64 depends in the index, e.g. linux-image-6.1.0-40-amd64.
 kernel_package() {
     apt_here apt-cache depends linux-image-amd64 2>/dev/null |
         sed -n 's/^ *Depends: \(linux-image-[0-9][^ ]*-amd64\)$/\1/p' | head -n 1
 }
 
-# The packages `$@` and, again and again, the libraries and the parts of a kernel that they depend on. Names differ
-# between suites (libelf1, libelf1t64) and kernels come in one package or in several: the index knows.
+# Prints the packages `$@` and, recursively, the libraries and the parts of a kernel on which they depend. Names differ
+# between suites (libelf1, libelf1t64), and a kernel has one package or several, so they are taken from the index.
 with_libraries() {
     local -A seen=()
     local todo=("$@") name
@@ -70,7 +70,7 @@ with_libraries() {
     printf '%s\n' "${!seen[@]}" | sort
 }
 
-# `$1`: what could not be had; `$2`: apt's words.
+# Reports that `$1` is not available; `$2` is apt's log.
 network_failed() {
     say "$1 cannot be had from $mirror: $(grep -E '^(E|Err|W):' "$2" | tail -n 2 | tr '\n' ' ')"
     say "check the network (or set ROXIE_DEBIAN_MIRROR to a mirror's http://HOST) and run again; what $cache holds is left as it was"
@@ -104,7 +104,7 @@ unpack() {
     say "unpacking"
     rm -rf "$cache/root" "$cache/root.new"
     mkdir -p "$cache/root.new"
-    # Hosts that merged /usr and packages that did not must agree on where a library is.
+    # Merged /usr, so that packages with and without it put libraries in the same place.
     mkdir -p "$cache/root.new/usr/bin" "$cache/root.new/usr/sbin" "$cache/root.new/usr/lib"
     ln -s usr/bin "$cache/root.new/bin"
     ln -s usr/sbin "$cache/root.new/sbin"

@@ -1,8 +1,7 @@
-//! What the executor of a row needs from each of the two ends.
+//! The two ends of a row, as its executor uses them.
 //!
-//! [`End`] is the verbs of an interop row, and both sides implement it: [`crate::peer::Peer`] by
-//! commands to the peer program, Roxie by its own API. [`Local`] is what only Roxie's side has:
-//! the port, the faults and the capture.
+//! [`End`] has the verbs of a row. Each side implements it: [`crate::peer::Peer`] by commands to the peer program,
+//! Roxie by its own API. [`Local`] adds what only Roxie's side has: the port, the faults and the capture.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -16,18 +15,18 @@ use crate::rows::{Family, Impairment, Op, PortKind, Stock};
 use crate::skip::SkipReason;
 use crate::wire::Wire;
 
-/// A region of registered memory. `key` names it to the end that made it.
+/// A region of registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registration {
-    /// The end's own name for it.
+    /// The region's number at the end that made it.
     pub key: usize,
-    /// Its address, as a remote side gives it in a RETH.
+    /// Its address, as used in a RETH.
     pub addr: u64,
-    /// The rkey by which the other end names it.
+    /// Its rkey.
     pub rkey: u32,
 }
 
-/// What remote sides may do to a region. Local writes are always allowed.
+/// Remote access rights of a region. Local writes are always allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
     /// The other end may READ from it.
@@ -38,7 +37,7 @@ pub struct Access {
     pub atomic: bool,
     /// Windows may be bound to it.
     pub bind: bool,
-    /// Its addresses begin at 0.
+    /// The region's addresses begin at 0.
     pub zero_based: bool,
     /// FLUSH for global visibility.
     pub flush_global: bool,
@@ -47,7 +46,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Nothing that a remote side may do.
+    /// No remote access.
     pub const NONE: Access = Access {
         read: false,
         write: false,
@@ -61,49 +60,49 @@ impl Access {
     pub const ALL: Access = Access { read: true, write: true, atomic: true, ..Access::NONE };
 }
 
-/// What a queue pair is made as.
+/// The type of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PairKind {
     /// A reliable connection.
     Rc,
-    /// A reliable connection whose receives are those of a shared queue.
+    /// A reliable connection that takes receives from a shared queue.
     RcSharing(Queue),
     /// An unreliable connection.
     Uc,
     /// Unreliable datagrams; in RTS at once.
     Ud {
-        /// What a datagram must present.
+        /// The Q_Key that a datagram must have.
         qkey: u32,
-        /// The PSN that is sent first.
+        /// First PSN to send.
         psn: u32,
     },
 }
 
-/// A shared receive queue. `key` names it to the end that made it.
+/// A shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queue {
-    /// The end's own name for it.
+    /// The queue's number at the end that made it.
     pub key: usize,
 }
 
-/// A way that datagrams take. `key` names it to the end that made it.
+/// An address handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handle {
-    /// The end's own name for it.
+    /// The handle's number at the end that made it.
     pub key: usize,
 }
 
-/// A memory window of type 2. `key` names it to the end that made it.
+/// A memory window of type 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// The end's own name for it.
+    /// The window's number at the end that made it.
     pub key: usize,
 }
 
-/// A queue pair, in INIT when it is made, or in RTS for datagrams. `key` names it to the end that made it.
+/// A queue pair, in INIT when made, or in RTS for datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair {
-    /// The end's own name for it.
+    /// The queue pair's number at the end that made it.
     pub key: usize,
     /// The number of the QP.
     pub qpn: u32,
@@ -112,7 +111,7 @@ pub struct Pair {
 /// The attributes of INIT -> RTR -> RTS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// Which address of both ends carries it.
+    /// IP version of both ends' addresses.
     pub family: Family,
     /// The other end's address.
     pub remote: IpAddr,
@@ -120,9 +119,9 @@ pub struct Connection {
     pub remote_qpn: u32,
     /// Path MTU in bytes.
     pub mtu: usize,
-    /// The PSN that is expected first.
+    /// First PSN expected.
     pub rq_psn: u32,
-    /// The PSN that is sent first.
+    /// First PSN to send.
     pub sq_psn: u32,
     /// Local ACK timeout, 4.096 us * 2^n.
     pub timeout: u8,
@@ -135,18 +134,18 @@ pub struct Connection {
 /// A receive request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Receive {
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub wr_id: u64,
-    /// Where the message goes; `None` for no scatter entry.
+    /// Destination as (region, offset, length); `None` for no scatter entry.
     pub to: Option<(Registration, usize, usize)>,
 }
 
 /// A send request, always signalled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub wr_id: u64,
-    /// The operation to ask for.
+    /// The operation.
     pub op: Op,
     /// The local side, as (region, offset, length); `None` for no entry.
     pub local: Option<(Registration, usize, usize)>,
@@ -158,29 +157,29 @@ pub struct Request {
     pub imm: u32,
     /// The comparand of CMP_SWAP, the addend of FETCH_ADD.
     pub compare_add: u64,
-    /// What compare-and-swap stores if the values are equal.
+    /// The value that compare-and-swap stores if the comparand matches.
     pub swap: u64,
-    /// Whom a datagram is for.
+    /// Destination of a datagram.
     pub datagram: Option<Destination>,
-    /// What a FLUSH asks for.
+    /// Parameters of a FLUSH.
     pub flush: Option<Flush>,
 }
 
-/// What a FLUSH asks for, beside its address and key.
+/// Parameters of a FLUSH, beside address and key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flush {
     /// Bytes of the range to flush.
     pub length: usize,
-    /// Visible to everyone there.
+    /// Global visibility.
     pub global: bool,
-    /// The answer may come only when the bytes would survive a power loss.
+    /// Persistence: the responder may answer only when the bytes would survive a power loss.
     pub persistent: bool,
     /// The whole region instead of the range.
     pub whole_region: bool,
 }
 
 impl Request {
-    /// An operation with neither local nor remote side.
+    /// Makes a request with neither local nor remote side.
     pub fn new(wr_id: u64, op: Op) -> Request {
         let (local, datagram, flush) = (None, None, None);
         Request {
@@ -198,14 +197,14 @@ impl Request {
     }
 }
 
-/// Whom a datagram is for.
+/// Destination of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
-    /// The address handle of the way there.
+    /// The address handle.
     pub handle: Handle,
-    /// The QPN there; [`MULTICAST_QPN`] for a group.
+    /// The destination QPN; [`MULTICAST_QPN`] for a group.
     pub qpn: u32,
-    /// The Q_Key that the QP there expects.
+    /// The Q_Key that the destination expects.
     pub qkey: u32,
 }
 
@@ -217,17 +216,17 @@ pub const MULTICAST_QPN: u32 = 0xff_ffff;
 pub struct Status(pub u32);
 
 impl Status {
-    /// It worked.
+    /// Success.
     pub const SUCCESS: Status = Status(0);
     /// A message longer than the receive.
     pub const LOC_LEN_ERR: Status = Status(1);
     /// Flushed: the queue pair is in the error state.
     pub const WR_FLUSH_ERR: Status = Status(5);
-    /// The answer is none to the request.
+    /// The response does not fit the request.
     pub const BAD_RESP_ERR: Status = Status(7);
     /// The local memory or its key does not allow it.
     pub const LOC_PROT_ERR: Status = Status(4);
-    /// What no other status says.
+    /// Any other failure.
     pub const FATAL_ERR: Status = Status(19);
     /// The queue pair could not do it.
     pub const LOC_QP_OP_ERR: Status = Status(2);
@@ -237,14 +236,14 @@ impl Status {
     pub const REM_INV_REQ_ERR: Status = Status(9);
     /// The responder refused the key, the range or the right.
     pub const REM_ACCESS_ERR: Status = Status(10);
-    /// No answer, or none that helped.
+    /// Retry counter exceeded.
     pub const RETRY_EXC_ERR: Status = Status(12);
     /// No receive was posted.
     pub const RNR_RETRY_EXC_ERR: Status = Status(13);
 }
 
 impl fmt::Display for Status {
-    /// As verbs names it, without `IBV_WC_`.
+    /// The name in verbs, without `IBV_WC_`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Status::SUCCESS => f.write_str("SUCCESS"),
@@ -264,14 +263,14 @@ impl fmt::Display for Status {
     }
 }
 
-/// What a completion is for, on success.
+/// The operation that completed successfully.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Done {
-    /// A request of this side. SEND, SEND_IMM and SEND_INV are one, WRITE and WRITE_IMM are one.
+    /// A request of this side. SEND, SEND_IMM and SEND_INV count as one, and so do WRITE and WRITE_IMM.
     Request(Op),
     /// The bind of a window.
     Bind,
-    /// The invalidation of a key of this side's.
+    /// The invalidation of a local key.
     LocalInvalidate,
     /// A receive, consumed by a SEND.
     Receive,
@@ -286,15 +285,15 @@ pub struct Completion {
     pub wr_id: u64,
     /// How the request ended.
     pub status: Status,
-    /// What it was, if it went well.
+    /// The operation, on success.
     pub done: Option<Done>,
-    /// Bytes of a receive, if it went well.
+    /// Bytes received, on success.
     pub byte_len: u32,
-    /// Immediate data in host order, where the message had some.
+    /// Immediate data in host order, if the message had some.
     pub imm: Option<u32>,
     /// The key that the message invalidated.
     pub invalidated: Option<u32>,
-    /// The sender of a datagram, whose receive begins with a network header.
+    /// The sender's QPN of a datagram, which has a network header in front.
     pub datagram_from: Option<u32>,
 }
 
@@ -311,46 +310,46 @@ pub enum State {
     Err,
 }
 
-/// Where an implementation is known to differ from the specification or from hardware.
+/// Known differences of an implementation from the specification or from hardware.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quirks {
-    /// As a responder it answers a SEND that is longer than the receive with NAK Remote Operational (and
-    /// completes the receive as a local operation error) instead of NAK Invalid Request and a length error.
+    /// The responder answers a SEND longer than the receive with NAK Remote Operational (and a local operation error of
+    /// the receive), instead of NAK Invalid Request and a length error.
     pub long_send_is_operational_error: bool,
-    /// It does not post an atomic at an address that is no multiple of 8.
+    /// An atomic at an address that is no multiple of 8 cannot be posted.
     pub refuses_misaligned_atomics: bool,
-    /// The completion of a SEND with invalidate does not say that it invalidated a key: the kernel's number of that flag
-    /// reaches the user, for whom it means another.
+    /// The completion of a SEND with invalidate does not report the invalidated key: the kernel's value of that flag
+    /// reaches the user, where it has another meaning.
     pub hides_invalidations: bool,
-    /// Only persistent memory can be registered for FLUSH to persistence.
+    /// Only persistent memory can be registered for persistent FLUSH.
     pub wants_persistent_memory: bool,
-    /// Its FLUSH has a wrong ICRC, and it takes no other.
+    /// FLUSH packets have a wrong ICRC, and no other is accepted.
     pub flush_has_wrong_icrc: bool,
-    /// The completion of the request that failed is there before the queue pair is in the error state.
+    /// A failed request completes before the queue pair is in the error state.
     pub completes_before_it_errs: bool,
-    /// A window's key opens all of its region: the range is compared with the region's alone.
+    /// A window's key opens the whole region: the range is checked against the region's only.
     pub windows_are_as_wide_as_regions: bool,
-    /// Its connection manager joins no group of IPv6.
+    /// The connection manager joins no IPv6 group.
     pub joins_no_v6_group: bool,
-    /// What is posted and not sent when its queue pair is destroyed is not sent at all.
+    /// Requests not sent yet are dropped when their queue pair is destroyed.
     pub forgets_unsent: bool,
-    /// It has no XRC domains.
+    /// There are no XRC domains.
     pub has_no_xrc: bool,
 }
 
 /// One end of a row.
 pub trait End {
-    /// Known differences; none, unless the end says so.
+    /// Returns the known differences; none by default.
     fn quirks(&self) -> Quirks {
         Quirks::default()
     }
 
-    /// True if it has FLUSH and ATOMIC WRITE.
+    /// True if the end has FLUSH and ATOMIC WRITE.
     fn has_placement(&self) -> bool {
         true
     }
 
-    /// The address of this end in the family, or why there is none.
+    /// Returns this end's address in the family.
     fn address(&mut self, family: Family) -> Result<IpAddr, Error>;
 
     /// Registers `size` bytes, zeroed.
@@ -373,43 +372,43 @@ pub trait End {
     /// Loads an 8-byte value in host order.
     fn load(&mut self, region: Registration, offset: usize) -> Result<u64, Error>;
 
-    /// A range's bytes, 1024 at most.
+    /// Returns the bytes of a range, 1024 at most.
     fn read(&mut self, region: Registration, range: Range<usize>) -> Result<Vec<u8>, Error>;
 
-    /// A queue pair with a completion queue of its own, and room for 64 requests and 64 receives.
+    /// Makes a queue pair with a completion queue of its own, and room for 64 requests and 64 receives.
     fn create_pair(&mut self, kind: PairKind) -> Result<Pair, Error>;
 
-    /// INIT -> RTR -> RTS.
+    /// Moves a queue pair through INIT -> RTR -> RTS.
     fn connect(&mut self, pair: Pair, connection: &Connection) -> Result<(), Error>;
 
     /// Posts a receive.
     fn post_receive(&mut self, pair: Pair, receive: &Receive) -> Result<(), Error>;
 
-    /// Posts a request. It makes progress without further calls.
+    /// Posts a request, which progresses without further calls.
     fn post_send(&mut self, pair: Pair, request: &Request) -> Result<(), Error>;
 
-    /// Waits until `least` completions are there or the time is over; returns all that are there.
+    /// Waits for `least` completions, up to `timeout`. Returns all that have arrived.
     fn poll(&mut self, pair: Pair, least: usize, timeout: Duration) -> Result<Vec<Completion>, Error>;
 
-    /// A way for datagrams, to an address or a multicast group.
+    /// Makes an address handle, to an address or a multicast group.
     fn create_handle(&mut self, family: Family, to: IpAddr) -> Result<Handle, Error>;
 
-    /// A shared receive queue with room for 64 receives.
+    /// Makes a shared receive queue with room for 64 receives.
     fn create_queue(&mut self) -> Result<Queue, Error>;
 
-    /// Posts a receive to it.
+    /// Posts a receive to a shared queue.
     fn post_shared(&mut self, queue: Queue, receive: &Receive) -> Result<(), Error>;
 
-    /// Asks for an event when it holds fewer receives.
+    /// Requests an event when a shared queue holds fewer receives than `limit`.
     fn arm_limit(&mut self, queue: Queue, limit: u32) -> Result<(), Error>;
 
-    /// Waits for that event. False: it did not come in time.
+    /// Waits for the limit event. False after `timeout`.
     fn limit_reached(&mut self, timeout: Duration) -> Result<bool, Error>;
 
-    /// A window of type 2, unbound.
+    /// Makes an unbound window of type 2.
     fn create_window(&mut self) -> Result<Window, Error>;
 
-    /// Posts the bind of a window to a range of a region, for READ and WRITE; its new key.
+    /// Posts the bind of a window to a range of a region, for READ and WRITE. Returns the new key.
     fn post_bind(
         &mut self,
         pair: Pair,
@@ -418,52 +417,52 @@ pub trait End {
         to: (Registration, usize, usize),
     ) -> Result<u32, Error>;
 
-    /// Posts the invalidation of a key of this side's.
+    /// Posts the invalidation of a local key.
     fn post_invalidate(&mut self, pair: Pair, wr_id: u64, rkey: u32) -> Result<(), Error>;
 
-    /// Has a datagram queue pair get what is sent to a multicast group.
+    /// Attaches a datagram queue pair to a multicast group.
     fn attach(&mut self, pair: Pair, group: IpAddr) -> Result<(), Error>;
 
-    /// Ends that.
+    /// Detaches a queue pair from a multicast group.
     fn detach(&mut self, pair: Pair, group: IpAddr) -> Result<(), Error>;
 
-    /// True if the kernel of this end is in the multicast group on some interface.
+    /// True if this end's kernel has joined the multicast group on some interface.
     fn is_member(&mut self, group: IpAddr) -> Result<bool, Error>;
 
-    /// True if it can send what [`End::notify`] says.
+    /// True if [`End::notify`] is available.
     fn can_notify(&self) -> bool {
         false
     }
 
-    /// Sends a queue pair of the other end's a notification of congestion, by a socket.
+    /// Sends a congestion notification to a queue pair of the other end, through a socket.
     fn notify(&mut self, family: Family, to: IpAddr, qpn: u32) -> Result<(), Error> {
-        Err(Error::Local(format!("this end notifies nobody: {qpn:#x} at {to}, {family}")))
+        Err(Error::Local(format!("this end sends no notification: {qpn:#x} at {to}, {family}")))
     }
 
-    /// Notifications that slowed it down so far; `None`: it has no reaction point.
+    /// Returns the number of congestion notifications handled so far; `None` without a reaction point.
     fn notifications(&mut self) -> Result<Option<u64>, Error> {
         Ok(None)
     }
 
-    /// The state of the queue pair.
+    /// Returns the state of the queue pair.
     fn state(&mut self, pair: Pair) -> Result<State, Error>;
 
-    /// Destroys everything that was made.
+    /// Destroys all objects.
     fn reset(&mut self) -> Result<(), Error>;
 }
 
-/// What a row asks of Roxie before its first verb.
+/// Configuration of Roxie's end for a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setup {
     /// The port that carries the row.
     pub port: PortKind,
-    /// The fault that is injected in both directions, from `seed`.
+    /// The fault injected in both directions, by `seed`.
     pub fault: Impairment,
-    /// What the fault's choices derive from. A failure prints it.
+    /// Seed of the fault. Printed if the row fails.
     pub seed: u64,
-    /// The congestion control of its queue pairs, as `--cc` takes it; `None`: none.
+    /// Congestion control of the queue pairs, in the form of `--cc`; `None` for none.
     pub control: Option<&'static str>,
-    /// Where a capture of the row goes, if there is to be one.
+    /// File for a capture of the row, if wanted.
     pub capture: Option<PathBuf>,
 }
 
@@ -472,7 +471,7 @@ pub struct Setup {
 pub enum Unready {
     /// The row does not apply to this site.
     Skip(SkipReason),
-    /// The row applies, and this went wrong.
+    /// The row applies, but could not be prepared.
     Failed(Error),
 }
 
@@ -485,49 +484,49 @@ impl From<Error> for Unready {
 /// How a program ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// Its exit status; `None` if a signal ended it.
+    /// Exit status; `None` if a signal ended it.
     pub code: Option<i32>,
-    /// What it printed, both streams.
+    /// Its output, both streams.
     pub output: String,
 }
 
-/// Roxie's end. Its engine must make progress on a thread of its own: the executor may wait for the
-/// peer while Roxie is the responder.
+/// Roxie's end. Its engine must progress on a thread of its own, because the executor may wait for the peer while Roxie
+/// is the responder.
 pub trait Local: End {
-    /// Opens the port (or keeps it, if it is the one that is open), sets the fault, starts the capture.
+    /// Opens the port (or keeps it, if the right one is open), sets the fault, starts the capture.
     fn prepare(&mut self, setup: &Setup) -> Result<(), Unready>;
 
-    /// Ends the capture, so that its file is complete. Fails if the row left traces that no row may leave.
+    /// Completes the capture. Fails if the row has raised a counter that no row may raise.
     fn finish(&mut self) -> Result<(), Error>;
 
-    /// What the device and its port have counted, if they are open.
+    /// Returns the counters of the device and its port, if open.
     fn counters(&self) -> Vec<(&'static str, u64)>;
 
-    /// Waits until a program listens on a TCP port in the site's namespace; false if none does in time.
+    /// Waits until a program listens on a TCP port in the site's namespace. False after `timeout`.
     fn wait_for_listener(&mut self, port: u16, timeout: Duration) -> Result<bool, Error>;
 
-    /// Waits until a program has claimed the site's interface for its device; false if none does in time.
+    /// Waits until a program has claimed the site's interface for its device. False after `timeout`.
     fn wait_for_claim(&mut self, port: PortKind, timeout: Duration) -> Result<bool, Error>;
 
-    /// Closes the port and opens a socket for a script in its place, at the family's address.
-    fn step_aside(&mut self, family: Family) -> Result<Wire, Error>;
+    /// Replaces the port by a socket for a script, at the family's address.
+    fn replace_by_script(&mut self, family: Family) -> Result<Wire, Error>;
 
-    /// True if `roxie pingpong` has a program for this stock one.
+    /// True if `roxie pingpong` implements this stock program.
     fn has_pingpong(&mut self, program: Stock) -> Result<bool, Error>;
 
-    /// Starts `roxie pingpong` on the prepared row's port, from the family's address. `arguments` are those that it
-    /// shares with the stock program.
+    /// Starts `roxie pingpong` on the prepared row's port, at the family's address. `arguments` are those shared with
+    /// the stock program.
     fn pingpong(&mut self, program: Stock, family: Family, arguments: &[String]) -> Result<(), Error>;
 
-    /// The place of the family's address in the GID table that programs under `roxie run` see.
+    /// Returns the index of the family's address in the GID table that programs under `roxie run` see.
     fn gid_index(&mut self, family: Family) -> Result<usize, Error>;
 
     /// Starts an unmodified program on the prepared row's port.
     fn program(&mut self, name: &str, arguments: &[String]) -> Result<(), Error>;
 
-    /// Waits for the program that was started last; kills it when the time is over.
+    /// Waits for the program started last, and kills it after `timeout`.
     fn wait(&mut self, timeout: Duration) -> Result<Ended, Error>;
 
-    /// Ends that program, if it runs.
+    /// Kills the program started last, if it runs.
     fn end_program(&mut self);
 }

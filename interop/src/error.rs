@@ -1,8 +1,8 @@
-//! What can go wrong in a run, apart from a row that fails.
+//! Errors of a run, apart from failed rows.
 
 use std::io;
 
-/// Why something outside the protocol under test did not work.
+/// A failure outside the protocol under test.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A program that a run needs failed or is missing.
@@ -10,26 +10,26 @@ pub enum Error {
     Command {
         /// The command line that was run.
         command: String,
-        /// What it said, or why it could not be started.
+        /// Its error output, or why it could not be started.
         output: String,
     },
-    /// The host cannot run the guest, and what would change that.
+    /// The host cannot run the guest; the text says why, and what would help.
     #[error("this host cannot run the guest: {0}")]
     Host(String),
-    /// The guest's packages could not be had from the mirror; the build script has told the reason.
-    #[error("the packages of the guest of kernel {0} cannot be had: see above")]
+    /// The guest's packages are not available from the mirror; the build script has printed the reason.
+    #[error("the packages of the guest of kernel {0} are not available: see above")]
     Packages(String),
-    /// A distribution could not be had; the script has told the reason.
-    #[error("the system of {0} cannot be had: see above")]
+    /// A distribution is not available; the script has printed the reason.
+    #[error("the system of {0} is not available: see above")]
     Distribution(String),
-    /// The selection is empty.
+    /// The filter selects no row.
     #[error("no row matches {0:?}: see `interop list`")]
     NoRow(Vec<String>),
-    /// All selected rows are of FLUSH and ATOMIC WRITE.
+    /// All selected rows need FLUSH or ATOMIC WRITE.
     #[error("kernel 6.1 has neither FLUSH nor ATOMIC WRITE: --kernel newest")]
     NeedsNewest,
-    /// The guest did not come up.
-    #[error("the guest did not come up: {0}")]
+    /// The guest did not boot.
+    #[error("the guest did not boot: {0}")]
     Guest(String),
     /// The peer refused a command.
     #[error("the peer refused `{command}`: {message} (errno {code})")]
@@ -38,17 +38,17 @@ pub enum Error {
         command: String,
         /// The errno, or 0.
         code: i32,
-        /// The reason that it gave.
+        /// The peer's reason.
         message: String,
     },
-    /// The peer's answer is not one that the protocol allows.
+    /// The peer's answer violates the protocol.
     #[error("the peer answered `{command}` with `{reply}`: {why}")]
     Protocol {
         /// The command, as sent.
         command: String,
-        /// The line that came back.
+        /// The peer's answer.
         reply: String,
-        /// What was wrong with it.
+        /// Why it is invalid.
         why: &'static str,
     },
     /// The connection to the peer broke.
@@ -56,10 +56,10 @@ pub enum Error {
     Connection {
         /// The command, as sent.
         command: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Roxie's side refused.
+    /// Roxie's side failed.
     #[error("roxie: {0}")]
     Local(String),
     /// A file could not be read or written.
@@ -67,7 +67,7 @@ pub enum Error {
     File {
         /// The file that could not be used.
         path: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }

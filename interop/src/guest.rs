@@ -1,4 +1,4 @@
-//! The rdma_rxe guest: build it, start it, wait for its peer program, end it.
+//! The rdma_rxe guest: builds it, starts it, waits for its peer program, ends it.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -15,24 +15,24 @@ use crate::network::{LIMIT, LINK_MTU, Namespace, address, command_line, within};
 use crate::peer::Peer;
 use crate::rows::Family;
 
-/// Where the peer program listens in the guest.
+/// TCP port of the peer program in the guest.
 const CONTROL_PORT: u16 = 7471;
-/// How `build-guest.sh` ends when the mirror has not given it the packages. It has said why.
+/// Exit code of `build-guest.sh` if the mirror cannot supply the packages. The script has printed the reason.
 const NO_PACKAGES: i32 = 4;
-/// Emulated, on a busy machine, a boot has taken 20 s; it takes 5 s on an idle one.
+/// Timeout of an emulated boot, which takes 5 s on an idle machine, and has taken 20 s on a busy one.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Which kernel a guest runs.
+/// Kernel of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
     /// Debian 12's.
     V6_1,
-    /// The newest that Debian has in any suite, with that suite's rdma-core.
+    /// The newest of Debian's in any suite, with that suite's rdma-core.
     Newest,
 }
 
 impl fmt::Display for Kernel {
-    /// As the runner's `--kernel` names it.
+    /// The value of the runner's option `--kernel`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Kernel::V6_1 => "6.1",
@@ -41,23 +41,23 @@ impl fmt::Display for Kernel {
     }
 }
 
-/// What a guest has beside its own files.
+/// Files that a guest has beside its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Files {
     /// Nothing.
     Own,
-    /// The host's root below `/host`, to be read; what is written there stays in the guest's memory.
+    /// The host's root below `/host`, read-only; changes stay in the guest's memory.
     Host,
 }
 
 /// A guest's network adapter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Adapter {
-    /// With room for a path MTU of 4096.
+    /// Link MTU for a path MTU of 4096.
     #[default]
     Plain,
-    /// One whose driver lets AF_XDP have it write into a program's own memory (virtio-net of Linux 6.14 and later, behind an IOMMU that is
-    /// none). That takes frames of one buffer each, so the MTU is 1500.
+    /// Zero-copy AF_XDP: the adapter writes into a program's memory (virtio-net of Linux 6.14 and later, with
+    /// `iommu_platform=on`). Zero-copy needs frames of one buffer, so the MTU is 1500.
     ZeroCopy,
 }
 
@@ -69,7 +69,7 @@ impl Adapter {
         }
     }
 
-    /// QEMU's options for it, with a comma in front.
+    /// Returns QEMU's options for the adapter, with a leading comma.
     fn options(self) -> &'static str {
         match self {
             Adapter::Plain => "",
@@ -86,29 +86,29 @@ pub struct Image {
     folder: PathBuf,
 }
 
-/// The folder of the runner's sources, where the guest's script is.
+/// Returns the folder of the runner's sources, with the guest's script.
 fn sources() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Where logs, captures and the report go: `target/interop` of the workspace.
+/// Returns the folder for logs, captures and the report: `target/interop` of the workspace.
 pub fn output_folder() -> PathBuf {
     let workspace = sources().parent().unwrap_or(sources());
     workspace.join("target/interop")
 }
 
-/// The peer program's sources, for a peer that builds its own.
+/// Returns the folder of the peer program's sources, for a peer that builds its own.
 pub fn peer_sources() -> PathBuf {
     sources().join("guest/peer")
 }
 
-/// What this host lacks to make network namespaces, or `None`.
+/// Returns what this host lacks to make network namespaces, or `None`.
 pub fn host_lacks_root() -> Option<String> {
     let root = Uid::effective().is_root();
     (!root).then(|| "not root: network namespaces and taps need it (sudo -E …)".into())
 }
 
-/// What this host lacks to run a guest, or `None`.
+/// Returns what this host lacks to run a guest, or `None`.
 pub fn host_lacks() -> Option<String> {
     if let Some(lack) = host_lacks_root() {
         return Some(lack);
@@ -125,20 +125,21 @@ pub fn host_lacks() -> Option<String> {
 }
 
 impl Image {
-    /// Builds the guest of a kernel, or finds it in the cache. With `refresh` the packages are downloaded anew.
+    /// Builds the guest of a kernel, or finds it in the cache. `refresh` downloads the packages again.
     ///
     /// # Errors
-    /// [`Error::Packages`] if they cannot be had.
+    /// [`Error::Packages`] if the packages are not available.
     pub fn build(kernel: Kernel, refresh: bool) -> Result<Image, Error> {
         let mut command = Command::new(sources().join("guest/build-guest.sh"));
         command.args(["--kernel", &kernel.to_string()]);
         Image::built_by(command, kernel, refresh)
     }
 
-    /// The guest for a test. `None`, with a line that says SKIP and why: this host lacks what it takes, or the mirror does not answer.
+    /// Returns the guest for a test. `None`, after printing SKIP and the reason, if this host lacks something or the
+    /// mirror does not answer.
     ///
     /// # Panics
-    /// If it cannot be built of what is there.
+    /// If the guest cannot be built from the packages.
     pub fn for_test(name: &str) -> Option<Image> {
         let built = match host_lacks() {
             Some(lack) => Err(lack),
@@ -155,7 +156,7 @@ impl Image {
             command.arg("--refresh");
         }
         let line = command_line(&command);
-        // Packages are downloaded, and a kernel's modules packed.
+        // The script downloads packages and packs a kernel's modules.
         let output = within(2 * LIMIT, &command)
             .stdin(Stdio::null())
             .stderr(Stdio::inherit())
@@ -171,18 +172,18 @@ impl Image {
         Ok(Image { folder: folder.into() })
     }
 
-    /// The folder with `vmlinuz`, `initramfs.gz`, `outside`, `peer` and `kernel`.
+    /// Returns the folder with `vmlinuz`, `initramfs.gz`, `outside`, `peer` and `kernel`.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The QEMU command of guest `host` of the site.
+    /// Returns the QEMU command of guest `host` of the site.
     ///
-    /// tcg and not kvm: `/dev/kvm` may exist and still not run a stock kernel. `setpriv` ties the guest's
-    /// life to the thread that starts it, so that it cannot outlive a killed runner.
+    /// Uses tcg, not kvm: `/dev/kvm` may exist and still not run a stock kernel. `setpriv` ends the guest with the
+    /// thread that starts it, so that it does not survive a killed runner.
     fn command(&self, namespace: &Namespace, host: u8, adapter: Adapter, append: &str) -> Command {
         let tap = format!("tap{host}");
-        // The kernel waits for ten ticks of an emulated timer, which a busy host may not give it, and panics without.
+        // `no_timer_check`: the kernel waits for ten ticks of an emulated timer, and panics if a busy host delays them.
         let kernel_line = format!(
             "console=ttyS0 panic=-1 quiet no_timer_check roxie.v4={}/24 roxie.v6={}/64 roxie.mtu={} roxie.port={CONTROL_PORT}{append}",
             address(host, Family::V4),
@@ -191,8 +192,8 @@ impl Image {
         );
         let mut command = namespace.command("setpriv");
         command.args(["--pdeathsig", "KILL", "qemu-system-x86_64", "-accel", "tcg", "-cpu", "max"]);
-        // One processor. For a machine that can have one alone QEMU 7.2 leaves memory barriers out (tcg-op.c, tcg_gen_mb), and then
-        // its own thread may miss that the guest has put a packet into an empty queue: eth0 never sends again.
+        // One processor, but a maximum of two. If the maximum is one, QEMU 7.2 omits memory barriers (tcg-op.c,
+        // tcg_gen_mb), and its own thread may miss a packet in an empty queue: eth0 then never sends again.
         command.args(["-m", "1024", "-smp", "1,maxcpus=2", "-nographic", "-no-reboot"]);
         command.arg("-kernel").arg(self.folder.join("vmlinuz"));
         command.arg("-initrd").arg(self.folder.join("initramfs.gz"));
@@ -210,7 +211,7 @@ impl Image {
         command
     }
 
-    /// Starts a guest with a shell on this terminal and waits for its end.
+    /// Starts a guest with a shell on this terminal, and waits for its end.
     pub fn shell(&self, namespace: &Namespace, host: u8) -> Result<(), Error> {
         namespace.add_tap(&format!("tap{host}"))?;
         let mut command = self.command(namespace, host, Adapter::Plain, " roxie.shell");
@@ -224,9 +225,9 @@ impl Image {
     }
 }
 
-/// What QEMU is told to let the guest read a folder over 9p, as `tag`.
+/// Returns the QEMU option that lets the guest read a folder over 9p, as `tag`.
 fn shared(folder: &Path, tag: &str) -> String {
-    // A comma in a name is written twice.
+    // A comma in a name must be doubled.
     let path = folder.display().to_string().replace(',', ",,");
     format!("local,path={path},mount_tag={tag},security_model=none,readonly=on,multidevs=remap")
 }
@@ -242,15 +243,15 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Starts guest `host` (2 and up) of the site and waits until its peer program answers. The console
-    /// goes to `log`.
+    /// Starts guest `host` (2 and up) of the site and waits until its peer program answers. The console output goes to
+    /// `log`.
     ///
     /// The guest ends with the calling thread.
     pub fn start(image: &Image, namespace: &Namespace, host: u8, log: &Path) -> Result<Guest, Error> {
         Guest::start_with(image, namespace, host, log, Files::Own, Adapter::Plain)
     }
 
-    /// The same, with these files and this adapter.
+    /// Starts a guest as [`Guest::start`], with these files and this adapter.
     pub fn start_with(
         image: &Image,
         namespace: &Namespace,
@@ -294,7 +295,7 @@ impl Guest {
             if let Ok(Some(status)) = self.qemu.try_wait() {
                 return Err(Error::Guest(format!("QEMU ended ({status}). {}", self.last_words())));
             }
-            // The console says it first; connecting before would wait for ARP to give up.
+            // Wait for the console's message: an earlier connection would wait for an ARP timeout.
             let console = fs::read(&self.log).unwrap_or_default();
             if String::from_utf8_lossy(&console).contains("roxie-peer: listening") {
                 self.peer(namespace)?;
@@ -304,21 +305,21 @@ impl Guest {
             }
             if start.elapsed() > BOOT_TIMEOUT {
                 let seconds = BOOT_TIMEOUT.as_secs();
-                return Err(Error::Guest(format!("silent for {seconds} s. {}", self.last_words())));
+                return Err(Error::Guest(format!("no answer for {seconds} s. {}", self.last_words())));
             }
             sleep(Duration::from_millis(50));
         }
     }
 
-    /// Has both sides resolve one another's IPv6 address, as the control connection has done for IPv4. rxe waits one
-    /// second for a neighbour (`addr.c`, `rdma_addr_find_l2_eth_by_grh`), and the first one over IPv6 takes it that long.
+    /// Makes both sides resolve each other's IPv6 address, as the control connection did for IPv4. rxe waits one second
+    /// for a neighbour (`addr.c`, `rdma_addr_find_l2_eth_by_grh`), and the first IPv6 resolution takes that long.
     fn meet_over_v6(&self, namespace: &Namespace) -> Result<(), Error> {
         let there = SocketAddr::new(address(self.number, Family::V6), CONTROL_PORT);
         let met = namespace.within(|| TcpStream::connect_timeout(&there, Duration::from_secs(5)))?;
         met.map(drop).map_err(|source| Error::Connection { command: format!("connect {there}"), source })
     }
 
-    /// The end of the console log, for messages.
+    /// Returns the last lines of the console log, for messages.
     fn last_words(&self) -> String {
         let log = fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&log);
@@ -327,7 +328,7 @@ impl Guest {
         format!("The console log {} ends with:\n{}", self.log.display(), lines.join("\n"))
     }
 
-    /// A new session with the guest's peer program: verbs objects of its own.
+    /// Opens a new session with the guest's peer program, with verbs objects of its own.
     pub fn peer(&self, namespace: &Namespace) -> Result<Peer, Error> {
         let control = self.control;
         let stream = namespace.within(|| TcpStream::connect_timeout(&control, Duration::from_secs(5)))?;
@@ -336,7 +337,7 @@ impl Guest {
         Peer::over_tcp(stream)
     }
 
-    /// From the start of QEMU to the first answer of the peer program.
+    /// Returns the time from the start of QEMU to the first answer of the peer program.
     pub fn booted_in(&self) -> Duration {
         self.booted_in
     }
@@ -344,7 +345,7 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // It has no disk: nothing is lost. Either call fails only if the guest has ended already.
+        // The guest has no disk, so nothing is lost. Either call fails only if the guest has ended already.
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
     }

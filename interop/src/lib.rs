@@ -1,7 +1,7 @@
 //! Runs Roxie against real RoCE peers: a Linux kernel's rdma_rxe in QEMU, or hardware.
 //!
-//! The matrix is [`rows`]; a row is carried out by [`exec`] between two [`end::End`]s, one of which is
-//! a [`peer::Peer`]. [`network`] and [`guest`] make the emulated site, [`report`] says how it went.
+//! [`rows`] is the matrix. [`exec`] runs a row between two [`end::End`]s, one of which is a [`peer::Peer`]. [`network`]
+//! and [`guest`] make the emulated site, [`report`] records the outcomes.
 
 #![deny(unsafe_code)]
 

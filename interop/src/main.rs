@@ -22,7 +22,7 @@ use interop::rows::{self, Case, Family, PortKind, Row};
 /// Runs Roxie against real RoCE peers.
 ///
 /// Exit codes: 0 all rows passed or were skipped for a known reason, 1 a row failed or is missing, 77 this host cannot run
-/// the guest (no root, no QEMU), 2 anything else.
+/// the guest (no root, no QEMU), 2 any other failure.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -44,65 +44,65 @@ enum Command {
     },
     /// Print the names of the rows.
     List(Selection),
-    /// Print the tables of packets that nobody should send, as `wrong.md` has them.
+    /// Print the tables of invalid packets, as in `wrong.md`.
     Wrong,
-    /// Run rdma-core's own Python tests on rdma_rxe, and hold what they come to against its column in
-    /// tests/verbs/pyverbs.txt (of kernel 6.1).
+    /// Run rdma-core's own Python tests on rdma_rxe, and compare the results with its column in tests/verbs/pyverbs.txt
+    /// (of kernel 6.1).
     Pyverbs {
         /// The guest's kernel.
         #[arg(long, value_enum, default_value_t)]
         kernel: KernelArgument,
-        /// Write the column anew.
+        /// Rewrite the column.
         #[arg(long, conflicts_with = "kernel")]
         write: bool,
     },
-    /// Run the programs of other releases of Debian, each in a folder of its own with a Roxie that was built there, with Roxie at both
-    /// ends, over both ports. Prints a table, and leaves it in target/interop/distros.txt.
+    /// Run the programs of other releases of Debian, each in a folder with a Roxie built there, with Roxie at both
+    /// ends, over both ports. Prints a table, and writes it to target/interop/distros.txt.
     ///
-    /// The folders stay in .cache/distros (or $ROXIE_CACHE/distros) for the next time; --remove removes them. A release that the mirror does
-    /// not give is skipped. $ROXIE_DEBIAN_MIRROR names another mirror.
+    /// The folders stay in .cache/distros (or $ROXIE_CACHE/distros) for the next run; --remove removes them. A release
+    /// that the mirror cannot supply is skipped. $ROXIE_DEBIAN_MIRROR names another mirror.
     Distro(DistroArguments),
-    /// Run stock programs on Roxie in a guest whose adapter writes into the programs' memory (zero-copy AF_XDP), against Roxie on this host
-    /// and against rdma_rxe in a second guest, the guest serving and asking. Prints figures of copy and zero-copy side by side.
+    /// Run stock programs on Roxie in a guest with zero-copy AF_XDP, against Roxie on this host and against rdma_rxe in
+    /// a second guest, as server and as client. Prints figures of copy and zero-copy mode side by side.
     ZeroCopy {
-        /// Only rows whose name contains this; given several times, all of them must be there.
+        /// Only rows with this in the name. If given several times, the name must contain all.
         #[arg(long)]
         filter: Vec<String>,
-        /// No rows, only figures.
+        /// Measure figures only, run no rows.
         #[arg(long, conflicts_with = "filter")]
         figures: bool,
     },
-    /// Measure perftest on Roxie, over AF_XDP and over sockets, beside perftest on rdma_rxe: two emulated guests of one kernel, with the same
-    /// adapter. Medians of three rounds that take all three in turn.
+    /// Measure perftest on Roxie, over AF_XDP and over sockets, and on rdma_rxe: two emulated guests of one kernel,
+    /// with the same adapter. Prints medians of three rounds that measure all three in turn.
     Versus,
-    /// The guest by itself.
+    /// Build the guest, or open a shell in it.
     #[command(subcommand)]
     Guest(GuestCommand),
 }
 
 #[derive(Subcommand)]
 enum GuestCommand {
-    /// Build it, or find it in the cache; prints its folder.
+    /// Build the guest, or find it in the cache. Prints its folder.
     Build {
         /// Ask the mirror for newer packages.
         #[arg(long)]
         refresh: bool,
-        /// Its kernel.
+        /// The guest's kernel.
         #[arg(long, value_enum, default_value_t)]
         kernel: KernelArgument,
     },
-    /// Start it with a shell on this terminal.
+    /// Start the guest with a shell on this terminal.
     Shell {
-        /// Its kernel.
+        /// The guest's kernel.
         #[arg(long, value_enum, default_value_t)]
         kernel: KernelArgument,
     },
 }
 
-/// Which rows.
+/// Selection of rows.
 #[derive(Args, Clone, Debug)]
 struct Selection {
-    /// Only rows whose name contains this; given several times, all of them must be there.
+    /// Only rows with this in the name. If given several times, the name must contain all.
     #[arg(long)]
     filter: Vec<String>,
     /// Only one row of each kind.
@@ -128,7 +128,7 @@ enum KernelArgument {
     #[default]
     #[value(name = "6.1")]
     V6_1,
-    /// The newest that Debian has, with the rdma-core of its suite.
+    /// The newest of Debian's, with the rdma-core of its suite.
     Newest,
 }
 
@@ -143,16 +143,16 @@ impl From<KernelArgument> for Kernel {
 
 #[derive(Args, Clone, Debug)]
 struct DistroArguments {
-    /// A release: bookworm, trixie, sid … Given several times, several; without it, these three.
+    /// A release: bookworm, trixie, sid … May be given several times; default: these three.
     #[arg(long)]
     suite: Vec<String>,
-    /// Only programs whose name contains this; given several times, all of them must be there.
+    /// Only programs with this in the name. If given several times, the name must contain all.
     #[arg(long)]
     filter: Vec<String>,
-    /// Run what was built in this release, instead of in each its own: bookworm's, which knows the oldest headers, runs in all.
+    /// Use the Roxie built in this release for all: bookworm's, with the oldest headers, runs in all.
     #[arg(long)]
     built_in: Option<String>,
-    /// Do not build: what is there is as it is to be.
+    /// Do not build: use the existing build.
     #[arg(long)]
     no_build: bool,
     /// Remove the folders of the releases instead.
@@ -179,13 +179,13 @@ struct RunArguments {
     /// The guest's kernel.
     #[arg(long, value_enum, default_value_t, conflicts_with = "peer_host")]
     kernel: KernelArgument,
-    /// Where the report goes, instead of target/interop/report.json (or report-newest.json).
+    /// Write the report to this file instead of target/interop/report.json (or report-newest.json).
     #[arg(long)]
     json: Option<PathBuf>,
     /// Keep the captures of rows that passed as well.
     #[arg(long)]
     keep: bool,
-    /// A hardware peer: the host that ssh reaches it by.
+    /// A hardware peer: its host for ssh.
     #[arg(long, requires_all = ["device", "interface", "address"])]
     peer_host: Option<String>,
     /// The user on that host.
@@ -197,16 +197,16 @@ struct RunArguments {
     /// Use this entry of its GID table instead of the first routable RoCE v2 ones.
     #[arg(long)]
     gid_index: Option<u32>,
-    /// This host's interface towards it.
+    /// The interface of this host towards the peer.
     #[arg(long)]
     interface: Option<String>,
-    /// This host's addresses on that interface.
+    /// Addresses of this host on that interface.
     #[arg(long)]
     address: Vec<IpAddr>,
 }
 
 impl RunArguments {
-    /// Where the report goes.
+    /// Returns the file of the report.
     fn report(&self) -> PathBuf {
         let name = match self.kernel {
             KernelArgument::V6_1 => "report.json",
@@ -240,7 +240,7 @@ impl Selection {
     }
 }
 
-/// The namespace and the guest; the log is `target/interop/guest.log`.
+/// Starts the namespace and the guest; its log is `target/interop/guest.log`.
 fn start_guest(kernel: Kernel, files: Files) -> Result<(Namespace, Guest), Error> {
     if let Some(lack) = guest::host_lacks() {
         return Err(Error::Host(lack));
@@ -290,7 +290,7 @@ fn run(arguments: &RunArguments) -> Result<bool, Error> {
     runner::matrix(&rows, roxie.as_mut(), &mut peer, arguments.keep, &arguments.report())
 }
 
-/// The host can run guests, and what runs on Roxie in them is built.
+/// Checks that the host can run guests, and builds the programs that run in them.
 fn ready_for_roxie_in_guests() -> Result<(), Error> {
     if let Some(lack) = guest::host_lacks() {
         return Err(Error::Host(lack));
@@ -304,7 +304,7 @@ fn zero_copy(filter: &[String], figures: bool) -> Result<bool, Error> {
     runner::zero_copy(filter, figures)
 }
 
-/// Only tells: whoever is slower is no failure.
+/// Prints the comparison, which never fails.
 fn versus() -> Result<bool, Error> {
     ready_for_roxie_in_guests()?;
     runner::versus().map(|()| true)
@@ -316,7 +316,7 @@ fn self_check(selection: &Selection, kernel: Kernel) -> Result<bool, Error> {
     runner::self_check(&rows, &mut guest.peer(&namespace)?, &mut guest.peer(&namespace)?)
 }
 
-/// Prints what each test comes to; true if that is what the table says, or, of another kernel than the table's, no less.
+/// Prints each test's result. True if the results equal the table's, or, on another kernel, are no worse.
 fn run_pyverbs(kernel: Kernel, write: bool) -> Result<bool, Error> {
     if let Some(lack) = pyverbs::host_lacks() {
         return Err(Error::Host(lack));
@@ -378,7 +378,7 @@ fn dispatch(command: &Command) -> Result<bool, Error> {
     }
 }
 
-/// The exit code of a test that this host cannot run, as automake has it.
+/// Exit code of a test that this host cannot run, as in automake.
 const SKIPPED: u8 = 77;
 
 fn main() -> ExitCode {

@@ -1,11 +1,11 @@
-//! A network namespace of the run's own: a bridge, a veth for Roxie, a tap for each guest.
+//! The network namespace of a run: a bridge, a veth for Roxie, a tap for each guest.
 //!
 //! ```text
 //! roxie0 --veth-- roxie0-br --+-- br0 --+-- tap1 -- guest 1
 //! 10.71.0.1, fd71::1          |         +-- tap2 -- guest 2 ...
 //! ```
 //!
-//! The namespace's name carries the runner's pid, so that the next run removes what a killed one left.
+//! The namespace's name contains the runner's pid, so that the next run removes what a killed one left.
 
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -21,17 +21,17 @@ use nix::unistd::Pid;
 use crate::error::Error;
 use crate::rows::Family;
 
-/// The link MTU of every interface: path MTU 4096 and its headers fit (rxe wants 4176).
+/// Link MTU of every interface: path MTU 4096 and its headers fit (rxe needs 4176).
 pub const LINK_MTU: usize = 4200;
 /// Roxie's interface.
 pub const INTERFACE: &str = "roxie0";
 const PREFIX: &str = "roxie-interop-";
-/// How long a command of the host's may take, a release build among them.
+/// Timeout of a command on the host, including a release build.
 pub const LIMIT: Duration = Duration::from_secs(1800);
-/// Exit code of `timeout` for a command that it has ended.
+/// Exit code of `timeout` for a command that it has killed.
 pub const LATE: i32 = 124;
 
-/// The address of host `n` of the site; Roxie is 1, guests are 2 and up.
+/// Returns the address of a host of the site; Roxie is 1, guests are 2 and up.
 pub fn address(host: u8, family: Family) -> IpAddr {
     match family {
         Family::V4 => Ipv4Addr::new(10, 71, 0, host).into(),
@@ -54,7 +54,7 @@ impl Namespace {
     }
 
     fn empty() -> Result<Namespace, Error> {
-        // One process may make several (tests do).
+        // A process may make several (tests do).
         static COUNT: AtomicU32 = AtomicU32::new(0);
         remove_stale()?;
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -63,7 +63,7 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// Two of them, each with an end of one veth pair: hosts 1 and 2, for Roxie at both ends.
+    /// Makes two namespaces joined by a veth pair: hosts 1 and 2, for Roxie at both ends.
     ///
     /// # Errors
     /// As [`create`](Namespace::create).
@@ -89,7 +89,7 @@ impl Namespace {
         let v6 = format!("{}/64", address(1, Family::V6));
         let bridge_port = format!("{INTERFACE}-br");
         self.ip(&["link", "set", "lo", "up"])?;
-        // Snooping would hold back the neighbour solicitations of IPv6 until a querier is found.
+        // Snooping would drop IPv6 neighbour solicitations until a querier is found.
         self.ip(&["link", "add", "br0", "mtu", &mtu, "type", "bridge", "mcast_snooping", "0"])?;
         self.ip(&[
             "link",
@@ -115,7 +115,7 @@ impl Namespace {
     /// Adds a tap to the bridge.
     pub fn add_tap(&self, tap: &str) -> Result<(), Error> {
         self.ip(&["tuntap", "add", tap, "mode", "tap"])?;
-        // The answer to a READ is thousands of packets without flow control.
+        // READ responses are thousands of packets without flow control.
         self.ip(&[
             "link",
             "set",
@@ -135,24 +135,24 @@ impl Namespace {
         run(Command::new("ip").args(["-n", &self.name]).args(arguments)).map(drop)
     }
 
-    /// A command that will run in the namespace.
+    /// Returns a command that runs in the namespace.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name, program]);
         command
     }
 
-    /// The namespace's name, for `ip netns exec`.
+    /// Returns the namespace's name, for `ip netns exec`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The file that stands for the namespace.
+    /// Returns the file of the namespace.
     pub fn path(&self) -> PathBuf {
         Path::new("/run/netns").join(&self.name)
     }
 
-    /// Runs `f` on a thread that has entered the namespace. Sockets made there stay there.
+    /// Runs `f` on a thread that has entered the namespace. Its sockets stay in the namespace.
     pub fn within<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T, Error> {
         let path = self.path();
         let file = File::open(&path).map_err(Error::file(&path))?;
@@ -175,7 +175,7 @@ impl Drop for Namespace {
     }
 }
 
-/// Removes the namespaces of runners that are no more, and ends what still runs in them.
+/// Removes the namespaces of dead runners, and kills the processes in them.
 fn remove_stale() -> Result<(), Error> {
     let list = run(Command::new("ip").args(["netns", "list"]))?;
     for name in list.lines().filter_map(|line| line.split_whitespace().next()) {
@@ -185,7 +185,7 @@ fn remove_stale() -> Result<(), Error> {
         }
         for pid in run(Command::new("ip").args(["netns", "pids", name]))?.split_whitespace() {
             if let Ok(pid) = pid.parse() {
-                // It may have ended by itself meanwhile.
+                // The process may have ended by itself meanwhile.
                 let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
             }
         }
@@ -194,13 +194,13 @@ fn remove_stale() -> Result<(), Error> {
     Ok(())
 }
 
-/// The pid in the name of a namespace of ours.
+/// Returns the pid in the name of a runner's namespace.
 fn owner(namespace: &str) -> Option<Pid> {
     let pid = namespace.strip_prefix(PREFIX)?.split('-').next()?;
     pid.parse().ok().filter(|pid| *pid > 0).map(Pid::from_raw)
 }
 
-/// Runs a command to its end; its output, or what it said on failing.
+/// Runs a command to its end. Returns its output; the error has its standard error.
 pub fn run(command: &mut Command) -> Result<String, Error> {
     let line = command_line(command);
     let failed = |output: String| Error::Command { command: line.clone(), output };
@@ -215,8 +215,8 @@ pub fn run(command: &mut Command) -> Result<String, Error> {
     Err(failed(format!("{said} ({})", output.status)))
 }
 
-/// The same program, arguments, environment and folder, under coreutils' `timeout`: it is ended after this long, and its exit code is then
-/// [`LATE`]. Standard streams are the caller's to set.
+/// Returns the same command (program, arguments, environment, folder) under coreutils' `timeout`: killed after `limit`,
+/// with exit code [`LATE`]. The caller must set standard streams.
 pub fn within(limit: Duration, command: &Command) -> Command {
     let mut timed = Command::new("timeout");
     timed.args(["--kill-after=10", &limit.as_secs().to_string()]);
@@ -233,7 +233,7 @@ pub fn within(limit: Duration, command: &Command) -> Command {
     timed
 }
 
-/// How the command would be typed.
+/// Returns the command as a line of text.
 pub fn command_line(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ")

@@ -1,21 +1,21 @@
-//! The pattern that says whether data arrived whole.
+//! The data pattern by which transfers are verified.
 //!
 //! The pattern of a seed: xorshift64* (Marsaglia's 12, 25, 27; multiplier 0x2545F4914F6CDD1D), started
 //! at `seed ^ 0x9E3779B97F4A7C15`, or at 1 where that is 0. Each step yields 8 bytes, least significant
-//! first; a last step may be used in part. The peer has the same in `guest/peer/memory.c`.
+//! first; a last step may be used in part. `guest/peer/memory.c` implements the same pattern.
 
-/// The first byte that is not the pattern's.
+/// The first byte that differs from the pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mismatch {
     /// Offset from the start of the range that was checked.
     pub at: usize,
-    /// The byte that is there.
+    /// The byte found.
     pub got: u8,
-    /// The byte that should be there.
+    /// The byte expected.
     pub want: u8,
 }
 
-/// The pattern's bytes, without end.
+/// Returns the pattern's bytes, an endless stream.
 pub fn bytes(seed: u64) -> impl Iterator<Item = u8> {
     let start = seed ^ 0x9E37_79B9_7F4A_7C15;
     let mut x = if start == 0 { 1 } else { start };
@@ -35,7 +35,7 @@ pub fn fill(to: &mut [u8], seed: u64) {
     }
 }
 
-/// Where `data` first differs from the pattern of `seed`.
+/// Returns where `data` first differs from the pattern of `seed`.
 pub fn mismatch(data: &[u8], seed: u64) -> Option<Mismatch> {
     let wrong = data.iter().zip(bytes(seed)).enumerate().find(|(_, (got, want))| **got != *want);
     wrong.map(|(at, (&got, want))| Mismatch { at, got, want })
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_single_changed_byte_is_found_where_it_is() {
+    fn a_changed_byte_is_found() {
         let mut data = [0u8; 21];
         fill(&mut data, 7);
         assert_eq!(mismatch(&data, 7), None);
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn the_seed_that_cancels_the_start_value_still_gives_a_pattern() {
+    fn seed_that_cancels_the_start_has_a_pattern() {
         let first: Vec<u8> = bytes(0x9E37_79B9_7F4A_7C15).take(8).collect();
         // x = 1 -> 1 ^ (1 << 25) = 0x2000001, times the multiplier.
         assert_eq!(first, 0x0200_0001_u64.wrapping_mul(0x2545_F491_4F6C_DD1D).to_le_bytes());

@@ -1,7 +1,7 @@
 //! rdma-core's own Python tests on rdma_rxe in the guest, for the column of rxe in `tests/verbs/pyverbs.txt`.
 //!
-//! They are the same tests, by the same runner, as those that `tests/verbs/pyverbs.rs` has Roxie pass: the host's Python, in a
-//! guest that sees the host's files.
+//! The tests and the runner are those of `tests/verbs/pyverbs.rs`, which runs them on Roxie. Here they run with the host's
+//! Python, in a guest that sees the host's files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,35 +12,35 @@ use crate::error::Error;
 use crate::network::run;
 use crate::peer::Peer;
 
-/// They take some 20 s on an idle host.
+/// Timeout of the tests, which take about 20 s on an idle host.
 const WITHIN: Duration = Duration::from_secs(110);
-/// The guest's IPv4 GID.
+/// Index of the guest's IPv4 GID.
 const GID_INDEX: &str = "1";
-/// The places of a line's words: the test, what it comes to on Roxie, and on rdma_rxe.
+/// Positions of a table line's words: the test, and its result on rdma_rxe (1 is the one on Roxie).
 const NAME: usize = 0;
 const RXE: usize = 2;
 
-/// The workspace, whose files the guest sees in the same place below `/host`.
+/// Returns the workspace's folder, which the guest sees at the same path below `/host`.
 fn workspace() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().unwrap_or(here).to_owned()
 }
 
-/// The table's file.
+/// Returns the path of the table.
 pub fn table_path() -> PathBuf {
     workspace().join("tests/verbs/pyverbs.txt")
 }
 
-/// What this host lacks to run them, or `None`.
+/// Returns what this host lacks to run the tests, or `None`.
 pub fn host_lacks() -> Option<String> {
     let pyverbs = Path::new("/usr/lib/python3/dist-packages/pyverbs");
     (!pyverbs.is_dir()).then(|| "python3-pyverbs is not installed (.ci/setup test)".into())
 }
 
-/// Runs the tests in a guest that sees the host's files. What each comes to, by name: `pass`, `skip` or `fail`.
+/// Runs the tests in a guest that sees the host's files. Returns the result of each, by name: `pass`, `skip` or `fail`.
 ///
 /// # Errors
-/// If the tests cannot be had or do not end.
+/// If the tests are not available or do not end.
 pub fn outcomes(peer: &mut Peer) -> Result<BTreeMap<String, String>, Error> {
     let sources = run(&mut Command::new(workspace().join(".ci/rdma-core-tests")))?;
     let runner = workspace().join("tests/verbs/run_pyverbs.py").display().to_string();
@@ -56,7 +56,7 @@ pub fn outcomes(peer: &mut Peer) -> Result<BTreeMap<String, String>, Error> {
     Err(Error::Guest(format!("the Python tests did not end well ({:?}): {}", ended.code, last.join(" / "))))
 }
 
-/// A line of the runner: the test, what it came to, why. What tests print themselves is none.
+/// Parses a line of the runner: test, result, reason. `None` for other output of the tests.
 fn outcome(line: &str) -> Option<(String, String)> {
     let mut words = line.split(' ');
     let (name, outcome) = (words.next()?, words.next()?);
@@ -64,7 +64,7 @@ fn outcome(line: &str) -> Option<(String, String)> {
     known.then(|| (name.to_owned(), outcome.to_owned()))
 }
 
-/// The table with rxe's column as found. A test that was not found keeps its word.
+/// Returns the table with rxe's column replaced by `found`. A test that is not in `found` keeps its word.
 pub fn with_column(table: &str, found: &BTreeMap<String, String>) -> String {
     let line = |line: &str| {
         let mut words: Vec<&str> = line.splitn(RXE + 2, ' ').collect();
@@ -78,12 +78,13 @@ pub fn with_column(table: &str, found: &BTreeMap<String, String>) -> String {
     table.lines().map(line).collect()
 }
 
-/// How good an outcome is; no outcome is worse than any.
+/// Returns the rank of a result: pass is best; a missing result is worst.
 fn rank(outcome: &str) -> usize {
     ["fail", "skip", "pass"].iter().position(|known| *known == outcome).map_or(0, |rank| rank + 1)
 }
 
-/// Where the column is not what was found: `test: found instead of expected`, and whether that is less.
+/// Returns the differences between the column and `found`: `test: found instead of expected`, and true if the result is
+/// worse.
 pub fn differences(table: &str, found: &BTreeMap<String, String>) -> Vec<(String, bool)> {
     let mut differences = Vec::new();
     for line in table.lines().filter(|line| !line.starts_with('#')) {

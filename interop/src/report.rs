@@ -1,4 +1,5 @@
-//! How a run went: a line per row while it runs, `report.json` afterwards, which names the peer and its versions.
+//! The report of a run: a line per row while it runs, and `report.json` afterwards, which names the peer and its
+//! versions.
 
 use std::fmt;
 use std::fs;
@@ -14,11 +15,11 @@ use crate::skip::SkipReason;
 /// The outcome of a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// All that was promised was seen.
+    /// All expectations were met.
     Pass,
-    /// It was not; why, with the numbers.
+    /// An expectation was not met; the reason, with the numbers.
     Fail(String),
-    /// It does not apply here.
+    /// The row does not apply here.
     Skip(SkipReason),
 }
 
@@ -38,7 +39,7 @@ struct Entry {
     seconds: f64,
 }
 
-/// Collects outcomes and holds them against the rows that were to run.
+/// Collects outcomes and compares them with the expected rows.
 #[derive(Debug)]
 pub struct Report {
     peer: About,
@@ -46,7 +47,7 @@ pub struct Report {
     entries: Vec<Entry>,
 }
 
-/// How many rows ended in which way.
+/// Number of rows by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Rows that passed.
@@ -55,12 +56,12 @@ pub struct Totals {
     pub fail: usize,
     /// Rows that were skipped, each with its reason.
     pub skip: usize,
-    /// Expected and never reported.
+    /// Rows that were expected and never reported.
     pub missing: usize,
 }
 
 impl Totals {
-    /// True if the run as a whole is good: something passed, nothing failed, nothing is missing.
+    /// True if the run is good: at least one row passed, none failed, none is missing.
     pub fn good(&self) -> bool {
         self.pass > 0 && self.fail == 0 && self.missing == 0
     }
@@ -74,12 +75,12 @@ impl fmt::Display for Totals {
 }
 
 impl Report {
-    /// For a run of these rows against a peer.
+    /// Makes a report for a run of these rows against a peer.
     pub fn new(peer: About, expected: Vec<String>) -> Report {
         Report { peer, expected, entries: Vec::new() }
     }
 
-    /// Takes a row's outcome and prints its line.
+    /// Records a row's outcome and prints its line.
     pub fn add(&mut self, name: &str, outcome: &Outcome, took: Duration) {
         let (result, reason) = match outcome {
             Outcome::Pass => ("pass", String::new()),
@@ -90,7 +91,7 @@ impl Report {
         println!("{}", self.line());
     }
 
-    /// The line of the latest entry: `[ 12/980] pass   0.043 s  name`.
+    /// Returns the line of the latest entry: `[ 12/980] pass   0.043 s  name`.
     fn line(&self) -> String {
         let Some(Entry { name, result, reason, seconds }) = self.entries.last() else {
             return String::new();
@@ -100,19 +101,19 @@ impl Report {
         format!("[{done:>4}/{of}] {result} {seconds:>7.3} s  {name}{separator}{reason}")
     }
 
-    /// The rows that were expected and have no entry.
+    /// Returns the expected rows without an entry.
     pub fn missing(&self) -> Vec<&str> {
         let reported = |name: &&String| self.entries.iter().any(|e| e.name == **name);
         self.expected.iter().filter(|name| !reported(name)).map(String::as_str).collect()
     }
 
-    /// The rows that were skipped, and why.
+    /// Returns the skipped rows, with their reasons.
     pub fn skips(&self) -> impl Iterator<Item = (&str, &str)> {
         let skipped = self.entries.iter().filter(|e| e.result == "skip");
         skipped.map(|e| (e.name.as_str(), e.reason.as_str()))
     }
 
-    /// The sums.
+    /// Returns the number of rows by outcome.
     pub fn totals(&self) -> Totals {
         let count = |result: &str| self.entries.iter().filter(|e| e.result == result).count();
         Totals {
@@ -123,8 +124,8 @@ impl Report {
         }
     }
 
-    /// Writes the `peer` (`device`, `kernel`, `rdma_core`, `active_mtu`, `atomics`) and the `rows`, each with `name`, `result`
-    /// (pass, fail, skip), `reason`, `seconds`. A missing row is a failed one.
+    /// Writes `report.json`: `peer` (`device`, `kernel`, `rdma_core`, `active_mtu`, `atomics`) and `rows`, each with
+    /// `name`, `result` (pass, fail, skip), `reason`, `seconds`. A missing row counts as failed.
     pub fn write(&self, path: &Path) -> Result<(), Error> {
         let mut entries = self.entries.clone();
         entries.extend(self.missing().into_iter().map(|name| Entry {
@@ -147,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_that_was_never_reported_makes_the_run_bad() {
+    fn unreported_row_makes_the_run_bad() {
         let mut report = Report::new(About::default(), vec!["a".into(), "b".into()]);
         report.add("a", &Outcome::Pass, Duration::from_millis(5));
         assert_eq!(report.missing(), ["b"]);
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_in_which_nothing_passed_is_not_good() {
+    fn run_without_a_pass_is_not_good() {
         let mut report = Report::new(About::default(), vec!["a".into()]);
         report.add("a", &Outcome::Skip(SkipReason::PortUnavailable), Duration::ZERO);
         assert!(!report.totals().good());

@@ -1,13 +1,13 @@
-//! Why a row may be skipped.
+//! Reasons to skip a row.
 
 use std::fmt;
 
 /// The only reasons for which a row may be skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SkipReason {
-    /// This host cannot open the port (no AF_XDP, no right to it).
+    /// The port cannot be opened on this host (no AF_XDP, or no permission).
     PortUnavailable,
-    /// The peer's link carries no such path MTU.
+    /// The peer's link does not carry the path MTU.
     PeerMtuTooSmall,
     /// The peer has no GID of the IP version.
     PeerHasNoAddress,
@@ -17,23 +17,23 @@ pub enum SkipReason {
     PeerHasNoPlacement,
     /// The peer has no persistent memory to register for FLUSH.
     PeerHasNoPersistentMemory,
-    /// The peer's driver refuses to post the wrong request that the row is about.
+    /// The peer's driver refuses to post the invalid request.
     PeerRefusesToPost,
     /// The peer's device has no XRC.
     PeerHasNoXrc,
-    /// The stock program is not there.
+    /// The stock program is not installed.
     ProgramMissing,
-    /// The program of that name is a newer one, which speaks another language than the older.
+    /// The program of that name is another, incompatible version.
     ProgramIsAnother,
-    /// The peer's kernel does not join the groups of IPv6 that a connection manager joins.
+    /// The peer's connection manager does not join IPv6 groups.
     PeerJoinsNoV6Group,
-    /// The peer sends nothing more of a queue pair that is destroyed, and the program destroys it at once.
+    /// The peer drops unsent requests when a queue pair is destroyed, which the program does at once.
     PeerForgetsUnsent,
-    /// The program names its peers by LIDs, which RoCE has not, and no GIDs.
+    /// The program addresses peers by LID, which RoCE lacks, and not by GID.
     ProgramNamesNoGid,
     /// The program was built without verbs.
     ProgramHasNoVerbs,
-    /// The kernel has RDMA of its own, and is asked itself.
+    /// The kernel has RDMA of its own, so the program asks the kernel.
     KernelHasRdma,
     /// Roxie has no counterpart of the stock program yet.
     RoxieHasNoProgram,

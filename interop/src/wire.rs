@@ -1,4 +1,4 @@
-//! An end that is a bare port and a script: packets that no transport would send, and what comes back.
+//! An end that is a bare port driven by a script: sends invalid packets, and receives the responses.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -16,36 +16,36 @@ use crate::error::Error;
 
 /// Bytes of the ICRC.
 const ICRC: usize = 4;
-/// How long the first answers may take, on a busy host with an emulated peer.
+/// How long the first responses may take, on a busy host with an emulated peer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long nothing must come for the answers to be all.
+/// Silence after which no further response is expected.
 const QUIET: Duration = Duration::from_millis(30);
-/// How long a look at the port is apart from the next.
+/// Pause between polls of the port.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// A packet, byte for byte behind the BTH.
+/// A packet, exact in every byte behind the BTH.
 #[derive(Clone, Debug)]
 pub struct Packet {
-    /// The base header; its pad count is sent as it is.
+    /// The base header, with the pad count to send.
     pub bth: Bth,
     /// Extended headers, payload and pad.
     pub rest: Vec<u8>,
-    /// The ICRC is wrong by one bit.
+    /// Send a wrong ICRC (one bit).
     pub spoiled: bool,
 }
 
-/// What came: an answer to the script's requests, or a request.
+/// A received packet: a response to the script's requests, or a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
     opcode: Opcode,
     psn: Psn,
     syndrome: u8,
-    /// What its PSN is told from.
+    /// The PSN to which its own is shown relative.
     first: Psn,
 }
 
 impl Seen {
-    /// How far the PSN of a READ request is ahead of the script's first.
+    /// Returns the PSN of a READ request, relative to the script's first.
     pub fn read_request(&self) -> Option<i32> {
         (self.opcode == Opcode::RC_READ_REQUEST).then(|| self.psn.distance_from(self.first))
     }
@@ -68,7 +68,7 @@ impl fmt::Display for Seen {
     }
 }
 
-/// The port.
+/// The script's port.
 pub struct Wire {
     port: UdpPort,
     here: IpAddr,
@@ -76,18 +76,18 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Opens it in the calling thread's network namespace. Nothing else may have RoCE's UDP port on that address. FLUSH gets
-    /// rdma_rxe's ICRC if the other end takes no other.
+    /// Opens the port in the calling thread's network namespace. No other socket may have RoCE's UDP port on that
+    /// address. If `rxe_flush_icrc`, FLUSH packets get rdma_rxe's (wrong) ICRC.
     ///
     /// # Errors
-    /// If the port is taken, or the address is none of this host's.
+    /// If the port is taken, or the address is not this host's.
     pub fn open(here: IpAddr, rxe_flush_icrc: bool) -> Result<Wire, Error> {
         let config = UdpConfig { addresses: vec![here], gso: false, ..UdpConfig::default() };
         let port = UdpPort::open(&config).map_err(|e| Error::Local(format!("a script's port: {e}")))?;
         Ok(Wire { port, here, rxe_flush_icrc })
     }
 
-    /// Its address.
+    /// Returns the port's address.
     pub fn address(&self) -> IpAddr {
         self.here
     }
@@ -95,7 +95,7 @@ impl Wire {
     /// Sends a packet.
     ///
     /// # Errors
-    /// If the port has no room for it, fails, or takes it for none of its own: then nothing was sent, which must not look like silence.
+    /// If the packet was not sent, whatever the reason: this must not look like silence of the peer.
     pub fn send(&mut self, to: IpAddr, packet: &Packet) -> Result<(), Error> {
         let mac = self.port.info().mac;
         let template = Template::new(&FlowSpec {
@@ -111,7 +111,7 @@ impl Wire {
             version: RoceVersion::V2,
         });
         let mut headers = [0; MAX_HEADERS];
-        // A SEND has no other headers: what follows the BTH is all payload to it.
+        // The template writes a SEND, which has no extended headers: all bytes behind the BTH count as payload.
         let stand_in = Bth { opcode: Opcode::RC_SEND_ONLY, ..packet.bth };
         let behind = template.write_headers(&mut headers, &stand_in, &Ext::None, packet.rest.len());
         let length = behind + packet.rest.len() + ICRC;
@@ -141,14 +141,14 @@ impl Wire {
         Ok(())
     }
 
-    /// Datagrams that have left.
+    /// Returns the number of datagrams sent.
     fn sent(&self) -> u64 {
         let mut counters = Vec::new();
         self.port.counters(&mut counters);
         counters.iter().filter(|(name, _)| *name == "tx_packets").map(|(_, value)| value).sum()
     }
 
-    /// All that comes: waits for as many, and then until nothing more comes.
+    /// Returns all received packets: waits for `least`, and then for a silence.
     pub fn answers(&mut self, least: usize, first: Psn) -> Vec<Seen> {
         let start = Instant::now();
         let (mut answers, mut last) = (Vec::new(), start);
@@ -174,7 +174,7 @@ impl Wire {
     }
 }
 
-/// Says how long the frame is: the builder pads what it writes, and a script may leave the pad out.
+/// Sets the length fields: the builder pads, but a script may leave out the pad.
 fn set_lengths(headers: &mut [u8], frame: usize) {
     const ETHERNET: usize = 14;
     const IPV4: usize = ETHERNET + 20;

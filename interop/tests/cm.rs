@@ -1,9 +1,10 @@
-//! Connections with a kernel's connection manager: `rping` of the guest with Roxie's native API, either way round.
+//! Connections with a kernel's connection manager: the guest's `rping` and Roxie's native API, in both roles.
 //!
-//! rping's exchange (rdma-core, `librdmacm/examples/rping.c`): the client tells where its text is, the server READs it and says so; the
-//! client tells where it wants it back, the server WRITEs it and says so. What tells is 16 bytes: address, rkey, length.
+//! rping's exchange (rdma-core, `librdmacm/examples/rping.c`): the client advertises its text, and the server READs it
+//! and acknowledges; the client advertises a buffer, and the server WRITEs the text to it and acknowledges. An
+//! advertisement has 16 bytes: address, rkey, length.
 //!
-//! Needs root, QEMU and (the first time) a Debian mirror; says SKIP and why where the host lacks them.
+//! Needs root, QEMU and (the first time) a Debian mirror; prints SKIP and the reason if the host lacks one.
 
 #![deny(unsafe_code)]
 
@@ -25,32 +26,32 @@ use roxie::wire::cm::RejReason;
 
 const PORT: u16 = 7174;
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Bytes that tell where something is.
-const TELL: usize = 16;
+/// Bytes of an advertisement.
+const ADVERTISEMENT: usize = 16;
 const ROUNDS: usize = 4;
 const LENGTH: usize = 3000;
-/// Where the parts of our memory are: text to go out, text that came, what we tell, what we are told.
+/// Offsets in our memory: text to send, text received, advertisement received, advertisement to send.
 const SOURCE: usize = 0;
 const SINK: usize = 4096;
-const TOLD: usize = 8192;
-const TELLING: usize = 8192 + TELL;
+const ADVERTISED: usize = 8192;
+const ADVERTISING: usize = 8192 + ADVERTISEMENT;
 
-/// Our end of rping.
+/// Roxie's end of rping.
 struct Rping {
     cq: CompletionQueue,
     memory: MemoryRegion,
-    /// Receives that have come and were not waited for.
+    /// Number of receives completed before they were waited for.
     received: usize,
 }
 
 impl Rping {
-    /// With a QP in INIT that has a receive.
+    /// Makes an end, with a QP in INIT that has a receive.
     fn new(device: &Device) -> (Rping, QueuePair) {
         let pd = device.alloc_pd().expect("a domain");
         let cq = device.create_cq(16, None).expect("a queue");
         let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true).expect("a QP");
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        let memory = pd.register(TELLING + TELL, access).expect("memory");
+        let memory = pd.register(ADVERTISING + ADVERTISEMENT, access).expect("memory");
         qp.initialize(access).expect("INIT");
         let end = Rping { cq, memory, received: 0 };
         end.offer(&qp);
@@ -58,10 +59,10 @@ impl Rping {
     }
 
     fn offer(&self, qp: &QueuePair) {
-        qp.post_recv(0, &[self.memory.sge(TOLD, TELL as u32)]).expect("room");
+        qp.post_recv(0, &[self.memory.sge(ADVERTISED, ADVERTISEMENT as u32)]).expect("room");
     }
 
-    /// Waits until what was posted last is done.
+    /// Waits for the completion of the last request.
     fn sent(&mut self) {
         loop {
             let wc = self.cq.wait(PATIENCE).expect("a completion");
@@ -73,70 +74,74 @@ impl Rping {
         }
     }
 
-    /// Waits until the peer tells something; the next may come.
-    fn told(&mut self, qp: &QueuePair) -> [u8; TELL] {
+    /// Waits for an advertisement from the peer, and posts the next receive.
+    fn advertised(&mut self, qp: &QueuePair) -> [u8; ADVERTISEMENT] {
         if self.received == 0 {
             let wc = self.cq.wait(PATIENCE).expect("a message");
-            assert_eq!((wc.status, wc.opcode, wc.byte_len), (WcStatus::Success, WcOpcode::Recv, TELL as u32));
+            assert_eq!(
+                (wc.status, wc.opcode, wc.byte_len),
+                (WcStatus::Success, WcOpcode::Recv, ADVERTISEMENT as u32)
+            );
         } else {
             self.received -= 1;
         }
-        let mut bytes = [0; TELL];
-        self.memory.read_at(TOLD, &mut bytes).expect("within the region");
+        let mut bytes = [0; ADVERTISEMENT];
+        self.memory.read_at(ADVERTISED, &mut bytes).expect("within the region");
         self.offer(qp);
         bytes
     }
 
-    fn tell(&mut self, qp: &QueuePair, offset: usize, length: usize) {
-        let mut bytes = [0; TELL];
+    fn advertise(&mut self, qp: &QueuePair, offset: usize, length: usize) {
+        let mut bytes = [0; ADVERTISEMENT];
         bytes[..8].copy_from_slice(&self.memory.sge(offset, 0).addr.to_be_bytes());
         bytes[8..12].copy_from_slice(&self.memory.rkey().0.to_be_bytes());
         bytes[12..].copy_from_slice(&(length as u32).to_be_bytes());
-        self.memory.write_at(TELLING, &bytes).expect("within the region");
-        qp.post_send(&SendWr::default(), &[self.memory.sge(TELLING, TELL as u32)]).expect("room");
+        self.memory.write_at(ADVERTISING, &bytes).expect("within the region");
+        qp.post_send(&SendWr::default(), &[self.memory.sge(ADVERTISING, ADVERTISEMENT as u32)])
+            .expect("room");
         self.sent();
     }
 
-    /// One round as the client.
+    /// Runs one round as the client.
     fn ping(&mut self, qp: &QueuePair, round: usize) {
-        // A text of C: the server WRITEs up to the zero.
+        // The text is a C string: the server WRITEs up to the zero.
         let mut text: Vec<u8> = (0..LENGTH).map(|i| ((i * 7 + round) % 255) as u8 + 1).collect();
         text[LENGTH - 1] = 0;
         self.memory.write_at(SOURCE, &text).expect("within the region");
-        self.tell(qp, SOURCE, LENGTH);
-        self.told(qp);
-        self.tell(qp, SINK, LENGTH);
-        self.told(qp);
+        self.advertise(qp, SOURCE, LENGTH);
+        self.advertised(qp);
+        self.advertise(qp, SINK, LENGTH);
+        self.advertised(qp);
         let back = self.memory.to_vec(SINK, LENGTH).expect("within the region");
         assert!(back == text, "round {round}: another text came back");
     }
 
-    /// One round as the server: where the client says, and as much.
+    /// Runs one round as the server, with the client's addresses and length.
     fn pong(&mut self, qp: &QueuePair) {
         let (source, length) = self.place(qp, WrOpcode::Read);
         qp.post_send(&source, &[self.memory.sge(SOURCE, length)]).expect("room");
         self.sent();
-        self.tell(qp, SOURCE, 0);
+        self.advertise(qp, SOURCE, 0);
         let (sink, length) = self.place(qp, WrOpcode::Write);
         qp.post_send(&sink, &[self.memory.sge(SOURCE, length)]).expect("room");
         self.sent();
-        self.tell(qp, SOURCE, 0);
+        self.advertise(qp, SOURCE, 0);
     }
 
     fn place(&mut self, qp: &QueuePair, opcode: WrOpcode) -> (SendWr, u32) {
-        let told = self.told(qp);
-        let word = |at: usize| u32::from_be_bytes(told[at..at + 4].try_into().expect("4 bytes"));
+        let advertised = self.advertised(qp);
+        let word = |at: usize| u32::from_be_bytes(advertised[at..at + 4].try_into().expect("4 bytes"));
         let remote_addr = u64::from(word(0)) << 32 | u64::from(word(4));
         (SendWr { opcode, remote_addr, rkey: RKey(word(8)), ..SendWr::default() }, word(12))
     }
 }
 
 fn options() -> DialOptions {
-    // What rping gives and takes.
+    // rping's own values.
     DialOptions { responder_resources: 1, initiator_depth: 1, ..DialOptions::default() }
 }
 
-/// Connects as soon as somebody listens: until then the kernel's refusals say that nobody does.
+/// Connects once a program listens; retries while the kernel rejects because none does.
 fn connect(device: &Device, manager: &ConnectionManager, to: SocketAddr) -> (Rping, Connection, u32) {
     let until = Instant::now() + PATIENCE;
     let mut refusals = 0;
@@ -147,7 +152,7 @@ fn connect(device: &Device, manager: &ConnectionManager, to: SocketAddr) -> (Rpi
             Err(DialError::Rejected { reason: RejReason::INVALID_SERVICE_ID, .. }) => refusals += 1,
             Err(error) => panic!("{to}: {error}"),
         }
-        assert!(Instant::now() < until, "{to}: nobody listens");
+        assert!(Instant::now() < until, "{to}: no program listens");
         std::thread::sleep(Duration::from_millis(100));
     }
 }
@@ -158,9 +163,9 @@ fn words(line: &str) -> Vec<String> {
 
 /// Roxie connects to `rping -s`.
 fn to_the_kernel(device: &Device, manager: &ConnectionManager, peer: &mut Peer, there: SocketAddr) {
-    // Before anybody listens.
+    // No program listens yet.
     let (_end, qp) = Rping::new(device);
-    let refused = manager.connect(qp, there, &options()).map(drop).expect_err("nobody listens");
+    let refused = manager.connect(qp, there, &options()).map(drop).expect_err("no program listens");
     let reason = RejReason::INVALID_SERVICE_ID;
     assert!(matches!(refused, DialError::Rejected { reason: r, .. } if r == reason), "{refused}");
 
@@ -182,7 +187,7 @@ fn to_the_kernel(device: &Device, manager: &ConnectionManager, peer: &mut Peer, 
 /// `rping -c` connects to Roxie.
 fn from_the_kernel(device: &Device, manager: &ConnectionManager, peer: &mut Peer, here: SocketAddr) {
     let line = format!("-c -v -V -C {ROUNDS} -S {LENGTH} -a {} -p {PORT}", here.ip());
-    // Before anybody listens.
+    // No program listens yet.
     let client = peer.spawn("rping", &words(&line)).expect("rping starts");
     let ended = peer.wait(client, PATIENCE).expect("rping ends");
     assert!(ended.code != Some(0) && ended.output.contains("REJECTED"), "{}", ended.output);
@@ -214,7 +219,7 @@ fn open(namespace: &Namespace, xdp: bool, family: Family) -> Device {
 }
 
 #[test]
-fn rping_and_roxie_connect_exchange_and_part_either_way_round() {
+fn rping_and_roxie_connect_exchange_and_disconnect() {
     let Some(image) = Image::for_test("cm") else { return };
     let namespace = Namespace::create().expect("the namespace");
     let log = output_folder().join("test-guest-cm.log");

@@ -1,6 +1,6 @@
-//! The guest is real: it boots, and rdma_rxe in it carries verified data between two queue pairs.
+//! The guest boots, and its rdma_rxe carries verified data between two queue pairs.
 //!
-//! Needs root, QEMU and (the first time) a Debian mirror; says SKIP and why where the host lacks them.
+//! Needs root, QEMU and (the first time) a Debian mirror; prints SKIP and the reason if the host lacks one.
 
 #![deny(unsafe_code)]
 
@@ -16,7 +16,7 @@ use interop::network::Namespace;
 use interop::peer::Peer;
 use interop::rows::{self, Case, ErrorCase, Family, Impairment, PortKind, Row, Side};
 
-/// One row of each operation and error that rxe can do with itself or with another rxe.
+/// Returns one row of each operation and error that rxe can run with itself or with another rxe.
 fn short_rows() -> Vec<Row> {
     let plain = |row: &Row| match row.case {
         Case::Transfer { op, mtu, size, fault: Impairment::None, .. } => {
@@ -34,7 +34,7 @@ fn short_rows() -> Vec<Row> {
 fn all_pass(requester: &mut Peer, responder: &mut Peer) {
     let rows = short_rows();
     let connected = rows::OPS.len() + rows::Service::Uc.ops().len();
-    // But for ATOMIC WRITE and its four errors, FLUSH and its four, and the misaligned atomic.
+    // Excluded: ATOMIC WRITE and its four errors, FLUSH and its four, and the misaligned atomic.
     let expected = connected - 1 + rows::ERRORS.len() - 9 + rows::FEATURES.len() - 4;
     assert_eq!(rows.len(), expected, "{} rows", rows.len());
     for row in rows {
@@ -44,7 +44,7 @@ fn all_pass(requester: &mut Peer, responder: &mut Peer) {
     }
 }
 
-/// An emulated guest takes a core: one test at a time.
+/// Serializes the tests: an emulated guest takes a core.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -61,7 +61,7 @@ fn milliseconds_per_command(peer: &mut Peer) -> f64 {
 }
 
 #[test]
-fn rxe_carries_verified_data_to_itself_and_to_another_guest_and_stock_pingpong() {
+fn rxe_carries_verified_data_between_queue_pairs() {
     let _alone = alone();
     let Some(image) = Image::for_test("guest") else { return };
     let namespace = Namespace::create().expect("the namespace");
@@ -98,7 +98,7 @@ fn pingpong(peer: &mut Peer, server: Option<&str>) -> usize {
 }
 
 #[test]
-fn a_mirror_that_cannot_be_reached_is_an_error_that_names_it_and_the_cache_stays() {
+fn unreachable_mirror_is_named_and_cache_stays() {
     if let Some(lack) = host_lacks() {
         println!("SKIP guest: {lack}");
         return;
@@ -110,18 +110,18 @@ fn a_mirror_that_cannot_be_reached_is_an_error_that_names_it_and_the_cache_stays
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest/build-guest.sh");
     let mut build = Command::new(script);
     build.args(["--kernel", "newest"]).env("ROXIE_CACHE", &cache);
-    // Nobody listens on the discard port.
+    // No server listens on the discard port.
     let built = build.env("ROXIE_DEBIAN_MIRROR", "http://127.0.0.1:9").output().expect("the script runs");
     let said = String::from_utf8_lossy(&built.stderr).into_owned();
     let stays = kept.exists();
     fs::remove_dir_all(&cache).expect("the cache's folder goes");
     assert_eq!(built.status.code(), Some(4), "{said}");
     assert!(said.contains("the package index cannot be had from http://127.0.0.1:9"), "{said}");
-    assert!(stays, "what the cache held is gone");
+    assert!(stays, "the cache has lost its content");
 }
 
 #[test]
-fn the_peer_answers_wrong_commands_with_reasons_and_goes_on() {
+fn peer_survives_wrong_commands_and_gives_reasons() {
     use interop::end::{Access, End};
     let _alone = alone();
     let Some(image) = Image::for_test("guest") else { return };

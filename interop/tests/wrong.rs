@@ -1,4 +1,4 @@
-//! Roxie against its column of the tables of wrong packets, and the page against the tables.
+//! Checks Roxie against its column of the tables of invalid packets, and the page against the tables.
 
 #![deny(unsafe_code)]
 
@@ -21,7 +21,7 @@ fn the_page_is_the_table() {
 }
 
 #[test]
-fn roxie_takes_wrong_packets_and_answers_as_the_tables_say() {
+fn roxie_reacts_to_invalid_packets_as_tabled() {
     if let Some(lack) = host_lacks_root() {
         println!("SKIP wrong: {lack}");
         return;
@@ -47,11 +47,10 @@ fn roxie_takes_wrong_packets_and_answers_as_the_tables_say() {
             };
             match SILENCES.iter().find(|(case, _)| *case == name) {
                 Some((_, counter)) if of(&after, counter) == of(&before, counter) => {
-                    failures.push(format!("{name}: {counter} has not gone up: nothing came"));
+                    failures.push(format!("{name}: {counter} was not raised: the packet did not arrive"));
                 }
-                None if is_silent => {
-                    failures.push(format!("{name}: silence, and nothing shows that something came"))
-                }
+                None if is_silent => failures
+                    .push(format!("{name}: no response, and no counter shows that the packet arrived")),
                 _ => {}
             }
             roxie.reset().expect("a reset");
@@ -70,7 +69,7 @@ fn roxie_takes_wrong_packets_and_answers_as_the_tables_say() {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// What counts a packet that is met with silence: without it a script that sends nothing would pass.
+/// Counter of each packet that gets no response: otherwise a script that sends nothing would pass.
 const SILENCES: [(&str, &str); 15] = [
     ("wrong/ghost_ack", "ghost_acks"),
     ("wrong/unasked_read_response", "ghost_acks"),

@@ -1,6 +1,6 @@
-//! What a driver says of itself: ethtool and the netdev family over generic netlink.
+//! Driver properties: ethtool and the netdev family over generic netlink.
 //!
-//! rtnetlink tells how many queues were allocated, which is often more than are in use. The numbers are those of
+//! rtnetlink reports the allocated queues, often more than are in use. The numbers are those of
 //! `include/uapi/linux/ethtool_netlink.h` and `include/uapi/linux/netdev.h`.
 
 use std::io;
@@ -29,37 +29,37 @@ const NETDEV_CMD_DEV_GET: u8 = 1;
 const NETDEV_A_DEV_IFINDEX: u16 = 1;
 const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
 
-/// Entries of a receive ring.
+/// Size of a receive ring, in entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RxRing {
-    /// As it is now.
+    /// Current size.
     pub now: u32,
-    /// As long as the driver lets it be.
+    /// Largest size that the driver allows.
     pub longest: u32,
 }
 
 /// The offloads of an interface, by the names that `ethtool -k` prints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Offloads {
-    /// Those that are on.
+    /// Offloads that are on.
     pub active: Vec<String>,
-    /// Those that the driver lets be switched.
+    /// Offloads that the driver lets users change.
     pub changeable: Vec<String>,
 }
 
 impl Offloads {
-    /// True if it is on.
+    /// True if this offload is on.
     pub fn is_on(&self, name: &str) -> bool {
         self.active.iter().any(|active| active == name)
     }
 
-    /// True if it may be switched.
+    /// True if this offload may be changed.
     pub fn may_change(&self, name: &str) -> bool {
         self.changeable.iter().any(|changeable| changeable == name)
     }
 }
 
-/// What a driver can do with an XDP program (`enum netdev_xdp_act`).
+/// The XDP features of a driver (`enum netdev_xdp_act`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XdpFeatures(pub u64);
 
@@ -74,55 +74,55 @@ impl XdpFeatures {
         "long frames out",
     ];
 
-    /// The driver runs the program itself, and lets it redirect: native mode.
+    /// True if the driver itself runs the program and lets it redirect: native mode.
     pub fn is_native(self) -> bool {
         self.0 & 0b11 == 0b11
     }
 
-    /// The adapter writes into the memory of AF_XDP sockets.
+    /// True if the adapter writes into the memory of AF_XDP sockets.
     pub fn is_zero_copy(self) -> bool {
         self.0 & 1 << 3 != 0
     }
 
-    /// A name for each.
+    /// Returns a name for each feature.
     pub fn names(self) -> Vec<&'static str> {
         let has = |(bit, name): (usize, &'static str)| (self.0 & 1 << bit != 0).then_some(name);
         Self::NAMES.into_iter().enumerate().filter_map(has).collect()
     }
 }
 
-/// Receive queues in use on the interface with this index: receive-only plus combined channels.
+/// Returns the number of receive queues in use on the interface with this index: receive-only plus combined channels.
 ///
 /// # Errors
-/// `EOPNOTSUPP` from drivers that do not say (they have one queue, as a rule).
+/// `EOPNOTSUPP` if the driver does not report them (then it usually has one queue).
 pub(super) fn rx_queues(index: u32) -> io::Result<u32> {
     let channels = ask_ethtool(ETHTOOL_MSG_CHANNELS_GET, index)?;
     Ok(number(&channels, ETHTOOL_A_CHANNELS_RX_COUNT) + number(&channels, ETHTOOL_A_CHANNELS_COMBINED_COUNT))
 }
 
-/// The receive rings of the interface with this index.
+/// Returns the receive ring sizes of the interface with this index.
 ///
 /// # Errors
-/// `EOPNOTSUPP` from drivers that have none or do not say.
+/// `EOPNOTSUPP` if the driver has none or does not report them.
 pub fn rx_ring(index: u32) -> io::Result<RxRing> {
     let rings = ask_ethtool(ETHTOOL_MSG_RINGS_GET, index)?;
     Ok(RxRing { now: number(&rings, ETHTOOL_A_RINGS_RX), longest: number(&rings, ETHTOOL_A_RINGS_RX_MAX) })
 }
 
-/// The offloads of the interface with this index.
+/// Returns the offloads of the interface with this index.
 ///
 /// # Errors
-/// What the kernel answers.
+/// The kernel's error.
 pub fn offloads(index: u32) -> io::Result<Offloads> {
     let features = ask_ethtool(ETHTOOL_MSG_FEATURES_GET, index)?;
     let names = |kind| attribute(&features, kind).map(|set| bit_names(&set)).unwrap_or_default();
     Ok(Offloads { active: names(ETHTOOL_A_FEATURES_ACTIVE), changeable: names(ETHTOOL_A_FEATURES_HW) })
 }
 
-/// What the driver of the interface with this index can do with an XDP program.
+/// Returns the XDP features of the interface with this index.
 ///
 /// # Errors
-/// `ENOENT` from kernels before Linux 6.3, which do not say.
+/// `ENOENT` before Linux 6.3, which does not report them.
 pub fn xdp_features(index: u32) -> io::Result<XdpFeatures> {
     let index = DefaultNla::new(NETDEV_A_DEV_IFINDEX, index.to_ne_bytes().to_vec());
     let device = Family::open("netdev")?.ask(NETDEV_CMD_DEV_GET, &index)?;
@@ -135,7 +135,8 @@ fn ask_ethtool(command: u8, index: u32) -> io::Result<Vec<u8>> {
     Family::open("ethtool")?.ask(command, &DefaultNla::new(ETHTOOL_A_HEADER | NLA_F_NESTED, device))
 }
 
-/// The names of the bits that are set. A set with a mask lists all bits of the mask, and marks those that are set.
+/// Returns the names of the bits that are set. A bitset with a mask lists all bits of the mask, and marks those that
+/// are set.
 fn bit_names(set: &[u8]) -> Vec<String> {
     let Some(bits) = attribute(set, ETHTOOL_A_BITSET_BITS) else { return Vec::new() };
     let without_mask = attribute(set, ETHTOOL_A_BITSET_NOMASK).is_some();
@@ -152,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_a_set_are_those_of_its_bits_that_are_set() {
+    fn bitset_names_are_those_of_its_set_bits() {
         let join = |parts: &[DefaultNla]| parts.iter().flat_map(bytes_of).collect::<Vec<u8>>();
         let nest = |kind, parts: &[DefaultNla]| DefaultNla::new(kind | NLA_F_NESTED, join(parts));
         let name = |name: &[u8]| DefaultNla::new(ETHTOOL_A_BITSET_BIT_NAME, name.to_vec());
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_is_native_if_it_runs_programs_and_lets_them_redirect() {
+    fn native_mode_needs_run_and_redirect() {
         assert!(XdpFeatures(0b1_0011).is_native() && !XdpFeatures(0b10).is_native());
         assert!(XdpFeatures(0b1000).is_zero_copy() && !XdpFeatures(0b0111).is_zero_copy());
         assert_eq!(XdpFeatures(0b1001).names(), ["basic", "zero-copy"]);

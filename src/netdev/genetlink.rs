@@ -1,4 +1,4 @@
-//! Questions to a family of generic netlink: one attribute there, the answer's attributes back.
+//! Requests to a generic netlink family: one attribute in the request, the attributes of the answer in return.
 //!
 //! The numbers are those of `include/uapi/linux/genetlink.h`.
 
@@ -19,7 +19,7 @@ const NLMSG_ERROR: u16 = 2;
 /// `struct nlmsghdr`, then `struct genlmsghdr`.
 const HEADERS: usize = 16 + 4;
 
-/// A family of the kernel's, asked over a socket of its own.
+/// A generic netlink family of the kernel, with a socket of its own.
 #[derive(Debug)]
 pub(super) struct Family {
     socket: Socket,
@@ -27,7 +27,7 @@ pub(super) struct Family {
 }
 
 impl Family {
-    /// The family with this name, in the network namespace of the calling thread.
+    /// Opens the family with this name, in the calling thread's network namespace.
     ///
     /// # Errors
     /// `ENOENT` if the kernel has no such family.
@@ -47,7 +47,7 @@ impl Family {
     /// Sends one attribute and returns the attributes of the answer.
     ///
     /// # Errors
-    /// What the kernel answers, such as `EOPNOTSUPP`.
+    /// The kernel's error, such as `EOPNOTSUPP`.
     pub(super) fn ask(&self, command: u8, attribute: &DefaultNla) -> io::Result<Vec<u8>> {
         let payload = bytes_of(attribute);
         let length = u32::try_from(HEADERS + payload.len()).map_err(io::Error::other)?;
@@ -77,12 +77,12 @@ pub(super) fn bytes_of(attribute: &DefaultNla) -> Vec<u8> {
     bytes
 }
 
-/// The value of the first attribute of that kind.
+/// Returns the value of the first attribute of that kind.
 pub(super) fn attribute(attributes: &[u8], kind: u16) -> Option<Vec<u8>> {
     NlasIterator::new(attributes).flatten().find(|a| a.kind() == kind).map(|a| a.value().to_vec())
 }
 
-/// Likewise, as a number; 0 if it is not there.
+/// Returns the first attribute of that kind as a number; 0 if absent.
 pub(super) fn number(attributes: &[u8], kind: u16) -> u32 {
     attribute(attributes, kind).and_then(|value| parse_u32(&value).ok()).unwrap_or(0)
 }

@@ -1,4 +1,4 @@
-//! One interface as the kernel describes it, at one moment.
+//! The state of one interface, as the kernel reports it at one moment.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use super::{NetdevError, ethtool};
 pub struct IfAddr {
     /// The address, without its prefix length.
     pub ip: IpAddr,
-    /// Leading bits that name the network.
+    /// Number of leading bits that name the network.
     pub prefix: u8,
 }
 
@@ -30,7 +30,7 @@ impl fmt::Display for IfAddr {
 impl FromStr for IfAddr {
     type Err = String;
 
-    /// Reads `address/length`; without a length the address stands alone (/32 or /128).
+    /// Parses `address/length`; without a length, /32 or /128.
     fn from_str(text: &str) -> Result<IfAddr, String> {
         let (address, length) = text.split_once('/').map_or((text, None), |(a, l)| (a, Some(l)));
         let ip: IpAddr = address.parse().map_err(|e| format!("{address:?}: {e}"))?;
@@ -46,7 +46,7 @@ impl FromStr for IfAddr {
     }
 }
 
-/// What the kernel says about an interface.
+/// The state of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
     /// Index in its namespace.
@@ -57,50 +57,50 @@ pub struct Interface {
     pub mac: [u8; 6],
     /// The largest L3 packet in bytes.
     pub mtu: usize,
-    /// It is administratively up (`IFF_UP`); its carrier may be lost.
+    /// True if administratively up (`IFF_UP`); the carrier may be lost.
     pub up: bool,
-    /// Up, and the medium is there (carrier).
+    /// True if up, and the link has carrier.
     pub running: bool,
     /// The driver or kind: `veth`, `virtio_net`, `mlx5_core`; `unknown` if the kernel does not say.
     pub driver: String,
-    /// Receive queues in use.
+    /// Number of receive queues in use.
     pub rx_queues: u32,
-    /// Usable addresses, IPv4 first, each family in the kernel's order. Those still under duplicate
-    /// address detection, or that failed it, are not among them.
+    /// Usable addresses, IPv4 first, each family in the kernel's order. Addresses in duplicate address detection, or
+    /// that failed it, are left out.
     pub addresses: Vec<IfAddr>,
-    /// The kernel's id of the XDP program that is attached, if there is one.
+    /// Kernel id of the attached XDP program, if there is one.
     pub xdp_program: Option<u32>,
 }
 
 impl Interface {
-    /// Looks an interface up in the calling thread's namespace.
+    /// Queries an interface in the calling thread's namespace.
     ///
     /// # Errors
-    /// [`NetdevError::NoSuchInterface`] lists those that exist; [`NetdevError::NotEthernet`].
+    /// [`NetdevError::NoSuchInterface`], with the existing names; [`NetdevError::NotEthernet`].
     pub fn by_name(name: &str) -> Result<Interface, NetdevError> {
         let mut netlink = Netlink::open().map_err(|e| NetdevError::from_io("open a netlink socket", e))?;
         let mut interface = query(&mut netlink, &Key::Name(name))?;
-        // Drivers that keep their count to themselves leave what rtnetlink said: the allocated number.
+        // If the driver reports no count, rtnetlink's number of allocated queues stays.
         if let Ok(queues @ 1..) = ethtool::rx_queues(interface.index) {
             interface.rx_queues = queues;
         }
         Ok(interface)
     }
 
-    /// True if `ip` is one of its addresses.
+    /// True if `ip` is an address of this interface.
     pub fn has_address(&self, ip: IpAddr) -> bool {
         self.addresses.iter().any(|a| a.ip == ip)
     }
 }
 
-/// How an interface is looked up.
+/// Key by which an interface is queried.
 pub(super) enum Key<'a> {
     Name(&'a str),
-    /// With the name it had, for errors.
+    /// Index, and the last known name for errors.
     Index(u32, &'a str),
 }
 
-/// Asks for the link and its addresses. `rx_queues` is the allocated number.
+/// Queries the link and its addresses. `rx_queues` is the allocated number.
 pub(super) fn query(netlink: &mut Netlink, key: &Key<'_>) -> Result<Interface, NetdevError> {
     let mut request = LinkMessage::default();
     let name = match *key {
@@ -114,7 +114,7 @@ pub(super) fn query(netlink: &mut Netlink, key: &Key<'_>) -> Result<Interface, N
         }
     };
     let failed = |e: std::io::Error| match e.raw_os_error() {
-        // ERANGE: longer than any name may be.
+        // ERANGE: the name is too long.
         Some(libc::ENODEV | libc::ERANGE) => NetdevError::no_such_interface(name),
         _ => NetdevError::from_io(format!("look up interface {name}"), e),
     };
@@ -139,7 +139,7 @@ pub(super) fn query(netlink: &mut Netlink, key: &Key<'_>) -> Result<Interface, N
     Ok(interface)
 }
 
-/// Reads a link message.
+/// Parses a link message.
 fn from_link(link: &LinkMessage, asked: &str) -> Result<Interface, NetdevError> {
     let mut interface = Interface {
         index: link.header.index,
@@ -186,7 +186,7 @@ fn from_link(link: &LinkMessage, asked: &str) -> Result<Interface, NetdevError> 
     if ethernet { Ok(interface) } else { Err(NetdevError::NotEthernet { name: interface.name }) }
 }
 
-/// The program in any of the slots: driver, generic, hardware.
+/// Returns the program in any of the slots: driver, generic, hardware.
 fn attached(xdp: &[LinkXdp]) -> Option<u32> {
     xdp.iter().find_map(|a| match a {
         LinkXdp::ProgId(id) | LinkXdp::DrvProgId(id) | LinkXdp::SkbProgId(id) | LinkXdp::HwProgId(id)
@@ -198,7 +198,7 @@ fn attached(xdp: &[LinkXdp]) -> Option<u32> {
     })
 }
 
-/// The address of a message, unless it may not be used (yet).
+/// Returns the address of a message, unless it is not usable (yet).
 fn usable(message: &AddressMessage) -> Option<IfAddr> {
     let bad = AddressFlags::Tentative | AddressFlags::Dadfailed;
     let bad_byte = AddressHeaderFlags::Tentative | AddressHeaderFlags::Dadfailed;
@@ -213,12 +213,12 @@ fn usable(message: &AddressMessage) -> Option<IfAddr> {
             _ => {}
         }
     }
-    // On point-to-point links IFA_ADDRESS is the peer's; IFA_LOCAL, where present, is always ours.
+    // On point-to-point links IFA_ADDRESS is the peer's; IFA_LOCAL, if present, is always ours.
     let ip = local.or(address)?;
     (!refused).then_some(IfAddr { ip, prefix: message.header.prefix_len })
 }
 
-/// Speed of an interface's link in Mb/s, if it says one (`/sys/class/net/NAME/speed`, which is -1 where the driver knows none).
+/// Returns the link speed in Mb/s, if known (`/sys/class/net/NAME/speed`, -1 if the driver knows none).
 pub fn link_speed(name: &str) -> Option<u32> {
     let told = std::fs::read_to_string(format!("/sys/class/net/{name}/speed")).ok()?;
     told.trim().parse().ok().filter(|mbps| *mbps > 0)
@@ -237,13 +237,13 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_longer_than_the_address_is_refused_with_both_numbers() {
+    fn error_of_too_long_prefix_names_both_lengths() {
         let e = "192.0.2.1/33".parse::<IfAddr>().unwrap_err();
         assert!(e.contains("33") && e.contains("32"), "{e}");
     }
 
     #[test]
-    fn a_missing_interface_is_named_together_with_those_that_exist() {
+    fn error_of_missing_interface_lists_existing_ones() {
         let e = Interface::by_name("nosuch0").unwrap_err().to_string();
         assert!(e.contains("\"nosuch0\"") && e.contains("lo"), "{e}");
         let e = Interface::by_name("a-name-that-is-longer-than-fifteen").unwrap_err().to_string();

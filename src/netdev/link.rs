@@ -17,15 +17,15 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use super::netlink::Netlink;
 use super::{IfAddr, NetNs, NetdevError, tap};
 
-/// Changes the links of one namespace, from whatever thread. Links are meant by name.
+/// Changes the links of one namespace, from any thread. Links are identified by name.
 pub struct Links {
     netlink: Netlink,
-    /// `None`: the namespace of the thread that opened it, entered nowhere else.
+    /// `None`: the namespace of the thread that called `open`; no other is entered.
     ns: Option<NetNs>,
 }
 
 impl Links {
-    /// For the namespace of the calling thread.
+    /// Opens a socket in the namespace of the calling thread.
     ///
     /// # Errors
     /// If no netlink socket can be opened.
@@ -34,7 +34,7 @@ impl Links {
         Ok(Links { netlink, ns: None })
     }
 
-    /// For `ns`.
+    /// Opens a socket in `ns`.
     ///
     /// # Errors
     /// If the namespace may not be entered.
@@ -81,7 +81,7 @@ impl Links {
         self.create(format!("create bridge {name}"), message)
     }
 
-    /// Makes a tap that stays until it is deleted, for a virtual machine to open.
+    /// Makes a tap that exists until it is deleted, for a virtual machine to open.
     ///
     /// # Errors
     /// Without `/dev/net/tun` or CAP_NET_ADMIN, or if the name is longer than 15 bytes.
@@ -107,7 +107,7 @@ impl Links {
     /// Sets the link administratively up or down.
     ///
     /// # Errors
-    /// If there is no such link, or without CAP_NET_ADMIN; the same for the other setters.
+    /// If there is no such link, or without CAP_NET_ADMIN. The other setters fail likewise.
     pub fn set_up(&mut self, name: &str, up: bool) -> Result<(), NetdevError> {
         let word = if up { "up" } else { "down" };
         self.change(name, format!("set {name} {word}"), |m| {
@@ -149,7 +149,7 @@ impl Links {
     /// Adds an address, usable at once (no duplicate address detection).
     ///
     /// # Errors
-    /// As [`Links::set_up`], and if the address is there already.
+    /// As [`Links::set_up`], and if the link has the address already.
     pub fn add_address(&mut self, name: &str, address: IfAddr) -> Result<(), NetdevError> {
         let mut message = address_message(self.index(name)?, address);
         message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
@@ -160,10 +160,10 @@ impl Links {
         )
     }
 
-    /// Takes an address away.
+    /// Deletes an address.
     ///
     /// # Errors
-    /// As [`Links::set_up`], and if the address is not there.
+    /// As [`Links::set_up`], and if the link has no such address.
     pub fn delete_address(&mut self, name: &str, address: IfAddr) -> Result<(), NetdevError> {
         let message = address_message(self.index(name)?, address);
         self.tell(format!("delete {address} from {name}"), RouteNetlinkMessage::DelAddress(message), 0)
@@ -209,7 +209,7 @@ impl Links {
         )
     }
 
-    /// The index of a link.
+    /// Returns the index of a link.
     fn index(&mut self, name: &str) -> Result<u32, NetdevError> {
         let mut message = LinkMessage::default();
         message.attributes.push(LinkAttribute::IfName(name.to_owned()));
@@ -227,7 +227,7 @@ impl Links {
         }
     }
 
-    /// The error for a name that is not there, listing the names of the right namespace.
+    /// Returns the error for an unknown name, with the names of the right namespace.
     fn missing(&self, name: &str) -> NetdevError {
         match &self.ns {
             Some(ns) => ns
@@ -261,7 +261,7 @@ impl Links {
     }
 }
 
-/// The netlink family of an address.
+/// Returns the netlink family of an address.
 pub(super) fn family(ip: IpAddr) -> AddressFamily {
     match ip {
         IpAddr::V4(_) => AddressFamily::Inet,

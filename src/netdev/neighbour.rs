@@ -1,10 +1,9 @@
-//! From an IP address to the station address that its frames must carry.
+//! Resolves an IP address to the station address that its frames must carry.
 //!
-//! The kernel has routes and a neighbour table and knows how to ask (ARP, neighbour discovery), so it does
-//! the work. But frames that leave through AF_XDP are not seen by it and keep no entry alive: a neighbour is
-//! entered as *managed* (`NTF_EXT_MANAGED`, Linux 5.16), which makes the kernel resolve it at once and
-//! refresh it from then on. [`Neighbours`](super::Neighbours) remembers whom it asked for, follows them, and takes that
-//! back in the end.
+//! The kernel has the routes and the neighbour table, and resolves (ARP, neighbour discovery). The kernel does not see frames
+//! sent through AF_XDP, so these keep no entry alive. A neighbour is therefore entered as *managed* (`NTF_EXT_MANAGED`,
+//! Linux 5.16): the kernel resolves it at once and refreshes it from then on. [`Neighbours`](super::Neighbours) records
+//! the entries it requested, follows them, and removes them in the end.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
@@ -22,58 +21,58 @@ use super::netlink::Netlink;
 
 /// The discard service (RFC 863).
 pub(super) const DISCARD: u16 = 9;
-/// The station address of everybody.
+/// The broadcast station address.
 pub(super) const BROADCAST_MAC: [u8; 6] = [0xff; 6];
 
 /// Why an address was not resolved.
 #[derive(Debug, thiserror::Error)]
 pub enum NeighbourError {
-    /// Routing does not lead there.
+    /// No route.
     #[error(
         "no route to {destination} through {interface}: {reason} (`ip route get {destination} oif {interface}`)"
     )]
     NoRoute {
-        /// The address that was sought.
+        /// The address to resolve.
         destination: IpAddr,
         /// The interface that the request was for.
         interface: String,
-        /// The kernel's answer, for people.
+        /// The kernel's error, as text.
         reason: String,
     },
-    /// Nobody answered.
+    /// The neighbour did not answer.
     #[error(
         "no station on {interface} answers for {next_hop}{}: {waited_ms} ms and the neighbour entry is \
          {state}; is the host up, on the same network, and not filtering ARP or neighbour discovery?",
         by_way(destination, next_hop)
     )]
     Unanswered {
-        /// The address that was asked for.
+        /// The address to resolve.
         destination: IpAddr,
-        /// Its gateway, or itself.
+        /// The gateway to it, or the address itself.
         next_hop: IpAddr,
         /// The interface that the request was for.
         interface: String,
-        /// How long we waited.
+        /// Time waited, in milliseconds.
         waited_ms: u128,
         /// The state of the kernel's entry.
         state: String,
     },
-    /// Without carrier nobody can answer.
+    /// The link is down, so no neighbour can answer.
     #[error(
         "{interface} is down, so {destination} cannot be resolved: `ip link set {interface} up`, and check the cable"
     )]
     LinkDown {
         /// The interface that the neighbour would be on.
         interface: String,
-        /// The address that was sought.
+        /// The address to resolve.
         destination: IpAddr,
     },
     /// The kernel refused a request.
     #[error("{action}: {source}")]
     Kernel {
-        /// What was tried, as a sentence without its subject.
+        /// The action that failed, as a sentence without its subject.
         action: String,
-        /// The kernel's answer, as an errno.
+        /// The kernel's error, as an errno.
         source: io::Error,
     },
 }
@@ -82,7 +81,7 @@ fn by_way(destination: &IpAddr, next_hop: &IpAddr) -> String {
     if destination == next_hop { String::new() } else { format!(" (the gateway to {destination})") }
 }
 
-/// The station address of a multicast group, or of limited broadcast.
+/// Returns the station address of a multicast group, or of limited broadcast.
 pub(super) fn multicast(destination: IpAddr) -> Option<[u8; 6]> {
     match destination {
         IpAddr::V4(ip) if ip.is_broadcast() => Some(BROADCAST_MAC),
@@ -98,13 +97,13 @@ pub(super) fn multicast(destination: IpAddr) -> Option<[u8; 6]> {
     }
 }
 
-/// Where routing leads.
+/// Result of routing.
 pub(super) enum Route {
-    /// To this host.
+    /// The destination is this host.
     Own,
-    /// To everybody on the link.
+    /// Broadcast on the link.
     Broadcast,
-    /// To this neighbour.
+    /// The next hop is this neighbour.
     Via(IpAddr),
 }
 
@@ -112,7 +111,7 @@ pub(super) fn kernel(action: String, source: io::Error) -> NeighbourError {
     NeighbourError::Kernel { action, source }
 }
 
-/// Asks routing for the next hop through `interface`.
+/// Returns the next hop to `destination` through `interface`.
 pub(super) fn route(
     netlink: &mut Netlink,
     interface: &Interface,
@@ -133,7 +132,7 @@ pub(super) fn route(
     }
 }
 
-/// The kernel's route to a host, through that link if one is named. `None`: it answers without one.
+/// Returns the kernel's route to a host, through `link` if given. `None` if the answer has none.
 fn find_route(
     netlink: &mut Netlink,
     destination: IpAddr,
@@ -151,7 +150,7 @@ fn find_route(
     }))
 }
 
-/// The gateway in a route's attribute; it may be of the other family (RFC 5549).
+/// Returns the gateway in a route's attribute, which may be of the other address family (RFC 5549).
 fn gateway(attribute: &RouteAttribute) -> Option<IpAddr> {
     match attribute {
         RouteAttribute::Gateway(RouteAddress::Inet(ip)) | RouteAttribute::Via(RouteVia::Inet(ip)) => {
@@ -169,12 +168,12 @@ pub(super) struct Entry {
     pub(super) state: NeighbourState,
     /// The station address, if it may be used.
     pub(super) mac: Option<[u8; 6]>,
-    /// Entered by [`ask`], or by somebody with the same wish.
+    /// True if managed, by [`ask`] or by another process.
     pub(super) managed: bool,
 }
 
 impl Entry {
-    /// It is what it is for good: nobody is asked about it.
+    /// True if the entry is permanent or needs no resolution.
     pub(super) fn is_fixed(&self) -> bool {
         matches!(self.state, NeighbourState::Permanent | NeighbourState::Noarp)
     }
@@ -188,7 +187,7 @@ fn entry_for(link: u32, ip: IpAddr) -> NeighbourMessage {
     message
 }
 
-/// Looks a neighbour up; an entry that is not there is one in state `none`.
+/// Looks up a neighbour. A missing entry is returned in state `none`.
 pub(super) fn look(
     netlink: &mut Netlink,
     interface: &Interface,
@@ -198,7 +197,7 @@ pub(super) fn look(
     look_on(netlink, interface.index, ip).map_err(|e| kernel(action(), e))
 }
 
-/// The same on the link of that index.
+/// Looks up a neighbour on the link of that index.
 pub(super) fn look_on(netlink: &mut Netlink, link: u32, ip: IpAddr) -> io::Result<Entry> {
     let mut entry = Entry { state: NeighbourState::None, mac: None, managed: false };
     let answers = match netlink.request(RouteNetlinkMessage::GetNeighbour(entry_for(link, ip)), 0) {
@@ -231,7 +230,7 @@ pub(super) fn look_on(netlink: &mut Netlink, link: u32, ip: IpAddr) -> io::Resul
     Ok(entry)
 }
 
-/// Has the kernel resolve a neighbour: managed, else used once. False: it does neither.
+/// Has the kernel resolve a neighbour: managed, else once. False if it does neither.
 pub(super) fn ask(netlink: &mut Netlink, interface: &Interface, ip: IpAddr) -> Result<bool, NeighbourError> {
     let refused = |e| kernel(format!("ask for neighbour {ip} on {}", interface.name), e);
     let mut message = entry_for(interface.index, ip);
@@ -241,11 +240,11 @@ pub(super) fn ask(netlink: &mut Netlink, interface: &Interface, ip: IpAddr) -> R
         || use_once(netlink, interface.index, ip).map_err(refused)?)
 }
 
-/// Enters a neighbour. False: the kernel does not.
+/// Enters a neighbour. False if the kernel refuses.
 fn enter(netlink: &mut Netlink, message: NeighbourMessage) -> io::Result<bool> {
     match netlink.request(RouteNetlinkMessage::NewNeighbour(message), NLM_F_CREATE) {
         Ok(_) => Ok(true),
-        // Linux before 5.16 does not know the attribute, and without CAP_NET_ADMIN neither is allowed.
+        // Linux before 5.16 does not know the attribute, and without CAP_NET_ADMIN neither request is allowed.
         Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EPERM)) => {
             Ok(false)
         }
@@ -253,15 +252,15 @@ fn enter(netlink: &mut Netlink, message: NeighbourMessage) -> io::Result<bool> {
     }
 }
 
-/// Has the kernel resolve a neighbour once. False: it does not, for want of a right.
+/// Has the kernel resolve a neighbour once. False without the privilege.
 pub(super) fn use_once(netlink: &mut Netlink, link: u32, ip: IpAddr) -> io::Result<bool> {
     let mut message = entry_for(link, ip);
     message.header.flags = NeighbourFlags::Use;
     enter(netlink, message)
 }
 
-/// By which link, and by which neighbour there, a host is reached. `None`: by none.
-pub(super) fn way_to(netlink: &mut Netlink, destination: IpAddr) -> io::Result<Option<(u32, IpAddr)>> {
+/// Returns the link, and the neighbour there, by which a host is reached. `None` if there is no unicast route.
+pub(super) fn path_to(netlink: &mut Netlink, destination: IpAddr) -> io::Result<Option<(u32, IpAddr)>> {
     let found = find_route(netlink, destination, None)?;
     Ok(found.filter(|route| route.header.kind == RouteType::Unicast).and_then(|route| {
         let link = route.attributes.iter().find_map(|attribute| match attribute {
@@ -272,7 +271,7 @@ pub(super) fn way_to(netlink: &mut Netlink, destination: IpAddr) -> io::Result<O
     }))
 }
 
-/// Lets the kernel forget a managed neighbour. One that is not there, or not managed any more, is no error.
+/// Deletes a managed neighbour. An entry that is missing, or no longer managed, is no error.
 pub(super) fn release(
     netlink: &mut Netlink,
     interface: &Interface,
@@ -289,7 +288,7 @@ pub(super) fn release(
     }
 }
 
-/// The neighbour on link `index` that a message of the kernel's is about.
+/// Returns the neighbour on link `index` that a kernel message is about.
 pub(super) fn subject(message: &RouteNetlinkMessage, index: u32) -> Option<IpAddr> {
     let (RouteNetlinkMessage::NewNeighbour(entry) | RouteNetlinkMessage::DelNeighbour(entry)) = message
     else {
@@ -305,7 +304,7 @@ pub(super) fn subject(message: &RouteNetlinkMessage, index: u32) -> Option<IpAdd
     })
 }
 
-/// Makes the kernel resolve a neighbour by sending it an empty datagram to the discard port.
+/// Makes the kernel resolve a neighbour by an empty datagram to its discard port.
 pub(super) fn nudge(interface: &Interface, ip: IpAddr) -> io::Result<()> {
     let any: IpAddr = match ip {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -328,7 +327,7 @@ mod tests {
     fn multicast_groups_map_to_station_addresses_by_rule() {
         let mac = |ip: &str| multicast(ip.parse().unwrap());
         assert_eq!(mac("224.0.0.251"), Some([1, 0, 0x5e, 0, 0, 251]));
-        // The 24th bit from the right is not carried over.
+        // The 24th bit from the right is not copied.
         assert_eq!(mac("239.129.2.3"), Some([1, 0, 0x5e, 1, 2, 3]));
         assert_eq!(mac("ff02::1:ff00:1"), Some([0x33, 0x33, 0xff, 0, 0, 1]));
         assert_eq!(mac("255.255.255.255"), Some(BROADCAST_MAC));

@@ -1,4 +1,4 @@
-//! The neighbours that somebody sends to: resolved, kept fresh, followed, and released in the end.
+//! The neighbours in use: resolves them, has the kernel keep them fresh, follows changes, and releases them in the end.
 
 use std::io;
 use std::net::IpAddr;
@@ -16,14 +16,14 @@ use super::neighbour::{
 use super::netlink::{Netlink, messages};
 use super::{Interface, NetNs};
 
-/// How often the table is looked at while the kernel asks.
+/// Interval of looking at the table while the kernel resolves.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// `RTNLGRP_NEIGH` (`include/uapi/linux/rtnetlink.h`).
 const GROUP: u32 = 3;
 
-/// The neighbours of one interface that were asked for. Dropping it releases those that the kernel keeps for its sake.
+/// Resolves and follows neighbours of one interface. Dropping it releases the entries that the kernel manages for it.
 ///
-/// It belongs to the namespace of the thread that opened it; its methods may be called from any.
+/// Acts in the namespace of the thread that opened it; any thread may call its methods.
 #[derive(Debug)]
 pub struct Neighbours {
     namespace: NetNs,
@@ -33,43 +33,44 @@ pub struct Neighbours {
     known: Mutex<Known>,
 }
 
-/// Ways that are followed: as many as were resolved for somebody, and for strangers. Of each kind the one goes that was asked for longest ago.
+/// Most paths followed: those resolved for local use, and unsolicited ones. Beyond that, the path of the same kind that
+/// was resolved longest ago is evicted.
 const MOST: [usize; 2] = [4096, 1024];
 
-/// What was found so far.
+/// The state of [`Neighbours`].
 #[derive(Debug)]
 struct Known {
     interface: Interface,
-    /// Who was asked for last is the last.
-    ways: Vec<Way>,
-    /// Next hops that the kernel manages because it was asked to from here, and that have not answered.
-    asked: Vec<IpAddr>,
+    /// In the order of resolution, newest last.
+    paths: Vec<Path>,
+    /// Next hops that the kernel manages on our request and that have not answered yet.
+    pending: Vec<IpAddr>,
 }
 
-/// The way to one destination.
+/// The path to one destination.
 #[derive(Clone, Debug)]
-struct Way {
+struct Path {
     destination: IpAddr,
     next_hop: IpAddr,
     mac: [u8; 6],
-    /// The kernel manages the next hop because it was asked to from here.
+    /// True if the kernel manages the next hop on our request.
     ours: bool,
-    /// Asked for by a stranger alone.
-    fleeting: bool,
+    /// True if only a remote host named the destination; no local use resolved it.
+    unsolicited: bool,
 }
 
-/// Whom a destination needs to be asked for.
+/// First hop to a destination.
 enum Hop {
-    /// Nobody: it is known.
+    /// The station address is known by rule.
     Known([u8; 6]),
     Neighbour(IpAddr),
 }
 
 impl Neighbours {
-    /// Opens sockets in the calling thread's namespace, which is that of `interface`.
+    /// Opens sockets in the calling thread's namespace, which must be that of `interface`.
     ///
     /// # Errors
-    /// If the kernel refuses one.
+    /// If the kernel refuses a socket.
     pub fn open(interface: &Interface) -> Result<Neighbours, NeighbourError> {
         let open = || {
             let mut events = Socket::new(NETLINK_ROUTE)?;
@@ -80,15 +81,16 @@ impl Neighbours {
         };
         let action = || format!("watch the neighbours of {}", interface.name);
         let (events, netlink, namespace) = open().map_err(|e| kernel(action(), e))?;
-        let known = Mutex::new(Known { interface: interface.clone(), ways: Vec::new(), asked: Vec::new() });
+        let known =
+            Mutex::new(Known { interface: interface.clone(), paths: Vec::new(), pending: Vec::new() });
         Ok(Neighbours { namespace, events, netlink: Mutex::new(netlink), known })
     }
 
-    /// The station address for frames from `interface` to `destination`, with the kernel keeping it fresh.
+    /// Returns the station address for frames from `interface` to `destination`; the kernel keeps it fresh afterwards.
     ///
-    /// An address of the interface is its own station address, multicast maps by rule (RFC 1112 6.4, RFC 2464 7),
-    /// broadcast is broadcast, and what lies behind a gateway is the gateway's. Blocks up to `timeout`; a known
-    /// neighbour is answered at once. `interface` is as it is now: it may have changed since it was opened.
+    /// An address of the interface maps to its own station address, multicast maps by rule (RFC 1112 6.4, RFC 2464 7),
+    /// broadcast is broadcast, and a destination behind a gateway maps to the gateway's. Blocks up to `timeout`;
+    /// returns at once for a known neighbour. `interface` is its current state, which may have changed since `open`.
     ///
     /// # Errors
     /// [`NeighbourError`] tells a missing route from a silent neighbour.
@@ -113,7 +115,7 @@ impl Neighbours {
         }
         loop {
             if let Some(mac) = entry.mac {
-                self.remember(interface, Way { destination, next_hop, mac, ours, fleeting: false });
+                self.remember(interface, Path { destination, next_hop, mac, ours, unsolicited: false });
                 return Ok(mac);
             }
             if start.elapsed() >= timeout {
@@ -133,11 +135,11 @@ impl Neighbours {
         }
     }
 
-    /// The same without waiting, for a destination that a stranger names; `None`: the kernel is asking for it. Whoever does not want to
-    /// know any more says so to [`Neighbours::give_up`].
+    /// Resolves without blocking, for a destination that a remote host named. `None` while the kernel is resolving. If
+    /// the answer is no longer needed, call [`Neighbours::give_up`].
     ///
     /// # Errors
-    /// As [`Neighbours::resolve`], but for a neighbour that is silent.
+    /// As [`Neighbours::resolve`], except that a silent neighbour is no error.
     pub fn resolve_now(
         &self,
         interface: &Interface,
@@ -154,33 +156,33 @@ impl Neighbours {
             }
             if self.keep(interface, next_hop, &entry)? {
                 let mut known = lock(&self.known);
-                if !known.asked.contains(&next_hop) {
-                    known.asked.push(next_hop);
+                if !known.pending.contains(&next_hop) {
+                    known.pending.push(next_hop);
                 }
             }
         }
         if let Some(mac) = entry.mac {
-            let ours = lock(&self.known).answered(next_hop);
-            self.remember(interface, Way { destination, next_hop, mac, ours, fleeting: true });
+            let ours = lock(&self.known).take_pending(next_hop);
+            self.remember(interface, Path { destination, next_hop, mac, ours, unsolicited: true });
         }
         Ok(entry.mac)
     }
 
-    /// A destination that was asked for and is silent is not wanted any more: the kernel forgets it.
+    /// Cancels the resolution of a silent destination: the kernel forgets its entry.
     pub fn give_up(&self, interface: &Interface, destination: IpAddr) {
         let Ok(Hop::Neighbour(next_hop)) = self.hop(interface, destination) else { return };
-        if lock(&self.known).answered(next_hop) {
-            // If the kernel refuses, it asks a little longer.
+        if lock(&self.known).take_pending(next_hop) {
+            // If the kernel refuses, it keeps asking a little longer.
             let _ = release(&mut self.netlink(), interface, next_hop);
         }
     }
 
-    /// Destinations that are followed.
+    /// Returns the number of destinations followed.
     pub fn followed(&self) -> usize {
-        lock(&self.known).ways.len()
+        lock(&self.known).paths.len()
     }
 
-    /// Where frames for a destination go first.
+    /// Returns the first hop to a destination.
     fn hop(&self, interface: &Interface, destination: IpAddr) -> Result<Hop, NeighbourError> {
         if interface.has_address(destination) || destination.is_loopback() {
             return Ok(Hop::Known(interface.mac));
@@ -195,15 +197,15 @@ impl Neighbours {
         })
     }
 
-    /// The destinations to which frames must carry another station address from now on. Does not block.
+    /// Returns the destinations with a changed station address, and the new one. Does not block.
     ///
-    /// A neighbour that the kernel was made to forget (`ip neigh flush`, a link that was down) is asked for again.
+    /// Resolves again a neighbour that the kernel has forgotten (`ip neigh flush`, a link that was down).
     pub fn poll(&self, interface: &Interface) -> Vec<(IpAddr, [u8; 6])> {
         let Some(told) = self.drain(interface.index) else { return Vec::new() };
         self.refresh(interface, |next_hop| told.as_ref().is_none_or(|told| told.contains(&next_hop)))
     }
 
-    /// As [`Neighbours::poll`], looking at every neighbour: the link was down, or the interface changed.
+    /// As [`Neighbours::poll`], for every neighbour: use after the link was down or the interface changed.
     pub fn look_again(&self, interface: &Interface) -> Vec<(IpAddr, [u8; 6])> {
         self.refresh(interface, |_| true)
     }
@@ -212,25 +214,25 @@ impl Neighbours {
         let mut known = lock(&self.known);
         known.interface.clone_from(interface);
         let mut moved = Vec::new();
-        for way in known.ways.iter_mut().filter(|way| concerned(way.next_hop)) {
-            let Ok(entry) = look(&mut self.netlink(), interface, way.next_hop) else { continue };
+        for path in known.paths.iter_mut().filter(|path| concerned(path.next_hop)) {
+            let Ok(entry) = look(&mut self.netlink(), interface, path.next_hop) else { continue };
             if !entry.is_fixed() && !entry.managed && interface.running {
-                // If the kernel refuses now, the next message about it is the next chance.
-                way.ours |= self.keep(interface, way.next_hop, &entry).unwrap_or(false);
+                // If the kernel refuses now, the next message about it retries.
+                path.ours |= self.keep(interface, path.next_hop, &entry).unwrap_or(false);
             }
-            if let Some(mac) = entry.mac.filter(|mac| *mac != way.mac) {
-                way.mac = mac;
-                moved.push((way.destination, mac));
+            if let Some(mac) = entry.mac.filter(|mac| *mac != path.mac) {
+                path.mac = mac;
+                moved.push((path.destination, mac));
             }
         }
         moved
     }
 
-    /// Has the kernel keep a neighbour. True if it was not managed before and is now.
+    /// Has the kernel manage a neighbour. True if it was not managed before and is now.
     fn keep(&self, interface: &Interface, next_hop: IpAddr, before: &Entry) -> Result<bool, NeighbourError> {
         let datagram = || self.namespace.run(|| nudge(interface, next_hop)).and_then(|sent| sent);
-        // By itself the kernel solicits an IPv6 neighbour from a link-local address, which an interface has a second or two after it came up.
-        // For a datagram it solicits from the datagram's source.
+        // For its own solicitations in IPv6 the kernel needs a link-local source address, which an interface has a
+        // second or two after it came up. For a datagram it uses the datagram's source.
         let is_sent = next_hop.is_ipv6() && before.mac.is_none() && datagram().is_ok();
         if !ask(&mut self.netlink(), interface, next_hop)? && !is_sent {
             let action = || format!("send a datagram to {next_hop} on {}", interface.name);
@@ -239,18 +241,18 @@ impl Neighbours {
         Ok(!before.managed && look(&mut self.netlink(), interface, next_hop)?.managed)
     }
 
-    fn remember(&self, interface: &Interface, way: Way) {
+    fn remember(&self, interface: &Interface, path: Path) {
         let mut known = lock(&self.known);
         known.interface.clone_from(interface);
-        let left = known.remember(way);
+        let left = known.remember(path);
         drop(known);
         for next_hop in left {
-            // If the kernel refuses, it keeps one neighbour more.
+            // If the kernel refuses, it keeps one neighbour too many.
             let _ = release(&mut self.netlink(), interface, next_hop);
         }
     }
 
-    /// Empties the socket. `None`: there was nothing. `Some(None)`: messages were lost, anything may have changed.
+    /// Drains the socket. `None` if it was empty. `Some(None)` if messages were lost: anything may have changed.
     fn drain(&self, index: u32) -> Option<Option<Vec<IpAddr>>> {
         let mut news = false;
         let mut lost = false;
@@ -278,38 +280,38 @@ impl Neighbours {
 }
 
 impl Known {
-    /// Makes a way the latest. Gives the neighbours that the kernel need not keep any more: of the way that it takes the place of, and of
-    /// the one that makes room.
-    fn remember(&mut self, way: Way) -> Vec<IpAddr> {
-        let old = self.ways.iter().position(|known| known.destination == way.destination);
-        let mut way = way;
+    /// Adds a path as the newest. Returns the neighbours that need no longer be managed: that of the path it replaces,
+    /// and that of an evicted path.
+    fn remember(&mut self, path: Path) -> Vec<IpAddr> {
+        let old = self.paths.iter().position(|known| known.destination == path.destination);
+        let mut path = path;
         let mut left = Vec::new();
-        if let Some(old) = old.map(|at| self.ways.remove(at)) {
-            way.fleeting &= old.fleeting;
-            if old.next_hop == way.next_hop {
-                way.ours |= old.ours;
+        if let Some(old) = old.map(|at| self.paths.remove(at)) {
+            path.unsolicited &= old.unsolicited;
+            if old.next_hop == path.next_hop {
+                path.ours |= old.ours;
             } else {
-                left.extend(self.let_go(&old));
+                left.extend(self.remove_path(&old));
             }
         }
-        let (fleeting, most) = (way.fleeting, MOST[usize::from(way.fleeting)]);
-        self.ways.push(way);
-        let alike = |known: &&Way| known.fleeting == fleeting;
-        if self.ways.iter().filter(alike).count() > most
-            && let Some(oldest) = self.ways.iter().position(|known| known.fleeting == fleeting)
+        let (unsolicited, most) = (path.unsolicited, MOST[usize::from(path.unsolicited)]);
+        self.paths.push(path);
+        let alike = |known: &&Path| known.unsolicited == unsolicited;
+        if self.paths.iter().filter(alike).count() > most
+            && let Some(oldest) = self.paths.iter().position(|known| known.unsolicited == unsolicited)
         {
-            let oldest = self.ways.remove(oldest);
-            left.extend(self.let_go(&oldest));
+            let oldest = self.paths.remove(oldest);
+            left.extend(self.remove_path(&oldest));
         }
         left
     }
 
-    /// A way is not followed any more. Gives its neighbour if it was kept from here, and for this way alone.
-    fn let_go(&mut self, gone: &Way) -> Option<IpAddr> {
+    /// Returns a removed path's neighbour, if it was managed for us and no other path uses it.
+    fn remove_path(&mut self, gone: &Path) -> Option<IpAddr> {
         if !gone.ours {
             return None;
         }
-        match self.ways.iter_mut().find(|way| way.next_hop == gone.next_hop) {
+        match self.paths.iter_mut().find(|path| path.next_hop == gone.next_hop) {
             Some(heir) => {
                 heir.ours = true;
                 None
@@ -318,15 +320,15 @@ impl Known {
         }
     }
 
-    /// A neighbour is not waited for any more. True: the kernel manages it for the sake of that.
-    fn answered(&mut self, next_hop: IpAddr) -> bool {
-        let place = self.asked.iter().position(|asked| *asked == next_hop);
-        place.map(|place| self.asked.swap_remove(place)).is_some()
+    /// Removes a neighbour from the pending ones. True if it was pending, so that the kernel manages it for us.
+    fn take_pending(&mut self, next_hop: IpAddr) -> bool {
+        let place = self.pending.iter().position(|pending| *pending == next_hop);
+        place.map(|place| self.pending.swap_remove(place)).is_some()
     }
 }
 
 impl AsFd for Neighbours {
-    /// Readable when it is worth while to poll.
+    /// Readable when [`Neighbours::poll`] has something to do.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.events.as_fd()
     }
@@ -335,15 +337,15 @@ impl AsFd for Neighbours {
 impl Drop for Neighbours {
     fn drop(&mut self) {
         let known = lock(&self.known);
-        let ours = known.ways.iter().filter(|way| way.ours).map(|way| way.next_hop);
-        for next_hop in ours.chain(known.asked.iter().copied()) {
-            // If the interface is gone, so is the entry.
+        let ours = known.paths.iter().filter(|path| path.ours).map(|path| path.next_hop);
+        for next_hop in ours.chain(known.pending.iter().copied()) {
+            // If the interface is gone, the entry is gone too.
             let _ = release(&mut self.netlink(), &known.interface, next_hop);
         }
     }
 }
 
-/// The station address for frames from `interface` to `destination`, asked once and not kept: as
+/// Returns the station address for frames from `interface` to `destination`, once, without following it: as
 /// [`Neighbours::resolve`], in the calling thread's namespace.
 ///
 /// # Errors
@@ -377,54 +379,54 @@ mod tests {
             addresses: Vec::new(),
             xdp_program: None,
         };
-        Known { interface, ways: Vec::new(), asked: Vec::new() }
+        Known { interface, paths: Vec::new(), pending: Vec::new() }
     }
 
     fn ip(n: u32) -> IpAddr {
         std::net::Ipv4Addr::from(0x0a00_0000 + n).into()
     }
 
-    fn way(destination: u32, next_hop: u32, ours: bool, fleeting: bool) -> Way {
-        Way { destination: ip(destination), next_hop: ip(next_hop), mac: [3; 6], ours, fleeting }
+    fn path(destination: u32, next_hop: u32, ours: bool, unsolicited: bool) -> Path {
+        Path { destination: ip(destination), next_hop: ip(next_hop), mac: [3; 6], ours, unsolicited }
     }
 
-    /// Two destinations behind one gateway: it is kept until neither needs it.
+    /// Two destinations behind one gateway: it is managed until neither needs it.
     #[test]
-    fn a_gateway_is_let_go_with_the_last_destination_behind_it() {
+    fn gateway_is_released_with_its_last_destination() {
         let mut known = known();
-        assert!(known.remember(way(1, 100, true, false)).is_empty());
-        // The kernel manages it already when the second is asked for.
-        assert!(known.remember(way(2, 100, false, false)).is_empty());
-        assert!(known.remember(way(1, 101, true, false)).is_empty(), "the second still goes there");
-        assert_eq!(known.remember(way(2, 101, false, false)), [ip(100)]);
-        assert!(known.remember(way(1, 102, true, false)).is_empty());
-        assert_eq!(known.remember(way(2, 102, false, false)), [ip(101)]);
+        assert!(known.remember(path(1, 100, true, false)).is_empty());
+        // The kernel manages the gateway already when the second destination is resolved.
+        assert!(known.remember(path(2, 100, false, false)).is_empty());
+        assert!(known.remember(path(1, 101, true, false)).is_empty(), "the second still goes there");
+        assert_eq!(known.remember(path(2, 101, false, false)), [ip(100)]);
+        assert!(known.remember(path(1, 102, true, false)).is_empty());
+        assert_eq!(known.remember(path(2, 102, false, false)), [ip(101)]);
     }
 
-    /// The way to a host changes when there are as many as can be followed: two ways go, and both neighbours.
+    /// A host's path changes while the table is full: two paths are removed, and both neighbours.
     #[test]
-    fn two_neighbours_are_let_go_when_two_ways_go_at_once() {
+    fn two_removed_paths_release_two_neighbours() {
         let mut known = known();
-        known.remember(way(9, 109, true, true));
+        known.remember(path(9, 109, true, true));
         for n in 0..MOST[0] as u32 {
-            assert!(known.remember(way(1000 + n, 10_000 + n, true, false)).is_empty());
+            assert!(known.remember(path(1000 + n, 10_000 + n, true, false)).is_empty());
         }
-        // A stranger's becomes one that somebody asked for, by another gateway.
-        assert_eq!(known.remember(way(9, 110, true, false)), [ip(109), ip(10_000)]);
-        assert_eq!(known.ways.len(), MOST[0]);
+        // An unsolicited path is resolved for local use, by another gateway.
+        assert_eq!(known.remember(path(9, 110, true, false)), [ip(109), ip(10_000)]);
+        assert_eq!(known.paths.len(), MOST[0]);
     }
 
-    /// Strangers come and go; who was asked for by somebody here stays, though a stranger names it too.
+    /// Unsolicited paths are evicted; a path in local use stays, though a remote host names it too.
     #[test]
-    fn a_flood_of_strangers_ends_no_way_that_somebody_asked_for() {
+    fn unsolicited_paths_do_not_evict_local_ones() {
         let mut known = known();
-        known.remember(way(1, 1, true, false));
-        known.remember(way(1, 1, true, true));
-        known.remember(way(2, 2, true, true));
-        let strangers = 10_000..10_000 + MOST[1] as u32;
-        let left: Vec<_> = strangers.flat_map(|n| known.remember(way(n, n, true, true))).collect();
-        assert_eq!(left, [ip(2)], "the oldest stranger alone");
-        assert!(known.ways.iter().any(|way| way.destination == ip(1)));
-        assert_eq!(known.ways.len(), 1 + MOST[1]);
+        known.remember(path(1, 1, true, false));
+        known.remember(path(1, 1, true, true));
+        known.remember(path(2, 2, true, true));
+        let remote = 10_000..10_000 + MOST[1] as u32;
+        let left: Vec<_> = remote.flat_map(|n| known.remember(path(n, n, true, true))).collect();
+        assert_eq!(left, [ip(2)], "only the oldest unsolicited path");
+        assert!(known.paths.iter().any(|path| path.destination == ip(1)));
+        assert_eq!(known.paths.len(), 1 + MOST[1]);
     }
 }

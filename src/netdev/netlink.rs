@@ -1,4 +1,4 @@
-//! Requests to rtnetlink and their answers, on a blocking socket.
+//! Requests to rtnetlink and their answers, over a blocking socket.
 
 use std::io;
 
@@ -9,13 +9,13 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkFlags, LinkMessage};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
-/// How often a dump is repeated if the table changed under it (`NLM_F_DUMP_INTR`).
+/// Attempts at a dump if the table changes meanwhile (`NLM_F_DUMP_INTR`).
 const DUMP_ATTEMPTS: usize = 8;
 
 /// The index of `lo` in every namespace (`LOOPBACK_IFINDEX` of Linux).
 const LOOPBACK: u32 = 1;
 
-/// One rtnetlink socket. It stays in the namespace it was opened in.
+/// One rtnetlink socket, for good in the namespace in which it was opened.
 #[derive(Debug)]
 pub(super) struct Netlink {
     socket: Socket,
@@ -31,7 +31,7 @@ impl Netlink {
         Ok(Netlink { socket, sequence: 0 })
     }
 
-    /// Sends a request and waits for its acknowledgement; returns what came with it.
+    /// Sends a request and waits for its acknowledgement. Returns the answers before it.
     pub(super) fn request(
         &mut self,
         message: RouteNetlinkMessage,
@@ -40,7 +40,7 @@ impl Netlink {
         self.exchange(message, flags | NLM_F_ACK).map(|(answers, _)| answers)
     }
 
-    /// Sets the loopback of the socket's namespace up.
+    /// Sets the loopback interface of the socket's namespace up.
     pub(super) fn loopback_up(&mut self) -> io::Result<()> {
         let mut message = LinkMessage::default();
         message.header.index = LOOPBACK;
@@ -49,7 +49,7 @@ impl Netlink {
         self.request(RouteNetlinkMessage::SetLink(message), 0).map(drop)
     }
 
-    /// Reads a whole table, again if it changed while it was read.
+    /// Reads a whole table; repeats if it changed meanwhile.
     pub(super) fn dump(&mut self, message: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
         for _ in 0..DUMP_ATTEMPTS {
             let (answers, interrupted) = self.exchange(message.clone(), NLM_F_DUMP)?;
@@ -63,7 +63,7 @@ impl Netlink {
         ))
     }
 
-    /// One request, all its answers; true if the dump was not consistent.
+    /// Sends one request and returns all its answers; true if the dump was not consistent.
     fn exchange(
         &mut self,
         message: RouteNetlinkMessage,
@@ -100,7 +100,7 @@ impl Netlink {
     }
 }
 
-/// One datagram, whatever its length; signals do not interrupt it.
+/// Receives one datagram of any length. Retries after a signal.
 pub(super) fn receive(socket: &Socket) -> io::Result<Vec<u8>> {
     loop {
         match socket.recv_from_full() {
@@ -110,7 +110,7 @@ pub(super) fn receive(socket: &Socket) -> io::Result<Vec<u8>> {
     }
 }
 
-/// The messages of a datagram. Ends after the first that cannot be read.
+/// Returns the messages of a datagram. Ends after the first that cannot be parsed.
 pub(super) fn messages(
     datagram: &[u8],
 ) -> impl Iterator<Item = io::Result<NetlinkMessage<RouteNetlinkMessage>>> {

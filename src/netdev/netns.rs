@@ -1,4 +1,4 @@
-//! Network namespaces that live as long as a value, under names that `ip netns` shows.
+//! Network namespaces that exist as long as a value, under names that `ip netns` shows.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,29 +14,29 @@ use nix::sys::statfs::{NSFS_MAGIC, fstatfs};
 use super::NetdevError;
 use super::netlink::Netlink;
 
-/// Where `ip netns` looks.
+/// Directory of `ip netns`.
 const DIRECTORY: &str = "/run/netns";
-/// What our names begin with; the owner's process id follows.
+/// Prefix of our names; the owner's process id follows.
 const PREFIX: &str = "roxie-";
 
-/// A network namespace. Dropping it removes its name, and with the last user the namespace.
+/// A network namespace. Dropping it removes its name; the namespace ends with its last user.
 ///
-/// Named ones appear as `roxie-<pid>-<name>`, so `ip netns exec roxie-<pid>-<name> tcpdump …` works
-/// while they live. Those whose owner died are removed by the next [`NetNs::create`], which knows them by their lock
-/// (`flock`): process ids come again, and mean other processes in other containers.
+/// A named one appears as `roxie-<pid>-<name>`, so `ip netns exec roxie-<pid>-<name> tcpdump …` works while it exists.
+/// [`NetNs::create`] removes the names of dead owners. A lock (`flock`) shows whether the owner lives; process ids do
+/// not, because they are reused, and differ between containers.
 #[derive(Debug)]
 pub struct NetNs {
-    /// Keeps the namespace alive, and is what threads enter.
+    /// Keeps the namespace alive; threads enter through it.
     handle: File,
-    /// Where it is mounted, and the process that shall unmount it.
+    /// Mount point, and the process that must unmount it.
     mounted: Option<(PathBuf, u32)>,
 }
 
 impl NetNs {
-    /// Makes a namespace with its loopback up, visible as `roxie-<pid>-<name>`.
+    /// Makes a namespace, with its loopback interface up, visible as `roxie-<pid>-<name>`.
     ///
     /// # Errors
-    /// Without CAP_SYS_ADMIN; if the name is taken by this process already.
+    /// Without CAP_SYS_ADMIN, or if this process has made the name already.
     pub fn create(name: &str) -> Result<NetNs, NetdevError> {
         remove_stale();
         let full = format!("{PREFIX}{}-{name}", process::id());
@@ -50,7 +50,7 @@ impl NetNs {
         Ok(ns)
     }
 
-    /// Makes a namespace without a name, with its loopback up; it leaves no trace in the file system.
+    /// Makes a namespace without a name, with its loopback interface up. Leaves no trace in the file system.
     ///
     /// # Errors
     /// Without CAP_SYS_ADMIN.
@@ -61,7 +61,7 @@ impl NetNs {
         Ok(ns)
     }
 
-    /// The namespace of the calling thread.
+    /// Returns the namespace of the calling thread.
     ///
     /// # Errors
     /// If `/proc` is not mounted.
@@ -70,7 +70,7 @@ impl NetNs {
         Ok(NetNs { handle, mounted: None })
     }
 
-    /// That of a process.
+    /// Returns the namespace of a process.
     ///
     /// # Errors
     /// If there is no such process, or it is another user's.
@@ -80,10 +80,10 @@ impl NetNs {
         Ok(NetNs { handle, mounted: None })
     }
 
-    /// A namespace that somebody else named (`ip netns add <name>`); it is not removed on drop.
+    /// Opens a named namespace (`ip netns add <name>`), which is not removed on drop.
     ///
     /// # Errors
-    /// If there is none of that name.
+    /// If there is no namespace of that name.
     pub fn open(name: &str) -> Result<NetNs, NetdevError> {
         let path = Path::new(DIRECTORY).join(name);
         let handle =
@@ -91,15 +91,15 @@ impl NetNs {
         Ok(NetNs { handle, mounted: None })
     }
 
-    /// The name under `/run/netns`, if this value made one.
+    /// Returns the name under `/run/netns`, if this value made one.
     pub fn name(&self) -> Option<&str> {
         self.mounted.as_ref().and_then(|(path, _)| path.file_name()).and_then(|n| n.to_str())
     }
 
-    /// Runs `f` inside the namespace and returns what it returned: on a fresh thread that enters it, or, if the calling
-    /// thread is there already, right here, which takes no privilege.
+    /// Runs `f` inside the namespace and returns its result. Uses a new thread that enters the namespace, or the
+    /// calling thread if it is there already, which takes no privilege.
     ///
-    /// Sockets that `f` opens stay in the namespace wherever they go.
+    /// Sockets that `f` opens stay in the namespace, whichever thread uses them.
     ///
     /// # Errors
     /// If the thread cannot be started or may not enter (CAP_SYS_ADMIN).
@@ -119,7 +119,7 @@ impl NetNs {
         })
     }
 
-    /// Moves the calling thread into the namespace, for good. Other threads stay where they are.
+    /// Moves the calling thread into the namespace, for good. Other threads stay in theirs.
     ///
     /// # Errors
     /// Without CAP_SYS_ADMIN.
@@ -127,7 +127,7 @@ impl NetNs {
         Ok(setns(&self.handle, CloneFlags::CLONE_NEWNET)?)
     }
 
-    /// True if the calling thread is in it.
+    /// True if the calling thread is in this namespace.
     ///
     /// # Errors
     /// If `/proc` is not mounted.
@@ -136,7 +136,7 @@ impl NetNs {
         Ok((own.dev(), own.ino()) == (this.dev(), this.ino()))
     }
 
-    /// A second handle to the same namespace, without the duty to remove the name.
+    /// Returns a second handle to the namespace, which does not remove the name.
     ///
     /// # Errors
     /// If the process is out of file descriptors.
@@ -167,12 +167,12 @@ impl Drop for NetNs {
     }
 }
 
-/// The namespace of the calling thread, as a handle.
+/// Returns the namespace of the calling thread, as a handle.
 fn own_namespace() -> io::Result<File> {
     File::open("/proc/thread-self/ns/net")
 }
 
-/// A new namespace, made by a thread that then ends: the caller's own does not change.
+/// Makes a namespace in a thread that then ends, so that the caller's own does not change.
 fn unshared() -> io::Result<File> {
     std::thread::spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET)?;
@@ -195,20 +195,20 @@ fn publish(handle: &File, path: &Path) -> io::Result<()> {
     Ok(mounted?)
 }
 
-/// Takes a name away. Errors mean that it is gone already.
+/// Removes a name. Errors mean that it is gone already.
 fn remove(path: &Path) {
     let _ = umount2(path, MntFlags::MNT_DETACH);
     let _ = fs::remove_file(path);
 }
 
-/// Marks a namespace as owned, as long as the handle or a clone of it is open.
+/// Locks a namespace as owned, as long as the handle or a clone of it is open.
 fn lock(handle: &File) -> io::Result<()> {
     // nix's `Flock` unlocks when it is dropped, also in a forked child; this lock ends with its descriptors.
     #[expect(deprecated)]
     Ok(nix::fcntl::flock(handle.as_raw_fd(), nix::fcntl::FlockArg::LockExclusiveNonblock)?)
 }
 
-/// Removes the names whose owner is dead: a killed process runs no destructors.
+/// Removes the names of dead owners: a killed process runs no destructors.
 fn remove_stale() {
     let Ok(entries) = fs::read_dir(DIRECTORY) else { return };
     for entry in entries.flatten() {
@@ -220,19 +220,19 @@ fn remove_stale() {
     }
 }
 
-/// True if nobody owns the namespace of that name.
+/// True if the namespace of that name has no owner.
 fn is_stale(path: &Path, pid: u32) -> bool {
     let Ok(file) = File::open(path) else { return false };
     let named = fstatfs(&file).is_ok_and(|fs| fs.filesystem_type() == NSFS_MAGIC);
     if named {
-        // The lock is the namespace's, whoever opens it; ours ends with `file`.
+        // The lock belongs to the namespace file, for all openers. Our own lock ends with `file`.
         return lock(&file).is_ok();
     }
-    // A name without a namespace: being made right now, or left by a process that died meanwhile.
+    // A name without a namespace: it is being made right now, or its maker died meanwhile.
     !Path::new("/proc").join(pid.to_string()).exists()
 }
 
-/// The process id in a name of ours.
+/// Returns the process id in one of our names.
 fn owner_of(name: &str) -> Option<u32> {
     name.strip_prefix(PREFIX)?.split_once('-')?.0.parse().ok()
 }

@@ -1,7 +1,7 @@
-//! Whether a datagram of a socket would leave at once.
+//! Tells whether a socket's datagram would be sent at once.
 //!
-//! What waits for a neighbour that does not answer lies in the kernel for seconds, at the expense of the socket that sent it. Who answers
-//! strangers chooses not whom it answers, so it asks first.
+//! A datagram to a neighbour that does not answer stays in the kernel for seconds, and occupies the buffer of its
+//! socket. A server that replies to arbitrary hosts therefore checks first.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
@@ -12,22 +12,22 @@ use netlink_packet_route::link::{LinkFlags, LinkMessage};
 use netlink_packet_route::neighbour::NeighbourState;
 
 use super::NetNs;
-use super::neighbour::{DISCARD, look_on, multicast, use_once, way_to};
+use super::neighbour::{DISCARD, look_on, multicast, path_to, use_once};
 use super::netlink::Netlink;
 
-/// Asks the kernel about next hops, as sockets reach them: by whatever interface routing leads.
+/// Asks the kernel about next hops, through the interface that routing selects, as sockets do.
 ///
-/// It belongs to the namespace of the thread that opened it; its methods may be called from any.
+/// Acts in the namespace of the thread that opened it; any thread may call its methods.
 #[derive(Debug)]
 pub struct Reach {
     namespace: NetNs,
     netlink: Mutex<Netlink>,
-    /// The interface of link-local addresses.
+    /// Index of the interface for link-local addresses.
     link: u32,
 }
 
 impl Reach {
-    /// `link` is the index of the interface of link-local addresses; 0: there is none.
+    /// `link` is the index of the interface for link-local addresses; 0 if there is none.
     ///
     /// # Errors
     /// If the kernel refuses a socket.
@@ -36,7 +36,8 @@ impl Reach {
         Ok(Reach { namespace, netlink: Mutex::new(Netlink::open()?), link })
     }
 
-    /// True if what is sent there leaves at once, or the kernel cannot say. False: the next hop has not answered yet, and is being asked.
+    /// True if a datagram to `destination` is sent at once, or the kernel cannot say. False if the next hop has not
+    /// answered yet; the kernel is resolving it then.
     pub fn is_ready(&self, destination: IpAddr) -> bool {
         self.ask(destination).unwrap_or(true)
     }
@@ -46,19 +47,19 @@ impl Reach {
             return Ok(true);
         }
         let mut netlink = self.netlink.lock().unwrap_or_else(PoisonError::into_inner);
-        let way = match destination {
+        let path = match destination {
             IpAddr::V6(ip) if ip.is_unicast_link_local() => Some((self.link, destination)),
-            _ => way_to(&mut netlink, destination)?,
+            _ => path_to(&mut netlink, destination)?,
         };
-        // This host itself, or a broadcast.
-        let Some((link, next_hop)) = way else { return Ok(true) };
+        // No unicast route: this host itself, or a broadcast.
+        let Some((link, next_hop)) = path else { return Ok(true) };
         let before = look_on(&mut netlink, link, next_hop)?;
         if before.mac.is_some() || before.is_fixed() {
             return Ok(true);
         }
         if before.state != NeighbourState::Incomplete {
             match self.provoke(&mut netlink, link, next_hop) {
-                // As many are being asked as it keeps, for whomever: nothing can leave for one more.
+                // The neighbour table is full (ENOBUFS): no further neighbour can be resolved now.
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => return Ok(false),
                 other => other?,
             }
@@ -72,7 +73,7 @@ impl Reach {
 
     fn provoke(&self, netlink: &mut Netlink, link: u32, next_hop: IpAddr) -> io::Result<()> {
         let datagram = || self.namespace.run(|| nudge(link, next_hop)).and_then(|sent| sent);
-        // As in `Neighbours`: by itself the kernel solicits from a link-local address.
+        // As in `Neighbours`: for its own solicitations the kernel needs a link-local source address.
         if next_hop.is_ipv6() && datagram().is_ok() || use_once(netlink, link, next_hop)? {
             return Ok(());
         }
@@ -80,7 +81,7 @@ impl Reach {
     }
 }
 
-/// False of a tunnel, a loopback: what is sent there leaves without a neighbour.
+/// False for a tunnel or a loopback: they send without a neighbour.
 fn has_neighbours(netlink: &mut Netlink, link: u32) -> io::Result<bool> {
     let mut message = LinkMessage::default();
     message.header.index = link;
@@ -93,7 +94,7 @@ fn has_neighbours(netlink: &mut Netlink, link: u32) -> io::Result<bool> {
     }))
 }
 
-/// Has the kernel resolve a neighbour by an empty datagram to the discard port: for who may not ask for it.
+/// Makes the kernel resolve a neighbour by an empty datagram to its discard port, which needs no privilege.
 fn nudge(link: u32, next_hop: IpAddr) -> io::Result<()> {
     let (any, to): (IpAddr, SocketAddr) = match next_hop {
         IpAddr::V4(_) => (Ipv4Addr::UNSPECIFIED.into(), (next_hop, DISCARD).into()),

@@ -1,4 +1,5 @@
-//! Tap devices: persistent ones, and those whose other end is here. rtnetlink does not make them; `/dev/net/tun` does (`drivers/net/tun.c`).
+//! Tap devices: persistent ones, and ones that this process reads and writes. Made through `/dev/net/tun`
+//! (`drivers/net/tun.c`), not rtnetlink.
 
 #![allow(unsafe_code)]
 
@@ -16,23 +17,23 @@ const TUNSETPERSIST: libc::c_ulong = 0x4004_54cb;
 const IFF_TAP: u16 = 0x0002;
 /// No packet information before each frame.
 const IFF_NO_PI: u16 = 0x1000;
-/// Offloads are negotiated by who opens it later (QEMU does).
+/// The process that opens the tap later negotiates offloads (QEMU does).
 const IFF_VNET_HDR: u16 = 0x4000;
-/// No interface that is there already.
+/// Fail if the interface exists already.
 const IFF_TUN_EXCL: u16 = 0x8000;
 
-/// A tap that lives as long as this value: its interface in a namespace, its other end here.
+/// A tap that exists as long as this value: its interface is in a namespace, its other end is here.
 #[derive(Debug)]
 pub struct Tap {
     device: File,
 }
 
 impl Tap {
-    /// Makes an interface named `name` in the calling thread's namespace. Reads do not block. Frames come and go whole, without
-    /// offloads.
+    /// Makes an interface named `name` in the calling thread's namespace. Reads do not block. Frames pass whole,
+    /// without offloads.
     ///
     /// # Errors
-    /// Without `/dev/net/tun` or CAP_NET_ADMIN, if the name is taken, or is longer than 15 bytes.
+    /// Without `/dev/net/tun` or CAP_NET_ADMIN; if the name is taken or longer than 15 bytes.
     pub fn open(name: &str) -> io::Result<Tap> {
         let device = attach(name, IFF_TAP | IFF_NO_PI | IFF_TUN_EXCL)?;
         let flags = OFlag::from_bits_retain(fcntl(&device, FcntlArg::F_GETFL)?);
@@ -40,7 +41,7 @@ impl Tap {
         Ok(Tap { device })
     }
 
-    /// The next frame that the interface sent; its length. `None`: there is none.
+    /// Reads the next frame that the interface sent. Returns its length, or `None` if there is none.
     ///
     /// # Errors
     /// If the interface is gone.
@@ -67,7 +68,7 @@ impl AsFd for Tap {
     }
 }
 
-/// Makes a tap named `name` in the calling thread's namespace. It lives until its link is deleted.
+/// Makes a tap named `name` in the calling thread's namespace, which exists until its link is deleted.
 pub(super) fn create(name: &str) -> io::Result<()> {
     let device = attach(name, IFF_TAP | IFF_NO_PI | IFF_VNET_HDR)?;
     // SAFETY: the descriptor is open; the argument of TUNSETPERSIST is a plain integer, no pointer.
@@ -75,7 +76,7 @@ pub(super) fn create(name: &str) -> io::Result<()> {
     if kept < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// A descriptor of the interface `name` with these flags, which it makes if there is none.
+/// Returns a descriptor of the interface `name` with these flags. Makes the interface if it does not exist.
 fn attach(name: &str, flags: u16) -> io::Result<File> {
     if name.len() >= libc::IFNAMSIZ || name.is_empty() {
         return Err(io::Error::new(

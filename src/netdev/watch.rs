@@ -1,4 +1,4 @@
-//! Follows an interface while the program runs.
+//! Follows changes of an interface.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,43 +12,43 @@ use super::{IfAddr, Interface, NetdevError};
 /// `RTNLGRP_LINK`, `RTNLGRP_IPV4_IFADDR`, `RTNLGRP_IPV6_IFADDR` (`include/uapi/linux/rtnetlink.h`).
 const GROUPS: [u32; 3] = [1, 5, 9];
 
-/// What became different.
+/// A change of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// An address became usable.
     AddressAdded(IfAddr),
-    /// An address went away.
+    /// An address is no longer usable.
     AddressRemoved(IfAddr),
     /// Frames can pass again: administratively up, with carrier.
     LinkUp,
     /// Frames cannot pass.
     LinkDown,
-    /// The MTU is now this many bytes.
+    /// The new MTU in bytes.
     Mtu(usize),
-    /// The station address is now this.
+    /// The new station address.
     Mac([u8; 6]),
-    /// The interface has another name.
+    /// The new name of the interface.
     Renamed(String),
-    /// The interface was deleted or moved to another namespace. Nothing follows.
+    /// The interface was deleted or moved to another namespace. No change follows.
     Gone,
 }
 
 /// Follows one interface: addresses, link state, MTU, station address, name.
 ///
-/// The kernel's messages only say that it is time to look; what changed is the difference between two
-/// complete looks. So a lost message loses no change, and what came and went between two polls is not told.
+/// The kernel's messages only trigger a query; changes are the difference between two complete queries. A lost message
+/// therefore loses no change. A change that is undone between two polls is not reported.
 pub struct Watch {
     events: Socket,
     netlink: Netlink,
     last: Interface,
-    /// There may be something new: nobody has looked yet, or the last look failed.
+    /// True if a query is due: none was made yet, or the last one failed.
     due: bool,
     gone: bool,
 }
 
 impl Watch {
-    /// Starts to follow `interface`, from what `interface` says on: what changed since it was looked up is
-    /// told by the first poll.
+    /// Starts to follow `interface` from the state in `interface`: the first poll reports what changed since that was
+    /// queried.
     ///
     /// # Errors
     /// If the kernel refuses a netlink socket.
@@ -65,17 +65,17 @@ impl Watch {
         let (events, netlink) =
             open().map_err(|e| NetdevError::from_io(format!("watch interface {}", interface.name), e))?;
         let mut watch = Watch { events, netlink, last: interface.clone(), due: true, gone: false };
-        // The count in `interface` may be ethtool's; a look does not ask for it again.
+        // The queue count in `interface` may be ethtool's, which `poll` does not query again.
         watch.last.addresses.sort();
         Ok(watch)
     }
 
-    /// What changed since the last poll. Does not block, and costs one system call while nothing changes.
+    /// Returns the changes since the last poll. Does not block, and costs one system call if nothing changed.
     ///
     /// # Errors
-    /// If the kernel does not answer; the next poll tries again.
+    /// If the kernel does not answer. The next poll retries.
     pub fn poll(&mut self) -> Result<Vec<Change>, NetdevError> {
-        // In any case: what waits in the socket keeps it readable.
+        // Drain in any case: queued messages keep the socket readable.
         self.due |= self.drain();
         if self.gone || !self.due {
             return Ok(Vec::new());
@@ -97,13 +97,12 @@ impl Watch {
         Ok(changes)
     }
 
-    /// The interface as of the last poll, addresses in ascending order.
+    /// Returns the interface as of the last poll, with its addresses in ascending order.
     pub fn interface(&self) -> &Interface {
         &self.last
     }
 
-    /// Empties the socket; true if there was something. An overrun (`ENOBUFS`) is as good a reason to look as
-    /// a message.
+    /// Drains the socket. True if there was a message, or an overrun (`ENOBUFS`).
     fn drain(&self) -> bool {
         let mut news = false;
         loop {
@@ -118,13 +117,13 @@ impl Watch {
 }
 
 impl AsFd for Watch {
-    /// Readable when it is worth while to poll.
+    /// Readable when [`Watch::poll`] has something to do.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.events.as_fd()
     }
 }
 
-/// What a listener must hear to get from `old` to `new`; losses before gains.
+/// Returns the changes from `old` to `new`; losses before gains.
 fn difference(old: &Interface, new: &Interface) -> Vec<Change> {
     let mut changes = Vec::new();
     if new.name != old.name {

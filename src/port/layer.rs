@@ -1,8 +1,9 @@
-//! What a layer passes on.
+//! Delegation from a layer to the port below it.
 
-/// Methods of [`Port`](super::Port) that a layer leaves to the port below it, its field `inner`.
+/// Implements methods of [`Port`](super::Port) by a call of the port below, field `inner`.
 ///
-/// A layer lists them by name, so that one that it must not pass on unseen (`follow`, `info`) is a decision that shows.
+/// A layer lists the methods by name, so that a method which it must not delegate blindly (`follow`, `info`) is a
+/// visible decision.
 macro_rules! pass_on {
     ($($method:ident),+ $(,)?) => { $( pass_on!(@$method); )+ };
     (@tx_alloc) => {

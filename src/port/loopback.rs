@@ -1,9 +1,9 @@
-//! A port around a port that turns round what is addressed to itself.
+//! A layer that loops back frames addressed to the port itself.
 //!
-//! Links do not return a station's own frames, and traffic between two programs on one NIC should not
-//! need a link. Frames whose destination is the port's own MAC address are copied to a bounded queue and
-//! received from there; so are those to multicast groups while a member is here or flows are steered, and these leave as well. A
-//! capture above this layer sees them leave and arrive like any other.
+//! Links do not return a station's own frames, and traffic between two programs on one NIC should not need a link.
+//! Frames to the port's own MAC address are copied to a bounded queue and received from there, and are not sent. Frames
+//! to multicast groups are looped back and sent as well, while a group is joined or flows are steered. A capture above
+//! this layer records looped-back frames as sent and as received.
 
 use std::collections::VecDeque;
 use std::fmt::Arguments;
@@ -15,7 +15,7 @@ use crate::flow::FlowMatch;
 use crate::frame::Frame;
 use crate::time::Nanos;
 
-/// Turns round frames to the port's own MAC address. See the module's page.
+/// Loops back frames to the port's own MAC address. See the module's page.
 pub struct LoopbackPort<P> {
     inner: P,
     info: PortInfo,
@@ -24,37 +24,37 @@ pub struct LoopbackPort<P> {
     stride: usize,
     depth: usize,
     free: Vec<u32>,
-    queue: VecDeque<Turned>,
+    queue: VecDeque<Looped>,
     burst: Source,
-    /// The queue had the last burst: the link goes first now.
+    /// True if the queue supplied the last burst: the link goes first next time.
     link_first: bool,
     looped: u64,
     looped_bytes: u64,
     dropped: u64,
     too_long: u64,
-    /// Multicast groups with a member here: what is sent to a group comes round as well as it leaves.
+    /// Multicast groups that were joined. Frames to groups are looped back as well as sent.
     groups: Vec<IpAddr>,
-    /// Some of our own frames to groups may be steered to us.
+    /// True if flows are in force, which may select our own frames to groups.
     steers: bool,
 }
 
 /// A frame in `buffers`.
 #[derive(Clone, Copy)]
-struct Turned {
+struct Looped {
     buffer: u32,
     len: usize,
 }
 
-/// Whose frames the current burst shows. Bursts do not mix: the port below decides the size of its own.
+/// Origin of the current burst. Bursts do not mix: the port below decides the size of its own.
 #[derive(Clone, Copy, PartialEq)]
 enum Source {
     Link,
-    /// The first so many of the queue.
+    /// The first frames of the queue, and how many.
     Queue(usize),
 }
 
 impl<P: Port> LoopbackPort<P> {
-    /// Puts a loopback of `depth` frames around `inner`; beyond it frames are dropped and counted.
+    /// Wraps `inner` in a loopback of `depth` frames. Frames beyond that are dropped and counted.
     pub fn new(inner: P, depth: usize) -> LoopbackPort<P> {
         let mut info = inner.info().clone();
         info.name = format!("loopback({})", info.name);
@@ -78,7 +78,7 @@ impl<P: Port> LoopbackPort<P> {
         }
     }
 
-    /// The port below.
+    /// Returns the port below.
     pub fn inner(&self) -> &P {
         &self.inner
     }
@@ -90,7 +90,7 @@ impl<P: Port> LoopbackPort<P> {
         n
     }
 
-    fn turn_round(&mut self, id: &TxId) {
+    fn loop_back(&mut self, id: &TxId) {
         let slot = self.inner.tx_frame(id);
         let len = slot.len();
         if len > self.stride {
@@ -103,15 +103,15 @@ impl<P: Port> LoopbackPort<P> {
         };
         let start = buffer as usize * self.stride;
         slot.as_frame().copy_to(0, &mut self.buffers[start..start + len]);
-        self.queue.push_back(Turned { buffer, len });
+        self.queue.push_back(Looped { buffer, len });
         self.looped += 1;
         self.looped_bytes += len as u64;
     }
 
-    /// Makes room for longer frames. Those that wait keep their buffers' numbers.
+    /// Enlarges the buffers for longer frames. Queued frames keep their buffers' numbers.
     fn grow(&mut self, stride: usize) {
         let mut buffers = vec![0; self.depth * stride].into_boxed_slice();
-        for &Turned { buffer, len } in &self.queue {
+        for &Looped { buffer, len } in &self.queue {
             let (old, new) = (buffer as usize * self.stride, buffer as usize * stride);
             buffers[new..new + len].copy_from_slice(&self.buffers[old..old + len]);
         }
@@ -144,9 +144,9 @@ impl<P: Port> Port for LoopbackPort<P> {
             Source::Link => self.inner.rx_frame(i),
             Source::Queue(n) => {
                 assert!(i < n, "frame {i} of a burst of {n}");
-                let turned = self.queue[i];
-                let start = turned.buffer as usize * self.stride;
-                let frame = Frame::whole(&self.buffers[start..start + turned.len]);
+                let looped_frame = self.queue[i];
+                let start = looped_frame.buffer as usize * self.stride;
+                let frame = Frame::whole(&self.buffers[start..start + looped_frame.len]);
                 Received { frame, ip_id_hidden: false, arrived: None }
             }
         }
@@ -161,7 +161,9 @@ impl<P: Port> Port for LoopbackPort<P> {
     fn rx_release(&mut self) {
         match self.burst {
             Source::Link => self.inner.rx_release(),
-            Source::Queue(n) => self.free.extend(self.queue.drain(..n).map(|turned| turned.buffer)),
+            Source::Queue(n) => {
+                self.free.extend(self.queue.drain(..n).map(|looped_frame| looped_frame.buffer))
+            }
         }
         self.burst = Source::Queue(0);
     }
@@ -187,19 +189,19 @@ impl<P: Port> Port for LoopbackPort<P> {
         let known = self.inner.tx_frame(&id).as_frame().copy_to(0, &mut destination);
         let is_own = known == destination.len() && destination == self.info.mac;
         if is_own && !self.inner.leaves(&id) {
-            self.turn_round(&id);
+            self.loop_back(&id);
             self.inner.tx_cancel(id);
         } else {
-            // Which group it is for, whether its members are to have it or a flow takes it, is the NIC's to say.
+            // The NIC decides whether a member of the group or a flow gets the frame.
             let is_group = known == destination.len() && destination[0] & 1 == 1;
             if is_group && (self.steers || !self.groups.is_empty()) {
-                self.turn_round(&id);
+                self.loop_back(&id);
             }
             self.inner.tx_commit(id);
         }
     }
 
-    /// At once while frames wait to be received.
+    /// Returns 0 (at once) while frames wait in the queue.
     fn next_event(&self) -> Nanos {
         if self.queue.is_empty() { self.inner.next_event() } else { Nanos::ZERO }
     }
@@ -277,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_to_the_own_address_come_back_and_never_reach_the_link() {
+    fn frames_to_own_address_never_reach_the_link() {
         let (mut a, mut b) = pair(8);
         send(&mut a, OWN, b"to myself, in two pieces");
         send(&mut a, PEER, b"to the peer");
@@ -288,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn the_link_gets_its_turn_while_the_queue_is_full() {
+    fn full_queue_does_not_starve_the_link() {
         let (mut a, mut b) = pair(512);
         for n in 0..200u8 {
             send(&mut a, OWN, &[n]);
@@ -296,14 +298,14 @@ mod tests {
         }
         let bursts: Vec<_> = (0..8).map(|_| receive(&mut a)).collect();
         assert_eq!(bursts.iter().map(Vec::len).collect::<Vec<_>>(), [64, 64, 64, 64, 64, 64, 8, 8]);
-        for who in 0..2 {
-            let all: Vec<u8> = bursts.iter().skip(who).step_by(2).flatten().map(|f| f[0]).collect();
+        for origin in 0..2 {
+            let all: Vec<u8> = bursts.iter().skip(origin).step_by(2).flatten().map(|f| f[0]).collect();
             assert_eq!(all, (0..200).collect::<Vec<_>>());
         }
     }
 
     #[test]
-    fn what_does_not_fit_the_queue_is_dropped_and_counted() {
+    fn frames_beyond_the_queue_are_dropped() {
         let (mut a, _b) = pair(3);
         for n in 0..5 {
             send(&mut a, OWN, &[n]);
@@ -317,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_to_groups_come_round_and_leave_while_flows_are_steered() {
+    fn group_frames_are_looped_while_flows_are_steered() {
         let group = [1, 0, 0x5e, 1, 1, 1];
         let (mut a, mut b) = pair(8);
         send(&mut a, group, b"before");
@@ -331,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn the_buffers_grow_with_the_mtu_of_the_link() {
+    fn buffers_grow_with_the_link_mtu() {
         let (mut a, _b) = pair(4);
         send(&mut a, OWN, &[1; 4000]);
         a.follow(&LinkChange::Mtu(9000)).unwrap();
@@ -340,13 +342,13 @@ mod tests {
             send(&mut a, OWN, &[n; 9000]);
         }
         let got = receive(&mut a);
-        assert!(got[0] == [1; 4000], "what waited is still there");
+        assert!(got[0] == [1; 4000], "queued frames are still there");
         assert!((1..4).all(|i| got[i] == [i as u8 + 1; 9000]), "no frame overwrites its neighbour");
     }
 
-    /// A port below that carries more than it says: a bug there is a counted drop here.
+    /// The port below carries a longer frame than it announced: its bug is a counted drop here.
     #[test]
-    fn a_frame_longer_than_the_buffers_is_dropped_and_counted() {
+    fn frame_longer_than_buffers_is_dropped() {
         let (mut a, _b) = pair(2);
         a.inner.follow(&LinkChange::Mtu(9000)).unwrap();
         send(&mut a, OWN, &[1; 9000]);
@@ -358,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_to_a_new_station_address_are_turned_round() {
+    fn frames_to_a_new_mac_are_looped_back() {
         let (mut a, mut b) = pair(2);
         a.follow(&LinkChange::Mac(PEER)).unwrap();
         send(&mut a, PEER, b"to myself");

@@ -1,11 +1,11 @@
-//! The port in memory: two of them joined in one process, by nothing else.
+//! Ports in memory: a pair of them, joined within one process.
 //!
-//! This is the port of tests, of the simulator's shortest cable and of the benchmark that measures the
-//! engine alone. Each direction owns a fixed pool of buffers that travel sender -> queue -> receiver ->
-//! sender; a lock is taken once for a burst, not once for a frame, and the bytes never move.
+//! Used by tests, by the simulator's shortest cable, and by the benchmark that measures the engine alone. Each
+//! direction owns a fixed pool of buffers that travel sender -> queue -> receiver -> sender. The lock is taken once for
+//! a burst, not once for a frame, and the bytes never move.
 //!
-//! A receiver that does not come for its frames stalls its sender (`tx_alloc` gives `None`); it never
-//! loses one. Losses are for [`fault`](super::fault) to make.
+//! A receiver that does not take its frames stalls its sender (`tx_alloc` returns `None`); no frame is lost.
+//! [`fault`](super::fault) adds losses.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,10 +20,10 @@ use crate::flow::FlowMatch;
 use crate::frame::{Frame, FrameMut};
 use crate::time::Nanos;
 
-/// Ethernet header and one VLAN tag, in bytes: what a frame has beyond the link MTU.
+/// Bytes of a frame beyond the link MTU: Ethernet header and one VLAN tag.
 const L2_OVERHEAD: usize = 18;
 
-/// How one end of a [`pair`] looks.
+/// Configuration of one end of a [`pair`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryConfig {
     /// Station address, in the order of the wire.
@@ -32,9 +32,9 @@ pub struct MemoryConfig {
     pub mtu: usize,
     /// Shown as the interface.
     pub name: String,
-    /// Buffers of the direction in which this end sends: so many frames may be under way.
+    /// Number of buffers for the direction in which this end sends: the most frames in flight.
     pub depth: usize,
-    /// Shows frames, received and sent, in two pieces that meet at this offset.
+    /// Shows received and sent frames in two pieces that meet at this offset.
     pub split: Option<usize>,
 }
 
@@ -46,7 +46,7 @@ impl Default for MemoryConfig {
 
 /// Joins two ports: what one sends, the other receives, in order.
 ///
-/// They may be driven from one thread or from two.
+/// One thread or two may drive the ports.
 pub fn pair(a: MemoryConfig, b: MemoryConfig) -> (MemoryPort, MemoryPort) {
     let a_to_b = Arc::new(Lane::new(a.depth));
     let b_to_a = Arc::new(Lane::new(b.depth));
@@ -61,13 +61,13 @@ pub struct MemoryPort {
     split: usize,
     outgoing: Arc<Lane>,
     incoming: Arc<Lane>,
-    /// Buffers that nobody holds, the warmest on top.
+    /// Free buffers; the one used last is taken first (its memory is warm).
     free: Vec<Buffer>,
-    /// By `TxId`: handed out since the last flush, `None` once committed or cancelled.
+    /// Slots since the last flush, by `TxId`; `None` once committed or cancelled.
     open: Vec<Option<Buffer>>,
     committed: Vec<Buffer>,
     burst: Vec<Buffer>,
-    /// The peer's buffers, read, to be given back with the next lock.
+    /// The peer's buffers, already read, returned when the lock is taken next.
     consumed: Vec<Buffer>,
     counts: Counts,
 }
@@ -89,20 +89,20 @@ struct Buffer {
     len: usize,
 }
 
-/// One direction. The buffers in it belong to its sender.
+/// Queue of one direction. Its buffers belong to the sender.
 #[repr(align(128))]
 struct Lane {
     state: Mutex<LaneState>,
-    /// A hint of `state.frames.len()`, so that an idle receiver takes no lock.
+    /// Hint of `state.frames.len()`, so that an idle receiver takes no lock.
     waiting: AtomicUsize,
-    /// Wakes the receiver; without one it must not sleep.
+    /// Wakes the receiver. `None` if no eventfd could be made: the receiver must not sleep then.
     wake: Option<EventFd>,
 }
 
 struct LaneState {
     frames: VecDeque<Buffer>,
     returned: Vec<Buffer>,
-    /// The receiver sleeps on `wake`.
+    /// True if the receiver sleeps on `wake`.
     armed: bool,
 }
 
@@ -117,7 +117,7 @@ impl Lane {
         Lane { state: Mutex::new(state), waiting: AtomicUsize::new(0), wake }
     }
 
-    /// A peer that panicked leaves whole buffers behind, so its poison means nothing here.
+    /// Locks the queue. Poison is ignored: a peer that panicked leaves whole buffers behind.
     fn lock(&self) -> MutexGuard<'_, LaneState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -153,7 +153,7 @@ impl MemoryPort {
         self.open[id.0 as usize].take().expect("a transmit slot is committed or cancelled once")
     }
 
-    /// Gives back what is too long for this end.
+    /// Returns frames that are too long for this end to the sender, and counts them.
     #[cold]
     fn drop_oversize(&mut self) {
         let oversize = self.burst.extract_if(.., |frame| frame.len > self.info.max_frame);
@@ -212,7 +212,7 @@ impl Port for MemoryPort {
             return None;
         };
         if buffer.bytes.len() < len {
-            // Once for each buffer after the MTU was raised.
+            // Happens once for each buffer after the MTU was raised.
             buffer.bytes = vec![0; self.info.max_frame].into_boxed_slice();
         }
         buffer.len = len;
@@ -243,7 +243,7 @@ impl Port for MemoryPort {
         if self.committed.is_empty() && !self.free.is_empty() {
             return Ok(());
         }
-        // The peer's end holds the other reference; with it gone this is a cable into nowhere.
+        // The peer holds the other reference. Without it the frames are dropped.
         if Arc::strong_count(&self.outgoing) == 1 {
             self.counts.tx_no_peer += self.committed.len() as u64;
             self.free.append(&mut self.committed);
@@ -266,7 +266,7 @@ impl Port for MemoryPort {
         }
     }
 
-    /// Also true while the peer holds every buffer: then nothing can be sent until it has read some.
+    /// True as well while the peer holds every buffer: nothing can be sent until it has read some.
     fn tx_pending(&self) -> bool {
         self.free.is_empty()
     }
@@ -277,7 +277,7 @@ impl Port for MemoryPort {
 
     fn prepare_sleep(&mut self) -> bool {
         let Some(event) = &self.incoming.wake else { return false };
-        // Reads whatever an earlier wake-up left: nothing there is the normal case.
+        // Clears an earlier wake-up. An error means that there was none, which is the normal case.
         let _ = event.read();
         let mut lane = self.incoming.lock();
         lane.returned.append(&mut self.consumed);
@@ -290,7 +290,7 @@ impl Port for MemoryPort {
         Ok(())
     }
 
-    /// All that the peer sends comes here anyway.
+    /// Does nothing: all frames of the peer are received anyway.
     fn steer(&mut self, _flows: &[FlowMatch]) -> io::Result<()> {
         Ok(())
     }
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_arrive_in_commit_order_and_cancelled_ones_do_not() {
+    fn frames_arrive_in_commit_order() {
         let (mut a, mut b) = pair(MemoryConfig::default(), MemoryConfig::default());
         let x = a.tx_alloc(1).unwrap();
         let y = a.tx_alloc(1).unwrap();
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_receiver_stalls_its_sender_and_loses_nothing() {
+    fn idle_receiver_stalls_its_sender() {
         let small = MemoryConfig { depth: 100, ..MemoryConfig::default() };
         let (mut a, mut b) = pair(small.clone(), small);
         for i in 0..100 {
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_split_port_shows_both_directions_in_two_pieces() {
+    fn split_port_shows_frames_in_two_pieces() {
         let split = MemoryConfig { split: Some(3), ..MemoryConfig::default() };
         let (mut a, mut b) = pair(split.clone(), split);
         let id = a.tx_alloc(5).unwrap();
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_beyond_the_receivers_mtu_is_dropped_and_counted() {
+    fn frame_beyond_receivers_mtu_is_dropped() {
         let small = MemoryConfig { mtu: 1500, ..MemoryConfig::default() };
         let (mut a, mut b) = pair(MemoryConfig::default(), small);
         send(&mut a, &[1; 2000]);
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_beyond_the_own_mtu_gets_no_slot_and_is_counted() {
+    fn frame_beyond_own_mtu_gets_no_slot() {
         let (mut a, mut b) = pair(MemoryConfig::default(), MemoryConfig::default());
         a.follow(&LinkChange::Mtu(1500)).unwrap();
         assert!(a.tx_alloc(1519).is_none() && a.tx_alloc(usize::MAX).is_none());
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_to_a_dropped_peer_are_counted_and_the_port_goes_on() {
+    fn frames_to_a_dropped_peer_are_counted() {
         let (mut a, b) = pair(MemoryConfig::default(), MemoryConfig::default());
         drop(b);
         for _ in 0..3000 {
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sleeper_is_woken_by_the_first_frame_after_it_looked() {
+    fn first_frame_after_arming_wakes_the_sleeper() {
         use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
         let (mut a, mut b) = pair(MemoryConfig::default(), MemoryConfig::default());
         let readable = |port: &MemoryPort| {
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn two_threads_exchange_every_frame_once_and_in_order() {
+    fn two_threads_exchange_every_frame_in_order() {
         const FRAMES: u64 = 20_000;
         let (mut a, mut b) = pair(MemoryConfig::default(), MemoryConfig::default());
         let sender = std::thread::spawn(move || {

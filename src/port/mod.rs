@@ -1,6 +1,6 @@
-//! Moves Ethernet frames and knows no RDMA.
+//! Ports: send and receive Ethernet frames. No code here knows RDMA.
 //!
-//! A [`Port`] works on bursts. One turn of the engine is, in this order:
+//! A [`Port`] works on bursts. One turn of the engine calls, in this order:
 //!
 //! ```text
 //! rx_burst -> rx_frame(i) for each i -> rx_note(i) -> rx_release
@@ -8,13 +8,12 @@
 //! tx_flush
 //! ```
 //!
-//! Frames of a receive burst stay valid and unchanged until `rx_release`, so payload can be
-//! copied once, late, straight to its destination. Slots that `tx_alloc` gave out must all be
-//! committed or cancelled before `tx_flush`. Ports stack: fault, pcap and loopback
-//! are ports around a port.
+//! Frames of a receive burst stay valid and unchanged until `rx_release`, so that payload is copied once, late,
+//! straight to its destination. Every slot that `tx_alloc` returned must be committed or cancelled before `tx_flush`.
+//! Ports stack: fault, pcap and loopback are layers around another port.
 //!
-//! Architecture invariant: nothing here depends on another module of the crate but
-//! `flow`, `frame`, `time` and, for the tee, `capture`; and nothing here allocates once its first bursts are through.
+//! Architecture invariant: this module depends on no other module of the crate but `flow`, `frame`, `time` and, for
+//! captures, `capture`; and it allocates nothing after its first bursts.
 
 #[macro_use]
 mod layer;
@@ -40,14 +39,14 @@ pub use crate::limits::BURST;
 use crate::time::Nanos;
 use undelivered::Undelivered;
 
-/// What a port is and what fits through it.
+/// Properties of a port: name, interface, addresses and sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortInfo {
-    /// `xdp`, `udp` or `memory`, then what stacks on it: `pcap(fault(xdp))`.
+    /// `xdp`, `udp` or `memory`; layers wrap the name: `pcap(fault(xdp))`.
     pub name: String,
-    /// The interface, where there is one.
+    /// Name of the network interface, if the port has one.
     pub interface: Option<String>,
-    /// How frames are moved and why so: `native copy: veth has no zero-copy`.
+    /// How frames are moved, and the reason for that mode: `native copy: veth has no zero-copy`.
     pub mode: String,
     /// The station address of the port.
     pub mac: [u8; 6],
@@ -55,7 +54,7 @@ pub struct PortInfo {
     pub mtu: usize,
     /// The longest frame in bytes, without FCS, that the port can carry (it may be below `mtu + 18`).
     pub max_frame: usize,
-    /// It carries frames of any protocol, and steers those that are asked for to us. False: RoCE v2 alone.
+    /// True if the port carries frames of any protocol, and steers requested flows here. False: RoCE v2 only.
     pub raw_frames: bool,
 }
 
@@ -65,7 +64,7 @@ impl PortInfo {
         self.mtu.min(self.max_frame.saturating_sub(ETHERNET_HEADER))
     }
 
-    /// For a port whose frames are as large as its link allows: what holds after `change`. Framing keeps its size.
+    /// Applies `change` to a port with frames as large as the link MTU allows. The framing overhead stays the same.
     pub(crate) fn follow(&mut self, change: &LinkChange) {
         match change {
             LinkChange::Mtu(mtu) => {
@@ -77,7 +76,7 @@ impl PortInfo {
         }
     }
 
-    /// For a layer: takes over what a change of the link may have changed in the port below.
+    /// Copies the properties that a link change may alter from the port below a layer.
     fn renew(&mut self, below: &PortInfo) {
         self.mac = below.mac;
         self.mtu = below.mtu;
@@ -86,56 +85,56 @@ impl PortInfo {
     }
 }
 
-/// A received frame and what the port could not see of it.
+/// A received frame, and which of its properties the port knows.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a> {
-    /// The bytes, from the Ethernet header on, without FCS.
+    /// Bytes of the frame from the Ethernet header on, without FCS.
     pub frame: Frame<'a>,
-    /// The IPv4 identification (and the DF bit) in `frame` were made up: sockets do not show them.
+    /// True if the IPv4 identification and the DF bit in `frame` are made up, because sockets do not show them.
     pub ip_id_hidden: bool,
-    /// When it arrived, if the port knows better than that it is there now: see [`RxWishes::arrivals`].
+    /// Arrival time, if the port knows it more precisely than "now": see [`RxWishes::arrivals`].
     pub arrived: Option<Nanos>,
 }
 
-/// What a NIC asks of its port about what arrives.
+/// Optional receive services that a NIC requests of its port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RxWishes {
-    /// Say of frames when they arrived: for those who measure delays. Costs a little for each frame.
+    /// Report the arrival time of frames, for delay measurement. Costs a little for each frame.
     pub arrivals: bool,
-    /// Take MAC control frames (EtherType 0x8808: PAUSE, priority flow control) too. Sockets do not see any.
+    /// Receive MAC control frames (EtherType 0x8808: PAUSE, priority flow control) too. Sockets do not see any.
     pub mac_control: bool,
 }
 
-/// What the kernel says of the link while a port is open.
+/// A change of the link while a port is open, as the kernel reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkChange {
-    /// These are its addresses from now on.
+    /// The new IP addresses.
     Addresses(Vec<IpAddr>),
-    /// This is its MTU from now on, in bytes.
+    /// The new MTU in bytes.
     Mtu(usize),
-    /// This is its station address from now on.
+    /// The new station address.
     Mac([u8; 6]),
 }
 
-/// Names a transmit slot from `tx_alloc` until it is committed or cancelled.
+/// Identifies a transmit slot from `tx_alloc` until it is committed or cancelled.
 #[derive(Debug, PartialEq, Eq)]
 pub struct TxId(pub u32);
 
-/// Moves frames. See the module's page for the order of calls.
+/// Sends and receives frames. The module's page gives the order of calls.
 pub trait Port: Send {
-    /// What this port is.
+    /// Returns the port's properties.
     fn info(&self) -> &PortInfo;
 
-    /// Takes up to [`BURST`] frames from the link; they are `rx_frame(0..n)` until `rx_release`.
+    /// Receives up to [`BURST`] frames. Returns their number `n`; `rx_frame(0..n)` are valid until `rx_release`.
     fn rx_burst(&mut self, now: Nanos) -> usize;
 
-    /// The `i`-th frame of the burst.
+    /// Returns the `i`-th frame of the burst.
     ///
     /// # Panics
     /// If `i` is not below what `rx_burst` returned.
     fn rx_frame(&self, i: usize) -> Received<'_>;
 
-    /// Says what the NIC did with the `i`-th frame; captures keep it.
+    /// Notes what the NIC did with the `i`-th frame, for captures.
     fn rx_note(&mut self, i: usize, note: std::fmt::Arguments<'_>) {
         let _ = (i, note);
     }
@@ -143,86 +142,86 @@ pub trait Port: Send {
     /// Returns the burst's frames to the link.
     fn rx_release(&mut self);
 
-    /// Reserves a slot for a frame of `len` bytes (without FCS).
-    /// `None`: no room now, flush and come again; or, if `len > max_frame`, never: it is counted and waiting is in vain.
+    /// Reserves a slot for a frame of `len` bytes (without FCS). `None` if there is no room now: flush and retry.
+    /// `None` as well if `len > max_frame`: this is counted, and a retry is in vain.
     fn tx_alloc(&mut self, len: usize) -> Option<TxId>;
 
-    /// The slot's bytes, to write. Their content starts undefined.
+    /// Returns the slot's bytes for writing. Their initial content is undefined.
     fn tx_frame(&mut self, id: &TxId) -> FrameMut<'_>;
 
-    /// Decides how the slots written so far will leave, and fixes the header fields that depend on it
-    /// (the UDP port: segmentation groups and IPv4 identification). The ICRC is computed after it.
+    /// Decides how the slots written so far will be sent, and fixes the header fields that depend on it (UDP port:
+    /// segmentation groups and IPv4 identification). The ICRC must be computed afterwards.
     fn tx_arrange(&mut self) {}
 
-    /// Hands a finished frame over. It may wait for `tx_flush`.
+    /// Queues a finished frame for sending, at the latest by `tx_flush`.
     fn tx_commit(&mut self, id: TxId);
 
-    /// Says why the frame leaves, before its commit; captures keep it.
+    /// Notes why the frame is sent, before its commit, for captures.
     fn tx_note(&mut self, id: &TxId, note: std::fmt::Arguments<'_>) {
         let _ = (id, note);
     }
 
-    /// Gives a slot back unsent.
+    /// Releases a slot without sending it.
     fn tx_cancel(&mut self, id: TxId);
 
-    /// One kick for all that was committed. Frames the link has no room for stay queued; an `Err` is
-    /// a link that has failed, not one that is busy.
+    /// Sends all committed frames with one kick. Frames for which the link has no room stay queued.
     ///
     /// # Errors
-    /// If the link has failed. One that is busy is no error.
+    /// If the link has failed. A busy link is not an error.
     fn tx_flush(&mut self, now: Nanos) -> io::Result<()>;
 
-    /// Frames that wait to be received, and how many may: what a NIC that tells its neighbour to pause goes by. `None`: the port does not
-    /// know, or what it receives by loses nothing.
+    /// Returns the number of frames that wait to be received and the capacity of that queue, from which a NIC decides
+    /// to send PAUSE. `None` if the port does not know, or its receive path loses nothing.
     fn rx_waiting(&mut self) -> Option<(usize, usize)> {
         None
     }
 
-    /// What it is asked to do with what arrives, from now on. A port does of it what it can.
+    /// Sets the receive services. A port ignores those that it does not have.
     ///
     /// # Errors
-    /// If the system does not do what it can otherwise; all is as before then.
+    /// If the system refuses a service that the port has. Nothing is changed then.
     fn set_rx_wishes(&mut self, wishes: RxWishes) -> io::Result<()> {
         let _ = wishes;
         Ok(())
     }
 
-    /// True if some layer wants notes: without it the engine does not format any.
+    /// True if some layer records notes. Otherwise the engine does not format any.
     fn wants_notes(&self) -> bool {
         false
     }
 
-    /// True if committed frames still wait for the link: come back soon, do not sleep long.
+    /// True if committed frames still wait for the link. The caller should flush again soon, and not sleep long.
     fn tx_pending(&self) -> bool {
         false
     }
 
-    /// When a layer needs a turn even if nothing arrives (a delayed frame is due); `Nanos::MAX` if never.
+    /// Returns when a layer needs a turn even if nothing arrives (a delayed frame is due); `Nanos::MAX` if never.
     fn next_event(&self) -> Nanos {
         Nanos::MAX
     }
 
-    /// Descriptors that become readable when frames arrive; asked for once, at start.
+    /// Returns the descriptors that become readable when frames arrive. Called once, at start.
     fn event_fds(&self) -> Vec<BorrowedFd<'_>> {
         Vec::new()
     }
 
-    /// Called before the engine sleeps on `event_fds`: arms wake-ups. False if frames are known to be there already; of those that a
-    /// socket holds only its descriptor tells.
+    /// Arms wake-ups before the engine sleeps on `event_fds`. False if frames are known to wait already. Frames in a
+    /// socket are not known: they make its descriptor readable.
     fn prepare_sleep(&mut self) -> bool {
         true
     }
 
-    /// Follows a change of the link, between two turns. Layers follow the port below: afterwards `info` says what holds now.
+    /// Applies a change of the link, between two turns. Layers call the port below first; `info` is up to date
+    /// afterwards.
     ///
     /// # Errors
-    /// If the kernel refuses; the port goes on as before.
+    /// If the kernel refuses. The port stays as it was.
     fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
         let _ = change;
         Ok(())
     }
 
-    /// Takes frames for a multicast group from now on; what lies below joins it if it must.
+    /// Receives frames to a multicast group from now on. The layer below joins the group where that is needed.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -231,16 +230,15 @@ pub trait Port: Send {
         Ok(())
     }
 
-    /// Ends that. A group that was not joined is none to leave.
+    /// Stops receiving frames to a multicast group. A group that was not joined is ignored.
     fn leave(&mut self, group: IpAddr) {
         let _ = group;
     }
 
-    /// Takes the frames that any of these describes from now on, beside RoCE, and no others. At most
-    /// [`MAX_FLOWS`](crate::flow::MAX_FLOWS).
+    /// Replaces the set of flows to receive beside RoCE. At most [`MAX_FLOWS`](crate::flow::MAX_FLOWS).
     ///
     /// # Errors
-    /// If the port carries RoCE v2 alone, or the kernel refuses; what was steered before still is.
+    /// If the port carries RoCE v2 only, or the kernel refuses. The flows in force stay then.
     fn steer(&mut self, flows: &[FlowMatch]) -> io::Result<()> {
         let _ = flows;
         Err(io::Error::new(
@@ -249,7 +247,8 @@ pub trait Port: Send {
         ))
     }
 
-    /// Begins to hear of datagrams that found nobody. `None`: what lies below does not say so.
+    /// Subscribes to ICMP "port unreachable" messages about sent datagrams. `None` if the port below does not report
+    /// them.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -257,13 +256,14 @@ pub trait Port: Send {
         Ok(None)
     }
 
-    /// True if the frame in a slot, to the port's own station, is for another process: what lies below takes it there.
+    /// True if the frame in a slot is addressed to the port's own station, but to another process: the port below
+    /// delivers it.
     fn leaves(&mut self, id: &TxId) -> bool {
         let _ = id;
         false
     }
 
-    /// Appends this port's counters, those of the layers below first.
+    /// Appends this port's counters to `out`, those of the layers below first.
     fn counters(&self, out: &mut Vec<(&'static str, u64)>);
 }
 

@@ -1,11 +1,11 @@
-//! A port around a port that writes down what passes, with the NIC's reasons.
+//! A layer that captures all frames in pcapng, with the NIC's reasons as packet comments.
 //!
-//! Received frames are written when they are released, by then the NIC has said what it did with them;
-//! frames to be sent when they are committed, as they leave. The notes become packet comments.
+//! Received frames are written when they are released, after the NIC has noted what it did with them. Sent frames are
+//! written when they are committed. The notes become packet comments.
 //!
-//! A capture never stops traffic: its file is written by a thread ([`crate::capture::Background`]), and what does not
-//! fit the queue before it, because a disk or the reader of a pipe is too slow, is counted and left out; the next frame's
-//! comment says how many are missing. The first failure ends the file and is reported.
+//! A capture never stops traffic. A thread ([`crate::capture::Background`]) writes the file. If the disk or the reader
+//! of a pipe is too slow and the queue is full, frames are left out and counted; the comment of the next frame says how
+//! many are missing. The first failure ends the file and is reported.
 
 use std::fmt::{Arguments, Write as _};
 use std::fs::File;
@@ -19,17 +19,17 @@ use crate::capture::{Background, Direction, PcapngWriter, Progress};
 use crate::frame::{Frame, FrameMut};
 use crate::time::Nanos;
 
-/// Slots whose notes may wait for their commit at once.
+/// Number of slots that may have notes before their commit.
 const TX_NOTES: usize = 4 * BURST;
-/// Bytes of a block beyond frame and comment, about: for the size limit.
+/// Bytes of a block beyond frame and comment, roughly, for the size limit.
 const BLOCK_OVERHEAD: u64 = 48;
 
-/// Where timestamps come from.
+/// Source of timestamps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timestamps {
-    /// Wall-clock time: `now` at the first call is taken for the time of day then.
+    /// Wall-clock time: the first `now` is taken as the time of day then.
     WallClock,
-    /// `now` itself, for virtual time: captures of one seed are equal to the byte.
+    /// `now` itself, for virtual time: one seed gives the same capture to the byte.
     Virtual,
 }
 
@@ -38,17 +38,17 @@ pub struct PcapPort<P, W: Write> {
     inner: P,
     info: PortInfo,
     tee: Tee<W>,
-    /// Frames of the current receive burst and their notes.
+    /// Number of frames in the current receive burst; their notes follow.
     received: usize,
     rx_notes: Vec<String>,
     tx_notes: Vec<(u32, String)>,
     spare_notes: Vec<String>,
-    /// How far the thread is that writes the file, if there is one.
+    /// Progress of the thread that writes the file, if there is one.
     progress: Option<Progress>,
 }
 
 impl<P: Port> PcapPort<P, Background> {
-    /// Puts a capture around `inner` that a thread writes to `file`: a pipe that nobody reads stops no traffic.
+    /// Wraps `inner` in a capture that a thread writes to `file`: a pipe without a reader stops no traffic.
     ///
     /// # Errors
     /// If the thread cannot be started.
@@ -61,8 +61,7 @@ impl<P: Port> PcapPort<P, Background> {
 }
 
 impl<P: Port, W: Write + Send> PcapPort<P, W> {
-    /// Puts a capture around `inner`. At most about `max_bytes` are written, if given; later frames are
-    /// counted as skipped.
+    /// Wraps `inner` in a capture. Writes about `max_bytes` at most, if given; later frames are counted as skipped.
     ///
     /// # Errors
     /// If the header cannot be written.
@@ -97,24 +96,24 @@ impl<P: Port, W: Write + Send> PcapPort<P, W> {
         })
     }
 
-    /// The port below.
+    /// Returns the port below.
     pub fn inner(&self) -> &P {
         &self.inner
     }
 }
 
-/// The part that writes, apart from the port that lends the frame.
+/// The writer, kept apart from the port that lends the frame.
 struct Tee<W: Write> {
     writer: PcapngWriter<W>,
     timestamps: Timestamps,
-    /// Nanoseconds from the Unix epoch to the zero of `now`; unknown until the first call.
+    /// Nanoseconds from the Unix epoch to the zero of `now`. `None` until the first call.
     epoch: Option<u64>,
     now: Nanos,
     /// Bytes that may still be written.
     budget: u64,
     written: u64,
     skipped: u64,
-    /// Of those, how many since the last frame that was written.
+    /// Frames skipped since the last one that was written.
     missing: u64,
     failed: u64,
 }
@@ -135,7 +134,7 @@ impl<W: Write> Tee<W> {
     fn write(&mut self, direction: Direction, frame: &Frame<'_>, note: &str) {
         let size = frame.len() as u64 + note.len() as u64 + BLOCK_OVERHEAD;
         if size > self.budget {
-            // From here on nothing: a capture with holes would mislead.
+            // No later frame is written: a capture with holes would mislead.
             self.budget = 0;
             self.skipped += 1;
             return;
@@ -197,7 +196,7 @@ impl<P: Port, W: Write + Send> Port for PcapPort<P, W> {
         self.inner.rx_frame(i)
     }
 
-    /// Several notes on one frame are joined by semicolons.
+    /// Joins several notes on one frame by semicolons.
     fn rx_note(&mut self, i: usize, note: Arguments<'_>) {
         append(&mut self.rx_notes[i], note);
         self.inner.rx_note(i, note);
@@ -285,7 +284,7 @@ impl<P: Port, W: Write + Send> Port for PcapPort<P, W> {
         self.inner.event_fds()
     }
 
-    /// Also a good moment to bring the file up to date.
+    /// Flushes the file as well, so that it is up to date while the engine sleeps.
     fn prepare_sleep(&mut self) -> bool {
         if self.tee.failed == 0
             && let Err(error) = self.tee.writer.flush()
@@ -303,7 +302,7 @@ impl<P: Port, W: Write + Send> Port for PcapPort<P, W> {
 
     fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
         self.inner.counters(out);
-        // The thread may have failed after the last frame was handed to it.
+        // The thread may have failed after it took the last frame.
         let failed = self.progress.as_ref().is_some_and(Progress::has_failed);
         out.extend([
             ("pcap_packets", self.tee.written),
@@ -324,7 +323,7 @@ impl<W: Write> Drop for Tee<W> {
     }
 }
 
-/// Nobody has to listen.
+/// Writes a warning to stderr, and ignores failure.
 fn warn(text: Arguments<'_>) {
     let _ = writeln!(io::stderr(), "roxie: warning: capture: {text}");
 }
@@ -338,7 +337,7 @@ fn append(text: &mut String, note: Arguments<'_>) {
 }
 
 fn take_note(notes: &mut Vec<(u32, String)>, id: &TxId) -> Option<String> {
-    // Slots are mostly committed in the order of their notes.
+    // Slots are mostly committed in the order of their notes, so the search is short.
     let place = notes.iter().position(|(slot, _)| *slot == id.0)?;
     Some(notes.remove(place).1)
 }
@@ -350,7 +349,7 @@ mod tests {
     use super::*;
     use crate::port::memory::{self, MemoryConfig, MemoryPort};
 
-    /// A file that can be looked at while it is written, and that fails when told to.
+    /// A file that tests read while it is written, and that fails on request.
     #[derive(Clone, Default)]
     struct Shared(Arc<Mutex<(Vec<u8>, bool)>>);
 
@@ -368,7 +367,7 @@ mod tests {
         }
     }
 
-    /// (timestamp, frame, options) of each enhanced packet block, read by the block lengths alone.
+    /// Returns (timestamp, frame, options) of each enhanced packet block, found by the block lengths alone.
     fn packets(file: &Shared) -> Vec<(u64, Vec<u8>, Vec<u8>)> {
         let bytes = file.0.lock().unwrap().0.clone();
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
@@ -409,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn both_directions_are_written_with_their_notes_and_times() {
+    fn both_directions_are_captured_with_notes_and_times() {
         let (mut a, mut b, file) = capture(None);
         assert!(a.wants_notes());
         a.rx_burst(Nanos(1_000));
@@ -434,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn notes_of_a_cancelled_frame_do_not_stick_to_the_next() {
+    fn cancelled_frames_notes_are_discarded() {
         let (mut a, _b, file) = capture(None);
         let id = a.tx_alloc(4).unwrap();
         a.tx_note(&id, format_args!("never sent"));
@@ -460,8 +459,8 @@ mod tests {
     }
 
     #[test]
-    fn what_a_slow_reader_does_not_take_is_counted_and_the_next_frame_tells_of_it() {
-        /// Has no room while it is told so.
+    fn slow_readers_lost_frames_are_counted_and_noted() {
+        /// A writer that has no room on request.
         #[derive(Clone, Default)]
         struct Slow(Shared);
         impl Write for Slow {
@@ -492,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn the_capture_ends_at_its_limit_and_traffic_goes_on() {
+    fn capture_limit_does_not_stop_traffic() {
         let (mut a, mut b, file) = capture(Some(1_000));
         for _ in 0..10 {
             send(&mut a, &[7; 200], None);
@@ -507,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn wall_clock_time_is_that_of_the_first_call_and_goes_on_from_it() {
+    fn wall_clock_stamps_follow_the_port_clock() {
         let file = Shared::default();
         let (a, _b) = memory::pair(MemoryConfig::default(), MemoryConfig::default());
         let mut a = PcapPort::new(a, file.clone(), Timestamps::WallClock, None).expect("a capture");

@@ -1,7 +1,7 @@
-//! A port that is not open yet: it knows what it will be, and moves nothing.
+//! Placeholder for a port that is not open yet: it has the properties, and moves no frames.
 //!
-//! A device that is only asked about takes nothing from others; the first queue pair claims the interface, and the real
-//! port takes this one's place.
+//! A device that is only queried claims no interface. The first queue pair opens the real port, which replaces this
+//! one.
 
 use std::fmt::Arguments;
 use std::io;
@@ -13,14 +13,14 @@ use crate::flow::FlowMatch;
 use crate::frame::FrameMut;
 use crate::time::Nanos;
 
-/// Stands where a port will be. See the module's page.
+/// Placeholder for a port that will be opened. See the module's page.
 #[derive(Debug)]
 pub struct UnclaimedPort {
     info: PortInfo,
 }
 
 impl UnclaimedPort {
-    /// In the place of a port that will have these properties.
+    /// Returns a placeholder for a port with these properties.
     pub fn new(info: PortInfo) -> UnclaimedPort {
         UnclaimedPort { info }
     }

@@ -1,8 +1,8 @@
-//! What the network says of datagrams that found nobody: ICMP messages that quote them.
+//! ICMP "port unreachable" messages about datagrams that were sent.
 //!
-//! Sockets keep those of their own datagrams in an error queue, for who asks for it (`IP_RECVERR`): that needs no privilege. Frames that pass
-//! the kernel by have no socket, so their ICMP messages are read raw, which whoever may have AF_XDP may do. Either is on only as long
-//! as an [`Undelivered`] is there.
+//! A socket queues the messages about its own datagrams if asked to (`IP_RECVERR`), which needs no privilege. Frames
+//! that bypass the kernel have no socket, so their messages are read from a raw socket, for which the rights of AF_XDP
+//! suffice. Either is on only while an [`Undelivered`] exists.
 
 use std::io::{self, IoSliceMut};
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use nix::sys::socket::{
 
 use crate::frame::ROCE_V2_PORT;
 
-/// Bytes of a message that are looked at: what Linux quotes at most, with headers.
+/// Bytes of a message that are read: the most that Linux quotes, with headers.
 const ROOM: usize = 2048;
 const UDP_HEADER: usize = 8;
 const ICMP_HEADER: usize = 8;
@@ -27,77 +27,79 @@ const UDP: u8 = 17;
 const PORT_V4: [u8; 2] = [3, 3];
 const PORT_V6: [u8; 2] = [1, 4];
 
-/// A datagram that came back.
+/// A datagram that an ICMP message quotes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quoted {
-    /// Where it was sent.
+    /// The address to which it was sent.
     pub remote: IpAddr,
-    /// What was quoted of what it carried.
+    /// The quoted part of its payload.
     pub datagram: Vec<u8>,
 }
 
 #[derive(Debug)]
-enum Ear {
-    /// The error queue of a socket that sends.
+enum Source {
+    /// Error queue of a socket that sends.
     Queue { socket: OwnedFd, v4: bool },
-    /// All ICMP messages that come to this host.
+    /// Raw socket: all ICMP messages that this host receives.
     Raw { socket: OwnedFd, v4: bool },
 }
 
-/// Hears of datagrams that found nobody, from when it is made until it is dropped.
+/// Subscription to messages about datagrams that no port received; ends when it is dropped.
 #[derive(Debug)]
 pub struct Undelivered {
-    ears: Vec<Ear>,
+    sources: Vec<Source>,
     any: Epoll,
 }
 
 impl Undelivered {
-    fn new(ears: Vec<Ear>) -> io::Result<Undelivered> {
+    fn new(sources: Vec<Source>) -> io::Result<Undelivered> {
         let any = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        for ear in &ears {
-            // Error queues show as errors, which are always waited for.
+        for source in &sources {
+            // Error queues raise EPOLLERR, which epoll always reports.
             let events =
-                if matches!(ear, Ear::Raw { .. }) { EpollFlags::EPOLLIN } else { EpollFlags::empty() };
-            any.add(ear.socket(), EpollEvent::new(events, 0))?;
+                if matches!(source, Source::Raw { .. }) { EpollFlags::EPOLLIN } else { EpollFlags::empty() };
+            any.add(source.socket(), EpollEvent::new(events, 0))?;
         }
-        Ok(Undelivered { ears, any })
+        Ok(Undelivered { sources, any })
     }
 
-    /// By the error queues of sockets that send; IPv4 or not.
+    /// Subscribes to the error queues of these sockets (true: IPv4).
     pub(super) fn of_sockets(sockets: Vec<(OwnedFd, bool)>) -> io::Result<Undelivered> {
-        let ears: Vec<Ear> = sockets.into_iter().map(|(socket, v4)| Ear::Queue { socket, v4 }).collect();
-        ears.iter().try_for_each(|ear| ear.switch(true))?;
-        Undelivered::new(ears)
+        let sources: Vec<Source> =
+            sockets.into_iter().map(|(socket, v4)| Source::Queue { socket, v4 }).collect();
+        sources.iter().try_for_each(|source| source.switch(true))?;
+        Undelivered::new(sources)
     }
 
-    /// By all ICMP messages that come to the network namespace of the calling thread. A family that this host has not is left out.
+    /// Subscribes to all ICMP messages in the calling thread's network namespace. Skips an address family that the host
+    /// does not have.
     pub(super) fn of_host() -> io::Result<Undelivered> {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-        let mut ears = Vec::new();
+        let mut sources = Vec::new();
         for (family, protocol, v4) in [
             (AddressFamily::Inet, SockProtocol::Icmp, true),
             (AddressFamily::Inet6, SockProtocol::IcmpV6, false),
         ] {
             match socket(family, SockType::Raw, flags, protocol) {
-                Ok(socket) => ears.push(Ear::Raw { socket, v4 }),
+                Ok(socket) => sources.push(Source::Raw { socket, v4 }),
                 Err(Errno::EAFNOSUPPORT) => {}
                 Err(errno) => return Err(errno.into()),
             }
         }
-        Undelivered::new(ears)
+        Undelivered::new(sources)
     }
 
-    /// Readable when something came.
+    /// Returns a descriptor that is readable when a message has arrived.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.any.0.as_fd()
     }
 
-    /// The next datagram that came back because nobody takes it. What is said of others is skipped.
+    /// Returns the next datagram that was refused with "port unreachable". Skips other messages.
     pub fn next(&self) -> Option<Quoted> {
         let mut room = [0; ROOM];
-        self.ears.iter().find_map(|ear| {
+        self.sources.iter().find_map(|source| {
             loop {
-                match ear.receive(&mut room) {
+                match source.receive(&mut room) {
                     Ok(Some(quoted)) => return Some(quoted),
                     Ok(None) => {}
                     Err(_) => return None,
@@ -109,34 +111,34 @@ impl Undelivered {
 
 impl Drop for Undelivered {
     fn drop(&mut self) {
-        // The sockets live on: what is queued is taken out, so that none of it meets a datagram later.
-        for ear in &self.ears {
-            let _ = ear.switch(false);
+        // The sockets stay in use: empty their queues, so that no old error is reported for a later datagram.
+        for source in &self.sources {
+            let _ = source.switch(false);
             let mut room = [0; ROOM];
-            while matches!(ear, Ear::Queue { .. }) && ear.receive(&mut room).is_ok() {}
+            while matches!(source, Source::Queue { .. }) && source.receive(&mut room).is_ok() {}
         }
     }
 }
 
-impl Ear {
+impl Source {
     fn socket(&self) -> BorrowedFd<'_> {
         match self {
-            Ear::Queue { socket, .. } | Ear::Raw { socket, .. } => socket.as_fd(),
+            Source::Queue { socket, .. } | Source::Raw { socket, .. } => socket.as_fd(),
         }
     }
 
     fn switch(&self, on: bool) -> io::Result<()> {
         match self {
-            Ear::Queue { socket, v4: true } => setsockopt(socket, sockopt::Ipv4RecvErr, &on)?,
-            Ear::Queue { socket, v4: false } => setsockopt(socket, sockopt::Ipv6RecvErr, &on)?,
-            Ear::Raw { .. } => {}
+            Source::Queue { socket, v4: true } => setsockopt(socket, sockopt::Ipv4RecvErr, &on)?,
+            Source::Queue { socket, v4: false } => setsockopt(socket, sockopt::Ipv6RecvErr, &on)?,
+            Source::Raw { .. } => {}
         }
         Ok(())
     }
 
-    /// The next message. `Ok(None)`: it is about something else.
+    /// Reads the next message. `Ok(None)` if it is about something else.
     fn receive(&self, room: &mut [u8; ROOM]) -> io::Result<Option<Quoted>> {
-        let queue = matches!(self, Ear::Queue { .. });
+        let queue = matches!(self, Source::Queue { .. });
         let flags = if queue { MsgFlags::MSG_ERRQUEUE } else { MsgFlags::empty() } | MsgFlags::MSG_DONTWAIT;
         let mut control = nix::cmsg_space!([u8; 128]);
         let mut pieces = [IoSliceMut::new(&mut room[..])];
@@ -146,19 +148,19 @@ impl Ear {
         let refused = message.cmsgs()?.any(|control| is_refusal(&control));
         let bytes = &room[..length];
         Ok(match self {
-            Ear::Queue { .. } => sent_to.filter(|_| refused).and_then(|to| {
+            Source::Queue { .. } => sent_to.filter(|_| refused).and_then(|to| {
                 let v4 = to.as_sockaddr_in().map(|a| (IpAddr::V4(a.ip()), a.port()));
                 let v6 = || to.as_sockaddr_in6().map(|a| (IpAddr::V6(a.ip()), a.port()));
                 let (remote, port) = v4.or_else(v6)?;
                 (port == ROCE_V2_PORT).then(|| Quoted { remote, datagram: bytes.to_vec() })
             }),
-            Ear::Raw { v4: true, .. } => behind_ipv4(bytes).and_then(quoted_v4),
-            Ear::Raw { v4: false, .. } => quoted_v6(bytes),
+            Source::Raw { v4: true, .. } => behind_ipv4(bytes).and_then(quoted_v4),
+            Source::Raw { v4: false, .. } => quoted_v6(bytes),
         })
     }
 }
 
-/// It says that nobody takes the datagram, and a host said so.
+/// True if a host (not the local system) reported "port unreachable".
 fn is_refusal(control: &nix::sys::socket::ControlMessageOwned) -> bool {
     use nix::sys::socket::ControlMessageOwned::{Ipv4RecvErr, Ipv6RecvErr};
     let (error, origin, wanted) = match control {
@@ -169,12 +171,12 @@ fn is_refusal(control: &nix::sys::socket::ControlMessageOwned) -> bool {
     error.ee_origin == origin && [error.ee_type, error.ee_code] == wanted
 }
 
-/// What follows the header of an IPv4 packet, which raw sockets show.
+/// Returns the payload of an IPv4 packet. Raw sockets show the header.
 fn behind_ipv4(packet: &[u8]) -> Option<&[u8]> {
     packet.get(usize::from(packet.first()? & 15) * 4..)
 }
 
-/// By an ICMP message.
+/// Returns the datagram that an ICMP message quotes.
 fn quoted_v4(message: &[u8]) -> Option<Quoted> {
     let packet = of_port(message, PORT_V4)?;
     let to: [u8; 4] = packet.get(16..20)?.try_into().ok()?;
@@ -182,7 +184,7 @@ fn quoted_v4(message: &[u8]) -> Option<Quoted> {
     datagram(to.into(), behind_ipv4(packet)?)
 }
 
-/// By an ICMPv6 message.
+/// Returns the datagram that an ICMPv6 message quotes.
 fn quoted_v6(message: &[u8]) -> Option<Quoted> {
     let packet = of_port(message, PORT_V6)?;
     let to: [u8; 16] = packet.get(24..IPV6_HEADER)?.try_into().ok()?;
@@ -190,7 +192,7 @@ fn quoted_v6(message: &[u8]) -> Option<Quoted> {
     datagram(to.into(), &packet[IPV6_HEADER..])
 }
 
-/// The packet in a message of this type and code.
+/// Returns the packet quoted in a message of this type and code.
 fn of_port(message: &[u8], wanted: [u8; 2]) -> Option<&[u8]> {
     let packet = message.get(ICMP_HEADER..)?;
     (message[..2] == wanted).then_some(packet)
@@ -218,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_datagram_for_roce_that_nobody_took_is_read_out_of_the_message_that_quotes_it() {
+    fn quoted_roce_datagram_is_parsed() {
         let quoted = quoted_v4(&v4(PORT_V4, UDP, 4791)).unwrap();
         assert_eq!((quoted.remote.to_string(), &quoted.datagram[..3]), ("192.0.2.9".into(), &b"bth"[..]));
         let mut packet = vec![0x60, 0, 0, 0, 0, 12, UDP, 64];
@@ -230,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn other_messages_and_pieces_of_one_are_none() {
+    fn other_and_truncated_messages_are_ignored() {
         let whole = v4(PORT_V4, UDP, 4791);
         for length in 0..ICMP_HEADER + 20 + UDP_HEADER {
             assert_eq!(quoted_v4(&whole[..length]), None, "{length} bytes");

@@ -1,4 +1,4 @@
-/* The device: what it is, its GIDs, events and counters. */
+/* The device: its properties, GIDs, events and counters. */
 #include "peer.h"
 
 #include <dirent.h>
@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #if HAS_PLACEMENT
-/* As the kernel has them (ib_user_verbs.h, enum ib_uverbs_device_cap_flags): verbs.h does not name them. */
+/* The kernel's values (ib_user_verbs.h, enum ib_uverbs_device_cap_flags), which verbs.h does not define. */
 #define DEVICE_FLUSH_GLOBAL (1ull << 38)
 #define DEVICE_FLUSH_PERSISTENT (1ull << 39)
 #define DEVICE_ATOMIC_WRITE (1ull << 40)
@@ -47,7 +47,7 @@ bool device_open(const char *name)
 		ibv_free_device_list(list);
 	if (!context)
 		return false;
-	/* Asynchronous events are polled for. */
+	/* Non-blocking: asynchronous events are polled. */
 	fcntl(context->async_fd, F_SETFL, fcntl(context->async_fd, F_GETFL) | O_NONBLOCK);
 	pd = ibv_alloc_pd(context);
 	if (!pd)
@@ -124,7 +124,7 @@ void cmd_hello(struct request *r)
 	   device->max_qp_init_rd_atom, device->atomic_cap, global, persistent, atomic_write, port.gid_tbl_len);
 }
 
-/* The type that sysfs gives: "v2", "v1" or "ib". */
+/* Returns the GID's type from sysfs: "v2", "v1" or "ib". */
 static const char *gid_type(int index)
 {
 	char path[256], type[32] = "";
@@ -175,7 +175,7 @@ void cmd_events(struct request *r)
 		struct pollfd ready = { .fd = context->async_fd, .events = POLLIN };
 		uint64_t now = now_ms();
 		struct ibv_async_event event;
-		/* With one event in hand, take what is there and wait no longer. */
+		/* After the first event, take the queued ones without waiting. */
 		if (poll(&ready, 1, count || now >= until ? 0 : (int)(until - now)) <= 0)
 			break;
 		if (ibv_get_async_event(context, &event))

@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* What a job has printed is kept until it is waited for: the last bytes count. */
+/* A job's output is kept until `wait`, its last bytes if it is too long. */
 #define MAX_OUTPUT (256u << 10)
 
 struct job {
@@ -104,7 +104,7 @@ void cmd_spawn(struct request *r)
 	ok("job=%d pid=%d", id, (int)pid);
 }
 
-/* Takes what the job has printed. True at the end of its output. */
+/* Reads the job's output so far. True at the end of the output. */
 static bool drain(struct job *job)
 {
 	char chunk[4096];
@@ -139,7 +139,7 @@ static void show_output(struct job *job)
 	job->length = 0;
 }
 
-/* wait job= timeout_ms=: its output so far, and its end if it has ended. The slot is then free. */
+/* wait job= timeout_ms=: its output so far, and its exit status if it has ended, which frees the slot. */
 void cmd_wait(struct request *r)
 {
 	uint64_t until = now_ms() + number_or(r, "timeout_ms", 0);
@@ -197,7 +197,7 @@ static bool listens(const char *table, unsigned port)
 	return found;
 }
 
-/* listening port= timeout_ms=: waits until a server is there. */
+/* listening port= timeout_ms=: waits until a server listens. */
 void cmd_listening(struct request *r)
 {
 	unsigned port = number(r, "port");

@@ -26,7 +26,7 @@ static void append(const char *bytes, size_t length)
 	out_length += length;
 }
 
-/* A reply is one line: what a message contains of line ends becomes spaces. */
+/* A reply is one line: line ends in a message become spaces. */
 static void append_line(const char *prefix, const char *format, va_list args)
 {
 	char body[MAX_LINE];

@@ -1,4 +1,4 @@
-/* Registered memory, and the pattern that says whether data arrived whole. */
+/* Registered memory, and the pattern by which transfers are verified. */
 #include "peer.h"
 
 #include <errno.h>
@@ -13,7 +13,7 @@ static struct region regions[MAX_MRS];
 /*
  * The pattern of a seed: xorshift64* (Marsaglia's 12, 25, 27; multiplier 0x2545F4914F6CDD1D),
  * started at seed ^ 0x9E3779B97F4A7C15, or at 1 where that is 0. Each step yields 8 bytes, least
- * significant first; a last step may be used in part. The runner has the same in pattern.rs.
+ * significant first; a last step may be used in part. pattern.rs implements the same pattern.
  */
 static uint64_t pattern_start(uint64_t seed)
 {
@@ -40,7 +40,7 @@ void pattern_fill(uint8_t *to, size_t length, uint64_t seed)
 	}
 }
 
-/* The offset of the first byte that is not the pattern's, or `length`. */
+/* Returns the offset of the first byte that differs from the pattern, or `length`. */
 static size_t pattern_mismatch(const uint8_t *at, size_t length, uint64_t seed, uint8_t *want)
 {
 	uint64_t x = pattern_start(seed);
@@ -129,9 +129,9 @@ void cmd_mr(struct request *r)
 	if (posix_memalign(&base, 4096, (size + 4095) & ~4095ull))
 		return err(ENOMEM, "no memory for %llu bytes", (unsigned long long)size);
 	memset(base, 0, size);
-	/* Drivers pass over IBV_ACCESS_ZERO_BASED (rxe does); what begins at 0 is registered at that address. */
+	/* Drivers (rxe) ignore IBV_ACCESS_ZERO_BASED, so a zero-based region is registered at address 0. */
 	bool zero_based = text_or_null(r, "access") && strchr(text(r, "access"), 'z');
-	/* What work requests and peers call its first byte. */
+	/* The address of its first byte in work requests. */
 	uint64_t start = zero_based ? 0 : (uintptr_t)base;
 	region->mr = ibv_reg_mr_iova(pd, base, size, start, flags);
 	if (!region->mr) {
@@ -177,7 +177,7 @@ void memory_reset(void)
 			fprintf(stderr, "roxie-peer: region %d is still in use\n", i);
 }
 
-/* mr=, off=, len=: the bytes that a command is about, or NULL after an error reply. */
+/* Returns the bytes that mr=, off= and len= name, or NULL after an error reply. */
 static uint8_t *range_of(struct request *r, uint64_t *length)
 {
 	struct region *region = region_of(r);

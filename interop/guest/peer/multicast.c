@@ -16,8 +16,8 @@ static bool is_v4(const union ibv_gid *gid)
 }
 
 /*
- * The device's driver takes what its host's IP layer takes, and that layer drops what nobody has joined. The RDMA
- * connection manager would have the kernel join; without it a socket does.
+ * The device's driver receives what its host's IP layer accepts, which drops groups that no socket has joined. The RDMA
+ * connection manager would join in the kernel; without it, a socket joins.
  */
 static int join(const union ibv_gid *gid, unsigned interface)
 {
@@ -54,7 +54,7 @@ static bool group_of(struct request *r, union ibv_gid *gid)
 	return false;
 }
 
-/* The interface that a GID belongs to, by sysfs. */
+/* Returns the interface of a GID, from sysfs. */
 static bool interface_of(uint64_t gid_index, char *name, size_t room)
 {
 	char path[256];

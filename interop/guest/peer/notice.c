@@ -1,4 +1,4 @@
-/* What a socket sends beside the device: datagrams, byte for byte, from an address of this host's. */
+/* Datagrams sent through a socket beside the device, exact in every byte, from an address of this host. */
 #include "peer.h"
 
 #include <arpa/inet.h>
@@ -11,7 +11,7 @@
 
 #define MOST 1024
 
-/* Hex digits to bytes; -1: they are none, or too many. */
+/* Converts hex digits to bytes; -1 if they are invalid or too many. */
 static int bytes_of(const char *hex, uint8_t *to)
 {
 	size_t length = strlen(hex) / 2;
@@ -32,7 +32,7 @@ static int send_v4(const union ibv_gid *to, int from, int port, const uint8_t *b
 	struct sockaddr_in here = { .sin_family = AF_INET, .sin_port = htons(from) };
 	struct sockaddr_in there = { .sin_family = AF_INET, .sin_port = htons(port) };
 	int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), code = 0;
-	/* Not fragmented, and so with identification 0. */
+	/* DF is set, so the identification is 0. */
 	int whole = IP_PMTUDISC_DO;
 
 	if (fd < 0)

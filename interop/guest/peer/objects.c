@@ -1,4 +1,4 @@
-/* What queue pairs use beside memory: address handles, shared receive queues, memory windows. */
+/* Address handles, shared receive queues, memory windows. */
 #include "peer.h"
 
 #include <errno.h>
@@ -9,7 +9,7 @@ static struct ibv_ah *handles[MAX_AHS];
 static struct ibv_srq *queues[MAX_SRQS];
 static struct ibv_mw *windows[MAX_MWS];
 
-/* The object that `key=` names in a table of `count`, or NULL after an error reply. */
+/* Returns the object that `key=` names in a table of `count`, or NULL after an error reply. */
 static void *named(struct request *r, const char *key, void *const *table, uint64_t count)
 {
 	uint64_t id = number(r, key);
@@ -23,7 +23,7 @@ static void *named(struct request *r, const char *key, void *const *table, uint6
 	return NULL;
 }
 
-/* A free place in a table, or -1 after an error reply. */
+/* Returns a free place in a table, or -1 after an error reply. */
 static int free_place(void *const *table, int count, const char *what)
 {
 	for (int id = 0; id < count; id++)
@@ -113,7 +113,7 @@ void cmd_mw(struct request *r)
 	ok("mw=%d rkey=0x%x", id, windows[id]->rkey);
 }
 
-/* Before the queue pairs: rxe waits 50 s for the window of one that is destroyed. */
+/* Before the queue pairs: rxe waits 50 s when it destroys a queue pair with a window. */
 void windows_reset(void)
 {
 	for (int i = 0; i < MAX_MWS; i++)

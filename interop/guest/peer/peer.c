@@ -1,11 +1,11 @@
 /*
- * The peer's part of an interop run, on stock libibverbs: a program that stays and takes commands,
+ * The peer's end of an interop run, on stock libibverbs: a resident program that executes commands,
  * so that a row of the matrix costs milliseconds. protocol.md describes the commands.
  *
  *   roxie-peer [--device NAME] [--port N] --listen TCP-PORT    a process per connection (the guest)
  *   roxie-peer [--device NAME] [--port N] --stdio              on standard input and output (over ssh)
  *
- * Each connection has its own verbs context: what it made goes with it, whatever happens.
+ * Each connection has its own verbs context: its objects are destroyed with it in any case.
  *
  * Architecture invariant: a wrong command is an `err` reply. The program ends when its connection does.
  */
@@ -34,7 +34,7 @@ static void cmd_reset(struct request *r)
 	ok(" ");
 }
 
-/* release: `rdma link delete` waits until nobody has the device open. */
+/* release: `rdma link delete` waits until no process has the device open. */
 static void cmd_release(struct request *r)
 {
 	cmd_reset(r);
@@ -98,7 +98,7 @@ static void dispatch(char *line)
 	err(ENOSYS, "unknown command \"%s\"", request.verb);
 }
 
-/* Serves one connection. True if it asked for the end of everything. */
+/* Serves one connection. True after `quit`. */
 static bool serve(int in, int out)
 {
 	static char buffer[MAX_LINE];
@@ -146,7 +146,7 @@ static bool session(int in, int out, const char *device)
 	return quit;
 }
 
-/* A session that was asked for the end of everything ends this process too. */
+/* `quit` in a session ends this process too. */
 static int listen_and_serve(uint16_t port, const char *device)
 {
 	struct sockaddr_in6 address = { .sin6_family = AF_INET6, .sin6_port = htons(port) };
@@ -205,7 +205,7 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	signal(SIGPIPE, SIG_IGN);
-	/* Registered memory is locked memory; without the right to raise the limit, registration says so. */
+	/* Registered memory is locked memory; without the privilege to raise the limit, registration fails. */
 	setrlimit(RLIMIT_MEMLOCK, &unlimited);
 	if (stdio)
 		return session(0, 1, device) ? 0 : 1;

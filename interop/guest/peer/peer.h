@@ -1,4 +1,4 @@
-/* The peer program: what its files share. protocol.md describes the commands. */
+/* The peer program: declarations. protocol.md describes the commands. */
 #ifndef ROXIE_PEER_H
 #define ROXIE_PEER_H
 
@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #define PROTOCOL_VERSION 3
-/* The release of rdma-core that the program is compiled against; 0 where its builder does not know. */
+/* The release of rdma-core that the program is compiled against; 0 if unknown. */
 #ifndef RDMA_CORE_MAJOR
 #define RDMA_CORE_MAJOR 0
 #define RDMA_CORE_MINOR 0
@@ -37,35 +37,35 @@ struct request {
 
 /* line.c */
 void request_parse(struct request *r, char *line);
-/* The value of `key`, or NULL. */
+/* Returns the value of `key`, or NULL. */
 const char *text_or_null(struct request *r, const char *key);
-/* The value of `key`; replies with an error and sets `failed` if there is none. */
+/* Returns the value of `key`; replies with an error and sets `failed` if there is none. */
 const char *text(struct request *r, const char *key);
 uint64_t number(struct request *r, const char *key);
 uint64_t number_or(struct request *r, const char *key, uint64_t otherwise);
-/* The whole reply to a command that worked. Starts "ok". */
+/* Replies to a command that succeeded; the line starts with "ok". */
 __attribute__((format(printf, 1, 2))) void ok(const char *format, ...);
-/* The whole reply to a command that did not. `code` is an errno or 0. */
+/* Replies to a command that failed. `code` is an errno or 0. */
 __attribute__((format(printf, 2, 3))) void err(int code, const char *format, ...);
-/* A line of a longer answer, before its "ok". */
+/* Adds a line of a longer answer, before its "ok". */
 __attribute__((format(printf, 1, 2))) void detail(const char *format, ...);
 void raw_detail(const char *bytes, size_t length);
-/* Sends what has been said. False if the other side has gone. */
+/* Sends the replies. False if the other side has closed the connection. */
 bool flush_replies(int fd);
 
 /* memory.c */
 struct region {
 	struct ibv_mr *mr;
 	uint8_t *base;
-	uint64_t start; /* as work requests name it: 0 for a zero-based one */
+	uint64_t start; /* address in work requests: 0 for a zero-based one */
 	size_t size;
 };
 void pattern_fill(uint8_t *to, size_t length, uint64_t seed);
-/* The region that `mr=` names, or NULL after an error reply. */
+/* Returns the region that `mr=` names, or NULL after an error reply. */
 struct region *region_of(struct request *r);
 /* True if [offset, offset+length) lies in the region; else replies with an error. */
 bool within(const struct region *region, uint64_t offset, uint64_t length);
-/* The flags of `access=`. */
+/* Returns the flags of `access=`. */
 int access_flags(struct request *r);
 void cmd_mr(struct request *r);
 void cmd_mr_free(struct request *r);
@@ -86,7 +86,7 @@ struct pair {
 	union ibv_gid group;
 	int membership;
 };
-/* The queue pair that `qp=` names, or NULL after an error reply. */
+/* Returns the queue pair that `qp=` names, or NULL after an error reply. */
 struct pair *pair_of(struct request *r);
 void cmd_qp(struct request *r);
 void cmd_connect(struct request *r);
@@ -100,7 +100,7 @@ void cmd_recv(struct request *r);
 void cmd_send(struct request *r);
 void cmd_poll(struct request *r);
 
-/* objects.c: what a request names, or NULL after an error reply. */
+/* objects.c: return the object that a request names, or NULL after an error reply. */
 struct ibv_ah *ah_of(struct request *r);
 struct ibv_srq *srq_of(struct request *r);
 struct ibv_mw *mw_of(struct request *r);
@@ -116,19 +116,19 @@ void cmd_attach(struct request *r);
 void cmd_detach(struct request *r);
 void cmd_member(struct request *r);
 void cmd_datagram(struct request *r);
-/* Before the queue pair is destroyed: one in a group cannot be. */
+/* Must be called before the queue pair is destroyed, which fails in a group. */
 int leave_group(struct pair *pair);
 
 /* device.c */
 extern struct ibv_context *context;
 extern struct ibv_pd *pd;
 extern uint8_t port_number;
-/* What queue pairs let remote sides do by FLUSH: all that the device can. */
+/* FLUSH rights of queue pairs: all that the device supports. */
 extern int flush_rights;
 /* Opens the device called `name`, or the first if NULL. False after a message to stderr. */
 bool device_open(const char *name);
 bool device_is_open(void);
-/* Nothing of it may be there any more. */
+/* All its objects must have been destroyed. */
 void device_close(void);
 bool parse_gid(const char *hex, union ibv_gid *gid);
 void format_gid(const union ibv_gid *gid, char out[33]);
@@ -136,7 +136,7 @@ void cmd_hello(struct request *r);
 void cmd_gids(struct request *r);
 void cmd_events(struct request *r);
 void cmd_counters(struct request *r);
-/* Milliseconds of the monotonic clock. */
+/* Returns the monotonic clock in milliseconds. */
 uint64_t now_ms(void);
 
 /* jobs.c */

@@ -72,7 +72,7 @@ static int to_init(struct pair *pair)
 					      (datagrams ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS));
 }
 
-/* A datagram queue pair has no peer of its own: it can go on at once. */
+/* A datagram queue pair has no peer of its own: it can be set to RTS at once. */
 static int start_datagrams(struct pair *pair, uint32_t psn)
 {
 	struct ibv_qp_attr rtr = { .qp_state = IBV_QPS_RTR }, rts = { .qp_state = IBV_QPS_RTS, .sq_psn = psn };
@@ -97,8 +97,8 @@ static enum ibv_qp_type service_of(struct request *r)
 }
 
 /*
- * As extended ones, reliable queue pairs have FLUSH and ATOMIC WRITE, where rdma-core and the device know them. The usual
- * requests are posted to such a queue pair as to any.
+ * Created by ibv_create_qp_ex, reliable queue pairs have FLUSH and ATOMIC WRITE if rdma-core and the device support them.
+ * Other requests are posted as usual.
  */
 static struct ibv_qp *create(struct ibv_qp_init_attr *init)
 {
@@ -207,7 +207,7 @@ void cmd_connect(struct request *r)
 		return;
 	if (!parse_gid(gid, &attr.ah_attr.grh.dgid))
 		return err(EINVAL, "gid=%s is not 32 hex digits", gid);
-	/* UC has no answers to bound or to wait for. */
+	/* UC has no responses to limit or to wait for. */
 	bool reliable = pair->qp->qp_type == IBV_QPT_RC;
 	int code = ibv_modify_qp(pair->qp, &attr,
 				 IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |

@@ -104,7 +104,7 @@ static bool operation_of(struct request *r, struct ibv_send_wr *wr)
 	return false;
 }
 
-/* Where a datagram goes: ah=, remote_qpn=, remote_qkey=. */
+/* Destination of a datagram: ah=, remote_qpn=, remote_qkey=. */
 static void set_datagram(struct request *r, struct ibv_send_wr *wr)
 {
 	wr->wr.ud.ah = ah_of(r);
@@ -160,7 +160,7 @@ static void set_operation(struct request *r, struct ibv_send_wr *wr, const struc
 }
 
 #if HAS_PLACEMENT
-/* The requests that have no struct ibv_send_wr. Returns an errno. */
+/* Posts requests without a struct ibv_send_wr. Returns an errno. */
 static int post_extended(struct pair *pair, const struct ibv_send_wr *wr, struct request *r, const struct ibv_sge *sge)
 {
 	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(pair->qp);
@@ -216,7 +216,7 @@ void cmd_send(struct request *r)
 				   (unsigned long long)count, strerror(code));
 	}
 	if (wr.opcode == IBV_WR_BIND_MW) {
-		/* As ibv_bind_mw leaves it: later binds count from here. */
+		/* As ibv_bind_mw does: later binds count from this key. */
 		wr.bind_mw.mw->rkey = wr.bind_mw.rkey;
 		return ok("n=%llu rkey=0x%x", (unsigned long long)count, wr.bind_mw.rkey);
 	}
@@ -244,9 +244,9 @@ static const char *completion_name(const struct ibv_wc *wc)
 }
 
 /*
- * Waits for min= completions (default 1) or timeout_ms=, and gives up to max= of them. Looks often at
- * first, then sleeps between looks: in an emulated guest a spinning process starves the softirqs that
- * would bring the completion.
+ * Waits for min= completions (default 1) or timeout_ms=, and returns up to max= of them. Polls often at
+ * first, then sleeps between polls: in an emulated guest a spinning process starves the softirqs that
+ * process packets.
  */
 void cmd_poll(struct request *r)
 {
@@ -269,7 +269,7 @@ void cmd_poll(struct request *r)
 			usleep(looks++ < 50 ? 20 : 200);
 			continue;
 		}
-		/* The opcode, the length and the data mean something only where the status is success. */
+		/* Opcode, length and data are valid only if the status is success. */
 		bool good = wc.status == IBV_WC_SUCCESS;
 		detail("wr_id=%llu status=%d opcode=%s byte_len=%u flags=%u imm=0x%08x inv=0x%08x src_qp=%u vendor=0x%x",
 		       (unsigned long long)wc.wr_id, wc.status, good ? completion_name(&wc) : "-",

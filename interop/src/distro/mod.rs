@@ -1,7 +1,7 @@
-//! Other releases of Debian, each in a folder of its own, with their programs, their compilers and this workspace's sources.
+//! Other releases of Debian, each in a folder with its programs, its compilers and this workspace's sources.
 //!
-//! `distro/root.sh` makes such a folder and `distro/enter.sh` runs a command in it. Nothing of it is the host's but the kernel: what is
-//! built there is built with that release's headers and compiler, and what runs there are its programs.
+//! `distro/root.sh` makes such a folder, and `distro/enter.sh` runs a command in it. Only the kernel is the host's:
+//! programs are built with the release's headers and compiler.
 
 pub mod table;
 pub mod uses;
@@ -16,20 +16,21 @@ use crate::local::program::Program;
 use crate::network::{INTERFACE, LIMIT, Namespace, command_line, run, within};
 use crate::rows::PortKind;
 
-/// Those that are run if none is named: Debian 12, Debian 13, and what comes.
+/// Releases used by default: Debian 12, Debian 13, and unstable.
 pub const SUITES: [&str; 3] = ["bookworm", "trixie", "sid"];
-/// How `root.sh` ends when the host lacks something, and when the mirror does not give it. It has said why.
+/// Exit codes of `root.sh` if the host lacks something, and if the mirror cannot supply it. The script has printed the
+/// reason.
 const LACKS: i32 = 3;
 const NOT_HAD: i32 = 4;
-/// Packages whose releases the table names.
-const TOLD: [&str; 7] = ["libibverbs1", "perftest", "qperf", "fio", "libucx0", "libfabric1", "rustc"];
+/// Packages to name in the table, with their versions.
+const NAMED: [&str; 7] = ["libibverbs1", "perftest", "qperf", "fio", "libucx0", "libfabric1", "rustc"];
 
 /// A release of Debian in a folder.
 #[derive(Debug)]
 pub struct Root {
     suite: String,
     cache: PathBuf,
-    /// Where what runs in it was built: in its own `target`, or in another's.
+    /// The `target` folder of the programs built for it: its own, or another release's.
     target: PathBuf,
 }
 
@@ -37,7 +38,7 @@ fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("distro").join(name)
 }
 
-/// Removes a release and all that was built in it.
+/// Removes a release and everything built in it.
 ///
 /// # Errors
 /// If the script fails.
@@ -46,10 +47,10 @@ pub fn remove(suite: &str) -> Result<(), Error> {
 }
 
 impl Root {
-    /// Makes it, or finds it in the cache.
+    /// Makes the release, or finds it in the cache.
     ///
     /// # Errors
-    /// [`Error::Host`] if the host lacks what that takes, [`Error::Distribution`] if the mirror does not give it.
+    /// [`Error::Host`] if the host lacks a program for it, [`Error::Distribution`] if the mirror cannot supply it.
     pub fn make(suite: &str) -> Result<Root, Error> {
         let mut command = Command::new(script("root.sh"));
         command.arg(suite);
@@ -60,7 +61,7 @@ impl Root {
         match output.status.code() {
             Some(0) => {}
             Some(LACKS) => {
-                return Err(Error::Host("what it takes to make a Debian in a folder: see above".into()));
+                return Err(Error::Host("programs to make a Debian in a folder: see above".into()));
             }
             Some(NOT_HAD) => return Err(Error::Distribution(suite.to_owned())),
             _ => return Err(failed(output.status.to_string())),
@@ -69,38 +70,39 @@ impl Root {
         Ok(Root { suite: suite.to_owned(), target: cache.join("target"), cache })
     }
 
-    /// `trixie`.
+    /// Returns the release's name, such as `trixie`.
     pub fn suite(&self) -> &str {
         &self.suite
     }
 
-    /// The same, with what another release built.
-    pub fn with_what_was_built_in(self, other: &Root) -> Root {
+    /// Returns the same release with the programs that another release built.
+    pub fn with_build_of(self, other: &Root) -> Root {
         Root { target: other.cache.join("target"), ..self }
     }
 
-    /// The tests of its python3-pyverbs could be had.
+    /// True if the tests of its python3-pyverbs are available.
     pub fn has_python_tests(&self) -> bool {
         self.cache.join(uses::PYTHON_TESTS).exists()
     }
 
-    /// Its UCX has the part that speaks verbs: unstable's has been without.
+    /// True if its UCX was built with verbs (unstable's was not).
     pub fn has_ucx_for_verbs(&self) -> bool {
         let folder = format!("root/usr/lib/{}-linux-gnu/ucx/libuct_ib.so.0", std::env::consts::ARCH);
         self.cache.join(folder).symlink_metadata().is_ok()
     }
 
-    /// A command in it, in the caller's network namespace, for what runs in it later.
+    /// Returns a command that enters the release, in the caller's network namespace; the program to run must be
+    /// appended.
     fn enter(&self) -> Command {
         let mut command = Command::new(script("enter.sh"));
         command.arg(&self.cache).env("TARGET", &self.target);
         command
     }
 
-    /// `make build`, as a user types it. What it says goes to a log in `target/interop`.
+    /// Runs `make build`, as a user does. Its output goes to a log in `target/interop`.
     ///
     /// # Errors
-    /// If it fails; the error has the last lines.
+    /// If it fails. The error has the log's last lines.
     pub fn build(&self) -> Result<(), Error> {
         let folder = output_folder();
         fs::create_dir_all(&folder).map_err(Error::file(&folder))?;
@@ -124,22 +126,23 @@ impl Root {
         }
     }
 
-    /// Releases of what runs in it, as its package system has them: `perftest 25.01.0+0.80-1`.
+    /// Returns the versions of its programs, by its package system: `perftest 25.01.0+0.80-1`.
     pub fn releases(&self) -> Vec<String> {
         let mut ask = self.enter();
         ask.args(["dpkg-query", "-W", "-f", "${Package} ${Version} ${db:Status-Abbrev}\n"]);
-        // Of some names it knows nothing, and then fails, having told the others.
+        // dpkg-query fails if it does not know some of the names, after printing the others.
         let Ok(output) = within(LIMIT, &ask).stdin(Stdio::null()).output() else { return Vec::new() };
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let installed = text.lines().filter_map(|line| line.strip_suffix(" ii "));
-        let told = |line: &&str| {
-            TOLD.iter()
+        let is_named = |line: &&str| {
+            NAMED
+                .iter()
                 .any(|name| line.split(' ').next().is_some_and(|n| n.trim_end_matches("-web") == *name))
         };
-        installed.filter(told).map(str::to_owned).collect()
+        installed.filter(is_named).map(str::to_owned).collect()
     }
 
-    /// Starts a program of it under the `roxie run` that was built, at an end of a pair of namespaces.
+    /// Starts one of its programs under the `roxie run` that was built, at one end of a pair of namespaces.
     ///
     /// # Errors
     /// If it cannot be started.

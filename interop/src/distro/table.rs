@@ -1,4 +1,4 @@
-//! The table of what runs where: a line for each use of a program, a column for each release and port.
+//! The table of outcomes: a line for each use of a program, a column for each release and port.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -6,38 +6,38 @@ use std::fmt::Write;
 use crate::report::Outcome;
 use crate::rows::PortKind;
 
-/// Outcomes, as they come.
+/// Collects outcomes.
 #[derive(Debug, Default)]
 pub struct Table {
-    /// Uses in their order.
+    /// Uses, in order.
     uses: Vec<String>,
-    /// Releases in theirs, with what they are of.
+    /// Releases in order, with their package versions.
     releases: Vec<(String, Vec<String>)>,
     cells: BTreeMap<(String, String, String), Outcome>,
-    /// What a cell has to say besides.
+    /// Remarks on cells.
     notes: Vec<String>,
 }
 
-/// Columns of a release.
+/// The columns of a release.
 const PORTS: [PortKind; 2] = [PortKind::Xdp, PortKind::Udp];
 
 impl Table {
-    /// A table with these lines.
+    /// Makes a table with these lines.
     pub fn new(uses: Vec<String>) -> Table {
         Table { uses, ..Table::default() }
     }
 
-    /// Columns for a release, of which these packages are.
+    /// Adds the columns of a release with these package versions.
     pub fn release(&mut self, name: &str, packages: Vec<String>) {
         self.releases.push((name.to_owned(), packages));
     }
 
-    /// An outcome.
+    /// Records an outcome.
     pub fn add(&mut self, release: &str, port: PortKind, line: &str, outcome: &Outcome) {
         self.cells.insert((release.to_owned(), port.to_string(), line.to_owned()), outcome.clone());
     }
 
-    /// A line below the table.
+    /// Adds a line below the table.
     pub fn note(&mut self, note: String) {
         self.notes.push(note);
     }
@@ -91,7 +91,7 @@ impl std::fmt::Display for Table {
         if !below.is_empty() {
             write!(text, "\n{}\n", below.join("\n"))?;
         }
-        // No line ends with spaces.
+        // Strip trailing spaces.
         for line in text.lines() {
             writeln!(f, "{}", line.trim_end())?;
         }
@@ -105,7 +105,7 @@ mod tests {
     use crate::skip::SkipReason;
 
     #[test]
-    fn each_use_has_a_cell_for_each_release_and_port_and_reasons_are_below() {
+    fn table_has_all_cells_and_reasons() {
         let mut table = Table::new(vec!["rping/cm".into(), "fio".into()]);
         table.release("trixie", vec!["fio 3.39-1".into()]);
         table.add("trixie", PortKind::Xdp, "rping/cm", &Outcome::Pass);
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_in_which_nothing_passed_is_not_good() {
+    fn table_without_a_pass_is_not_good() {
         assert!(!Table::new(vec!["a".into()]).good());
     }
 }

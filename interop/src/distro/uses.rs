@@ -1,4 +1,4 @@
-//! Programs that run in each release: those of the matrix, at both ends on Roxie, and some that only have to be there.
+//! Uses of programs in each release: those of the matrix, with Roxie at both ends, and some single commands.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,26 +11,26 @@ use crate::rows::{self, Family, Program};
 /// A use of a program.
 #[derive(Clone, Copy, Debug)]
 pub enum Use {
-    /// One of the matrix's.
+    /// A program of the matrix.
     Row(Program),
-    /// Alone, or the same line at both ends but for the server's address at the end of the client's.
+    /// A command line: alone, or the same at both ends, with the server's address appended to the client's.
     Line(&'static Line),
-    /// rdma-core's own Python tests, of the release's own rdma-core.
+    /// rdma-core's own Python tests, of the release's rdma-core.
     Python,
 }
 
-/// A use that is one line.
+/// A use that consists of one command line.
 #[derive(Debug)]
 pub struct Line {
     /// Its name in the table.
     name: &'static str,
-    /// What is typed.
+    /// The command line.
     line: &'static str,
-    /// Where its server listens; `None`: there is no server.
+    /// The TCP port of its server; `None` if there is no server.
     pub port: Option<u16>,
-    /// What it says if it works.
+    /// Text in the output that shows success.
     shows: &'static str,
-    /// UCX's transport, if it is for `ucx_perftest`.
+    /// UCX's transport, for `ucx_perftest`.
     ucx: Option<&'static str>,
 }
 
@@ -63,12 +63,12 @@ static LINES: [Line; 14] = [
     fabric("fi_pingpong/dgram", "env FI_VERBS_GID_IDX=1 fi_pingpong -p verbs -e dgram -I 50 -S 64 -c"),
 ];
 
-/// The runner of Python tests, and where the tests are, in a release's folder.
+/// The runner of the Python tests, in a release's folder.
 const RUNNER: &str = "/roxie/tests/verbs/run_pyverbs.py";
-/// As the host sees it, below the release's folder.
+/// Path of the tests below the release's folder, on the host.
 pub const PYTHON_TESTS: &str = "root/srv/rdma-core/tests/run_tests.py";
 
-/// Parts of the names of Python tests that fail, and why.
+/// Name parts of Python tests that may fail, and why.
 const KNOWN: [(&str, &str); 2] = [
     ("tests.test_rdmacm.", "its two ends are two processes on one device"),
     (
@@ -77,12 +77,12 @@ const KNOWN: [(&str, &str); 2] = [
     ),
 ];
 
-/// Why a Python test may fail.
+/// Returns why a Python test may fail; `None` if it must not.
 fn known(test: &str) -> Option<&'static str> {
     KNOWN.iter().find(|(part, _)| test.contains(part)).map(|(_, why)| *why)
 }
 
-/// All of them. qperf without rdma_cm, whose paths have LIDs, is none: RoCE has none.
+/// Returns all uses, except qperf without rdma_cm, which addresses peers by LIDs: RoCE has none.
 pub fn all() -> Vec<Use> {
     let rows = rows::uses().into_iter().map(|(program, _)| program).filter(|program| !program.names_no_gid());
     LINES.iter().map(Use::Line).chain(rows.map(Use::Row)).chain([Use::Python]).collect()
@@ -100,36 +100,37 @@ impl fmt::Display for Use {
 }
 
 impl Line {
-    /// The words; of a client with the server's address.
+    /// Returns the words of the command line, for a client with the server's address.
     pub fn words(&self, server: Option<String>) -> Vec<String> {
         let words = self.line.split(' ').map(str::to_owned).chain(server);
         let Some(transport) = self.ucx else { return words.collect() };
-        // Debian 13's is built with Open MPI, which it takes to be wanted if its input is no terminal: `script` gives it one.
+        // Debian 13's ucx_perftest uses Open MPI unless its input is a terminal: `script` provides one.
         let typed = words.collect::<Vec<_>>().join(" ");
         let before = format!("env UCX_TLS={transport} UCX_NET_DEVICES=roxie0:1 script -qec");
         before.split(' ').map(str::to_owned).chain([typed, "/dev/null".to_owned()]).collect()
     }
 
-    /// It goes through UCX, which a release may have built without verbs.
+    /// True if the program uses UCX, which a release may have built without verbs.
     pub fn is_of_ucx(&self) -> bool {
         self.name.starts_with("ucx_")
     }
 
-    /// It asks the kernel by netlink, which the library answers only where the kernel itself does not.
+    /// True if the program uses netlink, which the library answers only if the kernel itself has no RDMA.
     pub fn asks_by_netlink(&self) -> bool {
         self.name.starts_with("rdma/")
     }
 
-    /// What is wrong with what its client, or it alone, has said.
+    /// Returns what is missing in the output of the client (or of the only program).
     pub fn complaint(&self, said: &str) -> Option<String> {
-        (!said.contains(self.shows)).then(|| format!("{:?} is not said", self.shows))
+        (!said.contains(self.shows)).then(|| format!("{:?} is not in the output", self.shows))
     }
 }
 
-/// The Python tests: the words, and which tests are left out (`PYVERBS_LEAVE_OUT`): those of which Debian 12's are known not to run.
+/// Returns the command that runs the Python tests. `PYVERBS_LEAVE_OUT` excludes the tests that Debian 12's table marks
+/// as waiting.
 ///
 /// # Errors
-/// If the table of those cannot be read.
+/// If that table cannot be read.
 pub fn python() -> Result<Vec<String>, Error> {
     let path = pyverbs::table_path();
     let table = fs::read_to_string(&path).map_err(Error::file(&path))?;
@@ -141,18 +142,18 @@ pub fn python() -> Result<Vec<String>, Error> {
     Ok(line.split(' ').map(str::to_owned).collect())
 }
 
-/// The test of a line of the table that waits for something that Roxie has not.
+/// Returns the test of a table line, if it waits for a feature that Roxie lacks.
 fn waiting(line: &str) -> Option<&str> {
     let mut words = line.split(' ');
     let test = words.next()?;
     (words.next() == Some("wait")).then_some(test)
 }
 
-/// What the Python tests came to, in words.
+/// Returns the results of the Python tests in words.
 ///
 /// # Errors
-/// The tests that failed and are not known to, or that none ran.
-pub fn python_came_to(said: &str) -> Result<String, String> {
+/// The unexpected failures, or that no test passed.
+pub fn python_results(said: &str) -> Result<String, String> {
     let ended: Vec<(&str, &str)> = said
         .lines()
         .filter_map(|line| line.split_once(' '))
@@ -180,7 +181,7 @@ pub fn python_came_to(said: &str) -> Result<String, String> {
     Ok(words.join(", "))
 }
 
-/// The address of an end, for the words of a program.
+/// IP version of the ends' addresses.
 pub const FAMILY: Family = Family::V4;
 
 #[cfg(test)]
@@ -188,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_unique_and_each_program_of_the_matrix_is_there() {
+    fn names_are_unique_and_cover_the_matrix() {
         let names: Vec<String> = all().iter().map(Use::to_string).collect();
         let different: BTreeSet<&String> = names.iter().collect();
         assert_eq!(different.len(), names.len());
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_for_ucx_is_typed_at_a_terminal() {
+    fn ucx_programs_run_at_a_terminal() {
         let line = LINES.iter().find(|line| line.name == "ucx_perftest/ud/tags").unwrap();
         let words = line.words(Some("10.71.0.1".into()));
         assert_eq!(words[..3].join(" "), "env UCX_TLS=ud_v UCX_NET_DEVICES=roxie0:1");
@@ -214,18 +215,18 @@ mod tests {
     }
 
     #[test]
-    fn python_tests_that_wait_are_left_out_and_one_that_fails_fails_all() {
+    fn python_results_count_unexpected_failures() {
         assert_eq!(waiting("tests.a.b wait pass several processes"), Some("tests.a.b"));
         assert_eq!(waiting("tests.a.b pass pass"), None);
         assert!(python().unwrap()[1].contains("PYVERBS_LEAVE_OUT=tests."));
         let fine = "# tests.a.b\ntests.a.b pass \nnoise\ntests.a.c skip no such thing\n";
-        assert_eq!(python_came_to(fine), Ok("1 tests pass, 1 are skipped".to_owned()));
+        assert_eq!(python_results(fine), Ok("1 tests pass, 1 are skipped".to_owned()));
         let known = format!("{fine}tests.test_rdmacm.X.y fail no such device\n");
-        assert!(python_came_to(&known).unwrap().contains("1 fail (its two ends"));
+        assert!(python_results(&known).unwrap().contains("1 fail (its two ends"));
         assert_eq!(
-            python_came_to(&format!("{fine}tests.a.d fail bad")),
+            python_results(&format!("{fine}tests.a.d fail bad")),
             Err("these fail: tests.a.d".to_owned())
         );
-        assert!(python_came_to("tests.a.c skip no such thing\n").is_err());
+        assert!(python_results("tests.a.c skip no such thing\n").is_err());
     }
 }

@@ -12,18 +12,18 @@ use crate::end::{
 use crate::error::Error;
 use crate::rows::{Family, Op};
 
-/// Bytes in front of a datagram in its receive.
+/// Bytes of network header in front of a datagram in its receive.
 const HEADER: usize = 40;
 const QKEY: u32 = 0x1122_3344;
 /// Bytes of the messages of feature rows.
 const LENGTH: usize = 500;
 /// The TTL of both ends' handles.
 const HOP_LIMIT: u8 = 64;
-/// UDP header, BTH, DETH and ICRC: what the IP payload has beside the message and its immediate data.
+/// UDP header, BTH, DETH and ICRC: the IP payload beside the message and its immediate data.
 const AROUND: usize = 8 + 12 + 8 + 4;
 const IPPROTO_UDP: u8 = 17;
 
-/// A datagram queue pair and a region at each end, and the way there.
+/// A datagram queue pair and a region at each end, and the requester's address handle.
 struct Stage<'a> {
     requester: &'a mut dyn End,
     responder: &'a mut dyn End,
@@ -31,7 +31,7 @@ struct Stage<'a> {
     far: Registration,
     asks: Pair,
     answers: Pair,
-    way: Handle,
+    handle: Handle,
     family: Family,
 }
 
@@ -49,15 +49,15 @@ impl<'a> Stage<'a> {
         let psn = seed as u32 & 0xff_ffff;
         let asks = requester.create_pair(PairKind::Ud { qkey: QKEY, psn })?;
         let answers = responder.create_pair(PairKind::Ud { qkey: QKEY, psn: !psn & 0xff_ffff })?;
-        let way = requester.create_handle(family, responder.address(family)?)?;
-        Ok(Stage { requester, responder, near, far, asks, answers, way, family })
+        let handle = requester.create_handle(family, responder.address(family)?)?;
+        Ok(Stage { requester, responder, near, far, asks, answers, handle, family })
     }
 
     fn to(&self, qkey: u32) -> Option<Destination> {
-        Some(Destination { handle: self.way, qpn: self.answers.qpn, qkey })
+        Some(Destination { handle: self.handle, qpn: self.answers.qpn, qkey })
     }
 
-    /// The bytes of receive `i`, its header included.
+    /// Returns the range of receive `i`, with its header.
     fn receive_range(&self, i: usize, size: usize) -> Range<usize> {
         i * (HEADER + size)..(i + 1) * (HEADER + size)
     }
@@ -67,7 +67,7 @@ impl<'a> Stage<'a> {
         self.responder.post_receive(self.answers, &Receive { wr_id: 1000 + i as u64, to })
     }
 
-    /// Sends message `i`, which the requester is done with at once.
+    /// Sends message `i`, which completes at once.
     fn send(&mut self, i: usize, seed: u64, datagram: Option<Destination>) -> Result<(), Failure> {
         let from = i * LENGTH;
         self.requester.fill(self.near, from..from + LENGTH, seed)?;
@@ -76,7 +76,7 @@ impl<'a> Stage<'a> {
         carry_out(self.requester, self.asks, &request, Status::SUCCESS).map(drop)
     }
 
-    /// Receive `i`, and no other, holds the message of `seed`.
+    /// Checks that receive `i`, and no other, holds the message of `seed`.
     fn expect(&mut self, i: usize, seed: u64) -> Result<(), Failure> {
         let seen = expect_receives(self.responder, self.answers, &[1000 + i as u64])?;
         must!(seen[0].byte_len as usize == HEADER + LENGTH, "byte_len {}", seen[0].byte_len);
@@ -85,7 +85,7 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// Datagrams of one size: data, length, sender, immediate data, and each byte of the network header.
+/// Sends datagrams of one size; checks data, length, sender, immediate data, and each byte of the network header.
 pub(super) fn transfer(plan: &Plan, requester: &mut dyn End, responder: &mut dyn End) -> Result<(), Failure> {
     let size = plan.size;
     let mut stage = Stage::set((plan.family, plan.seed), (MESSAGES, size), requester, responder)?;
@@ -126,7 +126,7 @@ pub(super) fn transfer(plan: &Plan, requester: &mut dyn End, responder: &mut dyn
     Ok(())
 }
 
-/// The 40 bytes in front of a datagram: the IPv6 header, or 20 zero bytes and the IPv4 header (annex A17.4.5.1).
+/// Checks the 40 bytes in front of a datagram: the IPv6 header, or 20 zero bytes and the IPv4 header (annex A17.4.5.1).
 fn check_header(stage: &mut Stage<'_>, start: usize, to: IpAddr, payload: usize) -> Result<(), Failure> {
     let got = stage.responder.read(stage.far, start..start + HEADER)?;
     let want = match (stage.requester.address(stage.family)?, to) {
@@ -135,13 +135,13 @@ fn check_header(stage: &mut Stage<'_>, start: usize, to: IpAddr, payload: usize)
             let total = (20 + payload) as u16;
             want.extend([0x45, 0]);
             want.extend(total.to_be_bytes());
-            // The identification is the sender's affair, the checksum follows from it.
+            // The sender chooses the identification; the checksum follows from it.
             want.extend(&got[24..26]);
             want.extend([0x40, 0, HOP_LIMIT, IPPROTO_UDP]);
             want.extend(&got[30..32]);
             want.extend(from.octets());
             want.extend(to.octets());
-            // What never leaves its host has none.
+            // A packet that never leaves its host has no checksum.
             let sound = from == to || internet_sum(&got[20..]) == 0xffff;
             must!(sound, "the IPv4 header's checksum is wrong: {got:02x?}");
             want
@@ -160,14 +160,14 @@ fn check_header(stage: &mut Stage<'_>, start: usize, to: IpAddr, payload: usize)
     Ok(())
 }
 
-/// RFC 1071: all ones for a header whose checksum is right.
+/// Returns the sum of RFC 1071: all ones if the header's checksum is right.
 fn internet_sum(header: &[u8]) -> u32 {
     let words = header.chunks(2).map(|w| u32::from(w[0]) << 8 | u32::from(w[1]));
     let sum: u32 = words.sum();
     (sum & 0xffff) + (sum >> 16)
 }
 
-/// What presents another Q_Key takes no receive.
+/// A datagram with another Q_Key takes no receive.
 pub(super) fn wrong_qkey(
     family: Family,
     seed: u64,
@@ -181,7 +181,7 @@ pub(super) fn wrong_qkey(
     stage.expect(0, seed)
 }
 
-/// What comes before a receive is there is lost, and takes none that comes later.
+/// A datagram without a receive is lost, and takes none that is posted later.
 pub(super) fn no_receive(
     family: Family,
     seed: u64,
@@ -196,7 +196,7 @@ pub(super) fn no_receive(
     stage.expect(0, seed)
 }
 
-/// A group of the site's scope, and of organization-local scope (RFC 2365, RFC 4291 2.7).
+/// Returns a group of organization-local scope (RFC 2365, RFC 4291 2.7).
 fn group(family: Family) -> IpAddr {
     match family {
         Family::V4 => IpAddr::from([239, 71, 1, 2]),
@@ -204,7 +204,7 @@ fn group(family: Family) -> IpAddr {
     }
 }
 
-/// The responder joins a group, gets what is sent there, leaves, and gets no more.
+/// The responder joins a group, receives a datagram to it, leaves, and receives no more.
 pub(super) fn multicast(
     family: Family,
     seed: u64,

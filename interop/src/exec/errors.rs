@@ -1,4 +1,4 @@
-//! Rows in which the requester does wrong, and what must and must not come of it.
+//! Rows in which the requester makes an error: which completions must follow, and that no memory is changed.
 
 use std::time::Duration;
 
@@ -7,31 +7,31 @@ use crate::end::{Access, End, Flush, Pair, Receive, Registration, Request, Statu
 use crate::rows::{ErrorCase, Family, Op};
 
 const MTU: usize = 1024;
-/// Bytes of the regions. The message lies in the middle.
+/// Bytes of the regions. The message is in the middle.
 const REGION: usize = 8192;
 const OFFSET: usize = 1024;
 const LENGTH: usize = 3000;
-/// Receives of `TooLong` rows hold this much.
+/// Bytes of the receive in `TooLong` rows.
 const SHORT: usize = 100;
 
-/// What a case is made of, and what it must lead to.
+/// Parameters of a case, and the status that must follow.
 struct Shape {
     op: Op,
-    /// What a FLUSH asks for beside visibility.
+    /// True if a FLUSH requests persistence instead of visibility.
     persistent: bool,
     access: Access,
-    /// Added to the message's place in the responder's region.
+    /// Added to the message's offset in the responder's region.
     shift: u64,
     rkey_flip: u32,
     receive: Option<usize>,
     status: Status,
 }
 
-/// What a region needs for FLUSH.
+/// Rights of a region for FLUSH.
 const FLUSHED: Access = Access { flush_global: true, ..Access::ALL };
 
 fn shape(case: ErrorCase) -> Shape {
-    let usual = Shape {
+    let base = Shape {
         op: Op::Write,
         persistent: false,
         access: Access::ALL,
@@ -43,40 +43,40 @@ fn shape(case: ErrorCase) -> Shape {
     // The last byte of the message is the first beyond the region.
     let beyond = (REGION - OFFSET - LENGTH + 1) as u64;
     match case {
-        ErrorCase::BadRkeyWrite => Shape { rkey_flip: 0x5a_5a00, ..usual },
-        ErrorCase::BadRkeyRead => Shape { op: Op::Read, rkey_flip: 0x5a_5a00, ..usual },
-        ErrorCase::BadRkeyAtomic => Shape { op: Op::FetchAdd, rkey_flip: 0x5a_5a00, ..usual },
-        ErrorCase::OutOfBoundsWrite => Shape { shift: beyond, ..usual },
-        ErrorCase::OutOfBoundsRead => Shape { op: Op::Read, shift: beyond, ..usual },
-        ErrorCase::NoRightToWrite => Shape { access: Access { write: false, ..Access::ALL }, ..usual },
+        ErrorCase::BadRkeyWrite => Shape { rkey_flip: 0x5a_5a00, ..base },
+        ErrorCase::BadRkeyRead => Shape { op: Op::Read, rkey_flip: 0x5a_5a00, ..base },
+        ErrorCase::BadRkeyAtomic => Shape { op: Op::FetchAdd, rkey_flip: 0x5a_5a00, ..base },
+        ErrorCase::OutOfBoundsWrite => Shape { shift: beyond, ..base },
+        ErrorCase::OutOfBoundsRead => Shape { op: Op::Read, shift: beyond, ..base },
+        ErrorCase::NoRightToWrite => Shape { access: Access { write: false, ..Access::ALL }, ..base },
         ErrorCase::NoRightToRead => {
-            Shape { op: Op::Read, access: Access { read: false, ..Access::ALL }, ..usual }
+            Shape { op: Op::Read, access: Access { read: false, ..Access::ALL }, ..base }
         }
-        ErrorCase::NoReceive => Shape { op: Op::Send, status: Status::RNR_RETRY_EXC_ERR, ..usual },
-        ErrorCase::LateReceive => Shape { op: Op::Send, status: Status::SUCCESS, ..usual },
+        ErrorCase::NoReceive => Shape { op: Op::Send, status: Status::RNR_RETRY_EXC_ERR, ..base },
+        ErrorCase::LateReceive => Shape { op: Op::Send, status: Status::SUCCESS, ..base },
         ErrorCase::TooLong => {
-            Shape { op: Op::Send, receive: Some(SHORT), status: Status::REM_INV_REQ_ERR, ..usual }
+            Shape { op: Op::Send, receive: Some(SHORT), status: Status::REM_INV_REQ_ERR, ..base }
         }
         ErrorCase::MisalignedAtomic => {
-            Shape { op: Op::FetchAdd, shift: 4, status: Status::REM_INV_REQ_ERR, ..usual }
+            Shape { op: Op::FetchAdd, shift: 4, status: Status::REM_INV_REQ_ERR, ..base }
         }
-        ErrorCase::BadRkeyAtomicWrite => Shape { op: Op::AtomicWrite, rkey_flip: 0x5a_5a00, ..usual },
-        // Its first byte is the first beyond the region: at a multiple of 8 there is nothing between.
+        ErrorCase::BadRkeyAtomicWrite => Shape { op: Op::AtomicWrite, rkey_flip: 0x5a_5a00, ..base },
+        // Its first byte is the first beyond the region: no multiple of 8 is closer.
         ErrorCase::OutOfBoundsAtomicWrite => {
-            Shape { op: Op::AtomicWrite, shift: (REGION - OFFSET) as u64, ..usual }
+            Shape { op: Op::AtomicWrite, shift: (REGION - OFFSET) as u64, ..base }
         }
         ErrorCase::NoRightToAtomicWrite => {
-            Shape { op: Op::AtomicWrite, access: Access { write: false, ..Access::ALL }, ..usual }
+            Shape { op: Op::AtomicWrite, access: Access { write: false, ..Access::ALL }, ..base }
         }
         ErrorCase::MisalignedAtomicWrite => {
-            Shape { op: Op::AtomicWrite, shift: 4, status: Status::REM_INV_REQ_ERR, ..usual }
+            Shape { op: Op::AtomicWrite, shift: 4, status: Status::REM_INV_REQ_ERR, ..base }
         }
-        ErrorCase::BadRkeyFlush => Shape { op: Op::Flush, access: FLUSHED, rkey_flip: 0x5a_5a00, ..usual },
-        ErrorCase::OutOfBoundsFlush => Shape { op: Op::Flush, access: FLUSHED, shift: beyond, ..usual },
-        ErrorCase::NoRightToFlush => Shape { op: Op::Flush, ..usual },
-        ErrorCase::NoRightToPersist => Shape { op: Op::Flush, persistent: true, access: FLUSHED, ..usual },
+        ErrorCase::BadRkeyFlush => Shape { op: Op::Flush, access: FLUSHED, rkey_flip: 0x5a_5a00, ..base },
+        ErrorCase::OutOfBoundsFlush => Shape { op: Op::Flush, access: FLUSHED, shift: beyond, ..base },
+        ErrorCase::NoRightToFlush => Shape { op: Op::Flush, ..base },
+        ErrorCase::NoRightToPersist => Shape { op: Op::Flush, persistent: true, access: FLUSHED, ..base },
         ErrorCase::WrongPsn | ErrorCase::NoSuchPair => {
-            Shape { op: Op::Send, receive: Some(LENGTH), status: Status::RETRY_EXC_ERR, ..usual }
+            Shape { op: Op::Send, receive: Some(LENGTH), status: Status::RETRY_EXC_ERR, ..base }
         }
     }
 }
@@ -144,7 +144,7 @@ fn request(shape: &Shape, near: Registration, far: Registration) -> Request {
     }
 }
 
-/// A refused request changes no byte on either side and completes no receive with success.
+/// Checks that a refused request changes no byte on either side and completes no receive with success.
 fn check_untouched(
     shape: &Shape,
     seed: u64,
@@ -161,7 +161,7 @@ fn check_untouched(
     Ok(())
 }
 
-/// Nothing completes before the receive is there; then everything does.
+/// Checks that nothing completes before the receive is posted, and that all completes afterwards.
 fn check_late_receive(
     seed: u64,
     (requester, asks, _): (&mut dyn End, Pair, Registration),
@@ -179,7 +179,7 @@ fn check_late_receive(
             && received[0].byte_len as usize == LENGTH,
         "the responder's completions: {received:?}"
     );
-    // The message is the middle of the requester's pattern: compare the two through a word.
+    // The message is the middle of the requester's pattern: compare its first and last word.
     for offset in [OFFSET, OFFSET + LENGTH - 8] {
         let (want, got) = (word_of_pattern(seed, offset), responder.load(far, offset)?);
         must!(got == want, "the word at {offset} is {got:#x} and should be {want:#x}");
@@ -192,7 +192,7 @@ fn word_of_pattern(seed: u64, offset: usize) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|_| bytes.next().unwrap_or_default()))
 }
 
-/// The receive fails with a length error, and nothing beyond it is written.
+/// Checks that the receive fails with a length error, and that nothing beyond it is written.
 fn check_short_receive(
     seed: u64,
     operational: bool,

@@ -1,7 +1,7 @@
-//! Carries out a row between two ends and says whether all that was promised was seen.
+//! Runs a row between two ends, and checks that all expectations are met.
 //!
-//! It knows verbs and expectations, not who the ends are: `requester` and `responder` may both be
-//! sessions with one guest, which is how the executor itself is tested against a kernel.
+//! The executor knows verbs and expectations, not the ends: `requester` and `responder` may both be sessions with one
+//! guest, which is how the executor itself is tested against a kernel.
 
 mod datagram;
 mod errors;
@@ -26,18 +26,18 @@ pub use transfer::MESSAGES;
 
 /// Bytes before and after each message that must not change.
 const GUARD: usize = 64;
-/// How long completions of a clean row are waited for.
+/// How long to wait for completions of a clean row.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The same under faults: each lost frame may cost some ACK timeouts.
+/// How long to wait under faults: each lost frame may cost some ACK timeouts.
 const PATIENCE_FAULTS: Duration = Duration::from_secs(40);
 
 /// Why a row failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// What was seen is not what the specification promises.
+    /// The outcome is not the expected one.
     #[error("{0}")]
     Unexpected(String),
-    /// An end did not work.
+    /// An end failed.
     #[error("{0}")]
     End(#[from] Error),
 }
@@ -52,10 +52,10 @@ macro_rules! must {
 }
 use must;
 
-/// Runs a transfer, an error or a feature row. What it made at the ends is destroyed, also if it failed.
+/// Runs a transfer, an error or a feature row. Destroys its objects at both ends, also after a failure.
 ///
 /// # Panics
-/// For [`Case::Pingpong`], [`Case::Wrong`] and [`Case::Odd`], which are not made of verbs.
+/// For [`Case::Pingpong`], [`Case::Program`], [`Case::Wrong`] and [`Case::Odd`], which do not consist of verbs.
 pub fn run(row: &Row, requester: &mut dyn End, responder: &mut dyn End) -> Result<(), Failure> {
     let result = match row.case {
         Case::Transfer { service, op, mtu, size, fault } => {
@@ -121,17 +121,17 @@ fn use_feature(
     }
 }
 
-/// What the two queue pairs of a row are connected with, where it is not the usual.
+/// Parameters with which the two queue pairs of a row are connected.
 #[derive(Clone, Copy, Debug)]
 struct Wiring {
     family: Family,
-    /// What the requester's is; the responder's too, unless it is said.
+    /// Type of the requester's queue pair; of the responder's too, unless `answers_kind` says otherwise.
     kind: PairKind,
     answers_kind: Option<PairKind>,
     mtu: usize,
-    /// The requester's first PSN and what the responder expects.
+    /// The requester's first PSN, as the responder expects it.
     psn: u32,
-    /// How far ahead of that the requester really starts.
+    /// How far ahead of `psn` the requester really starts.
     psn_skew: u32,
     /// Added to the QPN that the requester sends to.
     qpn_skew: u32,
@@ -141,7 +141,8 @@ struct Wiring {
 }
 
 impl Wiring {
-    /// An initial PSN near the wrap or anywhere, by the seed, so that both kinds are in the matrix.
+    /// Returns the defaults, with an initial PSN near the wrap or anywhere, by the seed, so that the matrix has both
+    /// kinds.
     fn new(family: Family, mtu: usize, seed: u64) -> Wiring {
         let psn = if seed.is_multiple_of(2) { 0xff_fffe } else { (seed >> 8) as u32 & 0xff_ffff };
         // 4.096 us << 14 is 67 ms: above the round trip of an emulated guest on a busy host.
@@ -164,7 +165,7 @@ impl Wiring {
         let asks = requester.create_pair(self.kind)?;
         let answers = responder.create_pair(self.answers_kind.unwrap_or(self.kind))?;
         let (from, to) = (requester.address(self.family)?, responder.address(self.family)?);
-        // The other direction carries requests of nobody; its PSN is the complement, to tell them apart.
+        // The other direction carries no requests; its PSN is the complement, to tell the two apart.
         let back = !self.psn & 0xff_ffff;
         let common = Connection {
             family: self.family,
@@ -190,7 +191,7 @@ impl Wiring {
     }
 }
 
-/// Posts a request and waits for its completion, which is the only one that is due.
+/// Posts a request and waits for its completion, which must be the only one.
 fn carry_out(
     end: &mut dyn End,
     pair: Pair,
@@ -210,7 +211,7 @@ fn carry_out(
     Ok(seen[0])
 }
 
-/// Waits for the completions of receives, which are these and no others, in this order.
+/// Waits for the completions of these receives, in this order, and no others.
 fn expect_receives(end: &mut dyn End, pair: Pair, wr_ids: &[u64]) -> Result<Vec<Completion>, Failure> {
     let seen = end.poll(pair, wr_ids.len(), PATIENCE)?;
     let good = |c: &Completion| c.status == Status::SUCCESS && c.done == Some(Done::Receive);
@@ -221,7 +222,8 @@ fn expect_receives(end: &mut dyn End, pair: Pair, wr_ids: &[u64]) -> Result<Vec<
     Ok(seen)
 }
 
-/// How long a queue pair may take into the error state behind the completion that put it there, where it may at all.
+/// How long a queue pair may take into the error state after the completion of the failed request, if the end has that
+/// quirk.
 const ERRS_WITHIN: Duration = Duration::from_secs(1);
 
 /// Fails unless the requester's queue pair is in the error state.

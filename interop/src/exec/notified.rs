@@ -1,4 +1,4 @@
-//! A notification of congestion that comes to the end that sends: one with a reaction point slows down, one without goes on.
+//! A congestion notification to the sending end: with a reaction point it slows down, without one it does not.
 
 use std::time::{Duration, Instant};
 
@@ -7,14 +7,13 @@ use crate::end::{Access, End, Pair, Request, Status};
 use crate::rows::{Family, NOTIFIED_MBPS, Op};
 
 const MTU: usize = 1024;
-/// Bytes of the message that is to be slowed, and of the one before, without which nothing would have been sent that could be notified
-/// of.
+/// Bytes of the message that must be slow, and of the one before: a notification counts only after data was sent.
 const LENGTH: usize = 1 << 20;
 const BEFORE: usize = 64 << 10;
-/// How long a notification may take to come.
+/// How long a notification may take to arrive.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Data goes to the end that can notify: by a WRITE if that is the responder, by a READ if it is the requester.
+/// Transfers data to the end that can notify: by WRITE if that is the responder, by READ if it is the requester.
 pub(super) fn transfer(
     family: Family,
     seed: u64,
@@ -56,7 +55,7 @@ pub(super) fn transfer(
     }
 }
 
-/// Has the source of data notified by the other end; true: it heeds that, and has.
+/// Notifies the source of data. True if it has a reaction point, and has handled the notification.
 fn notified(family: Family, source: &mut dyn End, pair: Pair, sink: &mut dyn End) -> Result<bool, Failure> {
     let before = source.notifications()?;
     let to = source.address(family)?;

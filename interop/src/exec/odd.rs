@@ -1,5 +1,5 @@
-//! Answers that no responder should give, by script: what the specification wants of the requester, what rdma_rxe does, what
-//! Roxie does.
+//! Invalid responses, by script: the reactions of the requester that the specification wants, that rdma_rxe shows, and
+//! that Roxie must show.
 //!
 //! [`RULES`] is the table, as in [`super::wrong`].
 
@@ -20,14 +20,14 @@ const REGION: usize = 8192;
 /// The script's QPN, and the requester's first PSN: the wrap is near.
 const OWN_QPN: u32 = 0x77;
 const FIRST: Psn = Psn::new(0xff_fffe);
-/// A byte of what the script has to be read.
+/// The script's data: each byte.
 const DATA: u8 = 0x5a;
-/// 4.096 us << 16: a quarter of a second, so that what is sent at once is told from what is sent thereafter.
+/// 4.096 us << 16: a quarter of a second, so that an immediate packet is told from a retransmission.
 const TIMEOUT: u8 = 16;
 const AT_ONCE: Duration = Duration::from_millis(150);
-/// Two timeouts: what has not completed by then does not.
+/// Two timeouts: a request that has not completed by then never does.
 const HANGS: Duration = Duration::from_millis(550);
-/// What follows is not sent at once, but when the ACK timeout is over.
+/// Marks packets that are sent only after the ACK timeout.
 const TIMED_OUT: &str = "timeout";
 
 const ACKNOWLEDGE: u8 = 0x11;
@@ -37,24 +37,24 @@ const READ_LAST: u8 = 0x0f;
 const READ_ONLY: u8 = 0x10;
 const ATOMIC_ACKNOWLEDGE: u8 = 0x12;
 
-/// How a requester takes a script.
+/// A requester's reaction to a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reaction {
-    /// What it sends thereupon; PSNs count from its first.
+    /// Packets that it sends; PSNs count from its first.
     pub sends: &'static [&'static str],
-    /// The completions that it has thereupon.
+    /// Its completions.
     pub completes: &'static [Status],
-    /// The state that the queue pair is in.
+    /// State of its queue pair.
     pub state: State,
-    /// A request never completes: what is asked again is answered, and without being asked nobody answers.
+    /// True if a request never completes, even though the script answers retransmitted requests (and only these).
     pub hangs: bool,
 }
 
-const fn goes_on(sends: &'static [&'static str], completes: &'static [Status]) -> Reaction {
+const fn stays_rts(sends: &'static [&'static str], completes: &'static [Status]) -> Reaction {
     Reaction { sends, completes, state: State::Rts, hangs: false }
 }
 
-const fn ends(completes: &'static [Status]) -> Reaction {
+const fn enters_err(completes: &'static [Status]) -> Reaction {
     Reaction { sends: &[], completes, state: State::Err, hangs: false }
 }
 
@@ -81,10 +81,10 @@ const fn differ(
     Rule { case, script, specification, rxe_6_1: rxe, rxe_newest: rxe, roxie }
 }
 
-const DROPPED: Reaction = goes_on(&[], &[]);
-const ONE_DONE: Reaction = goes_on(&[], &[Status::SUCCESS]);
+const DROPPED: Reaction = stays_rts(&[], &[]);
+const ONE_DONE: Reaction = stays_rts(&[], &[Status::SUCCESS]);
 
-/// All of them.
+/// The table.
 pub const RULES: [Rule<Odd, Reaction>; 16] = [
     same(Odd::DuplicateAck, "to two SENDs the first ACK twice", "the second is dropped (9.9.2)", ONE_DONE),
     differ(Odd::GhostAck, "an ACK 5 beyond the last packet", "dropped (9.9.2)", ONE_DONE, DROPPED),
@@ -105,87 +105,87 @@ pub const RULES: [Rule<Odd, Reaction>; 16] = [
         Odd::UnknownNak,
         "a NAK of reserved code 10",
         "reserved (9.7.5.2)",
-        ends(&[Status::REM_OP_ERR]),
+        enters_err(&[Status::REM_OP_ERR]),
         DROPPED,
     ),
     differ(
         Odd::AckInsideRead,
         "to a READ of 3 packets an ACK of the second",
-        "implied NAK: asked again (9.7.6)",
-        goes_on(&[TIMED_OUT, "READ_REQ+0"], &[]),
-        goes_on(&["READ_REQ+0"], &[]),
+        "implied NAK: requested again (9.7.6)",
+        stays_rts(&[TIMED_OUT, "READ_REQ+0"], &[]),
+        stays_rts(&["READ_REQ+0"], &[]),
     ),
     same(
         Odd::AckBeyondRead,
         "to a READ and a SEND the ACK of the SEND",
-        "implied NAK: asked again (9.7.6)",
-        goes_on(&["READ_REQ+0", "SEND+1"], &[]),
+        "implied NAK: requested again (9.7.6)",
+        stays_rts(&["READ_REQ+0", "SEND+1"], &[]),
     ),
     differ(
         Odd::ReadGap,
         "of a READ of 3 packets the first and the last",
-        "implied NAK: the rest is asked again (9.7.6)",
-        goes_on(&[TIMED_OUT, "READ_REQ+1"], &[]),
-        goes_on(&["READ_REQ+1"], &[]),
+        "implied NAK: the rest is requested again (9.7.6)",
+        stays_rts(&[TIMED_OUT, "READ_REQ+1"], &[]),
+        stays_rts(&["READ_REQ+1"], &[]),
     ),
     differ(
         Odd::ReadOvertaken,
         "of a READ of 3 packets the first, the last, the second",
-        "implied NAK: the rest is asked again (9.7.6)",
-        goes_on(&[TIMED_OUT, "READ_REQ+2"], &[]),
-        goes_on(&["READ_REQ+1"], &[]),
+        "implied NAK: the rest is requested again (9.7.6)",
+        stays_rts(&[TIMED_OUT, "READ_REQ+2"], &[]),
+        stays_rts(&["READ_REQ+1"], &[]),
     ),
     differ(
         Odd::ReadTooLong,
         "16 bytes for a READ of 8",
         "length error (9.9.2)",
-        ends(&[Status::LOC_PROT_ERR]),
-        ends(&[Status::BAD_RESP_ERR]),
+        enters_err(&[Status::LOC_PROT_ERR]),
+        enters_err(&[Status::BAD_RESP_ERR]),
     ),
     differ(
         Odd::ReadTooShort,
         "4 bytes for a READ of 8",
         "length error (9.9.2)",
         hangs(&[]),
-        ends(&[Status::BAD_RESP_ERR]),
+        enters_err(&[Status::BAD_RESP_ERR]),
     ),
     differ(
         Odd::ReadFirstShort,
         "to a READ of 3 packets a FIRST shorter than the path MTU",
         "length error (9.9.2)",
         hangs(&[TIMED_OUT, "READ_REQ+1"]),
-        ends(&[Status::BAD_RESP_ERR]),
+        enters_err(&[Status::BAD_RESP_ERR]),
     ),
     differ(
         Odd::ReadMiddleFirst,
         "to a READ of 3 packets a MIDDLE without FIRST",
         "bad response (9.9.2)",
-        ends(&[Status::SUCCESS]),
-        ends(&[Status::BAD_RESP_ERR]),
+        enters_err(&[Status::SUCCESS]),
+        enters_err(&[Status::BAD_RESP_ERR]),
     ),
     differ(
         Odd::ReadOfSend,
         "a READ response to a SEND",
         "bad response (9.9.2)",
-        ends(&[Status::FATAL_ERR]),
-        ends(&[Status::BAD_RESP_ERR]),
+        enters_err(&[Status::FATAL_ERR]),
+        enters_err(&[Status::BAD_RESP_ERR]),
     ),
     differ(
         Odd::AtomicAnswerToRead,
         "an atomic's answer to a READ",
         "bad response (9.9.2)",
-        ends(&[Status::SUCCESS]),
-        ends(&[Status::BAD_RESP_ERR]),
+        enters_err(&[Status::SUCCESS]),
+        enters_err(&[Status::BAD_RESP_ERR]),
     ),
 ];
 
 impl Odd {
-    /// Its row of the table.
+    /// Returns its row of the table.
     pub fn rule(self) -> &'static Rule<Odd, Reaction> {
         RULES.iter().find(|rule| rule.case == self).expect("each case has a row")
     }
 
-    /// What the requester posts before it is answered.
+    /// Returns the requests that the requester posts.
     fn posts(self) -> &'static [Post] {
         match self {
             Odd::DuplicateAck | Odd::OldSequenceNak | Odd::OldAccessNak => &[Post::Send, Post::Send],
@@ -215,14 +215,14 @@ impl fmt::Display for Reaction {
 /// A request, of one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Post {
-    /// 8 bytes.
+    /// SEND of 8 bytes.
     Send,
-    /// As many bytes.
+    /// READ of this many bytes.
     Read(usize),
 }
 
 impl Post {
-    /// PSNs that it takes.
+    /// Returns the number of PSNs that the request takes.
     fn packets(self) -> u32 {
         match self {
             Post::Send => 1,
@@ -230,7 +230,7 @@ impl Post {
         }
     }
 
-    /// What arrives of it.
+    /// Returns the name of its packet on the wire.
     fn name(self, psn: u32) -> String {
         match self {
             Post::Send => format!("SEND+{psn}"),
@@ -266,7 +266,7 @@ impl Responder {
         self.packet(opcode, psn, 0x1f, &vec![DATA; bytes])
     }
 
-    /// What the case answers.
+    /// Returns the script's packets for a case.
     fn script(&self, case: Odd) -> Vec<Packet> {
         let (first, last) = (self.data(READ_FIRST, 0, MTU), self.data(READ_LAST, 2, MTU));
         match case {
@@ -288,7 +288,7 @@ impl Responder {
         }
     }
 
-    /// The right answers to a request that begins at `psn`, of which a READ has been asked from `asked` on.
+    /// Returns the valid responses to a request that begins at `psn`; a READ was last requested from `asked` on.
     fn answers(&self, post: Post, psn: u32, asked: u32) -> Vec<Packet> {
         let Post::Read(bytes) = post else { return vec![self.ack(psn)] };
         let end = psn + post.packets();
@@ -315,7 +315,8 @@ struct Stage<'a> {
     done: Vec<Completion>,
 }
 
-/// Has the requester post, plays the script's answers and compares how it takes them; then, if it goes on, that it really does.
+/// Lets the requester post, plays the script's responses and compares the reaction. If the queue pair stays usable,
+/// checks that its requests complete.
 pub fn run(
     case: Odd,
     family: Family,
@@ -339,7 +340,7 @@ pub fn run(
     let mut seen = Vec::new();
     for (i, packet) in packets.iter().enumerate() {
         wire.send(to, packet)?;
-        // What overtook another is reacted to before the other arrives, which is a script's third packet.
+        // Collect the reaction to a packet that overtook another before the script sends the overtaken one, its third.
         let due = usize::from(at_once && i == 1);
         if i + 1 < packets.len() {
             seen.extend(wire.answers(due, FIRST));
@@ -365,7 +366,7 @@ pub fn run(
     stage.expect_memory(want.state == State::Rts && !want.hangs)
 }
 
-/// What has come, in words, and where the last READ request begins.
+/// Returns the received packets in words, and the PSN of the last READ request.
 fn names(seen: &[Seen]) -> (Vec<String>, Option<u32>) {
     let last = seen.iter().rev().find_map(Seen::read_request);
     (seen.iter().map(ToString::to_string).collect(), last.and_then(|psn| u32::try_from(psn).ok()))
@@ -389,7 +390,7 @@ fn connect(family: Family, wire: &Wire, requester: &mut dyn End, pair: Pair) -> 
 }
 
 impl Stage<'_> {
-    /// Posts the requests; what of them must arrive. The script has no memory: any address and key will do.
+    /// Posts the requests. Returns the packets that must arrive. The script has no memory: any address and key will do.
     fn post(&mut self) -> Result<Vec<String>, Failure> {
         let (mut due, mut psn) = (Vec::new(), 0);
         for (i, post) in self.case.posts().iter().enumerate() {
@@ -422,7 +423,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// The right answers to what has not completed.
+    /// Returns the valid responses to all requests that have not completed.
     fn closing(&self, script: &Responder, read_from: u32) -> Vec<Packet> {
         let (mut packets, mut psn) = (Vec::new(), 0);
         for (i, post) in self.case.posts().iter().enumerate() {
@@ -434,7 +435,7 @@ impl Stage<'_> {
         packets
     }
 
-    /// All requests complete, each once; or the one that hangs does not.
+    /// Checks that all requests complete, each once, or that none does if one hangs.
     fn expect_end(&mut self, hangs: bool) -> Result<(), Failure> {
         let posts = self.case.posts().len();
         if hangs {
@@ -454,7 +455,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// What was read is the script's, and nothing behind it was written to.
+    /// Checks that the script's data was read, and that nothing behind it was changed.
     fn expect_memory(&mut self, read: bool) -> Result<(), Failure> {
         let sizes = self.case.posts().iter().filter_map(|post| match post {
             Post::Read(bytes) => Some(*bytes),
@@ -475,7 +476,7 @@ impl Stage<'_> {
     }
 }
 
-/// The table as a page's lines.
+/// Returns the table as Markdown.
 pub(super) fn lines() -> String {
     rule::lines(&RULES, "the script answers")
 }

@@ -1,20 +1,20 @@
-//! FLUSH: WRITEs that are to be visible or persistent before the requester goes on (IBTA annex A19).
+//! FLUSH: WRITEs that must be visible or persistent before the next request (IBTA annex A19).
 
 use super::{Failure, PATIENCE, Wiring, expect_pattern, must};
 use crate::end::{Access, Completion, Done, End, Flush, Registration, Request, Status};
 use crate::rows::{Family, Feature, Op};
 
 const MTU: usize = 1024;
-/// Bytes of the regions, and the part that is written and flushed.
+/// Bytes of the regions, and the range that is written and flushed.
 const REGION: usize = 8192;
 const OFFSET: usize = 1024;
 const LENGTH: usize = 3000;
 
-/// What the FLUSHes of a row ask for, one after the other, and how far beside the message the first begins.
+/// Returns the FLUSHes of a row in order, and the offset of the first from the message's address.
 fn asked(feature: Feature) -> (Vec<Flush>, usize) {
     let range = Flush { length: LENGTH, global: true, persistent: false, whole_region: false };
     match feature {
-        // Neither its address nor its length mean anything: the range ends beyond the region.
+        // Address and length are ignored: the range ends beyond the region.
         Feature::FlushRegion => {
             (vec![Flush { whole_region: true, length: 2 * REGION, ..range }], REGION - OFFSET - 1)
         }
@@ -27,8 +27,8 @@ fn asked(feature: Feature) -> (Vec<Flush>, usize) {
     }
 }
 
-/// WRITE, the FLUSHes of the row, READ of what was written, all posted together: they complete in order, and the READ
-/// brings the data.
+/// Posts WRITE, the FLUSHes of the row, and READ together. All must complete in order, and the READ must return the
+/// data.
 pub(super) fn flush(
     feature: Feature,
     family: Family,

@@ -5,17 +5,17 @@ use std::fmt::Display;
 /// A row of a table of scripts.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule<C, R> {
-    /// The case whose script it is.
+    /// The case.
     pub case: C,
-    /// What the peer sends, one packet after the other.
+    /// The packets that the script sends, in words.
     pub script: &'static str,
-    /// What the specification says, and where.
+    /// The specified reaction, and its clause.
     pub specification: &'static str,
-    /// What rdma_rxe of Linux 6.1 does.
+    /// Reaction of rdma_rxe in Linux 6.1.
     pub rxe_6_1: R,
-    /// What rdma_rxe of the newest kernel does that was looked at.
+    /// Reaction of rdma_rxe in the newest kernel tested.
     pub rxe_newest: R,
-    /// What Roxie has to do with it.
+    /// Required reaction of Roxie.
     pub roxie: R,
 }
 
@@ -23,13 +23,13 @@ pub struct Rule<C, R> {
 const NEWEST: &str = "7.2";
 
 impl<C, R> Rule<C, R> {
-    /// What rdma_rxe of a kernel does.
+    /// Returns the reaction of a kernel's rdma_rxe.
     pub fn of_rxe(&self, kernel: &str) -> &R {
         if kernel.starts_with("6.1.") { &self.rxe_6_1 } else { &self.rxe_newest }
     }
 }
 
-/// A table of Markdown.
+/// Returns the table as Markdown.
 pub(super) fn lines<C: Display, R: Display>(rules: &[Rule<C, R>], script: &str) -> String {
     let mut lines = format!(
         "| case | {script} | specification | rdma_rxe of Linux 6.1 | of Linux {NEWEST} | Roxie |\n\

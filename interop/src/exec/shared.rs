@@ -1,4 +1,4 @@
-//! Shared receive queues: many queue pairs take from one, and it tells when it runs low.
+//! Shared receive queues: several queue pairs take receives from one, and an event reports that it runs low.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,10 +12,10 @@ const MTU: usize = 1024;
 const LENGTH: usize = 1500;
 const PAIRS: usize = 3;
 const EACH: usize = 3;
-/// How long an event is waited for that must not come.
+/// How long to wait for an event that must not arrive.
 const MOMENT: Duration = Duration::from_millis(20);
 
-/// Three connections send three messages each, all at once; each lands in a receive of its own, whole.
+/// Three connections send three messages each, all at once; each message must be whole, in a receive of its own.
 pub(super) fn many_pairs(
     family: Family,
     seed: u64,
@@ -37,7 +37,7 @@ pub(super) fn many_pairs(
         let wiring = Wiring { answers_kind, ..Wiring::new(family, MTU, seed.rotate_left(i as u32)) };
         pairs.push(wiring.connect(requester, responder)?);
     }
-    // Message `i` is the next one of connection `i % PAIRS`.
+    // Message `i` goes over connection `i % PAIRS`.
     for i in 0..count {
         requester.fill(near, i * LENGTH..(i + 1) * LENGTH, seed + i as u64)?;
     }
@@ -66,7 +66,7 @@ pub(super) fn many_pairs(
     Ok(())
 }
 
-/// Four receives, a limit of three: the event comes with the second message, and once.
+/// Four receives, a limit of three: the event must arrive after the second message, and only then.
 pub(super) fn limit(
     family: Family,
     seed: u64,

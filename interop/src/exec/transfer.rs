@@ -1,4 +1,4 @@
-//! Rows that move data and verify it.
+//! Rows that transfer data and verify it.
 
 use super::{
     Failure, GUARD, PATIENCE, PATIENCE_FAULTS, Wiring, carry_out, expect_pattern, expect_receives, must,
@@ -7,13 +7,13 @@ use crate::end::{Access, Completion, Done, End, Pair, PairKind, Receive, Registr
 use crate::error::Error;
 use crate::rows::{Family, Impairment, Op, Service};
 
-/// Messages of a row, posted together. A megabyte is one message.
+/// Messages of a row, posted together. A row with messages of 1 MiB or more has one.
 pub const MESSAGES: usize = 3;
 
-/// The number of a message that comes behind those that are looked at.
+/// Work request ID of a message behind the verified ones.
 const BEHIND: u64 = 2000;
 
-/// What a transfer row is.
+/// Parameters of a transfer row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub(super) service: Service,
@@ -25,7 +25,7 @@ pub(super) struct Plan {
     pub(super) seed: u64,
 }
 
-/// Messages in a region, each between guards.
+/// Layout of messages in a region, each between guards.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     size: usize,
@@ -42,7 +42,7 @@ impl Layout {
         GUARD + message * (self.size.next_multiple_of(8) + GUARD)
     }
 
-    /// The bytes before message `i`, or after the last.
+    /// Returns the guard before message `i`, or after the last.
     fn guard(self, i: usize) -> std::ops::Range<usize> {
         let from = if i == 0 { 0 } else { self.start(i - 1) + self.size };
         from..self.start(i)
@@ -68,7 +68,7 @@ pub(super) fn run<'a>(
     let (asks, answers) = wiring.connect(requester, responder)?;
 
     if plan.op.consumes_receive() {
-        // A WRITE_IMM brings its own place; its receive needs none.
+        // A WRITE_IMM has an address of its own; its receive needs no entry.
         let place = |i| (plan.op != Op::WriteImm).then(|| (far, layout.start(i), plan.size));
         for i in 0..count {
             responder.post_receive(answers, &Receive { wr_id: 1000 + i as u64, to: place(i) })?;
@@ -80,7 +80,7 @@ pub(super) fn run<'a>(
     check_requester(plan, count, requester, asks)?;
     check_responder(plan, count, responder, answers)?;
     if (plan.service, plan.op) == (Service::Uc, Op::Write) {
-        // Such WRITEs are complete when they are sent; what comes behind them on the link says that they are there.
+        // Such WRITEs complete when they are sent. A SEND behind them shows that they have arrived.
         responder.post_receive(answers, &Receive { wr_id: BEHIND, to: None })?;
         carry_out(requester, asks, &Request::new(BEHIND, Op::Send), Status::SUCCESS)?;
         expect_receives(responder, answers, &[BEHIND])?;
@@ -92,7 +92,7 @@ pub(super) fn run<'a>(
     check_data(plan, layout, sink, region)
 }
 
-/// The seed of message `i`'s data; those of guards and of what the data replaces are far from it.
+/// Returns the seed of message `i`'s data. Seeds of guards and of overwritten data are far from it.
 fn data_seed(plan: &Plan, i: usize) -> u64 {
     plan.seed.wrapping_add(i as u64)
 }
@@ -105,7 +105,7 @@ fn imm(plan: &Plan, i: usize) -> u32 {
     (plan.seed >> 32) as u32 ^ i as u32
 }
 
-/// Atomics: the word before, the addend, and what a CMP_SWAP stores.
+/// Atomics: returns the initial word, which is the addend and comparand as well.
 fn word(plan: &Plan) -> u64 {
     plan.seed.rotate_left(17)
 }
@@ -118,7 +118,7 @@ fn prepare<'a>(
     responder: &'a mut dyn End,
     far: Registration,
 ) -> Result<(), Error> {
-    // Whatever is not overwritten later is neither zero nor the right data.
+    // A byte that is not overwritten later is neither zero nor the right data.
     requester.fill(near, 0..layout.total(), !0)?;
     responder.fill(far, 0..layout.total(), !1)?;
     let reads = plan.op == Op::Read || plan.op.is_atomic();
@@ -128,7 +128,7 @@ fn prepare<'a>(
         sink.fill(sink_region, layout.guard(i), guard_seed(plan, i))?;
     }
     if plan.op.is_atomic() {
-        // One word that all of the row's atomics work on.
+        // One word, on which all atomics of the row operate.
         return source.store(source_region, layout.start(0), word(plan));
     }
     for i in 0..layout.count {
@@ -144,7 +144,7 @@ fn request(plan: &Plan, layout: Layout, near: Registration, far: Registration, i
         remote_addr: far.addr + layout.start(remote) as u64,
         rkey: far.rkey,
         imm: imm(plan, i),
-        // CMP_SWAP: the first compares with what is there, the others with what no longer is.
+        // CMP_SWAP: the first comparand matches, the others no longer do.
         compare_add: word(plan),
         swap: word(plan) ^ 0xff << i,
         ..Request::new(i as u64, plan.op)
@@ -183,7 +183,7 @@ fn check_responder(plan: &Plan, count: usize, end: &mut dyn End, pair: Pair) -> 
     Ok(())
 }
 
-/// All completions of a row, until there are `count` or one has failed or the time is over.
+/// Returns the completions of a row, after `count` completions or a timeout.
 fn collect(plan: &Plan, count: usize, end: &mut dyn End, pair: Pair) -> Result<Vec<Completion>, Error> {
     let patience = if plan.fault == Impairment::None { PATIENCE } else { PATIENCE_FAULTS };
     end.poll(pair, count, patience)
@@ -210,7 +210,7 @@ fn check_guards(
     Ok(())
 }
 
-/// What each atomic returned and what is left at the responder.
+/// Checks the value that each atomic returned, and the final value at the responder.
 fn check_atomics(
     plan: &Plan,
     layout: Layout,

@@ -1,4 +1,4 @@
-//! What UC lets vanish, and that what comes after it arrives (IBTA 9.8.2.2, 9.9.3: class D and E errors).
+//! Messages that UC drops, and that the next message arrives (IBTA 9.8.2.2, 9.9.3: class D and E errors).
 
 use super::{Failure, Wiring, carry_out, expect_pattern, expect_receives, must};
 use crate::end::{Access, End, Pair, PairKind, Receive, Registration, Request, State, Status};
@@ -6,12 +6,12 @@ use crate::error::Error;
 use crate::rows::{Family, Op};
 
 const MTU: usize = 1024;
-/// Bytes of the regions. The message lies in the middle, and has three packets.
+/// Bytes of the regions. The message is in the middle and has three packets.
 const REGION: usize = 8192;
 const OFFSET: usize = 1024;
 const LENGTH: usize = 3000;
 
-/// Two ends with a region each, filled with patterns of their own, and a UC connection.
+/// Two ends with a region each, filled with different patterns, and a UC connection.
 struct Stage<'a> {
     requester: &'a mut dyn End,
     responder: &'a mut dyn End,
@@ -42,7 +42,8 @@ impl<'a> Stage<'a> {
         Request { local: Some((self.near, OFFSET, LENGTH)), ..Request::new(wr_id, op) }
     }
 
-    /// A SEND to a receive that is posted for it arrives; nothing else has completed, and both ends go on.
+    /// Posts a receive and a SEND for it. Checks that the message arrives, nothing else has completed, and both ends
+    /// stay usable.
     fn next_arrives(&mut self) -> Result<(), Failure> {
         let to = Some((self.far, OFFSET, LENGTH));
         self.responder.post_receive(self.answers, &Receive { wr_id: 1001, to })?;
@@ -71,8 +72,8 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// WRITEs with and without immediate data, by a key that nobody gave out or to an address beyond the region: complete at
-/// the requester, nothing at the responder, whose receive is there for the next message.
+/// WRITEs with and without immediate data, with an invalid key or to an address beyond the region: they complete at the
+/// requester, and have no effect at the responder, where the receive stays for the next message.
 pub(super) fn refused_writes(
     bad_rkey: bool,
     family: Family,
@@ -95,12 +96,12 @@ pub(super) fn refused_writes(
         carry_out(stage.requester, asks, &request, Status::SUCCESS)?;
     }
     stage.send_and_expect(1000)?;
-    // Of the WRITEs beyond the region not even the part that lies in it may be there: the first packet says the length.
+    // A WRITE that ends beyond the region writes nothing, not even the part inside: its first packet has the length.
     expect_pattern(stage.responder, far, 0..OFFSET, !seed, "memory before the message was written to")?;
     check_rest(stage.responder, far, seed)
 }
 
-/// Behind the message everything is as it was. A pattern starts where its filling did: the rest is compared by words.
+/// Checks that memory behind the message is unchanged. A pattern starts where its filling did, so this compares bytes.
 fn check_rest(responder: &mut dyn End, far: Registration, seed: u64) -> Result<(), Failure> {
     let want: Vec<u8> = crate::pattern::bytes(!seed).take(REGION).collect();
     for start in (OFFSET + LENGTH..REGION).step_by(1024) {
@@ -111,7 +112,7 @@ fn check_rest(responder: &mut dyn End, far: Registration, seed: u64) -> Result<(
     Ok(())
 }
 
-/// A SEND without a receive: complete at the requester, lost at the responder.
+/// A SEND without a receive: completes at the requester, is lost at the responder.
 pub(super) fn no_receive(
     family: Family,
     seed: u64,
@@ -126,7 +127,7 @@ pub(super) fn no_receive(
     stage.next_arrives()
 }
 
-/// Sends an empty message over a connection of its own and waits for it: what was sent before it has arrived by then.
+/// Sends an empty message over another connection and waits for it: earlier packets have arrived by then.
 pub(super) fn overtake(
     family: Family,
     seed: u64,

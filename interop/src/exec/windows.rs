@@ -1,4 +1,4 @@
-//! Memory windows of type 2, invalidation from both sides, and regions whose addresses begin at 0.
+//! Memory windows of type 2, invalidation from both sides, and zero-based regions.
 
 use super::{
     Failure, PATIENCE, Wiring, carry_out, expect_error_state, expect_pattern, expect_receives, must,
@@ -8,21 +8,21 @@ use crate::error::Error;
 use crate::rows::{Family, Op};
 
 const MTU: usize = 1024;
-/// Bytes of the regions, and the part that the window opens.
+/// Bytes of the regions, and the range of the window.
 const REGION: usize = 8192;
 const OFFSET: usize = 1024;
 const LENGTH: usize = 3000;
 
-/// Who makes a window's key invalid.
+/// The side that invalidates a window's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum By {
-    /// Its owner, by a work request.
+    /// The owner, by a work request.
     Owner,
-    /// The other side, by SEND with invalidate.
+    /// The requester, by SEND with invalidate.
     Requester,
 }
 
-/// Two ends with a connection and a region each; the responder has bound a window to a part of its own.
+/// Two ends with a connection and a region each; the responder has bound a window to a range of its region.
 struct Stage<'a> {
     requester: &'a mut dyn End,
     responder: &'a mut dyn End,
@@ -63,12 +63,12 @@ impl<'a> Stage<'a> {
         carry_out(self.requester, self.asks, &request, status).map(drop)
     }
 
-    /// The window's part is what the requester wrote, or still what it was; all else is what it was.
+    /// Checks that the window's range was written (or not), and that all other bytes are unchanged.
     fn expect_written(&mut self, written: bool) -> Result<(), Failure> {
         check_memory(self.responder, self.far, self.seed, written)
     }
 
-    /// A WRITE by the key is refused, and both ends are in the error state.
+    /// Checks that a WRITE by the key is refused, and that the queue pair is in the error state.
     fn expect_refused(&mut self, rkey: u32, shift: usize) -> Result<(), Failure> {
         self.write(90, rkey, shift, Status::REM_ACCESS_ERR)?;
         expect_error_state(self.requester, self.asks)
@@ -104,7 +104,7 @@ fn check_memory(responder: &mut dyn End, far: Registration, seed: u64, written: 
     Ok(())
 }
 
-/// The window opens its range for WRITE and READ, and one byte beyond is refused.
+/// The window opens its range for WRITE and READ; one byte beyond must be refused.
 pub(super) fn access(
     family: Family,
     seed: u64,
@@ -126,7 +126,7 @@ pub(super) fn access(
     carry_out(stage.requester, stage.asks, &read, Status::SUCCESS)?;
     expect_pattern(stage.requester, near, OFFSET..OFFSET + LENGTH, seed, "what was read through the window")?;
     if stage.responder.quirks().windows_are_as_wide_as_regions {
-        // What the region does not have is refused all the same.
+        // A range beyond the region must be refused all the same.
         stage.expect_refused(rkey, REGION - LENGTH - OFFSET + 1)?;
     } else {
         stage.expect_refused(rkey, 1)?;
@@ -134,7 +134,7 @@ pub(super) fn access(
     stage.expect_written(true)
 }
 
-/// A key that was made invalid opens nothing.
+/// An invalidated key must open nothing.
 pub(super) fn invalidation(
     by: By,
     family: Family,
@@ -155,7 +155,7 @@ pub(super) fn invalidation(
             );
         }
         By::Requester => {
-            // Before it, it works.
+            // The key works before its invalidation.
             stage.write(1, rkey, 0, Status::SUCCESS)?;
             stage.responder.post_receive(stage.answers, &Receive { wr_id: 1000, to: None })?;
             let request = Request { rkey, ..Request::new(2, Op::SendInv) };
@@ -170,7 +170,7 @@ pub(super) fn invalidation(
     stage.expect_written(by == By::Requester)
 }
 
-/// A region whose addresses begin at 0 is written and read as any other.
+/// A zero-based region is written and read as any other.
 pub(super) fn zero_based(
     family: Family,
     seed: u64,

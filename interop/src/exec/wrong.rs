@@ -1,7 +1,8 @@
-//! Packets that no requester should send, by script: what the specification wants, what rdma_rxe does, what Roxie does.
+//! Invalid requests, by script: the responder's reactions that the specification wants, that rdma_rxe shows, and that
+//! Roxie must show.
 //!
-//! [`RULES`] is the table; a row holds the peer against its column, `tests/wrong.rs` holds Roxie against the last and the
-//! page in `wrong.md` against the table.
+//! [`RULES`] is the table. A row checks the peer against its column, `tests/wrong.rs` checks Roxie against the last
+//! column, and the page `wrong.md` against the table.
 
 use std::fmt;
 
@@ -25,22 +26,22 @@ const FIRST: Psn = Psn::new(0xff_fffe);
 /// A PSN that the responder has not sent and will not send soon.
 const GHOST: u32 = 5000;
 
-/// How a responder takes a script.
+/// A responder's reaction to a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reaction {
-    /// Its answers; PSNs count from the script's first.
+    /// Its responses; PSNs count from the script's first.
     pub answers: &'static [&'static str],
-    /// The state that the queue pair is in afterwards.
+    /// State of its queue pair afterwards.
     pub state: State,
-    /// Receives that have completed with success.
+    /// Number of receives that completed with success.
     pub received: usize,
 }
 
-const fn goes_on(answers: &'static [&'static str], received: usize) -> Reaction {
+const fn stays_rts(answers: &'static [&'static str], received: usize) -> Reaction {
     Reaction { answers, state: State::Rts, received }
 }
 
-const fn ends(answers: &'static [&'static str]) -> Reaction {
+const fn enters_err(answers: &'static [&'static str]) -> Reaction {
     Reaction { answers, state: State::Err, received: 0 }
 }
 
@@ -53,7 +54,7 @@ const fn same(
     Rule { case, script, specification, rxe_6_1: all, rxe_newest: all, roxie: all }
 }
 
-/// Where Linux 6.1 does not know the operation.
+/// Makes the rule of an operation that Linux 6.1 does not know.
 const fn since_6_2(
     case: Wrong,
     script: &'static str,
@@ -61,165 +62,180 @@ const fn since_6_2(
     rxe_newest: Reaction,
     roxie: Reaction,
 ) -> Rule<Wrong, Reaction> {
-    Rule { case, script, specification, rxe_6_1: goes_on(&[], 0), rxe_newest, roxie }
+    Rule { case, script, specification, rxe_6_1: stays_rts(&[], 0), rxe_newest, roxie }
 }
 
-/// All of them.
+/// The table.
 pub const RULES: [Rule<Wrong, Reaction>; 31] = [
     same(
         Wrong::DuplicateSend,
         "a SEND twice",
         "executed once, acknowledged twice (9.7.5.1.2)",
-        goes_on(&["ACK+0", "ACK+0"], 1),
+        stays_rts(&["ACK+0", "ACK+0"], 1),
     ),
     same(
         Wrong::DuplicateFarBehind,
         "a SEND, then one of a PSN 1000 before it",
         "acknowledged with the last PSN (9.7.5.1.2)",
-        goes_on(&["ACK+0", "ACK+0"], 1),
+        stays_rts(&["ACK+0", "ACK+0"], 1),
     ),
     same(
         Wrong::Ahead,
         "two SENDs from 100 PSNs ahead",
         "one sequence NAK of the expected PSN, then silence (9.7.5)",
-        goes_on(&["NAK60+0"], 0),
+        stays_rts(&["NAK60+0"], 0),
     ),
-    same(Wrong::GhostAck, "an ACK of a PSN that was never sent", "dropped (9.9.2)", goes_on(&[], 0)),
-    same(Wrong::UnaskedReadResponse, "a READ response without a request", "dropped (9.9.2)", goes_on(&[], 0)),
-    same(Wrong::UnknownOpcode, "RC opcode 0x1f", "dropped (9.6.1)", goes_on(&[], 0)),
-    same(Wrong::OtherService, "a UD SEND", "dropped (9.6.1)", goes_on(&[], 0)),
-    same(Wrong::BadVersion, "a SEND of transport version 1", "dropped (9.6.1)", goes_on(&[], 0)),
-    same(Wrong::BadPkey, "a SEND of another partition", "dropped, counted (9.6.1)", goes_on(&[], 0)),
-    same(Wrong::BadIcrc, "a SEND whose ICRC is wrong", "dropped (7.8.1)", goes_on(&[], 0)),
-    same(Wrong::MiddleFirst, "SEND MIDDLE without FIRST", "NAK invalid request (9.7.4)", ends(&["NAK61+0"])),
-    same(Wrong::LastFirst, "SEND LAST without FIRST", "NAK invalid request (9.7.4)", ends(&["NAK61+0"])),
+    same(Wrong::GhostAck, "an ACK of a PSN that was never sent", "dropped (9.9.2)", stays_rts(&[], 0)),
+    same(
+        Wrong::UnaskedReadResponse,
+        "a READ response without a request",
+        "dropped (9.9.2)",
+        stays_rts(&[], 0),
+    ),
+    same(Wrong::UnknownOpcode, "RC opcode 0x1f", "dropped (9.6.1)", stays_rts(&[], 0)),
+    same(Wrong::OtherService, "a UD SEND", "dropped (9.6.1)", stays_rts(&[], 0)),
+    same(Wrong::BadVersion, "a SEND of transport version 1", "dropped (9.6.1)", stays_rts(&[], 0)),
+    same(Wrong::BadPkey, "a SEND of another partition", "dropped, counted (9.6.1)", stays_rts(&[], 0)),
+    same(Wrong::BadIcrc, "a SEND with a wrong ICRC", "dropped (7.8.1)", stays_rts(&[], 0)),
+    same(
+        Wrong::MiddleFirst,
+        "SEND MIDDLE without FIRST",
+        "NAK invalid request (9.7.4)",
+        enters_err(&["NAK61+0"]),
+    ),
+    same(
+        Wrong::LastFirst,
+        "SEND LAST without FIRST",
+        "NAK invalid request (9.7.4)",
+        enters_err(&["NAK61+0"]),
+    ),
     same(
         Wrong::FirstTwice,
         "WRITE FIRST, then WRITE FIRST",
         "NAK invalid request (9.7.4)",
-        ends(&["ACK+0", "NAK61+1"]),
+        enters_err(&["ACK+0", "NAK61+1"]),
     ),
     same(
         Wrong::OnlyAfterFirst,
         "WRITE FIRST, then SEND ONLY",
         "NAK invalid request (9.7.4)",
-        ends(&["ACK+0", "NAK61+1"]),
+        enters_err(&["ACK+0", "NAK61+1"]),
     ),
     same(
         Wrong::OtherMiddle,
         "WRITE FIRST, then SEND MIDDLE",
         "NAK invalid request (9.7.4)",
-        ends(&["ACK+0", "NAK61+1"]),
+        enters_err(&["ACK+0", "NAK61+1"]),
     ),
     same(
         Wrong::ShortFirst,
         "WRITE FIRST shorter than the path MTU",
         "NAK invalid request (9.7.4)",
-        ends(&["NAK61+0"]),
+        enters_err(&["NAK61+0"]),
     ),
     same(
         Wrong::EmptyLast,
         "WRITE FIRST, then WRITE LAST without a byte",
         "NAK invalid request (9.7.4)",
-        ends(&["ACK+0", "NAK61+1"]),
+        enters_err(&["ACK+0", "NAK61+1"]),
     ),
     same(
         Wrong::WrongLength,
-        "WRITE ONLY of 8 bytes whose RETH says 100",
+        "WRITE ONLY of 8 bytes with a RETH length of 100",
         "NAK invalid request (9.7.4)",
-        ends(&["NAK61+0"]),
+        enters_err(&["NAK61+0"]),
     ),
     same(
         Wrong::WrongPad,
-        "WRITE ONLY of 8 bytes, one of which the pad count takes for pad",
+        "WRITE ONLY of 8 bytes with a pad count of 1",
         "NAK invalid request (9.7.4)",
-        ends(&["NAK61+0"]),
+        enters_err(&["NAK61+0"]),
     ),
     same(
         Wrong::PaddedFirst,
-        "WRITE FIRST, one byte of which the pad count takes for pad",
+        "WRITE FIRST with a pad count of 1",
         "NAK invalid request (9.7.4)",
-        ends(&["NAK61+0"]),
+        enters_err(&["NAK61+0"]),
     ),
     Rule {
         case: Wrong::UnpaddedSend,
         script: "SEND ONLY of 7 bytes without a pad",
         specification: "dropped (9.6.1)",
-        rxe_6_1: goes_on(&["ACK+0"], 1),
-        rxe_newest: goes_on(&["ACK+0"], 1),
-        roxie: goes_on(&[], 0),
+        rxe_6_1: stays_rts(&["ACK+0"], 1),
+        rxe_newest: stays_rts(&["ACK+0"], 1),
+        roxie: stays_rts(&[], 0),
     },
     same(
         Wrong::LongOnly,
         "WRITE ONLY longer than the path MTU",
         "NAK invalid request (9.7.4)",
-        ends(&["NAK61+0"]),
+        enters_err(&["NAK61+0"]),
     ),
     Rule {
         case: Wrong::LongSend,
         script: "SEND longer than the receive",
         specification: "NAK invalid request (9.9.3)",
-        rxe_6_1: ends(&["NAK63+0"]),
-        rxe_newest: ends(&["NAK63+0"]),
-        roxie: ends(&["NAK61+0"]),
+        rxe_6_1: enters_err(&["NAK63+0"]),
+        rxe_newest: enters_err(&["NAK63+0"]),
+        roxie: enters_err(&["NAK61+0"]),
     },
     same(
         Wrong::PartialReadReplay,
         "READ of 3 packets, then the last 2 of them again",
         "the rest is sent again (9.7.5.1.2)",
-        goes_on(&["READ+0", "READ+1", "READ+2", "READ+1", "READ+2"], 0),
+        stays_rts(&["READ+0", "READ+1", "READ+2", "READ+1", "READ+2"], 0),
     ),
     same(
         Wrong::WiderReadReplay,
         "READ of 1 packet, then of 2 at the same PSN",
         "dropped (9.7.5.1.2)",
-        goes_on(&["READ+0"], 0),
+        stays_rts(&["READ+0"], 0),
     ),
     since_6_2(
         Wrong::AtomicWriteOfFour,
         "ATOMIC WRITE of 4 bytes",
         "NAK invalid request (A19)",
-        ends(&["NAK61+0"]),
-        ends(&["NAK61+0"]),
+        enters_err(&["NAK61+0"]),
+        enters_err(&["NAK61+0"]),
     ),
     since_6_2(
         Wrong::AtomicWriteOfSixteen,
         "ATOMIC WRITE of 16 bytes",
         "NAK invalid request (A19)",
-        ends(&["NAK61+0"]),
-        ends(&["NAK61+0"]),
+        enters_err(&["NAK61+0"]),
+        enters_err(&["NAK61+0"]),
     ),
     since_6_2(
         Wrong::FlushOfNoType,
         "FLUSH for nothing",
         "NAK invalid request (A19)",
-        goes_on(&["READ+0"], 0),
-        ends(&["NAK61+0"]),
+        stays_rts(&["READ+0"], 0),
+        enters_err(&["NAK61+0"]),
     ),
     since_6_2(
         Wrong::FlushOfOtherType,
         "FLUSH for a placement type that does not exist",
         "NAK invalid request (A19)",
-        goes_on(&["READ+0"], 0),
-        ends(&["NAK61+0"]),
+        stays_rts(&["READ+0"], 0),
+        enters_err(&["NAK61+0"]),
     ),
     since_6_2(
         Wrong::FlushOfOtherLevel,
         "FLUSH of a selectivity that does not exist",
         "NAK invalid request (A19)",
-        goes_on(&["READ+0"], 0),
-        ends(&["NAK61+0"]),
+        stays_rts(&["READ+0"], 0),
+        enters_err(&["NAK61+0"]),
     ),
     same(
         Wrong::Notification,
-        "a congestion notification to who has sent nothing",
-        "dropped by who has no reaction point (A17.9.3)",
-        goes_on(&[], 0),
+        "a congestion notification to a queue pair that has sent nothing",
+        "dropped without a reaction point (A17.9.3)",
+        stays_rts(&[], 0),
     ),
 ];
 
 impl Wrong {
-    /// Its row of the table.
+    /// Returns its row of the table.
     pub fn rule(self) -> &'static Rule<Wrong, Reaction> {
         RULES.iter().find(|rule| rule.case == self).expect("each case has a row")
     }
@@ -235,7 +251,7 @@ impl fmt::Display for Reaction {
     }
 }
 
-/// What the script needs to know of the responder.
+/// The responder, as the script addresses it.
 struct Target {
     qpn: Qpn,
     region: Registration,
@@ -253,7 +269,7 @@ impl Target {
         }
     }
 
-    /// The pad count comes from the payload.
+    /// Makes a packet; pads the payload.
     fn packet(&self, opcode: u8, psn: u32, ext: &[u8], payload: usize) -> Packet {
         let pad = payload.wrapping_neg() & 3;
         let bth = Bth { pad: pad as u8, ..self.bth(opcode, psn) };
@@ -268,14 +284,14 @@ impl Target {
         Reth { va, rkey, dma_len: dma_len as u32 }.to_bytes()
     }
 
-    /// The 32 bits are the FETH: the placement type in the lowest four, the selectivity in the next two.
+    /// Makes a FLUSH. `feth`: the placement type in the lowest four bits, the selectivity in the next two.
     fn flush(&self, feth: u32) -> Packet {
         let reth = self.reth(0, 64);
         let ext: Vec<u8> = feth.to_be_bytes().into_iter().chain(reth).collect();
         self.packet(0x1c, 0, &ext, 0)
     }
 
-    /// What the case sends.
+    /// Returns the script's packets for a case.
     fn script(&self, case: Wrong) -> Vec<Packet> {
         let send = |psn| self.packet(0x04, psn, &[], 8);
         let with = |bth: Bth| Packet { bth, ..send(0) };
@@ -327,12 +343,12 @@ impl Target {
     }
 }
 
-/// The pad count is one more than the packet's.
+/// Increments the pad count of a packet.
 fn padded(packet: Packet) -> Packet {
     Packet { bth: Bth { pad: packet.bth.pad + 1, ..packet.bth }, ..packet }
 }
 
-/// The PSN of the first message that the responder has not taken.
+/// Returns the PSN of the first message that the responder has not executed.
 fn next_psn(case: Wrong, answered: bool) -> u32 {
     match case {
         Wrong::DuplicateSend | Wrong::DuplicateFarBehind | Wrong::WiderReadReplay => 1,
@@ -343,7 +359,8 @@ fn next_psn(case: Wrong, answered: bool) -> u32 {
     }
 }
 
-/// Plays the script to a responder and compares how it takes it; then, if it goes on, that it really does.
+/// Plays the script to a responder and compares the reaction. If the queue pair stays usable, checks that the next
+/// message arrives.
 pub fn run(
     case: Wrong,
     family: Family,
@@ -364,7 +381,7 @@ pub fn run(
     let mut seen = Vec::new();
     for packet in target.script(case) {
         wire.send(to, &packet)?;
-        // One after the other: answers to two at once may be one.
+        // One at a time: one response could acknowledge two packets sent together.
         let due = want.answers.len().saturating_sub(seen.len()).min(1);
         seen.extend(wire.answers(due, FIRST));
     }
@@ -405,7 +422,7 @@ fn connect(family: Family, wire: &Wire, responder: &mut dyn End, pair: Pair) -> 
     )?)
 }
 
-/// The table as a page's lines.
+/// Returns the table as Markdown.
 pub(super) fn lines() -> String {
     rule::lines(&RULES, "the script sends")
 }

@@ -30,11 +30,11 @@ use program::Program;
 
 pub use program::{build_library, build_roxie};
 
-/// How long the engine's thread looks for work before it sleeps. Its core is needed by the guest.
+/// How long the engine thread polls before it sleeps. The guest needs its core.
 const SPIN: Nanos = Nanos::from_micros(200);
-/// How long `roxie pingpong … --help` may take.
+/// Timeout of `roxie pingpong … --help`.
 const HELP_WITHIN: Duration = Duration::from_secs(10);
-/// What no row may make the device count: a peer's packets are whole and meant for us, and queues are large enough.
+/// Counters that no row may raise: a peer's packets are valid and addressed to us, and queues are large enough.
 const NEVER: [&str; 9] = [
     "rx_icrc_encapsulated",
     "rx_malformed",
@@ -46,40 +46,40 @@ const NEVER: [&str; 9] = [
     "tx_invalid",
     "tx_failed",
 ];
-/// Where Roxie works.
+/// The site of Roxie's end.
 #[derive(Clone, Copy, Debug)]
 pub struct Site<'a> {
-    /// The namespace of its interface; `None` for the one that the runner is in (hardware peers).
+    /// The interface's namespace; `None` for the runner's own (hardware peers).
     pub namespace: Option<&'a Namespace>,
-    /// The interface that the device stands on.
+    /// The device's interface.
     pub interface: &'a str,
-    /// The interface's addresses, one per IP version that is to be tested.
+    /// The interface's addresses, one per IP version to test.
     pub addresses: &'a [IpAddr],
-    /// The peer's FLUSH has rdma_rxe's ICRC, and it takes no other.
+    /// True if the peer sends and accepts FLUSH with rdma_rxe's ICRC only.
     pub rxe_flush_icrc: bool,
 }
 
-/// Roxie's end at a site. Its port is opened by the first row.
+/// Returns Roxie's end at a site. The first row opens its port.
 pub fn open<'a>(site: &Site<'a>) -> Box<dyn Local + 'a> {
-    Box::new(Roxie { site: *site, open: None, program: None, said: None, prepared: None })
+    Box::new(Roxie { site: *site, open: None, program: None, reported: None, prepared: None })
 }
 
 struct Roxie<'a> {
     site: Site<'a>,
     open: Option<Open>,
     program: Option<Program>,
-    /// The port whose mode was told last.
-    said: Option<PortKind>,
-    /// What the row wants, programs included, which open the port themselves.
+    /// The port for which the mode was printed last.
+    reported: Option<PortKind>,
+    /// Configuration of the current row, also for programs, which open the port themselves.
     prepared: Option<Setup>,
 }
 
-/// An open device and what was made on it.
+/// An open device and the objects on it.
 struct Open {
     setup: Setup,
-    /// [`NEVER`] as it was before the row.
+    /// The [`NEVER`] counters before the row.
     before: [u64; NEVER.len()],
-    // Fields are dropped in this order: queue pairs before what they use, windows before regions.
+    // Fields are dropped in this order: queue pairs before the objects they use, windows before regions.
     pairs: Vec<PairObjects>,
     handles: Vec<AddressHandle>,
     queues: Vec<SharedReceiveQueue>,
@@ -95,7 +95,7 @@ struct PairObjects {
     channel: CompletionChannel,
 }
 
-/// Says on which call an error came.
+/// Adds the failed call to an error.
 trait Named<T> {
     fn named(self, what: &str) -> Result<T, Error>;
 }
@@ -107,13 +107,13 @@ impl<T, E: std::fmt::Display> Named<T> for Result<T, E> {
 }
 
 impl Impairment {
-    /// What the fault port is told, in its text form; `None`: there is none.
+    /// Returns the configuration of the fault port; `None` for none.
     fn config(self, seed: u64) -> Result<Option<FaultConfig>, Error> {
         let text = match self {
             Impairment::None => return Ok(None),
             Impairment::Loss1 => "drop=0.01",
             Impairment::Loss5 => "drop=0.05",
-            // Where nothing follows, the frame is late by less than the ACK timeout of a row.
+            // If no frame follows, the frame is late by less than the ACK timeout of a row.
             Impairment::Reorder => "reorder=0.05:3:10ms",
         };
         let parsed = FaultConfig::parse(text).named("the fault")?;
@@ -122,7 +122,7 @@ impl Impairment {
 }
 
 impl Site<'_> {
-    /// Runs `f` where the interface is.
+    /// Runs `f` in the interface's namespace.
     fn within<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T, Error> {
         match self.namespace {
             Some(namespace) => namespace.within(f),
@@ -136,15 +136,15 @@ impl Site<'_> {
 
     fn open(&self, setup: &Setup) -> Result<Open, Unready> {
         let fault = setup.fault.config(setup.seed)?;
-        // A held-back IPv4 frame leaves without the segments before it, and so with another identification than
-        // its ICRC was made for.
+        // A held IPv4 frame is sent outside its segmentation group, so with another identification than its ICRC was
+        // computed for.
         let gso = fault.is_none();
         let stack = Stack { fault, capture: setup.capture.clone() };
         let control = setup.control.unwrap_or("off").parse().named("the congestion control")?;
         let congestion = CongestionConfig { control, ..CongestionConfig::default() };
         let config = DeviceConfig {
             drive: Drive::Thread { core: None, spin: SPIN },
-            // The row's own numbers, so that the same row sends the same frames.
+            // Seeded by the row, so that a row always sends the same frames.
             seed: Some(setup.seed),
             rxe_flush_icrc: self.rxe_flush_icrc,
             congestion,
@@ -178,7 +178,7 @@ impl Site<'_> {
     }
 }
 
-/// A port that this host does not have is no fault of Roxie's.
+/// Skips a port that this host does not have: that is not Roxie's failure.
 fn unready(error: OpenError) -> Unready {
     match error {
         OpenError::Xdp(XdpError::Unsupported { .. } | XdpError::NotPermitted { .. }) => {
@@ -198,7 +198,7 @@ impl Open {
         self.regions.get(region.key).ok_or_else(|| Error::Local(format!("there is no region {}", region.key)))
     }
 
-    /// The scatter/gather list of a request: one entry or none.
+    /// Returns the scatter/gather list of a request: one entry or none.
     fn entries(&self, entry: Option<(Registration, usize, usize)>) -> Result<Vec<Sge>, Error> {
         let Some((region, offset, length)) = entry else { return Ok(Vec::new()) };
         let length = u32::try_from(length).named("the length of an entry")?;
@@ -211,7 +211,7 @@ impl Open {
         NEVER.map(of)
     }
 
-    /// True if a new row may use the device that the last one opened.
+    /// True if a new row may reuse the open device.
     fn serves(&self, setup: &Setup) -> bool {
         let plain = |s: &Setup| s.fault == Impairment::None && s.capture.is_none();
         (self.setup.port, self.setup.control) == (setup.port, setup.control)
@@ -219,7 +219,7 @@ impl Open {
             && plain(setup)
     }
 
-    /// The place and the value of the device's first GID of the family.
+    /// Returns index and value of the device's first GID of the family.
     fn gid(&self, family: Family) -> Result<(usize, Gid), Error> {
         let gids = self.device.gids();
         let found = gids.iter().position(|e| e.gid.is_ipv4() == (family == Family::V4));
@@ -245,12 +245,12 @@ impl Local for Roxie<'_> {
             open.before = open.never();
             return Ok(());
         }
-        // The old one must be gone before the new one can have the interface.
+        // Close the old device first: the new one needs the interface.
         self.open = None;
         let open = self.site.open(setup)?;
-        if self.said != Some(setup.port) {
+        if self.reported != Some(setup.port) {
             println!("roxie: {}, {}", setup.port, open.device.port().mode);
-            self.said = Some(setup.port);
+            self.reported = Some(setup.port);
         }
         self.open = Some(open);
         Ok(())
@@ -265,7 +265,7 @@ impl Local for Roxie<'_> {
             .map(|(name, (before, after))| format!("{name} {}", after - before))
             .collect();
         if open.setup.capture.is_some() {
-            // Closing the device completes the file.
+            // Closing the device completes the capture file.
             self.open = None;
         }
         if let Some(error) = link {
@@ -273,9 +273,10 @@ impl Local for Roxie<'_> {
         }
         match counted.is_empty() {
             true => Ok(()),
-            false => {
-                Err(Error::Local(format!("the device counted what never should be: {}", counted.join(", "))))
-            }
+            false => Err(Error::Local(format!(
+                "the device raised counters that no row may raise: {}",
+                counted.join(", ")
+            ))),
         }
     }
 
@@ -284,20 +285,20 @@ impl Local for Roxie<'_> {
     }
 
     fn wait_for_listener(&mut self, port: u16, timeout: Duration) -> Result<bool, Error> {
-        program::becomes_so(timeout, || self.site.within(|| program::somebody_listens(port))?)
+        program::wait_until(timeout, || self.site.within(|| program::is_listening(port))?)
     }
 
     fn wait_for_claim(&mut self, port: PortKind, timeout: Duration) -> Result<bool, Error> {
-        program::becomes_so(timeout, || match port {
+        program::wait_until(timeout, || match port {
             PortKind::Xdp => {
                 let interface = self.site.within(|| Interface::by_name(self.site.interface))?;
                 Ok(interface.named("the interface")?.xdp_program.is_some())
             }
-            PortKind::Udp => self.site.within(program::somebody_has_the_udp_port)?,
+            PortKind::Udp => self.site.within(program::roce_port_is_bound)?,
         })
     }
 
-    fn step_aside(&mut self, family: Family) -> Result<Wire, Error> {
+    fn replace_by_script(&mut self, family: Family) -> Result<Wire, Error> {
         self.open = None;
         let here = self.site.address(family);
         let here =
@@ -317,7 +318,7 @@ impl Local for Roxie<'_> {
         // The program opens the interface itself.
         self.open = None;
         let site = &self.site;
-        // A device's GIDs are its addresses, in their order.
+        // A device's GIDs are its addresses, in order.
         let gid = site.addresses.iter().position(|a| Some(*a) == site.address(family));
         let gid = gid.ok_or_else(|| Error::Local(format!("{} has no {family} address", site.interface)))?;
         let service = program.to_string();

@@ -1,4 +1,4 @@
-//! A program on Roxie's side: started in the site's namespace, waited for, killed when it is late.
+//! A program on Roxie's side: starts it in the site's namespace, waits for it, and kills it if it is late.
 
 use std::env;
 use std::fs;
@@ -17,18 +17,18 @@ use crate::end::Ended;
 use crate::error::Error;
 use crate::network::{Namespace, command_line, run};
 
-/// A running program. Dropping it ends it.
+/// A running program. Dropping it kills it.
 pub struct Program {
     child: Child,
-    /// Each collects a stream until its end.
+    /// Threads that collect a stream each until its end.
     streams: Vec<JoinHandle<String>>,
 }
 
 impl Program {
-    /// Starts it; `None`: in the caller's own namespace.
+    /// Starts a program; in the caller's own namespace if `None`.
     ///
     /// # Errors
-    /// If it cannot be started.
+    /// If the program cannot be started.
     pub fn start(
         namespace: Option<&Namespace>,
         program: &Path,
@@ -39,7 +39,7 @@ impl Program {
             None => Command::new(program),
         };
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A group of its own, so that what a launcher has started is ended with it.
+        // A process group of its own, so that a launcher's children are killed with it.
         command.process_group(0).env("ROXIE_LOG", "info");
         let line = command_line(&command);
         let mut child =
@@ -50,7 +50,7 @@ impl Program {
         Ok(Program { child, streams })
     }
 
-    /// Waits for its end; kills it when the time is over.
+    /// Waits for the program's end, and kills it after `timeout`.
     ///
     /// # Errors
     /// If it cannot be waited for.
@@ -75,9 +75,9 @@ impl Program {
 }
 
 impl Program {
-    /// Ends it, and what it has started.
+    /// Kills the program and its children.
     fn kill(&mut self) {
-        // Not waited for yet, so that the number is still its own. Fails only if all have ended.
+        // The process is not reaped yet, so its number is still its own. Fails only if all have ended.
         let _ = killpg(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGKILL);
     }
 }
@@ -94,16 +94,16 @@ impl Drop for Program {
 fn collect(mut stream: impl Read + Send + 'static) -> JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // A stream that breaks has said what it had to say.
+        // Output before a read error is kept.
         let _ = stream.read_to_end(&mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     })
 }
 
-/// The `roxie` program beside this one.
+/// Returns the path of the `roxie` program beside this one.
 ///
 /// # Errors
-/// If it is not there.
+/// If it does not exist.
 pub fn roxie() -> Result<PathBuf, Error> {
     let own = env::current_exe().map_err(|e| Error::Local(format!("where this program is: {e}")))?;
     let path = own.with_file_name("roxie");
@@ -115,7 +115,7 @@ pub fn roxie() -> Result<PathBuf, Error> {
     }
 }
 
-/// Builds the `roxie` program where cargo runs this one, which it has built alone.
+/// Builds the `roxie` program if cargo runs this one, since cargo has built this one only.
 ///
 /// # Errors
 /// If it cannot be built.
@@ -123,8 +123,8 @@ pub fn build_roxie() -> Result<(), Error> {
     build("roxie")
 }
 
-/// Builds the library that unmodified programs load, and links it beside the `roxie` program, likewise; unless `ROXIE_LIB` names
-/// one and there is none beside, which `roxie run` would prefer.
+/// Builds the library for unmodified programs if cargo runs this one, and links it beside the `roxie` program. Does
+/// nothing if `ROXIE_LIB` names a library and none is beside `roxie`, which `roxie run` would prefer.
 ///
 /// # Errors
 /// If it cannot be built or linked.
@@ -151,14 +151,14 @@ fn build(package: &str) -> Result<(), Error> {
     run(&mut build).map(drop)
 }
 
-/// Looks until something is so; false: it is not in time.
+/// Polls until a condition holds. False after `timeout`.
 ///
 /// # Errors
-/// If it cannot be looked at.
-pub fn becomes_so(timeout: Duration, is_so: impl Fn() -> Result<bool, Error>) -> Result<bool, Error> {
+/// If the condition cannot be evaluated.
+pub fn wait_until(timeout: Duration, holds: impl Fn() -> Result<bool, Error>) -> Result<bool, Error> {
     let until = Instant::now() + timeout;
     loop {
-        let so = is_so()?;
+        let so = holds()?;
         if so || Instant::now() > until {
             return Ok(so);
         }
@@ -167,8 +167,8 @@ pub fn becomes_so(timeout: Duration, is_so: impl Fn() -> Result<bool, Error>) ->
 }
 
 /// True if a TCP socket listens on the port in the calling thread's network namespace.
-pub fn somebody_listens(port: u16) -> Result<bool, Error> {
-    // The thread's own view: /proc/net is that of the process's first thread.
+pub fn is_listening(port: u16) -> Result<bool, Error> {
+    // Not /proc/net, which is the view of the process's first thread.
     for table in ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"] {
         let path = Path::new(table);
         let text = fs::read_to_string(path).map_err(Error::file(path))?;
@@ -180,14 +180,14 @@ pub fn somebody_listens(port: u16) -> Result<bool, Error> {
 }
 
 /// True if a socket has RoCE's UDP port in the calling thread's network namespace.
-pub fn somebody_has_the_udp_port() -> Result<bool, Error> {
+pub fn roce_port_is_bound() -> Result<bool, Error> {
     let wanted = format!(":{:04X}", roxie::wire::ROCE_V2_PORT);
     let path = Path::new("/proc/thread-self/net/udp");
     let text = fs::read_to_string(path).map_err(Error::file(path))?;
     Ok(text.lines().any(|line| line.split_whitespace().nth(1).is_some_and(|local| local.ends_with(&wanted))))
 }
 
-/// A line of /proc/net/tcp: number, local address:port, remote address:port, state; 0A is LISTEN.
+/// Parses a line of /proc/net/tcp: number, local address:port, remote address:port, state; 0A is LISTEN.
 fn listens(line: &str, port: u16) -> bool {
     let mut words = line.split_whitespace().skip(1);
     let local = words.next().and_then(|l| l.rsplit_once(':')).map(|(_, port)| port);
@@ -195,9 +195,9 @@ fn listens(line: &str, port: u16) -> bool {
 }
 
 /// True if the calling thread's network namespace is in the multicast group on some interface.
-pub fn somebody_is_in(group: IpAddr) -> Result<bool, Error> {
+pub fn is_in_group(group: IpAddr) -> Result<bool, Error> {
     let (table, name) = match group {
-        // /proc/net/igmp has addresses as the numbers that this host makes of their bytes.
+        // /proc/net/igmp shows an address as a number in native byte order.
         IpAddr::V4(v4) => ("igmp", format!("{:08X}", u32::from_ne_bytes(v4.octets()))),
         IpAddr::V6(v6) => ("igmp6", format!("{:032x}", u128::from(v6))),
     };
@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listener_is_found_and_a_connection_is_none() {
+    fn listener_is_told_from_a_connection() {
         let listener = "   0: 00000000:4853 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 1";
         let connection = "   1: 0100007F:4853 0100007F:C001 01 00000000:00000000 00:00000000 00000000 0 0 1";
         assert!(listens(listener, 18515) && !listens(listener, 18516));
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_killed_when_its_time_is_over_and_its_words_are_kept() {
+    fn late_program_is_killed_and_its_output_kept() {
         let script = ["-c".into(), "echo first; exec sleep 60".into()];
         let program = Program::start(None, Path::new("sh"), &script).unwrap();
         let ended = program.wait(Duration::from_millis(300)).unwrap();
@@ -227,8 +227,8 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_program_has_started_ends_with_it() {
-        // It holds the pipe open, so that waiting for the last words would take a minute.
+    fn children_of_a_killed_program_are_killed() {
+        // The child holds the pipe open, so waiting for the output would take a minute.
         let script = ["-c".into(), "sleep 60 & echo first; wait".into()];
         let start = Instant::now();
         let program = Program::start(None, Path::new("sh"), &script).unwrap();

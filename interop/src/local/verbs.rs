@@ -1,4 +1,4 @@
-//! Roxie's verbs, as a row asks for them.
+//! The verbs of Roxie's end.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::pattern::{self, Mismatch};
 use crate::rows::{Family, Op};
 
-/// Room of a queue pair's queues, and of a shared one.
+/// Size of a queue pair's queues, and of a shared one.
 const QUEUE: u32 = 64;
 
 impl End for Roxie<'_> {
@@ -98,7 +98,7 @@ impl End for Roxie<'_> {
             ..ConnectOptions::default()
         };
         let qp = &open.pair(pair)?.qp;
-        // Neighbours are asked for in the calling thread's network namespace.
+        // Neighbours are resolved in the calling thread's network namespace.
         self.site.within(|| qp.connect(&here, &there, &options))?.named("connect")
     }
 
@@ -133,7 +133,7 @@ impl End for Roxie<'_> {
         let until = Instant::now() + timeout;
         let mut seen = Vec::new();
         loop {
-            // Armed first: what comes after this look raises an event.
+            // Arm first, so that a completion after this poll raises an event.
             objects.cq.arm(Armed::Next);
             seen.extend(std::iter::from_fn(|| objects.cq.poll_one()).map(|wc| completion(&wc)));
             let left = until.saturating_duration_since(Instant::now());
@@ -147,7 +147,7 @@ impl End for Roxie<'_> {
     fn create_handle(&mut self, family: Family, to: IpAddr) -> Result<Handle, Error> {
         let open = self.open()?;
         let (index, _) = open.gid(family)?;
-        // Neighbours are asked for in the calling thread's network namespace.
+        // Neighbours are resolved in the calling thread's network namespace.
         let made = self.site.within(|| open.pd.create_ah(index, Gid::from(to), &AhOptions::default()))?;
         let handles = &mut self.open_mut()?.handles;
         handles.push(made.named("an address handle")?);
@@ -225,7 +225,7 @@ impl End for Roxie<'_> {
     }
 
     fn is_member(&mut self, group: IpAddr) -> Result<bool, Error> {
-        self.site.within(|| program::somebody_is_in(group))?
+        self.site.within(|| program::is_in_group(group))?
     }
 
     fn notifications(&mut self) -> Result<Option<u64>, Error> {

@@ -1,4 +1,4 @@
-//! The client of the peer program: an [`End`](crate::end::End) whose verbs are lines of text.
+//! The client of the peer program: an [`End`](crate::end::End) that sends verbs as lines of text.
 //!
 //! `guest/peer/protocol.md` describes the lines.
 
@@ -16,36 +16,36 @@ use crate::error::Error;
 use crate::rows::Family;
 
 const PROTOCOL: u64 = 3;
-/// A command is answered within its own timeout and this; longer means that the peer is dead.
+/// Timeout of an answer, beyond the command's own timeout. A later answer means that the peer is dead.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A GID of the peer that carries RoCE v2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gid {
-    /// Its index in the table.
+    /// Index in the GID table.
     pub index: u32,
-    /// The address; IPv4 where it is a mapped one.
+    /// The address; IPv4 if the GID is an IPv4-mapped one.
     pub address: IpAddr,
 }
 
-/// What the peer says of itself.
+/// Properties of the peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct About {
     /// The RDMA device, `rxe0`.
     pub device: String,
     /// The release of the guest's kernel.
     pub kernel: String,
-    /// The release of rdma-core that its program is compiled against, `44.0`; `0.0` where that is not known.
+    /// The release of rdma-core that its program was compiled against, `44.0`; `0.0` if unknown.
     pub rdma_core: String,
     /// The port's active MTU in bytes: the largest path MTU.
     pub active_mtu: usize,
-    /// `enum ibv_atomic_cap` is not `NONE`.
+    /// True if `enum ibv_atomic_cap` is not `NONE`.
     pub atomics: bool,
-    /// It has FLUSH for global visibility.
+    /// True if it has FLUSH for global visibility.
     pub flush_global: bool,
-    /// It has FLUSH for persistence.
+    /// True if it has FLUSH for persistence.
     pub flush_persistent: bool,
-    /// It has ATOMIC WRITE.
+    /// True if it has ATOMIC WRITE.
     pub atomic_write: bool,
 }
 
@@ -55,9 +55,9 @@ pub struct Peer {
     writer: Box<dyn Write + Send>,
     about: About,
     gids: Vec<Gid>,
-    /// ssh, where the peer is reached by it. Ended with the session.
+    /// The ssh process, if the peer is reached by ssh. Killed with the session.
     carrier: Option<Child>,
-    /// The connection broke, or an answer did not come in time.
+    /// True if the connection broke, or an answer did not arrive in time.
     lost: bool,
 }
 
@@ -74,7 +74,7 @@ impl Words {
         self.0.iter().find(|(k, _)| k == key).map(|(_, v)| v.as_str())
     }
 
-    /// Decimal, or hexadecimal after 0x.
+    /// Returns a number: decimal, or hexadecimal after 0x.
     fn number(&self, key: &str) -> Option<u64> {
         let text = self.text(key)?;
         match text.strip_prefix("0x") {
@@ -108,7 +108,7 @@ impl Reply {
 }
 
 impl Peer {
-    /// A session over a TCP connection to `roxie-peer --listen`.
+    /// Opens a session over a TCP connection to `roxie-peer --listen`.
     pub fn over_tcp(stream: TcpStream) -> Result<Peer, Error> {
         let setup = || -> io::Result<TcpStream> {
             stream.set_nodelay(true)?;
@@ -119,7 +119,7 @@ impl Peer {
         Peer::greet(Box::new(BufReader::new(reader)), Box::new(stream), None)
     }
 
-    /// A session over the standard streams of a command that ends in `roxie-peer --stdio`.
+    /// Opens a session over the standard streams of a command that runs `roxie-peer --stdio`.
     pub fn over_command(mut command: Command) -> Result<Peer, Error> {
         let line = crate::network::command_line(&command);
         let failed = |e: io::Error| Error::Command { command: line.clone(), output: e.to_string() };
@@ -158,17 +158,17 @@ impl Peer {
         Ok(peer)
     }
 
-    /// What the peer is.
+    /// Returns the properties of the peer.
     pub fn about(&self) -> &About {
         &self.about
     }
 
-    /// Its RoCE v2 GIDs.
+    /// Returns its RoCE v2 GIDs.
     pub fn gids(&self) -> &[Gid] {
         &self.gids
     }
 
-    /// Uses only this entry of the GID table, of whatever family it is.
+    /// Restricts the session to this entry of the GID table, of either family.
     pub fn keep_gid(&mut self, index: u32) -> Result<(), Error> {
         self.gids.retain(|gid| gid.index == index);
         match self.gids.len() {
@@ -192,7 +192,7 @@ impl Peer {
         Ok(gids)
     }
 
-    /// The GID for a family: the first that is routable.
+    /// Returns the GID for a family: the first routable one.
     fn gid(&self, family: Family) -> Result<Gid, Error> {
         let fits = |gid: &&Gid| match gid.address {
             IpAddr::V4(_) => family == Family::V4,
@@ -207,7 +207,7 @@ impl Peer {
         self.gid(family).is_ok()
     }
 
-    /// True if the session is over: the connection broke, or an answer did not come in time.
+    /// True if the session is lost: the connection broke, or an answer did not arrive in time.
     pub fn is_lost(&self) -> bool {
         self.lost
     }
@@ -225,7 +225,7 @@ impl Peer {
         let mut details = Vec::new();
         loop {
             let mut line = Vec::new();
-            // A line has a bound, whatever the other side sends.
+            // Bound the line's length.
             let n = (&mut self.reader).take(1 << 20).read_until(b'\n', &mut line).map_err(broken)?;
             if n == 0 {
                 return Err(broken(io::ErrorKind::UnexpectedEof.into()));
@@ -251,19 +251,19 @@ impl Peer {
         }
     }
 
-    /// Lets go of its device: stock programs are all that it can run from now on. `rdma link delete` waits for this.
+    /// Closes the peer's device, for which `rdma link delete` waits. Only stock programs can run afterwards.
     pub fn release(&mut self) -> Result<(), Error> {
         self.command("release").map(drop)
     }
 
-    /// Starts a stock program on the peer; returns its job number. No shell is involved: an argument
-    /// is a word without white space.
+    /// Starts a stock program on the peer. Returns its job number. No shell is involved: an argument is a word without
+    /// white space.
     pub fn spawn(&mut self, program: &str, arguments: &[String]) -> Result<usize, Error> {
         let arguments: String = arguments.iter().map(|a| format!(" arg={a}")).collect();
         self.command(&format!("spawn prog={program}{arguments}"))?.number("job")
     }
 
-    /// Waits for a job; kills it when the time is over.
+    /// Waits for a job, and kills it after `timeout`.
     pub fn wait(&mut self, job: usize, timeout: Duration) -> Result<Ended, Error> {
         let reply = self.command(&format!("wait job={job} timeout_ms={}", timeout.as_millis()))?;
         let output = reply.details.join("\n");
@@ -275,13 +275,13 @@ impl Peer {
         Ok(Ended { code, output })
     }
 
-    /// Waits until a TCP port of the peer is listened on.
+    /// Waits until a program listens on a TCP port of the peer. False after `timeout`.
     pub fn wait_for_listener(&mut self, port: u16, timeout: Duration) -> Result<bool, Error> {
         let reply = self.command(&format!("listening port={port} timeout_ms={}", timeout.as_millis()))?;
         Ok(reply.number::<u32>("listening")? == 1)
     }
 
-    /// The device's counters, by name.
+    /// Returns the device's counters, by name.
     pub fn counters(&mut self) -> Result<Vec<(String, u64)>, Error> {
         let reply = self.command("counters")?;
         let pairs = reply.details.iter().filter_map(|line| line.split_once('='));
@@ -292,7 +292,7 @@ impl Peer {
 impl Drop for Peer {
     fn drop(&mut self) {
         if let Some(child) = &mut self.carrier {
-            // Ended by our closing its input or by now; either way nothing is lost.
+            // Closing its input has ended it, or this does; nothing is lost.
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -18,7 +18,7 @@ use crate::rows::{Family, Op};
 /// `IBV_EVENT_SRQ_LIMIT_REACHED`.
 const SRQ_LIMIT_REACHED: u64 = 15;
 
-/// The words that name a gather or scatter entry.
+/// Returns the words for a gather or scatter entry.
 fn entry(entry: Option<(Registration, usize, usize)>) -> String {
     match entry {
         Some((region, offset, length)) => format!(" mr={} off={offset} len={length}", region.key),
@@ -26,7 +26,7 @@ fn entry(entry: Option<(Registration, usize, usize)>) -> String {
     }
 }
 
-/// An address as a GID of 32 hex digits.
+/// Returns an address as a GID of 32 hex digits.
 fn gid_hex(address: IpAddr) -> String {
     let v6 = match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped(),
@@ -66,7 +66,7 @@ fn completion(words: &Words) -> Option<Completion> {
 }
 
 impl End for Peer {
-    /// Those of rdma_rxe, seen on 6.1: the kernel's `rxe_resp.c`, `send_data_in`, and rdma-core's
+    /// Returns the differences of rdma_rxe, seen on 6.1: the kernel's `rxe_resp.c`, `send_data_in`, and rdma-core's
     /// `providers/rxe/rxe.c`, `validate_send_wr`.
     fn quirks(&self) -> Quirks {
         let rxe = self.about.device.starts_with("rxe");
@@ -79,7 +79,7 @@ impl End for Peer {
             completes_before_it_errs: rxe,
             windows_are_as_wide_as_regions: rxe,
             joins_no_v6_group: rxe,
-            // Since it sends from a work queue (Linux 6.5), and not from the call that posts.
+            // Since Linux 6.5 it sends from a work queue, and not from the posting call.
             forgets_unsent: rxe && self.has_placement(),
             has_no_xrc: rxe,
         }
@@ -238,7 +238,7 @@ impl End for Peer {
     fn limit_reached(&mut self, timeout: Duration) -> Result<bool, Error> {
         let until = Instant::now() + timeout;
         loop {
-            // Others may come before it.
+            // Other events may arrive before it.
             let left = until.saturating_duration_since(Instant::now()).as_millis();
             let reply = self.command(&format!("events timeout_ms={left}"))?;
             let mut events = reply.details.iter().map(|line| Words::parse(line).number("event"));
@@ -316,10 +316,10 @@ impl End for Peer {
     }
 }
 
-/// The UDP port that notifications come from.
+/// Source UDP port of notifications.
 const NOTIFIES_FROM: u16 = 0xc0de;
 
-/// A notification of congestion as a UDP datagram between these addresses.
+/// Returns the UDP payload of a congestion notification between these addresses.
 fn notification(from: IpAddr, to: IpAddr, qpn: u32) -> Vec<u8> {
     let template = Template::new(&FlowSpec {
         src_mac: [0; 6],

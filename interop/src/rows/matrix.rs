@@ -1,4 +1,4 @@
-//! Which rows there are, and which of them a short run takes.
+//! Generates the rows, and selects those of a short run.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use super::{
 };
 
 const SERVICES: [Service; 3] = [Service::Rc, Service::Uc, Service::Ud];
-/// The rows of unmodified programs that a short run takes: each takes a second or two.
+/// Rows of unmodified programs in a short run: each takes a second or two.
 const SHORT_PROGRAMS: [&str; 8] = [
     "xdp/v4/roxie/program/ibv_rc_pingpong/events",
     "xdp/v4/peer/program/ib_read_bw/rc",
@@ -20,7 +20,7 @@ const SHORT_PROGRAMS: [&str; 8] = [
     "xdp/v4/peer/program/fio/cm/writes",
 ];
 
-/// Every row, in the order in which they run: by port first, since opening one takes time.
+/// Returns every row, in the order of running: by port first, since opening a port takes time.
 pub fn all() -> Vec<Row> {
     let mut rows: Vec<Row> = SERVICES.into_iter().flat_map(|s| transfers(s, &[Impairment::None])).collect();
     rows.extend(pairwise_cover(&transfers(Service::Rc, &FAULTS)));
@@ -30,7 +30,7 @@ pub fn all() -> Vec<Row> {
                 let row = |case| Row { port, family, requester, case };
                 rows.extend(ERRORS.map(|e| row(Case::Error(e))));
                 rows.extend(FEATURES.map(|f| row(Case::Feature(f))));
-                // The scripts play from a socket, and with the peer.
+                // Scripts play from a socket, against the peer.
                 match (port, requester) {
                     (PortKind::Udp, Side::Roxie) => rows.extend(WRONG.map(|w| row(Case::Wrong(w)))),
                     (PortKind::Udp, Side::Peer) => rows.extend(ODD.map(|o| row(Case::Odd(o)))),
@@ -46,13 +46,13 @@ pub fn all() -> Vec<Row> {
     rows
 }
 
-/// The rows of a short run.
+/// Returns the rows of a short run.
 pub fn short() -> Vec<Row> {
     let all = all();
     let mut lossy = Vec::new();
     for (port, requester) in PORTS.into_iter().flat_map(|port| SIDES.map(|side| (port, side))) {
         let here = all.iter().filter(|row| row.port == port && row.requester == requester);
-        // As few packets as make a loss likely.
+        // The fewest packets that make a loss likely.
         let likely = here.filter(|row| {
             matches!(row.fault(), Impairment::Loss1 | Impairment::Loss5) && row.packets() >= 16
         });
@@ -61,7 +61,7 @@ pub fn short() -> Vec<Row> {
     all.into_iter().filter(|row| row.is_short(&lossy)).collect()
 }
 
-/// Every row, and transfers under faults in the full product instead of a cover.
+/// Returns every row, with the full product of transfers under faults instead of a cover.
 pub fn thorough() -> Vec<Row> {
     let mut rows = all();
     rows.extend(transfers(Service::Rc, &FAULTS));
@@ -70,7 +70,7 @@ pub fn thorough() -> Vec<Row> {
     rows
 }
 
-/// The full product of a service's transfers with these faults.
+/// Returns the full product of a service's transfers with these faults.
 fn transfers(service: Service, faults: &[Impairment]) -> Vec<Row> {
     let mut rows = Vec::new();
     for &port in &PORTS {
@@ -95,9 +95,9 @@ fn transfers(service: Service, faults: &[Impairment]) -> Vec<Row> {
 }
 
 impl Row {
-    /// True for the rows of a short run. Each operation of each service and each feature on each port and side, with the
-    /// path MTUs and IP versions taking turns; one transfer under loss for each port and side; each error and program
-    /// once, the ports and IP versions taking turns.
+    /// True for the rows of a short run: each operation of each service and each feature on each port and side,
+    /// alternating path MTUs and IP versions; one transfer under loss for each port and side; each error and program
+    /// once, alternating ports and IP versions.
     fn is_short(&self, lossy: &[Row]) -> bool {
         let turn = |n: usize| {
             let port = PORTS[n % 2];
@@ -129,13 +129,13 @@ impl Row {
     }
 }
 
-/// A parameter of a transfer: which one, and its value as a small number.
+/// A parameter of a transfer: its number, and its value as a small number.
 type Parameter = (usize, usize);
 
-/// The parameters of a transfer. Sizes are compared by what they are to the MTU.
+/// Returns the parameters of a transfer. Sizes are compared relative to the MTU.
 fn parameters(row: &Row) -> Vec<Parameter> {
     let Case::Transfer { op, mtu, size, fault, .. } = row.case else { return Vec::new() };
-    // Atomics' 8 is a class of its own, after the others.
+    // The 8 bytes of atomics are a class of their own, after the others.
     let class = if op.is_one_word() { None } else { op.sizes(mtu).iter().position(|s| *s == size) };
     vec![
         (0, row.port as usize),
@@ -148,20 +148,20 @@ fn parameters(row: &Row) -> Vec<Parameter> {
     ]
 }
 
-/// Every two parameters of the row.
+/// Returns every pair of the row's parameters.
 fn pairs(row: &Row) -> Vec<(Parameter, Parameter)> {
     let p = parameters(row);
     (0..p.len()).flat_map(|i| (i + 1..p.len()).map(move |j| (i, j))).map(|(i, j)| (p[i], p[j])).collect()
 }
 
-/// A subset in which any two parameter values that meet in `rows` meet: greedy, the first of the best each
+/// Returns a subset that contains every pair of parameter values of `rows`. Greedy; takes the first of the best each
 /// time, so that it is the same on every machine.
 fn pairwise_cover(rows: &[Row]) -> Vec<Row> {
     let mut open: BTreeSet<_> = rows.iter().flat_map(pairs).collect();
     let mut cover = Vec::new();
     while !open.is_empty() {
         let gain = |row: &&Row| pairs(row).iter().filter(|pair| open.contains(*pair)).count();
-        // max_by_key would take the last of the best; reversed, that is the first.
+        // max_by_key takes the last of the best, so iterate in reverse.
         let Some(best) = rows.iter().rev().max_by_key(gain) else { break };
         for pair in pairs(best) {
             open.remove(&pair);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn any_two_values_meet_under_faults_in_few_rows() {
+    fn fault_rows_are_a_small_pairwise_cover() {
         let full = transfers(Service::Rc, &FAULTS);
         let cover: Vec<Row> = all()
             .into_iter()
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_run_has_everything_once_and_is_short() {
+    fn short_run_covers_everything_in_few_rows() {
         let short = short();
         let has = |what: &dyn Fn(&Row) -> bool| short.iter().any(what);
         for requester in SIDES {

@@ -1,8 +1,8 @@
-//! The matrix: every row's parameters and name.
+//! The matrix: parameters and name of every row.
 //!
-//! Clean transfers are the full product. RC transfers under loss and reordering are a pairwise cover of the
-//! same: any two parameter values meet in some row. Error cases, features and stock programs follow. The names are
-//! committed in `rows.txt`; a test holds the two equal, so that a row cannot vanish unseen.
+//! Clean transfers are the full product. RC transfers under loss and reordering are a pairwise cover of it: any two
+//! parameter values meet in some row. Error cases, features and stock programs follow. The names are committed in
+//! `rows.txt`; a test compares the two, so that no row disappears unnoticed.
 
 mod matrix;
 mod programs;
@@ -39,7 +39,7 @@ pub enum Op {
     Flush,
 }
 
-/// Who requests.
+/// The requester's side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum Side {
@@ -47,7 +47,7 @@ pub enum Side {
     Peer,
 }
 
-/// What carries Roxie's frames.
+/// The port that carries Roxie's frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum PortKind {
@@ -63,7 +63,7 @@ pub enum Family {
     V6,
 }
 
-/// What Roxie's fault port does to frames, in both directions.
+/// Faults of Roxie's fault port, in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Impairment {
     /// Nothing.
@@ -76,18 +76,18 @@ pub enum Impairment {
     Reorder,
 }
 
-/// What a peer can do wrong on purpose.
+/// An error that the requester provokes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ErrorCase {
-    /// WRITE with an rkey that nobody gave out.
+    /// WRITE with an invalid rkey.
     BadRkeyWrite,
-    /// READ with such an rkey.
+    /// READ with an invalid rkey.
     BadRkeyRead,
-    /// FETCH_ADD with such an rkey.
+    /// FETCH_ADD with an invalid rkey.
     BadRkeyAtomic,
-    /// WRITE whose last byte is beyond the region.
+    /// WRITE with the last byte beyond the region.
     OutOfBoundsWrite,
-    /// READ whose last byte is beyond the region.
+    /// READ with the last byte beyond the region.
     OutOfBoundsRead,
     /// WRITE to a region without that right.
     NoRightToWrite,
@@ -95,76 +95,76 @@ pub enum ErrorCase {
     NoRightToRead,
     /// SEND without a receive, and no RNR retries.
     NoReceive,
-    /// SEND whose receive comes 50 ms later: RNR NAKs, then success.
+    /// SEND 50 ms before its receive is posted: RNR NAKs, then success.
     LateReceive,
     /// SEND longer than the receive.
     TooLong,
     /// FETCH_ADD at an address that is no multiple of 8.
     MisalignedAtomic,
-    /// ATOMIC WRITE with an rkey that nobody gave out.
+    /// ATOMIC WRITE with an invalid rkey.
     BadRkeyAtomicWrite,
-    /// ATOMIC WRITE whose last bytes are beyond the region.
+    /// ATOMIC WRITE beyond the region.
     OutOfBoundsAtomicWrite,
     /// ATOMIC WRITE to a region without the right to write.
     NoRightToAtomicWrite,
     /// ATOMIC WRITE at an address that is no multiple of 8.
     MisalignedAtomicWrite,
-    /// FLUSH with an rkey that nobody gave out.
+    /// FLUSH with an invalid rkey.
     BadRkeyFlush,
-    /// FLUSH of a range whose last byte is beyond the region.
+    /// FLUSH with the last byte beyond the region.
     OutOfBoundsFlush,
     /// FLUSH of a region without that right.
     NoRightToFlush,
-    /// FLUSH for persistence of a region that has the right to visibility alone.
+    /// FLUSH for persistence of a region with the right to global visibility only.
     NoRightToPersist,
-    /// The requester starts 100 PSNs ahead of what is expected.
+    /// The requester starts 100 PSNs ahead of the expected PSN.
     WrongPsn,
     /// The destination QPN does not exist.
     NoSuchPair,
 }
 
-/// What an end offers beside transfers, used once and checked. The responder's end is the one that offers it.
+/// A feature beside transfers, used once and checked. The responder's end provides it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Feature {
-    /// UC: WRITEs with an rkey that nobody gave out vanish, the next message arrives.
+    /// UC: WRITEs with an invalid rkey are dropped; the next message arrives.
     UcBadRkey,
-    /// UC: WRITEs that end beyond the region vanish, the next message arrives.
+    /// UC: WRITEs that end beyond the region are dropped; the next message arrives.
     UcOutOfBounds,
-    /// UC: a SEND without a receive vanishes, the next message arrives.
+    /// UC: a SEND without a receive is dropped; the next message arrives.
     UcNoReceive,
-    /// UD: a datagram with another Q_Key vanishes, the next arrives.
+    /// UD: a datagram with another Q_Key is dropped; the next one arrives.
     UdWrongQkey,
-    /// UD: a datagram without a receive vanishes, the next arrives.
+    /// UD: a datagram without a receive is dropped; the next one arrives.
     UdNoReceive,
-    /// Three queue pairs take from one shared receive queue.
+    /// Three queue pairs share one receive queue.
     SrqShared,
-    /// A shared receive queue tells once when fewer receives are left than the limit.
+    /// A shared receive queue raises one event when it holds fewer receives than the limit.
     SrqLimit,
     /// A window of type 2 opens its range to its queue pair, and nothing beyond.
     WindowAccess,
-    /// A window that its owner invalidated opens nothing.
+    /// A window opens nothing after its owner has invalidated it.
     WindowLocalInvalidate,
-    /// A window that the requester's SEND invalidated opens nothing, and the receive says which it was.
+    /// A window opens nothing after a SEND with invalidate; the receive reports the key.
     WindowSendInvalidate,
-    /// A queue pair in a multicast group gets what is sent there; after it has left, no more.
+    /// A queue pair receives datagrams to its multicast group, and none after leaving.
     Multicast,
-    /// A region whose addresses begin at 0.
+    /// A zero-based region.
     ZeroBased,
-    /// WRITEs, with congestion control here: what is sent is ECN-capable.
+    /// WRITEs with congestion control at Roxie, so that its packets are ECN-capable.
     PacedWrite,
-    /// READs, likewise.
+    /// READs with congestion control at Roxie.
     PacedRead,
-    /// SENDs, likewise.
+    /// SENDs with congestion control at Roxie.
     PacedSend,
-    /// Whoever sends is notified of congestion.
+    /// The sender of data gets a congestion notification.
     Notified,
     /// WRITE, FLUSH of its range for global visibility, READ, posted together.
     FlushRange,
-    /// FLUSH of a whole region, whatever the range is.
+    /// FLUSH of a whole region, which ignores the range.
     FlushRegion,
     /// FLUSH of no bytes.
     FlushNothing,
-    /// FLUSH for persistence, and for both.
+    /// FLUSH for persistence, and for both placement types.
     FlushPersistent,
 }
 
@@ -178,33 +178,33 @@ pub enum Stock {
     Srq,
 }
 
-/// What a row does.
+/// Test of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Case {
     /// Verified transfers of one operation.
     Transfer {
         /// The transport service of both QPs.
         service: Service,
-        /// The operation that is asked for.
+        /// The operation.
         op: Op,
         /// Path MTU in bytes.
         mtu: usize,
         /// Bytes of a message.
         size: usize,
-        /// What Roxie's fault port does to frames meanwhile.
+        /// Faults of Roxie's fault port.
         fault: Impairment,
     },
     /// An error that the requester provokes.
     Error(ErrorCase),
-    /// Something that an end offers beside transfers.
+    /// A feature beside transfers.
     Feature(Feature),
-    /// Packets by script, at the peer.
+    /// Invalid requests by script, to the peer.
     Wrong(Wrong),
-    /// Answers by script, to the peer's requests.
+    /// Invalid responses by script, to the peer's requests.
     Odd(Odd),
     /// Stock `ibv_…_pingpong` at the peer with `roxie pingpong …` at the other end; the requester is the client.
     Pingpong(Stock),
-    /// A stock program at both ends, unmodified: here under `roxie run`; the requester is the client.
+    /// A stock program at both ends, unmodified; here under `roxie run`. The requester is the client.
     Program(Program),
 }
 
@@ -213,9 +213,9 @@ pub enum Case {
 pub struct Row {
     /// The port that carries Roxie's frames.
     pub port: PortKind,
-    /// What the row tries.
+    /// The test.
     pub case: Case,
-    /// The side that asks.
+    /// The requester's side.
     pub requester: Side,
     /// The IP version of both ends' addresses.
     pub family: Family,
@@ -254,7 +254,7 @@ pub const ERRORS: [ErrorCase; 21] = [
     ErrorCase::NoSuchPair,
 ];
 
-/// What the first notification brings the rate to in [`Feature::Notified`], and it rises by little thereafter.
+/// Rate in Mb/s after the first notification in [`Feature::Notified`]; it rises slowly afterwards.
 pub const NOTIFIED_MBPS: u32 = 20;
 const NOTIFIED_CONTROL: &str =
     "dcqcn,rate_to_set_on_first_cnp=20,rpg_time_reset=131071,rpg_byte_reset=0,rpg_ai_rate=1,rpg_hai_rate=1";
@@ -286,7 +286,7 @@ pub const FEATURES: [Feature; 20] = [
 pub const STOCK: [Stock; 4] = [Stock::Rc, Stock::Uc, Stock::Ud, Stock::Srq];
 
 impl Service {
-    /// The operations of its transfers.
+    /// Returns the operations of its transfers.
     pub fn ops(self) -> &'static [Op] {
         match self {
             Service::Rc => &OPS,
@@ -295,7 +295,7 @@ impl Service {
         }
     }
 
-    /// The path MTUs of its transfers. A datagram has the link's.
+    /// Returns the path MTUs of its transfers. A datagram has the link's.
     fn mtus(self) -> &'static [usize] {
         match self {
             Service::Ud => &[4096],
@@ -303,11 +303,11 @@ impl Service {
         }
     }
 
-    /// The sizes of an operation's messages at a path MTU.
+    /// Returns the message sizes of an operation at a path MTU.
     fn sizes(self, op: Op, mtu: usize) -> Vec<usize> {
         match self {
             Service::Ud => vec![0, 1, mtu - 1, mtu],
-            // Nothing paces a UC message: what is larger overruns the queues between the two.
+            // Nothing paces a UC message: a larger one overruns the queues between the ends.
             Service::Uc => op.sizes(mtu).into_iter().filter(|size| *size <= 64 << 10).collect(),
             Service::Rc => op.sizes(mtu),
         }
@@ -315,7 +315,7 @@ impl Service {
 }
 
 impl fmt::Display for Service {
-    /// As the peer program names it.
+    /// The peer program's name of it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Service::Rc => "rc",
@@ -364,22 +364,22 @@ impl fmt::Display for Feature {
 }
 
 impl Op {
-    /// Brings the old value back.
+    /// True if the operation returns the old value.
     pub fn is_atomic(self) -> bool {
         matches!(self, Op::CmpSwap | Op::FetchAdd)
     }
 
-    /// 8 bytes, always: an atomic or an ATOMIC WRITE.
+    /// True if the operation always has 8 bytes: an atomic or an ATOMIC WRITE.
     pub fn is_one_word(self) -> bool {
         self.is_atomic() || self == Op::AtomicWrite
     }
 
-    /// Carries immediate data.
+    /// True if the operation carries immediate data.
     pub fn has_imm(self) -> bool {
         matches!(self, Op::SendImm | Op::WriteImm)
     }
 
-    /// What its completion says: the variants of SEND and of WRITE are one each.
+    /// Returns the operation in its completion: variants of SEND count as SEND, those of WRITE as WRITE.
     pub fn completes_as(self) -> Op {
         match self {
             Op::SendImm | Op::SendInv => Op::Send,
@@ -388,12 +388,12 @@ impl Op {
         }
     }
 
-    /// Uses up a receive at the responder.
+    /// True if the operation consumes a receive at the responder.
     pub fn consumes_receive(self) -> bool {
         matches!(self, Op::Send | Op::SendImm | Op::SendInv | Op::WriteImm)
     }
 
-    /// The sizes of its messages at a path MTU.
+    /// Returns the message sizes at a path MTU.
     fn sizes(self, mtu: usize) -> Vec<usize> {
         match self.is_one_word() {
             true => vec![8],
@@ -403,7 +403,7 @@ impl Op {
 }
 
 impl fmt::Display for Op {
-    /// As the peer program names it.
+    /// The peer program's name of it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Op::Send => "send",
@@ -510,7 +510,7 @@ impl fmt::Display for Row {
 }
 
 impl Row {
-    /// What is injected.
+    /// Returns the injected fault.
     pub fn fault(&self) -> Impairment {
         match self.case {
             Case::Transfer { fault, .. } => fault,
@@ -518,7 +518,7 @@ impl Row {
         }
     }
 
-    /// The congestion control that Roxie has in it.
+    /// Returns Roxie's congestion control in the row.
     pub fn control(&self) -> Option<&'static str> {
         match self.case {
             Case::Feature(Feature::PacedWrite | Feature::PacedRead | Feature::PacedSend) => Some("dcqcn"),
@@ -539,7 +539,7 @@ impl Row {
         }
     }
 
-    /// Packets of a message.
+    /// Returns the number of packets of a message.
     fn packets(&self) -> usize {
         match self.case {
             Case::Transfer { mtu, size, .. } => size.div_ceil(mtu).max(1),
@@ -547,7 +547,7 @@ impl Row {
         }
     }
 
-    /// A seed of the row's own, from its name (FNV-1a): the same row always injects the same faults.
+    /// Returns the row's seed, from its name (FNV-1a), so that a row always injects the same faults.
     pub fn seed(&self) -> u64 {
         let step = |sum: u64, byte: u8| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
         self.to_string().bytes().fold(0xcbf2_9ce4_8422_2325, step)

@@ -1,4 +1,4 @@
-//! Stock programs that run unmodified at both ends: here on Roxie, there on the peer's own libibverbs.
+//! Stock programs, unmodified at both ends: here on Roxie, at the peer on its own libibverbs.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -8,21 +8,22 @@ use super::{FAMILIES, Family};
 /// A stock program with its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Program {
-    /// Its name and its options, but for those that both ends do not share: the GID index and the server's address.
+    /// Name and options, except those that differ between the ends: the GID index and the server's address.
     line: &'static str,
-    /// What sets this use of it apart, as the row's name has it.
+    /// Variant of the use, as in the row's name.
     way: &'static str,
-    /// Name and options of the server, if both ends meet by rdma_cm. In both lines `@` then stands for the server's address, `%` for
-    /// the own one, and `&` for the multicast group.
+    /// Name and options of the server, if the ends connect by rdma_cm. In both lines `@` then stands for the server's
+    /// address, `%` for the end's own address, and `&` for the multicast group.
     server: Option<&'static str>,
 }
 
-/// Every use of a program: what sets it apart, its name and options.
+/// Every use of a program: variant, name and options.
 ///
-/// Messages are longer than a packet where the service has such, datagrams fit an MTU of 1024. Without acknowledgements nothing paces a sender: UC and UD
-/// send no more messages than the receiver has receives (512) and the links between have room for. perftest sets
-/// `max_rd_atomic` to what the other end takes in, 128 at rxe, and not to the lesser of both, so it is told the lesser (`-o`).
-/// By `ibv_wr_*` it posts on adapters alone whose numbers it knows; everywhere else by `ibv_post_send`, told so or not.
+/// Messages are longer than a packet if the service allows, datagrams fit an MTU of 1024. Without acknowledgements
+/// nothing paces a sender: UC and UD send no more messages than the receiver has receives (512) and the queues between
+/// have room for. perftest sets `max_rd_atomic` to the other end's limit (128 at rxe) instead of the lower of both, so
+/// `-o` sets the lower. perftest uses `ibv_wr_*` only on adapters that it knows, and `ibv_post_send` on all others,
+/// with or without the option.
 const USES: [(&str, &str); 47] = [
     ("polling", "ibv_rc_pingpong -m 1024 -s 5000 -n 100 -c"),
     ("events", "ibv_rc_pingpong -m 1024 -s 5000 -n 100 -c -e"),
@@ -73,11 +74,11 @@ const USES: [(&str, &str); 47] = [
     ("cmp_and_swap", "ib_atomic_lat -A CMP_AND_SWAP -o 16 -n 100"),
 ];
 
-/// Uses of programs that meet by rdma_cm: what sets it apart, the server, the client. rping, rstream, riostream, fio's SEND and qperf's
-/// `ver_…` look at the data.
+/// Uses of programs that connect by rdma_cm: variant, server, client. rping, rstream, riostream, fio's SEND and qperf's
+/// `ver_…` verify data.
 ///
-/// Every receive of fio is there before the first message: it connects with an RNR retry count of 0. The server of mckey is the
-/// one that receives.
+/// fio posts every receive before the first message: it connects with an RNR retry count of 0. The server of mckey is
+/// the receiver.
 const OVER_CM: [(&str, &str, &str); 25] = [
     ("cm", "rping -s -a @ -v -V -C 20 -S 2000", "rping -c -a @ -v -V -C 20 -S 2000"),
     ("cm/connections", "ucmatose -b @ -c 3 -C 20 -S 1000", "ucmatose -s @ -c 3 -C 20 -S 1000"),
@@ -132,7 +133,7 @@ const OVER_CM: [(&str, &str, &str); 25] = [
     ),
 ];
 
-/// Those that run over IPv6 too: one of each service, with the other kind of QP in another program.
+/// Programs that run over IPv6 too: at least one of each service.
 const OVER_V6: [&str; 7] = [
     "program/ibv_rc_pingpong/polling",
     "program/ibv_ud_pingpong/events",
@@ -143,14 +144,14 @@ const OVER_V6: [&str; 7] = [
     "program/mckey/cm/group",
 ];
 
-/// What perftest is told besides. -F: it is not to complain of the processor's frequency. -u: an emulated guest on a busy host may be
-/// silent for longer than eight times the 67 ms that are perftest's own; now it has eight times 537 ms.
+/// Further options of perftest. -F: no complaint about the CPU frequency. -u17: an emulated guest on a busy host may
+/// not answer for longer than perftest's timeout of eight times 67 ms; this makes it eight times 537 ms.
 const MEASURED: [&str; 2] = ["-F", "-u17"];
 
-/// Where the server of qperf listens.
+/// TCP port of qperf's server.
 const QPERF_PORT: u16 = 19765;
 
-/// The multicast group of mckey, in the IP version of the address.
+/// Returns the multicast group of mckey, of the address's IP version.
 fn group(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(_) => Ipv4Addr::new(239, 71, 0, 7).into(),
@@ -162,7 +163,7 @@ fn first(line: &'static str) -> &'static str {
     line.split(' ').next().unwrap_or_default()
 }
 
-/// Every use of a program with the IP versions that it runs over.
+/// Returns every use of a program with its IP versions.
 pub fn all() -> Vec<(Program, &'static [Family])> {
     let alone = USES.into_iter().map(|(way, line)| Program { line, way, server: None });
     let met = OVER_CM.into_iter().map(|(way, server, line)| Program { line, way, server: Some(server) });
@@ -175,14 +176,14 @@ pub fn all() -> Vec<(Program, &'static [Family])> {
         .collect()
 }
 
-/// How a server shows from outside that a client may come.
+/// How a server shows from outside that a client may connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ready {
-    /// Not at all: a client that is refused comes again.
+    /// Not at all: a client that is refused is started again.
     Nothing,
-    /// Its TCP port is listened on.
+    /// The server listens on this TCP port.
     Listens(u16),
-    /// Its kernel is in the multicast group.
+    /// The server's kernel has joined this multicast group.
     Joined(IpAddr),
 }
 
@@ -194,17 +195,18 @@ impl fmt::Display for Program {
 }
 
 impl Program {
-    /// The program's name; the client's, where the server is another one.
+    /// Returns the program's name; the client's, if the server is another program.
     pub fn name(&self) -> &'static str {
         first(self.line)
     }
 
-    /// Its ends meet by rdma_cm.
-    pub fn meets_by_cm(&self) -> bool {
+    /// True if its ends connect by rdma_cm.
+    pub fn uses_cm(&self) -> bool {
         self.server.is_some()
     }
 
-    /// Name and options at an end of those that meet by rdma_cm, where the server and this end have these addresses.
+    /// Returns name and options of a program that connects by rdma_cm, for the server or the client, with these
+    /// addresses.
     pub fn over_cm(&self, serves: bool, server: IpAddr, own: IpAddr) -> (String, Vec<String>) {
         let line = self.server.filter(|_| serves).unwrap_or(self.line);
         let placed = |word: &str| match word {
@@ -218,7 +220,7 @@ impl Program {
         (name, how.into_iter().flatten().chain(words).collect())
     }
 
-    /// How it shows from outside that the server, at this address, is ready for its client.
+    /// Returns how the server, at this address, shows that it is ready.
     pub fn shows_ready(&self, server: IpAddr) -> Ready {
         match self.name() {
             "mckey" => Ready::Joined(group(server)),
@@ -227,24 +229,25 @@ impl Program {
         }
     }
 
-    /// Where else the server may listen before a client may come: since rdma-core 52 both ends of cmtime agree on each step by sockets.
+    /// Returns a TCP port on which the server may listen before it is ready: since rdma-core 52 both ends of cmtime
+    /// synchronize by sockets.
     pub fn may_listen(&self) -> Option<u16> {
         (self.name() == "cmtime").then_some(7471)
     }
 
-    /// Its server ends only when it is ended.
-    pub fn serves_for_ever(&self) -> bool {
+    /// True if its server ends only when killed.
+    pub fn never_ends(&self) -> bool {
         self.name() == "cmtime"
     }
 
-    /// A word that its usage has where it is another program than the one that the row is about, though of the same name.
+    /// Returns a word in the usage of an incompatible program of the same name.
     pub fn sign_of_another(&self) -> Option<&'static str> {
-        // That of rdma-core 65 has a control address of its own, and few of the options that there were.
+        // rdma-core 65's cmtime has a control address, and few of the earlier options.
         (self.name() == "cmtime").then_some("oob_port")
     }
 
-    /// Its options at an end whose device has the address at this index of its GID table; `server`: where the other end
-    /// is, if that one listens.
+    /// Returns the options for an end with the address at this index of its GID table. `server`: the other end's
+    /// address, for a client.
     pub fn words(&self, gid_index: usize, server: Option<String>) -> Vec<String> {
         let own = self.line.split(' ').skip(1).map(str::to_owned);
         let place = if self.measures() {
@@ -255,35 +258,35 @@ impl Program {
         own.chain(place).chain(server).collect()
     }
 
-    /// Its ends meet in a multicast group. The sender does not wait until what it posted is sent.
+    /// True if its ends use a multicast group. The sender does not wait until its requests are sent.
     pub fn is_of_a_group(&self) -> bool {
         self.name() == "mckey"
     }
 
-    /// It addresses its peer by LID alone: qperf, unless by rdma_cm. Neither rdma_rxe nor Roxie takes such a path (EINVAL), as
-    /// RoCE has no LIDs.
+    /// True if it addresses its peer by LID only: qperf without rdma_cm. rdma_rxe and Roxie refuse such a path
+    /// (EINVAL), as RoCE has no LIDs.
     pub fn names_no_gid(&self) -> bool {
         self.name() == "qperf" && !self.line.contains(" -cm1")
     }
 
-    /// It needs XRC at both ends.
+    /// True if it needs XRC at both ends.
     pub fn is_xrc(&self) -> bool {
         self.name() == "ibv_xsrq_pingpong" || self.line.contains("-c XRC")
     }
 
-    /// One of perftest, which ends with a table of measurements.
+    /// True for a program of perftest, which prints a table of measurements.
     fn measures(&self) -> bool {
         self.name().starts_with("ib_")
     }
 
-    /// The value of an option.
+    /// Returns the value of an option.
     fn option(&self, name: &str) -> Option<usize> {
         let mut words = self.line.split(' ').skip_while(|word| *word != name);
         words.nth(1)?.parse().ok()
     }
 
-    /// What is wrong with what both printed, if anything is: data that is not what was sent, where the programs look; a
-    /// measurement that is missing.
+    /// Returns what is wrong with the output of both, if anything: invalid data, where the program verifies; a missing
+    /// measurement.
     pub fn complaint(&self, client: &str, server: &str) -> Option<String> {
         match self.name() {
             "rping" => {
@@ -292,31 +295,31 @@ impl Program {
             }
             "mckey" => {
                 let both = [client, server].iter().all(|said| said.contains("data transfers complete"));
-                (!both).then(|| "the datagrams did not all go or come".to_owned())
+                (!both).then(|| "not all datagrams were sent and received".to_owned())
             }
             "cmtime" => self.steps_missing(client),
             "qperf" => self.values_missing(client),
             "fio" => {
                 let moved = |said: &str| said.contains("io=512KiB");
-                // The server has a part in SENDs alone.
+                // The server moves data only by SENDs.
                 let all = moved(client) && (moved(server) || !self.line.contains("--verb=send"));
                 (!all).then(|| "not all blocks were moved".to_owned())
             }
             _ if self.measures() => self.table_wrong(client),
             _ => {
-                // They exit with 0 after invalid data as well, and say so.
+                // The pingpongs exit with 0 after invalid data, but report it.
                 let invalid = client.contains("invalid data") || server.contains("invalid data");
                 invalid.then(|| "data is invalid".to_owned())
             }
         }
     }
 
-    /// What cmtime's client has to say: no event but those that it waits for, and how long each step took.
+    /// Checks that cmtime's client printed no unexpected event, and a time for each step.
     fn steps_missing(&self, client: &str) -> Option<String> {
         if client.contains("event: ") || client.contains("_ERROR") || client.contains("failure") {
             return Some("not all connections were made".to_owned());
         }
-        // Since rdma-core 52 the step is called `cm connect`.
+        // Since rdma-core 52 the step is named `cm connect`.
         let timed = |step: &str| {
             let of_step = |line: &&str| line.trim_start_matches("cm ").starts_with(step);
             client.lines().any(|line| of_step(&line) && line.contains(|c: char| c.is_ascii_digit()))
@@ -326,7 +329,7 @@ impl Program {
         (!missing.is_empty()).then(|| format!("these steps have no time: {}", missing.join(", ")))
     }
 
-    /// What qperf's client has to say: a value for each of the tests, which are the words behind the options but for `quit`.
+    /// Checks that qperf's client printed a value for each test: the words behind the options, except `quit`.
     fn values_missing(&self, client: &str) -> Option<String> {
         let tests = self.line.split(' ').filter(|word| word.contains("rc_"));
         let has_value = |test: &&str| {
@@ -339,7 +342,7 @@ impl Program {
         (!missing.is_empty()).then(|| format!("these tests have no value: {}", missing.join(", ")))
     }
 
-    /// What is wrong with the table that perftest's client prints.
+    /// Returns what is wrong with the table of perftest's client.
     fn table_wrong(&self, client: &str) -> Option<String> {
         let numbers = |line: &str| -> Option<(usize, usize)> {
             let mut words = line.split_whitespace();
@@ -366,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_share_a_line_but_for_the_gid_and_the_server() {
+    fn ends_differ_in_gid_and_server_only() {
         let words = named("program/ib_read_bw/rc").words(1, Some("10.71.0.1".into()));
         assert_eq!(words.join(" "), "-c RC -o 16 -n 200 -s 5000 -F -u17 -x1 10.71.0.1");
         let words = named("program/ibv_ud_pingpong/events").words(2, None);
@@ -374,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_of_rdma_cm_know_where_the_server_is() {
+    fn rdma_cm_ends_get_the_server_address() {
         let server = "10.71.0.1".parse().unwrap();
         let line = |name, serves| {
             let (name, words) = named(name).over_cm(serves, server, "10.71.0.2".parse().unwrap());
@@ -392,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_was_not_made_is_a_complaint_though_cmtime_ends_with_0() {
+    fn failed_connection_of_cmtime_is_a_complaint() {
         let program = named("program/cmtime/cm/connections");
         let table = "resolve route:  1.0  1.0\nconnect      :  1.0  1.0\ndisconnect   :  1.0  1.0\n";
         assert_eq!(program.complaint(table, ""), None);
@@ -404,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_of_qperf_without_a_value_is_a_complaint() {
+    fn missing_value_of_qperf_is_a_complaint() {
         let program = named("program/qperf/cm/atomics");
         let of = |test: &str, value: &str| format!("{test}:\n    msg_rate  =  {value} K/sec\n");
         let said = |value| {
@@ -415,12 +418,12 @@ mod tests {
     }
 
     #[test]
-    fn every_program_that_is_named_for_ipv6_is_there() {
+    fn every_program_named_for_ipv6_exists() {
         assert!(OVER_V6.iter().all(|name| named(name).to_string() == **name));
     }
 
     #[test]
-    fn a_table_without_all_that_was_asked_for_is_a_complaint() {
+    fn incomplete_perftest_table_is_a_complaint() {
         let program = named("program/ib_write_bw/rc/qps3");
         let table = |line: &str| format!(" #bytes  #iterations  BW peak[MB/sec]\n {line}\n------\n");
         assert_eq!(program.complaint(&table("5000     600              41.31"), ""), None);

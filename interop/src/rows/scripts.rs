@@ -1,8 +1,8 @@
-//! The rows that are played by script.
+//! Rows with scripts of packets.
 
 use std::fmt;
 
-/// An enum of cases, all of them in order, and their names.
+/// Defines an enum of cases, a constant with all of them in order, and their names.
 macro_rules! cases {
     ($(#[$meta:meta])* $kind:ident, $all:ident: $count:literal, { $($case:ident = $name:literal,)+ }) => {
         $(#[$meta])*
@@ -26,7 +26,7 @@ macro_rules! cases {
 }
 
 cases! {
-    /// Packets that no requester should send; [`crate::exec::wrong`] says what they are.
+    /// Invalid requests; see [`crate::exec::wrong`].
     Wrong, WRONG: 31, {
         DuplicateSend = "duplicate_send",
         DuplicateFarBehind = "duplicate_far_behind",
@@ -63,7 +63,7 @@ cases! {
 }
 
 cases! {
-    /// Answers that no responder should give; [`crate::exec::odd`] says what they are.
+    /// Invalid responses; see [`crate::exec::odd`].
     Odd, ODD: 16, {
         DuplicateAck = "duplicate_ack",
         GhostAck = "ghost_ack",

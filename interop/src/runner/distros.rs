@@ -10,7 +10,7 @@ use interop::distro::{self, Root};
 use interop::end::Ended;
 use interop::error::Error;
 use interop::guest::output_folder;
-use interop::local::program::{becomes_so, somebody_has_the_udp_port, somebody_is_in, somebody_listens};
+use interop::local::program::{is_in_group, is_listening, roce_port_is_bound, wait_until};
 use interop::network::{INTERFACE, Namespace, address};
 use interop::report::{Outcome, Report};
 use interop::rows::{PortKind, Program, Ready};
@@ -20,25 +20,26 @@ use roxie::netdev::Interface;
 use super::pair::{Played, last_words, time_left};
 use super::programs::{LISTENS_WITHIN, NO_SUCH_PROGRAM, TCP_PORT, served, server_has, until_taken};
 
-/// How long a program may take: it may share its processors with a build.
+/// Timeout of a program, which may share its processors with a build.
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
-/// How long the Python tests may take.
+/// Timeout of the Python tests.
 const PYTHON_WITHIN: Duration = Duration::from_secs(180);
 const PORTS: [PortKind; 2] = [PortKind::Xdp, PortKind::Udp];
 
-/// What is to be run.
+/// Selection of releases and programs.
 pub(crate) struct Wanted {
-    /// The releases, by their suites' names.
+    /// Releases, by suite name.
     pub(crate) suites: Vec<String>,
-    /// Only uses whose name contains all of these.
+    /// Only uses with all of these in the name.
     pub(crate) filter: Vec<String>,
-    /// The release that Roxie is built in, for all of them.
+    /// Release in which Roxie is built for all releases; by default each builds its own.
     pub(crate) built_in: Option<String>,
-    /// The release has been built as it is to be.
+    /// Do not build: use what was built before.
     pub(crate) no_build: bool,
 }
 
-/// Runs programs in each release and prints the table, which is left in `target/interop/distros.txt`. True if all is well.
+/// Runs programs in each release and prints the table, which is also written to `target/interop/distros.txt`. True if
+/// the table is good.
 pub(crate) fn distros(wanted: &Wanted) -> Result<bool, Error> {
     let named = |one: &Use| wanted.filter.iter().all(|part| one.to_string().contains(part.as_str()));
     let uses: Vec<Use> = uses::all().into_iter().filter(named).collect();
@@ -50,7 +51,7 @@ pub(crate) fn distros(wanted: &Wanted) -> Result<bool, Error> {
     for suite in &wanted.suites {
         match release(suite, wanted, &uses, &mut table) {
             Ok(()) => ran += 1,
-            // What this host cannot have is no fault of Roxie's.
+            // A release that this host cannot have is not a failure.
             Err(Error::Host(lack)) => println!("SKIP distro/{suite}: {lack}"),
             Err(error @ Error::Distribution(_)) => println!("SKIP distro/{suite}: {error}"),
             Err(error) => return Err(error),
@@ -75,7 +76,7 @@ fn release(suite: &str, wanted: &Wanted, uses: &[Use], table: &mut Table) -> Res
                 other.build()?;
             }
             let name = format!("{suite} on {}", other.suite());
-            (root.with_what_was_built_in(&other), name)
+            (root.with_build_of(&other), name)
         }
         None => {
             if !wanted.no_build {
@@ -105,14 +106,14 @@ fn release(suite: &str, wanted: &Wanted, uses: &[Use], table: &mut Table) -> Res
     Ok(())
 }
 
-/// Two ends: the first one serves.
+/// Two ends; the first one is the server.
 struct Site<'a> {
     root: &'a Root,
     ends: [Namespace; 2],
 }
 
 impl Site<'_> {
-    /// What a use comes to, and what there is to say of it.
+    /// Returns the outcome of a use, and a remark.
     fn judged(&self, port: PortKind, one: &Use) -> (Outcome, Option<String>) {
         let judged = match one {
             Use::Row(program) => self.row(port, *program).map(|outcome| (outcome, None)),
@@ -147,7 +148,7 @@ impl Site<'_> {
             return Ok((Outcome::Skip(SkipReason::ProgramMissing), None));
         }
         let ended = self.alone(port, &uses::python()?, PYTHON_WITHIN)?;
-        Ok(match uses::python_came_to(&ended.output) {
+        Ok(match uses::python_results(&ended.output) {
             Ok(words) if ended.code == Some(0) => (Outcome::Pass, Some(words)),
             Ok(_) => (of_one(&ended, Some("the tests did not end".into())), None),
             Err(why) => (Outcome::Fail(why), None),
@@ -155,7 +156,7 @@ impl Site<'_> {
     }
 
     fn row(&self, port: PortKind, program: Program) -> Result<Outcome, Error> {
-        let played = if program.meets_by_cm() {
+        let played = if program.uses_cm() {
             if let Some(sign) = program.sign_of_another()
                 && self
                     .alone(port, &[program.name().to_owned(), "-h".to_owned()], ENDS_WITHIN)?
@@ -164,7 +165,7 @@ impl Site<'_> {
             {
                 return Ok(Outcome::Skip(SkipReason::ProgramIsAnother));
             }
-            self.meet(port, program)?
+            self.run_by_cm(port, program)?
         } else {
             let words = |server| {
                 let name = [program.name().to_owned()].into_iter();
@@ -175,7 +176,7 @@ impl Site<'_> {
         Ok(of_pair(&played, |Played { server, client }| program.complaint(&client.output, &server.output)))
     }
 
-    /// A server that listens, and its client.
+    /// Runs a server until it listens, then its client.
     fn pair(
         &self,
         port: PortKind,
@@ -183,7 +184,7 @@ impl Site<'_> {
         words: &dyn Fn(Option<String>) -> Result<Vec<String>, Error>,
     ) -> Result<Played, Error> {
         let serving = self.root.start(&self.ends[0], port, &words(None)?)?;
-        if !self.becomes_so(|| somebody_listens(tcp))? {
+        if !self.wait_until(|| is_listening(tcp))? {
             return Ok(Played::silent(serving.wait(Duration::ZERO)?));
         }
         let client = words(Some(address(1, FAMILY).to_string()))?;
@@ -192,8 +193,8 @@ impl Site<'_> {
         Ok(Played { server, client })
     }
 
-    /// Ends that meet by rdma_cm.
-    fn meet(&self, port: PortKind, program: Program) -> Result<Played, Error> {
+    /// Runs a program that connects by rdma_cm.
+    fn run_by_cm(&self, port: PortKind, program: Program) -> Result<Played, Error> {
         let (near, far) = (address(1, FAMILY), address(2, FAMILY));
         let line = |serves, own| {
             let (name, words) = program.over_cm(serves, near, own);
@@ -201,16 +202,16 @@ impl Site<'_> {
         };
         let serving = self.root.start(&self.ends[0], port, &line(true, near))?;
         let ready = match program.shows_ready(near) {
-            Ready::Nothing => self.becomes_so(|| claimed(port))?,
-            Ready::Listens(tcp) => self.becomes_so(|| somebody_listens(tcp))?,
-            Ready::Joined(group) => self.becomes_so(|| somebody_is_in(group))?,
+            Ready::Nothing => self.wait_until(|| claimed(port))?,
+            Ready::Listens(tcp) => self.wait_until(|| is_listening(tcp))?,
+            Ready::Joined(group) => self.wait_until(|| is_in_group(group))?,
         };
         if !ready {
             return Ok(Played::silent(serving.wait(Duration::ZERO)?));
         }
         if let Some(tcp) = program.may_listen() {
-            // Older ones do not; then a moment is all that is lost.
-            self.becomes_so_within(Duration::from_secs(1), || somebody_listens(tcp))?;
+            // Older versions do not listen, which costs one second.
+            self.wait_until_within(Duration::from_secs(1), || is_listening(tcp))?;
         }
         let client =
             until_taken(|| self.root.start(&self.ends[1], port, &line(false, far))?.wait(ENDS_WITHIN))?;
@@ -218,27 +219,27 @@ impl Site<'_> {
         Ok(Played { server, client })
     }
 
-    /// Waits until something is so at the first end; false if it is not in time.
-    fn becomes_so(&self, is_so: impl Fn() -> Result<bool, Error> + Sync) -> Result<bool, Error> {
-        self.becomes_so_within(LISTENS_WITHIN, is_so)
+    /// Waits until a condition holds at the first end. False after the timeout.
+    fn wait_until(&self, holds: impl Fn() -> Result<bool, Error> + Sync) -> Result<bool, Error> {
+        self.wait_until_within(LISTENS_WITHIN, holds)
     }
 
-    fn becomes_so_within(
+    fn wait_until_within(
         &self,
         time: Duration,
-        is_so: impl Fn() -> Result<bool, Error> + Sync,
+        holds: impl Fn() -> Result<bool, Error> + Sync,
     ) -> Result<bool, Error> {
-        becomes_so(time, || self.ends[0].within(&is_so)?)
+        wait_until(time, || self.ends[0].within(&holds)?)
     }
 }
 
-/// A program has the interface for its device.
+/// True if a program has claimed the interface for its device.
 fn claimed(port: PortKind) -> Result<bool, Error> {
     match port {
         PortKind::Xdp => Interface::by_name(INTERFACE)
             .map(|interface| interface.xdp_program.is_some())
             .map_err(|e| Error::Local(format!("the interface: {e}"))),
-        PortKind::Udp => somebody_has_the_udp_port(),
+        PortKind::Udp => roce_port_is_bound(),
     }
 }
 

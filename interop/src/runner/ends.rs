@@ -1,11 +1,11 @@
-//! Stock programs in guests, on Roxie or on rdma_rxe, and on Roxie outside.
+//! Stock programs in guests, on Roxie or on rdma_rxe, and on this host, on Roxie.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
 use interop::end::Ended;
 use interop::error::Error;
-use interop::local::program::{Program as Running, becomes_so, roxie, somebody_listens};
+use interop::local::program::{Program as Running, is_listening, roxie, wait_until};
 use interop::network::{INTERFACE, Namespace, address};
 use interop::peer::Peer;
 use interop::rows::Family;
@@ -13,14 +13,14 @@ use interop::rows::Family;
 use super::pair::{Played, time_left};
 use super::programs::{LISTENS_WITHIN, TCP_PORT, peer_gid};
 
-/// Both guests are emulated, and share two processors with this host's end.
+/// Timeout of a program. The guests are emulated, and share two processors with this host's end.
 const ENDS_WITHIN: Duration = Duration::from_secs(60);
-/// This host's number at the site; guests have 2 and up.
+/// Number of this host at the site; guests have 2 and up.
 const OUTSIDE: u8 = 1;
-/// Roxie's first IPv4 address in its GID table.
+/// Index of Roxie's first IPv4 address in its GID table.
 pub(super) const GID: usize = 1;
 
-/// What a program in a guest runs on.
+/// RDMA device of a program in a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum On {
     /// Roxie, with these options of `roxie run`.
@@ -29,15 +29,15 @@ pub(super) enum On {
     Rxe,
 }
 
-/// Where a program runs.
+/// A place where a program runs.
 pub(super) enum End<'a> {
     /// On this host, on Roxie over sockets.
     Host(&'a Namespace),
-    /// In the guest of this number.
+    /// In the guest of this number, on this device.
     Guest(u8, &'a mut Peer, On),
 }
 
-/// What runs there.
+/// A running program.
 pub(super) enum Job {
     Here(Running),
     There(usize),
@@ -52,7 +52,7 @@ impl End<'_> {
         address(host, Family::V4)
     }
 
-    /// The place of its address in its GID table.
+    /// Returns the index of its address in its GID table.
     fn gid(&mut self) -> Result<usize, Error> {
         match self {
             End::Guest(_, peer, On::Rxe) => peer_gid(peer, Family::V4),
@@ -91,13 +91,13 @@ impl End<'_> {
         match self {
             End::Guest(_, peer, _) => peer.wait_for_listener(TCP_PORT, LISTENS_WITHIN),
             End::Host(namespace) => {
-                becomes_so(LISTENS_WITHIN, || namespace.within(|| somebody_listens(TCP_PORT))?)
+                wait_until(LISTENS_WITHIN, || namespace.within(|| is_listening(TCP_PORT))?)
             }
         }
     }
 }
 
-/// A server, then its client. `words`: of an end with this place in its GID table, given where the server is if it is the client.
+/// Runs a server, then its client. `words` returns the arguments for a GID index; a client's get the server's address.
 pub(super) fn play(
     server: &mut End<'_>,
     client: &mut End<'_>,
@@ -116,38 +116,38 @@ pub(super) fn play(
     Ok(Played { server, client })
 }
 
-/// What perftest measures.
+/// A figure that perftest measures.
 pub(super) struct Figure {
-    /// What it is, with its unit.
+    /// Its name, with the unit.
     pub(super) what: &'static str,
     line: &'static str,
-    /// Its column of perftest's table.
+    /// Column of perftest's table.
     column: usize,
     is_time: bool,
 }
 
 impl Figure {
-    /// The average bandwidth of this command, in MB/s.
+    /// Average bandwidth of this command, in MB/s.
     pub(super) const fn bandwidth(what: &'static str, line: &'static str) -> Figure {
         Figure { what, line, column: 3, is_time: false }
     }
 
-    /// Its messages, in millions a second.
+    /// Message rate of this command, in millions per second.
     pub(super) const fn rate(what: &'static str, line: &'static str) -> Figure {
         Figure { what, line, column: 4, is_time: false }
     }
 
-    /// Its typical latency, in us.
+    /// Typical latency of this command, in us.
     pub(super) const fn latency(what: &'static str, line: &'static str) -> Figure {
         Figure { what, line, column: 4, is_time: true }
     }
 
-    /// How many times better than another.
+    /// Returns how many times better `own` is than `other`.
     pub(super) fn ratio(&self, other: f64, own: f64) -> f64 {
         if self.is_time { other / own } else { own / other }
     }
 
-    /// What it comes to between these ends.
+    /// Measures the figure between these ends.
     pub(super) fn measure(&self, server: &mut End<'_>, client: &mut End<'_>) -> Result<f64, Error> {
         let mut words = self.line.split(' ').map(str::to_owned);
         let name = words.next().unwrap_or_default();
@@ -162,7 +162,7 @@ impl Figure {
         let row =
             played.client.output.lines().filter_map(numbers).rfind(|numbers| numbers.len() > self.column);
         row.map(|numbers| numbers[self.column]).ok_or_else(|| {
-            Error::Local(format!("no figure of {}: {:?} {:?}", self.line, played.client, played.server))
+            Error::Local(format!("no result of {}: {:?} {:?}", self.line, played.client, played.server))
         })
     }
 }

@@ -1,4 +1,4 @@
-//! Takes rows one after the other, reports them, keeps the captures of failures.
+//! Runs rows in order, reports them, and keeps captures of failures.
 
 mod distros;
 mod ends;
@@ -27,11 +27,11 @@ pub(crate) use distros::{Wanted, distros, remove};
 pub(crate) use versus::versus;
 pub(crate) use zero_copy::zero_copy;
 
-/// A full run takes no longer, a thorough one as many times more as it has more rows; the rows beyond are
-/// missing, and the run is bad.
+/// Time limit of a full run; a thorough run gets more, in proportion to its rows. Rows beyond the limit are missing,
+/// and fail the run.
 const BUDGET: Duration = Duration::from_secs(20 * 60);
 
-/// Runs the matrix between Roxie and the peer. True if the run as a whole is good.
+/// Runs the matrix between Roxie and the peer. True if the whole run is good.
 pub(crate) fn matrix(
     rows: &[Row],
     roxie: &mut dyn Local,
@@ -46,7 +46,7 @@ pub(crate) fn matrix(
     fs::create_dir_all(&captures).map_err(Error::file(&captures))?;
     in_order(rows, about, report, |row| {
         if peer.is_lost() {
-            return Outcome::Fail("the peer is gone: see a row before".into());
+            return Outcome::Fail("the connection to the peer is lost: see an earlier row".into());
         }
         if let Some(reason) = peer_lacks(row, peer) {
             return Outcome::Skip(reason);
@@ -58,9 +58,9 @@ pub(crate) fn matrix(
     })
 }
 
-/// Carries a row out. A failure leaves a capture. Faults come from a seed, but the times of a network do not, so
-/// rows with faults are captured as they run; others, which can share an open port, are run once more
-/// for the capture. The second outcome is told and counts for nothing.
+/// Runs a row; a failure leaves a capture. Faults come from a seed, but network timing does not, so rows with faults
+/// are captured in the first run. Other rows can share an open port, and are run again for the capture; the second
+/// outcome is reported but does not count.
 fn judged(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, captures: &Path, keep: bool) -> Outcome {
     let file = captures.join(row.to_string().replace('/', "-") + ".pcapng");
     let path = file.display();
@@ -69,7 +69,7 @@ fn judged(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, captures: &Path, ke
             Outcome::Fail(reason) => Outcome::Fail(format!("{reason}; capture {path}")),
             other => {
                 if !keep {
-                    // A row that was skipped has none.
+                    // A skipped row has no capture.
                     let _ = fs::remove_file(&file);
                 }
                 other
@@ -89,8 +89,8 @@ fn judged(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, captures: &Path, ke
     }
 }
 
-/// Runs the clean and the error rows between two sessions of one peer: what rxe does with itself. The
-/// port and the requester make no difference then; each distinct row runs once.
+/// Runs the clean and the error rows between two sessions of one peer, which shows what rxe does with itself. Port and
+/// requester make no difference then, so each distinct row runs once.
 pub(crate) fn self_check(rows: &[Row], a: &mut Peer, b: &mut Peer) -> Result<bool, Error> {
     let of_verbs = |row: &&Row| {
         row.requester == Side::Peer
@@ -98,7 +98,7 @@ pub(crate) fn self_check(rows: &[Row], a: &mut Peer, b: &mut Peer) -> Result<boo
             && match row.case {
                 Case::Transfer { fault, .. } => fault == Impairment::None,
                 Case::Error(_) => true,
-                // Neither side has memory for it.
+                // FLUSH for persistence needs persistent memory.
                 Case::Feature(feature) => {
                     feature != Feature::FlushPersistent || !a.quirks().wants_persistent_memory
                 }
@@ -113,7 +113,7 @@ pub(crate) fn self_check(rows: &[Row], a: &mut Peer, b: &mut Peer) -> Result<boo
     })
 }
 
-/// Runs rows until the time is over, and writes the report, whatever happens.
+/// Runs rows until the time limit, and always writes the report.
 fn in_order(
     rows: &[Row],
     about: About,
@@ -125,7 +125,7 @@ fn in_order(
     let mut report = Report::new(about, rows.iter().map(Row::to_string).collect());
     for row in rows {
         if start.elapsed() > budget {
-            eprintln!("the time is over: {} s", budget.as_secs());
+            eprintln!("the time limit of {} s is over", budget.as_secs());
             break;
         }
         let row_start = Instant::now();
@@ -141,7 +141,7 @@ fn in_order(
     Ok(totals.good())
 }
 
-/// Why a row does not apply to the peer.
+/// Returns why a row does not apply to the peer.
 fn peer_lacks(row: &Row, peer: &Peer) -> Option<SkipReason> {
     let about = peer.about();
     if !peer.has_address(row.family) {
@@ -168,7 +168,7 @@ fn peer_lacks(row: &Row, peer: &Peer) -> Option<SkipReason> {
     }
 }
 
-/// Why a stock program cannot do here what the row is about.
+/// Returns why a stock program's row does not apply to the peer.
 fn program_lacks(program: Program, row: &Row, peer: &Peer) -> Option<SkipReason> {
     let quirks = peer.quirks();
     if program.is_xrc() && quirks.has_no_xrc {
@@ -216,13 +216,13 @@ fn verbs(row: &Row, requester: &mut dyn End, responder: &mut dyn End) -> Outcome
     }
 }
 
-/// A script from a socket in Roxie's place.
+/// Plays a script of requests from a socket in place of Roxie.
 fn play_wrong(wrong: Wrong, family: Family, roxie: &mut dyn Local, peer: &mut Peer) -> Outcome {
     let want = wrong.rule().of_rxe(&peer.about().kernel);
     played(roxie, peer, family, |wire, peer| exec::wrong::run(wrong, family, wire, peer, want))
 }
 
-/// The same, answering the peer's requests.
+/// Plays a script of responses to the peer's requests.
 fn play_odd(odd: Odd, family: Family, roxie: &mut dyn Local, peer: &mut Peer) -> Outcome {
     let want = odd.rule().of_rxe(&peer.about().kernel);
     played(roxie, peer, family, |wire, peer| exec::odd::run(odd, family, wire, peer, want))
@@ -234,7 +234,7 @@ fn played(
     family: Family,
     script: impl FnOnce(&mut Wire, &mut Peer) -> Result<(), exec::Failure>,
 ) -> Outcome {
-    let played = roxie.step_aside(family).map_err(exec::Failure::End).and_then(|mut wire| {
+    let played = roxie.replace_by_script(family).map_err(exec::Failure::End).and_then(|mut wire| {
         let result = script(&mut wire, peer);
         let cleaned = peer.reset();
         result?;
@@ -248,7 +248,7 @@ fn played(
 
 /// Builds the peer program on a host with ssh and starts a session with it.
 pub(crate) fn hardware_peer(target: &str, device: &str, gid_index: Option<u32>) -> Result<Peer, Error> {
-    // One call to have the sources there, one to stay. Nothing listens on the network.
+    // One ssh call copies and builds the sources, one runs the session. Nothing listens on the network.
     const FOLDER: &str = ".cache/roxie-peer";
     let copy = format!(
         "tar -C {} -cf - . | ssh -o BatchMode=yes {target} 'mkdir -p {FOLDER} && tar -C {FOLDER} -xf - && \
@@ -267,7 +267,7 @@ pub(crate) fn hardware_peer(target: &str, device: &str, gid_index: Option<u32>) 
     Ok(peer)
 }
 
-/// A path as one word of the shell.
+/// Quotes a path as one word of the shell.
 fn quoted(path: &Path) -> String {
     let path: PathBuf = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     format!("'{}'", path.display().to_string().replace('\'', r"'\''"))

@@ -1,11 +1,11 @@
-//! A server and its client: how both ended, and what that comes to.
+//! A server and its client: how both ended, and the outcome.
 
 use std::time::Duration;
 
 use interop::end::Ended;
 use interop::report::Outcome;
 
-/// How long a program is waited for whose other end has failed.
+/// How long to wait for a program after its other end has failed.
 const LOSER_WITHIN: Duration = Duration::from_secs(1);
 
 /// How both ends ended.
@@ -15,13 +15,13 @@ pub(super) struct Played {
 }
 
 impl Played {
-    /// The client was not started, since its server did not get ready.
+    /// Makes the result if the client was not started because its server did not get ready.
     pub(super) fn silent(server: Ended) -> Played {
-        let client = Ended { code: None, output: "not started: the server is silent".into() };
+        let client = Ended { code: None, output: "not started: the server does not listen".into() };
         Played { server, client }
     }
 
-    /// Passed if both ended well and `complaint` finds nothing in what they said.
+    /// Returns the outcome: passed if both exited with 0 and `complaint` finds nothing wrong in their output.
     pub(super) fn judged(&self, complaint: impl FnOnce(&Played) -> Option<String>) -> Outcome {
         let Played { server, client } = self;
         let why = match (server.code, client.code) {
@@ -39,12 +39,12 @@ impl Played {
     }
 }
 
-/// How long the server may take after its client has ended, if it has so much time after one that ended well.
+/// Returns how long the server may run after its client: `within` if the client exited with 0.
 pub(super) fn time_left(client: &Ended, within: Duration) -> Duration {
     if client.code == Some(0) { within } else { LOSER_WITHIN }
 }
 
-/// The end of what a program said, on one line.
+/// Returns the last lines of a program's output, on one line.
 pub(super) fn last_words(ended: &Ended) -> String {
     let lines: Vec<&str> = ended.output.lines().filter(|line| !line.trim().is_empty()).collect();
     let last = &lines[lines.len().saturating_sub(4)..];

@@ -1,4 +1,4 @@
-//! Rows of stock programs: a server at one end, its client at the other, and what both say.
+//! Rows of stock programs: a server at one end, its client at the other, and a check of their output.
 
 use std::net::IpAddr;
 use std::thread;
@@ -13,38 +13,38 @@ use interop::skip::SkipReason;
 
 use super::pair::time_left;
 
-/// Where pingpongs and perftest listen.
+/// TCP port of pingpongs and perftest.
 pub(super) const TCP_PORT: u16 = 18515;
 /// How long a server may take until it listens.
 pub(super) const LISTENS_WITHIN: Duration = Duration::from_secs(10);
 /// How long a client may take.
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
-/// How long an emulated server of rdma_cm takes until it listens and is set up: riostream's is told what it may map after it listens.
+/// Time until an emulated rdma_cm server accepts: riostream's sets up its mappings after it listens.
 const SETTLES_WITHIN: Duration = Duration::from_millis(500);
-/// How the peer, and `roxie run`, say that a program is not there.
+/// Exit code of the peer, and of `roxie run`, if a program does not exist.
 pub(super) const NO_SUCH_PROGRAM: i32 = 127;
 
-/// What starts an end's program, given where the server is if it is the client.
+/// Starts an end's program; a client gets the server's address.
 type Start<'a, E, T> = &'a dyn Fn(&mut E, Option<String>) -> Result<T, Error>;
 
-/// Both ends of a row.
+/// The ends of a row.
 struct Ends<'a, 'b> {
     roxie: &'a mut (dyn Local + 'b),
     peer: &'a mut Peer,
     /// Starts the program on this host.
     start_here: Start<'a, dyn Local + 'b, ()>,
-    /// Starts it at the peer, and returns the job's number.
+    /// Starts the program at the peer, and returns the job's number.
     start_there: Start<'a, Peer, usize>,
 }
 
-/// How both ended.
+/// How both programs ended.
 struct Played {
     here: Ended,
     there: Ended,
 }
 
-/// A stock pingpong on the peer, `roxie pingpong` here: 300 exchanges of 4 KiB, or of one packet where datagrams go,
-/// with the programs' own data check (`-c`) where they agree on the data.
+/// Runs a stock pingpong at the peer and `roxie pingpong` here: 300 exchanges of 4 KiB (UD: of one packet), with the
+/// programs' own data check (`-c`) if they fill buffers alike.
 pub(super) fn pingpong(program: Stock, row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Outcome {
     let mut outcome = || {
         if !roxie.has_pingpong(program)? {
@@ -52,7 +52,7 @@ pub(super) fn pingpong(program: Stock, row: &Row, roxie: &mut dyn Local, peer: &
         }
         let options = match program {
             Stock::Ud => "-s 1024 -n 300 -c",
-            // The stock program fills its buffer with other bytes than the others do: what they check would be wrong.
+            // The stock SRQ program fills its buffer differently, so its data check would fail.
             Stock::Srq => "-m 1024 -s 4096 -n 300",
             _ => "-m 1024 -s 4096 -n 300 -c",
         };
@@ -72,16 +72,16 @@ pub(super) fn pingpong(program: Stock, row: &Row, roxie: &mut dyn Local, peer: &
     };
     judged(outcome(), |played| {
         let invalid = [&played.here, &played.there].iter().any(|end| end.output.contains("invalid data"));
-        // The stock program exits with 0 after invalid data as well, and says so.
+        // The stock program exits with 0 after invalid data, but reports it.
         invalid.then(|| "invalid data".to_owned())
     })
 }
 
-/// A stock program at both ends: here under `roxie run`, there as it is.
+/// Runs a stock program at both ends: here under `roxie run`, at the peer as it is.
 pub(super) fn unmodified(program: Program, row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Outcome {
     let mut outcome = || {
-        if program.meets_by_cm() {
-            return meet(program, row, roxie, peer);
+        if program.uses_cm() {
+            return run_by_cm(program, row, roxie, peer);
         }
         let (here, there) = (roxie.gid_index(row.family)?, peer_gid(peer, row.family)?);
         let ends = Ends {
@@ -101,9 +101,9 @@ pub(super) fn unmodified(program: Program, row: &Row, roxie: &mut dyn Local, pee
     })
 }
 
-/// A program whose ends meet by rdma_cm. Of most nothing shows from outside that a server listens: a client that is refused
-/// is started again.
-fn meet(
+/// Runs a program that connects by rdma_cm. Most do not show from outside that the server listens, so a client that is
+/// refused is started again.
+fn run_by_cm(
     program: Program,
     row: &Row,
     roxie: &mut dyn Local,
@@ -113,8 +113,8 @@ fn meet(
         return Ok(Err(Outcome::Skip(SkipReason::ProgramIsAnother)));
     }
     let met = match row.requester {
-        Side::Roxie => meet_there(program, row, roxie, peer),
-        Side::Peer => meet_here(program, row, roxie, peer),
+        Side::Roxie => serve_at_peer(program, row, roxie, peer),
+        Side::Peer => serve_here(program, row, roxie, peer),
     };
     let played = match met? {
         Ok(played) => played,
@@ -126,7 +126,7 @@ fn meet(
     Ok(Ok(played))
 }
 
-/// True if the usage of either end's program says that it is not the one that the row is about.
+/// True if the usage of either end's program shows that it is another program of the same name.
 fn is_another(program: Program, roxie: &mut dyn Local, peer: &mut Peer) -> Result<bool, Error> {
     let Some(sign) = program.sign_of_another() else { return Ok(false) };
     let help = ["-h".to_owned()];
@@ -137,8 +137,8 @@ fn is_another(program: Program, roxie: &mut dyn Local, peer: &mut Peer) -> Resul
     Ok([here, there].iter().any(|end| end.output.contains(sign)))
 }
 
-/// The server is at the peer.
-fn meet_there(
+/// Runs the server at the peer, the client here.
+fn serve_at_peer(
     program: Program,
     row: &Row,
     roxie: &mut dyn Local,
@@ -163,15 +163,15 @@ fn meet_there(
         roxie.program(&client, &options)?;
         roxie.wait(ENDS_WITHIN)
     });
-    // A server that nobody came to must not hold its address.
+    // A server without a client must not keep its address.
     let there = peer.wait(job, here.as_ref().map_or(Duration::ZERO, |here| server_has(program, here)));
     let here = here?;
     let there = served(program, &here, there?);
     Ok(Ok(Played { here, there }))
 }
 
-/// The server is Roxie's.
-fn meet_here(
+/// Runs the server here, the client at the peer.
+fn serve_here(
     program: Program,
     row: &Row,
     roxie: &mut dyn Local,
@@ -198,15 +198,15 @@ fn meet_here(
     Ok(Ok(Played { here, there }))
 }
 
-/// What a row comes to whose server did not get ready.
-fn silent(whose: &str, server: &Ended) -> Outcome {
+/// Returns the outcome of a row if the server did not get ready.
+fn silent(side: &str, server: &Ended) -> Outcome {
     match server.code {
         Some(NO_SUCH_PROGRAM) => Outcome::Skip(SkipReason::ProgramMissing),
-        _ => Outcome::Fail(format!("{whose}'s server is silent: {server:?}")),
+        _ => Outcome::Fail(format!("{side}'s server does not listen: {server:?}")),
     }
 }
 
-/// Waits until the kernel of this end is in the group.
+/// Waits until this end's kernel has joined the group.
 fn joins<E: End + ?Sized>(end: &mut E, group: IpAddr) -> Result<bool, Error> {
     let until = Instant::now() + LISTENS_WITHIN;
     loop {
@@ -218,13 +218,13 @@ fn joins<E: End + ?Sized>(end: &mut E, group: IpAddr) -> Result<bool, Error> {
     }
 }
 
-/// Starts a client again while its server does not take it, for as long as one may need to listen.
+/// Starts a client again while its server refuses it, for as long as a server may take to listen.
 pub(super) fn until_taken(mut client: impl FnMut() -> Result<Ended, Error>) -> Result<Ended, Error> {
     let until = Instant::now() + LISTENS_WITHIN;
     loop {
         let ended = client()?;
         let says = |words: &[&str]| words.iter().any(|word| ended.output.contains(word));
-        // cmtime ends with 0 whatever comes. "Unexpected" is perftest's word for a rejection.
+        // cmtime always exits with 0. "Unexpected" is perftest's word for a rejection.
         let refused = says(&["EVENT_REJECTED", "EVENT_UNREACHABLE"])
             || ended.code != Some(0) && says(&["REJECTED", "UNREACHABLE", "refused", "Unexpected CM event"]);
         if !refused || Instant::now() >= until {
@@ -233,26 +233,27 @@ pub(super) fn until_taken(mut client: impl FnMut() -> Result<Ended, Error>) -> R
     }
 }
 
-/// How long the server may take after its client has ended.
+/// Returns how long the server may run after its client has ended.
 pub(super) fn server_has(program: Program, client: &Ended) -> Duration {
-    if program.serves_for_ever() { Duration::ZERO } else { time_left(client, ENDS_WITHIN) }
+    if program.never_ends() { Duration::ZERO } else { time_left(client, ENDS_WITHIN) }
 }
 
-/// How the server ended, given its client: one that serves for ever was ended, and has done all it could.
+/// Returns how the server ended. A server that never ends by itself was killed; this counts as success if its client
+/// succeeded.
 pub(super) fn served(program: Program, client: &Ended, server: Ended) -> Ended {
     match server.code {
-        None if program.serves_for_ever() && client.code == Some(0) => Ended { code: Some(0), ..server },
+        None if program.never_ends() && client.code == Some(0) => Ended { code: Some(0), ..server },
         _ => server,
     }
 }
 
-/// The place of the peer's address in its GID table.
+/// Returns the index of the peer's address in its GID table.
 pub(super) fn peer_gid(peer: &mut Peer, family: Family) -> Result<usize, Error> {
     let address = peer.address(family)?;
     Ok(peer.gids().iter().find(|gid| gid.address == address).map_or(0, |gid| gid.index as usize))
 }
 
-/// What a row comes to whose programs have ended so, or that could not be played.
+/// Returns the outcome of a row from how its programs ended.
 fn judged(
     played: Result<Result<Played, Outcome>, Error>,
     complaint: impl FnOnce(&Played) -> Option<String>,
@@ -282,13 +283,14 @@ impl Ends<'_, '_> {
             Side::Peer => self.play_as_server(row.family),
         };
         if played.is_err() {
-            // What runs here still must not hold the interface.
+            // A program still running here must not keep the interface.
             self.roxie.end_program();
         }
         played
     }
 
-    /// Where servers of both ends listen: over IPv4, if there is any, whatever their GIDs are. Some listen on nothing else.
+    /// Returns the addresses on which servers of both ends listen: IPv4, if there is any, whatever the GIDs. Some
+    /// programs listen on nothing else.
     fn hosts(&mut self, family: Family) -> Result<(IpAddr, IpAddr), Error> {
         match (self.roxie.address(Family::V4), self.peer.address(Family::V4)) {
             (Ok(here), Ok(there)) => Ok((here, there)),
@@ -303,7 +305,7 @@ impl Ends<'_, '_> {
             let server = self.peer.wait(job, Duration::ZERO)?;
             return Ok(Err(match server.code {
                 Some(NO_SUCH_PROGRAM) => Outcome::Skip(SkipReason::ProgramMissing),
-                _ => Outcome::Fail(format!("the peer's server is silent: {server:?}")),
+                _ => Outcome::Fail(format!("the peer's server does not listen: {server:?}")),
             }));
         }
         (self.start_here)(self.roxie, Some(server.to_string()))?;
@@ -319,7 +321,7 @@ impl Ends<'_, '_> {
             let server = self.roxie.wait(Duration::ZERO)?;
             return Ok(Err(match server.code {
                 Some(NO_SUCH_PROGRAM) => Outcome::Skip(SkipReason::ProgramMissing),
-                _ => Outcome::Fail(format!("roxie's server is silent: {server:?}")),
+                _ => Outcome::Fail(format!("roxie's server does not listen: {server:?}")),
             }));
         }
         let job = (self.start_there)(self.peer, Some(server.to_string()))?;

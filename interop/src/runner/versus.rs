@@ -1,7 +1,7 @@
-//! What somebody without an adapter gets of the same machine: perftest on rdma_rxe, and on Roxie.
+//! Compares perftest on rdma_rxe and on Roxie, on one machine without an RDMA adapter.
 //!
-//! Two guests of one kernel, each with one emulated processor and the same adapter, on a bridge. A round takes each figure on rdma_rxe, on
-//! Roxie over AF_XDP and over sockets, so that what else this host does meets all of them.
+//! Two guests of one kernel, each with one emulated processor and the same adapter, on a bridge. A round measures each
+//! figure on rdma_rxe, on Roxie over AF_XDP and over sockets, so that other load on this host affects all three.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const ROUNDS: usize = 3;
 /// Server and client.
 const GUESTS: [u8; 2] = [2, 3];
 const UDP: On = On::Roxie(&["--port", "udp"]);
-/// On what each figure is taken, in this order; the others are held against the first.
+/// The media of each figure, in order; ratios are to the first.
 const MEDIA: [On; 3] = [On::Rxe, On::Roxie(&["--port", "xdp"]), UDP];
 const FIGURES: [Figure; 5] = [
     Figure::bandwidth("WRITE 64 KiB, MB/s", "ib_write_bw -m 4096 -s 65536 -D 3"),
@@ -28,10 +28,10 @@ const FIGURES: [Figure; 5] = [
 ];
 const RDMA_WITHIN: Duration = Duration::from_secs(10);
 
-/// What each round has found: by figure and medium.
+/// Results of each round, by figure and medium.
 type Values = [[Vec<f64>; MEDIA.len()]; FIGURES.len()];
 
-/// Measures, and prints the table.
+/// Measures all figures, and prints the table.
 pub(crate) fn versus() -> Result<(), Error> {
     let image = Image::build(Kernel::Newest, false)?;
     let namespace = Namespace::create()?;
@@ -53,7 +53,7 @@ fn measured(server: &mut Peer, client: &mut Peer) -> Result<Values, Error> {
     let mut values = Values::default();
     for round in 1..=ROUNDS {
         for (at, on) in MEDIA.into_iter().enumerate() {
-            // Over sockets Roxie stands where rdma_rxe would listen: the port of RoCE.
+            // Over sockets Roxie needs the UDP port on which rdma_rxe listens.
             if on == UDP {
                 both(server, client, "link delete rxe0")?;
             }
@@ -86,7 +86,7 @@ fn print(values: &mut Values) {
     );
 }
 
-/// The median of these, which are in order, and how far they lie apart.
+/// Formats the median of sorted values, with their range.
 fn shown(sorted: &[f64]) -> String {
     let (least, median, most) = (sorted[0], sorted[ROUNDS / 2], sorted[ROUNDS - 1]);
     let places = if median < 1.0 { 4 } else { 0 };

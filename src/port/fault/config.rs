@@ -1,15 +1,15 @@
-//! What is to go wrong, as plain data and as text for command lines.
+//! Configuration of faults, as plain data and as text for command lines.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::time::Nanos;
 
-/// How many later frames overtake a reordered one unless told otherwise.
+/// Default number of later frames that overtake a reordered one.
 const REORDER_AFTER: u32 = 1;
-/// How long a reordered frame waits for them unless told otherwise.
+/// Default longest wait of a reordered frame.
 const REORDER_WITHIN: Nanos = Nanos::from_millis(1);
-/// Buffers for copies that wait, unless told otherwise.
+/// Default number of buffers for copies.
 const HELD: usize = 256;
 
 /// The side of the port on which a fault acts.
@@ -21,66 +21,66 @@ pub enum Direction {
     Tx,
 }
 
-/// What happens to a frame.
+/// Effect of a fault on a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// It is lost.
+    /// Drop the frame.
     Drop,
-    /// A copy follows it.
+    /// Send a copy after the frame.
     Duplicate,
-    /// One bit of it, drawn from the seed, is flipped.
+    /// Flip one bit, drawn from the seed.
     Corrupt,
-    /// A switch marks it: CE, if it says that it may be marked (RFC 3168 section 5).
+    /// Mark the frame CE, as a switch does, if its sender allows marks (RFC 3168 section 5).
     Mark,
-    /// It waits for so long.
+    /// Delay the frame by this time.
     Delay(Nanos),
-    /// It waits until `after` later frames have passed it, at most for `within`.
+    /// Hold the frame until `after` later frames have passed it, for `within` at most.
     ///
-    /// Exactly `after` on receive; on transmit at least `after`, since held frames leave with a flush.
+    /// Exactly `after` frames on receive; at least `after` on transmit, since held frames are sent at a flush.
     Reorder {
-        /// Frames that overtake it.
+        /// Number of frames that overtake it.
         after: u32,
-        /// The longest it waits.
+        /// Longest wait.
         within: Nanos,
     },
 }
 
-/// To which of the frames that it is asked about a fault happens. Counts begin at 1.
+/// Which of the frames of its direction a fault hits. Counts begin at 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum When {
-    /// To each with this probability, 0 to 1.
+    /// Each frame with this probability, 0 to 1.
     Rate(f64),
-    /// To the n-th alone.
+    /// The n-th frame only.
     Nth(u64),
-    /// To each n-th.
+    /// Every n-th frame.
     Every(u64),
-    /// To the first n.
+    /// The first n frames.
     First(u64),
 }
 
-/// One thing that goes wrong.
+/// One fault: an action, and the frames that it hits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fault {
-    /// What goes wrong with a frame.
+    /// Effect on a frame.
     pub action: Action,
-    /// Which frames it happens to.
+    /// Which frames it hits.
     pub when: When,
 }
 
-/// All that goes wrong on one port. The default is that nothing does.
+/// All faults of one port. The default has none.
 ///
 /// Text form, by example: `drop=0.01,reorder=0.02,delay=1%:200us,corrupt=nth3,seed=7,dir=tx`.
 /// `tx.drop=first5` names the direction of one fault. Without a direction a fault acts on both,
 /// independently. `Display` writes a form that parses back to an equal value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FaultConfig {
-    /// The seed that decides every draw: the same frames meet the same faults.
+    /// Seed of every random draw: the same frames meet the same faults.
     pub seed: u64,
-    /// Faults of arriving frames, asked in order.
+    /// Faults of received frames, applied in order.
     pub rx: Vec<Fault>,
-    /// Faults of leaving frames, asked in order.
+    /// Faults of sent frames, applied in order.
     pub tx: Vec<Fault>,
-    /// How many copies may wait at once, both directions together; beyond it frames pass unharmed.
+    /// Number of copies that may be held at once, both directions together. Beyond it frames pass unharmed.
     pub held: usize,
 }
 
@@ -90,7 +90,7 @@ impl Default for FaultConfig {
     }
 }
 
-/// Why a text is no [`FaultConfig`].
+/// Error of parsing a [`FaultConfig`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FaultParseError {
     /// An item without `=`.
@@ -121,7 +121,7 @@ pub enum FaultParseError {
         /// The part that is wrong.
         value: String,
     },
-    /// A delay that says not how long.
+    /// A delay without a time.
     #[error("`{0}` does not say how long: for example delay=0.01:200us")]
     NoDelay(String),
     /// Not a whole number in range.
@@ -131,9 +131,9 @@ pub enum FaultParseError {
         item: String,
         /// The part that is wrong.
         value: String,
-        /// The least that it takes.
+        /// The smallest value allowed.
         min: u64,
-        /// The most that it takes.
+        /// The largest value allowed.
         max: u64,
     },
     /// Not a direction.
@@ -144,16 +144,16 @@ pub enum FaultParseError {
     Surplus {
         /// The whole item of the text that this is a part of.
         item: String,
-        /// What is too much.
+        /// The text that is too much.
         rest: String,
     },
 }
 
 impl FaultConfig {
-    /// Reads the text form, see [`FaultConfig`].
+    /// Parses the text form, see [`FaultConfig`].
     ///
     /// # Errors
-    /// Names the item that is wrong and what would be right.
+    /// If an item is wrong. The error names it, and what would be right.
     pub fn parse(text: &str) -> Result<FaultConfig, FaultParseError> {
         let mut config = FaultConfig::default();
         let (mut default_rx, mut default_tx) = (true, true);
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_outweighs_the_direction_of_the_whole() {
+    fn direction_prefix_overrides_dir_option() {
         let c = FaultConfig::parse("rx.drop=first2, duplicate=every10, dir=tx").unwrap();
         assert_eq!(c.rx, [Fault { action: Action::Drop, when: When::First(2) }]);
         assert_eq!(c.tx, [Fault { action: Action::Duplicate, when: When::Every(10) }]);
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_item_and_what_would_be_right() {
+    fn errors_name_the_item_and_the_remedy() {
         for (text, parts) in [
             ("drop", ["`drop` has no value", "drop=0.01"]),
             ("lose=0.1", ["`lose` is no fault", "duplicate"]),

@@ -1,11 +1,11 @@
-//! What a congested switch does to a frame instead of dropping it.
+//! ECN marking, as a congested switch does instead of dropping.
 
 use crate::frame::{ETHERNET_HEADER, Frame, FrameMut};
 
-/// Where the network header begins behind an 802.1Q tag.
+/// Offset of the network header behind an 802.1Q tag.
 const TAGGED: usize = ETHERNET_HEADER + 4;
 
-/// Where the network header begins and the byte of it that has the ECN bits, and by how many bits they are shifted there.
+/// Returns the offset of the network header, the offset of the byte with the ECN bits, and their shift in that byte.
 fn place(frame: &Frame<'_>) -> Option<(usize, usize, u32)> {
     let mut at = ETHERNET_HEADER;
     let mut kind = frame.array::<2>(12)?;
@@ -19,13 +19,13 @@ fn place(frame: &Frame<'_>) -> Option<(usize, usize, u32)> {
     }
 }
 
-/// True if its sender says that it may be marked: ECT(0), ECT(1), or marked already (RFC 3168 section 5).
+/// True if the frame may be marked: ECT(0), ECT(1), or CE already (RFC 3168 section 5).
 pub(super) fn may_be_marked(frame: &Frame<'_>) -> bool {
     let found = place(frame).and_then(|(_, byte, shift)| Some(frame.array::<1>(byte)?[0] >> shift & 3));
     found.is_some_and(|bits| bits != 0)
 }
 
-/// Sets both ECN bits: congestion experienced.
+/// Sets both ECN bits (congestion experienced, CE) and updates the IPv4 checksum.
 pub(super) fn mark(frame: &mut FrameMut<'_>) {
     let Some((header, byte, shift)) = place(&frame.as_frame()) else { return };
     let Some([before]) = frame.as_frame().array::<1>(byte) else { return };
@@ -46,7 +46,7 @@ pub(super) fn mark(frame: &mut FrameMut<'_>) {
 mod tests {
     use super::*;
 
-    /// The sum over an IPv4 header, checksum included: all ones if it is right (RFC 791).
+    /// Returns the ones' complement sum over an IPv4 header with its checksum: all ones if it is right (RFC 791).
     fn sum(header: &[u8]) -> u16 {
         let words = header.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
         let sum: u32 = words.sum();
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_marked_is_and_its_checksum_stays_right() {
+    fn mark_sets_ce_and_keeps_checksum_valid() {
         for (tos, marked) in [(0x6a, 0x6b), (0x69, 0x6b), (0x02, 0x03), (0xff, 0xff)] {
             let mut frame = ipv4(tos);
             assert!(may_be_marked(&Frame::whole(&frame)), "{tos:#x}");
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_traffic_class_of_ipv6_behind_a_tag_is_marked() {
+    fn tagged_ipv6_frame_is_marked() {
         let mut frame = vec![0; 60];
         frame[12..18].copy_from_slice(&[0x81, 0x00, 0x60, 0x00, 0x86, 0xdd]);
         frame[18..20].copy_from_slice(&[0x66, 0xa5]);

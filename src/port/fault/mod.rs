@@ -1,17 +1,16 @@
-//! A port around a port on which things go wrong, on purpose and repeatably.
+//! A layer that injects faults, repeatably.
 //!
-//! What happens is decided by the seed and the sequence of frames alone; time enters only as the `now`
-//! of the calls. Faults come from a [`FaultConfig`] (rates and counts over all frames) and from rules
-//! with a predicate ("the third ACK"), so this layer needs no knowledge of what it carries. Layers of
-//! it stack.
+//! The seed and the sequence of frames alone decide what happens; time enters only as the `now` of the calls. Faults
+//! come from a [`FaultConfig`] (rates and counts over all frames) and from rules with a predicate ("the third ACK"), so
+//! that this layer needs no knowledge of the protocol above. Several fault layers may stack.
 //!
-//! Every fault is asked about every frame of its direction, so adding one does not shift the draws of
-//! another. A dropped frame is dropped whatever else was drawn. Of a duplicated frame the copy is the
-//! unharmed one, and it is the one that passes at once if the frame also waits.
+//! Every fault is evaluated for every frame of its direction, so that a second fault does not shift the draws of the first. A
+//! drop takes precedence over all other faults. Of a duplicated frame the copy is the unharmed one; if the frame is
+//! delayed, the copy passes at once.
 //!
-//! Over a `udp` port with segmentation on, what this layer takes out of the middle of a group or sends
-//! later gets another IPv4 identification than the one its ICRC was computed for. Peers on `udp` ports
-//! do not mind; for others open the port below without segmentation.
+//! Over a `udp` port with segmentation on, a frame that this layer removes from a segmentation group or sends later
+//! gets another IPv4 identification than its ICRC was computed for. Peers on `udp` ports do not mind; for others open
+//! the port below without segmentation.
 
 mod config;
 mod mark;
@@ -38,28 +37,28 @@ pub struct FaultPort<P> {
     rx: Side,
     tx: Side,
     pool: Pool,
-    /// The frames of the burst as `rx_frame` shows them, by number.
+    /// Frames of the burst, in the order of `rx_frame`.
     view: Vec<Seen>,
-    /// Slots of the port below for held frames that leave now.
+    /// Slots of the port below for held frames that are sent now.
     leaving: Vec<TxId>,
     now: Nanos,
-    /// A failure to flush held frames outside of `tx_flush`, told by the next one.
+    /// Error of a flush outside `tx_flush`; the next `tx_flush` returns it.
     failure: Option<io::Error>,
-    /// Held frames that no longer fit the link when their time came.
+    /// Number of held frames that no longer fitted the link when they were due.
     too_long: u64,
 }
 
 enum Seen {
-    /// A frame of the port below.
+    /// A frame of the port below, by its number there.
     Inner(usize),
-    /// The same once more.
+    /// Duplicate of a frame of the port below.
     Again(usize),
-    /// A copy of ours.
+    /// A copy in the pool of this layer.
     Own(Held),
 }
 
 impl<P: Port> FaultPort<P> {
-    /// Puts the faults of `config` around `inner`.
+    /// Wraps `inner` in a layer with the faults of `config`.
     pub fn new(inner: P, config: &FaultConfig) -> FaultPort<P> {
         let mut info = inner.info().clone();
         info.name = format!("fault({})", info.name);
@@ -85,8 +84,7 @@ impl<P: Port> FaultPort<P> {
         port
     }
 
-    /// Adds a fault that is asked only about the frames for which `matches` is true; its counts are
-    /// counts of those.
+    /// Adds a fault for the frames for which `matches` is true. Its counts count only these frames.
     #[must_use]
     pub fn with_rule<F>(mut self, direction: Direction, fault: Fault, matches: F) -> FaultPort<P>
     where
@@ -100,12 +98,12 @@ impl<P: Port> FaultPort<P> {
         self
     }
 
-    /// The port below.
+    /// Returns the port below.
     pub fn inner(&self) -> &P {
         &self.inner
     }
 
-    /// Shows, holds or loses the `i`-th frame of the inner burst, behind which `remaining` others wait.
+    /// Shows, holds or drops the `i`-th frame of the inner burst, which `remaining` frames follow.
     fn receive(&mut self, i: usize, remaining: usize) {
         let received = self.inner.rx_frame(i);
         let verdict = self.rx.judge(&received.frame, self.now);
@@ -162,7 +160,7 @@ impl<P: Port> FaultPort<P> {
         }
     }
 
-    /// Shows held frames that are due, as long as `reserved` frames still fit behind them.
+    /// Shows held frames that are due, while `reserved` frames still fit behind them.
     fn release_due_rx(&mut self, reserved: usize) {
         while self.view.len() + reserved < BURST {
             let Some(held) = self.rx.take_due(self.now) else { return };
@@ -170,7 +168,7 @@ impl<P: Port> FaultPort<P> {
         }
     }
 
-    /// Moves held frames that are due into the port below. False if it had no room for all.
+    /// Sends held frames that are due through the port below. False if it had no room for all.
     fn emit_due_tx(&mut self) -> bool {
         let mut all = true;
         while let Some(held) = self.tx.take_due(self.now) {
@@ -207,7 +205,7 @@ impl<P: Port> FaultPort<P> {
     }
 }
 
-/// Flips the bit that `draw` falls on.
+/// Flips bit `draw` modulo the number of bits.
 fn flip_bit(frame: &mut FrameMut<'_>, draw: u64) {
     let bits = frame.len() as u64 * 8;
     if bits == 0 {
@@ -252,7 +250,7 @@ impl<P: Port> Port for FaultPort<P> {
         }
     }
 
-    /// Forwarded for frames that the port below still has; of a duplicate only the first counts.
+    /// Forwards the note if the frame is one of the port below; of a duplicate only the first.
     fn rx_note(&mut self, i: usize, note: Arguments<'_>) {
         if let Seen::Inner(i) = self.view[i] {
             self.inner.rx_note(i, note);
@@ -339,7 +337,7 @@ impl<P: Port> Port for FaultPort<P> {
         self.inner.tx_pending() || self.tx.next_due() <= self.now
     }
 
-    /// The earliest time at which a held frame goes on.
+    /// Returns the earliest time at which a held frame is due.
     fn next_event(&self) -> Nanos {
         self.inner.next_event().min(self.rx.next_due()).min(self.tx.next_due())
     }

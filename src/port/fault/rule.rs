@@ -1,4 +1,4 @@
-//! Who is struck: rules, their draws, and the frames that wait.
+//! Which frames a fault hits: rules, their random draws, and the frames held back.
 
 use super::mark::may_be_marked;
 use super::{Action, Direction, Fault, When};
@@ -6,15 +6,15 @@ use crate::frame::Frame;
 use crate::random::splitmix;
 use crate::time::Nanos;
 
-/// Tells whether a rule is about a frame.
+/// True if a rule applies to the frame.
 pub(super) type Predicate = Box<dyn FnMut(&Frame<'_>) -> bool + Send>;
 
-/// What is to happen to one frame.
+/// The faults that hit one frame.
 #[derive(Default)]
 pub(super) struct Verdict {
     pub(super) drop: bool,
     pub(super) duplicate: bool,
-    /// The draw that chooses the bit.
+    /// Random number that chooses the bit to flip.
     pub(super) corrupt: Option<u64>,
     pub(super) mark: bool,
     pub(super) hold: Option<Hold>,
@@ -26,13 +26,13 @@ impl Verdict {
         !self.drop && !self.duplicate && !self.alters()
     }
 
-    /// True if a copy of the frame takes its place.
+    /// True if a changed or delayed copy replaces the frame.
     pub(super) fn alters(&self) -> bool {
         self.corrupt.is_some() || self.mark || self.hold.is_some()
     }
 }
 
-/// Until when a frame waits: for `due`, or for `passes` later frames if that is not 0.
+/// How long a frame is held: until `due`, or, if `passes` is not 0, until that many later frames have passed.
 #[derive(Clone, Copy)]
 pub(super) struct Hold {
     pub(super) due: Nanos,
@@ -56,7 +56,7 @@ struct Counts {
     marked: u64,
     delayed: u64,
     reordered: u64,
-    /// Faults that did not happen because every buffer was in use.
+    /// Faults that were skipped because every buffer was in use.
     unharmed: u64,
 }
 
@@ -84,7 +84,7 @@ impl Side {
         self.rules.push(Rule { fault, matches, seen: 0, draws: Draws::new(seed, stream) });
     }
 
-    /// Asks every rule about `frame`.
+    /// Returns the faults that hit `frame`, from all rules.
     pub(super) fn judge(&mut self, frame: &Frame<'_>, now: Nanos) -> Verdict {
         let mut verdict = Verdict::default();
         for rule in &mut self.rules {
@@ -95,7 +95,7 @@ impl Side {
                 Action::Drop => verdict.drop = true,
                 Action::Duplicate => verdict.duplicate = true,
                 Action::Corrupt => verdict.corrupt = Some(rule.draws.next()),
-                // What may not be marked passes.
+                // A frame without ECT or CE passes unmarked.
                 Action::Mark => verdict.mark = may_be_marked(frame),
                 Action::Delay(time) => {
                     verdict.hold.get_or_insert(Hold { due: now + time, passes: 0 });
@@ -128,7 +128,7 @@ impl Side {
         self.waiting.push((held, hold));
     }
 
-    /// A frame went by: those that wait to be overtaken are one nearer.
+    /// Counts a passing frame for all frames that wait to be overtaken.
     pub(super) fn frame_passed(&mut self) {
         for (_, hold) in &mut self.waiting {
             if hold.passes > 0 {
@@ -141,12 +141,12 @@ impl Side {
         }
     }
 
-    /// When the first of the waiting frames goes on; `Nanos::MAX` if none waits.
+    /// Returns when the first held frame is due; `Nanos::MAX` if none is held.
     pub(super) fn next_due(&self) -> Nanos {
         self.next_due
     }
 
-    /// Takes the frame that was due first, of equals the one that waited longest.
+    /// Removes the held frame that was due first; of equals, the one held longest.
     pub(super) fn take_due(&mut self, now: Nanos) -> Option<Held> {
         if self.next_due > now {
             return None;
@@ -201,7 +201,7 @@ impl Rule {
     }
 }
 
-/// What is drawn.
+/// Random numbers of one rule.
 struct Draws {
     state: u64,
 }
@@ -220,20 +220,20 @@ impl Draws {
         splitmix(&mut self.state)
     }
 
-    /// Uniform in 0 (included) to 1 (not included).
+    /// Returns a uniform random number from 0 (included) to 1 (excluded).
     fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 
-/// Buffers for copies: a fixed number of them.
+/// A fixed number of buffers for copies of frames.
 pub(super) struct Pool {
     bytes: Box<[u8]>,
     buffer_len: usize,
     free: Vec<usize>,
 }
 
-/// A frame in the pool. It has one owner and goes back by [`Pool::free`].
+/// A frame in the pool. The owner returns it by [`Pool::free`].
 pub(super) struct Held {
     buffer: usize,
     len: usize,
@@ -259,7 +259,7 @@ impl Pool {
         }
     }
 
-    /// Makes room for frames of `len` bytes; what is held stays.
+    /// Enlarges the buffers for frames of `len` bytes; held frames stay.
     pub(super) fn fit(&mut self, len: usize) {
         if len <= self.buffer_len {
             return;
@@ -273,7 +273,7 @@ impl Pool {
         self.buffer_len = len;
     }
 
-    /// Copies `frame` into a buffer, if there is one and it fits.
+    /// Copies `frame` into a buffer. `None` if no buffer is free or the frame does not fit.
     pub(super) fn copy(&mut self, frame: &Frame<'_>, ip_id_hidden: bool) -> Option<Held> {
         if frame.len() > self.buffer_len {
             return None;

@@ -58,10 +58,10 @@ fn without_faults_every_frame_passes_both_ways() {
 }
 
 #[test]
-fn what_is_asked_of_the_port_reaches_the_one_below() {
+fn joins_and_flows_reach_the_port_below() {
     let (a, mut b) = memory::pair(MemoryConfig::default(), MemoryConfig::default());
     let mut a = FaultPort::new(LoopbackPort::new(a, 8), &FaultConfig::default());
-    // To a group, by its first bit: it comes round as well while somebody here is in one, or flows are steered.
+    // A frame to a group, by its first bit: looped back while a group is joined or flows are steered.
     let group = || [0x0100];
     let asks: [fn(&mut FaultPort<LoopbackPort<MemoryPort>>); 4] = [
         |port| port.join([239, 1, 2, 3].into()).unwrap(),
@@ -78,7 +78,7 @@ fn what_is_asked_of_the_port_reaches_the_one_below() {
 }
 
 #[test]
-fn the_same_seed_loses_the_same_frames_and_another_seed_others() {
+fn one_seed_always_loses_the_same_frames() {
     let lost = |seed: u64| {
         let (mut a, mut b) = pair_with(&format!("drop=0.1,seed={seed},dir=tx"));
         let mut arrived = Vec::new();
@@ -95,7 +95,7 @@ fn the_same_seed_loses_the_same_frames_and_another_seed_others() {
 }
 
 #[test]
-fn a_second_fault_does_not_shift_the_draws_of_the_first() {
+fn second_fault_leaves_first_faults_draws_unchanged() {
     let arrived = |config: &str| {
         let (mut a, mut b) = pair_with(config);
         send(&mut a, 0..200, T0);
@@ -127,7 +127,7 @@ fn counted_faults_strike_the_frames_they_name() {
 }
 
 #[test]
-fn a_rule_counts_only_the_frames_it_is_about() {
+fn rule_counts_only_matching_frames() {
     let (a, mut b) = pair_with("");
     let third = Fault { action: Action::Drop, when: When::Nth(3) };
     let mut a = a.with_rule(Direction::Tx, third, |f| f.a[1] % 10 == 4);
@@ -147,12 +147,12 @@ fn a_duplicate_arrives_twice_on_either_side() {
 }
 
 #[test]
-fn duplicates_of_a_full_burst_come_with_the_next() {
+fn full_bursts_duplicates_arrive_in_next_burst() {
     let (mut a, mut b) = pair_with("rx.duplicate=1");
     send(&mut b, 0..64, T0);
     assert_eq!(a.rx_burst(T0), BURST);
     a.rx_release();
-    assert!(a.next_event() <= T0 && !a.prepare_sleep(), "the copies wait for their turn");
+    assert!(a.next_event() <= T0 && !a.prepare_sleep(), "the copies wait for the next burst");
     let rest = receive(&mut a, T0);
     assert_eq!(rest.len(), 64);
     assert_eq!(a.next_event(), Nanos::MAX);
@@ -178,7 +178,7 @@ fn corruption_flips_exactly_one_bit_and_nothing_else() {
 }
 
 #[test]
-fn a_corrupted_duplicate_arrives_once_harmed_and_once_whole() {
+fn corrupted_duplicate_has_one_intact_copy() {
     let (mut a, mut b) = pair_with("corrupt=1,duplicate=1");
     send(&mut a, [0], T0);
     send(&mut b, [0], T0);
@@ -189,7 +189,7 @@ fn a_corrupted_duplicate_arrives_once_harmed_and_once_whole() {
 }
 
 #[test]
-fn a_delayed_frame_comes_when_it_is_due_and_not_before() {
+fn delayed_frame_arrives_exactly_when_due() {
     let due = T0 + Nanos::from_micros(200);
     let before = Nanos(due.0 - 1);
     let (mut a, mut b) = pair_with("delay=nth1:200us");
@@ -212,7 +212,7 @@ fn a_delayed_frame_comes_when_it_is_due_and_not_before() {
 }
 
 #[test]
-fn a_delayed_frame_leaves_even_if_the_engine_only_receives() {
+fn delayed_frame_is_sent_by_receiving_engine() {
     let (mut a, mut b) = pair_with("tx.delay=1:1us");
     send(&mut a, [9], T0);
     assert!(receive(&mut a, T0 + Nanos(1_000)).is_empty());
@@ -220,7 +220,7 @@ fn a_delayed_frame_leaves_even_if_the_engine_only_receives() {
 }
 
 #[test]
-fn a_reordered_frame_is_overtaken_by_as_many_as_asked() {
+fn reordered_frame_is_overtaken_by_configured_count() {
     let (mut a, mut b) = pair_with("reorder=nth2:3:1ms");
     send(&mut b, 0..8, T0);
     assert_eq!(receive(&mut a, T0), [0, 2, 3, 4, 1, 5, 6, 7]);
@@ -231,7 +231,7 @@ fn a_reordered_frame_is_overtaken_by_as_many_as_asked() {
 }
 
 #[test]
-fn a_reordered_frame_that_nothing_follows_goes_on_after_its_bound() {
+fn reordered_frame_is_released_at_time_limit() {
     let (mut a, mut b) = pair_with("rx.reorder=1:4:1ms");
     send(&mut b, [1], T0);
     assert!(receive(&mut a, T0).is_empty());
@@ -264,7 +264,7 @@ fn layers_stack_each_with_its_own_faults() {
 }
 
 #[test]
-fn a_held_frame_that_no_longer_fits_the_link_is_dropped_and_counted() {
+fn held_frame_beyond_lowered_mtu_is_dropped() {
     let (mut a, mut b) = pair_with("delay=nth1:1ms,dir=tx");
     send(&mut a, 0..1, Nanos::ZERO);
     a.follow(&LinkChange::Mtu(20)).unwrap();
@@ -279,7 +279,7 @@ fn a_held_frame_that_no_longer_fits_the_link_is_dropped_and_counted() {
 }
 
 #[test]
-fn copies_have_room_for_the_frames_of_a_raised_mtu() {
+fn copy_buffers_grow_with_raised_mtu() {
     let (mut a, mut b) = pair_with("dup=nth1,dir=tx");
     for port in [&mut a as &mut dyn Port, &mut b] {
         port.follow(&LinkChange::Mtu(9000)).unwrap();

@@ -1,7 +1,7 @@
-//! The Ethernet, IP and UDP headers that stand before a datagram above this port.
+//! The Ethernet, IP and UDP headers in front of a datagram above this port.
 //!
-//! Received ones are made up from what the socket tells; of those to be sent the socket uses addresses,
-//! traffic class and source port. RFC 791, RFC 8200, RFC 768.
+//! Headers of received datagrams are made up from what the socket reports. From the headers of frames to be sent, the
+//! socket gets addresses, traffic class and source port. RFC 791, RFC 8200, RFC 768.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -18,12 +18,12 @@ pub(super) const MAX_HEADERS: usize = V6_HEADERS;
 /// Offset of the IPv4 identification in a frame.
 const V4_ID: usize = 14 + 4;
 const V4_CHECKSUM: usize = 14 + 10;
-/// The system's usual one, of which a received datagram says nothing.
+/// Default hop limit of Linux, shown in received headers: the socket does not report the real one.
 pub(super) const HOP_LIMIT: u8 = 64;
 const UDP: u8 = 17;
 
-/// A station address for an IP address that is reached through sockets: `02:00` and the four bytes of an
-/// IPv4 address, `02:06` and a hash of an IPv6 address. It is locally administered and never on a wire.
+/// Returns a station address for an IP address that is reached through sockets: `02:00` and the four bytes of an IPv4
+/// address, `02:06` and a hash of an IPv6 address. The address is locally administered and never on a wire.
 pub fn synthetic_mac(address: IpAddr) -> [u8; 6] {
     match address.to_canonical() {
         IpAddr::V4(a) => {
@@ -40,7 +40,7 @@ pub fn synthetic_mac(address: IpAddr) -> [u8; 6] {
     }
 }
 
-/// Both ends of a datagram.
+/// Addresses and traffic class of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Route {
     pub(super) source: IpAddr,
@@ -62,8 +62,8 @@ impl Headers {
         &self.bytes[..usize::from(self.len)]
     }
 
-    /// Headers of a datagram with `payload` bytes. IPv4: identification 0 and DF, as made-up as said
-    /// by `ip_id_hidden`. The UDP checksum is 0: the kernel has verified it and does not show it.
+    /// Makes the headers of a datagram with `payload` bytes. IPv4: identification 0 and DF, which `ip_id_hidden`
+    /// declares made up. The UDP checksum is 0: the kernel has verified it and does not show it.
     pub(super) fn new(macs: ([u8; 6], [u8; 6]), route: &Route, ports: (u16, u16), payload: usize) -> Headers {
         let mut headers = Headers::EMPTY;
         let b = &mut headers.bytes;
@@ -108,18 +108,18 @@ fn v6(address: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// What the socket needs to know of a frame to be sent.
+/// The fields of a frame to be sent that a socket needs.
 pub(super) struct Outgoing {
     pub(super) route: Route,
     pub(super) source_port: u16,
     pub(super) destination_port: u16,
-    /// Where the UDP header begins; the datagram follows 8 bytes later.
+    /// Offset of the UDP header; the payload follows 8 bytes later.
     pub(super) udp: usize,
 }
 
 impl Outgoing {
-    /// Reads the first bytes of a frame of `frame_len`. `None` if it is not exactly an untagged Ethernet
-    /// frame with one unfragmented UDP datagram over IP without options.
+    /// Parses the first bytes of a frame of `frame_len` bytes. `None` if it is not exactly an untagged Ethernet frame
+    /// with one unfragmented UDP datagram over IP without options.
     pub(super) fn parse(b: &[u8; MAX_HEADERS], frame_len: usize) -> Option<Outgoing> {
         let be16 = |at: usize| u16::from_be_bytes([b[at], b[at + 1]]);
         let (route, udp) = match (be16(12), b[14] >> 4) {
@@ -160,7 +160,7 @@ impl Outgoing {
     }
 }
 
-/// True if a frame is a RoCE v2 packet to another process of the group.
+/// True if a frame is a RoCE v2 packet for another process of the group.
 pub(super) fn is_for_another(frame: &Frame<'_>, member: &Member) -> bool {
     let mut start = [0; MAX_HEADERS];
     frame.copy_to(0, &mut start);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn made_up_headers_parse_back_to_what_the_socket_said() {
+    fn made_up_headers_parse_back() {
         for (from, to, len) in [("10.1.2.3", "10.4.5.6", V4_HEADERS), ("fd00::1", "fd00::2", V6_HEADERS)] {
             let route = route(from, to);
             let headers = Headers::new(([1; 6], [2; 6]), &route, (0xc123, 4791), 100);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn the_header_checksum_stays_right_when_the_identification_changes() {
+    fn checksum_follows_a_changed_identification() {
         let route = route("10.1.2.3", "10.4.5.6");
         let mut headers = Headers::new(([1; 6], [2; 6]), &route, (0xc123, 4791), 100);
         for id in [1, 127, 0xffff, 0] {

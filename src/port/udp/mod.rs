@@ -1,14 +1,13 @@
 //! RoCE v2 over plain UDP sockets: no privilege, no special interface.
 //!
-//! RoCE v2 is UDP port 4791, so a socket can carry it. Above this port a frame is a frame: received
-//! datagrams get made-up Ethernet, IP and UDP headers in front, and of frames to be sent the datagram goes
-//! to a socket with the addresses, the traffic class and the source port that the headers name.
-//! Segmentation offload (`UDP_SEGMENT`, `UDP_GRO`) moves up to 128 datagrams in one pass through the
-//! kernel; between two such ports on one host nothing is faster.
+//! RoCE v2 is UDP port 4791, so a socket can carry it. Above this port, frames look as on any other port: a received
+//! datagram gets made-up Ethernet, IP and UDP headers in front; the payload of a sent frame goes to a socket, with the
+//! addresses, traffic class and source port of its headers. Segmentation offload (`UDP_SEGMENT`, `UDP_GRO`) moves up to
+//! 128 datagrams in one pass through the kernel; between two such ports on one host nothing is faster.
 //!
-//! What the ICRC covers and a socket does not show is the IPv4 identification: `tx` says how the frames sent
-//! get the one they will have, and [`Received::ip_id_hidden`] marks received ones. IPv6 has none.
-//! Station addresses are made up from IP addresses: [`synthetic_mac`].
+//! The ICRC covers the IPv4 identification, which sockets do not show. `tx` predicts it for sent frames;
+//! [`Received::ip_id_hidden`] marks received ones. IPv6 has none. Station addresses are made up from IP addresses:
+//! [`synthetic_mac`].
 
 pub mod group;
 mod headers;
@@ -41,25 +40,25 @@ use crate::time::Nanos;
 pub struct UdpPort {
     info: PortInfo,
     addresses: Vec<IpAddr>,
-    /// The MTU was configured: that of the link does not matter.
+    /// True if the MTU was configured: changes of the link's MTU are ignored.
     fixed_mtu: bool,
     receiver: Receiver,
-    /// Processes that share the port.
+    /// Membership in the group of processes that share the port.
     member: Option<Arc<Member>>,
     sender: Sender,
     config: UdpConfig,
-    /// Where its sockets are.
+    /// Network namespace of the sockets.
     namespace: NetNs,
     memberships: Vec<(IpAddr, Membership)>,
 }
 
 impl UdpPort {
-    /// The addresses it receives on, those of the network namespace if it listens on any.
+    /// Returns the addresses that it receives on: those of the network namespace if it listens on any.
     pub fn addresses(&self) -> &[IpAddr] {
         &self.addresses
     }
 
-    /// What it has in common with other processes, if it shares the port with any that come.
+    /// Returns the membership in the group of processes that share the port, if the port is shared.
     pub fn member(&self) -> Option<&Arc<Member>> {
         self.member.as_ref()
     }
@@ -115,7 +114,8 @@ impl Port for UdpPort {
         self.sender.cancel(&id);
     }
 
-    /// Never fails: what a socket refuses for good is dropped, counted, and reported once for each kind.
+    /// Never fails: a datagram that a socket refuses for good is dropped and counted; each kind of failure is reported
+    /// once.
     fn tx_flush(&mut self, _now: Nanos) -> io::Result<()> {
         self.sender.flush();
         Ok(())
@@ -134,17 +134,17 @@ impl Port for UdpPort {
         self.receiver.fds()
     }
 
-    /// What was fetched already wants a turn.
+    /// Returns 0 (at once) while fetched datagrams wait for the next burst.
     fn next_event(&self) -> Nanos {
         if self.receiver.has_rest() { Nanos::ZERO } else { Nanos::MAX }
     }
 
-    /// Sockets stay readable until they are empty, so only what was fetched already keeps awake.
+    /// False while fetched datagrams wait. A socket with more stays readable, so nothing needs arming.
     fn prepare_sleep(&mut self) -> bool {
         !self.receiver.has_rest()
     }
 
-    /// Sockets listen on their addresses or on any, and station addresses are made up: only the MTU is followed.
+    /// Follows the MTU only: listening addresses are fixed, and station addresses are made up.
     fn follow(&mut self, change: &LinkChange) -> io::Result<()> {
         if let LinkChange::Mtu(mtu) = change
             && !self.fixed_mtu
@@ -156,13 +156,13 @@ impl Port for UdpPort {
         Ok(())
     }
 
-    /// A socket that is bound to no address gets what comes to the group; beside those that are, the group gets one
+    /// Joins with the socket that is bound to no address, if the port is not shared. Otherwise the group gets a socket
     /// of its own.
     fn join(&mut self, group: IpAddr) -> io::Result<()> {
         let name = self.info.interface.as_deref().ok_or_else(|| {
-            io::Error::other("the port stands on no interface: name one, a group is joined on it")
+            io::Error::other("the port has no interface: name one, a group is joined on an interface")
         })?;
-        // Sockets that are kept for other processes to take over join nothing.
+        // Sockets that another process may take over must join nothing.
         let unbound = self.receiver.unbound(group.is_ipv4()).filter(|_| self.member.is_none());
         let config = &self.config;
         let join = || -> io::Result<(Option<OwnedFd>, Membership)> {
@@ -184,7 +184,7 @@ impl Port for UdpPort {
             self.receiver.listen(group, socket)?;
             let own = self.namespace.run(|| Interface::by_name(name)).map_err(io::Error::other)?;
             let own = own.map_err(io::Error::other)?.addresses.iter().map(|a| a.ip).collect();
-            self.receiver.pass_over(own, self.sender.ports());
+            self.receiver.drop_own_multicast(own, self.sender.ports());
         }
         self.memberships.push((group, membership));
         Ok(())
@@ -192,10 +192,10 @@ impl Port for UdpPort {
 
     fn leave(&mut self, group: IpAddr) {
         self.memberships.retain(|(joined, _)| *joined != group);
-        self.receiver.hang_up(group);
+        self.receiver.stop_listening(group);
     }
 
-    /// By the error queues of the sockets that send: their datagrams are what is quoted.
+    /// Uses the error queues of the sockets that send: the messages quote their datagrams.
     fn undelivered(&self) -> io::Result<Option<Undelivered>> {
         Undelivered::of_sockets(self.sender.sockets()?).map(Some)
     }

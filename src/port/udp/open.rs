@@ -1,4 +1,4 @@
-//! From a configuration to open sockets.
+//! Opens the sockets of a configuration.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -23,37 +23,37 @@ use crate::frame::ROCE_V2_PORT;
 use crate::netdev::NetNs;
 use crate::port::PortInfo;
 
-/// How long a port is waited for whose holder may go by itself, and how often it is asked for.
+/// How long to wait for a port that may become free by itself, and the pause between attempts.
 const LEAVES_WITHIN: Duration = Duration::from_millis(500);
 const LOOKS_EVERY: Duration = Duration::from_millis(10);
-/// Where RoCE v2 takes source ports from.
+/// Source ports of RoCE v2.
 const SOURCE_PORTS: std::ops::RangeInclusive<u16> = 0xc000..=0xffff;
-/// The longest L3 packet that frames are made for: an interface such as `lo` allows more.
+/// Longest L3 packet of a frame: an interface such as `lo` allows more.
 const MAX_PACKET: usize = 9216;
 /// Ethernet header, in bytes.
 const ETHERNET: usize = 14;
 
-/// What a [`UdpPort`] is to be.
+/// Configuration of a [`UdpPort`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UdpConfig {
     /// Local addresses to receive on; none: any, IPv4 and IPv6.
     pub addresses: Vec<IpAddr>,
-    /// UDP port of ours and of all peers.
+    /// UDP port of this end and of all peers.
     pub port: u16,
-    /// The interface whose name and MTU to show; default: the one that has the first address.
+    /// The interface to take name and MTU from; default: the one with the first address.
     pub interface: Option<String>,
     /// MTU in bytes; default: that of the interface.
     pub mtu: Option<usize>,
     /// Station address; default: [`synthetic_mac`] of the first address.
     pub mac: Option<[u8; 6]>,
-    /// Segmentation offload. Without it each datagram goes alone, and its IPv4 identification is 0.
+    /// Segmentation offload. Without it each datagram is sent alone, with IPv4 identification 0.
     pub gso: bool,
-    /// Sockets to send from for each family: as many source ports for routers to spread flows by.
+    /// Number of sending sockets per family: as many source ports by which routers spread flows.
     pub send_sockets: usize,
     /// Socket buffers to ask for, in bytes.
     pub socket_buffer: usize,
-    /// Shares the port with other processes of this user that do so too ([`group`](super::group)). If addresses are chosen, the port is
-    /// this process's alone on each of them all the same.
+    /// Share the port with other processes of this user that do so too ([`group`](super::group)). Ignored if addresses
+    /// are chosen: the port is this process's alone on each of them.
     pub shared: bool,
 }
 
@@ -76,14 +76,14 @@ impl Default for UdpConfig {
 /// Why a [`UdpPort`] did not open.
 #[derive(Debug, thiserror::Error)]
 pub enum UdpError {
-    /// Somebody else receives on the port.
+    /// Another process or the kernel receives on the port.
     #[error("UDP port {port} of {address} is taken: {owner}")]
     InUse {
         /// The address that the socket was to be bound to.
         address: IpAddr,
-        /// The UDP port that is taken.
+        /// The UDP port.
         port: u16,
-        /// Who has it and what to do.
+        /// The holder, and what to do.
         owner: String,
     },
     /// The address is not one of this host.
@@ -97,7 +97,7 @@ pub enum UdpError {
     Interface {
         /// The interface that was named.
         name: String,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
     /// Nothing to receive on.
@@ -108,17 +108,17 @@ pub enum UdpError {
         "no free UDP port from 0xC000 to 0xFFFF for {0} to send from: close some of its sockets (ss -uan)"
     )]
     NoSourcePort(IpAddr),
-    /// Other processes have it, and this one cannot join them.
+    /// Other processes share the port, and this one cannot join them.
     #[error(transparent)]
     Group(#[from] JoinError),
     /// Any other refusal.
     #[error("{what} on {address}: {error}")]
     Socket {
-        /// What was asked for.
+        /// The call that failed.
         what: &'static str,
         /// The address that the socket is bound to.
         address: IpAddr,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
 }
@@ -127,7 +127,7 @@ impl UdpPort {
     /// Opens sockets as configured.
     ///
     /// # Errors
-    /// If an address or the port cannot be had; the error says who has it and what to do.
+    /// If an address or the port is not available; the error names the holder and says what to do.
     pub fn open(config: &UdpConfig) -> Result<UdpPort, UdpError> {
         let shared = config.shared && config.addresses.is_empty();
         let config = &UdpConfig { shared, ..config.clone() };
@@ -157,7 +157,7 @@ impl UdpPort {
         let pool = |v4: bool| {
             let wanted = listeners.iter().any(|(address, _)| address.is_ipv4() == v4);
             let address = unspecified(v4);
-            // One more for what goes to QP1.
+            // One more, for datagrams to QP1.
             let count = if wanted { config.send_sockets.max(1) + 1 } else { 0 };
             (0..count).map(|i| send_socket(address, i, config)).collect::<Result<Vec<_>, _>>()
         };
@@ -187,16 +187,17 @@ impl UdpPort {
     }
 }
 
-/// The longest frame, in bytes, on a link of that MTU.
+/// Returns the longest frame, in bytes, on a link of that MTU.
 pub(super) fn max_frame(mtu: usize) -> usize {
     mtu.min(MAX_PACKET) + ETHERNET
 }
 
-/// Listening sockets beside those of other processes.
+/// Makes listening sockets that share the port with other processes.
 fn share(config: &UdpConfig) -> Result<(Vec<(IpAddr, OwnedFd)>, Member), UdpError> {
     let make = |is_first| {
         if is_first {
-            // Beside a socket that is of no group, all would be numbered wrong: one that a child of an ended process has, for instance.
+            // Fails if a socket without a member is bound (in a child of an ended process, for instance): it would
+            // shift all places of the group.
             listen_on_all(&UdpConfig { shared: false, ..config.clone() })?;
         }
         listen_on_all(config)
@@ -211,19 +212,19 @@ fn share(config: &UdpConfig) -> Result<(Vec<(IpAddr, OwnedFd)>, Member), UdpErro
         } else {
             (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL)
         };
-        // A socket takes nothing of groups that another process has joined.
+        // Receive nothing from multicast groups that another process joined.
         sys::set_int(socket.as_fd(), level, name, 0).map_err(|error| UdpError::Socket {
             what: "MULTICAST_ALL=0",
             address: *address,
             error,
         })?;
-        // Whoever had it before may have made it small.
+        // An earlier owner of the socket may have shrunk its buffer.
         enlarge(socket.as_fd(), libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, config.socket_buffer);
     }
     Ok((joined.sockets, joined.member))
 }
 
-/// One listening socket per address, or one per family that this host has.
+/// Makes one listening socket per address, or one per family that this host has.
 fn listen_on_all(config: &UdpConfig) -> Result<Vec<(IpAddr, OwnedFd)>, UdpError> {
     if !config.addresses.is_empty() {
         return config.addresses.iter().map(|a| Ok((*a, listen_socket(*a, config)?))).collect();
@@ -236,7 +237,7 @@ fn listen_on_all(config: &UdpConfig) -> Result<Vec<(IpAddr, OwnedFd)>, UdpError>
             Err(UdpError::Socket { error, .. }) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => {
                 missing = Some(error);
             }
-            // IPv6 disabled by sysctl: the family is there, its unspecified address is not.
+            // IPv6 disabled by sysctl: the family exists, its unspecified address does not.
             Err(UdpError::NoSuchAddress { .. }) if address.is_ipv6() => {}
             Err(other) => return Err(other),
         }
@@ -267,14 +268,14 @@ pub(super) fn listen_socket(address: IpAddr, config: &UdpConfig) -> Result<Owned
     }
     set("SO_RXQ_OVFL", libc::SOL_SOCKET, libc::SO_RXQ_OVFL)?;
     if config.gso {
-        // Before Linux 5.0 there is none; datagrams then arrive one by one.
+        // Linux before 5.0 has no UDP_GRO; datagrams then arrive one by one.
         let _ = sys::set_int(fd, libc::SOL_UDP, libc::UDP_GRO, 1);
     }
     enlarge(fd, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, config.socket_buffer);
     Ok(socket)
 }
 
-/// A socket on the configured port. Who may leave it by itself is waited for a moment.
+/// Makes a socket on the configured port. Waits a moment if its holder may release it by itself.
 fn listening_socket(address: IpAddr, config: &UdpConfig) -> Result<OwnedFd, UdpError> {
     let until = Instant::now() + LEAVES_WITHIN;
     loop {
@@ -289,21 +290,22 @@ fn listening_socket(address: IpAddr, config: &UdpConfig) -> Result<OwnedFd, UdpE
     }
 }
 
-/// A socket for source-port entropy: bound to a free port of the range, unconnected, DF always set and
+/// Makes a socket for source-port entropy: bound to a free port of the range, unconnected, with DF always set and
 /// learned path MTUs ignored.
 fn send_socket(address: IpAddr, i: usize, config: &UdpConfig) -> Result<SendSocket, UdpError> {
     let range = u32::from(SOURCE_PORTS.end() - SOURCE_PORTS.start()) + 1;
-    // Another place for each process and socket, so that ports of one host differ.
+    // Start elsewhere for each process and socket, so that the ports of one host differ.
     let start = std::process::id().wrapping_mul(40_503).wrapping_add(i as u32 * 4_099);
     for attempt in 0..range {
         let port = SOURCE_PORTS.start() + (start.wrapping_add(attempt * 7) % range) as u16;
-        // One that is taken is passed over: the next will do.
+        // Skip a port that is taken.
         let Some(socket) = bound_socket(address, port, false)? else { continue };
         let fd = socket.as_fd();
         let set = |what, level, name, value| {
             sys::set_int(fd, level, name, value).map_err(|error| UdpError::Socket { what, address, error })
         };
-        // What is sent to a group comes round above this port: not here as well. Other processes that share it get it here.
+        // The loopback layer above returns our own multicast. The kernel loops it only for other processes that share
+        // the port.
         let round = i32::from(config.shared);
         if address.is_ipv4() {
             set("MTU_DISCOVER=PROBE", libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
@@ -317,7 +319,7 @@ fn send_socket(address: IpAddr, i: usize, config: &UdpConfig) -> Result<SendSock
                 libc::IPV6_PMTUDISC_PROBE,
             )?;
             set("MULTICAST_LOOP", libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP, round)?;
-            // Otherwise groups get 1 and all get a label of the system's making: not what the NIC's header says.
+            // Defaults would be hop limit 1 for groups and an automatic flow label, not what the NIC's header says.
             set("MULTICAST_HOPS", libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS, HOP_LIMIT.into())?;
             set("AUTOFLOWLABEL=0", libc::IPPROTO_IPV6, libc::IPV6_AUTOFLOWLABEL, 0)?;
         }
@@ -327,7 +329,7 @@ fn send_socket(address: IpAddr, i: usize, config: &UdpConfig) -> Result<SendSock
     Err(UdpError::NoSourcePort(address))
 }
 
-/// A socket on that port. `None`: somebody has it.
+/// Makes a socket on that port. `None` if the port is taken.
 fn bound_socket(address: IpAddr, port: u16, shared: bool) -> Result<Option<OwnedFd>, UdpError> {
     let refused = |what| move |error: nix::Error| UdpError::Socket { what, address, error: error.into() };
     let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
@@ -357,7 +359,7 @@ fn bind_to(socket: &OwnedFd, address: &dyn SockaddrLike) -> nix::Result<()> {
     bind(socket.as_raw_fd(), address)
 }
 
-/// Asks for a buffer beyond the limit, which takes privilege, else up to it.
+/// Sets a buffer size beyond the limit if privileged, else up to the limit.
 fn enlarge(fd: BorrowedFd<'_>, force: i32, plain: i32, bytes: usize) {
     let bytes = i32::try_from(bytes).unwrap_or(i32::MAX / 2);
     if sys::set_int(fd, libc::SOL_SOCKET, force, bytes).is_err() {
@@ -379,7 +381,7 @@ fn describe_mode(
         let checked = probe::identification(*segmentation.as_ref().unwrap_or(&1));
         mode += &format!("; {checked}");
     }
-    // The kernel shows twice what was asked for (socket(7)).
+    // The kernel reports twice the requested size (socket(7)).
     let got = getsockopt(&listener, sockopt::RcvBuf).unwrap_or(0) / 2;
     mode += &format!("; receive buffer {} KiB", got / 1024);
     if got < wanted {
@@ -419,12 +421,12 @@ fn scope_of(address: IpAddr) -> u32 {
 
 fn interface_of(addresses: &[IpAddr], interfaces: &[Interface]) -> Option<String> {
     let first = addresses.first()?;
-    // 127.0.0.0/8 belongs to lo whatever addresses are listed.
+    // 127.0.0.0/8 as a whole belongs to lo, listed or not.
     let has = |i: &&Interface| i.address == *first || (first.is_loopback() && i.loopback);
     interfaces.iter().find(has).map(|i| i.name.clone())
 }
 
-/// The configured addresses, or those of the interfaces that are up: real ones before loopback.
+/// Returns the configured addresses, or those of the interfaces that are up, loopback last.
 fn own_addresses(config: &UdpConfig, interfaces: &[Interface]) -> Vec<IpAddr> {
     if !config.addresses.is_empty() {
         return config.addresses.clone();

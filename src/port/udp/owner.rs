@@ -1,18 +1,18 @@
-//! Who holds a UDP port that we cannot have.
+//! Finds the holder of a UDP port that is taken.
 
 use std::fs;
 use std::path::Path;
 
-/// Who holds a port.
+/// The holder of a port.
 pub(super) struct Owner {
-    /// One sentence or two: the holder as far as it can be seen, and what to do.
+    /// One or two sentences: the holder as far as visible, and what to do.
     pub(super) text: String,
-    /// It may go by itself: nobody is seen to hold it. So it is with a socket whose last holder has just ended, or that is on its way from
-    /// one process to another.
+    /// True if the port may become free by itself: no holder is visible. For example the last holder has just ended, or
+    /// the socket is in flight from one process to another.
     pub(super) may_go: bool,
 }
 
-/// Who holds local UDP port `port`.
+/// Finds the holder of local UDP port `port`.
 pub(super) fn of(port: u16) -> Owner {
     let inodes = socket_inodes(port);
     let mut owners: Vec<String> = inodes.iter().filter_map(|inode| process_with_socket(*inode)).collect();
@@ -37,7 +37,7 @@ pub(super) fn of(port: u16) -> Owner {
     Owner { text: text.into(), may_go }
 }
 
-/// The inodes of UDP sockets bound to `port` in this thread's network namespace.
+/// Returns the inodes of UDP sockets bound to `port` in this thread's network namespace.
 fn socket_inodes(port: u16) -> Vec<u64> {
     ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"]
         .into_iter()
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_the_kernels_table_gives_the_inode() {
+    fn a_table_line_gives_the_inode() {
         let line = "  212: 0100007F:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 \
                     40741 2 00000000e3f1c5d2 0";
         assert_eq!(inode_if_bound(line, 4791), Some(40741));

@@ -1,4 +1,4 @@
-//! What this kernel does, found out by datagrams to oneself.
+//! Probes the kernel with datagrams to itself.
 
 use std::fmt;
 use std::io;
@@ -8,15 +8,15 @@ use std::time::Duration;
 
 use super::sys::{attach_filter, set_int};
 
-/// Segments that a send may have, newest kernels first (`UDP_MAX_SEGMENTS`).
+/// Most segments per send, newest kernels first (`UDP_MAX_SEGMENTS`).
 const SEGMENTS: [usize; 2] = [128, 64];
-/// How long a datagram to oneself may take.
+/// Timeout for a datagram to ourselves.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// How many datagrams one send may hold, or why only one.
+/// Returns the most datagrams per send, or why it is one.
 pub(super) fn segmentation() -> Result<usize, String> {
     let probe = || -> io::Result<usize> {
-        // Not bound to the loopback address: a new namespace has none until its `lo` is up.
+        // Do not bind to the loopback address: a new namespace has none until its `lo` is up.
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
         let to = (Ipv4Addr::LOCALHOST, socket.local_addr()?.port());
         set_int(socket.as_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, 1)?;
@@ -24,7 +24,7 @@ pub(super) fn segmentation() -> Result<usize, String> {
             match socket.send_to(&vec![0; segments], to) {
                 Ok(_) => return Ok(segments),
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
-                // The loopback interface is down or filtered: the option was accepted, so it is there.
+                // The loopback interface is down or filtered. The kernel accepted the option, so it has segmentation.
                 Err(_) => break,
             }
         }
@@ -33,14 +33,14 @@ pub(super) fn segmentation() -> Result<usize, String> {
     probe().map_err(|error| format!("the kernel refuses UDP_SEGMENT ({error})"))
 }
 
-/// Whether IPv4 identifications are what `arrange` writes.
+/// Whether the kernel sets the IPv4 identifications that `arrange` predicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Identification {
-    /// 0 for a datagram alone; 0, 1, 2 … in a train: seen.
+    /// Observed: 0 for a single datagram; 0, 1, 2 … in a train.
     AsAssumed,
-    /// Something else was seen: peers that check the ICRC strictly will drop frames.
+    /// Observed: other values. Peers that check the ICRC will drop frames.
     Different,
-    /// It could not be tried.
+    /// The probe failed.
     Unchecked,
 }
 
@@ -56,8 +56,8 @@ impl fmt::Display for Identification {
     }
 }
 
-/// Sends to itself datagrams that say which identification they should have, through a socket filter
-/// that passes those that have it.
+/// Sends datagrams to ourselves that contain their expected identification, through a socket filter that passes those
+/// that have it.
 pub(super) fn identification(segments: usize) -> Identification {
     let count = |filter: &[(u16, u8, u8, u32)]| -> io::Result<usize> {
         let to = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
@@ -83,7 +83,7 @@ pub(super) fn identification(segments: usize) -> Identification {
     }
 }
 
-/// Classic BPF: passes a datagram whose first byte equals its IPv4 identification.
+/// Classic BPF: passes a datagram if its first byte equals its IPv4 identification.
 const PASS_EXPECTED: [(u16, u8, u8, u32); 6] = [
     (0x30, 0, 0, 8),                            // A = byte behind the UDP header
     (0x07, 0, 0, 0),                            // X = A

@@ -1,4 +1,4 @@
-//! Receiving: trains of datagrams from the kernel, cut into frames.
+//! Receiving: trains of datagrams (GRO) from the kernel, cut into frames.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -16,43 +16,43 @@ use crate::frame::Frame;
 use crate::port::BURST;
 use crate::time::Nanos;
 
-/// A socket that had nothing for so many polls in a row is asked less often, while another has something.
+/// Empty polls in a row after which a socket is polled less often, while another one is busy.
 const COLD_AFTER: u32 = 64;
-/// How often then: every so many polls. Sleeping is not affected, it waits on all descriptors.
+/// Such a socket is polled every this many polls. Sleeping is unaffected: it waits on all descriptors.
 const COLD_PERIOD: usize = 32;
 
-/// What another process handed over is looked for in every so many polls that found nothing else. It is rare.
+/// Datagrams that another process handed over (rare) are looked for in every this many polls that found nothing else.
 const STRAY_PERIOD: u32 = 64;
-/// Stands for the buffer of what another process handed over.
+/// Buffer number of a datagram that another process handed over.
 const STRAY: usize = INBOX;
 
 /// Receives from all listening sockets.
 pub(super) struct Receiver {
     listeners: Vec<Listener>,
-    /// How many of them were there from the beginning.
+    /// Number of listeners that existed from the start.
     first: usize,
-    /// Readable while one of the others is: they come and go with multicast groups.
+    /// Readable while a later listener or a handed-over datagram is. Later listeners belong to multicast groups.
     later: Epoll,
     inbox: Inbox,
-    /// What the inbox holds, in order.
+    /// Trains in the inbox, in order.
     trains: Vec<Cut>,
-    /// The first datagram not shown yet: its place in `trains` and its offset.
+    /// The first datagram not shown yet: index in `trains` and offset.
     next: (usize, usize),
     burst: Vec<Datagram>,
-    /// Buffers to offer in the next call: enough for a burst, so that their memory stays warm.
+    /// Number of buffers to offer in the next call: enough for a burst, so that their memory stays warm.
     limit: usize,
     turn: usize,
     mac: [u8; 6],
     port: u16,
     max_frame: usize,
-    /// The kernel says when datagrams arrived.
+    /// True if the kernel stamps the arrival of datagrams.
     stamps: bool,
-    /// Processes that share the port, and what they handed over.
+    /// Membership in the group of processes that share the port, and the buffer for handed-over datagrams.
     member: Option<Arc<Member>>,
     stray: Box<[u8]>,
     stray_polls: u32,
-    /// Addresses and ports that multicast of our own comes from, if the link brings it round.
-    passed_over: (Vec<IpAddr>, Vec<u16>),
+    /// Source addresses and ports of our own multicast, which is dropped if the link returns it.
+    own_multicast: (Vec<IpAddr>, Vec<u16>),
     pub(super) counts: ReceiveCounts,
 }
 
@@ -71,7 +71,7 @@ pub(super) struct ReceiveCounts {
 
 struct Listener {
     socket: OwnedFd,
-    /// Its own address, shown as the destination if the kernel tells none.
+    /// The address it is bound to: shown as the destination if the kernel tells none.
     address: IpAddr,
     idle_polls: u32,
     dropped: u32,
@@ -85,9 +85,9 @@ struct Cut {
     route: Route,
     source_port: u16,
     headers: Headers,
-    /// Those of a shorter last datagram.
+    /// Headers of a shorter last datagram.
     last_headers: Headers,
-    /// When it arrived, by the day's clock.
+    /// Arrival time since the Unix epoch.
     stamp: Option<Duration>,
     arrived: Option<Nanos>,
 }
@@ -130,24 +130,24 @@ impl Receiver {
             stray: if member.is_some() { vec![0; TRAIN_BYTES].into() } else { Box::default() },
             stray_polls: 0,
             member,
-            passed_over: Default::default(),
+            own_multicast: Default::default(),
             counts: ReceiveCounts::default(),
         })
     }
 
-    /// Multicast from these addresses and ports is our own.
-    pub(super) fn pass_over(&mut self, addresses: Vec<IpAddr>, ports: Vec<u16>) {
-        self.passed_over = (addresses, ports);
+    /// Drops multicast from these source addresses and ports, which is our own, from now on.
+    pub(super) fn drop_own_multicast(&mut self, addresses: Vec<IpAddr>, ports: Vec<u16>) {
+        self.own_multicast = (addresses, ports);
     }
 
-    /// Has the kernel say when datagrams arrive, if it does that. Without, they arrive when they are taken in.
+    /// Has the kernel stamp arrivals, if it can. Otherwise a datagram arrives when it is received here.
     pub(super) fn stamp_arrivals(&mut self, wanted: bool) {
         let name = libc::SO_TIMESTAMPNS;
         let set = |l: &Listener| set_int(l.socket.as_fd(), libc::SOL_SOCKET, name, i32::from(wanted));
         self.stamps = self.listeners.iter().map(set).all(|set| set.is_ok()) && wanted;
     }
 
-    /// Receives from another socket as well.
+    /// Adds a socket to receive from.
     pub(super) fn listen(&mut self, address: IpAddr, socket: OwnedFd) -> io::Result<()> {
         if self.stamps {
             set_int(socket.as_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
@@ -158,32 +158,32 @@ impl Receiver {
     }
 
     /// Closes the socket of an address.
-    pub(super) fn hang_up(&mut self, address: IpAddr) {
+    pub(super) fn stop_listening(&mut self, address: IpAddr) {
         if let Some(at) = self.listeners.iter().position(|l| l.address == address) {
-            // Before it is closed: a copy of it elsewhere would keep it in the set.
+            // Delete it before it is closed: a duplicate descriptor would keep it in the epoll set.
             let _ = self.later.delete(&self.listeners[at].socket);
             self.listeners.remove(at);
         }
     }
 
-    /// The socket that is bound to no address of a family, if there is one.
+    /// Returns the socket of a family that is bound to no address, if there is one.
     pub(super) fn unbound(&self, v4: bool) -> Option<BorrowedFd<'_>> {
         let fits = |l: &&Listener| l.address.is_unspecified() && l.address.is_ipv4() == v4;
         self.listeners.iter().find(fits).map(|l| l.socket.as_fd())
     }
 
-    /// Frames up to this length are taken from now on.
+    /// Accepts frames up to this length from now on.
     pub(super) fn set_max_frame(&mut self, max_frame: usize) {
         self.max_frame = max_frame;
     }
 
-    /// Takes up to [`BURST`] datagrams, first those that an earlier call brought.
+    /// Takes up to [`BURST`] datagrams, first those left from an earlier call.
     pub(super) fn poll(&mut self, now: Nanos) -> usize {
         debug_assert!(self.burst.is_empty(), "rx_release comes before the next rx_burst");
         if !self.has_rest() {
             self.fetch();
             if self.stamps {
-                self.date(now);
+                self.set_arrivals(now);
             }
         }
         while self.burst.len() < BURST && self.has_rest() {
@@ -212,7 +212,7 @@ impl Receiver {
         Frame { a: headers.as_slice(), b: self.bytes((datagram.train, datagram.offset), datagram.len) }
     }
 
-    /// A datagram of a train.
+    /// Returns the bytes of a datagram.
     fn bytes(&self, (train, offset): (usize, usize), len: usize) -> &[u8] {
         match self.trains[train].buffer {
             STRAY => &self.stray[STRAY_HEADER + offset..][..len],
@@ -220,7 +220,7 @@ impl Receiver {
         }
     }
 
-    /// True if this process is to have it, as far as processes share the port.
+    /// True if the datagram is for this process. Always true if the port is not shared.
     fn is_ours(&self, at: (usize, usize), len: usize) -> bool {
         let destination = self.trains[at.0].route.destination;
         self.member.as_ref().is_none_or(|member| member.is_ours(self.bytes(at, len), destination))
@@ -242,7 +242,7 @@ impl Receiver {
         }
     }
 
-    /// Takes in what another process handed over.
+    /// Receives a datagram that another process handed over.
     fn fetch_stray(&mut self) {
         self.stray_polls = self.stray_polls.wrapping_add(1);
         let Some(member) = self.member.as_ref().filter(|_| self.stray_polls.is_multiple_of(STRAY_PERIOD))
@@ -271,13 +271,13 @@ impl Receiver {
         }
     }
 
-    /// When the `i`-th datagram of the burst arrived, if the kernel said so.
+    /// Returns when the `i`-th datagram of the burst arrived, if the kernel stamps arrivals.
     pub(super) fn arrived(&self, i: usize) -> Option<Nanos> {
         self.trains[self.burst[i].train].arrived
     }
 
-    /// The kernel's stamps are of the day's clock: what matters is how long ago they are.
-    fn date(&mut self, now: Nanos) {
+    /// Converts the kernel's wall-clock stamps: subtracts each stamp's age from `now`.
+    fn set_arrivals(&mut self, now: Nanos) {
         let Ok(wall) = ClockId::CLOCK_REALTIME.now() else { return };
         let wall = Duration::from(wall);
         for cut in &mut self.trains {
@@ -295,17 +295,17 @@ impl Receiver {
     }
 
     pub(super) fn fds(&self) -> Vec<BorrowedFd<'_>> {
-        // Each by itself: whoever is woken through a set of sets is put on another processor than who sent.
+        // Not one epoll set for all: a thread woken through nested sets runs on another CPU than the sender.
         let first = self.listeners[..self.first].iter().map(|l| l.socket.as_fd());
         first.chain([self.later.0.as_fd()]).collect()
     }
 
-    /// Datagrams that the kernel dropped because a socket buffer was full.
+    /// Returns the number of datagrams that the kernel dropped because a socket buffer was full.
     pub(super) fn dropped(&self) -> u64 {
         self.listeners.iter().map(|l| u64::from(l.dropped)).sum()
     }
 
-    /// Asks the sockets in turn until one has something.
+    /// Polls the sockets in turn until one has something.
     fn fetch(&mut self) {
         self.trains.clear();
         self.next = (0, 0);
@@ -324,7 +324,7 @@ impl Receiver {
                     listener.idle_polls = 0;
                     self.counts.calls += 1;
                     self.counts.trains += n as u64;
-                    self.sort_in(s, n);
+                    self.add_trains(s, n);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     listener.idle_polls = listener.idle_polls.saturating_add(1);
@@ -339,8 +339,8 @@ impl Receiver {
         self.fetch_stray();
     }
 
-    /// Makes `n` trains of listener `s` ready to be cut.
-    fn sort_in(&mut self, s: usize, n: usize) {
+    /// Prepares `n` trains of listener `s` for cutting into frames.
+    fn add_trains(&mut self, s: usize, n: usize) {
         let mut datagrams = 0;
         for buffer in 0..n {
             let Some(train) = self.inbox.train(buffer) else { continue };
@@ -359,9 +359,9 @@ impl Receiver {
         self.limit = (BURST * n).div_ceil(datagrams.max(1)).clamp(1, INBOX);
     }
 
-    /// True of what this process sent to a group: it has come round already.
+    /// True if this process sent the train to a group: the loopback layer has delivered it already.
     fn is_own_multicast(&self, train: &Train) -> bool {
-        let (addresses, ports) = &self.passed_over;
+        let (addresses, ports) = &self.own_multicast;
         ports.contains(&train.source_port)
             && addresses.contains(&train.source)
             && train.destination.is_some_and(|to| to.is_multicast())

@@ -1,8 +1,8 @@
-//! The system calls that no crate wraps for us: datagrams by the batch, with ancillary data per datagram.
+//! System calls without a safe wrapper in a crate: datagrams by the batch, with ancillary data per datagram.
 //!
-//! Everything handed in and out is safe; raw pointers live from the moment a batch is laid out to the
-//! return of its system call. Socket addresses and control messages are written and read as bytes, in
-//! the layouts of `linux/in.h`, `linux/in6.h` and `linux/socket.h`.
+//! The interface is safe: raw pointers exist only from the layout of a batch to the return of its system call. Socket
+//! addresses and control messages are written and read as bytes, in the layouts of `linux/in.h`, `linux/in6.h` and
+//! `linux/socket.h`.
 
 #![allow(unsafe_code)]
 
@@ -15,13 +15,13 @@ use std::time::Duration;
 
 use libc::{c_int, iovec, mmsghdr};
 
-/// Datagrams, or trains of them, that one call carries at most.
+/// Most datagrams or trains per call.
 pub(super) const BATCH: usize = 64;
-/// Pieces of memory that one call gathers at most.
+/// Most pieces of memory per call.
 pub(super) const PIECES: usize = 512;
-/// The longest a received train can be, in bytes.
+/// Longest received train, in bytes.
 pub(super) const TRAIN_BYTES: usize = 65_536;
-/// Receive buffers.
+/// Number of receive buffers.
 pub(super) const INBOX: usize = 32;
 
 /// Length of `struct sockaddr_in`.
@@ -34,12 +34,12 @@ const _: () = assert!(size_of::<libc::cmsghdr>() == CMSG_HEADER);
 const _: () = assert!(size_of::<libc::sockaddr_in>() == SOCKADDR_IN);
 const _: () = assert!(size_of::<libc::sockaddr_in6>() == SOCKADDR_IN6);
 
-/// Room for what one sent datagram carries: packet info 40, traffic class 24, segment size 24.
+/// Control messages of a sent datagram: packet info 40 bytes, traffic class 24, segment size 24.
 type SendControl = [u8; 96];
-/// Room for what one received datagram carries: those, the drop count 24, and the time 32.
+/// Control messages of a received datagram: the same, the drop count 24 bytes, and the time 32.
 type ReceiveControl = [u8; 160];
 
-/// Sets an option whose value is an `int`.
+/// Sets a socket option of type `int`.
 pub(super) fn set_int(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
     // SAFETY: the value pointer is to a live c_int and the length is its size; the kernel only reads it.
     let rc = unsafe {
@@ -54,12 +54,12 @@ pub(super) fn set_int(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_in
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Attaches a classic BPF program that says which datagrams a socket takes: (code, jump if true, jump if false, operand).
+/// Attaches a classic BPF program that filters the datagrams of a socket: (code, jump if true, jump if false, operand).
 pub(super) fn attach_filter(fd: BorrowedFd<'_>, program: &[(u16, u8, u8, u32)]) -> io::Result<()> {
     attach(fd, libc::SO_ATTACH_FILTER, program)
 }
 
-/// Attaches one that picks a socket of the group that `fd` is of (`SO_REUSEPORT`), in place of the one that it has.
+/// Attaches a program that selects the socket within `fd`'s group (`SO_REUSEPORT`), replacing the earlier one.
 pub(super) fn attach_steering(fd: BorrowedFd<'_>, program: &[(u16, u8, u8, u32)]) -> io::Result<()> {
     attach(fd, libc::SO_ATTACH_REUSEPORT_CBPF, program)
 }
@@ -83,7 +83,7 @@ fn attach(fd: BorrowedFd<'_>, option: c_int, program: &[(u16, u8, u8, u32)]) -> 
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// MTU in bytes of the interface `name`, in the network namespace of `fd`.
+/// Returns the MTU in bytes of the interface `name`, in the network namespace of `fd`.
 pub(super) fn interface_mtu(fd: BorrowedFd<'_>, name: &str) -> io::Result<usize> {
     // SAFETY: `ifreq` is plain data for which all zeroes is a value.
     let mut request: libc::ifreq = unsafe { zeroed() };
@@ -103,7 +103,7 @@ pub(super) fn interface_mtu(fd: BorrowedFd<'_>, name: &str) -> io::Result<usize>
     usize::try_from(mtu).map_err(io::Error::other)
 }
 
-/// How a datagram, or a train of them, leaves.
+/// Addressing of a datagram or a train.
 pub(super) struct Envelope {
     pub(super) source: IpAddr,
     pub(super) destination: IpAddr,
@@ -125,7 +125,7 @@ pub(super) struct Outbox {
     raw: Raw,
 }
 
-/// What the kernel is given. The pointers in it mean something only during a call.
+/// Arguments for the kernel. Their pointers are valid only during a call.
 struct Raw {
     headers: Box<[mmsghdr]>,
     vectors: Box<[iovec]>,
@@ -176,8 +176,8 @@ impl Outbox {
         self.shapes.push((name_len, control_len, self.pieces.len()..self.pieces.len()));
     }
 
-    /// Adds bytes to the train begun last: a range of the memory later given to [`send`](Outbox::send).
-    /// Ranges that meet become one. Returns without effect for an empty range.
+    /// Adds bytes to the newest train: a range of the memory that [`send`](Outbox::send) gets later. Adjacent ranges
+    /// are merged; an empty range is ignored.
     pub(super) fn push(&mut self, piece: Range<usize>) {
         if piece.is_empty() {
             return;
@@ -192,7 +192,7 @@ impl Outbox {
         }
     }
 
-    /// Sends the trains from the `first`-th on, without waiting. Returns how many left, at least one.
+    /// Sends the trains from the `first`-th on, without blocking. Returns the number sent, at least one.
     pub(super) fn send(&mut self, fd: BorrowedFd<'_>, memory: &[u8], first: usize) -> io::Result<usize> {
         let n = self.shapes.len();
         for i in first..n {
@@ -242,12 +242,12 @@ pub(super) struct Train {
     pub(super) traffic_class: u8,
     /// Bytes of each datagram but the last.
     pub(super) segment: usize,
-    /// Bytes in all; they lie in the buffer of the same index.
+    /// Total bytes, in the buffer of the same index.
     pub(super) len: usize,
     pub(super) truncated: bool,
-    /// Datagrams that this socket has lost for want of room, in all.
+    /// Total datagrams that this socket has dropped for lack of room.
     pub(super) dropped: Option<u32>,
-    /// When its last datagram arrived, by the day's clock.
+    /// Arrival time of the last datagram, since the Unix epoch.
     pub(super) stamp: Option<Duration>,
 }
 
@@ -261,7 +261,7 @@ impl Inbox {
         }
     }
 
-    /// Receives up to `limit` trains, without waiting. Buffers of earlier ones are overwritten.
+    /// Receives up to `limit` trains, without blocking. Overwrites the buffers of earlier ones.
     pub(super) fn receive(&mut self, fd: BorrowedFd<'_>, limit: usize) -> io::Result<usize> {
         let n = limit.min(INBOX);
         for (i, buffer) in self.buffers.chunks_exact_mut(TRAIN_BYTES).take(n).enumerate() {
@@ -290,7 +290,7 @@ impl Inbox {
         usize::try_from(got).map_err(|_| io::Error::last_os_error())
     }
 
-    /// What arrived in the `i`-th buffer. `None` if it came from no IP address.
+    /// Returns the train in the `i`-th buffer. `None` if its source is not an IP address.
     pub(super) fn train(&self, i: usize) -> Option<Train> {
         let header = &self.raw.headers[i];
         let (source, source_port) = read_name(&self.names[i])?;
@@ -311,7 +311,7 @@ impl Inbox {
         Some(train)
     }
 
-    /// `len` bytes at `offset` of the `i`-th buffer.
+    /// Returns `len` bytes at `offset` of the `i`-th buffer.
     pub(super) fn bytes(&self, i: usize, offset: usize, len: usize) -> &[u8] {
         &self.buffers[i * TRAIN_BYTES..][offset..offset + len]
     }
@@ -390,7 +390,7 @@ fn read_control(mut control: &[u8], train: &mut Train) {
         let data = &control[CMSG_HEADER..len];
         match (level, kind, data.len()) {
             (libc::IPPROTO_IP, libc::IP_TOS, 1..) => train.traffic_class = data[0],
-            // An int below 256, in the byte order of the machine.
+            // An int below 256, in native byte order.
             (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, 4..) => {
                 train.traffic_class = c_int::from_ne_bytes(array(&data[..4])) as u8;
             }
@@ -418,7 +418,7 @@ fn read_control(mut control: &[u8], train: &mut Train) {
     }
 }
 
-/// The first `N` bytes of a slice that is known to have them.
+/// Returns a slice of `N` bytes as an array.
 fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(bytes);

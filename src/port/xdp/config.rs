@@ -1,26 +1,26 @@
-//! What may be chosen about an XDP port.
+//! Configuration of an XDP port.
 
 use std::net::IpAddr;
 use std::str::FromStr;
 
 use super::XdpError;
 
-/// Which of the kernel's ways to move frames may be used.
+/// Which of the kernel's modes may be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// The fastest that works: zero-copy, else native copy, else generic.
     #[default]
     Auto,
-    /// Only zero-copy: the NIC writes into our memory.
+    /// Zero-copy only: the NIC writes into our memory.
     ZeroCopy,
-    /// Only native copy: the driver runs the program, the kernel copies the frame.
+    /// Native copy only: the driver runs the program, the kernel copies the frame.
     Native,
-    /// Only generic: works on every driver, after the kernel has made an skb of the frame.
+    /// Generic only: works on every driver, after the kernel has made an skb of the frame.
     Generic,
 }
 
 impl Mode {
-    /// Its name, in options and in the environment.
+    /// Returns the name used in options and in the environment.
     pub fn name(self) -> &'static str {
         match self {
             Mode::Auto => "auto",
@@ -46,14 +46,14 @@ impl FromStr for Mode {
 pub struct XdpConfig {
     /// The interface, in the namespace of the thread that opens it.
     pub interface: String,
-    /// Receive queues to take, transmission being on the first of them; empty: all queues.
+    /// Receive queues to bind; the first also transmits. Empty: all queues.
     pub queues: Vec<u32>,
     /// Entries of each ring and chunks of 4 KiB for each direction: a power of two, 64 to 32768.
     /// A frame above 3,840 bytes takes two.
     pub ring: u32,
     /// Which modes may be used.
     pub mode: Mode,
-    /// Destination addresses whose RoCE v2 is ours; empty: those of the interface when it is opened.
+    /// Destination addresses of RoCE v2 to take. Empty: those of the interface when it is opened.
     /// [`super::XdpPort::set_addresses`] changes them later.
     pub addresses: Vec<IpAddr>,
     /// Take RoCE v1 (EtherType 0x8915) too.
@@ -61,7 +61,7 @@ pub struct XdpConfig {
 }
 
 impl XdpConfig {
-    /// All queues of `interface`, its own addresses, the best mode, rings of 2048.
+    /// Returns the default configuration: all queues of `interface`, its own addresses, the best mode, rings of 2048.
     pub fn new(interface: impl Into<String>) -> XdpConfig {
         XdpConfig {
             interface: interface.into(),
@@ -73,14 +73,14 @@ impl XdpConfig {
         }
     }
 
-    /// Bytes of packet memory that it locks on an interface with this many receive queues.
+    /// Returns the bytes of packet memory to lock on an interface with this many receive queues.
     pub fn packet_memory(&self, rx_queues: usize) -> u64 {
         let queues = if self.queues.is_empty() { rx_queues.max(1) } else { self.queues.len() };
         // Chunks for each direction.
         queues as u64 * 2 * u64::from(self.ring) * u64::from(CHUNK)
     }
 
-    /// Checks what does not depend on the interface.
+    /// Checks the values that do not depend on the interface.
     pub(super) fn check(&self) -> Result<(), XdpError> {
         if !self.ring.is_power_of_two() || !(64..=32768).contains(&self.ring) {
             return Err(XdpError::Config(format!(
@@ -106,5 +106,5 @@ impl XdpConfig {
 /// Chunk size of the UMEM: a page, the largest that the kernel takes without huge pages.
 pub(super) const CHUNK: u32 = 4096;
 
-/// Queues in one port: each gets its share of a burst, so there cannot be more than frames in one.
+/// Most queues in one port: each gets its share of a burst, at least one frame.
 pub(super) const MAX_QUEUES: usize = crate::port::BURST;

@@ -1,4 +1,4 @@
-//! Why an interface could not be opened through AF_XDP, and what to do about it.
+//! Errors of opening an interface through AF_XDP.
 
 use std::io;
 
@@ -22,10 +22,10 @@ pub enum XdpError {
         interface: String,
         /// The queue that was asked for.
         queue: u32,
-        /// How many there are.
+        /// Number of receive queues.
         count: u32,
     },
-    /// Somebody else's program has the interface's only slot.
+    /// Another program occupies the interface's only slot.
     #[error(
         "{interface} already has an XDP program attached: {program} (id {id}), {}; or use another interface",
         remedy(interface, holders)
@@ -35,14 +35,14 @@ pub enum XdpError {
         interface: String,
         /// The name that its loader gave the program.
         program: String,
-        /// The kernel's id of it.
+        /// The program's id in the kernel.
         id: u32,
         /// The processes that hold it, as far as they are visible from here.
         holders: Vec<String>,
-        /// How often attaching was tried: more than once where no process held the program.
+        /// Attempts to attach: more than one if no process held the program.
         attempts: u16,
     },
-    /// Somebody else's socket is bound to the queue.
+    /// Another process's socket is bound to the queue.
     #[error(
         "queue {queue} of {interface} is in use by another AF_XDP socket, still after {waited_ms} ms; \
          processes that hold an XSKMAP: {holders}"
@@ -50,11 +50,11 @@ pub enum XdpError {
     QueueBusy {
         /// The interface that was to be opened.
         interface: String,
-        /// The receive queue that another socket has.
+        /// The receive queue.
         queue: u32,
-        /// How long we tried.
+        /// How long binding was retried.
         waited_ms: u128,
-        /// Processes that may have it, for people.
+        /// Processes that may hold it, as text.
         holders: String,
     },
     /// The caller lacks privileges.
@@ -64,7 +64,7 @@ pub enum XdpError {
          cap_net_raw,cap_bpf,cap_perfmon,cap_net_admin,cap_ipc_lock+ep` the binary; without them use the udp port"
     )]
     NotPermitted {
-        /// The call that the kernel refused, for people.
+        /// The call that the kernel refused, as text.
         action: String,
     },
     /// The UMEM is larger than the process may lock.
@@ -82,7 +82,7 @@ pub enum XdpError {
     /// The kernel did not take the steering program.
     #[error("the kernel refused the steering program: {reason}")]
     Program {
-        /// What the program's loader said, the verifier's words included.
+        /// The loader's error, with the verifier's log.
         reason: String,
     },
     /// No mode that was allowed works on this interface.
@@ -98,15 +98,16 @@ pub enum XdpError {
     /// Any other refusal.
     #[error("{action}: {source}")]
     Kernel {
-        /// What was tried, as a sentence without its subject.
+        /// The action that failed, as a sentence without its subject.
         action: String,
         /// The kernel's answer, as an errno.
         source: io::Error,
     },
 }
 
-/// A program that a process attached by a link (`bpf_link`) goes with that process alone: the kernel refuses to detach it
-/// otherwise. One that nobody holds was attached by `ip link set xdp`, or its holder is in another PID namespace.
+/// Says how to free the slot. A program that a process attached by a link (`bpf_link`) ends with that process: the
+/// kernel refuses to detach it otherwise. A program without a visible holder was attached by `ip link set xdp`, or its
+/// holder is in another PID namespace.
 fn remedy(interface: &str, holders: &[String]) -> String {
     match holders {
         [] => format!(
@@ -117,7 +118,7 @@ fn remedy(interface: &str, holders: &[String]) -> String {
 }
 
 impl XdpError {
-    /// True if it has a reason that UDP sockets on the same interface do not have.
+    /// True if the error does not affect UDP sockets on the same interface.
     pub fn leaves_sockets(&self) -> bool {
         use XdpError::{LockedMemory, NotPermitted, Program, Unsupported};
         matches!(self, NotPermitted { .. } | LockedMemory { .. } | Program { .. } | Unsupported { .. })
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_program_that_nobody_holds_can_be_detached_from_outside() {
+    fn only_an_unheld_program_can_be_detached() {
         let held = attached(&["roxie (pid 42)"]);
         assert!(
             held.contains("held by roxie (pid 42): stop that first") && !held.contains("xdp off"),

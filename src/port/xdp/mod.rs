@@ -1,13 +1,13 @@
-//! Frames through AF_XDP: rings in memory that are shared with the kernel, below its network stack.
+//! Frames through AF_XDP: rings in memory shared with the kernel, below its network stack.
 //!
-//! A small program in the kernel (`steer.bpf.c`) gives what is RoCE for one of our addresses to a socket
-//! per receive queue and leaves the rest to the kernel, so ssh, ARP and TCP go on over the same interface and
-//! the same IP address. Flows of raw packet QPs are taken from that rest. [`XdpConfig`] says what may be chosen, [`XdpPort`] moves the frames,
-//! `open` finds the mode, `queue` is where the rings are, `steering` is the program.
+//! A BPF program (`steer.bpf.c`) redirects RoCE to our addresses to one socket per receive queue. All other traffic
+//! stays with the kernel, so ssh, ARP and TCP continue over the same interface and IP address; flows of raw packet QPs
+//! are taken from that rest. [`XdpConfig`] holds the options, [`XdpPort`] moves the frames, `open` selects the mode,
+//! `queue` has the rings, `steering` the program.
 //!
-//! Frames that an adapter would drop are not taken and counted: a wrong IPv4 checksum (`rx_bad_ip_checksum`), another station
-//! (`rx_other_station`), a tag of another network (`rx_tagged`). UDP checksums are not looked at: local senders' frames arrive over veth with the pseudo-header's sum only
-//! (CHECKSUM_PARTIAL). The ICRC covers what it covers.
+//! Frames that an adapter would drop are counted and not taken: a wrong IPv4 checksum (`rx_bad_ip_checksum`), another
+//! station (`rx_other_station`), a VLAN tag of another network (`rx_tagged`). UDP checksums are not verified: frames of
+//! local senders arrive over veth with the pseudo-header's sum only (CHECKSUM_PARTIAL). The ICRC protects the payload.
 
 mod config;
 mod error;
@@ -36,29 +36,28 @@ pub use steering::why_no_map;
 use queue::{Queue, QueueCounters};
 use steering::Steering;
 
-/// A port on one interface through AF_XDP. Dropping it (or the death of the process) gives the interface
-/// back as it was.
+/// A port on one interface through AF_XDP. Dropping it, or the end of the process, restores the interface.
 pub struct XdpPort {
     info: PortInfo,
-    /// At least one; frames leave through the first.
+    /// At least one; frames are sent through the first.
     queues: Vec<Queue>,
-    /// Shared by the ports that were split off one.
+    /// Shared by all ports of a split.
     steering: Arc<Mutex<Steering>>,
     multi_buffer: bool,
     superframe_reported: bool,
-    /// Slots refused because the frame would not fit the link.
+    /// Number of slots refused because the frame would not fit the link.
     too_long: u64,
-    /// It says what was not taken: of ports that were split off one, the first does.
-    tells: bool,
+    /// True if this port reports the counts of frames that were not taken: the first of a split.
+    reports: bool,
 }
 
 impl XdpPort {
     /// Opens an interface of the calling thread's namespace.
     ///
-    /// Waits up to 2 s for a former owner that was killed to disappear.
+    /// Waits up to 2 s for a killed former owner to disappear.
     ///
     /// # Errors
-    /// [`XdpError`] says what stood in the way and what to do about it.
+    /// [`XdpError`] says what failed and what to do about it.
     pub fn open(config: &XdpConfig) -> Result<XdpPort, XdpError> {
         let opened = open::open(config)?;
         let max_frame = open::max_frame(opened.interface.mtu, opened.multi_buffer);
@@ -78,11 +77,11 @@ impl XdpPort {
             multi_buffer: opened.multi_buffer,
             superframe_reported: false,
             too_long: 0,
-            tells: true,
+            reports: true,
         })
     }
 
-    /// Takes RoCE v2 to exactly these destination addresses from now on; to none if empty.
+    /// Replaces the destination addresses of RoCE v2 to take. Takes none if empty.
     ///
     /// # Errors
     /// If there are more than 1024.
@@ -90,10 +89,10 @@ impl XdpPort {
         self.steering.lock().unwrap_or_else(PoisonError::into_inner).set_addresses(addresses)
     }
 
-    /// One port for each queue, for workers that each turn their own. They share the steering: what one
-    /// tells [`XdpPort::set_addresses`] holds for all, and the interface is given back with the last.
+    /// Splits into one port per queue, each for a worker of its own. The ports share the steering:
+    /// [`XdpPort::set_addresses`] of one applies to all, and dropping the last restores the interface.
     pub fn split(self) -> Vec<XdpPort> {
-        let XdpPort { info, queues, steering, multi_buffer, superframe_reported, mut tells, .. } = self;
+        let XdpPort { info, queues, steering, multi_buffer, superframe_reported, mut reports, .. } = self;
         let alone = |queue| XdpPort {
             info: info.clone(),
             queues: vec![queue],
@@ -101,12 +100,12 @@ impl XdpPort {
             multi_buffer,
             superframe_reported,
             too_long: 0,
-            tells: std::mem::take(&mut tells),
+            reports: std::mem::take(&mut reports),
         };
         queues.into_iter().map(alone).collect()
     }
 
-    /// Follows a change of the link's MTU, in bytes.
+    /// Applies a change of the link's MTU, in bytes.
     pub fn set_mtu(&mut self, mtu: usize) {
         self.info.mtu = mtu;
         self.info.max_frame = open::max_frame(mtu, self.multi_buffer);
@@ -115,8 +114,8 @@ impl XdpPort {
         }
     }
 
-    /// Where the chunks of packet memory are, summed over the queues: for receiving, then for transmitting.
-    /// In each, `held + kernel == total` at all times.
+    /// Returns where the chunks of packet memory are, summed over the queues: for receiving, then for transmitting. In
+    /// each, `held + kernel == total` at all times.
     pub fn chunks(&mut self) -> (ChunkAccount, ChunkAccount) {
         let mut sum = (ChunkAccount::default(), ChunkAccount::default());
         for (rx, tx) in self.queues.iter_mut().map(Queue::account) {
@@ -126,7 +125,7 @@ impl XdpPort {
         sum
     }
 
-    /// Says once what frames longer than the link's MTU mean.
+    /// Warns once about received frames longer than the link's MTU.
     fn report_superframe(&mut self) {
         self.superframe_reported = true;
         let name = self.info.interface.as_deref().unwrap_or("the interface");
@@ -140,7 +139,7 @@ impl XdpPort {
 }
 
 impl Port for XdpPort {
-    /// By all ICMP messages: the kernel does not know which frames left.
+    /// Uses all ICMP messages of the host: the kernel does not know which frames were sent.
     fn undelivered(&self) -> io::Result<Option<Undelivered>> {
         self.steering.lock().unwrap_or_else(PoisonError::into_inner).within(Undelivered::of_host)?.map(Some)
     }
@@ -207,7 +206,7 @@ impl Port for XdpPort {
         self.queues[0].flush()
     }
 
-    /// Of the queue that is fullest.
+    /// Returns the fullest queue's numbers.
     fn rx_waiting(&mut self) -> Option<(usize, usize)> {
         self.queues.iter_mut().map(queue::Queue::waiting).max()
     }
@@ -221,7 +220,7 @@ impl Port for XdpPort {
     }
 
     fn prepare_sleep(&mut self) -> bool {
-        // Wake-ups need no arming: poll() on the socket asks the driver itself if it has to.
+        // Wake-ups need no arming: poll() on the socket wakes the driver if necessary.
         !self.queues.iter_mut().any(Queue::has_frames)
     }
 
@@ -274,7 +273,7 @@ impl Port for XdpPort {
             ("rx_kicks", sum(|c| c.rx_kicks)),
             ("link_down", sum(|c| c.link_down)),
         ]);
-        if self.tells {
+        if self.reports {
             out.extend(self.steering.lock().unwrap_or_else(PoisonError::into_inner).not_taken());
         }
         let kernel: Vec<_> = self.queues.iter().map(Queue::statistics).collect();

@@ -1,4 +1,4 @@
-//! Opening an interface: which mode works, and what stood in the way of the better ones.
+//! Opens an interface: finds the best mode that works, and records why better ones did not.
 
 #![allow(unsafe_code)]
 
@@ -22,9 +22,9 @@ use crate::netdev::Interface;
 
 /// Ethernet header and one VLAN tag, which the MTU does not count.
 const L2_HEADER: usize = 14 + 4;
-/// How long a former owner's socket or program may take to go away; measured: about 100 ms after a kill.
+/// How long to wait for a former owner's socket or program to disappear; measured: about 100 ms after a kill.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Pause between attempts while it does.
+/// Pause between attempts.
 const PAUSE: Duration = Duration::from_millis(20);
 /// Frames that one system call may send in copy mode; the kernel's default is 32.
 const TX_BUDGET: u32 = 256;
@@ -37,21 +37,21 @@ const SEND_BUFFER: usize = 32 << 20;
 pub(super) struct Opened {
     pub(super) queues: Vec<Queue>,
     pub(super) steering: Steering,
-    /// As found after the program was attached.
+    /// The interface as of after the program was attached.
     pub(super) interface: Interface,
-    /// The mode that worked, as [`crate::port::PortInfo::mode`] shows it to people.
+    /// The mode that worked, in the form of [`crate::port::PortInfo::mode`].
     pub(super) mode: String,
     pub(super) multi_buffer: bool,
 }
 
-/// One way to bind a socket.
+/// Options with which a socket may be bound.
 #[derive(Clone, Copy)]
-struct Way {
+struct BindOptions {
     zero_copy: bool,
     multi_buffer: bool,
 }
 
-impl Way {
+impl BindOptions {
     fn name(self) -> &'static str {
         match (self.zero_copy, self.multi_buffer) {
             (true, true) => "zero-copy",
@@ -62,7 +62,7 @@ impl Way {
     }
 }
 
-/// Opens `config.interface` in the best mode that it has and `config` allows.
+/// Opens `config.interface` in the best mode that works and `config` allows.
 pub(super) fn open(config: &XdpConfig) -> Result<Opened, XdpError> {
     config.check()?;
     let interface = Interface::by_name(&config.interface)?;
@@ -80,11 +80,11 @@ pub(super) fn open(config: &XdpConfig) -> Result<Opened, XdpError> {
             tried.push(format!("{hook}: {}", short(&e)));
             continue;
         }
-        // A driver may have enabled more queues for XDP (virtio-net does): look again.
+        // Query it again: a driver may have enabled more queues for XDP (virtio-net does).
         let interface = Interface::by_name(&config.interface)?;
         match bind_all(config, &interface, native, &mut tried)? {
-            Some((queues, way)) => {
-                return finish(config, interface, steering, queues, (native, way), &tried);
+            Some((queues, options)) => {
+                return finish(config, interface, steering, queues, (native, options), &tried);
             }
             None => steering.detach()?,
         }
@@ -96,13 +96,13 @@ pub(super) fn open(config: &XdpConfig) -> Result<Opened, XdpError> {
     })
 }
 
-/// Tells the program about the sockets and the addresses.
+/// Sets the program's sockets and addresses.
 fn finish(
     config: &XdpConfig,
     interface: Interface,
     mut steering: Steering,
     queues: Vec<Queue>,
-    (native, way): (bool, Way),
+    (native, options): (bool, BindOptions),
     tried: &[String],
 ) -> Result<Opened, XdpError> {
     steering.set_station(interface.mac)?;
@@ -116,27 +116,27 @@ fn finish(
         steering.set_addresses(&config.addresses)?;
     }
     let hook = if native { "native" } else { "generic" };
-    let mode = match (way.zero_copy, tried.is_empty()) {
-        (true, true) => way.name().to_owned(),
-        (true, false) => format!("{} ({})", way.name(), tried.join("; ")),
-        (false, true) => format!("{hook} {}", way.name()),
-        (false, false) => format!("{hook} {} ({})", way.name(), tried.join("; ")),
+    let mode = match (options.zero_copy, tried.is_empty()) {
+        (true, true) => options.name().to_owned(),
+        (true, false) => format!("{} ({})", options.name(), tried.join("; ")),
+        (false, true) => format!("{hook} {}", options.name()),
+        (false, false) => format!("{hook} {} ({})", options.name(), tried.join("; ")),
     };
-    Ok(Opened { queues, steering, interface, mode, multi_buffer: way.multi_buffer })
+    Ok(Opened { queues, steering, interface, mode, multi_buffer: options.multi_buffer })
 }
 
-/// The longest frame that is one packet on a link of that MTU.
+/// Returns the longest frame that is one packet on a link of that MTU.
 pub(super) fn longest_frame(mtu: usize) -> usize {
     mtu + L2_HEADER
 }
 
-/// The longest of them that we can carry.
+/// Returns the longest frame that this port can send on a link of that MTU.
 pub(super) fn max_frame(mtu: usize, multi_buffer: bool) -> usize {
     let chunks = if multi_buffer { 2 } else { 1 };
     longest_frame(mtu).min(chunks * CHUNK_DATA)
 }
 
-/// Attaches the program. The inner error: this hook does not work here; try the next.
+/// Attaches the program. The inner error means that this hook does not work here: try the next.
 fn attach(
     steering: &mut Steering,
     interface: &Interface,
@@ -162,7 +162,7 @@ fn attach(
                 let holders = now.xdp_program.map(owner::of_program).unwrap_or_default();
                 let late = start.elapsed() >= PATIENCE;
                 match now.xdp_program {
-                    // The link of a killed owner goes away a little after it; a living one keeps it.
+                    // The link of a killed owner disappears after a moment; a living owner keeps it.
                     Some(id) if late || !holders.is_empty() => {
                         return Err(XdpError::ProgramAttached {
                             interface: now.name,
@@ -181,46 +181,46 @@ fn attach(
     }
 }
 
-/// Binds a socket to every queue, all in the same way: the first that works. `None`: no way does.
+/// Binds a socket to every queue, all with the same options: the first that work. `None` if none does.
 fn bind_all(
     config: &XdpConfig,
     interface: &Interface,
     native: bool,
     tried: &mut Vec<String>,
-) -> Result<Option<(Vec<Queue>, Way)>, XdpError> {
+) -> Result<Option<(Vec<Queue>, BindOptions)>, XdpError> {
     let queues = queues_of(config, interface)?;
     let may_zero_copy = native && matches!(config.mode, Mode::Auto | Mode::ZeroCopy);
     let may_copy = config.mode != Mode::ZeroCopy;
-    let ways = [(true, true), (true, false), (false, true), (false, false)]
-        .map(|(zero_copy, multi_buffer)| Way { zero_copy, multi_buffer });
-    'ways: for way in ways {
-        if (way.zero_copy && !may_zero_copy) || (!way.zero_copy && !may_copy) {
+    let candidates = [(true, true), (true, false), (false, true), (false, false)]
+        .map(|(zero_copy, multi_buffer)| BindOptions { zero_copy, multi_buffer });
+    'candidates: for options in candidates {
+        if (options.zero_copy && !may_zero_copy) || (!options.zero_copy && !may_copy) {
             continue;
         }
         let mut bound = Vec::with_capacity(queues.len());
         for &queue in &queues {
-            match bind_patiently(config, interface, queue, way)? {
+            match bind_patiently(config, interface, queue, options)? {
                 Ok(queue) => bound.push(queue),
                 Err(e) => {
-                    // Without zero-copy at all, both its ways fail alike: one line says it.
-                    let reason = format!("{}: {}", way.name(), short(&e));
+                    // Without zero-copy support, both its variants fail alike: one line suffices.
+                    let reason = format!("{}: {}", options.name(), short(&e));
                     let said = tried.last().is_some_and(|last| last.ends_with(&short(&e)));
-                    if !(said && way.zero_copy) {
+                    if !(said && options.zero_copy) {
                         tried.push(reason);
                     }
-                    continue 'ways;
+                    continue 'candidates;
                 }
             }
         }
-        return Ok(Some((bound, way)));
+        return Ok(Some((bound, options)));
     }
     Ok(None)
 }
 
-/// The queues to bind: those asked for, or all.
+/// Returns the queues to bind: the configured ones, or all.
 fn queues_of(config: &XdpConfig, interface: &Interface) -> Result<Vec<u32>, XdpError> {
     if config.queues.is_empty() {
-        // Frames on a queue without a socket go to the kernel, so taking only some would lose RoCE silently.
+        // The kernel gets the frames of a queue without a socket, so binding only some would lose RoCE silently.
         if interface.rx_queues as usize > config::MAX_QUEUES {
             return Err(XdpError::Config(format!(
                 "{} has {} receive queues, a port takes {}: use fewer (`ethtool -L {} combined {}`)",
@@ -243,16 +243,16 @@ fn queues_of(config: &XdpConfig, interface: &Interface) -> Result<Vec<u32>, XdpE
     }
 }
 
-/// Binds one socket; waits for a former owner to go. The inner error: this way does not work here.
+/// Binds one socket; waits for a former owner to disappear. The inner error means that these options do not work here.
 fn bind_patiently(
     config: &XdpConfig,
     interface: &Interface,
     queue: u32,
-    way: Way,
+    options: BindOptions,
 ) -> Result<Result<Queue, io::Error>, XdpError> {
     let start = Instant::now();
     loop {
-        let error = match bind(config, interface, queue, way) {
+        let error = match bind(config, interface, queue, options) {
             Ok(queue) => return Ok(Ok(queue)),
             Err(BindError::Fatal(e)) => return Err(e),
             Err(BindError::Refused(e)) => e,
@@ -278,14 +278,19 @@ fn bind_patiently(
 
 /// Why a socket was not bound.
 enum BindError {
-    /// The kernel's answer to this way.
+    /// The kernel refused these options.
     Refused(io::Error),
-    /// No other way would fare better.
+    /// No other options would work either.
     Fatal(XdpError),
 }
 
-/// Makes the memory and the socket of one queue.
-fn bind(config: &XdpConfig, interface: &Interface, queue: u32, way: Way) -> Result<Queue, BindError> {
+/// Creates the memory and the socket of one queue.
+fn bind(
+    config: &XdpConfig,
+    interface: &Interface,
+    queue: u32,
+    options: BindOptions,
+) -> Result<Queue, BindError> {
     let fatal = |e: &dyn Error| BindError::Fatal(XdpError::Config(e.to_string()));
     let ring = QueueSize::new(config.ring).map_err(|e| fatal(&e))?;
     let umem_config = UmemConfig::builder()
@@ -300,8 +305,8 @@ fn bind(config: &XdpConfig, interface: &Interface, queue: u32, way: Way) -> Resu
         Umem::new(umem_config, count, false).map_err(|e| umem_refused(&e, u64::from(count.get())))?;
 
     let mut flags = BindFlags::XDP_USE_NEED_WAKEUP;
-    flags |= if way.zero_copy { BindFlags::XDP_ZEROCOPY } else { BindFlags::XDP_COPY };
-    if way.multi_buffer {
+    flags |= if options.zero_copy { BindFlags::XDP_ZEROCOPY } else { BindFlags::XDP_COPY };
+    if options.multi_buffer {
         flags |= BindFlags::XDP_USE_SG;
     }
     let socket_config = SocketConfig::builder()
@@ -327,13 +332,13 @@ fn bind(config: &XdpConfig, interface: &Interface, queue: u32, way: Way) -> Resu
         comp,
         umem,
         chunks,
-        copy_mode: !way.zero_copy,
+        copy_mode: !options.zero_copy,
         ring: config.ring,
         longest: longest_frame(interface.mtu),
     }))
 }
 
-/// Options that make it faster where the kernel has them.
+/// Sets options that make the socket faster, where the kernel has them.
 fn tune(socket: i32) {
     // SAFETY: the descriptor is that of a socket that is open for the whole function.
     let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(socket) };
@@ -353,7 +358,7 @@ fn tune(socket: i32) {
     }
 }
 
-/// Lifts the limit of locked memory as far as we may; [`umem_refused`] explains if that was not enough.
+/// Raises the limit of locked memory as far as allowed; [`umem_refused`] explains if that was not enough.
 fn raise_locked_memory() {
     if setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY).is_err()
         && let Ok((_, hard)) = getrlimit(Resource::RLIMIT_MEMLOCK)
@@ -362,7 +367,7 @@ fn raise_locked_memory() {
     }
 }
 
-/// The reasons for which a UMEM is refused.
+/// Explains why a UMEM was refused.
 fn umem_refused(error: &(dyn Error + 'static), chunks: u64) -> BindError {
     let needed = chunks * u64::from(CHUNK);
     let source = os_error(error);
@@ -382,7 +387,7 @@ fn umem_refused(error: &(dyn Error + 'static), chunks: u64) -> BindError {
     })
 }
 
-/// The kernel's answer inside an error of xsk-rs.
+/// Returns the kernel's error inside an error of xsk-rs.
 fn os_error(error: &(dyn Error + 'static)) -> io::Error {
     match error.source().and_then(|e| e.downcast_ref::<io::Error>()).and_then(io::Error::raw_os_error) {
         Some(code) => io::Error::from_raw_os_error(code),
@@ -390,7 +395,7 @@ fn os_error(error: &(dyn Error + 'static)) -> io::Error {
     }
 }
 
-/// `Operation not supported` rather than `Operation not supported (os error 95)`.
+/// Returns `Operation not supported` rather than `Operation not supported (os error 95)`.
 fn short(error: &io::Error) -> String {
     error
         .raw_os_error()

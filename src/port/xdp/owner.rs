@@ -1,22 +1,22 @@
-//! Who else holds an interface: looked up in `/proc`, as far as the caller may see.
+//! Finds processes that hold an interface, in `/proc`, as far as the caller may see.
 
 use std::fs;
 
 /// `BPF_MAP_TYPE_XSKMAP` in `include/uapi/linux/bpf.h`.
 const XSKMAP: u32 = 17;
 
-/// Processes that hold the BPF program with this id, or a link of it: `name (pid 1)` each.
+/// Returns the processes that hold the BPF program with this id or a link of it, each as `name (pid 1)`.
 pub fn of_program(id: u32) -> Vec<String> {
     holders("prog_id", id)
 }
 
-/// Processes that hold an XSKMAP. An AF_XDP socket does not say in `/proc` what it is; who steers frames
-/// to one holds such a map.
+/// Returns the processes that hold an XSKMAP. `/proc` does not identify AF_XDP sockets; a process that steers frames to
+/// one holds such a map.
 pub(super) fn of_sockets() -> Vec<String> {
     holders("map_type", XSKMAP)
 }
 
-/// One line for an error.
+/// Returns the holders as one line for an error message.
 pub(super) fn describe(holders: &[String]) -> String {
     if holders.is_empty() {
         "no process that is visible from here (another container, a pinned program, or one without them)"
@@ -26,7 +26,7 @@ pub(super) fn describe(holders: &[String]) -> String {
     }
 }
 
-/// Processes with a descriptor whose fdinfo has the line `key: value`.
+/// Returns the processes with a descriptor that has the fdinfo line `key: value`.
 fn holders(key: &str, value: u32) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {

@@ -1,13 +1,13 @@
-//! One AF_XDP socket: its memory, its four rings, and who owns which chunk.
+//! One AF_XDP socket: its memory, its four rings, and the owner of each chunk.
 //!
 //! ```text
 //!   receive    fill ring -> kernel -> rx ring -> burst -> returning -> fill ring
 //!   transmit   free -> slot -> pending -> tx ring -> kernel -> completion ring -> free
 //! ```
 //!
-//! Chunks of one direction never serve the other, and every ring has room for all chunks of its direction.
-//! So no ring overflows, a flood of received frames cannot stop us from sending, and what is in the
-//! kernel is what is nowhere else (checked by [`Queue::account`]).
+//! Chunks of one direction never serve the other, and every ring has room for all chunks of its direction. Rings
+//! therefore never overflow, and a flood of received frames cannot block sending. A chunk is in the kernel exactly if
+//! it is nowhere else (checked by [`Queue::account`]).
 
 #![allow(unsafe_code)]
 
@@ -27,8 +27,8 @@ pub(super) const CHUNK_DATA: usize = 4096 - 256;
 /// `XDP_PKT_CONTD`: the frame goes on in the next descriptor.
 const CONTINUED: u32 = 1;
 
-/// A chunk of the UMEM, owned by whoever holds this. Neither `Copy` nor `Clone`, unlike the descriptor in
-/// it: a chunk that we hold is in no ring, so the kernel does not touch it.
+/// Ownership of a chunk of the UMEM: neither `Copy` nor `Clone`, unlike the descriptor in it: a chunk that we hold is
+/// in no ring, so the kernel does not touch it.
 #[derive(Debug)]
 struct Chunk(FrameDesc);
 
@@ -50,13 +50,13 @@ impl RxFrame {
     }
 }
 
-/// What of a frame has arrived so far.
+/// The pieces of a frame that have arrived so far.
 enum Assembly {
-    /// Nothing: the next descriptor begins a frame.
+    /// None: the next descriptor begins a frame.
     Empty,
-    /// A frame that goes on.
+    /// A frame that continues in the next descriptor.
     Partial(RxFrame),
-    /// A frame of more than two descriptors, which is dropped whole: bytes so far.
+    /// A frame of more than two descriptors, which is dropped as a whole: bytes so far.
     Overlong(usize),
 }
 
@@ -66,7 +66,7 @@ struct Slot {
     b: Option<Chunk>,
 }
 
-/// What one socket counted.
+/// Counters of one socket.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct QueueCounters {
     pub(super) rx_packets: u64,
@@ -83,14 +83,14 @@ pub(super) struct QueueCounters {
     pub(super) link_down: u64,
 }
 
-/// Where the chunks are. `total` is fixed; the rest always adds up to it.
+/// Where the chunks are. `total` is fixed, and the sum of the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChunkAccount {
     /// Chunks of this direction.
     pub total: usize,
-    /// Chunks that this side has, free or lent.
+    /// Chunks on this side, free or lent.
     pub held: usize,
-    /// In a ring or in the kernel.
+    /// Chunks in a ring or in the kernel.
     pub kernel: usize,
 }
 
@@ -119,12 +119,12 @@ pub(super) struct Queue {
     burst: Vec<RxFrame>,
     assembly: Assembly,
     returning: Vec<Chunk>,
-    /// The longest frame that one packet of the link can be, in bytes.
+    /// Longest frame of one packet on the link, in bytes.
     pub(super) longest: usize,
 
     tx_total: usize,
     tx_kernel: usize,
-    /// On the tx ring after the last flush.
+    /// Descriptors on the tx ring after the last flush.
     tx_left: u32,
     free: Vec<Chunk>,
     slots: Vec<Option<Slot>>,
@@ -135,7 +135,7 @@ pub(super) struct Queue {
     pub(super) counters: QueueCounters,
 }
 
-/// What a queue is made of.
+/// Parts from which a queue is made.
 pub(super) struct Parts {
     pub(super) id: u32,
     pub(super) rx: RxQueue,
@@ -151,7 +151,7 @@ pub(super) struct Parts {
 }
 
 impl Queue {
-    /// Puts a bound socket to work: half its chunks wait for frames from now on.
+    /// Makes a queue of a bound socket; gives half its chunks to the kernel for receiving.
     pub(super) fn new(parts: Parts) -> Queue {
         let Parts { id, rx, tx, fill, comp, umem, chunks, copy_mode, ring, longest } = parts;
         let half = chunks.len() / 2;
@@ -188,7 +188,7 @@ impl Queue {
         queue
     }
 
-    /// Takes frames from the rx ring until the burst has up to `most`; returns how many it has.
+    /// Takes frames from the rx ring until the burst has `most`. Returns the burst's size.
     pub(super) fn receive(&mut self, most: usize) -> usize {
         if self.fill.needs_wakeup() {
             self.wake_driver();
@@ -224,7 +224,7 @@ impl Queue {
                     Assembly::Empty
                 }
             }
-            // A third piece: give up on the frame and let its chunks go.
+            // A third piece: drop the frame and return its chunks.
             (Assembly::Partial(frame), more) => {
                 let length = frame.len() + chunk.len();
                 self.discard(frame);
@@ -239,7 +239,7 @@ impl Queue {
         };
     }
 
-    /// Hands a complete frame to the burst, unless no packet of this link can be that long.
+    /// Adds a complete frame to the burst, unless it is longer than any packet of this link.
     fn deliver(&mut self, frame: RxFrame) {
         if frame.len() > self.longest {
             self.counters.rx_gso_superframe += 1;
@@ -270,12 +270,12 @@ impl Queue {
         Assembly::Empty
     }
 
-    /// Frames in the burst.
+    /// Returns the number of frames in the burst.
     pub(super) fn received(&self) -> usize {
         self.burst.len()
     }
 
-    /// The `i`-th frame of the burst.
+    /// Returns the `i`-th frame of the burst.
     pub(super) fn frame(&self, i: usize) -> Frame<'_> {
         let RxFrame { a, b } = &self.burst[i];
         // SAFETY: the chunks are of this UMEM and we hold them, so neither the kernel nor another part of
@@ -313,14 +313,14 @@ impl Queue {
         self.returning.drain(..put);
     }
 
-    /// The driver ran out of chunks and waits to be told of new ones (zero-copy).
+    /// Wakes a driver that ran out of chunks and waits for new ones (zero-copy).
     fn wake_driver(&mut self) {
         self.counters.rx_kicks += 1;
-        // An error is one of "busy", "no frame there", "link down": each is seen elsewhere.
+        // An error means "busy", "no frame there" or "link down": each is detected elsewhere.
         let _ = self.rx.poll(0);
     }
 
-    /// Descriptors that wait in the rx ring, and how many it has.
+    /// Returns the number of descriptors in the rx ring, and its size.
     pub(super) fn waiting(&mut self) -> (usize, usize) {
         (self.rx.nb_avail_exact() as usize, self.ring as usize)
     }
@@ -340,14 +340,15 @@ impl Queue {
             }
         }
         let slot = self.free_slots.pop()?;
-        // Where the split lies makes no difference to the kernel (measured); this is how frames arrive.
+        // The position of the split makes no difference to the kernel (measured); received frames are split here.
         let a = self.sized_chunk(len.min(CHUNK_DATA))?;
         let b = if chunks == 2 { self.sized_chunk(len - CHUNK_DATA) } else { None };
         self.slots[slot as usize] = Some(Slot { a, b });
         Some(slot)
     }
 
-    /// A free chunk whose descriptor says `len`, at most [`CHUNK_DATA`]. Completed descriptors say 0.
+    /// Takes a free chunk and sets its descriptor's length to `len`, at most [`CHUNK_DATA`]. Completed descriptors have
+    /// length 0.
     fn sized_chunk(&mut self, len: usize) -> Option<Chunk> {
         let mut chunk = self.free.pop()?;
         // SAFETY: the chunk is of this UMEM and ours alone; nothing is read, only the length is set, which
@@ -356,7 +357,7 @@ impl Queue {
         Some(chunk)
     }
 
-    /// The bytes of a slot.
+    /// Returns the bytes of a slot.
     ///
     /// # Panics
     /// If the slot is not reserved.
@@ -368,7 +369,7 @@ impl Queue {
     /// Queues a slot's frame for the next flush.
     ///
     /// # Panics
-    /// If the slot is not reserved; the same for [`Queue::cancel`].
+    /// If the slot is not reserved. [`Queue::cancel`] panics likewise.
     pub(super) fn commit(&mut self, slot: u32) {
         let Slot { mut a, b } = self.take_slot(slot);
         self.counters.tx_packets += 1;
@@ -398,8 +399,8 @@ impl Queue {
         taken
     }
 
-    /// True if frames still wait for a kick: committed since the last flush, or left by it in copy mode.
-    /// A zero-copy driver takes what is on the ring by itself.
+    /// True if frames still wait for a kick: committed since the last flush, or left over from it in copy mode. A
+    /// zero-copy driver polls the ring by itself.
     pub(super) fn unsent(&self) -> bool {
         !self.pending.is_empty() || (self.copy_mode && self.tx_left > 0)
     }
@@ -408,14 +409,14 @@ impl Queue {
         self.ring - self.tx.nb_free_exact()
     }
 
-    /// Gives the committed frames to the kernel and kicks it as far as that is needed.
+    /// Gives the committed frames to the kernel, and kicks it where needed.
     ///
     /// # Errors
-    /// If the link has failed for good: the interface was deleted.
+    /// If the link has failed for good, because the interface was deleted.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         if !self.pending.is_empty() {
             // SAFETY: each descriptor was moved here from a slot that owned its chunk, so the chunk is in no
-            // ring and nobody else has it. The ring has room for all transmit chunks and takes all or none.
+            // ring and has no other owner. The ring has room for all transmit chunks and takes all or none.
             let put = unsafe { self.tx.produce(&self.pending) };
             self.tx_kernel += put;
             self.pending.drain(..put);
@@ -425,9 +426,9 @@ impl Queue {
         while left > 0 && (self.copy_mode || self.tx.needs_wakeup()) {
             self.counters.tx_kicks += 1;
             match send(self.tx.fd().as_raw_fd(), &[], MsgFlags::MSG_DONTWAIT) {
-                // A zero-copy driver goes on by itself; one kick is enough.
+                // A zero-copy driver continues by itself; one kick is enough.
                 Ok(_) if !self.copy_mode => break,
-                // EAGAIN: the budget of one call is spent, or the send buffer is full.
+                // EAGAIN: the budget of one call is used up, or the send buffer is full.
                 Ok(_) | Err(Errno::EAGAIN) => {}
                 Err(Errno::EBUSY | Errno::ENOBUFS | Errno::EINTR) => self.counters.tx_busy += 1,
                 Err(Errno::ENETDOWN) => {
@@ -439,7 +440,7 @@ impl Queue {
             let now = self.on_tx_ring();
             if now == left {
                 self.counters.tx_busy += 1;
-                break; // no progress: come back with the next flush
+                break; // no progress: retry at the next flush
             }
             left = now;
         }
@@ -447,7 +448,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Takes back the chunks of frames that were sent.
+    /// Reclaims the chunks of frames that were sent.
     fn complete(&mut self) {
         loop {
             // SAFETY: the ring is that of the socket bound to `self.umem`; what it returns was produced by
@@ -461,7 +462,7 @@ impl Queue {
         }
     }
 
-    /// Where the chunks are: received, then transmitted.
+    /// Returns where the chunks are: receiving, then transmitting.
     pub(super) fn account(&mut self) -> (ChunkAccount, ChunkAccount) {
         self.complete();
         let pieces = |a: &Option<Chunk>| 1 + usize::from(a.is_some());
@@ -485,23 +486,23 @@ impl Queue {
         )
     }
 
-    /// The socket, readable when frames arrive.
+    /// Returns the socket, which is readable when frames arrive.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the socket stays open as long as the queue that the descriptor is borrowed from.
         unsafe { BorrowedFd::borrow_raw(self.rx.fd().as_raw_fd()) }
     }
 
-    /// The kernel's own counts; zeros if it does not tell.
+    /// Returns the kernel's own counters; zeros if it refuses.
     pub(super) fn statistics(&self) -> XdpStatistics {
         self.rx.fd().xdp_statistics().unwrap_or_default()
     }
 }
 
-/// The packet bytes of a chunk, to write.
+/// Returns the packet bytes of a chunk, for writing.
 fn bytes_mut<'a>(umem: &'a Umem, chunk: &'a mut Chunk) -> &'a mut [u8] {
     let len = chunk.len();
     // SAFETY: the chunk is of this UMEM (all chunks of a queue are of its UMEM) and exclusively borrowed, so
-    // nobody else reads or writes there.
+    // no other code reads or writes there.
     let mut data = unsafe { umem.data_mut(&mut chunk.0) };
     let start = data.contents_mut().as_mut_ptr();
     // SAFETY: `start` and `len` are those of the slice just made; the memory lives as long as `umem` is
@@ -509,7 +510,7 @@ fn bytes_mut<'a>(umem: &'a Umem, chunk: &'a mut Chunk) -> &'a mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(start, len) }
 }
 
-/// An error that flushing cannot get past.
+/// Converts an error that ends sending for good.
 fn failed(e: Errno) -> io::Error {
     match e {
         Errno::ENXIO | Errno::ENODEV | Errno::EBADF => io::Error::new(

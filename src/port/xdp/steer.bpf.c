@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //
-// Steers RoCE to the AF_XDP socket of the receive queue and leaves everything else to the kernel.
+// Redirects RoCE to the AF_XDP socket of the receive queue and leaves all other frames to the kernel.
 //
-//   UDP port 4791 to an address in `addresses` (IPv4 or IPv6), if an adapter would take it, too
+//   UDP port 4791 to an address in `addresses` (IPv4 or IPv6), if an adapter would take the frame
 //   EtherType 0x8915 (RoCE v1)         if OPTION_ROCE_V1 is set
 //   EtherType 0x8808 (MAC control)     if OPTION_MAC_CONTROL is set
-//   what a flow of a raw packet QP describes (`src/flow/mod.rs`), but no RoCE
+//   frames that a flow of a raw packet QP describes (`src/flow/mod.rs`), except RoCE
 //
-// An adapter would not take: a frame whose IPv4 header has the wrong checksum, which is dropped; one for another station than the
-// interface's, or than that of the group; one that is tagged for another network (a tag of priority alone, for network 0, is none).
-// The latter are left to the kernel, which may have a bridge for them. All are counted. A tag that the driver keeps apart from the
-// frame is not seen here.
+// An adapter would not take, and each is counted here:
+//   a frame with a wrong IPv4 header checksum: dropped
+//   a frame to another station than the interface's or the multicast group's: left to the kernel, which may have a bridge
+//   a frame tagged for another network (not a priority tag, network 0): left to the kernel
+// A tag that the driver strips from the frame is not seen here.
 //
-// IP fragments pass: RoCE is never fragmented (IBTA A17.9.2), and only the first carries a port. So do IPv6
-// packets with extension headers, which RoCE does not use. A queue without a socket passes too.
+// IP fragments pass to the kernel: RoCE is never fragmented (IBTA A17.9.2), and only the first fragment carries a port.
+// IPv6 packets with extension headers, which RoCE does not use, pass as well, and all frames of a queue without a
+// socket.
 //
-// Declared for fragments in the XDP sense (frames of several buffers), or drivers refuse it on a large MTU.
+// The section is `xdp.frags` (frames of several buffers): otherwise drivers refuse the program on a large MTU.
 
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
@@ -78,7 +80,7 @@ struct station {
 	__u8 zero[2];
 };
 
-// The interface's, in the only element.
+// The interface's station, in the only element.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -99,7 +101,7 @@ struct {
 	__type(value, __u64);
 } refused SEC(".maps");
 
-// What flows look at, in network order. The layout is that of `FlowKey` in `src/flow/mod.rs`.
+// Header fields that flows compare, in network order. The layout is that of `FlowKey` in `src/flow/mod.rs`.
 struct flow_key {
 	__u8 destination[6];
 	__u8 source[6];
@@ -140,7 +142,7 @@ struct {
 	__type(value, struct flow);
 } flows SEC(".maps");
 
-// Which of them are in force, in the only element: the number of the first, and how many. Others are written while these are.
+// The flows in force, in the only element: index of the first, and count. Other elements are written meanwhile.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -206,7 +208,7 @@ static __always_inline int is_roce_port(struct udp *udp, void *end)
 	return (void *)(udp + 1) <= end && udp->destination == bpf_htons(ROCE_V2_PORT);
 }
 
-// What becomes of a frame; 0: it is no RoCE of ours.
+// Verdicts on a frame; 0: it is not RoCE to one of our addresses.
 #define TAKE 1
 #define LEAVE 2
 #define DROP 3
@@ -226,7 +228,7 @@ static __always_inline int is_at(struct ethernet *eth, const __u8 *mac)
 	       eth->destination[3] == mac[3] && eth->destination[4] == mac[4] && eth->destination[5] == mac[5];
 }
 
-// To one of our addresses. `group`: the station of the multicast group that it is, if it is one.
+// Judges a frame to one of our addresses. `group`: station address of the multicast group, if it is one.
 static __always_inline int judge(struct ethernet *eth, struct vlan_tag *tag, const __u8 *group)
 {
 	__u32 zero = 0;
@@ -239,14 +241,14 @@ static __always_inline int judge(struct ethernet *eth, struct vlan_tag *tag, con
 	return TAKE;
 }
 
-// The sum of all 16-bit words, the checksum's among them, is all ones (RFC 791 3.1).
+// The ones' complement sum of all 16-bit words, with the checksum, is all ones (RFC 791 3.1).
 static __always_inline int has_good_checksum(struct ipv4 *ip, __u32 words, void *end)
 {
 	__u32 *at = (void *)ip;
 	__u64 sum = 0;
 	__u32 i;
 
-	// Each at a distance that the verifier knows.
+	// Unrolled, so that the verifier knows each offset.
 #pragma unroll
 	for (i = 0; i < 15; i++) {
 		if (i < 5 || i < words) {
@@ -255,7 +257,7 @@ static __always_inline int has_good_checksum(struct ipv4 *ip, __u32 words, void 
 			sum += at[i];
 		}
 	}
-	// Halves of a word count alike, whatever the order of bytes.
+	// The order of bytes and halves does not matter to the sum.
 	sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
 	sum = (sum & 0xffff) + (sum >> 16);
 	sum = (sum & 0xffff) + (sum >> 16);
@@ -366,7 +368,7 @@ static __always_inline int matches(const struct flow *flow, const __u64 *key)
 	return !other;
 }
 
-// Some flow takes the frame. Behind its Ethernet header and tag, if any, comes `next`, of this type.
+// True if a flow matches the frame. `next` follows the Ethernet header and the tag, if any, and is of this type.
 static __always_inline int is_steered(struct ethernet *eth, struct vlan_tag *tag, __be16 type, void *next, void *end)
 {
 	union {
@@ -379,7 +381,7 @@ static __always_inline int is_steered(struct ethernet *eth, struct vlan_tag *tag
 
 	if (!in_force)
 		return 0;
-	// In one piece: another may be in force the next moment.
+	// Read both fields at once: the set may change at any moment.
 	*(__u32 *)&set = *(volatile __u32 *)in_force;
 	if (!set.count)
 		return 0;

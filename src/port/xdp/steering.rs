@@ -1,4 +1,4 @@
-//! The steering program in the kernel: loaded, attached, told what is ours.
+//! The steering program in the kernel: loads and attaches it, and sets its maps.
 
 use std::io;
 use std::net::IpAddr;
@@ -23,31 +23,31 @@ const PROGRAM: &str = "roxie_steer";
 const OPTION_ROCE_V1: u32 = 1;
 const OPTION_MAC_CONTROL: u32 = 2;
 
-/// The program, its maps and its link to the interface. Dropping it detaches it; so does the death of the
-/// process, because the link is a file descriptor.
+/// The program, its maps and its link to the interface. Dropping it detaches the program, as the end of the process
+/// does, because the link is a file descriptor.
 pub(super) struct Steering {
     ebpf: Ebpf,
     addresses: HashMap<MapData, [u8; 16], u8>,
     sockets: XskMap<MapData>,
     options: Array<MapData, u32>,
-    /// What is in it.
+    /// The bits set in `options`.
     chosen: u32,
     stations: Array<MapData, Station>,
     refused: PerCpuArray<MapData, u64>,
     flows: Array<MapData, Flow>,
     flows_in_force: Array<MapData, FlowSet>,
-    /// The number of the first flow in force.
+    /// Index of the first flow in force.
     first_flow: u16,
     steered: HashSet<[u8; 16]>,
-    /// What is steered beside the addresses, and what keeps the kernel in the groups.
+    /// Multicast groups steered beside the addresses, with the memberships.
     groups: Vec<(IpAddr, Membership)>,
-    /// Where the interface is.
+    /// Network namespace of the interface.
     namespace: NetNs,
     link: Option<XdpLinkId>,
 }
 
 impl Steering {
-    /// Loads the program; it steers nothing yet.
+    /// Loads the program, which steers nothing yet.
     pub(super) fn load(roce_v1: bool) -> Result<Steering, XdpError> {
         // No kernel BTF: the program reads packets, not kernel structures, and parsing it costs 0.1 s.
         let mut ebpf = EbpfLoader::new().btf(None).load(OBJECT).map_err(refused)?;
@@ -94,7 +94,7 @@ impl Steering {
         }
     }
 
-    /// Takes the program off the interface again.
+    /// Detaches the program from the interface.
     pub(super) fn detach(&mut self) -> Result<(), XdpError> {
         match self.link.take() {
             Some(link) => self.program()?.detach(link).map_err(refused),
@@ -102,7 +102,7 @@ impl Steering {
         }
     }
 
-    /// Gives the frames of `queue` that are ours to a socket.
+    /// Directs the RoCE frames of `queue` to a socket.
     pub(super) fn set_socket(&mut self, queue: u32, socket: impl AsRawFd) -> Result<(), XdpError> {
         self.sockets.set(queue, socket, 0).map_err(refused)
     }
@@ -116,14 +116,14 @@ impl Steering {
         Ok(())
     }
 
-    /// Takes frames to this station, which is the interface's. Of others none, but those of groups.
+    /// Sets the interface's station address. Frames to other stations are not taken, except those of groups.
     pub(super) fn set_station(&mut self, mac: [u8; 6]) -> Result<(), XdpError> {
         let mut station: Station = [0; 8];
         station[..6].copy_from_slice(&mac);
         self.stations.set(0, station, 0).map_err(refused)
     }
 
-    /// Frames to addresses of ours that were not taken, each reason with its name.
+    /// Returns the counts of frames to our addresses that were not taken, by reason.
     pub(super) fn not_taken(&self) -> [(&'static str, u64); 3] {
         // As in `steer.bpf.c`.
         let mut at = 0;
@@ -134,7 +134,7 @@ impl Steering {
         })
     }
 
-    /// Steers a multicast group as well, and has the kernel join it on the interface.
+    /// Steers a multicast group as well, and joins it on the interface.
     pub(super) fn join(&mut self, interface: &str, group: IpAddr) -> io::Result<()> {
         let membership = self.namespace.run(|| {
             let interface = Interface::by_name(interface).map_err(io::Error::other)?;
@@ -145,25 +145,25 @@ impl Steering {
         Ok(())
     }
 
-    /// Does something in the network namespace of the interface.
+    /// Runs `act` in the network namespace of the interface.
     pub(super) fn within<T: Send>(&self, act: impl FnOnce() -> T + Send) -> io::Result<T> {
         self.namespace.run(act)
     }
 
-    /// Ends that.
+    /// Stops steering a multicast group, and leaves it.
     pub(super) fn leave(&mut self, group: IpAddr) {
         let before = self.groups.len();
         self.groups.retain(|(joined, _)| *joined != group);
         if self.groups.len() < before {
-            // Fails only if it is not there.
+            // Fails only if the address is absent.
             let _ = self.addresses.remove(&key(group));
         }
     }
 
-    /// Steers exactly these destination addresses from now on, and the groups that were joined.
+    /// Replaces the destination addresses to steer. Joined groups stay.
     pub(super) fn set_addresses(&mut self, addresses: &[IpAddr]) -> Result<(), XdpError> {
         let wanted: HashSet<[u8; 16]> = addresses.iter().map(|ip| key(*ip)).collect();
-        // `steered` is what the map has at every moment, so that what a failure left half-way is set right next time.
+        // `steered` mirrors the map at every moment, so that the next call completes a change that failed halfway.
         let gone: Vec<_> = self.steered.difference(&wanted).copied().collect();
         for key in gone {
             match self.addresses.remove(&key) {
@@ -179,7 +179,7 @@ impl Steering {
         Ok(())
     }
 
-    /// Steers the frames that any of these describes, beside RoCE, and no others. Those in force stay so until all of these are
+    /// Replaces the flows to steer beside RoCE. The old set stays in force until the new one is
     /// written, and if that fails.
     pub(super) fn set_flows(&mut self, flows: &[FlowMatch]) -> Result<(), XdpError> {
         let count = u16::try_from(flows.len()).ok().filter(|count| usize::from(*count) <= MAX_FLOWS);
@@ -208,18 +208,18 @@ impl Steering {
 type Station = [u8; 8];
 /// `struct flow` of `steer.bpf.c`: the value, then the mask.
 type Flow = [u8; 2 * FLOW_KEY];
-/// `struct flow_set`: the number of the first, and how many.
+/// `struct flow_set`: index of the first flow, and count.
 type FlowSet = [u16; 2];
 
 /// Why a program did not attach.
 pub(super) enum AttachError {
-    /// The kernel said no.
+    /// The kernel refused.
     Refused(io::Error),
     /// Something else.
     Other(XdpError),
 }
 
-/// An address as a key of the map: IPv4 as `::ffff:a.b.c.d`.
+/// Returns an address as a key of the map: IPv4 as `::ffff:a.b.c.d`.
 fn key(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -227,7 +227,7 @@ fn key(ip: IpAddr) -> [u8; 16] {
     }
 }
 
-/// The name of a loaded program.
+/// Returns the name of a loaded program.
 pub(super) fn program_name(id: u32) -> String {
     let info = loaded_programs().flatten().find(|p| p.id() == id);
     match info.as_ref().and_then(|p| p.name_as_str()) {
@@ -236,8 +236,8 @@ pub(super) fn program_name(id: u32) -> String {
     }
 }
 
-/// Why this process cannot make the map that sockets stand in, if it cannot. That is a system call: capabilities say less, for a
-/// seccomp filter may refuse it, and those of a user namespace do not count.
+/// Returns why this process cannot create an XSKMAP, or `None` if it can. Tries the system call: capabilities say less,
+/// for a seccomp filter may refuse it, and those of a user namespace do not count.
 pub fn why_no_map() -> Option<io::Error> {
     match is_map_supported(MapType::XskMap) {
         Ok(true) => None,
@@ -250,10 +250,10 @@ fn taken(ebpf: &mut Ebpf, name: &str) -> Result<aya::maps::Map, XdpError> {
     ebpf.take_map(name).ok_or_else(|| refused(format!("no map {name} in the object")))
 }
 
-/// Lines of the verifier's log that an error shows: the complaint stands at the end.
+/// Lines of the verifier's log that an error shows: the complaint is at the end.
 const LOG_LINES: usize = 4;
 
-/// Why the program did not load. A verifier that complains is no missing privilege, though both are `EACCES`.
+/// Explains why the program did not load. A verifier's rejection is not a missing privilege, though both are `EACCES`.
 fn not_loaded(error: ProgramError) -> XdpError {
     let ProgramError::LoadError { io_error, verifier_log } = &error else { return refused(error) };
     let log = verifier_log.to_string();
@@ -270,7 +270,7 @@ fn not_loaded(error: ProgramError) -> XdpError {
     XdpError::Program { reason: format!("{io_error}; the verifier says: {end}{remedy}") }
 }
 
-/// The loader's error with its causes; missing privileges are told apart.
+/// Wraps the loader's error with its causes; missing privileges get an error of their own.
 fn refused(error: impl Into<Box<dyn std::error::Error>>) -> XdpError {
     let error = error.into();
     let mut reason = error.to_string();
@@ -294,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ipv4_address_is_looked_up_as_a_mapped_one() {
+    fn ipv4_address_key_is_mapped_ipv6() {
         let mapped = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 1];
         assert_eq!(key("192.0.2.1".parse().unwrap()), mapped);
     }

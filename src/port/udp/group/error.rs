@@ -1,10 +1,10 @@
-//! Why a process is not in a group.
+//! Errors of joining a group.
 
 use std::io;
 
 use super::SLOTS;
 
-/// Why a process is not in a group.
+/// Why a process could not join a group.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     /// Another user has the group's name.
@@ -18,7 +18,7 @@ pub enum JoinError {
         /// The user id of the process that has it.
         user: u32,
     },
-    /// There is a group, and nobody of it answers.
+    /// A group exists, and none of its members answers.
     #[error(
         "no process of those that share the device answered in 5 s: all of them are stopped (ps shows T), or left a child that \
          holds their sockets; end them, and try again"
@@ -32,7 +32,7 @@ pub enum JoinError {
     System {
         /// The call that failed.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }

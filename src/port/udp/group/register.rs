@@ -1,8 +1,8 @@
-//! The roster in memory that all members have, and its locks.
+//! The roster, in memory that all members share, and its locks.
 //!
-//! A file without a name holds the roster twice. A writer replaces the older copy, so one that is killed in the middle leaves the
-//! newer one whole; a checksum tells. Locks of open file descriptions guard it, and say who lives: the kernel takes them back from a
-//! process that ends, however it ends.
+//! A memfd holds two copies of the roster. A writer replaces the older copy, so if it is killed halfway, the newer one
+//! stays whole; a checksum shows it. Open file description locks (OFD locks) guard the roster and show which members
+//! live: the kernel releases a process's locks when it ends, for whatever reason.
 
 use std::fs::File;
 use std::io;
@@ -19,29 +19,30 @@ use super::SLOTS;
 use crate::roster::{FORM, Roster};
 use crate::threads::lock;
 
-/// Bytes of each copy at most.
+/// Most bytes of each copy.
 const COPY: u64 = 4 << 20;
 /// Sequence number, length, checksum.
 const HEADER: usize = 8 + 4 + 4;
-/// Where locks are: bytes that are never written.
+/// Offset of the locks: bytes that are never written.
 const LOCKS: i64 = 1 << 40;
-/// How long a member may hold the roster. It takes microseconds; one that was stopped in the middle holds up those that come and go.
+/// How long to wait for a member that holds the roster. Holding takes microseconds, unless the member is stopped
+/// (SIGSTOP) meanwhile.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_micros(200);
 
-/// See the module's page.
+/// The roster of a group. See the module's page.
 #[derive(Debug)]
 pub(super) struct Register {
-    /// The description that everybody was given, with no lock on it.
+    /// The open file description that all members share, without locks.
     common: OwnedFd,
-    /// One of our own: locks belong to descriptions.
+    /// A description of our own: locks belong to descriptions.
     file: File,
-    /// Threads of this process, which have the description in common.
+    /// Serializes the threads of this process, which share the description.
     turn: Mutex<()>,
 }
 
 impl Register {
-    /// With nobody in it.
+    /// Makes a register with an empty roster.
     pub(super) fn create() -> io::Result<Register> {
         let common = memfd_create("roxie-group", MFdFlags::MFD_CLOEXEC)?;
         let register = Register::of(common)?;
@@ -49,34 +50,34 @@ impl Register {
         Ok(register)
     }
 
-    /// The one behind a descriptor.
+    /// Opens the register behind a descriptor.
     pub(super) fn of(common: OwnedFd) -> io::Result<Register> {
         let path = format!("/proc/self/fd/{}", common.as_raw_fd());
         let file = File::options().read(true).write(true).open(path)?;
         Ok(Register { common, file, turn: Mutex::new(()) })
     }
 
-    /// Both descriptors.
+    /// Returns both descriptors.
     pub(super) fn descriptors(&self) -> [RawFd; 2] {
         [self.common.as_raw_fd(), self.file.as_raw_fd()]
     }
 
-    /// What others find it by.
+    /// Returns the descriptor to pass to newcomers.
     pub(super) fn common(&self) -> BorrowedFd<'_> {
         self.common.as_fd()
     }
 
-    /// Looks at the roster, and changes it.
+    /// Runs `act` on the roster while this process holds it, and writes it back if it changed.
     ///
     /// # Errors
-    /// If it cannot be had: somebody stopped in the middle, or of another form.
+    /// If the roster is not available: a member is stopped while it holds it, or the form is of another release.
     pub(super) fn with<R>(&self, act: impl FnOnce(&mut Roster) -> R) -> io::Result<R> {
         let _turn = lock(&self.turn);
         self.hold()?;
         self.held(act)
     }
 
-    /// Runs `act` while this process holds the roster, and does not wait for that.
+    /// Runs `act` while this process holds the roster. Does not block.
     ///
     /// # Errors
     /// If another process or thread holds it.
@@ -101,15 +102,15 @@ impl Register {
         result
     }
 
-    /// The number of the newest copy: another one, another roster.
+    /// Returns the sequence number of the newest copy, which differs if the roster does.
     pub(super) fn sequence(&self) -> io::Result<u64> {
         let [a, b] = [0, 1].map(|copy| self.header(copy).map(|(sequence, ..)| sequence));
         Ok(a?.max(b?))
     }
 
-    /// The roster as it is, without waiting for anybody.
+    /// Reads sequence number and roster, without a lock.
     pub(super) fn read(&self) -> io::Result<(u64, Roster)> {
-        // A copy that is being replaced while it is read does not fit its checksum; the other one is not touched then.
+        // A copy that is replaced while it is read fails its checksum; the other copy is not touched then.
         let until = Instant::now() + PATIENCE;
         loop {
             match self.newest() {
@@ -119,7 +120,7 @@ impl Register {
         }
     }
 
-    /// Marks a slot as that of a process that lives. False: another one has it.
+    /// Marks a slot as that of a living process. False if another process has it.
     pub(super) fn occupy(&self, slot: u8) -> io::Result<bool> {
         match self.set_lock(libc::F_WRLCK, 1 + i64::from(slot)) {
             Ok(()) => Ok(true),
@@ -128,12 +129,12 @@ impl Register {
         }
     }
 
-    /// Takes that back.
+    /// Removes the mark of a slot.
     pub(super) fn vacate(&self, slot: u8) {
         let _ = self.set_lock(libc::F_UNLCK, 1 + i64::from(slot));
     }
 
-    /// True if another process, or another member of this one, has it and lives.
+    /// True if another process, or another member of this process, has the slot and lives.
     pub(super) fn is_occupied(&self, slot: u8) -> io::Result<bool> {
         let mut found = region(libc::F_WRLCK, 1 + i64::from(slot));
         fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut found))?;
@@ -170,7 +171,7 @@ impl Register {
 
     fn header(&self, copy: u64) -> io::Result<(u64, u32, u32)> {
         let mut header = [0; HEADER];
-        // A copy that was never written is empty.
+        // A copy that was never written reads as empty.
         let _ = self.file.read_at(&mut header, copy * COPY)?;
         let [s0, s1, s2, s3, s4, s5, s6, s7, l0, l1, l2, l3, c0, c1, c2, c3] = header;
         let sequence = u64::from_ne_bytes([s0, s1, s2, s3, s4, s5, s6, s7]);
@@ -182,12 +183,12 @@ impl Register {
             |why: &str| io::Error::new(io::ErrorKind::InvalidData, format!("the group's register: {why}"));
         let (sequence, length, sum) = self.header(copy)?;
         if u64::from(length) > COPY - HEADER as u64 {
-            return Err(torn("a length beyond its room"));
+            return Err(torn("a length beyond its size"));
         }
         let mut text = vec![0; length as usize];
         self.file.read_exact_at(&mut text, copy * COPY + HEADER as u64)?;
         if checksum(sequence, &text) != sum {
-            return Err(torn("a copy that is not whole"));
+            return Err(torn("an incomplete copy"));
         }
         let roster: Roster = serde_json::from_slice(&text).map_err(|error| torn(&error.to_string()))?;
         if roster.form != FORM {
@@ -223,7 +224,7 @@ fn is_taken(error: &io::Error) -> bool {
     [Errno::EAGAIN, Errno::EACCES].iter().any(|errno| error.raw_os_error() == Some(*errno as i32))
 }
 
-/// One byte of the locks.
+/// Returns the lock of one byte, `at` bytes behind `LOCKS`.
 fn region(kind: i32, at: i64) -> libc::flock {
     libc::flock {
         l_type: kind as libc::c_short,
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_member_writes_another_reads() {
+    fn written_roster_is_read_by_other_members() {
         let one = Register::create().unwrap();
         let other = another(&one);
         let before = other.sequence().unwrap();
@@ -261,11 +262,11 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_that_dies_in_the_middle_has_changed_nothing() {
+    fn interrupted_write_changes_nothing() {
         let register = Register::create().unwrap();
         enter(&register, 0);
         let (sequence, before) = register.read().unwrap();
-        // The next copy, cut short.
+        // Only the sequence number of the next copy is written.
         let next = (sequence + 1) % 2 * COPY;
         register.file.write_all_at(&(sequence + 1).to_ne_bytes(), next).unwrap();
         assert_eq!(register.newest().unwrap(), (sequence, before));
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_one_members_until_its_description_is_closed() {
+    fn slot_is_exclusive_until_its_description_closes() {
         let one = Register::create().unwrap();
         let other = another(&one);
         assert!(one.occupy(3).unwrap());
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn members_that_write_at_the_same_time_do_so_one_after_the_other() {
+    fn concurrent_writes_are_serialized() {
         let one = Register::create().unwrap();
         std::thread::scope(|scope| {
             for slot in 0..8 {

@@ -1,8 +1,10 @@
-//! Whom a datagram is for, told from its bytes: once for the kernel, as a program of classic BPF, and once for who got a stranger's.
+//! Finds the process that a datagram is for, by its content: as a classic BPF program for the kernel, and as a function
+//! for a member that received a stray.
 //!
-//! A packet goes by the unit of its destination QPN, its upper 8 bits. Management datagrams to QP1 go by what they are: a request
-//! (REQ, SIDR_REQ) to whoever listens for its service; all others by the communication ID that its receiver gave, whose upper 8 bits are
-//! the unit too. What is for nobody goes to the first member, which refuses it.
+//! A packet goes to the owner of its destination QPN's unit (upper 8 bits). A management datagram to QP1 goes by its
+//! type: a request (REQ, SIDR_REQ) to the member that listens for its service; any other message to the owner of the
+//! unit in the communication ID that its receiver chose. A datagram for no member goes to the first one, which rejects
+//! it.
 
 use std::net::IpAddr;
 
@@ -26,35 +28,35 @@ const RETURN_A: u16 = libc::BPF_RET as u16 | 0x10;
 
 /// The destination QPN, with the reserved byte before it (IBTA 9.2).
 const DESTINATION_QP: usize = 4;
-/// The attribute of a management datagram: behind BTH and DETH, in its header (IBTA 13.4.3).
+/// Attribute ID of a management datagram: in the MAD header behind BTH and DETH (IBTA 13.4.3).
 const ATTRIBUTE: usize = 12 + 8 + 16;
-/// Where a CM message begins.
+/// Offset of a CM message.
 const MESSAGE: usize = 12 + 8 + 24;
-/// The communication ID of the receiver, in all messages but requests and SIDR_REP (IBTA 12.6).
+/// Communication ID of the receiver, in all messages but requests and SIDR_REP (IBTA 12.6).
 const REMOTE_ID: usize = MESSAGE + Addressee::REMOTE_ID;
-/// The request ID that a SIDR_REP answers.
+/// Request ID that a SIDR_REP answers.
 const REQUEST_ID: usize = MESSAGE + Addressee::REQUEST_ID;
-/// The service ID of REQ and SIDR_REQ.
+/// Service ID of REQ and SIDR_REQ.
 const SERVICE: usize = MESSAGE + Addressee::SERVICE;
 const QP1: u32 = 1;
 const MULTICAST: u32 = 0xff_ffff;
-/// Services that the program knows; the first member hands on requests for those beyond.
+/// Most services in the program. The first member passes on requests for others.
 const SERVICES: usize = 1500;
 
-/// Whom a datagram is for.
+/// Destination of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
     /// The owner of this unit.
     Unit(u8),
-    /// Whoever listens for this service.
+    /// The member that listens for this service.
     Service(u64),
-    /// All who joined the group that it was sent to.
-    Everybody,
-    /// It is too short to tell.
-    Nobody,
+    /// All members that joined the multicast group.
+    Multicast,
+    /// Unknown: the datagram is too short.
+    Unknown,
 }
 
-/// Whom this datagram, without UDP header, is for.
+/// Returns the destination of a datagram without UDP header.
 pub(super) fn target(datagram: &[u8]) -> Target {
     fn field<const N: usize>(datagram: &[u8], at: usize) -> Option<[u8; N]> {
         datagram.get(at..at + N)?.try_into().ok()
@@ -68,23 +70,24 @@ pub(super) fn target(datagram: &[u8]) -> Target {
                     Addressee::Unit(unit) => Target::Unit(unit),
                 }
             }
-            MULTICAST => Target::Everybody,
+            MULTICAST => Target::Multicast,
             qpn => Target::Unit((qpn >> 16) as u8),
         })
     };
-    found().unwrap_or(Target::Nobody)
+    found().unwrap_or(Target::Unknown)
 }
 
-/// The slot that gets it. `None`: nobody is meant.
+/// Returns the slot of a destination. `None` if it is not a single member.
 pub(super) fn slot_of(target: Target, destination: IpAddr, roster: &Roster) -> Option<u8> {
     match target {
         Target::Unit(unit) => roster.owner_of_unit(unit),
         Target::Service(service) => roster.server_of(service, destination),
-        Target::Everybody | Target::Nobody => None,
+        Target::Multicast | Target::Unknown => None,
     }
 }
 
-/// The program that picks a socket of the group by its place, which is a slot's number. A load beyond the datagram's end returns 0.
+/// Returns the program that selects a socket of the group by its place, which is a slot's number. In classic BPF a load
+/// beyond the datagram's end returns 0.
 pub(super) fn program(roster: &Roster) -> Vec<Instruction> {
     let first = roster.taken().next().unwrap_or(0);
     let mut code: Vec<Instruction> = Vec::new();
@@ -105,14 +108,15 @@ pub(super) fn program(roster: &Roster) -> Vec<Instruction> {
         (LOAD_WORD, 0, 0, SERVICE as u32),
     ];
     code.extend(management);
-    // Those with the same upper half together. Of two on different addresses the first gets all, and hands on.
+    // Group services by the upper half of their ID. If two members listen on different addresses, the first gets all
+    // requests and passes them on.
     let mut services: Vec<(u32, u32, u8)> =
         roster.services.iter().map(|s| ((s.id >> 32) as u32, s.id as u32, s.slot)).collect();
     services.sort_unstable();
     services.dedup_by_key(|(high, low, _)| (*high, *low));
     services.truncate(SERVICES);
     for half in services.chunk_by(|a, b| a.0 == b.0) {
-        // The upper half is not this one: over the jump and all that follows.
+        // If the upper half differs, jump over this group.
         code.push((IF_EQUAL, 1, 0, half[0].0));
         code.push((JUMP, 0, 0, 2 + 2 * half.len() as u32));
         code.push((LOAD_WORD, 0, 0, SERVICE as u32 + 4));
@@ -128,7 +132,7 @@ pub(super) fn program(roster: &Roster) -> Vec<Instruction> {
         code.push((IF_EQUAL, 0, 1, u32::from(*unit)));
         code.push((RETURN, 0, 0, u32::from(*slot)));
     }
-    // The unit of a slot has its number.
+    // The first unit of a slot has its number.
     code.push((IF_AT_LEAST, 1, 0, roster.slots.len() as u32));
     code.push((RETURN_A, 0, 0, 0));
     code.push((RETURN, 0, 0, first.into()));
@@ -140,7 +144,7 @@ pub(super) fn program(roster: &Roster) -> Vec<Instruction> {
     code
 }
 
-/// Stands for a jump whose way is not known yet.
+/// Placeholder for a jump of unknown distance.
 const JUMP_TO_UNITS: Instruction = (JUMP, 0, 0, u32::MAX);
 
 #[cfg(test)]
@@ -150,7 +154,7 @@ mod tests {
     use crate::random::splitmix;
     use crate::roster::{Identity, Service};
 
-    /// What the kernel makes of a program (`net/core/filter.c`).
+    /// Runs a program as the kernel does (`net/core/filter.c`).
     fn run(program: &[Instruction], datagram: &[u8]) -> u32 {
         let (mut at, mut a) = (0, 0u32);
         loop {
@@ -210,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_and_member_tell_the_same_of_every_datagram() {
+    fn kernel_and_member_agree_on_every_datagram() {
         let address: IpAddr = "192.0.2.1".parse().unwrap();
         let mut state = 3;
         let mut draw = |below: u64| splitmix(&mut state) % below;
@@ -240,7 +244,7 @@ mod tests {
                 let told = run(&program, &datagram);
                 match slot_of(target(&datagram), address, &roster) {
                     Some(slot) => assert_eq!(told, u32::from(slot), "{:?}", target(&datagram)),
-                    // A slot that was left has its socket still, and nobody reads it.
+                    // A slot without a member still has its socket.
                     None => assert!(
                         told == u32::from(first) || roster.slots[told as usize].member.is_none(),
                         "{told} for {:?}",
@@ -252,18 +256,18 @@ mod tests {
     }
 
     #[test]
-    fn a_runt_is_for_nobody() {
+    fn runt_has_no_destination() {
         let program = program(&roster(3));
         for length in 0..MESSAGE {
             let short = &message(REQ, 7, 9)[..length];
-            assert_eq!(target(short), Target::Nobody);
+            assert_eq!(target(short), Target::Unknown);
             assert_eq!(run(&program, short), 0);
         }
-        assert_eq!(target(&packet(0xff_ffff)), Target::Everybody);
+        assert_eq!(target(&packet(0xff_ffff)), Target::Multicast);
     }
 
     #[test]
-    fn as_many_services_as_there_may_be_fit() {
+    fn most_services_fit_the_program() {
         let mut roster = roster(2);
         roster.services = (0..60_000).map(|id| Service { id, address: None, slot: 1 }).collect();
         assert_eq!((0..128).filter_map(|_| roster.add_unit(1)).count(), 128);

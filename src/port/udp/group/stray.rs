@@ -1,19 +1,20 @@
-//! Datagrams that came to the wrong process, and their way to the right one: a pair of Unix sockets for each slot. They have no name that a
-//! process of another user might take: members find them in the ark, beside the slot's UDP sockets.
+//! Passes datagrams that reached the wrong process on to the right one: over a pair of Unix sockets for each slot. The
+//! pairs have no name that a process of another user could bind: members find them in the `FdKeeper`, beside the slot's UDP
+//! sockets.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::unix::net::UnixDatagram;
 
-/// A datagram that the kernel brought to the wrong process: receive offload makes one of several that have the same addresses and
-/// ports.
+/// A datagram that the kernel delivered to the wrong process: receive offload merges datagrams with the same addresses
+/// and ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::port::udp) struct Stray<'a> {
     /// Address and port of the sender.
     pub(in crate::port::udp) source: SocketAddr,
-    /// The address that it was sent to.
+    /// Destination address.
     pub(in crate::port::udp) destination: IpAddr,
-    /// Its type of service or traffic class.
+    /// Type of service or traffic class.
     pub(in crate::port::udp) traffic_class: u8,
     /// The datagram without its UDP header.
     pub(in crate::port::udp) datagram: &'a [u8],
@@ -37,7 +38,7 @@ impl Stray<'_> {
         bytes
     }
 
-    /// What [`Member::hand_over`] sent; `None`: somebody else did.
+    /// Parses a message of [`Member::hand_over`]; `None` if it is something else.
     pub(in crate::port::udp) fn from_bytes(bytes: &[u8]) -> Option<Stray<'_>> {
         let (header, datagram) = bytes.split_first_chunk::<{ STRAY_HEADER }>()?;
         let ip = |at: usize| -> Option<IpAddr> {
@@ -50,7 +51,7 @@ impl Stray<'_> {
     }
 }
 
-/// The sockets of a slot for strays: its process receives at one end, all other members send at the other.
+/// The sockets of a slot for strays: its process receives at one end, all other members send at the other end.
 #[derive(Debug)]
 pub(super) struct Pair {
     pub(super) receives: UnixDatagram,

@@ -1,10 +1,10 @@
-//! Sending: frames gathered into trains of datagrams, a system call for many.
+//! Sending: frames are gathered into trains of datagrams, many per system call.
 //!
-//! Slots lie in one block of memory: the headers of each in a table, the datagrams one behind the other,
-//! so that a train is usually one piece. `arrange` decides the trains: datagrams of one flow, of equal
-//! length but for a shorter last, in order. The kernel numbers the datagrams of an IPv4 train 0, 1, 2 …
-//! in the IP identification, and 0 a datagram that goes alone (`IP_PMTUDISC_PROBE`, unconnected socket),
-//! so `arrange` writes just that into the headers, and the source port that the socket has.
+//! Slots lie in one block of memory: a table of headers, and the datagrams one behind the other, so that a train is
+//! usually one contiguous piece. `arrange` forms the trains: datagrams of one flow, in order, of equal length except a
+//! shorter last one. In IPv4 the kernel sets the identification to 0, 1, 2 … within a train, and to 0 in a single
+//! datagram (`IP_PMTUDISC_PROBE`, unconnected socket). `arrange` writes these values into the headers, and the socket's
+//! source port.
 
 use std::io;
 use std::net::IpAddr;
@@ -15,44 +15,45 @@ use super::sys::{BATCH, Envelope, Outbox};
 use crate::frame::FrameMut;
 use crate::port::{BURST, TxId};
 
-/// Slots that may wait: what one burst needs, and what a busy link left over.
+/// Number of slots: one burst, and what a busy link left over.
 const SLOTS: usize = 4 * BURST;
 /// Bytes of the header table's rows.
 const ROW: usize = 64;
-/// Where datagrams begin.
+/// Offset of the datagrams.
 const ARENA: usize = SLOTS * ROW;
 /// Room for datagrams, in bytes.
 const ARENA_BYTES: usize = 1 << 20;
-/// What one send may hold: 65,535 less IPv4 and UDP headers.
+/// Most bytes in one send: 65,535 less IPv4 and UDP headers.
 const TRAIN_LIMIT: usize = 65_507;
-/// How many trains back a datagram looks for one of its flow.
+/// Number of newest trains that are searched for a datagram's flow.
 const LOOK_BACK: usize = 16;
-/// Where a datagram names the QP that it is for, in the BTH, and who takes those of communication management.
+/// Offset in the BTH of the destination QPN, and the QPN of communication management.
 const DESTINATION_QP: usize = 5;
 const QP1: [u8; 3] = [0, 0, 1];
 
-/// A socket to send from and its port.
+/// A socket to send from, and its port.
 pub(super) struct SendSocket {
     pub(super) socket: OwnedFd,
     pub(super) port: u16,
 }
 
-/// What a [`Sender`] may do.
+/// Limits of a [`Sender`].
 pub(super) struct SendLimits {
-    /// Datagrams that one send may hold; 1 without segmentation offload.
+    /// Most datagrams in one send; 1 without segmentation offload.
     pub(super) segments: usize,
-    /// The port of all peers.
+    /// UDP port of all peers.
     pub(super) port: u16,
     /// Interface index for link-local destinations.
     pub(super) scope: u32,
 }
 
-/// Sends frames through a pool of sockets for each family.
+/// Sends frames through a pool of sockets per address family.
 ///
-/// The last of each family is for datagrams to QP1 alone, and these are dropped when it has no room: whoever asks for a connection
-/// chooses where the answer goes, and what waits for a host that is not there takes up the buffer of its socket for seconds.
+/// The last socket of each family is for datagrams to QP1 only, which are dropped when it has no room. A peer that
+/// requests a connection chooses the reply's destination, and datagrams to an absent host occupy their socket's buffer
+/// for seconds.
 pub(super) struct Sender {
-    /// Those of IPv4, then those of IPv6.
+    /// Sockets of IPv4, then those of IPv6.
     sockets: Vec<SendSocket>,
     v4_sockets: usize,
     limits: SendLimits,
@@ -61,12 +62,12 @@ pub(super) struct Sender {
     slots: Vec<Slot>,
     arranged: usize,
     trains: Vec<Train>,
-    /// Where the next slot is split: the header length of the last frame.
+    /// Where the next slot is split: header length of the last frame.
     header_len: usize,
-    /// A slot was taken back after it had been arranged.
+    /// True if a slot was cancelled after `arrange`.
     holes: bool,
     outbox: Outbox,
-    /// The train behind each one in the outbox.
+    /// Index in `trains` of each train in the outbox.
     boxed: Vec<usize>,
     pub(super) counts: SendCounts,
     reported: [bool; 5],
@@ -94,7 +95,7 @@ enum State {
     Open,
     Committed,
     Cancelled,
-    /// It is no datagram for the RoCE port: never sent.
+    /// Not a datagram to the RoCE port: never sent.
     Refused,
 }
 
@@ -103,7 +104,7 @@ struct Slot {
     offset: usize,
     a_len: usize,
     b_len: usize,
-    /// Where in the frame the datagram begins.
+    /// Offset of the UDP payload in the frame.
     datagram: usize,
     /// The next slot of the same train.
     follower: Option<usize>,
@@ -118,14 +119,14 @@ impl Slot {
 struct Train {
     route: Route,
     socket: usize,
-    /// The upper 8 bits of its destination QPNs. The processes of a peer may have one each, and a train comes to one process.
+    /// Upper 8 bits of the destination QPNs. A train reaches one process of the peer's, and each may own one value.
     unit: u8,
     first: usize,
     last: usize,
     count: usize,
     segment: usize,
     bytes: usize,
-    /// Its last datagram is shorter: none may follow.
+    /// True if nothing may be appended, for example after a shorter datagram.
     closed: bool,
     done: bool,
 }
@@ -151,13 +152,13 @@ impl Sender {
         }
     }
 
-    /// The sockets once more, and which are of IPv4.
+    /// Duplicates the sockets; true marks IPv4.
     pub(super) fn sockets(&self) -> io::Result<Vec<(OwnedFd, bool)>> {
         let each = self.sockets.iter().enumerate();
         each.map(|(i, it)| Ok((it.socket.try_clone()?, i < self.v4_sockets))).collect()
     }
 
-    /// The ports that it sends from.
+    /// Returns the source ports.
     pub(super) fn ports(&self) -> Vec<u16> {
         self.sockets.iter().map(|it| it.port).collect()
     }
@@ -200,7 +201,7 @@ impl Sender {
         self.holes |= i < self.arranged;
     }
 
-    /// Puts every slot that was written since into a train.
+    /// Puts every slot written since the last call into a train.
     pub(super) fn arrange(&mut self) {
         for i in self.arranged..self.slots.len() {
             if self.slots[i].state != State::Cancelled {
@@ -215,7 +216,7 @@ impl Sender {
         let slot = &self.slots[i];
         let frame_len = slot.a_len + slot.b_len;
         let (row, a_len) = (i * ROW, slot.a_len);
-        // Almost always the row holds exactly the headers, and they are read and changed in place.
+        // The row almost always holds exactly the headers, which are then read and changed in place.
         let mut start = [0; MAX_HEADERS];
         let in_place = a_len == V6_HEADERS || self.memory[row + 12..row + 14] == [0x08, 0x00];
         let in_place = in_place && a_len >= V4_HEADERS;
@@ -262,7 +263,8 @@ impl Sender {
         self.memory[row..].first_chunk().expect("rows lie before the arena")
     }
 
-    /// The socket that has the frame's source port, else one by hash of it; what is for QP1 has its own. `None`: family not open.
+    /// Returns the socket with the frame's source port, else one by hash of it. Datagrams to QP1 have their own socket.
+    /// `None` if the family is not open.
     fn choose_socket(&self, out: &Outgoing, to_qp1: bool) -> Option<usize> {
         let range =
             if out.route.source.is_ipv4() { 0..self.v4_sockets } else { self.v4_sockets..self.sockets.len() };
@@ -275,12 +277,12 @@ impl Sender {
         Some(range.start + known.unwrap_or((hash * pool.len()) >> 16))
     }
 
-    /// Appends slot `i` to the train of its flow or begins one; returns its place there.
+    /// Appends slot `i` to the train of its flow, or begins one. Returns its position in the train.
     fn join_train(&mut self, i: usize, route: &Route, socket: usize, unit: u8) -> usize {
         let len = self.slots[i].datagram_len();
         let limit = self.limits.segments;
         let mine = self.trains.iter_mut().rev().take(LOOK_BACK);
-        // The newest train of the flow or none: an older one would let this datagram overtake.
+        // Only the newest train of the flow: in an older one this datagram would overtake others.
         if let Some(train) = mine.into_iter().find(|t| t.socket == socket && t.route == *route)
             && train.unit == unit
             && !train.closed
@@ -311,7 +313,7 @@ impl Sender {
         0
     }
 
-    /// Sends what can be sent now. Later calls go on with the rest.
+    /// Sends what can be sent now. Later calls continue with the rest.
     pub(super) fn flush(&mut self) {
         self.arrange();
         if self.trains.is_empty() {
@@ -321,7 +323,7 @@ impl Sender {
         if self.holes {
             self.close_holes();
         }
-        // From here on nothing may join: what the kernel refuses for now goes out later as it is.
+        // Close all trains: one that the kernel refuses for now is sent unchanged later.
         for train in &mut self.trains {
             train.closed = true;
         }
@@ -336,7 +338,7 @@ impl Sender {
         }
     }
 
-    /// What has not left by a socket never will.
+    /// Drops the trains of a socket that are not sent yet.
     fn drop_waiting(&mut self, socket: usize) {
         for train in self.trains.iter_mut().filter(|train| train.socket == socket && !train.done) {
             train.done = true;
@@ -356,8 +358,8 @@ impl Sender {
         self.holes = false;
     }
 
-    /// Cuts trains where slots were taken back after `arrange`. Over IPv4 what follows a hole leaves
-    /// with another identification than its headers say; that is counted.
+    /// Cuts trains where slots were cancelled after `arrange`. Over IPv4 the datagrams after a hole get another
+    /// identification than their headers say; they are counted.
     fn close_holes(&mut self) {
         self.holes = false;
         let mut t = 0;
@@ -369,7 +371,7 @@ impl Sender {
         }
     }
 
-    /// Takes cancelled slots off the front of train `t` and cuts it before the next one.
+    /// Removes cancelled slots from the front of train `t`, and cuts it before the next one. Returns the rest.
     fn cut_at_hole(&mut self, t: usize) -> Option<Train> {
         let slots = &mut self.slots;
         let train = &mut self.trains[t];
@@ -390,7 +392,7 @@ impl Sender {
             if slots[next].state == State::Cancelled {
                 slots[at].follower = None;
                 train.last = at;
-                // Counts and segment are set when its front has been cleared.
+                // Its counts and segment are set when its own front is cleared.
                 rest = Some(Train { first: next, last: end, ..*train });
                 break;
             }
@@ -404,7 +406,7 @@ impl Sender {
         rest
     }
 
-    /// Lays out the trains of `socket` that wait. False if there are none.
+    /// Lays out the unsent trains of `socket`. False if there are none.
     fn fill_outbox(&mut self, socket: usize) -> bool {
         self.outbox.clear();
         self.boxed.clear();
@@ -437,10 +439,10 @@ impl Sender {
         !self.boxed.is_empty()
     }
 
-    /// Sends what `fill_outbox` laid out. False if the link has no room for more now.
+    /// Sends the trains that `fill_outbox` laid out. False if the link has no room for more now.
     fn empty_outbox(&mut self, socket: usize) -> bool {
         let mut first = 0;
-        // The train before which something old was told.
+        // The train before which an earlier datagram's error was reported.
         let mut told = None;
         while first < self.boxed.len() {
             self.counts.calls += 1;
@@ -461,10 +463,11 @@ impl Sender {
                     self.counts.busy += 1;
                     return false;
                 }
-                // While somebody hears what was undelivered, a call may tell that of an earlier datagram, and then has sent nothing.
+                // With `IP_RECVERR` on, a call may report an earlier datagram's ICMP error, and has then sent nothing.
+                // Retry once.
                 Err(error) if told != Some(first) && is_of_icmp(&error) => told = Some(first),
                 Err(error) => {
-                    // The error is about the first train of the call.
+                    // The error concerns the first train of the call.
                     let t = self.boxed[first];
                     self.give_up(t, &error);
                     first += 1;
@@ -474,7 +477,7 @@ impl Sender {
         true
     }
 
-    /// Drops train `t`, counts it, and says once for each kind of failure what to do.
+    /// Drops train `t` and counts it. For each kind of failure, the first one is reported with what to do.
     fn give_up(&mut self, t: usize, error: &io::Error) {
         let train = &mut self.trains[t];
         train.done = true;
@@ -482,7 +485,7 @@ impl Sender {
         let (kind, remedy) = match error.raw_os_error() {
             Some(libc::EHOSTUNREACH | libc::ENETUNREACH | libc::ENETDOWN | libc::EADDRNOTAVAIL) => {
                 self.counts.unreachable += lost;
-                (0, "look at the route (ip route get), the link and the source address")
+                (0, "check the route (ip route get), the link and the source address")
             }
             Some(libc::EPERM | libc::EACCES) => {
                 self.counts.refused += lost;
@@ -494,7 +497,7 @@ impl Sender {
             }
             Some(libc::EINVAL) => {
                 self.counts.invalid += lost;
-                (3, "look whether the source address is one of this host and the datagrams fit the MTU")
+                (3, "check that the source address is one of this host, and that the datagrams fit the MTU")
             }
             Some(libc::EIO) => {
                 self.counts.failed += lost;
@@ -520,7 +523,7 @@ fn is_busy(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM))
 }
 
-/// What the kernel makes of an ICMP message.
+/// True if the kernel may derive this error from an ICMP message.
 fn is_of_icmp(error: &io::Error) -> bool {
     const OF_ICMP: [i32; 8] = [
         libc::ECONNREFUSED,
@@ -532,11 +535,11 @@ fn is_of_icmp(error: &io::Error) -> bool {
         libc::EOPNOTSUPP,
         libc::EPROTO,
     ];
-    // Those of IPv6 and "administratively prohibited" as well.
+    // EACCES: IPv6, and "administratively prohibited".
     error.raw_os_error().is_some_and(|code| OF_ICMP.contains(&code) || code == libc::EACCES)
 }
 
-/// An address that says nothing of where it is: link-local, or a group.
+/// True if the address needs an interface index: link-local, or a group.
 fn needs_interface(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(_) => false,

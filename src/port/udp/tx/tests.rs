@@ -1,4 +1,4 @@
-//! Trains are what the kernel cuts.
+//! Trains of datagrams, as the kernel will cut them.
 
 use std::fs::File;
 
@@ -12,7 +12,7 @@ fn sender() -> Sender {
     Sender::new(vec![socket], Vec::new(), SendLimits { segments: 64, port: PORT, scope: 0 })
 }
 
-/// Lengths of the datagrams of each train, in the order in which they leave.
+/// Returns the datagram lengths of each train, in the order of sending.
 fn trains(lengths: &[usize]) -> Vec<Vec<usize>> {
     let mut sender = sender();
     for length in lengths {
@@ -42,26 +42,27 @@ fn trains(lengths: &[usize]) -> Vec<Vec<usize>> {
 }
 
 #[test]
-fn a_datagram_four_bytes_shorter_is_the_last_of_its_train() {
+fn shorter_datagram_ends_its_train() {
     assert_eq!(trains(&[1048, 1044, 1048]), [vec![1048, 1044], vec![1048]]);
     assert_eq!(trains(&[1048, 1048, 1047, 1047]), [vec![1048, 1048, 1047], vec![1047]]);
     assert_eq!(trains(&[1044, 1048, 1048]), [vec![1044], vec![1048, 1048]]);
 }
 
-/// The kernel cuts a train every so many bytes: all of its datagrams but the last must be that long, and the last no longer.
+/// The kernel cuts a train at a fixed length: all datagrams but the last must have that length, and the last must not
+/// be longer.
 #[test]
-fn whatever_their_lengths_trains_are_what_the_kernel_cuts() {
+fn trains_are_cut_as_the_kernel_cuts() {
     for seed in 0..500 {
         let mut state = seed;
         let mut draw = |below: u64| (splitmix(&mut state) % below) as usize;
-        let usual = 64 + 4 * draw(300);
+        let common = 64 + 4 * draw(300);
         let lengths: Vec<usize> = (0..1 + draw(40))
             .map(|_| match draw(8) {
-                0 => usual - 4,
-                1 => usual + 4,
-                2 => usual - 1,
+                0 => common - 4,
+                1 => common + 4,
+                2 => common - 1,
                 3 => 1 + draw(1400),
-                _ => usual,
+                _ => common,
             })
             .collect();
         let trains = trains(&lengths);
@@ -71,7 +72,7 @@ fn whatever_their_lengths_trains_are_what_the_kernel_cuts() {
             assert!(cut, "seed {seed}: {train:?} of {lengths:?}");
         }
         assert_eq!(trains.concat(), lengths, "seed {seed}: in order");
-        // No shorter than need be: what would have been the next of a train is not the first of another.
+        // No train is shorter than necessary: its next datagram must not be the first of another train.
         for (before, after) in trains.iter().zip(&trains[1..]) {
             let open = before.len() < 64 && before.iter().all(|length| *length == before[0]);
             let full = before.iter().sum::<usize>() + after[0] > TRAIN_LIMIT;

@@ -1,7 +1,8 @@
-//! Where newcomers knock: a Unix socket that all members listen on.
+//! Rendezvous of a group: a Unix socket through which a newcomer gets the group's descriptors.
 //!
-//! It has an abstract name, so it belongs to the network namespace, as the UDP port does, and leaves nothing in any file system. Members
-//! have one listening socket in common: it is there as long as any of them lives, and whoever of them is awake answers.
+//! The socket has an abstract name, so it belongs to the network namespace, as the UDP port does, and leaves nothing in
+//! any file system. All members share one listening socket: it exists as long as any of them lives, and any of them may
+//! answer.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,28 +17,28 @@ use nix::unistd::geteuid;
 use super::error::JoinError;
 use crate::descriptors::{connect, peer_of, receive_until, send};
 
-/// How long a member may take to answer.
+/// Timeout for a member's answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(1);
-/// How long no newcomer is let in after the system had no descriptor or memory for one, which waits.
+/// How long no connection is accepted after the system lacked descriptors or memory for one, which stays queued.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The listening socket.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct Rendezvous {
     listener: UnixListener,
     stop: EventFd,
 }
 
-/// What a newcomer finds.
+/// Result of looking for a group.
 pub(super) enum Found {
-    /// A group: what its members hold in common.
+    /// A group exists: the descriptors that its members share.
     Group(Vec<OwnedFd>),
-    /// Nobody, and this is the door from now on.
-    Nobody(OwnedFd),
+    /// No group exists: the listening socket of the new one.
+    New(OwnedFd),
 }
 
-/// The name of the user's group on a UDP port.
+/// Returns the name of this user's group on a UDP port.
 pub(super) fn name_of(port: u16) -> String {
     format!("roxie/{port}/{}", geteuid())
 }
@@ -51,7 +52,7 @@ fn address_of(name: &str) -> Result<SocketAddr, JoinError> {
 }
 
 /// Finds the group with this name, or becomes its first member.
-pub(super) fn knock(name: &str) -> Result<Found, JoinError> {
+pub(super) fn find_or_begin(name: &str) -> Result<Found, JoinError> {
     let address = address_of(name)?;
     let until = Instant::now() + PATIENCE;
     loop {
@@ -59,19 +60,19 @@ pub(super) fn knock(name: &str) -> Result<Found, JoinError> {
             return Ok(Found::Group(fds));
         }
         match UnixListener::bind_addr(&address) {
-            Ok(door) => {
-                door.set_nonblocking(true).map_err(system("the group's socket"))?;
-                return Ok(Found::Nobody(door.into()));
+            Ok(listener) => {
+                listener.set_nonblocking(true).map_err(system("the group's socket"))?;
+                return Ok(Found::New(listener.into()));
             }
-            // Somebody else was faster.
+            // Another process was faster.
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => std::thread::sleep(LOOK),
             Err(error) => return Err(system("binding the group's socket")(error)),
         }
     }
 }
 
-/// What the members of the group with this name have in common; `None`: there is no group.
-pub(super) fn look(name: &str) -> Result<Option<Vec<OwnedFd>>, JoinError> {
+/// Returns the descriptors that the members of the group with this name share; `None` if there is no group.
+pub(super) fn find(name: &str) -> Result<Option<Vec<OwnedFd>>, JoinError> {
     ask(name, Instant::now() + PATIENCE)
 }
 
@@ -79,13 +80,13 @@ fn ask(name: &str, until: Instant) -> Result<Option<Vec<OwnedFd>>, JoinError> {
     loop {
         match connect(name, until) {
             Ok(asks) => {
-                if let Some(user) = stranger(&asks).map_err(system("asking who keeps the group"))? {
+                if let Some(user) = stranger(&asks).map_err(system("asking for the user of the group"))? {
                     return Err(JoinError::Stranger { name: name.to_owned(), user });
                 }
                 if let Some(fds) = answer(asks.as_fd(), until)? {
                     return Ok(Some(fds));
                 }
-                // Whoever was about to answer has ended.
+                // The member that was about to answer has ended.
             }
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),
             Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(JoinError::Silent),
@@ -98,33 +99,33 @@ fn ask(name: &str, until: Instant) -> Result<Option<Vec<OwnedFd>>, JoinError> {
     }
 }
 
-/// The user at the other end, if it is another one.
+/// Returns the user at the other end, if it is not this process's.
 fn stranger(socket: &UnixStream) -> io::Result<Option<u32>> {
     let user = peer_of(socket)?.uid();
     Ok((user != geteuid().as_raw()).then_some(user))
 }
 
-/// What a member hands to a newcomer; `None`: it has ended.
+/// Receives the descriptors that a member passes to a newcomer; `None` if the member has ended.
 fn answer(asks: BorrowedFd<'_>, until: Instant) -> Result<Option<Vec<OwnedFd>>, JoinError> {
     receive_until(asks, until).map_err(|error| match error.kind() {
         io::ErrorKind::TimedOut => JoinError::Silent,
-        _ => system("hearing from the group")(error),
+        _ => system("receiving from the group")(error),
     })
 }
 
-impl Door {
-    /// The door that a newcomer was handed, or made.
-    pub(super) fn new(listener: OwnedFd) -> io::Result<Door> {
+impl Rendezvous {
+    /// Wraps the listening socket that a newcomer received or made.
+    pub(super) fn new(listener: OwnedFd) -> io::Result<Rendezvous> {
         let stop = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(Door { listener: listener.into(), stop })
+        Ok(Rendezvous { listener: listener.into(), stop })
     }
 
     pub(super) fn listener(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
 
-    /// Lets newcomers of the same user in until told to stop: each gets the door itself and `common`. `idle` is called after each
-    /// `often` in which nobody came.
+    /// Answers newcomers of the same user until [`close`](Self::close): each gets the listening socket and `common`.
+    /// Calls `idle` after each `often` without a newcomer.
     pub(super) fn serve(&self, common: &[BorrowedFd<'_>], often: Duration, mut idle: impl FnMut()) {
         let all: Vec<_> = [self.listener.as_fd()].into_iter().chain(common.iter().copied()).collect();
         let [often, pause] =
@@ -149,17 +150,17 @@ impl Door {
             }
             match self.listener.accept() {
                 Ok((newcomer, _)) if stranger(&newcomer).is_ok_and(|user| user.is_none()) => {
-                    // A newcomer that is gone by now needs nothing.
+                    // An error means that the newcomer has gone.
                     let _ = send(newcomer.as_fd(), &all);
                 }
                 Ok(_) => {}
-                // Another member may be faster: the listener does not block.
+                // Another member may have accepted it: the listener does not block.
                 Err(error) => accepts = error.kind() == io::ErrorKind::WouldBlock,
             }
         }
     }
 
-    /// Ends `serve`.
+    /// Makes `serve` return.
     pub(super) fn close(&self) {
         let _ = self.stop.write(1);
     }

@@ -1,9 +1,9 @@
-//! Descriptors that outlive their processes: they wait in a Unix socket that every member holds, and nobody takes them out.
+//! Descriptors that outlive their processes: they stay in flight in a Unix socket that every member holds.
 //!
-//! The sockets of a group have their places by the order in which they were bound, and a place is lost when a socket is closed: the
-//! last one moves there. So none may be closed while the group exists, whoever of it dies. What is sent over a Unix socket
-//! stays open while it is under way. A look (`MSG_PEEK`) duplicates the descriptors of a message and leaves it where it is, so a message that is
-//! never taken keeps its descriptors for as long as anybody holds the socket.
+//! A reuseport group numbers its sockets in the order of binding. Closing one moves the last socket to its place, so no
+//! socket may be closed while the group exists, even if its process ends. A descriptor sent over a Unix socket stays
+//! open while its message is queued. `MSG_PEEK` duplicates the descriptors of a message and leaves it queued. A message
+//! that is never received therefore keeps its descriptors open as long as any process holds the socket.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,30 +13,30 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, socketpair};
 use super::super::sys::set_int;
 use crate::descriptors::{receive, send};
 
-/// See the module's page.
+/// Keeps descriptors open across the end of processes. See the module's page.
 #[derive(Debug)]
-pub(super) struct Ark {
-    /// Where messages wait, each of one byte.
+pub(super) struct FdKeeper {
+    /// Receiving end, where the messages of one byte stay queued.
     pub(super) keep: OwnedFd,
-    /// Where they are put in.
+    /// Sending end.
     pub(super) add: OwnedFd,
 }
 
-impl Ark {
-    /// An empty one.
-    pub(super) fn new() -> io::Result<Ark> {
+impl FdKeeper {
+    /// Makes an empty `FdKeeper`.
+    pub(super) fn new() -> io::Result<FdKeeper> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let (keep, add) = socketpair(AddressFamily::Unix, SockType::Stream, None, flags)?;
-        Ok(Ark { keep, add })
+        Ok(FdKeeper { keep, add })
     }
 
-    /// Takes descriptors in, behind those that are there. Only who holds the roster may.
+    /// Appends a message with these descriptors. Caller must hold the roster.
     pub(super) fn push(&self, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         send(self.add.as_fd(), fds)
     }
 
-    /// The descriptors of the `index`-th message; `None`: there are not so many. Only who holds the roster may: where to look is the
-    /// socket's, and all have it in common.
+    /// Returns duplicates of the `index`-th message's descriptors; `None` if there are fewer messages. Caller must hold
+    /// the roster: the peek offset belongs to the socket, which all members share.
     pub(super) fn peek(&self, index: usize) -> io::Result<Option<Vec<OwnedFd>>> {
         let offset = i32::try_from(index).map_err(io::Error::other)?;
         set_int(self.keep.as_fd(), libc::SOL_SOCKET, libc::SO_PEEK_OFF, offset)?;
@@ -55,17 +55,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_in_it_stays_open_and_can_be_had_again_and_again() {
-        let ark = Ark::new().unwrap();
+    fn kept_descriptors_can_be_taken_repeatedly() {
+        let fd_keeper = FdKeeper::new().unwrap();
         let mut near = Vec::new();
         for _ in 0..20 {
             let (a, b) = UnixStream::pair().unwrap();
-            ark.push(&[b.as_fd(), b.as_fd()]).unwrap();
+            fd_keeper.push(&[b.as_fd(), b.as_fd()]).unwrap();
             near.push(a);
         }
         for round in 0..3 {
             for (index, near) in near.iter_mut().enumerate().rev() {
-                let fds = ark.peek(index).unwrap().unwrap();
+                let fds = fd_keeper.peek(index).unwrap().unwrap();
                 assert_eq!(fds.len(), 2);
                 let mut far = UnixStream::from(fds.into_iter().next().unwrap());
                 near.write_all(&[index as u8 + round]).unwrap();
@@ -74,9 +74,9 @@ mod tests {
                 assert_eq!(byte, [index as u8 + round]);
             }
         }
-        assert!(ark.peek(near.len()).unwrap().is_none());
-        // With it they are closed.
-        drop(ark);
+        assert!(fd_keeper.peek(near.len()).unwrap().is_none());
+        // Dropping it closes them.
+        drop(fd_keeper);
         assert_eq!(near[3].read(&mut [0]).unwrap(), 0);
     }
 }
