@@ -1,3 +1,4 @@
+use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -114,7 +115,7 @@ fn the_end_of_a_write_is_one_store_and_the_last() {
             let mask = u64::MAX >> (64 - 8 * last) << shift;
             let at = (memory.address() as usize + word) as *const u8;
             let bytes = [0xff; 24];
-            let states = super::super::stores::states(at, || {
+            let states = super::stores::states(at, || {
                 memory.write((end - length) as u64, &bytes[..length]).unwrap();
             });
             let parts: Vec<_> = states.iter().map(|state| state & mask).collect();
