@@ -44,7 +44,7 @@ struct Client {
     link: Link,
     bells: Doorbells,
     arena: Arc<Region>,
-    _fds: Vec<OwnedFd>,
+    fds: Vec<OwnedFd>,
 }
 
 fn knock(interface: &str) -> std::io::Result<UnixStream> {
@@ -68,7 +68,7 @@ impl Client {
         let (arena, fd) = Region::to_lend(ARENA)?;
         link.send(&Ask::Arena { words: ARENA as u64 }, &[fd.as_fd()])?;
         link.receive::<Reply>()?;
-        Ok(Client { link, bells, arena, _fds: fds })
+        Ok(Client { link, bells, arena, fds })
     }
 }
 
@@ -95,8 +95,14 @@ impl Hostile {
     /// Returns part of this process's memory, no memory, or memory that does not exist.
     fn region(&mut self) -> Memory {
         let address = self.memory.as_ptr() as u64 + self.below(64) * 8;
-        match self.below(4) {
+        match self.below(5) {
             0 => Memory::Null,
+            3 => Memory::InFile {
+                address,
+                length: 64,
+                offset: self.below(1 << 14),
+                is_lent: self.below(2) == 0,
+            },
             1 => Memory::At { address: 8, length: self.below(1 << 30), on_demand: false },
             2 => Memory::At { address: 0, length: u64::MAX, on_demand: true },
             _ => Memory::At { address, length: self.below(2048), on_demand: false },
@@ -176,7 +182,8 @@ impl Hostile {
         for _ in 0..most {
             self.scribble(&client);
             let question = self.question();
-            client.link.send(&question, &[])?;
+            let fd = &client.fds[self.below(client.fds.len() as u64) as usize];
+            client.link.send(&question, &[fd.as_fd()])?;
             match client.link.receive::<Reply>()? {
                 Some((Ok(told), _)) => {
                     self.tally.done += u64::from(!matches!(told, Told::Answer(Answer::Done)));

@@ -34,9 +34,9 @@ pub struct Quota {
     pub bytes: u64,
     /// What else it makes, together: protection domains, completion queues, shared receive queues, address handles, XRC domains, flows.
     pub objects: u32,
-    /// Bytes of its queues: those that it lends, and the NIC's copies of send queues.
+    /// Bytes that it lends (its queues, and files of registered memory that the NIC maps), and of the NIC's copies of send queues.
     pub queue_bytes: u64,
-    /// Pieces of memory that its queues lie in, each a mapping of the NIC's.
+    /// Pieces of memory that it lends, for queues and for registered memory, each a mapping of the NIC's.
     pub arenas: u32,
     /// Completion channels that its queues count events in, each a descriptor of the NIC's.
     pub channels: u32,

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use super::account::{Account, Charge, Quota, Resource, cost, one, several};
+use super::door::Standing;
 use super::house::House;
 use super::lent::{Finder, Lent, file_of, invalid, no_descriptor};
 use super::outbox::Outbox;
@@ -249,7 +250,9 @@ impl Guest {
             Ask::Memory(command) => {
                 command.each_object(|object| lock(&self.owned).check(object))?;
                 let fd = fds.into_iter().next();
-                let mut finder = Finder { memory: &self.memory, lent, account: &self.account, fd };
+                let is_trusted = house.standing(self.uid) == Standing::Host;
+                let mut finder =
+                    Finder { memory: &self.memory, lent, account: &self.account, fd, is_trusted };
                 command.convert(&mut finder)?.into()
             }
         };

@@ -13,7 +13,7 @@ use crate::nic::{ControlError, Convert, Mapped};
 use crate::remote::message::{Beside, Completions, Memory, Pages, Place, Placed, Receives};
 use crate::shared::remote_memory::{RemoteMemory, Use};
 use crate::shared::{
-    CompletionRing, EventCounter, GuestId, HostMemory, PageList, RecvRing, Region, SendRing,
+    ClientMapping, CompletionRing, EventCounter, GuestId, HostMemory, PageList, RecvRing, Region, SendRing,
 };
 use crate::verbs::{Access, FileId, QpCaps};
 
@@ -28,6 +28,8 @@ pub(super) struct Lent {
     arenas: Vec<Arc<Region>>,
     /// For the arenas.
     _charges: Vec<Charge>,
+    /// Files of registered memory.
+    files: Vec<(ClientMapping, Charge)>,
     channels: Vec<Channel>,
     /// The client's doorbell page, once it is heard.
     page: Option<GuestId>,
@@ -85,9 +87,10 @@ impl Lent {
         self.page = Some(page);
     }
 
-    /// Closes descriptors that no queue counts its events in any more.
+    /// Closes descriptors that no queue counts its events in any more, and unmaps files that no region lies in.
     pub(super) fn close_unused(&mut self) {
         self.channels.retain(|channel| !channel.counter.is_last());
+        self.files.retain(|(mapping, _)| !mapping.is_last());
     }
 
     /// Returns words of one of its arenas.
@@ -106,6 +109,32 @@ pub(super) struct Finder<'a> {
     pub(super) account: &'a Arc<Account>,
     /// The descriptor that came with the question.
     pub(super) fd: Option<OwnedFd>,
+    /// The client is root's or of the NIC's own user.
+    pub(super) is_trusted: bool,
+}
+
+impl Finder<'_> {
+    /// Maps memory in a file of the client's. `None`: the NIC does not map this file, or not so many; the memory is reached by its address.
+    fn in_file(&mut self, fd: &OwnedFd, (offset, length): (u64, u64), is_lent: bool) -> Option<HostMemory> {
+        let (fd, bytes) = (fd.as_fd(), usize::try_from(length).ok()?);
+        let files = &mut self.lent.files;
+        if let Some((known, _)) = files.iter().find(|(known, _)| known.holds(fd, offset, length)) {
+            return Some(known.memory(offset, bytes));
+        }
+        if !is_lent && !self.is_trusted {
+            return None;
+        }
+        let mapped = if is_lent { ClientMapping::size_of(fd).ok()? } else { length };
+        let charge = self.account.charge([(Resource::Arenas, 1), (Resource::QueueBytes, mapped)]).ok()?;
+        let mapping = match is_lent {
+            true => ClientMapping::adopt(fd),
+            false => ClientMapping::of_program(fd, offset, length),
+        };
+        let mapping = mapping.ok().filter(|mapping| mapping.holds(fd, offset, length))?;
+        let memory = mapping.memory(offset, bytes);
+        files.push((mapping, charge));
+        Some(memory)
+    }
 }
 
 impl Convert<Placed, Mapped> for Finder<'_> {
@@ -113,7 +142,13 @@ impl Convert<Placed, Mapped> for Finder<'_> {
 
     /// Memory is mapped, and may be used as `access` says, when it is registered.
     fn memory(&mut self, memory: Memory, access: Access) -> Result<HostMemory, ControlError> {
-        let Memory::At { address, length, on_demand } = memory else { return Ok(HostMemory::null()) };
+        let (address, length, on_demand, file) = match memory {
+            Memory::Null => return Ok(HostMemory::null()),
+            Memory::At { address, length, on_demand } => (address, length, on_demand, None),
+            Memory::InFile { address, length, offset, is_lent } => {
+                (address, length, false, Some((offset, is_lent)))
+            }
+        };
         if !on_demand {
             let what = if access.contains(Access::LOCAL_WRITE) { Use::Write } else { Use::Read };
             self.memory.check(address, length, what).map_err(|error| {
@@ -122,6 +157,11 @@ impl Convert<Placed, Mapped> for Finder<'_> {
                     format!("{length} bytes at {address:#x} are not mapped, or not for this access: {error}");
                 ControlError::Elsewhere { errno, why }
             })?;
+        }
+        if let (Some(fd), Some((offset, is_lent))) = (self.fd.take(), file)
+            && let Some(memory) = self.in_file(&fd, (offset, length), is_lent)
+        {
+            return Ok(memory);
         }
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         Ok(HostMemory::remote(self.memory, address, length, on_demand))

@@ -16,7 +16,7 @@ use crate::port::undelivered::Undelivered;
 use crate::port::{LinkChange, Port, PortInfo};
 use crate::remote::{Attachment, polling};
 use crate::roster::{Denied, PortRequest};
-use crate::shared::{CompletionRing, Region};
+use crate::shared::{CompletionRing, HostMemory, Region};
 use crate::time::Nanos;
 use crate::verbs::{AsyncEvent, CqIndex, Mtu, OpenXrcd, QpIndex};
 use crate::wire::Gid;
@@ -63,6 +63,14 @@ impl Adapter {
         match self {
             Adapter::Own(_) => Region::new(words),
             Adapter::Shared(nic) => nic.region(words),
+        }
+    }
+
+    /// Zeroed memory to be registered: a NIC in another process maps it as well, where the system has the means.
+    pub(crate) fn memory(&self, length: usize) -> io::Result<HostMemory> {
+        match self {
+            Adapter::Own(_) => HostMemory::allocate(length),
+            Adapter::Shared(_) => HostMemory::lent(length).or_else(|_| HostMemory::allocate(length)),
         }
     }
 

@@ -20,7 +20,7 @@ impl ProtectionDomain {
     /// # Errors
     /// If the system has no such memory, or the device no room for another region.
     pub fn register(&self, length: usize, access: Access) -> Result<MemoryRegion, DeviceError> {
-        self.register_memory(HostMemory::allocate(length).map_err(no_region)?, access)
+        self.register_memory(self.inner.device.allocate(length).map_err(no_region)?, access)
     }
 
     /// Registers memory of the caller's.
@@ -112,7 +112,7 @@ impl ProtectionDomain {
                 key,
                 access,
                 start,
-                memory,
+                memory: memory.without_file(),
                 registered: true,
                 copies: RwLock::new(()),
             }),
@@ -137,7 +137,7 @@ impl ProtectionDomain {
     /// # Errors
     /// If there is no memory for it, or the device has no room for another region.
     pub fn alloc_fast(&self, memory_len: usize, max_pages: u32) -> Result<FastRegion, DeviceError> {
-        let memory = HostMemory::allocate(memory_len).map_err(no_region)?;
+        let memory = self.inner.device.allocate(memory_len).map_err(no_region)?;
         let pages = self.inner.device.page_list(max_pages)?;
         let command = MemoryCommand::AllocFastMemory {
             pd: self.inner.id,
@@ -145,7 +145,9 @@ impl ProtectionDomain {
             pages: pages.clone(),
         };
         match self.inner.device.call(command)? {
-            Answer::Memory(index, key) => Ok(FastRegion { pd: self.clone(), index, key, memory, pages }),
+            Answer::Memory(index, key) => {
+                Ok(FastRegion { pd: self.clone(), index, key, memory: memory.without_file(), pages })
+            }
             other => unexpected(&other),
         }
     }
@@ -286,7 +288,7 @@ impl MemoryRegion {
         }
         if let Some(memory) = memory {
             self.start = memory.address();
-            self.memory = memory;
+            self.memory = memory.without_file();
         }
         if access_now.contains(Access::ZERO_BASED) {
             self.start = 0;

@@ -1,8 +1,10 @@
-//! Memory for queues: the heap's, or shared with the NIC where that is another process.
+//! Memory for queues and to register: the heap's, or shared with the NIC where that is another process.
+
+use std::io;
 
 use super::device::Device;
 use super::error::{DeviceError, no_memory};
-use crate::shared::{CompletionRing, PageList, RecvRing, SendRing};
+use crate::shared::{CompletionRing, HostMemory, PageList, RecvRing, SendRing};
 use crate::verbs::QpCaps;
 
 impl Device {
@@ -20,6 +22,15 @@ impl Device {
     pub(super) fn receive_ring(&self, max_wr: u32, max_sge: u32) -> Result<RecvRing, DeviceError> {
         let region = self.inner.adapter.region(RecvRing::size(max_wr, max_sge));
         region.and_then(|region| RecvRing::on(&region, max_wr, max_sge)).map_err(no_memory)
+    }
+
+    /// Allocates zeroed memory to be registered with this device. A NIC in another process maps it, where the system has the means, and reaches it
+    /// without a system call.
+    ///
+    /// # Errors
+    /// If the system has no `length` bytes.
+    pub fn allocate(&self, length: usize) -> io::Result<HostMemory> {
+        self.inner.adapter.memory(length)
     }
 
     pub(super) fn page_list(&self, pages: u32) -> Result<PageList, DeviceError> {

@@ -28,7 +28,7 @@ use crate::random::unguessable;
 use crate::roster::{Denied, PortRequest};
 use crate::shared::remote_memory::RemoteMemory;
 use crate::shared::{
-    CompletionRing, Doorbells, EventCounter, HostMemory, PageList, RecvRing, Region, SendRing,
+    CompletionRing, Doorbells, EventCounter, HostMemory, MemoryFile, PageList, RecvRing, Region, SendRing,
 };
 use crate::threads::{lock, spawn_unsignalled};
 use crate::time::{Nanos, monotonic};
@@ -233,7 +233,7 @@ impl Attachment {
     /// # Errors
     /// As the command's; [`ControlError::DeviceFatal`] if the NIC is gone.
     pub fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
-        let mut by = ByPlace { arenas: &self.arenas, counter: None };
+        let mut by = ByPlace { arenas: &self.arenas, counter: None, file: None };
         let ask = match command.into() {
             // Records are made of what only that process knows.
             Command::QueryLog(_) => return Ok(Answer::QpLog(Vec::new())),
@@ -244,8 +244,9 @@ impl Attachment {
             Command::Memory(command) => Ask::Memory(command.convert(&mut by)?),
             command => Ask::Command(command),
         };
-        let counter = by.counter;
-        let fds: Vec<BorrowedFd<'_>> = counter.iter().map(AsFd::as_fd).collect();
+        let ByPlace { counter, file, .. } = by;
+        let fds: Vec<BorrowedFd<'_>> =
+            counter.iter().map(AsFd::as_fd).chain(file.iter().map(AsFd::as_fd)).collect();
         match self.ask_with(&ask, &fds)? {
             Told::Answer(answer) => {
                 if let Some(counter) = counter.clone() {
@@ -410,8 +411,10 @@ impl Drop for Attachment {
 /// Names memory of this process as the NIC knows it: queues by their place in an arena, all other by its address.
 struct ByPlace<'a> {
     arenas: &'a Arenas,
-    /// A counter whose descriptor goes with the message.
+    /// A counter whose descriptor goes with the message. No command has a counter and registered memory.
     counter: Option<EventCounter>,
+    /// A file whose descriptor goes with the message.
+    file: Option<MemoryFile>,
 }
 
 impl ByPlace<'_> {
@@ -426,13 +429,14 @@ impl Convert<Mapped, Placed> for ByPlace<'_> {
     type Error = ControlError;
 
     fn memory(&mut self, memory: HostMemory, _: Access) -> Result<Memory, ControlError> {
-        Ok(match memory.is_null() {
-            true => Memory::Null,
-            false => Memory::At {
-                address: memory.address(),
-                length: memory.len() as u64,
-                on_demand: memory.is_on_demand(),
-            },
+        if memory.is_null() {
+            return Ok(Memory::Null);
+        }
+        let (address, length) = (memory.address(), memory.len() as u64);
+        self.file = memory.file();
+        Ok(match &self.file {
+            Some(file) => Memory::InFile { address, length, offset: file.offset(), is_lent: file.is_lent() },
+            None => Memory::At { address, length, on_demand: memory.is_on_demand() },
         })
     }
 

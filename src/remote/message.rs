@@ -89,6 +89,8 @@ pub enum Memory {
     Null,
     /// At this address of the process, so many bytes; their pages may come and go.
     At { address: u64, length: u64, on_demand: bool },
+    /// As well, and in a file from byte `offset` on, whose descriptor comes with the message: the NIC may map that. `is_lent`: it may also be sealed.
+    InFile { address: u64, length: u64, offset: u64, is_lent: bool },
 }
 
 /// A page list: where, and of how many pages.

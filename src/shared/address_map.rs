@@ -43,6 +43,7 @@ struct Query {
 
 const READABLE: u64 = 1;
 const WRITABLE: u64 = 2;
+const SHARED: u64 = 8;
 
 mod call {
     nix::ioctl_readwrite!(procmap_query, b'f', 17, super::Query);
@@ -53,6 +54,16 @@ mod call {
 pub struct Lookup {
     range: Range<u64>,
     flags: u64,
+    file: MappedFile,
+}
+
+/// The file that a mapping is of, and the byte of it that the mapping begins at. All zero: the mapping has no file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct MappedFile {
+    /// Major and minor number of its device.
+    pub(super) device: (u32, u32),
+    pub(super) inode: u64,
+    pub(super) offset: u64,
 }
 
 impl Lookup {
@@ -123,12 +134,30 @@ impl AddressMap {
         Ok(())
     }
 
+    /// Returns the addresses of the mapping that holds these bytes, and its file. `None`: they are not in one mapping, or what is written there
+    /// does not reach the file (`MAP_PRIVATE`).
+    pub(super) fn shared_file(&self, address: u64, length: u64) -> Option<(Range<u64>, MappedFile)> {
+        let end = address.checked_add(length)?;
+        let found = match self.answers {
+            true => self.query(address).ok()??,
+            false => {
+                Text::new(&self.maps).map_while(Result::ok).find(|found| found.range.contains(&address))?
+            }
+        };
+        let is_shared = found.flags & SHARED != 0 && found.file.inode != 0;
+        (is_shared && end <= found.range.end).then_some((found.range, found.file))
+    }
+
     /// The mapping at an address.
     fn query(&self, address: u64) -> io::Result<Option<Lookup>> {
         let mut query = Query { size: size_of::<Query>() as u64, query_addr: address, ..Query::default() };
         // SAFETY: the kernel reads and writes `size` bytes, which the structure has, and no memory beside: both lengths of names are 0.
         match unsafe { call::procmap_query(self.maps.as_raw_fd(), &raw mut query) } {
-            Ok(_) => Ok(Some(Lookup { range: query.vma_start..query.vma_end, flags: query.vma_flags })),
+            Ok(_) => {
+                let device = (query.dev_major, query.dev_minor);
+                let file = MappedFile { device, inode: query.inode, offset: query.vma_offset };
+                Ok(Some(Lookup { range: query.vma_start..query.vma_end, flags: query.vma_flags, file }))
+            }
             Err(nix::errno::Errno::ENOENT) => Ok(None),
             Err(error) => Err(error.into()),
         }
@@ -176,7 +205,7 @@ impl Iterator for Text<'_> {
     }
 }
 
-/// The mapping of a line: `7f0000000000-7f0000001000 rw-p …` (proc_pid_maps(5)).
+/// The mapping of a line: `7f0000000000-7f0000001000 rw-p 00001000 00:1a 4711 …` (proc_pid_maps(5)).
 fn mapped(line: &[u8]) -> Option<Lookup> {
     let line = String::from_utf8_lossy(line);
     let mut words = line.split(' ');
@@ -184,8 +213,12 @@ fn mapped(line: &[u8]) -> Option<Lookup> {
     let hex = |text| u64::from_str_radix(text, 16).ok();
     let rights = words.next()?.as_bytes();
     let right = |at: usize, letter, flag| if rights.get(at) == Some(&letter) { flag } else { 0 };
-    let flags = right(0, b'r', READABLE) | right(1, b'w', WRITABLE);
-    Some(Lookup { range: hex(start)?..hex(end)?, flags })
+    let flags = right(0, b'r', READABLE) | right(1, b'w', WRITABLE) | right(3, b's', SHARED);
+    let offset = hex(words.next()?)?;
+    let (major, minor) = words.next()?.split_once(':')?;
+    let device = (u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
+    let file = MappedFile { device, inode: words.next()?.parse().ok()?, offset };
+    Some(Lookup { range: hex(start)?..hex(end)?, flags, file })
 }
 
 #[cfg(test)]

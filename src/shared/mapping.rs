@@ -140,6 +140,32 @@ impl Mapping {
         Ok(Mapping { base, length })
     }
 
+    /// Maps `length` bytes of a file of memory from byte `offset` on, whatever its owner does with it: an access may fault, which the caller has
+    /// to [guard](super::guard). Returns the byte of the file that is mapped first as well.
+    ///
+    /// # Errors
+    /// If it is not open for reading and writing.
+    pub(super) fn of_file(fd: BorrowedFd<'_>, offset: u64, length: u64) -> io::Result<(Mapping, u64)> {
+        // The size of a page: that of huge pages in hugetlbfs.
+        let page = u64::try_from(fstatfs(fd)?.block_size()).ok().filter(|page| page.is_power_of_two());
+        let page = page.ok_or_else(|| invalid("its file system has no page size".into()))?;
+        let start = offset & !(page - 1);
+        let end = offset.checked_add(length.max(1)).and_then(|end| end.checked_next_multiple_of(page));
+        let length =
+            end.and_then(|end| usize::try_from(end - start).ok()).ok_or_else(|| too_long(usize::MAX))?;
+        let bytes = NonZeroUsize::new(length).ok_or_else(|| too_long(length))?;
+        let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        let first = start.try_into().map_err(|_| too_long(usize::MAX))?;
+        // SAFETY: a new mapping at an address of the system's choice touches no memory that is in use.
+        let base = unsafe { mmap(None, bytes, access, MapFlags::MAP_SHARED, fd, first) }?;
+        Ok((Mapping { base, length }, start))
+    }
+
+    /// Bytes.
+    pub(super) fn length(&self) -> usize {
+        self.length
+    }
+
     /// Where it begins in this process: on a page.
     pub(super) fn base(&self) -> NonNull<c_void> {
         self.base

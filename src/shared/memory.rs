@@ -29,10 +29,11 @@ use std::sync::Arc;
 
 use super::guard;
 use super::mapping::Mapping;
+use super::memory_file::MemoryFile;
 use super::remote_memory::RemoteMemory;
 
 /// Bytes of a page: 4 KiB on x86-64, 4, 16 or 64 KiB on aarch64, as the kernel was made.
-fn page() -> usize {
+pub(super) fn page() -> usize {
     // SAFETY: a number of the system's; no memory is passed.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(size).unwrap_or(4096)
@@ -83,6 +84,8 @@ pub struct HostMemory {
     kind: Kind,
     /// Whose they are, if they are not this process's.
     process: Option<Arc<RemoteMemory>>,
+    /// The descriptor by which a NIC in another process maps them, and the address of the file's first byte.
+    file: Option<(Arc<OwnedFd>, usize)>,
     /// Keeps the bytes where they are, if that is ours to do.
     _owner: Option<Arc<dyn Debug + Send + Sync>>,
 }
@@ -143,7 +146,52 @@ impl HostMemory {
         // SAFETY: the layout is not empty.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refused)?;
         let owner = Arc::new(Owned { base, layout });
-        Ok(HostMemory { base: base.as_ptr(), length, kind: Kind::Held, _owner: Some(owner), process: None })
+        Ok(HostMemory {
+            base: base.as_ptr(),
+            length,
+            kind: Kind::Held,
+            process: None,
+            file: None,
+            _owner: Some(owner),
+        })
+    }
+
+    /// The same in a file that a NIC in another process maps as well ([`MemoryFile`](super::MemoryFile)). All of its pages are there.
+    ///
+    /// # Errors
+    /// If the system has no `length` bytes, or no descriptor.
+    pub fn lent(length: usize) -> io::Result<HostMemory> {
+        let (mapping, fd) = Mapping::create_to_lend(length)?;
+        let memory = HostMemory::mapped(mapping, length);
+        Ok(HostMemory { file: Some((Arc::new(fd), memory.base as usize)), ..memory })
+    }
+
+    /// `length` bytes of a mapping from byte `at` on. `is_there`: no access to them faults.
+    ///
+    /// # Panics
+    /// If they are not inside.
+    pub(super) fn in_mapping(mapping: &Arc<Mapping>, at: usize, length: usize, is_there: bool) -> HostMemory {
+        assert!(at.checked_add(length).is_some_and(|end| end <= mapping.length()), "outside of the mapping");
+        let base = mapping.base().cast::<u8>().as_ptr().wrapping_add(at);
+        let kind = if is_there { Kind::Held } else { Kind::Borrowed };
+        HostMemory { base, length, kind, process: None, file: None, _owner: Some(Arc::clone(mapping) as _) }
+    }
+
+    /// The file behind it, if a NIC in another process may map that: its own, or what a program's memory is a shared mapping of.
+    pub fn file(&self) -> Option<MemoryFile> {
+        match (&self.file, self.kind) {
+            (Some((fd, start)), _) => {
+                Some(MemoryFile::lent(Arc::clone(fd), (self.base as usize - start) as u64))
+            }
+            (None, Kind::Borrowed) => MemoryFile::behind(self.address(), self.length as u64),
+            _ => None,
+        }
+    }
+
+    /// The same memory, whose file is not lent any more: its descriptor is closed with the last that had it.
+    #[must_use]
+    pub fn without_file(self) -> HostMemory {
+        HostMemory { file: None, ..self }
     }
 
     /// The same with the descriptor by which another process maps it.
@@ -165,7 +213,8 @@ impl HostMemory {
 
     fn mapped(mapping: Mapping, length: usize) -> HostMemory {
         let base = mapping.base().cast().as_ptr();
-        HostMemory { base, length, kind: Kind::Held, _owner: Some(Arc::new(mapping)), process: None }
+        let owner = Some(Arc::new(mapping) as _);
+        HostMemory { base, length, kind: Kind::Held, process: None, file: None, _owner: owner }
     }
 
     /// Memory that somebody else owns. Should it be unmapped or protected while it is registered, a copy fails that comes to it
@@ -176,7 +225,8 @@ impl HostMemory {
     /// meanwhile, and nobody holds a Rust reference into it while the NIC may access it.
     pub unsafe fn borrowed(base: NonNull<u8>, length: usize) -> HostMemory {
         guard::install();
-        HostMemory { base: base.as_ptr(), length, kind: Kind::Borrowed, _owner: None, process: None }
+        let base = base.as_ptr();
+        HostMemory { base, length, kind: Kind::Borrowed, process: None, file: None, _owner: None }
     }
 
     /// Addresses of this process whose pages may come and go. A copy or an atomic fails where there is no page, by the same
@@ -186,7 +236,8 @@ impl HostMemory {
     /// While the NIC may access `address..address + length`, nobody holds a Rust reference to what lies there.
     pub unsafe fn on_demand(address: u64, length: usize) -> HostMemory {
         guard::install();
-        HostMemory { base: address as *mut u8, length, kind: Kind::OnDemand, _owner: None, process: None }
+        let base = address as *mut u8;
+        HostMemory { base, length, kind: Kind::OnDemand, process: None, file: None, _owner: None }
     }
 
     /// Addresses of another process, whose pages may come and go. A copy fails where there is no page. An atomic is one step for all who
@@ -195,7 +246,7 @@ impl HostMemory {
     pub fn remote(process: &Arc<RemoteMemory>, address: u64, length: usize, on_demand: bool) -> HostMemory {
         let base = address as *mut u8;
         let kind = if on_demand { Kind::OnDemand } else { Kind::Elsewhere };
-        HostMemory { base, length, kind, _owner: None, process: Some(Arc::clone(process)) }
+        HostMemory { base, length, kind, process: Some(Arc::clone(process)), file: None, _owner: None }
     }
 
     /// No memory, from address 0 to the last: reads give zeros, writes vanish (`ibv_alloc_null_mr`).
@@ -204,8 +255,9 @@ impl HostMemory {
             base: std::ptr::null_mut(),
             length: usize::MAX,
             kind: Kind::Null,
-            _owner: None,
             process: None,
+            file: None,
+            _owner: None,
         }
     }
 
@@ -354,118 +406,7 @@ fn not_mapped(at: *mut u8, length: usize) -> CopyFault {
 }
 
 /// Bytes of the last store of a copy of `length` bytes that ends at address `end`: the largest that is aligned.
-fn last_store(end: usize, length: usize) -> usize {
+pub(super) fn last_store(end: usize, length: usize) -> usize {
     let fits = |size: &usize| length >= *size && end.is_multiple_of(*size);
     [8, 4, 2, 1].into_iter().find(fits).unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_written_is_read_at_every_length_and_alignment() {
-        let memory = HostMemory::allocate(128).unwrap();
-        for offset in 0..9u64 {
-            for length in 0..40usize {
-                let bytes: Vec<u8> = (0..length).map(|i| (i * 7 + length) as u8).collect();
-                memory.write(offset, &bytes).unwrap();
-                let mut back = vec![0; length];
-                memory.read(offset, &mut back).unwrap();
-                assert_eq!(back, bytes);
-            }
-        }
-    }
-
-    /// From the middle of a page on: up to the last byte, and not so many from the page's beginning.
-    #[test]
-    fn what_is_made_persistent_reaches_to_its_last_byte() {
-        use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-        use std::num::NonZeroUsize;
-        let two = NonZeroUsize::new(2 * page()).unwrap();
-        let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping at an address of the system's choice.
-        let base = unsafe { mmap_anonymous(None, two, access, MapFlags::MAP_PRIVATE) }.unwrap();
-        // SAFETY: the test's own pages, to which no reference is held.
-        let memory = unsafe { HostMemory::borrowed(base.cast(), 2 * page()) };
-        let at = page() as u64 - 100;
-        assert_eq!(memory.persist(at, 200), Ok(()));
-        // SAFETY: the second of its pages, of which the system alone is asked from now on.
-        unsafe { munmap(base.byte_add(page()), page()) }.unwrap();
-        assert_eq!(memory.persist(at, 100), Ok(()));
-        assert_eq!(memory.persist(at, 101), Err(CopyFault::NotPersistent(libc::ENOMEM)));
-        // SAFETY: the first page of the mapping, which is still there, and to which no reference is held.
-        unsafe { munmap(base, page()) }.unwrap();
-    }
-
-    #[test]
-    fn memory_that_the_system_does_not_have_is_an_error_with_the_size() {
-        for length in [usize::MAX, usize::MAX >> 1, 1 << 62] {
-            let error = HostMemory::allocate(length).unwrap_err();
-            assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
-            assert!(error.to_string().contains(&length.to_string()), "{error}");
-        }
-    }
-
-    #[test]
-    fn an_access_over_the_edge_is_refused_and_changes_nothing() {
-        let memory = HostMemory::allocate(16).unwrap();
-        assert!(memory.write(9, &[1; 8]).is_err());
-        assert!(memory.write(u64::MAX, &[1; 8]).is_err());
-        assert!(memory.atomic(12, Some).is_err());
-        assert!(memory.atomic(1, Some).is_err(), "misaligned");
-        let mut all = [9; 16];
-        memory.read(0, &mut all).unwrap();
-        assert_eq!(all, [0; 16]);
-    }
-
-    #[test]
-    fn a_part_is_the_same_bytes_and_outlives_the_whole() {
-        let memory = HostMemory::allocate(64).unwrap();
-        let part = memory.part(16, 8).unwrap();
-        memory.write(16, b"together").unwrap();
-        assert!(memory.part(60, 8).is_err());
-        drop(memory);
-        let mut bytes = [0; 8];
-        part.read(0, &mut bytes).unwrap();
-        assert_eq!(&bytes, b"together");
-        assert!(part.read(1, &mut bytes).is_err());
-    }
-
-    #[test]
-    fn an_atomic_returns_what_was_there() {
-        let memory = HostMemory::allocate(8).unwrap();
-        assert_eq!(memory.atomic(0, |v| Some(v.wrapping_add(5))), Ok(0));
-        assert_eq!(memory.atomic(0, |v| (v == 4).then_some(9)), Ok(5));
-        assert_eq!(memory.atomic(0, |v| (v == 5).then_some(9)), Ok(5));
-        assert_eq!(memory.atomic(0, |_| None), Ok(9));
-    }
-
-    /// Whatever the alignment: the largest aligned store at the end is one, and the last that is seen.
-    //= test: IBTA A19: atomic-write-stores-8-bytes-in-one
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    #[test]
-    fn the_end_of_a_write_is_one_store_and_the_last() {
-        let memory = HostMemory::allocate(64).unwrap();
-        for end in 1..=24usize {
-            for length in 1..=end {
-                memory.write(0, &[0; 64]).unwrap();
-                let last = [8, 4, 2, 1].into_iter().find(|n| length >= *n && end.is_multiple_of(*n)).unwrap();
-                // The 8 aligned bytes in which it ends, and where the last store lies in them.
-                let word = (end - 1) & !7;
-                let shift = 8 * (end - last - word);
-                let mask = u64::MAX >> (64 - 8 * last) << shift;
-                let at = (memory.address() as usize + word) as *const u8;
-                let bytes = [0xff; 24];
-                let states = super::super::stores::states(at, || {
-                    memory.write((end - length) as u64, &bytes[..length]).unwrap();
-                });
-                let parts: Vec<_> = states.iter().map(|state| state & mask).collect();
-                let whole = parts.iter().all(|part| *part == 0 || *part == mask);
-                assert!(whole, "{length} bytes up to {end}: {states:x?}");
-                let before = states[states.len() - 2];
-                assert_eq!(before & mask, 0, "{length} bytes up to {end}: something came later: {states:x?}");
-            }
-        }
-    }
 }

@@ -12,6 +12,7 @@
 
 mod address_map;
 mod aio;
+mod client_mapping;
 mod completion_queue;
 #[cfg(test)]
 mod completion_queue_tests;
@@ -23,6 +24,9 @@ pub mod guard;
 mod guest_bells;
 mod mapping;
 pub(crate) mod memory;
+mod memory_file;
+#[cfg(test)]
+pub(crate) mod memory_tests;
 mod page_list;
 pub mod region;
 pub mod remote_memory;
@@ -35,11 +39,13 @@ pub mod work_queue;
 #[cfg(test)]
 mod tests;
 
+pub use client_mapping::ClientMapping;
 pub use completion_queue::{Armed, CompletionRing};
 pub use doorbell::Doorbells;
 pub use event_counter::EventCounter;
 pub use guest_bells::{GuestBells, GuestId, GuestSleep};
 pub use memory::HostMemory;
+pub use memory_file::MemoryFile;
 pub use page_list::PageList;
 pub use region::{HeldPages, Region};
 pub use shared_receives::SharedReceives;

@@ -379,7 +379,7 @@ pub(crate) unsafe extern "C" fn alloc_dm(of: *mut ibv_context, attr: *mut ibv_al
                 format_args!("{length} bytes of {DEVICE_MEMORY}, comp_mask {mask:#x}"),
             );
         }
-        let memory = HostMemory::allocate(length).map_err(|_| libc::ENOMEM)?;
+        let memory = context.nic.device.allocate(length).map_err(|_| libc::ENOMEM)?;
         let make = |place| Dm { memory, users: Users::default(), place };
         Ok(give_dm(of, context.family.add(make)))
     }))

@@ -188,6 +188,10 @@ impl Hostile {
         let elsewhere = self.elsewhere.clone();
         match (self.below(8), self.one(&elsewhere)) {
             (3 | 4, Some((address, length))) => Memory::At { address, length, on_demand: self.flag() },
+            (5, _) => {
+                let (offset, is_lent) = (self.below(OWN) as u64 * 8, self.flag());
+                Memory::InFile { address, length, offset, is_lent }
+            }
             (other, _) => Hostile::own_region(other, address, length),
         }
     }
@@ -462,6 +466,8 @@ impl Hostile {
         let mut fds = Vec::new();
         if let Ask::Arena { words } = &ask {
             fds.extend(Region::to_lend(*words as usize).ok().map(|(_, fd)| fd));
+        } else if let Ask::Memory(_) = &ask {
+            fds.extend(Region::to_lend(OWN).ok().map(|(_, fd)| fd));
         }
         let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         self.stranger.link.send(&ask, &borrowed).map_err(|error| format!("{ask:?}: {error}"))?;

@@ -27,7 +27,7 @@ pub(super) struct Mine {
 fn bytes(memory: &Memory) -> u64 {
     match memory {
         Memory::Null => 0,
-        Memory::At { length, .. } => *length,
+        Memory::At { length, .. } | Memory::InFile { length, .. } => *length,
     }
 }
 

@@ -4,6 +4,7 @@ mod bounds;
 mod budgets;
 mod callers;
 mod campaign;
+mod files;
 mod honest;
 mod hostile;
 mod isolation;

@@ -20,7 +20,7 @@ use crate::threads::as_user;
 use crate::verbs::{FileId, Gid, OpenXrcd, QpType, XrcdId};
 
 /// The user of other clients than the test's own.
-const OTHER: u32 = 65534;
+pub(super) const OTHER: u32 = 65534;
 /// Port 7471 of `RDMA_PS_TCP`.
 const SERVICE: u64 = 0x0106_0000 + 7471;
 
@@ -29,13 +29,13 @@ impl Nic {
         as_user(uid, || self.connect())
     }
 
-    fn admitted_as(&self, uid: u32) -> Result<Stranger, String> {
+    pub(super) fn admitted_as(&self, uid: u32) -> Result<Stranger, String> {
         self.admitted_by(self.connected_as(uid))
     }
 }
 
 /// Tests of two users need root.
-fn is_root(test: &str) -> bool {
+pub(super) fn is_root(test: &str) -> bool {
     let is_root = geteuid().is_root();
     if !is_root {
         println!("SKIP {test}: it needs root");

@@ -1,0 +1,189 @@
+//! Registered memory in a file that the NIC maps.
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
+use nix::unistd::ftruncate;
+
+use super::isolation::attached;
+use super::users::{OTHER, is_root};
+use super::{Nic, PATIENCE, Quota, Stranger, nic};
+use crate::host::{CompletionQueue, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair};
+use crate::nic::MemoryCommand;
+use crate::remote::message::{Ask, Memory, Told};
+use crate::shared::HostMemory;
+use crate::shared::memory_tests::file_of_program;
+use crate::threads::lock;
+use crate::verbs::{Access, QpCaps, SendWr, WcStatus, WrOpcode};
+
+const LENGTH: usize = 8192;
+
+/// Mappings that the NIC has of the only client's memory.
+fn mappings(nic: &Nic) -> u64 {
+    let guests = lock(&nic.daemon.inner.guests);
+    let [guest] = &guests[..] else { panic!("one client") };
+    guest.entry().account.iter().find(|(key, _)| *key == "arenas").expect("in the account").1.used
+}
+
+/// A client's QP, connected to one on the NIC's peer.
+struct Pair {
+    pd: ProtectionDomain,
+    qp: QueuePair,
+    cq: CompletionQueue,
+    peer: QueuePair,
+    peer_cq: CompletionQueue,
+    peer_memory: MemoryRegion,
+    _devices: [Device; 2],
+}
+
+impl Pair {
+    fn new(nic: &Nic) -> Pair {
+        let devices = [attached(nic), nic.far.clone()];
+        let [(pd, cq, qp), (peer_pd, peer_cq, peer)] = devices.each_ref().map(|device| {
+            let (pd, cq) =
+                (device.alloc_pd().expect("a domain"), device.create_cq(4, None).expect("a queue"));
+            let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true).expect("a QP");
+            (pd, cq, qp)
+        });
+        let points = [&qp, &peer].map(|qp| qp.endpoint(0).expect("an address"));
+        let options = ConnectOptions { access: Access::READ_WRITE, ..ConnectOptions::default() };
+        qp.connect(&points[0], &points[1], &options).expect("connected");
+        peer.connect(&points[1], &points[0], &options).expect("connected");
+        let peer_memory = peer_pd.register(LENGTH, Access::READ_WRITE).expect("memory");
+        Pair { pd, qp, cq, peer, peer_cq, peer_memory, _devices: devices }
+    }
+
+    /// The peer writes to the client's memory, and reads it back.
+    fn peer_writes(&self, to: &MemoryRegion) -> WcStatus {
+        let own = &self.peer_memory;
+        own.write_at(0, &[0x5a; LENGTH]).expect("its own");
+        let wr = |opcode| SendWr { opcode, remote_addr: to.address(), rkey: to.rkey(), ..SendWr::default() };
+        self.peer.post_send(&wr(WrOpcode::Write), &[own.sge(0, LENGTH as u32)]).expect("room");
+        let written = self.peer_cq.wait(PATIENCE).expect("a completion").status;
+        if written != WcStatus::Success {
+            return written;
+        }
+        own.write_at(0, &[0; LENGTH]).expect("its own");
+        self.peer.post_send(&wr(WrOpcode::Read), &[own.sge(0, LENGTH as u32)]).expect("room");
+        assert_eq!(self.peer_cq.wait(PATIENCE).expect("a completion").status, WcStatus::Success);
+        assert_eq!(own.to_vec(0, LENGTH).expect("its own"), [0x5a; LENGTH]);
+        written
+    }
+}
+
+#[test]
+fn allocated_memory_is_mapped_until_it_is_released() {
+    let nic = nic(Quota::default());
+    let pair = Pair::new(&nic);
+    let queues = mappings(&nic);
+    let region = pair.pd.register(LENGTH, Access::READ_WRITE).expect("memory");
+    let fast = pair.pd.alloc_fast(LENGTH, 2).expect("memory");
+    assert_eq!(mappings(&nic), queues + 2);
+    assert_eq!(pair.peer_writes(&region), WcStatus::Success);
+    assert_eq!(region.to_vec(0, LENGTH).expect("its own"), [0x5a; LENGTH]);
+    drop((region, fast));
+    assert_eq!(mappings(&nic), queues);
+}
+
+#[test]
+fn allocated_memory_beyond_the_quota_is_copied() {
+    let quota = Quota { arenas: 1, ..Quota::default() };
+    let nic = nic(quota);
+    let pair = Pair::new(&nic);
+    let region = pair.pd.register(LENGTH, Access::READ_WRITE).expect("memory");
+    assert_eq!(mappings(&nic), 1, "the queues' own");
+    assert_eq!(pair.peer_writes(&region), WcStatus::Success);
+}
+
+/// The test's user is the NIC's.
+#[test]
+fn truncated_file_of_program_fails_its_qp_alone() {
+    let nic = nic(Quota::default());
+    let pair = Pair::new(&nic);
+    let queues = mappings(&nic);
+    let (fd, memory) = file_of_program(LENGTH);
+    let register = || pair.pd.register_memory(memory.clone(), Access::READ_WRITE);
+    let regions = [register().expect("room"), register().expect("room")];
+    assert_eq!(mappings(&nic), queues + 1, "one mapping for both");
+    assert_eq!(pair.peer_writes(&regions[0]), WcStatus::Success);
+    assert_eq!(regions[0].to_vec(0, LENGTH).expect("its own"), [0x5a; LENGTH]);
+    ftruncate(&fd, 4096).expect("its own");
+    assert_eq!(pair.peer_writes(&regions[1]), WcStatus::RemAccess);
+    assert!(!nic.daemon.has_failed());
+    let other = Pair::new(&nic);
+    let region = other.pd.register(LENGTH, Access::READ_WRITE).expect("memory");
+    assert_eq!(other.peer_writes(&region), WcStatus::Success);
+}
+
+/// Registers memory of this process in a file, without the library.
+fn register_in(
+    client: &Stranger,
+    memory: &HostMemory,
+    (fd, offset, is_lent): (BorrowedFd<'_>, u64, bool),
+) -> Option<i32> {
+    let (address, length) = (memory.address(), LENGTH as u64);
+    let memory = Memory::InFile { address, length, offset, is_lent };
+    let (pd, access) = (client.pd(), Access::READ_WRITE);
+    let ask = Ask::Memory(MemoryCommand::RegisterMemory { pd, access, start: address, memory });
+    match client.ask_with(&ask, &[fd]) {
+        Ok(Told::Answer(_)) => None,
+        Err(refused) => Some(refused.errno),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn file_of_other_users_program_is_not_mapped() {
+    if !is_root("file_of_other_users_program_is_not_mapped") {
+        return;
+    }
+    let nic = nic(Quota::default());
+    let client = nic.admitted_as(OTHER).expect("served");
+    let (fd, memory) = file_of_program(LENGTH);
+    assert_eq!(register_in(&client, &memory, (fd.as_fd(), 0, false)), None, "reached by its address");
+    assert_eq!(mappings(&nic), 0);
+}
+
+#[test]
+fn lent_file_loses_no_page() {
+    let nic = nic(Quota::default());
+    let client = nic.admitted();
+    let sealed = || {
+        let (fd, memory) = file_of_program(LENGTH);
+        fcntl(&fd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW)).expect("its own");
+        (fd, memory)
+    };
+    for (fd, memory) in [file_of_program(LENGTH), sealed()] {
+        assert_eq!(register_in(&client, &memory, (fd.as_fd(), 0, true)), None);
+        assert_eq!(mappings(&nic), 0, "it could shrink, or its pages are missing");
+    }
+    let (fd, memory) = sealed();
+    fallocate(&fd, FallocateFlags::empty(), 0, LENGTH as i64).expect("room");
+    assert_eq!(register_in(&client, &memory, (fd.as_fd(), 0, true)), None);
+    assert_eq!(mappings(&nic), 1);
+    let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    fallocate(&fd, punch, 0, 4096).expect_err("sealed");
+    ftruncate(&fd, 0).expect_err("sealed");
+}
+
+#[test]
+fn memory_outside_of_its_file_is_not_mapped() {
+    let nic = nic(Quota::default());
+    let client = nic.admitted();
+    let (fd, memory) = file_of_program(LENGTH);
+    let (pipe, _writer) = std::io::pipe().expect("a pipe");
+    let regular = tempfile::tempfile().expect("a file");
+    regular.set_len(LENGTH as u64).expect("room");
+    let read_only = File::open(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    let read_only = read_only.expect("its own");
+    for is_lent in [false, true] {
+        for offset in [1, 4096, u64::MAX, u64::MAX - 4096] {
+            assert_eq!(register_in(&client, &memory, (fd.as_fd(), offset, is_lent)), None, "{offset}");
+        }
+        for other in [pipe.as_fd(), regular.as_fd(), read_only.as_fd(), client.link.as_fd()] {
+            assert_eq!(register_in(&client, &memory, (other, 0, is_lent)), None);
+        }
+        assert_eq!(mappings(&nic), 0);
+    }
+}

@@ -1,0 +1,149 @@
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap};
+use nix::unistd::ftruncate;
+
+use super::memory::*;
+
+/// Makes a file of memory as a program would, and a shared mapping of it, which stays.
+pub(crate) fn file_of_program(length: usize) -> (OwnedFd, HostMemory) {
+    let fd = memfd_create("program", MFdFlags::MFD_ALLOW_SEALING).expect("a file");
+    ftruncate(&fd, length as i64).expect("room");
+    let bytes = NonZeroUsize::new(length).expect("some bytes");
+    let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    // SAFETY: a new mapping at an address of the system's choice.
+    let base = unsafe { mmap(None, bytes, access, MapFlags::MAP_SHARED, &fd, 0) }.expect("mapped");
+    // SAFETY: the mapping is never unmapped, and no reference into it exists.
+    (fd, unsafe { HostMemory::borrowed(base.cast(), length) })
+}
+
+#[test]
+fn what_is_written_is_read_at_every_length_and_alignment() {
+    let memory = HostMemory::allocate(128).unwrap();
+    for offset in 0..9u64 {
+        for length in 0..40usize {
+            let bytes: Vec<u8> = (0..length).map(|i| (i * 7 + length) as u8).collect();
+            memory.write(offset, &bytes).unwrap();
+            let mut back = vec![0; length];
+            memory.read(offset, &mut back).unwrap();
+            assert_eq!(back, bytes);
+        }
+    }
+}
+
+/// From the middle of a page on: up to the last byte, and not so many from the page's beginning.
+#[test]
+fn what_is_made_persistent_reaches_to_its_last_byte() {
+    use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+    use std::num::NonZeroUsize;
+    let two = NonZeroUsize::new(2 * page()).unwrap();
+    let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    // SAFETY: a new mapping at an address of the system's choice.
+    let base = unsafe { mmap_anonymous(None, two, access, MapFlags::MAP_PRIVATE) }.unwrap();
+    // SAFETY: the test's own pages, to which no reference is held.
+    let memory = unsafe { HostMemory::borrowed(base.cast(), 2 * page()) };
+    let at = page() as u64 - 100;
+    assert_eq!(memory.persist(at, 200), Ok(()));
+    // SAFETY: the second of its pages, of which the system alone is asked from now on.
+    unsafe { munmap(base.byte_add(page()), page()) }.unwrap();
+    assert_eq!(memory.persist(at, 100), Ok(()));
+    assert_eq!(memory.persist(at, 101), Err(CopyFault::NotPersistent(libc::ENOMEM)));
+    // SAFETY: the first page of the mapping, which is still there, and to which no reference is held.
+    unsafe { munmap(base, page()) }.unwrap();
+}
+
+#[test]
+fn memory_that_the_system_does_not_have_is_an_error_with_the_size() {
+    for length in [usize::MAX, usize::MAX >> 1, 1 << 62] {
+        let error = HostMemory::allocate(length).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
+        assert!(error.to_string().contains(&length.to_string()), "{error}");
+    }
+}
+
+#[test]
+fn an_access_over_the_edge_is_refused_and_changes_nothing() {
+    let memory = HostMemory::allocate(16).unwrap();
+    assert!(memory.write(9, &[1; 8]).is_err());
+    assert!(memory.write(u64::MAX, &[1; 8]).is_err());
+    assert!(memory.atomic(12, Some).is_err());
+    assert!(memory.atomic(1, Some).is_err(), "misaligned");
+    let mut all = [9; 16];
+    memory.read(0, &mut all).unwrap();
+    assert_eq!(all, [0; 16]);
+}
+
+#[test]
+fn a_part_is_the_same_bytes_and_outlives_the_whole() {
+    let memory = HostMemory::allocate(64).unwrap();
+    let part = memory.part(16, 8).unwrap();
+    memory.write(16, b"together").unwrap();
+    assert!(memory.part(60, 8).is_err());
+    drop(memory);
+    let mut bytes = [0; 8];
+    part.read(0, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"together");
+    assert!(part.read(1, &mut bytes).is_err());
+}
+
+#[test]
+fn an_atomic_returns_what_was_there() {
+    let memory = HostMemory::allocate(8).unwrap();
+    assert_eq!(memory.atomic(0, |v| Some(v.wrapping_add(5))), Ok(0));
+    assert_eq!(memory.atomic(0, |v| (v == 4).then_some(9)), Ok(5));
+    assert_eq!(memory.atomic(0, |v| (v == 5).then_some(9)), Ok(5));
+    assert_eq!(memory.atomic(0, |_| None), Ok(9));
+}
+
+/// Whatever the alignment: the largest aligned store at the end is one, and the last that is seen.
+//= test: IBTA A19: atomic-write-stores-8-bytes-in-one
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[test]
+fn the_end_of_a_write_is_one_store_and_the_last() {
+    let memory = HostMemory::allocate(64).unwrap();
+    for end in 1..=24usize {
+        for length in 1..=end {
+            memory.write(0, &[0; 64]).unwrap();
+            let last = [8, 4, 2, 1].into_iter().find(|n| length >= *n && end.is_multiple_of(*n)).unwrap();
+            // The 8 aligned bytes in which it ends, and where the last store lies in them.
+            let word = (end - 1) & !7;
+            let shift = 8 * (end - last - word);
+            let mask = u64::MAX >> (64 - 8 * last) << shift;
+            let at = (memory.address() as usize + word) as *const u8;
+            let bytes = [0xff; 24];
+            let states = super::stores::states(at, || {
+                memory.write((end - length) as u64, &bytes[..length]).unwrap();
+            });
+            let parts: Vec<_> = states.iter().map(|state| state & mask).collect();
+            let whole = parts.iter().all(|part| *part == 0 || *part == mask);
+            assert!(whole, "{length} bytes up to {end}: {states:x?}");
+            let before = states[states.len() - 2];
+            assert_eq!(before & mask, 0, "{length} bytes up to {end}: something came later: {states:x?}");
+        }
+    }
+}
+
+#[test]
+fn library_finds_the_file_of_shared_memory_alone() {
+    const LENGTH: usize = 8192;
+    let (fd, memory) = file_of_program(LENGTH);
+    let found = |at: u64, length| {
+        let base = NonNull::new((memory.address() + at) as *mut u8).expect("mapped");
+        // SAFETY: the mapping is never unmapped, and no reference into it exists.
+        unsafe { HostMemory::borrowed(base, length) }.file()
+    };
+    assert_eq!(found(0, LENGTH).expect("a shared mapping").offset(), 0);
+    assert_eq!(found(5000, 100).expect("a shared mapping").offset(), 5000);
+    assert!(found(0, LENGTH + 1).is_none(), "beyond its end");
+    drop(fd);
+    // Without a descriptor only CAP_CHECKPOINT_RESTORE opens a file without a name.
+    assert_eq!(found(0, LENGTH).is_some(), nix::unistd::geteuid().is_root());
+    let mut private = vec![0u8; LENGTH];
+    let private = NonNull::new(private.as_mut_ptr()).expect("memory");
+    // SAFETY: the vector lives until the end of the test, and no other reference into it exists.
+    assert!(unsafe { HostMemory::borrowed(private, LENGTH) }.file().is_none());
+}
