@@ -1,4 +1,4 @@
-//! Accounts of clients: a resource is charged before it is made, and given back when it goes.
+//! Accounts of clients: each resource is charged before it is allocated, and refunded when it is freed.
 //!
 //! ```text
 //! the NIC: all clients together      mappings, descriptors
@@ -6,8 +6,8 @@
 //!    └─ a client                     Config::quota
 //! ```
 //!
-//! A [`Charge`] is kept beside what it pays for, and gives back when it is dropped: nothing is given back twice or forgotten, however an
-//! object goes.
+//! A [`Charge`] is stored with the object that it pays for, and refunds its cost when it is dropped: each cost is refunded
+//! exactly once, however the object ends.
 
 use std::collections::HashMap;
 use std::fs;
@@ -21,41 +21,41 @@ use crate::nic::{Command, ControlError, MemoryCommand, memory_of_qp};
 use crate::threads::lock;
 use crate::verbs::Gid;
 
-/// How much a process, or all processes of a user, may have. Each is finite: what one has, others lack.
+/// The bounds of a process, or of all processes of a user together. All are finite, because the processes share the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quota {
     /// Queue pairs.
     pub qps: u32,
-    /// Entries of its completion queues together.
+    /// Entries of all completion queues.
     pub cqes: u64,
     /// Memory regions and windows.
     pub mrs: u32,
-    /// Bytes of its regions together. They cost the NIC nothing: it pins no pages.
+    /// Bytes of all memory regions, which cost the NIC no memory: it pins no pages.
     pub bytes: u64,
-    /// What else it makes, together: protection domains, completion queues, shared receive queues, address handles, XRC domains, flows.
+    /// All other objects: protection domains, completion queues, shared receive queues, address handles, XRC domains, flows.
     pub objects: u32,
-    /// Bytes that it lends (its queues, and files of registered memory that the NIC maps), and of the NIC's copies of send queues.
+    /// Bytes of lent memory (queues, and files of registered memory that the NIC maps), and of the NIC's copies of send queues.
     pub queue_bytes: u64,
-    /// Pieces of memory that it lends, for queues and for registered memory, each a mapping of the NIC's.
+    /// Pieces of lent memory, for queues and for registered memory. Each is a mapping of the NIC.
     pub arenas: u32,
-    /// Completion channels that its queues count events in, each a descriptor of the NIC's.
+    /// Completion channels of its queues. Each is a descriptor of the NIC.
     pub channels: u32,
-    /// XRC domains that it has opened, besides that they are objects.
+    /// Openings of XRC domains; a domain counts as an object too.
     pub xrcds: u32,
     /// QPs in multicast groups.
     pub memberships: u32,
-    /// Flows, besides that they are objects.
+    /// Flows, which count as objects too.
     pub flows: u32,
     /// Port numbers and services of `rdma_cm`.
     pub ports: u32,
-    /// Bits per second of its frames that carry data, together.
+    /// Bits per second of data frames, over all QPs.
     pub bits_per_second: u64,
 }
 
 impl Default for Quota {
-    /// Of a process: half of the device's QPs, regions and other objects, so that a program that takes all it gets leaves as many to
-    /// others; 16 of the largest completion queues; all addresses of an address space; 4 GiB of queues; an eighth of a port space; as fast as the
-    /// device sends.
+    /// The bounds of a process: half of the device's QPs, regions and other objects, so that a program that takes all it can leaves
+    /// as many to others; 16 of the largest completion queues; a whole address space; 4 GiB of queues; an eighth of a port space;
+    /// the full rate of the device.
     fn default() -> Quota {
         Quota {
             qps: 8 << 10,
@@ -76,7 +76,7 @@ impl Default for Quota {
 }
 
 impl Quota {
-    /// Of all processes of a user: three quarters of what the device has, and four times the rest.
+    /// The bounds of all processes of a user: three quarters of what the device has, and four times a process's bounds of the rest.
     pub fn of_a_user() -> Quota {
         let process = Quota::default();
         Quota {
@@ -116,12 +116,12 @@ pub(super) enum Resource {
 
 /// Kinds of resources.
 const KINDS: usize = Resource::ALL.len();
-/// QPs of one user in one multicast group: three quarters of what a group has room for.
+/// Maximum number of one user's QPs in one multicast group: three quarters of a group's capacity.
 const IN_ONE_GROUP: u64 = 42;
-/// Clients may have one half of the mappings and descriptors that the system gives the NIC: the other half is the NIC's own (sockets,
-/// stacks, heaps).
+/// Clients get at most half of the mappings and descriptors that the system gives the NIC. The other half is the NIC's own
+/// (sockets, stacks, heaps).
 const SHARE: u64 = 2;
-/// Mappings of a process that does not say otherwise (`DEFAULT_MAX_MAP_COUNT` of the kernel).
+/// Mappings of a process if the system does not say (`DEFAULT_MAX_MAP_COUNT` of the kernel).
 const MAPPINGS: u64 = 65_530;
 
 impl Resource {
@@ -140,7 +140,7 @@ impl Resource {
         Resource::Ports,
     ];
 
-    /// The name of its bound (`--max-qps`), as in JSON.
+    /// The key of its bound (`--max-qps`), as in JSON.
     pub(super) fn key(self) -> &'static str {
         match self {
             Resource::Qps => "qps",
@@ -180,7 +180,7 @@ impl Resource {
     }
 }
 
-/// Amounts that one object takes.
+/// The amounts that one object costs.
 pub(super) type Cost = [(Resource, u64); 2];
 
 /// Returns the cost of an object that counts as one.
@@ -188,12 +188,12 @@ pub(super) fn one(resource: Resource) -> Cost {
     several(resource, 1)
 }
 
-/// Returns the cost of so many of a kind.
+/// Returns the cost of `amount` units of a resource.
 pub(super) fn several(resource: Resource, amount: u64) -> Cost {
     [(resource, amount), (resource, 0)]
 }
 
-/// Returns the cost of the object that a command makes; `None`: it makes none that is charged.
+/// Returns the cost of the object that a command makes. `None` if it makes no object that is charged.
 pub(super) fn cost(command: &Command) -> Option<Cost> {
     match command {
         Command::AllocPd | Command::CreateAh(..) => Some(one(Resource::Objects)),
@@ -208,7 +208,7 @@ pub(super) fn cost(command: &Command) -> Option<Cost> {
 
 fn cost_with_memory(command: &MemoryCommand) -> Option<Cost> {
     let region = |length: usize| {
-        // All addresses (implicit on-demand memory) are no memory by themselves.
+        // A region of all addresses (implicit on-demand memory) is no memory by itself.
         let bytes = if length == usize::MAX { 0 } else { length as u64 };
         Some([(Resource::Mrs, 1), (Resource::Bytes, bytes)])
     };
@@ -230,10 +230,10 @@ fn cost_with_memory(command: &MemoryCommand) -> Option<Cost> {
 /// Amounts of each kind.
 type Amounts = [u64; KINDS];
 
-/// Resources that a client, a user or all clients have, and may have.
+/// The resources of a client, of a user, or of all clients: amounts in use, and their limits.
 #[derive(Debug)]
 pub(super) struct Account {
-    /// The holder, for messages.
+    /// The holder's name in messages.
     holder: &'static str,
     limits: Amounts,
     used: Mutex<Amounts>,
@@ -245,18 +245,18 @@ impl Account {
         Arc::new(Account { holder, limits, used: Mutex::default(), parent })
     }
 
-    /// Takes what an object costs, here and above.
+    /// Charges an object's cost to this account and those above it.
     ///
     /// # Errors
-    /// Which bound it is beyond; nothing is taken then.
+    /// The first limit that would be exceeded. Nothing is charged then.
     pub(super) fn charge(self: &Arc<Account>, cost: Cost) -> Result<Charge, ControlError> {
         self.charge_instead(cost, None)
     }
 
-    /// Charges an object that takes the place of another, whose cost is given back afterwards.
+    /// Charges an object that replaces another. The caller drops the old charge afterwards; here its cost counts as refunded.
     ///
     /// # Errors
-    /// As those of [`charge`](Self::charge).
+    /// As for [`charge`](Self::charge).
     pub(super) fn charge_instead(
         self: &Arc<Account>,
         cost: Cost,
@@ -304,12 +304,12 @@ impl Account {
         }
     }
 
-    /// Amounts that are charged.
+    /// Returns the amount in use.
     pub(super) fn used(&self, resource: Resource) -> u64 {
         lock(&self.used)[resource as usize]
     }
 
-    /// Returns the amount that is charged, its bound, and both of the user's account.
+    /// Returns the amount in use and its limit, for the client and for its user.
     pub(super) fn entry(&self, resource: Resource) -> AccountEntry {
         let user = self.parent.as_deref().unwrap_or(self);
         AccountEntry {
@@ -321,7 +321,7 @@ impl Account {
     }
 }
 
-/// Resources that one object has taken, until it is dropped.
+/// The cost of one object, refunded on drop.
 #[derive(Debug)]
 pub(super) struct Charge {
     account: Arc<Account>,
@@ -339,11 +339,11 @@ impl Drop for Charge {
 pub(super) struct Accounts {
     all: Arc<Account>,
     users: Mutex<HashMap<u32, Weak<Account>>>,
-    /// Users' places in multicast groups.
+    /// The users' QPs in multicast groups.
     groups: Mutex<HashMap<(u32, Gid), Weak<Account>>>,
 }
 
-/// Returns the account of this name, which is made if there is none.
+/// Returns the account of this name. Makes it if there is none.
 fn kept<K: Eq + Hash>(
     accounts: &Mutex<HashMap<K, Weak<Account>>>,
     name: K,
@@ -373,7 +373,7 @@ impl Accounts {
         kept(&self.groups, (uid, group), || Account::new("each user in one group", limits, None))
     }
 
-    /// An account for a client of this user.
+    /// Opens an account for a client of this user.
     pub(super) fn open(&self, uid: u32, quota: &Quota, user_quota: &Quota) -> Arc<Account> {
         let new = || Account::new("each user", limits(user_quota), Some(Arc::clone(&self.all)));
         let user = kept(&self.users, uid, new);
@@ -383,13 +383,13 @@ impl Accounts {
 
 #[cfg(test)]
 impl Accounts {
-    /// True if nothing of any kind is charged to anybody.
+    /// True if nothing is charged to any client.
     pub(super) fn are_empty(&self) -> bool {
         *lock(&self.all.used) == [0; KINDS]
     }
 }
 
-/// Mappings that this process may have.
+/// Mappings that the system allows this process.
 fn mappings() -> u64 {
     let text = fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
     text.trim().parse().unwrap_or(MAPPINGS)

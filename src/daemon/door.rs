@@ -23,8 +23,8 @@ use crate::threads::lock;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Bytes of a greeting at most.
 const LONGEST_GREETING: usize = 4096;
-/// How long no connection is accepted after the system had no descriptor, memory or thread for one: what there is goes to those that
-/// have come.
+/// Pause in accepting connections after the system lacked a descriptor, memory or a thread: connections already accepted come
+/// first.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Connections that are accepted before greetings are read again.
 const AT_ONCE: usize = 64;
@@ -34,7 +34,7 @@ const AT_ONCE: usize = 64;
 pub(super) struct Bounds {
     /// Of one user: as many as there are slots, so all programs of a user may start at once.
     pub(super) of_user: usize,
-    /// Of all users together, but for root and the NIC's own user, whose programs always find room.
+    /// Of all users together, except for root and the NIC's own user: there is always room for their programs.
     pub(super) of_guests: usize,
 }
 
@@ -59,7 +59,7 @@ pub(super) enum Standing {
 #[derive(Debug, Default)]
 struct Waiting(Mutex<BTreeMap<u32, (Standing, usize)>>);
 
-/// A place among the connections that wait. It is free again when this is dropped.
+/// A place among the connections that wait, freed on drop.
 #[derive(Debug)]
 pub(super) struct Place {
     among: Arc<Waiting>,
@@ -109,14 +109,14 @@ pub(super) struct Greeting {
 #[derive(Debug)]
 pub(super) enum Knock {
     Greeted(Greeting),
-    /// The process was told why it is not served.
+    /// The process was refused, with this reason.
     Refused {
         pid: u32,
         why: String,
     },
 }
 
-/// A connection whose greeting is not whole.
+/// A connection with an incomplete greeting.
 #[derive(Debug)]
 struct Caller {
     socket: UnixStream,
@@ -134,22 +134,22 @@ pub(super) struct Door {
     bounds: Bounds,
     waiting: Arc<Waiting>,
     callers: Vec<Caller>,
-    /// No connection is accepted before.
+    /// No connection is accepted before this time.
     closed_until: Option<Instant>,
 }
 
 impl Door {
-    /// The door that `listener` is, which does not block.
+    /// Makes the door of a non-blocking listener.
     pub(super) fn new(listener: UnixListener, bounds: Bounds) -> Door {
         Door { listener, bounds, waiting: Arc::default(), callers: Vec::new(), closed_until: None }
     }
 
-    /// Accepts nothing for a while: the system has not what a connection takes.
+    /// Accepts no connection for a while: the system lacks the resources for one.
     pub(super) fn pause(&mut self) {
         self.closed_until = Some(Instant::now() + PAUSE);
     }
 
-    /// Waits until there is something to do, or `stop` is readable. Returns what came of connections.
+    /// Waits for greetings and connections, or until `stop` is readable. Returns the connections' outcomes.
     pub(super) fn wait(&mut self, stop: BorrowedFd<'_>, standing: &dyn Fn(u32) -> Standing) -> Vec<Knock> {
         let now = Instant::now();
         self.closed_until = self.closed_until.filter(|until| *until > now);
@@ -243,7 +243,7 @@ fn has_gone(error: &io::Error) -> bool {
     [Errno::ECONNABORTED, Errno::EINTR].iter().any(|errno| error.raw_os_error() == Some(*errno as i32))
 }
 
-/// Says why a process is not served. It is not waited for.
+/// Sends the reason why a process is not served. Never blocks.
 pub(super) fn refuse(socket: UnixStream, pid: i32, why: String) -> Knock {
     let _ = Link::new(socket).send_at_once(&Err::<Welcome, _>(&why));
     Knock::Refused { pid: pid.cast_unsigned(), why }

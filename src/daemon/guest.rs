@@ -1,4 +1,4 @@
-//! One process that is served: its questions, in turn, and what is left of it when it has gone.
+//! One client: its questions, answered in turn, and its end.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,10 +25,10 @@ use crate::threads::lock;
 use crate::time::monotonic;
 use crate::verbs::{AddressVector, AsyncEvent, Gid, OpenXrcd, QpIndex, QpType};
 
-/// One of those that are served, as others see it.
+/// A client, as other threads see it.
 #[derive(Debug)]
 pub(super) struct Guest {
-    /// Its number here; 0: it has none.
+    /// Its process number, in the NIC's PID namespace; 0 if it has none there.
     pub(super) pid: u32,
     pub(super) name: String,
     pub(super) uid: u32,
@@ -37,22 +37,22 @@ pub(super) struct Guest {
     link: Link,
     events: Outbox,
     owned: Mutex<Owned>,
-    /// What it has, of what it may have.
+    /// Its resources and limits.
     account: Arc<Account>,
-    /// For its ports and services.
+    /// The charge for its ports and services.
     entries: Mutex<Option<Charge>>,
-    /// What its connections leave.
+    /// The state of its connections, handed over for the time after its end.
     estate: Mutex<Option<HandedOver>>,
-    /// How fast its QPs may send together, if that is bounded.
+    /// The common rate of its QPs, if it is bounded.
     rate: Option<SharedRate>,
-    /// It was said that its memory does not answer.
+    /// Set once it was reported that its memory does not answer.
     is_silent: AtomicBool,
 }
 
-/// Doorbells that are not heard yet, and their page, which is to be held before.
+/// Doorbells that are not read yet, and their page, which must be held before.
 pub(super) type Unheard = (Doorbells, HeldPages);
 
-/// What the NIC holds of a client while it answers the client's questions.
+/// The NIC's state of a client, used while a question is answered.
 #[derive(Debug)]
 pub(super) struct Session {
     lent: Lent,
@@ -67,7 +67,7 @@ impl Session {
     }
 }
 
-/// What it brings along.
+/// The facts and sockets of a new client.
 #[derive(Debug)]
 pub(super) struct Arrival {
     pub(super) pid: u32,
@@ -102,24 +102,24 @@ impl Guest {
         }
     }
 
-    /// True if an event is of something of its, or of the port or the device as a whole.
+    /// True if an event concerns an object of the client, or the device as a whole.
     pub(super) fn concerns(&self, event: AsyncEvent) -> bool {
         is_of(&lock(&self.owned), event)
     }
 
-    /// True if this is its.
+    /// True if the object belongs to the client.
     pub(super) fn has(&self, object: Object) -> bool {
         lock(&self.owned).has(object)
     }
 
-    /// Returns what it has, for those who look at the NIC.
+    /// Returns its entry in the NIC's snapshot.
     pub(super) fn entry(&self) -> ClientEntry {
         let entry = |resource: Resource| (resource.key().to_owned(), self.account.entry(resource));
         let account = Resource::ALL.into_iter().map(entry).collect();
         ClientEntry { pid: self.pid, uid: self.uid, name: self.name.clone(), slot: self.slot, account }
     }
 
-    /// Tells it that it is served, and hands over what it needs for that.
+    /// Sends the welcome, with the descriptors that the client needs.
     pub(super) fn welcome(&self, house: &House, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let welcome = Welcome {
             slot: self.slot,
@@ -130,26 +130,26 @@ impl Guest {
         self.link.send(&Ok::<_, String>(welcome), fds)
     }
 
-    /// Tells it of an event. It is not waited for: what it does not take is kept.
+    /// Sends an event. Never blocks: if the client does not receive it, the event is queued.
     pub(super) fn tell(&self, event: AsyncEvent) {
         if self.events.send(event).is_err() {
             self.dismiss();
         }
     }
 
-    /// Tells it of events that were kept, as far as it takes them.
+    /// Sends queued events, as far as the client receives them.
     pub(super) fn tell_kept(&self) {
         if self.events.send_kept().is_err() {
             self.dismiss();
         }
     }
 
-    /// True once, after the engine has abandoned its memory.
+    /// True once, after the engine has abandoned the client's memory.
     pub(super) fn has_fallen_silent(&self) -> bool {
         self.memory.is_abandoned() && !self.is_silent.swap(true, Relaxed)
     }
 
-    /// It is not served any more, whatever it does.
+    /// Ends the service of this client.
     pub(super) fn dismiss(&self) {
         self.link.shut();
         self.events.shut();
@@ -175,7 +175,7 @@ impl Guest {
         self.link.send(&answer, &[]).is_ok() && is_ready
     }
 
-    /// What takes all of its objects away.
+    /// Returns the commands that destroy all its objects.
     pub(super) fn farewell(&self) -> Vec<Command> {
         lock(&self.owned).farewell()
     }
@@ -259,7 +259,7 @@ impl Guest {
         self.carry_out(house, command)
     }
 
-    /// Has the NIC do what the process may ask for, and keeps book.
+    /// Executes a permitted command, and keeps the books of objects and charges.
     fn carry_out(&self, house: &House, mut command: Command) -> Result<Told, ControlError> {
         self.may_ask(house, &mut command)?;
         let making = Making::by(&command);
@@ -360,7 +360,7 @@ impl Guest {
         Ok(told)
     }
 
-    /// Attaches a QP to a multicast group, in which its user may have so many. Attaching it again changes nothing.
+    /// Attaches a QP to a multicast group, in which the number of a user's QPs is bounded. Attaching it again changes nothing.
     fn attach(&self, house: &House, qp: QpIndex, group: Gid) -> Result<Told, ControlError> {
         let is_member = {
             let owned = lock(&self.owned);
@@ -382,7 +382,7 @@ impl Guest {
         Ok(Told::Answer(answer))
     }
 
-    /// Its QPs.
+    /// Returns the status of its QPs.
     fn list(&self, house: &House) -> Vec<QpStatus> {
         let own = lock(&self.owned).names();
         house.list(|object| own.contains(&object))
@@ -398,7 +398,7 @@ impl Guest {
         house.call(Command::RouteGsi(gsi, Box::new(routes))).map(drop)
     }
 
-    /// What there is to be seen of its objects.
+    /// Returns a snapshot of its objects.
     fn look(&self, house: &House) -> Result<Told, ControlError> {
         let own = lock(&self.owned).names();
         let all = house.snapshot(|object| own.contains(&object));
@@ -409,20 +409,20 @@ impl Guest {
     }
 }
 
-/// True if an event is of an object in the book, or of the device as a whole.
+/// True if an event concerns an object in the books, or the device as a whole.
 fn is_of(owned: &Owned, event: AsyncEvent) -> bool {
     match event {
         AsyncEvent::Qp(qp, _) => owned.has(Object::Qp(qp)),
         AsyncEvent::Cq(cq, _) => owned.has(Object::Cq(cq)),
         AsyncEvent::Srq(srq, _) => owned.has(Object::Srq(srq)),
         AsyncEvent::Device(_) => true,
-        // Each client sees the port itself.
+        // Each client follows the port by itself.
         AsyncEvent::Port(_) => false,
     }
 }
 
-/// A client sends from an address of the interface's table, and from the interface's own station (`ib_modify_qp` of the kernel fills in
-/// both from the GID table).
+/// Checks that a path begins at an address of the interface's table, and sets its source MAC to the interface's (the kernel's
+/// `ib_modify_qp` fills in both from the GID table).
 fn speaks_for_its_host(house: &House, path: &mut AddressVector) -> Result<(), ControlError> {
     if !house.device.gids().iter().any(|entry| entry.gid == path.sgid) {
         return Err(ControlError::NotFound("address of this interface to send from"));

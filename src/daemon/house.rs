@@ -1,4 +1,4 @@
-//! The NIC that processes are served by, and what they share of it.
+//! The device of a NIC that serves clients, and the state that all clients share.
 
 use std::collections::HashMap;
 use std::fs;
@@ -19,14 +19,14 @@ use crate::shared::remote_memory::RemoteMemory;
 use crate::shared::{Doorbells, GuestId};
 use crate::threads::lock;
 
-/// Whom a NIC serves, and how much it gives to each.
+/// The users that a NIC serves, and their bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Users that are served besides root and the user whose process the NIC is.
+    /// Users that are served besides root and the NIC's own user.
     pub users: Users,
-    /// How much each process may have.
+    /// The bounds of each process.
     pub quota: Quota,
-    /// How much all processes of a user may have together.
+    /// The bounds of all processes of a user together.
     pub user_quota: Quota,
     /// How many processes each user may have, and units of ended processes in whose name they speak. Root and the NIC's own user may have
     /// all places.
@@ -44,17 +44,17 @@ impl Default for Config {
     }
 }
 
-/// Processes that are served at most. A unit of communication IDs is left for the NIC itself.
+/// Maximum number of clients. One unit of communication IDs is left for the NIC itself.
 const PLACES: u8 = 255;
 /// The first port number that takes no privilege, if the system does not say (`PROT_SOCK` of the kernel).
 const UNPRIVILEGED: u16 = 1024;
 
-/// Users that are served.
+/// The users that are served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Users {
-    /// These.
+    /// The listed users.
     Only(Vec<u32>),
-    /// All of the network namespace.
+    /// Every user of the network namespace.
     All,
 }
 
@@ -64,20 +64,20 @@ impl Default for Users {
     }
 }
 
-/// See the module's page.
+/// The shared state of a NIC; see the module's page.
 #[derive(Debug)]
 pub(super) struct House {
     pub(super) device: Device,
     pub(super) config: Config,
-    /// Whose process this is.
+    /// The user of this process.
     pub(super) uid: u32,
     pub(super) roster: Mutex<Roster>,
-    /// Users whose programs' memory did not answer: when, and that memory.
+    /// Users of programs with memory that did not answer: the time, and that memory.
     silent: Mutex<HashMap<u32, (Instant, Weak<RemoteMemory>)>>,
     pub(super) accounts: Accounts,
 }
 
-/// How long a user is not served after a program of the user's whose memory did not answer.
+/// How long a user is refused after a program's memory did not answer.
 const SILENT_FOR: Duration = Duration::from_secs(10);
 
 impl House {
@@ -127,13 +127,13 @@ impl House {
         text.trim().parse().unwrap_or(UNPRIVILEGED)
     }
 
-    /// The engine has abandoned memory of a program of this user.
+    /// Records that the engine has abandoned memory of a program of this user.
     pub(super) fn note_silent(&self, uid: u32, memory: &Arc<RemoteMemory>) {
         lock(&self.silent).insert(uid, (Instant::now(), Arc::downgrade(memory)));
     }
 
-    /// True for [`SILENT_FOR`] after that, and for as long as a thread of the engine's still waits for that memory. So a user keeps one
-    /// thread of the NIC waiting at most, and stops others once in that time.
+    /// True for [`SILENT_FOR`] after that, and while a thread of the engine is still blocked on that memory. Hence a user keeps at
+    /// most one thread of the NIC blocked, and stalls others at most once in that time.
     pub(super) fn is_silent(&self, uid: u32) -> bool {
         let mut silent = lock(&self.silent);
         silent.retain(|_, (since, memory)| since.elapsed() < SILENT_FOR || memory.strong_count() > 0);
@@ -152,10 +152,10 @@ impl House {
         self.engine().call(command)
     }
 
-    /// The NIC hears these bells from now on.
+    /// Adds a client's doorbell page to those that the NIC reads.
     pub(super) fn hear(&self, page: Doorbells) -> Result<GuestId, ControlError> {
         let id = self.engine().adjust(|worker| worker.guests().add(page)).ok_or(ControlError::DeviceFatal)?;
-        // It may be asleep, and hear those alone that it had when it fell asleep.
+        // A sleeping worker only watches the pages that it had when it fell asleep.
         self.engine().doorbells().wake_if_sleeping();
         Ok(id)
     }
@@ -164,12 +164,12 @@ impl House {
         self.engine().inspect(|worker| worker.guests().remove(id));
     }
 
-    /// Some of its QPs.
+    /// Returns the status of the QPs among some objects.
     pub(super) fn list(&self, has: impl Fn(Object) -> bool) -> Vec<QpStatus> {
         statuses_of(self.engine(), has)
     }
 
-    /// What there is to be seen of some objects.
+    /// Returns a snapshot of some objects.
     pub(super) fn snapshot(&self, has: impl Fn(Object) -> bool) -> Snapshot {
         snapshot_of(self.engine(), has)
     }

@@ -1,4 +1,4 @@
-//! Memory for queues and descriptors, which a client hands over to its NIC.
+//! Memory for queues and descriptors, which a client lends to its NIC.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -22,7 +22,7 @@ const WORD: u64 = size_of::<u64>() as u64;
 /// Bytes that the smallest arena takes: a page of 4 KiB, 16 or 64 KiB where the kernel was made so.
 const PAGE: u64 = 4096;
 
-/// See the module's page.
+/// Memory and descriptors of one client; see the module's page.
 #[derive(Debug, Default)]
 pub(super) struct Lent {
     arenas: Vec<Arc<Region>>,
@@ -31,11 +31,11 @@ pub(super) struct Lent {
     /// Files of registered memory.
     files: Vec<(ClientMapping, Charge)>,
     channels: Vec<Channel>,
-    /// The client's doorbell page, once it is heard.
+    /// The client's doorbell page, once its bells are read.
     page: Option<GuestId>,
 }
 
-/// An eventfd of the client's, however often it was sent.
+/// A client's eventfd. Passing the same one again adds no channel.
 #[derive(Debug)]
 struct Channel {
     id: Option<u64>,
@@ -54,7 +54,7 @@ pub(super) fn no_descriptor() -> ControlError {
 }
 
 impl Lent {
-    /// Adopts memory for queues, of so many words. It costs whole pages, and a mapping.
+    /// Adopts memory for queues, `words` words long. Charges whole pages, and a mapping.
     pub(super) fn add_arena(
         &mut self,
         account: &Arc<Account>,
@@ -82,18 +82,18 @@ impl Lent {
         Ok(counter)
     }
 
-    /// The client rings by this page.
+    /// Sets the page by which the client rings.
     pub(super) fn ring_by(&mut self, page: GuestId) {
         self.page = Some(page);
     }
 
-    /// Closes descriptors that no queue counts its events in any more, and unmaps files that no region lies in.
+    /// Closes eventfds that no queue uses any more, and unmaps files that no region uses any more.
     pub(super) fn close_unused(&mut self) {
         self.channels.retain(|channel| !channel.counter.is_last());
         self.files.retain(|(mapping, _)| !mapping.is_last());
     }
 
-    /// Returns words of one of its arenas.
+    /// Returns `words` words at a place in one of the arenas.
     fn words(&self, place: Place, words: usize) -> Result<Arc<Region>, ControlError> {
         let arena = self.arenas.get(place.arena as usize).ok_or(ControlError::NotFound("arena"))?;
         let at = usize::try_from(place.at).map_err(|_| ControlError::NotFound("arena"))?;
@@ -101,7 +101,7 @@ impl Lent {
     }
 }
 
-/// Finds the memory that a question names: queues in what its client has lent, all other in the client's address space.
+/// Finds the memory that a question names: queues in the client's arenas, all other memory in the client's address space.
 #[derive(Debug)]
 pub(super) struct Finder<'a> {
     pub(super) memory: &'a Arc<RemoteMemory>,
@@ -109,12 +109,13 @@ pub(super) struct Finder<'a> {
     pub(super) account: &'a Arc<Account>,
     /// The descriptor that came with the question.
     pub(super) fd: Option<OwnedFd>,
-    /// The client is root's or of the NIC's own user.
+    /// True if the client's user is root or the NIC's own.
     pub(super) is_trusted: bool,
 }
 
 impl Finder<'_> {
-    /// Maps memory in a file of the client's. `None`: the NIC does not map this file, or not so many; the memory is reached by its address.
+    /// Maps memory in a file of the client's. Returns `None` if the NIC does not map this file, or the quota is used up: the memory
+    /// is then accessed by its address.
     fn in_file(&mut self, fd: &OwnedFd, (offset, length): (u64, u64), is_lent: bool) -> Option<HostMemory> {
         let (fd, bytes) = (fd.as_fd(), usize::try_from(length).ok()?);
         let files = &mut self.lent.files;

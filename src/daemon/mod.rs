@@ -57,10 +57,10 @@ const LOOK: Duration = Duration::from_millis(200);
 /// Events that wait to be told.
 const EVENTS: usize = 1 << 16;
 
-/// Why a NIC does not serve.
+/// The reason why a NIC does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
-    /// Another one serves this interface.
+    /// Another NIC serves this interface.
     #[error(
         "{interface} has a NIC already (`roxie show processes` lists those that it serves); one is enough"
     )]
@@ -68,7 +68,7 @@ pub enum DaemonError {
         /// The interface.
         interface: String,
     },
-    /// A process that is no NIC has its name.
+    /// A process that is no NIC holds the NIC's name.
     #[error(
         "{by} has taken the name of the NIC of {interface}, @roxie/nic/{interface}: end it (`ss -xlp` lists such names)"
     )]
@@ -78,58 +78,58 @@ pub enum DaemonError {
         /// The process, as far as it is known.
         by: String,
     },
-    /// The system.
+    /// A system error.
     #[error("{what}: {source}")]
     System {
-        /// What it was asked for.
+        /// The resource or operation requested.
         what: &'static str,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The device.
+    /// An error of the device.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
-/// Somebody who is served.
+/// A client of the NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Served {
-    /// Its process, as it is numbered here.
+    /// Its process number, in the NIC's PID namespace.
     pub pid: u32,
     /// The name of its process.
     pub name: String,
     /// Its user.
     pub uid: u32,
-    /// Its seat.
+    /// Its slot.
     pub slot: u8,
 }
 
-/// Who comes and goes.
+/// A change among the clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Visit {
-    /// It is served from now on.
+    /// The client is served from now on.
     Came(Served),
-    /// It was not let in.
+    /// The process was not admitted.
     Refused {
-        /// Its process.
+        /// The process number.
         pid: u32,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// It is served no more: its memory did not answer, which would hold up all others.
+    /// The client is dismissed: its memory did not answer, which would block all others.
     Silent(Served),
-    /// It is gone, and nothing is left of it.
+    /// The client has ended, and all its objects are destroyed.
     Went(Served),
 }
 
-/// Called for each visit, by the thread that serves it.
+/// Called for each change, by the thread that serves the client.
 pub type Porter = Box<dyn Fn(Visit) + Send + Sync>;
 
-/// A NIC that serves. It ends when this is dropped: those who are served are told that their device is gone.
+/// A NIC that serves clients. On drop it ends, and its clients get a device-fatal event.
 pub struct Daemon {
     inner: Arc<Inner>,
     threads: Vec<JoinHandle<()>>,
-    // Nobody listens at the NIC itself: it refuses what is for none of those that it serves.
+    // The NIC itself has no listeners: its manager refuses requests that name no client.
     _manager: ConnectionService<Nobody>,
 }
 
@@ -152,7 +152,7 @@ fn system(what: &'static str) -> impl Fn(io::Error) -> DaemonError {
     move |source| DaemonError::System { what, source }
 }
 
-/// Why the name of an interface's NIC is not free.
+/// The reason why the name of an interface's NIC is not free.
 fn taken(interface: &str) -> DaemonError {
     let by = match nic_of(interface) {
         Err(AttachError::Stranger { pid, uid, .. }) => format!("process {pid} of user {uid}"),
@@ -163,8 +163,8 @@ fn taken(interface: &str) -> DaemonError {
 }
 
 impl Daemon {
-    /// Serves a device of this process to others of the calling thread's network namespace, for as long as it is not dropped. The
-    /// device has to have been made to serve ([`DeviceConfig::serves`](crate::host::DeviceConfig::serves)).
+    /// Starts to serve a device of this process to others in the calling thread's network namespace, until it is dropped. The
+    /// device must be configured to serve ([`DeviceConfig::serves`](crate::host::DeviceConfig::serves)).
     ///
     /// # Errors
     /// If another NIC serves the interface, or the system lacks descriptors or threads.
@@ -194,12 +194,12 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Those who are served.
+    /// Returns the clients.
     pub fn served(&self) -> Vec<Served> {
         lock(&self.inner.guests).iter().map(|guest| served(guest)).collect()
     }
 
-    /// True if its engine has failed.
+    /// True if the device has failed.
     pub fn has_failed(&self) -> bool {
         self.inner.house.device.has_failed()
     }
@@ -225,7 +225,7 @@ fn served(guest: &Guest) -> Served {
 }
 
 impl Inner {
-    /// A NIC that serves, and the events that it is to [tell of](Self::tell_of).
+    /// Makes a NIC, and the queue of events for [`tell_of`](Self::tell_of).
     fn new(
         device: Device,
         config: Config,
@@ -233,10 +233,10 @@ impl Inner {
     ) -> Result<(Arc<Inner>, Receiver<AsyncEvent>), DaemonError> {
         let (sender, raised) = bounded(EVENTS);
         device.set_event_sink(Box::new(move |event| {
-            // Full: it would be told too late to be of use.
+            // A full queue: the event would arrive too late to be of use, and is dropped.
             let _ = sender.try_send(event);
         }));
-        // A kernel that refuses does so again when a client brings a channel, and the client is told why.
+        // If the kernel refuses, it will do so again for a client's channel, and the client gets the reason.
         let _ = EventCounter::prepare();
         let stop = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
         let inner = Arc::new(Inner {
@@ -299,7 +299,7 @@ impl Inner {
         self.part_from(&guest, session);
     }
 
-    /// Lets a process in and welcomes it. `None`: it was told why not.
+    /// Admits a process and sends the welcome. Returns `None` if it was refused.
     fn admit(
         &self,
         socket: UnixStream,
@@ -322,7 +322,7 @@ impl Inner {
         lock(&self.guests).push(Arc::clone(&guest));
         (self.porter)(Visit::Came(served(&guest)));
         let welcomed = guest.welcome(&self.house, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
-        // One that is gone already leaves as any other.
+        // A client that has already closed its socket ends like any other.
         if welcomed.is_err() || self.stopping.load(Relaxed) {
             guest.dismiss();
         }
@@ -336,7 +336,8 @@ impl Inner {
         (self.porter)(Visit::Went(served(guest)));
     }
 
-    /// Gives a process a seat. What it gets: the page of its doorbells, what rings them, its end of the socket of events.
+    /// Gives a process a slot. Returns the descriptors to pass: its doorbell page, the eventfd for ringing, its end of the event
+    /// socket.
     fn seat(
         &self,
         link: &Link,
@@ -371,14 +372,14 @@ impl Inner {
         Ok((Guest::new(arrival, quota, account), (bells, held), fds))
     }
 
-    /// Tells clients of what is raised, and of what they did not take before.
+    /// Passes events to the clients, new ones and those not received before.
     fn tell(&self, raised: &Receiver<AsyncEvent>) {
         while !self.stopping.load(Relaxed) {
             self.tell_of(raised.recv_timeout(LOOK).ok());
         }
     }
 
-    /// Tells those whom it concerns of an event; `None`: of events that they did not take before.
+    /// Passes an event to the clients that it concerns. `None`: retries the events not received before.
     fn tell_of(&self, event: Option<AsyncEvent>) {
         let guests = lock(&self.guests).clone();
         guests.iter().filter(|guest| guest.has_fallen_silent()).for_each(|guest| {

@@ -1,7 +1,7 @@
-//! Events that a client has not taken yet.
+//! Events that a client has not received yet.
 //!
-//! A client that is stopped takes none, and goes on afterwards: its events wait in its socket, then here. An event that waits here
-//! already is not kept twice, so a client has at most one of each kind for each object.
+//! A stopped client reads no events, and may resume later. Meanwhile its events wait in its socket, then here. An event that
+//! already waits here is not queued again, so a client has at most one event of each kind for each object.
 
 use std::io;
 use std::sync::Mutex;
@@ -10,10 +10,10 @@ use crate::remote::link::Link;
 use crate::threads::lock;
 use crate::verbs::AsyncEvent;
 
-/// Events that are kept for one client, beside those in its socket. Later ones are lost.
+/// Maximum number of events queued for a client, besides those in its socket. Further events are lost.
 const KEPT: usize = 4096;
 
-/// See the module's page.
+/// The event queue of a client; see the module's page.
 #[derive(Debug)]
 pub(super) struct Outbox {
     link: Link,
@@ -25,10 +25,10 @@ impl Outbox {
         Outbox { link, kept: Mutex::default() }
     }
 
-    /// Sends an event, or keeps it until there is room.
+    /// Sends an event, or queues it until there is room.
     ///
     /// # Errors
-    /// If the client is gone.
+    /// If the client has closed its socket.
     pub(super) fn send(&self, event: AsyncEvent) -> io::Result<()> {
         let mut kept = lock(&self.kept);
         if kept.len() < KEPT && !kept.contains(&event) {
@@ -37,10 +37,10 @@ impl Outbox {
         self.empty(&mut kept)
     }
 
-    /// Sends what is kept, as far as there is room.
+    /// Sends queued events, as far as there is room.
     ///
     /// # Errors
-    /// If the client is gone.
+    /// If the client has closed its socket.
     pub(super) fn send_kept(&self) -> io::Result<()> {
         self.empty(&mut lock(&self.kept))
     }
@@ -59,12 +59,12 @@ impl Outbox {
         result
     }
 
-    /// Drops what is kept of objects that are no more.
+    /// Drops queued events of objects that no longer exist.
     pub(super) fn retain(&self, is_of_an_object: impl Fn(AsyncEvent) -> bool) {
         lock(&self.kept).retain(|event| is_of_an_object(*event));
     }
 
-    /// Ends it for both ends.
+    /// Ends the connection for both ends.
     pub(super) fn shut(&self) {
         self.link.shut();
     }

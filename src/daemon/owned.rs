@@ -1,8 +1,8 @@
-//! What belongs to a process that the NIC serves: it may name that and nothing else.
+//! The objects of a client. A client may name its own objects and no others.
 //!
-//! Objects are named by their places in the NIC's tables, which are easy to guess. So each command is looked at here before the NIC sees
-//! it: whatever it names has to be the process's own. Keys and handles in work requests need no look: the NIC compares their
-//! protection domain with the QP's, and domains are never shared.
+//! Objects are named by their places in the NIC's tables, which are easy to guess. Therefore each command is checked here before
+//! the NIC sees it: all objects that it names must be the client's own. Keys and handles in work requests need no check: the NIC
+//! compares their protection domain with the QP's, and domains are never shared.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ use super::account::Charge;
 use crate::nic::{Command, ControlError, MemoryCommand, Object, PlantedBug};
 use crate::verbs::{Gid, QpIndex, QpInit, QpType, SrqInit, SrqKind, XrcdId};
 
-/// The objects of a process.
+/// The objects of a client.
 #[derive(Debug, Default)]
 pub(super) struct Owned {
     objects: HashMap<Object, Holding>,
@@ -22,26 +22,26 @@ pub(super) struct Owned {
 #[derive(Debug)]
 struct Holding {
     made: Making,
-    /// The file of an XRC domain, whose numbers are no other one's as long as this is open.
+    /// The file of an XRC domain. While it is open, its inode number is not reused.
     file: Option<OwnedFd>,
-    /// For its cost: one, and of an XRC domain one for each time that it is open.
+    /// Its charges: one, and for an XRC domain one for each opening.
     charges: Vec<Charge>,
 }
 
-/// Facts about the object that a command makes, which its answer does not tell.
+/// Facts about an object that its command states and the answer does not.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Making {
     pub(super) role: Role,
-    /// The XRC domain that it is in.
+    /// The XRC domain that the object is in.
     within: Option<XrcdId>,
 }
 
-/// The role of an object, as far as it matters here.
+/// The role of an object, where it needs special treatment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// QP1 of the process.
+    /// The client's QP1.
     Gsi,
-    /// A QP that spreads frames over others, which cannot go before it.
+    /// A QP that spreads frames over other QPs, and must be destroyed before them.
     Spreads,
     Other,
 }
@@ -94,8 +94,8 @@ impl Owned {
         self.objects.get(&object).and_then(|holding| holding.charges.first())
     }
 
-    /// Closes an XRC domain for the last time only when nothing of the process is in it (`uverbs_free_xrcd` of the kernel): the domain would stay, and
-    /// be nobody's.
+    /// Permits the last close of an XRC domain only when no object of the client is in it (`uverbs_free_xrcd` of the kernel).
+    /// Otherwise the domain would stay, without an owner.
     pub(super) fn may_close(&self, xrcd: XrcdId) -> Result<(), ControlError> {
         let times = self.objects.get(&Object::Xrcd(xrcd)).map_or(0, |holding| holding.charges.len());
         let users = self.objects.values().filter(|holding| holding.made.within == Some(xrcd)).count() as u32;
@@ -138,18 +138,18 @@ impl Owned {
         self.members.contains_key(&(qp, group))
     }
 
-    /// Enters a QP that was attached to a multicast group.
+    /// Records that a QP was attached to a multicast group.
     pub(super) fn attached(&mut self, qp: QpIndex, group: Gid, charges: [Charge; 2]) {
         self.members.insert((qp, group), charges);
     }
 
-    /// Strikes a QP that was taken out of a multicast group.
+    /// Records that a QP was detached from a multicast group.
     pub(super) fn detached(&mut self, qp: QpIndex, group: Gid) {
         self.members.remove(&(qp, group));
     }
 
-    /// Returns the commands that take everything of it away, in an order in which nothing is needed any more when its turn comes. Each object
-    /// is named once, and an XRC domain as often as it is open.
+    /// Returns the commands that destroy all objects, ordered such that no object is needed by a later one. Each object is named
+    /// once, an XRC domain once for each opening.
     pub(super) fn farewell(&self) -> Vec<Command> {
         let each = |(object, holding): (&Object, &Holding)| {
             (turn(*object, holding.made.role), *object, holding.charges.len())
@@ -160,13 +160,13 @@ impl Owned {
         objects.into_iter().flat_map(each).collect()
     }
 
-    /// Returns the names of all of it.
+    /// Returns the names of all objects.
     pub(super) fn names(&self) -> HashSet<Object> {
         self.objects.keys().copied().collect()
     }
 }
 
-/// Returns the place of an object in the order of the end.
+/// Returns the position of an object in the order of destruction.
 fn turn(object: Object, role: Role) -> u8 {
     match object {
         Object::Flow(_) => 0,
@@ -182,7 +182,7 @@ fn turn(object: Object, role: Role) -> u8 {
     }
 }
 
-/// Returns the command that takes an object away.
+/// Returns the command that destroys an object.
 fn end_of(object: Object) -> Command {
     match object {
         Object::Flow(flow) => Command::DestroyFlow(flow),

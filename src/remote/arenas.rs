@@ -1,7 +1,8 @@
 //! Memory for queues that a process shares with its NIC.
 //!
-//! A descriptor and a mapping for each queue would cost a process with thousands of QPs its limits: queues lie side by side in arenas. A
-//! place is free again when the last handle to its queue is gone, here: by then the NIC has been told that there is no such queue.
+//! Queues lie side by side in arenas: with a descriptor and a mapping for each queue, thousands of QPs would exhaust the process's
+//! limits. The words of a queue are free again when its last handle is dropped, by which time the NIC has been told that the queue
+//! is gone.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,20 +15,20 @@ use crate::shared::Region;
 use crate::shared::region::LINE;
 use crate::threads::lock;
 
-/// Words of the first arena, if nothing larger is asked for: 64 KiB. Their memory is there from the beginning, whatever is used of it.
+/// Words of the first arena, unless a larger one is needed: 64 KiB. Its pages are allocated at once, used or not.
 const FIRST: usize = 1 << 13;
-/// Words of an arena at most, if nothing larger is asked for: 4 MiB. Each is as large as all before it up to there.
+/// Maximum words of an arena, unless a larger one is needed: 4 MiB. Up to there, each arena is as large as all before it together.
 const ARENA: usize = 1 << 19;
 
 #[derive(Debug)]
 struct Arena {
     region: Arc<Region>,
-    /// Free stretches: where each begins, and its words.
+    /// Free stretches: from the first word to the number of words.
     free: BTreeMap<usize, usize>,
 }
 
 impl Arena {
-    /// Takes the first stretch that is long enough.
+    /// Takes words from the first stretch that is long enough.
     fn take(&mut self, words: usize) -> Option<usize> {
         let (&at, &length) = self.free.iter().find(|(_, length)| **length >= words)?;
         self.free.remove(&at);
@@ -56,7 +57,7 @@ impl Arena {
 #[derive(Debug, Default)]
 pub(super) struct Arenas(Arc<Mutex<Vec<Arena>>>);
 
-/// Gives a place back.
+/// Frees words of an arena on drop.
 #[derive(Debug)]
 struct Lease {
     arenas: Weak<Mutex<Vec<Arena>>>,
@@ -74,7 +75,7 @@ impl Drop for Lease {
 }
 
 impl Arenas {
-    /// Zeroed memory for a queue. `add` tells the NIC of a new arena of so many words.
+    /// Returns zeroed memory for a queue. `add` passes a new arena of so many words to the NIC.
     pub(super) fn take(
         &self,
         words: usize,
@@ -104,7 +105,7 @@ impl Arenas {
         Ok(region)
     }
 
-    /// Where a queue lies, by its first word. `None`: it is no memory of an arena.
+    /// Returns the place of a queue, given by its words. `None` if they are not in an arena.
     pub(super) fn place_of(&self, queue: &[AtomicU64]) -> Option<Place> {
         let arenas = lock(&self.0);
         arenas.iter().enumerate().find_map(|(index, arena)| {
@@ -120,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_lie_side_by_side_and_are_given_again_clean() {
+    fn places_are_adjacent_and_reused_zeroed() {
         let arenas = Arenas::default();
         let mut added = Vec::new();
         let mut take = |words| {
@@ -136,7 +137,7 @@ mod tests {
         assert_eq!([&a, &b, &c].map(|region| place(region).at), [0, 8, 24]);
         b.words()[3].store(7, Relaxed);
         drop((a, b));
-        // Both stretches are one now.
+        // The two stretches have been merged.
         let d = take(24);
         assert_eq!((place(&d), d.words()[11].load(Relaxed)), (Place { arena: 0, at: 0 }, 0));
         let e = take(FIRST);
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn an_arena_that_the_nic_refuses_is_none() {
+    fn refused_arena_is_not_used() {
         let arenas = Arenas::default();
         let refused = arenas.take(8, |_, _| Err(io::ErrorKind::QuotaExceeded.into()));
         assert_eq!(refused.expect_err("refused").kind(), io::ErrorKind::QuotaExceeded);

@@ -1,4 +1,4 @@
-//! A process's side of a NIC that is another process.
+//! A process's connection to a NIC in another process.
 
 use std::io;
 use std::net::IpAddr;
@@ -34,33 +34,34 @@ use crate::threads::{lock, spawn_unsignalled};
 use crate::time::{Nanos, monotonic};
 use crate::verbs::{Access, AsyncEvent, EventKind, Mtu, OpenXrcd, QpCaps, QpIndex};
 
-/// How long a NIC may take to accept a connection.
+/// Maximum time for a NIC to accept a connection.
 const CONNECT: Duration = Duration::from_secs(1);
-/// How long a NIC may take to say whether it serves this process: it may have other clients to answer first.
+/// Maximum time for a NIC to say whether it serves this process: it may have other clients to answer first.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Events that wait for the application, while nobody else takes them.
+/// Maximum number of events that wait for the application if there is no sink.
 const EVENTS: usize = 4096;
 
-/// Where a NIC of an interface is asked: the abstract name of its socket, which belongs to the network namespace as the interface does.
+/// Returns the abstract name of the socket of an interface's NIC. Such names belong to the network namespace, as the interface
+/// does.
 pub fn name_of(interface: &str) -> String {
     format!("roxie/nic/{interface}")
 }
 
-/// The process that is the NIC of an interface of the calling thread's network namespace. `None`: there is none.
+/// Returns the process that is the NIC of an interface in the calling thread's network namespace. `None` if there is none.
 ///
 /// # Errors
-/// If a process has its name that this process may not trust with its memory, or that accepts no connection.
+/// If the process with the NIC's name accepts no connection, or is one that this process may not trust with its memory.
 pub fn nic_of(interface: &str) -> Result<Option<u32>, AttachError> {
     Ok(connected(interface)?.map(|(_, pid)| pid.cast_unsigned()))
 }
 
-/// Returns the value of [`TRUSTED_NIC`](super::TRUSTED_NIC) for programs that are started here; `None`: the interface has no NIC that this
+/// Returns the value of [`TRUSTED_NIC`](super::TRUSTED_NIC) for programs started here. `None` if the interface has no NIC that this
 /// process trusts.
 pub fn trusted_nic(interface: &str) -> Option<String> {
     nic_of(interface).ok().flatten().and_then(name_of_process)
 }
 
-/// A connection to the NIC of an interface, and its process. `None`: there is none.
+/// Connects to the NIC of an interface. Returns the connection and the NIC's process. `None` if there is none.
 fn connected(interface: &str) -> Result<Option<(UnixStream, i32)>, AttachError> {
     let socket = match connect(&name_of(interface), Instant::now() + CONNECT) {
         Ok(socket) => socket,
@@ -85,11 +86,11 @@ fn silent_or(interface: &str, source: io::Error) -> AttachError {
     }
 }
 
-/// A process that is served.
+/// The connection of a client to its NIC.
 #[derive(Debug)]
 pub struct Attachment {
     link: Arc<Link>,
-    /// One question at a time.
+    /// Serializes questions.
     asking: Mutex<()>,
     welcome: Welcome,
     bells: Doorbells,
@@ -100,12 +101,12 @@ pub struct Attachment {
     events: OwnedFd,
 }
 
-/// What the thread has that hears events.
+/// The state of the thread that receives events.
 struct State {
     is_gone: AtomicBool,
     sink: OnceLock<Mutex<EventSink>>,
     unseen: Sender<AsyncEvent>,
-    /// What completion queues count their events in: raised if the NIC is gone, so that nobody waits for ever.
+    /// The counters of completion queues. All are raised if the NIC ends, so that no thread waits forever.
     counters: Mutex<Vec<EventCounter>>,
     port: Mutex<PortInfo>,
 }
@@ -120,7 +121,7 @@ impl State {
     fn raise(&self, event: AsyncEvent) {
         match self.sink.get() {
             Some(sink) => lock(sink)(event),
-            // Nobody has asked for them.
+            // Without a sink, events wait for the application; those beyond the queue are lost.
             None => drop(self.unseen.try_send(event)),
         }
     }
@@ -134,16 +135,16 @@ impl State {
 }
 
 impl Attachment {
-    /// Asks the NIC of an interface of the calling thread's network namespace to serve this process. `None`: there is none.
+    /// Asks the NIC of an interface in the calling thread's network namespace to serve this process. `None` if there is none.
     ///
     /// # Errors
-    /// If there is one that does not.
+    /// If there is a NIC that does not serve this process.
     pub fn open(interface: &str) -> Result<Option<Attachment>, AttachError> {
         let system = |source| silent_or(interface, source);
         let Some((socket, _)) = connected(interface)? else { return Ok(None) };
         socket.set_read_timeout(Some(ANSWER)).map_err(system)?;
         let link = Link::new(socket);
-        // The kernel has the name that people know the process by.
+        // The kernel's name of the process, which users know.
         let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default().trim_end().to_owned();
         let secret = unguessable();
         let secret_at = (std::ptr::from_ref(&secret) as u64, secret);
@@ -215,7 +216,7 @@ impl Attachment {
         match answer {
             Ok(Some((Ok(told), _))) => Ok(told),
             Ok(Some((Err(Refusal { errno, why }), _))) => Err(ControlError::Elsewhere { errno, why }),
-            // What was half said cannot be taken up again.
+            // A message sent or received by half cannot be resumed.
             Ok(None) | Err(_) => {
                 self.link.shut();
                 self.state.die();
@@ -228,14 +229,14 @@ impl Attachment {
         self.ask_with(ask, &[])
     }
 
-    /// Carries a command out and waits for the answer.
+    /// Executes a command and waits for the answer.
     ///
     /// # Errors
-    /// As the command's; [`ControlError::DeviceFatal`] if the NIC is gone.
+    /// As the command's; [`ControlError::DeviceFatal`] if the NIC has ended.
     pub fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         let mut by = ByPlace { arenas: &self.arenas, counter: None, file: None };
         let ask = match command.into() {
-            // Records are made of what only that process knows.
+            // Records contain state that only the NIC's process has.
             Command::QueryLog(_) => return Ok(Answer::QpLog(Vec::new())),
             command if command.is_for_the_device() => {
                 let why = "this is for whoever started the NIC (`roxie nic`) to say".to_owned();
@@ -258,7 +259,7 @@ impl Attachment {
         }
     }
 
-    /// It is raised if the NIC is gone.
+    /// Adds a counter that is raised if the NIC ends.
     fn remember(&self, counter: EventCounter) {
         let mut counters = lock(&self.state.counters);
         let own = counter.as_fd().as_raw_fd();
@@ -266,10 +267,10 @@ impl Attachment {
         counters.push(counter);
     }
 
-    /// Zeroed memory for a queue, which the NIC sees as well.
+    /// Returns zeroed memory for a queue, shared with the NIC.
     ///
     /// # Errors
-    /// If there is none, or the NIC gives this process no more.
+    /// If there is no memory, or the NIC's bound for this process is reached.
     pub fn region(&self, words: usize) -> io::Result<Arc<Region>> {
         self.arenas.take(words, |size, fd| {
             let ask = Ask::Arena { words: size as u64 };
@@ -277,7 +278,7 @@ impl Attachment {
         })
     }
 
-    /// A QP has new work requests.
+    /// Rings for new work requests of a QP.
     pub fn posted(&self, qp: QpIndex) {
         self.bells.ring(qp);
     }
@@ -287,32 +288,32 @@ impl Attachment {
         Nanos(monotonic().saturating_sub(self.welcome.epoch))
     }
 
-    /// True if the NIC has ended, or hung up.
+    /// True if the NIC has ended or closed the connection.
     pub fn is_gone(&self) -> bool {
         self.state.is_gone.load(Relaxed)
     }
 
-    /// Its place among those that the NIC serves, which its communication IDs begin with.
+    /// The process's slot at the NIC, with which its communication IDs begin.
     pub fn slot(&self) -> u8 {
         self.welcome.slot
     }
 
-    /// From now on events go to `sink`. False: there is one already.
+    /// Passes all later events to `sink`. Returns false if there is a sink already.
     pub fn set_event_sink(&self, sink: EventSink) -> bool {
         self.state.sink.set(Mutex::new(sink)).is_ok()
     }
 
-    /// The next asynchronous event, if one waits and there is no sink.
+    /// Takes the next asynchronous event, if one is waiting and there is no sink.
     pub fn event(&self) -> Option<AsyncEvent> {
         self.unseen.try_recv().ok()
     }
 
-    /// Tells the application of something that this process has seen itself.
+    /// Reports an event that this process has detected itself.
     pub fn raise(&self, event: AsyncEvent) {
         self.state.raise(event);
     }
 
-    /// What the NIC stands on; as it was last, if it is gone.
+    /// Returns the description of the NIC's link. If the NIC has ended, the last one known.
     pub fn port(&self) -> PortInfo {
         if let Ok(Told::Port(info)) = self.ask(&Ask::Port) {
             *lock(&self.state.port) = info;
@@ -320,7 +321,7 @@ impl Attachment {
         lock(&self.state.port).clone()
     }
 
-    /// The largest path MTU that its link carries. The smallest there is, if it is gone.
+    /// Returns the largest path MTU of the NIC's link. If the NIC has ended, the smallest there is.
     pub fn largest_mtu(&self) -> Mtu {
         match self.ask(&Ask::LargestMtu) {
             Ok(Told::Mtu(mtu)) => mtu,
@@ -328,7 +329,7 @@ impl Attachment {
         }
     }
 
-    /// All counters of the NIC, for all that it serves; none if it is gone.
+    /// Returns the NIC's counters, over all its clients. If the NIC has ended, none.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         match self.ask(&Ask::Counters) {
             Ok(Told::Counters(all)) => all.into_iter().map(|(name, value)| (interned(name), value)).collect(),
@@ -336,7 +337,7 @@ impl Attachment {
         }
     }
 
-    /// What there is to be seen of this process's objects, as JSON; `None`: the NIC is gone.
+    /// Returns a snapshot of this process's objects, as JSON. `None` if the NIC has ended.
     pub fn look(&self) -> Option<Vec<u8>> {
         match self.ask(&Ask::Look) {
             Ok(Told::Look(text)) => Some(text),
@@ -344,26 +345,27 @@ impl Attachment {
         }
     }
 
-    /// Speaks in the name of a process of this user that has ended.
+    /// Takes over the unit of a process of this user that has ended, in order to act for that process.
     ///
     /// # Errors
-    /// If its unit is not free or was another user's, or the NIC is gone.
+    /// If the unit is not free or was another user's, or the NIC has ended.
     pub fn take_unit(&self, unit: u8) -> Result<(), Denied> {
         self.ask(&Ask::TakeUnit(unit)).map(drop).map_err(denied)
     }
 
-    /// Hands over memory in which this process writes down what its connections would leave.
+    /// Passes memory for the state of this process's connections that outlives the process.
     ///
     /// # Errors
-    /// If the NIC is gone, or does not take it.
+    /// If the NIC has ended, or refuses the memory.
     pub fn hand_over_estate(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         self.ask_with(&Ask::Estate, &[fd]).map(drop).map_err(io::Error::other)
     }
 
-    /// Requests for these come here from now on: (service ID, the only address or all).
+    /// Directs requests for these services to this process: (service ID, the only address or all).
     ///
     /// # Errors
-    /// If this process may not have some of them ([`Roster::set_services`](crate::roster::Roster::set_services)), or the NIC is gone.
+    /// If this process may not have some of them ([`Roster::set_services`](crate::roster::Roster::set_services)), or the NIC has
+    /// ended.
     pub fn set_services(
         &self,
         services: impl IntoIterator<Item = (u64, Option<IpAddr>)>,
@@ -371,10 +373,10 @@ impl Attachment {
         self.ask(&Ask::Services(services.into_iter().collect())).map(drop).map_err(denied)
     }
 
-    /// Carries out a request about port numbers. Returns the number.
+    /// Executes a request about port numbers. Returns the number.
     ///
     /// # Errors
-    /// As those of [`Roster::port`](crate::roster::Roster::port), and if the NIC is gone.
+    /// As for [`Roster::port`](crate::roster::Roster::port), and if the NIC has ended.
     pub fn port_number(&self, request: PortRequest) -> Result<u16, Denied> {
         match self.ask(&Ask::PortNumber(request)).map_err(denied)? {
             Told::PortNumber(number) => Ok(number),
@@ -382,7 +384,7 @@ impl Attachment {
         }
     }
 
-    /// Opens an XRC domain. The NIC itself looks which file it stands for.
+    /// Opens an XRC domain. The NIC itself determines the file of the descriptor.
     ///
     /// # Errors
     /// As [`call`](Self::call).
@@ -398,7 +400,7 @@ impl Attachment {
 impl Drop for Attachment {
     fn drop(&mut self) {
         children::forget([self.link.as_fd().as_raw_fd(), self.events.as_raw_fd()]);
-        // Its own end is no failure.
+        // The client's own end is no failure.
         self.state.is_gone.store(true, Relaxed);
         self.link.shut();
         let _ = nix::sys::socket::shutdown(self.events.as_raw_fd(), nix::sys::socket::Shutdown::Both);
@@ -408,12 +410,12 @@ impl Drop for Attachment {
     }
 }
 
-/// Names memory of this process as the NIC knows it: queues by their place in an arena, all other by its address.
+/// Names memory of this process as the NIC knows it: queues by their place in an arena, all other memory by its address.
 struct ByPlace<'a> {
     arenas: &'a Arenas,
-    /// A counter whose descriptor goes with the message. No command has a counter and registered memory.
+    /// A counter with a descriptor that goes with the message. No command has both a counter and registered memory.
     counter: Option<EventCounter>,
-    /// A file whose descriptor goes with the message.
+    /// A file with a descriptor that goes with the message.
     file: Option<MemoryFile>,
 }
 
@@ -471,7 +473,7 @@ fn unexpected(told: &Told) -> ControlError {
     ControlError::Elsewhere { errno: libc::EPROTO, why: format!("the NIC answered something else: {told:?}") }
 }
 
-/// Names of counters are few, and those of a NIC are always the same.
+/// The names of counters are few, and those of a NIC never change.
 fn interned(name: String) -> &'static str {
     static KNOWN: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
     let mut known = lock(&KNOWN);

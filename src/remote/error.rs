@@ -1,11 +1,11 @@
-//! Why a process has no NIC.
+//! Reasons why a process gets no NIC.
 
 use std::io;
 
-/// Why a process is not served by a NIC that is there.
+/// The reason why an existing NIC does not serve this process.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// It is somebody's who is not to be trusted with this process's memory.
+    /// The NIC's process is another user's, and may not be trusted with this process's memory.
     #[error(
         "the NIC of {interface} is process {pid} of user {uid}, which is neither root nor this user ({own}): it would reach into this \
          process's memory; start `roxie nic` as one of them, or take --port udp"
@@ -15,12 +15,12 @@ pub enum AttachError {
         interface: String,
         /// The process.
         pid: u32,
-        /// Whose it is.
+        /// The user of that process.
         uid: u32,
-        /// Who asks.
+        /// The user of this process.
         own: u32,
     },
-    /// A process has its name, and does not do what a NIC does.
+    /// The process with the NIC's name does not respond as a NIC.
     #[error(
         "the NIC of {interface} does not answer: it is stopped, or another process has taken its name, @roxie/nic/{interface} \
          (`ss -xlp` says which); end that process, or take --port udp"
@@ -29,7 +29,7 @@ pub enum AttachError {
         /// The interface.
         interface: String,
     },
-    /// This process cannot hand over descriptors of its memory.
+    /// The process cannot pass descriptors of its memory.
     #[error(
         "the NIC of {interface} (`roxie nic`) reaches memory by /proc/self/mem, which this process may not open: {source}; mount /proc, \
          and let the process be dumpable (PR_SET_DUMPABLE: a process that has changed its user is not), or take --port udp"
@@ -37,23 +37,23 @@ pub enum AttachError {
     Memory {
         /// The interface.
         interface: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// It does not serve this process.
+    /// The NIC refuses this process.
     #[error("the NIC of {interface} (`roxie nic`) does not serve this process: {why}")]
     Refused {
         /// The interface.
         interface: String,
-        /// What it says.
+        /// The NIC's reason.
         why: String,
     },
-    /// The system, or a NIC of another version.
+    /// A system error, or a NIC of another version.
     #[error("asking the NIC of {interface} (`roxie nic`): {source}")]
     System {
         /// The interface.
         interface: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }

@@ -10,9 +10,9 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::descriptors::{MOST, receive_with, send_with};
 
-/// Bytes of an answer at most: some 30 times a list of 65,536 QPs.
+/// Maximum bytes of an answer: some 30 times a list of 65,536 QPs.
 const LONGEST_ANSWER: usize = 1 << 29;
-/// Bytes of a question at most: 8,192 services of 28 bytes. A list grows to twice that where it is unpacked.
+/// Maximum bytes of a question: 8,192 services of 28 bytes. A list takes up to twice that once unpacked.
 pub const LONGEST_QUESTION: usize = 1 << 18;
 /// Bytes that are read before more room is made.
 const PIECE: usize = 1 << 20;
@@ -28,7 +28,7 @@ impl Link {
         Link(socket)
     }
 
-    /// Sends a message; it waits for room.
+    /// Sends a message. Blocks until there is room.
     ///
     /// # Errors
     /// If the other end is gone.
@@ -41,18 +41,18 @@ impl Link {
         (&self.0).write_all(&bytes)
     }
 
-    /// Waits for an answer. `None`: the other end is gone.
+    /// Waits for an answer. `None` if the other end has closed.
     ///
     /// # Errors
-    /// If what came is no such message: the two ends are of different versions.
+    /// If the received bytes are no such message: the two ends are of different versions.
     pub fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
         self.receive_at_most(LONGEST_ANSWER)
     }
 
-    /// Waits for a message of `longest` bytes at most: the other end may mean harm.
+    /// Waits for a message of at most `longest` bytes, from an untrusted sender.
     ///
     /// # Errors
-    /// If what came is no such message.
+    /// If the received bytes are no such message.
     pub fn receive_at_most<T: DeserializeOwned>(
         &self,
         longest: usize,
@@ -71,7 +71,7 @@ impl Link {
         socket.read_exact(&mut head[read..])?;
         let length = u32::from_ne_bytes(head) as usize;
         bounded(length, longest)?;
-        // Who says that much will come has not sent it yet.
+        // The announced length reserves no memory before its bytes arrive.
         let mut bytes: Vec<u8> = Vec::new();
         while bytes.len() < length {
             let (at, more) = (bytes.len(), (length - bytes.len()).min(PIECE));
@@ -83,10 +83,10 @@ impl Link {
         Ok(Some((message, fds)))
     }
 
-    /// Sends a short message whole, or not at all. It does not wait.
+    /// Sends a short message whole, or not at all. Never blocks.
     ///
     /// # Errors
-    /// `WouldBlock`: there is no room now. Any other: the other end is gone.
+    /// `WouldBlock` if there is no room now. Any other if the other end has closed.
     pub fn send_at_once(&self, message: &impl Serialize) -> io::Result<()> {
         let mut bytes = vec![0; HEAD];
         bytes = postcard::to_extend(message, bytes).map_err(io::Error::other)?;
@@ -104,12 +104,12 @@ impl Link {
         self.0.set_read_timeout(timeout)
     }
 
-    /// Another handle to it.
+    /// Returns another handle to this end.
     pub fn try_clone(&self) -> io::Result<Link> {
         self.0.try_clone().map(Link)
     }
 
-    /// Ends it for both ends, whoever waits.
+    /// Ends the connection for both ends, and wakes threads that wait on it.
     pub fn shut(&self) {
         let _ = self.0.shutdown(std::net::Shutdown::Both);
     }
@@ -124,12 +124,12 @@ pub struct Pieces {
 }
 
 impl Pieces {
-    /// Nothing of a message of `longest` bytes at most.
+    /// Makes an empty buffer for a message of at most `longest` bytes.
     pub fn new(longest: usize) -> Pieces {
         Pieces { bytes: Vec::new(), fds: Vec::new(), longest }
     }
 
-    /// Reads what has come, and no byte beyond the message. `None`: the other end is gone.
+    /// Reads the available bytes, but none beyond the message. `None` if the other end has closed.
     ///
     /// # Errors
     /// `WouldBlock` if more is due; any other if what came is no such message.
@@ -163,7 +163,7 @@ impl Pieces {
     }
 }
 
-/// The length of a message, if it is allowed.
+/// Returns the length of a message, if it is allowed.
 fn bounded(length: usize, longest: usize) -> io::Result<usize> {
     if length <= longest {
         return Ok(length);

@@ -1,7 +1,8 @@
-//! What a process and its NIC in another process say to one another.
+//! Messages between a process and its NIC in another process.
 //!
-//! A process asks, and the NIC answers each question in turn. Events come on a socket of their own, unasked. Commands that carry memory
-//! name its places: queues lie in arenas, memory that both have mapped; what is registered is named by its address in the process.
+//! A process sends questions, and the NIC answers each in turn. Events arrive unsolicited, on a socket of their own. Commands that
+//! carry memory name its place: queues lie in arenas, which both processes map; registered memory is named by its address in the
+//! process.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -18,10 +19,10 @@ use crate::verbs::Mtu;
 /// The form of messages. Both ends have to have the same.
 pub const VERSION: u32 = 4;
 
-/// Services that a process may listen for: far more than a connection manager has listeners.
+/// Maximum number of services that a process may listen for, far more than a connection manager has listeners.
 const SERVICES: usize = 1 << 13;
 
-/// A list that is read piece by piece: its sender says how long it is, and has no part in how much memory there is.
+/// A list that is read element by element: memory is allocated for received elements only, whatever length the sender announces.
 fn at_most<'de, const MOST: usize, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Vec<T>, D::Error> {
@@ -56,58 +57,59 @@ fn at_most<'de, const MOST: usize, D: Deserializer<'de>, T: Deserialize<'de>>(
 pub struct Hello {
     /// [`VERSION`].
     pub version: u32,
-    /// Its name, for people.
+    /// Its name, for display.
     pub name: String,
-    /// An address of its memory, and the 8 bytes that are there.
+    /// An address of its memory, and the 8 bytes at that address.
     pub secret: (u64, u64),
 }
 
-/// It is served. Beside it come the page of its doorbells, the descriptor that they ring, and the socket of events.
+/// The NIC serves the process. The message carries the page of its doorbells, the descriptor that they ring, and the socket of events.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Welcome {
-    /// Its place, which its communication IDs begin with.
+    /// The slot of the process, with which its communication IDs begin.
     pub slot: u8,
-    /// Bells of its page.
+    /// Number of bells on its page.
     pub qps: u32,
     /// Zero of the NIC's clock, in ns of `CLOCK_MONOTONIC`.
     pub epoch: u64,
-    /// What it stands on.
+    /// The description of the link.
     pub port: PortInfo,
 }
 
-/// Where a queue lies: in which arena, and from which word on.
+/// The place of a queue: the arena, and its first word there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     pub arena: u32,
     pub at: u64,
 }
 
-/// Memory of the process.
+/// Registered memory of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Memory {
-    /// None: what is written vanishes, what is read is zeros.
+    /// Without backing: writes are discarded, reads return zeros.
     Null,
-    /// At this address of the process, so many bytes; their pages may come and go.
+    /// At this address of the process, of this length. If `on_demand`, its pages may be mapped and unmapped at any time.
     At { address: u64, length: u64, on_demand: bool },
-    /// As well, and in a file from byte `offset` on, whose descriptor comes with the message: the NIC may map that. `is_lent`: it may also be sealed.
+    /// As [`Memory::At`], and in a file, from byte `offset` on. The descriptor comes with the message: the NIC may map the file.
+    /// `is_lent`: the NIC may also seal it.
     InFile { address: u64, length: u64, offset: u64, is_lent: bool },
 }
 
-/// A page list: where, and of how many pages.
+/// A page list: its place and number of pages.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Pages {
     pub place: Place,
     pub capacity: u32,
 }
 
-/// A ring of completions: where, and for how many.
+/// A completion ring: its place and number of entries.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Completions {
     pub place: Place,
     pub capacity: u32,
 }
 
-/// A receive queue: where, for how many, of how many entries each.
+/// A receive queue: its place, number of receives, and entries of each.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Receives {
     pub place: Place,
@@ -115,11 +117,11 @@ pub struct Receives {
     pub max_sge: u32,
 }
 
-/// What a descriptor stands for that comes beside a message.
+/// Stands for a descriptor that accompanies the message.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Beside;
 
-/// Memory of a process that its NIC, another process, shares or copies from and to.
+/// Memory of a client, as its NIC names it: shared queues, and memory that the NIC copies from and to.
 #[derive(Clone, Copy, Debug)]
 pub enum Placed {}
 
@@ -132,30 +134,30 @@ impl Form for Placed {
     type Receives = Receives;
 }
 
-/// What a process asks of the NIC.
+/// A question of a process to the NIC.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Ask {
-    /// A command that carries no memory. The descriptor of the file of an XRC domain comes with it.
+    /// A command without memory. For an XRC domain, the descriptor of its file comes with the message.
     Command(Command),
-    /// A command that carries memory.
+    /// A command with memory.
     Memory(MemoryCommand<Placed>),
-    /// Memory for queues, of so many words: its descriptor comes with it. Arenas are counted from 0.
+    /// Memory for queues, of so many words. The descriptor comes with the message. Arenas are numbered from 0.
     Arena { words: u64 },
     /// The largest path MTU.
     LargestMtu,
-    /// What the port is now.
+    /// The state of the port.
     Port,
     /// All counters.
     Counters,
-    /// What there is to be seen of this process's objects: JSON.
+    /// A snapshot of this process's objects, as JSON.
     Look,
-    /// The unit of a process that has ended, to speak in its name.
+    /// The unit of a process that has ended, in order to act for that process.
     TakeUnit(u8),
-    /// Memory with what its connections would leave: its descriptor comes with it.
+    /// Memory for the state of its connections that outlives the process. The descriptor comes with the message.
     Estate,
-    /// It listens for these services, and no others.
+    /// The services that the process listens for; they replace earlier ones.
     Services(#[serde(deserialize_with = "at_most::<SERVICES, _, _>")] Vec<(u64, Option<IpAddr>)>),
-    /// A call of `rdma_cm` that concerns port numbers.
+    /// A call of `rdma_cm` about port numbers.
     PortNumber(PortRequest),
 }
 
@@ -165,26 +167,26 @@ impl From<MemoryCommand<Placed>> for Ask {
     }
 }
 
-/// What the NIC answers.
+/// The NIC's answer.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Told {
-    /// What the NIC answers to a command.
+    /// The result of a command.
     Answer(Answer),
     Mtu(Mtu),
     Port(PortInfo),
     Counters(Vec<(String, u64)>),
     Look(Vec<u8>),
-    /// True: done.
+    /// True if the NIC has done it.
     Done(bool),
     PortNumber(u16),
 }
 
-/// Why it does not do it.
+/// The reason for a refusal.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Refusal {
     pub errno: i32,
     pub why: String,
 }
 
-/// An answer to a question.
+/// The reply to a question.
 pub type Reply = Result<Told, Refusal>;

@@ -1,4 +1,4 @@
-//! Callers that poll the queues of a NIC in another process, and that may hold the very processor which it waits for.
+//! Polling of the queues of a NIC in another process. A polling thread may occupy the processor that the NIC needs.
 
 use std::cell::Cell;
 use std::thread;
@@ -9,7 +9,7 @@ use crate::shared::CompletionRing;
 use crate::time::monotonic;
 use crate::verbs::CqIndex;
 
-/// What a thread polled last.
+/// The last poll of a thread.
 #[derive(Clone, Copy)]
 struct Polling {
     queue: Option<CqIndex>,
@@ -21,8 +21,9 @@ thread_local!(static POLLING: Cell<Polling> = const {
     Cell::new(Polling { queue: None, in_a_row: 0, crowded_until: 0 })
 });
 
-/// A poll of this queue has found nothing: whoever else wants the processor may have it, for the NIC may be who does. Where somebody has
-/// just wanted it, a poller that went on would take as much of it as the NIC gets: it sleeps until something comes, for a moment.
+/// Reports that a poll of this queue found nothing, and yields the processor, which the NIC may need. If a yield has recently let
+/// another thread run, the processor is contended: a poller of the same queue then sleeps until a completion, or for a moment, so
+/// as not to take as much time as the NIC gets.
 pub(crate) fn found_nothing(queue: CqIndex, ring: impl FnOnce() -> CompletionRing) {
     let before = POLLING.get();
     let in_a_row = if before.queue == Some(queue) { before.in_a_row.saturating_add(1) } else { 0 };

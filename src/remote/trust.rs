@@ -1,17 +1,17 @@
-//! Which NIC a process trusts with its memory.
+//! The NICs that a process trusts with its memory.
 //!
-//! A NIC of root's, or of the process's own user. In a user namespace of its own (`roxie run` without root makes one, for its view of
-//! sysfs) a process sees all other users as one (`/proc/sys/kernel/overflowuid`), root among them. So the launcher, which looks before it
-//! enters the namespace, names the process that it has found to be trusted.
+//! A process trusts a NIC of root's or of its own user. In a user namespace of its own (`roxie run` without root makes one, for its
+//! view of sysfs), a process sees all other users, including root, as one (`/proc/sys/kernel/overflowuid`). The launcher checks
+//! before it enters the namespace, and names the process that it found trusted.
 
 use std::fs;
 
 use nix::unistd::geteuid;
 
-/// The variable by which a launcher names the NIC of root's that it has found: `PROCESS:START`.
+/// The variable by which a launcher names a NIC of root's that it has found: `PROCESS:START`.
 pub const TRUSTED_NIC: &str = "ROXIE_TRUSTED_NIC";
 
-/// True if a process of this user may reach into this process's memory.
+/// True if a process of this user may access this process's memory.
 pub(super) fn is_trusted(pid: u32, uid: u32) -> bool {
     let is_named = || {
         let named = std::env::var(TRUSTED_NIC).ok();
@@ -20,9 +20,9 @@ pub(super) fn is_trusted(pid: u32, uid: u32) -> bool {
     uid == 0 || uid == geteuid().as_raw() || is_named()
 }
 
-/// Returns a name that no other process has, now or later: the number, and the time at which the process started, in ticks since boot.
+/// Returns a name that no other process ever has: its number, and the time at which it started, in ticks since boot.
 pub(super) fn name_of_process(pid: u32) -> Option<String> {
-    // `pid (name) state …`, and the start is field 22 (proc_pid_stat(5)).
+    // The text is `pid (name) state …`; the start is field 22 (proc_pid_stat(5)).
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let start = stat.rsplit(')').next()?.split_whitespace().nth(22 - 3)?;
     Some(format!("{pid}:{start}"))
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn process_is_named_by_its_number_and_its_start() {
+    fn process_name_has_number_and_start_time() {
         let own = std::process::id();
         let name = name_of_process(own).expect("/proc");
         let start = name.strip_prefix(&format!("{own}:")).expect("its number");

@@ -1,7 +1,7 @@
-//! Processes that share a device: their places, units of QPNs and communication IDs, services and port numbers of `rdma_cm`.
+//! Processes that share a device: their slots, units of QPNs and communication IDs, services, and port numbers of `rdma_cm`.
 //!
-//! A group of sockets (`port::udp::group`) keeps a roster in memory that its members share, `roxie nic` one of its clients. Members of a group
-//! are all of one user; clients are judged by theirs.
+//! A group of sockets (`port::udp::group`) keeps a roster in memory that its members share; `roxie nic` keeps one of its clients.
+//! The members of a group are all of one user. Clients may be of several: requests are checked against the client's user.
 
 mod ports;
 #[cfg(test)]
@@ -20,7 +20,7 @@ use ports::port_of;
 /// The form of a roster. Members of another one are told so.
 pub(crate) const FORM: u32 = 2;
 
-/// A request that is refused, as the caller's caller sees it.
+/// A refused request, as the application sees it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub struct Denied {
@@ -31,40 +31,40 @@ pub struct Denied {
 }
 
 impl Denied {
-    /// A refusal with this error number.
+    /// Makes a refusal with this error number.
     pub fn new(errno: i32, why: String) -> Denied {
         Denied { errno, why }
     }
 }
 
-/// Everything that members share but sockets.
+/// The state that members share, apart from sockets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Roster {
     pub(crate) form: u32,
-    /// Places by number. A place that was given once stays.
+    /// Slots by number. A slot stays in the list once it was given.
     pub slots: Vec<Slot>,
-    /// Places at most.
+    /// Maximum number of slots.
     most: u8,
-    /// QPN units that belong to a slot, besides the one that has its number: more for itself, or that of a process that has ended.
+    /// The slots of units other than a slot's own, which has its number: added units, and units of ended processes.
     pub units: BTreeMap<u8, u8>,
     /// Services for which processes take connection requests.
     pub services: Vec<Service>,
     /// Port numbers of `rdma_cm` that are bound.
     pub ports: Ports,
-    /// Counts departures, so that the place that was left last is given last.
+    /// Number of departures, so that the slot that was left last is given last.
     departures: u64,
 }
 
-/// A place, and its unit.
+/// A slot, and the unit of the same number.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Slot {
-    /// The process that has it.
+    /// The process in the slot.
     pub member: Option<Identity>,
-    /// When it was left, counted in departures.
+    /// The number of the departure by which it was left.
     left: u64,
-    /// The user of the process that left.
+    /// The user of the process that left it.
     last_uid: Option<u32>,
 }
 
@@ -72,7 +72,7 @@ pub struct Slot {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Identity {
-    /// As it sees itself.
+    /// Its process number, as the process itself sees it.
     pub pid: u32,
     /// Its user.
     pub uid: u32,
@@ -92,12 +92,12 @@ pub struct Service {
 }
 
 impl Roster {
-    /// An empty roster, whose places are made as they are needed: the one that was left first comes before a new one.
+    /// Makes an empty roster without slots, for up to `most`: a slot that was left is reused before a new one is made.
     pub fn new(most: u8) -> Roster {
         Roster { form: FORM, most, ..Roster::default() }
     }
 
-    /// An empty roster of so many places: a new one comes before any that was left.
+    /// Makes an empty roster of `most` slots: each is used once before one is reused.
     pub fn of_places(most: u8) -> Roster {
         Roster { slots: vec![Slot::default(); most.into()], ..Roster::new(most) }
     }
@@ -127,7 +127,7 @@ impl Roster {
         Err(Denied::new(libc::EAGAIN, why))
     }
 
-    /// Returns the place for the next member: the one that was left first, or a new one. `None`: all are taken.
+    /// Returns the slot for the next member: the one that was left first, or a new one. `None` if all are taken.
     pub(crate) fn next_slot(&self) -> Option<u8> {
         let lent = |slot: usize| self.units.keys().any(|unit| usize::from(*unit) == slot);
         let free = self.slots.iter().enumerate().filter(|(i, slot)| slot.member.is_none() && !lent(*i));
@@ -144,7 +144,7 @@ impl Roster {
         self.slots[slot].member = Some(member);
     }
 
-    /// Takes out everything of a slot.
+    /// Removes a slot's member with its units, services and ports.
     pub fn leave(&mut self, slot: u8) {
         let last_uid = self.uid_of(slot);
         if let Some(place) = self.slots.get_mut(usize::from(slot)) {
@@ -181,7 +181,7 @@ impl Roster {
         self.members().map(|(slot, _)| slot)
     }
 
-    /// Gives one more unit to a slot, of those that are no place's. `None`: all are taken.
+    /// Adds a unit to a slot, from the units that are no slot's own. Returns `None` if all are taken.
     pub(crate) fn add_unit(&mut self, slot: u8) -> Option<u8> {
         let unit = (self.most..=u8::MAX).rev().find(|unit| !self.units.contains_key(unit))?;
         self.units.insert(unit, slot);
@@ -209,15 +209,16 @@ impl Roster {
         Ok(())
     }
 
-    /// Returns the slot whose unit that is.
+    /// Returns the slot to which a unit belongs.
     pub(crate) fn owner_of_unit(&self, unit: u8) -> Option<u8> {
         self.units.get(&unit).copied().or_else(|| self.uid_of(unit).map(|_| unit))
     }
 
-    /// Carries out a request of a slot's process about ports. Returns the port number. `lowest`: the lowest port number that it may bind.
+    /// Executes a request about ports for a slot's process. Returns the port number. `lowest`: the lowest number that the process
+    /// may bind.
     ///
     /// # Errors
-    /// As those of [`Ports::request`].
+    /// As for [`Ports::request`].
     pub fn port(&mut self, slot: u8, request: PortRequest, lowest: u16) -> Result<u16, Denied> {
         let uid = self
             .uid_of(slot)
@@ -237,11 +238,11 @@ impl Roster {
         Ok(result)
     }
 
-    /// Replaces a slot's services. Those that it may not have are left out.
+    /// Replaces a slot's services by those of `services` that it may have.
     ///
     /// # Errors
-    /// Why the first of those is refused: `EADDRINUSE` if another process takes such requests, `EACCES` if the service is that of a port which the
-    /// process has not bound there.
+    /// The reason for the first that is left out: `EADDRINUSE` if another process has the service, `EACCES` if it is that of a port
+    /// that the process has not bound at that address.
     pub fn set_services(
         &mut self,
         slot: u8,

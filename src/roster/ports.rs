@@ -17,13 +17,13 @@ const SPACES: [u16; 4] = [0x0002, 0x0106, 0x0111, 0x013f];
 pub struct BoundPort {
     /// The port and the identifier.
     pub name: PortName,
-    /// The address; unspecified: all.
+    /// The address; unspecified for all.
     pub address: IpAddr,
-    /// Shares with identifiers of this user that share, until one listens.
+    /// Shares the port with identifiers of the same user that also allow it, until one listens.
     pub reuse: bool,
-    /// Takes nothing of the other address family.
+    /// Accepts no addresses of the other family.
     pub one_family: bool,
-    /// The place of the process. The roster sets it.
+    /// The slot of the process. The roster sets it.
     #[serde(default)]
     pub slot: u8,
     /// The user of the process. The roster sets it.
@@ -38,35 +38,35 @@ pub struct PortName {
     pub space: u16,
     /// The port number.
     pub port: u16,
-    /// The identifier, by a number that its process gives it.
+    /// The number of the identifier within its process.
     pub owner: u32,
 }
 
 impl PortName {
-    /// The service ID of connection requests to it (IBTA A11.2.2).
+    /// Returns the service ID of connection requests to the port (IBTA A11.2.2).
     pub(super) fn service(self) -> u64 {
         u64::from(self.space) << 16 | u64::from(self.port)
     }
 }
 
-/// Returns the port space and number that a service ID stands for; `None`: it stands for none.
+/// Returns the port space and number of a service ID, or `None` if it names no port.
 pub(super) fn port_of(service: u64) -> Option<(u16, u16)> {
     let space = u16::try_from(service >> 16).ok()?;
     SPACES.contains(&space).then_some((space, service as u16))
 }
 
-/// A call of `rdma_cm` that concerns ports.
+/// A request of `rdma_cm` about ports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PortRequest {
     /// Bind this port (`rdma_bind_addr`).
     Bind(BoundPort),
-    /// Bind a port that no identifier has, between the first and the last, looked for from a random place on. The number in the name does not count.
+    /// Bind a port of the range that is free, searched from a random number on. The number in the name is ignored.
     BindAny(BoundPort, PortRange),
     /// Listen on a bound port (`rdma_listen`).
     Listen(PortName),
-    /// Bound to all addresses, from now on to this one.
+    /// Narrow a binding from all addresses to this one.
     Settle(PortName, IpAddr),
-    /// Give a port back.
+    /// Release a port.
     Release(PortName),
 }
 
@@ -77,7 +77,7 @@ pub struct PortRange {
     pub first: u16,
     /// The highest.
     pub last: u16,
-    /// A number that nobody can guess.
+    /// A random number, unpredictable to other processes.
     pub random: u64,
 }
 
@@ -118,12 +118,12 @@ impl BoundPort {
 pub struct Ports(Vec<BoundPort>);
 
 impl Ports {
-    /// Carries out a request of a process, whose place is `slot` and whose user is `uid`. Returns the port number. `lowest`: the lowest port
-    /// number that the process may bind.
+    /// Executes a request of the process in slot `slot`, of user `uid`. Returns the port number. `lowest`: the lowest number that
+    /// the process may bind.
     ///
     /// # Errors
-    /// As those of the kernel: `EACCES` for a port that takes privilege, `EADDRINUSE` and `EADDRNOTAVAIL` for one that is taken on this
-    /// address and on an address of all, `EINVAL` for a port that the process does not have.
+    /// As the kernel's: `EACCES` for a privileged port, `EADDRINUSE` for one taken at the same address, `EADDRNOTAVAIL` if the port
+    /// is taken and either binding is for all addresses, `EINVAL` for a port that the process has not bound.
     pub fn request(
         &mut self,
         (slot, uid): (u8, u32),
@@ -199,7 +199,7 @@ impl Ports {
         found.ok_or_else(|| Denied::new(libc::EINVAL, format!("port {} is not bound", name.port)))
     }
 
-    /// Only from all addresses to one of them, which can conflict with nothing new.
+    /// Narrows a binding from all addresses to one of them, which never conflicts.
     fn settle(&mut self, slot: u8, name: PortName, address: IpAddr) -> Result<(), Denied> {
         let before = self.find(slot, name)?;
         if !before.covers(Some(address)) {
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_port_is_of_one_user_and_one_listener() {
+    fn shared_port_has_one_user_and_one_listener() {
         let mut ports = Ports::default();
         let shared = |owner| BoundPort { reuse: true, ..bound(9000, owner, "0.0.0.0") };
         let mut request = |who, request| errno(ports.request(who, request, LOWEST));
@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(request((2, 7), PortRequest::Bind(shared(1))), Ok(9000));
         assert_eq!(request((2, 7), PortRequest::Listen(named(9000, 1))), Err(libc::EADDRNOTAVAIL));
         assert_eq!(request((2, 7), PortRequest::Listen(named(9000, 3))), Err(libc::EINVAL));
-        // A process gives back its own alone.
+        // A process releases only its own ports.
         assert_eq!(request((1, 8), PortRequest::Release(named(9000, 1))), Ok(9000));
         assert_eq!(request((2, 7), PortRequest::Listen(named(9000, 1))), Err(libc::EADDRNOTAVAIL));
         assert_eq!(request((0, 7), PortRequest::Release(named(9000, 1))), Ok(9000));

@@ -1,4 +1,4 @@
-//! Places, units and services.
+//! Slots, units and services.
 
 use super::*;
 
@@ -60,7 +60,7 @@ fn places_and_added_units_end() {
 }
 
 #[test]
-fn place_is_not_given_while_its_unit_is_lent() {
+fn slot_of_a_lent_unit_is_not_given() {
     let mut roster = Roster::new(MOST);
     assert_eq!([admit(&mut roster, 0), admit(&mut roster, 0)], [0, 1]);
     roster.leave(0);

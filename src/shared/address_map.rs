@@ -1,7 +1,7 @@
-//! What the pages of an address space may be used for, by a descriptor of its `/proc/PID/maps`.
+//! The protection of the pages of an address space, read from a descriptor of its `/proc/PID/maps`.
 //!
-//! Since Linux 6.11 the descriptor answers for one address (`PROCMAP_QUERY`, `fs/proc/task_mmu.c`). Older kernels have the text alone,
-//! which takes too long for every copy: there memory is checked when it is registered, as an adapter does it.
+//! Since Linux 6.11 the descriptor answers for a single address (`PROCMAP_QUERY`, `fs/proc/task_mmu.c`). Older kernels offer only
+//! the text, which takes too long for every copy: there, memory is checked when it is registered, as an adapter does.
 
 use std::fs::File;
 use std::io;
@@ -11,12 +11,12 @@ use std::os::unix::fs::FileExt;
 
 use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
 
-/// What a copy does to memory there.
+/// The access that a copy makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// Its bytes are read.
+    /// Reads the bytes.
     Read,
-    /// Its bytes are written.
+    /// Writes the bytes.
     Write,
 }
 
@@ -49,7 +49,7 @@ mod call {
     nix::ioctl_readwrite!(procmap_query, b'f', 17, super::Query);
 }
 
-/// The mapping that was looked up last: the next copy is often to the same one.
+/// The mapping that was looked up last; the next copy often goes to the same one.
 #[derive(Clone, Debug, Default)]
 pub struct Lookup {
     range: Range<u64>,
@@ -57,10 +57,10 @@ pub struct Lookup {
     file: MappedFile,
 }
 
-/// The file that a mapping is of, and the byte of it that the mapping begins at. All zero: the mapping has no file.
+/// The file behind a mapping, and the mapping's offset in it. All zero if the mapping has no file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct MappedFile {
-    /// Major and minor number of its device.
+    /// Device number: major and minor.
     pub(super) device: (u32, u32),
     pub(super) inode: u64,
     pub(super) offset: u64,
@@ -75,7 +75,7 @@ impl Lookup {
     }
 }
 
-/// See the module's page.
+/// The mappings of an address space; see the module's page.
 #[derive(Debug)]
 pub(super) struct AddressMap {
     maps: File,
@@ -84,7 +84,7 @@ pub(super) struct AddressMap {
 
 impl AddressMap {
     /// # Errors
-    /// If the descriptor is of another file, or not readable.
+    /// If the descriptor is not of `/proc/PID/maps`, or not readable.
     pub(super) fn new(maps: OwnedFd) -> io::Result<AddressMap> {
         if fstatfs(&maps)?.filesystem_type() != PROC_SUPER_MAGIC {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is of another file"));
@@ -92,7 +92,7 @@ impl AddressMap {
         let map = AddressMap { maps: File::from(maps), answers: true };
         match map.query(0) {
             Ok(_) => Ok(map),
-            // A kernel before 6.11, or another file: the text tells.
+            // A kernel before 6.11, or another file: the text decides.
             Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
                 let first = Text::new(&map.maps).next().ok_or(io::ErrorKind::InvalidData)??;
                 debug_assert!(!first.range.is_empty());
@@ -102,15 +102,15 @@ impl AddressMap {
         }
     }
 
-    /// True if it may be asked before every copy.
+    /// True if a query is cheap enough to precede every copy.
     pub(super) fn answers_at_once(&self) -> bool {
         self.answers
     }
 
-    /// Checks that these bytes are mapped, and may be used so. `last`: what was looked up last, if anything.
+    /// Checks that these bytes are mapped and allow the access `what`. `last`: the result of the last look-up, updated here.
     ///
     /// # Errors
-    /// With EFAULT if some are not.
+    /// EFAULT if some bytes are not mapped, or do not allow the access.
     pub(super) fn check(&self, last: &mut Lookup, address: u64, length: u64, what: Use) -> io::Result<()> {
         let fault = || io::Error::from_raw_os_error(libc::EFAULT);
         let end = address.checked_add(length).ok_or_else(fault)?;
@@ -134,8 +134,8 @@ impl AddressMap {
         Ok(())
     }
 
-    /// Returns the addresses of the mapping that holds these bytes, and its file. `None`: they are not in one mapping, or what is written there
-    /// does not reach the file (`MAP_PRIVATE`).
+    /// Returns the addresses of the mapping that holds these bytes, and its file. Returns `None` if they span several mappings, or
+    /// if writes to them do not reach the file (`MAP_PRIVATE`).
     pub(super) fn shared_file(&self, address: u64, length: u64) -> Option<(Range<u64>, MappedFile)> {
         let end = address.checked_add(length)?;
         let found = match self.answers {
@@ -148,7 +148,7 @@ impl AddressMap {
         (is_shared && end <= found.range.end).then_some((found.range, found.file))
     }
 
-    /// The mapping at an address.
+    /// Returns the mapping at an address.
     fn query(&self, address: u64) -> io::Result<Option<Lookup>> {
         let mut query = Query { size: size_of::<Query>() as u64, query_addr: address, ..Query::default() };
         // SAFETY: the kernel reads and writes `size` bytes, which the structure has, and no memory beside: both lengths of names are 0.
@@ -164,7 +164,7 @@ impl AddressMap {
     }
 }
 
-/// The lines of a map, in the order of their addresses.
+/// The lines of `/proc/PID/maps`, in the order of their addresses.
 struct Text<'a> {
     maps: &'a File,
     at: u64,
@@ -176,7 +176,7 @@ impl Text<'_> {
         Text { maps, at: 0, bytes: Vec::new() }
     }
 
-    /// The next line without its end; `None`: there is no more.
+    /// Returns the next line without its end, or `None` at the end of the file.
     fn line(&mut self) -> io::Result<Option<Vec<u8>>> {
         loop {
             if let Some(end) = self.bytes.iter().position(|byte| *byte == b'\n') {
@@ -205,7 +205,7 @@ impl Iterator for Text<'_> {
     }
 }
 
-/// The mapping of a line: `7f0000000000-7f0000001000 rw-p 00001000 00:1a 4711 …` (proc_pid_maps(5)).
+/// Parses a line: `7f0000000000-7f0000001000 rw-p 00001000 00:1a 4711 …` (proc_pid_maps(5)).
 fn mapped(line: &[u8]) -> Option<Lookup> {
     let line = String::from_utf8_lossy(line);
     let mut words = line.split(' ');
@@ -236,7 +236,7 @@ mod tests {
         File::open(name).expect("this process's own").into()
     }
 
-    /// Both ways of asking, where the kernel has both.
+    /// By query and by text, where the kernel has both.
     fn maps() -> Vec<AddressMap> {
         let asked = AddressMap::new(own("/proc/self/maps")).expect("a map");
         let read = AddressMap { answers: false, maps: File::from(own("/proc/self/maps")) };

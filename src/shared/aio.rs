@@ -1,10 +1,11 @@
-//! Adds to the counter of an eventfd that another process has, and never waits.
+//! Adds to the counter of another process's eventfd without ever blocking.
 //!
-//! `write(2)` waits while the counter is full, unless the open file is non-blocking. Whether it is, each process decides that has the eventfd,
-//! at any moment, and so is whether it is full. (`RWF_NOWAIT` is no way out: an eventfd refuses it.) The kernel itself adds by
-//! `eventfd_signal`, which takes a spin lock for a few instructions and stops at 2^64 - 1. One way to have it do so is asynchronous I/O: a
-//! request with `IOCB_FLAG_RESFD` signals when it is done. Here the request is to read 0 bytes of an empty file of this process, which is done
-//! before `io_submit` returns. So it is on all kernels since 2.6.22.
+//! `write(2)` blocks while the counter is full, unless the open file is non-blocking. Every process that has the eventfd can fill it
+//! or change that flag at any moment. (`RWF_NOWAIT` does not help: an eventfd refuses it.)
+//!
+//! The kernel itself adds by `eventfd_signal`, which takes a spin lock for a few instructions and stops at 2^64 - 1. Asynchronous
+//! I/O gives access to it: a request with `IOCB_FLAG_RESFD` signals the eventfd when it is done. The request made here reads 0
+//! bytes from an empty file of this process, and is done before `io_submit` returns, on all kernels since 2.6.22.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -13,7 +14,7 @@ use std::sync::OnceLock;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-/// Requests at most whose completions have not been taken.
+/// Maximum number of requests with untaken completions.
 const REQUESTS: usize = 128;
 /// The operation: a read.
 const PREAD: u16 = 0;
@@ -45,21 +46,21 @@ struct Done {
     words: [u64; 4],
 }
 
-/// A context of the kernel's for asynchronous I/O. There is one, for as long as the process lives.
+/// A kernel context for asynchronous I/O. A process has one, for its lifetime.
 #[derive(Debug)]
 pub(super) struct Signals {
     context: u64,
     empty: OwnedFd,
 }
 
-/// The context, or the errno of the refusal: a limit (`fs.aio-max-nr`) or a filter of system calls.
+/// The context, or the errno of its refusal: by a limit (`fs.aio-max-nr`) or by a system call filter.
 static SIGNALS: OnceLock<Result<Signals, i32>> = OnceLock::new();
 
 impl Signals {
     /// Returns the context of this process.
     ///
     /// # Errors
-    /// If the kernel gives it no context.
+    /// If the kernel refuses to make a context.
     pub(super) fn get() -> io::Result<&'static Signals> {
         let errno = |error: io::Error| error.raw_os_error().unwrap_or(libc::EIO);
         let signals = SIGNALS.get_or_init(|| Signals::new().map_err(errno));
@@ -82,7 +83,7 @@ impl Signals {
 
     /// Adds 1 to the counter of an eventfd. A counter at 2^64 - 1 stays there.
     pub(super) fn raise(&self, event: BorrowedFd<'_>) {
-        // Completions that were not taken may be in the way.
+        // The context may be full of completions that were not taken.
         if !self.submit(event) {
             self.take_completions();
             let _ = self.submit(event);
@@ -98,8 +99,8 @@ impl Signals {
             ..Request::default()
         };
         let mut list = [&raw mut request];
-        // SAFETY: one request, which lives until the call returns and names descriptors that are open; nothing is read into memory. The
-        // kernel copies what it needs of it.
+        // SAFETY: one request, which lives until the call returns and names open descriptors; nothing is read into memory. The
+        // kernel copies what it needs of the request.
         let submitted =
             unsafe { libc::syscall(libc::SYS_io_submit, self.context, list.len(), list.as_mut_ptr()) };
         submitted == 1
@@ -108,7 +109,7 @@ impl Signals {
     fn take_completions(&self) {
         let mut done = [Done::default(); REQUESTS];
         let none = ptr::null::<libc::timespec>();
-        // SAFETY: there is room for as many as are asked for; with a least number of 0 the call does not wait.
+        // SAFETY: the array has room for as many as are requested; with a minimum of 0 the call does not wait.
         let _ = unsafe {
             libc::syscall(libc::SYS_io_getevents, self.context, 0, done.len(), done.as_mut_ptr(), none)
         };

@@ -5,14 +5,14 @@
 //! word 8       consumer: completions polled so far  (the application, Release)
 //! word 9       armed: 0 no, 1 for a solicited completion, 2 for any
 //! word 10      events raised and not yet taken
-//! word 11      completions of which the last event told
-//! word 12      1: the application sleeps until a completion comes
+//! word 11      completions that the last event covered
+//! word 12      1: the application sleeps until a completion is published
 //! word 16 ..   slots: 0 wr_id | 1 status:8 opcode:8 flags:8 vendor:8 qpn:32 | 2 byte_len:32 imm:32
 //!              3 src_qp:24 sl:8 pkey_index:16 slid:16 | 4 time in ns on the device's clock | 5, 6 unused | 7 sequence
 //! ```
 //!
-//! A slot's sequence is the lap, from 1, in which it was last filled, stored with Release after the rest: several
-//! workers may produce, the application never sees half a slot, and zeroed memory reads as empty.
+//! A slot's sequence is the lap, from 1, in which it was last filled. The sequence is stored last, with Release: several workers
+//! may produce, the application never sees half a slot, and zeroed memory reads as empty.
 
 use std::sync::Arc;
 
@@ -31,33 +31,33 @@ const EVENTS: usize = LINE + 2;
 const TOLD: usize = LINE + 3;
 pub(super) const DOZING: usize = LINE + 4;
 const SLOTS: usize = 2 * LINE;
-/// How often a place is tried for while others take it.
+/// Attempts to claim slots while other workers claim some.
 const TRIES: u32 = 1 << 10;
 const TIME: usize = 4;
 const SEQUENCE: usize = 7;
 
-/// For which completions the application wants an event.
+/// The completions for which the application wants an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Armed {
     /// None.
     No = 0,
-    /// The next solicited or failed one.
+    /// The next solicited or failed completion.
     Solicited = 1,
-    /// The next one.
+    /// The next completion.
     Next = 2,
 }
 
-/// The queue had no room: the completion is lost and the CQ is in error.
+/// The queue was full: the completion is lost and the CQ is in error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overflow;
 
-/// A completion queue. Cloning it gives another handle to the same memory.
+/// A completion queue. A clone is another handle to the same memory.
 #[derive(Clone, Debug)]
 pub struct CompletionRing {
     region: Arc<Region>,
     mask: u64,
-    /// Completions of a lap, as a power of two.
+    /// Base-2 logarithm of the number of slots, the completions of a lap.
     lap_bits: u32,
     capacity: u64,
 }
@@ -76,7 +76,8 @@ impl CompletionRing {
         SLOTS + slots_for(capacity) * LINE
     }
 
-    /// A handle to the queue of `capacity` completions in this region, whoever else has one; a new one if it is zeroed.
+    /// Returns a handle to the queue of `capacity` completions in `region`; other handles may exist. A zeroed region is an empty
+    /// queue.
     ///
     /// # Errors
     /// If the region is too small.
@@ -102,7 +103,7 @@ impl CompletionRing {
         &words[at..at + LINE]
     }
 
-    /// The words before the slots. Looked up once where several are needed: a region is behind a pointer.
+    /// The words before the slots. Functions that need several look them up once, since a region is behind a pointer.
     fn control(&self) -> &[AtomicU64] {
         &self.region.words()[..SLOTS]
     }
@@ -111,15 +112,16 @@ impl CompletionRing {
         (position >> self.lap_bits).wrapping_add(1)
     }
 
-    /// The NIC's side: publishes a completion that came about at `time_ns`.
+    /// The NIC's side: publishes a completion that occurred at `time_ns`.
     ///
     /// # Errors
-    /// If it is full.
+    /// If the queue is full.
     pub fn push(&self, wc: &Wc, time_ns: u64) -> Result<(), Overflow> {
         if self.push_all(std::slice::from_ref(wc).iter(), time_ns) == 1 { Ok(()) } else { Err(Overflow) }
     }
 
-    /// The same for several, in their order: their places are taken in one step. Returns how many of them, from the first on, had room.
+    /// Publishes several completions in their order, with one step to claim all slots. Returns how many fit, counted from the
+    /// first.
     pub fn push_all<'a>(&self, wcs: impl ExactSizeIterator<Item = &'a Wc>, time_ns: u64) -> usize {
         let (first, count) = self.claim(wcs.len() as u64);
         for (at, wc) in wcs.take(count as usize).enumerate() {
@@ -128,16 +130,18 @@ impl CompletionRing {
         count as usize
     }
 
-    /// Takes up to `wanted` places, and says which is the first and how many there are.
+    /// Claims up to `wanted` slots. Returns the position of the first and their number.
     fn claim(&self, wanted: u64) -> (u64, u64) {
         let control = self.control();
         let mut position = control[PRODUCER].load(Relaxed);
-        // Of other workers one goes on with each try that fails. A client that writes these words all the time has no room.
+        // Each attempt that fails means that another worker has succeeded. A client that keeps overwriting these words gets no
+        // slots.
         for _ in 0..TRIES {
             let consumer = control[CONSUMER].load(Acquire);
             let room = self.capacity.saturating_sub(position.wrapping_sub(consumer));
             if room == 0 {
-                // Full, unless the position is an old one: others have published since, and the application has polled that.
+                // The queue is full, unless `position` is stale: other workers have published since, and the application has polled
+                // their completions.
                 let now = control[PRODUCER].load(Relaxed);
                 if now == position {
                     return (position, 0);
@@ -175,23 +179,23 @@ impl CompletionRing {
         slot[SEQUENCE].store(self.lap(position), Release);
     }
 
-    /// The NIC's side, after a push: true if the application wants an event for this completion, once.
+    /// The NIC's side, after a push: true if this completion raises an event. The request is taken, so it raises one event only.
     ///
-    /// Pairs with the fence in `arm`: either the NIC sees the request, or the poll after it sees the completion.
+    /// Pairs with the fence in `arm`: either the NIC sees the request, or the check in `arm` sees the completion.
     pub fn disarm_for(&self, wc: &Wc) -> bool {
         fence(SeqCst);
         let armed = self.word(ARMED).load(Relaxed);
         is_wanted(armed, wc.flags, wc.status) && self.raise(armed)
     }
 
-    /// The same after a push of several, for all of them: once.
+    /// As [`disarm_for`](Self::disarm_for), once for all completions of a push.
     pub fn disarm_for_any<'a>(&self, mut wcs: impl Iterator<Item = &'a Wc>) -> bool {
         fence(SeqCst);
         let armed = self.word(ARMED).load(Relaxed);
         armed != Armed::No as u64 && wcs.any(|wc| is_wanted(armed, wc.flags, wc.status)) && self.raise(armed)
     }
 
-    /// Takes the request and counts an event, unless the other side has done so. The event tells of all that is there.
+    /// Takes the request and counts an event, unless the other side has done so. The event covers all completions published so far.
     fn raise(&self, armed: u64) -> bool {
         //= IBTA 11.4.2.2: notification-is-once
         let raised = self.word(ARMED).compare_exchange(armed, Armed::No as u64, AcqRel, Relaxed).is_ok();
@@ -202,17 +206,17 @@ impl CompletionRing {
         raised
     }
 
-    /// The application's side: takes one event that was raised; false: there is none.
+    /// The application's side: takes one event. Returns false if there is none.
     pub fn take_event(&self) -> bool {
         self.word(EVENTS).fetch_update(AcqRel, Relaxed, |events| events.checked_sub(1)).is_ok()
     }
 
-    /// The application's side: takes the oldest completion. Callers take turns.
+    /// The application's side: takes the oldest completion. Caller must serialize calls.
     pub fn poll(&self) -> Option<Wc> {
         self.poll_with(|_| ()).map(|(wc, ())| wc)
     }
 
-    /// The same with the time at which it came about, in ns on the device's clock.
+    /// As [`poll`](Self::poll), with the completion's time in ns on the device's clock.
     pub fn poll_timed(&self) -> Option<(Wc, u64)> {
         self.poll_with(|slot| slot[TIME].load(Relaxed))
     }
@@ -272,7 +276,7 @@ impl CompletionRing {
         Ok(())
     }
 
-    /// The application's side: how many completions have been polled, and how many published, since it was made.
+    /// The application's side: the numbers of completions polled and published since the queue was made.
     pub fn positions(&self) -> (u64, u64) {
         (self.word(CONSUMER).load(Relaxed), self.word(PRODUCER).load(Acquire))
     }
@@ -283,32 +287,33 @@ impl CompletionRing {
         self.slot(position)[SEQUENCE].load(Acquire) == self.lap(position)
     }
 
-    /// The application's side: asks for an event. If a completion that is wanted waits already, unpolled, and no event has told of
-    /// it, the event is raised here and now, and this is true: the caller tells whoever waits for events. ConnectX does the same, by
-    /// the `last_notified_index` of its queues. What an event has told of raises no other: a program may ask again before it
-    /// polls, as perftest does.
+    /// The application's side: requests an event. Returns true if a wanted completion is already waiting that no event covers: its
+    /// event is raised at once, and the caller must wake the threads that wait for events. ConnectX does the same, by the
+    /// `last_notified_index` of its queues. A completion that an event has covered raises no other: a program may arm again before
+    /// it polls, as perftest does.
     #[must_use]
     pub fn arm(&self, armed: Armed) -> bool {
-        // A stronger request stays: arming for solicited must not weaken a request for any.
+        // The stronger request stays: arming for solicited completions must not weaken a request for any.
         let armed = self.word(ARMED).fetch_max(armed as u64, AcqRel).max(armed as u64);
         fence(SeqCst);
-        // Of the NIC, which looks for the request after it has published, and this, one takes it.
+        // The NIC checks for the request after it publishes; only one side takes it.
         //= IBTA 11.4.2.2: notification-is-not-lost
         self.has_wanted(armed) && self.raise(armed)
     }
 
-    /// True if a completion waits for which an event was asked by `armed`, and of which none told.
+    /// True if a completion is waiting that `armed` wants and no event covers.
     fn has_wanted(&self, armed: u64) -> bool {
         let (consumer, producer) = self.positions();
-        // At most as many as there are slots, whatever another process wrote.
+        // At most as many positions as there are slots, whatever another process wrote.
         let first = consumer.max(self.word(TOLD).load(Relaxed)).max(producer.saturating_sub(self.mask + 1));
-        // Also behind one that another worker is still writing: that one will tell of its own alone.
+        // Includes positions behind one that another worker still writes: that worker will raise an event for its own completion
+        // only.
         (first..producer)
             .filter_map(|position| self.head(position))
             .any(|(flags, status)| is_wanted(armed, flags, status))
     }
 
-    /// What decides about events of the completion at a position; `None`: it is not written yet.
+    /// The fields that decide whether the completion at a position raises an event. `None` if it is not written yet.
     fn head(&self, position: u64) -> Option<(WcFlags, WcStatus)> {
         let slot = self.slot(position);
         let is_there = slot[SEQUENCE].load(Acquire) == self.lap(position);
@@ -316,12 +321,12 @@ impl CompletionRing {
         is_there.then(|| (WcFlags::from_bits_truncate((head >> 16) as u8), WcStatus::from_code(head as u8)))
     }
 
-    /// All of its memory, as whoever shares it may write it.
+    /// The words of the queue. The other side may write them at any time.
     pub fn words(&self) -> &[AtomicU64] {
         self.region.words()
     }
 
-    /// True if another process may have it too.
+    /// True if another process may have mapped the queue too.
     pub fn is_mapped(&self) -> bool {
         self.region.is_mapped()
     }

@@ -1,4 +1,4 @@
-//! Apart from the queue, which is also compiled in `tests/handoff`.
+//! Tests of completion queues, in a file of their own because `tests/handoff` also compiles the queue.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -21,7 +21,7 @@ fn wc(wr_id: u64) -> Wc {
 }
 
 #[test]
-fn completions_come_out_in_order_and_whole_over_many_laps() {
+fn completions_are_polled_in_order_over_many_laps() {
     let cq = CompletionRing::new(3).unwrap();
     for id in 0..100 {
         assert_eq!(cq.push(&wc(id), id + 7), Ok(()));
@@ -31,7 +31,7 @@ fn completions_come_out_in_order_and_whole_over_many_laps() {
 }
 
 #[test]
-fn a_full_queue_reports_overflow_and_keeps_what_it_has() {
+fn full_queue_reports_overflow_and_keeps_its_completions() {
     let cq = CompletionRing::new(3).unwrap();
     for id in 0..3 {
         cq.push(&wc(id), 0).unwrap();
@@ -42,7 +42,7 @@ fn a_full_queue_reports_overflow_and_keeps_what_it_has() {
 
 //= test: IBTA 11.4.2.2: solicited-event-is-raised, notification-is-once
 #[test]
-fn an_event_is_asked_for_once_and_solicited_ones_are_told_apart() {
+fn request_raises_one_event_and_respects_solicited() {
     let cq = CompletionRing::new(8).unwrap();
     let event = |wc: Wc| {
         cq.push(&wc, 0).unwrap();
@@ -62,7 +62,7 @@ fn an_event_is_asked_for_once_and_solicited_ones_are_told_apart() {
 
 //= test: IBTA 11.4.2.2: notification-is-not-lost
 #[test]
-fn arming_over_a_completion_that_waits_raises_its_event_at_once() {
+fn arming_over_a_waiting_completion_raises_an_event() {
     let cq = CompletionRing::new(8).unwrap();
     cq.push(&wc(0), 0).unwrap();
     assert!(!cq.arm(Armed::Solicited), "it is not solicited");
@@ -79,7 +79,7 @@ fn arming_over_a_completion_that_waits_raises_its_event_at_once() {
 }
 
 #[test]
-fn what_an_event_told_of_raises_no_other() {
+fn completion_covered_by_an_event_raises_no_other() {
     let cq = CompletionRing::new(8).unwrap();
     assert!(!cq.arm(Armed::Next));
     cq.push(&wc(0), 0).unwrap();
@@ -94,9 +94,9 @@ fn what_an_event_told_of_raises_no_other() {
     assert!(other.arm(Armed::Next), "of this one nobody was told");
 }
 
-/// Which completions an event has told of is known in another ring, also when some were polled before.
+/// A moved ring knows which completions were covered by an event, also if some were polled before.
 #[test]
-fn a_ring_of_another_size_knows_what_events_have_told_of() {
+fn moved_ring_knows_completions_covered_by_events() {
     for polled in 0..3 {
         let cq = CompletionRing::new(8).unwrap();
         for id in 0..polled {
@@ -122,9 +122,9 @@ fn a_ring_of_another_size_knows_what_events_have_told_of() {
     }
 }
 
-/// Events that were raised and not taken are there to be taken in the other ring, once each.
+/// Events that were raised and not taken can be taken from the other ring, once each.
 #[test]
-fn events_that_wait_move_to_a_ring_of_another_size() {
+fn raised_events_move_to_the_other_ring() {
     let (cq, larger) = (CompletionRing::new(8).unwrap(), CompletionRing::new(16).unwrap());
     for id in 0..2 {
         assert!(!cq.arm(Armed::Next));
@@ -136,7 +136,7 @@ fn events_that_wait_move_to_a_ring_of_another_size() {
 }
 
 #[test]
-fn a_queue_says_whether_something_waits_over_many_laps() {
+fn has_completions_is_right_over_many_laps() {
     let cq = CompletionRing::new(2).unwrap();
     for id in 0..10 {
         assert!(!cq.has_completions(), "before {id}");
@@ -146,16 +146,16 @@ fn a_queue_says_whether_something_waits_over_many_laps() {
     }
 }
 
-/// What another process may do to a ring that is moved.
+/// Another process can do this to a ring that is moved.
 #[test]
-fn a_ring_that_is_scribbled_over_or_moved_onto_itself_is_moved_once() {
+fn move_of_an_overwritten_ring_ends() {
     let region = Region::new(CompletionRing::size(8)).unwrap();
     let cq = CompletionRing::on(&region, 8).unwrap();
     (0..3).for_each(|id| cq.push(&wc(id), 0).unwrap());
     cq.move_to(&CompletionRing::on(&region, 8).unwrap()).unwrap();
     let (_, published) = cq.positions();
     assert_eq!(published, 6, "each was moved behind the others");
-    // Three wait by these numbers, and nothing is in the slots: no completion was ever polled before.
+    // By these numbers three completions wait, but the slots are empty.
     cq.words().iter().for_each(|word| word.store(0, Relaxed));
     cq.words()[0].store(3, Relaxed);
     cq.move_to(&CompletionRing::new(8).unwrap()).unwrap();

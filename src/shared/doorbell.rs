@@ -11,7 +11,7 @@ use super::sync::{
 };
 use crate::verbs::QpIndex;
 
-/// Names the doorbell page of a process that a NIC in another process serves.
+/// Identifies the doorbell page of a client of a NIC in another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuestId(pub(super) u64);
 
@@ -21,7 +21,7 @@ const SUMMARY: usize = LINE;
 /// The doorbell page of one worker.
 ///
 /// ```text
-/// word 0      how many sleep until somebody rings: if any, the next ring writes the eventfd
+/// word 0      number of sleepers: if not 0, a ring also writes the eventfd
 /// word 8 ..   summary: bit i set = word i of the bells may have bits
 /// then        one bit for each QP
 /// ```
@@ -34,7 +34,7 @@ pub struct Doorbells {
 }
 
 impl Doorbells {
-    /// Doorbells for `qps` QPs.
+    /// Makes doorbells for `qps` QPs.
     ///
     /// # Errors
     /// If there is no memory or descriptor for them.
@@ -42,7 +42,7 @@ impl Doorbells {
         Ok(Doorbells::on(Region::new(Doorbells::size(qps))?, Arc::new(new_wake()?), qps))
     }
 
-    /// The same with a descriptor that others have as well: for workers that never sleep, of which there are many.
+    /// As [`new`](Self::new), with a wake descriptor that other pages use too: for many workers that never sleep.
     ///
     /// # Errors
     /// If there is no memory for them.
@@ -50,15 +50,16 @@ impl Doorbells {
         Ok(Doorbells::on(Region::new(Doorbells::size(qps))?, wake, qps))
     }
 
-    /// A descriptor for [`with_wake`](Self::with_wake).
+    /// Makes a descriptor for [`with_wake`](Self::with_wake).
     ///
     /// # Errors
-    /// If the system has none.
+    /// If the system has no descriptor left.
     pub fn common_wake() -> std::io::Result<Arc<EventFd>> {
         new_wake().map(Arc::new)
     }
 
-    /// The same with the descriptor by which another process maps the page; it also needs that of [`wake_fd`](Self::wake_fd).
+    /// As [`new`](Self::new), in shared memory. Also returns the descriptor by which another process maps the page; that process
+    /// needs [`wake_fd`](Self::wake_fd) as well.
     ///
     /// # Errors
     /// If there is no memory or descriptor for them.
@@ -67,8 +68,9 @@ impl Doorbells {
         Ok((Doorbells::on(region, Arc::new(new_wake()?), qps), fd))
     }
 
-    /// The same for another process that is not trusted. What it gets: the page, and a duplicate of the eventfd. Its bells are not to be
-    /// heard before the page's memory is [held](HeldPages::hold), once it has mapped it.
+    /// As [`shared`](Self::shared), for an untrusted process. Also returns the descriptors to pass: the page, and a duplicate of
+    /// the eventfd. Once the other process has mapped the page, the caller must [hold](HeldPages::hold) its memory, and only then
+    /// take bells from it.
     ///
     /// # Errors
     /// If there is no memory or descriptor for them.
@@ -79,15 +81,15 @@ impl Doorbells {
         Ok((Doorbells::on(region, Arc::new(wake), qps), [page, rung], held))
     }
 
-    /// Maps the page that another process made by [`shared`](Self::shared) for as many QPs; `wake` is what its
-    /// [`wake_fd`](Self::wake_fd) names.
+    /// Maps a page for `qps` QPs that another process made by [`shared`](Self::shared). `wake` is a duplicate of that page's
+    /// [`wake_fd`](Self::wake_fd).
     ///
     /// # Errors
-    /// If the descriptor of the page is of something else, or has fewer bells.
+    /// If the descriptor is no such page, or the page has fewer bells.
     pub fn map(page: BorrowedFd<'_>, wake: OwnedFd, qps: u32) -> std::io::Result<Doorbells> {
         let region = Region::map(page, Doorbells::size(qps))?;
-        // SAFETY: a wrapper for reads and writes of 8 bytes each; that the descriptor is of a file on which that means
-        // something is the other side's word, and no memory depends on it.
+        // SAFETY: a wrapper for reads and writes of 8 bytes each. The other side answers for what the descriptor is; no memory
+        // depends on it.
         let wake = unsafe { EventFd::from_owned_fd(wake) };
         Ok(Doorbells::on(region, Arc::new(wake), qps))
     }
@@ -97,13 +99,13 @@ impl Doorbells {
         Doorbells { region, wake, summaries, bells }
     }
 
-    /// Words of summary, and of bells.
+    /// Words of the summary, and words of bells.
     fn counts(qps: u32) -> (usize, usize) {
         let bells = (qps as usize).div_ceil(64).max(1);
         (bells.div_ceil(64).next_multiple_of(LINE), bells)
     }
 
-    /// Words of the page.
+    /// Words of the page, in total.
     fn size(qps: u32) -> usize {
         let (summaries, bells) = Doorbells::counts(qps);
         SUMMARY + summaries + bells
@@ -117,14 +119,14 @@ impl Doorbells {
         &self.region.words()[SUMMARY + word]
     }
 
-    /// The application's side: the QP has new work. Wakes the worker if it sleeps.
+    /// The application's side: tells the NIC of new work on a QP, and wakes the worker if it sleeps.
     pub fn ring(&self, qp: QpIndex) {
         if self.ring_silently(qp) {
             self.wake_if_sleeping();
         }
     }
 
-    /// The same for who turns the worker next, and wakes nobody. False: the bell had rung already.
+    /// Rings without a wake-up, for a caller that runs the worker next. Returns false if the bell was rung already.
     pub fn ring_silently(&self, qp: QpIndex) -> bool {
         let index = qp.place() as usize;
         let word = index / 64;
@@ -133,26 +135,26 @@ impl Doorbells {
         }
         let bit = 1 << (index % 64);
         if self.bell(word).fetch_or(bit, AcqRel) & bit != 0 {
-            // Whoever rang before sets the summary and wakes, and the worker that takes this bell sees what we
-            // published before ringing.
+            // The earlier caller sets the summary and wakes the worker. The worker that takes the bell then sees what was published
+            // before this call, too.
             return false;
         }
         self.summary(word / 64).fetch_or(1 << (word % 64), Release);
         true
     }
 
-    /// Wakes the worker if it sleeps; after a command was sent, for example.
+    /// Wakes the worker if it sleeps, for example after a command.
     pub fn wake_if_sleeping(&self) {
-        // Pairs with the fence in `sleep_begins`: either the worker's last look sees the bell, or this sees
-        // that it sleeps.
+        // Pairs with the fence in `sleep_begins`: either the worker's last check sees the bell, or this load sees that the worker
+        // sleeps.
         fence(SeqCst);
         if self.region.words()[SLEEPING].load(Relaxed) != 0 {
-            // The counter can only be full if a wake-up is pending anyway.
+            // A write fails only if the counter is full, and then a wake-up is pending.
             let _ = self.wake.write(1);
         }
     }
 
-    /// The worker's side: takes all bells, calling `each` for every QP that rang, whose place it is told.
+    /// The worker's side: takes all bells, and calls `each` with the index of every QP that rang.
     pub fn take(&self, mut each: impl FnMut(QpIndex)) {
         self.take_some(0, usize::MAX, |qp| {
             each(qp);
@@ -160,15 +162,16 @@ impl Doorbells {
         });
     }
 
-    /// The worker's side: takes bells until what they cost, as `each` says, comes to `budget`; the others ring on. It begins at place
-    /// `first`, and returns the one to begin at next time, so that no bell waits for ever.
+    /// The worker's side: takes bells until their cost, the sum of what `each` returns, reaches `budget`. The other bells stay
+    /// rung. Begins at index `first` and returns where to begin next time, so that every bell gets its turn.
     pub(super) fn take_some(&self, first: u32, budget: usize, mut each: impl FnMut(QpIndex) -> usize) -> u32 {
         let start = first as usize / 64;
-        // Places before `first` in its word of the bells, and words before that in its word of the summary.
+        // Bits below `first` in its word of the bells, and bits below that word's in the summary.
         let (low, before) = ((1u64 << (first % 64)) - 1, (1u64 << (start % 64)) - 1);
         let last = before | u64::from(low != 0) << (start % 64);
         let mut left = budget;
-        // The word of the summary that it begins in comes twice: at first without what lies before `first`, at last with that alone.
+        // The summary word that holds `first` is visited twice: at first without the indices below `first`, at last for these
+        // alone.
         for step in 0..self.summaries + usize::from(last != 0) {
             let s = (start / 64 + step) % self.summaries;
             let now = if step == 0 { !before } else { u64::MAX };
@@ -198,34 +201,33 @@ impl Doorbells {
         first
     }
 
-    /// The worker's side: true if some bell rang.
+    /// The worker's side: true if any bell rang.
     pub fn any(&self) -> bool {
         (0..self.summaries).any(|s| self.summary(s).load(Acquire) != 0)
     }
 
-    /// The worker's side: from now on a ring writes the eventfd. Look once more before sleeping.
+    /// The worker's side: from now on a ring writes the eventfd. Caller must check the bells once more before it sleeps.
     pub fn sleep_begins(&self) {
         self.region.words()[SLEEPING].fetch_add(1, Relaxed);
         fence(SeqCst);
     }
 
-    /// The worker's side: one who slept is awake again, once for each [`sleep_begins`](Self::sleep_begins). `rang`: its
-    /// descriptor was readable, which is over now.
+    /// The worker's side: ends one [`sleep_begins`](Self::sleep_begins). `rang`: the descriptor was readable, and is cleared.
     pub fn sleep_ends(&self, rang: bool) {
         self.region.words()[SLEEPING].fetch_sub(1, Relaxed);
         if rang {
-            // One who may not be trusted may have made it a descriptor that blocks.
+            // An untrusted client may have made the eventfd a blocking one.
             clear(&self.wake);
         }
     }
 
-    /// Becomes readable when a sleeping worker is to wake.
+    /// The descriptor that becomes readable to wake a sleeping worker.
     pub fn wake_fd(&self) -> &EventFd {
         &self.wake
     }
 }
 
-/// Takes these bits of a word.
+/// Clears the bits `these` of a word and returns those that were set.
 fn take_bits(word: &AtomicU64, these: u64) -> u64 {
     match word.load(Relaxed) & these {
         0 => 0,

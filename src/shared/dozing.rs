@@ -1,12 +1,12 @@
-//! A poller that sleeps for a moment, while the NIC, which is another process, may need its processor.
+//! Sleeping pollers: the application waits a moment for a completion, while a NIC in another process may need its processor.
 //!
-//! | who | does | then |
+//! | side | writes | then |
 //! | --- | --- | --- |
-//! | the poller | says that it dozes, fence | looks for a completion, and sleeps if there is none |
-//! | the NIC | writes the completion, fence | looks whether somebody dozes, and wakes it |
+//! | poller | sets [`DOZING`], fence | checks for a completion, and sleeps if there is none |
+//! | NIC | publishes the completion, fence | checks [`DOZING`], and wakes the pollers if it is set |
 //!
-//! One of the two sees the other. Of several who doze at one queue one may take back what another has said: that one wakes when its
-//! time is up.
+//! At least one side sees the other's write. With several pollers on one queue, a poller that returns may clear the word while
+//! another still sleeps: the sleeper then waits for its whole limit.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use super::sync::{
 };
 
 impl CompletionRing {
-    /// The application's side: sleeps until a completion is published, or for so long at most.
+    /// The application's side: sleeps until a completion is published, or for `limit` at most.
     pub fn doze(&self, limit: Duration) {
         let dozing = self.word(DOZING);
         dozing.store(1, Relaxed);
@@ -29,11 +29,11 @@ impl CompletionRing {
         dozing.store(0, Relaxed);
     }
 
-    /// The NIC's side, after a push to a queue that another process polls: wakes it.
+    /// The NIC's side: wakes the sleepers, after a push to a queue that another process polls.
     pub fn rouse(&self) {
         fence(SeqCst);
         let dozing = self.word(DOZING);
-        // One who writes nonsense here costs the NIC a system call for each batch, and nobody else anything.
+        // A client that writes nonsense here costs the NIC one system call a batch, and harms no other client.
         if dozing.load(Relaxed) != 0 && dozing.swap(0, Relaxed) != 0 {
             futex::wake(dozing);
         }
@@ -49,7 +49,7 @@ mod tests {
     use crate::verbs::Wc;
 
     #[test]
-    fn one_who_dozes_is_woken_by_a_completion_and_by_none_that_waits_already() {
+    fn sleeping_poller_is_woken_by_a_completion() {
         let ring = CompletionRing::new(4).expect("memory");
         let long = Duration::from_secs(60);
         let begun = Instant::now();
@@ -62,7 +62,7 @@ mod tests {
             ring.rouse();
             dozes.join().expect("it wakes");
         });
-        // It waits: nobody sleeps on it.
+        // A completion waits: the poller does not sleep.
         ring.doze(long);
         assert!(begun.elapsed() < long / 2);
         assert_eq!(ring.word(DOZING).load(Relaxed), 0);

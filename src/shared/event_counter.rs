@@ -12,33 +12,33 @@ use super::sync::{
     Signals,
 };
 
-/// Somebody catches what is raised.
+/// Set while a thread catches the events that its own pass raises.
 const CATCHING: u32 = 1 << 31;
 
-/// Counts events in a descriptor that is readable while there are any. Cloning it gives another handle to the same one.
+/// Counts events in a descriptor that is readable while the count is not 0. A clone is another handle to the same counter.
 ///
-/// A thread that turns the NIC because it waits for an event catches what its own pass raises: the descriptor would only have to be
-/// written and read again.
+/// A thread that runs the NIC in order to wait for an event catches the events that its own pass raises. Catching spares a write
+/// and a read of the descriptor.
 #[derive(Clone, Debug)]
 pub struct EventCounter {
     fd: Arc<EventFd>,
-    /// [`CATCHING`], and how many were caught.
+    /// The flag [`CATCHING`], and the number of events caught.
     caught: Arc<AtomicU32>,
-    /// Another process made it: its counter may be full, and a write would wait for that process.
+    /// Set if another process made the eventfd: its counter may be full, and a write would block until that process reads.
     foreign: Option<&'static Signals>,
 }
 
 impl EventCounter {
-    /// Counts in `fd`, of which whoever waits takes them.
+    /// Counts in `fd`, from which the waiting threads read.
     pub fn new(fd: Arc<EventFd>) -> EventCounter {
         EventCounter { fd, caught: Arc::new(AtomicU32::new(0)), foreign: None }
     }
 
-    /// Counts in an eventfd that another process made, which may have duplicates of it.
+    /// Counts in an eventfd that another process made, and of which it may keep duplicates.
     ///
     /// # Errors
-    /// If the descriptor is something else: to write there might mean anything, and wait for anything. If the kernel gives no way to
-    /// add without waiting.
+    /// If the descriptor is no eventfd: a write to another file might have any effect, and block. If the kernel offers no way to
+    /// add to the counter without blocking.
     pub fn of(fd: OwnedFd) -> io::Result<EventCounter> {
         let target = readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()).as_str())?;
         if target != "anon_inode:[eventfd]" {
@@ -51,31 +51,32 @@ impl EventCounter {
         Ok(EventCounter { foreign, ..EventCounter::new(fd) })
     }
 
-    /// Makes what counting in descriptors of other processes takes. A NIC that serves does so at its start, and holds no more later.
+    /// Allocates the resources for counting in other processes' descriptors. `roxie nic` does so at its start; later events
+    /// allocate nothing.
     ///
     /// # Errors
-    /// If the kernel refuses it, as [`of`](Self::of) will say again.
+    /// If the kernel refuses, as [`of`](Self::of) will report again.
     pub fn prepare() -> io::Result<()> {
         Signals::get().map(drop)
     }
 
-    /// An event more. Never waits.
+    /// Counts one event. Never blocks.
     pub fn raise(&self) {
         let caught = |state: u32| (state & CATCHING != 0).then(|| state + 1);
         if self.caught.fetch_update(AcqRel, Relaxed, caught).is_err() {
             match self.foreign {
                 Some(signals) => signals.raise(self.fd.as_fd()),
-                // Fails only if the counter is full, and then there are events enough to read.
+                // A write fails only if the counter is full, and then enough events wait.
                 None => drop(self.fd.write(1)),
             }
         }
     }
 
-    /// What is raised while `pass` runs is caught. True if there was an event: the caller has taken it. More than one are
-    /// left in the descriptor.
+    /// Catches what is raised while `pass` runs. Returns true if there was an event, which the caller has thereby taken; any
+    /// further events are counted in the descriptor.
     pub fn catch<T>(&self, pass: impl FnOnce() -> T) -> (bool, T) {
         if self.caught.compare_exchange(0, CATCHING, AcqRel, Relaxed).is_err() {
-            // Another thread does.
+            // Another thread catches at the moment.
             return (false, pass());
         }
         let result = pass();
@@ -86,24 +87,24 @@ impl EventCounter {
         (caught > 0, result)
     }
 
-    /// In the pass of [`EventCounter::catch`]: true if there is an event already.
+    /// For use within the pass of [`EventCounter::catch`]: true if an event was caught.
     pub fn has_caught(&self) -> bool {
         self.caught.load(Relaxed) & !CATCHING > 0
     }
 
-    /// Returns the kernel's number of this eventfd, which all its duplicates have. `None`: the kernel is older than 5.2.
+    /// Returns the kernel's number of this eventfd, which all duplicates share. `None` before Linux 5.2.
     pub fn id(&self) -> Option<u64> {
         let info =
             std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.fd.as_fd().as_raw_fd())).ok()?;
         info.lines().find_map(|line| line.strip_prefix("eventfd-id:"))?.trim().parse().ok()
     }
 
-    /// True if nobody else has it.
+    /// True if this is the only handle.
     pub fn is_last(&self) -> bool {
         Arc::strong_count(&self.fd) == 1
     }
 
-    /// Takes one count, or all, as the descriptor is made. False: there is none.
+    /// Takes one event or all, depending on the eventfd's flags. Returns false if there is none.
     pub fn take(&self) -> bool {
         self.fd.read().is_ok()
     }

@@ -3,14 +3,13 @@
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// The half of a word that the kernel compares: that of the low bits.
+/// The half of a word that the kernel compares: the low 32 bits.
 fn low(word: &AtomicU64) -> *mut u32 {
     let half = usize::from(cfg!(target_endian = "big"));
     word.as_ptr().cast::<u32>().wrapping_add(half)
 }
 
-/// Sleeps until somebody [wakes](wake) those who wait here, or for so long at most; not at all if the low half of the word is not
-/// `expected`.
+/// Sleeps until a [`wake`] on this word, or for `limit` at most. Returns at once if the low half of the word is not `expected`.
 pub(super) fn wait(word: &AtomicU64, expected: u32, limit: Duration) {
     let limit = libc::timespec {
         tv_sec: limit.as_secs().try_into().unwrap_or(libc::time_t::MAX),
@@ -20,8 +19,8 @@ pub(super) fn wait(word: &AtomicU64, expected: u32, limit: Duration) {
     unsafe { libc::syscall(libc::SYS_futex, low(word), libc::FUTEX_WAIT, expected, &raw const limit) };
 }
 
-/// Wakes all who wait here.
+/// Wakes all threads that wait on this word.
 pub(super) fn wake(word: &AtomicU64) {
-    // SAFETY: the address alone is of interest to the call: it reads and writes nothing there.
+    // SAFETY: the call uses the address alone: it reads and writes nothing there.
     unsafe { libc::syscall(libc::SYS_futex, low(word), libc::FUTEX_WAKE, i32::MAX) };
 }

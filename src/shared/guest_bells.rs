@@ -1,8 +1,8 @@
-//! The doorbell pages of processes that a NIC in another process serves: one of each.
+//! The doorbell pages of the clients of a NIC: one for each client.
 //!
-//! Whoever has a page can take bells back that others rang, so none is for two. A bell names a QP by its place
-//! in the NIC's table, and is heard if that QP was made to be rung by this page ([`SendRing::rung_by`](super::SendRing::rung_by)). In each
-//! pass a page has a budget, so that a client that rings for all it has takes no more of the worker's time than another.
+//! A client with a page can also clear bells in it, so no two clients share one. A bell names a QP by its index in the NIC's table.
+//! The NIC honours it only if that QP was made to be rung by this page ([`SendRing::rung_by`](super::SendRing::rung_by)). Each page
+//! has a budget in each pass, so that a client that rings for all its QPs takes no more of the worker's time than any other.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -12,23 +12,23 @@ use super::Doorbells;
 pub use super::doorbell::GuestId;
 use crate::verbs::QpIndex;
 
-/// A page.
+/// The doorbell page of a client.
 #[derive(Clone, Debug)]
 struct Page {
     id: GuestId,
     bells: Doorbells,
-    /// The place to begin at.
+    /// The index to begin at in the next pass.
     next: Arc<AtomicU32>,
 }
 
-/// The pages at a time.
+/// The current set of pages.
 #[derive(Debug, Default)]
 struct Pages {
     all: Vec<Page>,
     next: u64,
 }
 
-/// See the module's page. Cloning it gives another handle to the same one.
+/// The doorbell pages of all clients; see the module's page. A clone is another handle to the same set.
 #[derive(Clone, Debug, Default)]
 pub struct GuestBells {
     is_used: Arc<AtomicBool>,
@@ -36,7 +36,7 @@ pub struct GuestBells {
 }
 
 impl GuestBells {
-    /// Hears a page more from now on.
+    /// Adds a page.
     pub fn add(&self, bells: Doorbells) -> GuestId {
         let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
         let id = GuestId(pages.next);
@@ -46,7 +46,7 @@ impl GuestBells {
         id
     }
 
-    /// Hears it no more.
+    /// Removes a page.
     pub fn remove(&self, id: GuestId) {
         let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
         let all: Vec<_> = pages.all.iter().filter(|page| page.id != id).cloned().collect();
@@ -54,20 +54,20 @@ impl GuestBells {
         *pages = Arc::new(Pages { all, next: pages.next });
     }
 
-    /// Pages that are heard.
+    /// Number of pages.
     #[cfg(test)]
     pub(crate) fn pages_heard(&self) -> usize {
         self.pages().map_or(0, |pages| pages.all.len())
     }
 
     fn pages(&self) -> Option<Arc<Pages>> {
-        // A page is added between two passes, and rung after that.
+        // A page is added between two passes, and rung only after that.
         let is_used = self.is_used.load(Relaxed);
         is_used.then(|| Arc::clone(&self.pages.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// The worker's side: takes bells of each page, until what they cost comes to `budget`. `each` is told the page and the QP's place, and
-    /// returns the cost, and true if the bell is to ring again. Returns true if some bell rings.
+    /// The worker's side: takes bells of each page until their cost reaches `budget`. `each` gets the page and the QP's index, and
+    /// returns the cost, and true if the bell is to ring again. Returns true if any bell is still rung.
     pub fn take(&self, budget: usize, mut each: impl FnMut(GuestId, QpIndex) -> (usize, bool)) -> bool {
         let Some(pages) = self.pages() else { return false };
         pages.all.iter().fold(false, |more, page| {
@@ -84,19 +84,20 @@ impl GuestBells {
         })
     }
 
-    /// The worker's side: rings a page's bell.
+    /// The worker's side: rings a bell of a page.
     pub fn ring(&self, id: GuestId, index: QpIndex) {
         let pages = self.pages();
         let page = pages.iter().flat_map(|pages| &pages.all).find(|page| page.id == id);
         page.map(|page| page.bells.ring_silently(index));
     }
 
-    /// The worker's side: true if some bell rang.
+    /// The worker's side: true if any bell is rung.
     pub fn any(&self) -> bool {
         self.pages().is_some_and(|pages| pages.all.iter().any(|page| page.bells.any()))
     }
 
-    /// The worker's side: from now on a ring writes one of the eventfds of what is returned. Look once more before sleeping on them.
+    /// The worker's side: from now on a ring writes one of the eventfds of the result. Caller must check the bells once more before
+    /// it sleeps.
     pub fn sleep_begins(&self) -> GuestSleep {
         let pages = self.pages();
         let sleep = GuestSleep(pages);
@@ -105,7 +106,7 @@ impl GuestBells {
     }
 }
 
-/// By whom a worker that sleeps is rung: by those who were there when it fell asleep.
+/// The pages by which a sleeping worker is woken: those that existed when it fell asleep.
 #[derive(Debug)]
 #[must_use = "a sleep has to end"]
 pub struct GuestSleep(Option<Arc<Pages>>);
@@ -115,12 +116,12 @@ impl GuestSleep {
         self.0.iter().flat_map(|pages| &pages.all).map(|page| &page.bells)
     }
 
-    /// Readable when the worker is to wake: one of each page.
+    /// The eventfds that wake the worker, one for each page.
     pub fn wake_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.bells().map(|bells| bells.wake_fd().as_fd())
     }
 
-    /// The worker is awake again. `rang` tells which of the descriptors was readable, by their order.
+    /// Ends the sleep. `rang` tells by index which of the descriptors was readable.
     pub fn ends(&self, rang: impl Fn(usize) -> bool) {
         self.bells().enumerate().for_each(|(at, bells)| bells.sleep_ends(rang(at)));
     }
@@ -136,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bells_of_all_pages_are_heard_and_wake_but_of_those_that_were_removed() {
+    fn removed_page_neither_rings_nor_wakes() {
         let guests = GuestBells::default();
         let pages = [0, 1].map(|_| Doorbells::new(64).expect("a page"));
         let heard = || {
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn no_bell_waits_behind_louder_ones() {
+    fn every_bell_is_heard_within_the_budget() {
         let guests = GuestBells::default();
         let page = Doorbells::new(300).expect("a page");
         guests.add(page.clone());
@@ -200,10 +201,10 @@ mod tests {
         let (bells, [_page, rung], _held) = Doorbells::for_guest(64).expect("a page");
         let guests = GuestBells::default();
         guests.add(bells);
-        // Flags are those of all duplicates.
+        // The flags belong to the open file, so to all duplicates.
         fcntl(&rung, FcntlArg::F_SETFL(OFlag::empty())).expect("its own");
         for _ in 0..3 {
-            // Nothing is to be read: its owner has read it.
+            // Nothing is left to read: the client has read it.
             guests.sleep_begins().ends(|_| true);
         }
     }

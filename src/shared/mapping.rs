@@ -1,22 +1,23 @@
-//! Memory that two processes map: a descriptor goes from one to the other, and each has the pages at an address of its own.
+//! Memory that two processes map: one passes a descriptor to the other, and each has the pages at an address of its own.
 //!
-//! The file behind it (`memfd_create`) is sealed against shrinking when it is made, and a descriptor that comes from elsewhere is
-//! mapped only if it is: pages that another process could take away would end this one by a signal at the next touch.
+//! The file behind it (`memfd_create`) is sealed against shrinking when it is made. A descriptor from another process is mapped
+//! only if it has that seal: if the other process could take pages away, the next access would end this process by a signal.
 //!
-//! # Memory of a process that means harm
+//! # Memory of an untrusted process
 //!
-//! A page may be missing in a file that does not shrink: it was never touched, or a hole was punched (`fallocate`). A touch then asks the
-//! system for a page, and where it has none (huge pages are counted, so is memory where it is not overcommitted), the touch is a signal
-//! (`SIGBUS`). So a NIC [adopts](Mapping::adopt) what it gets from a client:
+//! A file that cannot shrink may still lack pages: because they were never touched, or because of a punched hole (`fallocate`). An
+//! access then allocates a page. If the system has none left (huge pages are limited, as is memory without overcommit), the access
+//! raises `SIGBUS`. Hence a NIC [adopts](Mapping::adopt) a client's file as follows:
 //!
-//! 1. The file is of `tmpfs`, not of huge pages, has the length that the client says, and is sealed against shrinking.
-//! 2. It is mapped, and then sealed against all changes but by mappings that are there (`F_SEAL_FUTURE_WRITE`, Linux 5.1). With that seal
-//!    the kernel refuses to punch holes (`shmem_fallocate`), also by `MADV_REMOVE`.
-//! 3. Its pages are there already (`st_blocks`): they are charged to the client's control group and not to the NIC's.
-//! 4. Each is touched once (`MADV_POPULATE_WRITE`, Linux 5.14), which is an error, and no signal, where a page cannot be had.
+//! 1. The file must be of `tmpfs`, not of huge pages, have the length that the client states, and be sealed against shrinking.
+//! 2. The file is mapped, then sealed against all changes but through existing mappings (`F_SEAL_FUTURE_WRITE`, Linux 5.1). With
+//!    that seal the kernel refuses to punch holes (`shmem_fallocate`), also by `MADV_REMOVE`.
+//! 3. All pages must be allocated already (`st_blocks`): they are charged to the client's control group, not to the NIC's.
+//! 4. Each page is touched once (`MADV_POPULATE_WRITE`, Linux 5.14), which returns an error, and raises no signal, if a page cannot
+//!    be had.
 //!
-//! From then on no system call takes a page away: the kernel's three ways to do so are to shrink, to punch, and to swap out, and what was
-//! swapped out comes back. What is left are a swap device, or memory, that fails.
+//! From then on no system call takes a page away. The kernel's three ways to do so are to shrink, to punch, and to swap out, and a
+//! swapped page is read back. The remaining risks are failures of memory and of the swap device.
 
 use std::ffi::c_void;
 use std::io;
@@ -31,20 +32,20 @@ use nix::sys::stat::fstat;
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::unistd::ftruncate;
 
-/// Pages that may be mapped in several processes; unmapped here when it is dropped.
+/// Pages that several processes may map; unmapped here on drop.
 #[derive(Debug)]
 pub(super) struct Mapping {
     base: NonNull<c_void>,
     length: usize,
 }
 
-// SAFETY: it is an address range; whoever reaches into it answers for how.
+// SAFETY: an address range; the code that accesses it answers for how.
 unsafe impl Send for Mapping {}
-// SAFETY: no method reaches into the range: whoever does answers for how, from any thread.
+// SAFETY: no method accesses the range; the code that does answers for how, from any thread.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Makes `length` bytes, zeroed, and the descriptor by which another process maps them.
+    /// Makes `length` zeroed bytes. Also returns the descriptor by which another process maps them.
     ///
     /// # Errors
     /// If there is no memory or no descriptor for it.
@@ -54,7 +55,8 @@ impl Mapping {
         Ok((mapping, fd))
     }
 
-    /// The same for a process that [adopts](Self::adopt) it: all pages are there. It is to be mapped here before it is adopted.
+    /// As [`create`](Self::create), for a process that [adopts](Self::adopt) the file: all pages are allocated. Caller must keep
+    /// this mapping: once adopted, the file cannot be mapped for writing again.
     ///
     /// # Errors
     /// If there is no memory or no descriptor for it.
@@ -73,7 +75,7 @@ impl Mapping {
         Ok((Mapping::of(fd.as_fd(), length)?, fd))
     }
 
-    /// Maps memory of a process that may mean harm, so that no touch of it fails: see the module's page.
+    /// Maps memory of an untrusted process such that no access faults; see the module's page.
     ///
     /// # Errors
     /// If some of its pages are missing, or could be taken away.
@@ -86,10 +88,10 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Has all pages of it stay where they are, whoever has the descriptor.
+    /// Holds all pages in place, whatever other holders of the descriptor do.
     ///
     /// # Errors
-    /// If some are missing, or could be taken away.
+    /// If some pages are missing, or could be taken away.
     pub(super) fn hold(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         let kept = SealFlag::F_SEAL_FUTURE_WRITE | SealFlag::F_SEAL_SEAL;
         fcntl(fd, FcntlArg::F_ADD_SEALS(kept)).map_err(|error| {
@@ -102,7 +104,7 @@ impl Mapping {
                 stat.st_size, self.length
             )));
         }
-        // st_blocks counts 512 bytes each (stat(2)).
+        // st_blocks counts units of 512 bytes (stat(2)).
         let there = stat.st_blocks.saturating_mul(512);
         if there < stat.st_size {
             return Err(invalid(format!(
@@ -110,7 +112,7 @@ impl Mapping {
                 stat.st_size
             )));
         }
-        // SAFETY: the range is mapped, and populating it changes nothing that a program can see.
+        // SAFETY: the range is mapped, and populating it changes nothing visible to a program.
         let populated = unsafe { libc::madvise(self.base.as_ptr(), self.length, libc::MADV_POPULATE_WRITE) };
         if populated == 0 {
             return Ok(());
@@ -119,10 +121,10 @@ impl Mapping {
         Err(io::Error::new(error.kind(), format!("its pages cannot be populated (Linux 5.14): {error}")))
     }
 
-    /// Maps the first `length` bytes behind a descriptor that [`create`](Self::create) made, here or elsewhere.
+    /// Maps the first `length` bytes of a file that [`create`](Self::create) made, in this process or in another.
     ///
     /// # Errors
-    /// If it is another kind of file, could shrink, or has fewer bytes.
+    /// If the file is of another kind, could shrink, or has fewer bytes.
     pub(super) fn of(fd: BorrowedFd<'_>, length: usize) -> io::Result<Mapping> {
         let length = length.max(1);
         let seals = fcntl(fd, FcntlArg::F_GET_SEALS).map_or(SealFlag::empty(), SealFlag::from_bits_truncate);
@@ -140,13 +142,13 @@ impl Mapping {
         Ok(Mapping { base, length })
     }
 
-    /// Maps `length` bytes of a file of memory from byte `offset` on, whatever its owner does with it: an access may fault, which the caller has
-    /// to [guard](super::guard). Returns the byte of the file that is mapped first as well.
+    /// Maps `length` bytes of a file of memory from byte `offset` on, without any seal: an access may fault, and the caller must
+    /// [guard](super::guard) it. Also returns the offset in the file of the first mapped byte.
     ///
     /// # Errors
-    /// If it is not open for reading and writing.
+    /// If the file is not open for reading and writing, or the range is too long.
     pub(super) fn of_file(fd: BorrowedFd<'_>, offset: u64, length: u64) -> io::Result<(Mapping, u64)> {
-        // The size of a page: that of huge pages in hugetlbfs.
+        // The size of a page; in hugetlbfs, of a huge page.
         let page = u64::try_from(fstatfs(fd)?.block_size()).ok().filter(|page| page.is_power_of_two());
         let page = page.ok_or_else(|| invalid("its file system has no page size".into()))?;
         let start = offset & !(page - 1);
@@ -161,12 +163,12 @@ impl Mapping {
         Ok((Mapping { base, length }, start))
     }
 
-    /// Bytes.
+    /// Length in bytes.
     pub(super) fn length(&self) -> usize {
         self.length
     }
 
-    /// Where it begins in this process: on a page.
+    /// Address of the first byte in this process, which is on a page boundary.
     pub(super) fn base(&self) -> NonNull<c_void> {
         self.base
     }
@@ -174,8 +176,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped in `of` with this length; whoever holds an address in it holds the mapping as well. It cannot
-        // fail for a range that is mapped.
+        // SAFETY: mapped in `of` with this length; whatever holds an address in the range holds the mapping as well. The call
+        // cannot fail for a mapped range.
         let _ = unsafe { munmap(self.base, self.length) };
     }
 }
@@ -193,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_could_shrink_or_is_too_short_is_not_mapped() {
+    fn shrinkable_or_short_file_is_refused() {
         let (_mapping, fd) = Mapping::create(4096).expect("a page");
         assert!(Mapping::of(fd.as_fd(), 4096).is_ok());
         assert!(ftruncate(&fd, 0).is_err(), "sealed");

@@ -1,10 +1,10 @@
 //! Files behind registered memory: a client passes the descriptor, and its NIC maps the file instead of copying through the kernel.
 //!
-//! The client finds the descriptor of
+//! The client has a descriptor for
 //!
-//! * memory that the library allocated for that (`HostMemory::lent`),
-//! * memory of the program's that is a shared mapping of one file: POSIX shared memory, `memfd_create`, a file of `hugetlbfs`. The program's own
-//!   descriptor serves, or the file is opened again by its name.
+//! * memory that the library allocated for this purpose (`HostMemory::lent`),
+//! * memory of the program that is a shared mapping of one file: POSIX shared memory, `memfd_create`, a file of `hugetlbfs`. The
+//!   program's own descriptor serves, or the file is reopened by its name.
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,7 +17,7 @@ use nix::sys::stat::{fstat, major, minor};
 
 use super::address_map::{AddressMap, MappedFile};
 
-/// A file that memory of this process is a shared mapping of, and the first byte of that memory in it.
+/// A file of which memory of this process is a shared mapping, and the offset of that memory in the file.
 #[derive(Debug)]
 pub struct MemoryFile {
     fd: Arc<OwnedFd>,
@@ -26,17 +26,17 @@ pub struct MemoryFile {
 }
 
 impl MemoryFile {
-    /// A file that the library made to lend it.
+    /// A file that the library made in order to lend it.
     pub(super) fn lent(fd: Arc<OwnedFd>, offset: u64) -> MemoryFile {
         MemoryFile { fd, offset, is_lent: true }
     }
 
-    /// Finds the file behind `length` bytes of this process from `address` on. `None`: they are private memory, lie in more than one mapping, or
-    /// there is no way to a descriptor that is open for reading and writing.
+    /// Finds the file behind `length` bytes of this process from `address` on. Returns `None` if they are private memory, span
+    /// several mappings, or if no descriptor for reading and writing can be had.
     pub fn behind(address: u64, length: u64) -> Option<MemoryFile> {
         let map = AddressMap::new(File::open("/proc/self/maps").ok()?.into()).ok()?;
         let (range, file) = map.shared_file(address, length)?;
-        // Opening it takes CAP_CHECKPOINT_RESTORE; reading the name does not.
+        // Opening the link takes CAP_CHECKPOINT_RESTORE; reading its name does not.
         let link = format!("/proc/self/map_files/{:x}-{:x}", range.start, range.end);
         let fd = open(Path::new(&link), file).or_else(|| {
             let name = fs::read_link(&link).ok()?;
@@ -46,12 +46,12 @@ impl MemoryFile {
         Some(MemoryFile { fd: Arc::new(fd), offset, is_lent: false })
     }
 
-    /// True if the library made the file: the NIC may seal it, so that it loses no page.
+    /// True if the library made the file: the NIC may then seal it against the loss of pages.
     pub fn is_lent(&self) -> bool {
         self.is_lent
     }
 
-    /// The first byte of the memory in the file.
+    /// Offset of the memory in the file, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -63,9 +63,9 @@ impl AsFd for MemoryFile {
     }
 }
 
-/// Opens a file of memory by its name. `None`: the file of that name is another one.
+/// Opens a file of memory by its name. Returns `None` if another file has that name by now.
 fn open(name: &Path, wanted: MappedFile) -> Option<OwnedFd> {
-    // Symbolic links of procfs lead to the file; a name of the program's may be a pipe or a device by now.
+    // Symbolic links of procfs lead to the file itself. A path of the program's may be a pipe or a device by now, hence the flags.
     let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
     let metadata = fs::metadata(name).ok()?;
     if !metadata.is_file() || metadata.ino() != wanted.inode {
@@ -76,11 +76,11 @@ fn open(name: &Path, wanted: MappedFile) -> Option<OwnedFd> {
     is_file(fd.as_fd(), wanted).then_some(fd)
 }
 
-/// Duplicates the descriptor by which this process has a file open for reading and writing.
+/// Duplicates the process's own descriptor of a file, if it is open for reading and writing.
 fn own_descriptor(name: &Path, wanted: MappedFile) -> Option<OwnedFd> {
     fs::read_dir("/proc/self/fd").ok()?.find_map(|entry| {
         let link = entry.ok()?.path();
-        // Only descriptors of that name are asked: others may be of a file system that does not answer.
+        // Only descriptors of that name are opened: others may be on a file system that does not answer.
         if fs::read_link(&link).ok()? != name {
             return None;
         }

@@ -9,7 +9,7 @@ use nix::unistd::ftruncate;
 
 use super::memory::*;
 
-/// Makes a file of memory as a program would, and a shared mapping of it, which stays.
+/// Makes a file of memory as a program would, and a shared mapping of it, which is never unmapped.
 pub(crate) fn file_of_program(length: usize) -> (OwnedFd, HostMemory) {
     let fd = memfd_create("program", MFdFlags::MFD_ALLOW_SEALING).expect("a file");
     ftruncate(&fd, length as i64).expect("room");
@@ -22,7 +22,7 @@ pub(crate) fn file_of_program(length: usize) -> (OwnedFd, HostMemory) {
 }
 
 #[test]
-fn what_is_written_is_read_at_every_length_and_alignment() {
+fn written_bytes_are_read_at_every_alignment() {
     let memory = HostMemory::allocate(128).unwrap();
     for offset in 0..9u64 {
         for length in 0..40usize {
@@ -35,9 +35,9 @@ fn what_is_written_is_read_at_every_length_and_alignment() {
     }
 }
 
-/// From the middle of a page on: up to the last byte, and not so many from the page's beginning.
+/// The range begins amid a page: it must reach its last byte, and not that many bytes from the page's start.
 #[test]
-fn what_is_made_persistent_reaches_to_its_last_byte() {
+fn persist_covers_the_last_byte() {
     use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
     use std::num::NonZeroUsize;
     let two = NonZeroUsize::new(2 * page()).unwrap();
@@ -48,7 +48,7 @@ fn what_is_made_persistent_reaches_to_its_last_byte() {
     let memory = unsafe { HostMemory::borrowed(base.cast(), 2 * page()) };
     let at = page() as u64 - 100;
     assert_eq!(memory.persist(at, 200), Ok(()));
-    // SAFETY: the second of its pages, of which the system alone is asked from now on.
+    // SAFETY: the second of the test's pages, which only the system is asked about from now on.
     unsafe { munmap(base.byte_add(page()), page()) }.unwrap();
     assert_eq!(memory.persist(at, 100), Ok(()));
     assert_eq!(memory.persist(at, 101), Err(CopyFault::NotPersistent(libc::ENOMEM)));
@@ -57,7 +57,7 @@ fn what_is_made_persistent_reaches_to_its_last_byte() {
 }
 
 #[test]
-fn memory_that_the_system_does_not_have_is_an_error_with_the_size() {
+fn failed_allocation_reports_its_size() {
     for length in [usize::MAX, usize::MAX >> 1, 1 << 62] {
         let error = HostMemory::allocate(length).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
@@ -66,7 +66,7 @@ fn memory_that_the_system_does_not_have_is_an_error_with_the_size() {
 }
 
 #[test]
-fn an_access_over_the_edge_is_refused_and_changes_nothing() {
+fn out_of_bounds_access_is_refused() {
     let memory = HostMemory::allocate(16).unwrap();
     assert!(memory.write(9, &[1; 8]).is_err());
     assert!(memory.write(u64::MAX, &[1; 8]).is_err());
@@ -78,7 +78,7 @@ fn an_access_over_the_edge_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn a_part_is_the_same_bytes_and_outlives_the_whole() {
+fn part_shares_bytes_and_outlives_the_whole() {
     let memory = HostMemory::allocate(64).unwrap();
     let part = memory.part(16, 8).unwrap();
     memory.write(16, b"together").unwrap();
@@ -91,7 +91,7 @@ fn a_part_is_the_same_bytes_and_outlives_the_whole() {
 }
 
 #[test]
-fn an_atomic_returns_what_was_there() {
+fn atomic_returns_the_value_before() {
     let memory = HostMemory::allocate(8).unwrap();
     assert_eq!(memory.atomic(0, |v| Some(v.wrapping_add(5))), Ok(0));
     assert_eq!(memory.atomic(0, |v| (v == 4).then_some(9)), Ok(5));
@@ -99,17 +99,17 @@ fn an_atomic_returns_what_was_there() {
     assert_eq!(memory.atomic(0, |_| None), Ok(9));
 }
 
-/// Whatever the alignment: the largest aligned store at the end is one, and the last that is seen.
+/// For every alignment: the largest aligned store at the end is a single one, and the last to be seen.
 //= test: IBTA A19: atomic-write-stores-8-bytes-in-one
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[test]
-fn the_end_of_a_write_is_one_store_and_the_last() {
+fn end_of_a_write_is_one_last_store() {
     let memory = HostMemory::allocate(64).unwrap();
     for end in 1..=24usize {
         for length in 1..=end {
             memory.write(0, &[0; 64]).unwrap();
             let last = [8, 4, 2, 1].into_iter().find(|n| length >= *n && end.is_multiple_of(*n)).unwrap();
-            // The 8 aligned bytes in which it ends, and where the last store lies in them.
+            // The aligned 8 bytes in which the write ends, and the place of the last store in them.
             let word = (end - 1) & !7;
             let shift = 8 * (end - last - word);
             let mask = u64::MAX >> (64 - 8 * last) << shift;
@@ -128,7 +128,7 @@ fn the_end_of_a_write_is_one_store_and_the_last() {
 }
 
 #[test]
-fn library_finds_the_file_of_shared_memory_alone() {
+fn file_is_found_for_shared_memory_only() {
     const LENGTH: usize = 8192;
     let (fd, memory) = file_of_program(LENGTH);
     let found = |at: u64, length| {
@@ -140,7 +140,7 @@ fn library_finds_the_file_of_shared_memory_alone() {
     assert_eq!(found(5000, 100).expect("a shared mapping").offset(), 5000);
     assert!(found(0, LENGTH + 1).is_none(), "beyond its end");
     drop(fd);
-    // Without a descriptor only CAP_CHECKPOINT_RESTORE opens a file without a name.
+    // Without a descriptor, only CAP_CHECKPOINT_RESTORE allows opening a file that has no name.
     assert_eq!(found(0, LENGTH).is_some(), nix::unistd::geteuid().is_root());
     let mut private = vec![0u8; LENGTH];
     let private = NonNull::new(private.as_mut_ptr()).expect("memory");

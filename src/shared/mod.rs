@@ -1,12 +1,11 @@
-//! Memory that an application and the NIC both touch: queues, doorbells, registered memory.
+//! Memory shared by an application and the NIC: queues, doorbells, registered memory.
 //!
-//! Read [`region`] first, then [`work_queue`]. Queues are rings of 64-bit words:
-//! offsets instead of pointers, fixed-size slots, indices on cache lines of their own. Every
-//! word is an atomic, so reading a slot that the other side scribbles over is defined, and what is
-//! read is copied once before it is judged.
+//! Read [`region`] first, then [`work_queue`]. Queues are rings of 64-bit words: offsets instead of pointers, fixed-size slots, and
+//! each index on a cache line of its own. Every word is an atomic, so a slot may be read while the other side overwrites it. The
+//! reader copies a value once, then judges the copy.
 //!
-//! Architecture invariant: nothing here assumes one address space (`tests/two_processes` runs the two sides in two), except what
-//! `memory` offers to reach buffers that the application has anyway.
+//! Architecture invariant: queues and doorbells assume no common address space (`tests/two_processes` runs the two sides in two
+//! processes). Only `memory` takes pointers, to buffers that the application owns.
 
 #![allow(unsafe_code)]
 

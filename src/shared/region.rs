@@ -1,9 +1,8 @@
-//! A piece of memory that queues live in: 64-bit words, on cache lines of its own.
+//! A piece of memory that holds queues: 64-bit words, aligned to cache lines.
 //!
-//! Queues name places in it by offset and touch it only through atomics, so that it may lie in memory that another
-//! process maps as well ([`Region::shared`], [`Region::map`]). Where both sides are in one process it comes from the heap.
-//! A descriptor and a mapping for each queue would cost a process with thousands of QPs its limits and its TLB: many queues lie in
-//! one region, each in a [`part`](Region::part).
+//! Queues address a region by offset and touch it only through atomics, so a second process may map it as well ([`Region::shared`],
+//! [`Region::map`]). Within one process, regions are heap memory. Many queues share one region, each in a [`part`](Region::part):
+//! with a descriptor and a mapping for each queue, thousands of QPs would exhaust the process's limits and its TLB.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt::Debug;
@@ -15,17 +14,17 @@ use std::sync::atomic::AtomicU64;
 
 use super::mapping::Mapping;
 
-/// Words on a cache line.
+/// 64-bit words of a cache line.
 pub const LINE: usize = 8;
 
-/// Memory for a queue, as 64-bit words. Starts zeroed; freed when the last holder drops it.
+/// Memory for queues, as 64-bit words. Zeroed at first; freed when the last handle is dropped.
 #[derive(Debug)]
 pub struct Region {
     base: NonNull<AtomicU64>,
     words: usize,
-    /// Another process may have mapped it too.
+    /// True if another process may have mapped the region too.
     is_mapped: bool,
-    /// Keeps the words where they are: the heap's, a mapping, or the region that this one is a part of.
+    /// Keeps the words alive: a heap block, a mapping, or the region that this one is a part of.
     _owner: Arc<dyn Debug + Send + Sync>,
 }
 
@@ -34,16 +33,16 @@ unsafe impl Send for Region {}
 // SAFETY: the memory is only reached as `&[AtomicU64]`, which many threads may use at once.
 unsafe impl Sync for Region {}
 
-/// Words of the heap.
+/// Heap memory.
 #[derive(Debug)]
 struct Heap {
     base: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: it only frees what nobody else holds.
+// SAFETY: dropping frees the block, to which no other handle exists by then.
 unsafe impl Send for Heap {}
-// SAFETY: no method takes `&self`: it only frees, when the last holder drops it.
+// SAFETY: no method takes `&self`; the block is freed when the last handle is dropped.
 unsafe impl Sync for Heap {}
 
 impl Drop for Heap {
@@ -53,7 +52,7 @@ impl Drop for Heap {
     }
 }
 
-/// Pages of a region that was lent.
+/// The pages of a lent region, not yet held in place.
 #[derive(Debug)]
 pub struct HeldPages {
     mapping: Arc<Mapping>,
@@ -61,10 +60,10 @@ pub struct HeldPages {
 }
 
 impl HeldPages {
-    /// Has them stay. From now on nobody maps them to write.
+    /// Holds all pages in place. Later writable mappings of the file are refused.
     ///
     /// # Errors
-    /// If some are missing: the other process has taken them away before.
+    /// If pages are missing, because the other process has removed them.
     pub fn hold(self) -> io::Result<()> {
         self.mapping.hold(self.fd.as_fd())
     }
@@ -86,7 +85,7 @@ impl Region {
         Ok(Arc::new(Region { base: base.cast(), words, is_mapped: false, _owner: owner }))
     }
 
-    /// The same with the descriptor by which another process maps it.
+    /// Makes a region as [`new`](Self::new) does, in shared memory. Also returns the descriptor by which another process maps it.
     ///
     /// # Errors
     /// If there is no memory or no descriptor for it.
@@ -98,12 +97,12 @@ impl Region {
     /// Maps a region of `words` words that another process made by [`shared`](Self::shared).
     ///
     /// # Errors
-    /// If the descriptor is of something else, or has fewer words.
+    /// If the descriptor is no such file, or the file has fewer words.
     pub fn map(fd: BorrowedFd<'_>, words: usize) -> io::Result<Arc<Region>> {
         Ok(Region::mapped(Mapping::of(fd, bytes(words)?)?, words))
     }
 
-    /// As [`shared`](Self::shared), for a process that [adopts](Self::adopt) it: all of its pages are there.
+    /// As [`shared`](Self::shared), for a process that [adopts](Self::adopt) the region: all pages are allocated.
     ///
     /// # Errors
     /// If there is no memory or no descriptor for it.
@@ -112,15 +111,16 @@ impl Region {
         Ok((Region::mapped(mapping, words), fd))
     }
 
-    /// Maps a region of `words` words of a process that may mean harm (`mapping.rs` says how).
+    /// Maps a region of `words` words of an untrusted process (`mapping.rs` lists the checks).
     ///
     /// # Errors
-    /// If the descriptor is of something else, has another size, or a touch of it might fail.
+    /// If the descriptor is no such file, the file has another size, or an access might fault.
     pub fn adopt(fd: BorrowedFd<'_>, words: usize) -> io::Result<Arc<Region>> {
         Ok(Region::mapped(Mapping::adopt(fd, bytes(words)?)?, words))
     }
 
-    /// A region [to lend](Self::to_lend), and what has all pages of it stay where they are once the other process has mapped them.
+    /// As [`to_lend`](Self::to_lend). Also returns a [`HeldPages`], which holds the pages in place once the other process has
+    /// mapped them.
     ///
     /// # Errors
     /// If there is no memory or no descriptor for it.
@@ -137,10 +137,10 @@ impl Region {
         Arc::new(Region { base, words: words.max(1), is_mapped: true, _owner: Arc::new(mapping) })
     }
 
-    /// The `words` words from word `at` on, which begin on a cache line.
+    /// Returns the `words` words from word `at` on. `at` must be a multiple of [`LINE`].
     ///
     /// # Errors
-    /// If they are not all inside, or begin elsewhere.
+    /// If the part is empty, is not within the region, or does not begin on a cache line.
     pub fn part(self: &Arc<Region>, at: usize, words: usize) -> io::Result<Arc<Region>> {
         let inside = at.checked_add(words).is_some_and(|end| end <= self.words);
         if words == 0 || !inside || !at.is_multiple_of(LINE) {
@@ -153,10 +153,10 @@ impl Region {
         Ok(Arc::new(Region { base, words, is_mapped: self.is_mapped, _owner: Arc::clone(self) as _ }))
     }
 
-    /// The same with something that is dropped when the part is.
+    /// As [`part`](Self::part); `with` is dropped together with the part.
     ///
     /// # Errors
-    /// As those of [`part`](Self::part).
+    /// As for [`part`](Self::part).
     pub fn part_with(
         self: &Arc<Region>,
         at: usize,
@@ -172,12 +172,12 @@ impl Region {
         }))
     }
 
-    /// True if another process may have mapped it too.
+    /// True if another process may have mapped the region too.
     pub fn is_mapped(&self) -> bool {
         self.is_mapped
     }
 
-    /// All words.
+    /// The words of the region.
     pub fn words(&self) -> &[AtomicU64] {
         // SAFETY: `base` holds `words` words for as long as the owner lives, aligned to a cache line, and they are only ever
         // reached through atomics; any bytes are a valid AtomicU64.
@@ -185,7 +185,7 @@ impl Region {
     }
 }
 
-/// Slots of a ring that holds `capacity` entries: a power of two, as many as that at least.
+/// Slots of a ring of `capacity` entries: the next power of two.
 pub(super) fn slots_for(capacity: u32) -> usize {
     (capacity.max(1) as usize).next_power_of_two()
 }
@@ -200,7 +200,7 @@ mod tests {
     use std::sync::atomic::Ordering::Relaxed;
 
     #[test]
-    fn what_is_written_through_one_mapping_is_read_through_another() {
+    fn two_mappings_of_a_region_share_its_words() {
         let (here, fd) = Region::shared(64).expect("a region");
         let there = Region::map(fd.as_fd(), 64).expect("the same");
         let part = there.part(16, 8).expect("inside");
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_lies_inside_on_a_line() {
+    fn part_outside_or_off_the_line_is_refused() {
         let region = Region::new(32).expect("a region");
         for (at, words) in [(0, 33), (32, 1), (4, 8), (usize::MAX - 7, 16), (0, 0)] {
             assert!(region.part(at, words).is_err(), "{words} words at {at}");

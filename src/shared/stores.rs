@@ -1,14 +1,14 @@
-//! What another thread could see of a store: memory looked at after each instruction, for tests.
+//! For tests: the states of memory that another thread could observe during a store.
 //!
-//! The trap flag of x86 has the processor raise `SIGTRAP` after every instruction of the thread. The handler notes what stands in the
-//! memory that is watched, if it is not what stood there before: the states that a reader on another processor might find.
+//! The trap flag of x86 raises `SIGTRAP` after every instruction of the thread. The handler records the 8 watched bytes whenever
+//! they differ from the last record: each record is a state that a reader on another processor might see.
 
 use std::arch::asm;
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::Once;
 
-/// States that are noted, at most.
+/// States recorded at most.
 const MOST: usize = 64;
 
 #[derive(Clone, Copy)]
@@ -33,7 +33,7 @@ extern "C" fn trapped(_signal: c_int) {
     }
 }
 
-/// The states that the 8 bytes at `at` go through while `store` runs, the first and the last among them.
+/// Returns the states of the 8 bytes at `at` while `store` runs, including the first and the last.
 pub(super) fn states(at: *const u8, store: impl FnOnce()) -> Vec<u64> {
     const TRAP: u64 = 1 << 8;
     static HANDLED: Once = Once::new();

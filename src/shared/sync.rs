@@ -1,4 +1,4 @@
-//! What threads and processes share here is reached through these; `tests/handoff` puts those of a model checker in their place.
+//! Synchronization primitives of this module. `tests/handoff` replaces them by those of a model checker.
 
 pub(super) use super::aio::Signals;
 pub(super) use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use nix::errno::Errno;
 
-/// Sets a counter to 0, and waits for nothing, whatever flags others with the descriptor have given it (`RWF_NOWAIT`, which eventfds heed
+/// Sets a counter to 0 without blocking, whatever flags other holders of the descriptor have set (`RWF_NOWAIT`, which eventfds heed
 /// since Linux 5.8).
 pub(super) fn clear(counter: &EventFd) {
     let mut count = [0u8; 8];
@@ -17,7 +17,7 @@ pub(super) fn clear(counter: &EventFd) {
     let read =
         unsafe { libc::preadv2(counter.as_fd().as_raw_fd(), &raw const into, 1, -1, libc::RWF_NOWAIT) };
     if read < 0 && [Errno::EOPNOTSUPP, Errno::ENOSYS].contains(&Errno::last()) {
-        // A counter that is never cleared would end each sleep at once.
+        // Older kernels: a read that may block. A counter that is never cleared would end every sleep at once.
         let _ = counter.read();
     }
 }

@@ -13,9 +13,9 @@
 //! receive slot: 0 wr_id | 1 num_sge | 2.. SGEs
 //! ```
 //!
-//! Ordering: a slot is written with relaxed stores, then published by a Release store of the
-//! producer; the NIC loads it Acquire, copies the slot, and only then looks at what it says. The
-//! application reuses a slot after an Acquire load of the consumer.
+//! Ordering: the application writes a slot with relaxed stores, then publishes it by a Release store of the producer. The NIC loads
+//! the producer with Acquire, copies the slot, and only then judges the copy. The application reuses a slot after an Acquire load
+//! of the consumer.
 
 use std::io;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ const PRODUCER: usize = 0;
 const CONSUMER: usize = LINE;
 const WANTS_DOORBELL: usize = LINE + 1;
 const SLOTS: usize = 2 * LINE;
-/// How often the consumer is moved on while others move it.
+/// Attempts to advance the consumer while other takers advance it.
 const TRIES: u32 = 1 << 10;
 const SEND_HEADER: usize = 6;
 const RECV_HEADER: usize = 2;
@@ -54,7 +54,7 @@ pub enum PostError {
         /// Work requests that the queue holds.
         capacity: u32,
     },
-    /// The list is longer than the QP was made for (`EINVAL`).
+    /// The list is longer than the queue allows (`EINVAL`).
     #[error("{given} scatter/gather entries, the queue was made for {max}")]
     TooManySges {
         /// Scatter/gather entries that were given.
@@ -62,10 +62,10 @@ pub enum PostError {
         /// Scatter/gather entries that the queue was made for.
         max: u32,
     },
-    /// Too much inline payload (`ENOMEM` in rdma-core's providers).
+    /// The inline payload is longer than the queue allows (`ENOMEM` in rdma-core's providers).
     #[error("{given} bytes of inline payload, the queue was made for {max}")]
     TooMuchInline {
-        /// Bytes that were to be inline.
+        /// Inline bytes of the work request.
         given: usize,
         /// Inline bytes that the queue was made for.
         max: u32,
@@ -78,7 +78,7 @@ pub enum PostError {
     NotServed {
         /// The operation that was posted.
         opcode: WrOpcode,
-        /// The service, which has no such operation.
+        /// The service of the QP.
         qp_type: QpType,
     },
     /// A message is longer than 2^31 bytes (`EINVAL`).
@@ -90,12 +90,12 @@ pub enum PostError {
     /// The QP does not take work requests in this state (`EINVAL`).
     #[error("the QP is in state {0:?}, which takes no such work requests")]
     WrongState(crate::verbs::QpState),
-    /// The device has failed: nobody would carry it out (`EIO`).
+    /// The device has failed and executes no work requests (`EIO`).
     #[error("the device has failed and carries nothing out any more; close it and open it again")]
     DeviceFatal,
 }
 
-/// A ring of slots: the part that send and receive queues have in common.
+/// A ring of slots: the common part of send and receive queues.
 #[derive(Clone, Debug)]
 struct Ring {
     region: Arc<Region>,
@@ -123,13 +123,12 @@ impl Ring {
         &self.region.words()[at..at + self.stride]
     }
 
-    /// Positions are 32-bit counters; the words are 64 bits wide and what another process puts into the
-    /// upper half is ignored.
+    /// Loads a position. Positions are 32-bit counters; the upper half of the word, which another process may write, is ignored.
     fn load(&self, index: usize) -> u32 {
         self.word(index).load(Acquire) as u32
     }
 
-    /// Where the next work request goes, `staged` of which are written and not yet published.
+    /// Returns the position of the next work request, behind `staged` that are written and not yet published.
     fn room(&self, staged: u32) -> Result<u32, PostError> {
         let producer = (self.word(PRODUCER).load(Relaxed) as u32).wrapping_add(staged);
         let outstanding = producer.wrapping_sub(self.load(CONSUMER));
@@ -160,7 +159,7 @@ fn take_sges(words: &[AtomicU64], sges: &mut [Sge]) {
     }
 }
 
-/// A send queue. Cloning it gives another handle to the same memory.
+/// A send queue. A clone is another handle to the same memory.
 #[derive(Clone, Debug)]
 pub struct SendRing {
     ring: Ring,
@@ -169,23 +168,23 @@ pub struct SendRing {
     page: Option<GuestId>,
 }
 
-/// What a send work request carries.
+/// The payload of a send work request.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
-    /// Where it lies in registered memory.
+    /// Scatter/gather entries, in registered memory.
     Sges(&'a [Sge]),
-    /// The bytes themselves.
+    /// The bytes themselves, copied into the slot.
     Inline(&'a [u8]),
 }
 
-/// What else the NIC found when it copied a send work request: nothing in it has been believed yet.
+/// Facts about a send work request that the NIC has copied. The contents are not yet judged.
 #[derive(Clone, Copy, Debug)]
 pub struct FetchedSend {
-    /// The opcode is one.
+    /// True if the opcode is a valid one.
     pub valid: bool,
-    /// Entries in the scatter/gather list, cut to the queue's own limit.
+    /// Scatter/gather entries, at most as many as the queue allows.
     pub num_sge: usize,
-    /// Bytes of inline payload, cut likewise.
+    /// Bytes of inline payload, at most as many as the queue allows.
     pub inline_len: usize,
 }
 
@@ -199,12 +198,12 @@ impl SendRing {
         SendRing::on(&region, capacity, max_sge, max_inline)
     }
 
-    /// Words of such a queue.
+    /// Words of a queue of this shape.
     pub fn size(capacity: u32, max_sge: u32, max_inline: u32) -> usize {
         Ring::size(capacity, SendRing::stride(max_sge, max_inline))
     }
 
-    /// A handle to such a queue in this region, whoever else has one; a new one if it is zeroed.
+    /// Returns a handle to the queue of this shape in `region`; other handles may exist. A zeroed region is an empty queue.
     ///
     /// # Errors
     /// If the region is too small.
@@ -214,12 +213,12 @@ impl SendRing {
         Ok(SendRing { ring, max_sge, max_inline, page: None })
     }
 
-    /// The NIC's side: the same queue, whose QP another process rings for, by this page alone.
+    /// The NIC's side: marks the queue as one that a client rings for, by this page alone.
     pub fn rung_by(self, page: GuestId) -> SendRing {
         SendRing { page: Some(page), ..self }
     }
 
-    /// The page by which another process rings for it.
+    /// The page by which a client rings for the QP, if it is a client's.
     pub fn page(&self) -> Option<GuestId> {
         self.page
     }
@@ -231,21 +230,21 @@ impl SendRing {
         (SEND_HEADER + sges.max(inline)).next_multiple_of(LINE)
     }
 
-    /// The application's side: posts one work request. Callers take turns (the verbs object holds a lock).
+    /// The application's side: posts one work request. Caller must serialize calls (the verbs object holds a lock).
     ///
     /// # Errors
-    /// If it is full, or the list or payload is longer than a place takes.
+    /// If the queue is full, or the list or payload is longer than a slot allows.
     pub fn post(&self, wr: &SendWr, payload: Payload<'_>) -> Result<(), PostError> {
         self.stage(0, wr, payload)?;
         self.ring.publish(1);
         Ok(())
     }
 
-    /// The application's side: writes a work request behind `staged` others that were written and not published. The NIC
-    /// does not see it before it is; one that never is was never there.
+    /// The application's side: writes a work request behind `staged` others that are not published yet. The NIC does not see it
+    /// before [`publish`](Self::publish); an unpublished one is overwritten by the next.
     ///
     /// # Errors
-    /// As those of [`SendRing::post`].
+    /// As for [`post`](Self::post).
     pub fn stage(&self, staged: u32, wr: &SendWr, payload: Payload<'_>) -> Result<(), PostError> {
         self.check(wr, payload)?;
         let producer = self.ring.room(staged)?;
@@ -284,12 +283,12 @@ impl SendRing {
         Ok(())
     }
 
-    /// The application's side: shows the NIC `count` work requests that were staged.
+    /// The application's side: publishes `count` staged work requests.
     pub fn publish(&self, count: u32) {
         self.ring.publish(count);
     }
 
-    /// Work requests that were posted and are not complete.
+    /// Work requests that are posted and not complete.
     pub fn outstanding(&self) -> u32 {
         self.ring.load(PRODUCER).wrapping_sub(self.ring.load(CONSUMER))
     }
@@ -314,21 +313,21 @@ impl SendRing {
         }
     }
 
-    /// The NIC's side: true if a work request stands at `position`.
+    /// The NIC's side: true if there is a work request at `position`.
     pub fn has(&self, position: u32) -> bool {
         let ready = self.ring.load(PRODUCER).wrapping_sub(position);
-        // More than the ring holds: the producer was scribbled over. Taken as empty.
+        // A producer too far ahead has been overwritten by the application: the queue counts as empty.
         ready != 0 && ready <= self.ring.mask + 1
     }
 
-    /// The NIC's side: work requests that stand from `position` on.
+    /// The NIC's side: number of work requests from `position` on.
     pub fn waiting(&self, position: u32) -> u32 {
         let ready = self.ring.load(PRODUCER).wrapping_sub(position);
         if ready <= self.ring.mask + 1 { ready } else { 0 }
     }
 
-    /// The NIC's side: copies the work request at `position` to `wr`, its entries to `sges` or its bytes to `inline`; `None` if there
-    /// is none. Of one whose opcode is none only the id is copied.
+    /// The NIC's side: copies the work request at `position` to `wr`, and its entries to `sges` or its payload to `inline`. Returns
+    /// `None` if there is none. If the opcode is invalid, only `wr_id` is copied.
     pub fn fetch(
         &self,
         position: u32,
@@ -339,7 +338,7 @@ impl SendRing {
         self.has(position).then(|| self.copy_out(position, wr, sges, inline))
     }
 
-    /// The same of one that stands there: [`waiting`](Self::waiting) said so.
+    /// As [`fetch`](Self::fetch), for a position that [`waiting`](Self::waiting) has counted.
     #[inline(always)]
     pub fn copy_out(
         &self,
@@ -388,18 +387,18 @@ impl SendRing {
         FetchedSend { valid, num_sge, inline_len }
     }
 
-    /// The NIC's side: everything before `position` is done with.
+    /// The NIC's side: releases all slots before `position`.
     pub fn retire(&self, position: u32) {
         self.ring.word(CONSUMER).store(u64::from(position), Release);
     }
 
-    /// Starts over from nothing; only while neither side uses the queue (a reset QP).
+    /// Empties the queue. Caller must ensure that neither side uses it (a reset QP).
     pub fn reset(&self) {
         self.ring.word(PRODUCER).store(0, SeqCst);
         self.ring.word(CONSUMER).store(0, SeqCst);
     }
 
-    /// All of its memory, as whoever shares it may write it.
+    /// The words of the queue. The other side may write them at any time.
     pub fn words(&self) -> &[AtomicU64] {
         self.ring.region.words()
     }
@@ -409,13 +408,13 @@ impl SendRing {
         self.ring.capacity
     }
 
-    /// Entries and inline bytes that a work request may have.
+    /// Scatter/gather entries and inline bytes that a work request may have.
     pub fn max_payload(&self) -> (u32, u32) {
         (self.max_sge, self.max_inline)
     }
 }
 
-/// A receive queue. Cloning it gives another handle to the same memory.
+/// A receive queue. A clone is another handle to the same memory.
 #[derive(Clone, Debug)]
 pub struct RecvRing {
     ring: Ring,
@@ -431,12 +430,12 @@ impl RecvRing {
         RecvRing::on(&Region::new(RecvRing::size(capacity, max_sge))?, capacity, max_sge)
     }
 
-    /// Words of such a queue.
+    /// Words of a queue of this shape.
     pub fn size(capacity: u32, max_sge: u32) -> usize {
         Ring::size(capacity, RecvRing::stride(max_sge))
     }
 
-    /// A handle to such a queue in this region, whoever else has one; a new one if it is zeroed.
+    /// Returns a handle to the queue of this shape in `region`; other handles may exist. A zeroed region is an empty queue.
     ///
     /// # Errors
     /// If the region is too small.
@@ -450,10 +449,10 @@ impl RecvRing {
         (RECV_HEADER + 2 * (max_sge as usize).min(MAX_SGE)).next_multiple_of(LINE)
     }
 
-    /// The application's side: posts one receive. True: the NIC wants a doorbell.
+    /// The application's side: posts one receive. Returns true if the NIC wants a doorbell. Caller must serialize calls.
     ///
     /// # Errors
-    /// If it is full, or the list or payload is longer than a place takes.
+    /// If the queue is full, or the list is longer than a slot allows.
     #[inline(always)]
     pub fn post(&self, wr_id: u64, sges: &[Sge]) -> Result<bool, PostError> {
         if sges.len() > self.max_sge as usize {
@@ -465,25 +464,25 @@ impl RecvRing {
         slot[1].store(sges.len() as u64, Relaxed);
         put_sges(list, sges);
         self.ring.publish(1);
-        // Pairs with the fence in `want_doorbell`: either this load sees the flag, or the NIC's next
-        // look at the producer sees this post.
+        // Pairs with the fence in `want_doorbell`: either this load sees the flag, or the NIC's next look at the producer sees this
+        // post.
         fence(SeqCst);
         Ok(self.ring.word(WANTS_DOORBELL).load(Relaxed) != 0)
     }
 
-    /// The NIC's side: true if a receive stands at `position`.
+    /// The NIC's side: true if there is a receive at `position`.
     pub fn has(&self, position: u32) -> bool {
         let ready = self.ring.load(PRODUCER).wrapping_sub(position);
         ready != 0 && ready <= self.ring.mask + 1
     }
 
-    /// The NIC's side: receives that stand from `position` on.
+    /// The NIC's side: number of receives from `position` on, at most as many as there are slots.
     pub fn waiting(&self, position: u32) -> u32 {
         self.ring.load(PRODUCER).wrapping_sub(position).min(self.ring.mask + 1)
     }
 
-    /// The NIC's side: copies the receive at `position` out; `None` if there is none.
-    // Each message of a QP with its own queue passes here: a call would cost more than the copy.
+    /// The NIC's side: copies the receive at `position` out. Returns `None` if there is none.
+    // Inlined: each message of a QP with its own queue comes here, and a call would cost more than the copy.
     #[inline(always)]
     pub fn fetch(&self, position: u32, sges: &mut [Sge]) -> Option<RecvWr> {
         if !self.has(position) {
@@ -495,16 +494,17 @@ impl RecvRing {
         Some(RecvWr { wr_id: slot[0].load(Relaxed), num_sge: num_sge as u32 })
     }
 
-    /// The NIC's side: everything before `position` has been copied.
+    /// The NIC's side: releases all slots before `position`, which have been copied.
     pub fn retire(&self, position: u32) {
         self.ring.word(CONSUMER).store(u64::from(position), Release);
     }
 
-    /// The same for a queue with several takers: the consumer only goes forward.
+    /// As [`retire`](Self::retire), for a queue with several takers: the consumer never goes back.
     pub(super) fn retire_at_least(&self, position: u64) {
         let consumer = self.ring.word(CONSUMER);
         let mut seen = consumer.load(Relaxed);
-        // Each try that fails is a taker that was faster, or a client that writes where it should read: its queue then stays full.
+        // An attempt fails if another taker was faster, or if a client overwrites the consumer. Such a client's queue then stays
+        // full.
         for _ in 0..TRIES {
             if seen >= position {
                 return;
@@ -516,24 +516,24 @@ impl RecvRing {
         }
     }
 
-    /// The NIC's side: true if the producer claims more than the ring holds from `position` on.
+    /// The NIC's side: true if the producer claims more receives from `position` on than the ring has slots.
     pub(super) fn overruns(&self, position: u32) -> bool {
         self.ring.load(PRODUCER).wrapping_sub(position) > self.ring.mask + 1
     }
 
-    /// The NIC's side: asks for a doorbell at each post (a QP in error flushes what comes), or no longer.
+    /// The NIC's side: requests a doorbell for each post (a QP in error flushes new receives), or cancels that.
     pub fn want_doorbell(&self, wanted: bool) {
         self.ring.word(WANTS_DOORBELL).store(u64::from(wanted), Relaxed);
         fence(SeqCst);
     }
 
-    /// Starts over from nothing; only while neither side uses the queue (a reset QP).
+    /// Empties the queue. Caller must ensure that neither side uses it (a reset QP).
     pub fn reset(&self) {
         self.ring.word(PRODUCER).store(0, SeqCst);
         self.ring.word(CONSUMER).store(0, SeqCst);
     }
 
-    /// All of its memory, as whoever shares it may write it.
+    /// The words of the queue. The other side may write them at any time.
     pub fn words(&self) -> &[AtomicU64] {
         self.ring.region.words()
     }
@@ -543,7 +543,7 @@ impl RecvRing {
         self.ring.capacity
     }
 
-    /// Entries that a receive may have.
+    /// Scatter/gather entries that a receive may have.
     pub fn max_sge(&self) -> u32 {
         self.max_sge
     }

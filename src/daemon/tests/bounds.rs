@@ -1,4 +1,4 @@
-//! What a process may have at most, and share with whom.
+//! Bounds of a client, and the source MAC of its paths.
 
 use std::os::fd::AsFd;
 
@@ -9,7 +9,7 @@ use crate::shared::Region;
 use crate::verbs::{Access, AddressVector, Mtu, Psn, QpAttr, QpState, Qpn};
 
 #[test]
-fn arenas_are_counted_however_small_and_another_has_its_own() {
+fn small_arenas_are_counted_for_each_client() {
     const ARENAS: u32 = 100;
     let nic = nic(Quota { arenas: ARENAS, ..Quota::default() });
     let (mut greedy, mut other) = (nic.admitted(), nic.admitted());
@@ -22,7 +22,7 @@ fn arenas_are_counted_however_small_and_another_has_its_own() {
 }
 
 #[test]
-fn source_station_of_a_path_is_the_ports() {
+fn path_gets_the_source_mac_of_the_port() {
     let nic = nic(Quota::default());
     let (client, _, _, qp) = settled(&nic);
     let step = |attr: QpAttr| client.call(Command::ModifyQp(qp, Box::new(attr))).expect("a step");

@@ -1,4 +1,4 @@
-//! How much of the NIC's time and memory one client takes at once, whatever it posts.
+//! Bounds of the NIC's time and memory that one client uses at once, whatever it posts.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ use crate::verbs::{
     QpState, QpType, Qpn, RKey, SendFlags, SendWr, WcStatus, WrOpcode,
 };
 
-/// Work requests of a burst, and of one QP in it at most.
+/// Maximum work requests of a burst, and of one QP in it.
 const BURST: usize = 128;
 const OF_A_QP: usize = 64;
 
@@ -23,14 +23,14 @@ fn to(state: QpState) -> QpAttr {
     QpAttr { state: Some(state), ..QpAttr::default() }
 }
 
-/// A client of a NIC that no thread turns, with a domain and a queue for many completions.
+/// A client of a NIC that no thread runs, with a domain and a queue for many completions.
 struct Client {
     bench: Bench,
     stranger: Stranger,
     pd: PdId,
     cq: CqIndex,
     completions: CompletionRing,
-    /// Where the next queue lies in the second arena.
+    /// The next free word of the second arena.
     next: usize,
 }
 
@@ -48,7 +48,7 @@ impl Client {
         Client { bench, stranger, pd, cq, completions: ring, next: 0 }
     }
 
-    /// A place of so many words.
+    /// Returns a place of `words` words.
     fn take(&mut self, words: usize) -> Place {
         let at = self.next as u64;
         self.next += words.next_multiple_of(8);
@@ -81,7 +81,7 @@ impl Client {
     }
 }
 
-/// Flushing is the quickest way to have work requests fetched.
+/// Uses QPs in error, since flushing fetches work requests fastest.
 #[test]
 fn bells_of_one_page_share_a_burst() {
     const QPS: usize = 100;
@@ -98,7 +98,7 @@ fn bells_of_one_page_share_a_burst() {
     assert!(most < BURST + OF_A_QP, "{most} work requests of one client in one pass");
 }
 
-/// A client may ring for a QP that is another's, and take the bell back.
+/// A client can ring in its own page for another client's QP, which the NIC must ignore.
 #[test]
 fn bells_for_others_qps_are_not_heard() {
     let mut client = Client::new(1 << 8, 4096);
@@ -183,7 +183,7 @@ fn local_work_counts_in_the_burst() {
 
 #[test]
 fn queue_without_memory_is_refused() {
-    /// What the process may have more than it has.
+    /// Bytes that the process may allocate from here on.
     const ROOM: u64 = 128 << 20;
     if !is_alone("budgets::queue_without_memory_is_refused") {
         return;

@@ -15,7 +15,7 @@ use crate::remote::link::Link;
 use crate::threads::lock;
 use crate::verbs::{AsyncEvent, CqIndex, EventKind};
 
-/// The beginning of a greeting of 4,000 bytes.
+/// Connects and sends the beginning of a greeting of 4,000 bytes.
 fn slow(nic: &Nic) -> UnixStream {
     let mut socket = nic.connect();
     socket.write_all(&4000u32.to_ne_bytes()).expect("it listens");
@@ -30,10 +30,10 @@ fn surplus_descriptors_of_a_greeting_are_closed() {
     let greeting = [&8u32.to_ne_bytes()[..], b"greeting"].concat();
     send_with(socket.as_fd(), &greeting, &[writer.as_fd(); 8], MsgFlags::empty()).expect("it listens");
     drop(writer);
-    // The NIC hangs up, with or without a word.
+    // The NIC closes the connection, with or without an answer.
     while socket.read(&mut [0; 100]).is_ok_and(|read| read > 0) {}
     fcntl(&reader, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("a pipe");
-    // As long as one of them is open there might be something to read.
+    // While a copy of the pipe's write end is open, a read fails with `WouldBlock` and does not return 0.
     nic.wait("all are closed", |_| (&reader).read(&mut [0]).is_ok_and(|read| read == 0));
     assert!(reader.read(&mut [0]).is_ok());
 }
@@ -66,7 +66,7 @@ fn unread_events_wait_and_are_kept_once() {
     let (often, last) = (AsyncEvent::Qp(qp, EventKind::SqDrained), AsyncEvent::Cq(cq, EventKind::CqError));
     (0..10_000).for_each(|_| guest.tell(often));
     guest.tell(last);
-    // Another client's event is not kept.
+    // Another client's event does not concern this one.
     let other = AsyncEvent::Cq(CqIndex(77), EventKind::CqError);
     assert!(!guest.concerns(other));
     stopped.call(Command::QueryQp(qp)).expect("served as before");

@@ -19,7 +19,7 @@ use crate::verbs::{Access, QpCaps, SendWr, WcStatus, WrOpcode};
 
 const LENGTH: usize = 8192;
 
-/// Mappings that the NIC has of the only client's memory.
+/// Returns the mappings that the NIC has of its only client's memory.
 fn mappings(nic: &Nic) -> u64 {
     let guests = lock(&nic.daemon.inner.guests);
     let [guest] = &guests[..] else { panic!("one client") };
@@ -54,7 +54,7 @@ impl Pair {
         Pair { pd, qp, cq, peer, peer_cq, peer_memory, _devices: devices }
     }
 
-    /// The peer writes to the client's memory, and reads it back.
+    /// Has the peer write to the client's memory, and read it back.
     fn peer_writes(&self, to: &MemoryRegion) -> WcStatus {
         let own = &self.peer_memory;
         own.write_at(0, &[0x5a; LENGTH]).expect("its own");
@@ -96,7 +96,7 @@ fn allocated_memory_beyond_the_quota_is_copied() {
     assert_eq!(pair.peer_writes(&region), WcStatus::Success);
 }
 
-/// The test's user is the NIC's.
+/// The test runs as the NIC's user.
 #[test]
 fn truncated_file_of_program_fails_its_qp_alone() {
     let nic = nic(Quota::default());
@@ -116,7 +116,7 @@ fn truncated_file_of_program_fails_its_qp_alone() {
     assert_eq!(other.peer_writes(&region), WcStatus::Success);
 }
 
-/// Registers memory of this process in a file, without the library.
+/// Registers memory of this process in a file, without the library. Returns the errno of a refusal.
 fn register_in(
     client: &Stranger,
     memory: &HostMemory,

@@ -1,4 +1,4 @@
-//! Programs that mean no harm, by the library: what they send arrives, what they have stays as it is, and nobody else is let in between.
+//! Well-behaved programs that use the library. Their messages arrive, their state stays as it is, and no other program interferes.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -13,28 +13,28 @@ use crate::verbs::{Access, Gid, QpCaps, QpInit, QpState, QpType, Qpn, RKey, Send
 
 /// Bytes of each message.
 const LENGTH: usize = 1000;
-/// Where in a program's memory lie messages that leave, that come, that are written or read, and what is counted by atomics.
+/// Offsets in a program's memory: sent messages, received ones, written and read ones, and the counter of atomics.
 const OUT: usize = 0;
 const IN: usize = 1024;
 const PLACED: usize = 2048;
 const COUNTER: usize = 3072;
-/// What an atomic brings back. From the next word on nothing happens at all.
+/// The result of an atomic. The memory behind it is never touched.
 const OLD: usize = 3080;
 const ALL: usize = 4096;
 const PORT: u16 = 7471;
 
-/// One end of a connection, and what it has besides.
+/// One end of a connection, and its other objects.
 pub(super) struct End {
     device: Device,
     cq: CompletionQueue,
     qp: QueuePair,
     memory: MemoryRegion,
-    /// What its memory has to hold.
+    /// The expected contents of its memory.
     image: Vec<u8>,
     idle: Option<Idle>,
 }
 
-/// What it has and does not use, so that nothing but its owner keeps it.
+/// Objects that the program does not use, and that must stay as they are.
 struct Idle {
     _pd: ProtectionDomain,
     _region: MemoryRegion,
@@ -69,7 +69,7 @@ impl End {
         self
     }
 
-    /// What others may know of it.
+    /// Returns the numbers, keys and addresses of this end that a peer may know.
     pub(super) fn known(&self) -> (Vec<Qpn>, RKey, u64) {
         let member = self.idle.as_ref().map(|idle| idle.member.qpn());
         (std::iter::once(self.qp.qpn()).chain(member).collect(), self.memory.rkey(), self.memory.address())
@@ -102,10 +102,10 @@ impl End {
     }
 }
 
-/// A group that honest programs are in.
+/// The multicast group of well-behaved programs.
 pub(super) const GROUP: Gid = Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 1, 2, 3]);
 
-/// Two that talk.
+/// Two connected programs.
 pub(super) struct Couple {
     pub(super) ends: [End; 2],
     round: u64,
@@ -129,7 +129,7 @@ impl Couple {
         Couple { ends, round: seed << 32 }
     }
 
-    /// Each tells the other something in all ways, and everything is as it was before but for that.
+    /// One end sends a message to the other by each operation. Checks that all other memory is unchanged.
     pub(super) fn exchange(&mut self, mut meanwhile: impl FnMut()) {
         self.round += 1;
         let [a, b] = &mut self.ends;
@@ -165,7 +165,7 @@ impl Couple {
     }
 }
 
-/// A server that is found by its port number, and who looks for it from the other end of the link.
+/// A server that is found by its port number, and a client on the other NIC.
 pub(super) struct Service {
     listener: PortListener,
     server: (ConnectionManager, Device),
@@ -181,12 +181,12 @@ impl Service {
         Service { listener, server, client, calls: 0 }
     }
 
-    /// Its seat.
+    /// The server's slot.
     pub(super) fn slot(&self) -> u8 {
         self.server.1.seat().expect("served").slot()
     }
 
-    /// The client's request comes to the server and to nobody else, and each hears what the other says.
+    /// Connects the client to the server. Checks that the request reaches the server, and that each side gets the other's data.
     pub(super) fn call(&mut self) {
         self.calls += 1;
         let (manager, device) = &self.client;
@@ -206,7 +206,7 @@ impl Service {
                 said
             });
             let until = Instant::now() + PATIENCE;
-            // Anybody may ask.
+            // Other programs may send requests too.
             let request = loop {
                 let asked = self.listener.accept(PATIENCE).expect("it listens");
                 assert!(Instant::now() < until, "no request within {PATIENCE:?}");

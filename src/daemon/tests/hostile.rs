@@ -1,5 +1,5 @@
-//! A program that does what it can against the others, without the library: it knows their numbers and keys, names what is theirs, writes
-//! anything into its queues, and takes as much as it gets.
+//! A hostile program that speaks to the NIC without the library. It knows other clients' numbers and keys, names their objects,
+//! writes anything into its queues, and takes all resources it can get.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,13 +22,13 @@ use crate::verbs::{
 };
 use crate::wire::mad::{CLASS_CM, MAD_LEN, MadHeader};
 
-/// Words of its arena, in places of so many.
+/// Words of its arena, and of a place in it.
 const ARENA: usize = 1 << 16;
 const PLACE: usize = 1 << 10;
 /// Words of its memory.
 const OWN: usize = 512;
 
-/// What it knows of the others.
+/// Facts about other clients that the program knows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Known {
     pub(super) qpns: Vec<Qpn>,
@@ -38,21 +38,21 @@ pub(super) struct Known {
     pub(super) services: Vec<u64>,
 }
 
-/// A program of that kind.
+/// The hostile program.
 pub(super) struct Hostile {
     pub(super) stranger: Stranger,
     memory: Box<[u64; OWN]>,
-    /// Memory besides that, which may not be there: addresses and lengths.
+    /// Further memory, which may be missing: addresses and lengths.
     pub(super) elsewhere: Vec<(u64, u64)>,
     known: Known,
     pub(super) mine: Mine,
     state: u64,
     pub(super) tally: Tally,
-    /// The NIC gave it something that it does not know of, for a question that it did not mean.
+    /// Set once the NIC has answered a corrupted question: the program may then own objects that it does not know of.
     pub(super) is_surprised: bool,
 }
 
-/// From the outside like something that is there, and beyond.
+/// Returns an address: of an interface if `last` is 1 or 2, otherwise of none.
 pub(super) fn gid(last: u8) -> Gid {
     Gid::from(std::net::IpAddr::from([192, 0, 2, last]))
 }
@@ -90,13 +90,13 @@ impl Hostile {
         of.get(at).copied()
     }
 
-    /// A place in a table: of something of its own, or any.
+    /// Returns the name of an object of its own, or any.
     fn name(&mut self, own: impl Fn(&Mine) -> Vec<u32>) -> u32 {
         let own = own(&self.mine);
         let any = self.below(24) as u32;
         match self.below(6) {
             0 => any,
-            // It had that name before, or will have it.
+            // A former or later name of the same place.
             1 => self.one(&own).map_or(any, |name| name ^ 1 << 16),
             _ => self.one(&own).unwrap_or(any),
         }
@@ -149,7 +149,7 @@ impl Hostile {
     fn path(&mut self) -> AddressVector {
         let (last, from) = (self.below(3) as u8, self.below(8));
         AddressVector {
-            // Now and then in the name of another.
+            // Now and then another host's address.
             sgid: gid(if from == 0 { 2 } else { 1 }),
             dgid: gid(last),
             smac: [2, 0, 0, 0, 0, 1],
@@ -180,7 +180,7 @@ impl Hostile {
         base + self.below(8) as u64 * 8
     }
 
-    /// Only its own can be handed over, as a process has nothing else.
+    /// Only the program's own memory: a process can name no other.
     fn region(&mut self) -> Memory {
         let (at, words) = (self.below(OWN), self.below(OWN));
         let address = std::ptr::from_ref(&self.memory[at]) as u64;
@@ -199,13 +199,13 @@ impl Hostile {
     fn own_region(which: usize, address: u64, length: u64) -> Memory {
         match which {
             0 => Memory::Null,
-            // Nothing is there.
+            // Nothing is mapped there.
             1 | 2 => Memory::At { address: 8, length: length << 9, on_demand: false },
             _ => Memory::At { address, length, on_demand: false },
         }
     }
 
-    /// Some step of a QP's life, as the library would take it.
+    /// A step of a QP's life, as the library would take it.
     fn attributes(&mut self) -> QpAttr {
         let state = [QpState::Init, QpState::Rtr, QpState::Rts, QpState::Err, QpState::Reset][self.below(5)];
         let datagram = self.flag();
@@ -327,7 +327,7 @@ impl Hostile {
         }
     }
 
-    /// A work request to anybody, with anything.
+    /// Posts a work request with arbitrary contents, to an arbitrary QP.
     fn post(&mut self) {
         let qps: Vec<_> = self.mine.qps.iter().map(|(qp, _, at)| (*qp, *at)).collect();
         let Some((qp, at)) = self.one(&qps) else { return };
@@ -363,7 +363,7 @@ impl Hostile {
         self.stranger.bells.ring(qp);
     }
 
-    /// A message of connection management, for a connection of somebody.
+    /// Writes a message of connection management, for a connection of another client.
     fn write_mad(&mut self) {
         let mut mad = [0u8; MAD_LEN];
         mad.iter_mut().for_each(|byte| *byte = splitmix(&mut self.state) as u8);
@@ -391,14 +391,14 @@ impl Hostile {
         }
     }
 
-    /// It says that it is somebody else.
+    /// Returns a question in the name of another client, or one for an arena.
     fn pretend(&mut self) -> Ask {
         let (slots, services) = (self.known.slots.clone(), self.known.services.clone());
         match self.below(4) {
             0 => Ask::TakeUnit(self.one(&slots).unwrap_or(self.below(256) as u8)),
             1 => Ask::Services(services.iter().map(|id| (*id, Some([192, 0, 2, 1].into()))).collect()),
             2 => {
-                // Numbers of its own, and those that others have bound.
+                // Its own port numbers, and those that others have bound.
                 let port = if self.flag() { 7471 } else { self.below(1 << 16) as u16 };
                 let name = PortName { space: 0x0106, port, owner: self.below(4) as u32 };
                 let address = [[0; 4], [192, 0, 2, 1]][self.below(2)].into();
@@ -414,7 +414,7 @@ impl Hostile {
         }
     }
 
-    /// Makes what a program has that is about to send, as far as it gets it.
+    /// Makes the objects of a program that is about to send, as far as the NIC permits.
     pub(super) fn settle(&mut self) -> Result<(), String> {
         self.ask(Ask::Command(Command::AllocPd))?;
         let (ring, access) = (self.place(), Access::READ_WRITE);
@@ -440,7 +440,7 @@ impl Hostile {
         Ok(())
     }
 
-    /// Some question.
+    /// Returns an arbitrary question.
     pub(super) fn question(&mut self) -> Ask {
         match self.below(11) {
             0 => self.pretend(),
@@ -449,7 +449,7 @@ impl Hostile {
         }
     }
 
-    /// Does something. `Err`: what it got that it should not have.
+    /// Takes one action. Returns an error if the NIC granted something that belongs to another.
     pub(super) fn step(&mut self) -> Result<(), String> {
         match self.below(16) {
             0..=3 => self.post(),

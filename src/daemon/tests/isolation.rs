@@ -1,8 +1,8 @@
-//! Honest programs and a hostile one on the same NIC: whatever the hostile one does, nothing of the others changes but by themselves, it has
-//! no more than it may have, and after its end nothing of it is left.
+//! Well-behaved programs and a hostile one on the same NIC. In all actions of the hostile one, the state of the others is unaffected,
+//! its quota holds, and after its end none of its objects is left.
 //!
-//! A seed decides what it does: `FIRST=7 SEEDS=1 cargo test --lib isolation`. `SEEDS=1000` takes many. When the engine does its part of it
-//! is for the scheduler to decide.
+//! A seed decides the actions: `FIRST=7 SEEDS=1 cargo test --lib isolation`. `SEEDS=1000` takes many. The engine's own timing is
+//! left to the scheduler.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -16,12 +16,12 @@ use crate::roster::Identity;
 use crate::threads::lock;
 use crate::verbs::PdId;
 
-/// Seeds of a usual run.
+/// Seeds of a normal run.
 const SEEDS: u64 = 24;
-/// Lives of the hostile one, and exchanges of the others in each.
+/// Lives of the hostile program, and exchanges of the others in each.
 const LIVES: u64 = 2;
 const EXCHANGES: u64 = 8;
-/// What it does between two things that the others do.
+/// Actions of the hostile program between two operations of the others.
 const STEPS: usize = 12;
 /// The service of a port number of `RDMA_PS_TCP`.
 const SERVICE: u64 = 0x0106_0000 + 7471;
@@ -47,7 +47,7 @@ fn variable(name: &str, default: u64) -> u64 {
 }
 
 #[test]
-fn a_hostile_program_touches_nothing_of_others_and_leaves_nothing() {
+fn hostile_program_harms_no_client_and_leaves_nothing() {
     let (first, seeds) = (variable("FIRST", 1), variable("SEEDS", SEEDS));
     for seed in first..first + seeds {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(seed))) {
@@ -63,7 +63,7 @@ pub(super) fn attached(nic: &Nic) -> Device {
     Device::attached_to_memory(attachment)
 }
 
-/// Between two passes.
+/// Counts the NIC's objects between two passes, and checks their consistency.
 fn objects(nic: &Nic) -> ObjectCounts {
     let engine = nic.daemon.inner.house.device.engine().expect("its own");
     let (objects, wrong) = engine.inspect(|worker| (worker.nic().objects(), worker.nic().disagreement()));
@@ -116,7 +116,7 @@ fn steps(hostile: &mut Hostile) {
     }
 }
 
-/// What it was given, what the NIC keeps book of and what there is are the same, and not more than it may have.
+/// Checks that the program's own count, the NIC's books and the NIC's tables agree, and that they are within the quota.
 fn keeps_to_its_quota(nic: &Nic, hostile: &Hostile, before: &ObjectCounts) {
     let mine = &hostile.mine;
     let guests = lock(&nic.daemon.inner.guests).clone();
@@ -146,7 +146,7 @@ fn keeps_to_its_quota(nic: &Nic, hostile: &Hostile, before: &ObjectCounts) {
         handles: before.handles + mine.handles.len(),
         flows: before.flows + mine.flows.len(),
     };
-    // The manager's handles come and go with what it has to say, so there may be others than before.
+    // The manager's address handles vary with its messages, so their number may have changed.
     assert_eq!(ObjectCounts { handles: own.handles, ..objects(nic) }, own, "the NIC's tables");
     let objects = mine.pds.len() + mine.cqs.len() + mine.srqs.len() + mine.xrcds.len();
     let all = objects + mine.handles.len() + mine.flows.len();
@@ -165,13 +165,13 @@ fn keeps_to_its_quota(nic: &Nic, hostile: &Hostile, before: &ObjectCounts) {
     assert!(statuses <= QUOTA.bytes, "{statuses} bytes are registered, and {} are allowed", QUOTA.bytes);
 }
 
-/// Places that other processes may have.
+/// Returns the number of free slots.
 fn free_places(nic: &Nic) -> usize {
     let mut roster = lock(&nic.daemon.inner.house.roster).clone();
     (0..256).take_while(|_| roster.admit(Identity::default(), usize::MAX).is_ok()).count()
 }
 
-/// Bytes of the regions in some domains, as the NIC has them.
+/// Returns the bytes of the regions in some domains, from the NIC's tables.
 fn engine_regions(nic: &Nic, pds: &[PdId]) -> u64 {
     let engine = nic.daemon.inner.house.device.engine().expect("its own");
     let regions = engine.inspect(|worker| worker.nic().memory_regions(0..usize::MAX).unwrap_or_default());

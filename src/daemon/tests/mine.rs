@@ -1,4 +1,4 @@
-//! What a client has been given by its NIC, and what a question names that is not among it.
+//! The objects that a client has been given, and the check of a question against them.
 
 use super::hostile::gid;
 use crate::nic::{Answer, Command, MemoryCommand, ReceiveSource};
@@ -7,7 +7,7 @@ use crate::verbs::{
     AddressVector, AhId, CqIndex, FlowId, MrIndex, MwIndex, PdId, QpIndex, QpType, SrqIndex, SrqKind, XrcdId,
 };
 
-/// What it has been given, with the sizes.
+/// The objects that a client has been given, with their sizes.
 #[derive(Debug, Default)]
 pub(super) struct Mine {
     pub(super) pds: Vec<PdId>,
@@ -16,7 +16,7 @@ pub(super) struct Mine {
     pub(super) windows: Vec<MwIndex>,
     pub(super) srqs: Vec<SrqIndex>,
     pub(super) xrcds: Vec<XrcdId>,
-    /// With the places of their queues.
+    /// With the place of its queues.
     pub(super) qps: Vec<(QpIndex, QpType, usize)>,
     pub(super) handles: Vec<AhId>,
     pub(super) flows: Vec<FlowId>,
@@ -32,7 +32,7 @@ fn bytes(memory: &Memory) -> u64 {
 }
 
 impl Mine {
-    /// What it got, and what is gone.
+    /// Records an answer: objects made and destroyed.
     pub(super) fn note(&mut self, ask: &Ask, answer: &Answer) {
         let mine = self;
         match (ask, answer) {
@@ -90,7 +90,7 @@ impl Mine {
         }
     }
 
-    /// What a question names that is not among these.
+    /// Returns the first object that a question names and the client does not have.
     pub(super) fn lacks(&self, ask: &Ask) -> Option<&'static str> {
         let pd = |pd: &PdId| (!self.pds.contains(pd)).then_some("the domain");
         let cq = |cq: &CqIndex| (!self.cqs.iter().any(|(own, _)| own == cq)).then_some("the queue");

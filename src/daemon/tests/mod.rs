@@ -1,4 +1,4 @@
-//! Processes that mean harm. They speak to the NIC without the library that would keep them from it.
+//! Hostile clients, which speak to the NIC without the library and its checks.
 
 mod bounds;
 mod budgets;
@@ -40,7 +40,7 @@ use crate::verbs::{
 };
 use questions::{alloc_fast, create_counted_cq, create_cq, create_qp, receives_at, resize_cq};
 
-/// Longer than anything takes here.
+/// More time than any test step takes.
 const PATIENCE: Duration = Duration::from_secs(10);
 const CAPS: QpCaps =
     QpCaps { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
@@ -52,7 +52,7 @@ struct Nic {
     far: Device,
 }
 
-/// A NIC that serves, on a port of memory.
+/// A serving NIC, on a port in memory.
 fn nic(quota: Quota) -> Nic {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let interface = format!("test-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
@@ -67,13 +67,13 @@ fn nic(quota: Quota) -> Nic {
     Nic { daemon, interface, visits, far }
 }
 
-/// Somebody at the NIC's door.
+/// A client without the library.
 struct Stranger {
     link: Link,
     slot: u8,
-    /// Its end at a NIC that no thread serves.
+    /// Its slot at a NIC that no thread serves.
     seated: Option<campaign::Seated>,
-    /// What is handed over to those who are let in.
+    /// The descriptors that an admitted client receives.
     fds: Vec<OwnedFd>,
     bells: Doorbells,
     arenas: Vec<Arc<Region>>,
@@ -97,12 +97,12 @@ impl Nic {
         self.admitted_by(self.connect()).expect("let in")
     }
 
-    /// Greets over a connection.
+    /// Sends a greeting over a connection.
     fn admitted_by(&self, socket: UnixStream) -> Result<Stranger, String> {
         let secret = Box::new(0x0123_4567_89ab_cdef_u64);
         let (answer, link, fds) = greet(Link::new(socket), &hello(&secret));
         let Welcome { qps, slot, .. } = answer?;
-        // Before its first question: the page is not to be mapped afterwards.
+        // Mapped before the first question: later mappings are refused.
         let [page, wake, ..] = &fds[..] else { panic!("three descriptors") };
         let wake = wake.try_clone().expect("a descriptor");
         let bells = Doorbells::map(page.as_fd(), wake, qps).expect("its page");
@@ -140,7 +140,7 @@ impl Stranger {
         self.reply().expect("an answer").expect("it did not hang up")
     }
 
-    /// What the NIC answers. `None`: it serves this client no more.
+    /// Returns the NIC's answer. `None` if the NIC serves this client no more.
     fn reply(&self) -> std::io::Result<Option<Reply>> {
         self.seated.iter().for_each(campaign::Seated::answer);
         Ok(self.link.receive()?.map(|(reply, _)| reply))
@@ -192,7 +192,7 @@ fn place(at: usize) -> Place {
     Place { arena: 0, at: at as u64 }
 }
 
-/// One with a domain, a queue and a QP.
+/// Returns a client with a domain, a queue and a QP.
 fn settled(nic: &Nic) -> (Stranger, PdId, CqIndex, QpIndex) {
     let mut stranger = nic.admitted();
     stranger.arena(4096);
@@ -203,7 +203,7 @@ fn settled(nic: &Nic) -> (Stranger, PdId, CqIndex, QpIndex) {
 }
 
 #[test]
-fn nothing_of_others_can_be_named() {
+fn objects_of_others_cannot_be_named() {
     let nic = nic(Quota::default());
     let (victim, pd, cq, qp) = settled(&nic);
     let own = Box::new([0u64; 8]);
@@ -255,9 +255,9 @@ fn nothing_of_others_can_be_named() {
         let what = format!("{ask:?}");
         assert_eq!(robber.ask(ask).expect_err(&what).errno, libc::EINVAL, "{what}");
     }
-    // What is for whoever started the NIC.
+    // A command reserved to the process that has started the NIC.
     assert_eq!(robber.call(Command::AddQpnUnit(0)).expect_err("not for guests").errno, libc::EPERM);
-    // It sees its own.
+    // The client sees its own QPs only.
     match robber.call(Command::ListQps) {
         Ok(Answer::Qps(qps)) => {
             assert_eq!(qps.iter().map(|qp| qp.handle.index).collect::<Vec<_>>(), [own_qp])
@@ -270,7 +270,7 @@ fn nothing_of_others_can_be_named() {
 }
 
 #[test]
-fn whoever_goes_leaves_nothing() {
+fn ended_client_leaves_no_objects() {
     let nic = nic(Quota::default());
     let before = nic.qps();
     let (guest, ..) = settled(&nic);
@@ -281,13 +281,13 @@ fn whoever_goes_leaves_nothing() {
     assert_eq!(nic.qps(), before);
     let objects =
         nic.daemon.inner.house.device.engine().expect("its own").inspect(|worker| worker.nic().objects());
-    // Those of the NIC's own QP1.
+    // The objects of the NIC's own QP1.
     assert_eq!((objects.pds, objects.cqs, objects.qps), (1, 1, 1), "{objects:?}");
     assert!(matches!(lock(&nic.visits)[..], [Visit::Came(_), Visit::Went(_)]));
 }
 
 #[test]
-fn places_that_are_not_inside_its_arenas_are_refused() {
+fn places_outside_the_arenas_are_refused() {
     let nic = nic(Quota::default());
     let (guest, pd, cq, _) = settled(&nic);
     let wrong = [
@@ -305,13 +305,13 @@ fn places_that_are_not_inside_its_arenas_are_refused() {
         }
     }
     guest.ask(create_cq(place(0), u32::MAX)).expect_err("larger than the arena");
-    // An arena that could shrink under the NIC's hands, or is none.
+    // An arena that could shrink while the NIC uses it, or a missing one.
     let open = nix::sys::memfd::memfd_create("open", nix::sys::memfd::MFdFlags::empty()).expect("a file");
     nix::unistd::ftruncate(&open, 32768).expect("room");
     guest.ask_with(&Ask::Arena { words: 4096 }, &[open.as_fd()]).expect_err("not sealed");
     guest.ask(Ask::Arena { words: 4096 }).expect_err("nothing came");
     guest.ask_with(&Ask::Arena { words: u64::MAX }, &[open.as_fd()]).expect_err("too many");
-    // Events that would go anywhere.
+    // A descriptor that is no eventfd.
     let (reader, _writer) = std::io::pipe().expect("a pipe");
     let ask = create_counted_cq(place(0), 8);
     guest.ask(create_counted_cq(place(0), 8)).expect_err("nothing came");
@@ -319,7 +319,7 @@ fn places_that_are_not_inside_its_arenas_are_refused() {
 }
 
 #[test]
-fn scribbling_over_its_queues_and_bells_harms_nobody_else() {
+fn overwritten_queues_and_bells_harm_no_other_client() {
     let nic = nic(Quota::default());
     let (victim, _, _, qp) = settled(&nic);
     let (vandal, ..) = settled(&nic);
@@ -338,9 +338,9 @@ fn scribbling_over_its_queues_and_bells_harms_nobody_else() {
 }
 
 #[test]
-fn a_counter_that_is_full_is_not_waited_for() {
+fn full_event_counter_does_not_block() {
     use nix::sys::eventfd::{EfdFlags, EventFd};
-    // It blocks, as that of a program's completion channel may.
+    // The eventfd blocks, as that of a program's completion channel may.
     let full = Arc::new(EventFd::from_flags(EfdFlags::empty()).expect("a descriptor"));
     full.write(u64::MAX - 1).expect("room for that");
     let copy = full.as_fd().try_clone_to_owned().expect("a descriptor");
@@ -352,12 +352,12 @@ fn a_counter_that_is_full_is_not_waited_for() {
 }
 
 #[test]
-fn nonsense_at_the_door_and_behind_it_ends_only_who_says_it() {
+fn invalid_messages_end_only_their_sender() {
     let nic = nic(Quota::default());
     let secret = Box::new(7u64);
     let refusals = [
         (Hello { version: VERSION + 1, ..hello(&secret) }, "version"),
-        // It points to what another process would have there.
+        // The address is right, but the 8 bytes differ.
         (Hello { secret: (std::ptr::from_ref(&*secret) as u64, 8), ..hello(&secret) }, "does not lead"),
         (Hello { secret: (8, 7), ..hello(&secret) }, "does not lead"),
     ];
@@ -371,7 +371,7 @@ fn nonsense_at_the_door_and_behind_it_ends_only_who_says_it() {
     let answer = link.receive::<Result<Welcome, String>>().expect("an answer").expect("it did not hang up").0;
     assert!(answer.expect_err("nonsense").contains("greeting"));
     drop(nic.knock());
-    // Before it is known who it is, little is read.
+    // Before the greeting is accepted, only a few bytes are read.
     let link = nic.knock();
     link.send(&Hello { name: "x".repeat(1 << 20), ..hello(&secret) }, &[]).expect_err("it hangs up");
 
@@ -387,9 +387,9 @@ fn nonsense_at_the_door_and_behind_it_ends_only_who_says_it() {
     victim.call(Command::QueryQp(qp)).expect("still served");
 }
 
-/// Questions in which a bit, a byte or two are not as they were meant.
+/// Sends questions with up to three corrupted bytes or bits.
 #[test]
-fn questions_that_are_bent_are_answered() {
+fn corrupted_questions_are_answered() {
     const ROUNDS: u32 = 4000;
     let nic = nic(Quota::default());
     let (victim, _, _, victims) = settled(&nic);
@@ -442,7 +442,7 @@ fn questions_that_are_bent_are_answered() {
             let (at, bit) = (random(bytes.len()), random(8));
             bytes[at] = if random(3) == 0 { random(256) as u8 } else { bytes[at] ^ 1 << bit };
         }
-        // What is no question any more would end it each time.
+        // An invalid question would end the client each time.
         let Ok(ask) = postcard::from_bytes::<Ask>(&bytes) else { continue };
         let sent = guest.link.send(&ask, &[]);
         match sent.ok().and_then(|()| guest.link.receive::<Reply>().ok()?) {
@@ -454,7 +454,7 @@ fn questions_that_are_bent_are_answered() {
             }
         }
     }
-    // What is a question is answered: a thread that ended did so by a mistake of the NIC's.
+    // Each valid question is answered: an ended thread is a mistake of the NIC.
     assert!(answers > ROUNDS / 4 && ends == 0, "{answers} answers, {ends} ends");
     assert!(!nic.daemon.has_failed());
     assert!(
@@ -463,7 +463,7 @@ fn questions_that_are_bent_are_answered() {
 }
 
 #[test]
-fn quotas_hold_and_what_is_given_back_can_be_had_again() {
+fn quotas_hold_and_freed_resources_are_reusable() {
     let quota =
         Quota { qps: 2, cqes: 20, mrs: 2, bytes: 100, objects: 5, queue_bytes: 80 << 10, ..Quota::default() };
     let nic = nic(quota);
@@ -477,7 +477,7 @@ fn quotas_hold_and_what_is_given_back_can_be_had_again() {
 
     let cqs = |capacity| guest.ask(create_cq(place(512), capacity));
     assert!(cqs(13).is_err() && cqs(12).is_ok() && cqs(1).is_err());
-    // A domain and two queues: two are left.
+    // A domain and two queues exist; two objects are left.
     let srq = || {
         let ring = Receives { place: place(3000), capacity: 1, max_sge: 1 };
         guest.ask(Ask::Memory(MemoryCommand::CreateSrq { pd, init: SrqInit::default(), ring }))
@@ -518,7 +518,7 @@ fn quotas_hold_and_what_is_given_back_can_be_had_again() {
 }
 
 #[test]
-fn one_qp1_each_and_datagrams_only_for_its_own_numbers() {
+fn client_has_one_qp1_and_keeps_its_unit() {
     let nic = nic(Quota::default());
     let (guest, pd, cq, _) = settled(&nic);
     guest.qp(pd, cq, QpType::Gsi).expect("its QP1");
@@ -532,7 +532,7 @@ fn one_qp1_each_and_datagrams_only_for_its_own_numbers() {
 }
 
 #[test]
-fn an_interface_has_one_nic_and_those_who_are_served_hear_of_its_end() {
+fn interface_has_one_nic_and_clients_see_end() {
     let nic = nic(Quota::default());
     let (device, _far) =
         Device::memory_pair(&DeviceConfig { serves: true, ..DeviceConfig::default() }).expect("two");
@@ -545,7 +545,7 @@ fn an_interface_has_one_nic_and_those_who_are_served_hear_of_its_end() {
 }
 
 #[test]
-fn what_the_tests_put_into_an_arena_fits() {
+fn test_queues_fit_their_places() {
     assert!(
         CompletionRing::size(16) <= 512 && RecvRing::size(4, 1) <= 1024 && SendRing::size(4, 1, 0) <= 1024
     );

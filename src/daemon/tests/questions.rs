@@ -9,7 +9,7 @@ pub(super) fn create_cq(place: Place, capacity: u32) -> Ask {
     Ask::Memory(MemoryCommand::CreateCq { ring: Completions { place, capacity }, notify: None })
 }
 
-/// The same, and its events are counted in the descriptor that comes with it.
+/// As [`create_cq`], with a descriptor beside the question in which events are counted.
 pub(super) fn create_counted_cq(place: Place, capacity: u32) -> Ask {
     Ask::Memory(MemoryCommand::CreateCq { ring: Completions { place, capacity }, notify: Some(Beside) })
 }

@@ -9,7 +9,7 @@ use crate::shared::HostMemory;
 use crate::shared::remote_memory::silent::SilentMemory;
 use crate::verbs::{Access, QpCaps, QpState, SendWr, WrOpcode};
 
-/// Its memory is read for what a QP sends, or written by a peer.
+/// The memory is read to send a message, or written by a peer.
 #[test]
 fn silent_memory_fails_its_qps_alone() {
     for is_written in [false, true] {
@@ -56,7 +56,7 @@ fn silent_memory_fails_its_qps_alone() {
     }
 }
 
-/// A user keeps one thread of the NIC waiting at most.
+/// A user keeps at most one thread of the NIC blocked.
 #[test]
 fn silent_user_is_refused_until_memory_answers() {
     let nic = nic(Quota::default());

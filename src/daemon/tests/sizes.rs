@@ -1,4 +1,4 @@
-//! Clients that choose sizes, and open without end.
+//! Clients that request large queues, and that open domains without end.
 
 use std::os::fd::AsFd;
 
@@ -59,7 +59,7 @@ fn each_opening_of_an_xrc_domain_is_charged() {
     open().expect("the third time again");
 }
 
-/// The domain would be nobody's, and stay.
+/// Otherwise the domain would stay, without an owner.
 #[test]
 fn xrc_domain_in_use_is_not_left() {
     let nic = nic(Quota::default());

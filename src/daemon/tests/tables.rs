@@ -20,7 +20,7 @@ use crate::remote::message::{Ask, Memory, Place, Told};
 use crate::shared::{EventCounter, Region, SendRing};
 use crate::verbs::{QpAttr, QpCaps, QpInit, QpState, QpType};
 
-/// The places of a client that ends are used by others before all of its objects are gone.
+/// The client's places are reused by others before all of its objects are destroyed.
 #[test]
 fn ending_client_destroys_no_qp_of_others() {
     const ITS: usize = 1500;
@@ -47,7 +47,7 @@ fn arena_is_charged_whole_pages() {
     client.ask_with(&Ask::Arena { words: 1 }, &[fd.as_fd()]).expect_err("a page more than 64 KiB");
 }
 
-/// Descriptors of this process that are this eventfd.
+/// Returns the number of this process's descriptors of an eventfd.
 fn descriptors_of(event: &EventFd) -> usize {
     let id = |fd: &str| {
         let text = fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).ok()?;
@@ -78,7 +78,7 @@ fn channel_of_many_queues_is_one_descriptor() {
     assert_eq!(descriptors_of(&channel), 1, "the client's");
 }
 
-/// A QP in the error state flushes what is posted, at once.
+/// A QP in error flushes posted requests at once.
 #[test]
 fn endless_send_queue_delays_no_other_client() {
     const CAPACITY: u32 = 4096;
@@ -114,7 +114,7 @@ fn endless_send_queue_delays_no_other_client() {
     });
 }
 
-/// The flags of an eventfd are those of all processes that have it, and its counter may be filled at any moment.
+/// All processes with the eventfd can change its flags, and fill its counter at any moment.
 #[test]
 fn full_event_counter_never_blocks_the_nic() {
     const ROUNDS: u64 = 5_000;

@@ -1,4 +1,4 @@
-//! Clients of two users: neither takes what is the other's, nor places that others need.
+//! Clients of two users: neither takes objects or names of the other, nor the slots that others need.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
@@ -19,7 +19,7 @@ use crate::roster::{BoundPort, PortName, PortRequest};
 use crate::threads::as_user;
 use crate::verbs::{FileId, Gid, OpenXrcd, QpType, XrcdId};
 
-/// The user of other clients than the test's own.
+/// The user of clients other than the test's own.
 pub(super) const OTHER: u32 = 65534;
 /// Port 7471 of `RDMA_PS_TCP`.
 const SERVICE: u64 = 0x0106_0000 + 7471;
@@ -102,7 +102,7 @@ fn listener_keeps_its_requests_from_other_users() {
     bob.ask(on_the_address()).expect("its port");
 }
 
-/// By the library: what it says, and that it gives the port back.
+/// With the library: its error message, and its release of the port.
 #[test]
 fn listeners_port_is_refused_to_others() {
     let nic = nic(Quota::default());
@@ -185,19 +185,19 @@ fn xrc_domain_is_shared_by_open_file() {
     let (a, b) = (nic.admitted(), nic.admitted());
     let file = memfd_create("domain", MFdFlags::empty()).expect("a file");
     let other_file = memfd_create("domain", MFdFlags::empty()).expect("a file");
-    // What a client says of its file is not looked at.
+    // The client's own statement about its file is ignored.
     let create = OpenXrcd { file: Some(FileId { device: 7, inode: 9 }), create: true, exclusive: false };
     let shared = open_of(&a, &file, create).expect("room");
     assert_eq!(open_of(&b, &file, OpenXrcd { create: false, ..create }).expect("it is there"), shared);
     assert_ne!(open_of(&b, &other_file, create).expect("room"), shared);
     open_of(&b, &file, OpenXrcd { exclusive: true, ..create }).expect_err("it is there");
-    // A path needs no right to the file.
+    // A bare path needs no right to the file.
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let path = open(path.as_str(), OFlag::O_PATH, Mode::empty()).expect("a path");
     assert_eq!(open_of(&b, &path, create).expect_err("not open").errno, libc::EBADF);
 }
 
-/// A file that is gone leaves its number to another one.
+/// The inode number of a deleted file is reused, unless the NIC holds the file.
 #[test]
 fn xrc_domain_keeps_its_file() {
     let nic = nic(Quota::default());

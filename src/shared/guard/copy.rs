@@ -1,18 +1,19 @@
 //! The routines that may fault.
 //!
-//! Written for the processor, because no compiler promises which instructions touch memory. Each is a leaf without a stack frame, and
-//! changes only registers that a callee may change: from any instruction of them it is right to go to the exit, which returns 1.
+//! Written in assembly, because no compiler promises which instructions access memory. Each is a leaf without a stack frame, and
+//! changes only registers that a callee may change. The handler may therefore jump from any of their instructions to the exit,
+//! which returns 1.
 //!
-//! A copy ascends, and stores no byte twice. Its last store, of 8, 4, 2 or 1 bytes, is made in one piece, after all others (on x86 by the
-//! order of its stores, on aarch64 by `stlr`). Longer stores before it are of 16 or 32 bytes; `rep movsb` would be no
-//! faster for what fits a packet.
+//! A copy ascends, and stores no byte twice. Its last store, of 8, 4, 2 or 1 bytes, is a single one after all others (by the store
+//! order of x86, by `stlr` on aarch64). Earlier stores have up to 32 bytes; `rep movsb` would be no faster for the payload of a
+//! packet.
 
 use std::arch::global_asm;
 
-/// What a guarded access to a word gave. In two registers.
+/// The result of a guarded access to a word, in two registers.
 #[repr(C)]
 struct Word {
-    /// Not 0: it is not there.
+    /// 0, or 1 if the word is missing.
     fault: u64,
     value: u64,
 }
@@ -28,7 +29,7 @@ unsafe extern "C" {
     static roxie_guarded_exit: u8;
 }
 
-/// Memory is not there, or not for this.
+/// The memory is missing, or does not allow the access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::shared) struct Missing;
 
@@ -36,11 +37,11 @@ fn judge(fault: u64) -> Result<(), Missing> {
     if fault == 0 { Ok(()) } else { Err(Missing) }
 }
 
-/// Copies `body` bytes, then `last` (8, 4, 2, 1 or 0) by one store. On error what lies before the missing page may have been copied.
+/// Copies `body` bytes, then `last` (8, 4, 2, 1 or 0) by one store. On error, bytes before the missing page may have been copied.
 ///
 /// # Safety
-/// Whatever is mapped of `body + last` bytes at `to` is for the NIC to write, and at `from` to read; they do not overlap. `to + body` is
-/// a multiple of `last`.
+/// All that is mapped of `body + last` bytes at `to` is for the NIC to write, and at `from` to read; they do not overlap. `to +
+/// body` is a multiple of `last`.
 #[inline]
 pub(in crate::shared) unsafe fn copy(
     to: *mut u8,
@@ -50,33 +51,35 @@ pub(in crate::shared) unsafe fn copy(
 ) -> Result<(), Missing> {
     #[cfg(target_arch = "x86_64")]
     {
-        /// Fewer bytes are as fast without.
+        /// Bytes; shorter copies are as fast without AVX.
         const WIDE: usize = 256;
         if body >= WIDE && std::arch::is_x86_feature_detected!("avx") {
-            // SAFETY: the caller's promise; the processor has the instructions. What is not mapped is an error, by the handler.
+            // SAFETY: the caller's promise; the processor has the instructions. The handler turns an access to an unmapped page
+            // into an error.
             return judge(unsafe { roxie_guarded_copy_avx(to, from, body, last) });
         }
     }
-    // SAFETY: the caller's promise. What is not mapped is an error, by the handler.
+    // SAFETY: the caller's promise. The handler turns an access to an unmapped page into an error.
     judge(unsafe { roxie_guarded_copy(to, from, body, last) })
 }
 
-/// Runs `operation` on the 8 bytes at `at` as the processor's own atomics would, and returns what was there before. Also where it says that
-/// they stay as they are they have to be writable.
+/// Runs `operation` on the 8 bytes at `at` as the processor's own atomics would, and returns the value before. The page must be
+/// writable even if `operation` returns `None`, which leaves the value as it is.
 ///
 /// # Safety
-/// `at` is a multiple of 8. If it is mapped, it is for the NIC to change, and others use atomics there.
+/// `at` is a multiple of 8. If it is mapped, it is for the NIC to change, and all other accesses there are atomic.
 #[inline]
 pub(in crate::shared) unsafe fn update(
     at: *mut u64,
     operation: impl Fn(u64) -> Option<u64>,
 ) -> Result<u64, Missing> {
-    // SAFETY: the caller's promise. What is not mapped is an error, by the handler.
+    // SAFETY: the caller's promise. The handler turns an access to an unmapped page into an error.
     let Word { fault, value: mut before } = unsafe { roxie_guarded_load(at) };
     judge(fault)?;
     loop {
         let new = operation(before).unwrap_or(before);
-        // SAFETY: `at` is aligned and for the NIC to change, as the caller promises; what is not mapped any more is an error, by the handler.
+        // SAFETY: `at` is aligned and for the NIC to change, as the caller promises. The handler turns an access to a page unmapped
+        // since into an error.
         let Word { fault, value } = unsafe { roxie_guarded_swap(at, before, new) };
         judge(fault)?;
         if value == before {
@@ -86,7 +89,7 @@ pub(in crate::shared) unsafe fn update(
     }
 }
 
-/// Where a thread that faulted at this instruction goes on; `None`: it was not one of these.
+/// Returns where a thread resumes that faulted at this instruction, or `None` if the instruction is not one of these routines.
 pub(super) fn exit_for(instruction: usize) -> Option<usize> {
     let range = (&raw const roxie_guarded_begin) as usize..(&raw const roxie_guarded_end) as usize;
     range.contains(&instruction).then_some((&raw const roxie_guarded_exit) as usize)
@@ -127,7 +130,7 @@ global_asm!(
     "3:",
     "sub rdx, -128",
     ".cfi_endproc",
-    // Goes on below with what is left.
+    // Falls through to roxie_guarded_copy with the remaining bytes.
     "roxie_guarded_copy:",
     ".cfi_startproc",
     "sub rdx, 64",
@@ -146,7 +149,7 @@ global_asm!(
     "sub rdx, 64",
     "jae 2b",
     "3:",
-    // The low six bits of rdx are what is left.
+    // The low six bits of rdx hold the number of bytes left.
     "test dl, 63",
     "je 9f",
     "test dl, 32",
@@ -223,14 +226,14 @@ global_asm!(
     "xor eax, eax",
     "ret",
     ".cfi_endproc",
-    // rdi: where. Gives eax: 0, rdx: what is there.
+    // rdi: address. Returns eax: 0, rdx: the value.
     "roxie_guarded_load:",
     ".cfi_startproc",
     "mov rdx, [rdi]",
     "xor eax, eax",
     "ret",
     ".cfi_endproc",
-    // rdi: where, rsi: expected, rdx: new. Gives eax: 0, rdx: what was there.
+    // rdi: address, rsi: expected, rdx: new. Returns eax: 0, rdx: the value before.
     "roxie_guarded_swap:",
     ".cfi_startproc",
     "mov rax, rsi",
@@ -275,7 +278,7 @@ global_asm!(
     "subs x2, x2, #64",
     "b.hs 2b",
     "3:",
-    // The low six bits of x2 are what is left.
+    // The low six bits of x2 hold the number of bytes left.
     "tbz w2, #5, 4f",
     "ldp q0, q1, [x1], #32",
     "stp q0, q1, [x0], #32",
@@ -322,20 +325,20 @@ global_asm!(
     "mov x0, #0",
     "ret",
     ".cfi_endproc",
-    // x0: where. Gives x0: 0, x1: what is there.
+    // x0: address. Returns x0: 0, x1: the value.
     "roxie_guarded_load:",
     ".cfi_startproc",
     "ldar x1, [x0]",
     "mov x0, #0",
     "ret",
     ".cfi_endproc",
-    // x0: where, x1: expected, x2: new. Gives x0: 0, x1: what was there.
+    // x0: address, x1: expected, x2: new. Returns x0: 0, x1: the value before.
     "roxie_guarded_swap:",
     ".cfi_startproc",
     "2:",
     "ldaxr x3, [x0]",
     "cmp x3, x1",
-    // What was not expected is stored as it was: the page has to be writable.
+    // A value other than the expected one is stored back unchanged: the page has to be writable.
     "csel x4, x2, x3, eq",
     "stlxr w5, x4, [x0]",
     "cbnz w5, 2b",

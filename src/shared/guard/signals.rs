@@ -1,12 +1,13 @@
-//! The handler of `SIGSEGV` and `SIGBUS`: what is a copy's goes back to it, all else goes on to the program.
+//! The handler of `SIGSEGV` and `SIGBUS`: resumes faulting copies, and passes all other signals on to the program.
 //!
-//! It takes no lock, allocates nothing and reads no thread-local value on the way of a copy's fault, and for others no more than the
-//! system would do: the mask of the program's action, then its handler, with the same arguments, on the stack where ours runs
-//! (the alternate one, if the thread has one). Without a handler, or with one that ignores what cannot be ignored, the default action is
-//! set and the same signal sent again, so that the process ends as it would have, with its core.
+//! For a fault of a copy, the handler takes no lock, allocates nothing and reads no thread-local value. For other signals it acts
+//! as the kernel would: it sets the mask of the program's action, then calls the program's handler with the same arguments on the
+//! current stack (the alternate one, if the thread has one). If the program has no handler, or ignores a signal that cannot be
+//! ignored, the default action is restored and the same signal sent again. The process then ends as it would have, with a core
+//! dump.
 //!
-//! Should another handler be found in the place of ours, ours comes before it under another address (an *entry*), so that one that
-//! passes on to what was there before it leads to the older entry, and from there to what was before that, and not in a circle.
+//! If another handler has replaced this one, this one is installed in front of it under another address (an *entry*). A handler
+//! that passes signals on to its predecessor so reaches the older entry, and from there the handler before that, instead of a loop.
 
 use std::ffi::{c_int, c_void};
 use std::hint;
@@ -20,57 +21,59 @@ use std::sync::atomic::{
 
 use super::copy;
 
-/// What is handled here.
+/// The signals handled here.
 pub const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
-/// How often ours may come before another.
+/// How often this handler may be installed in front of another.
 const ENTRIES: usize = 4;
 /// Words of a signal set.
 const WORDS: usize = size_of::<libc::sigset_t>() / size_of::<usize>();
 
 type Handler = unsafe extern "C-unwind" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 
-/// The entries' addresses, which is all in which they differ.
+/// The entries, which differ in their address only.
 static ENTRY: [Handler; ENTRIES] = [entry::<0>, entry::<1>, entry::<2>, entry::<3>];
 
-/// The program's actions, behind each entry.
+/// The program's action behind each entry, for each signal.
 static BEHIND: [[Behind; ENTRIES]; SIGNALS.len()] = [const { [const { Behind::new() }; ENTRIES] }; 2];
-/// Entries that were installed, of each signal.
+/// Number of entries installed, for each signal.
 static USED: [AtomicUsize; SIGNALS.len()] = [const { AtomicUsize::new(0) }; 2];
-/// Guards the two above against writers. Whoever has it takes no signals.
+/// Serializes writers of the two above. The thread that holds it takes no signals.
 static LOCK: AtomicBool = AtomicBool::new(false);
-/// The process in which ours is installed; 0: none. A child between `vfork` and `exec` has this memory and handlers of its own.
+/// The process in which the handler is installed; 0 if none. A child between `vfork` and `exec` shares this memory, but has signal
+/// actions of its own.
 static OWNER: AtomicI32 = AtomicI32::new(0);
-/// The C library's `sigaction`, if it is not found under that name.
+/// The C library's `sigaction`, if that name leads to another function.
 static SIGACTION: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// As `sigaction` of the C library.
+/// The type of the C library's `sigaction`.
 pub type Sigaction =
     unsafe extern "C-unwind" fn(c_int, *const libc::sigaction, *mut libc::sigaction) -> c_int;
 
-/// The C library's `sigaction` is this one: another stands in its place, under its name.
+/// Sets the C library's `sigaction`, for a program in which another function has that name.
 pub fn use_sigaction(found: Sigaction) {
     SIGACTION.store(found as *mut c_void, Release);
 }
 
-/// Asks the system, not [`sigaction`] of this module.
+/// Calls the C library's `sigaction`, not the one of this module.
 ///
 /// # Safety
-/// As with the C library's.
+/// As for the C library's.
 unsafe fn system(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
     let found = SIGACTION.load(Acquire);
     if found.is_null() {
-        // SAFETY: the caller keeps what the C library's asks for: each pointer is null or a structure; this is that function.
+        // SAFETY: the caller meets the C library's conditions: each pointer is null or a structure, and the function is the
+        // library's.
         return unsafe { libc::sigaction(signal, new, old) };
     }
-    // SAFETY: it was a function of this type.
+    // SAFETY: the pointer was stored from a function of this type.
     let found = unsafe { mem::transmute::<*mut c_void, Sigaction>(found) };
-    // SAFETY: the caller keeps what the C library's asks for, and this is that function under another name.
+    // SAFETY: the caller meets the C library's conditions, and this is that function under another name.
     unsafe { found(signal, new, old) }
 }
 
-/// Has copies guarded from now on, and again if somebody else's handler has come before ours. Also has the calling thread
-/// take both signals: one that blocks them is killed by a fault.
+/// Installs the guard of copies, again if another handler precedes it by now. Also unblocks both signals for the calling thread,
+/// which a fault would otherwise kill.
 pub fn install() {
     if !super::GUARDED {
         return;
@@ -81,7 +84,7 @@ pub fn install() {
     }
     // SAFETY: no arguments.
     OWNER.store(unsafe { libc::getpid() }, Release);
-    // SAFETY: a set that is filled in before it is used; it concerns the calling thread alone.
+    // SAFETY: a set that is filled in before it is used; the mask is the calling thread's alone.
     unsafe {
         let mut ours = empty_set();
         for signal in SIGNALS {
@@ -94,7 +97,7 @@ pub fn install() {
 fn install_one(place: usize) {
     let signal = SIGNALS[place];
     let mut now = default_action();
-    // SAFETY: room for what is there.
+    // SAFETY: `now` has room for the action.
     if unsafe { system(signal, ptr::null(), &mut now) } != 0 || entry_of(&now).is_some() {
         return;
     }
@@ -105,37 +108,38 @@ fn install_one(place: usize) {
     let mut ours = default_action();
     ours.sa_sigaction = *entry as usize;
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: a handler for as long as the program's code is there, which it is: the library is never unloaded.
+    // SAFETY: the handler's code stays loaded: the library is never unloaded.
     unsafe { system(signal, &ours, ptr::null_mut()) };
 }
 
-/// Which entry of ours an action leads to.
+/// Returns which entry an action leads to, if any.
 fn entry_of(action: &libc::sigaction) -> Option<usize> {
     ENTRY.iter().position(|entry| *entry as usize == action.sa_sigaction)
 }
 
-/// What `sigaction` is to the program: where ours is installed it stays, and the program's is behind it.
+/// Replaces `sigaction` for the program. Where this module's handler is installed, it stays in front, and the program's action is
+/// placed behind it.
 ///
 /// # Safety
-/// As with the C library's.
+/// As for the C library's.
 pub unsafe fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
     // SAFETY: no arguments.
     let owned = || OWNER.load(Acquire) == unsafe { libc::getpid() };
     let Some(place) = SIGNALS.iter().position(|ours| *ours == signal).filter(|_| owned()) else {
-        // SAFETY: the caller keeps what the C library's asks for, and `system` asks for the same.
+        // SAFETY: the caller meets the C library's conditions, and `system` has the same.
         return unsafe { system(signal, new, old) };
     };
-    // The caller's may be the same structure, or bad pointers, on which it faults here and not under the lock.
+    // Read before the lock is taken: `new` and `old` may be the same structure, and a bad pointer must not fault under the lock.
     // SAFETY: the caller promises null or a structure to read; it was compared with null.
     let wanted = (!new.is_null()).then(|| unsafe { *new });
     let turn = Turn::take();
     let mut now = default_action();
-    // SAFETY: room for what is there.
+    // SAFETY: `now` has room for the action.
     let asked = unsafe { system(signal, ptr::null(), &mut now) };
     let Some(entry) = entry_of(&now).filter(|_| asked == 0) else {
         drop(turn);
-        // Somebody else's is there, by a way that does not lead here.
-        // SAFETY: the caller keeps what the C library's asks for, and `system` asks for the same.
+        // Another handler is in front, installed by a way that does not lead here.
+        // SAFETY: the caller meets the C library's conditions, and `system` has the same.
         return unsafe { system(signal, new, old) };
     };
     let behind = &BEHIND[place][entry];
@@ -151,7 +155,7 @@ pub unsafe fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut li
     0
 }
 
-/// In the child of a fork: nobody else is here, whoever had the lock.
+/// Resets the state in the child of a fork: the thread that held the lock does not exist there.
 pub fn in_child() {
     LOCK.store(false, Release);
     if OWNER.load(Acquire) != 0 {
@@ -160,10 +164,10 @@ pub fn in_child() {
     }
 }
 
-/// Takes [`SIGNALS`] out of a set that is to be blocked.
+/// Removes [`SIGNALS`] from a set that is to be blocked.
 pub fn keep_unblocked(set: &mut libc::sigset_t) {
     for signal in SIGNALS {
-        // SAFETY: a set, and a signal that there is.
+        // SAFETY: a valid set and a valid signal.
         unsafe { libc::sigdelset(set, signal) };
     }
 }
@@ -173,11 +177,11 @@ unsafe extern "C-unwind" fn entry<const ENTRY: usize>(
     info: *mut libc::siginfo_t,
     context: *mut c_void,
 ) {
-    // SAFETY: what the system hands to a handler, or another handler passes on.
+    // SAFETY: the arguments are those that the kernel passes to a handler, or that another handler passes on.
     unsafe {
         let context = context.cast::<libc::ucontext_t>();
         let code = (*info).si_code;
-        // A fault of this instruction, and no signal that was sent or tells of a page that nobody has touched.
+        // A fault of this instruction: not a signal that was sent, nor a report of a bad page that no instruction has touched.
         let of_instruction = code > 0 && !(signal == libc::SIGBUS && code == libc::BUS_MCEERR_AO);
         if of_instruction && let Some(exit) = copy::exit_for(instruction(context)) {
             go_on_at(context, exit);
@@ -189,10 +193,10 @@ unsafe extern "C-unwind" fn entry<const ENTRY: usize>(
     }
 }
 
-/// As the system would have without ours.
+/// Handles a signal as the kernel would without this module.
 ///
 /// # Safety
-/// The arguments of a handler.
+/// The arguments must be those of a handler.
 unsafe fn pass_on(
     behind: &Behind,
     signal: c_int,
@@ -200,7 +204,7 @@ unsafe fn pass_on(
     context: *mut libc::ucontext_t,
 ) {
     let action = behind.load();
-    // SAFETY: the caller has the arguments of a handler: `info` is the system's, and there for as long as the handler runs.
+    // SAFETY: the caller passes the arguments of a handler: `info` is the kernel's, and valid while the handler runs.
     let sent = unsafe { (*info).si_code } <= 0;
     match action.sa_sigaction {
         libc::SIG_IGN if sent => {}
@@ -211,7 +215,7 @@ unsafe fn pass_on(
                 behind.store(&default_action());
             }
             let mut before = empty_set();
-            // SAFETY: sets that are there. The mask is what the system would have set for this handler.
+            // SAFETY: valid sets. The mask is what the kernel would have set for this handler.
             unsafe {
                 let mut mask = action.sa_mask;
                 if action.sa_flags & libc::SA_NODEFER == 0 {
@@ -219,14 +223,15 @@ unsafe fn pass_on(
                 }
                 change_mask(libc::SIG_BLOCK, &mask, &mut before);
                 if action.sa_flags & libc::SA_NODEFER != 0 {
-                    // Ours was installed without.
+                    // The module's own handler was installed without SA_NODEFER.
                     let mut this = empty_set();
                     libc::sigaddset(&mut this, signal);
                     change_mask(libc::SIG_UNBLOCK, &this, ptr::null_mut());
                 }
             }
-            // SAFETY: the program's handler, of the type that its flags say, with what the system gave. The mask before the signal comes back
-            // when ours returns, or is the program's business if its handler jumps.
+            // SAFETY: the program's handler, of the type that its flags state, with the kernel's arguments. The kernel restores the
+            // mask from before the signal when this handler returns. If the program's handler jumps instead, the mask is the
+            // program's business.
             unsafe {
                 if action.sa_flags & libc::SA_SIGINFO != 0 {
                     mem::transmute::<usize, Handler>(handler)(signal, info, context.cast());
@@ -239,9 +244,9 @@ unsafe fn pass_on(
     }
 }
 
-/// Ends the process by this signal as soon as the handler returns.
+/// Ends the process by this signal, as soon as the handler returns.
 fn end(signal: c_int, info: *mut libc::siginfo_t) {
-    // SAFETY: the default action; the same signal, to the calling thread, which blocks it until it returns.
+    // SAFETY: the default action, and the same signal, sent to the calling thread, which blocks it until the handler returns.
     unsafe {
         system(signal, &default_action(), ptr::null_mut());
         let (pid, tid) = (libc::getpid(), libc::syscall(libc::SYS_gettid));
@@ -251,25 +256,25 @@ fn end(signal: c_int, info: *mut libc::siginfo_t) {
 
 #[cfg(target_arch = "x86_64")]
 unsafe fn instruction(context: *const libc::ucontext_t) -> usize {
-    // SAFETY: the caller has a context of the system's.
+    // SAFETY: the caller has a context of the kernel's.
     unsafe { (*context).uc_mcontext.gregs[libc::REG_RIP as usize] as usize }
 }
 
 #[cfg(target_arch = "x86_64")]
 unsafe fn go_on_at(context: *mut libc::ucontext_t, address: usize) {
-    // SAFETY: the caller has a context of the system's, which the handler may change.
+    // SAFETY: the caller has a context of the kernel's, which the handler may change.
     unsafe { (*context).uc_mcontext.gregs[libc::REG_RIP as usize] = address as i64 };
 }
 
 #[cfg(target_arch = "aarch64")]
 unsafe fn instruction(context: *const libc::ucontext_t) -> usize {
-    // SAFETY: the caller has a context of the system's.
+    // SAFETY: the caller has a context of the kernel's.
     unsafe { (*context).uc_mcontext.pc as usize }
 }
 
 #[cfg(target_arch = "aarch64")]
 unsafe fn go_on_at(context: *mut libc::ucontext_t, address: usize) {
-    // SAFETY: the caller has a context of the system's, which the handler may change.
+    // SAFETY: the caller has a context of the kernel's, which the handler may change.
     unsafe { (*context).uc_mcontext.pc = address as u64 };
 }
 
@@ -291,10 +296,10 @@ fn default_action() -> libc::sigaction {
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
-/// The program's action: read by handlers, which wait for nobody, and written under the lock.
+/// The program's action: a seqlock, which handlers read without the lock, and writers write under it.
 #[derive(Debug)]
 struct Behind {
-    /// Odd while it is written.
+    /// Odd while a writer is at work.
     version: AtomicU32,
     handler: AtomicUsize,
     flags: AtomicI32,
@@ -314,7 +319,7 @@ impl Behind {
             action.sa_sigaction = self.handler.load(Relaxed);
             action.sa_flags = self.flags.load(Relaxed);
             let words: [usize; WORDS] = std::array::from_fn(|at| self.mask[at].load(Relaxed));
-            // SAFETY: a set is words, and these were one.
+            // SAFETY: a set is an array of words, and these were read from one.
             action.sa_mask = unsafe { mem::transmute::<[usize; WORDS], libc::sigset_t>(words) };
             fence(Acquire);
             if version.is_multiple_of(2) && self.version.load(Relaxed) == version {
@@ -324,9 +329,9 @@ impl Behind {
         }
     }
 
-    /// Under the lock.
+    /// Caller must hold the lock.
     fn store(&self, action: &libc::sigaction) {
-        // SAFETY: a set is words.
+        // SAFETY: a set is an array of words.
         let words = unsafe { mem::transmute::<libc::sigset_t, [usize; WORDS]>(action.sa_mask) };
         self.version.fetch_add(1, AcqRel);
         fence(Release);
@@ -339,7 +344,7 @@ impl Behind {
     }
 }
 
-/// The lock. No handler runs in this thread meanwhile, which might want it too.
+/// The lock. Its holder takes no signals, since a handler might want the lock too.
 struct Turn {
     mask: libc::sigset_t,
 }
@@ -347,7 +352,7 @@ struct Turn {
 impl Turn {
     fn take() -> Turn {
         let mut mask = empty_set();
-        // SAFETY: sets that are there.
+        // SAFETY: valid sets.
         unsafe { change_mask(libc::SIG_SETMASK, &all_signals(), &mut mask) };
         while LOCK.swap(true, Acquire) {
             // SAFETY: no arguments.
@@ -360,18 +365,18 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         LOCK.store(false, Release);
-        // SAFETY: the mask that `take` read on this thread; null: nobody wants to know the present one.
+        // SAFETY: the mask that `take` read on this thread; null, since the present mask is not needed.
         unsafe { change_mask(libc::SIG_SETMASK, &self.mask, ptr::null_mut()) };
     }
 }
 
 fn all_signals() -> libc::sigset_t {
-    // SAFETY: a set is words; all ones is the full one.
+    // SAFETY: a set is an array of words; all ones is the full set.
     unsafe { mem::transmute::<[usize; WORDS], libc::sigset_t>([usize::MAX; WORDS]) }
 }
 
-/// Changes the mask of the calling thread, by a system call: functions for that may be made to leave out the very signals that matter
-/// here.
+/// Changes the mask of the calling thread by a system call: the library's functions may be interposed, and leave out the very
+/// signals that matter here.
 ///
 /// # Safety
 /// `before` is null or room for a set.

@@ -7,16 +7,16 @@ use crate::shared::HostMemory;
 use crate::shared::memory::CopyFault;
 use crate::threads::spawn_unsignalled;
 
-/// A multiple of each size that pages have.
+/// A multiple of every page size.
 const PAGE: usize = 65536;
 const ALL: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
-/// Three pages of which the second can be taken away.
+/// Three pages, the second of which can be protected or unmapped.
 struct Pages(*mut u8);
 
 // SAFETY: plain memory, of which only the protection is changed here.
 unsafe impl Send for Pages {}
-// SAFETY: plain memory, reached by raw pointers alone: what two threads do there at once is the copies' own business.
+// SAFETY: plain memory, accessed by raw pointers only: concurrent accesses are the subject of the tests.
 unsafe impl Sync for Pages {}
 
 impl Pages {
@@ -34,11 +34,11 @@ impl Pages {
     }
 
     fn unmap_second(&self) {
-        // SAFETY: a page of the mapping, into which no reference exists; nobody uses it after.
+        // SAFETY: a page of the mapping, into which no reference exists; it is not used afterwards.
         assert_eq!(unsafe { libc::munmap(self.0.add(PAGE).cast(), PAGE) }, 0);
     }
 
-    /// Borrowed, and on demand.
+    /// The pages as borrowed memory, and as on-demand memory.
     fn memories(&self) -> [HostMemory; 2] {
         let base = NonNull::new(self.0).unwrap();
         // SAFETY: no reference into the mapping exists.
@@ -58,7 +58,7 @@ fn add(memory: &HostMemory, offset: usize) -> Result<u64, CopyFault> {
 }
 
 #[test]
-fn what_is_there_is_copied_and_what_is_not_is_a_fault() {
+fn copy_faults_on_protected_pages_only() {
     let pages = Pages::new();
     for memory in pages.memories() {
         let mut back = [0; 5];
@@ -79,16 +79,16 @@ fn what_is_there_is_copied_and_what_is_not_is_a_fault() {
     }
 }
 
-/// Each instruction of the routines that touches memory is one at which they fault.
+/// Covers each instruction of the routines that accesses memory.
 #[test]
-fn a_copy_of_any_length_faults_at_any_of_its_bytes_and_goes_on() {
+fn copy_of_any_length_faults_at_any_byte() {
     let pages = Pages::new();
     let [memory, _] = pages.memories();
     let lengths = (1..=200).chain([255, 256, 300, 384, 511, 1000, 2048, 4096]);
     for length in lengths.clone() {
         let bytes: Vec<u8> = (0..length).map(|at| (at * 7 + length) as u8 | 1).collect();
         let mut back = vec![0; length];
-        // The first byte that is missing is the last of them, one amidst, the first.
+        // The first missing byte is the last, the middle, or the first of the copy.
         for there in [length - 1, length / 2, 0] {
             let start = (PAGE - there) as u64;
             pages.protect_second(libc::PROT_NONE);
@@ -105,7 +105,7 @@ fn a_copy_of_any_length_faults_at_any_of_its_bytes_and_goes_on() {
 }
 
 #[test]
-fn what_is_unmapped_is_a_fault_as_well() {
+fn copy_to_unmapped_page_faults() {
     let pages = Pages::new();
     pages.unmap_second();
     for memory in pages.memories() {
@@ -117,15 +117,15 @@ fn what_is_unmapped_is_a_fault_as_well() {
 }
 
 #[test]
-fn all_of_the_address_space_is_a_region() {
-    // SAFETY: the bytes that are accessed are those of `word` while nothing else looks at it.
+fn on_demand_region_covers_the_whole_address_space() {
+    // SAFETY: the bytes that are accessed are those of `word`, which nothing else accesses meanwhile.
     let all = unsafe { HostMemory::on_demand(0, usize::MAX) };
     let mut word = 7u64;
     let at = (&raw mut word) as u64;
     all.write(at, &9u64.to_ne_bytes()).unwrap();
     assert_eq!(word, 9);
     let mut back = [1; 8];
-    // Nothing is at address 0; the second is no address of a program, the third none at all.
+    // Address 0 is not mapped, the second belongs to the kernel, and the third is not canonical.
     for nowhere in [0, 0xffff_8000_0000_0000, 0x8000_0000_0000_0000, u64::MAX - 64] {
         assert!(all.read(nowhere, &mut back).is_err(), "{nowhere:#x}");
         assert!(all.write(nowhere, &back).is_err(), "{nowhere:#x}");
@@ -134,7 +134,7 @@ fn all_of_the_address_space_is_a_region() {
 }
 
 #[test]
-fn an_atomic_is_done_where_there_is_a_page_and_a_fault_where_there_is_none() {
+fn atomic_needs_a_writable_page() {
     let pages = Pages::new();
     for (at, memory) in pages.memories().into_iter().enumerate() {
         let at = 8 + 8 * at;
@@ -158,7 +158,7 @@ fn an_atomic_is_done_where_there_is_a_page_and_a_fault_where_there_is_none() {
 }
 
 #[test]
-fn a_page_behind_the_end_of_its_file_is_a_fault_as_well() {
+fn page_beyond_the_end_of_its_file_faults() {
     let file = tempfile::tempfile().unwrap();
     file.set_len(PAGE as u64).unwrap();
     // SAFETY: a new mapping anywhere.
@@ -170,16 +170,16 @@ fn a_page_behind_the_end_of_its_file_is_a_fault_as_well() {
     file.set_len(0).unwrap();
     assert!(matches!(add(&memory, 0), Err(CopyFault::NotMapped { .. })));
     assert!(matches!(memory.write(0, &[1; 64]), Err(CopyFault::NotMapped { .. })));
-    // SAFETY: the one page that is left of the mapping that the test has made, to which nothing refers any more.
+    // SAFETY: the test's own mapping of one page, to which no reference is left.
     unsafe { libc::munmap(base, PAGE) };
 }
 
 //= test: IBTA 9.4.5: atomic-is-one-step
 #[test]
-fn nothing_that_the_cpu_adds_meanwhile_is_lost() {
+fn concurrent_additions_by_the_cpu_are_kept() {
     const TRIED: u64 = 10_000;
     let word = AtomicU64::new(0);
-    // SAFETY: the word is an atomic to everybody.
+    // SAFETY: all accesses to the word are atomic.
     let memory = unsafe { HostMemory::borrowed(NonNull::new(word.as_ptr().cast()).unwrap(), 8) };
     let done = AtomicBool::new(false);
     let added = thread::scope(|scope| {
@@ -201,7 +201,7 @@ fn nothing_that_the_cpu_adds_meanwhile_is_lost() {
 }
 
 #[test]
-fn a_page_that_comes_and_goes_meanwhile_is_there_or_is_a_fault() {
+fn concurrently_protected_page_works_or_faults() {
     let pages = Pages::new();
     let [memory, _] = pages.memories();
     let done = AtomicBool::new(false);
@@ -230,7 +230,7 @@ fn a_page_that_comes_and_goes_meanwhile_is_there_or_is_a_fault() {
 }
 
 #[test]
-fn a_thread_of_the_engine_which_takes_no_signals_gets_its_faults_back() {
+fn engine_thread_recovers_from_faults() {
     let pages = Pages::new();
     pages.unmap_second();
     let [memory, _] = pages.memories();

@@ -1,15 +1,17 @@
-//! The memory of another process, reached as an adapter reaches its host's: by address, at any time, whether or not that process runs.
+//! The memory of another process, accessed as an adapter accesses its host's: by address, at any time, whether or not that process
+//! runs.
 //!
-//! A process hands over two descriptors of its own: `/proc/self/mem`, by which its bytes are read and written, and `/proc/self/maps`,
-//! which tells what each page may be used for (`address_map`). The process opened both, so the kernel has judged by the process's own
-//! rights whose memory they lead to. A descriptor is bound to one address space, not to a number: after an exec, or after the last thread
-//! has ended, it leads to nothing (`mem_rw` of `fs/proc/base.c`), whoever has the process number then. No capability is needed.
+//! A process passes two descriptors of its own: `/proc/self/mem`, by which its bytes are read and written, and `/proc/self/maps`,
+//! which tells how each page is protected (`address_map`). The process opened both itself, so the kernel has applied that process's
+//! own rights, and the NIC needs no capability. A descriptor is bound to one address space, not to a process number: after an exec,
+//! or after the end of the last thread, it leads to nothing (`mem_rw` of `fs/proc/base.c`), even if the number is in use again.
 //!
-//! The kernel heeds no page protection on this way (`FOLL_FORCE`): each copy first asks the map. A page whose protection changes between
-//! question and copy was written before the change, as by an adapter whose write was under way.
+//! By these descriptors the kernel ignores page protection (`FOLL_FORCE`), so each copy first queries the mappings. If the
+//! protection changes between query and copy, the copy counts as made before the change, like an adapter's write that was under
+//! way.
 //!
-//! A copy takes one system call, one and a half microseconds for 8 bytes to 4 KiB, as `process_vm_writev(2)` does; the question takes
-//! 0.7 us, once for all copies of a batch that lie in one mapping. Both may wait for as long as the process likes.
+//! A copy takes one system call, about 1.5 us for 8 bytes to 4 KiB, as `process_vm_writev(2)` does. A query takes 0.7 us, once for
+//! all copies of a batch to one mapping. Copies and queries may block for as long as the process likes.
 
 use std::fs::File;
 use std::io;
@@ -24,7 +26,7 @@ use nix::unistd::{Whence, lseek};
 use super::address_map::AddressMap;
 pub use super::address_map::{Lookup, Use};
 
-/// Why a process's memory cannot be reached.
+/// The reason why a process's memory cannot be accessed.
 #[derive(Debug, thiserror::Error)]
 pub enum Unreachable {
     /// A descriptor is missing.
@@ -33,13 +35,13 @@ pub enum Unreachable {
          (is /proc mounted, and may the program dump core?)"
     )]
     NoDescriptor(usize),
-    /// A descriptor leads to some other file.
+    /// A descriptor leads to another kind of file.
     #[error("its descriptor of /proc/self/mem is {0}")]
     NoMemory(&'static str),
-    /// The descriptor of the mappings is of no use.
+    /// The descriptor of the mappings cannot be read.
     #[error("its descriptor of /proc/self/maps cannot be read: {0}")]
     NoMap(io::Error),
-    /// The descriptor leads to other memory.
+    /// The descriptor leads to the memory of another process.
     #[error("its descriptor of /proc/self/mem does not lead to the memory of the process that speaks")]
     OtherMemory,
 }
@@ -54,10 +56,10 @@ pub struct RemoteMemory {
 }
 
 impl RemoteMemory {
-    /// The memory behind these descriptors, of `/proc/self/mem` and `/proc/self/maps`, where the 8 bytes at `address` are `secret`.
+    /// Takes the descriptors of `/proc/self/mem` and `/proc/self/maps` of a process. The 8 bytes at `address` must be `secret`.
     ///
     /// # Errors
-    /// If they are descriptors of something else, or the bytes differ.
+    /// If the descriptors are of other files, or the bytes differ.
     pub fn new(fds: Vec<OwnedFd>, (address, secret): (u64, u64)) -> Result<RemoteMemory, Unreachable> {
         let count = fds.len();
         let Ok([memory, maps]) = <[OwnedFd; 2]>::try_from(fds) else {
@@ -75,16 +77,17 @@ impl RemoteMemory {
         }
     }
 
-    /// The descriptors of the calling process's own memory, for [`new`](Self::new) in another process.
+    /// Opens the descriptors of the calling process's own memory, for [`new`](Self::new) in another process.
     ///
     /// # Errors
-    /// If `/proc` is not mounted, or the process may not open them: one that may dump no core (`PR_SET_DUMPABLE` of prctl(2)) may not.
+    /// If `/proc` is not mounted, or the process may not open the files: one without core dumps (`PR_SET_DUMPABLE` of prctl(2)) may
+    /// not.
     pub fn descriptors() -> io::Result<[OwnedFd; 2]> {
         let memory = File::options().read(true).write(true).open("/proc/self/mem")?;
         Ok([memory.into(), File::open("/proc/self/maps")?.into()])
     }
 
-    /// A file in place of memory, at the addresses of this process.
+    /// For tests: uses a file in place of another process's memory, with the mappings of this process.
     #[cfg(test)]
     pub(crate) fn behind(memory: File) -> RemoteMemory {
         let maps = File::open("/proc/self/maps").expect("this process's own").into();
@@ -92,12 +95,12 @@ impl RemoteMemory {
         RemoteMemory { memory, map, fenced: AtomicBool::new(false), abandoned: AtomicBool::new(false) }
     }
 
-    /// From now on nothing of it is touched any more.
+    /// Refuses all later accesses.
     pub fn fence(&self) {
         self.fenced.store(true, Relaxed);
     }
 
-    /// Fences it, because a copy does not come to an end.
+    /// Fences the memory, because a copy does not end.
     pub fn abandon(&self) {
         self.abandoned.store(true, Relaxed);
         self.fence();
@@ -108,27 +111,27 @@ impl RemoteMemory {
         self.abandoned.load(Relaxed)
     }
 
-    /// Checks that all of this memory is mapped, and may be used so, as registering memory with an adapter does.
+    /// Checks that all of these bytes are mapped and allow the access `what`, as an adapter does at registration.
     ///
     /// # Errors
-    /// With EFAULT if some of it is not.
+    /// EFAULT if some bytes are not mapped, or do not allow the access.
     pub fn check(&self, address: u64, length: u64, what: Use) -> io::Result<()> {
         self.map.check(&mut Lookup::default(), address, length, what)
     }
 
-    /// Copies from there. `lookup`: what the last copy of this batch found.
+    /// Copies from `address` to `bytes`. `lookup`: the result of the batch's last query.
     ///
     /// # Errors
-    /// If some of it is not there, or cannot be read; what lies before may have been copied.
+    /// If some bytes are not mapped for reading, or the memory is fenced. Bytes before them may have been copied.
     pub fn read(&self, lookup: &mut Lookup, address: u64, bytes: &mut [u8]) -> io::Result<()> {
         self.may(lookup, address, bytes.len(), Use::Read)?;
         self.memory.read_exact_at(bytes, address)
     }
 
-    /// Copies there. `lookup`: what the last copy of this batch found.
+    /// Copies `bytes` to `address`. `lookup`: the result of the batch's last query.
     ///
     /// # Errors
-    /// If some of it is not there, or cannot be written; what lies before may have been copied.
+    /// If some bytes are not mapped for writing, or the memory is fenced. Bytes before them may have been copied.
     pub fn write(&self, lookup: &mut Lookup, address: u64, bytes: &[u8]) -> io::Result<()> {
         self.may(lookup, address, bytes.len(), Use::Write)?;
         self.memory.write_all_at(bytes, address)
@@ -145,9 +148,9 @@ impl RemoteMemory {
     }
 }
 
-/// Checks that a descriptor is of a process's memory, open for reading and writing. Mounts can give any file any name, so the kernel is
-/// asked: in a process file system, a position in the upper half of the range is taken by the file of an address space alone (`mem_lseek`),
-/// and by `pagemap`, which cannot be written.
+/// Checks that a descriptor is of a process's memory, open for reading and writing. A mount can give any file any name, so the
+/// kernel is asked: in procfs, only the file of an address space accepts a position in the upper half of the range (`mem_lseek`),
+/// and `pagemap`, which cannot be written.
 fn is_address_space(file: &File) -> Result<(), &'static str> {
     const UPPER_HALF: i64 = -1 << 13;
     let of_proc = fstatfs(file).is_ok_and(|fs| fs.filesystem_type() == PROC_SUPER_MAGIC);

@@ -1,4 +1,4 @@
-//! Pages of this process that come and go, for tests of what copies do then.
+//! For tests: pages of this process with protection and backing that change.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -8,17 +8,17 @@ use std::ptr::NonNull;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, mprotect, munmap};
 
-/// Bytes of them: whole pages on every kernel.
+/// Bytes of the pages: whole pages on every kernel.
 const LENGTH: usize = 1 << 16;
 
-/// What may be done with them.
+/// State of the pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Writable,
     Readable,
-    /// They are protected from every use, as if nothing were mapped; nothing else is ever mapped there.
+    /// Protected from every access, like unmapped pages. The address range stays reserved.
     Protected,
-    /// They lie behind the end of their file.
+    /// Beyond the end of their file.
     BehindTheEnd,
 }
 
@@ -38,7 +38,7 @@ impl Pages {
         Pages { base: base.expect("a mapping"), file }
     }
 
-    /// The address of the first byte, and how many there are.
+    /// Returns the address of the first byte, and the number of bytes.
     pub(crate) fn place(&self) -> (u64, u64) {
         (self.base.as_ptr() as u64, LENGTH as u64)
     }

@@ -1,6 +1,7 @@
 //! Memory that never answers: behind it is a file whose file system answers everything but reads and writes (FUSE, `linux/fuse.h`).
 //!
-//! A process whose own pages did not come would stop itself: the kernel holds its address space locked meanwhile.
+//! Missing pages of the process itself would not do: it would block itself, because the kernel holds its address space locked
+//! meanwhile.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -21,12 +22,12 @@ pub(crate) struct SilentMemory {
     _server: Server,
 }
 
-/// The process of the file system. It is no thread of this process: a process does not end before its own requests are answered.
+/// The file system's server: a separate process, because a process does not end before its own requests are answered.
 struct Server(Pid);
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Its descriptor is closed with it: threads that wait for a page hear that there is none.
+        // The end of the server closes its descriptor: blocked threads get an error.
         let _ = kill(self.0, Signal::SIGKILL);
         let _ = waitpid(self.0, None);
     }
@@ -43,7 +44,7 @@ impl SilentMemory {
             ForkResult::Parent { child } => Server(child),
             ForkResult::Child => serve(device, number),
         };
-        // In a mount namespace of its thread: nobody else sees the file system.
+        // In a mount namespace of this thread, so that no other thread sees the file system.
         let file = thread::spawn(move || open(&device)).join().expect("no panic")?;
         Ok(SilentMemory { memory: Arc::new(RemoteMemory::behind(file)), _server: server })
     }
@@ -61,7 +62,8 @@ fn open(device: &File) -> io::Result<File> {
 /// Answers what is asked of the file system.
 fn serve(mut device: File, number: RawFd) -> ! {
     let number = number.cast_unsigned();
-    // SAFETY: the child's own copies of descriptors, of which it uses the device alone; it ends with the thread that has made it.
+    // SAFETY: the child's own copies of the descriptors, of which it uses the device alone. The child ends with the thread that
+    // forked it.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
         libc::close_range(0, number - 1, 0);
@@ -75,7 +77,7 @@ fn serve(mut device: File, number: RawFd) -> ! {
         match word(4) {
             // INIT: version 7.31.
             26 => answer.add(&[7, 31, 4096, 0, 8 << 16 | 8, 4096, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]),
-            // LOOKUP: node 2, which stays as it is.
+            // LOOKUP: node 2, valid for 1000 s.
             1 => {
                 answer.add(&[2, 0, 0, 0, 1000, 0, 1000, 0, 0, 0]);
                 answer.add(&attributes(false));
@@ -122,7 +124,7 @@ impl Answer {
     }
 }
 
-/// `struct fuse_attr`, of 2^60 bytes: any address is inside.
+/// `struct fuse_attr` of a file of 2^60 bytes, which includes every address.
 fn attributes(is_folder: bool) -> [u32; 22] {
     let mode = if is_folder { 0o040_755 } else { 0o100_644 };
     [2, 0, 0, 1 << 28, 128, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0]

@@ -15,9 +15,9 @@ fn each_qp_that_rang_is_taken_once() {
     assert!(!bells.any());
 }
 
-/// Also beyond the QPs that one word of the summary stands for.
+/// Covers QPs beyond the first word of the summary.
 #[test]
-fn one_bell_alone_is_heard_wherever_it_is() {
+fn single_bell_is_heard_at_any_index() {
     let bells = Doorbells::new(10_000).unwrap();
     for qp in [0, 63, 64, 4_095, 4_096, 8_191, 8_192, 9_999] {
         assert!(!bells.any());
@@ -28,7 +28,7 @@ fn one_bell_alone_is_heard_wherever_it_is() {
 }
 
 #[test]
-fn a_bell_outside_the_page_rings_nothing() {
+fn bell_outside_the_page_is_ignored() {
     let bells = Doorbells::new(10).unwrap();
     bells.ring(QpIndex(64));
     assert!(!bells.any());
@@ -39,7 +39,7 @@ fn only_a_sleeping_worker_is_woken() {
     let bells = Doorbells::new(10).unwrap();
     bells.ring(QpIndex(1));
     assert!(bells.wake_fd().read().is_err(), "nothing was written");
-    // A worker takes all bells before it sleeps.
+    // The worker takes all bells before it sleeps.
     bells.take(|_| ());
     bells.sleep_begins();
     bells.ring(QpIndex(1));

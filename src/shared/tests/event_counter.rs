@@ -1,4 +1,4 @@
-//! Events of a channel.
+//! Event counters of completion channels.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ fn counter() -> EventCounter {
 }
 
 #[test]
-fn what_is_raised_is_counted_in_the_descriptor() {
+fn raised_events_are_counted_in_the_descriptor() {
     let counter = counter();
     counter.raise();
     counter.clone().raise();
@@ -20,7 +20,7 @@ fn what_is_raised_is_counted_in_the_descriptor() {
 }
 
 #[test]
-fn what_is_caught_is_taken_once_and_the_rest_is_counted() {
+fn first_caught_event_is_taken_others_are_counted() {
     let counter = counter();
     assert_eq!(counter.catch(|| 7), (false, 7));
     assert!(counter.catch(|| counter.raise()).0);
@@ -33,7 +33,7 @@ fn what_is_caught_is_taken_once_and_the_rest_is_counted() {
 }
 
 #[test]
-fn of_two_who_catch_one_does() {
+fn nested_catch_leaves_events_to_the_outer() {
     let counter = counter();
     let inner = counter.catch(|| counter.catch(|| counter.raise()));
     assert_eq!(inner, (true, (false, ())));

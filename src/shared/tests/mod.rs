@@ -1,4 +1,4 @@
-//! Tests of the files that a model checker compiles as well (`tests/handoff`), and that have none of their own therefore.
+//! Tests of the files that a model checker also compiles (`tests/handoff`), and which therefore contain no tests.
 
 mod doorbell;
 mod event_counter;

@@ -3,7 +3,7 @@
 use crate::shared::PageList;
 
 #[test]
-fn a_list_names_as_many_pages_as_it_says_and_no_more() {
+fn page_list_holds_exactly_its_capacity() {
     let list = PageList::new(3).unwrap();
     assert!((0..3).all(|page| list.set(page, u64::from(page) * 4096 + 7)));
     assert!(!list.set(3, 9) && !list.set(u32::MAX, 9));

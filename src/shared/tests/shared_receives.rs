@@ -18,7 +18,7 @@ fn ids(queue: &SharedReceives) -> Vec<u64> {
 
 //= test: IBTA 10.2.9: srq-serves-in-order
 #[test]
-fn receives_are_taken_in_the_order_in_which_they_were_posted_over_many_laps() {
+fn receives_are_taken_in_order_over_many_laps() {
     let (ring, queue) = queue(3, 0);
     for id in 0..100 {
         ring.post(id, &[]).unwrap();
@@ -27,7 +27,7 @@ fn receives_are_taken_in_the_order_in_which_they_were_posted_over_many_laps() {
 }
 
 #[test]
-fn the_limit_is_reached_once_for_each_arming() {
+fn limit_is_reached_once_for_each_arming() {
     let (ring, queue) = queue(8, 5);
     assert!(!queue.arm(4));
     let reached: Vec<_> =
@@ -43,7 +43,7 @@ fn the_limit_is_reached_once_for_each_arming() {
 }
 
 #[test]
-fn moving_keeps_what_waits_and_its_order() {
+fn move_keeps_waiting_receives_in_order() {
     let (_, mut queue) = queue(4, 4);
     queue.take(&mut []).unwrap();
     let small = RecvRing::new(2, 1).unwrap();
@@ -56,7 +56,7 @@ fn moving_keeps_what_waits_and_its_order() {
 }
 
 #[test]
-fn a_scribbled_producer_is_seen() {
+fn overwritten_producer_is_detected() {
     let (ring, queue) = queue(4, 4);
     assert!(!queue.is_broken(), "full is not broken");
     ring.words()[0].store(5, Relaxed);
@@ -65,7 +65,7 @@ fn a_scribbled_producer_is_seen() {
 }
 
 #[test]
-fn several_takers_get_each_receive_once_and_unmixed() {
+fn concurrent_takers_get_each_receive_once() {
     const COUNT: u64 = 20_000;
     let ring = RecvRing::new(4, 1).unwrap();
     let queue = SharedReceives::new(ring.clone());

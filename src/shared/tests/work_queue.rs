@@ -5,7 +5,7 @@ use crate::shared::{PostError, RecvRing, SendRing};
 use crate::verbs::{AhId, LKey, Qpn, RKey, SendFlags, SendWr, Sge, Srqn, UdAddress, WrOpcode};
 
 #[test]
-fn a_work_request_is_read_as_it_was_posted() {
+fn work_request_is_read_as_posted() {
     let swap = SendWr {
         wr_id: u64::MAX,
         opcode: WrOpcode::CompareSwap,
@@ -36,9 +36,9 @@ fn a_work_request_is_read_as_it_was_posted() {
     }
 }
 
-/// One that gathers from one place fills a cache line, and the next begins another.
+/// A work request with one SGE fills a cache line, and the next begins on another.
 #[test]
-fn a_place_for_one_entry_is_a_line() {
+fn slot_for_one_sge_is_a_cache_line() {
     assert_eq!(SendRing::size(64, 1, 0) - SendRing::size(32, 1, 0), 32 * 8);
     assert_eq!(SendRing::size(64, 1, 16) - SendRing::size(32, 1, 16), 32 * 8);
     assert_eq!(SendRing::size(64, 2, 0) - SendRing::size(32, 2, 0), 32 * 16);
@@ -56,7 +56,7 @@ fn inline_payload_travels_in_the_slot() {
 }
 
 #[test]
-fn what_is_staged_is_seen_when_it_is_published_and_not_before() {
+fn staged_requests_are_seen_once_published() {
     let ring = SendRing::new(2, 1, 0).unwrap();
     for id in 0..2u32 {
         ring.stage(id, &SendWr { wr_id: id.into(), ..SendWr::default() }, Payload::Sges(&[])).unwrap();
@@ -72,7 +72,7 @@ fn what_is_staged_is_seen_when_it_is_published_and_not_before() {
 }
 
 #[test]
-fn a_full_queue_refuses_and_takes_again_after_retirement() {
+fn full_queue_accepts_again_after_retirement() {
     let ring = RecvRing::new(3, 1).unwrap();
     for id in 0..3 {
         assert!(!ring.post(id, &[]).unwrap());
@@ -84,7 +84,7 @@ fn a_full_queue_refuses_and_takes_again_after_retirement() {
 }
 
 #[test]
-fn a_scribbled_producer_reads_as_empty() {
+fn overwritten_producer_reads_as_empty() {
     let ring = SendRing::new(4, 1, 0).unwrap();
     ring.words()[0].store(1 << 31, Relaxed);
     assert!(ring.fetch(0, &mut SendWr::default(), &mut [Sge::default()], &mut []).is_none());
@@ -92,7 +92,7 @@ fn a_scribbled_producer_reads_as_empty() {
 }
 
 #[test]
-fn a_full_queue_has_all_of_its_requests_and_a_list_is_no_longer_than_it_was_made_for() {
+fn full_queue_holds_all_requests() {
     let ring = SendRing::new(4, 2, 0).unwrap();
     let sge = Sge { addr: 1, length: 8, lkey: LKey(1) };
     let error = ring.post(&SendWr::default(), Payload::Sges(&[sge; 3])).unwrap_err();

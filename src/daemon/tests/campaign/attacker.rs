@@ -1,5 +1,5 @@
-//! A hostile program through all of its lives: besides what [`Hostile`] does with questions and queues, it breaks its messages, its
-//! descriptors, its eventfd and its memory, hangs up at any moment, and comes again.
+//! A hostile program through all of its lives. Besides the actions of [`Hostile`] it corrupts its messages, descriptors, eventfd
+//! and memory, disconnects at any moment, and reconnects.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -25,7 +25,7 @@ use crate::shared::remote_memory::RemoteMemory;
 use crate::shared::remote_memory::pages::{Pages, State};
 use crate::threads::lock;
 
-/// Another process, whose memory it brings along and which may end at any moment.
+/// Another process that lends its memory, and may end at any moment.
 struct Other {
     child: Child,
     secret: (u64, u64),
@@ -95,7 +95,7 @@ impl Attacker {
         (splitmix(&mut self.state) % bound.max(1) as u64) as usize
     }
 
-    /// One action. `Err`: what it got that it should not have.
+    /// Takes one action. Returns an error if the NIC granted something that belongs to another.
     pub(super) fn act(&mut self, bench: &Bench) -> Result<(), String> {
         if !self.is_served() {
             self.come_again(bench);
@@ -127,7 +127,7 @@ impl Attacker {
         self.hostile.stranger.seated.as_ref().is_some_and(|seated| seated.is_served())
     }
 
-    /// Takes what it did so far, and its place: nothing of it is at the NIC afterwards.
+    /// Ends the program and returns its tally. Nothing of it is left at the NIC.
     pub(super) fn end(mut self) -> Tally {
         self.tally.add(std::mem::take(&mut self.hostile.tally));
         self.tally
@@ -143,7 +143,7 @@ impl Attacker {
         self.tally.add(before.tally);
     }
 
-    /// The NIC serves it no more.
+    /// Reconnects after the NIC has ended the service.
     fn come_again(&mut self, bench: &Bench) {
         self.other = None;
         let admitted = bench.admitted(0, self.uid);
@@ -153,7 +153,7 @@ impl Attacker {
         }
     }
 
-    /// Hangs up at once; a question may be unanswered.
+    /// Disconnects at once, possibly with an unanswered question.
     fn hang_up(&mut self, bench: &Bench) {
         if self.below(2) == 0 {
             let _ = self.hostile.stranger.link.send(&Ask::Command(Command::AllocPd), &[]);
@@ -162,7 +162,7 @@ impl Attacker {
         self.come_again(bench);
     }
 
-    /// Comes again as a process whose memory is another's, and which ends some time.
+    /// Reconnects with the memory of another process, which ends some time.
     fn bring_another(&mut self, bench: &Bench) {
         let other = Other::new();
         let fds = Other::descriptors(&other.child);
@@ -195,7 +195,7 @@ impl Attacker {
         self.tally.note("a wrong greeting", admitted.is_ok());
     }
 
-    /// The words of its bells: who sleeps, which words have bits, which bits are set.
+    /// Overwrites words of its doorbell page: the count of sleepers, the summary and the bells.
     fn write_over_bells(&mut self) {
         for _ in 0..1 + self.below(16) {
             let (at, value) = (splitmix(&mut self.state) as usize, splitmix(&mut self.state));
@@ -205,7 +205,7 @@ impl Attacker {
         self.tally.note("bells that are written over", true);
     }
 
-    /// It may also make its eventfd a descriptor that blocks: flags are those of all duplicates.
+    /// Closes the eventfd, and first makes it blocking: its flags apply to all duplicates.
     fn close_eventfd(&mut self) {
         let stranger = &mut self.hostile.stranger;
         let bells = stranger.seated.as_ref().and_then(|seated| lock(&seated.without_eventfd).take());
@@ -224,7 +224,7 @@ impl Attacker {
         self.tally.note(["pages writable", "readable", "protected", "behind the end"][state as usize], true);
     }
 
-    /// A descriptor of any kind.
+    /// Returns a descriptor of an arbitrary kind.
     fn descriptor(&mut self) -> OwnedFd {
         let file = |length: u64| {
             let file = memfd_create("file", MFdFlags::MFD_ALLOW_SEALING).expect("a file");
@@ -242,7 +242,7 @@ impl Attacker {
         }
     }
 
-    /// Any descriptors, beside any question.
+    /// Sends arbitrary descriptors with an arbitrary question.
     fn send_wrong_descriptors(&mut self) {
         let fds: Vec<OwnedFd> = (0..=self.below(MOST + 1)).map(|_| self.descriptor()).collect();
         let ask = match self.below(4) {
@@ -259,7 +259,7 @@ impl Attacker {
         }
     }
 
-    /// Takes one event of those that wait, now and then; the others wait on.
+    /// Takes a waiting event now and then; the others stay.
     fn take_event(&mut self) {
         let Some(socket) = self.hostile.stranger.fds.get(2) else { return };
         fcntl(socket, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("its own");
@@ -274,7 +274,7 @@ impl Attacker {
         send_with(socket, bytes, &[], MsgFlags::MSG_DONTWAIT).is_ok()
     }
 
-    /// Bytes that need not be a question; their length may be a lie.
+    /// Sends bytes that need not be a question, possibly with a wrong length.
     fn send_bytes(&mut self) {
         let body: Vec<u8> = (0..self.below(80)).map(|_| splitmix(&mut self.state) as u8).collect();
         let lies = self.below(4) == 0;
@@ -283,7 +283,7 @@ impl Attacker {
         self.tally.note(if lies { "a length that is a lie" } else { "any bytes" }, answered);
     }
 
-    /// A question in which some bits are not as they were meant.
+    /// Sends a question with some corrupted bits.
     fn send_bent_question(&mut self) {
         let ask = self.hostile.question();
         let mut body = postcard::to_stdvec(&ask).expect("a message");
@@ -291,7 +291,7 @@ impl Attacker {
             let (at, bit) = (self.below(body.len()), self.below(8));
             body[at] ^= 1 << bit;
         }
-        // Of what it gets by that it knows nothing: it comes again as another client.
+        // The program does not know what it was granted, so later answers are not checked against its list.
         let answered = self.send(&framed(&body)) && matches!(self.hostile.stranger.reply(), Ok(Some(Ok(_))));
         self.tally.note("a bent question", answered);
         if answered {
@@ -299,7 +299,7 @@ impl Attacker {
         }
     }
 
-    /// Ends in the middle of a message.
+    /// Ends the connection in the middle of a message.
     fn break_off(&mut self) {
         let ask = self.hostile.question();
         let whole = message(&ask);

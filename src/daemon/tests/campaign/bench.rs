@@ -1,4 +1,4 @@
-//! A NIC that no thread turns or serves, in virtual time: a seed decides everything.
+//! A NIC without threads, in virtual time: a seed decides everything.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -28,11 +28,11 @@ use crate::threads::lock;
 use crate::time::{Nanos, set_virtual_time};
 use crate::verbs::{AsyncEvent, QpInit, QpType};
 
-/// Virtual time of a turn, as `sim` has it.
+/// Virtual time of a turn, as in `sim`.
 const TURN: Nanos = Nanos(500);
-/// Words of the doorbell page of a small NIC: who sleeps, a summary, and a bit for each of 256 QPs.
+/// Words of the doorbell page of a small NIC: the count of sleepers, a summary, and a bit for each of 256 QPs.
 const BELLS: usize = 8 + 8 + 4;
-/// Bytes of a greeting at most, as at the NIC's door.
+/// Maximum bytes of a greeting, as at the NIC's door.
 const LONGEST_GREETING: usize = 4096;
 
 /// One NIC.
@@ -42,30 +42,30 @@ pub(in super::super) struct Side {
     _qp1: QueuePair,
 }
 
-/// Two NICs that a link of memory joins.
+/// Two NICs joined by a link in memory.
 pub(in super::super) struct Bench {
     pub(in super::super) sides: [Side; 2],
     now: Nanos,
     turns: u64,
-    /// Questions that clients asked, each of which turns its NIC at least once.
+    /// Questions asked, each of which runs its NIC at least once.
     asked: Arc<AtomicU64>,
 }
 
-/// A client's end at a NIC that no thread serves.
+/// A client of a NIC that no thread serves.
 pub(in super::super) struct Seated {
     inner: Arc<Inner>,
     guest: Arc<Guest>,
-    /// `None`: the NIC serves it no more.
+    /// `None` once the NIC serves it no more.
     session: Mutex<Option<Session>>,
     asked: Arc<AtomicU64>,
-    /// The words of its doorbells.
+    /// The words of its doorbell page.
     pub(super) page: Arc<Region>,
-    /// The same bells, for a client that has closed its eventfd.
+    /// Handles of the same bells, for use after the client has closed its eventfd.
     pub(super) without_eventfd: Mutex<Option<Doorbells>>,
 }
 
 impl Seated {
-    /// Has the NIC answer the client's next question, or see that there is none.
+    /// Runs the NIC for the client's next question, or for its end.
     pub(in super::super) fn answer(&self) {
         let mut session = lock(&self.session);
         if let Some(asks) = session.as_mut()
@@ -87,7 +87,7 @@ impl Seated {
 }
 
 impl Drop for Seated {
-    /// The client's end is closed already: the NIC answers what was asked, and hears of the end.
+    /// The client's end is closed by now: the NIC answers the questions sent, then sees the end.
     fn drop(&mut self) {
         while self.is_served() && !std::thread::panicking() {
             self.answer();
@@ -97,7 +97,7 @@ impl Drop for Seated {
 
 impl Side {
     fn new(device: Device, quota: Quota) -> Side {
-        // Its own, as the connection manager of a NIC that serves has it.
+        // The NIC's own QP1, as its connection manager has one.
         let (pd, cq) = (device.alloc_pd().expect("a domain"), device.create_cq(8, None).expect("a queue"));
         let init = QpInit { qp_type: QpType::Gsi, caps: CAPS, sq_sig_all: true };
         let _qp1 = device.create_qp_as(&pd, &cq, &cq, &init).expect("its QP1");
@@ -111,7 +111,7 @@ impl Side {
         self.inner.house.device.engine().expect("its own")
     }
 
-    /// Counts the NIC's objects, which have to agree with one another.
+    /// Counts the NIC's objects, and checks their consistency.
     pub(super) fn objects(&self) -> ObjectCounts {
         assert!(!self.inner.house.device.has_failed(), "a pass panicked");
         let worker = self.engine().inspect(|worker| (worker.nic().objects(), worker.nic().disagreement()));
@@ -133,7 +133,7 @@ impl Side {
         }
     }
 
-    /// What a worker does that falls asleep and wakes at once.
+    /// Runs a worker's steps to fall asleep, and to wake at once.
     fn nap(&self) {
         let bells = self.engine().inspect(|worker| worker.guests().clone());
         let sleep = bells.sleep_begins();
@@ -154,7 +154,7 @@ impl Bench {
         Bench { sides, now: Nanos::ZERO, turns: 0, asked: Arc::default() }
     }
 
-    /// Turns both NICs once, after so much time besides the turn's own.
+    /// Runs each NIC once, after a turn's time and `later` more.
     pub(in super::super) fn turn(&mut self, later: Nanos) {
         self.now = self.now + TURN + later;
         set_virtual_time(Some(self.now));
@@ -167,12 +167,12 @@ impl Bench {
         }
     }
 
-    /// Turns of the NICs: those of its own, and one for each question.
+    /// Returns the number of turns, including one for each question.
     pub(super) fn turns(&self) -> u64 {
         self.turns + self.asked.load(Relaxed)
     }
 
-    /// Whole greeting, without the door: its bytes and descriptors, and the user that the kernel would name. `Err`: why it is not let in.
+    /// Greets without the door, with these bytes and descriptors, as this user. Returns the reason of a refusal.
     pub(super) fn greet(
         &self,
         side: usize,
@@ -205,7 +205,7 @@ impl Bench {
         Ok(Stranger { link, slot, seated, fds, bells, arenas: Vec::new() })
     }
 
-    /// A client as the library is one.
+    /// Greets as the library does.
     pub(in super::super) fn admitted(&self, side: usize, uid: u32) -> Result<Stranger, String> {
         let secret = Box::new(0x0123_4567_89ab_cdef_u64);
         let fds = RemoteMemory::descriptors().expect("this process's own");
@@ -219,13 +219,13 @@ impl Drop for Bench {
     }
 }
 
-/// A message's bytes, its length in front.
+/// Returns the bytes of a message, preceded by its length.
 pub(super) fn message(what: &impl serde::Serialize) -> Vec<u8> {
     let body = postcard::to_stdvec(what).expect("a message");
     framed(&body)
 }
 
-/// Bytes with their length in front.
+/// Returns bytes preceded by their length.
 pub(super) fn framed(body: &[u8]) -> Vec<u8> {
     [&(body.len() as u32).to_ne_bytes(), body].concat()
 }

@@ -1,5 +1,5 @@
-//! Two honest clients that exchange messages in all ways, one after the other: what each has is compared byte for byte, and no message
-//! waits longer than a number of turns.
+//! Two well-behaved clients that exchange messages by each operation in turn. Their memory is compared byte for byte, and each
+//! exchange must end within a number of turns.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -18,7 +18,7 @@ use crate::verbs::{
 /// Words of a message, and of a client's memory.
 const MESSAGE: usize = 40;
 const ALL: usize = 256;
-/// Where in it lie messages that leave, that come, that are written or read, what is counted by atomics, and what those bring back.
+/// Offsets in it: sent messages, received ones, written and read ones, the counter of atomics, and their results.
 const OUT: usize = 0;
 const IN: usize = 64;
 const PLACED: usize = 128;
@@ -26,7 +26,7 @@ const COUNTER: usize = 192;
 const OLD: usize = 193;
 const HONEST: QpCaps = QpCaps { max_send_wr: 8, max_recv_wr: 8, ..CAPS };
 
-/// One of them.
+/// One of the clients.
 struct End {
     stranger: Stranger,
     pd: PdId,
@@ -37,7 +37,7 @@ struct End {
     receives: RecvRing,
     memory: Box<[AtomicU64; ALL]>,
     key: u32,
-    /// What its memory has to hold.
+    /// The expected contents of its memory.
     image: [u64; ALL],
 }
 
@@ -124,7 +124,7 @@ impl End {
         assert!(self.completions.poll().is_none(), "a completion that was not asked for");
     }
 
-    /// What it asks the NIC is answered, and what it has is its own.
+    /// Checks that the NIC answers the client's questions about its own objects.
     fn asks(&self) {
         match self.stranger.call(Command::QueryQp(self.qp.index)) {
             Ok(Answer::QpStatus(status)) => assert_eq!(status.state, QpState::Rts),
@@ -148,13 +148,13 @@ impl End {
     }
 }
 
-/// Two of them.
+/// The two clients.
 pub(super) struct Couple {
     ends: [End; 2],
     round: u64,
-    /// When what is under way was posted, in turns; `None`: nothing is.
+    /// The turn in which the current exchange began; `None` if there is none.
     since: Option<u64>,
-    /// Completions that are due at the sender and at the receiver.
+    /// Completions due at the sender and at the receiver.
     due: [u32; 2],
     pub(super) longest: u64,
     pub(super) exchanges: u64,
@@ -168,13 +168,13 @@ impl Couple {
         Couple { ends, round: seed << 32, since: None, due: [0, 0], longest: 0, exchanges: 0 }
     }
 
-    /// What others may know of them: numbers, keys, addresses and slots.
+    /// Returns the clients' numbers, keys, addresses and slots, which others may know.
     pub(super) fn known(&self) -> impl Iterator<Item = (QpHandle, u32, u64, u8)> {
         let slot = |end: &End| end.stranger.seated.as_ref().map_or(0, |seated| seated.slot());
         self.ends.iter().map(move |end| (end.qp, end.key, end.address(0), slot(end)))
     }
 
-    /// Who sends in this round, and who receives.
+    /// Returns the sender and the receiver of this round.
     fn roles(&mut self) -> (&mut End, &mut End) {
         let [a, b] = &mut self.ends;
         if self.round.is_multiple_of(2) { (a, b) } else { (b, a) }
@@ -185,7 +185,7 @@ impl Couple {
         [0; MESSAGE].map(|_: u64| splitmix(&mut state))
     }
 
-    /// Goes on as far as it can. No message waits for more than `most` turns.
+    /// Advances the exchange. An exchange may take at most `most` turns.
     pub(super) fn step(&mut self, turns: u64, most: u64) {
         let Some(since) = self.since else { return self.begin(turns) };
         let mut due = self.due;

@@ -1,8 +1,9 @@
-//! Hostile clients of several users beside honest ones, in virtual time: each execution is one action of a hostile client, in any order, and
-//! the NICs are turned in between. No thread has a part in it, so a seed decides everything.
+//! Hostile clients of several users beside well-behaved ones, in virtual time. Each execution is one action of a hostile client, in
+//! random order; the NICs run in between. There are no threads, so a seed decides everything.
 //!
-//! What must hold: bytes and completions of honest clients are their own, each of their messages is done within [`MOST_TURNS`] turns, no
-//! hostile client is given what is not its own, and after all have gone nothing is left: no object, charge, descriptor or mapping.
+//! Checked invariants: memory and completions of well-behaved clients are as expected, each of their exchanges ends within
+//! [`MOST_TURNS`] turns, no hostile client is granted another's object, and in the end no object, charge, descriptor or mapping is
+//! left.
 //!
 //! `EXECUTIONS=10000000 cargo test --release --lib hostile_clients` runs more of them, `FIRST=7 EXECUTIONS=1` one seed.
 
@@ -26,14 +27,14 @@ pub(super) use bench::{Bench, Seated};
 use honest::Couple;
 pub(super) use tally::{Tally, kind_of};
 
-/// Executions of a usual run, and of one seed.
+/// Executions of a normal run, and of one seed.
 const EXECUTIONS: u64 = 100_000;
 const OF_A_SEED: u64 = 2_000;
-/// Turns that an honest client's exchange may take. Measured: 62 at most in 10^7 executions.
+/// Maximum turns of an exchange. Measured: 62 at most in 10^7 executions.
 const MOST_TURNS: u64 = 200;
-/// Users: of hostile clients, the last also of an honest one.
+/// Users of the hostile clients. The last is also that of a well-behaved one.
 const USERS: [u32; 3] = [2000, 2001, 1000];
-/// Set in the process that runs the test alone, for what it counts is the process's.
+/// Set in the process that runs one test alone, because the counts are those of the process.
 const ALONE: &str = "ROXIE_TEST_ALONE";
 /// The service of a port number of `RDMA_PS_TCP`.
 const SERVICE: u64 = 0x0106_0000 + 7471;
@@ -58,7 +59,7 @@ fn variable(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}=number")))
 }
 
-/// Questions and actions that a usual run has to reach: how often they are done and refused at least.
+/// Kinds of questions and actions, with the numbers executed and refused that a normal run must reach.
 const REACH: &[(&str, [u64; 2])] = &[
     ("AllocPd", [400, 100]),
     ("AllocFastMemory", [400, 400]),
@@ -101,7 +102,7 @@ const REACH: &[(&str, [u64; 2])] = &[
     ("the end of another process", [1, 0]),
 ];
 
-/// Descriptors, mappings of memory files and threads of this process.
+/// Descriptors, mappings of memory files, and threads of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Held {
     descriptors: usize,
@@ -126,7 +127,7 @@ impl Held {
 struct Outcome {
     tally: Tally,
     exchanges: u64,
-    /// Turns that the longest exchange took.
+    /// Turns of the longest exchange.
     longest: u64,
     turns: u64,
 }
@@ -157,7 +158,7 @@ fn run(seed: u64, executions: u64) -> Outcome {
         }
         let drawn = splitmix(&mut state);
         if drawn.is_multiple_of(2) {
-            // Now and then timers of hostile QPs come due.
+            // Now and then timers of hostile QPs expire.
             let later = if drawn.is_multiple_of(128) { Nanos::from_micros(200) } else { Nanos::ZERO };
             bench.turn(later);
         }
@@ -187,7 +188,7 @@ fn run(seed: u64, executions: u64) -> Outcome {
     outcome
 }
 
-/// Runs this test of `daemon::tests` in a process that runs no other, and returns true there.
+/// Runs a test of `daemon::tests` in a process of its own, and returns true there.
 pub(super) fn is_alone(test: &str) -> bool {
     if std::env::var_os(ALONE).is_some() {
         return true;
@@ -205,7 +206,7 @@ fn hostile_clients_harm_no_honest_one() {
     if !is_alone("campaign::hostile_clients_harm_no_honest_one") {
         return;
     }
-    // Held from the first use on.
+    // Allocated before the count, and held from then on.
     EventCounter::prepare().expect("a kernel that counts for others");
     let (first, executions) = (variable("FIRST", 1), variable("EXECUTIONS", EXECUTIONS));
     let (begun, mut all) = (Instant::now(), Outcome::default());
@@ -243,7 +244,7 @@ fn seed_decides_the_whole_campaign() {
     }
 }
 
-/// The seeds have to find each of them.
+/// The seeds must find each bug.
 #[cfg(feature = "planted-bugs")]
 #[test]
 fn planted_bugs_of_a_nic_are_found() {

@@ -1,11 +1,11 @@
-//! What hostile clients did, and what came of it.
+//! The actions of hostile clients, and their results.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
 use crate::remote::message::Ask;
 
-/// How often the NIC did what was asked, and did not, by the kind of question.
+/// Numbers of questions that the NIC executed and refused, by kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in super::super) struct Tally(BTreeMap<String, [u64; 2]>);
 
@@ -24,7 +24,7 @@ impl Tally {
         }
     }
 
-    /// Done and refused.
+    /// Returns the executed and the refused.
     pub(in super::super) fn of(&self, kind: &str) -> [u64; 2] {
         self.0.get(kind).copied().unwrap_or_default()
     }
@@ -36,11 +36,11 @@ impl fmt::Display for Tally {
     }
 }
 
-/// Returns the name of a question's kind; of a command, that of the command's.
+/// Returns the kind of a question; for a command, the command's kind.
 pub(in super::super) fn kind_of(ask: &Ask) -> String {
     let mut kind =
         Kind { depth: u32::from(matches!(ask, Ask::Command(_) | Ask::Memory(_))), ..Kind::default() };
-    // It stops where the name ends.
+    // The writer fails where the name ends, which is no error.
     let _ = write!(kind, "{ask:?}");
     kind.name
 }
@@ -48,7 +48,7 @@ pub(in super::super) fn kind_of(ask: &Ask) -> String {
 #[derive(Default)]
 struct Kind {
     name: String,
-    /// Brackets that were opened before it.
+    /// Brackets opened before the name.
     depth: u32,
 }
 
