@@ -200,8 +200,8 @@ fn wakes(shared: &Shared, alarm: &PollFd<'_>) -> Nanos {
     until.map_or_else(|| shared.clock.now(), Nanos)
 }
 
-/// Runs after a backoff sleep. If work waits and no caller has run a pass, callers lose their trust: they compute, were stopped,
-/// or were cancelled. `until`: when the sleep was to end.
+/// Runs after a backoff sleep. If work waits and no caller has run a pass, callers are no longer trusted: they compute, were
+/// stopped, or were cancelled. `until`: when the sleep was to end.
 fn check_after_backoff(shared: &Shared, until: Nanos) {
     let now = shared.clock.now().0;
     if !shared.watch.is_relieved() {
@@ -216,6 +216,7 @@ fn check_after_backoff(shared: &Shared, until: Nanos) {
     if shared.watch.away(now) < WaitPolicy::SHORTEST_NAP_NS {
         return;
     }
+    // The caller that blocks on the link has not fetched its frame: take over.
     if work_waits(shared) {
         let _ = shared.watch.stop_watching();
     }

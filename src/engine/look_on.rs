@@ -1,10 +1,10 @@
 //! Spin, then sleep: a program that waits polls for a moment before it blocks.
 //!
 //! A wake-up takes 15 to 20 us on a virtual machine, a reply 5 to 10 us. A program that has just posted therefore keeps polling
-//! for up to [`WaitPolicy::SPIN_BEFORE_SLEEP_NS`] in the poll that finds nothing, if replies tend to arrive within that time.
-//! The program yields the processor between polls, since the thread that is to reply may need it. Both ends of an exchange then stay awake,
-//! on two processors or taking turns on one. After a few unsuccessful spins the next [`WaitPolicy::SKIPPED_SPINS`] chances are
-//! skipped.
+//! for up to [`WaitPolicy::SPIN_BEFORE_SLEEP_NS`] in the poll that finds nothing, if replies tend to arrive within that time. The
+//! program yields the processor between polls, since the thread that is to reply may need it. Both ends of an exchange then stay
+//! awake, on two processors or taking turns on one. After a few unsuccessful spins the next [`WaitPolicy::SKIPPED_SPINS`] chances
+//! are skipped.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 use std::thread;

@@ -104,8 +104,8 @@ impl Engine {
         Engine::start_on(config, port, drive, doorbells)
     }
 
-    /// Like [`Engine::start`] on existing doorbells, which another process may ring. `doorbells` must be made for as many QPs as the NIC
-    /// has.
+    /// Like [`Engine::start`] on existing doorbells, which another process may ring. `doorbells` must be made for as many QPs as
+    /// the NIC has.
     ///
     /// # Errors
     /// As those of [`Engine::start`].
@@ -155,8 +155,8 @@ impl Engine {
         }
         let progress = self.pass_and_look_on(&has_come);
         if self.shared.handoff_is_due() && !has_come() {
-            // The caller blocked on the link between spins until now, and will not again: the engine thread must not sleep in that
-            // expectation.
+            // The caller stood in for the engine thread while it spun, and will not do so again: the engine thread must not sleep in
+            // that expectation.
             self.shared.watch.forget_relief();
             self.step_aside();
         }

@@ -1,8 +1,8 @@
 //! The worker's lock. Its holder checks the doorbells again after unlocking.
 //!
 //! A caller with work for the worker rings a doorbell first, then tries the lock. If the lock is taken, the work is left to its
-//! holder. Caller and holder write before they read, with a fence in between: either the caller finds the lock free, or the holder finds
-//! the doorbell rung.
+//! holder. Caller and holder write before they read, with a fence in between: either the caller finds the lock free, or the
+//! holder finds the doorbell rung.
 
 use super::sync::{Mutex, MutexGuard, Ordering::SeqCst, TryLockError, fence};
 use super::wait_policy::WaitPolicy;

@@ -5,7 +5,7 @@
 //! | state | wakes when | reason for the state |
 //! |---|---|---|
 //! | awake | | the thread runs the worker, or is about to read this word again |
-//! | nap (backoff sleep) | its time (callers postpone it) is over, or woken | a caller polls, or blocks on the link since recently |
+//! | nap (backoff sleep) | its time (callers postpone it) is over, or woken | a caller polls, or blocks on the link and polled recently |
 //! | deep | woken | a caller has blocked on the link for longer than [`WaitPolicy::RECENT_NS`] |
 //! | watch (armed) | a frame, doorbell, command or timer, or woken | no caller polls or blocks on the link |
 //!
@@ -14,9 +14,9 @@
 //! program stops polling so waits a quarter of that time, and 1 ms at most. A program that arms a completion queue announces that
 //! it will wait, and is not trusted: before the arming call returns, the engine thread is armed, or was woken to be.
 //!
-//! Callers and the engine thread write before they read, with a fence in between, so one of them sees the other: `caller_waits` against `nap`,
-//! `stop_watching` against `deep`. The caller that changes the word from asleep to awake owes the one wake-up. The tests in
-//! `tests/handoff` check every interleaving.
+//! Callers and the engine thread write before they read, with a fence in between, so one of them sees the other: `caller_waits`
+//! against `nap`, `stop_watching` against `deep`. The caller that changes the word from asleep to awake owes the one wake-up. The
+//! tests in `tests/handoff` check every interleaving.
 
 use super::sync::{
     AtomicU64,
@@ -236,8 +236,8 @@ impl Watch {
         Rest::None
     }
 
-    /// Called by an engine thread that found a caller in a pass. The caller may poll on or turn to something else. The state is
-    /// asleep for as long as the caller takes to be trusted, if that is at most [`WaitPolicy::TRUST_AFTER_NS`].
+    /// Called by an engine thread that found a caller in a pass, which may poll on or do something else. Returns a backoff sleep
+    /// until the caller may be trusted, or the shortest one if that takes longer than [`WaitPolicy::TRUST_AFTER_NS`].
     pub(crate) fn rest_beside(&self, now: u64) -> Rest {
         let broke_at = self.broke_at.load(Relaxed);
         let trusted_at = broke_at.saturating_add(self.trust_after.load(Relaxed));

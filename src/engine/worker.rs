@@ -304,7 +304,7 @@ impl Worker {
         count
     }
 
-    /// Sends PAUSE or PFC frames to the neighbour, according to the fill level of the receive ring.
+    /// Sends PFC frames that pause or resume the neighbour, according to the fill level of the receive ring.
     #[cold]
     fn tell_neighbour(&mut self, now: Nanos) {
         let Some(ring) = self.port.rx_waiting() else { return };
@@ -444,7 +444,7 @@ impl Worker {
         }
     }
 
-    /// Sets the MAC address of the next hop to a peer. Returns the number of QPs that use it.
+    /// Sets the MAC address of the next hop to a peer. Returns the number of QPs and address handles that use it.
     pub fn set_next_hop(&mut self, peer: Gid, mac: [u8; 6]) -> u32 {
         self.nic.set_next_hop(peer, mac)
     }

@@ -126,8 +126,8 @@ fn same_family(sgid: Gid, dgid: Gid) -> Result<IpAddr, DeviceError> {
 }
 
 impl QueuePair {
-    /// Brings a datagram QP from RESET to RTS. The QP accepts packets with `qkey`, and sends from PSN `psn` on. Receives may be posted
-    /// before this in INIT; packets without a receive are dropped.
+    /// Brings a datagram QP from RESET to RTS. The QP accepts packets with `qkey`, and sends from PSN `psn` on. Receives may be
+    /// posted before this in INIT; packets without a receive are dropped.
     ///
     /// # Errors
     /// If the QP is not a datagram QP, or not in RESET.

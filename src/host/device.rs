@@ -281,8 +281,8 @@ impl Device {
         self.inner.gids.write().unwrap_or_else(PoisonError::into_inner).remove(address);
     }
 
-    /// Makes the port follow a change of the link. QPs with a path MTU that no longer fits enter the error state, each with an event.
-    /// For ports without an interface; otherwise the kernel reports changes.
+    /// Makes the port follow a change of the link. QPs with a path MTU that no longer fits enter the error state, each with an
+    /// event. For ports without an interface; otherwise the kernel reports changes.
     ///
     /// # Errors
     /// If the port cannot follow, and continues unchanged; or if the device has failed.

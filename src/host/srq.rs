@@ -63,7 +63,7 @@ impl SharedReceiveQueue {
     /// Requests one event when fewer than `limit` receives are left; at once if there are already fewer. A limit of 0 disarms.
     ///
     /// # Errors
-    /// If the queue holds fewer than `limit` receives at most.
+    /// If `limit` exceeds the size of the queue.
     pub fn arm(&self, limit: u32) -> Result<(), DeviceError> {
         self.modify(None, Some(limit))
     }
@@ -203,7 +203,7 @@ impl Device {
     /// Opens the XRC domain of a file (`ibv_open_xrcd`). `create`: makes the domain if needed; `exclusive`: fails if it exists.
     ///
     /// # Errors
-    /// If there is no domain, or one although `exclusive` is set, or the device has no room for another.
+    /// If the domain does not exist without `create`, exists with `exclusive`, or the device has no room for another.
     pub fn open_xrcd_of(
         &self,
         file: impl AsFd,

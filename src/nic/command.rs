@@ -323,7 +323,7 @@ pub enum ControlError {
     /// The device has failed (`EIO`).
     #[error(
         "the device has failed: its engine panicked (see standard error), which is a bug of roxie's; \
-         nothing turns it any more, so close it and open it again"
+         no thread runs it any more, so close it and open it again"
     )]
     DeviceFatal,
     /// Remote write or atomic access needs local write (`EINVAL`, IBTA 10.6.3.1).

@@ -25,7 +25,7 @@ const RUNNING_COUNTS: u64 = 16;
 pub struct CongestionConfig {
     /// Congestion control of connected QPs. Settings of DCQCN include those of the notification point.
     pub control: Settings,
-    /// Which data packets are ECN-capable; `None`: all of those under DCQCN.
+    /// Which data packets are ECN-capable; `None`: all if `control` is DCQCN, else none.
     pub ecn: Option<EcnPolicy>,
     /// Priorities of packets, and their service by the arbiter.
     pub classes: TrafficClasses,

@@ -1,7 +1,7 @@
 //! The device: object tables, dispatch of received packets, the arbiter of sent ones, and the DMA stage.
 //!
-//! A [`Nic`] is one worker's share of a device. A NIC has no ports, threads or clocks: the engine and the simulator run it, stage by
-//! stage, in this order:
+//! A [`Nic`] is one worker's share of a device. A NIC has no ports, threads or clocks: the engine and the simulator run it, stage
+//! by stage, in this order:
 //!
 //! ```text
 //! execute(command)      control
@@ -401,8 +401,8 @@ impl Nic {
             if tail != entry.retired {
                 entry.retired = tail;
                 entry.sends.retire(tail);
-                // The queue has room for posted requests that did not fit. The NIC fetches them later: a client that fills the queue
-                // as fast as it is flushed would otherwise keep the NIC busy.
+                // The queue has room for posted requests that did not fit. The NIC fetches them later: a client that fills the
+                // queue as fast as it is flushed would otherwise keep the NIC busy.
                 if entry.sends.has(entry.fetched) && !std::mem::replace(&mut entry.unfetched, true) {
                     self.unfetched.push(index);
                 }

@@ -27,8 +27,8 @@ pub struct CounterReader {
 
 impl CounterReader {
     /// Returns the existing devices, by the unique name of their socket. A snapshot has identity and counters, but no objects.
-    /// `None`: the device has not answered, or belongs to another user. Waits for a device that does not answer once, for up to
-    /// 0.5 s.
+    /// `None`: the device has not answered, or belongs to another user. Waits up to 0.5 s for devices that do not answer, but only
+    /// once for each.
     ///
     /// # Errors
     /// If the list of sockets cannot be read, for want of `/proc`.

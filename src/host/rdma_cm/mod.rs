@@ -213,8 +213,8 @@ impl Shared {
     }
 }
 
-/// The connection manager of a device, which listens and connects. A device has one; a clone is another handle to it. The manager lives as
-/// long as its listeners and connections.
+/// The connection manager of a device, which listens and connects. A device has one; a clone is another handle to it. The manager
+/// lives as long as its listeners and connections.
 #[derive(Clone, Debug)]
 pub struct ConnectionManager {
     shared: Arc<Shared>,
