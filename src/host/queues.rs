@@ -1,4 +1,4 @@
-//! Memory for queues: on the heap, or shared with a NIC process.
+//! Memory for queues: the heap's, or shared with the NIC where that is another process.
 
 use super::device::Device;
 use super::error::{DeviceError, no_memory};
