@@ -1,14 +1,14 @@
-//! Commands on their way to a worker, and their answers.
+//! Control commands on their way to a worker, and the channel for the answer.
 
 use crossbeam_channel::Sender;
 
 use crate::nic::{Answer, Command, ControlError};
 
-/// A command and where its answer goes.
+/// A command and the channel for its answer.
 #[derive(Debug)]
 pub struct Request {
-    /// What the device shall do.
+    /// The command to execute.
     pub command: Command,
-    /// Where to say how it went.
+    /// Receives the command's result.
     pub answer: Sender<Result<Answer, ControlError>>,
 }

@@ -1,4 +1,4 @@
-//! The engine's thread: the keeper, which turns the worker while callers do not, or a thread that owns it.
+//! The engine thread: runs the worker between calls of the application, or owns the worker.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -17,10 +17,10 @@ use super::{Drive, Progress, remote_pass};
 use crate::threads::{ask_for_short_turns, spawn_unsignalled};
 use crate::time::Nanos;
 
-/// Held by a thread that turns the worker: if it unwinds, the engine is dead.
-struct Obituary(Arc<Shared>);
+/// Declares the engine dead if the thread that runs the worker unwinds.
+struct PanicGuard(Arc<Shared>);
 
-impl Drop for Obituary {
+impl Drop for PanicGuard {
     fn drop(&mut self) {
         if thread::panicking() {
             self.0.declare_dead(&mut self.0.lock_mid_pass());
@@ -28,7 +28,8 @@ impl Drop for Obituary {
     }
 }
 
-/// Starts the engine's thread. `serves`: the NIC copies from and to memory of other processes.
+/// Starts the engine thread. `serves`: the NIC copies from and to memory of other processes, so a standby thread is started as
+/// well.
 pub(super) fn spawn(shared: Arc<Shared>, drive: Drive, serves: bool) -> io::Result<JoinHandle<()>> {
     if !serves {
         return spawn_worker(shared, drive, 0);
@@ -41,13 +42,13 @@ pub(super) fn spawn(shared: Arc<Shared>, drive: Drive, serves: bool) -> io::Resu
 
 fn spawn_worker(shared: Arc<Shared>, drive: Drive, term: u64) -> io::Result<JoinHandle<()>> {
     spawn_unsignalled("roxie-worker", move || {
-        let _obituary = Obituary(Arc::clone(&shared));
-        // A nap of 50 us must not take 100. Where it cannot be had, naps are longer.
+        let _guard = PanicGuard(Arc::clone(&shared));
+        // Without a timer slack of 1 ns, a sleep of 50 us takes 100 us. On failure sleeps are longer.
         let _ = prctl::set_timerslack(1);
-        // Nor must a frame wait until a program that spins has used up its turn.
+        // With short time slices, a frame does not wait until a spinning program has used up its own slice.
         let _ = ask_for_short_turns();
         let _ended = match drive {
-            Drive::Caller => keep(&shared).map_err(Ended::from),
+            Drive::Caller => run_between_callers(&shared).map_err(Ended::from),
             Drive::Thread { core, spin } => {
                 if let Some(id) = core
                     && !core_affinity::set_for_current(core_affinity::CoreId { id })
@@ -65,7 +66,7 @@ fn spawn_worker(shared: Arc<Shared>, drive: Drive, term: u64) -> io::Result<Join
     })
 }
 
-/// The loop of a thread that owns its worker. `shares`: its processor is not its own.
+/// Loop of a thread that owns its worker. `shares`: the thread is not pinned to a core of its own.
 fn spin_then_sleep(shared: &Shared, spin: Nanos, shares: bool, term: u64) -> Result<(), Ended> {
     remote_pass::begin_term(shared, term)?;
     let mut busy_at = shared.clock.now();
@@ -81,33 +82,33 @@ fn spin_then_sleep(shared: &Shared, spin: Nanos, shares: bool, term: u64) -> Res
             busy_at = now;
             last_pass = Some(now);
         } else if now - busy_at > spin || shares && shared.is_crowded(now) {
-            watch(shared, worker);
+            armed_sleep(shared, worker);
             busy_at = shared.clock.now();
         } else if shares {
             drop(worker);
-            // Whoever it works for may be waiting for this very processor.
+            // The thread or client that waits for this NIC may need this processor.
             thread::yield_now();
         }
     }
     Ok(())
 }
 
-/// The loop of the keeper. See [`super::watch`] for when it does what.
-fn keep(shared: &Shared) -> Result<(), Dead> {
+/// Loop of an engine thread that runs the worker between calls. [`super::watch`] describes its states.
+fn run_between_callers(shared: &Shared) -> Result<(), Dead> {
     let mut busy_at = Nanos::ZERO;
     while !shared.stop.load(Acquire) {
         let now = shared.clock.now();
-        let excuse = Excuse::of(shared, now);
+        let polling = PollingGuard::of(shared, now);
         match shared.watch.rest(now.0) {
             Rest::Until(until) => {
-                drop(excuse);
-                let until = nap(shared, now, Nanos(until));
-                look_after_a_nap(shared, until);
+                drop(polling);
+                let until = backoff_sleep(shared, now, Nanos(until));
+                check_after_backoff(shared, until);
                 continue;
             }
             Rest::Deep => {
-                let until = nap(shared, now, now + Nanos(WaitPolicy::LONGEST_SLEEP_NS));
-                look_after_a_nap(shared, until);
+                let until = backoff_sleep(shared, now, now + Nanos(WaitPolicy::LONGEST_SLEEP_NS));
+                check_after_backoff(shared, until);
                 continue;
             }
             Rest::None => {}
@@ -116,11 +117,11 @@ fn keep(shared: &Shared) -> Result<(), Dead> {
             if shared.is_dead() {
                 return Err(Dead);
             }
-            // A caller is at it. To wait for the lock would cost it a system call to hand it over.
-            drop(excuse);
+            // A caller runs a pass. If this thread waited for the lock, the caller would pay a system call to hand it over.
+            drop(polling);
             if let Rest::Until(until) = shared.watch.rest_beside(now.0) {
-                let until = nap(shared, now, Nanos(until));
-                look_after_a_nap(shared, until);
+                let until = backoff_sleep(shared, now, Nanos(until));
+                check_after_backoff(shared, until);
             }
             continue;
         };
@@ -129,11 +130,11 @@ fn keep(shared: &Shared) -> Result<(), Dead> {
             busy_at = now;
             worker.note_pass(shared.clock.now() - now);
         }
-        // What the application waits for is there: the processor is its.
+        // The application's completions are published: leave the processor to it.
         let is_over = progress.completions > 0 || now - busy_at > Nanos(WaitPolicy::LINGER_NS);
         if is_over || progress.is_idle() && shared.is_crowded(now) {
-            drop(excuse);
-            watch(shared, worker);
+            drop(polling);
+            armed_sleep(shared, worker);
         } else if progress.is_idle() {
             drop(worker);
             if shared.owed_at().is_none() {
@@ -144,9 +145,10 @@ fn keep(shared: &Shared) -> Result<(), Dead> {
     Ok(())
 }
 
-/// A pass of the keeper. An application that spins on its memory replies within microseconds: as in [`super::Engine::caller_pass`], the
-/// acknowledgement of what came waits [`WaitPolicy::OWED_FOR_NS`] for the reply, so that both reach the peer together. An acknowledgement that arrives
-/// alone would end the peer's polling, and its engine thread would have to be woken for the reply.
+/// Runs one pass of the engine thread. An application that spins on its memory replies within microseconds. As in
+/// [`super::Engine::caller_pass`], the acknowledgement of received frames is deferred by up to [`WaitPolicy::OWED_FOR_NS`], so
+/// that it reaches the peer together with the reply. An acknowledgement that arrives alone ends the peer's polling, and the peer's
+/// engine thread has to be woken for the reply.
 fn pass(shared: &Shared, worker: &mut Turn<'_>, now: Nanos) -> Progress {
     let came = worker.take_in(now);
     shared.stir(came.completions);
@@ -163,16 +165,17 @@ fn pass(shared: &Shared, worker: &mut Turn<'_>, now: Nanos) -> Progress {
     came.and(&shared.send_out(worker, now))
 }
 
-/// A caller that polled until the keeper woke may have had to give its processor to it: that is no break in its polling.
-struct Excuse<'a>(&'a Shared, bool);
+/// Marks a polling caller as still polling when dropped. The engine thread may have preempted that caller, which is no gap in its
+/// polling.
+struct PollingGuard<'a>(&'a Shared, bool);
 
-impl Excuse<'_> {
-    fn of(shared: &Shared, now: Nanos) -> Excuse<'_> {
-        Excuse(shared, shared.watch.away(now.0) < WaitPolicy::POLL_GAP_NS)
+impl PollingGuard<'_> {
+    fn of(shared: &Shared, now: Nanos) -> PollingGuard<'_> {
+        PollingGuard(shared, shared.watch.away(now.0) < WaitPolicy::POLL_GAP_NS)
     }
 }
 
-impl Drop for Excuse<'_> {
+impl Drop for PollingGuard<'_> {
     fn drop(&mut self) {
         if self.1 {
             self.0.watch.pass_ended(self.0.clock.now().0);
@@ -180,8 +183,8 @@ impl Drop for Excuse<'_> {
     }
 }
 
-/// Sleeps until a time, which callers may put off, or until it is roused. Gives the time at which it was to end.
-fn nap(shared: &Shared, now: Nanos, until: Nanos) -> Nanos {
+/// Sleeps until `until`, which callers may postpone, or until woken. Returns the time at which the sleep was to end.
+fn backoff_sleep(shared: &Shared, now: Nanos, until: Nanos) -> Nanos {
     shared.wake_keeper_at(now, until);
     let mut fds =
         [shared.alarm.as_fd(), shared.nap_ends.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
@@ -197,44 +200,45 @@ fn wakes(shared: &Shared, alarm: &PollFd<'_>) -> Nanos {
     until.map_or_else(|| shared.clock.now(), Nanos)
 }
 
-/// A nap is over. If nobody has come although there is something to do, who was expected is trusted no longer: it is busy with something
-/// else, stopped, or was cancelled. `until`: when the nap was to end.
-fn look_after_a_nap(shared: &Shared, until: Nanos) {
+/// Runs after a backoff sleep. If work waits and no caller has run a pass, callers are no longer trusted: they compute, were
+/// stopped, or were cancelled. `until`: when the sleep was to end.
+fn check_after_backoff(shared: &Shared, until: Nanos) {
     let now = shared.clock.now().0;
     if !shared.watch.is_relieved() {
-        // Long enough for whoever polls to have come, and short enough not to take a poller for one that does not. That the keeper
-        // has come in a poller's place, on its processor, is no fault of the poller's: it takes a while, and a poller cannot look then.
-        // Nor has one failed to come who put off the end of the nap beyond the longest sleep.
+        // A caller that polls runs a pass within `JUST_NOW_NS`; a longer absence at `until` is a miss. Two cases are no miss:
+        // * The engine thread has preempted the poller since `until`. The absence is therefore measured at `until`, not now.
+        // * A caller has postponed the end of the sleep to a time that is still ahead.
         let missed =
-            until.0 <= now && shared.watch.away(until.0) > WaitPolicy::JUST_NOW_NS && something_waits(shared);
+            until.0 <= now && shared.watch.away(until.0) > WaitPolicy::JUST_NOW_NS && work_waits(shared);
         shared.watch.napped(now, missed);
         return;
     }
     if shared.watch.away(now) < WaitPolicy::SHORTEST_NAP_NS {
         return;
     }
-    if something_waits(shared) {
+    // The caller that blocks on the link has not fetched its frame: take over.
+    if work_waits(shared) {
         let _ = shared.watch.stop_watching();
     }
 }
 
-/// True if something is to be done, and nobody is doing it.
-fn something_waits(shared: &Shared) -> bool {
+/// True if there is work or a received frame, and the worker's lock is free.
+fn work_waits(shared: &Shared) -> bool {
     let Some(mut worker) = shared.try_turn() else { return false };
     if !worker.is_quiet() {
         return true;
     }
     drop(worker);
-    // A port of sockets does not see what waits in them.
+    // A port over sockets does not know about frames that wait in its sockets: poll their descriptors.
     let frames = shared.frames();
     let mut fds = readable(frames.iter().map(AsFd::as_fd));
     sleep_on(&mut fds, Nanos::ZERO);
     fds.iter().any(|fd| fd.any() == Some(true))
 }
 
-/// Sleeps until a frame, a doorbell, a command, a timer or a caller's pass that leaves something. The lock is free
+/// Sleeps until a frame, a doorbell, a command, a timer, or a caller's pass that leaves work. Releases the worker's lock
 /// meanwhile.
-fn watch(shared: &Shared, mut worker: Turn<'_>) {
+fn armed_sleep(shared: &Shared, mut worker: Turn<'_>) {
     let guests = worker.guests().sleep_begins();
     if !worker.prepare_sleep() {
         guests.ends(|_| false);
@@ -245,7 +249,8 @@ fn watch(shared: &Shared, mut worker: Turn<'_>) {
     shared.watch.watches(until.0);
     drop(worker);
     let frames = shared.frames();
-    // Not an epoll set of them: it would be one more thing to wake, which then lets the scheduler forget who woke it.
+    // One `ppoll` on all descriptors. An epoll set of them would be another object to wake, and the scheduler would lose track of
+    // the waker.
     let others = [shared.alarm.as_fd(), shared.doorbells.wake_fd().as_fd()];
     let before = others.len();
     let mut fds = readable(others.into_iter().chain(guests.wake_fds()).chain(frames.iter().map(AsFd::as_fd)));

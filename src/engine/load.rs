@@ -1,4 +1,4 @@
-//! How many threads of the machine want a processor.
+//! Number of threads that want to run on this machine.
 
 use std::fs::File;
 
@@ -7,13 +7,13 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::thread;
 
-/// What `/proc/loadavg` has told lately. Where there is none, nothing is known.
+/// A cached answer of `/proc/loadavg`. Without that file the load is never high.
 #[derive(Debug)]
 pub(super) struct Load {
     file: Option<File>,
     processors: u32,
     asked_at: AtomicU64,
-    /// How often more threads wanted a processor than there are, weighed against how often not.
+    /// Weighted number of answers with more runnable threads than processors.
     weight: AtomicU32,
 }
 
@@ -28,8 +28,8 @@ impl Load {
         }
     }
 
-    /// True if more threads want to run than there are processors, and have for some time. Threads that sleep now and then do not count
-    /// for long.
+    /// True if more threads want to run than there are processors, and have wanted to for about 10 ms. Threads that sleep in
+    /// between soon stop counting.
     pub(super) fn is_high(&self, now: u64) -> bool {
         let asked_at = self.asked_at.load(Relaxed);
         let age = now.saturating_sub(asked_at);
@@ -41,7 +41,7 @@ impl Load {
         self.weight.load(Relaxed) >= WaitPolicy::LOAD_ENOUGH
     }
 
-    /// From now on too many threads want a processor.
+    /// Makes the load high from `now` on.
     #[cfg(test)]
     pub(super) fn assume_high(&self, now: u64) {
         self.asked_at.store(now, Relaxed);
@@ -66,7 +66,7 @@ impl Load {
     }
 }
 
-/// Of `0.20 0.18 0.12 1/80 11206` the 1 (`proc_loadavg(5)`): threads that run or could.
+/// Returns the number of runnable threads: the 1 of `0.20 0.18 0.12 1/80 11206` (`proc_loadavg(5)`).
 fn running_in(text: &str) -> Option<u32> {
     text.split(' ').nth(3)?.split('/').next()?.parse().ok()
 }
@@ -76,14 +76,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_says_how_many_run() {
+    fn runnable_threads_are_read_from_loadavg() {
         assert_eq!(running_in("0.20 0.18 0.12 13/80 11206\n"), Some(13));
         assert_eq!(running_in("0.20 0.18"), None);
         assert!(Load::new().running().is_some_and(|running| running > 0), "this one runs");
     }
 
     #[test]
-    fn a_load_is_high_that_was_so_again_and_again_until_it_was_not() {
+    fn load_is_high_after_repeated_answers_until_forgotten() {
         let load = Load { file: None, processors: 2, asked_at: AtomicU64::new(0), weight: AtomicU32::new(0) };
         let after = |age, running| {
             load.note(age, running);
@@ -94,11 +94,14 @@ mod tests {
             [3, 3, 2].map(|running| after(WaitPolicy::LOAD_INTERVAL_NS, Some(running))),
             [false, true, true]
         );
-        // One answer in three keeps it so.
+        // One answer in three keeps the load high.
         let mut answers = [3, 2, 2].into_iter().cycle();
         assert!((0..300).all(|_| after(WaitPolicy::LOAD_INTERVAL_NS, answers.next())));
-        assert!((0..40).any(|_| !after(WaitPolicy::LOAD_INTERVAL_NS, Some(2))), "all have one");
-        assert!(!after(WaitPolicy::LOAD_AGE_NS, Some(3)), "nobody has looked for long");
-        assert!(!after(WaitPolicy::LOAD_INTERVAL_NS, None) && !load.is_high(1), "it cannot be asked");
+        assert!(
+            (0..40).any(|_| !after(WaitPolicy::LOAD_INTERVAL_NS, Some(2))),
+            "each thread has a processor"
+        );
+        assert!(!after(WaitPolicy::LOAD_AGE_NS, Some(3)), "the previous answer is too old");
+        assert!(!after(WaitPolicy::LOAD_INTERVAL_NS, None) && !load.is_high(1), "there is no answer");
     }
 }

@@ -1,9 +1,10 @@
-//! Looking on for a moment, before a program that waits goes to sleep.
+//! Spin, then sleep: a program that waits polls for a moment before it blocks.
 //!
-//! To be woken costs more than an answer takes: 15 to 20 us on a virtual machine, against 5 to 10. So a program that waits, and has
-//! just posted something, looks on for a moment in the poll that finds nothing: if answers tend to come within it. Between looks it offers
-//! its processor to others, since whoever is to answer may be waiting for this very one. Both ends of an exchange then stay awake, on
-//! two processors or taking turns on one. Where nothing comes this ends after a few vain tries, and is tried again now and then.
+//! A wake-up takes 15 to 20 us on a virtual machine, a reply 5 to 10 us. A program that has just posted therefore keeps polling
+//! for up to [`WaitPolicy::SPIN_BEFORE_SLEEP_NS`] in the poll that finds nothing, if replies tend to arrive within that time. The
+//! program yields the processor between polls, since the thread that is to reply may need it. Both ends of an exchange then stay
+//! awake, on two processors or taking turns on one. After a few unsuccessful spins the next [`WaitPolicy::SKIPPED_SPINS`] chances
+//! are skipped.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 use std::thread;
@@ -13,70 +14,71 @@ use super::{Engine, Progress};
 use crate::nic::Published;
 use crate::time::Nanos;
 
-/// What a caller may look on for. Each is worth it or not by itself: a program that waits for its WRITEs alone has nothing to hope
-/// for after the first.
+/// The completion that a caller may spin for. Success is counted for each separately: a program that waits only for its WRITEs
+/// gets one completion and no reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-enum Hope {
-    /// What comes first after a post: often the completion of what was posted.
+enum Expected {
+    /// The first completion after a post: often that of the posted request.
     First = 1,
-    /// What comes after that: often the answer.
+    /// The completion after that: often the reply.
     Next = 2,
 }
 
-/// Whether to look on.
+/// Decides whether a caller spins before it sleeps.
 #[derive(Debug, Default)]
 pub(super) struct LookOn {
-    /// A [`Hope`]; 0 if there is none.
-    hope: AtomicU8,
-    worth: [Worth; 2],
+    /// The next [`Expected`] as a number, or 0 for none.
+    expected: AtomicU8,
+    credits: [SpinCredit; 2],
 }
 
 impl LookOn {
-    /// Something was posted: an answer may come.
+    /// A caller has posted work requests: a reply may come.
     pub(super) fn posted(&self) {
-        self.hope.store(Hope::First as u8, Relaxed);
+        self.expected.store(Expected::First as u8, Relaxed);
     }
 
-    /// True if there is reason to look on.
+    /// True if a completion is expected.
     pub(super) fn is_due(&self) -> bool {
-        self.hope.load(Relaxed) != 0
+        self.expected.load(Relaxed) != 0
     }
 
-    /// What to look on for, if it tends to be worth it. Callers that ask at the same time lose a count.
-    fn takes_chance(&self) -> Option<Hope> {
-        let hope = match self.hope.swap(0, Relaxed) {
+    /// Takes the expectation, and returns it if spinning for it tends to succeed. Callers that ask at the same time may lose a
+    /// count.
+    fn take_chance(&self) -> Option<Expected> {
+        let expected = match self.expected.swap(0, Relaxed) {
             0 => return None,
-            1 => Hope::First,
-            _ => Hope::Next,
+            1 => Expected::First,
+            _ => Expected::Next,
         };
-        self.worth[hope as usize - 1].takes_chance().then_some(hope)
+        self.credits[expected as usize - 1].take_chance().then_some(expected)
     }
 
-    fn note(&self, hope: Hope, came: Option<Came>) {
-        self.worth[hope as usize - 1].note(came.is_some());
-        if came == Some(Came::SendsAlone) {
-            self.hope.store(Hope::Next as u8, Relaxed);
+    fn note(&self, expected: Expected, came: Option<Completed>) {
+        self.credits[expected as usize - 1].note(came.is_some());
+        if came == Some(Completed::SendsAlone) {
+            self.expected.store(Expected::Next as u8, Relaxed);
         }
     }
 }
 
-/// Whether it tends to be worth it.
+/// Success of past spins.
 #[derive(Debug)]
-struct Worth {
+struct SpinCredit {
     credit: AtomicU32,
-    /// Chances to let go by.
+    /// Number of chances to skip.
     pause: AtomicU32,
 }
 
-impl Default for Worth {
-    fn default() -> Worth {
-        Worth { credit: AtomicU32::new(WaitPolicy::FIRST_SPIN_CREDIT), pause: AtomicU32::new(0) }
+impl Default for SpinCredit {
+    fn default() -> SpinCredit {
+        SpinCredit { credit: AtomicU32::new(WaitPolicy::FIRST_SPIN_CREDIT), pause: AtomicU32::new(0) }
     }
 }
 
-impl Worth {
-    fn takes_chance(&self) -> bool {
+impl SpinCredit {
+    fn take_chance(&self) -> bool {
         let pause = self.pause.load(Relaxed);
         if pause > 0 {
             self.pause.store(pause - 1, Relaxed);
@@ -96,21 +98,21 @@ impl Worth {
     }
 }
 
-/// What has completed.
+/// The kind of completions that were published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Came {
-    /// What was posted: the answer is still to come, if there is one.
+enum Completed {
+    /// Sends only: the reply, if any, is still to come.
     SendsAlone,
-    /// A receive.
+    /// At least one receive.
     Receives,
 }
 
-impl Came {
-    fn since(before: Published, now: Published) -> Option<Came> {
+impl Completed {
+    fn since(before: Published, now: Published) -> Option<Completed> {
         if now.receives != before.receives {
-            Some(Came::Receives)
+            Some(Completed::Receives)
         } else if now.completions != before.completions {
-            Some(Came::SendsAlone)
+            Some(Completed::SendsAlone)
         } else {
             None
         }
@@ -118,8 +120,8 @@ impl Came {
 }
 
 impl Engine {
-    /// Looks on until something completes that is not among what was `published` when the caller looked, or a moment is over.
-    /// `None`: nothing did.
+    /// Spins until a completion is published that is not counted in `published`, or [`WaitPolicy::SPIN_BEFORE_SLEEP_NS`] is over.
+    /// `published` is the count at the caller's last poll. `None`: no completion came.
     pub(super) fn look_on(
         &self,
         now: Nanos,
@@ -130,17 +132,22 @@ impl Engine {
         if !self.shared.said_to_wait_lately(now) || self.shared.is_crowded(now) {
             return None;
         }
-        let hope = look_on.takes_chance()?;
+        let expected = look_on.take_chance()?;
         let came = self.shared.while_watching(now, || {
             self.look_until(now + Nanos(WaitPolicy::SPIN_BEFORE_SLEEP_NS), published, has_come)
         });
-        look_on.note(hope, came);
+        look_on.note(expected, came);
         came?;
         self.shared.goes_on_waiting(now);
         Some(Progress { completions: 1, ..Progress::default() })
     }
 
-    fn look_until(&self, until: Nanos, published: Published, has_come: impl Fn() -> bool) -> Option<Came> {
+    fn look_until(
+        &self,
+        until: Nanos,
+        published: Published,
+        has_come: impl Fn() -> bool,
+    ) -> Option<Completed> {
         loop {
             let now = self.now();
             if now >= until {
@@ -149,7 +156,7 @@ impl Engine {
             self.shared.goes_on_passing(now);
             if let Some(mut worker) = self.shared.try_turn() {
                 let progress = worker.take_in(now);
-                let came = Came::since(published, worker.nic().published());
+                let came = Completed::since(published, worker.nic().published());
                 if !progress.is_idle() {
                     self.shared.note(now, &progress);
                     if !self.may_owe(&worker, now, &progress) {
@@ -162,10 +169,10 @@ impl Engine {
                 }
             }
             if has_come() {
-                // The keeper published it between the caller's look at the queue and its pass.
-                return Some(Came::Receives);
+                // The engine thread published a completion between the caller's poll of the queue and its pass.
+                return Some(Completed::Receives);
             }
-            // Whoever is to answer may wait for this very processor.
+            // The thread that is to reply may need this processor.
             thread::yield_now();
         }
     }
@@ -176,55 +183,55 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_chance_comes_with_each_post() {
+    fn each_post_gives_one_chance_to_spin() {
         let look_on = LookOn::default();
-        assert!(!look_on.is_due() && look_on.takes_chance().is_none());
+        assert!(!look_on.is_due() && look_on.take_chance().is_none());
         look_on.posted();
         look_on.posted();
         assert!(look_on.is_due());
-        assert_eq!(look_on.takes_chance(), Some(Hope::First));
-        assert!(!look_on.is_due() && look_on.takes_chance().is_none());
+        assert_eq!(look_on.take_chance(), Some(Expected::First));
+        assert!(!look_on.is_due() && look_on.take_chance().is_none());
     }
 
     #[test]
-    fn what_was_posted_completes_before_the_answer_comes() {
+    fn reply_is_expected_after_the_posted_request_completes() {
         let look_on = LookOn::default();
         look_on.posted();
-        let first = look_on.takes_chance().unwrap();
-        look_on.note(first, Some(Came::SendsAlone));
-        assert_eq!(look_on.takes_chance(), Some(Hope::Next));
-        look_on.note(Hope::Next, Some(Came::Receives));
-        assert_eq!(look_on.takes_chance(), None, "there is the answer");
+        let first = look_on.take_chance().unwrap();
+        look_on.note(first, Some(Completed::SendsAlone));
+        assert_eq!(look_on.take_chance(), Some(Expected::Next));
+        look_on.note(Expected::Next, Some(Completed::Receives));
+        assert_eq!(look_on.take_chance(), None, "the reply has come");
     }
 
     #[test]
-    fn vain_tries_end_it_and_it_is_tried_again_later() {
+    fn unsuccessful_spins_are_skipped_then_tried_again() {
         let look_on = LookOn::default();
-        let tries = |chances: u32, came: Option<Came>| {
+        let tries = |chances: u32, came: Option<Completed>| {
             let worth = (0..chances).filter(|_| {
                 look_on.posted();
-                let taken = look_on.takes_chance();
-                if let Some(hope) = taken {
-                    look_on.note(hope, came);
+                let taken = look_on.take_chance();
+                if let Some(expected) = taken {
+                    look_on.note(expected, came);
                 }
                 taken.is_some()
             });
             worth.count()
         };
         assert_eq!(tries(10, None), 3);
-        assert_eq!(tries(2 * WaitPolicy::SKIPPED_SPINS, None), 2, "one in so many");
-        tries(2 * WaitPolicy::SKIPPED_SPINS, Some(Came::Receives));
-        assert_eq!(tries(10, None), 4, "it has proved worth it");
+        assert_eq!(tries(2 * WaitPolicy::SKIPPED_SPINS, None), 2, "one chance in SKIPPED_SPINS");
+        tries(2 * WaitPolicy::SKIPPED_SPINS, Some(Completed::Receives));
+        assert_eq!(tries(10, None), 4, "spinning was successful before");
     }
 
     #[test]
-    fn to_hope_in_vain_for_more_does_not_spoil_what_comes_first() {
+    fn failed_second_spin_does_not_discredit_the_first() {
         let look_on = LookOn::default();
         for _ in 0..100 {
             look_on.posted();
-            let first = look_on.takes_chance().expect("it always comes");
-            look_on.note(first, Some(Came::SendsAlone));
-            if let Some(next) = look_on.takes_chance() {
+            let first = look_on.take_chance().expect("the first spin always succeeds");
+            look_on.note(first, Some(Completed::SendsAlone));
+            if let Some(next) = look_on.take_chance() {
                 look_on.note(next, None);
             }
         }

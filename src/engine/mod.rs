@@ -1,18 +1,18 @@
-//! Who turns the worker: the caller, or a thread.
+//! The engine: runs the worker in the application's calls or in a thread.
 //!
-//! On few cores the caller is best: an application that polls for completions runs a pass itself, an application that posts sends in
-//! that call, and there is no hand-off between threads. The keeper, a thread of the engine's, looks after the NIC in between: while the
-//! application computes, spins on memory, or waits. `watch.rs` says what it does when. On many cores a pinned thread spins, then sleeps.
+//! With few cores, the application's calls run it. A poll for completions runs a pass, and a post sends before it returns, so no
+//! work is handed between threads. The engine thread runs passes in between: while the application computes, spins on memory, or
+//! blocks. `watch.rs` describes its states. With many cores, a pinned thread runs all passes: it spins, then sleeps.
 //!
-//! A caller that blocks in a call until a completion comes watches the link in the keeper's place ([`Engine::begin_wait`]): a frame then
-//! wakes the thread that wants it.
+//! A caller that blocks in a call until a completion comes sleeps on the link's descriptors in the engine thread's place
+//! ([`Engine::begin_wait`]). A frame then wakes the thread that wants it.
 //!
-//! What is posted is never forgotten: whoever rings a bell and finds the worker taken leaves it to its holder, who looks at the bells once
-//! more after unlocking (`turns.rs`). Sleeping loses no wake-up: [`Worker::prepare_sleep`] first makes every ring of a doorbell write
-//! an eventfd, then looks once more.
+//! Posted work is not lost. A caller that rings a doorbell and finds the worker locked returns; the lock's holder checks the
+//! doorbells again after unlocking (`turns.rs`). Before a thread sleeps, [`Worker::prepare_sleep`] makes each doorbell ring write
+//! an eventfd, then checks for work once more.
 //!
-//! A pass that panics is a bug of ours, and what it leaves is not to be trusted. The engine is dead then: whoever
-//! waits is woken, an event says so, and posts and commands fail instead of waiting.
+//! A pass that panics is a bug, and leaves the worker in an unknown state. The engine is then dead: blocked threads are woken, a
+//! device-fatal event is raised, and posts and commands fail at once.
 
 mod control;
 mod copying;
@@ -59,26 +59,26 @@ use crate::verbs::{AsyncEvent, QpIndex};
 
 use shared::Shared;
 
-/// Asynchronous events that may wait for the application.
+/// Capacity of the queue of asynchronous events.
 const EVENT_QUEUE: usize = 4096;
-/// Commands that may wait for the worker.
+/// Capacity of the queue of commands.
 const COMMAND_QUEUE: usize = 64;
-/// How long a pass of the thread takes that has been woken, about.
+/// Approximate time of one pass by a thread that has to be woken.
 const A_MOMENT: Duration = Duration::from_micros(20);
 
-/// Who turns the worker.
+/// Which threads run the worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Drive {
-    /// The calls of the application, and the keeper between them.
+    /// Calls of the application, and the engine thread between them.
     #[default]
     Caller,
-    /// Nobody but the caller: for tests, benchmarks and virtual time.
+    /// Calls of the application only: for tests, benchmarks and virtual time.
     CallerOnly,
-    /// A thread of its own, pinned to a core if one is named, that sleeps after `spin` without work.
+    /// A thread of its own, optionally pinned to a core, that sleeps after `spin` without work.
     Thread {
-        /// The core that it is pinned to; `None`: the scheduler decides.
+        /// The core that the thread is pinned to; `None`: the scheduler decides.
         core: Option<usize>,
-        /// How long it spins; `Nanos::MAX`: for ever.
+        /// How long the thread spins before it sleeps; `Nanos::MAX`: for ever.
         spin: Nanos,
     },
 }
@@ -98,13 +98,14 @@ impl Engine {
     /// Starts a NIC on a port.
     ///
     /// # Errors
-    /// If the system has no memory, descriptors or threads for it.
+    /// If the system is out of memory, descriptors or threads.
     pub fn start(config: NicConfig, port: Box<dyn Port>, drive: Drive) -> io::Result<Engine> {
         let doorbells = Doorbells::new(config.limits.qps)?;
         Engine::start_on(config, port, drive, doorbells)
     }
 
-    /// The same with doorbells that are there already, made for as many QPs as the NIC has: another process may ring them.
+    /// Like [`Engine::start`] on existing doorbells, which another process may ring. `doorbells` must be made for as many QPs as
+    /// the NIC has.
     ///
     /// # Errors
     /// As those of [`Engine::start`].
@@ -127,34 +128,35 @@ impl Engine {
         Ok(Engine { shared, doorbells, requests, events, caller_drives, thread })
     }
 
-    /// The time on the engine's clock.
+    /// The time on the engine's clock, in ns.
     pub fn now(&self) -> Nanos {
         self.shared.clock.now()
     }
 
-    /// The bells of its QPs.
+    /// The doorbells of the NIC's QPs.
     pub fn doorbells(&self) -> &Doorbells {
         &self.doorbells
     }
 
-    /// Runs a pass if callers drive this engine and nobody else is in one. Cheap otherwise.
+    /// Runs a pass if callers drive this engine and no other thread is in one. Returns at once otherwise.
     ///
-    /// A pass that brings something may end there: the caller has what it polls for, a completion or bytes in memory, and what
-    /// it posts because of it leaves together with the acknowledgements, in one kick of the port. The keeper sees to it that they leave
-    /// in any case.
+    /// A pass that receives something may return before its sending half. The caller then has its completion or bytes, and what it
+    /// posts in response leaves in one port flush with the acknowledgements. If the caller posts nothing, the engine thread sends
+    /// them.
     pub fn caller_pass(&self) -> Progress {
         self.caller_pass_until(|| false)
     }
 
-    /// The same for a caller that polls a completion queue and found it empty. `has_come` tells whether something is in it by now: a caller
-    /// that looks on for an answer asks it between its passes.
+    /// Like [`caller_pass`](Self::caller_pass), for a caller that found its completion queue empty. `has_come` returns true if the
+    /// queue has a completion by now. A caller that spins before sleeping evaluates it between passes.
     pub fn caller_pass_until(&self, has_come: impl Fn() -> bool) -> Progress {
         if !self.caller_drives {
             return Progress::default();
         }
         let progress = self.pass_and_look_on(&has_come);
         if self.shared.handoff_is_due() && !has_come() {
-            // It watched the link while it spun, and will not do so again: the keeper must not nap in that hope.
+            // The caller stood in for the engine thread while it spun, and will not do so again: the engine thread must not sleep in
+            // that expectation.
             self.shared.watch.forget_relief();
             self.step_aside();
         }
@@ -163,7 +165,7 @@ impl Engine {
             && !self.shared.is_crowded(self.now())
             && !has_come()
         {
-            // It is for another poller, which may be waiting for this very processor.
+            // The completion is for another poller, which may need this processor.
             thread::yield_now();
         }
         progress
@@ -204,8 +206,8 @@ impl Engine {
         progress
     }
 
-    /// True if the pass ends with what it took in: nothing is posted, nothing but acknowledgements is to leave, and the caller is
-    /// trusted to come back soon. A request that an answer made room for, or the answer to a READ, has nothing to wait for.
+    /// True if the pass may end after its receiving half: no work is posted, only acknowledgements are pending, and the caller is
+    /// trusted to poll again soon. Requests unblocked by an ACK, and READ responses, are sent at once.
     fn may_owe(&self, worker: &Worker, now: Nanos, came: &Progress) -> bool {
         let owed_at = self.shared.owed_at();
         let is_trusted = self.thread.is_none() || self.shared.watch.naps();
@@ -219,7 +221,8 @@ impl Engine {
                 }
                 came.received > 0
             }
-            // A caller that polls again may still reply, also to what a port delivers frame by frame; one that has begun to block will not.
+            // A caller that polls again may still reply, also to frames that the port delivers one by one. A caller that has begun
+            // to block will not.
             Some(at) => {
                 self.thread.is_some()
                     && now - at < Nanos(WaitPolicy::OWED_FOR_NS)
@@ -228,9 +231,10 @@ impl Engine {
         }
     }
 
-    /// A QP has new work requests, and `outstanding` that are not complete in all; `posts` counts the calls that posted them. What was
-    /// posted leaves before this returns, or with a pass that somebody is certain to run: who has the worker looks at the bells
-    /// again before going, and a keeper that naps, which it does only while its callers poll without a break, looks soon.
+    /// Sends the new work requests of a QP. `outstanding`: its work requests that are not complete; `posts`: the calls that posted
+    /// them. The requests leave before this returns, or in a later pass that is certain: the holder of the worker's lock checks
+    /// the doorbells after unlocking, and an engine thread in a backoff sleep, which needs callers that poll without a gap, wakes
+    /// soon.
     pub fn posted(&self, qp: QpIndex, outstanding: u32, posts: u32) {
         if !self.caller_drives {
             self.doorbells.ring(qp);
@@ -251,10 +255,9 @@ impl Engine {
         }
     }
 
-    /// The process is about to end: what was posted leaves, and what is owed for what came, as it would from an adapter. The engine's
-    /// thread sends it, where there is one: here nothing allocates and no thread-local value is looked at, so that it can be called
-    /// wherever a process can end. Gives up after `limit`: the calling thread may be in the handler of a signal that interrupted its
-    /// own pass.
+    /// Sends posted work requests and deferred acknowledgements before the process ends, as an adapter would. If there is an
+    /// engine thread, that thread sends them. Allocates nothing and uses no thread-local value, so it may be called wherever a
+    /// process can end. Gives up after `limit`: the calling thread may be in a signal handler that interrupted its own pass.
     pub fn send_last(&self, limit: Duration) {
         let until = Instant::now() + limit;
         let mut is_told = false;
@@ -271,7 +274,7 @@ impl Engine {
         }
     }
 
-    /// True if nothing is left to send; `None` if somebody has the worker. Sends, where no thread does.
+    /// True if nothing is left to send; `None` if another thread holds the worker. Sends if there is no engine thread.
     fn try_to_send_last(&self) -> Option<bool> {
         let mut worker = self.shared.try_turn_between()?;
         let is_left = |worker: &Worker| {
@@ -284,10 +287,10 @@ impl Engine {
         Some(!is_left(&worker))
     }
 
-    /// Puts another port under the NIC, and takes over what it carries. The one before must have carried nothing yet.
+    /// Replaces the NIC's port, and adopts the new one's MAC address and MTU. The previous port must not have carried any frame.
     ///
     /// # Errors
-    /// If the thread cannot wait for its frames, or the engine is dead; the port is closed again.
+    /// If the port's descriptors cannot be duplicated, or the engine is dead. The port is then closed.
     pub fn set_port(&self, port: Box<dyn Port>) -> io::Result<()> {
         self.shared.watch_port(&*port)?;
         let now = self.now();
@@ -297,21 +300,21 @@ impl Engine {
         Ok(())
     }
 
-    /// From now on events go to `sink`, which is called by whoever turns the NIC: it must be short, and not use the
-    /// device. False: there is one already.
+    /// Passes future events to `sink`. The thread that runs the worker calls it: it must be short and must not use the device.
+    /// Returns false if a sink is already set.
     pub fn set_event_sink(&self, sink: EventSink) -> bool {
         self.adjust(|worker| worker.set_event_sink(sink)).unwrap_or(false)
     }
 
-    /// True if a pass panicked: nothing turns the NIC any more, posts and commands fail.
+    /// True if a pass panicked. The worker then runs no more, and posts and commands fail.
     pub fn is_dead(&self) -> bool {
         self.shared.is_dead()
     }
 
-    /// Carries a command out and waits for the answer.
+    /// Executes a command and blocks until its answer.
     ///
     /// # Errors
-    /// As the command's; [`ControlError::DeviceFatal`] if the engine is dead.
+    /// As those of the command; [`ControlError::DeviceFatal`] if the engine is dead.
     pub fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         let (answer, answered) = bounded(1);
         self.submit(Request { command: command.into(), answer })?;
@@ -324,13 +327,13 @@ impl Engine {
                 Err(TryRecvError::Empty) => {}
             }
             if !self.caller_drives {
-                // The thread answers at once; a look now and then whether it lives.
+                // The engine thread answers soon. Wake up now and then to check that the engine is not dead.
                 if let Ok(answer) = answered.recv_timeout(Nanos(WaitPolicy::LONGEST_SLEEP_NS).as_duration()) {
                     return answer;
                 }
             } else if let Ok(mut worker) = self.shared.lock_between() {
                 let now = self.now();
-                // What was posted before the command leaves before it: it may be to destroy the QP.
+                // Requests posted before the command must leave before it: the command may destroy their QP.
                 self.shared.send_out(&mut worker, now);
                 worker.poll(now);
                 self.shared.rouse(&worker, false);
@@ -349,12 +352,12 @@ impl Engine {
         Err(ControlError::DeviceFatal)
     }
 
-    /// The next asynchronous event, if one waits.
+    /// Returns the next asynchronous event, if any.
     pub fn event(&self) -> Option<AsyncEvent> {
         self.events.try_recv().ok()
     }
 
-    /// Looks at the worker between two passes; also at what is left of a dead one.
+    /// Reads the worker between two passes, or whatever is left of a dead one.
     pub fn inspect<T>(&self, look: impl FnOnce(&Worker) -> T) -> T {
         look(&self.shared.lock_to_look())
     }
@@ -367,7 +370,7 @@ impl Engine {
         Some(result)
     }
 
-    /// Why the link failed, if it did; said once.
+    /// Returns the link's first error, once.
     pub fn take_link_error(&self) -> Option<io::Error> {
         self.shared.lock_to_look().take_link_error()
     }
@@ -381,7 +384,7 @@ impl Drop for Engine {
         }
         self.shared.stop.store(true, Release);
         if let Some(thread) = self.thread.take() {
-            // However it sleeps, this wakes it.
+            // Ends any kind of sleep.
             self.shared.wake_keeper();
             let _ = thread.join();
         }

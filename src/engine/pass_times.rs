@@ -1,16 +1,16 @@
-//! How long passes take.
+//! Durations of passes.
 
 use crate::time::Nanos;
 
-/// Buckets: the last takes all that took longer, 2^30 ns and more.
+/// Number of buckets. The last one counts all passes of 2^30 ns and more.
 pub(super) const BUCKETS: usize = 32;
 
-/// Passes that brought or sent something, by how long they took.
+/// Histogram of the durations of passes that received, sent or completed something.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PassTimes {
-    /// Bucket `i` counts those that took less than 2^i ns, and not less than 2^(i-1).
+    /// Bucket `i` counts durations from 2^(i-1) ns, inclusive, to 2^i ns, exclusive.
     pub buckets: [u64; BUCKETS],
-    /// What all of them took together.
+    /// Sum of all durations.
     pub total: Nanos,
 }
 
@@ -34,6 +34,6 @@ mod tests {
         }
         let at = |bucket: usize| times.buckets[bucket];
         assert_eq!([at(0), at(1), at(2), at(3), at(10), at(11), at(BUCKETS - 1)], [1, 1, 2, 1, 1, 1, 1]);
-        assert_eq!(times.total, Nanos(u64::MAX), "it stays at the end of the clock");
+        assert_eq!(times.total, Nanos(u64::MAX), "the sum saturates");
     }
 }

@@ -1,4 +1,4 @@
-//! Who polls: what callers that poll tell one another.
+//! State shared by callers that poll.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -8,17 +8,17 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use super::wait_policy::WaitPolicy;
 use super::watch::{NOTHING, is_within};
 
-/// Who polls, and how it goes.
+/// The polling threads and their success.
 #[derive(Debug)]
 pub(super) struct Pollers {
-    /// Since when callers have found nothing, and not given way; and in how many passes.
+    /// Since when callers have found nothing and not yielded, and in how many passes.
     pub(super) empty_since: AtomicU64,
     pub(super) empty: AtomicU32,
-    /// The thread that polled last; 0: none has.
+    /// The thread that polled last; 0: none yet.
     poller: AtomicUsize,
-    /// When a thread last polled after another one.
+    /// When a poll last followed one of another thread.
     others_at: AtomicU64,
-    /// Pollers that sleep on the link for a moment, and what wakes them when a pass of somebody else brings completions.
+    /// Pollers in a short sleep on the link, and the eventfd that wakes them when another thread's pass publishes completions.
     pub(super) dozing: AtomicU32,
     pub(super) stir: EventFd,
 }
@@ -35,7 +35,7 @@ impl Pollers {
         })
     }
 
-    /// This thread polls.
+    /// Records a poll by `thread`.
     pub(super) fn note_thread(&self, now: u64, thread: usize) {
         let last = self.poller.load(Relaxed);
         if last != thread {
@@ -46,7 +46,7 @@ impl Pollers {
         }
     }
 
-    /// True if several threads poll.
+    /// True if several threads have polled within [`WaitPolicy::RECENT_NS`].
     pub(super) fn several(&self, now: u64) -> bool {
         is_within(self.others_at.load(Relaxed), now, WaitPolicy::RECENT_NS)
     }
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_thread_is_not_several_not_even_in_the_first_moment() {
+    fn one_thread_never_counts_as_several() {
         let pollers = Pollers::new().unwrap();
         assert!(!pollers.several(0));
         pollers.note_thread(1, 7);

@@ -1,4 +1,4 @@
-//! Callers that poll, and how they share the processors: with one another, with the engine's thread, and with other programs.
+//! How callers that poll share the processors with one another, the engine thread and other programs.
 
 use std::cell::Cell;
 use std::os::fd::AsFd;
@@ -15,11 +15,11 @@ use crate::threads::ask_for_short_turns;
 use crate::time::Nanos;
 
 impl Shared {
-    /// A caller's pass found nothing. After a while whoever else wants the processor may have it: what is waited for may
-    /// well come from there.
+    /// Records a caller's pass that found nothing. After [`WaitPolicy::EMPTY_FOR_NS`] and [`WaitPolicy::EMPTY_PASSES`] the caller
+    /// lets other threads run: the completion may depend on them.
     pub(super) fn found_nothing(&self, now: Nanos) {
         let since = self.pollers.empty_since.load(Relaxed);
-        // Callers that count at the same time lose a count.
+        // Callers that count at the same time may lose a count.
         let empty = self.pollers.empty.load(Relaxed).saturating_add(1);
         self.pollers.empty.store(empty, Relaxed);
         if since == NOTHING {
@@ -31,12 +31,12 @@ impl Shared {
         }
     }
 
-    /// Yields the processor to a thread that waits for it: another program that computes, or another poller of this device. A single
-    /// poller does not yield: two that yield to one another would stay on one processor while another is idle, because the scheduler
-    /// moves no thread that has just run.
+    /// Yields the processor to a runnable thread: another program, or another poller of this device. A single poller does not
+    /// yield. Two that yield to one another would stay on one processor while another is idle, because the scheduler does not move
+    /// a thread that has just run.
     fn let_others_work(&self, now: Nanos) {
         if self.is_crowded(now) {
-            self.doze(now);
+            self.sleep_briefly(now);
         } else if self.others_poll(now) {
             thread::yield_now();
         }
@@ -53,18 +53,18 @@ impl Shared {
         self.pollers.several(now.0)
     }
 
-    /// A poller sleeps until a frame comes, or for a moment.
-    fn doze(&self, now: Nanos) {
+    /// Sleeps until a frame arrives, another thread's pass publishes completions, or [`WaitPolicy::DOZE_NS`] is over.
+    fn sleep_briefly(&self, now: Nanos) {
         thread_local!(static ASKED: Cell<bool> = const { Cell::new(false) });
         if !ASKED.replace(true) {
-            // What it waits for comes soon, and so should its turn then. It gets no more processor time by it.
+            // Short time slices let this thread run soon after its frame arrives. The thread gets no more processor time by them.
             let _ = ask_for_short_turns();
         }
         self.while_watching(now, || {
             self.pollers.dozing.fetch_add(1, Relaxed);
             let frames = self.frames();
             let stir = self.pollers.stir.as_fd();
-            // On the data path nothing allocates. Of a port with more descriptors than that the keeper hears.
+            // No allocation on the data path. The engine thread waits for descriptors beyond `MAX_WATCHED`.
             let mut fds: [_; MAX_WATCHED] = std::array::from_fn(|_| PollFd::new(stir, PollFlags::empty()));
             let count = fds.len().min(1 + frames.len());
             let all = std::iter::once(stir).chain(frames.iter().map(AsFd::as_fd));
@@ -77,14 +77,14 @@ impl Shared {
         });
     }
 
-    /// After a pass: completions came, which may be what a poller that dozes waits for.
+    /// Wakes pollers in a short sleep if a pass has published completions.
     pub(super) fn stir(&self, completions: usize) {
         if completions > 0 && self.pollers.dozing.load(Relaxed) > 0 {
             let _ = self.pollers.stir.write(1);
         }
     }
 
-    /// A caller's pass found something to do.
+    /// Records a caller's pass that found something.
     pub(super) fn found_something(&self) {
         self.pollers.empty_since.store(NOTHING, Relaxed);
         self.pollers.empty.store(0, Relaxed);

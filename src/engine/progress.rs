@@ -1,28 +1,28 @@
-//! What a pass did.
+//! The result of a pass.
 
-/// What a pass did.
+/// The result of a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Frames taken in.
+    /// Frames received.
     pub received: usize,
     /// Frames sent.
     pub sent: usize,
-    /// Commands carried out.
+    /// Commands executed.
     pub commands: usize,
     /// Completions published.
     pub completions: usize,
-    /// There is more to do at once.
+    /// True if another pass is needed at once.
     pub more: bool,
 }
 
 impl Progress {
-    /// Of both halves of a pass: what was taken in, and what was sent.
+    /// Combines the receiving half, `self`, with the sending half, `left`.
     pub(super) fn and(self, left: &Progress) -> Progress {
         let completions = self.completions + left.completions;
         Progress { sent: left.sent, completions, more: self.more || left.more, ..self }
     }
 
-    /// True if the pass found nothing to do and nothing is left.
+    /// True if the pass did nothing and no other is needed at once.
     pub fn is_idle(&self) -> bool {
         let done = self.received + self.sent + self.commands + self.completions;
         done == 0 && !self.more

@@ -1,17 +1,17 @@
-//! A pass of a NIC that serves other processes: copies from and to their memory are made without holding the worker.
+//! A pass of a NIC that serves other processes. Copies from and to their memory are made without holding the worker's lock.
 //!
-//! Such a copy may wait for as long as the other process likes, and the kernel ends the wait for nothing but a fatal signal. So the thread
-//! that makes it cannot be called back, but it can be left behind:
+//! Such a copy may block for as long as the other process likes, and only a fatal signal ends it. A thread that blocks in a copy
+//! cannot be interrupted, but it can be replaced:
 //!
 //! ```text
-//! the worker's thread           the stand-by thread
-//! -------------------           -------------------
+//! worker thread                 standby thread
+//! -------------                 --------------
 //! begins a half of a pass
-//! lets go of the worker
-//! copies                        sees that a copy takes longer than WaitPolicy::COPY_DEADLINE_NS, and that its thread sleeps
-//! .                             fences that memory, fails the QPs that wait for it, and starts another worker's thread
-//! .                             the other thread ends the half, and turns the worker from then on
-//! takes the worker again, finds
+//! unlocks the worker
+//! copies                        sees a copy that takes longer than WaitPolicy::COPY_DEADLINE_NS while its thread sleeps
+//! .                             fences that memory, fails the QPs that wait for it, and starts another worker thread
+//! .                             the new thread ends the half, and runs the worker from then on
+//! locks the worker, finds
 //! that its term is over, ends
 //! ```
 
@@ -27,12 +27,12 @@ use super::shared::{Dead, Shared, Turn};
 use super::wait_policy::WaitPolicy;
 use crate::time::Nanos;
 
-/// Why a thread turns the worker no more.
+/// Why a thread stops running the worker.
 #[derive(Debug)]
 pub(super) enum Ended {
     /// The engine is dead.
     Dead,
-    /// Another thread does.
+    /// Another worker thread has replaced this one.
     Superseded,
 }
 
@@ -42,7 +42,8 @@ impl From<Dead> for Ended {
     }
 }
 
-/// Begins a term on the calling thread: ends the half of a pass that a thread was left behind in. Others that want the worker wait for that.
+/// Begins a term on the calling thread. Completes the half of a pass that a replaced thread has left; other threads that want the
+/// worker wait for it.
 pub(super) fn begin_term(shared: &Shared, term: u64) -> Result<(), Ended> {
     shared.remote.thread.store(gettid().as_raw(), Relaxed);
     let worker = shared.lock()?;
@@ -52,7 +53,7 @@ pub(super) fn begin_term(shared: &Shared, term: u64) -> Result<(), Ended> {
     Ok(())
 }
 
-/// A pass, for the worker's thread of this term.
+/// Runs a pass in the worker thread of this term.
 pub(super) fn pass<'a>(
     shared: &'a Shared,
     mut worker: Turn<'a>,
@@ -84,10 +85,10 @@ fn copy<'a>(shared: &'a Shared, mut worker: Turn<'a>, term: u64) -> Result<Turn<
     Ok(worker)
 }
 
-/// Starts a worker's thread of a term.
+/// Starts the worker thread of a term.
 pub(super) type Spawn<'a> = &'a dyn Fn(u64) -> io::Result<JoinHandle<()>>;
 
-/// Watches the copies of the worker's thread until that ends.
+/// Monitors the copies of the worker thread until it ends, and replaces a thread that blocks in one.
 pub(super) fn stand_by(shared: &Arc<Shared>, first: JoinHandle<()>, spawn: Spawn<'_>) {
     let (mut worker, mut term) = (Some(first), 0);
     let mut seen = (0, shared.clock.now());
@@ -96,7 +97,7 @@ pub(super) fn stand_by(shared: &Arc<Shared>, first: JoinHandle<()>, spawn: Spawn
         match worker.take() {
             Some(thread) if thread.is_finished() => return drop(thread.join()),
             Some(thread) => worker = Some(thread),
-            // The system had no thread before.
+            // An earlier attempt to start the thread failed: try again.
             None => worker = spawn(term).ok(),
         }
         let (copies, now) = (shared.remote.copies.load(Acquire), shared.clock.now());
@@ -112,7 +113,7 @@ pub(super) fn stand_by(shared: &Arc<Shared>, first: JoinHandle<()>, spawn: Spawn
     }
 }
 
-/// Ends the term of the thread that makes these copies. `None`: they have just been made.
+/// Ends the term of the thread that makes copy number `copies`. `None`: the copy has ended meanwhile.
 fn take_over(shared: &Shared, copies: u64) -> Option<u64> {
     let mut worker = shared.lock_mid_pass();
     if shared.remote.copies.load(Relaxed) != copies {

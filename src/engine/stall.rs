@@ -1,19 +1,20 @@
-//! How long a link that takes nothing is left alone.
+//! Backoff of a link that accepts no frames.
 
 use super::wait_policy::WaitPolicy;
 use crate::time::Nanos;
 
-/// A link that takes nothing: it is down, or the kernel has no room. To try again and again would keep a processor busy.
+/// Backoff of a link that accepts no frames because it is down or the kernel is out of buffers. Retrying without a pause would
+/// occupy a processor.
 #[derive(Debug, Default)]
 pub(super) struct Stall {
-    /// Passes in a row that had something to send and could not.
+    /// Number of consecutive passes that had something to send and could not.
     passes: u32,
     /// When to try again; zero: at once.
     until: Nanos,
 }
 
 impl Stall {
-    /// Notes whether a pass had something to send and could not.
+    /// Records whether a pass had something to send and could not.
     pub(super) fn note(&mut self, now: Nanos, is_stalled: bool) {
         if is_stalled {
             let wait = WaitPolicy::FIRST_STALL_NS << self.passes.min(16);

@@ -1,4 +1,5 @@
-//! What [`super::watch`] and [`super::turns`] are made of. `tests/handoff` compiles those two with the parts of a model checker instead.
+//! Synchronization primitives of [`super::watch`] and [`super::turns`]. `tests/handoff` compiles both with a model checker's
+//! instead.
 
 pub(super) use std::sync::atomic::{AtomicU64, Ordering, fence};
 pub(super) use std::sync::{Mutex, MutexGuard, TryLockError};

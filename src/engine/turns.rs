@@ -1,12 +1,13 @@
-//! The lock of the worker, whose holder looks once more after letting go.
+//! The worker's lock. Its holder checks the doorbells again after unlocking.
 //!
-//! Who has work for the worker says so first (rings a bell), then tries the lock. If it is taken, the work is its holder's. Both sides
-//! write before they look, with a fence in between: either the ringer finds the lock free, or the holder finds the bell.
+//! A caller with work for the worker rings a doorbell first, then tries the lock. If the lock is taken, the work is left to its
+//! holder. Caller and holder write before they read, with a fence in between: either the caller finds the lock free, or the
+//! holder finds the doorbell rung.
 
 use super::sync::{Mutex, MutexGuard, Ordering::SeqCst, TryLockError, fence};
 use super::wait_policy::WaitPolicy;
 
-/// See the module's page.
+/// A lock. Its holder handles the work of callers that found it taken.
 #[derive(Debug)]
 pub(crate) struct Turns<W> {
     worker: Mutex<W>,
@@ -17,24 +18,24 @@ impl<W> Turns<W> {
         Turns { worker: Mutex::new(worker) }
     }
 
-    /// The lock itself.
+    /// The mutex.
     pub(crate) fn worker(&self) -> &Mutex<W> {
         &self.worker
     }
 
-    /// The worker, for whoever has just rung a bell. `Ok(None)`: its holder hears the bell.
+    /// Tries the lock after ringing a doorbell. `Ok(None)`: the lock is taken, and its holder will see the doorbell.
     ///
     /// # Errors
-    /// If a holder has panicked.
+    /// If a holder has panicked: the poisoned guard.
     pub(crate) fn after_ringing(&self) -> Result<Option<MutexGuard<'_, W>>, MutexGuard<'_, W>> {
         fence(SeqCst);
         self.unless_taken()
     }
 
-    /// The worker, unless somebody has it.
+    /// Tries the lock. `Ok(None)`: it is taken.
     ///
     /// # Errors
-    /// If a holder has panicked.
+    /// If a holder has panicked: the poisoned guard.
     pub(crate) fn unless_taken(&self) -> Result<Option<MutexGuard<'_, W>>, MutexGuard<'_, W>> {
         match self.worker.try_lock() {
             Ok(worker) => Ok(Some(worker)),
@@ -43,14 +44,15 @@ impl<W> Turns<W> {
         }
     }
 
-    /// After letting go: does what was rung for meanwhile. True: bells ring still, and somebody else is to look.
+    /// After unlocking: calls `send` while `rings`, up to [`WaitPolicy::LOOKS_AFTER_UNLOCK`] times. True: doorbells are still
+    /// rung, and another thread must be woken.
     pub(crate) fn look_again(&self, rings: impl Fn() -> bool, mut send: impl FnMut(&mut W)) -> bool {
         for _ in 0..WaitPolicy::LOOKS_AFTER_UNLOCK {
             fence(SeqCst);
             if !rings() {
                 return false;
             }
-            // If somebody has it, that one looks again.
+            // If the lock is taken, its holder checks again.
             let Ok(Some(mut worker)) = self.unless_taken() else { return false };
             send(&mut worker);
         }

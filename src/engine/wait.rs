@@ -1,4 +1,4 @@
-//! Callers that wait for completions, and may watch the link themselves meanwhile.
+//! Callers that wait for completions. Such a caller may sleep on the link's descriptors itself.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::time::Duration;
@@ -9,10 +9,10 @@ use super::wait_set::WaitSet;
 use super::waiters::this_thread;
 use crate::time::Nanos;
 
-/// Descriptors that a caller may watch at most; where there are more the keeper does.
+/// Maximum number of descriptors that a caller sleeps on. The engine thread waits for a port with more.
 pub const MAX_WATCHED: usize = 16;
 
-/// Descriptors to watch: nothing that has to be destroyed, for a thread may be cancelled while it has it.
+/// Descriptors to sleep on. Has no destructor, because a thread may be cancelled while it holds the value.
 #[derive(Clone, Copy, Debug)]
 pub struct Watched {
     fds: [RawFd; MAX_WATCHED],
@@ -35,21 +35,22 @@ impl Watched {
     }
 }
 
-/// What a caller is to do that wants to wait for an event.
+/// How a caller waits for an event.
 #[derive(Debug)]
 pub enum Wait {
-    /// Sleep until its own descriptor is readable, or one of these, or so long; then say [`Engine::end_wait`], and look.
+    /// Sleep until the caller's own descriptor or one of these is readable, or the timeout; then call [`Engine::end_wait`] and
+    /// poll again.
     Watch {
-        /// Readable when the NIC is to be turned; of the engine, as long as it lives. The last of them is the doorbells'.
+        /// Descriptors that are readable when a pass is needed; valid as long as the engine. The last one is the doorbells'.
         on: Watched,
-        /// How long at most.
+        /// Maximum time to sleep.
         timeout: Duration,
     },
-    /// An event has come, and is taken.
+    /// An event came and was consumed.
     Taken,
-    /// Look again at once: something has come.
+    /// Poll again at once: something came.
     Look,
-    /// Sleep until its own descriptor is readable: somebody watches.
+    /// Sleep until the caller's own descriptor is readable: another thread runs the worker.
     Sleep,
 }
 
@@ -58,7 +59,7 @@ impl Engine {
         self.caller_drives && self.thread.is_some()
     }
 
-    /// The caller is about to wait for something, and will not poll meanwhile: the NIC is looked after from now on.
+    /// Hands polling over to the engine thread: the caller is about to wait, and will not poll meanwhile.
     pub fn step_aside(&self) {
         self.shared.handoff_is_done();
         if self.keeper_serves() && self.shared.watch.caller_waits(self.now().0) {
@@ -76,14 +77,14 @@ impl Engine {
         if !self.shared.waiters.is_alone(this_thread(), now) {
             self.shared.watch.forget_relief();
         } else if set.takes_expectation() {
-            // It has blocked inside a call before, and will watch the link there.
+            // The caller has blocked inside a call before, and is expected to sleep on the link there again.
             if let Some(mut worker) = self.shared.try_turn() {
                 worker.prepare_wait();
             }
             self.shared.watch.began_to_wait(now);
             return;
         } else if self.shared.look_on.is_due() {
-            // A poll must follow, since a completion may have come before the arming. It spins for a moment first.
+            // The caller must poll once more, since a completion may have come before arming. The poll spins before the handoff.
             self.shared.defer_handoff();
             return;
         }
@@ -92,7 +93,8 @@ impl Engine {
         }
     }
 
-    /// The caller wants to sleep until an event comes to `set`, inside a call. Unless somebody else watches it does so itself.
+    /// Prepares a caller to sleep inside a call until an event comes to `set`. The caller sleeps on the link itself, unless
+    /// another one does.
     pub fn begin_wait(&self, set: &WaitSet) -> Wait {
         if !self.keeper_serves() {
             return Wait::Sleep;
@@ -111,7 +113,8 @@ impl Engine {
             let (taken, came) = set.events().catch(|| worker.take_in(now));
             self.shared.note(now, &came);
             if taken || came.completions > 0 {
-                // The keeper sends what is owed, if the caller does not come back; but only in a nap does it know when.
+                // If the caller does not return, the engine thread sends the deferred acknowledgements; only in a backoff sleep
+                // does it wake in time.
                 let is_posted = worker.doorbells().any() || worker.nic().has_pressing();
                 if came.received > 0 && self.shared.watch.naps() && !is_posted {
                     self.shared.owe(&worker, now);
@@ -150,10 +153,10 @@ impl Engine {
         Wait::Watch { on, timeout: (until - self.now()).as_duration() }
     }
 
-    /// After [`Wait::Watch`]. `rang`: the last of the descriptors was readable.
+    /// Ends a sleep of [`Wait::Watch`]. `rang`: the last of the descriptors was readable.
     pub fn end_wait(&self, rang: bool) {
         self.doorbells.sleep_ends(rang);
-        // Awake, and about to run a pass: the keeper need not.
+        // The caller is about to run a pass: the engine thread need not.
         self.shared.watch.pass_ended(self.now().0);
         if self.shared.watch.stop_watching() {
             self.shared.wake_keeper();

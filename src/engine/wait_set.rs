@@ -11,20 +11,20 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use crate::shared::EventCounter;
 
-/// See the module's page.
+/// The descriptor of a completion channel, and its counter.
 #[derive(Debug)]
 pub struct WaitSet {
     set: Epoll,
     events: EventCounter,
-    /// Its waiter has slept inside a call, and has not armed since.
+    /// The waiting thread has blocked inside a call, and has not armed since.
     will_block: AtomicBool,
 }
 
 impl WaitSet {
-    /// A descriptor that is readable while `events` is.
+    /// Returns a descriptor that is readable while `events` is.
     ///
     /// # Errors
-    /// If the system has no descriptor left.
+    /// If the system is out of descriptors.
     pub fn new(events: EventCounter) -> io::Result<WaitSet> {
         let set = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         set.add(&events, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
@@ -36,18 +36,18 @@ impl WaitSet {
         &self.events
     }
 
-    /// True if whoever waits on the descriptor has said that its calls are not to block.
+    /// True if the application has set `O_NONBLOCK`.
     pub fn is_nonblocking(&self) -> bool {
         fcntl(&self.set.0, FcntlArg::F_GETFL)
             .is_ok_and(|flags| OFlag::from_bits_truncate(flags).contains(OFlag::O_NONBLOCK))
     }
 
-    /// Its waiter sleeps inside a call: when it arms next, it is expected to do so again.
+    /// Records that the waiting thread blocks inside a call: after its next arming it is expected to block again.
     pub(super) fn expect_block(&self) {
         self.will_block.store(true, Relaxed);
     }
 
-    /// True once after each such sleep.
+    /// Returns true once after each such sleep.
     pub(super) fn takes_expectation(&self) -> bool {
         self.will_block.load(Relaxed) && self.will_block.swap(false, Relaxed)
     }
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn it_knows_whether_its_waiter_blocks() {
+    fn channel_knows_whether_its_descriptor_blocks() {
         let set = WaitSet::new(Arc::new(eventfd()).into()).unwrap();
         assert!(!set.is_nonblocking());
         fcntl(&set, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();

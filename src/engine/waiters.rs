@@ -1,30 +1,30 @@
-//! Who waits: what callers that wait tell one another.
+//! State shared by callers that wait.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::wait_policy::WaitPolicy;
 
-/// A number of the calling thread.
+/// A number that identifies the calling thread.
 pub(super) fn this_thread() -> usize {
     thread_local!(static HERE: u8 = const { 0 });
     HERE.with(|here| std::ptr::from_ref(here).addr())
 }
 
-/// Who waits.
+/// The threads that wait.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
-    /// The thread that was last to wait, and when.
+    /// The last thread that began to wait, and when.
     last: AtomicUsize,
     last_at: AtomicU64,
-    /// When two were seen to wait within a short time of one another.
+    /// When two threads last waited within [`WaitPolicy::RECENT_NS`] of one another.
     crowd_at: AtomicU64,
 }
 
 impl Waiters {
-    /// `who` waits. True if it is the only one who does.
-    pub(super) fn is_alone(&self, who: usize, now: u64) -> bool {
-        let (last, last_at) = (self.last.swap(who, Relaxed), self.last_at.swap(now, Relaxed));
-        if last != who && last != 0 && now.saturating_sub(last_at) < WaitPolicy::RECENT_NS {
+    /// Records that a thread waits. True if no other thread does.
+    pub(super) fn is_alone(&self, thread: usize, now: u64) -> bool {
+        let (last, last_at) = (self.last.swap(thread, Relaxed), self.last_at.swap(now, Relaxed));
+        if last != thread && last != 0 && now.saturating_sub(last_at) < WaitPolicy::RECENT_NS {
             self.crowd_at.store(now, Relaxed);
             return false;
         }

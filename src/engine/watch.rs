@@ -1,23 +1,22 @@
-//! Who looks after the NIC while nobody polls: the hand-off between callers and the keeper.
+//! The handoff of polling between callers and the engine thread ("the keeper" in names).
 //!
-//! Callers turn the worker in their own calls. The keeper is the engine's thread, for the time in between. What it does is in
-//! one word, and these are its states:
+//! Callers run the worker in their own calls, the engine thread runs it in between. One word holds the engine thread's state:
 //!
-//! | state | it wakes when | because |
+//! | state | wakes when | reason for the state |
 //! |---|---|---|
-//! | awake | | it turns the worker, or is about to look at this word again |
-//! | nap   | its time is over, which callers put off while they come, or it is roused | a caller polls without a break, or blocks on the link and was here a moment ago |
-//! | deep  | it is roused | a caller blocks on the link, and has done so for a while |
-//! | watch | a frame, a bell, a command, a timer comes, or it is roused | nobody else looks |
+//! | awake | | the thread runs the worker, or is about to read this word again |
+//! | nap (backoff sleep) | its time (callers postpone it) is over, or woken | a caller polls, or blocks on the link and polled recently |
+//! | deep | woken | a caller has blocked on the link for longer than [`WaitPolicy::RECENT_NS`] |
+//! | watch (armed) | a frame, doorbell, command or timer, or woken | no caller polls or blocks on the link |
 //!
-//! A caller is trusted to come back for as long as its past bears out: a nap is a quarter of the time for which it has polled
-//! without a break, within [`WaitPolicy::SHORTEST_NAP_NS`] and [`WaitPolicy::LONGEST_NAP_NS`]. So what a program leaves when it turns to something else waits
-//! a quarter as long as it polled, and a millisecond at most. A program that says that it will wait, by arming a completion queue, is not
-//! trusted at all: the keeper watches before the call returns to it, or is on its way to.
+//! A caller's past decides how long it is trusted to poll again. A backoff sleep lasts a quarter of the time for which it has
+//! polled without a gap, within [`WaitPolicy::SHORTEST_NAP_NS`] and [`WaitPolicy::LONGEST_NAP_NS`]. Work left behind when a
+//! program stops polling so waits a quarter of that time, and 1 ms at most. A program that arms a completion queue announces that
+//! it will wait, and is not trusted: before the arming call returns, the engine thread is armed, or was woken to be.
 //!
-//! Both sides write before they look, with a fence in between, so one of them sees the other: `caller_waits` against `nap`,
-//! `stop_watching` against `deep`. A wake-up is due to whoever turns the word from asleep to awake, once. The tests in `tests/handoff`
-//! check every interleaving.
+//! Callers and the engine thread write before they read, with a fence in between, so one of them sees the other: `caller_waits`
+//! against `nap`, `stop_watching` against `deep`. The caller that changes the word from asleep to awake owes the one wake-up. The
+//! tests in `tests/handoff` check every interleaving.
 
 use super::sync::{
     AtomicU64,
@@ -26,10 +25,10 @@ use super::sync::{
 };
 use super::wait_policy::WaitPolicy;
 
-/// Never: of a time at which something happened.
+/// Time of an event that never happened.
 pub(crate) const NOTHING: u64 = u64::MAX;
 
-/// True if something happened at `at`, and no longer ago than this. Times in ns.
+/// True if something happened at `at`, less than `time` before `now`. Times in ns.
 pub(crate) fn is_within(at: u64, now: u64, time: u64) -> bool {
     at != NOTHING && now.saturating_sub(at) < time
 }
@@ -40,31 +39,31 @@ const NAP: u64 = 1;
 const DEEP: u64 = 2;
 const WATCH: u64 = 3;
 
-/// What the keeper is to do next.
+/// The engine thread's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rest {
-    /// Sleep until this time, in ns; only a rouser ends it before.
+    /// Sleep until this time, in ns, or until woken.
     Until(u64),
-    /// A caller blocks on the link, and the link is quiet: sleep until roused.
+    /// Sleep until woken: a caller blocks on the link.
     Deep,
-    /// Turn the worker, and watch.
+    /// Run the worker, then arm.
     None,
 }
 
-/// The hand-off. Times are nanoseconds on the engine's clock.
+/// State of the handoff. Times are in ns on the engine's clock.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    /// State of the keeper, and when it will look by itself, in units of 4 ns.
+    /// State of the engine thread, and when it wakes by itself, in units of 4 ns.
     keeper: AtomicU64,
     /// When a caller last ran a pass.
     last_pass: AtomicU64,
-    /// When a caller last did something else than polling on: it came back from a break, or began to wait.
+    /// When a caller last stopped polling: it returned after a gap, or began to wait.
     broke_at: AtomicU64,
-    /// 1: a caller blocks on the link inside a call, in the keeper's place.
+    /// 1: a caller blocks on the link inside a call, in the engine thread's place.
     relief: AtomicU64,
-    /// When a caller last began to watch.
+    /// When a caller last began to block on the link.
     relieved_at: AtomicU64,
-    /// For how long callers must have polled without a break to be trusted.
+    /// For how long callers must have polled without a gap to be trusted.
     trust_after: AtomicU64,
 }
 
@@ -80,7 +79,7 @@ impl Watch {
         }
     }
 
-    /// A caller runs a pass, or found that somebody does.
+    /// Records that a caller runs a pass, or found another thread running one.
     pub(crate) fn passed(&self, now: u64) {
         let before = self.last_pass.load(Relaxed);
         self.last_pass.store(now, Relaxed);
@@ -89,63 +88,65 @@ impl Watch {
         }
     }
 
-    /// A caller's pass has ended, and took a while: that was no break.
+    /// Records the end of a caller's pass. The duration of a pass is no gap.
     pub(crate) fn pass_ended(&self, now: u64) {
         self.last_pass.store(now, Relaxed);
     }
 
-    /// How long ago a caller last ran a pass.
+    /// Returns the time since a caller last ran a pass.
     pub(crate) fn away(&self, now: u64) -> u64 {
         now.saturating_sub(self.last_pass.load(Relaxed))
     }
 
-    /// When a caller last began to wait, or came back.
+    /// Returns when a caller last began to wait, or returned after a gap.
     pub(crate) fn broke_at(&self) -> u64 {
         self.broke_at.load(Relaxed)
     }
 
-    /// A caller is about to wait, and watches itself, or is going to.
+    /// Records that a caller begins to wait, and blocks on the link itself or is about to.
     pub(crate) fn began_to_wait(&self, now: u64) {
         self.broke_at.store(now, Relaxed);
     }
 
-    /// A caller is about to wait for something that the NIC will do, and nobody watches for it. True: wake the keeper.
+    /// Records that a caller is about to wait for the NIC without blocking on the link. True: wake the engine thread.
     #[must_use]
     pub(crate) fn caller_waits(&self, now: u64) -> bool {
         self.broke_at.store(now, Relaxed);
-        // Against `nap`: it sees the break, or this sees the nap.
+        // Against `nap`: either `nap` sees the new `broke_at`, or the load below sees the nap.
         fence(SeqCst);
         let keeper = self.keeper.load(Relaxed);
         let watched = keeper & KIND == WATCH || self.is_relieved();
         !watched && self.rouse_from(keeper)
     }
 
-    /// Something is to be done at `needed_by`, and no caller is sure to do it. True: wake the keeper.
+    /// Work is due at `needed_by`, and no caller is certain to do it. True: wake the engine thread.
     #[must_use]
     pub(crate) fn needs_by(&self, needed_by: u64) -> bool {
         let keeper = self.keeper.load(Relaxed);
         needed_by >> 2 < keeper >> 2 && self.rouse_from(keeper)
     }
 
-    /// True if the keeper naps: it trusts its callers to poll, and looks again within [`WaitPolicy::LONGEST_NAP_NS`].
+    /// True if the engine thread is in a backoff sleep: it trusts callers to poll, and wakes within
+    /// [`WaitPolicy::LONGEST_NAP_NS`].
     pub(crate) fn naps(&self) -> bool {
         self.keeper.load(Relaxed) & KIND == NAP
     }
 
-    /// One wake-up for each sleep.
+    /// Sets the state to awake. Returns true to one caller only for each sleep.
     fn rouse_from(&self, mut keeper: u64) -> bool {
         while keeper & KIND != AWAKE {
             match self.keeper.compare_exchange(keeper, AWAKE, SeqCst, Relaxed) {
                 Ok(_) => return true,
-                // Roused by another, or its nap was lengthened meanwhile.
+                // Another caller woke the thread, or its sleep was extended meanwhile.
                 Err(now) => keeper = now,
             }
         }
         false
     }
 
-    /// A caller runs a pass: a keeper that naps may nap on, until the time that this gives. A caller that polls winds its clock up
-    /// again, so that it never wakes in vain: to wake costs the poller whose processor it takes ten times what winding costs.
+    /// Extends the engine thread's backoff sleep when a caller polls in its last quarter. Returns the new end. A poller so keeps
+    /// the thread asleep: a wake-up takes the poller's processor, and costs it ten times as much as setting the
+    /// timer.
     #[must_use]
     pub(crate) fn lengthen(&self, now: u64) -> Option<u64> {
         let keeper = self.keeper.load(Relaxed);
@@ -165,13 +166,13 @@ impl Watch {
         Some(until)
     }
 
-    /// How long the keeper may nap because callers have polled without a break.
+    /// Returns how long the engine thread may sleep because callers have polled without a gap.
     fn earned(&self, now: u64) -> Option<u64> {
         let polled = now.saturating_sub(self.broke_at.load(Relaxed));
         (polled >= self.trust_after.load(Relaxed)).then(|| (polled / 4).min(WaitPolicy::LONGEST_NAP_NS))
     }
 
-    /// Callers who misled the keeper have not done so for a while.
+    /// Shortens the time after which callers are trusted, once they have kept polling.
     fn regain(&self) {
         let trust_after = self.trust_after.load(Relaxed);
         if trust_after > WaitPolicy::TRUST_AFTER_NS {
@@ -184,33 +185,34 @@ impl Watch {
         self.relief.load(Relaxed) != 0
     }
 
-    /// A caller blocks on the link from now on. False: another one does already.
+    /// Records that a caller blocks on the link. False: another one already does.
     pub(crate) fn begin_watching(&self, now: u64) -> bool {
         self.relieved_at.store(now, Relaxed);
         self.relief.compare_exchange(0, 1, SeqCst, Relaxed).is_ok()
     }
 
-    /// True if a caller has watched a moment ago, or does.
+    /// True if a caller blocks on the link, or did within [`WaitPolicy::RECENT_NS`].
     pub(crate) fn relieved_lately(&self, now: u64) -> bool {
         is_within(self.relieved_at.load(Relaxed), now, WaitPolicy::RECENT_NS)
     }
 
-    /// Callers who watched a moment ago are not trusted to do so again: there are several who wait.
+    /// Stops trusting callers that blocked on the link to do so again: several threads wait.
     pub(crate) fn forget_relief(&self) {
         self.relieved_at.store(NOTHING, Relaxed);
     }
 
-    /// It does no more. True: wake the keeper.
+    /// Records that the caller no longer blocks on the link. True: wake the engine thread.
     #[must_use]
     pub(crate) fn stop_watching(&self) -> bool {
         self.relief.store(0, Relaxed);
-        // Against `deep`: it sees that the relief is over, or this sees it sleep.
+        // Against `deep`: either `deep` sees that `relief` is 0, or the load below sees the sleep.
         fence(SeqCst);
         let keeper = self.keeper.load(Relaxed);
         keeper & KIND == DEEP && self.rouse_from(keeper)
     }
 
-    /// The keeper's: what it may do at `now`. It is asleep already when this says so, and must sleep or call `wakes`.
+    /// Called by the engine thread: returns what it may do at `now`. Unless that is `None`, its state is already asleep, and it
+    /// must sleep or call `wakes`.
     pub(crate) fn rest(&self, now: u64) -> Rest {
         let broke_at = self.broke_at.load(Relaxed);
         let away = self.away(now);
@@ -227,15 +229,15 @@ impl Watch {
         if let Some(nap) = self.earned(now) {
             return self.nap(broke_at, now + nap);
         }
-        // Who has watched until just now is about to do so again.
+        // A caller that blocked on the link a moment ago is about to do so again.
         if self.relieved_lately(now) {
             return self.nap(broke_at, now + WaitPolicy::SHORTEST_NAP_NS);
         }
         Rest::None
     }
 
-    /// The keeper's: the same for one that has found a caller in a pass, which will go on polling or do something else. It is asleep for
-    /// as long as the caller takes to be trusted, if that is not long.
+    /// Called by an engine thread that found a caller in a pass, which may poll on or do something else. Returns a backoff sleep
+    /// until the caller may be trusted, or the shortest one if that takes longer than [`WaitPolicy::TRUST_AFTER_NS`].
     pub(crate) fn rest_beside(&self, now: u64) -> Rest {
         let broke_at = self.broke_at.load(Relaxed);
         let trusted_at = broke_at.saturating_add(self.trust_after.load(Relaxed));
@@ -248,8 +250,9 @@ impl Watch {
         self.nap(broke_at, now + nap)
     }
 
-    /// The keeper's: a nap is over, and `missed` is whether something waits that a caller who polls would have taken. A program that
-    /// polls now and then, and looks at its memory in between, misleads it; it is not trusted again for ever longer.
+    /// Called by the engine thread after a backoff sleep. `missed`: work waits that a polling caller would have done. A program
+    /// that polls only now and then, and reads its memory in between, causes misses. Each miss multiplies by four the time it must
+    /// poll before it is trusted.
     pub(crate) fn napped(&self, now: u64, missed: bool) {
         if missed {
             self.broke_at.store(now, Relaxed);
@@ -280,14 +283,14 @@ impl Watch {
         Rest::Deep
     }
 
-    /// The keeper's: it sleeps on everything from now on, until this time. It has made bells ring aloud before, and looks once more
-    /// after.
+    /// Called by the engine thread: it is about to sleep on all descriptors until `until`. The thread has made doorbells write their
+    /// eventfd before, and checks for work again afterwards.
     pub(crate) fn watches(&self, until: u64) {
         self.keeper.store(until & !KIND | WATCH, SeqCst);
         fence(SeqCst);
     }
 
-    /// The keeper's: it is awake. Gives the time at which its sleep was to end; `None` if it was roused.
+    /// Called by the engine thread: it is awake. Returns when its sleep was to end; `None` if it was woken.
     pub(crate) fn wakes(&self) -> Option<u64> {
         let before = self.keeper.swap(AWAKE, SeqCst);
         (before & KIND != AWAKE).then_some(before & !KIND)
@@ -301,11 +304,11 @@ mod tests {
     const TIME: u64 = 10_000;
 
     #[test]
-    fn what_never_happened_was_not_a_moment_ago() {
-        // A clock that has just begun, as that of an engine.
+    fn event_that_never_happened_is_not_recent() {
+        // The clock of an engine starts at 0.
         assert!(!is_within(NOTHING, 0, TIME) && !is_within(NOTHING, 5, TIME));
         assert!(is_within(0, 5, TIME) && !is_within(0, TIME, TIME));
-        // By a thread that asked the clock a little later.
+        // Recorded by a thread that read the clock a little later.
         assert!(is_within(6, 5, TIME));
     }
 }

@@ -1,7 +1,7 @@
 //! The worker: one NIC, one port, one pass.
 //!
-//! [`Worker::poll`] is the function to read first: a pass over the stages of a NIC. Everything that the project does
-//! with RDMA happens inside it, whoever calls it: a pinned thread, an application's `poll_cq`, a test in virtual time.
+//! [`Worker::poll`] is the function to read first: a pass through the stages of a NIC. All RDMA processing happens inside it, in
+//! whichever thread runs it: a pinned thread, an application's `poll_cq`, a test in virtual time.
 
 use std::io;
 
@@ -17,13 +17,13 @@ use crate::shared::{Doorbells, GuestBells};
 use crate::time::Nanos;
 use crate::verbs::{AsyncEvent, EventKind, Gid, Mtu, QpIndex};
 
-/// A frame on its way out: its slot in the port and whose it is.
+/// An outgoing frame: its slot in the port, and its QP.
 type TxSlot = (TxId, QpIndex);
 
-/// Commands of a pass at most. One takes some microseconds, as a burst of frames does.
+/// Maximum number of commands in a pass. A command takes some microseconds, as long as a burst of frames.
 const COMMANDS: usize = 4;
 
-/// Where events go as they are raised.
+/// Callback for asynchronous events.
 pub type EventSink = Box<dyn Fn(AsyncEvent) + Send>;
 
 /// A NIC and its port.
@@ -36,23 +36,23 @@ pub struct Worker {
     doorbells: Doorbells,
     guests: GuestBells,
     slots: Vec<TxSlot>,
-    /// Local work requests that the half of a pass that sends has carried out.
+    /// Number of local work requests that the sending half has executed.
     local_work: u32,
-    /// What the port was asked to do with what arrives.
+    /// The port's latest settings for received frames.
     rx_wishes: RxWishes,
-    /// The port said that it cannot.
+    /// True if the port refused.
     wishes_refused: bool,
     link_error: Option<String>,
     events_lost: u64,
     stall: Stall,
     pass_times: PassTimes,
-    /// When the latest pass began.
+    /// Start time of the latest pass.
     last_pass: Nanos,
     /// The half of a pass that waits for copies from or to remote memory.
     half: Option<Half>,
 }
 
-/// What a half of a pass has done before its copies are made.
+/// Results of a half of a pass before its copies are made.
 #[derive(Clone, Copy, Debug)]
 enum Half {
     In { now: Nanos, commands: usize, received: usize },
@@ -60,7 +60,7 @@ enum Half {
 }
 
 impl Worker {
-    /// A worker that takes its commands from `requests` and reports to `events`.
+    /// Makes a worker that takes commands from `requests` and reports to `events`.
     pub fn new(
         mut nic: Nic,
         port: Box<dyn Port>,
@@ -91,44 +91,44 @@ impl Worker {
         }
     }
 
-    /// One pass at time `now`. Never blocks; the stages are those of a NIC in hardware.
+    /// Runs one pass at time `now`. Never blocks.
     pub fn poll(&mut self, now: Nanos) -> Progress {
         let came = self.take_in(now);
         came.and(&self.send_out(now))
     }
 
-    /// A whole pass that brought or sent something has taken so long.
+    /// Records the duration of a pass that did something.
     pub fn note_pass(&mut self, took: Nanos) {
         self.pass_times.record(took);
     }
 
-    /// How long such passes took.
+    /// Durations of the passes that did something.
     pub fn pass_times(&self) -> &PassTimes {
         &self.pass_times
     }
 
-    /// The time of a pass: `now`, or the time of the pass before where a thread read its clock before another one's pass. Completion
-    /// timestamps of a queue so never go back.
+    /// Returns the time of a pass: `now`, or the time of the previous pass if a thread read its clock before another thread's
+    /// pass. Completion timestamps of a queue therefore never decrease.
     fn advance(&mut self, now: Nanos) -> Nanos {
         self.last_pass = self.last_pass.max(now);
         self.last_pass
     }
 
-    /// The half of a pass that looks at what came: when it returns, its completions are there.
+    /// The receiving half of a pass. Its completions are published when it returns.
     pub fn take_in(&mut self, now: Nanos) -> Progress {
         self.begin_take_in(now);
         self.copy();
         self.end_half()
     }
 
-    /// The half of a pass that sends: new work requests, acknowledgements, what is to be sent again.
+    /// The sending half of a pass: new work requests, acknowledgements, retransmissions.
     pub fn send_out(&mut self, now: Nanos) -> Progress {
         self.begin_send_out(now);
         self.copy();
         self.end_half()
     }
 
-    /// Makes the copies of a half from and to remote memory: there are none where nobody is served.
+    /// Makes a half's copies from and to remote memory. There are none unless the NIC serves other processes.
     fn copy(&mut self) {
         while let Some(mut copies) = self.next_copies() {
             copies.run();
@@ -136,7 +136,7 @@ impl Worker {
         }
     }
 
-    /// [`take_in`](Self::take_in) as far as it goes before copies from and to remote memory are made.
+    /// Runs [`take_in`](Self::take_in) up to the copies from and to remote memory.
     pub(super) fn begin_take_in(&mut self, now: Nanos) {
         let now = self.advance(now);
         let commands = self.control(now);
@@ -144,7 +144,7 @@ impl Worker {
         self.half = Some(Half::In { now, commands, received });
     }
 
-    /// [`send_out`](Self::send_out) as far as it goes before copies from remote memory are made.
+    /// Runs [`send_out`](Self::send_out) up to the copies from remote memory.
     pub(super) fn begin_send_out(&mut self, now: Nanos) {
         let now = self.advance(now);
         let more_posted = self.nic.fetch_posted(now, &self.doorbells, &self.guests);
@@ -154,28 +154,28 @@ impl Worker {
         self.half = Some(Half::Out { now, more_posted, sent });
     }
 
-    /// Copies that the half under way waits for. Whoever takes them may let go of the worker meanwhile.
+    /// Returns the copies that the current half waits for. The thread that makes them may unlock the worker meanwhile.
     #[inline]
     pub(super) fn next_copies(&mut self) -> Option<Batch> {
         self.nic.next_copies()
     }
 
-    /// The copies were made.
+    /// Reports that the copies have been made.
     pub(super) fn copied(&mut self, copies: Batch) {
         self.nic.copied(copies);
     }
 
-    /// The copies that were taken last will not be made.
+    /// Gives up the copies that were taken last.
     pub(super) fn abandon_copies(&mut self) {
         self.nic.abandon_copies();
     }
 
-    /// True while copies of a half are being made: nothing else may be done with the worker but look at it.
+    /// True while copies of a half are being made: the worker may only be read.
     pub(super) fn is_mid_pass(&self) -> bool {
         self.half.is_some()
     }
 
-    /// The rest of the half that was begun, after its copies.
+    /// Completes the current half after its copies.
     pub(super) fn end_half(&mut self) -> Progress {
         match self.half.take() {
             Some(Half::In { now, commands, received }) => self.end_take_in(now, commands, received),
@@ -196,7 +196,7 @@ impl Worker {
     fn end_send_out(&mut self, now: Nanos, more_posted: bool, sent: usize) -> Progress {
         self.gather_and_seal(now); //                       payload, ICRC, hand over
         self.nic.look_after(now);
-        let completions = self.nic.publish(now); //         those of requests that cannot be sent at all
+        let completions = self.nic.publish(now); //         of requests that fail before they are sent
         self.raise_events();
         self.flush(now);
         let waits = self.nic.has_ready() || self.port.tx_pending();
@@ -206,7 +206,7 @@ impl Worker {
         Progress { sent, completions, more, ..Progress::default() }
     }
 
-    /// Carries out commands that wait, a few in each pass: data moves in between.
+    /// Executes a few pending commands. Frames move between passes, so commands do not stop them.
     fn control(&mut self, now: Nanos) -> usize {
         let mut done = 0;
         while done < COMMANDS
@@ -219,15 +219,15 @@ impl Worker {
             let result = self.follow_wishes(sets_congestion, result);
             self.nic.look_after(now);
             self.nic.publish(now);
-            // Nobody waits any more: the answer is not missed.
+            // If the requester has stopped waiting, the answer is not needed.
             let _ = answer.send(result);
             done += 1;
         }
         done
     }
 
-    /// Tells the port which multicast groups the NIC is in. One that the port cannot join is forgotten, and the
-    /// command that asked for it fails.
+    /// Has the port join and leave the NIC's multicast groups. A group that the port cannot join is removed, and the command that
+    /// asked for it fails.
     fn follow_groups(&mut self, result: Result<Answer, ControlError>) -> Result<Answer, ControlError> {
         let mut result = result;
         while let Some(change) = self.nic.take_group_change() {
@@ -244,7 +244,7 @@ impl Worker {
         result
     }
 
-    /// Tells the port what raw packet QPs are to get. A flow that it cannot steer is forgotten, and the command fails.
+    /// Passes the flows of raw packet QPs to the port. A flow that the port cannot steer is removed, and the command fails.
     fn follow_flows(&mut self, result: Result<Answer, ControlError>) -> Result<Answer, ControlError> {
         let Some(flows) = self.nic.take_flow_change() else { return result };
         self.port.steer(&flows).map_err(|error| {
@@ -254,7 +254,8 @@ impl Worker {
         result
     }
 
-    /// Tells the port what the NIC wants of what arrives. What cannot be had fails the command that `asks` for it, and no other.
+    /// Passes to the port what the NIC wants done for received frames. If the port refuses, only a command that `asks` for it
+    /// fails.
     fn follow_wishes(
         &mut self,
         asks: bool,
@@ -281,7 +282,7 @@ impl Worker {
         answer
     }
 
-    /// Takes a burst in, lets the QPs judge it, and copies its payload where it belongs.
+    /// Receives a burst, has the QPs process it, and copies its payload to memory.
     fn receive(&mut self, now: Nanos) -> usize {
         if self.nic.sends_pauses() {
             self.tell_neighbour(now);
@@ -292,7 +293,7 @@ impl Worker {
             let port::Received { frame, ip_id_hidden, arrived } = self.port.rx_frame(index);
             let received = nic::RxFrame { frame, index: index as u16, ip_id_hidden, arrived };
             let outcome = self.nic.receive(now, &received);
-            // Frame by frame: its bytes are in the cache now.
+            // Copy frame by frame: the payload is in the cache now.
             self.nic.run_dma(|_| frame);
             if notes {
                 self.port.rx_note(index, format_args!("{outcome}"));
@@ -303,14 +304,14 @@ impl Worker {
         count
     }
 
-    /// Has the neighbour pause, or go on, by what waits in the receive ring.
+    /// Sends PFC frames that pause or resume the neighbour, according to the fill level of the receive ring.
     #[cold]
     fn tell_neighbour(&mut self, now: Nanos) {
         let Some(ring) = self.port.rx_waiting() else { return };
         let (longest, mac) = (self.port.info().max_frame, self.port.info().mac);
         let Some(control) = self.nic.neighbour_should(now, ring, longest) else { return };
         let frame = control.build(mac);
-        // Without room now the next pass says it.
+        // If there is no room, the next pass sends it.
         let Some(id) = self.port.tx_alloc(frame.len()) else { return };
         self.port.tx_frame(&id).write(0, &frame);
         self.port.tx_commit(id);
@@ -318,7 +319,7 @@ impl Worker {
         self.nic.has_told(now, control);
     }
 
-    /// Lets the QPs that have something to send do so, in turn.
+    /// Lets the QPs that have something to send take turns.
     fn transmit(&mut self, now: Nanos) -> usize {
         let (quantum, burst) = (self.nic.limits().tx_quantum, self.nic.limits().tx_burst);
         self.local_work = 0;
@@ -335,7 +336,7 @@ impl Worker {
         self.slots.len()
     }
 
-    /// Up to `quantum` packets of one QP. False: the port has no room.
+    /// Sends up to `quantum` packets of one QP. False: the port has no room.
     fn turn(&mut self, now: Nanos, qp: QpIndex, quantum: u32) -> bool {
         let notes = self.port.wants_notes();
         for _ in 0..quantum {
@@ -379,7 +380,7 @@ impl Worker {
         true
     }
 
-    /// The port gave no slot for the next packet of a QP. False: for want of room.
+    /// The port gave no slot for a QP's next packet. False: it has no room now. True: the packet is too long, and the QP fails.
     fn no_slot(&mut self, now: Nanos, qp: QpIndex, frame_len: usize) -> bool {
         let never = frame_len > self.port.info().max_frame;
         self.nic.end_turn(qp, !never);
@@ -418,10 +419,10 @@ impl Worker {
         }
     }
 
-    /// Follows a change of the link. QPs whose packets no longer fit go to the error state; returns how many.
+    /// Follows a change of the link. QPs with packets that no longer fit enter the error state; returns their number.
     ///
     /// # Errors
-    /// If the port could not; it goes on as before.
+    /// If the port could not follow; it then continues unchanged.
     pub fn follow(&mut self, now: Nanos, change: &LinkChange) -> io::Result<u32> {
         let now = self.advance(now);
         self.port.follow(change)?;
@@ -443,20 +444,20 @@ impl Worker {
         }
     }
 
-    /// The way to a peer leads to another station. Returns how many QPs go there.
+    /// Sets the MAC address of the next hop to a peer. Returns the number of QPs and address handles that use it.
     pub fn set_next_hop(&mut self, peer: Gid, mac: [u8; 6]) -> u32 {
         self.nic.set_next_hop(peer, mac)
     }
 
-    /// Nobody will turn it again: tells all who wait for something.
+    /// Notifies all waiting threads that the engine is dead.
     pub(super) fn die(&mut self) {
         self.raise(AsyncEvent::Device(EventKind::DeviceFatal));
         self.nic.wake_all();
-        // With a request goes the sender of its answer, and who waits for it is told.
+        // Dropping a request drops the sender of its answer, so its caller stops waiting.
         while self.requests.try_recv().is_ok() {}
     }
 
-    /// Reports something to the application.
+    /// Reports an event to the application.
     pub fn raise(&mut self, event: AsyncEvent) {
         if let Some(sink) = &self.sink {
             sink(event);
@@ -465,14 +466,14 @@ impl Worker {
         }
     }
 
-    /// Hands events to `sink` from now on. False: there is one already.
+    /// Passes future events to `sink`. False: a sink is already set.
     pub(super) fn set_event_sink(&mut self, sink: EventSink) -> bool {
         let first = self.sink.is_none();
         self.sink.get_or_insert(sink);
         first
     }
 
-    /// Goes on with another port. Between two passes no slot of the old one is held.
+    /// Replaces the port. Between two passes no slot of the old one is held.
     pub(super) fn set_port(&mut self, now: Nanos, port: Box<dyn Port>) {
         self.port = port;
         let info = self.port.info();
@@ -485,19 +486,19 @@ impl Worker {
         }
     }
 
-    /// When the next pass is needed at the latest.
+    /// Returns the time by which the next pass is needed.
     pub fn next_deadline(&self) -> Nanos {
         let to_send = self.nic.has_ready() || self.port.tx_pending();
         let send_at = if to_send { self.stall.until() } else { Nanos::MAX };
         self.nic.next_deadline().min(self.port.next_event()).min(send_at)
     }
 
-    /// The bells that applications ring.
+    /// The doorbells of this process.
     pub fn doorbells(&self) -> &Doorbells {
         &self.doorbells
     }
 
-    /// The bells of other processes.
+    /// The doorbells of client processes.
     pub fn guests(&self) -> &GuestBells {
         &self.guests
     }
@@ -512,7 +513,7 @@ impl Worker {
         &self.nic
     }
 
-    /// Arms the wake-ups of a worker that is about to sleep; false: there is something to do after all.
+    /// Arms the wake-ups of a worker that is about to sleep. False: there is work after all, and nothing is armed.
     pub fn prepare_sleep(&mut self) -> bool {
         self.doorbells.sleep_begins();
         let quiet = self.is_quiet();
@@ -522,18 +523,18 @@ impl Worker {
         quiet
     }
 
-    /// A caller is about to sleep on the port's descriptors, whatever has come.
+    /// A caller is about to sleep on the port's descriptors, whether or not frames are waiting.
     pub(super) fn prepare_wait(&mut self) {
         self.port.prepare_sleep();
     }
 
-    /// True if nothing is to be done before the next deadline, and the port will wake whoever sleeps on it.
+    /// True if there is no work before the next deadline, and the port will wake a thread that sleeps on it.
     pub(super) fn is_quiet(&mut self) -> bool {
         self.needed_by() > Nanos::ZERO && self.port.prepare_sleep()
     }
 
-    /// When the next pass is needed for what is known here: at once, if something waits. Of frames that wait on the link its
-    /// descriptors tell.
+    /// Returns when the next pass is needed for work known here: zero if some is pending. Frames that wait on the link are not
+    /// known; its descriptors report them.
     pub fn needed_by(&self) -> Nanos {
         let posted = self.doorbells.any() || self.guests.any() || self.nic.has_unfetched();
         if posted || !self.requests.is_empty() {
@@ -542,12 +543,12 @@ impl Worker {
         self.next_deadline()
     }
 
-    /// Awake again.
+    /// Ends the sleep.
     pub fn sleep_ends(&self) {
         self.doorbells.sleep_ends(false);
     }
 
-    /// Why the link failed, if it did; said once.
+    /// Returns the link's first error, once.
     pub fn take_link_error(&mut self) -> Option<io::Error> {
         self.link_error.take().map(io::Error::other)
     }

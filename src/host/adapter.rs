@@ -1,4 +1,4 @@
-//! What a device is made of: an engine of this process, or a NIC that is another process.
+//! The engine behind a device: one in this process, or a NIC that is another process.
 
 use std::io;
 use std::net::IpAddr;
@@ -21,17 +21,17 @@ use crate::time::Nanos;
 use crate::verbs::{AsyncEvent, CqIndex, Mtu, OpenXrcd, QpIndex};
 use crate::wire::Gid;
 
-/// See the module's page.
+/// The engine behind a device.
 #[derive(Debug)]
 pub(crate) enum Adapter {
-    /// It is turned here.
+    /// An engine of this process.
     Own(Engine),
-    /// It turns itself.
+    /// A NIC that is another process.
     Shared(Arc<Attachment>),
 }
 
 impl Adapter {
-    /// The engine, if it is here.
+    /// Returns the engine, if it is in this process.
     pub(crate) fn engine(&self) -> Option<&Engine> {
         match self {
             Adapter::Own(engine) => Some(engine),
@@ -58,7 +58,7 @@ impl Adapter {
         }
     }
 
-    /// Zeroed memory for a queue of so many words.
+    /// Returns zeroed memory of `words` 64-bit words for a queue.
     pub(super) fn region(&self, words: usize) -> io::Result<Arc<Region>> {
         match self {
             Adapter::Own(_) => Region::new(words),
@@ -95,7 +95,7 @@ impl Adapter {
         }
     }
 
-    /// A receive was posted whose QP wants to hear of it.
+    /// Notifies the NIC of a posted receive, for a QP that asked for it.
     pub(super) fn posted_receive(&self, qp: QpIndex) {
         match self {
             Adapter::Own(engine) => engine.doorbells().ring(qp),
@@ -103,7 +103,7 @@ impl Adapter {
         }
     }
 
-    /// A pass by who is not after a completion. Where the NIC turns itself it may be waiting for this very processor.
+    /// Runs a pass without waiting for a completion. With a remote NIC, yields the processor to it.
     pub(super) fn caller_pass(&self) -> Progress {
         match self {
             Adapter::Own(engine) => engine.caller_pass_until(|| false),
@@ -114,7 +114,7 @@ impl Adapter {
         }
     }
 
-    /// What a poll of this queue does that finds nothing.
+    /// Runs after a poll of a completion queue that found nothing.
     pub(super) fn found_nothing(
         &self,
         cq: CqIndex,
@@ -152,7 +152,7 @@ impl Adapter {
         }
     }
 
-    /// A NIC of its own process outlives the application, as an adapter does.
+    /// Sends what is posted and owed before the process ends. A remote NIC outlives the application, as an adapter does.
     pub(super) fn send_last(&self, limit: Duration) {
         if let Adapter::Own(engine) = self {
             engine.send_last(limit);
@@ -187,8 +187,8 @@ impl Adapter {
         }
     }
 
-    /// The port follows a change of the link, and QPs that no longer fit fail: returns how many, and the largest path MTU from then on.
-    /// A NIC that is another process follows by itself.
+    /// Makes the port follow a change of the link. Returns the number of QPs that fail because their packets no longer fit, and
+    /// the new largest path MTU. A remote NIC follows the link by itself.
     pub(super) fn follow_link(&self, change: &LinkChange) -> Result<(u32, Mtu), DeviceError> {
         let Adapter::Own(engine) = self else { return Ok((0, self.largest_mtu())) };
         let now = engine.now();
@@ -206,7 +206,7 @@ impl Adapter {
         }
     }
 
-    /// How it reacts to congestion; that of a NIC of another process is not known here.
+    /// Returns the congestion configuration; the default for a remote NIC.
     pub(super) fn congestion(&self) -> CongestionConfig {
         self.engine().map_or_else(CongestionConfig::default, |engine| {
             engine.inspect(|worker| worker.nic().congestion().clone())
@@ -246,7 +246,7 @@ impl Adapter {
         self.engine().and_then(Engine::take_link_error)
     }
 
-    /// What there is to be seen of it.
+    /// Returns the device's snapshot, without objects that belong to `others`.
     pub(super) fn look(&self, others: Option<&Others>) -> Snapshot {
         match self {
             Adapter::Own(engine) => {
@@ -260,10 +260,10 @@ impl Adapter {
     }
 }
 
-/// Tells what of a NIC belongs to other processes, which tell of it themselves.
+/// Tests whether an object of a NIC belongs to another process, which reports it itself.
 pub(crate) type Others = Box<dyn Fn(Object) -> bool + Send + Sync>;
 
-/// What there is to be seen of an engine, and of these of its objects, for whoever has a name to put on it.
+/// Returns the snapshot of an engine with the objects for which `has` is true. The caller fills in names.
 pub(crate) fn snapshot_of(engine: &Engine, has: impl Fn(Object) -> bool) -> Snapshot {
     let (info, counters, passes) =
         engine.inspect(|worker| (worker.port().info().clone(), worker.counters(), *worker.pass_times()));
@@ -288,31 +288,31 @@ pub(crate) fn snapshot_of(engine: &Engine, has: impl Fn(Object) -> bool) -> Snap
     snapshot
 }
 
-/// These of an engine's QPs, in their order in its table.
+/// Returns the statuses of the QPs for which `has` is true, in the order of the engine's table.
 pub(crate) fn statuses_of(engine: &Engine, has: impl Fn(Object) -> bool) -> Vec<QpStatus> {
     let qps = in_pieces(|from| engine.inspect(|worker| worker.nic().qp_statuses(from..from + PIECE)));
     qps.filter(|qp| has(Object::Qp(qp.handle.index))).collect()
 }
 
-/// Places of a table that are looked at in one go: the worker turns in between.
+/// Number of table slots read under one lock: the worker runs in between.
 const PIECE: u32 = 256;
 
-/// What `look` finds in all places of a table, from which on it is told.
+/// Returns the entries of a whole table. `look` returns those from a slot on, and `None` at the end of the table.
 fn in_pieces<T>(look: impl Fn(u32) -> Option<Vec<T>>) -> impl Iterator<Item = T> {
     (0..).step_by(PIECE as usize).map_while(look).flatten()
 }
 
-/// A process's place among those that share a device: what its numbers begin with.
+/// The slot of a process among those that share a device. Numbers that the process allocates begin with it.
 #[derive(Clone, Debug)]
 pub enum Seat {
-    /// In a group of sockets.
+    /// A slot in a group of sockets.
     Group(Arc<Member>),
-    /// At a NIC that is another process.
+    /// A slot at a NIC that is another process.
     Nic(Arc<Attachment>),
 }
 
 impl Seat {
-    /// Its number.
+    /// The slot's number.
     pub fn slot(&self) -> u8 {
         match self {
             Seat::Group(member) => member.slot(),
@@ -320,7 +320,7 @@ impl Seat {
         }
     }
 
-    /// What its QPNs begin with, too.
+    /// The prefix of this process's QPNs; `None` if QPNs have no such prefix.
     pub(super) fn unit(&self) -> Option<u8> {
         match self {
             Seat::Group(member) => Some(member.slot()),
@@ -328,10 +328,11 @@ impl Seat {
         }
     }
 
-    /// Takes the unit of a process of this user that has ended, to tell its peers so in its name.
+    /// Takes the unit of another process of this user that has ended, so as to send messages to its peers under its communication
+    /// IDs.
     ///
     /// # Errors
-    /// If it is not free, or cannot be asked for.
+    /// If the unit is taken, or the NIC cannot be asked.
     pub fn take_unit(&self, unit: u8) -> Result<(), Denied> {
         match self {
             Seat::Group(member) => member.take_unit(unit),
@@ -349,10 +350,10 @@ impl Seat {
         }
     }
 
-    /// Carries out a request about port numbers of `rdma_cm`, which processes share. Returns the number.
+    /// Executes a request about an `rdma_cm` port number, which is shared by the processes. Returns the port number.
     ///
     /// # Errors
-    /// As those of [`Roster::port`](crate::roster::Roster::port); `EIO` if they cannot be had.
+    /// As those of [`Roster::port`](crate::roster::Roster::port); `EIO` if the roster cannot be reached.
     pub fn port(&self, request: PortRequest) -> Result<u16, Denied> {
         match self {
             Seat::Group(member) => member.port(request),

@@ -1,11 +1,11 @@
-//! What an address handle or a connection says of its packets.
+//! Header fields that an address handle or a connection sets.
 
-/// How datagrams travel.
+/// Header fields of a datagram's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AhOptions {
     /// Traffic class or type of service: DSCP in the upper six bits, ECN in the lower two.
     pub traffic_class: u8,
-    /// Service level: the priority, where that goes by it (0 to 7).
+    /// Service level, 0 to 7: the priority, if priorities are taken from service levels.
     pub sl: u8,
     /// Time to live of IPv4, hop limit of IPv6.
     pub hop_limit: u8,

@@ -1,4 +1,4 @@
-//! Completion channels: what a program waits on for completions.
+//! Completion channels, on which an application waits for completions.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -12,27 +12,27 @@ use super::error::DeviceError;
 use crate::engine::{Wait, WaitSet};
 use crate::shared::EventCounter;
 
-/// Where completion queues report that an armed completion has come: a descriptor to wait on.
+/// A descriptor that reports events of armed completion queues.
 #[derive(Clone, Debug)]
 pub struct CompletionChannel {
     pub(super) waits: Arc<WaitSet>,
 }
 
 impl CompletionChannel {
-    /// A channel.
+    /// Makes a channel. One wait consumes all pending events.
     ///
     /// # Errors
-    /// If the system has no descriptor for it.
+    /// If the system is out of descriptors.
     pub fn new() -> Result<CompletionChannel, DeviceError> {
         CompletionChannel::of(EfdFlags::EFD_NONBLOCK)
     }
 
-    /// A channel as a verbs program knows it: its descriptor is readable as long as events wait that were not
-    /// taken one by one. Take a count of [`events`](CompletionChannel::events) for each, then ask its queues which of them it was
+    /// Makes a channel with the semantics of `ibv_create_comp_channel`: its descriptor is readable until each event was taken. For
+    /// each event, read once from [`events`](CompletionChannel::events), then find the queue that raised it
     /// ([`CompletionQueue::take_event`](super::CompletionQueue::take_event)).
     ///
     /// # Errors
-    /// If the system has no descriptor for it.
+    /// If the system is out of descriptors.
     pub fn counting() -> Result<CompletionChannel, DeviceError> {
         CompletionChannel::of(EfdFlags::EFD_SEMAPHORE)
     }
@@ -45,32 +45,32 @@ impl CompletionChannel {
         Ok(CompletionChannel { waits })
     }
 
-    /// Readable when an event waits.
+    /// The descriptor: readable while an event is pending.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.waits.as_fd()
     }
 
-    /// Counts the events that wait.
+    /// The eventfd that counts pending events.
     pub fn events(&self) -> BorrowedFd<'_> {
         self.waits.events().as_fd()
     }
 
-    /// True if its descriptor was made non-blocking.
+    /// True if the application has made the descriptor non-blocking.
     pub fn is_nonblocking(&self) -> bool {
         self.waits.is_nonblocking()
     }
 
-    /// Before sleeping inside a call until an event waits.
+    /// Prepares to sleep inside a call until an event is pending.
     pub fn begin_wait(&self, device: &Device) -> Wait {
         device.inner.adapter.begin_wait(&self.waits)
     }
 
-    /// Takes back that an event waits.
+    /// Discards a pending event.
     pub(super) fn forget(&self) {
         let _ = self.waits.events().take();
     }
 
-    /// Waits for an event. False: none came in time.
+    /// Waits for an event. False: none came within `timeout`.
     pub fn wait(&self, timeout: Duration) -> bool {
         let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
         let mut fds = [PollFd::new(self.fd(), PollFlags::POLLIN)];

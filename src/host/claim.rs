@@ -1,6 +1,6 @@
-//! Devices that are opened without taking anything from others: the interface is claimed for the first queue pair.
+//! Devices that claim their interface only with the first queue pair.
 //!
-//! What only asks about a device, as `ibv_devinfo` does, thus works beside a program that uses it.
+//! A program that only queries a device, such as `ibv_devinfo`, so works beside a program that uses it.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use crate::port::udp::group::Member;
 use crate::port::udp::{UdpConfig, UdpPort};
 use crate::port::xdp::{Mode, XdpConfig, XdpError, XdpPort};
 
-/// Which port a device is to stand on.
+/// The kind of port that a device uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PortPlan {
-    /// AF_XDP where it is permitted, else UDP sockets.
+    /// AF_XDP if permitted, else UDP sockets.
     #[default]
     Best,
     /// AF_XDP, in this mode.
@@ -25,10 +25,10 @@ pub enum PortPlan {
     Nic,
 }
 
-/// A port, and the processes that it is shared with, if any may come.
+/// A port, and its membership in a socket group if other processes may share it.
 pub(super) type Opened = (Box<dyn Port>, Option<Arc<Member>>);
 
-/// What is left to do for the first queue pair.
+/// The claim that the first queue pair makes.
 #[derive(Debug)]
 pub(super) struct Claim {
     pub(super) interface: String,
@@ -37,12 +37,12 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// `mac`: the station address that address handles made so far carry.
+    /// Opens the port. `mac`: the MAC address in address handles made so far.
     pub(super) fn open(&self, mac: [u8; 6]) -> Result<Opened, OpenError> {
         let (port, member): (Box<dyn Port>, _) = match self.plan {
             PortPlan::Udp => self.open_udp(mac)?,
             PortPlan::Xdp(mode) => (Box::new(self.open_xdp(mode)?), None),
-            // There is nothing to claim: a device on one was opened as such.
+            // A device on a NIC of another process has no claim.
             PortPlan::Nic | PortPlan::Best => match self.open_xdp(Mode::Auto) {
                 Ok(port) => (Box::new(port), None),
                 Err(why) if why.leaves_sockets() => {
@@ -62,7 +62,8 @@ impl Claim {
         XdpPort::open(&XdpConfig { mode, ..XdpConfig::new(self.interface.clone()) })
     }
 
-    /// On any address, so that those that come later are served as well, and with any process that comes.
+    /// Opens UDP sockets on the wildcard address, so that addresses added later work too, and shares the port with other
+    /// processes.
     fn open_udp(&self, mac: [u8; 6]) -> Result<Opened, OpenError> {
         let interface = Some(self.interface.clone());
         let config = UdpConfig { interface, mac: Some(mac), ..UdpConfig::default() };

@@ -15,7 +15,7 @@ use crate::time::Nanos;
 use crate::verbs::{CqIndex, Qpn, Wc};
 
 impl Device {
-    /// Makes a completion queue of at least `entries`, with a channel for its events if one is given.
+    /// Makes a completion queue of at least `entries`. Events go to `channel`, if given.
     ///
     /// # Errors
     /// If `entries` is 0 or beyond the limit of the device, or there is no room or memory for another queue.
@@ -46,9 +46,9 @@ impl Device {
 struct CqInner {
     device: Device,
     index: CqIndex,
-    /// Where its events are waited for.
+    /// The channel's wait set, for events.
     waits: Option<Arc<WaitSet>>,
-    /// Who polls, arms or changes it takes turns.
+    /// Threads that poll, arm or resize the queue take this lock.
     ring: Mutex<Polled>,
 }
 
@@ -56,7 +56,7 @@ struct CqInner {
 #[derive(Debug)]
 struct Polled {
     ring: CompletionRing,
-    /// QPs whose completions below a position are not to be seen any more.
+    /// QPs with the position in the ring below which their completions are skipped.
     forgotten: Vec<(Qpn, u64)>,
 }
 
@@ -83,7 +83,7 @@ impl Drop for CqInner {
     }
 }
 
-/// A completion queue. Cloning it gives another handle to the same one.
+/// A completion queue. A clone is another handle to the same queue.
 #[derive(Clone, Debug)]
 pub struct CompletionQueue {
     inner: Arc<CqInner>,
@@ -94,7 +94,7 @@ impl CompletionQueue {
         Arc::clone(&self.inner) as _
     }
 
-    /// Takes up to `out.len()` completions. If there is none and callers turn the device, runs a pass first.
+    /// Takes up to `out.len()` completions. If there is none and callers drive the device, runs a pass first.
     pub fn poll(&self, out: &mut [Wc]) -> usize {
         let taken = self.poll_ready(out);
         if taken > 0 || out.is_empty() {
@@ -104,15 +104,15 @@ impl CompletionQueue {
         self.poll_ready(out)
     }
 
-    /// What [`CompletionQueue::poll`] does when it finds nothing: runs a pass if callers turn the device, else lets others have the
-    /// processor, for 50 us at most where it is wanted.
+    /// Does what [`CompletionQueue::poll`] does if it finds nothing: runs a pass if callers drive the device, else yields the
+    /// processor. On an overloaded machine the thread sleeps, for 50 us at most.
     pub fn turn(&self) {
         let inner = &self.inner;
         let has_come = || lock(&inner.ring).ring.has_completions();
         inner.device.inner.adapter.found_nothing(inner.index, has_come, || lock(&inner.ring).ring.clone());
     }
 
-    /// Takes up to `out.len()` completions that are there, and runs no pass.
+    /// Takes up to `out.len()` completions without running a pass.
     pub fn poll_ready(&self, out: &mut [Wc]) -> usize {
         let mut ring = lock(&self.inner.ring);
         let mut taken = 0;
@@ -130,8 +130,8 @@ impl CompletionQueue {
         (self.poll(&mut wc) == 1).then_some(wc[0])
     }
 
-    /// Polls until a completion comes or `timeout` has passed; a timeout beyond the clock's range (`Duration::MAX`) is
-    /// for ever. `None` at once if the device has failed.
+    /// Polls until a completion comes or `timeout` has passed. A timeout beyond the clock's range (`Duration::MAX`) is infinite.
+    /// Returns `None` at once if the device has failed.
     pub fn wait(&self, timeout: Duration) -> Option<Wc> {
         let until = Instant::now().checked_add(timeout);
         loop {
@@ -144,12 +144,12 @@ impl CompletionQueue {
         }
     }
 
-    /// True if its device has failed: no completion comes any more.
+    /// True if the device has failed: no more completions will come.
     pub fn has_failed(&self) -> bool {
         self.inner.device.has_failed()
     }
 
-    /// Completions of a QP that wait are not seen any more: it was reset or destroyed, and its work requests are nobody's.
+    /// Discards pending completions of a QP that was reset or destroyed.
     pub fn forget(&self, qpn: Qpn) {
         let mut polled = lock(&self.inner.ring);
         let (position, end) = polled.ring.positions();
@@ -158,18 +158,18 @@ impl CompletionQueue {
         }
     }
 
-    /// Takes an event that the queue has raised on its channel; false: it has none.
+    /// Takes an event that this queue has raised on its channel. False: there is none.
     pub fn take_event(&self) -> bool {
         lock(&self.inner.ring).ring.take_event()
     }
 
-    /// Its place in the device's table: what events call it.
+    /// Index of the queue in the device's table. Events carry it.
     pub fn index(&self) -> CqIndex {
         self.inner.index
     }
 
-    /// Asks for an event on the channel. If a completion that is wanted waits already, unpolled, the event comes at once. From now on
-    /// the caller is expected to wait, and the device is looked after meanwhile.
+    /// Requests an event on the channel for the next matching completion. If one is already pending, the event is raised at once.
+    /// The caller is then expected to wait, and another thread runs the device meanwhile.
     pub fn arm(&self, armed: Armed) {
         let raised = lock(&self.inner.ring).ring.arm(armed);
         let Some(waits) = &self.inner.waits else { return };
@@ -180,7 +180,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Takes one completion with the time at which it came about, on the [device's clock](Device::now).
+    /// Takes one completion with its time on the [device's clock](Device::now).
     pub fn poll_timed(&self) -> Option<(Wc, Nanos)> {
         let take = || lock(&self.inner.ring).poll_timed().map(|(wc, time_ns)| (wc, Nanos(time_ns)));
         take().or_else(|| {
@@ -189,10 +189,10 @@ impl CompletionQueue {
         })
     }
 
-    /// Makes it hold at least `entries` completions. Those that wait stay in their order, and what was armed stays armed.
+    /// Resizes the queue to at least `entries` completions. Pending completions keep their order, and an armed queue stays armed.
     ///
     /// # Errors
-    /// If more wait than that, or it is beyond the device's limit; the queue is as before then.
+    /// If more completions are pending, or `entries` is beyond the device's limit. The queue is then unchanged.
     pub fn resize(&self, entries: u32) -> Result<(), DeviceError> {
         within("completion queue entries", entries, MAX_CQE)?;
         let mut polled = lock(&self.inner.ring);
@@ -200,18 +200,18 @@ impl CompletionQueue {
         let (gone, _) = polled.ring.positions();
         self.inner.device.call(MemoryCommand::ResizeCq { cq: self.inner.index, ring: other.clone() })?;
         polled.ring = other;
-        // What waited is at the new one's beginning.
+        // Pending completions now begin at position 0 of the new ring.
         for (_, end) in &mut polled.forgotten {
             *end = end.saturating_sub(gone);
         }
         Ok(())
     }
 
-    /// Holds events back (`ibv_modify_cq`): one for `count` completions, or `period` after the first of them. 0 or 1: at
-    /// once. A completion in error waits for nothing. Completions themselves come as ever.
+    /// Moderates events (`ibv_modify_cq`): one event for `count` completions, or `period` after the first of them. A count of 0 or
+    /// 1 disables moderation. A completion in error raises its event at once. Completions themselves are not delayed.
     ///
     /// # Errors
-    /// If there is a count and no period.
+    /// If `count` is above 1 and `period` is zero.
     pub fn moderate(&self, count: u32, period: Duration) -> Result<(), DeviceError> {
         let period = Nanos(u64::try_from(period.as_nanos()).unwrap_or(u64::MAX));
         self.inner.device.call(Command::ModerateCq { cq: self.inner.index, count, period }).map(drop)

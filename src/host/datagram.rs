@@ -1,4 +1,4 @@
-//! What datagram QPs need beside the other objects: address handles and multicast groups.
+//! Address handles and multicast groups, for datagram QPs.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use crate::nic::{Answer, Command};
 use crate::verbs::{AddressVector, AhId, Psn, QpAttr, QpState, Qpn, SendWr, UdAddress};
 use crate::wire::Gid;
 
-/// A way that datagrams take. Keep it until the work requests that name it are complete.
+/// A path for datagrams. Must outlive the work requests that use it.
 #[derive(Debug)]
 pub struct AddressHandle {
     pd: ProtectionDomain,
@@ -25,22 +25,23 @@ impl Drop for AddressHandle {
 }
 
 impl AddressHandle {
-    /// What work requests call it.
+    /// The handle's ID, for work requests.
     pub fn id(&self) -> AhId {
         self.id
     }
 
-    /// A signaled SEND to a QP at the end of this way.
+    /// Returns a signaled SEND to a QP at the end of this path.
     pub fn send_to(&self, remote_qpn: Qpn, remote_qkey: u32) -> SendWr {
         SendWr { ud: UdAddress { ah: self.id, remote_qpn, remote_qkey }, ..SendWr::default() }
     }
 }
 
 impl ProtectionDomain {
-    /// Resolves the way from the address at `gid_index` to `dgid`, which may be a multicast group's.
+    /// Makes an address handle from the address at `gid_index` to `dgid`, which may be a multicast group. Blocks while the path is
+    /// resolved.
     ///
     /// # Errors
-    /// If there is no such address or no way, or the device has no room for another handle.
+    /// If there is no such address or no path, or the device has no room for another handle.
     pub fn create_ah(
         &self,
         gid_index: usize,
@@ -52,10 +53,10 @@ impl ProtectionDomain {
         self.create_ah_along(av)
     }
 
-    /// An address handle for a way that was resolved already.
+    /// Makes an address handle for a resolved path.
     ///
     /// # Errors
-    /// If the device has no room for another.
+    /// If the device has no room for another handle.
     pub fn create_ah_along(&self, av: AddressVector) -> Result<AddressHandle, DeviceError> {
         match self.device().call(Command::CreateAh(self.id(), Box::new(av)))? {
             Answer::Ah(id) => Ok(AddressHandle { pd: self.clone(), id }),
@@ -65,10 +66,10 @@ impl ProtectionDomain {
 }
 
 impl Device {
-    /// The way from `sgid` to `dgid`, resolved down to the MAC address.
+    /// Resolves the path from `sgid` to `dgid`, down to the MAC address.
     ///
     /// # Errors
-    /// If the two are of different families, or there is no way.
+    /// If the two are of different address families, or there is no path.
     pub fn address_vector(
         &self,
         sgid: Gid,
@@ -78,7 +79,8 @@ impl Device {
         Ok(self.along(sgid, dgid, self.resolve(same_family(sgid, dgid)?)?, options))
     }
 
-    /// The same without waiting; `None`: the next hop is being asked for. See [`Device::give_up`].
+    /// Like [`address_vector`](Self::address_vector) without blocking. `None`: the next hop is being resolved. See
+    /// [`Device::give_up`].
     pub(super) fn address_vector_now(
         &self,
         sgid: Gid,
@@ -90,11 +92,11 @@ impl Device {
         Ok(dmac.map(|dmac| self.along(sgid, dgid, dmac, options)))
     }
 
-    /// Returns true if the station address of the next hop from `sgid` to `dgid` is known, or none is needed. Does not wait: where it
-    /// returns false the kernel asks the link (ARP, neighbour discovery), and a later call tells. [`Device::give_up`] ends that.
+    /// True if the MAC address of the next hop from `sgid` to `dgid` is known, or none is needed. Does not block. If false, the
+    /// kernel resolves it (ARP, neighbour discovery) and a later call returns true. [`Device::give_up`] ends the resolution.
     ///
     /// # Errors
-    /// If the two are of different families, or routing does not lead there.
+    /// If the two are of different address families, or there is no route.
     pub fn next_hop_is_known(&self, sgid: Gid, dgid: Gid) -> Result<bool, DeviceError> {
         Ok(self.resolve_now(same_family(sgid, dgid)?, false)?.is_some())
     }
@@ -114,7 +116,7 @@ impl Device {
     }
 }
 
-/// The address of `dgid`, if it can be reached from `sgid`.
+/// Returns the IP address of `dgid`, if `sgid` is of the same address family.
 fn same_family(sgid: Gid, dgid: Gid) -> Result<IpAddr, DeviceError> {
     let (local, remote): (IpAddr, IpAddr) = (sgid.to_ip(), dgid.to_ip());
     if local.is_ipv4() != remote.is_ipv4() {
@@ -124,11 +126,11 @@ fn same_family(sgid: Gid, dgid: Gid) -> Result<IpAddr, DeviceError> {
 }
 
 impl QueuePair {
-    /// A datagram QP from RESET to RTS: it takes what presents `qkey`, and sends from PSN `psn` on. Receives may be posted
-    /// once it is in INIT: what comes before the first is dropped.
+    /// Brings a datagram QP from RESET to RTS. The QP accepts packets with `qkey`, and sends from PSN `psn` on. Receives may be
+    /// posted before this in INIT; packets without a receive are dropped.
     ///
     /// # Errors
-    /// If the QP is not of a datagram service, or not in RESET.
+    /// If the QP is not a datagram QP, or not in RESET.
     pub fn start_datagrams(&self, qkey: u32, psn: Psn) -> Result<(), DeviceError> {
         let port = (self.qp_type() == crate::verbs::QpType::Ud).then_some(1);
         let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
@@ -137,15 +139,15 @@ impl QueuePair {
         self.modify(&QpAttr { sq_psn: Some(psn), ..to(QpState::Rts) })
     }
 
-    /// Has a datagram QP get what is sent to a multicast group, on its port and by itself.
+    /// Attaches a datagram QP to a multicast group. The port joins the group.
     ///
     /// # Errors
-    /// If the QP is not of a datagram service, `group` is no group, or the system does not let the port join.
+    /// If the QP is not a datagram QP, `group` is no multicast group, or the system does not let the port join.
     pub fn attach_multicast(&self, group: Gid) -> Result<(), DeviceError> {
         self.device().call(Command::AttachMulticast(self.index(), group)).map(drop)
     }
 
-    /// Ends that.
+    /// Detaches a QP from a multicast group.
     ///
     /// # Errors
     /// If the QP is not in the group.

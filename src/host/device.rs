@@ -1,4 +1,4 @@
-//! A device: an engine, its addresses, and the way to its neighbours.
+//! A device: an engine, its addresses, and neighbour resolution.
 
 use std::io;
 use std::net::IpAddr;
@@ -29,51 +29,51 @@ use super::resolve::Resolve;
 use super::snapshot::{Clients, CmIds};
 use super::state::{Handle, State};
 
-/// How a device behaves.
+/// Configuration of a device.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceConfig {
-    /// How many objects there may be of each kind, and how large.
+    /// Maximum numbers and sizes of objects.
     pub limits: Limits,
-    /// Who turns the NIC: callers, or a thread of its own.
+    /// Which threads run the NIC.
     pub drive: Drive,
-    /// Packets are dropped whose ICRC fits only an implausible IPv4 identification, where a socket hides it.
+    /// Drop packets if the ICRC requires an implausible IPv4 identification, where a socket hides that field.
     pub strict_icrc: bool,
-    /// MigReq in what is sent: ConnectX sends 1, rxe 0.
+    /// MigReq bit of sent packets: ConnectX sends 1, rxe 0.
     pub mig_req: bool,
-    /// FLUSH is sent with the ICRC that rdma_rxe of Linux 6.12 to 7.2 gives it, which is wrong, and both are taken.
+    /// Send FLUSH with the incorrect ICRC of rdma_rxe in Linux 6.12 to 7.2, and accept both.
     pub rxe_flush_icrc: bool,
-    /// It serves other processes: there is a QP1 of each besides its own.
+    /// The device serves other processes: each has a QP1 besides the device's.
     pub serves: bool,
-    /// In which order the interface's addresses become GIDs.
+    /// Order in which the interface's addresses become GIDs.
     pub gid_order: GidOrder,
-    /// How it reacts to congestion, and its traffic classes. The line rate is the interface's, where that is known and none is given.
+    /// Congestion control and traffic classes. If no line rate is given, the interface's is used where known.
     pub congestion: CongestionConfig,
-    /// A file that says in place of `congestion.control` how QPs react, now and whenever it changes: see [`KnobFile`](super::KnobFile). Devices
-    /// without an interface read it once.
+    /// A file with congestion control settings, in place of `congestion.control`. Changes apply while the device is open: see
+    /// [`KnobFile`](super::KnobFile). Devices without an interface read it once.
     pub control_file: Option<PathBuf>,
-    /// A fixed secret for QPNs and keys; `None`: random, as it should be outside of tests.
+    /// Fixed secret for QPNs and keys; `None`: random. Set it in tests only.
     pub seed: Option<u64>,
 }
 
 impl DeviceConfig {
-    /// Only the caller's polls turn the device.
+    /// Returns a configuration in which only the caller's polls run the device.
     pub fn caller_only() -> DeviceConfig {
         DeviceConfig { drive: Drive::CallerOnly, ..DeviceConfig::default() }
     }
 }
 
-/// A RoCE device. Cloning it gives another handle to the same one.
+/// A RoCE device. A clone is another handle to the same device.
 #[derive(Clone, Debug)]
 pub struct Device {
     pub(super) inner: Arc<Handle>,
 }
 
 impl Device {
-    /// A device on a port, with these addresses.
+    /// Makes a device on a port, with these addresses.
     ///
     /// # Errors
-    /// If the link's MTU is too small for RoCE, the settings of congestion control do not go together, or the system has no memory,
-    /// descriptors or threads for it.
+    /// If the link's MTU is too small for RoCE, congestion control settings contradict one another, or the system is out of
+    /// memory, descriptors or threads.
     pub fn new(
         name: &str,
         port: Box<dyn Port>,
@@ -107,7 +107,7 @@ impl Device {
         Ok(device)
     }
 
-    /// A device on a NIC that is another process.
+    /// Makes a device on a NIC that is another process.
     pub(super) fn attached(
         name: &str,
         nic: Attachment,
@@ -119,7 +119,7 @@ impl Device {
         let nic = Arc::new(nic);
         let config = DeviceConfig { control_file: None, ..config.clone() };
         let device = Device::with(name, Adapter::Shared(Arc::clone(&nic)), gids, resolver, &config);
-        // Set once: the device was made just now.
+        // Succeeds: the device was just made.
         let _ = device.inner.seat.set(Seat::Nic(nic));
         device
     }
@@ -146,24 +146,24 @@ impl Device {
         Device { inner: Arc::new(Handle { follower: OnceLock::new(), state: Arc::new(state) }) }
     }
 
-    /// How it reacts to congestion, and its traffic classes, from now on. QPs whose reaction point stays of the same kind keep their
-    /// rates.
+    /// Sets congestion control and traffic classes. A QP keeps its rate if its reaction point stays of the same kind.
     ///
     /// # Errors
-    /// If the device has failed, or the system does not let its port take MAC control frames that are to be heeded now.
+    /// If the device has failed, or the system does not let the port receive the MAC control frames that the configuration needs.
     pub fn set_congestion(&self, config: CongestionConfig) -> Result<(), DeviceError> {
         self.call(Command::SetCongestion(Box::new(config))).map(|_| ())
     }
 
-    /// What it goes by.
+    /// Returns the congestion configuration.
     pub fn congestion(&self) -> CongestionConfig {
         self.inner.adapter.congestion()
     }
 
-    /// Claims the interface, if that was left for later: from now on frames come and go. Making a queue pair does so by itself.
+    /// Claims the interface if it is not claimed yet: frames are sent and received from now on. The first queue pair does so by
+    /// itself.
     ///
     /// # Errors
-    /// If it cannot be had: the error says who has it. A later call tries again.
+    /// If the interface cannot be claimed. The error names its user, and a later call tries again.
     pub fn claim(&self) -> Result<(), DeviceError> {
         let mut left = self.inner.claim.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(claim) = &*left else { return Ok(()) };
@@ -176,47 +176,47 @@ impl Device {
         self.share(member)
     }
 
-    /// Keeps to its part of the numbers, if other processes have the others.
+    /// Restricts QPNs to this member's unit, if other processes share the port.
     pub(super) fn share(&self, member: Option<Arc<Member>>) -> Result<(), DeviceError> {
         let Some(member) = member else { return Ok(()) };
         self.call(Command::AddQpnUnit(member.slot()))?;
-        // Set once: a port is opened once.
+        // Succeeds: a port is opened once.
         let _ = self.inner.seat.set(Seat::Group(member));
         Ok(())
     }
 
-    /// Who is to be asked for the connection identifiers on it when somebody looks at the device ([`inspect`](super::inspect)). The
-    /// first stays.
+    /// Registers the callback that lists connection identifiers in snapshots ([`inspect`](super::inspect)). Only the first call
+    /// has an effect.
     pub fn tell_cm_ids(&self, cm_ids: CmIds) {
         let _ = self.inner.cm_ids.set(cm_ids);
     }
 
-    /// What other processes have at it is for them to tell of. The first stays.
+    /// Registers the test for objects of other processes, which snapshots omit. Only the first call has an effect.
     pub(crate) fn tell_others(&self, others: Others) {
         let _ = self.inner.others.set(others);
     }
 
-    /// Names the processes that the device serves in its snapshots. The first call counts.
+    /// Registers the callback that lists client processes in snapshots. Only the first call has an effect.
     pub(crate) fn tell_clients(&self, clients: Clients) {
         let _ = self.inner.clients.set(clients);
     }
 
-    /// The engine, if it is of this process.
+    /// The engine, if it is in this process.
     pub(crate) fn engine(&self) -> Option<&Engine> {
         self.inner.adapter.engine()
     }
 
-    /// How many objects there may be of each kind.
+    /// The maximum numbers and sizes of objects.
     pub(crate) fn limits(&self) -> Limits {
         self.engine().map_or_else(Limits::default, |engine| engine.inspect(|worker| *worker.nic().limits()))
     }
 
-    /// Its place among the processes that share the device, if any may.
+    /// The slot among the processes that share the device, if it can be shared.
     pub fn seat(&self) -> Option<&Seat> {
         self.inner.seat.get()
     }
 
-    /// Claims the interface, and sees to it that there is a number for one more QP.
+    /// Claims the interface, and makes sure that a QPN is free for one more QP.
     pub(super) fn claim_for_qp(&self) -> Result<(), DeviceError> {
         self.claim()?;
         let Some(Seat::Group(member)) = self.seat() else { return Ok(()) };
@@ -224,41 +224,41 @@ impl Device {
             return Ok(());
         }
         let unit = member.add_unit().map_err(|source| DeviceError::System { what: "more QPNs", source })?;
-        // Without one the NIC says that it is full.
+        // Without another unit, the NIC reports that it is full.
         unit.map_or(Ok(()), |unit| self.call(Command::AddQpnUnit(unit)).map(|_| ()))
     }
 
-    /// True if its port is open.
+    /// True if the port is open.
     pub fn is_claimed(&self) -> bool {
         self.inner.claim.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
-    /// Its name.
+    /// The device's name.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// What it stands on, as it is now: the link may change while the device is open.
+    /// Returns the port's current properties. The link may change while the device is open.
     pub fn port(&self) -> PortInfo {
         self.inner.adapter.port()
     }
 
-    /// Begins to hear of datagrams that found nobody. `None`: its port does not know.
+    /// Opens the receiver of reports about undelivered datagrams. `None`: the port has none.
     pub(super) fn undelivered(&self) -> io::Result<Option<Undelivered>> {
         self.inner.adapter.undelivered()
     }
 
-    /// The largest path MTU that its link carries.
+    /// The largest path MTU that the link carries.
     pub fn largest_mtu(&self) -> Mtu {
         self.inner.adapter.largest_mtu()
     }
 
-    /// Its addresses.
+    /// The device's addresses.
     pub fn gids(&self) -> Vec<GidEntry> {
         self.inner.gids.read().unwrap_or_else(PoisonError::into_inner).iter().collect()
     }
 
-    /// The address at an index.
+    /// Returns the address at an index.
     ///
     /// # Errors
     /// If there is no address at that index.
@@ -271,26 +271,26 @@ impl Device {
         })
     }
 
-    /// An address was added to the interface.
+    /// Adds an address of the interface.
     pub fn add_address(&self, address: IpAddr) {
         self.inner.gids.write().unwrap_or_else(PoisonError::into_inner).add(address);
     }
 
-    /// An address was removed from the interface.
+    /// Removes an address of the interface.
     pub fn remove_address(&self, address: IpAddr) {
         self.inner.gids.write().unwrap_or_else(PoisonError::into_inner).remove(address);
     }
 
-    /// The link changed: the port follows, and QPs whose path MTU no longer fits go to the error state, each with an
-    /// event. Devices on an interface are told by the kernel; this is for ports of other kinds.
+    /// Makes the port follow a change of the link. QPs with a path MTU that no longer fits enter the error state, each with an
+    /// event. For ports without an interface; otherwise the kernel reports changes.
     ///
     /// # Errors
-    /// If the port cannot follow; it goes on as before. Or if the device has failed.
+    /// If the port cannot follow, and continues unchanged; or if the device has failed.
     pub fn follow_link(&self, change: &LinkChange) -> Result<(), DeviceError> {
         self.inner.follow_link(change)
     }
 
-    /// The MAC address of the next hop to `destination`, or of the group that it names.
+    /// Returns the MAC address of the next hop to `destination`, or of a multicast group.
     pub(super) fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], DeviceError> {
         match self.resolve_at_home(destination) {
             Some(mac) => Ok(mac),
@@ -298,7 +298,7 @@ impl Device {
         }
     }
 
-    /// The same without waiting; `None`: it is being asked for.
+    /// Like [`resolve`](Self::resolve) without blocking. `None`: the address is being resolved.
     pub(super) fn resolve_now(
         &self,
         destination: IpAddr,
@@ -310,77 +310,76 @@ impl Device {
         }
     }
 
-    /// Ends what [`next_hop_is_known`](Self::next_hop_is_known) has begun for this destination.
+    /// Ends the resolution that [`next_hop_is_known`](Self::next_hop_is_known) has started for this destination.
     pub fn give_up(&self, destination: Gid) {
         self.inner.resolver.give_up(destination.to_ip());
     }
 
-    /// True of an address that is one of its GIDs.
+    /// True if an address is one of the device's GIDs.
     pub(super) fn is_own(&self, address: IpAddr) -> bool {
         self.gids().iter().any(|entry| entry.assigned && entry.gid == Gid::from(address))
     }
 
-    /// For an address of its own, or of a group.
+    /// Returns the MAC address for an address of the device, or of a multicast group.
     fn resolve_at_home(&self, destination: IpAddr) -> Option<[u8; 6]> {
-        // What is its own is turned round in the port.
+        // The port loops back frames to own addresses.
         if self.is_own(destination) { Some(self.port().mac) } else { multicast_mac(destination) }
     }
 
-    /// Runs a pass if callers turn the device. Completion queues do it by themselves when they are empty.
+    /// Runs a pass if callers drive the device. True if it did something. Polls of empty completion queues run a pass as well.
     pub fn poll(&self) -> bool {
         !self.inner.adapter.caller_pass().is_idle()
     }
 
-    /// The time on the device's clock.
+    /// The time on the device's clock, in ns.
     pub fn now(&self) -> Nanos {
         self.inner.adapter.now()
     }
 
-    /// True if the device has failed: a pass of its engine panicked. Posts and commands fail from then on, completions do
-    /// not come, and an event tells ([`EventKind::DeviceFatal`](crate::verbs::EventKind::DeviceFatal)).
+    /// True if a pass of the engine has panicked. Posts and commands then fail, no completions come, and
+    /// [`EventKind::DeviceFatal`](crate::verbs::EventKind::DeviceFatal) is raised.
     pub fn has_failed(&self) -> bool {
         self.inner.adapter.is_dead()
     }
 
-    /// From now on asynchronous events go to `sink`. Whoever turns the device calls it, under its lock: it must be short, and
-    /// not use the device. False: there is one already.
+    /// Passes future asynchronous events to `sink`. The thread that runs the device calls it under the device's lock: it must be
+    /// short and must not use the device. False: a sink is already set.
     pub fn set_event_sink(&self, sink: EventSink) -> bool {
         self.inner.adapter.set_event_sink(sink)
     }
 
-    /// The caller is about to wait for something and will not poll meanwhile: the device is looked after from now on.
+    /// Hands polling over to the engine thread: the caller is about to wait, and will not poll meanwhile.
     pub fn step_aside(&self) {
         self.inner.adapter.step_aside();
     }
 
-    /// The caller has slept as [`Wait::Watch`](crate::engine::Wait::Watch) said, and is awake again. `rang`: the last of the descriptors
-    /// was readable.
+    /// Ends a sleep of [`Wait::Watch`](crate::engine::Wait::Watch). `rang`: the last of the descriptors was readable.
     pub fn end_wait(&self, rang: bool) {
         self.inner.adapter.end_wait(rang);
     }
 
-    /// The process is about to end, and nobody will drop the device: what was posted and what is owed to peers leaves now, if that
-    /// takes no longer than `limit`.
+    /// Sends posted requests and pending acknowledgements before the process ends without dropping the device. Takes up to
+    /// `limit`.
     pub fn send_last(&self, limit: Duration) {
         self.inner.adapter.send_last(limit);
     }
 
-    /// The next asynchronous event.
+    /// Returns the next asynchronous event, if any.
     pub fn event(&self) -> Option<AsyncEvent> {
         self.inner.adapter.event()
     }
 
-    /// All counters: the NIC's under their mlx5 and rxe names, then the port's.
+    /// Returns all counters: the NIC's under their mlx5 and rxe names, then the port's.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         self.inner.adapter.counters()
     }
 
-    /// One counter; 0 if there is none of this name.
+    /// Returns one counter; 0 if none has this name.
     pub fn counter(&self, name: &str) -> u64 {
         self.counters().into_iter().filter(|(n, _)| *n == name).map(|(_, value)| value).sum()
     }
 
-    /// How its QPs are.
+    /// Returns the statuses of all QPs.
     pub fn qps(&self) -> Vec<QpStatus> {
         match self.call(Command::ListQps) {
             Ok(Answer::Qps(qps)) => qps,
@@ -388,7 +387,7 @@ impl Device {
         }
     }
 
-    /// What happened to one of its QPs that was not routine, oldest first; nothing if there is no such QP.
+    /// Returns the log of a QP's exceptional events, oldest first; empty if there is no such QP.
     pub fn qp_log(&self, qp: QpIndex) -> Vec<QpRecord> {
         match self.call(Command::QueryLog(qp)) {
             Ok(Answer::QpLog(records)) => records,
@@ -396,7 +395,7 @@ impl Device {
         }
     }
 
-    /// Why the link failed, if it did; said once.
+    /// Returns the link's first error, once.
     pub fn take_link_error(&self) -> Option<io::Error> {
         self.inner.adapter.take_link_error()
     }

@@ -1,4 +1,4 @@
-//! What goes wrong with a device.
+//! Errors of devices.
 
 use std::io;
 use std::net::IpAddr;
@@ -18,15 +18,15 @@ use crate::wire::Gid;
 #[derive(Debug, thiserror::Error)]
 #[error("no way to {destination} from {device}: {reason}")]
 pub struct ResolveError {
-    /// The address whose station address was sought.
+    /// The unresolved destination.
     pub destination: IpAddr,
     /// The device that the frames would leave from.
     pub device: String,
-    /// What went wrong, for people.
+    /// The reason, as text.
     pub reason: String,
 }
 
-/// Why something could not be done.
+/// Errors of operations on a device.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// The device refused a command.
@@ -35,9 +35,9 @@ pub enum DeviceError {
     /// The operating system refused memory or a descriptor.
     #[error("{what}: {source}")]
     System {
-        /// What the system was asked for.
+        /// The operation that failed.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// There is no such GID.
@@ -47,13 +47,13 @@ pub enum DeviceError {
         device: String,
         /// The GID index that it does not have.
         index: usize,
-        /// Its GIDs by index, for people.
+        /// The device's GIDs by index, as text.
         available: String,
     },
     /// The two ends of a connection are of different address families.
     #[error("the local GID {local} and the remote GID {remote} are of different address families")]
     Families {
-        /// This side's GID.
+        /// The local GID.
         local: Gid,
         /// The peer's GID, of the other address family.
         remote: Gid,
@@ -67,7 +67,7 @@ pub enum DeviceError {
     /// There is no way to the peer.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
-    /// A copy outside of a region.
+    /// A copy beyond the end of a region, or to memory that is no longer mapped.
     #[error(transparent)]
     Memory(#[from] crate::shared::memory::CopyFault),
     /// A work request was not posted.
@@ -75,46 +75,46 @@ pub enum DeviceError {
     Post(#[from] PostError),
 }
 
-/// Why a device could not be opened.
+/// Errors of opening a device.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The AF_XDP port.
+    /// The AF_XDP port failed.
     #[error(transparent)]
     Xdp(#[from] XdpError),
-    /// The UDP port.
+    /// The UDP port failed.
     #[error(transparent)]
     Udp(#[from] UdpError),
-    /// The interface.
+    /// The interface failed.
     #[error(transparent)]
     Netdev(#[from] NetdevError),
-    /// The way to its neighbours.
+    /// Neighbour resolution failed.
     #[error(transparent)]
     Neighbour(#[from] NeighbourError),
-    /// The device on the port.
+    /// The device on the port failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The capture file.
+    /// The capture file could not be written.
     #[error("cannot write the capture {path}: {source}")]
     Capture {
         /// The path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The NIC of the interface is another process, and does not serve this one.
+    /// The interface's NIC is another process, and does not serve this one.
     #[error(transparent)]
     Attach(#[from] AttachError),
     /// No NIC serves the interface.
     #[error("no NIC serves {0}: `roxie nic --dev {0}` starts one")]
     NoNic(String),
-    /// This is for whoever started the NIC to ask for.
+    /// The option must be given to the NIC, which is another process.
     #[error(
         "{what} is the NIC's, which is another process: ask for it where `roxie nic --dev {interface}` is started, or take --port udp"
     )]
     NicsOwn {
         /// The interface.
         interface: String,
-        /// What was asked for.
+        /// The option.
         what: &'static str,
     },
     /// The interface has no address that could be a GID.
@@ -122,7 +122,7 @@ pub enum OpenError {
     NoAddress(String),
 }
 
-/// The device answered a command with something else than it is specified to: a bug of ours.
+/// Panics: the device answered a command with the wrong kind of answer, which is a bug of Roxie.
 pub(super) fn unexpected(answer: &Answer) -> ! {
     unreachable!("the device answered {answer:?}")
 }

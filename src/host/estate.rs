@@ -1,8 +1,8 @@
-//! What the connections of programs leave, in memory that outlives them.
+//! Connections of ended programs (orphans), in shared memory that outlives them.
 //!
-//! A launcher [makes](Estate::create) it and hands on its path; each connection manager of the programs writes what its connections
-//! would leave ([`Estate::keeper`]). When the programs have ended, killed or not, the launcher [settles](Estate::settle) what is
-//! there: peers hear a DREQ within a moment, as they do from a kernel, which outlives its programs too.
+//! A launcher [creates](Estate::create) the memory and passes its path on. Each connection manager of its programs records its
+//! connections there ([`Estate::keeper`]). When the programs have ended, killed or not, the launcher [ends](Estate::settle) the
+//! recorded connections: peers receive a DREQ at once, as they do from a kernel, which outlives its programs too.
 
 use std::fs::{self, File};
 use std::io;
@@ -26,27 +26,27 @@ use crate::nic::{Command, GsiRoutes};
 use crate::shared::Region;
 use crate::wire::cm::CommId;
 
-/// Connections that it has room for, of all programs; those beyond end by their peers' timeouts.
+/// Capacity: connections of all programs. Further connections end by their peers' timeouts.
 const PLACES: usize = 8192;
-/// 64-bit words of each: who wrote it and whether it is whole, the manager's seed, a bequest.
+/// 64-bit words of a record: state (process, unit, complete), seed of the manager, connection.
 const PLACE: usize = 16;
 /// Bytes of a word.
 const WORD: usize = size_of::<u64>();
-/// The words of a place are whole. Below it is the process that wrote them, above it its unit, counted from 1.
+/// State bit: the record is complete. Below it is the process ID of its writer, above it the writer's unit plus 1.
 const WHOLE: u64 = 1 << 32;
 const UNIT_SHIFT: u32 = 40;
-/// How long a settlement may take, of all managers together: a peer that answers nothing is asked for a second.
+/// Maximum time to end all recorded connections. A peer that does not answer is asked for up to 1 s.
 const LIMIT: Duration = Duration::from_millis(1500);
-/// How often it looks whether all is said.
+/// Interval between two checks whether all messages are sent.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// See the module's page.
+/// A table of connections that outlives the processes that have them.
 #[derive(Debug)]
 pub struct Estate {
     region: Arc<Region>,
 }
 
-/// The descriptor of shared memory: it is there for others to open as long as this is.
+/// The descriptor of shared memory. Other processes can open its path while this value exists.
 #[derive(Debug)]
 pub struct SharedPath(OwnedFd);
 
@@ -55,49 +55,49 @@ impl SharedPath {
         SharedPath(fd)
     }
 
-    /// Where processes of this process's user find it.
+    /// The path for other processes of this user.
     pub fn path(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd()).into()
     }
 }
 
-/// What connections were when their process ended, by the seed and the unit of their manager.
+/// Recorded connections of ended processes, by the seed and unit of their manager.
 type Left = HashMap<(u64, Option<u8>), Vec<Bequest>>;
 
 impl Estate {
-    /// An empty one, and what others find it by.
+    /// Creates an empty table, and its path for other processes.
     ///
     /// # Errors
-    /// If the system has no memory or descriptor for it.
+    /// If the system is out of memory or descriptors.
     pub fn create() -> io::Result<(Estate, SharedPath)> {
         let (estate, fd) = Estate::create_to_hand_over()?;
         Ok((estate, SharedPath(fd)))
     }
 
-    /// One that another process made.
+    /// Opens a table that another process created.
     ///
     /// # Errors
-    /// If there is none at `path`.
+    /// If there is no table at `path`.
     pub fn open(path: &Path) -> io::Result<Estate> {
         let file = File::options().read(true).write(true).open(path)?;
         Ok(Estate { region: Region::map(file.as_fd(), PLACES * PLACE)? })
     }
 
-    /// An empty one, and the descriptor by which another process has it.
+    /// Creates an empty table, and the descriptor to pass to another process.
     fn create_to_hand_over() -> io::Result<(Estate, OwnedFd)> {
         let (region, fd) = Region::shared(PLACES * PLACE)?;
         Ok((Estate { region }, fd))
     }
 
-    /// Writes down what the connections of a manager of this process leave. `seed` is the manager's,
-    /// and `unit` what its IDs begin with.
+    /// Returns the recorder for a connection manager of this process. `seed` is the manager's seed, `unit` the prefix of its
+    /// communication IDs.
     pub fn keeper(&self, seed: u64, unit: Option<u8>) -> Box<dyn Keeper> {
         let process =
             u64::from(std::process::id()) | unit.map_or(0, |unit| (u64::from(unit) + 1) << UNIT_SHIFT);
         Box::new(Writer { region: Arc::clone(&self.region), seed, process, places: HashMap::new(), next: 0 })
     }
 
-    /// Connections of processes that are no more, by the seeds of their managers. They are taken out.
+    /// Removes and returns the connections of ended processes, by the seed and unit of their managers.
     fn take(&self) -> Left {
         let mut left = Left::new();
         for place in places(&self.region) {
@@ -105,33 +105,33 @@ impl Estate {
             if state & WHOLE == 0 || is_alive(state as u32) {
                 continue;
             }
-            enter(&mut left, &std::array::from_fn(|i| place[i].load(Relaxed)));
+            add_record(&mut left, &std::array::from_fn(|i| place[i].load(Relaxed)));
             place[0].store(0, Relaxed);
         }
         left
     }
 
-    /// Tells the peers of connections whose process is no more that they are over. `device` opens the device that they were on, and
-    /// is not called if there are none. It takes a second at most, and no longer than the peers need to answer.
+    /// Ends the connections of ended processes: tells their peers. `device` opens the device of the connections, and is called
+    /// only if there are any. Takes as long as the peers take to answer, and up to 1.5 s.
     ///
     /// # Errors
-    /// If the device cannot be opened, for instance because another process has it now.
+    /// If the device cannot be opened, for instance because another process has claimed it.
     pub fn settle<E: From<DeviceError>>(&self, device: impl FnOnce() -> Result<Device, E>) -> Result<(), E> {
         let left = self.take();
         if left.is_empty() {
             return Ok(());
         }
-        tell(left, &device()?).map_err(E::from)
+        notify_peers(left, &device()?).map_err(E::from)
     }
 }
 
-/// What connections of a process were, in a file that the process has handed over.
+/// A table of connections in a file that a client has passed on.
 #[derive(Debug)]
 pub(crate) struct HandedOver(OwnedFd);
 
 impl HandedOver {
     /// # Errors
-    /// If the file is not in memory: reading another may wait for as long as its owner likes.
+    /// If the file is not in memory (tmpfs): reading another may block for as long as its owner likes.
     pub(crate) fn new(fd: OwnedFd) -> io::Result<HandedOver> {
         if fstatfs(&fd)?.filesystem_type() != TMPFS_MAGIC {
             let why = "what connections leave is handed over in memory (memfd_create)";
@@ -140,15 +140,15 @@ impl HandedOver {
         Ok(HandedOver(fd))
     }
 
-    /// Settles for the client of `device` that handed it over, has ended, had this unit, and may have had `most` connections. Entries in
-    /// the name of other clients are dropped, and those beyond.
+    /// Ends the connections of a client of `device` that has ended and had this unit. Ignores records in the name of other
+    /// clients, and those beyond `most`, the maximum number of its connections.
     pub(crate) fn settle_for(&self, unit: u8, most: usize, device: &Device) -> Result<(), DeviceError> {
         let own = self.left().into_iter().filter(|((_, of), _)| *of == Some(unit)).collect();
         let left = bounded(own, most);
-        if left.is_empty() { Ok(()) } else { tell(left, device) }
+        if left.is_empty() { Ok(()) } else { notify_peers(left, device) }
     }
 
-    /// The file is read and not mapped: its owner may have cut it short, or taken pages out.
+    /// Reads the file instead of mapping it: its owner may have truncated it, or punched holes.
     fn left(&self) -> Left {
         let mut left = Left::new();
         let mut bytes = [0; PLACE * WORD];
@@ -159,14 +159,14 @@ impl HandedOver {
             }
             let mut words =
                 bytes.chunks_exact(WORD).map(|word| u64::from_ne_bytes(word.try_into().expect("8 bytes")));
-            enter(&mut left, &std::array::from_fn(|_| words.next().expect("as many")));
+            add_record(&mut left, &std::array::from_fn(|_| words.next().expect("as many")));
         }
         left
     }
 }
 
-/// Enters what is written in a place, if that is whole.
-fn enter(left: &mut Left, place: &[u64; PLACE]) {
+/// Adds a complete record to `left`.
+fn add_record(left: &mut Left, place: &[u64; PLACE]) {
     let (state, seed) = (place[0], place[1]);
     let words = std::array::from_fn(|i| place[2 + i]);
     if state & WHOLE != 0
@@ -178,10 +178,10 @@ fn enter(left: &mut Left, place: &[u64; PLACE]) {
 }
 
 impl Seat {
-    /// Memory for what connections of this process leave, which whoever serves it settles when it has ended. `None`: nobody does.
+    /// Makes a table for this process's connections, which the NIC ends when the process has ended. `None`: there is no such NIC.
     ///
     /// # Errors
-    /// If the system has no memory for it, or the NIC is gone.
+    /// If the system is out of memory, or the NIC is gone.
     pub fn estate(&self) -> io::Result<Option<Estate>> {
         let Seat::Nic(nic) = self else { return Ok(None) };
         let (estate, fd) = Estate::create_to_hand_over()?;
@@ -201,9 +201,9 @@ fn bounded(mut left: Left, most: usize) -> Left {
     left
 }
 
-/// Tells the peers of these connections that they are over. Managers have equal shares of the time, and what one leaves of its share is
-/// for those after it. Peers of which nothing was said in time find out by their timeouts.
-fn tell(left: Left, device: &Device) -> Result<(), DeviceError> {
+/// Tells the peers of these connections that they have ended. Each manager gets an equal share of the remaining time. Peers not
+/// told in time find out by their timeouts.
+fn notify_peers(left: Left, device: &Device) -> Result<(), DeviceError> {
     let end = Instant::now() + LIMIT;
     let managers = left.len() as u32;
     for (((seed, unit), bequests), before) in left.into_iter().zip(0..) {
@@ -216,28 +216,28 @@ fn tell(left: Left, device: &Device) -> Result<(), DeviceError> {
         let mut manager = Manager::new(Config { seed, ..Config::default() });
         if let Some(unit) = unit {
             device.claim()?;
-            // If another process has its numbers by now, that one gets the answers, and drops them: what is said is said
-            // all the same, some times more.
+            // If another process has these numbers by now, it receives the replies and drops them. The messages are sent all the
+            // same, some of them more than once.
             if let Some(seat) = device.seat().filter(|seat| seat.slot() != unit) {
                 let _ = seat.take_unit(unit);
             }
             manager.set_unit(unit);
         }
-        // Whoever would have heard is no more.
+        // No application is left to receive events.
         let service = ConnectionService::start(device, manager, Nobody)?;
         if let Some(unit) = unit {
-            // Where there is a QP1 besides, it gets the answers. Elsewhere they come by themselves.
+            // A NIC with several QP1s must route the replies to this one. Elsewhere the replies come here anyway.
             let routes = GsiRoutes { units: vec![unit], services: Vec::new() };
             let _ = device.call(Command::RouteGsi(service.qp1(), Box::new(routes)));
         }
-        // What is said once must not be lost for want of a way.
+        // Messages that are sent only once need a resolved path first.
         let known = now + share / 3;
         while !bequests.iter().all(|bequest| service.look_for(bequest.route())) && Instant::now() < known {
             std::thread::sleep(LOOK);
         }
         service.with(|manager, _, now| {
             for bequest in &bequests {
-                // A name that is there twice was written by nobody honest.
+                // A duplicate ID is a forgery, and is ignored.
                 let _ = manager.inherit(now, bequest);
             }
         });
@@ -249,19 +249,19 @@ fn tell(left: Left, device: &Device) -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// Writes for one manager.
+/// Recorder of one connection manager.
 #[derive(Debug)]
 struct Writer {
     region: Arc<Region>,
     seed: u64,
     process: u64,
     places: HashMap<CommId, usize>,
-    /// Where to look for a free place.
+    /// Index at which the search for a free record starts.
     next: usize,
 }
 
 impl Writer {
-    /// A free place, taken for this process.
+    /// Claims a free record for this process, and returns its index.
     fn claim(&mut self) -> Option<usize> {
         let index = (0..PLACES).map(|i| (self.next + i) % PLACES).find(|index| {
             let state = &self.region.words()[index * PLACE];
@@ -289,7 +289,7 @@ impl Keeper for Writer {
             }
         };
         let place = &self.region.words()[index * PLACE..][..PLACE];
-        // A process that dies in the middle leaves nothing here.
+        // If the process dies before the last store, the record stays incomplete.
         place[0].store(self.process, Relaxed);
         place[1].store(self.seed, Release);
         for (to, word) in place[2..].iter().zip(bequest.to_words()) {
@@ -303,9 +303,9 @@ fn places(region: &Region) -> impl Iterator<Item = &[AtomicU64]> {
     region.words().chunks_exact(PLACE)
 }
 
-/// A process that has not ended.
+/// True if a process has not ended.
 fn is_alive(process: u32) -> bool {
-    // `pid (name) state …`; a name may have anything in it but is the last with a bracket.
+    // `pid (name) state …`: the name may contain any character, but ends at the last bracket.
     let status = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     let state = status.rsplit(')').next().and_then(|rest| rest.split_whitespace().next());
     state.is_some_and(|state| state != "Z" && state != "X")
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_used_again_and_what_is_beyond_them_is_not_kept() {
+    fn released_record_is_reused_and_surplus_is_dropped() {
         let (estate, path) = Estate::create().expect("memory");
         let same = Estate::open(&path.path()).expect("the same");
         let (mut one, mut other) = (estate.keeper(1, None), same.keeper(2, Some(7)));
@@ -341,15 +341,15 @@ mod tests {
         let whole = || places(&estate.region).filter(|place| place[0].load(Relaxed) & WHOLE != 0).count();
         assert_eq!(whole(), PLACES);
         one.keep(CommId(u32::MAX), Some(&bequest(7)));
-        assert_eq!(whole(), PLACES, "no room");
+        assert_eq!(whole(), PLACES, "the table is full");
         other.keep(CommId(3), None);
         assert_eq!(whole(), PLACES - 1);
         one.keep(CommId(u32::MAX), Some(&bequest(7)));
         assert_eq!(whole(), PLACES);
-        assert!(estate.take().is_empty(), "its writer lives");
+        assert!(estate.take().is_empty(), "the writer lives");
     }
 
-    /// What a process wrote with that has ended by now; its manager had this seed.
+    /// Returns a writer of a process that has ended, for a manager with this seed.
     fn writer_of_a_dead_one(estate: &Estate, seed: u64) -> Writer {
         let mut child = std::process::Command::new("true").spawn().expect("a process");
         let process = child.id().into();
@@ -357,27 +357,27 @@ mod tests {
         Writer { process, ..writer_of(estate, seed, 0) }
     }
 
-    /// A writer that claims a unit, counted from 1.
+    /// Returns a writer with a unit, counted from 1.
     fn writer_of(estate: &Estate, seed: u64, unit: u64) -> Writer {
         let process = 1 | unit << UNIT_SHIFT;
         Writer { region: Arc::clone(&estate.region), seed, process, places: HashMap::new(), next: 0 }
     }
 
     #[test]
-    fn what_a_process_leaves_is_taken_once_it_is_no_more() {
+    fn connections_are_taken_once_their_process_has_ended() {
         let (estate, _path) = Estate::create().expect("memory");
         let mut writer = writer_of_a_dead_one(&estate, 5);
         for id in [1, 2, 3] {
             writer.keep(CommId(id), Some(&bequest(id.into())));
         }
         writer.keep(CommId(2), None);
-        // Dead in the middle of writing.
+        // The process died while writing.
         estate.region.words()[0].store(writer.process, Relaxed);
         assert_eq!(estate.take().into_iter().collect::<Vec<_>>(), [((5, None), vec![bequest(3)])]);
         assert!(estate.take().is_empty());
     }
 
-    /// The kernel has to be asked for the way, and does not know it at once.
+    /// Resolves a path only at the sixth attempt.
     struct Slow(AtomicU64);
 
     impl Resolve for Slow {
@@ -390,7 +390,7 @@ mod tests {
         }
     }
 
-    /// No way is ever known.
+    /// Never resolves a path.
     struct Never;
 
     impl Resolve for Never {
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn each_peer_of_a_program_that_has_ended_hears_it_though_the_way_is_not_known_yet() {
+    fn peers_of_ended_program_are_told_after_resolution() {
         const CONNECTIONS: usize = 40;
         let addresses = [[192, 0, 2, 1], [192, 0, 2, 2]].map(IpAddr::from);
         let end = |n: u8| MemoryConfig { mac: [2, 0, 0, 0, 0, n], ..MemoryConfig::default() };
@@ -468,7 +468,7 @@ mod tests {
         let peer = ConnectionService::start(&far, Manager::new(Config::default()), Nobody).expect("QP1");
         let (estate, _path) = Estate::create().expect("memory");
         let mut writer = writer_of_a_dead_one(&estate, 5);
-        // Their peers have asked for the end, and wait for the answer: it is said once.
+        // The peers have sent DREQ, and wait for the DREP, which is sent only once.
         let asked = (0..).find(|state| {
             let words = [0, 0, state << 40, 0, 0, 0, 0];
             Bequest::from_words(&words).is_some_and(|b| format!("{b:?}").contains("DreqRcvd"))
@@ -483,7 +483,7 @@ mod tests {
             let words = [id << 32 | id, 7 << 32 | 8, way, local_high, local_low, remote_high, remote_low];
             Bequest::from_words(&words).expect("a bequest")
         };
-        // Those of all names that a manager with this seed gives.
+        // Only communication IDs that a manager with this seed allocates.
         let mut manager = Manager::new(Config { seed: 5, ..Config::default() });
         let given = (1..).map(left).filter(|bequest| manager.inherit(Nanos::ZERO, bequest).is_ok());
         for (number, bequest) in given.take(CONNECTIONS).enumerate() {

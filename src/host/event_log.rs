@@ -1,7 +1,8 @@
-//! What a program was refused and why, in memory that outlives it.
+//! A log of failed calls and their reasons, in shared memory that outlives the program.
 //!
-//! A launcher [makes](EventLog::create) it and hands on its path; the program's library writes a line for each call that failed
-//! ([`EventLog::note`]), whether or not anybody wants to see them. When the program has ended, the launcher reads the newest.
+//! A launcher [creates](EventLog::create) the memory and passes its path on. The program's library writes a line for each call
+//! that failed ([`EventLog::note`]), whether or not it is ever read. When the program has ended, the launcher reads the newest
+//! lines.
 
 use std::fs::File;
 use std::io;
@@ -14,21 +15,21 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use super::estate::SharedPath;
 use crate::shared::Region;
 
-/// Lines that are kept: the newest.
+/// Number of lines kept: the newest.
 pub const EVENTS: usize = 64;
-/// 64-bit words of each: its number, its length and whether it was said, its bytes.
+/// 64-bit words of a line: its number, its length with a flag, its bytes.
 const EVENT: usize = 64;
 /// Words before the text.
 const HEAD: usize = 2;
 /// Bytes of text; longer lines are cut.
 const TEXT: usize = (EVENT - HEAD) * 8;
-/// Beside the length: it stood on standard error when it happened.
+/// Flag beside the length: the line was also written to standard error.
 const SAID: u64 = 1 << 32;
-/// The first words: how many lines there were.
+/// Words before the lines. The first one counts all lines ever written.
 const COUNT: usize = 8;
 const WORDS: usize = COUNT + EVENTS * EVENT;
 
-/// See the module's page.
+/// The log.
 #[derive(Debug)]
 pub struct EventLog {
     region: Arc<Region>,
@@ -37,32 +38,32 @@ pub struct EventLog {
 /// A line of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoggedEvent {
-    /// Which call, and why it failed.
+    /// The call, and why it failed.
     pub text: String,
-    /// It stood on standard error when it happened.
+    /// True if the line was written to standard error when the call failed.
     pub said: bool,
 }
 
 impl EventLog {
-    /// An empty one, and what others find it by.
+    /// Creates an empty log, and its path for other processes.
     ///
     /// # Errors
-    /// If the system has no memory or descriptor for it.
+    /// If the system is out of memory or descriptors.
     pub fn create() -> io::Result<(EventLog, SharedPath)> {
         let (region, fd) = Region::shared(WORDS)?;
         Ok((EventLog { region }, SharedPath::of(fd)))
     }
 
-    /// One that another process made.
+    /// Opens a log that another process created.
     ///
     /// # Errors
-    /// If there is none at `path`.
+    /// If there is no log at `path`.
     pub fn open(path: &Path) -> io::Result<EventLog> {
         let file = File::options().read(true).write(true).open(path)?;
         Ok(EventLog { region: Region::map(file.as_fd(), WORDS)? })
     }
 
-    /// Adds a line, unless it is the same as the last. `said`: it stands on standard error already.
+    /// Adds a line, unless it equals the last one. `said`: the line is already on standard error.
     pub fn note(&self, text: &str, said: bool) {
         let words = self.region.words();
         if self.newest(1).first().is_some_and(|last| last.text == text) {
@@ -81,7 +82,7 @@ impl EventLog {
         event[0].store(number.wrapping_add(1), Release);
     }
 
-    /// The newest lines, `count` at most, oldest first.
+    /// Returns the newest lines, up to `count`, oldest first.
     pub fn newest(&self, count: usize) -> Vec<LoggedEvent> {
         let words = self.region.words();
         let end = words[0].load(Relaxed);
@@ -95,7 +96,7 @@ fn event(words: &[AtomicU64], number: u64) -> &[AtomicU64] {
     &words[at..at + EVENT]
 }
 
-/// `None`: who wrote it did not come to its end.
+/// Reads a line. `None`: its writer did not complete it.
 fn read(event: &[AtomicU64], number: u64) -> Option<LoggedEvent> {
     if event[0].load(Acquire) != number.wrapping_add(1) {
         return None;
@@ -104,7 +105,7 @@ fn read(event: &[AtomicU64], number: u64) -> Option<LoggedEvent> {
     let bytes: Vec<u8> = event[HEAD..].iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).collect();
     let length = (state as u32 as usize).min(bytes.len());
     let text = String::from_utf8_lossy(&bytes[..length]);
-    // A terminal must not take it for commands, whatever a program has scribbled there.
+    // A program may have written anything here: control characters must not reach a terminal.
     let text = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     Some(LoggedEvent { text, said: state & SAID != 0 })
 }
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn who_opens_it_reads_the_newest_lines_in_their_order() {
+    fn newest_lines_are_read_in_order() {
         let (log, path) = EventLog::create().unwrap();
         let writer = EventLog::open(&path.path()).unwrap();
         assert_eq!(log.newest(8), []);
@@ -129,7 +130,7 @@ mod tests {
         assert_eq!(log.newest(8), both);
         assert_eq!(log.newest(1), both[1..]);
         writer.note("ibv_create_qp: no send_cq", true);
-        assert_eq!(log.newest(8), both, "what repeats takes no more room");
+        assert_eq!(log.newest(8), both, "a repeated line is not added");
         (0..2 * EVENTS).for_each(|n| writer.note(&n.to_string(), false));
         assert_eq!(texts(&log, usize::MAX).len(), EVENTS);
         assert_eq!(texts(&log, 2), ["126", "127"]);
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn scribbles_are_cut_to_size_and_cannot_steer_a_terminal() {
+    fn corrupt_lines_are_bounded_and_lose_control_characters() {
         let (log, _path) = EventLog::create().unwrap();
         log.note("\u{1b}[2Jgone", false);
         assert_eq!(texts(&log, 1), [" [2Jgone"]);

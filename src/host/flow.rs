@@ -1,4 +1,4 @@
-//! The application's raw packet QPs: frames of any protocol, and what is steered to them.
+//! The application's raw packet QPs and flow steering.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::nic::{Answer, Command};
 use crate::shared::SendRing;
 use crate::verbs::{FlowId, FlowRule, QpAttr, QpState, QpType, Rss};
 
-/// A flow: frames are steered to a raw packet QP until it is dropped, or the QP.
+/// A flow: steers frames to a raw packet QP until it or the QP is dropped.
 #[derive(Debug)]
 pub struct Flow {
     device: Device,
@@ -21,17 +21,18 @@ pub struct Flow {
 
 impl Drop for Flow {
     fn drop(&mut self) {
-        // With its QP it has gone already.
+        // Fails if the QP was dropped first: the flow then no longer exists.
         let _ = self.device.call(Command::DestroyFlow(self.id));
     }
 }
 
 impl Device {
-    /// Makes a raw packet QP for receive side scaling: what is steered to it goes to one of `table`, a power of two of raw packet QPs
-    /// of which some may be there several times. It has no queues and no state of its own.
+    /// Makes a raw packet QP for receive side scaling. Frames steered to it go to one of the raw packet QPs in `table`, by their
+    /// hash. The length of `table` is a power of two, and QPs may occur several times. The new QP has no queues and no state of
+    /// its own.
     ///
     /// # Errors
-    /// If the table is none of that, or the device has no room for another QP.
+    /// If the table does not meet these conditions, or the device has no room for another QP.
     pub fn create_rss_qp(
         &self,
         pd: &ProtectionDomain,
@@ -52,7 +53,7 @@ impl Device {
 }
 
 impl QueuePair {
-    /// A raw packet QP from RESET to RTS: it sends frames, and takes those that flows steer to it.
+    /// Brings a raw packet QP from RESET to RTS. The QP sends frames, and receives those that flows steer to it.
     ///
     /// # Errors
     /// If the QP is of another type, or not in RESET.
@@ -63,11 +64,11 @@ impl QueuePair {
         self.modify(&to(QpState::Rts))
     }
 
-    /// Steers the frames that a rule describes to this raw packet QP, away from the kernel. RoCE is not
-    /// steered, whomever it is for. Without a flow a raw packet QP receives nothing.
+    /// Steers the frames that match a rule to this raw packet QP instead of the kernel. RoCE packets are never steered. Without a
+    /// flow, a raw packet QP receives nothing.
     ///
     /// # Errors
-    /// If the QP is of another type, there are [`MAX_FLOWS`](crate::flow::MAX_FLOWS) already, or the port cannot.
+    /// If the QP is of another type, there are already [`MAX_FLOWS`](crate::flow::MAX_FLOWS) flows, or the port cannot steer.
     pub fn create_flow(&self, rule: &FlowRule) -> Result<Flow, DeviceError> {
         match self.device().call(Command::CreateFlow(self.index(), Box::new(*rule)))? {
             Answer::Flow(id) => Ok(Flow { device: self.device().clone(), id }),

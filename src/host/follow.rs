@@ -1,6 +1,7 @@
-//! Follows an interface while a device is open: addresses become GIDs, the MTU bounds path MTUs, station addresses, ours
-//! and the neighbours', go into the frames of the QPs, and the link's state is told to the application. So is a file followed that says
-//! how the device reacts to congestion.
+//! The thread that follows an interface while a device is open.
+//!
+//! Addresses become GIDs, the MTU limits path MTUs, MAC addresses of the interface and of neighbours go into the QPs' frames, and
+//! changes of the link raise events. The thread also reads the congestion control file.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -20,13 +21,13 @@ use crate::threads::spawn_unsignalled;
 use crate::verbs::{AsyncEvent, EventKind};
 use crate::wire::Gid;
 
-/// How soon a look that failed is repeated, in milliseconds: the message that asked for it will not come again. Nor is a reader
-/// accepted earlier for which the system had no descriptor.
+/// Delay before a failed query is repeated, in ms: the notification that caused it will not come again. A reader that could not be
+/// accepted for want of a descriptor waits as long.
 const RETRY_MS: u16 = 100;
-/// How often it looks at the file that says how the device reacts to congestion, in milliseconds, if there is one.
+/// Interval between two checks of the congestion control file, in ms.
 const FILE_MS: u16 = 100;
 
-/// Starts to follow an interface of the calling thread's namespace for a device.
+/// Starts to follow an interface, in the calling thread's network namespace, for a device.
 pub(super) fn follow(device: Arc<State>, followed: Followed) -> Result<Follower, OpenError> {
     let failed = |what| move |source| DeviceError::System { what, source };
     let watch = Watch::new(&followed.interface.get())?;
@@ -34,7 +35,7 @@ pub(super) fn follow(device: Arc<State>, followed: Followed) -> Result<Follower,
         .map_err(std::io::Error::from)
         .map_err(failed("an eventfd for the thread that follows the interface"))?;
     let (stop, stopping) = (Arc::new(stop), Arc::new(AtomicBool::new(false)));
-    // Without it everything works, unseen.
+    // Without the socket the device works, but cannot be inspected.
     let window = Window::open().ok();
     let run =
         Run { watch, followed, device, stop: Arc::clone(&stop), stopping: Arc::clone(&stopping), window };
@@ -43,7 +44,7 @@ pub(super) fn follow(device: Arc<State>, followed: Followed) -> Result<Follower,
     Ok(Follower { stop, stopping, thread: Some(thread) })
 }
 
-/// What the thread has.
+/// State of the thread.
 struct Run {
     watch: Watch,
     followed: Followed,
@@ -75,14 +76,14 @@ impl Run {
                 again = PollTimeout::from(FILE_MS);
             }
             if changes.contains(&Change::Gone) {
-                // Nothing follows on that.
+                // The interface is gone: no more changes will come.
                 return;
             }
             self.wait(again, accepts);
         }
     }
 
-    /// Until there is something to look at; at the window only if it `accepts` readers.
+    /// Blocks until there is work. Waits for readers only if `accepts`.
     fn wait(&self, timeout: PollTimeout, accepts: bool) {
         let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let (watch, stop) = (readable(self.watch.as_fd()), readable(self.stop.as_fd()));
@@ -90,7 +91,7 @@ impl Run {
         let others = [self.followed.neighbours.as_ref().map(|n| n.as_fd()), window.map(Window::as_fd)];
         let mut all: Vec<PollFd<'_>> =
             [watch, stop].into_iter().chain(others.into_iter().flatten().map(readable)).collect();
-        // A failed wait is a short one: the next look shows what changed.
+        // An interrupted or failed wait only ends early: the next query finds all changes.
         let _ = poll(&mut all, timeout);
     }
 
@@ -122,7 +123,7 @@ impl Run {
         device.adapter.raise(AsyncEvent::Port(event));
     }
 
-    /// Frames to a peer whose station address changed go to the new one.
+    /// Updates the destination MAC address of frames to peers that have changed theirs.
     fn follow_neighbours(&self, device: &State, changes: &[Change]) {
         let Some(neighbours) = &self.followed.neighbours else { return };
         let interface = self.watch.interface();

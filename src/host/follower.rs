@@ -1,4 +1,4 @@
-//! What is followed while a device is open, and the thread that does it.
+//! The handle to the thread that follows an interface, and the thread's inputs.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -8,7 +8,7 @@ use nix::sys::eventfd::EventFd;
 
 use crate::netdev::{Interface, Neighbours};
 
-/// The interface as it was last seen, for all who need it.
+/// The interface as last seen, shared by its users.
 #[derive(Clone, Debug)]
 pub(super) struct Live(Arc<RwLock<Interface>>);
 
@@ -26,17 +26,17 @@ impl Live {
     }
 }
 
-/// What is followed, and what of it concerns the device.
+/// The sources that the thread follows, and their use for the device.
 pub(super) struct Followed {
-    /// The interface; the follower keeps it up to date.
+    /// The interface, kept up to date by the thread.
     pub(super) interface: Live,
-    /// Addresses become GIDs. False: they were chosen by the user and stay.
+    /// True if the interface's addresses become GIDs. False if the user chose the GIDs.
     pub(super) addresses: bool,
-    /// The neighbours that the device sends to, where frames carry their station addresses.
+    /// The neighbours that the device sends to, if frames carry their MAC addresses.
     pub(super) neighbours: Option<Arc<Neighbours>>,
 }
 
-/// The thread that follows; ends when dropped.
+/// The thread that follows. Ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Follower {
     pub(super) stop: Arc<EventFd>,
@@ -49,7 +49,7 @@ impl Drop for Follower {
         self.stopping.store(true, Relaxed);
         let _ = self.stop.write(1);
         if let Some(thread) = self.thread.take()
-            // It may be the follower itself that drops the last handle: it calls what tells of connections, and that may hold one.
+            // The thread itself may drop the last handle, since a callback that it calls may hold one. A thread cannot join itself.
             && thread.thread().id() != thread::current().id()
         {
             let _ = thread.join();

@@ -1,44 +1,44 @@
-//! The GID table: which addresses the device has, under indices that do not shift.
+//! The GID table: the device's addresses, at indices that do not shift.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
 use crate::wire::Gid;
 
-/// One address of the device.
+/// An entry of the GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GidEntry {
-    /// Its index: what verbs programs call `sgid_index`.
+    /// The index: `sgid_index` of verbs programs.
     pub index: usize,
-    /// The address; IPv4 is v4-mapped.
+    /// The address; an IPv4 address is IPv4-mapped.
     pub gid: Gid,
-    /// The interface has it. Only the link-local address at index 0 may be listed while the interface does not.
+    /// True if the interface has the address. Only the link-local address at index 0 may be listed without it.
     pub assigned: bool,
 }
 
-/// In which order addresses become GIDs.
+/// The order in which addresses become GIDs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GidOrder {
-    /// As they are listed.
+    /// The order of the list.
     #[default]
     Listed,
-    /// As users of RDMA devices know it: see [`GidTable::customary`].
+    /// The order of RDMA devices in Linux: see [`GidTable::customary`].
     Customary {
-        /// The interface's station address.
+        /// The interface's MAC address.
         station: [u8; 6],
     },
 }
 
-/// All addresses of the device. Removal leaves a hole; a new address takes the first hole.
+/// The GID table. Removing an address leaves a hole; a new address takes the first hole.
 #[derive(Clone, Debug, Default)]
 pub struct GidTable {
     slots: Vec<Option<Gid>>,
-    /// What index 0 is kept for.
+    /// The link-local address that index 0 is reserved for.
     default: Option<Gid>,
 }
 
 impl GidTable {
-    /// A table of these addresses.
+    /// Makes a table of these addresses.
     pub fn in_order(order: GidOrder, addresses: impl IntoIterator<Item = IpAddr>) -> GidTable {
         match order {
             GidOrder::Listed => GidTable::new(addresses),
@@ -46,7 +46,7 @@ impl GidTable {
         }
     }
 
-    /// A table of these addresses, in this order.
+    /// Makes a table of these addresses in the given order.
     pub fn new(addresses: impl IntoIterator<Item = IpAddr>) -> GidTable {
         let mut table = GidTable::default();
         for address in addresses {
@@ -55,10 +55,13 @@ impl GidTable {
         table
     }
 
-    /// The addresses of an interface as users of RDMA devices know them. Index 0 is the link-local address of its station
-    /// address, also while the interface does not have it (it comes a second or two after the interface): Linux lists it so, and
-    /// programs stop looking at an empty index (UCX). An interface without a station address has another IPv6 address there, or
-    /// none. Index 1 is the first IPv4 address; then come the others, IPv4 first.
+    /// Makes a table of an interface's addresses in the order of RDMA devices in Linux:
+    ///
+    /// * Index 0 is the link-local address that is derived from the MAC address. The entry exists even while the interface does not
+    ///   have it, for a second or two after the interface came up: Linux lists it, and programs such as UCX stop at an empty
+    ///   index. For an interface without a MAC address, index 0 is another IPv6 address, or empty.
+    /// * Index 1 is the first IPv4 address.
+    /// * The others follow, IPv4 first.
     pub fn customary(station: [u8; 6], addresses: impl IntoIterator<Item = IpAddr>) -> GidTable {
         let (mut v4, mut v6): (VecDeque<_>, VecDeque<_>) = addresses.into_iter().partition(IpAddr::is_ipv4);
         let default = (station != [0; 6]).then(|| Gid::link_local_of(station));
@@ -79,13 +82,13 @@ impl GidTable {
         GidTable { slots, default }
     }
 
-    /// Puts an address in, if it is not there, and returns its index.
+    /// Adds an address unless it is already listed, and returns its index.
     pub fn add(&mut self, address: IpAddr) -> usize {
         let gid = Gid::from(address);
         if let Some(index) = self.slots.iter().position(|slot| *slot == Some(gid)) {
             return index;
         }
-        // Index 0 may be kept for one.
+        // Index 0 may be reserved.
         let kept = self.default.is_some_and(|default| default != gid);
         let hole = (usize::from(kept)..self.slots.len()).find(|index| self.slots[*index].is_none());
         let index = hole.unwrap_or(self.slots.len().max(kept.into()));
@@ -96,7 +99,7 @@ impl GidTable {
         index
     }
 
-    /// Takes an address out. The others keep their indices.
+    /// Removes an address. Other addresses keep their indices.
     pub fn remove(&mut self, address: IpAddr) {
         let gid = Gid::from(address);
         for slot in &mut self.slots {
@@ -104,12 +107,12 @@ impl GidTable {
         }
     }
 
-    /// The address at an index, if the interface has it.
+    /// Returns the address at an index, if the interface has it.
     pub fn get(&self, index: usize) -> Option<Gid> {
         *self.slots.get(index)?
     }
 
-    /// All addresses in a line, for people.
+    /// Returns all addresses as one line of text.
     pub fn listed(&self) -> String {
         let text = |entry: GidEntry| {
             let note = if entry.assigned { "" } else { " (the interface does not have it)" };
@@ -133,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_ipv4_address_is_at_index_1_whatever_else_there_is() {
+    fn first_ipv4_address_is_at_index_1() {
         let slots = |addresses: &[&str]| {
             let table = GidTable::customary([0; 6], addresses.iter().map(|a| a.parse().unwrap()));
             table.iter().map(|e| (e.index, e.gid.to_ip().to_string())).collect::<Vec<_>>()
@@ -153,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn index_0_is_the_link_local_address_whether_the_interface_has_it_yet_or_not() {
+    fn index_0_is_always_the_link_local_address() {
         let address = |s: &str| s.parse::<IpAddr>().unwrap();
         let (default, station) = (address("fe80::ff:fe11:2233"), [2, 0, 0, 0x11, 0x22, 0x33]);
         let mut table = GidTable::customary(station, [address("10.0.0.1"), address("fe80::1")]);
@@ -165,7 +168,7 @@ mod tests {
         assert_eq!(seen(&table)[0], entry(0, "fe80::ff:fe11:2233", false));
         assert_eq!(seen(&table)[1..], others);
         assert_eq!(table.get(0), None, "nothing is sent from it");
-        assert_eq!(table.add(address("10.0.0.2")), 3, "index 0 is kept for it");
+        assert_eq!(table.add(address("10.0.0.2")), 3, "index 0 is reserved");
         assert_eq!(table.add(default), 0);
         assert_eq!((table.get(0), seen(&table).len()), (Some(Gid::from(default)), 4));
         table.remove(default);
@@ -175,13 +178,13 @@ mod tests {
     }
 
     #[test]
-    fn removal_leaves_a_hole_and_the_next_address_fills_it() {
+    fn next_address_fills_the_hole_of_a_removal() {
         let address = |s: &str| s.parse::<IpAddr>().unwrap();
         let mut table = GidTable::new([address("10.0.0.1"), address("10.0.0.2"), address("fd00::1")]);
         table.remove(address("10.0.0.2"));
         assert_eq!(table.get(1), None);
         assert_eq!(table.get(2), Some(Gid::from(address("fd00::1"))));
-        assert_eq!(table.add(address("10.0.0.1")), 0, "an address is there once");
+        assert_eq!(table.add(address("10.0.0.1")), 0, "an address is listed once");
         assert_eq!(table.add(address("10.0.0.9")), 1);
     }
 }

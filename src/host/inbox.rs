@@ -1,25 +1,24 @@
-//! What QP1 received and the connection manager has not taken in yet, and whose turn it is.
+//! Received messages of QP1 that the connection manager has not handled yet, queued by sender.
 //!
-//! A stranger sends requests faster than a manager takes them in. If they were taken in as they came, and dropped as there was no room, a
-//! request of somebody else would be lost with as many of them, and come again after seconds. So each address has its own queue, the queues
-//! take turns, and an address has no more room than its share. Whoever sends from very many addresses has as many shares; more of
-//! them than there is room for find none.
+//! A flood of requests arrives faster than the manager handles them. In a single queue, requests of other senders would be dropped
+//! with the flood, and repeated only after seconds. Each address therefore has its own queue of bounded length, and the queues
+//! take turns. A sender with many addresses has as many queues, but their number is bounded.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 
 use crate::wire::Gid;
 
-/// Messages of an address that is alone, and addresses at a time.
+/// Maximum length of the queue of an address that is alone, and maximum number of queues.
 const ROOM: usize = 4096;
-/// Messages of each address at least: what one connection has under way.
+/// Length that each queue may have in any case: the messages that one connection has in flight.
 const LEAST: usize = 4;
 
-/// Messages by the address that they came from.
+/// Messages by sender address.
 #[derive(Debug)]
 pub(super) struct Inbox<T> {
     queues: HashMap<Gid, VecDeque<T>>,
-    /// Those that have something, in turn.
+    /// Addresses with a non-empty queue, in turn.
     turns: VecDeque<Gid>,
 }
 
@@ -28,7 +27,7 @@ impl<T> Inbox<T> {
         Inbox { queues: HashMap::new(), turns: VecDeque::new() }
     }
 
-    /// A message has come. It is dropped if its address has its share already.
+    /// Adds a received message. Drops it if the queue of its address is full.
     pub(super) fn add(&mut self, from: Gid, message: T) {
         let addresses = self.queues.len();
         match self.queues.entry(from) {
@@ -46,7 +45,7 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// The next message, of another address than the last if there is one.
+    /// Returns the next message, from another address than the last one if possible.
     pub(super) fn next(&mut self) -> Option<T> {
         let from = self.turns.pop_front()?;
         let waiting = self.queues.get_mut(&from)?;
@@ -73,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn one_message_has_its_turn_behind_any_number_of_a_thousand_addresses() {
+    fn flood_of_thousand_addresses_delays_others_one_round() {
         let mut inbox = Inbox::new();
         for number in 0..1_000_000 {
             inbox.add(address(number % 1000), "stranger");
@@ -84,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_is_alone_has_all_the_room_and_many_have_a_bounded_one() {
+    fn queue_bound_shrinks_with_the_number_of_addresses() {
         let mut inbox = Inbox::new();
         for number in 0..10_000 {
             inbox.add(address(1), number);

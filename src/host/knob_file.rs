@@ -1,7 +1,7 @@
 //! Congestion control from a file, which may change while the device is open.
 //!
-//! The thread that follows the interface looks whether the file is another than it was. Text that is wrong is told once, and what was
-//! before stays.
+//! The thread that follows the interface checks whether the file has changed. An invalid file is reported once, and the previous
+//! settings stay.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -9,17 +9,17 @@ use std::path::{Path, PathBuf};
 
 use crate::congestion::Settings;
 
-/// A file of the text that `--cc` takes. Lines count as if commas stood between them; what follows a `#` does not.
+/// A file with the syntax of `--cc`. Line breaks count as commas, and `#` begins a comment.
 #[derive(Debug)]
 pub struct KnobFile {
     path: PathBuf,
-    /// What the file was when it was last read.
+    /// Identity of the file when it was last read.
     seen: Option<Identity>,
-    /// That there is none has been told.
+    /// True if its absence has been reported.
     is_missed: bool,
 }
 
-/// Changes whenever a file is written or another put in its place.
+/// Changes whenever the file is written or replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
     inode: u64,
@@ -28,20 +28,20 @@ struct Identity {
 }
 
 impl KnobFile {
-    /// One that has not been read.
+    /// Makes a reader for the file at `path`.
     pub fn new(path: &Path) -> KnobFile {
         KnobFile { path: path.to_owned(), seen: None, is_missed: false }
     }
 
-    /// Where it is.
+    /// The file's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it says, if it has changed since the last call. An empty one is being written, and says nothing.
+    /// Returns the settings, if the file has changed since the last call. An empty file is still being written, and is ignored.
     ///
     /// # Errors
-    /// Why it says nothing that can be, with its name; once for each change.
+    /// Why the file is invalid, with its name; once for each change.
     pub fn read(&mut self) -> Result<Option<Settings>, String> {
         let told = |why: String| format!("{}: {why}", self.path.display());
         let identity = match fs::metadata(&self.path) {
@@ -55,7 +55,7 @@ impl KnobFile {
                 self.is_missed = true;
                 return Err(why);
             }
-            // It was there: another is about to be put in its place.
+            // The file existed before: it is about to be replaced.
             Err(_) => None,
         };
         if identity.is_none() || identity == self.seen {
@@ -80,12 +80,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_read_when_it_has_changed_and_wrong_text_is_told_once() {
+    fn changed_file_is_read_and_errors_reported_once() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("knobs");
         let mut file = KnobFile::new(&path);
         assert!(file.read().unwrap_err().contains("knobs: No such file"));
-        assert_eq!(file.read(), Ok(None), "it is told once");
+        assert_eq!(file.read(), Ok(None), "the error is reported once");
 
         fs::write(&path, "dcqcn # as the paper has it\npreset=paper\n\nrpg_ai_rate=40\n").unwrap();
         assert_eq!(file.read(), Ok(Some("dcqcn,preset=paper,rpg_ai_rate=40".parse().unwrap())));
@@ -94,9 +94,9 @@ mod tests {
         fs::write(&path, "dcqcn,rpg_ai_rat=40").unwrap();
         let why = file.read().unwrap_err();
         assert!(why.contains("knobs: ") && why.contains("rpg_ai_rate"), "{why}");
-        assert_eq!(file.read(), Ok(None), "it is told once");
+        assert_eq!(file.read(), Ok(None), "the error is reported once");
 
-        // Written anew in two steps, removed, and put in its place: what cannot be read yet says nothing.
+        // An empty and a missing file are ignored, until the file is complete.
         fs::write(&path, "").unwrap();
         assert_eq!(file.read(), Ok(None));
         fs::remove_file(&path).unwrap();

@@ -1,4 +1,4 @@
-//! The application's memory: regions, windows on them, and regions that work requests give pages to.
+//! The application's memory: regions, memory windows, and fast-registered regions.
 
 use std::io;
 use std::ptr::NonNull;
@@ -18,19 +18,19 @@ impl ProtectionDomain {
     /// Allocates `length` zeroed bytes and registers them.
     ///
     /// # Errors
-    /// If the system has no such memory, or the device no room for another region.
+    /// If the system has no such memory, or the device has no room for another region.
     pub fn register(&self, length: usize, access: Access) -> Result<MemoryRegion, DeviceError> {
         self.register_memory(self.inner.device.allocate(length).map_err(no_region)?, access)
     }
 
-    /// Registers memory of the caller's.
+    /// Registers memory of the caller.
     ///
     /// # Errors
-    /// If the rights do not go together, or the device has no room for another region.
+    /// If the access flags contradict one another, or the device has no room for another region.
     ///
     /// # Safety
-    /// As that of [`HostMemory::borrowed`]: what is mapped of `base..base + length` is the region's until it is dropped, and no
-    /// Rust reference into it is held while work requests or peers may use it. If it is unmapped all the same, requests fail.
+    /// As that of [`HostMemory::borrowed`]: the mapped part of `base..base + length` is the region's until it is dropped, and no
+    /// Rust reference into it is held while work requests or peers may use it. If it is unmapped nevertheless, requests fail.
     #[allow(unsafe_code)]
     pub unsafe fn register_borrowed(
         &self,
@@ -43,14 +43,14 @@ impl ProtectionDomain {
         self.register_memory(memory, access)
     }
 
-    /// Registers addresses whose pages may come and go (`IBV_ACCESS_ON_DEMAND`, which is added to `access`). An access to
-    /// a page that is not there fails the request, and nothing else.
+    /// Registers addresses with pages that may come and go (`IBV_ACCESS_ON_DEMAND`, which is added to `access`). An access to an
+    /// absent page fails the request, and has no other effect.
     ///
-    /// # Errors
+    /// If the access flags contradict one another, or the device has no room for another region.
     /// If the rights do not go together, or the device has no room for another region.
     ///
     /// # Safety
-    /// No Rust reference to what lies there is held while work requests or peers may use it.
+    /// No Rust reference to these addresses is held while work requests or peers may use them.
     #[allow(unsafe_code)]
     pub unsafe fn register_on_demand(
         &self,
@@ -66,17 +66,17 @@ impl ProtectionDomain {
     /// Registers all addresses of the process, for local use: implicit on-demand memory.
     ///
     /// # Errors
-    /// As [`register_on_demand`](ProtectionDomain::register_on_demand).
+    /// As those of [`register_on_demand`](ProtectionDomain::register_on_demand).
     ///
     /// # Safety
-    /// No Rust reference to what a work request names is held while it is under way.
+    /// No Rust reference to memory that a work request names is held while the request is outstanding.
     #[allow(unsafe_code)]
     pub unsafe fn register_all_addresses(&self) -> Result<MemoryRegion, DeviceError> {
-        // SAFETY: the caller's promise, of which addresses it is does not matter.
+        // SAFETY: the caller's promise, for all addresses.
         unsafe { self.register_on_demand(0, usize::MAX, Access::LOCAL_WRITE) }
     }
 
-    /// A region without memory: whatever is written to it vanishes, what is read is zeros (`ibv_alloc_null_mr`).
+    /// Registers a region without memory: writes are discarded, reads return zeros (`ibv_alloc_null_mr`).
     ///
     /// # Errors
     /// If the device has no room for another region.
@@ -87,16 +87,17 @@ impl ProtectionDomain {
     /// Registers memory of any kind.
     ///
     /// # Errors
-    /// If the rights do not go together, or the device has no room for another region.
+    /// If the access flags contradict one another, or the device has no room for another region.
     pub fn register_memory(&self, memory: HostMemory, access: Access) -> Result<MemoryRegion, DeviceError> {
         let start = start_of(&memory, access);
         self.register_memory_at(memory, start, access)
     }
 
-    /// The same, with the address by which work requests and peers call its first byte (`ibv_reg_mr_iova`).
+    /// Like [`register_memory`](Self::register_memory), with the address that work requests and peers use for the first byte
+    /// (`ibv_reg_mr_iova`).
     ///
     /// # Errors
-    /// As those of [`ProtectionDomain::register_memory`]; also if the addresses would go beyond the last.
+    /// As those of [`ProtectionDomain::register_memory`]; also if the addresses exceed 64 bits.
     pub fn register_memory_at(
         &self,
         memory: HostMemory,
@@ -120,7 +121,7 @@ impl ProtectionDomain {
         }
     }
 
-    /// Makes a memory window (`ibv_alloc_mw`). It opens nothing until it is bound.
+    /// Makes a memory window (`ibv_alloc_mw`), which gives no access until it is bound.
     ///
     /// # Errors
     /// If the device has no room for another window.
@@ -131,11 +132,11 @@ impl ProtectionDomain {
         }
     }
 
-    /// Makes a region whose pages work requests choose among `memory_len` bytes, `max_pages` at most (`ib_alloc_mr` and
-    /// `ib_map_mr_sg` of the kernel). It opens nothing until it is registered by [`QueuePair::fast_register`].
+    /// Makes a region of up to `max_pages` pages, which work requests choose among `memory_len` bytes (`ib_alloc_mr` and
+    /// `ib_map_mr_sg` of the kernel). The region gives no access until it is registered by [`QueuePair::fast_register`].
     ///
     /// # Errors
-    /// If there is no memory for it, or the device has no room for another region.
+    /// If the system has no memory, or the device has no room for another region.
     pub fn alloc_fast(&self, memory_len: usize, max_pages: u32) -> Result<FastRegion, DeviceError> {
         let memory = self.inner.device.allocate(memory_len).map_err(no_region)?;
         let pages = self.inner.device.page_list(max_pages)?;
@@ -171,12 +172,12 @@ pub struct MemoryRegion {
     start: u64,
     memory: HostMemory,
     registered: bool,
-    /// Keeps the application's threads from racing with one another; the NIC does not take it.
+    /// Serializes the application's threads. The NIC does not take this lock.
     copies: RwLock<()>,
 }
 
 impl Drop for MemoryRegion {
-    /// Windows that are still bound to it are unbound: nothing may reach memory whose region is gone.
+    /// Unbinds windows that are still bound to the region, so that they no longer reach its memory.
     fn drop(&mut self) {
         if self.registered {
             let _ = self.pd.inner.device.call(Command::ReleaseMemory(self.index));
@@ -185,73 +186,73 @@ impl Drop for MemoryRegion {
 }
 
 impl MemoryRegion {
-    /// The address of its first byte, as peers and work requests name it; 0 for a zero-based region.
+    /// The address of the first byte for peers and work requests; 0 for a zero-based region.
     pub fn address(&self) -> u64 {
         self.start
     }
 
-    /// Bytes.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.memory.len()
     }
 
-    /// True if it has none.
+    /// True if the length is 0.
     pub fn is_empty(&self) -> bool {
         self.memory.is_empty()
     }
 
-    /// Its key for local use.
+    /// The key for local use.
     pub fn lkey(&self) -> LKey {
         LKey(self.key)
     }
 
-    /// Its key for peers.
+    /// The key for peers.
     pub fn rkey(&self) -> RKey {
         RKey(self.key)
     }
 
-    /// What may be done to it.
+    /// The access flags.
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// Takes it out before it is dropped (`ibv_dereg_mr`): from then on its keys open nothing.
+    /// Deregisters the region before it is dropped (`ibv_dereg_mr`): its keys give no more access.
     ///
     /// # Errors
-    /// If windows are bound to it (`EBUSY`); then it is as it was. (Dropping it unbinds them.)
+    /// If windows are bound to it (`EBUSY`); the region is then unchanged. (Dropping it unbinds them.)
     pub fn deregister(&mut self) -> Result<(), DeviceError> {
         self.pd.inner.device.call(Command::DeregisterMemory(self.index))?;
         self.registered = false;
         Ok(())
     }
 
-    /// A scatter/gather entry of `length` bytes from `offset` on. Bounds are checked when it is used.
+    /// Returns a scatter/gather entry of `length` bytes from `offset` on. Bounds are checked when it is used.
     pub fn sge(&self, offset: usize, length: u32) -> Sge {
         Sge { addr: self.address().wrapping_add(offset as u64), length, lkey: self.lkey() }
     }
 
-    /// Copies bytes in.
+    /// Copies bytes into the region.
     ///
-    /// Other threads' copies see all of it or nothing. Work requests under way and peers do not wait for it: what they
-    /// read or write of these bytes meanwhile is mixed with it, as with any NIC (see [`crate::shared::HostMemory`]).
+    /// The copy is atomic only towards other threads' copies. Outstanding work requests and peers do not wait for it: they may
+    /// read or write a mixture of old and new bytes, as with any NIC (see [`crate::shared::HostMemory`]).
     ///
     /// # Errors
-    /// If it does not fit the region; nothing was copied. The same for the other copies.
+    /// If the bytes exceed the region; then none is copied.
     pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
         let _alone = self.copies.write().unwrap_or_else(PoisonError::into_inner);
         Ok(self.memory.write(offset as u64, bytes)?)
     }
 
-    /// Copies bytes out; mixed with what a peer or a work request writes meanwhile.
+    /// Copies bytes out of the region. Concurrent writes by peers or work requests may show in part.
     ///
     /// # Errors
-    /// If the region is not so long, or its memory is not there any more.
+    /// If the bytes exceed the region, or its memory is no longer mapped.
     pub fn read_at(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
         let _shared = self.copies.read().unwrap_or_else(PoisonError::into_inner);
         Ok(self.memory.read(offset as u64, bytes)?)
     }
 
-    /// Copies `length` bytes out to a vector.
+    /// Copies `length` bytes into a new vector.
     ///
     /// # Errors
     /// As those of [`MemoryRegion::read_at`].
@@ -261,13 +262,12 @@ impl MemoryRegion {
         Ok(bytes)
     }
 
-    /// Registers it again (`ibv_rereg_mr`): what is `Some` changes. With new memory the keys change too, and the old ones
-    /// are dead.
-    /// When it returns, nothing touches memory that it no longer has.
+    /// Changes a region (`ibv_rereg_mr`): each argument that is `Some` replaces a property. New memory also changes the keys, and
+    /// the old ones are invalid. When this returns, the previous memory is no longer accessed.
     ///
     /// # Errors
-    /// Flags that do not go together, or windows that are bound to it (`EBUSY`). Then the region is as it was
-    /// (`IBV_REREG_MR_ERR_INPUT`): none of the errors after which it would be gone can happen here.
+    /// If the access flags contradict one another, or windows are bound (`EBUSY`). The region is then unchanged
+    /// (`IBV_REREG_MR_ERR_INPUT`): errors that would invalidate it do not occur here.
     pub fn reregister(
         &mut self,
         pd: Option<&ProtectionDomain>,
@@ -301,7 +301,7 @@ impl MemoryRegion {
     }
 }
 
-/// A memory window: a key to a part of a region, for peers. Dropped, it opens nothing any more.
+/// A memory window: a key for peers to a part of a region. Dropping it revokes the access.
 #[derive(Debug)]
 pub struct MemoryWindow {
     pd: ProtectionDomain,
@@ -317,17 +317,17 @@ impl Drop for MemoryWindow {
 }
 
 impl MemoryWindow {
-    /// The key that it has, or gets by the bind that was posted last.
+    /// The key that the window has, or will have after the last posted bind.
     pub fn rkey(&self) -> RKey {
         RKey(self.key)
     }
 
-    /// Its kind.
+    /// The window's type.
     pub fn kind(&self) -> MwType {
         self.kind
     }
 
-    /// The key of the next bind: the device's for type 1, the old one with the next variant byte for type 2.
+    /// Returns the key of the next bind: chosen by the device for type 1, the old key with the next variant byte for type 2.
     fn next_key(&self) -> Result<u32, DeviceError> {
         match self.kind {
             MwType::Two => Ok(next_variant(self.key)),
@@ -343,20 +343,20 @@ fn next_variant(key: u32) -> u32 {
     key & !0xff | key.wrapping_add(1) & 0xff
 }
 
-/// What a window is bound to.
+/// The range that a window is bound to.
 #[derive(Clone, Copy, Debug)]
 pub struct WindowRange<'a> {
     /// The region; it needs [`Access::MW_BIND`].
     pub region: &'a MemoryRegion,
-    /// Bytes from its start.
+    /// Offset in bytes from the start of the region.
     pub offset: usize,
-    /// Bytes; 0 unbinds a window of type 1.
+    /// Length in bytes; 0 unbinds a window of type 1.
     pub length: usize,
-    /// What peers may do.
+    /// Access for peers.
     pub access: Access,
 }
 
-/// A region that work requests register, page by page.
+/// A region that is registered by work requests, as a list of pages.
 #[derive(Debug)]
 pub struct FastRegion {
     pd: ProtectionDomain,
@@ -373,23 +373,23 @@ impl Drop for FastRegion {
 }
 
 impl FastRegion {
-    /// The key that it has, or gets by the registration that was posted last; for both sides.
+    /// The key, for local and remote use, that the region has, or will have after the last posted registration.
     pub fn rkey(&self) -> RKey {
         RKey(self.key)
     }
 
-    /// The memory that its pages are taken from.
+    /// The memory that pages are chosen from.
     pub fn memory(&self) -> &HostMemory {
         &self.memory
     }
 }
 
 impl QueuePair {
-    /// Posts the bind of a window (`ibv_bind_mw`, `IBV_WR_BIND_MW`) and returns the key that it gets. Later work requests of
-    /// this QP see it bound; the completion says when peers may be told. After a bind that failed, drop the window.
+    /// Posts the bind of a window (`ibv_bind_mw`, `IBV_WR_BIND_MW`) and returns its new key. Later work requests of this QP may
+    /// use it; peers may after the completion. After a failed bind, drop the window.
     ///
     /// # Errors
-    /// If the work request was not posted; then the window is as it was.
+    /// If the work request was not posted; the window is then unchanged.
     pub fn bind_window(
         &self,
         wr_id: u64,
@@ -411,12 +411,12 @@ impl QueuePair {
         Ok(window.rkey())
     }
 
-    /// Posts the registration of a fast region (`IB_WR_REG_MR`): from `start` on, `length` bytes of 4 KiB pages at these
-    /// offsets of its memory; `start` modulo 4096 is the place in the first page. Returns the key that it gets.
-    /// It must be free: new, or invalidated, locally or by the peer, and that must have completed.
+    /// Posts the registration of a fast region (`IB_WR_REG_MR`) and returns its new key. The region covers `length` bytes from
+    /// address `start` on, in the 4 KiB pages at offsets `pages` of its memory; `start` modulo 4096 is the offset in the first
+    /// page. The region must be new, or its invalidation, local or by the peer, must have completed.
     ///
     /// # Errors
-    /// More pages than it was made for; or the work request was not posted. Then the region is as it was.
+    /// If there are more pages than the region was made for, or the work request was not posted. The region is then unchanged.
     pub fn fast_register(
         &self,
         wr_id: u64,
@@ -439,7 +439,7 @@ impl QueuePair {
         Ok(key)
     }
 
-    /// Posts the invalidation of a key of ours (`IBV_WR_LOCAL_INV`): of a bound window of type 2, or of a fast region.
+    /// Posts a local invalidation (`IBV_WR_LOCAL_INV`) of a key: of a bound type 2 window, or of a fast region.
     ///
     /// # Errors
     /// If the work request was not posted.

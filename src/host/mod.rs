@@ -1,4 +1,4 @@
-//! What an application sees: a small, safe verbs API.
+//! The application's interface: a small, safe verbs API.
 //!
 //! ```
 //! use roxie::host::{ConnectOptions, Device, DeviceConfig};
@@ -13,7 +13,7 @@
 //! let qp = near.create_qp(&pd, &cq, &cq, QpCaps::default(), true)?;
 //! let peer_qp = far.create_qp(&peer_pd, &peer_cq, &peer_cq, QpCaps::default(), true)?;
 //!
-//! // Each side needs to know the other's number, first PSN and address. Here both are at hand.
+//! // Each side needs the other's QPN, first PSN and address. Here both are at hand.
 //! let (here, there) = (qp.endpoint(0)?, peer_qp.endpoint(0)?);
 //! qp.connect(&here, &there, &ConnectOptions::default())?;
 //! peer_qp.connect(&there, &here, &ConnectOptions::default())?;
@@ -24,7 +24,7 @@
 //! peer_qp.post_recv(7, &[target.sge(0, 4096)])?;
 //! qp.post_send(&SendWr::default(), &[source.sge(0, 5)])?;
 //!
-//! // Polling turns the NICs: with `caller_only` nobody else does.
+//! // Polling runs the NICs: with `caller_only`, no other thread does.
 //! let received = loop {
 //!     cq.poll_one();
 //!     if let Some(completion) = peer_cq.poll_one() {
@@ -38,8 +38,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A program that spins on its memory, beside others that compute, had better have [`crate::allocator::Allocator`] as its allocator, as
-//! `roxie` and the verbs library have.
+//! A program that spins on its memory while other programs compute should use [`crate::allocator::Allocator`], as `roxie` and the
+//! verbs library do.
 
 pub(crate) mod adapter;
 mod ah_options;
@@ -72,7 +72,7 @@ mod stack;
 mod state;
 mod ways;
 
-// What calls of this layer take and return of those below.
+// Types of lower layers in this layer's interface.
 pub use crate::engine::{Drive, EventSink, MAX_WATCHED, Wait, Watched};
 pub use crate::nic::{
     ClassesError, CongestionConfig, ControlError, EcnPolicy, QpEvent, QpHandle, QpRecord, QpStatus,
@@ -99,7 +99,7 @@ pub use resolve::Resolve;
 pub use srq::{SharedReceiveQueue, XrcDomain};
 pub use stack::Stack;
 
-// For the verbs library and its launcher. They change with those, without notice.
+// For the verbs library and its launcher. Subject to change without notice.
 #[doc(hidden)]
 pub use claim::PortPlan;
 #[doc(hidden)]

@@ -1,4 +1,4 @@
-//! Opening a device: a port, what stacks on it, and the way to its neighbours.
+//! Opening a device: port, layers on it, and neighbour resolution.
 
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
@@ -23,13 +23,13 @@ use crate::port::xdp::{XdpConfig, XdpPort};
 use crate::port::{Port, PortInfo};
 use crate::remote::Attachment;
 
-/// How long to wait for a neighbour to answer.
+/// Maximum time to wait for a neighbour's answer.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(3);
 impl Device {
-    /// A device on an interface of the calling thread's network namespace, through AF_XDP.
+    /// Opens a device on an interface of the calling thread's network namespace, through AF_XDP.
     ///
     /// # Errors
-    /// If there is no such interface or address, AF_XDP is not permitted or not possible on it, or another program has it.
+    /// If there is no such interface or address, AF_XDP is not permitted or not possible on it, or another program has claimed it.
     pub fn open_xdp(xdp: &XdpConfig, stack: &Stack, config: &DeviceConfig) -> Result<Device, OpenError> {
         let interface = Interface::by_name(&xdp.interface)?;
         let addresses = addresses_of(&interface, &xdp.addresses)?;
@@ -43,11 +43,11 @@ impl Device {
         Ok(device)
     }
 
-    /// A device on UDP sockets of the calling thread's network namespace. It follows the interface that its port shows,
-    /// if that is Ethernet or loopback: addresses, unless they were chosen; the MTU, unless that was; the link's state.
+    /// Opens a device on UDP sockets of the calling thread's network namespace. The device follows its interface, if that is
+    /// Ethernet or loopback: its addresses and its MTU, unless the configuration fixes them, and the state of the link.
     ///
     /// # Errors
-    /// If there is no such interface or address, or the UDP port cannot be had.
+    /// If there is no such interface or address, or the UDP port cannot be opened.
     pub fn open_udp(udp: &UdpConfig, stack: &Stack, config: &DeviceConfig) -> Result<Device, OpenError> {
         let port = UdpPort::open(udp)?;
         let member = port.member().cloned();
@@ -68,29 +68,29 @@ impl Device {
         Ok(device)
     }
 
-    /// A device on the NIC of an interface that is another process (`roxie nic`), in the calling thread's network namespace. `None`:
-    /// there is none.
+    /// Opens a device on the NIC process of an interface (`roxie nic`), in the calling thread's network namespace. `None`: there
+    /// is no such NIC.
     ///
     /// # Errors
-    /// If there is one that does not serve this process, or there is no such interface, or it has no address.
+    /// If the NIC does not serve this process, or the interface does not exist or has no address.
     pub fn open_attached(interface: &str, config: &DeviceConfig) -> Result<Option<Device>, OpenError> {
         let found = Interface::by_name(interface)?;
         let Some(nic) = Attachment::open(&found.name)? else { return Ok(None) };
-        let outlook = Outlook::of(found, nic.port().raw_frames, config)?;
-        let device = Device::attached("roxie0", nic, outlook.addresses, outlook.resolver, &outlook.config);
-        device.follow(outlook.followed)?;
+        let setup = InterfaceSetup::of(found, nic.port().raw_frames, config)?;
+        let device = Device::attached("roxie0", nic, setup.addresses, setup.resolver, &setup.config);
+        device.follow(setup.followed)?;
         Ok(Some(device))
     }
 
-    /// For tests: a device that is served by the NIC of the first end of a [`memory_pair`](Self::memory_pair).
+    /// For tests: opens a device at a NIC process on the first port of a [`memory_pair`](Self::memory_pair).
     #[cfg(test)]
     pub(crate) fn attached_to_memory(nic: Attachment) -> Device {
         let addresses = [IpAddr::from([192, 0, 2, 1])];
         Device::attached("guest", nic, addresses, Box::new(Pair), &DeviceConfig::default())
     }
 
-    /// A device on an interface of the calling thread's network namespace that claims it with its first queue pair; until then
-    /// it answers questions, registers memory and makes queues.
+    /// Opens a device that claims its interface with the first queue pair. Before that it answers queries, registers memory and
+    /// makes completion queues. The interface is one of the calling thread's network namespace.
     ///
     /// # Errors
     /// If there is no such interface, or it has no address.
@@ -121,16 +121,17 @@ impl Device {
             max_frame: found.mtu + ETHERNET_HEADER,
             raw_frames: frames,
         };
-        let outlook = Outlook::of(found, frames, config)?;
+        let setup = InterfaceSetup::of(found, frames, config)?;
         let port = Box::new(UnclaimedPort::new(info.clone()));
-        let device = Device::new("roxie0", port, outlook.addresses, outlook.resolver, &outlook.config)?;
+        let device = Device::new("roxie0", port, setup.addresses, setup.resolver, &setup.config)?;
         let claim = Claim { interface: info.interface.unwrap_or_default(), plan, stack };
         *device.inner.claim.lock().unwrap_or_else(PoisonError::into_inner) = Some(claim);
-        device.follow(outlook.followed)?;
+        device.follow(setup.followed)?;
         Ok(device)
     }
 
-    /// As [`open_attached`](Self::open_attached), for a program that may have asked for what a NIC of another process cannot give it.
+    /// Like [`open_attached`](Self::open_attached), but fails if the program has asked for options that only the NIC process can
+    /// set.
     fn at_nic(interface: &str, stack: &Stack, config: &DeviceConfig) -> Result<Option<Device>, OpenError> {
         let device = Device::open_attached(interface, config)?;
         let ours = [
@@ -147,20 +148,20 @@ impl Device {
 
     fn follow(&self, followed: Followed) -> Result<(), OpenError> {
         let follower = follow(Arc::clone(&self.inner.state), followed)?;
-        // Set once: the device was made by the caller just now.
+        // Succeeds: the caller has just made the device.
         let _ = self.inner.follower.set(follower);
         Ok(())
     }
 
-    /// Two devices joined in this process, with addresses 192.0.2.1 and 192.0.2.2, and fd00::1 and fd00::2.
+    /// Makes two connected devices in this process, with addresses 192.0.2.1 and 192.0.2.2, and fd00::1 and fd00::2.
     ///
     /// # Errors
-    /// If the system has no memory, descriptors or threads for it.
+    /// If the system is out of memory, descriptors or threads.
     pub fn memory_pair(config: &DeviceConfig) -> Result<(Device, Device), OpenError> {
         Device::memory_pair_with(config, &Stack::default(), &Stack::default())
     }
 
-    /// The same, with something on their ports.
+    /// Like [`memory_pair`](Self::memory_pair), with layers on the ports.
     ///
     /// # Errors
     /// As those of [`Device::memory_pair`]; also if a capture cannot be written.
@@ -185,17 +186,18 @@ impl Device {
     }
 }
 
-/// What a device makes of an interface whose port is elsewhere, or not claimed yet.
-struct Outlook {
+/// Properties of an interface for a device without a port on it: the port is in another process, or not claimed yet.
+struct InterfaceSetup {
     addresses: Vec<IpAddr>,
     config: DeviceConfig,
     resolver: Box<dyn Resolve>,
     followed: Followed,
 }
 
-impl Outlook {
-    /// With all addresses of the interface. `frames`: the port sends frames, which need the kernel's neighbours; else it sends datagrams.
-    fn of(found: Interface, frames: bool, config: &DeviceConfig) -> Result<Outlook, OpenError> {
+impl InterfaceSetup {
+    /// Uses all addresses of the interface. `frames`: the port sends frames, which need the kernel's neighbours; else it sends
+    /// datagrams.
+    fn of(found: Interface, frames: bool, config: &DeviceConfig) -> Result<InterfaceSetup, OpenError> {
         let addresses = addresses_of(&found, &[])?;
         let config = DeviceConfig { gid_order: GidOrder::Customary { station: found.mac }, ..config.clone() };
         let neighbours = frames.then(|| Neighbours::open(&found).map(Arc::new)).transpose()?;
@@ -209,11 +211,11 @@ impl Outlook {
             None => Box::new(sockets),
         };
         let followed = Followed { interface, addresses: true, neighbours };
-        Ok(Outlook { addresses, config, resolver, followed })
+        Ok(InterfaceSetup { addresses, config, resolver, followed })
     }
 }
 
-/// The addresses that become GIDs: those that were asked for, else the interface's.
+/// Returns the addresses that become GIDs: those asked for, else the interface's.
 fn addresses_of(interface: &Interface, asked: &[IpAddr]) -> Result<Vec<IpAddr>, OpenError> {
     if !asked.is_empty() {
         return Ok(asked.to_vec());
@@ -225,7 +227,7 @@ fn addresses_of(interface: &Interface, asked: &[IpAddr]) -> Result<Vec<IpAddr>, 
     Ok(all)
 }
 
-/// The kernel's routes and neighbours.
+/// Resolves by the kernel's routes and neighbour table.
 struct KernelNeighbours {
     interface: Live,
     neighbours: Arc<Neighbours>,
@@ -253,14 +255,14 @@ impl Resolve for KernelNeighbours {
     }
 }
 
-/// Sockets have no MAC addresses: those in their frames are made of the IP addresses.
+/// Resolves for UDP sockets, which have no MAC addresses: their frames carry ones derived from the IP addresses.
 struct Sockets {
-    /// None: the kernel says nothing of neighbours.
+    /// The kernel's neighbour table; `None`: not available.
     reach: Option<Reach>,
 }
 
 impl Sockets {
-    /// In the calling thread's namespace.
+    /// Opens the neighbour table in the calling thread's network namespace.
     fn new(interface: Option<&Interface>) -> Sockets {
         Sockets { reach: Reach::open(interface.map_or(0, |interface| interface.index)).ok() }
     }
@@ -271,14 +273,14 @@ impl Resolve for Sockets {
         Ok(synthetic_mac(destination))
     }
 
-    /// What this end asks leaves in any case: the kernel tells by its socket that a neighbour is silent.
+    /// Requests are sent in any case: the kernel reports a silent neighbour by an error on the socket.
     fn resolve_now(&self, destination: IpAddr, asks: bool) -> Result<Option<[u8; 6]>, ResolveError> {
         let ready = asks || self.reach.as_ref().is_none_or(|reach| reach.is_ready(destination));
         Ok(ready.then(|| synthetic_mac(destination)))
     }
 }
 
-/// The two ends of a memory pair know one another by the last byte of their addresses.
+/// Resolves for the ends of a memory pair, by the last byte of their addresses.
 struct Pair;
 
 impl Resolve for Pair {

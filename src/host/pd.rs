@@ -1,4 +1,4 @@
-//! Protection domains. Objects free their part of the device when they are dropped; those that use one another keep one another alive.
+//! Protection domains. An object frees its part of the device when dropped; objects that use one another keep one another alive.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use super::error::{DeviceError, unexpected};
 use crate::nic::{Answer, Command};
 use crate::verbs::PdId;
 
-/// What an object keeps alive.
+/// Objects kept alive by another.
 pub(super) type Kept = Vec<Arc<dyn std::fmt::Debug + Send + Sync>>;
 
 #[derive(Debug)]
@@ -22,7 +22,7 @@ impl Drop for PdInner {
     }
 }
 
-/// A protection domain. Cloning it gives another handle to the same one.
+/// A protection domain. A clone is another handle to the same domain.
 #[derive(Clone, Debug)]
 pub struct ProtectionDomain {
     pub(super) inner: Arc<PdInner>,

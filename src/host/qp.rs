@@ -20,7 +20,7 @@ use crate::verbs::{
 use crate::wire::Gid;
 
 impl Device {
-    /// Makes an RC QP in RESET. `sq_sig_all`: every send completes, signaled or not.
+    /// Makes an RC QP in RESET. `sq_sig_all`: all sends generate a completion, signaled or not.
     ///
     /// # Errors
     /// As those of [`Device::create_qp_as`].
@@ -35,11 +35,11 @@ impl Device {
         self.create_qp_as(pd, send_cq, recv_cq, &QpInit { qp_type: QpType::Rc, caps, sq_sig_all })
     }
 
-    /// Makes a QP in RESET, of any service.
+    /// Makes a QP of any type in RESET.
     ///
     /// # Errors
-    /// If a capability is beyond the limit of the device, there is no room or memory for another QP, or the interface, which is claimed
-    /// with the first, cannot be had.
+    /// If a capability is beyond the limit of the device, there is no room or memory for another QP, or the interface, which the
+    /// first QP claims, cannot be claimed.
     pub fn create_qp_as(
         &self,
         pd: &ProtectionDomain,
@@ -53,7 +53,7 @@ impl Device {
         self.create_qp_from(pd, (send_cq, recv_cq), init, (ReceiveSource::Own(receives), Kept::new()))
     }
 
-    /// Makes a QP that takes its receives from a source, and keeps what else it needs alive.
+    /// Makes a QP with this source of receives, which keeps `also` alive.
     pub(super) fn create_qp_from(
         &self,
         pd: &ProtectionDomain,
@@ -93,37 +93,37 @@ fn check_caps(caps: &QpCaps) -> Result<(), DeviceError> {
     }
 }
 
-/// One end of a connection: what the other end must know.
+/// One end of a connection, as the other end must know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// The QP's number, to which the peer sends.
+    /// The QPN, to which the peer sends.
     pub qpn: Qpn,
-    /// The first PSN that it sends.
+    /// The first PSN sent.
     pub psn: Psn,
-    /// The address of the device, as a GID.
+    /// The device's address, as a GID.
     pub gid: Gid,
 }
 
-/// How a QP is connected. The defaults are those of `ibv_rc_pingpong`, with more READs and atomics outstanding.
+/// Parameters of a connection. The defaults are those of `ibv_rc_pingpong`, with more outstanding READs and atomics.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectOptions {
     /// Payload of a full packet; `None`: the largest that the link carries.
     pub path_mtu: Option<Mtu>,
-    /// What the peer may do.
+    /// Access for the peer.
     pub access: Access,
-    /// Local ACK timeout code.
+    /// Local ACK timeout code: 4.096 us * 2^code.
     pub timeout: u8,
-    /// How often a packet is sent again before the connection fails, 0 to 7.
+    /// Maximum number of retransmissions before the connection fails, 0 to 7.
     pub retry_cnt: u8,
-    /// RNR retries, 7 = for ever.
+    /// RNR retries; 7: infinite.
     pub rnr_retry: u8,
-    /// RNR timer code that we ask of the peer.
+    /// RNR timer code that the peer shall wait for.
     pub min_rnr_timer: u8,
-    /// READs and atomics outstanding, both ways.
+    /// Maximum number of outstanding READs and atomics, in each direction.
     pub max_rd_atomic: u8,
     /// Traffic class or type of service: DSCP in the upper six bits, ECN in the lower two.
     pub traffic_class: u8,
-    /// Service level: the priority, where that goes by it (0 to 7).
+    /// Service level, 0 to 7: the priority, if priorities are taken from service levels.
     pub sl: u8,
     /// Time to live of IPv4, hop limit of IPv6.
     pub hop_limit: u8,
@@ -153,9 +153,9 @@ pub struct QueuePair {
     handle: QpHandle,
     qp_type: QpType,
     sends: Mutex<SendRing>,
-    /// Its own; `None`: it shares one, or has none.
+    /// The QP's own receive queue; `None`: it has a shared one, or none.
     receives: Option<Mutex<RecvRing>>,
-    /// The state as last set here; the device may have gone on to ERR.
+    /// The state last set here. The device may have moved the QP to ERR since.
     state: AtomicU32,
     posts: AtomicU32,
     _uses: Kept,
@@ -188,12 +188,12 @@ impl QueuePair {
         }
     }
 
-    /// Its number.
+    /// The QPN.
     pub fn qpn(&self) -> Qpn {
         self.handle.qpn
     }
 
-    /// Its service.
+    /// The QP's type.
     pub fn qp_type(&self) -> QpType {
         self.qp_type
     }
@@ -202,17 +202,17 @@ impl QueuePair {
         &self.device
     }
 
-    /// It takes its receives from a queue of its own.
+    /// True if the QP has a receive queue of its own.
     pub(super) fn has_own_receives(&self) -> bool {
         self.receives.is_some()
     }
 
-    /// Its place in the device's table.
+    /// Index of the QP in the device's table.
     pub fn index(&self) -> QpIndex {
         self.handle.index
     }
 
-    /// What a peer must know to connect to it: its number, a random first PSN, the address at a GID index.
+    /// Returns what a peer must know to connect: QPN, a random first PSN, and the address at a GID index.
     ///
     /// # Errors
     /// If there is no address at that index.
@@ -221,11 +221,10 @@ impl QueuePair {
         Ok(Endpoint { qpn: self.qpn(), psn: Psn::new(unguessable() as u32), gid })
     }
 
-    /// Sets attributes and state, as `ibv_modify_qp`.
+    /// Sets attributes and state, as `ibv_modify_qp` does.
     ///
     /// # Errors
-    /// If the state does not follow from the one that it has, or attributes are missing, not allowed or out of range: the error names
-    /// them.
+    /// If the transition is not allowed, or attributes are missing, not allowed or out of range. The error names them.
     pub fn modify(&self, attr: &QpAttr) -> Result<(), DeviceError> {
         self.device.call(Command::ModifyQp(self.handle.index, Box::new(*attr)))?;
         if let Some(state) = attr.state {
@@ -234,7 +233,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// How it is.
+    /// Returns the QP's status.
     ///
     /// # Errors
     /// If the device has failed.
@@ -245,9 +244,9 @@ impl QueuePair {
         }
     }
 
-    /// How fast it may send by now, and what decides that: its reaction point's rate, target, alpha and round trip, bounded by what
-    /// [`set_rate_limit`](QueuePair::set_rate_limit) and its path say. `None`: nothing holds it back. A command, as
-    /// [`query`](QueuePair::query): a few microseconds.
+    /// Returns the state of the QP's congestion control: rate, target, alpha and round trip of its reaction point, within the
+    /// limits of [`set_rate_limit`](QueuePair::set_rate_limit) and the path. `None`: the rate is unlimited. Takes a few
+    /// microseconds, as [`query`](QueuePair::query) does.
     ///
     /// # Errors
     /// If the device has failed.
@@ -255,8 +254,8 @@ impl QueuePair {
         self.query().map(|status| status.control)
     }
 
-    /// What happened to it that was not routine, oldest first: states, what it dropped and refused, when it went back and
-    /// why. The newest [`LOG_LENGTH`](crate::nic::LOG_LENGTH) are kept, and what repeats is one.
+    /// Returns the log of exceptional events, oldest first: state changes, dropped and rejected packets, retransmissions with
+    /// their reasons. The log keeps the newest [`LOG_LENGTH`](crate::nic::LOG_LENGTH); repetitions count as one.
     ///
     /// # Errors
     /// If the device has failed.
@@ -267,10 +266,10 @@ impl QueuePair {
         }
     }
 
-    /// RESET to INIT: receives may be posted, what the peer may do is known.
+    /// Moves the QP from RESET to INIT, with this access for the peer. Receives may then be posted.
     ///
     /// # Errors
-    /// If it is in another state than RESET.
+    /// If the QP is not in RESET.
     pub fn initialize(&self, access: Access) -> Result<(), DeviceError> {
         self.modify(&QpAttr {
             state: Some(QpState::Init),
@@ -281,7 +280,7 @@ impl QueuePair {
         })
     }
 
-    /// Gives it a reaction point that is not the device's; `None`: the device's again.
+    /// Gives the QP congestion control settings of its own; `None`: the device's.
     ///
     /// # Errors
     /// If the device has failed.
@@ -289,18 +288,18 @@ impl QueuePair {
         self.device.call(Command::SetQpControl(self.handle.index, settings.map(Box::new))).map(|_| ())
     }
 
-    /// Bounds how fast it sends (`ibv_modify_qp_rate_limit`); in RTS.
+    /// Limits the QP's rate in RTS (`ibv_modify_qp_rate_limit`).
     ///
     /// # Errors
-    /// If it is in another state, or the device has failed.
+    /// If the QP is not in RTS, or the device has failed.
     pub fn set_rate_limit(&self, limit: RateLimit) -> Result<(), DeviceError> {
         self.modify(&QpAttr { rate_limit: Some(limit), ..QpAttr::default() })
     }
 
-    /// RESET (or INIT) to RTS: resolves the way to `there` and connects.
+    /// Moves the QP from RESET or INIT to RTS, connected to `there`. Blocks while the path is resolved.
     ///
     /// # Errors
-    /// If it is in another state, its peer cannot be reached, or the path MTU does not fit the link.
+    /// If the QP is in another state, the peer is unreachable, or the path MTU does not fit the link.
     pub fn connect(
         &self,
         here: &Endpoint,
@@ -317,7 +316,7 @@ impl QueuePair {
             ..AhOptions::default()
         };
         let av = self.device.address_vector(here.gid, there.gid, &way)?;
-        // What goes without answers, or has none to give, has none to bound or to wait for.
+        // Attributes of acknowledgements apply only to QP types that send or expect them.
         let (answers, asks) = (self.qp_type.is_reliable_responder(), self.qp_type.is_reliable_requester());
         self.modify(&QpAttr {
             state: Some(QpState::Rtr),
@@ -343,12 +342,12 @@ impl QueuePair {
     /// Posts a send work request with a scatter/gather list.
     ///
     /// # Errors
-    /// If the queue is full or takes no sends in its state, the list is too long, or the operation is none of its service.
+    /// If the queue is full or its state allows no sends, the list is too long, or the QP type does not support the operation.
     pub fn post_send(&self, wr: &SendWr, sges: &[Sge]) -> Result<(), PostError> {
         self.post(wr, Payload::Sges(sges))
     }
 
-    /// Posts a send work request with its payload inside.
+    /// Posts a send work request with inline payload.
     ///
     /// # Errors
     /// As those of [`QueuePair::post_send`]; also if the payload is longer than `max_inline`.
@@ -367,8 +366,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Writes a send work request behind `staged` others that are written and not published: the NIC sees none of them before
-    /// [`publish`](QueuePair::publish), and what never is published never was. Meanwhile nobody else may post to the QP.
+    /// Writes a send work request behind `staged` unpublished ones. The NIC sees none of them before
+    /// [`publish`](QueuePair::publish); those never published are discarded. Meanwhile no other thread may post to the QP.
     ///
     /// # Errors
     /// As those of [`QueuePair::post_send`] and [`QueuePair::post_send_inline`].
@@ -377,7 +376,7 @@ impl QueuePair {
         lock(&self.sends).stage(staged, wr, payload)
     }
 
-    /// Shows the NIC `count` staged work requests, with one ring of the doorbell.
+    /// Publishes `count` staged work requests, with one ring of the doorbell.
     pub fn publish(&self, count: u32) {
         let outstanding = {
             let sends = lock(&self.sends);
@@ -403,7 +402,7 @@ impl QueuePair {
     /// Posts a receive.
     ///
     /// # Errors
-    /// If the queue is full, the list is too long, the QP is in RESET or takes its receives from a shared queue.
+    /// If the queue is full, the list is too long, or the QP is in RESET or has no receive queue of its own.
     pub fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
         self.check_state(|state| state == QpState::Reset)?;
         let receives = self.receives.as_ref().ok_or(PostError::NoReceiveQueue)?;

@@ -1,4 +1,4 @@
-//! The way to a device's neighbours.
+//! Neighbour resolution of a device.
 
 use std::net::IpAddr;
 
@@ -6,21 +6,21 @@ use super::error::ResolveError;
 
 /// Finds the MAC address of the next hop to an IP address.
 pub trait Resolve: Send + Sync {
-    /// Looks a destination up; may wait for the kernel to ask the link.
+    /// Returns the MAC address of the next hop. May block while the kernel resolves it.
     ///
     /// # Errors
-    /// If there is no route to it, or nobody on the link answers for it.
+    /// If there is no route, or the neighbour does not answer.
     fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError>;
 
-    /// The same without waiting; `None`: it is being asked for, and may be known later. For those whom a stranger names: what they led to is
-    /// not kept for long. `asks`: what is to be sent there is no answer, but asked by somebody here.
+    /// Like [`resolve`](Self::resolve) without blocking, for destinations that strangers may name: failed resolutions are
+    /// forgotten soon. `None`: the address is being resolved. `asks`: the packet is a local request, not a reply.
     ///
     /// # Errors
-    /// As those of [`Resolve::resolve`], as far as they are known without waiting.
+    /// As those of [`Resolve::resolve`], as far as they are known without blocking.
     fn resolve_now(&self, destination: IpAddr, _asks: bool) -> Result<Option<[u8; 6]>, ResolveError> {
         self.resolve(destination).map(Some)
     }
 
-    /// Nobody wants to know it any more.
+    /// Ends the resolution of a destination.
     fn give_up(&self, _destination: IpAddr) {}
 }

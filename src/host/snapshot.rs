@@ -1,4 +1,4 @@
-//! What a device tells of itself: plain data, whose fields have the names of its JSON.
+//! Snapshots of a device: plain data with the field names of their JSON.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -8,85 +8,85 @@ use serde::{Deserialize, Serialize};
 use crate::nic::{QpStatus, RegionStatus};
 use crate::verbs::{QpState, QpType};
 
-/// A device as it was at one moment. The names of fields are those of its JSON.
+/// A device's state at one moment. The fields have the names of the JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// Its process: the number that this has in the reader's PID namespace, or in its own if it has none there.
+    /// Process ID of the device's process, in the reader's PID namespace, or in its own if it has none there.
     pub pid: u32,
-    /// The user of its process. A device does not say it: its reader asks the kernel.
+    /// User ID of the process. Set by the reader, from the kernel.
     #[serde(default)]
     pub uid: u32,
     /// The process's name.
     pub name: String,
     /// The device's name.
     pub device: String,
-    /// The network interface that it is on.
+    /// The network interface.
     pub interface: String,
-    /// What moves its frames: `xdp`, `udp`, and what stacks on them; `unclaimed` before its first QP.
+    /// The port: `xdp` or `udp`, and the layers on it; `unclaimed` before the first QP.
     pub port: String,
-    /// How, and why so.
+    /// The port's mode, and why.
     pub mode: String,
-    /// Its place among the processes that share the interface over sockets.
+    /// The slot among the processes that share the interface over sockets.
     pub slot: Option<u8>,
-    /// Nanoseconds of the device's own clock.
+    /// Time on the device's clock, in ns.
     pub now_ns: u64,
-    /// Counters by their mlx5 and rxe names. Those of the port count since it was opened.
+    /// Counters by their mlx5 and rxe names. The port's count from when it was opened.
     pub counters: BTreeMap<String, u64>,
-    /// How long passes of its engine took that brought or sent something.
+    /// Durations of the engine's passes that did something.
     pub passes: Passes,
-    /// Its queue pairs, by number.
+    /// Queue pairs, by number.
     pub qps: Vec<QpEntry>,
-    /// Its memory regions and windows.
+    /// Memory regions and windows.
     pub mrs: Vec<MrEntry>,
-    /// What of rdma_cm there is.
+    /// Connection identifiers of `rdma_cm`.
     pub cm_ids: Vec<CmIdEntry>,
-    /// Processes that it serves, if it is a NIC of its own.
+    /// Client processes, if the device is a NIC process.
     #[serde(default)]
     pub clients: Vec<ClientEntry>,
 }
 
-/// A process that a NIC serves.
+/// A client of a NIC process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClientEntry {
-    /// Its process, as the NIC sees it.
+    /// Process ID, in the NIC's PID namespace.
     pub pid: u32,
-    /// Its user.
+    /// User ID.
     pub uid: u32,
-    /// The name of its process.
+    /// Name of the process.
     pub name: String,
-    /// Its place at the NIC.
+    /// The client's slot.
     pub slot: u8,
-    /// Its account: resources by the names of their bounds, `qps` for `--max-qps`.
+    /// Use of resources, by the names of their limits: `qps` for `--max-qps`.
     pub account: BTreeMap<String, AccountEntry>,
 }
 
-/// How much a process and its user have of a resource.
+/// Use of a resource by a client and its user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AccountEntry {
-    /// What the process has.
+    /// Used by the process.
     pub used: u64,
-    /// What it may have.
+    /// Limit of the process.
     pub limit: u64,
-    /// What all processes of its user have.
+    /// Used by all processes of the user.
     pub user_used: u64,
-    /// What they may have together.
+    /// Limit of the user.
     pub user_limit: u64,
 }
 
-/// Tells of the processes that a NIC serves.
+/// Callback that lists the clients of a NIC.
 pub(crate) type Clients = Box<dyn Fn() -> Vec<ClientEntry> + Send + Sync>;
 
 impl Snapshot {
-    /// What moves its frames, without what stacks on it: `udp` where the port is `loopback(udp)`.
+    /// Returns the innermost port, without the layers on it: `udp` for `loopback(udp)`.
     pub fn transport(&self) -> &str {
         self.port.rsplit('(').next().unwrap_or_default().trim_end_matches(')')
     }
 }
 
-/// Characters of a text that are kept.
+/// Maximum number of characters kept of a text.
 const LONGEST_TEXT: usize = 256;
 
-/// The text as one line that acts on no terminal: without control characters, and marks that break lines or turn their direction.
+/// Replaces characters that act on a terminal: control characters, and marks that break lines or change their direction.
 fn make_plain(text: &mut String) {
     let acts = |c: char| {
         c.is_control()
@@ -100,9 +100,9 @@ fn make_plain(text: &mut String) {
 }
 
 impl Snapshot {
-    /// Makes all text in it plain, which its process may have chosen.
+    /// Makes all text plain, since the process may have chosen it.
     pub(super) fn make_plain(&mut self) {
-        // All fields are named, so that a new one is not forgotten.
+        // All fields are listed, so that the compiler reports a new one.
         let Snapshot {
             pid: _,
             uid: _,
@@ -139,17 +139,17 @@ impl Snapshot {
     }
 }
 
-/// How long passes took, since the device was opened.
+/// Histogram of the durations of passes, since the device was opened.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Passes {
-    /// Entry `i` counts those that took less than 2^i ns, and not less than half of it; the last also all that took longer.
+    /// Entry `i` counts durations from 2^(i-1) ns, inclusive, to 2^i ns, exclusive; the last entry counts all longer ones too.
     pub buckets: Vec<u64>,
-    /// Nanoseconds that all of them took together.
+    /// Sum of all durations, in ns.
     pub total_ns: u64,
 }
 
 impl Passes {
-    /// Nanoseconds in which the part `share` (0 to 1) of them ended, to within the width of a bucket. `None`: there was no pass.
+    /// Returns the duration in ns at quantile `share` (0 to 1), to within the width of a bucket. `None`: there was no pass.
     pub fn quantile(&self, share: f64) -> Option<u64> {
         let count: u64 = self.buckets.iter().sum();
         if count == 0 {
@@ -159,7 +159,7 @@ impl Passes {
         let mut below = 0;
         for (bucket, passes) in self.buckets.iter().enumerate().filter(|(_, passes)| **passes > 0) {
             if (below + passes) as f64 >= wanted {
-                // As if they were spread evenly over it.
+                // Interpolates linearly within the bucket.
                 let (start, end) = ((1u64 << bucket) / 2, 1u64 << bucket);
                 let inside = (wanted - below as f64) / *passes as f64;
                 return Some(start + (inside * (end - start) as f64) as u64);
@@ -173,62 +173,62 @@ impl Passes {
 /// A queue pair.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct QpEntry {
-    /// Its number on the wire.
+    /// The QPN.
     pub qpn: u32,
     /// `RC`, `UC`, `UD`, `XRC_INI`, `XRC_TGT`, `GSI`, `RAW_PACKET`.
     #[serde(rename = "type")]
     pub service: String,
     /// `RESET`, `INIT`, `RTR`, `RTS`, `SQD`, `SQE`, `ERR`.
     pub state: String,
-    /// The peer's number, of a connected one.
+    /// The peer's QPN, of a connected QP.
     pub dest_qpn: Option<u32>,
-    /// The peer's address, of a connected one.
+    /// The peer's address, of a connected QP.
     pub remote: Option<String>,
-    /// Bytes of payload in a full packet, once it is known.
+    /// Payload of a full packet in bytes, once it is known.
     pub path_mtu: Option<usize>,
-    /// The next PSN that it sends.
+    /// The next PSN to send.
     pub sq_psn: u32,
-    /// The PSN that it expects.
+    /// The expected PSN.
     pub rq_psn: u32,
-    /// How fast it may send in Mb/s, if somebody decides that.
+    /// The current rate in Mb/s, if it is limited.
     pub rate_mbps: Option<f64>,
 }
 
 /// A memory region or window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MrEntry {
-    /// `region`, `fast` (work requests give it pages), `window1`, `window2`.
+    /// `region`, `fast` (fast-registered), `window1`, `window2`.
     pub kind: String,
-    /// Its lkey and rkey, which are one number. 0 where it opens nothing yet.
+    /// The lkey and rkey, which are equal; 0 if there is no access yet.
     pub key: u32,
-    /// Its protection domain.
+    /// The protection domain.
     pub pd: u32,
-    /// The address by which work requests and peers call its first byte.
+    /// The address of the first byte for work requests and peers.
     pub start: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// What may be done to it: names as in `ibv_access_flags`.
+    /// Access flags, with the names of `ibv_access_flags`.
     pub access: Vec<String>,
 }
 
-/// An identifier of rdma_cm, or a connection of [`ConnectionManager`](super::ConnectionManager).
+/// A connection identifier of `rdma_cm`, or a connection of [`ConnectionManager`](super::ConnectionManager).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CmIdEntry {
-    /// Its number in its process.
+    /// The identifier's number in its process.
     pub id: u32,
-    /// Its port space: `TCP`, `UDP`, `IPoIB`, `IB`.
+    /// Port space: `TCP`, `UDP`, `IPoIB`, `IB`.
     pub ps: String,
-    /// As `rdma resource show cm_id` calls it: `IDLE`, `ADDR_BOUND`, `LISTEN`, `CONNECT`, …
+    /// State, with the names of `rdma resource show cm_id`: `IDLE`, `ADDR_BOUND`, `LISTEN`, `CONNECT`, …
     pub state: String,
-    /// Its own address and port.
+    /// The local address and port.
     pub src: Option<SocketAddr>,
-    /// The peer's.
+    /// The peer's address and port.
     pub dst: Option<SocketAddr>,
-    /// Its QP's number, once it has one.
+    /// The QPN, once there is a QP.
     pub qpn: Option<u32>,
 }
 
-/// Tells of the identifiers that there are, without waiting for anything.
+/// Callback that lists connection identifiers. Must not block.
 pub type CmIds = Box<dyn Fn() -> Vec<CmIdEntry> + Send + Sync>;
 
 impl QpEntry {
@@ -263,7 +263,7 @@ impl MrEntry {
     }
 }
 
-/// As `rdma resource show qp` calls the services.
+/// Names of QP types in `rdma resource show qp`.
 fn service_name(service: QpType) -> &'static str {
     match service {
         QpType::Gsi => "GSI",
@@ -293,7 +293,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_moves_frames_is_the_innermost() {
+    fn transport_is_the_innermost_port() {
         for port in ["udp", "loopback(udp)", "pcap(fault(udp))"] {
             let snapshot = Snapshot { port: port.to_owned(), ..Snapshot::default() };
             assert_eq!(snapshot.transport(), "udp");
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn no_text_of_a_snapshot_acts_on_a_terminal() {
+    fn snapshot_text_does_not_act_on_a_terminal() {
         let bad = || "a\u{1b}[2J\n\u{9b}b\u{202e}c".to_owned();
         let mut snapshot = Snapshot {
             name: bad(),
@@ -317,7 +317,7 @@ mod tests {
             ..Snapshot::default()
         };
         snapshot.make_plain();
-        // Debug output would escape them; JSON has all of the fields.
+        // JSON contains all fields, and does not escape these characters as debug output would.
         let plain = "a\u{fffd}[2J\u{fffd}\u{fffd}b\u{fffd}c";
         let text = serde_json::to_string(&snapshot).expect("JSON");
         assert_eq!(text.matches(plain).count(), 14, "{text}");

@@ -1,4 +1,4 @@
-//! The application's shared receive queues, and the extended reliable connections (XRC) that name them.
+//! The application's shared receive queues, and XRC (extended reliable connections), which uses them.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
@@ -32,20 +32,19 @@ impl Drop for SrqInner {
     }
 }
 
-/// A receive queue that many QPs take from, in the order in which receives were posted. Cloning it gives another handle to
-/// the same one.
+/// A receive queue that many QPs take from, in the order of posting. A clone is another handle to the same queue.
 #[derive(Clone, Debug)]
 pub struct SharedReceiveQueue {
     inner: Arc<SrqInner>,
 }
 
 impl SharedReceiveQueue {
-    /// Its place in the device's table: events carry it.
+    /// Index of the queue in the device's table. Events carry it.
     pub fn index(&self) -> SrqIndex {
         self.inner.index
     }
 
-    /// Its number: what the peer of an XRC connection puts into its work requests (`ibv_get_srq_num`).
+    /// The SRQ number, which the peer of an XRC connection puts into its work requests (`ibv_get_srq_num`).
     pub fn number(&self) -> Srqn {
         self.inner.number
     }
@@ -53,7 +52,7 @@ impl SharedReceiveQueue {
     /// Posts a receive (`ibv_post_srq_recv`).
     ///
     /// # Errors
-    /// If the queue is full, the list too long, or the device has failed.
+    /// If the queue is full, the list is too long, or the device has failed.
     pub fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
         if self.inner.device.has_failed() {
             return Err(PostError::DeviceFatal);
@@ -61,34 +60,33 @@ impl SharedReceiveQueue {
         lock(&self.inner.ring).post(wr_id, sges).map(drop)
     }
 
-    /// Asks for an event, once, when fewer than `limit` receives are left; at once if there are fewer already. 0 takes that
-    /// back.
+    /// Requests one event when fewer than `limit` receives are left; at once if there are already fewer. A limit of 0 disarms.
     ///
     /// # Errors
-    /// If the queue does not hold as many.
+    /// If `limit` exceeds the size of the queue.
     pub fn arm(&self, limit: u32) -> Result<(), DeviceError> {
         self.modify(None, Some(limit))
     }
 
-    /// Makes it hold at least `max_wr` receives. Those that wait stay in their order.
+    /// Resizes the queue to at least `max_wr` receives. Pending receives keep their order.
     ///
     /// # Errors
-    /// If more wait than that, or it is beyond the device's limit; the queue is as before then.
+    /// If more receives are pending, or `max_wr` is beyond the device's limit. The queue is then unchanged.
     pub fn resize(&self, max_wr: u32) -> Result<(), DeviceError> {
         self.modify(Some(max_wr), None)
     }
 
-    /// Does either or both at once (`ibv_modify_srq`).
+    /// Resizes and arms at once, or one of the two (`ibv_modify_srq`).
     ///
     /// # Errors
-    /// As of [`resize`](Self::resize) and of [`arm`](Self::arm), by the new size; the queue is as before then.
+    /// As those of [`resize`](Self::resize) and [`arm`](Self::arm), with the new size. The queue is then unchanged.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), DeviceError> {
         let change = |ring| MemoryCommand::ModifySrq { srq: self.inner.index, ring, limit };
         let Some(max_wr) = max_wr else {
             return self.inner.device.call(change(None)).map(drop);
         };
         within("max_wr", max_wr, MAX_WR)?;
-        // Nothing is posted while the NIC moves what waits.
+        // Blocks posting while the NIC moves pending receives.
         let mut ring = lock(&self.inner.ring);
         let other = self.inner.device.receive_ring(max_wr, ring.max_sge())?;
         self.inner.device.call(change(Some(other.clone())))?;
@@ -96,7 +94,7 @@ impl SharedReceiveQueue {
         Ok(())
     }
 
-    /// How it is.
+    /// Returns the SRQ's status.
     ///
     /// # Errors
     /// If the device has failed.
@@ -112,16 +110,16 @@ impl ProtectionDomain {
     /// Makes a shared receive queue for `max_wr` receives of up to `max_sge` entries.
     ///
     /// # Errors
-    /// If a size is beyond the device's limits, or it has no room for another.
+    /// If a size is beyond the device's limits, or it has no room for another SRQ.
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, DeviceError> {
         self.make_srq(max_wr, max_sge, SrqKind::Basic, Kept::new())
     }
 
-    /// Makes one that requests of XRC connections name: completions of its receives go to `cq`, and peers reach the memory of
-    /// this protection domain.
+    /// Makes a shared receive queue for XRC: completions of its receives go to `cq`, and requests access memory of this protection
+    /// domain.
     ///
     /// # Errors
-    /// As of [`create_srq`](Self::create_srq).
+    /// As those of [`create_srq`](Self::create_srq).
     pub fn create_xrc_srq(
         &self,
         max_wr: u32,
@@ -168,14 +166,14 @@ impl Drop for XrcdInner {
     }
 }
 
-/// An XRC domain: the targets in it serve the shared receive queues in it. Cloning it gives another handle to the same one.
+/// An XRC domain, which joins targets with shared receive queues. A clone is another handle to the same domain.
 #[derive(Clone, Debug)]
 pub struct XrcDomain {
     inner: Arc<XrcdInner>,
 }
 
 impl XrcDomain {
-    /// Makes the target of a connection (XRC_TGT) in RESET. It only receives.
+    /// Makes the target of a connection (XRC_TGT) in RESET. A target only receives.
     ///
     /// # Errors
     /// If the device has no room for another QP.
@@ -194,19 +192,18 @@ impl XrcDomain {
 }
 
 impl Device {
-    /// Opens an XRC domain that is the caller's alone.
+    /// Opens an XRC domain that only this process uses.
     ///
     /// # Errors
-    /// If the device has no room for another.
+    /// If the device has no room for another domain.
     pub fn open_xrcd(&self) -> Result<XrcDomain, DeviceError> {
         self.xrcd(OpenXrcd::default(), None)
     }
 
-    /// Opens the XRC domain that stands for a file (`ibv_open_xrcd`). `create`: makes it if there is none; `exclusive`: there
-    /// must be none.
+    /// Opens the XRC domain of a file (`ibv_open_xrcd`). `create`: makes the domain if needed; `exclusive`: fails if it exists.
     ///
     /// # Errors
-    /// If there is none, or one where there must be none, or the device has no room.
+    /// If the domain does not exist without `create`, exists with `exclusive`, or the device has no room for another.
     pub fn open_xrcd_of(
         &self,
         file: impl AsFd,
@@ -226,10 +223,10 @@ impl Device {
         }
     }
 
-    /// Makes a QP in RESET that takes its receives from a shared queue. The sizes for receives in `init` do not count.
+    /// Makes a QP in RESET that takes its receives from a shared queue. The receive sizes in `init` are ignored.
     ///
     /// # Errors
-    /// If `srq` is one that XRC requests name, a size is beyond the device's limits, or it has no room.
+    /// If `srq` is an XRC queue, a size is beyond the device's limits, or the device has no room for another QP.
     pub fn create_qp_sharing(
         &self,
         pd: &ProtectionDomain,
@@ -242,11 +239,11 @@ impl Device {
         self.create_qp_from(pd, (send_cq, recv_cq), init, (source, vec![Arc::clone(&srq.inner) as _]))
     }
 
-    /// Makes the initiator of an XRC connection (XRC_INI) in RESET. It only sends, and each work request names the shared
-    /// receive queue at the peer that it is for ([`SendWr::remote_srqn`](crate::verbs::SendWr::remote_srqn)).
+    /// Makes the initiator of an XRC connection (XRC_INI) in RESET. An initiator only sends. Each work request names a shared
+    /// receive queue of the peer ([`SendWr::remote_srqn`](crate::verbs::SendWr::remote_srqn)).
     ///
     /// # Errors
-    /// If a size is beyond the device's limits, or it has no room.
+    /// If a size is beyond the device's limits, or the device has no room for another QP.
     pub fn create_xrc_initiator(
         &self,
         pd: &ProtectionDomain,

@@ -1,4 +1,4 @@
-//! What stacks on a port: faults, frames to own addresses, captures.
+//! Layers on a port: fault injection, loopback, captures.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -9,21 +9,21 @@ use crate::port::fault::{FaultConfig, FaultPort};
 use crate::port::loopback::LoopbackPort;
 use crate::port::pcap::{PcapPort, Timestamps};
 
-/// Frames to own addresses that may be under way.
+/// Maximum number of looped-back frames in flight.
 const LOOPBACK_DEPTH: usize = 512;
 
-/// What stacks on a port.
+/// Optional layers on a port.
 #[derive(Clone, Debug, Default)]
 pub struct Stack {
-    /// Faults that are injected, by a layer over the port.
+    /// Faults to inject.
     pub fault: Option<FaultConfig>,
-    /// Where to write a capture of both directions, with the NIC's reasons as comments.
+    /// File for a capture of both directions, with the NIC's reasons as comments.
     pub capture: Option<PathBuf>,
 }
 
 impl Stack {
-    /// The port with everything on it: faults next to the link, frames to own addresses turned round above them, and
-    /// the capture above all, so that it sees what the NIC sees.
+    /// Returns the port with its layers: fault injection next to the link, loopback of frames to own addresses above it, and the
+    /// capture on top, so that it shows what the NIC sees.
     ///
     /// # Errors
     /// If the capture cannot be written.

@@ -1,4 +1,4 @@
-//! What the handles of a device share, and what follows the interface for them.
+//! State shared by the handles of a device, and by the thread that follows its interface.
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
@@ -15,11 +15,11 @@ use super::knob_file::KnobFile;
 use super::resolve::Resolve;
 use super::snapshot::{Clients, CmIds};
 
-/// What handles share. The follower has the state too, but never what ends the follower: so whoever drops the last handle waits for it, and
-/// the port is closed when that returns.
+/// A device's handles. The following thread shares the state, but not the handle that ends the thread. Dropping the last handle
+/// therefore waits for the thread, and then closes the port.
 #[derive(Debug)]
 pub(super) struct Handle {
-    /// Follows the interface, where there is one. It is dropped first.
+    /// Follows the interface, if there is one. Dropped first.
     pub(super) follower: OnceLock<Follower>,
     pub(super) state: Arc<State>,
 }
@@ -32,23 +32,23 @@ impl Deref for Handle {
     }
 }
 
-/// What a device is, whoever has it.
+/// A device's state.
 pub(super) struct State {
     pub(super) adapter: Adapter,
     pub(super) name: String,
     pub(super) gids: RwLock<GidTable>,
     pub(super) resolver: Box<dyn Resolve>,
-    /// What the first queue pair has to claim yet.
+    /// The claim that the first queue pair makes.
     pub(super) claim: Mutex<Option<Claim>>,
-    /// Its place among the processes that share the device.
+    /// The slot among the processes that share the device.
     pub(super) seat: OnceLock<Seat>,
-    /// What tells of the connection identifiers on it, for those who look at the device.
+    /// Lists connection identifiers for snapshots.
     pub(super) cm_ids: OnceLock<CmIds>,
-    /// Tells what of it belongs to processes that it serves.
+    /// Tests for objects of client processes.
     pub(super) others: OnceLock<Others>,
-    /// Tells of the processes that it serves.
+    /// Lists client processes.
     pub(super) clients: OnceLock<Clients>,
-    /// What the follower reads congestion control from.
+    /// The congestion control file.
     pub(super) control_file: Mutex<Option<KnobFile>>,
 }
 
@@ -59,7 +59,7 @@ impl std::fmt::Debug for State {
 }
 
 impl State {
-    /// Has QPs go by what the file of congestion control says, if that has changed. What is wrong with it is told.
+    /// Applies the congestion control file if it has changed. Reports an invalid file.
     pub(super) fn read_control(&self) {
         let mut file = self.control_file.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(file) = &mut *file else { return };
@@ -67,7 +67,7 @@ impl State {
             Ok(Some(control)) => {
                 let before = self.adapter.congestion();
                 let config = CongestionConfig { control, ..before };
-                // A device that has failed says so itself.
+                // A device that has failed reports it itself.
                 let _ = self.adapter.call(Command::SetCongestion(Box::new(config)));
             }
             Ok(None) => {}
@@ -75,12 +75,12 @@ impl State {
         }
     }
 
-    /// True if there is such a file.
+    /// True if there is a congestion control file.
     pub(super) fn has_control_file(&self) -> bool {
         self.control_file.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// See [`Device::follow_link`](super::Device::follow_link).
+    /// Implements [`Device::follow_link`](super::Device::follow_link).
     pub(super) fn follow_link(&self, change: &LinkChange) -> Result<(), DeviceError> {
         let (failed, largest) = self.adapter.follow_link(change)?;
         if let LinkChange::Mtu(mtu) = change

@@ -1,34 +1,33 @@
-//! Hosts that are looked for: many at a time, each for a moment.
+//! Path resolution for many hosts at a time, each bounded in time.
 //!
-//! Whoever sends a request chooses the address that it comes from, and one that belongs to nobody is silent. So no search waits for
-//! another: each host is asked for at once, looked at after 1 ms, 2 ms, 4 ms and so on, and forgotten after a few seconds, or as the oldest when
-//! there are too many. A host that is there answers in less than a millisecond, and has long been found when many strangers' are
-//! given up.
+//! The sender of a request chooses its source address, and an address without a host is silent. No search therefore delays
+//! another. Each host is asked for at once and polled after 1 ms, 2 ms, 4 ms and so on. A search ends after 3 s, or as the oldest
+//! when there are too many. An existing host answers in less than 1 ms, long before a flood of forged addresses evicts its search.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
-/// Hosts that are looked for at a time.
+/// Maximum number of searches.
 pub(super) const PLACES: usize = 256;
-/// Messages that wait for one of them; more are dropped, and come again.
+/// Maximum number of messages that wait for a search. Further ones are dropped, and retransmitted later.
 const MESSAGES: usize = 4;
-/// The first look after the question, and the longest time between two.
+/// The first and the longest interval between two polls of a search.
 const LOOKS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(250)];
-/// How long a host is looked for: the kernel asks three times, with a second between.
+/// Maximum duration of a search: the kernel asks three times at intervals of 1 s.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// What was found, bounded: who was spoken to longest ago makes room.
+/// A bounded cache of resolved paths. Evicts the least recently used one.
 #[derive(Debug)]
 pub(super) struct Found<W, T> {
     by_way: HashMap<W, (T, u64)>,
     bound: usize,
-    /// Counts what was asked for.
+    /// Counter of uses, for the age of entries.
     uses: u64,
 }
 
 impl<W: Eq + Hash + Copy, T> Found<W, T> {
-    /// Room for `bound` of them.
+    /// Makes a cache of up to `bound` paths.
     pub(super) fn new(bound: usize) -> Found<W, T> {
         Found { by_way: HashMap::new(), bound, uses: 0 }
     }
@@ -65,7 +64,7 @@ struct Search<W, M> {
     pause: Duration,
 }
 
-/// What a look showed.
+/// Result of polling a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sight<T> {
     Found(T),
@@ -76,9 +75,9 @@ pub(super) enum Sight<T> {
 /// How a search ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum End<W, M, T> {
-    /// The messages can go.
+    /// The path is resolved, and these messages can be sent.
     Found(T, Vec<M>),
-    /// Nobody is to be asked for it any more.
+    /// The path is not resolved: end the kernel's resolution.
     GivenUp(W),
 }
 
@@ -87,7 +86,7 @@ impl<W: PartialEq + Copy, M> Searches<W, M> {
         Searches(VecDeque::with_capacity(PLACES))
     }
 
-    /// A message has to go this way. Gives the search that has to make room, if one has.
+    /// Adds a message for a path, and a search if needed. Returns the path of a search that was evicted.
     pub(super) fn add(&mut self, now: Instant, way: W, message: M) -> Option<W> {
         if let Some(search) = self.0.iter_mut().find(|search| search.way == way) {
             if search.messages.len() < MESSAGES {
@@ -100,12 +99,12 @@ impl<W: PartialEq + Copy, M> Searches<W, M> {
         evicted.map(|search| search.way)
     }
 
-    /// When somebody is to be looked at.
+    /// Returns when the next search is to be polled.
     pub(super) fn next_look(&self) -> Option<Instant> {
         self.0.iter().map(|search| search.look).min()
     }
 
-    /// Looks at those whose time it is, and tells how searches ended. The first look at a host asks for it.
+    /// Polls the searches that are due, and returns those that ended. The first poll of a path starts its resolution.
     pub(super) fn look<T>(&mut self, now: Instant, sight: impl Fn(&W) -> Sight<T>) -> Vec<End<W, M, T>> {
         let mut ends = Vec::new();
         self.0.retain_mut(|search| {
@@ -134,11 +133,11 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn any_number_of_silent_hosts_keep_nobody_from_being_found() {
+    fn silent_hosts_do_not_delay_other_searches() {
         let mut searches = Searches::new();
         let mut now = Instant::now();
         let honest = 1_000_000;
-        // A thousand new addresses in each millisecond, and one that answers after three.
+        // A thousand new addresses per millisecond, and one that answers after 3 ms.
         for host in 0..10_000u32 {
             searches.add(now, host, host);
             if host % 1000 == 0 {
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_spoken_to_keeps_its_place_among_strangers() {
+    fn recently_used_path_stays_cached() {
         let mut found = Found::new(8);
         found.insert(0, "honest");
         for stranger in 1..100 {
@@ -172,14 +171,14 @@ mod tests {
             assert_eq!(found.get(&0), Some(&"honest"), "after {stranger} strangers");
         }
         assert_eq!(found.get(&99), Some(&"stranger"));
-        assert_eq!(found.get(&92), None, "it was spoken to longest ago");
+        assert_eq!(found.get(&92), None, "the least recently used one");
         found.insert(0, "anew");
         assert_eq!(found.get(&0), Some(&"anew"));
-        assert_eq!(found.get(&94), Some(&"stranger"), "nobody makes room for who is there");
+        assert_eq!(found.get(&94), Some(&"stranger"), "replacing an entry evicts none");
     }
 
     #[test]
-    fn one_who_is_silent_is_given_up_after_a_while_and_the_oldest_when_there_is_no_room() {
+    fn silent_or_oldest_search_is_given_up() {
         let mut searches = Searches::new();
         let start = Instant::now();
         assert_eq!(searches.add(start, 7, "first"), None);
@@ -201,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn the_messages_of_one_who_is_found_are_given_back_and_bounded() {
+    fn bounded_messages_are_returned_with_the_found_path() {
         let mut searches = Searches::new();
         let now = Instant::now();
         for message in 0..10 {

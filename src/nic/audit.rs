@@ -1,8 +1,8 @@
-//! What a NIC knows in two ways, compared: for tests, which ask between two passes.
+//! Checks that redundant state of a NIC agrees, for tests, between two passes.
 //!
-//! How many use an object follows from the users; who stands in a queue of the arbiter, or in a timer wheel, from the QP itself. An
-//! account that has slipped shows late and elsewhere, if at all: as an object that cannot be destroyed, a QP that waits for ever,
-//! a turn too many.
+//! The number of users of an object follows from the users; the entries of the arbiter's queues and of the timer wheels follow
+//! from the QPs. An error in such state shows late and elsewhere, if at all: as an object that cannot be destroyed, a QP that
+//! waits for ever, an extra turn.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -11,11 +11,12 @@ use super::{Nic, QpEntry};
 use crate::time::Nanos;
 use crate::verbs::{QpIndex, QpType};
 
-/// What is counted where it is kept, and what its users make of it, by place.
+/// Numbers of users, by table slot.
 type Counts = BTreeMap<u32, u32>;
 
 impl Nic {
-    /// What is known twice and not alike, once each QP has been looked after; `None`: nothing.
+    /// Returns the first inconsistency found; `None`: there is none. To be called when no QP waits for
+    /// [`look_after`](Self::look_after).
     #[doc(hidden)]
     pub fn disagreement(&self) -> Option<String> {
         self.uses_disagree().or_else(|| self.queues_disagree()).or_else(|| {
@@ -26,7 +27,7 @@ impl Nic {
         })
     }
 
-    /// Users of domains, queues and tables.
+    /// Compares user counts of domains, queues and tables with their users.
     fn uses_disagree(&self) -> Option<String> {
         let [mut pds, mut cqs, mut srqs, mut xrcds, mut tables] = [(); 5].map(|()| Counts::new());
         let add = |counts: &mut Counts, place: u32| *counts.entry(place).or_default() += 1;
@@ -64,7 +65,7 @@ impl Nic {
             })
     }
 
-    /// Lists of QPs: each names QPs that are there, once, and has the bit that says that it is not empty.
+    /// Checks that lists of QPs name existing QPs, and that their flags agree.
     fn queues_disagree(&self) -> Option<String> {
         if let Some(wrong) = self.arbiter.disagreement() {
             return Some(wrong);
@@ -106,7 +107,7 @@ impl Nic {
             .or_else(|| self.is_forgotten(entry))
     }
 
-    /// A QP that has something to do, and nobody who comes to do it.
+    /// Returns why a QP with pending work would never be served.
     fn is_forgotten(&self, entry: &QpEntry) -> Option<String> {
         if entry.touched {
             return None;

@@ -1,6 +1,6 @@
-//! Traffic classes: which priority a packet has, what it is worth, and which data a switch may mark.
+//! Traffic classes: priorities of packets, service of priorities, and ECN marking.
 //!
-//! Text of them is what a user writes: `trust=dscp,pfc=3,strict=6+7,weight=0:20+3:80`.
+//! Text form: `trust=dscp,pfc=3,strict=6+7,weight=0:20+3:80`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,46 +8,46 @@ use std::str::FromStr;
 use super::arbiter::{PRIORITIES, Service};
 use crate::verbs::AddressVector;
 
-/// Which data is sent as ECN-capable, so that switches mark it instead of dropping it (RFC 3168).
+/// Which data packets are sent as ECN-capable, so that switches mark instead of dropping them (RFC 3168).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EcnPolicy {
-    /// None, but what the application marks itself by the ECN bits of its traffic class.
+    /// None, except if the application sets the ECN bits of the traffic class itself.
     #[default]
     Off,
-    /// All data of connected QPs.
+    /// All data packets of connected QPs.
     On,
-    /// That of these DSCPs: bit n is DSCP n.
+    /// Data packets with these DSCPs: bit n is DSCP n.
     Dscp(u64),
 }
 
-/// What a packet's priority goes by (`mlnx_qos --trust`).
+/// The source of a packet's priority (`mlnx_qos --trust`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Trust {
-    /// The service level of its QP or address handle; it is the priority code point of a tagged frame.
+    /// The service level of the QP or address handle, which is the priority code point of a tagged frame.
     #[default]
     Pcp,
-    /// The DSCP of its traffic class.
+    /// The DSCP of the traffic class.
     Dscp,
 }
 
-/// Traffic classes: how packets get a priority and what that is worth.
+/// Traffic classes: how packets get a priority, and how priorities are served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrafficClasses {
-    /// What the priority goes by.
+    /// The source of priorities.
     pub trust: Trust,
     /// With [`Trust::Dscp`]: the priority of each DSCP.
     pub dscp_to_priority: [u8; 64],
     /// How each priority is served.
     pub services: [Service; PRIORITIES],
-    /// Frames carry their priority in an 802.1Q tag of network 0.
+    /// True if frames carry their priority in an 802.1Q tag of VLAN 0.
     pub tagged: bool,
-    /// Bit p: priority flow control frames stop priority p.
+    /// Bit p: priority flow control (PFC) frames pause priority p.
     pub pfc: u8,
-    /// PAUSE frames stop all of them.
+    /// True if PAUSE frames pause all priorities.
     pub pause: bool,
-    /// Bit p: the neighbour is told to pause priority p when the receive ring fills.
+    /// Bit p: the NIC asks the neighbour to pause priority p when the receive ring fills up.
     pub send_pfc: u8,
-    /// At so many hundredths of it; `None`: what leaves headroom for what may still come.
+    /// Fill level of the receive ring, in percent, from which it asks; `None`: such that the headroom is left.
     pub xoff: Option<u8>,
 }
 
@@ -67,12 +67,12 @@ impl Default for TrafficClasses {
 }
 
 impl TrafficClasses {
-    /// True if PAUSE or priority flow control frames mean anything.
+    /// True if received PAUSE or PFC frames have an effect.
     pub fn heeds_mac_control(&self) -> bool {
         self.pause || self.pfc != 0
     }
 
-    /// The priority of what goes along a path.
+    /// Returns the priority of packets along a path.
     pub fn priority(&self, av: &AddressVector) -> u8 {
         match self.trust {
             Trust::Pcp => av.sl & 7,
@@ -81,10 +81,10 @@ impl TrafficClasses {
     }
 }
 
-/// What is wrong with a text that describes traffic classes.
+/// Why a text does not describe traffic classes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClassesError {
-    /// No such setting.
+    /// An unknown setting.
     #[error(
         "`{0}` is no setting of traffic classes: there are trust, map, strict, weight, pfc, pause, tag, send_pfc and xoff, as in \
          trust=dscp,map=26:3+46:5,strict=6+7,weight=0:20+3:80,pfc=3"
@@ -93,14 +93,14 @@ pub enum ClassesError {
     /// A setting without a value.
     #[error("`{0}` wants a value, as in {0}=...")]
     NoValue(String),
-    /// A setting takes no such value.
+    /// An invalid value.
     #[error("{setting}={value}: {takes}")]
     Value {
         /// The setting, by its name on the command line.
         setting: &'static str,
-        /// What was asked for.
+        /// The invalid value.
         value: String,
-        /// The values that it takes, for people.
+        /// The valid values, as text.
         takes: &'static str,
     },
 }
@@ -112,7 +112,7 @@ fn number(setting: &'static str, text: &str, most: u8, takes: &'static str) -> R
     value.ok_or_else(|| ClassesError::Value { setting, value: text.to_owned(), takes })
 }
 
-/// A set of them; `off`: none.
+/// Parses a set of priorities; `off`: none.
 fn priorities(setting: &'static str, text: &str) -> Result<u8, ClassesError> {
     let chosen = text.split('+').filter(|part| *part != "off");
     chosen.map(|part| number(setting, part, 7, A_PRIORITY)).try_fold(0, |set, bit| Ok(set | 1 << bit?))
@@ -218,7 +218,7 @@ impl FromStr for TrafficClasses {
 }
 
 impl fmt::Display for TrafficClasses {
-    /// As it is read: what differs from the default.
+    /// Writes the text form: settings that differ from the default.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let default = TrafficClasses::default();
         let mut parts = Vec::new();
@@ -253,7 +253,7 @@ impl fmt::Display for TrafficClasses {
 }
 
 impl fmt::Display for EcnPolicy {
-    /// As it is read.
+    /// Writes the text form.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             EcnPolicy::Off => f.write_str("off"),
@@ -269,7 +269,7 @@ impl fmt::Display for EcnPolicy {
 impl FromStr for EcnPolicy {
     type Err = ClassesError;
 
-    /// `off`, `on`, or `dscp=26+46`.
+    /// Parses `off`, `on`, or `dscp=26+46`.
     fn from_str(text: &str) -> Result<EcnPolicy, ClassesError> {
         const TAKES: &str = "off, on, or dscp=26+46: 0 to 63, several with + between them";
         match text.split_once('=') {
@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_read_is_written() {
+    fn text_form_survives_a_round_trip() {
         for text in [
             "",
             "trust=dscp",
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_what_would_be_right() {
+    fn invalid_settings_are_refused_with_the_valid_values() {
         for (text, says) in [
             ("pfc=8", "pfc=8: priorities are 0 to 7, several with + between them, as in 3+4"),
             ("strict=-1", "strict=-1: priorities are 0 to 7, several with + between them, as in 3+4"),

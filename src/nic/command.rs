@@ -1,4 +1,4 @@
-//! Control commands: what an application asks of the device, and what it is told.
+//! Control commands, and the device's answers.
 
 use std::net::IpAddr;
 
@@ -15,87 +15,87 @@ use crate::verbs::{
     Srqn, XrcdId,
 };
 
-/// What an application asks of the device. Those that carry memory are no messages by themselves.
+/// A control command. Commands that carry memory cannot be sent as messages.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Command {
     /// Makes a protection domain.
     AllocPd,
-    /// Removes one that nothing uses.
+    /// Removes an unused protection domain.
     DeallocPd(PdId),
-    /// Takes a region out. When the answer comes, nothing touches it any more.
+    /// Deregisters a region. The NIC does not access it after the answer.
     DeregisterMemory(MrIndex),
-    /// The same for a region whose owner is gone: windows that are bound to it are unbound first.
+    /// Deregisters a region, and unbinds windows that are bound to it first.
     ReleaseMemory(MrIndex),
     /// Makes a memory window.
     AllocWindow {
-        /// For users of this domain.
+        /// The window's protection domain.
         pd: PdId,
-        /// Type 1, which a call binds, or type 2, which a work request binds.
+        /// Type 1 is bound by a call, type 2 by a work request.
         kind: MwType,
     },
-    /// Asks for the key that the next bind of a window of type 1 gives it.
+    /// Returns the key of a type 1 window's next bind.
     NextWindowKey(MwIndex),
     /// Removes a window, bound or not.
     FreeWindow(MwIndex),
-    /// Holds the events of a completion queue back (`ibv_modify_cq`); completions come as ever.
+    /// Moderates the events of a completion queue (`ibv_modify_cq`); completions are not delayed.
     ModerateCq {
-        /// The queue whose events are moderated.
+        /// The completion queue.
         cq: CqIndex,
-        /// Completions for one event; 0 or 1: an event comes at once.
+        /// Completions per event; 0 or 1: no moderation.
         count: u32,
-        /// From the first of them on, when it comes at the latest.
+        /// Maximum delay of the event, from the first completion on.
         period: Nanos,
     },
-    /// Removes one that no QP uses.
+    /// Removes an unused completion queue.
     DestroyCq(CqIndex),
-    /// Says what is so.
+    /// Returns the SRQ's status.
     QuerySrq(SrqIndex),
-    /// Removes one that no QP was made for. What waits in it is forgotten.
+    /// Removes an SRQ without QPs. Pending receives are discarded.
     DestroySrq(SrqIndex),
     /// Opens an XRC domain.
     OpenXrcd(OpenXrcd),
-    /// Closes one. The last to do so removes it; then nothing may be in it.
+    /// Closes an XRC domain once. The last close removes it, and fails while the domain is in use.
     CloseXrcd(XrcdId),
-    /// Makes the target of an XRC connection: it has neither queues nor a protection domain of its own.
+    /// Makes the target of an XRC connection, which has no queues and no protection domain of its own.
     CreateXrcTarget(XrcdId),
-    /// Makes a QP that spreads what is steered to it over others.
+    /// Makes a QP that distributes frames steered to it over other QPs (receive side scaling).
     CreateRssQp(PdId, Box<Rss>),
     /// Changes a QP's attributes and state.
     ModifyQp(QpIndex, Box<QpAttr>),
-    /// Gives a QP a reaction point that is not the device's; `None`: the device's again.
+    /// Gives a QP congestion control settings of its own; `None`: the device's.
     SetQpControl(QpIndex, Option<Box<Settings>>),
-    /// Draw QPNs whose upper 8 bits are these, from now on: others have those of other units. Without, all are the device's.
+    /// Allocate QPNs from this unit (the upper 8 bits) as well. Without any unit, QPNs are allocated from all of them.
     AddQpnUnit(u8),
-    /// Hand management datagrams that are for these to a QP1 besides the NIC's own.
+    /// Routes management datagrams that match to this QP1, which is not the NIC's own.
     RouteGsi(QpIndex, Box<GsiRoutes>),
-    /// Says what is so.
+    /// Returns the QP's status.
     QueryQp(QpIndex),
-    /// Tells what happened to a QP that was not routine.
+    /// Returns the QP's log of exceptional events.
     QueryLog(QpIndex),
-    /// Destroys a QP, whatever it is doing.
+    /// Destroys a QP in any state.
     DestroyQp(QpIndex),
     /// Makes an address handle.
     CreateAh(PdId, Box<AddressVector>),
-    /// Removes one. Work requests that still name it fail.
+    /// Removes an address handle. Work requests that still name it fail.
     DestroyAh(AhId),
-    /// Has a datagram QP get what is sent to a group.
+    /// Attaches a datagram QP to a multicast group.
     AttachMulticast(QpIndex, Gid),
-    /// Ends that.
+    /// Detaches a datagram QP from a multicast group.
     DetachMulticast(QpIndex, Gid),
     /// Steers frames of other protocols to a raw packet QP.
     CreateFlow(QpIndex, Box<FlowRule>),
-    /// Ends that.
+    /// Removes a flow.
     DestroyFlow(FlowId),
     /// Lists the QPs.
     ListQps,
-    // Messages count the variants that they have: those that are none come last.
-    /// Has what a QP sends count against a rate that it has together with others, until its end.
+    // Messages encode variants by their number: variants that are no messages come last.
+    /// Makes a QP share a rate with others, until it is destroyed.
     #[serde(skip)]
     ShareRate(QpIndex, SharedRate),
-    /// One of those that carry memory.
+    /// A command that carries memory.
     #[serde(skip)]
     Memory(Box<MemoryCommand>),
-    /// How all QPs react to congestion, and what traffic classes there are, from now on.
+    /// Sets congestion control of all QPs, and the traffic classes.
     #[serde(skip)]
     SetCongestion(Box<CongestionConfig>),
 }
@@ -106,10 +106,10 @@ impl From<MemoryCommand> for Command {
     }
 }
 
-/// What the device answers.
+/// The device's answer to a command.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Answer {
-    /// Done.
+    /// The command was executed.
     Done,
     /// A protection domain.
     Pd(PdId),
@@ -127,230 +127,231 @@ pub enum Answer {
     Ah(AhId),
     /// A shared receive queue and its number.
     Srq(SrqIndex, Srqn),
-    /// How a shared receive queue is.
+    /// The status of a shared receive queue.
     SrqStatus(SrqStatus),
     /// An XRC domain.
     Xrcd(XrcdId),
-    /// How a QP is.
+    /// The status of a QP.
     QpStatus(Box<QpStatus>),
     /// A flow.
     Flow(FlowId),
-    /// How all QPs are.
+    /// The statuses of all QPs.
     Qps(Vec<QpStatus>),
-    // As in `Command`.
-    /// What happened to a QP, oldest first.
+    // Last, as in `Command`.
+    /// A QP's log, oldest first.
     #[serde(skip)]
     QpLog(Vec<QpRecord>),
 }
 
-/// What of the management datagrams belongs to a process.
+/// The management datagrams that belong to a client.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GsiRoutes {
-    /// What its communication IDs begin with.
+    /// Units of the client's communication IDs (their upper 8 bits).
     pub units: Vec<u8>,
-    /// The services that it listens for: an address, one unspecified for all of its family, or none for all.
+    /// Service IDs that the client listens for. The address is one of the host, unspecified for all of its family, or `None` for
+    /// all.
     pub services: Vec<(u64, Option<IpAddr>)>,
 }
 
-/// Names a QP.
+/// The names of a QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpHandle {
-    /// The index in the table of QPs, by which doorbells name it.
+    /// The index in the QP table, used by doorbells.
     pub index: QpIndex,
-    /// The number on the wire, 24 bits.
+    /// The QPN on the wire, 24 bits.
     pub qpn: Qpn,
 }
 
-/// How a QP is.
+/// The status of a QP.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct QpStatus {
-    /// Which QP it is: index and number.
+    /// The QP's index and QPN.
     pub handle: QpHandle,
-    /// The service, which never changes.
+    /// The QP's type, which never changes.
     pub qp_type: QpType,
-    /// The state at the time of the question.
+    /// The state when queried.
     pub state: QpState,
-    /// The attributes that are in force.
+    /// The current attributes.
     pub attributes: QpAttributes,
-    /// The sizes of its queues. Those of a receive queue that is not its own are 0.
+    /// The sizes of the queues; 0 for a receive queue that is not the QP's own.
     pub caps: QpCaps,
-    /// Every send completes, whether or not it asks to be signalled.
+    /// True if all sends generate a completion, signaled or not.
     pub sq_sig_all: bool,
-    /// In SQD: something that was started is not complete yet.
+    /// In SQD: true while a started work request is incomplete.
     pub draining: bool,
-    /// The shared receive queue that it was made for.
+    /// The QP's shared receive queue, if any.
     pub srq: Option<SrqIndex>,
-    /// The next PSN that it sends.
+    /// The next PSN to send.
     pub sq_psn: Psn,
-    /// The PSN that it expects.
+    /// The expected PSN.
     pub rq_psn: Psn,
-    /// How fast it may send, if somebody decides that: as of now for a QP that is asked for, else as of its last packet.
+    /// State of congestion control, if the rate is limited: current for a single QP's query, else as of the last packet.
     pub control: Option<State>,
 }
 
-/// How a shared receive queue is.
+/// The status of a shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SrqStatus {
     /// The index in the table of shared receive queues.
     pub index: SrqIndex,
-    /// The number by which XRC requests name it.
+    /// The SRQ number, used by XRC requests.
     pub number: Srqn,
-    /// The domain of the memory that its receives name.
+    /// The protection domain of its receives.
     pub pd: PdId,
-    /// What it is for.
+    /// The kind of queue.
     pub kind: SrqKind,
-    /// Receives that it holds at most.
+    /// Maximum number of receives.
     pub max_wr: u32,
-    /// Entries that a receive may have.
+    /// Maximum number of entries of a receive.
     pub max_sge: u32,
-    /// The armed limit; 0: none, or it was reached.
+    /// The armed limit; 0: none, or already reached.
     pub limit: u32,
-    /// Receives that no QP has taken yet.
+    /// Number of pending receives.
     pub waiting: u32,
-    /// It is broken: nothing is taken from it any more.
+    /// True if the queue is in error: no more receives are taken.
     pub failed: bool,
 }
 
-/// How many objects a device has.
+/// Numbers of a device's objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ObjectCounts {
-    /// Protection domains that are allocated.
+    /// Protection domains.
     pub pds: usize,
-    /// Completion queues that are made.
+    /// Completion queues.
     pub cqs: usize,
-    /// Queue pairs that are made.
+    /// Queue pairs.
     pub qps: usize,
-    /// Shared receive queues that are made.
+    /// Shared receive queues.
     pub srqs: usize,
-    /// XRC domains that are open.
+    /// Open XRC domains.
     pub xrcds: usize,
     /// Memory regions and windows.
     pub memory: usize,
-    /// Address handles that are made.
+    /// Address handles.
     pub handles: usize,
-    /// Flows that are attached.
+    /// Flows.
     pub flows: usize,
 }
 
-/// Why a command was not carried out; nothing was changed.
+/// Why a command failed. A failed command changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ControlError {
     /// The object does not exist (`EINVAL`).
     #[error("there is no such {0}")]
     NotFound(&'static str),
-    /// Something still uses it (`EBUSY`).
+    /// Other objects use the object (`EBUSY`).
     #[error("the {object} is still used by {users} others; destroy those first")]
     Busy {
-        /// The kind of object, for people.
+        /// The kind of object, as text.
         object: &'static str,
-        /// How many objects still use it.
+        /// Number of users.
         users: u32,
     },
     /// The table is full (`ENOMEM`).
     #[error("the device has no room for another {object}: its limit is {limit}")]
     Full {
-        /// The kind of object, for people.
+        /// The kind of object, as text.
         object: &'static str,
-        /// How many there may be.
+        /// Maximum number of objects.
         limit: u32,
     },
-    /// A value is beyond what the device offers (`EINVAL`).
+    /// A value exceeds the device's limit (`EINVAL`).
     #[error("{what} = {value} is more than the device offers, {limit}")]
     TooLarge {
-        /// The number that was too large, for people.
+        /// The name of the value, as text.
         what: &'static str,
-        /// What was asked for.
+        /// The requested value.
         value: u64,
-        /// The largest value that there can be.
+        /// The largest allowed value.
         limit: u64,
     },
-    /// A smaller queue than what is in it (`EINVAL`).
+    /// A queue would be smaller than its content (`EINVAL`).
     #[error(
         "the {object} holds {holds} now, which do not fit {size}; take some out first or ask for more room"
     )]
     TooSmall {
-        /// The kind of object, for people.
+        /// The kind of object, as text.
         object: &'static str,
-        /// The size that was asked for.
+        /// The requested size.
         size: u32,
-        /// What is in it.
+        /// Number of entries in the queue.
         holds: u32,
     },
-    /// Receives from a place that does not go with the QP's type (`EINVAL`).
+    /// The source of receives does not match the QP's type (`EINVAL`).
     #[error(
         "a QP of type {0:?} does not go with this place for receives: XRC initiators have none, XRC targets are made by a \
          command of their own, all others have a queue or share one"
     )]
     Receives(QpType),
-    /// The system has no memory for it (`ENOMEM`).
+    /// The system is out of memory (`ENOMEM`).
     #[error("no memory for a {0}")]
     NoMemory(&'static str),
-    /// There may be one of it (`EBUSY`).
+    /// The object already exists, and can exist only once (`EBUSY`).
     #[error("the device has its {0} already; destroy that first")]
     Taken(&'static str),
-    /// Only datagram QPs can be in a group (`EINVAL`).
+    /// Only datagram QPs can join a multicast group (`EINVAL`).
     #[error("a QP of type {0:?} cannot be in a multicast group, only a datagram QP can")]
     NotDatagram(QpType),
-    /// Not the address of a group (`EINVAL`).
+    /// The address is no multicast address (`EINVAL`).
     #[error("{0} is no multicast address: those are 224.0.0.0/4 and ff00::/8")]
     NotMulticast(Gid),
-    /// The port could not join (what the system said).
+    /// The port could not join the group.
     #[error("cannot join the multicast group {group}: {reason}")]
     Join {
-        /// The group that the port was to join.
+        /// The multicast group.
         group: Gid,
-        /// What the system said.
+        /// The system's error.
         reason: String,
     },
-    /// The port carries RoCE and nothing else (`EOPNOTSUPP`).
+    /// The port carries only RoCE (`EOPNOTSUPP`).
     #[error(
         "this port carries no frames of other protocols, so there are no raw packet QPs: AF_XDP (--port xdp) has them"
     )]
     NoRawPackets,
-    /// Only raw packet QPs take frames of other protocols (`EINVAL`).
+    /// Frames of other protocols can only be steered to raw packet QPs (`EINVAL`).
     #[error("frames cannot be steered to a QP of type {0:?}, only to a raw packet QP")]
     NotRawPacket(QpType),
-    /// The port could not steer (what the system said).
+    /// The port could not steer the flow; with the system's error.
     #[error("cannot steer the flow to us: {0}")]
     Steer(String),
-    /// The port does not take MAC control frames (what the system said).
+    /// The port cannot receive MAC control frames; with the system's error.
     #[error("PAUSE and PFC frames cannot be heeded: {0}")]
     MacControl(String),
-    /// The attributes do not make a transition (`EINVAL`).
+    /// The attributes are not valid for the transition (`EINVAL`).
     #[error(transparent)]
     Modify(#[from] ModifyError),
     /// The device has failed (`EIO`).
     #[error(
         "the device has failed: its engine panicked (see standard error), which is a bug of roxie's; \
-         nothing turns it any more, so close it and open it again"
+         no thread runs it any more, so close it and open it again"
     )]
     DeviceFatal,
     /// Remote write or atomic access needs local write (`EINVAL`, IBTA 10.6.3.1).
     #[error("access {0:?}: remote write and remote atomic need local write as well")]
     AccessNeedsLocalWrite(Access),
-    /// Access flags that do not go together, or not with this memory (`EINVAL`).
+    /// Access flags contradict one another, or the memory (`EINVAL`).
     #[error("access {access:?}: {why}")]
     Access {
-        /// The flags that were asked for, all of them.
+        /// All requested flags.
         access: Access,
-        /// What is wrong with it.
+        /// The contradiction.
         why: &'static str,
     },
-    /// An object of another kind (`EINVAL`).
+    /// The object is of another kind (`EINVAL`).
     #[error("{0}")]
     WrongKind(&'static str),
-    /// The NIC is another process, and refuses.
+    /// The NIC is another process, and refused the command.
     #[error("{why}")]
     Elsewhere {
-        /// The errno of what it would say here.
+        /// The errno of the refusal.
         errno: i32,
-        /// What it says.
+        /// The text of the refusal.
         why: String,
     },
 }
 
 impl ControlError {
-    /// What a verbs program gets for it.
+    /// Returns the errno for verbs programs.
     pub fn errno(&self) -> i32 {
         match self {
             ControlError::Busy { .. } | ControlError::Taken(_) => libc::EBUSY,

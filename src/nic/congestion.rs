@@ -1,8 +1,7 @@
-//! Congestion control and traffic classes, as the NIC has them: who is notified, which data may be marked, which priority a packet
-//! has, and what a PAUSE stops.
+//! Congestion control and traffic classes in the NIC: notifications, ECN marking, priorities, and pauses.
 //!
-//! The notification point answers a marked packet only if its QP takes it for its peer's, and it is one that may come now: who
-//! cannot see what a QP sends has to guess its number and the PSN.
+//! The notification point answers a marked packet only if it is from the QP's peer and plausible at this point of the sequence. An
+//! attacker that cannot see the QP's packets must guess the QPN and the PSN.
 
 use super::arbiter::PRIORITIES;
 use super::classes::{EcnPolicy, TrafficClasses, Trust};
@@ -14,28 +13,28 @@ use crate::transport::{PlantedBug, Verdict};
 use crate::verbs::{AddressVector, QpIndex, QpState};
 use crate::wire::{MacControl, Operation, Packet, mac_control};
 
-/// How far ahead of its turn a marked packet may be and still be answered: what a peer has under way at most, in packets.
+/// How far ahead of the expected PSN a marked packet may be and still be answered: the most packets that a peer has in flight.
 const PLAUSIBLY_AHEAD: i32 = 1 << 16;
-/// A priority that has been stopped for so long is stuck, not congested, and its pauses mean nothing for as long.
+/// A priority that was paused for this time is stuck, not congested. Its pauses are then ignored for as long.
 const PAUSE_STORM: Nanos = Nanos::from_millis(100);
-/// Time in which it runs counts against time in which it is stopped so many times: only what stops it for more than 94 of 100 is a storm.
+/// Weight of running time against paused time: only pauses for more than 94 of 100 ms are a storm.
 const RUNNING_COUNTS: u64 = 16;
 
-/// How a NIC reacts to congestion, notifies of it, and tells traffic apart.
+/// A NIC's congestion control, notifications, and traffic classes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CongestionConfig {
-    /// The reaction point of its connected QPs; DCQCN's has the knobs of the notification point as well.
+    /// Congestion control of connected QPs. Settings of DCQCN include those of the notification point.
     pub control: Settings,
-    /// Which data is ECN-capable; `None`: all that the reaction point is for, if that goes by notifications.
+    /// Which data packets are ECN-capable; `None`: all if `control` is DCQCN, else none.
     pub ecn: Option<EcnPolicy>,
-    /// Which priority a packet has, and what each is worth at the arbiter.
+    /// Priorities of packets, and their service by the arbiter.
     pub classes: TrafficClasses,
-    /// What the port carries: where rates begin, and what a quantum of PAUSE lasts by. `None`: 10 Gb/s, unless the interface knows.
+    /// The port's rate: initial rate of QPs, and unit of PAUSE quanta. `None`: the interface's, or 10 Gb/s.
     pub line_rate: Option<Rate>,
 }
 
 impl Default for CongestionConfig {
-    /// Nothing is paced or marked; who sends too fast is told.
+    /// No pacing and no marking. Senders of marked packets are notified.
     fn default() -> CongestionConfig {
         CongestionConfig {
             control: Settings::Off,
@@ -47,12 +46,12 @@ impl Default for CongestionConfig {
 }
 
 impl CongestionConfig {
-    /// What the port carries.
+    /// Returns the port's rate.
     pub fn line_rate(&self) -> Rate {
         self.line_rate.unwrap_or(Rate::from_gbps(10.0))
     }
 
-    /// Which data is ECN-capable.
+    /// Returns which data packets are ECN-capable.
     pub fn ecn_policy(&self) -> EcnPolicy {
         let by_control =
             if matches!(self.control, Settings::Dcqcn(_)) { EcnPolicy::On } else { EcnPolicy::Off };
@@ -60,19 +59,19 @@ impl CongestionConfig {
     }
 }
 
-/// What of congestion control concerns the NIC as a whole.
+/// The NIC's state of congestion control.
 #[derive(Debug)]
 pub(super) struct Congestion {
     pub(super) config: CongestionConfig,
     ecn: EcnPolicy,
-    /// Its port carries tags of 802.1Q: sockets do not.
+    /// True if the port carries 802.1Q tags, which sockets do not.
     pub(super) carries_tags: bool,
     moderation: Moderation,
     /// DSCP and priority of notifications.
     pub(super) notification: (u8, u8),
-    /// By priority: how long it has been stopped, and until when its pauses are ignored.
+    /// Pause state of each priority.
     storms: [Storm; PRIORITIES],
-    /// By priority: frames that stopped it, and for how long in all.
+    /// Pause counters of each priority.
     pauses: [PauseCount; PRIORITIES],
 }
 
@@ -82,7 +81,8 @@ struct PauseCount {
     time: Nanos,
 }
 
-/// `rx_prio*_pause` of mlx5's `ethtool -S`: frames for it, those that let it go on among them; and for how long it was stopped, in us.
+/// Names as in `ethtool -S` of mlx5. `rx_prio*_pause` counts received frames for the priority, those that end a pause included;
+/// `rx_prio*_pause_duration` is the time paused, in us.
 const PAUSE_NAMES: [(&str, &str); PRIORITIES] = [
     ("rx_prio0_pause", "rx_prio0_pause_duration"),
     ("rx_prio1_pause", "rx_prio1_pause_duration"),
@@ -94,21 +94,21 @@ const PAUSE_NAMES: [(&str, &str); PRIORITIES] = [
     ("rx_prio7_pause", "rx_prio7_pause_duration"),
 ];
 
-/// How long a priority has been stopped.
+/// Pause state of a priority, which detects pause storms.
 #[derive(Clone, Copy, Debug, Default)]
 struct Storm {
-    /// When this was looked at last.
+    /// Time of the last update.
     at: Nanos,
     until: Nanos,
-    /// In all, less what it has run since, many times.
+    /// Time paused, less [`RUNNING_COUNTS`] times the time running since.
     stopped: Nanos,
-    /// `until` is where patience ends, and not what was asked for.
+    /// True if `until` is the limit of a storm, instead of the requested end.
     bounded: bool,
     ignored_until: Nanos,
 }
 
 impl Storm {
-    /// Brings the account up to `now`. True: patience has ended since.
+    /// Updates the account to `now`. True: a storm has been detected since.
     fn look(&mut self, now: Nanos) -> bool {
         let stopped = self.until.min(now).since(self.at);
         let ran = now.since(self.at.max(self.until));
@@ -148,17 +148,17 @@ impl Congestion {
         self.config = config;
     }
 
-    /// The tag of frames along a path, if they carry one.
+    /// Returns the 802.1Q tag of frames along a path, if they have one.
     pub(super) fn tag(&self, av: &AddressVector) -> Option<u16> {
         self.tag_of(self.config.classes.priority(av))
     }
 
-    /// The tag of frames of this priority, if they carry one: of network 0, with the priority in the three highest bits.
+    /// Returns the 802.1Q tag of frames of this priority, if they have one: VLAN 0, with the priority in the upper three bits.
     pub(super) fn tag_of(&self, priority: u8) -> Option<u16> {
         (self.carries_tags && self.config.classes.tagged).then(|| u16::from(priority) << 13)
     }
 
-    /// True if data along this path is to be sent as ECN-capable, and the application has not said so itself.
+    /// True if data along this path is ECN-capable by configuration, and the application has not set the ECN bits.
     fn marks(&self, av: &AddressVector) -> bool {
         let asked = match self.ecn {
             EcnPolicy::Off => false,
@@ -170,7 +170,7 @@ impl Congestion {
 }
 
 impl Nic {
-    /// Appends what was counted of pauses: of the priorities that heed them.
+    /// Appends the pause counters of priorities that can be paused.
     pub fn pause_counters(&self, out: &mut Vec<(&'static str, u64)>) {
         let Congestion { config: CongestionConfig { classes, .. }, pauses, .. } = &self.congestion;
         let heeds = |p: &usize| classes.pause || classes.pfc & 1 << p != 0;
@@ -180,7 +180,7 @@ impl Nic {
         }
     }
 
-    /// A QP's path, or what paths mean, has changed: its priority and what follows from it.
+    /// Updates a QP's priority and what depends on it, after its path or the traffic classes have changed.
     pub(super) fn reclassify(&mut self, index: QpIndex) {
         let places = self.qps.places() as usize;
         let Some(entry) = self.qps.get_mut(index.0) else { return };
@@ -201,17 +201,17 @@ impl Nic {
         }
     }
 
-    /// True if a QP goes by delay: the port should say when frames arrive.
+    /// True if a QP's congestion control measures delay: the port should timestamp received frames.
     pub fn wants_arrivals(&self) -> bool {
         self.wants_arrivals
     }
 
-    /// How it reacts to congestion, and its traffic classes.
+    /// Returns the congestion configuration.
     pub fn congestion(&self) -> &CongestionConfig {
         &self.congestion.config
     }
 
-    /// Has all QPs go by other rules from now on. A running reaction point keeps its rate, if it is of the same kind.
+    /// Applies a congestion configuration to all QPs. A QP keeps its rate if its reaction point stays of the same kind.
     pub(super) fn set_congestion(&mut self, now: Nanos, mut config: CongestionConfig) {
         config.line_rate = config.line_rate.or(self.congestion.config.line_rate);
         self.arbiter.set_services(config.classes.services);
@@ -229,12 +229,12 @@ impl Nic {
         for place in 0..self.qps.places() {
             let index = QpIndex(self.qps.name_at(place));
             self.reclassify(index);
-            self.control_anew(now, index);
+            self.apply_control(now, index);
         }
     }
 
-    /// A QP's reaction point is to be as the rules say.
-    pub(super) fn control_anew(&mut self, now: Nanos, index: QpIndex) {
+    /// Applies the congestion configuration to a QP.
+    pub(super) fn apply_control(&mut self, now: Nanos, index: QpIndex) {
         let config = &self.congestion.config;
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         let settings = if entry.qp.qp_type.is_connected() { &config.control } else { &Settings::Off };
@@ -242,20 +242,20 @@ impl Nic {
         entry.qp.set_control(now, settings, config.line_rate(), entry.share.as_ref());
         self.wants_arrivals |= entry.qp.goes_by_delay();
         if entry.qp.is_paced() {
-            // Room for its release; and if it is one that is held, its time may be another.
+            // The wheel needs room for the QP; a held QP may have another release time.
             self.releases.grow(index.place() + 1);
         }
         self.touch(index);
     }
 
-    /// A switch marked the packet that is taken in.
+    /// Counts a packet that a switch has marked.
     #[cold]
     pub(super) fn note_marked(&mut self) {
         self.counters.np_ecn_marked_roce_packets += 1;
         self.marked = true;
     }
 
-    /// A marked packet came to a QP, which judged it.
+    /// Answers a marked packet with a notification, after its QP has processed it.
     #[cold]
     pub(super) fn answer_mark(&mut self, now: Nanos, index: QpIndex, packet: &Packet, verdict: &Verdict) {
         self.marked = false;
@@ -278,7 +278,7 @@ impl Nic {
         }
     }
 
-    /// A MAC control frame: what it stops. True if it stops or starts something.
+    /// Handles a MAC control frame. True if it affects a priority.
     #[cold]
     pub(super) fn heed_mac_control(&mut self, now: Nanos, frame: &Frame<'_>) -> bool {
         if frame.array::<6>(0) != Some(mac_control::DESTINATION) {
@@ -318,14 +318,14 @@ impl Nic {
     }
 }
 
-/// True for a packet that its QP takes for its peer's, and that says something: acknowledgements and notifications do not slow
-/// down by being fewer.
+/// True if a packet is from the QP's peer and carries data. Acknowledgements and notifications do not cause congestion, and are
+/// not answered.
 fn owes_notification(entry: &QpEntry, packet: &Packet, verdict: &Verdict) -> bool {
     let operation = packet.info().operation;
     let speaks = !matches!(operation, Operation::Acknowledge | Operation::AtomicAcknowledge | Operation::Cnp);
     let may_come = match verdict {
         Verdict::Executed | Verdict::Acknowledged | Verdict::NotReady | Verdict::NoReceive => true,
-        // Responses within what was asked for.
+        // Responses to outstanding requests.
         Verdict::Stale | Verdict::GoBack(_) => true,
         Verdict::OutOfSequence { expected, .. } | Verdict::Incomplete { expected } => {
             packet.bth.psn.distance_from(*expected) < PLAUSIBLY_AHEAD
@@ -342,7 +342,7 @@ mod tests {
     use crate::verbs::Gid;
 
     #[test]
-    fn data_is_marked_by_its_dscp_and_never_against_the_applications_own_mark() {
+    fn data_is_marked_by_dscp_unless_already_marked() {
         let mut congestion = Congestion::new(1);
         congestion.ecn = EcnPolicy::Dscp(1 << 26 | 1);
         let marked = |traffic_class: u8| {

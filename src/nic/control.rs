@@ -1,4 +1,4 @@
-//! Carries control commands out. Those about queue pairs are in [`qp_life`](super::qp_life).
+//! Executes control commands. Commands for queue pairs are in [`qp_life`](super::qp_life).
 
 use std::ops::Range;
 
@@ -10,10 +10,10 @@ use crate::transport::memory::RegionStatus;
 use crate::verbs::{AddressVector, PdId};
 
 impl Nic {
-    /// Carries a command out, between two bursts.
+    /// Executes a command between two bursts.
     ///
     /// # Errors
-    /// What was wrong with the command. Nothing has changed then.
+    /// Why the command failed. A failed command changes nothing.
     pub fn execute(&mut self, now: Nanos, command: Command) -> Result<Answer, ControlError> {
         self.check_names(&command)?;
         match command {
@@ -44,13 +44,13 @@ impl Nic {
             Command::SetQpControl(qp, settings) => {
                 let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound("QP"))?;
                 entry.own_control = settings.map(|settings| *settings);
-                self.control_anew(now, qp);
+                self.apply_control(now, qp);
                 Ok(Answer::Done)
             }
             Command::ShareRate(qp, share) => {
                 let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound("QP"))?;
                 entry.share = Some(share);
-                self.control_anew(now, qp);
+                self.apply_control(now, qp);
                 Ok(Answer::Done)
             }
             Command::AddQpnUnit(unit) => {
@@ -69,7 +69,7 @@ impl Nic {
                 let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound("QP"))?;
                 entry.qp.evaluate_rate(now);
                 let status = entry.status();
-                // Its rate may have risen, and what it holds back is due earlier.
+                // The rate may have risen, so held packets may be due earlier.
                 if status.control.is_some() {
                     self.touch(qp);
                 }
@@ -114,12 +114,12 @@ impl Nic {
         }
     }
 
-    /// How the memory regions and windows in a stretch of places are: for listing them in pieces. `None`: all places lie below.
+    /// Returns the memory regions and windows in a range of table slots. `None`: the range is beyond the last slot.
     pub fn memory_regions(&self, places: Range<usize>) -> Option<Vec<RegionStatus>> {
         self.memory.statuses(places).map(Iterator::collect)
     }
 
-    /// How many objects there are.
+    /// Returns the numbers of objects.
     pub fn objects(&self) -> ObjectCounts {
         let (srqs, xrcds) = self.srqs.counts();
         ObjectCounts {

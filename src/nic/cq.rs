@@ -1,8 +1,8 @@
-//! The NIC's completion queues: what is published to them, and when somebody is woken.
+//! The NIC's completion queues: publishing completions, and raising their events.
 //!
-//! Moderation holds events back, never completions. From the first completion that an armed queue wants told, an event waits
-//! until `count` completions have come or `period` is over, and not at all if one of them failed. The request is taken when the
-//! first comes, so that an application that polls meanwhile and asks again loses nothing: it gets one event more.
+//! Moderation delays events, never completions. After the first completion that an armed queue asked for, the event waits until
+//! `count` completions have come or `period` is over. A completion in error ends the wait. The queue is disarmed at the first
+//! completion. An application that polls and arms again meanwhile therefore gets one more event, and loses none.
 
 use super::Nic;
 use super::command::{Answer, ControlError};
@@ -18,25 +18,25 @@ pub(super) const CQ: &str = "completion queue";
 pub(super) struct CqEntry {
     ring: CompletionRing,
     notify: Option<EventCounter>,
-    /// QPs and shared receive queues that complete here.
+    /// Number of QPs and shared receive queues that complete here.
     pub(super) users: u32,
     failed: bool,
     moderation: Option<Moderation>,
 }
 
-/// How events are held back, and the one that is.
+/// Parameters of moderation, and the delayed event.
 #[derive(Debug)]
 struct Moderation {
     count: u32,
     period: Nanos,
-    /// Completions that the event stands for; 0: none is held back.
+    /// Completions counted for the delayed event; 0: none is delayed.
     held: u32,
-    /// When it leaves at the latest.
+    /// When the delayed event is due.
     due: Nanos,
 }
 
 impl Moderation {
-    /// A completion came. True: an event leaves now.
+    /// Counts a completion. True: raise the event now.
     fn note(&mut self, now: Nanos, ring: &CompletionRing, wc: &Wc) -> bool {
         if self.held == 0 {
             if !ring.disarm_for(wc) {
@@ -78,12 +78,12 @@ impl CqEntry {
     }
 }
 
-/// Completions that a NIC has published; both counts wrap.
+/// Numbers of published completions, which wrap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Published {
-    /// Completions of sends and receives.
+    /// All completions.
     pub completions: u32,
-    /// Those of them that are of receives.
+    /// Completions of receives.
     pub receives: u32,
 }
 
@@ -95,12 +95,12 @@ impl Published {
 }
 
 impl Nic {
-    /// What it has published so far.
+    /// Returns the numbers of completions published so far.
     pub fn published(&self) -> Published {
         self.published
     }
 
-    /// Hands completions to their queues, and notes the queues that had no room.
+    /// Writes completions to their queues, and records queues that overflow.
     pub(super) fn push_completions(&mut self, now: Nanos) {
         let mut completions = std::mem::take(&mut self.out.completions);
         for run in completions.chunk_by(|(cq, _), (next, _)| cq == next) {
@@ -111,12 +111,12 @@ impl Nic {
         self.out.completions = completions;
     }
 
-    /// The same for some of one queue.
+    /// Writes consecutive completions of one queue.
     fn push_run(&mut self, now: Nanos, cq: CqIndex, run: &[(CqIndex, Wc)]) {
         let wcs = run.iter().map(|(_, wc)| wc);
         wcs.clone().for_each(|wc| self.published.note(wc));
         let Some(entry) = self.cqs.get_mut(cq.0) else { return };
-        // Once one is lost none follows: a gap would look like success.
+        // After an overflow no more completions are written: a gap would look like success.
         let pushed = if entry.failed { 0 } else { entry.ring.push_all(wcs.clone(), now.0) };
         if pushed < run.len() {
             //= IBTA 11.6.3.2: cq-overflow-is-an-event
@@ -152,7 +152,7 @@ impl Nic {
         }
     }
 
-    /// Lets the events leave that have been held back long enough.
+    /// Raises the delayed events that are due.
     #[cold]
     pub(super) fn release_events(&mut self, now: Nanos) {
         self.events_due = Nanos::MAX;
@@ -169,7 +169,7 @@ impl Nic {
         }
     }
 
-    /// Work of these QPs can no longer be seen to complete: they go to the error state (IBTA 11.6.3.2).
+    /// Moves QPs that complete to an overflowed queue to the error state (IBTA 11.6.3.2).
     pub(super) fn fail_users_of(&mut self, now: Nanos, cq: CqIndex) {
         let users: Vec<_> =
             self.qps.iter().filter(|(_, e)| e.qp.send_cq == cq || e.qp.recv_cq == cq).collect();
@@ -182,7 +182,7 @@ impl Nic {
         self.look_after(now);
     }
 
-    /// Wakes everybody who waits for completions: none will come.
+    /// Wakes all threads that wait for completions: none will come.
     pub fn wake_all(&self) {
         for (_, cq) in self.cqs.iter() {
             cq.wake();
@@ -221,7 +221,7 @@ impl Nic {
             ));
         }
         let entry = self.cq(cq).ok_or(ControlError::NotFound(CQ))?;
-        // What was held back by the old rule leaves.
+        // Raise an event that was delayed under the previous parameters.
         if entry.moderation.as_ref().is_some_and(|moderation| moderation.held > 0) {
             Watch::notice(Notice::ByCommand);
             entry.wake();
@@ -243,7 +243,7 @@ impl Nic {
 }
 
 /// # Errors
-/// [`ControlError::TooLarge`]: whoever lends a ring chooses its size.
+/// [`ControlError::TooLarge`]: a client chooses the size of its ring.
 fn check_size(ring: &CompletionRing) -> Result<(), ControlError> {
     let (value, limit) = (ring.capacity(), MAX_CQE);
     if value <= limit {

@@ -1,4 +1,4 @@
-//! The dma stage: the copies that a burst asked for, run together.
+//! The DMA stage: runs the copies of a burst together.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -13,7 +13,7 @@ use crate::transport::{DmaIn, MemoryTable, Span, Verdict};
 use crate::verbs::{QpIndex, QpType};
 use crate::wire::{self, Packet};
 
-/// Copy `length` bytes of host memory to byte `offset` of the frame in transmit slot `slot`.
+/// A copy of `length` bytes of host memory to byte `offset` of the frame in transmit slot `slot`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DmaOut {
     pub(super) slot: u16,
@@ -22,9 +22,9 @@ pub(super) struct DmaOut {
     pub(super) from: Span,
 }
 
-/// The memory behind spans.
+/// The host memory behind spans.
 ///
-/// The table has checked bounds and rights; memory checks the bounds again, and refuses what does not fit.
+/// The table has checked bounds and access. The memory checks bounds again, and refuses copies beyond them.
 pub(super) struct HostSide<'a> {
     pub(super) regions: &'a [Option<Registered>],
     pub(super) table: &'a MemoryTable,
@@ -37,13 +37,13 @@ impl HostSide<'_> {
         region.ok_or(CopyFault::Gone)
     }
 
-    /// The remote memory that a span lies in, if it does.
+    /// Returns the remote memory that a span lies in, if any.
     #[inline]
     pub(super) fn remote(&self, span: Span) -> Option<&Arc<RemoteMemory>> {
         self.region(span).ok()?.memory.remote_memory()
     }
 
-    /// Calls `each` with the address of each stretch of remote memory that holds some of these bytes.
+    /// Calls `each` with the address of each contiguous part of a span in remote memory.
     pub(super) fn remote_places(
         &self,
         span: Span,
@@ -70,7 +70,7 @@ impl HostSide<'_> {
         self.pieces(to, bytes.len(), |offset, range| region.memory.write(offset, &bytes[range]))
     }
 
-    /// The bytes of both pieces of a frame, one behind the other.
+    /// Writes both pieces of a frame, one after the other.
     #[inline(always)]
     pub(super) fn write_pieces(&self, to: Span, (first, second): (&[u8], &[u8])) -> Result<(), CopyFault> {
         in_stores(first, second, |offset, bytes| {
@@ -87,7 +87,7 @@ impl HostSide<'_> {
         self.pieces(from, bytes.len(), |offset, range| region.memory.read(offset, &mut bytes[range]))
     }
 
-    /// To both pieces of a frame, one behind the other.
+    /// Reads into both pieces of a frame, one after the other.
     #[inline(never)]
     fn read_pieces(&self, from: Span, (first, second): (&mut [u8], &mut [u8])) -> Result<(), CopyFault> {
         let rest = Span { offset: from.offset + first.len() as u64, ..from };
@@ -95,7 +95,7 @@ impl HostSide<'_> {
         if second.is_empty() { Ok(()) } else { self.read(rest, second) }
     }
 
-    /// Calls `copy` for each stretch of a paged region that holds some of the `length` bytes at `span`.
+    /// Calls `copy` for each contiguous part of `length` bytes at `span` in a paged region.
     fn pieces(
         &self,
         span: Span,
@@ -112,7 +112,7 @@ impl HostSide<'_> {
         Ok(())
     }
 
-    /// Aligned bytes lie in one page.
+    /// Executes an atomic operation on 8 aligned bytes, which lie in one page.
     fn atomic(&self, at: Span, operation: impl Fn(u64) -> Option<u64>) -> Result<u64, CopyFault> {
         let region = self.region(at)?;
         let offset = match region.paged {
@@ -129,7 +129,7 @@ impl HostSide<'_> {
     }
 
     fn flush(&self, at: Span, length: u64, persistent: bool) -> Result<(), CopyFault> {
-        // Copies before this one were made by this thread: the fence orders them for all others.
+        // The earlier copies were made by this thread: the fence orders them for all other threads.
         fence(Ordering::SeqCst);
         if !persistent {
             return Ok(());
@@ -143,8 +143,8 @@ impl HostSide<'_> {
     }
 }
 
-/// Hands two pieces to `store`, each with where it belongs, so that the last 8 bytes come in one: a frame may be split anywhere, and the end
-/// of a message that fits one aligned store is one store.
+/// Passes two pieces to `store` with their offsets, such that the last 8 bytes are in one store. A frame may be split anywhere,
+/// and the end of a message that fits one aligned store must be one store.
 #[inline(always)]
 fn in_stores(
     first: &[u8],
@@ -176,14 +176,14 @@ fn in_two_stores(
 }
 
 impl Nic {
-    /// Runs what the received frames asked of memory; `frame(i)` is the `i`-th of the burst. As often as is best for the
-    /// kind of memory: after each frame, or once for all.
+    /// Runs the memory operations of received frames; `frame(i)` is frame `i` of the burst. May be called after each frame, or
+    /// once for all.
     pub fn run_dma<'f>(&mut self, frame: impl Fn(u16) -> Frame<'f>) {
         self.run_dma_from(None, 0, frame);
     }
 
-    /// Runs the operations from number `first` on, which a packet for `qp` asked for. Those on remote memory are listed, to be run
-    /// when the worker is not held. False: at least one failed.
+    /// Runs the operations from index `first` on, which a packet for `qp` has requested. Operations on remote memory are listed
+    /// instead, and run while the worker is not locked. False: at least one operation failed.
     pub(super) fn run_dma_from<'f>(
         &mut self,
         qp: Option<QpIndex>,
@@ -229,7 +229,7 @@ impl Nic {
         faults == 0
     }
 
-    /// Runs the operations of a packet that may fail, from number `first` on, and takes back what it led to if one does.
+    /// Runs the operations of a packet that may fault, from index `first` on. If one does, undoes the packet's effects.
     pub(super) fn settle(
         &mut self,
         now: Nanos,
@@ -249,10 +249,10 @@ impl Nic {
         Some(qp.memory_fault(&mut ctx, packet, completions))
     }
 
-    /// Copies the payload of the frame in transmit slot `slot` into it. False: it is not there, and the frame must not
-    /// leave; say so by [`Nic::payload_missing`].
+    /// Copies the payload of the frame in transmit slot `slot` into it. False: memory is missing, and the frame must not be sent;
+    /// call [`Nic::payload_missing`].
     ///
-    /// Slots come in the order in which they were emitted: each takes its copies from the front of the plan.
+    /// Slots must come in the order in which they were emitted: each takes its copies from the front of the plan.
     #[inline]
     pub fn gather(&mut self, slot: u16, frame: &mut FrameMut<'_>) -> bool {
         let host = HostSide { regions: &self.regions, table: &self.memory };
@@ -288,10 +288,10 @@ impl Nic {
         whole
     }
 
-    /// The payload of this frame of a QP was not there: the frame does not leave.
+    /// Handles a frame of a QP that cannot be sent because its payload is missing.
     pub fn payload_missing(&mut self, now: Nanos, index: QpIndex, frame: &Frame<'_>) {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
-        // A raw packet's request was done when the frame had its slot, and what the frame says is the application's.
+        // A raw packet's request completed when its frame got a slot, and its content is the application's.
         if entry.qp.qp_type == QpType::RawPacket {
             return;
         }
@@ -307,7 +307,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_of_a_message_is_stored_in_one_wherever_its_frame_is_split() {
+    fn last_word_is_one_store_at_any_split() {
         let message: Vec<u8> = (1..=24).collect();
         for length in 1..=message.len() {
             for at in 0..=length {

@@ -1,5 +1,5 @@
-//! Work requests on their way from the memory of applications to the NIC: a bounded number of each QP in each pass, however many the
-//! application posts meanwhile.
+//! Fetches work requests from the application's memory: a bounded number for each QP in a pass, however many the application posts
+//! meanwhile.
 
 use super::{Nic, QpEntry, split};
 use crate::shared::{Doorbells, GuestBells};
@@ -7,15 +7,15 @@ use crate::time::Nanos;
 use crate::verbs::{QpIndex, QpState};
 
 impl Nic {
-    /// Fetches the work requests of the QPs that rang. True if some have more than was fetched.
+    /// Fetches the work requests of the QPs that rang their doorbells. True if some have more.
     pub fn fetch_posted(&mut self, now: Nanos, bells: &Doorbells, guests: &GuestBells) -> bool {
         let mut more = false;
-        // Fetching puts none back.
+        // Fetching adds no entries to this list.
         while let Some(index) = self.unfetched.pop() {
             let Some(entry) = self.qps.get_mut(index.0) else { continue };
             entry.unfetched = false;
             match entry.sends.page() {
-                // In its turn, among what its client has rung for.
+                // Fetched in the order of its client's doorbell page, within the page's budget.
                 Some(page) => guests.ring(page, index),
                 None => more |= self.fetch_in_turn(now, index, bells),
             }
@@ -36,13 +36,12 @@ impl Nic {
         more
     }
 
-    /// True if work requests wait to be fetched although no bell rings.
+    /// True if work requests can be fetched without a doorbell.
     pub fn has_unfetched(&self) -> bool {
         !self.unfetched.is_empty()
     }
 
-    /// Fetches up to `fetch_burst` work requests of the QP in this place. Returns how many work requests were fetched or flushed, and true
-    /// if there are more.
+    /// Fetches up to `fetch_burst` work requests of a QP. Returns how many were fetched or flushed, and true if there are more.
     pub(super) fn fetch(&mut self, now: Nanos, index: QpIndex) -> (usize, bool) {
         let burst = self.config.limits.fetch_burst;
         let Some(entry) = self.qps.get_mut(index.0) else { return (0, false) };

@@ -1,4 +1,4 @@
-//! The NIC's flows: which frames of other protocols go to which raw packet QPs (`ibv_create_flow`).
+//! The NIC's flows, which steer frames of other protocols to raw packet QPs (`ibv_create_flow`).
 
 use super::command::{Answer, ControlError};
 use super::qp_life::Uses;
@@ -10,17 +10,17 @@ use crate::time::Nanos;
 use crate::transport::{QpConfig, Verdict};
 use crate::verbs::{CqIndex, FlowId, FlowRule, PdId, QpCaps, QpIndex, QpInit, QpType, Qpn, Rss};
 
-/// Queues in a table at most.
+/// Maximum number of QPs in a table.
 pub const MAX_TABLE: usize = 128;
 
-/// The flows of a NIC, those with the lower priority number first, and of these the older first.
+/// The flows of a NIC, by priority number and then by age.
 #[derive(Debug, Default)]
 pub(super) struct Flows {
     flows: Vec<Flow>,
     next: u32,
-    /// The port has yet to be told.
+    /// The port must be updated.
     changed: bool,
-    /// What the last change added, should the port not follow.
+    /// The flow that the last change added, to be removed if the port cannot follow.
     added: Option<FlowId>,
 }
 
@@ -40,20 +40,20 @@ impl Flows {
         self.flows.len()
     }
 
-    /// Where they lead.
+    /// Returns the QPs of all flows.
     pub(super) fn qps(&self) -> impl Iterator<Item = QpIndex> {
         self.flows.iter().map(|flow| flow.qp)
     }
 
-    /// Takes out those of a QP.
+    /// Removes the flows of a QP.
     pub(super) fn remove_of(&mut self, qp: QpIndex) {
         let before = self.flows.len();
         self.flows.retain(|flow| flow.qp != qp);
         self.changed |= self.flows.len() < before;
     }
 
-    /// Whose the `copy`-th copy is of a frame with this key: one goes to the first flow that takes it, and one to each that asks
-    /// for the same with the same priority.
+    /// Returns the QP for the `copy`-th copy of a frame with this key. One copy goes to the first flow that matches, and one to
+    /// each later flow with the same rule.
     fn taking(&self, key: &FlowKey, copy: usize) -> Option<QpIndex> {
         let first = self.flows.iter().position(|flow| flow.rule.matching.takes(key))?;
         let rule = self.flows[first].rule;
@@ -62,14 +62,14 @@ impl Flows {
 }
 
 impl Nic {
-    /// The longest frame, in bytes, that raw packet QPs may send; `None`: the port carries none of theirs.
+    /// Sets the maximum length of raw packet QPs' frames, in bytes; `None`: the port carries no such frames.
     pub fn set_longest_frame(&mut self, longest: Option<usize>) {
         self.longest_frame = longest;
         self.congestion.carries_tags = longest.is_some();
         self.handles.set_tags(|av| self.congestion.tag(av));
     }
 
-    /// Makes a QP that has no queues and spreads what is steered to it over others.
+    /// Makes a QP without queues, which distributes frames steered to it over other QPs.
     pub(super) fn create_rss_qp(&mut self, pd: PdId, rss: Box<Rss>) -> Result<Answer, ControlError> {
         let size = rss.table.len();
         if !size.is_power_of_two() {
@@ -98,7 +98,7 @@ impl Nic {
             rd_atomic_limit: 0,
             srq_pd: None,
         };
-        // Nobody posts to it: it stays in RESET.
+        // No work request is posted to this QP, which stays in RESET.
         let sends = SendRing::new(1, 0, 0).map_err(|_| ControlError::NoMemory("QP"))?;
         let made = self.insert_qp(&config, Uses::domain(pd), sends, Receives::None)?;
         for member in &rss.table {
@@ -141,20 +141,20 @@ impl Nic {
         Ok(Answer::Done)
     }
 
-    /// What the port is to steer from now on, if that has changed.
+    /// Returns the flows that the port is to steer, if they have changed.
     pub fn take_flow_change(&mut self) -> Option<Vec<FlowMatch>> {
         let changed = std::mem::take(&mut self.flows.changed);
         changed.then(|| self.flows.flows.iter().map(|flow| flow.rule.matching).collect())
     }
 
-    /// The port could not follow the last change: a flow that it added is none.
+    /// Removes the last added flow, since the port could not steer it.
     pub fn forget_flow_change(&mut self) {
         if let Some(id) = self.flows.added.take() {
             self.flows.flows.retain(|flow| flow.id != id);
         }
     }
 
-    /// A frame that is no RoCE, or none that the transport would take; `None`: no flow takes it either.
+    /// Receives a frame that is no RoCE packet, or an invalid one. `None`: no flow takes it.
     #[cold]
     pub(super) fn receive_steered(&mut self, now: Nanos, received: &RxFrame<'_>) -> Option<RxOutcome> {
         let key = FlowKey::of(&received.frame)?;
@@ -170,7 +170,7 @@ impl Nic {
         outcome
     }
 
-    /// Where a frame goes that a flow takes to a QP: there, or to one of those that it spreads frames over.
+    /// Returns the QP that gets a frame steered to `qp`: itself, or one of its table.
     fn spread(&self, qp: QpIndex, key: &FlowKey) -> QpIndex {
         match self.qps.get(qp.0).and_then(|entry| entry.rss.as_ref()) {
             Some(rss) => rss.table[rss.hash.of(key) as usize & (rss.table.len() - 1)],

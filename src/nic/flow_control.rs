@@ -1,7 +1,7 @@
-//! Telling the neighbour to pause: when frames come faster than they are taken in.
+//! Flow control towards the neighbour: pauses it when frames arrive faster than they are received.
 //!
-//! The receive ring of the port is the buffer. Above XOFF the chosen priorities are stopped, and told so again before the pause ends;
-//! at XON they go on. What comes after XOFF until the neighbour is silent must still find room: that is the headroom.
+//! The port's receive ring is the buffer. Above XOFF the chosen priorities are paused, and paused again before the pause ends; at
+//! XON, half of XOFF, they are resumed. Frames that arrive after XOFF, before the neighbour stops, need room: the headroom.
 
 use super::Nic;
 use crate::time::Nanos;
@@ -9,23 +9,24 @@ use crate::wire::MacControl;
 use crate::wire::mac_control::{FRAME_LEN, quanta_bytes, quanta_nanos, response_quanta};
 use crate::wire::net::{ETHERNET_OVERHEAD, SHORTEST_FRAME};
 
-/// Frames of MAC control ask for the longest pause, and end it by one of none.
+/// Quanta of a pause: the longest. A pause ends by a frame with 0 quanta.
 const QUANTA: u16 = 0xffff;
-/// What was said last.
+/// The pause state of the neighbour, as last sent.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Told {
-    /// Bit p: priority p is stopped.
+pub(super) struct NeighbourPause {
+    /// Bit p: priority p is paused.
     stopped: u8,
     renew_at: Nanos,
-    /// When the ring is to be looked at again.
+    /// When the ring must be checked again.
     look_at: Nanos,
 }
 
-/// While the neighbour is stopped, so often.
+/// Interval of checks of the ring while the neighbour is paused.
 const LOOKS: Nanos = Nanos::from_micros(50);
 
-/// Frames that may still come after XOFF has been decided on: one of each side's longest is just beginning, the frame itself takes its
-/// time, and the neighbour may take as long as 802.3 allows (31B.3.7) to heed it. All of them may be of the shortest.
+/// Returns the number of frames that may still arrive after XOFF. Each side may just have begun to send its longest frame, the
+/// pause frame takes time, and the neighbour may react as late as 802.3 allows (31B.3.7). All arriving frames may be of the
+/// shortest length.
 fn headroom(bits_per_second: f64, longest: usize) -> usize {
     let on_link = |frame: usize| frame + ETHERNET_OVERHEAD as usize;
     let response = quanta_bytes(response_quanta(bits_per_second as u64));
@@ -33,18 +34,19 @@ fn headroom(bits_per_second: f64, longest: usize) -> usize {
 }
 
 impl Nic {
-    /// True if it tells its neighbour to pause.
+    /// True if the NIC may pause its neighbour.
     pub fn sends_pauses(&self) -> bool {
-        self.congestion.config.classes.send_pfc != 0 || self.told.stopped != 0
+        self.congestion.config.classes.send_pfc != 0 || self.neighbour.stopped != 0
     }
 
-    /// When the receive ring is to be looked at although nothing comes: it may have emptied; `MAX`: the neighbour is not stopped.
+    /// Returns when the receive ring must be checked although no frame arrives, since it may have emptied; `MAX`: the neighbour is
+    /// not paused.
     pub(super) fn looks_at_ring(&self) -> Nanos {
-        if self.told.stopped == 0 { Nanos::MAX } else { self.told.look_at }
+        if self.neighbour.stopped == 0 { Nanos::MAX } else { self.neighbour.look_at }
     }
 
-    /// The receive ring holds `waiting` of `capacity` frames, which are of `longest` bytes at most: what the neighbour is to be told, if it is
-    /// time for something. When that has left, [`Nic::has_told`] wants to know.
+    /// Returns the MAC control frame to send, if any, when the receive ring holds `waiting` of `capacity` frames of up to
+    /// `longest` bytes. Once the frame is sent, call [`Nic::has_told`].
     pub fn neighbour_should(
         &mut self,
         now: Nanos,
@@ -55,25 +57,25 @@ impl Nic {
         let wanted = config.classes.send_pfc;
         let room = capacity.saturating_sub(headroom(config.line_rate().0, longest));
         let xoff = config.classes.xoff.map_or(room, |percent| capacity * usize::from(percent) / 100).max(1);
-        self.told.look_at = now + LOOKS;
-        let (enable, time) = match self.told.stopped {
+        self.neighbour.look_at = now + LOOKS;
+        let (enable, time) = match self.neighbour.stopped {
             0 if waiting >= xoff => (wanted, QUANTA),
             0 => return None,
             stopped if waiting <= xoff / 2 || wanted == 0 => (stopped, 0),
-            stopped if now >= self.told.renew_at => (stopped, QUANTA),
+            stopped if now >= self.neighbour.renew_at => (stopped, QUANTA),
             _ => return None,
         };
         let quanta = std::array::from_fn(|priority| if enable & 1 << priority != 0 { time } else { 0 });
         Some(MacControl::Pfc { enable, quanta })
     }
 
-    /// What [`Nic::neighbour_should`] asked for has left.
+    /// Records that the frame of [`Nic::neighbour_should`] was sent.
     pub fn has_told(&mut self, now: Nanos, control: MacControl) {
         let MacControl::Pfc { enable, quanta } = control else { return };
         let stops = quanta != [0; 8];
-        self.told.stopped = if stops { enable } else { 0 };
+        self.neighbour.stopped = if stops { enable } else { 0 };
         let pause = quanta_nanos(QUANTA, self.congestion.config.line_rate().0);
-        self.told.renew_at = now + Nanos((pause / 2.0) as u64);
+        self.neighbour.renew_at = now + Nanos((pause / 2.0) as u64);
         self.counters.tx_prio_pause += u64::from(stops);
         self.counters.tx_prio_resume += u64::from(!stops);
     }
@@ -87,7 +89,7 @@ mod tests {
     use crate::nic::{Command, CongestionConfig, NicConfig};
 
     #[test]
-    fn the_neighbour_is_stopped_reminded_and_let_go() {
+    fn neighbour_is_paused_renewed_and_resumed() {
         let mut nic = Nic::new(NicConfig { limits: crate::limits::Limits::small(), ..NicConfig::default() });
         assert!(!nic.sends_pauses());
         let classes = "send_pfc=3+4,xoff=50".parse().expect("classes");
@@ -104,7 +106,7 @@ mod tests {
         let pfc = |time| Some(MacControl::Pfc { enable: 0x18, quanta: [0, 0, 0, time, time, 0, 0, 0] });
         assert_eq!(say(0, 49), None);
         assert_eq!(say(1, 50), pfc(0xffff));
-        assert_eq!(say(2, 90), None, "it has been told");
+        assert_eq!(say(2, 90), None, "the pause is still in force");
         // 65,535 quanta at 1 Gb/s are 33.6 ms.
         assert_eq!(say(16_000, 90), None);
         assert_eq!(say(17_000, 30), pfc(0xffff), "before the pause ends");
@@ -112,9 +114,9 @@ mod tests {
         assert_eq!(say(17_002, 49), None);
     }
 
-    /// Nothing comes from a neighbour that is stopped: the ring is looked at all the same.
+    /// A paused neighbour sends nothing, so the ring must be checked by a timer.
     #[test]
-    fn the_nic_is_turned_again_while_its_neighbour_is_stopped() {
+    fn ring_is_checked_while_neighbour_is_paused() {
         let mut nic = Nic::new(NicConfig { limits: crate::limits::Limits::small(), ..NicConfig::default() });
         let classes = "send_pfc=3,xoff=50".parse().expect("classes");
         let config = CongestionConfig { classes, ..CongestionConfig::default() };
@@ -130,8 +132,8 @@ mod tests {
     }
 
     #[test]
-    fn the_headroom_holds_what_may_still_come() {
-        // 10 Gb/s, frames of 1,514: 2 x 1,538, 84 of the frame itself, 67 quanta of 64 bytes; in frames that take 84 each.
+    fn headroom_holds_frames_that_may_still_arrive() {
+        // 10 Gb/s, frames of 1,514: 2 x 1,538, 84 for the pause frame, 67 quanta of 64 bytes; in frames that take 84 each.
         assert_eq!(headroom(10e9, 1514), (2 * 1538 + 84 + 67 * 64_usize).div_ceil(84));
     }
 }

@@ -1,8 +1,8 @@
-//! Who gets the management datagrams to QP1.
+//! Routing of management datagrams among QP1s.
 //!
-//! A NIC has one QP1. One that serves other processes has a QP of that number for each of them besides: what belongs to one of them by
-//! the numbers in the message goes there, everything else to the NIC's own, which refuses it. Requests (REQ, SIDR_REQ) name a service
-//! that somebody listens for, all other messages the communication ID that their receiver gave, whose upper 8 bits are its unit.
+//! A NIC has one QP1. A NIC that serves other processes also has one for each client. A datagram goes to the client that it names,
+//! or else to the NIC's own QP1, which rejects it. Requests (REQ, SIDR_REQ) name a service that a client listens for. All other
+//! messages name the receiver's communication ID, with the client's unit in its upper 8 bits.
 
 use std::net::IpAddr;
 
@@ -13,18 +13,18 @@ use crate::verbs::{QpIndex, QpType};
 use crate::wire::Packet;
 use crate::wire::mad::{CLASS_CM, MAD_HEADER_LEN, MadHeader};
 
-/// Bytes of a management datagram that say whom it is for.
+/// Bytes of a management datagram that identify its addressee.
 const HEAD: usize = MAD_HEADER_LEN + Addressee::HEAD;
 
-/// The QPs that have the number 1.
+/// The general service QPs (QP1): the NIC's own, and one per client.
 #[derive(Debug, Default)]
 pub(super) struct Gsis {
     own: Option<QpIndex>,
-    guests: Vec<(QpIndex, GsiRoutes)>,
+    clients: Vec<(QpIndex, GsiRoutes)>,
 }
 
 impl Gsis {
-    /// False: there is one, and no other is to be.
+    /// True if another QP1 may be made.
     pub(super) fn has_room(&self, serves: bool) -> bool {
         self.own.is_none() || serves
     }
@@ -32,55 +32,56 @@ impl Gsis {
     pub(super) fn add(&mut self, qp: QpIndex) {
         match self.own {
             None => self.own = Some(qp),
-            Some(_) => self.guests.push((qp, GsiRoutes::default())),
+            Some(_) => self.clients.push((qp, GsiRoutes::default())),
         }
     }
 
     pub(super) fn remove(&mut self, qp: QpIndex) {
         self.own.take_if(|own| *own == qp);
-        self.guests.retain(|(guest, _)| *guest != qp);
+        self.clients.retain(|(client, _)| *client != qp);
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = QpIndex> + '_ {
-        self.own.into_iter().chain(self.guests.iter().map(|(qp, _)| *qp))
+        self.own.into_iter().chain(self.clients.iter().map(|(qp, _)| *qp))
     }
 
     fn route(&mut self, qp: QpIndex, routes: GsiRoutes) -> bool {
-        let place = self.guests.iter_mut().find(|(guest, _)| *guest == qp);
+        let place = self.clients.iter_mut().find(|(client, _)| *client == qp);
         place.map(|(_, old)| *old = routes).is_some()
     }
 
-    /// Whom a datagram is for.
+    /// Returns the QP1 that a datagram is for.
     pub(super) fn target(&self, packet: &Packet, frame: &Frame<'_>) -> Option<QpIndex> {
-        if self.guests.is_empty() {
+        if self.clients.is_empty() {
             return self.own;
         }
         let mut head = [0; HEAD];
         let read = frame.copy_to(packet.payload.start, &mut head);
         let destination = packet.dest_gid().to_ip();
-        self.guest(&head[..read.min(packet.payload.len())], destination).or(self.own)
+        self.client(&head[..read.min(packet.payload.len())], destination).or(self.own)
     }
 
-    fn guest(&self, message: &[u8], destination: IpAddr) -> Option<QpIndex> {
+    fn client(&self, message: &[u8], destination: IpAddr) -> Option<QpIndex> {
         let header = MadHeader::read(message).filter(|header| header.class == CLASS_CM)?;
         match Addressee::of(header.attribute, &message[MAD_HEADER_LEN..])? {
             Addressee::Service(service) => self.server_of(service, destination),
             Addressee::Unit(unit) => {
-                self.guests.iter().find(|(_, routes)| routes.units.contains(&unit)).map(|(qp, _)| *qp)
+                self.clients.iter().find(|(_, routes)| routes.units.contains(&unit)).map(|(qp, _)| *qp)
             }
         }
     }
 
-    /// Who listens closest to an address.
+    /// Returns the QP1 of the client that listens most specifically for an address.
     fn server_of(&self, service: u64, address: IpAddr) -> Option<QpIndex> {
-        let all = self.guests.iter().flat_map(|(qp, routes)| routes.services.iter().map(move |of| (of, *qp)));
+        let all =
+            self.clients.iter().flat_map(|(qp, routes)| routes.services.iter().map(move |of| (of, *qp)));
         let those = all.filter(|((id, _), _)| *id == service);
         closest(those.map(|((_, on), qp)| (*on, qp)), address)
     }
 }
 
 impl Nic {
-    /// From now on a QP1 besides the NIC's own gets what is for these.
+    /// Routes matching datagrams to a QP1 that is not the NIC's own.
     pub(super) fn route_gsi(&mut self, qp: QpIndex, routes: GsiRoutes) -> Result<(), ControlError> {
         let is_gsi = self.qps.get(qp.0).is_some_and(|entry| entry.qp.qp_type == QpType::Gsi);
         if is_gsi && self.gsis.route(qp, routes) {
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_for_who_gave_its_id_or_listens_closest() {
+    fn message_goes_to_id_owner_or_closest_listener() {
         let here: IpAddr = "192.0.2.1".parse().unwrap();
         let mut gsis = Gsis::default();
         let [own, a, b] = [0, 1, 2].map(QpIndex);
@@ -113,25 +114,29 @@ mod tests {
         let routes = |unit, services| GsiRoutes { units: vec![unit], services };
         assert!(gsis.route(a, routes(3, vec![(0x0106_4321, None), (9, Some(here))])));
         assert!(gsis.route(b, routes(4, vec![(0x0106_4321, Some("0.0.0.0".parse().unwrap()))])));
-        assert!(!gsis.route(own, GsiRoutes::default()), "the NIC's own gets what is nobody's");
+        assert!(!gsis.route(own, GsiRoutes::default()), "the NIC's own QP1 has no routes");
 
-        let to = |attribute, words| gsis.guest(&message(attribute, words), here);
+        let to = |attribute, words| gsis.client(&message(attribute, words), here);
         let rep = Kind::Rep as u16;
         assert_eq!(to(rep, [0x0400_0000, 0x03ab_cdef, 0, 0]), Some(a));
         assert_eq!(to(rep, [0x0300_0000, 0x04ab_cdef, 0, 0]), Some(b));
         assert_eq!(to(rep, [0x0300_0000, 0x0500_0000, 0, 0]), None);
         assert_eq!(to(SIDR_REP, [0x0400_0001, 0x0300_0000, 0, 0]), Some(b));
-        assert_eq!(to(REQ, [0x0300_0000, 0, 0, 0x0106_4321]), Some(b), "of the family goes before all");
+        assert_eq!(
+            to(REQ, [0x0300_0000, 0, 0, 0x0106_4321]),
+            Some(b),
+            "a wildcard of the family precedes one of all families"
+        );
         assert_eq!(to(SIDR_REQ, [0, 0, 0, 9]), Some(a));
         assert_eq!(to(REQ, [0, 0, 0, 8]), None);
-        // Not whole, or not of connection management.
-        assert_eq!(gsis.guest(&message(REQ, [0, 0, 0, 9])[..38], here), None);
+        // Truncated, or of another management class.
+        assert_eq!(gsis.client(&message(REQ, [0, 0, 0, 9])[..38], here), None);
         let mut other = message(rep, [0, 0x0300_0000, 0, 0]);
         other[1] = 3;
-        assert_eq!(gsis.guest(&other, here), None);
+        assert_eq!(gsis.client(&other, here), None);
 
         gsis.remove(own);
-        assert!(gsis.has_room(false), "it may come back");
+        assert!(gsis.has_room(false), "a new one may be made");
         gsis.remove(a);
         assert_eq!(gsis.all().collect::<Vec<_>>(), [b]);
     }

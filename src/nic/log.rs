@@ -1,7 +1,7 @@
-//! What happened to a QP that is not routine: its states, what it dropped and refused, when it went back and why.
+//! The log of a QP's exceptional events: state changes, dropped and rejected packets, retransmissions with their reasons.
 //!
-//! The log of a QP is bounded and made with it. What repeats is one record with a count, so that a flood of the same does
-//! not wash away what led to it. Packets that are executed or acknowledge something leave no trace.
+//! A QP's log is bounded, and allocated with the QP. Repetitions are one record with a count, so that a flood of equal events does
+//! not evict what led to it. Packets that are executed or acknowledge something are not logged.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -11,45 +11,45 @@ use crate::transport::Verdict;
 use crate::verbs::QpState;
 use crate::wire::{Opcode, Psn};
 
-/// Records that a QP keeps: the newest.
+/// Maximum number of records in a QP's log: the newest.
 pub const LOG_LENGTH: usize = 32;
 
-/// Something that happened to a QP.
+/// An event in a QP's log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QpEvent {
-    /// It went from one state to another.
+    /// The state changed.
     State {
-        /// The state that it left.
+        /// The previous state.
         from: QpState,
-        /// The state that it is in since.
+        /// The new state.
         to: QpState,
     },
-    /// A packet came to this, and it was not routine.
+    /// A packet was received, with an exceptional outcome.
     Packet {
-        /// The opcode of the packet that came.
+        /// The packet's opcode.
         opcode: Opcode,
-        /// The PSN of the packet that came.
+        /// The packet's PSN.
         psn: Psn,
-        /// What became of it.
+        /// The outcome.
         verdict: Verdict,
     },
-    /// A frame of another protocol came to this, and it was not routine.
+    /// A frame of another protocol was received, with an exceptional outcome.
     Frame {
-        /// Bytes of the frame, from the Ethernet header on.
+        /// Length of the frame in bytes, from the Ethernet header on.
         length: usize,
-        /// What became of it.
+        /// The outcome.
         verdict: Verdict,
     },
-    /// A `modify_qp` was refused; whoever asked has the reason.
+    /// A `modify_qp` was refused. The caller has the reason.
     Refused {
-        /// The state that it was in.
+        /// The state.
         from: QpState,
-        /// The state that it was to go to, which may be the same.
+        /// The requested state, which may be the same.
         to: QpState,
     },
-    /// No acknowledgement came in time.
+    /// The acknowledgement timeout expired.
     Timeout {
-        /// What that led to.
+        /// The outcome.
         verdict: Verdict,
     },
 }
@@ -57,16 +57,16 @@ pub enum QpEvent {
 /// A record of a QP's log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpRecord {
-    /// When it happened, or happened first.
+    /// Time of the event, or of the first repetition.
     pub at: Nanos,
-    /// What happened, with the numbers.
+    /// The event.
     pub event: QpEvent,
-    /// How often the like followed at once.
+    /// Number of repetitions that followed directly.
     pub repeated: u32,
 }
 
 impl fmt::Display for QpRecord {
-    /// `1.234 ms RC_SEND_ONLY psn 7: dropped: QP is in Err, and 3 more`.
+    /// Example: `1.234 ms RC_SEND_ONLY psn 7: dropped: QP is in Err, and 3 more`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ", self.at)?;
         match self.event {
@@ -92,12 +92,12 @@ impl QpLog {
         QpLog { records: VecDeque::with_capacity(LOG_LENGTH), state: QpState::Reset }
     }
 
-    /// Records, oldest first.
+    /// Returns the records, oldest first.
     pub(super) fn records(&self) -> Vec<QpRecord> {
         self.records.iter().copied().collect()
     }
 
-    /// The QP is in this state now.
+    /// Records the QP's state, if it has changed.
     #[inline]
     pub(super) fn note_state(&mut self, now: Nanos, state: QpState) {
         if state != self.state {
@@ -106,24 +106,24 @@ impl QpLog {
         }
     }
 
-    /// A packet came to `verdict`.
+    /// Records an exceptional packet.
     #[cold]
     pub(super) fn note_packet(&mut self, now: Nanos, opcode: Opcode, psn: Psn, verdict: Verdict) {
         self.push(now, QpEvent::Packet { opcode, psn, verdict });
     }
 
-    /// A frame came to `verdict`.
+    /// Records an exceptional frame.
     #[cold]
     pub(super) fn note_frame(&mut self, now: Nanos, length: usize, verdict: Verdict) {
         self.push(now, QpEvent::Frame { length, verdict });
     }
 
-    /// A transition was refused.
+    /// Records a refused transition.
     pub(super) fn note_refusal(&mut self, now: Nanos, from: QpState, to: QpState) {
         self.push(now, QpEvent::Refused { from, to });
     }
 
-    /// The timer expired.
+    /// Records an expired timeout.
     #[cold]
     pub(super) fn note_timeout(&mut self, now: Nanos, verdict: Verdict) {
         self.push(now, QpEvent::Timeout { verdict });
@@ -143,7 +143,7 @@ impl QpLog {
     }
 }
 
-/// True if two events differ in nothing but where in the sequence they happened.
+/// True if two events are equal, except for their PSNs.
 fn alike(a: &QpEvent, b: &QpEvent) -> bool {
     match (a, b) {
         (QpEvent::Packet { opcode: a, verdict: x, .. }, QpEvent::Packet { opcode: b, verdict: y, .. }) => {
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_of_the_same_is_one_record_and_the_newest_are_kept() {
+    fn repeated_events_are_one_record() {
         let mut log = QpLog::new();
         log.note_state(Nanos(1), QpState::Init);
         for psn in 0..1000 {

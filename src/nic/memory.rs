@@ -11,12 +11,12 @@ use crate::verbs::{Access, MrIndex, MwIndex, MwType, PdId};
 pub(super) const REGION: &str = "memory region";
 pub(super) const WINDOW: &str = "memory window";
 
-/// A region as the dma stage sees it.
+/// A region in the DMA stage.
 #[derive(Debug)]
 pub(super) struct Registered {
     pub(super) memory: HostMemory,
     pub(super) pd: PdId,
-    /// Its spans are resolved by its pages.
+    /// True if its spans are translated by a page list.
     pub(super) paged: bool,
 }
 
@@ -44,7 +44,7 @@ impl Nic {
         Ok(Answer::Memory(mr, key))
     }
 
-    /// All or nothing: what is asked is judged before anything changes.
+    /// Changes a region. All arguments are checked before anything changes.
     pub(super) fn reregister(
         &mut self,
         mr: MrIndex,
@@ -82,7 +82,7 @@ impl Nic {
         Ok(Answer::Done)
     }
 
-    /// Commands run between bursts, when no copy is planned: once a region is out of the table, nothing knows it.
+    /// Commands run between bursts, when no copy is pending: a region that is out of the table is not used any more.
     fn assert_between_bursts(&self) {
         debug_assert!(self.out.dma_in.is_empty() && self.dma_out.is_empty());
     }
@@ -135,7 +135,7 @@ impl Nic {
     }
 }
 
-/// What a region is, if its flags go together and with its memory.
+/// Checks the access flags of a region, against one another and its memory.
 fn region_spec(
     pd: PdId,
     access: Access,
@@ -143,7 +143,7 @@ fn region_spec(
     memory: &HostMemory,
 ) -> Result<RegionSpec, ControlError> {
     let refused = |why| Err(ControlError::Access { access, why });
-    // What is in the optional range and means nothing here is ignored (`ibv_reg_mr`).
+    // Unknown flags in the optional range are ignored (`ibv_reg_mr`).
     if access.bits() & !(Access::all().bits() | Access::OPTIONAL.bits()) != 0 {
         return refused("these are not all known access flags");
     }
@@ -165,7 +165,7 @@ fn region_spec(
     Ok(RegionSpec { pd, access, start, length, misalignment, may_fault })
 }
 
-/// Where memory begins, modulo 8.
+/// Returns the address of memory modulo 8.
 fn misalignment(memory: &HostMemory) -> u8 {
     (memory.address() % 8) as u8
 }

@@ -1,31 +1,31 @@
 //! Commands that carry memory: queues that the NIC reads and writes, and memory that work requests name.
 //!
-//! A process that has the NIC in it names them by references. One that is served by a NIC in another process names queues by their place
-//! in shared memory, and registered memory by its address. The commands are the same: they are generic over a [`Form`] of memory, and
-//! [`MemoryCommand::convert`] takes them from one form to another.
+//! An application with a NIC in its own process passes references. A client of a NIC process names queues by their place in shared
+//! memory, and registered memory by its address. The two use the same commands, which are generic over the [`Form`] of memory;
+//! [`MemoryCommand::convert`] converts between forms.
 
 use serde::{Deserialize, Serialize};
 
 use crate::shared::{CompletionRing, EventCounter, HostMemory, PageList, RecvRing, SendRing};
 use crate::verbs::{Access, CqIndex, MrIndex, PdId, QpCaps, QpInit, SrqIndex, SrqInit};
 
-/// How commands name memory.
+/// A form in which commands name memory.
 pub trait Form {
-    /// Memory that is registered.
+    /// Registered memory.
     type Memory;
     /// A page list of fast registrations.
     type Pages;
     /// A ring of completions.
     type Completions;
-    /// What the events of a completion queue are counted in.
+    /// The event counter of a completion queue.
     type Counter;
-    /// A ring of work requests; its sizes are those of the QP.
+    /// A ring of send work requests. Its sizes are those of the QP.
     type Sends;
     /// A ring of receives.
     type Receives;
 }
 
-/// Memory that is mapped in the process of the NIC.
+/// References to memory that is mapped in the NIC's process.
 #[derive(Clone, Copy, Debug)]
 pub enum Mapped {}
 
@@ -38,7 +38,7 @@ impl Form for Mapped {
     type Receives = RecvRing;
 }
 
-/// What an application asks of the device, of which it hands over memory.
+/// A control command that carries memory.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(bound(
     serialize = "F::Memory: Serialize, F::Pages: Serialize, F::Completions: Serialize, F::Counter: Serialize, \
@@ -49,132 +49,132 @@ impl Form for Mapped {
 pub enum MemoryCommand<F: Form = Mapped> {
     /// Registers memory.
     RegisterMemory {
-        /// For users of this domain.
+        /// The region's protection domain.
         pd: PdId,
-        /// What may be done to it.
+        /// The access flags.
         access: Access,
-        /// The address by which work requests and peers call its first byte.
+        /// The address of the first byte for work requests and peers.
         start: u64,
-        /// The application's memory, which stays until the region goes.
+        /// The application's memory, which must stay mapped while the region exists.
         memory: F::Memory,
     },
-    /// Registers a region again: what is `Some` changes, with new memory its key as well. After an error it is as it was.
+    /// Changes a region: each `Some` replaces a property. New memory also changes the key. A failed command changes nothing.
     ReregisterMemory {
-        /// The region that is registered again.
+        /// The region.
         mr: MrIndex,
-        /// The domain that it belongs to from now on; `None`: as before.
+        /// The new protection domain; `None`: unchanged.
         pd: Option<PdId>,
-        /// What may be done to it.
+        /// The new access flags; `None`: unchanged.
         access: Option<Access>,
-        /// New memory, and the address of its first byte.
+        /// The new memory and the address of its first byte; `None`: unchanged.
         translation: Option<(u64, F::Memory)>,
     },
-    /// Makes a region that work requests give pages and keys to.
+    /// Makes a fast-registered region, which gets its pages and keys from work requests.
     AllocFastMemory {
-        /// For users of this domain.
+        /// The region's protection domain.
         pd: PdId,
-        /// The memory that pages are taken from.
+        /// The memory that pages are chosen from.
         memory: F::Memory,
-        /// Where the application writes which.
+        /// The page list, which the application writes.
         pages: F::Pages,
     },
     /// Makes a completion queue.
     CreateCq {
         /// The ring that completions are written to.
         ring: F::Completions,
-        /// What to write when an armed queue gets a completion.
+        /// The counter of the channel that armed queues notify.
         notify: Option<F::Counter>,
     },
-    /// Has a completion queue go on in a ring of another size: what waits is moved there in its order. Nobody may poll or
+    /// Moves a completion queue to a ring of another size, with its pending completions in order. The application must not poll or
     /// arm meanwhile.
     ResizeCq {
-        /// The queue whose ring is replaced.
+        /// The queue.
         cq: CqIndex,
-        /// The larger or smaller ring, to which the old one's entries move.
+        /// The new ring.
         ring: F::Completions,
     },
     /// Makes a shared receive queue.
     CreateSrq {
-        /// Its domain: that of the memory in its lists, and for XRC of what peers reach through it.
+        /// The protection domain of its receives, and for XRC of the memory that requests access.
         pd: PdId,
-        /// What it is for.
+        /// The kind of queue, and the armed limit.
         init: SrqInit,
-        /// Its ring, which has its sizes.
+        /// The ring, which determines the sizes.
         ring: F::Receives,
     },
-    /// Changes one. Nothing may be posted to it meanwhile.
+    /// Changes a shared receive queue. The application must not post to it meanwhile.
     ModifySrq {
         /// The shared receive queue.
         srq: SrqIndex,
-        /// A ring of another size: what waits is moved there in its order, and posts go there from then on.
+        /// A ring of another size. Pending receives move there in order.
         ring: Option<F::Receives>,
-        /// Arms the limit: an event comes, once, when fewer receives are left. 0 disarms it.
+        /// Arms the limit: one event is raised when fewer receives are left. 0 disarms.
         limit: Option<u32>,
     },
     /// Makes a QP.
     CreateQp {
-        /// The domain whose memory it may use.
+        /// The QP's protection domain.
         pd: PdId,
-        /// Where send completions go.
+        /// The completion queue of sends.
         send_cq: CqIndex,
-        /// Where receive completions go.
+        /// The completion queue of receives.
         recv_cq: CqIndex,
-        /// Its service and its sizes.
+        /// The QP's type and sizes.
         init: QpInit,
-        /// The ring of its send queue, which the application writes.
+        /// The ring of the send queue, which the application writes.
         sends: F::Sends,
-        /// Where it takes receives from.
+        /// The source of receives.
         receives: ReceiveSource<F::Receives>,
     },
 }
 
-/// Where a QP takes receives from.
+/// The source of a QP's receives.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum ReceiveSource<R = RecvRing> {
     /// A queue of its own.
     Own(R),
-    /// One that it shares with others.
+    /// A shared receive queue.
     Shared(SrqIndex),
-    /// Nowhere: the initiator of an XRC connection.
+    /// None: the QP is the initiator of an XRC connection.
     None,
 }
 
-/// Finds in the form `To` what a command names in the form `From`.
+/// Converts memory of a command from the form `From` to the form `To`.
 pub trait Convert<From: Form, To: Form> {
-    /// Why it cannot be found.
+    /// Why the memory cannot be converted.
     type Error;
 
-    /// Registered memory, and what may be done to it.
+    /// Converts registered memory, which must permit `access`.
     ///
     /// # Errors
-    /// If there is no such memory, or not for that.
+    /// If there is no such memory, or it does not permit the access.
     fn memory(&mut self, memory: From::Memory, access: Access) -> Result<To::Memory, Self::Error>;
 
-    /// A page list.
+    /// Converts a page list.
     ///
     /// # Errors
     /// If there is no such memory.
     fn pages(&mut self, pages: From::Pages) -> Result<To::Pages, Self::Error>;
 
-    /// A ring of completions.
+    /// Converts a ring of completions.
     ///
     /// # Errors
     /// If there is no such memory.
     fn completions(&mut self, ring: From::Completions) -> Result<To::Completions, Self::Error>;
 
-    /// A counter of events.
+    /// Converts an event counter.
     ///
     /// # Errors
     /// If there is no such counter.
     fn counter(&mut self, counter: From::Counter) -> Result<To::Counter, Self::Error>;
 
-    /// A ring of work requests of these sizes.
+    /// Converts a ring of send work requests of these sizes.
     ///
     /// # Errors
     /// If there is no such memory.
     fn sends(&mut self, ring: From::Sends, caps: &QpCaps) -> Result<To::Sends, Self::Error>;
 
-    /// A ring of receives.
+    /// Converts a ring of receives.
     ///
     /// # Errors
     /// If there is no such memory.
@@ -185,7 +185,7 @@ impl<F: Form> MemoryCommand<F> {
     /// Returns the same command with its memory in another form.
     ///
     /// # Errors
-    /// The first that `by` returns.
+    /// The first error of `by`.
     pub fn convert<T: Form, C: Convert<F, T>>(self, by: &mut C) -> Result<MemoryCommand<T>, C::Error> {
         Ok(match self {
             MemoryCommand::RegisterMemory { pd, access, start, memory } => {

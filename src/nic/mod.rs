@@ -1,17 +1,17 @@
-//! The device: object tables, dispatch of what arrives, the arbiter of what leaves, the dma stage.
+//! The device: object tables, dispatch of received packets, the arbiter of sent ones, and the DMA stage.
 //!
-//! A [`Nic`] is one worker's share of a device. It knows neither ports nor threads nor clocks: the engine and
-//! the simulator turn it, stage by stage, in the order of the methods here:
+//! A [`Nic`] is one worker's share of a device. A NIC has no ports, threads or clocks: the engine and the simulator run it, stage
+//! by stage, in this order:
 //!
 //! ```text
 //! execute(command)      control
 //! receive(frame)        parse, find the QP, check the ICRC, hand it over
-//! run_dma(frames)       run what the burst asked of memory
-//! next_copies, copied   what it asked of memory of other processes; end_writes when all is done
+//! run_dma(frames)       run the memory operations of the burst
+//! next_copies, copied   operations on memory of other processes; end_writes once all are done
 //! fire_timers, fetch_posted  retransmission; new work requests
 //! next_turn, plan, emit the arbiter picks a QP, the QP a packet, headers are written
 //! gather, seal          payload is copied, the ICRC computed; or payload_missing
-//! publish               completions and events, after the copies they speak of
+//! publish               completions and events, after the copies that they report
 //! ```
 
 mod arbiter;
@@ -78,24 +78,24 @@ use multicast::Groups;
 use srq::{Receives, Srqs};
 use table::{NumberedTable, Table};
 
-/// How a NIC treats what the standard leaves to it.
+/// Settings of a NIC that the standard leaves open.
 #[derive(Clone, Copy, Debug)]
 pub struct NicConfig {
-    /// How many objects there may be of each kind, and how large.
+    /// Maximum numbers and sizes of objects.
     pub limits: Limits,
-    /// Secret that QPNs and keys are derived from. Random, except in simulations.
+    /// Secret from which QPNs and keys are derived. Random, except in simulations.
     pub seed: u64,
-    /// The largest path MTU that fits its port.
+    /// The largest path MTU that fits the port.
     pub largest_mtu: Mtu,
-    /// Drop IPv4 packets whose ICRC only fits an implausible identification, where a socket hides it.
+    /// Drop IPv4 packets if the ICRC requires an implausible identification, where a socket hides that field.
     pub strict_icrc: bool,
-    /// MigReq in what we send: ConnectX sends 1, rxe 0.
+    /// MigReq bit of sent packets: ConnectX sends 1, rxe 0.
     pub mig_req: bool,
-    /// Give and heed the credits in AETHs (IBTA 9.7.7.2). Off, as Linux negotiates it: both ends must agree.
+    /// Send and respect end-to-end credits in AETHs (IBTA 9.7.7.2). Off, as Linux negotiates: both ends must agree.
     pub end_to_end_credits: bool,
-    /// Send FLUSH with the ICRC that rdma_rxe of Linux 6.12 to 7.2 gives it, which is wrong, and take both. Off: the right one.
+    /// Send FLUSH with the incorrect ICRC of rdma_rxe in Linux 6.12 to 7.2, and accept both. Off: the correct one only.
     pub rxe_flush_icrc: bool,
-    /// It serves other processes: there may be a QP1 of each besides its own ([`Command::RouteGsi`]).
+    /// The NIC serves other processes: each may have a QP1 besides the NIC's ([`Command::RouteGsi`]).
     pub serves: bool,
 }
 
@@ -114,53 +114,53 @@ impl Default for NicConfig {
     }
 }
 
-/// A QP and what the NIC keeps beside it.
+/// A QP and the NIC's state of it.
 #[derive(Debug)]
 struct QpEntry {
     qp: Qp,
     sends: SendRing,
     receives: Receives,
-    /// It has no queues, and spreads what is steered to it over QPs that have.
+    /// The table of a QP without queues, which distributes frames over other QPs.
     rss: Option<Box<Rss>>,
-    /// In how many tables of such QPs it is.
+    /// Number of such tables that this QP is in.
     in_tables: u32,
-    /// What it holds on to.
+    /// Objects that the QP uses.
     uses: qp_life::Uses,
     /// The next send queue position to fetch.
     fetched: u32,
-    /// The send queue position that the application has been told of.
+    /// Send queue position up to which the application may reuse entries.
     retired: u32,
-    /// It stands in the arbiter's queue.
+    /// The QP is in the arbiter's queue of its priority.
     ready: bool,
-    /// Its next packet has another priority: it goes to the queue of that.
+    /// The next packet has another priority: move the QP to its queue.
     moved: bool,
-    /// It stands in the arbiter's queue of urgent ones.
+    /// The QP is in the arbiter's urgent queue.
     urgent: bool,
-    /// The traffic class of its packets, 0 to 7.
+    /// The priority of the QP's packets, 0 to 7.
     priority: u8,
-    /// Its data is sent as ECN-capable.
+    /// The QP's data packets are ECN-capable.
     capable: bool,
-    /// Its peer is to be told of congestion.
+    /// A congestion notification is due to the peer.
     notification_due: bool,
-    /// When it was told last.
+    /// When the last notification was sent.
     last_notification: LastNotification,
-    /// A reaction point that is not the device's.
+    /// Congestion control settings of the QP's own.
     own_control: Option<Settings>,
-    /// A rate that it has together with others.
+    /// A rate shared with other QPs.
     share: Option<SharedRate>,
-    /// When its entry in the wheel of paced QPs fires; `MAX`: it has none.
+    /// Expiry of the entry in the wheel of paced QPs; `MAX`: there is none.
     release_at: Nanos,
-    /// It stands in the list of QPs to look after.
+    /// The QP is in the list of touched QPs.
     touched: bool,
-    /// It stands in the list of QPs to fetch from.
+    /// The QP is in the list of QPs to fetch from.
     unfetched: bool,
-    /// It is in the error state, and each receive that is posted rings, to be flushed.
+    /// The QP is in the error state. Each posted receive rings the doorbell, to be flushed.
     flushing: bool,
-    /// When its entry in the wheel fires; `MAX`: it has none.
+    /// Expiry of the entry in the timer wheel; `MAX`: there is none.
     timer_at: Nanos,
-    /// The last IPv4 identification that explained a frame from its peer.
+    /// The last IPv4 identification that an ICRC of the peer matched.
     last_ip_id: u16,
-    /// The last one that explained a frame and was not believed.
+    /// The last one that matched but was rejected as implausible.
     refused_ip_id: u16,
     log: log::QpLog,
 }
@@ -174,59 +174,59 @@ pub struct Nic {
     pds: Table<u32>,
     memory: MemoryTable,
     handles: AddressHandles,
-    /// Those that have the number 1.
+    /// The general service QPs (QP1), one per client.
     gsis: gsi::Gsis,
     srqs: Srqs,
     flows: Flows,
-    /// Bytes of the longest frame of another protocol; `None`: the port carries RoCE alone.
+    /// Maximum length of frames of other protocols, in bytes; `None`: the port carries only RoCE.
     longest_frame: Option<usize>,
     groups: Groups,
     group_changes: VecDeque<GroupChange>,
     regions: Vec<Option<memory::Registered>>,
     wheel: TimerWheel,
     due: Vec<QpIndex>,
-    /// When what paced QPs hold back may leave: has room for QPs once one of them is paced.
+    /// Release times of paced QPs. Has room for QPs once one of them is paced.
     releases: TimerWheel,
-    /// QPs that have something to send, in turn.
+    /// QPs that have something to send.
     arbiter: Arbiter,
-    /// The turn is for what is urgent alone.
+    /// The current turn is for an urgent packet only.
     urgent_turn: bool,
-    /// Some QP is controlled by delay, or was.
+    /// A QP's congestion control measures delay, or did.
     wants_arrivals: bool,
-    /// What the neighbour was told of pausing.
-    told: flow_control::Told,
-    /// The packet that is taken in was marked by a switch.
+    /// The pause state that was last sent to the neighbour.
+    neighbour: flow_control::NeighbourPause,
+    /// A switch has marked the packet being received.
     marked: bool,
     congestion: Congestion,
-    /// QPs whose timers, readiness or queues changed since they were last looked after.
+    /// QPs with changes that [`Nic::look_after`] has yet to handle.
     touched: Vec<QpIndex>,
-    /// QPs whose send queues had room again after they were fetched from: the next [`Nic::fetch_posted`] fetches the rest.
+    /// QPs with room in their send queue after they were fetched from: the next [`Nic::fetch_posted`] fetches the rest.
     unfetched: Vec<QpIndex>,
     out: Output,
-    /// Copies that the frames of the burst need, in the order of their slots.
+    /// Copies for the frames of the burst, in the order of their slots.
     dma_out: Vec<dma::DmaOut>,
-    /// How many of them have been made.
+    /// Number of these copies already made.
     gathered: usize,
     remote: remote_copies::RemoteCopies,
     counters: Counters,
     events: VecDeque<AsyncEvent>,
-    /// When the next event that is held back is due; `MAX`: none is.
+    /// When the next delayed event is due; `MAX`: none is.
     events_due: Nanos,
-    /// Completion queues that had no room, until their QPs are failed.
+    /// Completion queues that have overflowed, until their QPs are failed.
     overrun: Vec<CqIndex>,
     published: Published,
-    /// More than acknowledgements may be ready.
+    /// More than acknowledgements may be ready to send.
     presses: bool,
 }
 
-/// A tick of the wheel of paced QPs: 128 ns, below the time of a packet on a fast link.
+/// Tick of the wheel of paced QPs: 2^7 = 128 ns, less than the time of a packet on a fast link.
 const RELEASE_TICK_BITS: u32 = 7;
-/// Copies that one receive may take: its entries, and the header in front of a datagram.
+/// Maximum number of copies for a receive: its entries, and the header of a datagram.
 const PIECES: usize = crate::limits::MAX_SGE + 8;
-/// Asynchronous events that wait for the application at most; more are counted as lost.
+/// Maximum number of pending asynchronous events; more are counted as lost.
 const MAX_EVENTS: usize = 4096;
 
-/// Splits an entry of the QP table into its QP and the surroundings that the QP's calls need.
+/// Splits an entry of the QP table into its QP and the context of the QP's calls.
 macro_rules! split {
     ($nic:ident, $now:expr, $entry:ident => $qp:ident, $ctx:ident) => {
         let $crate::nic::QpEntry { qp: $qp, receives, .. } = &mut **$entry;
@@ -246,12 +246,12 @@ macro_rules! split {
 use split;
 
 impl Nic {
-    /// True if there is a number and room for one more QP.
+    /// True if another QP can be made.
     pub fn has_room_for_qp(&self) -> bool {
         self.qps.has_room()
     }
 
-    /// A NIC without objects.
+    /// Makes a NIC without objects.
     pub fn new(config: NicConfig) -> Nic {
         let limits = &config.limits;
         let mut seed = config.seed;
@@ -278,7 +278,7 @@ impl Nic {
             arbiter: Arbiter::new(qps as usize),
             urgent_turn: false,
             wants_arrivals: false,
-            told: flow_control::Told::default(),
+            neighbour: flow_control::NeighbourPause::default(),
             marked: false,
             congestion: Congestion::new(moderation_secret),
             touched: Vec::with_capacity(qps as usize),
@@ -302,22 +302,22 @@ impl Nic {
         }
     }
 
-    /// What was counted.
+    /// The NIC's counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Its bounds.
+    /// The maximum numbers and sizes of objects.
     pub fn limits(&self) -> &Limits {
         &self.config.limits
     }
 
-    /// The largest path MTU that it agrees to.
+    /// The largest allowed path MTU.
     pub fn largest_mtu(&self) -> Mtu {
         self.config.largest_mtu
     }
 
-    /// When it must be turned again even if nothing arrives.
+    /// Returns when the NIC must run again even if nothing arrives.
     pub fn next_deadline(&self) -> Nanos {
         let transport = self.wheel.next_deadline().min(self.events_due);
         if !self.holds_something_back() {
@@ -326,12 +326,12 @@ impl Nic {
         transport.min(self.looks_at_ring()).min(self.releases.next_deadline()).min(self.arbiter.next_resume())
     }
 
-    /// The next asynchronous event.
+    /// Returns the next asynchronous event.
     pub fn take_event(&mut self) -> Option<AsyncEvent> {
         self.events.pop_front()
     }
 
-    /// Looks at the timers that are due.
+    /// Handles the timers that are due.
     pub fn fire_timers(&mut self, now: Nanos) {
         self.wheel.advance(now, |place| self.due.push(QpIndex(self.qps.name_at(place))));
         for at in 0..self.due.len() {
@@ -346,12 +346,12 @@ impl Nic {
         }
     }
 
-    /// True if data of a paced QP waits for its time, or a priority is paused, or the neighbour is.
+    /// True if a paced QP's data is held, a priority is paused, or the neighbour is.
     fn holds_something_back(&self) -> bool {
         !self.releases.is_empty() || self.arbiter.has_paused() || self.looks_at_ring() != Nanos::MAX
     }
 
-    /// What was held back, and may leave now: data of paced QPs, priorities that were paused.
+    /// Releases data of paced QPs that is due, and priorities with a pause that is over.
     #[cold]
     fn release(&mut self, now: Nanos) {
         self.releases.advance(now, |place| self.due.push(QpIndex(self.qps.name_at(place))));
@@ -371,7 +371,7 @@ impl Nic {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         entry.timer_at = Nanos::MAX;
         split!(self, now, entry => qp, ctx);
-        // It may have been put off since it was set: then nothing happens, and `look_after` sets it again.
+        // The deadline may have moved since the timer was set: then nothing happens, and `look_after` sets the timer again.
         let watch = Watch::timer(qp);
         let expired = qp.handle_timeout(&mut ctx);
         watch.moved(qp, Mover::Time);
@@ -381,7 +381,7 @@ impl Nic {
         self.touch(index);
     }
 
-    /// Marks a QP to be looked after.
+    /// Marks a QP for [`look_after`](Self::look_after).
     fn touch(&mut self, index: QpIndex) {
         if let Some(entry) = self.qps.get_mut(index.0)
             && !entry.touched
@@ -391,7 +391,7 @@ impl Nic {
         }
     }
 
-    /// For each QP that something happened to: its timer, its place in the arbiter, its send queue.
+    /// Updates timers, arbiter entries and send queues of all touched QPs.
     pub fn look_after(&mut self, now: Nanos) {
         while let Some(index) = self.touched.pop() {
             let Some(entry) = self.qps.get_mut(index.0) else { continue };
@@ -401,8 +401,8 @@ impl Nic {
             if tail != entry.retired {
                 entry.retired = tail;
                 entry.sends.retire(tail);
-                // Room: what was posted and did not fit can be fetched. Not here: a client that fills the queue as fast as it is
-                // flushed would keep the NIC.
+                // The queue has room for posted requests that did not fit. The NIC fetches them later: a client that fills the
+                // queue as fast as it is flushed would otherwise keep the NIC busy.
                 if entry.sends.has(entry.fetched) && !std::mem::replace(&mut entry.unfetched, true) {
                     self.unfetched.push(index);
                 }
@@ -410,7 +410,7 @@ impl Nic {
             if entry.qp.state() == QpState::Err && !entry.flushing {
                 entry.flushing = true;
                 entry.receives.want_doorbell();
-                // Once more after the flag: what was posted in between rang no bell.
+                // Flush again after setting the flag: receives posted in between rang no doorbell.
                 split!(self, now, entry => qp, ctx);
                 qp.flush_receives(&mut ctx);
             }
@@ -432,13 +432,12 @@ impl Nic {
                 self.arbiter.push(entry.priority, index);
             }
             if self.arbiter.has_priorities() {
-                self.hurry(index);
+                self.mark_urgent(index);
             }
         }
     }
 
-    /// Publishes completions and raises events. Call it after the copies that they speak of.
-    /// Returns how many completions there were.
+    /// Publishes completions and raises events. Call this after the copies that they report. Returns the number of completions.
     pub fn publish(&mut self, now: Nanos) -> usize {
         let mut completions = 0;
         if self.srqs.has_reports() {

@@ -1,4 +1,4 @@
-//! Multicast groups: which QPs get what is sent to a group (IBTA 10.5, A17.4.9).
+//! Multicast groups and their QPs (IBTA 10.5, A17.4.9).
 
 use super::command::{Answer, ControlError};
 use super::{Nic, RxOutcome};
@@ -8,7 +8,7 @@ use crate::transport::Verdict;
 use crate::verbs::{Gid, QpIndex};
 use crate::wire::Packet;
 
-/// The groups of a NIC, in the order of their GIDs.
+/// The groups of a NIC, ordered by GID.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     groups: Vec<Group>,
@@ -20,12 +20,12 @@ struct Group {
     members: Vec<QpIndex>,
 }
 
-/// What the port has to know: the NIC has its first member of a group, or its last has left.
+/// A change that the port must follow: the NIC's first member of a group joined, or the last one left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupChange {
-    /// Frames for the group are wanted from now on.
+    /// The port must receive frames for the group.
     Joined(Gid),
-    /// They are not any more.
+    /// The port need no longer receive frames for the group.
     Left(Gid),
 }
 
@@ -38,12 +38,12 @@ impl Groups {
         self.position(gid).map_or(&[], |at| &self.groups[at].members)
     }
 
-    /// All members of all of them.
+    /// Returns all members of all groups.
     pub(super) fn all(&self) -> impl Iterator<Item = QpIndex> {
         self.groups.iter().flat_map(|group| group.members.iter().copied())
     }
 
-    /// Takes a member out; true if it was the last.
+    /// Removes a member. `Some(true)` if it was the last.
     fn remove(&mut self, gid: Gid, qp: QpIndex) -> Option<bool> {
         let at = self.position(gid).ok()?;
         let members = &mut self.groups[at].members;
@@ -58,7 +58,7 @@ impl Groups {
 }
 
 impl Nic {
-    /// Attaches a QP to a group. Attaching it again changes nothing.
+    /// Attaches a QP to a group. No effect if it is already attached.
     pub(super) fn attach_multicast(&mut self, qp: QpIndex, gid: Gid) -> Result<Answer, ControlError> {
         let entry = self.qps.get(qp.0).ok_or(ControlError::NotFound("QP"))?;
         //= IBTA 10.5: multicast-is-for-datagrams
@@ -101,7 +101,7 @@ impl Nic {
         Ok(Answer::Done)
     }
 
-    /// A QP is gone, and with it its memberships.
+    /// Removes a destroyed QP from all groups.
     pub(super) fn detach_from_all(&mut self, qp: QpIndex) {
         let changes = &mut self.group_changes;
         self.groups.groups.retain_mut(|group| {
@@ -115,19 +115,19 @@ impl Nic {
         });
     }
 
-    /// The next thing that the port has to know. Asked for after each command.
+    /// Returns the next change for the port. To be called after each command.
     pub fn take_group_change(&mut self) -> Option<GroupChange> {
         self.group_changes.pop_front()
     }
 
-    /// The port could not join a group: nobody is in it.
+    /// Removes a group that the port could not join.
     pub fn forget_group(&mut self, gid: Gid) {
         if let Ok(at) = self.groups.position(gid) {
             self.groups.groups.remove(at);
         }
     }
 
-    /// A packet for a group: each member gets it, or drops it, for itself.
+    /// Delivers a packet for a group to each member, which may drop it individually.
     pub(super) fn receive_multicast(
         &mut self,
         now: Nanos,

@@ -1,7 +1,7 @@
-//! The names in a command, checked before anything is done.
+//! Checks the object names in a command before it is executed.
 //!
-//! Commands come from threads, and processes, that do not see what others ask for meanwhile: an object may be gone by the time its name
-//! arrives, and another one in its place. [`Nic::execute`](super::Nic::execute) is the only way in, and what it is given passes here.
+//! Threads and client processes send commands without knowing of one another's. When a name arrives, its object may be gone, and
+//! another one in its slot. [`Nic::execute`](super::Nic::execute) checks the names of all commands here.
 
 use super::Nic;
 use super::command::{Command, ControlError};
@@ -20,7 +20,7 @@ impl Nic {
                 Object::Srq(srq) => self.srqs.holds(srq),
                 Object::Xrcd(xrcd) => self.srqs.holds_xrcd(xrcd),
                 Object::Qp(qp) => self.qps.holds(qp.0),
-                // Numbers of handles have generations of their own, and numbers of flows are not used again.
+                // Address handles have generations of their own, and flow numbers are not reused.
                 Object::Ah(_) | Object::Flow(_) => true,
             };
             if is_there { Ok(()) } else { Err(ControlError::NotFound(object.kind())) }
@@ -37,7 +37,7 @@ mod tests {
     use crate::time::Nanos;
     use crate::verbs::{Access, MwType, OpenXrcd, QpCaps, QpInit, QpType, SrqInit};
 
-    /// A NIC with one place for each kind of object.
+    /// Returns a NIC with one slot for each kind of object.
     fn tight() -> Nic {
         let limits = Limits { qps: 1, cqs: 1, mrs: 1, srqs: 1, xrcds: 1, ..Limits::small() };
         Nic::new(NicConfig { limits, ..NicConfig::default() })
@@ -47,7 +47,7 @@ mod tests {
         nic.execute(Nanos(1), command.into())
     }
 
-    /// Makes one, destroys it, makes the next: the name of the first destroys nothing.
+    /// Makes an object, destroys it, and makes another: the first name must then be refused.
     fn check<C: Into<Command>>(nic: &mut Nic, make: impl Fn() -> C, destroy: impl Fn(&Answer) -> Command) {
         let first = run(nic, make()).expect("a place");
         run(nic, destroy(&first)).expect("it is there");

@@ -1,7 +1,7 @@
-//! The objects of a NIC, and which of them a command names, makes and takes away.
+//! The objects of a NIC, and those that a command names, makes and removes.
 //!
-//! Whoever judges commands goes by this: the NIC, whether the objects are there, and a NIC that serves other processes, whether they are
-//! the process's own.
+//! The NIC uses this to check that the objects exist. A NIC that serves other processes also checks that they belong to the
+//! client.
 
 use super::command::{Answer, Command};
 use super::memory_command::{Form, MemoryCommand, ReceiveSource};
@@ -9,7 +9,7 @@ use crate::verbs::{
     AhId, CqIndex, FlowId, MrIndex, MwIndex, PdId, QpIndex, SrqIndex, SrqInit, SrqKind, XrcdId,
 };
 
-/// Names an object of a NIC.
+/// The name of an object of a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Object {
     /// A protection domain.
@@ -33,7 +33,7 @@ pub enum Object {
 }
 
 impl Object {
-    /// Returns the kind, for people.
+    /// Returns the kind of object, as text.
     pub fn kind(&self) -> &'static str {
         match self {
             Object::Pd(_) => "protection domain",
@@ -53,7 +53,7 @@ impl Command {
     /// Calls `judge` for each object that the command names.
     ///
     /// # Errors
-    /// The first that `judge` returns.
+    /// The first error of `judge`.
     pub fn each_object<E>(&self, mut judge: impl FnMut(Object) -> Result<(), E>) -> Result<(), E> {
         match self {
             Command::DeallocPd(pd) | Command::AllocWindow { pd, .. } | Command::CreateAh(pd, _) => {
@@ -89,7 +89,7 @@ impl Command {
         }
     }
 
-    /// Returns the object that is gone once the command is carried out. An XRC domain is gone when it was closed as often as opened.
+    /// Returns the object that the command removes. An XRC domain is removed when it was closed as often as opened.
     pub fn takes_away(&self) -> Option<Object> {
         match self {
             Command::DeallocPd(pd) => Some(Object::Pd(*pd)),
@@ -105,7 +105,7 @@ impl Command {
         }
     }
 
-    /// True if it is about the device and all who use it, and thus for whoever started the NIC to ask.
+    /// True for a command that affects the whole device, which only the NIC's owner may issue.
     pub fn is_for_the_device(&self) -> bool {
         matches!(
             self,
@@ -121,7 +121,7 @@ impl<F: Form> MemoryCommand<F> {
     /// Calls `judge` for each object that the command names.
     ///
     /// # Errors
-    /// The first that `judge` returns.
+    /// The first error of `judge`.
     pub fn each_object<E>(&self, mut judge: impl FnMut(Object) -> Result<(), E>) -> Result<(), E> {
         match self {
             MemoryCommand::RegisterMemory { pd, .. } | MemoryCommand::AllocFastMemory { pd, .. } => {
@@ -153,7 +153,7 @@ impl<F: Form> MemoryCommand<F> {
         }
     }
 
-    /// Returns the object whose size or memory the command changes.
+    /// Returns the object that gets another size or memory by the command.
     pub fn changes(&self) -> Option<Object> {
         match self {
             MemoryCommand::ReregisterMemory { mr, .. } => Some(Object::Mr(*mr)),
@@ -165,7 +165,7 @@ impl<F: Form> MemoryCommand<F> {
 }
 
 impl Answer {
-    /// Returns the object that was made.
+    /// Returns the object that the command has made.
     pub fn made(&self) -> Option<Object> {
         match self {
             Answer::Pd(pd) => Some(Object::Pd(*pd)),

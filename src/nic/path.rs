@@ -1,4 +1,4 @@
-//! What a change of the link means to the QPs on it.
+//! Effects of a change of the link on the QPs.
 
 use super::{Nic, split};
 use crate::time::Nanos;
@@ -6,10 +6,10 @@ use crate::verbs::{AsyncEvent, EventKind, Mtu, QpIndex, QpState};
 use crate::wire::Gid;
 
 impl Nic {
-    /// The port's link changed: new path MTUs are measured by this one; `None`: not even the smallest fits.
+    /// Sets the largest path MTU after a change of the link; `None`: not even the smallest fits.
     ///
-    /// Connected QPs whose packets no longer fit go to the error state, each with an event; datagrams that
-    /// no longer fit fail one by one. Returns how many QPs failed.
+    /// Connected QPs with packets that no longer fit enter the error state, each with an event. Datagrams that no longer fit fail
+    /// individually. Returns the number of failed QPs.
     pub fn set_largest_mtu(&mut self, now: Nanos, mtu: Option<Mtu>) -> u32 {
         self.config.largest_mtu = mtu.unwrap_or(Mtu::Mtu256);
         self.handles.set_largest_mtu(self.config.largest_mtu);
@@ -26,7 +26,7 @@ impl Nic {
         failed
     }
 
-    /// A QP cannot go on, for a reason outside of it: to the error state, with an event.
+    /// Moves a QP to the error state, with an event, for a reason outside of the QP.
     pub fn fail_qp(&mut self, now: Nanos, index: QpIndex) {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         split!(self, now, entry => qp, ctx);
@@ -36,7 +36,7 @@ impl Nic {
         self.touch(index);
     }
 
-    /// The port has another station address: frames of all QPs and along all address handles come from there.
+    /// Sets the port's MAC address, the source address of all QPs and address handles.
     pub fn set_station(&mut self, mac: [u8; 6]) {
         self.handles.readdress(|av| av.smac = mac);
         for index in 0..self.qps.places() {
@@ -46,8 +46,7 @@ impl Nic {
         }
     }
 
-    /// The way to a peer leads to another station: frames to it go there. Returns how many QPs and
-    /// address handles that concerned.
+    /// Sets the MAC address of the next hop to a peer. Returns the number of QPs and address handles that use it.
     pub fn set_next_hop(&mut self, peer: Gid, mac: [u8; 6]) -> u32 {
         let mut changed = self.handles.readdress(|av| {
             if av.dgid == peer {

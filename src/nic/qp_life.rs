@@ -1,4 +1,4 @@
-//! The life of a queue pair: made, moved from state to state, destroyed; and what it holds on to meanwhile.
+//! Creation, transitions and destruction of queue pairs, and the objects that they use.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use crate::verbs::{
     CqIndex, PdId, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, SrqIndex, XrcdId, check_transition,
 };
 
-/// What a QP holds on to.
+/// Objects that a QP uses.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Uses {
     pub(super) pd: Option<PdId>,
@@ -29,13 +29,13 @@ pub(super) struct Uses {
 }
 
 impl Uses {
-    /// A protection domain and nothing else.
+    /// Returns the use of a protection domain and nothing else.
     pub(super) fn domain(pd: PdId) -> Uses {
         Uses { pd: Some(pd), ..Uses::default() }
     }
 }
 
-/// Bytes that the NIC takes for a QP of these sizes: its own copies of work requests.
+/// Returns the memory, in bytes, of a QP of these sizes: the NIC's copies of work requests.
 pub fn memory_of_qp(caps: &QpCaps) -> u64 {
     let queue = SendQueue::size(caps.max_send_wr, caps.max_send_sge, caps.max_inline);
     (size_of::<QpEntry>() + queue) as u64
@@ -97,7 +97,7 @@ impl Nic {
     }
 
     pub(super) fn create_xrc_target(&mut self, xrcd: XrcdId) -> Result<Answer, ControlError> {
-        // Its domain and its completion queue are those of the queue that each request names.
+        // The protection domain and completion queue are those of the SRQ that each request names.
         let (pd, cq) = (PdId(u32::MAX), CqIndex(u32::MAX));
         let caps = QpCaps { max_recv_sge: MAX_SGE as u32, ..QpCaps::NONE };
         let config = QpConfig {
@@ -110,7 +110,7 @@ impl Nic {
             rd_atomic_limit: self.config.limits.rd_atomic,
             srq_pd: Some(pd),
         };
-        // Nobody posts to it.
+        // No work request is posted to a target.
         let sends = SendRing::new(1, 0, 0).map_err(|_| ControlError::NoMemory("QP"))?;
         let uses = Uses { xrcd: Some(xrcd), ..Uses::default() };
         self.insert_qp(&config, uses, sends, Receives::Named(xrcd, None))
@@ -128,7 +128,7 @@ impl Nic {
         let caps = &config.init.caps;
         let queue = SendQueue::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline);
         let queue = queue.map_err(|_| ControlError::NoMemory("QP"))?;
-        self.take_hold(&uses, 1)?;
+        self.count_uses(&uses, 1)?;
         let made = self.qps.insert_with(reserved, |index, number| {
             let config = QpConfig { index: QpIndex(index), qpn: Qpn::new(number), ..*config };
             let mut qp = Qp::new(&config, queue);
@@ -162,7 +162,7 @@ impl Nic {
             })
         });
         let Some(index) = made else {
-            self.take_hold(&uses, -1)?;
+            self.count_uses(&uses, -1)?;
             return Err(ControlError::Full { object: "QP", limit: self.config.limits.qps });
         };
         if reserved.is_some() {
@@ -172,9 +172,9 @@ impl Nic {
         Ok(Answer::Qp(QpHandle { index: QpIndex(index), qpn }))
     }
 
-    /// A QP takes hold of what it uses (1), or lets go of it (-1). Completion queues and shared receive queues are known to
-    /// be there.
-    fn take_hold(&mut self, uses: &Uses, change: i32) -> Result<(), ControlError> {
+    /// Adds `change`, 1 or -1, to the user counts of a QP's objects. The completion queues and shared receive queues are known to
+    /// exist.
+    fn count_uses(&mut self, uses: &Uses, change: i32) -> Result<(), ControlError> {
         if let Some(pd) = uses.pd {
             self.use_pd(pd, change)?;
         }
@@ -222,13 +222,13 @@ impl Nic {
             entry.retired = 0;
             entry.flushing = false;
         }
-        // What begins anew has forgotten what it shares.
+        // A reset QP has lost its shared rate.
         let begins_anew = next == QpState::Reset && entry.share.is_some();
         if attr.av.is_some() || attr.rate_limit.is_some() || begins_anew {
             self.reclassify(index);
-            self.control_anew(now, index);
+            self.apply_control(now, index);
         }
-        // What was posted before the QP took sends, or while it drained.
+        // Fetch requests posted before the QP accepted sends, or while it drained.
         self.fetch(now, index);
         self.touch(index);
         Ok(Answer::Done)
@@ -260,20 +260,21 @@ impl Nic {
         if entry.touched {
             self.touched.retain(|touched| *touched != index);
         }
-        self.take_hold(&entry.uses, -1)?;
+        self.count_uses(&entry.uses, -1)?;
         Ok(Answer::Done)
     }
 }
 
 impl Nic {
-    /// QPs in a stretch of places, as of their last packets: for listing them in pieces. `None`: all places lie below.
+    /// Returns the statuses of the QPs in a range of table slots, as of their last packets. `None`: the range is beyond the last
+    /// slot.
     pub fn qp_statuses(&self, places: Range<u32>) -> Option<Vec<QpStatus>> {
         let those = places.start..places.end.min(self.qps.places());
         let statuses = those.clone().filter_map(|place| self.qps.get(place)).map(|entry| entry.status());
         (!those.is_empty()).then(|| statuses.collect())
     }
 
-    /// A QP as of its last packet, without a command: for whoever watches. `None`: there is none.
+    /// Returns the status of a QP as of its last packet, without a command. `None`: there is no such QP.
     pub fn qp_status(&self, qp: QpIndex) -> Option<QpStatus> {
         self.qps.get(qp.0).filter(|_| self.qps.holds(qp.0)).map(|entry| entry.status())
     }

@@ -1,4 +1,4 @@
-//! What arrives: from bytes to the QP that they are for.
+//! Receiving: from bytes to the QP that they are for.
 
 use std::fmt;
 
@@ -10,61 +10,60 @@ use crate::transport::coverage::{Mover, Watch};
 use crate::verbs::QpIndex;
 use crate::wire::{self, HEADERS, Icrc, Operation, Packet, Qpn, Usual};
 
-/// A frame as the NIC takes it from a port.
+/// A received frame.
 #[derive(Clone, Copy, Debug)]
 pub struct RxFrame<'a> {
-    /// The bytes as the port has them, from the Ethernet header on.
+    /// The frame as the port has it, from the Ethernet header on.
     pub frame: Frame<'a>,
-    /// Its number in the burst; dma operations name it.
+    /// Index in the burst, used by DMA operations.
     pub index: u16,
-    /// The port made its IPv4 identification up.
+    /// True if the port made up the IPv4 identification.
     pub ip_id_hidden: bool,
-    /// When it arrived, if the port knows better than `now`.
+    /// Time of arrival, if the port knows it.
     pub arrived: Option<Nanos>,
 }
 
-/// What became of a frame.
+/// Outcome of a received frame.
 #[derive(Clone, Debug)]
 pub enum RxOutcome {
-    /// It is no good RoCE packet.
+    /// The frame is no valid RoCE packet.
     Dropped(wire::Drop),
-    /// It stops, or starts, priorities.
+    /// The frame pauses or resumes priorities.
     Paused,
-    /// Its ICRC does not match.
+    /// The ICRC does not match.
     BadIcrc {
-        /// What the bytes give.
+        /// The ICRC computed from the bytes.
         computed: u32,
-        /// What the packet says.
+        /// The ICRC in the packet.
         stored: u32,
     },
-    /// Nobody has its QPN.
+    /// No QP has this QPN.
     UnknownQp(wire::Qpn),
-    /// It was for a multicast group.
+    /// The packet was for a multicast group.
     Multicast {
-        /// QPs in the group.
+        /// Number of QPs in the group.
         members: usize,
-        /// How many of them took it.
+        /// Number of QPs that accepted it.
         taken: usize,
-        /// Why the first of those that did not take it did not.
+        /// Outcome at the first QP that did not accept it.
         refused: Option<Verdict>,
-        /// The identification that the port does not show, as in `Judged`.
+        /// As in `Judged`.
         hidden_id: Option<u16>,
     },
-    /// A flow took it to a raw packet QP.
+    /// A flow steered the frame to a raw packet QP.
     Steered {
-        /// Which; the first, if there are copies.
+        /// The QP; the first one, if there are copies.
         qp: QpIndex,
-        /// What the QP made of it.
+        /// Outcome at the QP.
         verdict: Verdict,
     },
-    /// A QP judged it.
+    /// The packet was delivered to a QP.
     Judged {
-        /// The QP that judged it.
+        /// The QP.
         qp: QpIndex,
-        /// What the QP made of it.
+        /// Outcome at the QP.
         verdict: Verdict,
-        /// The IPv4 identification that the ICRC fits, where the port could not see it: the frame as captured
-        /// carries another.
+        /// The IPv4 identification that the ICRC matches, if the port could not see it. The captured frame has another.
         hidden_id: Option<u16>,
     },
 }
@@ -94,11 +93,11 @@ impl fmt::Display for RxOutcome {
     }
 }
 
-/// Identifications below this one are what a socket's segments carry (RFC 6864: atomic datagrams may carry any).
+/// Identifications below this one are plausible for a socket's segments (RFC 6864: atomic datagrams may carry any).
 const PLAUSIBLE_IDS: u16 = 128;
 
 impl Nic {
-    /// Takes one frame in. Its effects on memory wait for [`Nic::run_dma`].
+    /// Receives one frame. Its memory operations wait for [`Nic::run_dma`].
     pub fn receive(&mut self, now: Nanos, received: &RxFrame<'_>) -> RxOutcome {
         let mut store = [0; HEADERS];
         let usual = Usual::of(&received.frame, &mut store);
@@ -110,7 +109,7 @@ impl Nic {
         self.receive_any(now, usual.as_ref(), received)
     }
 
-    /// The same for any packet; `usual` is what is known of it.
+    /// Receives any packet in the slow path. `usual`: its headers, if they are already parsed.
     #[inline(never)]
     fn receive_any(&mut self, now: Nanos, usual: Option<&Usual<'_>>, received: &RxFrame<'_>) -> RxOutcome {
         let packet = match usual {
@@ -118,7 +117,7 @@ impl Nic {
             None => wire::parse(&received.frame),
         };
         match &packet {
-            // Before the ICRC: a packet for nobody costs no more than its headers.
+            // Look up the QP before checking the ICRC: a packet for an unknown QPN costs only its headers.
             Ok(packet) => match self.qps.name_of(packet.bth.dest_qp.value()) {
                 Some(index) => self.receive_for(now, index, packet, received),
                 None => self.receive_reserved(now, packet, received),
@@ -127,9 +126,9 @@ impl Nic {
         }
     }
 
-    /// What is no RoCE, or nonsense.
+    /// Receives a frame that is no RoCE packet, or an invalid one.
     fn receive_other(&mut self, now: Nanos, reason: wire::Drop, received: &RxFrame<'_>) -> RxOutcome {
-        // A flow may show it to somebody; it is heeded all the same.
+        // A MAC control frame takes effect even if a flow also steers it to a QP.
         let heeded = reason == wire::Drop::MacControl && self.heed_mac_control(now, &received.frame);
         if !self.flows.is_empty()
             && let Some(outcome) = self.receive_steered(now, received)
@@ -146,7 +145,7 @@ impl Nic {
         RxOutcome::Dropped(reason)
     }
 
-    /// A packet whose number no ordinary QP has.
+    /// Receives a packet with a reserved QPN.
     #[cold]
     fn receive_reserved(&mut self, now: Nanos, packet: &Packet, received: &RxFrame<'_>) -> RxOutcome {
         if packet.bth.dest_qp == Qpn::MULTICAST {
@@ -173,7 +172,7 @@ impl Nic {
         }
     }
 
-    /// Checks the ICRC, and counts.
+    /// Checks the ICRC, and counts marked and bad packets.
     pub(super) fn believe(
         &mut self,
         index: u32,
@@ -195,7 +194,7 @@ impl Nic {
         }
     }
 
-    /// Hands a packet to a QP; `None`: there is none.
+    /// Delivers a packet to a QP. `None`: there is no such QP.
     pub(super) fn deliver(
         &mut self,
         now: Nanos,
@@ -228,8 +227,9 @@ impl Nic {
         Some(verdict)
     }
 
-    /// The ICRC covers the IPv4 identification, which sockets do not show. The CRC is linear, so the one that would
-    /// explain a mismatch can be computed: it is believed if it is one that a peer would send, and returned.
+    /// Checks the ICRC, which covers the IPv4 identification that sockets hide. The CRC is linear, so the identification that
+    /// would explain a mismatch can be computed. If it is plausible for the peer, the packet is accepted, and the identification
+    /// returned.
     fn check_icrc(
         &mut self,
         index: u32,
@@ -247,14 +247,14 @@ impl Nic {
             if rxes == stored {
                 return Ok(None);
             }
-            // What is hashed twice is twice behind the identification.
+            // Bytes that are hashed twice count twice after the identification.
             id = id.or_else(|| solve_id(received, rxes, stored, after_id + end - start));
         }
         let Some(id) = id else { return bad };
         let Some(entry) = self.qps.get_mut(index) else { return bad };
         if !entry.is_plausible(id) {
             if self.config.strict_icrc {
-                // If it was the peer's, its next one follows.
+                // If this was the peer's counter, the next frame carries its successor.
                 entry.refused_ip_id = id;
                 return bad;
             }
@@ -266,14 +266,14 @@ impl Nic {
 }
 
 impl QpEntry {
-    /// True if the peer would give its next packet this identification.
+    /// True if the peer may have given its next packet this identification.
     pub(super) fn is_plausible(&self, id: u16) -> bool {
         let follows = |last: u16| id.wrapping_sub(last) < PLAUSIBLE_IDS;
         id < PLAUSIBLE_IDS || follows(self.last_ip_id) || follows(self.refused_ip_id)
     }
 }
 
-/// The identification that a socket hid, if one explains the mismatch.
+/// Returns the identification that a socket hid, if one explains the mismatch.
 pub(super) fn solve_id(received: &RxFrame<'_>, computed: u32, stored: u32, after_id: usize) -> Option<u16> {
     received.ip_id_hidden.then(|| wire::icrc::solve_ipv4_id(computed, stored, after_id)).flatten()
 }

@@ -1,17 +1,17 @@
 //! Copies from and to the memory of other processes.
 //!
-//! Such a copy takes a system call, and may wait for as long as the other process likes: for a page of a file system of its own, for
-//! one that is swapped out. So a pass only lists them, in one [`Batch`] for each process, and whoever turns the worker makes them
-//! without holding the worker: see `engine::remote_pass`.
+//! Such a copy takes a system call, and may block for as long as the other process likes: on a page of its own file system, or one
+//! that is swapped out. A pass therefore only lists the copies, in one [`Batch`] for each process. The thread that runs the worker
+//! then makes them without the worker's lock: see `engine::remote_pass`.
 //!
 //! ```text
 //! a half of a pass      lists                                  once they are made
-//! what is received      writes and atomics, in order           completions, ACKs and answers to READs may leave
-//! what is sent          reads of payload, by transmit slot     payload is put into the frames
+//! receiving half        writes and atomics, in order           completions, ACKs and READ responses may be sent
+//! sending half          reads of payload, by transmit slot     payload is put into the frames
 //! ```
 //!
-//! When a write is made, its packet counts as executed. Where a page is missing, because the process has unmapped registered memory, the QP
-//! fails, and its peer is not told why.
+//! A packet counts as executed once its write is made. If a page is missing, because the process has unmapped registered memory,
+//! the QP fails without telling its peer the reason.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use crate::verbs::{QpIndex, WcStatus};
 enum Kind {
     Read,
     Write,
-    /// Bytes there are replaced, and what was there is kept for this responder resource.
+    /// A read-modify-write; the previous value is kept for this responder resource.
     Atomic(AtomicOp, u8),
 }
 
@@ -38,10 +38,10 @@ enum Kind {
 struct Copy {
     kind: Kind,
     address: u64,
-    /// Where its bytes lie in the batch.
+    /// Position of the bytes in the batch.
     at: usize,
     length: usize,
-    /// The QP that fails if it cannot be made.
+    /// The QP that fails if the copy cannot be made.
     qp: Option<QpIndex>,
     is_done: bool,
 }
@@ -56,7 +56,7 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Makes the copies: those that continue one another by one system call. Takes as long as the process's pages do.
+    /// Makes the copies; adjacent ones by one system call. Blocks until the process's pages are present.
     pub fn run(&mut self) {
         let (mut lookup, mut first) = (Lookup::default(), 0);
         while first < self.copies.len() {
@@ -86,7 +86,7 @@ impl Batch {
                 let mut before = [0; 8];
                 self.memory.read(lookup, first.address, &mut before).and_then(|()| {
                     bytes.copy_from_slice(&before);
-                    // What does not change is not written: the process may have changed it since.
+                    // An unchanged value is not written: the process may have changed it since.
                     match operation.apply(u64::from_ne_bytes(before)) {
                         Some(after) => self.memory.write(lookup, first.address, &after.to_ne_bytes()),
                         None => Ok(()),
@@ -107,31 +107,31 @@ impl Batch {
     }
 }
 
-/// Where the bytes of a copy of the transmit plan come from.
+/// Source of a copy in the transmit plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Source {
     Local,
-    /// These copies of this batch.
+    /// Copies in this range of this batch.
     Remote(usize, Range<usize>),
     Missing,
 }
 
-/// The copies of the half of a pass that is under way.
+/// The copies of the current half of a pass.
 #[derive(Debug, Default)]
 pub(super) struct RemoteCopies {
-    /// `None`: it is being made.
+    /// Batches; `None` while one is being made.
     batches: Vec<Option<Batch>>,
-    /// Batches before this one were handed out.
+    /// Index of the next batch to hand out.
     next: usize,
-    /// The memory that is being copied from or to.
+    /// Memory of the batch being made.
     under_way: Option<Arc<RemoteMemory>>,
-    /// Which QPs wait for which batch's writes.
+    /// QPs with writes in a batch, with the batch's index.
     waiting: Vec<(usize, QpIndex)>,
-    /// For each copy of the transmit plan.
+    /// Sources of the copies in the transmit plan.
     sources: Vec<Source>,
-    /// QPs with a write that was not made.
+    /// QPs with a write that failed.
     lost: Vec<QpIndex>,
-    /// Room of batches that were made, to be used again.
+    /// Buffers of completed batches, for reuse.
     spare: Vec<(Vec<Copy>, Vec<u8>)>,
 }
 
@@ -163,7 +163,7 @@ impl RemoteCopies {
         batch.add(kind, address, length, qp)
     }
 
-    /// Lists a write of both pieces of a payload. `None`: the span is not in remote memory.
+    /// Lists a write of a payload in two pieces. `None`: the span is not in remote memory.
     fn write(
         &mut self,
         host: &HostSide<'_>,
@@ -178,8 +178,8 @@ impl RemoteCopies {
         }))
     }
 
-    /// Lists a write of payload for `to`. False: it is not in remote memory, or not all of it is granted any more.
-    pub(super) fn put_off(
+    /// Lists a write of payload for `to`. False: the span is not in remote memory, or access to a part of it was revoked.
+    pub(super) fn list_write(
         &mut self,
         host: &HostSide<'_>,
         qp: QpIndex,
@@ -189,7 +189,7 @@ impl RemoteCopies {
         matches!(self.write(host, Some(qp), to, bytes), Some(Ok(())))
     }
 
-    /// Lists what a packet, which came in `frame`, asks of remote memory. `None`: it asks nothing of any.
+    /// Lists an operation on remote memory that the packet in `frame` requests. `None`: it does not concern remote memory.
     pub(super) fn list(
         &mut self,
         host: &HostSide<'_>,
@@ -221,7 +221,7 @@ impl RemoteCopies {
         }
     }
 
-    /// The bytes of a copy of the transmit plan. `None`: it is of local memory.
+    /// Returns the bytes of a copy in the transmit plan. `None`: they are in local memory.
     pub(super) fn payload(&self, index: usize) -> Option<Result<&[u8], CopyFault>> {
         match self.sources.get(index)? {
             Source::Local => None,
@@ -238,7 +238,7 @@ impl RemoteCopies {
         }
     }
 
-    /// Forgets the copies of a half that is over.
+    /// Discards the copies of a completed half.
     fn clear(&mut self) {
         for batch in self.batches.drain(..).flatten() {
             let Batch { mut copies, mut bytes, .. } = batch;
@@ -253,7 +253,7 @@ impl RemoteCopies {
 }
 
 impl Nic {
-    /// Lists the reads that the frames of a burst need. To be called before the first [`gather`](Self::gather).
+    /// Lists the reads for the frames of a burst. Call this before the first [`gather`](Self::gather).
     pub fn list_reads(&mut self) {
         if !self.config.serves {
             return;
@@ -277,7 +277,7 @@ impl Nic {
         }
     }
 
-    /// The next batch of copies to be made before this half of the pass can go on.
+    /// Returns the next batch of copies that this half of the pass waits for.
     #[inline]
     pub fn next_copies(&mut self) -> Option<Batch> {
         let batch = self.remote.batches.get_mut(self.remote.next)?.take()?;
@@ -286,7 +286,7 @@ impl Nic {
         Some(batch)
     }
 
-    /// A batch was made.
+    /// Takes back a batch that was made.
     pub fn copied(&mut self, batch: Batch) {
         self.remote.under_way = None;
         for copy in &batch.copies {
@@ -309,7 +309,7 @@ impl Nic {
         self.remote.batches[slot] = Some(batch);
     }
 
-    /// The batch that is being made does not come back: its process is fenced, and QPs that wait for it fail.
+    /// Gives up the batch being made: fences its process, and fails the QPs that wait for it.
     pub fn abandon_copies(&mut self) {
         let Some(memory) = self.remote.under_way.take() else { return };
         memory.abandon();
@@ -319,7 +319,7 @@ impl Nic {
         self.counters.memory_faults += 1;
     }
 
-    /// All writes of this half were made. To be called before anybody is told of them.
+    /// Completes the writes of this half. Call this before their completions and acknowledgements.
     #[inline]
     pub fn end_writes(&mut self, now: Nanos) {
         if !self.remote.batches.is_empty() {
@@ -328,7 +328,7 @@ impl Nic {
         }
     }
 
-    /// All frames of this half have their payload.
+    /// Completes the reads of this half: all frames have their payload.
     #[inline]
     pub(super) fn end_reads(&mut self) {
         if self.config.serves {
@@ -349,7 +349,7 @@ impl Nic {
     }
 }
 
-/// Copies the bytes in `range` of two pieces, one behind the other.
+/// Copies the bytes in `range` of two consecutive pieces.
 fn copy_range((first, second): (&[u8], &[u8]), range: Range<usize>, to: &mut [u8]) {
     let split = first.len();
     let from = &first[range.start.min(split)..range.end.min(split)];

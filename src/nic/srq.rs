@@ -1,4 +1,4 @@
-//! The NIC's shared receive queues and XRC domains: the tables, their commands, and where each QP takes its receives from.
+//! The NIC's shared receive queues and XRC domains: their tables and commands, and the source of each QP's receives.
 
 use super::Nic;
 use super::command::{Answer, ControlError, SrqStatus};
@@ -16,21 +16,21 @@ use crate::verbs::{
 pub(super) const SRQ: &str = "shared receive queue";
 pub(super) const XRCD: &str = "XRC domain";
 
-/// Where a QP takes its receives from.
+/// The source of a QP's receives.
 #[derive(Debug)]
 pub(super) enum Receives {
-    /// A queue of its own, and the position in it.
+    /// The QP's own queue, and the position in it.
     Own(RecvRing, u32),
-    /// One that it was made for.
+    /// A shared receive queue.
     Shared(SrqIndex),
-    /// The one that each request names: of this domain, and the last one named.
+    /// The queues in this domain that requests name; with the one named last.
     Named(XrcdId, Option<SrqIndex>),
-    /// It receives nothing.
+    /// None.
     None,
 }
 
 impl Receives {
-    /// The QP's own queue starts over.
+    /// Empties the QP's own queue.
     pub(super) fn reset(&mut self) {
         if let Receives::Own(ring, position) = self {
             ring.reset();
@@ -39,7 +39,7 @@ impl Receives {
         }
     }
 
-    /// The QP is in the error state: what is posted to its own queue rings, to be flushed.
+    /// Makes receives posted to the QP's own queue ring the doorbell, so that they are flushed in the error state.
     pub(super) fn want_doorbell(&self) {
         if let Receives::Own(ring, _) = self {
             ring.want_doorbell(true);
@@ -47,7 +47,7 @@ impl Receives {
     }
 }
 
-/// The receives of one QP, for one of its calls.
+/// The receives of one QP, for one call.
 pub(super) struct ReceiveSide<'a> {
     pub(super) own: &'a mut Receives,
     pub(super) srqs: &'a mut Srqs,
@@ -98,7 +98,7 @@ struct Srq {
     pd: PdId,
     kind: SrqKind,
     receives: SharedReceives,
-    /// QPs that were made for it.
+    /// Number of QPs that use this queue.
     users: u32,
     failed: bool,
 }
@@ -107,27 +107,27 @@ struct Srq {
 struct Xrcd {
     file: Option<FileId>,
     opens: u32,
-    /// Queues and targets in it.
+    /// Number of queues and targets in the domain.
     users: u32,
 }
 
-/// The shared receive queues of a NIC, and the domains of those that XRC requests name.
+/// The shared receive queues of a NIC, and the XRC domains.
 #[derive(Debug)]
 pub(super) struct Srqs {
     table: NumberedTable<Srq>,
     xrcds: Table<Xrcd>,
-    /// What there is to tell.
+    /// Events to be reported.
     reports: Vec<(SrqIndex, EventKind)>,
 }
 
 impl Srqs {
     pub(super) fn new(srqs: u32, xrcds: u32, seed: u64) -> Srqs {
-        // Each queue has two things to tell at most between two looks: its limit, and that it broke.
+        // At most two events per queue between two reports: limit reached, and error.
         let reports = Vec::with_capacity(2 * srqs as usize);
         Srqs { table: NumberedTable::new(srqs, seed), xrcds: Table::new(xrcds), reports }
     }
 
-    // Apart from the way of a QP's own queue.
+    // Not inlined, to keep the path of a QP's own queue short.
     #[inline(never)]
     fn take(&mut self, index: SrqIndex, sges: &mut [Sge]) -> Option<RecvWr> {
         let srq = self.table.get_mut(index.0)?;
@@ -155,7 +155,7 @@ impl Srqs {
         }
     }
 
-    /// Completions of these queues can no longer be seen.
+    /// Fails the queues that complete to an overflowed completion queue.
     pub(super) fn fail_users_of(&mut self, cq: CqIndex) {
         for place in 0..self.table.places() {
             let uses = |srq: &Srq| matches!(srq.kind, SrqKind::Xrc { cq: its, .. } if its == cq);
@@ -165,12 +165,12 @@ impl Srqs {
         }
     }
 
-    /// Queues and domains.
+    /// Returns the numbers of queues and domains.
     pub(super) fn counts(&self) -> (usize, usize) {
         (self.table.len(), self.xrcds.len())
     }
 
-    /// What each queue holds on to.
+    /// Returns the objects that each queue uses.
     pub(super) fn uses(&self) -> impl Iterator<Item = (PdId, Option<(XrcdId, CqIndex)>)> {
         self.table.iter().map(|(_, srq)| match srq.kind {
             SrqKind::Basic => (srq.pd, None),
@@ -178,12 +178,12 @@ impl Srqs {
         })
     }
 
-    /// Who uses the queues, as counted.
+    /// Returns the user counts of the queues.
     pub(super) fn users(&self) -> impl Iterator<Item = (u32, u32)> {
         self.table.iter().map(|(index, srq)| (index, srq.users))
     }
 
-    /// Who uses the domains, as counted.
+    /// Returns the user counts of the domains.
     pub(super) fn xrcd_users(&self) -> impl Iterator<Item = (u32, u32)> {
         self.xrcds.iter().map(|(index, xrcd)| (index, xrcd.users))
     }
@@ -200,7 +200,7 @@ impl Srqs {
         self.table.get_mut(index.0).ok_or(ControlError::NotFound(SRQ))
     }
 
-    /// What a QP that is made to take from a queue has to know: the domain of its lists, and how long they are.
+    /// Returns the protection domain and maximum list length of a queue, for a QP that is to use it.
     pub(super) fn for_qp(&self, index: SrqIndex) -> Result<(PdId, u32), ControlError> {
         let srq = self.get(index)?;
         if srq.kind != SrqKind::Basic {
@@ -211,17 +211,17 @@ impl Srqs {
         Ok((srq.pd, srq.receives.max_sge()))
     }
 
-    /// True if a queue has this name now.
+    /// True if a queue has this name.
     pub(super) fn holds(&self, srq: SrqIndex) -> bool {
         self.table.holds(srq.0)
     }
 
-    /// True if a domain has this name now.
+    /// True if a domain has this name.
     pub(super) fn holds_xrcd(&self, xrcd: XrcdId) -> bool {
         self.xrcds.holds(xrcd.0)
     }
 
-    /// A QP is made for a queue, or is gone.
+    /// Adds `change` to a queue's user count.
     pub(super) fn use_srq(&mut self, index: SrqIndex, change: i32) {
         if let Some(srq) = self.table.get_mut(index.0) {
             srq.users = srq.users.saturating_add_signed(change);
@@ -270,7 +270,7 @@ impl Nic {
         Ok(Answer::Srq(index, self.srqs.get(index)?.number))
     }
 
-    /// All or nothing: what is asked is judged before anything changes.
+    /// Changes a queue. All arguments are checked before anything changes.
     pub(super) fn modify_srq(
         &mut self,
         index: SrqIndex,
@@ -297,7 +297,7 @@ impl Nic {
         Ok(Answer::Done)
     }
 
-    /// There may be fewer than the limit already: then that is told at once.
+    /// Arms the limit. If fewer receives are left already, the event is raised at once.
     fn arm_srq(&mut self, index: SrqIndex, limit: u32) -> Result<(), ControlError> {
         if self.srqs.get(index)?.receives.arm(limit) {
             self.srqs.reports.push((index, EventKind::SrqLimitReached));
@@ -309,10 +309,10 @@ impl Nic {
         self.srq_status(index).map(Answer::SrqStatus)
     }
 
-    /// How a shared receive queue is.
+    /// Returns the SRQ's status.
     ///
     /// # Errors
-    /// There is none.
+    /// If there is no such SRQ.
     pub fn srq_status(&self, index: SrqIndex) -> Result<SrqStatus, ControlError> {
         let srq = self.srqs.get(index)?;
         if !self.srqs.holds(index) {
@@ -347,7 +347,7 @@ impl Nic {
         Ok(Answer::Done)
     }
 
-    /// Targets that have taken a receive from a queue that is gone have nobody to complete it to.
+    /// Discards receives that targets have taken from a destroyed queue: their completions would have no destination.
     fn forget_receives_of(&mut self, index: SrqIndex) {
         for at in 0..self.qps.places() {
             let Some(entry) = self.qps.get_mut(at) else { continue };
@@ -395,7 +395,7 @@ impl Nic {
         Ok(Answer::Done)
     }
 
-    /// Tells what happened to shared receive queues. QPs that take from a broken one have nothing to go on with.
+    /// Raises the events of shared receive queues. Fails the QPs that use a queue in error.
     pub(super) fn report_srqs(&mut self, now: Nanos) {
         while let Some((index, kind)) = self.srqs.reports.pop() {
             self.out.events.push(AsyncEvent::Srq(index, kind));
@@ -414,7 +414,7 @@ impl Nic {
 }
 
 /// # Errors
-/// [`ControlError::TooLarge`]: whoever lends a ring chooses its sizes.
+/// [`ControlError::TooLarge`]: a client chooses the sizes of its ring.
 pub(super) fn check_sizes(ring: &RecvRing) -> Result<(), ControlError> {
     let sizes = [("max_wr", ring.capacity(), MAX_WR), ("max_sge", ring.max_sge(), MAX_SGE as u32)];
     match sizes.into_iter().find(|(_, value, limit)| value > limit) {

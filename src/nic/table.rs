@@ -1,47 +1,47 @@
-//! Tables of objects: a name finds them, a bound holds them.
+//! Bounded tables of objects, found by name.
 //!
 //! ```text
-//! name   31 .. 16 generation | 15 .. 0 place
+//! name   31 .. 16 generation | 15 .. 0 slot
 //! ```
 //!
-//! A place is used again, with the next generation. So the name of an object that is gone is no other's ([`Table::holds`]) until its place
-//! has been used 65,535 times more. Commands are checked for that before anything is done ([`super::names`]). Inside the NIC objects count
-//! their users, and no name outlives its object: there a place suffices, and look-ups ignore the generation.
+//! A slot is reused with the next generation. The name of a removed object is therefore unique ([`Table::holds`]) until its slot
+//! has been reused 65,535 times. Names in commands are checked against it ([`super::names`]). Inside the NIC objects count their
+//! users, and no name outlives its object, so look-ups ignore the generation.
 
 use std::collections::VecDeque;
 
 use crate::transport::{QuickPermutation, ShortPermutation};
 use crate::verbs::{name, next_generation, place_of};
 
-/// Places of a table at most. The last one of 16 bits is left out: `u32::MAX` names nothing, and leads nowhere.
+/// Maximum number of slots. The last one of 16 bits is left out, so that `u32::MAX` is no name.
 const PLACES: u32 = u16::MAX as u32;
 
-/// Objects under names that are used once.
+/// Objects under unique names.
 #[derive(Debug)]
 pub(super) struct Table<T> {
     slots: Vec<Option<T>>,
-    /// Of what is in a place, or will be.
+    /// Generation of the current or next object in each slot.
     generations: Vec<u16>,
     free: VecDeque<u32>,
     bound: u32,
 }
 
 impl<T> Table<T> {
-    /// A table of at most `bound` objects, at most [`PLACES`].
+    /// Makes a table of up to `bound` objects, and up to [`PLACES`].
     pub(super) fn new(bound: u32) -> Table<T> {
         let bound = bound.min(PLACES);
         Table { slots: Vec::new(), generations: Vec::new(), free: VecDeque::new(), bound }
     }
 
-    /// The place of the next object: the one that has been free for longest, but not before many are free, so that
-    /// one does not come back soon.
+    /// Returns the slot for the next object: the one that has been free for longest, once many are free, so that slots are not
+    /// reused soon.
     fn next_place(&self) -> Option<u32> {
         let fresh = u32::try_from(self.slots.len()).ok().filter(|place| *place < self.bound);
         let many = (self.bound / 2).min(1024) as usize;
         fresh.filter(|_| self.free.len() < many.max(1)).or(self.free.front().copied()).or(fresh)
     }
 
-    /// Puts an object in and returns its name; `None`: the table is full.
+    /// Inserts an object and returns its name. `None`: the table is full.
     pub(super) fn insert(&mut self, value: T) -> Option<u32> {
         let place = self.next_place()?;
         match self.slots.get_mut(place as usize) {
@@ -57,28 +57,28 @@ impl<T> Table<T> {
         Some(self.name_at(place))
     }
 
-    /// The name of the object in a place, or of the next one there.
+    /// Returns the name of the current or next object in a slot.
     pub(super) fn name_at(&self, place: u32) -> u32 {
         name(self.generations.get(place as usize).copied().unwrap_or(0), place)
     }
 
-    /// True if an object has this name now.
+    /// True if an object has this name.
     pub(super) fn holds(&self, name: u32) -> bool {
         let place = place_of(name);
         self.slots.get(place as usize).is_some_and(Option::is_some) && self.name_at(place) == name
     }
 
-    /// The object in the place of a name.
+    /// Returns the object in the slot of a name.
     pub(super) fn get(&self, name: u32) -> Option<&T> {
         self.slots.get(place_of(name) as usize)?.as_ref()
     }
 
-    /// The object in the place of a name.
+    /// Returns the object in the slot of a name.
     pub(super) fn get_mut(&mut self, name: u32) -> Option<&mut T> {
         self.slots.get_mut(place_of(name) as usize)?.as_mut()
     }
 
-    /// Takes the object in the place of a name out: no object has this name from now on.
+    /// Removes the object in the slot of a name. The name is then unused.
     pub(super) fn remove(&mut self, name: u32) -> Option<T> {
         let place = place_of(name);
         let value = self.slots.get_mut(place as usize)?.take()?;
@@ -88,17 +88,17 @@ impl<T> Table<T> {
         Some(value)
     }
 
-    /// All places that are in use lie below this one.
+    /// Returns a bound of the used slots.
     pub(super) fn places(&self) -> u32 {
         self.slots.len() as u32
     }
 
-    /// Objects in it.
+    /// Number of objects.
     pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// The objects and their names.
+    /// Returns the objects and their names.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         (0..).zip(&self.slots).filter_map(|(place, slot)| Some((self.name_at(place), slot.as_ref()?)))
     }
@@ -111,13 +111,13 @@ pub(super) struct NumberedTable<T> {
     generations: Vec<u8>,
     permutation: QuickPermutation,
     short: ShortPermutation,
-    /// What the upper 8 bits of its numbers may be, if it has not all numbers to itself: 2^12 places each.
+    /// Units from which numbers are drawn (their upper 8 bits), with 2^12 slots each. Empty: numbers are drawn from all.
     units: Vec<u8>,
-    /// Places if there are units enough.
+    /// Maximum number of objects, with enough units.
     limit: u32,
 }
 
-/// One of them. What a look-up by number needs is on one cache line.
+/// An object with its number. A look-up by number needs one cache line.
 #[derive(Debug)]
 struct Numbered<T> {
     number: u32,
@@ -125,7 +125,7 @@ struct Numbered<T> {
     value: T,
 }
 
-/// Places of a unit: 2^12, in 2^4 generations.
+/// Bits of the slot in a unit: 2^12 slots, in 2^4 generations.
 const UNIT_BITS: u32 = 12;
 
 /// QPNs 0 and 1 are the management QPs, 0xffffff is multicast: no ordinary QP gets them.
@@ -143,8 +143,7 @@ impl<T> NumberedTable<T> {
         }
     }
 
-    /// Draws numbers of this unit from now on, besides those of units that were given before. False: there are numbers in use that
-    /// are of none.
+    /// Draws numbers from this unit as well. False: numbers without a unit are in use.
     pub(super) fn add_unit(&mut self, unit: u8) -> bool {
         if self.units.is_empty() && self.len() > 0 {
             return false;
@@ -154,7 +153,7 @@ impl<T> NumberedTable<T> {
         true
     }
 
-    /// True if there is room for one more.
+    /// True if there is room for another object.
     pub(super) fn has_room(&self) -> bool {
         self.table.next_place().is_some()
     }
@@ -183,8 +182,8 @@ impl<T> NumberedTable<T> {
         Some((unit as u32) << UNIT_BITS | u32::from(place))
     }
 
-    /// Puts in what `make` builds from a name and a number; `None`: the table is full. `reserved` is a number that is not
-    /// drawn, and that [`name_of`](Self::name_of) does not know.
+    /// Inserts the object that `make` builds from a name and a number. `None`: the table is full. `reserved`: a number to use
+    /// instead of a drawn one, unknown to [`name_of`](Self::name_of).
     pub(super) fn insert_with(
         &mut self,
         reserved: Option<u32>,
@@ -203,12 +202,12 @@ impl<T> NumberedTable<T> {
         self.table.insert(Numbered { number, name, value: make(name, number) })
     }
 
-    /// As [`Table::holds`].
+    /// Like [`Table::holds`].
     pub(super) fn holds(&self, name: u32) -> bool {
         self.table.holds(name)
     }
 
-    /// As [`Table::name_at`].
+    /// Like [`Table::name_at`].
     pub(super) fn name_at(&self, place: u32) -> u32 {
         self.table.name_at(place)
     }
@@ -221,13 +220,13 @@ impl<T> NumberedTable<T> {
         self.table.get_mut(name).map(|numbered| &mut numbered.value)
     }
 
-    /// The name behind a number, if it is in use.
+    /// Returns the name of the object with this number, if any.
     pub(super) fn name_of(&self, number: u32) -> Option<u32> {
         let place = self.decode(number)?;
         self.table.get(place).filter(|found| found.number == number).map(|found| found.name)
     }
 
-    /// The object behind a number, and its name, if it is in use.
+    /// Returns the object with this number and its name, if any.
     #[inline(always)]
     pub(super) fn find_mut(&mut self, number: u32) -> Option<(u32, &mut T)> {
         let place = self.decode(number)?;
@@ -242,17 +241,17 @@ impl<T> NumberedTable<T> {
         Some(value)
     }
 
-    /// All places that are in use lie below this one.
+    /// Returns a bound of the used slots.
     pub(super) fn places(&self) -> u32 {
         self.table.places()
     }
 
-    /// Objects in it.
+    /// Number of objects.
     pub(super) fn len(&self) -> usize {
         self.table.len()
     }
 
-    /// The objects and their names.
+    /// Returns the objects and their names.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.table.iter().map(|(name, numbered)| (name, &numbered.value))
     }
@@ -263,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_leads_to_its_object_until_it_is_removed() {
+    fn number_finds_its_object_until_removed() {
         let mut table = NumberedTable::new(2, 5);
         let mut numbers = Vec::new();
         let a = table.insert_with(None, |_, n| numbers.push(n)).unwrap();
@@ -278,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_a_unit_begin_with_it_and_a_second_one_makes_room_for_more() {
+    fn second_unit_makes_room_for_more_numbers() {
         let mut table = NumberedTable::new(1 << 16, 5);
         assert!(table.add_unit(0) && table.add_unit(0xff));
         let mut numbers = std::collections::BTreeSet::new();
@@ -292,7 +291,7 @@ mod tests {
         }
         assert!(!table.has_room() && table.insert_with(None, |_, _| 0).is_none());
         assert!(table.name_of(0x12_3456).is_none());
-        // What had a number before has another one, 15 times.
+        // A reused slot gets another number, 15 times.
         for _ in 0..15 {
             table.remove(7).unwrap();
             let name = table.insert_with(None, |_, number| number).unwrap();

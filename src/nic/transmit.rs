@@ -1,4 +1,4 @@
-//! What leaves: the arbiter picks a QP, the QP a packet, and its headers are written.
+//! Sending: the arbiter picks a QP, the QP a packet, and its headers are written.
 
 use super::dma::DmaOut;
 use super::{Nic, split};
@@ -9,23 +9,23 @@ use crate::transport::{AddressHandles, Gather, Origin, PlantedBug, TxPlan};
 use crate::verbs::{AddressVector, AhId, QpIndex, QpType};
 use crate::wire::{self, MAX_HEADERS, datagram_port, flow_port};
 
-/// The flow label that a way was given; 0: none.
+/// Returns the flow label of an address handle; 0: none.
 fn handle_label(handles: &AddressHandles, way: Option<AhId>) -> u32 {
     way.and_then(|way| handles.find(way)).map_or(0, |handle| handle.av().flow_label)
 }
 
 impl Nic {
-    /// True if some QP has something to send.
+    /// True if a QP has something to send.
     pub fn has_ready(&self) -> bool {
         self.arbiter.has_ready()
     }
 
-    /// True if some of what is ready is more than an acknowledgement, and gains nothing by waiting for what the application says to what came.
+    /// True if a QP has data to send that need not wait for the application's reply.
     pub fn has_pressing(&self) -> bool {
         self.presses && self.has_ready()
     }
 
-    /// The QP whose turn it is. It sends up to `tx_quantum` packets; then call [`Nic::end_turn`].
+    /// Returns the QP that may send next, up to `tx_quantum` packets. Call [`Nic::end_turn`] afterwards.
     pub fn next_turn(&mut self) -> Option<QpIndex> {
         if self.arbiter.has_urgent()
             && let Some(index) = self.next_urgent()
@@ -38,14 +38,14 @@ impl Nic {
         next
     }
 
-    /// The next whose notification or acknowledgement goes before all else. What its priority's pause stops goes with the rest of
-    /// that, later.
+    /// Returns the next QP of the urgent queue with a notification or acknowledgement that may leave. An acknowledgement of a
+    /// paused priority stays in its priority's queue.
     #[cold]
     fn next_urgent(&mut self) -> Option<QpIndex> {
         while let Some(index) = self.arbiter.pop_urgent() {
             let Some(entry) = self.qps.get_mut(index.0) else { continue };
             entry.urgent = false;
-            // A notification that is stopped now would be old when it may leave.
+            // A notification of a paused priority is dropped: it would be outdated after the pause.
             entry.notification_due &= !self.arbiter.is_paused(self.congestion.notification.1);
             if entry.notification_due || !self.arbiter.is_paused(entry.priority) {
                 return Some(index);
@@ -54,9 +54,9 @@ impl Nic {
         None
     }
 
-    /// Has a QP's acknowledgement overtake the data of others.
+    /// Puts a QP with an acknowledgement into the urgent queue, ahead of data.
     #[cold]
-    pub(super) fn hurry(&mut self, index: QpIndex) {
+    pub(super) fn mark_urgent(&mut self, index: QpIndex) {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         if !entry.urgent && entry.qp.has_unpaced() && !self.arbiter.is_paused(entry.priority) {
             entry.urgent = true;
@@ -64,12 +64,12 @@ impl Nic {
         }
     }
 
-    /// Returns how many local work requests the QP whose turn it is has carried out. Each counts as a packet of the turn.
+    /// Returns how many local work requests the current QP has executed. Each counts as a packet of the turn.
     pub fn take_local_work(&mut self) -> u32 {
         std::mem::take(&mut self.out.local_work)
     }
 
-    /// A QP's turn is over. `unfinished`: it stopped for lack of room or time, so it comes again.
+    /// Ends a QP's turn. `unfinished`: it stopped for lack of room or quantum, and gets another turn.
     pub fn end_turn(&mut self, index: QpIndex, unfinished: bool) {
         if self.urgent_turn {
             return self.end_urgent_turn(index, unfinished);
@@ -86,7 +86,7 @@ impl Nic {
         self.touch(index);
     }
 
-    /// It had no room: it comes again, before all others.
+    /// Ends an urgent turn. An unfinished QP gets another one, before all data.
     #[cold]
     fn end_urgent_turn(&mut self, index: QpIndex, unfinished: bool) {
         self.urgent_turn = false;
@@ -98,7 +98,7 @@ impl Nic {
         self.touch(index);
     }
 
-    /// In a turn for what is urgent: a notification, then acknowledgements.
+    /// Plans the next packet of an urgent turn: a notification, then acknowledgements.
     #[cold]
     fn plan_urgent(&mut self, now: Nanos, index: QpIndex) -> Option<TxPlan> {
         let entry = self.qps.get_mut(index.0)?;
@@ -112,7 +112,7 @@ impl Nic {
         qp.next_unpaced(&mut ctx)
     }
 
-    /// The next packet of a QP; nothing has changed until [`Nic::emit`].
+    /// Plans the next packet of a QP. Changes nothing until [`Nic::emit`].
     pub fn plan(&mut self, now: Nanos, index: QpIndex) -> Option<TxPlan> {
         if self.urgent_turn {
             return self.plan_urgent(now, index);
@@ -124,13 +124,13 @@ impl Nic {
         }
         let plan = qp.next_packet(&mut ctx)?;
         match plan.way {
-            Some(way) if self.is_of_another_priority(index, way) => None,
+            Some(way) if self.moves_to_other_priority(index, way) => None,
             _ => Some(plan),
         }
     }
 
-    /// True if what would leave along this way has not the priority in whose queue its QP stands. It goes there instead.
-    fn is_of_another_priority(&mut self, index: QpIndex, way: AhId) -> bool {
+    /// True if the packet's path has another priority than the queue its QP is in. Moves the QP.
+    fn moves_to_other_priority(&mut self, index: QpIndex, way: AhId) -> bool {
         let Some(handle) = self.handles.find(way) else { return false };
         let priority = self.congestion.config.classes.priority(handle.av());
         let Some(entry) = self.qps.get_mut(index.0) else { return false };
@@ -142,14 +142,14 @@ impl Nic {
         differs
     }
 
-    /// Bytes of a planned packet's frame, without FCS; `None`: there is no way to where it goes.
+    /// Returns the frame length of a planned packet in bytes, without FCS. `None`: the address handle does not exist.
     pub fn frame_len(&self, index: QpIndex, plan: &TxPlan) -> Option<usize> {
         let template = match plan.way {
             None => {
                 let qp = &self.qps.get(index.0)?.qp;
                 match qp.template() {
                     Some(template) => template,
-                    // The payload is the frame.
+                    // A raw packet's payload is the frame.
                     None => return (qp.qp_type == QpType::RawPacket).then_some(plan.payload_len.into()),
                 }
             }
@@ -158,7 +158,7 @@ impl Nic {
         Some(template.frame_len(plan.bth.opcode, plan.payload_len.into()))
     }
 
-    /// Writes a planned packet's headers to its frame, in transmit slot `slot`, and notes which copies it needs.
+    /// Writes a planned packet's headers to its frame, in transmit slot `slot`, and records the copies for its payload.
     pub fn emit(&mut self, now: Nanos, index: QpIndex, plan: &TxPlan, slot: u16, frame: &mut FrameMut<'_>) {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         let template = match plan.way {
@@ -173,7 +173,7 @@ impl Nic {
             return self.emit_notification(index, plan, frame);
         }
         if let Some(template) = template {
-            // In place, where there is room: what the headers do not take is written after them.
+            // Written in place if there is room: payload then overwrites bytes beyond the headers.
             let mut aside = None;
             let headers = match frame.a.first_chunk_mut() {
                 Some(place) => place,
@@ -197,7 +197,7 @@ impl Nic {
         if let Some(bytes) = entry.qp.inline_payload(plan) {
             frame.write(offset, bytes);
         } else if plan.payload_len > 0 {
-            // It stays there until the next packet is planned.
+            // `out.gather` is valid until the next packet is planned.
             for &Gather { from, length } in &self.out.gather {
                 self.dma_out.push(DmaOut { slot, offset: offset as u16, length, from });
                 offset += usize::from(length);
@@ -210,7 +210,7 @@ impl Nic {
         watch.moved(qp, Mover::Sent);
     }
 
-    /// A notification has a traffic class of its own, and is ECN-capable as a ConnectX's is.
+    /// Writes a notification, which has a traffic class of its own, and is ECN-capable as on a ConnectX.
     #[cold]
     fn emit_notification(&mut self, index: QpIndex, plan: &TxPlan, frame: &mut FrameMut<'_>) {
         let (dscp, sl) = self.congestion.notification;
@@ -226,7 +226,7 @@ impl Nic {
         self.counters.sent_pkts += 1;
     }
 
-    /// Computes the ICRC of a finished frame of this QP.
+    /// Computes the ICRC of a QP's complete frame.
     pub fn seal(&self, index: QpIndex, frame: &mut FrameMut<'_>) {
         let Some(entry) = self.qps.get(index.0) else { return };
         match entry.qp.template() {
@@ -236,9 +236,9 @@ impl Nic {
                     template.seal_as_rxe(frame);
                 }
             }
-            // Datagrams go many ways.
+            // Datagrams have no common template.
             None if entry.qp.qp_type.is_datagram() => wire::seal(frame),
-            // Raw packets are the application's.
+            // Raw packets have no ICRC.
             None => {}
         }
     }

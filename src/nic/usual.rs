@@ -1,4 +1,4 @@
-//! The shortest way through the NIC, for what `transport::usual` takes: one look-up, one copy, and no plans in between.
+//! The fast path of the NIC for the packets of `transport::usual`: one look-up, one copy, no plans.
 
 use super::dma::{DmaOut, HostSide};
 use super::receive::solve_id;
@@ -14,9 +14,9 @@ use crate::verbs::QpIndex;
 use crate::wire::{Aeth, Icrc, Reth, Usual};
 
 impl Nic {
-    /// Takes in a request that is due and asks for nothing unusual. `None`: it is another packet, and nothing has changed.
+    /// Receives an in-order request in the fast path. `None`: the packet needs the slow path, and nothing has changed.
     ///
-    /// Its payload is copied before anything else happens: should its memory be missing, the packet goes the longer way.
+    /// The payload is copied before anything else: if memory is missing, the packet takes the slow path.
     #[inline(always)]
     pub(super) fn receive_usual(
         &mut self,
@@ -38,8 +38,8 @@ impl Nic {
         let placed = entry.qp.place_of(&self.memory, &due, packet, receive)?;
         let host = HostSide { regions: &self.regions, table: &self.memory };
         let bytes = received.frame.slices(packet.payload());
-        let put_off = self.config.serves && self.remote.put_off(&host, QpIndex(index), placed.to, bytes);
-        if !put_off {
+        let listed = self.config.serves && self.remote.list_write(&host, QpIndex(index), placed.to, bytes);
+        if !listed {
             host.write_pieces(placed.to, bytes).ok()?;
         }
         let watch = Watch::usual_arrival(&entry.qp, packet);
@@ -67,7 +67,7 @@ impl Nic {
         Some(RxOutcome::Judged { qp: QpIndex(index), verdict: Verdict::Executed, hidden_id })
     }
 
-    /// The same for the next packet of the answer to a READ.
+    /// Receives the next packet of a READ response in the fast path.
     #[inline(never)]
     fn receive_answer(
         &mut self,
@@ -80,8 +80,8 @@ impl Nic {
         let hidden_id = entry.believe_usual(packet, received)?;
         let host = HostSide { regions: &self.regions, table: &self.memory };
         let bytes = received.frame.slices(packet.payload());
-        let put_off = self.config.serves && self.remote.put_off(&host, QpIndex(index), awaited.to, bytes);
-        if !put_off {
+        let listed = self.config.serves && self.remote.list_write(&host, QpIndex(index), awaited.to, bytes);
+        if !listed {
             host.write_pieces(awaited.to, bytes).ok()?;
         }
         entry.last_ip_id = hidden_id.unwrap_or(entry.last_ip_id);
@@ -99,8 +99,8 @@ impl Nic {
         Some(RxOutcome::Judged { qp: QpIndex(index), verdict: Verdict::Acknowledged, hidden_id })
     }
 
-    /// Has the next packet of a QP leave in transmit slot `slot`, if it is a request that nothing is in the way of. `room` gives the
-    /// frame for so many bytes.
+    /// Sends the next packet of a QP in transmit slot `slot` in the fast path, if it is a new request that need not wait. `room`
+    /// returns the frame for a number of bytes.
     #[inline(always)]
     pub fn send_usual<'f>(
         &mut self,
@@ -140,7 +140,7 @@ impl Nic {
         Sent::Done(TxReason::New)
     }
 
-    /// The same for the next packet of the answer to a READ.
+    /// Sends the next packet of a READ response in the fast path.
     #[inline(never)]
     fn send_answer<'f>(
         &mut self,
@@ -171,7 +171,7 @@ impl Nic {
 }
 
 impl QpEntry {
-    /// Checks the ICRC: the identification that it fits, if the port could not see it. `None`: it fits none that is plausible.
+    /// Checks the ICRC. Returns the hidden identification that it matches, if any. `None`: the ICRC matches no plausible one.
     #[inline(always)]
     fn believe_usual(&self, packet: &Usual<'_>, received: &RxFrame<'_>) -> Option<Option<u16>> {
         match packet.check_icrc(&received.frame) {
@@ -184,13 +184,13 @@ impl QpEntry {
     }
 }
 
-/// What became of a QP's next packet.
+/// Outcome of sending in the fast path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// It has its slot, and needs its payload. Why it leaves.
+    /// The packet has its slot, and needs its payload; with the reason for sending it.
     Done(TxReason),
-    /// There was no frame of so many bytes.
+    /// The port has no room for a frame of this many bytes.
     NoRoom(usize),
-    /// It is another packet, or there is none: [`Nic::plan`] knows.
+    /// The packet needs the slow path ([`Nic::plan`]), or there is none.
     Other,
 }

@@ -1,4 +1,4 @@
-//! The worker and its lock: what callers and the engine's threads share.
+//! The worker and its lock, and the state shared by callers and the engine's threads.
 
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -26,7 +26,7 @@ use crate::port::Port;
 use crate::shared::Doorbells;
 use crate::time::{Clock, Nanos};
 
-/// What callers and threads share.
+/// State shared by callers and threads.
 #[derive(Debug)]
 pub(super) struct Shared {
     turns: Turns<Worker>,
@@ -37,32 +37,33 @@ pub(super) struct Shared {
     pub(super) look_on: LookOn,
     pub(super) pollers: Pollers,
     pub(super) load: Load,
-    /// When a caller's pass took in what it did not answer. Changes only under the worker's lock.
+    /// When a caller's pass deferred an acknowledgement. Changes only under the worker's lock.
     owed_at: AtomicU64,
-    /// When a caller last said that it will wait.
+    /// When a caller last announced that it will wait.
     waits_at: AtomicU64,
-    /// A caller has armed, and its next poll that finds nothing hands the NIC to the keeper.
+    /// A caller has armed a completion queue. Its next poll that finds nothing hands polling over to the engine thread.
     handoff_due: AtomicBool,
-    /// When a caller last looked, if nothing had come.
+    /// Time of the last caller's pass, if it found nothing.
     idle_at: AtomicU64,
     pub(super) stop: AtomicBool,
-    /// A pass panicked: nobody turns the worker any more.
+    /// A pass panicked: the worker runs no more.
     dead: AtomicBool,
-    /// What rouses the keeper alone.
+    /// Wakes the engine thread from any sleep.
     pub(super) alarm: EventFd,
-    /// What ends its naps. Whoever lengthens a nap sets it anew.
+    /// Ends a backoff sleep. A caller that extends the sleep sets the timer again.
     pub(super) nap_ends: TimerFd,
-    /// The port's descriptors: frames make them readable.
+    /// The port's descriptors, readable when frames arrive.
     frames: Mutex<Arc<[OwnedFd]>>,
-    /// How many wait for the worker besides the thread that turns it: that thread lets one of them in before each pass.
+    /// Number of threads that wait for the worker, without the thread that owns it. The owner lets one of them in before each
+    /// pass.
     waiting: AtomicU32,
-    /// Its thread's copies from and to remote memory.
+    /// State of the worker thread's copies from and to remote memory.
     pub(super) remote: Copying,
-    /// A thread of the engine's alone turns the worker.
+    /// True if only a thread of the engine runs the worker.
     is_threads: bool,
-    /// How many were let in; wraps.
+    /// Number of threads let in; wraps.
     let_in: AtomicU32,
-    /// The thread that turns the worker has let one in, and waits for the lock: no other takes it before.
+    /// The owning thread has let one caller in and waits for the lock: other threads do not take the lock before it.
     is_its_turn: AtomicBool,
 }
 
@@ -70,8 +71,8 @@ pub(super) struct Shared {
 #[derive(Debug)]
 pub(super) struct Dead;
 
-/// The worker, for whoever turns it. Dropping it looks whether a bell was rung meanwhile by a caller that found it taken. Where a thread of the
-/// engine's alone turns the worker, that thread looks: it may let go of the worker in the middle of a pass.
+/// The locked worker. After unlocking, `drop` checks for doorbells rung meanwhile by callers that found the worker locked. If only
+/// a thread of the engine runs the worker, that thread checks instead, because it may unlock in the middle of a pass.
 pub(super) struct Turn<'a> {
     shared: &'a Shared,
     worker: Option<MutexGuard<'a, Worker>>,
@@ -100,7 +101,7 @@ impl Drop for Turn<'_> {
 }
 
 impl Shared {
-    /// `is_threads`: a thread of the engine's alone turns the worker.
+    /// `is_threads`: only a thread of the engine runs the worker.
     pub(super) fn new(worker: Worker, is_threads: bool) -> io::Result<Shared> {
         let shared = Shared {
             clock: Clock::new(),
@@ -133,14 +134,14 @@ impl Shared {
         Ok(shared)
     }
 
-    /// From now on what comes to this port wakes who watches.
+    /// Sleeping threads will wake for frames of this port.
     pub(super) fn watch_port(&self, port: &dyn Port) -> io::Result<()> {
         let frames: io::Result<_> = port.event_fds().into_iter().map(|fd| fd.try_clone_to_owned()).collect();
         *self.frames.lock().unwrap_or_else(PoisonError::into_inner) = frames?;
         Ok(())
     }
 
-    /// The port's descriptors as they are now.
+    /// Returns the port's current descriptors.
     pub(super) fn frames(&self) -> Arc<[OwnedFd]> {
         Arc::clone(&self.frames.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -149,7 +150,7 @@ impl Shared {
         Turn { shared: self, worker: Some(worker) }
     }
 
-    /// The worker in any state: between two passes, or in the middle of one that the calling thread has begun.
+    /// Locks the worker in any state: between passes, or in the middle of one that the calling thread has begun.
     pub(super) fn lock(&self) -> Result<Turn<'_>, Dead> {
         match self.turns.worker().lock() {
             Ok(worker) => Ok(self.turn(worker)),
@@ -157,7 +158,8 @@ impl Shared {
         }
     }
 
-    /// The worker, unless somebody has it. Whoever has rung a bell before may leave it at that: the holder hears it.
+    /// Locks the worker unless it is locked. A caller that has rung a doorbell before need not retry: the holder checks the
+    /// doorbells.
     pub(super) fn try_turn(&self) -> Option<Turn<'_>> {
         match self.turns.after_ringing() {
             Ok(worker) => worker.map(|worker| self.turn(worker)),
@@ -168,7 +170,7 @@ impl Shared {
         }
     }
 
-    /// The same; a thread that takes it again and again lets this one in, and goes on afterwards.
+    /// Like [`try_turn`](Self::try_turn), but a thread that owns the worker lets this caller in between two passes.
     pub(super) fn try_turn_between(&self) -> Option<Turn<'_>> {
         self.waiting.fetch_add(1, Relaxed);
         let worker = self.try_turn();
@@ -176,23 +178,23 @@ impl Shared {
         worker
     }
 
-    /// The worker, to look at what is left of it in any case.
+    /// Locks the worker for reading, dead or alive, but not in the middle of a pass.
     pub(super) fn lock_to_look(&self) -> MutexGuard<'_, Worker> {
         self.between(|| self.lock_mid_pass(), |worker| worker.is_mid_pass() && !self.is_dead())
     }
 
-    /// The worker in any state, for the thread that stands by.
+    /// Locks the worker in any state, dead or alive.
     pub(super) fn lock_mid_pass(&self) -> MutexGuard<'_, Worker> {
         self.turns.worker().lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The worker between two passes, for those who do not turn it in a loop.
+    /// Locks the worker between two passes, for a thread that does not own it.
     pub(super) fn lock_between(&self) -> Result<Turn<'_>, Dead> {
         self.between(|| self.lock(), |turn| turn.as_ref().is_ok_and(|turn| turn.is_mid_pass()))
     }
 
-    /// Locks between two passes of the thread that turns the worker in a loop. Of any number of callers one comes between two passes, so
-    /// neither side starves: see [`lock_in_turn`](Self::lock_in_turn).
+    /// Locks between two passes of the thread that owns the worker. One caller is let in between two passes, so neither side
+    /// starves: see [`lock_in_turn`](Self::lock_in_turn).
     fn between<G>(&self, lock: impl Fn() -> G, is_mid_pass: impl Fn(&G) -> bool) -> G {
         self.waiting.fetch_add(1, Relaxed);
         let guard = loop {
@@ -204,7 +206,7 @@ impl Shared {
                 break guard;
             }
             drop(guard);
-            // Its thread copies from or to remote memory.
+            // The worker thread copies from or to remote memory.
             thread::sleep(Nanos(WaitPolicy::MID_PASS_NS).as_duration());
         };
         self.let_in.fetch_add(1, Relaxed);
@@ -212,8 +214,8 @@ impl Shared {
         guard
     }
 
-    /// The lock, for a thread that takes it again and again. It lets one of those in that wait, and is the next then, whoever has come
-    /// meanwhile: before it are only callers that had already seen that it was not its turn.
+    /// Locks the worker for the thread that owns it. Lets one waiting caller in first, then comes next, ahead of callers that
+    /// arrived meanwhile; only those that had already found `is_its_turn` false may precede it.
     pub(super) fn lock_in_turn(&self) -> Result<Turn<'_>, Dead> {
         let before = self.let_in.load(Relaxed);
         let waits = || self.waiting.load(Relaxed) > 0 && self.let_in.load(Relaxed) == before;
@@ -226,7 +228,7 @@ impl Shared {
         turn
     }
 
-    /// A pass has panicked. Tells everybody, the first time.
+    /// Marks the engine dead after a panic. The first call notifies all waiting threads.
     pub(super) fn declare_dead(&self, worker: &mut Worker) -> Dead {
         if !self.dead.swap(true, Relaxed) {
             worker.die();
@@ -238,7 +240,7 @@ impl Shared {
         self.dead.load(Relaxed)
     }
 
-    /// After unlocking: whoever rang while the worker was taken has left it to its holder.
+    /// After unlocking: sends for callers that rang a doorbell while the worker was locked.
     fn look_again(&self) {
         if self.is_threads {
             return;
@@ -252,7 +254,7 @@ impl Shared {
         }
     }
 
-    /// The half of a pass that sends; nothing is owed after it.
+    /// Runs the sending half of a pass. No acknowledgement is deferred afterwards.
     pub(super) fn send_out(&self, worker: &mut Worker, now: Nanos) -> Progress {
         self.owed_at.store(NOTHING, Relaxed);
         let progress = worker.send_out(now);
@@ -260,31 +262,32 @@ impl Shared {
         progress
     }
 
-    /// Since when something is owed.
+    /// Returns since when an acknowledgement is deferred.
     pub(super) fn owed_at(&self) -> Option<Nanos> {
         let at = self.owed_at.load(Relaxed);
         (at != NOTHING).then_some(Nanos(at))
     }
 
-    /// A pass that took something in ends without sending. If nothing of it is to be answered, nothing is owed: to take an
-    /// acknowledgement in must not hurry the next answer.
+    /// Ends a caller's pass without its sending half. The acknowledgement counts as deferred only if there is something to send: a
+    /// received acknowledgement must not start the time limit of the next reply.
     pub(super) fn owe(&self, worker: &Worker, now: Nanos) {
         if worker.nic().has_ready() {
             self.owed_at.store(now.0, Relaxed);
         }
     }
 
-    /// Before anything is taken away: a caller that ends after its last completion, destroying its QP, must not keep
-    /// the acknowledgement of that very message from its peer.
+    /// Sends deferred acknowledgements before the engine is taken down. A caller that destroys its QP after the last completion
+    /// would otherwise withhold the acknowledgement of that very message from its peer.
     pub(super) fn send_what_is_owed(&self, worker: &mut Worker, now: Nanos) {
         if self.owed_at().is_some() {
             self.send_out(worker, now);
         }
     }
 
-    /// After a caller's pass that did something: wakes the keeper if it sleeps and has reason to come earlier than it will.
+    /// After a caller's pass that did something: wakes the engine thread if the next pass is needed before the thread will wake by
+    /// itself.
     pub(super) fn rouse(&self, worker: &Worker, more: bool) {
-        // In a nap it comes soon anyway, and its callers keep the time.
+        // A backoff sleep ends soon anyway, and polling callers handle the timers.
         if self.watch.naps() {
             return;
         }
@@ -294,7 +297,7 @@ impl Shared {
         }
     }
 
-    /// A caller watches the link in the keeper's place, unless another does, for as long as `meanwhile` takes.
+    /// Runs `meanwhile` while this caller stands in for the engine thread on the link, unless another caller already does.
     pub(super) fn while_watching<T>(&self, now: Nanos, meanwhile: impl FnOnce() -> T) -> T {
         let watches = self.watch.begin_watching(now.0);
         let result = meanwhile();
@@ -304,27 +307,27 @@ impl Shared {
         result
     }
 
-    /// Ends the keeper's sleep, whatever its kind.
+    /// Wakes the engine thread from any kind of sleep.
     pub(super) fn wake_keeper(&self) {
-        // The counter can only be full if a wake-up is pending anyway.
+        // The counter can only be full if a wake-up is already pending.
         let _ = self.alarm.write(1);
     }
 
-    /// Its nap ends then.
+    /// Sets the end of the engine thread's backoff sleep.
     pub(super) fn wake_keeper_at(&self, now: Nanos, until: Nanos) {
-        // No time at all would stop the clock.
+        // A zero time would disarm the timer.
         let nap = (until - now).max(Nanos(1)).as_duration();
         let _ =
             self.nap_ends.set(Expiration::OneShot(TimeSpec::from_duration(nap)), TimerSetTimeFlags::empty());
     }
 
-    /// A caller runs a pass, or found that somebody does.
+    /// Records that a caller polls: it runs a pass, or found another thread running one.
     pub(super) fn passed(&self, now: Nanos) {
         self.watch.passed(now.0);
         self.put_nap_off(now);
     }
 
-    /// The same for one that has not been away, whatever the time says.
+    /// Like [`passed`](Self::passed), without counting the time since the last pass as a gap.
     pub(super) fn goes_on_passing(&self, now: Nanos) {
         self.watch.pass_ended(now.0);
         self.put_nap_off(now);
@@ -336,7 +339,7 @@ impl Shared {
         }
     }
 
-    /// A caller found the worker taken. The holder may be waiting for this very processor.
+    /// A caller found the worker locked: let the holder run, which may need this processor.
     pub(super) fn give_way(&self, now: Nanos) {
         for _ in 0..WaitPolicy::LOCK_SPINS {
             std::hint::spin_loop();
@@ -345,50 +348,50 @@ impl Shared {
             return;
         }
         if self.is_crowded(now) {
-            // The holder's unlocking wakes this thread. A yield would last until a program that computes has used up its time slice.
+            // Sleep until the holder unlocks. A yield would last until a program that computes has used up its time slice.
             drop(self.lock_between());
         } else {
             thread::yield_now();
         }
     }
 
-    /// The next poll that finds nothing hands the NIC to the keeper.
+    /// Makes the next poll that finds nothing hand polling over to the engine thread.
     pub(super) fn defer_handoff(&self) {
         self.handoff_due.store(true, Relaxed);
     }
 
-    /// True from [`defer_handoff`](Self::defer_handoff) until the hand-off.
+    /// True between [`defer_handoff`](Self::defer_handoff) and the handoff.
     pub(super) fn handoff_is_due(&self) -> bool {
         self.handoff_due.load(Relaxed)
     }
 
-    /// A caller steps aside now.
+    /// Ends the pending handoff.
     pub(super) fn handoff_is_done(&self) {
         self.handoff_due.store(false, Relaxed);
     }
 
-    /// A caller says that it will wait.
+    /// Records that a caller will wait for an event.
     pub(super) fn will_wait(&self, now: u64) {
         self.found_something();
         self.waits_at.store(now, Relaxed);
     }
 
-    /// It would have waited, had it not looked on.
+    /// Records that a caller that spun would otherwise have waited.
     pub(super) fn goes_on_waiting(&self, now: Nanos) {
         self.waits_at.store(now.0, Relaxed);
     }
 
-    /// True if a caller has said a moment ago that it will wait.
+    /// True if a caller announced within [`WaitPolicy::RECENT_NS`] that it will wait.
     pub(super) fn said_to_wait_lately(&self, now: Nanos) -> bool {
         is_within(self.waits_at.load(Relaxed), now.0, WaitPolicy::RECENT_NS)
     }
 
-    /// True if it then watched the link itself: who looks does so once more before it sleeps.
+    /// True if such a caller blocked on the link itself. The caller checks the link once more before it sleeps.
     pub(super) fn waits_lately(&self, now: Nanos) -> bool {
         self.said_to_wait_lately(now) && self.watch.relieved_lately(now.0)
     }
 
-    /// What a caller took in.
+    /// Records what a caller's pass received.
     pub(super) fn note(&self, now: Nanos, came: &Progress) {
         self.stir(came.completions);
         let idle = came.is_idle();
@@ -398,8 +401,8 @@ impl Shared {
         }
     }
 
-    /// Nothing had come a moment ago, and nothing is to be sent. Whoever is about to sleep on the link's descriptors need not look
-    /// again: they tell.
+    /// True if the last caller's pass, at most [`WaitPolicy::JUST_NOW_NS`] ago, found nothing, and nothing is to be sent. A caller
+    /// about to sleep on the link's descriptors need not poll again: the descriptors report new frames.
     pub(super) fn found_nothing_lately(&self, now: Nanos) -> bool {
         is_within(self.idle_at.load(Relaxed), now.0, WaitPolicy::JUST_NOW_NS)
             && self.owed_at().is_none()
@@ -407,14 +410,14 @@ impl Shared {
     }
 }
 
-/// What `sleep_on` takes to sleep until one of these is readable.
+/// Returns `sleep_on`'s argument for waiting until one of these is readable.
 pub(super) fn readable<'a>(fds: impl IntoIterator<Item = BorrowedFd<'a>>) -> Vec<PollFd<'a>> {
     fds.into_iter().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect()
 }
 
-/// Sleeps until one of these is readable, or the time is over.
+/// Sleeps until one of these is readable, or for `how_long`.
 pub(super) fn sleep_on(fds: &mut [PollFd<'_>], how_long: Nanos) {
-    // An interrupted or failed wait is a short one: the next pass looks at everything anyway.
+    // An interrupted or failed wait only ends early: the next pass checks everything anyway.
     let _ = ppoll(fds, Some(TimeSpec::from_duration(how_long.as_duration())), None);
 }
 

@@ -37,7 +37,7 @@ fn pass_carries_out_few_commands() {
     assert_eq!((answers.len(), passes), (WAITING, WAITING / first - 1));
 }
 
-/// Callers that come all the time: each side goes on.
+/// Callers and the worker thread make progress while callers lock the worker without a break.
 #[test]
 fn callers_and_the_worker_thread_take_turns() {
     const CALLS: u32 = 200;
@@ -64,7 +64,7 @@ fn callers_and_the_worker_thread_take_turns() {
     });
 }
 
-/// A yield beside a program that computes lasts until that program has used up its time slice.
+/// A yield would last until a competing program has used up its time slice.
 #[test]
 fn crowded_caller_sleeps_until_the_worker_is_free() {
     let shared = Shared::new(worker(), false).unwrap();
@@ -89,7 +89,7 @@ fn crowded_caller_sleeps_until_the_worker_is_free() {
 }
 
 #[test]
-fn a_caller_that_watched_at_the_first_moment_has_watched() {
+fn caller_blocked_at_time_zero_is_remembered() {
     let watch = Watch::new();
     assert!(!watch.relieved_lately(0));
     assert!(watch.begin_watching(0));

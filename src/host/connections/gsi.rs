@@ -10,16 +10,16 @@ use crate::host::qp::QueuePair;
 use crate::verbs::{Access, Psn, QpAttr, QpCaps, QpInit, QpState, QpType};
 use crate::wire::mad::{GSI_QKEY, MAD_LEN};
 
-/// Datagrams that may come before the thread looks: those of 20 ms of a flood, for on a busy machine it does not look sooner.
+/// Number of posted receives: datagrams of 20 ms of a flood. On a busy machine the thread does not run sooner.
 pub(super) const RECEIVES: u32 = 4096;
-/// Datagrams under way to the link.
+/// Maximum number of unfinished sends.
 pub(super) const SENDS: u32 = 64;
-/// Bytes before each datagram: the network header.
+/// Bytes before each datagram: the network header (GRH).
 pub(super) const HEADER: usize = 40;
-/// Room for each. What is longer is no message: the NIC drops it, and the receive waits on.
+/// Bytes of a receive. A longer datagram is no MAD: the NIC drops it, and the receive stays posted.
 pub(super) const ROOM: usize = HEADER + MAD_LEN;
 
-/// QP1, and where its receives go.
+/// QP1 and its receive buffers.
 #[derive(Debug)]
 pub(super) struct Gsi {
     pub(super) qp: QueuePair,
@@ -47,7 +47,7 @@ impl Gsi {
         Ok((gsi, queue, channel))
     }
 
-    /// From whatever state to one in which it works, with all its receives.
+    /// Resets QP1, brings it to RTS, and posts all receives.
     pub(super) fn start(&self) -> Result<(), DeviceError> {
         self.qp.modify(&QpAttr { state: Some(QpState::Reset), ..QpAttr::default() })?;
         self.qp.start_datagrams(GSI_QKEY, Psn::new(0))?;

@@ -1,10 +1,10 @@
-//! A connection manager on a device: [`cm::Manager`](crate::cm::Manager) behind QP1, with a thread that carries its messages.
+//! A connection manager on a device: [`cm::Manager`](crate::cm::Manager) on QP1, with two threads.
 //!
-//! Whoever calls the manager sends what it wants sent, at once: a program that says good-bye and ends has said it. Two threads do
-//! the rest, both asleep as long as nothing happens. One takes what QP1 received, its senders in turn (`inbox`), and keeps the manager's time. The other finds the
-//! way to hosts that were not spoken to before, many at a time, for seconds if they do not answer (`ways`); meanwhile the first goes on. The
-//! consumer is told under the lock that also guards the manager, so that what it knows of a connection and what the manager
-//! knows change together.
+//! Calls of the manager send its messages before they return, so a program that disconnects and exits has sent its DREQ. Two
+//! threads do the rest, and sleep while there is nothing to do. The first takes received messages, fairly by sender (`inbox`), and
+//! drives the manager's timers. The second resolves paths to new hosts, many at a time, for seconds if they do not answer
+//! (`ways`), without delaying the first. The consumer receives events under the manager's lock, so that its state and the
+//! manager's state of a connection change together.
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -40,24 +40,24 @@ use way::{Way, sight, way_back};
 mod gsi;
 mod way;
 
-/// Messages that wait to be taken in by the thread that looks for hosts; more are dropped, and come again.
+/// Capacity of the queue of messages for the resolving thread. Further ones are dropped, and retransmitted later.
 const LOOKING: usize = 256;
-/// Ways that are kept.
+/// Number of resolved paths kept.
 const WAYS: usize = 1024;
-/// Completions that are looked at together.
+/// Maximum number of completions in a poll.
 const BATCH: usize = 256;
-/// Messages that are taken in between two looks at what has come: so many that QP1 has receives for what comes meanwhile.
+/// Received messages handled between two polls of QP1. Few enough that QP1's receives hold what arrives meanwhile.
 const TURNS: usize = 64;
-/// How often who parts looks whether its peers have agreed.
+/// Interval at which [`part`](ConnectionService::part) checks for the peers' agreement.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Who uses a connection manager.
+/// The user of a connection manager.
 pub trait Consumer: Send + 'static {
-    /// Something happened to a connection. The consumer may call the manager from here; it must not wait.
+    /// Handles an event of a connection. May call the manager; must not block.
     fn event(&mut self, manager: &mut Manager, now: Nanos, event: Event);
 }
 
-/// A consumer that takes no notice: connection requests are refused, and nobody hears what becomes of connections.
+/// A consumer that ignores all events: connection requests are refused.
 #[derive(Debug)]
 pub struct Nobody;
 
@@ -65,8 +65,7 @@ impl Consumer for Nobody {
     fn event(&mut self, _: &mut Manager, _: Nanos, _: Event) {}
 }
 
-/// A connection manager with its consumer; see the module's page. Ends when it is dropped: connections are forgotten, peers are not
-/// told.
+/// A connection manager with its consumer and threads. When dropped, it forgets its connections without a message to their peers.
 #[derive(Debug)]
 pub struct ConnectionService<C: Consumer> {
     inner: Arc<Inner<C>>,
@@ -77,35 +76,35 @@ pub struct ConnectionService<C: Consumer> {
 struct Inner<C> {
     core: Mutex<Core<C>>,
     device: Device,
-    /// Messages whose way is not known; `None`: there are no more.
+    /// Messages without a resolved path, for the second thread; `None` ends it.
     ask: SyncSender<Option<Transmit>>,
     /// Wakes the first thread.
     wake: EventFd,
     stop: AtomicBool,
 }
 
-/// What changes together.
+/// State under one lock.
 #[derive(Debug)]
 struct Core<C> {
     manager: Manager,
     consumer: C,
     gsi: Gsi,
-    /// Messages that were taken in from QP1 and wait for their turn.
+    /// Received messages that wait for their turn.
     inbox: Inbox<Datagram>,
-    /// What is to be sent before what the manager has.
+    /// Messages to send before the manager's.
     outbox: VecDeque<Transmit>,
-    hearing: Hearing,
+    reports: UndeliveredReports,
     ways: Found<Way, Arc<AddressHandle>>,
-    /// What messages under way go along; free slots are empty.
+    /// Address handles of unfinished sends; empty slots are free.
     under_way: Vec<Option<Arc<AddressHandle>>>,
     device: Device,
-    /// Which of the manager's services the processes that share the port were told.
-    told: u64,
-    /// QP1 has failed, and is to begin anew when all that it had has been flushed.
+    /// Version of the manager's services that was last announced to the processes that share the port.
+    announced: u64,
+    /// QP1 has failed, and restarts once all its work requests are flushed.
     gsi_failed: bool,
 }
 
-/// A message as it came.
+/// A received MAD and its sender.
 #[derive(Debug)]
 struct Datagram {
     mad: [u8; MAD_LEN],
@@ -113,10 +112,10 @@ struct Datagram {
 }
 
 impl<C: Consumer> ConnectionService<C> {
-    /// Claims the device's interface if that was left for later, makes QP1, and starts.
+    /// Claims the device's interface if needed, makes QP1, and starts the threads.
     ///
     /// # Errors
-    /// If the interface cannot be had, there is a QP1 already, or the system lacks memory, descriptors or threads.
+    /// If the interface cannot be claimed, a QP1 already exists, or the system is out of memory, descriptors or threads.
     pub fn start(
         device: &Device,
         mut manager: Manager,
@@ -137,11 +136,11 @@ impl<C: Consumer> ConnectionService<C> {
             gsi,
             inbox: Inbox::new(),
             outbox: VecDeque::new(),
-            hearing: Hearing::default(),
+            reports: UndeliveredReports::default(),
             ways: Found::new(WAYS),
             under_way: vec![None; SENDS as usize],
             device: device.clone(),
-            told: 0,
+            announced: 0,
             gsi_failed: false,
         };
         let (ask, asked) = sync_channel(LOOKING);
@@ -151,7 +150,7 @@ impl<C: Consumer> ConnectionService<C> {
         let finder = Arc::clone(&inner);
         let started = [
             spawn_unsignalled("roxie-cm-ways", move || finder.find_ways(&domain, &asked)),
-            spawn_unsignalled("roxie-cm", move || Carrier { inner: &inner, queue, channel }.run()),
+            spawn_unsignalled("roxie-cm", move || Poller { inner: &inner, queue, channel }.run()),
         ];
         for thread in started {
             service.threads.push(thread.map_err(system("a thread for the connection manager"))?);
@@ -159,8 +158,8 @@ impl<C: Consumer> ConnectionService<C> {
         Ok(service)
     }
 
-    /// Calls the manager, under the lock of manager and consumer. What it wants sent is on its way when this returns, if the way is
-    /// known; the consumer has heard what there was to hear.
+    /// Calls the manager under its lock. Before this returns, the manager's messages are sent, as far as paths are resolved, and
+    /// the consumer has received all events.
     pub fn with<R>(&self, call: impl FnOnce(&mut Manager, &mut C, Nanos) -> R) -> R {
         let inner = &*self.inner;
         let mut core = inner.lock();
@@ -172,9 +171,9 @@ impl<C: Consumer> ConnectionService<C> {
         };
         core.settle(now);
         let asks = core.manager.is_asking();
-        let hears = core.hearing.of(&inner.device, asks);
+        let opened = core.reports.open_if(&inner.device, asks);
         let posted = core.send(&inner.ask);
-        let waiting = hears || !core.outbox.is_empty() || core.manager.next_deadline() < before;
+        let waiting = opened || !core.outbox.is_empty() || core.manager.next_deadline() < before;
         drop(core);
         if posted {
             inner.device.poll();
@@ -187,14 +186,14 @@ impl<C: Consumer> ConnectionService<C> {
 }
 
 impl<C: Consumer> ConnectionService<C> {
-    /// True if there may be a peer that [`part`](ConnectionService::part) has to tell something. Waits for nothing.
+    /// True if [`part`](ConnectionService::part) may have to notify a peer. Does not block.
     pub fn has_to_part(&self) -> bool {
         let Ok(core) = self.inner.core.try_lock() else { return true };
         core.manager.ids().any(|id| core.manager.state(id) != Some(State::TimeWait))
     }
 
-    /// Ends all connections for a process that is about to end, as [`Manager::destroy`] does: the consumer hears nothing of it, the
-    /// peers do. Waits for those that were established to agree, for `limit` at most. True if they did.
+    /// Ends all connections before the process ends, as [`Manager::destroy`] does: peers are notified, the consumer is not. Waits
+    /// up to `limit` for the peers of established connections to agree. True if they did.
     pub fn part(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         self.with(|manager, _, now| {
@@ -214,13 +213,14 @@ impl<C: Consumer> ConnectionService<C> {
         true
     }
 
-    /// Its QP1.
+    /// QP1 of this service.
     pub(super) fn qp1(&self) -> QpIndex {
         self.inner.lock().gsi.qp.index()
     }
 
-    /// True if messages to that host leave at once from now on; false: the kernel has been asked for the way, and this is to be called
-    /// again. A message whose way is looked for may be dropped if there are many; what is said only once should not be among them.
+    /// Resolves the path to a host. True: messages to it are now sent at once. False: the kernel was asked, and the caller must
+    /// try again. While a path is being resolved, messages to it may be dropped, so a message that is sent only once needs a
+    /// resolved path.
     pub(super) fn look_for(&self, route: &Route) -> bool {
         let way = Way::to(route, false);
         let mut core = self.inner.lock();
@@ -235,10 +235,10 @@ impl<C: Consumer> ConnectionService<C> {
         true
     }
 
-    /// True if all that was to be said has left, as far as there is a way.
+    /// True if all messages with a resolved path have been sent.
     pub(super) fn has_said_all(&self) -> bool {
         let core = self.inner.lock();
-        // Who had the lock has sent (`Core::send`): if the manager has more, the outbox is not empty.
+        // The previous holder of the lock has sent (`Core::send`): if the manager has more messages, the outbox is not empty.
         core.outbox.is_empty() && core.under_way.iter().all(Option::is_none)
     }
 }
@@ -247,7 +247,7 @@ impl<C: Consumer> Drop for ConnectionService<C> {
     fn drop(&mut self) {
         self.inner.stop.store(true, Relaxed);
         self.inner.wake();
-        // Full: it finds out by itself that it is to stop.
+        // If the queue is full, the thread finds the stop flag by itself.
         let _ = self.inner.ask.try_send(None);
         for thread in self.threads.drain(..) {
             let _ = thread.join();
@@ -256,19 +256,19 @@ impl<C: Consumer> Drop for ConnectionService<C> {
 }
 
 impl<C: Consumer> Core<C> {
-    /// Takes out what the manager has to tell.
+    /// Delivers the manager's events to the consumer.
     fn settle(&mut self, now: Nanos) {
         while let Some(event) = self.manager.poll_event() {
             self.consumer.event(&mut self.manager, now, event);
         }
-        self.tell_services();
+        self.announce_services();
     }
 
-    /// Requests for what is listened for come to this process.
-    fn tell_services(&mut self) {
+    /// Announces the services listened on, so that their connection requests reach this process.
+    fn announce_services(&mut self) {
         let version = self.manager.services_version();
-        let Some(seat) = self.device.seat().filter(|_| version != self.told) else { return };
-        self.told = version;
+        let Some(seat) = self.device.seat().filter(|_| version != self.announced) else { return };
+        self.announced = version;
         let services = self.manager.services().map(|(service, on)| {
             let address = match on {
                 ListenOn::Any => None,
@@ -283,8 +283,8 @@ impl<C: Consumer> Core<C> {
         }
     }
 
-    /// The way to an address of this host is found at once: a process that ends after an answer has sent it, as if a kernel did.
-    fn see_home(&mut self, way: &Way) {
+    /// Resolves an address of this host at once. A process that exits after a reply has then sent it, as with a kernel.
+    fn resolve_own(&mut self, way: &Way) {
         if self.ways.get(way).is_none()
             && self.device.is_own(way.remote.to_ip())
             && let Sight::Found((way, handle)) = sight(&self.device, &self.gsi.domain, way)
@@ -293,17 +293,16 @@ impl<C: Consumer> Core<C> {
         }
     }
 
-    /// Posts what is to be sent, as far as there is room; the rest waits where its number is bounded, with the manager. True: something
-    /// was posted.
+    /// Posts messages while QP1 has room. The rest stays in the manager's bounded queue. True: something was posted.
     fn send(&mut self, ask: &SyncSender<Option<Transmit>>) -> bool {
         let mut posted = false;
         while let Some(slot) = self.under_way.iter().position(Option::is_none) {
             let next = self.outbox.pop_front().or_else(|| self.manager.poll_transmit());
             let Some(transmit) = next else { break };
             let way = Way::of(&transmit);
-            self.see_home(&way);
+            self.resolve_own(&way);
             let Some(way) = self.ways.get(&way) else {
-                // Full: the message is dropped, and comes again.
+                // If the queue is full, the message is dropped, and retransmitted later.
                 let _ = ask.try_send(Some(transmit));
                 continue;
             };
@@ -319,18 +318,18 @@ impl<C: Consumer> Core<C> {
         posted
     }
 
-    /// A message has left, or has not.
+    /// Handles the completion of a send.
     fn sent(&mut self, wc: &Wc) {
         if let Some(slot) = self.under_way.get_mut(wc.wr_id as usize) {
             *slot = None;
         }
         if !matches!(wc.status, WcStatus::Success | WcStatus::WrFlush) {
-            // An error of a message stops the queue; those after it were flushed, and come again.
+            // An error stops the send queue. Later messages were flushed, and are retransmitted.
             let _ = self.gsi.qp.modify(&QpAttr { state: Some(QpState::Rts), ..QpAttr::default() });
         }
     }
 
-    /// What was received gets into line, and its receive back to QP1.
+    /// Moves a received message to the inbox, and posts its receive again.
     fn take_in(&mut self, wc: &Wc) {
         if wc.status != WcStatus::Success {
             self.gsi_failed = true;
@@ -345,16 +344,16 @@ impl<C: Consumer> Core<C> {
                 self.inbox.add(route.remote, Datagram { mad, from: Arrival { route, src_qp: wc.src_qp } });
             }
         }
-        // The queue has room: this receive has just left it.
+        // The receive queue has room: this receive has just left it.
         let _ = self.gsi.post_receive(wc.wr_id);
     }
 
-    /// Something that came can be taken in.
+    /// True if a received message can be handled.
     fn has_turns(&self) -> bool {
         !self.inbox.is_empty() && self.outbox.is_empty()
     }
 
-    /// Hands some of what came to the manager, as long as answers leave.
+    /// Passes received messages to the manager, as long as its replies can be sent. True: something was posted.
     fn take_turns(&mut self, now: Nanos, ask: &SyncSender<Option<Transmit>>) -> bool {
         let mut posted = false;
         for _ in 0..TURNS {
@@ -371,18 +370,18 @@ impl<C: Consumer> Core<C> {
 }
 
 impl<C: Consumer> Core<C> {
-    /// QP1 begins anew. Nothing that comes ends it, but without it there is no connection management; what was under way comes
-    /// again, as after a loss.
+    /// Restarts QP1. No received packet makes QP1 fail, but without it there is no connection management. Lost messages are
+    /// retransmitted.
     #[cold]
-    fn revive(&mut self) {
+    fn restart_gsi(&mut self) {
         self.under_way.fill(None);
         let started = self.gsi.start();
         self.gsi_failed = started.is_err();
     }
 
-    /// Takes in what the network says of requests that found nobody.
-    fn hear(&mut self, now: Nanos) {
-        let Some(undelivered) = self.hearing.undelivered.clone() else { return };
+    /// Handles the network's reports about undelivered requests.
+    fn handle_undelivered(&mut self, now: Nanos) {
+        let Some(undelivered) = self.reports.undelivered.clone() else { return };
         for quoted in std::iter::from_fn(|| undelivered.next()).take(BATCH) {
             if let Some(mad) = quoted.datagram.get(Bth::LEN + Deth::LEN..) {
                 self.manager.handle_undelivered(now, quoted.remote.into(), mad);
@@ -392,26 +391,26 @@ impl<C: Consumer> Core<C> {
     }
 }
 
-/// What hears that datagrams found nobody: there only while a request waits for its first answer.
+/// Receives reports about undelivered datagrams. Open only while a request waits for its first reply.
 #[derive(Debug, Default)]
-struct Hearing {
+struct UndeliveredReports {
     undelivered: Option<Arc<Undelivered>>,
-    /// There is none: requests end by their timeouts.
-    deaf: bool,
+    /// The port has no such reports: requests end by their timeouts.
+    unsupported: bool,
 }
 
-impl Hearing {
-    /// True: it has just begun.
-    fn of(&mut self, device: &Device, asks: bool) -> bool {
+impl UndeliveredReports {
+    /// Opens or closes the receiver, as needed. True: it was just opened.
+    fn open_if(&mut self, device: &Device, asks: bool) -> bool {
         if !asks {
             self.undelivered = None;
         }
-        if !asks || self.deaf || self.undelivered.is_some() {
+        if !asks || self.unsupported || self.undelivered.is_some() {
             return false;
         }
         self.undelivered = device.undelivered().ok().flatten().map(Arc::new);
-        self.deaf = self.undelivered.is_none();
-        !self.deaf
+        self.unsupported = self.undelivered.is_none();
+        !self.unsupported
     }
 }
 
@@ -421,11 +420,11 @@ impl<C: Consumer> Inner<C> {
     }
 
     fn wake(&self) {
-        // It can only be full if a wake-up is pending.
+        // The counter can only be full if a wake-up is pending.
         let _ = self.wake.write(1);
     }
 
-    /// The second thread: from addresses to ways. A message whose way is not found is dropped, and comes again.
+    /// Loop of the second thread: resolves addresses. A message without a path is dropped, and retransmitted later.
     fn find_ways(&self, domain: &ProtectionDomain, asked: &Receiver<Option<Transmit>>) {
         let mut searches: Searches<Way, Transmit> = Searches::new();
         loop {
@@ -435,7 +434,7 @@ impl<C: Consumer> Inner<C> {
             };
             match next {
                 Ok(Some(transmit)) => {
-                    // What came together is taken together, so that messages keep nobody from being looked at.
+                    // Take all messages that are queued, so that a stream of messages does not delay the searches.
                     let more = asked.try_iter().take(LOOKING).flatten();
                     for transmit in std::iter::once(transmit).chain(more) {
                         let evicted = searches.add(Instant::now(), Way::of(&transmit), transmit);
@@ -459,7 +458,7 @@ impl<C: Consumer> Inner<C> {
 
     fn found(&self, way: Way, handle: AddressHandle, messages: Vec<Transmit>) {
         let mut core = self.lock();
-        // Messages under way keep those that make room.
+        // Sends in progress keep evicted address handles alive.
         core.ways.insert(way, Arc::new(handle));
         for transmit in messages.into_iter().rev() {
             core.outbox.push_front(transmit);
@@ -471,14 +470,14 @@ impl<C: Consumer> Inner<C> {
     }
 }
 
-/// The first thread.
-struct Carrier<'a, C: Consumer> {
+/// The first thread: polls QP1 and drives the manager's timers.
+struct Poller<'a, C: Consumer> {
     inner: &'a Inner<C>,
     queue: CompletionQueue,
     channel: CompletionChannel,
 }
 
-impl<C: Consumer> Carrier<'_, C> {
+impl<C: Consumer> Poller<'_, C> {
     fn run(self) {
         while !self.inner.stop.load(Relaxed) && !self.inner.device.has_failed() {
             self.queue.arm(Armed::Next);
@@ -486,7 +485,7 @@ impl<C: Consumer> Carrier<'_, C> {
             let came = self.queue.poll_ready(&mut batch);
             let posted = self.turn(&batch[..came]);
             if posted {
-                // It should leave now, and whoever else turns the device may be away.
+                // Send now: the thread that otherwise runs the device may be away.
                 self.inner.device.poll();
                 self.inner.device.step_aside();
             }
@@ -496,12 +495,12 @@ impl<C: Consumer> Carrier<'_, C> {
         }
     }
 
-    /// Takes in what came, lets time pass for the manager, and sends what it wants sent. True: something was posted.
+    /// Handles completions and timers, and sends the manager's messages. True: something was posted.
     fn turn(&self, came: &[Wc]) -> bool {
         let mut core = self.inner.lock();
         let now = self.inner.device.now();
         if came.is_empty() && core.gsi_failed {
-            core.revive();
+            core.restart_gsi();
         }
         for wc in came {
             if wc.opcode == WcOpcode::Recv {
@@ -511,30 +510,30 @@ impl<C: Consumer> Carrier<'_, C> {
             }
         }
         let posted = core.take_turns(now, &self.inner.ask);
-        core.hear(now);
+        core.handle_undelivered(now);
         core.manager.handle_timeouts(now);
         core.settle(now);
         let asks = core.manager.is_asking();
-        core.hearing.of(&self.inner.device, asks);
+        core.reports.open_if(&self.inner.device, asks);
         core.send(&self.inner.ask) || posted
     }
 
     fn sleep(&self) {
         let (deadline, undelivered, now) = {
             let core = self.inner.lock();
-            (core.manager.next_deadline(), core.hearing.undelivered.clone(), self.inner.device.now())
+            (core.manager.next_deadline(), core.reports.undelivered.clone(), self.inner.device.now())
         };
         let timeout = if deadline == Nanos::MAX {
             PollTimeout::NONE
         } else {
-            // Rounded up: a wake-up that is early finds nothing to do.
+            // Rounded up, since after an early wake-up there is nothing to do.
             let milliseconds = deadline.0.saturating_sub(now.0).div_ceil(1_000_000);
             PollTimeout::try_from(milliseconds.min(i32::MAX as u64) as i32).unwrap_or(PollTimeout::MAX)
         };
         let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let mut fds = vec![readable(self.channel.fd()), readable(self.inner.wake.as_fd())];
         fds.extend(undelivered.iter().map(|undelivered| readable(undelivered.fd())));
-        // A failed wait is a short one.
+        // An interrupted or failed wait only ends early.
         let _ = poll(&mut fds, timeout);
         self.channel.forget();
         let _ = self.inner.wake.read();

@@ -1,4 +1,4 @@
-//! The way back, a QP1 that fails, and answers that do not leave.
+//! Tests of the path back to a sender, of a failed QP1, and of replies that cannot be sent.
 
 use super::*;
 use crate::cm::Route;
@@ -8,7 +8,7 @@ use crate::verbs::{Access, QpCaps};
 use crate::wire::cm::{CmMessage, CommId, RejReason, Req};
 
 #[test]
-fn the_way_back_leads_to_the_sender_in_either_network_header() {
+fn sender_is_found_in_either_network_header() {
     let mut v4 = [0; HEADER];
     v4[20..].copy_from_slice(&[0x45, 0x0c, 0, 48, 0, 0, 0x40, 0, 63, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2]);
     let route = way_back(&v4).unwrap();
@@ -28,9 +28,9 @@ fn the_way_back_leads_to_the_sender_in_either_network_header() {
     assert_eq!(way_back(&[0; HEADER]), None);
 }
 
-/// While QP1 has no room, which its completions would give.
+/// QP1 has no room while its completions are not polled.
 #[test]
-fn answers_to_a_flood_wait_in_bounded_room() {
+fn replies_to_a_flood_wait_in_bounded_queues() {
     let (near, far) = Device::memory_pair(&DeviceConfig::default()).unwrap();
     let manager = Manager::new(crate::cm::Config { grace: Nanos(0), ..crate::cm::Config::default() });
     let service = ConnectionService::start(&far, manager, Nobody).unwrap();
@@ -57,7 +57,7 @@ fn answers_to_a_flood_wait_in_bounded_room() {
 }
 
 #[test]
-fn a_qp1_that_has_failed_begins_anew() {
+fn failed_qp1_restarts() {
     let (near, far) = Device::memory_pair(&DeviceConfig::default()).unwrap();
     let service = ConnectionService::start(&far, Manager::new(crate::cm::Config::default()), Nobody).unwrap();
     let client = ConnectionManager::start(&near).unwrap();
@@ -68,7 +68,7 @@ fn a_qp1_that_has_failed_begins_anew() {
         service.inner.lock().gsi.qp.modify(&error).unwrap();
         let qp = near.create_qp(&domain, &queue, &queue, QpCaps::default(), true).unwrap();
         qp.initialize(Access::empty()).unwrap();
-        // Nobody listens: that is what QP1 says, and nobody else.
+        // No listener: QP1 itself answers with a rejection.
         let said = client.connect(qp, to, &DialOptions::default()).unwrap_err();
         assert!(matches!(said, DialError::Rejected { reason: RejReason::INVALID_SERVICE_ID, .. }), "{said}");
     }

@@ -1,4 +1,4 @@
-//! The ways of messages: where they go, and back to whoever sent one.
+//! Paths of connection management messages, and the path back to a sender.
 
 use std::net::IpAddr;
 
@@ -10,17 +10,17 @@ use crate::host::pd::ProtectionDomain;
 use crate::host::ways::Sight;
 use crate::wire::Gid;
 
-/// Hops of an answer.
+/// Hop limit of replies.
 pub(super) const HOP_LIMIT: u8 = 64;
 
-/// The way of messages between two hosts. Flow labels are left out: no switch of RoCE's looks at QP1's.
+/// A message's path between two hosts. Without the flow label: no RoCE switch looks at QP1's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Way {
     local: Gid,
     pub(super) remote: Gid,
     traffic_class: u8,
     hop_limit: u8,
-    /// Of requests. Sockets send those at once, so as to hear if nobody is there.
+    /// The message is a request. UDP sockets send requests at once, to learn if the host is unreachable.
     asks: bool,
 }
 
@@ -40,7 +40,7 @@ impl Way {
     }
 }
 
-/// Looks at a way without waiting.
+/// Resolves a path without blocking.
 pub(super) fn sight(device: &Device, domain: &ProtectionDomain, way: &Way) -> Sight<(Way, AddressHandle)> {
     let options =
         AhOptions { traffic_class: way.traffic_class, hop_limit: way.hop_limit, ..AhOptions::default() };
@@ -54,7 +54,7 @@ pub(super) fn sight(device: &Device, domain: &ProtectionDomain, way: &Way) -> Si
     }
 }
 
-/// The way back to the sender of a datagram, by its network header: IPv6 fills the bytes, IPv4 is in the last 20.
+/// Returns the route back to a datagram's sender, from its network header. IPv6 fills the 40 bytes, IPv4 is in the last 20.
 pub(super) fn way_back(header: &[u8]) -> Option<Route> {
     let gid = |at: usize| -> Option<Gid> { Some(Gid(header.get(at..at + 16)?.try_into().ok()?)) };
     let v4 = |at: usize| -> Option<Gid> {

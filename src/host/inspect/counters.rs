@@ -1,4 +1,4 @@
-//! Reading the counters of devices again and again.
+//! Repeated reading of devices' counters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -15,29 +15,29 @@ use super::look::{LONGEST, PATIENCE, answer, is_trusted, known, names};
 use super::window::FOR_COUNTERS;
 use crate::descriptors::{connect_now, peer_of};
 
-/// Reads the counters of all devices of its network namespace that are of this user or root's, as often as it is asked to.
+/// Reads the counters of all devices of this user or root in the network namespace, repeatedly.
 ///
-/// A device that does not answer, because its process is stopped, is asked once: further connections would fill its backlog, and then
-/// block every reader.
+/// A device that does not answer, because its process is stopped, is asked only once. Further connections would fill its backlog,
+/// and then block every reader.
 #[derive(Debug, Default)]
 pub struct CounterReader {
-    /// Connections whose answer is outstanding, by the name of the device's socket.
+    /// Connections with an outstanding answer, by the name of the device's socket.
     outstanding: BTreeMap<String, UnixStream>,
 }
 
 impl CounterReader {
-    /// Returns the devices that exist, by the name of their socket, which is unique among them. A snapshot has identity and counters,
-    /// and no objects; `None`: the device has not answered, or belongs to another user. Waits half a second for devices that do not
-    /// answer, once for each.
+    /// Returns the existing devices, by the unique name of their socket. A snapshot has identity and counters, but no objects.
+    /// `None`: the device has not answered, or belongs to another user. Waits up to 0.5 s for devices that do not answer, but only
+    /// once for each.
     ///
     /// # Errors
-    /// If the list of sockets cannot be read: there is no `/proc`.
+    /// If the list of sockets cannot be read, for want of `/proc`.
     pub fn read(&mut self) -> io::Result<BTreeMap<String, Option<Snapshot>>> {
         let now = Instant::now();
         let all: BTreeSet<String> = names()?.into_iter().collect();
         self.outstanding.retain(|name, _| all.contains(name));
         let late: BTreeSet<String> = self.outstanding.keys().cloned().collect();
-        // All are asked before the first answer is waited for.
+        // Ask all devices before waiting for the first answer.
         for name in all.difference(&late) {
             if let Ok(reader) = ask(name)
                 && peer_of(&reader).is_ok_and(|whose| is_trusted(whose.uid()))
@@ -63,13 +63,13 @@ impl CounterReader {
     }
 }
 
-/// Connects to a device by a socket whose name asks for counters. Does not block.
+/// Connects to a device by a socket with a name that asks for counters. Does not block.
 fn ask(device: &str) -> io::Result<UnixStream> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let reader = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
     loop {
-        // Processes of several PID namespaces may have one number.
+        // Processes of different PID namespaces may have the same number.
         let name = format!("{FOR_COUNTERS}{}/{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
         match bind(reader.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?) {
             Ok(()) => break,

@@ -1,7 +1,7 @@
-//! Reading what devices tell of themselves.
+//! Reading the snapshots of devices.
 //!
-//! Any process may make a socket with such a name, so a reader believes what the kernel says of it, its user and its process, and bounds
-//! the rest: one deadline for all answers, their length, and what their text may hold.
+//! Any process may create a socket with such a name. A reader therefore trusts only the kernel's word on the user and process of a
+//! socket, and bounds the rest: one deadline for all answers, their length, and the characters of their text.
 
 use std::fs::{self, File};
 use std::io;
@@ -18,44 +18,44 @@ use super::Snapshot;
 use super::window::NAME;
 use crate::descriptors::{connect_now, peer_of, receive_until};
 
-/// How long all devices together may take to answer. One that is stopped (`SIGSTOP`) does not answer at all.
+/// Maximum time for all devices together to answer. A stopped one (`SIGSTOP`) does not answer.
 pub(super) const PATIENCE: Duration = Duration::from_millis(500);
-/// Bytes of an answer at most. A device with 65,536 QPs and as many regions has some 20 MiB.
+/// Maximum length of an answer in bytes. A device with 65,536 QPs and as many regions has some 20 MiB.
 pub(super) const LONGEST: u64 = 32 << 20;
-/// Of devices of other users than the reader and root: how many are read at most, and bytes of their answers together.
+/// Limits for devices of users other than the reader and root: their number, and the total length of their answers in bytes.
 const OTHERS: usize = 256;
 const LONGEST_OF_OTHERS: u64 = 64 << 20;
 
-/// What there was to be seen.
+/// The result of reading all devices.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Look {
-    /// Those that answered, by process.
+    /// Snapshots of the devices that answered, sorted by process ID.
     pub snapshots: Vec<Snapshot>,
-    /// Processes that did not answer in time: they are stopped, or of another version.
+    /// Processes that did not answer in time: they are stopped, or run another version.
     pub silent: Vec<u32>,
-    /// Devices of other users that were not read: there are too many, or their answers are too long or none at all.
+    /// Number of other users' devices that were not read: they are too many, or their answers too long or invalid.
     pub left_out: usize,
 }
 
-/// A device that was asked.
+/// A device with an outstanding answer.
 struct Asked {
     reader: UnixStream,
     whose: UnixCredentials,
 }
 
-/// Asks all devices of the calling thread's network namespace that this process may ask: those of its user and root's, all of them if it
-/// is root. Waits half a second for those that do not answer, for all of them together.
+/// Reads all devices in the calling thread's network namespace that this process may read: those of its user and root's, or all if
+/// it is root. Waits up to 0.5 s for all devices together.
 ///
 /// # Errors
-/// If the list of sockets cannot be read: there is no `/proc`.
+/// If the list of sockets cannot be read, for want of `/proc`.
 pub fn snapshots() -> io::Result<Look> {
     let until = Instant::now() + PATIENCE;
     let is_root = geteuid().is_root();
-    // All are asked before the first answer is waited for.
+    // Ask all devices before waiting for the first answer.
     let (mut asked, mut others) = (Vec::new(), Vec::new());
     let mut look = Look::default();
     for name in names()? {
-        // A socket that does not accept at once is no device, or that of a process that ends. Its user is not known.
+        // A socket that does not accept at once is no device, or its process is ending. Its user is unknown.
         let Ok(reader) = connect_now(None, &name) else { continue };
         let Ok(whose) = peer_of(&reader) else { continue };
         match is_trusted(whose.uid()) {
@@ -83,7 +83,7 @@ impl Look {
         let is_trusted = is_trusted(uid);
         match answered {
             Ok(Some((snapshot, _))) => self.snapshots.push(known(snapshot, pid, uid)),
-            // The process has ended, or tells another user nothing.
+            // The process has ended, or does not answer this user.
             Ok(None) => {}
             Err(error) if is_trusted || error.kind() == io::ErrorKind::TimedOut => self.silent.push(pid),
             Err(_) => self.left_out += 1,
@@ -91,10 +91,10 @@ impl Look {
     }
 }
 
-/// The snapshot with what the kernel knows of its process in place of what that says.
+/// Replaces the identity that a snapshot claims by the kernel's.
 pub(super) fn known(mut snapshot: Snapshot, pid: u32, uid: u32) -> Snapshot {
     snapshot.uid = uid;
-    // 0: it has no number in the reader's PID namespace.
+    // 0: the process has no number in the reader's PID namespace.
     if pid != 0 || !is_trusted(uid) {
         snapshot.pid = pid;
     }
@@ -106,30 +106,30 @@ pub(super) fn known(mut snapshot: Snapshot, pid: u32, uid: u32) -> Snapshot {
     snapshot
 }
 
-/// True for this user and root: a reader believes their processes.
+/// True for this user and root: a reader trusts their processes.
 pub(super) fn is_trusted(uid: u32) -> bool {
     uid == 0 || uid == geteuid().as_raw()
 }
 
 pub(super) fn names() -> io::Result<Vec<String>> {
     let table = fs::read("/proc/thread-self/net/unix")?;
-    // A name may hold any bytes.
+    // A name may contain any bytes.
     let table = String::from_utf8_lossy(&table);
     let listens = |line: &str| {
         let name = line.rsplit_once(" @")?.1;
         name.starts_with(NAME).then(|| name.to_owned())
     };
     let mut all: Vec<String> = table.lines().filter_map(listens).collect();
-    // Connections have the name of the listener that they came to.
+    // Accepted connections have the name of their listener.
     all.sort_unstable();
     all.dedup();
     Ok(all)
 }
 
-/// Reads an answer of `longest` bytes at most, and says how long it is. `None`: the other end closed without one.
+/// Reads an answer of up to `longest` bytes, and returns it with its length. `None`: the peer closed without an answer.
 ///
 /// # Errors
-/// `TimedOut` if none has come by `until`; any other if what came is none.
+/// `TimedOut` if none has come by `until`; another error if the answer is invalid.
 pub(super) fn answer(
     reader: BorrowedFd<'_>,
     until: Instant,
@@ -140,7 +140,7 @@ pub(super) fn answer(
 }
 
 fn read(file: &File, longest: u64) -> io::Result<(Snapshot, u64)> {
-    // Only files in memory have seals. A read of another kind of file might block.
+    // Only files in memory have seals. Reading another kind of file might block.
     fcntl(file, FcntlArg::F_GET_SEALS)?;
     let length = file.metadata()?.len();
     if length > longest {
@@ -180,14 +180,14 @@ mod tests {
         let (_, length) = answered(&file, text.len() as u64).expect("short enough").expect("an answer");
         assert_eq!(length, text.len() as u64);
         assert!(answered(&file, length - 1).is_err());
-        // The hole takes no memory at its owner, and would take its length here.
+        // The hole costs its owner no memory, but would cost the reader its length.
         ftruncate(&file, 1 << 40).expect("a hole");
         assert!(answered(&file, LONGEST).expect_err("long").to_string().contains("at most"));
     }
 
     #[test]
     fn answer_in_no_memory_file_is_refused() {
-        // A read would wait for a writer.
+        // A read would block until there is a writer.
         let (reader, _writer) = std::io::pipe().expect("a pipe");
         assert!(answered(&reader, LONGEST).is_err());
     }

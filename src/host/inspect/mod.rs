@@ -1,9 +1,9 @@
-//! What a device tells others on its host: its queue pairs, memory regions, connection identifiers and counters.
+//! Inspection of a device by other processes: queue pairs, memory regions, connection identifiers and counters.
 //!
-//! A kernel knows the objects of all processes and tells of them (`rdma resource show`). Here each device tells of its own. It has a
-//! Unix socket with an abstract name, of its network namespace as the device itself, and hands a [`Snapshot`] to each of the same user,
-//! or root, who connects ([`snapshots`]). The thread that follows the interface does so: it costs the data path nothing, and an idle
-//! process nothing.
+//! A kernel knows the objects of all processes and reports them (`rdma resource show`). Here each device reports its own. A
+//! device has a Unix socket with an abstract name in its network namespace, and passes a [`Snapshot`] to any reader of the same
+//! user or root ([`snapshots`]). The thread that follows the interface does this, so that the data path and an idle process pay
+//! nothing.
 
 mod counters;
 mod look;
@@ -27,7 +27,7 @@ impl State {
         }
     }
 
-    /// The snapshot without objects: identity and counters.
+    /// Returns the snapshot without objects: identity and counters.
     fn counted(&self) -> Snapshot {
         let mut snapshot = Snapshot {
             pid: std::process::id(),
@@ -35,7 +35,7 @@ impl State {
             device: self.name.clone(),
             ..Snapshot::default()
         };
-        // A NIC that is another process tells its counters itself.
+        // A NIC of another process reports its counters itself.
         let Some(engine) = self.adapter.engine() else { return snapshot };
         let (info, counters) = engine.inspect(|worker| (worker.port().info().clone(), worker.counters()));
         (snapshot.interface, snapshot.port, snapshot.mode) =

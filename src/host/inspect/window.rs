@@ -1,4 +1,4 @@
-//! The socket at which a device tells of itself.
+//! The socket at which a device answers readers.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -13,25 +13,25 @@ use nix::unistd::geteuid;
 use super::Snapshot;
 use crate::descriptors::{children, peer_of, send};
 
-/// What the names of such sockets begin with.
+/// Prefix of the socket's name.
 pub(super) const NAME: &str = "roxie/see/";
-/// Prefix of the name of a reader's socket: a reader with such a name gets the counters alone. They cost far less than the objects do, so
-/// they may be read often.
+/// Prefix of the name of a reader's socket that asks for the counters only. Counters cost far less than objects, so they may be
+/// read often.
 pub(super) const FOR_COUNTERS: &str = "roxie/ask/counters/";
-/// Readers that are answered before something else is looked at.
+/// Number of readers answered in a row before the thread does other work.
 const AT_ONCE: usize = 16;
 
-/// Part of a snapshot that a reader wants.
+/// The part of a snapshot that a reader asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::host) enum Question {
     /// Counters and objects.
     Everything,
-    /// Counters alone.
+    /// Counters only.
     Counters,
 }
 
 impl Question {
-    /// The question of a reader whose socket has this name.
+    /// Returns the question of a reader, from the name of its socket.
     fn of(reader: &SocketAddr) -> Question {
         match reader.as_abstract_name() {
             Some(name) if name.starts_with(FOR_COUNTERS.as_bytes()) => Question::Counters,
@@ -40,17 +40,17 @@ impl Question {
     }
 }
 
-/// Where readers knock. A reader gets a file in memory, and so is never waited for, however much there is to tell.
+/// The listening socket. A reader gets a file in memory, so answering never blocks, whatever its length.
 #[derive(Debug)]
 pub(in crate::host) struct Window(UnixListener);
 
 impl Window {
-    /// A new one of this process.
+    /// Opens the socket, under a name that is unique in the network namespace.
     pub(in crate::host) fn open() -> io::Result<Window> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let pid = std::process::id();
         loop {
-            // Processes of several PID namespaces may have one number.
+            // Processes of different PID namespaces may have the same number.
             let name = format!("{NAME}{pid}/{}", COUNT.fetch_add(1, Relaxed));
             match UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?) {
                 Ok(listener) => {
@@ -64,19 +64,19 @@ impl Window {
         }
     }
 
-    /// Readable when somebody knocks.
+    /// Readable when a reader connects.
     pub(in crate::host) fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 
-    /// Answers readers that have connected. False: the system has no descriptor or memory for the next one, which waits.
+    /// Answers readers that have connected. False: the system is out of descriptors or memory for the next one, which waits.
     pub(in crate::host) fn answer(&self, snapshot: impl Fn(Question) -> Snapshot) -> bool {
         for _ in 0..AT_ONCE {
             let (reader, name) = match self.0.accept() {
                 Ok(accepted) => accepted,
                 Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
             };
-            // One that is gone, or that a system without memory cannot serve, hears nothing.
+            // A reader that is gone gets no answer, nor does any if memory is short.
             if may_look(&reader) {
                 let _ = file_of(&snapshot(Question::of(&name)))
                     .and_then(|file| send(reader.as_fd(), &[file.as_fd()]));
@@ -92,7 +92,7 @@ impl Drop for Window {
     }
 }
 
-/// The same user, or root.
+/// True for the same user, and for root.
 fn may_look(reader: &UnixStream) -> bool {
     let user = peer_of(reader).map(|who| who.uid());
     user.is_ok_and(|user| user == 0 || user == geteuid().as_raw())

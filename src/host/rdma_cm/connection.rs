@@ -13,11 +13,11 @@ use crate::cm::{Event, Parameters, WhyUnreachable};
 use crate::verbs::{QpAttr, QpState};
 use crate::wire::cm::{CommId, PrivateData};
 
-/// Who waits turns the device now and then: nobody else may.
+/// A waiting thread runs the device at intervals that grow from the first to the last: there may be no other thread to run it.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 const LAST_LOOK: Duration = Duration::from_millis(20);
 
-/// A connection. Dropping it ends it: the peer is told.
+/// A connection. Dropping it ends the connection and notifies the peer.
 #[derive(Debug)]
 pub struct Connection {
     line: Line,
@@ -26,7 +26,7 @@ pub struct Connection {
     private_data: PrivateData,
 }
 
-/// What is heard of a connection, and what is said.
+/// A connection's ID and its events.
 #[derive(Debug)]
 pub(super) struct Line {
     pub(super) shared: Arc<Shared>,
@@ -44,13 +44,13 @@ impl Drop for Line {
 }
 
 impl Line {
-    /// The next event. `None`: none came in time, or none will come.
+    /// Returns the next event. `None`: none came in time, or no more will come.
     pub(super) fn hear(&self, timeout: Duration) -> Option<Event> {
         wait(&self.shared, &self.events, timeout)
     }
 }
 
-/// The next of some events. `None`: none came in time, or none will come.
+/// Returns the next event of a channel. `None`: none came in time, or no more will come.
 pub(super) fn wait(shared: &Shared, events: &Receiver<Event>, timeout: Duration) -> Option<Event> {
     let until = Instant::now().checked_add(timeout);
     let mut look = FIRST_LOOK;
@@ -67,7 +67,7 @@ pub(super) fn wait(shared: &Shared, events: &Receiver<Event>, timeout: Duration)
     }
 }
 
-/// Brings a QP to RTR and RTS with what both agreed on.
+/// Moves a QP to RTR and RTS with the parameters that both ends agreed on.
 pub(super) fn set_up(
     shared: &Shared,
     qp: &QueuePair,
@@ -91,7 +91,7 @@ pub(super) fn set_up(
     Ok(())
 }
 
-/// See [`super::ConnectionManager::connect`].
+/// Implements [`super::ConnectionManager::connect`].
 pub(super) fn connect(
     shared: &Arc<Shared>,
     qp: QueuePair,
@@ -99,7 +99,7 @@ pub(super) fn connect(
     options: &DialOptions,
 ) -> Result<Connection, DialError> {
     let local = shared.local_gid(to.ip(), options)?;
-    // That there is a way is known before anything is said.
+    // Resolve the path before the first message is sent.
     shared.device.address_vector(local, to.ip().into(), &AhOptions::default())?;
     let request = shared.request(local_qp(&qp), local, to, options)?;
     let (id, events) = shared.with(|manager, switchboard, now| {
@@ -118,7 +118,7 @@ pub(super) fn connect(
     }
 }
 
-/// What an event other than the one that was hoped for means.
+/// Returns the error for an event other than the expected one.
 pub(super) fn failure(peer: SocketAddr, event: Option<Event>) -> DialError {
     match event {
         Some(Event::Rejected { reject, .. }) => {
@@ -143,30 +143,30 @@ impl Connection {
         &self.qp
     }
 
-    /// The other end; of a connection that it asked for, with the port that it came from.
+    /// The peer's address. For an accepted connection, with the port that the peer connected from.
     pub fn peer(&self) -> SocketAddr {
         self.peer
     }
 
-    /// What the peer's consumer gave along: with its reply, or when it was accepted, with its readiness. Zeros fill it up.
+    /// Private data of the peer: from its reply, or for an accepted connection from its ready message. Padded with zeros.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// What both ends agreed on.
+    /// Returns the parameters that both ends agreed on.
     ///
     /// # Errors
-    /// If the connection is over.
+    /// If the connection has ended.
     pub fn parameters(&self) -> Result<Parameters, DialError> {
         Ok(self.line.shared.with(|manager, _, _| manager.parameters(self.line.id))?)
     }
 
-    /// Waits until the peer wants the connection to end, or knows nothing of it any more, and agrees; work requests are flushed
-    /// then. False: nothing of that came in time.
+    /// Waits until the peer ends the connection or no longer knows it, and agrees to it. Outstanding work requests are flushed.
+    /// False: neither happened in time.
     pub fn wait_for_end(&self, timeout: Duration) -> bool {
         let Some(event) = self.line.hear(timeout) else { return false };
         if matches!(event, Event::DisconnectRequested { .. }) {
-            // It may have been refused meanwhile: it is over either way.
+            // The connection may have ended meanwhile, which makes no difference.
             let id = self.line.id;
             let _ = self.line.shared.with(|manager, _, now| manager.disconnect(now, id, PrivateData::EMPTY));
         }
@@ -174,10 +174,10 @@ impl Connection {
         true
     }
 
-    /// Ends the connection and waits until the peer agrees, or is found not to answer. Work requests are flushed.
+    /// Ends the connection, and waits until the peer agrees or is found unreachable. Outstanding work requests are flushed.
     ///
     /// # Errors
-    /// If the connection is not there any more.
+    /// If the connection has already ended.
     pub fn disconnect(self) -> Result<(), DialError> {
         let id = self.line.id;
         self.line.shared.with(|manager, _, now| manager.disconnect(now, id, PrivateData::EMPTY))?;
@@ -190,9 +190,9 @@ impl Connection {
         Err(DialError::DeviceFailed)
     }
 
-    /// What is outstanding completes with WR_FLUSH.
+    /// Completes outstanding work requests with WR_FLUSH.
     fn flush(&self) {
-        // A device that has failed flushes nothing any more.
+        // A device that has failed flushes nothing.
         let _ = self.qp.modify(&QpAttr { state: Some(QpState::Err), ..QpAttr::default() });
     }
 }

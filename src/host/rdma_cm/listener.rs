@@ -1,4 +1,4 @@
-//! Listening on a port, and answering those who ask.
+//! Listeners and connection requests.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -17,38 +17,38 @@ use crate::verbs::Mtu;
 use crate::wire::cm::{Ari, Kind, PrivateData, RejReason, Req};
 use crate::wire::{CmaHeader, PortSpace, ServiceId};
 
-/// Somebody who listens on a port. Dropping it ends that; requests that wait are refused.
+/// A listener on a port. Dropping it ends listening and refuses pending requests.
 #[derive(Debug)]
 pub struct PortListener {
     shared: Arc<Shared>,
     name: Listener,
     requests: Receiver<Event>,
-    // After the listener has gone: `Drop` comes before its fields'.
-    _port: Option<Held>,
+    // Released after listening has ended: `Drop::drop` runs before the fields are dropped.
+    _port: Option<ReservedPort>,
 }
 
-/// A port number that processes which share the device leave to this listener. It is given back when this is dropped.
+/// A port number that this listener has reserved among the processes that share the device. Dropping it releases the number.
 #[derive(Debug)]
-struct Held {
+struct ReservedPort {
     seat: Seat,
     name: PortName,
 }
 
-impl Held {
-    fn bind(shared: &Shared, on: SocketAddr) -> Result<Option<Held>, DialError> {
+impl ReservedPort {
+    fn bind(shared: &Shared, on: SocketAddr) -> Result<Option<ReservedPort>, DialError> {
         let Some(seat) = shared.device.seat().cloned() else { return Ok(None) };
         let owner = shared.next_owner.fetch_add(1, Relaxed);
         let name = PortName { space: PortSpace::Tcp as u16, port: on.port(), owner };
         let port =
             BoundPort { name, address: on.ip(), reuse: false, one_family: on.is_ipv4(), slot: 0, uid: 0 };
         seat.port(PortRequest::Bind(port)).map_err(|source| DialError::Port { at: on, source })?;
-        Ok(Some(Held { seat, name }))
+        Ok(Some(ReservedPort { seat, name }))
     }
 }
 
-impl Drop for Held {
+impl Drop for ReservedPort {
     fn drop(&mut self) {
-        // A NIC that is gone has forgotten it.
+        // A NIC that is gone has released it.
         let _ = self.seat.port(PortRequest::Release(self.name));
     }
 }
@@ -65,7 +65,7 @@ impl Drop for PortListener {
     }
 }
 
-/// See [`super::ConnectionManager::listen`].
+/// Implements [`super::ConnectionManager::listen`].
 pub(super) fn listen(shared: &Arc<Shared>, on: SocketAddr, backlog: u32) -> Result<PortListener, DialError> {
     let service = ServiceId::of_port(PortSpace::Tcp, on.port());
     let addresses = match on.ip() {
@@ -73,7 +73,7 @@ pub(super) fn listen(shared: &Arc<Shared>, on: SocketAddr, backlog: u32) -> Resu
         IpAddr::V6(v6) if v6.is_unspecified() => ListenOn::Any,
         ip => ListenOn::Address(ip.into()),
     };
-    let port = Held::bind(shared, on)?;
+    let port = ReservedPort::bind(shared, on)?;
     shared.with(|manager, switchboard, _| {
         let name = manager.listen(service, addresses, backlog)?;
         let requests = switchboard.attend(name, backlog);
@@ -82,7 +82,7 @@ pub(super) fn listen(shared: &Arc<Shared>, on: SocketAddr, backlog: u32) -> Resu
 }
 
 impl PortListener {
-    /// The next request. `None`: none came in time.
+    /// Returns the next connection request. `None`: none came in time.
     ///
     /// # Errors
     /// If the device has failed.
@@ -93,7 +93,7 @@ impl PortListener {
         let Event::Request { id, request, route, .. } = event else {
             unreachable!("a listener hears of requests alone")
         };
-        // What has happened to it meanwhile is told to nobody: then an answer finds it over.
+        // Earlier events of this connection were discarded. If it has ended meanwhile, answering it fails.
         let events = self.shared.with(|_, switchboard, _| switchboard.follow(id));
         let line = Line { shared: Arc::clone(&self.shared), id, events };
         let header = CmaHeader::read(&request.private_data);
@@ -102,7 +102,7 @@ impl PortListener {
     }
 }
 
-/// Somebody who asks for a connection. Dropping it refuses.
+/// A pending connection request. Dropping it refuses the connection.
 #[derive(Debug)]
 pub struct ConnectionRequest {
     line: Line,
@@ -111,26 +111,26 @@ pub struct ConnectionRequest {
 }
 
 impl ConnectionRequest {
-    /// Who asks, and from which port.
+    /// The peer's address and port.
     pub fn peer(&self) -> SocketAddr {
         self.peer
     }
 
-    /// What its consumer gave along: 56 bytes, zeros fill them up.
+    /// The consumer's private data: 56 bytes, padded with zeros.
     pub fn private_data(&self) -> &[u8] {
         CmaHeader::behind(&self.request.private_data)
     }
 
-    /// The request as it came.
+    /// The REQ message.
     pub fn request(&self) -> &Req {
         &self.request
     }
 
-    /// Connects a QP to the peer, and waits until it is ready too. Receives for its first messages are posted before, in INIT.
+    /// Connects a QP to the peer, and waits until the peer is ready. Post receives for its first messages before, in INIT.
     ///
     /// # Errors
-    /// If the peer has given up, or does not answer any more; if the link does not carry the path MTU that it asks for, which it is
-    /// told. The QP is destroyed.
+    /// If the peer has given up or no longer answers, or the link does not carry its path MTU, in which case the request is
+    /// rejected. The QP is destroyed.
     pub fn accept(self, qp: QueuePair, options: &DialOptions) -> Result<Connection, DialError> {
         let ConnectionRequest { line, peer, .. } = self;
         let (shared, id) = (Arc::clone(&line.shared), line.id);
@@ -145,7 +145,7 @@ impl ConnectionRequest {
         parameters.rq_psn = local.psn;
         parameters.max_dest_rd_atomic = parameters.max_dest_rd_atomic.min(options.responder_resources);
         parameters.max_rd_atomic = parameters.max_rd_atomic.min(options.initiator_depth);
-        // The QP answers before the peer hears that it may ask.
+        // The QP must be able to respond before the peer receives the REP.
         set_up(&shared, &qp, &parameters, options)?;
         let acceptance = AcceptOptions {
             qp: local,
@@ -164,7 +164,7 @@ impl ConnectionRequest {
         }
     }
 
-    /// Refuses, with at most 148 bytes of the consumer's.
+    /// Rejects the connection, with up to 148 bytes of private data.
     ///
     /// # Errors
     /// If the peer has given up, or the private data is too long.

@@ -1,4 +1,4 @@
-//! Connections by address and port, as RDMA-CM makes them: with another Roxie, or with any program of `librdmacm`.
+//! Connections by address and port, as RDMA-CM makes them: with another Roxie, or with any program that uses `librdmacm`.
 //!
 //! ```
 //! use std::net::SocketAddr;
@@ -17,7 +17,7 @@
 //!     let (pd, cq) = (far.alloc_pd()?, far.create_cq(16, None)?);
 //!     let qp = far.create_qp(&pd, &cq, &cq, QpCaps::default(), true)?;
 //!     let memory = pd.register(64, Access::LOCAL_WRITE)?;
-//!     // A receive is posted before the peer may send.
+//!     // Post a receive before the peer may send.
 //!     qp.initialize(Access::empty())?;
 //!     qp.post_recv(1, &[memory.sge(0, 64)])?;
 //!     let connection = request.accept(qp, &DialOptions::default())?;
@@ -63,38 +63,38 @@ use crate::wire::service_id::port_flow_label;
 use crate::wire::{CmaHeader, Gid, PortSpace, ServiceId};
 use switchboard::Switchboard;
 
-/// The first of the ports that connections come from (RFC 6335: dynamic ports).
+/// First port number of outgoing connections (RFC 6335: dynamic ports).
 const FIRST_DYNAMIC_PORT: u16 = 49152;
 
-/// Why there is no connection.
+/// Why a connection was not made.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// The device refused something.
+    /// The device refused an operation.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The connection manager did.
+    /// The connection manager refused an operation.
     #[error(transparent)]
     Manager(#[from] CmError),
-    /// More private data than a message has room for, beside RDMA-CM's own.
+    /// The private data exceed the room in the message, besides RDMA-CM's header.
     #[error(transparent)]
     PrivateData(#[from] TooLong),
     /// A work request was not posted.
     #[error(transparent)]
     Post(#[from] crate::shared::PostError),
-    /// A copy outside of a region.
+    /// A copy beyond the end of a region, or to memory that is no longer mapped.
     #[error(transparent)]
     Memory(#[from] crate::shared::memory::CopyFault),
-    /// The device has no address of the family.
+    /// The device has no address of the peer's family.
     #[error(
         "{device} has no address from which {peer} could be reached; add one of its family to the interface"
     )]
     NoAddress {
         /// The device that the frames would leave from.
         device: String,
-        /// The address that was dialled.
+        /// The peer's address.
         peer: IpAddr,
     },
-    /// Another process that shares the device has the port, or this one may not have it.
+    /// Another process that shares the device has the port, or this process may not listen on it.
     #[error("cannot listen at {at}: {source}")]
     Port {
         /// The address and port.
@@ -102,22 +102,22 @@ pub enum DialError {
         /// The reason.
         source: Denied,
     },
-    /// The peer refused.
+    /// The peer rejected the connection.
     #[error("{peer} refuses the connection, reason {reason}")]
     Rejected {
-        /// Address and port that were dialled.
+        /// The peer's address and port.
         peer: SocketAddr,
         /// The reason in the refusal (IBTA 12.6.7.2).
         reason: RejReason,
-        /// What it adds: 148 bytes, zeros fill them up.
+        /// Private data of the rejection: 148 bytes, padded with zeros.
         private_data: Vec<u8>,
     },
-    /// The peer's QP needs a larger path MTU than the link has.
+    /// The peer asks for a larger path MTU than the link carries.
     #[error("{peer} asks for a path MTU of {asked}, the link carries {largest} at most")]
     PathMtu {
-        /// Address and port that were dialled.
+        /// The peer's address and port.
         peer: SocketAddr,
-        /// The path MTU that it asked for, in bytes.
+        /// The requested path MTU, in bytes.
         asked: usize,
         /// The largest path MTU of this link, in bytes.
         largest: usize,
@@ -125,21 +125,21 @@ pub enum DialError {
     /// The peer does not answer.
     #[error("{peer} does not answer {sent}: is it up, and does UDP port 4791 get through?")]
     Unreachable {
-        /// Address and port that were dialled.
+        /// The peer's address and port.
         peer: SocketAddr,
-        /// The message that was sent again and again.
+        /// The unanswered message.
         sent: Kind,
     },
-    /// Its host says that nothing takes what comes for RoCE.
+    /// The peer's host reports that no process listens on the RoCE port.
     #[error("nothing listens on UDP port 4791 of {}: start the server first, or roxie or rdma_rxe there", peer.ip())]
     NothingThere {
-        /// Address and port that were dialled.
+        /// The peer's address and port.
         peer: SocketAddr,
     },
-    /// The connection ended before it was made.
+    /// The connection ended before it was established.
     #[error("{peer} ended the connection while it was made")]
     Ended {
-        /// Address and port that were dialled.
+        /// The peer's address and port.
         peer: SocketAddr,
     },
     /// The device has failed.
@@ -147,34 +147,34 @@ pub enum DialError {
     DeviceFailed,
 }
 
-/// How a connection is made, from either side.
+/// Options of a connection, for either side.
 #[derive(Clone, Debug)]
 pub struct DialOptions {
-    /// Which address of the device; `None`: the first of the peer's family.
+    /// GID index of the local address; `None`: the first of the peer's family.
     pub gid_index: Option<usize>,
-    /// What the peer may do.
+    /// Access for the peer.
     pub access: Access,
-    /// Payload of a full packet, asked for by the side that connects; `None`: the largest that the link carries.
+    /// Payload of a full packet, chosen by the connecting side; `None`: the largest that the link carries.
     pub path_mtu: Option<Mtu>,
-    /// READs and atomics that we answer at a time.
+    /// Maximum number of READs and atomics that this side responds to at a time.
     pub responder_resources: u8,
-    /// READs and atomics that we have outstanding.
+    /// Maximum number of READs and atomics that this side has outstanding.
     pub initiator_depth: u8,
-    /// Transport retries, of both ends; the side that connects decides.
+    /// Transport retries of both ends, chosen by the connecting side.
     pub retry_count: u8,
-    /// RNR retries that the peer is to set; 7: for ever.
+    /// RNR retries of the peer; 7: infinite.
     pub rnr_retry_count: u8,
-    /// RNR timer code that we ask of the peer.
+    /// RNR timer code that the peer shall wait for.
     pub min_rnr_timer: u8,
-    /// Traffic class, of both ends; the side that connects decides.
+    /// Traffic class of both ends, chosen by the connecting side.
     pub traffic_class: u8,
     /// Time to live of IPv4, hop limit of IPv6.
     pub hop_limit: u8,
-    /// Within how long each end should answer: 4.096 us * 2^code.
+    /// Time within which each end should answer: 4.096 us * 2^code.
     pub response_timeout: u8,
-    /// How often a message is sent again.
+    /// Maximum number of retransmissions of a message.
     pub max_cm_retries: u8,
-    /// The consumer's: at most 56 bytes when connecting, 196 when accepting.
+    /// Private data: up to 56 bytes when connecting, 196 when accepting.
     pub private_data: Vec<u8>,
 }
 
@@ -203,7 +203,7 @@ struct Shared {
     device: Device,
     service: ConnectionService<Switchboard>,
     next_port: AtomicU16,
-    /// Numbers the listeners' ports.
+    /// Number of the next listener, which identifies the owner of a port number.
     next_owner: AtomicU32,
 }
 
@@ -213,21 +213,21 @@ impl Shared {
     }
 }
 
-/// The connection manager of a device: it listens and connects. There is one for each device; cloning it gives another handle
-/// to the same one. It lives as long as its listeners and connections.
+/// The connection manager of a device, which listens and connects. A device has one; a clone is another handle to it. The manager
+/// lives as long as its listeners and connections.
 #[derive(Clone, Debug)]
 pub struct ConnectionManager {
     shared: Arc<Shared>,
 }
 
 impl ConnectionManager {
-    /// Makes QP1 of the device, claiming its interface if that was left for later, and starts.
+    /// Makes the device's QP1, claims its interface if needed, and starts.
     ///
     /// # Errors
-    /// If there is a QP1 already, the interface cannot be had, or the system lacks something.
+    /// If a QP1 already exists, the interface cannot be claimed, or the system is out of memory, descriptors or threads.
     pub fn start(device: &Device) -> Result<ConnectionManager, DialError> {
         let [a, b, c, d, e, f] = device.port().mac;
-        // As for the node GUID: an EUI-64 of the station address.
+        // EUI-64 of the MAC address, as for the node GUID.
         let ca_guid = u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
         let manager = Manager::new(cm::Config { seed: unguessable(), ca_guid, ..cm::Config::default() });
         let service = ConnectionService::start(device, manager, Switchboard::default())?;
@@ -239,11 +239,11 @@ impl ConnectionManager {
         Ok(ConnectionManager { shared })
     }
 
-    /// Connects a QP to whoever listens at `to`, and waits until both ends are ready to send. Receives that the peer's first
-    /// messages need are posted before: bring the QP to INIT for that ([`QueuePair::initialize`]).
+    /// Connects a QP to the listener at `to`, and waits until both ends are ready to send. Post receives for the peer's first
+    /// messages before: move the QP to INIT for that ([`QueuePair::initialize`]).
     ///
     /// # Errors
-    /// If there is no way, the peer refuses or does not answer; the QP is destroyed.
+    /// If there is no path, or the peer rejects the connection or does not answer. The QP is destroyed.
     pub fn connect(
         &self,
         qp: QueuePair,
@@ -253,27 +253,27 @@ impl ConnectionManager {
         connection::connect(&self.shared, qp, to, options)
     }
 
-    /// Listens on a port: at one address, or at all of them with `0.0.0.0` or `::`. At most `backlog` requests wait.
+    /// Listens on a port: at one address, or at all with `0.0.0.0` or `::`. At most `backlog` requests are pending.
     ///
     /// # Errors
-    /// If somebody listens there already, here or in another process of the device, or the port takes privilege.
+    /// If the port is taken, here or in another process of the device, or requires privilege.
     pub fn listen(&self, on: SocketAddr, backlog: u32) -> Result<PortListener, DialError> {
         listener::listen(&self.shared, on, backlog)
     }
 
-    /// Messages of communication management that were sent, received and dropped.
+    /// Counts of sent, received and dropped messages of communication management.
     pub fn counters(&self) -> cm::CmCounters {
         self.shared.with(|manager, _, _| *manager.counters())
     }
 
-    /// Connections that are known, those that linger included.
+    /// Number of connections, including those in time wait.
     pub fn connections(&self) -> usize {
         self.shared.with(|manager, _, _| manager.connections())
     }
 }
 
 impl Shared {
-    /// Listeners and connections, for those who look at the device.
+    /// Returns listeners and connections for snapshots.
     fn cm_ids(&self) -> Vec<CmIdEntry> {
         let entry = |id, state, src, qpn| CmIdEntry { id, ps: "TCP".to_owned(), state, src, dst: None, qpn };
         self.with(|manager, _, _| {
@@ -297,7 +297,7 @@ impl Shared {
         })
     }
 
-    /// Our address for a peer.
+    /// Returns the local address for a peer.
     fn local_gid(&self, peer: IpAddr, options: &DialOptions) -> Result<Gid, DialError> {
         if let Some(index) = options.gid_index {
             return Ok(self.device.gid(index)?);
@@ -312,7 +312,7 @@ impl Shared {
         found.map(|entry| entry.gid).ok_or_else(|| DialError::NoAddress { device: device(), peer })
     }
 
-    /// The REQ for a connection from a port of its own.
+    /// Returns the REQ for a connection, with a new local port number.
     fn request(
         &self,
         qp: LocalQp,
@@ -345,7 +345,7 @@ impl Shared {
     }
 }
 
-/// Our QP as the peer gets to know it, with a random PSN for the peer to begin with.
+/// Returns the QP's parameters for the peer, with a random first PSN for it.
 fn local_qp(qp: &QueuePair) -> LocalQp {
     LocalQp { qpn: qp.qpn(), psn: Psn::new(unguessable() as u32), srq: !qp.has_own_receives() }
 }

@@ -1,4 +1,4 @@
-//! Who waits for which events.
+//! Distribution of connection events to their waiting threads.
 
 use std::collections::HashMap;
 
@@ -9,10 +9,10 @@ use crate::cm::{Event, Listener, Manager, ResolveAnswer};
 use crate::time::Nanos;
 use crate::wire::cm::{CommId, SidrStatus};
 
-/// Events that a connection can have between two looks of its owner.
+/// Capacity of a connection's event queue.
 const EVENTS: usize = 8;
 
-/// From events to those who wait for them.
+/// Distributes events to the threads that wait for them.
 #[derive(Debug, Default)]
 pub(super) struct Switchboard {
     connections: HashMap<CommId, Sender<Event>>,
@@ -20,19 +20,19 @@ pub(super) struct Switchboard {
 }
 
 impl Switchboard {
-    /// Events of a connection come here from now on.
+    /// Returns the receiver of a connection's events.
     pub(super) fn follow(&mut self, id: CommId) -> Receiver<Event> {
         let (sender, receiver) = bounded(EVENTS);
         self.connections.insert(id, sender);
         receiver
     }
 
-    /// Nobody waits for them any more.
+    /// Stops queueing a connection's events.
     pub(super) fn leave(&mut self, id: CommId) {
         self.connections.remove(&id);
     }
 
-    /// Requests of a listener come here, at most `backlog` of which wait.
+    /// Returns the receiver of a listener's requests; at most `backlog` are pending.
     pub(super) fn attend(&mut self, listener: Listener, backlog: u32) -> Receiver<Event> {
         let (sender, receiver) = bounded(backlog.max(1) as usize);
         self.listeners.insert(listener, sender);
@@ -54,16 +54,16 @@ impl Consumer for Switchboard {
                     manager.destroy(now, id);
                 }
             }
-            // Datagrams are not served here.
+            // Service ID resolution for datagrams is not supported here.
             Event::ResolutionRequest { .. } => {
                 let answer = ResolveAnswer { status: SidrStatus::UNSUPPORTED, ..ResolveAnswer::default() };
-                // It waits for an answer: it has just come.
+                // Succeeds: the request has just come, and waits for its answer.
                 let _ = manager.answer_resolution(now, id, &answer);
             }
             _ => {
                 let last = event.is_last();
                 if let Some(owner) = self.connections.get(&id) {
-                    // Full: its owner has not looked for a whole connection's life.
+                    // If the queue is full, its owner has missed all events of the connection anyway.
                     let _ = owner.try_send(event);
                 }
                 if last {

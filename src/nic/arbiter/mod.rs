@@ -1,8 +1,9 @@
-//! Who sends next: eight transmit queues, one for each priority, and one before all of them.
+//! The arbiter: eight transmit queues, one for each priority, and an urgent queue before them.
 //!
-//! A queue is *strict*, and goes before those of lower priority, or shares what strict queues leave with others by weight
-//! (enhanced transmission selection, 802.1Qaz). Priority flow control stops queues one by one. Notifications of congestion go
-//! before everything, by a queue of their own; so do acknowledgements, if there is more than one priority for them to overtake.
+//! A queue is either *strict*, and served before those of lower priority, or *weighted*: it shares with other weighted queues what
+//! strict queues leave (enhanced transmission selection, 802.1Qaz). Priority flow control pauses queues individually. Congestion
+//! notifications are sent before everything else, through the urgent queue; so are acknowledgements, if more than one priority is
+//! in use.
 
 use std::collections::VecDeque;
 
@@ -10,19 +11,19 @@ use crate::time::Nanos;
 use crate::transport::PlantedBug;
 use crate::verbs::QpIndex;
 
-/// Priorities, as in 802.1Q.
+/// Number of priorities (802.1Q).
 pub const PRIORITIES: usize = 8;
-/// Bytes that a queue of weight 1 may send in its round.
+/// Bytes per round for a queue of weight 1.
 const UNIT: i64 = 512;
-/// What a queue that had the link to itself owes the others at most, in bytes: more than a QP sends in a turn.
+/// Maximum debt in bytes of a queue that had the link to itself: more than a QP sends in a turn.
 const DEEPEST: i64 = 1 << 18;
 
 /// How a queue is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
-    /// Before all queues of lower priority.
+    /// Served before all queues of lower priority.
     Strict,
-    /// By weight, 1 to 100, when no strict queue has anything.
+    /// Served by weight, 1 to 100, while no strict queue can send.
     Weighted(u8),
 }
 
@@ -30,30 +31,30 @@ pub enum Service {
 struct Queue {
     waiting: VecDeque<QpIndex>,
     service: Service,
-    /// Bytes that it may still send in this round.
+    /// Bytes left to send in this round; negative: debt.
     credit: i64,
-    /// When it may go on; zero: it is not paused.
+    /// End of the pause; zero: not paused.
     paused_until: Nanos,
 }
 
-/// The queues.
+/// The transmit queues.
 #[derive(Debug)]
 pub(super) struct Arbiter {
-    /// QPs whose notification, or acknowledgement, goes first.
+    /// QPs with an urgent notification or acknowledgement.
     urgent: VecDeque<QpIndex>,
     queues: [Queue; PRIORITIES],
-    /// Bit p: queue p has something.
+    /// Bit p: queue p is not empty.
     filled: u8,
     /// Bit p: queue p is paused.
     paused: u8,
-    /// Bit p: some QP has had this priority.
+    /// Bit p: a QP has used this priority.
     used: u8,
-    /// The weighted queue whose round it is.
+    /// The weighted queue that is being served.
     round: usize,
 }
 
 impl Arbiter {
-    /// With room for as many QPs. All have priority 0 until they say something else.
+    /// Makes queues with room for `qps` QPs, all of which have priority 0 at first.
     pub(super) fn new(qps: usize) -> Arbiter {
         let queue = |priority| Queue {
             waiting: VecDeque::with_capacity(if priority == 0 { qps } else { 0 }),
@@ -71,31 +72,31 @@ impl Arbiter {
         }
     }
 
-    /// How each priority is served.
+    /// Sets how each priority is served.
     pub(super) fn set_services(&mut self, services: [Service; PRIORITIES]) {
         for (queue, service) in self.queues.iter_mut().zip(services) {
             queue.service = service;
         }
     }
 
-    /// A QP is going to use this priority; there may be `qps` of them.
+    /// Prepares a priority for use by up to `qps` QPs.
     pub(super) fn prepare(&mut self, priority: u8, qps: usize) {
         self.used |= 1 << priority;
         self.reserve(priority, qps);
     }
 
-    /// Some QP used this priority, for which there is room.
+    /// Marks a priority as used. Its queue has room.
     pub(super) fn note_use(&mut self, priority: u8) {
         self.used |= 1 << priority;
     }
 
-    /// Room in a queue for as many QPs.
+    /// Reserves room in a queue for `qps` QPs.
     pub(super) fn reserve(&mut self, priority: u8, qps: usize) {
         let waiting = &mut self.queues[usize::from(priority)].waiting;
         waiting.reserve(qps.saturating_sub(waiting.len()));
     }
 
-    /// All places in the queues, with their priorities.
+    /// Returns all entries of the queues, with their priorities.
     pub(super) fn all(&self) -> impl Iterator<Item = (u8, QpIndex)> {
         self.queues
             .iter()
@@ -103,12 +104,12 @@ impl Arbiter {
             .flat_map(|(queue, priority)| queue.waiting.iter().map(move |qp| (priority, *qp)))
     }
 
-    /// The places before all queues.
+    /// Returns the entries of the urgent queue.
     pub(super) fn urgent(&self) -> impl Iterator<Item = QpIndex> {
         self.urgent.iter().copied()
     }
 
-    /// A bit that does not say what is so of its queue.
+    /// Returns the first queue with a wrong bit in `filled`, for tests.
     pub(super) fn disagreement(&self) -> Option<String> {
         let bit = |p: &usize| self.filled & 1 << p != 0;
         let wrong = (0..PRIORITIES).find(|p| bit(p) == self.queues[*p].waiting.is_empty())?;
@@ -118,12 +119,12 @@ impl Arbiter {
         ))
     }
 
-    /// True if acknowledgements may have something to overtake.
+    /// True if acknowledgements should overtake data, since more than one priority is in use.
     pub(super) fn has_priorities(&self) -> bool {
         self.used != 1
     }
 
-    /// True if a queue that is not paused has something.
+    /// True if an open queue, or the urgent queue, is not empty.
     pub(super) fn has_ready(&self) -> bool {
         self.filled & !self.paused != 0 || !self.urgent.is_empty()
     }
@@ -150,7 +151,7 @@ impl Arbiter {
         self.urgent.pop_front()
     }
 
-    /// The next of the queue whose turn it is.
+    /// Removes and returns the next QP of the queue to serve.
     pub(super) fn pop(&mut self) -> Option<QpIndex> {
         let open = self.filled & !self.paused;
         if open == 0 {
@@ -166,7 +167,7 @@ impl Arbiter {
         qp
     }
 
-    /// One of several open queues.
+    /// Chooses one of several open queues.
     #[cold]
     fn choose(&mut self, open: u8) -> usize {
         let is_open = |p: &usize| open & 1 << p != 0;
@@ -174,7 +175,7 @@ impl Arbiter {
         if let Some(priority) = (0..PRIORITIES).rev().filter(is_open).find(strict) {
             return priority;
         }
-        // Deficit round robin: who has used its share up waits until the others have.
+        // Deficit round robin: a queue that has used its share waits for the others.
         let share = |queue: &Queue| match queue.service {
             Service::Weighted(weight) => UNIT * i64::from(weight.max(1)),
             Service::Strict => UNIT,
@@ -192,7 +193,7 @@ impl Arbiter {
         self.round
     }
 
-    /// A frame of `bytes` left a queue.
+    /// Charges a queue for a frame of `bytes`.
     #[inline]
     pub(super) fn charge(&mut self, priority: u8, bytes: usize) {
         if self.used != 1 {
@@ -201,7 +202,7 @@ impl Arbiter {
         }
     }
 
-    /// A QP is gone.
+    /// Removes all entries of a QP.
     pub(super) fn remove(&mut self, qp: QpIndex) {
         self.urgent.retain(|waiting| *waiting != qp);
         for priority in 0..PRIORITIES as u8 {
@@ -209,7 +210,7 @@ impl Arbiter {
         }
     }
 
-    /// A QP leaves the queue of this priority; what is urgent of it stays.
+    /// Removes a QP from the queue of this priority, but not from the urgent queue.
     pub(super) fn remove_waiting(&mut self, priority: u8, qp: QpIndex) {
         let waiting = &mut self.queues[usize::from(priority)].waiting;
         waiting.retain(|other| *other != qp);
@@ -223,12 +224,12 @@ impl Arbiter {
         self.paused != 0
     }
 
-    /// True if nothing of this priority may leave.
+    /// True if this priority is paused.
     pub(super) fn is_paused(&self, priority: u8) -> bool {
         self.paused & 1 << priority != 0
     }
 
-    /// Nothing of this priority leaves before `until`, which may be now or past: then it goes on.
+    /// Pauses a priority until `until`. A time that is not after `now` ends the pause.
     pub(super) fn pause(&mut self, now: Nanos, priority: u8, until: Nanos) {
         self.queues[usize::from(priority)].paused_until = until;
         if now < until {
@@ -238,7 +239,7 @@ impl Arbiter {
         }
     }
 
-    /// Queues whose pause is over go on.
+    /// Ends the pauses that are over.
     pub(super) fn resume(&mut self, now: Nanos) {
         for (priority, queue) in self.queues.iter().enumerate() {
             let is_over = queue.paused_until <= now && !PlantedBug::PausedForEver.is();
@@ -248,7 +249,7 @@ impl Arbiter {
         }
     }
 
-    /// When the first pause is over of a queue that has something; `MAX`: none has.
+    /// Returns the end of the first pause of a queue that is not empty; `MAX`: there is none.
     pub(super) fn next_resume(&self) -> Nanos {
         let waits = |p: &usize| self.paused & self.filled & 1 << p != 0 && !PlantedBug::PausedForEver.is();
         (0..PRIORITIES).filter(waits).map(|p| self.queues[p].paused_until).min().unwrap_or(Nanos::MAX)

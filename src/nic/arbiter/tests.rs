@@ -1,8 +1,8 @@
-//! The queues against a model of them, and shares against their weights.
+//! The queues against a model of them, and shares against weights.
 
 use super::*;
 
-/// Numbers that differ from seed to seed (Knuth's generator).
+/// A generator of numbers, by seed (Knuth's constants).
 struct Numbers(u64);
 
 impl Numbers {
@@ -12,7 +12,7 @@ impl Numbers {
     }
 }
 
-/// What the queues should hold.
+/// The expected content of the queues.
 #[derive(Default)]
 struct Model {
     urgent: VecDeque<QpIndex>,
@@ -45,9 +45,9 @@ impl Model {
     }
 }
 
-/// Of several open queues a strict one goes first, the highest of them, and among the others any may: their shares are judged below.
+/// Among several open queues, the highest strict one is served first. The order of weighted ones is not checked here.
 #[test]
-fn whatever_is_done_the_queues_hold_what_was_put_into_them_in_its_order() {
+fn random_operations_match_the_model() {
     for seed in 0..200 {
         let mut numbers = Numbers(seed);
         let mut arbiter = Arbiter::new(8);
@@ -81,7 +81,7 @@ fn whatever_is_done_the_queues_hold_what_was_put_into_them_in_its_order() {
                     model.queues.iter_mut().chain([&mut model.urgent]).for_each(|q| q.retain(|o| *o != qp));
                 }
                 8 => {
-                    // Until now: it goes on.
+                    // `until` may equal `now`, which ends the pause.
                     let until = Nanos(now.0 + numbers.below(4) as u64);
                     arbiter.pause(now, p as u8, until);
                     model.paused_until[p] = if until > now { until } else { Nanos::ZERO };
@@ -97,7 +97,7 @@ fn whatever_is_done_the_queues_hold_what_was_put_into_them_in_its_order() {
                     let allowed = first.map_or(open, |p| vec![p]);
                     let before: Vec<_> = arbiter.all().collect();
                     let popped = arbiter.pop();
-                    // The queue that has become shorter.
+                    // Finds the queue that has become shorter.
                     let left: Vec<_> = arbiter.all().collect();
                     let of = |all: &[(u8, QpIndex)], p: usize| {
                         all.iter().filter(|(q, _)| usize::from(*q) == p).count()
@@ -116,9 +116,9 @@ fn whatever_is_done_the_queues_hold_what_was_put_into_them_in_its_order() {
     }
 }
 
-/// What each has sent, by its weight, is never further apart than a round and a frame of either.
+/// Bytes sent by weight never differ by more than a round and a frame of either queue.
 #[test]
-fn queues_that_always_have_something_share_by_their_weights_at_every_moment() {
+fn weighted_queues_share_by_weight_at_every_step() {
     const LONGEST: usize = 4200;
     let weights = [1, 4, 10, 100];
     for seed in 0..20 {
@@ -149,9 +149,9 @@ fn queues_that_always_have_something_share_by_their_weights_at_every_moment() {
     }
 }
 
-/// Who had the link to itself owes what it sent, up to a bound: the others go first for that long, and no longer.
+/// A queue that had the link to itself owes what it sent, up to a bound: others are then served first for that many bytes.
 #[test]
-fn a_queue_that_was_alone_owes_no_more_than_the_bound() {
+fn debt_of_a_lone_queue_is_bounded() {
     let mut arbiter = Arbiter::new(8);
     for p in [0, 1] {
         arbiter.prepare(p, 8);
@@ -174,14 +174,14 @@ fn a_queue_that_was_alone_owes_no_more_than_the_bound() {
 }
 
 #[test]
-fn room_is_made_for_all_and_acknowledgements_overtake_where_there_is_something_to_overtake() {
+fn acknowledgements_overtake_once_two_priorities_are_used() {
     let mut arbiter = Arbiter::new(100);
     assert!(arbiter.queues[0].waiting.capacity() >= 100 && arbiter.urgent.capacity() >= 100);
     assert!(!arbiter.has_priorities());
     arbiter.note_use(0);
     assert!(!arbiter.has_priorities());
     arbiter.charge(0, 1000);
-    assert_eq!(arbiter.queues[0].credit, 0, "nobody is owed anything");
+    assert_eq!(arbiter.queues[0].credit, 0, "with one priority there is no debt");
     arbiter.note_use(3);
     assert!(arbiter.has_priorities());
     arbiter.prepare(5, 70);
