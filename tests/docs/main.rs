@@ -34,14 +34,13 @@ pub fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// Every page, `docs/` whole, the folders in it too.
+/// Returns every page: those named here, and all in `docs/` and beside the code.
 fn pages() -> Vec<Page> {
     let mut names: Vec<String> = [
         "README.md",
         "CONTRIBUTING.md",
         "SECURITY.md",
         "CHANGELOG.md",
-        "src/ARCHITECTURE.md",
         "tests/README.md",
         "tests/MUTANTS.md",
         "tests/data/README.md",
@@ -50,9 +49,9 @@ fn pages() -> Vec<Page> {
     ]
     .map(str::to_owned)
     .to_vec();
-    let mut folders = vec!["docs".to_owned()];
+    let mut folders = ["docs", "src", "uverbs-shim"].map(str::to_owned).to_vec();
     while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(root().join(&folder)).expect("a folder of docs/") {
+        for entry in fs::read_dir(root().join(&folder)).expect("a folder with pages") {
             let entry = entry.expect("an entry");
             let name = format!("{folder}/{}", entry.file_name().to_string_lossy());
             if entry.path().is_dir() {
