@@ -1,4 +1,4 @@
-//! Runs scripts so that an oracle's objection is a value, and explains a failure: a short script, and captures.
+//! Runs scripts, returns an oracle's objection as a value, and explains a failure by a shrunk script and captures.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,21 +9,21 @@ use crate::script::{Rule, Script};
 use crate::shrink::Shrinker;
 use crate::world::{self, Outcome};
 
-/// Runs that shrinking takes at most.
+/// Maximum number of runs while shrinking.
 const RUNS: u32 = 1_500;
 
 thread_local! {
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Panics of this thread are values while `work` runs: they print nothing.
+/// Runs `work` without printing this thread's panics.
 fn quietly<T>(work: impl FnOnce() -> T) -> T {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
-        let usual = std::panic::take_hook();
+        let default_hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
             if !QUIET.get() {
-                usual(info);
+                default_hook(info);
             }
         }));
     });
@@ -33,12 +33,12 @@ fn quietly<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Runs a script; an oracle that objects becomes an `Err` with its words.
+/// Runs a script. An objection of an oracle becomes an `Err` with its message.
 pub fn run(script: &Script, capture: Option<&Path>) -> Result<Outcome, String> {
     judge(|| world::run(script, capture))
 }
 
-/// Runs something; an oracle that objects becomes an `Err` with its words.
+/// Runs `run`. An objection of an oracle becomes an `Err` with its message.
 pub fn judge(run: impl FnOnce() -> Outcome) -> Result<Outcome, String> {
     quietly(|| catch_unwind(AssertUnwindSafe(run))).map_err(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
@@ -46,23 +46,23 @@ pub fn judge(run: impl FnOnce() -> Outcome) -> Result<Outcome, String> {
     })
 }
 
-/// What the weather does to which frames, as rules.
+/// Runs a script and returns what its weather did to each frame, as rules for single frames.
 pub fn strikes(script: &Script) -> Vec<Rule> {
     let strikes = quietly(|| world::strikes_of(script));
     strikes.into_iter().map(|(frame, trouble)| Rule::Strike { frame, trouble }).collect()
 }
 
-/// Cuts a failing script down; `fails` says what failing is, and `strikes` what its weather did.
+/// Shrinks a failing script. `fails` decides whether a candidate fails, `strikes` are the rules from [`strikes`].
 pub fn shrink(script: &Script, strikes: &[Rule], mut fails: impl FnMut(&Script) -> bool) -> Script {
     Shrinker::new(RUNS, &mut fails).shrink(script, strikes)
 }
 
-/// Where failures leave what they have.
+/// Folder for the scripts and captures of failures.
 pub fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("simulation")
 }
 
-/// Shrinks a script that failed, and keeps it with its captures. Returns what a person wants to know.
+/// Shrinks a failing script, stores it with its captures, and returns a report.
 pub fn explain(name: &str, script: &Script, why: &str) -> String {
     let folder = folder().join(name);
     std::fs::create_dir_all(&folder).expect("a folder for scripts and captures");

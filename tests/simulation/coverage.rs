@@ -1,6 +1,6 @@
-//! Which packet found a QP in which state and where in its sequence, and how timers moved: as a table, and what must be in it.
+//! Coverage of the transport: which packets met a QP in which state and place in the sequence, and how timers moved. Printed as a table.
 //!
-//! Moves that cannot be are listed with their reason, and must not happen; all else must be reached.
+//! Impossible moves are listed with a reason and must not occur. All other entries must be reached.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -22,7 +22,7 @@ fn columns(service: Service, opcode: Opcode) -> Vec<Column> {
     let (states, places): (&[QpState], &[Place]) = match (service, response) {
         (Service::Ud, _) => (&[Rtr, Rts, Sqd, Sqe], &[Unordered]),
         (Service::Uc, _) => (&[Rtr, Rts, Sqd, Sqe], &[Expected, Duplicate, Ahead]),
-        // XRC: requests come to targets, answers to initiators.
+        // XRC targets receive requests, initiators receive responses.
         (_, false) => (&[Rtr, Rts, Sqd], &[Expected, Duplicate, Ahead]),
         (_, true) => (&[Rts, Sqd], &[Expected, Later, Duplicate, Ghost]),
     };
@@ -30,7 +30,7 @@ fn columns(service: Service, opcode: Opcode) -> Vec<Column> {
     each.chain([Reset, Init, Err].map(|state| (state, Unordered))).collect()
 }
 
-/// Packets that the transport tells apart: opcodes that differ in immediate data, invalidation or the kind of atomic are one.
+/// Groups opcodes that the transport does not distinguish: they differ in immediate data, invalidation or the kind of atomic.
 fn kind(opcode: Opcode) -> String {
     let Some(info) = opcode.info() else { return opcode.to_string() };
     let atomic = matches!(info.operation, Operation::CompareSwap | Operation::FetchAdd);
@@ -44,7 +44,7 @@ fn rows(service: Service) -> impl Iterator<Item = Opcode> {
 
 const SERVICES: [Service; 4] = [Service::Rc, Service::Uc, Service::Ud, Service::Xrc];
 
-/// Where messages of each service take their receives from, and what they may find there.
+/// All combinations of service, source of receives, and result of the lookup.
 fn receipts() -> Vec<Receipt> {
     let mut all = Vec::new();
     for service in SERVICES {
@@ -55,7 +55,7 @@ fn receipts() -> Vec<Receipt> {
     all
 }
 
-/// Why a message never finds that; `None`: it can.
+/// Why a combination is impossible, or `None` if it can occur.
 fn cannot_find(receipt: Receipt) -> Option<&'static str> {
     match (receipt.service, receipt.source, receipt.found) {
         (Service::Xrc, Source::Named, _) => None,
@@ -66,7 +66,7 @@ fn cannot_find(receipt: Receipt) -> Option<&'static str> {
     }
 }
 
-/// What was not reached: kinds of packets in states and places, and moves of timers.
+/// Returns the names of the entries that were not reached.
 pub fn unreached(coverage: &Coverage) -> Vec<String> {
     let mut found: BTreeMap<String, u64> = BTreeMap::new();
     for service in SERVICES {
@@ -97,7 +97,7 @@ pub fn unreached(coverage: &Coverage) -> Vec<String> {
     found.into_iter().filter(|(_, count)| *count == 0).map(|(name, _)| name).collect()
 }
 
-/// Why a timer never moves so; `None`: it can.
+/// Why a timer move is impossible, or `None` if it can occur.
 fn impossible(step: Move) -> Option<&'static str> {
     use Mover::{Command, Sent, SentPaced, Time};
     use Timer::{Ack, Idle, Rnr};
@@ -118,10 +118,10 @@ fn impossible(step: Move) -> Option<&'static str> {
     }
 }
 
-/// The table.
+/// Prints the coverage as a table.
 pub struct Table<'a>(pub &'a Coverage);
 
-/// A number in five columns.
+/// Formats a count in at most five columns.
 fn short(count: u64) -> String {
     match count {
         0 => "-".into(),
@@ -193,7 +193,7 @@ fn describe_receipt(receipt: Receipt) -> String {
 
 fn describe_notice(notice: Notice) -> &'static str {
     match notice {
-        Notice::Unasked => "a completion: nobody asked for an event",
+        Notice::Unasked => "a completion: no event was requested",
         Notice::AtOnce => "a completion: the event leaves at once",
         Notice::HeldBack => "a completion: the event is held back, and its timer starts",
         Notice::Joined => "a completion: the event that is held back stands for one more",
@@ -221,7 +221,7 @@ fn describe(step: Move) -> String {
     format!("waits for {}: {by}: waits for {}{again}", name(step.from), name(step.to))
 }
 
-/// All moves that there could be.
+/// All combinations of a timer move.
 fn moves() -> Vec<Move> {
     let mut moves = Vec::new();
     for from in Timer::ALL {

@@ -1,4 +1,4 @@
-//! One way of a channel: what the sending application wants done, and what must come of it.
+//! One direction of a channel: the work requests of the sending application, and the oracles for their effects.
 
 use std::collections::VecDeque;
 
@@ -22,26 +22,26 @@ use crate::srq::Shared;
 pub const INLINE: u32 = 64;
 /// The key of all datagram QPs.
 pub const QKEY: u32 = 0x0bad_cafe;
-/// Work requests of ours that are no [`Op`] carry this bit in their id.
+/// Bit of a `wr_id` that marks work requests that are no [`Op`].
 pub const LOCAL: u64 = 1 << 62;
 
-/// How far a work request is.
+/// Progress of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Waiting,
     Posted,
     Done,
     Failed,
-    /// Its QP went away under it: nobody will ever say.
+    /// Its QP was destroyed or reset before it completed.
     Unknown,
 }
 
-/// Memory of an application's, and as what it is registered.
+/// Memory of an application, and its registration.
 #[derive(Debug)]
 pub struct Patch {
     pub memory: HostMemory,
     access: Access,
-    /// As it was registered last.
+    /// The last registration.
     pub region: HostRegion,
     pub open: bool,
 }
@@ -53,7 +53,7 @@ impl Patch {
         Patch { memory: region.memory.clone(), access, region, open: true }
     }
 
-    /// Registers it again, if it is not.
+    /// Registers the memory again, if it is not registered.
     pub fn reopen(&mut self, host: &mut Host) {
         if !self.open {
             self.region = host.register_memory(self.memory.clone(), self.access);
@@ -62,25 +62,25 @@ impl Patch {
     }
 }
 
-/// A work request that is under way.
+/// An outstanding work request.
 #[derive(Clone, Copy, Debug)]
 struct Posted {
     wr_id: u64,
     signaled: bool,
 }
 
-/// How a sending end stands, as its application knows.
+/// State of a sending end, as its application knows it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Standing {
-    /// Its send queue has failed.
+    /// The send queue has failed.
     pub failed: bool,
-    /// It went to the error state for a reason that a completion need not tell.
+    /// The QP entered the error state for a reason that no completion need report.
     pub fatal: bool,
-    /// The other end has failed or is not there.
+    /// The other end has failed or does not exist.
     pub peer_gone: bool,
 }
 
-/// One way.
+/// One direction of a channel.
 #[derive(Debug)]
 pub struct Flow {
     pub way: Way,
@@ -96,17 +96,17 @@ pub struct Flow {
     pub target: Patch,
     pub layout: Layout,
     pub receivers: Vec<Receiver>,
-    /// The next to be posted.
+    /// Index of the next operation to post.
     pub posted: usize,
     outstanding: VecDeque<Posted>,
-    /// The first of this life.
+    /// Index of the first operation of this life.
     first: usize,
-    /// Where datagrams go.
+    /// Address handle for datagrams.
     pub handle: Option<AhId>,
     pub remote_qpn: Qpn,
     pub granted: Granted,
     pub granter: Granter,
-    /// Receives that a peer's success promises, in this life.
+    /// Messages of this life with a success reported to the sender.
     promised: usize,
 }
 
@@ -194,7 +194,7 @@ impl Flow {
         }
     }
 
-    /// A new life: what was under way is nobody's any more.
+    /// Begins a new life. The fate of outstanding requests becomes unknown.
     pub fn begin_life(&mut self) {
         self.abandon();
         self.first = self.posted;
@@ -204,7 +204,7 @@ impl Flow {
         }
     }
 
-    /// The sending QP is gone, or was reset.
+    /// Marks outstanding requests as unknown, because the sending QP was destroyed or reset.
     pub fn abandon(&mut self) {
         for posted in self.outstanding.drain(..).filter(|posted| posted.wr_id & LOCAL == 0) {
             self.fates[posted.wr_id as usize] = Fate::Unknown;
@@ -219,13 +219,13 @@ impl Flow {
         self.posted == self.ops.len()
     }
 
-    /// The words that atomics count in are the first of their kind's slices.
+    /// Offset of the word that atomics of this opcode operate on: the slice of the first such operation.
     fn word(&self, opcode: WrOpcode) -> u64 {
         let first = self.ops.iter().position(|op| op.opcode == opcode).expect("there is one");
         self.layout.offsets[first]
     }
 
-    /// What an atomic finds if all before it were done.
+    /// The value that an atomic finds if all earlier ones have been executed.
     fn finds(&self, i: usize) -> u64 {
         let opcode = self.ops[i].opcode;
         let counts = |op: &&Op| op.opcode == opcode && (opcode == WrOpcode::FetchAdd || !op.odd);
@@ -243,7 +243,7 @@ impl Flow {
         let queues = &self.receivers[0].srqs;
         let queue = (self.service == Service::Xrc).then(|| queues[op.queue % queues.len()].borrow().number());
         let mut wr = SendWr {
-            // A queue that is gone: a number that nobody has.
+            // A destroyed queue: the default number, which no queue has.
             remote_srqn: queue.flatten().unwrap_or_default(),
             wr_id: i as u64,
             opcode: op.opcode,
@@ -284,7 +284,7 @@ impl Flow {
         split(&patch.region, self.layout.offsets[i], op.length, op.pieces)
     }
 
-    /// Posts what is due and has room.
+    /// Posts the operations that are due, while there is room.
     pub fn post(&mut self, now: Nanos, host: &Host, qp: &HostQp) {
         while self.posted < self.ops.len()
             && self.due[self.posted] <= now
@@ -313,7 +313,7 @@ impl Flow {
         }
     }
 
-    /// Posts a work request that sends nothing. False: there is no room.
+    /// Posts a work request that sends no packet. Returns false if the queue is full.
     pub fn post_local(&mut self, host: &Host, qp: &HostQp, wr: &SendWr) -> bool {
         debug_assert!(wr.wr_id & LOCAL != 0);
         let posted = host.post_send(qp, wr, Payload::Sges(&[])).is_ok();
@@ -323,7 +323,7 @@ impl Flow {
         posted
     }
 
-    /// A send completed. Returns its id and how the end stands now.
+    /// Checks the completion of a send, and returns the new state of the end.
     pub fn sent(&mut self, wc: &Wc, standing: Standing, law: &Law) -> Standing {
         let what = format!("{}: {wc:?}", self.way);
         let mut standing = standing;
@@ -384,7 +384,7 @@ impl Flow {
         }
     }
 
-    /// Each atomic ran once, in turn: exactly known unless one before it has an unknown end.
+    /// Checks that atomics were executed once, in order. The value is exact unless the fate of an earlier atomic is unknown.
     fn check_atomic(&self, i: usize, what: &str) {
         let mut found = [0; 8];
         self.landing.memory.read(self.layout.offsets[i], &mut found).expect("within the region");
@@ -404,7 +404,7 @@ impl Flow {
         }
     }
 
-    /// What the sender was told to have arrived has arrived. For a life whose receiver has looked at everything.
+    /// Checks that every message with a reported success has arrived. The receiver must have polled all its completions.
     pub fn check_promises(&self) {
         if !self.service.is_reliable() {
             return;
@@ -418,7 +418,7 @@ impl Flow {
         );
     }
 
-    /// After everything: bytes are where they belong, and nothing else was touched.
+    /// Checks after the run that every byte is where it belongs, and that no other byte was written.
     pub fn check_memory(&self) {
         let what = |i: usize| format!("{:?} {i} of {}", self.ops[i].opcode, self.way);
         for (i, op) in self.ops.iter().enumerate() {
@@ -456,7 +456,7 @@ impl Flow {
         self.layout.assert_guards(&self.target.memory, lengths(touched), &format!("{} target", self.way));
     }
 
-    /// The word that atomics of a kind count in: between what is known to have run and what was posted.
+    /// Checks that the word of an atomic lies between the number of operations known to be executed and the number posted.
     fn check_word(&self, opcode: WrOpcode) {
         let counts = |i: &usize| {
             let op = &self.ops[*i];
@@ -486,7 +486,7 @@ impl Flow {
     }
 }
 
-/// True if a way of this service can carry the operation.
+/// True if the service supports the operation.
 pub fn service_has(service: Service, opcode: WrOpcode) -> bool {
     match service {
         Service::Rc | Service::Xrc => true,
@@ -497,7 +497,7 @@ pub fn service_has(service: Service, opcode: WrOpcode) -> bool {
     }
 }
 
-/// Entries for `length` bytes from `offset` on.
+/// Splits `length` bytes at `offset` into `pieces` SGEs.
 pub fn split(region: &HostRegion, offset: u64, length: u32, pieces: u32) -> Vec<Sge> {
     let pieces = pieces.max(1);
     let piece = length / pieces;
@@ -510,7 +510,7 @@ pub fn split(region: &HostRegion, offset: u64, length: u32, pieces: u32) -> Vec<
         .collect()
 }
 
-/// Capacities that every QP of a channel is made with.
+/// Capacities of the QPs of a channel.
 pub fn caps(spec: &Channel) -> roxie::verbs::QpCaps {
     roxie::verbs::QpCaps {
         max_inline: INLINE,

@@ -1,5 +1,5 @@
-//! From a seed to a script. Each seed turns a random subset of services, operations, troubles and actions on (swarm
-//! testing): what is seldom together otherwise meets, and what hides something is off now and then.
+//! Generates a script from a seed. Each seed enables a random subset of services, operations, troubles and actions (swarm testing), so
+//! that rare combinations occur, and a feature that masks a bug is sometimes off.
 
 use roxie::random::splitmix;
 use roxie::time::Nanos;
@@ -13,7 +13,7 @@ use crate::script::{
 };
 use crate::srq::LARGEST;
 
-/// A sequence of numbers that a seed decides.
+/// A pseudorandom sequence that depends on the seed alone.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
@@ -26,12 +26,12 @@ impl Rng {
         splitmix(&mut self.0)
     }
 
-    /// Below `bound`.
+    /// Returns a number below `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 
-    /// True once in `n`.
+    /// Returns true with probability 1 / `n`.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
@@ -40,7 +40,7 @@ impl Rng {
         from[self.below(from.len() as u64) as usize]
     }
 
-    /// Some of them, but not none.
+    /// Returns a random, nonempty subset.
     fn some<T: Copy>(&mut self, from: &[T]) -> Vec<T> {
         let mut some: Vec<T> = from.iter().copied().filter(|_| !self.one_in(3)).collect();
         if some.is_empty() {
@@ -63,23 +63,23 @@ const OPERATIONS: [WrOpcode; 10] = [
     WrOpcode::Flush,
 ];
 
-/// Link MTUs that carry packets of each path MTU.
+/// Returns a link MTU in bytes that carries packets of the path MTU.
 fn link_for(mtu: Mtu) -> usize {
     mtu.bytes() + Mtu::OVERHEAD + 16
 }
 
-/// What this seed has on.
+/// The features that a seed enables.
 pub struct Swarm {
     pub rng: Rng,
     operations: Vec<WrOpcode>,
     mtus: Vec<Mtu>,
-    /// Shared receive queues; the last, if any, is extended.
+    /// Shared receive queues: none, or basic ones followed by XRC ones.
     srqs: Vec<Srq>,
-    /// How long work is asked for.
+    /// Time span in nanoseconds in which work is posted.
     span: u64,
 }
 
-/// The script of a seed.
+/// Returns the script of a seed.
 pub fn script(seed: u64) -> Script {
     let mut rng = Rng::new(seed);
     let hosts = hosts(&mut rng);
@@ -98,7 +98,7 @@ pub fn script(seed: u64) -> Script {
     let mut channels: Vec<Channel> = (0..count)
         .map(|_| {
             let service = swarm.rng.pick(&services);
-            // Without an extended queue there is nothing that its requests could name.
+            // Without an XRC queue, its requests have no queue to name.
             let service = if swarm.srqs.is_empty() && service == Xrc { Rc } else { service };
             swarm.channel(service, hosts.count)
         })
@@ -130,13 +130,13 @@ pub fn script(seed: u64) -> Script {
     }
 }
 
-/// Each completion tells of itself, or events are held back.
+/// Draws the moderation of completion events; a count of 1 is none.
 fn held(rng: &mut Rng) -> Held {
     let period = Nanos(1_000 * rng.pick(&[1, 20, 500]));
     Held { count: rng.pick(&[1, 2, 3, 16]), period }
 }
 
-/// None, or basic ones and an extended one or two.
+/// Draws no shared receive queue, or one or two basic and one or two XRC ones.
 fn srqs(rng: &mut Rng) -> Vec<Srq> {
     if rng.one_in(3) {
         return Vec::new();
@@ -165,7 +165,7 @@ fn hosts(rng: &mut Rng) -> Hosts {
 }
 
 impl Swarm {
-    /// What the ends of a channel share: nothing, one queue, or all that requests may name.
+    /// Draws the shared receive queues of a channel: none, one, or a subset of the XRC queues.
     fn shared(&mut self, service: Service) -> Vec<usize> {
         let extended = service == Service::Xrc;
         let all = self.srqs.iter().enumerate().filter(|(_, srq)| srq.extended == extended);
@@ -187,14 +187,14 @@ impl Swarm {
             (0..rng.below(3)).for_each(|_| ends.push(other(rng)));
         }
         let psn = |rng: &mut Rng| match rng.below(3) {
-            // Just before the wrap.
+            // Just before the wrap of the PSN.
             0 => 0xff_ffff - rng.below(40) as u32,
-            // Just before the sign changes.
+            // Just before the sign bit changes.
             1 => 0x7f_ffff - rng.below(40) as u32,
             _ => rng.below(1 << 24) as u32,
         };
         let rare =
-            |rng: &mut Rng, usual: u8, others: &[u8]| if rng.one_in(5) { rng.pick(others) } else { usual };
+            |rng: &mut Rng, common: u8, others: &[u8]| if rng.one_in(5) { rng.pick(others) } else { common };
         Channel {
             service,
             ends,
@@ -207,7 +207,7 @@ impl Swarm {
             timeout: rng.pick(&[8, 10, 12]),
             retries: rare(rng, 7, &[0, 1, 3]),
             rnr_retries: rare(rng, 7, &[0, 1, 6]),
-            // 0 is the longest pause: 655 ms.
+            // Code 0 is the longest RNR timer: 655 ms.
             rnr_timer: rng.pick(&[1, 1, 5, 5, 12, 12, 0]),
             cq: if rng.one_in(10) { rng.pick(&[2, 4, 8]) } else { 512 },
             sig_all: rng.one_in(4),
@@ -245,7 +245,7 @@ impl Swarm {
         let most = match (channel.service.is_datagram(), channel.srqs.is_empty()) {
             (true, _) => full,
             (false, true) => 20 * full,
-            // Receives of a shared queue have room for the longest of all.
+            // Every receive of a shared queue has room for the longest message.
             (false, false) => 4 * full,
         };
         let edges = [0, 1, 3, 4, full - 1, full, full + 1, 2 * full, 3 * full + 2];
@@ -270,7 +270,7 @@ impl Swarm {
         }
     }
 
-    /// What goes wrong with frames to a host.
+    /// Draws the faults of frames to a host.
     fn weather(&mut self, to: usize) -> Vec<Rule> {
         let rng = &mut self.rng;
         if rng.one_in(8) {
@@ -290,7 +290,7 @@ impl Swarm {
             .collect()
     }
 
-    /// What somebody does while all this goes on.
+    /// Draws disturbances during the run.
     fn disturbances(&mut self, hosts: &Hosts, channels: &[Channel], actions: &mut Vec<Timed>) {
         let span = self.span.max(100_000) * 3 / 2;
         if self.rng.one_in(3) {
@@ -340,7 +340,7 @@ impl Swarm {
             }
             4 => {
                 act(at, Action::PortDown(host));
-                // Now and then for longer than any peer tries.
+                // Sometimes longer than any peer retries.
                 match rng.one_in(4) {
                     true => {
                         act(at + 400_000_000, Action::PortUp(host));
@@ -405,7 +405,7 @@ impl Swarm {
 }
 
 impl Swarm {
-    /// What a stranger sends meanwhile.
+    /// Draws the frames of strangers.
     fn intrusions(&mut self, channels: &[Channel], actions: &mut Vec<Timed>) {
         if !self.rng.one_in(3) {
             return;
@@ -439,5 +439,5 @@ impl Swarm {
     }
 }
 
-/// Kinds of disturbances.
+/// Number of kinds of disturbances.
 const KINDS: u64 = 20;

@@ -1,6 +1,6 @@
-//! A stranger on the link: frames that none of the hosts has sent.
+//! A stranger on the link: frames that no host has sent.
 //!
-//! Nothing may come of them. No law excuses a failure by them, so each of the other oracles sees what they break.
+//! The frames must have no effect. [`crate::law`] accepts no failure because of them, so the other oracles detect any damage.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -19,12 +19,12 @@ use crate::script::{Intrusion, Place, Service};
 use crate::stations::Stations;
 use crate::weather::hash;
 
-/// Its own number, and its station's.
+/// QPN and MAC address of the stranger.
 const QPN: Qpn = Qpn::new(0x0bad);
 const MAC: [u8; 6] = [2, 0xbb, 0, 0, 0, 1];
 
-/// The frame of an intrusion upon an end; `None`: the end is none, or its link would not carry the frame. `variant` decides what
-/// is left open.
+/// Builds the frame of an intrusion on an end. Returns `None` if the end does not exist or the frame does not fit the case. `variant`
+/// decides the open details.
 pub fn frame(
     link: &Link,
     stations: &Stations,
@@ -93,12 +93,12 @@ pub fn frame(
     Some(bytes)
 }
 
-/// True if a forged notification is what the peer itself would send.
+/// True if a forged CNP equals one that the peer would send.
 fn is_good_forgery(link: &Link, variant: u64) -> bool {
     !hash(&[link.seed, variant, 8]).is_multiple_of(4)
 }
 
-/// What stops everything, or some of it, or lets it go on.
+/// Builds a PAUSE or PFC frame that pauses or resumes priorities.
 fn pause(seed: u64, intrusion: Intrusion, variant: u64) -> Vec<u8> {
     let draw = |what: u64| hash(&[seed, variant, what]);
     let quanta = |what: u64| [0, 100, 5_000, 0xffff][draw(what) as usize % 4];
@@ -111,7 +111,7 @@ fn pause(seed: u64, intrusion: Intrusion, variant: u64) -> Vec<u8> {
     control.build(MAC).to_vec()
 }
 
-/// True if the port or the NIC has to call it no packet at all.
+/// True if the port or the NIC must reject the frame as no packet.
 pub fn is_no_packet(link: &Link, intrusion: Intrusion, variant: u64) -> bool {
     match intrusion {
         Intrusion::Pause | Intrusion::Pfc => true,
@@ -120,7 +120,7 @@ pub fn is_no_packet(link: &Link, intrusion: Intrusion, variant: u64) -> bool {
     }
 }
 
-/// Bytes that go beyond the MTU of the port, or, if receives are shorter than that, beyond them.
+/// A payload length beyond the port's MTU, or beyond the receives if those are shorter and `than_receives` is set.
 fn too_long(link: &Link, place: Place, mtu: Mtu, than_receives: bool) -> usize {
     let beyond_mtu = mtu.bytes() + 4;
     let room =
@@ -131,7 +131,7 @@ fn too_long(link: &Link, place: Place, mtu: Mtu, than_receives: bool) -> usize {
     }
 }
 
-/// What would do something if it came from the peer.
+/// A request or response that would have an effect if the peer had sent it.
 fn request_or_answer(link: &Link, bth: impl Fn(Opcode) -> Bth, which: u64, length: u64) -> (Bth, Ext, usize) {
     let length = length as usize / 4 * 4 + 4;
     let (ack, nak) = (Aeth { syndrome: 0x1f, msn: 1 }, Aeth { syndrome: 0x62, msn: 1 });
@@ -157,7 +157,7 @@ fn request_or_answer(link: &Link, bth: impl Fn(Opcode) -> Bth, which: u64, lengt
     (bth(Opcode(opcode.0 | service)), ext, length)
 }
 
-/// Of the stranger, and of whom it speaks to.
+/// Source address of the stranger, and destination address.
 fn addresses(link: &Link, stations: &Stations, host: usize, group: Option<Gid>) -> (IpAddr, IpAddr) {
     let stranger: IpAddr = match link.ipv6 {
         true => Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0xbb, 1).into(),

@@ -1,19 +1,17 @@
-//! NICs on a switch in virtual time, whole lives of them. A script decides everything, and a seed writes scripts.
+//! Simulation of NICs on a switch in virtual time. A script decides everything; seeds generate scripts.
 //!
-//! [`script`] says what can happen and [`text`] how it reads; [`generate`] makes a script from a seed. [`world`] runs it:
-//! [`link`] is a channel between QPs, [`flow`] and [`receiver`] its two sides, [`grant`] keys that come and go, [`weather`] what
-//! happens to frames. Oracles know nothing of packets: [`oracle`] looks at bytes, [`law`] says which failures a script
-//! explains, [`audit`] what must be true when all is quiet. [`shrink`] cuts a failing script down, and `tests/scripts` keeps those
-//! that taught something.
+//! * [`script`] defines what can happen, [`text`] and [`parse`] its text form, [`generate`] the script of a seed, with [`focus`] on rare
+//!   situations and [`brakes`] for congestion.
+//! * [`world`] runs a script on a [`network`]. A [`link`] is a channel between QPs, [`flow`] and [`receiver`] are its two sides, [`srq`]
+//!   shared receive queues, [`grant`] keys that are granted and revoked, [`weather`] faults of frames.
+//! * [`intruder`] is a stranger on the link, [`vandal`] a program that corrupts its own queues.
+//! * Oracles: [`oracle`] checks bytes, [`law`] which failures the script permits, [`audit`] the state after the run, [`witness`] each
+//!   frame, [`congested`] congestion control. All but the last two know nothing of packets.
+//! * [`ways`] compares the fast path through the NIC with the slow path.
+//! * [`campaign`] runs [`seeds`] and [`scripts`]. [`shrink`] shortens a failing script. [`planted`] checks that planted bugs are found.
+//!   [`reach`] and [`coverage`] check that the seeds reach enough. `tests/scripts` keeps instructive scripts.
 //!
-//! [`network`] is the hosts and the switch, and which NIC is turned when.
-//!
-//! [`ways`] compares the shortest way through the NIC with the longer one.
-//!
-//! [`intruder`] is a stranger on the link, [`vandal`] a program that writes over its own queues, [`witness`] looks at each frame on its way, and [`congested`] at how fast they come and what
-//! is said about that; [`brakes`] are seeds for it. [`srq`] is queues that QPs share.
-//!
-//! `SEEDS=n` runs n seeds, `FIRST=k` begins at seed k. A failure prints its seed and leaves its script and captures.
+//! `SEEDS=n` runs n seeds, `FIRST=k` begins at seed k. A failure prints its seed and stores its script and captures.
 
 #![allow(unreachable_pub)]
 

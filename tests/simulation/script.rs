@@ -1,8 +1,7 @@
-//! What happens in a run, from beginning to end: hosts, channels between them, weather, and actions in time.
+//! The script of a run: hosts, channels between them, weather, and timed actions.
 //!
-//! A script decides everything: a seed only writes one ([`crate::generate`]). It stays a script whatever is taken out of it,
-//! because an action that finds nothing to act on does nothing. That is what lets [`crate::shrink`] cut a failing run
-//! down to a lesson. [`crate::text`] is how it reads on paper.
+//! A script decides everything; a seed only generates one ([`crate::generate`]). Any part may be removed, because an action without an
+//! object does nothing. [`crate::shrink`] relies on that to shorten a failing script. [`crate::text`] is the text form.
 
 use roxie::congestion::Rate;
 use roxie::nic::CongestionConfig;
@@ -13,33 +12,33 @@ use roxie::wire::Opcode;
 /// A whole run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Script {
-    /// Decides what no line says: which bits flip, when an application dawdles, which PSNs a second life begins with.
+    /// Decides details that no line states: which bits flip, when an application defers its receives, the PSNs of later lives.
     pub seed: u64,
     pub hosts: Hosts,
     pub srqs: Vec<Srq>,
     pub channels: Vec<Channel>,
     pub weather: Vec<Rule>,
-    /// In the order of time.
+    /// Sorted by time.
     pub actions: Vec<Timed>,
-    /// How often something must have been counted in the end, by its name.
+    /// Counts that the run must end with, by name.
     pub expected: Vec<(String, u64)>,
-    /// What the event log of an end's QP must say in the end, in this order.
+    /// Texts that the event log of an end's QP must contain, in this order.
     pub logs: Vec<(Place, String)>,
 }
 
-/// What all hosts have in common.
+/// Properties of all hosts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hosts {
     pub count: usize,
-    /// Of the link, in bytes.
+    /// MTU of the link in bytes.
     pub link_mtu: usize,
     pub ipv6: bool,
-    /// Frames come and go in two pieces that meet here.
+    /// Frames have two pieces, split at this offset.
     pub split: Option<usize>,
-    /// PSNs that a QP may have unacknowledged.
+    /// Maximum number of unacknowledged PSNs of a QP.
     pub window: u32,
     pub ack_coalesce: u32,
-    /// Frames that a port has room for in one turn.
+    /// Number of frames that a port accepts in one pass.
     pub slots: usize,
 }
 
@@ -65,7 +64,7 @@ pub enum Service {
     Ud,
     /// Datagrams to a group.
     Group,
-    /// From an initiator to a target, into shared receive queues that each request names.
+    /// From an XRC initiator to a target. Each request names a shared receive queue.
     Xrc,
 }
 
@@ -74,27 +73,27 @@ impl Service {
         matches!(self, Service::Ud | Service::Group)
     }
 
-    /// Everything is acknowledged.
+    /// True if requests are acknowledged.
     pub fn is_reliable(self) -> bool {
         matches!(self, Service::Rc | Service::Xrc)
     }
 
-    /// Only end a sends.
+    /// True if only end a sends.
     pub fn is_one_way(self) -> bool {
         matches!(self, Service::Group | Service::Xrc)
     }
 }
 
-/// A shared receive queue: one of the kind stands on each host where a QP takes from it.
+/// A shared receive queue. Each host with a QP that uses it has an instance.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Srq {
-    /// Of an XRC domain, and named by requests.
+    /// The queue belongs to an XRC domain, and requests name it.
     pub extended: bool,
-    /// Receives that it holds at first.
+    /// Initial size in receives.
     pub size: u32,
-    /// Receives that wait in it at most.
+    /// Maximum number of posted receives.
     pub ahead: u32,
-    /// Nothing is posted in one of so many turns.
+    /// In one of this many turns, nothing is posted.
     pub dawdles: u64,
 }
 
@@ -111,39 +110,37 @@ pub struct SrqPlace {
     pub host: usize,
 }
 
-/// QPs that talk to one another: two ends of a connection, or a sender of datagrams and its receivers.
+/// Communicating QPs: two ends of a connection, or a sender of datagrams and its receivers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Channel {
     pub service: Service,
-    /// Which host each end is on. The first is end a.
+    /// The host of each end. The first is end a.
     pub ends: Vec<usize>,
     pub mtu: Mtu,
-    /// What a sends first, and what b sends first.
+    /// First PSN of end a, and of end b.
     pub psns: [u32; 2],
     pub rd_atomic: u8,
-    /// Work requests outstanding at most, in each direction.
+    /// Maximum number of outstanding work requests in each direction.
     pub depth: usize,
-    /// Receives that stand ready at most.
+    /// Maximum number of posted receives.
     pub ahead: usize,
-    /// A receiver posts nothing in one of so many turns.
+    /// In one of this many turns, a receiver posts nothing.
     pub dawdles: u64,
     /// Local ACK timeout code.
     pub timeout: u8,
     pub retries: u8,
     pub rnr_retries: u8,
     pub rnr_timer: u8,
-    /// Entries of each end's completion queue.
+    /// Size of each end's completion queue.
     pub cq: u32,
     pub sig_all: bool,
-    /// Ends other than a come to RTR and RTS so much later; of an extended connection a instead of b
-    /// in every other life.
+    /// Delay of RTS of all ends but a; RTR has half of it. With XRC, a and b alternate from life to life.
     pub slow: Nanos,
-    /// Its applications look at their completions when an event tells of one, and events are held back so. `None`: they look all
-    /// the time.
+    /// The applications poll after a completion event, with this moderation. `None`: they poll in every turn.
     pub events: Option<Held>,
-    /// Where its ends take receives from; empty: each from a queue of its own. More than one only where requests name them.
+    /// Shared receive queues of the ends; empty: each end has its own queue. Only XRC may have more than one.
     pub srqs: Vec<usize>,
-    /// Service level, which is the priority.
+    /// Service level, used as priority.
     pub sl: u8,
 }
 
@@ -172,12 +169,12 @@ impl Default for Channel {
     }
 }
 
-/// How events of a completion queue are held back.
+/// Moderation of the events of a completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Until there are so many completions; 1: not at all.
+    /// Number of completions for an event; 1: no moderation.
     pub count: u32,
-    /// For so long at most.
+    /// Maximum delay of an event.
     pub period: Nanos,
 }
 
@@ -195,41 +192,41 @@ pub struct Place {
     pub end: usize,
 }
 
-/// What goes wrong with frames.
+/// A fault of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
     Lose,
     Double,
-    /// It comes later by this much, and others overtake it.
+    /// The frame is delayed by this time, and others overtake it.
     Delay(Nanos),
-    /// A bit of it flips.
+    /// A bit flips.
     Harm,
-    /// It is marked as having met a long queue, if it may be.
+    /// The frame gets a congestion mark (ECN CE), if it is ECN-capable.
     Mark,
 }
 
-/// A frame, by what it says and how often it has said so before.
+/// A frame, identified by its headers and the number of earlier frames with the same headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FrameName {
-    /// Which way the frame goes; an answer goes against its question.
+    /// Direction of the frame. A response goes opposite to its request.
     pub way: Way,
-    /// Of the receivers of a group, the one on this host.
+    /// Receiving host; tells receivers of a group apart.
     pub to: usize,
     pub opcode: Opcode,
-    /// PSNs after the first of its requester.
+    /// Distance from the first PSN of its requester.
     pub psn: i32,
-    /// How often it went before.
+    /// Number of earlier transmissions.
     pub earlier: u32,
-    /// How often the channel was connected before.
+    /// Number of earlier connections of the channel.
     pub life: u32,
 }
 
-/// A rule about frames.
+/// A rule that applies faults to frames.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Rule {
-    /// Of the frames to a host, so many in ten thousand.
+    /// Applies to this many of ten thousand frames to a host.
     Rate { to: usize, trouble: Trouble, of_10_000: u32 },
-    /// This frame.
+    /// Applies to a single frame.
     Strike { frame: FrameName, trouble: Trouble },
 }
 
@@ -238,18 +235,18 @@ pub enum Rule {
 pub struct Op {
     pub opcode: WrOpcode,
     pub length: u32,
-    /// Entries of its list.
+    /// Number of SGEs.
     pub pieces: u32,
     pub inline: bool,
     pub unsignaled: bool,
     pub fence: bool,
     pub solicited: bool,
     pub imm: u32,
-    /// A compare-and-swap that compares with a wrong value, a datagram with a wrong key, a FLUSH of the whole region.
+    /// A compare-and-swap with a wrong compare value, a datagram with a wrong Q_Key, or a FLUSH of the whole region.
     pub odd: bool,
-    /// It names the peer's memory by the key that was granted last, if one is in force.
+    /// The request uses the key granted last, if one is valid.
     pub granted: bool,
-    /// Which of the channel's shared receive queues it is for, where requests name them.
+    /// Index of the channel's shared receive queue that the request names.
     pub queue: usize,
 }
 
@@ -274,7 +271,7 @@ impl Op {
         matches!(self.opcode, WrOpcode::SendImm | WrOpcode::WriteImm)
     }
 
-    /// Bytes that it puts in the peer's receive.
+    /// Number of bytes that the request places in the peer's receive.
     pub fn received(&self) -> u32 {
         let in_receive = self.opcode.consumes_receive() && self.opcode != WrOpcode::WriteImm;
         if in_receive { self.length } else { 0 }
@@ -284,17 +281,17 @@ impl Op {
 /// A region of a way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
-    /// What is sent, at the sender.
+    /// Payload to send, at the sender.
     Source,
-    /// Where results come back to, at the sender.
+    /// Results of READs and atomics, at the sender.
     Landing,
-    /// What is written, read and counted in, at the receiver.
+    /// Memory of WRITEs, READs and atomics, at the receiver.
     Target,
-    /// Where SENDs go, at the receiver.
+    /// Receive buffers for SENDs, at the receiver.
     Inbox,
 }
 
-/// How a receiver lets its peer at the target of a way.
+/// How a receiver grants access to the target of a way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grant {
     WindowOne,
@@ -302,37 +299,37 @@ pub enum Grant {
     FastRegion,
 }
 
-/// What a stranger sends.
+/// A kind of frame from a stranger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intrusion {
-    /// A datagram with the right key that is longer than the port's MTU, or than any receive.
+    /// A datagram with the right Q_Key, longer than the port's MTU or than any receive.
     Long,
-    /// What would do something if it came from the peer, or with the right key.
+    /// A packet that would have an effect if it came from the peer, or with the right key.
     Spoof,
     /// A congestion notification.
     Notice,
-    /// A congestion notification from the peer's address, or what looks like one.
+    /// A congestion notification, or an invalid one, from the peer's address.
     Forged,
-    /// As [`Intrusion::Spoof`], and marked.
+    /// Like [`Intrusion::Spoof`], with a congestion mark.
     Marked,
     /// A PAUSE frame.
     Pause,
     /// A priority flow control frame.
     Pfc,
-    /// Something to a number that nobody has.
+    /// A packet to an unused QPN.
     Unknown,
 }
 
-/// How a NIC reacts to congestion, in the words of its settings.
+/// Congestion settings of a NIC, as text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Brakes {
-    /// As `--cc` takes it.
+    /// Value of `--cc`.
     pub control: String,
-    /// As `--ecn` takes it; `auto` is what the control wants.
+    /// Value of `--ecn`. `auto`: as the control needs.
     pub ecn: String,
-    /// As `--qos` takes it.
+    /// Value of `--qos`.
     pub classes: String,
-    /// What the port carries.
+    /// Line rate of the port in Mb/s.
     pub mbps: u32,
 }
 
@@ -343,8 +340,10 @@ impl Default for Brakes {
 }
 
 impl Brakes {
+    /// Parses the settings.
+    ///
     /// # Errors
-    /// Says which of its words mean nothing.
+    /// Names the word that is not valid.
     pub fn config(&self) -> Result<CongestionConfig, String> {
         let ecn = if self.ecn == "auto" { None } else { Some(self.ecn.parse()) };
         Ok(CongestionConfig {
@@ -356,56 +355,56 @@ impl Brakes {
     }
 }
 
-/// What somebody does.
+/// An action of an application, an administrator or a stranger.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// An application wants this done; it posts as soon as there is room.
+    /// An application posts a work request as soon as the queue has room.
     Post(Way, Op),
-    /// A NIC forgets everything and starts anew.
+    /// A NIC loses its state and restarts.
     Restart(usize),
-    /// The link of a host has this MTU from now on.
+    /// Changes the link MTU of a host, in bytes.
     LinkMtu(usize, usize),
-    /// A host gets another station address; the others hear of it so much later.
+    /// Changes the MAC address of a host. The other hosts learn it after this time.
     Move(usize, Nanos),
-    /// A host gets another IP address, for connections to come.
+    /// Changes the IP address of a host, for later connections.
     Readdress(usize),
     PortDown(usize),
     PortUp(usize),
-    /// The clock goes on by this much, and nobody notices.
+    /// Advances the clock by this time without running anything.
     Jump(Nanos),
     Reset(Place),
     Destroy(Place),
-    /// To the error state.
+    /// Moves a QP to the error state.
     Error(Place),
-    /// To SQD, with the event.
+    /// Moves a QP to SQD and requests the event.
     Drain(Place),
-    /// To RTS, from SQD or SQE.
+    /// Moves a QP from SQD or SQE to RTS.
     Resume(Place),
-    /// The application looks at nothing for so long.
+    /// The application neither polls nor posts for this time.
     Sleep(Place, Nanos),
     Deregister(Way, Part),
     DestroyHandle(usize),
-    /// The receiver of a way grants access to its target by a key of this kind.
+    /// The receiver of a way grants access to its target.
     Grant(Way, Grant),
-    /// The receiver of a way takes the granted key back.
+    /// The receiver of a way revokes the granted key.
     Revoke(Way),
     /// The receiver of a way destroys the window that grants access.
     FreeWindow(Way),
-    /// The events of an end are held back so from now on.
+    /// Sets the event moderation of an end.
     Moderate(Place, Held),
-    /// A shared receive queue is to tell when fewer than this many receives are left.
+    /// Arms the limit event of a shared receive queue.
     Arm(SrqPlace, u32),
-    /// A shared receive queue goes on in a ring of this size, if what waits in it fits.
+    /// Resizes a shared receive queue, if its posted receives fit.
     ResizeSrq(SrqPlace, u32),
-    /// A shared receive queue is removed, if no QP was made for it. The next connection makes it anew.
+    /// Destroys a shared receive queue, unless QPs use it. The next connection creates it again.
     DestroySrq(SrqPlace),
-    /// The NIC of a host reacts so from now on.
+    /// Applies congestion settings to the NIC of a host.
     Brake(usize, Brakes),
-    /// An end sends no faster from now on.
+    /// Sets the rate limit of an end.
     Limit(Place, RateLimit),
-    /// A stranger sends something to an end; the number decides what is left open.
+    /// A stranger sends a frame to an end. The number decides its details.
     Intrude(Place, Intrusion, u64),
-    /// Both ends of a channel begin again, with the QPs that there are or with new ones.
+    /// Connects a channel again, with its QPs or with new ones.
     Connect {
         channel: usize,
         anew: bool,
@@ -420,7 +419,7 @@ pub struct Timed {
 }
 
 impl Script {
-    /// The work requests of a way, in order, each with its time.
+    /// Returns the work requests of a way with their times, in order.
     pub fn ops(&self, way: Way) -> impl Iterator<Item = (Nanos, &Op)> {
         self.actions.iter().filter_map(move |timed| match &timed.action {
             Action::Post(of, op) if *of == way => Some((timed.at, op)),
@@ -428,7 +427,7 @@ impl Script {
         })
     }
 
-    /// Hosts on which a shared receive queue stands: all at which something arrives that takes from it.
+    /// Returns the hosts of a shared receive queue: those of receiving ends that use it.
     pub fn hosts_of(&self, srq: usize) -> Vec<usize> {
         let users = self.channels.iter().filter(|channel| channel.srqs.contains(&srq));
         let receivers =
@@ -439,7 +438,7 @@ impl Script {
         hosts
     }
 
-    /// True if some action is like this.
+    /// True if `like` returns true for any action.
     pub fn has(&self, like: impl Fn(&Action) -> bool) -> bool {
         self.actions.iter().any(|timed| like(&timed.action))
     }

@@ -1,4 +1,4 @@
-//! Scripts that taught something: each in `tests/scripts` runs with every test.
+//! Stored scripts: each file in `tests/scripts` is run and must pass.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use crate::generate;
 use crate::script::Script;
 
 #[test]
-fn every_script_that_taught_something_still_holds() {
+fn every_stored_script_passes() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts");
     let mut failed = Vec::new();
     let mut count = 0;
@@ -25,21 +25,21 @@ fn every_script_that_taught_something_still_holds() {
     assert!(count > 0, "there are scripts");
 }
 
-/// What recovery has to teach: one script each, whose name says so.
+/// Scripts that demonstrate recovery, one case each.
 const LESSONS: [&str; 9] = [
-    "a_lost_last_packet_is_found_by_time",
-    "a_gap_is_asked_for_once",
-    "a_receiver_that_is_not_ready_is_asked_again_later",
-    "a_duplicate_read_is_read_again",
-    "an_acknowledgement_that_overtakes_a_read_is_a_nak",
-    "a_silent_peer_ends_the_retries_one_by_one",
-    "a_lost_atomic_answer_is_given_again",
-    "a_peer_that_forgets_ends_the_retries",
-    "a_shared_queue_that_runs_dry_makes_one_wait_and_all_arrive",
+    "lost_last_packet_is_found_by_timeout",
+    "psn_gap_is_nakd_once",
+    "rnr_nak_delays_the_retransmission",
+    "duplicate_read_is_executed_again",
+    "ack_that_overtakes_a_read_is_a_nak",
+    "silent_peer_exhausts_the_retries",
+    "lost_atomic_response_is_sent_again",
+    "restarted_peer_exhausts_the_retries",
+    "empty_srq_delays_messages_but_loses_none",
 ];
 
 #[test]
-fn each_lesson_says_what_completes_and_what_the_log_tells() {
+fn each_lesson_expects_counts_and_log_entries() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts");
     for name in LESSONS {
         let text = std::fs::read_to_string(folder.join(name).with_extension("txt"));
@@ -51,7 +51,7 @@ fn each_lesson_says_what_completes_and_what_the_log_tells() {
             "{name} says too little"
         );
         assert!(run(&script, None).is_ok(), "{name}");
-        // It would notice: none of what it expects is there by itself.
+        // A log entry that does not exist must fail the run.
         let mut other = script.clone();
         other.logs.push((other.logs[0].0, "what no log says".into()));
         assert!(run(&other, None).is_err(), "{name} expects nothing of the log");
@@ -73,7 +73,7 @@ fn one_script() {
 }
 
 #[test]
-fn a_script_reads_back_as_it_was_written() {
+fn script_text_round_trips() {
     for seed in 1..200 {
         let script = generate::script(seed);
         let text = script.to_string();
@@ -82,7 +82,7 @@ fn a_script_reads_back_as_it_was_written() {
 }
 
 #[test]
-fn a_line_that_means_nothing_is_named_with_what_would_be_right() {
+fn parse_error_names_line_and_allowed_words() {
     let said = |text: &str| Script::parse(text).expect_err("an error");
     assert_eq!(said("seed 1\nq1 rx h1 h2"), "line 2: `rx` is none of rc, uc, ud, group, xrc");
     assert_eq!(said("q1 rc h1 h3"), "q1: there is no h3");

@@ -1,18 +1,18 @@
-//! Cuts a failing script down to what its failure needs.
+//! Shrinks a failing script to the parts that the failure needs.
 //!
-//! First what the weather did is said frame by frame, instead of in rates. Then lines are taken out, many at a time and then
-//! fewer, and what is left is made plainer, as long as the script still fails.
+//! First, the rates of the weather are replaced by the faults of single frames. Then lines are removed, many at a time and later fewer,
+//! and the rest is set to default values, as long as the script still fails.
 
 use roxie::time::Nanos;
 use roxie::verbs::Mtu;
 
 use crate::script::{Action, Channel, Hosts, Op, Rule, Script, Service, Srq, Timed, Way};
 
-/// A script that fails, and what it takes to know that.
+/// The state of shrinking.
 pub struct Shrinker<'a> {
-    /// True if a script fails as it should.
+    /// Returns true if a candidate still fails.
     fails: &'a mut dyn FnMut(&Script) -> bool,
-    /// Runs that are left.
+    /// Number of runs left.
     runs: u32,
 }
 
@@ -21,7 +21,7 @@ impl<'a> Shrinker<'a> {
         Shrinker { fails, runs }
     }
 
-    /// Takes `smaller` over if it fails too.
+    /// Replaces `script` by `smaller` if that fails too. Returns true if it did.
     fn attempt(&mut self, script: &mut Script, smaller: Script) -> bool {
         if self.runs == 0 || smaller == *script {
             return false;
@@ -34,7 +34,7 @@ impl<'a> Shrinker<'a> {
         fails
     }
 
-    /// The smallest script found.
+    /// Returns the smallest failing script found.
     pub fn shrink(&mut self, script: &Script, strikes: &[Rule]) -> Script {
         let mut script = script.clone();
         let mut said = script.clone();
@@ -57,7 +57,7 @@ impl<'a> Shrinker<'a> {
         }
     }
 
-    /// Takes stretches out of a list, half of it first.
+    /// Removes ranges of a list, half of it first.
     fn without<T: Clone>(&mut self, script: &mut Script, list: fn(&mut Script) -> &mut Vec<T>) {
         let mut size = list(script).len().div_ceil(2);
         while size > 0 {
@@ -83,7 +83,7 @@ impl<'a> Shrinker<'a> {
         }
     }
 
-    /// Takes shared receive queues out, with those who take from them or leaving each its own.
+    /// Removes shared receive queues, and sets the rest to default values.
     fn without_srqs(&mut self, script: &mut Script) {
         let mut number = script.srqs.len();
         while number > 0 {
@@ -91,20 +91,20 @@ impl<'a> Shrinker<'a> {
             let smaller = without_srq(script, number);
             self.attempt(script, smaller);
         }
-        let usual = Srq::default();
+        let defaults = Srq::default();
         let plain: [fn(&mut Srq, &Srq); 3] =
             [|s, u| s.size = u.size, |s, u| s.ahead = u.ahead, |s, u| s.dawdles = u.dawdles];
         for number in 0..script.srqs.len() {
             for make in plain {
                 let mut smaller = script.clone();
-                make(&mut smaller.srqs[number], &usual);
+                make(&mut smaller.srqs[number], &defaults);
                 self.attempt(script, smaller);
             }
         }
     }
 
     fn plainer_hosts(&mut self, script: &mut Script) {
-        let usual = Hosts::default();
+        let defaults = Hosts::default();
         let plain: [fn(&mut Hosts, &Hosts); 6] = [
             |h, u| h.link_mtu = u.link_mtu,
             |h, u| h.ipv6 = u.ipv6,
@@ -115,13 +115,13 @@ impl<'a> Shrinker<'a> {
         ];
         for make in plain {
             let mut smaller = script.clone();
-            make(&mut smaller.hosts, &usual);
+            make(&mut smaller.hosts, &defaults);
             self.attempt(script, smaller);
         }
     }
 
     fn plainer_channels(&mut self, script: &mut Script) {
-        let usual = Channel::default();
+        let defaults = Channel::default();
         let plain: [fn(&mut Channel, &Channel); 14] = [
             |c, _| c.mtu = Mtu::Mtu256,
             |c, u| c.psns = u.psns,
@@ -141,7 +141,7 @@ impl<'a> Shrinker<'a> {
         for number in 0..script.channels.len() {
             for make in plain {
                 let mut smaller = script.clone();
-                make(&mut smaller.channels[number], &usual);
+                make(&mut smaller.channels[number], &defaults);
                 self.attempt(script, smaller);
             }
             while script.channels[number].ends.len() > 2 && script.channels[number].service == Service::Group
@@ -187,7 +187,7 @@ impl<'a> Shrinker<'a> {
         }
     }
 
-    /// Takes work requests out and renumbers the frames behind them that something happens to.
+    /// Removes work requests, and renumbers the rules for later frames.
     fn without_numbers(&mut self, script: &mut Script) {
         let mut at = script.actions.len();
         while at > 0 {
@@ -200,7 +200,7 @@ impl<'a> Shrinker<'a> {
         }
     }
 
-    /// Takes connections out: what happened in a later life may happen in an earlier one.
+    /// Removes connections, and moves faults of later lives to earlier ones.
     fn without_lives(&mut self, script: &mut Script) {
         let mut at = script.actions.len();
         while at > 0 {
@@ -219,7 +219,7 @@ impl<'a> Shrinker<'a> {
         self.without_numbers(script);
     }
 
-    /// Hosts that no channel is on are taken out.
+    /// Removes hosts without a channel.
     fn without_idle_hosts(&mut self, script: &mut Script) {
         let used = script.channels.iter().flat_map(|channel| &channel.ends).max();
         let mut smaller = script.clone();
@@ -230,13 +230,13 @@ impl<'a> Shrinker<'a> {
     }
 }
 
-/// PSNs of a message of this many bytes.
+/// Number of PSNs of a message of `length` bytes.
 fn packets(script: &Script, way: Way, length: u32) -> i32 {
     let mtu = script.channels.get(way.channel).map_or(256, |channel| channel.mtu.bytes() as u32);
     length.div_ceil(mtu).max(1) as i32
 }
 
-/// The frames that something happens to come `gone` PSNs earlier in the exchange that `way` asks for.
+/// Moves the rules for frames of `way`'s requests and responses `gone` PSNs earlier.
 fn renumber(script: &mut Script, way: Way, gone: i32) {
     for rule in &mut script.weather {
         let Rule::Strike { frame, .. } = rule else { continue };
@@ -248,7 +248,7 @@ fn renumber(script: &mut Script, way: Way, gone: i32) {
     }
 }
 
-/// The script without a shared receive queue; those behind it move up. Who must name one takes the next of its kind.
+/// Returns the script without a shared receive queue. Later ones are renumbered. An XRC channel without one takes another of its kind.
 fn without_srq(script: &Script, number: usize) -> Script {
     let mut smaller = script.clone();
     let gone = smaller.srqs.remove(number);
@@ -261,7 +261,7 @@ fn without_srq(script: &Script, number: usize) -> Script {
             channel.srqs.extend(other);
         }
     }
-    // An initiator without a queue to name becomes a plain connection.
+    // An XRC channel without a queue becomes an RC connection.
     for channel in smaller.channels.iter_mut().filter(|c| c.service == Service::Xrc && c.srqs.is_empty()) {
         channel.service = Service::Rc;
     }
@@ -276,7 +276,7 @@ fn without_srq(script: &Script, number: usize) -> Script {
     smaller
 }
 
-/// The script without a channel and what belongs to it; those behind it move up.
+/// Returns the script without a channel and its actions. Later channels are renumbered.
 fn without_channel(script: &Script, number: usize) -> Script {
     let mut smaller = script.clone();
     smaller.channels.remove(number);

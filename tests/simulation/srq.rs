@@ -1,8 +1,7 @@
-//! Shared receive queues at work: what is posted to them, who takes it, and what becomes of them.
+//! Shared receive queues in a run, and their oracle.
 //!
-//! The oracle knows what was posted. Receives are taken in the order in which they were posted, by whichever QP, and each
-//! completes once at most. A QP that ends takes one receive along at most. A limit that is armed is told of once, and never if
-//! it is not armed.
+//! The oracle knows the posted receives. QPs consume them in posting order, and each completes at most once. A QP that ends keeps at most
+//! one receive. An armed limit raises one event, an unarmed one none.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -23,23 +22,23 @@ use crate::receiver::{HEADER, RECEIVE};
 use crate::script::{Action, Script, Srq, SrqPlace};
 use crate::world::World;
 
-/// What a shared receive queue is resized to at most.
+/// Maximum size of a shared receive queue.
 pub const LARGEST: u32 = 24;
-/// Completions that the queue of an extended one holds: more than there are receives.
+/// Size of the completion queue of an XRC shared receive queue: more than the number of receives.
 const COMPLETIONS: u32 = 1024;
 
 /// The XRC domain of a host.
 pub type Domain = Rc<Cell<Option<XrcdId>>>;
-/// A shared receive queue that many channels know.
+/// A shared receive queue that several channels use.
 pub type Shared = Rc<RefCell<SharedQueue>>;
 
-/// A shared receive queue on a host, and what is known of its receives.
+/// A shared receive queue on a host, and the state of its receives.
 #[derive(Debug)]
 pub struct SharedQueue {
     pub place: SrqPlace,
     spec: Srq,
     queue: Option<HostSrq>,
-    /// Where its receives complete if requests name it; else they complete to the QPs' own.
+    /// Completion queue of an XRC shared receive queue. A basic one completes to the QPs' own queues.
     cq: Option<(CqIndex, CompletionRing)>,
     domain: Domain,
     inbox: Patch,
@@ -47,12 +46,12 @@ pub struct SharedQueue {
     room: u32,
     free: VecDeque<usize>,
     posted: u64,
-    /// Posted and not completed: number and slot.
+    /// Outstanding receives: number and slot.
     open: BTreeMap<u64, usize>,
     armed: Option<u32>,
-    /// Receives that QPs may have taken along.
+    /// Number of receives that ended QPs may have kept.
     leaks: usize,
-    /// Completions that nobody has looked at.
+    /// Polled completions that their QP's application has not taken.
     unseen: HashMap<Qpn, VecDeque<Wc>>,
     rng: Rng,
 }
@@ -67,7 +66,7 @@ impl SharedQueue {
             lengths.max().unwrap_or(0) + header
         };
         let room = users().map(longest).max().unwrap_or(0).max(1);
-        // Each end of a QP's life may take one along.
+        // Every ended life of a QP may keep one receive.
         let ends: usize = users().map(|(_, channel)| channel.ends.len()).sum();
         let endings = script.actions.iter().filter(|timed| {
             use Action::{Connect, Destroy, DestroySrq, Reset, Restart};
@@ -94,7 +93,7 @@ impl SharedQueue {
         }
     }
 
-    /// Its number, which requests name it by; `None`: it is not there.
+    /// The SRQ number that requests name, or `None` if the queue does not exist.
     pub fn number(&self) -> Option<Srqn> {
         self.queue.as_ref().map(|queue| queue.number)
     }
@@ -103,12 +102,12 @@ impl SharedQueue {
         self.queue.as_ref().map(|queue| queue.index)
     }
 
-    /// The XRC domain that it is in.
+    /// The XRC domain of the host.
     pub fn domain(&self) -> Option<XrcdId> {
         self.domain.get()
     }
 
-    /// Makes it, and opens its memory, unless they are there.
+    /// Creates the queue and registers its memory, if needed.
     pub fn ensure(&mut self, host: &mut Host) {
         self.inbox.reopen(host);
         if self.queue.is_some() {
@@ -124,10 +123,10 @@ impl SharedQueue {
         self.queue = Some(host.create_srq(SrqInit { kind, limit: 0 }, self.spec.size.max(1), 4));
     }
 
-    /// Posts receives. True: the application dawdled, and there is more to post.
+    /// Posts receives. Returns true if the application deferred some.
     pub fn post(&mut self, host: &Host) -> bool {
         let Some(queue) = &self.queue else { return false };
-        let status = host.worker.nic().srq_status(queue.index).expect("it is there");
+        let status = host.worker.nic().srq_status(queue.index).expect("the queue exists");
         for _ in status.waiting..self.spec.ahead {
             let Some(slot) = self.free.front().copied() else { return false };
             if self.spec.dawdles > 0 && self.rng.one_in(self.spec.dawdles) {
@@ -138,7 +137,7 @@ impl SharedQueue {
             if host.post_srq_recv(queue, RECEIVE | self.posted, &sges).is_err() {
                 return false;
             }
-            // What was there before is no part of a message to come.
+            // Stale bytes must not look like a part of the next message.
             self.inbox.memory.write(at, &vec![GUARD; self.room as usize]).expect("within the region");
             self.free.pop_front();
             self.open.insert(self.posted, slot);
@@ -147,7 +146,7 @@ impl SharedQueue {
         false
     }
 
-    /// A receive completed: its number, and where its bytes are.
+    /// Removes a completed receive. Returns its number and the location of its bytes.
     pub fn take(&mut self, wc: &Wc, what: &str) -> (u64, HostMemory, u64) {
         let number = wc.wr_id & !RECEIVE;
         let slot = self.open.remove(&number);
@@ -156,7 +155,7 @@ impl SharedQueue {
         (number, self.inbox.memory.clone(), self.layout.offsets[slot])
     }
 
-    /// The next completion of a target of an extended one.
+    /// Returns the next completion of an XRC target.
     pub fn poll_for(&mut self, qpn: Qpn) -> Option<Wc> {
         let (_, ring) = self.cq.as_ref()?;
         while let Some(wc) = ring.poll() {
@@ -165,12 +164,12 @@ impl SharedQueue {
         self.unseen.get_mut(&qpn)?.pop_front()
     }
 
-    /// A QP went away that may have taken a receive.
+    /// Notes the end of a QP that may have kept a receive.
     pub fn note_leak(&mut self) {
         self.leaks += 1;
     }
 
-    /// The NIC has forgotten everything.
+    /// Resets the state after a restart of the NIC.
     pub fn forget(&mut self) {
         self.gone();
         self.cq = None;
@@ -189,11 +188,11 @@ impl SharedQueue {
     pub fn deregister_inbox(&mut self, now: Nanos, host: &mut Host) {
         if std::mem::take(&mut self.inbox.open) {
             let command = Command::ReleaseMemory(self.inbox.region.index);
-            host.call(now, command).expect("a region that is there");
+            host.call(now, command).expect("the region exists");
         }
     }
 
-    /// An event of it.
+    /// Checks an event of the queue.
     pub fn take_event(&mut self, kind: EventKind) {
         let place = self.place;
         assert!(kind == EventKind::SrqLimitReached, "{place}: {kind:?}: nothing explains it");
@@ -202,7 +201,7 @@ impl SharedQueue {
 
     fn arm(&mut self, now: Nanos, host: &mut Host, limit: u32) {
         let Some(queue) = &self.queue else { return };
-        let most = host.worker.nic().srq_status(queue.index).expect("it is there").max_wr;
+        let most = host.worker.nic().srq_status(queue.index).expect("the queue exists").max_wr;
         let limit = limit.min(most);
         self.armed = (limit > 0).then_some(limit);
         host.arm_srq(now, queue, limit).expect("no more than it holds");
@@ -220,14 +219,14 @@ impl SharedQueue {
         }
     }
 
-    /// When all is quiet. `users`: QPs that may hold a receive of it.
+    /// Checks the queue after the run. `users`: number of QPs that may hold a receive.
     fn check_end(&self, host: &Host, users: usize) {
         let place = self.place;
         let Some(queue) = &self.queue else { return };
-        let status = host.worker.nic().srq_status(queue.index).expect("it is there");
+        let status = host.worker.nic().srq_status(queue.index).expect("the queue exists");
         let armed = self.armed.unwrap_or(0);
         assert!(status.limit == armed, "{place}: {status:?}, armed at {armed}");
-        assert!(armed == 0 || status.waiting >= armed, "{place}: {status:?}: nobody was told");
+        assert!(armed == 0 || status.waiting >= armed, "{place}: {status:?}: no event was raised");
         let taken = self.posted - u64::from(status.waiting);
         let late = self.open.range(taken..).count() as u64;
         assert!(
@@ -235,7 +234,7 @@ impl SharedQueue {
             "{place}: {late} of {status:?} were not taken in their order"
         );
         let missing = self.open.range(..taken).count();
-        // A completion queue that was full has lost some.
+        // An overflowed completion queue has lost completions.
         let counters = host.worker.counters();
         let lost =
             counters.iter().find(|(name, _)| *name == "cq_overflow").map_or(0, |(_, lost)| *lost as usize);
@@ -246,7 +245,7 @@ impl SharedQueue {
     }
 
     fn take_down(&mut self, now: Nanos, host: &mut Host) {
-        assert!(self.unseen.values().all(VecDeque::is_empty), "{}: of nobody: {:?}", self.place, self.unseen);
+        assert!(self.unseen.values().all(VecDeque::is_empty), "{}: unclaimed: {:?}", self.place, self.unseen);
         let queue = self.queue.take().map(|queue| Command::DestroySrq(queue.index));
         let cq = self.cq.take().map(|(cq, _)| Command::DestroyCq(cq));
         let open = std::mem::take(&mut self.inbox.open);
@@ -260,7 +259,7 @@ impl SharedQueue {
         }
         if let Some(xrcd) = self.domain.take() {
             let closed = host.call(now, Command::CloseXrcd(xrcd));
-            // The last queue of the domain closes it.
+            // Only the last queue of the domain can close it.
             match closed {
                 Err(ControlError::Busy { users, .. }) if users > 0 => self.domain.set(Some(xrcd)),
                 closed => assert!(closed.is_ok(), "{}: {closed:?}", self.place),
@@ -269,7 +268,7 @@ impl SharedQueue {
     }
 }
 
-/// The shared receive queues of a script.
+/// Creates the shared receive queues of a script.
 pub fn all(script: &Script, hosts: &mut Hosts) -> Vec<Shared> {
     let domains: Vec<Domain> = (0..script.hosts.count).map(|_| Domain::default()).collect();
     let places = (0..script.srqs.len()).flat_map(|srq| {
@@ -284,7 +283,7 @@ pub fn all(script: &Script, hosts: &mut Hosts) -> Vec<Shared> {
 }
 
 impl World<'_> {
-    /// The application of each queue posts. True: one dawdles.
+    /// Runs the posting of all queues. Returns true if an application deferred receives.
     pub fn post_shared(&mut self) -> bool {
         let hosts = self.net.hosts();
         self.srqs.iter().fold(false, |dawdles, srq| {
@@ -311,7 +310,7 @@ impl World<'_> {
         self.outcome.add(done, 1);
     }
 
-    /// Removes a queue whatever is under way to it; one that QPs were made for stays.
+    /// Destroys a queue without regard to outstanding requests, unless QPs use it.
     pub fn destroy_srq(&mut self, place: SrqPlace) {
         let Some(srq) = self.srq(place) else { return };
         let Some(index) = srq.borrow().index() else { return };
@@ -325,7 +324,7 @@ impl World<'_> {
             }
             Ok(_) => {
                 assert!(srq.borrow().spec.extended || users == 0, "{place}: destroyed under {users} QPs");
-                // What completed before is there to be seen, and what it had to tell was told.
+                // Take earlier events and completions.
                 self.take_events();
                 for link in &mut self.links {
                     link.look(self.net.now(), self.net.hosts(), true);
@@ -337,12 +336,12 @@ impl World<'_> {
         }
     }
 
-    /// QPs of a kind that take from a queue.
+    /// Number of QPs that use a queue and satisfy `like`.
     fn users_of(&self, place: SrqPlace, like: impl Fn(&crate::link::End) -> bool) -> usize {
         self.links.iter().map(|link| link.sharing(place).filter(|end| like(end)).count()).sum()
     }
 
-    /// When all is quiet.
+    /// Checks all queues after the run.
     pub fn check_shared(&mut self) {
         for srq in self.srqs.clone() {
             let place = srq.borrow().place;
@@ -359,7 +358,7 @@ impl World<'_> {
         }
     }
 
-    /// An event of a shared receive queue. False: it is of something else.
+    /// Handles an event of a shared receive queue. Returns false for other events.
     pub fn take_shared_event(&mut self, host: usize, event: AsyncEvent) -> bool {
         let AsyncEvent::Srq(index, kind) = event else { return false };
         let is_it = |srq: &&Shared| {

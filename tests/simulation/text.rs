@@ -1,27 +1,27 @@
-//! Scripts as text, one line for each fact. What is as usual is not said.
+//! The text form of scripts: one line for each fact, without default values.
 //!
 //! ```text
-//! # Words for people.
+//! # A comment.
 //! seed 7
 //! hosts 3 link=1500 window=8
-//! s1 basic size=4 ahead=2        a shared receive queue, on each host where something takes from it
+//! s1 basic size=4 ahead=2        a shared receive queue, on each host with a QP that uses it
 //! s2 xrc
 //! q1 rc h1 h2 psn=16777214,5 depth=4 srq=s1
 //! q2 group h3 h1 h2
-//! q3 xrc h1 h2 srq=s2            each request names one of its queues: queue=1 the second
+//! q3 xrc h1 h2 srq=s2            each request names one of the queues: queue=1 the second
 //! weather h2 lose 100            of ten thousand frames to h2
-//! lose q1> WRITE_LAST +2         that frame, when it goes for the first time
+//! lose q1> WRITE_LAST +2         the first transmission of this frame
 //! delay q1< ACKNOWLEDGE +2 3ms
-//! at 10us q1> write 600 fence    from end a; < is back to it
+//! at 10us q1> write 600 fence    from end a; < is the direction back
 //! at 20us reset q1.b
 //! at 20us arm s1 h2 3
 //! at 0us brake h1 cc:dcqcn,preset=paper qos:pfc=3 mbps:1000
-//! at 30us limit q1.a 2000 0 0    kb/s, and bytes of a burst and of a packet
-//! expect 1 rc Write              so often in the end
-//! log q1.a sequence NAK          the event log of the QP says so
+//! at 30us limit q1.a 2000 0 0    kb/s, bytes of a burst, bytes of a packet
+//! expect 1 rc Write              the count at the end
+//! log q1.a sequence NAK          a text in the event log of the QP
 //! ```
 //!
-//! [`crate::parse`] reads it.
+//! [`crate::parse`] parses it.
 
 use std::fmt;
 
@@ -77,7 +77,7 @@ fn word<T: PartialEq + Copy>(table: &[(&'static str, T)], value: T) -> &'static 
     table.iter().find(|(_, v)| *v == value).expect("every value has its word").0
 }
 
-/// A time without loss.
+/// Formats a time without rounding.
 struct Time(Nanos);
 
 impl fmt::Display for Time {
@@ -104,9 +104,9 @@ impl fmt::Display for Place {
 
 impl fmt::Display for Hosts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let usual = Hosts::default();
+        let defaults = Hosts::default();
         write!(f, "hosts {}", self.count)?;
-        if self.link_mtu != usual.link_mtu {
+        if self.link_mtu != defaults.link_mtu {
             write!(f, " link={}", self.link_mtu)?;
         }
         if self.ipv6 {
@@ -115,13 +115,13 @@ impl fmt::Display for Hosts {
         if let Some(split) = self.split {
             write!(f, " split={split}")?;
         }
-        if self.window != usual.window {
+        if self.window != defaults.window {
             write!(f, " window={}", self.window)?;
         }
-        if self.ack_coalesce != usual.ack_coalesce {
+        if self.ack_coalesce != defaults.ack_coalesce {
             write!(f, " coalesce={}", self.ack_coalesce)?;
         }
-        if self.slots != usual.slots {
+        if self.slots != defaults.slots {
             write!(f, " slots={}", self.slots)?;
         }
         Ok(())
@@ -130,12 +130,12 @@ impl fmt::Display for Hosts {
 
 impl fmt::Display for Srq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let usual = Srq::default();
+        let defaults = Srq::default();
         write!(f, "{}", word(&KINDS, self.extended))?;
         let numbers = [
-            ("size", self.size.into(), usual.size.into()),
-            ("ahead", self.ahead.into(), usual.ahead.into()),
-            ("dawdles", self.dawdles, usual.dawdles),
+            ("size", self.size.into(), defaults.size.into()),
+            ("ahead", self.ahead.into(), defaults.ahead.into()),
+            ("dawdles", self.dawdles, defaults.dawdles),
         ];
         write_numbers(f, &numbers)
     }
@@ -147,34 +147,34 @@ impl fmt::Display for SrqPlace {
     }
 }
 
-/// Numbers that are not as usual: name, value, usual value.
+/// Writes the numbers that differ from their defaults: name, value, default.
 fn write_numbers(f: &mut fmt::Formatter<'_>, numbers: &[(&str, u64, u64)]) -> fmt::Result {
-    let unusual = numbers.iter().filter(|(_, value, usual)| value != usual);
-    unusual.into_iter().try_for_each(|(name, value, _)| write!(f, " {name}={value}"))
+    let changed = numbers.iter().filter(|(_, value, default)| value != default);
+    changed.into_iter().try_for_each(|(name, value, _)| write!(f, " {name}={value}"))
 }
 
 impl fmt::Display for Channel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let usual = Channel::default();
+        let defaults = Channel::default();
         write!(f, "{}", word(&SERVICES, self.service))?;
         for host in &self.ends {
             write!(f, " h{}", host + 1)?;
         }
-        if self.psns != usual.psns {
+        if self.psns != defaults.psns {
             write!(f, " psn={},{}", self.psns[0], self.psns[1])?;
         }
         let numbers = [
-            ("mtu", self.mtu.bytes() as u64, usual.mtu.bytes() as u64),
-            ("rd", self.rd_atomic.into(), usual.rd_atomic.into()),
-            ("depth", self.depth as u64, usual.depth as u64),
-            ("ahead", self.ahead as u64, usual.ahead as u64),
-            ("dawdles", self.dawdles, usual.dawdles),
-            ("timeout", self.timeout.into(), usual.timeout.into()),
-            ("retries", self.retries.into(), usual.retries.into()),
-            ("rnr_retries", self.rnr_retries.into(), usual.rnr_retries.into()),
-            ("rnr_timer", self.rnr_timer.into(), usual.rnr_timer.into()),
-            ("cq", self.cq.into(), usual.cq.into()),
-            ("sl", self.sl.into(), usual.sl.into()),
+            ("mtu", self.mtu.bytes() as u64, defaults.mtu.bytes() as u64),
+            ("rd", self.rd_atomic.into(), defaults.rd_atomic.into()),
+            ("depth", self.depth as u64, defaults.depth as u64),
+            ("ahead", self.ahead as u64, defaults.ahead as u64),
+            ("dawdles", self.dawdles, defaults.dawdles),
+            ("timeout", self.timeout.into(), defaults.timeout.into()),
+            ("retries", self.retries.into(), defaults.retries.into()),
+            ("rnr_retries", self.rnr_retries.into(), defaults.rnr_retries.into()),
+            ("rnr_timer", self.rnr_timer.into(), defaults.rnr_timer.into()),
+            ("cq", self.cq.into(), defaults.cq.into()),
+            ("sl", self.sl.into(), defaults.sl.into()),
         ];
         write_numbers(f, &numbers)?;
         if !self.srqs.is_empty() {
@@ -193,16 +193,16 @@ impl fmt::Display for Channel {
 
 impl fmt::Display for Brakes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let usual = Brakes::default();
+        let defaults = Brakes::default();
         let words = [
-            ("cc", &self.control, &usual.control),
-            ("ecn", &self.ecn, &usual.ecn),
-            ("qos", &self.classes, &usual.classes),
+            ("cc", &self.control, &defaults.control),
+            ("ecn", &self.ecn, &defaults.ecn),
+            ("qos", &self.classes, &defaults.classes),
         ];
-        for (name, value, _) in words.into_iter().filter(|(_, value, usual)| value != usual) {
+        for (name, value, _) in words.into_iter().filter(|(_, value, default)| value != default) {
             write!(f, " {name}:{value}")?;
         }
-        if self.mbps == usual.mbps { Ok(()) } else { write!(f, " mbps:{}", self.mbps) }
+        if self.mbps == defaults.mbps { Ok(()) } else { write!(f, " mbps:{}", self.mbps) }
     }
 }
 

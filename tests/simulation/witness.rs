@@ -1,19 +1,18 @@
-//! What every frame of a host must keep to, whatever the script: a layer on each host's port that sees what comes, with the
-//! NIC's verdict on it, and what leaves, in their order.
+//! Rules that every frame of a host must keep, in any script. A layer on each host's port sees received frames with the NIC's comment,
+//! and sent frames, in their order.
 //!
-//! The other oracles look at bytes and completions, and recovery heals what it can: a peer that is answered wrongly asks again, and
-//! in the end all is well. Here nothing is healed yet. The rules are those of the specification and of nothing else, and the
-//! witness knows of the NIC only what a capture of it would show.
+//! The other oracles check bytes and completions. Recovery can hide a fault from them: a peer with a wrong response asks again. The
+//! witness checks each frame before that. Its rules are those of the specification, and it knows of the NIC only what a capture shows.
 //!
 //! ```text
-//! requests   sent again are the same to the bit but for the wish to be acknowledged
-//!            do not leave behind the word that the queue is drained
-//! answers    go back only to what was asked again, and there
-//!            are acknowledgements of requests that have no other answer
-//!            that overtake others make their requester go back, once
-//! silence    is kept where the peer has been told, and no longer
-//! tries      are as many as agreed
-//! turns      come to each queue pair before a second one to any, if all are of one priority
+//! requests   are retransmitted bit by bit, except for AckReq
+//!            do not leave after SQ_DRAINED
+//! responses  go back only to a repeated request
+//!            are ACKs only for requests without a response of their own
+//!            that overtake others make their requester go back once
+//! silence    only after a NAK, and only until the peer's wait is over
+//! retries    as many as configured
+//! turns      every QP with data once before any QP twice, at equal priority
 //! ```
 
 use std::collections::hash_map::DefaultHasher;
@@ -31,56 +30,56 @@ use roxie::wire::{Operation, Packet, Psn, Qpn, Syndrome, parse, rnr_timer_ns};
 
 use crate::congested::{AT_ONCE, Congested, is_notification};
 
-/// A queue pair of a reliable service, as its host sees it.
+/// A QP of a reliable service, as its host sees it.
 #[derive(Debug)]
 pub struct Known {
     pub qpn: Qpn,
     pub peer: Qpn,
-    /// Bytes of a full packet.
+    /// Payload of a full packet in bytes.
     pub mtu: usize,
-    /// The code that it asks for when it has no receive.
+    /// RNR timer code of its NAKs.
     pub rnr_timer: u8,
     pub name: String,
 }
 
-/// Why the responder says nothing to what is ahead of its turn.
+/// The last NAK of the responder, which allows it to drop packets ahead silently.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Told {
-    Nothing,
-    /// Which packet is due.
+enum LastNak {
+    None,
+    /// A sequence NAK for the missing packet.
     Missing,
-    /// To come again; the peer waits until then.
+    /// An RNR NAK. The peer waits until this time.
     NotReady(Nanos),
 }
 
-/// A READ, an atomic or its like that was executed.
+/// An executed request with a response of its own, such as a READ or atomic.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     packets: u32,
-    /// The packet of the answer that is due; `None`: all have left.
+    /// Index of the next response packet, or `None` if all were sent.
     due: Option<u32>,
 }
 
 #[derive(Debug)]
 struct Line {
     known: Known,
-    /// What was sent, by PSN.
+    /// Digest of the sent request, by PSN.
     sent: HashMap<Psn, u64>,
-    /// The PSN that the peer last had no receive for, and how often in a row.
+    /// PSN of the last RNR NAK, and the number of consecutive ones.
     not_ready: Option<(Psn, u32)>,
-    /// An answer that overtook another has made it go back, and nothing new was acknowledged since.
+    /// A response that overtook another made the requester go back, and nothing new was acknowledged since.
     went_back: bool,
-    /// In SQD; the word that it is drained has come.
+    /// `draining`: the QP is in SQD. `drained`: SQ_DRAINED was raised.
     draining: bool,
     drained: bool,
-    /// What has an answer of its own, by the distance of its first PSN from the first of all.
+    /// Requests with a response of their own, by the distance of their PSN from `origin`.
     asked: BTreeMap<i32, Asked>,
     origin: Option<Psn>,
     last_answer: Option<Psn>,
-    /// The lowest PSN that was asked again since an answer went back.
+    /// Lowest PSN of a repeated request since a response last went back.
     lowest: Option<Psn>,
-    told: Told,
-    /// What asked for an acknowledgement that nothing has to wait for, and when it came.
+    last_nak: LastNak,
+    /// PSN and arrival time of a request with AckReq, if its ACK need not wait.
     owed: Option<(Psn, Nanos)>,
 }
 
@@ -97,17 +96,17 @@ impl Line {
             origin: None,
             last_answer: None,
             lowest: None,
-            told: Told::Nothing,
+            last_nak: LastNak::None,
             owed: None,
         }
     }
 
-    /// How far a PSN of the peer's requests is from the first that was seen.
+    /// Distance of a request's PSN from the first one seen.
     fn at(&mut self, psn: Psn) -> i32 {
         psn.distance_from(*self.origin.get_or_insert(psn))
     }
 
-    /// The request with an answer of its own that a PSN belongs to, and which of its packets that is.
+    /// The request with a response of its own that covers a PSN, and the index of that response packet.
     fn asked_at(&mut self, psn: Psn) -> Option<(&mut Asked, u32)> {
         let at = self.at(psn);
         let (first, asked) = self.asked.range_mut(..=at).next_back()?;
@@ -115,12 +114,12 @@ impl Line {
         (packet < asked.packets).then_some((asked, packet))
     }
 
-    /// A request came, and the NIC says what it did with it.
+    /// Checks a received request. `verdict` is the NIC's comment on it.
     fn request_came(&mut self, now: Nanos, packet: &Packet, verdict: &str) {
         let psn = packet.bth.psn;
         match verdict {
             "executed" => {
-                self.told = Told::Nothing;
+                self.last_nak = LastNak::None;
                 if has_own_answer(packet) {
                     let length = packet.reth().map_or(0, |reth| reth.dma_len as usize);
                     let is_read = packet.info().operation == Operation::ReadRequest;
@@ -129,7 +128,7 @@ impl Line {
                     self.asked.insert(at, Asked { packets, due: Some(0) });
                 } else {
                     self.at(psn);
-                    // Answers leave in the order of their questions, and those of READs at the rate of data.
+                    // Responses leave in order, and READ responses are paced.
                     let waits = self.asked.values().any(|asked| asked.due.is_some());
                     if packet.bth.ack_req && !waits {
                         self.owed.get_or_insert((psn, now));
@@ -145,26 +144,22 @@ impl Line {
                 }
             }
             "no receive posted: RNR NAK" => {
-                self.told = Told::NotReady(now + Nanos(rnr_timer_ns(self.known.rnr_timer)));
+                self.last_nak = LastNak::NotReady(now + Nanos(rnr_timer_ns(self.known.rnr_timer)));
             }
-            _ if verdict.ends_with("; sequence NAK") => self.told = Told::Missing,
+            _ if verdict.ends_with("; sequence NAK") => self.last_nak = LastNak::Missing,
             _ if verdict.ends_with("; silent, already asked for") => {
-                let knows = match self.told {
-                    Told::Nothing => false,
-                    Told::Missing => true,
-                    Told::NotReady(until) => now < until,
+                let knows = match self.last_nak {
+                    LastNak::None => false,
+                    LastNak::Missing => true,
+                    LastNak::NotReady(until) => now < until,
                 };
-                assert!(
-                    knows,
-                    "{}: {packet}: silence, and the peer was told {:?}",
-                    self.known.name, self.told
-                );
+                assert!(knows, "{}: {packet}: silence, last NAK {:?}", self.known.name, self.last_nak);
             }
             _ => {}
         }
     }
 
-    /// An answer came.
+    /// Checks a received response.
     fn answer_came(&mut self, packet: &Packet, verdict: &str) {
         let psn = packet.bth.psn;
         let syndrome = packet.aeth().map(|aeth| Syndrome::from(aeth.syndrome));
@@ -187,7 +182,7 @@ impl Line {
         }
     }
 
-    /// A request leaves.
+    /// Checks a request that is sent.
     fn request_leaves(&mut self, packet: &Packet, frame: &Frame<'_>) {
         let name = &self.known.name;
         assert!(!self.drained, "{name}: {packet} leaves, and it was said to be drained");
@@ -196,7 +191,7 @@ impl Line {
         assert!(first == digest, "{name}: {packet} is not what was sent before with this PSN");
     }
 
-    /// An answer leaves.
+    /// Checks a response that is sent.
     fn answer_leaves(&mut self, now: Nanos, packet: &Packet, prompt: bool) {
         let (psn, name) = (packet.bth.psn, self.known.name.clone());
         let syndrome = packet.aeth().map(|aeth| Syndrome::from(aeth.syndrome));
@@ -210,7 +205,7 @@ impl Line {
         }
         match self.asked_at(psn) {
             Some(_) => assert!(!acknowledges, "{name}: {packet}: that PSN has an answer of its own"),
-            None => assert!(acknowledges, "{name}: {packet}: nobody asked for that"),
+            None => assert!(acknowledges, "{name}: {packet}: no request has that PSN"),
         }
         if let Some((asked, k)) = self.asked_at(psn) {
             assert!(asked.due == Some(k), "{name}: {packet}: packet {k} of {asked:?} is not due");
@@ -229,12 +224,12 @@ impl Line {
     }
 }
 
-/// True of requests that are not acknowledged but answered.
+/// True if the request is answered by a response of its own instead of an ACK.
 fn has_own_answer(packet: &Packet) -> bool {
     !matches!(packet.info().operation, Operation::Send | Operation::Write)
 }
 
-/// What must be the same whenever a packet is sent.
+/// Digest of the parts of a packet that a retransmission must repeat.
 fn digest(packet: &Packet, frame: &Frame<'_>) -> u64 {
     let mut hasher = DefaultHasher::new();
     let bth = &packet.bth;
@@ -250,11 +245,11 @@ fn digest(packet: &Packet, frame: &Frame<'_>) -> u64 {
 #[derive(Debug, Default)]
 struct Book {
     congested: Congested,
-    /// Some packets go before others, whoever's turn it is.
+    /// Packets have different priorities in this run.
     priorities: bool,
-    /// By host and own number.
+    /// QPs by host and own QPN.
     lines: HashMap<(usize, Qpn), Line>,
-    /// Own numbers, by host and the peer's.
+    /// Own QPN, by host and peer's QPN.
     by_peer: HashMap<(usize, Qpn), Qpn>,
 }
 
@@ -269,7 +264,7 @@ impl Book {
     }
 }
 
-/// A handle to what all witnesses of a run know.
+/// Shared state of the witnesses of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Witnesses(Arc<Mutex<Book>>);
 
@@ -278,7 +273,7 @@ impl Witnesses {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A queue pair begins a life.
+    /// Registers a QP at the start of a life.
     pub fn learn(&self, host: usize, known: Known) {
         let mut book = self.book();
         book.by_peer.retain(|(of, _), own| *of != host || *own != known.qpn);
@@ -286,45 +281,45 @@ impl Witnesses {
         book.lines.insert((host, known.qpn), Line::new(known));
     }
 
-    /// What is known of congestion.
+    /// Calls `f` with the congestion rules.
     pub fn congested<T>(&self, f: impl FnOnce(&mut Congested) -> T) -> T {
         f(&mut self.book().congested)
     }
 
-    /// Some packets go before others in this run, and ports have room for so many frames.
+    /// Sets whether packets have different priorities, and the number of slots of a port.
     pub fn expect(&self, priorities: bool, slots: usize) {
         let mut book = self.book();
         (book.priorities, book.congested.roomy) = (priorities, slots >= 1_024);
     }
 
-    /// Its application is about to take it to SQD, or out of it.
+    /// Notes that the application is about to move the QP to SQD, or out of it.
     pub fn drains(&self, host: usize, qpn: Qpn, draining: bool) {
         if let Some(line) = self.book().lines.get_mut(&(host, qpn)) {
             (line.draining, line.drained) = (draining, false);
         }
     }
 
-    /// The word that it is drained has come.
+    /// Notes the SQ_DRAINED event.
     pub fn is_drained(&self, host: usize, qpn: Qpn) {
         if let Some(line) = self.book().lines.get_mut(&(host, qpn)) {
             line.drained = line.draining;
         }
     }
 
-    /// How often in a row its peer had no receive for the same packet, and it waited.
+    /// Number of consecutive RNR waits for the same packet.
     pub fn waits(&self, host: usize, qpn: Qpn) -> u32 {
         let book = self.book();
         book.lines.get(&(host, qpn)).and_then(|line| line.not_ready).map_or(0, |(_, times)| times)
     }
 }
 
-/// The layer.
+/// The layer on a port.
 pub struct Witness {
     inner: Box<dyn Port>,
     host: usize,
     witnesses: Witnesses,
     now: Nanos,
-    /// Whose frames leave in this pass, and how many so far.
+    /// QPs that have sent in this pass, with their number of frames.
     turns: Vec<([u8; 6], Qpn, u32)>,
 }
 
@@ -333,9 +328,9 @@ impl Witness {
         Witness { inner, host, witnesses, now: Nanos::ZERO, turns: Vec::new() }
     }
 
-    /// In one pass each queue pair that has something to send gets a turn before any gets a second.
+    /// Checks that every QP gets a turn in a pass before any gets a second one.
     fn note_turn(&mut self, packet: &Packet, frame: &Frame<'_>) {
-        // Datagrams are told by who sends them, all others by where they go.
+        // Datagrams are identified by their sender, other packets by their destination.
         let station = frame.array::<6>(0).unwrap_or_default();
         let (station, qpn) = match packet.deth() {
             Some(deth) => ([0; 6], deth.src_qp),
@@ -410,7 +405,7 @@ impl Port for Witness {
     fn tx_commit(&mut self, id: TxId) {
         let bytes = self.inner.tx_frame(&id).as_frame().to_vec();
         let frame = Frame::whole(&bytes);
-        let packet = parse(&frame).expect("what leaves is a good packet");
+        let packet = parse(&frame).expect("a valid packet");
         let mut book = self.witnesses.book();
         book.congested.leaves(self.now, self.host, &packet, bytes.len());
         let (prompt, priorities) = (book.congested.is_prompt(self.host), book.priorities);

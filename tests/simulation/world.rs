@@ -1,4 +1,4 @@
-//! Runs a script: hosts on a switch, applications on the hosts, and what the script does to them.
+//! Runs a script: hosts on a switch, their applications, and the script's actions.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -27,16 +27,16 @@ use crate::vandal::Vandal;
 use crate::weather::{Records, hash};
 use crate::witness::{Witness, Witnesses};
 
-/// Longer than any recovery takes.
+/// Upper bound of the time of any recovery.
 const PATIENCE: Nanos = Nanos::from_millis(60_000);
-/// More than any script needs: who asks again and again for what never comes is found before the time is over.
+/// Upper bound of the steps of a run. Detects an endless loop before [`PATIENCE`] is over.
 const MOST_STEPS: u32 = 400_000;
 
-/// What a run counted.
+/// The counts of a run.
 #[derive(Debug, Default)]
 pub struct Outcome {
     pub counts: BTreeMap<&'static str, u64>,
-    /// What happened to which frame.
+    /// Applied faults, by frame.
     pub strikes: Vec<(FrameName, Trouble)>,
 }
 
@@ -57,28 +57,28 @@ pub struct World<'a> {
     pub srqs: Vec<Shared>,
     pub vandals: Vec<Vandal>,
     pub outcome: Outcome,
-    /// What NICs that are gone had counted, by host.
+    /// Counters of NICs before their restart, by host.
     pub past: Vec<BTreeMap<&'static str, u64>>,
-    /// How each NIC was told to react to congestion.
+    /// Congestion settings of each NIC.
     brakes: Vec<Option<Brakes>>,
-    /// Frames of strangers that are no packets.
+    /// Number of frames from strangers that are no packets.
     pub strange: u64,
     next_action: usize,
-    /// When hosts hear of the new station address of another.
-    hearsay: Vec<(Nanos, usize)>,
-    /// Frames that went to a station that is not there any more.
-    nobody: u64,
+    /// Times at which hosts learn the new MAC address of another.
+    pending_moves: Vec<(Nanos, usize)>,
+    /// Number of frames to a MAC address that no host has.
+    unroutable: u64,
     capture: Option<PathBuf>,
 }
 
-/// Runs a script. An oracle that objects panics. `capture`: a folder that each host's capture goes to.
+/// Runs a script. An objection of an oracle panics. `capture`: folder for the capture of each host.
 pub fn run(script: &Script, capture: Option<&Path>) -> Outcome {
     let mut world = World::new(script, capture, Records::default());
     world.live();
     world.audit()
 }
 
-/// What the weather of a script does to which frames, to the end or to where it fails.
+/// Runs a script to its end or failure, and returns the faults of its weather.
 pub fn strikes_of(script: &Script) -> Vec<(FrameName, Trouble)> {
     let records = Records::default();
     let run = || {
@@ -105,8 +105,8 @@ impl<'a> World<'a> {
             brakes: vec![None; script.hosts.count],
             strange: 0,
             next_action: 0,
-            hearsay: Vec::new(),
-            nobody: 0,
+            pending_moves: Vec::new(),
+            unroutable: 0,
             capture: capture.map(Path::to_owned),
         };
         let priorities = script.channels.iter().any(|channel| channel.sl > 0);
@@ -121,7 +121,7 @@ impl<'a> World<'a> {
         world
     }
 
-    /// A host with a NIC that knows nothing.
+    /// Creates a host with a new NIC.
     fn host(&self, number: usize) -> Host {
         let (hosts, station) = (&self.script.hosts, self.stations.all()[number]);
         let mut port: Box<dyn Port> = Box::new(self.net.port(number));
@@ -142,7 +142,7 @@ impl<'a> World<'a> {
         Host::new(number as u16 + 1, config, port)
     }
 
-    /// From the first connection to when nothing happens any more.
+    /// Runs from the first connection until nothing happens any more.
     pub fn live(&mut self) {
         for channel in 0..self.links.len() {
             self.connect(channel, true);
@@ -166,7 +166,7 @@ impl<'a> World<'a> {
             let limit = self.next_time();
             let alive = self.pass(limit);
             self.check_stations();
-            // An event that was held back may have come by itself.
+            // A moderated event may have been raised by its timer.
             let told = self.links.iter_mut().fold(false, |told, link| told | link.hear());
             if !alive && limit == Nanos::MAX && !dawdles && !told {
                 break;
@@ -182,7 +182,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// When the script is over, jumps included.
+    /// Time of the last action, jumps included.
     fn end(&self) -> Nanos {
         let jump = |timed: &crate::script::Timed| match timed.action {
             Action::Jump(time) => time.0,
@@ -194,13 +194,13 @@ impl<'a> World<'a> {
 
     fn next_time(&self) -> Nanos {
         let action = self.script.actions.get(self.next_action).map_or(Nanos::MAX, |timed| timed.at);
-        let hearsay = self.hearsay.iter().map(|(at, _)| *at).min().unwrap_or(Nanos::MAX);
+        let pending_moves = self.pending_moves.iter().map(|(at, _)| *at).min().unwrap_or(Nanos::MAX);
         let late = self.links.iter().map(Link::next_late).min().unwrap_or(Nanos::MAX);
         let wake = self.links.iter().map(|link| link.next_wake(self.net.now())).min().unwrap_or(Nanos::MAX);
-        action.min(hearsay).min(late).min(wake)
+        action.min(pending_moves).min(late).min(wake)
     }
 
-    /// A turn of all applications. True: one dawdles.
+    /// Runs a turn of all applications. Returns true if one deferred its receives.
     fn applications(&mut self) -> bool {
         self.take_events();
         let mut dawdles = self.post_shared();
@@ -230,10 +230,10 @@ impl<'a> World<'a> {
         links[channel].connect(net.now(), net.hosts_mut(), stations, records, anew);
     }
 
-    /// Who has moved is found again.
+    /// Tells the hosts the new MAC addresses that are due.
     fn hear(&mut self) {
         let now = self.net.now();
-        let heard: Vec<_> = self.hearsay.extract_if(.., |(at, _)| *at <= now).collect();
+        let heard: Vec<_> = self.pending_moves.extract_if(.., |(at, _)| *at <= now).collect();
         for (_, moved) in heard {
             let mac = self.stations.mac(moved);
             for gid in self.stations.gids(moved, self.script.hosts.ipv6) {
@@ -244,19 +244,19 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Once all have heard who moved where, nothing goes where nobody is. Ends that come late bring the way along that they were
-    /// told at first.
+    /// Checks that no frame goes to an unused MAC address once all hosts have learned the new ones. Ends that connect late still use their
+    /// original path.
     fn check_stations(&mut self) {
         let switch = self.net.switch(0);
         let lost = |host: usize| switch.ingress(host).drops.by(DropReason::NoRoute);
-        let nobody = (0..self.script.hosts.count).map(lost).sum();
-        let more = nobody - std::mem::replace(&mut self.nobody, nobody);
+        let unroutable = (0..self.script.hosts.count).map(lost).sum();
+        let more = unroutable - std::mem::replace(&mut self.unroutable, unroutable);
         let late = self.script.channels.iter().any(|channel| channel.slow > Nanos::ZERO);
-        let explained = more == 0 || late || !self.hearsay.is_empty();
-        assert!(explained, "{more} frames to a station that nobody has, at {}", self.net.now());
+        let explained = more == 0 || late || !self.pending_moves.is_empty();
+        assert!(explained, "{more} frames to an unused MAC address, at {}", self.net.now());
     }
 
-    /// The channel of this number, if the script has it.
+    /// Returns a channel, if the script has it.
     fn link(&mut self, channel: usize) -> Option<&mut Link> {
         self.links.get_mut(channel)
     }
@@ -265,7 +265,7 @@ impl<'a> World<'a> {
         self.outcome.add(action_name(action), 1);
         let known = |host: usize| host < self.script.hosts.count;
         match *action {
-            // Applications post what is due in their own time.
+            // Applications post in their own turn.
             Action::Post(..) => {}
             Action::Restart(host) if known(host) => self.restart(host),
             Action::LinkMtu(host, mtu) if known(host) => {
@@ -275,7 +275,7 @@ impl<'a> World<'a> {
             Action::Move(host, late) if known(host) => {
                 self.stations.move_away(host);
                 self.follow(host, &LinkChange::Mac(self.stations.mac(host)), None);
-                self.hearsay.push((self.net.now() + late, host));
+                self.pending_moves.push((self.net.now() + late, host));
             }
             Action::Readdress(host) if known(host) => {
                 self.stations.readdress(host);
@@ -349,7 +349,7 @@ impl<'a> World<'a> {
         self.brake(number, true);
     }
 
-    /// Has a NIC react to congestion as it was told last. `anew`: it is another one.
+    /// Applies the last congestion settings to a NIC. `anew`: the NIC was restarted.
     fn brake(&mut self, host: usize, anew: bool) {
         let brakes = self.brakes[host].clone().unwrap_or_default();
         let config = brakes.config().expect("read before");
@@ -366,7 +366,7 @@ impl<'a> World<'a> {
         };
         let host = link.ends[place.end].host;
         let Some(qpn) = link.ends[place.end].qp.as_ref().map(|qp| qp.handle.qpn) else { return };
-        // While the command is carried out some may leave by the old rule and some by the new one.
+        // During the command, packets may leave under either limit.
         let before = self.witnesses.congested(|congested| congested.limit(host, qpn, None));
         let attr = QpAttr { rate_limit: Some(limit), ..state(QpState::Rts) };
         let done = link.modify(net.now(), net.hosts_mut(), place.end, &[QpState::Rts], &attr);
@@ -382,7 +382,7 @@ impl<'a> World<'a> {
         };
         let any = [ALIVE, &[QpState::Err, QpState::Reset]].concat();
         if link.modify(net.now(), net.hosts_mut(), place.end, &any, &state(QpState::Reset)) {
-            // What happened before is there to be seen.
+            // Take earlier events and completions.
             self.take_events();
             let World { net, links, .. } = self;
             let link = &mut links[place.channel];
@@ -399,14 +399,14 @@ impl<'a> World<'a> {
         link.destroy(net.now(), net.hosts_mut(), place.end);
     }
 
-    /// Sets attributes of an end that is connected and in one of these states.
+    /// Modifies the QP of a connected end, if it is in one of these states.
     fn modify(&mut self, place: Place, from: &[QpState], attr: QpAttr) {
         let World { net, links, .. } = self;
         let Some(link) = links.get_mut(place.channel) else { return };
         if !link.ends.get(place.end).is_some_and(|end| end.usable) {
             return;
         }
-        // What was posted before is fetched, and flushed if it must be, and its end is seen before.
+        // Let the NIC fetch earlier requests, and take their events and completions, before the change.
         let now = net.now();
         net.hosts_mut()[link.ends[place.end].host].poll(now);
         self.take_events();
@@ -444,10 +444,10 @@ impl<'a> World<'a> {
             let (region, now, host) = (patch.region.index, net.now(), &mut net.hosts_mut()[host]);
             match host.call(now, Command::DeregisterMemory(region)) {
                 Ok(_) => {}
-                // Windows are bound to it: they lose it.
+                // Windows are bound to the region and lose it.
                 Err(ControlError::Busy { .. }) => {
                     self.outcome.add("region busy", 1);
-                    host.call(now, Command::ReleaseMemory(region)).expect("a region that is there");
+                    host.call(now, Command::ReleaseMemory(region)).expect("the region exists");
                 }
                 Err(other) => panic!("{way}: {other}"),
             }
@@ -470,13 +470,13 @@ impl<'a> World<'a> {
         let Some((host, cq)) = end.and_then(|end| Some((end.host, end.qp.as_ref()?.cq_index))) else {
             return;
         };
-        moderate(&mut net.hosts_mut()[host], cq, held).expect("a queue that is there");
+        moderate(&mut net.hosts_mut()[host], cq, held).expect("the queue exists");
     }
 
     fn destroy_handle(&mut self, channel: usize) {
         let World { net, links, .. } = self;
         let Some(link) = links.get_mut(channel) else { return };
-        // The applications go on to name them.
+        // The applications continue to use the handles.
         for flow in &link.flows {
             let host = link.ends[usize::from(flow.way.back)].host;
             if let Some(handle) = flow.handle {
@@ -487,7 +487,7 @@ impl<'a> World<'a> {
     }
 }
 
-/// States in which a QP may be taken to the error state.
+/// States from which a QP may enter the error state.
 const ALIVE: &[QpState] = &[QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe];
 
 fn event_name(event: AsyncEvent) -> &'static str {

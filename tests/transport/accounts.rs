@@ -1,5 +1,5 @@
-//! Who uses what: an account that slips shows late, as an object that cannot go or one that goes too early. The stage looks at all of
-//! them when it is dropped; here is what no other test does.
+//! Reference counts. A wrong count shows late: an object cannot be destroyed, or is destroyed too early. `Stage` compares all counts
+//! when a test ends; the cases here occur in no other test.
 
 use roxie::nic::{Answer as Reply, Command, MemoryCommand, ReceiveSource};
 use roxie::shared::{CompletionRing, RecvRing, SendRing};
@@ -33,22 +33,22 @@ fn create_qp(
 }
 
 #[test]
-fn a_region_that_goes_to_another_domain_leaves_the_first() {
+fn region_moved_to_another_pd_releases_the_first() {
     let mut stage = Stage::new();
     let (first, second) = (domain(&mut stage), domain(&mut stage));
     let mr = stage.host.register(64, roxie::verbs::Access::LOCAL_WRITE).index;
     for pd in [first, second, first] {
         let change = MemoryCommand::ReregisterMemory { mr, pd: Some(pd), access: None, translation: None };
-        stage.host.call(stage.now, change).expect("both are there");
+        stage.host.call(stage.now, change).expect("both domains exist");
     }
-    stage.host.call(stage.now, Command::DeallocPd(second)).expect("nobody uses it any more");
-    assert!(stage.host.call(stage.now, Command::DeallocPd(first)).is_err(), "the region is in it");
-    stage.host.call(stage.now, Command::DeregisterMemory(mr)).expect("it is there");
-    stage.host.call(stage.now, Command::DeallocPd(first)).expect("nobody uses it any more");
+    stage.host.call(stage.now, Command::DeallocPd(second)).expect("no users left");
+    assert!(stage.host.call(stage.now, Command::DeallocPd(first)).is_err(), "the region belongs to it");
+    stage.host.call(stage.now, Command::DeregisterMemory(mr)).expect("the object exists");
+    stage.host.call(stage.now, Command::DeallocPd(first)).expect("no users left");
 }
 
 #[test]
-fn a_qp_for_which_there_is_no_room_holds_on_to_nothing() {
+fn failed_create_qp_releases_its_references() {
     let mut stage = Stage::new();
     let pd = domain(&mut stage);
     let cq = stage.host.create_cq(8).0;
@@ -59,15 +59,15 @@ fn a_qp_for_which_there_is_no_room_holds_on_to_nothing() {
     assert_eq!(made.len() + 1, stage.host.worker.nic().limits().qps as usize);
     assert_eq!(stage.host.worker.nic().disagreement(), None);
     for handle in made {
-        stage.host.call(stage.now, Command::DestroyQp(handle.index)).expect("it is there");
+        stage.host.call(stage.now, Command::DestroyQp(handle.index)).expect("the object exists");
     }
-    stage.host.call(stage.now, Command::DestroyCq(cq)).expect("nobody uses it");
-    stage.host.call(stage.now, Command::DeallocPd(pd)).expect("nobody uses it");
+    stage.host.call(stage.now, Command::DestroyCq(cq)).expect("no users left");
+    stage.host.call(stage.now, Command::DeallocPd(pd)).expect("no users left");
 }
 
-/// Whichever of its two queues it is that is full (IBTA 11.6.3.2).
+/// The full queue may be a QP's send or its receive completion queue (IBTA 11.6.3.2).
 #[test]
-fn a_full_completion_queue_ends_the_qps_that_send_or_receive_there_and_no_others() {
+fn cq_overflow_fails_only_qps_that_use_it() {
     let mut stage =
         Stage::with(Setup { caps: QpCaps { max_recv_wr: 64, ..QpCaps::default() }, ..Setup::default() });
     let pd = stage.host.pd();
@@ -88,7 +88,7 @@ fn a_full_completion_queue_ends_the_qps_that_send_or_receive_there_and_no_others
     for id in 0..20 {
         stage.receive(id, 0, 8);
     }
-    // Sixteen fit.
+    // The queue holds 16 completions.
     for psn in 0..17 {
         stage.request(Opcode::RC_SEND_ONLY, psn, Ext::None, &[1]);
     }
@@ -97,9 +97,9 @@ fn a_full_completion_queue_ends_the_qps_that_send_or_receive_there_and_no_others
     assert_eq!(stage.state(), QpState::Err);
 }
 
-/// A queue that is resized while it is full stays lost: a gap would look like success.
+/// A queue that lost a completion stays failed after a resize. New completions would hide the gap.
 #[test]
-fn a_queue_that_lost_a_completion_takes_no_more_in_a_larger_ring() {
+fn resize_does_not_revive_an_overflowed_cq() {
     let mut stage = Stage::new();
     for id in 0..40 {
         stage.receive(id, 0, 8);

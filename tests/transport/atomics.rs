@@ -1,4 +1,4 @@
-//! Atomics of a peer (IBTA 9.4.5): what they do and return, and what a duplicate of one gets.
+//! The responder's side of atomics (IBTA 9.4.5): effect, result, and the response to a duplicate.
 
 use roxie::wire::{AtomicEth, Ext, Opcode};
 
@@ -8,7 +8,7 @@ use crate::Stage;
 //= test: IBTA 9.7.5.1: atomic-response-has-what-was-there, duplicate-atomic-is-answered-from-memory
 //= test: IBTA 9.7.5.1: forgotten-atomic-is-dropped, as-many-results-are-kept-as-agreed
 #[test]
-fn a_duplicate_atomic_gets_the_first_result_and_a_forgotten_one_nothing() {
+fn duplicate_atomic_returns_its_saved_result() {
     let mut stage = Stage::new();
     let add = |stage: &Stage| {
         let eth = AtomicEth { va: stage.memory.address, rkey: stage.memory.key, swap_or_add: 5, compare: 0 };
@@ -27,7 +27,7 @@ fn a_duplicate_atomic_gets_the_first_result_and_a_forgotten_one_nothing() {
     assert_eq!(
         stage.request(Opcode::RC_FETCH_ADD, 0, ext, &[]),
         [],
-        "four results are kept, the fifth is gone"
+        "four results are saved, the oldest is evicted"
     );
     assert_eq!(stage.memory.bytes(0, 8), 25u64.to_ne_bytes(), "executed five times");
     assert_eq!(stage.counter("duplicate_dropped"), 1);
@@ -36,7 +36,7 @@ fn a_duplicate_atomic_gets_the_first_result_and_a_forgotten_one_nothing() {
 //= test: IBTA 9.4.5: compare-and-swap-swaps-what-compares
 //= test: IBTA 9.7.5.1: atomic-response-has-what-was-there
 #[test]
-fn a_compare_and_swap_swaps_only_what_compares() {
+fn compare_and_swap_stores_only_on_a_match() {
     let mut stage = Stage::new();
     for (psn, compare, found) in [(0, 1, 0u64), (1, 0, 0), (2, 0, 7)] {
         let eth = AtomicEth { va: stage.memory.address, rkey: stage.memory.key, swap_or_add: 7, compare };

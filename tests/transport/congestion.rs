@@ -1,4 +1,4 @@
-//! The notification point: marked packets are answered with a notification, as often as is due, to whom it is due.
+//! The notification point: which marked packets are answered with a CNP, and how often. The reaction point: which CNPs count.
 
 use roxie::congestion::Settings;
 use roxie::nic::{Command, CongestionConfig, EcnPolicy};
@@ -10,7 +10,7 @@ use crate::{FIRST, MTU, PEER_QPN, Setup, Stage, attributes, template};
 
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 
-/// The stage's peer, whose packets a switch marks.
+/// A stage with a peer that sends packets with congestion marks (ECN CE).
 fn marked() -> Stage {
     let mut stage = Stage::new();
     stage.template = with_class(3);
@@ -50,7 +50,7 @@ fn notifications(packets: &[(Packet, Vec<u8>)]) -> usize {
     packets.iter().filter(|(packet, _)| packet.bth.opcode == Opcode::CNP).count()
 }
 
-/// The QP begins anew and expects this PSN.
+/// Resets the QP and connects it again with `psn` as the next expected PSN.
 fn expect_from(stage: &mut Stage, psn: Psn) {
     let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
     let [init, rtr, rts] = attributes(&stage.host, &Setup::default());
@@ -67,7 +67,7 @@ fn control(stage: &mut Stage, text: &str) {
 
 //= test: IBTA A17.9.3: cnp-answers-a-mark
 #[test]
-fn a_marked_packet_is_answered_as_a_connectx_does() {
+fn marked_packet_is_answered_with_a_cnp() {
     let mut stage = marked();
     stage.receive(1, 0, 64);
     send_only(&mut stage, 0);
@@ -85,7 +85,7 @@ fn a_marked_packet_is_answered_as_a_connectx_does() {
 
 //= test: IBTA A17.9.3: cnp-interval
 #[test]
-fn notifications_of_one_qp_are_an_interval_apart() {
+fn cnps_of_one_qp_keep_the_interval() {
     let mut stage = marked();
     let mut sent = 0;
     for psn in 0..40 {
@@ -101,37 +101,37 @@ fn notifications_of_one_qp_are_an_interval_apart() {
 
 //= test: IBTA A17.9.3: cnp-answers-a-mark
 #[test]
-fn what_is_not_the_peers_or_says_nothing_is_answered_with_nothing() {
+fn implausible_marked_packets_trigger_no_cnp() {
     // A mark on an acknowledgement.
     let mut stage = marked();
     stage.post(WrOpcode::Send, 16);
     assert_eq!(stage.packets().len(), 1);
     stage.acknowledge(crate::FIRST, roxie::wire::Syndrome::Ack { credits: 31 }, 1);
     assert_eq!(notifications(&stage.packets()), 0, "an acknowledgement");
-    // A duplicate, and what is far ahead: whoever sent it does not know what is due.
+    // A duplicate, and a packet far ahead: the sender does not know the expected PSN.
     for psn in [0xff_fff0, 0x40_0000] {
         let mut stage = marked();
         send_only(&mut stage, psn);
         assert_eq!(notifications(&stage.packets()), 0, "PSN {psn:#x}");
         assert_eq!(stage.counter("np_ecn_marked_roce_packets"), 1);
     }
-    // A little ahead: packets before it were dropped where this one was marked.
+    // A little ahead: the packets before it were dropped at the switch that marked this one.
     let mut stage = marked();
     send_only(&mut stage, 7);
     assert_eq!(notifications(&stage.packets()), 1);
-    // Likewise where the PSNs begin again at 0.
+    // The plausible and the implausible case across the wrap of the PSN.
     for (psn, answered) in [(5, 1), (0x1_fff0, 0)] {
         let mut stage = marked();
         expect_from(&mut stage, Psn::new(0xff_fff0));
         send_only(&mut stage, psn);
         assert_eq!(notifications(&stage.packets()), answered, "PSN {psn:#x} where 0xfffff0 is due");
     }
-    // A stranger's.
+    // A packet of another host.
     let mut stage = Stage::new();
     stage.template = template(3);
     send_only(&mut stage, 0);
     assert_eq!(notifications(&stage.packets()), 0);
-    // A datagram's sender has no flow of its own.
+    // A datagram belongs to no flow that could be slowed.
     let mut stage = Stage::with(Setup { qp_type: QpType::Ud, ..Setup::default() });
     stage.template = with_class(3);
     stage.receive(1, 0, 104);
@@ -143,11 +143,11 @@ fn what_is_not_the_peers_or_says_nothing_is_answered_with_nothing() {
 
 //= test: IBTA A17.9: ecn-capable-where-heeded
 #[test]
-fn data_is_ecn_capable_if_notifications_are_heeded_and_acknowledgements_are_not() {
+fn data_is_ecn_capable_under_ecn_based_control() {
     let ecn = |packet: &Packet| packet.traffic_class() & 3;
     let mut stage = Stage::new();
     stage.post(WrOpcode::Send, 16);
-    assert_eq!(ecn(&stage.packets()[0].0), 0, "nobody would heed what comes of it");
+    assert_eq!(ecn(&stage.packets()[0].0), 0, "no control reacts to a CNP");
     for (settings, policy, expected) in [
         ("dcqcn", None, 2),
         ("swift", None, 0),
@@ -170,9 +170,9 @@ fn data_is_ecn_capable_if_notifications_are_heeded_and_acknowledgements_are_not(
     }
 }
 
-/// In a deep incast they come after the data has stopped: each is about a packet that left before.
+/// In a deep incast, CNPs arrive after the data has stopped. Each refers to a packet that was sent before.
 #[test]
-fn each_packet_under_way_allows_one_notification() {
+fn each_data_packet_allows_one_cnp() {
     let heeded = |stage: &mut Stage| {
         let bth = Bth { opcode: Opcode::CNP, becn: true, dest_qp: stage.qp.handle.qpn, ..Bth::default() };
         let before = stage.counter("rp_cnp_handled");
@@ -190,7 +190,7 @@ fn each_packet_under_way_allows_one_notification() {
         stage
     };
     assert_eq!(heeded(&mut sends(3)), 3);
-    // Of those that the peer has, none allows one any more but the last: its notification may be under way yet.
+    // Acknowledged packets allow no CNP, except the last one: its CNP may still be on its way.
     let mut stage = sends(4);
     stage.acknowledge(FIRST + 1, ACK, 0);
     assert_eq!(heeded(&mut stage), 2);
@@ -209,7 +209,7 @@ fn each_packet_under_way_allows_one_notification() {
 
 //= test: IBTA A17.9.3: cnp-slows-its-qp
 #[test]
-fn a_notification_slows_a_qp_that_sends_and_no_other() {
+fn cnp_slows_only_a_sending_qp() {
     let mut stage = Stage::new();
     control(&mut stage, "dcqcn,preset=paper");
     let bth = Bth { opcode: Opcode::CNP, becn: true, dest_qp: stage.qp.handle.qpn, ..Bth::default() };
@@ -234,7 +234,7 @@ fn a_notification_slows_a_qp_that_sends_and_no_other() {
 }
 
 #[test]
-fn a_marked_answer_to_a_read_is_taken_and_told_of() {
+fn marked_read_response_completes_and_triggers_a_cnp() {
     let mut stage = marked();
     stage.post(WrOpcode::Read, 64);
     assert_eq!(stage.packets().len(), 1);

@@ -1,4 +1,4 @@
-//! What is counted, and how often.
+//! Which counters packets and completions increment.
 
 use roxie::nic::Command;
 use roxie::time::Nanos;
@@ -17,7 +17,7 @@ fn assert_counters(stage: &Stage, expected: &[(&str, u64)]) {
 }
 
 #[test]
-fn each_request_counts_once() {
+fn each_received_request_is_counted_once() {
     let mut stage = Stage::new();
     stage.receive(1, 0, 8);
     let eth = AtomicEth { va: stage.memory.address, rkey: stage.memory.key, swap_or_add: 1, compare: 0 };
@@ -44,7 +44,7 @@ fn each_request_counts_once() {
 
 //= test: IBTA 9.7.6: old-ack-is-dropped
 #[test]
-fn each_response_counts_once() {
+fn each_received_response_is_counted_once() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::Send, 4);
     stage.post(WrOpcode::Write, 4);
@@ -69,7 +69,7 @@ fn each_response_counts_once() {
 }
 
 #[test]
-fn each_refusal_by_the_peer_counts_under_its_name() {
+fn received_naks_are_counted_by_code() {
     let names = ["req_remote_access_errors", "req_remote_invalid_request"];
     let cases = [
         (NakCode::RemoteAccess, [1, 0]),
@@ -88,14 +88,14 @@ fn each_refusal_by_the_peer_counts_under_its_name() {
 
 //= test: IBTA 10.6.3.1: local-writing-needs-a-right
 #[test]
-fn each_refusal_of_ours_counts_under_its_name() {
+fn refused_requests_are_counted_by_cause() {
     let names = ["resp_remote_access_errors", "resp_cqe_error", "resp_local_length_error"];
     let counted = |stage: &Stage| names.map(|name| stage.counter(name));
 
     let mut stage = Stage::new();
     let nowhere = Reth { rkey: 1, ..stage.reth(0, 4) };
     stage.request(Opcode::RC_WRITE_ONLY, 0, Ext::Reth(nowhere), &[1; 4]);
-    assert_eq!(counted(&stage), [1, 0, 0], "a key that opens nothing");
+    assert_eq!(counted(&stage), [1, 0, 0], "an unknown key");
 
     let mut stage = Stage::new();
     stage.receive(1, 0, 3);
@@ -110,7 +110,7 @@ fn each_refusal_of_ours_counts_under_its_name() {
 }
 
 #[test]
-fn a_read_whose_region_goes_away_counts_as_refused() {
+fn read_of_deregistered_memory_counts_an_access_error() {
     let mut stage = Stage::new();
     let (opcode, dest_qp) = (Opcode::RC_READ_REQUEST, stage.qp.handle.qpn);
     let bth = Bth { opcode, dest_qp, psn: Psn::new(0), ..Bth::default() };
@@ -118,13 +118,13 @@ fn a_read_whose_region_goes_away_counts_as_refused() {
     stage.send(&bth, &ext, &[]);
     stage.host.worker.take_in(stage.now);
     let index = stage.memory.index;
-    stage.host.call(stage.now, Command::DeregisterMemory(index)).expect("it was there");
+    stage.host.call(stage.now, Command::DeregisterMemory(index)).expect("the region exists");
     stage.answers();
     assert_counters(&stage, &[("rx_read_requests", 1), ("resp_remote_access_errors", 1)]);
 }
 
 #[test]
-fn congestion_notifications_are_counted_and_not_heeded() {
+fn cnp_without_congestion_control_is_counted_and_ignored() {
     let mut stage = Stage::new();
     let bth = Bth { opcode: Opcode::CNP, becn: true, dest_qp: stage.qp.handle.qpn, ..Bth::default() };
     stage.send(&bth, &Ext::None, &[]);

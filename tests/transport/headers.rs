@@ -1,4 +1,4 @@
-//! What of a packet's headers is looked at, and what is not; and which states look at packets at all (IBTA 9.6.1, 10.3.1).
+//! Which header fields are checked, which are ignored, and in which QP states packets are handled (IBTA 9.6.1, 10.3.1).
 
 use roxie::sim::Host;
 use roxie::time::Nanos;
@@ -14,24 +14,24 @@ fn send_only(stage: &Stage, qp_type: QpType) -> Bth {
     Bth { opcode, dest_qp: stage.qp.handle.qpn, ack_req: true, ..Bth::default() }
 }
 
-/// Goes back to RESET, and from there as far as `steps` of three lead.
+/// Resets the QP and applies the first `steps` of the transitions INIT, RTR, RTS.
 fn restart(stage: &mut Stage, rq_psn: Psn, steps: usize) {
     let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
     stage.host.modify(stage.now, &stage.qp, &reset).expect("from any state");
-    go_on(stage, rq_psn, 0..steps);
+    advance(stage, rq_psn, 0..steps);
 }
 
-fn go_on(stage: &mut Stage, rq_psn: Psn, steps: std::ops::Range<usize>) {
+fn advance(stage: &mut Stage, rq_psn: Psn, steps: std::ops::Range<usize>) {
     for attr in &attributes(&stage.host, &Setup::default())[steps] {
         let attr = QpAttr { rq_psn: attr.rq_psn.map(|_| rq_psn), ..*attr };
         stage.host.modify(stage.now, &stage.qp, &attr).expect("a legal transition");
     }
 }
 
-/// The same station has several addresses, and a connection is between two of them.
+/// A station may have several IP addresses; a connection is between one local and one remote address.
 //= test: IBTA 9.6.1: destination-is-our-address
 #[test]
-fn what_is_for_another_address_of_ours_is_not_for_the_qp() {
+fn packet_to_another_local_address_is_dropped() {
     let gid = |n| Gid::from(Host::address(n, false));
     for qp_type in [QpType::Rc, QpType::Uc] {
         let mut stage = Stage::with(Setup { qp_type, ..Setup::default() });
@@ -62,7 +62,7 @@ fn what_is_for_another_address_of_ours_is_not_for_the_qp() {
 
 //= test: IBTA 9.2: reserved-bits-mean-nothing
 #[test]
-fn bits_that_mean_nothing_are_not_looked_at() {
+fn reserved_header_bits_are_ignored() {
     let mut stage = Stage::new();
     let good = send_only(&stage, QpType::Rc);
     let cases = [
@@ -79,14 +79,14 @@ fn bits_that_mean_nothing_are_not_looked_at() {
     }
 }
 
-/// Each bit of a packet that the ICRC covers, one at a time: of the BTH, the payload and the ICRC itself.
+/// Flips single bits that the ICRC covers: of the BTH, the payload and the ICRC itself.
 //= test: IBTA 7.8.1: bad-icrc-is-dropped
 #[test]
-fn a_packet_of_which_a_bit_was_flipped_is_dropped_and_nobody_is_told() {
+fn packet_with_a_flipped_bit_is_dropped_silently() {
     let mut stage = Stage::new();
     stage.receive(1, 0, 64);
     let mut dropped = 0;
-    // Opcode and pad count may make it malformed instead, and the QPN another's.
+    // Without opcode, pad count and QPN: a flip there may make the packet malformed, or another QP's.
     for (at, byte) in
         [("P_Key", 44), ("PSN", 51), ("PSN", 53), ("payload", 54), ("payload", 61), ("ICRC", 65)]
     {
@@ -100,12 +100,12 @@ fn a_packet_of_which_a_bit_was_flipped_is_dropped_and_nobody_is_told() {
     assert_eq!((stage.statuses(), stage.memory.bytes(0, 64)), (vec![], vec![0; 64]));
     stage.send_bytes(|_| ());
     stage.answers();
-    assert_eq!(stage.statuses(), [(1, WcStatus::Success)], "the one that was not harmed");
+    assert_eq!(stage.statuses(), [(1, WcStatus::Success)], "the undamaged packet");
 }
 
 //= test: IBTA 9.7.1: psn-is-24-bits, psn-begins-as-agreed
 #[test]
-fn the_first_request_has_the_psn_that_was_agreed_and_psns_wrap() {
+fn psns_start_as_agreed_and_wrap() {
     let mut stage = Stage::new();
     for first in [0x12_3456, 0xff_ffff] {
         restart(&mut stage, Psn::new(first), 3);
@@ -124,7 +124,7 @@ fn the_first_request_has_the_psn_that_was_agreed_and_psns_wrap() {
 
 //= test: IBTA 10.3.1.2: init-takes-receives-and-no-packets
 #[test]
-fn in_init_packets_are_dropped_and_receives_are_kept() {
+fn init_state_keeps_receives_and_drops_packets() {
     let mut stage = Stage::new();
     restart(&mut stage, Psn::new(0), 1);
     stage.receive(1, 0, 8);
@@ -132,7 +132,7 @@ fn in_init_packets_are_dropped_and_receives_are_kept() {
     stage.send(&bth, &Ext::None, &[1; 4]);
     assert_eq!(stage.answers(), []);
     assert_eq!((stage.statuses(), stage.counter("rx_wrong_state")), (vec![], 1));
-    go_on(&mut stage, Psn::new(0), 1..3);
+    advance(&mut stage, Psn::new(0), 1..3);
     stage.send(&bth, &Ext::None, &[1; 4]);
     assert_eq!(stage.answers(), [Answer::ack(0)]);
     assert_eq!(stage.statuses(), [(1, WcStatus::Success)]);
@@ -140,7 +140,7 @@ fn in_init_packets_are_dropped_and_receives_are_kept() {
 
 //= test: IBTA 10.3.1.3: rtr-answers-and-does-not-ask
 #[test]
-fn in_rtr_requests_are_answered_and_none_is_sent() {
+fn rtr_state_answers_requests_but_sends_none() {
     let mut stage = Stage::new();
     restart(&mut stage, Psn::new(0), 2);
     stage.post(WrOpcode::Write, 8);
@@ -149,6 +149,6 @@ fn in_rtr_requests_are_answered_and_none_is_sent() {
     stage.send(&bth, &Ext::None, &[1; 4]);
     assert_eq!(stage.answers(), [Answer::ack(0)], "and no WRITE");
     assert_eq!(stage.wait(Nanos::from_millis(500)), []);
-    go_on(&mut stage, Psn::new(0), 2..3);
+    advance(&mut stage, Psn::new(0), 2..3);
     assert_eq!(stage.wait(SOON), [(Opcode::RC_WRITE_ONLY, FIRST)], "it waited");
 }

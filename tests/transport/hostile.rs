@@ -1,4 +1,4 @@
-//! What a peer, an application or bad luck can do at the worst moment: each of these once broke something.
+//! Regressions: peers, applications and losses at the worst moment. Each case once broke something.
 
 use roxie::limits::Limits;
 use roxie::nic::{Command, NicConfig};
@@ -16,7 +16,7 @@ use crate::{Answer, FIRST, MTU, Setup, Stage, TIMEOUT, attributes};
 const SOON: Nanos = Nanos(1000);
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 
-/// A WRITE of two packets, of which only the first can be gathered.
+/// Posts a WRITE of two packets, the second of which has a bad lkey.
 fn post_half_bad(stage: &Stage, wr_id: u64) {
     let length = MTU.bytes() as u32;
     let bad = Sge { lkey: LKey(stage.memory.key ^ 0x100), ..stage.memory.sge(0, length) };
@@ -26,7 +26,8 @@ fn post_half_bad(stage: &Stage, wr_id: u64) {
     stage.host.post_send(&stage.qp, &wr, Payload::Sges(&sges)).expect("room for a request");
 }
 
-/// After a lap of the queue, whose old requests must not be seen again: one good request and one that breaks off.
+/// Fills every slot of the send queue once, so that stale requests would show. Then posts one good request and one that aborts after
+/// its first packet.
 fn with_a_request_that_breaks_off() -> (Stage, Psn) {
     let mut stage = Stage::new();
     for i in 0..150 {
@@ -43,7 +44,7 @@ fn with_a_request_that_breaks_off() -> (Stage, Psn) {
 }
 
 #[test]
-fn an_ack_into_a_request_that_broke_off_completes_each_request_once() {
+fn ack_of_an_aborted_request_completes_each_once() {
     let (mut stage, psn) = with_a_request_that_breaks_off();
     stage.acknowledge(psn, ACK, 151);
     stage.wait(SOON);
@@ -52,7 +53,7 @@ fn an_ack_into_a_request_that_broke_off_completes_each_request_once() {
 }
 
 #[test]
-fn a_refusal_of_a_request_that_broke_off_completes_each_request_once() {
+fn nak_of_an_aborted_request_completes_each_once() {
     let (mut stage, psn) = with_a_request_that_breaks_off();
     stage.acknowledge(psn, Syndrome::Nak(NakCode::RemoteAccess), 151);
     stage.wait(SOON);
@@ -61,19 +62,19 @@ fn a_refusal_of_a_request_that_broke_off_completes_each_request_once() {
 
 //= test: IBTA 9.7.5.1: duplicate-read-is-checked-again
 #[test]
-fn a_late_duplicate_of_a_read_whose_region_is_gone_is_met_with_silence() {
+fn duplicate_read_of_deregistered_memory_is_dropped() {
     let mut stage = Stage::new();
     let reth = Ext::Reth(stage.reth(0, 8));
     assert_eq!(stage.request(Opcode::RC_READ_REQUEST, 0, reth, &[]).len(), 1);
     let index = stage.memory.index;
-    stage.host.call(stage.now, Command::DeregisterMemory(index)).expect("it is there");
+    stage.host.call(stage.now, Command::DeregisterMemory(index)).expect("the object exists");
     assert_eq!(stage.request(Opcode::RC_READ_REQUEST, 0, reth, &[]), []);
     assert_eq!((stage.state(), stage.counter("duplicate_dropped")), (QpState::Rts, 1));
 }
 
 //= test: IBTA 9.7.5.1: nothing-follows-a-refusal
 #[test]
-fn answers_to_what_was_asked_before_leave_ahead_of_a_refusal() {
+fn earlier_responses_precede_a_nak() {
     let mut stage = Stage::new();
     let good = stage.reth(0, 8);
     let mut bad = good;
@@ -97,7 +98,7 @@ fn answers_to_what_was_asked_before_leave_ahead_of_a_refusal() {
 
 //= test: IBTA 9.7.1: psns-in-flight-are-told-apart
 #[test]
-fn a_read_of_2_to_the_31_bytes_in_packets_of_256_keeps_its_psns_apart_from_what_follows() {
+fn largest_read_keeps_outstanding_psns_distinct() {
     let mut stage = Stage::new();
     let region = stage.host.register(1 << 29, Access::READ_WRITE);
     let wr = SendWr { wr_id: 1, rkey: RKey(1), opcode: WrOpcode::Read, ..SendWr::default() };
@@ -119,7 +120,7 @@ fn a_read_of_2_to_the_31_bytes_in_packets_of_256_keeps_its_psns_apart_from_what_
 }
 
 #[test]
-fn a_request_that_waits_for_a_response_lets_the_worker_sleep() {
+fn worker_sleeps_while_a_fence_waits() {
     let mut stage = Stage::new();
     stage.post_as(1, WrOpcode::Read, SendFlags::SIGNALED, 8);
     stage.post_as(2, WrOpcode::Write, SendFlags::SIGNALED | SendFlags::FENCE, 8);
@@ -133,7 +134,7 @@ fn a_request_that_waits_for_a_response_lets_the_worker_sleep() {
 }
 
 #[test]
-fn a_response_that_waits_survives_a_change_of_max_dest_rd_atomic() {
+fn pending_response_survives_max_dest_rd_atomic_change() {
     let mut stage = Stage::new();
     let drained = QpAttr { state: Some(QpState::Sqd), ..QpAttr::default() };
     stage.host.modify(stage.now, &stage.qp, &drained).expect("RTS to SQD");
@@ -151,7 +152,7 @@ fn a_response_that_waits_survives_a_change_of_max_dest_rd_atomic() {
 }
 
 #[test]
-fn reads_of_the_peer_do_not_starve_our_requests() {
+fn read_responses_do_not_starve_own_requests() {
     let mut stage = Stage::new();
     let reth = Ext::Reth(stage.reth(0, 1 << 16));
     stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 8);
@@ -168,7 +169,7 @@ fn reads_of_the_peer_do_not_starve_our_requests() {
 
 //= test: IBTA 9.7.5.1: duplicate-read-may-be-a-part
 #[test]
-fn a_part_of_a_read_that_does_not_reach_its_end_is_no_duplicate_of_it() {
+fn partial_read_short_of_the_end_is_dropped() {
     let mut stage = Stage::new();
     let whole = Ext::Reth(stage.reth(0, 4 * 256));
     assert_eq!(stage.request(Opcode::RC_READ_REQUEST, 0, whole, &[]).len(), 4);
@@ -179,7 +180,7 @@ fn a_part_of_a_read_that_does_not_reach_its_end_is_no_duplicate_of_it() {
 }
 
 #[test]
-fn the_largest_packet_of_a_path_mtu_fits_the_link_that_it_was_chosen_for() {
+fn largest_packet_fits_the_link_mtu() {
     for link_mtu in [1104, 1111, 1112, 4183, 4184] {
         let (near, mut far) = joined_ports(link_mtu, None);
         let path_mtu = Mtu::largest_for_link(link_mtu).expect("large enough");
@@ -205,11 +206,11 @@ fn the_largest_packet_of_a_path_mtu_fits_the_link_that_it_was_chosen_for() {
 }
 
 #[test]
-fn progress_ends_an_rnr_wait_and_a_second_refusal_in_it_costs_no_retry() {
+fn repeated_rnr_nak_costs_no_further_retry() {
     let mut stage = Stage::with(Setup { rnr_retry: 1, ..Setup::default() });
     stage.post(WrOpcode::Send, 8);
     stage.wait(SOON);
-    // Timer 0 is the longest: 655 ms.
+    // RNR timer code 0 is the longest: 655 ms.
     for _ in 0..3 {
         stage.acknowledge(FIRST, Syndrome::RnrNak { timer: 0 }, 0);
         assert_eq!(stage.wait(SOON), []);
@@ -221,10 +222,10 @@ fn progress_ends_an_rnr_wait_and_a_second_refusal_in_it_costs_no_retry() {
     assert_eq!(stage.statuses(), [(0, WcStatus::Success)]);
 }
 
-/// A packet is a multiple of 4 bytes on every link; what is not is none, whatever it says (IBTA 9.6.1).
+/// Payload and pad must be a multiple of 4 bytes, in requests and responses (IBTA 9.6.1).
 //= test: IBTA 9.6.1: packet-is-whole-words
 #[test]
-fn a_payload_without_its_pad_is_dropped_by_every_service_and_on_either_side() {
+fn unpadded_payload_is_dropped_by_every_service() {
     let ask = |qp_type, opcode, pad, payload: &[u8]| {
         let mut stage = Stage::with(Setup { qp_type, ..Setup::default() });
         stage.receive(1, 4096, 300);
@@ -240,7 +241,7 @@ fn a_payload_without_its_pad_is_dropped_by_every_service_and_on_either_side() {
         assert_eq!((stage.statuses(), stage.state()), (vec![], QpState::Rts), "{what}");
         assert_eq!((stage.counter("rx_malformed"), stage.counter("resp_invalid_requests")), (1, 0), "{what}");
     };
-    // A DETH with the QP's key, and 1 byte.
+    // A DETH with the QP's Q_Key, and 1 byte.
     let datagram = [0x11, 0x11, 0x22, 0x22, 0, 0, 0, 0x77, 9];
     for (length, pad) in [(5, 0), (6, 1), (7, 2), (7, 0)] {
         for (qp_type, opcode) in [(QpType::Rc, Opcode::RC_SEND_ONLY), (QpType::Uc, Opcode::UC_SEND_ONLY)] {
@@ -254,14 +255,14 @@ fn a_payload_without_its_pad_is_dropped_by_every_service_and_on_either_side() {
 }
 
 #[test]
-fn a_full_completion_queue_fails_its_qps_and_takes_no_more() {
+fn overflowed_cq_accepts_no_more_completions() {
     let (near, _far) = joined_ports(1500, None);
     let mut host = Host::new(1, NicConfig { limits: Limits::small(), ..NicConfig::default() }, near);
     let qp = host.create_qp(QpCaps::default(), true, 2);
     for attr in attributes(&host, &Setup::default()) {
         host.modify(Nanos::ZERO, &qp, &attr).expect("a legal transition");
     }
-    // The requests cannot be sent: each fails or flushes, and two of those fit.
+    // None of the requests can be sent: each fails or is flushed. The queue holds two completions.
     for wr_id in 0..3 {
         let wr = SendWr { wr_id, ..SendWr::default() };
         let sges = [Sge { addr: 0, length: 8, lkey: LKey(1) }];
@@ -284,7 +285,7 @@ fn a_full_completion_queue_fails_its_qps_and_takes_no_more() {
 }
 
 #[test]
-fn a_new_timeout_counts_for_what_is_outstanding() {
+fn changed_timeout_applies_to_outstanding_requests() {
     let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
     stage.post(WrOpcode::Write, 8);
     stage.wait(SOON);
@@ -296,14 +297,14 @@ fn a_new_timeout_counts_for_what_is_outstanding() {
 }
 
 #[test]
-fn qpns_do_not_come_back_soon() {
+fn qpns_are_not_reused_soon() {
     let (near, _far) = joined_ports(1500, None);
     let mut host = Host::new(1, NicConfig { limits: Limits::small(), ..NicConfig::default() }, near);
     let mut seen = std::collections::HashSet::new();
     for _ in 0..1000 {
         let qp = host.create_qp(QpCaps::default(), true, 1);
         assert!(seen.insert(qp.handle.qpn), "QPN {} again after {}", qp.handle.qpn, seen.len());
-        host.call(Nanos::ZERO, Command::DestroyQp(qp.handle.index)).expect("it is there");
+        host.call(Nanos::ZERO, Command::DestroyQp(qp.handle.index)).expect("the object exists");
         host.call(Nanos::ZERO, Command::DestroyCq(qp.cq_index)).expect("nothing uses it");
     }
     assert_eq!(seen.len(), 1000);

@@ -1,13 +1,24 @@
-//! One NIC against a peer that the test plays packet by packet: each case of the transport, by script.
+//! One NIC against a peer that the test plays packet by packet: the cases of the transport, one script each.
 //!
-//! [`peers`] is what other implementations do, [`requester`] and [`responder`] the two sides of the specification, [`requests`] what
-//! the one's packets say, [`order`] in which order the other checks and answers, [`headers`] what both look at, [`credits`] end-to-end,
-//! [`replays`] a peer that goes back, [`answers`] what no responder should say, [`between`] an application in the midst of a pass,
-//! [`notifications`] of congestion, [`congestion`] that others are told of, [`pacing`] by rates and pauses, [`states`] the life of a QP, [`hostile`] the worst moments, [`windows`], [`regions`] and
-//! [`placement`] memory, [`atomics`] on it. [`uc`] and [`ud`] are the services without acknowledgements, [`raw`] frames of other protocols, [`srq`] and
-//! [`xrc`] receives that many share, [`queues`] completion queues. [`off_path`] is what strangers send, [`counters`] what is counted,
-//! [`reasons`] what a capture is told, [`checks`] that it names each check of a request, and [`log`] what a QP remembers. [`accounts`] is who uses what,
-//! [`hidden`] what sockets do not show, [`parts`] the pieces that can be had without a NIC.
+//! Requester and responder:
+//!
+//! * [`requester`], [`requests`]: what the requester sends, and how it reacts to responses. [`answers`]: responses that are invalid.
+//! * [`responder`], [`order`], [`replays`], [`atomics`]: how requests are checked, executed and answered, and duplicates of them.
+//! * [`headers`]: header checks of either side. [`credits`]: end-to-end credits. [`states`]: states and transitions of a QP.
+//! * [`peers`]: behavior of other implementations that differs from Roxie's. [`hostile`]: regressions of faults found earlier.
+//! * [`between`]: an application that posts in the middle of a pass. [`parts`]: pieces that need no NIC.
+//!
+//! Other services and objects:
+//!
+//! * [`uc`], [`ud`], [`raw`], [`xrc`]: the services besides RC. [`srq`], [`queues`]: shared receive queues, completion queues.
+//! * [`regions`], [`regions_gone`], [`gone`], [`far`], [`windows`], [`placement`]: memory regions, windows, ATOMIC WRITE and FLUSH.
+//! * [`accounts`]: reference counts.
+//!
+//! Congestion: [`congestion`] and [`notifications`] for marks and CNPs, [`pacing`] and [`shared_rate`] for rates and pauses, [`slowed`]
+//! for how far an attacker can slow a QP.
+//!
+//! Observation: [`counters`], [`log`] for the log of a QP, [`reasons`] and [`checks`] for the comments in a capture. [`hidden`]: header
+//! fields that sockets do not show. [`off_path`]: an attacker off the path.
 
 mod accounts;
 mod answers;
@@ -65,7 +76,7 @@ use roxie::wire::{
 };
 
 const PEER_QPN: Qpn = Qpn::new(0x77);
-/// What the NIC sends first. The wrap is near.
+/// First PSN that the NIC sends. PSNs wrap after two packets.
 const FIRST: Psn = Psn::new(0xff_fffe);
 const MTU: Mtu = Mtu::Mtu256;
 /// 4.096 us << 12.
@@ -73,7 +84,7 @@ const TIMEOUT_CODE: u8 = 12;
 const TIMEOUT: Nanos = Nanos(4096 << TIMEOUT_CODE);
 const RETRIES: u8 = 2;
 
-/// What may differ from test to test.
+/// Settings that tests vary.
 struct Setup {
     qp_type: QpType,
     /// Local ACK timeout code.
@@ -81,19 +92,19 @@ struct Setup {
     rnr_retry: u8,
     /// End-to-end credits are in use.
     credits: bool,
-    /// FLUSH has rdma_rxe's ICRC.
+    /// FLUSH packets have the ICRC that rdma_rxe computes.
     rxe_flush_icrc: bool,
-    /// An ICRC that only a hidden identification explains wants a likely one.
+    /// With a hidden IPv4 identification, accept only an ICRC that a plausible identification explains.
     strict_icrc: bool,
     mig_req: bool,
-    /// Every work request completes, asked or not.
+    /// Every send work request generates a completion, signaled or not.
     sq_sig_all: bool,
     caps: QpCaps,
-    /// What the peer may do through the QP.
+    /// Remote access rights of the QP.
     access: Access,
-    /// READs and atomics that the NIC may have outstanding.
+    /// Number of READs and atomics that the NIC may have outstanding.
     max_rd_atomic: u8,
-    /// Memory may be of other processes.
+    /// Regions may lie in other processes.
     serves: bool,
 }
 
@@ -116,7 +127,7 @@ impl Default for Setup {
     }
 }
 
-/// A packet of the NIC's.
+/// A packet that the NIC sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Answer {
     opcode: Opcode,
@@ -149,7 +160,7 @@ struct Stage {
     peer: Box<dyn Port>,
     template: Template,
     now: Nanos,
-    /// The MSN in the last answer that had one.
+    /// MSN of the last packet with an AETH.
     msn: Option<u32>,
 }
 
@@ -163,7 +174,7 @@ impl Stage {
         Stage::on(setup, near, far)
     }
 
-    /// On this pair of ports.
+    /// Builds the stage on a given pair of ports.
     fn on(setup: Setup, near: Box<dyn Port>, far: Box<dyn Port>) -> Stage {
         let config = NicConfig {
             limits: Limits::small(),
@@ -197,12 +208,12 @@ impl Stage {
         self.host.post_send(&self.qp, &wr, Payload::Sges(&sges)).expect("room for a request");
     }
 
-    /// A receive of the application's, `length` bytes from `offset` of its memory.
+    /// Posts a receive of `length` bytes at `offset` of the region.
     fn receive(&self, wr_id: u64, offset: u64, length: u32) {
         self.host.post_recv(&self.qp, wr_id, &[self.memory.sge(offset, length)]).expect("room for a receive");
     }
 
-    /// The peer asks for something and wants an acknowledgement; what the NIC answers.
+    /// Sends a request with the AckReq bit from the peer, and returns the NIC's packets.
     fn request(&mut self, opcode: Opcode, psn: u32, ext: Ext, payload: &[u8]) -> Vec<Answer> {
         let bth =
             Bth { opcode, dest_qp: self.qp.handle.qpn, psn: Psn::new(psn), ack_req: true, ..Bth::default() };
@@ -210,7 +221,7 @@ impl Stage {
         self.answers()
     }
 
-    /// What the NIC says, until it is silent.
+    /// Runs eight passes and returns the packets that the NIC sent.
     fn answers(&mut self) -> Vec<Answer> {
         let mut all = Vec::new();
         for _ in 0..8 {
@@ -235,7 +246,7 @@ impl Stage {
         all
     }
 
-    /// The packets that leave now, with their payload.
+    /// Runs eight passes and returns the sent packets with their headers and payload.
     fn packets(&mut self) -> Vec<(Packet, Vec<u8>)> {
         let mut all = Vec::new();
         for _ in 0..8 {
@@ -252,7 +263,7 @@ impl Stage {
         all
     }
 
-    /// Goes through INIT and RTR to RTS.
+    /// Moves the QP through INIT and RTR to RTS.
     fn connect(&mut self, setup: &Setup) {
         for attr in attributes(&self.host, setup) {
             self.host.modify(self.now, &self.qp, &attr).expect("a legal transition");
@@ -268,7 +279,7 @@ impl Stage {
         self.host.worker.counters().into_iter().filter(|(n, _)| *n == name).map(|(_, value)| value).sum()
     }
 
-    /// Statuses of the completions so far, with their ids.
+    /// Polls all completions and returns their `wr_id` and status.
     fn statuses(&self) -> Vec<(u64, WcStatus)> {
         self.completions().iter().map(|wc| (wc.wr_id, wc.status)).collect()
     }
@@ -282,17 +293,17 @@ impl Stage {
             .collect()
     }
 
-    /// The region as the peer names it.
+    /// The RETH that names `dma_len` bytes at `offset` of the region.
     fn reth(&self, offset: u64, dma_len: u32) -> Reth {
         Reth { va: self.memory.address + offset, rkey: self.memory.key, dma_len }
     }
 
-    /// Moves the time and returns the packets that leave meanwhile.
+    /// Advances the clock by `time` and returns the packets that leave meanwhile.
     fn wait(&mut self, time: Nanos) -> Vec<(Opcode, Psn)> {
         let until = self.now + time;
         let mut seen = Vec::new();
         while self.now < until {
-            // Once for what is there, once for what that leads to.
+            // Several passes: handling a frame can make more work.
             for _ in 0..4 {
                 self.host.worker.poll(self.now);
                 seen.extend(self.arrived());
@@ -310,7 +321,7 @@ impl Stage {
         seen
     }
 
-    /// The peer answers.
+    /// Sends a response from the peer.
     fn answer(&mut self, opcode: Opcode, psn: Psn, ext: Ext, payload: &[u8]) {
         let bth = Bth { opcode, dest_qp: self.qp.handle.qpn, psn, ..Bth::default() };
         self.send(&bth, &ext, payload);
@@ -329,7 +340,7 @@ impl Stage {
         self.peer.tx_flush(self.now).expect("memory does not fail");
     }
 
-    /// A packet that has nothing behind the BTH but this, whatever its opcode asks for, with this pad count.
+    /// Sends a packet of BTH and `payload`, with pad count `pad` and without the extended headers of its opcode.
     fn send_padded(&mut self, bth: &Bth, payload: &[u8], pad: u8) {
         let mut headers = [0; MAX_HEADERS];
         let plain = Bth { opcode: Opcode::RC_SEND_ONLY, ..*bth };
@@ -352,7 +363,7 @@ impl Stage {
         self.peer.tx_flush(self.now).expect("memory does not fail");
     }
 
-    /// A good SEND to the QP whose bytes are changed before it leaves. It has 8 bytes of payload.
+    /// Sends a valid SEND of 8 bytes after `change` has modified the finished frame.
     fn send_bytes(&mut self, change: impl Fn(&mut [u8])) {
         let bth = Bth { opcode: Opcode::RC_SEND_ONLY, dest_qp: self.qp.handle.qpn, ..Bth::default() };
         let mut headers = [0; MAX_HEADERS];
@@ -372,7 +383,7 @@ impl Stage {
         self.answer(Opcode::RC_ACKNOWLEDGE, psn, Ext::Aeth(aeth), &[]);
     }
 
-    /// A response from the midst of a READ's answer, full of `byte`.
+    /// Sends a READ RESPONSE MIDDLE filled with `byte`.
     fn read_middle(&mut self, psn: Psn, byte: u8) {
         self.answer(Opcode::RC_READ_RESPONSE_MIDDLE, psn, Ext::None, &[byte; MTU.bytes()]);
     }
@@ -383,7 +394,7 @@ impl Stage {
 }
 
 impl Drop for Stage {
-    /// Whatever was done to it: what the NIC knows twice is alike.
+    /// Checks the NIC's redundant state at the end of every test.
     fn drop(&mut self) {
         if !std::thread::panicking() {
             assert_eq!(self.host.worker.nic().disagreement(), None);
@@ -391,7 +402,7 @@ impl Drop for Stage {
     }
 }
 
-/// Headers of what host `from` sends to the NIC.
+/// Headers of packets from host `from` to the NIC.
 fn template(from: u8) -> Template {
     let gid = |n| Gid::from(Host::address(n, false));
     Template::new(&FlowSpec {

@@ -1,4 +1,4 @@
-//! Rates: data leaves when it is its time, and nothing else waits for it.
+//! Pacing: data leaves at its QP's rate, and other packets do not wait for it. Priorities and pause frames.
 
 use roxie::congestion::Rate;
 use roxie::nic::{Command, CongestionConfig, Service, TrafficClasses, Trust};
@@ -20,7 +20,7 @@ fn limit(stage: &mut Stage, kbps: u32) {
     stage.host.modify(stage.now, &stage.qp, &attr).expect("in RTS");
 }
 
-/// What leaves until then, and when.
+/// Runs until `until` and returns the packets that left: time, opcode, frame length.
 pub(crate) fn departures(stage: &mut Stage, until: Nanos) -> Vec<(Nanos, Opcode, usize)> {
     let mut all = Vec::new();
     while stage.now < until {
@@ -46,7 +46,7 @@ fn post_many(stage: &Stage) {
 }
 
 #[test]
-fn a_rate_limit_is_never_more_than_a_packet_from_the_ideal_curve() {
+fn rate_limit_follows_the_ideal_curve() {
     for kbps in [10_000, 123_456, 1_000_000, 7_777_000] {
         let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
         limit(&mut stage, kbps);
@@ -58,7 +58,7 @@ fn a_rate_limit_is_never_more_than_a_packet_from_the_ideal_curve() {
         for (number, (at, _, length)) in left.iter().enumerate() {
             let ideal = rate.nanos_for(bytes);
             let ahead = (ideal - at.0 as f64) / rate.nanos_for(FULL);
-            // Wake-ups are on a tick of 128 ns: behind by that much, and by a packet of rounding at most.
+            // Wake-ups fall on a tick of 128 ns. A packet is late by that and one packet time at most.
             let behind = at.0 as f64 - ideal - 128.0;
             assert!(
                 ahead < 1e-3 && behind < rate.nanos_for(FULL),
@@ -70,7 +70,7 @@ fn a_rate_limit_is_never_more_than_a_packet_from_the_ideal_curve() {
 }
 
 #[test]
-fn an_acknowledgement_does_not_wait_for_data_and_a_response_of_a_read_does() {
+fn pacing_delays_read_responses_but_not_acks() {
     let mut stage = Stage::new();
     limit(&mut stage, 10_000);
     post_many(&stage);
@@ -80,7 +80,7 @@ fn an_acknowledgement_does_not_wait_for_data_and_a_response_of_a_read_does() {
     let answers = stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1; 8]);
     assert_eq!(answers.iter().map(|a| a.opcode).collect::<Vec<_>>(), [Opcode::RC_ACKNOWLEDGE]);
 
-    // A responder of four packets at 10 Mb/s.
+    // A READ response of four packets at 10 Mb/s.
     let mut stage = Stage::new();
     limit(&mut stage, 10_000);
     let reth = stage.reth(0, 4 * MTU.bytes() as u32);
@@ -100,9 +100,9 @@ fn an_acknowledgement_does_not_wait_for_data_and_a_response_of_a_read_does() {
     assert_eq!(left.len(), 4);
 }
 
-/// After time without anything to send, nothing is caught up.
+/// Unused credit is discarded while a QP has nothing to send.
 #[test]
-fn an_idle_qp_saves_nothing_up() {
+fn idle_time_accumulates_no_credit() {
     let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
     limit(&mut stage, 10_000);
     stage.post(WrOpcode::Write, MTU.bytes() as u32);
@@ -114,9 +114,9 @@ fn an_idle_qp_saves_nothing_up() {
     assert_eq!(left.len(), 3, "{left:?}");
 }
 
-/// The pass that should have sent comes late: what was due meanwhile follows at once, up to the burst and no more.
+/// After a late pass, the overdue packets leave at once, up to `max_burst`.
 #[test]
-fn after_a_late_turn_a_burst_is_caught_up_and_no_more() {
+fn late_pass_catches_up_at_most_a_burst() {
     let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
     let rate = RateLimit { kbps: 1_000_000, max_burst: 3 * FULL as u32, typical_packet: 0 };
     let attr = QpAttr { state: Some(QpState::Rts), rate_limit: Some(rate), ..QpAttr::default() };
@@ -132,7 +132,7 @@ fn after_a_late_turn_a_burst_is_caught_up_and_no_more() {
 
 //= test: IBTA 9.11: static-rate-is-kept
 #[test]
-fn a_static_rate_of_the_path_is_a_limit_too() {
+fn static_rate_of_the_path_limits_the_qp() {
     let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
     let fast = CongestionConfig { line_rate: Some(Rate::from_gbps(100.0)), ..CongestionConfig::default() };
     stage.host.call(stage.now, Command::SetCongestion(Box::new(fast))).expect("carried out");
@@ -150,9 +150,9 @@ fn a_static_rate_of_the_path_is_a_limit_too() {
     assert!((last.0 as f64 / ideal - 1.0).abs() < 0.01, "{last}, ideally {ideal}");
 }
 
-/// Packets so far apart that the peer's silence between them is longer than the timeout.
+/// Packets are further apart than the ACK timeout.
 #[test]
-fn a_slow_rate_is_no_timeout() {
+fn slow_rate_causes_no_timeout() {
     let mut stage = Stage::new();
     limit(&mut stage, 200);
     stage.post(WrOpcode::Write, 6 * MTU.bytes() as u32);
@@ -160,7 +160,7 @@ fn a_slow_rate_is_no_timeout() {
     while acknowledged < 6 {
         let until = stage.now + Nanos::from_millis(1);
         for _ in departures(&mut stage, until) {
-            // A peer that answers what asks for it, and that is each of these.
+            // Every packet has the AckReq bit; the peer acknowledges each.
             stage.acknowledge(FIRST + acknowledged, roxie::wire::Syndrome::Ack { credits: 31 }, 0);
             acknowledged += 1;
         }
@@ -177,8 +177,8 @@ fn classes(stage: &mut Stage, classes: TrafficClasses) {
     stage.host.call(stage.now, Command::SetCongestion(Box::new(config))).expect("carried out");
 }
 
-/// Of priority 3 by its DSCP.
-fn of_priority_three() -> Stage {
+/// A stage with PFC for priority 3, which its QP has by its DSCP.
+fn stage_of_priority_three() -> Stage {
     let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
     let trust = TrafficClasses { trust: Trust::Dscp, pfc: 1 << 3, ..TrafficClasses::default() };
     classes(&mut stage, trust);
@@ -202,11 +202,11 @@ fn pause(stage: &mut Stage, priority: usize, quanta: u16) {
 }
 
 #[test]
-fn a_pause_stops_its_priority_for_its_quanta_and_no_other() {
+fn pause_stops_only_its_own_priority() {
     // 1,000 quanta of 512 bits at 1 Gb/s are 512 us.
     let length = Nanos::from_micros(512);
     for (priority, stopped) in [(3, true), (0, false)] {
-        let mut stage = of_priority_three();
+        let mut stage = stage_of_priority_three();
         pause(&mut stage, priority, 1000);
         stage.host.worker.poll(stage.now);
         post_many(&stage);
@@ -216,8 +216,8 @@ fn a_pause_stops_its_priority_for_its_quanta_and_no_other() {
         assert_eq!(first >= length, stopped, "priority {priority}: {first}");
         assert!(first <= length + Nanos(2_000), "{first}");
     }
-    // Resumed by a frame with no quanta.
-    let mut stage = of_priority_three();
+    // A frame with 0 quanta resumes the priority.
+    let mut stage = stage_of_priority_three();
     pause(&mut stage, 3, 0xffff);
     stage.host.worker.poll(stage.now);
     post_many(&stage);
@@ -227,20 +227,20 @@ fn a_pause_stops_its_priority_for_its_quanta_and_no_other() {
     assert_eq!(stage.counter("rx_prio3_pause"), 2);
 }
 
-/// Whoever turns flow control off has what was paused go on, and what is still heeded stays as it is.
+/// Disabling PFC for the paused priority ends the pause. A pause that the new setting still allows stays.
 #[test]
-fn a_pause_ends_with_the_rule_by_which_it_was_heeded() {
-    let (own, all_have_one) = (Trust::Dscp, Trust::Pcp);
-    for (trust, pfc, pause_all, goes_on) in [
+fn pause_ends_when_flow_control_is_disabled() {
+    let (own, trust_pcp) = (Trust::Dscp, Trust::Pcp);
+    for (trust, pfc, pause_all, resumes) in [
         (own, 0, false, true),
         (own, 1 << 2 | 1 << 4, false, true),
         (own, 1 << 3, false, false),
         (own, 0, true, false),
         (own, 1 << 2, true, false),
-        // What waits has another priority by then.
-        (all_have_one, 1 << 3, false, true),
+        // Under this trust mode the waiting packets have another priority.
+        (trust_pcp, 1 << 3, false, true),
     ] {
-        let mut stage = of_priority_three();
+        let mut stage = stage_of_priority_three();
         pause(&mut stage, 3, 0xffff);
         stage.host.worker.poll(stage.now);
         post_many(&stage);
@@ -248,14 +248,15 @@ fn a_pause_ends_with_the_rule_by_which_it_was_heeded() {
         let rule = TrafficClasses { trust, pfc, pause: pause_all, ..TrafficClasses::default() };
         classes(&mut stage, rule);
         let left = departures(&mut stage, Nanos::from_micros(200)).len();
-        assert_eq!(left, if goes_on { 120 } else { 0 }, "pfc {pfc:#b}, pause {pause_all}");
+        assert_eq!(left, if resumes { 120 } else { 0 }, "pfc {pfc:#b}, pause {pause_all}");
     }
 }
 
-/// 1,000 quanta are 512 us; the second frame begins anew, the third ends it. What is not heeded is no pause, and is counted as a stranger.
+/// 1,000 quanta are 512 us. The second frame restarts the pause, the third ends it. An ignored pause frame adds no time and counts as
+/// `rx_not_roce`.
 #[test]
-fn how_long_a_priority_stood_still_is_counted() {
-    let mut stage = of_priority_three();
+fn pause_duration_is_counted() {
+    let mut stage = stage_of_priority_three();
     let start = stage.now;
     for (at, quanta, total) in [(0, 1000, 512), (100, 1000, 612), (200, 0, 200)] {
         stage.now = start + Nanos::from_micros(at);
@@ -269,9 +270,9 @@ fn how_long_a_priority_stood_still_is_counted() {
     assert_eq!((stage.counter("rx_prio0_pause_duration"), stage.counter("rx_not_roce")), (0, 1));
 }
 
-/// A datagram has the priority of its own way, whatever its QP sent before.
+/// A datagram has the priority of its own path, independent of the QP's earlier packets.
 #[test]
-fn a_datagram_waits_while_the_priority_of_its_way_is_paused() {
+fn datagram_waits_for_its_paths_priority() {
     let mut stage = Stage::with(Setup { qp_type: QpType::Ud, ..Setup::default() });
     classes(&mut stage, TrafficClasses { trust: Trust::Dscp, pfc: 1 << 3, ..TrafficClasses::default() });
     let way = AddressVector { traffic_class: 26 << 2, ..stage.host.path(2, false) };
@@ -286,9 +287,9 @@ fn a_datagram_waits_while_the_priority_of_its_way_is_paused() {
     assert_eq!(departures(&mut stage, Nanos::from_micros(520)).len(), 1);
 }
 
-/// 802.1Qbb 36.1.1: a priority for which flow control is off does not heed it. Off is the default.
+/// A priority with PFC disabled ignores pause frames (802.1Qbb 36.1.1). PFC is disabled by default.
 #[test]
-fn a_pause_is_not_heeded_unless_it_was_asked_for() {
+fn pause_is_ignored_by_default() {
     let mut stage = Stage::new();
     pause(&mut stage, 0, 0xffff);
     stage.host.worker.poll(stage.now);
@@ -296,10 +297,10 @@ fn a_pause_is_not_heeded_unless_it_was_asked_for() {
     assert_eq!(departures(&mut stage, Nanos(10)).len(), 1);
 }
 
-/// A neighbour that pauses without end stops a priority half of the time at most.
+/// A neighbour that pauses without end stops a priority at most half of the time.
 #[test]
-fn a_storm_of_pauses_is_ignored_after_a_while() {
-    let mut stage = of_priority_three();
+fn pause_storm_is_ignored_half_the_time() {
+    let mut stage = stage_of_priority_three();
     let mut left = 0;
     let mut psn = FIRST;
     for step in 0..500 {
@@ -319,11 +320,11 @@ fn a_storm_of_pauses_is_ignored_after_a_while() {
     assert!((40..=50).contains(&left), "{left} of 50 in 500 ms");
 }
 
-/// Two QPs of different priorities on a port with room for one frame a pass.
+/// Two QPs of different priorities compete for one pass of 128 packets.
 #[test]
-fn strict_goes_first_and_weights_share_what_is_left() {
+fn strict_priority_precedes_weighted_ones() {
     let rates = |services: [Service; 8]| {
-        let mut stage = of_priority_three();
+        let mut stage = stage_of_priority_three();
         let trust = TrafficClasses { trust: Trust::Dscp, services, ..TrafficClasses::default() };
         classes(&mut stage, trust);
         let other = stage.host.create_qp_as(
@@ -370,16 +371,16 @@ fn strict_goes_first_and_weights_share_what_is_left() {
     };
     assert_eq!(rates(weighted(Service::Strict, Service::Strict)), [8, 120], "the higher priority first");
     assert_eq!(rates(weighted(Service::Strict, Service::Weighted(50))), [120, 8]);
-    // A turn is up to 32 packets.
+    // A QP sends up to 32 packets a turn.
     let [zero, three] = rates(weighted(Service::Weighted(30), Service::Weighted(30)));
     assert!(zero.abs_diff(three) <= 64, "{zero} and {three}");
     let [zero, three] = rates(weighted(Service::Weighted(10), Service::Weighted(90)));
     assert!(three >= 3 * zero, "{zero} and {three}");
 }
 
-/// What was not sent while nothing held the QP is not caught up when something does.
+/// An unpaced QP accumulates no credit for the time when pacing begins.
 #[test]
-fn the_first_notification_is_followed_by_no_burst() {
+fn first_cnp_allows_no_burst() {
     let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
     let control = "dcqcn,preset=paper".parse().expect("settings");
     let config = CongestionConfig { control, ..CongestionConfig::default() };
@@ -399,9 +400,9 @@ fn the_first_notification_is_followed_by_no_burst() {
     assert_eq!(left.iter().filter(|(at, ..)| *at == from).count(), 1, "one at once: {left:?}");
 }
 
-/// Many QPs, each at its rate, on one link: none is more than a packet from its ideal curve, and all send what they should.
+/// Many paced QPs share one link. Each stays within a packet of its ideal curve and sends all its packets.
 #[test]
-fn a_thousand_qps_keep_their_rates() {
+fn thousand_qps_keep_their_rates() {
     for (qps, kbps, packets) in
         [(1, 10_000, 1_000), (1, 9_990_000, 1_000), (10, 990_000, 1_000), (1_000, 10_000, 40)]
     {
@@ -419,7 +420,7 @@ fn a_thousand_qps_keep_their_rates() {
         let all: Vec<_> = (0..qps).map(|_| host.create_qp_as(init, 64)).collect();
         for (number, qp) in all.iter().enumerate() {
             for mut attr in attributes(&host, &setup) {
-                // The peer's number tells whose packet it is.
+                // The destination QPN identifies the sending QP.
                 attr.dest_qpn = attr.dest_qpn.map(|_| roxie::verbs::Qpn::new(number as u32));
                 let rate = RateLimit { kbps, ..RateLimit::default() };
                 attr.rate_limit = (attr.state == Some(QpState::Rts)).then_some(rate);
@@ -473,23 +474,23 @@ fn a_thousand_qps_keep_their_rates() {
             );
             now = next.max(now + Nanos(1));
         }
-        // 1 % over all packets of each.
+        // Every QP has sent all its packets.
         for (number, (count, bytes, _)) in sent.iter().enumerate() {
             assert_eq!(*count as usize, packets, "QP {number} sent {bytes} bytes");
         }
     }
 }
 
-/// 802.1Q tags of network 0 carry the priority: that of the path for data, and its own for a notification.
+/// 802.1Q priority tags (VLAN 0) carry the path's priority for data, and the CNP priority for a CNP.
 #[test]
-fn tagged_frames_carry_their_priority() {
+fn tagged_frames_carry_the_path_priority() {
     let mut stage = Stage::new();
     let tagged = TrafficClasses { trust: Trust::Dscp, tagged: true, ..TrafficClasses::default() };
     classes(&mut stage, tagged);
     let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
     stage.host.modify(stage.now, &stage.qp, &reset).expect("from any state");
     for mut attr in attributes(&stage.host, &Setup::default()) {
-        // Marked by its sender, as the answers of its peer.
+        // DSCP 26 maps to priority 3.
         attr.av = attr.av.map(|av| AddressVector { traffic_class: 26 << 2, ..av });
         stage.host.modify(stage.now, &stage.qp, &attr).expect("a legal transition");
     }
@@ -523,10 +524,10 @@ fn tagged_frames_carry_their_priority() {
     );
 }
 
-/// A notification goes past the pause of another priority; the acknowledgement behind it, which is of the paused one, does not.
+/// A CNP passes the pause of another priority. The ACK queued behind it has the paused priority and waits.
 #[test]
-fn an_acknowledgement_does_not_follow_a_notification_past_its_own_pause() {
-    let mut stage = of_priority_three();
+fn ack_does_not_pass_its_own_pause() {
+    let mut stage = stage_of_priority_three();
     stage.receive(1, 0, 64);
     pause(&mut stage, 3, 1000);
     stage.host.worker.poll(stage.now);
@@ -545,10 +546,10 @@ fn an_acknowledgement_does_not_follow_a_notification_past_its_own_pause() {
     assert_eq!(left.iter().map(|(_, opcode, _)| *opcode).collect::<Vec<_>>(), [Opcode::RC_ACKNOWLEDGE]);
 }
 
-/// Pauses that end for a moment are as good as one without end.
+/// Breaks of 2 us between pauses do not reset the storm detection.
 #[test]
-fn short_breaks_do_not_make_a_storm_of_pauses_less_of_one() {
-    let mut stage = of_priority_three();
+fn pause_storm_with_short_breaks_is_detected() {
+    let mut stage = stage_of_priority_three();
     stage.post(WrOpcode::Write, 8);
     let mut left = Vec::new();
     for step in 0..8 {
@@ -561,9 +562,9 @@ fn short_breaks_do_not_make_a_storm_of_pauses_less_of_one() {
     assert!(stage.counter("rx_pause_storm_warning_events") >= 1, "{left:?}");
 }
 
-/// What an application asks for holds, whatever the link is said to carry.
+/// An explicit rate limit applies even above the configured line rate.
 #[test]
-fn a_limit_above_the_line_rate_is_one() {
+fn rate_limit_above_the_line_rate_applies() {
     let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
     let slow = CongestionConfig { line_rate: Some(Rate::from_mbps(10.0)), ..CongestionConfig::default() };
     stage.host.call(stage.now, Command::SetCongestion(Box::new(slow))).expect("carried out");

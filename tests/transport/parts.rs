@@ -1,4 +1,4 @@
-//! Pieces of the transport that can be had without a NIC.
+//! Parts of the transport that need no NIC.
 
 use roxie::limits::Limits;
 use roxie::random::splitmix;
@@ -22,7 +22,7 @@ fn splitmix_is_the_published_generator() {
 }
 
 #[test]
-fn a_send_queue_holds_as_many_as_it_was_made_for_and_not_as_it_has_slots() {
+fn send_queue_capacity_is_not_rounded_up() {
     let mut queue = SendQueue::new(3, 1, 0).expect("memory");
     for id in 0..3 {
         assert!(queue.has_room(), "{id} are in");
@@ -37,7 +37,7 @@ fn a_send_queue_holds_as_many_as_it_was_made_for_and_not_as_it_has_slots() {
 }
 
 #[test]
-fn a_work_request_that_is_none_keeps_its_id_for_the_completion() {
+fn invalid_work_request_keeps_its_wr_id() {
     let mut queue = SendQueue::new(2, 1, 0).expect("memory");
     queue.push_with(|wr, _, _| {
         wr.wr_id = 7;
@@ -48,7 +48,7 @@ fn a_work_request_that_is_none_keeps_its_id_for_the_completion() {
 }
 
 #[test]
-fn each_position_has_its_own_list_and_inline_bytes() {
+fn each_slot_has_own_sges_and_inline_bytes() {
     const INLINE: u32 = 16;
     let mut queue = SendQueue::new(4, 2, INLINE).expect("memory");
     for n in 0..4u8 {
@@ -81,14 +81,14 @@ impl ReceiveQueue for NoReceives {
     }
 }
 
-/// The library lets no application post these; one that writes into the shared queue itself can.
+/// The library rejects these work requests. An application that writes into the shared queue itself can post them.
 //= test: IBTA 9.7.7: message-is-2-to-the-31-bytes-at-most
 #[test]
-fn what_no_library_would_post_fails_without_a_packet() {
+fn malformed_work_request_fails_without_a_packet() {
     let read = SendWr { wr_id: 7, opcode: WrOpcode::Read, flags: SendFlags::INLINE, ..SendWr::default() };
     let write = SendWr { wr_id: 7, ..SendWr::default() };
     let cases = [
-        (None, 0, WcStatus::LocQpOp, "an opcode that is none"),
+        (None, 0, WcStatus::LocQpOp, "an unknown opcode"),
         (Some(read), 0, WcStatus::LocQpOp, "a READ with inline data"),
         (Some(write), 2, WcStatus::LocLen, "a message longer than 2^31"),
     ];
@@ -126,7 +126,7 @@ fn what_no_library_would_post_fails_without_a_packet() {
             sges.fill(Sge { length: u32::MAX, ..Sge::default() });
             FetchedSend { valid: wr.is_some(), num_sge, inline_len: 8 }
         });
-        assert!(qp.wants_transmit(&limits), "{what}: somebody must look at it");
+        assert!(qp.wants_transmit(&limits), "{what}: the QP asks for a turn");
         assert!(qp.next_packet(&mut ctx).is_none(), "{what}");
         let done: Vec<_> = out.completions.iter().map(|(_, wc)| (wc.wr_id, wc.status)).collect();
         assert_eq!(done, [(7, status)], "{what}");

@@ -1,4 +1,4 @@
-//! Completion queues: their size, their events, what stands in a completion (IBTA 10.2.6, 10.4.2, 11.2.8).
+//! Completion queues: size, events, and the fields of a completion (IBTA 10.2.6, 10.4.2, 11.2.8).
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::{Answer, FIRST, Setup, Stage};
 
 const PERIOD: Nanos = Nanos::from_micros(50);
 
-/// A stage whose QP completes to a queue with a channel.
+/// A stage with an event channel on its completion queue.
 struct Watched {
     stage: Stage,
     cq: CqIndex,
@@ -53,14 +53,14 @@ impl Watched {
         (0..count).for_each(|_| self.deliver(false));
     }
 
-    /// Asks for an event, as an application does.
+    /// Requests an event, as `ibv_req_notify_cq` does.
     fn arm(&self, armed: Armed) {
         if self.ring.arm(armed) {
             self.channel.write(1).expect("room");
         }
     }
 
-    /// Events since the last look.
+    /// Returns the number of events since the last call.
     fn events(&self) -> u64 {
         self.channel.read().unwrap_or(0)
     }
@@ -81,7 +81,7 @@ impl Watched {
         std::iter::from_fn(|| self.ring.poll()).map(|wc| wc.wr_id).collect()
     }
 
-    /// Moves the time on, and the NIC with it.
+    /// Advances the clock and runs one pass.
     fn sleep(&mut self, time: Nanos) {
         self.stage.now = self.stage.now + time;
         self.stage.host.worker.poll(self.stage.now);
@@ -90,7 +90,7 @@ impl Watched {
 
 //= test: IBTA 10.8.3: receives-complete-in-order
 #[test]
-fn completions_are_kept_in_their_order_when_the_size_changes_and_those_after_it_follow() {
+fn cq_resize_keeps_the_order_of_completions() {
     let mut watched = Watched::new(4);
     watched.deliver_many(3);
     watched.resize(16).expect("larger");
@@ -103,7 +103,7 @@ fn completions_are_kept_in_their_order_when_the_size_changes_and_those_after_it_
 }
 
 #[test]
-fn a_smaller_queue_than_what_waits_is_refused_and_nothing_changes() {
+fn cq_resize_below_its_completions_is_refused() {
     let mut watched = Watched::new(8);
     watched.deliver_many(5);
     let refused = ControlError::TooSmall { object: "completion queue", size: 4, holds: 5 };
@@ -118,7 +118,7 @@ fn a_smaller_queue_than_what_waits_is_refused_and_nothing_changes() {
 
 //= test: IBTA 11.4.2.2: solicited-event-is-raised
 #[test]
-fn what_was_armed_is_armed_in_the_new_ring() {
+fn cq_resize_keeps_the_armed_state() {
     let mut watched = Watched::new(4);
     watched.arm(Armed::Solicited);
     watched.resize(16).expect("larger");
@@ -130,11 +130,11 @@ fn what_was_armed_is_armed_in_the_new_ring() {
 
 //= test: IBTA 11.4.2.2: notification-is-once
 #[test]
-fn an_event_stands_for_so_many_completions() {
+fn moderated_event_waits_for_its_count() {
     let mut watched = Watched::new(64);
     watched.moderate(3, PERIOD).expect("a count and a period");
     watched.deliver_many(5);
-    assert_eq!(watched.events(), 0, "nobody asked");
+    assert_eq!(watched.events(), 0, "not armed");
     watched.ids();
     watched.arm(Armed::Next);
     watched.deliver_many(2);
@@ -142,11 +142,11 @@ fn an_event_stands_for_so_many_completions() {
     watched.deliver(false);
     assert_eq!(watched.events(), 1);
     watched.deliver_many(5);
-    assert_eq!(watched.events(), 0, "once for each asking");
+    assert_eq!(watched.events(), 0, "one event for each arming");
 }
 
 #[test]
-fn an_event_that_is_held_back_leaves_when_its_period_is_over() {
+fn moderated_event_fires_when_its_period_ends() {
     let mut watched = Watched::new(64);
     watched.moderate(100, PERIOD).expect("a count and a period");
     watched.arm(Armed::Next);
@@ -154,7 +154,7 @@ fn an_event_that_is_held_back_leaves_when_its_period_is_over() {
     watched.deliver(false);
     watched.sleep(Nanos(PERIOD.0 / 2));
     watched.deliver(false);
-    assert_eq!(watched.stage.host.worker.next_deadline(), first + PERIOD, "from the first on");
+    assert_eq!(watched.stage.host.worker.next_deadline(), first + PERIOD, "from the first completion");
     watched.sleep(Nanos(PERIOD.0 / 2 - 1));
     assert_eq!(watched.events(), 0);
     watched.sleep(Nanos(1));
@@ -164,9 +164,9 @@ fn an_event_that_is_held_back_leaves_when_its_period_is_over() {
     assert_eq!(watched.stage.host.worker.next_deadline(), Nanos::MAX);
 }
 
-/// The application polls what the held event is for, and asks again: the event comes all the same, and so does the next.
+/// The application polls the completion of a held event and arms the queue again. The held event is raised, and the next one too.
 #[test]
-fn asking_again_while_an_event_is_held_back_loses_none() {
+fn rearming_during_moderation_loses_no_event() {
     let mut watched = Watched::new(64);
     watched.moderate(2, PERIOD).expect("a count and a period");
     watched.arm(Armed::Next);
@@ -177,11 +177,11 @@ fn asking_again_while_an_event_is_held_back_loses_none() {
     assert_eq!(watched.events(), 1);
     watched.deliver(false);
     watched.sleep(PERIOD);
-    assert_eq!(watched.events(), 1, "for the second asking");
+    assert_eq!(watched.events(), 1, "for the second arming");
 }
 
 #[test]
-fn a_completion_in_error_waits_for_nothing() {
+fn error_completion_bypasses_moderation() {
     let mut watched = Watched::new(64);
     watched.moderate(100, PERIOD).expect("a count and a period");
     watched.arm(Armed::Solicited);
@@ -196,7 +196,7 @@ fn a_completion_in_error_waits_for_nothing() {
 }
 
 #[test]
-fn moderation_that_ends_lets_go_of_what_it_held() {
+fn disabling_moderation_raises_the_held_event() {
     let mut watched = Watched::new(64);
     watched.moderate(100, PERIOD).expect("a count and a period");
     watched.arm(Armed::Next);
@@ -207,12 +207,12 @@ fn moderation_that_ends_lets_go_of_what_it_held() {
     watched.arm(Armed::Next);
     watched.deliver(false);
     assert_eq!(watched.events(), 1, "at once");
-    let forever = watched.moderate(2, Nanos::ZERO);
-    assert!(matches!(forever, Err(ControlError::WrongKind(_))), "{forever:?}");
+    let endless = watched.moderate(2, Nanos::ZERO);
+    assert!(matches!(endless, Err(ControlError::WrongKind(_))), "{endless:?}");
 }
 
 #[test]
-fn a_completion_tells_when_it_came_about() {
+fn completion_carries_its_timestamp() {
     let mut watched = Watched::new(64);
     watched.sleep(Nanos(1_234));
     let first = watched.stage.now;
@@ -228,9 +228,9 @@ fn a_completion_tells_when_it_came_about() {
     assert_eq!(timed.iter().map(|(wc, _)| *wc).collect::<Vec<_>>(), [expected(0), expected(1)]);
 }
 
-/// Whoever asks while something waits is told at once, whatever moderation says of what comes.
+/// Arming over a pending completion raises the event at once, without moderation.
 #[test]
-fn asking_while_a_completion_waits_brings_an_event() {
+fn arming_over_a_pending_completion_raises_an_event() {
     let mut watched = Watched::new(64);
     watched.moderate(3, PERIOD).expect("a count and a period");
     watched.deliver(false);
@@ -240,14 +240,14 @@ fn asking_while_a_completion_waits_brings_an_event() {
     assert_eq!(watched.events(), 1);
     watched.deliver_many(5);
     watched.sleep(PERIOD);
-    assert_eq!(watched.events(), 0, "once for each asking");
+    assert_eq!(watched.events(), 0, "one event for each arming");
 }
 
-/// All orders in which a NIC's steps (push, look whether to tell) and an application's (ask, poll) can fall. The application
-/// never sleeps on something that it was not told of.
+/// Runs every interleaving of the NIC's steps (push, check whether armed) and the application's (arm, poll). The application never
+/// sleeps while a completion waits without an event.
 //= test: IBTA 11.4.2.2: notification-is-not-lost, notification-is-once
 #[test]
-fn no_order_of_steps_loses_an_event() {
+fn no_interleaving_loses_an_event() {
     const COMPLETIONS: usize = 3;
     const ROUNDS: usize = 2;
     let (nic_steps, app_steps) = (2 * COMPLETIONS, 2 * ROUNDS);
@@ -298,13 +298,13 @@ fn play(order: u32, steps: usize, solicited: u32, armed: Armed) {
     }
     let case = format!("order {order:#b}, solicited {solicited:#b}, {armed:?}");
     let waits = (seen..nic / 2).any(wanted);
-    assert!(!waits || told_since > 0, "{case}: a completion waits and nobody was told");
-    assert!(told <= asked, "{case}: told {told} times, asked {asked} times");
+    assert!(!waits || told_since > 0, "{case}: a completion waits without an event");
+    assert!(told <= asked, "{case}: {told} events, armed {asked} times");
 }
 
-/// The same with a processor's orders: an application that sleeps on its channel sees every completion.
+/// Runs NIC and application as threads. The application, which sleeps on the channel, sees every completion.
 #[test]
-fn threads_that_race_lose_no_event() {
+fn racing_threads_lose_no_event() {
     const COUNT: u64 = 20_000;
     let ring = CompletionRing::new(COUNT as u32).expect("memory");
     let (wake, woken) = std::sync::mpsc::channel();
@@ -315,7 +315,7 @@ fn threads_that_race_lose_no_event() {
                 let wc = Wc { wr_id, ..Wc::default() };
                 nic.push(&wc, 0).expect("room");
                 if nic.disarm_for(&wc) {
-                    wake.send(()).expect("somebody listens");
+                    wake.send(()).expect("the application receives");
                 }
             }
         });
@@ -325,7 +325,7 @@ fn threads_that_race_lose_no_event() {
             let new = std::iter::from_fn(|| ring.poll()).count() as u64;
             seen += new;
             if new == 0 {
-                assert!(!at_once, "told of nothing");
+                assert!(!at_once, "an event without a completion");
                 let told = woken.recv_timeout(std::time::Duration::from_secs(20));
                 assert!(told.is_ok(), "asleep with {seen} of {COUNT} seen");
             }
@@ -333,9 +333,9 @@ fn threads_that_race_lose_no_event() {
     });
 }
 
-/// A message to send is no less alive for a queue of another size.
+/// A request that is outstanding during the resize completes to the new ring.
 #[test]
-fn sends_complete_in_the_new_ring() {
+fn outstanding_sends_complete_after_a_cq_resize() {
     let mut watched = Watched::new(4);
     let sges = [watched.stage.memory.sge(0, 8)];
     let wr = SendWr { wr_id: 99, ..SendWr::default() };

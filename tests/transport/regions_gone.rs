@@ -8,11 +8,11 @@ use crate::regions::{ACK, SOON, bytes, memory};
 use crate::{Answer, FIRST, Stage};
 
 #[test]
-fn a_region_goes_while_half_of_it_is_read() {
+fn deregistration_ends_a_read_response_with_a_nak() {
     let mut stage = Stage::new();
     let memory = memory(1 << 16);
     let region = stage.register(Access::READ_WRITE, 0, memory).expect("a region");
-    // More packets than leave in one pass.
+    // More packets than one pass sends.
     let reth = Reth { va: 0, rkey: region.key, dma_len: 1 << 16 };
     let bth = roxie::wire::Bth {
         opcode: Opcode::RC_READ_REQUEST,
@@ -23,34 +23,34 @@ fn a_region_goes_while_half_of_it_is_read() {
     stage.host.worker.poll(stage.now);
     let first = stage.all_arrived();
     assert!((1..256).contains(&first.len()), "{}", first.len());
-    stage.host.call(stage.now, Command::DeregisterMemory(region.index)).expect("it is there");
+    stage.host.call(stage.now, Command::DeregisterMemory(region.index)).expect("the region exists");
     let refusal = Answer::nak(first.len() as u32, NakCode::RemoteAccess);
     assert!(stage.answers() == [refusal], "not a packet more of it");
 }
 
 //= test: IBTA 9.7.4.1.5: key-is-checked-with-each-packet
 #[test]
-fn a_region_goes_while_half_of_it_is_written() {
+fn deregistration_ends_a_write() {
     let mut stage = Stage::new();
     let memory = memory(512);
     let region = stage.register(Access::READ_WRITE, 0, memory.clone()).expect("a region");
     let reth = Reth { va: 0, rkey: region.key, dma_len: 512 };
     assert_eq!(stage.request(Opcode::RC_WRITE_FIRST, 0, Ext::Reth(reth), &[1; 256]), [Answer::ack(0)]);
-    stage.host.call(stage.now, Command::DeregisterMemory(region.index)).expect("it is there");
+    stage.host.call(stage.now, Command::DeregisterMemory(region.index)).expect("the region exists");
     let answers = stage.request(Opcode::RC_WRITE_LAST, 1, Ext::None, &[1; 256]);
     stage.assert_access_ended(&answers, 1);
     assert_eq!(bytes(&memory, 0, 512), [[1; 256], [0; 256]].concat());
 }
 
 #[test]
-fn a_region_goes_while_a_receive_fills_it() {
+fn deregistration_fails_a_receive_in_progress() {
     let mut stage = Stage::new();
     let memory = memory(512);
     let region = stage.register(Access::LOCAL_WRITE, 0, memory.clone()).expect("a region");
     let sge = Sge { addr: 0, length: 512, lkey: LKey(region.key) };
     stage.host.post_recv(&stage.qp, 5, &[sge]).expect("room");
     stage.request(Opcode::RC_SEND_FIRST, 0, Ext::None, &[1; 256]);
-    stage.host.call(stage.now, Command::DeregisterMemory(region.index)).expect("it is there");
+    stage.host.call(stage.now, Command::DeregisterMemory(region.index)).expect("the region exists");
     let answers = stage.request(Opcode::RC_SEND_LAST, 1, Ext::None, &[1; 256]);
     assert_eq!(stage.statuses(), [(5, WcStatus::LocProt)]);
     stage.assert_ended_by(&answers, 1, NakCode::RemoteOperational, EventKind::QpFatal);
@@ -58,7 +58,7 @@ fn a_region_goes_while_a_receive_fills_it() {
 }
 
 #[test]
-fn a_region_goes_while_half_of_it_is_sent() {
+fn deregistration_fails_a_send_in_progress() {
     let mut stage = Stage::new();
     let region = stage.register(Access::empty(), 0, memory(1 << 16)).expect("a region");
     let sges = [Sge { addr: 0, length: 1 << 16, lkey: LKey(region.key) }];
@@ -66,7 +66,7 @@ fn a_region_goes_while_half_of_it_is_sent() {
     stage.host.worker.poll(stage.now);
     let first = stage.all_arrived();
     assert!((1..256).contains(&first.len()), "{}", first.len());
-    stage.host.call(stage.now, Command::DeregisterMemory(region.index)).expect("it is there");
+    stage.host.call(stage.now, Command::DeregisterMemory(region.index)).expect("the region exists");
     assert_eq!(stage.wait(SOON), []);
     stage.acknowledge(FIRST + 63, ACK, 0);
     assert_eq!(stage.wait(SOON), [], "there is room in the window, and not a packet more");
@@ -74,14 +74,14 @@ fn a_region_goes_while_half_of_it_is_sent() {
 }
 
 #[test]
-fn a_region_goes_before_the_answer_to_a_read_comes() {
+fn deregistration_fails_an_outstanding_read() {
     let mut stage = Stage::new();
     let memory = memory(64);
     let region = stage.register(Access::LOCAL_WRITE, 0, memory.clone()).expect("a region");
     let sges = [Sge { addr: 0, length: 64, lkey: LKey(region.key) }];
     stage.post_list(&SendWr { wr_id: 1, opcode: WrOpcode::Read, ..SendWr::default() }, &sges);
     stage.wait(SOON);
-    stage.host.call(stage.now, Command::DeregisterMemory(region.index)).expect("it is there");
+    stage.host.call(stage.now, Command::DeregisterMemory(region.index)).expect("the region exists");
     let aeth = Ext::Aeth(Aeth { syndrome: ACK.into(), msn: 1 });
     stage.answer(Opcode::RC_READ_RESPONSE_ONLY, FIRST, aeth, &[1; 64]);
     stage.wait(SOON);

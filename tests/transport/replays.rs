@@ -1,7 +1,7 @@
-//! A peer that goes back: what it asked before and asks again, in every order, and what it hears.
+//! A peer that goes back and repeats requests, in every order, and the responses that it receives.
 //!
-//! Answers leave in the order of their PSNs (IBTA 9.5), whatever was asked again and when: what overtakes is an implied NAK to the
-//! peer, and an acknowledgement with the PSN of a READ is success without data to some.
+//! Responses leave in PSN order (IBTA 9.5), also to duplicates. To the peer, a response that overtakes another is an implied NAK; and
+//! some peers complete a READ without data when an ACK carries its PSN.
 
 use roxie::random::splitmix;
 use roxie::time::Nanos;
@@ -11,11 +11,11 @@ use crate::{Answer, Stage};
 
 const MTU: u32 = 256;
 
-/// A request of the script's peer.
+/// A request of the scripted peer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Ask {
     Send,
-    /// READ of so many packets.
+    /// A READ with a response of this number of packets.
     Read(u32),
     Atomic,
 }
@@ -29,7 +29,7 @@ impl Ask {
     }
 }
 
-/// Puts a request, or of a READ the part from packet `from` on, on the link; nothing is handled yet.
+/// Puts a request on the link without running the NIC. Of a READ, only the part from packet `from` on.
 fn ask(stage: &mut Stage, ask: Ask, first: u32, from: u32) {
     let (opcode, ext, payload): (_, _, &[u8]) = match ask {
         Ask::Send => (Opcode::RC_SEND_ONLY, Ext::None, &[1; 4]),
@@ -47,7 +47,7 @@ fn ask(stage: &mut Stage, ask: Ask, first: u32, from: u32) {
     stage.send(&bth, &ext, payload);
 }
 
-/// PSNs and kinds of answers, as `wrong.md` writes them.
+/// Formats each packet as its kind and PSN, such as `READ+3`.
 fn said(answers: &[Answer]) -> Vec<String> {
     let word = |answer: &Answer| match (answer.opcode, answer.syndrome) {
         (Opcode::RC_ACKNOWLEDGE, Some(Syndrome::Ack { .. })) => "ACK".to_owned(),
@@ -58,7 +58,7 @@ fn said(answers: &[Answer]) -> Vec<String> {
     answers.iter().map(|answer| format!("{}+{}", word(answer), answer.psn)).collect()
 }
 
-/// All of it once, so that each is a duplicate from now on.
+/// A stage that has executed every request once, and the PSN of each. A repetition is a duplicate.
 fn asked_before(script: &[Ask]) -> (Stage, Vec<u32>) {
     let mut stage = Stage::new();
     let mut psns = Vec::new();
@@ -78,17 +78,17 @@ fn asked_before(script: &[Ask]) -> (Stage, Vec<u32>) {
 //= test: IBTA 9.7.5.1: duplicate-ack-covers-what-is-done
 //= test: IBTA 9.5: ack-follows-read-response
 #[test]
-fn a_duplicate_is_acknowledged_up_to_the_read_or_atomic_behind_it_and_no_further() {
+fn duplicate_ack_stops_before_next_read_or_atomic() {
     for answered in [Ask::Read(1), Ask::Read(3), Ask::Atomic] {
         let (mut stage, psns) = asked_before(&[Ask::Send, answered]);
-        // The peer heard nothing of either, and goes back to the SEND.
+        // The peer loses both responses, and goes back to the SEND.
         ask(&mut stage, Ask::Send, psns[0], 0);
         assert_eq!(said(&stage.answers()), ["ACK+0"], "{answered:?}");
         ask(&mut stage, answered, psns[1], 0);
         let name = if answered == Ask::Atomic { "ATOMIC" } else { "READ" };
         let again: Vec<_> = (0..answered.packets()).map(|k| format!("{name}+{}", psns[1] + k)).collect();
         assert_eq!(said(&stage.answers()), again);
-        // Both in one burst.
+        // The two duplicates in one burst.
         ask(&mut stage, Ask::Send, psns[0], 0);
         ask(&mut stage, answered, psns[1], 0);
         assert_eq!(said(&stage.answers()), [vec!["ACK+0".to_owned()], again].concat(), "{answered:?}");
@@ -100,9 +100,10 @@ fn a_duplicate_is_acknowledged_up_to_the_read_or_atomic_behind_it_and_no_further
     }
 }
 
-/// As many as the peer may have outstanding were asked for since: which of them had answers of their own is forgotten.
+/// After the duplicate's first execution, more atomics were executed than the responder remembers. The next PSN with a response of its
+/// own is unknown, and the duplicate is acknowledged alone.
 #[test]
-fn a_duplicate_from_before_what_is_remembered_is_acknowledged_alone() {
+fn old_duplicate_is_acknowledged_with_its_own_psn() {
     let atomics = [Ask::Atomic; 5];
     let (mut stage, psns) = asked_before(&[&[Ask::Send, Ask::Send][..], &atomics].concat());
     ask(&mut stage, Ask::Send, psns[0], 0);
@@ -111,9 +112,9 @@ fn a_duplicate_from_before_what_is_remembered_is_acknowledged_alone() {
     assert_eq!(said(&stage.answers()), ["ACK+1"]);
 }
 
-/// An acknowledgement that waits is not taken back by one of less.
+/// A pending ACK keeps its PSN when a duplicate of a lower PSN arrives.
 #[test]
-fn a_late_duplicate_lowers_no_acknowledgement_that_waits() {
+fn late_duplicate_does_not_lower_a_pending_ack() {
     let (mut stage, psns) = asked_before(&[Ask::Send, Ask::Read(1), Ask::Send]);
     stage.receive(9, 1 << 15, 8);
     ask(&mut stage, Ask::Send, 3, 0);
@@ -121,10 +122,10 @@ fn a_late_duplicate_lowers_no_acknowledgement_that_waits() {
     assert_eq!(said(&stage.answers()).last().map(String::as_str), Some("ACK+3"));
 }
 
-/// The peer goes back to the first of two READs while the second is being answered for the first time.
+/// The peer goes back to the first of two READs while the second is answered for the first time.
 //= test: IBTA 9.7.5.1 C9-110: duplicates-are-answered-in-psn-order
 #[test]
-fn a_read_asked_again_is_answered_ahead_of_those_behind_it() {
+fn repeated_read_is_answered_in_psn_order() {
     let (mut stage, _) = asked_before(&[Ask::Read(3)]);
     ask(&mut stage, Ask::Read(2), 3, 0);
     ask(&mut stage, Ask::Read(3), 0, 0);
@@ -132,12 +133,12 @@ fn a_read_asked_again_is_answered_ahead_of_those_behind_it() {
     assert_eq!(said(&stage.answers()), ["READ+0", "READ+1", "READ+2", "READ+3", "READ+4"]);
 }
 
-/// Each order in which four requests may be asked again in one burst, with repetitions.
+/// Repeats four requests in one burst in all 256 orders, with repetitions.
 //= test: IBTA 9.7.4: responder-counts-read-responses
 //= test: IBTA 9.7.5.1 C9-110: duplicates-are-answered-in-psn-order
 //= test: IBTA 9.5: ack-follows-read-response
 #[test]
-fn what_is_asked_again_in_any_order_is_answered_in_the_order_of_its_psns() {
+fn duplicates_in_any_order_are_answered_in_order() {
     let script = [Ask::Read(2), Ask::Send, Ask::Atomic, Ask::Read(3)];
     for order in 0..4u32.pow(4) {
         let (mut stage, psns) = asked_before(&script);
@@ -155,10 +156,10 @@ fn what_is_asked_again_in_any_order_is_answered_in_the_order_of_its_psns() {
     }
 }
 
-/// Parts of READs, some of them while an answer is leaving.
+/// Requests a part of a READ again while its response is being sent.
 //= test: IBTA 9.7.5.1 C9-110: duplicates-are-answered-in-psn-order
 #[test]
-fn a_read_that_is_being_answered_starts_again_where_it_is_asked_to() {
+fn partial_duplicate_rewinds_an_active_read_response() {
     let mut stage = Stage::new();
     let packets = 200;
     ask(&mut stage, Ask::Read(packets), 0, 0);
@@ -170,17 +171,17 @@ fn a_read_that_is_being_answered_starts_again_where_it_is_asked_to() {
     assert_eq!(told, (5..packets).collect::<Vec<_>>(), "from packet 5 on, though {before} had left");
 }
 
-/// PSNs of the packets that leave in one pass.
+/// Runs one pass and returns the PSNs that it sent.
 fn pass(stage: &mut Stage) -> Vec<u32> {
     stage.host.worker.poll(stage.now);
     let bursts = std::iter::repeat_with(|| stage.arrived()).take_while(|burst| !burst.is_empty());
     bursts.flatten().map(|(_, psn)| psn.value()).collect()
 }
 
-/// Seeds write what is asked again, whole or in part, between passes that send a part of what is due: what leaves never goes
-/// back but to where it was asked to.
+/// Seeds choose which requests are repeated, whole or in part, between passes that send some of the responses. The sent PSNs never go
+/// back further than the lowest requested one.
 #[test]
-fn answers_go_back_only_to_what_was_asked_again() {
+fn responses_rewind_only_to_a_requested_psn() {
     for seed in 1..300u64 {
         let mut state = seed;
         let mut draw = |below: u64| (splitmix(&mut state) % below) as u32;
@@ -198,7 +199,7 @@ fn answers_go_back_only_to_what_was_asked_again() {
             }
             for psn in pass(&mut stage) {
                 let goes_on = last.is_none_or(|last| psn > last) || psn >= lowest;
-                assert!(goes_on, "seed {seed}: {psn} behind {last:?}, and nobody asked below {lowest}");
+                assert!(goes_on, "seed {seed}: {psn} behind {last:?}, lowest requested is {lowest}");
                 lowest = u32::MAX;
                 last = Some(psn);
             }
@@ -206,22 +207,22 @@ fn answers_go_back_only_to_what_was_asked_again() {
     }
 }
 
-/// The head of what is sent again after a wait is lost: nothing else would tell the peer before its timer does.
+/// After the RNR wait, the first retransmitted packet is lost. The sequence NAK spares the peer its ACK timeout.
 //= test: IBTA 9.7.5.2.8: rnr-nak-is-followed-by-silence
 #[test]
-fn what_comes_ahead_after_an_rnr_wait_is_answered_by_a_sequence_nak() {
+fn packet_ahead_after_rnr_wait_is_nakd() {
     let mut stage = Stage::new();
     let wait = Nanos(rnr_timer_ns(12));
     let rnr = || [Answer::acknowledge(0, Syndrome::RnrNak { timer: 12 })];
     assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), rnr());
-    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 1, Ext::None, &[2]), [], "it was under way");
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 1, Ext::None, &[2]), [], "sent before the NAK");
     stage.now = stage.now + Nanos(wait.0 - 1);
     assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 1, Ext::None, &[2]), [], "the peer still waits");
     stage.now = stage.now + Nanos(1);
     let missing = [Answer::nak(0, NakCode::PsnSequence)];
     assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 1, Ext::None, &[2]), missing, "the head was lost");
     assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 2, Ext::None, &[2]), [], "told once");
-    // And the same again, from a new refusal on.
+    // The cycle repeats with a new RNR NAK.
     assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), rnr());
     assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 1, Ext::None, &[2]), []);
     stage.now = stage.now + wait;

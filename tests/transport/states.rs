@@ -1,4 +1,4 @@
-//! The life of a QP: states, transitions, and what it is when it is gone.
+//! The states of a QP, its transitions, and its destruction.
 
 use roxie::nic::{Command, ControlError};
 use roxie::time::Nanos;
@@ -10,14 +10,14 @@ use crate::{Answer, FIRST, Setup, Stage, TIMEOUT, attributes};
 const SOON: Nanos = Nanos(1000);
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 
-fn go(stage: &mut Stage, state: QpState) {
+fn modify_to(stage: &mut Stage, state: QpState) {
     let attr = QpAttr { state: Some(state), ..QpAttr::default() };
     stage.host.modify(stage.now, &stage.qp, &attr).expect("a legal transition");
 }
 
 //= test: IBTA 10.3.1.5: sqd-finishes-what-has-begun, sqd-tells-when-it-is-drained
 #[test]
-fn draining_finishes_what_was_started_and_says_so() {
+fn sqd_drains_started_requests_and_raises_an_event() {
     let mut stage = Stage::new();
     stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 8);
     stage.wait(SOON);
@@ -30,20 +30,20 @@ fn draining_finishes_what_was_started_and_says_so() {
     stage.wait(SOON);
     assert_eq!(stage.statuses(), [(1, WcStatus::Success)]);
     assert_eq!(stage.events(), [EventKind::SqDrained]);
-    go(&mut stage, QpState::Rts);
+    modify_to(&mut stage, QpState::Rts);
     assert_eq!(stage.wait(SOON), [(Opcode::RC_WRITE_ONLY, FIRST + 1)]);
 }
 
 //= test: IBTA 10.3.1.7: error-flushes-both-queues
 #[test]
-fn going_to_error_flushes_both_queues_in_order() {
+fn error_state_flushes_both_queues_in_order() {
     let mut stage = Stage::new();
     stage.receive(100, 0, 8);
     stage.receive(101, 0, 8);
     stage.post_as(1, WrOpcode::Write, SendFlags::empty(), 8);
     stage.wait(SOON);
     stage.post_as(2, WrOpcode::Write, SendFlags::empty(), 8);
-    go(&mut stage, QpState::Err);
+    modify_to(&mut stage, QpState::Err);
     stage.wait(SOON);
     let mut statuses = stage.statuses();
     assert!(statuses.iter().all(|(_, status)| *status == WcStatus::WrFlush), "{statuses:?}");
@@ -58,12 +58,12 @@ fn going_to_error_flushes_both_queues_in_order() {
 //= test: IBTA 9.7.1: psn-begins-as-agreed
 //= test: IBTA 10.3.1.1: reset-forgets
 #[test]
-fn a_reset_qp_forgets_and_can_be_connected_again() {
+fn reset_qp_can_be_connected_again() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::Write, 8);
     stage.receive(1, 0, 8);
     stage.wait(SOON);
-    go(&mut stage, QpState::Reset);
+    modify_to(&mut stage, QpState::Reset);
     assert_eq!(stage.wait(Nanos::from_millis(500)), [], "no timer is left");
     assert_eq!(stage.statuses(), [], "a reset completes nothing");
     stage.connect(&Setup::default());
@@ -76,9 +76,9 @@ fn a_reset_qp_forgets_and_can_be_connected_again() {
 
 //= test: IBTA 10.3.1.3: rtr-tells-of-the-first-packet
 #[test]
-fn a_qp_that_is_ready_to_receive_executes_and_reports_its_first_packet() {
+fn first_packet_in_rtr_raises_comm_established() {
     let mut stage = Stage::new();
-    go(&mut stage, QpState::Reset);
+    modify_to(&mut stage, QpState::Reset);
     for attr in &attributes(&stage.host, &Setup::default())[..2] {
         stage.host.modify(stage.now, &stage.qp, attr).expect("a legal transition");
     }
@@ -88,8 +88,8 @@ fn a_qp_that_is_ready_to_receive_executes_and_reports_its_first_packet() {
     stage.acknowledge(FIRST, ACK, 0);
     stage.wait(SOON);
     assert_eq!(stage.counter("ghost_acks"), 1, "nothing was sent, so nothing can be acknowledged");
-    // Each life has its first packet.
-    go(&mut stage, QpState::Reset);
+    // The event is raised again after a reset.
+    modify_to(&mut stage, QpState::Reset);
     for attr in &attributes(&stage.host, &Setup::default())[..2] {
         stage.host.modify(stage.now, &stage.qp, attr).expect("a legal transition");
     }
@@ -99,13 +99,13 @@ fn a_qp_that_is_ready_to_receive_executes_and_reports_its_first_packet() {
 }
 
 #[test]
-fn a_reset_qp_that_agrees_on_fewer_reads_has_their_places() {
+fn reset_qp_accepts_smaller_max_dest_rd_atomic() {
     let mut stage = Stage::new();
     for psn in 0..3 {
         let ext = Ext::Reth(stage.reth(0, 8));
         assert_eq!(stage.request(Opcode::RC_READ_REQUEST, psn, ext, &[]).len(), 1);
     }
-    go(&mut stage, QpState::Reset);
+    modify_to(&mut stage, QpState::Reset);
     let mut attributes = attributes(&stage.host, &Setup::default());
     attributes[1].max_dest_rd_atomic = Some(1);
     for attr in &attributes {
@@ -120,12 +120,12 @@ fn a_reset_qp_that_agrees_on_fewer_reads_has_their_places() {
 
 //= test: IBTA 10.3.1: qp-that-is-destroyed-is-gone
 #[test]
-fn a_destroyed_qp_is_unknown_whatever_it_was_doing() {
+fn destroyed_qp_is_unknown() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::Write, 100 * 256);
     stage.wait(Nanos(1));
     let index = stage.qp.handle.index;
-    stage.host.call(stage.now, Command::DestroyQp(index)).expect("it was there");
+    stage.host.call(stage.now, Command::DestroyQp(index)).expect("the object exists");
     stage.wait(SOON);
     assert_eq!(stage.wait(Nanos::from_millis(500)), [], "no timer, no packet");
     assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), []);
@@ -135,18 +135,18 @@ fn a_destroyed_qp_is_unknown_whatever_it_was_doing() {
 }
 
 #[test]
-fn what_is_in_use_is_not_removed() {
+fn cq_in_use_cannot_be_destroyed() {
     let mut stage = Stage::new();
     let cq = stage.qp.cq_index;
     let busy = stage.host.call(stage.now, Command::DestroyCq(cq));
     assert_eq!(busy.err(), Some(ControlError::Busy { object: "completion queue", users: 2 }));
-    stage.host.call(stage.now, Command::DestroyQp(stage.qp.handle.index)).expect("it was there");
-    stage.host.call(stage.now, Command::DestroyCq(cq)).expect("nobody uses it");
+    stage.host.call(stage.now, Command::DestroyQp(stage.qp.handle.index)).expect("the object exists");
+    stage.host.call(stage.now, Command::DestroyCq(cq)).expect("no users left");
 }
 
 //= test: IBTA 11.6.3.2: cq-overflow-is-an-event
 #[test]
-fn a_full_completion_queue_is_an_event_and_loses_nothing_that_it_has() {
+fn cq_overflow_raises_one_event() {
     let mut stage = Stage::new();
     for id in 0..20 {
         stage.receive(id, 0, 8);
@@ -154,7 +154,7 @@ fn a_full_completion_queue_is_an_event_and_loses_nothing_that_it_has() {
     for psn in 0..20 {
         stage.request(Opcode::RC_SEND_ONLY, psn, Ext::None, &[1]);
     }
-    // Sixteen fit.
+    // The queue holds 16 completions.
     let ids: Vec<_> = stage.statuses().into_iter().map(|(id, _)| id).collect();
     assert_eq!(ids, (0..16).collect::<Vec<_>>());
     assert_eq!(stage.counter("cq_overflow"), 4);
@@ -165,34 +165,34 @@ fn a_full_completion_queue_is_an_event_and_loses_nothing_that_it_has() {
 
 //= test: IBTA 10.3.1.5: sqd-finishes-what-has-begun
 #[test]
-fn draining_finishes_a_message_of_which_a_part_has_left() {
+fn sqd_finishes_a_partly_sent_message() {
     let mut stage = Stage::new();
     stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 200 * 256);
     assert_eq!(stage.wait(SOON).len(), 128, "the window is full");
-    go(&mut stage, QpState::Sqd);
+    modify_to(&mut stage, QpState::Sqd);
     stage.acknowledge(FIRST + 127, ACK, 0);
     assert_eq!(stage.wait(SOON).len(), 72);
     stage.acknowledge(FIRST + 199, ACK, 1);
     stage.wait(SOON);
     assert_eq!(stage.statuses(), [(1, WcStatus::Success)]);
-    assert_eq!(stage.events(), [], "nobody asked to be told");
+    assert_eq!(stage.events(), [], "no event was requested");
 }
 
 //= test: IBTA 10.3.1.1: reset-forgets
 #[test]
-fn a_reset_qp_counts_from_the_beginning_and_has_no_old_answers() {
+fn reset_drops_pending_acks_and_the_msn() {
     let mut stage = Stage::new();
     for psn in 0..3 {
         let ext = Ext::Reth(stage.reth(0, 8));
         stage.request(Opcode::RC_WRITE_ONLY, psn, ext, &[1; 8]);
     }
-    // One more arrives, and the reset comes before its answer has left.
+    // The reset comes before the ACK of the fourth packet leaves.
     let (opcode, dest_qp) = (Opcode::RC_WRITE_ONLY, stage.qp.handle.qpn);
     let ext = Ext::Reth(stage.reth(0, 8));
     let bth = Bth { opcode, dest_qp, psn: Psn::new(3), ack_req: true, ..Bth::default() };
     stage.send(&bth, &ext, &[1; 8]);
     stage.host.worker.take_in(stage.now);
-    go(&mut stage, QpState::Reset);
+    modify_to(&mut stage, QpState::Reset);
     stage.connect(&Setup::default());
     assert_eq!(stage.answers(), []);
     assert_eq!(stage.request(Opcode::RC_WRITE_ONLY, 0, ext, &[2; 8]), [Answer::ack(0)]);
@@ -200,11 +200,11 @@ fn a_reset_qp_counts_from_the_beginning_and_has_no_old_answers() {
 }
 
 #[test]
-fn a_reset_qp_keeps_its_queues() {
+fn reset_keeps_the_queues_usable() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::Write, 8);
     stage.wait(SOON);
-    go(&mut stage, QpState::Reset);
+    modify_to(&mut stage, QpState::Reset);
     stage.connect(&Setup::default());
     stage.memory.memory.write(0, &[7; 8]).expect("within");
     stage.post(WrOpcode::Write, 8);
@@ -214,7 +214,7 @@ fn a_reset_qp_keeps_its_queues() {
 }
 
 #[test]
-fn a_query_tells_the_psns_that_come_next() {
+fn query_qp_returns_the_next_psns() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::Write, 300);
     let ext = Ext::Reth(stage.reth(0, 8));
@@ -225,20 +225,20 @@ fn a_query_tells_the_psns_that_come_next() {
 
 //= test: IBTA 9.7.5.1: nothing-follows-a-refusal
 #[test]
-fn an_acknowledgement_that_waits_does_not_leave_in_the_error_state() {
+fn pending_ack_is_dropped_in_the_error_state() {
     let mut stage = Stage::new();
     let (opcode, dest_qp) = (Opcode::RC_WRITE_ONLY, stage.qp.handle.qpn);
     let bth = Bth { opcode, dest_qp, ack_req: true, ..Bth::default() };
     let ext = Ext::Reth(stage.reth(0, 8));
     stage.send(&bth, &ext, &[1; 8]);
     stage.host.worker.take_in(stage.now);
-    go(&mut stage, QpState::Err);
+    modify_to(&mut stage, QpState::Err);
     assert_eq!(stage.answers(), []);
 }
 
 //= test: IBTA 11.6.3.2: cq-overflow-is-an-event
 #[test]
-fn a_full_completion_queue_ends_the_qp_that_uses_it_and_says_so_once() {
+fn cq_overflow_fails_its_qp() {
     let mut stage = Stage::new();
     for id in 0..17 {
         stage.receive(id, 0, 8);
@@ -253,30 +253,30 @@ fn a_full_completion_queue_ends_the_qp_that_uses_it_and_says_so_once() {
 
 //= test: IBTA 9.7.6.1.3: timer-runs-while-something-is-outstanding
 #[test]
-fn a_connection_on_which_nothing_happens_has_no_timer() {
+fn idle_connection_has_no_timer() {
     let mut stage = Stage::new();
     assert_eq!(stage.wait(Nanos(TIMEOUT.0 * 8)), []);
     assert_eq!((stage.counter("local_ack_timeout_err"), stage.state()), (0, QpState::Rts));
 }
 
 #[test]
-fn a_change_of_state_does_not_wind_the_timer_up_again() {
+fn state_change_does_not_restart_the_timer() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::Write, 8);
     let sent = [(Opcode::RC_WRITE_ONLY, FIRST)];
     assert_eq!(stage.wait(SOON), sent);
     stage.wait(Nanos(TIMEOUT.0 / 2));
-    go(&mut stage, QpState::Sqd);
+    modify_to(&mut stage, QpState::Sqd);
     assert_eq!(stage.wait(Nanos(TIMEOUT.0 / 2)), sent);
 }
 
 //= test: IBTA 11.2.5.2: refused-transition-changes-nothing
 #[test]
-fn a_change_that_is_refused_changes_nothing() {
+fn refused_modify_qp_changes_nothing() {
     let mut stage = Stage::new();
     let before = stage.host.query(stage.now, &stage.qp);
     let cases = [
-        // One attribute is good in RTS, and the other is not.
+        // `min_rnr_timer` may change in RTS, `retry_cnt` may not.
         QpAttr { min_rnr_timer: Some(3), retry_cnt: Some(1), ..QpAttr::default() },
         QpAttr { min_rnr_timer: Some(32), ..QpAttr::default() },
         QpAttr { state: Some(QpState::Init), ..QpAttr::default() },

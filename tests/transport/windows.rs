@@ -1,5 +1,5 @@
-//! Memory windows and invalidation: what peers may do with the keys that work requests give and take (IBTA 9.4.1.1.3,
-//! 10.6.5 to 10.6.7). The rules of binding by themselves are tests of `transport::memory`.
+//! Memory windows and invalidation: remote access under keys that work requests bind and invalidate (IBTA 9.4.1.1.3, 10.6.5 to
+//! 10.6.7). The unit tests of `transport::memory` cover the rules of binding.
 
 use roxie::nic::{Answer as Reply, Command, ControlError};
 use roxie::shared::work_queue::Payload;
@@ -15,7 +15,7 @@ use crate::{Answer, FIRST, Setup, Stage};
 const SOON: Nanos = Nanos(1000);
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 
-/// A window and the key that it has.
+/// A window and its current key.
 pub(crate) struct Window {
     index: MwIndex,
     pub(crate) key: u32,
@@ -30,7 +30,7 @@ impl Stage {
         }
     }
 
-    /// A key of the device's for a window of type 1, of the consumer's for one of type 2.
+    /// Returns the key for the next bind. The device chooses it for a window of type 1, the application for one of type 2.
     fn new_key(&mut self, window: &Window, kind: MwType) -> u32 {
         if kind == MwType::Two {
             return window.key.wrapping_add(1) & 0xff | window.key & !0xff;
@@ -45,7 +45,7 @@ impl Stage {
         self.host.post_send(&self.qp, wr, Payload::Sges(&[])).expect("room for a request");
     }
 
-    /// Posts the bind of `length` bytes from 0x100 of the region on.
+    /// Posts a bind of `length` bytes at 0x100 of the region.
     fn post_bind(&mut self, wr_id: u64, window: &mut Window, kind: MwType, length: u64) {
         let new_key = self.new_key(window, kind);
         let bind = WindowBind {
@@ -68,7 +68,7 @@ impl Stage {
         window
     }
 
-    /// Asks, by another QP: a window of type 2 that is bound is not bound again.
+    /// Returns true if the window of type 2 is bound: a bind of it by another QP fails.
     fn is_bound(&mut self, key: u32) -> bool {
         let bind = WindowBind {
             window: RKey(key),
@@ -88,7 +88,7 @@ impl Stage {
         self.host.poll_cq(&other).map(|wc| wc.status) == Some(WcStatus::MwBind)
     }
 
-    /// The peer writes 4 bytes to 0x100 of the region under a key.
+    /// Sends a WRITE of 4 bytes at 0x100 of the region under `key`.
     fn write_under(&mut self, psn: u32, key: u32) -> Vec<Answer> {
         let reth = Reth { va: self.memory.address + 0x100, rkey: key, dma_len: 4 };
         self.request(Opcode::RC_WRITE_ONLY, psn, Ext::Reth(reth), &[7; 4])
@@ -103,7 +103,7 @@ impl Stage {
 
 //= test: IBTA 10.6.7: window-opens-a-part-to-peers, bind-takes-effect-in-its-turn
 #[test]
-fn a_bound_window_opens_its_part_to_the_peer_and_completes_as_a_bind() {
+fn bound_window_grants_access_to_its_range() {
     for kind in [MwType::One, MwType::Two] {
         let mut stage = Stage::new();
         let mut window = stage.window(kind);
@@ -123,7 +123,7 @@ fn a_bound_window_opens_its_part_to_the_peer_and_completes_as_a_bind() {
 
 //= test: IBTA 10.6.7: window-2-is-for-one-qp
 #[test]
-fn a_window_of_type_2_is_closed_to_the_other_qps_of_its_domain() {
+fn type_2_window_serves_only_its_qp() {
     let mut stage = Stage::new();
     let window = stage.bound(MwType::Two);
     let other = stage.host.create_qp(QpCaps::default(), true, 16);
@@ -139,13 +139,13 @@ fn a_window_of_type_2_is_closed_to_the_other_qps_of_its_domain() {
 
 //= test: IBTA 10.6.7: bind-fails-as-a-bind
 #[test]
-fn a_bind_that_breaks_a_rule_fails_as_a_bind_and_ends_the_connection() {
+fn invalid_bind_completes_with_mw_bind_error() {
     let mut stage = Stage::new();
     let mut window = stage.window(MwType::Two);
     stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 4);
     stage.post_bind(2, &mut window, MwType::Two, 1 << 20);
     stage.post_as(3, WrOpcode::Write, SendFlags::SIGNALED, 4);
-    assert_eq!(stage.wait(SOON), [(Opcode::RC_WRITE_ONLY, FIRST)], "what is behind it waits");
+    assert_eq!(stage.wait(SOON), [(Opcode::RC_WRITE_ONLY, FIRST)], "the request behind the bind waits");
     assert_eq!(stage.statuses(), [], "it fails in its turn");
     stage.acknowledge(FIRST, ACK, 1);
     stage.wait(SOON);
@@ -156,7 +156,7 @@ fn a_bind_that_breaks_a_rule_fails_as_a_bind_and_ends_the_connection() {
 
 //= test: IBTA 10.6.7: window-1-has-a-new-key-each-time
 #[test]
-fn a_bind_of_nothing_takes_a_type_1_window_back() {
+fn zero_length_bind_unbinds_a_type_1_window() {
     let mut stage = Stage::new();
     let mut window = stage.bound(MwType::One);
     let old = window.key;
@@ -170,11 +170,11 @@ fn a_bind_of_nothing_takes_a_type_1_window_back() {
 
 //= test: IBTA 10.6.7: window-1-has-a-new-key-each-time
 #[test]
-fn a_type_1_window_bound_again_has_a_new_key_and_the_old_one_is_dead() {
+fn rebinding_a_type_1_window_invalidates_its_key() {
     let mut stage = Stage::new();
     let mut window = stage.bound(MwType::One);
     let old = window.key;
-    // Two at once: each has its key before the first has happened.
+    // Two binds in the queue: the second key is chosen before the first bind executes.
     stage.post_bind(2, &mut window, MwType::One, 32);
     stage.post_bind(3, &mut window, MwType::One, 16);
     stage.wait(SOON);
@@ -186,14 +186,14 @@ fn a_type_1_window_bound_again_has_a_new_key_and_the_old_one_is_dead() {
 
 //= test: IBTA 10.6.7: region-with-windows-is-busy
 #[test]
-fn a_region_with_a_window_on_it_is_busy_until_the_window_is_gone() {
+fn region_with_a_bound_window_is_busy() {
     for kind in [MwType::One, MwType::Two] {
         let mut stage = Stage::new();
         let window = stage.bound(kind);
         let mr = stage.memory.index;
         let busy = stage.host.call(stage.now, Command::DeregisterMemory(mr));
         assert_eq!(busy.err(), Some(ControlError::Busy { object: "memory region", users: 1 }));
-        stage.host.call(stage.now, Command::FreeWindow(window.index)).expect("it is there");
+        stage.host.call(stage.now, Command::FreeWindow(window.index)).expect("the window exists");
         stage.host.call(stage.now, Command::DeregisterMemory(mr)).expect("nothing is bound to it");
         let answers = stage.write_under(0, window.key);
         stage.assert_access_error(&answers, 0);
@@ -203,7 +203,7 @@ fn a_region_with_a_window_on_it_is_busy_until_the_window_is_gone() {
 //= test: IBTA 10.8.3: sends-complete-in-order
 //= test: IBTA 10.6.5.1: local-invalidate-waits
 #[test]
-fn a_local_invalidation_waits_for_what_is_before_it_and_then_closes_the_window() {
+fn local_invalidate_waits_for_earlier_requests() {
     let mut stage = Stage::new();
     let window = stage.bound(MwType::Two);
     stage.post_as(2, WrOpcode::Write, SendFlags::SIGNALED, 4);
@@ -222,7 +222,7 @@ fn a_local_invalidation_waits_for_what_is_before_it_and_then_closes_the_window()
 }
 
 #[test]
-fn a_window_is_bound_and_taken_back_again_and_again() {
+fn window_can_be_bound_and_invalidated_repeatedly() {
     let mut stage = Stage::new();
     let mut window = stage.window(MwType::Two);
     for round in 0..5 {
@@ -236,7 +236,7 @@ fn a_window_is_bound_and_taken_back_again_and_again() {
 }
 
 #[test]
-fn a_key_that_is_not_to_be_invalidated_is_a_local_fault() {
+fn local_invalidate_of_a_bad_key_fails() {
     type Wrong = fn(&mut Stage) -> u32;
     let cases: [(&str, Wrong); 3] = [
         ("an ordinary region", |stage| stage.memory.key),
@@ -255,12 +255,12 @@ fn a_key_that_is_not_to_be_invalidated_is_a_local_fault() {
 
 //= test: IBTA 9.4.1.1.3: send-with-invalidate-invalidates
 #[test]
-fn a_send_with_invalidate_delivers_its_bytes_and_closes_the_window() {
+fn send_with_invalidate_invalidates_the_window() {
     let mut stage = Stage::new();
     let window = stage.bound(MwType::Two);
     stage.receive(7, 0x1000, 600);
     stage.request(Opcode::RC_SEND_FIRST, 0, Ext::None, &[1; 256]);
-    assert!(stage.is_bound(window.key), "it is closed by the last packet only");
+    assert!(stage.is_bound(window.key), "only the last packet invalidates it");
     let last = stage.request(Opcode::RC_SEND_LAST_INVALIDATE, 1, Ext::Ieth(window.key), &[2; 3]);
     assert_eq!(last, [Answer::ack(1)]);
     let done = stage.completions();
@@ -273,12 +273,12 @@ fn a_send_with_invalidate_delivers_its_bytes_and_closes_the_window() {
 
 //= test: IBTA 9.7.5.1: duplicate-is-not-executed
 #[test]
-fn a_duplicate_of_a_send_with_invalidate_is_acknowledged_and_closes_nothing() {
+fn duplicate_send_with_invalidate_invalidates_nothing() {
     let mut stage = Stage::new();
     let old = stage.bound(MwType::Two).key;
     stage.receive(7, 0x1000, 8);
     assert_eq!(stage.request(Opcode::RC_SEND_ONLY_INVALIDATE, 0, Ext::Ieth(old), &[1]), [Answer::ack(0)]);
-    // Bound again under the very same key: the duplicate must not reach it.
+    // The window is bound again under the same key, which the duplicate must not invalidate.
     let bind = WindowBind {
         window: RKey(old),
         new_key: RKey(old),
@@ -296,7 +296,7 @@ fn a_duplicate_of_a_send_with_invalidate_is_acknowledged_and_closes_nothing() {
 
 //= test: IBTA 9.4.1.1.3: invalidate-is-checked
 #[test]
-fn a_peer_that_invalidates_what_it_may_not_is_refused_and_the_receive_says_so() {
+fn remote_invalidate_of_a_bad_key_is_refused() {
     type Wrong = fn(&mut Stage) -> u32;
     let cases: [(&str, Wrong); 3] = [
         ("an ordinary region", |stage| stage.memory.key),
@@ -317,7 +317,7 @@ fn a_peer_that_invalidates_what_it_may_not_is_refused_and_the_receive_says_so() 
 
 //= test: IBTA 9.4: immediate-is-in-the-last-packet
 #[test]
-fn a_send_with_invalidate_of_ours_names_the_key_in_its_last_packet() {
+fn send_with_invalidate_carries_its_key_last() {
     let mut stage = Stage::new();
     let wr = SendWr { wr_id: 1, opcode: WrOpcode::SendInvalidate, rkey: RKey(0xabcd), ..SendWr::default() };
     let sges = [stage.memory.sge(0, 300)];
@@ -331,7 +331,7 @@ fn a_send_with_invalidate_of_ours_names_the_key_in_its_last_packet() {
 }
 
 #[test]
-fn binds_are_not_repeated_when_the_packets_around_them_are() {
+fn retransmission_does_not_repeat_binds() {
     let mut stage = Stage::new();
     let mut window = stage.window(MwType::Two);
     stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 4);
@@ -347,7 +347,7 @@ fn binds_are_not_repeated_when_the_packets_around_them_are() {
     assert_eq!(stage.statuses(), [1, 2, 3].map(|id| (id, WcStatus::Success)));
 }
 
-/// Has a window of type 2 open a part of memory for WRITEs, under a new key.
+/// Posts a bind of a type 2 window for remote WRITEs under a new key.
 fn bind_part(stage: &mut Stage, window: &mut Window, flags: SendFlags) {
     let new_key = stage.new_key(window, MwType::Two);
     let bind = WindowBind {
@@ -364,7 +364,7 @@ fn bind_part(stage: &mut Stage, window: &mut Window, flags: SendFlags) {
 
 //= test: IBTA 10.8.3.3: fence-waits-for-reads
 #[test]
-fn a_fenced_bind_waits_for_reads_and_one_without_does_not() {
+fn only_a_fenced_bind_waits_for_reads() {
     for fence in [false, true] {
         let mut stage = Stage::new();
         let mut window = stage.window(MwType::Two);
@@ -382,17 +382,17 @@ fn a_fenced_bind_waits_for_reads_and_one_without_does_not() {
     }
 }
 
-/// What waits behind them waits for nothing else.
+/// Requests behind binds and invalidations do not wait for a completion.
 #[test]
-fn local_work_completes_if_it_is_asked_to_and_what_is_behind_it_goes_on() {
+fn unsignaled_local_work_does_not_block_the_queue() {
     let mut stage = Stage::with(Setup { sq_sig_all: false, ..Setup::default() });
     let mut window = stage.window(MwType::Two);
-    // No READ is outstanding: a fence is no wait.
+    // Without outstanding READs, a fence does not wait.
     bind_part(&mut stage, &mut window, SendFlags::FENCE);
     stage.wait(SOON);
-    assert_eq!(stage.statuses(), [], "nobody asked to be told");
+    assert_eq!(stage.statuses(), [], "the bind is unsignaled");
     assert_eq!(stage.write_under(0, window.key), [Answer::ack(0)], "and it is bound");
-    // A request that fails waits until it is the oldest, and is that as soon as the bind before it is done.
+    // A failing request waits until it is the oldest, which it is once the bind before it is done.
     let mut second = stage.window(MwType::Two);
     stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 4);
     bind_part(&mut stage, &mut second, SendFlags::SIGNALED);

@@ -1,11 +1,11 @@
-"""Runs rdma-core's own Python tests and prints one line for each: its name, how it ended, and why.
+"""Runs rdma-core's Python tests and prints one line for each: name, outcome, reason.
 
     run_pyverbs.py FOLDER DEVICE GID [TEST...]
 
-Tests that PYVERBS_LEAVE_OUT names, with commas between, are not run.
+PYVERBS_LEAVE_OUT is a comma-separated list of tests that are not run.
 
-FOLDER holds the folder `tests` of rdma-core's source, DEVICE and GID are what `run_tests.py` takes as --dev and --gid. Without TEST
-all tests run but those of other vendors' devices."""
+FOLDER holds the folder `tests` of rdma-core's source. DEVICE and GID are the values of --dev and --gid of `run_tests.py`. Without TEST,
+all tests run except those of other vendors' devices."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ OTHER_VENDORS = ("mlx5", "efa", "hns", "mana", "cuda")
 
 
 class Lines(unittest.TestResult):
-    """Prints as it goes, so that a test that hangs is known by the name of the last line."""
+    """Prints each line at once, so that the last line names a test that hangs."""
 
     def __init__(self, out):
         super().__init__()
@@ -43,8 +43,8 @@ class Lines(unittest.TestResult):
 
 
 def know_interfaces_by_parent(base):
-    """rdma_rxe's devices have no device/net in sysfs, but a file that names their interface. Without it, tests that need an
-    address are skipped."""
+    """rdma_rxe's devices have no device/net in sysfs, but a file `parent` that names their interface. Without this change, tests that
+    need an address are skipped."""
     by_device = base.RDMATestCase._get_ip_mac
 
     def by_parent(self, device, port, index):
@@ -68,11 +68,11 @@ def flat(suite):
 
 def main():
     folder, device, gid, *wanted = sys.argv[1:]
-    # What it prints is for the lines alone; what tests print goes elsewhere.
+    # Standard output carries only the result lines. Output of the tests goes to standard error.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.path[:0] = [folder, os.path.join(folder, "tests")]
-    from args_parser import parser  # rdma-core's own, which its tests read
+    from args_parser import parser  # rdma-core's parser, which its tests read
 
     sys.argv = [sys.argv[0], "--dev", device, "--gid", gid]
     parser.parse_args()

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Ends the program with 1 and names the condition that does not hold. */
+/* Exits with 1 and names the condition that does not hold. */
 #define CHECK(condition) ((condition) ? (void)0 : fail(#condition, __LINE__))
 
 static inline void fail(const char *condition, int line)
@@ -17,10 +17,10 @@ static inline void fail(const char *condition, int line)
 	exit(1);
 }
 
-/* Results that were not as expected. */
+/* Number of unexpected results. */
 static int wrong;
 
-/* Counts a result that is not the expected one, and goes on. */
+/* Counts an unexpected result and continues. */
 static inline void expect(const char *what, long got, long wanted)
 {
 	int error = errno;

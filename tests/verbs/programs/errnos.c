@@ -1,5 +1,5 @@
-/* Calls that fail, and the error number that each leaves: its own, as libibverbs and a kernel's device have it, whatever the number was
- * before. Exit code 0: each left its own. */
+/* Failing calls, and the errno that each sets: as libibverbs and a kernel device set it, whatever errno was before. Exit code 0: all as
+ * expected. */
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -11,7 +11,7 @@
 
 #include "check.h"
 
-/* No call here fails with it. */
+/* No call here fails with this number. */
 enum { BEFORE = EXFULL };
 
 static void failed(const char *call, long got, long result, int left, int error)
@@ -28,7 +28,7 @@ static void failed(const char *call, long got, long result, int left, int error)
 		long got = (long)(call);                       \
 		failed(#call, got, (long)(result), errno, error); \
 	} while (0)
-/* For calls that return a pointer, -1, or the error number itself. */
+/* For calls that return a pointer, -1, or the errno itself. */
 #define NO_OBJECT(call, error) FAILS(call, 0, error)
 #define MINUS_ONE(call, error) FAILS(call, -1, error)
 #define ITSELF(call, error) FAILS(call, error, error)
@@ -161,7 +161,7 @@ static void regions(void)
 	CHECK(ibv_dereg_mr(mr) == 0);
 }
 
-/* Of a parent, in its child. */
+/* Objects of the parent, in a child. */
 static void objects_of_another_process(void)
 {
 	struct ibv_wc wc = { .wc_flags = IBV_WC_GRH };

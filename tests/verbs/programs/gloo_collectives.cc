@@ -1,11 +1,11 @@
 /*
- * Each collective operation of gloo that its ibverbs transport carries, again and again, with results that are compared.
+  * Repeats each collective operation of gloo over its ibverbs transport and compares the results.
  *
  *     gloo_collectives DEVICE GID_INDEX RANK SIZE FOLDER ROUNDS
  *
- * FOLDER, empty at first, carries the addresses of the SIZE processes. Exit code 0: all rounds were right. Gloo ends the process if a
- * completion channel is readable and has no event. Its buffers may not be destroyed while a completion is due, and no call waits for all of
- * them: nothing is destroyed here. With fewer elements than processes, allreduce_bcube adds to what it is still sending.
+  * FOLDER, empty at first, passes the addresses of the SIZE processes. Exit code 0: all rounds were correct. Gloo aborts if a completion
+  * channel is readable without an event. Gloo's buffers may not be destroyed while a completion is due, and no call waits for all of them, so
+  * nothing is destroyed here. With fewer elements than processes, allreduce_bcube adds to data that is still being sent.
  */
 #include <cstdio>
 #include <cstdlib>
@@ -52,7 +52,7 @@ int main(int count, char **arguments)
 		auto &own = *new std::vector<float>(elements), &all = *new std::vector<float>(size_t(elements) * size);
 		const std::vector<float *> pointers = { own.data() };
 		const std::vector<const float *> inputs = { own.data() };
-		/* What a round sends may still be read when it ends: a message behind it tells that it has arrived. */
+		/* A round's buffers may still be read when it ends. A message behind shows that they have arrived. */
 		auto &to_all = *new gloo::BarrierAllToAll(context);
 		auto fill = [&](int round) {
 			for (int at = 0; at < elements; at++)

@@ -71,7 +71,7 @@ int main(int argc, char **argv)
             ;
         CHECK(came == 1 && wc.status == IBV_WC_SUCCESS && wc.wr_id == (uint64_t)n);
     }
-    // The last message is here, and the acknowledgement of it is still to be sent.
+    // The last message has arrived; its ACK has not been sent yet.
     if (!strcmp(how, "child")) {
         pid_t pid = fork();
         if (!pid)

@@ -1,7 +1,7 @@
-/* One of many processes, of which each is connected to each of the others: it listens, and connects to those with smaller numbers. The first
- * half of them is at the one address, the rest at the other. Both ends send messages whose bytes follow from who sends which to whom, and
- * compare all that they get. It sleeps while it waits: there are many more processes than processors. The next message leaves when the one
- * before has left and its answer came, so two receives are always enough.
+/* One of many fully connected processes: it listens, and connects to those with smaller numbers. The first half is at one address, the rest at
+ * the other. Both ends send messages with bytes that depend on sender, receiver and number, and compare those received. The process sleeps while
+ * it waits, because there are many more processes than processors. A message is sent after the previous one has completed and was answered, so
+ * two receives are enough.
  *
  * mesh NUMBER PROCESSES MESSAGES FIRST_PORT ADDRESS OTHER_ADDRESS */
 
@@ -17,12 +17,12 @@
 #include <string.h>
 
 #define CHECK(what) ((what) ? (void)0 : fail(#what, __LINE__))
-#define LONGEST 9000 /* More than two packets. */
+#define LONGEST 9000 /* Length in bytes: more than two packets. */
 #define MOST 256
 
 static struct ibv_context *device;
 
-/* It cannot go on. If that is because the device is gone, an event says so. */
+/* Ends after a failure. An event tells if the device is gone. */
 static void give_up(void)
 {
 	struct ibv_async_event event = {.event_type = IBV_EVENT_CQ_ERR};
@@ -50,7 +50,7 @@ struct line {
 	struct rdma_cm_id *id;
 	struct ibv_mr *mr;
 	unsigned char *out, *in;
-	uint32_t own, peer; /* Who is at which end. */
+	uint32_t own, peer; /* Numbers of the processes at either end. */
 	int sent, received, sending;
 };
 
@@ -67,7 +67,7 @@ static uint32_t next(uint32_t *state)
 	return *state >> 8;
 }
 
-/* The message of a number from one process to another. */
+/* Fills in the message of a number from one process to another. */
 static int fill(unsigned char *bytes, uint32_t from, uint32_t to, int number)
 {
 	uint32_t state = from * 2654435761u ^ to * 40503u ^ (uint32_t)number * 97u;
@@ -137,7 +137,7 @@ static void complete(struct ibv_wc *wc)
 	struct line *line = &lines[wc->wr_id];
 	int length;
 
-	/* The peer parts when it has everything, and may do so before its last acknowledgement is looked at here. */
+	/* The peer disconnects when it has everything, possibly before its last ACK is polled here. */
 	if (wc->status == IBV_WC_WR_FLUSH_ERR && line->received == messages && line->sent == messages)
 		return;
 	if (wc->status == IBV_WC_WR_FLUSH_ERR && line->received == messages && line->sent == messages - 1) {
@@ -183,7 +183,7 @@ static void poll_completions(void)
 	CHECK(count == 0);
 }
 
-/* Who is at the other end stands in the private data: its number, from 1 on. */
+/* The private data has the number of the other process, from 1 on. */
 static void hear(struct rdma_cm_event *event, uint32_t own)
 {
 	struct rdma_cm_id *id = event->id;
@@ -211,12 +211,12 @@ static void hear(struct rdma_cm_event *event, uint32_t own)
 		line = id->context;
 		if (event->param.conn.private_data_len >= sizeof(own) && line->peer == 0)
 			memcpy(&line->peer, event->param.conn.private_data, sizeof(own));
-		/* A first message may have come before, and have been answered. */
+		/* A first message may have arrived and been answered before. */
 		if (!line->sending && line->sent == 0)
 			post_send(line);
 		break;
 	case RDMA_CM_EVENT_DISCONNECTED:
-		/* What it has sent is here. */
+		/* Everything that the peer has sent has arrived. */
 		poll_completions();
 		line = id->context;
 		if (line->received < messages || line->sent < messages - 1) {
@@ -233,7 +233,7 @@ static void hear(struct rdma_cm_event *event, uint32_t own)
 	}
 }
 
-/* Nothing that happens to the device is expected; what happens to queue pairs shows in completions. */
+/* Device events are unexpected; failures of QPs show in completions. */
 static void heed_event(void)
 {
 	struct ibv_async_event event;
@@ -258,7 +258,7 @@ static void turn(uint32_t own)
 		struct rdma_cm_event copy = *event;
 		uint32_t peer = 0;
 
-		/* What it points to ends with the acknowledgement. */
+		/* The event's data is freed by the acknowledgement. */
 		if (copy.param.conn.private_data_len >= sizeof(peer))
 			memcpy(&peer, copy.param.conn.private_data, sizeof(peer));
 		copy.param.conn.private_data = &peer;
@@ -304,7 +304,7 @@ int main(int count, char **words)
 	}
 	while (done < connections)
 		turn(own);
-	/* All is acknowledged; who is done with all says so, and the other end as well. */
+	/* All messages are acknowledged: disconnect, as the other end does. */
 	for (at = 0; at < made; at++)
 		rdma_disconnect(lines[at].id);
 	while (ended < connections)

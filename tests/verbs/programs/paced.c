@@ -1,11 +1,11 @@
 /*
- * How near a queue pair that is paced comes to its rate, and what waiting for it costs.
+  * Measures how closely a paced QP keeps its rate, and the processor time of waiting for it.
  *
  *     paced [-r kb/s] [-s bytes] [-m milliseconds] [-d depth] [-g gid index] [-p TCP port] spin|event|epoll write|send [SERVER]
  *
- * Without SERVER it is the server, which waits as the client does. The client keeps 128 messages posted (-d), as perftest does, and takes
- * their completions: by ibv_poll_cq() again and again, in ibv_get_cq_event(), or in epoll on a channel that does not block. It prints
- * bytes on the wire per time between two completions, as a ratio to the rate, and the processor time of its process in that time.
+  * Without SERVER it is the server, which waits like the client. The client keeps 128 messages posted (-d), as perftest does, and waits for
+  * completions by polling, in ibv_get_cq_event(), or in epoll on a non-blocking channel. It prints the bytes on the wire per time between two
+  * completions as a ratio to the rate, and the processor time of its process.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -135,7 +135,7 @@ static int drain(int again)
 	return all;
 }
 
-/* Until something is complete. */
+/* Waits for a completion. */
 static void take(int again)
 {
 	for (;;) {
@@ -227,7 +227,7 @@ int main(int argc, char **argv)
 	char go = 1;
 	exchange(&go, &go, 1);
 	if (!server) {
-		/* A WRITE is served by the device: nobody has to poll for it. */
+		/* The device executes a WRITE without a call of the server. */
 		if (!strcmp(what, "write"))
 			return recv(tcp, &go, 1, 0) != 1;
 		while (!is_over)
@@ -239,7 +239,7 @@ int main(int argc, char **argv)
 		die("ibv_modify_qp_rate_limit");
 	for (int i = 0; i < depth; i++)
 		post(0);
-	/* The first that are complete may be more than their share. */
+	/* The first completions may come in a burst. */
 	while (sends < 4)
 		take(1);
 	double began = now(), used = processor(), last = began;

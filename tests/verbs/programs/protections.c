@@ -1,6 +1,6 @@
 /*
- * Registers memory of each protection, to be read and to be written by the device. A device that pins pages refuses with EFAULT what it
- * could not write. Exit code 0: each answer was the kernel's.
+  * Registers memory of each protection for reading and for writing by the device. A device that pins pages refuses memory that it could not write
+  * with EFAULT. Exit code 0: each result was the kernel's.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -24,7 +24,7 @@ static char *pages(int protection, int fd)
 	return at;
 }
 
-/* `wanted`: the error number of ibv_reg_mr, or 0. */
+/* `wanted`: the errno of ibv_reg_mr, or 0. */
 static void expect_of(const char *what, const void *at, size_t length, int access, int wanted)
 {
 	struct ibv_mr *mr = ibv_reg_mr(pd, (void *)at, length, access);
@@ -36,7 +36,7 @@ static void expect_of(const char *what, const void *at, size_t length, int acces
 		ibv_dereg_mr(mr);
 }
 
-/* `reads`, `writes`: the error number of a region that the device reads, and of one that it writes. */
+/* `reads`, `writes`: the errno for a region that the device reads, and for one that it writes. */
 static void expect_both(const char *what, const void *at, size_t length, int reads, int writes)
 {
 	expect_of(what, at, length, 0, reads);
@@ -47,7 +47,7 @@ static void expect_both(const char *what, const void *at, size_t length, int rea
 	expect_of(what, at, length, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC, writes);
 }
 
-/* Registers memory that is only read, then adds rights. 0 or EFAULT: as the memory's protection allows. */
+/* Registers memory for reading, then adds rights. Returns 0 or EFAULT, by the memory's protection. */
 static void expect_added(const char *what, void *at, int access, int errno_wanted)
 {
 	struct ibv_mr *mr = ibv_reg_mr(pd, at, LENGTH, IBV_ACCESS_REMOTE_READ);

@@ -1,6 +1,6 @@
 /*
- * The number of an event channel that becomes another file's, in ways that no library sees: system calls of the program's own, and
- * close_range, in the process itself and in a child. What is then written goes to that file. Exit code 0: it did.
+  * The descriptor number of an event channel is reused by another file, unseen by the library: by direct system calls and close_range, in the
+  * process itself and in a child. A write must then go to that file. Exit code 0: it did.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -11,7 +11,7 @@
 
 #include "check.h"
 
-/* A file that is opened until it has this number; those below it stay open. */
+/* Opens files until one has this number; those below it stay open. */
 static void take_number(int number, int (*opened)(void))
 {
 	for (int tries = 0, fd = -1; tries < 64 && fd != number; tries++)

@@ -1,12 +1,11 @@
 /*
- * The remote memory access of librpma, both ends of it: reads, writes, flushes, atomic writes, messages, and completions of a channel that two
- * queues share.
+  * Both ends of librpma's remote memory access: reads, writes, flushes, atomic writes, messages, and a completion channel that two queues share.
  *
  *     rpma_remote server ADDRESS PORT    serves one connection, and ends when it is closed
  *     rpma_remote client ADDRESS PORT
  *
- * The server passes its region's descriptor as private data. The client compares what it reads with what it wrote, and the server what was
- * written with what the client's last message says. Exit code 0: all was as it should be.
+  * The server passes its region's descriptor as private data. The client compares the bytes read with those written, the server the bytes
+  * written with the client's last message. Exit code 0: all as expected.
  */
 
 #include <arpa/inet.h>
@@ -64,7 +63,7 @@ static void open_device(const char *address, enum rpma_util_ibv_context_type typ
 	DONE(rpma_mr_reg(peer, message, 4096, RPMA_MR_USAGE_SEND | RPMA_MR_USAGE_RECV, &messages));
 }
 
-/* Two completion queues, for what was sent and what was received, with one channel. */
+/* A send and a receive completion queue with one channel. */
 static struct rpma_conn_cfg *shared_channel(void)
 {
 	struct rpma_conn_cfg *cfg;
@@ -87,7 +86,7 @@ static void expect(enum rpma_conn_event wanted)
 	exit(1);
 }
 
-/* Waits for one completion of either queue. `RPMA_E_NO_COMPLETION` is for an event whose completion an earlier call took. */
+/* Waits for one completion of either queue. `RPMA_E_NO_COMPLETION`: an earlier call has taken the completion of this event. */
 static struct ibv_wc next(void)
 {
 	struct rpma_cq *cq;
@@ -139,12 +138,12 @@ static void serve(const char *address, const char *port)
 	for (int round = 1, sent = 0; round <= ROUNDS; round++) {
 		struct ibv_wc wc = next();
 
-		/* The client's next message may complete before the answer to its last does. */
+		/* The client's next message may complete before the reply to its last one. */
 		for (; wc.opcode == IBV_WC_SEND; wc = next())
 			CHECK(wc.wr_id == 77 && ++sent < round);
 		CHECK(wc.wr_id == (uintptr_t)round);
 		if (round == ROUNDS) {
-			/* The last one is a WRITE's immediate. */
+			/* The last completion is of a WRITE with immediate. */
 			CHECK(wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM && wc.imm_data == htonl(IMMEDIATE));
 			break;
 		}
@@ -209,7 +208,7 @@ static void ask(const char *address, const char *port)
 		DONE(rpma_recv(connection, messages, 0, MESSAGE, (void *)20));
 		message[MESSAGE] = round;
 		DONE(rpma_send(connection, messages, MESSAGE, MESSAGE, RPMA_F_COMPLETION_ALWAYS, (void *)21));
-		/* The answer and the completion of the request are of two queues, so either may be first. */
+		/* The reply and the completion of the request are in two queues, so either may be first. */
 		first = next();
 		second = next();
 		CHECK(first.wr_id + second.wr_id == 41 && message[0] == round + 1);

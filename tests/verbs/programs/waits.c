@@ -1,25 +1,25 @@
 /*
- * How fast a program is answered that waits, in all the ways in which programs wait.
+  * Round-trip times of programs that wait in every way.
  *
  *     waits [-n rounds] [-g gid index] [-p TCP port] MODE [SERVER]
  *
- * Without SERVER it is the server. Both ends of the same mode exchange messages of 8 bytes; the client prints the median, the 99th and
- * the 99.9th percentile of a round trip. TCP carries the addresses. Yardsticks without RDMA:
+  * Without SERVER it is the server. The ends, in the same mode, exchange messages of 8 bytes. The client prints the median, the 99th and the
+  * 99.9th percentile of a round trip. Addresses are exchanged over TCP. Baselines without RDMA:
  *
  *     tcp      echo over TCP, both ends wait in epoll
  *     udp      echo over UDP, both ends sleep in recv
- *     udpspin  echo over UDP, both ends call recv without blocking, again and again
+  *     udpspin  echo over UDP, both ends spin on a non-blocking recv
  *
- *     epoll    SEND and answer; both ends arm, poll until nothing comes, and wait in epoll on the channel, which does not block
- *     poll     the same in poll(), on a channel that blocks
- *     select   the same in select(), likewise
- *     uring    the same by IORING_OP_POLL_ADD, likewise
- *     event    the same in ibv_get_cq_event()
- *     spin     both ends call ibv_poll_cq() again and again
- *     spin2    the same beside another thread that polls an empty queue of the device
- *     memory   WRITE and WRITE back; both ends look at their memory alone
- *     late     the client posts a SEND, computes for 1 ms without any call, then waits: when did the server have it?
- *     idle     nothing is exchanged: the processor time of each end in the -n milliseconds that it waits in epoll, in us
+  *     epoll    SEND and reply; both ends arm, poll until the queue is empty, and wait in epoll on the non-blocking channel
+  *     poll     like epoll, in poll() on a blocking channel
+  *     select   like epoll, in select() on a blocking channel
+  *     uring    like epoll, by IORING_OP_POLL_ADD on a blocking channel
+  *     event    like epoll, in ibv_get_cq_event()
+  *     spin     both ends spin on ibv_poll_cq()
+  *     spin2    like spin, beside another thread that polls an empty queue of the device
+  *     memory   WRITE and WRITE back; both ends spin on their memory
+  *     late     the client posts a SEND, computes for 1 ms without a call, then waits: time until the server has it
+  *     idle     no messages: processor time of each end, in us, in -n milliseconds of waiting in epoll
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -185,7 +185,7 @@ static int uring_wait(void)
 	return 1;
 }
 
-/* Waits as the mode says; 0: nothing came for long. */
+/* Waits as the mode says. Returns 0 after a timeout. */
 static int wait_on_channel(void)
 {
 	if (is("event"))
@@ -354,7 +354,7 @@ static void echo_by_memory(double *took)
 	volatile uint64_t *in = (uint64_t *)(memory + IN);
 	for (int round = 0; round < rounds; round++) {
 		double began = now_us();
-		/* What was posted is the adapter's until it completes, and is looked after every 16 rounds: each has a place of its own. */
+		/* A posted buffer belongs to the adapter until it completes. Completions are polled every 16 rounds, so each round has its own place. */
 		int place = OUT + 8 * (round % 64);
 		*(volatile uint64_t *)(memory + place) = round + 1;
 		if (!is_server)
@@ -478,7 +478,7 @@ int main(int count, char **arguments)
 		       took[(long)rounds * 999 / 1000]);
 		fflush(stdout);
 	}
-	/* Both stay until both are done. */
+	/* Neither end leaves before the other is done. */
 	char done = 1;
 	tcp_write(&done, 1);
 	tcp_read(&done, 1);
