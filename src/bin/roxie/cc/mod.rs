@@ -1,4 +1,4 @@
-//! `roxie cc`: congestion control by itself: its knobs, and the reaction point run over a list of events.
+//! `roxie cc`: congestion control without a network. Lists its knobs, and runs the reaction point over a list of events.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -17,7 +17,7 @@ mod replay;
 
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 the events cannot be read or run, 2 wrong usage.";
 
-/// Look at congestion control by itself: its knobs, and what a list of events makes of a rate.
+/// Inspect congestion control by itself: its knobs, and the rate after each of a list of events.
 #[derive(Debug, Args)]
 #[command(
     long_about = "Congestion control without a network.\n\nDCQCN has two ends. A switch marks packets while its queue is \
@@ -82,7 +82,7 @@ enum What {
 
 #[derive(Debug, Args)]
 struct ReplayArguments {
-    /// Whose rules and defaults to use
+    /// Preset of rules and defaults
     #[arg(long, value_name = "PRESET", default_value_t = Preset::ConnectX, value_parser = preset)]
     preset: Preset,
     /// Turn a knob, repeatable: see `roxie cc knobs`
@@ -91,7 +91,7 @@ struct ReplayArguments {
     /// The link's rate, in Gb/s
     #[arg(long, value_name = "GBPS", value_parser = line_rate)]
     line_rate: Rate,
-    /// The events, or - for standard input
+    /// File with the events, or - for standard input
     #[arg(value_name = "EVENTS.json")]
     events: PathBuf,
 }
@@ -101,7 +101,7 @@ fn preset(text: &str) -> Result<Preset, String> {
 }
 
 fn line_rate(text: &str) -> Result<Rate, String> {
-    /// A bit per second to 10 Tb/s, as fixed rates are.
+    /// 1 kb/s to 10 Tb/s, in Gb/s. Fixed rates have the same bounds.
     const GBPS: std::ops::RangeInclusive<f64> = 1e-6..=1e4;
     match text.parse::<f64>() {
         Ok(gbps) if GBPS.contains(&gbps) => Ok(Rate::from_gbps(gbps)),
@@ -109,7 +109,7 @@ fn line_rate(text: &str) -> Result<Rate, String> {
     }
 }
 
-/// Does it.
+/// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let done = match &arguments.what {
         What::Knobs { json: true } => {
@@ -131,7 +131,7 @@ fn replay(arguments: &ReplayArguments) -> Result<(), Failure> {
         false => arguments.events.display().to_string(),
     };
     let text = read(&arguments.events).map_err(|e| Failure::Run(format!("cannot read {name}: {e}")))?;
-    // All of them are judged before the first is run: half a table helps nobody.
+    // Parse every event before running the first, so that a bad list prints no partial table.
     let events = replay::read(&text).map_err(|e| Failure::Run(format!("{name}: {e}")))?;
     events.iter().try_for_each(|event| output::line(event.run(&mut control)))
 }

@@ -1,6 +1,6 @@
-//! `roxie decode`: the RoCE packets of a capture, one a line, in full, as JSON, or as a ladder.
+//! `roxie decode`: prints the RoCE packets of a capture: one a line, with all fields, as JSON, or as a ladder.
 //!
-//! Numbers count every frame of the capture, as Wireshark does; what is not RoCE is passed over.
+//! Frame numbers count every frame of the capture, as Wireshark's do. Frames that are not RoCE are skipped.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -69,22 +69,22 @@ holds frames that may be RoCE and are not decoded (their kinds and numbers are n
     group = ArgGroup::new("drawing").multiple(true)
 )]
 pub(crate) struct Arguments {
-    /// The capture, or - for standard input; two for a ladder of both ends
+    /// The capture, or - for standard input; two captures (one of each end) for a ladder
     #[arg(required = true, num_args = 1..=2, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Print all fields, one header a line; with --ladder a rung for each packet
+    /// Print all fields, one header a line; with --ladder, one arrow a packet
     #[arg(short, long, conflicts_with = "json")]
     verbose: bool,
     /// Print one JSON object a line
     #[arg(long)]
     json: bool,
-    /// Draw what queue pairs said to one another, as text
+    /// Draw each connection as a sequence diagram, in text
     #[arg(long, conflicts_with = "json", group = "drawing")]
     ladder: bool,
-    /// Draw it as an SVG instead, into this file or to standard output (-); --ladder may stand beside it
+    /// Draw the ladder as SVG, to this file or to standard output (-); can be combined with --ladder
     #[arg(long, value_name = "OUT", conflicts_with = "json", group = "drawing")]
     svg: Option<PathBuf>,
-    /// Draw only connections of this queue pair, a number such as 17 or 0x11
+    /// Draw only the connections of this queue pair: a QPN such as 17 or 0x11
     #[arg(long, value_name = "N", value_parser = queue_pair, requires = "drawing")]
     qp: Option<Qpn>,
 }
@@ -100,8 +100,10 @@ fn queue_pair(text: &str) -> Result<Qpn, String> {
     }
 }
 
-/// Decodes, and names on standard error what could not be read. Exit codes: 0 each frame was decoded or is not RoCE, 1 the
-/// capture or some frames could not be read; clap exits with 2 for wrong usage.
+/// Decodes the capture, and reports on standard error which frames could not be read.
+///
+/// Exit codes: 0 every frame was decoded or is not RoCE, 1 the capture or some frames could not be read; clap exits with 2 for
+/// wrong usage.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     if arguments.ladder || arguments.svg.is_some() {
         return conclude(draw::run(arguments));
@@ -120,7 +122,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 fn conclude(outcome: Result<(), draw::Trouble>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        // The reader of our output has seen enough.
+        // A closed pipe is no error: the reader has seen enough.
         Err(trouble) if trouble.is_closed_pipe() => ExitCode::SUCCESS,
         Err(trouble) => {
             output::complain("decode", trouble);
@@ -143,7 +145,7 @@ enum Failure {
     Unread(String),
 }
 
-/// A file, or standard input.
+/// Opens a file, or standard input for `-`.
 fn open(file: &Path) -> Result<Box<dyn Read>, Failure> {
     Ok(match file.as_os_str() == "-" {
         true => Box::new(io::stdin().lock()),
@@ -154,30 +156,30 @@ fn open(file: &Path) -> Result<Box<dyn Read>, Failure> {
 fn open_and_decode(arguments: &Arguments, file: &Path) -> Result<(), Failure> {
     let source = open(file)?;
     let stdout = io::stdout();
-    // A file gets its lines in blocks; whoever watches a pipe or a terminal gets each at once.
+    // Buffer output to a regular file. Flush each line to a pipe or a terminal, because its reader follows along.
     let to_file = fstat(stdout.as_fd())
         .is_ok_and(|s| SFlag::from_bits_truncate(s.st_mode) & SFlag::S_IFMT == SFlag::S_IFREG);
     let mut out = BufWriter::with_capacity(1 << 16, stdout.lock());
     let mut summary = Summary::default();
     let read = decode(arguments, source, &mut out, !to_file, &mut summary);
-    // What was decoded is on its way before a word about what was not.
+    // Flush the decoded packets before reporting what could not be decoded.
     out.flush()?;
     summary.tell_of_malformed();
     read?;
     summary.into_result()
 }
 
-/// What was met and not decoded.
+/// Counts of frames that were not decoded.
 #[derive(Debug, Default)]
 struct Summary {
     malformed: u64,
     link_types: BTreeSet<u32>,
-    /// Frames by what they may hold RoCE behind.
+    /// Number of frames by the header that may carry RoCE.
     unread: BTreeMap<&'static str, u64>,
 }
 
 impl Summary {
-    /// How many frames of which kind, if there are any.
+    /// Lists the kinds and their counts; `None` if there are none.
     fn told_of_unread(&self) -> Option<String> {
         let kinds: Vec<_> = self.unread.iter().map(|(kind, count)| format!("{kind} {count}")).collect();
         let what = "frames that may hold RoCE and are not decoded";

@@ -1,6 +1,6 @@
-//! `roxie doctor`: what stands in the way here, what makes it slower, and what to change.
+//! `roxie doctor`: what prevents or slows RDMA on this machine, and what to change.
 //!
-//! [`facts`] says what is looked at, [`gather`] looks, [`findings`] judges.
+//! [`facts`] defines the input, [`gather`] reads it, [`findings`] judges.
 
 mod facts;
 mod findings;
@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// Looks, and says what was found.
+/// Examines the machine and prints the findings.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let examined = gather::facts(arguments.dev.as_deref()).and_then(|facts| {
         let findings = findings::findings(&facts);
@@ -54,7 +54,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-/// The worst severity, as the process ends.
+/// Returns the exit code for the worst severity.
 fn exit_code(findings: &[Finding]) -> u8 {
     match findings.iter().map(|finding| finding.severity).min() {
         Some(Severity::Stops) => 3,
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_exit_code_is_that_of_the_worst_finding() {
+    fn exit_code_follows_worst_finding() {
         let finding = |severity| Finding {
             id: "x",
             severity,

@@ -1,4 +1,4 @@
-//! `roxie lab atomic`: a counter whose answers are lost, and that still counts each addition once.
+//! `roxie lab atomic`: responses to additions are lost, but the counter counts each addition once.
 
 use clap::Args;
 use roxie::port::fault::FaultConfig;
@@ -29,19 +29,19 @@ pub(super) const ABOUT: About = About {
     ],
 };
 
-/// Lose the answers of atomics: duplicates are answered, not executed
+/// Lose responses to atomics: duplicates are answered, not executed
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  roxie lab atomic\n  roxie lab atomic --lose all\n  roxie lab atomic --adds 8 --depth 1"
 )]
 pub(super) struct Arguments {
-    /// How many additions of 1, posted at once
+    /// Number of additions of 1, posted at once
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16))]
     adds: u32,
-    /// What is lost: an answer by its number from 1, the first request, all (answers), or none
+    /// Frame to lose: a response by its number from 1, the first request, all (responses), or none
     #[arg(long, default_value = "2", value_parser = lost)]
     lose: Lost,
-    /// Atomics under way at once: max_rd_atomic of both ends
+    /// Atomics outstanding: max_rd_atomic of both ends
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=16))]
     depth: u8,
 }
@@ -75,7 +75,7 @@ fn lost(text: &str) -> Result<Lost, String> {
     }
 }
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     let mut all = vec![arguments.lose];
     let last = Lost::Answer(arguments.adds);

@@ -1,4 +1,4 @@
-//! `roxie lab check`: judges the answers to a lesson's questions.
+//! `roxie lab check`: checks the answers to a lesson's questions.
 
 use clap::Args;
 use serde_json::{Value, json};
@@ -22,15 +22,15 @@ pub(super) struct Arguments {
     /// Number of the lesson, 1 to 10
     #[arg(value_name = "N", value_parser = clap::value_parser!(u8).range(1..=LESSONS.len() as i64))]
     lesson: u8,
-    /// Three answers, in order; one with a space in quotes
+    /// Three answers, in order; quote one that contains a space
     #[arg(allow_negative_numbers = true, num_args = 0..)]
     answers: Vec<String>,
-    /// Tell the answers
+    /// Print the answers
     #[arg(long, conflicts_with = "answers")]
     tell: bool,
 }
 
-/// Does it.
+/// Runs the command.
 pub(super) fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let lesson = &LESSONS[usize::from(arguments.lesson) - 1];
     let given = &arguments.answers;

@@ -34,7 +34,7 @@ pub(super) const ABOUT: About = About {
     ],
 };
 
-/// See one SEND and one WRITE in four protocols
+/// Compare one SEND and one WRITE in four protocols
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  roxie lab compare\n  roxie lab compare --bytes 64\n  roxie lab compare --bytes 65536 --mtu 9000 --html compare.html"
@@ -48,7 +48,7 @@ pub(super) struct Arguments {
     mtu: u16,
 }
 
-/// TCP with timestamps, as it is sent.
+/// Bytes of a TCP header with timestamps.
 const TCP: usize = 32;
 const IPV4: usize = 20;
 const ETHERNET: usize = 14;
@@ -56,14 +56,14 @@ const ETHERNET: usize = 14;
 /// A message in one protocol.
 struct Told {
     name: &'static str,
-    /// Packets of it, and of what comes back.
+    /// Number of packets there and back.
     packets: [usize; 2],
     payload_of_packet: usize,
     parts: Vec<Part>,
     first: Bytes,
 }
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     let mut runs = Vec::new();
     let mut bars = Vec::new();
@@ -85,7 +85,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failu
     Ok((runs, vec![Block::Bars(bars), needs()]))
 }
 
-/// The frames of one message as the engine sends them.
+/// Returns the frames of one message as the engine sends them.
 fn sent(arguments: &Arguments, opcode: WrOpcode) -> Result<Vec<Shot>, Failure> {
     let link_mtu = usize::from(arguments.mtu);
     let path_mtu = Mtu::largest_for_link(link_mtu).ok_or_else(|| {
@@ -119,7 +119,7 @@ fn counts(shots: &[Shot]) -> [usize; 2] {
     [there, shots.len() - there]
 }
 
-/// What Ethernet adds around a frame, padding included.
+/// Returns the bytes that Ethernet adds to a frame: padding, preamble, FCS and gap.
 fn around(frame: usize) -> f64 {
     (SHORTEST_FRAME.saturating_sub(frame) + ETHERNET_OVERHEAD as usize) as f64
 }
@@ -144,7 +144,7 @@ fn roce_v2(shots: &[Shot]) -> Told {
     }
 }
 
-/// The same packets as RoCE v1 or InfiniBand has them.
+/// Returns the same packets in RoCE v1 or InfiniBand.
 fn other(shots: &[Shot], name: &'static str) -> Result<Told, Failure> {
     let mut parts = Vec::new();
     let mut first = None;
@@ -171,7 +171,7 @@ fn other(shots: &[Shot], name: &'static str) -> Result<Told, Failure> {
     Ok(Told { name, packets: counts(shots), payload_of_packet: shots[0].payload().len(), parts, first })
 }
 
-/// Between two ports of one subnet.
+/// A route between two ports of one subnet.
 const ROUTE: Route = Route { vl: 0, sl: 0, dlid: 2, slid: 1 };
 
 fn as_v1(shot: &Shot) -> Result<Vec<u8>, Failure> {
@@ -200,7 +200,7 @@ fn as_v1(shot: &Shot) -> Result<Vec<u8>, Failure> {
     Ok(frame)
 }
 
-/// Fields of a RoCE v1 frame from its BTH on, behind a local route header.
+/// Returns the fields of a RoCE v1 frame from its BTH on, behind a local route header.
 fn as_infiniband(v1: &[ByteField], bytes: &[u8]) -> Vec<ByteField> {
     let word = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
     let lrh = |name: &str, bit, bits, value: u16, about: &str| ByteField {
@@ -284,7 +284,7 @@ fn iwarp(opcode: WrOpcode, length: usize, link_mtu: usize) -> Told {
     }
 }
 
-/// A framed PDU, as it stands in the stream.
+/// Returns the fields of a framed PDU, as it stands in the TCP stream.
 fn fpdu_fields(message: &Message, bytes: &[u8]) -> Bytes {
     let number = |at: usize, count: usize| {
         bytes[at..at + count].iter().fold(0u64, |n, byte| n << 8 | u64::from(*byte))
@@ -365,7 +365,7 @@ fn shown(arguments: &Arguments, operation: &'static str, told: Told) -> Run {
     }
 }
 
-/// What the bytes do not show.
+/// Lists properties that the bytes do not show.
 fn needs() -> Block {
     let row = |cells: [&str; 5]| cells.into_iter().map(Value::from).collect();
     Block::Table(Table {

@@ -1,4 +1,4 @@
-//! `roxie lab dcqcn`: rate, alpha and queue over time, with pauses, with rates, and with both.
+//! `roxie lab dcqcn`: rate, alpha and queue over time, with PFC, with DCQCN, and with both.
 
 use clap::Args;
 use roxie::congestion::Settings;
@@ -38,46 +38,46 @@ pub(super) const ABOUT: About = About {
     roxie lab dcqcn --html dcqcn.html"
 )]
 pub(super) struct Arguments {
-    /// Senders, 2 to 64
+    /// Number of senders, 2 to 64
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(2..=64))]
     senders: u8,
-    /// Gb/s of every link, 1 to 400
+    /// Rate of every link in Gb/s, 1 to 400
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=400))]
     rate: u64,
-    /// Metres of each cable
+    /// Length of each cable in metres
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(0..=10_000))]
     metres: u64,
-    /// Milliseconds of virtual time, 1 to 100
+    /// Virtual time in milliseconds, 1 to 100
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=100))]
     ms: u64,
-    /// Kilobytes in the queue at which marking begins
+    /// Queue depth at which marking begins, in kilobytes
     #[arg(long, default_value_t = 5)]
     kmin: u64,
-    /// Kilobytes in the queue above which every frame is marked
+    /// Queue depth above which every frame is marked, in kilobytes
     #[arg(long, default_value_t = 200)]
     kmax: u64,
     /// Share of frames marked at Kmax, 0 to 1
     #[arg(long, default_value_t = 0.01)]
     pmax: f64,
-    /// Kilobytes of buffer of the switch
+    /// Buffer of the switch in kilobytes
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(100..=100_000))]
     buffer: u64,
-    /// Whose rules and constants: paper or connectx
+    /// Preset of rules and constants: paper or connectx
     #[arg(long, default_value = "paper")]
     preset: String,
-    /// Turn a knob, repeatable
+    /// Set a knob; repeatable
     #[arg(long = "set", value_name = "KNOB=VALUE")]
     sets: Vec<String>,
 }
 
-/// The knobs of a preset, with some turned.
+/// Returns the knobs of a preset, with some changed.
 pub(super) fn settings(preset: &str, sets: &[String]) -> Result<Settings, Failure> {
     let text =
         std::iter::once(format!("dcqcn,preset={preset}")).chain(sets.iter().cloned()).collect::<Vec<_>>();
     text.join(",").parse().map_err(|e: roxie::congestion::SettingsError| Failure::Usage(e.to_string()))
 }
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     let settings = settings(&arguments.preset, &arguments.sets)?;
     let modes = [Mode::Both, Mode::Pfc, Mode::Dcqcn];

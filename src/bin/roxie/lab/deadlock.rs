@@ -36,33 +36,33 @@ pub(super) const ABOUT: About = About {
     after_help = "Examples:\n  roxie lab deadlock\n  roxie lab deadlock --switches 8\n  roxie lab deadlock --html deadlock.html"
 )]
 pub(super) struct Arguments {
-    /// Switches of the ring, 3 to 12
+    /// Number of switches in the ring, 3 to 12
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(3..=12))]
     switches: u16,
-    /// Gb/s of every link, 1 to 400
+    /// Rate of every link in Gb/s, 1 to 400
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=400))]
     rate: u64,
-    /// What each host sends, in hundredths of its link
+    /// Load of each host, in percent of its link
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=100))]
     load: u64,
-    /// Bytes that one port may have in a switch before its neighbour is told to pause
+    /// Bytes that a port may occupy in a switch before its neighbour is told to pause
     #[arg(long, default_value_t = 60_000, value_parser = clap::value_parser!(u64).range(10_000..=10_000_000))]
     xoff: u64,
-    /// Microseconds after which the watchdog takes a paused queue for stuck; switches have some 200,000
+    /// Time in us after which the watchdog regards a paused queue as stuck; real switches have some 200,000
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(10..=10_000))]
     detect: u64,
-    /// Microseconds for which hosts send; it is looked on for as long again
+    /// Time in us for which hosts send; the run continues for as long again
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(100..=10_000))]
     us: u64,
 }
 
 const LENGTH: usize = 1500;
 const PRIORITY: usize = 3;
-/// Moments that are looked at.
+/// Number of moments that are sampled.
 const LOOKS: u64 = 1_000;
-/// Between two hosts' beginnings.
+/// Time between the starts of two hosts.
 const STAGGER: Nanos = Nanos::from_micros(12);
-/// Steps that are told.
+/// Most steps that are shown.
 const MOST_STEPS: usize = 24;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +72,7 @@ enum Cure {
     UpDown,
 }
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     let cures =
         [(Cure::None, "nothing"), (Cure::Watchdog, "a watchdog"), (Cure::UpDown, "ways up, then down")];
@@ -89,7 +89,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failu
     Ok((runs, vec![Block::Table(table)]))
 }
 
-/// The ring, and the hops of its trunks that go round by rising numbers.
+/// Returns the ring, and the hops of those trunks that lead to the next switch.
 fn ring(arguments: &Arguments, cure: Cure) -> Result<(FabricConfig, Vec<Hop>), Failure> {
     let count = usize::from(arguments.switches);
     let link = LinkConfig::new(LinkRate::from_gbps(arguments.rate), cable(10));
@@ -127,7 +127,7 @@ fn play(arguments: &Arguments, cure: Cure, name: &'static str) -> Result<Run, Fa
     let mut fabric = Fabric::new(config).map_err(|e| refused(&e))?;
     let sending = Nanos::from_micros(arguments.us);
     let end = Nanos(2 * sending.0);
-    // A frame of each host in its turn: what its share of the line carries.
+    // Each host sends a frame per turn, at its share of the line rate.
     let gap = link.rate.nanos_for(link.wire_bytes(LENGTH) * 100 / arguments.load).0;
     let look = Nanos((end.0 / LOOKS).max(1));
     let frames: Vec<Vec<u8>> =
@@ -145,7 +145,7 @@ fn play(arguments: &Arguments, cure: Cure, name: &'static str) -> Result<Run, Fa
         let until = (fabric.now() + look).min(end);
         while next <= until.0 && next < sending.0 {
             fabric.run(Nanos(next));
-            // One host after the other begins.
+            // Hosts start one after the other.
             let begun = frames.iter().enumerate().filter(|(n, _)| next >= *n as u64 * STAGGER.0);
             for (n, frame) in begun {
                 offered += u64::from(fabric.send(Nanos(next), n, frame));
@@ -185,7 +185,7 @@ fn play(arguments: &Arguments, cure: Cure, name: &'static str) -> Result<Run, Fa
     let (steps, points) = (watch.steps, watch.points);
     let waits = watch.waits.into_iter().step_by(5);
     let places = (0..count).map(|n| format!("{n} to {}", (n + 1) % count)).collect();
-    // Over ten looks each.
+    // Average over ten samples each.
     let points: Vec<(f64, f64)> = points.into_iter().step_by(10).collect();
     let rates = points.windows(2).map(|pair| {
         let ((a, was), (b, is)) = (pair[0], pair[1]);
@@ -210,14 +210,14 @@ fn play(arguments: &Arguments, cure: Cure, name: &'static str) -> Result<Run, Fa
     Ok(Run { choice: vec![Choice::new("what is done", name)], facts, blocks })
 }
 
-/// Looks at the trunks of the ring.
+/// Samples the trunks of the ring.
 struct Watch<'a> {
     trunks: &'a [Hop],
-    /// How many were silent at the last step.
+    /// Number of silent trunks at the last recorded step.
     told: Option<usize>,
     steps: Vec<Step>,
     silent: Option<Nanos>,
-    /// Time in us and frames received.
+    /// Time in us, and frames received so far.
     points: Vec<(f64, f64)>,
     waits: Vec<(f64, f64)>,
 }
@@ -225,7 +225,7 @@ struct Watch<'a> {
 impl Watch<'_> {
     fn look(&mut self, fabric: &mut Fabric, hosts: usize) {
         let now = fabric.now();
-        // What came is counted; its bytes are of no use.
+        // Delivered frames are counted by the station; their bytes are not needed.
         for n in 0..hosts {
             while let Some((_, bytes)) = fabric.take(n) {
                 fabric.recycle(bytes);
@@ -243,7 +243,7 @@ impl Watch<'_> {
             self.silent.get_or_insert(now);
         }
         let count = silent.iter().filter(|silent| **silent).count();
-        // Told are the first time that so many are silent, and the end of a deadlock.
+        // Record each new maximum of silent trunks, and the end of a deadlock.
         let was = self.told;
         let again = was == Some(silent.len()) && count == 0;
         if again || was.is_none_or(|most| count > most) {

@@ -1,4 +1,4 @@
-//! `roxie lab frame`: a frame from arguments, or the inverse.
+//! `roxie lab frame`: builds a frame from arguments, or decodes a given one.
 
 use std::fs::File;
 use std::net::IpAddr;
@@ -51,7 +51,7 @@ pub(super) struct Arguments {
     /// Opcode, by the name that `roxie decode` prints
     #[arg(long, default_value = "RC_WRITE_ONLY", value_parser = opcode)]
     opcode: Opcode,
-    /// Source address; IPv4 or IPv6, as the destination
+    /// Source address, IPv4 or IPv6 like the destination's
     #[arg(long, value_name = "IP", default_value = "192.0.2.1")]
     from: IpAddr,
     /// Destination address
@@ -63,7 +63,7 @@ pub(super) struct Arguments {
     /// Packet sequence number, 0 to 16777215
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..1 << 24))]
     psn: u32,
-    /// Bytes of payload, 0 to 4096; atomics and acknowledgements carry none
+    /// Payload in bytes, 0 to 4096; atomics and acknowledgements carry none
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(0..=4096))]
     payload: u16,
     /// DSCP, 0 to 63
@@ -72,19 +72,19 @@ pub(super) struct Arguments {
     /// ECN bits: 0 not capable, 1 or 2 capable, 3 marked
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(0..4))]
     ecn: u8,
-    /// VLAN, 0 to 4094; 0 is a tag with a priority alone [default: no tag]
+    /// VLAN ID, 0 to 4094; 0 for a tag with a priority only [default: no tag]
     #[arg(long, value_parser = clap::value_parser!(u16).range(0..4095))]
     vlan: Option<u16>,
     /// 802.1p priority in the tag, 0 to 7
     #[arg(long, default_value_t = 3, requires = "vlan", value_parser = clap::value_parser!(u16).range(0..8))]
     priority: u16,
-    /// A frame as hex digits, from its Ethernet header to its ICRC; spaces and colons are passed over
+    /// A frame as hex digits, from its Ethernet header to its ICRC; spaces and colons are ignored
     #[arg(long, value_name = "HEX", conflicts_with = "capture")]
     hex: Option<String>,
-    /// A frame of this capture
+    /// Take the frame from this capture
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
-    /// Which frame of the capture, counted as Wireshark does
+    /// Number of the frame in the capture, as Wireshark counts
     #[arg(long, default_value_t = 1, requires = "capture", value_parser = clap::value_parser!(u64).range(1..))]
     number: u64,
 }
@@ -102,7 +102,7 @@ fn opcode(text: &str) -> Result<Opcode, String> {
     })
 }
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     if let Some(text) = &arguments.hex {
         let frame = from_hex(text).map_err(Failure::Usage)?;
@@ -189,7 +189,7 @@ fn build(arguments: &Arguments, version: RoceVersion, from: IpAddr, to: IpAddr) 
     Ok(frame)
 }
 
-/// Extension headers of this set, with values that are easily seen.
+/// Returns extended headers of this set, with recognizable values.
 fn headers(set: Headers, length: u32) -> Option<Ext> {
     let reth = Reth { va: 0x7f00_0000_1000, rkey: 0x1122_3344, dma_len: length };
     let (imm, aeth) = (0x0a0b_0c0d, Aeth { syndrome: 0x1f, msn: 1 });
@@ -216,7 +216,7 @@ fn headers(set: Headers, length: u32) -> Option<Ext> {
         Ext::XrcAtomic(xrc, atomic),
         Ext::XrcFlushReth(xrc, feth, reth),
     ];
-    // A CNP has 16 bytes of nothing.
+    // A CNP has 16 reserved bytes.
     let set = if set == Headers::CNP_RESERVED { Headers::NONE } else { set };
     all.into_iter().find(|ext| ext.headers() == set)
 }
@@ -315,12 +315,12 @@ pub(super) fn byte_field(field: &Field) -> ByteField {
     }
 }
 
-/// What becomes of the frame if one bit is flipped.
+/// Effects of flipping each bit of the frame.
 struct Flips {
     unread: usize,
     icrc: usize,
     unnoticed: usize,
-    /// The bits that nobody misses.
+    /// Bits that can change without any receiver noticing.
     bits: Vec<usize>,
 }
 
@@ -354,7 +354,7 @@ impl Flips {
     }
 }
 
-/// The frame's headers and what Ethernet adds, in bytes.
+/// Returns the bytes of each header, and those that Ethernet adds.
 fn costs(frame: &[u8]) -> Result<Vec<Part>, Failure> {
     let layout = fields(frame).map_err(|drop| Failure::Run(drop.to_string()))?;
     let mut parts: Vec<Part> = Vec::new();

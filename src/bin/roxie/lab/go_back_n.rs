@@ -1,4 +1,4 @@
-//! `roxie lab go-back-n`: chosen packets are lost, and made good.
+//! `roxie lab go-back-n`: recovery from chosen losses.
 
 use clap::Args;
 use roxie::port::fault::FaultConfig;
@@ -39,13 +39,13 @@ pub(super) const ABOUT: About = About {
     the last: the timer has to tell\n  roxie lab go-back-n --lose 2,8 --packets 8\n  roxie lab go-back-n --lose none"
 )]
 pub(super) struct Arguments {
-    /// Packets of the message
+    /// Number of packets of the message
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(2..=32))]
     packets: u32,
-    /// Which frames that leave the requester are lost: numbers from 1 with commas between, or none
+    /// Frames to lose, by their numbers from 1 as they leave the requester, separated by commas; or none
     #[arg(long, value_name = "LIST", default_value = "3", value_parser = lost)]
     lose: Lost,
-    /// Local ACK timeout code, 1 to 20: 4.096 us times two to the power of it
+    /// Local ACK timeout code, 1 to 20: 4.096 us * 2^code
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=20))]
     timeout: u8,
 }
@@ -76,7 +76,7 @@ fn lost(text: &str) -> Result<Lost, String> {
     Ok(Lost(all))
 }
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     let mut all = vec![arguments.lose.clone()];
     let others =

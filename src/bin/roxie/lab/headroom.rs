@@ -1,4 +1,4 @@
-//! `roxie lab headroom`: the buffer of a whole switch, and who has how much of it.
+//! `roxie lab headroom`: partition of a switch's buffer.
 
 use clap::Args;
 use roxie::sim::fabric::{
@@ -37,42 +37,42 @@ pub(super) const ABOUT: About = About {
     after_help = "Examples:\n  roxie lab headroom\n  roxie lab headroom --lossless 4 --uplink-metres 2000\n  roxie lab headroom --ports 64 --rate 400 --buffer 128"
 )]
 pub(super) struct Arguments {
-    /// Ports to hosts, 2 to 64
+    /// Number of ports to hosts, 2 to 64
     #[arg(long, default_value_t = 28, value_parser = clap::value_parser!(u16).range(2..=64))]
     ports: u16,
-    /// Gb/s of them, 1 to 800
+    /// Rate of these ports in Gb/s, 1 to 800
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=800))]
     rate: u64,
-    /// Metres of their cables
+    /// Length of their cables in metres
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(0..=100_000))]
     metres: u64,
-    /// Uplinks, 0 to 32
+    /// Number of uplinks, 0 to 32
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(0..=32))]
     uplinks: u16,
-    /// Gb/s of them
+    /// Rate of the uplinks in Gb/s
     #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u64).range(1..=800))]
     uplink_rate: u64,
-    /// Metres of their cables
+    /// Length of their cables in metres
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(0..=100_000))]
     uplink_metres: u64,
-    /// Lossless priorities, 1 to 8
+    /// Number of lossless priorities, 1 to 8
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=8))]
     lossless: u8,
-    /// Megabytes (1000000) of buffer
+    /// Buffer in megabytes (1000000)
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..=1_000))]
     buffer: u64,
-    /// Bytes of a cell of the buffer
+    /// Buffer cell in bytes
     #[arg(long, default_value_t = 208, value_parser = clap::value_parser!(u32).range(1..=1024))]
     cell: u32,
-    /// Bytes that each port and priority has for itself
+    /// Bytes reserved for each port and priority
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     reserved: u64,
-    /// The longest frame, in bytes without FCS
+    /// Longest frame in bytes, without FCS
     #[arg(long, default_value_t = 4_200, value_parser = clap::value_parser!(u32).range(128..=9600))]
     mtu: u32,
 }
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     let asked = (arguments.lossless, arguments.uplink_metres);
     let mut all = vec![asked];
@@ -182,7 +182,7 @@ fn one(arguments: &Arguments, lossless: u8, metres: u64) -> Result<Run, Failure>
     })
 }
 
-/// All other ports send to the first at once. Frames lost, and the most headroom of a port that was used.
+/// All other ports send to the first at once. Returns the frames lost, and the most headroom that a port used.
 fn try_out(
     arguments: &Arguments,
     switch: SwitchConfig,

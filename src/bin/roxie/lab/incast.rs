@@ -1,4 +1,4 @@
-//! `roxie lab incast`: many answer at once, and one has to hear all of them.
+//! `roxie lab incast`: many senders answer one receiver at once.
 
 use clap::Args;
 use roxie::sim::fabric::{EcnConfig, FabricConfig, LinkConfig, LinkRate};
@@ -34,24 +34,24 @@ pub(super) const ABOUT: About = About {
     after_help = "Examples:\n  roxie lab incast\n  roxie lab incast --senders 32 --kb 64\n  roxie lab incast --html incast.html"
 )]
 pub(super) struct Arguments {
-    /// Senders, 2 to 64
+    /// Number of senders, 2 to 64
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u8).range(2..=64))]
     senders: u8,
-    /// Kilobytes (1024) of each message, 1 to 4096
+    /// Size of each message in kilobytes (1024), 1 to 4096
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=4096))]
     kb: u32,
-    /// Gb/s of every link, 1 to 400
+    /// Rate of every link in Gb/s, 1 to 400
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=400))]
     rate: u64,
-    /// Kilobytes of buffer of the switch
+    /// Buffer of the switch in kilobytes
     #[arg(long, default_value_t = 1_500, value_parser = clap::value_parser!(u64).range(100..=100_000))]
     buffer: u64,
-    /// Turn a knob of DCQCN, repeatable
+    /// Set a knob of DCQCN; repeatable
     #[arg(long = "set", value_name = "KNOB=VALUE")]
     sets: Vec<String>,
 }
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     let modes = [Mode::Nothing, Mode::Pfc, Mode::Dcqcn, Mode::Both];
     let runs = modes.iter().map(|mode| one(arguments, *mode)).collect::<Result<Vec<_>, _>>()?;
@@ -83,7 +83,7 @@ fn one(arguments: &Arguments, mode: Mode) -> Result<Run, Failure> {
         mode,
         settings: settings("paper", &arguments.sets)?,
         time: Nanos::from_millis(4_000),
-        // Looked at every 20 us.
+        // Sample every 20 us.
         samples: 200_000,
         pauses: vec![],
     })?;
@@ -92,7 +92,7 @@ fn one(arguments: &Arguments, mode: Mode) -> Result<Run, Failure> {
     if ends.len() < senders {
         return Err(Failure::Run(format!("{} of {senders} messages were complete after 4 s", ends.len())));
     }
-    // Each packet has its headers, and Ethernet its own.
+    // Bytes of headers per packet, Ethernet's own included.
     let packets = u64::from(message).div_ceil(4096);
     let headers = 14 + 20 + 8 + 12 + 4 + u64::from(link.overhead);
     let ideal = micros(link.rate.nanos_for(senders as u64 * (u64::from(message) + packets * headers + 16)));

@@ -1,4 +1,4 @@
-//! The course: ten lessons, and what is asked at the end of each. Answers are not written down: each is a number of a run.
+//! The course: ten lessons, and the questions at the end of each. Answers are not stored: each is a number of a run.
 
 use serde_json::Value;
 
@@ -9,28 +9,28 @@ use crate::failure::Failure;
 /// A lesson of `docs/lab`.
 pub(super) struct Lesson {
     pub(super) title: &'static str,
-    /// Its page.
+    /// File name of its page.
     pub(super) page: &'static str,
     pub(super) questions: [Question; 3],
 }
 
-/// What is asked.
+/// A question.
 pub(super) struct Question {
     pub(super) text: &'static str,
     /// The lab and arguments that answer it.
     pub(super) run: &'static str,
-    /// Values of the run's choices; none: the run that was asked for.
+    /// Values of the run's choices; empty for the requested run.
     choose: &'static [&'static str],
     answer: Answer,
 }
 
-/// Where the answer stands.
+/// How to find the answer.
 enum Answer {
-    /// A number of the run.
+    /// A fact of the run.
     Fact(&'static str),
-    /// What it is more in the run of these arguments.
+    /// The difference of a fact to the run with these arguments.
     More(&'static str, &'static str),
-    /// The choice of the run in which a number is highest.
+    /// The choice of the run in which a fact is highest.
     Highest(&'static str),
 }
 
@@ -43,7 +43,7 @@ const fn ask(
     Question { text, run, choose, answer }
 }
 
-/// All of them.
+/// All lessons.
 pub(super) const LESSONS: [Lesson; 10] = [
     Lesson {
         title: "A frame",
@@ -287,7 +287,7 @@ pub(super) const LESSONS: [Lesson; 10] = [
     },
 ];
 
-/// Numbers that agree so far are the same: what a page or a terminal shows is rounded.
+/// Relative tolerance of an answer: terminals and pages show rounded numbers.
 const TOLERANCE: f64 = 0.01;
 
 fn report(run: &str) -> Result<Report, Failure> {
@@ -300,9 +300,10 @@ fn missing(what: &str) -> Failure {
 }
 
 impl Question {
-    /// What is right, from a run.
+    /// Computes the right answer by a run.
     ///
     /// # Errors
+    ///
     /// If the run fails.
     pub(super) fn answer(&self) -> Result<Value, Failure> {
         let report = report(self.run)?;
@@ -329,7 +330,7 @@ impl Question {
     }
 }
 
-/// True if somebody who says `said` means `right`.
+/// True if the answer `said` equals `right`, within the tolerance.
 pub(super) fn agrees(said: &str, right: &Value) -> bool {
     match right.as_f64() {
         Some(right) => match read(said) {
@@ -340,7 +341,7 @@ pub(super) fn agrees(said: &str, right: &Value) -> bool {
     }
 }
 
-/// A number with commas between thousands, and a unit behind it maybe.
+/// Parses a number, with optional commas between thousands and an optional unit.
 fn read(said: &str) -> Option<f64> {
     let plain: String = said.trim().chars().filter(|c| *c != ',' && *c != '_').collect();
     plain.split_whitespace().next()?.parse().ok()

@@ -1,6 +1,7 @@
-//! `roxie lab`: runs of the engine to learn from, as text, as data, and as pages to play with.
+//! `roxie lab`: runs of the engine to learn from, as text, as data, and as interactive pages.
 //!
-//! [`catalogue`] lists the labs; each makes a [`document`], which [`text`] and [`page`] draw. [`stage`] is where two queue pairs meet.
+//! [`catalogue`] lists the labs. Each makes a [`document`], which [`text`] and [`page`] draw. [`stage`] sets up two queue
+//! pairs.
 
 mod atomic;
 mod catalogue;
@@ -70,7 +71,7 @@ enum What {
     Lab(Lab),
 }
 
-/// Does it.
+/// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let shown = arguments.json || arguments.html.is_some();
     let done = match &arguments.what {
@@ -113,7 +114,7 @@ fn show(arguments: &Arguments, lab: &Lab) -> Result<(), Failure> {
     }
 }
 
-/// The lab's name and arguments as they were given, without those that say how to show it.
+/// Returns the lab's name and arguments as given, without output options.
 fn words() -> Vec<String> {
     let all = std::env::args_os()
         .map(|word| word.to_string_lossy().into_owned())

@@ -1,4 +1,4 @@
-//! `roxie lab read`: a READ whose answer is lost in the middle.
+//! `roxie lab read`: a READ that loses a response.
 
 use clap::Args;
 use roxie::port::fault::FaultConfig;
@@ -28,19 +28,19 @@ pub(super) const ABOUT: About = About {
     ],
 };
 
-/// Lose a packet of a READ's answer, and see which bytes are read twice
+/// Lose a response of a READ, and see which bytes are read twice
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  roxie lab read\n  roxie lab read --lose request\n  roxie lab read --packets 12 --lose 12"
 )]
 pub(super) struct Arguments {
-    /// Packets of the answer
+    /// Number of response packets
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(2..=32))]
     packets: u32,
-    /// What is lost: a packet of the answer by its number from 1, the request, or none
+    /// Frame to lose: a response by its number from 1, the request, or none
     #[arg(long, default_value = "3", value_parser = lost)]
     lose: Lost,
-    /// Local ACK timeout code, 1 to 20: 4.096 us times two to the power of it
+    /// Local ACK timeout code, 1 to 20: 4.096 us * 2^code
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=20))]
     timeout: u8,
 }
@@ -71,7 +71,7 @@ fn lost(text: &str) -> Result<Lost, String> {
     }
 }
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     if let Lost::Response(number) = arguments.lose
         && number > arguments.packets
@@ -130,7 +130,8 @@ fn play(arguments: &Arguments, lost: Lost) -> Result<Run, Failure> {
     };
     let target = stage.regions[0].sge(0, bytes as u32);
     stage.post(&wr, Payload::Sges(&[target]))?;
-    // The responder's application writes as soon as the first answer has been read out of its memory, or a while after the request.
+    // The responder's application overwrites the memory once the first response has been read from it, at most 20 us after the
+    // start.
     while stage.counter(1, "sent_pkts") == 0 && stage.fabric.now() < begin + Nanos::from_micros(20) {
         if stage.fabric.step(begin + Nanos::from_micros(20)).is_none() {
             break;

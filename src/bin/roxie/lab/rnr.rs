@@ -1,4 +1,4 @@
-//! `roxie lab rnr`: a SEND that finds no receive, and comes again.
+//! `roxie lab rnr`: a SEND that finds no receive, and is retried.
 
 use clap::Args;
 use roxie::sim::Payload;
@@ -34,24 +34,24 @@ pub(super) const ABOUT: About = About {
     after_help = "Examples:\n  roxie lab rnr\n  roxie lab rnr --timer 1              a storm\n  roxie lab rnr --retries 3 --timer 1  giving up"
 )]
 pub(super) struct Arguments {
-    /// Messages of one packet, posted at once
+    /// Number of one-packet messages, posted at once
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=32))]
     messages: u32,
-    /// How many us later the responder posts its receives, 0 to 50000
+    /// Delay in us until the responder posts its receives, 0 to 50000
     #[arg(long, default_value_t = 1_500, value_parser = clap::value_parser!(u64).range(0..=50_000))]
     late: u64,
     /// The responder's min_rnr_timer code, 1 (10 us) to 31 (491.52 ms)
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u8).range(1..=31))]
     timer: u8,
-    /// The requester's rnr_retry: 0 to 6 waits, or 7 for ever
+    /// The requester's rnr_retry: 0 to 6 retries, or 7 for unlimited
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u8).range(0..=7))]
     retries: u8,
 }
 
-/// Codes that are compared.
+/// Timer codes for comparison.
 const TIMERS: [u8; 8] = [1, 4, 8, 10, 12, 14, 16, 20];
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     let asked = (arguments.timer, arguments.retries);
     let mut all = vec![asked];
@@ -91,7 +91,7 @@ fn play(arguments: &Arguments, timer: u8, retries: u8) -> Result<Run, Failure> {
     let change = |_: usize, [init, rtr, rts]: [QpAttr; 3]| {
         [init, QpAttr { min_rnr_timer: Some(timer), ..rtr }, QpAttr { rnr_retry: Some(retries), ..rts }]
     };
-    // The acknowledgement timer shall not have a say: 1 s.
+    // A long ACK timeout, 1 s, so that only the RNR timer acts.
     let mut stage = Stage::with(&Scene { timeout: 18, ..Scene::default() }, change)?;
     let begin = Nanos::from_micros(10);
     let post_receives = |stage: &mut Stage| -> Result<(), Failure> {

@@ -1,4 +1,4 @@
-//! `roxie lab victim`: what a pause does to a bystander.
+//! `roxie lab victim`: the effect of a pause on a bystander.
 
 use clap::Args;
 use roxie::sim::fabric::{EcnConfig, End, FabricConfig, LinkConfig, LinkRate};
@@ -28,33 +28,33 @@ pub(super) const ABOUT: About = About {
     ],
 };
 
-/// Pause a trunk, and see who else stands in the queue
+/// Pause a trunk, and see which other flow suffers
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  roxie lab victim\n  roxie lab victim --senders 8\n  roxie lab victim --html victim.html"
 )]
 pub(super) struct Arguments {
-    /// Senders to the congested receiver, 2 to 32
+    /// Number of senders to the congested receiver, 2 to 32
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(2..=32))]
     senders: u8,
-    /// Gb/s of the links of hosts, 1 to 400
+    /// Rate of the hosts' links in Gb/s, 1 to 400
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=400))]
     rate: u64,
-    /// Gb/s of the trunk
+    /// Rate of the trunk in Gb/s
     #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u64).range(1..=800))]
     trunk: u64,
-    /// Milliseconds of virtual time, 2 to 100
+    /// Virtual time in milliseconds, 2 to 100
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(2..=100))]
     ms: u64,
-    /// Turn a knob of DCQCN, repeatable
+    /// Set a knob of DCQCN; repeatable
     #[arg(long = "set", value_name = "KNOB=VALUE")]
     sets: Vec<String>,
 }
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     let time = Nanos::from_millis(arguments.ms);
-    // By itself: what a bystander without bystanding has.
+    // Reference: the bystander without other flows.
     let alone = stage(arguments, Mode::Pfc, DATA as u8, 0, time)?.goodput(0, Nanos(time.0 / 2));
     let mut runs = Vec::new();
     for priority in [DATA as u8, 0] {
@@ -84,7 +84,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failu
     Ok((runs, vec![Block::Bars(bars), Block::Table(table)]))
 }
 
-/// Flow 0 is the bystander. Left: senders, then the bystander; right: the receiver, then the bystander's.
+/// Flow 0 is the bystander. Left: the senders, then the bystander; right: the receiver, then the bystander's receiver.
 fn stage(
     arguments: &Arguments,
     mode: Mode,

@@ -1,7 +1,7 @@
-//! `roxie show`: what a device is, or would be if it were opened, and what the devices of all processes have.
+//! `roxie show`: the properties of a device, open or not, and the objects of all processes' devices.
 //!
-//! A device lives in the process that opened it. `device` and `gids` ask the kernel and disturb nobody; the others ask the devices
-//! themselves ([`roxie::host::inspect`]).
+//! A device lives in the process that opened it. `device` and `gids` query the kernel and open nothing. The other commands
+//! query the devices themselves ([`roxie::host::inspect`]).
 
 pub(crate) mod objects;
 mod processes;
@@ -42,7 +42,7 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Show interfaces: driver, MTU and path MTU, what stands between them and AF_XDP, and who holds them
+    /// Show interfaces: driver, MTU and path MTU, obstacles to AF_XDP, and processes that hold them
     Device {
         /// Open the device, to see which mode it gets
         #[arg(long)]
@@ -50,7 +50,7 @@ enum What {
         #[command(flatten)]
         options: DeviceOptions,
     },
-    /// Show the addresses that a device on the interface has, with their indices
+    /// Show the GIDs of a device on the interface, with their indices
     #[command(
         long_about = "Prints the GIDs that a device on the interface has, with the index by which -g of the other \
             commands, and of programs on a RoCE device, chooses one.\n\nA GID is an IP address in 16 bytes: IPv6 as it \
@@ -118,7 +118,7 @@ enum What {
     Counters {
         #[command(flatten)]
         whose: Whose,
-        /// Show also those that have counted nothing
+        /// Also show counters that are 0
         #[arg(long)]
         all: bool,
         /// Open a device, and show its counters instead
@@ -129,7 +129,7 @@ enum What {
     },
 }
 
-/// Shows it.
+/// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let shown = match &arguments.what {
         What::Device { open, options } => devices(options, *open, arguments.json),
@@ -246,7 +246,7 @@ fn holders_text(id: u32) -> String {
     }
 }
 
-/// What speaks against AF_XDP on an interface, as far as can be told without trying.
+/// Lists obstacles to AF_XDP on an interface, as far as can be told without trying.
 pub(crate) fn xdp_obstacles(interface: &Interface) -> Vec<String> {
     /// Bits of `capabilities(7)`.
     const NEEDED: [(&str, u64); 4] = [
@@ -283,14 +283,14 @@ pub(crate) fn xdp_obstacles(interface: &Interface) -> Vec<String> {
     found
 }
 
-/// By `/proc/self/uid_map`: the one that all users of the system are in. Without `/proc` nothing speaks against it.
+/// True if `/proc/self/uid_map` is that of the initial user namespace, or cannot be read.
 fn is_initial_user_namespace(uid_map: &str) -> bool {
     uid_map.is_empty() || uid_map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
-/// Why the packet memory cannot be locked, given the effective capabilities, the hard limit and what is needed in bytes.
+/// Returns why the packet memory cannot be locked, given the effective capabilities, the hard limit, and the need in bytes.
 fn locked_memory(capabilities: u64, limit: u64, needed: u64) -> Option<String> {
-    /// With either of them the limit is no obstacle (`capabilities(7)`): CAP_IPC_LOCK, CAP_SYS_RESOURCE.
+    /// CAP_IPC_LOCK and CAP_SYS_RESOURCE: either lifts the limit (`capabilities(7)`).
     const UNBOUND: u64 = 1 << 14 | 1 << 24;
     (capabilities & UNBOUND == 0 && limit < needed).then(|| {
         format!(
@@ -301,7 +301,7 @@ fn locked_memory(capabilities: u64, limit: u64, needed: u64) -> Option<String> {
     })
 }
 
-/// What an address is good for.
+/// Describes how far an address reaches.
 fn reach(ip: IpAddr) -> &'static str {
     match ip {
         IpAddr::V4(v4) if v4.is_loopback() => "IPv4 loopback: this host only",
@@ -316,7 +316,7 @@ fn reach(ip: IpAddr) -> &'static str {
     }
 }
 
-/// Why an address is at its index.
+/// Explains why an address has its index.
 fn place(GidEntry { index, gid, assigned }: GidEntry, customary: bool) -> &'static str {
     let ip = gid.to_ip();
     let link_local = matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
@@ -368,7 +368,7 @@ fn gids(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Those of a device that is opened for it.
+/// Prints the counters of a device opened for this.
 fn counters(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
     let device = options.open()?.device;
     let all = device.counters();
@@ -385,14 +385,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_mtu_says_what_fits_and_what_the_next_would_need() {
+    fn mtu_text_names_next_larger_need() {
         assert_eq!(mtu_text(1500), "1500 bytes: path MTU 1024 (2048 needs 2136)");
         assert_eq!(mtu_text(9000), "9000 bytes: path MTU 4096");
         assert!(mtu_text(300).contains("too small") && mtu_text(300).contains("344"));
     }
 
     #[test]
-    fn too_little_lockable_memory_is_told_with_what_would_be_enough() {
+    fn low_memlock_limit_is_explained() {
         let needed = XdpConfig::new("eth0").packet_memory(2);
         assert_eq!(needed, 2 * 2 * 2048 * 4096, "two queues, two directions, 2048 chunks of 4 KiB");
         let told = locked_memory(0, 8 << 20, needed).expect("an obstacle");
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_says_how_far_it_reaches() {
+    fn address_reach_is_described() {
         for (ip, part) in [
             ("192.0.2.1", "most peers expect"),
             ("127.0.0.1", "this host only"),

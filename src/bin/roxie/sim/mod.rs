@@ -34,7 +34,7 @@ enum What {
     Collect(collect::Arguments),
 }
 
-/// Does it.
+/// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let done = match &arguments.what {
         What::Run(arguments) => play::run(arguments),

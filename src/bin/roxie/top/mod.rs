@@ -1,4 +1,4 @@
-//! `roxie top`: what the devices of all processes do, as it happens.
+//! `roxie top`: activity of the devices of all processes, updated live.
 
 mod draw;
 mod rates;
@@ -34,23 +34,23 @@ use rates::{Rates, Row, short};
     )
 )]
 pub(crate) struct Arguments {
-    /// Seconds between looks
+    /// Seconds between updates
     #[arg(short, long, value_name = "SECONDS", default_value_t = 1.0)]
     delay: f64,
-    /// Print tables one after the other instead of a screen, as `top -b` does
+    /// Print one table after the other instead of a screen, as `top -b` does
     #[arg(short, long)]
     batch: bool,
-    /// End after so many looks
+    /// Exit after this number of updates
     #[arg(short = 'n', long, value_name = "NUMBER")]
     looks: Option<u64>,
-    /// Print JSON: an array of objects a line
+    /// Print JSON: one array of objects a line
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     whose: Whose,
 }
 
-/// Shows it until told to stop.
+/// Shows the devices until the user ends the command.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let delay = match Duration::try_from_secs_f64(arguments.delay) {
         Ok(delay) if (0.05..=3600.0).contains(&arguments.delay) => delay,
@@ -74,7 +74,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-/// One look after the other.
+/// Successive snapshots and the rates between them.
 struct Looks<'a> {
     arguments: &'a Arguments,
     rates: Rates,
@@ -83,7 +83,7 @@ struct Looks<'a> {
 }
 
 impl<'a> Looks<'a> {
-    /// The first look is what the second is compared with.
+    /// Takes the first snapshot, which the second is compared with.
     fn new(arguments: &'a Arguments) -> Result<Looks<'a>, Failure> {
         let mut rates = Rates::default();
         rates.next(&look(&arguments.whose)?, Duration::ZERO);
@@ -118,7 +118,7 @@ fn print(arguments: &Arguments, delay: Duration) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Columns of the table: name and width. Numbers stand to the right.
+/// Columns of the table: name and width. Numbers are right-aligned.
 const COLUMNS: [(&str, usize); 14] = [
     ("PID", 8),
     ("PROGRAM", 16),
@@ -136,7 +136,7 @@ const COLUMNS: [(&str, usize); 14] = [
     ("PASS us", 11),
 ];
 
-/// Of these columns the text stands to the left.
+/// Columns with left-aligned text.
 const TEXT: std::ops::Range<usize> = 1..4;
 
 fn cells(row: &Row) -> [String; COLUMNS.len()] {
@@ -211,7 +211,7 @@ fn watch(arguments: &Arguments, delay: Duration) -> Result<(), Failure> {
     watched
 }
 
-/// What a key does. False: it ends the command.
+/// Handles a key. Returns false if the key ends the command.
 fn act(screen: &mut Screen, key: KeyEvent) -> bool {
     match key.code {
         KeyCode::Char('q') | KeyCode::Esc => return false,
