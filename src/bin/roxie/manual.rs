@@ -27,8 +27,8 @@ pub(crate) struct CompletionsArguments {
 /// Write the pages of the manual into a folder
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Writes a page of the manual for roxie and for each of its commands into a folder, which it makes if it is not \
-        there: roxie.1, roxie-run.1 and so on.",
+    long_about = "Writes manual pages for roxie and for each of its commands to a folder (roxie.1, roxie-run.1 and so \
+        on), and creates the folder if it is missing.",
     after_help = "Examples:\n  roxie man /tmp/man && man /tmp/man/roxie-run.1"
 )]
 pub(crate) struct ManArguments {

@@ -16,16 +16,16 @@ use crate::show::objects::{Whose, look};
 /// Print the counters of all processes for Prometheus, or serve them to it.
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Prints what the devices of all processes count, in the text format of Prometheus, or serves it over HTTP at \
-        /metrics. Each scrape asks the devices; there is nothing in between.\n\n\
-        roxie_<counter>_total are the counters of `roxie show counters` under their mlx5 and rxe names. roxie_qps (by state), \
-        roxie_mrs, roxie_mr_bytes and roxie_cm_ids (by state) count objects. roxie_pass_seconds is a histogram of the passes of the \
-        engine that brought or sent something. Labels: device and port as exporters of InfiniBand counters have them, then interface, \
-        transport (what moves the frames), pid, uid and process.\n\n\
-        It sees the processes that its user may look at: those of the user, all of them for root. With --listen it listens on \
-        the loopback address unless another one is given.",
+    long_about = "Prints counters and objects of the devices of all processes in the text format of Prometheus, or \
+        serves them over HTTP at /metrics. Each scrape queries the devices; nothing is \
+        cached.\n\nroxie_<counter>_total are the counters of `roxie show counters` under their mlx5 and rxe names. \
+        roxie_qps (by state), roxie_mrs, roxie_mr_bytes and roxie_cm_ids (by state) count objects. roxie_pass_seconds \
+        is a histogram of the engine's passes that received or sent something. Labels: device and port, as exporters \
+        of InfiniBand counters have them, then interface, transport (the port that moves frames), pid, uid and \
+        process.\n\nA user sees the devices of their own processes, root sees all. --listen listens on the loopback \
+        address unless another one is given.",
     after_help = format!(
-        "Examples:\n  roxie metrics                               one look, for a file that node_exporter collects\n  roxie metrics \
+        "Examples:\n  roxie metrics                               one snapshot, for node_exporter's textfile collector\n  roxie metrics \
          --listen 9740              http://127.0.0.1:9740/metrics\n  roxie metrics --listen 192.0.2.1:9740\n\n{EXIT_CODES}"
     )
 )]

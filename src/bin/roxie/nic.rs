@@ -30,19 +30,20 @@ const REFUSALS: (u32, u32) = (2, 20);
 /// Log lines a second about clients that connect and disconnect, and their burst: all 255 may start and end together.
 const VISITS: (u32, u32) = (10, 512);
 
-/// Be the NIC of an interface, and serve the programs of this host
+/// Run the NIC of an interface, and serve the programs of this host
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Runs the NIC of an interface as a process of its own, as an adapter is a device of its own: the programs of this network \
-        namespace, in whatever containers, share it. Over AF_XDP one process has an interface; this is how many have it by \
-        that one.\n\nPrograms under `roxie run` and `roxie env` find it by themselves. It reads and writes their memory as an adapter \
-        does, also while they are stopped, and takes everything of theirs away when they end. Without such a process, programs share an \
-        interface over UDP sockets, each with an engine of its own.\n\nIt serves root and its own user, and those of --user, 255 programs at most. Up to 256 connections of one user may wait to be served, \
-        and 1,024 of all users of --user together. A program trusts \
-        it only if it is root's or of the program's own user: it reaches into the program's memory.\n\nWhen it ends, the programs' device fails, as \
-        if the adapter had been pulled; they hear of it at once.",
+    long_about = "Runs the NIC of an interface as its own process, as an adapter is a device of its own: the programs \
+        of this network namespace share it, in whatever containers they run. Over AF_XDP only one process can have an \
+        interface, so this is how several programs share one.\n\nPrograms under `roxie run` and `roxie env` find the \
+        NIC by themselves. As an adapter does, the NIC reads and writes their memory, even while they are stopped, and \
+        frees their objects when they end. Without such a process, programs share an interface over UDP sockets, each \
+        with its own engine.\n\nThe NIC serves root, its own user, and the users of --user, at most 255 programs. Up \
+        to 256 connections of one user may wait to be served, and 1,024 of all users of --user together. A program \
+        uses only a NIC of root or of the program's own user, because the NIC accesses the program's memory.\n\nWhen \
+        the NIC ends, the programs' device fails at once, as if the adapter had been pulled.",
     after_help = format!(
-        "Examples:\n  roxie nic --dev eth0                       over AF_XDP if it is permitted, else over UDP sockets\n  roxie nic --dev eth0 --drive \
+        "Examples:\n  roxie nic --dev eth0                       over AF_XDP if permitted, else over UDP sockets\n  roxie nic --dev eth0 --drive \
          thread:3      on core 3\n  roxie nic --dev eth0 --user alice --max-qps 64 --max-bytes 1G --max-rate 2.5G\n  roxie nic --dev eth0 --metrics 9740        \
          http://127.0.0.1:9740/metrics\n\n{EXIT_CODES}"
     )

@@ -54,29 +54,29 @@ const LOSSY_TIMEOUT: u8 = 11;
 /// Largest verified message, in bytes.
 const LARGEST: usize = 1 << 20;
 
-const EXIT_CODES: &str = "Exit codes: 0 done, 1 something failed, 2 wrong usage, 3 a port that was asked for or the directory \
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 something failed, 2 wrong usage, 3 a requested port or the directory \
     for captures is not available, 128 plus the number of the signal that interrupted it.";
 
-/// See RDMA work on this machine, and measure it beside its floor.
+/// Show RDMA at work on this machine, and measure it against its floor.
 #[derive(Debug, Args)]
 #[command(long_about = "\
-See RDMA work on this machine, and measure it beside its floor.
+Shows RDMA at work on this machine, and measures it against its floor.
 
 Makes two network namespaces, joins them by veth pairs, runs a NIC in each, and drives RC SEND, WRITE, READ and \
 ATOMIC between them. All data is compared, byte for byte, in sizes around the path MTU and up to 1 MiB. Then three \
-numbers, each beside its floor:
+numbers, each with its floor:
 
   RC WRITE      goodput of 1 MiB messages in Gb/s, against raw frames that carry as much payload each
   RC SEND 64 B  messages a second, 256 outstanding, against raw frames with 64 bytes of payload
   round trip    8-byte WRITEs answered by WRITEs, median, against a raw frame sent back and forth
 
-The floor is the same kind of port on a second veth pair between the same namespaces, in the same run, with no \
-transport on top: it shows what the kernel's path costs. Floor and Roxie take turns, five times. The demo prints medians; of \
-the ratios, the median of the five. Then come the same WRITEs with 1 % of the packets lost at each end, and one lost packet \
-in slow motion: a ladder drawn from the captures of both ends. Last come unmodified programs: ib_write_bw and \
-ib_send_lat of perftest through `roxie run`, in turn with `roxie perf`, which does the same without the verbs library.
+The floor is the same kind of port on a second veth pair between the same namespaces, in the same run, without a \
+transport: it shows the cost of the kernel's path. Floor and Roxie alternate, five times. The demo prints medians of \
+rates and of ratios. Next are the same WRITEs with 1 % of the packets lost at each end, and the recovery from one lost packet, \
+as a sequence diagram drawn from the captures of both ends. Last are unmodified programs: ib_write_bw and \
+ib_send_lat of perftest under `roxie run`, in turn with `roxie perf`, which does the same without the verbs library.
 
-All of this runs over AF_XDP (`xdp`, as root) and over UDP sockets (`udp`, for anyone: in a user namespace, else between \
+The demo runs over AF_XDP (`xdp`, as root) and over UDP sockets (`udp`, any user: in a user namespace, else between \
 loopback addresses). `memory` joins the NICs inside this process, and is the last resort if sockets are refused. The demo \
 leaves nothing behind but its captures.
 

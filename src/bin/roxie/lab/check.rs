@@ -11,11 +11,11 @@ use crate::words::folded;
 /// Check the answers to the questions of a lesson
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Judges the answers to the three questions of a lesson of docs/lab. Nothing is written down: each answer comes from a \
-        run of the lab, now. Without answers it prints the questions.\n\nA number is right within a hundredth; commas and a unit behind \
-        it are passed over.",
-    after_help = "Examples:\n  roxie lab check 3                    the questions of lesson 3\n  roxie lab check 3 7 10 1             judges three \
-        answers\n  roxie lab check 3 --tell             the answers, and where they are seen\n\nExit codes: 0 all right, 1 not all, 2 wrong \
+    long_about = "Checks the answers to the three questions of a lesson of docs/lab. No answers are stored: each is \
+        computed by a run of the lab. Without answers, the command prints the questions.\n\nA number is right within 1 \
+        %; commas and a unit behind it are ignored.",
+    after_help = "Examples:\n  roxie lab check 3                    the questions of lesson 3\n  roxie lab check 3 7 10 1             checks three \
+        answers\n  roxie lab check 3 --tell             the answers, and the runs that show them\n\nExit codes: 0 all right, 1 not all, 2 wrong \
         usage."
 )]
 pub(super) struct Arguments {

@@ -31,9 +31,9 @@ pub(super) const ABOUT: About = About {
 /// Share a link among senders with PFC, with DCQCN, and with both
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Several senders write to one receiver through one switch in virtual time, with the NIC's own reaction and \
-    notification points. Played three times: with priority flow control alone, with DCQCN alone, and with both.\n\n`roxie cc knobs` lists \
-    what --set takes.",
+    long_about = "Several senders write to one receiver through one switch in virtual time, with the NIC's own \
+        reaction and notification points. Three runs: with priority flow control alone, with DCQCN alone, and with \
+        both.\n\n`roxie cc knobs` lists the knobs for --set.",
     after_help = "Examples:\n  roxie lab dcqcn\n  roxie lab dcqcn --senders 8 --set rpg_ai_rate=80 --set rpg_time_reset=100\n  \
     roxie lab dcqcn --html dcqcn.html"
 )]

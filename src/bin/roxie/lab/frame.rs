@@ -36,9 +36,10 @@ pub(super) const ABOUT: About = About {
 /// Lay out a RoCE frame field by field: from arguments, from hex, or from a capture
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Builds a RoCE v2 or v1 frame as the engine does and lays it out field by field: offset, length, value, what the \
-    field is for, and whether the ICRC covers it. --hex and --capture do the inverse for a frame that is there.\n\nThen it flips \
-    each bit of the frame in turn, and counts what the engine's parser says: refused unread, refused by the ICRC, or not noticed.",
+    long_about = "Builds a RoCE v2 or v1 frame as the engine does and lays it out field by field: offset, length, \
+        value, purpose, and whether the ICRC covers it. --hex and --capture decode an existing frame instead.\n\nThen \
+        flips each bit of the frame in turn, and counts the results of the engine's parser: refused by a header check, \
+        refused by the ICRC, or not noticed.",
     after_help = "Examples:\n  roxie lab frame                                        a WRITE of 32 bytes\n  \
     roxie lab frame --opcode RC_ACKNOWLEDGE --psn 7\n  roxie lab frame --roce 1 --opcode UD_SEND_ONLY --payload 100\n  \
     roxie lab frame --capture run.pcapng --number 3        the third frame of a capture\n  \

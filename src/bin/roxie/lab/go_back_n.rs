@@ -32,9 +32,9 @@ pub(super) const ABOUT: About = About {
 /// Lose chosen packets of a WRITE and draw the recovery
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Sends one WRITE of several packets over a link that loses those that you choose, and draws what both ends \
-    said: PSNs, NAK, timer, recovery. Frames are counted as they leave the requester, from 1, those that are sent again included.\n\n\
-    The page has a run for each single packet besides.",
+    long_about = "Sends one WRITE of several packets over a link that drops the chosen ones, and draws the packets of \
+        both ends: PSNs, NAK, timer, recovery. Frames are numbered from 1 as they leave the requester, retransmissions \
+        included.\n\nThe page also has a run for each single packet.",
     after_help = "Examples:\n  roxie lab go-back-n                      the third of six\n  roxie lab go-back-n --lose 6             \
     the last: the timer has to tell\n  roxie lab go-back-n --lose 2,8 --packets 8\n  roxie lab go-back-n --lose none"
 )]

@@ -40,13 +40,13 @@ use crate::failure::Failure;
 use crate::output;
 use catalogue::Lab;
 
-/// See what the transport does: small runs of the engine, with pictures and controls.
+/// Learn how the transport works: small runs of the engine, with pictures and controls.
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Small runs of the engine in virtual time, each about one thing: a frame, a lost packet, a pause, a congested link. \
-        Each says first what will be seen and last what to change to see the opposite. No privilege, no network, a few seconds.\n\n\
-        As text in 80 columns by default. --html writes one page that needs nothing else, with charts and controls; --json prints \
-        the data, which is in the page, too.",
+    long_about = "Small runs of the engine in virtual time, each about one subject: a frame, a lost packet, a pause, a \
+        congested link. Each says first what to observe, and last what to change to see the opposite. No privilege, no \
+        network, a few seconds.\n\nPrints text of 80 columns by default. --html writes one self-contained page with \
+        charts and controls. --json prints the data, which the page contains as well.",
     after_help = "Examples:\n  roxie lab list\n  roxie lab go-back-n --lose 3\n  roxie lab frame --html frame.html\n  \
         roxie lab doorbell --json | jq '.runs[0].facts'\n\nExit codes: 0 done, 1 the run failed, 2 wrong usage."
 )]

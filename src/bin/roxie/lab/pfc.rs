@@ -37,9 +37,10 @@ pub(super) const ABOUT: About = About {
 /// Compute threshold and headroom for priority flow control, and try them
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Works out the headroom of one lossless priority of a switch port: the bytes that still come after the switch has \
-    decided to pause its neighbour. Then plays the worst moment with it, with one byte less, with what a network operating system \
-    gives (SONiC's formula), and with the rule of thumb that puts XOFF at a share of the buffer.",
+    long_about = "Computes the headroom of one lossless priority of a switch port: the bytes that still arrive after \
+        the switch has decided to pause its neighbour. Then runs the worst case with this headroom, with one byte \
+        less, with that of a network operating system (SONiC's formula), and with the rule of thumb that sets XOFF to \
+        a share of the buffer.",
     after_help = "Examples:\n  roxie lab pfc                            100 Gb/s, 300 m\n  roxie lab pfc --rate 400 --metres 2000 --mtu 9216\n  \
     roxie lab pfc --response 500             a peer that is silent after 500 ns\n  roxie lab pfc --html pfc.html"
 )]

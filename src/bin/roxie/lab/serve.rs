@@ -13,8 +13,9 @@ use crate::output;
 /// Serve all labs as pages on a local port
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Serves an index and a page for each lab over HTTP. A page is run when it is asked for; the form at its top runs it \
-        with other arguments. It listens on the loopback address unless another one is given: who can reach it can have it compute.",
+    long_about = "Serves an index and a page for each lab over HTTP. A lab runs when its page is requested; the form \
+        at the page's top runs it with other arguments. Listens on the loopback address unless another one is given: \
+        any client that can connect can use this machine's processor.",
     after_help = "Examples:\n  roxie lab serve                            http://127.0.0.1:8000/\n  roxie lab serve --listen 127.0.0.1:0       \
         any free port, which it prints"
 )]

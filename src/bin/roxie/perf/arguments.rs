@@ -49,13 +49,13 @@ pub(crate) enum Service {
 #[derive(Clone, Debug, Args)]
 #[command(
     about = "Measure bandwidth, message rate and latency percentiles",
-    long_about = "Measures bandwidth, message rate or latency of an operation. Without SERVER it waits for one \
-        client, with SERVER it is the client. The client decides what is measured. Options that the server is given too must \
-        be the same; an error names those that differ.\n\nbw keeps --depth operations \
-        outstanding on each QP. lat runs one at a time: for send and write the round trip of a message and its \
-        answer, for read and atomic the time to completion. Both print one line or JSON object for each size.\n\n\
-        --floor measures what the port does without any transport: frames of the same size, sent and counted, or \
-        echoed. Sizes above the path MTU become frames of one path MTU.",
+    long_about = "Measures bandwidth, message rate or latency of an operation. Without SERVER the command waits for \
+        one client, with SERVER it is the client. The client decides what is measured. Options given to the server as \
+        well must match; an error names those that differ.\n\nbw keeps --depth operations outstanding on each QP. lat \
+        runs one at a time: for send and write it measures the round trip of a message and its answer, for read and \
+        atomic the time to completion. Both print one line or JSON object for each size.\n\n--floor measures the port \
+        alone, without a transport: frames of the same size, sent and counted, or echoed. Sizes above the path MTU \
+        become frames of one path MTU.",
     after_help = format!(
         "Examples:\n  roxie perf send lat --port memory               both ends in this process\n  roxie perf write bw \
          --dev eth0                  waits for a client\n  roxie perf write bw --dev eth0 192.0.2.1 -s 64,65536\n  \

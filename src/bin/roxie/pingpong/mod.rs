@@ -37,53 +37,53 @@ pub(crate) struct Arguments {
 enum Service {
     /// Exchange messages over a reliable connection, as `ibv_rc_pingpong` does
     #[command(
-        long_about = "Sends messages to and fro over a reliable connection. Without SERVER it waits for a client, \
-            with SERVER it is the client.\n\nThe other end may be the same command or `ibv_rc_pingpong` of rdma-core \
-            on any RoCE v2 device: the addresses are exchanged over TCP in its format, and the options mean the same. \
-            Start that one with -g and the index of its RoCE v2 GID. Sizes, MTUs and iterations must be the same at \
-            both ends; the exchange does not carry them.",
+        long_about = "Exchanges messages over a reliable connection. Without SERVER the command waits for a client, \
+            with SERVER it is the client.\n\nThe other end may be the same command, or `ibv_rc_pingpong` of rdma-core \
+            on any RoCE v2 device: addresses are exchanged over TCP in its format, and options have the same meaning. \
+            Start that program with -g and the index of its RoCE v2 GID. Sizes, MTUs and iterations must be the same \
+            at both ends; the exchange does not carry them.",
         after_help = format!(
             "Examples:\n  roxie pingpong rc --port memory            both ends in this process\n  roxie pingpong rc \
-             --dev eth0                waits for a client\n  roxie pingpong rc --dev eth0 192.0.2.1      plays with \
-             it\n  ibv_rc_pingpong -d rxe0 -g 1 192.0.2.1      so does the stock program\n\n{EXIT_CODES}"
+             --dev eth0                waits for a client\n  roxie pingpong rc --dev eth0 192.0.2.1      is the \
+             client\n  ibv_rc_pingpong -d rxe0 -g 1 192.0.2.1      or the stock program is\n\n{EXIT_CODES}"
         )
     )]
     Rc(Options),
     /// Exchange messages over an unreliable connection, as `ibv_uc_pingpong` does
     #[command(
-        long_about = "Sends messages to and fro over an unreliable connection. Without SERVER it waits for a client, \
-            with SERVER it is the client.\n\nThe other end may be the same command or `ibv_uc_pingpong` of rdma-core, \
-            as for `pingpong rc`. Nothing is acknowledged or sent again: a lost message ends the game.",
+        long_about = "Exchanges messages over an unreliable connection. Without SERVER the command waits for a client, \
+            with SERVER it is the client.\n\nThe other end may be the same command, or `ibv_uc_pingpong` of rdma-core, \
+            as for `pingpong rc`. Nothing is acknowledged or retransmitted: a lost message ends the run.",
         after_help = format!(
             "Examples:\n  roxie pingpong uc --dev eth0                waits for a client\n  roxie pingpong uc --dev \
-             eth0 192.0.2.1      plays with it\n  ibv_uc_pingpong -d rxe0 -g 1 192.0.2.1      so does the stock \
-             program\n\n{EXIT_CODES}"
+             eth0 192.0.2.1      is the client\n  ibv_uc_pingpong -d rxe0 -g 1 192.0.2.1      or the stock \
+             program is\n\n{EXIT_CODES}"
         )
     )]
     Uc(Options),
     /// Exchange datagrams, as `ibv_ud_pingpong` does
     #[command(
-        long_about = "Sends datagrams to and fro. Without SERVER it waits for a client, with SERVER it is the \
-            client.\n\nThe other end may be the same command or `ibv_ud_pingpong` of rdma-core, as for `pingpong rc`. A \
-            datagram is one packet, so a message is no longer than the MTU; each has 40 bytes of network header in \
-            front of it in the receive. Nothing is acknowledged or sent again: a lost datagram ends the game.",
+        long_about = "Exchanges datagrams. Without SERVER the command waits for a client, with SERVER it is the \
+            client.\n\nThe other end may be the same command, or `ibv_ud_pingpong` of rdma-core, as for `pingpong rc`. \
+            A datagram is one packet, so a message is no longer than the MTU. In the receive, 40 bytes of network \
+            header precede it. Nothing is acknowledged or retransmitted: a lost datagram ends the run.",
         after_help = format!(
             "Examples:\n  roxie pingpong ud --dev eth0                waits for a client\n  roxie pingpong ud --dev \
-             eth0 192.0.2.1      plays with it\n  ibv_ud_pingpong -d rxe0 -g 1 192.0.2.1      so does the stock \
-             program\n\n{EXIT_CODES}"
+             eth0 192.0.2.1      is the client\n  ibv_ud_pingpong -d rxe0 -g 1 192.0.2.1      or the stock \
+             program is\n\n{EXIT_CODES}"
         )
     )]
     Ud(Options),
     /// Exchange messages on many reliable connections with a shared receive queue, as `ibv_srq_pingpong` does
     #[command(
-        long_about = "Sends messages to and fro on several reliable connections at once, which take their receives from \
-            one shared queue. Without SERVER it waits for a client, with SERVER it is the client.\n\nThe other end may \
-            be the same command or `ibv_srq_pingpong` of rdma-core, as for `pingpong rc`, with the same number of QPs \
-            (-q). The exchanges of all connections count together.",
+        long_about = "Exchanges messages on several reliable connections at once, whose receives come from one shared \
+            queue. Without SERVER the command waits for a client, with SERVER it is the client.\n\nThe other end may \
+            be the same command, or `ibv_srq_pingpong` of rdma-core, as for `pingpong rc`, with the same number of QPs \
+            (-q). Exchanges of all connections count together.",
         after_help = format!(
             "Examples:\n  roxie pingpong srq --dev eth0 -q 4            waits for a client\n  roxie pingpong srq --dev \
-             eth0 -q 4 192.0.2.1  plays with it\n  ibv_srq_pingpong -d rxe0 -g 1 -q 4 192.0.2.1  so does the stock \
-             program\n\n{EXIT_CODES}"
+             eth0 -q 4 192.0.2.1  is the client\n  ibv_srq_pingpong -d rxe0 -g 1 -q 4 192.0.2.1  or the stock \
+             program is\n\n{EXIT_CODES}"
         )
     )]
     Srq(SharedOptions),

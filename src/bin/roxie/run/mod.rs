@@ -110,25 +110,27 @@ fn parse_fault(spec: &str) -> Result<String, String> {
 /// Run an unmodified verbs program on a Roxie device
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Runs an unmodified program of the verbs API (ibv_rc_pingpong, ib_write_bw, anything on libibverbs) with an RDMA \
-        device named roxie0, on an ordinary interface: no RDMA adapter, no kernel module.\n\nThe program loads Roxie's \
-        libibverbs.so.1 in place of the system's; the NIC lives in its process and claims the interface when it makes its \
-        first queue pair.\n\nOver UDP sockets, the default, any number of programs have the device at the same time: ranks of MPI, \
-        servers and their clients, whoever starts them, as long as they are of one user. With --port xdp, one program at a time has the \
-        interface; a second is told who has it. Programs that only ask, such as ibv_devinfo, work beside it.\n\nThe other end may be another roxie, an RDMA \
-        adapter with RoCE v2, or Linux's rdma_rxe. Use GID index 1, the first IPv4 address: `-x 1` for perftest, `-g 1` for \
-        the ibv_*_pingpong; `roxie show gids` lists all.\n\nSockets take no privilege. AF_XDP does, and is faster for small messages.",
+    long_about = "Runs an unmodified program of the verbs API (ibv_rc_pingpong, ib_write_bw, anything on libibverbs) \
+        with an RDMA device named roxie0 on an ordinary interface: no RDMA adapter, no kernel module.\n\nThe program \
+        loads Roxie's libibverbs.so.1 in place of the system's. The NIC lives in the program's process, and claims the \
+        interface when the program creates its first queue pair.\n\nOver UDP sockets, the default, any number of \
+        programs of one user share the device: ranks of MPI, servers and their clients, however they are started. With \
+        --port xdp, one program at a time has the interface; a second one gets an error that names the first. Programs \
+        that only query the device, such as ibv_devinfo, work beside it.\n\nThe other end may be another roxie, an \
+        RDMA adapter with RoCE v2, or Linux's rdma_rxe. Use GID index 1, the first IPv4 address: `-x 1` for perftest, \
+        `-g 1` for the ibv_*_pingpong; `roxie show gids` lists all.\n\nSockets need no privilege. AF_XDP does, and is \
+        faster for small messages.",
     after_help = "Examples:\n  \
         roxie run -- ibv_devinfo -v\n  \
         roxie run --dev eth0 -- ibv_rc_pingpong -g 1              on one host\n  \
         roxie run --dev eth0 -- ibv_rc_pingpong -g 1 192.0.2.1    on the other\n  \
         roxie run --dev eth0 --port xdp -- ib_write_bw -x 1 -F\n  \
         roxie run -- mpirun -n 4 PROGRAM                          four ranks on one device\n  \
-        ROXIE_LOG=info roxie run -- PROGRAM                       says which attribute a failed call did not like, and why\n\n\
-        Without ROXIE_LOG, `roxie run` says so only when a program has failed.\n\n\
+        ROXIE_LOG=info roxie run -- PROGRAM                       names the attribute that a failed call rejected, and why\n\n\
+        Without ROXIE_LOG, `roxie run` prints that only for a program that has failed.\n\n\
         Programs that are linked statically, or run with more rights than you (setuid), do not load the library.\n\n\
         Exit codes: the program's own; 128 + n if signal n ended it; 126 and 127 if it cannot be started or found; 2 wrong \
-        usage, 3 there is no device for it."
+        usage, 3 the device is not available."
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -141,12 +143,12 @@ pub(crate) struct Arguments {
 /// Print the environment for a program that `roxie run` cannot start
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Prints the environment that `roxie run` gives to a program, as lines for a shell: for job schedulers, \
-        containers and debuggers that start programs themselves. What it cannot give is the view of /sys/class/infiniband, which some \
-        libraries read (UCX, NCCL); programs that use libibverbs alone do not need it. A program's own LD_PRELOAD goes in front of \
-        what is there, not in its place.\n\nUCX_RNDV_THRESH is there for UCX: \
-        messages of 32 KiB and more go by one READ, which is faster here than the SENDs that UCX would choose. Where you have set it, it \
-        stays as it is.",
+    long_about = "Prints the environment that `roxie run` gives to a program, as lines for a shell: for job \
+        schedulers, containers and debuggers that start programs themselves. The environment cannot give the view of \
+        /sys/class/infiniband, which some libraries read (UCX, NCCL); programs that use libibverbs alone do not need \
+        it. Put a program's own LD_PRELOAD in front of the printed one, not in its place.\n\nUCX_RNDV_THRESH makes UCX \
+        send messages of 32 KiB and more by one READ, which is faster here than the SENDs that UCX would choose. A \
+        value that you have set is kept.",
     after_help = "Examples:\n  eval \"$(roxie env --dev eth0)\"; ibv_devinfo\n  \
         eval \"$(roxie env --dev eth0)\"; LD_PRELOAD=x.so:$LD_PRELOAD PROGRAM"
 )]

@@ -31,11 +31,11 @@ const SHOWN: &[&str] = &[
 /// File of the table.
 const TABLE: &str = "sweep.csv";
 
-/// Join the results of a sweep into one table
+/// Join the results of a sweep to one table
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Reads the folders of a sweep, wherever they were played, and writes sweep.csv: a line for each run that is complete, \
-        with what was changed and its summary. It prints the most important columns.",
+    long_about = "Reads the folders of a sweep, on whichever machines they were run, and writes sweep.csv: a line for \
+        each complete run, with what was changed and its summary. Prints the most important columns.",
     after_help = format!("Examples:\n  roxie sim collect /tmp/sweep\n  roxie sim collect /tmp/sweep --json | jq .slowdown_p99\n\n{EXIT_CODES}")
 )]
 pub(super) struct Arguments {

@@ -16,13 +16,14 @@ use crate::output;
 /// Interval between progress lines.
 const TELL: Duration = Duration::from_millis(250);
 
-/// Play one scenario, and say what came of it
+/// Run one scenario and print its results
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Plays a scenario and prints a summary: flow completion times and slowdowns (against the empty network), marks, \
-        drops, pauses, the slowest flows, the deepest queues.\n\nWith --out, it writes tables into a folder: flows.csv (what became \
-        of each flow's packets as well), ports.csv, hosts.csv, queues.csv (depths over time), rates.csv, control.csv (if the scenario \
-        asks for it), summary.json, and a capture of each link that the scenario names.",
+    long_about = "Runs a scenario and prints a summary: flow completion times and slowdowns (relative to the empty \
+        network), marks, drops, pauses, the slowest flows, the deepest queues.\n\n--out writes tables to a folder: \
+        flows.csv (with what happened to each flow's packets), ports.csv, hosts.csv, queues.csv (depths over time), \
+        rates.csv, control.csv (if the scenario asks for it), summary.json, and a capture of each link that the \
+        scenario names.",
     after_help = format!(
         "Examples:\n  roxie sim run docs/sim/incast.toml\n  roxie sim run docs/sim/incast.toml --out /tmp/incast\n  \
         roxie sim run docs/sim/incast.toml --json | jq .slowdown_p99\n\n{EXIT_CODES}"

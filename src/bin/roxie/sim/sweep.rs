@@ -23,15 +23,16 @@ const LIST: &str = "jobs.txt";
 /// Most runs of a sweep; more are a typing error.
 const MOST: usize = 100_000;
 
-/// Play a scenario with all combinations of some values, over all processors
+/// Run a scenario with all combinations of some values, on all processors
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Plays a scenario once for each combination of the values given, and for each seed: independent runs, as many at a \
-        time as there are processors. Each has a folder of its own with its scenario and its results; one that is complete is not \
-        played again, so that an interrupted sweep goes on where it was. At the end all are one table, sweep.csv.\n\nKEY is the way \
-        to a value of the file: cc.rpg_ai_rate, network.spines, traffic.0.load (the first [[traffic]]).\n\nWith --list, nothing is \
-        played: jobs.txt has a command a line, for GNU parallel, a Slurm array or whatever runs commands on many machines. \
-        `roxie sim collect DIR` makes the table then.",
+    long_about = "Runs a scenario once for each combination of the given values, and for each seed: independent runs, \
+        as many at a time as there are processors. Each run has its own folder with its scenario and its results. \
+        Complete runs are not repeated, so that an interrupted sweep continues. At the end all results are joined to \
+        one table, sweep.csv.\n\nKEY is the path of a value in the file: cc.rpg_ai_rate, network.spines, \
+        traffic.0.load (of the first [[traffic]]).\n\n--list runs nothing, and writes jobs.txt with one command a \
+        line, for GNU parallel, a Slurm array or any other way to run commands on many machines. `roxie sim collect \
+        DIR` then makes the table.",
         after_help = format!(
             "Examples:\n  roxie sim sweep docs/sim/incast.toml --set cc.rpg_ai_rate=5,20,80 --seeds 10 --out /tmp/sweep\n  \
             roxie sim sweep F.toml --set ecn.kmin=5KB,50KB --out D --list && parallel < D/jobs.txt && roxie sim collect D\n  \

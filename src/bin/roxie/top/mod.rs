@@ -19,18 +19,18 @@ use crate::show::objects::{Whose, look};
 use draw::Screen;
 use rates::{Rates, Row, short};
 
-/// Watch what the devices of all processes do.
+/// Watch the activity of the devices of all processes.
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Shows the devices of all processes in this network namespace that this user may look at, and what they do \
-        now: bytes of payload and packets a second, packets sent again, RNR NAKs, congestion notifications (CNPs), frames \
-        dropped, and how long a pass of the engine takes (median and 99th percentile since the device was opened, of \
-        passes that brought or sent something). Below are the queue pairs of the chosen process.\n\n\
-        Keys: up and down choose a process, s changes the order, p pauses, q quits.\n\n\
-        Asking costs a process some ten microseconds each time, and nothing in between.",
+    long_about = "Shows the devices of all processes in this network namespace that the user may see, and their \
+        present rates: bytes of payload and packets a second, retransmitted packets, RNR NAKs, congestion \
+        notifications (CNPs), dropped frames, and the duration of an engine pass (median and 99th percentile since the \
+        device was opened, of passes that received or sent something). Below are the queue pairs of the selected \
+        process.\n\nKeys: up and down select a process, s changes the sort order, p pauses, q quits.\n\nAn update \
+        costs each process some ten microseconds; between updates nothing.",
     after_help = format!(
         "Examples:\n  roxie top\n  roxie top -b -n 1              one table, for a script or a log\n  roxie top --json -n 3 -d 0.5   \
-         one JSON array a look\n\n{EXIT_CODES}"
+         one JSON array an update\n\n{EXIT_CODES}"
     )
 )]
 pub(crate) struct Arguments {

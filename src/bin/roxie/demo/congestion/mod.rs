@@ -26,17 +26,17 @@ use scenario::Scenario;
 /// Watch a congested link: queue, marks, losses and the rate of each sender over time.
 #[derive(Debug, Args)]
 #[command(long_about = "\
-Watch a congested link: queue, marks, losses and the rate of each sender over time.
+Shows a congested link: queue, marks, losses and the rate of each sender over time.
 
 Senders at one switch write to as many receivers at another, each as fast as its own link allows. The link between the \
 switches is no faster than one of theirs. The switch in front of it has a queue. It marks frames (ECN) by the depth of the \
 queue, and drops \
-what does not fit.
+frames that do not fit.
 
-By default (`--cc dcqcn,…`) the senders slow down when they are told of marks. With `--cc off` they do not: the queue is always \
-full, frames are lost, and go-back-N sends each of them, and everything behind it, again.
+By default (`--cc dcqcn,…`) the senders slow down when they are notified of marks. With `--cc off` they do not: the queue is \
+always full, frames are lost, and go-back-N retransmits each of them, and everything behind it.
 
-The scenario is played twice, with the same numbers. First in virtual time, between simulated hosts, where the seed decides \
+The scenario runs twice, with the same parameters. First in virtual time, between simulated hosts, where the seed decides \
 everything. \
 Then, as root, with real frames: each sender and receiver is an `ib_write_bw` of perftest under `roxie run` in a network \
 namespace of its own, and a thread forwards their frames through the same switch, whose queues and marks are computed at exact \
