@@ -1,5 +1,5 @@
-//! Who uses what: an account that slips shows late, as an object that cannot go or one that goes too early. The stage looks at all of
-//! them when it is dropped; here is what no other test does.
+//! Reference counts of objects. A wrong count shows late, as an object that cannot be destroyed or one that is destroyed too
+//! early. The stage checks all counts when it is dropped; these are cases that no other test reaches.
 
 use roxie::nic::{Answer as Reply, Command, MemoryCommand, ReceiveSource};
 use roxie::shared::{CompletionRing, RecvRing, SendRing};
@@ -33,7 +33,7 @@ fn create_qp(
 }
 
 #[test]
-fn a_region_that_goes_to_another_domain_leaves_the_first() {
+fn moved_region_releases_its_old_domain() {
     let mut stage = Stage::new();
     let (first, second) = (domain(&mut stage), domain(&mut stage));
     let mr = stage.host.register(64, roxie::verbs::Access::LOCAL_WRITE).index;
@@ -48,7 +48,7 @@ fn a_region_that_goes_to_another_domain_leaves_the_first() {
 }
 
 #[test]
-fn a_qp_for_which_there_is_no_room_holds_on_to_nothing() {
+fn failed_qp_creation_leaves_no_references() {
     let mut stage = Stage::new();
     let pd = domain(&mut stage);
     let cq = stage.host.create_cq(8).0;
@@ -65,9 +65,9 @@ fn a_qp_for_which_there_is_no_room_holds_on_to_nothing() {
     stage.host.call(stage.now, Command::DeallocPd(pd)).expect("nobody uses it");
 }
 
-/// Whichever of its two queues it is that is full (IBTA 11.6.3.2).
+/// No matter which of its two queues is full (IBTA 11.6.3.2).
 #[test]
-fn a_full_completion_queue_ends_the_qps_that_send_or_receive_there_and_no_others() {
+fn cq_overflow_fails_only_its_qps() {
     let mut stage =
         Stage::with(Setup { caps: QpCaps { max_recv_wr: 64, ..QpCaps::default() }, ..Setup::default() });
     let pd = stage.host.pd();
@@ -88,7 +88,7 @@ fn a_full_completion_queue_ends_the_qps_that_send_or_receive_there_and_no_others
     for id in 0..20 {
         stage.receive(id, 0, 8);
     }
-    // Sixteen fit.
+    // The queue holds sixteen.
     for psn in 0..17 {
         stage.request(Opcode::RC_SEND_ONLY, psn, Ext::None, &[1]);
     }
@@ -97,9 +97,9 @@ fn a_full_completion_queue_ends_the_qps_that_send_or_receive_there_and_no_others
     assert_eq!(stage.state(), QpState::Err);
 }
 
-/// A queue that is resized while it is full stays lost: a gap would look like success.
+/// A queue that is resized while it is full remains in overflow: a gap would look like success.
 #[test]
-fn a_queue_that_lost_a_completion_takes_no_more_in_a_larger_ring() {
+fn overflowed_cq_stays_dead_after_resize() {
     let mut stage = Stage::new();
     for id in 0..40 {
         stage.receive(id, 0, 8);

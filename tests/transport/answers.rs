@@ -1,4 +1,4 @@
-//! Answers that no responder should send (IBTA 9.9.2): the request that they are for fails with BAD_RESP.
+//! Invalid responses (IBTA 9.9.2): the request that they answer fails with BAD_RESP.
 
 use roxie::time::Nanos;
 use roxie::verbs::{QpState, SendFlags, WcStatus, WrOpcode};
@@ -14,7 +14,7 @@ fn aeth(syndrome: Syndrome) -> Aeth {
     Aeth { syndrome: syndrome.into(), msn: 1 }
 }
 
-/// One request has left.
+/// Returns a stage with one outstanding request.
 fn asked(opcode: WrOpcode, length: u32) -> Stage {
     let mut stage = Stage::new();
     stage.post_as(1, opcode, SendFlags::SIGNALED, length);
@@ -31,7 +31,7 @@ fn assert_bad_response(stage: &mut Stage, what: &str) {
 
 //= test: IBTA 9.9.2: ack-has-no-payload
 #[test]
-fn an_acknowledgement_has_no_payload() {
+fn ack_with_payload_is_a_bad_response() {
     let naks = [
         Syndrome::RnrNak { timer: 1 },
         Syndrome::Nak(NakCode::PsnSequence),
@@ -47,10 +47,10 @@ fn an_acknowledgement_has_no_payload() {
     assert_bad_response(&mut stage, "an ATOMIC ACKNOWLEDGE with 4 bytes");
 }
 
-/// One that is for nothing is still for nothing.
+/// Payload does not turn an ACK that is dropped into an error.
 //= test: IBTA 9.7.6: ghost-ack-is-dropped, old-ack-is-dropped
 #[test]
-fn an_old_or_a_ghostly_acknowledgement_with_payload_is_dropped_as_any_other() {
+fn old_and_ghost_acks_with_payload_are_dropped() {
     let mut stage = asked(WrOpcode::Write, 4);
     for psn in [FIRST - 1, FIRST + 1] {
         stage.answer(Opcode::RC_ACKNOWLEDGE, psn, Ext::Aeth(aeth(ACK)), &[1; 4]);
@@ -63,7 +63,7 @@ fn an_old_or_a_ghostly_acknowledgement_with_payload_is_dropped_as_any_other() {
 }
 
 #[test]
-fn a_read_of_one_packet_is_answered_by_only() {
+fn single_packet_read_response_is_only() {
     let mut stage = asked(WrOpcode::Read, 8);
     stage.answer(Opcode::RC_READ_RESPONSE_LAST, FIRST, Ext::Aeth(aeth(ACK)), &[7; 8]);
     assert_bad_response(&mut stage, "LAST");
@@ -71,7 +71,7 @@ fn a_read_of_one_packet_is_answered_by_only() {
 
 //= test: IBTA 9.9.2: response-fits-its-request
 #[test]
-fn a_read_begins_with_first_and_goes_on_with_middle() {
+fn read_response_is_first_then_middle() {
     let with_aeth = Ext::Aeth(aeth(ACK));
     let mut stage = asked(WrOpcode::Read, 768);
     stage.read_middle(FIRST, 7);
@@ -96,9 +96,9 @@ fn a_read_begins_with_first_and_goes_on_with_middle() {
     assert_eq!(stage.statuses(), [(1, WcStatus::BadResp)], "ONLY where LAST is due");
 }
 
-/// Specification and rdma_rxe differ in what the answer to the rest of a READ begins with.
+/// Specification and rdma_rxe differ in the first opcode of a partial READ response.
 #[test]
-fn the_rest_of_a_read_that_was_asked_for_again_may_begin_either_way() {
+fn partial_read_response_starts_with_first_or_middle() {
     let with_aeth = Ext::Aeth(aeth(ACK));
     let rest = |stage: &mut Stage, from: Psn| {
         let again = stage.wait(TIMEOUT + SOON);
@@ -122,7 +122,7 @@ fn the_rest_of_a_read_that_was_asked_for_again_may_begin_either_way() {
         assert_eq!(stage.statuses(), [(1, WcStatus::Success)]);
         assert_eq!(stage.memory.bytes(0, 768), [7; 768]);
     }
-    // It was asked for from the second packet on, and from the third on nobody asked.
+    // The request was repeated from the second packet on, not from the third.
     let mut stage = asked(WrOpcode::Read, 768);
     stage.answer(Opcode::RC_READ_RESPONSE_FIRST, FIRST, with_aeth, &FULL);
     stage.wait(SOON);
@@ -133,9 +133,9 @@ fn the_rest_of_a_read_that_was_asked_for_again_may_begin_either_way() {
     assert_eq!(stage.statuses(), [(1, WcStatus::BadResp)]);
 }
 
-/// What somebody else says, or the peer in another partition, is no answer; the peer's still is.
+/// Packets from another address or in another partition are no responses; the peer's are still taken.
 #[test]
-fn an_answer_to_a_read_is_the_peers_alone() {
+fn read_response_is_taken_only_from_peer() {
     let mut stage = asked(WrOpcode::Read, 8);
     let only = Bth {
         opcode: Opcode::RC_READ_RESPONSE_ONLY,

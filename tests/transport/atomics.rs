@@ -1,4 +1,4 @@
-//! Atomics of a peer (IBTA 9.4.5): what they do and return, and what a duplicate of one gets.
+//! Atomics of a peer (IBTA 9.4.5): effect, result, and duplicates.
 
 use roxie::wire::{AtomicEth, Ext, Opcode};
 
@@ -8,7 +8,7 @@ use crate::Stage;
 //= test: IBTA 9.7.5.1: atomic-response-has-what-was-there, duplicate-atomic-is-answered-from-memory
 //= test: IBTA 9.7.5.1: forgotten-atomic-is-dropped, as-many-results-are-kept-as-agreed
 #[test]
-fn a_duplicate_atomic_gets_the_first_result_and_a_forgotten_one_nothing() {
+fn duplicate_atomic_gets_saved_result() {
     let mut stage = Stage::new();
     let add = |stage: &Stage| {
         let eth = AtomicEth { va: stage.memory.address, rkey: stage.memory.key, swap_or_add: 5, compare: 0 };
@@ -36,7 +36,7 @@ fn a_duplicate_atomic_gets_the_first_result_and_a_forgotten_one_nothing() {
 //= test: IBTA 9.4.5: compare-and-swap-swaps-what-compares
 //= test: IBTA 9.7.5.1: atomic-response-has-what-was-there
 #[test]
-fn a_compare_and_swap_swaps_only_what_compares() {
+fn compare_and_swap_swaps_only_on_match() {
     let mut stage = Stage::new();
     for (psn, compare, found) in [(0, 1, 0u64), (1, 0, 0), (2, 0, 7)] {
         let eth = AtomicEth { va: stage.memory.address, rkey: stage.memory.key, swap_or_add: 7, compare };

@@ -1,4 +1,4 @@
-//! What an application does in the midst of a pass, by a port that calls it there.
+//! Calls of an application in the middle of a pass, made by a port.
 
 use std::io;
 
@@ -13,7 +13,7 @@ use roxie::wire::{Ext, NakCode, Opcode};
 
 use crate::{Answer, Setup, Stage};
 
-/// Calls when a burst was handled, and before anything else of its pass.
+/// Calls after a burst is handled, before the rest of the pass.
 struct Calling<F> {
     inner: Box<dyn Port>,
     call: F,
@@ -66,9 +66,9 @@ impl<F: FnMut() + Send> Port for Calling<F> {
     }
 }
 
-/// It rings no bell, for nobody has asked for one yet.
+/// No doorbell is rung, because none was requested yet.
 #[test]
-fn a_receive_that_is_posted_while_its_qp_fails_is_flushed() {
+fn receive_posted_during_qp_failure_is_flushed() {
     let (near, far) = joined_ports(1500, None);
     let ring = RecvRing::new(8, 1).expect("memory for a queue");
     let poster = ring.clone();

@@ -1,5 +1,5 @@
-//! Each check of a request by its name: in the capture's comment of the request, and in that of the NAK that refuses it. A
-//! service without acknowledgements says the same of what it drops.
+//! The name of each check of a request: in the capture's comments of the request, and of the NAK that refuses it. A service
+//! without acknowledgements has the same comment for dropped packets.
 
 use roxie::nic::{Answer as Reply, Command, MemoryCommand};
 use roxie::transport::Check;
@@ -22,7 +22,7 @@ fn read(stage: &mut Stage, reth: Reth) {
     stage.request(Opcode::RC_READ_REQUEST, 0, Ext::Reth(reth), &[]);
 }
 
-/// A READ that is executed, and not answered yet.
+/// A READ that is executed, with responses that are not sent yet.
 fn read_quietly(stage: &mut Stage, psn: u32, length: u32) {
     let dest_qp = stage.qp.handle.qpn;
     let bth = Bth { opcode: Opcode::RC_READ_REQUEST, dest_qp, psn: Psn::new(psn), ..Bth::default() };
@@ -30,7 +30,7 @@ fn read_quietly(stage: &mut Stage, psn: u32, length: u32) {
     stage.send(&bth, &Ext::Reth(reth), &[]);
 }
 
-/// What fails each check.
+/// Sends a request that fails the check.
 type Provoke = fn(&mut Stage);
 const REFUSED: &[(Check, Provoke)] = &[
     (Check::NotBegun, |stage| {
@@ -59,7 +59,7 @@ const REFUSED: &[(Check, Provoke)] = &[
         stage.request(Opcode::RC_FETCH_ADD, 0, Ext::Atomic(eth), &[]);
     }),
     (Check::Resources, |stage| {
-        // Four were agreed.
+        // The limit is four.
         (0..5).for_each(|psn| read_quietly(stage, psn, 8));
         stage.answers();
     }),
@@ -135,14 +135,14 @@ fn refused(check: Check) -> [String; 2] {
     [format!("refused: NAK {nak:?}: {check}; QP to error"), format!("refuses: {check}; QP to error")]
 }
 
-/// The comments that speak of a refusal.
+/// Filters the comments about refusals.
 fn of_refusals(comments: Vec<String>) -> Vec<String> {
     comments.into_iter().filter(|text| text.starts_with("refuse")).collect()
 }
 
 //= test: IBTA 9.7.4.1.5: rkey-is-of-the-domain
 #[test]
-fn each_check_is_named_where_the_request_arrives_and_where_it_is_refused() {
+fn request_and_nak_name_the_failed_check() {
     for (check, provoke) in REFUSED {
         let (mut stage, file) = captured(Setup::default());
         provoke(&mut stage);
@@ -152,7 +152,7 @@ fn each_check_is_named_where_the_request_arrives_and_where_it_is_refused() {
 }
 
 #[test]
-fn a_qp_that_allows_nothing_says_that_it_is_the_qp() {
+fn qp_without_access_is_named_as_cause() {
     let (mut stage, file) = captured(Setup { access: Access::empty(), ..Setup::default() });
     let reth = HERE(&mut stage);
     read(&mut stage, reth);
@@ -160,19 +160,19 @@ fn a_qp_that_allows_nothing_says_that_it_is_the_qp() {
 }
 
 #[test]
-fn an_answer_whose_memory_went_away_says_so() {
+fn response_without_memory_names_the_cause() {
     let (mut stage, file) = captured(Setup::default());
     read_quietly(&mut stage, 0, 4096);
     stage.host.worker.take_in(stage.now);
     let index = stage.memory.index;
     stage.host.call(stage.now, Command::DeregisterMemory(index)).expect("it was there");
     stage.answers();
-    // The request itself was good.
+    // The request itself was valid.
     assert_eq!(of_refusals(file.comments()), [refused(Check::Gone)[1].as_str()]);
 }
 
 #[test]
-fn requests_of_xrc_say_which_queue_they_should_have_named() {
+fn xrc_refusal_names_the_expected_queue() {
     let (stage, file) = captured(Setup::default());
     let mut target = Target::on(stage);
     target.ask(Opcode::XRC_SEND_ONLY, 0, Ext::Xrc(XrcEth { srqn: 1 }), &[1]);
@@ -188,7 +188,7 @@ fn requests_of_xrc_say_which_queue_they_should_have_named() {
 
 //= test: IBTA 9.7.4.1.5: write-is-checked-as-a-whole
 #[test]
-fn what_an_unreliable_connection_drops_is_dropped_for_a_check_as_well() {
+fn uc_drop_names_the_failed_check() {
     type Wrong = fn(&Stage) -> (Reth, usize);
     let cases: [(Check, Opcode, Wrong); 6] = [
         (Check::PacketLength, Opcode::UC_WRITE_FIRST, |stage| (stage.reth(0, 600), 8)),

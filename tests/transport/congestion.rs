@@ -1,4 +1,4 @@
-//! The notification point: marked packets are answered with a notification, as often as is due, to whom it is due.
+//! The notification point: marked packets are answered with a CNP to their sender, at most one per interval.
 
 use roxie::congestion::Settings;
 use roxie::nic::{Command, CongestionConfig, EcnPolicy};
@@ -10,7 +10,7 @@ use crate::{FIRST, MTU, PEER_QPN, Setup, Stage, attributes, template};
 
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 
-/// The stage's peer, whose packets a switch marks.
+/// A stage with a peer's packets marked by a switch.
 fn marked() -> Stage {
     let mut stage = Stage::new();
     stage.template = with_class(3);
@@ -50,7 +50,7 @@ fn notifications(packets: &[(Packet, Vec<u8>)]) -> usize {
     packets.iter().filter(|(packet, _)| packet.bth.opcode == Opcode::CNP).count()
 }
 
-/// The QP begins anew and expects this PSN.
+/// Resets the QP and connects it again with this PSN.
 fn expect_from(stage: &mut Stage, psn: Psn) {
     let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
     let [init, rtr, rts] = attributes(&stage.host, &Setup::default());
@@ -67,7 +67,7 @@ fn control(stage: &mut Stage, text: &str) {
 
 //= test: IBTA A17.9.3: cnp-answers-a-mark
 #[test]
-fn a_marked_packet_is_answered_as_a_connectx_does() {
+fn cnp_matches_that_of_connectx() {
     let mut stage = marked();
     stage.receive(1, 0, 64);
     send_only(&mut stage, 0);
@@ -85,7 +85,7 @@ fn a_marked_packet_is_answered_as_a_connectx_does() {
 
 //= test: IBTA A17.9.3: cnp-interval
 #[test]
-fn notifications_of_one_qp_are_an_interval_apart() {
+fn cnps_keep_their_interval() {
     let mut stage = marked();
     let mut sent = 0;
     for psn in 0..40 {
@@ -95,20 +95,20 @@ fn notifications_of_one_qp_are_an_interval_apart() {
         assert_eq!(stage.completions().len(), 1);
         stage.now = stage.now + Nanos(500);
     }
-    // 40 packets in 20 us, an interval of 4 us: at 0, 4, 8, 12 and 16.
+    // 40 packets in 20 us, and an interval of 4 us: CNPs at 0, 4, 8, 12, and 16.
     assert_eq!((sent, stage.counter("np_cnp_sent"), stage.counter("np_ecn_marked_roce_packets")), (5, 5, 40));
 }
 
 //= test: IBTA A17.9.3: cnp-answers-a-mark
 #[test]
-fn what_is_not_the_peers_or_says_nothing_is_answered_with_nothing() {
-    // A mark on an acknowledgement.
+fn only_valid_data_causes_cnps() {
+    // A marked acknowledgement.
     let mut stage = marked();
     stage.post(WrOpcode::Send, 16);
     assert_eq!(stage.packets().len(), 1);
     stage.acknowledge(crate::FIRST, roxie::wire::Syndrome::Ack { credits: 31 }, 1);
     assert_eq!(notifications(&stage.packets()), 0, "an acknowledgement");
-    // A duplicate, and what is far ahead: whoever sent it does not know what is due.
+    // A duplicate, and a PSN far ahead: the sender does not know which PSN is due.
     for psn in [0xff_fff0, 0x40_0000] {
         let mut stage = marked();
         send_only(&mut stage, psn);
@@ -119,19 +119,19 @@ fn what_is_not_the_peers_or_says_nothing_is_answered_with_nothing() {
     let mut stage = marked();
     send_only(&mut stage, 7);
     assert_eq!(notifications(&stage.packets()), 1);
-    // Likewise where the PSNs begin again at 0.
+    // Across the wrap of the PSNs as well.
     for (psn, answered) in [(5, 1), (0x1_fff0, 0)] {
         let mut stage = marked();
         expect_from(&mut stage, Psn::new(0xff_fff0));
         send_only(&mut stage, psn);
         assert_eq!(notifications(&stage.packets()), answered, "PSN {psn:#x} where 0xfffff0 is due");
     }
-    // A stranger's.
+    // A packet from another address.
     let mut stage = Stage::new();
     stage.template = template(3);
     send_only(&mut stage, 0);
     assert_eq!(notifications(&stage.packets()), 0);
-    // A datagram's sender has no flow of its own.
+    // A sender of datagrams has no flow of its own.
     let mut stage = Stage::with(Setup { qp_type: QpType::Ud, ..Setup::default() });
     stage.template = with_class(3);
     stage.receive(1, 0, 104);
@@ -143,7 +143,7 @@ fn what_is_not_the_peers_or_says_nothing_is_answered_with_nothing() {
 
 //= test: IBTA A17.9: ecn-capable-where-heeded
 #[test]
-fn data_is_ecn_capable_if_notifications_are_heeded_and_acknowledgements_are_not() {
+fn only_data_is_ecn_capable() {
     let ecn = |packet: &Packet| packet.traffic_class() & 3;
     let mut stage = Stage::new();
     stage.post(WrOpcode::Send, 16);
@@ -170,9 +170,9 @@ fn data_is_ecn_capable_if_notifications_are_heeded_and_acknowledgements_are_not(
     }
 }
 
-/// In a deep incast they come after the data has stopped: each is about a packet that left before.
+/// In a deep incast, CNPs arrive after the data has stopped: each is about a packet that left before.
 #[test]
-fn each_packet_under_way_allows_one_notification() {
+fn each_outstanding_packet_allows_one_cnp() {
     let heeded = |stage: &mut Stage| {
         let bth = Bth { opcode: Opcode::CNP, becn: true, dest_qp: stage.qp.handle.qpn, ..Bth::default() };
         let before = stage.counter("rp_cnp_handled");
@@ -190,7 +190,7 @@ fn each_packet_under_way_allows_one_notification() {
         stage
     };
     assert_eq!(heeded(&mut sends(3)), 3);
-    // Of those that the peer has, none allows one any more but the last: its notification may be under way yet.
+    // Acknowledged packets allow no CNP, except the last one: its CNP may still be on the way.
     let mut stage = sends(4);
     stage.acknowledge(FIRST + 1, ACK, 0);
     assert_eq!(heeded(&mut stage), 2);
@@ -209,7 +209,7 @@ fn each_packet_under_way_allows_one_notification() {
 
 //= test: IBTA A17.9.3: cnp-slows-its-qp
 #[test]
-fn a_notification_slows_a_qp_that_sends_and_no_other() {
+fn cnp_slows_only_sending_qps() {
     let mut stage = Stage::new();
     control(&mut stage, "dcqcn,preset=paper");
     let bth = Bth { opcode: Opcode::CNP, becn: true, dest_qp: stage.qp.handle.qpn, ..Bth::default() };
@@ -226,7 +226,7 @@ fn a_notification_slows_a_qp_that_sends_and_no_other() {
         stage.send(&bth, &Ext::None, &[]);
     }
     stage.packets();
-    // One data packet can have caused one notification.
+    // One data packet can have caused only one CNP.
     assert_eq!((stage.counter("rp_cnp_handled"), stage.counter("rp_cnp_ignored")), (1, 5));
     let records = stage.log();
     let told = |text: &str| records.iter().any(|record| record.contains(text));
@@ -234,7 +234,7 @@ fn a_notification_slows_a_qp_that_sends_and_no_other() {
 }
 
 #[test]
-fn a_marked_answer_to_a_read_is_taken_and_told_of() {
+fn marked_read_response_causes_cnp() {
     let mut stage = marked();
     stage.post(WrOpcode::Read, 64);
     assert_eq!(stage.packets().len(), 1);

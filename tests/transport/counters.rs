@@ -1,4 +1,4 @@
-//! What is counted, and how often.
+//! Counters of packets and errors: each event counts once.
 
 use roxie::nic::Command;
 use roxie::time::Nanos;
@@ -17,7 +17,7 @@ fn assert_counters(stage: &Stage, expected: &[(&str, u64)]) {
 }
 
 #[test]
-fn each_request_counts_once() {
+fn request_counters_count_once() {
     let mut stage = Stage::new();
     stage.receive(1, 0, 8);
     let eth = AtomicEth { va: stage.memory.address, rkey: stage.memory.key, swap_or_add: 1, compare: 0 };
@@ -44,7 +44,7 @@ fn each_request_counts_once() {
 
 //= test: IBTA 9.7.6: old-ack-is-dropped
 #[test]
-fn each_response_counts_once() {
+fn response_counters_count_once() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::Send, 4);
     stage.post(WrOpcode::Write, 4);
@@ -69,7 +69,7 @@ fn each_response_counts_once() {
 }
 
 #[test]
-fn each_refusal_by_the_peer_counts_under_its_name() {
+fn remote_errors_have_their_counters() {
     let names = ["req_remote_access_errors", "req_remote_invalid_request"];
     let cases = [
         (NakCode::RemoteAccess, [1, 0]),
@@ -88,7 +88,7 @@ fn each_refusal_by_the_peer_counts_under_its_name() {
 
 //= test: IBTA 10.6.3.1: local-writing-needs-a-right
 #[test]
-fn each_refusal_of_ours_counts_under_its_name() {
+fn local_refusals_have_their_counters() {
     let names = ["resp_remote_access_errors", "resp_cqe_error", "resp_local_length_error"];
     let counted = |stage: &Stage| names.map(|name| stage.counter(name));
 
@@ -110,7 +110,7 @@ fn each_refusal_of_ours_counts_under_its_name() {
 }
 
 #[test]
-fn a_read_whose_region_goes_away_counts_as_refused() {
+fn read_of_deregistered_region_counts_as_refused() {
     let mut stage = Stage::new();
     let (opcode, dest_qp) = (Opcode::RC_READ_REQUEST, stage.qp.handle.qpn);
     let bth = Bth { opcode, dest_qp, psn: Psn::new(0), ..Bth::default() };
@@ -124,7 +124,7 @@ fn a_read_whose_region_goes_away_counts_as_refused() {
 }
 
 #[test]
-fn congestion_notifications_are_counted_and_not_heeded() {
+fn ignored_cnps_are_counted() {
     let mut stage = Stage::new();
     let bth = Bth { opcode: Opcode::CNP, becn: true, dest_qp: stage.qp.handle.qpn, ..Bth::default() };
     stage.send(&bth, &Ext::None, &[]);

@@ -1,4 +1,4 @@
-//! End-to-end credits (IBTA 9.7.7.2), where they are in use: how many receives the responder says it has, and what the requester holds back.
+//! End-to-end credits (IBTA 9.7.7.2): number of receives that the responder advertises, and sends that the requester defers.
 
 use roxie::time::Nanos;
 use roxie::verbs::WrOpcode;
@@ -10,11 +10,11 @@ const SOON: Nanos = Nanos(1000);
 
 //= test: IBTA 9.7.7.2: credits-hold-sends-back, message-without-credit-may-probe
 #[test]
-fn credits_hold_sends_back_and_not_writes() {
+fn credits_limit_sends_but_not_writes() {
     let mut stage = Stage::with(Setup { credits: true, ..Setup::default() });
     stage.post(WrOpcode::Send, 4);
     stage.wait(SOON);
-    // One message done, one more receive is there.
+    // One message is done, and one more receive is posted.
     stage.acknowledge(FIRST, Syndrome::Ack { credits: 1 }, 1);
     stage.post(WrOpcode::Send, 4);
     stage.post(WrOpcode::Send, 4);
@@ -27,47 +27,47 @@ fn credits_hold_sends_back_and_not_writes() {
 
 //= test: IBTA 9.7.7.2: credits-hold-sends-back
 #[test]
-fn credits_count_from_the_messages_that_the_peer_has_done() {
+fn credits_count_from_the_acknowledged_msn() {
     let mut stage = Stage::with(Setup { credits: true, ..Setup::default() });
     for _ in 0..3 {
         stage.post(WrOpcode::Send, 4);
     }
     stage.wait(SOON);
-    // The second is the last that the peer knows of, and it has two receives more.
+    // The peer knows of messages up to the second, and has two more receives.
     stage.acknowledge(FIRST + 1, Syndrome::Ack { credits: 2 }, 2);
     for _ in 0..3 {
         stage.post(WrOpcode::Send, 4);
     }
-    // The third is under way and takes one of them.
+    // The third message is outstanding and uses one of them.
     assert_eq!(stage.wait(SOON), [(Opcode::RC_SEND_ONLY, FIRST + 3)]);
 }
 
 #[test]
-fn credits_that_were_given_are_not_taken_back_and_new_ones_may_come_with_an_old_ack() {
+fn credits_are_never_revoked() {
     let mut stage = Stage::with(Setup { credits: true, ..Setup::default() });
     stage.post(WrOpcode::Send, 4);
     stage.post(WrOpcode::Send, 4);
     stage.wait(SOON);
     stage.acknowledge(FIRST, Syndrome::Ack { credits: 3 }, 1);
-    // Said before the first was told of, and late: up to the fourth message it stays.
+    // Sent before the first ACK and delivered late: the limit remains at the fourth message.
     stage.acknowledge(FIRST + 1, Syndrome::Ack { credits: 0 }, 2);
     for _ in 0..3 {
         stage.post(WrOpcode::Send, 4);
     }
     assert_eq!(stage.wait(SOON).len(), 2, "the fifth waits");
-    // The peer posts a receive and says so with its last acknowledgement.
+    // The peer posts a receive and repeats its last ACK with the new credit.
     stage.acknowledge(FIRST + 1, Syndrome::Ack { credits: 3 }, 2);
     assert_eq!(stage.wait(SOON), [(Opcode::RC_SEND_ONLY, FIRST + 4)]);
 }
 
 //= test: IBTA 9.7.7.2: credits-are-told
 #[test]
-fn credits_say_how_many_receives_wait_where_they_are_in_use() {
+fn ack_advertises_posted_receives() {
     let mut stage = Stage::with(Setup { credits: true, ..Setup::default() });
     for id in 0..6 {
         stage.receive(id, 0, 8);
     }
-    // Codes stand for 0 1 2 3 4 6 8 ...: five receives are told as four.
+    // Codes stand for 0, 1, 2, 3, 4, 6, 8, ...: five receives are encoded as four.
     let told = [(0, 4), (1, 4), (2, 3), (3, 2), (4, 1), (5, 0)];
     for (psn, credits) in told {
         let answers = stage.request(Opcode::RC_SEND_ONLY, psn, Ext::None, &[1]);
@@ -77,7 +77,7 @@ fn credits_say_how_many_receives_wait_where_they_are_in_use() {
 
 //= test: IBTA 9.7.7.2: credits-are-told
 #[test]
-fn an_answer_to_a_read_tells_credits_too() {
+fn read_response_carries_credits() {
     let mut stage = Stage::with(Setup { credits: true, ..Setup::default() });
     stage.receive(1, 0, 8);
     stage.receive(2, 0, 8);

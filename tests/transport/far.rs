@@ -1,5 +1,5 @@
-//! Memory of another process, of a NIC that serves others: what a burst brings is written together, and nobody hears of it before. Here
-//! it is this process's own, reached as if it were another's.
+//! Memory of another process, for a NIC that serves several: payload of a burst is written in one go, before anything reports
+//! it. Here, memory of this process is accessed as if it were another's.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::{Answer, FIRST, MTU, Setup, Stage};
 
 const PAGE: u64 = 65536;
 
-/// Two pages of "another process".
+/// Returns two pages that count as another process's.
 fn far() -> (Stage, Pages, Region) {
     let mut stage = Stage::with(Setup { serves: true, ..Setup::default() });
     let pages = Pages::new(2);
@@ -28,7 +28,7 @@ fn far() -> (Stage, Pages, Region) {
 }
 
 impl Stage {
-    /// The peer asks for something, and goes on.
+    /// Sends a request of the peer without waiting for its answer.
     fn asks(&mut self, opcode: Opcode, psn: u32, ext: Ext, payload: &[u8]) {
         let psn = Psn::new(psn);
         let bth = Bth { opcode, dest_qp: self.qp.handle.qpn, psn, ack_req: true, ..Bth::default() };
@@ -37,7 +37,7 @@ impl Stage {
 }
 
 #[test]
-fn what_a_burst_writes_is_there_for_what_follows_in_it() {
+fn burst_writes_are_visible_later_in_burst() {
     let (mut stage, pages, region) = far();
     let (va, rkey) = (pages.address(), region.key);
     let reth = |at: u64, dma_len: u32| Ext::Reth(Reth { va: va + at, rkey, dma_len });
@@ -45,7 +45,7 @@ fn what_a_burst_writes_is_there_for_what_follows_in_it() {
     stage.asks(Opcode::RC_WRITE_FIRST, 0, reth(8, 2 * mtu as u32 + 4), &vec![1; mtu]);
     stage.asks(Opcode::RC_WRITE_MIDDLE, 1, Ext::None, &vec![2; mtu]);
     stage.asks(Opcode::RC_WRITE_LAST, 2, Ext::None, &[3; 4]);
-    // Over some of it again.
+    // Overwrites a part of it.
     stage.asks(Opcode::RC_WRITE_ONLY, 3, reth(16, 8), &9_u64.to_ne_bytes());
     stage.asks(
         Opcode::RC_FETCH_ADD,
@@ -66,7 +66,7 @@ fn what_a_burst_writes_is_there_for_what_follows_in_it() {
 }
 
 #[test]
-fn a_message_of_ours_is_read_from_there() {
+fn send_reads_remote_process_memory() {
     let (mut stage, pages, region) = far();
     let bytes: Vec<u8> = (0..3 * MTU.bytes() + 7).map(|i| (i * 7) as u8).collect();
     assert_eq!(stage.write_to(0, pages.address() + 3, region.key, &bytes[..MTU.bytes()]), [Answer::ack(0)]);
@@ -88,7 +88,7 @@ fn a_message_of_ours_is_read_from_there() {
 }
 
 #[test]
-fn a_qp_whose_payload_finds_no_page_fails_and_acknowledges_nothing() {
+fn write_to_unmapped_page_fails_its_qp() {
     let (mut stage, pages, region) = far();
     let (va, rkey) = (pages.address(), region.key);
     pages.take_away(1);
@@ -99,14 +99,14 @@ fn a_qp_whose_payload_finds_no_page_fails_and_acknowledges_nothing() {
     assert_eq!(stage.answers(), []);
     assert_eq!((stage.state(), stage.events()), (QpState::Err, vec![EventKind::QpFatal]));
     assert_eq!(stage.counter("memory_faults"), 1);
-    // What has a page is there.
+    // Bytes for mapped pages are written.
     let mut there = [0; 24];
     pages.memory().read(0, &mut there).expect("mapped");
     assert_eq!(there[..], [[1; 12], [3; 12]].concat());
 }
 
 #[test]
-fn a_result_that_finds_no_page_is_no_success() {
+fn read_into_unmapped_page_fails() {
     let (mut stage, pages, region) = far();
     let sges = [Sge { addr: pages.address() + PAGE, length: 64, lkey: LKey(region.key) }];
     stage.post_list(&SendWr { wr_id: 2, opcode: WrOpcode::Read, ..SendWr::default() }, &sges);

@@ -1,5 +1,4 @@
-//! Memory of the application that is unmapped or protected while it is registered: requests fail that come to it, in either role, and
-//! nothing else does.
+//! Registered memory that the application unmaps or protects: requests that access it fail, in either role, and no others.
 
 use std::ptr::NonNull;
 
@@ -11,12 +10,12 @@ use roxie::wire::{Aeth, AtomicEth, Ext, Feth, NakCode, Opcode, Reth, Syndrome};
 use crate::regions::{Pages, Region};
 use crate::{Answer, FIRST, Setup, Stage};
 
-/// A multiple of each size that pages have.
+/// A multiple of every page size.
 const PAGE: u64 = 65536;
 const SOON: Nanos = Nanos(1000);
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 
-/// How a page goes.
+/// Ways in which a page becomes inaccessible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Gone {
     Unmapped,
@@ -33,14 +32,14 @@ impl Gone {
             Gone::ReadOnly => pages.protect(page, libc::PROT_READ),
             Gone::Unmapped => {
                 let at = (pages.address() + page as u64 * PAGE) as *mut libc::c_void;
-                // SAFETY: a page of the mapping, into which no reference exists.
+                // SAFETY: the page belongs to the mapping, and no reference into it exists.
                 assert_eq!(unsafe { libc::munmap(at, PAGE as usize) }, 0);
             }
         }
     }
 }
 
-/// Two pages of the application's, registered as ordinary memory.
+/// Returns two pages of the application, registered as ordinary memory.
 fn borrowed() -> (Stage, Pages, Region) {
     let mut stage = Stage::new();
     let pages = Pages::new(2);
@@ -53,7 +52,7 @@ fn borrowed() -> (Stage, Pages, Region) {
 }
 
 #[test]
-fn a_peers_write_to_a_page_that_is_gone_is_refused_and_the_rest_is_written() {
+fn remote_write_to_gone_page_is_refused() {
     for gone in EVERYWAY {
         let (mut stage, pages, region) = borrowed();
         assert_eq!(stage.write_to(0, pages.address() + PAGE, region.key, &[7; 12]), [Answer::ack(0)]);
@@ -66,7 +65,7 @@ fn a_peers_write_to_a_page_that_is_gone_is_refused_and_the_rest_is_written() {
 }
 
 #[test]
-fn a_peers_read_of_a_page_that_is_gone_is_refused() {
+fn remote_read_of_gone_page_is_refused() {
     for gone in [Gone::Unmapped, Gone::Protected] {
         let (mut stage, pages, region) = borrowed();
         gone.go(&pages, 1);
@@ -78,7 +77,7 @@ fn a_peers_read_of_a_page_that_is_gone_is_refused() {
 }
 
 #[test]
-fn a_peers_send_into_a_page_that_is_gone_fails_its_receive() {
+fn receive_into_gone_page_fails() {
     for gone in EVERYWAY {
         let (mut stage, pages, region) = borrowed();
         gone.go(&pages, 1);
@@ -90,10 +89,10 @@ fn a_peers_send_into_a_page_that_is_gone_fails_its_receive() {
     }
 }
 
-/// It is answered when its pages are persistent, and not when it came.
+/// A FLUSH is answered when its pages are persistent, not on arrival.
 //= test: IBTA A19: flush-follows-what-is-before-it
 #[test]
-fn a_peers_flush_of_a_page_that_is_gone_is_refused() {
+fn remote_flush_of_gone_page_is_refused() {
     let access = Access::READ_WRITE | Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
     let mut stage = Stage::with(Setup { access, ..Setup::default() });
     let pages = Pages::new(2);
@@ -111,7 +110,7 @@ fn a_peers_flush_of_a_page_that_is_gone_is_refused() {
 }
 
 #[test]
-fn a_peers_atomic_on_a_page_that_is_gone_is_refused() {
+fn remote_atomic_on_gone_page_is_refused() {
     for gone in EVERYWAY {
         for opcode in [Opcode::RC_FETCH_ADD, Opcode::RC_COMPARE_SWAP, Opcode::RC_ATOMIC_WRITE] {
             let (mut stage, pages, region) = borrowed();
@@ -120,7 +119,7 @@ fn a_peers_atomic_on_a_page_that_is_gone_is_refused() {
             let answers = if opcode == Opcode::RC_ATOMIC_WRITE {
                 stage.request(opcode, 0, Ext::Reth(Reth { va, rkey, dma_len: 8 }), &[1; 8])
             } else {
-                // Compared with what is not there: nothing would be stored.
+                // Compares with a value that is not stored, so that nothing would be written.
                 let header = AtomicEth { va, rkey, swap_or_add: 1, compare: 5 };
                 stage.request(opcode, 0, Ext::Atomic(header), &[])
             };
@@ -130,7 +129,7 @@ fn a_peers_atomic_on_a_page_that_is_gone_is_refused() {
 }
 
 #[test]
-fn a_request_of_ours_from_a_page_that_is_gone_fails_with_a_protection_error() {
+fn local_request_from_gone_page_fails() {
     for gone in [Gone::Unmapped, Gone::Protected] {
         for opcode in [WrOpcode::Send, WrOpcode::Write] {
             let (mut stage, pages, region) = borrowed();
@@ -144,7 +143,7 @@ fn a_request_of_ours_from_a_page_that_is_gone_fails_with_a_protection_error() {
 }
 
 #[test]
-fn an_answer_of_a_peers_for_a_page_that_is_gone_fails_our_request() {
+fn response_into_gone_page_fails_request() {
     for gone in EVERYWAY {
         for opcode in [WrOpcode::Read, WrOpcode::FetchAdd] {
             let (mut stage, pages, region) = borrowed();

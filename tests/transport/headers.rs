@@ -1,4 +1,4 @@
-//! What of a packet's headers is looked at, and what is not; and which states look at packets at all (IBTA 9.6.1, 10.3.1).
+//! Header fields that are checked, fields that are ignored, and QP states that take packets (IBTA 9.6.1, 10.3.1).
 
 use roxie::sim::Host;
 use roxie::time::Nanos;
@@ -14,7 +14,7 @@ fn send_only(stage: &Stage, qp_type: QpType) -> Bth {
     Bth { opcode, dest_qp: stage.qp.handle.qpn, ack_req: true, ..Bth::default() }
 }
 
-/// Goes back to RESET, and from there as far as `steps` of three lead.
+/// Resets the QP, and takes the first `steps` of the three transitions to RTS.
 fn restart(stage: &mut Stage, rq_psn: Psn, steps: usize) {
     let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
     stage.host.modify(stage.now, &stage.qp, &reset).expect("from any state");
@@ -28,10 +28,10 @@ fn go_on(stage: &mut Stage, rq_psn: Psn, steps: std::ops::Range<usize>) {
     }
 }
 
-/// The same station has several addresses, and a connection is between two of them.
+/// A station has several addresses, and a connection is between two of them.
 //= test: IBTA 9.6.1: destination-is-our-address
 #[test]
-fn what_is_for_another_address_of_ours_is_not_for_the_qp() {
+fn packets_to_another_local_address_are_dropped() {
     let gid = |n| Gid::from(Host::address(n, false));
     for qp_type in [QpType::Rc, QpType::Uc] {
         let mut stage = Stage::with(Setup { qp_type, ..Setup::default() });
@@ -62,7 +62,7 @@ fn what_is_for_another_address_of_ours_is_not_for_the_qp() {
 
 //= test: IBTA 9.2: reserved-bits-mean-nothing
 #[test]
-fn bits_that_mean_nothing_are_not_looked_at() {
+fn reserved_bits_are_ignored() {
     let mut stage = Stage::new();
     let good = send_only(&stage, QpType::Rc);
     let cases = [
@@ -79,14 +79,14 @@ fn bits_that_mean_nothing_are_not_looked_at() {
     }
 }
 
-/// Each bit of a packet that the ICRC covers, one at a time: of the BTH, the payload and the ICRC itself.
+/// Flips one bit at a time of each field that the ICRC covers: BTH, payload, and the ICRC itself.
 //= test: IBTA 7.8.1: bad-icrc-is-dropped
 #[test]
-fn a_packet_of_which_a_bit_was_flipped_is_dropped_and_nobody_is_told() {
+fn flipped_bit_drops_the_packet_silently() {
     let mut stage = Stage::new();
     stage.receive(1, 0, 64);
     let mut dropped = 0;
-    // Opcode and pad count may make it malformed instead, and the QPN another's.
+    // Flips in opcode and pad count may make the packet malformed, and flips in the QPN another QP's.
     for (at, byte) in
         [("P_Key", 44), ("PSN", 51), ("PSN", 53), ("payload", 54), ("payload", 61), ("ICRC", 65)]
     {
@@ -105,7 +105,7 @@ fn a_packet_of_which_a_bit_was_flipped_is_dropped_and_nobody_is_told() {
 
 //= test: IBTA 9.7.1: psn-is-24-bits, psn-begins-as-agreed
 #[test]
-fn the_first_request_has_the_psn_that_was_agreed_and_psns_wrap() {
+fn first_psn_is_as_agreed_and_wraps() {
     let mut stage = Stage::new();
     for first in [0x12_3456, 0xff_ffff] {
         restart(&mut stage, Psn::new(first), 3);
@@ -124,7 +124,7 @@ fn the_first_request_has_the_psn_that_was_agreed_and_psns_wrap() {
 
 //= test: IBTA 10.3.1.2: init-takes-receives-and-no-packets
 #[test]
-fn in_init_packets_are_dropped_and_receives_are_kept() {
+fn init_drops_packets_and_keeps_receives() {
     let mut stage = Stage::new();
     restart(&mut stage, Psn::new(0), 1);
     stage.receive(1, 0, 8);
@@ -140,7 +140,7 @@ fn in_init_packets_are_dropped_and_receives_are_kept() {
 
 //= test: IBTA 10.3.1.3: rtr-answers-and-does-not-ask
 #[test]
-fn in_rtr_requests_are_answered_and_none_is_sent() {
+fn rtr_answers_requests_and_sends_none() {
     let mut stage = Stage::new();
     restart(&mut stage, Psn::new(0), 2);
     stage.post(WrOpcode::Write, 8);

@@ -1,5 +1,4 @@
-//! What a port on sockets does not show, and what it knows better: identifications of IPv4 packets, which the ICRC covers, and when
-//! packets arrived.
+//! Packet properties at socket ports: the IPv4 identification, which the ICRC covers, is hidden; the time of arrival is known.
 
 use roxie::nic::{Command, CongestionConfig};
 use roxie::sim::joined_ports;
@@ -11,12 +10,12 @@ use crate::placement::{IDENTIFICATION, Sockets};
 use crate::{Answer, FIRST, Setup, Stage};
 
 impl Stage {
-    /// The peer's SEND with this identification, which the NIC does not see; the answers.
+    /// Sends a SEND of the peer with this identification, which the NIC does not see, and returns the answers.
     fn send_identified(&mut self, psn: u32, id: u16) -> Vec<Answer> {
         self.identified(Opcode::RC_SEND_ONLY, Psn::new(psn), &Ext::None, id)
     }
 
-    /// The same of any packet with 4 bytes.
+    /// As [`send_identified`](Stage::send_identified), for any packet with 4 bytes of payload.
     fn identified(&mut self, opcode: Opcode, psn: Psn, ext: &Ext, id: u16) -> Vec<Answer> {
         let bth = Bth { opcode, dest_qp: self.qp.handle.qpn, psn, ack_req: true, ..Bth::default() };
         let mut headers = [0; MAX_HEADERS];
@@ -34,9 +33,10 @@ impl Stage {
     }
 }
 
-/// A peer counts, or numbers the segments of a train from 0. What is neither is counted: it may be a coincidence.
+/// Peers count identifications, or number the segments of a train from 0. Others are counted as weak: the match may be a
+/// coincidence.
 #[test]
-fn an_identification_is_weak_unless_it_is_small_or_follows_the_last() {
+fn weak_identifications_are_counted() {
     let (near, far) = joined_ports(1500, None);
     let mut stage = Stage::on(Setup::default(), Box::new(Sockets(near, None)), far);
     let cases = [
@@ -60,9 +60,9 @@ fn an_identification_is_weak_unless_it_is_small_or_follows_the_last() {
     assert_eq!(stage.counter("rx_icrc_encapsulated"), 0);
 }
 
-/// The answer to a READ of ours is the peer's packet as any other: its counter goes on from there.
+/// A READ response is a packet of the peer as well: its counter continues from there.
 #[test]
-fn an_answer_to_a_read_tells_where_its_sender_counts() {
+fn read_response_advances_peers_identification() {
     let (near, far) = joined_ports(1500, None);
     let mut stage = Stage::on(Setup::default(), Box::new(Sockets(near, None)), far);
     stage.receive(0, 0, 8);
@@ -77,11 +77,11 @@ fn an_answer_to_a_read_tells_where_its_sender_counts() {
     assert_eq!(stage.counter("icrc_weak"), 1, "each is less than 128 after the one before");
 }
 
-/// A peer's counter begins anywhere: what follows a packet that was refused is believed. One that was damaged on the way
-/// is followed by none, and the peer's next is still the next.
+/// A peer's counter starts anywhere: the identification of a refused packet is believed if the next packet follows it. A frame
+/// damaged in transit is followed by none, and the peer's next identification remains valid.
 //= test: IBTA 7.8.1: bad-icrc-is-dropped
 #[test]
-fn a_strict_nic_learns_where_a_peer_counts_and_one_damaged_frame_does_not_mislead_it() {
+fn strict_nic_learns_the_identification_counter() {
     let (near, far) = joined_ports(1500, None);
     let mut stage =
         Stage::on(Setup { strict_icrc: true, ..Setup::default() }, Box::new(Sockets(near, None)), far);
@@ -105,9 +105,9 @@ fn a_strict_nic_learns_where_a_peer_counts_and_one_damaged_frame_does_not_mislea
     assert_eq!(stage.counter("icrc_weak"), 0);
 }
 
-/// A pass may be late: what it finds has been waiting.
+/// Passes may be late, so that frames have waited in the socket.
 #[test]
-fn a_round_trip_ends_when_the_acknowledgement_arrived_and_not_when_it_was_looked_at() {
+fn round_trip_ends_at_arrival_time() {
     let (begins, arrives, looks) =
         (Nanos::from_micros(100), Nanos::from_micros(130), Nanos::from_micros(900));
     for (known, round_trip) in [(Some(arrives), arrives - begins), (None, looks - begins)] {

@@ -1,4 +1,4 @@
-//! What a peer, an application or bad luck can do at the worst moment: each of these once broke something.
+//! Worst-case behaviour of peers and applications, and bad timing: each case was a bug once.
 
 use roxie::limits::Limits;
 use roxie::nic::{Command, NicConfig};
@@ -26,8 +26,8 @@ fn post_half_bad(stage: &Stage, wr_id: u64) {
     stage.host.post_send(&stage.qp, &wr, Payload::Sges(&sges)).expect("room for a request");
 }
 
-/// After a lap of the queue, whose old requests must not be seen again: one good request and one that breaks off.
-fn with_a_request_that_breaks_off() -> (Stage, Psn) {
+/// After the queue has wrapped, so that old requests could be seen again: one good request, and one that fails midway.
+fn with_a_half_sent_request() -> (Stage, Psn) {
     let mut stage = Stage::new();
     for i in 0..150 {
         stage.post_as(i.into(), WrOpcode::Write, SendFlags::SIGNALED, 8);
@@ -43,8 +43,8 @@ fn with_a_request_that_breaks_off() -> (Stage, Psn) {
 }
 
 #[test]
-fn an_ack_into_a_request_that_broke_off_completes_each_request_once() {
-    let (mut stage, psn) = with_a_request_that_breaks_off();
+fn ack_of_half_sent_request_completes_once() {
+    let (mut stage, psn) = with_a_half_sent_request();
     stage.acknowledge(psn, ACK, 151);
     stage.wait(SOON);
     assert_eq!(stage.statuses(), [(1000, WcStatus::Success), (1001, WcStatus::LocProt)]);
@@ -52,8 +52,8 @@ fn an_ack_into_a_request_that_broke_off_completes_each_request_once() {
 }
 
 #[test]
-fn a_refusal_of_a_request_that_broke_off_completes_each_request_once() {
-    let (mut stage, psn) = with_a_request_that_breaks_off();
+fn nak_of_half_sent_request_completes_once() {
+    let (mut stage, psn) = with_a_half_sent_request();
     stage.acknowledge(psn, Syndrome::Nak(NakCode::RemoteAccess), 151);
     stage.wait(SOON);
     assert_eq!(stage.statuses(), [(1000, WcStatus::Success), (1001, WcStatus::LocProt)]);
@@ -61,7 +61,7 @@ fn a_refusal_of_a_request_that_broke_off_completes_each_request_once() {
 
 //= test: IBTA 9.7.5.1: duplicate-read-is-checked-again
 #[test]
-fn a_late_duplicate_of_a_read_whose_region_is_gone_is_met_with_silence() {
+fn duplicate_read_of_gone_region_is_dropped() {
     let mut stage = Stage::new();
     let reth = Ext::Reth(stage.reth(0, 8));
     assert_eq!(stage.request(Opcode::RC_READ_REQUEST, 0, reth, &[]).len(), 1);
@@ -73,7 +73,7 @@ fn a_late_duplicate_of_a_read_whose_region_is_gone_is_met_with_silence() {
 
 //= test: IBTA 9.7.5.1: nothing-follows-a-refusal
 #[test]
-fn answers_to_what_was_asked_before_leave_ahead_of_a_refusal() {
+fn pending_responses_precede_a_nak() {
     let mut stage = Stage::new();
     let good = stage.reth(0, 8);
     let mut bad = good;
@@ -97,7 +97,7 @@ fn answers_to_what_was_asked_before_leave_ahead_of_a_refusal() {
 
 //= test: IBTA 9.7.1: psns-in-flight-are-told-apart
 #[test]
-fn a_read_of_2_to_the_31_bytes_in_packets_of_256_keeps_its_psns_apart_from_what_follows() {
+fn largest_read_does_not_overrun_psn_space() {
     let mut stage = Stage::new();
     let region = stage.host.register(1 << 29, Access::READ_WRITE);
     let wr = SendWr { wr_id: 1, rkey: RKey(1), opcode: WrOpcode::Read, ..SendWr::default() };
@@ -119,7 +119,7 @@ fn a_read_of_2_to_the_31_bytes_in_packets_of_256_keeps_its_psns_apart_from_what_
 }
 
 #[test]
-fn a_request_that_waits_for_a_response_lets_the_worker_sleep() {
+fn worker_sleeps_while_request_is_outstanding() {
     let mut stage = Stage::new();
     stage.post_as(1, WrOpcode::Read, SendFlags::SIGNALED, 8);
     stage.post_as(2, WrOpcode::Write, SendFlags::SIGNALED | SendFlags::FENCE, 8);
@@ -133,7 +133,7 @@ fn a_request_that_waits_for_a_response_lets_the_worker_sleep() {
 }
 
 #[test]
-fn a_response_that_waits_survives_a_change_of_max_dest_rd_atomic() {
+fn pending_response_survives_max_dest_rd_atomic_change() {
     let mut stage = Stage::new();
     let drained = QpAttr { state: Some(QpState::Sqd), ..QpAttr::default() };
     stage.host.modify(stage.now, &stage.qp, &drained).expect("RTS to SQD");
@@ -151,7 +151,7 @@ fn a_response_that_waits_survives_a_change_of_max_dest_rd_atomic() {
 }
 
 #[test]
-fn reads_of_the_peer_do_not_starve_our_requests() {
+fn remote_reads_do_not_starve_local_requests() {
     let mut stage = Stage::new();
     let reth = Ext::Reth(stage.reth(0, 1 << 16));
     stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 8);
@@ -168,7 +168,7 @@ fn reads_of_the_peer_do_not_starve_our_requests() {
 
 //= test: IBTA 9.7.5.1: duplicate-read-may-be-a-part
 #[test]
-fn a_part_of_a_read_that_does_not_reach_its_end_is_no_duplicate_of_it() {
+fn inner_part_of_read_is_no_duplicate() {
     let mut stage = Stage::new();
     let whole = Ext::Reth(stage.reth(0, 4 * 256));
     assert_eq!(stage.request(Opcode::RC_READ_REQUEST, 0, whole, &[]).len(), 4);
@@ -179,7 +179,7 @@ fn a_part_of_a_read_that_does_not_reach_its_end_is_no_duplicate_of_it() {
 }
 
 #[test]
-fn the_largest_packet_of_a_path_mtu_fits_the_link_that_it_was_chosen_for() {
+fn largest_packet_fits_the_link_mtu() {
     for link_mtu in [1104, 1111, 1112, 4183, 4184] {
         let (near, mut far) = joined_ports(link_mtu, None);
         let path_mtu = Mtu::largest_for_link(link_mtu).expect("large enough");
@@ -205,7 +205,7 @@ fn the_largest_packet_of_a_path_mtu_fits_the_link_that_it_was_chosen_for() {
 }
 
 #[test]
-fn progress_ends_an_rnr_wait_and_a_second_refusal_in_it_costs_no_retry() {
+fn progress_ends_the_rnr_wait() {
     let mut stage = Stage::with(Setup { rnr_retry: 1, ..Setup::default() });
     stage.post(WrOpcode::Send, 8);
     stage.wait(SOON);
@@ -221,10 +221,10 @@ fn progress_ends_an_rnr_wait_and_a_second_refusal_in_it_costs_no_retry() {
     assert_eq!(stage.statuses(), [(0, WcStatus::Success)]);
 }
 
-/// A packet is a multiple of 4 bytes on every link; what is not is none, whatever it says (IBTA 9.6.1).
+/// On every link, a packet's length is a multiple of 4 bytes; other packets are dropped, whatever they contain (IBTA 9.6.1).
 //= test: IBTA 9.6.1: packet-is-whole-words
 #[test]
-fn a_payload_without_its_pad_is_dropped_by_every_service_and_on_either_side() {
+fn unpadded_payload_is_dropped() {
     let ask = |qp_type, opcode, pad, payload: &[u8]| {
         let mut stage = Stage::with(Setup { qp_type, ..Setup::default() });
         stage.receive(1, 4096, 300);
@@ -240,7 +240,7 @@ fn a_payload_without_its_pad_is_dropped_by_every_service_and_on_either_side() {
         assert_eq!((stage.statuses(), stage.state()), (vec![], QpState::Rts), "{what}");
         assert_eq!((stage.counter("rx_malformed"), stage.counter("resp_invalid_requests")), (1, 0), "{what}");
     };
-    // A DETH with the QP's key, and 1 byte.
+    // A DETH with the QP's Q_Key, and 1 byte of payload.
     let datagram = [0x11, 0x11, 0x22, 0x22, 0, 0, 0, 0x77, 9];
     for (length, pad) in [(5, 0), (6, 1), (7, 2), (7, 0)] {
         for (qp_type, opcode) in [(QpType::Rc, Opcode::RC_SEND_ONLY), (QpType::Uc, Opcode::UC_SEND_ONLY)] {
@@ -248,20 +248,20 @@ fn a_payload_without_its_pad_is_dropped_by_every_service_and_on_either_side() {
         }
     }
     ask(QpType::Ud, Opcode::UD_SEND_ONLY, 0, &datagram);
-    // An AETH, and 255 bytes.
+    // An AETH, and 255 bytes of payload.
     let response = [&[0x1f, 0, 0, 1][..], &[7; 255]].concat();
     ask(QpType::Rc, Opcode::RC_READ_RESPONSE_FIRST, 0, &response);
 }
 
 #[test]
-fn a_full_completion_queue_fails_its_qps_and_takes_no_more() {
+fn full_cq_fails_its_qps() {
     let (near, _far) = joined_ports(1500, None);
     let mut host = Host::new(1, NicConfig { limits: Limits::small(), ..NicConfig::default() }, near);
     let qp = host.create_qp(QpCaps::default(), true, 2);
     for attr in attributes(&host, &Setup::default()) {
         host.modify(Nanos::ZERO, &qp, &attr).expect("a legal transition");
     }
-    // The requests cannot be sent: each fails or flushes, and two of those fit.
+    // No request can be sent: each fails or is flushed, and two of the completions fit.
     for wr_id in 0..3 {
         let wr = SendWr { wr_id, ..SendWr::default() };
         let sges = [Sge { addr: 0, length: 8, lkey: LKey(1) }];
@@ -284,7 +284,7 @@ fn a_full_completion_queue_fails_its_qps_and_takes_no_more() {
 }
 
 #[test]
-fn a_new_timeout_counts_for_what_is_outstanding() {
+fn new_timeout_applies_to_outstanding_requests() {
     let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
     stage.post(WrOpcode::Write, 8);
     stage.wait(SOON);
@@ -296,7 +296,7 @@ fn a_new_timeout_counts_for_what_is_outstanding() {
 }
 
 #[test]
-fn qpns_do_not_come_back_soon() {
+fn qpns_are_not_reused_soon() {
     let (near, _far) = joined_ports(1500, None);
     let mut host = Host::new(1, NicConfig { limits: Limits::small(), ..NicConfig::default() }, near);
     let mut seen = std::collections::HashSet::new();

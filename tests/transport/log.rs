@@ -1,4 +1,4 @@
-//! What a QP remembers of what happened to it.
+//! The event log of a QP.
 
 use roxie::nic::{Answer as Reply, Command, LOG_LENGTH};
 use roxie::time::Nanos;
@@ -10,7 +10,7 @@ use crate::{FIRST, Stage, TIMEOUT};
 const SOON: Nanos = Nanos(1000);
 
 impl Stage {
-    /// The log of the QP, without times.
+    /// Returns the QP's log, without times.
     pub(crate) fn log(&mut self) -> Vec<String> {
         let index = self.qp.handle.index;
         match self.host.call(self.now, Command::QueryLog(index)) {
@@ -30,7 +30,7 @@ impl Stage {
 const BEGINNING: [&str; 3] = ["Reset -> Init", "Init -> Rtr", "Rtr -> Rts"];
 
 #[test]
-fn what_is_routine_leaves_no_record() {
+fn routine_events_are_not_logged() {
     let mut stage = Stage::new();
     stage.receive(1, 0, 64);
     stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1; 8]);
@@ -42,7 +42,7 @@ fn what_is_routine_leaves_no_record() {
 }
 
 #[test]
-fn a_qp_remembers_drops_naks_timeouts_and_its_end_in_order() {
+fn qp_logs_failures_in_order() {
     let mut stage = Stage::new();
     stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1; 8]);
     for psn in [3, 4, 5] {
@@ -66,7 +66,7 @@ fn a_qp_remembers_drops_naks_timeouts_and_its_end_in_order() {
 }
 
 #[test]
-fn a_log_is_bounded_and_ends_with_its_qp() {
+fn log_is_bounded_and_dropped_with_qp() {
     let mut stage = Stage::new();
     for _ in 0..LOG_LENGTH {
         for state in [QpState::Sqd, QpState::Rts] {

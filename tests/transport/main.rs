@@ -1,13 +1,16 @@
-//! One NIC against a peer that the test plays packet by packet: each case of the transport, by script.
+//! Tests of the transport: one NIC, and a peer that the test plays packet by packet.
 //!
-//! [`peers`] is what other implementations do, [`requester`] and [`responder`] the two sides of the specification, [`requests`] what
-//! the one's packets say, [`order`] in which order the other checks and answers, [`headers`] what both look at, [`credits`] end-to-end,
-//! [`replays`] a peer that goes back, [`answers`] what no responder should say, [`between`] an application in the midst of a pass,
-//! [`notifications`] of congestion, [`congestion`] that others are told of, [`pacing`] by rates and pauses, [`states`] the life of a QP, [`hostile`] the worst moments, [`windows`], [`regions`] and
-//! [`placement`] memory, [`atomics`] on it. [`uc`] and [`ud`] are the services without acknowledgements, [`raw`] frames of other protocols, [`srq`] and
-//! [`xrc`] receives that many share, [`queues`] completion queues. [`off_path`] is what strangers send, [`counters`] what is counted,
-//! [`reasons`] what a capture is told, [`checks`] that it names each check of a request, and [`log`] what a QP remembers. [`accounts`] is who uses what,
-//! [`hidden`] what sockets do not show, [`parts`] the pieces that can be had without a NIC.
+//! [`requester`] and [`responder`] test the two roles, [`requests`] the requester's packets, [`order`] the order of checks and
+//! answers, [`headers`] header fields, and [`credits`] end-to-end credits. [`replays`] is about duplicates, [`answers`] about
+//! invalid responses, [`peers`] about other implementations, [`between`] about calls in the middle of a pass, [`hostile`] about
+//! worst cases, and [`off_path`] about attackers.
+//!
+//! [`congestion`] tests CNPs that are sent, [`notifications`] received ones, and [`pacing`] rates and pauses. [`states`] tests
+//! QP states, [`windows`], [`regions`], and [`placement`] memory, and [`atomics`] atomics. [`uc`] and [`ud`] are the services
+//! without acknowledgements, [`raw`] raw packet QPs, [`srq`] and [`xrc`] shared receives, and [`queues`] completion queues.
+//!
+//! [`counters`], [`log`], [`reasons`], and [`checks`] test counters, QP logs, and the comments of captures; [`accounts`]
+//! reference counts, [`hidden`] packets of sockets, and [`parts`] pieces without a NIC.
 
 mod accounts;
 mod answers;
@@ -65,7 +68,7 @@ use roxie::wire::{
 };
 
 const PEER_QPN: Qpn = Qpn::new(0x77);
-/// What the NIC sends first. The wrap is near.
+/// First PSN of the NIC, just before the wrap.
 const FIRST: Psn = Psn::new(0xff_fffe);
 const MTU: Mtu = Mtu::Mtu256;
 /// 4.096 us << 12.
@@ -73,27 +76,27 @@ const TIMEOUT_CODE: u8 = 12;
 const TIMEOUT: Nanos = Nanos(4096 << TIMEOUT_CODE);
 const RETRIES: u8 = 2;
 
-/// What may differ from test to test.
+/// Parameters of a stage that tests change.
 struct Setup {
     qp_type: QpType,
     /// Local ACK timeout code.
     timeout: u8,
     rnr_retry: u8,
-    /// End-to-end credits are in use.
+    /// End-to-end credits are enabled.
     credits: bool,
-    /// FLUSH has rdma_rxe's ICRC.
+    /// The ICRC of FLUSH is rdma_rxe's.
     rxe_flush_icrc: bool,
-    /// An ICRC that only a hidden identification explains wants a likely one.
+    /// If only a hidden identification explains an ICRC, the identification must be likely.
     strict_icrc: bool,
     mig_req: bool,
-    /// Every work request completes, asked or not.
+    /// Every work request completes, signaled or not.
     sq_sig_all: bool,
     caps: QpCaps,
-    /// What the peer may do through the QP.
+    /// Access that the QP grants to the peer.
     access: Access,
-    /// READs and atomics that the NIC may have outstanding.
+    /// Number of READs and atomics that the NIC may have outstanding.
     max_rd_atomic: u8,
-    /// Memory may be of other processes.
+    /// Memory may belong to other processes.
     serves: bool,
 }
 
@@ -116,7 +119,7 @@ impl Default for Setup {
     }
 }
 
-/// A packet of the NIC's.
+/// A packet that the NIC sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Answer {
     opcode: Opcode,
@@ -141,7 +144,7 @@ impl Answer {
     }
 }
 
-/// A connected NIC, and the frames on the other end of its link.
+/// A connected NIC, and the other end of its link.
 struct Stage {
     host: Host,
     qp: HostQp,
@@ -149,7 +152,7 @@ struct Stage {
     peer: Box<dyn Port>,
     template: Template,
     now: Nanos,
-    /// The MSN in the last answer that had one.
+    /// The MSN of the last answer that had one.
     msn: Option<u32>,
 }
 
@@ -163,7 +166,7 @@ impl Stage {
         Stage::on(setup, near, far)
     }
 
-    /// On this pair of ports.
+    /// Creates a stage on this pair of ports.
     fn on(setup: Setup, near: Box<dyn Port>, far: Box<dyn Port>) -> Stage {
         let config = NicConfig {
             limits: Limits::small(),
@@ -197,12 +200,12 @@ impl Stage {
         self.host.post_send(&self.qp, &wr, Payload::Sges(&sges)).expect("room for a request");
     }
 
-    /// A receive of the application's, `length` bytes from `offset` of its memory.
+    /// Posts a receive of `length` bytes at `offset` of the region.
     fn receive(&self, wr_id: u64, offset: u64, length: u32) {
         self.host.post_recv(&self.qp, wr_id, &[self.memory.sge(offset, length)]).expect("room for a receive");
     }
 
-    /// The peer asks for something and wants an acknowledgement; what the NIC answers.
+    /// Sends a request of the peer with AckReq set, and returns the NIC's answers.
     fn request(&mut self, opcode: Opcode, psn: u32, ext: Ext, payload: &[u8]) -> Vec<Answer> {
         let bth =
             Bth { opcode, dest_qp: self.qp.handle.qpn, psn: Psn::new(psn), ack_req: true, ..Bth::default() };
@@ -210,7 +213,7 @@ impl Stage {
         self.answers()
     }
 
-    /// What the NIC says, until it is silent.
+    /// Returns the packets that the NIC sends until it is silent.
     fn answers(&mut self) -> Vec<Answer> {
         let mut all = Vec::new();
         for _ in 0..8 {
@@ -235,7 +238,7 @@ impl Stage {
         all
     }
 
-    /// The packets that leave now, with their payload.
+    /// Returns the packets that leave now, with payload.
     fn packets(&mut self) -> Vec<(Packet, Vec<u8>)> {
         let mut all = Vec::new();
         for _ in 0..8 {
@@ -268,7 +271,7 @@ impl Stage {
         self.host.worker.counters().into_iter().filter(|(n, _)| *n == name).map(|(_, value)| value).sum()
     }
 
-    /// Statuses of the completions so far, with their ids.
+    /// Returns ids and statuses of the completions so far.
     fn statuses(&self) -> Vec<(u64, WcStatus)> {
         self.completions().iter().map(|wc| (wc.wr_id, wc.status)).collect()
     }
@@ -282,17 +285,17 @@ impl Stage {
             .collect()
     }
 
-    /// The region as the peer names it.
+    /// Returns a RETH for this part of the region.
     fn reth(&self, offset: u64, dma_len: u32) -> Reth {
         Reth { va: self.memory.address + offset, rkey: self.memory.key, dma_len }
     }
 
-    /// Moves the time and returns the packets that leave meanwhile.
+    /// Advances the time, and returns the packets that leave meanwhile.
     fn wait(&mut self, time: Nanos) -> Vec<(Opcode, Psn)> {
         let until = self.now + time;
         let mut seen = Vec::new();
         while self.now < until {
-            // Once for what is there, once for what that leads to.
+            // Once for pending packets, once for their effects.
             for _ in 0..4 {
                 self.host.worker.poll(self.now);
                 seen.extend(self.arrived());
@@ -310,7 +313,7 @@ impl Stage {
         seen
     }
 
-    /// The peer answers.
+    /// Sends a response of the peer.
     fn answer(&mut self, opcode: Opcode, psn: Psn, ext: Ext, payload: &[u8]) {
         let bth = Bth { opcode, dest_qp: self.qp.handle.qpn, psn, ..Bth::default() };
         self.send(&bth, &ext, payload);
@@ -329,7 +332,7 @@ impl Stage {
         self.peer.tx_flush(self.now).expect("memory does not fail");
     }
 
-    /// A packet that has nothing behind the BTH but this, whatever its opcode asks for, with this pad count.
+    /// Sends a packet with only this payload behind the BTH, whatever its opcode requires, and with this pad count.
     fn send_padded(&mut self, bth: &Bth, payload: &[u8], pad: u8) {
         let mut headers = [0; MAX_HEADERS];
         let plain = Bth { opcode: Opcode::RC_SEND_ONLY, ..*bth };
@@ -352,7 +355,7 @@ impl Stage {
         self.peer.tx_flush(self.now).expect("memory does not fail");
     }
 
-    /// A good SEND to the QP whose bytes are changed before it leaves. It has 8 bytes of payload.
+    /// Sends a valid SEND of 8 bytes to the QP, with bytes changed by `change`.
     fn send_bytes(&mut self, change: impl Fn(&mut [u8])) {
         let bth = Bth { opcode: Opcode::RC_SEND_ONLY, dest_qp: self.qp.handle.qpn, ..Bth::default() };
         let mut headers = [0; MAX_HEADERS];
@@ -372,7 +375,7 @@ impl Stage {
         self.answer(Opcode::RC_ACKNOWLEDGE, psn, Ext::Aeth(aeth), &[]);
     }
 
-    /// A response from the midst of a READ's answer, full of `byte`.
+    /// Sends a MIDDLE packet of a READ response, filled with `byte`.
     fn read_middle(&mut self, psn: Psn, byte: u8) {
         self.answer(Opcode::RC_READ_RESPONSE_MIDDLE, psn, Ext::None, &[byte; MTU.bytes()]);
     }
@@ -383,7 +386,7 @@ impl Stage {
 }
 
 impl Drop for Stage {
-    /// Whatever was done to it: what the NIC knows twice is alike.
+    /// Asserts that redundant state of the NIC agrees.
     fn drop(&mut self) {
         if !std::thread::panicking() {
             assert_eq!(self.host.worker.nic().disagreement(), None);
@@ -391,7 +394,7 @@ impl Drop for Stage {
     }
 }
 
-/// Headers of what host `from` sends to the NIC.
+/// Returns a template for packets from host `from` to the NIC.
 fn template(from: u8) -> Template {
     let gid = |n| Gid::from(Host::address(n, false));
     Template::new(&FlowSpec {

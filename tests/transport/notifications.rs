@@ -1,4 +1,4 @@
-//! Congestion notifications (IBTA annex A17.9.3): judged as any packet is, before anything heeds them.
+//! Received CNPs (IBTA annex A17.9.3): validated as any packet before they have an effect.
 
 use roxie::verbs::{QpAttr, QpState, QpType};
 use roxie::wire::{Bth, Ext, Opcode};
@@ -9,7 +9,7 @@ fn notification(stage: &Stage) -> Bth {
     Bth { opcode: Opcode::CNP, becn: true, dest_qp: stage.qp.handle.qpn, ..Bth::default() }
 }
 
-/// Exactly these counters of notifications have gone up by one.
+/// Asserts that of the CNP counters only `counter` has increased, by one.
 fn assert_counted(stage: &Stage, counter: &str, what: &str) {
     let names = [
         "rp_cnp_ignored",
@@ -31,7 +31,7 @@ fn arrives(stage: &mut Stage, bth: &Bth, counter: &str, what: &str) {
 }
 
 #[test]
-fn a_peers_notification_is_one_on_each_connected_service() {
+fn cnp_of_peer_is_accepted() {
     for qp_type in [QpType::Rc, QpType::Uc] {
         let mut stage = Stage::with(Setup { qp_type, ..Setup::default() });
         let bth = notification(&stage);
@@ -41,7 +41,7 @@ fn a_peers_notification_is_one_on_each_connected_service() {
 
 //= test: IBTA A17.9.3: cnp-is-checked
 #[test]
-fn a_strangers_notification_is_a_wrong_source() {
+fn cnp_of_stranger_is_a_wrong_source() {
     let mut stage = Stage::new();
     let bth = notification(&stage);
     stage.template = template(3);
@@ -50,7 +50,7 @@ fn a_strangers_notification_is_a_wrong_source() {
 
 //= test: IBTA A17.9.3: cnp-is-checked
 #[test]
-fn a_notification_that_notifies_of_nothing_or_is_too_long_is_malformed() {
+fn cnp_without_becn_or_overlong_is_malformed() {
     let mut stage = Stage::new();
     let bth = Bth { becn: false, ..notification(&stage) };
     arrives(&mut stage, &bth, "rx_malformed", "BECN 0");
@@ -66,22 +66,22 @@ fn a_notification_that_notifies_of_nothing_or_is_too_long_is_malformed() {
 
 //= test: IBTA A17.9.3: cnp-is-checked
 #[test]
-fn a_notification_of_another_partition_is_one_of_another_partition() {
+fn cnp_of_another_partition_is_dropped() {
     let mut stage = Stage::new();
     let bth = Bth { pkey: 0x8001, ..notification(&stage) };
     arrives(&mut stage, &bth, "rx_bad_pkey", "P_Key 0x8001");
 }
 
-/// Nothing tells a sender of datagrams who notifies it, and of which of them.
+/// Senders of datagrams cannot tell the sender of a CNP, nor the datagrams that it is about.
 #[test]
-fn datagrams_know_no_notifications() {
+fn ud_ignores_cnps() {
     let mut stage = Stage::with(Setup { qp_type: QpType::Ud, ..Setup::default() });
     let bth = notification(&stage);
     arrives(&mut stage, &bth, "rx_wrong_service", "UD");
 }
 
 #[test]
-fn a_qp_that_sends_nothing_is_notified_of_nothing() {
+fn qp_that_cannot_send_ignores_cnps() {
     for state in [QpState::Reset, QpState::Err] {
         let mut stage = Stage::new();
         let attr = QpAttr { state: Some(state), ..QpAttr::default() };

@@ -1,6 +1,6 @@
-//! An attacker who is not on the path: what it must guess, and what it gets while it does not know. The weaknesses are those
-//! that Rothenberger et al. found in NICs ("ReDMArk: Bypassing RDMA Security Mechanisms", USENIX Security 2021); docs/security.md
-//! lists them all.
+//! Attackers that are off the path: values that they must guess, and their effect without these. The weaknesses are those that
+//! Rothenberger et al. found in NICs ("ReDMArk: Bypassing RDMA Security Mechanisms", USENIX Security 2021); docs/security.md
+//! lists all of them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,7 +15,7 @@ use crate::{Setup, Stage, template};
 
 const GUESSES: u32 = 20_000;
 const WRITE: Opcode = Opcode::RC_WRITE_ONLY;
-/// The PSN that is due.
+/// The expected PSN.
 const DUE: Psn = Psn::new(0);
 
 fn write_to(qpn: Qpn, psn: Psn) -> Bth {
@@ -29,7 +29,7 @@ fn untouched(stage: &mut Stage, what: &str) {
     assert_eq!(stage.state(), QpState::Rts, "{what}");
 }
 
-/// The QP works as before: the peer's own next packet is executed.
+/// Asserts that the QP still works: it executes the peer's next packet.
 fn serves_its_peer(stage: &mut Stage, what: &str) {
     let reth = stage.reth(0, 4);
     let answers = stage.request(WRITE, DUE.value(), Ext::Reth(reth), &[7; 4]);
@@ -40,7 +40,7 @@ fn serves_its_peer(stage: &mut Stage, what: &str) {
 
 //= test: IBTA 9.6.1: destination-qp-is-there
 #[test]
-fn guessed_qpns_are_counted_and_met_with_silence() {
+fn guessed_qpns_are_counted_and_dropped() {
     let mut stage = Stage::new();
     let (own, mut state) = (stage.qp.handle.qpn, 1);
     let reth = Ext::Reth(stage.reth(0, 4));
@@ -59,7 +59,7 @@ fn guessed_qpns_are_counted_and_met_with_silence() {
 
 //= test: IBTA 9.6.1: source-is-the-peer
 #[test]
-fn the_right_qpn_from_a_wrong_address_is_counted_and_met_with_silence() {
+fn right_qpn_from_wrong_address_is_dropped() {
     let mut stage = Stage::new();
     let reth = Ext::Reth(stage.reth(0, 4));
     let honest = std::mem::replace(&mut stage.template, template(3));
@@ -73,18 +73,18 @@ fn the_right_qpn_from_a_wrong_address_is_counted_and_met_with_silence() {
     serves_its_peer(&mut stage, "after a wrong address");
 }
 
-/// It can even fake the address. What is far from the PSN that is due changes nothing; the peer may hear of it, once.
+/// Spoofs the address as well. A PSN far from the expected one changes nothing; the peer gets at most one NAK.
 //= test: IBTA 9.7.1: psn-half-circle
 //= test: IBTA 9.7.5.2: gap-is-nakd-once
 #[test]
-fn guessed_psns_lead_to_one_nak_at_most_and_change_nothing() {
+fn guessed_psns_cause_at_most_one_nak() {
     let mut stage = Stage::new();
     let reth = Ext::Reth(stage.reth(0, 4));
     let mut state = 1;
     let mut answers = Vec::new();
     for _ in 0..GUESSES {
         let psn = Psn::new(splitmix(&mut state) as u32 & 0xff_ffff);
-        // Closer than that, a guess may hit: 3 in 2^24.
+        // Within that distance a guess may hit: 3 in 2^24.
         if psn.distance_from(DUE).abs() > 1 {
             stage.send(&write_to(stage.qp.handle.qpn, psn), &reth, &[1; 4]);
             answers.extend(stage.answers());
@@ -92,18 +92,18 @@ fn guessed_psns_lead_to_one_nak_at_most_and_change_nothing() {
     }
     let naks = |answer: &&crate::Answer| matches!(answer.syndrome, Some(Syndrome::Nak(NakCode::PsnSequence)));
     assert_eq!(answers.iter().filter(naks).count(), 1, "one NAK until the due packet has come");
-    // What lies behind is taken for a duplicate: an acknowledgement of what the peer knows to be done.
+    // Earlier PSNs are taken for duplicates: the ACK covers only requests that the peer knows to be done.
     let told = |answer: &crate::Answer| answer.psn == DUE.value() || answer.psn == (DUE - 1).value();
     assert!(answers.iter().all(told), "answers tell no more than where the responder is");
     untouched(&mut stage, "guessed PSNs");
     serves_its_peer(&mut stage, "after guessed PSNs");
 }
 
-/// Address, QPN and PSN known, the key not: IBTA 9.7.4.1.5 has the responder end the connection, and so it does. Memory
-/// does not change.
+/// Address, QPN, and PSN are known, the key is not: the responder ends the connection, as IBTA 9.7.4.1.5 demands. Memory does
+/// not change.
 //= test: IBTA 9.7.4.1.5: rkey-is-good
 #[test]
-fn a_guessed_key_opens_nothing() {
+fn guessed_key_is_refused() {
     for guess in [0, 1, 0xffff_ffff, 0x1000, 0x1234_5678] {
         let mut stage = Stage::new();
         assert_ne!(stage.memory.key, guess);
@@ -125,9 +125,9 @@ fn keys(seed: u64, count: usize) -> Vec<u32> {
     regions.iter().map(|region| region.key).collect()
 }
 
-/// Weaknesses 1 to 3: keys that count up, keys that start at the same number, one generator whose steps are known.
+/// Weaknesses 1 to 3: keys that count up, keys that start at a fixed number, and a shared generator with known steps.
 #[test]
-fn keys_follow_no_step_and_start_anywhere() {
+fn keys_are_not_sequential() {
     let all = keys(1, 1000);
     assert_eq!(all.iter().collect::<HashSet<_>>().len(), 1000, "no key twice");
     let mut steps = HashMap::new();
@@ -140,9 +140,9 @@ fn keys_follow_no_step_and_start_anywhere() {
     assert!(firsts.len() > 198, "{} first keys of 200 devices", firsts.len());
 }
 
-/// Weakness 2 again, for QPNs: the same QP of two devices, and neighbours of one.
+/// Weakness 2 for QPNs: the same QP of two devices, and neighbours on one device.
 #[test]
-fn qpns_follow_no_step_and_start_anywhere() {
+fn qpns_are_not_sequential() {
     let qpns = |seed| {
         let (near, _far) = joined_ports(1500, None);
         let mut host =
@@ -159,9 +159,9 @@ fn qpns_follow_no_step_and_start_anywhere() {
     assert!(firsts.len() > 198 && steps.len() > 390, "{} firsts, {} steps", firsts.len(), steps.len());
 }
 
-/// Weakness 4: regions that lie side by side. What is next to one is another's, whoever asks with its key.
+/// Weakness 4: adjacent regions. A key gives no access to memory next to its region.
 #[test]
-fn a_key_does_not_reach_the_region_next_to_its_own() {
+fn key_gives_no_access_to_adjacent_region() {
     for (offset, length) in [(1 << 16, 1u32), ((1 << 16) - 1, 2), (u64::MAX, 1), (0, (1 << 16) + 1)] {
         let mut stage = Stage::with(Setup::default());
         let reth = Reth { va: stage.memory.address.wrapping_add(offset), ..stage.reth(0, length) };

@@ -1,50 +1,50 @@
-//! The order in which a request is checked, and that in which requests are answered (IBTA 9.5, 9.7.4.1, 9.7.5.1).
+//! The order of a request's checks, and the order of answers (IBTA 9.5, 9.7.4.1, 9.7.5.1).
 
 use roxie::verbs::{QpState, WcStatus};
 use roxie::wire::{Bth, Ext, NakCode, Opcode, Psn, Reth};
 
 use crate::{Answer, Stage};
 
-/// Puts a request on the link; nothing is handled yet.
+/// Puts a request on the link without polling the NIC.
 fn ask(stage: &mut Stage, opcode: Opcode, psn: u32, ext: Ext, payload: &[u8]) {
     let (dest_qp, psn) = (stage.qp.handle.qpn, Psn::new(psn));
     stage.send(&Bth { opcode, dest_qp, psn, ack_req: true, ..Bth::default() }, &ext, payload);
 }
 
-/// Under a key that is none.
+/// Returns a RETH with an unknown key.
 fn nowhere(stage: &Stage, dma_len: u32) -> Ext {
     Ext::Reth(Reth { rkey: stage.memory.key ^ 0x100, ..stage.reth(0, dma_len) })
 }
 
-/// Each of these has a bad key as well.
+/// Each faulty request has a bad key as well.
 //= test: IBTA 9.7.4.1: checks-have-an-order
 #[test]
-fn the_first_fault_decides_what_the_peer_hears() {
-    // Its PSN is not due.
+fn first_failed_check_decides_the_nak() {
+    // The PSN is not due.
     let mut stage = Stage::new();
     let bad = nowhere(&stage, 4);
     let ahead = stage.request(Opcode::RC_WRITE_ONLY, 1, bad, &[1; 4]);
     assert_eq!(ahead, [Answer::nak(0, NakCode::PsnSequence)]);
     assert_eq!(stage.state(), QpState::Rts);
-    // It was done before.
+    // The request is a duplicate.
     let mut stage = Stage::new();
     let good = Ext::Reth(stage.reth(0, 4));
     assert_eq!(stage.request(Opcode::RC_WRITE_ONLY, 0, good, &[1; 4]), [Answer::ack(0)]);
     assert_eq!(stage.request(Opcode::RC_WRITE_ONLY, 0, bad, &[2; 4]), [Answer::ack(0)]);
     assert_eq!((stage.state(), stage.memory.bytes(0, 4)), (QpState::Rts, vec![1; 4]));
-    // Another message is under way.
+    // Another message is outstanding.
     let mut stage = Stage::new();
     stage.receive(1, 0, 1000);
     stage.request(Opcode::RC_SEND_FIRST, 0, Ext::None, &[1; 256]);
     let bad = nowhere(&stage, 4);
     let interrupts = stage.request(Opcode::RC_WRITE_ONLY, 1, bad, &[1; 4]);
     assert_eq!(interrupts, [Answer::nak(1, NakCode::InvalidRequest)]);
-    // Its payload does not fill the path MTU.
+    // The payload does not fill the path MTU.
     let mut stage = Stage::new();
     let bad = nowhere(&stage, 600);
     let short = stage.request(Opcode::RC_WRITE_FIRST, 0, bad, &[1; 252]);
     assert_eq!(short, [Answer::nak(0, NakCode::InvalidRequest)]);
-    // And with nothing else wrong it is the key.
+    // Otherwise, the bad key is reported.
     let mut stage = Stage::new();
     let bad = nowhere(&stage, 4);
     let key = stage.request(Opcode::RC_WRITE_ONLY, 0, bad, &[1; 4]);
@@ -53,7 +53,7 @@ fn the_first_fault_decides_what_the_peer_hears() {
 
 //= test: IBTA 9.7.5.1: acks-coalesce
 #[test]
-fn one_acknowledgement_stands_for_all_that_came_at_once() {
+fn one_ack_covers_a_burst() {
     let mut stage = Stage::new();
     let reth = Ext::Reth(stage.reth(0, 4));
     for psn in 0..3 {
@@ -66,7 +66,7 @@ fn one_acknowledgement_stands_for_all_that_came_at_once() {
 //= test: IBTA 9.7.4: responder-counts-read-responses
 //= test: IBTA 9.5: ack-follows-read-response
 #[test]
-fn the_answer_of_a_read_or_atomic_stands_between_the_acknowledgements_around_it() {
+fn responses_and_acks_keep_request_order() {
     let mut stage = Stage::new();
     let reth = Ext::Reth(stage.reth(0, 4));
     let write = |stage: &mut Stage, psn| ask(stage, Opcode::RC_WRITE_ONLY, psn, reth, &[1; 4]);
@@ -88,7 +88,7 @@ fn the_answer_of_a_read_or_atomic_stands_between_the_acknowledgements_around_it(
 
 //= test: IBTA 9.4.3: write-takes-no-receive
 #[test]
-fn a_write_takes_no_receive() {
+fn write_consumes_no_receive() {
     let mut stage = Stage::new();
     stage.receive(1, 100, 8);
     let reth = Ext::Reth(stage.reth(0, 260));

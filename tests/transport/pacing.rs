@@ -1,4 +1,4 @@
-//! Rates: data leaves when it is its time, and nothing else waits for it.
+//! Pacing: data leaves at its time, and other packets do not wait for it.
 
 use roxie::congestion::Rate;
 use roxie::nic::{Command, CongestionConfig, Service, TrafficClasses, Trust};
@@ -11,7 +11,7 @@ use roxie::wire::{Bth, Ext, MacControl, Opcode, Psn, parse};
 
 use crate::{FIRST, MTU, PEER_QPN, Setup, Stage, attributes};
 
-/// Bytes of a full packet's frame: Ethernet, IPv4, UDP, BTH, payload, ICRC.
+/// Bytes of a frame with a full payload: Ethernet, IPv4, UDP, BTH, payload, ICRC.
 const FULL: u64 = 14 + 20 + 8 + 12 + MTU.bytes() as u64 + 4;
 
 fn limit(stage: &mut Stage, kbps: u32) {
@@ -20,7 +20,7 @@ fn limit(stage: &mut Stage, kbps: u32) {
     stage.host.modify(stage.now, &stage.qp, &attr).expect("in RTS");
 }
 
-/// What leaves until then, and when.
+/// Returns time, opcode, and length of the packets that leave until then.
 pub(crate) fn departures(stage: &mut Stage, until: Nanos) -> Vec<(Nanos, Opcode, usize)> {
     let mut all = Vec::new();
     while stage.now < until {
@@ -38,7 +38,7 @@ pub(crate) fn departures(stage: &mut Stage, until: Nanos) -> Vec<(Nanos, Opcode,
     all
 }
 
-/// Ten messages that fill a window of 120 packets.
+/// Posts ten messages, which fill a window of 120 packets.
 fn post_many(stage: &Stage) {
     for id in 0..10 {
         stage.post_as(id, WrOpcode::Write, SendFlags::SIGNALED, 12 * MTU.bytes() as u32);
@@ -46,7 +46,7 @@ fn post_many(stage: &Stage) {
 }
 
 #[test]
-fn a_rate_limit_is_never_more_than_a_packet_from_the_ideal_curve() {
+fn rate_limit_follows_the_ideal_curve() {
     for kbps in [10_000, 123_456, 1_000_000, 7_777_000] {
         let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
         limit(&mut stage, kbps);
@@ -58,7 +58,7 @@ fn a_rate_limit_is_never_more_than_a_packet_from_the_ideal_curve() {
         for (number, (at, _, length)) in left.iter().enumerate() {
             let ideal = rate.nanos_for(bytes);
             let ahead = (ideal - at.0 as f64) / rate.nanos_for(FULL);
-            // Wake-ups are on a tick of 128 ns: behind by that much, and by a packet of rounding at most.
+            // Wake-ups are on a tick of 128 ns: packets may be late by one tick and by one packet of rounding.
             let behind = at.0 as f64 - ideal - 128.0;
             assert!(
                 ahead < 1e-3 && behind < rate.nanos_for(FULL),
@@ -70,7 +70,7 @@ fn a_rate_limit_is_never_more_than_a_packet_from_the_ideal_curve() {
 }
 
 #[test]
-fn an_acknowledgement_does_not_wait_for_data_and_a_response_of_a_read_does() {
+fn acks_are_not_paced_but_read_responses_are() {
     let mut stage = Stage::new();
     limit(&mut stage, 10_000);
     post_many(&stage);
@@ -80,7 +80,7 @@ fn an_acknowledgement_does_not_wait_for_data_and_a_response_of_a_read_does() {
     let answers = stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1; 8]);
     assert_eq!(answers.iter().map(|a| a.opcode).collect::<Vec<_>>(), [Opcode::RC_ACKNOWLEDGE]);
 
-    // A responder of four packets at 10 Mb/s.
+    // A responder with four packets at 10 Mb/s.
     let mut stage = Stage::new();
     limit(&mut stage, 10_000);
     let reth = stage.reth(0, 4 * MTU.bytes() as u32);
@@ -100,9 +100,9 @@ fn an_acknowledgement_does_not_wait_for_data_and_a_response_of_a_read_does() {
     assert_eq!(left.len(), 4);
 }
 
-/// After time without anything to send, nothing is caught up.
+/// Idle time is not made up for.
 #[test]
-fn an_idle_qp_saves_nothing_up() {
+fn idle_qp_gains_no_credit() {
     let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
     limit(&mut stage, 10_000);
     stage.post(WrOpcode::Write, MTU.bytes() as u32);
@@ -110,13 +110,13 @@ fn an_idle_qp_saves_nothing_up() {
     post_many(&stage);
     let until = stage.now + Nanos::from_micros(700);
     let left = departures(&mut stage, until);
-    // At 0, 251, 502 us.
+    // At 0, 251, and 502 us.
     assert_eq!(left.len(), 3, "{left:?}");
 }
 
-/// The pass that should have sent comes late: what was due meanwhile follows at once, up to the burst and no more.
+/// A pass is late: data that was due meanwhile leaves at once, up to the burst limit.
 #[test]
-fn after_a_late_turn_a_burst_is_caught_up_and_no_more() {
+fn late_pass_sends_one_burst() {
     let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
     let rate = RateLimit { kbps: 1_000_000, max_burst: 3 * FULL as u32, typical_packet: 0 };
     let attr = QpAttr { state: Some(QpState::Rts), rate_limit: Some(rate), ..QpAttr::default() };
@@ -132,7 +132,7 @@ fn after_a_late_turn_a_burst_is_caught_up_and_no_more() {
 
 //= test: IBTA 9.11: static-rate-is-kept
 #[test]
-fn a_static_rate_of_the_path_is_a_limit_too() {
+fn static_rate_limits_a_path() {
     let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
     let fast = CongestionConfig { line_rate: Some(Rate::from_gbps(100.0)), ..CongestionConfig::default() };
     stage.host.call(stage.now, Command::SetCongestion(Box::new(fast))).expect("carried out");
@@ -150,9 +150,9 @@ fn a_static_rate_of_the_path_is_a_limit_too() {
     assert!((last.0 as f64 / ideal - 1.0).abs() < 0.01, "{last}, ideally {ideal}");
 }
 
-/// Packets so far apart that the peer's silence between them is longer than the timeout.
+/// Packets are so far apart that the peer is silent for longer than the timeout.
 #[test]
-fn a_slow_rate_is_no_timeout() {
+fn slow_rate_causes_no_timeout() {
     let mut stage = Stage::new();
     limit(&mut stage, 200);
     stage.post(WrOpcode::Write, 6 * MTU.bytes() as u32);
@@ -160,7 +160,7 @@ fn a_slow_rate_is_no_timeout() {
     while acknowledged < 6 {
         let until = stage.now + Nanos::from_millis(1);
         for _ in departures(&mut stage, until) {
-            // A peer that answers what asks for it, and that is each of these.
+            // The peer answers packets with AckReq, which all of these have.
             stage.acknowledge(FIRST + acknowledged, roxie::wire::Syndrome::Ack { credits: 31 }, 0);
             acknowledged += 1;
         }
@@ -177,7 +177,7 @@ fn classes(stage: &mut Stage, classes: TrafficClasses) {
     stage.host.call(stage.now, Command::SetCongestion(Box::new(config))).expect("carried out");
 }
 
-/// Of priority 3 by its DSCP.
+/// Returns a stage with data of priority 3 by its DSCP.
 fn of_priority_three() -> Stage {
     let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
     let trust = TrafficClasses { trust: Trust::Dscp, pfc: 1 << 3, ..TrafficClasses::default() };
@@ -202,7 +202,7 @@ fn pause(stage: &mut Stage, priority: usize, quanta: u16) {
 }
 
 #[test]
-fn a_pause_stops_its_priority_for_its_quanta_and_no_other() {
+fn pause_stops_only_its_priority() {
     // 1,000 quanta of 512 bits at 1 Gb/s are 512 us.
     let length = Nanos::from_micros(512);
     for (priority, stopped) in [(3, true), (0, false)] {
@@ -216,7 +216,7 @@ fn a_pause_stops_its_priority_for_its_quanta_and_no_other() {
         assert_eq!(first >= length, stopped, "priority {priority}: {first}");
         assert!(first <= length + Nanos(2_000), "{first}");
     }
-    // Resumed by a frame with no quanta.
+    // A frame with zero quanta resumes the priority.
     let mut stage = of_priority_three();
     pause(&mut stage, 3, 0xffff);
     stage.host.worker.poll(stage.now);
@@ -227,9 +227,9 @@ fn a_pause_stops_its_priority_for_its_quanta_and_no_other() {
     assert_eq!(stage.counter("rx_prio3_pause"), 2);
 }
 
-/// Whoever turns flow control off has what was paused go on, and what is still heeded stays as it is.
+/// Disabling flow control ends a pause; rules that are not changed leave it alone.
 #[test]
-fn a_pause_ends_with_the_rule_by_which_it_was_heeded() {
+fn disabling_pfc_ends_its_pauses() {
     let (own, all_have_one) = (Trust::Dscp, Trust::Pcp);
     for (trust, pfc, pause_all, goes_on) in [
         (own, 0, false, true),
@@ -237,7 +237,7 @@ fn a_pause_ends_with_the_rule_by_which_it_was_heeded() {
         (own, 1 << 3, false, false),
         (own, 0, true, false),
         (own, 1 << 2, true, false),
-        // What waits has another priority by then.
+        // Waiting packets have another priority now.
         (all_have_one, 1 << 3, false, true),
     ] {
         let mut stage = of_priority_three();
@@ -252,9 +252,10 @@ fn a_pause_ends_with_the_rule_by_which_it_was_heeded() {
     }
 }
 
-/// 1,000 quanta are 512 us; the second frame begins anew, the third ends it. What is not heeded is no pause, and is counted as a stranger.
+/// 1,000 quanta are 512 us; the second frame restarts the pause, the third ends it. Ignored pause frames count as
+/// `rx_not_roce`.
 #[test]
-fn how_long_a_priority_stood_still_is_counted() {
+fn paused_time_is_counted() {
     let mut stage = of_priority_three();
     let start = stage.now;
     for (at, quanta, total) in [(0, 1000, 512), (100, 1000, 612), (200, 0, 200)] {
@@ -269,9 +270,9 @@ fn how_long_a_priority_stood_still_is_counted() {
     assert_eq!((stage.counter("rx_prio0_pause_duration"), stage.counter("rx_not_roce")), (0, 1));
 }
 
-/// A datagram has the priority of its own way, whatever its QP sent before.
+/// A datagram has the priority of its own path, whatever its QP sent before.
 #[test]
-fn a_datagram_waits_while_the_priority_of_its_way_is_paused() {
+fn datagram_waits_for_its_paths_priority() {
     let mut stage = Stage::with(Setup { qp_type: QpType::Ud, ..Setup::default() });
     classes(&mut stage, TrafficClasses { trust: Trust::Dscp, pfc: 1 << 3, ..TrafficClasses::default() });
     let way = AddressVector { traffic_class: 26 << 2, ..stage.host.path(2, false) };
@@ -286,9 +287,9 @@ fn a_datagram_waits_while_the_priority_of_its_way_is_paused() {
     assert_eq!(departures(&mut stage, Nanos::from_micros(520)).len(), 1);
 }
 
-/// 802.1Qbb 36.1.1: a priority for which flow control is off does not heed it. Off is the default.
+/// 802.1Qbb 36.1.1: pause frames are ignored for priorities with disabled flow control, the default.
 #[test]
-fn a_pause_is_not_heeded_unless_it_was_asked_for() {
+fn pause_is_ignored_by_default() {
     let mut stage = Stage::new();
     pause(&mut stage, 0, 0xffff);
     stage.host.worker.poll(stage.now);
@@ -296,9 +297,9 @@ fn a_pause_is_not_heeded_unless_it_was_asked_for() {
     assert_eq!(departures(&mut stage, Nanos(10)).len(), 1);
 }
 
-/// A neighbour that pauses without end stops a priority half of the time at most.
+/// A neighbour that pauses without end stops a priority for half of the time at most.
 #[test]
-fn a_storm_of_pauses_is_ignored_after_a_while() {
+fn pause_storm_is_ignored_after_a_while() {
     let mut stage = of_priority_three();
     let mut left = 0;
     let mut psn = FIRST;
@@ -319,9 +320,9 @@ fn a_storm_of_pauses_is_ignored_after_a_while() {
     assert!((40..=50).contains(&left), "{left} of 50 in 500 ms");
 }
 
-/// Two QPs of different priorities on a port with room for one frame a pass.
+/// Two QPs of different priorities, on a port with room for one frame per pass.
 #[test]
-fn strict_goes_first_and_weights_share_what_is_left() {
+fn strict_priority_precedes_weighted_ones() {
     let rates = |services: [Service; 8]| {
         let mut stage = of_priority_three();
         let trust = TrafficClasses { trust: Trust::Dscp, services, ..TrafficClasses::default() };
@@ -370,16 +371,16 @@ fn strict_goes_first_and_weights_share_what_is_left() {
     };
     assert_eq!(rates(weighted(Service::Strict, Service::Strict)), [8, 120], "the higher priority first");
     assert_eq!(rates(weighted(Service::Strict, Service::Weighted(50))), [120, 8]);
-    // A turn is up to 32 packets.
+    // A turn has up to 32 packets.
     let [zero, three] = rates(weighted(Service::Weighted(30), Service::Weighted(30)));
     assert!(zero.abs_diff(three) <= 64, "{zero} and {three}");
     let [zero, three] = rates(weighted(Service::Weighted(10), Service::Weighted(90)));
     assert!(three >= 3 * zero, "{zero} and {three}");
 }
 
-/// What was not sent while nothing held the QP is not caught up when something does.
+/// A QP that becomes paced does not make up for earlier idle time.
 #[test]
-fn the_first_notification_is_followed_by_no_burst() {
+fn first_cnp_causes_no_burst() {
     let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
     let control = "dcqcn,preset=paper".parse().expect("settings");
     let config = CongestionConfig { control, ..CongestionConfig::default() };
@@ -399,9 +400,9 @@ fn the_first_notification_is_followed_by_no_burst() {
     assert_eq!(left.iter().filter(|(at, ..)| *at == from).count(), 1, "one at once: {left:?}");
 }
 
-/// Many QPs, each at its rate, on one link: none is more than a packet from its ideal curve, and all send what they should.
+/// Many QPs on one link, each with its rate: no QP is more than a packet from its ideal curve, and all send everything.
 #[test]
-fn a_thousand_qps_keep_their_rates() {
+fn thousand_qps_keep_their_rates() {
     for (qps, kbps, packets) in
         [(1, 10_000, 1_000), (1, 9_990_000, 1_000), (10, 990_000, 1_000), (1_000, 10_000, 40)]
     {
@@ -419,7 +420,7 @@ fn a_thousand_qps_keep_their_rates() {
         let all: Vec<_> = (0..qps).map(|_| host.create_qp_as(init, 64)).collect();
         for (number, qp) in all.iter().enumerate() {
             for mut attr in attributes(&host, &setup) {
-                // The peer's number tells whose packet it is.
+                // The destination QPN tells the QPs apart.
                 attr.dest_qpn = attr.dest_qpn.map(|_| roxie::verbs::Qpn::new(number as u32));
                 let rate = RateLimit { kbps, ..RateLimit::default() };
                 attr.rate_limit = (attr.state == Some(QpState::Rts)).then_some(rate);
@@ -473,23 +474,23 @@ fn a_thousand_qps_keep_their_rates() {
             );
             now = next.max(now + Nanos(1));
         }
-        // 1 % over all packets of each.
+        // 1 % over all packets of a QP.
         for (number, (count, bytes, _)) in sent.iter().enumerate() {
             assert_eq!(*count as usize, packets, "QP {number} sent {bytes} bytes");
         }
     }
 }
 
-/// 802.1Q tags of network 0 carry the priority: that of the path for data, and its own for a notification.
+/// Priority tags (802.1Q, VLAN 0) have the priority of the path for data, and their own for CNPs.
 #[test]
-fn tagged_frames_carry_their_priority() {
+fn priority_tags_carry_the_priority() {
     let mut stage = Stage::new();
     let tagged = TrafficClasses { trust: Trust::Dscp, tagged: true, ..TrafficClasses::default() };
     classes(&mut stage, tagged);
     let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
     stage.host.modify(stage.now, &stage.qp, &reset).expect("from any state");
     for mut attr in attributes(&stage.host, &Setup::default()) {
-        // Marked by its sender, as the answers of its peer.
+        // The sender sets the DSCP, as its peer does for responses.
         attr.av = attr.av.map(|av| AddressVector { traffic_class: 26 << 2, ..av });
         stage.host.modify(stage.now, &stage.qp, &attr).expect("a legal transition");
     }
@@ -523,9 +524,9 @@ fn tagged_frames_carry_their_priority() {
     );
 }
 
-/// A notification goes past the pause of another priority; the acknowledgement behind it, which is of the paused one, does not.
+/// A CNP passes the pause of another priority; the ACK behind it, which is of the paused one, does not.
 #[test]
-fn an_acknowledgement_does_not_follow_a_notification_past_its_own_pause() {
+fn ack_does_not_pass_its_own_pause() {
     let mut stage = of_priority_three();
     stage.receive(1, 0, 64);
     pause(&mut stage, 3, 1000);
@@ -545,9 +546,9 @@ fn an_acknowledgement_does_not_follow_a_notification_past_its_own_pause() {
     assert_eq!(left.iter().map(|(_, opcode, _)| *opcode).collect::<Vec<_>>(), [Opcode::RC_ACKNOWLEDGE]);
 }
 
-/// Pauses that end for a moment are as good as one without end.
+/// Short breaks between pauses do not reset the detection of a storm.
 #[test]
-fn short_breaks_do_not_make_a_storm_of_pauses_less_of_one() {
+fn short_breaks_do_not_end_a_storm() {
     let mut stage = of_priority_three();
     stage.post(WrOpcode::Write, 8);
     let mut left = Vec::new();
@@ -561,9 +562,9 @@ fn short_breaks_do_not_make_a_storm_of_pauses_less_of_one() {
     assert!(stage.counter("rx_pause_storm_warning_events") >= 1, "{left:?}");
 }
 
-/// What an application asks for holds, whatever the link is said to carry.
+/// The application's limit applies, whatever the line rate.
 #[test]
-fn a_limit_above_the_line_rate_is_one() {
+fn limit_above_the_line_rate_applies() {
     let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
     let slow = CongestionConfig { line_rate: Some(Rate::from_mbps(10.0)), ..CongestionConfig::default() };
     stage.host.call(stage.now, Command::SetCongestion(Box::new(slow))).expect("carried out");

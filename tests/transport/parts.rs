@@ -1,4 +1,4 @@
-//! Pieces of the transport that can be had without a NIC.
+//! Parts of the transport that work without a NIC.
 
 use roxie::limits::Limits;
 use roxie::random::splitmix;
@@ -14,15 +14,15 @@ use roxie::verbs::{
 };
 
 #[test]
-fn splitmix_is_the_published_generator() {
-    // The sequence of Vigna's splitmix64.c from seed 0.
+fn splitmix_matches_the_published_generator() {
+    // The sequence of Vigna's splitmix64.c with seed 0.
     let mut state = 0;
     let first: Vec<u64> = (0..3).map(|_| splitmix(&mut state)).collect();
     assert_eq!(first, [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f]);
 }
 
 #[test]
-fn a_send_queue_holds_as_many_as_it_was_made_for_and_not_as_it_has_slots() {
+fn send_queue_holds_its_requested_size() {
     let mut queue = SendQueue::new(3, 1, 0).expect("memory");
     for id in 0..3 {
         assert!(queue.has_room(), "{id} are in");
@@ -37,7 +37,7 @@ fn a_send_queue_holds_as_many_as_it_was_made_for_and_not_as_it_has_slots() {
 }
 
 #[test]
-fn a_work_request_that_is_none_keeps_its_id_for_the_completion() {
+fn invalid_work_request_keeps_its_id() {
     let mut queue = SendQueue::new(2, 1, 0).expect("memory");
     queue.push_with(|wr, _, _| {
         wr.wr_id = 7;
@@ -48,7 +48,7 @@ fn a_work_request_that_is_none_keeps_its_id_for_the_completion() {
 }
 
 #[test]
-fn each_position_has_its_own_list_and_inline_bytes() {
+fn slots_have_separate_sges_and_inline_data() {
     const INLINE: u32 = 16;
     let mut queue = SendQueue::new(4, 2, INLINE).expect("memory");
     for n in 0..4u8 {
@@ -81,10 +81,10 @@ impl ReceiveQueue for NoReceives {
     }
 }
 
-/// The library lets no application post these; one that writes into the shared queue itself can.
+/// The library refuses to post these; a program that writes to the shared queue itself can.
 //= test: IBTA 9.7.7: message-is-2-to-the-31-bytes-at-most
 #[test]
-fn what_no_library_would_post_fails_without_a_packet() {
+fn invalid_requests_fail_without_a_packet() {
     let read = SendWr { wr_id: 7, opcode: WrOpcode::Read, flags: SendFlags::INLINE, ..SendWr::default() };
     let write = SendWr { wr_id: 7, ..SendWr::default() };
     let cases = [

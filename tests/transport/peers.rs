@@ -1,4 +1,4 @@
-//! What other implementations do that Roxie does not.
+//! Behaviour of other implementations that differs from Roxie's.
 
 use roxie::sim::Host;
 use roxie::time::Nanos;
@@ -7,9 +7,9 @@ use roxie::wire::{Aeth, Ext, Gid, NakCode, Opcode, Syndrome, rnr_timer_ns};
 
 use crate::{FIRST, RETRIES, Stage, TIMEOUT};
 
-/// rdma_rxe answers the packets behind one that it had no receive for with a sequence NAK, after the RNR NAK.
+/// rdma_rxe sends a sequence NAK for the packets after the one that got an RNR NAK.
 #[test]
-fn sequence_naks_during_an_rnr_wait_use_up_no_retries() {
+fn sequence_naks_during_rnr_wait_cost_no_retries() {
     const TIMER: u8 = 14;
     let mut stage = Stage::new();
     stage.post(WrOpcode::Send, 3 * 256);
@@ -36,24 +36,24 @@ fn sequence_naks_during_an_rnr_wait_use_up_no_retries() {
     assert_eq!(stage.completions().iter().map(|wc| wc.status).collect::<Vec<_>>(), [WcStatus::Success]);
 }
 
-/// A peer that streams a long answer takes up the repeated request when it is through, as rdma_rxe does.
+/// While a peer sends a long response, it does not yet see the repeated request, as with rdma_rxe.
 #[test]
-fn the_rest_of_an_answer_that_lost_a_packet_is_no_silence() {
+fn late_responses_delay_the_timeout() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::Read, 100 * 256);
     assert_eq!(stage.wait(Nanos(1000)), [(Opcode::RC_READ_REQUEST, FIRST)]);
-    // The first packet of the answer is lost; the others come, over several times the ACK timeout.
+    // The first packet of the response is lost; the others arrive over several ACK timeouts.
     stage.read_middle(FIRST + 1, 0xee);
     assert_eq!(stage.wait(Nanos(1000)), [(Opcode::RC_READ_REQUEST, FIRST)]);
     for k in 2..40 {
         stage.read_middle(FIRST + k, 0xee);
         assert_eq!(stage.wait(Nanos(TIMEOUT.0 / 4)), [], "response {k} shows that the peer is at work");
     }
-    // Then nothing more comes: each silence costs one retry, and what is late does not cost another.
+    // Then no more arrive: each timeout costs one retry, and a late packet does not cost another.
     assert_eq!(stage.wait(TIMEOUT), [(Opcode::RC_READ_REQUEST, FIRST)]);
     stage.read_middle(FIRST + 40, 0xee);
     assert_eq!(stage.wait(Nanos(1000)), []);
-    // What belongs to the repeated request is taken.
+    // Packets that answer the repeated request are taken.
     let aeth = Ext::Aeth(Aeth { syndrome: 0x1f, msn: 1 });
     stage.answer(Opcode::RC_READ_RESPONSE_FIRST, FIRST, aeth, &[0x11; 256]);
     stage.wait(Nanos(1000));
@@ -65,9 +65,9 @@ fn the_rest_of_an_answer_that_lost_a_packet_is_no_silence() {
     assert_eq!(stage.completions(), []);
 }
 
-/// A station that took over another's address is that one's successor, and nobody else's.
+/// A station that took over an address is the new next hop of that address only.
 #[test]
-fn a_way_that_leads_elsewhere_is_taken_by_those_who_go_there_alone() {
+fn new_next_hop_affects_only_its_address() {
     let mut stage = Stage::new();
     let peer = |number| Gid::from(Host::address(number, false));
     let mac = [2, 0, 0, 0, 0, 77];

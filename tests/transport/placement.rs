@@ -14,11 +14,11 @@ use crate::{Answer, FIRST, Setup, Stage};
 
 const SOON: Nanos = Nanos(1000);
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
-/// FETH: globally visible, the range of the RETH.
+/// FETH: global visibility, range of the RETH.
 const GLOBAL: Feth = Feth(1);
 const BYTES: [u8; 8] = [1, 2, 3, 4, 5, 6, 7, 8];
 
-/// The answer to both: a READ response without bytes.
+/// The response to either request: a READ response without payload.
 fn done(psn: u32) -> Answer {
     let opcode = Opcode::RC_READ_RESPONSE_ONLY;
     Answer { opcode, psn, syndrome: Some(ACK), original: None, payload: Vec::new() }
@@ -45,7 +45,7 @@ impl Stage {
         assert!(self.memory.bytes(0, 1 << 16).iter().all(|byte| *byte == 0), "{what}: memory was written");
     }
 
-    /// The peer answers with a READ response of `payload`.
+    /// The peer sends a READ response with `payload`.
     fn respond(&mut self, opcode: Opcode, psn: Psn, payload: &[u8]) {
         let aeth = Aeth { syndrome: ACK.into(), msn: 1 };
         self.answer(opcode, psn, Ext::Aeth(aeth), payload);
@@ -68,7 +68,7 @@ const RANGE: FlushRange = FlushRange {
 
 //= test: IBTA A19: atomic-write-stores-8-bytes-in-one
 #[test]
-fn an_atomic_write_stores_its_bytes_and_is_answered_like_a_read_of_nothing() {
+fn atomic_write_gets_an_empty_read_response() {
     let mut stage = Stage::new();
     assert_eq!(stage.atomic_write(0, 64, &BYTES), [done(0)]);
     assert_eq!(stage.memory.bytes(63, 10), [&[0][..], &BYTES, &[0]].concat());
@@ -77,7 +77,7 @@ fn an_atomic_write_stores_its_bytes_and_is_answered_like_a_read_of_nothing() {
 }
 
 #[test]
-fn a_duplicate_atomic_write_is_answered_and_not_executed() {
+fn duplicate_atomic_write_is_not_executed() {
     let mut stage = Stage::new();
     assert_eq!(stage.atomic_write(0, 64, &BYTES), [done(0)]);
     stage.memory.memory.write(64, &[9; 8]).expect("inside");
@@ -88,7 +88,7 @@ fn a_duplicate_atomic_write_is_answered_and_not_executed() {
 
 //= test: IBTA A19: atomic-write-is-8-aligned-bytes
 #[test]
-fn atomic_writes_that_are_not_of_8_aligned_bytes_are_invalid() {
+fn misaligned_or_short_atomic_writes_are_invalid() {
     let cases: [(&str, u64, u32, usize); 4] = [
         ("misaligned", 4, 8, 8),
         ("four bytes", 0, 4, 4),
@@ -104,7 +104,7 @@ fn atomic_writes_that_are_not_of_8_aligned_bytes_are_invalid() {
 }
 
 #[test]
-fn an_atomic_write_beyond_the_region_or_under_a_wrong_key_is_an_access_error() {
+fn atomic_write_checks_key_and_bounds() {
     for change in [|r: &mut Reth| r.rkey ^= 1, |r: &mut Reth| r.va += 1 << 16, |r: &mut Reth| r.va -= 8] {
         let mut stage = Stage::new();
         let mut reth = stage.reth(0, 8);
@@ -116,7 +116,7 @@ fn an_atomic_write_beyond_the_region_or_under_a_wrong_key_is_an_access_error() {
 
 //= test: IBTA A19: flush-follows-what-is-before-it
 #[test]
-fn a_flush_is_answered_like_a_read_of_nothing_after_the_writes_before_it() {
+fn flush_is_answered_after_earlier_writes() {
     let mut stage = Stage::new();
     let reth = stage.reth(0, 8);
     stage.request(Opcode::RC_WRITE_ONLY, 0, Ext::Reth(reth), &BYTES);
@@ -125,14 +125,14 @@ fn a_flush_is_answered_like_a_read_of_nothing_after_the_writes_before_it() {
     let whole = Reth { va: 0, dma_len: 0, ..reth };
     assert_eq!(stage.flush(2, Feth(1 | 1 << 4), whole), [done(2)], "the whole region");
     assert_eq!(stage.counter("rx_flush_requests"), 2);
-    // Of no bytes it looks at no key (as a WRITE of none), and is done.
+    // A FLUSH of no bytes checks no key, as an empty WRITE, and succeeds.
     let nothing = Reth { va: 3, rkey: reth.rkey ^ 1, dma_len: 0 };
     assert_eq!(stage.flush(3, GLOBAL, nothing), [done(3)]);
 }
 
 //= test: IBTA A19: flush-asks-for-what-there-is
 #[test]
-fn a_flush_that_asks_for_what_there_is_not_is_refused() {
+fn unsupported_flush_is_refused() {
     type Change = fn(&mut Feth, &mut Reth);
     let cases: [(&str, NakCode, Change); 7] = [
         ("no placement", NakCode::InvalidRequest, |f, _| f.0 = 0),
@@ -154,7 +154,7 @@ fn a_flush_that_asks_for_what_there_is_not_is_refused() {
 
 //= test: IBTA A19: flush-asks-for-what-there-is
 #[test]
-fn a_region_that_does_not_grant_flush_refuses_it() {
+fn flush_needs_the_regions_access_flag() {
     let mut stage = Stage::new();
     let plain = stage.host.register(64, Access::READ_WRITE);
     let reth = Reth { va: plain.address, rkey: plain.key, dma_len: 64 };
@@ -164,7 +164,7 @@ fn a_region_that_does_not_grant_flush_refuses_it() {
 
 //= test: IBTA 9.7.6: only-its-response-completes-a-read
 #[test]
-fn an_atomic_write_of_ours_completes_by_its_response_and_by_no_acknowledgement() {
+fn ack_does_not_complete_an_atomic_write() {
     for inline in [false, true] {
         let mut stage = Stage::new();
         stage.memory.memory.write(0, &BYTES).expect("inside");
@@ -175,7 +175,7 @@ fn an_atomic_write_of_ours_completes_by_its_response_and_by_no_acknowledgement()
         let sent = stage.answers();
         assert_eq!((sent.len(), sent[0].opcode), (1, Opcode::RC_ATOMIC_WRITE));
         assert_eq!((sent[0].psn, &sent[0].payload[..]), (FIRST.value(), &BYTES[..]));
-        // An acknowledgement says that the response is lost: it is asked for again.
+        // An ACK implies that the response was lost: the request is repeated.
         stage.acknowledge(FIRST, ACK, 1);
         assert_eq!(stage.wait(SOON), [(Opcode::RC_ATOMIC_WRITE, FIRST)]);
         stage.respond(Opcode::RC_READ_RESPONSE_ONLY, FIRST, &[]);
@@ -187,7 +187,7 @@ fn an_atomic_write_of_ours_completes_by_its_response_and_by_no_acknowledgement()
 }
 
 #[test]
-fn an_atomic_write_of_another_length_is_not_sent() {
+fn atomic_write_of_wrong_length_is_not_sent() {
     let mut stage = Stage::new();
     stage.post_as(1, WrOpcode::AtomicWrite, SendFlags::SIGNALED, 7);
     assert_eq!(stage.wait(SOON), []);
@@ -195,7 +195,7 @@ fn an_atomic_write_of_another_length_is_not_sent() {
 }
 
 #[test]
-fn a_flush_of_ours_carries_what_it_asks_and_completes_by_its_response() {
+fn posted_flush_completes_by_its_response() {
     let mut stage = Stage::new();
     stage.post_flush(5, &FlushRange { persistent: true, whole_region: true, ..RANGE });
     stage.host.worker.poll(stage.now);
@@ -215,7 +215,7 @@ fn a_flush_of_ours_carries_what_it_asks_and_completes_by_its_response() {
 }
 
 #[test]
-fn a_flush_of_ours_that_asks_nothing_or_too_much_is_not_sent() {
+fn invalid_flush_is_not_sent() {
     let cases = [
         (FlushRange { global: false, ..RANGE }, WcStatus::LocQpOp),
         (FlushRange { length: (1 << 31) + 1, ..RANGE }, WcStatus::LocLen),
@@ -229,7 +229,7 @@ fn a_flush_of_ours_that_asks_nothing_or_too_much_is_not_sent() {
 }
 
 #[test]
-fn a_response_with_bytes_to_one_that_wants_none_is_bad() {
+fn response_with_payload_to_flush_is_bad() {
     for (opcode, payload) in [(Opcode::RC_READ_RESPONSE_ONLY, 4), (Opcode::RC_READ_RESPONSE_FIRST, 256)] {
         let mut stage = Stage::new();
         stage.post_flush(1, &RANGE);
@@ -242,7 +242,7 @@ fn a_response_with_bytes_to_one_that_wants_none_is_bad() {
 
 //= test: IBTA A19: atomic-write-and-flush-count-among-reads
 #[test]
-fn they_count_among_the_reads_and_atomics_that_may_be_outstanding() {
+fn atomic_write_and_flush_count_as_reads() {
     let mut stage = Stage::new();
     for id in 0..3 {
         stage.post_flush(id, &RANGE);
@@ -255,9 +255,9 @@ fn they_count_among_the_reads_and_atomics_that_may_be_outstanding() {
     assert_eq!(stage.wait(SOON), [(Opcode::RC_ATOMIC_WRITE, FIRST + 4)]);
 }
 
-/// Linux 6.12 to 7.2 hashes a FLUSH from its BTH on twice, and drops those of others that do not.
+/// Linux 6.12 to 7.2 hashes a FLUSH from its BTH on twice, and drops those of others, which do not.
 #[test]
-fn the_icrc_of_rxes_flush_is_sent_and_taken_only_where_asked_for() {
+fn rxe_flush_icrc_needs_its_option() {
     for quirk in [false, true] {
         let mut stage = Stage::with(Setup { rxe_flush_icrc: quirk, ..Setup::default() });
         stage.post_flush(1, &RANGE);
@@ -283,16 +283,16 @@ fn the_icrc_of_rxes_flush_is_sent_and_taken_only_where_asked_for() {
         let answers = stage.answers();
         assert_eq!(answers, if quirk { vec![done(0)] } else { vec![] });
         assert_eq!(stage.counter("rx_icrc_encapsulated"), u64::from(!quirk));
-        // Others send the right one.
+        // Other requests have the right ICRC.
         let psn = u32::from(quirk);
         assert_eq!(stage.flush(psn, GLOBAL, reth), [done(psn)]);
     }
 }
 
-/// Where the identification is: behind Ethernet and the first word of the IPv4 header.
+/// Offset of the IPv4 identification: behind Ethernet and the first word of the IPv4 header.
 pub(crate) const IDENTIFICATION: usize = 14 + 4;
 
-/// A port on sockets: it does not see the identification of IPv4 packets, and may know when frames arrived.
+/// A port on sockets: hides the identification of IPv4 packets, and may know the time of arrival.
 pub(crate) struct Sockets(pub(crate) Box<dyn Port>, pub(crate) Option<Nanos>);
 
 impl Port for Sockets {
@@ -328,9 +328,9 @@ impl Port for Sockets {
     }
 }
 
-/// Over IPv4, rxe's FLUSH has an identification that its ICRC covers, in its own way, and that sockets do not show.
+/// With IPv4, the ICRC of rxe's FLUSH covers the identification, in its own way, and sockets hide the field.
 #[test]
-fn the_icrc_of_rxes_flush_is_taken_with_an_identification_that_sockets_hide() {
+fn rxe_flush_icrc_works_over_sockets() {
     for rxes in [false, true] {
         let (near, far) = joined_ports(1500, None);
         let setup = Setup { rxe_flush_icrc: true, ..Setup::default() };

@@ -1,4 +1,4 @@
-//! Completion queues: their size, their events, what stands in a completion (IBTA 10.2.6, 10.4.2, 11.2.8).
+//! Completion queues: size, events, moderation, and fields of completions (IBTA 10.2.6, 10.4.2, 11.2.8).
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::{Answer, FIRST, Setup, Stage};
 
 const PERIOD: Nanos = Nanos::from_micros(50);
 
-/// A stage whose QP completes to a queue with a channel.
+/// A stage with a QP that completes to a queue with a channel.
 struct Watched {
     stage: Stage,
     cq: CqIndex,
@@ -53,14 +53,14 @@ impl Watched {
         (0..count).for_each(|_| self.deliver(false));
     }
 
-    /// Asks for an event, as an application does.
+    /// Arms the queue as an application does.
     fn arm(&self, armed: Armed) {
         if self.ring.arm(armed) {
             self.channel.write(1).expect("room");
         }
     }
 
-    /// Events since the last look.
+    /// Returns the number of events since the last call.
     fn events(&self) -> u64 {
         self.channel.read().unwrap_or(0)
     }
@@ -81,7 +81,7 @@ impl Watched {
         std::iter::from_fn(|| self.ring.poll()).map(|wc| wc.wr_id).collect()
     }
 
-    /// Moves the time on, and the NIC with it.
+    /// Advances the time, and polls the NIC.
     fn sleep(&mut self, time: Nanos) {
         self.stage.now = self.stage.now + time;
         self.stage.host.worker.poll(self.stage.now);
@@ -90,7 +90,7 @@ impl Watched {
 
 //= test: IBTA 10.8.3: receives-complete-in-order
 #[test]
-fn completions_are_kept_in_their_order_when_the_size_changes_and_those_after_it_follow() {
+fn resize_keeps_completion_order() {
     let mut watched = Watched::new(4);
     watched.deliver_many(3);
     watched.resize(16).expect("larger");
@@ -103,7 +103,7 @@ fn completions_are_kept_in_their_order_when_the_size_changes_and_those_after_it_
 }
 
 #[test]
-fn a_smaller_queue_than_what_waits_is_refused_and_nothing_changes() {
+fn shrinking_below_waiting_completions_is_refused() {
     let mut watched = Watched::new(8);
     watched.deliver_many(5);
     let refused = ControlError::TooSmall { object: "completion queue", size: 4, holds: 5 };
@@ -118,7 +118,7 @@ fn a_smaller_queue_than_what_waits_is_refused_and_nothing_changes() {
 
 //= test: IBTA 11.4.2.2: solicited-event-is-raised
 #[test]
-fn what_was_armed_is_armed_in_the_new_ring() {
+fn resize_keeps_the_queue_armed() {
     let mut watched = Watched::new(4);
     watched.arm(Armed::Solicited);
     watched.resize(16).expect("larger");
@@ -130,7 +130,7 @@ fn what_was_armed_is_armed_in_the_new_ring() {
 
 //= test: IBTA 11.4.2.2: notification-is-once
 #[test]
-fn an_event_stands_for_so_many_completions() {
+fn moderated_event_covers_its_count() {
     let mut watched = Watched::new(64);
     watched.moderate(3, PERIOD).expect("a count and a period");
     watched.deliver_many(5);
@@ -146,7 +146,7 @@ fn an_event_stands_for_so_many_completions() {
 }
 
 #[test]
-fn an_event_that_is_held_back_leaves_when_its_period_is_over() {
+fn moderated_event_fires_after_its_period() {
     let mut watched = Watched::new(64);
     watched.moderate(100, PERIOD).expect("a count and a period");
     watched.arm(Armed::Next);
@@ -164,9 +164,9 @@ fn an_event_that_is_held_back_leaves_when_its_period_is_over() {
     assert_eq!(watched.stage.host.worker.next_deadline(), Nanos::MAX);
 }
 
-/// The application polls what the held event is for, and asks again: the event comes all the same, and so does the next.
+/// The application polls the completions of the delayed event and arms again: that event still arrives, and so does the next.
 #[test]
-fn asking_again_while_an_event_is_held_back_loses_none() {
+fn arming_during_moderation_loses_no_event() {
     let mut watched = Watched::new(64);
     watched.moderate(2, PERIOD).expect("a count and a period");
     watched.arm(Armed::Next);
@@ -181,7 +181,7 @@ fn asking_again_while_an_event_is_held_back_loses_none() {
 }
 
 #[test]
-fn a_completion_in_error_waits_for_nothing() {
+fn error_completion_is_not_moderated() {
     let mut watched = Watched::new(64);
     watched.moderate(100, PERIOD).expect("a count and a period");
     watched.arm(Armed::Solicited);
@@ -196,7 +196,7 @@ fn a_completion_in_error_waits_for_nothing() {
 }
 
 #[test]
-fn moderation_that_ends_lets_go_of_what_it_held() {
+fn disabling_moderation_fires_the_delayed_event() {
     let mut watched = Watched::new(64);
     watched.moderate(100, PERIOD).expect("a count and a period");
     watched.arm(Armed::Next);
@@ -212,7 +212,7 @@ fn moderation_that_ends_lets_go_of_what_it_held() {
 }
 
 #[test]
-fn a_completion_tells_when_it_came_about() {
+fn completion_has_its_timestamp() {
     let mut watched = Watched::new(64);
     watched.sleep(Nanos(1_234));
     let first = watched.stage.now;
@@ -228,9 +228,9 @@ fn a_completion_tells_when_it_came_about() {
     assert_eq!(timed.iter().map(|(wc, _)| *wc).collect::<Vec<_>>(), [expected(0), expected(1)]);
 }
 
-/// Whoever asks while something waits is told at once, whatever moderation says of what comes.
+/// Arming while completions wait raises an event at once, regardless of moderation.
 #[test]
-fn asking_while_a_completion_waits_brings_an_event() {
+fn arming_with_waiting_completion_fires_at_once() {
     let mut watched = Watched::new(64);
     watched.moderate(3, PERIOD).expect("a count and a period");
     watched.deliver(false);
@@ -243,11 +243,11 @@ fn asking_while_a_completion_waits_brings_an_event() {
     assert_eq!(watched.events(), 0, "once for each asking");
 }
 
-/// All orders in which a NIC's steps (push, look whether to tell) and an application's (ask, poll) can fall. The application
-/// never sleeps on something that it was not told of.
+/// All interleavings of a NIC's steps (push, check whether to notify) and an application's (arm, poll). The application never
+/// sleeps while a completion waits without an event.
 //= test: IBTA 11.4.2.2: notification-is-not-lost, notification-is-once
 #[test]
-fn no_order_of_steps_loses_an_event() {
+fn no_interleaving_loses_an_event() {
     const COMPLETIONS: usize = 3;
     const ROUNDS: usize = 2;
     let (nic_steps, app_steps) = (2 * COMPLETIONS, 2 * ROUNDS);
@@ -302,9 +302,9 @@ fn play(order: u32, steps: usize, solicited: u32, armed: Armed) {
     assert!(told <= asked, "{case}: told {told} times, asked {asked} times");
 }
 
-/// The same with a processor's orders: an application that sleeps on its channel sees every completion.
+/// Races on real processors, with their memory orders: an application that sleeps on its channel sees every completion.
 #[test]
-fn threads_that_race_lose_no_event() {
+fn racing_threads_lose_no_event() {
     const COUNT: u64 = 20_000;
     let ring = CompletionRing::new(COUNT as u32).expect("memory");
     let (wake, woken) = std::sync::mpsc::channel();
@@ -333,7 +333,7 @@ fn threads_that_race_lose_no_event() {
     });
 }
 
-/// A message to send is no less alive for a queue of another size.
+/// An outstanding SEND completes in the new ring as well.
 #[test]
 fn sends_complete_in_the_new_ring() {
     let mut watched = Watched::new(4);

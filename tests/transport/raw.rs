@@ -1,4 +1,4 @@
-//! Raw packet QPs, and the flows that lead to them.
+//! Raw packet QPs, and flow steering.
 
 use roxie::flow::{FlowField, FlowMatch, MAX_FLOWS, RX_HASH_KEY, RxHash, RxHashFields};
 use roxie::limits::Limits;
@@ -15,14 +15,14 @@ use roxie::wire::{Bth, Ext, Opcode};
 use crate::regions::{ON_DEMAND, Pages};
 use crate::{Setup, Stage};
 
-/// An experimental EtherType (IEEE 802).
+/// A local experimental EtherType (IEEE 802).
 const TYPE: [u8; 2] = [0x88, 0xb5];
-/// Bytes of a frame without payload.
+/// Length of a frame without payload.
 const SHORTEST: u32 = 14;
-/// Where receives go.
+/// Offset of receive buffers.
 const ROOM: u64 = 0x1000;
 
-/// What a raw packet QP is set to on its way to RTS.
+/// Attributes for the transitions to RTS.
 pub(crate) fn attributes() -> [QpAttr; 3] {
     let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
     [QpAttr { port: Some(1), ..to(QpState::Init) }, to(QpState::Rtr), to(QpState::Rts)]
@@ -41,12 +41,12 @@ fn another(stage: &mut Stage) -> HostQp {
     qp
 }
 
-/// A frame to the NIC's station.
+/// Returns a frame to the NIC's MAC address.
 fn frame(ether_type: [u8; 2], payload: &[u8]) -> Vec<u8> {
     [&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2][..], &ether_type, payload].concat()
 }
 
-/// Steers an EtherType.
+/// Returns a rule for an EtherType.
 fn of_type(priority: u32, ether_type: [u8; 2]) -> FlowRule {
     FlowRule { priority, matching: FlowMatch::default().with(FlowField::EtherType, &ether_type) }
 }
@@ -58,7 +58,7 @@ fn flow(stage: &mut Stage, qp: &HostQp, rule: FlowRule) -> Result<FlowId, Contro
     }
 }
 
-/// The QP of the stage takes an EtherType; its handle.
+/// Steers an EtherType to the stage's QP, and returns the flow's handle.
 fn steer(stage: &mut Stage, ether_type: [u8; 2]) -> FlowId {
     let command = Command::CreateFlow(stage.qp.handle.index, Box::new(of_type(0, ether_type)));
     match stage.host.call(stage.now, command) {
@@ -67,7 +67,7 @@ fn steer(stage: &mut Stage, ether_type: [u8; 2]) -> FlowId {
     }
 }
 
-/// A frame arrives; the NIC sends nothing.
+/// Delivers a frame; the NIC sends nothing.
 fn arrive(stage: &mut Stage, bytes: &[u8]) {
     let id = stage.peer.tx_alloc(bytes.len()).expect("room");
     stage.peer.tx_frame(&id).write(0, bytes);
@@ -76,7 +76,7 @@ fn arrive(stage: &mut Stage, bytes: &[u8]) {
     assert_eq!(leaving(stage), [[0; 0]; 0]);
 }
 
-/// The frames that leave now.
+/// Returns the frames that leave now.
 fn leaving(stage: &mut Stage) -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     for _ in 0..4 {
@@ -89,7 +89,7 @@ fn leaving(stage: &mut Stage) -> Vec<Vec<u8>> {
     all
 }
 
-/// Receives of `qp`, each with its bytes in order.
+/// Returns id, status, and length of completed receives, in order.
 fn received(stage: &Stage, qp: &HostQp) -> Vec<(u64, WcStatus, u32)> {
     std::iter::from_fn(|| stage.host.poll_cq(qp)).map(|wc| (wc.wr_id, wc.status, wc.byte_len)).collect()
 }
@@ -106,7 +106,7 @@ fn of_sends(stage: &Stage) -> Vec<(u64, WcStatus)> {
 
 //= test: IBTA 9.8.4: raw-frame-is-sent-as-it-is
 #[test]
-fn what_is_sent_leaves_as_it_is_and_is_done_then() {
+fn raw_frame_is_sent_unchanged() {
     let mut stage = stage();
     let first = frame(TYPE, b"anything at all, with no checksum behind it");
     stage.memory.memory.write(0, &first).expect("within the region");
@@ -121,8 +121,8 @@ fn what_is_sent_leaves_as_it_is_and_is_done_then() {
 //= test: IBTA 9.8.4: raw-is-no-longer-than-the-link
 //= test: IBTA 9.9.2.2: requester-error-stops-uc-and-ud
 #[test]
-fn frames_shorter_than_their_header_or_longer_than_the_link_fail_and_stop_the_send_queue() {
-    // MTU 1500, a header and a tag.
+fn frames_of_invalid_length_fail() {
+    // MTU 1500, a header, and a tag.
     for (length, fits) in [(SHORTEST, true), (SHORTEST - 1, false), (1518, true), (1519, false)] {
         let mut stage = stage();
         post(&stage, 1, length);
@@ -139,7 +139,7 @@ fn frames_shorter_than_their_header_or_longer_than_the_link_fail_and_stop_the_se
 
 //= test: IBTA 9.4: operation-is-of-the-service
 #[test]
-fn other_operations_than_send_fail() {
+fn operations_other_than_send_fail() {
     for opcode in [WrOpcode::SendImm, WrOpcode::Write, WrOpcode::Read, WrOpcode::CompareSwap] {
         let mut stage = stage();
         let wr = SendWr { wr_id: 1, opcode, ..SendWr::default() };
@@ -150,7 +150,7 @@ fn other_operations_than_send_fail() {
 }
 
 #[test]
-fn a_flow_brings_whole_frames_as_long_as_it_is_there() {
+fn flow_delivers_frames_until_destroyed() {
     let mut stage = stage();
     stage.receive(1, ROOM, 100);
     stage.receive(2, ROOM + 100, 100);
@@ -175,7 +175,7 @@ fn a_flow_brings_whole_frames_as_long_as_it_is_there() {
 }
 
 #[test]
-fn the_lower_priority_number_wins_then_the_older_and_equals_get_a_copy_each() {
+fn lowest_flow_priority_number_wins() {
     let mut stage = stage();
     let (second, third) = (another(&mut stage), another(&mut stage));
     for (n, qp) in [&second, &third].into_iter().enumerate() {
@@ -206,7 +206,7 @@ fn the_lower_priority_number_wins_then_the_older_and_equals_get_a_copy_each() {
 
 //= test: IBTA 9.8.4: raw-without-a-receive-is-lost
 #[test]
-fn without_a_receive_or_with_one_too_short_a_frame_is_dropped() {
+fn frame_without_fitting_receive_is_dropped() {
     let mut stage = stage();
     steer(&mut stage, TYPE);
     let bytes = frame(TYPE, &[7; 50]);
@@ -222,7 +222,7 @@ fn without_a_receive_or_with_one_too_short_a_frame_is_dropped() {
 }
 
 #[test]
-fn memory_that_is_not_there_fails_a_receive_and_keeps_a_frame_from_leaving() {
+fn unmapped_memory_fails_receives_and_sends() {
     let mut stage = stage();
     let pages = Pages::new(1);
     let region = stage.register(ON_DEMAND, pages.address(), pages.memory()).expect("a region");
@@ -231,7 +231,7 @@ fn memory_that_is_not_there_fails_a_receive_and_keeps_a_frame_from_leaving() {
     let wr = SendWr { wr_id: 8, ..SendWr::default() };
     stage.host.post_send(&stage.qp, &wr, Payload::Sges(&[sge])).expect("room");
     assert_eq!((leaving(&mut stage).len(), stage.counter("memory_faults")), (0, 1));
-    // As with datagrams: it was done when the frame had its slot.
+    // Completes when the frame got its transmit slot, as datagrams do.
     assert_eq!(stage.statuses(), [(8, WcStatus::Success)]);
     steer(&mut stage, TYPE);
     stage.host.post_recv(&stage.qp, 9, &[sge]).expect("room");
@@ -242,7 +242,7 @@ fn memory_that_is_not_there_fails_a_receive_and_keeps_a_frame_from_leaving() {
 
 //= test: IBTA 9.8.4: raw-is-never-roce
 #[test]
-fn roce_is_the_transports_even_if_a_flow_asks_for_everything_and_no_raw_packet_qp_takes_it() {
+fn flows_never_get_roce_packets() {
     let mut stage = stage();
     let own = stage.qp.handle.qpn;
     let everything = FlowRule { priority: 0, matching: FlowMatch::default() };
@@ -258,7 +258,7 @@ fn roce_is_the_transports_even_if_a_flow_asks_for_everything_and_no_raw_packet_q
 
 //= test: IBTA 10.3.1.2: init-takes-receives-and-no-packets
 #[test]
-fn frames_are_dropped_until_the_qp_takes_them() {
+fn frames_are_dropped_until_rtr() {
     let mut stage = stage();
     steer(&mut stage, TYPE);
     let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
@@ -275,7 +275,7 @@ fn frames_are_dropped_until_the_qp_takes_them() {
 }
 
 #[test]
-fn flows_go_with_their_qp_and_there_are_so_many_of_them() {
+fn flows_end_with_their_qp_and_are_bounded() {
     let mut stage = stage();
     let second = another(&mut stage);
     for n in 0..MAX_FLOWS as u32 {
@@ -297,13 +297,13 @@ fn only_raw_packet_qps_have_flows() {
     assert_eq!(stage.host.call_now(command).map(drop), Err(ControlError::NotRawPacket(QpType::Rc)));
 }
 
-/// IPv4 without a transport, from 10.0.0.`host`.
+/// Returns an IPv4 packet without a transport, from 10.0.0.`host`.
 fn from_host(host: u8) -> Vec<u8> {
     frame([8, 0], &[0x45, 0, 0, 20, 0, 0, 0, 0, 64, 59, 0, 0, 10, 0, 0, host, 192, 0, 2, 1])
 }
 
 #[test]
-fn rss_spreads_frames_over_a_table_by_their_addresses() {
+fn rss_spreads_frames_by_address() {
     let mut stage = stage();
     let queues = [another(&mut stage), another(&mut stage)];
     for queue in &queues {
@@ -335,7 +335,7 @@ fn rss_spreads_frames_over_a_table_by_their_addresses() {
         }
     }
     assert!(counts[0] > 30 && counts[1] > 30, "both get their share: {counts:?}");
-    // A frame without the fields goes to the first.
+    // A frame without the hashed fields goes to the first queue.
     arrive(&mut stage, &frame(TYPE, b"no address"));
     assert_eq!(received(&stage, &queues[0]).len(), 1);
 
@@ -346,7 +346,7 @@ fn rss_spreads_frames_over_a_table_by_their_addresses() {
 }
 
 #[test]
-fn a_table_is_a_power_of_two_of_raw_packet_qps_that_have_queues() {
+fn rss_table_is_validated() {
     let mut stage = stage();
     let hash = RxHash { key: [1; RX_HASH_KEY], fields: RxHashFields::SOURCE_IPV4 };
     let (pd, own) = (stage.host.pd(), stage.qp.handle.index);
@@ -366,8 +366,8 @@ fn a_table_is_a_power_of_two_of_raw_packet_qps_that_have_queues() {
 }
 
 #[test]
-fn a_flow_that_the_port_does_not_steer_is_none() {
-    // It carries any frame, says so, and is not open.
+fn unsteerable_flow_is_refused() {
+    // The port carries any frame and reports so, but is closed.
     let (near, _) = joined_ports(1500, None);
     let closed = UnclaimedPort::new(near.info().clone());
     let config = NicConfig { limits: Limits::small(), ..NicConfig::default() };
@@ -380,7 +380,7 @@ fn a_flow_that_the_port_does_not_steer_is_none() {
 }
 
 #[test]
-fn what_a_qp_did_not_take_and_what_it_was_refused_is_in_its_log() {
+fn drops_and_failures_are_logged() {
     let mut stage = stage();
     steer(&mut stage, TYPE);
     arrive(&mut stage, &frame(TYPE, b"no receive"));

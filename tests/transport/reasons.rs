@@ -1,4 +1,4 @@
-//! Why a packet leaves and what became of one that came, as a capture of the NIC's port is told.
+//! Comments of a capture at the NIC's port: why a packet is sent, and how a received packet was handled.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
@@ -22,7 +22,7 @@ use crate::{FIRST, PEER_QPN, Setup, Stage, TIMEOUT, template};
 const SOON: Nanos = Nanos(1000);
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 
-/// A capture file in memory, and how many comments of it were looked at.
+/// A capture file in memory, and the number of comments that were read.
 #[derive(Clone, Default)]
 pub(crate) struct Shared(Arc<Mutex<Vec<u8>>>, Arc<Mutex<usize>>);
 
@@ -37,12 +37,12 @@ impl Write for Shared {
 }
 
 impl Shared {
-    /// How often a comment says so.
+    /// Returns how often a text occurs.
     fn count(&self, text: &str) -> usize {
         self.0.lock().unwrap().windows(text.len()).filter(|w| *w == text.as_bytes()).count()
     }
 
-    /// All comments so far, which are forgotten.
+    /// Returns all comments since the last call.
     pub(crate) fn comments(&self) -> Vec<String> {
         let bytes = self.0.lock().unwrap().clone();
         let mut reader = Reader::new(&bytes[..]).expect("a capture");
@@ -63,7 +63,7 @@ pub(crate) fn captured(setup: Setup) -> (Stage, Shared) {
 }
 
 #[test]
-fn a_packet_that_leaves_again_says_after_what_and_which_try_it_is() {
+fn retransmission_names_its_cause_and_try() {
     let (mut stage, file) = captured(Setup { rnr_retry: 3, ..Setup::default() });
     stage.post(WrOpcode::Send, 4);
     stage.wait(SOON);
@@ -85,14 +85,14 @@ fn a_packet_that_leaves_again_says_after_what_and_which_try_it_is() {
 }
 
 #[test]
-fn the_reason_lasts_until_everything_that_had_been_sent_is_acknowledged() {
+fn retransmit_cause_lasts_until_all_is_acknowledged() {
     let (mut stage, file) = captured(Setup::default());
     for _ in 0..3 {
         stage.post(WrOpcode::Write, 4);
     }
     stage.wait(SOON);
     stage.acknowledge(FIRST, Syndrome::Nak(NakCode::PsnSequence), 0);
-    // Progress, but not all: what leaves is still what the NAK asked for.
+    // Progress, but not all: further packets are still sent because of the NAK.
     stage.acknowledge(FIRST, ACK, 1);
     stage.wait(SOON);
     assert_eq!(file.count("retransmit after sequence NAK"), 2);
@@ -103,7 +103,7 @@ const EXECUTED: &str = "executed";
 const ANSWER: &str = "answer";
 
 #[test]
-fn what_becomes_of_a_request_is_told_with_its_answer() {
+fn request_comment_names_its_outcome() {
     let (mut stage, file) = captured(Setup::default());
     stage.receive(1, 0, 100);
     let mut send = |psn| {
@@ -120,7 +120,7 @@ fn what_becomes_of_a_request_is_told_with_its_answer() {
 }
 
 #[test]
-fn a_refusal_says_what_for_and_packets_after_it_meet_the_error_state() {
+fn refusal_comment_names_the_failed_check() {
     let cases = [
         (Opcode::RC_WRITE_ONLY, NakCode::RemoteAccess, "key unknown"),
         (Opcode::RC_SEND_MIDDLE, NakCode::InvalidRequest, "goes on with a message that has not begun"),
@@ -139,7 +139,7 @@ fn a_refusal_says_what_for_and_packets_after_it_meet_the_error_state() {
 }
 
 #[test]
-fn an_answer_that_is_kept_leaves_again_and_one_that_is_gone_does_not() {
+fn only_saved_atomic_results_are_resent() {
     let (mut stage, file) = captured(Setup::default());
     let eth = AtomicEth { va: stage.memory.address, rkey: stage.memory.key, swap_or_add: 5, compare: 0 };
     let mut add = |psn| {
@@ -155,7 +155,7 @@ fn an_answer_that_is_kept_leaves_again_and_one_that_is_gone_does_not() {
 }
 
 #[test]
-fn what_becomes_of_a_response_is_told() {
+fn response_comment_names_its_outcome() {
     let (mut stage, file) = captured(Setup { rnr_retry: 3, ..Setup::default() });
     for _ in 0..2 {
         stage.post(WrOpcode::Write, 4);
@@ -188,7 +188,7 @@ fn what_becomes_of_a_response_is_told() {
 }
 
 #[test]
-fn an_implied_nak_is_told_as_such() {
+fn implied_nak_is_named() {
     let (mut stage, file) = captured(Setup::default());
     stage.post(WrOpcode::Read, 8);
     stage.post(WrOpcode::Write, 8);
@@ -201,7 +201,7 @@ fn an_implied_nak_is_told_as_such() {
 }
 
 #[test]
-fn what_is_not_for_the_qp_says_why() {
+fn misdirected_packet_comment_names_the_cause() {
     let (mut stage, file) = captured(Setup::default());
     let bth = Bth { opcode: Opcode::RC_SEND_ONLY, dest_qp: stage.qp.handle.qpn, ..Bth::default() };
     let nobody = Qpn::new(stage.qp.handle.qpn.value() ^ 1);
@@ -226,7 +226,7 @@ fn what_is_not_for_the_qp_says_why() {
         if good {
             stage.send(&bth, &ext, &[]);
         } else {
-            // The builder knows only opcodes that there are.
+            // The builder only accepts known opcodes.
             stage.send_bytes(|frame| frame[42] = bth.opcode.0);
         }
         assert_eq!(stage.answers(), []);
@@ -246,7 +246,7 @@ fn what_is_not_for_the_qp_says_why() {
 }
 
 #[test]
-fn a_service_without_acknowledgements_says_what_it_drops_in_silence() {
+fn uc_drop_comment_names_the_cause() {
     let (mut stage, file) = captured(Setup { qp_type: QpType::Uc, ..Setup::default() });
     let mut send = |opcode, psn, ext, payload: &[u8]| {
         assert_eq!(stage.request(opcode, psn, ext, payload), []);
@@ -267,7 +267,7 @@ fn a_service_without_acknowledgements_says_what_it_drops_in_silence() {
 }
 
 #[test]
-fn a_datagram_that_is_not_taken_says_why() {
+fn ud_drop_comment_names_the_cause() {
     const QKEY: u32 = 0x1111_2222;
     let (mut stage, file) = captured(Setup { qp_type: QpType::Ud, ..Setup::default() });
     let to = stage.qp.handle.qpn;

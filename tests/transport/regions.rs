@@ -1,5 +1,4 @@
-//! Regions of every kind, and what happens to traffic when they change: fast-registered, registered again, zero-based,
-//! null, on demand; deregistered in the middle of a transfer.
+//! Memory regions of every kind, and traffic while they change: fast-registered, reregistered, zero-based, null, and on demand.
 
 use roxie::nic::{Answer as Reply, Command, ControlError, MemoryCommand};
 use roxie::shared::work_queue::Payload;
@@ -63,7 +62,7 @@ impl Stage {
         assert_eq!(self.events(), [event]);
     }
 
-    /// What a pass has sent, be it more than a burst.
+    /// Returns all packets that a pass has sent, even if they are more than a burst.
     pub(crate) fn all_arrived(&mut self) -> Vec<(Opcode, Psn)> {
         let mut all = self.arrived();
         while let more @ [_, ..] = &self.arrived()[..] {
@@ -93,10 +92,10 @@ pub(crate) fn bytes(memory: &HostMemory, offset: u64, length: usize) -> Vec<u8> 
     bytes
 }
 
-/// A multiple of each size that a system's pages have.
+/// A multiple of every system page size.
 const SYSTEM_PAGE: usize = 65536;
 
-/// Pages of which any can be taken away.
+/// Pages that can be unmapped one by one.
 pub(crate) struct Pages {
     base: *mut u8,
     count: usize,
@@ -106,7 +105,7 @@ impl Pages {
     pub(crate) fn new(count: usize) -> Pages {
         let (protection, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping anywhere.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), count * SYSTEM_PAGE, protection, flags, -1, 0) };
         assert_ne!(base, libc::MAP_FAILED);
         Pages { base: base.cast(), count }
@@ -122,7 +121,7 @@ impl Pages {
 
     pub(crate) fn protect(&self, page: usize, protection: i32) {
         assert!(page < self.count);
-        // SAFETY: a page of the mapping, into which no reference exists.
+        // SAFETY: the page belongs to the mapping, and no reference into it exists.
         let done =
             unsafe { libc::mprotect(self.base.add(page * SYSTEM_PAGE).cast(), SYSTEM_PAGE, protection) };
         assert_eq!(done, 0);
@@ -140,7 +139,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping of `new`, of which the NIC asks the system only.
+        // SAFETY: the mapping of `new`, which the NIC accesses through system calls only.
         unsafe { libc::munmap(self.base.cast(), self.count * SYSTEM_PAGE) };
     }
 }
@@ -169,7 +168,7 @@ fn registration(region: Region, start: u64, length: u64) -> FastRegistration {
 
 //= test: IBTA 10.6.4: fast-registered-region-is-its-pages
 #[test]
-fn a_fast_registered_region_is_read_and_written_through_its_pages() {
+fn fast_registered_region_is_accessed_by_pages() {
     let mut stage = Stage::new();
     let memory = memory(8 * PAGE);
     let region = stage.fast(&memory, &[5, 1]);
@@ -180,7 +179,7 @@ fn a_fast_registered_region_is_read_and_written_through_its_pages() {
     let done = stage.completions();
     assert_eq!((done[0].wr_id, done[0].status), (1, WcStatus::Success));
     assert_eq!(done[0].opcode, WcOpcode::FastRegister);
-    // Its middle is the end of one page and the beginning of another.
+    // The middle of the message is the end of one page and the start of another.
     let message: Vec<u8> = (0..=255).collect();
     assert_eq!(stage.write_to(0, start, asked.key.0, &message), [Answer::ack(0)]);
     assert_eq!(bytes(&memory, 5 * 4096 + 0xf80, 128), message[..128]);
@@ -194,7 +193,7 @@ fn a_fast_registered_region_is_read_and_written_through_its_pages() {
 }
 
 #[test]
-fn atomics_find_their_word_in_a_page_of_a_fast_registered_region() {
+fn atomics_work_in_fast_registered_regions() {
     let mut stage = Stage::new();
     let memory = memory(8 * PAGE);
     memory.write(3 * 4096 + 8, &40u64.to_ne_bytes()).expect("inside");
@@ -209,7 +208,7 @@ fn atomics_find_their_word_in_a_page_of_a_fast_registered_region() {
 
 //= test: IBTA 10.6.4: fast-registration-needs-a-free-region
 #[test]
-fn a_fast_registered_region_that_is_registered_twice_is_a_local_fault() {
+fn double_fast_registration_is_a_local_error() {
     let mut stage = Stage::new();
     let memory = memory(8 * PAGE);
     let region = stage.fast(&memory, &[5, 1]);
@@ -222,7 +221,7 @@ fn a_fast_registered_region_that_is_registered_twice_is_a_local_fault() {
 }
 
 #[test]
-fn a_peer_invalidates_a_fast_registered_region_and_it_is_registered_anew_elsewhere() {
+fn remotely_invalidated_region_is_registered_again() {
     let mut stage = Stage::new();
     let memory = memory(8 * PAGE);
     let region = stage.fast(&memory, &[5, 1]);
@@ -246,7 +245,7 @@ fn a_peer_invalidates_a_fast_registered_region_and_it_is_registered_anew_elsewhe
 
 //= test: IBTA 10.6.5: key-dies-with-its-region
 #[test]
-fn registering_again_moves_a_region_and_kills_its_key() {
+fn reregistration_moves_the_region_and_revokes_its_key() {
     let mut stage = Stage::new();
     let (old, new) = (memory(64), memory(128));
     let region = stage.register(Access::READ_WRITE, 0x1000, old.clone()).expect("a region");
@@ -261,7 +260,7 @@ fn registering_again_moves_a_region_and_kills_its_key() {
     assert_eq!(index, region.index);
     assert_eq!(stage.write_to(1, 0x2000 + 120, key, &[2; 4]), [Answer::ack(1)]);
     assert_eq!((bytes(&old, 0, 4), bytes(&new, 120, 4)), (vec![1; 4], vec![2; 4]));
-    // Where the region is now: it is the key that is dead.
+    // The address is that of the moved region: only the key is wrong.
     let answers = stage.write_to(2, 0x2000, region.key, &[3; 4]);
     stage.assert_access_ended(&answers, 2);
     assert_eq!((bytes(&old, 0, 4), bytes(&new, 0, 4)), (vec![1; 4], vec![0; 4]));
@@ -269,7 +268,7 @@ fn registering_again_moves_a_region_and_kills_its_key() {
 
 //= test: IBTA 10.6.3.1: remote-writing-needs-local-writing
 #[test]
-fn registering_again_in_a_way_that_is_refused_changes_nothing() {
+fn refused_reregistration_changes_nothing() {
     let mut stage = Stage::new();
     let memory = memory(64);
     let region = stage.register(Access::READ_WRITE, 0x1000, memory.clone()).expect("a region");
@@ -290,12 +289,12 @@ fn registering_again_in_a_way_that_is_refused_changes_nothing() {
         assert!(stage.host.call(stage.now, command).is_err(), "{text}");
     }
     assert_eq!(stage.write_to(0, 0x1000, region.key, &[1; 4]), [Answer::ack(0)]);
-    // The domain has as many users as before: it can still be counted down.
+    // The domain's reference count is unchanged: it can still be decremented.
     stage.host.call(stage.now, Command::DeregisterMemory(region.index)).expect("it is there");
 }
 
 #[test]
-fn another_domain_takes_a_region_over() {
+fn reregistration_can_change_the_domain() {
     let mut stage = Stage::new();
     let region = stage.register(Access::READ_WRITE, 0, memory(64)).expect("a region");
     let Ok(Reply::Pd(other)) = stage.host.call(stage.now, Command::AllocPd) else { panic!("a domain") };
@@ -314,7 +313,7 @@ fn another_domain_takes_a_region_over() {
 
 //= test: IBTA 10.6.4: zero-based-region-counts-from-zero
 #[test]
-fn a_zero_based_region_counts_from_zero() {
+fn zero_based_region_counts_from_zero() {
     let mut stage = Stage::new();
     let memory = memory(64);
     let access = Access::READ_WRITE | Access::ZERO_BASED;
@@ -329,9 +328,9 @@ fn a_zero_based_region_counts_from_zero() {
 
 //= test: IBTA 9.7.4.1: atomic-is-aligned
 #[test]
-fn an_atomic_on_a_word_that_is_not_aligned_in_memory_is_invalid_whatever_its_address() {
+fn atomic_on_misaligned_memory_is_invalid() {
     let memory = memory(64);
-    // SAFETY: it lives as long as the test, and nobody refers into it.
+    // SAFETY: the memory lives as long as the test, and no reference into it exists.
     let skewed = unsafe {
         let base = std::ptr::NonNull::new((memory.address() + 4) as *mut u8).expect("not null");
         HostMemory::borrowed(base, 32)
@@ -345,7 +344,7 @@ fn an_atomic_on_a_word_that_is_not_aligned_in_memory_is_invalid_whatever_its_add
 }
 
 #[test]
-fn what_is_written_to_the_null_region_vanishes_and_what_is_read_is_zeros() {
+fn null_region_discards_writes_and_reads_zeros() {
     let mut stage = Stage::new();
     let null = stage.register(Access::LOCAL_WRITE, 0, HostMemory::null()).expect("a region");
     let nowhere = |length| [Sge { addr: u64::MAX - 1000, length, lkey: LKey(null.key) }];
@@ -359,7 +358,7 @@ fn what_is_written_to_the_null_region_vanishes_and_what_is_read_is_zeros() {
 }
 
 #[test]
-fn unknown_flags_are_refused_but_for_those_that_may_be_ignored() {
+fn unknown_access_flags_are_refused_unless_optional() {
     let mut stage = Stage::new();
     let mut register = |bits| {
         let access = Access::from_bits_retain(bits);
@@ -372,7 +371,7 @@ fn unknown_flags_are_refused_but_for_those_that_may_be_ignored() {
 }
 
 #[test]
-fn memory_on_demand_is_used_while_its_pages_are_there() {
+fn odp_region_works_while_pages_are_mapped() {
     let (mut stage, pages, region) = on_demand(2);
     let va = pages.address() + SYSTEM_PAGE as u64 - 6;
     assert_eq!(stage.write_to(0, va, region.key, &[7; 12]), [Answer::ack(0)]);
@@ -385,7 +384,7 @@ fn memory_on_demand_is_used_while_its_pages_are_there() {
 
 //= test: IBTA 9.5: completion-follows-its-bytes
 #[test]
-fn a_write_to_a_page_that_is_not_there_is_refused_and_not_acknowledged() {
+fn write_to_unmapped_page_is_refused() {
     let (mut stage, pages, region) = on_demand(2);
     pages.take_away(1);
     assert_eq!(stage.write_to(0, pages.address(), region.key, &[7; 12]), [Answer::ack(0)]);
@@ -395,7 +394,7 @@ fn a_write_to_a_page_that_is_not_there_is_refused_and_not_acknowledged() {
 }
 
 #[test]
-fn a_write_with_immediate_to_a_page_that_is_not_there_fails_its_receive() {
+fn write_imm_to_unmapped_page_fails_its_receive() {
     let (mut stage, pages, region) = on_demand(2);
     pages.take_away(0);
     stage.receive(5, 0, 0);
@@ -408,7 +407,7 @@ fn a_write_with_immediate_to_a_page_that_is_not_there_fails_its_receive() {
 
 //= test: IBTA 9.5: completion-follows-its-bytes
 #[test]
-fn a_send_into_a_page_that_is_not_there_fails_its_receive_and_says_that_it_is_our_fault() {
+fn send_into_unmapped_page_is_a_responder_error() {
     for parts in [1, 2] {
         let (mut stage, pages, region) = on_demand(2);
         pages.take_away(1);
@@ -429,7 +428,7 @@ fn a_send_into_a_page_that_is_not_there_fails_its_receive_and_says_that_it_is_ou
 }
 
 #[test]
-fn a_read_response_whose_page_goes_ends_in_a_refusal() {
+fn read_of_unmapped_page_is_refused() {
     let (mut stage, pages, region) = on_demand(2);
     pages.take_away(1);
     let answers = stage.read_from(0, pages.address() + SYSTEM_PAGE as u64 - 256, region.key, 512);
@@ -440,7 +439,7 @@ fn a_read_response_whose_page_goes_ends_in_a_refusal() {
 }
 
 #[test]
-fn atomics_reach_memory_on_demand_while_its_pages_are_there() {
+fn odp_atomics_work_while_pages_are_mapped() {
     let (mut stage, pages, region) = atomics_on_demand(2);
     let va = pages.address() + 8;
     let add = |swap_or_add| Ext::Atomic(AtomicEth { va, rkey: region.key, swap_or_add, compare: 0 });
@@ -458,7 +457,7 @@ fn atomics_reach_memory_on_demand_while_its_pages_are_there() {
 }
 
 #[test]
-fn an_atomic_on_a_page_that_is_not_there_is_refused_and_nothing_more() {
+fn atomic_on_unmapped_page_is_refused() {
     for opcode in [Opcode::RC_FETCH_ADD, Opcode::RC_COMPARE_SWAP, Opcode::RC_ATOMIC_WRITE] {
         let (mut stage, pages, region) = atomics_on_demand(1);
         pages.take_away(0);
@@ -475,7 +474,7 @@ fn an_atomic_on_a_page_that_is_not_there_is_refused_and_nothing_more() {
 }
 
 #[test]
-fn a_send_from_a_page_that_is_not_there_fails_in_its_turn_and_leaves_nothing() {
+fn send_from_unmapped_page_fails_in_order() {
     let (mut stage, pages, region) = on_demand(2);
     pages.take_away(1);
     let sge = |offset, length| [Sge { addr: pages.address() + offset, length, lkey: LKey(region.key) }];
@@ -494,7 +493,7 @@ fn a_send_from_a_page_that_is_not_there_fails_in_its_turn_and_leaves_nothing() {
 }
 
 #[test]
-fn a_read_into_a_page_that_is_not_there_fails_though_its_answer_came() {
+fn read_into_unmapped_page_fails() {
     for (length, signaled) in [(4u32, true), (4, false), (512, true)] {
         let (mut stage, pages, region) = on_demand(2);
         let sges = [Sge { addr: pages.address() + SYSTEM_PAGE as u64, length, lkey: LKey(region.key) }];
@@ -518,7 +517,7 @@ fn a_read_into_a_page_that_is_not_there_fails_though_its_answer_came() {
 }
 
 #[test]
-fn an_atomics_result_for_a_page_that_is_not_there_fails_it() {
+fn atomic_result_into_unmapped_page_fails() {
     let (mut stage, pages, region) = on_demand(1);
     let sges = [Sge { addr: pages.address(), length: 8, lkey: LKey(region.key) }];
     stage.post_list(&SendWr { wr_id: 2, opcode: WrOpcode::FetchAdd, ..SendWr::default() }, &sges);
@@ -531,9 +530,9 @@ fn an_atomics_result_for_a_page_that_is_not_there_fails_it() {
 }
 
 #[test]
-fn the_region_of_all_addresses_serves_local_work_and_no_peer() {
+fn implicit_odp_region_is_local_only() {
     let mut stage = Stage::new();
-    // SAFETY: the test accesses pages of its own only, into which no reference exists.
+    // SAFETY: the test accesses only its own pages, and no reference into these exists.
     let all = || unsafe { HostMemory::on_demand(0, usize::MAX) };
     let access = Access::LOCAL_WRITE | Access::ON_DEMAND;
     let region = stage.register(access, 0, all()).expect("a region");

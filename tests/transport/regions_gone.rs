@@ -8,11 +8,11 @@ use crate::regions::{ACK, SOON, bytes, memory};
 use crate::{Answer, FIRST, Stage};
 
 #[test]
-fn a_region_goes_while_half_of_it_is_read() {
+fn region_is_deregistered_during_remote_read() {
     let mut stage = Stage::new();
     let memory = memory(1 << 16);
     let region = stage.register(Access::READ_WRITE, 0, memory).expect("a region");
-    // More packets than leave in one pass.
+    // More packets than one pass sends.
     let reth = Reth { va: 0, rkey: region.key, dma_len: 1 << 16 };
     let bth = roxie::wire::Bth {
         opcode: Opcode::RC_READ_REQUEST,
@@ -30,7 +30,7 @@ fn a_region_goes_while_half_of_it_is_read() {
 
 //= test: IBTA 9.7.4.1.5: key-is-checked-with-each-packet
 #[test]
-fn a_region_goes_while_half_of_it_is_written() {
+fn region_is_deregistered_during_remote_write() {
     let mut stage = Stage::new();
     let memory = memory(512);
     let region = stage.register(Access::READ_WRITE, 0, memory.clone()).expect("a region");
@@ -43,7 +43,7 @@ fn a_region_goes_while_half_of_it_is_written() {
 }
 
 #[test]
-fn a_region_goes_while_a_receive_fills_it() {
+fn region_is_deregistered_during_receive() {
     let mut stage = Stage::new();
     let memory = memory(512);
     let region = stage.register(Access::LOCAL_WRITE, 0, memory.clone()).expect("a region");
@@ -58,7 +58,7 @@ fn a_region_goes_while_a_receive_fills_it() {
 }
 
 #[test]
-fn a_region_goes_while_half_of_it_is_sent() {
+fn region_is_deregistered_during_send() {
     let mut stage = Stage::new();
     let region = stage.register(Access::empty(), 0, memory(1 << 16)).expect("a region");
     let sges = [Sge { addr: 0, length: 1 << 16, lkey: LKey(region.key) }];
@@ -74,7 +74,7 @@ fn a_region_goes_while_half_of_it_is_sent() {
 }
 
 #[test]
-fn a_region_goes_before_the_answer_to_a_read_comes() {
+fn region_is_deregistered_before_read_response() {
     let mut stage = Stage::new();
     let memory = memory(64);
     let region = stage.register(Access::LOCAL_WRITE, 0, memory.clone()).expect("a region");

@@ -1,7 +1,7 @@
-//! A peer that goes back: what it asked before and asks again, in every order, and what it hears.
+//! Duplicates: requests that a peer repeats, in every order, and their answers.
 //!
-//! Answers leave in the order of their PSNs (IBTA 9.5), whatever was asked again and when: what overtakes is an implied NAK to the
-//! peer, and an acknowledgement with the PSN of a READ is success without data to some.
+//! Answers leave in the order of their PSNs (IBTA 9.5), whatever was repeated and when: an answer that overtakes is an implied
+//! NAK to the peer, and some peers take an ACK with the PSN of a READ for success without data.
 
 use roxie::random::splitmix;
 use roxie::time::Nanos;
@@ -11,11 +11,11 @@ use crate::{Answer, Stage};
 
 const MTU: u32 = 256;
 
-/// A request of the script's peer.
+/// A request of the peer in the script.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Ask {
     Send,
-    /// READ of so many packets.
+    /// READ with this number of response packets.
     Read(u32),
     Atomic,
 }
@@ -29,7 +29,7 @@ impl Ask {
     }
 }
 
-/// Puts a request, or of a READ the part from packet `from` on, on the link; nothing is handled yet.
+/// Puts a request, or the part of a READ from packet `from` on, on the link without polling the NIC.
 fn ask(stage: &mut Stage, ask: Ask, first: u32, from: u32) {
     let (opcode, ext, payload): (_, _, &[u8]) = match ask {
         Ask::Send => (Opcode::RC_SEND_ONLY, Ext::None, &[1; 4]),
@@ -47,7 +47,7 @@ fn ask(stage: &mut Stage, ask: Ask, first: u32, from: u32) {
     stage.send(&bth, &ext, payload);
 }
 
-/// PSNs and kinds of answers, as `wrong.md` writes them.
+/// Returns kinds and PSNs of answers, written as in interop/wrong.md.
 fn said(answers: &[Answer]) -> Vec<String> {
     let word = |answer: &Answer| match (answer.opcode, answer.syndrome) {
         (Opcode::RC_ACKNOWLEDGE, Some(Syndrome::Ack { .. })) => "ACK".to_owned(),
@@ -58,8 +58,8 @@ fn said(answers: &[Answer]) -> Vec<String> {
     answers.iter().map(|answer| format!("{}+{}", word(answer), answer.psn)).collect()
 }
 
-/// All of it once, so that each is a duplicate from now on.
-fn asked_before(script: &[Ask]) -> (Stage, Vec<u32>) {
+/// Sends all requests once, so that each later one is a duplicate.
+fn executed_before(script: &[Ask]) -> (Stage, Vec<u32>) {
     let mut stage = Stage::new();
     let mut psns = Vec::new();
     let mut psn = 0;
@@ -74,73 +74,73 @@ fn asked_before(script: &[Ask]) -> (Stage, Vec<u32>) {
     (stage, psns)
 }
 
-/// rdma_rxe of Linux 6.1 completes a READ with success, and stale memory, when an ACK has its PSN.
+/// rdma_rxe of Linux 6.1 completes a READ with success, and stale memory, if an ACK has the PSN of the READ.
 //= test: IBTA 9.7.5.1: duplicate-ack-covers-what-is-done
 //= test: IBTA 9.5: ack-follows-read-response
 #[test]
-fn a_duplicate_is_acknowledged_up_to_the_read_or_atomic_behind_it_and_no_further() {
+fn duplicate_ack_stops_before_the_next_read() {
     for answered in [Ask::Read(1), Ask::Read(3), Ask::Atomic] {
-        let (mut stage, psns) = asked_before(&[Ask::Send, answered]);
-        // The peer heard nothing of either, and goes back to the SEND.
+        let (mut stage, psns) = executed_before(&[Ask::Send, answered]);
+        // The peer got neither answer, and repeats from the SEND on.
         ask(&mut stage, Ask::Send, psns[0], 0);
         assert_eq!(said(&stage.answers()), ["ACK+0"], "{answered:?}");
         ask(&mut stage, answered, psns[1], 0);
         let name = if answered == Ask::Atomic { "ATOMIC" } else { "READ" };
         let again: Vec<_> = (0..answered.packets()).map(|k| format!("{name}+{}", psns[1] + k)).collect();
         assert_eq!(said(&stage.answers()), again);
-        // Both in one burst.
+        // The SEND and the READ or atomic in one burst.
         ask(&mut stage, Ask::Send, psns[0], 0);
         ask(&mut stage, answered, psns[1], 0);
         assert_eq!(said(&stage.answers()), [vec!["ACK+0".to_owned()], again].concat(), "{answered:?}");
     }
-    let (mut stage, psns) = asked_before(&[Ask::Send, Ask::Send, Ask::Read(2), Ask::Send, Ask::Send]);
+    let (mut stage, psns) = executed_before(&[Ask::Send, Ask::Send, Ask::Read(2), Ask::Send, Ask::Send]);
     for (send, acknowledged) in [(0, "ACK+1"), (1, "ACK+1"), (3, "ACK+5"), (4, "ACK+5")] {
         ask(&mut stage, Ask::Send, psns[send], 0);
         assert_eq!(said(&stage.answers()), [acknowledged], "the SEND of PSN {}", psns[send]);
     }
 }
 
-/// As many as the peer may have outstanding were asked for since: which of them had answers of their own is forgotten.
+/// As many requests as the peer may have outstanding came since: older READs and atomics are no longer remembered.
 #[test]
-fn a_duplicate_from_before_what_is_remembered_is_acknowledged_alone() {
+fn old_duplicate_is_acknowledged_alone() {
     let atomics = [Ask::Atomic; 5];
-    let (mut stage, psns) = asked_before(&[&[Ask::Send, Ask::Send][..], &atomics].concat());
+    let (mut stage, psns) = executed_before(&[&[Ask::Send, Ask::Send][..], &atomics].concat());
     ask(&mut stage, Ask::Send, psns[0], 0);
     assert_eq!(said(&stage.answers()), ["ACK+0"]);
     ask(&mut stage, Ask::Send, psns[1], 0);
     assert_eq!(said(&stage.answers()), ["ACK+1"]);
 }
 
-/// An acknowledgement that waits is not taken back by one of less.
+/// A duplicate's ACK does not replace a pending ACK with a higher PSN.
 #[test]
-fn a_late_duplicate_lowers_no_acknowledgement_that_waits() {
-    let (mut stage, psns) = asked_before(&[Ask::Send, Ask::Read(1), Ask::Send]);
+fn late_duplicate_does_not_lower_pending_ack() {
+    let (mut stage, psns) = executed_before(&[Ask::Send, Ask::Read(1), Ask::Send]);
     stage.receive(9, 1 << 15, 8);
     ask(&mut stage, Ask::Send, 3, 0);
     ask(&mut stage, Ask::Send, psns[0], 0);
     assert_eq!(said(&stage.answers()).last().map(String::as_str), Some("ACK+3"));
 }
 
-/// The peer goes back to the first of two READs while the second is being answered for the first time.
+/// The peer repeats the first of two READs while the second is being answered for the first time.
 //= test: IBTA 9.7.5.1 C9-110: duplicates-are-answered-in-psn-order
 #[test]
-fn a_read_asked_again_is_answered_ahead_of_those_behind_it() {
-    let (mut stage, _) = asked_before(&[Ask::Read(3)]);
+fn duplicate_read_is_answered_before_later_reads() {
+    let (mut stage, _) = executed_before(&[Ask::Read(3)]);
     ask(&mut stage, Ask::Read(2), 3, 0);
     ask(&mut stage, Ask::Read(3), 0, 0);
     ask(&mut stage, Ask::Read(2), 3, 0);
     assert_eq!(said(&stage.answers()), ["READ+0", "READ+1", "READ+2", "READ+3", "READ+4"]);
 }
 
-/// Each order in which four requests may be asked again in one burst, with repetitions.
+/// Repeats four requests in one burst in each order, with repetitions.
 //= test: IBTA 9.7.4: responder-counts-read-responses
 //= test: IBTA 9.7.5.1 C9-110: duplicates-are-answered-in-psn-order
 //= test: IBTA 9.5: ack-follows-read-response
 #[test]
-fn what_is_asked_again_in_any_order_is_answered_in_the_order_of_its_psns() {
+fn duplicates_are_answered_in_psn_order() {
     let script = [Ask::Read(2), Ask::Send, Ask::Atomic, Ask::Read(3)];
     for order in 0..4u32.pow(4) {
-        let (mut stage, psns) = asked_before(&script);
+        let (mut stage, psns) = executed_before(&script);
         let order: Vec<usize> = (0..4).map(|k| (order >> (2 * k) & 3) as usize).collect();
         for at in &order {
             ask(&mut stage, script[*at], psns[*at], 0);
@@ -155,10 +155,10 @@ fn what_is_asked_again_in_any_order_is_answered_in_the_order_of_its_psns() {
     }
 }
 
-/// Parts of READs, some of them while an answer is leaving.
+/// Parts of READs, some of them while a response is being sent.
 //= test: IBTA 9.7.5.1 C9-110: duplicates-are-answered-in-psn-order
 #[test]
-fn a_read_that_is_being_answered_starts_again_where_it_is_asked_to() {
+fn duplicate_of_active_read_restarts_its_response() {
     let mut stage = Stage::new();
     let packets = 200;
     ask(&mut stage, Ask::Read(packets), 0, 0);
@@ -170,23 +170,23 @@ fn a_read_that_is_being_answered_starts_again_where_it_is_asked_to() {
     assert_eq!(told, (5..packets).collect::<Vec<_>>(), "from packet 5 on, though {before} had left");
 }
 
-/// PSNs of the packets that leave in one pass.
+/// Returns the PSNs of the packets that leave in one pass.
 fn pass(stage: &mut Stage) -> Vec<u32> {
     stage.host.worker.poll(stage.now);
     let bursts = std::iter::repeat_with(|| stage.arrived()).take_while(|burst| !burst.is_empty());
     bursts.flatten().map(|(_, psn)| psn.value()).collect()
 }
 
-/// Seeds write what is asked again, whole or in part, between passes that send a part of what is due: what leaves never goes
-/// back but to where it was asked to.
+/// Seeds choose requests to repeat, whole or in part, between passes that send a part of the due packets: PSNs never decrease,
+/// except to the start of a repeated request.
 #[test]
-fn answers_go_back_only_to_what_was_asked_again() {
+fn responses_go_back_only_for_duplicates() {
     for seed in 1..300u64 {
         let mut state = seed;
         let mut draw = |below: u64| (splitmix(&mut state) % below) as u32;
         let script: Vec<Ask> =
             (0..4).map(|_| if draw(4) == 0 { Ask::Atomic } else { Ask::Read(1 + draw(120)) }).collect();
-        let (mut stage, psns) = asked_before(&script);
+        let (mut stage, psns) = executed_before(&script);
         let mut last: Option<u32> = None;
         for _ in 0..12 {
             let mut lowest = u32::MAX;
@@ -206,10 +206,10 @@ fn answers_go_back_only_to_what_was_asked_again() {
     }
 }
 
-/// The head of what is sent again after a wait is lost: nothing else would tell the peer before its timer does.
+/// The first packet that is repeated after an RNR wait is lost: without a NAK, the peer would notice only by its timer.
 //= test: IBTA 9.7.5.2.8: rnr-nak-is-followed-by-silence
 #[test]
-fn what_comes_ahead_after_an_rnr_wait_is_answered_by_a_sequence_nak() {
+fn gap_after_rnr_wait_gets_sequence_nak() {
     let mut stage = Stage::new();
     let wait = Nanos(rnr_timer_ns(12));
     let rnr = || [Answer::acknowledge(0, Syndrome::RnrNak { timer: 12 })];
@@ -221,7 +221,7 @@ fn what_comes_ahead_after_an_rnr_wait_is_answered_by_a_sequence_nak() {
     let missing = [Answer::nak(0, NakCode::PsnSequence)];
     assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 1, Ext::None, &[2]), missing, "the head was lost");
     assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 2, Ext::None, &[2]), [], "told once");
-    // And the same again, from a new refusal on.
+    // And again, from a new RNR NAK on.
     assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), rnr());
     assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 1, Ext::None, &[2]), []);
     stage.now = stage.now + wait;

@@ -1,4 +1,4 @@
-//! The requester: what it sends, and what answers do to it (IBTA 9.7.2, 9.7.6, 9.9.2).
+//! The requester: packets that it sends, and effects of responses (IBTA 9.7.2, 9.7.6, 9.9.2).
 
 use roxie::shared::work_queue::Payload;
 use roxie::time::Nanos;
@@ -13,7 +13,7 @@ const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 //= test: IBTA 9.7.6: ack-completes-what-is-before
 //= test: IBTA 10.8.3: sends-complete-in-order
 #[test]
-fn an_acknowledgement_completes_everything_before_it_in_order() {
+fn ack_completes_earlier_requests_in_order() {
     let mut stage = Stage::new();
     for id in 0..4 {
         let flags = if id == 1 { SendFlags::empty() } else { SendFlags::SIGNALED };
@@ -35,7 +35,7 @@ fn an_acknowledgement_completes_everything_before_it_in_order() {
 //= test: IBTA 10.10: oldest-request-carries-the-cause
 //= test: IBTA 10.3.1.7: error-flushes-both-queues
 #[test]
-fn each_nak_gives_its_status_and_flushes_the_rest() {
+fn each_nak_fails_the_request_with_its_status() {
     let cases = [
         (NakCode::InvalidRequest, WcStatus::RemInvReq),
         (NakCode::RemoteAccess, WcStatus::RemAccess),
@@ -62,7 +62,7 @@ fn each_nak_gives_its_status_and_flushes_the_rest() {
         stage.acknowledge(FIRST + 3, ACK, 4);
         assert_eq!(stage.wait(TIMEOUT), [], "a dead QP says nothing");
         assert_eq!(stage.statuses(), []);
-        // What is posted later flushes too.
+        // Later requests are flushed too.
         stage.post_as(9, WrOpcode::Write, SendFlags::empty(), 4);
         stage.receive(109, 0, 8);
         stage.wait(SOON);
@@ -76,7 +76,7 @@ fn each_nak_gives_its_status_and_flushes_the_rest() {
 //= test: IBTA 9.7.6.1.3: timeout-sends-again
 //= test: IBTA 9.9.2: retries-are-counted
 #[test]
-fn silence_costs_retries_and_then_the_connection() {
+fn timeouts_cost_retries_and_then_the_connection() {
     let mut stage = Stage::new();
     stage.post_as(1, WrOpcode::Send, SendFlags::SIGNALED, 4);
     stage.post_as(2, WrOpcode::Send, SendFlags::SIGNALED, 4);
@@ -95,7 +95,7 @@ fn silence_costs_retries_and_then_the_connection() {
 
 //= test: IBTA 9.9.2: progress-gives-the-retries-back
 #[test]
-fn progress_gives_the_retries_back() {
+fn progress_restores_the_retry_count() {
     let mut stage = Stage::new();
     for _ in 0..5 {
         stage.post(WrOpcode::Send, 4);
@@ -115,7 +115,7 @@ fn progress_gives_the_retries_back() {
 //= test: IBTA 9.7.6: sequence-nak-goes-back
 //= test: IBTA 9.7.1: retransmission-keeps-the-psn
 #[test]
-fn a_sequence_nak_acknowledges_what_is_before_it_and_sends_from_there() {
+fn sequence_nak_acknowledges_and_retransmits() {
     let mut stage = Stage::new();
     stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 4);
     stage.post_as(2, WrOpcode::Write, SendFlags::SIGNALED, 3 * 256);
@@ -129,7 +129,7 @@ fn a_sequence_nak_acknowledges_what_is_before_it_and_sends_from_there() {
 
 //= test: IBTA 9.7.5.2.8: rnr-nak-waits-for-its-timer
 #[test]
-fn the_wait_for_a_receiver_takes_as_long_as_the_peer_says() {
+fn rnr_wait_lasts_as_long_as_requested() {
     for timer in 0..32 {
         let mut stage = Stage::new();
         stage.post(WrOpcode::Send, 4);
@@ -143,7 +143,7 @@ fn the_wait_for_a_receiver_takes_as_long_as_the_peer_says() {
 
 //= test: IBTA 9.7.6: ghost-ack-is-dropped
 #[test]
-fn acknowledgements_of_what_was_never_sent_are_ghosts() {
+fn acks_of_unsent_packets_are_dropped() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::Send, 4);
     stage.wait(SOON);
@@ -172,7 +172,7 @@ fn reserved_syndromes_are_dropped() {
 
 //= test: IBTA 9.7.6: response-that-overtakes-is-an-implied-nak, read-is-asked-again-from-the-hole
 #[test]
-fn a_read_is_stored_in_order_and_asked_for_again_from_the_hole() {
+fn read_is_repeated_from_the_gap() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::Read, 4 * 256);
     stage.wait(SOON);
@@ -194,7 +194,7 @@ fn a_read_is_stored_in_order_and_asked_for_again_from_the_hole() {
 
 //= test: IBTA 9.7.6: only-its-response-completes-a-read, response-that-overtakes-is-an-implied-nak
 #[test]
-fn an_acknowledgement_does_not_complete_a_read() {
+fn ack_does_not_complete_a_read() {
     let mut stage = Stage::new();
     stage.post_as(1, WrOpcode::Read, SendFlags::SIGNALED, 8);
     stage.post_as(2, WrOpcode::Write, SendFlags::SIGNALED, 8);
@@ -207,7 +207,7 @@ fn an_acknowledgement_does_not_complete_a_read() {
 
 //= test: IBTA 9.9.2: response-fits-its-request
 #[test]
-fn a_response_of_the_wrong_length_or_kind_is_a_bad_response() {
+fn response_of_wrong_length_or_kind_is_bad() {
     let aeth = Ext::Aeth(Aeth { syndrome: 0x1f, msn: 1 });
     let cases: [(Opcode, Ext, usize); 5] = [
         (Opcode::RC_READ_RESPONSE_FIRST, aeth, 255),
@@ -229,7 +229,7 @@ fn a_response_of_the_wrong_length_or_kind_is_a_bad_response() {
 
 //= test: IBTA 9.7.3: reads-and-atomics-are-bounded
 #[test]
-fn no_more_reads_are_outstanding_than_agreed() {
+fn outstanding_reads_are_limited() {
     let mut stage = Stage::new();
     for id in 0..6 {
         stage.post_as(id, WrOpcode::Read, SendFlags::SIGNALED, 8);
@@ -242,7 +242,7 @@ fn no_more_reads_are_outstanding_than_agreed() {
 
 //= test: IBTA 10.8.3.3: fence-waits-for-reads
 #[test]
-fn a_fence_waits_for_reads_before_it() {
+fn fence_waits_for_earlier_reads() {
     let mut stage = Stage::new();
     stage.post_as(1, WrOpcode::Read, SendFlags::SIGNALED, 8);
     stage.post_as(2, WrOpcode::Write, SendFlags::SIGNALED | SendFlags::FENCE, 8);
@@ -255,7 +255,7 @@ fn a_fence_waits_for_reads_before_it() {
 //= test: IBTA 10.7.2: lkey-is-checked
 //= test: IBTA 10.10: oldest-request-carries-the-cause
 #[test]
-fn a_list_that_is_not_allowed_fails_in_its_turn() {
+fn invalid_sge_fails_in_order() {
     let mut stage = Stage::new();
     stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 8);
     let bad = Sge { lkey: LKey(stage.memory.key ^ 0x100), ..stage.memory.sge(0, 8) };
@@ -272,7 +272,7 @@ fn a_list_that_is_not_allowed_fails_in_its_turn() {
 
 //= test: IBTA 9.7.6: ack-completes-what-is-before
 #[test]
-fn the_window_is_bounded_and_opens_with_acknowledgements() {
+fn window_is_bounded_and_advances_with_acks() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::Write, 200 * 256);
     let first = stage.wait(SOON);
@@ -285,7 +285,7 @@ fn the_window_is_bounded_and_opens_with_acknowledgements() {
 
 //= test: IBTA 9.7.6.1.3 C9-140: zero-timeout-is-none
 #[test]
-fn a_zero_timeout_waits_for_ever() {
+fn zero_timeout_waits_for_ever() {
     let mut stage = Stage::with(Setup { timeout: 0, ..Setup::default() });
     stage.post(WrOpcode::Send, 4);
     assert_eq!(stage.wait(SOON).len(), 1);
@@ -297,7 +297,7 @@ fn a_zero_timeout_waits_for_ever() {
 
 //= test: IBTA 9.9.2: rnr-retries-are-counted
 #[test]
-fn a_receiver_that_never_gets_ready_ends_the_connection_after_the_agreed_tries() {
+fn rnr_retries_end_with_an_error() {
     let mut stage = Stage::with(Setup { rnr_retry: 2, ..Setup::default() });
     stage.post_as(1, WrOpcode::Send, SendFlags::SIGNALED, 4);
     stage.post_as(2, WrOpcode::Send, SendFlags::SIGNALED, 4);
@@ -313,9 +313,9 @@ fn a_receiver_that_never_gets_ready_ends_the_connection_after_the_agreed_tries()
     assert_eq!(stage.counter("retry_rnr_exceeded_err"), 1);
 }
 
-/// Heads are lost now and then while a receiver is not ready for long; each refusal shows that one came through.
+/// Packets are lost now and then while a receiver is not ready for long; each RNR NAK shows that one arrived.
 #[test]
-fn a_refusal_for_want_of_a_receive_gives_the_retries_back() {
+fn rnr_nak_restores_the_retry_count() {
     let mut stage = Stage::new();
     stage.post_as(1, WrOpcode::Send, SendFlags::SIGNALED, 4);
     stage.wait(SOON);
@@ -333,7 +333,7 @@ fn a_refusal_for_want_of_a_receive_gives_the_retries_back() {
 
 //= test: IBTA 9.9.2: seven-rnr-retries-are-for-ever
 #[test]
-fn seven_rnr_retries_stand_for_ever() {
+fn seven_rnr_retries_mean_no_limit() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::Send, 4);
     stage.wait(SOON);
@@ -346,7 +346,7 @@ fn seven_rnr_retries_stand_for_ever() {
 
 //= test: IBTA 9.4.5: atomic-result-is-stored
 #[test]
-fn an_atomic_completes_with_eight_bytes_and_a_failed_one_with_none() {
+fn atomic_completes_with_eight_bytes() {
     let mut stage = Stage::new();
     stage.post_as(1, WrOpcode::FetchAdd, SendFlags::SIGNALED, 16);
     stage.post_as(2, WrOpcode::FetchAdd, SendFlags::SIGNALED, 16);
@@ -362,7 +362,7 @@ fn an_atomic_completes_with_eight_bytes_and_a_failed_one_with_none() {
 }
 
 #[test]
-fn a_completion_in_error_names_its_qp_and_carries_the_syndrome() {
+fn error_completion_has_qpn_and_syndrome() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::Write, 4);
     stage.post(WrOpcode::Write, 4);
@@ -376,7 +376,7 @@ fn a_completion_in_error_names_its_qp_and_carries_the_syndrome() {
 }
 
 #[test]
-fn the_send_queue_takes_more_than_it_holds_as_it_completes() {
+fn send_queue_slots_are_reused() {
     const SLOTS: u32 = 4;
     let caps = QpCaps { max_send_wr: SLOTS, ..QpCaps::default() };
     let mut stage = Stage::with(Setup { caps, ..Setup::default() });
@@ -393,12 +393,12 @@ fn the_send_queue_takes_more_than_it_holds_as_it_completes() {
 }
 
 #[test]
-fn an_answer_that_comes_during_an_rnr_wait_leaves_nothing_to_repeat() {
+fn ack_during_rnr_wait_ends_it() {
     const WAIT: Nanos = Nanos(20_000);
     const SLOTS: u32 = 4;
     let caps = QpCaps { max_send_wr: SLOTS, ..QpCaps::default() };
     let mut stage = Stage::with(Setup { caps, ..Setup::default() });
-    // Twice round the queue: what stood in a slot before must not matter.
+    // Twice around the queue: an earlier request of a slot must not matter.
     for round in 0..2 {
         let first = FIRST + round * (SLOTS + 1);
         for _ in 0..SLOTS {
@@ -407,7 +407,7 @@ fn an_answer_that_comes_during_an_rnr_wait_leaves_nothing_to_repeat() {
         assert_eq!(stage.wait(SOON).len(), SLOTS as usize);
         stage.acknowledge(first, Syndrome::RnrNak { timer: 1 }, 0);
         stage.wait(SOON);
-        // The peer had executed all of them: its answers were late.
+        // The peer had executed all of them: its ACKs were late.
         stage.acknowledge(first + (SLOTS - 1), ACK, SLOTS);
         assert_eq!(stage.wait(WAIT), [], "round {round}");
         assert_eq!(stage.statuses().len(), SLOTS as usize, "round {round}");
@@ -421,7 +421,7 @@ fn an_answer_that_comes_during_an_rnr_wait_leaves_nothing_to_repeat() {
 
 //= test: IBTA 9.7.3: ack-is-asked-for
 #[test]
-fn acknowledgements_are_asked_for_at_the_end_now_and_then_and_when_the_window_closes() {
+fn ack_req_is_set_often_enough() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::Write, 200 * 256);
     let asking = |stage: &mut Stage| -> Vec<u32> {
@@ -441,7 +441,7 @@ fn acknowledgements_are_asked_for_at_the_end_now_and_then_and_when_the_window_cl
 
 //= test: IBTA 9.2: solicited-is-in-the-last-packet
 #[test]
-fn the_last_packet_of_a_solicited_message_says_so_and_no_other() {
+fn only_the_last_packet_is_solicited() {
     let mut stage = Stage::new();
     stage.post_as(1, WrOpcode::Send, SendFlags::SOLICITED, 3 * 256);
     stage.post_as(2, WrOpcode::Send, SendFlags::empty(), 2 * 256);
@@ -451,7 +451,7 @@ fn the_last_packet_of_a_solicited_message_says_so_and_no_other() {
 
 //= test: IBTA 9.2: pkey-of-the-qp-is-sent
 #[test]
-fn packets_carry_the_default_partition_and_mig_req_as_configured() {
+fn packets_have_pkey_and_mig_req_as_configured() {
     for mig_req in [false, true] {
         let mut stage = Stage::with(Setup { mig_req, ..Setup::default() });
         stage.post(WrOpcode::Write, 4);
@@ -462,7 +462,7 @@ fn packets_carry_the_default_partition_and_mig_req_as_configured() {
 }
 
 #[test]
-fn inline_payload_of_several_packets_is_cut_where_they_are() {
+fn inline_payload_is_split_into_packets() {
     let caps = QpCaps { max_inline: 512, ..QpCaps::default() };
     let mut stage = Stage::with(Setup { caps, ..Setup::default() });
     let bytes: Vec<u8> = (0..300u32).map(|i| (i / 3) as u8).collect();
@@ -473,7 +473,7 @@ fn inline_payload_of_several_packets_is_cut_where_they_are() {
 }
 
 #[test]
-fn an_atomic_without_a_place_for_eight_bytes_fails_without_a_packet() {
+fn atomic_with_short_buffer_is_not_sent() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::FetchAdd, 7);
     assert_eq!(stage.wait(SOON), []);
@@ -482,7 +482,7 @@ fn an_atomic_without_a_place_for_eight_bytes_fails_without_a_packet() {
 
 //= test: IBTA 10.6.3.1: local-writing-needs-a-right
 #[test]
-fn what_could_not_be_stored_is_not_asked_for() {
+fn read_into_unwritable_memory_is_not_sent() {
     for opcode in [WrOpcode::Read, WrOpcode::FetchAdd] {
         let mut stage = Stage::new();
         let read_only = stage.host.register(64, Access::REMOTE_READ);
@@ -495,7 +495,7 @@ fn what_could_not_be_stored_is_not_asked_for() {
 
 //= test: IBTA 9.7.7: message-is-2-to-the-31-bytes-at-most
 #[test]
-fn a_message_of_two_gigabytes_is_not_too_long() {
+fn two_gigabyte_message_is_allowed() {
     let mut stage = Stage::new();
     // The list goes beyond the region; its first packets do not.
     stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 1 << 31);
@@ -506,7 +506,7 @@ fn a_message_of_two_gigabytes_is_not_too_long() {
 
 //= test: IBTA 9.7.6.1.3 C9-140: ack-timeout-is-4-us-times-2-to-the-code
 #[test]
-fn the_timeout_is_over_when_its_time_has_come_and_not_a_moment_later() {
+fn timeout_fires_at_its_exact_time() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::Send, 4);
     let sent = [(Opcode::RC_SEND_ONLY, FIRST)];
@@ -518,7 +518,7 @@ fn the_timeout_is_over_when_its_time_has_come_and_not_a_moment_later() {
 
 //= test: IBTA 9.9.2: response-fits-its-request
 #[test]
-fn an_answer_that_says_nak_in_its_own_aeth_is_a_bad_response() {
+fn read_response_with_nak_syndrome_is_bad() {
     for syndrome in [Syndrome::Nak(NakCode::RemoteAccess), Syndrome::RnrNak { timer: 1 }] {
         let aeth = Aeth { syndrome: syndrome.into(), msn: 1 };
         let cases: [(WrOpcode, Opcode, Ext, &[u8]); 2] = [
@@ -539,13 +539,13 @@ fn an_answer_that_says_nak_in_its_own_aeth_is_a_bad_response() {
 
 //= test: IBTA 9.7.1: psns-in-flight-are-told-apart
 #[test]
-fn a_read_that_just_fits_into_half_the_circle_goes_behind_what_is_in_flight() {
+fn largest_read_waits_for_outstanding_packets() {
     const PIECE: u32 = 1 << 26;
     let caps = QpCaps { max_send_sge: 32, ..QpCaps::default() };
     let mut stage = Stage::with(Setup { caps, ..Setup::default() });
     let region = stage.host.register(PIECE as usize, Access::READ_WRITE);
     stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 4);
-    // One PSN is taken, and this takes 2^23 - 1.
+    // One PSN is in use, and the READ takes 2^23 - 1.
     let mut sges = [region.sge(0, PIECE); 32];
     sges[31].length -= 256;
     let wr = SendWr { wr_id: 2, opcode: WrOpcode::Read, ..SendWr::default() };
@@ -558,7 +558,7 @@ fn a_read_that_just_fits_into_half_the_circle_goes_behind_what_is_in_flight() {
 
 //= test: IBTA 9.7.3: no-read-where-none-is-agreed
 #[test]
-fn a_read_or_an_atomic_where_none_is_agreed_fails_without_a_packet() {
+fn read_is_not_sent_if_none_is_allowed() {
     for opcode in [WrOpcode::Read, WrOpcode::CompareSwap] {
         let mut stage = Stage::with(Setup { max_rd_atomic: 0, ..Setup::default() });
         stage.post(opcode, 8);

@@ -1,4 +1,4 @@
-//! What our request packets say, when they are sent again, and what completes them (IBTA 9.4, 9.7.3, 9.7.6).
+//! Request packets: contents, retransmission, and completion (IBTA 9.4, 9.7.3, 9.7.6).
 
 use roxie::shared::work_queue::Payload;
 use roxie::time::Nanos;
@@ -13,14 +13,14 @@ const SOON: Nanos = Nanos(1000);
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 const SUCCESS: WcStatus = WcStatus::Success;
 
-/// What `Stage::post` asks the peer for.
+/// Returns the RETH of a request that [`Stage::post`] posts.
 fn there(offset: u64, dma_len: u32) -> Reth {
     Reth { va: 0x1000 + offset, rkey: 1, dma_len }
 }
 
 //= test: IBTA 9.7.3: psn-counts-packets, message-is-cut-at-the-path-mtu
 #[test]
-fn a_message_is_cut_at_the_path_mtu() {
+fn message_is_split_at_the_path_mtu() {
     use Opcode as O;
     let cases: [(u32, &[(Opcode, usize)]); 5] = [
         (0, &[(O::RC_SEND_ONLY, 0)]),
@@ -45,7 +45,7 @@ fn a_message_is_cut_at_the_path_mtu() {
 //= test: IBTA 9.4.3: write-names-its-whole-length-first
 //= test: IBTA 9.4: immediate-is-in-the-last-packet
 #[test]
-fn a_write_names_its_whole_length_in_its_first_packet_and_nowhere_else() {
+fn only_first_write_packet_has_a_reth() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::WriteImm, 600);
     stage.post(WrOpcode::Write, 8);
@@ -59,7 +59,7 @@ fn a_write_names_its_whole_length_in_its_first_packet_and_nowhere_else() {
 //= test: IBTA 9.7.3: read-takes-a-psn-for-each-response
 //= test: IBTA 9.4.4: read-request-names-what-it-wants
 #[test]
-fn a_read_takes_the_psns_of_its_response_and_what_follows_has_the_next() {
+fn read_consumes_a_psn_per_response() {
     for (length, psns) in [(0, 1), (256, 1), (257, 2), (600, 3)] {
         let mut stage = Stage::new();
         stage.post(WrOpcode::Read, length);
@@ -74,7 +74,7 @@ fn a_read_takes_the_psns_of_its_response_and_what_follows_has_the_next() {
 
 //= test: IBTA 9.7.6: read-is-asked-again-from-the-hole
 #[test]
-fn the_rest_of_a_read_is_asked_for_by_the_address_and_the_length_that_are_missing() {
+fn repeated_read_requests_only_the_rest() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::Read, 600);
     stage.packets();
@@ -91,7 +91,7 @@ fn the_rest_of_a_read_is_asked_for_by_the_address_and_the_length_that_are_missin
 //= test: IBTA 9.4.5: atomic-request-has-its-operands
 //= test: IBTA 9.5: requests-leave-in-order
 #[test]
-fn atomics_carry_their_operands_each_in_its_place() {
+fn atomics_carry_their_operands() {
     let mut stage = Stage::new();
     for opcode in [WrOpcode::CompareSwap, WrOpcode::FetchAdd] {
         let (compare_add, swap, rkey) = (0x1111, 0x2222, RKey(1));
@@ -106,7 +106,7 @@ fn atomics_carry_their_operands_each_in_its_place() {
 
 //= test: IBTA A17.4.5: addresses-and-class-come-from-the-path
 #[test]
-fn packets_have_addresses_class_and_hop_limit_of_their_path() {
+fn packets_have_the_attributes_of_their_path() {
     let mut stage = Stage::new();
     let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
     stage.host.modify(stage.now, &stage.qp, &reset).expect("from any state");
@@ -124,7 +124,7 @@ fn packets_have_addresses_class_and_hop_limit_of_their_path() {
 
 //= test: IBTA 9.7.6: read-response-completes-what-is-before
 #[test]
-fn the_response_of_a_read_completes_what_was_sent_before_it() {
+fn read_response_completes_earlier_requests() {
     let mut stage = Stage::new();
     stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 8);
     stage.post_as(2, WrOpcode::Send, SendFlags::SIGNALED, 300);
@@ -136,17 +136,17 @@ fn the_response_of_a_read_completes_what_was_sent_before_it() {
     assert_eq!(stage.statuses(), [(1, SUCCESS), (2, SUCCESS), (3, SUCCESS)]);
 }
 
-/// Half of it was acknowledged: the rest has a whole timeout from then on.
+/// Half of the request was acknowledged: from then on, the rest has a full timeout.
 //= test: IBTA 9.7.6.1.3: timer-runs-while-something-is-outstanding
 #[test]
-fn the_timer_begins_anew_with_each_acknowledgement_of_something_new() {
+fn new_acks_restart_the_timer() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::Write, 8);
     stage.post(WrOpcode::Write, 8);
     assert_eq!(stage.wait(Nanos(TIMEOUT.0 / 4 * 3)).len(), 2);
     stage.acknowledge(FIRST, ACK, 1);
     assert_eq!(stage.wait(TIMEOUT - Nanos(1)), [], "a timeout after they had left, and nothing of it");
-    // What is old does not wind it up.
+    // A duplicate ACK does not restart it.
     stage.acknowledge(FIRST, ACK, 1);
     assert_eq!(stage.wait(SOON), [(Opcode::RC_WRITE_ONLY, FIRST + 1)]);
     stage.acknowledge(FIRST + 1, ACK, 2);
@@ -156,7 +156,7 @@ fn the_timer_begins_anew_with_each_acknowledgement_of_something_new() {
 
 //= test: IBTA 10.8: unsignaled-success-does-not-complete
 #[test]
-fn what_asks_for_no_completion_has_one_only_if_it_fails() {
+fn unsignaled_request_completes_only_on_failure() {
     let mut stage = Stage::new();
     let init = QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: false };
     stage.qp = stage.host.create_qp_as(init, 16);

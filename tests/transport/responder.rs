@@ -1,4 +1,4 @@
-//! The responder: what a peer asks, and what it gets (IBTA 9.7.4, 9.7.5.1, 9.9.3).
+//! The responder: execution of requests, and answers (IBTA 9.7.4, 9.7.5.1, 9.9.3).
 
 use roxie::verbs::{Access, EventKind, QpState, WcFlags, WcOpcode, WcStatus, WrOpcode};
 use roxie::wire::{AtomicEth, Bth, Ext, NakCode, Opcode, Psn, Reth, Syndrome};
@@ -7,7 +7,7 @@ use crate::{Answer, Setup, Stage};
 
 const MTU: usize = 256;
 
-/// The NIC refused: NAK, error state, event, and memory is as it was.
+/// Asserts that the NIC sent a NAK, entered ERR, raised an event, and did not change memory.
 fn assert_refused(stage: &mut Stage, answers: &[Answer], psn: u32, code: NakCode, event: EventKind) {
     assert_eq!(answers, [Answer::nak(psn, code)]);
     assert_eq!(stage.state(), QpState::Err);
@@ -19,7 +19,7 @@ fn assert_refused(stage: &mut Stage, answers: &[Answer], psn: u32, code: NakCode
 //= test: IBTA 9.7.5.1: response-has-the-requests-psn
 //= test: IBTA 9.4.1: send-takes-one-receive, immediate-is-delivered
 #[test]
-fn a_send_lands_in_the_receive_and_is_acknowledged() {
+fn send_is_received_and_acknowledged() {
     let mut stage = Stage::new();
     stage.receive(7, 100, 500);
     assert_eq!(stage.request(Opcode::RC_SEND_FIRST, 0, Ext::None, &[1; MTU]), [Answer::ack(0)]);
@@ -33,7 +33,7 @@ fn a_send_lands_in_the_receive_and_is_acknowledged() {
 
 //= test: IBTA 9.7.5.1: ack-answers-ack-request
 #[test]
-fn only_a_packet_that_asks_for_it_is_acknowledged() {
+fn only_packets_with_ack_req_are_acknowledged() {
     let mut stage = Stage::new();
     stage.receive(1, 0, 1000);
     let quiet = Bth { opcode: Opcode::RC_SEND_FIRST, dest_qp: stage.qp.handle.qpn, ..Bth::default() };
@@ -45,7 +45,7 @@ fn only_a_packet_that_asks_for_it_is_acknowledged() {
 //= test: IBTA 9.5: requests-are-executed-in-psn-order
 //= test: IBTA 9.7.5.2: gap-is-nakd-once
 #[test]
-fn a_gap_is_naked_once_until_the_due_packet_comes() {
+fn gap_causes_one_nak() {
     let mut stage = Stage::new();
     for id in 0..3 {
         stage.receive(id, 0, 100);
@@ -68,7 +68,7 @@ fn a_gap_is_naked_once_until_the_due_packet_comes() {
 
 //= test: IBTA 9.7.5.1: duplicate-is-not-executed, duplicate-ack-covers-what-is-done
 #[test]
-fn a_duplicate_send_is_acknowledged_again_and_not_executed() {
+fn duplicate_send_is_acknowledged_not_executed() {
     let mut stage = Stage::new();
     stage.receive(1, 0, 10);
     stage.receive(2, 10, 10);
@@ -82,7 +82,7 @@ fn a_duplicate_send_is_acknowledged_again_and_not_executed() {
 
 //= test: IBTA 9.7.5.2.8: rnr-nak-without-a-receive, rnr-nak-has-the-qps-timer, rnr-nak-is-followed-by-silence
 #[test]
-fn without_a_receive_the_peer_is_asked_to_wait_and_what_follows_is_dropped_in_silence() {
+fn missing_receive_causes_one_rnr_nak() {
     let mut stage = Stage::new();
     let rnr = Answer::acknowledge(0, Syndrome::RnrNak { timer: 12 });
     let rnr = [rnr];
@@ -98,7 +98,7 @@ fn without_a_receive_the_peer_is_asked_to_wait_and_what_follows_is_dropped_in_si
 //= test: IBTA 9.4.3: write-with-immediate-takes-a-receive
 //= test: IBTA 9.7.5.2.8: rnr-nak-without-a-receive
 #[test]
-fn a_write_with_immediate_waits_at_its_last_packet_and_is_written_once_it_may() {
+fn write_imm_waits_for_a_receive() {
     let mut stage = Stage::new();
     let reth = stage.reth(0, 260);
     assert_eq!(stage.request(Opcode::RC_WRITE_FIRST, 0, Ext::Reth(reth), &[3; MTU]), [Answer::ack(0)]);
@@ -115,7 +115,7 @@ fn a_write_with_immediate_waits_at_its_last_packet_and_is_written_once_it_may() 
 //= test: IBTA 9.7.4.1.6: receive-holds-the-message
 //= test: IBTA 9.9.3: failing-receive-carries-the-cause
 #[test]
-fn a_message_longer_than_the_receive_is_refused() {
+fn message_longer_than_its_receive_is_refused() {
     let mut stage = Stage::new();
     stage.receive(5, 0, 3);
     stage.receive(6, 0, 100);
@@ -126,7 +126,7 @@ fn a_message_longer_than_the_receive_is_refused() {
 
 //= test: IBTA 9.9.3: receive-memory-is-writable
 #[test]
-fn a_receive_whose_list_is_not_allowed_is_the_responders_own_fault() {
+fn invalid_receive_sge_is_a_responder_error() {
     let mut stage = Stage::new();
     stage.host.post_recv(&stage.qp, 5, &[stage.memory.sge(1 << 16, 4)]).expect("room");
     let answers = stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1; 4]);
@@ -134,7 +134,7 @@ fn a_receive_whose_list_is_not_allowed_is_the_responders_own_fault() {
     assert_refused(&mut stage, &answers, 0, NakCode::RemoteOperational, EventKind::QpFatal);
 }
 
-/// A script of requests of which only the last is wrong.
+/// Requests of which only the last one is invalid.
 type Case = (&'static str, fn(&Stage) -> Vec<(Opcode, Ext, Vec<u8>)>);
 
 fn reth_at(stage: &Stage, offset: u64, dma_len: u32, change: fn(&mut Reth)) -> Ext {
@@ -145,7 +145,7 @@ fn reth_at(stage: &Stage, offset: u64, dma_len: u32, change: fn(&mut Reth)) -> E
 
 fn same(_: &mut Reth) {}
 
-/// What is wrong, and how it becomes so.
+/// Name of a fault, and the change that causes it.
 type Change = (&'static str, fn(&mut Reth));
 
 //= test: IBTA 9.7.4.1: message-begins-with-first-or-only, message-is-not-interrupted, atomic-is-aligned
@@ -155,7 +155,7 @@ type Change = (&'static str, fn(&mut Reth));
 //= test: IBTA 9.7.5.2: invalid-request-is-nakd-and-ends
 //= test: IBTA 9.9.3: responder-error-ends-rc
 #[test]
-fn invalid_requests_are_refused_as_invalid() {
+fn invalid_requests_get_an_invalid_request_nak() {
     let cases: &[Case] = &[
         ("MIDDLE without FIRST", |_| vec![(Opcode::RC_SEND_MIDDLE, Ext::None, vec![1; MTU])]),
         ("LAST without FIRST", |_| vec![(Opcode::RC_WRITE_LAST, Ext::None, vec![1; 4])]),
@@ -259,7 +259,7 @@ fn invalid_requests_are_refused_as_invalid() {
 //= test: IBTA 9.7.4.1: refused-request-changes-nothing
 //= test: IBTA 9.9.3: responder-error-ends-rc
 #[test]
-fn keys_bounds_and_rights_are_refused_as_access_errors() {
+fn access_violations_get_an_access_nak() {
     let changes: &[Change] = &[
         ("an unknown key", |r| r.rkey ^= 0x1234_5600),
         ("another variant of the key", |r| r.rkey ^= 1),
@@ -281,7 +281,7 @@ fn keys_bounds_and_rights_are_refused_as_access_errors() {
 
 //= test: IBTA 9.7.4.1.5: rkey-grants-the-operation
 #[test]
-fn a_region_without_the_right_is_refused() {
+fn region_without_the_access_flag_is_refused() {
     let mut stage = Stage::new();
     let read_only = stage.host.register(64, Access::REMOTE_READ);
     let reth = Reth { va: read_only.address, rkey: read_only.key, dma_len: 4 };
@@ -292,7 +292,7 @@ fn a_region_without_the_right_is_refused() {
 
 //= test: IBTA 9.7.4.1.5: empty-access-checks-no-key
 #[test]
-fn an_empty_write_or_read_does_not_look_at_the_key() {
+fn empty_write_and_read_ignore_the_key() {
     let mut stage = Stage::new();
     let nowhere = Ext::Reth(Reth { va: 1, rkey: 2, dma_len: 0 });
     assert_eq!(stage.request(Opcode::RC_WRITE_ONLY, 0, nowhere, &[]), [Answer::ack(0)]);
@@ -305,7 +305,7 @@ fn an_empty_write_or_read_does_not_look_at_the_key() {
 //= test: IBTA 9.7.5.1: response-has-the-requests-psn, read-response-is-cut-at-the-path-mtu
 //= test: IBTA 9.7.5.1: duplicate-read-is-read-again, duplicate-read-may-be-a-part
 #[test]
-fn a_read_is_answered_in_packets_and_again_from_any_of_them() {
+fn read_is_repeatable_from_any_packet() {
     let mut stage = Stage::new();
     let bytes: Vec<u8> = (0..600u32).map(|i| i as u8).collect();
     stage.memory.memory.write(0, &bytes).expect("within");
@@ -325,7 +325,7 @@ fn a_read_is_answered_in_packets_and_again_from_any_of_them() {
     assert_eq!(again.iter().map(|a| a.psn).collect::<Vec<_>>(), [1, 2]);
     assert_eq!(again.iter().flat_map(|a| a.payload.clone()).collect::<Vec<_>>(), bytes[256..]);
     assert_eq!((stage.counter("duplicate_request"), stage.counter("duplicate_dropped")), (1, 0));
-    // The same PSN with another key, place or more bytes is not the same READ.
+    // With another key or address, or more bytes, a request of the same PSN is not the same READ.
     for wrong in [stage.reth(257, 343), stage.reth(256, 345), Reth { rkey: 1, ..stage.reth(256, 344) }] {
         assert_eq!(stage.request(Opcode::RC_READ_REQUEST, 1, Ext::Reth(wrong), &[]), []);
     }
@@ -334,9 +334,9 @@ fn a_read_is_answered_in_packets_and_again_from_any_of_them() {
 
 //= test: IBTA 9.7.5.2.4: read-that-fails-later-is-nakd
 #[test]
-fn a_region_that_goes_away_ends_a_read_in_the_middle() {
+fn deregistration_ends_a_read() {
     let mut stage = Stage::new();
-    // A receive burst executes the READ; before its answer leaves, the region goes.
+    // A receive burst executes the READ; the region is deregistered before the response is sent.
     let reth = Ext::Reth(stage.reth(0, 4096));
     let index = stage.memory.index;
     let bth = Bth {
@@ -357,7 +357,7 @@ fn a_region_that_goes_away_ends_a_read_in_the_middle() {
 //= test: IBTA 9.6.1: transport-version-is-zero, opcode-is-of-the-qps-service, destination-qp-is-there, pkey-matches
 //= test: IBTA 10.9.3: limited-member-is-a-member
 #[test]
-fn what_is_not_for_the_qp_is_dropped_in_silence_and_counted() {
+fn misdirected_packets_are_dropped_and_counted() {
     let mut stage = Stage::new();
     stage.receive(1, 0, 100);
     let good =
@@ -381,7 +381,7 @@ fn what_is_not_for_the_qp_is_dropped_in_silence_and_counted() {
 
 //= test: IBTA 9.6.1: source-is-the-peer
 #[test]
-fn another_address_is_not_the_peer() {
+fn packet_from_another_address_is_dropped() {
     let mut stage = Stage::new();
     stage.receive(1, 0, 100);
     let stranger = crate::template(3);
@@ -394,9 +394,9 @@ fn another_address_is_not_the_peer() {
 
 //= test: IBTA 9.7.4.1: responder-resources-suffice
 #[test]
-fn more_reads_than_agreed_are_refused() {
+fn too_many_reads_are_refused() {
     let mut stage = Stage::new();
-    // Five requests arrive before any answer could leave; four were agreed.
+    // Five requests arrive before a response could leave; the limit is four.
     for psn in 0..5 {
         let bth = Bth {
             opcode: Opcode::RC_READ_REQUEST,
@@ -415,7 +415,7 @@ fn more_reads_than_agreed_are_refused() {
 }
 
 #[test]
-fn an_answer_to_a_late_duplicate_gives_way_to_new_reads() {
+fn duplicate_read_response_yields_to_new_reads() {
     let mut stage = Stage::new();
     let read = |stage: &Stage, psn: u32| {
         let (opcode, dest_qp) = (Opcode::RC_READ_REQUEST, stage.qp.handle.qpn);
@@ -424,7 +424,7 @@ fn an_answer_to_a_late_duplicate_gives_way_to_new_reads() {
     let (bth, ext) = read(&stage, 0);
     stage.send(&bth, &ext, &[]);
     assert_eq!(stage.answers().len(), 1);
-    // In one burst: the first READ once more, late, and four new ones, as many as were agreed.
+    // In one burst: a late duplicate of the first READ, and four new ones, the limit.
     for psn in 0..5 {
         let (bth, ext) = read(&stage, psn);
         stage.send(&bth, &ext, &[]);
@@ -436,8 +436,8 @@ fn an_answer_to_a_late_duplicate_gives_way_to_new_reads() {
 
 //= test: IBTA 9.7.4.1.5: write-is-checked-as-a-whole
 #[test]
-fn a_message_that_leaves_its_region_later_is_refused_at_its_first_packet() {
-    // The first packet's bytes are inside, and the second's are not; 2^31 bytes are allowed, if there are as many.
+fn out_of_bounds_message_fails_at_first_packet() {
+    // The first packet's bytes are inside, and the second's are not; 2^31 bytes are allowed if the region has them.
     for (offset, dma_len) in [((1 << 16) - 256, 257), (0, 1 << 31)] {
         for (opcode, payload) in [(Opcode::RC_WRITE_FIRST, vec![1; MTU]), (Opcode::RC_READ_REQUEST, vec![])] {
             let mut stage = Stage::new();
@@ -452,7 +452,7 @@ fn a_message_that_leaves_its_region_later_is_refused_at_its_first_packet() {
 
 //= test: IBTA 9.7.4.1: operation-is-enabled
 #[test]
-fn what_the_qp_does_not_grant_is_refused_whatever_the_region_grants() {
+fn qp_access_flags_are_enforced() {
     let atomic =
         |s: &Stage| AtomicEth { va: s.memory.address, rkey: s.memory.key, swap_or_add: 1, compare: 0 };
     type Request = fn(&Stage) -> Ext;
@@ -472,12 +472,12 @@ fn what_the_qp_does_not_grant_is_refused_whatever_the_region_grants() {
 
 //= test: IBTA 9.7.5.2.4: read-that-fails-later-is-nakd
 #[test]
-fn a_region_that_goes_away_is_told_by_the_psn_that_it_ends() {
+fn nak_has_the_psn_of_missing_response() {
     let mut stage = Stage::new();
     let bth = Bth { opcode: Opcode::RC_READ_REQUEST, dest_qp: stage.qp.handle.qpn, ..Bth::default() };
     let reth = Ext::Reth(stage.reth(0, 1 << 16));
     stage.send(&bth, &reth, &[]);
-    // A pass sends some of the 256 packets.
+    // A pass sends a part of the 256 packets.
     stage.host.worker.poll(stage.now);
     let index = stage.memory.index;
     stage.host.call(stage.now, roxie::nic::Command::DeregisterMemory(index)).expect("it was there");
@@ -489,7 +489,7 @@ fn a_region_that_goes_away_is_told_by_the_psn_that_it_ends() {
 }
 
 #[test]
-fn acknowledgements_come_now_and_then_even_if_nobody_asks() {
+fn unrequested_acks_are_sent_periodically() {
     let mut stage = Stage::new();
     let reth = stage.reth(0, 1 << 16);
     let dest_qp = stage.qp.handle.qpn;
@@ -506,7 +506,7 @@ fn acknowledgements_come_now_and_then_even_if_nobody_asks() {
 
 //= test: IBTA 9.7.5.1: read-response-acknowledges-what-is-before
 #[test]
-fn the_answer_of_a_read_acknowledges_what_is_before_it() {
+fn read_response_acknowledges_earlier_requests() {
     let mut stage = Stage::new();
     let (ext, dest_qp) = (Ext::Reth(stage.reth(0, 4)), stage.qp.handle.qpn);
     let write = |stage: &mut Stage, psn| {
@@ -514,7 +514,7 @@ fn the_answer_of_a_read_acknowledges_what_is_before_it() {
         stage.send(&bth, &ext, &[1; 4]);
         stage.answers()
     };
-    // One fewer than what is acknowledged unasked.
+    // One fewer than the packets after which an ACK is sent without a request.
     assert!((0..63).all(|psn| write(&mut stage, psn).is_empty()));
     assert_eq!(stage.request(Opcode::RC_READ_REQUEST, 63, ext, &[]).len(), 1);
     assert!((64..127).all(|psn| write(&mut stage, psn).is_empty()), "they count from the READ on");
@@ -523,7 +523,7 @@ fn the_answer_of_a_read_acknowledges_what_is_before_it() {
 
 //= test: IBTA 9.7.7.1: msn-counts-messages
 #[test]
-fn the_msn_counts_messages_and_not_packets() {
+fn msn_counts_messages() {
     let mut stage = Stage::new();
     let reth = Ext::Reth(stage.reth(0, 300));
     let eth = AtomicEth { va: stage.memory.address, rkey: stage.memory.key, swap_or_add: 1, compare: 0 };
@@ -541,7 +541,7 @@ fn the_msn_counts_messages_and_not_packets() {
 }
 
 #[test]
-fn a_receive_that_completes_in_error_is_known_as_one_of_its_qp() {
+fn failed_receive_names_its_qp() {
     let mut stage = Stage::new();
     stage.receive(5, 0, 3);
     stage.receive(6, 0, 100);
@@ -552,7 +552,7 @@ fn a_receive_that_completes_in_error_is_known_as_one_of_its_qp() {
 }
 
 #[test]
-fn requests_take_turns_with_packets_of_a_read_and_wait_for_all_other_answers() {
+fn requests_alternate_with_read_responses() {
     let eth = |s: &Stage| AtomicEth { va: s.memory.address, rkey: s.memory.key, swap_or_add: 1, compare: 0 };
     let sent = |opcode: Opcode, ext: fn(&Stage, AtomicEth) -> Ext, requests: u32| {
         let mut stage = Stage::new();

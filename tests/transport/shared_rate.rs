@@ -1,4 +1,4 @@
-//! A rate that QPs have together: the sum is kept, and they take turns.
+//! Rates shared by several QPs: the sum is limited, and the QPs take turns.
 
 use roxie::congestion::{Rate, SharedRate};
 use roxie::limits::Limits;
@@ -15,10 +15,10 @@ use roxie::wire::{Bth, Ext, Opcode, Psn, parse};
 use crate::pacing::departures;
 use crate::{MTU, Setup, Stage, attributes};
 
-/// Bytes of a full packet's frame: Ethernet, IPv4, UDP, BTH, payload, ICRC.
+/// Bytes of a frame with a full payload: Ethernet, IPv4, UDP, BTH, payload, ICRC.
 const FULL: u64 = 14 + 20 + 8 + 12 + MTU.bytes() as u64 + 4;
 
-/// QPs of one host that have more to send than they may, and what has left of each.
+/// QPs of one host with more to send than their rate allows, and counts of sent packets.
 struct Senders {
     host: Host,
     peer: Box<dyn Port>,
@@ -50,12 +50,12 @@ impl Senders {
         }
     }
 
-    /// Brings a QP up, from whatever state, and has it send so many packets.
+    /// Connects a QP from any state, and posts this number of packets.
     fn start(&mut self, number: usize, packets: usize) {
         let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
         self.host.modify(self.now, &self.qps[number], &reset).expect("from any state");
         for mut attr in attributes(&self.host, &self.setup) {
-            // The peer's number tells whose packet it is.
+            // The destination QPN tells the QPs apart.
             attr.dest_qpn = attr.dest_qpn.map(|_| Qpn::new(number as u32));
             self.host.modify(self.now, &self.qps[number], &attr).expect("a legal transition");
         }
@@ -88,13 +88,13 @@ impl Senders {
     }
 }
 
-/// Full frames that a rate carries in a time.
+/// Returns the number of full frames at a rate.
 fn frames(rate: Rate, time: Nanos) -> u64 {
     (time.0 as f64 / rate.nanos_for(FULL)) as u64
 }
 
 #[test]
-fn the_sum_is_kept_and_each_has_as_much() {
+fn shared_rate_is_split_evenly() {
     let (rate, time) = (Rate::from_mbps(100.0), Nanos::from_millis(50));
     let mut senders = Senders::new(9);
     senders.share(0..8, rate);
@@ -102,14 +102,14 @@ fn the_sum_is_kept_and_each_has_as_much() {
     senders.run(time);
     let due = frames(rate, time);
     let sum: u64 = senders.sent[..8].iter().sum();
-    // A frame of each at the beginning.
+    // Each QP sends one frame at the start.
     assert!((due..=due + 8).contains(&sum), "{:?}: {due} are due", senders.sent);
     assert!(senders.sent[..8].iter().all(|sent| sent.abs_diff(sum / 8) <= 2), "{:?}", senders.sent);
     assert_eq!(senders.sent[8], 1000, "the ninth is not among them");
 }
 
 #[test]
-fn what_one_does_not_take_is_for_the_others() {
+fn unused_share_goes_to_the_others() {
     let (rate, time) = (Rate::from_mbps(100.0), Nanos::from_millis(50));
     let mut senders = Senders::new(4);
     senders.share(0..4, rate);
@@ -126,7 +126,7 @@ fn what_one_does_not_take_is_for_the_others() {
 }
 
 #[test]
-fn to_begin_anew_is_no_way_past_the_others() {
+fn reconnecting_gains_no_extra_share() {
     let (rate, time) = (Rate::from_mbps(100.0), Nanos::from_millis(20));
     let mut senders = Senders::new(4);
     senders.share(0..4, rate);
@@ -139,7 +139,7 @@ fn to_begin_anew_is_no_way_past_the_others() {
 }
 
 #[test]
-fn responses_of_reads_count_and_acknowledgements_do_not_wait() {
+fn shared_rate_includes_read_responses_not_acks() {
     let mut stage = Stage::new();
     let rate = Rate::from_mbps(10.0);
     let command = Command::ShareRate(stage.qp.handle.index, SharedRate::new(rate));
@@ -159,7 +159,7 @@ fn responses_of_reads_count_and_acknowledgements_do_not_wait() {
         assert!((at.0 as f64 - ideal).abs() < gap / 4.0, "response {number} at {at}, ideally {ideal}");
     }
     assert_eq!(left.len(), 4);
-    // Data of its own is held back, and an acknowledgement is not.
+    // The NIC's own data is paced, and its ACK is not.
     stage.post_as(0, WrOpcode::Write, SendFlags::SIGNALED, 12 * MTU.bytes() as u32);
     stage.receive(1, 0, 64);
     departures(&mut stage, Nanos::from_millis(3));

@@ -1,6 +1,6 @@
-//! How far strangers, peers and neighbours can slow a connection down, in numbers: by notifications, by marks and by pauses.
+//! Slowdown of a connection by strangers, peers, and neighbours, in numbers: by CNPs, marks, and pauses.
 //!
-//! A QP writes without end on a line of 10 Gb/s, in virtual time. What it moves is compared with what it would move if left alone.
+//! A QP writes without end on a line of 10 Gb/s, in virtual time; its throughput is compared with that without an attack.
 
 use roxie::congestion::Rate;
 use roxie::nic::{Command, CongestionConfig, TrafficClasses};
@@ -11,14 +11,14 @@ use roxie::wire::{Bth, Ext, MacControl, Opcode, Psn, Qpn, Syndrome, parse};
 use crate::{FIRST, MTU, Setup, Stage, template};
 
 const LINE: Rate = Rate::from_gbps(10.0);
-/// Of a message, in packets: a window.
+/// Packets of a message: a window.
 const PACKETS: u32 = 12;
 
-/// A QP that writes without end to a peer that acknowledges all of it.
+/// A QP that writes without end to a peer that acknowledges everything.
 struct Writer {
     stage: Stage,
     psn: Psn,
-    /// Bits of frames that have left.
+    /// Bits of frames sent.
     bits: f64,
     outstanding: u32,
 }
@@ -36,8 +36,8 @@ impl Writer {
         Writer { stage, psn: FIRST, bits: 0.0, outstanding: 0 }
     }
 
-    /// One pass, and the time that its frames take on the line; without any, until something is due, and 1 us at most. True: data
-    /// left.
+    /// Runs one pass, and advances the time by that of its frames on the line; without frames, until the next event, by 1 us at
+    /// most. Returns true if data was sent.
     fn step(&mut self) -> bool {
         while self.outstanding < 4 {
             self.outstanding += 1;
@@ -62,7 +62,7 @@ impl Writer {
         let on_the_line = Nanos((bits as f64 * 1e9 / LINE.0).ceil() as u64);
         let due = self.stage.host.worker.next_deadline().min(self.stage.now + Nanos(1_000));
         self.stage.now = match (bits, done) {
-            // What was acknowledged makes room.
+            // ACKs opened the window.
             (0, 1..) => self.stage.now,
             (0, 0) => due.max(self.stage.now + Nanos(1)),
             _ => self.stage.now + on_the_line,
@@ -70,7 +70,8 @@ impl Writer {
         bits > 0
     }
 
-    /// Which part of the line it uses for so long, while somebody does this after each pass; true: data has just left.
+    /// Returns the share of the line that the QP uses for `time`. `attack` is called after each pass, with true if data was
+    /// sent.
     fn share(&mut self, time: Nanos, mut attack: impl FnMut(&mut Stage, bool)) -> f64 {
         let (from, before) = (self.stage.now, self.bits);
         while self.stage.now < from + time {
@@ -80,7 +81,7 @@ impl Writer {
         (self.bits - before) / (LINE.0 * (self.stage.now - from).0 as f64 / 1e9)
     }
 
-    /// How long it takes until it uses so much of the line, in steps of 100 us.
+    /// Returns the time until the QP uses this share of the line, in steps of 100 us.
     fn recovers_to(&mut self, part: f64) -> Nanos {
         let from = self.stage.now;
         while self.share(Nanos::from_micros(100), |_, _| {}) < part {}
@@ -93,10 +94,10 @@ fn notify(stage: &mut Stage, dest_qp: Qpn) {
     stage.send(&bth, &Ext::None, &[]);
 }
 
-/// A stranger who knows both addresses and guesses numbers: of 2^24 one is right. A lucky guess costs what an honest notification
-/// does: less than a millisecond of sending.
+/// A stranger knows both addresses and guesses QPNs: one of 2^24 is right. A right guess costs as much as a genuine CNP:
+/// less than a millisecond of sending.
 #[test]
-fn a_lucky_guess_costs_less_than_a_millisecond_of_sending() {
+fn guessed_cnp_costs_under_a_millisecond() {
     let mut writer = Writer::new("dcqcn", "");
     let alone = writer.share(Nanos::from_millis(2), |_, _| {});
     assert!(alone > 0.999, "left alone: {alone}");
@@ -118,14 +119,14 @@ fn a_lucky_guess_costs_less_than_a_millisecond_of_sending() {
     assert!(0.0 < lost && lost < 1.0, "{lost} ms");
 }
 
-/// The same from another address costs nothing at all, however many there are.
+/// A flood of CNPs from another address costs nothing.
 #[test]
-fn a_flood_from_another_address_costs_nothing() {
+fn cnp_flood_from_another_address_costs_nothing() {
     let mut writer = Writer::new("dcqcn", "");
     let own = writer.stage.qp.handle.qpn;
     let mut strangers = template(3);
     let share = writer.share(Nanos::from_millis(2), |stage, _| {
-        // What is between the peer and the QP stays between them.
+        // Packets between the peer and the QP remain as they are.
         std::mem::swap(&mut stage.template, &mut strangers);
         notify(stage, own);
         std::mem::swap(&mut stage.template, &mut strangers);
@@ -133,10 +134,10 @@ fn a_flood_from_another_address_costs_nothing() {
     assert!(share > 0.999, "{share}");
 }
 
-/// Who sees the numbers, on the path or at the peer, has it at the lowest rate as long as the flood lasts, and not below; then it
-/// recovers by itself. A switch on the path could as well drop everything.
+/// An attacker with knowledge of the QPN, on the path or at the peer, keeps the QP at its minimum rate while the flood lasts; then the
+/// QP recovers. A switch on the path could as well drop everything.
 #[test]
-fn a_flood_from_the_path_leaves_the_lowest_rate_and_ends_with_the_flood() {
+fn on_path_cnp_flood_leaves_the_minimum_rate() {
     for (control, floor, back) in
         [("dcqcn", 1.0, 400), ("dcqcn,rpg_min_rate=1000", 1_000.0, 400), ("dcqcn,preset=paper", 1.0, 400)]
     {
@@ -147,20 +148,19 @@ fn a_flood_from_the_path_leaves_the_lowest_rate_and_ends_with_the_flood() {
         let mbps = share * LINE.0 / 1e6;
         let recovered = writer.recovers_to(0.9);
         println!("{control}: {mbps:.2} Mb/s during the flood, 90 % of the line {recovered} after it");
-        // What it gains between two packets, each of which may be notified of, comes on top.
+        // Between two packets, each of which allows one CNP, the rate increases a little.
         assert!(mbps >= floor * 0.9 && mbps < floor + 30.0, "{control}: {mbps} Mb/s");
         assert!(recovered < Nanos::from_millis(back), "{control}: {recovered}");
     }
 }
 
-/// One notification that was heard once and is sent again and again is a forged one: it counts once for each packet that left since
-/// the last, and for a QP that is silent not at all.
+/// A CNP that is replayed counts once for each packet that left since the last one, and not at all for a silent QP.
 #[test]
-fn what_is_replayed_to_a_qp_that_is_silent_is_ignored() {
+fn replayed_cnps_to_silent_qp_are_ignored() {
     let mut writer = Writer::new("dcqcn", "");
     writer.share(Nanos::from_micros(100), |_, _| {});
     let own = writer.stage.qp.handle.qpn;
-    // Silent: its peer acknowledges nothing any more.
+    // The QP is silent because its peer acknowledges nothing.
     while writer.stage.host.worker.poll(writer.stage.now).sent > 0 {}
     notify(&mut writer.stage, own);
     for _ in 0..10_000 {
@@ -179,9 +179,9 @@ fn pauses(stage: &mut Stage) {
     stage.peer.tx_flush(stage.now).expect("memory does not fail");
 }
 
-/// A neighbour that pauses without end: nothing, unless PAUSE is heeded; then half of the time.
+/// A neighbour that pauses without end has no effect unless PAUSE is honoured; then it stops half of the time.
 #[test]
-fn a_neighbour_that_pauses_for_ever_stops_half_of_the_time() {
+fn endless_pauses_stop_half_of_the_time() {
     let mut writer = Writer::new("off", "");
     let share = writer.share(Nanos::from_millis(2), |stage, _| pauses(stage));
     assert!(share > 0.999, "not heeded: {share}");
@@ -190,7 +190,7 @@ fn a_neighbour_that_pauses_for_ever_stops_half_of_the_time() {
     let share = writer.share(Nanos::from_millis(1_000), |stage, _| {
         if stage.now >= next {
             pauses(stage);
-            // Before the last one ends: 65,535 quanta at 10 Gb/s are 3.4 ms.
+            // Before the last pause ends: 65,535 quanta at 10 Gb/s are 3.4 ms.
             next = stage.now + Nanos::from_millis(3);
         }
     });
@@ -198,10 +198,10 @@ fn a_neighbour_that_pauses_for_ever_stops_half_of_the_time() {
     assert!((0.48..0.55).contains(&share), "{share}");
 }
 
-/// Marks that a stranger makes up: a packet with a guessed number and PSN is answered one time in 2^24 / 2^16 if the number is right,
-/// and the answer goes to the peer, at most one in the interval.
+/// Forged marks: even with the right QPN, a packet with a guessed PSN is answered one time in 2^8 (2^24 / 2^16). The CNP goes
+/// to the peer, at most one per interval.
 #[test]
-fn made_up_marks_are_answered_no_more_often_than_the_interval_allows() {
+fn forged_marks_are_rarely_answered() {
     let mut stage = Stage::new();
     stage.template = crate::congestion::with_class(3);
     let mut answered = 0;
@@ -212,7 +212,7 @@ fn made_up_marks_are_answered_no_more_often_than_the_interval_allows() {
         stage.send(&bth, &Ext::None, &vec![1; MTU.bytes()]);
         let packets = stage.packets();
         answered += packets.iter().filter(|(packet, _)| packet.bth.opcode == Opcode::CNP).count();
-        // Far apart: the interval holds none back.
+        // Further apart than the interval.
         stage.now = stage.now + Nanos::from_micros(10);
     }
     println!("{answered} of {count} PSNs all over the range are answered");

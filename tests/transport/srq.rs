@@ -15,11 +15,11 @@ use crate::{Answer, PEER_QPN, Setup, Stage};
 
 const SILENT: [Answer; 0] = [];
 const NOTHING: [(u64, WcStatus); 0] = [];
-/// Receives of this many bytes, each in a place of its own.
+/// Length of each receive, which has a buffer of its own.
 const ROOM: u32 = 600;
 const FULL: [u8; 256] = [0x5a; 256];
 
-/// A stage whose QP takes from a shared queue of `max_wr` receives.
+/// Returns a stage with a QP that takes receives from an SRQ of `max_wr` entries.
 fn stage(qp_type: QpType, max_wr: u32) -> (Stage, HostSrq) {
     staged(Setup { qp_type, ..Setup::default() }, max_wr)
 }
@@ -49,20 +49,20 @@ fn post(stage: &Stage, srq: &HostSrq, ids: std::ops::Range<u64>) {
     }
 }
 
-/// The peer sends to one of the QPs.
+/// The peer sends to one of the QPs; returns the answers.
 fn send(stage: &mut Stage, to: Qpn, opcode: Opcode, psn: u32, payload: &[u8]) -> Vec<Answer> {
     let bth = Bth { opcode, dest_qp: to, psn: Psn::new(psn), ack_req: true, ..Bth::default() };
     stage.send(&bth, &Ext::None, payload);
     stage.answers()
 }
 
-/// One message to the stage's own QP that is taken.
+/// Sends a message to the stage's own QP, and asserts that it is taken.
 fn deliver(stage: &mut Stage, psn: u32) {
     let to = stage.qp.handle.qpn;
     assert_eq!(send(stage, to, Opcode::RC_SEND_ONLY, psn, &[1]), [Answer::ack(psn)]);
 }
 
-/// Ids and statuses of what completed to a QP.
+/// Returns ids and statuses of the completions of a QP.
 fn completed(stage: &Stage, qp: &HostQp) -> Vec<(u64, WcStatus)> {
     let all = std::iter::from_fn(|| stage.host.poll_cq(qp));
     all.inspect(|wc| assert_eq!(wc.qpn, qp.handle.qpn)).map(|wc| (wc.wr_id, wc.status)).collect()
@@ -83,7 +83,7 @@ fn go(stage: &mut Stage, state: QpState) {
 
 //= test: IBTA 10.2.9: srq-serves-in-order
 #[test]
-fn qps_take_in_turn_what_was_posted_first_and_complete_each_to_its_own_queue() {
+fn srq_serves_qps_in_posting_order() {
     let (mut stage, srq) = stage(QpType::Rc, 8);
     let other = another(&mut stage, &srq, QpType::Rc);
     post(&stage, &srq, 0..4);
@@ -100,7 +100,7 @@ fn qps_take_in_turn_what_was_posted_first_and_complete_each_to_its_own_queue() {
 }
 
 #[test]
-fn messages_of_several_packets_that_interleave_fill_each_their_own_receive() {
+fn interleaved_messages_fill_their_own_receives() {
     let (mut stage, srq) = stage(QpType::Rc, 8);
     let other = another(&mut stage, &srq, QpType::Rc);
     post(&stage, &srq, 0..2);
@@ -116,7 +116,7 @@ fn messages_of_several_packets_that_interleave_fill_each_their_own_receive() {
 }
 
 #[test]
-fn an_empty_queue_is_receiver_not_ready_until_something_is_posted() {
+fn empty_srq_causes_rnr_naks() {
     let (mut stage, srq) = stage(QpType::Rc, 4);
     let to = stage.qp.handle.qpn;
     let not_ready = Answer::acknowledge(0, Syndrome::RnrNak { timer: 12 });
@@ -128,7 +128,7 @@ fn an_empty_queue_is_receiver_not_ready_until_something_is_posted() {
 }
 
 #[test]
-fn services_without_acknowledgements_take_from_it_too_and_drop_when_it_is_empty() {
+fn uc_and_ud_take_from_an_srq() {
     let (mut stage, srq) = stage(QpType::Uc, 4);
     let to = stage.qp.handle.qpn;
     assert_eq!(send(&mut stage, to, Opcode::UC_SEND_ONLY, 0, &[1]), SILENT);
@@ -150,7 +150,7 @@ fn services_without_acknowledgements_take_from_it_too_and_drop_when_it_is_empty(
 
 //= test: IBTA 10.2.9: srq-limit-is-told-once
 #[test]
-fn the_limit_event_comes_once_for_each_arming() {
+fn srq_limit_event_fires_once_per_arming() {
     let (mut stage, srq) = stage(QpType::Rc, 8);
     let reached = AsyncEvent::Srq(srq.index, EventKind::SrqLimitReached);
     post(&stage, &srq, 0..4);
@@ -171,7 +171,7 @@ fn the_limit_event_comes_once_for_each_arming() {
 
 //= test: IBTA 10.2.9: srq-outlives-a-qp
 #[test]
-fn an_error_takes_only_what_the_qp_has_begun_and_says_when_that_was_the_last() {
+fn qp_error_flushes_only_its_begun_receive() {
     let (mut stage, srq) = stage(QpType::Rc, 8);
     let other = another(&mut stage, &srq, QpType::Rc);
     post(&stage, &srq, 0..3);
@@ -190,7 +190,7 @@ fn an_error_takes_only_what_the_qp_has_begun_and_says_when_that_was_the_last() {
 }
 
 #[test]
-fn a_qp_of_its_own_queue_has_no_last_receive() {
+fn qp_without_srq_has_no_last_wqe_event() {
     let mut stage = Stage::new();
     stage.receive(1, 0, 8);
     go(&mut stage, QpState::Err);
@@ -199,7 +199,7 @@ fn a_qp_of_its_own_queue_has_no_last_receive() {
 }
 
 #[test]
-fn a_refused_message_completes_its_receive_and_leaves_the_others() {
+fn refused_message_consumes_only_its_receive() {
     let (mut stage, srq) = stage(QpType::Rc, 8);
     stage.host.post_srq_recv(&srq, 7, &[stage.memory.sge(0, 1)]).expect("room");
     post(&stage, &srq, 8..9);
@@ -210,9 +210,9 @@ fn a_refused_message_completes_its_receive_and_leaves_the_others() {
     assert_eq!(stage.host.query_srq(stage.now, &srq).waiting, 1);
 }
 
-/// Connected again, it takes the next; what it had begun is nobody's (IBTA 10.2.9.4: leave through ERR first).
+/// After a reset, the QP takes the next receive; the one that was in progress is lost (IBTA 10.2.9.4: go through ERR first).
 #[test]
-fn a_reset_forgets_the_receive_under_way_and_no_other() {
+fn reset_drops_only_the_current_receive() {
     let (mut stage, srq) = stage(QpType::Rc, 8);
     post(&stage, &srq, 0..2);
     let to = stage.qp.handle.qpn;
@@ -224,7 +224,7 @@ fn a_reset_forgets_the_receive_under_way_and_no_other() {
 }
 
 #[test]
-fn its_size_changes_while_messages_are_under_way_and_what_waits_keeps_its_order() {
+fn srq_resize_keeps_receive_order() {
     let (mut stage, mut srq) = stage(QpType::Rc, 4);
     post(&stage, &srq, 0..4);
     let to = stage.qp.handle.qpn;
@@ -246,7 +246,7 @@ fn its_size_changes_while_messages_are_under_way_and_what_waits_keeps_its_order(
 }
 
 #[test]
-fn a_ring_with_shorter_lists_is_no_larger_queue() {
+fn srq_resize_with_fewer_sges_is_refused() {
     let (mut stage, srq) = stage(QpType::Rc, 4);
     let ring = Some(RecvRing::new(8, 1).expect("memory"));
     let refused = stage.host.call(stage.now, MemoryCommand::ModifySrq { srq: srq.index, ring, limit: None });
@@ -254,10 +254,10 @@ fn a_ring_with_shorter_lists_is_no_larger_queue() {
     assert_eq!(stage.host.query_srq(stage.now, &srq).max_sge, 2);
 }
 
-/// IBTA 10.2.9.1: the lists belong to the queue's domain, what peers name to the QP's.
+/// IBTA 10.2.9.1: SGEs of receives belong to the SRQ's domain, keys of peers to the QP's.
 //= test: IBTA 10.2.9.1: srq-lists-are-of-its-domain
 #[test]
-fn lists_are_looked_up_in_the_domain_of_the_queue() {
+fn sges_are_checked_in_the_srqs_domain() {
     let (mut stage, _) = stage(QpType::Rc, 4);
     let Ok(Reply::Pd(pd)) = stage.host.call(stage.now, Command::AllocPd) else { panic!("no domain") };
     let memory = roxie::shared::HostMemory::allocate(64).expect("memory");
@@ -283,7 +283,7 @@ fn lists_are_looked_up_in_the_domain_of_the_queue() {
 }
 
 #[test]
-fn what_is_in_use_is_not_removed_and_what_waits_in_it_goes_with_it() {
+fn srq_in_use_is_not_destroyed() {
     let (mut stage, srq) = stage(QpType::Rc, 4);
     post(&stage, &srq, 0..2);
     let busy = stage.host.call(stage.now, Command::DestroySrq(srq.index));
@@ -296,7 +296,7 @@ fn what_is_in_use_is_not_removed_and_what_waits_in_it_goes_with_it() {
 }
 
 #[test]
-fn a_query_tells_sizes_limit_and_what_waits() {
+fn srq_query_returns_sizes_and_limit() {
     let (mut stage, srq) = stage(QpType::Rc, 5);
     post(&stage, &srq, 0..3);
     stage.host.arm_srq(stage.now, &srq, 2).expect("within its size");
@@ -309,15 +309,15 @@ fn a_query_tells_sizes_limit_and_what_waits() {
 }
 
 #[test]
-fn a_qp_that_shares_has_no_queue_of_its_own_to_post_to() {
+fn qp_with_srq_refuses_post_recv() {
     let (stage, _) = stage(QpType::Rc, 5);
     assert_eq!(stage.host.post_recv(&stage.qp, 1, &[]), Err(PostError::NoReceiveQueue));
 }
 
-/// IBTA 9.7.7.2: what others may take is no credit.
+/// IBTA 9.7.7.2: receives that other QPs may take are no credits.
 //= test: IBTA 9.7.7.2: credits-are-told
 #[test]
-fn acknowledgements_carry_no_credits() {
+fn acks_carry_no_srq_credits() {
     let setup = Setup { credits: true, ..Setup::default() };
     let (mut stage, srq) = staged(setup, 4);
     post(&stage, &srq, 0..3);
@@ -326,7 +326,7 @@ fn acknowledgements_carry_no_credits() {
 }
 
 #[test]
-fn a_queue_that_was_written_over_fails_with_the_qps_that_take_from_it() {
+fn corrupt_srq_fails_with_its_qps() {
     let (mut stage, srq) = stage(QpType::Rc, 4);
     post(&stage, &srq, 0..1);
     // The first word is the producer: more than the ring holds.
@@ -346,7 +346,7 @@ fn a_queue_that_was_written_over_fails_with_the_qps_that_take_from_it() {
 }
 
 #[test]
-fn a_queue_of_the_largest_size_is_made_and_none_that_is_larger() {
+fn srq_size_limit_is_exact() {
     let mut stage = Stage::new();
     let pd = stage.host.pd();
     let mut create = |size| {

@@ -1,4 +1,4 @@
-//! The life of a QP: states, transitions, and what it is when it is gone.
+//! States of a QP, their transitions, and destruction.
 
 use roxie::nic::{Command, ControlError};
 use roxie::time::Nanos;
@@ -17,7 +17,7 @@ fn go(stage: &mut Stage, state: QpState) {
 
 //= test: IBTA 10.3.1.5: sqd-finishes-what-has-begun, sqd-tells-when-it-is-drained
 #[test]
-fn draining_finishes_what_was_started_and_says_so() {
+fn sqd_finishes_started_messages_and_reports() {
     let mut stage = Stage::new();
     stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 8);
     stage.wait(SOON);
@@ -36,7 +36,7 @@ fn draining_finishes_what_was_started_and_says_so() {
 
 //= test: IBTA 10.3.1.7: error-flushes-both-queues
 #[test]
-fn going_to_error_flushes_both_queues_in_order() {
+fn error_flushes_both_queues_in_order() {
     let mut stage = Stage::new();
     stage.receive(100, 0, 8);
     stage.receive(101, 0, 8);
@@ -58,7 +58,7 @@ fn going_to_error_flushes_both_queues_in_order() {
 //= test: IBTA 9.7.1: psn-begins-as-agreed
 //= test: IBTA 10.3.1.1: reset-forgets
 #[test]
-fn a_reset_qp_forgets_and_can_be_connected_again() {
+fn reset_qp_can_be_connected_again() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::Write, 8);
     stage.receive(1, 0, 8);
@@ -76,7 +76,7 @@ fn a_reset_qp_forgets_and_can_be_connected_again() {
 
 //= test: IBTA 10.3.1.3: rtr-tells-of-the-first-packet
 #[test]
-fn a_qp_that_is_ready_to_receive_executes_and_reports_its_first_packet() {
+fn rtr_qp_reports_its_first_packet() {
     let mut stage = Stage::new();
     go(&mut stage, QpState::Reset);
     for attr in &attributes(&stage.host, &Setup::default())[..2] {
@@ -88,7 +88,7 @@ fn a_qp_that_is_ready_to_receive_executes_and_reports_its_first_packet() {
     stage.acknowledge(FIRST, ACK, 0);
     stage.wait(SOON);
     assert_eq!(stage.counter("ghost_acks"), 1, "nothing was sent, so nothing can be acknowledged");
-    // Each life has its first packet.
+    // Reports the first packet once after each transition to RTR.
     go(&mut stage, QpState::Reset);
     for attr in &attributes(&stage.host, &Setup::default())[..2] {
         stage.host.modify(stage.now, &stage.qp, attr).expect("a legal transition");
@@ -99,7 +99,7 @@ fn a_qp_that_is_ready_to_receive_executes_and_reports_its_first_packet() {
 }
 
 #[test]
-fn a_reset_qp_that_agrees_on_fewer_reads_has_their_places() {
+fn reset_qp_can_reduce_max_dest_rd_atomic() {
     let mut stage = Stage::new();
     for psn in 0..3 {
         let ext = Ext::Reth(stage.reth(0, 8));
@@ -120,7 +120,7 @@ fn a_reset_qp_that_agrees_on_fewer_reads_has_their_places() {
 
 //= test: IBTA 10.3.1: qp-that-is-destroyed-is-gone
 #[test]
-fn a_destroyed_qp_is_unknown_whatever_it_was_doing() {
+fn destroyed_qp_is_unknown() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::Write, 100 * 256);
     stage.wait(Nanos(1));
@@ -135,7 +135,7 @@ fn a_destroyed_qp_is_unknown_whatever_it_was_doing() {
 }
 
 #[test]
-fn what_is_in_use_is_not_removed() {
+fn objects_in_use_are_not_destroyed() {
     let mut stage = Stage::new();
     let cq = stage.qp.cq_index;
     let busy = stage.host.call(stage.now, Command::DestroyCq(cq));
@@ -146,7 +146,7 @@ fn what_is_in_use_is_not_removed() {
 
 //= test: IBTA 11.6.3.2: cq-overflow-is-an-event
 #[test]
-fn a_full_completion_queue_is_an_event_and_loses_nothing_that_it_has() {
+fn full_cq_raises_an_event() {
     let mut stage = Stage::new();
     for id in 0..20 {
         stage.receive(id, 0, 8);
@@ -154,7 +154,7 @@ fn a_full_completion_queue_is_an_event_and_loses_nothing_that_it_has() {
     for psn in 0..20 {
         stage.request(Opcode::RC_SEND_ONLY, psn, Ext::None, &[1]);
     }
-    // Sixteen fit.
+    // The queue holds sixteen.
     let ids: Vec<_> = stage.statuses().into_iter().map(|(id, _)| id).collect();
     assert_eq!(ids, (0..16).collect::<Vec<_>>());
     assert_eq!(stage.counter("cq_overflow"), 4);
@@ -165,7 +165,7 @@ fn a_full_completion_queue_is_an_event_and_loses_nothing_that_it_has() {
 
 //= test: IBTA 10.3.1.5: sqd-finishes-what-has-begun
 #[test]
-fn draining_finishes_a_message_of_which_a_part_has_left() {
+fn sqd_finishes_a_half_sent_message() {
     let mut stage = Stage::new();
     stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 200 * 256);
     assert_eq!(stage.wait(SOON).len(), 128, "the window is full");
@@ -180,13 +180,13 @@ fn draining_finishes_a_message_of_which_a_part_has_left() {
 
 //= test: IBTA 10.3.1.1: reset-forgets
 #[test]
-fn a_reset_qp_counts_from_the_beginning_and_has_no_old_answers() {
+fn reset_drops_counts_and_pending_acks() {
     let mut stage = Stage::new();
     for psn in 0..3 {
         let ext = Ext::Reth(stage.reth(0, 8));
         stage.request(Opcode::RC_WRITE_ONLY, psn, ext, &[1; 8]);
     }
-    // One more arrives, and the reset comes before its answer has left.
+    // A request arrives, and the reset comes before its ACK is sent.
     let (opcode, dest_qp) = (Opcode::RC_WRITE_ONLY, stage.qp.handle.qpn);
     let ext = Ext::Reth(stage.reth(0, 8));
     let bth = Bth { opcode, dest_qp, psn: Psn::new(3), ack_req: true, ..Bth::default() };
@@ -200,7 +200,7 @@ fn a_reset_qp_counts_from_the_beginning_and_has_no_old_answers() {
 }
 
 #[test]
-fn a_reset_qp_keeps_its_queues() {
+fn reset_qp_keeps_its_queues() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::Write, 8);
     stage.wait(SOON);
@@ -214,7 +214,7 @@ fn a_reset_qp_keeps_its_queues() {
 }
 
 #[test]
-fn a_query_tells_the_psns_that_come_next() {
+fn query_returns_the_next_psns() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::Write, 300);
     let ext = Ext::Reth(stage.reth(0, 8));
@@ -225,7 +225,7 @@ fn a_query_tells_the_psns_that_come_next() {
 
 //= test: IBTA 9.7.5.1: nothing-follows-a-refusal
 #[test]
-fn an_acknowledgement_that_waits_does_not_leave_in_the_error_state() {
+fn pending_ack_is_not_sent_in_error() {
     let mut stage = Stage::new();
     let (opcode, dest_qp) = (Opcode::RC_WRITE_ONLY, stage.qp.handle.qpn);
     let bth = Bth { opcode, dest_qp, ack_req: true, ..Bth::default() };
@@ -238,7 +238,7 @@ fn an_acknowledgement_that_waits_does_not_leave_in_the_error_state() {
 
 //= test: IBTA 11.6.3.2: cq-overflow-is-an-event
 #[test]
-fn a_full_completion_queue_ends_the_qp_that_uses_it_and_says_so_once() {
+fn full_cq_fails_its_qp_once() {
     let mut stage = Stage::new();
     for id in 0..17 {
         stage.receive(id, 0, 8);
@@ -253,14 +253,14 @@ fn a_full_completion_queue_ends_the_qp_that_uses_it_and_says_so_once() {
 
 //= test: IBTA 9.7.6.1.3: timer-runs-while-something-is-outstanding
 #[test]
-fn a_connection_on_which_nothing_happens_has_no_timer() {
+fn idle_connection_has_no_timer() {
     let mut stage = Stage::new();
     assert_eq!(stage.wait(Nanos(TIMEOUT.0 * 8)), []);
     assert_eq!((stage.counter("local_ack_timeout_err"), stage.state()), (0, QpState::Rts));
 }
 
 #[test]
-fn a_change_of_state_does_not_wind_the_timer_up_again() {
+fn state_change_does_not_restart_the_timer() {
     let mut stage = Stage::new();
     stage.post(WrOpcode::Write, 8);
     let sent = [(Opcode::RC_WRITE_ONLY, FIRST)];
@@ -272,11 +272,11 @@ fn a_change_of_state_does_not_wind_the_timer_up_again() {
 
 //= test: IBTA 11.2.5.2: refused-transition-changes-nothing
 #[test]
-fn a_change_that_is_refused_changes_nothing() {
+fn refused_modification_changes_nothing() {
     let mut stage = Stage::new();
     let before = stage.host.query(stage.now, &stage.qp);
     let cases = [
-        // One attribute is good in RTS, and the other is not.
+        // One attribute is valid in RTS, and the other is not.
         QpAttr { min_rnr_timer: Some(3), retry_cnt: Some(1), ..QpAttr::default() },
         QpAttr { min_rnr_timer: Some(32), ..QpAttr::default() },
         QpAttr { state: Some(QpState::Init), ..QpAttr::default() },

@@ -27,7 +27,7 @@ fn success(id: u64) -> (u64, WcStatus) {
 //= test: IBTA 9.8.2: uc-is-done-when-it-has-left
 //= test: IBTA 9.5: requests-leave-in-order
 #[test]
-fn a_request_is_done_when_its_last_packet_has_left() {
+fn request_completes_when_its_last_packet_is_sent() {
     let mut stage = stage();
     stage.post_as(1, WrOpcode::Send, SendFlags::SIGNALED, 3 * 256);
     stage.post_as(2, WrOpcode::Write, SendFlags::SIGNALED, 10);
@@ -48,7 +48,7 @@ fn a_request_is_done_when_its_last_packet_has_left() {
 
 //= test: IBTA 10.8: completion-means-memory-is-free
 #[test]
-fn a_completion_says_that_the_memory_may_be_used_again() {
+fn completed_sends_memory_may_be_reused() {
     let mut stage = stage();
     stage.memory.memory.write(0, &[7; 600]).expect("within the region");
     stage.post_as(1, WrOpcode::Send, SendFlags::SIGNALED, 600);
@@ -87,7 +87,7 @@ fn each_operation_has_its_opcodes() {
 //= test: IBTA 9.8.2: uc-has-no-reads
 //= test: IBTA 9.9.2.2: requester-error-stops-uc-and-ud
 #[test]
-fn what_the_service_does_not_have_fails_without_a_packet() {
+fn unsupported_operations_fail_without_a_packet() {
     for opcode in [WrOpcode::Read, WrOpcode::CompareSwap, WrOpcode::FetchAdd] {
         let mut stage = stage();
         stage.post_as(1, opcode, SendFlags::SIGNALED, 8);
@@ -99,7 +99,7 @@ fn what_the_service_does_not_have_fails_without_a_packet() {
 
 //= test: IBTA 10.3.1.6: sqe-stops-the-send-queue-alone
 #[test]
-fn a_failed_send_stops_the_send_queue_alone_until_it_is_told_to_go_on() {
+fn failed_send_stops_only_the_send_queue() {
     let mut stage = stage();
     stage.receive(100, 0, 8);
     let bad = [stage.memory.sge(0, 256), Sge { lkey: LKey(1), ..stage.memory.sge(256, 256) }];
@@ -109,10 +109,10 @@ fn a_failed_send_stops_the_send_queue_alone_until_it_is_told_to_go_on() {
     assert_eq!(stage.wait(SOON), [(Opcode::UC_SEND_FIRST, FIRST)], "the rest of the message cannot be read");
     assert_eq!(stage.statuses(), [(1, WcStatus::LocProt), (2, WcStatus::WrFlush)]);
     assert_eq!(stage.state(), QpState::Sqe);
-    // Receives live on.
+    // Receives still work.
     assert_eq!(stage.request(Opcode::UC_SEND_ONLY, 0, Ext::None, &[1, 2]), SILENT);
     assert_eq!(stage.statuses(), [success(100)]);
-    // What is posted meanwhile flushes.
+    // Requests posted meanwhile are flushed.
     stage.post_as(3, WrOpcode::Send, SendFlags::SIGNALED, 8);
     assert_eq!(stage.wait(SOON), []);
     assert_eq!(stage.statuses(), [(3, WcStatus::WrFlush)]);
@@ -127,7 +127,7 @@ fn a_failed_send_stops_the_send_queue_alone_until_it_is_told_to_go_on() {
 //= test: IBTA 9.8.2: uc-is-never-answered
 //= test: IBTA 9.4.1: immediate-is-delivered, send-takes-one-receive
 #[test]
-fn whole_messages_are_taken_without_a_word() {
+fn messages_are_received_without_acks() {
     let mut stage = stage();
     stage.receive(1, 0, 1000);
     stage.receive(2, 1000, 8);
@@ -146,7 +146,7 @@ fn whole_messages_are_taken_without_a_word() {
 
 //= test: IBTA 9.8.2.2: uc-gap-drops-the-message, uc-resumes-with-a-message
 #[test]
-fn a_gap_drops_the_message_and_the_next_one_uses_its_receive() {
+fn gap_drops_the_message_not_its_receive() {
     let mut stage = stage();
     stage.receive(1, 0, 1000);
     stage.receive(2, 1000, 8);
@@ -155,11 +155,11 @@ fn a_gap_drops_the_message_and_the_next_one_uses_its_receive() {
     assert_eq!(stage.request(Opcode::UC_SEND_MIDDLE, 2, Ext::None, &FULL), SILENT);
     assert_eq!(stage.request(Opcode::UC_SEND_LAST, 3, Ext::None, &[1]), SILENT);
     assert_eq!(stage.statuses(), []);
-    // Nor does it come to life when what was missing arrives late.
+    // The message is not resumed when the missing packet arrives late.
     stage.request(Opcode::UC_SEND_MIDDLE, 1, Ext::None, &FULL);
     stage.request(Opcode::UC_SEND_LAST, 2, Ext::None, &[1]);
     assert_eq!(stage.statuses(), []);
-    // It resumes with whatever begins a message, far ahead as well.
+    // Reception resumes with the first packet of any message, even far ahead.
     stage.request(Opcode::UC_SEND_ONLY, 500, Ext::None, &[6, 6]);
     stage.request(Opcode::UC_SEND_ONLY, 501, Ext::None, &[7]);
     let done: Vec<_> = stage.completions().iter().map(|wc| (wc.wr_id, wc.byte_len)).collect();
@@ -171,7 +171,7 @@ fn a_gap_drops_the_message_and_the_next_one_uses_its_receive() {
 
 //= test: IBTA 9.8.2.2: uc-message-may-break-off
 #[test]
-fn a_message_that_begins_in_the_midst_of_another_replaces_it() {
+fn new_message_replaces_an_incomplete_one() {
     let mut stage = stage();
     stage.receive(1, 0, 1000);
     stage.request(Opcode::UC_SEND_FIRST, 0, Ext::None, &FULL);
@@ -179,7 +179,7 @@ fn a_message_that_begins_in_the_midst_of_another_replaces_it() {
     stage.request(Opcode::UC_SEND_MIDDLE, 2, Ext::None, &FULL);
     assert_eq!(stage.statuses(), [], "the SEND is gone");
     assert_eq!(stage.memory.bytes(2000, 4), [1, 2, 3, 4]);
-    // The receive that the SEND had taken is there for a WRITE with immediate.
+    // A WRITE with immediate consumes the receive that the SEND had taken.
     let reth = Ext::RethImm(stage.reth(3000, 1), 77);
     stage.request(Opcode::UC_WRITE_ONLY_IMM, 3, reth, &[5]);
     let done: Vec<_> = stage.completions().iter().map(|wc| (wc.wr_id, wc.opcode, wc.imm)).collect();
@@ -188,7 +188,7 @@ fn a_message_that_begins_in_the_midst_of_another_replaces_it() {
 
 //= test: IBTA 9.8.2.2: uc-without-a-receive-is-lost
 #[test]
-fn a_message_without_a_receive_is_lost_and_nothing_else() {
+fn message_without_a_receive_is_dropped() {
     let mut stage = stage();
     assert_eq!(stage.request(Opcode::UC_SEND_FIRST, 0, Ext::None, &FULL), SILENT);
     stage.receive(1, 0, 1000);
@@ -206,7 +206,7 @@ fn a_message_without_a_receive_is_lost_and_nothing_else() {
 
 //= test: IBTA 9.9.3: uc-receive-holds-the-message
 #[test]
-fn a_message_longer_than_its_receive_is_dropped_and_the_receive_waits_on() {
+fn overlong_message_does_not_consume_its_receive() {
     let mut stage = stage();
     stage.receive(1, 0, 300);
     stage.receive(2, 1000, 8);
@@ -216,7 +216,7 @@ fn a_message_longer_than_its_receive_is_dropped_and_the_receive_waits_on() {
     assert_eq!((stage.state(), stage.events()), (QpState::Rts, vec![]));
     assert_eq!(stage.counter("resp_local_length_error"), 1);
     assert_eq!(stage.counter("rx_dropped_unacknowledged"), 1);
-    // What goes on with it has lost its message.
+    // The next packet of the same message is dropped too.
     assert_eq!(stage.request(Opcode::UC_SEND_LAST, 2, Ext::None, &[2; 4]), SILENT);
     assert_eq!(stage.statuses(), []);
     assert_eq!(stage.request(Opcode::UC_SEND_ONLY, 3, Ext::None, &[3; 4]), SILENT);
@@ -230,7 +230,7 @@ fn a_message_longer_than_its_receive_is_dropped_and_the_receive_waits_on() {
 
 //= test: IBTA 9.9.3: receive-memory-is-writable
 #[test]
-fn a_receive_with_a_bad_key_fails_and_ends_the_connection() {
+fn receive_with_bad_lkey_fails_the_qp() {
     let mut stage = stage();
     let sge = Sge { lkey: LKey(1), ..stage.memory.sge(0, 8) };
     stage.host.post_recv(&stage.qp, 1, &[sge]).expect("room for a receive");
@@ -243,7 +243,7 @@ fn a_receive_with_a_bad_key_fails_and_ends_the_connection() {
 //= test: IBTA 9.8.2.2: uc-key-is-checked, uc-length-is-checked
 //= test: IBTA 9.8.2: uc-is-never-answered
 #[test]
-fn a_write_that_is_not_allowed_is_dropped_in_silence() {
+fn invalid_write_is_dropped() {
     let mut stage = stage();
     let good = stage.reth(2000, 4);
     let cases = [
@@ -270,7 +270,7 @@ fn a_write_that_is_not_allowed_is_dropped_in_silence() {
 //= test: IBTA 9.8.2.2: uc-length-is-checked
 //= test: IBTA 9.8.2: uc-is-never-answered
 #[test]
-fn a_packet_of_the_wrong_length_drops_its_message() {
+fn packet_of_wrong_length_drops_its_message() {
     let mut stage = stage();
     stage.receive(1, 0, 1000);
     assert_eq!(stage.request(Opcode::UC_SEND_FIRST, 0, Ext::None, &FULL[1..]), SILENT);
@@ -285,7 +285,7 @@ fn a_packet_of_the_wrong_length_drops_its_message() {
 
 //= test: IBTA 9.6.1: opcode-is-of-the-qps-service
 #[test]
-fn packets_of_another_service_are_none_of_its_business() {
+fn packets_of_another_service_are_ignored() {
     let mut stage = stage();
     stage.receive(1, 0, 1000);
     assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), SILENT);
@@ -295,7 +295,7 @@ fn packets_of_another_service_are_none_of_its_business() {
 
 //= test: IBTA 10.6.7: bind-takes-effect-in-its-turn
 #[test]
-fn work_that_changes_keys_takes_its_turn() {
+fn bind_and_invalidate_execute_in_order() {
     let mut stage = stage();
     let pd = stage.host.pd();
     let Ok(Reply::Window(index, window)) =
@@ -325,7 +325,7 @@ fn work_that_changes_keys_takes_its_turn() {
     let reth = Reth { va: stage.memory.address, rkey: key, dma_len: 4 };
     stage.request(Opcode::UC_WRITE_ONLY, 0, Ext::Reth(reth), &[7; 4]);
     assert_eq!(stage.memory.bytes(0, 4), [7; 4]);
-    // A key that is none: as any other request that cannot be carried out.
+    // An unknown key fails as any other request that cannot be executed.
     post(&stage, &SendWr::local_invalidate(4, SendFlags::SIGNALED, RKey(1)));
     stage.post_as(5, WrOpcode::Send, SendFlags::SIGNALED, 8);
     assert_eq!(stage.packets(), []);
@@ -335,7 +335,7 @@ fn work_that_changes_keys_takes_its_turn() {
 
 //= test: IBTA 10.3.1.5: sqd-finishes-what-has-begun, sqd-tells-when-it-is-drained
 #[test]
-fn draining_finishes_the_message_that_has_begun() {
+fn sqd_finishes_the_current_message() {
     let mut stage = stage();
     stage.post_as(1, WrOpcode::Send, SendFlags::SIGNALED, 200 * 256);
     stage.post_as(2, WrOpcode::Send, SendFlags::SIGNALED, 8);

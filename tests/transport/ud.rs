@@ -1,4 +1,4 @@
-//! Datagrams, QP1 and multicast (IBTA 9.8.3, 10.5, 13.5).
+//! UD QPs, QP1, and multicast (IBTA 9.8.3, 10.5, 13.5).
 
 use std::net::Ipv4Addr;
 
@@ -18,10 +18,10 @@ use crate::{FIRST, PEER_QPN, Setup, Stage};
 const SOON: Nanos = Nanos(1000);
 const QKEY: u32 = 0x1111_2222;
 const GSI_QKEY: u32 = 0x8001_0000;
-/// Bytes before the payload in each receive.
+/// Bytes before the payload of each receive.
 const HEADER: usize = 40;
 
-/// What a datagram QP is set to on its way to RTS.
+/// Attributes for the transitions to RTS.
 pub(crate) fn attributes(qp_type: QpType) -> [QpAttr; 3] {
     let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
     let port = (qp_type == QpType::Ud).then_some(1);
@@ -50,7 +50,7 @@ fn post(stage: &Stage, wr: &SendWr, length: u32) {
     stage.host.post_send(&stage.qp, wr, Payload::Sges(&sges)).expect("room for a request");
 }
 
-/// The peer sends a datagram; the NIC is silent.
+/// The peer sends a datagram; the NIC sends nothing.
 fn arrive(stage: &mut Stage, to: Qpn, qkey: u32, payload: &[u8]) {
     let deth = Deth { qkey, src_qp: PEER_QPN };
     let bth = Bth { opcode: Opcode::UD_SEND_ONLY, dest_qp: to, ..Bth::default() };
@@ -68,7 +68,7 @@ fn another_qp(stage: &mut Stage, qp_type: QpType) -> HostQp {
 
 //= test: IBTA 9.8.3: ud-is-one-packet, ud-names-sender-and-key
 #[test]
-fn a_datagram_says_whom_it_is_for_and_whence_and_is_done_when_it_has_left() {
+fn datagram_names_sender_and_destination() {
     let mut stage = stage();
     let ah = way(&mut stage);
     stage.memory.memory.write(0, &[1, 2, 3, 4, 5]).expect("within the region");
@@ -89,10 +89,10 @@ fn a_datagram_says_whom_it_is_for_and_whence_and_is_done_when_it_has_left() {
     assert_eq!(stage.wait(Nanos::from_millis(1000)), []);
 }
 
-/// `hash_32` of the kernel: QPN * 0x61c88647, its highest 14 bits.
+/// `hash_32` of the kernel: the highest 14 bits of QPN * 0x61c88647.
 //= test: IBTA A17.4.3: roce-v2-source-port-tells-flows-apart
 #[test]
-fn the_source_port_is_the_one_that_the_kernel_computes_from_the_sender() {
+fn source_port_matches_the_kernels() {
     let mut stage = stage();
     let ah = way(&mut stage);
     post(&stage, &datagram(1, ah, 5), 5);
@@ -103,9 +103,9 @@ fn the_source_port_is_the_one_that_the_kernel_computes_from_the_sender() {
     assert_eq!(roxie::wire::datagram_port(Qpn::new(0x12)), 63_494);
 }
 
-/// `rdma_flow_label_to_udp_sport` of the kernel: the upper 6 bits of a label over its lower 14.
+/// `rdma_flow_label_to_udp_sport` of the kernel: XOR of the upper 6 bits of the label and its lower 14.
 #[test]
-fn a_flow_label_that_was_given_chooses_the_source_port() {
+fn flow_label_selects_the_source_port() {
     let mut stage = stage();
     let labelled = AddressVector { flow_label: 0x12345, ..stage.host.path(2, false) };
     let ah = stage.host.create_ah(&labelled);
@@ -116,7 +116,7 @@ fn a_flow_label_that_was_given_chooses_the_source_port() {
 
 //= test: IBTA 10.2.5: ud-high-qkey-is-the-qps-own
 #[test]
-fn a_key_with_its_highest_bit_set_stands_for_the_own_one() {
+fn high_qkey_selects_the_qps_own() {
     let mut stage = stage();
     let ah = way(&mut stage);
     post(&stage, &datagram(1, ah, 0x8000_0000), 5);
@@ -127,7 +127,7 @@ fn a_key_with_its_highest_bit_set_stands_for_the_own_one() {
 //= test: IBTA 9.9.2.2: requester-error-stops-uc-and-ud
 //= test: IBTA 10.3.1.6: sqe-stops-the-send-queue-alone
 #[test]
-fn a_datagram_longer_than_the_mtu_fails_and_stops_the_send_queue() {
+fn datagram_longer_than_mtu_stops_the_send_queue() {
     let mut stage = stage();
     let ah = way(&mut stage);
     let limit = stage.host.worker.nic().largest_mtu().bytes() as u32;
@@ -150,18 +150,18 @@ fn a_datagram_longer_than_the_mtu_fails_and_stops_the_send_queue() {
 
 //= test: IBTA 11.2.2.1: ud-handle-is-of-the-domain
 #[test]
-fn a_way_that_is_not_there_is_an_error_of_the_work_request() {
+fn invalid_address_handle_fails_the_request() {
     type MakesWay = fn(&mut Stage) -> AhId;
     let destroyed: MakesWay = |stage| {
         let ah = way(stage);
         stage.host.call(stage.now, Command::DestroyAh(ah)).expect("it was there");
-        // The place is used again: the old number must not lead there.
+        // Reuses the slot: the old handle must not refer to it.
         way(stage);
         ah
     };
     let of_another_domain: MakesWay = |stage| {
         let Ok(NicAnswer::Pd(pd)) = stage.host.call(stage.now, Command::AllocPd) else { panic!("no domain") };
-        // Of the service levels the highest there is.
+        // The highest service level.
         let path = AddressVector { sl: 7, ..stage.host.path(2, false) };
         match stage.host.call(stage.now, Command::CreateAh(pd, Box::new(path))) {
             Ok(NicAnswer::Ah(ah)) => ah,
@@ -184,7 +184,7 @@ fn a_way_that_is_not_there_is_an_error_of_the_work_request() {
 }
 
 #[test]
-fn a_handle_destroyed_while_its_work_request_waits_is_an_error_and_no_more() {
+fn destroyed_address_handle_fails_waiting_requests() {
     let mut stage = stage();
     let ah = way(&mut stage);
     let attr = QpAttr { state: Some(QpState::Sqd), ..QpAttr::default() };
@@ -202,7 +202,7 @@ fn a_handle_destroyed_while_its_work_request_waits_is_an_error_and_no_more() {
 
 //= test: IBTA 9.4: operation-is-of-the-service
 #[test]
-fn a_write_is_nothing_for_a_datagram_qp() {
+fn ud_refuses_writes() {
     let mut stage = stage();
     let ah = way(&mut stage);
     post(&stage, &SendWr { opcode: WrOpcode::Write, ..datagram(1, ah, QKEY) }, 1);
@@ -214,7 +214,7 @@ fn a_write_is_nothing_for_a_datagram_qp() {
 //= test: IBTA 11.4.2.1: ud-completion-tells-the-sender
 //= test: IBTA 9.4.1: immediate-is-delivered
 #[test]
-fn a_receive_begins_with_the_network_header() {
+fn receive_begins_with_the_network_header() {
     let mut stage = stage();
     stage.receive(1, 0, 100);
     stage.memory.memory.write(0, &[0xee; 100]).expect("within the region");
@@ -239,7 +239,7 @@ fn a_receive_begins_with_the_network_header() {
 
 //= test: IBTA A17.9.1: ud-receive-begins-with-40-bytes
 #[test]
-fn an_ipv6_header_fills_its_place() {
+fn ipv6_header_fills_the_40_bytes() {
     let mut stage = stage();
     let address = |n| Gid::from(Host::address(n, true));
     stage.template = Template::new(&FlowSpec {
@@ -254,7 +254,7 @@ fn an_ipv6_header_fills_its_place() {
         source_port: 0xc000,
         version: RoceVersion::V2,
     });
-    // In three pieces that cut header and payload.
+    // In three pieces, with header and payload across their boundaries.
     let sges = [stage.memory.sge(0, 3), stage.memory.sge(3, 30), stage.memory.sge(33, 67)];
     stage.host.post_recv(&stage.qp, 1, &sges).expect("room for a receive");
     let own = stage.qp.handle.qpn;
@@ -270,7 +270,7 @@ fn an_ipv6_header_fills_its_place() {
 
 //= test: IBTA 9.6.1: pkey-matches, ud-qkey-matches
 #[test]
-fn a_wrong_key_or_partition_is_dropped_and_counted() {
+fn wrong_qkey_or_pkey_is_dropped_and_counted() {
     let mut stage = stage();
     stage.receive(1, 0, 100);
     let own = stage.qp.handle.qpn;
@@ -288,7 +288,7 @@ fn a_wrong_key_or_partition_is_dropped_and_counted() {
 
 //= test: IBTA 9.8.3: ud-without-a-receive-is-lost
 #[test]
-fn a_datagram_without_a_receive_is_lost_and_nothing_else() {
+fn datagram_without_a_receive_is_dropped() {
     let mut stage = stage();
     let own = stage.qp.handle.qpn;
     arrive(&mut stage, own, QKEY, &[1]);
@@ -302,7 +302,7 @@ fn a_datagram_without_a_receive_is_lost_and_nothing_else() {
 //= test: IBTA 9.8.3: ud-psn-is-not-checked
 //= test: IBTA 9.9.3: ud-receive-holds-the-datagram, datagram-of-a-stranger-ends-nothing
 #[test]
-fn a_datagram_longer_than_its_receive_is_dropped_and_the_receive_waits_on() {
+fn overlong_datagram_does_not_consume_its_receive() {
     for length in [42, 20, 0] {
         let mut stage = stage();
         stage.receive(1, 0, length);
@@ -316,7 +316,7 @@ fn a_datagram_longer_than_its_receive_is_dropped_and_the_receive_waits_on() {
             ["resp_local_length_error", "rx_dropped_unacknowledged"].map(|name| stage.counter(name));
         assert_eq!(counted, [1, 1], "{length} bytes");
     }
-    // The receive is still the first: what fits takes it, and then the next.
+    // The receive is still the first: a fitting datagram takes it, and then the next.
     let mut stage = stage();
     stage.receive(1, 0, 42);
     stage.receive(2, 100, 100);
@@ -326,7 +326,7 @@ fn a_datagram_longer_than_its_receive_is_dropped_and_the_receive_waits_on() {
     }
     assert_eq!(stage.statuses(), [(1, WcStatus::Success), (2, WcStatus::Success)]);
     assert_eq!((stage.memory.bytes(40, 2), stage.memory.bytes(140, 3)), (vec![4, 5], vec![6, 7, 8]));
-    // One that is held is flushed with the others.
+    // A held receive is flushed with the others.
     stage.receive(3, 0, 42);
     stage.receive(4, 0, 100);
     arrive(&mut stage, own, QKEY, &[1, 2, 3]);
@@ -337,7 +337,7 @@ fn a_datagram_longer_than_its_receive_is_dropped_and_the_receive_waits_on() {
 
 //= test: IBTA 9.9.3: receive-memory-is-writable
 #[test]
-fn a_receive_whose_memory_is_not_to_be_written_fails() {
+fn receive_into_unwritable_memory_fails() {
     let mut stage = stage();
     let own = stage.qp.handle.qpn;
     let sge = Sge { lkey: LKey(1), ..stage.memory.sge(0, 100) };
@@ -346,10 +346,10 @@ fn a_receive_whose_memory_is_not_to_be_written_fails() {
     assert_eq!(stage.statuses(), [(1, WcStatus::LocProt)]);
 }
 
-/// The link carries more than the port's MTU, 1024 bytes here.
+/// The link carries more than the port's MTU, which is 1024 bytes here.
 //= test: IBTA 9.9.3: datagram-of-a-stranger-ends-nothing
 #[test]
-fn a_datagram_longer_than_the_mtu_of_the_port_ends_no_qp_not_qp1_and_no_member_of_a_group() {
+fn datagram_beyond_port_mtu_fails_no_qp() {
     let mut stage = stage();
     let limit = stage.host.worker.nic().largest_mtu().bytes();
     let gsi = another_qp(&mut stage, QpType::Gsi);
@@ -374,7 +374,7 @@ fn a_datagram_longer_than_the_mtu_of_the_port_ends_no_qp_not_qp1_and_no_member_o
     assert_eq!(stage.events(), []);
     assert_eq!(stage.counter("resp_invalid_requests"), 6);
     assert_eq!(stage.counter("rx_dropped_unacknowledged"), 6);
-    // All of them go on, with the receive that they had.
+    // All QPs still work, with the receives that they had.
     let full = vec![7; limit];
     arrive(&mut stage, own, QKEY, &full);
     arrive(&mut stage, Qpn::GSI, GSI_QKEY, &full);
@@ -386,7 +386,7 @@ fn a_datagram_longer_than_the_mtu_of_the_port_ends_no_qp_not_qp1_and_no_member_o
 
 //= test: IBTA 9.6.1: opcode-is-of-the-qps-service
 #[test]
-fn connected_packets_are_none_of_its_business() {
+fn connected_packets_are_ignored() {
     let mut stage = stage();
     stage.receive(1, 0, 100);
     for opcode in [Opcode::RC_SEND_ONLY, Opcode::UC_SEND_ONLY] {
@@ -398,7 +398,7 @@ fn connected_packets_are_none_of_its_business() {
 
 //= test: IBTA 10.2.4: gsi-has-its-number-and-key
 #[test]
-fn qp1_is_there_once_under_its_number_and_its_key() {
+fn qp1_exists_once() {
     let mut stage = stage();
     let gsi = another_qp(&mut stage, QpType::Gsi);
     assert_eq!(gsi.handle.qpn, Qpn::GSI);
@@ -415,7 +415,7 @@ fn qp1_is_there_once_under_its_number_and_its_key() {
     stage.host.post_send(&gsi, &wr, Payload::Sges(&sges)).expect("room for a request");
     let packet = &stage.packets()[0].0;
     assert_eq!(packet.deth(), Some(Deth { qkey: GSI_QKEY, src_qp: Qpn::GSI }));
-    // A second one is refused, until the first is gone.
+    // A second one is refused while the first exists.
     let refused =
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| another_qp(&mut stage, QpType::Gsi)));
     let said = refused.err().and_then(|why| why.downcast_ref::<String>().cloned()).expect("a refusal");
@@ -456,9 +456,9 @@ fn attach(stage: &mut Stage, qp: QpIndex) {
     stage.host.call(stage.now, Command::AttachMulticast(qp, group())).expect("a datagram QP and a group");
 }
 
-/// Whoever leaves by being destroyed takes nobody with it.
+/// Destroying one member does not affect the others.
 #[test]
-fn a_group_goes_on_without_a_member_that_is_destroyed() {
+fn group_survives_a_destroyed_member() {
     let mut stage = stage();
     let gone = another_qp(&mut stage, QpType::Ud);
     let stays = stage.qp.handle.index;
@@ -472,7 +472,7 @@ fn a_group_goes_on_without_a_member_that_is_destroyed() {
 
 //= test: IBTA 10.5: multicast-goes-to-all-members
 #[test]
-fn each_member_of_a_group_gets_its_copy_or_drops_it_for_itself() {
+fn each_group_member_gets_its_own_copy() {
     let mut stage = stage();
     let members: Vec<_> = (0..3).map(|_| another_qp(&mut stage, QpType::Ud)).collect();
     let other_key = QpAttr { qkey: Some(1), ..QpAttr::default() };
@@ -496,7 +496,7 @@ fn each_member_of_a_group_gets_its_copy_or_drops_it_for_itself() {
 }
 
 #[test]
-fn who_leaves_a_group_or_is_destroyed_gets_nothing_more() {
+fn detached_members_get_no_more_packets() {
     let mut stage = stage();
     let (a, b) = (another_qp(&mut stage, QpType::Ud), another_qp(&mut stage, QpType::Ud));
     let sges = [stage.memory.sge(0, 100)];
@@ -518,7 +518,7 @@ fn who_leaves_a_group_or_is_destroyed_gets_nothing_more() {
 
 //= test: IBTA 10.5: multicast-does-not-come-back
 #[test]
-fn what_a_qp_sends_to_its_group_does_not_come_back_to_it() {
+fn multicast_is_not_looped_back_to_sender() {
     let mut stage = stage();
     let (a, b) = (another_qp(&mut stage, QpType::Ud), another_qp(&mut stage, QpType::Ud));
     let sges = [stage.memory.sge(0, 100)];
@@ -534,19 +534,19 @@ fn what_a_qp_sends_to_its_group_does_not_come_back_to_it() {
     stage.host.post_send(&a, &wr, Payload::Inline(&[1])).expect("room for a request");
     assert_eq!(stage.packets().len(), 1);
     assert!(a.cq.poll().is_some(), "sent");
-    // The link brings it back, as a loopback does.
+    // The link returns the packet, as a loopback does.
     let own = a.handle.qpn;
     to_group(&mut stage, 1, own, &[1]);
     assert_eq!(a.cq.poll(), None);
     assert!(b.cq.poll().is_some());
-    // Another host's QP of the same number is another QP.
+    // A QP with the same number on another host is another QP.
     to_group(&mut stage, 2, own, &[1]);
     assert!(a.cq.poll().is_some());
 }
 
 //= test: IBTA 10.5: multicast-is-for-datagrams
 #[test]
-fn only_datagram_qps_are_in_groups_and_only_of_multicast_addresses() {
+fn only_ud_qps_attach_to_multicast_groups() {
     let mut stage = stage();
     let caps = QpCaps::default();
     let rc = stage.host.create_qp(caps, true, 16);
@@ -556,7 +556,7 @@ fn only_datagram_qps_are_in_groups_and_only_of_multicast_addresses() {
     let index = stage.qp.handle.index;
     let refused = stage.host.call(stage.now, Command::AttachMulticast(index, unicast));
     assert_eq!(refused.err(), Some(ControlError::NotMulticast(unicast)));
-    // And there is a bound.
+    // The number of groups is limited.
     let mut last = None;
     for n in 0..=16 {
         let gid = Gid::from(Ipv4Addr::new(239, 0, 0, n));

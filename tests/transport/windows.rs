@@ -1,5 +1,5 @@
-//! Memory windows and invalidation: what peers may do with the keys that work requests give and take (IBTA 9.4.1.1.3,
-//! 10.6.5 to 10.6.7). The rules of binding by themselves are tests of `transport::memory`.
+//! Memory windows and invalidation: access of peers under keys that work requests bind and invalidate (IBTA 9.4.1.1.3, 10.6.5
+//! to 10.6.7). The rules of binding alone are tests of `transport::memory`.
 
 use roxie::nic::{Answer as Reply, Command, ControlError};
 use roxie::shared::work_queue::Payload;
@@ -15,7 +15,7 @@ use crate::{Answer, FIRST, Setup, Stage};
 const SOON: Nanos = Nanos(1000);
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 
-/// A window and the key that it has.
+/// A window and its current key.
 pub(crate) struct Window {
     index: MwIndex,
     pub(crate) key: u32,
@@ -30,7 +30,7 @@ impl Stage {
         }
     }
 
-    /// A key of the device's for a window of type 1, of the consumer's for one of type 2.
+    /// Returns the key for the next bind: chosen by the device for type 1, by the consumer for type 2.
     fn new_key(&mut self, window: &Window, kind: MwType) -> u32 {
         if kind == MwType::Two {
             return window.key.wrapping_add(1) & 0xff | window.key & !0xff;
@@ -45,7 +45,7 @@ impl Stage {
         self.host.post_send(&self.qp, wr, Payload::Sges(&[])).expect("room for a request");
     }
 
-    /// Posts the bind of `length` bytes from 0x100 of the region on.
+    /// Posts a bind of `length` bytes at 0x100 of the region.
     fn post_bind(&mut self, wr_id: u64, window: &mut Window, kind: MwType, length: u64) {
         let new_key = self.new_key(window, kind);
         let bind = WindowBind {
@@ -68,7 +68,7 @@ impl Stage {
         window
     }
 
-    /// Asks, by another QP: a window of type 2 that is bound is not bound again.
+    /// Tests with another QP: a bound window of type 2 cannot be bound again.
     fn is_bound(&mut self, key: u32) -> bool {
         let bind = WindowBind {
             window: RKey(key),
@@ -103,7 +103,7 @@ impl Stage {
 
 //= test: IBTA 10.6.7: window-opens-a-part-to-peers, bind-takes-effect-in-its-turn
 #[test]
-fn a_bound_window_opens_its_part_to_the_peer_and_completes_as_a_bind() {
+fn bound_window_grants_access_to_its_range() {
     for kind in [MwType::One, MwType::Two] {
         let mut stage = Stage::new();
         let mut window = stage.window(kind);
@@ -123,7 +123,7 @@ fn a_bound_window_opens_its_part_to_the_peer_and_completes_as_a_bind() {
 
 //= test: IBTA 10.6.7: window-2-is-for-one-qp
 #[test]
-fn a_window_of_type_2_is_closed_to_the_other_qps_of_its_domain() {
+fn type_2_window_is_limited_to_its_qp() {
     let mut stage = Stage::new();
     let window = stage.bound(MwType::Two);
     let other = stage.host.create_qp(QpCaps::default(), true, 16);
@@ -139,7 +139,7 @@ fn a_window_of_type_2_is_closed_to_the_other_qps_of_its_domain() {
 
 //= test: IBTA 10.6.7: bind-fails-as-a-bind
 #[test]
-fn a_bind_that_breaks_a_rule_fails_as_a_bind_and_ends_the_connection() {
+fn invalid_bind_fails_with_mw_bind_error() {
     let mut stage = Stage::new();
     let mut window = stage.window(MwType::Two);
     stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 4);
@@ -156,7 +156,7 @@ fn a_bind_that_breaks_a_rule_fails_as_a_bind_and_ends_the_connection() {
 
 //= test: IBTA 10.6.7: window-1-has-a-new-key-each-time
 #[test]
-fn a_bind_of_nothing_takes_a_type_1_window_back() {
+fn empty_bind_invalidates_a_type_1_window() {
     let mut stage = Stage::new();
     let mut window = stage.bound(MwType::One);
     let old = window.key;
@@ -170,11 +170,11 @@ fn a_bind_of_nothing_takes_a_type_1_window_back() {
 
 //= test: IBTA 10.6.7: window-1-has-a-new-key-each-time
 #[test]
-fn a_type_1_window_bound_again_has_a_new_key_and_the_old_one_is_dead() {
+fn rebound_type_1_window_has_a_new_key() {
     let mut stage = Stage::new();
     let mut window = stage.bound(MwType::One);
     let old = window.key;
-    // Two at once: each has its key before the first has happened.
+    // Two at once: each has its key before the first is executed.
     stage.post_bind(2, &mut window, MwType::One, 32);
     stage.post_bind(3, &mut window, MwType::One, 16);
     stage.wait(SOON);
@@ -186,7 +186,7 @@ fn a_type_1_window_bound_again_has_a_new_key_and_the_old_one_is_dead() {
 
 //= test: IBTA 10.6.7: region-with-windows-is-busy
 #[test]
-fn a_region_with_a_window_on_it_is_busy_until_the_window_is_gone() {
+fn region_with_a_window_is_busy() {
     for kind in [MwType::One, MwType::Two] {
         let mut stage = Stage::new();
         let window = stage.bound(kind);
@@ -203,7 +203,7 @@ fn a_region_with_a_window_on_it_is_busy_until_the_window_is_gone() {
 //= test: IBTA 10.8.3: sends-complete-in-order
 //= test: IBTA 10.6.5.1: local-invalidate-waits
 #[test]
-fn a_local_invalidation_waits_for_what_is_before_it_and_then_closes_the_window() {
+fn local_invalidate_waits_for_earlier_requests() {
     let mut stage = Stage::new();
     let window = stage.bound(MwType::Two);
     stage.post_as(2, WrOpcode::Write, SendFlags::SIGNALED, 4);
@@ -222,7 +222,7 @@ fn a_local_invalidation_waits_for_what_is_before_it_and_then_closes_the_window()
 }
 
 #[test]
-fn a_window_is_bound_and_taken_back_again_and_again() {
+fn window_is_bound_and_invalidated_repeatedly() {
     let mut stage = Stage::new();
     let mut window = stage.window(MwType::Two);
     for round in 0..5 {
@@ -236,7 +236,7 @@ fn a_window_is_bound_and_taken_back_again_and_again() {
 }
 
 #[test]
-fn a_key_that_is_not_to_be_invalidated_is_a_local_fault() {
+fn invalidating_a_wrong_key_is_a_local_error() {
     type Wrong = fn(&mut Stage) -> u32;
     let cases: [(&str, Wrong); 3] = [
         ("an ordinary region", |stage| stage.memory.key),
@@ -255,7 +255,7 @@ fn a_key_that_is_not_to_be_invalidated_is_a_local_fault() {
 
 //= test: IBTA 9.4.1.1.3: send-with-invalidate-invalidates
 #[test]
-fn a_send_with_invalidate_delivers_its_bytes_and_closes_the_window() {
+fn send_with_invalidate_revokes_the_window() {
     let mut stage = Stage::new();
     let window = stage.bound(MwType::Two);
     stage.receive(7, 0x1000, 600);
@@ -273,12 +273,12 @@ fn a_send_with_invalidate_delivers_its_bytes_and_closes_the_window() {
 
 //= test: IBTA 9.7.5.1: duplicate-is-not-executed
 #[test]
-fn a_duplicate_of_a_send_with_invalidate_is_acknowledged_and_closes_nothing() {
+fn duplicate_send_with_invalidate_revokes_nothing() {
     let mut stage = Stage::new();
     let old = stage.bound(MwType::Two).key;
     stage.receive(7, 0x1000, 8);
     assert_eq!(stage.request(Opcode::RC_SEND_ONLY_INVALIDATE, 0, Ext::Ieth(old), &[1]), [Answer::ack(0)]);
-    // Bound again under the very same key: the duplicate must not reach it.
+    // Binds the same key again: the duplicate must not affect it.
     let bind = WindowBind {
         window: RKey(old),
         new_key: RKey(old),
@@ -296,7 +296,7 @@ fn a_duplicate_of_a_send_with_invalidate_is_acknowledged_and_closes_nothing() {
 
 //= test: IBTA 9.4.1.1.3: invalidate-is-checked
 #[test]
-fn a_peer_that_invalidates_what_it_may_not_is_refused_and_the_receive_says_so() {
+fn invalid_remote_invalidation_is_refused() {
     type Wrong = fn(&mut Stage) -> u32;
     let cases: [(&str, Wrong); 3] = [
         ("an ordinary region", |stage| stage.memory.key),
@@ -317,7 +317,7 @@ fn a_peer_that_invalidates_what_it_may_not_is_refused_and_the_receive_says_so() 
 
 //= test: IBTA 9.4: immediate-is-in-the-last-packet
 #[test]
-fn a_send_with_invalidate_of_ours_names_the_key_in_its_last_packet() {
+fn last_packet_carries_the_invalidated_key() {
     let mut stage = Stage::new();
     let wr = SendWr { wr_id: 1, opcode: WrOpcode::SendInvalidate, rkey: RKey(0xabcd), ..SendWr::default() };
     let sges = [stage.memory.sge(0, 300)];
@@ -331,7 +331,7 @@ fn a_send_with_invalidate_of_ours_names_the_key_in_its_last_packet() {
 }
 
 #[test]
-fn binds_are_not_repeated_when_the_packets_around_them_are() {
+fn retransmission_does_not_repeat_binds() {
     let mut stage = Stage::new();
     let mut window = stage.window(MwType::Two);
     stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 4);
@@ -347,7 +347,7 @@ fn binds_are_not_repeated_when_the_packets_around_them_are() {
     assert_eq!(stage.statuses(), [1, 2, 3].map(|id| (id, WcStatus::Success)));
 }
 
-/// Has a window of type 2 open a part of memory for WRITEs, under a new key.
+/// Binds a window of type 2 for WRITEs, under a new key.
 fn bind_part(stage: &mut Stage, window: &mut Window, flags: SendFlags) {
     let new_key = stage.new_key(window, MwType::Two);
     let bind = WindowBind {
@@ -364,7 +364,7 @@ fn bind_part(stage: &mut Stage, window: &mut Window, flags: SendFlags) {
 
 //= test: IBTA 10.8.3.3: fence-waits-for-reads
 #[test]
-fn a_fenced_bind_waits_for_reads_and_one_without_does_not() {
+fn only_fenced_binds_wait_for_reads() {
     for fence in [false, true] {
         let mut stage = Stage::new();
         let mut window = stage.window(MwType::Two);
@@ -382,17 +382,17 @@ fn a_fenced_bind_waits_for_reads_and_one_without_does_not() {
     }
 }
 
-/// What waits behind them waits for nothing else.
+/// Later work requests wait for the local work only.
 #[test]
-fn local_work_completes_if_it_is_asked_to_and_what_is_behind_it_goes_on() {
+fn signaled_local_work_completes() {
     let mut stage = Stage::with(Setup { sq_sig_all: false, ..Setup::default() });
     let mut window = stage.window(MwType::Two);
-    // No READ is outstanding: a fence is no wait.
+    // No READ is outstanding: the fence does not wait.
     bind_part(&mut stage, &mut window, SendFlags::FENCE);
     stage.wait(SOON);
     assert_eq!(stage.statuses(), [], "nobody asked to be told");
     assert_eq!(stage.write_under(0, window.key), [Answer::ack(0)], "and it is bound");
-    // A request that fails waits until it is the oldest, and is that as soon as the bind before it is done.
+    // A failed request waits until it is the oldest, which it is once the bind before it is done.
     let mut second = stage.window(MwType::Two);
     stage.post_as(1, WrOpcode::Write, SendFlags::SIGNALED, 4);
     bind_part(&mut stage, &mut second, SendFlags::SIGNALED);

@@ -17,7 +17,7 @@ const SOON: Nanos = Nanos(1000);
 const SRQN: Srqn = Srqn(0x12_3456);
 const FULL: [u8; 256] = [0x5a; 256];
 
-/// What answers say, without what other tests look at.
+/// Answers, without the fields that other tests check.
 pub(crate) type Said = Vec<(Opcode, u32, Option<Syndrome>)>;
 
 fn ack(psn: u32) -> (Opcode, u32, Option<Syndrome>) {
@@ -28,7 +28,7 @@ fn nak(psn: u32, code: NakCode) -> (Opcode, u32, Option<Syndrome>) {
     (Opcode::XRC_ACKNOWLEDGE, psn, Some(Syndrome::Nak(code)))
 }
 
-/// A target and two queues in its domain.
+/// A target QP and two SRQs in its domain.
 pub(crate) struct Target {
     stage: Stage,
     xrcd: XrcdId,
@@ -106,7 +106,7 @@ fn xrc(srqn: Srqn) -> XrcEth {
 }
 
 #[test]
-fn each_request_takes_from_the_queue_that_it_names_and_completes_there_as_the_targets() {
+fn request_takes_from_the_srq_it_names() {
     let mut target = Target::new();
     target.post(0, 10, 64);
     target.post(1, 20, 64);
@@ -123,7 +123,7 @@ fn each_request_takes_from_the_queue_that_it_names_and_completes_there_as_the_ta
 }
 
 #[test]
-fn an_empty_queue_is_receiver_not_ready_though_another_has_receives() {
+fn empty_srq_causes_rnr_nak_despite_others() {
     let mut target = Target::new();
     target.post(1, 20, 64);
     let not_ready = (Opcode::XRC_ACKNOWLEDGE, 0, Some(Syndrome::RnrNak { timer: 12 }));
@@ -136,7 +136,7 @@ fn an_empty_queue_is_receiver_not_ready_though_another_has_receives() {
 
 //= test: IBTA A14: xrc-queue-is-of-the-domain
 #[test]
-fn a_number_that_no_queue_of_the_domain_has_is_an_invalid_request() {
+fn unknown_srqn_is_an_invalid_request() {
     type Number = fn(&mut Target) -> Srqn;
     let guessed: Number = |target| Srqn(target.queues[0].0.number.0 ^ 1);
     let of_another_domain: Number = |target| {
@@ -170,7 +170,7 @@ fn a_number_that_no_queue_of_the_domain_has_is_an_invalid_request() {
 
 //= test: IBTA A14: xrc-message-names-one-queue
 #[test]
-fn all_packets_of_a_message_name_the_same_queue() {
+fn all_packets_of_a_message_name_one_srq() {
     let mut target = Target::new();
     target.post(0, 10, 600);
     let [one, two] = [0, 1].map(|i| Ext::Xrc(xrc(target.queues[i].0.number)));
@@ -181,7 +181,7 @@ fn all_packets_of_a_message_name_the_same_queue() {
     assert_eq!(target.ids(1), []);
 }
 
-/// A queue in a protection domain of its own, and a region there.
+/// Creates an SRQ in another protection domain, and a region there.
 fn foreign(target: &mut Target) -> (Srqn, PdId, u32, HostMemory) {
     let Ok(Reply::Pd(pd)) = target.call(Command::AllocPd) else { panic!("no domain") };
     let memory = HostMemory::allocate(64).expect("memory");
@@ -203,7 +203,7 @@ fn foreign(target: &mut Target) -> (Srqn, PdId, u32, HostMemory) {
 
 //= test: IBTA A14: xrc-keys-are-of-the-queues-domain
 #[test]
-fn keys_are_looked_up_in_the_domain_of_the_queue_that_the_request_names() {
+fn keys_are_checked_in_the_srqs_domain() {
     let mut target = Target::new();
     let (srqn, _, key, memory) = foreign(&mut target);
     let there = Reth { va: 0x5000, rkey: key, dma_len: 8 };
@@ -217,15 +217,15 @@ fn keys_are_looked_up_in_the_domain_of_the_queue_that_the_request_names() {
     assert_eq!(said, [(Opcode::XRC_ATOMIC_ACKNOWLEDGE, 1, ack(1).2)]);
     let said = target.ask(Opcode::XRC_READ_REQUEST, 2, Ext::XrcReth(xrc(srqn), there), &[]);
     assert_eq!(said, [(Opcode::XRC_READ_RESPONSE_ONLY, 2, ack(2).2)]);
-    // The same key through a queue of another domain.
+    // Key of this domain through an SRQ of another one.
     let number = target.queues[0].0.number;
     let said = target.ask(Opcode::XRC_READ_REQUEST, 3, Ext::XrcReth(xrc(number), there), &[]);
     assert_eq!(said, [nak(3, NakCode::RemoteAccess)]);
 }
 
-/// The answers of a READ leave after the next request has named a queue of another domain.
+/// The READ response is sent after the next request has named an SRQ of another domain.
 #[test]
-fn an_answer_is_read_in_the_domain_in_which_it_was_asked_for() {
+fn read_response_keeps_its_requests_domain() {
     let mut target = Target::new();
     let (srqn, _, key, memory) = foreign(&mut target);
     memory.write(0, &[9; 8]).expect("within");
@@ -246,7 +246,7 @@ fn an_answer_is_read_in_the_domain_in_which_it_was_asked_for() {
 
 //= test: IBTA A14: xrc-has-one-direction
 #[test]
-fn a_target_takes_no_responses_and_sends_nothing() {
+fn target_takes_no_responses_and_sends_nothing() {
     let mut target = Target::new();
     let aeth = Aeth { syndrome: Syndrome::Ack { credits: 31 }.into(), msn: 1 };
     assert_eq!(target.ask(Opcode::XRC_ACKNOWLEDGE, FIRST.value(), Ext::Aeth(aeth), &[]), []);
@@ -257,7 +257,7 @@ fn a_target_takes_no_responses_and_sends_nothing() {
 }
 
 #[test]
-fn a_queue_that_goes_takes_the_receive_under_way_along() {
+fn destroyed_srq_drops_the_current_receive() {
     let mut target = Target::new();
     target.post(0, 10, 600);
     let number = target.queues[0].0.number;
@@ -270,7 +270,7 @@ fn a_queue_that_goes_takes_the_receive_under_way_along() {
 }
 
 #[test]
-fn a_completion_queue_that_overflows_ends_what_completes_there() {
+fn cq_overflow_fails_its_srqs() {
     let mut target = Target::new();
     let (cq, _) = target.stage.host.create_cq(1);
     let init = SrqInit { kind: SrqKind::Xrc { xrcd: target.xrcd, cq }, limit: 0 };
@@ -320,7 +320,7 @@ fn ask(stage: &Stage, opcode: WrOpcode, length: u32) {
 
 //= test: IBTA A14: xrc-request-names-its-queue
 #[test]
-fn every_request_names_its_queue() {
+fn every_request_names_its_srq() {
     use WrOpcode as W;
     let cases: [(W, u32, &[Opcode]); 12] = [
         (W::Send, 8, &[Opcode::XRC_SEND_ONLY]),
@@ -350,7 +350,7 @@ fn every_request_names_its_queue() {
 }
 
 #[test]
-fn a_request_is_done_when_it_is_acknowledged_and_leaves_again_when_not() {
+fn request_is_retransmitted_until_acknowledged() {
     let mut stage = initiator();
     ask(&stage, WrOpcode::Send, 8);
     assert_eq!(stage.wait(SOON), [(Opcode::XRC_SEND_ONLY, FIRST)]);
@@ -363,7 +363,7 @@ fn a_request_is_done_when_it_is_acknowledged_and_leaves_again_when_not() {
 }
 
 #[test]
-fn the_answer_of_a_read_comes_home() {
+fn read_response_reaches_the_initiator() {
     let mut stage = initiator();
     ask(&stage, WrOpcode::Read, 8);
     stage.wait(SOON);
@@ -376,7 +376,7 @@ fn the_answer_of_a_read_comes_home() {
 
 //= test: IBTA A14: xrc-has-one-direction
 #[test]
-fn an_initiator_takes_no_requests() {
+fn initiator_takes_no_requests() {
     let mut stage = initiator();
     let ext = Ext::Xrc(xrc(SRQN));
     assert_eq!(stage.request(Opcode::XRC_SEND_ONLY, 0, ext, &[1]), []);
@@ -385,7 +385,7 @@ fn an_initiator_takes_no_requests() {
 }
 
 #[test]
-fn an_initiator_has_no_receives_and_others_have_some() {
+fn xrc_qps_have_no_receive_queue() {
     let mut stage = Stage::new();
     let cq = stage.qp.cq_index;
     let rings = || (SendRing::new(4, 1, 0).expect("memory"), RecvRing::new(4, 1).expect("memory"));
@@ -404,7 +404,7 @@ fn an_initiator_has_no_receives_and_others_have_some() {
 }
 
 #[test]
-fn who_opens_the_same_file_shares_a_domain_and_the_last_to_close_it_removes_it() {
+fn xrcd_is_shared_by_file() {
     let mut target = Target::new();
     let file = Some(FileId { device: 1, inode: 2 });
     let open = |target: &mut Target, create, exclusive| match target.call(Command::OpenXrcd(OpenXrcd {
@@ -433,7 +433,7 @@ fn who_opens_the_same_file_shares_a_domain_and_the_last_to_close_it_removes_it()
 }
 
 #[test]
-fn what_the_queues_and_targets_of_a_domain_use_is_held() {
+fn xrcd_in_use_is_not_deallocated() {
     let mut target = Target::new();
     let xrcd = target.xrcd;
     let users = |target: &mut Target, command| match target.call(command) {
@@ -460,7 +460,7 @@ fn what_the_queues_and_targets_of_a_domain_use_is_held() {
 }
 
 #[test]
-fn qps_are_made_for_basic_queues_only() {
+fn qps_need_a_basic_srq() {
     let mut target = Target::new();
     let receives = ReceiveSource::Shared(target.queues[0].0.index);
     let (pd, cq) = (target.stage.host.pd(), target.stage.qp.cq_index);
@@ -471,7 +471,7 @@ fn qps_are_made_for_basic_queues_only() {
 }
 
 #[test]
-fn a_target_that_was_reset_connects_again() {
+fn reset_target_connects_again() {
     let mut target = Target::new();
     target.post(0, 10, 64);
     target.send(0, 0);
@@ -483,9 +483,9 @@ fn a_target_that_was_reset_connects_again() {
     assert_eq!(target.ids(0), [(10, WcStatus::Success), (11, WcStatus::Success)]);
 }
 
-/// Nothing will ever come of it: who names it is refused, and not asked to wait.
+/// An SRQ that failed is invalid to name: requests are refused instead of delayed.
 #[test]
-fn a_queue_that_was_written_over_is_none_to_name() {
+fn corrupt_srq_is_an_invalid_request() {
     let mut target = Target::new();
     target.post(0, 1, 8);
     // The first word is the producer: more than the ring holds.
