@@ -1,4 +1,4 @@
-//! When everything is quiet: what must be true of the whole. Bytes, messages, counters that add up, nothing left over.
+//! Checks at the end of a run, when all traffic has stopped: memory, messages, consistent counters, and no leaks.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::script::{Action, Service, Trouble};
 use crate::world::{Outcome, World};
 
 impl World<'_> {
-    /// Checks everything, and returns what was counted.
+    /// Runs all checks, and returns the counts.
     pub fn audit(mut self) -> Outcome {
         let now = self.net.now();
         self.check_shared();
@@ -48,7 +48,7 @@ impl World<'_> {
         self.outcome
     }
 
-    /// The event logs say what the script expects, in its order.
+    /// Checks that the event logs contain the script's records, in order.
     fn check_logs(&mut self) {
         let mut seen: BTreeMap<(usize, usize), usize> = BTreeMap::new();
         for (place, text) in &self.script.logs {
@@ -65,7 +65,7 @@ impl World<'_> {
         }
     }
 
-    /// What a host has counted, with what its former NICs had.
+    /// Counters of a host, including those of its former NICs.
     fn totals(&self, host: usize) -> BTreeMap<&'static str, u64> {
         let mut totals = self.past[host].clone();
         for (name, value) in self.net.hosts()[host].worker.counters() {
@@ -74,7 +74,7 @@ impl World<'_> {
         totals
     }
 
-    /// What the NIC, its port, its cables and the switch counted is the same.
+    /// Checks that NIC, port, cables, and switch counted the same.
     fn check_counters(&self, host: usize, counts: &BTreeMap<&'static str, u64>) {
         let of = |name: &str| counts.get(name).copied().unwrap_or_else(|| panic!("no counter {name}"));
         let (station, [up, down]) = (self.net.station(host), self.cables(host));
@@ -109,13 +109,13 @@ impl World<'_> {
         equal("events lost", of("events_lost") + of("async_events_lost"), 0);
     }
 
-    /// What became of the frames on the way from a host to the switch, and from there to it.
+    /// Statistics of the cables from a host to the switch and back.
     fn cables(&self, host: usize) -> [LinkStats; 2] {
         let at = End::Switch { switch: 0, port: host as u16 };
         [self.net.link(at), self.net.link(End::Station(host))]
     }
 
-    /// The switch keeps nothing, and drops nothing but what nobody is known for.
+    /// Checks that the switch holds no frames, and dropped only those without a route.
     fn check_switch(&self) {
         let (switch, hosts) = (self.net.switch(0), self.script.hosts.count);
         let ingress = |host: usize| switch.ingress(host);
@@ -140,7 +140,7 @@ impl World<'_> {
         }
     }
 
-    /// What the NICs dropped together is explained by what happened on their links.
+    /// Checks that events on the links explain the drops of all NICs.
     fn check_sums(&mut self, totals: &[BTreeMap<&'static str, u64>]) {
         let of = |name: &str| totals.iter().map(|counts| counts[name]).sum::<u64>();
         let on_links = |field: fn(LinkStats) -> u64| -> u64 {
@@ -172,7 +172,7 @@ impl World<'_> {
         self.outcome.add("calm", u64::from(calm));
     }
 
-    /// Of services without acknowledgements nothing is missing that neither the link nor a missing receive explains.
+    /// Checks that link faults and missing receives explain all missing messages of unreliable services.
     fn check_missing(&self, totals: &[BTreeMap<&'static str, u64>]) {
         let out_of_buffer: u64 = totals.iter().map(|counts| counts["out_of_buffer"]).sum();
         let late = self.script.weather.iter().any(|rule| {
@@ -182,9 +182,9 @@ impl World<'_> {
         });
         for link in self.links.iter().filter(|link| link.law.is_strict()) {
             for flow in link.flows.iter().filter(|flow| !flow.service.is_reliable()) {
-                // A frame that is lost or late costs its own message, and one more if it falls into another.
+                // A lost or late frame costs its own message, and one more if it falls into another.
                 let struck = self.records.struck(flow.way);
-                // One frame to a host may be missed by each member of a group there.
+                // Each member of a group on the host may miss the frame.
                 let members = flow.receivers.len() as u64;
                 let explained = struck * members * if late { 3 } else { 2 } + out_of_buffer;
                 let missing = flow.missing();
@@ -237,7 +237,7 @@ impl World<'_> {
         }
     }
 
-    /// Everything can be removed: nothing is left that uses something else.
+    /// Destroys everything, which fails if references are left.
     fn take_down(&mut self) {
         let now = self.net.now();
         for link in &mut self.links {

@@ -1,4 +1,4 @@
-//! Seeds with congestion: NICs that react to it, links that mark, rates that change, and strangers that would slow others down.
+//! Seeds with congestion: NICs that react to it, links that mark, changing rates, and strangers that try to slow others down.
 
 use roxie::time::Nanos;
 use roxie::verbs::RateLimit;
@@ -6,7 +6,7 @@ use roxie::verbs::RateLimit;
 use crate::generate::Swarm;
 use crate::script::{Action, Brakes, Channel, Hosts, Intrusion, Place, Rule, Service, Timed, Trouble};
 
-/// Timeout code of channels that may be slow: 67 ms, so that two packets of the largest path MTU fit in at the lowest rate.
+/// Timeout code of channels that may be slow: 67 ms, in which two packets of the largest path MTU fit at the lowest rate.
 const PATIENT: u8 = 14;
 
 const CONTROLS: [&str; 11] = [
@@ -25,7 +25,7 @@ const CONTROLS: [&str; 11] = [
 const CLASSES: [&str; 6] = ["", "", "pfc=3", "pause=on", "pfc=0+3,strict=3", "weight=0:20+3:80,pfc=0"];
 
 impl Swarm {
-    /// In a part of the seeds.
+    /// Adds congestion to a part of the seeds.
     pub fn congestion(
         &mut self,
         hosts: &Hosts,
@@ -75,7 +75,7 @@ impl Swarm {
         self.hostile(channels, last, actions);
     }
 
-    /// Strangers who would have others slow down.
+    /// Adds strangers that try to slow others down.
     fn hostile(&mut self, channels: &[Channel], last: u64, actions: &mut Vec<Timed>) {
         let kinds =
             [Intrusion::Forged, Intrusion::Forged, Intrusion::Marked, Intrusion::Pause, Intrusion::Pfc];
@@ -89,7 +89,7 @@ impl Swarm {
     }
 }
 
-/// A part of the time that all takes.
+/// A fraction of the script's time.
 const fn rng_time(last: u64, part: u64) -> u64 {
     last / part
 }

@@ -1,4 +1,4 @@
-//! Runs scripts so that an oracle's objection is a value, and explains a failure: a short script, and captures.
+//! Runs scripts, turns failed assertions into values, and explains failures by a short script and captures.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,14 +9,14 @@ use crate::script::{Rule, Script};
 use crate::shrink::Shrinker;
 use crate::world::{self, Outcome};
 
-/// Runs that shrinking takes at most.
+/// Maximum number of runs for shrinking.
 const RUNS: u32 = 1_500;
 
 thread_local! {
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Panics of this thread are values while `work` runs: they print nothing.
+/// Runs `work` with panics of this thread silenced, and returns these as values.
 fn quietly<T>(work: impl FnOnce() -> T) -> T {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -33,12 +33,12 @@ fn quietly<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Runs a script; an oracle that objects becomes an `Err` with its words.
+/// Runs a script; a failed check becomes an `Err` with its message.
 pub fn run(script: &Script, capture: Option<&Path>) -> Result<Outcome, String> {
     judge(|| world::run(script, capture))
 }
 
-/// Runs something; an oracle that objects becomes an `Err` with its words.
+/// Runs `run`; a failed check becomes an `Err` with its message.
 pub fn judge(run: impl FnOnce() -> Outcome) -> Result<Outcome, String> {
     quietly(|| catch_unwind(AssertUnwindSafe(run))).map_err(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
@@ -46,23 +46,23 @@ pub fn judge(run: impl FnOnce() -> Outcome) -> Result<Outcome, String> {
     })
 }
 
-/// What the weather does to which frames, as rules.
+/// Returns the effects of the weather, as rules for single frames.
 pub fn strikes(script: &Script) -> Vec<Rule> {
     let strikes = quietly(|| world::strikes_of(script));
     strikes.into_iter().map(|(frame, trouble)| Rule::Strike { frame, trouble }).collect()
 }
 
-/// Cuts a failing script down; `fails` says what failing is, and `strikes` what its weather did.
+/// Shrinks a failing script; `fails` is the criterion, and `strikes` are the effects of its weather.
 pub fn shrink(script: &Script, strikes: &[Rule], mut fails: impl FnMut(&Script) -> bool) -> Script {
     Shrinker::new(RUNS, &mut fails).shrink(script, strikes)
 }
 
-/// Where failures leave what they have.
+/// Folder for files of failures.
 pub fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("simulation")
 }
 
-/// Shrinks a script that failed, and keeps it with its captures. Returns what a person wants to know.
+/// Shrinks a failed script, and saves it with captures. Returns a report.
 pub fn explain(name: &str, script: &Script, why: &str) -> String {
     let folder = folder().join(name);
     std::fs::create_dir_all(&folder).expect("a folder for scripts and captures");
@@ -77,7 +77,7 @@ pub fn explain(name: &str, script: &Script, why: &str) -> String {
     let text = format!("# {}\n{short}", why_short.replace('\n', "\n# "));
     let path = write("script.txt", text.clone());
     format!(
-        "{name}: {why}\n{text}again: SCRIPT={} cargo test --features planted-bugs --test simulation one_script -- --nocapture\ncaptures: {}",
+        "{name}: {why}\n{text}again: SCRIPT={} cargo test --features planted-bugs --test simulation given_script -- --nocapture\ncaptures: {}",
         path.display(),
         folder.display()
     )

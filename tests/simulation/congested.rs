@@ -1,17 +1,17 @@
-//! What congestion control must keep to, as a capture of it would show: who is notified and how often, how fast data leaves, what
-//! waits for it and what does not.
+//! Rules of congestion control, checked on captured frames: destinations and intervals of CNPs, rates of data, and packets that
+//! are not paced.
 //!
 //! ```text
-//! notifications   answer a marked packet of the peer's, go to the peer, and are an interval apart
-//!                 leave soon, when a marked packet that was taken is due one
-//!                 are heeded from the peer alone
-//! data            leaves no faster than was said, but for one burst and one packet
-//!                 is ECN-capable if that was asked for; answers without data never are
-//! answers         do not wait for the time of data
-//! counters        say what was seen
+//! CNPs       answer a marked packet of the peer, go to the peer, and keep their interval
+//!            are sent soon after a marked packet that requires one was accepted
+//!            are accepted from the peer only
+//! data       keeps its rate, up to one burst and one packet
+//!            is ECN-capable if configured; responses without data never are
+//! responses  without data are not paced
+//! counters   match the observed frames
 //! ```
 //!
-//! Part of [`crate::witness`], which shows it each frame of a host.
+//! A part of [`crate::witness`], which passes each frame of a host to it.
 
 use std::collections::HashMap;
 
@@ -22,10 +22,10 @@ use roxie::time::Nanos;
 use roxie::verbs::{Gid, RateLimit};
 use roxie::wire::{Icrc, Operation, Packet, Qpn, Service};
 
-/// Longer than anything takes to leave that need not wait.
+/// Longer than any delay of a packet that is not paced.
 pub const AT_ONCE: Nanos = Nanos(100_000);
 
-/// A connected queue pair in its present life.
+/// A connected queue pair in its current life.
 #[derive(Clone, Debug)]
 pub struct Ends {
     pub own: Gid,
@@ -37,21 +37,21 @@ pub struct Ends {
 #[derive(Debug)]
 struct Line {
     ends: Ends,
-    /// Marked packets of the peer's since its last notification left.
+    /// Marked packets of the peer since the last CNP was sent.
     marked: u64,
-    /// When the last notification left.
+    /// Time of the last CNP.
     last: Option<Nanos>,
-    /// When the last may have left: then, or before this life or the rules of now.
+    /// Latest time at which a CNP may have been sent: the last one, or the start of this life or configuration.
     since: Nanos,
-    /// Since when one is due.
+    /// Time since which a CNP is due.
     owed: Option<Nanos>,
     limit: Option<RateLimit>,
-    /// Bytes that left beyond what the rate has given since, and when that was so.
+    /// Bytes sent in excess of the rate, and the time of that balance.
     debt: f64,
     at: Nanos,
 }
 
-/// What a host has been told, and what was seen of it.
+/// Configuration and observations of a host.
 #[derive(Debug)]
 struct Book {
     interval: Nanos,
@@ -59,35 +59,35 @@ struct Book {
     ecn: EcnPolicy,
     line_rate: Rate,
     fixed: Option<Rate>,
-    /// Of its port, and to each address.
+    /// Time of the last CNP of the port, and to each address.
     last: Option<Nanos>,
     last_to: HashMap<Gid, Nanos>,
-    /// Nothing has to wait for room, or for a pause.
+    /// True if packets never wait for buffers or pauses.
     prompt: bool,
     seen: Seen,
 }
 
-/// What was seen of a host, whatever it counted.
+/// Observations of a host, independent of its counters.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
-    /// Notifications that left.
+    /// CNPs sent.
     pub notified: u64,
-    /// Good ones that came to a queue pair that may heed them.
+    /// Valid CNPs received by a queue pair that may honour them.
     pub notices: u64,
-    /// Marked packets with a good ICRC.
+    /// Marked packets with a valid ICRC.
     pub marked: u64,
-    /// MAC control frames that stopped or started something.
+    /// MAC control frames that paused or resumed a priority.
     pub pauses: u64,
 }
 
-/// All hosts.
+/// State of all hosts.
 #[derive(Debug, Default)]
 pub struct Congested {
     lines: HashMap<(usize, Qpn), Line>,
-    /// Own numbers, by host and the peer's address and number.
+    /// Own QPNs, by host and the peer's address and QPN.
     by_peer: HashMap<(usize, Gid, Qpn), Qpn>,
     books: HashMap<usize, Book>,
-    /// Ports have room for all that there is.
+    /// True if ports have unlimited buffers.
     pub roomy: bool,
 }
 
@@ -119,12 +119,12 @@ impl Book {
             Settings::Fixed(rate) => Some(*rate),
             _ => None,
         };
-        // What was paused may still be when nothing pauses any more.
+        // Priorities may remain paused after the rule is disabled.
         self.prompt &= !config.classes.heeds_mac_control();
         (self.last, self.last_to) = (None, HashMap::new());
     }
 
-    /// The rate that a queue pair keeps to whatever happens; `None`: none that is known here.
+    /// The fixed rate limit of a queue pair; `None` if there is none below the line rate.
     fn bound(&self, limit: Option<RateLimit>) -> Option<f64> {
         let limit = limit.filter(|limit| limit.kbps > 0).map(|limit| f64::from(limit.kbps) * 1e3);
         let bound = limit.into_iter().chain(self.fixed.map(|rate| rate.0)).reduce(f64::min);
@@ -132,7 +132,7 @@ impl Book {
     }
 }
 
-/// Neither says anything that could be less, nor notifies.
+/// True for packets that may cause a CNP: all but acknowledgements and CNPs.
 fn speaks(packet: &Packet) -> bool {
     use Operation::{Acknowledge, AtomicAcknowledge, Cnp};
     !matches!(packet.info().operation, Acknowledge | AtomicAcknowledge | Cnp)
@@ -147,18 +147,18 @@ impl Congested {
         self.books.entry(host).or_insert_with(Book::new)
     }
 
-    /// A host reacts so from now on. `anew`: its NIC knows nothing of what was before.
+    /// Changes a host's configuration. `anew`: its NIC was restarted.
     pub fn set(&mut self, now: Nanos, host: usize, config: &CongestionConfig, anew: bool) {
         let book = self.book(host);
         book.prompt |= anew;
         book.set(config);
         for (_, line) in self.lines.iter_mut().filter(|((of, _), _)| *of == host) {
-            // Another interval counts from other times, and what is owed is paid at another rate.
+            // Changes of the interval or rate restart the accounts.
             (line.last, line.since, line.debt) = (None, now, 0.0);
         }
     }
 
-    /// A queue pair begins a life.
+    /// Starts a life of a queue pair.
     pub fn learn(&mut self, now: Nanos, host: usize, qpn: Qpn, ends: Ends) {
         self.by_peer.retain(|(of, ..), own| *of != host || *own != qpn);
         self.by_peer.insert((host, ends.peer, ends.peer_qpn), qpn);
@@ -175,31 +175,31 @@ impl Congested {
         self.lines.insert((host, qpn), line);
     }
 
-    /// It sends no faster than this from now on. Returns what was so before.
+    /// Sets the rate limit of a queue pair, and returns the previous one.
     pub fn limit(&mut self, host: usize, qpn: Qpn, limit: Option<RateLimit>) -> Option<RateLimit> {
         let line = self.lines.get_mut(&(host, qpn))?;
         line.debt = 0.0;
         std::mem::replace(&mut line.limit, limit)
     }
 
-    /// What was seen of a host.
+    /// Returns the observations of a host.
     pub fn seen(&mut self, host: usize) -> Seen {
         self.book(host).seen
     }
 
-    /// True if what is due at a host leaves at once: there is room, and nothing pauses.
+    /// True if due packets of a host leave at once: buffers are free, and no priority is paused.
     pub fn is_prompt(&mut self, host: usize) -> bool {
         self.roomy && self.book(host).prompt
     }
 
-    /// MAC control was heeded.
+    /// Records a MAC control frame that had an effect.
     pub fn paused(&mut self, host: usize) {
         let book = self.book(host);
         book.seen.pauses += 1;
         book.prompt = false;
     }
 
-    /// A packet came, and the NIC says what it did with it.
+    /// Checks and records a received packet with the NIC's verdict.
     pub fn came(&mut self, now: Nanos, host: usize, packet: &Packet, frame: &Frame<'_>, verdict: &str) {
         let roomy = self.roomy;
         let believed = packet.check_icrc(frame) == Icrc::Ok && !verdict.starts_with("dropped: no QP");
@@ -236,7 +236,7 @@ impl Congested {
         }
     }
 
-    /// A packet leaves.
+    /// Checks and records a sent packet.
     pub fn leaves(&mut self, now: Nanos, host: usize, packet: &Packet, bytes: usize) {
         let roomy = self.roomy;
         let key = (host, packet.dest_gid(), packet.bth.dest_qp);
@@ -283,7 +283,7 @@ impl Book {
             Scope::Destination => self.last_to.get(&line.ends.peer).copied(),
             Scope::Port => self.last,
         };
-        // Where there is no room it may leave late, and the next one in its time.
+        // Without free buffers it may leave late, and the next one on time.
         let too_soon = last.is_some_and(|last| now - last < self.interval);
         assert!(!too_soon || !roomy, "{name}: {packet} at {now}, the last at {last:?}");
         (line.marked, line.owed, line.last, line.since) = (0, None, Some(now), now);
@@ -299,7 +299,7 @@ impl Book {
         let given = (now - line.at).0 as f64 * bound / 8e9;
         line.debt = (line.debt - given).max(0.0) + bytes as f64;
         line.at = now;
-        // A nanosecond of rounding.
+        // Tolerance of a nanosecond for rounding.
         let most = burst + bytes as f64 + bound / 8e9 + 1.0;
         let (name, debt) = (&line.ends.name, line.debt);
         assert!(debt <= most, "{name}: {packet}: {debt} bytes ahead of {bound} b/s, {most} may be");

@@ -1,6 +1,6 @@
-//! Which packet found a QP in which state and where in its sequence, and how timers moved: as a table, and what must be in it.
+//! Coverage: packets by QP state and place in the sequence, and moves of timers, as a table with requirements.
 //!
-//! Moves that cannot be are listed with their reason, and must not happen; all else must be reached.
+//! Impossible moves are listed with a reason, and must not occur; all others must be reached.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -14,7 +14,7 @@ use roxie::wire::{Opcode, Operation, Service};
 /// A column of the table.
 type Column = (QpState, Place);
 
-/// States and places in which a packet can be found.
+/// States and places in which a QP may receive a packet.
 fn columns(service: Service, opcode: Opcode) -> Vec<Column> {
     use Place::{Ahead, Duplicate, Expected, Ghost, Later, Unordered};
     use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
@@ -22,7 +22,7 @@ fn columns(service: Service, opcode: Opcode) -> Vec<Column> {
     let (states, places): (&[QpState], &[Place]) = match (service, response) {
         (Service::Ud, _) => (&[Rtr, Rts, Sqd, Sqe], &[Unordered]),
         (Service::Uc, _) => (&[Rtr, Rts, Sqd, Sqe], &[Expected, Duplicate, Ahead]),
-        // XRC: requests come to targets, answers to initiators.
+        // XRC: targets receive requests, initiators responses.
         (_, false) => (&[Rtr, Rts, Sqd], &[Expected, Duplicate, Ahead]),
         (_, true) => (&[Rts, Sqd], &[Expected, Later, Duplicate, Ghost]),
     };
@@ -30,7 +30,8 @@ fn columns(service: Service, opcode: Opcode) -> Vec<Column> {
     each.chain([Reset, Init, Err].map(|state| (state, Unordered))).collect()
 }
 
-/// Packets that the transport tells apart: opcodes that differ in immediate data, invalidation or the kind of atomic are one.
+/// Kinds of packets that the transport distinguishes: opcodes that differ only in immediate data, invalidation, or kind of
+/// atomic are one.
 fn kind(opcode: Opcode) -> String {
     let Some(info) = opcode.info() else { return opcode.to_string() };
     let atomic = matches!(info.operation, Operation::CompareSwap | Operation::FetchAdd);
@@ -44,7 +45,7 @@ fn rows(service: Service) -> impl Iterator<Item = Opcode> {
 
 const SERVICES: [Service; 4] = [Service::Rc, Service::Uc, Service::Ud, Service::Xrc];
 
-/// Where messages of each service take their receives from, and what they may find there.
+/// Sources of receives for each service, and states that a message may find there.
 fn receipts() -> Vec<Receipt> {
     let mut all = Vec::new();
     for service in SERVICES {
@@ -55,7 +56,7 @@ fn receipts() -> Vec<Receipt> {
     all
 }
 
-/// Why a message never finds that; `None`: it can.
+/// Reason why a message cannot find that state; `None` if it can.
 fn cannot_find(receipt: Receipt) -> Option<&'static str> {
     match (receipt.service, receipt.source, receipt.found) {
         (Service::Xrc, Source::Named, _) => None,
@@ -66,7 +67,7 @@ fn cannot_find(receipt: Receipt) -> Option<&'static str> {
     }
 }
 
-/// What was not reached: kinds of packets in states and places, and moves of timers.
+/// Unreached kinds of packets by state and place, and unreached moves of timers.
 pub fn unreached(coverage: &Coverage) -> Vec<String> {
     let mut found: BTreeMap<String, u64> = BTreeMap::new();
     for service in SERVICES {
@@ -97,7 +98,7 @@ pub fn unreached(coverage: &Coverage) -> Vec<String> {
     found.into_iter().filter(|(_, count)| *count == 0).map(|(name, _)| name).collect()
 }
 
-/// Why a timer never moves so; `None`: it can.
+/// Reason why a move is impossible; `None` if it is possible.
 fn impossible(step: Move) -> Option<&'static str> {
     use Mover::{Command, Sent, SentPaced, Time};
     use Timer::{Ack, Idle, Rnr};
@@ -118,10 +119,10 @@ fn impossible(step: Move) -> Option<&'static str> {
     }
 }
 
-/// The table.
+/// The coverage table.
 pub struct Table<'a>(pub &'a Coverage);
 
-/// A number in five columns.
+/// Formats a number in five columns.
 fn short(count: u64) -> String {
     match count {
         0 => "-".into(),
@@ -221,7 +222,7 @@ fn describe(step: Move) -> String {
     format!("waits for {}: {by}: waits for {}{again}", name(step.from), name(step.to))
 }
 
-/// All moves that there could be.
+/// Returns all conceivable moves.
 fn moves() -> Vec<Move> {
     let mut moves = Vec::new();
     for from in Timer::ALL {

@@ -1,4 +1,4 @@
-//! One way of a channel: what the sending application wants done, and what must come of it.
+//! One direction of a channel: work requests of the sender, and checks of their effects.
 
 use std::collections::VecDeque;
 
@@ -18,30 +18,30 @@ use crate::receiver::Receiver;
 use crate::script::{Channel, Op, Part, Script, Service, SrqPlace, Way};
 use crate::srq::Shared;
 
-/// The longest inline payload.
+/// Maximum length of inline payload.
 pub const INLINE: u32 = 64;
-/// The key of all datagram QPs.
+/// The Q_Key of all datagram QPs.
 pub const QKEY: u32 = 0x0bad_cafe;
-/// Work requests of ours that are no [`Op`] carry this bit in their id.
+/// Bit in the ids of work requests that are no [`Op`].
 pub const LOCAL: u64 = 1 << 62;
 
-/// How far a work request is.
+/// State of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Waiting,
     Posted,
     Done,
     Failed,
-    /// Its QP went away under it: nobody will ever say.
+    /// The QP was destroyed or reset before the request completed, so the outcome remains unknown.
     Unknown,
 }
 
-/// Memory of an application's, and as what it is registered.
+/// Memory of an application, and its registration.
 #[derive(Debug)]
 pub struct Patch {
     pub memory: HostMemory,
     access: Access,
-    /// As it was registered last.
+    /// The current or last registration.
     pub region: HostRegion,
     pub open: bool,
 }
@@ -53,7 +53,7 @@ impl Patch {
         Patch { memory: region.memory.clone(), access, region, open: true }
     }
 
-    /// Registers it again, if it is not.
+    /// Registers the memory again if it is not registered.
     pub fn reopen(&mut self, host: &mut Host) {
         if !self.open {
             self.region = host.register_memory(self.memory.clone(), self.access);
@@ -62,25 +62,25 @@ impl Patch {
     }
 }
 
-/// A work request that is under way.
+/// An outstanding work request.
 #[derive(Clone, Copy, Debug)]
 struct Posted {
     wr_id: u64,
     signaled: bool,
 }
 
-/// How a sending end stands, as its application knows.
+/// State of a sending end as known to its application.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Standing {
-    /// Its send queue has failed.
+    /// The send queue has failed.
     pub failed: bool,
-    /// It went to the error state for a reason that a completion need not tell.
+    /// The QP is in ERR, for a reason that no completion need report.
     pub fatal: bool,
-    /// The other end has failed or is not there.
+    /// The other end has failed or does not exist.
     pub peer_gone: bool,
 }
 
-/// One way.
+/// State of one direction.
 #[derive(Debug)]
 pub struct Flow {
     pub way: Way,
@@ -96,22 +96,22 @@ pub struct Flow {
     pub target: Patch,
     pub layout: Layout,
     pub receivers: Vec<Receiver>,
-    /// The next to be posted.
+    /// Index of the next operation to post.
     pub posted: usize,
     outstanding: VecDeque<Posted>,
-    /// The first of this life.
+    /// Index of the first operation of this life.
     first: usize,
-    /// Where datagrams go.
+    /// Address handle of datagrams.
     pub handle: Option<AhId>,
     pub remote_qpn: Qpn,
     pub granted: Granted,
     pub granter: Granter,
-    /// Receives that a peer's success promises, in this life.
+    /// Receives that successful sends promise, in this life.
     promised: usize,
 }
 
 impl Flow {
-    /// `from`, `to`: the hosts of the sender and of the receivers; `srqs`: the shared receive queues of the script.
+    /// `from`, `to`: hosts of the sender and the receivers; `srqs`: the script's shared receive queues.
     pub fn new(
         script: &Script,
         way: Way,
@@ -194,7 +194,7 @@ impl Flow {
         }
     }
 
-    /// A new life: what was under way is nobody's any more.
+    /// Starts a new life: outstanding requests are dropped.
     pub fn begin_life(&mut self) {
         self.abandon();
         self.first = self.posted;
@@ -204,7 +204,7 @@ impl Flow {
         }
     }
 
-    /// The sending QP is gone, or was reset.
+    /// Handles destruction or reset of the sending QP: outcomes of outstanding operations are unknown.
     pub fn abandon(&mut self) {
         for posted in self.outstanding.drain(..).filter(|posted| posted.wr_id & LOCAL == 0) {
             self.fates[posted.wr_id as usize] = Fate::Unknown;
@@ -219,13 +219,13 @@ impl Flow {
         self.posted == self.ops.len()
     }
 
-    /// The words that atomics count in are the first of their kind's slices.
+    /// Returns the offset of the counter of this kind of atomics: the slice of its first operation.
     fn word(&self, opcode: WrOpcode) -> u64 {
         let first = self.ops.iter().position(|op| op.opcode == opcode).expect("there is one");
         self.layout.offsets[first]
     }
 
-    /// What an atomic finds if all before it were done.
+    /// Returns the value that an atomic finds if all earlier ones were executed.
     fn finds(&self, i: usize) -> u64 {
         let opcode = self.ops[i].opcode;
         let counts = |op: &&Op| op.opcode == opcode && (opcode == WrOpcode::FetchAdd || !op.odd);
@@ -243,7 +243,7 @@ impl Flow {
         let queues = &self.receivers[0].srqs;
         let queue = (self.service == Service::Xrc).then(|| queues[op.queue % queues.len()].borrow().number());
         let mut wr = SendWr {
-            // A queue that is gone: a number that nobody has.
+            // An SRQ that was destroyed: a number that does not exist.
             remote_srqn: queue.flatten().unwrap_or_default(),
             wr_id: i as u64,
             opcode: op.opcode,
@@ -284,7 +284,7 @@ impl Flow {
         split(&patch.region, self.layout.offsets[i], op.length, op.pieces)
     }
 
-    /// Posts what is due and has room.
+    /// Posts due operations while there is room.
     pub fn post(&mut self, now: Nanos, host: &Host, qp: &HostQp) {
         while self.posted < self.ops.len()
             && self.due[self.posted] <= now
@@ -313,7 +313,7 @@ impl Flow {
         }
     }
 
-    /// Posts a work request that sends nothing. False: there is no room.
+    /// Posts a work request that sends nothing. Returns false if there is no room.
     pub fn post_local(&mut self, host: &Host, qp: &HostQp, wr: &SendWr) -> bool {
         debug_assert!(wr.wr_id & LOCAL != 0);
         let posted = host.post_send(qp, wr, Payload::Sges(&[])).is_ok();
@@ -323,7 +323,7 @@ impl Flow {
         posted
     }
 
-    /// A send completed. Returns its id and how the end stands now.
+    /// Handles a send completion, and returns the state of the end.
     pub fn sent(&mut self, wc: &Wc, standing: Standing, law: &Law) -> Standing {
         let what = format!("{}: {wc:?}", self.way);
         let mut standing = standing;
@@ -384,7 +384,7 @@ impl Flow {
         }
     }
 
-    /// Each atomic ran once, in turn: exactly known unless one before it has an unknown end.
+    /// Checks that each atomic ran once, in order: the value is exact unless an earlier atomic has an unknown outcome.
     fn check_atomic(&self, i: usize, what: &str) {
         let mut found = [0; 8];
         self.landing.memory.read(self.layout.offsets[i], &mut found).expect("within the region");
@@ -404,7 +404,8 @@ impl Flow {
         }
     }
 
-    /// What the sender was told to have arrived has arrived. For a life whose receiver has looked at everything.
+    /// Checks that messages which were reported as delivered have arrived. Valid if the receiver has polled all completions of
+    /// its life.
     pub fn check_promises(&self) {
         if !self.service.is_reliable() {
             return;
@@ -418,7 +419,7 @@ impl Flow {
         );
     }
 
-    /// After everything: bytes are where they belong, and nothing else was touched.
+    /// Checks memory after the run: bytes are in place, and nothing else was written.
     pub fn check_memory(&self) {
         let what = |i: usize| format!("{:?} {i} of {}", self.ops[i].opcode, self.way);
         for (i, op) in self.ops.iter().enumerate() {
@@ -456,7 +457,7 @@ impl Flow {
         self.layout.assert_guards(&self.target.memory, lengths(touched), &format!("{} target", self.way));
     }
 
-    /// The word that atomics of a kind count in: between what is known to have run and what was posted.
+    /// Checks the counter of a kind of atomics: it is between the numbers of completed and of posted ones.
     fn check_word(&self, opcode: WrOpcode) {
         let counts = |i: &usize| {
             let op = &self.ops[*i];
@@ -480,13 +481,13 @@ impl Flow {
         );
     }
 
-    /// True if operation `i` has been posted.
+    /// True if operation `i` was posted.
     pub fn was_posted(&self, i: usize) -> bool {
         self.fates[i] != Fate::Waiting
     }
 }
 
-/// True if a way of this service can carry the operation.
+/// True if the service supports the operation.
 pub fn service_has(service: Service, opcode: WrOpcode) -> bool {
     match service {
         Service::Rc | Service::Xrc => true,
@@ -497,7 +498,7 @@ pub fn service_has(service: Service, opcode: WrOpcode) -> bool {
     }
 }
 
-/// Entries for `length` bytes from `offset` on.
+/// Splits `length` bytes at `offset` into SGEs.
 pub fn split(region: &HostRegion, offset: u64, length: u32, pieces: u32) -> Vec<Sge> {
     let pieces = pieces.max(1);
     let piece = length / pieces;
@@ -510,7 +511,7 @@ pub fn split(region: &HostRegion, offset: u64, length: u32, pieces: u32) -> Vec<
         .collect()
 }
 
-/// Capacities that every QP of a channel is made with.
+/// Capacities of every QP of a channel.
 pub fn caps(spec: &Channel) -> roxie::verbs::QpCaps {
     roxie::verbs::QpCaps {
         max_inline: INLINE,

@@ -1,4 +1,4 @@
-//! What is seldom reached unless one aims at it: scripts that do the same again and again, in bad weather.
+//! Scripts for rare situations: they repeat a cause in bad weather.
 
 use roxie::time::Nanos;
 use roxie::verbs::WrOpcode;
@@ -7,22 +7,22 @@ use crate::generate::Swarm;
 use crate::script::{Action, Channel, Grant, Op, Part, Place, Rule, Service, SrqPlace, Timed, Trouble, Way};
 use crate::srq::LARGEST;
 
-/// What is seldom reached unless one aims at it.
+/// Rare situations to aim at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Focus {
-    /// Send queues drain while answers and requests arrive.
+    /// Send queues drain while responses and requests arrive.
     Drained,
-    /// Ends come late, and old packets meet new lives.
+    /// Ends connect late, and old packets arrive in new lives.
     Reborn,
-    /// Send queues fail while receives live on.
+    /// Send queues fail while receives still work.
     SendQueueFailed,
     /// Keys are granted and invalidated.
     Granted,
-    /// Answers come when who asked has begun a new life.
+    /// Responses arrive after the requester has begun a new life.
     Reanswered,
-    /// Receivers are late, and what says so comes twice and late.
+    /// Receivers are late, and RNR NAKs are duplicated and delayed.
     NotReady,
-    /// Shared receive queues change, and QPs that take from them end.
+    /// Shared receive queues change, and their QPs end.
     Shared,
 }
 
@@ -44,7 +44,7 @@ impl Focus {
 }
 
 impl Swarm {
-    /// Bad weather on the first channels, and again and again what the focus is on.
+    /// Adds bad weather to the first channels, and repeats the cause of the focus.
     pub fn focus(
         &mut self,
         focus: Focus,
@@ -75,7 +75,7 @@ impl Swarm {
                 at += 1_000 * self.rng.pick(&[1, 2, 4, 10, 60, 500, 2_000]);
                 self.aim(focus, at, number, spec, actions);
             }
-            // Work for each of its lives.
+            // Posts work in each life.
             let spread = focus != Focus::Reanswered;
             for timed in actions.iter_mut().filter(|_| spread) {
                 if matches!(timed.action, Action::Post(way, _) if way.channel == number) {
@@ -103,7 +103,7 @@ impl Swarm {
         }
     }
 
-    /// Many frames come twice, and one of the two later.
+    /// Duplicates many frames, and delays one of the copies.
     fn echo(&mut self, to: usize, weather: &mut Vec<Rule>) {
         let late = Trouble::Delay(Nanos(1_000 * (1 + self.rng.below(20))));
         for trouble in [Trouble::Double, late] {
@@ -134,7 +134,7 @@ impl Swarm {
                 let again = Action::Connect { channel, anew: rng.one_in(5) };
                 let later = at + 1_000 * rng.pick(&[1, 5, 300]);
                 act(later, again);
-                // Answers of the life before are under way to end a.
+                // Responses of the previous life are on the way to end a.
                 let first = Place { channel, end: 0 };
                 match rng.below(4) {
                     0 => act(later + spec.slow.0 + 1_000 * rng.pick(&[1, 20]), Action::Drain(place)),
@@ -183,7 +183,7 @@ impl Swarm {
                         AtomicWrite | CompareSwap => 8,
                         _ => rng.pick(&[8, long]),
                     };
-                    // Some find the peer before it is ready.
+                    // Some arrive before the peer is ready.
                     let at = at + rng.pick(&[0, 0, 8_000, 20_000]);
                     act(at, Action::Post(Way { channel, back: false }, Op::new(opcode, length)));
                 }
@@ -202,7 +202,7 @@ impl Swarm {
                     let op = Op::new(WrOpcode::Send, 8);
                     act(at + 1_000 * later, Action::Post(Way { channel, back: false }, op));
                 }
-                // What waits for its receiver has been sent, and drains.
+                // Requests that wait for their receiver have been sent, and drain.
                 if rng.one_in(2) {
                     let first = Place { channel, end: 0 };
                     act(at + 1_000 * rng.pick(&[5, 60]), Action::Drain(first));

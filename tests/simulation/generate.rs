@@ -1,5 +1,5 @@
-//! From a seed to a script. Each seed turns a random subset of services, operations, troubles and actions on (swarm
-//! testing): what is seldom together otherwise meets, and what hides something is off now and then.
+//! Generates a script from a seed. Each seed enables a random subset of services, operations, troubles, and actions (swarm
+//! testing): rare combinations occur, and features that hide others are off at times.
 
 use roxie::random::splitmix;
 use roxie::time::Nanos;
@@ -13,7 +13,7 @@ use crate::script::{
 };
 use crate::srq::LARGEST;
 
-/// A sequence of numbers that a seed decides.
+/// Random numbers from a seed.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
@@ -26,12 +26,12 @@ impl Rng {
         splitmix(&mut self.0)
     }
 
-    /// Below `bound`.
+    /// Returns a number below `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 
-    /// True once in `n`.
+    /// True once in `n` calls.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
@@ -40,7 +40,7 @@ impl Rng {
         from[self.below(from.len() as u64) as usize]
     }
 
-    /// Some of them, but not none.
+    /// Returns a random subset that is not empty.
     fn some<T: Copy>(&mut self, from: &[T]) -> Vec<T> {
         let mut some: Vec<T> = from.iter().copied().filter(|_| !self.one_in(3)).collect();
         if some.is_empty() {
@@ -63,23 +63,23 @@ const OPERATIONS: [WrOpcode; 10] = [
     WrOpcode::Flush,
 ];
 
-/// Link MTUs that carry packets of each path MTU.
+/// Link MTU for packets of a path MTU.
 fn link_for(mtu: Mtu) -> usize {
     mtu.bytes() + Mtu::OVERHEAD + 16
 }
 
-/// What this seed has on.
+/// Features that this seed enables.
 pub struct Swarm {
     pub rng: Rng,
     operations: Vec<WrOpcode>,
     mtus: Vec<Mtu>,
-    /// Shared receive queues; the last, if any, is extended.
+    /// Shared receive queues; the last one, if there are any, is of XRC.
     srqs: Vec<Srq>,
-    /// How long work is asked for.
+    /// Time in which work is posted.
     span: u64,
 }
 
-/// The script of a seed.
+/// Returns the script of a seed.
 pub fn script(seed: u64) -> Script {
     let mut rng = Rng::new(seed);
     let hosts = hosts(&mut rng);
@@ -98,7 +98,7 @@ pub fn script(seed: u64) -> Script {
     let mut channels: Vec<Channel> = (0..count)
         .map(|_| {
             let service = swarm.rng.pick(&services);
-            // Without an extended queue there is nothing that its requests could name.
+            // Without an XRC queue, requests would have no queue to name.
             let service = if swarm.srqs.is_empty() && service == Xrc { Rc } else { service };
             swarm.channel(service, hosts.count)
         })
@@ -130,13 +130,13 @@ pub fn script(seed: u64) -> Script {
     }
 }
 
-/// Each completion tells of itself, or events are held back.
+/// Returns a random moderation of events, or none.
 fn held(rng: &mut Rng) -> Held {
     let period = Nanos(1_000 * rng.pick(&[1, 20, 500]));
     Held { count: rng.pick(&[1, 2, 3, 16]), period }
 }
 
-/// None, or basic ones and an extended one or two.
+/// Returns no shared receive queues, or basic ones and one or two of XRC.
 fn srqs(rng: &mut Rng) -> Vec<Srq> {
     if rng.one_in(3) {
         return Vec::new();
@@ -165,7 +165,7 @@ fn hosts(rng: &mut Rng) -> Hosts {
 }
 
 impl Swarm {
-    /// What the ends of a channel share: nothing, one queue, or all that requests may name.
+    /// Chooses the shared queues of a channel: none, one, or all that requests may name.
     fn shared(&mut self, service: Service) -> Vec<usize> {
         let extended = service == Service::Xrc;
         let all = self.srqs.iter().enumerate().filter(|(_, srq)| srq.extended == extended);
@@ -207,7 +207,7 @@ impl Swarm {
             timeout: rng.pick(&[8, 10, 12]),
             retries: rare(rng, 7, &[0, 1, 3]),
             rnr_retries: rare(rng, 7, &[0, 1, 6]),
-            // 0 is the longest pause: 655 ms.
+            // Code 0 is the longest wait: 655 ms.
             rnr_timer: rng.pick(&[1, 1, 5, 5, 12, 12, 0]),
             cq: if rng.one_in(10) { rng.pick(&[2, 4, 8]) } else { 512 },
             sig_all: rng.one_in(4),
@@ -245,7 +245,7 @@ impl Swarm {
         let most = match (channel.service.is_datagram(), channel.srqs.is_empty()) {
             (true, _) => full,
             (false, true) => 20 * full,
-            // Receives of a shared queue have room for the longest of all.
+            // Receives of a shared queue have room for the longest message.
             (false, false) => 4 * full,
         };
         let edges = [0, 1, 3, 4, full - 1, full, full + 1, 2 * full, 3 * full + 2];
@@ -270,7 +270,7 @@ impl Swarm {
         }
     }
 
-    /// What goes wrong with frames to a host.
+    /// Returns weather rules for frames to a host.
     fn weather(&mut self, to: usize) -> Vec<Rule> {
         let rng = &mut self.rng;
         if rng.one_in(8) {
@@ -290,7 +290,7 @@ impl Swarm {
             .collect()
     }
 
-    /// What somebody does while all this goes on.
+    /// Adds actions that disturb the traffic.
     fn disturbances(&mut self, hosts: &Hosts, channels: &[Channel], actions: &mut Vec<Timed>) {
         let span = self.span.max(100_000) * 3 / 2;
         if self.rng.one_in(3) {
@@ -340,7 +340,7 @@ impl Swarm {
             }
             4 => {
                 act(at, Action::PortDown(host));
-                // Now and then for longer than any peer tries.
+                // Sometimes for longer than any peer retries.
                 match rng.one_in(4) {
                     true => {
                         act(at + 400_000_000, Action::PortUp(host));
@@ -405,7 +405,7 @@ impl Swarm {
 }
 
 impl Swarm {
-    /// What a stranger sends meanwhile.
+    /// Adds packets of a stranger.
     fn intrusions(&mut self, channels: &[Channel], actions: &mut Vec<Timed>) {
         if !self.rng.one_in(3) {
             return;
@@ -439,5 +439,5 @@ impl Swarm {
     }
 }
 
-/// Kinds of disturbances.
+/// Number of kinds of disturbances.
 const KINDS: u64 = 20;

@@ -1,7 +1,7 @@
-//! Keys that a receiver grants for the target of a way, and takes back: memory windows and fast-registered regions.
+//! Keys that a receiver grants for the target region and revokes: memory windows and fast-registered regions.
 //!
-//! The receiver's send queue carries the work requests; when one is complete the application tells its peer. Who sends names
-//! the key in what is posted after that, or has it invalidated with a SEND.
+//! The receiver posts the work requests to its send queue, and tells its peer when one completes. The sender uses the key in
+//! operations that it posts afterwards, or invalidates it with a SEND.
 
 use roxie::nic::{Answer, Command, MemoryCommand};
 use roxie::shared::PageList;
@@ -20,14 +20,14 @@ use crate::world::World;
 
 const PAGE_SHIFT: u8 = 12;
 
-/// What the sender of a way knows of a granted key.
+/// State of a granted key as known to the sender.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Access {
-    /// In force: operations may name it.
+    /// The valid key, which operations may use.
     key: Option<u32>,
-    /// A SEND may invalidate it.
+    /// True if a SEND may invalidate it.
     may_be_invalidated: bool,
-    /// The last operation that was posted with it, or that invalidates it.
+    /// The last operation that was posted with it or invalidates it.
     last_use: Option<usize>,
 }
 
@@ -40,7 +40,7 @@ impl Access {
         self.key.filter(|_| self.may_be_invalidated)
     }
 
-    /// Operation `i` was posted.
+    /// Records that operation `i` was posted.
     pub fn note_use(&mut self, i: usize, granted: bool, invalidates: bool) {
         if self.key.is_some() && (granted || invalidates) {
             self.last_use = Some(i);
@@ -50,24 +50,24 @@ impl Access {
         }
     }
 
-    /// Nobody is to use it any more.
+    /// Stops further use of the key.
     pub fn take(&mut self) {
         self.key = None;
     }
 }
 
-/// An object that grants access, and the key that it has now.
+/// An object that grants access, and its current key.
 #[derive(Debug)]
 enum Object {
     Window(MwIndex, Grant, u32),
     Region(MrIndex, u32),
 }
 
-/// What the receiver of a way has granted.
+/// Grants of a receiver.
 #[derive(Debug, Default)]
 pub struct Granter {
     object: Option<Object>,
-    /// The work request that is under way, and the key that it puts in force.
+    /// The outstanding work request, and the key that it makes valid.
     pending: Option<(u64, Option<u32>)>,
     requests: u64,
 }
@@ -86,18 +86,18 @@ fn key_of(answer: &Answer) -> u32 {
     }
 }
 
-/// The same key with another variant byte.
+/// Returns the key with another variant byte.
 fn varied(key: u32) -> u32 {
     key.wrapping_add(1) & 0xff | key & !0xff
 }
 
 impl Flow {
-    /// True if nobody uses the granted key any more.
+    /// True if no outstanding operation uses the granted key.
     fn is_unused(&self) -> bool {
         self.granted.last_use.is_none_or(|i| self.fates[i] == Fate::Done)
     }
 
-    /// A work request of the receiver's is complete.
+    /// Handles the completion of a receiver's work request.
     pub fn granted_or_taken(&mut self, wc: &Wc) {
         let Some((_, key)) = self.granter.pending.take_if(|(id, _)| *id == wc.wr_id) else { return };
         if wc.status == WcStatus::Success
@@ -108,7 +108,7 @@ impl Flow {
         }
     }
 
-    /// The objects that grant access are removed; `gone`: they are already.
+    /// Removes the objects that grant access; `gone`: they no longer exist.
     pub fn release_grants(&mut self, now: Nanos, host: &mut Host, gone: bool) {
         self.granted = Access::default();
         self.granter.pending = None;
@@ -123,7 +123,7 @@ impl Flow {
         }
     }
 
-    /// The work request that binds or registers what grants access, and the key that it gives.
+    /// Returns the work request that binds or registers the object, and its key.
     fn grant(&mut self, now: Nanos, host: &mut Host, kind: Grant) -> (SendWr, u32) {
         self.make_object(now, host, kind);
         let id = self.granter.next_id(self.way);
@@ -165,7 +165,7 @@ impl Flow {
         }
     }
 
-    /// What grants access, of this kind.
+    /// Creates an object of this kind, unless it exists.
     fn make_object(&mut self, now: Nanos, host: &mut Host, kind: Grant) {
         let same = match &self.granter.object {
             Some(Object::Window(_, of, _)) => *of == kind,
@@ -199,7 +199,7 @@ impl Flow {
         });
     }
 
-    /// The work request that takes the key back.
+    /// Returns the work request that revokes the key.
     fn revoke(&mut self, now: Nanos, host: &mut Host) -> Option<SendWr> {
         let id = self.granter.next_id(self.way);
         match self.granter.object.as_mut()? {
@@ -224,7 +224,7 @@ impl Flow {
 }
 
 impl Link {
-    /// Posts what the receiver of a way does about its grant.
+    /// Posts the grant or revocation of a receiver.
     fn post_grant(&mut self, now: Nanos, hosts: &mut Hosts, back: bool, kind: Option<Grant>) {
         let (index, receiver) = (usize::from(back), usize::from(!back));
         if self.flows.len() < 2
@@ -252,7 +252,7 @@ impl Link {
         flow.granter.pending = Some((wr.wr_id, key));
         let qp = end.qp.as_ref().expect("a usable end has a QP");
         if !self.flows[receiver].post_local(host, qp, &wr) {
-            // No room: the object has a key that nobody put in force, so it is made anew.
+            // No room: the key of the object was never made valid, so the object is created again.
             self.flows[index].release_grants(now, host, false);
         }
     }
@@ -273,7 +273,7 @@ impl World<'_> {
         }
     }
 
-    /// Whatever the peer has under way with it.
+    /// Destroys the window even while the peer uses it.
     pub fn free_window(&mut self, way: Way) {
         let World { net, links, .. } = self;
         let Some(link) = links.get_mut(way.channel) else { return };

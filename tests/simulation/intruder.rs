@@ -1,6 +1,6 @@
-//! A stranger on the link: frames that none of the hosts has sent.
+//! Frames of a stranger on the link.
 //!
-//! Nothing may come of them. No law excuses a failure by them, so each of the other oracles sees what they break.
+//! Such frames must have no effect. No rule of [`crate::law`] excuses failures by them, so every check finds effects.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -19,12 +19,12 @@ use crate::script::{Intrusion, Place, Service};
 use crate::stations::Stations;
 use crate::weather::hash;
 
-/// Its own number, and its station's.
+/// QPN and MAC address of the stranger.
 const QPN: Qpn = Qpn::new(0x0bad);
 const MAC: [u8; 6] = [2, 0xbb, 0, 0, 0, 1];
 
-/// The frame of an intrusion upon an end; `None`: the end is none, or its link would not carry the frame. `variant` decides what
-/// is left open.
+/// Returns the frame of an intrusion at an end; `None` if the end does not exist, or if its link cannot carry the frame.
+/// `variant` selects details.
 pub fn frame(
     link: &Link,
     stations: &Stations,
@@ -93,12 +93,12 @@ pub fn frame(
     Some(bytes)
 }
 
-/// True if a forged notification is what the peer itself would send.
+/// True if a forged CNP is identical to one of the peer.
 fn is_good_forgery(link: &Link, variant: u64) -> bool {
     !hash(&[link.seed, variant, 8]).is_multiple_of(4)
 }
 
-/// What stops everything, or some of it, or lets it go on.
+/// Returns a frame that pauses or resumes all or some priorities.
 fn pause(seed: u64, intrusion: Intrusion, variant: u64) -> Vec<u8> {
     let draw = |what: u64| hash(&[seed, variant, what]);
     let quanta = |what: u64| [0, 100, 5_000, 0xffff][draw(what) as usize % 4];
@@ -111,7 +111,7 @@ fn pause(seed: u64, intrusion: Intrusion, variant: u64) -> Vec<u8> {
     control.build(MAC).to_vec()
 }
 
-/// True if the port or the NIC has to call it no packet at all.
+/// True if the port or the NIC must not count the frame as a packet.
 pub fn is_no_packet(link: &Link, intrusion: Intrusion, variant: u64) -> bool {
     match intrusion {
         Intrusion::Pause | Intrusion::Pfc => true,
@@ -120,7 +120,7 @@ pub fn is_no_packet(link: &Link, intrusion: Intrusion, variant: u64) -> bool {
     }
 }
 
-/// Bytes that go beyond the MTU of the port, or, if receives are shorter than that, beyond them.
+/// Length of a payload beyond the port's MTU or, if receives are shorter than that, beyond the receives.
 fn too_long(link: &Link, place: Place, mtu: Mtu, than_receives: bool) -> usize {
     let beyond_mtu = mtu.bytes() + 4;
     let room =
@@ -131,7 +131,7 @@ fn too_long(link: &Link, place: Place, mtu: Mtu, than_receives: bool) -> usize {
     }
 }
 
-/// What would do something if it came from the peer.
+/// Returns a packet that would have an effect if it came from the peer.
 fn request_or_answer(link: &Link, bth: impl Fn(Opcode) -> Bth, which: u64, length: u64) -> (Bth, Ext, usize) {
     let length = length as usize / 4 * 4 + 4;
     let (ack, nak) = (Aeth { syndrome: 0x1f, msn: 1 }, Aeth { syndrome: 0x62, msn: 1 });
@@ -157,7 +157,7 @@ fn request_or_answer(link: &Link, bth: impl Fn(Opcode) -> Bth, which: u64, lengt
     (bth(Opcode(opcode.0 | service)), ext, length)
 }
 
-/// Of the stranger, and of whom it speaks to.
+/// Returns the addresses of the stranger and its destination.
 fn addresses(link: &Link, stations: &Stations, host: usize, group: Option<Gid>) -> (IpAddr, IpAddr) {
     let stranger: IpAddr = match link.ipv6 {
         true => Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0xbb, 1).into(),

@@ -1,4 +1,4 @@
-//! Which endings a script permits. Without a reason in the script nothing may fail.
+//! Failures that a script permits. Other failures are errors of the run.
 
 use roxie::congestion::Settings;
 use roxie::time::Nanos;
@@ -6,24 +6,24 @@ use roxie::verbs::{EventKind, WcStatus};
 
 use crate::script::{Action, Part, Place, Rule, Script, Service, Trouble, Way};
 
-/// What may happen to one channel.
+/// Permitted failures of one channel.
 #[derive(Clone, Debug)]
 pub struct Law {
-    /// The link may be silent for so long, or lose so much, that retries run out.
+    /// Outages or losses may exceed the retries.
     pub retries_may_end: bool,
     pub rnr_retries_may_end: bool,
-    /// Ends of the channel, or their NICs, go away or begin anew.
+    /// Ends of the channel are destroyed, reset, or connected again, or their NICs are restarted.
     pub broken: bool,
-    /// Of each way: which of its regions go away.
+    /// Regions that are deregistered, by direction.
     gone: Vec<(Way, Part)>,
-    /// Keys that were granted may be gone when they are used.
+    /// Granted keys may be revoked before they are used.
     grants: bool,
     handles_go: bool,
-    /// Shared receive queues that requests name may be gone when they come.
+    /// Shared receive queues may be destroyed before requests that name them arrive.
     srqs_go: bool,
     mtu_shrinks: bool,
     queues_overflow: bool,
-    /// What arrives arrives as it left, if it does.
+    /// Frames are not reordered.
     pub keeps_order: bool,
     pub most_copies: u32,
 }
@@ -43,7 +43,7 @@ impl Law {
             Action::PortDown(host) | Action::LinkMtu(host, _) | Action::Move(host, _) => ours(host),
             _ => false,
         });
-        // So much goes wrong that it may go wrong for as many tries as there are.
+        // Losses may be so frequent that all retries fail.
         let stormy = script
             .weather
             .iter()
@@ -54,7 +54,7 @@ impl Law {
             Action::Connect { channel: of, .. } => *of == channel,
             _ => false,
         });
-        // Whose receives are in memory that goes is not only the one who is named.
+        // Deregistered receives affect all channels that share them, not only the named one.
         let shares = |other: usize| spec.srqs.iter().any(|srq| script.channels[other].srqs.contains(srq));
         let shared_inboxes = script.actions.iter().filter_map(|timed| match timed.action {
             Action::Deregister(way, Part::Inbox)
@@ -68,7 +68,7 @@ impl Law {
             Action::Deregister(way, part) if way.channel == channel => Some((way, part)),
             _ => None,
         });
-        // Time that jumps is time in which nobody answers.
+        // While time jumps, no peer responds.
         let jumps = script.has(|action| matches!(action, Action::Jump(_)));
         let harms = |trouble: &Trouble| !matches!(trouble, Trouble::Double | Trouble::Mark);
         let paced = script.has(|action| matches!(action, Action::Brake(..) | Action::Limit(..)));
@@ -80,7 +80,7 @@ impl Law {
             gone: gone.chain(shared_inboxes.flatten()).collect(),
             grants: script.has(|action| match action {
                 Action::FreeWindow(way) => way.channel == channel,
-                // Nobody says when a message without acknowledgement has used a key for the last time.
+                // Without acknowledgements, the last use of a key is unknown.
                 Action::Revoke(way) => way.channel == channel && !spec.service.is_reliable(),
                 _ => false,
             }),
@@ -95,7 +95,7 @@ impl Law {
         }
     }
 
-    /// The lowest rate that the script may bring a queue pair to, in bits per second; `None`: nothing is held back.
+    /// Lowest rate that the script may set for a queue pair, in bits per second; `None` without rate limits.
     fn lowest(script: &Script) -> Option<f64> {
         let rates = script.actions.iter().filter_map(|timed| match &timed.action {
             Action::Limit(_, limit) if limit.kbps > 0 => Some(f64::from(limit.kbps) * 1e3),
@@ -109,14 +109,14 @@ impl Law {
         rates.reduce(f64::min)
     }
 
-    /// How long the work of a script takes at the lowest rate, with what is sent again.
+    /// Time that the script's work takes at the lowest rate, with retransmissions.
     pub fn longest(script: &Script) -> Nanos {
         let Some(rate) = Law::lowest(script) else { return Nanos::ZERO };
         let bits = Law::packets(script) as f64 * (4096.0 + 100.0) * 8.0;
         Nanos((8.0 * bits / rate * 1e9) as u64)
     }
 
-    /// Packets of its work: each costs some steps more if it is held back.
+    /// Packets of the script's work: pacing needs more steps for each.
     fn packets(script: &Script) -> u64 {
         let packets = script.actions.iter().filter_map(|timed| match &timed.action {
             Action::Post(way, op) => {
@@ -128,7 +128,7 @@ impl Law {
         packets.sum()
     }
 
-    /// Steps more than without rates.
+    /// Additional steps due to pacing.
     pub fn steps(script: &Script) -> u32 {
         if Law::lowest(script).is_none() { 0 } else { (Law::packets(script) as u32).saturating_mul(400) }
     }
@@ -141,7 +141,7 @@ impl Law {
         self.gone.contains(&(way, part))
     }
 
-    /// True if all that was asked for must be done in the end.
+    /// True if all work requests must succeed.
     pub fn is_strict(&self) -> bool {
         !self.broken
             && !self.retries_may_end
@@ -154,10 +154,10 @@ impl Law {
             && !self.queues_overflow
     }
 
-    /// True if the first send of a QP to fail may fail so. `peer_gone`: the other end has failed before, or is not there.
+    /// True if the first failing send of a QP may have this status. `peer_gone`: the other end has failed or does not exist.
     pub fn send_may_fail(&self, way: Way, status: WcStatus, peer_gone: bool) -> bool {
         match status {
-            // A READ whose answer was lost is met with silence once its region is gone.
+            // If the response of a READ is lost and its region is gone, the repeated request is dropped.
             WcStatus::RetryExc => {
                 self.retries_may_end
                     || self.broken
@@ -177,18 +177,18 @@ impl Law {
         }
     }
 
-    /// The same for the receive that fails first.
+    /// True if the first failing receive may have this status.
     pub fn receive_may_fail(&self, way: Way, status: WcStatus) -> bool {
         match status {
             WcStatus::LocProt => self.goes(way, Part::Inbox),
             WcStatus::LocAccess => self.goes(way, Part::Target) || self.grants,
-            // An invalidation of a key that is gone.
+            // Invalidation of a key that no longer exists.
             WcStatus::RemInvReq => self.goes(way, Part::Target) || self.grants,
             _ => false,
         }
     }
 
-    /// True if an end at which `way` arrives may report this.
+    /// True if an end that receives from `way` may report this event.
     pub fn may_report(&self, way: Way, kind: EventKind) -> bool {
         match kind {
             EventKind::QpAccessError => self.goes(way, Part::Target) || self.grants,

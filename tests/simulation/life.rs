@@ -1,4 +1,4 @@
-//! How a channel comes to be connected, and how it ends: objects made and removed, states, paths.
+//! Connecting and disconnecting channels: objects, states, and paths.
 
 use std::sync::Arc;
 
@@ -21,19 +21,19 @@ use crate::weather::{Records, hash};
 use crate::witness::Known;
 
 impl Link {
-    /// First PSNs: the script's, and later ones far from all before.
+    /// Returns the first PSNs: the script's, and in later lives some far from all earlier ones.
     fn psns(&self) -> [Psn; 2] {
         if self.life == 0 {
             return self.spec.psns.map(Psn::new);
         }
         let far = u32::try_from(hash(&[self.seed, self.number as u64, 7]) % 0x4_0000).expect("below 2^18");
         let jump = self.life * 0x14_0000 + far;
-        // Ahead of what old packets carry, or behind it.
+        // Ahead of the PSNs of old packets, or behind them.
         let back = hash(&[self.seed, self.number as u64, 8]).is_multiple_of(2);
         self.spec.psns.map(|psn| if back { Psn::new(psn) - jump } else { Psn::new(psn) + jump })
     }
 
-    /// Ends the life of all ends, and begins another. `anew`: with new QPs.
+    /// Ends the life of all ends, and connects them again. `anew`: with new QPs.
     pub fn connect(
         &mut self,
         now: Nanos,
@@ -58,7 +58,7 @@ impl Link {
                 self.note_leak(end);
             }
         }
-        // Not before all of them have ended: each that ends leaves the others alone.
+        // Only after all ends have ended, because each one that ends marks the others as alone.
         for end in &mut self.ends {
             (end.standing, end.usable) = (Standing::default(), false);
             (end.fatal_events, end.last_receives, end.drains) = (0, 0, [0; 2]);
@@ -91,7 +91,7 @@ impl Link {
         }
     }
 
-    /// Everything that the channel has is removed.
+    /// Removes all objects of the channel.
     pub fn take_down(&mut self, now: Nanos, hosts: &mut Hosts) {
         for end in 0..self.ends.len() {
             self.destroy(now, hosts, end);
@@ -106,7 +106,7 @@ impl Link {
         self.destroy_handles(now, hosts);
     }
 
-    /// Each region of the channel, with its host.
+    /// Calls `f` with each region of the channel and its host.
     fn for_each_patch(&mut self, mut f: impl FnMut(&mut Patch, usize)) {
         for flow in &mut self.flows {
             let (from, to) = if flow.way.back { (1, 0) } else { (0, 1) };
@@ -119,7 +119,7 @@ impl Link {
         }
     }
 
-    /// Regions and handles that went away are made again.
+    /// Creates deregistered regions and destroyed handles again.
     fn reopen(&mut self, now: Nanos, hosts: &mut Hosts) {
         self.for_each_patch(|patch, host| patch.reopen(&mut hosts[host]));
         self.destroy_handles(now, hosts);
@@ -129,7 +129,7 @@ impl Link {
         for flow in &mut self.flows {
             if let Some(handle) = flow.handle.take() {
                 let sender = usize::from(flow.way.back);
-                // It may be gone already: the script or a restart took it.
+                // The script or a restart may have destroyed it.
                 let _ = hosts[self.ends[sender].host].call(now, Command::DestroyAh(handle));
             }
         }
@@ -143,7 +143,7 @@ impl Link {
             Service::Xrc => QpType::XrcSend,
         };
         let init = QpInit { qp_type, caps: caps(&self.spec), sq_sig_all: self.spec.sig_all };
-        // The completions of a target are those of the queues that requests name: nobody waits for its own.
+        // A target completes to the queues that requests name, so its own is not waited for.
         let target = self.spec.service == Service::Xrc && !self.srqs_of(end).is_empty();
         let events = self.spec.events.filter(|_| !target);
         let notify = events.map(|_| {
@@ -182,7 +182,7 @@ impl Link {
     /// Destroys the QP and the completion queue of an end.
     pub fn destroy(&mut self, now: Nanos, hosts: &mut Hosts, end: usize) {
         let host = self.ends[end].host;
-        // What completed before is there to be seen.
+        // Earlier completions must remain visible.
         self.look_at(hosts, end);
         if let Some(qp) = &self.ends[end].qp {
             let index = qp.handle.index;
@@ -198,7 +198,7 @@ impl Link {
         self.abandon(end);
     }
 
-    /// Nothing completes to a QP that was destroyed or reset.
+    /// Checks that no completions of a destroyed or reset QP appear.
     fn check_silent(&self, hosts: &Hosts, end: usize) {
         let Some(qp) = &self.ends[end].qp else { return };
         let shared = self.srqs_of(end).iter().find_map(|srq| srq.borrow_mut().poll_for(qp.handle.qpn));
@@ -206,12 +206,12 @@ impl Link {
         assert!(late.is_none(), "q{} end {end}: {late:?} comes after its end", self.number + 1);
     }
 
-    /// A QP that ends may take a shared receive along.
+    /// Notes that a QP which ends may have taken a shared receive.
     fn note_leak(&self, end: usize) {
         self.srqs_of(end).iter().for_each(|srq| srq.borrow_mut().note_leak());
     }
 
-    /// What the QP of an end had under way is nobody's any more, and its peer is alone.
+    /// Drops outstanding requests of an end, and marks its peer as alone.
     pub fn abandon(&mut self, end: usize) {
         self.note_leak(end);
         self.ends[end].usable = false;
@@ -225,14 +225,14 @@ impl Link {
         self.desert(end);
     }
 
-    /// The others learn that this end is gone or has failed, which explains their failures.
+    /// Tells the other ends that this one is gone or has failed, which permits their failures.
     pub fn desert(&mut self, end: usize) {
         for (i, other) in self.ends.iter_mut().enumerate() {
             other.standing.peer_gone |= i != end;
         }
     }
 
-    /// A NIC has forgotten everything: so must its applications.
+    /// Resets the applications of a NIC that was restarted.
     pub fn forget(&mut self, now: Nanos, hosts: &mut Hosts, host: usize) {
         self.look(now, hosts, true);
         for end in (0..self.ends.len()).filter(|end| self.ends[*end].host == host).collect::<Vec<_>>() {
@@ -254,7 +254,7 @@ impl Link {
         hosts[end.host].modify(now, qp, attr).expect("a legal transition");
     }
 
-    /// Sets attributes of an end, if it has a QP in one of these states. True: it had.
+    /// Sets attributes of an end if it has a QP in one of these states. Returns true if it was set.
     pub fn modify(
         &mut self,
         now: Nanos,
@@ -266,7 +266,7 @@ impl Link {
         let place = &self.ends[end];
         let Some(qp) = &place.qp else { return false };
         let host = &mut hosts[place.host];
-        // The pass that carries the command out may also be the one in which the QP fails.
+        // The QP may fail in the pass that executes the command.
         from.contains(&host.query(now, qp).state) && host.modify(now, qp, attr).is_ok()
     }
 
@@ -299,7 +299,7 @@ impl Link {
         let theirs = psns[usize::from(end == 0)];
         let [init, rtr, rts] = self.attributes(end, path, mtu, peer, [own, theirs]);
         self.set(now, hosts, end, &init);
-        // Initiator and target take turns: answers find the one not ready, and requests the other.
+        // Initiator and target alternate: responses arrive at the one before it is ready, requests at the other.
         let a_is_slow = self.spec.service == Service::Xrc && !self.life.is_multiple_of(2);
         let slow = if (end == 0) == a_is_slow { self.spec.slow } else { Nanos::ZERO };
         self.ends[end].late = [(now + Nanos(slow.0 / 2), rtr), (now + slow, rts)].into();
@@ -307,19 +307,19 @@ impl Link {
         self.set_late(now, hosts);
     }
 
-    /// Sets what is due by now.
+    /// Sets attributes that are due.
     pub fn set_late(&mut self, now: Nanos, hosts: &mut Hosts) {
         for end in 0..self.ends.len() {
             while let Some((at, attr)) = self.ends[end].late.front().copied()
                 && at <= now
             {
                 self.ends[end].late.pop_front();
-                // An end that has failed meanwhile stays as it is.
+                // A failed end remains as it is.
                 let before = if attr.state == Some(QpState::Rtr) { QpState::Init } else { QpState::Rtr };
                 if self.modify(now, hosts, end, &[before], &attr) {
                     continue;
                 }
-                // Its path MTU does not fit the link any more: it stays where it is.
+                // The path MTU no longer fits the link: the end remains in its state.
                 if self.modify(now, hosts, end, &[before], &QpAttr::default()) {
                     self.abandon(end);
                 }
@@ -327,13 +327,13 @@ impl Link {
         }
     }
 
-    /// When something is to be set next.
+    /// Time of the next attributes to set.
     pub fn next_late(&self) -> Nanos {
         let late = self.ends.iter().filter_map(|end| end.late.front());
         late.map(|(at, _)| *at).min().unwrap_or(Nanos::MAX)
     }
 
-    /// INIT, RTR, RTS.
+    /// Attributes for INIT, RTR, and RTS.
     fn attributes(
         &self,
         end: usize,
@@ -375,7 +375,7 @@ impl Link {
         [init, rtr, rts]
     }
 
-    /// Names the receivers of datagrams.
+    /// Resolves the receivers of datagrams.
     fn address(&mut self, now: Nanos, hosts: &mut Hosts, stations: &Stations) {
         for end in 0..self.flows.len() {
             let (from, to) = (&self.ends[end], &self.ends[1 - end.min(1)]);
@@ -398,13 +398,13 @@ impl Link {
     }
 }
 
-/// Has events of a completion queue held back.
+/// Sets the moderation of a completion queue.
 pub fn moderate(host: &mut Host, cq: CqIndex, held: Held) -> Result<Answer, ControlError> {
     let Held { count, period } = held;
     host.call_now(Command::ModerateCq { cq, count, period })
 }
 
-/// Only the state.
+/// Attributes with only the state.
 pub fn state(state: QpState) -> QpAttr {
     QpAttr { state: Some(state), ..QpAttr::default() }
 }

@@ -1,7 +1,6 @@
-//! A channel at work: its ends, how they are connected, and what their applications do in a turn.
-
+//! A channel in operation: its ends, its connections, and a turn of its applications.
 //!
-//! [`crate::life`] is how a channel comes to be connected, and how it ends.
+//! [`crate::life`] connects and disconnects channels.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,25 +25,25 @@ use crate::witness::Witnesses;
 pub struct End {
     pub host: usize,
     pub qp: Option<HostQp>,
-    /// It is connected, and its application uses it.
+    /// True if it is connected and used by its application.
     pub usable: bool,
     pub standing: Standing,
     /// Fatal events since it was connected.
     pub fatal_events: u32,
-    /// Times that it was told to have taken its last receive, since it was connected.
+    /// "Last WQE reached" events since it was connected.
     pub last_receives: u32,
-    /// Times that the drained event was asked for and came, since it was connected.
+    /// Number of SQD events requested and received since it was connected.
     pub drains: [u32; 2],
-    /// Its completion queue has overflowed.
+    /// True if its completion queue has overflowed.
     pub overflowed: bool,
-    /// Events of that.
+    /// Events of that overflow.
     pub overflow_events: u32,
     pub asleep_until: Nanos,
-    /// Where events of its completion queue are counted, if its application waits for them.
+    /// Event descriptor of its completion queue, if its application waits for events.
     pub notify: Option<Arc<EventFd>>,
-    /// An event has come, and it has not looked since.
+    /// True if an event has come since the last poll.
     told: bool,
-    /// What is still to be set, and when.
+    /// Attributes to be set later, with their times.
     pub late: VecDeque<(Nanos, QpAttr)>,
 }
 
@@ -71,13 +70,13 @@ impl End {
         self.host == host && self.qp.as_ref().is_some_and(|qp| qp.handle.index == index)
     }
 
-    /// True if an event has told its application to look.
+    /// True if an event has told its application to poll.
     fn hear(&mut self) -> bool {
         self.told |= self.notify.as_ref().is_some_and(|notify| notify.read().is_ok());
         self.told
     }
 
-    /// Asks for an event.
+    /// Arms the completion queue.
     pub fn ask(&self) {
         if let (Some(qp), Some(notify)) = (&self.qp, &self.notify)
             && qp.cq.arm(Armed::Next)
@@ -86,7 +85,7 @@ impl End {
         }
     }
 
-    /// It can send.
+    /// True if it can send.
     pub fn is_ready(&self) -> bool {
         self.usable && self.late.is_empty()
     }
@@ -96,7 +95,7 @@ impl End {
     }
 }
 
-/// A channel and everything that belongs to it.
+/// A channel and its objects.
 #[derive(Debug)]
 pub struct Link {
     pub number: usize,
@@ -105,19 +104,19 @@ pub struct Link {
     pub ipv6: bool,
     pub law: Law,
     pub ends: Vec<End>,
-    /// From end a, and back if the service has that.
+    /// From end a and, if the service has both directions, back.
     pub flows: Vec<Flow>,
     pub life: u32,
-    /// What its ends send first in this life.
+    /// First PSNs of its ends in this life.
     pub first_psns: [Psn; 2],
     pub group: Option<Gid>,
-    /// Who ever sent from end a.
+    /// QPNs of all senders at end a, current and former.
     pub senders: Vec<Qpn>,
     pub witnesses: Witnesses,
 }
 
 impl Link {
-    /// `srqs`: the shared receive queues of the script.
+    /// `srqs`: the script's shared receive queues.
     pub fn new(
         script: &Script,
         number: usize,
@@ -153,12 +152,12 @@ impl Link {
         }
     }
 
-    /// The way that end `end` sends on, if it does.
+    /// Returns the direction in which an end sends, if it does.
     pub fn way_from(&self, end: usize) -> Option<usize> {
         (end < self.flows.len()).then_some(end)
     }
 
-    /// The way that arrives at `end`, and which of its receivers that is.
+    /// Returns the direction that arrives at `end`, and the index of its receiver.
     pub fn way_to(&self, end: usize) -> Option<(usize, usize)> {
         match (self.spec.service.is_one_way(), end) {
             (true, 0) => None,
@@ -167,18 +166,18 @@ impl Link {
         }
     }
 
-    /// The way that `end` judges events by.
+    /// Returns the direction that decides which events of `end` are permitted.
     fn way_of_events(&self, end: usize) -> Way {
         let index = self.way_to(end).map_or(0, |(flow, _)| flow);
         self.flows[index].way
     }
 
-    /// The shared receive queues that `end` takes from.
+    /// Returns the shared receive queues of `end`.
     pub fn srqs_of(&self, end: usize) -> &[Shared] {
         self.way_to(end).map_or(&[], |(flow, receiver)| &self.flows[flow].receivers[receiver].srqs)
     }
 
-    /// Ends with a QP that takes from this shared receive queue.
+    /// Ends with a QP that uses this shared receive queue.
     pub fn sharing(&self, place: SrqPlace) -> impl Iterator<Item = &End> {
         let takes = move |end: usize| self.srqs_of(end).iter().any(|srq| srq.borrow().place == place);
         self.ends.iter().enumerate().filter(move |(i, end)| end.qp.is_some() && takes(*i)).map(|(_, end)| end)
@@ -188,7 +187,7 @@ impl Link {
         self.ends.iter().any(|end| end.host == host)
     }
 
-    /// The applications post what they have. True: one of them dawdles.
+    /// Lets the applications post. Returns true if one of them is delayed.
     pub fn post(&mut self, now: Nanos, hosts: &Hosts) -> bool {
         let mut dawdles = false;
         for end in 0..self.ends.len() {
@@ -208,7 +207,7 @@ impl Link {
         dawdles
     }
 
-    /// The applications look at their completions, and at `last` even those that sleep.
+    /// Lets the applications poll, at `last` including those that sleep.
     pub fn look(&mut self, now: Nanos, hosts: &Hosts, last: bool) {
         for end in 0..self.ends.len() {
             let place = &mut self.ends[end];
@@ -226,12 +225,12 @@ impl Link {
         }
     }
 
-    /// True if an event has come that its application has not followed.
+    /// True if an event has come that its application has not handled.
     pub fn hear(&mut self) -> bool {
         self.ends.iter_mut().fold(false, |told, end| told | (end.qp.is_some() && end.hear()))
     }
 
-    /// When all is quiet: no application waits for an event that should have come.
+    /// At the end of a run, checks that no application waits for a missing event.
     pub fn check_told(&self) {
         for (i, end) in self.ends.iter().enumerate().filter(|(_, end)| end.notify.is_some() && end.usable) {
             let waits = end.qp.as_ref().is_some_and(|qp| qp.cq.has_completions());
@@ -239,7 +238,7 @@ impl Link {
         }
     }
 
-    /// The application of an end looks at its completions.
+    /// Polls the completions of an end.
     pub fn look_at(&mut self, hosts: &Hosts, end: usize) {
         let host = &hosts[self.ends[end].host];
         let qpn = |ends: &[End]| ends[end].qp.as_ref().map(|qp| qp.handle.qpn);
@@ -257,7 +256,7 @@ impl Link {
         let Some(qpn) = qpn(&self.ends) else { return };
         for (at, srq) in self.srqs_of(end).to_vec().iter().enumerate() {
             loop {
-                // Not borrowed any more when its receive is taken.
+                // Ends the borrow before the receive is taken.
                 let next = srq.borrow_mut().poll_for(qpn);
                 let Some(wc) = next else { break };
                 self.take_received(end, &wc, at);
@@ -270,7 +269,7 @@ impl Link {
         let place = &mut ends[end];
         let after = flows[end].sent(wc, place.standing, law);
         if wc.wr_id & LOCAL != 0 {
-            // What the receiver of the other way does about its grant.
+            // Grants or revokes a key of the other direction.
             flows[1 - end].granted_or_taken(wc);
         }
         let failed = after.failed && !place.standing.failed;
@@ -280,14 +279,14 @@ impl Link {
             assert!(waits >= due, "q{} end {end}: {wc:?} after {waits} waits of {due}", self.number + 1);
         }
         place.standing = after;
-        // The send queue of the others fails alone.
+        // With unreliable services, only the send queue fails.
         if failed && self.spec.service.is_reliable() {
             place.standing.fatal = true;
             self.desert(end);
         }
     }
 
-    /// A receive completed; `queue`: of which of the shared receive queues, if it is of one.
+    /// Handles a receive completion; `queue`: index of the shared receive queue, if there is one.
     fn take_received(&mut self, end: usize, wc: &Wc, queue: usize) {
         let (flow, receiver) = self.way_to(end).expect("receives are posted where something arrives");
         if wc.status != WcStatus::Success {
@@ -303,7 +302,7 @@ impl Link {
     fn take_message(&mut self, flow: usize, receiver: usize, wc: &Wc, queue: usize) {
         let ipv6 = self.ipv6;
         let header = |header: &[u8], what: &str| {
-            // An IPv4 header stands behind 20 bytes of zeros.
+            // An IPv4 header follows 20 bytes of zeros.
             let version = if ipv6 { header[0] >> 4 == 6 } else { header[20] >> 4 == 4 };
             assert!(version && (ipv6 || header[..20] == [0; 20]), "{what}: {header:x?}");
         };
@@ -311,7 +310,7 @@ impl Link {
         self.flows[flow].received(receiver, wc, queue, &self.law, &checks);
     }
 
-    /// An event of one of its QPs or completion queues. False: it is not about this channel.
+    /// Handles an event of a QP or completion queue. Returns false if it is not of this channel.
     pub fn take_event(&mut self, host: usize, event: AsyncEvent) -> bool {
         let found = self.ends.iter().position(|end| match event {
             AsyncEvent::Qp(index, _) => end.is(host, index),
@@ -354,26 +353,26 @@ impl Link {
         true
     }
 
-    /// Its application is about to take an end to SQD, or out of it.
+    /// Records that the application moves an end to SQD, or out of it.
     pub fn note_draining(&self, end: usize, draining: bool) {
         if let Some(qp) = &self.ends[end].qp {
             self.witnesses.drains(self.ends[end].host, qp.handle.qpn, draining);
         }
     }
 
-    /// Its application took an end to the error state.
+    /// Records that the application moved an end to ERR.
     pub fn note_error(&mut self, end: usize) {
         self.ends[end].standing.fatal = true;
         self.desert(end);
     }
 
-    /// When an application that sleeps wakes up.
+    /// Returns the time at which the next sleeping application wakes up.
     pub fn next_wake(&self, now: Nanos) -> Nanos {
         let asleep = self.ends.iter().map(|end| end.asleep_until).filter(|until| *until > now);
         asleep.min().unwrap_or(Nanos::MAX)
     }
 
-    /// After everything. See [`crate::audit`].
+    /// Checks after the run. See [`crate::audit`].
     pub fn check_end(&self, hosts: &mut Hosts, now: Nanos) {
         self.flows.iter().for_each(Flow::check_promises);
         for (i, end) in self.ends.iter().enumerate() {

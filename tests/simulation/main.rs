@@ -1,19 +1,17 @@
-//! NICs on a switch in virtual time, whole lives of them. A script decides everything, and a seed writes scripts.
+//! Simulation of complete runs: NICs on a switch in virtual time. A script determines a run, and seeds generate scripts.
 //!
-//! [`script`] says what can happen and [`text`] how it reads; [`generate`] makes a script from a seed. [`world`] runs it:
-//! [`link`] is a channel between QPs, [`flow`] and [`receiver`] its two sides, [`grant`] keys that come and go, [`weather`] what
-//! happens to frames. Oracles know nothing of packets: [`oracle`] looks at bytes, [`law`] says which failures a script
-//! explains, [`audit`] what must be true when all is quiet. [`shrink`] cuts a failing script down, and `tests/scripts` keeps those
-//! that taught something.
+//! [`script`] defines scripts, [`text`] and [`parse`] their text form; [`generate`] makes a script from a seed. [`world`] runs
+//! it: [`link`] is a channel between QPs, [`flow`] and [`receiver`] are its two sides, [`grant`] is keys that are granted and
+//! revoked, and [`weather`] faults of frames. [`srq`] is shared receive queues, [`network`] hosts and switch.
 //!
-//! [`network`] is the hosts and the switch, and which NIC is turned when.
+//! Checks are independent of packets: [`oracle`] checks bytes, [`law`] permits failures that the script explains, and [`audit`]
+//! checks the end of a run. [`witness`] checks each frame, and [`congested`] rates and CNPs; [`brakes`] has seeds for them.
+//! [`intruder`] is a stranger on the link, and [`vandal`] a program that corrupts its own queues. [`ways`] compares the NIC's
+//! fast path with the slow one.
 //!
-//! [`ways`] compares the shortest way through the NIC with the longer one.
+//! [`shrink`] reduces a failing script, and `tests/scripts` keeps instructive ones.
 //!
-//! [`intruder`] is a stranger on the link, [`vandal`] a program that writes over its own queues, [`witness`] looks at each frame on its way, and [`congested`] at how fast they come and what
-//! is said about that; [`brakes`] are seeds for it. [`srq`] is queues that QPs share.
-//!
-//! `SEEDS=n` runs n seeds, `FIRST=k` begins at seed k. A failure prints its seed and leaves its script and captures.
+//! `SEEDS=n` runs n seeds, `FIRST=k` starts at seed k. A failure prints its seed, and leaves its script and captures.
 
 #![allow(unreachable_pub)]
 

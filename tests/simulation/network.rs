@@ -1,4 +1,4 @@
-//! The network of a run: hosts on a switch that takes no time, and weather on the way from there to them.
+//! The network of a run: hosts on a switch without delay, with weather on the links from the switch to the hosts.
 
 use roxie::sim::fabric::{
     Fabric, FabricConfig, LinkConfig, LinkRate, PortConfig, StationConfig, Step, SwitchConfig,
@@ -10,10 +10,11 @@ use crate::stations::Stations;
 use crate::weather::{Forecast, Records};
 use crate::world::World;
 
-/// How long a frame takes from the switch to its host. To the switch it takes no time: who moves meanwhile is moved for it too.
+/// Delay from the switch to a host. Frames to the switch have no delay. A host that moves meanwhile has moved for frames on
+/// this way as well.
 const DELAY: Nanos = Nanos(1_000);
 
-/// The network of a script. Nobody is seated in it.
+/// Returns the network of a script, without hosts.
 pub fn of(script: &Script, records: &Records) -> Fabric {
     let (hosts, addresses) = (&script.hosts, Stations::new(&script.hosts));
     let link = |delay| LinkConfig::new(LinkRate::UNBOUNDED, delay);
@@ -33,8 +34,8 @@ pub fn of(script: &Script, records: &Records) -> Fabric {
 }
 
 impl World<'_> {
-    /// Has NICs be turned whose applications have done something, and goes on to when the next of all is turned, if that is before
-    /// `limit`. False: nothing happens before `limit`, which is now.
+    /// Polls NICs with work of their applications, and advances to the next event if that is before `limit`. Otherwise,
+    /// advances to `limit` and returns false.
     pub fn pass(&mut self, limit: Nanos) -> bool {
         let now = self.net.now();
         for host in 0..self.script.hosts.count {
@@ -57,12 +58,12 @@ impl World<'_> {
         alive
     }
 
-    /// What each NIC knows twice is alike.
+    /// Checks that redundant state of all NICs agrees.
     pub fn check_accounts(&self) {
         (0..self.script.hosts.count).for_each(|host| self.check_account(host));
     }
 
-    /// What a NIC knows twice is alike: who uses what, who stands in which queue, whose timer runs.
+    /// Checks that redundant state of a NIC agrees: reference counts, queues, and timers.
     fn check_account(&self, host: usize) {
         if let Some(wrong) = self.net.hosts()[host].worker.nic().disagreement() {
             panic!("host {} at {}: {wrong}", host + 1, self.net.now());

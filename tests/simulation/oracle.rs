@@ -1,13 +1,13 @@
-//! What must hold of memory, from the outside: patterns, slices, guards. Knows nothing of packets.
+//! Checks of memory from the outside: patterns, slices, and guards. Independent of packets.
 
 use roxie::shared::HostMemory;
 
-/// What lies where nothing was written, between slices and in them.
+/// Filler byte between slices, and of unwritten bytes.
 pub const GUARD: u8 = 0xa5;
 /// Bytes between slices.
 const GUARD_LEN: u64 = 16;
 
-/// The bytes of a message: no two messages, and no two places in one, look alike.
+/// The bytes of a message: all messages, and all places in a message, differ.
 pub fn pattern(way: u64, op: usize, length: usize) -> Vec<u8> {
     let seed = way.wrapping_mul(31).wrapping_add(op as u64).wrapping_mul(0x9e37_79b9);
     (0..length as u64)
@@ -15,7 +15,7 @@ pub fn pattern(way: u64, op: usize, length: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Where each operation's bytes lie in a region: slices with guards between them.
+/// Offsets of the operations' bytes in a region: slices with guards between them.
 #[derive(Clone, Debug)]
 pub struct Layout {
     pub offsets: Vec<u64>,
@@ -35,7 +35,7 @@ impl Layout {
         Layout { offsets, total: total + GUARD_LEN }
     }
 
-    /// Everything outside of the slices is as it was.
+    /// Asserts that all bytes outside of the slices are unchanged.
     pub fn assert_guards(&self, memory: &HostMemory, lengths: impl Iterator<Item = u64>, what: &str) {
         let bytes = bytes(memory, 0, self.total as usize);
         let mut at = 0;
@@ -52,14 +52,14 @@ impl Layout {
     }
 }
 
-/// A copy of `length` bytes.
+/// Returns a copy of `length` bytes.
 pub fn bytes(memory: &HostMemory, offset: u64, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     memory.read(offset, &mut bytes).expect("within the region");
     bytes
 }
 
-/// The bytes are those of the operation.
+/// Asserts that the bytes are those of the operation.
 pub fn assert_bytes(memory: &HostMemory, offset: u64, expected: &[u8], what: &str) {
     let found = bytes(memory, offset, expected.len());
     if let Some(at) = (0..expected.len()).find(|i| found[*i] != expected[*i]) {
@@ -67,7 +67,7 @@ pub fn assert_bytes(memory: &HostMemory, offset: u64, expected: &[u8], what: &st
     }
 }
 
-/// Each byte is the operation's, or was never written.
+/// Asserts that each byte is the operation's, or was never written.
 pub fn assert_in_part(memory: &HostMemory, offset: u64, expected: &[u8], what: &str) {
     let found = bytes(memory, offset, expected.len());
     if let Some(at) = (0..expected.len()).find(|i| found[*i] != expected[*i] && found[*i] != GUARD) {

@@ -1,4 +1,4 @@
-//! Reads scripts as [`crate::text`] writes them.
+//! Parser of scripts as written by [`crate::text`].
 
 use roxie::time::Nanos;
 use roxie::verbs::{Mtu, RateLimit, WrOpcode};
@@ -16,7 +16,7 @@ fn meaning<T: Copy>(table: &[(&'static str, T)], word: &str) -> Result<T, String
     found.ok_or_else(|| format!("`{word}` is none of {}", words()))
 }
 
-/// The words of a line, one by one.
+/// The words of a line.
 struct Words<'a> {
     words: std::iter::Peekable<std::str::SplitWhitespace<'a>>,
 }
@@ -62,7 +62,7 @@ fn number<T: std::str::FromStr>(text: &str, what: &str) -> Parsed<T> {
     text.parse().map_err(|_| format!("`{text}` is no number for {what}"))
 }
 
-/// The index behind `h1` or `q1`.
+/// Returns the index of `h1` or `q1`, from 0.
 fn numbered(text: &str, letter: char) -> Parsed<usize> {
     let digits = text.strip_prefix(letter).and_then(|digits| digits.parse::<usize>().ok());
     digits.and_then(|n| n.checked_sub(1)).ok_or_else(|| format!("`{text}` is not like {letter}1"))
@@ -279,10 +279,10 @@ fn parse_action(words: &mut Words<'_>) -> Parsed<Action> {
 }
 
 impl Script {
-    /// Reads the text form.
+    /// Parses the text form of a script.
     ///
     /// # Errors
-    /// Names the line and what would be right.
+    /// Names the line, and what is expected.
     pub fn parse(text: &str) -> Result<Script, String> {
         let mut script = Script {
             seed: 0,
@@ -351,7 +351,7 @@ impl Script {
         words.words.next().map_or(Ok(()), |word| Err(format!("nothing may follow at `{word}`")))
     }
 
-    /// Every name means something.
+    /// Checks that all names exist.
     fn check(&self) -> Parsed<()> {
         for (i, channel) in self.channels.iter().enumerate() {
             let ends = if channel.service == Service::Group { 2..=8 } else { 2..=2 };

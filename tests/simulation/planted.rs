@@ -1,4 +1,4 @@
-//! Bugs on purpose: the seeds must find each of them, and shrinking must make a lesson of it.
+//! Planted bugs: the seeds must find each of them, and shrinking must reduce each failure to a short script.
 
 use roxie::transport::PlantedBug;
 
@@ -7,9 +7,9 @@ use crate::generate;
 use crate::script::Script;
 
 const SEEDS: u64 = 2_000;
-/// Seeds that are tried for a short one.
+/// Number of failing seeds that are tried for a short script.
 const TRIES: usize = 4;
-/// Lines of a lesson at most.
+/// Maximum number of lines of a short script.
 const LINES: usize = 15;
 
 const BUGS: [PlantedBug; 30] = [
@@ -45,7 +45,7 @@ const BUGS: [PlantedBug; 30] = [
     PlantedBug::PausedForEver,
 ];
 
-/// True if a script fails with the bug, and not without it.
+/// True if a script fails with the bug and passes without it.
 fn is_due_to(bug: PlantedBug, script: &Script) -> bool {
     PlantedBug::plant(Some(bug));
     let fails = run(script, None).is_err();
@@ -53,7 +53,7 @@ fn is_due_to(bug: PlantedBug, script: &Script) -> bool {
     fails && run(script, None).is_ok()
 }
 
-/// The script of the first seed that finds a bug, cut down; if it stays long, that of the next one.
+/// Shrinks failing scripts in the order of seeds until one is short, and returns the shortest.
 fn lesson(bug: PlantedBug) -> (u64, Script) {
     let mut lessons = Vec::new();
     for seed in (1..=SEEDS).filter(|seed| is_due_to(bug, &generate::script(*seed))).take(TRIES) {
@@ -75,9 +75,9 @@ fn lines(script: &Script) -> usize {
 }
 
 #[test]
-fn every_planted_bug_is_found_and_shrinks_to_a_lesson() {
+fn planted_bugs_are_found_and_shrunk() {
     let mut long = Vec::new();
-    // `BUG=name` plants that one alone.
+    // `BUG=name` plants only that one.
     let chosen = std::env::var("BUG").ok();
     for bug in BUGS.into_iter().filter(|bug| chosen.as_ref().is_none_or(|name| *name == format!("{bug:?}"))) {
         let (seed, short) = lesson(bug);

@@ -1,18 +1,18 @@
-//! How often each operation, trouble, action and recovery was reached: a run that reached nothing proves nothing.
+//! Counts of operations, troubles, actions, and recoveries: a run that reached nothing proves nothing.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::world::Outcome;
 
-/// What must be reached, and how often at least in a thousand seeds: half of the lowest of 20 runs, rounded down to two digits.
+/// Minimum counts per thousand seeds: half of the lowest count of 20 runs, rounded down to two digits.
 ///
-/// Measured: 20 runs of 2,000 seeds each, from the first seeds 1 + 37,000,003 n. A run that must reach this has twice as many seeds at
-/// least. Most counts vary by a tenth or less between such runs (standard deviation by mean), `rp_cnp_ignored` by 14 % (461 to 733 in a
-/// thousand seeds), and the rarest by 15 to 26 % (`flushed under way`: 4.5 to 10). What is due is more than 3 standard deviations
-/// of a run of 4,000 seeds below the mean.
+/// Measured: 20 runs of 2,000 seeds each, with first seeds 1 + 37,000,003 n. A run that must reach these has at least twice as
+/// many seeds. Most counts vary by a tenth or less between such runs (standard deviation by mean), `rp_cnp_ignored` by 14 %
+/// (461 to 733 in a thousand seeds), and the rarest by 15 to 26 % (`flushed under way`: 4.5 to 10). The minimum is more than 3
+/// standard deviations of a run of 4,000 seeds below the mean.
 pub const LEAST: &[(&str, u64)] = &[
-    // What was done, to the end.
+    // Completed operations.
     ("rc Send", 1_600),
     ("rc SendImm", 1_400),
     ("rc SendInvalidate", 1_500),
@@ -42,13 +42,13 @@ pub const LEAST: &[(&str, u64)] = &[
     ("granted", 15_000),
     ("lives", 4_100),
     ("calm", 2),
-    // What happened to frames.
+    // Faults of frames.
     ("frames lost", 15_000),
     ("frames doubled", 29_000),
     ("frames delayed", 51_000),
     ("frames harmed", 1_700),
     ("frames marked", 6_400),
-    // What somebody did.
+    // Actions.
     ("restart", 51),
     ("link_mtu", 53),
     ("move", 46),
@@ -102,7 +102,7 @@ pub const LEAST: &[(&str, u64)] = &[
     ("event LastWqeReached", 130),
     ("event SrqLimitReached", 110),
     ("event of the port", 150),
-    // How the NICs coped.
+    // Recovery by the NICs.
     ("retransmitted_packets", 54_000),
     ("packet_seq_err", 5_300),
     ("implied_nak_seq_err", 1_500),
@@ -153,7 +153,7 @@ impl Reach {
         }
     }
 
-    /// Frames that something happened to, and what was done to hosts, links and objects.
+    /// Number of frames with faults, and of actions on hosts, links, and objects.
     pub fn troubles(&self) -> u64 {
         const ACTIONS: [&str; 26] = [
             "frames lost",

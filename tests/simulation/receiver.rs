@@ -1,4 +1,4 @@
-//! The receiving end of a way: receives that are posted, and what may come in them.
+//! The receiving end of one direction: posted receives, and messages that may arrive in them.
 
 use std::collections::VecDeque;
 
@@ -14,22 +14,22 @@ use crate::oracle::{Layout, assert_bytes, bytes, pattern};
 use crate::script::{Channel, Op, Service, Way};
 use crate::srq::Shared;
 
-/// Receives carry this bit in their id, sends do not.
+/// Bit in the ids of receives, which sends do not have.
 pub const RECEIVE: u64 = 1 << 63;
-/// The network header in front of a datagram.
+/// Length of the network header in front of a datagram.
 pub const HEADER: u32 = 40;
 
-/// Where the bytes of a receive that completed are.
+/// Location of the bytes of a completed receive.
 struct Place {
     memory: HostMemory,
     offset: u64,
-    /// Its number, if it is of the QP's own queue.
+    /// Its slot, if it belongs to the QP's own queue.
     slot: Option<usize>,
-    /// Which of the queues that requests name it is of.
+    /// Index of its queue among those that requests name.
     queue: usize,
 }
 
-/// One QP at which a way arrives.
+/// A QP that receives from one direction.
 #[derive(Debug)]
 pub struct Receiver {
     way: Way,
@@ -41,29 +41,29 @@ pub struct Receiver {
     ahead: usize,
     dawdles: u64,
     rng: Rng,
-    /// The next slot to be posted.
+    /// The next slot to post.
     next_slot: usize,
     posted: VecDeque<usize>,
-    /// Shared receive queues that it takes from instead of its own.
+    /// Shared receive queues that it uses instead of its own.
     pub srqs: Vec<Shared>,
-    /// The last receive that it took from each of them.
+    /// The last receive taken from each of them.
     last: Vec<Option<u64>>,
-    /// Of a reliable connection: the operation that the next message is, for each queue that requests name, and how many
-    /// came in this life.
+    /// Of a reliable connection: index of the next message for each queue that requests name, and number of messages in this
+    /// life.
     next_message: Vec<usize>,
     messages: usize,
-    /// A receive has failed in this life.
+    /// True if a receive has failed in this life.
     failed: bool,
-    /// Receives that were flushed in this life.
+    /// Number of receives flushed in this life.
     flushed: u32,
-    /// Messages that came in receives of shared queues, and such receives that were flushed, over all lives.
+    /// Messages in receives of shared queues, and flushed receives of these, over all lives.
     pub from_shared: [u64; 2],
-    /// How often each operation came.
+    /// Number of arrivals of each operation.
     pub came: Vec<u32>,
 }
 
 impl Receiver {
-    /// `srqs`: the shared receive queues on its host that it takes from.
+    /// `srqs`: the shared receive queues that it uses on its host.
     pub fn new(
         spec: &Channel,
         way: Way,
@@ -72,8 +72,8 @@ impl Receiver {
         hosts: &mut Hosts,
         srqs: Vec<Shared>,
     ) -> Receiver {
-        // A connection's receives fit to the byte. Of the others nobody knows which message a receive gets; there is one
-        // for each message and each of its copies.
+        // A connection's receives fit exactly. With other services any message may take any receive; there is one for each
+        // message and each of its copies.
         let capacity: Vec<u32> = match spec.service {
             _ if !srqs.is_empty() => Vec::new(),
             Service::Rc => ops.iter().map(Op::received).collect(),
@@ -107,7 +107,7 @@ impl Receiver {
         }
     }
 
-    /// The sender goes on with operation `first`.
+    /// The sender continues with operation `first`.
     pub fn begin_life(&mut self, first: usize, ops: &[Op]) {
         self.posted.clear();
         self.messages = 0;
@@ -118,12 +118,12 @@ impl Receiver {
         }
     }
 
-    /// The QP is gone.
+    /// The QP no longer exists.
     pub fn abandon(&mut self) {
         self.posted.clear();
     }
 
-    /// Bytes of each of its own receives, where all have the same room.
+    /// Length of its own receives, if all have the same.
     pub fn room(&self) -> Option<u32> {
         self.capacity.first().copied().filter(|_| self.service != Service::Rc)
     }
@@ -136,7 +136,7 @@ impl Receiver {
         self.messages
     }
 
-    /// Posts receives. True: the application dawdled, and there is more to post.
+    /// Posts receives. Returns true if the application is delayed and has more to post.
     pub fn post(&mut self, host: &Host, qp: &HostQp, ops: &[Op]) -> bool {
         while self.next_slot < self.capacity.len() && self.posted.len() < self.ahead {
             if self.dawdles > 0 && self.rng.one_in(self.dawdles) {
@@ -156,7 +156,7 @@ impl Receiver {
         false
     }
 
-    /// The receive that a completion is for.
+    /// Takes the receive of a completion.
     fn take(&mut self, wc: &Wc, queue: usize, what: &str) -> Place {
         if let Some(srq) = self.srqs.get(queue) {
             let (number, memory, offset) = srq.borrow_mut().take(wc, what);
@@ -170,7 +170,7 @@ impl Receiver {
         Place { memory, offset, slot: Some(slot), queue }
     }
 
-    /// A receive failed. `fatal`: the QP is known to be in the error state.
+    /// Handles a failed receive. `fatal`: the QP is known to be in ERR.
     pub fn failed(&mut self, wc: &Wc, queue: usize, fatal: bool, law: &Law) {
         let what = format!("{}: {wc:?}", self.way);
         self.take(wc, queue, &what);
@@ -186,19 +186,19 @@ impl Receiver {
         assert!(!shares || self.flushed <= 1, "{what}: more is flushed than what was under way");
     }
 
-    /// True if a message for one of its queues comes in `queue`.
+    /// True if a message for one of its queues arrives in `queue`.
     fn is_for(&self, op: &Op, queue: usize) -> bool {
         self.srqs.len() < 2 || op.queue % self.srqs.len() == queue
     }
 }
 
-/// The first operation from `at` on that takes a receive.
+/// The first operation from `at` on that consumes a receive.
 fn next_receiving(ops: &[Op], at: usize) -> usize {
     (at..ops.len()).find(|i| ops[*i].opcode.consumes_receive()).unwrap_or(ops.len())
 }
 
 impl Flow {
-    /// A receive of receiver `r` completed with a message; `queue`: of which of the shared receive queues, if of one.
+    /// Handles a message for receiver `r`; `queue`: index of the shared receive queue, if there is one.
     pub fn received(&mut self, r: usize, wc: &Wc, queue: usize, law: &Law, checks: &Checks) {
         let what = format!("{}: {wc:?}", self.way);
         let place = self.receivers[r].take(wc, queue, &what);
@@ -216,7 +216,7 @@ impl Flow {
         }
     }
 
-    /// The message of a reliable connection that is due.
+    /// Returns the next message of a reliable connection.
     fn next_in_order(&mut self, r: usize, wc: &Wc, place: &Place, what: &str) -> usize {
         let receiver = &self.receivers[r];
         let from = receiver.next_message[place.queue];
@@ -241,7 +241,7 @@ impl Flow {
         i
     }
 
-    /// The message without acknowledgement that came: whole, one that was sent, and in order unless the link changed that.
+    /// Finds the message of an unreliable service: complete, sent before, and in order unless the link reorders.
     fn find_message(
         &mut self,
         r: usize,
@@ -281,7 +281,7 @@ impl Flow {
         i
     }
 
-    /// Messages that should have come, over all receivers.
+    /// Number of missing messages, over all receivers.
     pub fn missing(&self) -> u64 {
         let due = |i: &usize| {
             let op = &self.ops[*i];
@@ -301,9 +301,9 @@ impl Flow {
     }
 }
 
-/// What is known of a datagram's sender.
+/// Properties of a datagram's sender.
 pub struct Checks<'a> {
-    /// Its numbers, now and before.
+    /// Its QPNs, current and former.
     pub senders: &'a [roxie::wire::Qpn],
     pub header: &'a dyn Fn(&[u8], &str),
 }

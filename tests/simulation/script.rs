@@ -1,8 +1,8 @@
-//! What happens in a run, from beginning to end: hosts, channels between them, weather, and actions in time.
+//! Scripts: hosts, channels between them, weather, and actions with their times.
 //!
-//! A script decides everything: a seed only writes one ([`crate::generate`]). It stays a script whatever is taken out of it,
-//! because an action that finds nothing to act on does nothing. That is what lets [`crate::shrink`] cut a failing run
-//! down to a lesson. [`crate::text`] is how it reads on paper.
+//! A script determines a run; a seed only generates a script ([`crate::generate`]). A script remains valid if parts are
+//! removed, because actions without an object do nothing; [`crate::shrink`] relies on it. [`crate::text`] is the
+//! text form.
 
 use roxie::congestion::Rate;
 use roxie::nic::CongestionConfig;
@@ -10,36 +10,36 @@ use roxie::time::Nanos;
 use roxie::verbs::{Mtu, RateLimit, WrOpcode};
 use roxie::wire::Opcode;
 
-/// A whole run.
+/// A complete run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Script {
-    /// Decides what no line says: which bits flip, when an application dawdles, which PSNs a second life begins with.
+    /// Determines details that no line states: flipped bits, delays of applications, first PSNs of later lives.
     pub seed: u64,
     pub hosts: Hosts,
     pub srqs: Vec<Srq>,
     pub channels: Vec<Channel>,
     pub weather: Vec<Rule>,
-    /// In the order of time.
+    /// Sorted by time.
     pub actions: Vec<Timed>,
-    /// How often something must have been counted in the end, by its name.
+    /// Minimum counts at the end, by name.
     pub expected: Vec<(String, u64)>,
-    /// What the event log of an end's QP must say in the end, in this order.
+    /// Records that the event log of an end's QP must contain at the end, in this order.
     pub logs: Vec<(Place, String)>,
 }
 
-/// What all hosts have in common.
+/// Properties that all hosts share.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hosts {
     pub count: usize,
-    /// Of the link, in bytes.
+    /// In bytes.
     pub link_mtu: usize,
     pub ipv6: bool,
-    /// Frames come and go in two pieces that meet here.
+    /// Frames are in two pieces, split at this offset.
     pub split: Option<usize>,
-    /// PSNs that a QP may have unacknowledged.
+    /// Maximum number of unacknowledged PSNs of a QP.
     pub window: u32,
     pub ack_coalesce: u32,
-    /// Frames that a port has room for in one turn.
+    /// Frames that a port has buffers for in one turn.
     pub slots: usize,
 }
 
@@ -65,7 +65,7 @@ pub enum Service {
     Ud,
     /// Datagrams to a group.
     Group,
-    /// From an initiator to a target, into shared receive queues that each request names.
+    /// From an initiator to a target, to shared receive queues that each request names.
     Xrc,
 }
 
@@ -74,27 +74,27 @@ impl Service {
         matches!(self, Service::Ud | Service::Group)
     }
 
-    /// Everything is acknowledged.
+    /// True if everything is acknowledged.
     pub fn is_reliable(self) -> bool {
         matches!(self, Service::Rc | Service::Xrc)
     }
 
-    /// Only end a sends.
+    /// True if only end a sends.
     pub fn is_one_way(self) -> bool {
         matches!(self, Service::Group | Service::Xrc)
     }
 }
 
-/// A shared receive queue: one of the kind stands on each host where a QP takes from it.
+/// A shared receive queue, which exists on each host with a QP that uses it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Srq {
-    /// Of an XRC domain, and named by requests.
+    /// True if it belongs to an XRC domain, and requests name it.
     pub extended: bool,
-    /// Receives that it holds at first.
+    /// Initial number of receives.
     pub size: u32,
-    /// Receives that wait in it at most.
+    /// Maximum number of waiting receives.
     pub ahead: u32,
-    /// Nothing is posted in one of so many turns.
+    /// One of this many turns posts nothing.
     pub dawdles: u64,
 }
 
@@ -111,21 +111,21 @@ pub struct SrqPlace {
     pub host: usize,
 }
 
-/// QPs that talk to one another: two ends of a connection, or a sender of datagrams and its receivers.
+/// Connected QPs: two ends of a connection, or a sender of datagrams and its receivers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Channel {
     pub service: Service,
-    /// Which host each end is on. The first is end a.
+    /// Host of each end. The first is end a.
     pub ends: Vec<usize>,
     pub mtu: Mtu,
-    /// What a sends first, and what b sends first.
+    /// First PSNs of a and b.
     pub psns: [u32; 2],
     pub rd_atomic: u8,
-    /// Work requests outstanding at most, in each direction.
+    /// Maximum number of outstanding work requests, in each direction.
     pub depth: usize,
-    /// Receives that stand ready at most.
+    /// Maximum number of posted receives.
     pub ahead: usize,
-    /// A receiver posts nothing in one of so many turns.
+    /// A receiver posts nothing in one of this many turns.
     pub dawdles: u64,
     /// Local ACK timeout code.
     pub timeout: u8,
@@ -135,13 +135,11 @@ pub struct Channel {
     /// Entries of each end's completion queue.
     pub cq: u32,
     pub sig_all: bool,
-    /// Ends other than a come to RTR and RTS so much later; of an extended connection a instead of b
-    /// in every other life.
+    /// Delay before ends other than a enter RTR and RTS; with XRC, before a does in every other life.
     pub slow: Nanos,
-    /// Its applications look at their completions when an event tells of one, and events are held back so. `None`: they look all
-    /// the time.
+    /// Moderation of completion events, if applications poll after an event only. `None`: they poll all the time.
     pub events: Option<Held>,
-    /// Where its ends take receives from; empty: each from a queue of its own. More than one only where requests name them.
+    /// Shared receive queues of its ends; empty: each has its own queue. More than one only if requests name them.
     pub srqs: Vec<usize>,
     /// Service level, which is the priority.
     pub sl: u8,
@@ -172,16 +170,16 @@ impl Default for Channel {
     }
 }
 
-/// How events of a completion queue are held back.
+/// Moderation of completion events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Until there are so many completions; 1: not at all.
+    /// Number of completions per event; 1: no moderation.
     pub count: u32,
-    /// For so long at most.
+    /// Maximum delay.
     pub period: Nanos,
 }
 
-/// One direction of a channel: from end a, or back to it.
+/// One direction of a channel: from end a, or back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Way {
     pub channel: usize,
@@ -195,41 +193,41 @@ pub struct Place {
     pub end: usize,
 }
 
-/// What goes wrong with frames.
+/// Faults of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
     Lose,
     Double,
-    /// It comes later by this much, and others overtake it.
+    /// Delivery is delayed by this much, and others overtake.
     Delay(Nanos),
-    /// A bit of it flips.
+    /// A bit is flipped.
     Harm,
-    /// It is marked as having met a long queue, if it may be.
+    /// The frame is marked (CE), if it is ECN-capable.
     Mark,
 }
 
-/// A frame, by what it says and how often it has said so before.
+/// Name of a frame: its contents, and the number of equal frames before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FrameName {
-    /// Which way the frame goes; an answer goes against its question.
+    /// Direction of the request; a response goes the other way.
     pub way: Way,
-    /// Of the receivers of a group, the one on this host.
+    /// Host of the receiver, for groups.
     pub to: usize,
     pub opcode: Opcode,
-    /// PSNs after the first of its requester.
+    /// PSNs after the requester's first.
     pub psn: i32,
-    /// How often it went before.
+    /// Number of earlier equal frames.
     pub earlier: u32,
-    /// How often the channel was connected before.
+    /// Number of earlier lives of the channel.
     pub life: u32,
 }
 
 /// A rule about frames.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Rule {
-    /// Of the frames to a host, so many in ten thousand.
+    /// A rate of frames to a host, in ten thousandths.
     Rate { to: usize, trouble: Trouble, of_10_000: u32 },
-    /// This frame.
+    /// A single frame.
     Strike { frame: FrameName, trouble: Trouble },
 }
 
@@ -238,18 +236,18 @@ pub enum Rule {
 pub struct Op {
     pub opcode: WrOpcode,
     pub length: u32,
-    /// Entries of its list.
+    /// Number of SGEs.
     pub pieces: u32,
     pub inline: bool,
     pub unsignaled: bool,
     pub fence: bool,
     pub solicited: bool,
     pub imm: u32,
-    /// A compare-and-swap that compares with a wrong value, a datagram with a wrong key, a FLUSH of the whole region.
+    /// A compare-and-swap with a wrong value, a datagram with a wrong Q_Key, a FLUSH of the whole region.
     pub odd: bool,
-    /// It names the peer's memory by the key that was granted last, if one is in force.
+    /// Uses the key that was granted last, if one is valid.
     pub granted: bool,
-    /// Which of the channel's shared receive queues it is for, where requests name them.
+    /// Index among the channel's shared receive queues, if requests name them.
     pub queue: usize,
 }
 
@@ -274,27 +272,27 @@ impl Op {
         matches!(self.opcode, WrOpcode::SendImm | WrOpcode::WriteImm)
     }
 
-    /// Bytes that it puts in the peer's receive.
+    /// Bytes in the peer's receive.
     pub fn received(&self) -> u32 {
         let in_receive = self.opcode.consumes_receive() && self.opcode != WrOpcode::WriteImm;
         if in_receive { self.length } else { 0 }
     }
 }
 
-/// A region of a way.
+/// A region of one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
-    /// What is sent, at the sender.
+    /// Sent data, at the sender.
     Source,
-    /// Where results come back to, at the sender.
+    /// Results, at the sender.
     Landing,
-    /// What is written, read and counted in, at the receiver.
+    /// Memory for WRITEs, READs, and atomics, at the receiver.
     Target,
-    /// Where SENDs go, at the receiver.
+    /// Buffers of receives, at the receiver.
     Inbox,
 }
 
-/// How a receiver lets its peer at the target of a way.
+/// How a receiver grants access to its target region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grant {
     WindowOne,
@@ -302,16 +300,16 @@ pub enum Grant {
     FastRegion,
 }
 
-/// What a stranger sends.
+/// Packets of a stranger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intrusion {
-    /// A datagram with the right key that is longer than the port's MTU, or than any receive.
+    /// A datagram with the right Q_Key that is longer than the port's MTU, or than any receive.
     Long,
-    /// What would do something if it came from the peer, or with the right key.
+    /// A packet that would have an effect if it came from the peer, or with the right key.
     Spoof,
-    /// A congestion notification.
+    /// A CNP.
     Notice,
-    /// A congestion notification from the peer's address, or what looks like one.
+    /// A CNP from the peer's address, or a similar packet.
     Forged,
     /// As [`Intrusion::Spoof`], and marked.
     Marked,
@@ -319,20 +317,20 @@ pub enum Intrusion {
     Pause,
     /// A priority flow control frame.
     Pfc,
-    /// Something to a number that nobody has.
+    /// A packet to a QPN that does not exist.
     Unknown,
 }
 
-/// How a NIC reacts to congestion, in the words of its settings.
+/// Congestion control of a NIC, in the words of its options.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Brakes {
-    /// As `--cc` takes it.
+    /// Value of `--cc`.
     pub control: String,
-    /// As `--ecn` takes it; `auto` is what the control wants.
+    /// Value of `--ecn`; `auto` depends on `control`.
     pub ecn: String,
-    /// As `--qos` takes it.
+    /// Value of `--qos`.
     pub classes: String,
-    /// What the port carries.
+    /// Rate of the port.
     pub mbps: u32,
 }
 
@@ -344,7 +342,7 @@ impl Default for Brakes {
 
 impl Brakes {
     /// # Errors
-    /// Says which of its words mean nothing.
+    /// Names invalid words.
     pub fn config(&self) -> Result<CongestionConfig, String> {
         let ecn = if self.ecn == "auto" { None } else { Some(self.ecn.parse()) };
         Ok(CongestionConfig {
@@ -356,56 +354,56 @@ impl Brakes {
     }
 }
 
-/// What somebody does.
+/// Actions of a script.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// An application wants this done; it posts as soon as there is room.
+    /// Posts a work request as soon as there is room.
     Post(Way, Op),
-    /// A NIC forgets everything and starts anew.
+    /// Restarts a NIC, which loses all state.
     Restart(usize),
-    /// The link of a host has this MTU from now on.
+    /// Changes the link MTU of a host.
     LinkMtu(usize, usize),
-    /// A host gets another station address; the others hear of it so much later.
+    /// Changes the MAC address of a host; the others learn the new one after this time.
     Move(usize, Nanos),
-    /// A host gets another IP address, for connections to come.
+    /// Changes the IP address of a host, for later connections.
     Readdress(usize),
     PortDown(usize),
     PortUp(usize),
-    /// The clock goes on by this much, and nobody notices.
+    /// Advances the clock without polling the NICs.
     Jump(Nanos),
     Reset(Place),
     Destroy(Place),
-    /// To the error state.
+    /// Moves the QP to ERR.
     Error(Place),
-    /// To SQD, with the event.
+    /// Moves the QP to SQD, with the event.
     Drain(Place),
-    /// To RTS, from SQD or SQE.
+    /// Moves the QP to RTS, from SQD or SQE.
     Resume(Place),
-    /// The application looks at nothing for so long.
+    /// The application does not poll for this time.
     Sleep(Place, Nanos),
     Deregister(Way, Part),
     DestroyHandle(usize),
-    /// The receiver of a way grants access to its target by a key of this kind.
+    /// The receiver grants access to its target region by a key of this kind.
     Grant(Way, Grant),
-    /// The receiver of a way takes the granted key back.
+    /// The receiver revokes the granted key.
     Revoke(Way),
-    /// The receiver of a way destroys the window that grants access.
+    /// The receiver destroys the window that grants access.
     FreeWindow(Way),
-    /// The events of an end are held back so from now on.
+    /// Changes the moderation of an end's events.
     Moderate(Place, Held),
-    /// A shared receive queue is to tell when fewer than this many receives are left.
+    /// Arms a shared receive queue's limit event at fewer than this many receives.
     Arm(SrqPlace, u32),
-    /// A shared receive queue goes on in a ring of this size, if what waits in it fits.
+    /// Resizes a shared receive queue to this size, if its waiting receives fit.
     ResizeSrq(SrqPlace, u32),
-    /// A shared receive queue is removed, if no QP was made for it. The next connection makes it anew.
+    /// Destroys a shared receive queue that no QP uses. The next connection creates it again.
     DestroySrq(SrqPlace),
-    /// The NIC of a host reacts so from now on.
+    /// Changes the congestion control of a host's NIC.
     Brake(usize, Brakes),
-    /// An end sends no faster from now on.
+    /// Limits the rate of an end.
     Limit(Place, RateLimit),
-    /// A stranger sends something to an end; the number decides what is left open.
+    /// A stranger sends a packet to an end; the number selects details.
     Intrude(Place, Intrusion, u64),
-    /// Both ends of a channel begin again, with the QPs that there are or with new ones.
+    /// Connects both ends of a channel again, with their QPs or with new ones.
     Connect {
         channel: usize,
         anew: bool,
@@ -420,7 +418,7 @@ pub struct Timed {
 }
 
 impl Script {
-    /// The work requests of a way, in order, each with its time.
+    /// Returns the work requests of a direction, in order, each with its time.
     pub fn ops(&self, way: Way) -> impl Iterator<Item = (Nanos, &Op)> {
         self.actions.iter().filter_map(move |timed| match &timed.action {
             Action::Post(of, op) if *of == way => Some((timed.at, op)),
@@ -428,7 +426,7 @@ impl Script {
         })
     }
 
-    /// Hosts on which a shared receive queue stands: all at which something arrives that takes from it.
+    /// Hosts of a shared receive queue: those with a receiver that uses it.
     pub fn hosts_of(&self, srq: usize) -> Vec<usize> {
         let users = self.channels.iter().filter(|channel| channel.srqs.contains(&srq));
         let receivers =
@@ -439,7 +437,7 @@ impl Script {
         hosts
     }
 
-    /// True if some action is like this.
+    /// True if an action satisfies `like`.
     pub fn has(&self, like: impl Fn(&Action) -> bool) -> bool {
         self.actions.iter().any(|timed| like(&timed.action))
     }

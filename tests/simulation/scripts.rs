@@ -1,4 +1,4 @@
-//! Scripts that taught something: each in `tests/scripts` runs with every test.
+//! Instructive scripts: all of `tests/scripts` run with every test.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use crate::generate;
 use crate::script::Script;
 
 #[test]
-fn every_script_that_taught_something_still_holds() {
+fn all_scripts_pass() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts");
     let mut failed = Vec::new();
     let mut count = 0;
@@ -25,7 +25,7 @@ fn every_script_that_taught_something_still_holds() {
     assert!(count > 0, "there are scripts");
 }
 
-/// What recovery has to teach: one script each, whose name says so.
+/// Names of the recovery scripts; each name states its lesson.
 const LESSONS: [&str; 9] = [
     "a_lost_last_packet_is_found_by_time",
     "a_gap_is_asked_for_once",
@@ -39,7 +39,7 @@ const LESSONS: [&str; 9] = [
 ];
 
 #[test]
-fn each_lesson_says_what_completes_and_what_the_log_tells() {
+fn each_lesson_checks_completions_and_log() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts");
     for name in LESSONS {
         let text = std::fs::read_to_string(folder.join(name).with_extension("txt"));
@@ -51,16 +51,16 @@ fn each_lesson_says_what_completes_and_what_the_log_tells() {
             "{name} says too little"
         );
         assert!(run(&script, None).is_ok(), "{name}");
-        // It would notice: none of what it expects is there by itself.
+        // The check is effective: unexpected records fail.
         let mut other = script.clone();
         other.logs.push((other.logs[0].0, "what no log says".into()));
         assert!(run(&other, None).is_err(), "{name} expects nothing of the log");
     }
 }
 
-/// `SCRIPT=path` runs that script alone.
+/// `SCRIPT=path` runs only that script.
 #[test]
-fn one_script() {
+fn given_script_passes() {
     let Ok(path) = std::env::var("SCRIPT") else { return };
     let text = std::fs::read_to_string(&path).unwrap_or_else(|why| panic!("{path}: {why}"));
     let script = Script::parse(&text).unwrap_or_else(|why| panic!("{path}: {why}"));
@@ -73,7 +73,7 @@ fn one_script() {
 }
 
 #[test]
-fn a_script_reads_back_as_it_was_written() {
+fn script_round_trips_through_text() {
     for seed in 1..200 {
         let script = generate::script(seed);
         let text = script.to_string();
@@ -82,7 +82,7 @@ fn a_script_reads_back_as_it_was_written() {
 }
 
 #[test]
-fn a_line_that_means_nothing_is_named_with_what_would_be_right() {
+fn invalid_line_is_named_with_expectation() {
     let said = |text: &str| Script::parse(text).expect_err("an error");
     assert_eq!(said("seed 1\nq1 rx h1 h2"), "line 2: `rx` is none of rc, uc, ud, group, xrc");
     assert_eq!(said("q1 rc h1 h3"), "q1: there is no h3");

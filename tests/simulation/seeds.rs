@@ -1,4 +1,4 @@
-//! Many seeds, and what they must reach.
+//! Runs many seeds, and checks their coverage.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -12,7 +12,7 @@ use crate::generate;
 use crate::reach::{LEAST, Reach};
 
 const SEEDS: u64 = 4_000;
-/// Failures after which even a long run stops.
+/// Number of failures after which even a long run stops.
 const MANY: usize = 20;
 
 pub fn variable(name: &str, default: u64) -> u64 {
@@ -22,15 +22,15 @@ pub fn variable(name: &str, default: u64) -> u64 {
     }
 }
 
-/// Seeds to run, and what is known so far.
+/// Seeds to run, and results so far.
 struct Seeds {
     next: AtomicU64,
     end: u64,
-    /// Begin none after this.
+    /// No seed starts after this time.
     until: Option<Instant>,
-    /// Stop after so many failures.
+    /// Maximum number of failures.
     patience: usize,
-    /// Say how far it is.
+    /// Prints progress.
     progress: bool,
     started: Instant,
     done: Mutex<(Reach, Instant)>,
@@ -80,10 +80,10 @@ impl Seeds {
     }
 }
 
-/// `SEEDS` and `FIRST` say which, `MINUTES` how long at most, `THREADS` how many at once. With `SOAK=1` it tells how far it is, and a
-/// failure does not end it.
+/// `FIRST` and `SEEDS` select seeds, `MINUTES` is the maximum time, `THREADS` the number of threads. With `SOAK=1`, progress is
+/// printed, and a failure does not end the run.
 #[test]
-fn every_seed_keeps_the_promises_of_every_service() {
+fn every_seed_passes() {
     let (first, count) = (variable("FIRST", 1), variable("SEEDS", SEEDS));
     let soak = variable("SOAK", 0) > 0;
     let now = Instant::now();
@@ -125,7 +125,7 @@ fn every_seed_keeps_the_promises_of_every_service() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_packets() {
+fn same_seed_gives_same_packets() {
     let folder = tempfile::tempdir().expect("a folder");
     let script = generate::script(7);
     let capture = |name: &str| {

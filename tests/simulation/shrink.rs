@@ -1,16 +1,16 @@
-//! Cuts a failing script down to what its failure needs.
+//! Shrinks a failing script to the lines that its failure needs.
 //!
-//! First what the weather did is said frame by frame, instead of in rates. Then lines are taken out, many at a time and then
-//! fewer, and what is left is made plainer, as long as the script still fails.
+//! First, rates of weather are replaced by their effects on single frames. Then lines are removed, many at a time and then
+//! fewer, and the rest is simplified, as long as the script still fails.
 
 use roxie::time::Nanos;
 use roxie::verbs::Mtu;
 
 use crate::script::{Action, Channel, Hosts, Op, Rule, Script, Service, Srq, Timed, Way};
 
-/// A script that fails, and what it takes to know that.
+/// A failing script's criterion, and the number of runs left.
 pub struct Shrinker<'a> {
-    /// True if a script fails as it should.
+    /// True if a script fails as required.
     fails: &'a mut dyn FnMut(&Script) -> bool,
     /// Runs that are left.
     runs: u32,
@@ -21,7 +21,7 @@ impl<'a> Shrinker<'a> {
         Shrinker { fails, runs }
     }
 
-    /// Takes `smaller` over if it fails too.
+    /// Replaces the script by `smaller` if that fails too.
     fn attempt(&mut self, script: &mut Script, smaller: Script) -> bool {
         if self.runs == 0 || smaller == *script {
             return false;
@@ -34,7 +34,7 @@ impl<'a> Shrinker<'a> {
         fails
     }
 
-    /// The smallest script found.
+    /// Returns the smallest script found.
     pub fn shrink(&mut self, script: &Script, strikes: &[Rule]) -> Script {
         let mut script = script.clone();
         let mut said = script.clone();
@@ -57,7 +57,7 @@ impl<'a> Shrinker<'a> {
         }
     }
 
-    /// Takes stretches out of a list, half of it first.
+    /// Removes stretches of a list, half of it first.
     fn without<T: Clone>(&mut self, script: &mut Script, list: fn(&mut Script) -> &mut Vec<T>) {
         let mut size = list(script).len().div_ceil(2);
         while size > 0 {
@@ -83,7 +83,7 @@ impl<'a> Shrinker<'a> {
         }
     }
 
-    /// Takes shared receive queues out, with those who take from them or leaving each its own.
+    /// Removes shared receive queues: channels that use them go as well, or get queues of their own.
     fn without_srqs(&mut self, script: &mut Script) {
         let mut number = script.srqs.len();
         while number > 0 {
@@ -187,7 +187,7 @@ impl<'a> Shrinker<'a> {
         }
     }
 
-    /// Takes work requests out and renumbers the frames behind them that something happens to.
+    /// Removes work requests, and renumbers later frames with faults.
     fn without_numbers(&mut self, script: &mut Script) {
         let mut at = script.actions.len();
         while at > 0 {
@@ -200,7 +200,7 @@ impl<'a> Shrinker<'a> {
         }
     }
 
-    /// Takes connections out: what happened in a later life may happen in an earlier one.
+    /// Removes connections: faults of a later life may occur in an earlier one.
     fn without_lives(&mut self, script: &mut Script) {
         let mut at = script.actions.len();
         while at > 0 {
@@ -219,7 +219,7 @@ impl<'a> Shrinker<'a> {
         self.without_numbers(script);
     }
 
-    /// Hosts that no channel is on are taken out.
+    /// Removes hosts without channels.
     fn without_idle_hosts(&mut self, script: &mut Script) {
         let used = script.channels.iter().flat_map(|channel| &channel.ends).max();
         let mut smaller = script.clone();
@@ -230,13 +230,13 @@ impl<'a> Shrinker<'a> {
     }
 }
 
-/// PSNs of a message of this many bytes.
+/// PSNs of a message of this length.
 fn packets(script: &Script, way: Way, length: u32) -> i32 {
     let mtu = script.channels.get(way.channel).map_or(256, |channel| channel.mtu.bytes() as u32);
     length.div_ceil(mtu).max(1) as i32
 }
 
-/// The frames that something happens to come `gone` PSNs earlier in the exchange that `way` asks for.
+/// Renumbers frames with faults: `gone` PSNs earlier in the exchange of `way`.
 fn renumber(script: &mut Script, way: Way, gone: i32) {
     for rule in &mut script.weather {
         let Rule::Strike { frame, .. } = rule else { continue };
@@ -248,7 +248,7 @@ fn renumber(script: &mut Script, way: Way, gone: i32) {
     }
 }
 
-/// The script without a shared receive queue; those behind it move up. Who must name one takes the next of its kind.
+/// Returns the script without a shared receive queue; later ones move up. Channels that must name it use the next of its kind.
 fn without_srq(script: &Script, number: usize) -> Script {
     let mut smaller = script.clone();
     let gone = smaller.srqs.remove(number);
@@ -261,7 +261,7 @@ fn without_srq(script: &Script, number: usize) -> Script {
             channel.srqs.extend(other);
         }
     }
-    // An initiator without a queue to name becomes a plain connection.
+    // An initiator without a queue becomes an RC connection.
     for channel in smaller.channels.iter_mut().filter(|c| c.service == Service::Xrc && c.srqs.is_empty()) {
         channel.service = Service::Rc;
     }
@@ -276,7 +276,7 @@ fn without_srq(script: &Script, number: usize) -> Script {
     smaller
 }
 
-/// The script without a channel and what belongs to it; those behind it move up.
+/// Returns the script without a channel and its lines; later ones move up.
 fn without_channel(script: &Script, number: usize) -> Script {
     let mut smaller = script.clone();
     smaller.channels.remove(number);

@@ -1,8 +1,7 @@
-//! Shared receive queues at work: what is posted to them, who takes it, and what becomes of them.
+//! Shared receive queues: posting, consumption, and destruction.
 //!
-//! The oracle knows what was posted. Receives are taken in the order in which they were posted, by whichever QP, and each
-//! completes once at most. A QP that ends takes one receive along at most. A limit that is armed is told of once, and never if
-//! it is not armed.
+//! The check knows the posted receives. QPs take receives in the order of posting, and each completes at most once. A QP that
+//! ends takes at most one receive with it. An armed limit raises one event, and an unarmed one none.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -23,23 +22,23 @@ use crate::receiver::{HEADER, RECEIVE};
 use crate::script::{Action, Script, Srq, SrqPlace};
 use crate::world::World;
 
-/// What a shared receive queue is resized to at most.
+/// Maximum size after a resize.
 pub const LARGEST: u32 = 24;
-/// Completions that the queue of an extended one holds: more than there are receives.
+/// Completion queue entries of an XRC queue: more than there are receives.
 const COMPLETIONS: u32 = 1024;
 
 /// The XRC domain of a host.
 pub type Domain = Rc<Cell<Option<XrcdId>>>;
-/// A shared receive queue that many channels know.
+/// A shared receive queue that several channels use.
 pub type Shared = Rc<RefCell<SharedQueue>>;
 
-/// A shared receive queue on a host, and what is known of its receives.
+/// A shared receive queue on a host, and the state of its receives.
 #[derive(Debug)]
 pub struct SharedQueue {
     pub place: SrqPlace,
     spec: Srq,
     queue: Option<HostSrq>,
-    /// Where its receives complete if requests name it; else they complete to the QPs' own.
+    /// Completion queue of its receives if requests name it; otherwise they complete to the QPs' own.
     cq: Option<(CqIndex, CompletionRing)>,
     domain: Domain,
     inbox: Patch,
@@ -47,12 +46,12 @@ pub struct SharedQueue {
     room: u32,
     free: VecDeque<usize>,
     posted: u64,
-    /// Posted and not completed: number and slot.
+    /// Posted receives that have not completed: number and slot.
     open: BTreeMap<u64, usize>,
     armed: Option<u32>,
-    /// Receives that QPs may have taken along.
+    /// Receives that QPs may have taken with them.
     leaks: usize,
-    /// Completions that nobody has looked at.
+    /// Completions that are not yet polled.
     unseen: HashMap<Qpn, VecDeque<Wc>>,
     rng: Rng,
 }
@@ -67,7 +66,7 @@ impl SharedQueue {
             lengths.max().unwrap_or(0) + header
         };
         let room = users().map(longest).max().unwrap_or(0).max(1);
-        // Each end of a QP's life may take one along.
+        // Each QP that ends may take one with it.
         let ends: usize = users().map(|(_, channel)| channel.ends.len()).sum();
         let endings = script.actions.iter().filter(|timed| {
             use Action::{Connect, Destroy, DestroySrq, Reset, Restart};
@@ -94,7 +93,7 @@ impl SharedQueue {
         }
     }
 
-    /// Its number, which requests name it by; `None`: it is not there.
+    /// Returns the number that requests name; `None` if it does not exist.
     pub fn number(&self) -> Option<Srqn> {
         self.queue.as_ref().map(|queue| queue.number)
     }
@@ -103,12 +102,12 @@ impl SharedQueue {
         self.queue.as_ref().map(|queue| queue.index)
     }
 
-    /// The XRC domain that it is in.
+    /// Returns its XRC domain.
     pub fn domain(&self) -> Option<XrcdId> {
         self.domain.get()
     }
 
-    /// Makes it, and opens its memory, unless they are there.
+    /// Creates the queue, and registers its memory, unless they exist.
     pub fn ensure(&mut self, host: &mut Host) {
         self.inbox.reopen(host);
         if self.queue.is_some() {
@@ -124,7 +123,7 @@ impl SharedQueue {
         self.queue = Some(host.create_srq(SrqInit { kind, limit: 0 }, self.spec.size.max(1), 4));
     }
 
-    /// Posts receives. True: the application dawdled, and there is more to post.
+    /// Posts receives. Returns true if the application is delayed and has more to post.
     pub fn post(&mut self, host: &Host) -> bool {
         let Some(queue) = &self.queue else { return false };
         let status = host.worker.nic().srq_status(queue.index).expect("it is there");
@@ -138,7 +137,7 @@ impl SharedQueue {
             if host.post_srq_recv(queue, RECEIVE | self.posted, &sges).is_err() {
                 return false;
             }
-            // What was there before is no part of a message to come.
+            // Clears earlier bytes, which are no part of the next message.
             self.inbox.memory.write(at, &vec![GUARD; self.room as usize]).expect("within the region");
             self.free.pop_front();
             self.open.insert(self.posted, slot);
@@ -147,7 +146,7 @@ impl SharedQueue {
         false
     }
 
-    /// A receive completed: its number, and where its bytes are.
+    /// Handles the completion of a receive: returns its number and the location of its bytes.
     pub fn take(&mut self, wc: &Wc, what: &str) -> (u64, HostMemory, u64) {
         let number = wc.wr_id & !RECEIVE;
         let slot = self.open.remove(&number);
@@ -156,7 +155,7 @@ impl SharedQueue {
         (number, self.inbox.memory.clone(), self.layout.offsets[slot])
     }
 
-    /// The next completion of a target of an extended one.
+    /// Returns the next completion of a target of an XRC queue.
     pub fn poll_for(&mut self, qpn: Qpn) -> Option<Wc> {
         let (_, ring) = self.cq.as_ref()?;
         while let Some(wc) = ring.poll() {
@@ -165,12 +164,12 @@ impl SharedQueue {
         self.unseen.get_mut(&qpn)?.pop_front()
     }
 
-    /// A QP went away that may have taken a receive.
+    /// Notes that a QP which ended may have taken a receive.
     pub fn note_leak(&mut self) {
         self.leaks += 1;
     }
 
-    /// The NIC has forgotten everything.
+    /// The NIC was restarted.
     pub fn forget(&mut self) {
         self.gone();
         self.cq = None;
@@ -193,7 +192,7 @@ impl SharedQueue {
         }
     }
 
-    /// An event of it.
+    /// Handles an event of the queue.
     pub fn take_event(&mut self, kind: EventKind) {
         let place = self.place;
         assert!(kind == EventKind::SrqLimitReached, "{place}: {kind:?}: nothing explains it");
@@ -220,7 +219,7 @@ impl SharedQueue {
         }
     }
 
-    /// When all is quiet. `users`: QPs that may hold a receive of it.
+    /// Checks at the end of the run. `users`: QPs that may hold a receive of it.
     fn check_end(&self, host: &Host, users: usize) {
         let place = self.place;
         let Some(queue) = &self.queue else { return };
@@ -235,7 +234,7 @@ impl SharedQueue {
             "{place}: {late} of {status:?} were not taken in their order"
         );
         let missing = self.open.range(..taken).count();
-        // A completion queue that was full has lost some.
+        // A full completion queue has dropped some.
         let counters = host.worker.counters();
         let lost =
             counters.iter().find(|(name, _)| *name == "cq_overflow").map_or(0, |(_, lost)| *lost as usize);
@@ -269,7 +268,7 @@ impl SharedQueue {
     }
 }
 
-/// The shared receive queues of a script.
+/// Creates the shared receive queues of a script.
 pub fn all(script: &Script, hosts: &mut Hosts) -> Vec<Shared> {
     let domains: Vec<Domain> = (0..script.hosts.count).map(|_| Domain::default()).collect();
     let places = (0..script.srqs.len()).flat_map(|srq| {
@@ -284,7 +283,7 @@ pub fn all(script: &Script, hosts: &mut Hosts) -> Vec<Shared> {
 }
 
 impl World<'_> {
-    /// The application of each queue posts. True: one dawdles.
+    /// Lets the application of each queue post. Returns true if one is delayed.
     pub fn post_shared(&mut self) -> bool {
         let hosts = self.net.hosts();
         self.srqs.iter().fold(false, |dawdles, srq| {
@@ -311,7 +310,7 @@ impl World<'_> {
         self.outcome.add(done, 1);
     }
 
-    /// Removes a queue whatever is under way to it; one that QPs were made for stays.
+    /// Destroys a queue even with messages in progress; a queue with QPs remains.
     pub fn destroy_srq(&mut self, place: SrqPlace) {
         let Some(srq) = self.srq(place) else { return };
         let Some(index) = srq.borrow().index() else { return };
@@ -325,7 +324,7 @@ impl World<'_> {
             }
             Ok(_) => {
                 assert!(srq.borrow().spec.extended || users == 0, "{place}: destroyed under {users} QPs");
-                // What completed before is there to be seen, and what it had to tell was told.
+                // Completions and events up to now must be handled first.
                 self.take_events();
                 for link in &mut self.links {
                     link.look(self.net.now(), self.net.hosts(), true);
@@ -337,12 +336,12 @@ impl World<'_> {
         }
     }
 
-    /// QPs of a kind that take from a queue.
+    /// Number of QPs of a kind that use a queue.
     fn users_of(&self, place: SrqPlace, like: impl Fn(&crate::link::End) -> bool) -> usize {
         self.links.iter().map(|link| link.sharing(place).filter(|end| like(end)).count()).sum()
     }
 
-    /// When all is quiet.
+    /// Checks at the end of the run.
     pub fn check_shared(&mut self) {
         for srq in self.srqs.clone() {
             let place = srq.borrow().place;
@@ -359,7 +358,7 @@ impl World<'_> {
         }
     }
 
-    /// An event of a shared receive queue. False: it is of something else.
+    /// Handles an event of a shared receive queue. Returns false for other events.
     pub fn take_shared_event(&mut self, host: usize, event: AsyncEvent) -> bool {
         let AsyncEvent::Srq(index, kind) = event else { return false };
         let is_it = |srq: &&Shared| {

@@ -1,4 +1,4 @@
-//! Where hosts can be reached: station addresses, IP addresses and link MTUs, all of which may change.
+//! Addresses of hosts: MAC addresses, IP addresses, and link MTUs, all of which may change.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -13,11 +13,11 @@ pub struct Station {
     moves: u8,
     readdressed: u8,
     pub link_mtu: usize,
-    /// How often its NIC was restarted.
+    /// Number of restarts of its NIC.
     pub incarnation: u64,
 }
 
-/// All of them.
+/// All hosts.
 #[derive(Clone, Debug)]
 pub struct Stations(Vec<Station>);
 
@@ -35,7 +35,7 @@ impl Stations {
         [2, 0, 0, 0, self.0[host].moves, host as u8 + 1]
     }
 
-    /// The host that has, or had, a station address.
+    /// Returns the host that has, or had, a MAC address.
     pub fn host_of(mac: [u8; 6]) -> usize {
         usize::from(mac[5]) - 1
     }
@@ -49,7 +49,7 @@ impl Stations {
         }
     }
 
-    /// All that the host has ever been reached by.
+    /// Returns all current and former GIDs of a host.
     pub fn gids(&self, host: usize, ipv6: bool) -> Vec<Gid> {
         let before = |times| {
             let mut past = self.clone();
@@ -59,7 +59,7 @@ impl Stations {
         (0..=self.0[host].readdressed).map(before).collect()
     }
 
-    /// The way from one host to another.
+    /// Returns the path from one host to another.
     pub fn path(&self, from: usize, to: usize, ipv6: bool) -> AddressVector {
         AddressVector {
             sgid: Gid::from(self.address(from, ipv6)),
@@ -74,17 +74,17 @@ impl Stations {
         }
     }
 
-    /// The host gets another station address.
+    /// Changes the host's MAC address.
     pub fn move_away(&mut self, host: usize) {
         self.0[host].moves = self.0[host].moves.wrapping_add(1);
     }
 
-    /// The host gets another IP address.
+    /// Changes the host's IP address.
     pub fn readdress(&mut self, host: usize) {
         self.0[host].readdressed = self.0[host].readdressed.wrapping_add(1);
     }
 
-    /// The largest path MTU that its link carries.
+    /// Returns the largest path MTU of its link.
     pub fn largest_mtu(&self, host: usize) -> Option<Mtu> {
         Mtu::largest_for_link(self.0[host].link_mtu)
     }

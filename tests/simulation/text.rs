@@ -1,27 +1,27 @@
-//! Scripts as text, one line for each fact. What is as usual is not said.
+//! Text form of scripts, one line for each fact. Default values are left out.
 //!
 //! ```text
-//! # Words for people.
+//! # A comment.
 //! seed 7
 //! hosts 3 link=1500 window=8
-//! s1 basic size=4 ahead=2        a shared receive queue, on each host where something takes from it
+//! s1 basic size=4 ahead=2        a shared receive queue, on each host with a receiver that uses it
 //! s2 xrc
 //! q1 rc h1 h2 psn=16777214,5 depth=4 srq=s1
 //! q2 group h3 h1 h2
 //! q3 xrc h1 h2 srq=s2            each request names one of its queues: queue=1 the second
 //! weather h2 lose 100            of ten thousand frames to h2
-//! lose q1> WRITE_LAST +2         that frame, when it goes for the first time
+//! lose q1> WRITE_LAST +2         that frame, when it is sent for the first time
 //! delay q1< ACKNOWLEDGE +2 3ms
-//! at 10us q1> write 600 fence    from end a; < is back to it
+//! at 10us q1> write 600 fence    from end a; < is from the other end
 //! at 20us reset q1.b
 //! at 20us arm s1 h2 3
 //! at 0us brake h1 cc:dcqcn,preset=paper qos:pfc=3 mbps:1000
 //! at 30us limit q1.a 2000 0 0    kb/s, and bytes of a burst and of a packet
-//! expect 1 rc Write              so often in the end
-//! log q1.a sequence NAK          the event log of the QP says so
+//! expect 1 rc Write              minimum count at the end
+//! log q1.a sequence NAK          a record in the event log of the QP
 //! ```
 //!
-//! [`crate::parse`] reads it.
+//! [`crate::parse`] reads this form.
 
 use std::fmt;
 
@@ -77,7 +77,7 @@ fn word<T: PartialEq + Copy>(table: &[(&'static str, T)], value: T) -> &'static 
     table.iter().find(|(_, v)| *v == value).expect("every value has its word").0
 }
 
-/// A time without loss.
+/// A time, printed without loss of precision.
 struct Time(Nanos);
 
 impl fmt::Display for Time {
@@ -147,7 +147,7 @@ impl fmt::Display for SrqPlace {
     }
 }
 
-/// Numbers that are not as usual: name, value, usual value.
+/// Writes numbers that differ from their defaults: name, value, default.
 fn write_numbers(f: &mut fmt::Formatter<'_>, numbers: &[(&str, u64, u64)]) -> fmt::Result {
     let unusual = numbers.iter().filter(|(_, value, usual)| value != usual);
     unusual.into_iter().try_for_each(|(name, value, _)| write!(f, " {name}={value}"))

@@ -1,5 +1,5 @@
-//! Programs that write over their own queues: two hosts have one each, beside the honest ones of a script. Words of rings, counters and
-//! doorbells are anything between any two steps, and each oracle of the script must hold all the same.
+//! Programs that corrupt their own queues: two hosts have one each, beside the regular applications of a script. Between any
+//! two steps, words of rings, counters, and doorbells may have any value, and every check of the script must still pass.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -17,19 +17,19 @@ use crate::seeds::variable;
 use crate::world::{Outcome, World};
 
 const SEEDS: u64 = 150;
-/// Steps in which a vandal does something, so that a run ends.
+/// Steps in which a vandal acts, so that a run ends.
 const STEPS: u32 = 600;
-/// Queue pairs of each.
+/// Queue pairs of each vandal.
 const QPS: usize = 3;
-/// Bytes of its memory.
+/// Length of its memory.
 const BYTES: u32 = 4096;
 
-/// One of them.
+/// A vandal.
 pub struct Vandal {
     host: usize,
     qps: Vec<HostQp>,
     memory: HostRegion,
-    /// The key of the other one's memory, and its address.
+    /// Key and address of the other vandal's memory.
     other: (RKey, u64),
     state: u64,
     left: u32,
@@ -40,7 +40,7 @@ impl Vandal {
         (splitmix(&mut self.state) % bound as u64) as usize
     }
 
-    /// True if an event is of its QPs or their queues.
+    /// True if an event belongs to its QPs or their queues.
     pub fn owns(&self, host: usize, event: AsyncEvent) -> bool {
         let is_its = |qp: &HostQp| match event {
             AsyncEvent::Qp(index, _) => index == qp.handle.index,
@@ -50,7 +50,7 @@ impl Vandal {
         host == self.host && self.qps.iter().any(is_its)
     }
 
-    /// Some words of one queue become anything, or a request that may make sense is posted.
+    /// Overwrites some words of one queue, or posts a request that may be valid.
     fn act(&mut self, world: &World<'_>) {
         let host = &world.net.hosts()[self.host];
         let which = self.below(QPS);
@@ -73,7 +73,7 @@ impl Vandal {
 }
 
 impl World<'_> {
-    /// Adds a vandal on each of the first two hosts. Their queue pairs are connected.
+    /// Adds a vandal to each of the first two hosts. Their queue pairs are connected.
     fn add_vandals(&mut self, seed: u64) {
         let init = |at: usize| QpInit {
             qp_type: [QpType::Rc, QpType::Uc, QpType::Rc][at],
@@ -104,7 +104,7 @@ impl World<'_> {
         }
     }
 
-    /// All vandals do something, if it is not over.
+    /// Lets all active vandals act.
     pub fn vandalize(&mut self) {
         let mut vandals = std::mem::take(&mut self.vandals);
         for vandal in vandals.iter_mut().filter(|vandal| vandal.left > 0) {
@@ -115,7 +115,7 @@ impl World<'_> {
         self.vandals = vandals;
     }
 
-    /// Takes all away that vandals have.
+    /// Destroys all objects of the vandals.
     fn remove_vandals(&mut self) {
         self.take_events();
         let now = self.net.now();
@@ -142,7 +142,7 @@ impl World<'_> {
     }
 }
 
-/// True of scripts in which no host becomes another one, so that vandals stay where they are.
+/// True for scripts that change no host's address, so that vandals stay connected.
 fn stays(script: &Script) -> bool {
     !script.hosts.ipv6
         && !script.has(|action| {

@@ -1,5 +1,5 @@
-//! Two ways through the NIC: the shortest, of SENDs and WRITEs that nothing is in the way of, and the longer, of everything. A frame that
-//! could go either comes to the same.
+//! Fast path and slow path of the NIC: the fast path handles SENDs and WRITEs without complications, the slow path everything.
+//! A frame that fits both has the same effect.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::generate;
 
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=150;
 
-/// What each host's capture says, and what was counted.
+/// The capture of each host, and the counters.
 type Record = (BTreeMap<String, Vec<u8>>, BTreeMap<&'static str, u64>);
 
 fn record(seed: u64, way: Option<PlantedBug>) -> Record {
@@ -30,9 +30,9 @@ fn captures(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     entries.map(read).collect()
 }
 
-/// The same frames at the same time, for the same reasons, with the same verdicts, and the same counts.
+/// Frames, times, causes, verdicts, and counts are equal.
 #[test]
-fn the_shortest_way_and_the_longer_come_to_the_same() {
+fn fast_and_slow_path_are_equivalent() {
     let mut frames = 0;
     for seed in SEEDS {
         let (short, long) = (record(seed, None), record(seed, Some(PlantedBug::LongWay)));

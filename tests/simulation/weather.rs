@@ -1,6 +1,6 @@
-//! Weather that a script decides: each frame has a name, and what happens to it follows from its name alone.
+//! Weather of a script: each frame has a name, which alone determines its faults.
 //!
-//! So a frame meets the same fate whatever else is taken out of the script, and what struck it can be said in a line.
+//! A frame has the same faults if other lines are removed from the script, and one line describes each fault.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,7 +14,7 @@ use roxie::wire::{Psn, Qpn, parse};
 use crate::script::{FrameName, Rule, Trouble, Way};
 use crate::stations::Stations;
 
-/// A number that follows from others.
+/// Returns a hash of numbers.
 pub fn hash(parts: &[u64]) -> u64 {
     parts.iter().fold(0x5eed, |state, part| {
         let mut state = state ^ part.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -22,24 +22,24 @@ pub fn hash(parts: &[u64]) -> u64 {
     })
 }
 
-/// Whose a queue pair is.
+/// The owner of a queue pair.
 #[derive(Clone, Copy, Debug)]
 struct Owner {
-    /// The way of what it sends.
+    /// Direction of its requests.
     way: Way,
-    /// The first PSNs that it sends, and that it is sent.
+    /// First PSNs that it sends and receives.
     first: [Psn; 2],
     life: u32,
 }
 
-/// What the weather knows and remembers.
+/// State of the weather.
 #[derive(Debug, Default)]
 pub struct Record {
     owners: HashMap<(usize, Qpn), Owner>,
     seen: HashMap<FrameName, u32>,
-    /// What happened to which frame.
+    /// Faults and their frames.
     pub strikes: Vec<(FrameName, Trouble)>,
-    /// How often something happened to frames of a way.
+    /// Number of faults by direction.
     struck: HashMap<Way, u64>,
     nameless: u64,
 }
@@ -53,7 +53,7 @@ impl Records {
         self.0.lock().expect("nobody panics with it")
     }
 
-    /// The QP `qpn` on `host` sends along `way` from now on.
+    /// From now on, QP `qpn` on `host` sends along `way`.
     pub fn learn(&self, host: usize, qpn: Qpn, way: Way, first: [Psn; 2], life: u32) {
         self.get().owners.insert((host, qpn), Owner { way, first, life });
     }
@@ -64,12 +64,12 @@ impl Records {
 }
 
 impl Record {
-    /// What a frame is called; `None`: it is no packet of anybody's.
+    /// Returns the name of a frame; `None` for packets that belong to no channel.
     fn name(&mut self, to: usize, frame: &[u8]) -> Option<FrameName> {
         let packet = parse(&Frame::whole(frame)).ok()?;
         let (bth, info) = (&packet.bth, packet.info());
         let (way, first, life) = match packet.deth() {
-            // Of datagrams the sender is known, and receivers may be many.
+            // For datagrams, the sender is known, and there may be several receivers.
             Some(deth) => {
                 let from = Stations::host_of(Frame::whole(frame).array(6)?);
                 let owner = self.owners.get(&(from, deth.src_qp))?;
@@ -90,7 +90,7 @@ impl Record {
     }
 }
 
-/// The weather of a script: what happens to frames between the switch and their host.
+/// The weather of a script: faults of frames between the switch and their host.
 #[derive(Debug)]
 pub struct Forecast {
     seed: u64,
@@ -145,14 +145,14 @@ impl Weather for Forecast {
                 Trouble::Delay(time) => arrival.delay = arrival.delay + *time,
                 Trouble::Mark => arrival.marked = true,
                 Trouble::Harm => {
-                    // Which bit follows from the frame, not from the rule: a strike harms as the rate did.
+                    // The bit depends on the frame, not on the rule: a strike harms the frame as the rate did.
                     arrival.flipped_bit = Some((hash(&[number]) % (frame.len() as u64 * 8)) as usize);
                 }
             }
             record.strikes.push((name, *trouble));
             *record.struck.entry(name.way).or_default() += u64::from(*trouble != Trouble::Mark);
         }
-        // The copy of a doubled frame is the unharmed one, and passes at once.
+        // The copy of a doubled frame is unharmed, and passes at once.
         arrivals.extend((1..copies).map(|_| Arrival::default()));
         arrivals.extend((copies > 0).then_some(arrival));
     }
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_follows_from_all_its_parts() {
+    fn hash_depends_on_all_parts() {
         assert_ne!(hash(&[1, 2]), hash(&[2, 1]));
         assert_ne!(hash(&[1, 2]), hash(&[1, 3]));
         assert_eq!(hash(&[1, 2]), hash(&[1, 2]));

@@ -1,19 +1,19 @@
-//! What every frame of a host must keep to, whatever the script: a layer on each host's port that sees what comes, with the
-//! NIC's verdict on it, and what leaves, in their order.
+//! Rules for every frame of a host, regardless of the script: a layer on each host's port that sees received frames with the
+//! NIC's verdicts, and sent frames, in order.
 //!
-//! The other oracles look at bytes and completions, and recovery heals what it can: a peer that is answered wrongly asks again, and
-//! in the end all is well. Here nothing is healed yet. The rules are those of the specification and of nothing else, and the
-//! witness knows of the NIC only what a capture of it would show.
+//! Other checks look at bytes and completions, where recovery hides faults: a peer with a wrong answer repeats its request, and
+//! the run succeeds. Here, faults are still visible. The rules are those of the specification, and the witness only sees the
+//! contents of a capture.
 //!
 //! ```text
-//! requests   sent again are the same to the bit but for the wish to be acknowledged
-//!            do not leave behind the word that the queue is drained
-//! answers    go back only to what was asked again, and there
-//!            are acknowledgements of requests that have no other answer
+//! requests   are repeated bit by bit, except AckReq
+//!            are not sent after the SQD event
+//! answers    go back only to a repeated request
+//!            are acknowledgements for requests without a response of their own
 //!            that overtake others make their requester go back, once
-//! silence    is kept where the peer has been told, and no longer
+//! silence    is kept after a NAK, and no longer than necessary
 //! tries      are as many as agreed
-//! turns      come to each queue pair before a second one to any, if all are of one priority
+//! turns      of queue pairs alternate if all have the same priority
 //! ```
 
 use std::collections::hash_map::DefaultHasher;
@@ -36,51 +36,51 @@ use crate::congested::{AT_ONCE, Congested, is_notification};
 pub struct Known {
     pub qpn: Qpn,
     pub peer: Qpn,
-    /// Bytes of a full packet.
+    /// Payload of a full packet.
     pub mtu: usize,
-    /// The code that it asks for when it has no receive.
+    /// RNR timer code that it sends without a receive.
     pub rnr_timer: u8,
     pub name: String,
 }
 
-/// Why the responder says nothing to what is ahead of its turn.
+/// NAK that silences the responder for packets ahead of the expected PSN.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Told {
     Nothing,
-    /// Which packet is due.
+    /// A sequence NAK.
     Missing,
-    /// To come again; the peer waits until then.
+    /// An RNR NAK; the peer waits until then.
     NotReady(Nanos),
 }
 
-/// A READ, an atomic or its like that was executed.
+/// An executed READ, atomic, or similar request.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     packets: u32,
-    /// The packet of the answer that is due; `None`: all have left.
+    /// The next packet of the response; `None`: all were sent.
     due: Option<u32>,
 }
 
 #[derive(Debug)]
 struct Line {
     known: Known,
-    /// What was sent, by PSN.
+    /// Digests of sent packets, by PSN.
     sent: HashMap<Psn, u64>,
-    /// The PSN that the peer last had no receive for, and how often in a row.
+    /// PSN of the last RNR NAK, and the number of these in a row.
     not_ready: Option<(Psn, u32)>,
-    /// An answer that overtook another has made it go back, and nothing new was acknowledged since.
+    /// A response that overtook another has made it go back, without new acknowledgements since.
     went_back: bool,
-    /// In SQD; the word that it is drained has come.
+    /// In SQD, and the SQD event has come.
     draining: bool,
     drained: bool,
-    /// What has an answer of its own, by the distance of its first PSN from the first of all.
+    /// Requests with responses of their own, by distance of their first PSN from the first of all.
     asked: BTreeMap<i32, Asked>,
     origin: Option<Psn>,
     last_answer: Option<Psn>,
-    /// The lowest PSN that was asked again since an answer went back.
+    /// The lowest repeated PSN since an answer went back.
     lowest: Option<Psn>,
     told: Told,
-    /// What asked for an acknowledgement that nothing has to wait for, and when it came.
+    /// Request of an ACK that nothing may delay, and its time of arrival.
     owed: Option<(Psn, Nanos)>,
 }
 
@@ -102,12 +102,12 @@ impl Line {
         }
     }
 
-    /// How far a PSN of the peer's requests is from the first that was seen.
+    /// Distance of a request's PSN from the first one.
     fn at(&mut self, psn: Psn) -> i32 {
         psn.distance_from(*self.origin.get_or_insert(psn))
     }
 
-    /// The request with an answer of its own that a PSN belongs to, and which of its packets that is.
+    /// The request with a response that a PSN belongs to, and the index of the packet.
     fn asked_at(&mut self, psn: Psn) -> Option<(&mut Asked, u32)> {
         let at = self.at(psn);
         let (first, asked) = self.asked.range_mut(..=at).next_back()?;
@@ -115,7 +115,7 @@ impl Line {
         (packet < asked.packets).then_some((asked, packet))
     }
 
-    /// A request came, and the NIC says what it did with it.
+    /// Handles a received request with the NIC's verdict.
     fn request_came(&mut self, now: Nanos, packet: &Packet, verdict: &str) {
         let psn = packet.bth.psn;
         match verdict {
@@ -129,7 +129,7 @@ impl Line {
                     self.asked.insert(at, Asked { packets, due: Some(0) });
                 } else {
                     self.at(psn);
-                    // Answers leave in the order of their questions, and those of READs at the rate of data.
+                    // Responses leave in the order of requests, and those of READs are paced.
                     let waits = self.asked.values().any(|asked| asked.due.is_some());
                     if packet.bth.ack_req && !waits {
                         self.owed.get_or_insert((psn, now));
@@ -164,7 +164,7 @@ impl Line {
         }
     }
 
-    /// An answer came.
+    /// Handles a received answer.
     fn answer_came(&mut self, packet: &Packet, verdict: &str) {
         let psn = packet.bth.psn;
         let syndrome = packet.aeth().map(|aeth| Syndrome::from(aeth.syndrome));
@@ -187,7 +187,7 @@ impl Line {
         }
     }
 
-    /// A request leaves.
+    /// Handles a sent request.
     fn request_leaves(&mut self, packet: &Packet, frame: &Frame<'_>) {
         let name = &self.known.name;
         assert!(!self.drained, "{name}: {packet} leaves, and it was said to be drained");
@@ -196,7 +196,7 @@ impl Line {
         assert!(first == digest, "{name}: {packet} is not what was sent before with this PSN");
     }
 
-    /// An answer leaves.
+    /// Handles a sent answer.
     fn answer_leaves(&mut self, now: Nanos, packet: &Packet, prompt: bool) {
         let (psn, name) = (packet.bth.psn, self.known.name.clone());
         let syndrome = packet.aeth().map(|aeth| Syndrome::from(aeth.syndrome));
@@ -229,12 +229,12 @@ impl Line {
     }
 }
 
-/// True of requests that are not acknowledged but answered.
+/// True for requests with a response instead of an ACK.
 fn has_own_answer(packet: &Packet) -> bool {
     !matches!(packet.info().operation, Operation::Send | Operation::Write)
 }
 
-/// What must be the same whenever a packet is sent.
+/// Digest of the fields that are the same in each transmission.
 fn digest(packet: &Packet, frame: &Frame<'_>) -> u64 {
     let mut hasher = DefaultHasher::new();
     let bth = &packet.bth;
@@ -250,11 +250,11 @@ fn digest(packet: &Packet, frame: &Frame<'_>) -> u64 {
 #[derive(Debug, Default)]
 struct Book {
     congested: Congested,
-    /// Some packets go before others, whoever's turn it is.
+    /// True if packets have different priorities, so that turns need not alternate.
     priorities: bool,
-    /// By host and own number.
+    /// By host and own QPN.
     lines: HashMap<(usize, Qpn), Line>,
-    /// Own numbers, by host and the peer's.
+    /// Own QPNs, by host and the peer's QPN.
     by_peer: HashMap<(usize, Qpn), Qpn>,
 }
 
@@ -269,7 +269,7 @@ impl Book {
     }
 }
 
-/// A handle to what all witnesses of a run know.
+/// A handle to the state of all witnesses of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Witnesses(Arc<Mutex<Book>>);
 
@@ -278,7 +278,7 @@ impl Witnesses {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A queue pair begins a life.
+    /// Starts a life of a queue pair.
     pub fn learn(&self, host: usize, known: Known) {
         let mut book = self.book();
         book.by_peer.retain(|(of, _), own| *of != host || *own != known.qpn);
@@ -286,32 +286,32 @@ impl Witnesses {
         book.lines.insert((host, known.qpn), Line::new(known));
     }
 
-    /// What is known of congestion.
+    /// Calls `f` with the state of congestion control.
     pub fn congested<T>(&self, f: impl FnOnce(&mut Congested) -> T) -> T {
         f(&mut self.book().congested)
     }
 
-    /// Some packets go before others in this run, and ports have room for so many frames.
+    /// Sets whether packets have different priorities, and the number of buffers of a port.
     pub fn expect(&self, priorities: bool, slots: usize) {
         let mut book = self.book();
         (book.priorities, book.congested.roomy) = (priorities, slots >= 1_024);
     }
 
-    /// Its application is about to take it to SQD, or out of it.
+    /// Records that the application moves the queue pair to SQD, or out of it.
     pub fn drains(&self, host: usize, qpn: Qpn, draining: bool) {
         if let Some(line) = self.book().lines.get_mut(&(host, qpn)) {
             (line.draining, line.drained) = (draining, false);
         }
     }
 
-    /// The word that it is drained has come.
+    /// Records the SQD event.
     pub fn is_drained(&self, host: usize, qpn: Qpn) {
         if let Some(line) = self.book().lines.get_mut(&(host, qpn)) {
             line.drained = line.draining;
         }
     }
 
-    /// How often in a row its peer had no receive for the same packet, and it waited.
+    /// Number of consecutive RNR NAKs for the same packet that it waited for.
     pub fn waits(&self, host: usize, qpn: Qpn) -> u32 {
         let book = self.book();
         book.lines.get(&(host, qpn)).and_then(|line| line.not_ready).map_or(0, |(_, times)| times)
@@ -324,7 +324,7 @@ pub struct Witness {
     host: usize,
     witnesses: Witnesses,
     now: Nanos,
-    /// Whose frames leave in this pass, and how many so far.
+    /// Queue pairs that send in this pass, with the number of turns so far.
     turns: Vec<([u8; 6], Qpn, u32)>,
 }
 
@@ -333,9 +333,9 @@ impl Witness {
         Witness { inner, host, witnesses, now: Nanos::ZERO, turns: Vec::new() }
     }
 
-    /// In one pass each queue pair that has something to send gets a turn before any gets a second.
+    /// Checks that, in one pass, each queue pair with data gets a turn before any gets a second one.
     fn note_turn(&mut self, packet: &Packet, frame: &Frame<'_>) {
-        // Datagrams are told by who sends them, all others by where they go.
+        // Datagrams are identified by their sender, others by their destination.
         let station = frame.array::<6>(0).unwrap_or_default();
         let (station, qpn) = match packet.deth() {
             Some(deth) => ([0; 6], deth.src_qp),

@@ -1,4 +1,4 @@
-//! Runs a script: hosts on a switch, applications on the hosts, and what the script does to them.
+//! Runs a script: hosts on a switch, applications on the hosts, and actions.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -27,16 +27,16 @@ use crate::vandal::Vandal;
 use crate::weather::{Records, hash};
 use crate::witness::{Witness, Witnesses};
 
-/// Longer than any recovery takes.
+/// Longer than any recovery.
 const PATIENCE: Nanos = Nanos::from_millis(60_000);
-/// More than any script needs: who asks again and again for what never comes is found before the time is over.
+/// More steps than any script needs: endless repetition is found before the time is over.
 const MOST_STEPS: u32 = 400_000;
 
-/// What a run counted.
+/// Counts of a run.
 #[derive(Debug, Default)]
 pub struct Outcome {
     pub counts: BTreeMap<&'static str, u64>,
-    /// What happened to which frame.
+    /// Faults and their frames.
     pub strikes: Vec<(FrameName, Trouble)>,
 }
 
@@ -57,28 +57,28 @@ pub struct World<'a> {
     pub srqs: Vec<Shared>,
     pub vandals: Vec<Vandal>,
     pub outcome: Outcome,
-    /// What NICs that are gone had counted, by host.
+    /// Counters of former NICs, by host.
     pub past: Vec<BTreeMap<&'static str, u64>>,
-    /// How each NIC was told to react to congestion.
+    /// Congestion control of each NIC.
     brakes: Vec<Option<Brakes>>,
     /// Frames of strangers that are no packets.
     pub strange: u64,
     next_action: usize,
-    /// When hosts hear of the new station address of another.
+    /// When hosts learn the new MAC address of another.
     hearsay: Vec<(Nanos, usize)>,
-    /// Frames that went to a station that is not there any more.
+    /// Frames to a MAC address that no longer exists.
     nobody: u64,
     capture: Option<PathBuf>,
 }
 
-/// Runs a script. An oracle that objects panics. `capture`: a folder that each host's capture goes to.
+/// Runs a script. A failed check panics. `capture`: folder for the hosts' captures.
 pub fn run(script: &Script, capture: Option<&Path>) -> Outcome {
     let mut world = World::new(script, capture, Records::default());
     world.live();
     world.audit()
 }
 
-/// What the weather of a script does to which frames, to the end or to where it fails.
+/// Returns the faults of frames, up to the end or the failure of the run.
 pub fn strikes_of(script: &Script) -> Vec<(FrameName, Trouble)> {
     let records = Records::default();
     let run = || {
@@ -121,7 +121,7 @@ impl<'a> World<'a> {
         world
     }
 
-    /// A host with a NIC that knows nothing.
+    /// Creates a host with a new NIC.
     fn host(&self, number: usize) -> Host {
         let (hosts, station) = (&self.script.hosts, self.stations.all()[number]);
         let mut port: Box<dyn Port> = Box::new(self.net.port(number));
@@ -142,7 +142,7 @@ impl<'a> World<'a> {
         Host::new(number as u16 + 1, config, port)
     }
 
-    /// From the first connection to when nothing happens any more.
+    /// Runs from the first connection until all traffic has stopped.
     pub fn live(&mut self) {
         for channel in 0..self.links.len() {
             self.connect(channel, true);
@@ -166,7 +166,7 @@ impl<'a> World<'a> {
             let limit = self.next_time();
             let alive = self.pass(limit);
             self.check_stations();
-            // An event that was held back may have come by itself.
+            // An event that was held back may have fired by itself.
             let told = self.links.iter_mut().fold(false, |told, link| told | link.hear());
             if !alive && limit == Nanos::MAX && !dawdles && !told {
                 break;
@@ -182,7 +182,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// When the script is over, jumps included.
+    /// End of the script, jumps included.
     fn end(&self) -> Nanos {
         let jump = |timed: &crate::script::Timed| match timed.action {
             Action::Jump(time) => time.0,
@@ -200,7 +200,7 @@ impl<'a> World<'a> {
         action.min(hearsay).min(late).min(wake)
     }
 
-    /// A turn of all applications. True: one dawdles.
+    /// Runs a turn of all applications. Returns true if one is delayed.
     fn applications(&mut self) -> bool {
         self.take_events();
         let mut dawdles = self.post_shared();
@@ -230,7 +230,7 @@ impl<'a> World<'a> {
         links[channel].connect(net.now(), net.hosts_mut(), stations, records, anew);
     }
 
-    /// Who has moved is found again.
+    /// Resolves hosts that have moved.
     fn hear(&mut self) {
         let now = self.net.now();
         let heard: Vec<_> = self.hearsay.extract_if(.., |(at, _)| *at <= now).collect();
@@ -244,8 +244,8 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Once all have heard who moved where, nothing goes where nobody is. Ends that come late bring the way along that they were
-    /// told at first.
+    /// Checks that frames are no longer sent to old MAC addresses once all hosts have learned the new ones. Ends that connect
+    /// late still use the path that they were given first.
     fn check_stations(&mut self) {
         let switch = self.net.switch(0);
         let lost = |host: usize| switch.ingress(host).drops.by(DropReason::NoRoute);
@@ -256,7 +256,7 @@ impl<'a> World<'a> {
         assert!(explained, "{more} frames to a station that nobody has, at {}", self.net.now());
     }
 
-    /// The channel of this number, if the script has it.
+    /// Returns the channel of this number, if the script has it.
     fn link(&mut self, channel: usize) -> Option<&mut Link> {
         self.links.get_mut(channel)
     }
@@ -265,7 +265,7 @@ impl<'a> World<'a> {
         self.outcome.add(action_name(action), 1);
         let known = |host: usize| host < self.script.hosts.count;
         match *action {
-            // Applications post what is due in their own time.
+            // Applications post due work requests by themselves.
             Action::Post(..) => {}
             Action::Restart(host) if known(host) => self.restart(host),
             Action::LinkMtu(host, mtu) if known(host) => {
@@ -349,7 +349,7 @@ impl<'a> World<'a> {
         self.brake(number, true);
     }
 
-    /// Has a NIC react to congestion as it was told last. `anew`: it is another one.
+    /// Configures the congestion control of a NIC. `anew`: it was restarted.
     fn brake(&mut self, host: usize, anew: bool) {
         let brakes = self.brakes[host].clone().unwrap_or_default();
         let config = brakes.config().expect("read before");
@@ -366,7 +366,7 @@ impl<'a> World<'a> {
         };
         let host = link.ends[place.end].host;
         let Some(qpn) = link.ends[place.end].qp.as_ref().map(|qp| qp.handle.qpn) else { return };
-        // While the command is carried out some may leave by the old rule and some by the new one.
+        // While the command is executed, packets may leave under either limit.
         let before = self.witnesses.congested(|congested| congested.limit(host, qpn, None));
         let attr = QpAttr { rate_limit: Some(limit), ..state(QpState::Rts) };
         let done = link.modify(net.now(), net.hosts_mut(), place.end, &[QpState::Rts], &attr);
@@ -382,7 +382,7 @@ impl<'a> World<'a> {
         };
         let any = [ALIVE, &[QpState::Err, QpState::Reset]].concat();
         if link.modify(net.now(), net.hosts_mut(), place.end, &any, &state(QpState::Reset)) {
-            // What happened before is there to be seen.
+            // Earlier completions and events must be handled first.
             self.take_events();
             let World { net, links, .. } = self;
             let link = &mut links[place.channel];
@@ -406,7 +406,7 @@ impl<'a> World<'a> {
         if !link.ends.get(place.end).is_some_and(|end| end.usable) {
             return;
         }
-        // What was posted before is fetched, and flushed if it must be, and its end is seen before.
+        // Posted requests are fetched first, and flushed if necessary, and their outcome is seen.
         let now = net.now();
         net.hosts_mut()[link.ends[place.end].host].poll(now);
         self.take_events();
@@ -444,7 +444,7 @@ impl<'a> World<'a> {
             let (region, now, host) = (patch.region.index, net.now(), &mut net.hosts_mut()[host]);
             match host.call(now, Command::DeregisterMemory(region)) {
                 Ok(_) => {}
-                // Windows are bound to it: they lose it.
+                // Bound windows lose the region.
                 Err(ControlError::Busy { .. }) => {
                     self.outcome.add("region busy", 1);
                     host.call(now, Command::ReleaseMemory(region)).expect("a region that is there");
@@ -476,7 +476,7 @@ impl<'a> World<'a> {
     fn destroy_handle(&mut self, channel: usize) {
         let World { net, links, .. } = self;
         let Some(link) = links.get_mut(channel) else { return };
-        // The applications go on to name them.
+        // The applications continue to use them.
         for flow in &link.flows {
             let host = link.ends[usize::from(flow.way.back)].host;
             if let Some(handle) = flow.handle {
@@ -487,7 +487,7 @@ impl<'a> World<'a> {
     }
 }
 
-/// States in which a QP may be taken to the error state.
+/// States from which a QP may move to ERR.
 const ALIVE: &[QpState] = &[QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe];
 
 fn event_name(event: AsyncEvent) -> &'static str {
