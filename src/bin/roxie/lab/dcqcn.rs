@@ -15,16 +15,17 @@ pub(super) const ABOUT: About = About {
     line: "senders that share a link: pauses, rates, or both",
     see: &[
         "Several senders write to one receiver through one switch, each as fast as its own link allows. Rate, alpha and queue over time.",
-        "PFC alone loses nothing and holds the queue at its threshold: senders stop and go for ever. DCQCN alone loses what comes before \
-         the first notifications are heeded. Both: a pause at the beginning, and hardly one afterwards.",
-        "A rate that is cut by alpha at each notification, and comes back by half the way, then by steps.",
+        "PFC alone loses nothing and holds the queue at its threshold: senders stop and start for ever. DCQCN alone \
+            loses frames until the first CNPs take effect. With both, there are pauses at the start, and hardly any \
+            later.",
+        "The rate is cut by alpha at each CNP. It recovers half of the way first, then in steps.",
     ],
     change: &[
-        "`--senders 16`: each cut frees less, each step adds more; the queue gets longer and the rates restless.",
-        "`--set rpg_ai_rate=400`: ten times the step. Fast, and never at rest.",
-        "`--set rp_dce_tcp_g=512`: alpha follows the last moment alone. Cuts are deep.",
-        "`--kmin 400 --kmax 1600`: marks come late, and pauses before them.",
-        "`--preset connectx`: what adapters have instead of the paper's constants.",
+        "`--senders 16`: each cut frees less, each step adds more; the queue gets longer and the rates vary more.",
+        "`--set rpg_ai_rate=400`: ten times the step. Recovery is fast, and rates never settle.",
+        "`--set rp_dce_tcp_g=512`: alpha follows only the last moment. Cuts are deep.",
+        "`--kmin 400 --kmax 1600`: marks are late, and pauses come first.",
+        "`--preset connectx`: the defaults of adapters instead of the paper's constants.",
     ],
 };
 
@@ -146,7 +147,7 @@ fn one(arguments: &Arguments, mode: Mode, settings: &Settings) -> Result<Run, Fa
         "the slowest sender of the second half",
     );
     facts.tell("most_gbps", shares.iter().copied().fold(0.0, f64::max), "Gb/s", "the fastest");
-    facts.tell("fairness", fairness(&shares), "", "Jain's index of the second half; 1: all alike");
+    facts.tell("fairness", fairness(&shares), "", "Jain's index of the second half; 1: all rates equal");
     facts.tell(
         "queue_mean",
         queue.depth.mean(),
@@ -155,17 +156,12 @@ fn one(arguments: &Arguments, mode: Mode, settings: &Settings) -> Result<Run, Fa
     );
     facts.tell("queue_99", queue.depth.quantile(0.99), "bytes", "not exceeded for 99 % of the time");
     facts.tell("queue_peak", queue.depth.peak(), "bytes", "the most");
-    facts.tell(
-        "paused_first_us",
-        paused_first,
-        "us",
-        "that senders were told to be silent, all together, first half",
-    );
+    facts.tell("paused_first_us", paused_first, "us", "that senders were paused, all together, first half");
     facts.tell("paused_settled_us", paused_settled, "us", "the same, second half");
     facts.tell("marked", played.marked(), "frames", "marked by the switch");
     facts.tell("notifications", played.notified, "", "congestion notifications sent by the receiver");
     facts.tell("dropped", played.dropped(), "frames", "lost");
-    facts.tell("sent_again", played.retransmitted, "packets", "sent again for that");
+    facts.tell("sent_again", played.retransmitted, "packets", "retransmitted because of that");
     let names: Vec<String> = (1..=senders).map(|n| format!("sender {n}")).collect();
     let fair = arguments.rate as f64 / senders as f64;
     let chart = |title: &str, y, series: Vec<Series>, levels| {
@@ -175,7 +171,7 @@ fn one(arguments: &Arguments, mode: Mode, settings: &Settings) -> Result<Run, Fa
     if mode.has_rates() {
         let levels = vec![Level { name: "fair share", value: super::document::round(fair) }];
         blocks.push(chart(
-            "The rate that each sender may have",
+            "Rate limit of each sender",
             axis("rate", "Gb/s"),
             played.control(&names, false),
             levels,
@@ -183,7 +179,7 @@ fn one(arguments: &Arguments, mode: Mode, settings: &Settings) -> Result<Run, Fa
         blocks.push(chart("Alpha of each sender", axis("alpha", ""), played.control(&names, true), vec![]));
     } else {
         let levels = vec![Level { name: "fair share", value: super::document::round(fair) }];
-        blocks.push(chart("What each sender sends", axis("rate", "Gb/s"), played.rates(&names), levels));
+        blocks.push(chart("Throughput of each sender", axis("rate", "Gb/s"), played.rates(&names), levels));
     }
     let levels = vec![
         Level { name: "Kmin", value: arguments.kmin as f64 * 1e3 },

@@ -14,19 +14,20 @@ use crate::failure::Failure;
 
 pub(super) const ABOUT: About = About {
     name: "deadlock",
-    line: "a ring of lossless switches that wait for one another, for ever",
+    line: "a ring of lossless switches, each waiting for the next for ever",
     see: &[
-        "Switches in a ring, a host at each. Every host sends to the host two switches on, so that each trunk carries its own host's \
-         frames and its neighbour's. Nothing may be lost, so who is full pauses the one before.",
-        "Step by step: one trunk falls silent, then the next. When all of them are, each buffer is full of frames that wait for the next \
-         buffer, and nothing will ever move. No host has to send any more.",
-        "A watchdog that throws away what has been paused for too long, and ways that go up and then down, which have no cycle.",
+        "Switches in a ring, a host at each. Every host sends to the host two switches on, so that each trunk carries \
+            its own host's frames and its neighbour's. No frame may be lost, so a full switch pauses the previous one.",
+        "Step by step: one trunk stops, then the next. When all have stopped, each buffer is full of frames that wait \
+            for the next buffer, and no frame ever moves again, even if all hosts stop sending.",
+        "Two remedies: a watchdog that drops frames that were paused for too long, and up-down routes, which have no \
+            cycle.",
     ],
     change: &[
-        "`--switches 3`: the hosts two switches on are neighbours the other way round, and there is no cycle.",
+        "`--switches 3`: the host two switches on is the neighbour in the other direction, so there is no cycle.",
         "`--load 40`: trunks that are never full never pause.",
-        "`--detect 50`: a watchdog that bites early. Look at what it throws away.",
-        "`--xoff 400000`: deep buffers only wait longer.",
+        "`--detect 50`: a watchdog with a short limit. See which frames it drops.",
+        "`--xoff 400000`: deep buffers only delay the deadlock.",
     ],
 };
 
@@ -170,7 +171,7 @@ fn play(arguments: &Arguments, cure: Cure, name: &'static str) -> Result<Run, Fa
         "silent_at_us",
         watch.silent.map_or(0.0, micros),
         "us",
-        "when all trunks of the ring were silent at once; 0: never",
+        "when all trunks of the ring had stopped; 0: never",
     );
     facts.tell("offered", offered, "frames", "hosts sent");
     facts.tell("delivered", delivered, "frames", "arrived");
@@ -178,7 +179,7 @@ fn play(arguments: &Arguments, cure: Cure, name: &'static str) -> Result<Run, Fa
         "left_behind",
         queues(&roxie::sim::fabric::QueueStats::queued),
         "frames",
-        "still in switches when hosts had been done for long",
+        "still in switches long after hosts had finished",
     );
     facts.tell("thrown_away", thrown, "frames", "of a lossless priority");
     facts.tell("bites", queues(&|queue| queue.storms), "", "times that the watchdog found a queue stuck");
@@ -192,14 +193,14 @@ fn play(arguments: &Arguments, cure: Cure, name: &'static str) -> Result<Run, Fa
         (b, (is - was) * LENGTH as f64 * 8.0 / (b - a) / 1e3)
     });
     let rates = Chart {
-        title: "What all hosts together receive".into(),
+        title: "Throughput of all hosts".into(),
         x: axis("time", "us"),
         y: axis("rate", "Gb/s"),
         series: vec![Series::new("received", rates)],
         levels: vec![],
     };
     let waiting = Chart {
-        title: "What waits in all switches".into(),
+        title: "Bytes that wait in all switches".into(),
         x: axis("time", "us"),
         y: axis("bytes", "bytes"),
         series: vec![Series::new("waits", waits)],
@@ -255,10 +256,10 @@ impl Watch<'_> {
             return;
         }
         let says = match (count, all) {
-            (0, _) if again => "All trunks move again: what was stuck has been thrown away.".to_owned(),
+            (0, _) if again => "All trunks move again: the stuck frames were dropped.".to_owned(),
             (0, _) => "All trunks move.".to_owned(),
             (_, true) => {
-                "All trunks are silent, and each waits for the next: a deadlock, unless somebody gives up."
+                "All trunks are silent, and each waits for the next: a deadlock, unless frames are dropped."
                     .to_owned()
             }
             (1, _) => "One trunk is silent: the switch behind it is full.".to_owned(),

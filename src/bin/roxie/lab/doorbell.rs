@@ -14,14 +14,14 @@ pub(super) const ABOUT: About = About {
     name: "doorbell",
     line: "a work request, from post_send to the peer's completion",
     see: &[
-        "Each stage that one work request passes: the doorbell, the pass of the engine that fetches it, the line, the switch, the \
-         peer's pass, the acknowledgement, the completion; with the virtual time of each.",
-        "What of the time is the engine's passes (500 ns each in virtual time), what the cable's, and what the bytes'.",
+        "The stages of one work request: the doorbell, the pass of the engine that fetches it, the line, the switch, \
+            the peer's pass, the acknowledgement, the completion; with the virtual time of each.",
+        "The parts of the time due to the engine's passes (500 ns each in virtual time), the cables, and the length.",
     ],
     change: &[
-        "`--bytes 65536`: 16 packets follow one another, and the line is most of the time.",
-        "`--metres 10000`: the cable is all of it. `--rate 1`: the bytes are.",
-        "`--operation read`: the bytes come the other way, and no acknowledgement follows them.",
+        "`--bytes 65536`: 16 packets follow one another, and take most of the time on the line.",
+        "`--metres 10000`: the cable takes nearly all of the time. `--rate 1`: the bytes do.",
+        "`--operation read`: the bytes come in the other direction, without an acknowledgement.",
     ],
 };
 
@@ -192,12 +192,12 @@ fn play(arguments: &Arguments, operation: Operation) -> Result<Run, Failure> {
         "cable_us",
         4.0 * micros(cable(arguments.metres)),
         "us",
-        "of all of it in cables: two each way",
+        "of it in cables: two in each direction",
     );
     facts.tell("packets_there", seen.delivered[0], "packets", "to the peer");
     facts.tell("packets_back", seen.delivered[1], "packets", "back");
     let wire = |way: usize| stage.fabric.station(way).sent_bytes + u64::from(link.overhead) * seen.begun[way];
-    facts.tell("wire_bytes", wire(0) + wire(1), "bytes", "on one of the links, both ways");
+    facts.tell("wire_bytes", wire(0) + wire(1), "bytes", "on one of the links, in both directions");
     facts.tell(
         "line_us",
         super::document::round(2.0 * micros(link.rate.nanos_for(wire(0) + wire(1)))),
@@ -207,7 +207,7 @@ fn play(arguments: &Arguments, operation: Operation) -> Result<Run, Failure> {
     stage.run(done + Nanos::from_micros(10));
     let (ladder, _) = stage.end()?;
     let timeline = Timeline { title: format!("A {name} of {} bytes", arguments.bytes), unit: "us", spans };
-    let blocks = vec![Block::Timeline(timeline), block("What the captures of both ends show", ladder)];
+    let blocks = vec![Block::Timeline(timeline), block("The captures of both ends", ladder)];
     Ok(Run { choice: vec![Choice::new("operation", name)], facts, blocks })
 }
 

@@ -21,17 +21,17 @@ pub(super) const ABOUT: About = About {
     name: "ets",
     line: "a plan for priorities: shares, a lossless set, pauses, and DCBX in bytes",
     see: &[
-        "A port with a sender for each priority, all of them too fast. Strict priorities go first; the others share what is left as the \
-         plan says.",
-        "In the second third of the run the receiver pauses a priority. The others do not stop: they have what it leaves. A PAUSE of the \
-         old kind stops all of them.",
-        "The same plan as the TLVs by which a port tells its neighbour (LLDP, IEEE 802.1Q annex D), byte by byte.",
+        "A port with a sender for each priority, with more traffic than the link carries. Strict priorities are served \
+            first; the others share the rest according to the plan.",
+        "In the second third of the run the receiver pauses a priority. The others continue, and share its bandwidth. \
+            A PAUSE frame of IEEE 802.3x stops all priorities.",
+        "The plan as TLVs for the neighbouring port (LLDP, IEEE 802.1Q annex D), byte by byte.",
     ],
     change: &[
-        "`--share 0=20,3=80`: the lossless priority gets four fifths while both want more.",
+        "`--share 0=20,3=80`: the lossless priority gets four fifths while both are busy.",
         "`--share 0=34,3=33,4=33 --lossless 3,4`: three that share.",
-        "`--pause global`: nothing moves, and nobody meant the others.",
-        "`--strict-load 60`: what is strict is not in the plan, and takes what it likes.",
+        "`--pause global`: all priorities stop, although only one was congested.",
+        "`--strict-load 60`: strict priorities are not in the plan, and take what they need.",
     ],
 };
 
@@ -230,7 +230,7 @@ fn play(arguments: &Arguments, pause: Pause) -> Result<Run, Failure> {
         Series::new(format!("priority {priority}"), rate.collect::<Vec<_>>())
     };
     let chart = Chart {
-        title: "What leaves the port".into(),
+        title: "Throughput of the port".into(),
         x: axis("time", "us"),
         y: axis("rate", "Gb/s"),
         series: priorities.iter().enumerate().map(|(n, (priority, _))| series(n, *priority)).collect(),
@@ -246,7 +246,7 @@ const NAMES: [[&str; 4]; 8] = {
         ($($n:literal)*) => {
             [$([
                 concat!("priority_", $n, "_gbps"),
-                concat!("priority ", $n, ", while nobody is paused"),
+                concat!("priority ", $n, ", without a pause"),
                 concat!("priority_", $n, "_paused_gbps"),
                 concat!("priority ", $n, ", in the second third"),
             ]),*]

@@ -21,15 +21,16 @@ pub(super) const ABOUT: About = About {
     name: "frame",
     line: "a RoCE frame, field by field, with its ICRC",
     see: &[
-        "Every field of a RoCE v2 or v1 frame: where it begins, how long it is, what it says, what it is for.",
-        "Which bits the ICRC guards. Each bit of the frame is flipped in turn, and the engine's parser is asked what it makes of that.",
-        "How many bytes of the wire one payload costs in each encapsulation.",
+        "Every field of a RoCE v2 or v1 frame: offset, length, value, and purpose.",
+        "The bits that the ICRC covers. Each bit of the frame is flipped in turn, and the engine's parser checks the \
+            result.",
+        "The bytes on the wire for one payload in each encapsulation.",
     ],
     change: &[
-        "`--payload 4096`: headers cost next to nothing. `--payload 1`: they cost nearly all.",
+        "`--payload 4096`: headers hardly count. `--payload 1`: nearly all bytes are headers.",
         "`--opcode RC_ACKNOWLEDGE`, `RC_FETCH_ADD`, `UD_SEND_ONLY`, `CNP`: other headers follow the BTH.",
-        "`--roce 1`: no IP, no UDP, a GRH instead. A router does not know what to do with it.",
-        "Take the hex of a frame, change one digit, and give it back with `--hex`: the ICRC tells, or it does not.",
+        "`--roce 1`: no IP, no UDP, a GRH instead. Routers cannot forward it.",
+        "Copy the hex of a frame, change one digit, and pass it to `--hex`: does the ICRC detect it?",
     ],
 };
 
@@ -143,7 +144,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failu
         bars.push(Bar { name: name.into(), parts: costs(&frame)? });
         runs.push(run);
     }
-    let bars = Bars { title: "What the payload costs on the wire".into(), unit: "bytes", bars };
+    let bars = Bars { title: "Cost of the payload on the wire".into(), unit: "bytes", bars };
     Ok((runs, vec![Block::Bars(bars)]))
 }
 
@@ -272,22 +273,17 @@ fn show(frame: &[u8], choice: Vec<Choice>, wrong: fn(String) -> Failure) -> Resu
     let covered = packet.icrc_offset - packet.l3_offset;
     let computed = roxie::wire::icrc::compute(&Frame::whole(frame), packet.l3_offset, packet.icrc_offset);
     facts.tell("icrc", format!("{computed:#010x}"), "", "the ICRC of its bytes");
-    facts.tell("icrc_is", icrc.to_string(), "", "what the parser says of the one it carries");
+    facts.tell("icrc_is", icrc.to_string(), "", "the parser's verdict on the ICRC in the frame");
     facts.tell("icrc_covers", covered, "bytes", "from the L3 header to the pad");
     let flips = flips(frame);
     facts.tell(
         "flips_refused_unread",
         flips.unread,
         "bits",
-        "one of these flipped: the frame is no RoCE packet any more",
+        "one of these flipped: the frame is no longer a RoCE packet",
     );
-    facts.tell("flips_refused_by_icrc", flips.icrc, "bits", "one of these flipped: only the ICRC tells");
-    facts.tell(
-        "flips_unnoticed",
-        flips.unnoticed,
-        "bits",
-        "one of these flipped: the packet is as good as before",
-    );
+    facts.tell("flips_refused_by_icrc", flips.icrc, "bits", "one of these flipped: only the ICRC detects it");
+    facts.tell("flips_unnoticed", flips.unnoticed, "bits", "one of these flipped: the packet is accepted");
     let title = format!("{} frame of {} bytes", packet.bth.opcode, frame.len());
     let rows = flips
         .unnoticed_fields(&fields)

@@ -15,19 +15,20 @@ use crate::failure::Failure;
 
 pub(super) const ABOUT: About = About {
     name: "headroom",
-    line: "the buffer of a whole switch: reserved, headroom, and what is left to share",
+    line: "the buffer of a whole switch: reserved, headroom, and shared",
     see: &[
-        "Headroom is promised to each port and each lossless priority, whether or not it is ever used. The sum over a whole switch, and \
-         what of the buffer is left for queues.",
-        "The lossless priorities are the lever: each one more costs all ports again. So do a few long cables.",
-        "A run of the switch that was planned: all ports send to one, and the headroom that was used at most stands beside what was \
-         promised.",
+        "Headroom is reserved for each port and each lossless priority, whether or not it is ever used. The sum over a \
+            whole switch, and the rest of the buffer for queues.",
+        "The number of lossless priorities matters most, because each one needs headroom at all ports. A few long \
+            cables matter as well.",
+        "A run of the planned switch: all ports send to one, and the maximum headroom used is compared with the \
+            reserved one.",
     ],
     change: &[
-        "`--lossless 8`: eight priorities without loss. The switch cannot have been meant for that.",
-        "`--uplink-metres 10000`: four ports to another site take more than all the others.",
+        "`--lossless 8`: eight lossless priorities. The buffer is too small for these.",
+        "`--uplink-metres 10000`: four ports to another site need more than all others.",
         "`--cell 64`: small cells waste less on short frames.",
-        "`--buffer 100`: or buy a deeper one.",
+        "`--buffer 100`: a larger buffer instead.",
     ],
 };
 
@@ -148,8 +149,8 @@ fn one(arguments: &Arguments, lossless: u8, metres: u64) -> Result<Run, Failure>
     facts.tell("headroom_uplinks", headroom[1], "bytes", "of headroom for all uplinks");
     facts.tell("reserved", reserved, "bytes", "reserved for each port and priority, lossless or not");
     facts.tell("promised", promised, "bytes", "promised in all");
-    facts.tell("shared", shared, "bytes", "left to be shared by whoever has a queue");
-    facts.tell("missing", promised.saturating_sub(buffer), "bytes", "that the buffer has too little");
+    facts.tell("shared", shared, "bytes", "left to share between all queues");
+    facts.tell("missing", promised.saturating_sub(buffer), "bytes", "missing in the buffer");
     let mut parts = vec![
         Part::new("reserved", reserved as f64),
         Part::new("headroom of hosts", headroom[0] as f64),
@@ -160,15 +161,21 @@ fn one(arguments: &Arguments, lossless: u8, metres: u64) -> Result<Run, Failure>
     }
     let plan = Bar { name: "the plan".into(), parts };
     let there = Bar { name: "the buffer".into(), parts: vec![Part::new("there is", buffer as f64)] };
-    let mut blocks =
-        vec![Block::Bars(Bars { title: "Who has how much".into(), unit: "bytes", bars: vec![plan, there] })];
+    let mut blocks = vec![Block::Bars(Bars {
+        title: "Shares of the buffer".into(),
+        unit: "bytes",
+        bars: vec![plan, there],
+    })];
     match try_out(arguments, switch, hosts, uplinks) {
         Ok([dropped, used]) => {
             facts.tell("dropped", dropped, "frames", "of a lossless priority, when all ports sent to one");
             facts.tell("headroom_used", used, "bytes", "of one port's headroom that were used at most then");
         }
         Err(ConfigError::Buffer { promised, buffer }) => blocks.push(Block::Prose {
-            text: format!("It cannot be: {promised} bytes are promised and {buffer} are there. A switch that lets you configure it drops."),
+            text: format!(
+                "Not possible: {promised} bytes are reserved, and {buffer} exist. A switch that accepts this \
+                configuration drops frames."
+            ),
         }),
         Err(error) => return Err(refused(&error)),
     }

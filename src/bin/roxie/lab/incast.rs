@@ -14,16 +14,17 @@ pub(super) const ABOUT: About = About {
     name: "incast",
     line: "many senders, one receiver, all at the same moment",
     see: &[
-        "Each sender has one message for the same receiver, and all begin together, as the answers to one question do. When is each \
-         complete, and what does the last one cost?",
-        "On a lossy network what does not fit is lost, and go-back-N sends all behind it again; a loss at the end waits for a timer. \
-         Pauses lose nothing: the last is complete when the link has carried everything.",
-        "Rates come too late for a burst that is over before the first notification is heeded.",
+        "Each sender has one message for the same receiver, and all start together, like responses to one request. \
+            When is each message complete, and how long does the last one take?",
+        "On a lossy network, frames that do not fit are lost, and go-back-N retransmits all later ones; a loss at the \
+            end waits for a timer. With pauses nothing is lost: the last message is complete when the link has carried \
+            everything.",
+        "Rate control is too late for a burst that is over before the first CNP takes effect.",
     ],
     change: &[
-        "`--kb 16`: it all fits the buffer, and nobody needs anything.",
+        "`--kb 16`: everything fits the buffer, and needs no control.",
         "`--senders 48`: the buffer per sender shrinks, and losses multiply.",
-        "`--buffer 8000`: a deep buffer instead of a pause. It costs memory, and waiting.",
+        "`--buffer 8000`: a deep buffer instead of pauses. It costs memory and delay.",
         "`--kb 1024`: long enough for rates to matter.",
     ],
 };
@@ -98,20 +99,15 @@ fn one(arguments: &Arguments, mode: Mode) -> Result<Run, Failure> {
     let ideal = micros(link.rate.nanos_for(senders as u64 * (u64::from(message) + packets * headers + 16)));
     let queue = played.fabric.switch(0).queue(senders, DATA);
     let mut facts = Facts::default();
-    facts.tell("ideal_us", ideal, "us", "that the receiver's link takes for all of it");
+    facts.tell("ideal_us", ideal, "us", "that the receiver's link needs for all of it");
     facts.tell("first_us", ends[0], "us", "until the first message was complete");
     facts.tell("median_us", ends[senders / 2], "us", "until half of them were");
     facts.tell("last_us", ends[senders - 1], "us", "until all were");
-    facts.tell("slowdown", ends[senders - 1] / ideal, "", "the last, in ideal times");
+    facts.tell("slowdown", ends[senders - 1] / ideal, "", "the last, relative to the ideal time");
     facts.tell("queue_peak", queue.depth.peak(), "bytes", "in the queue in front of the receiver at most");
     facts.tell("dropped", played.dropped(), "frames", "lost");
-    facts.tell("sent_again", played.retransmitted, "packets", "sent again for that");
-    facts.tell(
-        "paused_us",
-        played.paused_us(&[0]),
-        "us",
-        "that senders were told to be silent, all together",
-    );
+    facts.tell("sent_again", played.retransmitted, "packets", "retransmitted because of that");
+    facts.tell("paused_us", played.paused_us(&[0]), "us", "that senders were paused, all together");
     facts.tell("notifications", played.notified, "", "congestion notifications sent by the receiver");
     let complete = ends.iter().enumerate().map(|(n, at)| (*at, (n + 1) as f64));
     let done = Chart {

@@ -21,14 +21,14 @@ pub(super) const ABOUT: About = About {
     see: &[
         "A host reads blocks: a SEND with the command capsule, a WRITE with the data from the controller straight into the host's memory, \
          a SEND with the response. Real packets of the engine, drawn from their captures.",
-        "A host writes blocks: the controller fetches the data with a READ, when it has room for it.",
-        "The same over TCP: PDUs in a stream, a permission to send (R2T) in place of the READ, and a copy by a processor, because a \
-         stream does not know where its bytes belong.",
+        "A host writes blocks: the controller fetches the data with a READ, when it has buffers for it.",
+        "The same over TCP: PDUs in a stream, an R2T (ready to transfer) instead of the READ, and a copy by a \
+            processor, because a stream does not carry the destination of its bytes.",
     ],
     change: &[
-        "`--kb 1`: the command and its answer are most of the packets.",
-        "`--kb 4 --in-capsule 4096`: a short WRITE over TCP needs no permission.",
-        "`--kb 256 --mtu 9000`: what is saved is copies, hardly bytes.",
+        "`--kb 1`: most packets are for the command and its response.",
+        "`--kb 4 --in-capsule 4096`: a short WRITE over TCP needs no R2T.",
+        "`--kb 256 --mtu 9000`: RDMA saves copies, but hardly any bytes.",
     ],
 };
 
@@ -151,9 +151,9 @@ fn over_rdma(arguments: &Arguments, name: &'static str, io: Io) -> Result<Run, F
         "us",
         "from the command until the host has the response",
     );
-    facts.tell("data_is_whole", whole, "", "every block is where it should be");
+    facts.tell("data_is_whole", whole, "", "all blocks have arrived unchanged");
     let bars = Bars {
-        title: "Where the bytes of the wire go".into(),
+        title: "Use of the bytes on the wire".into(),
         unit: "bytes",
         bars: vec![Bar { name: name.into(), parts }],
     };
@@ -237,7 +237,7 @@ fn tcp(arguments: &Arguments, name: &'static str, io: Io) -> Run {
     let mut facts = Facts::default();
     facts.tell("block_bytes", length, "bytes", "of blocks");
     facts.tell("pdus", pdus.len(), "", "PDUs");
-    facts.tell("packets", packets, "packets", "both ways, with a pure ACK for every second segment");
+    facts.tell("packets", packets, "packets", "in both directions, with a pure ACK for every second segment");
     facts.tell("wire_bytes", wire, "bytes", "of the wire, gaps included");
     facts.tell("round_trips", if asked { 2 } else { 1 }, "", "that one waits for the other");
     facts.tell(

@@ -17,20 +17,19 @@ use crate::failure::Failure;
 
 pub(super) const ABOUT: About = About {
     name: "pfc",
-    line: "threshold and headroom of a lossless priority, worked out and tried",
+    line: "threshold and headroom of a lossless priority, computed and tested",
     see: &[
-        "How many bytes still come after a switch has decided to pause its neighbour: a sum of five times and two frames, worked out for \
-         your link.",
-        "A run of the worst moment: the neighbour sends as wrongly as it can. With the headroom that was computed nothing is lost, with \
-         one byte less a frame is.",
-        "The rule of thumb, XOFF at 80 % of the buffer, on cables of several lengths: from some length on it drops, and nobody has \
-         been told.",
+        "The number of bytes that arrive after a switch has decided to pause its neighbour: a sum of five times and \
+            two frames, for your link.",
+        "A run of the worst case. With the computed headroom nothing is lost; with one byte less, a frame is.",
+        "The rule of thumb, XOFF at 80 % of the buffer, on cables of several lengths: from some length on frames are \
+            lost, without an error message.",
     ],
     change: &[
-        "`--metres 1`: the rule is generous. `--metres 2000`: a fifth of the buffer is not enough.",
+        "`--metres 1`: the rule wastes buffer. `--metres 2000`: a fifth of the buffer is not enough.",
         "`--rate 400`: the same cable holds four times as many bytes, and the response takes longer, too.",
         "`--mtu 9216`: jumbo frames are in the sum three times.",
-        "`--share 50`: a rule of thumb that holds here, and that wastes half of the buffer.",
+        "`--share 50`: a rule of thumb that suffices here, and wastes half of the buffer.",
     ],
 };
 
@@ -111,7 +110,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failu
         let needed = worst_moment(arguments, *metres, computed, less)?.used;
         for (name, headroom) in [
             ("as computed".to_owned(), computed),
-            ("one byte less than it takes".to_owned(), needed - 1),
+            ("one byte less than necessary".to_owned(), needed - 1),
             (format!("XOFF at {} %", arguments.share), arguments.rule()),
             ("SONiC's formula".to_owned(), arguments.sonic(*metres)),
         ] {
@@ -134,10 +133,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failu
     let mut rows: Vec<Vec<Value>> = rows.collect();
     rows.sort_by_key(|row| row[0].as_u64());
     let table = Table {
-        title: format!(
-            "Bytes of headroom at {} Gb/s, and what the worst moment makes of them",
-            arguments.rate
-        ),
+        title: format!("Bytes of headroom at {} Gb/s, and the result of the worst case", arguments.rate),
         columns: vec!["metres", "computed", "rule of thumb", "it", "SONiC", "that"],
         rows,
         sum: false,
@@ -240,7 +236,7 @@ fn play(arguments: &Arguments, metres: u64, name: &str, headroom: u64, less: u64
     facts.tell("headroom", headroom, "bytes", "of headroom in this run");
     facts.tell("headroom_used", used, "bytes", "of it that were used at most");
     facts.tell("rounding", less, "bytes", "that the sum is above what a line of whole nanoseconds can do");
-    facts.tell("xoff", xoff, "bytes", "from which on the peer is told to pause");
+    facts.tell("xoff", xoff, "bytes", "above which the peer is paused");
     facts.tell("dropped", dropped, "frames", "of the lossless priority, lost for want of headroom");
     facts.tell("told_at_us", told, "us", "on the chart: the pause was decided");
     facts.tell(
@@ -249,7 +245,12 @@ fn play(arguments: &Arguments, metres: u64, name: &str, headroom: u64, less: u64
         "us",
         "from crossing the threshold to the peer's silence",
     );
-    facts.tell("response_us", micros(arguments.response()), "us", "of it until the peer heeds a PFC frame");
+    facts.tell(
+        "response_us",
+        micros(arguments.response()),
+        "us",
+        "of it until a PFC frame takes effect at the peer",
+    );
     let chart = Chart {
         title: "The buffer while the neighbour is being stopped".into(),
         x: axis("time", "us"),
@@ -324,7 +325,7 @@ fn worked_out(sum: &Sum) -> Block {
 fn times(sum: &Sum) -> Bars {
     let parts = sum.terms.iter().map(|term| Part::new(term.what, term.time.0 as f64)).collect();
     Bars {
-        title: "Where the time goes".into(),
+        title: "Parts of the time".into(),
         unit: "ns",
         bars: vec![Bar { name: "until silence".into(), parts }],
     }

@@ -14,17 +14,17 @@ pub(super) const ABOUT: About = About {
     name: "victim",
     line: "a flow that shares nothing with the congestion but a paused trunk",
     see: &[
-        "Two switches and a trunk. Several senders on the left write to one receiver on the right, whose link is too slow for them. A \
-         bystander on the left writes to somebody else on the right, whose link is idle.",
-        "With PFC alone the right switch pauses the trunk. A pause does not know flows: the bystander stands in the same queue, \
-         and gets what one of the senders gets.",
-        "With DCQCN the senders slow down, the trunk is not paused after the beginning, and the bystander has its link again. In another \
-         priority it never knew.",
+        "Two switches and a trunk. Several senders on the left write to one receiver on the right, whose link is too \
+            slow for them. A bystander on the left writes to another receiver on the right, whose link is idle.",
+        "With PFC alone the right switch pauses the trunk. A pause does not distinguish flows: the bystander's frames \
+            wait in the same queue, and the bystander gets as much as one of the senders.",
+        "With DCQCN the senders slow down, the trunk is paused only at the start, and the bystander gets its full rate \
+            again. In another priority it is never affected.",
     ],
     change: &[
         "`--senders 8`: the bystander gets an eighth instead of a fourth.",
-        "`--trunk 40`: now the trunk is a bottleneck of its own, and the bystander is no bystander.",
-        "`--ms 5`: too short for rates to settle: DCQCN has paused first, too.",
+        "`--trunk 40`: now the trunk itself is a bottleneck, and the bystander is one of its causes.",
+        "`--ms 5`: too short for rates to settle: with DCQCN, too, there are pauses at the start.",
     ],
 };
 
@@ -68,7 +68,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failu
         parts: vec![Part::new("bystander", number(run, "victim_gbps"))],
     });
     let bars = Bars {
-        title: format!("What the bystander gets (alone: {alone})"),
+        title: format!("Throughput of the bystander (alone: {alone})"),
         unit: "Gb/s",
         bars: bars.collect(),
     };
@@ -127,30 +127,25 @@ fn one(arguments: &Arguments, mode: Mode, priority: u8, alone: f64) -> Result<Ru
     let [trunk_first, trunk_settled] = played.paused_around(half);
     let victim = played.goodput(0, half);
     let mut facts = Facts::default();
-    facts.tell("alone_gbps", alone, "Gb/s", "that the bystander gets when nobody else is there");
+    facts.tell("alone_gbps", alone, "Gb/s", "that the bystander gets without other traffic");
     facts.tell("victim_gbps", victim, "Gb/s", "that it gets here, second half");
     facts.tell("victim_share", victim / alone, "", "of what it gets alone");
     facts.tell(
         "senders_gbps",
         (1..=senders).map(|n| played.goodput(n, half)).sum::<f64>(),
         "Gb/s",
-        "that all senders together bring to their receiver",
+        "that all senders together send to their receiver",
     );
-    facts.tell(
-        "trunk_paused_first_us",
-        trunk_first,
-        "us",
-        "that the trunk was told to be silent, first half",
-    );
+    facts.tell("trunk_paused_first_us", trunk_first, "us", "that the trunk was paused, first half");
     facts.tell("trunk_paused_us", trunk_settled, "us", "the same, second half");
     facts.tell(
         "hosts_paused_us",
         played.paused_us(&[0]),
         "us",
-        "that the left switch told its hosts to be silent, all together",
+        "that the left switch paused its hosts, all together",
     );
     facts.tell("dropped", played.dropped(), "frames", "lost");
-    facts.tell("sent_again", played.retransmitted, "packets", "sent again for that");
+    facts.tell("sent_again", played.retransmitted, "packets", "retransmitted because of that");
     let names: Vec<String> =
         std::iter::once("bystander".to_owned()).chain((1..=senders).map(|n| format!("sender {n}"))).collect();
     let chart = |title: &str, y, series: Vec<Series>| {
