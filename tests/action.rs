@@ -1,4 +1,4 @@
-//! `action.yml` and the script beneath it, in network and mount namespaces of the test's own.
+//! Tests `action.yml` and its script, in network and mount namespaces.
 
 #[path = "support/in_time.rs"]
 mod in_time;
@@ -16,7 +16,7 @@ fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The indented lines below a line that is this key, at its depth.
+/// Returns the lines indented below the line with this key.
 fn below<'a>(text: &'a str, key: &str) -> Vec<&'a str> {
     let depth = |line: &str| line.len() - line.trim_start().len();
     let mut lines = text.lines().skip_while(|line| line.trim() != key);
@@ -24,7 +24,7 @@ fn below<'a>(text: &'a str, key: &str) -> Vec<&'a str> {
     lines.take_while(|line| line.trim().is_empty() || depth(line) > depth(first)).collect()
 }
 
-/// The keys of the next depth.
+/// Returns the keys of the outermost level.
 fn keys(lines: &[&str]) -> BTreeSet<String> {
     let depth = |line: &str| line.len() - line.trim_start().len();
     let least = lines.iter().map(|line| depth(line)).min().unwrap_or(0);
@@ -32,14 +32,14 @@ fn keys(lines: &[&str]) -> BTreeSet<String> {
     own.filter_map(|line| line.trim().split_once(':').map(|(key, _)| key.to_owned())).collect()
 }
 
-/// What stands between `${{ begin` and ` }}`.
+/// Returns the names between `${{ begin` and ` }}`.
 fn named(text: &str, begin: &str) -> BTreeSet<String> {
     let parts = text.split("${{ ").skip(1).filter_map(|part| part.split_once(" }}"));
     parts.filter_map(|(inner, _)| inner.strip_prefix(begin)).map(str::to_owned).collect()
 }
 
 #[test]
-fn action_yml_passes_each_input_to_its_script_and_takes_each_output_from_it() {
+fn action_passes_all_inputs_and_outputs() {
     let text = fs::read_to_string(root().join("action.yml")).expect("action.yml");
     let script = fs::read_to_string(root().join(".ci/action")).expect(".ci/action");
     assert!(!text.contains('\t'), "YAML has no tabs");
@@ -74,7 +74,7 @@ fn action_yml_passes_each_input_to_its_script_and_takes_each_output_from_it() {
     );
 }
 
-/// Others than this file's own reader take it as well.
+/// A real YAML parser accepts the file, not only this test's.
 #[test]
 fn action_yml_is_yaml() {
     let parse = "import yaml, sys; all = yaml.safe_load(open(sys.argv[1])); assert all['runs']['steps'][0]['run'], all";
@@ -91,11 +91,11 @@ fn action_yml_is_yaml() {
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
 }
 
-/// A job's folder, with a tarball of what was built for tests.
+/// A job's folder, with a tarball of the test build.
 struct Job(TempDir);
 
 impl Job {
-    /// `None`: what it takes is not there, and the test says so.
+    /// `None`, with a message, if a requirement is missing.
     fn new(test: &str) -> Option<Job> {
         let roxie = Path::new(env!("CARGO_BIN_EXE_roxie"));
         let library = roxie.with_file_name("libibverbs.so.1");
@@ -128,7 +128,7 @@ impl Job {
         fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
-    /// Runs the script, then `after`, in a network with one address, where names of network namespaces are its own.
+    /// Runs the script, then `after`, in a network namespace with one address and its own /run/netns.
     fn run(&self, settings: &[(&str, &str)], after: &str) -> Output {
         let text = format!(
             "mkdir -p /run/netns; mount -t tmpfs tmpfs /run/netns
@@ -158,8 +158,8 @@ fn succeeds(done: &Output) -> String {
 }
 
 #[test]
-fn a_job_has_a_device_on_its_interface() {
-    let Some(job) = Job::new("a_job_has_a_device_on_its_interface") else { return };
+fn job_gets_a_device() {
+    let Some(job) = Job::new("job_gets_a_device") else { return };
     let said = succeeds(&job.run(&[], "PATH=$(cat path):$PATH; roxie --version"));
     assert!(said.contains("198.51.100.1") && said.contains("roxie0 is there"), "{said}");
     assert_eq!(job.read("path").trim(), job.path("prefix/bin").display().to_string());
@@ -168,8 +168,8 @@ fn a_job_has_a_device_on_its_interface() {
 }
 
 #[test]
-fn a_job_that_wants_it_has_the_device_without_roxie_run() {
-    let Some(job) = Job::new("a_job_that_wants_it_has_the_device_without_roxie_run") else { return };
+fn job_gets_a_preloaded_device_on_request() {
+    let Some(job) = Job::new("job_gets_a_preloaded_device_on_request") else { return };
     succeeds(&job.run(&[("ROXIE_PRELOAD", "true"), ("ROXIE_INTERFACE", "job0")], "true"));
     let variables = job.read("env");
     let library = job.path("prefix/lib/roxie/libibverbs.so.1").display().to_string();
@@ -180,8 +180,8 @@ fn a_job_that_wants_it_has_the_device_without_roxie_run() {
 }
 
 #[test]
-fn a_pair_of_ends_reach_one_another() {
-    let Some(job) = Job::new("a_pair_of_ends_reach_one_another") else { return };
+fn pair_of_ends_can_communicate() {
+    let Some(job) = Job::new("pair_of_ends_can_communicate") else { return };
     let after = "PATH=$(cat path):$PATH
         ip netns exec roxie-a roxie perf write bw >server 2>&1 & server=$!
         for try in $(seq 50); do
@@ -196,8 +196,8 @@ fn a_pair_of_ends_reach_one_another() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_nothing_is_exported() {
-    let Some(job) = Job::new("what_cannot_be_is_refused_and_nothing_is_exported") else { return };
+fn invalid_settings_are_refused_without_exports() {
+    let Some(job) = Job::new("invalid_settings_are_refused_without_exports") else { return };
     for (setting, part) in [
         (("ROXIE_PACKAGE", "roxie.rpm"), "neither a .deb nor a .tar.gz"),
         (("ROXIE_PACKAGE", "gone.tar.gz"), "there is no gone.tar.gz"),

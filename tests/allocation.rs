@@ -1,4 +1,4 @@
-//! After start, the data path allocates nothing: RC traffic under loss through every port, with a counting allocator.
+//! The data path allocates nothing after start: RC traffic under loss through every port, with a counting allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::net::IpAddr;
@@ -17,20 +17,20 @@ struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: every call goes to the system's allocator as it came; counting touches nothing of it.
+// SAFETY: every call goes to the system's allocator unchanged; counting touches none of its memory.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Relaxed);
-        // SAFETY: the caller keeps what `GlobalAlloc` asks for, and the layout is handed on as it came.
+        // SAFETY: the caller upholds `GlobalAlloc`'s contract, and the layout is passed on unchanged.
         unsafe { System.alloc(layout) }
     }
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps what `GlobalAlloc` asks for: the block came from `alloc` above, which is the system's.
+        // SAFETY: the caller upholds `GlobalAlloc`'s contract: the block came from `alloc` above, which is the system's.
         unsafe { System.dealloc(pointer, layout) }
     }
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Relaxed);
-        // SAFETY: the caller keeps what `GlobalAlloc` asks for: the block came from `alloc` above, which is the system's.
+        // SAFETY: the caller upholds `GlobalAlloc`'s contract: the block came from `alloc` above, which is the system's.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }
@@ -58,7 +58,7 @@ impl End {
     }
 }
 
-/// One message of each kind, each way round, with completions.
+/// Exchanges one message of each kind in each direction, with completions.
 fn round(near: &End, far: &End) {
     let remote = |wr: SendWr| SendWr { remote_addr: far.memory.address(), rkey: far.memory.rkey(), ..wr };
     let work = [
@@ -95,7 +95,7 @@ fn assert_no_allocation(name: &str, near: &Device, far: &Device) {
     let options = ConnectOptions { timeout: 9, ..ConnectOptions::default() };
     a.qp.connect(&here, &there, &options).expect("connected");
     b.qp.connect(&there, &here, &options).expect("connected");
-    // Buffers grow to their size in the first rounds.
+    // Buffers grow to their final size in the first rounds.
     for _ in 0..50 {
         round(&a, &b);
     }
@@ -162,9 +162,9 @@ fn through_sockets(joined: &Joined) {
     assert_no_allocation("udp", &near, &far);
 }
 
-/// One test, because the allocator counts for the whole process.
+/// A single test, because the allocator counts for the whole process.
 #[test]
-fn the_data_path_allocates_nothing_under_loss() {
+fn data_path_allocates_nothing_under_loss() {
     through_memory();
     match join() {
         Ok(joined) => {
@@ -172,7 +172,7 @@ fn the_data_path_allocates_nothing_under_loss() {
             through_frames(&joined);
         }
         Err(why) => {
-            println!("SKIP the_data_path_allocates_nothing_under_loss (udp, xdp): {why}");
+            println!("SKIP data_path_allocates_nothing_under_loss (udp, xdp): {why}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Connections by address and port: two devices in one process, and two network namespaces joined by a link.
-//! Those over real links need root and skip without.
+//! Connections by address and port, between two devices in one process, and between two network namespaces. Tests with
+//! namespaces need root and are skipped without.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::mpsc::channel;
@@ -24,7 +24,7 @@ use roxie::wire::{PortSpace, ServiceId};
 const PORT: u16 = 7174;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A QP in INIT with a receive posted, and what it needs. Dropped in this order.
+/// A QP in INIT with a receive posted, and the objects it uses. Fields are dropped in this order.
 struct End {
     qp: Option<QueuePair>,
     cq: CompletionQueue,
@@ -58,7 +58,7 @@ fn options(text: &str) -> DialOptions {
     DialOptions { private_data: text.as_bytes().to_vec(), ..DialOptions::default() }
 }
 
-/// Takes one connection, answers what it receives with itself backwards, and lets the peer read it from memory as well.
+/// Accepts one connection, answers the received bytes reversed, and lets the peer READ them as well.
 fn serve(device: Device, address: SocketAddr) -> JoinHandle<()> {
     let (listening, is_listening) = channel();
     let server = thread::spawn(move || {
@@ -79,7 +79,7 @@ fn serve(device: Device, address: SocketAddr) -> JoinHandle<()> {
         connection.qp().post_send(&SendWr::default(), &[end.memory.sge(2048, length)]).unwrap();
         end.completed();
         assert!(connection.wait_for_end(PATIENCE), "nobody ended the connection");
-        // What was posted and not used is flushed.
+        // An unused receive is flushed.
         connection.qp().post_recv(2, &[]).unwrap();
         assert_eq!(end.cq.wait(PATIENCE).expect("a flush").status, WcStatus::WrFlush);
         drop(connection);
@@ -89,7 +89,7 @@ fn serve(device: Device, address: SocketAddr) -> JoinHandle<()> {
     server
 }
 
-/// All connections of a manager come to their end.
+/// Waits until the manager has no connections left.
 fn rests(manager: &ConnectionManager) {
     let until = Instant::now() + PATIENCE;
     while manager.connections() > 0 {
@@ -98,7 +98,7 @@ fn rests(manager: &ConnectionManager) {
     }
 }
 
-/// Connects, says something, hears it backwards, reads it again, parts.
+/// Connects, sends a message, receives it reversed, reads it, and disconnects.
 fn speak(device: &Device, to: SocketAddr) {
     let manager = ConnectionManager::start(device).unwrap();
     let mut end = End::new(device);
@@ -114,7 +114,7 @@ fn speak(device: &Device, to: SocketAddr) {
     rests(&manager);
 }
 
-/// READs are asked and answered as the two ends agreed.
+/// READs use the negotiated limits.
 fn read_back(connection: &Connection, end: &End) {
     let agreed = connection.parameters().unwrap();
     assert_eq!((agreed.max_rd_atomic, agreed.max_dest_rd_atomic), (16, 16));
@@ -136,7 +136,7 @@ fn address(device: &Device) -> SocketAddr {
 }
 
 #[test]
-fn two_devices_connect_exchange_and_part() {
+fn two_devices_connect_exchange_and_disconnect() {
     let (near, far) = pair();
     let to = address(&far);
     let server = serve(far, to);
@@ -145,7 +145,7 @@ fn two_devices_connect_exchange_and_part() {
 }
 
 #[test]
-fn a_device_connects_to_itself() {
+fn device_connects_to_itself() {
     let (near, _far) = pair();
     let to = address(&near);
     let manager = ConnectionManager::start(&near).unwrap();
@@ -168,7 +168,7 @@ fn a_device_connects_to_itself() {
 }
 
 #[test]
-fn refusals_say_why() {
+fn refusals_have_reasons() {
     let (near, far) = pair();
     let to = address(&far);
     let (client, server) =
@@ -192,7 +192,7 @@ fn refusals_say_why() {
     assert!(said(b"closed\0"), "{error}");
     let listener = refusing.join().unwrap();
 
-    // A request that nobody takes is refused when its listener goes.
+    // A request that is not accepted is refused when its listener closes.
     let leaving = thread::spawn(move || {
         thread::sleep(Duration::from_millis(200));
         drop(listener);
@@ -208,7 +208,7 @@ fn refusals_say_why() {
 }
 
 #[test]
-fn one_port_has_one_listener_and_one_device_one_manager() {
+fn port_and_device_are_claimed_once() {
     let (near, far) = pair();
     let server = ConnectionManager::start(&far).unwrap();
     let on = address(&far);
@@ -222,7 +222,7 @@ fn one_port_has_one_listener_and_one_device_one_manager() {
 }
 
 #[test]
-fn nobody_there_is_found_out_in_the_time_that_was_given() {
+fn missing_peer_times_out_as_configured() {
     let (near, far) = pair();
     let to = address(&far);
     // No QP1 at the other end.
@@ -231,13 +231,13 @@ fn nobody_there_is_found_out_in_the_time_that_was_given() {
     let error = client.connect(End::new(&near).qp(), to, &hurried).unwrap_err();
     assert!(matches!(error, DialError::Unreachable { sent: Kind::Req, .. }), "{error}");
     let counters = client.counters();
-    // One more than it says, 250 ms after the first.
+    // One more than `max_cm_retries`: a REQ is repeated once after 250 ms.
     assert_eq!((counters.sent(Kind::Req), counters.sent(Kind::Rej)), (4, 1));
     rests(&client);
 }
 
 #[test]
-fn a_path_mtu_that_does_not_fit_is_refused_with_what_would() {
+fn oversized_path_mtu_is_refused_with_largest() {
     let (near, far) = pair();
     let to = address(&far);
     far.follow_link(&roxie::port::LinkChange::Mtu(1500)).unwrap();
@@ -260,9 +260,9 @@ fn a_path_mtu_that_does_not_fit_is_refused_with_what_would() {
     serving.join().unwrap();
 }
 
-/// Each message may be lost, of management and of data: all of it comes again.
+/// Messages of management and of data are lost and repeated.
 #[test]
-fn a_lossy_link_delays_connections_and_does_not_prevent_them() {
+fn lossy_link_only_delays_connections() {
     for seed in 1..=3 {
         let stack = |seed| {
             let fault: FaultConfig = format!("tx.drop=0.2,tx.duplicate=0.1,seed={seed}").parse().unwrap();
@@ -326,8 +326,8 @@ fn hosts(test: &str, tag: &str) -> Option<[NetNs; 2]> {
 }
 
 #[test]
-fn hosts_connect_over_both_kinds_of_port_and_both_families() {
-    let Some(ends) = hosts("hosts_connect_over_both_kinds_of_port_and_both_families", "cm") else { return };
+fn hosts_connect_over_all_ports_and_families() {
+    let Some(ends) = hosts("hosts_connect_over_all_ports_and_families", "cm") else { return };
     for (near_port, far_port) in [("xdp", "xdp"), ("udp", "udp"), ("xdp", "udp")] {
         for network in ["10.83.0.", "fd83::"] {
             let ip = |n: u32| format!("{network}{n}").parse::<IpAddr>().expect("an address");
@@ -341,7 +341,7 @@ fn hosts_connect_over_both_kinds_of_port_and_both_families() {
     }
 }
 
-/// Hears of refusals.
+/// Records refusals.
 struct Refusals(std::sync::mpsc::Sender<CommId>);
 
 impl Consumer for Refusals {
@@ -352,10 +352,10 @@ impl Consumer for Refusals {
     }
 }
 
-/// Whoever has to be looked for keeps nobody waiting who is there.
+/// Waiting for silent hosts does not delay the others.
 #[test]
-fn a_host_is_found_while_hundreds_of_silent_ones_are_looked_for() {
-    let name = "a_host_is_found_while_hundreds_of_silent_ones_are_looked_for";
+fn silent_hosts_do_not_delay_resolution() {
+    let name = "silent_hosts_do_not_delay_resolution";
     let Some(ends) = hosts(name, "cm-silent") else { return };
     let ip = |n: u32| format!("10.83.0.{n}").parse::<IpAddr>().expect("an address");
     let (near, far) = (open("xdp", &ends[0], ip(1)), open("xdp", &ends[1], ip(2)));
@@ -373,11 +373,11 @@ fn a_host_is_found_while_hundreds_of_silent_ones_are_looked_for() {
         ask(silent);
     }
     let honest = ask(2);
-    // Nobody listens there, and it says so.
+    // No listener exists there, and that host says so.
     assert_eq!(told.recv_timeout(PATIENCE), Ok(honest));
 }
 
-/// A REQ from `from`, for a service that nobody listens for.
+/// Returns a REQ from `from` for a service without a listener.
 fn request(number: u32, from: IpAddr, to: IpAddr) -> [u8; MAD_LEN] {
     let mut req = Req {
         local_comm_id: CommId(number),
@@ -393,10 +393,10 @@ fn request(number: u32, from: IpAddr, to: IpAddr) -> [u8; MAD_LEN] {
     CmMessage::Req(req).to_mad(number.into())
 }
 
-/// A stranger chooses where its answer goes. What waits in the kernel for hosts that are not there would fill the socket.
+/// A sender chooses the address of its answer. Datagrams that wait in the kernel for silent hosts would fill the socket.
 #[test]
-fn answers_to_silent_strangers_leave_room_for_those_who_are_there() {
-    let name = "answers_to_silent_strangers_leave_room_for_those_who_are_there";
+fn answers_to_silent_hosts_leave_socket_room() {
+    let name = "answers_to_silent_hosts_leave_socket_room";
     let Some(ends) = hosts(name, "cm-answers") else { return };
     let ip = |n: u32| format!("10.83.0.{n}").parse::<IpAddr>().expect("an address");
     let udp = UdpConfig {
@@ -420,7 +420,7 @@ fn answers_to_silent_strangers_leave_room_for_those_who_are_there() {
         for silent in 3..=250 {
             comes(1000 * round + silent, ip(silent));
         }
-        // They are looked for in turn, a few at a time.
+        // Silent hosts are resolved in turn, a few at a time.
         thread::sleep(Duration::from_millis(20));
     }
     let heard = (0..100).any(|number| {

@@ -1,4 +1,4 @@
-//! `roxie decode` as its users run it: files, pipes, damaged captures, other link types.
+//! `roxie decode` as users run it: files, pipes, damaged captures, several link types.
 
 #[path = "support/in_time.rs"]
 mod in_time;
@@ -22,7 +22,7 @@ fn roxie() -> Command {
     command
 }
 
-/// Runs with `capture` on standard input.
+/// Runs `roxie decode` with `capture` on standard input.
 fn decode(arguments: &[&str], capture: &[u8]) -> Output {
     let mut child = roxie().args(arguments).arg("-").spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
@@ -60,7 +60,7 @@ fn template() -> Template {
     })
 }
 
-/// A sealed frame whose IPv4 identification is `id`.
+/// Returns a sealed frame with the IPv4 identification `id`.
 fn frame(opcode: Opcode, psn: u32, payload: &[u8], id: u16) -> Vec<u8> {
     let template = template();
     let bth = Bth { opcode, dest_qp: Qpn::new(18), psn: Psn::new(psn), ..Bth::default() };
@@ -74,7 +74,7 @@ fn frame(opcode: Opcode, psn: u32, payload: &[u8], id: u16) -> Vec<u8> {
     bytes
 }
 
-/// A pcap of one link type; `big` is the byte order, `ns` the unit of its clock.
+/// Returns a pcap of one link type. `big` selects the byte order, `ns` the clock's unit.
 fn pcap(link_type: u32, big: bool, ns: bool, frames: &[(&[u8], usize)]) -> Vec<u8> {
     let word = |v: u32| if big { v.to_be_bytes() } else { v.to_le_bytes() };
     let mut out = word(if ns { 0xa1b2_3c4d } else { 0xa1b2_c3d4 }).to_vec();
@@ -92,7 +92,7 @@ fn pcap(link_type: u32, big: bool, ns: bool, frames: &[(&[u8], usize)]) -> Vec<u
 }
 
 #[test]
-fn numbers_count_every_frame_and_agree_with_tshark() {
+fn frame_numbers_agree_with_tshark() {
     for name in ["rxe-6.12-verbs-ipv4", "rxe-6.12-cm", "rxe-6.1-tools"] {
         let output = decode(&["--json"], &data(&format!("{name}.pcap")));
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -110,7 +110,7 @@ fn numbers_count_every_frame_and_agree_with_tshark() {
 }
 
 #[test]
-fn both_byte_orders_and_both_clocks_of_pcap_are_read() {
+fn pcap_byte_orders_and_clocks_are_read() {
     let f = frame(Opcode::RC_SEND_ONLY, 5, b"abc", 0);
     for (big, ns, time) in [
         (false, false, 1_000_007_000u64),
@@ -125,7 +125,7 @@ fn both_byte_orders_and_both_clocks_of_pcap_are_read() {
 }
 
 #[test]
-fn what_the_pcapng_writer_writes_is_read_with_comment_and_direction() {
+fn pcapng_comments_and_directions_are_read() {
     let (arp, f) = (vec![0u8; 60], frame(Opcode::UC_SEND_ONLY, 9, &[1; 33], 0));
     let mut w = PcapngWriter::new(Vec::new(), &["veth0", "veth1"]).unwrap();
     w.write(0, 1, Direction::In, &Frame::whole(&arp), None).unwrap();
@@ -133,7 +133,7 @@ fn what_the_pcapng_writer_writes_is_read_with_comment_and_direction() {
     let (a, b) = f.split_at(41);
     w.write(1, time, Direction::Out, &Frame { a, b }, Some("retransmit: try 2")).unwrap();
     let one = w.into_inner();
-    // Two sections: numbers go on, interfaces begin anew.
+    // Two sections: frame numbers continue, interface numbers restart.
     let output = decode(&["--json"], &[&one[..], &one[..]].concat());
     let rows = rows(&output);
     assert_eq!(rows.iter().map(|r| r["number"].as_u64().unwrap()).collect::<Vec<_>>(), [2, 4]);
@@ -142,7 +142,7 @@ fn what_the_pcapng_writer_writes_is_read_with_comment_and_direction() {
 }
 
 #[test]
-fn a_cut_file_gives_what_could_be_read_then_one_line_of_error_and_exit_code_1() {
+fn truncated_file_prints_rows_then_exits_1() {
     let whole = data("rxe-6.12-verbs-ipv4.pcap");
     let all = rows(&decode(&["--json"], &whole));
     for (keep, last) in [(whole.len() - 1, 836), (whole.len() / 2, 405), (9000, 85)] {
@@ -158,7 +158,7 @@ fn a_cut_file_gives_what_could_be_read_then_one_line_of_error_and_exit_code_1() 
 }
 
 #[test]
-fn no_capture_at_all_is_exit_code_1_and_wrong_usage_2() {
+fn invalid_capture_exits_1_and_wrong_usage_2() {
     for (input, says) in
         [(&b""[..], "empty"), (b"hello, world", "neither pcap nor pcapng"), (b"\x1f\x8b\x08\x00", "zcat")]
     {
@@ -173,7 +173,7 @@ fn no_capture_at_all_is_exit_code_1_and_wrong_usage_2() {
 }
 
 #[test]
-fn a_pipe_is_followed_line_by_line() {
+fn pipe_is_followed_line_by_line() {
     let f = frame(Opcode::RC_SEND_ONLY, 77, b"x", 0);
     let capture = pcap(1, false, false, &[(&f, f.len()), (&f, f.len())]);
     let first = capture.len() - f.len() - 16;
@@ -181,7 +181,7 @@ fn a_pipe_is_followed_line_by_line() {
     let mut stdin = child.stdin.take().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     stdin.write_all(&capture[..first]).unwrap();
-    // The input stays open: this blocks for ever if the line were kept back.
+    // The input stays open: reading blocks for ever if the line is held back.
     assert!(lines.next().unwrap().unwrap().contains("\"psn\":77"));
     stdin.write_all(&capture[first..]).unwrap();
     assert!(lines.next().unwrap().unwrap().contains("\"number\":2"));
@@ -191,7 +191,7 @@ fn a_pipe_is_followed_line_by_line() {
 }
 
 #[test]
-fn a_reader_that_leaves_is_no_error() {
+fn closed_pipe_is_no_error() {
     let mut child = roxie().arg("-").spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let capture = data("rxe-6.12-verbs-ipv4.pcap");
@@ -207,7 +207,7 @@ fn a_reader_that_leaves_is_no_error() {
 }
 
 #[test]
-fn frames_that_the_capture_cut_have_no_icrc() {
+fn truncated_frames_have_no_icrc_verdict() {
     let f = frame(Opcode::RC_SEND_ONLY, 3, &[7; 500], 0);
     let rows = rows(&decode(&["--json"], &pcap(1, false, false, &[(&f[..96], f.len()), (&f, f.len())])));
     let seen: Vec<_> =
@@ -216,7 +216,7 @@ fn frames_that_the_capture_cut_have_no_icrc() {
 }
 
 #[test]
-fn a_flipped_bit_an_unknown_opcode_and_too_much_pad_still_print() {
+fn damaged_packets_are_still_printed() {
     let good = frame(Opcode::RC_SEND_ONLY, 3, b"abcd", 0);
     let with = |at: usize, value: u8| {
         let mut bytes = good.clone();
@@ -238,9 +238,9 @@ fn a_flipped_bit_an_unknown_opcode_and_too_much_pad_still_print() {
 }
 
 #[test]
-fn a_malformed_frame_has_an_object_too() {
+fn malformed_frame_has_a_json_object() {
     let good = frame(Opcode::RC_SEND_ONLY, 3, b"abcd", 0);
-    // The UDP length says more than the IP packet has.
+    // The UDP length exceeds the IP packet.
     let mut long = good.clone();
     long[38..40].copy_from_slice(&200u16.to_be_bytes());
     let output = decode(&["--json"], &pcap(1, false, false, &[(&long, long.len()), (&good, good.len())]));
@@ -268,14 +268,14 @@ fn cooked_and_raw_captures_are_read() {
 }
 
 #[test]
-fn another_link_type_is_named() {
+fn unsupported_link_type_is_named() {
     let output = decode(&["--json"], &pcap(195, false, false, &[(&[0; 64], 64)]));
     assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0));
     assert!(stderr(&output).contains("link type 195"), "{}", stderr(&output));
 }
 
 #[test]
-fn a_super_frame_is_one_row_that_tells_its_segments() {
+fn super_frame_is_one_row_with_segments() {
     let packets: Vec<Vec<u8>> =
         [(Opcode::RC_SEND_MIDDLE, 256), (Opcode::RC_SEND_MIDDLE, 256), (Opcode::RC_SEND_LAST, 100)]
             .iter()
@@ -299,7 +299,7 @@ fn a_super_frame_is_one_row_that_tells_its_segments() {
 }
 
 #[test]
-fn text_is_one_line_a_packet_and_verbose_has_every_header() {
+fn text_is_one_line_verbose_is_complete() {
     let capture = data("rxe-6.12-cm.pcap");
     let plain = String::from_utf8(decode(&[], &capture).stdout).unwrap();
     assert_eq!(plain.lines().count(), 85);
@@ -313,7 +313,7 @@ fn text_is_one_line_a_packet_and_verbose_has_every_header() {
 }
 
 #[test]
-fn verbose_tells_of_connection_management_what_tshark_does() {
+fn verbose_connection_management_agrees_with_tshark() {
     let full = String::from_utf8(decode(&["-v"], &data("rxe-6.12-cm.pcap")).stdout).unwrap();
     let table = String::from_utf8(data("rxe-6.12-cm.messages.tsv")).unwrap();
     // Each message with its indented lines.

@@ -1,4 +1,4 @@
-//! `roxie demo` as a user runs it: as root, without any privilege, and where it cannot do what it is asked.
+//! `roxie demo` as users run it: as root, without privilege, and where a request cannot be met.
 
 #[path = "support/in_time.rs"]
 mod in_time;
@@ -16,10 +16,10 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 const ROXIE: &str = env!("CARGO_BIN_EXE_roxie");
-/// Nobody, on every Linux.
+/// UID without privilege on every Linux (`nobody`).
 const NOBODY: &str = "65534";
 
-/// What measures nothing much, but runs everything.
+/// Arguments for the shortest run of all stages.
 const SHORT: [&str; 5] = ["demo", "--json", "--seconds", "0.5", "--no-programs"];
 
 fn root(name: &str) -> bool {
@@ -30,7 +30,7 @@ fn root(name: &str) -> bool {
     root
 }
 
-/// The object on the last line of standard output.
+/// Returns the object on the last line of standard output.
 fn object(output: &Output) -> Value {
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{}\n{out}\n{err}", output.status);
@@ -38,7 +38,7 @@ fn object(output: &Output) -> Value {
     serde_json::from_str(last).unwrap_or_else(|e| panic!("{e}: {last}\n{err}"))
 }
 
-/// Checks that a row is complete and its data whole; returns its port.
+/// Checks that a row is complete and its data intact; returns its port.
 fn check_row(row: &Value) -> String {
     for name in [
         "payload_bytes",
@@ -61,7 +61,7 @@ fn check_row(row: &Value) -> String {
     row["port"].as_str().unwrap().to_owned()
 }
 
-/// The names that a process of ours left under /run/netns.
+/// Returns the names that a process left under /run/netns.
 fn namespaces_of(pid: u32) -> Vec<String> {
     let Ok(entries) = fs::read_dir("/run/netns") else { return Vec::new() };
     let names = entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned());
@@ -69,8 +69,8 @@ fn namespaces_of(pid: u32) -> Vec<String> {
 }
 
 #[test]
-fn root_sees_both_ports_and_a_ladder_from_the_captures() {
-    if !root("root_sees_both_ports_and_a_ladder_from_the_captures") {
+fn root_gets_both_ports_and_a_ladder() {
+    if !root("root_gets_both_ports_and_a_ladder") {
         return;
     }
     let captures = TempDir::new().unwrap();
@@ -89,7 +89,7 @@ fn root_sees_both_ports_and_a_ladder_from_the_captures() {
     assert_eq!(ports, ["xdp", "udp"]);
     assert_eq!(namespaces_of(pid), Vec::<String>::new(), "namespaces are left");
 
-    // The human part: the loss, the NAK and the repetition, in this order.
+    // The text for people shows the loss, the NAK and the retransmission, in this order.
     let text = String::from_utf8_lossy(&output.stderr);
     let ladder = text.split_once("One lost packet").expect("a ladder").1;
     let place = |what: &str| ladder.find(what).unwrap_or_else(|| panic!("no {what:?} in\n{ladder}"));
@@ -110,7 +110,7 @@ fn root_sees_both_ports_and_a_ladder_from_the_captures() {
 }
 
 #[test]
-fn memory_needs_no_privilege_and_can_have_two_threads() {
+fn memory_port_needs_no_privilege() {
     let captures = TempDir::new().unwrap();
     let run = Command::new(ROXIE)
         .args(SHORT)
@@ -124,7 +124,7 @@ fn memory_needs_no_privilege_and_can_have_two_threads() {
     assert_eq!(report["threads"].as_u64(), Some(2));
 }
 
-/// A copy of the program, and a directory for captures, where an unprivileged user can get at them.
+/// Returns a copy of the program, and a directory for captures, which an unprivileged user can access.
 fn public_copy() -> (TempDir, PathBuf, PathBuf) {
     let directory = TempDir::new().unwrap();
     let open = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
@@ -138,7 +138,7 @@ fn public_copy() -> (TempDir, PathBuf, PathBuf) {
     (directory, program, captures)
 }
 
-/// Runs the program as nobody; `None` if that cannot be done here.
+/// Runs the program without privilege; `None` if that is not possible here.
 fn as_nobody(name: &str, program: &Path, arguments: &[&str]) -> Option<Output> {
     if !root(name) {
         return None;
@@ -158,10 +158,10 @@ fn as_nobody(name: &str, program: &Path, arguments: &[&str]) -> Option<Output> {
 }
 
 #[test]
-fn nobody_gets_udp_and_hears_why_not_xdp() {
+fn unprivileged_user_gets_udp_and_a_reason() {
     let (_directory, program, captures) = public_copy();
     let arguments = [&SHORT[..], &["--capture", captures.to_str().unwrap()]].concat();
-    let Some(output) = as_nobody("nobody_gets_udp_and_hears_why_not_xdp", &program, &arguments) else {
+    let Some(output) = as_nobody("unprivileged_user_gets_udp_and_a_reason", &program, &arguments) else {
         return;
     };
     let report = object(&output);
@@ -174,10 +174,10 @@ fn nobody_gets_udp_and_hears_why_not_xdp() {
 }
 
 #[test]
-fn a_port_that_was_asked_for_and_cannot_be_had_is_an_error_that_says_why() {
+fn unavailable_requested_port_is_an_error() {
     let (_directory, program, captures) = public_copy();
     let arguments = ["demo", "--port", "xdp", "--capture", captures.to_str().unwrap()];
-    let name = "a_port_that_was_asked_for_and_cannot_be_had_is_an_error_that_says_why";
+    let name = "unavailable_requested_port_is_an_error";
     let Some(output) = as_nobody(name, &program, &arguments) else { return };
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{said}");
@@ -185,8 +185,8 @@ fn a_port_that_was_asked_for_and_cannot_be_had_is_an_error_that_says_why() {
 }
 
 #[test]
-fn an_interrupt_ends_it_soon_and_leaves_no_namespace() {
-    if !root("an_interrupt_ends_it_soon_and_leaves_no_namespace") {
+fn interrupt_leaves_no_namespace() {
+    if !root("interrupt_leaves_no_namespace") {
         return;
     }
     for (signal, code) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143)] {
@@ -218,7 +218,7 @@ fn is_interrupted(signal: Signal, code: i32) {
 }
 
 #[test]
-fn a_capture_directory_that_cannot_be_written_is_said_at_once() {
+fn unwritable_capture_directory_fails_at_once() {
     let directory = TempDir::new().unwrap();
     let file = directory.path().join("file");
     fs::write(&file, "").unwrap();
@@ -230,7 +230,7 @@ fn a_capture_directory_that_cannot_be_written_is_said_at_once() {
 }
 
 #[test]
-fn a_full_disk_under_the_report_is_exit_code_1() {
+fn full_disk_exits_1() {
     let captures = TempDir::new().unwrap();
     let full = fs::File::options().write(true).open("/dev/full").unwrap();
     let output = Command::new(ROXIE)
@@ -246,10 +246,10 @@ fn a_full_disk_under_the_report_is_exit_code_1() {
     assert!(said.contains("cannot write the output"), "{said}");
 }
 
-/// The scenario that the tests of congestion play.
+/// The scenario of the congestion tests.
 const CONGESTION: [&str; 8] = ["demo", "congestion", "--json", "--seconds", "1", "--senders", "2", "--rate"];
 
-/// A number of a run.
+/// Returns a number of a run.
 fn number(run: &Value, name: &str) -> f64 {
     run[name].as_f64().unwrap_or_else(|| panic!("{name}: {run}"))
 }
@@ -262,20 +262,20 @@ fn in_virtual_time(more: &[&str]) -> Value {
     let run = report["virtual"].clone();
     let rates = run["mbps"].as_array().unwrap().iter().map(|rate| rate.as_f64().unwrap());
     let sum: f64 = rates.sum();
-    // 1098 bytes of the wire carry frames of 1074.
+    // 1098 bytes of the wire carry a frame of 1074.
     assert!((70.0..98.0).contains(&sum), "the link is used, and not for more than it carries: {run}");
     run
 }
 
 #[test]
-fn a_congested_link_in_virtual_time_is_the_same_each_time() {
+fn seed_determines_congestion_in_virtual_time() {
     let first = in_virtual_time(&["--seed", "7"]);
     assert_eq!(first, in_virtual_time(&["--seed", "7"]));
     assert_ne!(first, in_virtual_time(&["--seed", "8"]));
 }
 
 #[test]
-fn congestion_control_keeps_the_queue_short_that_is_full_without_it() {
+fn congestion_control_keeps_the_queue_short() {
     let run = |cc: &[&str]| {
         let scenario = ["demo", "congestion", "--json", "--no-programs", "--rate", "200", "--senders", "4"];
         object(&Command::new(ROXIE).args(scenario).args(cc).output_in_time().unwrap())["virtual"].clone()
@@ -290,16 +290,16 @@ fn congestion_control_keeps_the_queue_short_that_is_full_without_it() {
     assert!(number(&with, "fairness") >= 0.99, "{with}");
     assert!(number(&with, "queue_99") < 100_000.0, "below Kmax: {with}");
     assert_eq!(number(&with, "dropped_settled"), 0.0, "{with}");
-    // One at most in an interval of 3.3 ms for each sender, which had 4 s.
+    // Per sender at most one notification in 3.3 ms, for 4 s.
     assert!((100.0..4.0 * 4e6 / 3_200.0).contains(&number(&with, "notifications")), "{with}");
     assert!(number(&with, "notifications") <= number(&with, "marked"), "{with}");
-    // Rates begin at the line's: the queue fills at first.
+    // Senders start at line rate, so the queue fills at first.
     assert!(number(&with, "queue_peak") > 150_000.0 && number(&with, "marked") > 0.0, "{with}");
 }
 
 #[test]
-fn a_congested_link_with_real_frames_is_drawn_and_leaves_nothing_behind() {
-    const NAME: &str = "a_congested_link_with_real_frames_is_drawn_and_leaves_nothing_behind";
+fn real_congestion_is_drawn_and_cleaned_up() {
+    const NAME: &str = "real_congestion_is_drawn_and_cleaned_up";
     if !root(NAME) {
         return;
     }
@@ -332,7 +332,7 @@ fn a_congested_link_with_real_frames_is_drawn_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_switch_that_is_none_is_refused_with_what_would_be_right() {
+fn invalid_switch_is_refused_with_valid_values() {
     let output = Command::new(ROXIE)
         .args(["demo", "congestion", "--kmin", "9000", "--kmax", "5000"])
         .output_in_time()

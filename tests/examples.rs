@@ -1,4 +1,4 @@
-//! Each program of `examples`, run as its first lines say, with both ends in its process.
+//! Runs each program of `examples` as its first lines say, with both ends in one process.
 
 #[path = "support/in_time.rs"]
 mod in_time;
@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use in_time::CommandInTime;
 
-/// The examples that there are, and what each says at its end.
+/// All examples, and the last output of each.
 const EXAMPLES: [(&str, &str); 7] = [
     ("connect", "says: hello by address and port"),
     ("counters", "4 clients took 2000 tickets, each another one"),
@@ -20,7 +20,7 @@ const EXAMPLES: [(&str, &str); 7] = [
     ("send_recv", "received 15 bytes: hello over RDMA"),
 ];
 
-/// Where cargo puts examples. It has built them if all tests are run, and builds them now if this one is.
+/// Returns cargo's folder of examples. Builds them if only this test runs.
 fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -48,7 +48,7 @@ fn run(name: &str) -> String {
 }
 
 #[test]
-fn each_example_does_what_it_says() {
+fn each_example_prints_its_result() {
     for (name, wanted) in EXAMPLES {
         let said = run(name);
         assert!(said.contains(wanted), "{name} said {said:?}, and not {wanted:?}");
@@ -56,7 +56,7 @@ fn each_example_does_what_it_says() {
 }
 
 #[test]
-fn the_lossy_link_loses_frames_and_the_same_ones_each_time() {
+fn lossy_link_drops_the_same_frames() {
     let said = run("lossy_link");
     assert!(!said.contains(" 0 frames were lost"), "{said}");
     assert_eq!(run("lossy_link"), said);

@@ -73,7 +73,7 @@ fn has(device: &Device, ip: &str) -> Option<usize> {
     device.gids().iter().find(|e| e.gid.to_ip() == ip).map(|e| e.index)
 }
 
-/// A QP and what it stands on.
+/// A QP and the objects it uses.
 struct End {
     qp: QueuePair,
     cq: CompletionQueue,
@@ -106,7 +106,7 @@ fn connected(near: &Device, far: &Device) -> (End, End) {
     (a, b)
 }
 
-/// Threads of this process that follow an interface.
+/// Returns the number of this process's threads that follow an interface.
 fn followers() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").expect("/proc").flatten();
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
@@ -114,9 +114,8 @@ fn followers() -> usize {
 }
 
 #[test]
-fn addresses_mtu_and_link_state_are_followed_while_open() {
-    let Some((here, there)) = network("addresses_mtu_and_link_state_are_followed_while_open", "follow")
-    else {
+fn addresses_mtu_and_link_state_are_followed() {
+    let Some((here, there)) = network("addresses_mtu_and_link_state_are_followed", "follow") else {
         return;
     };
     let mut links = Links::open_in(&here).expect("netlink");
@@ -147,8 +146,8 @@ fn addresses_mtu_and_link_state_are_followed_while_open() {
 }
 
 #[test]
-fn a_lowered_mtu_during_a_transfer_fails_the_qp_and_nothing_else() {
-    let test = "a_lowered_mtu_during_a_transfer_fails_the_qp_and_nothing_else";
+fn lowered_mtu_fails_only_the_qp() {
+    let test = "lowered_mtu_fails_only_the_qp";
     let Some((here, there)) = network(test, "shrink") else { return };
     let (near, far) = (open_xdp(&here), open_xdp(&there));
     let (a, b) = connected(&near, &far);
@@ -165,8 +164,8 @@ fn saw_qp(device: &Device, end: &End, wanted: EventKind) -> bool {
 }
 
 #[test]
-fn stations_that_get_another_address_stay_connected() {
-    let test = "stations_that_get_another_address_stay_connected";
+fn station_address_change_keeps_connections() {
+    let test = "station_address_change_keeps_connections";
     let Some((here, there)) = network(test, "station") else { return };
     let (near, far) = (open_xdp(&here), open_xdp(&there));
     let (a, b) = connected(&near, &far);
@@ -176,7 +175,7 @@ fn stations_that_get_another_address_stay_connected() {
     let mut links = Links::open_in(&there).expect("netlink");
     links.set_mac("veth0", new).expect("an address");
     eventually("the device has it", || far.port().mac == new);
-    // The kernel may still believe the old one until it asks again; who administers both ends says so.
+    // The kernel may keep the old address until it solicits again: set the new one, as an administrator of both ends would.
     let mut near_links = Links::open_in(&here).expect("netlink");
     near_links.add_neighbour("veth0", "10.79.0.2".parse().expect("an address"), new).expect("a neighbour");
     let goes_to = |device: &Device| device.qps()[0].attributes.av.expect("a path");
@@ -186,8 +185,8 @@ fn stations_that_get_another_address_stay_connected() {
 }
 
 #[test]
-fn a_device_that_was_opened_without_carrier_connects_once_there_is_one() {
-    let test = "a_device_that_was_opened_without_carrier_connects_once_there_is_one";
+fn device_opened_without_carrier_connects_later() {
+    let test = "device_opened_without_carrier_connects_later";
     let Some((here, there)) = network(test, "carrier") else { return };
     let mut links = Links::open_in(&there).expect("netlink");
     links.set_up("veth0", false).expect("down");
@@ -200,8 +199,8 @@ fn a_device_that_was_opened_without_carrier_connects_once_there_is_one() {
 }
 
 #[test]
-fn neighbours_are_released_when_the_device_closes() {
-    let Some((here, there)) = network("neighbours_are_released_when_the_device_closes", "release") else {
+fn neighbours_are_released_on_close() {
+    let Some((here, there)) = network("neighbours_are_released_on_close", "release") else {
         return;
     };
     let (near, far) = (open_xdp(&here), open_xdp(&there));
@@ -218,10 +217,10 @@ fn manages_the_neighbour(here: &NetNs) -> bool {
     String::from_utf8_lossy(&shown).lines().any(|l| l.starts_with("10.79.0.2 ") && l.contains("managed"))
 }
 
-/// The kernel forgets all neighbours of a link that goes down, and is asked for them again when it comes back: nothing else would.
+/// The kernel forgets all neighbours of a link that goes down. The device asks for them again when it is up.
 #[test]
-fn neighbours_are_kept_again_when_the_link_is_back() {
-    let Some((here, _there)) = network("neighbours_are_kept_again_when_the_link_is_back", "again") else {
+fn neighbours_are_requested_again_after_link_up() {
+    let Some((here, _there)) = network("neighbours_are_requested_again_after_link_up", "again") else {
         return;
     };
     let near = open_xdp(&here);
@@ -239,8 +238,8 @@ fn neighbours_are_kept_again_when_the_link_is_back() {
 }
 
 #[test]
-fn a_device_on_sockets_follows_its_interface_too() {
-    let Some((here, there)) = network("a_device_on_sockets_follows_its_interface_too", "sockets") else {
+fn socket_device_follows_its_interface() {
+    let Some((here, there)) = network("socket_device_follows_its_interface", "sockets") else {
         return;
     };
     let config = UdpConfig { interface: Some("veth0".into()), ..UdpConfig::default() };
@@ -258,7 +257,7 @@ fn a_device_on_sockets_follows_its_interface_too() {
     Links::open_in(&there).expect("netlink").set_up("veth0", false).expect("down");
     eventually("the loss of the link is told", || saw(&near, EventKind::PortError));
 
-    // What was chosen stays.
+    // Explicitly configured addresses and MTU stay.
     let chosen = UdpConfig {
         addresses: vec!["10.79.0.9".parse().expect("an address")],
         mtu: Some(4200),
@@ -274,17 +273,17 @@ fn a_device_on_sockets_follows_its_interface_too() {
     assert_eq!((fixed.gids().len(), fixed.largest_mtu()), (1, Mtu::Mtu4096));
 }
 
-/// In a process of its own: it counts threads.
+/// Runs in its own process, because it counts threads.
 #[test]
-fn the_follower_of_a_deleted_interface_ends() {
+fn follower_ends_with_its_interface() {
     if std::env::var_os("ROXIE_TEST_DELETED").is_none() {
         let mut child = Command::new(std::env::current_exe().expect("a path"));
-        child.args(["--exact", "the_follower_of_a_deleted_interface_ends", "--nocapture"]);
+        child.args(["--exact", "follower_ends_with_its_interface", "--nocapture"]);
         let output = child.env("ROXIE_TEST_DELETED", "1").output_in_time().expect("this program");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         return;
     }
-    let Some((here, _there)) = network("the_follower_of_a_deleted_interface_ends", "deleted") else { return };
+    let Some((here, _there)) = network("follower_ends_with_its_interface", "deleted") else { return };
     let device = open_xdp(&here);
     eventually("it has its thread, under its name", || followers() == 1);
     Links::open_in(&here).expect("netlink").delete("veth0").expect("deleted");
@@ -293,15 +292,14 @@ fn the_follower_of_a_deleted_interface_ends() {
 }
 
 #[test]
-fn the_port_is_free_as_soon_as_the_last_handle_is_dropped() {
-    let Some((here, _there)) = network("the_port_is_free_as_soon_as_the_last_handle_is_dropped", "free")
-    else {
+fn dropping_the_last_handle_frees_the_port() {
+    let Some((here, _there)) = network("dropping_the_last_handle_frees_the_port", "free") else {
         return;
     };
     let config = UdpConfig { interface: Some("veth0".into()), ..UdpConfig::default() };
     let device = open_udp(&here, &config);
     let (begins, begun) = channel();
-    // The follower answers those who look at the device, and is in the middle of that.
+    // The follower thread is in the middle of answering a reader of the device.
     device.tell_cm_ids(Box::new(move || {
         begins.send(()).expect("the test waits");
         std::thread::sleep(Duration::from_millis(200));
@@ -318,10 +316,10 @@ fn the_port_is_free_as_soon_as_the_last_handle_is_dropped() {
     });
 }
 
-/// In a process of its own: it lowers its limits.
+/// Runs in its own process, because it lowers its limits.
 #[test]
-fn running_out_of_descriptors_is_told_with_what_they_were_for() {
-    let test = "running_out_of_descriptors_is_told_with_what_they_were_for";
+fn missing_descriptors_are_reported_with_purpose() {
+    let test = "missing_descriptors_are_reported_with_purpose";
     if std::env::var_os("ROXIE_TEST_DESCRIPTORS").is_none() {
         let mut child = Command::new(std::env::current_exe().expect("a path"));
         let output =
@@ -342,7 +340,7 @@ fn running_out_of_descriptors_is_told_with_what_they_were_for() {
         };
         (used + 1..).map_while(with).collect()
     };
-    // Everything in the namespace: entering it takes a descriptor too.
+    // Everything runs in the namespace: entering it takes a descriptor, too.
     let said = std::thread::scope(|scope| scope.spawn(tries).join()).expect("no panic");
     assert!(said.len() > 5, "{said:?}");
     for error in &said {

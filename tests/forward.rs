@@ -18,7 +18,7 @@ use roxie::time::Nanos;
 
 const PORT: u16 = 4791;
 const PAYLOAD: usize = 1000;
-/// Ethernet, IP, UDP headers; FCS, preamble and gap.
+/// Bytes on the wire: payload, Ethernet, IP and UDP headers, FCS, preamble and gap.
 const WIRE: u64 = PAYLOAD as u64 + 14 + 20 + 8 + 24;
 
 fn mac(station: usize) -> [u8; 6] {
@@ -29,7 +29,7 @@ fn address(station: usize) -> Ipv4Addr {
     Ipv4Addr::new(192, 0, 2, station as u8 + 1)
 }
 
-/// Namespaces whose interfaces are the stations of a switch, which a thread turns.
+/// Namespaces with interfaces that are the stations of a switch, and a thread that runs the switch.
 struct Site {
     namespaces: Vec<NetNs>,
     stop: Arc<AtomicBool>,
@@ -87,7 +87,7 @@ impl Drop for Site {
     }
 }
 
-/// An interface with an address, which knows its neighbours.
+/// Creates an interface with an address and with entries for its neighbours.
 fn tap(ns: &NetNs, number: usize, stations: usize) -> Tap {
     let tap = ns.run(|| Tap::open("rdma")).expect("a namespace").expect("a tap");
     let mut links = Links::open_in(ns).expect("netlink");
@@ -107,10 +107,9 @@ fn payload(number: usize) -> Vec<u8> {
 }
 
 #[test]
-fn frames_come_whole_in_order_and_not_before_their_time() {
+fn frames_arrive_intact_in_order_on_time() {
     let rate = LinkRate::from_mbps(20);
-    let Some(site) = Site::new("frames_come_whole_in_order_and_not_before_their_time", 2, rate, |_| {})
-    else {
+    let Some(site) = Site::new("frames_arrive_intact_in_order_on_time", 2, rate, |_| {}) else {
         return;
     };
     let (from, to) = (site.socket(0), site.socket(1));
@@ -123,7 +122,7 @@ fn frames_come_whole_in_order_and_not_before_their_time() {
         let (length, source) = to.recv_from(&mut bytes).expect("a datagram");
         assert_eq!((length, source.ip()), (PAYLOAD, IpAddr::V4(address(0))));
         assert_eq!(bytes[..length], payload(number), "datagram {number}");
-        // Store and forward: one frame more, and two cables. However slow this machine is, it is not sooner.
+        // Store and forward: the time of one more frame, and two cables. A slow machine can only be later.
         let least = rate.nanos_for(WIRE * (number as u64 + 2)) + Nanos::from_micros(200);
         let took = Nanos::from(start.elapsed());
         assert!(took >= least, "datagram {number} after {took}, sooner than {least}");
@@ -134,18 +133,18 @@ fn frames_come_whole_in_order_and_not_before_their_time() {
 }
 
 #[test]
-fn what_a_full_queue_drops_does_not_come_and_all_else_does() {
+fn only_frames_dropped_by_the_queue_vanish() {
     const FRAMES: usize = 200;
-    let name = "what_a_full_queue_drops_does_not_come_and_all_else_does";
-    // Slow: what the senders have written waits in rings for most of a second, so that it does not matter when they are kept waiting.
+    let name = "only_frames_dropped_by_the_queue_vanish";
+    // At a low rate, frames wait in rings for most of a second, so that delays of the senders do not matter.
     let site = Site::new(name, 3, LinkRate::from_mbps(2), |switch| switch.lossy = Threshold::Static(20_000));
     let Some(site) = site else { return };
     let senders = [site.socket(0), site.socket(1)];
     let to = site.socket(2);
     setsockopt(&to, RcvBufForce, &(4 << 20)).expect("root");
-    // Class selector 3: what the kernel sends by itself is in other queues.
+    // Class selector 3: the kernel's own packets are in other queues.
     senders.iter().for_each(|from| setsockopt(from, Ipv4Tos, &(3 << 5)).expect("a class"));
-    // Faster than the queue drains, slower than the rings fill: 256 slots each.
+    // Faster than the queue drains, but not so fast that the rings of 256 slots fill.
     for number in 0..FRAMES {
         for from in &senders {
             from.send_to(&payload(number), (address(2), PORT)).expect("room");

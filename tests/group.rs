@@ -1,6 +1,6 @@
-//! Ports that share a UDP port: as several processes have them, here in one.
+//! Ports that share a UDP port, as several processes do, here in one process.
 //!
-//! Each test runs in a network namespace of its own, with addresses on its `lo`.
+//! Each test runs in its own network namespace, with addresses on its `lo`.
 
 #[path = "support/in_time.rs"]
 mod in_time;
@@ -21,7 +21,7 @@ use roxie::time::Nanos;
 const PATIENCE: Duration = Duration::from_secs(5);
 const NEAR: &str = "10.77.0.1";
 const FAR: &str = "10.77.0.2";
-/// Where a datagram has the upper 8 bits of its destination QPN.
+/// Offset in a datagram of the upper 8 bits of the destination QPN.
 const UNIT: usize = 5;
 
 fn in_namespace(name: &str, test: impl FnOnce() + Send + 'static) {
@@ -63,17 +63,17 @@ fn count(port: &UdpPort, name: &str) -> u64 {
     all.iter().find(|counter| counter.0 == name).map_or(0, |counter| counter.1)
 }
 
-/// A datagram to a QP of a unit.
+/// Returns a datagram to a QP of a unit.
 fn datagram(unit: u8, mark: u8) -> Vec<u8> {
     let mut bytes = vec![mark; 100];
     bytes[UNIT] = unit;
     bytes
 }
 
-/// What has come to a port, without headers.
+/// Returns the datagrams that a port received, without headers.
 fn take(port: &mut UdpPort) -> Vec<Vec<u8>> {
     let mut all = Vec::new();
-    // What was handed over is looked at now and then.
+    // Handed-over datagrams are polled only now and then.
     for _ in 0..80 {
         for i in 0..port.rx_burst(Nanos::ZERO) {
             all.push(port.rx_frame(i).frame.to_vec()[42..].to_vec());
@@ -98,8 +98,8 @@ fn sender() -> UdpSocket {
 }
 
 #[test]
-fn each_member_gets_what_is_for_its_unit_whoever_leaves() {
-    in_namespace("each_member_gets_what_is_for_its_unit_whoever_leaves", || {
+fn members_keep_their_units_when_others_leave() {
+    in_namespace("members_keep_their_units_when_others_leave", || {
         let mut ports: Vec<_> = (0..5).map(|_| open()).collect();
         assert_eq!(ports.iter().map(slot).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
         let sender = sender();
@@ -113,12 +113,12 @@ fn each_member_gets_what_is_for_its_unit_whoever_leaves() {
             }
         };
         each(&mut ports);
-        // The first, one in the middle, the last: the others' places stay.
+        // The first, a middle and the last member leave: the others keep their slots.
         for gone in [0, 1, 2] {
             ports.remove(gone);
             each(&mut ports);
         }
-        // Those who come take the places that were left first.
+        // New members take the lowest free slots.
         ports.push(open());
         ports.push(open());
         assert_eq!(ports.iter().map(slot).collect::<Vec<_>>(), [1, 3, 0, 2]);
@@ -133,8 +133,8 @@ fn each_member_gets_what_is_for_its_unit_whoever_leaves() {
 }
 
 #[test]
-fn what_came_for_the_process_before_is_not_for_the_next() {
-    in_namespace("what_came_for_the_process_before_is_not_for_the_next", || {
+fn old_datagrams_do_not_reach_next_member() {
+    in_namespace("old_datagrams_do_not_reach_next_member", || {
         let first = open();
         let second = open();
         let sender = sender();
@@ -155,10 +155,10 @@ fn what_came_for_the_process_before_is_not_for_the_next() {
     });
 }
 
-/// Datagrams that the kernel cuts: on `lo` they come as they left, all to the process of the first.
+/// Makes the kernel segment datagrams: on `lo` a train arrives whole, at the process of its first datagram.
 fn sends_trains(sender: &UdpSocket) {
     let segment: libc::c_int = 100;
-    // SAFETY: an option whose value is an int, which lives as long as the call.
+    // SAFETY: the option's value is an int, which lives as long as the call.
     let set = unsafe {
         let value = (&raw const segment).cast();
         libc::setsockopt(sender.as_raw_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, value, 4)
@@ -167,8 +167,8 @@ fn sends_trains(sender: &UdpSocket) {
 }
 
 #[test]
-fn taken_name_of_a_slot_gets_no_datagram() {
-    in_namespace("taken_name_of_a_slot_gets_no_datagram", || {
+fn squatted_slot_name_gets_no_datagram() {
+    in_namespace("squatted_slot_name_gets_no_datagram", || {
         let name = format!("roxie/4791/{}/1", nix::unistd::geteuid());
         let address = UnixAddress::from_abstract_name(name).expect("a name");
         let squatter = UnixDatagram::bind_addr(&address).expect("free");
@@ -184,10 +184,10 @@ fn taken_name_of_a_slot_gets_no_datagram() {
     });
 }
 
-/// Receive offload makes one of datagrams that have the same addresses and ports, and the kernel looks at the first.
+/// Receive offload joins datagrams with the same addresses and ports, and the kernel steers by the first.
 #[test]
-fn what_was_brought_to_the_wrong_process_is_handed_over() {
-    in_namespace("what_was_brought_to_the_wrong_process_is_handed_over", || {
+fn misdelivered_datagrams_are_handed_over() {
+    in_namespace("misdelivered_datagrams_are_handed_over", || {
         let (mut first, mut second) = (open(), open());
         let sender = sender();
         sends_trains(&sender);
@@ -197,7 +197,7 @@ fn what_was_brought_to_the_wrong_process_is_handed_over() {
         assert_eq!(take_until(&mut second, 2), [train[1].clone(), train[2].clone()]);
         assert_eq!((count(&first, "rx_handed_over"), count(&first, "rx_strays_dropped")), (2, 1));
         assert_eq!(count(&second, "rx_packets"), 2);
-        // It comes with the addresses that it had.
+        // The datagram keeps its addresses.
         sender.send(&[datagram(0, 6), datagram(1, 7)].concat()).expect("sent");
         take_until(&mut first, 1);
         let start = Instant::now();
@@ -215,8 +215,8 @@ fn what_was_brought_to_the_wrong_process_is_handed_over() {
 }
 
 #[test]
-fn a_frame_to_another_process_of_this_host_leaves_and_one_to_its_own_does_not() {
-    in_namespace("a_frame_to_another_process_of_this_host_leaves_and_one_to_its_own_does_not", || {
+fn frames_to_other_processes_leave_own_stay() {
+    in_namespace("frames_to_other_processes_leave_own_stay", || {
         let (mut first, second) = (open(), open());
         let mut frame = [synthetic_mac(NEAR.parse().unwrap()), synthetic_mac(NEAR.parse().unwrap())].concat();
         frame.extend([8, 0, 0x45, 0, 0, 128, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 77, 0, 1, 10, 77, 0, 1]);
@@ -232,14 +232,14 @@ fn a_frame_to_another_process_of_this_host_leaves_and_one_to_its_own_does_not() 
 }
 
 #[test]
-fn each_member_of_a_multicast_group_gets_one_copy_and_its_sender_none_from_the_link() {
-    in_namespace("each_member_of_a_multicast_group_gets_one_copy_and_its_sender_none_from_the_link", || {
+fn multicast_members_get_one_copy_each() {
+    in_namespace("multicast_members_get_one_copy_each", || {
         let mut ports: Vec<_> = (0..3).map(|_| open()).collect();
         let group: IpAddr = "239.1.2.3".parse().unwrap();
         for port in &mut ports[..2] {
             port.join(group).expect("joined");
         }
-        // From the first: a frame to the group, to all its QPs.
+        // A frame from the first member to the group, for all its QPs.
         let mut datagram = datagram(0xff, 9);
         datagram[4..8].copy_from_slice(&[0, 0xff, 0xff, 0xff]);
         let mut frame = vec![1, 0, 0x5e, 1, 2, 3, 2, 0, 10, 77, 0, 1];
@@ -258,8 +258,8 @@ fn each_member_of_a_multicast_group_gets_one_copy_and_its_sender_none_from_the_l
 }
 
 #[test]
-fn there_are_so_many_places_and_no_more() {
-    in_namespace("there_are_so_many_places_and_no_more", || {
+fn slots_are_limited() {
+    in_namespace("slots_are_limited", || {
         let config =
             UdpConfig { send_sockets: 1, gso: false, socket_buffer: 1 << 16, ..UdpConfig::default() };
         let mut ports = Vec::new();

@@ -1,5 +1,5 @@
-//! Whose a fault is, in programs of the Rust API, where nothing stands before `sigaction`. Each case is a process of its own, for some
-//! of them end by a signal.
+//! The handler of faults in remote memory, in programs of the Rust API, where nothing intercepts `sigaction`. Each case is its
+//! own process, because some end by a signal.
 
 #[path = "support/in_time.rs"]
 mod in_time;
@@ -17,7 +17,7 @@ use roxie::shared::HostMemory;
 const CHILD: &str = "ROXIE_GUARD_CHILD";
 const PAGE: usize = 4096;
 
-/// Runs `case` in a process of its own.
+/// Runs `case` in its own process.
 fn apart(name: &str, case: impl FnOnce()) -> Option<ExitStatus> {
     if std::env::var(CHILD).is_ok_and(|of| of == name) {
         case();
@@ -35,18 +35,18 @@ fn assert_killed(ended: Option<ExitStatus>, signal: c_int) {
     assert!(ended.is_some_and(|status| status.signal() == Some(signal)), "{ended:?}");
 }
 
-/// A page without any access.
+/// Returns a page without any access.
 fn no_page() -> *mut u8 {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: a new mapping anywhere.
+    // SAFETY: a new mapping at any address.
     let at = unsafe { libc::mmap(ptr::null_mut(), PAGE, libc::PROT_NONE, flags, -1, 0) };
     assert_ne!(at, libc::MAP_FAILED);
     at.cast()
 }
 
-/// Such a page, registered.
+/// Registers such a page.
 fn gone() -> HostMemory {
-    // SAFETY: nobody has anything there.
+    // SAFETY: no other object uses the page.
     unsafe { HostMemory::borrowed(NonNull::new(no_page()).expect("an address"), PAGE) }
 }
 
@@ -56,16 +56,16 @@ fn assert_missing(memory: &HostMemory) {
     assert!(memory.atomic(8, Some).is_err());
 }
 
-/// A fault of the program's own.
+/// Causes a fault outside of any copy.
 fn fault() {
-    // SAFETY: none: it is a mistake on purpose, in a process that is there for it.
+    // SAFETY: none: a fault on purpose, in a process that exists for it.
     unsafe { no_page().write_volatile(1) };
 }
 
 type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 
 fn handle(signal: c_int, handler: Handler) -> libc::sigaction {
-    // SAFETY: plain numbers, of which all zeroes is a value; a handler that lives as long as the program.
+    // SAFETY: plain numbers, for which zero is a valid value, and a handler that lives as long as the program.
     unsafe {
         let (mut new, mut old): (libc::sigaction, libc::sigaction) = (std::mem::zeroed(), std::mem::zeroed());
         new.sa_sigaction = handler as usize;
@@ -77,10 +77,10 @@ fn handle(signal: c_int, handler: Handler) -> libc::sigaction {
 
 static SEEN: AtomicUsize = AtomicUsize::new(0);
 
-/// Sees a fault, and takes it back by making the page accessible.
+/// Counts a fault, and resolves it by making the page accessible.
 extern "C" fn mends(_signal: c_int, info: *mut libc::siginfo_t, _context: *mut c_void) {
     SEEN.fetch_add(1, Ordering::Relaxed);
-    // SAFETY: the page of the fault, which is one of `no_page`.
+    // SAFETY: the faulting page is one of `no_page`.
     unsafe {
         let page = ((*info).si_addr() as usize & !(PAGE - 1)) as *mut c_void;
         libc::mprotect(page, PAGE, libc::PROT_READ | libc::PROT_WRITE);
@@ -91,24 +91,24 @@ thread_local! {
     static BEFORE: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Sees a fault, and passes it on to what was there before.
+/// Counts a fault, and passes it to the previous handler.
 extern "C" fn passes_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     SEEN.fetch_add(1, Ordering::Relaxed);
     let before = BEFORE.get();
     assert!(before > 1, "a handler was there");
-    // SAFETY: the guard's, which takes three arguments.
+    // SAFETY: the previous handler is the guard's, which takes three arguments.
     unsafe { std::mem::transmute::<usize, Handler>(before)(signal, info, context) };
 }
 
-/// Sees a fault, and ends the process as programs do that report a crash.
+/// Ends the process, as crash reporters do.
 extern "C" fn reports(_signal: c_int, _info: *mut libc::siginfo_t, _context: *mut c_void) {
     // SAFETY: ends the process.
     unsafe { libc::_exit(7) };
 }
 
 #[test]
-fn a_fault_of_the_programs_own_ends_it_as_ever() {
-    let name = "a_fault_of_the_programs_own_ends_it_as_ever";
+fn own_fault_kills_the_program() {
+    let name = "own_fault_kills_the_program";
     let ended = apart(name, || {
         assert_missing(&gone());
         fault();
@@ -117,9 +117,9 @@ fn a_fault_of_the_programs_own_ends_it_as_ever() {
 }
 
 #[test]
-fn a_signal_that_is_sent_ends_it_as_ever() {
-    let ended = apart("a_signal_that_is_sent_ends_it_as_ever", || {
-        // SAFETY: no handler, instead of the standard library's, which takes the first one for a fault.
+fn sent_signal_kills_the_program() {
+    let ended = apart("sent_signal_kills_the_program", || {
+        // SAFETY: removes the standard library's handler, which takes the first signal for a fault.
         unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
         assert_missing(&gone());
         // SAFETY: a signal to this process.
@@ -130,8 +130,8 @@ fn a_signal_that_is_sent_ends_it_as_ever() {
 }
 
 #[test]
-fn a_handler_that_was_there_sees_its_faults_and_none_of_a_copys() {
-    assert_well(apart("a_handler_that_was_there_sees_its_faults_and_none_of_a_copys", || {
+fn earlier_handler_sees_only_own_faults() {
+    assert_well(apart("earlier_handler_sees_only_own_faults", || {
         handle(libc::SIGSEGV, mends);
         assert_missing(&gone());
         assert_eq!(SEEN.load(Ordering::Relaxed), 0);
@@ -141,14 +141,14 @@ fn a_handler_that_was_there_sees_its_faults_and_none_of_a_copys() {
 }
 
 #[test]
-fn a_handler_that_comes_later_and_passes_on_costs_no_copy_its_guard() {
-    let name = "a_handler_that_comes_later_and_passes_on_costs_no_copy_its_guard";
+fn chaining_handler_keeps_copies_guarded() {
+    let name = "chaining_handler_keeps_copies_guarded";
     let ended = apart(name, || {
         let memory = gone();
         BEFORE.set(handle(libc::SIGSEGV, passes_on).sa_sigaction);
         assert_missing(&memory);
         assert_eq!(SEEN.load(Ordering::Relaxed), 3);
-        // The guard comes first again, and behind it that handler, and behind that the guard, which passes on to nobody.
+        // The guard is first again, then that handler, then the guard, which has no further handler.
         let memory = gone();
         assert_missing(&memory);
         assert_eq!(SEEN.load(Ordering::Relaxed), 3);
@@ -158,8 +158,8 @@ fn a_handler_that_comes_later_and_passes_on_costs_no_copy_its_guard() {
 }
 
 #[test]
-fn a_handler_that_comes_later_is_behind_the_guard_with_the_next_registration() {
-    let name = "a_handler_that_comes_later_is_behind_the_guard_with_the_next_registration";
+fn next_registration_puts_guard_first() {
+    let name = "next_registration_puts_guard_first";
     let ended = apart(name, || {
         let memory = gone();
         handle(libc::SIGSEGV, reports);
@@ -171,10 +171,10 @@ fn a_handler_that_comes_later_is_behind_the_guard_with_the_next_registration() {
 }
 
 #[test]
-fn a_handler_for_one_time_is_called_one_time() {
-    let ended = apart("a_handler_for_one_time_is_called_one_time", || {
+fn one_shot_handler_runs_once() {
+    let ended = apart("one_shot_handler_runs_once", || {
         let old = handle(libc::SIGSEGV, mends);
-        // SAFETY: what was just set, for one time.
+        // SAFETY: installs the same handler, for one signal only.
         unsafe {
             let mut once: libc::sigaction = std::mem::zeroed();
             once.sa_sigaction = mends as Handler as usize;
@@ -191,8 +191,8 @@ fn a_handler_for_one_time_is_called_one_time() {
 }
 
 #[test]
-fn many_handlers_that_come_later_leave_the_guard_in_its_place() {
-    assert_well(apart("many_handlers_that_come_later_leave_the_guard_in_its_place", || {
+fn many_later_handlers_keep_the_guard() {
+    assert_well(apart("many_later_handlers_keep_the_guard", || {
         let memory = gone();
         for _ in 0..3 {
             handle(libc::SIGSEGV, reports);

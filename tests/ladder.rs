@@ -1,4 +1,4 @@
-//! `roxie decode --ladder` and `--svg` as their users run them: captures of one end and of both.
+//! `roxie decode --ladder` and `--svg` as users run them: captures of one end and of both.
 
 #[path = "support/in_time.rs"]
 mod in_time;
@@ -35,19 +35,19 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("UTF-8")
 }
 
-/// The drawing; there must be nothing to complain about.
+/// Returns the drawing; asserts that there are no warnings.
 fn ladder(arguments: &[&str], files: &[&Path]) -> String {
     let output = decode(&[&["--ladder"], arguments].concat(), files);
     assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), String::new()));
     text(&output.stdout)
 }
 
-/// From the first lifeline on, one space for many: what a rung shows.
+/// Returns the content of each rung, from the first lifeline on, with single spaces.
 fn rungs(drawing: &str) -> Vec<String> {
     let rung = |line: &str| {
         let at = line.find(['|', ':']).filter(|_| line.starts_with("  "))?;
         let head = if line[at + 1..].starts_with('<') { "<" } else { "" };
-        // Of a word that is all line, its ends on the way.
+        // Remove line characters from words that consist of them.
         let plain = |word: &str| {
             let word = word.trim_matches('|');
             let line = word.chars().all(|c| ":-=~<>Xo".contains(c));
@@ -126,7 +126,7 @@ impl Packet {
     }
 }
 
-/// Captures in a folder that goes with them.
+/// A temporary folder with captures.
 struct Captures(TempDir);
 
 impl Captures {
@@ -134,7 +134,7 @@ impl Captures {
         Captures(TempDir::new().unwrap())
     }
 
-    /// As Roxie writes them: time in microseconds, whether it was made at the left end, comment.
+    /// Writes a capture as Roxie does: time in us, true if made at the left end, packet, comment.
     fn pcapng(&self, name: &str, packets: &[(u64, bool, Packet, &str)]) -> PathBuf {
         let mut writer = PcapngWriter::new(Vec::new(), &["x"]).unwrap();
         for (us, at_left, packet, comment) in packets {
@@ -146,7 +146,7 @@ impl Captures {
         self.write(name, &writer.into_inner())
     }
 
-    /// As tcpdump writes them: no directions, no comments.
+    /// Writes a capture as tcpdump does: without directions and comments.
     fn pcap(&self, name: &str, packets: &[(u64, Packet)]) -> PathBuf {
         let mut out = Vec::new();
         let mut words = |all: &[u32]| all.iter().for_each(|word| out.extend(word.to_le_bytes()));
@@ -187,7 +187,7 @@ fn go_back_n(at_left: bool) -> Vec<(u64, Packet)> {
 }
 
 #[test]
-fn real_captures_are_drawn_as_they_were_reviewed() {
+fn real_captures_match_reviewed_drawings() {
     let capture = data("rxe-6.12-verbs-ipv4.pcap");
     for (qp, what) in [("0x29", "rnr"), ("0x2b", "timeout"), ("0x1a", "read"), ("0x1e", "wrap")] {
         let reviewed = fs::read_to_string(data(&format!("ladder-{what}.txt"))).unwrap();
@@ -195,9 +195,9 @@ fn real_captures_are_drawn_as_they_were_reviewed() {
     }
 }
 
-/// tshark lists the same: number, opcode, PSN, queue pair.
+/// tshark lists the same number, opcode, PSN and queue pair.
 #[test]
-fn all_packets_of_real_captures_are_drawn_under_the_names_of_their_queue_pairs() {
+fn real_captures_are_drawn_completely() {
     for name in ["rxe-6.12-verbs-ipv4", "rxe-6.12-cm", "rxe-6.1-tools"] {
         let listed = fs::read_to_string(data(&format!("{name}.tsv"))).unwrap();
         let drawing = ladder(&["-v"], &[&data(&format!("{name}.pcap"))]);
@@ -212,7 +212,7 @@ fn all_packets_of_real_captures_are_drawn_under_the_names_of_their_queue_pairs()
 }
 
 #[test]
-fn a_sender_sees_the_nak_and_what_it_sends_again() {
+fn sender_capture_shows_nak_and_retransmission() {
     let captures = Captures::new();
     let drawing = ladder(&["-v"], &[&captures.pcap("left.pcap", &go_back_n(true))]);
     assert!(drawing.starts_with(
@@ -235,7 +235,7 @@ fn a_sender_sees_the_nak_and_what_it_sends_again() {
 }
 
 #[test]
-fn a_receiver_sees_the_gap_and_runs_are_one_rung() {
+fn receiver_capture_shows_the_gap() {
     let captures = Captures::new();
     let drawing = ladder(&[], &[&captures.pcap("right.pcap", &go_back_n(false))]);
     let expected = [
@@ -250,9 +250,9 @@ fn a_receiver_sees_the_gap_and_runs_are_one_rung() {
     assert_eq!(rungs(&drawing), expected, "{drawing}");
 }
 
-/// The clocks are four seconds apart, and nothing in the captures says where they were made.
+/// The clocks are four seconds apart, and nothing in the captures says at which end they were made.
 #[test]
-fn two_captures_in_either_order_show_what_was_lost_between_them() {
+fn two_captures_show_losses_in_either_order() {
     let captures = Captures::new();
     let left = captures.pcap("left.pcap", &go_back_n(true));
     let right = captures.pcap("right.pcap", &go_back_n(false));
@@ -267,7 +267,7 @@ fn two_captures_in_either_order_show_what_was_lost_between_them() {
 }
 
 #[test]
-fn a_lost_answer_and_a_doubled_packet_are_told_apart() {
+fn lost_and_doubled_packets_are_distinguished() {
     let captures = Captures::new();
     let left = captures.pcapng(
         "left.pcapng",
@@ -306,14 +306,14 @@ fn a_lost_answer_and_a_doubled_packet_are_told_apart() {
 }
 
 #[test]
-fn what_one_capture_cannot_say_is_told_by_its_psns() {
+fn psns_explain_a_single_capture() {
     let captures = Captures::new();
     let (first, last) = (Opcode::RC_READ_RESPONSE_FIRST, Opcode::RC_READ_RESPONSE_LAST);
     let packets = [
         (0, read(5, 768)),
         (1, send(8)),
         (20, response(first, 5)),
-        // The middle is lost, and the ACK says that it was sent.
+        // The middle response is lost; the ACK shows that it was sent.
         (21, answer(8, ACK)),
         (30, read(6, 512)),
         (31, send(8)),
@@ -349,7 +349,7 @@ fn what_one_capture_cannot_say_is_told_by_its_psns() {
 }
 
 #[test]
-fn refusals_have_their_meaning() {
+fn naks_are_explained() {
     let captures = Captures::new();
     let cases = [
         (Syndrome::RnrNak { timer: 12 }, "no receive is posted, come again after 640.0 us"),
@@ -367,7 +367,7 @@ fn refusals_have_their_meaning() {
 }
 
 #[test]
-fn damage_is_told_and_what_can_be_read_is_drawn() {
+fn damaged_capture_is_drawn_as_far_as_readable() {
     let captures = Captures::new();
     let file = captures.pcap("x.pcap", &[(0, send(1)), (1, send(2))]);
     let mut bytes = fs::read(&file).unwrap();
@@ -384,7 +384,7 @@ fn damage_is_told_and_what_can_be_read_is_drawn() {
 }
 
 #[test]
-fn a_wrong_question_is_answered_with_what_there_is() {
+fn wrong_queue_pair_error_lists_existing_ones() {
     let captures = Captures::new();
     let file = captures.pcap("x.pcap", &[(0, send(1)), (9, answer(1, ACK))]);
     let nothing = captures.pcap("nothing.pcap", &[]);
@@ -418,14 +418,14 @@ fn a_wrong_question_is_answered_with_what_there_is() {
 }
 
 #[test]
-fn the_help_teaches() {
+fn help_explains_the_drawing() {
     let help = text(&decode(&["--help"], &[]).stdout);
     for lesson in ["go-back-N", "~~~>", "retransmission", "RNR NAK", "Clocks need not agree"] {
         assert!(help.contains(lesson), "{lesson}:\n{help}");
     }
 }
 
-/// Checks that all elements are closed in order, and returns how often each was opened, with its class.
+/// Checks that all elements are closed in order, and returns each element's name with its class.
 fn elements(svg: &str) -> Vec<String> {
     let (mut open, mut all) = (Vec::new(), Vec::new());
     for part in svg.split('<').skip(1) {
@@ -452,7 +452,7 @@ fn elements(svg: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_picture_has_all_that_the_text_has_and_needs_nothing_else() {
+fn svg_is_complete_and_self_contained() {
     let captures = Captures::new();
     let left = captures.pcap("left.pcap", &go_back_n(true));
     let right = captures.pcap("right.pcap", &go_back_n(false));
@@ -465,7 +465,7 @@ fn the_picture_has_all_that_the_text_has_and_needs_nothing_else() {
     let svg = fs::read_to_string(&picture).unwrap();
     let all = elements(&svg);
     let count = |what: &str| all.iter().filter(|element| *element == what).count();
-    // The legend has one of each line, and two plain ones.
+    // The legend has one line of each kind, and two plain ones.
     let seen = (
         count("g.rung"),
         count("path.lost"),
@@ -490,7 +490,7 @@ fn the_picture_has_all_that_the_text_has_and_needs_nothing_else() {
 }
 
 #[test]
-fn a_ladder_as_an_svg_is_the_picture_and_no_text() {
+fn svg_output_replaces_text() {
     let captures = Captures::new();
     let left = captures.pcap("left.pcap", &go_back_n(true));
     let picture = captures.0.path().join("both.svg");
@@ -501,7 +501,7 @@ fn a_ladder_as_an_svg_is_the_picture_and_no_text() {
 }
 
 #[test]
-fn what_a_comment_says_is_text_and_nothing_else() {
+fn comments_are_escaped() {
     let captures = Captures::new();
     let file = captures.pcapng("x.pcapng", &[(0, true, send(1), "</text><script>\"&\u{7}\n\u{1b}[31m")]);
     let svg = text(&decode(&["--svg", "-"], &[&file]).stdout);

@@ -1,5 +1,5 @@
-//! Congestion on real links: marks that the kernel carries, notifications that answer them, and PAUSE frames. Two namespaces, both
-//! kinds of port, IPv4 and IPv6. Needs root; skips without.
+//! Congestion on real links: marks that the kernel carries, notifications in response, and PAUSE frames. Two namespaces, XDP
+//! and UDP ports, IPv4 and IPv6. Needs root; skips without.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -50,7 +50,7 @@ fn open(port: &str, namespace: &NetNs, congestion: CongestionConfig) -> Device {
     namespace.run(open).expect("the namespace").expect("a device")
 }
 
-/// A QP and what it stands on.
+/// A QP and the objects it uses.
 struct End {
     qp: QueuePair,
     cq: CompletionQueue,
@@ -71,7 +71,7 @@ impl End {
     fn endpoint(&self, device: &Device, ipv4: bool) -> Endpoint {
         let found = device.gids().into_iter().find(|e| {
             let ip = e.gid.to_ip();
-            // The one that was given, not the link's own.
+            // The configured address, not the link-local one.
             ip.is_ipv4() == ipv4 && !matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())
         });
         self.qp.endpoint(found.expect("a GID").index).expect("an endpoint")
@@ -109,10 +109,10 @@ fn dcqcn() -> CongestionConfig {
     CongestionConfig { control, line_rate: Some(Rate::from_gbps(1.0)), ..CongestionConfig::default() }
 }
 
-/// All data carries CE, as if each switch on the way had marked all of it: trains of sockets are marked as a whole.
+/// All data carries CE, as if switches had marked every packet: the kernel marks trains of sockets as a whole.
 #[test]
-fn a_mark_is_seen_in_each_datagram_and_answered_over_both_kinds_of_port() {
-    const NAME: &str = "a_mark_is_seen_in_each_datagram_and_answered_over_both_kinds_of_port";
+fn marks_are_answered_over_both_ports() {
+    const NAME: &str = "marks_are_answered_over_both_ports";
     let Some(ends) = network(NAME, "marks") else { return };
     for (port, ipv4) in [("xdp", true), ("xdp", false), ("udp", true), ("udp", false)] {
         let what = format!("{port}, IPv{}", if ipv4 { 4 } else { 6 });
@@ -129,7 +129,7 @@ fn a_mark_is_seen_in_each_datagram_and_answered_over_both_kinds_of_port() {
         assert!(seen >= data, "{what}: {seen} of {data} marks");
         let sent = counter(&far, "np_cnp_sent");
         assert!((1..=seen).contains(&sent), "{what}: {sent} notifications");
-        // The last may still be under way.
+        // The last notification may still be under way.
         let until = Instant::now() + PATIENCE;
         let heard = || counter(&near, "rp_cnp_handled") + counter(&near, "rp_cnp_ignored");
         while heard() < sent {
@@ -143,12 +143,12 @@ fn a_mark_is_seen_in_each_datagram_and_answered_over_both_kinds_of_port() {
             log.iter().any(|line| line.contains("congestion notification: rate 1 Gb/s -> 500 Mb/s")),
             "{what}: {log:#?}"
         );
-        // Nothing marks what comes back.
+        // Packets in the reverse direction are not marked.
         assert_eq!((counter(&near, "np_cnp_sent"), counter(&far, "rp_cnp_handled")), (0, 0), "{what}");
     }
 }
 
-/// What a neighbour sends, as a raw frame.
+/// Creates a raw packet QP, to send frames in a neighbour's name.
 fn raw_qp(device: &Device) -> (QueuePair, CompletionQueue, ProtectionDomain) {
     let pd = device.alloc_pd().expect("a domain");
     let cq = device.create_cq(16, None).expect("a queue");
@@ -160,14 +160,14 @@ fn raw_qp(device: &Device) -> (QueuePair, CompletionQueue, ProtectionDomain) {
 }
 
 #[test]
-fn a_pause_of_one_priority_over_af_xdp_stops_that_and_no_other() {
-    const NAME: &str = "a_pause_of_one_priority_over_af_xdp_stops_that_and_no_other";
+fn pfc_stops_only_its_priority() {
+    const NAME: &str = "pfc_stops_only_its_priority";
     let Some(ends) = network(NAME, "pauses") else { return };
     let classes = TrafficClasses { trust: Trust::Dscp, pfc: 1 << 3, ..TrafficClasses::default() };
-    // A quantum of 512 bits at 400 Mb/s: 65,535 are 84 ms.
+    // A quantum is 512 bits: at 400 Mb/s, 65,535 quanta are 84 ms.
     let line_rate = Some(Rate::from_mbps(400.0));
     let [near, far] = [0, 1].map(|end| open("xdp", &ends[end], CongestionConfig::default()));
-    // While it is open: the port takes such frames from now on.
+    // Changed while the port is open: the port receives such frames from now on.
     let rules = CongestionConfig { classes, line_rate, ..CongestionConfig::default() };
     near.set_congestion(rules).expect("heeds them");
     let of_dscp = |dscp: u8| ConnectOptions { traffic_class: dscp << 2, ..ConnectOptions::default() };
@@ -189,7 +189,7 @@ fn a_pause_of_one_priority_over_af_xdp_stops_that_and_no_other() {
     third[0].post(&third[1], WrOpcode::Write, 4096);
     first[0].post(&first[1], WrOpcode::Write, 4096);
     first[0].done();
-    // On a machine that is too busy for it, the pause may be over by now.
+    // On a busy machine, the pause may be over by now.
     let early = third[0].cq.poll(&mut [Wc::default()]) == 0;
     assert!(
         early || began.elapsed() > Duration::from_millis(83),
@@ -203,10 +203,10 @@ fn a_pause_of_one_priority_over_af_xdp_stops_that_and_no_other() {
     assert_eq!(counter(&near, "rx_prio3_pause_duration"), 83_884);
 }
 
-/// A receiver that is not turned for a while finds its ring filling, and says so; the sender heeds it, and nothing is lost.
+/// A receiver that is not polled sends PAUSE as its ring fills. The sender honours it, and no frame is lost.
 #[test]
-fn a_full_receive_ring_pauses_the_neighbour_over_af_xdp() {
-    const NAME: &str = "a_full_receive_ring_pauses_the_neighbour_over_af_xdp";
+fn full_receive_ring_pauses_the_neighbour() {
+    const NAME: &str = "full_receive_ring_pauses_the_neighbour";
     let Some(ends) = network(NAME, "xoff") else { return };
     let with = |text: &str| CongestionConfig {
         classes: text.parse().expect("classes"),
@@ -225,7 +225,7 @@ fn a_full_receive_ring_pauses_the_neighbour_over_af_xdp() {
         .expect("a device");
     let plain = ConnectOptions { path_mtu: Some(Mtu::Mtu1024), timeout: 20, ..ConnectOptions::default() };
     let [a, b] = connect([&near, &far], true, [&plain, &plain]);
-    // A window of packets lies in the far ring, of which nobody has taken one yet.
+    // The far ring holds a window of packets, none of which has been taken yet.
     a.post(&b, WrOpcode::Write, LENGTH);
     let until = Instant::now() + PATIENCE;
     while counter(&near, "sent_pkts") < 100 {

@@ -1,4 +1,4 @@
-//! Windows, fast registration and regions of every kind through the verbs API, between two devices of one process.
+//! Memory windows, fast registration and memory regions through the verbs API, between two devices of one process.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn end(device: &Device) -> End {
     End { pd, cq, qp }
 }
 
-/// Two connected ends.
+/// Returns two connected ends.
 fn pair() -> (End, End) {
     let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
     let (a, b) = (end(&near), end(&far));
@@ -34,7 +34,7 @@ fn pair() -> (End, End) {
     (a, b)
 }
 
-/// The next completion of one end; the other is turned meanwhile.
+/// Returns the next completion of one end, and polls the other meanwhile.
 fn next(of: &End, other: &End) -> Wc {
     let until = std::time::Instant::now() + Duration::from_secs(10);
     loop {
@@ -55,7 +55,7 @@ fn write(a: &End, b: &End, remote_addr: u64, rkey: RKey, bytes: &[u8]) -> WcStat
 const SIGNALED: SendFlags = SendFlags::SIGNALED;
 
 #[test]
-fn a_window_is_bound_used_and_invalidated_by_the_peer() {
+fn window_is_bound_used_and_invalidated() {
     let (a, b) = pair();
     let region = b.pd.register(4096, Access::LOCAL_WRITE | Access::MW_BIND).expect("a region");
     let mut window = b.pd.alloc_window(MwType::Two).expect("a window");
@@ -75,7 +75,7 @@ fn a_window_is_bound_used_and_invalidated_by_the_peer() {
         let _ = a.cq.poll_one();
     };
     assert_eq!((received.flags, received.imm), (WcFlags::WITH_INV, key.0));
-    // Free again: it is bound once more, under another key.
+    // The window is free again, and can be bound with another key.
     let again = b.qp.bind_window(3, SIGNALED, &mut window, &range).expect("posted");
     while b.cq.poll_one().map(|wc| assert_eq!(wc.status, WcStatus::Success)).is_none() {
         let _ = a.cq.poll_one();
@@ -84,7 +84,7 @@ fn a_window_is_bound_used_and_invalidated_by_the_peer() {
 }
 
 #[test]
-fn a_type_1_window_gets_its_keys_from_the_device() {
+fn device_chooses_type_1_window_keys() {
     let (a, b) = pair();
     let region = b.pd.register(4096, Access::LOCAL_WRITE | Access::MW_BIND).expect("a region");
     let mut window = b.pd.alloc_window(MwType::One).expect("a window");
@@ -101,7 +101,7 @@ fn a_type_1_window_gets_its_keys_from_the_device() {
 }
 
 #[test]
-fn a_region_that_is_dropped_takes_its_windows_along() {
+fn dropping_a_region_drops_its_windows() {
     let (a, b) = pair();
     let region = b.pd.register(4096, Access::LOCAL_WRITE | Access::MW_BIND).expect("a region");
     let mut window = b.pd.alloc_window(MwType::Two).expect("a window");
@@ -117,7 +117,7 @@ fn a_region_that_is_dropped_takes_its_windows_along() {
 }
 
 #[test]
-fn pages_are_registered_by_work_requests() {
+fn work_requests_register_pages() {
     let (a, b) = pair();
     let mut region = b.pd.alloc_fast(8 * 4096, 2).expect("a region");
     let too_many = b.qp.fast_register(0, SIGNALED, &mut region, &[0; 3], (0, 1, Access::LOCAL_WRITE));
@@ -139,7 +139,7 @@ fn pages_are_registered_by_work_requests() {
 }
 
 #[test]
-fn a_region_is_registered_again_and_moves() {
+fn reregistered_region_moves() {
     let (a, b) = pair();
     let mut region = b.pd.register(64, Access::LOCAL_WRITE).expect("a region");
     let old = region.rkey();
@@ -154,7 +154,7 @@ fn a_region_is_registered_again_and_moves() {
 }
 
 #[test]
-fn the_null_region_swallows_a_message() {
+fn null_region_discards_a_message() {
     let (a, b) = pair();
     let null = b.pd.register_null().expect("a region");
     b.qp.post_recv(1, &[null.sge(0, 1000)]).expect("room");

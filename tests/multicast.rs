@@ -1,4 +1,4 @@
-//! Multicast over real links: two namespaces, both kinds of port, IPv4 and IPv6. Needs root; skips without.
+//! Multicast over real links: two namespaces, XDP and UDP ports, IPv4 and IPv6. Needs root; skips without.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ impl Member {
         Member { qp, cq, memory, pd }
     }
 
-    /// The payload of the next datagram.
+    /// Returns the payload of the next datagram.
     fn next(&self, patience: Duration) -> Option<Vec<u8>> {
         let wc = self.cq.wait(patience)?;
         assert_eq!(wc.status, WcStatus::Success);
@@ -60,7 +60,7 @@ fn open(port: &str, namespace: &NetNs, address: &[IpAddr]) -> Device {
     namespace.run(open).expect("the namespace").expect("a device")
 }
 
-/// The kernel's own list of groups.
+/// True if the kernel lists the group.
 fn kernel_has(namespace: &NetNs, group: IpAddr) -> bool {
     let (table, key) = match group {
         IpAddr::V4(v4) => ("igmp", format!("{:08X}", u32::from_le_bytes(v4.octets()))),
@@ -112,11 +112,11 @@ fn play(port: &str, ends: &[NetNs; 2], addresses: [&[IpAddr]; 2], group: IpAddr)
 }
 
 #[test]
-fn a_group_is_joined_heard_and_left_over_both_kinds_of_port() {
+fn group_is_joined_and_left_over_both_ports() {
     let ends = match (NetNs::create("mcast-a"), NetNs::create("mcast-b")) {
         (Ok(here), Ok(there)) => [here, there],
         (Err(why), _) | (_, Err(why)) => {
-            println!("SKIP a_group_is_joined_heard_and_left_over_both_kinds_of_port: {why}");
+            println!("SKIP group_is_joined_and_left_over_both_ports: {why}");
             return;
         }
     };
@@ -139,6 +139,6 @@ fn a_group_is_joined_heard_and_left_over_both_kinds_of_port() {
         play("xdp", &ends, [&ips[0], &ips[1]], group);
         play("udp", &ends, [&ips[0], &ips[1]], group);
     }
-    // Sockets that are bound to no address.
+    // Sockets bound to no address.
     play("udp", &ends, [&ips[0], &[]], "239.1.2.3".parse().expect("an address"));
 }

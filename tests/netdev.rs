@@ -1,4 +1,4 @@
-//! Interfaces, namespaces and neighbours against the real kernel. Needs root; says so and skips without.
+//! Interfaces, namespaces and neighbours of the real kernel. Needs root; skips with a message otherwise.
 
 #[path = "support/in_time.rs"]
 mod in_time;
@@ -16,7 +16,7 @@ use roxie::netdev::{
     resolve,
 };
 
-/// True if the test cannot run here; says why.
+/// True if the test cannot run here; prints the reason.
 fn skip(name: &str) -> bool {
     let root = nix::unistd::geteuid().is_root();
     if !root {
@@ -36,8 +36,8 @@ fn pair(tag: &str) -> (NetNs, NetNs) {
     let mut left = Links::open_in(&a).unwrap();
     left.create_veth("left", &b, "right", 1).unwrap();
     let mut right = Links::open_in(&b).unwrap();
-    // Duplicate address detection takes up to two seconds, as long as the kernel asks for a neighbour before it gives up for five. Where this
-    // may not be written, the tests are slower.
+    // Disable duplicate address detection, which takes up to two seconds: as long as the kernel solicits a neighbour before it
+    // gives up for five. If the file is read-only, the tests are slower.
     for (end, name) in [(&a, "left"), (&b, "right")] {
         let file = format!("/proc/sys/net/ipv6/conf/{name}/accept_dad");
         let _ = end.run(|| std::fs::write(file, "0"));
@@ -54,8 +54,8 @@ fn pair(tag: &str) -> (NetNs, NetNs) {
 }
 
 #[test]
-fn a_veth_pair_is_described_as_it_was_made() {
-    if skip("a_veth_pair_is_described_as_it_was_made") {
+fn veth_pair_is_described() {
+    if skip("veth_pair_is_described") {
         return;
     }
     let (a, b) = pair("descr");
@@ -74,8 +74,8 @@ fn a_veth_pair_is_described_as_it_was_made() {
 }
 
 #[test]
-fn receive_queues_are_those_in_use() {
-    if skip("receive_queues_are_those_in_use") {
+fn receive_queues_in_use_are_counted() {
+    if skip("receive_queues_in_use_are_counted") {
         return;
     }
     let a = NetNs::create("queues").unwrap();
@@ -83,10 +83,10 @@ fn receive_queues_are_those_in_use() {
     assert_eq!(a.run(|| Interface::by_name("left")).unwrap().unwrap().rx_queues, 2);
 }
 
-/// That of veth, as each kernel since 6.3 tells it.
+/// veth's values, the same for each kernel since 6.3.
 #[test]
-fn a_driver_says_what_it_offloads_and_what_xdp_can_do() {
-    if skip("a_driver_says_what_it_offloads_and_what_xdp_can_do") {
+fn driver_reports_offloads_and_xdp_features() {
+    if skip("driver_reports_offloads_and_xdp_features") {
         return;
     }
     let a = NetNs::create("offers").unwrap();
@@ -107,8 +107,8 @@ fn a_driver_says_what_it_offloads_and_what_xdp_can_do() {
 }
 
 #[test]
-fn a_namespace_lives_and_dies_with_its_value() {
-    if skip("a_namespace_lives_and_dies_with_its_value") {
+fn namespace_lives_as_long_as_its_value() {
+    if skip("namespace_lives_as_long_as_its_value") {
         return;
     }
     let ns = NetNs::create("life").unwrap();
@@ -123,8 +123,8 @@ fn a_namespace_lives_and_dies_with_its_value() {
 }
 
 #[test]
-fn namespaces_of_a_dead_owner_are_swept_and_those_of_a_live_one_are_not() {
-    if skip("namespaces_of_a_dead_owner_are_swept_and_those_of_a_live_one_are_not") {
+fn only_namespaces_of_dead_owners_are_removed() {
+    if skip("only_namespaces_of_dead_owners_are_removed") {
         return;
     }
     let mut child = std::process::Command::new("true").spawn().unwrap();
@@ -143,8 +143,8 @@ fn namespaces_of_a_dead_owner_are_swept_and_those_of_a_live_one_are_not() {
 }
 
 #[test]
-fn bridges_and_taps_are_made_and_deleted() {
-    if skip("bridges_and_taps_are_made_and_deleted") {
+fn bridges_and_taps_are_created_and_deleted() {
+    if skip("bridges_and_taps_are_created_and_deleted") {
         return;
     }
     let a = NetNs::create("bridge").unwrap();
@@ -162,7 +162,7 @@ fn bridges_and_taps_are_made_and_deleted() {
     assert!(matches!(&e, NetdevError::NoSuchInterface { existing, .. } if existing.contains("br0")), "{e}");
 }
 
-/// What changed, without the link-local addresses that the kernel makes itself in its own time.
+/// Returns the changes, without link-local addresses, which the kernel adds by itself.
 fn told(watch: &mut Watch) -> Vec<Change> {
     let own = |ip: &IpAddr| matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
     let mut changes = watch.poll().unwrap();
@@ -170,7 +170,7 @@ fn told(watch: &mut Watch) -> Vec<Change> {
     changes
 }
 
-/// The next changes, waited for.
+/// Waits for the next changes and returns them.
 fn next(watch: &mut Watch) -> Vec<Change> {
     loop {
         let mut fds = [PollFd::new(watch.as_fd(), PollFlags::POLLIN)];
@@ -183,8 +183,8 @@ fn next(watch: &mut Watch) -> Vec<Change> {
 }
 
 #[test]
-fn a_watch_tells_each_change_once() {
-    if skip("a_watch_tells_each_change_once") {
+fn watch_reports_each_change_once() {
+    if skip("watch_reports_each_change_once") {
         return;
     }
     let (a, b) = pair("watch");
@@ -209,7 +209,7 @@ fn a_watch_tells_each_change_once() {
 
     let mut far = Links::open_in(&b).unwrap();
     far.set_up("right", false).unwrap();
-    // The kernel tells of a lost carrier up to a second later (linkwatch).
+    // The kernel reports a lost carrier up to a second later (linkwatch).
     assert_eq!(next(&mut watch), [Change::LinkDown], "no carrier while the peer is down");
     far.set_up("right", true).unwrap();
     assert_eq!(next(&mut watch), [Change::LinkUp]);
@@ -219,12 +219,12 @@ fn a_watch_tells_each_change_once() {
     assert_eq!(told(&mut watch), []);
 }
 
-/// The station address of an interface.
+/// Returns the station address of an interface.
 fn mac(ns: &NetNs, name: &str) -> [u8; 6] {
     ns.run(|| Interface::by_name(name)).unwrap().unwrap().mac
 }
 
-/// Resolves from `left`.
+/// Resolves an address from `left`.
 fn from_left(a: &NetNs, ip: &str, timeout: Duration) -> Result<[u8; 6], NeighbourError> {
     let ip: IpAddr = ip.parse().unwrap();
     a.run(|| resolve(&Interface::by_name("left").unwrap(), ip, timeout)).unwrap()
@@ -232,7 +232,7 @@ fn from_left(a: &NetNs, ip: &str, timeout: Duration) -> Result<[u8; 6], Neighbou
 
 const SOON: Duration = Duration::from_secs(5);
 
-/// True if the kernel manages a neighbour in `ns`.
+/// True if the kernel manages a neighbour entry in `ns`.
 fn is_managed(ns: &NetNs, ip: &str) -> bool {
     let shown =
         std::process::Command::new("ip").args(["-n", ns.name().unwrap(), "neigh", "show"]).output_in_time();
@@ -242,8 +242,8 @@ fn is_managed(ns: &NetNs, ip: &str) -> bool {
 }
 
 #[test]
-fn neighbours_are_resolved_by_the_kernel_and_kept_until_dropped() {
-    if skip("neighbours_are_resolved_by_the_kernel_and_kept_until_dropped") {
+fn neighbours_are_kept_until_dropped() {
+    if skip("neighbours_are_kept_until_dropped") {
         return;
     }
     let (a, b) = pair("neigh");
@@ -254,11 +254,11 @@ fn neighbours_are_resolved_by_the_kernel_and_kept_until_dropped() {
     let resolve = |ip: &str, timeout| neighbours.resolve(&left, ip.parse().unwrap(), timeout).unwrap();
     assert_eq!(resolve("192.0.2.2", SOON), right, "ARP");
     assert_eq!(resolve("2001:db8::2", SOON), right, "neighbour discovery");
-    // Known now: needs no time at all.
+    // The neighbour is known: no wait is needed.
     assert_eq!(resolve("192.0.2.2", Duration::ZERO), right);
     assert!(is_managed(&a, "192.0.2.2") && is_managed(&a, "2001:db8::2"));
 
-    // Whom somebody else had the kernel keep stays kept.
+    // An entry that another user has requested stays.
     let others = open();
     others.resolve(&left, "192.0.2.2".parse().unwrap(), SOON).unwrap();
     drop(others);
@@ -267,7 +267,8 @@ fn neighbours_are_resolved_by_the_kernel_and_kept_until_dropped() {
     assert!(!is_managed(&a, "192.0.2.2") && !is_managed(&a, "2001:db8::2"));
 }
 
-/// An interface has its link-local address a second or two after it came up. Until then the kernel solicits no neighbour by itself.
+/// An interface gets its link-local address one or two seconds after it comes up. Until then the kernel solicits no neighbour
+/// by itself.
 #[test]
 fn neighbours_are_found_without_link_local_address() {
     if skip("neighbours_are_found_without_link_local_address") {
@@ -295,8 +296,8 @@ fn neighbours_are_found_without_link_local_address() {
 }
 
 #[test]
-fn nobody_is_kept_who_did_not_answer() {
-    if skip("nobody_is_kept_who_did_not_answer") {
+fn silent_neighbour_is_not_kept() {
+    if skip("silent_neighbour_is_not_kept") {
         return;
     }
     let (a, _b) = pair("nobody");
@@ -308,8 +309,8 @@ fn nobody_is_kept_who_did_not_answer() {
 }
 
 #[test]
-fn who_is_asked_for_without_waiting_is_found_later_or_given_up() {
-    if skip("who_is_asked_for_without_waiting_is_found_later_or_given_up") {
+fn asynchronous_resolution_succeeds_or_times_out() {
+    if skip("asynchronous_resolution_succeeds_or_times_out") {
         return;
     }
     let (a, b) = pair("stranger");
@@ -336,8 +337,8 @@ fn who_is_asked_for_without_waiting_is_found_later_or_given_up() {
 }
 
 #[test]
-fn what_strangers_lead_to_is_followed_up_to_a_bound_and_what_is_wanted_stays() {
-    if skip("what_strangers_lead_to_is_followed_up_to_a_bound_and_what_is_wanted_stays") {
+fn unsolicited_neighbours_are_bounded() {
+    if skip("unsolicited_neighbours_are_bounded") {
         return;
     }
     let (a, _b) = pair("bound");
@@ -356,7 +357,7 @@ fn what_strangers_lead_to_is_followed_up_to_a_bound_and_what_is_wanted_stays() {
     }
     assert_eq!(neighbours.followed(), 1 + 1024);
     neighbours.poll(&left);
-    // Of those the latest are followed, and who was wanted.
+    // The latest of them are followed, and the requested one.
     for station in [71, 72] {
         links.add_neighbour("left", ip(format!("192.0.2.{station}")), [2, 8, 8, 8, 8, station]).unwrap();
     }
@@ -371,8 +372,8 @@ fn what_strangers_lead_to_is_followed_up_to_a_bound_and_what_is_wanted_stays() {
 }
 
 #[test]
-fn a_neighbour_with_another_station_address_or_forgotten_is_followed() {
-    if skip("a_neighbour_with_another_station_address_or_forgotten_is_followed") {
+fn neighbour_changes_are_followed() {
+    if skip("neighbour_changes_are_followed") {
         return;
     }
     let (a, _b) = pair("moved");
@@ -419,8 +420,8 @@ fn own_multicast_and_broadcast_addresses_need_no_neighbour() {
 }
 
 #[test]
-fn what_is_behind_a_gateway_is_sent_to_the_gateway() {
-    if skip("what_is_behind_a_gateway_is_sent_to_the_gateway") {
+fn routed_addresses_resolve_to_the_gateway() {
+    if skip("routed_addresses_resolve_to_the_gateway") {
         return;
     }
     let (a, b) = pair("gateway");
@@ -432,8 +433,8 @@ fn what_is_behind_a_gateway_is_sent_to_the_gateway() {
 }
 
 #[test]
-fn permanent_neighbours_are_taken_as_they_are_and_left_alone() {
-    if skip("permanent_neighbours_are_taken_as_they_are_and_left_alone") {
+fn permanent_neighbours_are_left_unchanged() {
+    if skip("permanent_neighbours_are_left_unchanged") {
         return;
     }
     let (a, _b) = pair("perm");
@@ -444,8 +445,8 @@ fn permanent_neighbours_are_taken_as_they_are_and_left_alone() {
 }
 
 #[test]
-fn a_silent_neighbour_and_a_link_that_is_down_are_told_apart() {
-    if skip("a_silent_neighbour_and_a_link_that_is_down_are_told_apart") {
+fn silent_neighbour_differs_from_link_down() {
+    if skip("silent_neighbour_differs_from_link_down") {
         return;
     }
     let (a, b) = pair("silent");
@@ -458,8 +459,8 @@ fn a_silent_neighbour_and_a_link_that_is_down_are_told_apart() {
 }
 
 #[test]
-fn a_watch_of_a_deleted_interface_says_so_once_and_is_quiet() {
-    if skip("a_watch_of_a_deleted_interface_says_so_once_and_is_quiet") {
+fn watch_reports_deletion_once() {
+    if skip("watch_reports_deletion_once") {
         return;
     }
     let (a, _b) = pair("quiet");
@@ -469,7 +470,7 @@ fn a_watch_of_a_deleted_interface_says_so_once_and_is_quiet() {
     links.delete("left").unwrap();
     wait_readable(&watch);
     assert_eq!(watch.poll().unwrap(), [Change::Gone]);
-    // What other links do later is in the same socket.
+    // Events of other links arrive at the same socket.
     links.create_bridge("other").unwrap();
     wait_readable(&watch);
     assert!(watch.poll().unwrap().is_empty());
@@ -478,11 +479,11 @@ fn a_watch_of_a_deleted_interface_says_so_once_and_is_quiet() {
 }
 
 #[test]
-fn names_are_stale_when_nobody_holds_their_lock_whatever_their_number_says() {
-    if skip("names_are_stale_when_nobody_holds_their_lock_whatever_their_number_says") {
+fn names_without_lock_holder_are_stale() {
+    if skip("names_without_lock_holder_are_stale") {
         return;
     }
-    // Process 1 lives, but it is not who made this one; 4194305 is above any pid, as of another pid namespace.
+    // Process 1 lives, but did not create this namespace; 4194305 is above any PID, as if from another PID namespace.
     let (left_over, foreign) = ("roxie-1-left-over", "roxie-4194305-foreign");
     let ip = |arguments: [&str; 3]| {
         std::process::Command::new("ip").args(arguments).status_in_time().expect("iproute2").success()
@@ -503,8 +504,8 @@ fn names_are_stale_when_nobody_holds_their_lock_whatever_their_number_says() {
 }
 
 #[test]
-fn a_namespace_is_entered_only_from_outside() {
-    if skip("a_namespace_is_entered_only_from_outside") {
+fn namespace_is_entered_only_from_outside() {
+    if skip("namespace_is_entered_only_from_outside") {
         return;
     }
     let thread = || std::thread::current().id();

@@ -1,4 +1,4 @@
-//! Ports stacked as a NIC stacks them, and the promise that none allocates once it is warm.
+//! Ports stacked as a NIC stacks them; none allocates once it is warm.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -14,7 +14,7 @@ use roxie::port::udp::{UdpConfig, UdpPort};
 use roxie::port::{BURST, Port};
 use roxie::time::Nanos;
 
-/// The system's allocator, counting what each thread asks of it.
+/// The system's allocator, with a count per thread.
 struct Counting;
 
 thread_local! {
@@ -96,7 +96,7 @@ fn to(mac: [u8; 6], text: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_whole_stack_shows_own_traffic_and_faults_to_the_capture() {
+fn capture_sees_own_traffic_and_faults() {
     let ends = |mac| MemoryConfig { mac, ..MemoryConfig::default() };
     let (a, mut b) = memory::pair(ends(OWN), ends(PEER));
     let second = Fault { action: Action::Drop, when: When::Nth(2) };
@@ -115,7 +115,7 @@ fn a_whole_stack_shows_own_traffic_and_faults_to_the_capture() {
 }
 
 #[test]
-fn a_boxed_stack_is_a_port_like_any_other() {
+fn boxed_stack_works_as_port() {
     let (a, mut b) = memory::pair(MemoryConfig::default(), MemoryConfig::default());
     let mut port: Box<dyn Port> = Box::new(FaultPort::new(a, &FaultConfig::parse("rx.drop=nth1").unwrap()));
     port = Box::new(LoopbackPort::new(port, 4));
@@ -123,7 +123,7 @@ fn a_boxed_stack_is_a_port_like_any_other() {
     assert_eq!(receive(&mut port, Nanos::ZERO), [b"kept"]);
 }
 
-/// Moves `rounds` bursts from `a` to `b` and looks at each frame.
+/// Moves `rounds` bursts from `a` to `b` and reads each frame.
 fn pump(a: &mut dyn Port, b: &mut dyn Port, frame: &[u8], rounds: u64) -> usize {
     let mut moved = 0;
     for round in 0..rounds {
@@ -158,7 +158,7 @@ fn allocations_when_warm(a: &mut dyn Port, b: &mut dyn Port, frame: &[u8]) -> (u
 }
 
 #[test]
-fn memory_fault_loopback_and_capture_allocate_nothing_once_warm() {
+fn warm_port_stack_allocates_nothing() {
     let (a, b) = memory::pair(MemoryConfig::default(), MemoryConfig::default());
     let faults = "drop=0.05,duplicate=0.1,corrupt=0.1,reorder=0.1:3,delay=0.1:5us,seed=3";
     let faulty = |port| FaultPort::new(port, &FaultConfig::parse(faults).unwrap());
@@ -173,7 +173,7 @@ fn memory_fault_loopback_and_capture_allocate_nothing_once_warm() {
 }
 
 #[test]
-fn the_udp_port_allocates_nothing_once_warm() {
+fn warm_udp_port_allocates_nothing() {
     let port = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let open = |address: [u8; 4]| {
         let config = UdpConfig { addresses: vec![IpAddr::from(address)], port, ..UdpConfig::default() };

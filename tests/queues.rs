@@ -1,4 +1,4 @@
-//! Shared receive queues, extended connections and completion queues as an application has them, between two devices.
+//! Shared receive queues, XRC and completion queues as an application uses them, between two devices.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn join(one: &QueuePair, two: &QueuePair) {
     two.connect(&there, &here, &options).expect("a way");
 }
 
-/// Turns the sender until the receiver has a completion.
+/// Polls the sender until the receiver has a completion.
 fn arrival(sender: &CompletionQueue, receiver: &CompletionQueue) -> Wc {
     let until = std::time::Instant::now() + SOON;
     loop {
@@ -45,7 +45,7 @@ fn bytes(region: &MemoryRegion, length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn two_connections_share_receives_and_their_owner_is_told_when_few_are_left() {
+fn shared_receives_raise_the_limit_event() {
     let (near, far) = devices();
     let (pd, peer_pd) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());
     let (cq, peer_cq) = (near.create_cq(16, None).unwrap(), far.create_cq(16, None).unwrap());
@@ -88,7 +88,7 @@ fn two_connections_share_receives_and_their_owner_is_told_when_few_are_left() {
 }
 
 #[test]
-fn an_extended_connection_reaches_each_queue_of_its_domain_by_number() {
+fn xrc_reaches_each_queue_of_its_domain() {
     let (near, far) = devices();
     let (pd, peer_pd) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());
     let (cq, peer_cq) = (near.create_cq(16, None).unwrap(), far.create_cq(16, None).unwrap());
@@ -130,14 +130,14 @@ fn an_extended_connection_reaches_each_queue_of_its_domain_by_number() {
 }
 
 #[test]
-fn a_file_stands_for_an_extended_domain() {
+fn file_identifies_an_xrc_domain() {
     let (_, far) = devices();
     let file = tempfile::tempfile().unwrap();
     assert!(far.open_xrcd_of(&file, false, false).is_err(), "nobody has made it");
     let one = far.open_xrcd_of(&file, true, true).unwrap();
     let taken = far.open_xrcd_of(&file, true, true).unwrap_err().to_string();
     assert!(taken.contains("XRC domain of this file"), "{taken}");
-    // Both are the same: a target made through one reaches a queue made through the other.
+    // The two descriptors refer to one domain: a target created through one reaches a queue created through the other.
     let two = far.open_xrcd_of(&file, false, false).unwrap();
     let (pd, cq) = (far.alloc_pd().unwrap(), far.create_cq(4, None).unwrap());
     let _srq = pd.create_xrc_srq(4, 1, &one, &cq).unwrap();
@@ -147,7 +147,7 @@ fn a_file_stands_for_an_extended_domain() {
 }
 
 #[test]
-fn a_completion_queue_changes_its_size_while_somebody_sleeps_on_it() {
+fn cq_is_resized_under_a_sleeper() {
     let (near, far) = devices();
     let (pd, peer_pd) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());
     let channel = CompletionChannel::new().unwrap();
@@ -180,7 +180,7 @@ fn a_completion_queue_changes_its_size_while_somebody_sleeps_on_it() {
     let mut all = [Wc::default(); 32];
     assert_eq!(peer_cq.poll(&mut all), 22);
 
-    // Events for ten at a time, or when it takes too long.
+    // Events for ten completions at a time, or after a timeout.
     peer_cq.moderate(10, Duration::from_millis(20)).unwrap();
     peer_cq.arm(Armed::Next);
     let before = far.now();
@@ -200,9 +200,9 @@ fn a_completion_queue_changes_its_size_while_somebody_sleeps_on_it() {
     assert!(peer_cq.moderate(2, Duration::ZERO).is_err());
 }
 
-/// What waits of a QP that was reset is not seen in a ring of another size either, and what comes later is.
+/// Completions of a reset QP stay hidden in a ring of another size, too; later ones are visible.
 #[test]
-fn what_is_forgotten_of_a_qp_ends_where_it_did_when_the_queue_changes_its_size() {
+fn resize_keeps_reset_completions_hidden() {
     let (near, far) = devices();
     let (pd, peer_pd) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());
     let (cq, peer_cq) = (near.create_cq(64, None).unwrap(), far.create_cq(16, None).unwrap());

@@ -1,4 +1,4 @@
-//! `.ci/release`: which tree is a version, in a repository made for it.
+//! Tests which trees `.ci/release` accepts as a version, in a repository made for the test.
 
 #[path = "support/in_time.rs"]
 mod in_time;
@@ -11,7 +11,7 @@ use std::process::{Command, Output};
 use in_time::CommandInTime;
 use tempfile::TempDir;
 
-/// A repository that is version 1.2.3.
+/// A repository at version 1.2.3.
 struct Tree(TempDir);
 
 impl Tree {
@@ -66,14 +66,14 @@ impl Tree {
 }
 
 #[test]
-fn a_tree_that_is_the_version_is_let_through() {
+fn tree_at_the_version_is_accepted() {
     let tree = Tree::new();
     let done = tree.check("1.2.3");
     assert!(done.status.success(), "{done:?}");
 }
 
 #[test]
-fn what_is_no_version_or_another_is_refused() {
+fn invalid_or_other_version_is_refused() {
     let tree = Tree::new();
     for version in ["", "1.2", "v1.2.3", "1.2.3 4"] {
         tree.refuses(version, "is no version");
@@ -82,7 +82,7 @@ fn what_is_no_version_or_another_is_refused() {
 }
 
 #[test]
-fn a_version_without_its_section_is_refused() {
+fn version_without_changelog_section_is_refused() {
     let tree = Tree::new();
     for heading in ["## Unreleased", "## 1.2.3", "## 1.2.30 - 2026-01-31", "## 1x2.3 - 2026-01-31"] {
         tree.write("CHANGELOG.md", &format!("# Changelog\n\n{heading}\n"));
@@ -95,7 +95,7 @@ fn a_version_without_its_section_is_refused() {
 }
 
 #[test]
-fn what_is_not_committed_or_has_its_tag_is_refused() {
+fn dirty_or_tagged_tree_is_refused() {
     let tree = Tree::new();
     tree.write("new.rs", "");
     tree.refuses("1.2.3", "new.rs");

@@ -1,4 +1,4 @@
-//! `.ci/test`: second runs of failed tests, with a cargo and an interop program that print what each test here gives them.
+//! Tests how `.ci/test` runs failed tests again, with substitutes for cargo and interop that print given output.
 
 #[path = "support/in_time.rs"]
 mod in_time;
@@ -20,7 +20,7 @@ fn executable(path: &Path, text: &str) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// The output of a target whose tests end as given.
+/// Returns the output of a test target with these results.
 fn target(begin: &str, tests: &[(&str, bool)]) -> String {
     let mut text = begin.to_string();
     for (name, passes) in tests {
@@ -38,7 +38,7 @@ fn target(begin: &str, tests: &[(&str, bool)]) -> String {
     )
 }
 
-/// Runs the script; returns whether it succeeds, its last two lines, and the names that cargo was asked to run again.
+/// Runs the script. Returns whether it succeeds, its last two lines, and the names of the tests that it ran again.
 fn run(first: &str, second: &str) -> (bool, String, String) {
     let tree = TempDir::new().unwrap();
     let root = tree.path();

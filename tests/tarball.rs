@@ -1,4 +1,4 @@
-//! `.ci/tarball --check`: whether binaries run on an older C library, and with what every system has.
+//! Tests `.ci/tarball --check`: whether binaries run on an older C library, with libraries that every system has.
 
 #[path = "support/in_time.rs"]
 mod in_time;
@@ -11,7 +11,7 @@ use std::process::{Command, Output};
 use in_time::CommandInTime;
 use tempfile::TempDir;
 
-/// Two files as a build leaves them.
+/// Creates a folder with the two files of a build.
 fn folder(roxie: &Path, library: &Path) -> TempDir {
     let folder = TempDir::new().expect("a folder");
     symlink(roxie, folder.path().join("roxie")).expect("a link");
@@ -33,24 +33,24 @@ fn refuses(folder: &Path, glibc: &str, part: &str) {
 }
 
 #[test]
-fn a_symbol_of_a_newer_c_library_is_named() {
+fn newer_glibc_symbol_is_named() {
     let roxie = Path::new(env!("CARGO_BIN_EXE_roxie"));
     let folder = folder(roxie, roxie);
     let done = check(folder.path(), "99.0");
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    // It came with 2.16 on x86-64, with 2.17 on aarch64.
+    // `getauxval` has been in glibc since 2.16 on x86-64, since 2.17 on aarch64.
     refuses(folder.path(), "2.15", "needs getauxval of glibc 2.1");
     refuses(folder.path(), "2.9", "libibverbs.so.1 needs ");
 }
 
 #[test]
-fn a_library_that_not_every_system_has_is_named() {
+fn uncommon_library_is_named() {
     let roxie = Path::new(env!("CARGO_BIN_EXE_roxie"));
     let own = TempDir::new().expect("a folder");
     let source = own.path().join("odd.c");
     fs::write(&source, "int main(void) { return 0; }\n").expect("a file");
     let odd = own.path().join("odd");
-    // A library of this test's own, which nobody else has.
+    // A library that exists only in this test.
     let cc = |arguments: &[&str]| {
         Command::new("cc").current_dir(own.path()).args(arguments).status_in_time().expect("cc").success()
     };
@@ -60,7 +60,7 @@ fn a_library_that_not_every_system_has_is_named() {
 }
 
 #[test]
-fn a_folder_without_both_is_refused() {
+fn folder_without_both_files_is_refused() {
     let empty = TempDir::new().expect("a folder");
     refuses(empty.path(), "99.0", "are not both in");
 }

@@ -1,5 +1,5 @@
-//! Frames of a real peer: all decode as other decoders say, all ICRCs agree, and building each again
-//! gives the same bytes.
+//! Frames of a real peer: parsed fields agree with other decoders, all ICRCs match, and building each frame again gives the
+//! same bytes.
 
 use std::fs::File;
 
@@ -54,7 +54,7 @@ fn bytes_of(hex: &str) -> Vec<u8> {
         .collect()
 }
 
-/// Frames of a capture with their numbers.
+/// Returns the frames of a capture with their numbers.
 fn frames(capture: &str) -> Vec<(u64, Vec<u8>)> {
     let mut reader = Reader::new(File::open(data(&format!("{capture}.pcap"))).unwrap()).unwrap();
     let mut out = Vec::new();
@@ -64,7 +64,7 @@ fn frames(capture: &str) -> Vec<(u64, Vec<u8>)> {
     out
 }
 
-/// The frame built again from what was parsed of it. Identification, TTL and DF are the sender's.
+/// Builds the frame again from its parsed packet. Identification, TTL and DF are copied from the original.
 fn rebuild(bytes: &[u8], p: &Packet) -> Vec<u8> {
     let (version, hop_limit, flow_label) = match p.net {
         NetHeader::Ipv4(h) => (RoceVersion::V2, h.ttl, 0),
@@ -89,7 +89,7 @@ fn rebuild(bytes: &[u8], p: &Packet) -> Vec<u8> {
     out[..n].copy_from_slice(&headers[..n]);
     out[n..n + p.payload.len()].copy_from_slice(&bytes[p.payload.clone()]);
     if let NetHeader::Ipv4(_) = p.net {
-        // Identification, flags and the checksum over them.
+        // Identification, flags, and the checksum over them.
         out[p.l3_offset + 4..p.l3_offset + 8].copy_from_slice(&bytes[p.l3_offset + 4..p.l3_offset + 8]);
         out[p.l3_offset + 10..p.l3_offset + 12].copy_from_slice(&bytes[p.l3_offset + 10..p.l3_offset + 12]);
     }
@@ -98,13 +98,13 @@ fn rebuild(bytes: &[u8], p: &Packet) -> Vec<u8> {
     }
     let mut frame = FrameMut { a: &mut out, b: &mut [] };
     template.seal(&mut frame);
-    // That peer's FLUSH has a wrong ICRC, which we can make as well.
+    // The peer's FLUSH has a wrong ICRC, which `seal_as_rxe` computes as well.
     template.seal_as_rxe(&mut frame);
     out
 }
 
 #[test]
-fn every_vector_has_the_fields_that_two_decoders_agree_on() {
+fn fields_agree_with_two_decoders() {
     let all = vectors();
     assert_eq!(all.len(), 111);
     for v in &all {
@@ -127,7 +127,7 @@ fn every_vector_has_the_fields_that_two_decoders_agree_on() {
 
 //= test: IBTA 7.8.1: icrc-covers-what-stays-the-same
 #[test]
-fn every_icrc_agrees_at_every_split_but_that_of_the_flush() {
+fn icrcs_match_at_every_split() {
     for v in vectors() {
         let bytes = bytes_of(&v.hex);
         let p = parse(&Frame::whole(&bytes)).unwrap();
@@ -143,7 +143,7 @@ fn every_icrc_agrees_at_every_split_but_that_of_the_flush() {
 //= test: IBTA 9.3: headers-follow-the-opcode
 //= test: IBTA 9.4.5: atomic-request-has-its-operands
 #[test]
-fn every_frame_is_built_again_to_the_same_bytes() {
+fn rebuilt_frames_have_the_same_bytes() {
     let json = vectors().into_iter().map(|v| bytes_of(&v.hex));
     let captured = CAPTURES.iter().flat_map(|c| frames(c)).map(|(_, bytes)| bytes);
     let mut count = 0;
@@ -160,7 +160,7 @@ fn every_frame_is_built_again_to_the_same_bytes() {
 }
 
 #[test]
-fn every_captured_frame_is_what_tshark_says() {
+fn captured_frames_agree_with_tshark() {
     for capture in CAPTURES {
         let text = std::fs::read_to_string(data(&format!("{capture}.tsv"))).unwrap();
         let number = |s: &str| match s.strip_prefix("0x") {
@@ -182,7 +182,7 @@ fn every_captured_frame_is_what_tshark_says() {
 }
 
 #[test]
-fn the_identification_of_every_captured_frame_can_be_solved_for() {
+fn captured_identifications_can_be_solved_for() {
     let mut solved = 0;
     for (n, mut bytes) in CAPTURES.iter().flat_map(|c| frames(c)) {
         let Ok(p) = parse(&Frame::whole(&bytes)) else { continue };

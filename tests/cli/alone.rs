@@ -3,14 +3,14 @@
 use crate::run;
 
 #[test]
-fn both_ends_play_pingpong_in_one_process() {
+fn pingpong_runs_in_one_process() {
     let done = run("pingpong rc --port memory -n 50 -c").succeeded();
     assert!(done.stdout.contains("409600 bytes in ") && done.stdout.contains("50 iters in "), "{done:#?}");
     assert!(done.stdout.contains("local address:  LID 0x0000, QPN 0x"), "{done:#?}");
 }
 
 #[test]
-fn every_operation_is_measured_in_one_process() {
+fn perf_measures_every_operation_in_one_process() {
     for operation in ["send", "write", "read", "atomic"] {
         let bw =
             run(&format!("perf {operation} bw --port memory -n 300 -q 3 -t 8 --json")).succeeded().json();
@@ -22,8 +22,8 @@ fn every_operation_is_measured_in_one_process() {
 }
 
 #[test]
-fn a_failure_is_told_with_what_led_to_it() {
-    // No packet gets through: the retries end.
+fn failure_prints_the_event_log() {
+    // All packets are dropped, so the retries are exhausted.
     for command in ["pingpong rc", "perf send bw"] {
         let run = run(&format!("{command} --port memory -n 100000 --timeout 8 --retry 2 --fault drop=1.0"));
         run.failed(
@@ -41,7 +41,7 @@ fn a_failure_is_told_with_what_led_to_it() {
 }
 
 #[test]
-fn a_lossy_link_is_survived_and_what_was_sent_again_is_told() {
+fn lossy_run_completes_and_reports_retransmissions() {
     let run =
         run("perf write bw --port memory -n 200 -s 16384 -t 4 --timeout 8 --fault drop=0.02,seed=3 --json");
     let result = run.succeeded().json();
@@ -50,7 +50,7 @@ fn a_lossy_link_is_survived_and_what_was_sent_again_is_told() {
 }
 
 #[test]
-fn several_sizes_give_a_row_each_and_the_second_begins_afresh() {
+fn each_size_gives_a_row() {
     for operation in ["write", "send"] {
         let lat =
             run(&format!("perf {operation} lat --port memory -n 10 -s 64,8,64 --json")).succeeded().json();
@@ -60,7 +60,7 @@ fn several_sizes_give_a_row_each_and_the_second_begins_afresh() {
 }
 
 #[test]
-fn the_floor_counts_bare_frames() {
+fn floor_counts_bare_frames() {
     let bw = run("perf send bw --port memory -n 100 -s 64 --floor --json").succeeded().json();
     assert_eq!((&bw[0]["floor"], &bw[0]["sent"]), (&true.into(), &100.into()));
     let lat = run("perf send lat --port memory -n 10 --floor --json").succeeded().json();
@@ -68,7 +68,7 @@ fn the_floor_counts_bare_frames() {
 }
 
 #[test]
-fn a_capture_of_a_run_can_be_decoded() {
+fn capture_can_be_decoded() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("run.pcapng");
     run(&format!("pingpong rc --port memory -n 2 -s 8 --capture {}", file.display())).succeeded();
@@ -78,7 +78,7 @@ fn a_capture_of_a_run_can_be_decoded() {
 }
 
 #[test]
-fn help_teaches_and_names_the_exit_codes() {
+fn help_has_examples_and_exit_codes() {
     for command in ["pingpong rc", "perf", "show", "show gids", "demo", "decode"] {
         let help = run(&format!("{command} --help")).succeeded();
         assert!(help.stdout.contains("Exit codes: 0 "), "{help:#?}");
@@ -91,7 +91,7 @@ fn help_teaches_and_names_the_exit_codes() {
 }
 
 #[test]
-fn show_opens_a_device_if_it_is_told_to() {
+fn show_opens_a_device_on_request() {
     let shown = run("show counters --open --port memory --json").succeeded();
     assert_eq!(shown.json()[0]["sent_pkts"], 0);
     let gids = run("show gids --port memory --json").succeeded().json();
@@ -99,7 +99,7 @@ fn show_opens_a_device_if_it_is_told_to() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_before_anything_is_opened() {
+fn invalid_options_are_refused_before_opening() {
     for (arguments, parts) in [
         ("perf send bw --port memory -s 1073741825", &["1073741825", "1073741824"][..]),
         ("perf read bw --port memory -s 0", &["size 0", "at least 1"]),
@@ -136,11 +136,11 @@ fn what_makes_no_sense_is_refused_before_anything_is_opened() {
 }
 
 #[test]
-fn an_interface_that_is_not_there_is_named_with_those_that_are() {
+fn missing_interface_error_lists_existing_ones() {
     run("pingpong rc --port udp --dev nosuch0").failed(3, &["\"nosuch0\"", "there are", "lo"]);
 }
 
 #[test]
-fn a_capture_that_cannot_be_written_is_named() {
+fn unwritable_capture_is_named() {
     run("pingpong rc --port memory --capture /nosuch/dir/x.pcapng").failed(3, &["/nosuch/dir/x.pcapng"]);
 }

@@ -1,4 +1,4 @@
-//! `roxie doctor`, of an interface in a namespace of its own.
+//! `roxie doctor` on an interface in a network namespace.
 
 use std::fs;
 use std::net::UdpSocket;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::network::Net;
 use crate::{Finished, Running, roxie, run};
 
-/// What it finds at the left, whatever this machine has besides.
+/// Runs `roxie doctor` on `left`. Returns the findings that do not depend on this machine.
 fn examine(net: &Net, library: &str) -> (Finished, Value) {
     let done = net.a.run(|| {
         let mut command = roxie("doctor --dev left --json");
@@ -27,7 +27,7 @@ fn ids(said: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn it_tells_what_to_mend_until_there_is_nothing() {
+fn each_remedy_removes_its_finding() {
     let Some(net) = Net::new("doctor") else { return };
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("libibverbs.so.1"), "").unwrap();
@@ -63,7 +63,7 @@ fn it_tells_what_to_mend_until_there_is_nothing() {
 }
 
 #[test]
-fn an_interface_that_is_not_there_is_exit_code_3_and_wrong_usage_2() {
+fn missing_interface_exits_3_and_wrong_usage_2() {
     run("doctor --dev nosuch0").failed(3, &["roxie doctor: no interface named \"nosuch0\""]);
     run("doctor --deep").failed(2, &["--deep"]);
 }

@@ -1,5 +1,5 @@
-//! The commands as a user runs them: two processes in two network namespaces that a veth pair joins, or one process
-//! alone. Network tests need root; they say so and skip without. No test looks at a clock to judge.
+//! The commands as a user runs them: in two processes in two network namespaces with a veth pair between them, or in one
+//! process. Tests with a network need root, and are skipped with a message without it. No test depends on measured times.
 
 #[path = "../support/in_time.rs"]
 mod in_time;
@@ -27,20 +27,20 @@ use std::time::{Duration, Instant};
 use in_time::ChildInTime;
 use serde_json::Value;
 
-/// How long a command may take before the test gives up on it.
+/// A command that takes longer has failed.
 const LIMIT: Duration = Duration::from_secs(90);
 
 const A4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const A: &str = "192.0.2.1";
 
-/// A `roxie` with these arguments, separated by spaces.
+/// Returns a `roxie` command with these arguments, separated by spaces.
 fn roxie(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_roxie"));
     command.args(arguments.split_whitespace());
     command
 }
 
-/// A running command. Killed when it is dropped.
+/// A running command. Killed when the value is dropped.
 struct Running {
     what: String,
     child: Child,
@@ -49,7 +49,7 @@ struct Running {
     seen: String,
 }
 
-/// What a command left.
+/// Output and exit status of a finished command.
 #[derive(Debug)]
 struct Finished {
     what: String,
@@ -59,7 +59,7 @@ struct Finished {
 }
 
 impl Running {
-    /// Starts it from the calling thread, in whose network namespace it runs.
+    /// Starts a command in the calling thread's network namespace.
     fn start(mut command: Command) -> Running {
         let what = format!("{command:?}");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -69,7 +69,7 @@ impl Running {
         Running { what, child, stdout, stderr, seen: String::new() }
     }
 
-    /// Waits until it says so on standard error.
+    /// Waits for a line with `part` on standard error.
     fn wait_for(&mut self, part: &str) {
         let until = Instant::now() + LIMIT;
         loop {
@@ -92,7 +92,7 @@ impl Running {
         self.child.kill().unwrap();
     }
 
-    /// Waits for its end.
+    /// Waits for the command's end.
     fn finish(mut self) -> Finished {
         let until = Instant::now() + LIMIT;
         let mut hung = false;
@@ -116,7 +116,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both fail if it has ended already, as it should have.
+        // The calls fail if the command has ended already, as it should have.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -129,7 +129,7 @@ impl Finished {
         self
     }
 
-    /// It ended with this code, and its one error says all of this.
+    /// Asserts that the command ended with this code, and that its single error has all these parts.
     #[track_caller]
     fn failed(self, code: i32, parts: &[&str]) -> Finished {
         assert_eq!(self.status.code(), Some(code), "{self:#?}");
@@ -145,7 +145,7 @@ impl Finished {
         assert_eq!(self.status.signal(), Some(9), "{self:#?}");
     }
 
-    /// The JSON values on its standard output.
+    /// Parses the lines of standard output as JSON.
     #[track_caller]
     fn json(&self) -> Vec<Value> {
         let read = |line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{line}: {e}\n{self:#?}"));
@@ -165,7 +165,7 @@ fn lines(from: impl Read + Send + 'static) -> Receiver<String> {
     receiver
 }
 
-/// Runs a command where this thread is.
+/// Runs a command in the calling thread's network namespace.
 fn run(arguments: &str) -> Finished {
     Running::start(roxie(arguments)).finish()
 }

@@ -1,4 +1,4 @@
-//! `roxie completions` and `roxie man`: every command is in them, and shells and `man` can read them.
+//! `roxie completions` and `roxie man` include every command, and shells and `man` accept them.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use crate::run;
 
 const COMMANDS: [&str; 9] = ["cc", "decode", "demo", "doctor", "env", "perf", "pingpong", "run", "show"];
 
-/// True if the program is there and took it; tells of one that is not.
+/// True if the program accepts its input. A missing program skips the check with a message.
 fn takes(test: &str, program: &str, arguments: &[&str]) -> bool {
     let tried = Command::new(program).args(arguments).stdin(Stdio::null()).output_in_time();
     match tried {
@@ -24,7 +24,7 @@ fn takes(test: &str, program: &str, arguments: &[&str]) -> bool {
 }
 
 #[test]
-fn completions_know_every_command_and_bash_reads_them() {
+fn completions_cover_every_command() {
     for shell in ["bash", "zsh", "fish"] {
         let script = run(&format!("completions {shell}")).succeeded().stdout;
         for command in COMMANDS {
@@ -34,7 +34,7 @@ fn completions_know_every_command_and_bash_reads_them() {
     }
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), run("completions bash").stdout).unwrap();
-    // `compgen -F` would need a terminal's line: the function is called as the shell does.
+    // `compgen -F` needs an interactive line: call the function as the shell does.
     let script = ". $0; COMP_WORDS=(roxie deco); COMP_CWORD=1; _roxie roxie deco roxie; echo ${COMPREPLY[*]}";
     let completed =
         Command::new("bash").args(["-c", script]).arg(file.path()).output_in_time().expect("bash");
@@ -43,7 +43,7 @@ fn completions_know_every_command_and_bash_reads_them() {
 }
 
 #[test]
-fn the_manual_has_a_page_for_each_command_and_man_reads_them() {
+fn every_command_has_a_manual_page() {
     let folder = tempfile::tempdir().unwrap();
     let pages = folder.path().join("man");
     run(&format!("man {}", pages.display())).succeeded();

@@ -1,4 +1,4 @@
-//! Two namespaces and the cable between them.
+//! Two network namespaces with a veth pair between them.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use roxie::netdev::{Interface, Links, NetNs};
 
 use crate::{A, Finished, LIMIT, Running, roxie, run};
 
-/// Pairs of polling processes do not run at the same time: there may be only two cores.
+/// Only one pair of polling processes runs at a time: the machine may have two cores.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// `left` with 192.0.2.1 and 2001:db8::1 in `a`, `right` with 192.0.2.2 and 2001:db8::2 in `b`.
@@ -18,7 +18,7 @@ pub(crate) struct Net {
 }
 
 impl Net {
-    /// `None`, with a word about it, where it cannot be made.
+    /// Creates the network; `None`, with a message, if that is not possible here.
     pub(crate) fn new(test: &str) -> Option<Net> {
         if !nix::unistd::geteuid().is_root() {
             println!("SKIP {test}: network namespaces need root");
@@ -42,7 +42,7 @@ impl Net {
         Some(Net { a, b, _turn: turn })
     }
 
-    /// Starts a server at the left and waits until it can be reached.
+    /// Starts a server at the left and waits until it listens.
     pub(crate) fn serve(&self, arguments: &str) -> Running {
         let mut server = self.start_left(arguments);
         server.wait_for("waiting for a peer");
@@ -57,7 +57,7 @@ impl Net {
         self.b.run(|| Running::start(roxie(arguments))).unwrap()
     }
 
-    /// Waits until a device at the left has received so many packets.
+    /// Waits until a device at the left has received `packets` packets.
     pub(crate) fn wait_until_left_has_received(&self, packets: u64) {
         let until = Instant::now() + LIMIT;
         loop {
@@ -79,14 +79,14 @@ impl Net {
         self.b.run(|| run(arguments)).unwrap()
     }
 
-    /// A server at the left and a client at the right, both to their end.
+    /// Runs a server at the left and a client at the right to their ends.
     pub(crate) fn both(&self, server: &str, client: &str) -> (Finished, Finished) {
         let server = self.serve(server);
         let client = self.right(&format!("{client} {A}"));
         (server.finish(), client)
     }
 
-    /// The interfaces are as they were: nothing is attached.
+    /// Asserts that no program is attached to the interfaces.
     #[track_caller]
     pub(crate) fn is_clean(&self) {
         for (ns, name) in [(&self.a, "left"), (&self.b, "right")] {

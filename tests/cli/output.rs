@@ -1,4 +1,4 @@
-//! Where the output goes: a reader that leaves, a full disk, a capture that cannot be written or is not read.
+//! Output to a closed pipe, a full disk, or a capture file that cannot be written or is not read.
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
@@ -10,7 +10,7 @@ use nix::unistd::mkfifo;
 
 use crate::{roxie, run};
 
-/// Commands that print, each from a place of its own.
+/// Commands that print, one for each place in the code that does.
 const PRINTING: [&str; 8] = [
     "pingpong rc --port memory -n 2",
     "pingpong rc --port memory -n 2 --json",
@@ -22,14 +22,14 @@ const PRINTING: [&str; 8] = [
     "show qps",
 ];
 
-/// The exit code and what was said on standard error.
+/// Returns the exit code and standard error.
 fn with_stdout(mut command: Command, stdout: impl Into<Stdio>) -> (Option<i32>, String) {
     let output =
         command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::piped()).spawn().unwrap().output_in_time();
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// The writing end of a pipe that nobody reads any more.
+/// Returns the writing end of a pipe without a reader.
 fn broken_pipe() -> OwnedFd {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
@@ -37,7 +37,7 @@ fn broken_pipe() -> OwnedFd {
 }
 
 #[test]
-fn a_reader_that_leaves_is_no_error() {
+fn closed_pipe_is_no_error() {
     for command in PRINTING {
         let (code, said) = with_stdout(roxie(command), broken_pipe());
         assert_eq!(code, Some(0), "{command}: {said}");
@@ -46,7 +46,7 @@ fn a_reader_that_leaves_is_no_error() {
 }
 
 #[test]
-fn a_full_disk_is_one_line_and_exit_code_1() {
+fn full_disk_prints_one_line_and_exits_1() {
     for command in PRINTING {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let (code, said) = with_stdout(roxie(command), full);
@@ -57,7 +57,7 @@ fn a_full_disk_is_one_line_and_exit_code_1() {
 }
 
 #[test]
-fn nobody_has_to_read_standard_error() {
+fn standard_error_may_be_closed() {
     for command in [
         "show counters --open --port memory",
         "pingpong rc --port memory -m 1500",
@@ -69,7 +69,7 @@ fn nobody_has_to_read_standard_error() {
 }
 
 #[test]
-fn a_capture_on_a_full_disk_is_exit_code_1() {
+fn capture_on_full_disk_exits_1() {
     for command in ["pingpong rc --port memory -n 2", "perf send bw --port memory -n 20"] {
         let done = run(&format!("{command} --capture /dev/full"));
         assert!(!done.stdout.is_empty(), "traffic goes on and is told of: {done:#?}");
@@ -78,11 +78,11 @@ fn a_capture_on_a_full_disk_is_exit_code_1() {
 }
 
 #[test]
-fn a_pipe_that_nobody_reads_stops_no_traffic() {
+fn unread_capture_pipe_does_not_block_traffic() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pipe");
     mkfifo(&path, Mode::S_IRWXU).unwrap();
-    // Open for reading, so that opening it for writing does not wait; and never read.
+    // Open for reading too, so that opening for writing does not block; nothing reads.
     let reader = File::options().read(true).write(true).open(&path).unwrap();
     let done = run(&format!("pingpong rc --port memory -n 200 -s 4096 --capture {}", path.display()));
     assert!(done.stdout.contains("200 iters in "), "{done:#?}");
@@ -91,7 +91,7 @@ fn a_pipe_that_nobody_reads_stops_no_traffic() {
 }
 
 #[test]
-fn a_capture_is_whole_when_the_command_ends() {
+fn capture_is_complete_when_command_ends() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.pcapng");
     run(&format!("perf write bw --port memory -n 50 -s 65536 --capture {}", path.display())).succeeded();

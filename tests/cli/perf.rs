@@ -8,7 +8,7 @@ use roxie::netdev::Links;
 use crate::network::Net;
 use crate::{A, A4};
 
-/// What the server's NIC counts for each message of an operation.
+/// Counter of the server's NIC that increases for each message, by operation.
 const COUNTED: [(&str, &str); 4] = [
     ("send", "rdma_recvs"),
     ("write", "rx_write_requests"),
@@ -17,7 +17,7 @@ const COUNTED: [(&str, &str); 4] = [
 ];
 
 #[test]
-fn every_operation_is_measured_over_both_ports() {
+fn perf_measures_every_operation_over_both_ports() {
     let Some(net) = Net::new("perf") else { return };
     for port in ["xdp", "udp"] {
         for (operation, counted) in COUNTED {
@@ -41,14 +41,14 @@ fn every_operation_is_measured_over_both_ports() {
 }
 
 #[test]
-fn services_without_acknowledgements_are_measured_and_their_losses_counted() {
+fn unacknowledged_services_report_losses() {
     let Some(net) = Net::new("perf-u") else { return };
     for port in ["xdp", "udp"] {
         for what in
             ["send bw --service uc -s 4096", "send bw --service ud -s 1000", "write bw --service uc -s 4096"]
         {
             let command = format!("perf {what} --port {port} --json");
-            // Fewer than there are receives: nothing is lost for want of one.
+            // Fewer messages than receives, so that none is dropped for lack of one.
             let (server, client) = net.both(&command, &format!("{command} -n 60 -t 64"));
             server.succeeded();
             let row = &client.succeeded().json()[0];
@@ -63,7 +63,7 @@ fn services_without_acknowledgements_are_measured_and_their_losses_counted() {
             assert_eq!(row["counters"]["retransmitted_packets"], serde_json::Value::Null, "{row}");
         }
     }
-    // Again fewer than there are receives, so that only the fault loses: one in four.
+    // Fewer messages than receives again, so that only the fault drops: one in four.
     let command = "perf send bw --service ud -s 500 --json";
     let (server, client) = net.both(command, &format!("{command} -n 60 -t 16 --fault tx.drop=every4"));
     server.succeeded();
@@ -74,7 +74,7 @@ fn services_without_acknowledgements_are_measured_and_their_losses_counted() {
 }
 
 #[test]
-fn a_duration_ends_and_two_kinds_of_port_meet() {
+fn timed_run_ends_between_xdp_and_udp() {
     let Some(net) = Net::new("perf-time") else { return };
     let (server, client) =
         net.both("perf write bw --port xdp", "perf write bw --port udp -D 0.3 -s 64,4096 --json");
@@ -86,7 +86,7 @@ fn a_duration_ends_and_two_kinds_of_port_meet() {
 }
 
 #[test]
-fn a_run_over_a_lossy_link_completes_every_message() {
+fn lossy_link_completes_every_message() {
     let Some(net) = Net::new("perf-loss") else { return };
     for port in ["xdp", "udp"] {
         for operation in ["send", "read"] {
@@ -102,7 +102,7 @@ fn a_run_over_a_lossy_link_completes_every_message() {
 }
 
 #[test]
-fn the_floor_is_measured_through_the_same_ports() {
+fn floor_uses_the_same_ports() {
     let Some(net) = Net::new("perf-floor") else { return };
     for port in ["xdp", "udp"] {
         for measure in ["bw", "lat"] {
@@ -121,7 +121,7 @@ fn the_floor_is_measured_through_the_same_ports() {
 }
 
 #[test]
-fn ends_that_differ_say_in_what() {
+fn differing_ends_name_the_difference() {
     let Some(net) = Net::new("perf-differ") else { return };
     let (server, client) = net.both("perf send bw -s 64 -q 2", "perf send bw -s 128 -q 1 -D 1");
     let parts = ["--size is [128] at the client and [64] at the server", "--qps is 1 at the client and 2"];
@@ -136,17 +136,17 @@ fn ends_that_differ_say_in_what() {
 }
 
 #[test]
-fn a_server_that_dies_in_the_middle_is_noticed() {
+fn client_notices_killed_server() {
     let Some(net) = Net::new("perf-dead") else { return };
     for measure in ["bw", "lat"] {
         let mut server = net.serve(&format!("perf send {measure}"));
         let mut client = net.start_right(&format!("perf send {measure} -D 600 {A}"));
-        // It says every second how it goes.
+        // The client reports progress every second.
         client.wait_for("operations");
         server.kill();
         server.finish().was_killed();
         let client = client.finish();
-        // The TCP connection ends at once; only a very late look finds the retries exhausted first.
+        // The TCP connection ends at once; only a very late check finds the retries exhausted first.
         assert!(matches!(client.status.code(), Some(1 | 4)), "{client:#?}");
         let told = client.stderr.contains("closed its TCP connection") || client.stderr.contains("broke");
         assert!(told || client.stderr.contains("retries exceeded"), "{client:#?}");
@@ -155,19 +155,19 @@ fn a_server_that_dies_in_the_middle_is_noticed() {
 }
 
 #[test]
-fn a_client_that_vanishes_is_noticed_by_a_server_that_only_serves() {
+fn passive_server_notices_vanished_client() {
     let Some(net) = Net::new("perf-gone") else { return };
     let server = net.serve("perf read bw --port xdp");
     let mut client = net.start_right(&format!("perf read bw --port xdp -D 600 {A}"));
     client.wait_for("operations");
-    // As if it had lost its power: it says no more, neither over TCP nor otherwise.
+    // The client's link goes down, as in a power loss: no packet follows, over TCP or otherwise.
     Links::open_in(&net.b).unwrap().set_up("right", false).unwrap();
     server.finish().failed(4, &["the TCP connection to the peer broke", "left: the link is down"]);
     client.finish().failed(1, &["right: the link is down", "retries exceeded"]);
 }
 
 #[test]
-fn a_second_client_is_refused_at_once() {
+fn second_client_is_refused_at_once() {
     let Some(net) = Net::new("perf-two") else { return };
     let mut server = net.serve("perf send bw --port udp");
     let mut first = net.start_right(&format!("perf send bw --port udp -D 600 {A}"));
@@ -180,7 +180,7 @@ fn a_second_client_is_refused_at_once() {
 }
 
 #[test]
-fn a_peer_that_speaks_something_else_is_quoted() {
+fn foreign_protocol_is_quoted() {
     let Some(net) = Net::new("perf-no") else { return };
     let server = net.serve("perf send bw");
     let mut stream = net.b.run(|| TcpStream::connect((A4, 18516))).unwrap().unwrap();

@@ -9,7 +9,7 @@ use crate::{A, A4, Finished};
 const PORTS: [(&str, &str); 4] = [("xdp", "xdp"), ("udp", "udp"), ("xdp", "udp"), ("udp", "xdp")];
 
 #[test]
-fn pingpong_plays_over_xdp_over_udp_and_between_them() {
+fn pingpong_runs_over_xdp_and_udp() {
     let Some(net) = Net::new("pingpong") else { return };
     for (left, right) in PORTS {
         let options = "pingpong rc -n 100 -c --port";
@@ -26,7 +26,7 @@ fn pingpong_plays_over_xdp_over_udp_and_between_them() {
 }
 
 #[test]
-fn the_services_without_acknowledgements_play_over_every_port_and_ip_version() {
+fn unacknowledged_services_run_over_all_ports() {
     let Some(net) = Net::new("pingpong-u") else { return };
     for (left, right) in PORTS {
         for game in ["uc -s 5000", "uc -g 1 -s 5000", "ud -s 1000", "ud -g 1 -s 0"] {
@@ -41,7 +41,7 @@ fn the_services_without_acknowledgements_play_over_every_port_and_ip_version() {
 }
 
 #[test]
-fn a_lost_message_that_nobody_repeats_ends_the_game_and_is_named_as_a_cause() {
+fn lost_unacknowledged_message_ends_the_run() {
     let Some(net) = Net::new("pingpong-ul") else { return };
     for game in ["uc", "ud"] {
         let options = format!("pingpong {game} -n 500 --patience 2");
@@ -52,17 +52,17 @@ fn a_lost_message_that_nobody_repeats_ends_the_game_and_is_named_as_a_cause() {
 }
 
 #[test]
-fn a_datagram_that_the_link_does_not_carry_is_refused_with_the_limit() {
+fn oversized_datagram_is_refused_with_the_limit() {
     let Some(net) = Net::new("pingpong-ub") else { return };
     net.right("pingpong ud -s 5000").failed(2, &["a datagram of 5000 bytes", "at most"]);
     net.right("pingpong ud -m 256").failed(2, &["-m with datagrams"]);
 }
 
 #[test]
-fn the_gid_index_chooses_ipv6() {
+fn gid_index_selects_ipv6() {
     let Some(net) = Net::new("pingpong-v6") else { return };
     for (left, right) in PORTS {
-        // Its index depends on whether the link-local address, which comes before it, is usable yet.
+        // The index depends on whether the link-local address, which comes first, is usable yet.
         let index = |gids: Finished| {
             let table = gids.succeeded().json()[0].clone();
             let entry =
@@ -80,7 +80,7 @@ fn the_gid_index_chooses_ipv6() {
 }
 
 #[test]
-fn pingpong_sleeps_on_events_and_takes_empty_and_long_messages() {
+fn pingpong_sleeps_on_events() {
     let Some(net) = Net::new("pingpong-e") else { return };
     for options in
         ["-e -n 20", "-s 0 -n 20", "-s 100001 -n 5 -c -m 512", "-r 1 -n 20", "--drive thread -n 20"]
@@ -92,7 +92,7 @@ fn pingpong_sleeps_on_events_and_takes_empty_and_long_messages() {
 }
 
 #[test]
-fn many_connections_with_shared_receives_play_over_both_ports_and_sleep_on_events() {
+fn shared_receives_work_over_both_ports() {
     let Some(net) = Net::new("pingpong-srq") else { return };
     for (left, right) in PORTS {
         for game in ["-q 1 -n 50", "-q 16 -n 200 -c", "-q 4 -n 50 -r 4 -s 9000 -e"] {
@@ -107,7 +107,7 @@ fn many_connections_with_shared_receives_play_over_both_ports_and_sleep_on_event
 }
 
 #[test]
-fn ends_with_different_numbers_of_connections_are_told_of_it() {
+fn different_connection_counts_are_reported() {
     let Some(net) = Net::new("pingpong-srq-q") else { return };
     let (server, client) =
         net.both("pingpong srq -q 3 -n 5 --patience 2", "pingpong srq -q 2 -n 5 --patience 2");
@@ -116,9 +116,9 @@ fn ends_with_different_numbers_of_connections_are_told_of_it() {
     net.right("pingpong srq -q 5 -r 4").failed(2, &["-r 4 is too small for 5 QPs"]);
 }
 
-/// As `ibv_srq_pingpong` writes them: 256 addresses, of which the first two are of QPs.
+/// `ibv_srq_pingpong` writes 256 addresses; the first two have QPs.
 #[test]
-fn a_stock_client_of_many_finds_the_exchange_that_it_knows() {
+fn stock_srq_client_is_served() {
     let Some(net) = Net::new("stock-srq") else { return };
     let mut server = net.serve("pingpong srq --port udp -n 1 -q 2");
     let mut stream = net.b.run(|| TcpStream::connect((A4, 18515))).unwrap().unwrap();
@@ -141,7 +141,7 @@ fn a_stock_client_of_many_finds_the_exchange_that_it_knows() {
 }
 
 #[test]
-fn lost_frames_are_sent_again_over_both_ports() {
+fn lost_frames_are_retransmitted_over_both_ports() {
     let Some(net) = Net::new("pingpong-loss") else { return };
     for port in ["xdp", "udp"] {
         let options = format!("pingpong rc --port {port} -n 200 -c --timeout 10 --json");
@@ -153,7 +153,7 @@ fn lost_frames_are_sent_again_over_both_ports() {
 }
 
 #[test]
-fn ends_with_different_sizes_are_told_of_it() {
+fn different_sizes_are_reported() {
     let Some(net) = Net::new("pingpong-size") else { return };
     let (server, client) =
         net.both("pingpong rc -s 100 -n 5 --patience 2", "pingpong rc -s 200 -n 5 --patience 2");
@@ -166,7 +166,7 @@ fn ends_with_different_sizes_are_told_of_it() {
 }
 
 #[test]
-fn a_peer_that_does_not_answer_is_given_up_after_the_retries() {
+fn silent_peer_exhausts_the_retries() {
     let Some(net) = Net::new("pingpong-mute") else { return };
     let mut server = net.serve("pingpong rc");
     let client = net.right(&format!("pingpong rc --timeout 10 --retry 2 --fault tx.drop=1.0 {A}"));
@@ -180,7 +180,7 @@ fn a_peer_that_does_not_answer_is_given_up_after_the_retries() {
 }
 
 #[test]
-fn a_peer_that_dies_in_the_middle_is_noticed() {
+fn killed_peer_is_noticed() {
     let Some(net) = Net::new("pingpong-dead") else { return };
     for port in ["xdp", "udp"] {
         let options = format!("pingpong rc --port {port} -n 100000000 --timeout 14 --retry 2 --patience 2");
@@ -197,7 +197,7 @@ fn a_peer_that_dies_in_the_middle_is_noticed() {
     }
 }
 
-/// As `ibv_rc_pingpong` reads and writes it: one write, one read, of exactly so many bytes.
+/// An address as `ibv_rc_pingpong` reads and writes it, in one call of 52 bytes.
 const STOCK: &[u8; 52] = b"0000:00002a:abcdef:00000000000000000000ffffc0000202\0";
 
 #[track_caller]
@@ -210,7 +210,7 @@ fn is_an_address(message: &[u8], gid: &str) {
 }
 
 #[test]
-fn a_stock_client_finds_the_exchange_that_it_knows() {
+fn stock_client_is_served() {
     let Some(net) = Net::new("stock-client") else { return };
     let mut server = net.serve("pingpong rc --port udp -n 1");
     let mut stream = net.b.run(|| TcpStream::connect((A4, 18515))).unwrap().unwrap();
@@ -231,7 +231,7 @@ fn a_stock_client_finds_the_exchange_that_it_knows() {
 }
 
 #[test]
-fn a_stock_server_finds_the_exchange_that_it_knows() {
+fn stock_server_serves_our_client() {
     let Some(net) = Net::new("stock-server") else { return };
     let listener = net.a.run(|| TcpListener::bind((A4, 18515))).unwrap().unwrap();
     let mut client = net.start_right(&format!("pingpong rc --port udp {A}"));
@@ -248,7 +248,7 @@ fn a_stock_server_finds_the_exchange_that_it_knows() {
 }
 
 #[test]
-fn a_peer_that_speaks_something_else_is_quoted() {
+fn foreign_protocol_is_quoted() {
     let Some(net) = Net::new("stock-no") else { return };
     let server = net.serve("pingpong rc --port udp");
     let mut stream = net.b.run(|| TcpStream::connect((A4, 18515))).unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! Congestion control and traffic classes on the command line: what is refused, and what rates did.
+//! Options of congestion control and traffic classes, and plots of rates.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::run;
 
-/// Each with what is said.
+/// Invalid options, with parts of their errors.
 const WRONG: [(&str, &[&str]); 13] = [
     ("--cc fixed,rate=0", &["`0` is no rate", "from 1k to 10T", "100M"]),
     ("--cc fixed,rate=0M", &["`0M` is no rate", "from 1k to 10T", "100M"]),
@@ -24,7 +24,7 @@ const WRONG: [(&str, &[&str]); 13] = [
 ];
 
 #[test]
-fn what_cannot_be_is_refused_with_what_would_be_right() {
+fn invalid_options_are_refused_with_valid_values() {
     for (options, parts) in WRONG {
         for command in ["perf send bw --port memory", "pingpong rc --port memory", "env", "run"] {
             let program = if command == "run" { "-- true" } else { "" };
@@ -43,11 +43,11 @@ fn what_cannot_be_is_refused_with_what_would_be_right() {
     run(&format!("perf send bw --port memory --cc @{name}")).failed(2, &["--port memory has none"]);
 }
 
-/// Marks by the sender's own port stand for a switch's.
+/// The sender's port marks its own packets, in place of a switch.
 const MARKED: &str = "perf write bw --port memory --cc dcqcn --fault tx.mark=every100 -n 400 -s 65536 -t 16";
 
 #[test]
-fn marks_are_answered_and_the_rates_are_plotted() {
+fn marks_cut_rates_in_the_series() {
     let plain = run(&format!("{MARKED} --json")).succeeded().json();
     assert_eq!(plain[0]["series"], Value::Null);
 
@@ -69,7 +69,7 @@ fn marks_are_answered_and_the_rates_are_plotted() {
 }
 
 #[test]
-fn a_chart_fits_a_terminal_and_a_picture_is_one() {
+fn chart_fits_80_columns_and_picture_is_svg() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("rates.svg");
     let shown = run(&format!("{MARKED} --plot {}", file.display())).succeeded();

@@ -1,4 +1,4 @@
-//! A device as others see it: `roxie show`, `roxie top`, `roxie metrics`.
+//! Devices as other processes see them: `roxie show`, `roxie top`, `roxie metrics`.
 
 use std::collections::BTreeMap;
 use std::io::{IoSlice, Read, Write};
@@ -19,14 +19,14 @@ use serde_json::Value;
 use crate::network::Net;
 use crate::run;
 
-/// The rows of a process in what a command prints as JSON.
+/// Returns the rows of a process in a command's JSON.
 fn rows_of(told: &str, pid: u32) -> Vec<Value> {
     let all: Vec<Value> = serde_json::from_str(told).unwrap_or_else(|e| panic!("{e}: {told}"));
     all.into_iter().filter(|row| row["pid"] == pid).collect()
 }
 
 #[test]
-fn a_process_is_seen_by_others_with_all_that_it_has() {
+fn process_shows_all_its_objects() {
     let Some(net) = Net::new("seen") else { return };
     for port in ["udp", "xdp"] {
         let server = net.serve(&format!("pingpong rc --port {port} -n 3"));
@@ -49,7 +49,7 @@ fn a_process_is_seen_by_others_with_all_that_it_has() {
             (&top[0]["port"], &top[0]["qps"], &top[0]["tx_bytes"]),
             (&port.into(), &1.into(), &0.0.into())
         );
-        // For people.
+        // The text form.
         for (command, part) in [
             ("show processes", "left"),
             ("show qps", "INIT"),
@@ -73,7 +73,7 @@ fn a_process_is_seen_by_others_with_all_that_it_has() {
 }
 
 #[test]
-fn a_process_that_is_stopped_keeps_nobody_waiting() {
+fn stopped_process_delays_no_reader() {
     let Some(net) = Net::new("seen-stopped") else { return };
     let servers = [2000, 2001].map(|tcp| net.serve(&format!("pingpong rc --port udp -p {tcp}")));
     let [stopped, other] = servers.each_ref().map(|server| server.child.id());
@@ -90,9 +90,9 @@ fn a_process_that_is_stopped_keeps_nobody_waiting() {
     assert_eq!(rows_of(&net.left("show qps --json").succeeded().stdout, stopped).len(), 1);
 }
 
-/// More reads than a backlog has places.
+/// The counters are read more often than the socket's backlog has places.
 #[test]
-fn a_stopped_process_is_asked_once_for_counters() {
+fn stopped_process_is_queried_once() {
     let Some(net) = Net::new("seen-counters") else { return };
     let servers = [2000, 2001].map(|tcp| net.serve(&format!("pingpong rc --port udp -p {tcp}")));
     let [stopped, other] = servers.each_ref().map(|server| server.child.id());
@@ -120,7 +120,7 @@ fn a_stopped_process_is_asked_once_for_counters() {
 }
 
 #[test]
-fn another_user_sees_nothing_and_root_sees_all() {
+fn other_user_sees_nothing_root_sees_all() {
     let Some(net) = Net::new("seen-users") else { return };
     let server = net.serve("pingpong rc --port udp");
     let pid = server.child.id();
@@ -132,23 +132,23 @@ fn another_user_sees_nothing_and_root_sees_all() {
     assert_eq!((seen_by(65534), seen_by(0)), (0, 1));
 }
 
-/// Runs `act` in a namespace as a user. The kernel, unlike the C library, gives each thread its own credentials.
+/// Runs `act` in a namespace as a user. The system call changes the calling thread only, unlike the C library's function.
 fn as_user<T: Send>(net: &Net, user: libc::uid_t, act: impl FnOnce() -> T + Send) -> T {
     let done = net.a.run(|| {
-        // SAFETY: three numbers, and a thread that ends right after it.
+        // SAFETY: a system call with plain values; the thread ends right after it.
         assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) }, 0);
         act()
     });
     done.unwrap()
 }
 
-/// A socket of another user.
+/// Binds a socket of another user to an abstract name.
 fn squatted(net: &Net, name: &str) -> UnixListener {
     let address = SocketAddr::from_abstract_name(name).unwrap();
     as_user(net, 65534, || UnixListener::bind_addr(&address)).unwrap()
 }
 
-/// Connections that fill its backlog.
+/// Opens connections that fill the listener's backlog.
 fn filled(net: &Net, listener: &UnixListener) -> Vec<OwnedFd> {
     nix::sys::socket::listen(listener, Backlog::new(1).unwrap()).unwrap();
     let name = listener.local_addr().unwrap();
@@ -162,14 +162,14 @@ fn filled(net: &Net, listener: &UnixListener) -> Vec<OwnedFd> {
 }
 
 #[test]
-fn sockets_of_strangers_neither_hang_nor_forge() {
+fn foreign_sockets_cannot_hang_or_forge() {
     let Some(net) = Net::new("seen-strangers") else { return };
     let server = net.serve("pingpong rc --port udp");
     let pid = server.child.id();
     let full = squatted(&net, "roxie/see/1/0");
     let waiting = filled(&net, &full);
     assert!(!waiting.is_empty());
-    // A socket whose answer names another process, and has more than text in it.
+    // A socket that answers with another process's PID, and with control characters.
     let forger = squatted(&net, "roxie/see/1/1");
     let forged = Snapshot {
         pid: 1,
@@ -192,7 +192,7 @@ fn sockets_of_strangers_neither_hang_nor_forge() {
     let shown = net.left("show processes --json").succeeded().stdout;
     assert_eq!(rows_of(&shown, pid)[0]["uid"], 0);
     assert_eq!(rows_of(&shown, 1).len(), 0, "a number that it has not");
-    // The socket is of a thread of this process.
+    // The socket belongs to a thread of this process.
     let forged = &rows_of(&shown, std::process::id())[0];
     assert_eq!((&forged["uid"], &forged["interface"]), (&65534.into(), &"left\u{fffd}[2J\u{fffd}row".into()));
     assert_ne!(forged["name"], "sshd");
@@ -200,13 +200,13 @@ fn sockets_of_strangers_neither_hang_nor_forge() {
         let told = net.left(command).succeeded().stdout;
         assert!(!told.contains('\u{1b}') && told.contains(&pid.to_string()), "{command}: {told}");
     }
-    // Another user's launcher is told nothing by it.
+    // A third user's reader learns nothing from the forger.
     let seen = as_user(&net, 65533, || roxie::host::inspect::snapshots().unwrap());
     assert_eq!(seen, roxie::host::inspect::Look::default());
 }
 
 #[test]
-fn taken_name_of_a_nic_is_told() {
+fn squatted_nic_name_is_reported() {
     let Some(net) = Net::new("seen-squatted") else { return };
     let listener = squatted(&net, "roxie/nic/left");
     let found = || net.a.run(|| roxie::remote::nic_of("left")).unwrap();
@@ -222,7 +222,7 @@ fn taken_name_of_a_nic_is_told() {
 }
 
 #[test]
-fn metrics_are_served_to_a_scraper() {
+fn metrics_are_served_over_http() {
     let Some(net) = Net::new("seen-metrics") else { return };
     let program = net.serve("pingpong rc --port udp");
     let mut server = net.start_left("metrics --listen 192.0.2.1:9740");
@@ -243,12 +243,12 @@ fn metrics_are_served_to_a_scraper() {
     for (what, code) in [("GET /", "200"), ("GET /nothing", "404"), ("POST /metrics", "405")] {
         assert!(ask(what).starts_with(&format!("HTTP/1.0 {code}")), "{what}");
     }
-    // One server an address.
+    // An address takes one server.
     net.left("metrics --listen 192.0.2.1:9740").failed(1, &["cannot listen on 192.0.2.1:9740", "in use"]);
 }
 
 #[test]
-fn a_nic_serves_the_metrics_of_all_whom_it_serves() {
+fn nic_serves_metrics_of_all_its_clients() {
     let Some(net) = Net::new("seen-nic-metrics") else { return };
     let mut nic = net.start_left("nic --dev left --port udp --metrics 9740");
     nic.wait_for("is served over");
@@ -265,12 +265,12 @@ fn a_nic_serves_the_metrics_of_all_whom_it_serves() {
     let answer = ask();
     let own = format!("pid=\"{}\"", nic.child.id());
     assert!(answer.contains("roxie_qps{device=\"roxie0\"") && answer.contains(&own), "{answer}");
-    // Nobody is served if the address cannot be had.
+    // The NIC does not start without its metrics address.
     net.left("nic --dev left --port udp --metrics 9740").failed(1, &["cannot listen on 127.0.0.1:9740"]);
 }
 
 #[test]
-fn a_screen_needs_a_terminal() {
+fn top_screen_needs_a_terminal() {
     run("top").failed(2, &["no terminal", "roxie top -b"]);
     run("top -d 0").failed(2, &["--delay 0", "0.05"]);
     run("metrics --listen nowhere").failed(2, &["ADDRESS:PORT"]);

@@ -1,4 +1,4 @@
-//! `roxie sim`: scenarios in virtual time, which need no network and no privilege.
+//! `roxie sim`: scenarios in virtual time, without a network or privilege.
 
 use std::fs;
 use std::path::Path;
@@ -22,7 +22,7 @@ fn read(folder: &Path, name: &str) -> String {
 }
 
 #[test]
-fn a_scenario_is_played_and_its_tables_are_written() {
+fn scenario_writes_its_tables() {
     let folder = folder();
     let at = folder.path().display();
     let done = run(&format!("sim run {at}/small.toml --out {at}/out --parquet")).succeeded();
@@ -59,7 +59,7 @@ fn a_scenario_is_played_and_its_tables_are_written() {
 }
 
 #[test]
-fn what_is_wrong_with_a_scenario_is_said_with_its_line() {
+fn invalid_scenario_is_reported_with_its_line() {
     let folder = folder();
     let at = folder.path().display();
     fs::write(folder.path().join("wrong.toml"), SCENARIO.replace("hosts = 4", "host = 4")).expect("a file");
@@ -75,7 +75,7 @@ fn what_is_wrong_with_a_scenario_is_said_with_its_line() {
 }
 
 #[test]
-fn a_sweep_plays_all_combinations_and_goes_on_where_it_was() {
+fn sweep_runs_all_combinations_and_resumes() {
     let folder = folder();
     let at = folder.path().display();
     let sweep = format!(
@@ -89,7 +89,7 @@ fn a_sweep_plays_all_combinations_and_goes_on_where_it_was() {
     assert!(table.starts_with("cc.rpg_ai_rate,network.hosts,seed,"), "{table}");
     let one = out.join("cc.rpg_ai_rate=20+network.hosts=5+seed=6");
     assert_eq!(read(&one, "flows.csv").lines().count(), 5, "four senders");
-    // One is lost, and one has never ended: they alone are played again.
+    // One run is missing and another incomplete: only these two run again.
     let before = read(&one, "summary.json");
     fs::remove_dir_all(&one).expect("it was there");
     fs::remove_file(out.join("cc.rpg_ai_rate=5+network.hosts=3+seed=5/summary.json")).expect("it was there");
@@ -100,7 +100,7 @@ fn a_sweep_plays_all_combinations_and_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_list_of_jobs_is_run_by_a_shell_and_collected() {
+fn listed_jobs_run_in_a_shell() {
     let folder = folder();
     let at = folder.path().display();
     run(&format!("sim sweep {at}/small.toml --set traffic.0.bytes=50KB,200KB --out {at}/s --list"))

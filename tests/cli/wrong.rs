@@ -1,4 +1,4 @@
-//! What is wrong around a device: each gets one clear error and leaves nothing behind.
+//! Faults around a device: each gets one clear error and leaves nothing behind.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
@@ -12,7 +12,7 @@ use crate::network::Net;
 use crate::{A, Running};
 
 #[test]
-fn wrong_devices_are_refused_and_left_as_they_were() {
+fn invalid_devices_are_refused_and_left_unchanged() {
     let Some(net) = Net::new("wrong") else { return };
     for port in ["xdp", "udp"] {
         let pingpong = format!("pingpong rc --port {port}");
@@ -35,7 +35,7 @@ fn wrong_devices_are_refused_and_left_as_they_were() {
 }
 
 #[test]
-fn a_tcp_port_in_use_is_said_before_a_device_is_opened() {
+fn busy_tcp_port_is_reported_before_opening() {
     let Some(net) = Net::new("wrong-tcp") else { return };
     let _taken = net.a.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 18515))).unwrap().unwrap();
     net.left("pingpong rc").failed(2, &["TCP port 18515 is in use", "ss -tlnp", "-p"]);
@@ -43,7 +43,7 @@ fn a_tcp_port_in_use_is_said_before_a_device_is_opened() {
 }
 
 #[test]
-fn an_interface_in_use_names_its_user() {
+fn busy_interface_names_its_holder() {
     let Some(net) = Net::new("wrong-busy") else { return };
     let mut first = net.serve("pingpong rc --port xdp");
     let own = format!("(pid {})", first.child.id());
@@ -54,7 +54,7 @@ fn an_interface_in_use_names_its_user() {
     assert!(shown.stdout.contains("claimed") && shown.stdout.contains(&own), "{shown:#?}");
     first.kill();
     first.finish().was_killed();
-    // Programs share the sockets' port with one another, and not with anybody else.
+    // Roxie's programs share the sockets' port with one another, but with no other program.
     let taken = net.a.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 4791))).unwrap().unwrap();
     let own = format!("process {}", std::process::id());
     net.left("pingpong rc --port udp -p 2000").failed(3, &["UDP port 4791", "is taken", &own]);
@@ -79,7 +79,7 @@ fn an_interface_in_use_names_its_user() {
 }
 
 #[test]
-fn an_interface_that_is_down_or_not_alone_is_said() {
+fn down_or_ambiguous_interface_is_reported() {
     let Some(net) = Net::new("wrong-down") else { return };
     let mut links = Links::open_in(&net.a).unwrap();
     links.create_veth("third", &net.b, "fourth", 1).unwrap();
@@ -90,7 +90,7 @@ fn an_interface_that_is_down_or_not_alone_is_said() {
         .failed(3, &["fourth has no IP address", "ip addr add", "ip link set dev fourth up"]);
 }
 
-/// The binary where an unprivileged user may run it, as that user.
+/// Returns a command that runs a copy of the binary as an unprivileged user.
 fn unprivileged(folder: &tempfile::TempDir, arguments: &str) -> Command {
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let binary = folder.path().join("roxie");
@@ -103,7 +103,7 @@ fn unprivileged(folder: &tempfile::TempDir, arguments: &str) -> Command {
 }
 
 #[test]
-fn without_privilege_xdp_says_what_is_missing_and_udp_is_used() {
+fn unprivileged_run_falls_back_to_udp() {
     let Some(net) = Net::new("wrong-user") else { return };
     let folder = tempfile::tempdir().unwrap();
     let start = |arguments| net.a.run(|| Running::start(unprivileged(&folder, arguments))).unwrap();
@@ -122,7 +122,7 @@ fn without_privilege_xdp_says_what_is_missing_and_udp_is_used() {
 }
 
 #[test]
-fn show_tells_what_opening_would_find() {
+fn show_predicts_the_result_of_opening() {
     let Some(net) = Net::new("show") else { return };
     let shown = net.left("show device --dev left --json").succeeded().json();
     let left = &shown[0][0];
@@ -138,7 +138,7 @@ fn show_tells_what_opening_would_find() {
     assert_eq!((&opened[0]["interface"], &opened[0]["path_mtu"]), (&"left".into(), &1024.into()));
     let opened = net.left("show device --open --no-gso --json").succeeded().json();
     assert!(opened[0]["port"].as_str().unwrap().contains("udp"), "--no-gso chooses the port: {}", opened[0]);
-    // No veth can do it, and sockets are not what was asked for.
+    // No veth supports zero-copy, and an explicit mode does not fall back to sockets.
     net.left("show device --open --mode zero-copy").failed(3, &["cannot open left through AF_XDP"]);
     net.left("show gids --address 8.8.8.8").failed(2, &["--address 8.8.8.8", "left does not have it"]);
     let own = net.left("show gids --address 2001:db8::1 --json").succeeded().json();

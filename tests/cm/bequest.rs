@@ -1,4 +1,4 @@
-//! A manager dies with its consumer, and another one ends its connections.
+//! A manager dies with its consumer, and a successor ends its connections.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use roxie::wire::cm::{CommId, Kind, PrivateData};
 use super::disconnect::bring_to;
 use super::pair::{A, B, Pair, config};
 
-/// Replaces the manager of an end by one that knows nothing but what the old one leaves.
+/// Replaces the manager of an end by one that knows only the state that the old one left.
 fn die(pair: &mut Pair, end: usize) {
     let ids: Vec<_> = pair.ends[end].ids().collect();
     let left: Vec<_> = ids.into_iter().filter_map(|id| pair.ends[end].bequest(id)).collect();
@@ -22,13 +22,13 @@ fn die(pair: &mut Pair, end: usize) {
 }
 
 #[test]
-fn an_heir_ends_an_established_connection_at_the_peer() {
+fn successor_ends_established_connection_at_peer() {
     for end in [A, B] {
         let (mut pair, _) = Pair::listening();
         let (a, b) = pair.established();
         let peer = 1 - end;
         die(&mut pair, end);
-        // The first one is lost.
+        // The first DREQ is lost.
         assert_eq!(pair.lose(end), [Kind::Dreq]);
         pair.wait_for(end);
         assert_eq!(pair.deliver(end), [Kind::Dreq]);
@@ -42,7 +42,7 @@ fn an_heir_ends_an_established_connection_at_the_peer() {
 }
 
 #[test]
-fn an_heir_gives_a_silent_peer_a_second() {
+fn successor_waits_a_second_for_peer() {
     let (mut pair, _) = Pair::listening();
     pair.established();
     die(&mut pair, A);
@@ -57,9 +57,9 @@ fn an_heir_gives_a_silent_peer_a_second() {
     assert!((Nanos::from_millis(900)..Nanos::from_millis(1100)).contains(&took), "{took:?}");
 }
 
-/// In each state: the peer is told, or needs not be, and it ends there and here.
+/// In each state, the connection ends at both ends, and the peer is notified if necessary.
 #[test]
-fn what_any_state_leaves_is_ended() {
+fn successor_ends_connections_of_any_state() {
     for stop in 0..8 {
         let (mut pair, _) = Pair::listening();
         let (end, id) = bring_to(&mut pair, stop);
@@ -88,9 +88,9 @@ fn what_any_state_leaves_is_ended() {
     }
 }
 
-/// Also of one for which the words have no state: a peer that asked for time.
+/// The saved state survives encoding, also in a state without a code of its own: after the peer's MRA.
 #[test]
-fn what_is_left_comes_out_of_its_words_as_it_was() {
+fn saved_state_survives_encoding() {
     for stop in 0..8 {
         let (mut pair, _) = Pair::listening();
         let (end, id) = bring_to(&mut pair, stop);
@@ -99,9 +99,9 @@ fn what_is_left_comes_out_of_its_words_as_it_was() {
     }
 }
 
-/// The DREP may not have left before its sender died.
+/// The DREP may not have been sent before its sender died.
 #[test]
-fn an_agreement_to_the_end_is_said_again() {
+fn successor_repeats_the_drep() {
     let (mut pair, _) = Pair::listening();
     let (a, b) = pair.established();
     pair.ends[A].disconnect(pair.now, a, PrivateData::EMPTY).unwrap();
@@ -111,7 +111,7 @@ fn an_agreement_to_the_end_is_said_again() {
     die(&mut pair, B);
     assert_eq!(pair.deliver(B), [Kind::Drep]);
     assert!(matches!(pair.event(A), Event::Disconnected { id, .. } if id == a));
-    // Whoever has it needs to hear nothing.
+    // Once the DREP has arrived, no further message is needed.
     assert_eq!(pair.ends[A].bequest(a), None);
 }
 
@@ -129,7 +129,7 @@ impl Keeper for Notes {
 }
 
 #[test]
-fn a_keeper_knows_at_any_time_what_would_be_left() {
+fn keeper_always_has_the_current_state() {
     for stop in 0..8 {
         let (mut pair, _) = Pair::listening();
         let notes = [Notes::default(), Notes::default()];

@@ -1,4 +1,4 @@
-//! What a flood does: it fills its places, and is counted.
+//! Floods of messages: tables fill to their bounds, and excess is counted.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -11,12 +11,12 @@ use roxie::wire::{PortSpace, ServiceId};
 
 use super::pair::{A, B, Pair, SERVICE, acceptance, address, config, request};
 
-/// A REQ from an address of its own.
+/// Sends a REQ from a new address.
 fn flood(pair: &mut Pair, number: u32, service: ServiceId) {
     flood_from(pair, number, number, service);
 }
 
-/// A REQ of a stranger that asks for as much as the fields hold.
+/// Sends a REQ of a foreign host that requests the largest values.
 fn flood_from(pair: &mut Pair, stranger: u32, number: u32, service: ServiceId) {
     let from: IpAddr = Ipv4Addr::from(0x0a01_0000 + stranger).into();
     let mut req = Req {
@@ -38,7 +38,7 @@ fn flood_from(pair: &mut Pair, stranger: u32, number: u32, service: ServiceId) {
 }
 
 #[test]
-fn a_backlog_takes_no_more_than_it_says_and_room_comes_back() {
+fn backlog_is_bounded_and_places_are_freed() {
     let mut pair = Pair::new();
     let other = ServiceId::of_port(PortSpace::Tcp, 1);
     pair.ends[B].listen(SERVICE, ListenOn::Any, 3).unwrap();
@@ -48,12 +48,12 @@ fn a_backlog_takes_no_more_than_it_says_and_room_comes_back() {
     }
     let events = pair.events(B);
     assert_eq!((events.len(), pair.ends[B].counters().backlog_full), (3, 7));
-    // Dropped without a word: they come again.
+    // Dropped silently: the REQs are retransmitted.
     assert!(pair.lose(B).is_empty());
-    // Another listener is not affected.
+    // Other listeners are not affected.
     flood(&mut pair, 11, other);
     assert_eq!(pair.events(B).len(), 1);
-    // One answered, one withdrawn: room for two.
+    // One request answered, one withdrawn: room for two.
     pair.ends[B].accept(pair.now, events[0].id(), &acceptance()).unwrap();
     pair.ends[B].destroy(pair.now, events[1].id());
     for number in 12..=14 {
@@ -63,7 +63,7 @@ fn a_backlog_takes_no_more_than_it_says_and_room_comes_back() {
 }
 
 #[test]
-fn a_full_table_drops_requests_and_refuses_calls() {
+fn full_table_drops_requests_and_refuses_calls() {
     let limits = CmLimits { connections: 5, ..CmLimits::default() };
     let mut pair = Pair::with(config(A), Config { limits, ..config(B) });
     pair.ends[B].listen(SERVICE, ListenOn::Any, 100).unwrap();
@@ -77,7 +77,7 @@ fn a_full_table_drops_requests_and_refuses_calls() {
 }
 
 #[test]
-fn a_consumer_that_does_not_listen_stops_requests() {
+fn full_event_queue_stops_requests() {
     let limits = CmLimits { events: 4, ..CmLimits::default() };
     let mut pair = Pair::with(config(A), Config { limits, ..config(B) });
     pair.ends[B].listen(SERVICE, ListenOn::Any, 100).unwrap();
@@ -91,7 +91,7 @@ fn a_consumer_that_does_not_listen_stops_requests() {
 }
 
 #[test]
-fn answers_wait_in_a_bounded_queue() {
+fn answer_queue_is_bounded() {
     let limits = CmLimits { transmits: 7, ..CmLimits::default() };
     let mut pair = Pair::with(config(A), Config { limits, ..config(B) });
     for number in 1..=20 {
@@ -112,7 +112,7 @@ fn listeners_are_bounded() {
 }
 
 #[test]
-fn what_is_no_message_is_counted() {
+fn malformed_messages_are_counted() {
     let mut pair = Pair::new();
     pair.connect();
     let mad = pair.outbox(A)[0].mad;
@@ -131,7 +131,7 @@ fn what_is_no_message_is_counted() {
     assert!(pair.lose(B).is_empty());
 }
 
-/// With the limits of a manager as it is.
+/// Managers with default limits.
 fn ordinary() -> Pair {
     let mut pair = Pair::with(config(A), Config { limits: CmLimits::default(), ..config(B) });
     pair.ends[B].listen(SERVICE, ListenOn::Any, 128).unwrap();
@@ -139,7 +139,7 @@ fn ordinary() -> Pair {
 }
 
 #[test]
-fn what_a_request_asks_for_is_granted_within_bounds() {
+fn requested_timeouts_are_bounded() {
     let mut pair = ordinary();
     flood(&mut pair, 1, SERVICE);
     let (id, began) = (pair.event(B).id(), pair.now);
@@ -151,12 +151,12 @@ fn what_a_request_asks_for_is_granted_within_bounds() {
     }
     let took = pair.now - began;
     assert_eq!(replies, 6);
-    // Each answer is waited for as long as the code says, twice at most, and so it lingers.
+    // Each answer is awaited for as long as the code says, at most twice, and the connection then lingers.
     assert!(took < Nanos(14 * (4096 << 20)), "{took}");
 }
 
 #[test]
-fn one_address_leaves_places_to_the_others() {
+fn one_address_cannot_fill_the_table() {
     let mut pair = ordinary();
     let half_open = CmLimits::default().half_open;
     for number in 1..=half_open + 10 {
@@ -171,16 +171,16 @@ fn one_address_leaves_places_to_the_others() {
     pair.connect();
     pair.deliver(A);
     assert!(matches!(pair.event(B), Event::Request { .. }));
-    // What has become of a request, or has not, makes room.
+    // A request with an outcome, or without one, frees its place.
     pair.exhaust();
     pair.events(B);
     flood_from(&mut pair, 1, 5000, SERVICE);
     assert!(matches!(pair.event(B), Event::Request { .. }));
 }
 
-/// Whoever loses its place to another counts no more: its address has its share anew.
+/// An evicted connection no longer counts for its address, which has its full share again.
 #[test]
-fn an_address_whose_connections_were_evicted_has_its_places_again() {
+fn eviction_restores_the_address_share() {
     let limits = CmLimits { connections: 4, half_open: 4, ..CmLimits::default() };
     let mut pair = Pair::with(config(A), Config { limits, ..config(B) });
     pair.ends[B].listen(SERVICE, ListenOn::Any, 8).unwrap();
@@ -207,10 +207,10 @@ fn an_address_whose_connections_were_evicted_has_its_places_again() {
 }
 
 #[test]
-fn who_is_there_is_connected_at_once_amidst_a_flood_of_strangers() {
+fn honest_client_connects_during_a_flood() {
     const STRANGERS: u32 = 1000;
     const SECONDS: u32 = 60;
-    /// Requests between two of the honest client's: the table is full after a few.
+    /// Foreign requests between two of the honest client's: the table fills after a few.
     const BETWEEN: u32 = 2000;
     let mut pair = ordinary();
     let mut number = 0;
@@ -219,14 +219,14 @@ fn who_is_there_is_connected_at_once_amidst_a_flood_of_strangers() {
             number += 1;
             flood_from(&mut pair, number % STRANGERS, number, SERVICE);
             for event in pair.events(B) {
-                // The consumer takes whoever comes. Of others it hears the end.
+                // The consumer accepts every request, and hears the end of most.
                 if let Event::Request { id, .. } = event {
                     pair.ends[B].accept(pair.now, id, &acceptance()).unwrap();
                 }
             }
             pair.lose(B);
         }
-        // Nothing of it comes again, so no time passes.
+        // Foreign hosts do not retransmit, so no time passes.
         let a = pair.connect();
         pair.settle();
         let is_request = |event: &&Event| matches!(event, Event::Request { .. });
@@ -254,9 +254,9 @@ fn who_is_there_is_connected_at_once_amidst_a_flood_of_strangers() {
     pair.agrees();
 }
 
-/// Of what lingers, only what nobody here knows any more makes room: a name that the consumer has is not given to another.
+/// A lingering connection is evicted only if the consumer has released it: its ID must not be reused while the consumer has it.
 #[test]
-fn what_lingers_makes_room_only_when_the_consumer_has_forgotten_it() {
+fn released_lingering_connection_is_evicted() {
     let limits = CmLimits { connections: 2, ..CmLimits::default() };
     for forgets in [false, true] {
         let mut pair = Pair::with(config(A), Config { limits, ..config(B) });

@@ -1,4 +1,4 @@
-//! How a connection comes about.
+//! Establishing a connection.
 
 use roxie::cm::{CmError, ConnectRequest, Event, ListenOn, Route, State};
 use roxie::verbs::{Access, AddressVector, AttrMask, Mtu, Psn, QpState, Qpn};
@@ -8,7 +8,7 @@ use roxie::wire::cm::{CmMessage, CommId, Kind, PrivateData, Transport};
 use super::pair::{A, B, Pair, SERVICE, acceptance, address, request};
 
 #[test]
-fn request_reply_and_ready_make_a_connection() {
+fn request_reply_and_rtu_make_a_connection() {
     let (mut pair, listener) = Pair::listening();
     let a = pair.connect();
     assert_eq!(pair.state(A, a), Some(State::ReqSent));
@@ -35,12 +35,12 @@ fn request_reply_and_ready_make_a_connection() {
     assert_eq!((pair.state(A, a), pair.state(B, b)), (Some(State::Established), Some(State::Established)));
     pair.no_events();
     pair.exhaust();
-    // Nothing is sent or forgotten while nothing happens.
+    // Without events, nothing is sent or forgotten.
     assert_eq!((pair.state(A, a), pair.state(B, b)), (Some(State::Established), Some(State::Established)));
 }
 
 #[test]
-fn one_transaction_spans_request_reply_and_ready() {
+fn request_reply_and_rtu_share_a_transaction() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     let transmit = pair.outbox(A)[0].clone();
@@ -55,22 +55,22 @@ fn one_transaction_spans_request_reply_and_ready() {
 }
 
 #[test]
-fn both_ends_have_each_others_parameters() {
+fn both_ends_learn_the_others_parameters() {
     let (mut pair, _) = Pair::listening();
     let (a, b) = pair.established();
     let (a, b) = (pair.ends[A].parameters(a).unwrap(), pair.ends[B].parameters(b).unwrap());
     assert_eq!((a.dest_qpn, b.dest_qpn), (Some(Qpn::new(0x22)), Some(Qpn::new(0x11))));
     assert_eq!((a.sq_psn, a.rq_psn), (b.rq_psn, b.sq_psn));
-    // Each tells the other with which PSN to begin.
+    // Each end tells the other its starting PSN.
     assert_eq!((a.rq_psn, b.rq_psn), (Psn::new(0x00ab_cdef), Psn::new(0x0012_3456)));
     assert_eq!((a.path_mtu, b.path_mtu), (Mtu::Mtu1024, Mtu::Mtu1024));
     // A answers 4 and wants 16; B answers 8 and wants 9.
     assert_eq!((a.max_rd_atomic, b.max_dest_rd_atomic), (8, 8));
     assert_eq!((b.max_rd_atomic, a.max_dest_rd_atomic), (4, 4));
-    // Each sets the RNR retries that the other asks for; the transport retries are A's choice.
+    // Each end sets the RNR retries that the other requests; A chooses the transport retries.
     assert_eq!((a.rnr_retry, b.rnr_retry), (3, 6));
     assert_eq!((a.retry_cnt, b.retry_cnt), (5, 5));
-    // A lifetime code of 16 there and back and a delay code of 15: 17, as Linux sends.
+    // A lifetime code of 16 in each direction and a delay code of 15 give 17, as Linux sends.
     assert_eq!((a.timeout, b.timeout), (17, 17));
     assert_eq!((a.peer_srq, b.peer_srq), (true, false));
     assert_eq!((a.route.flow_label, b.route.flow_label), (0x23f3e, 0x23f3e));
@@ -91,9 +91,9 @@ fn way(route: Route) -> AddressVector {
     }
 }
 
-/// What each transition requires (`ib_verbs.c`, `qp_state_table`), and no more.
+/// Exactly the attributes that each transition requires (`ib_verbs.c`, `qp_state_table`).
 #[test]
-fn parameters_become_the_attributes_that_each_transition_wants() {
+fn parameters_give_each_transitions_attributes() {
     use roxie::verbs::{QpType, check_transition};
     let cases = [
         (Transport::Rc, [QpType::Rc, QpType::Rc]),
@@ -122,7 +122,7 @@ fn parameters_become_the_attributes_that_each_transition_wants() {
 }
 
 #[test]
-fn without_a_peer_there_is_no_way_to_rtr() {
+fn parameters_need_a_peer() {
     let mut pair = Pair::new();
     let a = pair.connect();
     let p = pair.ends[A].parameters(a).unwrap();
@@ -131,7 +131,7 @@ fn without_a_peer_there_is_no_way_to_rtr() {
 }
 
 #[test]
-fn data_before_the_rtu_establishes_and_the_rtu_says_nothing_new() {
+fn data_before_the_rtu_establishes() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     pair.settle();
@@ -148,7 +148,7 @@ fn data_before_the_rtu_establishes_and_the_rtu_says_nothing_new() {
 }
 
 #[test]
-fn two_managers_of_one_address_may_be_one() {
+fn manager_connects_to_itself() {
     let mut pair = Pair::new();
     pair.ends[A].listen(SERVICE, ListenOn::Any, 1).unwrap();
     let own = Route::new(address(A), address(A));
@@ -170,7 +170,7 @@ fn two_managers_of_one_address_may_be_one() {
 }
 
 #[test]
-fn calls_that_do_not_belong_in_a_state_change_nothing() {
+fn calls_in_wrong_states_change_nothing() {
     let (mut pair, _) = Pair::listening();
     let (a, b) = pair.established();
     let now = pair.now;
@@ -192,7 +192,7 @@ fn calls_that_do_not_belong_in_a_state_change_nothing() {
 }
 
 #[test]
-fn values_that_do_not_fit_their_fields_are_refused() {
+fn oversized_values_are_refused() {
     let mut pair = Pair::new();
     let bad = [
         ConnectRequest { retry_count: 8, ..request() },
@@ -213,9 +213,9 @@ fn values_that_do_not_fit_their_fields_are_refused() {
     assert!(pair.lose(A).is_empty());
 }
 
-/// Whichever came first.
+/// The order of the listeners does not matter.
 #[test]
-fn the_listener_that_is_closest_to_the_address_is_asked() {
+fn most_specific_listener_is_asked() {
     closest_is_asked([ListenOn::Any, ListenOn::AnyIpv4]);
     closest_is_asked([ListenOn::AnyIpv4, ListenOn::Any]);
 }

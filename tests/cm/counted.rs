@@ -1,4 +1,4 @@
-//! What is counted of each kind of message, and which event is the last that a name means anything in.
+//! Counters of each kind of message, and the last event of an ID.
 
 use roxie::cm::{Event, HowDisconnected, Route, State, WhyUnreachable};
 use roxie::time::Nanos;
@@ -6,7 +6,7 @@ use roxie::wire::cm::{CmMessage, CommId, Drep, Kind, Mra, PrivateData, Rej, Rep,
 
 use super::pair::{A, B, Pair, SERVICE, address};
 
-/// How often each kind was sent, sent again, received, received again; those that were not at all left out.
+/// Returns the counts of each kind: sent, sent again, received, received again. Kinds with zeros only are left out.
 fn counted(pair: &Pair, end: usize) -> Vec<(Kind, [u64; 4])> {
     let of = pair.ends[end].counters();
     let each =
@@ -15,7 +15,7 @@ fn counted(pair: &Pair, end: usize) -> Vec<(Kind, [u64; 4])> {
 }
 
 #[test]
-fn each_kind_of_message_is_counted_by_itself_either_way_and_again() {
+fn message_kinds_are_counted_per_direction() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     // One request is lost, one doubled.
@@ -59,9 +59,9 @@ fn each_kind_of_message_is_counted_by_itself_either_way_and_again() {
     );
 }
 
-/// Messages about a connection, from its peer and by its names, that nobody sends in its state.
+/// Messages of the peer with the connection's IDs, but invalid in its state.
 #[test]
-fn what_fits_no_state_is_counted_and_changes_nothing() {
+fn messages_in_wrong_states_are_counted() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     pair.settle();
@@ -82,7 +82,7 @@ fn what_fits_no_state_is_counted_and_changes_nothing() {
         assert_eq!(pair.state(to, b), Some(State::ReqRcvd), "{kind:?}");
     }
     pair.no_events();
-    // And of a question, to which there is one answer only.
+    // Invalid messages for a SIDR request, too, which has a single answer.
     let question = roxie::cm::ResolveRequest::new(SERVICE, Route::new(address(A), address(B)));
     let asked = pair.ends[A].resolve(pair.now, &question).unwrap();
     pair.lose(A);
@@ -100,9 +100,9 @@ fn what_fits_no_state_is_counted_and_changes_nothing() {
     pair.no_events();
 }
 
-/// Each under a name of its own.
+/// Each reason for a drop has its own counter.
 #[test]
-fn what_is_dropped_is_told_under_its_name() {
+fn drops_are_counted_by_reason() {
     let mut pair = Pair::new();
     for _ in 0..3 {
         let from =
@@ -117,7 +117,7 @@ fn what_is_dropped_is_told_under_its_name() {
 }
 
 #[test]
-fn listeners_are_counted_as_they_come_and_go() {
+fn listeners_are_counted() {
     let mut pair = Pair::new();
     assert_eq!(pair.ends[B].listeners(), 0);
     let one = pair.ends[B].listen(SERVICE, roxie::cm::ListenOn::AnyIpv4, 1).unwrap();
@@ -128,7 +128,7 @@ fn listeners_are_counted_as_they_come_and_go() {
 }
 
 #[test]
-fn the_last_event_of_a_name_is_the_one_after_which_nothing_can_be_done_with_it() {
+fn last_event_of_an_id_is_recognized() {
     let (id, route) = (CommId(7), Route::new(address(A), address(B)));
     let why = WhyUnreachable::Silent { asked: 1 };
     let last = [
@@ -145,7 +145,7 @@ fn the_last_event_of_a_name_is_the_one_after_which_nothing_can_be_done_with_it()
     ];
     assert!(last.iter().all(Event::is_last) && !not.iter().any(Event::is_last));
     assert!(last.iter().chain(&not).all(|event| event.id() == id));
-    // So it is.
+    // A real connection confirms it.
     let (mut pair, _) = Pair::listening();
     let (a, _) = pair.established();
     pair.ends[A].disconnect(pair.now, a, private_data).unwrap();

@@ -1,4 +1,4 @@
-//! How a connection ends.
+//! Ending a connection.
 
 use roxie::cm::{CmError, Event, HowDisconnected, State};
 use roxie::verbs::Qpn;
@@ -14,7 +14,7 @@ fn how(event: &Event) -> HowDisconnected {
 }
 
 #[test]
-fn either_end_asks_and_the_other_agrees() {
+fn either_end_can_disconnect() {
     for (asks, agrees) in [(A, B), (B, A)] {
         let (mut pair, _) = Pair::listening();
         let (a, b) = pair.established();
@@ -41,7 +41,7 @@ fn either_end_asks_and_the_other_agrees() {
 }
 
 #[test]
-fn both_may_ask_at_once() {
+fn both_ends_can_disconnect_at_once() {
     let (mut pair, _) = Pair::listening();
     let (a, b) = pair.established();
     let now = pair.now;
@@ -55,9 +55,9 @@ fn both_may_ask_at_once() {
     pair.nothing_is_left();
 }
 
-/// A DREP belongs to the transaction of the DREQ that it answers, not to that of the DREQ of the same end.
+/// A DREP belongs to the transaction of the DREQ that it answers, not to that of the same end's DREQ.
 #[test]
-fn disconnects_that_cross_are_answered_each_in_its_own_transaction() {
+fn crossing_disconnects_keep_their_transactions() {
     let (mut pair, _) = Pair::listening();
     let ids = <[CommId; 2]>::from(pair.established());
     let now = pair.now;
@@ -77,7 +77,7 @@ fn disconnects_that_cross_are_answered_each_in_its_own_transaction() {
 }
 
 #[test]
-fn a_name_is_kept_until_nothing_is_under_way() {
+fn id_is_kept_during_timewait() {
     let (mut pair, _) = Pair::listening();
     let (a, b) = pair.established();
     pair.ends[A].disconnect(pair.now, a, PrivateData::EMPTY).unwrap();
@@ -98,13 +98,13 @@ fn a_name_is_kept_until_nothing_is_under_way() {
 }
 
 #[test]
-fn a_request_for_release_that_comes_again_is_answered_again() {
+fn repeated_dreq_is_answered_again() {
     let (mut pair, _) = Pair::listening();
     let (a, b) = pair.established();
     pair.ends[A].disconnect(pair.now, a, PrivateData::EMPTY).unwrap();
     let dreq = pair.outbox(A)[0].clone();
     pair.deliver(A);
-    // The consumer has not agreed: nothing is said for it.
+    // The consumer has not agreed yet: no answer is sent.
     pair.give(B, &dreq);
     assert!(pair.lose(B).is_empty());
     assert!(matches!(pair.event(B), Event::DisconnectRequested { .. }));
@@ -117,7 +117,7 @@ fn a_request_for_release_that_comes_again_is_answered_again() {
 }
 
 #[test]
-fn a_request_for_release_of_what_is_gone_is_answered() {
+fn dreq_for_unknown_connection_is_answered() {
     let mut pair = Pair::new();
     let dreq = Dreq { local_comm_id: CommId(5), remote_comm_id: CommId(6), ..Dreq::default() };
     pair.forge(B, 77, &CmMessage::Dreq(dreq));
@@ -128,7 +128,7 @@ fn a_request_for_release_of_what_is_gone_is_answered() {
 }
 
 #[test]
-fn a_request_for_release_must_name_the_qp() {
+fn dreq_must_name_the_qp() {
     let (mut pair, _) = Pair::listening();
     let (a, b) = pair.established();
     let dreq = Dreq { local_comm_id: a, remote_comm_id: b, remote_qpn: Qpn::new(0x23), ..Dreq::default() };
@@ -140,7 +140,7 @@ fn a_request_for_release_must_name_the_qp() {
 }
 
 #[test]
-fn a_peer_that_does_not_answer_is_asked_as_often_as_agreed_and_then_let_go() {
+fn silent_peer_exhausts_dreq_retries() {
     let (mut pair, _) = Pair::listening();
     let (a, _) = pair.established();
     pair.ends[A].disconnect(pair.now, a, PrivateData::EMPTY).unwrap();
@@ -161,7 +161,7 @@ fn a_peer_that_does_not_answer_is_asked_as_often_as_agreed_and_then_let_go() {
 }
 
 #[test]
-fn a_release_overtakes_a_lost_ready() {
+fn dreq_overtakes_a_lost_rtu() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     pair.settle();
@@ -173,16 +173,16 @@ fn a_release_overtakes_a_lost_ready() {
     pair.ends[A].disconnect(pair.now, a, PrivateData::EMPTY).unwrap();
     pair.deliver(A);
     assert!(matches!(pair.event(B), Event::DisconnectRequested { id, .. } if id == b));
-    // The REP is not sent again.
+    // The REP is not retransmitted.
     pair.ends[B].disconnect(pair.now, b, PrivateData::EMPTY).unwrap();
     pair.settle();
     assert_eq!(how(&pair.event(A)), HowDisconnected::Agreed);
     pair.nothing_is_left();
 }
 
-/// The active end's QP is in RTS before it says so, and its data may have told the passive end.
+/// The active end's QP is in RTS before its RTU, and its data may have established the passive end.
 #[test]
-fn a_release_may_come_before_the_consumer_is_ready() {
+fn dreq_may_precede_the_consumers_rtu() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     pair.settle();
@@ -200,7 +200,7 @@ fn a_release_may_come_before_the_consumer_is_ready() {
 }
 
 #[test]
-fn a_destroyed_connection_is_released_without_its_consumer() {
+fn destroyed_connection_sends_dreq() {
     for end in [A, B] {
         let (mut pair, _) = Pair::listening();
         let (a, b) = pair.established();
@@ -210,7 +210,7 @@ fn a_destroyed_connection_is_released_without_its_consumer() {
             pair.ends[end].disconnect(pair.now, ids[end], PrivateData::EMPTY),
             Err(CmError::Unknown { .. })
         ));
-        // The first one is lost.
+        // The first DREQ is lost.
         assert_eq!(pair.lose(end), [Kind::Dreq]);
         pair.wait_for(end);
         pair.settle();
@@ -223,9 +223,9 @@ fn a_destroyed_connection_is_released_without_its_consumer() {
     }
 }
 
-/// In each state, with the peer there and with the peer silent: nothing stays, and nothing is heard.
+/// In each state, with a responsive and with a silent peer: no state is left, and no event raised.
 #[test]
-fn destroying_leaves_nothing_in_any_state() {
+fn destroying_leaves_no_state() {
     for stop in 0..8 {
         for silent in [false, true] {
             let (mut pair, _) = Pair::listening();
@@ -248,7 +248,7 @@ fn destroying_leaves_nothing_in_any_state() {
     }
 }
 
-/// A connection in one of the states, and at which end.
+/// Brings a connection to one of the states; returns it and its end.
 pub fn bring_to(pair: &mut Pair, stop: u32) -> (usize, CommId) {
     if stop >= 5 {
         let (a, b) = pair.established();
@@ -282,7 +282,7 @@ pub fn bring_to(pair: &mut Pair, stop: u32) -> (usize, CommId) {
 }
 
 #[test]
-fn messages_that_answer_nothing_are_counted_and_no_more() {
+fn unsolicited_answers_are_only_counted() {
     let (mut pair, _) = Pair::listening();
     let (a, b) = pair.established();
     let answers = [

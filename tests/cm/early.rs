@@ -1,4 +1,4 @@
-//! Requests that come before anybody listens.
+//! Requests that arrive before a listener exists.
 
 use roxie::cm::{Event, ListenOn, ResolveRequest, Route, State};
 use roxie::time::Nanos;
@@ -19,7 +19,7 @@ fn question() -> ResolveRequest {
 }
 
 #[test]
-fn a_request_waits_for_a_listener_for_a_moment() {
+fn early_request_waits_for_a_listener() {
     let mut pair = patient();
     let a = pair.connect();
     pair.settle();
@@ -35,14 +35,14 @@ fn a_request_waits_for_a_listener_for_a_moment() {
 }
 
 #[test]
-fn a_request_that_nobody_wants_is_refused_once_when_the_moment_is_over() {
+fn unwanted_request_is_refused_once_after_grace() {
     let mut pair = patient();
     pair.connect();
-    // Two copies of it come.
+    // Two copies of the request arrive.
     let sent = pair.outbox(A).clone();
     pair.give(B, &sent[0]);
     pair.settle();
-    // Somebody who listens elsewhere changes nothing.
+    // A listener for another service changes nothing.
     let elsewhere = roxie::wire::ServiceId(SERVICE.0 + 1);
     pair.ends[B].listen(elsewhere, ListenOn::Any, 8).unwrap();
     assert!(pair.step(B));
@@ -60,13 +60,13 @@ fn a_request_that_nobody_wants_is_refused_once_when_the_moment_is_over() {
 }
 
 #[test]
-fn a_question_waits_likewise() {
-    for somebody_comes in [true, false] {
+fn early_sidr_request_waits_for_a_listener() {
+    for listener_comes in [true, false] {
         let mut pair = patient();
         pair.ends[A].resolve(pair.now, &question()).unwrap();
         pair.settle();
         pair.no_events();
-        if somebody_comes {
+        if listener_comes {
             pair.ends[B].listen(SERVICE, ListenOn::Any, 8).unwrap();
             assert!(pair.step(B));
             assert!(matches!(pair.event(B), Event::ResolutionRequest { .. }));
@@ -83,7 +83,7 @@ fn a_question_waits_likewise() {
 }
 
 #[test]
-fn only_so_many_wait() {
+fn early_requests_are_bounded() {
     let mut pair = Pair::new();
     let mut b = config(B);
     (b.grace, b.limits.early) = (GRACE, 2);
@@ -97,9 +97,9 @@ fn only_so_many_wait() {
     assert_eq!(pair.lose(B), [Kind::Rej, Kind::Rej]);
 }
 
-/// A refusal is an answer: it uses up no retry.
+/// A refusal is an answer: it uses no retry.
 #[test]
-fn a_peer_that_refuses_again_and_again_is_asked_for_the_whole_moment_whatever_the_retries() {
+fn refusals_do_not_use_retries() {
     let (mut a, mut request) = (config(A), request());
     a.insistence = Nanos::from_millis(250);
     request.max_cm_retries = 1;
@@ -116,15 +116,15 @@ fn a_peer_that_refuses_again_and_again_is_asked_for_the_whole_moment_whatever_th
         }
         pair.wait_for(A);
     }
-    // Each 20 ms of the 250.
+    // Every 20 ms of the 250.
     assert_eq!((asked, pair.now < begun + a.insistence), (13, true));
     pair.nothing_is_left();
 }
 
-/// What a kernel refuses at once is asked for again, as if its retries had not begun.
+/// A request that a kernel refuses at once is repeated, without using retries.
 #[test]
-fn a_peer_where_nobody_listens_is_asked_again_for_a_moment() {
-    for somebody_comes in [true, false] {
+fn refused_request_is_repeated_for_a_while() {
+    for listener_comes in [true, false] {
         let mut a = config(A);
         a.insistence = Nanos::from_millis(50);
         let mut pair = Pair::with(a, config(B));
@@ -143,14 +143,14 @@ fn a_peer_where_nobody_listens_is_asked_again_for_a_moment() {
             pair.no_events();
             pair.wait_for(A);
         }
-        // The same request each time.
+        // Each message is the same request.
         asked.extend(pair.outbox(A).iter().map(|transmit| CmMessage::read(&transmit.mad).unwrap()));
         assert!(asked.len() == 3 && asked.windows(2).all(|two| two[0] == two[1]), "{asked:?}");
-        if somebody_comes {
+        if listener_comes {
             pair.ends[B].listen(SERVICE, ListenOn::Any, 8).unwrap();
         }
         pair.settle();
-        if somebody_comes {
+        if listener_comes {
             pair.accept();
             pair.settle();
             assert!(matches!(pair.event(A), Event::Reply { .. }));

@@ -1,4 +1,4 @@
-//! Messages that are lost, late or doubled on the way to a connection.
+//! Lost, late and doubled messages while a connection is established.
 
 use roxie::cm::{ConnectRequest, Event, State, WhyUnreachable};
 use roxie::time::Nanos;
@@ -7,14 +7,14 @@ use roxie::wire::cm::{CmMessage, Kind, Mra, PrivateData, RejReason, Stage};
 use super::pair::{A, B, Pair, request};
 
 #[test]
-fn a_lost_request_comes_again() {
+fn lost_request_is_retransmitted() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     let began = pair.now;
     let first = pair.outbox(A)[0].clone();
     pair.lose(A);
     pair.wait_for(A);
-    // Twice a lifetime of code 16 and a response timeout of code 20: 4.83 s; a kernel's came after 4.86 s.
+    // Twice a lifetime of code 16 and a response timeout of code 20: 4.83 s. A kernel's retransmission came after 4.86 s.
     let waited = (pair.now - began).0;
     assert!((2 * (4096 << 16) + (4096 << 20)..4_860_000_000).contains(&waited), "{waited} ns");
     assert_eq!(pair.outbox(A)[0], first, "the same message, transaction included");
@@ -25,7 +25,7 @@ fn a_lost_request_comes_again() {
 }
 
 #[test]
-fn a_peer_that_never_answers_is_given_up_and_told() {
+fn silent_peer_is_given_up_with_a_rej() {
     let (mut pair, _) = Pair::listening();
     let a = pair.ends[A].connect(pair.now, &ConnectRequest { max_cm_retries: 3, ..request() }).unwrap();
     let mut sent = pair.lose(A);
@@ -48,7 +48,7 @@ fn a_peer_that_never_answers_is_given_up_and_told() {
 }
 
 #[test]
-fn a_request_that_comes_again_while_the_consumer_decides_is_told_to_wait() {
+fn repeated_request_is_answered_by_mra() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     pair.settle();
@@ -57,21 +57,21 @@ fn a_request_that_comes_again_while_the_consumer_decides_is_told_to_wait() {
     let began = pair.now;
     assert_eq!(pair.deliver(B), [Kind::Mra]);
     assert_eq!(pair.state(A, a), Some(State::RepWait));
-    // One event for two copies, and 4.096 us * 2^24 to wait.
+    // Two copies give one event, and a wait of 4.096 us * 2^24.
     let id = pair.event(B).id();
     assert_eq!(pair.state(B, id), Some(State::MraReqSent));
     pair.wait_for(A);
     assert!(pair.now - began > Nanos(4096 << 24), "{}", pair.now - began);
     assert_eq!(pair.lose(A), [Kind::Req]);
     assert_eq!(pair.state(A, a), Some(State::ReqSent));
-    // The consumer decides after all.
+    // The consumer decides in the end.
     pair.ends[B].accept(pair.now, id, &super::pair::acceptance()).unwrap();
     pair.settle();
     assert!(matches!(pair.event(A), Event::Reply { .. }));
 }
 
 #[test]
-fn a_consumer_may_ask_for_time_at_once() {
+fn consumer_may_send_mra_at_once() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     pair.settle();
@@ -81,7 +81,7 @@ fn a_consumer_may_ask_for_time_at_once() {
     assert_eq!((mra.message, mra.service_timeout, mra.remote_comm_id), (Stage::Req, 22, a));
     pair.settle();
     assert_eq!((pair.state(A, a), pair.state(B, b)), (Some(State::RepWait), Some(State::MraReqSent)));
-    // Only once for each message: who says it again and again does not hold the peer for ever.
+    // Once per message: repeated MRAs cannot hold the peer for ever.
     let deadline = pair.ends[A].next_deadline();
     pair.now = pair.now + Nanos::from_millis(5);
     pair.ends[B].delay(b, 22, PrivateData::EMPTY).unwrap();
@@ -90,7 +90,7 @@ fn a_consumer_may_ask_for_time_at_once() {
 }
 
 #[test]
-fn a_lost_reply_comes_again_by_itself_and_on_demand() {
+fn lost_reply_is_retransmitted() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     let req = pair.outbox(A)[0].clone();
@@ -106,7 +106,7 @@ fn a_lost_reply_comes_again_by_itself_and_on_demand() {
 }
 
 #[test]
-fn a_reply_that_comes_again_while_the_consumer_gets_ready_is_told_to_wait() {
+fn repeated_reply_is_answered_by_mra() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     pair.settle();
@@ -123,7 +123,7 @@ fn a_reply_that_comes_again_while_the_consumer_gets_ready_is_told_to_wait() {
 }
 
 #[test]
-fn a_reply_comes_again_when_the_time_that_the_peer_asked_for_is_over() {
+fn reply_is_retransmitted_after_mra_timeout() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     pair.settle();
@@ -135,14 +135,14 @@ fn a_reply_comes_again_when_the_time_that_the_peer_asked_for_is_over() {
     assert_eq!(pair.state(B, b), Some(State::MraRepRcvd));
     pair.wait_for(B);
     assert!(pair.now - began > Nanos(4096 << 21));
-    // The peer may ask for more time once more.
+    // The peer may request more time again.
     assert_eq!((pair.state(B, b), pair.deliver(B)), (Some(State::RepSent), vec![Kind::Rep]));
     assert_eq!(pair.deliver(A), [Kind::Mra]);
     assert_eq!(pair.state(B, b), Some(State::MraRepRcvd));
 }
 
 #[test]
-fn a_lost_ready_is_recovered_by_the_reply_that_comes_again() {
+fn repeated_reply_recovers_a_lost_rtu() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     pair.settle();
@@ -160,7 +160,7 @@ fn a_lost_ready_is_recovered_by_the_reply_that_comes_again() {
 }
 
 #[test]
-fn a_passive_end_that_hears_nothing_gives_up_and_the_active_end_learns_it() {
+fn passive_end_gives_up_without_rtu() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     pair.settle();
@@ -185,7 +185,7 @@ fn a_passive_end_that_hears_nothing_gives_up_and_the_active_end_learns_it() {
 }
 
 #[test]
-fn copies_of_everything_change_nothing() {
+fn duplicate_messages_change_nothing() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     let both = |pair: &mut Pair, from: usize| {
@@ -215,7 +215,7 @@ fn copies_of_everything_change_nothing() {
 }
 
 #[test]
-fn a_timeout_code_of_a_peer_is_believed_within_limits() {
+fn peers_timeout_code_is_bounded() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     pair.settle();

@@ -1,4 +1,4 @@
-//! Communication management: two managers by script, each message and each state.
+//! Communication management: scripted tests of two managers, for each message and each state.
 
 #![allow(unreachable_pub)]
 

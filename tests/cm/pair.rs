@@ -1,4 +1,4 @@
-//! Two managers whose messages a test delivers, loses, doubles and holds as it likes.
+//! Two managers and the messages between them, which a test delivers, loses, doubles or delays.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -12,9 +12,9 @@ use roxie::verbs::{Mtu, Psn, Qpn};
 use roxie::wire::cm::{CmMessage, CommId, Kind, PrivateData};
 use roxie::wire::{PortSpace, ServiceId};
 
-/// The end that asks.
+/// The active end.
 pub const A: usize = 0;
-/// The end that is asked.
+/// The passive end.
 pub const B: usize = 1;
 
 pub const SERVICE: ServiceId = ServiceId::of_port(PortSpace::Tcp, 7174);
@@ -35,12 +35,12 @@ pub fn config(end: usize) -> Config {
         },
         seed: 100 + end as u64,
         ca_guid: 0xa0_0000 + end as u64,
-        // Refusals at once.
+        // Refuse at once.
         grace: Nanos::ZERO,
         insistence: Nanos::ZERO,
-        // As often as the request says.
+        // Use the request's number of retries.
         silent_retries: 15,
-        // And no sooner.
+        // No early repetitions.
         first_repeat: Nanos::ZERO,
         ..Config::default()
     }
@@ -50,7 +50,7 @@ pub fn config(end: usize) -> Config {
 pub struct Pair {
     pub now: Nanos,
     pub ends: [Manager; 2],
-    /// What each has sent and nobody has delivered.
+    /// Messages of each end that have not been delivered.
     pub sent: [Vec<Transmit>; 2],
 }
 
@@ -64,14 +64,14 @@ impl Pair {
         Pair { now: Nanos::from_millis(1), ends, sent: [Vec::new(), Vec::new()] }
     }
 
-    /// With somebody who listens at B.
+    /// Returns a pair with a listener at B.
     pub fn listening() -> (Pair, Listener) {
         let mut pair = Pair::new();
         let listener = pair.ends[B].listen(SERVICE, ListenOn::Any, 8).unwrap();
         (pair, listener)
     }
 
-    /// What `end` has sent by now.
+    /// Returns the messages that `end` has sent so far.
     pub fn outbox(&mut self, end: usize) -> &mut Vec<Transmit> {
         while let Some(transmit) = self.ends[end].poll_transmit() {
             self.sent[end].push(transmit);
@@ -79,12 +79,12 @@ impl Pair {
         &mut self.sent[end]
     }
 
-    /// The kinds of what `end` has sent, which are then lost.
+    /// Loses the messages that `end` has sent. Returns their kinds.
     pub fn lose(&mut self, end: usize) -> Vec<Kind> {
         self.take(end).iter().map(|(_, message)| message.kind()).collect()
     }
 
-    /// What `end` has sent, with transactions, which is then lost.
+    /// Loses the messages that `end` has sent. Returns them, with their transaction IDs.
     pub fn take(&mut self, end: usize) -> Vec<(u64, CmMessage)> {
         let sent = std::mem::take(self.outbox(end));
         sent.iter().map(|transmit| CmMessage::read(&transmit.mad).unwrap()).collect()
@@ -98,13 +98,13 @@ impl Pair {
         self.ends[to].handle_mad(self.now, &transmit.mad, &from);
     }
 
-    /// Delivers a message that nobody sent, as if it came from the other end.
+    /// Delivers a forged message, as if from the other end.
     pub fn forge(&mut self, to: usize, tid: u64, message: &CmMessage) {
         let route = Route::new(address(1 - to), address(to));
         self.give(to, &Transmit { route, mad: message.to_mad(tid) });
     }
 
-    /// Delivers what `from` has sent, once; the kinds.
+    /// Delivers the messages that `from` has sent, once. Returns their kinds.
     pub fn deliver(&mut self, from: usize) -> Vec<Kind> {
         let sent = std::mem::take(self.outbox(from));
         for transmit in &sent {
@@ -113,7 +113,7 @@ impl Pair {
         sent.iter().map(|transmit| CmMessage::read(&transmit.mad).unwrap().1.kind()).collect()
     }
 
-    /// Delivers until nothing is under way.
+    /// Delivers messages until none is under way.
     pub fn settle(&mut self) {
         for _ in 0..100 {
             if self.deliver(A).is_empty() && self.deliver(B).is_empty() {
@@ -123,14 +123,14 @@ impl Pair {
         panic!("the two ends do not come to rest");
     }
 
-    /// What each end knows twice is alike.
+    /// Asserts that each end's redundant state agrees.
     pub fn agrees(&self) {
         for end in &self.ends {
             assert_eq!(end.disagreement(), None);
         }
     }
 
-    /// Lets time pass until the next deadline of `end`, which may have nothing to do yet; false: it has none.
+    /// Advances to the next deadline of `end`, which may have nothing to do yet. Returns false if it has none.
     pub fn step(&mut self, end: usize) -> bool {
         let deadline = self.ends[end].next_deadline();
         if deadline == Nanos::MAX {
@@ -141,7 +141,7 @@ impl Pair {
         true
     }
 
-    /// Lets time pass until `end` sends or says something.
+    /// Advances until `end` sends a message or raises an event.
     pub fn wait_for(&mut self, end: usize) {
         for _ in 0..10_000 {
             if !self.outbox(end).is_empty() || !self.step(end) {
@@ -151,7 +151,7 @@ impl Pair {
         panic!("the deadlines of end {end} do not come to anything");
     }
 
-    /// Lets time pass until no end waits for anything. What is sent meanwhile is lost.
+    /// Advances until no end has a deadline. Messages sent meanwhile are lost.
     pub fn exhaust(&mut self) {
         for end in [A, B] {
             for _ in 0..100_000 {
@@ -168,7 +168,7 @@ impl Pair {
         std::iter::from_fn(|| self.ends[end].poll_event()).collect()
     }
 
-    /// The one event of an end.
+    /// Returns the single event of an end.
     pub fn event(&mut self, end: usize) -> Event {
         let mut events = self.events(end);
         assert_eq!(events.len(), 1, "{events:?}");
@@ -190,7 +190,7 @@ impl Pair {
         self.ends[A].connect(self.now, &request()).unwrap()
     }
 
-    /// B takes the request that has come.
+    /// Accepts the pending request at B.
     pub fn accept(&mut self) -> CommId {
         let event = self.event(B);
         let Event::Request { id, .. } = event else { panic!("{event:?}") };
@@ -198,7 +198,7 @@ impl Pair {
         id
     }
 
-    /// An established connection: its names at A and at B.
+    /// Establishes a connection. Returns its IDs at A and at B.
     pub fn established(&mut self) -> (CommId, CommId) {
         let a = self.connect();
         self.settle();
@@ -211,7 +211,7 @@ impl Pair {
         (a, b)
     }
 
-    /// Nothing is left of anything at either end, after all time.
+    /// Asserts that neither end has any state left, after all timers.
     pub fn nothing_is_left(&mut self) {
         self.exhaust();
         for end in [A, B] {

@@ -1,4 +1,4 @@
-//! How a connection does not come about.
+//! Refused connections.
 
 use roxie::cm::{ConnectRequest, Event, State};
 use roxie::wire::cm::{
@@ -15,7 +15,7 @@ fn reason(event: &Event) -> RejReason {
 }
 
 #[test]
-fn where_nobody_listens_the_service_id_is_invalid() {
+fn missing_listener_gives_invalid_service_id() {
     let mut pair = Pair::new();
     let a = pair.connect();
     pair.deliver(A);
@@ -24,7 +24,7 @@ fn where_nobody_listens_the_service_id_is_invalid() {
         CmMessage::read(&rej.mad).unwrap()
     };
     let CmMessage::Rej(rej) = message else { panic!("{message}") };
-    // As Linux answers: without a name of its own.
+    // As Linux answers: without a communication ID of its own.
     assert_eq!((rej.local_comm_id, rej.remote_comm_id, rej.message), (CommId(0), a, Stage::Req));
     pair.settle();
     assert_eq!(reason(&pair.event(A)), RejReason::INVALID_SERVICE_ID);
@@ -34,7 +34,7 @@ fn where_nobody_listens_the_service_id_is_invalid() {
 }
 
 #[test]
-fn the_consumer_may_refuse_a_request_and_say_why() {
+fn consumer_may_refuse_a_request() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     pair.settle();
@@ -51,7 +51,7 @@ fn the_consumer_may_refuse_a_request_and_say_why() {
 }
 
 #[test]
-fn the_consumer_may_refuse_a_reply() {
+fn consumer_may_refuse_a_reply() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     pair.settle();
@@ -68,7 +68,7 @@ fn the_consumer_may_refuse_a_reply() {
 }
 
 #[test]
-fn a_passive_consumer_may_change_its_mind_after_its_reply() {
+fn passive_consumer_may_refuse_after_its_reply() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     pair.settle();
@@ -85,7 +85,7 @@ fn a_passive_consumer_may_change_its_mind_after_its_reply() {
 }
 
 #[test]
-fn a_lost_refusal_is_said_again_when_the_request_comes_again() {
+fn lost_refusal_is_repeated_for_repeated_request() {
     let (mut pair, _) = Pair::listening();
     pair.connect();
     let req = pair.outbox(A)[0].clone();
@@ -93,7 +93,7 @@ fn a_lost_refusal_is_said_again_when_the_request_comes_again() {
     let event = pair.event(B);
     pair.ends[B].reject(pair.now, event.id(), RejReason::CONSUMER, Ari::NONE, PrivateData::EMPTY).unwrap();
     assert_eq!(pair.lose(B), [Kind::Rej]);
-    // The request under way a second time: the consumer is not asked again.
+    // A delayed copy of the request: the consumer is not asked again.
     pair.give(B, &req);
     assert_eq!(pair.deliver(B), [Kind::Rej]);
     assert_eq!(reason(&pair.event(A)), RejReason::CONSUMER);
@@ -101,14 +101,14 @@ fn a_lost_refusal_is_said_again_when_the_request_comes_again() {
 }
 
 #[test]
-fn a_reply_to_a_request_that_is_gone_has_an_invalid_communication_id() {
+fn reply_to_unknown_request_is_refused() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     pair.settle();
     let b = pair.accept();
     let rep = pair.outbox(B)[0].clone();
     pair.lose(B);
-    // A forgets all of it, and B hears nothing of that.
+    // A forgets the connection, and B does not learn of that.
     pair.ends[A].destroy(pair.now, a);
     pair.lose(A);
     while pair.state(A, a).is_some() {
@@ -125,7 +125,7 @@ fn a_reply_to_a_request_that_is_gone_has_an_invalid_communication_id() {
 }
 
 #[test]
-fn a_reply_to_a_request_that_was_withdrawn_hears_so() {
+fn reply_to_withdrawn_request_is_refused() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     pair.settle();
@@ -140,12 +140,12 @@ fn a_reply_to_a_request_that_was_withdrawn_hears_so() {
 }
 
 #[test]
-fn a_request_that_is_withdrawn_is_withdrawn_at_the_peer() {
+fn withdrawing_a_request_reaches_the_peer() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     pair.settle();
     let asked = pair.event(B).id();
-    // The REJ does not know B's name for the connection: its adapter and its own name tell.
+    // The REJ cannot name B's ID of the connection: A's adapter and ID identify it.
     pair.ends[A].destroy(pair.now, a);
     let (_, CmMessage::Rej(rej)) = CmMessage::read(&pair.outbox(A)[0].mad).unwrap() else { panic!("no REJ") };
     assert_eq!((rej.remote_comm_id, rej.ari.guid()), (CommId(0), Some(pair.ends[A].config().ca_guid)));
@@ -155,7 +155,7 @@ fn a_request_that_is_withdrawn_is_withdrawn_at_the_peer() {
     pair.nothing_is_left();
 }
 
-/// A REQ as A would send it, changed.
+/// Returns A's REQ with a change.
 fn req(change: impl FnOnce(&mut Req)) -> CmMessage {
     let mut pair = Pair::new();
     pair.connect();
@@ -166,7 +166,7 @@ fn req(change: impl FnOnce(&mut Req)) -> CmMessage {
 }
 
 #[test]
-fn what_cannot_be_is_refused_before_anybody_is_asked() {
+fn invalid_request_is_refused_without_the_consumer() {
     let cases: [(RejReason, CmMessage); 5] = [
         (RejReason::INVALID_GID, req(|r| r.primary_path.local_gid = address(B).into())),
         (
@@ -189,7 +189,7 @@ fn what_cannot_be_is_refused_before_anybody_is_asked() {
 }
 
 #[test]
-fn a_refusal_from_elsewhere_does_not_count() {
+fn refusal_from_another_host_is_ignored() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     let rej = Rej { remote_comm_id: a, reason: RejReason::CONSUMER, ..Rej::default() };
@@ -204,7 +204,7 @@ fn a_refusal_from_elsewhere_does_not_count() {
 }
 
 #[test]
-fn a_refusal_of_an_established_connection_ends_it() {
+fn refusal_ends_an_established_connection() {
     let (mut pair, _) = Pair::listening();
     let (a, b) = pair.established();
     let rej = Rej { local_comm_id: b, remote_comm_id: a, reason: RejReason::TIMEOUT, ..Rej::default() };
@@ -228,7 +228,7 @@ fn alternate_paths_are_refused() {
 }
 
 #[test]
-fn a_name_is_not_given_again_soon() {
+fn ids_are_not_reused_soon() {
     let mut pair = Pair::new();
     let mut seen = std::collections::BTreeSet::new();
     for _ in 0..1000 {

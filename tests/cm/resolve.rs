@@ -1,4 +1,4 @@
-//! Which datagram QP serves a service ID.
+//! SIDR: finding the datagram QP that serves a service ID.
 
 use roxie::cm::{CmError, Event, ListenOn, ResolveAnswer, ResolveRequest, Route, State, WhyUnreachable};
 use roxie::verbs::Qpn;
@@ -25,7 +25,7 @@ fn answer() -> ResolveAnswer {
 }
 
 #[test]
-fn a_service_id_leads_to_a_qp_and_its_key() {
+fn service_id_resolves_to_qp_and_qkey() {
     let mut pair = Pair::new();
     let listener = pair.ends[B].listen(DATAGRAMS, ListenOn::Any, 4).unwrap();
     let a = pair.ends[A].resolve(pair.now, &question()).unwrap();
@@ -48,7 +48,7 @@ fn a_service_id_leads_to_a_qp_and_its_key() {
 }
 
 #[test]
-fn where_nobody_serves_it_the_answer_says_so() {
+fn unserved_service_id_is_refused() {
     let mut pair = Pair::new();
     pair.ends[A].resolve(pair.now, &question()).unwrap();
     pair.settle();
@@ -61,13 +61,13 @@ fn where_nobody_serves_it_the_answer_says_so() {
 }
 
 #[test]
-fn a_lost_answer_is_given_again() {
+fn lost_answer_is_repeated() {
     let mut pair = Pair::new();
     pair.ends[B].listen(DATAGRAMS, ListenOn::Any, 4).unwrap();
     pair.ends[A].resolve(pair.now, &question()).unwrap();
     let sent = pair.outbox(A)[0].clone();
     pair.deliver(A);
-    // Before the answer a copy says nothing, after it the answer.
+    // A copy before the answer is ignored; a copy after it gets the answer.
     pair.give(B, &sent);
     assert!(pair.lose(B).is_empty());
     let b = pair.event(B).id();
@@ -80,7 +80,7 @@ fn a_lost_answer_is_given_again() {
 }
 
 #[test]
-fn silence_is_told_after_all_retries() {
+fn silence_is_reported_after_all_retries() {
     let mut pair = Pair::new();
     let request = ResolveRequest { max_cm_retries: 2, ..question() };
     let a = pair.ends[A].resolve(pair.now, &request).unwrap();
@@ -98,7 +98,7 @@ fn silence_is_told_after_all_retries() {
 }
 
 #[test]
-fn a_question_that_is_destroyed_is_refused_and_one_that_was_answered_is_over() {
+fn destroyed_request_is_refused() {
     let mut pair = Pair::new();
     pair.ends[B].listen(DATAGRAMS, ListenOn::Any, 4).unwrap();
     pair.ends[A].resolve(pair.now, &question()).unwrap();

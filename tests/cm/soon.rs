@@ -1,4 +1,4 @@
-//! What is said again before the peer's time to answer is up, so that a message that was lost costs a fraction of a second.
+//! Early repetitions: a lost message costs a fraction of a second instead of the peer's whole response time.
 
 use roxie::cm::{Config, ConnectRequest, Event, ListenOn, ResolveRequest, Route, State, WhyUnreachable};
 use roxie::limits::CmLimits;
@@ -10,19 +10,19 @@ use super::pair::{A, B, Pair, SERVICE, acceptance, address, config, request};
 
 const MS: u64 = 1_000_000;
 
-/// As managers are by default.
+/// Returns a configuration with the default early repetitions.
 fn hasty(end: usize) -> Config {
     Config { first_repeat: Config::default().first_repeat, ..config(end) }
 }
 
-/// With somebody who listens at B.
+/// Returns a pair with a listener at B.
 fn pair() -> Pair {
     let mut pair = Pair::with(hasty(A), hasty(B));
     pair.ends[B].listen(SERVICE, ListenOn::Any, 8).unwrap();
     pair
 }
 
-/// Loses all that `end` sends from now on while `goes_on`, and says when each message left, in ms.
+/// Loses all messages that `end` sends while `goes_on`. Returns the times of the messages of `kind`, in ms.
 fn departures(pair: &mut Pair, end: usize, kind: Kind, goes_on: impl Fn(&Pair) -> bool) -> Vec<u64> {
     let (began, mut at) = (pair.now, Vec::new());
     loop {
@@ -42,11 +42,11 @@ fn about(at: &[u64], wanted: &[u64]) {
 }
 
 #[test]
-fn a_lost_request_comes_again_soon_and_that_costs_no_try() {
+fn early_repetition_costs_no_retry() {
     let mut pair = pair();
     let a = pair.ends[A].connect(pair.now, &ConnectRequest { max_cm_retries: 2, ..request() }).unwrap();
     let at = departures(&mut pair, A, Kind::Req, |pair| pair.state(A, a) == Some(State::ReqSent));
-    // Within the first wait of 4.83 s, and then as often as the request says.
+    // Within the first wait of 4.83 s, and then the request's number of retries.
     about(&at, &[0, 250, 750, 1750, 3750, 4832, 9664]);
     let why = WhyUnreachable::Silent { asked: 7 };
     assert_eq!(pair.event(A), Event::Unreachable { id: a, unanswered: Kind::Req, why });
@@ -55,7 +55,7 @@ fn a_lost_request_comes_again_soon_and_that_costs_no_try() {
 }
 
 #[test]
-fn who_may_ask_only_once_asks_once() {
+fn zero_retries_send_one_request() {
     let mut pair = pair();
     let a = pair.ends[A].connect(pair.now, &ConnectRequest { max_cm_retries: 0, ..request() }).unwrap();
     let at = departures(&mut pair, A, Kind::Req, |pair| pair.state(A, a) == Some(State::ReqSent));
@@ -63,7 +63,7 @@ fn who_may_ask_only_once_asks_once() {
 }
 
 #[test]
-fn an_answer_that_is_awaited_for_less_is_not_asked_for_sooner() {
+fn short_timeout_has_no_early_repetition() {
     let mut pair = pair();
     // 67 ms, and 2 * 268 ms on the way.
     let hurried = ConnectRequest { response_timeout: 14, max_cm_retries: 1, ..request() };
@@ -73,7 +73,7 @@ fn an_answer_that_is_awaited_for_less_is_not_asked_for_sooner() {
 }
 
 #[test]
-fn a_lost_reply_and_a_lost_ready_are_made_good_soon() {
+fn lost_reply_and_rtu_are_repaired_early() {
     let mut pair = pair();
     let (a, began) = (pair.connect(), pair.now);
     pair.settle();
@@ -85,16 +85,16 @@ fn a_lost_reply_and_a_lost_ready_are_made_good_soon() {
     pair.ends[A].ready(a, PrivateData::EMPTY).unwrap();
     assert_eq!(pair.lose(A), [Kind::Rtu]);
     assert_eq!((pair.now - began).0 / MS / 50, 5, "after 250 ms");
-    // The active side has nothing more to ask. The passive side says its reply once more soon, and then when the peer's time is up.
+    // The active side waits for nothing. The passive side repeats its reply once early, then at the peer's timeout.
     let mut again = departures(&mut pair, B, Kind::Rep, |pair| pair.state(B, b) == Some(State::RepSent));
     assert_eq!(again.len(), 15, "{again:?}");
     again.truncate(1);
     assert!(again[0] > 4000, "{again:?}");
 }
 
-/// A stranger that floods shall not have two answers for each request.
+/// A flooding host must not get two answers for each request.
 #[test]
-fn replies_are_not_repeated_soon_while_the_table_is_half_full() {
+fn half_full_table_stops_early_replies() {
     let limits = CmLimits { connections: 8, ..config(B).limits };
     let mut pair = Pair::with(hasty(A), Config { limits, ..hasty(B) });
     pair.ends[B].listen(SERVICE, ListenOn::Any, 8).unwrap();
@@ -114,7 +114,7 @@ fn replies_are_not_repeated_soon_while_the_table_is_half_full() {
 }
 
 #[test]
-fn a_question_and_the_wish_to_end_come_again_soon() {
+fn sidr_request_and_dreq_are_repeated_early() {
     let mut pair = pair();
     let question = ResolveRequest::new(SERVICE, Route::new(address(A), address(B)));
     let asked = pair.ends[A].resolve(pair.now, &question).unwrap();
@@ -128,9 +128,9 @@ fn a_question_and_the_wish_to_end_come_again_soon() {
     about(&at[..6], &[0, 250, 750, 1750, 3750, 4832]);
 }
 
-/// It would make the peer wait for a minute where it had asked only to be sure.
+/// An MRA would make the peer wait for a minute where it only repeated early.
 #[test]
-fn a_copy_that_comes_before_the_peers_time_is_up_grants_no_time() {
+fn early_copy_gets_no_mra() {
     let mut pair = pair();
     let a = pair.connect();
     pair.settle();
@@ -139,7 +139,7 @@ fn a_copy_that_comes_before_the_peers_time_is_up_grants_no_time() {
         assert_eq!((pair.deliver(A), pair.deliver(B)), (vec![Kind::Req], vec![]));
     }
     assert_eq!(pair.ends[B].counters().received_again(Kind::Req), 3);
-    // The fourth comes after 3.75 s: the consumer does take its time.
+    // The fourth copy comes after 3.75 s: the consumer really takes its time.
     pair.wait_for(A);
     assert_eq!((pair.deliver(A), pair.deliver(B)), (vec![Kind::Req], vec![Kind::Mra]));
     assert_eq!(pair.state(A, a), Some(State::RepWait));
@@ -153,9 +153,9 @@ fn a_copy_that_comes_before_the_peers_time_is_up_grants_no_time() {
     assert_eq!((pair.deliver(B), pair.deliver(A)), (vec![Kind::Rep], vec![Kind::Mra]));
 }
 
-/// What was granted is waited for, and after it the peer is asked at its usual pace.
+/// The granted time is waited for. After it the peer is asked at the normal intervals.
 #[test]
-fn time_that_a_peer_asked_for_is_not_disturbed() {
+fn mra_suspends_early_repetitions() {
     let mut pair = pair();
     let a = pair.connect();
     pair.settle();
@@ -170,13 +170,13 @@ fn time_that_a_peer_asked_for_is_not_disturbed() {
     assert_eq!(at.len(), 15);
 }
 
-/// Where nobody listens yet, a peer is asked in steps of its own: they give no more tries, and take none.
+/// A peer without a listener is asked at the intervals of `insistence`, which neither use retries nor add any.
 #[test]
-fn a_peer_that_is_only_starting_is_asked_as_often_as_before() {
+fn starting_peer_gets_all_retries() {
     let insistence = Nanos::from_millis(250);
     let mut pair = Pair::with(Config { insistence, ..hasty(A) }, config(B));
     let a = pair.ends[A].connect(pair.now, &ConnectRequest { max_cm_retries: 2, ..request() }).unwrap();
-    // It says twice that nobody listens, and then nothing.
+    // The peer refuses twice for lack of a listener, and then is silent.
     for _ in 0..2 {
         assert_eq!((pair.deliver(A), pair.deliver(B)), (vec![Kind::Req], vec![Kind::Rej]));
         pair.wait_for(A);

@@ -1,4 +1,4 @@
-//! Peers that have forgotten, and old copies of what they said before.
+//! Peers that have lost their state, and old copies of their messages.
 
 use roxie::cm::{ConnectRequest, Event, HowDisconnected, LocalQp, Manager, State};
 use roxie::verbs::{Psn, Qpn};
@@ -6,7 +6,7 @@ use roxie::wire::cm::{CmMessage, Dreq, Kind, Rej, RejReason};
 
 use super::pair::{A, B, Pair, acceptance, config, request};
 
-/// A is made anew: it knows nothing of its connections, and its IDs are others.
+/// Replaces a manager by a new one, with other IDs and without connections.
 fn forget(pair: &mut Pair, end: usize) {
     let config = roxie::cm::Config { seed: 999, ..config(end) };
     pair.ends[end] = Manager::new(config);
@@ -14,31 +14,31 @@ fn forget(pair: &mut Pair, end: usize) {
 }
 
 #[test]
-fn a_request_for_a_qp_that_counts_as_connected_is_stale_and_ends_the_old_connection() {
+fn request_for_connected_qp_is_stale() {
     let (mut pair, _) = Pair::listening();
     let (_, b) = pair.established();
     forget(&mut pair, A);
     pair.connect();
     assert_eq!(pair.deliver(A), [Kind::Req]);
-    // A refusal for the new, a request for release of the old.
+    // A refusal for the new connection, a DREQ for the old one.
     assert_eq!(pair.deliver(B), [Kind::Rej, Kind::Dreq]);
     let event = pair.event(A);
     assert!(
         matches!(&event, Event::Rejected { reject, .. } if reject.reason == RejReason::STALE),
         "{event:?}"
     );
-    // Which A, who knows nothing, grants.
+    // A has no state, and answers with a DREP.
     assert_eq!(pair.deliver(A), [Kind::Drep]);
     let event = pair.event(B);
     assert_eq!(event, Event::Disconnected { id: b, how: HowDisconnected::Agreed });
-    // Now it goes.
+    // The next attempt succeeds.
     pair.connect();
     pair.settle();
     assert!(matches!(pair.event(B), Event::Request { .. }));
 }
 
 #[test]
-fn a_reply_from_a_qp_that_counts_as_connected_is_stale() {
+fn reply_from_connected_qp_is_stale() {
     let (mut pair, _) = Pair::listening();
     let (a, _) = pair.established();
     forget(&mut pair, B);
@@ -63,7 +63,7 @@ fn a_reply_from_a_qp_that_counts_as_connected_is_stale() {
 }
 
 #[test]
-fn a_qp_may_be_connected_again_when_its_connection_is_over() {
+fn qp_can_be_connected_again() {
     let (mut pair, _) = Pair::listening();
     let (a, b) = pair.established();
     pair.ends[A].destroy(pair.now, a);
@@ -71,7 +71,7 @@ fn a_qp_may_be_connected_again_when_its_connection_is_over() {
     pair.events(B);
     pair.ends[B].destroy(pair.now, b);
     pair.settle();
-    // Both linger; the same QPs are asked for again.
+    // The connections linger; the same QPs are connected again.
     pair.connect();
     pair.settle();
     let event = pair.event(B);
@@ -81,7 +81,7 @@ fn a_qp_may_be_connected_again_when_its_connection_is_over() {
 }
 
 #[test]
-fn old_copies_of_a_request_do_not_open_a_connection_that_is_over() {
+fn old_request_copies_open_no_connection() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     let req = pair.outbox(A)[0].clone();
@@ -98,9 +98,9 @@ fn old_copies_of_a_request_do_not_open_a_connection_that_is_over() {
     assert_eq!((pair.ends[B].connections(), pair.lose(B).len()), (1, 0));
 }
 
-/// The request came twice, and the second copy when the first acceptance was over for B but not for A.
+/// The request arrived twice, the second time when the first acceptance was over for B but not for A.
 #[test]
-fn a_second_acceptance_of_one_request_is_refused() {
+fn second_acceptance_is_refused() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     let req = pair.outbox(A)[0].clone();
@@ -122,7 +122,7 @@ fn a_second_acceptance_of_one_request_is_refused() {
 }
 
 #[test]
-fn messages_of_another_connection_of_the_peer_do_not_count() {
+fn messages_of_other_connections_are_ignored() {
     let (mut pair, _) = Pair::listening();
     let (a, b) = pair.established();
     let other = roxie::wire::cm::CommId(a.0 ^ 1);
@@ -136,7 +136,7 @@ fn messages_of_another_connection_of_the_peer_do_not_count() {
 }
 
 #[test]
-fn a_survivor_learns_from_its_request_for_release_that_the_peer_forgot() {
+fn dreq_reveals_a_restarted_peer() {
     let (mut pair, _) = Pair::listening();
     let (_, b) = pair.established();
     forget(&mut pair, A);

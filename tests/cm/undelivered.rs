@@ -1,4 +1,4 @@
-//! Hosts that are not there: what the network says of them, what of it is believed, and how soon silence ends.
+//! Missing hosts: ICMP errors, which of them are believed, and how soon silence ends a request.
 
 use roxie::cm::{Config, Event, ListenOn, ResolveRequest, Route, State, WhyUnreachable};
 use roxie::time::Nanos;
@@ -16,26 +16,26 @@ fn nothing_there(id: CommId, unanswered: Kind) -> Event {
 }
 
 #[test]
-fn a_request_whose_datagram_comes_back_ends_at_once_and_leaves_nothing() {
+fn undelivered_request_ends_at_once() {
     let mut pair = Pair::new();
     assert!(!pair.ends[A].is_asking());
     let a = pair.connect();
     assert!(pair.ends[A].is_asking());
     let sent = pair.outbox(A)[0].mad;
     pair.lose(A);
-    // Linux quotes nearly all of it; the header is enough.
+    // Linux quotes nearly the whole datagram; the header is enough.
     pair.ends[A].handle_undelivered(pair.now, gid(B), &sent[..mad::MAD_HEADER_LEN]);
     assert_eq!(pair.event(A), nothing_there(a, Kind::Req));
     assert_eq!((pair.state(A, a), pair.ends[A].is_asking(), pair.lose(A)), (None, false, vec![]));
     pair.nothing_is_left();
-    // A second copy says nothing new.
+    // A second error changes nothing.
     pair.ends[A].handle_undelivered(pair.now, gid(B), &sent);
     assert_eq!(pair.ends[A].counters().unknown_id, 1);
     pair.no_events();
 }
 
 #[test]
-fn a_question_whose_datagram_comes_back_ends_at_once() {
+fn undelivered_sidr_request_ends_at_once() {
     let mut pair = Pair::new();
     let question = ResolveRequest::new(SERVICE, Route::new(address(A), address(B)));
     let a = pair.ends[A].resolve(pair.now, &question).unwrap();
@@ -47,7 +47,7 @@ fn a_question_whose_datagram_comes_back_ends_at_once() {
 }
 
 #[test]
-fn only_who_quotes_a_request_that_waits_for_him_is_believed() {
+fn only_matching_icmp_quote_is_believed() {
     let (mut pair, _) = Pair::listening();
     let a = pair.connect();
     let sent = pair.outbox(A)[0].mad;
@@ -70,9 +70,9 @@ fn only_who_quotes_a_request_that_waits_for_him_is_believed() {
         assert_eq!(pair.state(A, a), Some(State::ReqSent), "{what}");
         assert_eq!(pair.ends[A].counters().unknown_id, before + 1, "{what}");
     }
-    // More than the datagram had is cut off.
+    // Bytes beyond the datagram's length are ignored.
     let longer = [&sent[..], &[0; 40]].concat();
-    // The peer answers after all: what was true of a copy of the request is not true of the connection.
+    // The peer answers in the end: an error about one copy of the request says nothing of the connection.
     pair.settle();
     pair.accept();
     pair.settle();
@@ -85,9 +85,9 @@ fn only_who_quotes_a_request_that_waits_for_him_is_believed() {
     assert_eq!(pair.state(A, a), Some(State::Established));
 }
 
-/// As one that is asked a moment before it listens, so one that is asked a moment before its port is open.
+/// A host is asked again while its port is not open yet, as while it has no listener.
 #[test]
-fn a_host_that_is_only_starting_is_asked_again_for_a_moment() {
+fn starting_host_is_asked_again() {
     for opens in [true, false] {
         let insistence = Nanos::from_millis(250);
         let mut pair = Pair::with(Config { insistence, ..config(A) }, config(B));
@@ -112,9 +112,9 @@ fn a_host_that_is_only_starting_is_asked_again_for_a_moment() {
     }
 }
 
-/// A question likewise, and for as long.
+/// A SIDR request is repeated for the same time.
 #[test]
-fn a_question_to_a_host_that_is_only_starting_is_asked_again_for_a_moment() {
+fn sidr_asks_a_starting_host_again() {
     let insistence = Nanos::from_millis(250);
     let mut pair = Pair::with(Config { insistence, ..config(A) }, config(B));
     let question = ResolveRequest::new(SERVICE, Route::new(address(A), address(B)));
@@ -132,7 +132,7 @@ fn a_question_to_a_host_that_is_only_starting_is_asked_again_for_a_moment() {
     pair.nothing_is_left();
 }
 
-/// Copies of a request until it is given up, and the time that took.
+/// Returns the number of copies of a request until it is given up, and the time.
 fn copies(pair: &mut Pair) -> (usize, Nanos) {
     let (a, began) = (pair.connect(), pair.now);
     let mut sent = Vec::new();
@@ -147,7 +147,7 @@ fn copies(pair: &mut Pair) -> (usize, Nanos) {
 }
 
 #[test]
-fn a_host_that_was_never_heard_of_is_given_up_in_seconds_and_another_as_the_request_says() {
+fn unknown_host_gets_fewer_retries() {
     let silent_retries = Config::default().silent_retries;
     let with = || Pair::with(Config { silent_retries, ..config(A) }, config(B));
     assert_eq!(request().max_cm_retries, 15);
@@ -156,7 +156,7 @@ fn a_host_that_was_never_heard_of_is_given_up_in_seconds_and_another_as_the_requ
     assert_eq!(asked, 3);
     assert!(took < Nanos::from_millis(15_000), "{took}");
 
-    // One that has a connection with us is there, whatever it says to this request.
+    // A host with a connection to this one exists, whatever it answers to this request.
     let mut pair = with();
     pair.ends[B].listen(SERVICE, ListenOn::Any, 8).unwrap();
     pair.established();
@@ -165,9 +165,9 @@ fn a_host_that_was_never_heard_of_is_given_up_in_seconds_and_another_as_the_requ
     assert!(took > Nanos::from_millis(77_000), "{took}");
 }
 
-/// It has no message by which a host could ask for time.
+/// SIDR has no message by which a host could ask for time.
 #[test]
-fn a_question_is_asked_as_often_as_it_says() {
+fn sidr_request_keeps_all_retries() {
     let silent_retries = Config::default().silent_retries;
     let mut pair = Pair::with(Config { silent_retries, ..config(A) }, config(B));
     let question = ResolveRequest::new(SERVICE, Route::new(address(A), address(B)));
@@ -181,7 +181,7 @@ fn a_question_is_asked_as_often_as_it_says() {
 }
 
 #[test]
-fn a_host_that_asked_for_time_is_there() {
+fn host_that_sent_mra_is_known() {
     let silent_retries = Config::default().silent_retries;
     let mut pair = Pair::with(Config { silent_retries, ..config(A) }, config(B));
     pair.ends[B].listen(SERVICE, ListenOn::Any, 8).unwrap();

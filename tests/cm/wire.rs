@@ -1,4 +1,4 @@
-//! The messages as bytes: against a kernel's, against tshark's reading, and back and forth.
+//! Messages as bytes: a kernel's messages, tshark's decoding, and round trips.
 
 use std::fs::File;
 
@@ -21,7 +21,7 @@ fn data(name: &str) -> String {
     format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The management datagrams of a capture, with the numbers of their frames.
+/// Returns the management datagrams of a capture, with their frame numbers.
 fn mads(capture: &str) -> Vec<(u64, [u8; MAD_LEN])> {
     let mut reader = Reader::new(File::open(data(capture)).unwrap()).unwrap();
     let mut out = Vec::new();
@@ -38,7 +38,7 @@ fn mads(capture: &str) -> Vec<(u64, [u8; MAD_LEN])> {
     out
 }
 
-/// A row of the table that tshark made: empty where the message has no such field.
+/// Formats a row of tshark's table, with empty columns for fields that the message does not have.
 fn row(number: u64, tid: u64, message: &CmMessage) -> String {
     let mut columns =
         vec![number.to_string(), format!("{:#06x}", message.kind() as u16), format!("{tid:#018x}")];
@@ -138,7 +138,7 @@ fn req_columns(m: &Req) -> Vec<String> {
 }
 
 #[test]
-fn a_kernels_messages_read_as_tshark_reads_them_and_come_out_again_to_the_byte() {
+fn kernel_messages_agree_with_tshark() {
     let messages = mads("rxe-6.12-cm.pcap");
     assert_eq!(messages.len(), 22);
     let rows: Vec<String> = messages
@@ -154,7 +154,7 @@ fn a_kernels_messages_read_as_tshark_reads_them_and_come_out_again_to_the_byte()
 }
 
 #[test]
-fn a_kernels_request_says_what_rdma_cm_says() {
+fn kernel_request_has_rdma_cm_fields() {
     let mut requests = 0;
     for (number, mad) in mads("rxe-6.12-cm.pcap") {
         let (_, message) = CmMessage::read(&mad).unwrap();
@@ -178,9 +178,9 @@ fn a_kernels_request_says_what_rdma_cm_says() {
     assert_eq!(requests, 5);
 }
 
-/// Who tells a starting PSN is sent to from there on, not the other way round.
+/// The starting PSN in a message is for packets to its sender.
 #[test]
-fn a_kernels_first_request_to_a_qp_has_the_starting_psn_that_this_end_told() {
+fn kernel_starts_at_the_advertised_psn() {
     let mut told = Vec::new();
     for (number, mad) in mads("rxe-6.12-cm.pcap") {
         match CmMessage::read(&mad).unwrap().1 {
@@ -194,7 +194,7 @@ fn a_kernels_first_request_to_a_qp_has_the_starting_psn_that_this_end_told() {
     while let Some(record) = reader.next().unwrap() {
         let Ok(packet) = parse(&Frame::whole(record.data)) else { continue };
         let request = packet.bth.opcode == Opcode::RC_SEND_ONLY;
-        // The last that was said of the QP; a QP's first request comes soon after.
+        // The last PSN told for the QP; a QP's first request follows soon.
         let last = told.iter().rposition(|(n, qpn, _)| *n < record.number && *qpn == packet.bth.dest_qp);
         if let (true, Some(last)) = (request, last) {
             let (_, _, psn) = told.remove(last);
@@ -222,7 +222,7 @@ fn template() -> Template {
     })
 }
 
-/// A message in a frame, as QP1 sends it.
+/// Returns a frame with the message, as QP1 sends it.
 fn frame(mad: &[u8; MAD_LEN]) -> Vec<u8> {
     let template = template();
     let bth = Bth { opcode: Opcode::UD_SEND_ONLY, dest_qp: Qpn::GSI, ..Bth::default() };
@@ -236,7 +236,7 @@ fn frame(mad: &[u8; MAD_LEN]) -> Vec<u8> {
     bytes
 }
 
-/// Messages whose fields have all kinds of bits, of the kinds that tshark reads.
+/// Returns messages with random bits in their fields, of the kinds that tshark decodes.
 fn made() -> Vec<(u64, CmMessage)> {
     let mut state = 2026;
     let mut next = || roxie::random::splitmix(&mut state);
@@ -259,7 +259,7 @@ fn made() -> Vec<(u64, CmMessage)> {
                 };
                 data[..CmaHeader::LEN].copy_from_slice(&header.to_bytes());
                 req.private_data = PrivateData::new(Kind::Req, &data).unwrap();
-                // Which tshark does not tell apart.
+                // tshark does not distinguish these.
                 if !matches!(req.transport, Transport::Rc | Transport::Uc | Transport::Rd) {
                     req.transport = Transport::Xrc;
                 }
@@ -269,9 +269,9 @@ fn made() -> Vec<(u64, CmMessage)> {
         .collect()
 }
 
-/// `WRITE_CM_MADE=file` writes the capture that the table beside it was made of.
+/// `WRITE_CM_MADE=file` writes the capture from which the table beside it was made.
 #[test]
-fn messages_of_ours_read_as_tshark_reads_them() {
+fn our_messages_agree_with_tshark() {
     let made = made();
     if let Ok(path) = std::env::var("WRITE_CM_MADE") {
         let mut writer = PcapngWriter::new(File::create(path).unwrap(), &["made"]).unwrap();
@@ -435,7 +435,7 @@ fn small() -> impl Strategy<Value = CmMessage> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(tid: u64, message in prop_oneof![req(), rep(), lap(), small()]) {
+    fn written_messages_are_read_back(tid: u64, message in prop_oneof![req(), rep(), lap(), small()]) {
         let mad = message.to_mad(tid);
         prop_assert_eq!(CmMessage::read(&mad), Ok((tid, message.clone())));
         let header = MadHeader::read(&mad).unwrap();
@@ -444,9 +444,9 @@ proptest! {
         prop_assert!(!line.contains('\n') && lines.starts_with(message.kind().name()), "{}", lines);
     }
 
-    /// Reserved bits apart, every bit of a message is a bit of a field: reading and writing any bytes twice gives the same.
+    /// Apart from reserved bits, every bit of a message belongs to a field: reading and writing any bytes twice gives the same.
     #[test]
-    fn any_bytes_are_a_message_or_say_why_not(mut mad in prop::collection::vec(any::<u8>(), 0..300), attribute in 0u16..0x20) {
+    fn any_bytes_are_message_or_error(mut mad in prop::collection::vec(any::<u8>(), 0..300), attribute in 0u16..0x20) {
         if mad.len() >= 24 {
             mad[..4].copy_from_slice(&[1, 7, 2, 3]);
             mad[16..18].copy_from_slice(&attribute.to_be_bytes());

@@ -1,4 +1,4 @@
-//! The reaction point of DCQCN against the algorithm as published, and where a closed form could go wrong.
+//! The reaction point of DCQCN against the published algorithm, and at the corner cases of the closed form.
 
 use roxie::congestion::{Control, Dcqcn, Knobs, Preset, Rate};
 use roxie::time::Nanos;
@@ -36,9 +36,9 @@ fn close(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-9 * a.abs().max(b.abs()) || a.abs().max(b.abs()) < 1e-290
 }
 
-/// By hand: alpha 1 halves 40 Gb/s, and each of five timers goes half the way back.
+/// By hand: alpha 1 halves 40 Gb/s, and each of five timer periods recovers half of the difference.
 #[test]
-fn one_notification_at_40_gbps_gives_the_papers_table() {
+fn notification_at_40_gbps_matches_the_paper() {
     let mut control = preset(Preset::Paper);
     assert!(control.notified(us(0)));
     let wanted = [20.0, 30.0, 35.0, 37.5, 38.75, 39.375];
@@ -46,19 +46,19 @@ fn one_notification_at_40_gbps_gives_the_papers_table() {
         let at = us(55 * step as u64);
         assert_eq!(gbps(&mut control, at), wanted, "after {at}");
     }
-    // Not a nanosecond before its time.
+    // No increase before its time.
     let mut early = preset(Preset::Paper);
     early.notified(us(0));
     assert_eq!(gbps(&mut early, Nanos(54_999)), 20.0);
-    // The target is at line rate: additive increase goes half the way there as well.
+    // The target is at line rate: additive increase also recovers half of the difference.
     assert_eq!(gbps(&mut control, us(330)), 39.6875);
-    // Alpha: 1 stays 1 at the notification, then six times 1020/1024.
+    // Alpha stays 1 at the notification, then is multiplied six times by 1020/1024.
     assert!(close(control.alpha(), (1020.0f64 / 1024.0).powi(6)));
 }
 
-/// Its timers run on, though it is told its own knobs again.
+/// Setting the same knobs again does not restart timers.
 #[test]
-fn knobs_that_change_nothing_change_nothing() {
+fn same_knobs_keep_timers_running() {
     let (mut left, mut told) = (preset(Preset::Paper), preset(Preset::Paper));
     assert!(left.notified(us(0)) && told.notified(us(0)));
     told.change(us(10), &knobs(Preset::Paper, &[]));
@@ -68,14 +68,14 @@ fn knobs_that_change_nothing_change_nothing() {
     }
 }
 
-/// By hand: alpha 1023/1024 at the first decrease, and min_dec_fac is not in its way.
+/// By hand: alpha 1023/1024 at the first decrease, and min_dec_fac has no effect.
 #[test]
-fn one_notification_at_an_adapter_gives_its_table() {
+fn notification_matches_the_adapter() {
     let mut control = preset(Preset::ConnectX);
     assert!(control.notified(us(0)));
     let after = 40.0 * (1.0 - 1023.0 / 2048.0);
     assert_eq!(gbps(&mut control, us(0)), after);
-    // Looked at each microsecond, and one came before the first look.
+    // Alpha is updated each microsecond, and a notification arrived before the first update.
     control.rate(us(1));
     let alpha = 1023.0 / 1024.0 * (1019.0 / 1024.0) + 5.0 / 1024.0;
     assert!(close(control.alpha(), alpha));
@@ -87,7 +87,7 @@ fn one_notification_at_an_adapter_gives_its_table() {
 }
 
 #[test]
-fn a_decrease_comes_at_most_once_a_period_and_alpha_hears_all() {
+fn decreases_are_limited_but_alpha_is_updated() {
     let mut control = preset(Preset::ConnectX);
     control.notified(us(10));
     let after = gbps(&mut control, us(10));
@@ -96,7 +96,8 @@ fn a_decrease_comes_at_most_once_a_period_and_alpha_hears_all() {
     assert_eq!(gbps(&mut control, us(13)), after);
     assert!(control.notified(us(14)), "the period is over at its end");
     assert!(gbps(&mut control, us(14)) < after);
-    // Looks at 11, 13 and 14 us found one, that at 12 none: it ran before the notification of its instant.
+    // Updates at 11, 13 and 14 us saw a notification, that at 12 us none: an update runs before a notification of the same
+    // instant.
     let g = 1019.0 / 1024.0;
     let up = |alpha: f64| alpha * g + (1.0 - g);
     let wanted = up(up(up(1023.0 / 1024.0) * g));
@@ -104,7 +105,7 @@ fn a_decrease_comes_at_most_once_a_period_and_alpha_hears_all() {
 }
 
 #[test]
-fn without_clamp_a_second_decrease_keeps_the_target_unless_the_rate_rose_between() {
+fn unclamped_target_survives_second_decrease() {
     let mut control = with(Preset::ConnectX, &[("clamp_tgt_rate_after_time_inc", "0")]);
     control.notified(us(0));
     control.notified(us(10));
@@ -124,7 +125,7 @@ fn without_clamp_a_second_decrease_keeps_the_target_unless_the_rate_rose_between
 }
 
 #[test]
-fn the_remainder_of_the_byte_counter_is_kept_and_a_decrease_drops_it() {
+fn decrease_drops_byte_counter_remainder() {
     let mut control = with(Preset::Paper, &[("rpg_byte_reset", "1000")]);
     control.sent(us(0), 10_000);
     control.notified(us(1));
@@ -150,26 +151,26 @@ fn the_remainder_of_the_byte_counter_is_kept_and_a_decrease_drops_it() {
 }
 
 #[test]
-fn both_stages_above_the_threshold_make_it_hyper() {
+fn both_stages_above_threshold_start_hyper_increase() {
     let sets = [("rpg_byte_reset", "1000"), ("rpg_threshold", "1"), ("rpg_min_dec_fac", "0")];
     let mut control = with(Preset::Paper, &sets);
     for _ in 0..12 {
         control.notified(us(0));
     }
     let target = control.target().0;
-    control.rate(us(55)); // Fast: 0 and 0.
+    control.rate(us(55)); // Fast recovery: stages 0 and 0.
     assert_eq!(control.target().0, target);
-    control.sent(us(60), 2_000); // Additive: 1 and 0, 1 and 1.
+    control.sent(us(60), 2_000); // Additive: stages 1 and 0, then 1 and 1.
     assert_eq!(control.target().0, target + 2.0 * 40e6);
-    control.rate(us(110)); // Additive: 1 and 2.
+    control.rate(us(110)); // Additive: stages 1 and 2.
     assert_eq!(control.target().0, target + 3.0 * 40e6);
-    control.sent(us(111), 1_000); // 2 and 2: hyper.
+    control.sent(us(111), 1_000); // Hyper: stages 2 and 2.
     assert_eq!(control.target().0, target + 3.0 * 40e6 + 400e6);
     assert_eq!((control.timer_stage(), control.byte_stage()), (2, 3));
 }
 
 #[test]
-fn the_first_notification_may_set_a_rate_and_bounds_hold() {
+fn first_notification_sets_rate_within_bounds() {
     let mut control = with(Preset::ConnectX, &[("rate_to_set_on_first_cnp", "10000")]);
     assert!(control.notified(us(0)));
     assert_eq!((control.rate(us(0)), control.target()), (Rate(10e9), Rate(10e9)));
@@ -195,9 +196,9 @@ fn the_first_notification_may_set_a_rate_and_bounds_hold() {
     assert!(close(gbps(&mut max, us(1_000_000)), 10.0));
 }
 
-/// A year of silence is as far as a microsecond: nothing loops, and all is back.
+/// A year of silence costs as much as a microsecond, and the rate has recovered.
 #[test]
-fn an_age_of_silence_costs_nothing_and_ends_at_line_rate() {
+fn long_silence_ends_at_line_rate() {
     for name in Preset::ALL {
         let mut control = with(name, &[("rpg_ai_rate", "0.001"), ("rpg_hai_rate", "0.001")]);
         for i in 0..100 {
@@ -214,7 +215,7 @@ fn an_age_of_silence_costs_nothing_and_ends_at_line_rate() {
 }
 
 #[test]
-fn other_knobs_keep_the_rate() {
+fn changed_knobs_keep_the_rate() {
     let mut control = preset(Preset::Paper);
     control.notified(us(0));
     control.change(us(10), &knobs(Preset::Paper, &[("rpg_time_reset", "20"), ("rpg_ai_rate", "1000")]));
@@ -230,9 +231,9 @@ fn other_knobs_keep_the_rate() {
     assert_eq!((gbps(&mut control, us(107)), control.target()), (9.0, Rate(9e9)));
 }
 
-/// Whoever waits for the next frame learns when to ask again, and asks in vain at no other time.
+/// `rises_at` names the next time at which the rate rises.
 #[test]
-fn the_next_rise_is_foretold() {
+fn next_rise_is_predicted() {
     let mut control = preset(Preset::Paper);
     assert_eq!(control.rises_at(), Nanos::MAX, "it is as fast as it gets");
     control.notified(us(7));
@@ -249,7 +250,7 @@ fn the_next_rise_is_foretold() {
     assert_eq!((control.rate(now), control.rises_at()), (Rate(LINE), Nanos::MAX));
 }
 
-/// A setting of every knob, for both programs.
+/// Returns a random value for every knob, for both programs.
 fn random_table(random: &mut Random, paper: bool, line: f64) -> (Knobs, Table) {
     let mut rate = |least: f64, most: f64| (random.scale(least, most) * 1e3).round() / 1e3;
     let (ai, hai, min) = (rate(0.01, 20e3), rate(0.01, 50e3), rate(0.01, 1e3));
@@ -311,7 +312,7 @@ fn random_table(random: &mut Random, paper: bool, line: f64) -> (Knobs, Table) {
     (knobs, table)
 }
 
-/// How often each kind of thing was compared.
+/// Number of comparisons of each kind.
 #[derive(Debug, Default)]
 struct Reached {
     decreases: u64,
@@ -329,8 +330,8 @@ enum Event {
     Look,
 }
 
-/// Both programs through one random schedule. In half of them each timer's event is looked at, in the others what was
-/// due is made up for in one step.
+/// Runs both programs through one random schedule. Half of the schedules read the rate at each timer event; the others skip
+/// ahead in one step.
 fn one_schedule(seed: u64, knobs: &Knobs, table: &Table, reached: &mut Reached) {
     let mut random = Random(seed);
     let each_timer = random.below(2) == 0;
@@ -356,7 +357,7 @@ fn one_schedule(seed: u64, knobs: &Knobs, table: &Table, reached: &mut Reached) 
             done.join("\n")
         );
     };
-    // Periods of most knobs have a like chance to fall between two events.
+    // Choose the span so that periods of most knobs are likely to fall between two events.
     let longest = random.one_of(&[5_000.0, 100_000.0, 1_000_000.0]);
     for _ in 0..12 + random.below(12) {
         let event = match random.below(10) {
@@ -365,7 +366,7 @@ fn one_schedule(seed: u64, knobs: &Knobs, table: &Table, reached: &mut Reached) 
             _ => Event::Look,
         };
         let at = match random.below(8) {
-            // The same instant, and just when a timer is due.
+            // At the same instant, or just when a timer is due.
             0 => now,
             1 => theirs.next().unwrap_or(now),
             2 => now + table.monitor,
@@ -384,7 +385,7 @@ fn one_schedule(seed: u64, knobs: &Knobs, table: &Table, reached: &mut Reached) 
         match event {
             Event::Notified => {
                 theirs.notified(now);
-                // What is told of a fall by a rounding error is anybody's.
+                // A decrease within rounding error may be reported either way.
                 let fell = theirs.rc < rc * (1.0 - 1e-9);
                 let told = ours.notified(Nanos(now));
                 assert!(told || !fell, "seed {seed} at {now} ns: not told of\n{}", done.join("\n"));
@@ -410,7 +411,7 @@ fn one_schedule(seed: u64, knobs: &Knobs, table: &Table, reached: &mut Reached) 
 
 const SCHEDULES: u64 = 10_000;
 
-/// Each kind of thing must have been compared, or the schedules are too tame.
+/// Asserts that each kind was compared often enough.
 fn all_reached(reached: &Reached, hyper: bool) {
     let Reached { decreases, ignored, timers, byte_increases, hyper: hypers, at_line } = *reached;
     for n in [decreases, timers, byte_increases, at_line] {
@@ -420,7 +421,7 @@ fn all_reached(reached: &Reached, hyper: bool) {
 }
 
 #[test]
-fn the_papers_preset_is_the_published_algorithm() {
+fn paper_preset_is_the_published_algorithm() {
     let (knobs, mut reached) = (Knobs::new(Preset::Paper), Reached::default());
     for seed in 0..SCHEDULES {
         let line = Random(seed).one_of(&[1e9, 10e9, 40e9, 100e9, 400e9]);
@@ -430,7 +431,7 @@ fn the_papers_preset_is_the_published_algorithm() {
 }
 
 #[test]
-fn the_adapters_preset_is_the_published_algorithm() {
+fn connectx_preset_is_the_published_algorithm() {
     let (knobs, mut reached) = (Knobs::new(Preset::ConnectX), Reached::default());
     for seed in 0..SCHEDULES {
         let line = Random(seed).one_of(&[1e9, 10e9, 40e9, 100e9, 400e9]);
@@ -440,7 +441,7 @@ fn the_adapters_preset_is_the_published_algorithm() {
 }
 
 #[test]
-fn with_any_knobs_it_is_the_published_algorithm() {
+fn any_knobs_give_the_published_algorithm() {
     let mut reached = Reached::default();
     for seed in 0..SCHEDULES {
         let mut random = Random(!seed);

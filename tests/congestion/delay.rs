@@ -1,10 +1,10 @@
-//! The reaction point by delay.
+//! The delay-based reaction point (Swift).
 
 use roxie::congestion::{Control, Fixed, Rate, Sample, Settings, Swift};
 use roxie::time::Nanos;
 
 const LINE: f64 = 10e9;
-/// Bytes of a packet, as the settings below count windows.
+/// Bytes of a packet, the unit of windows in the settings below.
 const PACKET: f64 = 1000.0;
 
 fn swift(knobs: &str) -> Swift {
@@ -21,7 +21,7 @@ fn sample(round_trip: u64, bytes: u64) -> Sample {
     Sample { round_trip: us(round_trip), bytes }
 }
 
-/// The window in packets that a rate is at a round trip of `us` microseconds.
+/// Returns the window in packets that the rate gives at a round trip of `us` microseconds.
 fn window(control: &mut Swift, us: f64) -> f64 {
     control.rate(Nanos::MAX).0 * us / 8e6 / PACKET
 }
@@ -31,7 +31,7 @@ fn close(a: f64, b: f64) -> bool {
 }
 
 #[test]
-fn it_begins_at_line_rate_and_goes_by_round_trips_alone() {
+fn rate_follows_round_trips_only() {
     let mut control = swift("");
     assert!(control.wants_round_trips());
     assert_eq!(control.rate(us(5)), Rate(LINE));
@@ -40,9 +40,9 @@ fn it_begins_at_line_rate_and_goes_by_round_trips_alone() {
     assert_eq!(control.rate(us(7)), Rate(LINE));
 }
 
-/// Whoever waits for the next frame asks for the rate when something has come, and at no other time.
+/// The rate changes only at acknowledgements, so `rises_at` is never.
 #[test]
-fn a_rate_that_goes_by_round_trips_or_by_nothing_does_not_rise_by_itself() {
+fn delay_based_rate_does_not_rise_alone() {
     let mut control = swift(",fs_range=0");
     control.acknowledged(us(1_000), sample(100, 1000));
     assert!(control.rate(us(1_000)) < Rate(LINE));
@@ -50,10 +50,10 @@ fn a_rate_that_goes_by_round_trips_or_by_nothing_does_not_rise_by_itself() {
     assert_eq!(Fixed::new(Rate(1e6), Rate(LINE)).rises_at(), Nanos::MAX);
 }
 
-/// By hand, with a target of 50 us and no flow scaling: an excess of 50 in 100 us costs 0.8 / 2 of the window; within a round
-/// trip nothing more; an excess of 950 in 1000 us costs half, no more.
+/// By hand, with a target of 50 us and no flow scaling: an excess of 50 us in 100 us cuts the window by 0.8 / 2. Within a round
+/// trip there is no second cut. An excess of 950 us in 1000 us cuts half, the maximum.
 #[test]
-fn a_decrease_is_in_proportion_bounded_and_once_a_round_trip() {
+fn decrease_is_proportional_bounded_once_per_rtt() {
     let mut control = swift(",fs_range=0");
     assert!(control.acknowledged(us(1_000), sample(100, 1000)));
     // 10 Gb/s times 100 us are 125 packets.
@@ -67,15 +67,15 @@ fn a_decrease_is_in_proportion_bounded_and_once_a_round_trip() {
     assert_eq!(control.state().round_trip, Some(Nanos(212_500)));
 }
 
-/// By hand: whatever the number of acknowledgements in which a window is told of, it grows by `ai` a round trip.
+/// By hand: the window grows by `ai` per round trip, however many acknowledgements report it.
 #[test]
-fn an_increase_is_one_packet_a_round_trip() {
+fn increase_is_one_packet_per_round_trip() {
     let mut control = swift(",fs_range=0");
     for i in 0..12 {
         control.acknowledged(us(1_000 + i * 100), sample(100, 1000));
     }
     for _ in 0..400 {
-        control.acknowledged(us(3_000), sample(40, 0)); // The mean comes down to 40 us, and nothing grows.
+        control.acknowledged(us(3_000), sample(40, 0)); // The mean falls to 40 us; no bytes, no growth.
     }
     let before = window(&mut control, 40.0);
     assert!((0.2..5.0).contains(&before), "{before}");
@@ -86,9 +86,9 @@ fn an_increase_is_one_packet_a_round_trip() {
     assert!(close(window(&mut control, 40.0), now + 1.0 / now.max(1.0)));
 }
 
-/// A small window may take longer: at a round trip between the two targets it grows, where a large one falls.
+/// A small window has a higher target: at a round trip between the two targets it grows, while a large window shrinks.
 #[test]
-fn many_flows_may_queue_more_than_few() {
+fn more_flows_get_a_higher_target() {
     let grown = |from: u64| {
         let mut control = swift(",fs_range=100,fs_min_cwnd=0.1,fs_max_cwnd=100");
         for i in 0..from {
@@ -104,13 +104,13 @@ fn many_flows_may_queue_more_than_few() {
     assert!(grown(1) < 0.0 && grown(12) > 0.0, "{} {}", grown(1), grown(12));
 }
 
-/// A queue that many share: they end equal, the queue at the target, and the link is full.
+/// Flows that share a queue converge to equal rates, with the queue at its target and the link full.
 #[test]
-fn flows_through_one_queue_become_equal() {
+fn flows_through_one_queue_converge() {
     const FLOWS: usize = 4;
     const BASE: f64 = 20e-6;
     let mut flows: Vec<Swift> = (0..FLOWS).map(|_| swift(",base_target=60,fs_range=40")).collect();
-    // One has been there before the others.
+    // One flow starts before the others.
     let (mut queue, mut sums, mut steps) = (0.0f64, [0.0; FLOWS], 0);
     let step = 10e-6;
     for tick in 0..100_000u64 {
@@ -135,7 +135,7 @@ fn flows_through_one_queue_become_equal() {
 }
 
 #[test]
-fn what_makes_no_sense_ends_within_bounds() {
+fn absurd_samples_keep_rate_within_bounds() {
     let mut control = swift("");
     for (at, round_trip, bytes) in [(1, 0, u64::MAX), (2, u64::MAX, u64::MAX), (3, u64::MAX, 0), (3, 1, 1)] {
         control.acknowledged(Nanos(at), Sample { round_trip: Nanos(round_trip), bytes });

@@ -1,4 +1,4 @@
-//! Congestion control as the transport sees it: rates, knobs, pacing, and which marks are answered.
+//! Congestion control without a transport: rates, knobs, pacing, and the moderation of notifications.
 
 #[path = "../support/in_time.rs"]
 mod in_time;

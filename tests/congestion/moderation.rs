@@ -1,4 +1,4 @@
-//! Which marked packets are answered with a notification.
+//! Moderation of notifications at the notification point.
 
 use roxie::congestion::{Knobs, LastNotification, Moderation, Preset};
 use roxie::time::Nanos;
@@ -23,13 +23,13 @@ fn us(us: u64) -> Nanos {
 }
 
 #[test]
-fn at_most_one_leaves_in_an_interval_and_the_next_at_its_end() {
+fn one_notification_per_interval() {
     for scope in ["qp", "destination", "port"] {
         let mut point = moderation(scope, 50);
         let mut qp = LastNotification::default();
         let admitted: Vec<u64> = (0..200).filter(|at| point.admit(us(*at), &mut qp, &address(1))).collect();
         assert_eq!(admitted, [0, 50, 100, 150], "{scope}");
-        // Quiet, then at once.
+        // After a silence, the next notification is immediate.
         assert!(point.admit(us(170 + 50), &mut qp, &address(1)), "{scope}");
         assert!(
             !point.admit(us(269), &mut qp, &address(1)),
@@ -39,8 +39,8 @@ fn at_most_one_leaves_in_an_interval_and_the_next_at_its_end() {
 }
 
 #[test]
-fn the_scope_says_who_shares_an_interval() {
-    // Two QPs to one address, and a third to another.
+fn scope_selects_shared_intervals() {
+    // Two QPs with one destination, and a third with another.
     for (scope, wanted) in
         [("qp", [true, true, true]), ("destination", [true, false, true]), ("port", [true, false, false])]
     {
@@ -53,14 +53,14 @@ fn the_scope_says_who_shares_an_interval() {
 }
 
 #[test]
-fn an_interval_of_nothing_answers_each_mark() {
+fn zero_interval_answers_each_mark() {
     let mut point = moderation("qp", 0);
     let mut qp = LastNotification::default();
     assert!((0..5).all(|_| point.admit(us(1), &mut qp, &address(1))));
 }
 
 #[test]
-fn other_knobs_count_from_what_has_left() {
+fn changed_interval_counts_from_last_notification() {
     let mut point = moderation("destination", 50);
     let mut qp = LastNotification::default();
     assert!(point.admit(us(0), &mut qp, &address(1)));
@@ -77,10 +77,10 @@ fn other_knobs_count_from_what_has_left() {
     assert!(point.admit(us(5), &mut qp, &address(1)), "and of addresses nothing was kept");
 }
 
-/// As many addresses as half the table: hardly one loses its place. A crowd: each is heard, none is kept quiet, and the
-/// table is no larger.
+/// With half as many addresses as the table holds, hardly any is evicted. With many more, none is suppressed, and the table
+/// does not grow.
 #[test]
-fn a_crowd_of_destinations_keeps_nobody_quiet() {
+fn many_destinations_suppress_no_notification() {
     let mut point = moderation("destination", 1_000);
     let mut qp = LastNotification::default();
     let mut count = |from: u64, n: u64, at: Nanos| {
@@ -93,9 +93,9 @@ fn a_crowd_of_destinations_keeps_nobody_quiet() {
     assert_eq!(count(0, 512, us(2_000)), 512, "all intervals are over");
 }
 
-/// Never a false match: against a list of all addresses, what is refused was due to be.
+/// Compared with a list of all addresses: a suppressed notification was due to be, never a false match.
 #[test]
-fn nobody_is_refused_for_another() {
+fn addresses_never_match_falsely() {
     let mut random = Random(7);
     let mut point = moderation("destination", 100);
     let mut qp = LastNotification::default();

@@ -1,4 +1,4 @@
-//! Frames by a rate: never ahead, never behind for good, and in bounded bursts.
+//! Pacing: frames are never early, never permanently late, and bursts are bounded.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,9 +10,9 @@ use roxie::timer::TimerWheel;
 
 use crate::random::Random;
 
-/// What a pacer let leave.
+/// Frames that a pacer released.
 struct Run {
-    /// When and how many bytes.
+    /// Times and bytes.
     frames: Vec<(u64, u64)>,
 }
 
@@ -21,7 +21,7 @@ impl Run {
         self.frames.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// How far the frames that left are ahead of `speed` bytes a nanosecond from the first on, at most, in bytes.
+    /// Returns the most bytes by which frames ran ahead of `speed` bytes per nanosecond, from the first on.
     fn most_ahead(&self, speed: f64) -> f64 {
         let start = self.frames[0].0;
         let mut sent = 0;
@@ -32,9 +32,9 @@ impl Run {
         ahead.fold(f64::MIN, f64::max)
     }
 
-    /// The most bytes beyond the rate in any span, ends included.
+    /// Returns the most bytes beyond the rate in any span, ends included.
     fn worst_window(&self, speed: f64) -> f64 {
-        // Kadane: sent minus time, over all spans that begin with a frame.
+        // Kadane's algorithm: bytes sent minus time, over all spans that begin with a frame.
         let (mut best, mut here, mut last) = (f64::MIN, 0.0f64, self.frames[0].0);
         for (at, bytes) in &self.frames {
             here = (here - (at - last) as f64 * speed).max(0.0) + *bytes as f64;
@@ -45,7 +45,7 @@ impl Run {
     }
 }
 
-/// Sends frames of these sizes, each as soon as it may, woken at `wake` of that time.
+/// Sends frames of these sizes, each as soon as allowed. `wake` maps the due time to the wake-up.
 fn run(
     pacer: &mut Pacer,
     rate: Rate,
@@ -70,7 +70,7 @@ fn speed(rate: Rate) -> f64 {
 const RATES: [f64; 8] = [10e6, 97e6, 1e9, 2.5e9, 10e9, 40e9, 100e9, 400e9];
 
 #[test]
-fn a_million_frames_are_late_by_less_than_a_nanosecond() {
+fn million_frames_drift_less_than_a_nanosecond() {
     for rate in RATES.map(Rate) {
         let sizes = (0..1_000_000u64).map(|i| 60 + i * 37 % 4100);
         let run = run(&mut Pacer::new(), rate, sizes, |at| at);
@@ -83,10 +83,10 @@ fn a_million_frames_are_late_by_less_than_a_nanosecond() {
 }
 
 #[test]
-fn a_tick_of_the_clock_costs_no_rate() {
+fn clock_ticks_cost_no_rate() {
     for tick in [128u64, 1_024] {
         for rate in RATES.map(Rate) {
-            // At 400 Gb/s many frames a tick, at 10 Mb/s thousands of ticks a frame.
+            // At 400 Gb/s many frames per tick, at 10 Mb/s thousands of ticks per frame.
             let size = 1_086;
             let run = run(&mut Pacer::new(), rate, std::iter::repeat_n(size, 100_000), |at| {
                 at.div_ceil(tick) * tick
@@ -101,20 +101,20 @@ fn a_tick_of_the_clock_costs_no_rate() {
 }
 
 #[test]
-fn after_a_late_wake_up_a_burst_is_caught_up_and_no_more() {
-    let rate = Rate::from_gbps(8.0); // A byte a nanosecond.
+fn late_wakeup_catches_up_one_burst() {
+    let rate = Rate::from_gbps(8.0); // One byte per nanosecond.
     let mut pacer = Pacer::new();
     pacer.set_burst(10_000, 0);
     pacer.sent(Nanos(0), 1_000, rate);
     assert_eq!(pacer.ready_at(), Nanos(1_000));
-    // 4,000 ns late: four frames at once, beside the one that is due.
+    // 4,000 ns late: four frames at once, beside the due one.
     for _ in 0..4 {
         pacer.sent(Nanos(5_000), 1_000, rate);
         assert!(pacer.ready_at() <= Nanos(5_000));
     }
     pacer.sent(Nanos(5_000), 1_000, rate);
     assert_eq!(pacer.ready_at(), Nanos(6_000), "all is caught up");
-    // A second late: ten, and the one that is due.
+    // A second late: ten frames, and the due one.
     let late = Nanos(1_000_000_000);
     let mut frames = 0;
     while pacer.ready_at() <= late {
@@ -125,7 +125,7 @@ fn after_a_late_wake_up_a_burst_is_caught_up_and_no_more() {
 }
 
 #[test]
-fn the_first_frame_and_those_after_a_pause_bring_no_credit() {
+fn pauses_bring_no_credit() {
     let rate = Rate::from_gbps(8.0);
     let mut pacer = Pacer::new();
     assert_eq!(pacer.ready_at(), Nanos::ZERO);
@@ -135,7 +135,7 @@ fn the_first_frame_and_those_after_a_pause_bring_no_credit() {
     pacer.was_idle(later);
     pacer.sent(later, 1_000, rate);
     assert_eq!(pacer.ready_at(), later + Nanos(1_000));
-    // A pause that ends before the next frame may leave changes nothing.
+    // A pause that ends before the next frame is due changes nothing.
     pacer.was_idle(later + Nanos(400));
     assert_eq!(pacer.ready_at(), later + Nanos(1_000));
     pacer.sent(later + Nanos(1_000), 1_000, rate);
@@ -143,7 +143,7 @@ fn the_first_frame_and_those_after_a_pause_bring_no_credit() {
 }
 
 #[test]
-fn a_burst_is_a_typical_packet_at_least() {
+fn burst_holds_a_typical_packet() {
     let rate = Rate::from_gbps(8.0);
     let burst = |max: u32, typical: u16| {
         let mut pacer = Pacer::new();
@@ -160,23 +160,23 @@ fn a_burst_is_a_typical_packet_at_least() {
 }
 
 #[test]
-fn a_rate_that_changes_while_a_frame_waits_moves_it() {
+fn rate_change_moves_a_waiting_frame() {
     let mut pacer = Pacer::new();
     pacer.sent(Nanos(0), 1_000, Rate::from_gbps(8.0));
     assert_eq!(pacer.ready_at(), Nanos(1_000));
-    // 600 bytes are left to pay.
+    // 600 bytes of debt are left.
     pacer.rate_changed(Nanos(400), Rate::from_gbps(4.0));
     assert_eq!(pacer.ready_at(), Nanos(1_600));
     pacer.rate_changed(Nanos(1_000), Rate::from_gbps(80.0));
     assert_eq!(pacer.ready_at(), Nanos(1_030));
-    // What was caught up with is no more, and no less, at another rate.
+    // Credit stays the same number of bytes at another rate.
     pacer.rate_changed(Nanos(1_130), Rate::from_gbps(0.8));
     pacer.sent(Nanos(1_130), 1_100, Rate::from_gbps(0.8));
     assert_eq!(pacer.ready_at(), Nanos(2_130));
 }
 
 #[test]
-fn no_rate_and_no_time_makes_it_panic() {
+fn absurd_rates_and_times_do_not_panic() {
     for rate in [0.0, -1.0, f64::NAN, f64::INFINITY, f64::MIN_POSITIVE].map(Rate) {
         let mut pacer = Pacer::new();
         pacer.sent(Nanos::MAX, u64::MAX, rate);
@@ -187,9 +187,9 @@ fn no_rate_and_no_time_makes_it_panic() {
     }
 }
 
-/// A thousand QPs of all rates on one line of events, woken by a clock that ticks: each keeps its own curve.
+/// A thousand QPs of different rates in one event loop with a ticking clock: each keeps its own rate.
 #[test]
-fn a_thousand_pacers_keep_a_thousand_rates() {
+fn thousand_pacers_keep_their_rates() {
     const TICK: u64 = 128;
     let mut random = Random(1);
     let rates: Vec<Rate> = (0..1_000).map(|_| Rate(random.scale(10e6, 400e9))).collect();
@@ -213,10 +213,10 @@ fn a_thousand_pacers_keep_a_thousand_rates() {
     assert!(runs.iter().all(|run| !run.frames.is_empty()));
 }
 
-/// The same by the NIC's own wheel, whose tick is longer than a frame takes at the higher rates: after a millisecond each has sent
-/// what its rate gives, but for a frame and what a tick may wait.
+/// The NIC's timer wheel has a tick longer than a frame takes at high rates. After a millisecond, each QP has sent what its
+/// rate allows, less a frame and what a tick may wait.
 #[test]
-fn the_timer_wheel_wakes_a_thousand_pacers_to_their_rates() {
+fn timer_wheel_keeps_a_thousand_rates() {
     const TICK: f64 = 1_024.0;
     const END: Nanos = Nanos::from_millis(1);
     let mut random = Random(2);
@@ -253,10 +253,10 @@ fn the_timer_wheel_wakes_a_thousand_pacers_to_their_rates() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// Woken when it may be and at times far too late, with rates that change: in no span leaves more than the highest rate
-    /// of it, a burst and a frame; and woken in time, never more than a frame ahead of what the rates give.
+    /// Woken in time or far too late, with changing rates: no span exceeds its highest rate by more than a burst and a frame.
+    /// Woken in time, it never runs more than a frame ahead.
     #[test]
-    fn bursts_are_bounded_and_no_frame_is_early(
+    fn bursts_are_bounded_and_frames_never_early(
         seed in any::<u64>(), burst in 1u32..200_000, late in 0u64..1_000_000, slowest in 10e6f64..400e9
     ) {
         let mut random = Random(seed);
@@ -266,7 +266,7 @@ proptest! {
         let (mut now, mut frames, mut given, mut sent, mut rate) = (0u64, Vec::new(), 0.0, 0.0, Rate(slowest));
         for _ in 0..2_000 {
             let due = pacer.ready_at().0.max(now);
-            // On the way a change may come.
+            // The rate may change in between.
             if random.below(4) == 0 && due > now {
                 let at = now + random.below(due - now);
                 given += (at - now) as f64 * speed(rate);

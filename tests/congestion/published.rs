@@ -1,8 +1,8 @@
-//! DCQCN as it is published, event by event, for the reaction point to be held against: its own program, written
-//! from the paper's pseudo-code of the reaction point (SIGCOMM 2015) and the description of the adapter's parameters.
+//! A reference implementation of DCQCN, event by event, written from the paper's pseudo-code of the reaction point (SIGCOMM
+//! 2015) and from the description of the adapter's parameters.
 //!
-//! Nothing is shared with the code under test but the names of knobs: timers are entries of a queue that expire one by
-//! one, each update and each increase is one step of plain arithmetic, and bytes are taken off one reset at a time.
+//! Only the names of knobs are shared with the code under test. Timers are entries of a queue that expire one by one, each
+//! update and each increase is one step of plain arithmetic, and bytes are deducted one counter reset at a time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,10 +13,10 @@ enum Timer {
     Increase,
 }
 
-/// The parameters: rates in bits per second, times in nanoseconds.
+/// Parameters: rates in bits per second, times in nanoseconds.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
-    /// Decrease, alpha and timers at each notification; else alpha by its own clock.
+    /// True to decrease, update alpha and restart timers at each notification; false to update alpha by its own clock.
     pub(crate) paper: bool,
     pub(crate) line: f64,
     pub(crate) max: f64,
@@ -26,13 +26,13 @@ pub(crate) struct Table {
     pub(crate) f: u64,
     pub(crate) timer: u64,
     pub(crate) bytes: u64,
-    /// Numerator of what is left of alpha, of 1024.
+    /// Numerator, out of 1024, of the part of alpha that remains.
     pub(crate) g: f64,
     pub(crate) alpha_timer: u64,
-    /// Numerator, of 1024.
+    /// Numerator, out of 1024.
     pub(crate) alpha: f64,
     pub(crate) gd: i32,
-    /// Percent.
+    /// In percent.
     pub(crate) min_dec_fac: f64,
     pub(crate) monitor: u64,
     pub(crate) first: f64,
@@ -92,12 +92,12 @@ pub(crate) struct Published {
     pub(crate) bc: u64,
     counted: u64,
     heard: bool,
-    /// Of this decrease on, what raised the rate.
+    /// Causes of the increases since the last decrease.
     by_timer: bool,
     by_bytes: bool,
     cut_at: Option<u64>,
     queue: BinaryHeap<Reverse<(u64, Timer, u64)>>,
-    /// A timer that was started again leaves its old entry in the queue, with an old number.
+    /// A restarted timer leaves its old entry in the queue, with an old number.
     numbers: [u64; 2],
 }
 
@@ -129,7 +129,7 @@ impl Published {
         self.queue.push(Reverse((at, timer, *number)));
     }
 
-    /// When the next timer expires.
+    /// Returns the next timer's expiry.
     pub(crate) fn next(&mut self) -> Option<u64> {
         while let Some(Reverse((at, timer, number))) = self.queue.peek().copied() {
             if self.numbers[timer as usize] == number {
@@ -140,7 +140,7 @@ impl Published {
         None
     }
 
-    /// Runs what is due up to and at `now`.
+    /// Runs timers that are due up to and at `now`.
     pub(crate) fn run_to(&mut self, now: u64) {
         while self.next().is_some_and(|at| at <= now) {
             let Reverse((at, timer, _)) = self.queue.pop().unwrap();

@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same on every run.
+//! Reproducible pseudorandom numbers.
 
 /// SplitMix64.
 pub(crate) struct Random(pub(crate) u64);
@@ -12,12 +12,12 @@ impl Random {
         z ^ z >> 31
     }
 
-    /// Below `n`.
+    /// Returns a number below `n`.
     pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 
-    /// From `a` to `b`, each order of magnitude as likely as any other.
+    /// Returns a number from `a` to `b`, distributed evenly by order of magnitude.
     pub(crate) fn scale(&mut self, a: f64, b: f64) -> f64 {
         let part = self.next() as f64 / u64::MAX as f64;
         (a.ln() + part * (b.ln() - a.ln())).exp().clamp(a, b)

@@ -1,4 +1,4 @@
-//! `roxie cc` as a user runs it.
+//! `roxie cc` as users run it.
 
 use std::fs;
 use std::io::Write;
@@ -14,13 +14,13 @@ struct Finished {
     stderr: String,
 }
 
-/// `roxie cc` with these arguments, separated by spaces, and this on its standard input.
+/// Runs `roxie cc` with these arguments, separated by spaces, and this standard input.
 fn cc(arguments: &str, input: &str) -> Finished {
     let mut command = Command::new(env!("CARGO_BIN_EXE_roxie"));
     command.arg("cc").args(arguments.split_whitespace());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("roxie starts");
-    // Who reads nothing closes it.
+    // The command may exit without reading its input.
     let _ = child.stdin.take().expect("a pipe").write_all(input.as_bytes());
     let output = child.output_in_time();
     let text = |bytes| String::from_utf8(bytes).expect("text");
@@ -34,7 +34,7 @@ fn succeeded(arguments: &str, input: &str) -> String {
 }
 
 #[test]
-fn the_papers_table_is_printed() {
+fn paper_table_is_printed() {
     let events =
         r#"[{"us": 0, "cnp": true}, {"us": 55}, {"us": 110.0}, {"us": 165}, {"us": 220}, {"us": 275}]"#;
     let wanted = r#"{"us":0,"rc_gbps":20.0,"rt_gbps":40.0,"alpha":1.0,"byte_stage":0,"timer_stage":0}
@@ -46,7 +46,7 @@ fn the_papers_table_is_printed() {
 "#;
     let arguments = "replay --preset paper --line-rate 40";
     assert_eq!(succeeded(&format!("{arguments} -"), events), wanted);
-    // The same from a file, one event a line.
+    // Events from a file, one a line.
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("events.json");
     let lines = events.trim_matches(['[', ']']).replace("}, ", "}\n");
@@ -54,9 +54,9 @@ fn the_papers_table_is_printed() {
     assert_eq!(succeeded(&format!("{arguments} {}", file.display()), ""), wanted);
 }
 
-/// By hand: 150,000 bytes are four steps of 32,767, of which 18,932 bytes are left; 13,835 more are the fifth.
+/// By hand: 150,000 bytes are four steps of 32,767 with a remainder of 18,932; 13,835 more make the fifth.
 #[test]
-fn the_adapters_table_is_printed() {
+fn adapter_table_is_printed() {
     let events = r#"{"us": 5, "bytes": 99999999}
         {"us": 10, "cnp": true} {"us": 10, "cnp": false} {"us": 22.5, "bytes": 150000}
         {"us": 30, "bytes": 13834} {"us": 31, "bytes": 1.0} {"us": 310}"#;
@@ -76,7 +76,7 @@ fn the_adapters_table_is_printed() {
 }
 
 #[test]
-fn knobs_are_turned_and_nothing_makes_no_table() {
+fn knobs_are_set_by_any_name() {
     let events = r#"[{"us":0,"cnp":true},{"us":20},{"us":39.999},{"us":40}]"#;
     let arguments = "replay --preset PAPER --set rp_time_reset=20 --set rpg_gd=10 --set RPG_MIN_DEC_FAC=25 --line-rate 0.1 -";
     let printed = succeeded(arguments, events);
@@ -89,7 +89,7 @@ fn knobs_are_turned_and_nothing_makes_no_table() {
 }
 
 #[test]
-fn each_fault_of_an_event_is_named_with_its_number_and_nothing_is_printed() {
+fn invalid_event_is_named_by_number() {
     for (events, parts) in [
         ("", &["standard input: there are no events", "JSON array"][..]),
         ("rate", &["no JSON behind 0 events", "line 1 column 1"]),
@@ -122,7 +122,7 @@ fn each_fault_of_an_event_is_named_with_its_number_and_nothing_is_printed() {
 }
 
 #[test]
-fn what_makes_no_sense_on_the_command_line_is_refused() {
+fn invalid_arguments_are_refused() {
     for (arguments, parts) in [
         ("replay -", &["--line-rate"][..]),
         ("replay --line-rate 40", &["EVENTS.json"]),

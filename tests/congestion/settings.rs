@@ -1,4 +1,4 @@
-//! What a user writes behind `--cc`, and what is said about what cannot be.
+//! Values of `--cc`, and errors about invalid ones.
 
 use proptest::prelude::*;
 use roxie::congestion::knobs::{TABLE, Unit};
@@ -10,7 +10,7 @@ fn read(text: &str) -> Settings {
 }
 
 #[test]
-fn what_is_written_is_given_back() {
+fn settings_survive_formatting() {
     for (text, shown) in [
         ("off", "off"),
         ("dcqcn", "dcqcn"),
@@ -36,7 +36,7 @@ fn what_is_written_is_given_back() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_what_would_be_right() {
+fn invalid_settings_are_refused_with_valid_values() {
     for (text, parts) in [
         ("", &["off, dcqcn, swift and fixed"][..]),
         ("dcqn", &["`dcqn`", "did you mean dcqcn?"]),
@@ -88,7 +88,7 @@ fn what_cannot_be_is_refused_with_what_would_be_right() {
 }
 
 #[test]
-fn a_change_that_fails_changes_nothing() {
+fn failed_change_changes_nothing() {
     let mut settings = read("dcqcn,rpg_ai_rate=40");
     let before = settings.clone();
     for bad in ["rpg_hai_rate=400,rpg_gd=9", "rpg_max_rate=10,rpg_min_rate=11", "preset=paper,nothing=1", ""]
@@ -105,7 +105,7 @@ fn a_change_that_fails_changes_nothing() {
 }
 
 #[test]
-fn the_papers_hyper_increase_follows_the_additive_one_until_it_is_set() {
+fn paper_hyper_increase_defaults_to_ten_times_additive() {
     let mut knobs = Knobs::new(Preset::Paper);
     assert_eq!(knobs.value(Knob::HaiRate), 400.0);
     knobs.set("rpg_ai_rate", "5").unwrap();
@@ -119,7 +119,7 @@ fn the_papers_hyper_increase_follows_the_additive_one_until_it_is_set() {
 }
 
 #[test]
-fn each_knob_is_in_its_place_with_a_default_that_it_takes() {
+fn each_knob_accepts_its_default() {
     for (index, row) in TABLE.iter().enumerate() {
         assert_eq!(row.knob as usize, index, "{}", row.name);
         for preset in Preset::ALL {
@@ -137,7 +137,7 @@ fn each_knob_is_in_its_place_with_a_default_that_it_takes() {
 }
 
 #[test]
-fn each_setting_makes_its_control_and_others_are_not_taken_by_it() {
+fn control_accepts_only_its_own_settings() {
     let line = Rate::from_gbps(10.0);
     let all = ["dcqcn", "swift", "fixed,rate=1G"].map(read);
     assert!(Settings::Off.control(line, Nanos::ZERO).is_none());
@@ -157,14 +157,14 @@ fn each_setting_makes_its_control_and_others_are_not_taken_by_it() {
 }
 
 #[test]
-fn a_control_that_runs_goes_by_the_knobs_that_were_set_last() {
+fn running_control_follows_new_knobs() {
     let line = Rate::from_gbps(10.0);
     let sample = Sample { round_trip: Nanos::from_micros(5000), bytes: 1000 };
     let mut dcqcn = read("dcqcn").control(line, Nanos::ZERO).unwrap();
     assert!(!dcqcn.acknowledged(Nanos::ZERO, sample), "round trips are for others");
     assert!(dcqcn.set(Nanos::ZERO, &read("dcqcn,rpg_max_rate=2000")));
     assert_eq!(dcqcn.rate(Nanos::ZERO).mbps(), 2000.0);
-    // No round trip is too long where a second is allowed.
+    // With a target of one second, no round trip is too long.
     let mut swift = read("swift").control(line, Nanos::ZERO).unwrap();
     assert!(swift.set(Nanos::ZERO, &read("swift,base_target=1000000")));
     assert!(!swift.acknowledged(Nanos(1000), sample));
@@ -172,7 +172,7 @@ fn a_control_that_runs_goes_by_the_knobs_that_were_set_last() {
 }
 
 #[test]
-fn settings_are_known_by_their_text_and_have_the_knobs_of_their_algorithm() {
+fn settings_convert_from_text() {
     assert_eq!(Settings::try_from("swift,beta=0.5".to_owned()).unwrap(), read("swift,beta=0.5"));
     assert!(Settings::try_from("fast".to_owned()).is_err());
     assert!(read("dcqcn").knobs().is_some() && read("swift").knobs().is_none());
@@ -180,9 +180,9 @@ fn settings_are_known_by_their_text_and_have_the_knobs_of_their_algorithm() {
 }
 
 proptest! {
-    /// Whatever is accepted is given back, and makes a control that is neither stuck nor beyond the line.
+    /// Every accepted setting survives formatting and parsing, and its control neither stalls nor exceeds the line rate.
     #[test]
-    fn all_that_is_accepted_works(
+    fn accepted_settings_give_working_controls(
         sets in prop::collection::vec((0usize..TABLE.len(), 0.0f64..1.0), 0..30),
         paper in any::<bool>(),
         line in 1e3f64..1e12,
@@ -191,7 +191,7 @@ proptest! {
         let mut text = format!("dcqcn,preset={}", if paper { "paper" } else { "connectx" });
         for (index, part) in sets {
             let row = &TABLE[index];
-            // The ends of the range are as likely as all between.
+            // Half of the values are an end of the range.
             let value = match part {
                 p if p < 0.25 => row.least,
                 p if p > 0.75 => row.most,
@@ -200,7 +200,7 @@ proptest! {
             text += &format!(",{}={}", row.name, row.text(value));
         }
         let Ok(settings) = text.parse::<Settings>() else {
-            // Only these two can be at odds, with each other or with what the preset has for the other.
+            // Only these two can contradict one another, or the preset's value of the other.
             prop_assert!(text.contains("rpg_max_rate") || text.contains("rpg_min_rate"), "{}", text);
             return Ok(());
         };
@@ -223,7 +223,7 @@ proptest! {
     }
 
     #[test]
-    fn any_rate_is_given_back(number in 1u32..100_000, scale in 0usize..4) {
+    fn any_rate_survives_formatting(number in 1u32..100_000, scale in 0usize..4) {
         let text = format!("fixed,rate={}{}", f64::from(number) / 97.0, ["k", "M", "G", "T"][scale]);
         if let Ok(settings) = text.parse::<Settings>() {
             prop_assert_eq!(&settings.to_string().parse::<Settings>().unwrap(), &settings);
@@ -231,14 +231,14 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_it_panic(text in "(dcqcn|swift|fixed)?,?[a-z_0-9.=,µ]{0,60}") {
+    fn no_text_causes_a_panic(text in "(dcqcn|swift|fixed)?,?[a-z_0-9.=,µ]{0,60}") {
         let _ = text.parse::<Settings>();
     }
 }
 
-/// As people read it: the unit changes where the number would have a fourth digit before its point.
+/// The unit changes where the number would get a fourth digit before its point.
 #[test]
-fn a_rate_is_shown_with_the_unit_that_reads_best() {
+fn rate_is_shown_with_fitting_unit() {
     for (rate, shown) in [
         (40e9, "40 Gb/s"),
         (1e9, "1 Gb/s"),

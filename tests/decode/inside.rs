@@ -1,11 +1,11 @@
-//! RoCE packets inside of something else: tags, labels, tunnels, extension headers.
+//! RoCE packets inside tags, labels, tunnels and extension headers.
 
 use std::process::{Command, Stdio};
 
 use super::*;
 use crate::in_time::CommandInTime;
 
-/// A PSN of each packet's own.
+/// Base of the PSNs; each packet adds its index.
 const PSN: u32 = 0x00ab_c000;
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
@@ -53,7 +53,7 @@ fn udp(port: u16, content: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// An Ethernet frame with a UDP datagram.
+/// Returns an Ethernet frame with a UDP datagram.
 fn datagram(port: u16, header: &[u8], content: &[u8]) -> Vec<u8> {
     ethernet(IPV4, &ipv4(17, 0, &udp(port, &[header, content].concat())))
 }
@@ -73,7 +73,7 @@ fn tagged(types: &[u16], whole: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A RoCE packet over IPv6.
+/// Returns a RoCE packet over IPv6.
 fn over_ipv6(i: usize) -> Vec<u8> {
     let template = Template::new(&FlowSpec {
         src_mac: [2, 0, 0, 0, 0, 1],
@@ -98,7 +98,7 @@ fn over_ipv6(i: usize) -> Vec<u8> {
     bytes
 }
 
-/// An IPv6 packet with extension headers between its header and UDP: (number, bytes behind the next header's number).
+/// Inserts extension headers into an IPv6 packet, in front of UDP: (number, bytes after the next-header field).
 fn extended(whole: &[u8], extensions: &[(u8, &[u8])]) -> Vec<u8> {
     let mut chain = Vec::new();
     for (i, (_, rest)) in extensions.iter().enumerate() {
@@ -120,10 +120,10 @@ const ROUTING: (u8, &[u8]) =
     (43, &[2, 4, 0, 0, 0, 0, 0, 0x20, 1, 0xd, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2]);
 const WHOLE_FRAGMENT: (u8, &[u8]) = (44, &[0, 0, 0, 0, 0, 0, 5]);
 
-/// Makes the frame with this index.
+/// Builds the frame with an index.
 type Make<'a> = &'a dyn Fn(usize) -> Vec<u8>;
 
-/// Frames that hold the packet with the PSN of their index, and what they are inside of.
+/// Returns frames that carry the packet with their index as PSN, and the layers around it.
 fn cases() -> Vec<(Vec<u8>, &'static str)> {
     let mut all: Vec<(Vec<u8>, &'static str)> = Vec::new();
     let makers: &[(&'static str, Make<'_>)] = &[
@@ -207,7 +207,7 @@ fn capture(frames: &[Vec<u8>]) -> Vec<u8> {
     pcap(1, false, false, &frames.iter().map(|f| (&f[..], f.len())).collect::<Vec<_>>())
 }
 
-/// What `inside` of a row says, as the text form has it.
+/// Returns a row's `inside` in the text form.
 fn inside(row: &Value) -> String {
     let layers = row["inside"].as_array().cloned().unwrap_or_default();
     let one = |layer: &Value| {
@@ -248,7 +248,7 @@ fn encapsulated_packets_are_decoded_with_their_layers() {
     }
 }
 
-/// tshark knows some of these as RoCE. Each packet that it shows, `decode` shows with the same PSN.
+/// tshark recognizes RoCE in some of these. `decode` shows each of those packets with the same PSN.
 #[test]
 fn encapsulated_packets_agree_with_tshark() {
     let frames: Vec<_> = cases().into_iter().map(|(bytes, _)| bytes).collect();
@@ -279,7 +279,7 @@ fn encapsulated_packets_agree_with_tshark() {
     assert!(theirs.lines().count() > frames.len() / 2, "tshark shows {} packets", theirs.lines().count());
 }
 
-/// Frames that may hold RoCE where it is not looked for, and their kind.
+/// Returns frames that may carry RoCE behind headers that are not decoded, with their kinds.
 fn unread() -> Vec<(Vec<u8>, &'static str)> {
     let roce = inner(0);
     let deep = (0..40).fold(roce[14..].to_vec(), |content, _| ipv4(4, 0, &content));
@@ -336,16 +336,16 @@ fn frames_cut_before_their_packet_are_counted() {
         assert_eq!(rows(&output)[0]["not_decoded"], "cut short", "{keep}");
         assert_eq!(output.status.code(), Some(1));
     }
-    // With the BTH there is a packet, without its ICRC.
+    // A packet with its BTH is decoded without its ICRC.
     assert_eq!(rows(&cut(&whole, whole.len() - 8))[0]["icrc"], "none");
-    // A mirror that cuts frames notes so, and then the lengths inside reach beyond the tunnel.
+    // ERSPAN notes that the mirror truncated a frame; lengths inside then reach beyond the tunnel.
     let mirrored = gre(0x1000, 0x88be, &[0, 0, 0, 1, 0x10, 1, 4, 5, 0, 0, 0, 0], &inner(9)[..56]);
     let seen = rows(&cut(&mirrored, mirrored.len()));
     assert_eq!((&seen[0]["icrc"], &seen[0]["psn"]), (&"none".into(), &(PSN + 9).into()));
 }
 
 #[test]
-fn tunnels_without_roce_are_passed_over() {
+fn tunnels_without_roce_are_skipped() {
     let arp = ethernet(0x0806, &[0; 28]);
     let tcp = ipv4(6, 0, &[0; 20]);
     let frames = [
@@ -365,7 +365,7 @@ fn tunnels_without_roce_are_passed_over() {
 }
 
 #[test]
-fn an_encapsulated_malformed_packet_is_named() {
+fn encapsulated_malformed_packet_is_reported() {
     let mut long = inner(0);
     long[38..40].copy_from_slice(&200u16.to_be_bytes());
     let output = decode(&["--json"], &capture(&[datagram(4789, &[8, 0, 0, 0, 0, 0, 1, 0], &long)]));

@@ -1,4 +1,4 @@
-//! What comes while a worker arms its wake-ups.
+//! Doorbells that ring while a worker arms its wake-ups.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -14,7 +14,7 @@ use roxie::shared::Doorbells;
 use roxie::time::Nanos;
 use roxie::verbs::QpIndex;
 
-/// A port on which nothing moves, and a program that posts, if it does, just when it is to wake who sleeps.
+/// A port without traffic. With `meanwhile`, the application posts just as the port prepares to sleep.
 struct Rings {
     info: PortInfo,
     bells: Doorbells,
@@ -66,7 +66,7 @@ impl Port for Rings {
     }
 }
 
-/// A worker on such a port, and its bells.
+/// Returns a worker on such a port, and its doorbells.
 fn worker(meanwhile: bool) -> (Worker, Doorbells) {
     let config = NicConfig::default();
     let bells = Doorbells::new(config.limits.qps).expect("memory");
@@ -90,15 +90,15 @@ fn is_woken(bells: &Doorbells) -> bool {
 }
 
 #[test]
-fn a_bell_that_rings_while_a_worker_lies_down_keeps_it_up_or_wakes_it() {
+fn bell_during_arming_prevents_sleep_or_wakes() {
     let (mut worker, bells) = worker(true);
     let sleeps = worker.prepare_sleep();
     assert!(!sleeps || is_woken(&bells), "it sleeps, and nobody wakes it");
 }
 
-/// Who sleeps is woken by the next bell. Who was kept up by one is not, nor who is up again: that would be a system call for each post.
+/// A doorbell wakes a worker that sleeps. A worker that is awake is not woken: that would be a system call for each post.
 #[test]
-fn a_bell_wakes_a_worker_that_sleeps_and_no_other() {
+fn bell_wakes_only_a_sleeping_worker() {
     let (mut sleeper, bells) = worker(false);
     assert!(sleeper.prepare_sleep() && !is_woken(&bells));
     bells.ring(QpIndex(3));

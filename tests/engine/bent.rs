@@ -1,4 +1,4 @@
-//! A memory port that is bent in one respect, and what a device on it needs.
+//! A memory port with injected misbehaviour, and the environment of a device on it.
 
 use std::fmt::Arguments;
 use std::io;
@@ -17,17 +17,17 @@ use roxie::port::memory::MemoryPort;
 use roxie::port::{LinkChange, Port, PortInfo, Received, RxWishes, TxId};
 use roxie::time::Nanos;
 
-/// The station address of end `n`.
+/// Returns the station address of end `n`.
 pub(super) fn mac(n: u8) -> [u8; 6] {
     [2, 0, 0, 0, 0, n]
 }
 
-/// Its addresses: one of each family.
+/// Returns its addresses, one of each family.
 pub(super) fn addresses(n: u8) -> [IpAddr; 2] {
     [IpAddr::from([192, 0, 2, n]), IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, n.into()])]
 }
 
-/// Knows the station by the last byte of its address.
+/// Derives the station address from the last byte of the IP address.
 pub(super) struct Neighbour;
 
 impl Resolve for Neighbour {
@@ -39,30 +39,30 @@ impl Resolve for Neighbour {
     }
 }
 
-/// See the page.
+/// A memory port with injected misbehaviour.
 pub(super) struct Bent {
     inner: MemoryPort,
     info: PortInfo,
-    /// Set: the next burst panics.
+    /// If set, the next burst panics.
     fuse: Arc<AtomicBool>,
-    /// Readable instead of the port's descriptor, namely never: a reader was faster each time, as is possible with
-    /// sockets, whose readiness is consumed by reading.
+    /// A descriptor that never becomes readable, in place of the port's: as if another reader were always faster, which happens
+    /// with sockets.
     never: Option<EventFd>,
-    /// Set: it carries small frames only, and the NIC has not been told yet.
+    /// If set, the port carries small frames only, and the NIC does not know yet.
     shrunk: Arc<AtomicBool>,
     small: PortInfo,
     link: Arc<Link>,
 }
 
-/// What is done once while somebody has the worker.
+/// An action to run once while the worker is held.
 pub(super) type Meanwhile = Mutex<Option<Box<dyn FnOnce() + Send>>>;
 
-/// A request to send what waits.
+/// A flush of the port.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kick {
     pub(super) thread: ThreadId,
     pub(super) at: Instant,
-    /// Processor time that the thread has had until then.
+    /// CPU time of the thread so far.
     pub(super) processor: Duration,
 }
 
@@ -73,22 +73,22 @@ impl Kick {
     }
 }
 
-/// The link behind a port, as far as it is bent.
+/// The link behind a port, with injected misbehaviour.
 #[derive(Default)]
 pub(super) struct Link {
-    /// Set: it takes nothing.
+    /// If set, the link accepts no frame.
     pub(super) is_down: AtomicBool,
-    /// Set: it says that it is broken.
+    /// If set, the link reports an error.
     pub(super) is_broken: AtomicBool,
-    /// How often it was asked to.
+    /// Number of flushes.
     pub(super) kicks: AtomicU32,
-    /// Each kick while the link was down.
+    /// Each flush while the link was down.
     pub(super) in_vain: Mutex<Vec<Kick>>,
-    /// How often it was asked to say when frames arrive.
+    /// Number of requests for receive timestamps.
     pub(super) stamps: AtomicU32,
-    /// Set: it cannot take MAC control frames in.
+    /// If set, the link cannot receive MAC control frames.
     pub(super) hides_pauses: AtomicBool,
-    /// Done the next time that the port follows the link.
+    /// Runs when the port next follows the link.
     pub(super) meanwhile: Meanwhile,
 }
 

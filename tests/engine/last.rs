@@ -1,4 +1,4 @@
-//! What leaves when whoever would have sent it is about to go.
+//! Packets that are sent although their thread or process ends.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,10 +19,10 @@ use roxie::wire::Gid;
 use crate::bent::{self, Bent};
 use crate::{End, bent_pair, end, joined, patient, until, with_mtu};
 
-/// Who posts while another thread has the worker leaves it to that one, which looks at the bells once more before it goes. Nobody else
-/// turns the device here.
+/// A thread that posts while another one holds the worker relies on that one, which checks the doorbells again before it
+/// leaves. No other thread runs the device here.
 #[test]
-fn what_is_posted_while_another_thread_has_the_worker_leaves_with_that_one() {
+fn holder_of_the_worker_sends_new_posts() {
     let mut link = None;
     let bend = |port| {
         let port = Bent::new(port);
@@ -41,9 +41,9 @@ fn what_is_posted_while_another_thread_has_the_worker_leaves_with_that_one() {
     until("the message", || b.cq.poll_one());
 }
 
-/// The first thing that went wrong is kept, and whoever asks takes it.
+/// The first error is kept, and read once.
 #[test]
-fn why_the_link_failed_is_said_once() {
+fn link_error_is_reported_once() {
     let port = Bent::new(memory::pair(end(1), end(2)).0);
     let link = port.link();
     let engine = Engine::start(NicConfig::default(), Box::new(port), Drive::CallerOnly).expect("an engine");
@@ -61,15 +61,15 @@ fn far_end_of(near: &Device, far: &Device) -> (End, End) {
     joined(near, far, 25_600, &roxie::host::ConnectOptions { timeout: 20, ..with_mtu(Mtu::Mtu256) })
 }
 
-/// The process ends, and more was posted than leaves in one pass: all of it leaves.
+/// The process ends with more posted than one pass sends: all of it is sent.
 #[test]
-fn all_that_was_posted_leaves_when_the_process_ends() {
+fn process_end_sends_all_posted_requests() {
     let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
     let ends = [far_end_of(&near, &far), far_end_of(&near, &far)];
     for (_, b) in &ends {
         (0..3).for_each(|id| b.receive(id));
     }
-    // The third of each waits for a pass, for more is under way, and both together are longer than a burst.
+    // The third send of each waits for a pass, because others are outstanding, and both together exceed a burst.
     for length in [8, 8, 25_600] {
         ends.iter().for_each(|(a, _)| a.send(length));
     }
@@ -82,7 +82,7 @@ fn all_that_was_posted_leaves_when_the_process_ends() {
     }
 }
 
-/// An end of a connection without a device around it.
+/// An end of a connection on an engine alone, without a device.
 struct Bare {
     engine: Engine,
     qp: QpHandle,
@@ -120,7 +120,7 @@ impl Bare {
         Bare { engine, qp, cq, sends, receives }
     }
 
-    /// To the QP of `peer`, from host `number` to host `to`.
+    /// Connects to the QP of `peer`, from host `number` to host `to`.
     fn connect(&self, number: u8, to: u8, peer: &Bare) {
         let way = AddressVector {
             sgid: Gid::from(Host::address(number.into(), false)),
@@ -140,9 +140,10 @@ impl Bare {
     }
 }
 
-/// An engine that goes has acknowledged what it took in, also if its QPs were never taken away: they may be another process's.
+/// An engine that ends has acknowledged what it received, even if its QPs were never destroyed: they may belong to another
+/// process.
 #[test]
-fn what_is_owed_leaves_when_the_engine_goes() {
+fn engine_end_sends_owed_acknowledgements() {
     let (a, b) = memory::pair(end(1), end(2));
     let (near, far) = (Bare::new(a), Bare::new(b));
     near.connect(1, 2, &far);

@@ -72,7 +72,7 @@ fn with_mtu(path_mtu: Mtu) -> ConnectOptions {
     ConnectOptions { path_mtu: Some(path_mtu), ..ConnectOptions::default() }
 }
 
-/// Nobody's timeout expires while a test looks.
+/// Returns options with a timeout that does not expire during a test.
 fn patient() -> ConnectOptions {
     ConnectOptions { timeout: 20, ..ConnectOptions::default() }
 }
@@ -85,7 +85,7 @@ fn end(n: u8) -> MemoryConfig {
     MemoryConfig { mac: bent::mac(n), ..MemoryConfig::default() }
 }
 
-/// One of two devices joined by memory, with `bend` around its port.
+/// Returns one of two devices joined by memory, with `bend` around its port.
 fn bent_pair<P: Port + 'static>(
     mtu: usize,
     bend: impl FnOnce(memory::MemoryPort) -> P,
@@ -100,7 +100,7 @@ fn bent_pair<P: Port + 'static>(
     (open(Box::new(bend(a)), 1, near), open(Box::new(b), 2, far))
 }
 
-/// Runs `step` until `done` gives something; how long that took.
+/// Polls `done` until it returns a value; returns it with the time that took.
 fn until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> (T, Duration) {
     let start = Instant::now();
     loop {
@@ -111,9 +111,9 @@ fn until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> (T, Duration) {
     }
 }
 
-/// A receiver that destroys its QP as soon as it has its message has still acknowledged it.
+/// A receiver that destroys its QP right after its message has still acknowledged it.
 #[test]
-fn the_last_message_is_acknowledged_by_a_receiver_that_leaves_at_once() {
+fn departing_receiver_acknowledges_last_message() {
     let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
     let (a, b) = joined(&near, &far, 8, &ConnectOptions::default());
     b.receive(1);
@@ -127,9 +127,9 @@ fn the_last_message_is_acknowledged_by_a_receiver_that_leaves_at_once() {
     assert_eq!(near.counter("retransmitted_packets"), 0);
 }
 
-/// Who answers and then turns to something else, without polling, has sent the answer; nobody else turns its device here.
+/// A reply is sent at the post, without a later poll; no other thread runs the device here.
 #[test]
-fn an_answer_leaves_when_it_is_posted() {
+fn reply_is_sent_when_posted() {
     let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
     let (a, b) = joined(&near, &far, 8, &patient());
     a.receive(1);
@@ -145,9 +145,9 @@ fn an_answer_leaves_when_it_is_posted() {
     }
 }
 
-/// Who posts and then turns to something else has sent it.
+/// A request is sent at the post, without a later poll.
 #[test]
-fn a_request_leaves_when_it_is_posted() {
+fn request_is_sent_when_posted() {
     let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
     let (a, b) = joined(&near, &far, 8, &patient());
     b.receive(1);
@@ -155,9 +155,9 @@ fn a_request_leaves_when_it_is_posted() {
     until("the request", || b.cq.poll_one());
 }
 
-/// To have taken an acknowledgement in is nothing to answer: the next request's acknowledgement still goes with the answer to it.
+/// A received acknowledgement does not count as received data: the next request's acknowledgement still waits for the reply.
 #[test]
-fn an_acknowledgement_that_came_does_not_hurry_the_next() {
+fn received_ack_does_not_hurry_the_next() {
     let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
     let (a, b) = joined(&near, &far, 8, &patient());
     a.receive(1);
@@ -175,10 +175,10 @@ fn an_acknowledgement_that_came_does_not_hurry_the_next() {
     assert_eq!(came, [WcOpcode::Recv, WcOpcode::Send], "the answer goes first");
 }
 
-/// Acknowledgements wait for what the application says to what came. A READ that waited for the answer to another, and an answer,
-/// gain nothing by it: they leave with the pass that brings what they waited for.
+/// Acknowledgements wait for the application's reply. A READ that waited for a response to another, and a READ response, do
+/// not: the pass that unblocks them sends them.
 #[test]
-fn a_read_that_an_answer_makes_room_for_leaves_with_the_pass_that_brings_it() {
+fn unblocked_read_is_sent_in_same_pass() {
     let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
     let (a, b) = joined(&near, &far, 64, &ConnectOptions { max_rd_atomic: 1, ..patient() });
     let read = SendWr {
@@ -200,9 +200,9 @@ fn a_read_that_an_answer_makes_room_for_leaves_with_the_pass_that_brings_it() {
     }
 }
 
-/// Whose process ends has answered what it took in, and nobody drops its device.
+/// A process that ends has acknowledged what it received, although its device is not dropped.
 #[test]
-fn what_is_owed_leaves_when_the_process_ends() {
+fn process_end_sends_owed_acknowledgements() {
     let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
     let (a, b) = joined(&near, &far, 8, &patient());
     b.receive(1);
@@ -216,9 +216,9 @@ fn what_is_owed_leaves_when_the_process_ends() {
     until("the acknowledgement", || a.cq.poll_one());
 }
 
-/// Who destroys a QP with its last request just posted has sent it.
+/// A QP that is destroyed right after a post has sent the request.
 #[test]
-fn what_is_posted_leaves_before_its_queue_is_destroyed() {
+fn destroying_a_qp_sends_posted_requests() {
     let (near, far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
     let (a, b) = joined(&near, &far, 8, &patient());
     b.receive(1);
@@ -227,9 +227,9 @@ fn what_is_posted_leaves_before_its_queue_is_destroyed() {
     until("the last request", || b.cq.poll_one());
 }
 
-/// A device that goes by delay asks its port once to say when frames arrive, and the port that comes in its place as well.
+/// A device with delay-based control asks its port once for receive timestamps, and also a port that replaces it.
 #[test]
-fn a_port_that_is_put_in_later_is_asked_to_stamp_what_arrives_as_the_first_was() {
+fn replacement_port_is_asked_for_timestamps() {
     let (first, second) = (memory::pair(end(1), end(2)), memory::pair(end(1), end(2)));
     let [first, second] = [first, second].map(|(port, _)| Bent::new(port));
     let (asked_first, asked_second) = (first.link(), second.link());
@@ -258,9 +258,9 @@ fn a_port_that_is_put_in_later_is_asked_to_stamp_what_arrives_as_the_first_was()
     assert_eq!((asked_first.stamps.load(Relaxed), asked_second.stamps.load(Relaxed)), (1, 1));
 }
 
-/// Settings that the port cannot follow are refused each time that they are asked for, and everything else goes on.
+/// Settings that the port refuses fail each command that requests them; all else continues.
 #[test]
-fn a_port_that_refuses_a_wish_fails_the_command_that_asked_and_no_later_one() {
+fn refused_setting_fails_only_its_command() {
     let port = Bent::new(memory::pair(end(1), end(2)).0);
     let link = port.link();
     link.hides_pauses.store(true, Relaxed);
@@ -277,9 +277,9 @@ fn a_port_that_refuses_a_wish_fails_the_command_that_asked_and_no_later_one() {
     set().expect("it can by now");
 }
 
-/// A thread that spins on its worker lets others look at it.
+/// A thread that spins on its worker lets other threads read counters.
 #[test]
-fn counters_can_be_read_while_a_thread_spins() {
+fn counters_are_readable_while_a_thread_spins() {
     let config = driven(Drive::Thread { core: None, spin: Nanos::MAX });
     let (near, _far) = Device::memory_pair(&config).expect("a pair");
     for _ in 0..100 {
@@ -288,12 +288,12 @@ fn counters_can_be_read_while_a_thread_spins() {
 }
 
 #[test]
-fn a_lowered_link_mtu_fails_the_qps_that_no_longer_fit_and_no_others() {
+fn lowered_mtu_fails_only_oversized_qps() {
     for drive in [Drive::CallerOnly, Drive::Thread { core: None, spin: Nanos::from_micros(10) }] {
         let (near, far) = Device::memory_pair(&driven(drive)).expect("a pair");
         let (large, _large_peer) = joined(&near, &far, 1 << 20, &with_mtu(Mtu::Mtu4096));
         let (small, small_peer) = joined(&near, &far, 4096, &with_mtu(Mtu::Mtu1024));
-        // Nobody receives it, so it is under way when the MTU changes.
+        // The peer does not receive it, so it is outstanding when the MTU changes.
         large.send(1 << 20);
         near.poll();
         near.follow_link(&LinkChange::Mtu(1500)).expect("a memory port follows");
@@ -315,9 +315,9 @@ fn a_lowered_link_mtu_fails_the_qps_that_no_longer_fit_and_no_others() {
     }
 }
 
-/// Between the moment when a link shrinks and the one when the NIC hears of it.
+/// The time between a link's MTU change and the NIC's notification.
 #[test]
-fn a_packet_that_the_port_never_takes_fails_its_qp_instead_of_blocking_the_others() {
+fn unsendable_packet_fails_only_its_qp() {
     let config = DeviceConfig::caller_only();
     let mut shrunk = None;
     let bend = |port| {
@@ -342,7 +342,7 @@ fn a_packet_that_the_port_never_takes_fails_its_qp_instead_of_blocking_the_other
 }
 
 #[test]
-fn two_own_qps_use_the_room_that_a_raised_link_mtu_gives() {
+fn raised_mtu_is_used_by_loopback_qps() {
     const LENGTH: usize = 256 << 10;
     let config = DeviceConfig::caller_only();
     let (near, _far) = bent_pair(1500, |port| LoopbackPort::new(port, 512), &config, &config);
@@ -360,7 +360,7 @@ fn two_own_qps_use_the_room_that_a_raised_link_mtu_gives() {
     assert_eq!(near.counter("retransmitted_packets"), 0);
 }
 
-/// What must hold once a pass has panicked, whoever ran it.
+/// Asserts what must hold after a pass has panicked, on whichever thread.
 fn is_dead(a: &End, channel: &CompletionChannel) {
     until("the death is noticed", || {
         a.device.poll();
@@ -373,7 +373,7 @@ fn is_dead(a: &End, channel: &CompletionChannel) {
     assert_eq!(a.qp.post_recv(1, &[a.memory.sge(0, 8)]), Err(PostError::DeviceFatal));
     let start = Instant::now();
     for _ in 0..200 {
-        // More than the queue of commands holds.
+        // More than the command queue holds.
         let refused = a.device.alloc_pd().expect_err("an error");
         assert!(matches!(refused, DeviceError::Control(ControlError::DeviceFatal)), "{refused}");
     }
@@ -382,7 +382,7 @@ fn is_dead(a: &End, channel: &CompletionChannel) {
     assert!(start.elapsed() < Duration::from_secs(2), "nobody waits for the dead: {:?}", start.elapsed());
 }
 
-/// An engine whose next pass panics: an end of it, the channel of an armed queue, and what must stay.
+/// Returns an engine that panics in its next pass: an end on it, the channel of an armed queue, and objects to keep.
 fn doomed(drive: Drive) -> (End, CompletionChannel, (CompletionQueue, End)) {
     let mut fuse = None;
     let bend = |port| {
@@ -400,45 +400,45 @@ fn doomed(drive: Drive) -> (End, CompletionChannel, (CompletionQueue, End)) {
 }
 
 #[test]
-fn a_panic_on_the_engines_thread_fails_the_device_and_hangs_nobody() {
+fn panic_on_engine_thread_fails_the_device() {
     let (a, channel, _stay) = doomed(Drive::Thread { core: None, spin: Nanos::MAX });
     is_dead(&a, &channel);
 }
 
 #[test]
-fn a_panic_on_the_fallback_thread_fails_the_device_and_hangs_nobody() {
+fn panic_on_fallback_thread_fails_the_device() {
     let (a, channel, _stay) = doomed(Drive::Caller);
-    // Only the fallback thread turns it now.
+    // Only the fallback thread runs the device now.
     until("the thread panics", || a.device.has_failed().then_some(()));
     is_dead(&a, &channel);
 }
 
 #[test]
-fn a_panic_in_a_callers_pass_fails_the_device_and_hangs_nobody() {
+fn panic_in_callers_pass_fails_the_device() {
     let (a, channel, _stay) = doomed(Drive::CallerOnly);
     assert!(catch_unwind(AssertUnwindSafe(|| a.device.poll())).is_err(), "the caller sees it");
     is_dead(&a, &channel);
 }
 
-/// The fallback thread of the first device sleeps, and nothing that arrives wakes it: a caller reads it first.
+/// Returns devices of which the first one's fallback thread sleeps, with a port descriptor that never becomes readable.
 fn asleep() -> (Device, Device) {
     let drive = driven(Drive::Caller);
     bent_pair(4200, |port| Bent::new(port).whose_readiness_is_taken(), &drive, &DeviceConfig::caller_only())
 }
 
-/// By when a sleeping thread that was not woken is still asleep: it looks after 100 ms by itself.
+/// Less than the 100 ms after which a sleeping thread wakes by itself.
 const WELL_BEFORE: Duration = Duration::from_millis(40);
-/// A thread that is never woken is late each time, one that is woken only where the machine is busy.
+/// Retries: a thread that is never woken is late each time, one that is woken only on a busy machine.
 fn in_time(attempt: impl Fn() -> Duration) {
     let took: Vec<Duration> = (0..8).map(|_| attempt()).take_while(|took| *took >= WELL_BEFORE).collect();
     assert!(took.len() < 8, "{took:?}");
 }
 
-/// The thread has gone to sleep by then.
+/// After this time the thread sleeps.
 const IT_SLEEPS: Duration = Duration::from_millis(25);
 
 #[test]
-fn what_a_caller_owes_and_does_not_send_is_sent_by_the_sleeping_thread() {
+fn sleeping_thread_sends_the_callers_acknowledgement() {
     in_time(|| {
         let (near, far) = asleep();
         let (a, b) = joined(&near, &far, 8, &patient());
@@ -447,7 +447,7 @@ fn what_a_caller_owes_and_does_not_send_is_sent_by_the_sleeping_thread() {
         std::thread::sleep(IT_SLEEPS);
         far.poll();
         until("the message", || a.cq.poll_one());
-        // The caller goes away with its message; the acknowledgement is owed.
+        // The caller stops polling after its message; the acknowledgement is owed.
         let (sent, took) = until("the acknowledgement", || b.cq.poll_one());
         assert_eq!(sent.status, WcStatus::Success);
         assert_eq!(far.counter("retransmitted_packets"), 0);
@@ -456,19 +456,19 @@ fn what_a_caller_owes_and_does_not_send_is_sent_by_the_sleeping_thread() {
 }
 
 #[test]
-fn a_timer_that_a_callers_pass_sets_wakes_the_sleeping_thread_in_time() {
+fn callers_timer_wakes_the_sleeping_thread() {
     in_time(|| {
         let (near, far) = asleep();
-        // No acknowledgement timer: the thread has no deadline of its own. The peer asks for 0.64 ms.
+        // Without an ACK timeout, the thread has no deadline of its own. The peer's RNR timer is 0.64 ms.
         let options = ConnectOptions { timeout: 0, min_rnr_timer: 12, ..ConnectOptions::default() };
         let (a, b) = joined(&near, &far, 8, &options);
         a.send(8);
         near.poll();
         std::thread::sleep(IT_SLEEPS);
-        // Takes the message in, then answers.
+        // Receives the message, then answers.
         far.poll();
         far.poll();
-        // The caller takes the RNR NAK in and goes away.
+        // The caller receives the RNR NAK and stops polling.
         until("the NAK", || {
             near.poll();
             (near.counter("rcvd_pkts") > 0).then_some(())
@@ -480,9 +480,9 @@ fn a_timer_that_a_callers_pass_sets_wakes_the_sleeping_thread_in_time() {
     });
 }
 
-/// A link that takes nothing is asked less and less often, and what waits for it leaves when it does again.
+/// A link that accepts no frame is retried less and less often. Once it accepts frames, the pending ones are sent.
 #[test]
-fn a_link_that_is_down_costs_no_processor_time() {
+fn down_link_costs_no_processor_time() {
     let mut link = None;
     let bend = |port| {
         let port = Bent::new(port);
@@ -499,7 +499,7 @@ fn a_link_that_is_down_costs_no_processor_time() {
     let kicks = || -> Vec<bent::Kick> {
         link.in_vain.lock().unwrap().iter().filter(|kick| kick.thread != own).copied().collect()
     };
-    // Longer waits than the first ones, which are short.
+    // The first waits are short: measure later ones.
     let (kicks, _) = until("the engine's thread kicks", || Some(kicks()).filter(|kicks| kicks.len() > 100));
     let (first, last) = (kicks[0], kicks[kicks.len() - 1]);
     let (worked, passed) = (last.processor - first.processor, last.at - first.at);
@@ -510,7 +510,7 @@ fn a_link_that_is_down_costs_no_processor_time() {
 }
 
 #[test]
-fn a_device_is_dropped_at_once_however_long_its_thread_would_wait() {
+fn device_drop_interrupts_its_thread() {
     let config = driven(Drive::Caller);
     let (near, far) = Device::memory_pair(&config).expect("a pair");
     near.poll();
@@ -521,7 +521,7 @@ fn a_device_is_dropped_at_once_however_long_its_thread_would_wait() {
 }
 
 #[test]
-fn a_thread_that_cannot_be_pinned_works_all_the_same() {
+fn unpinnable_thread_still_works() {
     let (near, far) =
         Device::memory_pair(&driven(Drive::Thread { core: Some(1000), spin: Nanos::ZERO })).expect("a pair");
     let (a, b) = joined(&near, &far, 8, &ConnectOptions::default());
@@ -531,7 +531,7 @@ fn a_thread_that_cannot_be_pinned_works_all_the_same() {
 }
 
 #[test]
-fn waiting_for_ever_ends_with_a_completion() {
+fn unlimited_wait_ends_with_a_completion() {
     let (near, far) = Device::memory_pair(&DeviceConfig::default()).expect("a pair");
     let (a, b) = joined(&near, &far, 8, &ConnectOptions::default());
     b.receive(7);
@@ -540,16 +540,16 @@ fn waiting_for_ever_ends_with_a_completion() {
 }
 
 #[test]
-fn memory_that_the_system_does_not_have_is_an_error_of_registering() {
+fn oversized_registration_is_an_error() {
     let (near, _far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
     let pd = near.alloc_pd().expect("a domain");
     let error = pd.register(usize::MAX >> 2, Access::LOCAL_WRITE).expect_err("too much").to_string();
     assert!(error.contains("memory for a region") && error.contains("4611686018427387903 bytes"), "{error}");
 }
 
-/// Two threads that copy to one region: each copy is there as a whole, or not at all.
+/// Two threads copy to one region: each copy is applied as a whole, or not at all.
 #[test]
-fn copies_of_two_threads_do_not_mix() {
+fn concurrent_copies_do_not_mix() {
     const LENGTH: usize = 64 << 10;
     let (near, _far) = Device::memory_pair(&DeviceConfig::caller_only()).expect("a pair");
     let pd = near.alloc_pd().expect("a domain");

@@ -8,9 +8,9 @@ use roxie::verbs::{Access, QpAttr, QpCaps, QpState};
 
 use super::end;
 
-/// A thread may read its clock, lose its processor, and run its pass after one that began later.
+/// A thread may read its clock, be preempted, and run its pass after one that began later.
 #[test]
-fn completion_timestamps_never_go_back() {
+fn completion_timestamps_never_decrease() {
     let (port, _peer) = memory::pair(end(1), end(2));
     let mut host = Host::new(1, NicConfig::default(), Box::new(port));
     let qp = host.create_qp(QpCaps::default(), true, 8);
@@ -19,7 +19,7 @@ fn completion_timestamps_never_go_back() {
         QpAttr { access: Some(Access::empty()), pkey_index: Some(0), port: Some(1), ..to(QpState::Init) };
     host.modify(Nanos(100), &qp, &init).expect("INIT");
     host.modify(Nanos(200), &qp, &to(QpState::Err)).expect("ERR");
-    // In the error state each pass flushes what was posted before it.
+    // In the error state, each pass flushes what was posted before it.
     for time in [300, 250, 400] {
         host.post_recv(&qp, time, &[]).expect("room");
         host.poll(Nanos(time));

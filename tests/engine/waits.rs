@@ -13,7 +13,7 @@ use roxie::verbs::{Access, QpCaps, SendWr, Wc, WrOpcode};
 
 use super::{End, patient, until};
 
-/// An application that waits for the messages of its peer.
+/// An application that waits for its peer's messages.
 struct Waiter {
     channel: CompletionChannel,
     cq: CompletionQueue,
@@ -44,7 +44,7 @@ impl Waiter {
         fcntl(self.channel.fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("a flag");
     }
 
-    /// The peer sends a message without bytes.
+    /// The peer sends an empty message.
     fn told(&self) {
         self.peer.qp.post_send(&SendWr::default(), &[]).expect("room");
         self.peer.cq.poll_one();
@@ -69,7 +69,7 @@ fn is_readable(fd: BorrowedFd<'_>, within: Duration) -> bool {
 const SOON: Duration = Duration::from_secs(10);
 
 #[test]
-fn who_waits_on_a_descriptor_that_blocks_finds_its_event_there() {
+fn blocking_descriptor_delivers_the_event() {
     let waiter = Waiter::new();
     for _ in 0..100 {
         waiter.arm_and_look();
@@ -81,13 +81,13 @@ fn who_waits_on_a_descriptor_that_blocks_finds_its_event_there() {
     }
 }
 
-/// Takes a count.
+/// Takes an event from the descriptor.
 fn take(channel: &CompletionChannel) -> bool {
     let mut count = [0; 8];
     is_readable(channel.events(), Duration::ZERO) && nix::unistd::read(channel.events(), &mut count) == Ok(8)
 }
 
-/// WRITEs raise no event, and so must not wake a program that then asks for one.
+/// WRITEs raise no event, and must not wake a program that then waits for one.
 #[test]
 fn nonblocking_channel_is_readable_only_with_an_event() {
     let waiter = Waiter::new();
@@ -118,7 +118,7 @@ fn wait_inside(waiter: &Waiter) {
         Wait::Look => take(&waiter.channel).then_some(()),
         Wait::Sleep => (is_readable(waiter.channel.events(), SOON) && take(&waiter.channel)).then_some(()),
         Wait::Watch { on, timeout } => {
-            // SAFETY: of the device, which lives.
+            // SAFETY: the descriptors belong to the device, which outlives them.
             let link = on.fds().iter().map(|fd| unsafe { BorrowedFd::borrow_raw(*fd) });
             let all = [waiter.channel.events()].into_iter().chain(link);
             let mut fds: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
@@ -131,7 +131,7 @@ fn wait_inside(waiter: &Waiter) {
 }
 
 #[test]
-fn who_waits_inside_a_call_turns_the_device_itself() {
+fn blocking_call_runs_the_device() {
     let waiter = Waiter::new();
     for _ in 0..100 {
         waiter.arm_and_look();
@@ -142,9 +142,9 @@ fn who_waits_inside_a_call_turns_the_device_itself() {
     }
 }
 
-/// A thread that is cancelled in such a call never says that it is awake again.
+/// A thread that is cancelled in such a call never reports that it is awake.
 #[test]
-fn who_never_wakes_from_such_a_call_keeps_nobody_else_waiting() {
+fn cancelled_waiter_does_not_block_others() {
     let waiter = Waiter::new();
     waiter.arm_and_look();
     let Wait::Watch { on, .. } = waiter.channel.begin_wait(&waiter.device) else {
@@ -156,9 +156,9 @@ fn who_never_wakes_from_such_a_call_keeps_nobody_else_waiting() {
     assert!(take(&waiter.channel) && waiter.cq.take_event());
 }
 
-/// Each on a channel of its own, more than there are cores.
+/// Each thread has its own channel; more threads than cores.
 #[test]
-fn many_threads_that_wait_all_have_their_events() {
+fn many_waiting_threads_get_their_events() {
     const THREADS: usize = 6;
     const ROUNDS: usize = 50;
     let (near, far) = Device::memory_pair(&DeviceConfig::default()).expect("a pair");

@@ -1,4 +1,4 @@
-//! Two connected NICs in virtual time, one of them the requester.
+//! Two connected NICs in virtual time; one is the requester.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,21 +18,21 @@ use roxie::wire::{NakCode, Packet, Syndrome, parse};
 
 pub(crate) const REQUESTER: usize = 0;
 pub(crate) const RESPONDER: usize = 1;
-/// What the responder's memory is full of.
+/// Initial bytes of the responder's memory.
 pub(crate) const PATTERN: u8 = 0xa5;
-/// What the requester's is full of.
+/// Initial bytes of the requester's memory.
 const PAYLOAD: u8 = 0x11;
 const REGION: usize = 8192;
-/// The first receive's id.
+/// ID of the first receive.
 const FIRST_RECEIVE: u64 = 100;
 
-/// How the two are connected.
+/// Parameters of the connection.
 #[derive(Clone, Copy)]
 pub(crate) struct Setup {
-    /// What the responder's QP grants, and its region.
+    /// Rights that the responder's QP grants, and its region.
     pub(crate) qp_access: Access,
     pub(crate) region_access: Access,
-    /// Of the requester and of the responder.
+    /// Path MTUs of the requester and of the responder.
     pub(crate) path_mtu: [Mtu; 2],
     pub(crate) max_rd_atomic: u8,
     pub(crate) max_dest_rd_atomic: u8,
@@ -53,10 +53,10 @@ impl Default for Setup {
     }
 }
 
-/// Which packets of one side the link loses.
+/// Selects packets of one side that the link drops.
 type Losses = Box<dyn FnMut(&Packet) -> bool + Send>;
 
-/// What the link saw of one side's packets, and what it loses of them.
+/// Record of one side's packets, and the selection of dropped ones.
 #[derive(Default)]
 struct Tap {
     syndromes: Vec<Syndrome>,
@@ -65,16 +65,16 @@ struct Tap {
 
 pub(crate) struct Link {
     pair: Pair,
-    /// Of the requester and of the responder: 0 is host a.
+    /// Places of the requester and of the responder: 0 is host a.
     place: [usize; 2],
     qps: [HostQp; 2],
     regions: [HostRegion; 2],
-    /// Nobody has a right to it but its own host.
+    /// A region that grants no remote access.
     outside: HostRegion,
     taps: [Arc<Mutex<Tap>>; 2],
 }
 
-/// A port that shows to `tap` what leaves, and loses what it says.
+/// Wraps a port: records its sent packets in `tap`, and drops those that `tap` selects.
 fn tapped(port: Box<dyn Port>, tap: &Arc<Mutex<Tap>>) -> Box<dyn Port> {
     let tap = Arc::clone(tap);
     let lost = move |frame: &Frame<'_>| {
@@ -89,7 +89,7 @@ fn tapped(port: Box<dyn Port>, tap: &Arc<Mutex<Tap>>) -> Box<dyn Port> {
 }
 
 impl Link {
-    /// `swapped`: the requester is the second host.
+    /// Connects the two. If `swapped`, the requester is the second host.
     pub(crate) fn new(setup: &Setup, swapped: bool) -> Link {
         let place = if swapped { [1, 0] } else { [0, 1] };
         let taps: [Arc<Mutex<Tap>>; 2] = Default::default();
@@ -130,13 +130,13 @@ impl Link {
         if self.place[side] == 0 { &mut self.pair.a } else { &mut self.pair.b }
     }
 
-    /// A WRITE of 4 bytes to `offset` of the responder's region.
+    /// Posts a WRITE of 4 bytes to `offset` of the responder's region.
     pub(crate) fn post_good(&mut self, wr_id: u64, offset: u64) {
         let (wr, sge) = (SendWr { wr_id, ..self.request(WrOpcode::Write, offset) }, self.source(4));
         self.post(&wr, &[sge]);
     }
 
-    /// The middle request: `opcode` to `offset` of the responder's region.
+    /// Returns the middle request: `opcode` to `offset` of the responder's region.
     pub(crate) fn request(&self, opcode: WrOpcode, offset: u64) -> SendWr {
         let target = &self.regions[RESPONDER];
         SendWr {
@@ -149,30 +149,30 @@ impl Link {
         }
     }
 
-    /// Posts it with `length` bytes of its own.
+    /// Posts the middle request with `length` local bytes.
     pub(crate) fn ask(&mut self, opcode: WrOpcode, offset: u64, length: u32) {
         let (wr, sge) = (self.request(opcode, offset), self.source(length));
         self.post(&wr, &[sge]);
     }
 
-    /// Posts it to memory that no peer has a right to.
+    /// Posts the middle request to memory without remote access.
     pub(crate) fn trespass(&mut self, opcode: WrOpcode) {
         let (remote_addr, rkey) = (self.outside.address, RKey(self.outside.key));
         self.post_8(&SendWr { remote_addr, rkey, ..self.request(opcode, 0) });
     }
 
-    /// Posts it under a key that is none.
+    /// Posts the middle request with an invalid key.
     pub(crate) fn ask_under_no_key(&mut self, opcode: WrOpcode) {
         let good = self.request(opcode, 0);
         self.post_8(&SendWr { rkey: RKey(good.rkey.0 ^ 0x5500), ..good });
     }
 
-    /// Bytes of the requester's region: the source of what it sends, the sink of what it reads.
+    /// Returns bytes of the requester's region: the source of sends, the sink of READs.
     pub(crate) fn source(&self, length: u32) -> Sge {
         self.regions[REQUESTER].sge(0, length)
     }
 
-    /// Posts a request with 8 bytes of its own.
+    /// Posts a request with 8 local bytes.
     pub(crate) fn post_8(&mut self, wr: &SendWr) {
         let sge = self.source(8);
         self.post(wr, &[sge]);
@@ -184,7 +184,7 @@ impl Link {
         host.post_send(qp, wr, Payload::Sges(sges)).expect("room for a request");
     }
 
-    /// A receive of the responder's whose key is none.
+    /// Posts a receive with an invalid key at the responder.
     pub(crate) fn post_bad_receive(&mut self) {
         let region = &self.regions[RESPONDER];
         let sge = Sge { lkey: LKey(region.key ^ 0xff), ..region.sge(0, 64) };
@@ -200,12 +200,12 @@ impl Link {
         host.modify(now, &self.qps[RESPONDER], &attr).expect("a legal transition");
     }
 
-    /// From now on the link loses packets of this side for which `loses` is true.
+    /// Makes the link drop packets of this side for which `loses` returns true.
     pub(crate) fn lose(&mut self, side: usize, loses: impl FnMut(&Packet) -> bool + Send + 'static) {
         self.taps[side].lock().unwrap_or_else(PoisonError::into_inner).loses = Some(Box::new(loses));
     }
 
-    /// Until nothing happens any more. False: something always does.
+    /// Runs until nothing is left to happen. Returns false if the limit comes first.
     pub(crate) fn settle(&mut self) -> bool {
         let limit = self.pair.now + Nanos::from_millis(60_000);
         self.pair.run(limit)
@@ -222,7 +222,7 @@ impl Link {
         self.host(side).query_at(now, index).state
     }
 
-    /// NAKs and the number of RNR NAKs that the responder sent, lost or not.
+    /// Returns the NAKs and the number of RNR NAKs that the responder sent, dropped ones included.
     pub(crate) fn naks(&self) -> (Vec<NakCode>, u64) {
         let tap = self.taps[RESPONDER].lock().unwrap_or_else(PoisonError::into_inner);
         let nak = |syndrome: &Syndrome| match syndrome {
@@ -233,7 +233,7 @@ impl Link {
         (tap.syndromes.iter().filter_map(nak).collect(), rnr as u64)
     }
 
-    /// What happened to the QP of this side, but for the first packet that came.
+    /// Returns the events of this side's QP, without the communication-established event.
     pub(crate) fn events(&mut self, side: usize) -> Vec<EventKind> {
         let host = self.host(side);
         std::iter::from_fn(|| host.event())
@@ -252,7 +252,7 @@ impl Link {
         values.iter().sum()
     }
 
-    /// The region of this side and what lies outside of it.
+    /// Returns the region of this side, and the memory outside of it.
     pub(crate) fn memory(&self, side: usize) -> (Vec<u8>, Vec<u8>) {
         (self.regions[side].bytes(0, REGION), self.outside.bytes(0, REGION))
     }
@@ -262,7 +262,7 @@ fn steps(setup: &Setup, side: usize, host: &Host, peer: &HostQp, there: u8) -> [
     let access = if side == RESPONDER { setup.qp_access } else { Access::READ_WRITE };
     let (asks, answers) =
         if side == REQUESTER { (setup.max_rd_atomic, 2) } else { (2, setup.max_dest_rd_atomic) };
-    // Where each side's PSNs begin: around the wrap.
+    // First PSNs of each side: one is about to wrap.
     let first = [Psn::new(0xff_fffe), Psn::new(5)];
     [
         QpAttr {

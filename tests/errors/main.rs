@@ -1,8 +1,8 @@
-//! The error table, row by row, over a link between two NICs: what each side's application, its state, the wire, the counters
-//! and the events say, and that no memory changed that should not.
+//! The error table, row by row, over a link between two NICs: completions, QP states, packets on the wire, counters and events
+//! of both sides, and memory that must not change.
 //!
-//! Each row plays both ways round. The requester posts three requests: a good one, the one that fails, and a good one that
-//! nobody will carry out. [`rows`] has the table, [`link`] the two NICs.
+//! Each row is played in both directions. The requester posts three requests: a valid one, the one that fails, and a valid one
+//! that must not be executed. [`rows`] has the table, [`link`] the two NICs.
 
 mod link;
 mod rows;
@@ -13,23 +13,23 @@ use link::{Link, PATTERN, REQUESTER, RESPONDER, Setup};
 use roxie::verbs::{EventKind, QpState, WcStatus};
 use roxie::wire::{NakCode, Syndrome};
 
-/// What the table says of one error.
+/// One row of the table.
 struct Row {
     name: &'static str,
-    /// Where it is written: a clause of the InfiniBand specification, volume 1.
+    /// Clause of the InfiniBand specification, volume 1.
     source: &'static str,
     setup: Setup,
-    /// The middle request, and what goes wrong around it.
+    /// Posts the middle request, and causes the error.
     provoke: fn(&mut Link),
     expect: Expect,
 }
 
-/// What must be so when all is quiet.
+/// The expected state when nothing is left to happen.
 #[derive(Clone, Copy)]
 struct Expect {
     /// Completions of the requester's three requests, in order.
     requests: [WcStatus; 3],
-    /// Why, as the middle one's `vendor_err` says: the NAK's syndrome byte, or 0.
+    /// `vendor_err` of the middle completion: the NAK's syndrome byte, or 0.
     vendor_err: u8,
     /// Completions of the responder's receives, in order.
     receives: &'static [WcStatus],
@@ -39,9 +39,9 @@ struct Expect {
     /// RNR NAKs on the wire.
     rnr_naks: u64,
     events: [&'static [EventKind]; 2],
-    /// Counters that are not zero because of it, of either side.
+    /// Counters of each side that the error increases.
     counters: [&'static [(&'static str, u64)]; 2],
-    /// What changed in the responder's memory: from, to (exclusive).
+    /// Changed ranges of the responder's memory: from, to (exclusive).
     written: &'static [(u64, u64)],
 }
 
@@ -98,7 +98,7 @@ fn the_error_table_holds_row_by_row() {
     let mut failed = 0;
     for row in &rows {
         for swapped in [false, true] {
-            // The others are played too: a table is read as a whole.
+            // Play all rows, even after a failure: the table is read as a whole.
             failed += u32::from(catch_unwind(|| play(row, swapped)).is_err());
         }
         let naks: Vec<_> = row.expect.naks.iter().map(|nak| format!("{nak:?}")).collect();

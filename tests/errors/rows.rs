@@ -1,4 +1,4 @@
-//! The table.
+//! The rows of the table.
 
 use roxie::verbs::{
     Access, EventKind, LKey, Mtu, QpState, RKey, SendFlags, SendWr, Sge, WcStatus, WindowBind, WrOpcode,
@@ -12,7 +12,7 @@ use WcStatus::{
     LocLen, LocProt, LocQpOp, MwBind, RemAccess, RemInvReq, RemOp, RetryExc, RnrRetryExc, Success, WrFlush,
 };
 
-/// Refused as a request that makes no sense.
+/// Refused as an invalid request.
 const REFUSED: Expect = Expect {
     requests: [Success, RemInvReq, WrFlush],
     vendor_err: 0x61,
@@ -25,7 +25,7 @@ const REFUSED: Expect = Expect {
     written: &[(0, 4)],
 };
 
-/// Refused for want of a right, a key or room behind it.
+/// Refused because of rights, key or bounds.
 const DENIED: Expect = Expect {
     requests: [Success, RemAccess, WrFlush],
     vendor_err: 0x62,
@@ -35,7 +35,7 @@ const DENIED: Expect = Expect {
     ..REFUSED
 };
 
-/// Failed before a packet of it left.
+/// Failed locally before a packet was sent.
 const LOCAL: Expect = Expect {
     vendor_err: 0,
     states: [QpState::Err, QpState::Rts],
@@ -45,7 +45,7 @@ const LOCAL: Expect = Expect {
     ..REFUSED
 };
 
-/// Nothing came back, three times.
+/// No response to any of the retries.
 const SILENCE: Expect = Expect {
     requests: [Success, RetryExc, WrFlush],
     vendor_err: 0,
@@ -374,8 +374,8 @@ fn local_errors() -> Vec<Row> {
     ]
 }
 
-/// Bytes 0 to 4 are the good request's, 16 to 24 the middle one's, 8 to 12 the last's, which arrives as well where only
-/// answers are lost.
+/// Bytes 0 to 4 belong to the good request, 16 to 24 to the middle one, 8 to 12 to the last one, which arrives as well if only
+/// responses are lost.
 fn exhaustion() -> Vec<Row> {
     let arrived = Expect { written: &[(0, 4), (8, 12), (16, 24)], ..SILENCE };
     vec![
@@ -427,7 +427,7 @@ fn exhaustion() -> Vec<Row> {
                 link.settle();
                 let mut second = 0;
                 link.lose(REQUESTER, move |packet| {
-                    // The first that comes by, and whenever it is sent again.
+                    // Drop the first matching packet, and each retransmission of it.
                     if second == 0 {
                         second = packet.bth.psn.value() + 1;
                     }

@@ -1,4 +1,4 @@
-//! What no switch is like is refused, with what would be right.
+//! Invalid configurations are refused with valid values.
 
 use roxie::sim::fabric::{
     ConfigError, EcnConfig, End, Fabric, FabricConfig, LinkRate, PfcConfig, PriorityMap, Routing, Schedule,
@@ -14,7 +14,7 @@ fn refused(change: impl FnOnce(&mut SwitchConfig)) -> ConfigError {
 }
 
 #[test]
-fn a_wrong_number_is_refused_with_what_would_be_right() {
+fn invalid_number_is_refused_with_valid_range() {
     let ecn = |kmin, kmax, pmax| Some(EcnConfig { kmin, kmax, pmax });
     let error = refused(|c| c.ports[1].ecn[3] = ecn(2000, 1000, 0.5));
     assert_eq!(error, ConfigError::Kmin { kmin: 2000, kmax: 1000 });
@@ -39,7 +39,7 @@ fn a_wrong_number_is_refused_with_what_would_be_right() {
 }
 
 #[test]
-fn a_buffer_that_is_promised_away_is_refused() {
+fn overcommitted_buffer_is_refused() {
     let error = refused(|c| {
         c.reserved = 1000;
         c.pfc = Some(PfcConfig { headroom: Some(5000), ..PfcConfig::new(&[3, 4]).expect("priorities") });
@@ -49,7 +49,7 @@ fn a_buffer_that_is_promised_away_is_refused() {
 }
 
 #[test]
-fn links_that_do_not_fit_are_refused() {
+fn inconsistent_links_are_refused() {
     let end = |port| End::Switch { switch: 0, port };
     let build = |links| {
         Fabric::new(FabricConfig {

@@ -45,7 +45,7 @@ struct Incast {
     target: HostRegion,
     /// Completions by sender.
     done: Vec<u32>,
-    /// The same when half of them had come.
+    /// Completions by sender when half of all had arrived.
     halfway: Vec<u32>,
 }
 
@@ -83,7 +83,7 @@ impl Incast {
         for n in 0..=senders {
             let config = CongestionConfig {
                 control: control.parse().expect("settings"),
-                // What the switch marks at a bottleneck is up to it alone.
+                // The switch alone decides what it marks.
                 ecn: Some(EcnPolicy::On),
                 line_rate: Some(Rate(link().rate.0 as f64)),
                 ..CongestionConfig::default()
@@ -109,7 +109,7 @@ impl Incast {
         host.post_send(qp, &wr, Payload::Sges(&[region.sge(0, MESSAGE)])).expect("room");
     }
 
-    /// Each sender has `depth` messages outstanding until it has sent `messages`; then how long it took.
+    /// Each sender keeps `depth` messages outstanding until it has sent `messages`. Returns the duration.
     fn write(&mut self, messages: u32, depth: u32, limit: Nanos) -> Nanos {
         let senders = self.senders.len();
         let mut posted = vec![0; senders];
@@ -179,7 +179,7 @@ fn connect(fabric: &mut Fabric, from: usize, to: usize, qp_type: QpType) -> (Hos
 }
 
 #[test]
-fn one_sender_fills_its_link() {
+fn single_sender_fills_its_link() {
     let mut incast = Incast::new(1, switch(2), false);
     let time = incast.write(200, 8, Nanos::from_millis(50));
     // 1024 bytes of payload in a frame of 1098 on the wire (the first of a message has 16 more).
@@ -189,7 +189,7 @@ fn one_sender_fills_its_link() {
 }
 
 #[test]
-fn without_congestion_control_a_bottleneck_drops_and_all_is_sent_again() {
+fn uncontrolled_bottleneck_drops_and_retransmits() {
     let mut config = switch(5);
     config.lossy = Threshold::Static(100_000);
     let mut incast = Incast::new(4, config, false);
@@ -201,7 +201,7 @@ fn without_congestion_control_a_bottleneck_drops_and_all_is_sent_again() {
 }
 
 #[test]
-fn with_flow_control_nothing_is_lost_or_sent_again() {
+fn flow_control_avoids_losses() {
     let mut config = switch(5);
     config.lossless = Threshold::Static(20_000);
     config.pfc = Some(PfcConfig::new(&[0]).expect("a priority"));
@@ -215,10 +215,10 @@ fn with_flow_control_nothing_is_lost_or_sent_again() {
 }
 
 #[test]
-fn a_nic_that_heeds_pauses_itself_loses_nothing_either() {
+fn nic_that_honours_pauses_loses_nothing() {
     let mut config = switch(5);
     config.lossless = Threshold::Static(20_000);
-    // What is in the ring of a port leaves: four frames, and what two passes put there.
+    // Frames in the port's ring are sent in any case: four frames, and what two passes add.
     let response = link().rate.nanos_for(8 * 1120) + Nanos(1_000);
     config.pfc = Some(PfcConfig { response: Some(response), ..PfcConfig::new(&[0]).expect("a priority") });
     let stations = || (0..5).map(|n| StationConfig { slots: 4, ..station(n) }).collect();
@@ -232,7 +232,7 @@ fn a_nic_that_heeds_pauses_itself_loses_nothing_either() {
         }
         incast.write(50, 16, Nanos::from_millis(300));
         let dropped = incast.fabric.switch(0).queue(4, 0).drops.all();
-        // Counted where something was paused.
+        // Pause frames are counted.
         let counters = incast.fabric.hosts()[0].worker.counters();
         let pauses =
             counters.iter().find(|(name, _)| *name == "rx_prio0_pause").map_or(0, |(_, count)| *count);
@@ -246,10 +246,10 @@ fn a_nic_that_heeds_pauses_itself_loses_nothing_either() {
 }
 
 #[test]
-fn a_host_whose_ring_is_full_and_silent_goes_on_when_it_may() {
+fn paused_host_with_full_ring_resumes() {
     let mut config = switch(3);
     config.lossless = Threshold::Static(5_000);
-    // The way out is slow, so that the senders are silent for most of the time.
+    // The egress is slow, so that the senders are paused most of the time.
     config.ports[2].link.rate = LinkRate::from_mbps(500);
     config.pfc = Some(PfcConfig::new(&[0]).expect("a priority"));
     let stations = (0..3).map(|n| StationConfig { slots: 4, ..station(n) }).collect();
@@ -258,36 +258,37 @@ fn a_host_whose_ring_is_full_and_silent_goes_on_when_it_may() {
     incast.write(20, 16, Nanos::from_millis(50));
     assert_eq!(incast.sent_again(), 0);
     assert!(incast.counter(0, "tx_stalled") > 0 && incast.fabric.switch(0).queue(0, 0).xoff_sent > 0);
-    // 640 packets and their answers, each on two links, and their hosts' turns. Who asks all the time needs many more.
+    // 640 packets and their responses, each on two links, and the hosts' passes. A host that polled all the time would need
+    // many more.
     let events = incast.fabric.events() - before;
     assert!(events < 10_000, "{events}");
 }
 
 #[test]
-fn a_host_that_hears_nothing_goes_on_when_its_ring_has_room() {
+fn host_without_arrivals_resumes_on_room() {
     let mut config = switch(2);
     config.lossless = Threshold::Static(5_000);
     config.ports[1].link.rate = LinkRate::from_mbps(500);
     config.pfc = Some(PfcConfig::new(&[0]).expect("a priority"));
     let stations = (0..2).map(|n| StationConfig { slots: 4, ..station(n) }).collect();
-    // Without acknowledgements nothing arrives that would have it turned.
+    // Without acknowledgements, no arrival causes a pass.
     let mut incast = Incast::between(stations, config, true, "off", QpType::Uc);
     let time = incast.write(40, 16, Nanos::from_millis(100));
     let bytes = incast.fabric.switch(0).queue(1, 0).sent_bytes;
     let share = bytes as f64 * 8.0 / time.as_secs_f64() / 500e6;
     assert!(incast.fabric.switch(0).queue(0, 0).xoff_sent > 0);
-    // 1098 bytes of the wire carry frames of 1074.
+    // 1098 bytes of the wire carry a frame of 1074.
     assert!(share > 0.95, "the slow link is never idle: {share}");
 }
 
 #[test]
-fn dcqcn_keeps_the_queue_short_and_shares_the_link() {
+fn dcqcn_keeps_queue_short_and_shares_link() {
     let mut config = switch(5);
-    // What drops without it: see above.
+    // A threshold that drops frames without DCQCN, as above.
     config.lossy = Threshold::Static(100_000);
     config.ports[4].ecn = [Some(EcnConfig { kmin: 5_000, kmax: 50_000, pmax: 0.1 }); 8];
     let mut incast = Incast::with(4, config, false, "dcqcn,preset=paper");
-    // Rates begin at the line's: what is dropped until the first notifications are heeded is not the matter.
+    // Rates start at line rate: ignore drops before the first notifications take effect.
     incast.write(20, 16, Nanos::from_millis(100));
     let (before, again) = (incast.fabric.switch(0).queue(4, 0), incast.sent_again());
     incast.done.fill(0);
@@ -304,7 +305,7 @@ fn dcqcn_keeps_the_queue_short_and_shares_the_link() {
 }
 
 #[test]
-fn marks_arrive_at_the_receiver_and_break_no_icrc() {
+fn marks_arrive_with_valid_icrc() {
     let mut config = switch(3);
     config.ports[2].ecn = [Some(EcnConfig { kmin: 10_000, kmax: 50_000, pmax: 0.1 }); 8];
     let mut incast = Incast::new(2, config, false);
@@ -315,7 +316,7 @@ fn marks_arrive_at_the_receiver_and_break_no_icrc() {
     assert_eq!((incast.counter(2, "rx_icrc_encapsulated"), incast.counter(2, "rx_malformed")), (0, 0));
 }
 
-/// Everything that a run leaves behind.
+/// Returns all observable results of a run.
 fn trace(seed: u64) -> (Nanos, u64, Vec<u64>, u64) {
     let mut config = switch(4);
     config.seed = seed;
@@ -329,14 +330,14 @@ fn trace(seed: u64) -> (Nanos, u64, Vec<u64>, u64) {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_run() {
+fn same_seed_gives_the_same_run() {
     let first = trace(1);
     assert_eq!(first, trace(1));
     assert_ne!(first.3, trace(2).3, "another seed marks others");
 }
 
 #[test]
-fn an_idle_host_costs_nothing() {
+fn idle_host_costs_no_events() {
     let mut incast = Incast::new(4, switch(5), false);
     assert!(incast.fabric.run(Nanos::from_millis(10)), "nothing is left to do");
     let before = incast.fabric.events();
@@ -345,7 +346,7 @@ fn an_idle_host_costs_nothing() {
 }
 
 #[test]
-fn a_port_gives_no_more_slots_than_it_has_and_says_when_there_are_some() {
+fn port_limits_slots_and_reports_room() {
     let slots = StationConfig { slots: 4, ..station(0) };
     let fabric = Fabric::new(FabricConfig::star(vec![slots, station(1)], switch(2)));
     let fabric = fabric.expect("a fabric");
@@ -358,13 +359,13 @@ fn a_port_gives_no_more_slots_than_it_has_and_says_when_there_are_some() {
     assert!(port.tx_alloc(1226).is_none());
     port.tx_flush(Nanos::ZERO).expect("memory does not fail");
     assert!(port.tx_pending());
-    // 1250 bytes of the wire are 1 us: two of the four have left then.
+    // 1250 bytes on the wire take 1 us: two of the four frames have been sent.
     assert_eq!(port.next_event(), Nanos(2_000));
     assert!(port.tx_alloc(5000).is_none(), "never");
 }
 
 #[test]
-fn a_burst_tells_when_each_frame_came() {
+fn burst_has_arrival_times() {
     let mut fabric =
         Fabric::new(FabricConfig::star(vec![station(0), station(1)], switch(2))).expect("a fabric");
     let mut port = fabric.port(1);

@@ -1,4 +1,4 @@
-//! Frames take their time onto a link, along it, and through a switch.
+//! Serialization, propagation and switching delays of frames.
 
 use roxie::sim::fabric::{
     End, Fabric, FabricConfig, LinkConfig, LinkRate, PortConfig, Routing, StationConfig, SwitchConfig,
@@ -8,7 +8,7 @@ use roxie::time::Nanos;
 use super::{DELAY, came, frame, link, mac, star, stations, switch};
 
 #[test]
-fn a_frame_takes_its_time_twice_and_both_cables() {
+fn frame_is_serialized_twice_and_crosses_cables() {
     let mut fabric = star(2, switch(2));
     assert!(fabric.send(Nanos(1000), 0, &frame(0, 1, 1476, 0)));
     assert_eq!(fabric.next_event(), Nanos(1000 + 1500 + DELAY.0));
@@ -17,7 +17,7 @@ fn a_frame_takes_its_time_twice_and_both_cables() {
 }
 
 #[test]
-fn frames_on_a_busy_link_follow_each_other_without_a_gap_more() {
+fn busy_link_has_minimal_gaps() {
     let mut fabric = star(2, switch(2));
     for length in [1000, 20, 500, 1000] {
         let mut bytes = frame(0, 1, 500.max(length), 0);
@@ -25,7 +25,7 @@ fn frames_on_a_busy_link_follow_each_other_without_a_gap_more() {
         fabric.send(Nanos(0), 0, &bytes);
     }
     fabric.run(Nanos::from_millis(1));
-    // The short one is padded. The switch stores each before it sends it on.
+    // The short frame is padded. The switch stores and forwards.
     let first = 1024 + 100 + 1024 + 100;
     assert_eq!(
         came(&mut fabric, 1),
@@ -34,7 +34,7 @@ fn frames_on_a_busy_link_follow_each_other_without_a_gap_more() {
 }
 
 #[test]
-fn a_slow_link_behind_a_fast_one_makes_a_queue() {
+fn slow_link_after_fast_one_queues() {
     let slow = LinkConfig::new(LinkRate::from_gbps(1), Nanos(3000));
     let mut config = switch(2);
     config.ports[1].link = slow;
@@ -46,13 +46,13 @@ fn a_slow_link_behind_a_fast_one_makes_a_queue() {
     let expected: Vec<_> = (1..=10).map(|n| (1000 + 100 + n * 8000 + 3000, 976)).collect();
     assert_eq!(came(&mut fabric, 1), expected);
     let queue = fabric.switch(0).queue(1, 0);
-    // When the last came, the second was on the line: eight thousand ns hold eight frames.
+    // When the last frame arrived, the second was on the line: 8,000 ns hold eight frames.
     assert_eq!((queue.depth.peak(), queue.depth.now()), (8 * 976, 0));
     assert_eq!(queue.depth.series()[..3], [(Nanos(1100), 976), (Nanos(1100), 0), (Nanos(2100), 976)]);
 }
 
 #[test]
-fn a_frame_to_a_group_goes_to_all_others_and_one_to_nobody_is_counted() {
+fn group_frame_floods_and_unknown_is_counted() {
     let mut fabric = star(3, switch(3));
     let mut all = frame(0, 1, 100, 0);
     all[..6].copy_from_slice(&[0xff; 6]);
@@ -85,7 +85,7 @@ fn leaves_and_spines() -> FabricConfig {
 }
 
 #[test]
-fn flows_spread_over_equal_ways_and_each_keeps_its_own() {
+fn flows_spread_over_equal_paths() {
     let mut fabric = Fabric::new(leaves_and_spines()).expect("a fabric");
     let mut spines = [0, 0];
     for flow in 0..64_u8 {
@@ -107,7 +107,7 @@ fn flows_spread_over_equal_ways_and_each_keeps_its_own() {
 }
 
 #[test]
-fn stations_of_one_leaf_do_not_meet_the_spines() {
+fn traffic_within_a_leaf_avoids_spines() {
     let mut fabric = Fabric::new(leaves_and_spines()).expect("a fabric");
     fabric.send(Nanos(0), 0, &frame(0, 1, 100, 0));
     fabric.run(Nanos(10_000));
@@ -116,7 +116,7 @@ fn stations_of_one_leaf_do_not_meet_the_spines() {
 }
 
 #[test]
-fn a_ring_without_room_takes_nothing_and_has_room_when_a_frame_has_left() {
+fn full_ring_has_room_after_departure() {
     let station = StationConfig { slots: 2, ..StationConfig::new(mac(0), link()) };
     let config = FabricConfig::star(vec![station, stations(2).remove(1)], switch(2));
     let mut fabric = Fabric::new(config).expect("a fabric");

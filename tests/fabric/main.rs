@@ -1,7 +1,7 @@
 //! Switches with queues, and hosts on links with rates, in virtual time.
 //!
-//! [`links`] is time, [`marking`] the curve, [`sharing`] who has the line and the buffer, [`pauses`] priority flow control, [`hosts`] queue
-//! pairs through a bottleneck, [`trouble`] what may be done to it all meanwhile, [`config`] what is refused.
+//! [`links`] tests delays, [`marking`] the ECN curve, [`sharing`] schedulers and buffers, [`pauses`] priority flow control,
+//! [`hosts`] queue pairs through a bottleneck, [`trouble`] disturbances, [`config`] invalid configurations.
 
 mod config;
 mod hosts;
@@ -19,9 +19,9 @@ use roxie::sim::fabric::{
 };
 use roxie::time::Nanos;
 
-/// A byte of the wire is a nanosecond.
+/// One byte on the wire takes a nanosecond.
 const RATE: LinkRate = LinkRate::from_gbps(8);
-/// Of each cable.
+/// Delay of each cable.
 const DELAY: Nanos = Nanos(100);
 
 fn link() -> LinkConfig {
@@ -32,7 +32,7 @@ fn mac(station: usize) -> [u8; 6] {
     Host::mac(station as u16 + 1)
 }
 
-/// Stations with long rings on one switch.
+/// Returns stations with long rings, for one switch.
 fn stations(count: usize) -> Vec<StationConfig> {
     (0..count)
         .map(|n| StationConfig { mtu: 9000, slots: 10_000, ..StationConfig::new(mac(n), link()) })
@@ -47,7 +47,7 @@ fn star(count: usize, switch: SwitchConfig) -> Fabric {
     Fabric::new(FabricConfig::star(stations(count), switch)).expect("a fabric")
 }
 
-/// An IPv4 frame of `length` bytes whose checksum is right.
+/// Returns an IPv4 frame of `length` bytes with a correct checksum.
 fn frame(from: usize, to: usize, length: usize, tos: u8) -> Vec<u8> {
     let mut frame = vec![0x5a; length];
     frame[..6].copy_from_slice(&mac(to));
@@ -62,7 +62,7 @@ fn frame(from: usize, to: usize, length: usize, tos: u8) -> Vec<u8> {
     frame
 }
 
-/// The sum of RFC 1071: all ones for a header whose checksum is right.
+/// Returns the sum of RFC 1071: all ones for a header with a correct checksum.
 fn ones_sum(bytes: &[u8]) -> u16 {
     let mut sum: u32 = bytes.chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
     while sum > 0xffff {
@@ -71,7 +71,7 @@ fn ones_sum(bytes: &[u8]) -> u16 {
     sum as u16
 }
 
-/// Takes all that came to a station: when, and how long it was.
+/// Takes all frames delivered to a station: times and lengths.
 fn came(fabric: &mut Fabric, station: usize) -> Vec<(u64, usize)> {
     let mut all = Vec::new();
     while let Some((time, frame)) = fabric.take(station) {
@@ -81,7 +81,7 @@ fn came(fabric: &mut Fabric, station: usize) -> Vec<(u64, usize)> {
     all
 }
 
-/// Each frame was counted exactly once on its way through a switch.
+/// Asserts that each frame was counted exactly once in a switch.
 fn assert_conserved(switch: &Switch) {
     let ports = switch.config().ports.len();
     let mut copies = 0;

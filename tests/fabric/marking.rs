@@ -1,18 +1,18 @@
-//! Marks follow the curve, and change nothing but what they must.
+//! ECN marks follow the configured curve, and change only the necessary bits.
 
 use roxie::sim::fabric::{EcnConfig, PriorityMap, Switch};
 use roxie::time::Nanos;
 
 use super::{frame, mac, ones_sum, switch};
 
-/// Not ECT, ECT(1), ECT(0), CE.
+/// ECN codepoints: Not-ECT, ECT(1), ECT(0), CE.
 const NOT_ECT: u8 = 0;
 const ECT0: u8 = 2;
 
 fn marking_switch(ecn: EcnConfig, seed: u64) -> Switch {
     let mut config = switch(2);
     config.seed = seed;
-    // One queue for all.
+    // One queue for all priorities.
     config.priorities = PriorityMap::Pcp([0; 8]);
     config.ports[1].ecn = [Some(ecn); 8];
     let mut switch = Switch::new(config).expect("a switch");
@@ -20,7 +20,7 @@ fn marking_switch(ecn: EcnConfig, seed: u64) -> Switch {
     switch
 }
 
-/// Whether a frame is marked that finds `depth` bytes in a queue that nobody serves.
+/// True if a frame is marked that finds `depth` bytes in a queue that is not drained.
 fn is_marked(ecn: EcnConfig, seed: u64, depth: usize) -> bool {
     let mut switch = marking_switch(ecn, seed);
     for length in [9000, 1000, 100].into_iter().scan(depth, |left, size| {
@@ -53,12 +53,12 @@ fn marks_follow_the_curve_over_many_seeds() {
         let variance = expected * (1.0 - expected / SEEDS as f64);
         chi_square += (share(depth) - expected).powi(2) / variance;
     }
-    // Eight degrees of freedom: one time in ten thousand above 31.8.
+    // Chi-square with eight degrees of freedom: exceeds 31.8 once in ten thousand runs.
     assert!((0.5..31.8).contains(&chi_square), "{chi_square}");
 }
 
 #[test]
-fn the_same_seed_marks_the_same_frames() {
+fn same_seed_marks_the_same_frames() {
     let ecn = EcnConfig { kmin: 0, kmax: 1_000_000, pmax: 1.0 };
     let marks = |seed| {
         let mut switch = marking_switch(ecn, seed);
@@ -74,7 +74,7 @@ fn the_same_seed_marks_the_same_frames() {
     assert!((50..450).contains(&marks(1).iter().filter(|marked| **marked).count()));
 }
 
-/// What comes out of a queue that marks all that can be marked.
+/// Returns the frame after a queue that marks every markable frame.
 fn through(bytes: &[u8]) -> Vec<u8> {
     let mut switch = marking_switch(EcnConfig { kmin: 0, kmax: 0, pmax: 1.0 }, 0);
     switch.arrive(Nanos(0), 0, frame(0, 1, 60, NOT_ECT));
@@ -89,7 +89,7 @@ fn changed(before: &[u8], after: &[u8]) -> Vec<usize> {
 }
 
 #[test]
-fn a_mark_changes_the_ecn_bits_and_the_checksum_over_them() {
+fn mark_changes_ecn_bits_and_checksum() {
     for tos in 0..=255_u8 {
         let before = frame(0, 1, 100, tos);
         let after = through(&before);
@@ -104,18 +104,18 @@ fn a_mark_changes_the_ecn_bits_and_the_checksum_over_them() {
 }
 
 #[test]
-fn a_mark_of_ipv6_changes_two_bits() {
+fn ipv6_mark_changes_two_bits() {
     let mut before = vec![0; 100];
     before[..6].copy_from_slice(&mac(1));
     before[12..14].copy_from_slice(&[0x86, 0xdd]);
     (before[14], before[15]) = (0x6c, 0x15);
-    // Class 0xc1, ECT(1).
+    // Traffic class 0xc1 with ECT(1).
     let after = through(&before);
     assert_eq!((changed(&before, &after), after[15]), (vec![15], 0x35));
 }
 
 #[test]
-fn a_mark_finds_the_header_behind_a_tag_and_leaves_other_frames_alone() {
+fn tagged_frames_are_marked_others_unchanged() {
     let plain = frame(0, 1, 100, ECT0);
     let mut tagged = plain[..12].to_vec();
     tagged.extend([0x81, 0x00, 0x60, 0x01]);
@@ -130,7 +130,7 @@ fn a_mark_finds_the_header_behind_a_tag_and_leaves_other_frames_alone() {
 }
 
 #[test]
-fn a_priority_is_told_by_dscp_or_by_tag() {
+fn priority_comes_from_dscp_or_tag() {
     let queue_of = |map: PriorityMap, bytes: Vec<u8>| {
         let mut config = switch(2);
         config.priorities = map;

@@ -1,4 +1,4 @@
-//! Priority flow control: from the frame that crosses the threshold to the last that still comes.
+//! Priority flow control, from the frame that crosses the threshold to the last frame that still arrives.
 
 use roxie::frame::Frame;
 use roxie::sim::fabric::{
@@ -10,14 +10,14 @@ use roxie::wire::mac_control::MacControl;
 
 use super::{DELAY, RATE, assert_conserved, frame, link, mac, star, stations, switch};
 
-/// The longest frame, and what it takes of the wire.
+/// Longest frame, and its bytes on the wire.
 const LONGEST: usize = 1000;
 const WIRE: u64 = LONGEST as u64 + 24;
-/// Of the lossless priority 3.
+/// TOS of the lossless priority 3.
 const TOS: u8 = 3 << 5;
-/// Whole frames up to the threshold.
+/// Number of whole frames up to the threshold.
 const BELOW: u64 = 10;
-/// When the stop of [`worst_moment`] holds.
+/// Time at which the pause of [`worst_moment`] is in force.
 const START: u64 = 10_000;
 
 fn pfc(response: u64) -> PfcConfig {
@@ -32,7 +32,7 @@ fn lossless(stations: usize, pfc: PfcConfig) -> SwitchConfig {
     config
 }
 
-/// Stations that are silent when they are told to.
+/// Returns a fabric of stations that honour PFC.
 fn heeding(count: usize, config: SwitchConfig, response: u64) -> Fabric {
     let mut stations = stations(count);
     for station in &mut stations {
@@ -42,9 +42,8 @@ fn heeding(count: usize, config: SwitchConfig, response: u64) -> Fabric {
     Fabric::new(FabricConfig::star(stations, config)).expect("a fabric")
 }
 
-/// Station 1 has everything of priority 3 stopped; station 0 sends until it is told to be silent, as wrongly as it can: when its frame
-/// crosses the threshold another of the longest has just begun on the line back, and it begins its last one nanosecond before it
-/// has to be silent.
+/// The worst case. Station 1 has paused priority 3. Station 0 sends until it is paused: when its frame crosses the threshold, a
+/// longest frame has just begun in the reverse direction, and its last frame begins one nanosecond before it must be silent.
 fn worst_moment(response: u64, headroom: Option<u64>) -> Fabric {
     let mut fabric = heeding(2, lossless(2, PfcConfig { headroom, ..pfc(response) }), response);
     let mut quanta = [0; 8];
@@ -52,7 +51,7 @@ fn worst_moment(response: u64, headroom: Option<u64>) -> Fabric {
     let stop = MacControl::Pfc { enable: 1 << 3, quanta }.build(mac(1));
     fabric.send(Nanos(0), 1, &stop);
     fabric.run(Nanos(START));
-    // Since the first that is too much: so much of the wire before the last begins.
+    // Bytes on the wire from the crossing frame to the start of the last one.
     let silence = WIRE + 84 + response + 2 * DELAY.0;
     let (whole, rest) = ((silence - 1) / WIRE, (silence - 1) % WIRE);
     assert!(rest >= 84, "choose a response that leaves room for a frame: {rest}");
@@ -62,7 +61,7 @@ fn worst_moment(response: u64, headroom: Option<u64>) -> Fabric {
     for length in lengths {
         fabric.send(Nanos(START), 0, &frame(0, 1, length, TOS));
     }
-    // The frame that crosses begins at the same time as the one from station 1, which is in time to go first.
+    // The crossing frame begins at the same time as the frame of station 1, which is just in time to go first.
     fabric.run(Nanos(START + BELOW * WIRE - 1));
     fabric.send(Nanos(START + BELOW * WIRE), 1, &frame(1, 0, LONGEST, 0));
     fabric.run(Nanos::from_micros(200));
@@ -70,7 +69,7 @@ fn worst_moment(response: u64, headroom: Option<u64>) -> Fabric {
 }
 
 #[test]
-fn the_headroom_that_is_computed_is_the_headroom_that_is_used_at_worst() {
+fn computed_headroom_is_the_worst_case() {
     for response in [540, 2018, 7000] {
         let computed = worst_case(&link(), Nanos(response), LONGEST as u32);
         let fabric = worst_moment(response, None);
@@ -86,7 +85,7 @@ fn the_headroom_that_is_computed_is_the_headroom_that_is_used_at_worst() {
     }
 }
 
-/// Frames from many to one, at different times and of different lengths.
+/// Frames of many stations to one, at different times and of different lengths.
 fn incast(fabric: &mut Fabric, senders: usize, tos: u8) {
     for station in 0..senders {
         for n in 0..400 {
@@ -97,7 +96,7 @@ fn incast(fabric: &mut Fabric, senders: usize, tos: u8) {
 }
 
 #[test]
-fn many_to_one_loses_nothing_of_a_lossless_priority_and_much_of_a_lossy_one() {
+fn incast_loses_only_lossy_frames() {
     let run = |tos| {
         let mut config = lossless(5, pfc(540));
         config.lossy = Threshold::Static(40_000);
@@ -123,7 +122,7 @@ fn many_to_one_loses_nothing_of_a_lossless_priority_and_much_of_a_lossy_one() {
 }
 
 #[test]
-fn a_pause_is_said_again_for_as_long_as_it_is_meant_and_taken_back_at_once() {
+fn pause_is_refreshed_and_released_at_once() {
     let quanta = 100;
     let mut fabric = heeding(2, lossless(2, PfcConfig { quanta, ..pfc(540) }), 540);
     // Station 1 does not drain for 100 us.
@@ -137,7 +136,7 @@ fn a_pause_is_said_again_for_as_long_as_it_is_meant_and_taken_back_at_once() {
     let sent = fabric.station(0).sent;
     assert!(sent < 20, "it was told to be silent: {sent}");
     let queue = fabric.switch(0).queue(0, 3);
-    // A pause of 100 quanta is 6.4 us, said again after 3.2.
+    // A pause of 100 quanta lasts 6.4 us and is repeated after 3.2.
     assert!((25..=30).contains(&queue.xoff_sent), "{}", queue.xoff_sent);
     assert_eq!(queue.xon_sent, 0);
     assert!(fabric.run(Nanos::from_millis(1)));
@@ -147,7 +146,7 @@ fn a_pause_is_said_again_for_as_long_as_it_is_meant_and_taken_back_at_once() {
 }
 
 #[test]
-fn another_priority_goes_on_while_one_is_silent() {
+fn other_priorities_continue_during_pause() {
     let mut fabric = heeding(2, lossless(2, pfc(540)), 540);
     let mut quanta = [0; 8];
     quanta[3] = 0xffff;
@@ -164,7 +163,7 @@ fn another_priority_goes_on_while_one_is_silent() {
 }
 
 #[test]
-fn a_station_that_does_not_heed_gets_the_frames_and_loses_its_own() {
+fn station_ignoring_pauses_loses_frames() {
     let mut config = lossless(2, pfc(540));
     config.ports[1].link.rate.0 /= 4;
     let mut fabric = star(2, config);
@@ -182,9 +181,10 @@ fn a_station_that_does_not_heed_gets_the_frames_and_loses_its_own() {
 }
 
 #[test]
-fn a_pause_goes_ahead_of_what_waits() {
+fn pause_frame_overtakes_the_queue() {
     let mut fabric = star(3, lossless(3, pfc(540)));
-    // Station 2 keeps the line back to station 0 busy, in priority 7; station 1 is silenced, so that what station 0 sends piles up.
+    // Station 2 keeps the line back to station 0 busy, in priority 7. Station 1 is paused, so that frames of station 0
+    // accumulate.
     let mut quanta = [0; 8];
     quanta[3] = 0xffff;
     fabric.send(Nanos(0), 1, &MacControl::Pfc { enable: 1 << 3, quanta }.build(mac(1)));
@@ -205,7 +205,7 @@ fn a_pause_goes_ahead_of_what_waits() {
         }
     }
     let told = told.expect("a frame of flow control");
-    // At most the frame on the line is before it.
+    // At most the frame on the line goes before it.
     assert!(
         (crossed + 84 + DELAY.0..=crossed + WIRE + 84 + DELAY.0).contains(&told),
         "{told}, crossed {crossed}"
@@ -215,7 +215,7 @@ fn a_pause_goes_ahead_of_what_waits() {
 #[test]
 fn pauses_spread_from_switch_to_switch() {
     use roxie::sim::fabric::{End, LinkConfig, Routing};
-    // Station 0 - switch 0 - switch 1 - station 1, whose link is slow.
+    // Station 0 - switch 0 - switch 1 - station 1 with a slow link.
     let mut far = lossless(2, pfc(540));
     far.ports[1].link = LinkConfig { rate: roxie::sim::fabric::LinkRate(RATE.0 / 8), ..link() };
     let at = |switch, port| End::Switch { switch, port };

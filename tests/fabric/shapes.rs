@@ -1,4 +1,4 @@
-//! Shapes of networks, and the ways through them.
+//! Network shapes, and the routes through them.
 
 use roxie::sim::fabric::{
     ConfigError, End, Fabric, FabricConfig, PortConfig, Routing, Shape, StationConfig, SwitchConfig,
@@ -14,7 +14,7 @@ fn fabric(shape: &Shape, routing: Routing) -> FabricConfig {
     })
 }
 
-/// Sends a frame from each station to each other; how many switches each met, by from and to.
+/// Sends a frame from each station to each other. Returns the number of switches on the way, by source and destination.
 fn hops(config: FabricConfig) -> Vec<Vec<u64>> {
     let stations = config.stations.len();
     let switches = config.switches.len();
@@ -39,20 +39,20 @@ fn hops(config: FabricConfig) -> Vec<Vec<u64>> {
 }
 
 #[test]
-fn a_fat_tree_has_its_hosts_and_their_shortest_ways() {
+fn fat_tree_has_its_hosts_and_routes() {
     let tree = Shape::fat_tree(4, link(), link()).expect("an even number");
     assert_eq!((tree.stations.len(), tree.switches.len(), tree.links.len()), (16, 20, 48));
     assert!(tree.switches.iter().all(|switch| switch.ports == 4));
     for routing in [Routing::ShortestPath, Routing::UpDown] {
         let hops = hops(fabric(&tree, routing));
-        // Beside one another, in one pod, in two.
+        // Neighbours, same pod, different pods.
         assert_eq!([hops[0][1], hops[0][2], hops[0][15]], [1, 3, 5], "{routing:?}");
     }
     assert!(matches!(Shape::fat_tree(3, link(), link()), Err(ConfigError::Topology(_))));
 }
 
 #[test]
-fn a_leaf_meets_every_spine_and_a_dumbbell_has_one_trunk() {
+fn leaf_spine_and_dumbbell_have_their_links() {
     let clos = Shape::leaf_spine(3, 2, 4, link(), link());
     assert_eq!((clos.stations.len(), clos.links.len()), (12, 12 + 6));
     let ways = hops(fabric(&clos, Routing::UpDown));
@@ -64,7 +64,7 @@ fn a_leaf_meets_every_spine_and_a_dumbbell_has_one_trunk() {
 }
 
 #[test]
-fn a_ring_has_a_cycle_of_waiting_links_unless_routes_go_up_and_then_down() {
+fn ring_has_cycle_unless_routed_up_down() {
     let ring = Shape::ring(5, 1, link(), link());
     let shortest = fabric(&ring, Routing::ShortestPath);
     let cycle = shortest.cycle().expect("a network").expect("a cycle");
@@ -72,7 +72,7 @@ fn a_ring_has_a_cycle_of_waiting_links_unless_routes_go_up_and_then_down() {
     let up_down = fabric(&ring, Routing::UpDown);
     assert_eq!(up_down.cycle(), Ok(None));
     let [short, long] = [hops(shortest), hops(up_down)];
-    // 0 is the root, and 3 is the lowest: from 4 to 2 by 0 and 1, since the way by 3 goes down and up.
+    // 0 is the root, and 3 the lowest: from 4 to 2 by 0 and 1, because the route by 3 goes down and up.
     assert_eq!([short[1][3], long[1][3], short[4][2], long[4][2]], [3, 3, 3, 4]);
     for shape in
         [Shape::leaf_spine(3, 2, 2, link(), link()), Shape::fat_tree(4, link(), link()).expect("even")]
@@ -82,7 +82,7 @@ fn a_ring_has_a_cycle_of_waiting_links_unless_routes_go_up_and_then_down() {
 }
 
 #[test]
-fn switches_of_a_shape_choose_among_equal_ways_each_for_itself() {
+fn switches_have_independent_ecmp_seeds() {
     let clos = fabric(&Shape::leaf_spine(4, 4, 1, link(), link()), Routing::ShortestPath);
     let mut seeds: Vec<_> = clos.switches.iter().map(|switch| switch.seed).collect();
     seeds.sort_unstable();

@@ -1,27 +1,27 @@
-//! Who has the line, and who the buffer.
+//! Schedulers and buffer sharing.
 
 use roxie::sim::fabric::{DropReason, Fabric, PriorityMap, Schedule, SwitchConfig, Threshold};
 use roxie::time::Nanos;
 
 use super::{assert_conserved, frame, star, switch};
 
-/// TOS of a priority.
+/// Returns the TOS of a priority.
 fn tos(priority: u8) -> u8 {
     priority << 5
 }
 
-/// Stations 0 to n-1 send to station n, each at the rate of its link, with these priorities; what came of each in `time`, in bytes.
+/// Stations 0 to n-1 send to station n at line rate with these priorities. Returns the bytes delivered of each in `time`.
 fn shares(schedule: &[(u8, Schedule)], time: Nanos) -> Vec<u64> {
     let senders = schedule.len();
     let mut config = switch(senders + 1);
-    // No queue may fill the buffer: each gets what it can send.
+    // No queue may fill the buffer: each gets all that it sends.
     config.lossy = Threshold::Static(500_000);
     for (priority, schedule) in schedule {
         config.ports[senders].schedule[usize::from(*priority)] = *schedule;
     }
     let mut fabric = star(senders + 1, config);
     for (station, (priority, _)) in schedule.iter().enumerate() {
-        // Frames of different lengths, so that shares of frames would be others than of bytes.
+        // Frames differ in length, so that shares of frames differ from shares of bytes.
         let length = 400 + 300 * station;
         for _ in 0..time.0 / length as u64 {
             fabric.send(Nanos(0), station, &frame(station, senders, length, tos(*priority)));
@@ -36,10 +36,10 @@ fn shares(schedule: &[(u8, Schedule)], time: Nanos) -> Vec<u64> {
 }
 
 #[test]
-fn strict_priorities_leave_the_rest_to_lower_ones() {
+fn strict_priority_goes_before_lower_ones() {
     use Schedule::Strict;
     let shares = shares(&[(5, Strict), (3, Strict)], Nanos::from_micros(500));
-    // The higher fills its link, so the lower gets what is left: the first frames' time.
+    // The higher priority fills its link; the lower gets only the first frames' time.
     assert!(shares[0] > 450_000 && shares[1] < 10_000, "{shares:?}");
 }
 
@@ -60,7 +60,7 @@ fn strict_comes_before_weights() {
     assert!(shares[0] > 450_000 && shares[1] < 10_000, "{shares:?}");
 }
 
-/// Two stations send as much as they can to a third for a while.
+/// Two stations send at full rate to a third for a while.
 fn congested(config: SwitchConfig, frames: usize, length: usize) -> Fabric {
     let mut fabric = star(3, config);
     for station in 0..2 {
@@ -94,11 +94,11 @@ fn every_frame_is_counted_once_at_each_moment() {
 }
 
 #[test]
-fn a_dynamic_threshold_leaves_room_for_others() {
+fn dynamic_threshold_leaves_room_for_others() {
     let mut config = switch(3);
     config.buffer = 90_000;
     config.lossy = Threshold::Dynamic(2.0);
-    // One queue alone settles where it has twice what is free: two thirds.
+    // A single queue settles at twice the free space: two thirds of the buffer.
     let mut fabric = congested(config, 300, 1000);
     fabric.run(Nanos::from_millis(1));
     let queue = fabric.switch(0).queue(2, 0);
@@ -107,14 +107,14 @@ fn a_dynamic_threshold_leaves_room_for_others() {
 }
 
 #[test]
-fn a_full_buffer_drops_whatever_the_threshold_and_what_is_reserved_stays() {
+fn full_buffer_keeps_reservations() {
     let mut config = switch(3);
     config.lossy = Threshold::Static(1_000_000);
     config.reserved = 2000;
     config.buffer = 3 * 8 * 2000 + 10_000;
     let mut fabric = congested(config, 100, 1000);
     fabric.run(Nanos::from_micros(40));
-    // Both ingresses have what is reserved for them, and share the rest.
+    // Each ingress uses its reservation, and they share the rest.
     let (used, peak) = fabric.switch(0).used();
     assert_eq!((used, peak), (14_000, 14_000));
     assert!(fabric.switch(0).queue(2, 0).drops.by(DropReason::Full) > 0);
@@ -122,7 +122,7 @@ fn a_full_buffer_drops_whatever_the_threshold_and_what_is_reserved_stays() {
 }
 
 #[test]
-fn a_frame_takes_whole_cells() {
+fn frame_takes_whole_cells() {
     let mut config = switch(3);
     (config.cell, config.lossy) = (208, Threshold::Static(1_000_000));
     config.buffer = 208 * 50;
@@ -133,7 +133,7 @@ fn a_frame_takes_whole_cells() {
 }
 
 #[test]
-fn what_no_switch_carries_is_dropped_and_counted_where_it_came_in() {
+fn oversized_frame_is_dropped_at_ingress() {
     let mut config = switch(2);
     (config.longest_frame, config.priorities) = (1000, PriorityMap::Pcp([0; 8]));
     let mut fabric = star(2, config);

@@ -1,4 +1,4 @@
-//! Cut-through, errors of links, the watchdog, and what a tap sees.
+//! Cut-through, link errors, the PFC watchdog, and taps.
 
 use roxie::sim::fabric::{
     DropReason, End, Fabric, FabricConfig, Fate, HeedsPauses, LinkConfig, LinkRate, PfcConfig, PriorityMap,
@@ -9,11 +9,11 @@ use roxie::wire::mac_control::MacControl;
 
 use super::{DELAY, RATE, assert_conserved, came, frame, link, mac, star, stations, switch};
 
-/// Of priority 3.
+/// TOS of priority 3.
 const TOS: u8 = 3 << 5;
 
 #[test]
-fn a_frame_that_is_cut_through_leaves_when_its_header_has_come() {
+fn cut_through_forwards_after_the_header() {
     let arrives = |config: SwitchConfig| {
         let mut fabric = star(2, config);
         fabric.send(Nanos(0), 0, &frame(0, 1, 976, 0));
@@ -23,7 +23,7 @@ fn a_frame_that_is_cut_through_leaves_when_its_header_has_come() {
     let cut = || SwitchConfig { cut_through: true, ..switch(2) };
     let stored = 1000 + DELAY.0 + 1000 + DELAY.0;
     assert_eq!(arrives(switch(2)), stored);
-    // 60 bytes are read of it, and 24 are before and behind it.
+    // The switch reads 60 bytes of the frame; 24 bytes surround it on the wire.
     assert_eq!(arrives(cut()), stored - (976 - 60));
     let to = |rate: u64| {
         let mut config = cut();
@@ -35,7 +35,7 @@ fn a_frame_that_is_cut_through_leaves_when_its_header_has_come() {
 }
 
 #[test]
-fn frames_that_are_cut_through_keep_their_order_and_their_counts() {
+fn cut_through_keeps_order_and_counts() {
     let mut fabric = star(3, SwitchConfig { cut_through: true, ..switch(3) });
     for n in 0..50 {
         fabric.send(Nanos(0), 0, &frame(0, 2, 100 + 10 * n, 0));
@@ -50,7 +50,7 @@ fn frames_that_are_cut_through_keep_their_order_and_their_counts() {
 }
 
 #[test]
-fn links_damage_their_share_of_frames_and_the_same_again() {
+fn links_damage_a_reproducible_share() {
     let play = |seed| {
         let mut ends = stations(2);
         ends[0].link.frame_errors = 0.25;
@@ -70,7 +70,7 @@ fn links_damage_their_share_of_frames_and_the_same_again() {
     assert_ne!(play(2).1, times);
 }
 
-/// Station 1 pauses priority 3 for 4.19 ms; frames for it wait in the switch.
+/// Station 1 pauses priority 3 for 4.19 ms, and frames of that priority wait in the switch.
 fn storm(watchdog: Option<WatchdogConfig>) -> Fabric {
     let mut config = switch(2);
     config.pfc =
@@ -87,11 +87,11 @@ fn storm(watchdog: Option<WatchdogConfig>) -> Fabric {
 }
 
 #[test]
-fn a_queue_that_is_paused_for_too_long_is_emptied_and_closed_and_opened_again() {
+fn watchdog_flushes_closes_and_reopens_queue() {
     let millis = Nanos::from_millis;
     let dog = WatchdogConfig { detect: millis(1), restore: millis(1) };
     let mut fabric = storm(Some(dog));
-    // It has had frames since 11.1 us.
+    // The queue has had frames since 11.1 us.
     fabric.run(Nanos(1_011_099));
     assert_eq!((fabric.switch(0).queue(1, 3).storms, fabric.switch(0).queue(1, 3).queued()), (0, 10));
     fabric.run(Nanos(1_011_200));
@@ -113,7 +113,7 @@ fn a_queue_that_is_paused_for_too_long_is_emptied_and_closed_and_opened_again() 
 }
 
 #[test]
-fn without_a_watchdog_a_queue_waits() {
+fn queue_waits_without_watchdog() {
     let mut fabric = storm(None);
     assert!(fabric.run(Nanos::from_millis(6)));
     let queue = fabric.switch(0).queue(1, 3);
@@ -122,7 +122,7 @@ fn without_a_watchdog_a_queue_waits() {
 }
 
 #[test]
-fn a_watchdog_bites_nobody_whose_pauses_have_breaks() {
+fn watchdog_ignores_interrupted_pauses() {
     let dog = WatchdogConfig { detect: Nanos(50_000), restore: Nanos(50_000) };
     let mut config = switch(2);
     config.pfc = Some(PfcConfig {
@@ -133,7 +133,7 @@ fn a_watchdog_bites_nobody_whose_pauses_have_breaks() {
     let mut fabric = star(2, config);
     for n in 0..40 {
         let mut quanta = [0; 8];
-        // 600 of 64 ns.
+        // 600 quanta of 64 ns.
         quanta[3] = 600;
         let now = Nanos(n * 45_000);
         fabric.send(now, 1, &MacControl::Pfc { enable: 1 << 3, quanta }.build(mac(1)));
@@ -149,7 +149,7 @@ fn a_watchdog_bites_nobody_whose_pauses_have_breaks() {
 }
 
 #[test]
-fn a_tap_sees_both_directions_and_what_the_switch_does() {
+fn tap_sees_both_directions_and_fates() {
     let mut fabric = star(3, switch(3));
     fabric.tap(End::Switch { switch: 0, port: 1 });
     fabric.send(Nanos(0), 0, &frame(0, 1, 976, TOS));
@@ -173,9 +173,9 @@ fn a_tap_sees_both_directions_and_what_the_switch_does() {
     assert!(fabric.take_sights().is_empty());
 }
 
-/// A switch whose lossless priority pauses its peer at the first frame, and whose way out is slow.
+/// A switch that pauses its peer at the first lossless frame, with a slow egress.
 #[test]
-fn a_station_that_is_paused_goes_on_with_its_other_priorities() {
+fn paused_station_sends_other_priorities() {
     let mut ends = stations(2);
     ends[0].heeds_pauses = Some(HeedsPauses { response: Some(Nanos(0)), priorities: PriorityMap::default() });
     let mut config = switch(2);
@@ -189,8 +189,8 @@ fn a_station_that_is_paused_goes_on_with_its_other_priorities() {
     }
     fabric.send(Nanos(2000), 0, &frame(0, 1, 500, 0));
     fabric.run(Nanos(50_000));
-    // The first leaves at once. The second waits, and the third has begun when the station is told; the other priority overtakes the
-    // fourth.
+    // The first frame is forwarded at once. The second waits, and the third has begun when the pause arrives; the other
+    // priority overtakes the fourth.
     let sent = [3, 0].map(|priority| fabric.switch(0).queue(1, priority).offered);
     assert_eq!(sent, [3, 1]);
 }

@@ -1,4 +1,4 @@
-//! What may be done to a fabric while it runs: weather, cables that are pulled, stations that change, strangers, time that is gone.
+//! Disturbances of a running fabric: weather, pulled cables, changed stations, foreign frames, lost time.
 
 use roxie::frame::Frame;
 use roxie::nic::NicConfig;
@@ -13,7 +13,7 @@ use super::{DELAY, assert_conserved, came, frame, mac, ones_sum, star, stations,
 
 const ECT0: u8 = 2;
 
-/// To station 1 frames come twice, the second late, harmed and marked; to station 2 none comes.
+/// Frames to station 1 arrive twice, the second late, damaged and marked; frames to station 2 never arrive.
 #[derive(Debug)]
 struct Storm;
 
@@ -34,7 +34,7 @@ fn port_of(station: usize) -> End {
 }
 
 #[test]
-fn the_weather_decides_what_arrives_and_everything_is_counted_once() {
+fn weather_decides_arrivals() {
     let mut fabric = star(3, switch(3));
     fabric.set_weather(Box::new(Storm));
     for (to, tos) in [(1, ECT0), (1, 0), (2, ECT0)] {
@@ -70,9 +70,9 @@ fn the_weather_decides_what_arrives_and_everything_is_counted_once() {
 }
 
 #[test]
-fn what_is_on_a_cable_when_it_is_out_is_lost_both_ways_and_counted() {
+fn pulled_cable_loses_its_frames() {
     let mut fabric = star(2, switch(2));
-    // One frame from and one to station 1 is on its cable.
+    // One frame from station 1 and one to it are on its cable.
     fabric.send(Nanos(0), 0, &frame(0, 1, 476, 0));
     fabric.run(Nanos(500 + DELAY.0));
     fabric.send(fabric.now(), 1, &frame(1, 0, 476, 0));
@@ -81,7 +81,7 @@ fn what_is_on_a_cable_when_it_is_out_is_lost_both_ways_and_counted() {
     fabric.run(Nanos::from_millis(1));
     let lost = LinkStats { entered: 1, unplugged: 1, ..LinkStats::default() };
     assert_eq!((fabric.link(End::Station(1)), fabric.link(port_of(1))), (lost, lost));
-    // And one each that sets out meanwhile, though it is in again when they should arrive.
+    // One more in each direction starts meanwhile; the cable is plugged in before they would arrive.
     fabric.send(fabric.now(), 0, &frame(0, 1, 476, 0));
     fabric.run(fabric.now() + Nanos(500 + DELAY.0));
     fabric.send(fabric.now(), 1, &frame(1, 0, 476, 0));
@@ -96,7 +96,7 @@ fn what_is_on_a_cable_when_it_is_out_is_lost_both_ways_and_counted() {
     assert_eq!((came(&mut fabric, 0).len(), came(&mut fabric, 1).len()), (1, 1));
 }
 
-/// A host at station 1 of two.
+/// Returns a fabric of two stations with a host at station 1.
 fn with_a_host() -> Fabric {
     let mut fabric = star(2, switch(2));
     let port = fabric.port(1);
@@ -110,7 +110,7 @@ fn received(fabric: &Fabric) -> u64 {
 }
 
 #[test]
-fn a_host_that_moves_is_found_where_it_is_now_and_nowhere_else() {
+fn moved_host_is_found_at_new_address() {
     let mut fabric = with_a_host();
     for moved in [[2, 0, 0, 0, 9, 9], [6, 1, 2, 3, 4, 5], [2, 0, 0, 0, 0, 3]] {
         let before = (received(&fabric), fabric.switch(0).ingress(0).drops.by(DropReason::NoRoute));
@@ -129,7 +129,7 @@ fn a_host_that_moves_is_found_where_it_is_now_and_nowhere_else() {
 }
 
 #[test]
-fn what_is_too_long_for_a_link_that_shrank_does_not_come() {
+fn overlong_frame_is_dropped_on_shrunk_link() {
     let mut fabric = with_a_host();
     fabric.follow(1, &LinkChange::Mtu(1000)).expect("memory follows");
     for length in [1018, 1019] {
@@ -140,11 +140,11 @@ fn what_is_too_long_for_a_link_that_shrank_does_not_come() {
 }
 
 #[test]
-fn a_host_in_the_place_of_another_gets_what_came_for_it() {
+fn replacement_host_receives_frames() {
     let mut fabric = with_a_host();
     let comes = Nanos(2 * (500 + DELAY.0));
     fabric.send(Nanos(0), 0, &frame(0, 1, 476, 0));
-    // The first is in a pass when it comes.
+    // The first host is in a pass when the frame arrives.
     fabric.run(Nanos(comes.0 - 100));
     fabric.host(1);
     fabric.run(comes);
@@ -156,7 +156,7 @@ fn a_host_in_the_place_of_another_gets_what_came_for_it() {
 }
 
 #[test]
-fn what_a_host_sent_between_its_turns_need_not_wait_for_the_next() {
+fn frames_between_passes_are_sent_at_once() {
     let mut fabric = with_a_host();
     let mut port = fabric.port(1);
     for _ in 0..2 {
@@ -173,7 +173,7 @@ fn what_a_host_sent_between_its_turns_need_not_wait_for_the_next() {
 }
 
 #[test]
-fn a_strangers_frame_comes_whatever_the_weather_if_the_cable_is_in() {
+fn injected_frame_ignores_the_weather() {
     let mut fabric = star(3, switch(3));
     fabric.set_weather(Box::new(Storm));
     fabric.inject(2, &frame(0, 2, 100, 0));
@@ -185,7 +185,7 @@ fn a_strangers_frame_comes_whatever_the_weather_if_the_cable_is_in() {
 }
 
 #[test]
-fn what_was_due_in_a_time_that_is_gone_comes_after_it_in_its_order() {
+fn overdue_events_run_in_order() {
     let mut fabric = star(2, switch(2));
     for length in [476, 276] {
         fabric.send(Nanos(0), 0, &frame(0, 1, length, 0));
@@ -197,14 +197,14 @@ fn what_was_due_in_a_time_that_is_gone_comes_after_it_in_its_order() {
     while fabric.step(now).is_some() {
         assert_eq!(fabric.now(), now);
     }
-    // The first is on its second line, and the other behind it.
+    // The first frame is on its second line, and the other behind it.
     fabric.run(now + Nanos::from_millis(1));
     let last = now.0 + DELAY.0 + 500;
     assert_eq!(came(&mut fabric, 1), [(last, 476), (last + 300, 276)]);
 }
 
 #[test]
-fn links_without_a_bound_take_a_burst_at_once() {
+fn unbounded_link_takes_burst_at_once() {
     let link = LinkConfig::new(LinkRate::UNBOUNDED, DELAY);
     let stations = (0..2).map(|n| StationConfig { slots: 100, ..StationConfig::new(mac(n), link) }).collect();
     let mut config = switch(2);
@@ -219,7 +219,7 @@ fn links_without_a_bound_take_a_burst_at_once() {
 }
 
 #[test]
-fn a_port_shows_frames_in_the_pieces_that_were_asked_for() {
+fn port_delivers_frames_in_configured_pieces() {
     for (split, pieces) in [(Some(20), (20, 80)), (Some(100), (100, 0)), (None, (100, 0))] {
         let mut config = FabricConfig::star(stations(2), switch(2));
         config.stations[1].split = split;
@@ -237,7 +237,7 @@ fn a_port_shows_frames_in_the_pieces_that_were_asked_for() {
         sent.write(0, &frame(1, 0, 100, 0));
         port.tx_commit(id);
         port.tx_flush(fabric.now()).expect("memory does not fail");
-        // Whoever sends by a port without a host begins its line.
+        // A sender on a port without a host starts the line itself.
         fabric.send(fabric.now(), 1, &frame(1, 0, 60, 0));
         fabric.run(Nanos::from_millis(2));
         assert_eq!(fabric.take(0).expect("the frame").1, frame(1, 0, 100, 0));

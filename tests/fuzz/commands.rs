@@ -1,4 +1,4 @@
-//! Commands to a NIC, made of any bytes.
+//! Commands to a NIC, built from arbitrary bytes.
 
 use roxie::congestion::{Rate, SharedRate};
 use roxie::flow::{RX_HASH_KEY, RxHash, RxHashFields};
@@ -80,7 +80,7 @@ pub(crate) fn command(input: &mut Input<'_>, rings: &mut Vec<CompletionRing>) ->
     }
 }
 
-/// What is made of regions, domains and QPs.
+/// Returns a command about regions, domains, address handles or windows.
 pub(crate) fn command_of_ways_and_windows(input: &mut Input<'_>, kind: u8) -> Command {
     let small = |input: &mut Input<'_>| u32::from(input.u8() % 8);
     match kind {
@@ -121,7 +121,7 @@ pub(crate) fn receives(input: &mut Input<'_>) -> RecvRing {
     RecvRing::new(u32::from(input.u8() % 32), u32::from(input.u8() % 32)).expect("memory")
 }
 
-/// Sizes that need not be those of the rings.
+/// Returns a CreateQp command with sizes that may differ from the rings'.
 pub(crate) fn create_qp(input: &mut Input<'_>) -> Command {
     let number = |input: &mut Input<'_>| input.number(16) as u32;
     let caps = QpCaps {
@@ -200,7 +200,7 @@ pub(crate) fn path(input: &mut Input<'_>) -> AddressVector {
 
 pub(crate) fn attributes(input: &mut Input<'_>) -> QpAttr {
     use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
-    // Either a usual step or any set of attributes.
+    // Either a valid transition or any set of attributes.
     let any = input.flag();
     let has = |input: &mut Input<'_>| !any || input.flag();
     let path = path(input);

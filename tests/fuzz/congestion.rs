@@ -1,4 +1,4 @@
-//! What congestion control is told, and by whom: settings, rate limits, notifications, PAUSE frames.
+//! Inputs of congestion control: settings, rate limits, notifications, PAUSE frames.
 
 use roxie::congestion::Rate;
 use roxie::nic::CongestionConfig;
@@ -7,7 +7,7 @@ use roxie::wire::{Bth, MacControl, Opcode, Psn};
 
 use crate::input::Input;
 
-/// Settings of any kind, also such as nobody would choose.
+/// Returns settings of any kind, absurd ones included.
 pub fn settings(input: &mut Input<'_>) -> CongestionConfig {
     let knob =
         |name: &str, input: &mut Input<'_>, most: u64| format!(",{name}={}", input.number(most / 2) % most);
@@ -43,7 +43,7 @@ pub fn settings(input: &mut Input<'_>) -> CongestionConfig {
         "map=0:5,trust=dscp,weight=5:100+0:1",
     ]);
     CongestionConfig {
-        // A value that a knob does not take is refused where it is read, and is none of the NIC's affair.
+        // Values that a knob rejects are refused when parsed, and never reach the NIC.
         control: control.parse().unwrap_or_default(),
         ecn: ["on", "off", "dscp=0+48"].get(usize::from(input.u8() % 4)).and_then(|text| text.parse().ok()),
         classes: classes.parse().expect("settings"),
@@ -51,7 +51,7 @@ pub fn settings(input: &mut Input<'_>) -> CongestionConfig {
     }
 }
 
-/// Any rate and any burst.
+/// Returns any rate and any burst.
 pub fn limit(input: &mut Input<'_>) -> RateLimit {
     RateLimit {
         kbps: input.number(10_000) as u32,
@@ -60,7 +60,7 @@ pub fn limit(input: &mut Input<'_>) -> RateLimit {
     }
 }
 
-/// A notification, or what is nearly one.
+/// Returns a notification, or a nearly valid one.
 pub fn notification(input: &mut Input<'_>, dest_qp: Qpn) -> (Bth, usize) {
     let whole = !input.u8().is_multiple_of(8);
     let bth = Bth {
@@ -74,7 +74,7 @@ pub fn notification(input: &mut Input<'_>, dest_qp: Qpn) -> (Bth, usize) {
     (bth, if whole { 0 } else { usize::from(input.u8() % 9) * 4 })
 }
 
-/// PAUSE or PFC, for any time and any priorities.
+/// Returns a PAUSE or PFC frame with any times and priorities.
 pub fn pause(input: &mut Input<'_>) -> [u8; 60] {
     let mut quanta = || input.pick(&[0, 1, 100, 0xffff]);
     let all: [u16; 8] = std::array::from_fn(|_| quanta());

@@ -1,4 +1,4 @@
-//! Bytes read as decisions. What is used up reads as zero, so every input means something.
+//! Reads bytes as decisions. Exhausted input reads as zeros, so every input is valid.
 
 /// A cursor over fuzzed bytes.
 pub struct Input<'a> {
@@ -36,12 +36,12 @@ impl<'a> Input<'a> {
         self.u8() & 1 != 0
     }
 
-    /// One of these.
+    /// Returns one of the given values.
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[usize::from(self.u8()) % from.len()]
     }
 
-    /// Up to `most` bytes, as many as the next byte (times 16) says.
+    /// Returns up to `most` bytes; the next byte times 16 is the number.
     pub fn bytes(&mut self, most: usize) -> &'a [u8] {
         let count = (usize::from(self.u8()) * 16).min(most).min(self.bytes.len());
         let (taken, rest) = self.bytes.split_at(count);
@@ -49,7 +49,7 @@ impl<'a> Input<'a> {
         taken
     }
 
-    /// A number that is often one of the interesting ones: around zero, around `near`, at the ends.
+    /// Returns a number that is often a corner case: near zero, near `near`, or at the ends of the range.
     pub fn number(&mut self, near: u64) -> u64 {
         match self.u8() % 8 {
             0 => 0,

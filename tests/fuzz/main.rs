@@ -1,9 +1,9 @@
-//! Hostile input, bounded: what the fuzzers of `libfuzzer/` run for hours, here for a moment in every test run.
+//! Bounded runs of hostile input: the fuzzers of `libfuzzer/` run for hours, this test for a moment.
 //!
-//! Each target takes bytes and must not panic, hang, grow without bound or touch memory outside a region; [`targets`] says
-//! what it checks. The test runs the corpus in `corpus/TARGET/` as it is and mutated, from a fixed seed; `FUZZ_RUNS=n` runs n
-//! mutations, `FUZZ_SEED=k` others. A failing input is written to a file, and the command that repeats it is printed.
-//! Coverage-guided runs: `make fuzz TARGET=packets SECONDS=3600`.
+//! Each target takes bytes and must not panic, hang, grow without bound or access memory outside a region; [`targets`] says
+//! what else it checks. The test runs the corpus in `corpus/TARGET/` unchanged and mutated, from a fixed seed. `FUZZ_RUNS=n`
+//! sets the number of mutations, `FUZZ_SEED=k` the seed. A failing input is written to a file, and the command that repeats it
+//! is printed. Coverage-guided runs: `make fuzz TARGET=packets SECONDS=3600`.
 
 #![allow(unreachable_pub)]
 
@@ -17,7 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 
 const RUNS: u64 = 3_000;
-/// Bytes of an input at most.
+/// Most bytes of an input.
 const LONGEST: usize = 2048;
 
 fn variable(name: &str, default: u64) -> u64 {
@@ -48,7 +48,7 @@ fn corpus(target: &str) -> Vec<Vec<u8>> {
     files.iter().map(|file| std::fs::read(file).expect("a readable file")).collect()
 }
 
-/// A child of one or two inputs: bytes flipped, cut, repeated, spliced, set to the ends of their range.
+/// Mutates one or two inputs: bytes flipped, removed, repeated, spliced, set to the ends of their range.
 fn mutate(corpus: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
     let mut bytes = corpus[random.below(corpus.len())].clone();
     for _ in 0..=random.below(6) {
@@ -103,12 +103,12 @@ fn run(name: &str, target: impl Fn(&[u8])) {
 }
 
 #[test]
-fn parser_takes_any_bytes() {
+fn parser_accepts_any_bytes() {
     run("parser", targets::parser);
 }
 
 #[test]
-fn captures_take_any_bytes() {
+fn captures_accept_any_bytes() {
     run("capture", targets::capture);
 }
 
@@ -118,12 +118,12 @@ fn packets_leave_every_qp_state_in_bounds() {
 }
 
 #[test]
-fn commands_take_any_numbers() {
+fn commands_accept_any_numbers() {
     run("commands", targets::commands);
 }
 
 #[test]
-fn queues_may_be_scribbled_over() {
+fn corrupt_queues_stay_in_bounds() {
     run("queues", targets::queues);
 }
 

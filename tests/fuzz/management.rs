@@ -1,4 +1,4 @@
-//! Messages and calls into a connection manager in whatever state it is.
+//! Messages and calls into a connection manager in any state.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -29,9 +29,9 @@ const LIMITS: CmLimits = CmLimits {
     granted_retries: 5,
     half_open: 6,
 };
-/// An event for each step of a connection's life beside those that requests make.
+/// Most events: one for each step of a connection's life, besides those of requests.
 const MOST_EVENTS: usize = LIMITS.events + 8 * LIMITS.connections as usize;
-/// After everything was let go: each connection sends 16 times at most, and lingers.
+/// Steps after everything is destroyed: each connection sends at most 16 times, and lingers.
 const STEPS: u32 = 40 * LIMITS.connections;
 
 fn address(number: u8) -> IpAddr {
@@ -42,7 +42,7 @@ fn address(number: u8) -> IpAddr {
 struct World {
     manager: Manager,
     now: Nanos,
-    /// Names that it gave to connections, and how often they came up.
+    /// IDs of its connections, in the order of their appearance.
     names: Vec<CommId>,
     events: Vec<Event>,
 }
@@ -57,7 +57,7 @@ impl World {
         World { manager, now: Nanos::from_millis(1), names: Vec::new(), events: Vec::new() }
     }
 
-    /// A name that is known, or any.
+    /// Returns a known ID, or any.
     fn name(&self, input: &mut Input<'_>) -> CommId {
         let choice = input.u8();
         match self.names.get(usize::from(choice)) {
@@ -146,7 +146,7 @@ impl World {
         }
     }
 
-    /// A message, well formed or bent or of any bytes, from one of a few addresses.
+    /// Delivers a message (valid, altered, or random bytes) from one of a few addresses.
     fn receive(&mut self, input: &mut Input<'_>) {
         let mut mad = [0; MAD_LEN];
         let len = if input.u8().is_multiple_of(8) {
@@ -166,11 +166,11 @@ impl World {
         let before = self.drain();
         self.manager.handle_mad(self.now, &mad[..len.min(MAD_LEN)], &Arrival { route, src_qp });
         let sent = self.drain();
-        // An answer, and a DREQ to whom a stale connection was with.
+        // An answer, and a DREQ for a stale connection.
         assert!(sent <= 2, "one message led to {sent}; {before} had waited");
     }
 
-    /// Messages that wait to be sent, taken out.
+    /// Removes the pending messages; returns their number.
     fn drain(&mut self) -> usize {
         let mut count = 0;
         while let Some(transmit) = self.manager.poll_transmit() {
@@ -189,7 +189,7 @@ impl World {
         let m = &mut self.manager;
         let route = Route::new(address(0), address(input.u8()));
         let qp = LocalQp { qpn: Qpn::new(u32::from(input.u8()) % 6), psn: Psn::new(input.u32()), srq: false };
-        // Calls in a wrong state are errors, and change nothing.
+        // Calls in a wrong state are errors without effect.
         match input.u8() % 11 {
             0 => {
                 let service = ServiceId::of_port(PortSpace::Tcp, input.u16());
@@ -235,7 +235,7 @@ impl World {
         assert!(self.manager.connections() <= LIMITS.connections as usize);
     }
 
-    /// Everything is let go, and everything ends.
+    /// Destroys everything, and checks that all state goes.
     fn close(mut self) {
         self.hear();
         for id in self.manager.ids().collect::<Vec<_>>() {
@@ -252,12 +252,12 @@ impl World {
         }
         assert_eq!(self.manager.next_deadline(), Nanos::MAX, "a timer is left");
         assert_eq!(self.manager.connections(), 0, "a connection is left");
-        // What was heard of before it was let go is not heard of any more.
+        // No events are left of what was destroyed.
         assert!(self.manager.poll_event().is_none());
     }
 }
 
-/// A manager stays within its bounds whatever peers and consumers do, and ends when it is let go.
+/// A manager stays within its bounds whatever peers and consumers do, and has no state left after everything is destroyed.
 pub fn management(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let mut stage = World::new();

@@ -1,4 +1,4 @@
-//! What is fuzzed, and what must hold whatever the bytes say.
+//! Fuzz targets, and the properties that must hold for any input.
 
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,12 +22,12 @@ use crate::commands::{GROUP, command};
 use crate::congestion;
 use crate::input::Input;
 
-/// Passes after which a NIC that nobody feeds must have come to rest.
+/// Passes after which an unfed NIC must be idle.
 const PATIENCE: usize = 20_000;
 const PEER: Qpn = Qpn::new(0x77);
 const QKEY: u32 = 0x1111_1111;
 
-/// Any bytes are a packet or a reason, whole or in two pieces, and can be printed.
+/// Any bytes are a packet or an error, in one piece or two, and can be printed.
 pub fn parser(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let split = usize::from(input.u8()).min(bytes.len());
@@ -67,14 +67,14 @@ pub fn capture(bytes: &[u8]) {
 struct Stage {
     host: Host,
     peer: Box<dyn Port>,
-    /// To the NIC, to a group, and to the NIC through a switch that marks.
+    /// To the NIC, to a group, and to the NIC through a marking switch.
     templates: [Template; 3],
     qps: Vec<HostQp>,
     types: Vec<QpType>,
-    /// A way to the peer.
+    /// An address handle for the peer.
     way: AhId,
     memory: HostRegion,
-    /// Nobody may write here.
+    /// A region without remote access.
     forbidden: HostRegion,
     posted: u64,
     completed: u64,
@@ -138,16 +138,16 @@ impl Stage {
     }
 
     fn modify(&mut self, qp: usize, attr: &QpAttr) {
-        // Refused or not: both are answers.
+        // Refusals are valid results.
         let _ = self.host.modify(self.now, &self.qps[qp], attr);
     }
 
-    /// Takes a QP as far as a byte says.
+    /// Moves a QP through as many states as the byte says.
     fn bring_up(&mut self, qp: usize, how_far: u8) {
         let steps = match self.types[qp] {
             QpType::Ud => self.datagram_steps(),
             QpType::Uc => {
-                // What only acknowledgements need is no attribute of its.
+                // Attributes of acknowledgements do not apply to this QP.
                 self.steps().map(|attr| QpAttr {
                     max_dest_rd_atomic: None,
                     min_rnr_timer: None,
@@ -231,7 +231,7 @@ impl Stage {
         self.posted += u64::from(ok);
     }
 
-    /// A packet whose ICRC is good and of which all else may be anything.
+    /// Delivers a packet with a correct ICRC and otherwise arbitrary fields.
     fn packet(&mut self, input: &mut Input<'_>) {
         let qp = usize::from(input.u8()) % self.qps.len();
         let near = input.pick(&[0, 0xff_fffe]);
@@ -264,7 +264,7 @@ impl Stage {
             tail.extend((input.number(QKEY.into()) as u32).to_be_bytes());
             tail.extend(input.u32().to_be_bytes());
         } else if input.flag() {
-            // As a RETH or the beginning of an AtomicETH.
+            // As a RETH, or the beginning of an AtomicETH.
             tail.extend(input.number(self.memory.address).to_be_bytes());
             tail.extend((input.number(self.memory.key.into()) as u32).to_be_bytes());
             tail.extend((input.number(256) as u32).to_be_bytes());
@@ -290,11 +290,11 @@ impl Stage {
         self.peer.tx_flush(self.now).expect("memory does not fail");
     }
 
-    /// A notification, which its peer may have sent.
+    /// Delivers a congestion notification, as a peer could send it.
     fn notification(&mut self, input: &mut Input<'_>) {
         let qp = usize::from(input.u8()) % self.qps.len();
         let (bth, length) = congestion::notification(input, self.qps[qp].handle.qpn);
-        // As a SEND, whose payload is what a notification has behind its headers; that is 16 bytes if it is a good one.
+        // Built as a SEND, with the bytes behind a notification's headers as its payload: 16 bytes in a valid one.
         let (template, opcode, length) = (&self.templates[0], Opcode::RC_SEND_ONLY, 16 + length);
         let mut headers = [0; MAX_HEADERS];
         let at = template.write_headers(&mut headers, &Bth { opcode, ..bth }, &Ext::None, length);
@@ -334,7 +334,7 @@ impl Stage {
         while self.host.event().is_some() {}
     }
 
-    /// Nothing more comes: in time the NIC rests, and nothing happened that nobody asked for.
+    /// Without further input, the NIC becomes idle, and no unrequested effect occurred.
     fn settle(&mut self) {
         for pass in 0.. {
             let idle = self.host.worker.poll(self.now).is_idle();
@@ -358,7 +358,7 @@ impl Stage {
     }
 }
 
-/// Packets into QPs in every state, between work requests and the passing of time.
+/// Packets for QPs in every state, between work requests and the passing of time.
 pub fn packets(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let mut stage = Stage::new();
@@ -391,25 +391,25 @@ pub fn packets(bytes: &[u8]) {
     stage.settle();
 }
 
-/// Commands as a broken or malicious client of the device sends them.
+/// Commands as a broken or malicious client sends them.
 pub fn commands(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let mut stage = Stage::new();
     let mut rings = Vec::new();
     while !input.is_empty() {
         let command = command(&mut input, &mut rings);
-        // Any answer is one.
+        // Any result is valid.
         let _ = stage.host.call(stage.now, command);
         if input.flag() {
             stage.now = stage.now + Nanos(u64::from(input.u16()));
             stage.turn();
         }
     }
-    // Numbers may have hit the regions; what they say is no concern of this target.
+    // Commands may have reached the regions; their content does not matter here.
     stage.turn();
 }
 
-/// An application that writes anything anywhere in the memory that it shares with the NIC.
+/// An application that overwrites the memory shared with the NIC.
 pub fn queues(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let mut stage = Stage::new();
@@ -424,7 +424,7 @@ pub fn queues(bytes: &[u8]) {
             _ => scribble(&stage, &mut input),
         }
     }
-    // Its own queues may be ruined, so nothing is said of completions; the NIC goes on with others.
+    // The application's queues may be corrupt, so completions are not checked; the NIC continues with other QPs.
     for _ in 0..64 {
         stage.host.worker.poll(stage.now);
         stage.now = stage.now + Nanos(1 << 16);

@@ -1,4 +1,4 @@
-//! Doorbells: `src/shared/doorbell.rs`, also beneath the turns of `src/engine/turns.rs`.
+//! Doorbells: `src/shared/doorbell.rs`, also under the turns of `src/engine/turns.rs`.
 
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64;
@@ -10,7 +10,7 @@ use crate::doorbell::Doorbells;
 use crate::turns::Turns;
 use crate::verbs::QpIndex;
 
-/// A worker that sleeps whenever nobody rings, until `done`.
+/// A worker that sleeps while no bell rings, until `done`.
 fn work(bells: &Doorbells, mut rang: impl FnMut(QpIndex), done: impl Fn() -> bool) {
     loop {
         bells.take(&mut rang);
@@ -27,7 +27,7 @@ fn work(bells: &Doorbells, mut rang: impl FnMut(QpIndex), done: impl Fn() -> boo
 }
 
 #[test]
-fn a_bell_wakes_who_sleeps_or_is_seen_before() {
+fn bell_wakes_a_sleeper_or_is_seen() {
     check(|| {
         let bells = Doorbells::new(1).unwrap();
         let ringer = {
@@ -40,9 +40,9 @@ fn a_bell_wakes_who_sleeps_or_is_seen_before() {
     });
 }
 
-/// What was written before a bell rang is seen by who takes the bell, though another had rung it already.
+/// A thread that takes a bell sees all that was written before each ring of it, also if another thread had rung it already.
 #[test]
-fn who_takes_a_bell_sees_what_each_that_rang_it_wrote() {
+fn bell_publishes_writes_of_every_ringer() {
     check(|| {
         let bells = Doorbells::new(1).unwrap();
         let posted = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
@@ -61,7 +61,7 @@ fn who_takes_a_bell_sees_what_each_that_rang_it_wrote() {
 }
 
 #[test]
-fn of_two_bells_in_a_word_each_is_taken() {
+fn two_bells_in_a_word_are_taken() {
     check(|| {
         let bells = Doorbells::new(2).unwrap();
         let ringers = [0, 1].map(|qp| {
@@ -80,7 +80,7 @@ fn of_two_bells_in_a_word_each_is_taken() {
     });
 }
 
-/// A call that posts: it rings, and turns the worker unless somebody does.
+/// A call that posts: it rings, and runs the worker unless another thread does.
 fn post(bells: &Doorbells, turns: &Turns<()>, sent: &AtomicU64, qp: u32) {
     let send = || {
         bells.take(|qp| {
@@ -96,7 +96,7 @@ fn post(bells: &Doorbells, turns: &Turns<()>, sent: &AtomicU64, qp: u32) {
 }
 
 #[test]
-fn what_two_queue_pairs_ring_for_has_left_when_both_calls_have_returned() {
+fn posts_of_two_qps_are_sent() {
     check(|| {
         let (bells, turns) = (Doorbells::new(2).unwrap(), Arc::new(Turns::new(())));
         let sent = Arc::new(AtomicU64::new(0));

@@ -1,4 +1,4 @@
-//! Completions and their events: `src/shared/completion_queue.rs`. One thread takes, one or two bring.
+//! Completions and their events: `src/shared/completion_queue.rs`. One thread polls, one or two produce.
 
 use loom::sync::Arc;
 use loom::thread;
@@ -11,7 +11,7 @@ fn completion(id: u64) -> Wc {
     Wc { wr_id: id, byte_len: id as u32, imm: id as u32, slid: id as u16, ..Wc::default() }
 }
 
-/// A worker: publishes, and tells who asked for it.
+/// A worker: publishes a completion, and raises the event if the queue is armed.
 fn bring(ring: &CompletionRing, wc: &Wc, channel: &Alarm) {
     ring.push(wc, wc.wr_id).unwrap();
     if ring.disarm_for(wc) {
@@ -25,9 +25,9 @@ fn poll(ring: &CompletionRing) -> Option<u64> {
     Some(wc.wr_id)
 }
 
-/// Who asks for an event, finds nothing and sleeps is woken by each completion, though no other comes after it.
+/// A thread that arms the queue, finds it empty and sleeps is woken by the next completion, even if no other follows.
 #[test]
-fn who_asks_for_an_event_and_finds_nothing_is_woken() {
+fn armed_sleeper_is_woken() {
     check(|| {
         let (ring, channel) = (CompletionRing::new(1).unwrap(), Arc::new(Alarm::default()));
         let nic = {
@@ -43,9 +43,9 @@ fn who_asks_for_an_event_and_finds_nothing_is_woken() {
     });
 }
 
-/// The same of several that come in one step, if the last of them is the one that was asked for: one event tells of all.
+/// Several completions are published at once, and the last of them matches the request: one event covers all.
 #[test]
-fn who_asks_while_several_come_at_once_is_woken() {
+fn batch_of_completions_wakes_armed_sleeper() {
     check(|| {
         let (ring, channel) = (CompletionRing::new(2).unwrap(), Arc::new(Alarm::default()));
         let nic = {
@@ -70,9 +70,9 @@ fn who_asks_while_several_come_at_once_is_woken() {
     });
 }
 
-/// Two workers take several places each, and write them at their own pace.
+/// Two workers take several slots each, and fill them at their own pace.
 #[test]
-fn places_that_are_taken_together_are_nobody_elses() {
+fn batched_slots_belong_to_one_worker() {
     check(|| {
         let ring = CompletionRing::new(3).unwrap();
         let workers = [[1, 2], [3, 4]].map(|ids| {
@@ -83,7 +83,7 @@ fn places_that_are_taken_together_are_nobody_elses() {
         let pushed = workers.map(|worker| worker.join().unwrap());
         taken.extend(std::iter::from_fn(|| ring.poll()).map(|wc| wc.wr_id));
         taken.sort_unstable();
-        // Three places for four: of one of the two the second had none, unless one was polled in time.
+        // Three slots for four completions: the second of one worker found none, unless one was polled in time.
         let expected: Vec<u64> = [(1, pushed[0]), (3, pushed[1])]
             .into_iter()
             .flat_map(|(first, n)| first..first + n as u64)
@@ -92,9 +92,9 @@ fn places_that_are_taken_together_are_nobody_elses() {
     });
 }
 
-/// A completion that is there when the event is asked for is told of by one of the two.
+/// A completion that is published while the queue is armed is reported by one of the two threads.
 #[test]
-fn a_completion_that_comes_with_the_request_is_told_of_once() {
+fn completion_during_arming_is_reported_once() {
     check(|| {
         let ring = CompletionRing::new(1).unwrap();
         let nic = {
@@ -112,7 +112,7 @@ fn a_completion_that_comes_with_the_request_is_told_of_once() {
 }
 
 #[test]
-fn a_completion_is_seen_whole_or_not_at_all_also_in_a_slot_that_is_used_again() {
+fn reused_completion_slot_is_never_torn() {
     check(|| {
         let ring = CompletionRing::new(1).unwrap();
         ring.push(&completion(1), 1).unwrap();
@@ -122,16 +122,16 @@ fn a_completion_is_seen_whole_or_not_at_all_also_in_a_slot_that_is_used_again() 
         };
         assert_eq!(poll(&ring), Some(1));
         let second = poll(&ring);
-        // Overflow, if nothing was taken yet.
+        // Overflow, if the first was not polled yet.
         let pushed = nic.join().unwrap();
         assert!(matches!(second, None | Some(2)), "{second:?}");
         assert_eq!(second.or_else(|| poll(&ring)), pushed.then_some(2));
     });
 }
 
-/// Workers bring theirs at the same time.
+/// Workers publish at the same time.
 #[test]
-fn of_two_that_bring_each_completion_is_taken_once() {
+fn two_producers_lose_no_completion() {
     check(|| {
         let ring = CompletionRing::new(2).unwrap();
         let workers = [1, 2].map(|id| {
@@ -146,10 +146,10 @@ fn of_two_that_bring_each_completion_is_taken_once() {
     });
 }
 
-/// One worker has taken its place in the queue and written nothing, the other's completion stands behind it and is the one that was
-/// asked for: told of by whoever comes last, for nobody can poll it yet.
+/// One worker has taken its slot and not filled it yet. The other's completion behind it is the solicited one. The worker that
+/// finishes last raises the event, because the completion cannot be polled before.
 #[test]
-fn a_solicited_completion_behind_one_that_is_being_written_is_told_of() {
+fn solicited_completion_behind_unfinished_slot_is_reported() {
     check(|| {
         let ring = CompletionRing::new(2).unwrap();
         let solicited = Wc { flags: WcFlags::SOLICITED, ..completion(2) };

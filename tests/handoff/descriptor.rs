@@ -1,4 +1,4 @@
-//! An eventfd of a model checker's parts.
+//! An eventfd made of a model checker's parts.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -6,7 +6,7 @@ use loom::sync::{Condvar, Mutex};
 use nix::errno::Errno;
 use nix::sys::eventfd::EfdFlags;
 
-/// What adds to counters of other processes; models have one process.
+/// Raises events of other processes; models have a single process.
 #[derive(Debug)]
 pub(crate) struct Signals;
 
@@ -18,7 +18,8 @@ impl Signals {
     pub(crate) fn raise(&self, _event: BorrowedFd<'_>) {}
 }
 
-/// As nix's, of what `src/shared` does with it. It never blocks; who waits for it calls [`sleep`](Self::sleep), as others would call `poll`.
+/// The part of nix's `EventFd` that `src/shared` uses. Reads never block; a waiter calls [`sleep`](Self::sleep) in place of
+/// `poll`.
 #[derive(Debug)]
 pub(crate) struct EventFd {
     count: Mutex<u64>,
@@ -45,7 +46,7 @@ impl EventFd {
         if taken == 0 { Err(Errno::EAGAIN) } else { Ok(taken) }
     }
 
-    /// Until it is readable.
+    /// Blocks until the counter is readable.
     pub(crate) fn sleep(&self) {
         let mut count = self.count.lock().unwrap();
         while *count == 0 {

@@ -1,4 +1,4 @@
-//! Events that a pass of one's own raises are caught: `src/shared/event_counter.rs`.
+//! Catching the events that a thread's own pass raises: `src/shared/event_counter.rs`.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ fn left(counter: &EventCounter) -> u32 {
 }
 
 #[test]
-fn an_event_that_another_raises_meanwhile_is_caught_or_counted() {
+fn concurrent_event_is_caught_or_counted() {
     check(|| {
         let counter = counter();
         let other = {
@@ -33,7 +33,7 @@ fn an_event_that_another_raises_meanwhile_is_caught_or_counted() {
 }
 
 #[test]
-fn of_two_that_catch_each_event_goes_to_one() {
+fn two_catchers_share_no_event() {
     check(|| {
         let counter = counter();
         let other = {
@@ -46,7 +46,7 @@ fn of_two_that_catch_each_event_goes_to_one() {
 }
 
 #[test]
-fn who_takes_from_the_descriptor_gets_what_nobody_caught() {
+fn descriptor_delivers_uncaught_events() {
     check(|| {
         let counter = counter();
         counter.raise();

@@ -1,9 +1,9 @@
-//! What threads hand to one another, in every interleaving: the turns of callers and the keeper, doorbells, work requests, completions and
-//! their events, receives that several workers take from one queue.
+//! Handoffs between threads, in every interleaving: turns of callers and the engine thread, doorbells, work requests,
+//! completions and their events, receives that several workers take from one queue.
 //!
-//! `watch.rs` and `turns.rs` of `src/engine`, and the queues of `src/shared`, are compiled here with the atomics and locks of a model checker, which runs each
-//! model in all orders that the memory model allows. A thread that sleeps and is never woken is a deadlock, which fails the
-//! model. A nap ends by itself after a while; here it does not, so that what relies on being roused shows.
+//! `watch.rs` and `turns.rs` of `src/engine`, and the queues of `src/shared`, are compiled with a model checker's atomics and
+//! locks. The checker runs each model in every order that the memory model allows. A thread that sleeps and is never woken is a
+//! deadlock, which fails the model. A backoff sleep really ends by itself; here it does not, so that missing wake-ups show.
 
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../src/engine/turns.rs"]
@@ -93,18 +93,18 @@ impl Alarm {
     }
 }
 
-/// Runs a model in all orders with up to three switches away from a thread that could go on. More find nothing that these do not, in
-/// models of this size, and take hours.
+/// Runs a model in all orders with up to three preemptions. In models of this size, more preemptions find nothing else, and
+/// take hours.
 fn check(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(model);
 }
 
-/// When the models play: a caller has polled without a break for long.
+/// Time of the models: a caller has polled without a break for long.
 const NOW: u64 = 1_000_000_000;
 
-/// A watch whose caller polls and is trusted.
+/// Returns a watch with a polling, trusted caller.
 fn polled() -> Watch {
     let watch = Watch::new();
     let mut at = NOW - 8 * WaitPolicy::LONGEST_NAP_NS;
@@ -115,7 +115,7 @@ fn polled() -> Watch {
     watch
 }
 
-/// The keeper, until it watches.
+/// Runs the engine thread until it watches.
 fn keep(watch: &Watch, alarm: &Alarm, now: u64) {
     while watch.rest(now) != Rest::None {
         alarm.sleep();
@@ -124,7 +124,7 @@ fn keep(watch: &Watch, alarm: &Alarm, now: u64) {
 }
 
 #[test]
-fn a_caller_that_polls_puts_the_end_of_a_nap_off() {
+fn polling_caller_extends_the_backoff_sleep() {
     check(|| {
         let watch = polled();
         let mut now = NOW;
@@ -138,7 +138,7 @@ fn a_caller_that_polls_puts_the_end_of_a_nap_off() {
             assert_eq!(watch.lengthen(now), Some(now + WaitPolicy::LONGEST_NAP_NS));
         }
         assert_eq!(watch.wakes(), Some(now + WaitPolicy::LONGEST_NAP_NS));
-        // A caller that comes back from a break is not trusted.
+        // A caller that returns from a break is not trusted.
         assert_eq!(watch.rest(now), Rest::Until(now + WaitPolicy::LONGEST_NAP_NS));
         now += WaitPolicy::LONGEST_NAP_NS * 7 / 8;
         watch.passed(now);
@@ -147,7 +147,7 @@ fn a_caller_that_polls_puts_the_end_of_a_nap_off() {
 }
 
 #[test]
-fn a_nap_that_is_put_off_keeps_nobody_else_waiting() {
+fn extended_backoff_sleep_delays_no_waiter() {
     check(|| {
         let (watch, alarm) = (Arc::new(polled()), Arc::new(Alarm::default()));
         let polls = {
@@ -170,7 +170,7 @@ fn a_nap_that_is_put_off_keeps_nobody_else_waiting() {
 }
 
 #[test]
-fn a_keeper_naps_while_a_caller_polls_and_not_when_it_waits() {
+fn engine_thread_sleeps_only_while_caller_polls() {
     check(|| {
         let watch = polled();
         assert_eq!(watch.rest(NOW), Rest::Until(NOW + WaitPolicy::LONGEST_NAP_NS));
@@ -182,7 +182,7 @@ fn a_keeper_naps_while_a_caller_polls_and_not_when_it_waits() {
 }
 
 #[test]
-fn a_caller_that_begins_to_wait_is_never_left_to_a_nap() {
+fn waiting_caller_ends_the_backoff_sleep() {
     check(|| {
         let (watch, alarm) = (Arc::new(polled()), Arc::new(Alarm::default()));
         let keeper = {
@@ -197,7 +197,7 @@ fn a_caller_that_begins_to_wait_is_never_left_to_a_nap() {
 }
 
 #[test]
-fn of_two_callers_that_begin_to_wait_none_is_left_to_a_nap() {
+fn two_waiting_callers_end_the_backoff_sleep() {
     check(|| {
         let (watch, alarm) = (Arc::new(polled()), Arc::new(Alarm::default()));
         let threads = [0, 1].map(|_| {
@@ -214,7 +214,7 @@ fn of_two_callers_that_begin_to_wait_none_is_left_to_a_nap() {
 }
 
 #[test]
-fn a_caller_that_stops_watching_leaves_no_keeper_in_deep_sleep() {
+fn departing_watcher_wakes_the_engine_thread() {
     check(|| {
         let (watch, alarm) = (Arc::new(polled()), Arc::new(Alarm::default()));
         assert!(watch.begin_watching(NOW));
@@ -232,11 +232,11 @@ fn a_caller_that_stops_watching_leaves_no_keeper_in_deep_sleep() {
 }
 
 #[test]
-fn a_deadline_that_comes_earlier_wakes_a_keeper_that_watches() {
+fn earlier_deadline_wakes_the_watching_thread() {
     check(|| {
         let (watch, alarm) = (Arc::new(Watch::new()), Arc::new(Alarm::default()));
         let deadline = Arc::new(AtomicU64::new(u64::MAX));
-        // Who sets a deadline and who goes to sleep by it do so under the worker's lock.
+        // Setting a deadline and going to sleep both hold the worker's lock.
         let worker = Arc::new(Mutex::new(()));
         let keeper = {
             let (watch, alarm) = (Arc::clone(&watch), Arc::clone(&alarm));
@@ -266,7 +266,7 @@ fn a_deadline_that_comes_earlier_wakes_a_keeper_that_watches() {
     });
 }
 
-/// What a NIC has to do here: to send what bells were rung for.
+/// The work of a NIC here: sends for the bells that rang.
 struct Bells {
     rung: AtomicU64,
     sent: AtomicU64,
@@ -291,7 +291,7 @@ impl Bells {
         }
     }
 
-    /// A pass that began before anything was posted.
+    /// A pass that began before the post.
     fn pass(&self, turns: &Turns<()>) {
         let turn = turns.worker().lock().unwrap();
         drop(turn);
@@ -300,7 +300,7 @@ impl Bells {
 }
 
 #[test]
-fn what_is_posted_has_left_when_all_calls_have_returned() {
+fn posts_are_sent_before_calls_return() {
     check(|| {
         let bells = Arc::new(Bells { rung: AtomicU64::new(0), sent: AtomicU64::new(0) });
         let turns = Arc::new(Turns::new(()));
@@ -315,7 +315,7 @@ fn what_is_posted_has_left_when_all_calls_have_returned() {
 }
 
 #[test]
-fn of_three_calls_that_post_at_a_time_each_is_served() {
+fn three_concurrent_posts_are_sent() {
     check(|| {
         let bells = Arc::new(Bells { rung: AtomicU64::new(0), sent: AtomicU64::new(0) });
         let turns = Arc::new(Turns::new(()));
@@ -329,9 +329,9 @@ fn of_three_calls_that_post_at_a_time_each_is_served() {
     });
 }
 
-/// Frames end the sleep of whoever watches; somebody always does, or comes soon by itself.
+/// A frame ends the sleep of the watching thread. At any time, a thread watches, or will soon look by itself.
 #[test]
-fn a_frame_that_comes_while_the_watch_changes_hands_is_taken() {
+fn frame_during_watch_handoff_is_taken() {
     check(|| {
         let watch = Arc::new(polled());
         let (frame, link) = (Arc::new(AtomicU64::new(0)), Arc::new(Alarm::default()));
@@ -343,11 +343,11 @@ fn a_frame_that_comes_while_the_watch_changes_hands_is_taken() {
                 link.ring();
             })
         };
-        // The caller sleeps until the frame comes, as its descriptors tell, and takes it.
+        // The caller sleeps until its descriptors report the frame, and takes it.
         link.sleep();
         assert_eq!(frame.swap(0, AcqRel), 1);
         let _ = watch.stop_watching();
-        // From now on the keeper is to look by itself: it naps at most.
+        // From now on the engine thread polls by itself: a backoff sleep at most.
         let rest = watch.rest(NOW + WaitPolicy::SHORTEST_NAP_NS / 2);
         assert_ne!(rest, Rest::Deep);
         wire.join().unwrap();

@@ -1,4 +1,4 @@
-//! A receive queue that several take from: `src/shared/work_queue.rs` and `src/shared/shared_receives.rs`.
+//! A receive queue with several consumers: `src/shared/work_queue.rs` and `src/shared/shared_receives.rs`.
 
 use loom::sync::Arc;
 use loom::thread;
@@ -12,7 +12,7 @@ fn post(ring: &RecvRing, id: u64) -> bool {
     ring.post(id, &[Sge { addr: id, ..Sge::default() }]).is_ok()
 }
 
-/// Takes one, if there is one: its number, and whether the limit was reached.
+/// Takes a receive, if there is one. Returns its number, and whether the limit was reached.
 fn take(queue: &SharedReceives) -> Option<(u64, bool)> {
     let mut sges = [Sge::default()];
     let taken = queue.take(&mut sges)?;
@@ -20,7 +20,7 @@ fn take(queue: &SharedReceives) -> Option<(u64, bool)> {
     Some((taken.wr.wr_id, taken.limit_reached))
 }
 
-/// What two threads get that take so often each.
+/// Returns the receives of two threads that each take `times` times.
 fn share(queue: &Arc<SharedReceives>, times: usize) -> Vec<(u64, bool)> {
     let takes = move |queue: &SharedReceives| (0..times).filter_map(|_| take(queue)).collect::<Vec<_>>();
     let other = {
@@ -39,7 +39,7 @@ fn numbers(all: impl IntoIterator<Item = (u64, bool)>) -> Vec<u64> {
 }
 
 #[test]
-fn two_that_take_get_each_receive_once() {
+fn two_consumers_get_each_receive_once() {
     check(|| {
         let ring = RecvRing::new(2, 1).unwrap();
         assert!(post(&ring, 1) && post(&ring, 2));
@@ -50,7 +50,7 @@ fn two_that_take_get_each_receive_once() {
 }
 
 #[test]
-fn the_limit_is_told_to_one_of_two_that_take() {
+fn limit_is_reported_to_one_consumer() {
     check(|| {
         let ring = RecvRing::new(2, 1).unwrap();
         assert!(post(&ring, 1) && post(&ring, 2));
@@ -61,9 +61,9 @@ fn the_limit_is_told_to_one_of_two_that_take() {
     });
 }
 
-/// The slot of what was taken is written anew as soon as it is free: who was slower may have copied of both, and throws that away.
+/// A slot is rewritten as soon as it is free. A slower thread may have copied from both receives, and discards that copy.
 #[test]
-fn a_slot_that_is_used_again_is_read_as_one_receive() {
+fn reused_receive_slot_is_never_torn() {
     check(|| {
         let ring = RecvRing::new(1, 1).unwrap();
         assert!(post(&ring, 1));
@@ -76,9 +76,9 @@ fn a_slot_that_is_used_again_is_read_as_one_receive() {
     });
 }
 
-/// One takes below the limit while the other sets it: one of them finds out.
+/// One thread takes below the limit while the other sets it: one of them reports.
 #[test]
-fn a_limit_that_is_set_while_another_takes_is_told_of_once() {
+fn limit_set_during_take_is_reported_once() {
     check(|| {
         let ring = RecvRing::new(2, 1).unwrap();
         assert!(post(&ring, 1));

@@ -1,4 +1,4 @@
-//! Memory of a queue, of a model checker's words.
+//! Memory of a queue, made of a model checker's words.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -35,7 +35,7 @@ impl Region {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// The models' queues have a region each.
+    /// In the models, each queue has its own region.
     pub(crate) fn part(self: &Arc<Region>, at: usize, words: usize) -> io::Result<Arc<Region>> {
         assert!(at == 0 && words == self.0.len());
         Ok(Arc::clone(self))

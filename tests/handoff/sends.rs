@@ -17,7 +17,7 @@ fn stage(ring: &SendRing, staged: u32, id: u64) -> bool {
     ring.stage(staged, &wr, Payload::Sges(&sges)).is_ok()
 }
 
-/// What stands at a position, if all of it is of one request.
+/// Returns the request at a position, asserting that all parts belong to one request.
 fn fetch(ring: &SendRing, position: u32) -> Option<u64> {
     let (mut got, mut sges) = (SendWr::default(), [Sge::default()]);
     let fetched = ring.fetch(position, &mut got, &mut sges, &mut [])?;
@@ -28,7 +28,7 @@ fn fetch(ring: &SendRing, position: u32) -> Option<u64> {
 }
 
 #[test]
-fn a_request_is_seen_whole_or_not_at_all() {
+fn request_is_never_torn() {
     check(|| {
         let ring = SendRing::new(1, 1, 0).unwrap();
         let nic = {
@@ -43,7 +43,7 @@ fn a_request_is_seen_whole_or_not_at_all() {
 }
 
 #[test]
-fn of_a_list_the_nic_sees_nothing_or_all() {
+fn posted_list_is_atomic() {
     check(|| {
         let ring = SendRing::new(2, 1, 0).unwrap();
         let nic = {
@@ -56,9 +56,9 @@ fn of_a_list_the_nic_sees_nothing_or_all() {
     });
 }
 
-/// The application writes to a slot again as soon as the NIC says that it is done with it, and no earlier.
+/// The application rewrites a slot as soon as the NIC has released it, not before.
 #[test]
-fn a_slot_that_is_used_again_is_not_read_as_the_request_before() {
+fn reused_slot_never_shows_old_request() {
     check(|| {
         let ring = SendRing::new(1, 1, 0).unwrap();
         assert!(stage(&ring, 0, 1));
@@ -82,9 +82,9 @@ fn a_slot_that_is_used_again_is_not_read_as_the_request_before() {
     });
 }
 
-/// The NIC reads the list when it carries out the request that names it.
+/// The NIC reads the page list when it executes the request that names it.
 #[test]
-fn a_page_list_is_there_when_its_request_is() {
+fn page_list_precedes_its_request() {
     check(|| {
         let (ring, pages) = (SendRing::new(1, 1, 0).unwrap(), PageList::new(2).unwrap());
         let nic = {
@@ -98,9 +98,9 @@ fn a_page_list_is_there_when_its_request_is() {
     });
 }
 
-/// A QP in error flushes what is posted: it asks for doorbells, then looks once more.
+/// A QP in error flushes posted receives: it requests doorbells, then checks once more.
 #[test]
-fn a_receive_is_seen_or_rung_for_when_the_nic_begins_to_want_doorbells() {
+fn receive_during_bell_request_is_noticed() {
     check(|| {
         let ring = RecvRing::new(1, 1).unwrap();
         let nic = {

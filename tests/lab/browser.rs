@@ -1,22 +1,22 @@
-//! A browser without a screen, if the system has one.
+//! Opens pages in a headless browser, if the system has one.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::in_time::CommandInTime;
 
-/// The first of these that runs.
+/// Candidates, in order of preference.
 const NAMES: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 
 /// A page as the browser sees it.
 pub(crate) struct Seen {
-    /// The document once its scripts have run.
+    /// The document after its scripts have run.
     pub(crate) document: String,
-    /// What they wrote to the console, and errors.
+    /// Console messages of the scripts, and errors.
     pub(crate) console: Vec<String>,
 }
 
-/// The browser's name.
+/// Returns the name of an installed browser.
 pub(crate) fn find() -> Option<&'static str> {
     let runs = |name: &&&str| {
         let asked =
@@ -26,12 +26,12 @@ pub(crate) fn find() -> Option<&'static str> {
     NAMES.iter().find(runs).copied()
 }
 
-/// Opens a file. A browser that does not end within a minute is ended, and another is tried.
+/// Opens a file. Kills a browser that does not end within a minute, and tries again, three times in all.
 pub(crate) fn open(browser: &str, file: &Path) -> Seen {
     (0..3).find_map(|_| try_open(browser, file)).expect("a browser that ends within a minute, of three")
 }
 
-/// What `timeout` says of a program that it has ended.
+/// Exit code of `timeout` if it killed the program.
 const ENDED: i32 = 124;
 
 fn try_open(browser: &str, file: &Path) -> Option<Seen> {

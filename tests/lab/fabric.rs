@@ -1,4 +1,4 @@
-//! Switches: what theory and published results know of them.
+//! Labs about switches, checked against theory and published results.
 
 use roxie::sim::fabric::{LinkConfig, LinkRate, worst_case};
 use roxie::time::Nanos;
@@ -6,7 +6,7 @@ use roxie::time::Nanos;
 use crate::{data, fact, refused, run_of};
 
 #[test]
-fn the_computed_headroom_never_drops_and_a_byte_less_than_it_takes_does() {
+fn computed_headroom_is_exact() {
     for arguments in
         ["", "--rate 10 --mtu 1518", "--rate 400 --metres 2000 --mtu 9216", "--rate 25 --response 700"]
     {
@@ -32,7 +32,7 @@ fn the_computed_headroom_never_drops_and_a_byte_less_than_it_takes_does() {
 }
 
 #[test]
-fn the_sum_is_that_of_the_simulator_and_the_rule_of_thumb_fails_on_long_cables() {
+fn headroom_sum_matches_the_simulator() {
     let report = data("pfc --rate 100 --metres 300 --mtu 4200");
     let link = LinkConfig::new(LinkRate::from_gbps(100), Nanos(1500));
     let known = worst_case(&link, link.rate.pause_response(), 4200) as f64;
@@ -48,7 +48,7 @@ fn the_sum_is_that_of_the_simulator_and_the_rule_of_thumb_fails_on_long_cables()
 }
 
 #[test]
-fn a_switch_plan_adds_up_and_one_that_fits_loses_nothing() {
+fn fitting_switch_plan_loses_nothing() {
     let report = data("headroom");
     for run in report["runs"].as_array().expect("runs") {
         let of = |name| fact(run, name);
@@ -64,7 +64,7 @@ fn a_switch_plan_adds_up_and_one_that_fits_loses_nothing() {
 }
 
 #[test]
-fn shares_are_kept_within_two_hundredths_and_a_pause_stops_its_priority_alone() {
+fn ets_shares_and_pauses_are_kept() {
     let report = data("ets --share 0=20,3=80");
     let of = |pause: &str, name: &str| fact(run_of(&report, &[pause]), name);
     let weighted = of("none", "priority_0_gbps") + of("none", "priority_3_gbps");
@@ -85,7 +85,7 @@ fn shares_are_kept_within_two_hundredths_and_a_pause_stops_its_priority_alone() 
 }
 
 #[test]
-fn dcqcn_is_fair_and_takes_most_of_the_pauses_away() {
+fn dcqcn_is_fair_and_avoids_most_pauses() {
     let report = data("dcqcn");
     let of = |mode: &str, name: &str| fact(run_of(&report, &[mode]), name);
     let (both, pauses, rates) = ("PFC and DCQCN", "PFC alone", "DCQCN alone");
@@ -98,23 +98,23 @@ fn dcqcn_is_fair_and_takes_most_of_the_pauses_away() {
             .iter()
             .all(|mode| of(mode, "fairness") > 0.95 && of(mode, "goodput_gbps") > 37.0)
     );
-    // One notification halves what alpha 1 allows: published for 40 Gb/s, and tested in tests/congestion.
+    // One notification halves the rate at alpha 1: published for 40 Gb/s, and tested in tests/congestion.
     assert!(of(pauses, "notifications") == 0.0 && of(both, "notifications") > 0.0);
     refused("dcqcn --set nothing=1", 2, &["nothing"]);
 }
 
 #[test]
-fn pauses_carry_an_incast_at_the_speed_of_the_link_and_losses_wait_for_timers() {
+fn pfc_carries_incast_at_line_rate() {
     let report = data("incast");
     let of = |mode: &str, name: &str| fact(run_of(&report, &[mode]), name);
     assert!(of("PFC alone", "slowdown") < 1.05 && of("PFC alone", "slowdown") >= 1.0);
     assert_eq!((of("PFC alone", "dropped"), of("PFC alone", "sent_again")), (0.0, 0.0));
-    // The local ACK timeout of 67 ms, several times.
+    // The local ACK timeout is 67 ms, and expires several times.
     assert!(of("neither", "dropped") > 0.0 && of("neither", "last_us") > 67_000.0);
 }
 
 #[test]
-fn a_pause_harms_a_bystander_and_rates_or_another_priority_free_it() {
+fn pause_harms_bystander_and_rates_free_it() {
     let report = data("victim");
     let of = |mode: &str, priority: &str| fact(run_of(&report, &[mode, priority]), "victim_share");
     let harmed = of("PFC alone", "the same");
@@ -129,7 +129,7 @@ fn a_pause_harms_a_bystander_and_rates_or_another_priority_free_it() {
 }
 
 #[test]
-fn a_ring_deadlocks_without_a_cure_and_not_with_ways_that_go_up_and_then_down() {
+fn only_up_down_routes_avoid_deadlock() {
     let report = data("deadlock");
     let of = |cure: &str, name: &str| fact(run_of(&report, &[cure]), name);
     assert_eq!(of("nothing", "cycle_links"), 5.0);

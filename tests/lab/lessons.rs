@@ -1,4 +1,4 @@
-//! The course, gone through as a new user does.
+//! The course, as a new user goes through it.
 
 use std::fs;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ fn check(lesson: u8, answers: &[String]) -> Output {
 }
 
 #[test]
-fn each_lesson_has_a_page_with_its_questions_and_the_command_judges_their_answers() {
+fn each_lesson_page_matches_its_questions() {
     let index = page("README.md");
     for lesson in 1..=10 {
         let told = data(&format!("check {lesson} --tell"));
@@ -40,7 +40,7 @@ fn each_lesson_has_a_page_with_its_questions_and_the_command_judges_their_answer
                 number => number.to_string(),
             });
         }
-        // The lab that the lesson is about is in it.
+        // The page runs the lab that the lesson is about.
         let lab = questions[0]["look_at"].as_str().expect("a command").split(' ').nth(2).expect("a lab");
         assert!(text.contains(&format!("roxie lab {lab}")), "{name} runs {lab}");
         assert!(check(lesson, &answers).status.success(), "{name}: {answers:?}");
@@ -61,7 +61,7 @@ fn each_lesson_has_a_page_with_its_questions_and_the_command_judges_their_answer
 }
 
 #[test]
-fn questions_are_asked_without_answers_and_wrong_usage_is_said() {
+fn check_prints_questions_and_refuses_wrong_usage() {
     let asked = data("check 3");
     assert_eq!(asked["questions"].as_array().map(Vec::len), Some(3));
     assert!(asked["questions"][0].get("answer").is_none());

@@ -1,6 +1,7 @@
-//! The labs as a reader meets them: text in 80 columns, data, and pages whose numbers are the data; and that each shows what it says.
+//! The labs as users see them: text in 80 columns, data, and pages that show only numbers of the data. Each lab shows what it
+//! claims.
 //!
-//! [`pages`] looks at all of them, in a browser where there is one. The others ask single labs for what theory knows.
+//! [`pages`] checks all labs, in a browser if there is one. The other modules check single labs against theory.
 
 #[path = "../support/in_time.rs"]
 mod in_time;
@@ -25,7 +26,7 @@ fn lab(arguments: &str) -> Output {
     command.output_in_time().expect("roxie runs")
 }
 
-/// What it prints.
+/// Returns the lab's text.
 #[track_caller]
 fn text(arguments: &str) -> String {
     let output = lab(arguments);
@@ -33,19 +34,19 @@ fn text(arguments: &str) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-/// Its data.
+/// Returns the lab's data.
 #[track_caller]
 fn data(arguments: &str) -> Value {
     serde_json::from_str(&text(&format!("{arguments} --json"))).expect("JSON")
 }
 
-/// A number of a run.
+/// Returns a fact of a run.
 #[track_caller]
 fn fact(run: &Value, name: &str) -> f64 {
     run["facts"][name]["value"].as_f64().unwrap_or_else(|| panic!("no number {name} in {}", run["facts"]))
 }
 
-/// The run whose choices are these values.
+/// Returns the run with these values of its choices.
 #[track_caller]
 fn run_of<'a>(report: &'a Value, values: &[&str]) -> &'a Value {
     let all = report["runs"].as_array().expect("runs");
@@ -56,7 +57,7 @@ fn run_of<'a>(report: &'a Value, values: &[&str]) -> &'a Value {
     all.iter().find(has).unwrap_or_else(|| panic!("no run of {values:?}"))
 }
 
-/// It is refused with this code, and says all of this.
+/// Asserts that the command fails with this code, and that its error has all these parts.
 #[track_caller]
 fn refused(arguments: &str, code: i32, parts: &[&str]) {
     let output = lab(arguments);

@@ -1,4 +1,4 @@
-//! What all labs have in common.
+//! Properties that all labs share.
 
 use std::fs;
 
@@ -15,21 +15,21 @@ fn names() -> Vec<String> {
     all.as_array().expect("a list").iter().map(name).collect()
 }
 
-/// What stands between `begin` and the next `end`.
+/// Returns the text between `begin` and the next `end`.
 fn between<'a>(text: &'a str, begin: &str, end: &str) -> &'a str {
     let from = text.find(begin).unwrap_or_else(|| panic!("no {begin}")) + begin.len();
     let to = text[from..].find(end).unwrap_or_else(|| panic!("no {end} behind {begin}"));
     &text[from..from + to]
 }
 
-/// The report that a page has in it.
+/// Returns the report embedded in a page.
 pub(crate) fn embedded(page: &str) -> Value {
     let json = between(page, "<script type=\"application/json\" id=\"report\">", "</script>");
     serde_json::from_str(json).expect("JSON")
 }
 
 #[test]
-fn each_lab_fits_a_terminal_and_says_what_comes_and_what_to_change() {
+fn each_lab_fits_a_terminal() {
     for name in names() {
         let text = text(&name);
         let long: Vec<&str> = text.lines().filter(|line| line.chars().count() > COLUMNS).collect();
@@ -40,7 +40,7 @@ fn each_lab_fits_a_terminal_and_says_what_comes_and_what_to_change() {
 }
 
 #[test]
-fn what_a_lab_says_to_change_can_be_changed() {
+fn suggested_changes_are_valid() {
     for name in names() {
         let report = data(&name);
         for line in report["change"].as_array().expect("lines").iter().filter_map(Value::as_str) {
@@ -58,7 +58,7 @@ fn what_a_lab_says_to_change_can_be_changed() {
 }
 
 #[test]
-fn a_page_has_the_data_and_needs_nothing_else() {
+fn page_has_the_data_and_is_self_contained() {
     let folder = tempfile::tempdir().expect("a folder");
     for name in names() {
         let report = data(&name);
@@ -78,9 +78,9 @@ fn a_page_has_the_data_and_needs_nothing_else() {
 }
 
 #[test]
-fn each_page_runs_in_a_browser_without_a_word_on_its_console() {
+fn pages_run_without_console_messages() {
     let Some(browser) = browser::find() else {
-        println!("SKIP each_page_runs_in_a_browser_without_a_word_on_its_console: no chromium");
+        println!("SKIP pages_run_without_console_messages: no chromium");
         return;
     };
     let folder = tempfile::tempdir().expect("a folder");
@@ -91,7 +91,7 @@ fn each_page_runs_in_a_browser_without_a_word_on_its_console() {
         assert!(seen.console.is_empty(), "{name}: {:#?}", seen.console);
         let report = embedded(&fs::read_to_string(&file).expect("the page"));
         let main = between(&seen.document, "<main id=\"main\">", "</main>");
-        // Each number of the run that is shown first is there, thousands apart.
+        // The page shows each number of the first run, with thousands separated.
         for (fact, value) in report["runs"][0]["facts"].as_object().expect("facts") {
             let shown = between(main, &format!("<div title=\"{fact}\">"), "</div>").replace(',', "");
             let value = match &value["value"] {
@@ -105,14 +105,14 @@ fn each_page_runs_in_a_browser_without_a_word_on_its_console() {
         let boxes = blocks.filter(|block| block["kind"] != "prose").count();
         assert!(main.matches("class=\"box\"").count() >= boxes, "{name}: a box for each of {boxes} blocks");
     }
-    // A page with a fault in its script is seen to have one.
+    // The test detects a page with an error in its script.
     let file = folder.path().join("broken.html");
     fs::write(&file, "<main id=\"main\"></main><script>nothing.there</script>").expect("a file");
     assert!(!browser::open(browser, &file).console.is_empty(), "the console is looked at");
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_what_can() {
+fn invalid_arguments_are_refused_with_valid_ones() {
     refused("frame --opcode NOPE", 2, &["no opcode of that name"]);
     refused("frame --opcode RC_SEND_SOON", 2, &["RC_SEND_ONLY"]);
     refused("frame --hex abc", 2, &["3 digits are 1 bytes and a half"]);

@@ -1,9 +1,9 @@
-//! The same message in other protocols.
+//! One message in several protocols.
 
 use crate::{data, fact, run_of};
 
 #[test]
-fn four_protocols_carry_all_of_a_message_and_their_headers_are_counted() {
+fn four_protocols_carry_the_whole_message() {
     let report = data("compare --bytes 10000 --mtu 1500");
     for protocol in ["RoCE v1", "RoCE v2", "InfiniBand", "iWARP"] {
         for operation in ["SEND", "WRITE"] {
@@ -18,7 +18,7 @@ fn four_protocols_carry_all_of_a_message_and_their_headers_are_counted() {
             };
             assert_eq!(of("payload"), 10_000.0, "{protocol} {operation}");
             let there = fact(run, "packets_there");
-            // A path MTU of 1024, and TCP segments of 1448 bytes, of which 1428 or 1424 are payload.
+            // RoCE: a path MTU of 1024. TCP: segments of 1448 bytes, with 1428 or 1424 of payload.
             assert_eq!(there, if protocol == "iWARP" { 8.0 } else { 10.0 });
             let all = there + fact(run, "packets_back");
             match protocol {
@@ -34,7 +34,7 @@ fn four_protocols_carry_all_of_a_message_and_their_headers_are_counted() {
                     assert_eq!((of("TCP"), of("DDP, RDMAP")), (32.0 * all, header * there));
                 }
             }
-            // The fields of the first packet are all of it.
+            // The fields cover the whole first packet.
             let block = &run["blocks"][1];
             let fields = block["fields"].as_array().expect("fields");
             let mut bit = 0;
@@ -48,7 +48,7 @@ fn four_protocols_carry_all_of_a_message_and_their_headers_are_counted() {
 }
 
 #[test]
-fn blocks_are_moved_whole_by_the_packets_that_the_specification_has() {
+fn nvmeof_moves_blocks_with_specified_packets() {
     let report = data("nvmeof --kb 16 --mtu 1500");
     for operation in ["read", "write"] {
         let rdma = run_of(&report, &["RDMA", operation]);

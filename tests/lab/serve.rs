@@ -12,7 +12,7 @@ struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended already, and nobody asks for how it ends.
+        // The process may have ended already; its exit status does not matter.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -28,7 +28,7 @@ fn get(address: &str, path: &str) -> String {
 }
 
 #[test]
-fn the_index_leads_to_each_lab_and_a_form_runs_it_with_other_arguments() {
+fn index_links_labs_and_form_runs_them() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_roxie"))
         .args(["lab", "serve", "--listen", "127.0.0.1:0"])
         .stdin(Stdio::null())

@@ -1,4 +1,4 @@
-//! One queue pair at a time.
+//! Labs about a single queue pair.
 
 use std::fs;
 
@@ -13,7 +13,7 @@ fn bytes(hex: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_frame_is_laid_out_bit_by_bit_without_gap_or_overlap() {
+fn fields_cover_frame_without_gap_or_overlap() {
     let opcodes = [
         "RC_SEND_ONLY_IMM",
         "RC_FETCH_ADD",
@@ -45,7 +45,7 @@ fn a_frame_is_laid_out_bit_by_bit_without_gap_or_overlap() {
 }
 
 #[test]
-fn fields_say_what_the_parser_says() {
+fn fields_agree_with_the_parser() {
     let report = data(
         "frame --psn 77 --qp 0x123 --dscp 26 --ecn 1 --vlan 9 --priority 4".replace("0x123", "291").as_str(),
     );
@@ -65,12 +65,12 @@ fn fields_say_what_the_parser_says() {
 }
 
 #[test]
-fn the_inverse_reads_a_frame_of_a_peer() {
+fn hex_input_decodes_a_given_frame() {
     let report = data("frame --opcode RC_SEND_ONLY --payload 3");
     let hex = report["runs"][0]["blocks"][1]["hex"].as_str().expect("hex");
     let back = data(&format!("frame --hex {hex}"));
     assert_eq!(back["runs"][0]["blocks"], report["runs"][0]["blocks"]);
-    // One bit of the payload: the ICRC tells.
+    // One flipped bit of the payload fails the ICRC check.
     let mut other = bytes(hex);
     other[54] ^= 1;
     let layout = fields(&other).expect("it parses");
@@ -95,12 +95,12 @@ fn the_inverse_reads_a_frame_of_a_peer() {
 }
 
 #[test]
-fn every_flipped_bit_is_counted_once_and_the_icrc_sees_what_it_covers() {
+fn flipped_bits_are_counted_by_icrc_coverage() {
     for run in data("frame")["runs"].as_array().expect("runs") {
         let [unread, icrc, unnoticed] =
             ["flips_refused_unread", "flips_refused_by_icrc", "flips_unnoticed"].map(|name| fact(run, name));
         assert_eq!(unread + icrc + unnoticed, 8.0 * fact(run, "frame_bytes"));
-        // At least the payload and the ICRC itself.
+        // The ICRC covers at least the payload and itself.
         assert!(icrc >= 8.0 * (32.0 + 4.0));
         let covered: u64 = run["blocks"][1]["fields"]
             .as_array()
@@ -109,7 +109,7 @@ fn every_flipped_bit_is_counted_once_and_the_icrc_sees_what_it_covers() {
             .filter(|field| field["uncovered"] != true)
             .map(|field| field["bits"].as_u64().expect("bits"))
             .sum();
-        // What is covered is never unnoticed: what is unnoticed lies in fields that are not.
+        // Unnoticed flips are only in fields that the ICRC does not cover.
         let unnoticed_fields = run["blocks"][2]["rows"].as_array().expect("rows");
         let names: Vec<&str> = unnoticed_fields.iter().filter_map(|row| row[0].as_str()).collect();
         for field in run["blocks"][1]["fields"].as_array().expect("fields") {
@@ -128,7 +128,7 @@ fn every_flipped_bit_is_counted_once_and_the_icrc_sees_what_it_covers() {
 }
 
 #[test]
-fn a_lost_packet_costs_all_behind_it_and_the_last_one_the_timer() {
+fn lost_packet_costs_the_rest_or_timer() {
     let report = data("go-back-n --packets 6");
     let of = |lost: &str, name: &str| fact(run_of(&report, &[lost]), name);
     for lost in 1..=5 {
@@ -158,7 +158,7 @@ fn a_lost_packet_costs_all_behind_it_and_the_last_one_the_timer() {
 }
 
 #[test]
-fn the_stages_of_a_work_request_follow_one_another_and_the_cable_counts() {
+fn work_request_stages_are_in_order() {
     let near = data("doorbell");
     for run in near["runs"].as_array().expect("runs") {
         let spans = run["blocks"][0]["spans"].as_array().expect("spans");
@@ -168,14 +168,14 @@ fn the_stages_of_a_work_request_follow_one_another_and_the_cable_counts() {
         assert_eq!(spans[8]["to"].as_f64(), Some(fact(run, "completed_us")));
     }
     let far = data("doorbell --metres 10000");
-    // Four cables of 10 km are 200 us.
+    // Four cables of 10 km take 200 us.
     let more = fact(&far["runs"][0], "completed_us") - fact(&near["runs"][0], "completed_us");
     assert!((199.5..=200.5).contains(&more), "{more} us");
     assert_eq!(fact(&data("doorbell --operation write --bytes 65536")["runs"][0], "packets_there"), 64.0);
 }
 
 #[test]
-fn a_short_rnr_timer_makes_a_storm_and_a_long_one_waits() {
+fn short_rnr_timer_causes_a_storm() {
     let report = data("rnr --messages 4 --late 1500");
     for run in report["runs"].as_array().expect("runs") {
         let [timer, naks, again, late] =
@@ -205,7 +205,7 @@ fn a_short_rnr_timer_makes_a_storm_and_a_long_one_waits() {
 }
 
 #[test]
-fn a_read_is_read_again_from_where_it_was_lost() {
+fn read_resumes_at_the_lost_response() {
     let report = data("read --packets 6");
     let of = |lost: &str, name: &str| fact(run_of(&report, &[lost]), name);
     for lost in 1..=6 {
@@ -221,11 +221,11 @@ fn a_read_is_read_again_from_where_it_was_lost() {
 }
 
 #[test]
-fn additions_are_made_once_whatever_is_lost() {
+fn additions_are_executed_once() {
     for report in [data("atomic"), data("atomic --adds 8 --depth 2 --lose 5")] {
         for run in report["runs"].as_array().expect("runs") {
             let lost_all = run["choice"][0]["value"] == "all";
-            // Who hears of none sends no more than may be under way.
+            // A requester without responses sends no more than may be outstanding.
             let executed =
                 if lost_all { fact(run, "depth").min(fact(run, "adds")) } else { fact(run, "adds") };
             assert_eq!(fact(run, "counter"), executed, "{}", run["choice"]);

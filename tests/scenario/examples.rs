@@ -1,4 +1,4 @@
-//! The scenarios of `docs/sim` are played.
+//! The scenarios of `docs/sim` run.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ fn example(name: &str, time: Option<Nanos>) -> Results {
 }
 
 #[test]
-fn an_incast_with_dcqcn_drops_nothing() {
+fn incast_with_dcqcn_drops_nothing() {
     let summary = example("incast.toml", None).summary;
     assert_eq!((summary.ended, summary.dropped), (summary.flows, 0));
     assert!(summary.marked > 0);
@@ -30,25 +30,25 @@ fn web_search_on_a_leaf_spine_has_slowdowns() {
 }
 
 #[test]
-fn an_all_reduce_ends() {
+fn all_reduce_ends() {
     let summary = example("all-reduce.toml", None).summary;
     assert_eq!((summary.ended, summary.failed), (summary.flows, 0), "{summary:?}");
 }
 
 #[test]
-fn the_deadlock_is_found() {
+fn deadlock_is_found() {
     let summary = example("deadlock.toml", None).summary;
     assert!(summary.deadlock.is_some(), "{summary:?}");
 }
 
 #[test]
-fn storage_on_a_network_of_its_own_ends() {
+fn storage_on_separate_network_ends() {
     let summary = example("storage.toml", None).summary;
     assert_eq!((summary.ended, summary.dropped), (summary.flows, 0), "{summary:?}");
 }
 
 #[test]
-fn the_page_has_all_values_and_their_defaults() {
+fn page_lists_all_values_with_defaults() {
     let page = include_str!("../../docs/simulator.md");
     let section = page.split_once("### All values").expect("the section").1;
     let block = section.split("```").nth(1).and_then(|block| block.strip_prefix("text\n")).expect("a block");
@@ -57,7 +57,7 @@ fn the_page_has_all_values_and_their_defaults() {
     let said = format!("{needed}{}", block.replace("[network]", &format!("[network]\n{shape}#")));
     let defaults = Scenario::read(&format!("{needed}[network]\n{shape}[ecn]\n[pfc]\n")).expect("a scenario");
     assert_eq!(Scenario::read(&said).expect("a scenario"), defaults);
-    // What is commented out may be said, and no key is missing.
+    // Every commented-out value is valid, and no key is missing.
     let all = said.lines().map(|line| line.strip_prefix("# ").unwrap_or(line)).collect::<Vec<_>>().join("\n");
     let all = toml::to_string(&Scenario::read(&all).expect("a scenario")).expect("a text");
     for table in ["network", "switch", "ecn", "pfc", "hosts", "output"] {

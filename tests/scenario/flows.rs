@@ -1,10 +1,10 @@
-//! What each flow met on its way: marks, drops, damage, packets that were sent again, notifications.
+//! Counts per flow: marks, drops, damage, retransmissions, notifications.
 
 use roxie::sim::scenario::{Column, Results};
 
 use super::played;
 
-/// The numbers of a column.
+/// Returns the numbers of a column.
 fn counts<'a>(results: &'a Results, table: &str, name: &str) -> &'a [u64] {
     match results.table(table).and_then(|table| table.column(name)) {
         Some(Column::Count(counts)) => counts,
@@ -16,13 +16,14 @@ fn sum(results: &Results, table: &str, name: &str) -> u64 {
     counts(results, table, name).iter().sum()
 }
 
-/// What ports dropped, for whatever reason.
+/// Returns the frames that ports dropped, for any reason.
 fn dropped_at_ports(results: &Results) -> u64 {
     let columns = ["dropped_threshold", "dropped_full", "dropped_headroom", "dropped_watchdog", "flushed"];
     columns.iter().map(|name| sum(results, "ports", name)).sum()
 }
 
-/// Four hosts to a fifth, through a queue that marks and drops, on links that damage frames; one more to a sixth, alone on its way.
+/// Four hosts send to a fifth, through a queue that marks and drops, over links that damage frames. Another host sends to a
+/// sixth over an empty path.
 fn crowd(read: bool) -> Results {
     played(&format!(
         r#"
@@ -61,7 +62,7 @@ fn crowd(read: bool) -> Results {
 }
 
 #[test]
-fn what_flows_met_is_what_ports_did_and_a_flow_alone_met_nothing() {
+fn flow_counts_match_port_counts() {
     for read in [false, true] {
         let results = crowd(read);
         assert_eq!(results.summary.ended, results.summary.flows, "{:?}", results.summary);
@@ -76,7 +77,7 @@ fn what_flows_met_is_what_ports_did_and_a_flow_alone_met_nothing() {
         if !read {
             assert_eq!(all("retransmitted_packets"), sum(&results, "hosts", "retransmitted_packets"));
         }
-        // The first of each host begins at line rate, at once with the others.
+        // The first flow of each host begins at line rate, at the same time as the others.
         for flow in [0, 3, 6, 9] {
             let met = ["marked", "dropped", "cnps"].map(|name| counts(&results, "flows", name)[flow]);
             assert!(met.iter().all(|count| *count > 0), "flow {flow}, read {read}: {met:?}");
@@ -89,7 +90,7 @@ fn what_flows_met_is_what_ports_did_and_a_flow_alone_met_nothing() {
 }
 
 #[test]
-fn what_links_damaged_is_told_by_flow() {
+fn link_damage_is_counted_by_flow() {
     let results = played(
         r#"
         time = "200 ms"
@@ -127,13 +128,13 @@ fn what_links_damaged_is_told_by_flow() {
     assert_eq!(damaged.iter().sum::<u64>(), results.summary.damaged);
     let again = counts(&results, "flows", "retransmitted_packets");
     assert!(again.iter().all(|again| *again > 0), "{again:?}");
-    // Who is read of sends nothing but the data: seven messages of 64 packets, and one of 41.
+    // The host that is read from sends only data: seven messages of 64 packets, and one of 41.
     assert_eq!(counts(&results, "hosts", "sent_frames")[1], 7 * 64 + 41 + again[2]);
     assert_eq!(sum(&results, "flows", "marked") + sum(&results, "flows", "dropped"), 0);
 }
 
 #[test]
-fn what_the_watchdog_flushed_belongs_to_its_flows() {
+fn watchdog_flushes_are_counted_by_flow() {
     let results = played(&format!(
         r#"
         time = "6 ms"
@@ -162,7 +163,7 @@ fn what_the_watchdog_flushed_belongs_to_its_flows() {
 }
 
 #[test]
-fn one_flow_after_the_other_on_a_queue_pair_has_counts_of_its_own() {
+fn successive_flows_have_separate_counts() {
     let results = played(
         r#"
         time = "50 ms"

@@ -1,4 +1,4 @@
-//! Results that others have published, or that follow from theory, with what is tolerated.
+//! Results from publications or theory, with tolerances.
 
 use roxie::sim::fabric::SharedSwitch;
 use roxie::sim::scenario::{Bytes, Simulation, Summary};
@@ -6,20 +6,20 @@ use roxie::time::Nanos;
 
 use super::{played, scenario, simulation};
 
-/// Bytes that came to a host until now.
+/// Returns the bytes delivered to a host so far.
 fn delivered(simulation: &Simulation, host: usize) -> u64 {
     simulation.fabric().station(host).delivered_bytes
 }
 
-/// Jain, Chiu and Hawe 1984.
+/// Jain's fairness index (Jain, Chiu and Hawe 1984).
 fn fairness(shares: &[f64]) -> f64 {
     let (sum, squares) = (shares.iter().sum::<f64>(), shares.iter().map(|share| share * share).sum::<f64>());
     sum * sum / (shares.len() as f64 * squares)
 }
 
-/// DCQCN, SIGCOMM 2015, figure 8: flows that share a bottleneck get the same. Jain's index is 0.99 or more.
+/// DCQCN, SIGCOMM 2015, figure 8: flows that share a bottleneck get equal rates. Jain's index is 0.99 or more.
 #[test]
-fn two_flows_of_dcqcn_share_a_link() {
+fn two_dcqcn_flows_share_a_link() {
     let mut simulation = simulation(
         r#"
         time = "40 ms"
@@ -58,9 +58,10 @@ fn two_flows_of_dcqcn_share_a_link() {
     assert_eq!(simulation.results().summary.dropped, 0);
 }
 
-/// Rate, constants and thresholds of the DCQCN paper. Twenty senders on four leaves, a receiver on a fifth, and a bystander who crosses the
-/// same spine, which carries as much as four of the paper's, to another host of that leaf. With packets of 4 KiB the windows of twenty
-/// queue pairs, 128 packets each, are more than a switch may hold; a NIC in hardware has no such window.
+/// An incast with rates, constants and thresholds of the DCQCN paper. Twenty senders on four leaves, a receiver on a fifth, and
+/// a bystander flow to another host of that leaf, which crosses the same spine. The spine carries as much as four of the
+/// paper's. With packets of 4 KiB, the windows of twenty queue pairs (128 packets each) exceed a switch's buffer; a hardware
+/// NIC has no such window.
 fn incast(control: &str) -> (Simulation, [Summary; 2], [f64; 2]) {
     let mut scenario = scenario(&format!(
         r#"
@@ -94,7 +95,8 @@ fn incast(control: &str) -> (Simulation, [Summary; 2], [f64; 2]) {
         bytes = "1 GB"
         "#
     ));
-    // What may be shared of the paper's 12 MB, and the headroom of these ports. A threshold is all that is free: beta is 8, of 8 priorities.
+    // The shared buffer: what the paper's 12 MB leave beside the headroom of these ports. Only the threshold is free: beta is
+    // 8, for 8 priorities.
     let config = scenario.fabric(&scenario.shape().expect("a shape")).expect("a network");
     let shared = SharedSwitch::paper().t_pfc_dynamic(8.0, 0.0) as u64;
     scenario.switch.buffer = Bytes(shared + config.switches[0].promised());
@@ -110,11 +112,11 @@ fn incast(control: &str) -> (Simulation, [Summary; 2], [f64; 2]) {
     (simulation, [before, after], rates)
 }
 
-/// What DCQCN is for (SIGCOMM 2015, sections 2 and 6): with PFC alone an incast of 20 to 1 pauses the spine, and a bystander who only
-/// crosses it has little. With DCQCN, once it has converged, nine tenths of the pauses are gone, and the bystander has nine tenths of
-/// its link.
+/// The purpose of DCQCN (SIGCOMM 2015, sections 2 and 6). With PFC alone, a 20 to 1 incast pauses the spine, and a bystander
+/// that crosses it gets little. With DCQCN, once converged, nine tenths of the pauses are gone, and the bystander gets nine
+/// tenths of its link.
 #[test]
-fn an_incast_pauses_the_spine_and_harms_a_bystander_and_dcqcn_mends_both() {
+fn dcqcn_frees_bystander_of_an_incast() {
     let (alone, [before, after], [target, bystander]) = incast("");
     assert_eq!(after.dropped, 0);
     let spine = alone.fabric().switch(5);
@@ -133,7 +135,7 @@ fn an_incast_pauses_the_spine_and_harms_a_bystander_and_dcqcn_mends_both() {
     assert!(target >= 0.9 * 40e9, "{target}");
 }
 
-/// Five switches in a ring; each host sends two switches on, so that each link has two flows.
+/// Five switches in a ring. Each host sends to the host two switches further, so that each link carries two flows.
 fn ring(routing: &str, watchdog: &str) -> Summary {
     played(&format!(
         r#"
@@ -161,10 +163,10 @@ fn ring(routing: &str, watchdog: &str) -> Summary {
     .summary
 }
 
-/// A cyclic buffer dependency deadlocks (Hu et al., HotNets 2016), a watchdog breaks it at the price of frames, and routes that go up
-/// and then down have none (Stephens et al., INFOCOM 2014).
+/// A cyclic buffer dependency deadlocks (Hu et al., HotNets 2016). A watchdog breaks it at the cost of frames. Routes that go
+/// up and then down have no cycle (Stephens et al., INFOCOM 2014).
 #[test]
-fn a_ring_deadlocks_unless_a_watchdog_or_its_routes_prevent_it() {
+fn ring_deadlocks_without_watchdog_or_updown_routes() {
     let stuck = ring("shortest", "");
     let cycle = stuck.deadlock.as_deref().unwrap_or_else(|| panic!("no deadlock: {stuck:?}"));
     assert!(cycle.starts_with("priority 3: switch0:"), "{cycle}");
@@ -183,10 +185,10 @@ fn a_ring_deadlocks_unless_a_watchdog_or_its_routes_prevent_it() {
     assert_eq!((up_down.deadlock, up_down.ended, up_down.dropped), (None, 10, 0));
 }
 
-/// Go-back-N: each loss costs what had been sent until its NAK came, and a lost NAK the timeout. What is in the ring of the host's port
-/// leaves in any case.
+/// Go-back-N: each loss costs everything sent until its NAK arrives, and a lost NAK costs the timeout. Frames in the host
+/// port's ring are sent in any case.
 #[test]
-fn goodput_of_go_back_n_follows_the_loss_rate() {
+fn go_back_n_goodput_follows_loss_rate() {
     const BYTES: f64 = 8e6;
     const DELAY: f64 = 2_000.0;
     let run = |errors: f64| {
@@ -196,7 +198,7 @@ fn goodput_of_go_back_n_follows_the_loss_rate() {
             BYTES / 1e6
         ))
     };
-    // A packet's time on the wire, and from its loss to when it leaves again.
+    // A packet's time on the wire, and the time from its loss to its retransmission.
     let packet = (1024.0 + 58.0 + 24.0) * 0.8;
     let ring = 64.0 * packet;
     let back = ring + 4.0 * DELAY + 2.0 * packet + 2.0 * 84.0 * 0.8;
@@ -204,7 +206,7 @@ fn goodput_of_go_back_n_follows_the_loss_rate() {
     for errors in [0.0, 0.0005, 0.002, 0.005] {
         let results = run(errors);
         let packets = (BYTES / 1024.0).ceil();
-        // On either link, and on the way back.
+        // Losses on either link, and in the reverse direction.
         let lost = 1.0 - (1.0 - errors) * (1.0 - errors);
         let losses = packets * lost / (1.0 - lost);
         let expected = packets * packet + losses * (back + lost * timeout);
@@ -215,7 +217,7 @@ fn goodput_of_go_back_n_follows_the_loss_rate() {
     }
 }
 
-/// 802.1Q 37: weights are shares of what strict queues leave, to 2 %.
+/// 802.1Q 37: weights are shares of what strict queues leave, within 2 %.
 #[test]
 fn ets_gives_each_priority_its_share() {
     let mut simulation = simulation(
@@ -261,10 +263,10 @@ fn ets_gives_each_priority_its_share() {
     }
 }
 
-/// DCQCN+ (Gao et al., ICNP 2018): DCQCN holds few flows, and at 10 Gb/s about 80 are too many for it: together they gain more between
-/// two notifications than a switch marks away, so that the queue swings far beyond the thresholds.
+/// DCQCN+ (Gao et al., ICNP 2018): DCQCN suits few flows, and at 10 Gb/s about 80 are too many: between two notifications,
+/// their increases exceed what marks take away, and the queue swings far beyond the thresholds.
 #[test]
-fn dcqcn_keeps_queues_short_for_few_flows_and_not_for_eighty() {
+fn dcqcn_keeps_queues_short_for_few_flows() {
     const KMAX: u64 = 50_000;
     let depths = |senders: usize| {
         let mut simulation = simulation(&format!(

@@ -1,7 +1,7 @@
 //! Scenarios of whole networks, in virtual time.
 //!
-//! [`text`] is what a file may say, [`patterns`] which flows follow, [`runs`] what is written down and that it is the same again,
-//! [`flows`] what each met, [`known`] results that others have published, [`examples`] the scenarios of `docs/sim`.
+//! [`text`] tests the file format, [`patterns`] the flows of each pattern, [`runs`] output and reproducibility, [`flows`] the
+//! counts per flow, [`known`] published results, [`examples`] the scenarios of `docs/sim`.
 
 mod examples;
 mod flows;

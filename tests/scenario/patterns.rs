@@ -1,4 +1,4 @@
-//! Which flows there are.
+//! Flows of each traffic pattern.
 
 use std::collections::HashSet;
 
@@ -17,7 +17,7 @@ fn flows(hosts: usize, traffic: &str) -> Vec<Flow> {
 }
 
 #[test]
-fn an_incast_has_one_target_and_everybody_else_sends() {
+fn incast_has_one_target() {
     let flows = flows(5, "pattern = \"incast\"\nbytes = 1000\nrepeat = 2");
     assert_eq!(flows.len(), 8);
     assert!(flows.iter().all(|flow| flow.to == 4 && flow.from != 4));
@@ -29,7 +29,7 @@ fn an_incast_has_one_target_and_everybody_else_sends() {
 }
 
 #[test]
-fn in_a_permutation_each_sends_once_and_gets_once_and_never_from_itself() {
+fn permutation_is_one_to_one_without_self() {
     for hosts in [2, 3, 4, 5, 7, 40] {
         let flows = flows(hosts, "pattern = \"permutation\"\nbytes = 1000");
         let [from, to]: [HashSet<usize>; 2] =
@@ -42,7 +42,7 @@ fn in_a_permutation_each_sends_once_and_gets_once_and_never_from_itself() {
 }
 
 #[test]
-fn all_to_all_is_everybody_to_everybody_else() {
+fn all_to_all_has_every_pair() {
     let flows = flows(6, "pattern = \"all-to-all\"\nbytes = 1000");
     let pairs: HashSet<_> = flows.iter().map(|flow| (flow.from, flow.to)).collect();
     assert_eq!((flows.len(), pairs.len()), (30, 30));
@@ -52,20 +52,20 @@ fn all_to_all_is_everybody_to_everybody_else() {
     );
 }
 
-/// 2 (n - 1) / n of the data goes over each link (Patarasuk and Yuan 2009).
+/// Each link carries 2 (n - 1) / n of the data (Patarasuk and Yuan 2009).
 #[test]
-fn a_ring_all_reduce_takes_as_long_as_its_bytes() {
+fn ring_all_reduce_time_follows_its_bytes() {
     let results = played(&star(8, "pattern = \"ring-all-reduce\"\nbytes = \"4 MB\""));
     assert_eq!(results.summary.ended, 2 * 7 * 8);
     let bytes = 2.0 * 7.0 / 8.0 * 4e6;
     let least = bytes * 8.0 / 100.0;
     let took = results.summary.time_ns as f64;
-    // Headers are 8 of 100, and each of 14 steps waits for an answer.
+    // Headers are 8 % of the payload, and each of 14 steps waits for an answer.
     assert!((1.05..1.35).contains(&(took / least)), "{took} ns, at least {least}");
 }
 
 #[test]
-fn a_tree_all_reduce_goes_up_and_then_down() {
+fn tree_all_reduce_goes_up_then_down() {
     let flows = flows(7, "pattern = \"tree-all-reduce\"\nbytes = 1000");
     assert_eq!(flows.len(), 12);
     let (up, down) = flows.split_at(6);
@@ -78,7 +78,7 @@ fn a_tree_all_reduce_goes_up_and_then_down() {
 }
 
 #[test]
-fn storage_reads_and_writes_in_its_shares() {
+fn storage_keeps_its_read_share() {
     let traffic = "pattern = \"storage\"\nfrom = [0, 1]\nto = [2, 3]\nbytes = \"4 KiB\"\nreads = 0.7\nrepeat = 200\ndepth = 2";
     let flows = flows(4, traffic);
     assert_eq!(flows.len(), 800);
@@ -90,13 +90,13 @@ fn storage_reads_and_writes_in_its_shares() {
 }
 
 #[test]
-fn open_loop_arrivals_have_their_load() {
+fn open_loop_arrivals_have_requested_load() {
     let flows = flows(16, "pattern = \"poisson\"\nload = 0.4\nbytes = \"50 KB\"");
     let bits = flows.iter().map(|flow| flow.bytes * 8).sum::<u64>() as f64;
     let load = bits / (16.0 * 100.0 * 20e6);
     assert!((0.38..0.42).contains(&load), "{load}");
     assert!(flows.iter().all(|flow| flow.from != flow.to && flow.start.0 < 20_000_000));
-    // As many gaps are longer than their mean as an exponential distribution says: 1/e.
+    // As in an exponential distribution, a share of 1/e of the gaps exceeds the mean.
     let mut starts: Vec<u64> = flows.iter().filter(|flow| flow.from == 0).map(|flow| flow.start.0).collect();
     starts.sort_unstable();
     let gaps: Vec<u64> = starts.windows(2).map(|pair| pair[1] - pair[0]).collect();

@@ -1,4 +1,4 @@
-//! What is written down of a run, and that it is the same again.
+//! Output of a run, and its reproducibility.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
@@ -9,7 +9,7 @@ use roxie::time::Nanos;
 
 use super::{played, scenario, simulation};
 
-/// A file in memory that somebody else writes.
+/// A file in memory, written by the simulation.
 #[derive(Clone, Default)]
 struct Memory(Arc<Mutex<Vec<u8>>>);
 
@@ -29,7 +29,7 @@ impl Memory {
     }
 }
 
-/// A hundred hosts with everything that looks random: arrivals, sizes, ways, marks, errors.
+/// A hundred hosts with every random element: arrivals, sizes, paths, marks, errors.
 const HUNDRED: &str = r#"
     time = "100 us"
     [network]
@@ -75,7 +75,7 @@ fn captures(seed: u64) -> (Vec<Vec<u8>>, Results) {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_bytes_on_a_hundred_hosts() {
+fn same_seed_gives_the_same_bytes() {
     let (first, results) = captures(1);
     let (again, same) = captures(1);
     assert!(
@@ -95,7 +95,7 @@ fn the_same_seed_gives_the_same_bytes_on_a_hundred_hosts() {
 }
 
 #[test]
-fn how_often_progress_is_looked_at_changes_nothing() {
+fn progress_interval_does_not_change_results() {
     let whole = played(HUNDRED);
     let mut stepped = simulation(HUNDRED);
     while !stepped.is_over() {
@@ -105,7 +105,7 @@ fn how_often_progress_is_looked_at_changes_nothing() {
 }
 
 #[test]
-fn a_capture_has_both_ends_of_a_link_and_the_switches_reasons() {
+fn capture_has_both_ends_and_drop_reasons() {
     let mut simulation = simulation(
         "time = \"1 ms\"\n[network]\nshape = \"star\"\nhosts = 3\n[ecn]\nkmin = \"1 KB\"\nkmax = \"5 KB\"\n[pfc]\nxoff = \"20 KB\"\n\
          [[traffic]]\npattern = \"incast\"\nbytes = \"64 KiB\"\n",
@@ -135,12 +135,12 @@ fn a_capture_has_both_ends_of_a_link_and_the_switches_reasons() {
     while reader.next().expect("a block").is_some() {
         frames += 1;
     }
-    // 64 packets and more each way, seen at both ends.
+    // At least 64 packets in each direction, seen at both ends.
     assert!(frames > 128, "{frames}");
 }
 
 #[test]
-fn a_flow_that_is_alone_takes_as_long_as_it_must() {
+fn lone_flow_takes_the_ideal_time() {
     for (bytes, read, most) in
         [("100 B", false, 1.05), ("64 KiB", false, 1.05), ("3 MB", false, 1.06), ("3 MB", true, 1.10)]
     {
@@ -154,7 +154,7 @@ fn a_flow_that_is_alone_takes_as_long_as_it_must() {
 }
 
 #[test]
-fn tables_tell_of_flows_ports_hosts_queues_and_rates() {
+fn tables_cover_flows_ports_hosts_queues_rates() {
     let results = played(
         "time = \"1 ms\"\n[network]\nshape = \"star\"\nhosts = 3\n[output]\ninterval = \"5 us\"\n[[traffic]]\nname = \
          \"burst\"\npattern = \"incast\"\nbytes = \"100 KB\"\n",
@@ -183,7 +183,7 @@ fn tables_tell_of_flows_ports_hosts_queues_and_rates() {
 }
 
 #[test]
-fn rate_target_and_alpha_are_written_down_when_they_are_asked_for() {
+fn control_table_is_written_on_request() {
     let text = "time = \"2 ms\"\n[network]\nshape = \"star\"\nhosts = 3\nrate = \"10 Gb/s\"\n[ecn]\n[cc]\ncontrol = \"dcqcn\"\npreset = \
                 \"paper\"\n[[traffic]]\npattern = \"incast\"\nbytes = \"500 KB\"\n[output]\ninterval = \"20 us\"\ncontrol = true\n";
     let mut simulation = simulation(text);
@@ -210,12 +210,12 @@ fn idle_hosts_cost_no_events() {
         results.summary.events
     };
     let few = events(1);
-    // Each host is turned once, when it is seated.
+    // Each host runs once, at the start.
     assert_eq!(events(20), few + 19 * 20);
 }
 
 #[test]
-fn a_flow_to_where_nothing_comes_through_fails_and_the_others_end() {
+fn flow_over_dead_link_fails_alone() {
     let results = played(
         "time = \"200 ms\"\n[network]\nshape = \"custom\"\n[network.nodes]\nhosts = [\"a\", \"b\", \"c\"]\nswitches = [\"s\"]\nlinks = [{ \
          ends = [\"a\", \"s\"] }, { ends = [\"b\", \"s\"], frame_errors = 1.0 }, { ends = [\"c\", \"s\"] }]\n[hosts]\ntimeout = \

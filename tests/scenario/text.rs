@@ -1,4 +1,4 @@
-//! What a file may say, and what is said of one that may not.
+//! The scenario file format, and its errors.
 
 use roxie::sim::scenario::{Scenario, Simulation};
 
@@ -20,7 +20,7 @@ fn says(text: &str, parts: &[&str]) {
 }
 
 #[test]
-fn an_unknown_key_is_named_with_its_line_and_with_what_is_allowed() {
+fn unknown_key_error_has_line_and_choices() {
     let text = GOOD.replace("hosts = 3", "hosts = 3\nspeed = \"10G\"");
     says(&text, &["line 5", "speed", "`rate`", "`trunk_delay`"]);
     says(&format!("{GOOD}[swich]\n"), &["line 5", "swich", "`switch`"]);
@@ -28,14 +28,14 @@ fn an_unknown_key_is_named_with_its_line_and_with_what_is_allowed() {
 }
 
 #[test]
-fn quantities_say_which_units_there_are() {
+fn quantity_error_lists_units() {
     says(&GOOD.replace("1 ms", "1 min"), &["line 1", "ns, us, ms or s"]);
     says(&format!("{GOOD}rate = \"10 GB\"\n"), &["line 5", "100 Gb/s"]);
     says(&format!("{GOOD}[switch]\nbuffer = -5\n"), &["line 6", "KiB"]);
 }
 
 #[test]
-fn numbers_of_another_shape_are_refused_and_missing_ones_named() {
+fn shape_parameters_are_checked() {
     says(&GOOD.replace("hosts = 3", ""), &["give `hosts`", "star has hosts"]);
     says(&GOOD.replace("hosts = 3", "hosts = 3\nspines = 2"), &["no `spines`"]);
     says(&GOOD.replace("star", "fat-tree").replace("hosts = 3", "k = 3"), &["3 ports", "even"]);
@@ -43,7 +43,7 @@ fn numbers_of_another_shape_are_refused_and_missing_ones_named() {
 }
 
 #[test]
-fn what_traffic_lacks_is_said() {
+fn missing_traffic_parameters_are_named() {
     let with = |traffic: &str| format!("{GOOD}[[traffic]]\n{traffic}\n");
     says(&with("pattern = \"incast\""), &["traffic 0: incast", "give `bytes`"]);
     says(&with("pattern = \"poisson\"\nload = 0.5"), &["web-search, data-mining, hadoop"]);
@@ -56,7 +56,7 @@ fn what_traffic_lacks_is_said() {
 }
 
 #[test]
-fn a_network_node_by_node_is_built_and_its_slips_are_named() {
+fn custom_network_is_built_and_checked() {
     let nodes = |links: &str| {
         format!(
             "time = \"1 ms\"\n[network]\nshape = \"custom\"\n[network.nodes]\nhosts = [\"a\", \"b\"]\nswitches = [\"s\"]\n\
@@ -74,7 +74,7 @@ fn a_network_node_by_node_is_built_and_its_slips_are_named() {
 }
 
 #[test]
-fn a_scenario_that_is_written_and_read_again_is_the_same() {
+fn scenario_survives_writing_and_reading() {
     let text = format!(
         "{GOOD}[pfc]\nxoff = \"20 KB\"\n[ecn]\n[cc]\ncontrol = \"dcqcn\"\npreset = \"paper\"\n[switch]\nschedule = [\"strict\", \
          30]\n[[traffic]]\npattern = \"poisson\"\nload = 0.5\nsizes = \"hadoop\"\nfrom = [0, \"host1\"]\n"
@@ -84,7 +84,7 @@ fn a_scenario_that_is_written_and_read_again_is_the_same() {
     assert_eq!(Scenario::read(&again).expect("a scenario"), scenario, "{again}");
 }
 
-/// What is said of a file, by the command too.
+/// Returns the error of an invalid file, which the command prints as well.
 fn refused_file(text: &str) -> String {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("wrong.toml");
@@ -97,7 +97,7 @@ fn refused_file(text: &str) -> String {
 }
 
 #[test]
-fn a_value_that_cannot_be_is_named_with_its_line_and_with_what_can() {
+fn invalid_value_error_has_line_and_range() {
     let good = "time = \"1 ms\"\n[network]\nshape = \"star\"\nhosts = 3\nrate = \"10 Gb/s\"\n[switch]\nbuffer = \"12 MB\"\nalpha = 1.0\n\
                 schedule = [10, 90]\n[ecn]\nkmin = \"5 KB\"\npmax = 0.1\n[pfc]\nlossless = [3]\n[hosts]\nmtu = 1024\ndepth = 8\n[cc]\n\
                 control = \"dcqcn\"\npreset = \"paper\"\n[[traffic]]\npattern = \"permutation\"\nbytes = 1\n[[traffic]]\npattern = \"incast\"\n\

@@ -1,4 +1,4 @@
-//! The first process: queues and buffers in memory that it shares with the engine's, and nothing else of it.
+//! The first process: an application, which shares only queues and buffers with the engine's process.
 
 use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr};
@@ -24,22 +24,22 @@ use crate::message::{
     ALLOC_PD, CREATE_CQ, CREATE_QP, DONE, JOIN, Link, MODIFY_QP, Message, REGISTER, words_of,
 };
 
-/// Words for the queues of an application.
+/// Words of memory for an application's queues.
 const ARENA: usize = 1 << 16;
-/// Work requests in a queue, their entries, and completions.
+/// Work requests in a queue, entries in each, and completions.
 pub(crate) const DEPTH: u32 = 8;
 const SGES: u32 = 2;
 /// Bytes of each end's buffer.
 pub(crate) const LENGTH: usize = 20_000;
-/// Longer than anything takes here.
+/// Longest wait: more than any step takes.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Why there is no answer.
+/// Why a request has no reply.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// The engine refuses, for this reason.
+    /// The engine refuses, with this reason.
     Refused(String),
-    /// The engine's process is gone.
+    /// The engine's process has ended.
     Gone,
 }
 
@@ -52,10 +52,11 @@ pub(crate) struct Application {
     bells: Vec<Rc<Bell>>,
 }
 
-/// The doorbells of one NIC. The application has a descriptor of its own to ring by, so that wake-ups are counted; each is passed on.
+/// The doorbells of one NIC. The application rings a descriptor of its own, so that wake-ups can be counted before they are
+/// passed on.
 pub(crate) struct Bell {
     doorbells: Doorbells,
-    /// Word 0: how many threads of the engine sleep until the bell rings.
+    /// Word 0: number of engine threads that sleep until the bell rings.
     page: Arc<Region>,
     /// The application's descriptor.
     rung: EventFd,
@@ -91,7 +92,7 @@ impl Bell {
         self.page.words()[0].load(Relaxed) != 0
     }
 
-    /// Returns true if no wake-up waits: the engine's thread has woken by each.
+    /// Returns true if no wake-up is pending: the engine's thread has taken each.
     pub(crate) fn is_heard(&self) -> bool {
         let mut fds = [PollFd::new(self.wake.as_fd(), PollFlags::POLLIN)];
         poll(&mut fds, PollTimeout::ZERO).expect("a descriptor to poll") == 0
@@ -117,7 +118,7 @@ pub(crate) struct End {
     pub(crate) cq: CompletionRing,
     pub(crate) sends: SendRing,
     pub(crate) receives: RecvRing,
-    /// What an armed queue writes.
+    /// Descriptor that an armed queue writes.
     event: OwnedFd,
     pub(crate) bell: Rc<Bell>,
 }
@@ -129,7 +130,7 @@ impl Drop for Application {
 }
 
 impl Application {
-    /// Starts the engine's process and joins it.
+    /// Starts the engine's process and connects to it.
     pub(crate) fn start() -> Application {
         let (link, theirs) = Link::pair();
         let own = std::env::current_exe().expect("this program");
@@ -150,7 +151,7 @@ impl Application {
         application
     }
 
-    /// Asks the engine and waits for the answer.
+    /// Sends a request to the engine and waits for the reply.
     pub(crate) fn ask(&self, words: &[u64], fds: &[BorrowedFd<'_>]) -> Result<Message, Failure> {
         self.link.send(words, fds).map_err(|_| Failure::Gone)?;
         let mut fds = [PollFd::new(self.link.as_fd(), PollFlags::POLLIN)];
@@ -164,20 +165,20 @@ impl Application {
         Err(Failure::Refused(String::from_utf8(text).expect("text")))
     }
 
-    /// Ends the engine's process at once, in the middle of whatever it does.
+    /// Kills the engine's process, whatever it is doing.
     pub(crate) fn kill(&mut self) {
         let _ = self.engine.kill();
         let _ = self.engine.wait();
     }
 
-    /// Room for a queue in the arena, and where it begins.
+    /// Allocates words for a queue in the arena. Returns their offset, too.
     fn place(&mut self, words: usize) -> (u64, Arc<Region>) {
         let at = self.taken;
         self.taken += words.next_multiple_of(roxie::shared::region::LINE);
         (at as u64, self.arena.part(at, words).expect("room in the arena"))
     }
 
-    /// A QP on NIC `nic` with queues and a buffer of its own.
+    /// Creates a QP on NIC `nic`, with queues and a buffer of its own.
     pub(crate) fn end(&mut self, nic: u64) -> End {
         let pd = self.ask(&[ALLOC_PD, nic], &[]).expect("a domain").words[0];
 
@@ -203,7 +204,7 @@ impl Application {
         End { nic, qp, qpn, memory, key, cq, sends, receives, event, bell }
     }
 
-    /// A connection between the two NICs.
+    /// Creates a connection between the two NICs.
     pub(crate) fn connection(&mut self) -> [End; 2] {
         let ends = [self.end(0), self.end(1)];
         self.connect(&ends[0], &ends[1]);
@@ -274,7 +275,7 @@ impl End {
         Sge { addr: self.memory.address() + offset, length, lkey: LKey(self.key) }
     }
 
-    /// Posts a request for the buffer's first `length` bytes, and at the peer for those at `offset`.
+    /// Posts a request for the buffer's first `length` bytes; at the peer, it is for `length` bytes at `offset`.
     pub(crate) fn post(&self, opcode: WrOpcode, length: u32, to: &End, offset: u64) {
         let wr = SendWr {
             wr_id: opcode as u64,
@@ -299,7 +300,7 @@ impl End {
         self.bell.ring(self.qp);
     }
 
-    /// Polls until a completion is there, which must be a success.
+    /// Polls until there is a completion, which must be a success.
     pub(crate) fn completion(&self) -> Wc {
         let start = Instant::now();
         loop {
@@ -312,7 +313,7 @@ impl End {
         }
     }
 
-    /// Asks for an event with the next completion. There is none yet.
+    /// Arms the queue for the next completion. None may be pending.
     pub(crate) fn arm(&self) {
         assert!(!self.cq.arm(Armed::Next));
         assert_eq!(self.cq.poll(), None, "it would have come before the question");

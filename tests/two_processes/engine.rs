@@ -1,4 +1,4 @@
-//! The second process: two NICs joined by memory, and commands that come as messages.
+//! The second process: two NICs joined by memory, which execute commands from messages.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::message::{
     ALLOC_PD, CREATE_CQ, CREATE_QP, DONE, JOIN, Link, MODIFY_QP, Message, REFUSED, REGISTER, attr_of,
 };
 
-/// QPs of a NIC: both sides know it, for the size of the doorbell page.
+/// Number of QPs of a NIC. Either process needs it for the size of the doorbell page.
 pub(crate) const QPS: u32 = 100;
 
-/// The station address of NIC `nic`, 0 or 1.
+/// Returns the station address of NIC `nic`, 0 or 1.
 pub(crate) fn mac(nic: usize) -> [u8; 6] {
     [2, 0, 0, 0, 0, nic as u8 + 1]
 }
@@ -35,7 +35,7 @@ impl Nic {
         let limits = Limits { qps: QPS, ..Limits::default() };
         let config = NicConfig { limits, seed: number as u64 + 1, ..NicConfig::default() };
         let (doorbells, page) = Doorbells::shared(QPS).expect("a page");
-        // It sleeps as soon as it is idle: bells from the other process must wake it.
+        // The engine sleeps as soon as it is idle: doorbells of the other process must wake it.
         let drive = Drive::Thread { core: None, spin: Nanos::from_micros(20) };
         let engine = Engine::start_on(config, Box::new(port), drive, doorbells.clone()).expect("an engine");
         Nic { engine, doorbells, page }
@@ -44,14 +44,14 @@ impl Nic {
 
 struct Side {
     nics: [Nic; 2],
-    /// Where the application's queues lie.
+    /// Memory of the application's queues.
     arena: Option<Arc<Region>>,
 }
 
-/// Words and descriptors that answer, or why not.
+/// Words and descriptors of a reply, or the reason of a refusal.
 type Reply = Result<(Vec<u64>, Vec<OwnedFd>), String>;
 
-/// Serves the application at the other end until it is gone.
+/// Serves the application until it closes the socket.
 pub(crate) fn run(link: &Link) {
     let end = |nic| MemoryConfig { mac: mac(nic), ..MemoryConfig::default() };
     let (a, b) = memory::pair(end(0), end(1));
@@ -127,7 +127,7 @@ impl Side {
         }
     }
 
-    /// The arena from word `at` on; what is made there takes as much of it as it needs.
+    /// Returns the arena from word `at` on, for a queue of any size that fits.
     fn part(&self, at: u64) -> Result<Arc<Region>, String> {
         let arena = self.arena.as_ref().ok_or("no queues before a region for them")?;
         let at = at as usize;

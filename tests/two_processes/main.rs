@@ -1,8 +1,8 @@
-//! Application and engine in two processes: what they share is the memory of queues and buffers, the doorbell page, descriptors of
-//! events, and a socket on which commands are messages.
+//! Application and engine in two processes, which share the memory of queues and buffers, the doorbell page, event descriptors,
+//! and a socket for commands.
 //!
-//! The test program starts itself as the second process, with [`ENGINE`] in its environment and the socket as its standard input: it
-//! then runs the one test in which an engine ends.
+//! The test program starts itself as the second process, with [`ENGINE`] in its environment and the socket as its standard
+//! input. The second process runs the single test in which an engine ends.
 
 mod application;
 mod engine;
@@ -17,18 +17,18 @@ use roxie::shared::work_queue::Payload;
 use roxie::shared::{HostMemory, PostError};
 use roxie::verbs::{Access, SendWr, WcOpcode, WrOpcode};
 
-/// Set in the environment of the second process.
+/// Environment variable of the second process.
 const ENGINE: &str = "ROXIE_TEST_ENGINE";
-/// The test that it runs.
-const ENGINE_TEST: &str = "an_engine_ends_when_its_application_has_gone";
+/// The test that the second process runs.
+const ENGINE_TEST: &str = "engine_ends_with_its_application";
 
 #[test]
-fn an_engine_ends_when_its_application_has_gone() {
+fn engine_ends_with_its_application() {
     if std::env::var_os(ENGINE).is_some() {
         let input = std::io::stdin().as_fd().try_clone_to_owned().expect("a descriptor");
         return engine::run(&Link(input));
     }
-    // Its application goes without a word, and in the middle of one.
+    // The application closes the socket without a message, and after an unfinished one.
     for first_words in [&[][..], &[ALLOC_PD, 0]] {
         let (ours, theirs) = Link::pair();
         if !first_words.is_empty() {
@@ -39,7 +39,7 @@ fn an_engine_ends_when_its_application_has_gone() {
     }
 }
 
-/// SEND, WRITE, READ and an atomic from one end to the other; several packets each.
+/// Runs SEND, WRITE, READ and an atomic from one end to the other, with several packets each.
 fn exchange(from: &End, to: &End, seed: usize) {
     let sent = from.fill(seed);
     to.fill(seed + 1);
@@ -69,10 +69,10 @@ fn exchange(from: &End, to: &End, seed: usize) {
 }
 
 #[test]
-fn messages_go_both_ways_through_queues_of_another_process() {
+fn messages_pass_both_ways_between_processes() {
     let mut application = Application::start();
     let [a, b] = application.connection();
-    // More often than the rings have slots.
+    // More rounds than the rings have slots.
     for round in 0..3 * DEPTH as usize {
         exchange(&a, &b, round);
         exchange(&b, &a, round + 1);
@@ -80,7 +80,7 @@ fn messages_go_both_ways_through_queues_of_another_process() {
 }
 
 #[test]
-fn an_armed_queue_wakes_an_application_that_sleeps_and_a_bell_an_engine_that_does() {
+fn events_and_bells_wake_sleeping_processes() {
     let mut application = Application::start();
     let [a, b] = application.connection();
     const ROUNDS: u64 = 10;
@@ -90,7 +90,7 @@ fn an_armed_queue_wakes_an_application_that_sleeps_and_a_bell_an_engine_that_doe
         until("the engine sleeps", || a.bell.engine_sleeps());
         a.post(WrOpcode::Send, 64, &b, 0);
         application.sleep(&b).expect("the engine lives");
-        // The engine reads its descriptor after a sleep that the descriptor has ended, and at no other time.
+        // The engine reads its descriptor only after a sleep that the descriptor has ended.
         until("the bell wakes the engine", || a.bell.is_heard());
         assert_eq!(b.take_events(), 1);
         assert!(b.cq.take_event(), "counted in the queue as well");
@@ -98,13 +98,13 @@ fn an_armed_queue_wakes_an_application_that_sleeps_and_a_bell_an_engine_that_doe
         a.completion();
         assert_eq!(a.take_events(), 0, "nobody asked there");
     }
-    // An engine that happens to wake by its timer just before a post needs no bell.
+    // An engine that its timer wakes just before a post needs no bell.
     let wakeups = a.bell.wakeups();
     assert!(wakeups > ROUNDS / 2, "the bell woke the engine {wakeups} times in {ROUNDS} rounds");
 }
 
 #[test]
-fn an_engine_that_is_killed_leaves_nobody_waiting() {
+fn killed_engine_wakes_its_application() {
     let mut application = Application::start();
     let [a, b] = application.connection();
     exchange(&a, &b, 1);
@@ -122,7 +122,7 @@ fn an_engine_that_is_killed_leaves_nobody_waiting() {
 }
 
 #[test]
-fn what_is_not_inside_the_shared_memory_is_refused_and_the_engine_goes_on() {
+fn requests_outside_shared_memory_are_refused() {
     let mut application = Application::start();
     let refused = |application: &Application, words: &[u64], fds: &[_]| match application.ask(words, fds) {
         Err(Failure::Refused(why)) => why,
@@ -146,7 +146,7 @@ fn what_is_not_inside_the_shared_memory_is_refused_and_the_engine_goes_on() {
 }
 
 #[test]
-fn an_application_that_writes_over_its_queues_harms_none_but_those() {
+fn corrupt_queues_harm_only_their_application() {
     let mut application = Application::start();
     let [a, b] = application.connection();
     let mut word = 1u64;

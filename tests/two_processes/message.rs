@@ -1,4 +1,4 @@
-//! What the two processes say to each other: words, and descriptors beside them, over a socket that keeps messages apart.
+//! Messages between the two processes: words and descriptors, over a socket that preserves message boundaries.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -10,7 +10,7 @@ use nix::sys::socket::{
 };
 use roxie::verbs::{Access, AddressVector, Gid, Mtu, Psn, QpAttr, QpState, Qpn};
 
-/// What the first word of a question asks for; the second says which NIC, but for `JOIN`.
+/// First word of a request. The second names the NIC, except for `JOIN`.
 pub(crate) const JOIN: u64 = 1;
 pub(crate) const ALLOC_PD: u64 = 2;
 pub(crate) const REGISTER: u64 = 3;
@@ -18,11 +18,11 @@ pub(crate) const CREATE_CQ: u64 = 4;
 pub(crate) const CREATE_QP: u64 = 5;
 pub(crate) const MODIFY_QP: u64 = 6;
 
-/// The first word of an answer.
+/// First word of a reply.
 pub(crate) const DONE: u64 = 0;
 pub(crate) const REFUSED: u64 = 1;
 
-/// Words and descriptors in a message at most.
+/// Most words and descriptors of a message.
 const LONGEST: usize = 512;
 const MOST_FDS: usize = 4;
 
@@ -43,7 +43,7 @@ impl Link {
         (Link(a), Link(b))
     }
 
-    /// Sends a message; an error if the other end is gone.
+    /// Sends a message; an error if the other end has closed.
     pub(crate) fn send(&self, words: &[u64], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         assert!(
             words.len() <= LONGEST && fds.len() <= MOST_FDS,
@@ -58,7 +58,7 @@ impl Link {
         Ok(())
     }
 
-    /// Waits for a message; `None`: the other end is gone.
+    /// Waits for a message; `None` if the other end has closed.
     pub(crate) fn receive(&self) -> io::Result<Option<Message>> {
         let mut bytes = [0; 8 * LONGEST];
         let mut control = cmsg_space!([RawFd; MOST_FDS]);
@@ -71,7 +71,7 @@ impl Link {
         let mut fds = Vec::new();
         for message in received.cmsgs()? {
             if let ControlMessageOwned::ScmRights(raw) = message {
-                // SAFETY: the kernel made these descriptors for this process with this message; nobody else knows them.
+                // SAFETY: the kernel created these descriptors for this process with this message; no other owner exists.
                 fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
             }
         }
@@ -88,10 +88,10 @@ impl AsFd for Link {
     }
 }
 
-/// An attribute that is not set.
+/// Value of an attribute that is not set.
 const UNSET: u64 = u64::MAX;
 
-/// The attributes that connect a QP of RC.
+/// Encodes the attributes that connect an RC QP.
 pub(crate) fn words_of(attr: &QpAttr) -> Vec<u64> {
     fn word<T>(value: Option<T>, of: impl FnOnce(T) -> u64) -> u64 {
         value.map_or(UNSET, of)
@@ -122,7 +122,7 @@ pub(crate) fn words_of(attr: &QpAttr) -> Vec<u64> {
     words
 }
 
-/// What `words_of` wrote; `None`: it is something else.
+/// Decodes the words of `words_of`; `None` if they have another form.
 pub(crate) fn attr_of(words: &[u64]) -> Option<QpAttr> {
     let (plain, path) = words.split_at_checked(14)?;
     let word = |at: usize| Some(plain[at]).filter(|word| *word != UNSET);

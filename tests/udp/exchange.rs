@@ -1,4 +1,4 @@
-//! Frames pass both ways: families, bursts, segmentation on either side or on none.
+//! Frames pass in both directions: both families, bursts, segmentation on either side or neither.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
@@ -43,8 +43,8 @@ fn frames_pass_both_ways_over_ipv6() {
 }
 
 #[test]
-fn frames_pass_without_privileges_on_loopback_addresses() {
-    // A port that nobody else has: whoever owns 4791 here is left alone.
+fn frames_pass_on_loopback_without_privilege() {
+    // An unused port: another process may own 4791 on this host.
     let port = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let open = |address: &str| {
         let config = UdpConfig { addresses: vec![ip(address)], port, ..UdpConfig::default() };
@@ -58,13 +58,13 @@ fn frames_pass_without_privileges_on_loopback_addresses() {
 }
 
 #[test]
-fn one_port_on_any_address_serves_both_families() {
-    in_namespace("one_port_on_any_address_serves_both_families", || {
-        // Alone: these datagrams are no packets, by which processes that share would tell whose they are.
+fn wildcard_port_serves_both_families() {
+    in_namespace("wildcard_port_serves_both_families", || {
+        // Not shared: a socket group could not steer these datagrams, which are no RoCE packets.
         let config = UdpConfig { shared: false, ..UdpConfig::default() };
         let mut any = UdpPort::open(&config).expect("a port");
         assert!(any.addresses().contains(&ip("10.77.0.2")) && any.addresses().contains(&ip("fd77::2")));
-        // Alternating families: a slot split for one takes a frame of the other.
+        // Families alternate: a slot that was split for one takes a frame of the other.
         let flows = [Flow::new("10.77.0.1", "10.77.0.2"), Flow::new("fd77::1", "fd77::2")];
         let sent = payloads(6, 77);
         let frames: Vec<_> = sent.iter().enumerate().map(|(i, p)| flows[i % 2].frame(p)).collect();
@@ -85,8 +85,8 @@ fn one_port_on_any_address_serves_both_families() {
 }
 
 #[test]
-fn more_than_a_burst_at_once_arrives_in_bursts_complete_and_in_order() {
-    in_namespace("more_than_a_burst_at_once_arrives_in_bursts_complete_and_in_order", || {
+fn long_trains_arrive_complete_and_in_order() {
+    in_namespace("long_trains_arrive_complete_and_in_order", || {
         let (mut a, mut b) = (open("10.77.0.1"), open("10.77.0.2"));
         let sent = payloads(200, 64);
         send(&mut a, &Flow::new("10.77.0.1", "10.77.0.2"), &sent);
@@ -102,8 +102,8 @@ fn more_than_a_burst_at_once_arrives_in_bursts_complete_and_in_order() {
 }
 
 #[test]
-fn the_traffic_class_and_ecn_arrive_as_sent() {
-    in_namespace("the_traffic_class_and_ecn_arrive_as_sent", || {
+fn traffic_class_and_ecn_arrive_as_sent() {
+    in_namespace("traffic_class_and_ecn_arrive_as_sent", || {
         let (mut a4, mut b4, mut a6, mut b6) =
             (open("10.77.0.1"), open("10.77.0.2"), open("fd77::1"), open("fd77::2"));
         for class in [0x00, 0x02, 0x03, 0x6a, 0xfd] {
@@ -119,8 +119,8 @@ fn the_traffic_class_and_ecn_arrive_as_sent() {
 }
 
 #[test]
-fn ports_with_and_without_segmentation_understand_each_other() {
-    in_namespace("ports_with_and_without_segmentation_understand_each_other", || {
+fn ports_with_and_without_segmentation_interoperate() {
+    in_namespace("ports_with_and_without_segmentation_interoperate", || {
         let (mut with, mut without) = (open("10.77.0.1"), open_without_gso("10.77.0.2"));
         let sent = payloads(100, 500);
         send(&mut with, &Flow::new("10.77.0.1", "10.77.0.2"), &sent);
@@ -134,12 +134,12 @@ fn ports_with_and_without_segmentation_understand_each_other() {
 }
 
 #[test]
-fn a_sender_without_checksums_is_heard_over_ipv6() {
-    in_namespace("a_sender_without_checksums_is_heard_over_ipv6", || {
+fn zero_checksum_is_accepted_over_ipv6() {
+    in_namespace("zero_checksum_is_accepted_over_ipv6", || {
         let mut port = open("fd77::1");
         let sender = socket(AddressFamily::Inet6, SockType::Raw, SockFlag::empty(), SockProtocol::Udp);
         let sender = sender.expect("a raw socket");
-        // A raw socket sends the UDP header as it is given, with checksum 0.
+        // A raw socket sends the UDP header as given, with checksum 0.
         let flow = Flow::new("fd77::2", "fd77::1");
         let datagram = flow.frame(b"no checksum")[54..].to_vec();
         let to = nix::sys::socket::SockaddrIn6::from(match SocketAddr::new(ip("fd77::1"), 0) {
@@ -152,8 +152,8 @@ fn a_sender_without_checksums_is_heard_over_ipv6() {
 }
 
 #[test]
-fn a_plain_socket_can_talk_to_the_port() {
-    in_namespace("a_plain_socket_can_talk_to_the_port", || {
+fn plain_socket_reaches_the_port() {
+    in_namespace("plain_socket_reaches_the_port", || {
         let mut port = open("10.77.0.1");
         let plain = UdpSocket::bind("10.77.0.2:4791").expect("a socket");
         setsockopt(&plain.as_fd(), sockopt::Ipv4Tos, &0x03).expect("a class");

@@ -1,4 +1,4 @@
-//! What does not arrive: it is counted, heard of, and keeps nothing else.
+//! Undelivered frames are counted and reported, and block no other frame.
 
 use std::time::Instant;
 
@@ -13,10 +13,11 @@ use crate::{
     run, send,
 };
 
-/// While what is undelivered is heard of, the kernel tells a socket that sends of it as well, in the place of sending what comes next.
+/// While a port listens for ICMP errors, the kernel also reports them to the sending socket, in place of sending the next
+/// datagram.
 #[test]
-fn what_nobody_takes_is_heard_of_and_keeps_nothing_else_from_arriving() {
-    in_namespace("what_nobody_takes_is_heard_of_and_keeps_nothing_else_from_arriving", || {
+fn undelivered_datagrams_are_reported_and_block_nothing() {
+    in_namespace("undelivered_datagrams_are_reported_and_block_nothing", || {
         for (own, absent, there) in
             [("10.77.0.1", "10.77.0.2", "10.77.0.1"), ("fd77::1", "fd77::2", "fd77::1")]
         {
@@ -38,7 +39,7 @@ fn what_nobody_takes_is_heard_of_and_keeps_nothing_else_from_arriving() {
             for kind in ["tx_failed", "tx_unreachable", "tx_refused"] {
                 assert_eq!(count(&port, kind), 0, "{kind}: {:?}", counters(&port));
             }
-            // Linux says it a few times in a row, and then once a second.
+            // Linux sends a few errors in a row, then one a second.
             assert!(heard.next().is_some());
             drop(heard);
             send(&mut port, &Flow::new(own, absent), &lost);
@@ -50,8 +51,8 @@ fn what_nobody_takes_is_heard_of_and_keeps_nothing_else_from_arriving() {
 }
 
 #[test]
-fn frames_that_are_not_for_the_port_are_counted_and_never_leave() {
-    in_namespace("frames_that_are_not_for_the_port_are_counted_and_never_leave", || {
+fn unsendable_frames_are_counted() {
+    in_namespace("unsendable_frames_are_counted", || {
         let (mut a, mut b) = (open("10.77.0.1"), open("10.77.0.2"));
         let good = Flow::new("10.77.0.1", "10.77.0.2");
         let mut fragment = good.frame(b"fragment");
@@ -80,8 +81,8 @@ fn frames_that_are_not_for_the_port_are_counted_and_never_leave() {
 }
 
 #[test]
-fn an_unreachable_peer_is_counted_and_does_not_stop_the_others() {
-    in_namespace("an_unreachable_peer_is_counted_and_does_not_stop_the_others", || {
+fn unreachable_peer_does_not_block_others() {
+    in_namespace("unreachable_peer_does_not_block_others", || {
         let (mut a, mut b) = (open("10.77.0.1"), open("10.77.0.2"));
         let lost = Flow::new("10.77.0.1", "192.0.2.7");
         let good = Flow::new("10.77.0.1", "10.77.0.2");
@@ -92,10 +93,10 @@ fn an_unreachable_peer_is_counted_and_does_not_stop_the_others() {
     });
 }
 
-/// Who asks for a connection chooses the address that is answered. The kernel keeps what waits for a neighbour in the sender's buffer.
+/// A peer chooses the address of the answer. The kernel keeps datagrams for an unresolved neighbour in the sender's buffer.
 #[test]
-fn answers_to_silent_neighbours_keep_nothing_else_from_leaving() {
-    in_namespace("answers_to_silent_neighbours_keep_nothing_else_from_leaving", || {
+fn silent_neighbours_do_not_block_sending() {
+    in_namespace("silent_neighbours_do_not_block_sending", || {
         for command in [
             "link add silent0 type veth peer name silent1",
             "addr add 10.78.0.1/16 dev silent0",
@@ -126,8 +127,8 @@ fn answers_to_silent_neighbours_keep_nothing_else_from_leaving() {
 }
 
 #[test]
-fn the_mtu_is_that_of_the_interface_and_too_long_datagrams_are_counted() {
-    in_namespace("the_mtu_is_that_of_the_interface_and_too_long_datagrams_are_counted", || {
+fn mtu_follows_interface_and_overlong_are_counted() {
+    in_namespace("mtu_follows_interface_and_overlong_are_counted", || {
         run("ip", "link set lo mtu 1500").expect("a smaller MTU");
         let mut a = open("10.77.0.1");
         assert_eq!((a.info().mtu, a.info().max_frame), (1500, 1514));
@@ -141,8 +142,8 @@ fn the_mtu_is_that_of_the_interface_and_too_long_datagrams_are_counted() {
 }
 
 #[test]
-fn datagrams_lost_to_a_full_socket_buffer_are_counted() {
-    in_namespace("datagrams_lost_to_a_full_socket_buffer_are_counted", || {
+fn full_socket_buffer_losses_are_counted() {
+    in_namespace("full_socket_buffer_losses_are_counted", || {
         let small =
             UdpConfig { addresses: vec![ip("10.77.0.2")], socket_buffer: 65_536, ..UdpConfig::default() };
         let (mut a, mut b) = (open("10.77.0.1"), UdpPort::open(&small).expect("a port"));
@@ -155,7 +156,7 @@ fn datagrams_lost_to_a_full_socket_buffer_are_counted() {
             got.push(());
             b.rx_release();
         }
-        // The count comes with the next datagram that gets through.
+        // The kernel reports the count with the next datagram that is received.
         send(&mut a, &flow, &payloads(1, 1000));
         receive(&mut b, 1);
         let (arrived, lost) = (count(&b, "rx_packets"), count(&b, "rx_out_of_buffer"));
@@ -164,8 +165,8 @@ fn datagrams_lost_to_a_full_socket_buffer_are_counted() {
 }
 
 #[test]
-fn datagrams_lost_at_several_sockets_are_counted_together() {
-    in_namespace("datagrams_lost_at_several_sockets_are_counted_together", || {
+fn losses_of_several_sockets_are_summed() {
+    in_namespace("losses_of_several_sockets_are_summed", || {
         let small = UdpConfig {
             addresses: vec![ip("10.77.0.2"), ip("fd77::2")],
             socket_buffer: 65_536,
@@ -173,7 +174,7 @@ fn datagrams_lost_at_several_sockets_are_counted_together() {
         };
         let mut b = UdpPort::open(&small).expect("a port");
         let mut lost = 0;
-        // Fewer each time.
+        // Fewer for each address.
         for (from, to, bursts) in [("10.77.0.1", "10.77.0.2", 40), ("fd77::1", "fd77::2", 20)] {
             let (mut a, flow) = (open(from), Flow::new(from, to));
             for _ in 0..bursts {
@@ -182,7 +183,7 @@ fn datagrams_lost_at_several_sockets_are_counted_together() {
             while b.rx_burst(Nanos::ZERO) > 0 {
                 b.rx_release();
             }
-            // The count comes with the next datagram that gets through.
+            // The kernel reports the count with the next datagram that is received.
             send(&mut a, &flow, &payloads(1, 1000));
             receive(&mut b, 1);
             let all = count(&b, "rx_out_of_buffer");
@@ -192,10 +193,10 @@ fn datagrams_lost_at_several_sockets_are_counted_together() {
     });
 }
 
-/// What is held back of a port on sockets still does not show its identification: its ICRC would not fit.
+/// A delayed frame of a socket port still hides its identification: a made-up one would not match the ICRC.
 #[test]
-fn a_frame_that_a_fault_delays_or_harms_hides_what_the_socket_hides() {
-    in_namespace("a_frame_that_a_fault_delays_or_harms_hides_what_the_socket_hides", || {
+fn faulty_frames_hide_the_identification() {
+    in_namespace("faulty_frames_hide_the_identification", || {
         let mut a = open("10.77.0.1");
         let config = FaultConfig::parse("rx.delay=nth1:1us,rx.mark=nth2,rx.dup=nth3").expect("faults");
         let mut b = FaultPort::new(open("10.77.0.2"), &config);

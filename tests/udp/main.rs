@@ -1,7 +1,7 @@
 //! The port over UDP sockets, in network namespaces of the tests' own.
 //!
-//! Each test runs in a thread that has unshared its network, with addresses on its own `lo`. Without the
-//! privilege for that a test says so and passes, but for the one that needs nothing but 127.0.0.0/8.
+//! Each test runs in a thread that has unshared its network, with addresses on its own `lo`. Without the privilege for that,
+//! tests are skipped with a message, except for the one that needs only 127.0.0.0/8.
 
 #[path = "../support/in_time.rs"]
 mod in_time;
@@ -50,7 +50,7 @@ fn in_namespace(name: &str, test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// The kernel takes new IPv6 addresses into use a little later, on a work queue of its own.
+/// Waits until new IPv6 addresses work: the kernel enables them later, on a work queue.
 fn wait_for_ipv6() -> Result<(), String> {
     let start = Instant::now();
     let passes = || -> std::io::Result<()> {
@@ -92,7 +92,7 @@ fn open_without_gso(address: &str) -> UdpPort {
     UdpPort::open(&config).expect("a port")
 }
 
-/// A frame as a NIC builds it: made-up station addresses, exact lengths, no checksums.
+/// A frame as a NIC builds it: synthetic station addresses, exact lengths, no checksums.
 struct Flow {
     from: IpAddr,
     to: IpAddr,
@@ -138,7 +138,7 @@ impl Flow {
     }
 }
 
-/// Writes, arranges and commits frames, and returns them as they stood at the commit.
+/// Writes, arranges and commits frames, and returns them as they were at the commit.
 fn commit(port: &mut UdpPort, frames: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let ids: Vec<_> = frames
         .iter()
@@ -172,7 +172,7 @@ fn flush(port: &mut UdpPort) {
     }
 }
 
-/// Receives until `n` frames are there. More than `n`, or fewer in two seconds, is a failure.
+/// Receives until there are `n` frames. Fails on more, or on fewer within two seconds.
 fn receive(port: &mut UdpPort, n: usize) -> Vec<Vec<u8>> {
     let start = Instant::now();
     let mut frames = Vec::new();
@@ -208,10 +208,10 @@ fn count(port: &UdpPort, name: &str) -> u64 {
     counters(port).iter().find(|c| c.0 == name).map_or(0, |c| c.1)
 }
 
-/// Where a datagram has the upper 8 bits of its destination QPN, by which trains are parted.
+/// Offset in a datagram of the upper 8 bits of the destination QPN, by which trains are split.
 const UNIT: usize = 5;
 
-/// Datagrams of all bytes, to QPNs of one unit.
+/// Returns datagrams with varied bytes, to QPNs of one unit.
 fn payloads(n: usize, len: usize) -> Vec<Vec<u8>> {
     let byte = |i: usize, k: usize| if k == UNIT { 7 } else { (i * 31 + k) as u8 };
     (0..n).map(|i| (0..len).map(|k| byte(i, k)).collect()).collect()

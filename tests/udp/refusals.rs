@@ -1,4 +1,4 @@
-//! Ports that do not open, and what is said.
+//! Ports that cannot be opened, and their errors.
 
 use std::io::IoSlice;
 use std::net::UdpSocket;
@@ -12,8 +12,8 @@ use roxie::port::udp::{UdpConfig, UdpError, UdpPort};
 use crate::{PORT, in_namespace, ip, open};
 
 #[test]
-fn a_taken_port_is_refused_with_the_name_of_its_owner() {
-    in_namespace("a_taken_port_is_refused_with_the_name_of_its_owner", || {
+fn taken_port_error_names_its_owner() {
+    in_namespace("taken_port_error_names_its_owner", || {
         let _first = open("10.77.0.1");
         let config = UdpConfig { addresses: vec![ip("10.77.0.1")], ..UdpConfig::default() };
         let error = UdpPort::open(&config).err().expect("a refusal");
@@ -24,10 +24,10 @@ fn a_taken_port_is_refused_with_the_name_of_its_owner() {
     });
 }
 
-/// A socket that is on its way to another process is nobody's, and its port is free when nobody takes it.
+/// A socket in transit to another process has no holder. Its port becomes free when the message is discarded.
 #[test]
-fn a_port_that_nobody_is_seen_to_hold_is_waited_for() {
-    in_namespace("a_port_that_nobody_is_seen_to_hold_is_waited_for", || {
+fn port_without_visible_holder_is_awaited() {
+    in_namespace("port_without_visible_holder_is_awaited", || {
         let socket = UdpSocket::bind(("10.77.0.1", PORT)).expect("a socket");
         let (near, far) = UnixStream::pair().expect("two sockets");
         let message = [ControlMessage::ScmRights(&[socket.as_raw_fd()])];
@@ -47,8 +47,8 @@ fn a_port_that_nobody_is_seen_to_hold_is_waited_for() {
 }
 
 #[test]
-fn a_taken_port_among_the_source_ports_is_refused_with_its_owner_too() {
-    in_namespace("a_taken_port_among_the_source_ports_is_refused_with_its_owner_too", || {
+fn taken_source_port_error_names_its_owner() {
+    in_namespace("taken_source_port_error_names_its_owner", || {
         let _taken = UdpSocket::bind(("10.77.0.1", 0xc123)).expect("a socket");
         let config = UdpConfig { addresses: vec![ip("10.77.0.1")], port: 0xc123, ..UdpConfig::default() };
         let said = UdpPort::open(&config).err().expect("a refusal").to_string();
@@ -60,8 +60,8 @@ fn a_taken_port_among_the_source_ports_is_refused_with_its_owner_too() {
 }
 
 #[test]
-fn an_address_of_another_host_is_refused_with_a_remedy() {
-    in_namespace("an_address_of_another_host_is_refused_with_a_remedy", || {
+fn foreign_address_is_refused_with_remedy() {
+    in_namespace("foreign_address_is_refused_with_remedy", || {
         let config = UdpConfig { addresses: vec![ip("192.0.2.1")], ..UdpConfig::default() };
         let said = UdpPort::open(&config).err().expect("a refusal").to_string();
         assert!(

@@ -1,4 +1,4 @@
-//! Trains: which datagrams leave in one send, and what their headers say.
+//! Segmentation trains: the datagrams that share one send, and their headers.
 
 use std::os::fd::AsRawFd;
 
@@ -10,25 +10,25 @@ use crate::{
 };
 
 #[test]
-fn trains_break_where_the_kernel_could_not_segment_and_ids_say_so() {
-    in_namespace("trains_break_where_the_kernel_could_not_segment_and_ids_say_so", || {
+fn trains_and_ids_follow_kernel_segmentation() {
+    in_namespace("trains_and_ids_follow_kernel_segmentation", || {
         let (mut a, mut b) = (open("10.77.0.1"), open("10.77.0.2"));
         // FIRST is longer than the MIDDLEs, LAST is shorter, then a LAST that is longer than its MIDDLE.
         let lens = [1060, 1044, 1044, 500, 1044, 1048, 1044];
         let sent: Vec<_> = lens.iter().map(|len| payloads(1, *len).remove(0)).collect();
         let arranged = send(&mut a, &Flow::new("10.77.0.1", "10.77.0.2"), &sent);
         let ids: Vec<_> = arranged.iter().map(|f| u16::from_be_bytes([f[18], f[19]])).collect();
-        // A shorter one ends a train: 1060 takes 1044 as its last.
+        // A shorter datagram ends a train: 1060 takes 1044 as its last.
         assert_eq!(ids, [0, 1, 0, 1, 0, 0, 1]);
         assert_eq!(datagrams(&receive(&mut b, lens.len())), sent);
         assert_eq!(count(&a, "tx_trains"), 4);
     });
 }
 
-/// A train comes to one process, and the QPs of a peer may be those of several.
+/// A train is delivered to one process, but a peer's QPs may belong to several.
 #[test]
-fn datagrams_to_qpns_of_different_units_leave_in_trains_of_their_own() {
-    in_namespace("datagrams_to_qpns_of_different_units_leave_in_trains_of_their_own", || {
+fn each_unit_gets_its_own_trains() {
+    in_namespace("each_unit_gets_its_own_trains", || {
         let (mut a, mut b) = (open("10.77.0.1"), open("10.77.0.2"));
         let mut sent = payloads(6, 100);
         for (datagram, unit) in sent.iter_mut().zip([1, 1, 2, 2, 1, 1]) {
@@ -36,19 +36,19 @@ fn datagrams_to_qpns_of_different_units_leave_in_trains_of_their_own() {
         }
         let arranged = send(&mut a, &Flow::new("10.77.0.1", "10.77.0.2"), &sent);
         let ids: Vec<_> = arranged.iter().map(|f| f[19]).collect();
-        // In order: a datagram joins the newest train of its flow or none.
+        // Order is kept: a datagram joins the newest train of its flow, or starts a new one.
         assert_eq!(ids, [0, 1, 0, 1, 0, 1]);
         assert_eq!(datagrams(&receive(&mut b, 6)), sent);
         assert_eq!(count(&a, "tx_trains"), 3);
     });
 }
 
-/// One send holds no more than an IPv4 packet could.
+/// One send holds at most an IPv4 packet.
 #[test]
-fn a_train_of_long_datagrams_ends_before_it_is_too_long_for_one_send() {
-    in_namespace("a_train_of_long_datagrams_ends_before_it_is_too_long_for_one_send", || {
+fn long_train_is_split() {
+    in_namespace("long_train_is_split", || {
         let (mut a, mut b) = (open("10.77.0.1"), open("10.77.0.2"));
-        // 65,507 bytes are eight of 8,188, and three more.
+        // 65,507 bytes hold eight datagrams of 8,188, and 3 bytes more.
         for (len, trains) in [(8188, 1), (8189, 2)] {
             let before = count(&a, "tx_trains");
             let sent = payloads(8, len);
@@ -60,8 +60,8 @@ fn a_train_of_long_datagrams_ends_before_it_is_too_long_for_one_send() {
 }
 
 #[test]
-fn frames_cancelled_before_the_arrangement_leave_no_gap() {
-    in_namespace("frames_cancelled_before_the_arrangement_leave_no_gap", || {
+fn cancelling_before_arrangement_leaves_no_gap() {
+    in_namespace("cancelling_before_arrangement_leaves_no_gap", || {
         let (mut a, mut b) = (open("10.77.0.1"), open("10.77.0.2"));
         let flow = Flow::new("10.77.0.1", "10.77.0.2");
         let sent = payloads(6, 200);
@@ -89,8 +89,8 @@ fn frames_cancelled_before_the_arrangement_leave_no_gap() {
 }
 
 #[test]
-fn frames_cancelled_after_the_arrangement_cut_their_train_and_are_counted() {
-    in_namespace("frames_cancelled_after_the_arrangement_cut_their_train_and_are_counted", || {
+fn cancelling_after_arrangement_splits_the_train() {
+    in_namespace("cancelling_after_arrangement_splits_the_train", || {
         let (mut a, mut b) = (open("10.77.0.1"), open("10.77.0.2"));
         let flow = Flow::new("10.77.0.1", "10.77.0.2");
         for (cancelled, shifted) in [(vec![0], 5), (vec![2, 3], 2), (vec![1, 4], 3), (vec![5], 0)] {
@@ -137,8 +137,8 @@ fn interleaved_flows_each_make_one_train() {
 }
 
 #[test]
-fn source_ports_spread_over_the_pool_and_stay_for_a_flow() {
-    in_namespace("source_ports_spread_over_the_pool_and_stay_for_a_flow", || {
+fn source_ports_are_spread_and_stable() {
+    in_namespace("source_ports_are_spread_and_stable", || {
         let mut a = open("10.77.0.1");
         let mut seen = std::collections::HashSet::new();
         for source_port in 0xc000..0xc040 {
@@ -146,7 +146,7 @@ fn source_ports_spread_over_the_pool_and_stay_for_a_flow() {
             let port_of = |f: &Vec<u8>| u16::from_be_bytes([f[34], f[35]]);
             let first = port_of(&send(&mut a, &flow, &payloads(1, 64))[0]);
             assert_eq!(port_of(&send(&mut a, &flow, &payloads(1, 64))[0]), first);
-            // What was arranged once (a delayed copy) goes through the same socket again.
+            // A frame that was arranged once (a delayed copy) goes through the same socket again.
             let again = Flow { source_port: first, ..flow };
             assert_eq!(port_of(&send(&mut a, &again, &payloads(1, 64))[0]), first);
             seen.insert(first);
@@ -156,11 +156,11 @@ fn source_ports_spread_over_the_pool_and_stay_for_a_flow() {
 }
 
 #[test]
-fn identifications_on_the_wire_are_those_in_the_arranged_headers() {
-    in_namespace("identifications_on_the_wire_are_those_in_the_arranged_headers", || {
-        // The loopback interface segments late; without its feature a tap sees what a wire would.
+fn wire_identifications_match_arranged_headers() {
+    in_namespace("wire_identifications_match_arranged_headers", || {
+        // The loopback interface segments late. Without the feature, a tap sees what a wire would carry.
         if let Err(reason) = run("ethtool", "-K lo tx-udp-segmentation off") {
-            println!("SKIP identifications_on_the_wire_are_those_in_the_arranged_headers: {reason}");
+            println!("SKIP wire_identifications_match_arranged_headers: {reason}");
             return;
         }
         let (mut a, mut b) = (open("10.77.0.1"), open("10.77.0.2"));
@@ -174,7 +174,7 @@ fn identifications_on_the_wire_are_those_in_the_arranged_headers() {
         let mut seen = Vec::new();
         let mut buffer = [0; 2048];
         while let Ok(n) = recv(tap.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
-            // A tap on lo sees each frame leave and arrive.
+            // A tap on lo sees each frame twice, sent and received.
             let frame = buffer[..n].to_vec();
             if n > 42 && frame[36..38] == PORT.to_be_bytes() && !seen.contains(&frame) {
                 seen.push(frame);

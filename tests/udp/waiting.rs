@@ -1,14 +1,14 @@
-//! Who waits at the sockets, and which of them are asked.
+//! Sleeping on the sockets, and polling of silent sockets.
 
 use roxie::port::Port;
 use roxie::port::udp::{UdpConfig, UdpPort};
 
 use crate::{Flow, in_namespace, ip, open, payloads, receive, receive_burst, send};
 
-/// A socket that has long been silent is asked less often, while another has something; but it is asked.
+/// A silent socket is polled less often while another is busy, but it is polled.
 #[test]
-fn a_socket_that_was_silent_for_long_is_heard_beside_a_busy_one() {
-    in_namespace("a_socket_that_was_silent_for_long_is_heard_beside_a_busy_one", || {
+fn silent_socket_is_polled_beside_busy_one() {
+    in_namespace("silent_socket_is_polled_beside_busy_one", || {
         let both = UdpConfig { addresses: vec![ip("10.77.0.2"), ip("fd77::2")], ..UdpConfig::default() };
         let (mut a, mut c) = (open("10.77.0.1"), open("fd77::1"));
         let mut b = UdpPort::open(&both).expect("a port");
@@ -28,9 +28,9 @@ fn a_socket_that_was_silent_for_long_is_heard_beside_a_busy_one() {
 }
 
 #[test]
-fn a_sleeper_is_woken_by_the_sockets() {
+fn sockets_wake_a_sleeper() {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-    in_namespace("a_sleeper_is_woken_by_the_sockets", || {
+    in_namespace("sockets_wake_a_sleeper", || {
         let (mut a, mut b) = (open("10.77.0.1"), open("10.77.0.2"));
         let readable = |port: &UdpPort| {
             let mut fds: Vec<_> =

@@ -1,9 +1,9 @@
-//! The library as others link to it: symbols, versions, and what loads them.
+//! The library's ABI: symbols, versions, and layouts.
 //!
-//! `exports.txt` is what `libibverbs.so.1` of rdma-core 65 exports: `readelf -Ws --dyn-syms`, names with versions, `@@` being the one
-//! that new programs get. Names with `@PRIVATE` are between library and providers, under a version whose name changes with them; here
-//! they are in each. Layouts are asserted when the crate compiles: bindgen states size and offsets of each structure of the
-//! installed headers, and C's compiler agrees below.
+//! `exports.txt` lists what `libibverbs.so.1` of rdma-core 65 exports: `readelf -Ws --dyn-syms`, names with versions; `@@`
+//! marks the version that new programs get. Names with `@PRIVATE` are between library and providers, with a version name that
+//! changes with them; here, every version has them. Layouts are asserted at compile time: bindgen states size and offsets of
+//! each structure of the installed headers, and the C compiler agrees below.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -20,7 +20,7 @@ fn exports(library: &Path) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for line in text.lines() {
         let fields: Vec<_> = line.split_whitespace().collect();
-        // Num: Value Size Type Bind Vis Ndx Name
+        // Columns: Num Value Size Type Bind Vis Ndx Name.
         if fields.len() >= 8
             && fields[4] != "LOCAL"
             && fields[6] != "UND"
@@ -33,15 +33,15 @@ fn exports(library: &Path) -> BTreeSet<String> {
     found
 }
 
-/// A call of the C library's that stands before it.
+/// True for a call of the C library that the library interposes.
 fn is_of_libc(symbol: &str) -> bool {
     symbol.contains("@GLIBC_")
 }
 
-/// Interfaces to providers: of rdma-core 33, 34 to 56, 57 and 58, 59 to 63, 64, and 65.
+/// Provider interfaces of rdma-core 33, 34 to 56, 57 and 58, 59 to 63, 64, and 65.
 const PRIVATE: [&str; 6] = ["33", "34", "57", "59", "64", "65"];
 
-/// All that the library is to export.
+/// Returns all symbols that the library must export.
 fn wanted() -> BTreeSet<String> {
     let mut wanted: BTreeSet<String> =
         PRIVATE.iter().map(|node| format!("verbs_register_driver_{node}@@IBVERBS_PRIVATE_{node}")).collect();
@@ -58,7 +58,7 @@ fn wanted() -> BTreeSet<String> {
 }
 
 #[test]
-fn all_symbols_of_rdma_core_are_there_with_their_versions_and_no_others() {
+fn exports_are_exactly_rdma_cores() {
     let wanted = wanted();
     let mut found = exports(&folder().join("libibverbs.so.1"));
     found.retain(|symbol| !is_of_libc(symbol));
@@ -68,13 +68,13 @@ fn all_symbols_of_rdma_core_are_there_with_their_versions_and_no_others() {
 }
 
 #[test]
-fn calls_that_reach_the_connection_managers_file_have_the_versions_of_the_c_library() {
-    let name = "calls_that_reach_the_connection_managers_file_have_the_versions_of_the_c_library";
+fn interposed_calls_have_libc_versions() {
+    let name = "interposed_calls_have_libc_versions";
     let place = format!("/lib/{}-linux-gnu/libc.so.6", std::env::consts::ARCH);
     if !Path::new(&place).exists() {
         return println!("SKIP {name}: {place} is not there");
     }
-    // Old names have one @: no new program is linked to them.
+    // Old names have a single @: new programs do not link to them.
     let bare = |symbols: BTreeSet<String>| -> BTreeSet<String> {
         symbols.iter().map(|symbol| symbol.replace("@@", "@")).collect()
     };
@@ -87,19 +87,19 @@ fn calls_that_reach_the_connection_managers_file_have_the_versions_of_the_c_libr
     assert!(unknown.is_empty(), "the C library has no {unknown:?}");
 }
 
-/// `IBVERBS_1.14` as 14; nothing for an interface to providers.
+/// Returns 14 for `IBVERBS_1.14`; `None` for a provider interface.
 fn public_version(symbol: &str) -> Option<u32> {
     symbol.rsplit_once("@IBVERBS_1.")?.1.parse().ok()
 }
 
 #[test]
-fn the_list_is_that_of_the_installed_library_as_far_as_that_goes() {
-    let name = "the_list_is_that_of_the_installed_library_as_far_as_that_goes";
+fn export_list_covers_the_installed_library() {
+    let name = "export_list_covers_the_installed_library";
     let Some(theirs) = distribution() else {
         println!("SKIP {name}: the distribution's libibverbs.so.1 of rdma-core 44 or newer is not installed");
         return;
     };
-    // A private symbol may be the one that new programs get there and not here.
+    // The default version of a private symbol may differ.
     let bare = |symbols: BTreeSet<String>| -> BTreeSet<String> {
         symbols.iter().map(|symbol| symbol.replace("@@", "@")).collect()
     };
@@ -115,7 +115,7 @@ fn the_list_is_that_of_the_installed_library_as_far_as_that_goes() {
     assert!(invented.is_empty(), "the installed library, up to 1.{newest}, lacks {invented:?}");
 }
 
-/// The distribution's own library, of rdma-core 44 or newer: `libibverbs.so.1.14.44.0` says so.
+/// Returns the distribution's library if it is rdma-core 44 or newer, by its file name `libibverbs.so.1.14.44.0`.
 fn distribution() -> Option<std::path::PathBuf> {
     let folder = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
     let path = Path::new(&folder).join("libibverbs.so.1").canonicalize().ok()?;
@@ -124,7 +124,7 @@ fn distribution() -> Option<std::path::PathBuf> {
     (release >= 44).then_some(path)
 }
 
-/// Compiles a C program against the installed headers and our library, and runs it.
+/// Compiles a C program against the installed headers and this library, and runs it.
 fn c_program(name: &str, source: &str) -> Option<String> {
     if !Path::new("/usr/include/infiniband/verbs.h").exists() || !installed("cc") {
         println!("SKIP {name}: no C compiler, or no <infiniband/verbs.h> (.ci/setup test)");
@@ -154,9 +154,9 @@ fn c_program(name: &str, source: &str) -> Option<String> {
 }
 
 #[test]
-fn symbols_are_found_by_name_and_version_as_nccl_looks_for_them() {
+fn versioned_symbols_are_found_as_by_nccl() {
     c_program(
-        "symbols_are_found_by_name_and_version_as_nccl_looks_for_them",
+        "versioned_symbols_are_found_as_by_nccl",
         r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -187,9 +187,9 @@ int main(void)
 }
 
 #[test]
-fn objects_are_laid_out_as_programs_and_their_inline_functions_expect() {
+fn object_layouts_match_inline_functions() {
     c_program(
-        "objects_are_laid_out_as_programs_and_their_inline_functions_expect",
+        "object_layouts_match_inline_functions",
         r#"
 #include <infiniband/verbs.h>
 #include <rdma/rdma_netlink.h>
@@ -233,9 +233,9 @@ int main(void)
 }
 
 #[test]
-fn a_missing_device_is_no_error_and_wrong_arguments_are() {
+fn missing_device_is_no_error() {
     c_program(
-        "a_missing_device_is_no_error_and_wrong_arguments_are",
+        "missing_device_is_no_error",
         r#"
 #include <errno.h>
 #include <infiniband/verbs.h>

@@ -1,10 +1,10 @@
-//! Who holds on to what, and what is left of what is gone.
+//! Reference counts of objects, and events and completions of destroyed ones.
 
 use super::{PORTS, Site, compiled, skip};
 
 #[test]
-fn objects_go_in_their_order_and_their_events_and_completions_with_them() {
-    let name = "objects_go_in_their_order_and_their_events_and_completions_with_them";
+fn objects_are_destroyed_in_order() {
+    let name = "objects_are_destroyed_in_order";
     if skip(name, &["cc"]) {
         return;
     }

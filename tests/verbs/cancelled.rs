@@ -1,10 +1,10 @@
-//! Threads of the program that are cancelled (`pthread_cancel`).
+//! Program threads that are cancelled (`pthread_cancel`).
 
 use super::{PORTS, Site, compiled, skip};
 
 #[test]
-fn calls_are_cancellation_points_only_where_those_of_rdma_core_are() {
-    let name = "calls_are_cancellation_points_only_where_those_of_rdma_core_are";
+fn cancellation_points_match_rdma_core() {
+    let name = "cancellation_points_match_rdma_core";
     if skip(name, &["cc"]) {
         return;
     }

@@ -1,7 +1,7 @@
-//! Traffic classes and rates that stock programs ask for, as they are on the wire: DSCP, ECN bits, priority, UDP source port, and how
-//! fast packets follow one another.
+//! Traffic classes and rates of stock programs on the wire: DSCP, ECN bits, priority, UDP source port, and intervals between
+//! packets.
 //!
-//! Over AF_XDP the receiver's capture is the wire: frames as its ring had them. Over sockets a tap on the link is.
+//! Over AF_XDP, the receiver's capture shows the wire: frames as its ring had them. Over sockets, a tap on the link does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -16,20 +16,20 @@ use tempfile::TempDir;
 
 use super::{Finished, NEAR, PORTS, Running, Site, compiled, launcher, sent_bytes, skip};
 
-/// The TCP port by which perftest's ends exchange addresses.
+/// TCP port by which perftest's ends exchange addresses.
 const PORT: u16 = 18515;
-/// Ethernet's type of a tagged frame (802.1Q).
+/// EtherType of a tagged frame (802.1Q).
 const TAGGED: [u8; 2] = [0x81, 0x00];
 const IPV6: [u8; 2] = [0x86, 0xdd];
-/// Where RoCE v2 goes to.
+/// UDP port of RoCE v2.
 const ROCE: u16 = 4791;
 
-/// What of a frame is its class.
+/// The fields of a frame that carry its class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Marks {
-    /// IPv4 type of service or IPv6 traffic class.
+    /// Type of service (IPv4) or traffic class (IPv6).
     tos: u8,
-    /// Priority of its 802.1Q tag, if it has one.
+    /// Priority of the 802.1Q tag, if there is one.
     priority: Option<u8>,
     source_port: u16,
     flow_label: u32,
@@ -44,13 +44,13 @@ struct Seen {
     at_ns: u64,
 }
 
-/// RC's packets that carry data, by the first byte of the BTH (IBTA table 38): SEND, WRITE, and READ responses but the
+/// True for RC packets with data, by the first byte of the BTH (IBTA table 38): SEND, WRITE, and READ responses, but not
 /// acknowledgements.
 fn carries_data(opcode: u8) -> bool {
     matches!(opcode, 0x00..=0x0b | 0x0d..=0x10)
 }
 
-/// Reads a frame as far as its BTH; `None`: it is not RoCE.
+/// Parses a frame up to its BTH; `None` if it is not RoCE.
 fn read(frame: &[u8], at_ns: u64) -> Option<Seen> {
     let (mut at, mut priority) = (14, None);
     if frame.get(12..14)? == TAGGED {
@@ -68,7 +68,7 @@ fn read(frame: &[u8], at_ns: u64) -> Option<Seen> {
     (word(udp + 2)? == ROCE).then_some(Seen { marks, opcode, bytes: frame.len(), at_ns })
 }
 
-/// What came to the end whose capture it is.
+/// Returns the packets that a capture's end received.
 fn arrived(capture: &Path) -> Vec<Seen> {
     let mut reader = Reader::new(File::open(capture).unwrap()).unwrap();
     let mut all = Vec::new();
@@ -80,7 +80,7 @@ fn arrived(capture: &Path) -> Vec<Seen> {
     all
 }
 
-/// Hears what passes a namespace's links. What AF_XDP carries does not come to it.
+/// Captures packets on a namespace's links. AF_XDP frames do not pass it.
 struct Tap(OwnedFd);
 
 impl Tap {
@@ -92,7 +92,7 @@ impl Tap {
         Tap(tap)
     }
 
-    /// What has passed since the last call.
+    /// Returns the packets since the last call.
     fn seen(&self) -> Vec<Seen> {
         let mut buffer = vec![0; 1 << 16];
         let mut all = Vec::new();
@@ -110,7 +110,7 @@ struct Watched {
     place: TempDir,
 }
 
-/// What programs said, and what came to the near and to the far end.
+/// Output of the programs, and the packets that each end received.
 struct Played {
     client: Finished,
     server: Finished,
@@ -137,7 +137,7 @@ impl Watched {
         Running::start(namespace, launcher(&all, program))
     }
 
-    /// A server at the near end and its client at the far one; `options` are of `roxie run`, at both.
+    /// Runs a server at the near end and its client at the far one; `options` are of `roxie run`, at both.
     fn play(&self, port: &str, options: &str, program: &str) -> Played {
         let mut server = self.start("near", port, options, program);
         if program.contains("-R") {
@@ -166,7 +166,7 @@ impl Played {
         self
     }
 
-    /// How the packets of data were marked, wherever they came.
+    /// Counts data packets by their marks, at either end.
     fn marks(&self) -> BTreeMap<Marks, usize> {
         let mut found = BTreeMap::new();
         for seen in self.came.iter().flatten().filter(|seen| carries_data(seen.opcode)) {
@@ -183,15 +183,15 @@ fn set<T: Ord>(of: impl IntoIterator<Item = T>) -> BTreeSet<T> {
 const BANDWIDTH: [&str; 3] = ["ib_write_bw", "ib_send_bw", "ib_read_bw"];
 
 #[test]
-fn the_traffic_class_that_perftest_asks_for_is_on_the_wire() {
-    let name = "the_traffic_class_that_perftest_asks_for_is_on_the_wire";
+fn perftests_traffic_class_is_on_the_wire() {
+    let name = "perftests_traffic_class_is_on_the_wire";
     if skip(name, &BANDWIDTH) {
         return;
     }
     let watched = Watched::new("cl-class");
     for port in PORTS {
         for program in BANDWIDTH {
-            // DSCP 26, and ECN bits that it sets itself or leaves to the device.
+            // DSCP 26, with ECN bits set by perftest or left to the device.
             for (asked, options, expected) in [
                 ("--tclass=106", "", 106),
                 ("--tclass=104", "", 104),
@@ -211,8 +211,8 @@ fn the_traffic_class_that_perftest_asks_for_is_on_the_wire() {
 }
 
 #[test]
-fn the_service_level_is_the_priority_of_tagged_frames() {
-    let name = "the_service_level_is_the_priority_of_tagged_frames";
+fn service_level_is_the_tag_priority() {
+    let name = "service_level_is_the_tag_priority";
     if skip(name, &BANDWIDTH) {
         return;
     }
@@ -227,15 +227,16 @@ fn the_service_level_is_the_priority_of_tagged_frames() {
 }
 
 #[test]
-fn a_type_of_service_is_that_of_the_connection_or_the_default() {
-    let name = "a_type_of_service_is_that_of_the_connection_or_the_default";
+fn connection_or_default_tos_is_used() {
+    let name = "connection_or_default_tos_is_used";
     if skip(name, &BANDWIDTH) {
         return;
     }
     let watched = Watched::new("cl-tos");
     for port in PORTS {
         for program in BANDWIDTH {
-            // perftest's own connection, over which it tells addresses of memory, asks for none (`perftest_communication.c`).
+            // perftest's own connection, which exchanges memory addresses, sets no type of service
+            // (`perftest_communication.c`).
             for (asked, options, expected) in [
                 ("-T 106", "", &[0, 106][..]),
                 ("", "--tos 184", &[184]),
@@ -252,8 +253,8 @@ fn a_type_of_service_is_that_of_the_connection_or_the_default() {
 }
 
 #[test]
-fn a_rate_that_the_launcher_sets_is_not_exceeded_on_the_wire() {
-    let name = "a_rate_that_the_launcher_sets_is_not_exceeded_on_the_wire";
+fn launchers_rate_is_not_exceeded() {
+    let name = "launchers_rate_is_not_exceeded";
     if skip(name, &BANDWIDTH) {
         return;
     }
@@ -262,13 +263,14 @@ fn a_rate_that_the_launcher_sets_is_not_exceeded_on_the_wire() {
         for program in BANDWIDTH {
             let command = format!("{program} -x 1 -F -n 40 -s 16384");
             let played = watched.play(port, "--cc fixed,rate=20M", &command).well();
-            // By the receiver's own clock; what is late by a pass may be caught up.
+            // Times are by the receiver's clock; a late pass may catch up.
             let end = if program == "ib_read_bw" { "far" } else { "near" };
             let came = arrived(&watched.capture(end));
             let data: Vec<_> = came.iter().filter(|seen| carries_data(seen.opcode)).collect();
             let bits = |from: usize| 8 * data[from + 1..].iter().map(|seen| seen.bytes as u64).sum::<u64>();
             assert!(bits(0) >= 40 * 16384 * 7, "{} bits", bits(0));
-            // On a busy machine the receiver may look late at the first frames. A rate that is exceeded is so from any frame on.
+            // On a busy machine, the receiver may see the first frames late. A rate that is really exceeded shows from any
+            // frame on.
             let last = data.last().expect("data").at_ns;
             let rate = |from: usize| bits(from) as f64 * 1e3 / (last - data[from].at_ns) as f64;
             let mbps = (0..4).map(|eighth| rate(data.len() * eighth / 8)).fold(f64::MAX, f64::min);
@@ -278,7 +280,7 @@ fn a_rate_that_the_launcher_sets_is_not_exceeded_on_the_wire() {
     }
 }
 
-/// The row of numbers that perftest prints.
+/// Returns the row of numbers that perftest prints.
 fn rate_of(said: &str) -> &str {
     let is_row = |line: &&str| {
         line.split_whitespace().count() == 5 && line.trim_start().starts_with(|c: char| c.is_ascii_digit())
@@ -287,19 +289,19 @@ fn rate_of(said: &str) -> &str {
 }
 
 #[test]
-fn perftests_own_limiters_do_what_they_can() {
-    let name = "perftests_own_limiters_do_what_they_can";
+fn perftests_rate_limiters_work() {
+    let name = "perftests_rate_limiters_work";
     if skip(name, &["ib_write_bw"]) {
         return;
     }
     let watched = Watched::new("cl-limit");
     for port in PORTS {
-        // By itself, in bursts.
+        // perftest's own limiter sends bursts.
         let software = "--rate_limit=0.02 --rate_limit_type=SW --burst_size=4";
         let played = watched.play(port, "", &format!("ib_write_bw -x 1 -F -n 40 -s 16384 {software}")).well();
         println!("{port} software: {}", rate_of(&played.client.said));
-        // It asks the QP for a rate, reads it back, and believes it on InfiniBand alone (`ctx_connect`): on any RoCE device it goes on
-        // by itself, on top of what the QP does.
+        // perftest sets the QP's rate and reads it back, but trusts it on InfiniBand only (`ctx_connect`). On any RoCE device
+        // it also limits by itself.
         let played = watched.play(port, "", "ib_write_bw -x 1 -F -n 40 -s 16384 --rate_limit=2.5").well();
         assert!(played.client.said.contains("providing SW rate limit"), "{:?}", played.client);
         let command = "ib_write_bw -x 1 -F -n 40 -s 16384 --rate_limit=2.5 --rate_limit_type=HW";
@@ -314,14 +316,14 @@ fn perftests_own_limiters_do_what_they_can() {
 }
 
 #[test]
-fn rates_labels_and_service_levels_are_set_and_what_cannot_be_is_refused() {
-    let name = "rates_labels_and_service_levels_are_set_and_what_cannot_be_is_refused";
+fn rates_labels_and_service_levels_apply() {
+    let name = "rates_labels_and_service_levels_apply";
     if skip(name, &["cc"]) {
         return;
     }
     let (_place, program) = compiled("rates", &["-libverbs"]);
     let watched = Watched::new("cl-verbs");
-    // Of the label, as Linux makes a port of it (`rdma_flow_label_to_udp_sport`).
+    // UDP source port of the flow label, as Linux computes it (`rdma_flow_label_to_udp_sport`).
     let source_port = flow_port(0x5_4321);
     for port in PORTS {
         for way in ["::ffff:192.0.2.2 1", "fd00::2 2"] {
@@ -330,24 +332,24 @@ fn rates_labels_and_service_levels_are_set_and_what_cannot_be_is_refused() {
                 .finish();
             assert!(ended.status.success() && ended.said.contains("all so"), "{port} {way}: {ended:?}");
             println!("{port} {way}: {}", ended.said);
-            // Nobody is at the far end but the kernel, and what AF_XDP sends comes to that.
+            // The far end has only its kernel, which receives what AF_XDP sends.
             let [_, heard] = watched.taps.each_ref().map(Tap::seen);
             let marks = set(heard.iter().map(|seen| (seen.marks.tos, seen.marks.source_port)));
             let told = format!("{port} {way}: {} packets, {marks:?}", heard.len());
             if port == "xdp" {
                 assert_eq!(marks, set([(0x68, source_port)]), "{told}");
             } else {
-                // Sockets have ports of their own; what goes along one way takes one of them (`udp/tx`).
+                // Sockets have their own source ports; each path uses one of them (`udp/tx`).
                 assert_eq!((marks.len(), marks.first().map(|m| m.0)), (1, Some(0x68)), "{told}");
             }
         }
     }
 }
 
-/// More than a program may take at the first rate, little at the second.
+/// The first rate is below what the program can send, the second far above.
 #[test]
-fn knobs_of_a_file_are_followed_while_a_program_runs() {
-    let name = "knobs_of_a_file_are_followed_while_a_program_runs";
+fn knob_file_changes_a_running_program() {
+    let name = "knob_file_changes_a_running_program";
     if skip(name, &["ib_write_bw"]) {
         return;
     }
@@ -363,7 +365,7 @@ fn knobs_of_a_file_are_followed_while_a_program_runs() {
         let all: Vec<&str> = options.into_iter().chain(option.split(' ')).collect();
         let client = launcher(&all, &format!("{command} {NEAR}"));
         let mut client = Running::start(&watched.site.far, client);
-        // It sends by the first knobs, then refuses the second.
+        // The program sends by the first knobs, then the second are refused.
         client.wait_until("sending", |_| sent_bytes(&watched.site.far) > 0);
         std::fs::write(&knobs, "fixed,rat=9G").unwrap();
         client.wait_until_it_says("congestion control stays as it is");

@@ -2,7 +2,7 @@
 
 use super::{Site, skip};
 
-/// What each of them needs: opens the file, writes commands, reads answers.
+/// Python prelude of each test: opens the file, writes commands, reads answers.
 const PRELUDE: &str = r#"
 import ctypes, errno, os, socket, struct
 libc = ctypes.CDLL(None, use_errno=True)
@@ -40,8 +40,8 @@ fn run(tag: &str, program: &str) {
 }
 
 #[test]
-fn groups_are_joined_by_either_command_and_with_the_flags_that_there_are() {
-    if skip("groups_are_joined_by_either_command_and_with_the_flags_that_there_are", &["python3"]) {
+fn either_join_command_accepts_all_flags() {
+    if skip("either_join_command_accepts_all_flags", &["python3"]) {
         return;
     }
     let program = r#"
@@ -65,8 +65,8 @@ assert join_ip(3) == errno.ENOSPC and join_ip(4) == 0 and event(fd) == 12
 }
 
 #[test]
-fn a_connection_is_asked_for_with_all_that_it_takes_and_nothing_less() {
-    if skip("a_connection_is_asked_for_with_all_that_it_takes_and_nothing_less", &["python3"]) {
+fn connect_command_needs_complete_parameters() {
+    if skip("connect_command_needs_complete_parameters", &["python3"]) {
         return;
     }
     let program = r#"
@@ -93,8 +93,8 @@ assert connect(280, 1) == 0
 }
 
 #[test]
-fn a_number_that_becomes_a_duplicate_of_another_file_ends_the_one_that_had_it() {
-    if skip("a_number_that_becomes_a_duplicate_of_another_file_ends_the_one_that_had_it", &["python3"]) {
+fn duplicated_descriptor_closes_the_old_file() {
+    if skip("duplicated_descriptor_closes_the_old_file", &["python3"]) {
         return;
     }
     let program = r#"

@@ -1,4 +1,4 @@
-//! What of a program is there when it ends without taking its device down.
+//! Programs that end without closing their device: sent packets and complete captures.
 
 use std::fs::File;
 use std::path::Path;
@@ -9,15 +9,15 @@ use super::{PORTS, Running, Site, compiled, launcher, skip};
 
 /// Messages of `leaves_at_once`.
 const MESSAGES: u32 = 500;
-/// The first PSN of them.
+/// PSN of the first message.
 const PSN: u32 = 1000;
 /// RC SEND Only and Acknowledge, in the first byte of a BTH (IBTA table 38).
 const SEND_ONLY: u8 = 0x04;
 const ACKNOWLEDGE: u8 = 0x11;
 
-/// The PSNs of a capture's frames of an opcode, in one direction.
+/// Returns the PSNs of frames with an opcode, in one direction of a capture.
 fn psns(capture: &Path, way: Direction, opcode: u8) -> Vec<u32> {
-    // Behind Ethernet, IPv4 and UDP headers.
+    // Offset behind Ethernet, IPv4 and UDP headers.
     const BTH: usize = 14 + 20 + 8;
     let mut reader = Reader::new(File::open(capture).unwrap()).unwrap();
     let mut found = Vec::new();
@@ -30,10 +30,10 @@ fn psns(capture: &Path, way: Direction, opcode: u8) -> Vec<u32> {
     found
 }
 
-/// For `_exit` only that it has answered (`rdmacm.rs`), for signals nothing is promised.
+/// `exit` guarantees both, `_exit` only the acknowledgement (`rdmacm.rs`), signals neither.
 #[test]
-fn a_program_that_exits_has_answered_and_its_capture_is_whole() {
-    let name = "a_program_that_exits_has_answered_and_its_capture_is_whole";
+fn exiting_program_has_acknowledged_and_saved_capture() {
+    let name = "exiting_program_has_acknowledged_and_saved_capture";
     if skip(name, &["cc"]) {
         return;
     }

@@ -1,11 +1,11 @@
-//! gloo, the collective operations of PyTorch, over its ibverbs transport.
+//! gloo, PyTorch's collective operations, over its ibverbs transport.
 
 use std::path::Path;
 
 use super::{PORTS, Site, compiled, skip};
 
-/// Repetitions of each operation and size. gloo's device thread polls the non-blocking descriptor of its completion channel, and ends the
-/// process if `ibv_get_cq_event` then has no event.
+/// Repetitions of each operation and size. gloo's device thread polls the non-blocking descriptor of its completion channel,
+/// and aborts the process if `ibv_get_cq_event` then has no event.
 const ROUNDS: u32 = 50;
 
 #[test]

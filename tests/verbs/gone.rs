@@ -1,4 +1,4 @@
-//! Memory that is unmapped or protected while it is registered, and whose faults are whose.
+//! Memory that is unmapped or protected while it is registered, and the resulting faults.
 
 use std::os::unix::process::ExitStatusExt;
 
@@ -9,8 +9,8 @@ use super::{PORTS, Site, compiled, skip};
 const MODES: [&str; 7] = ["ops", "anew", "before", "after", "thread", "child", "stack"];
 
 #[test]
-fn memory_that_goes_fails_its_requests_and_faults_of_the_program_are_its_own() {
-    let name = "memory_that_goes_fails_its_requests_and_faults_of_the_program_are_its_own";
+fn unmapped_memory_fails_only_its_requests() {
+    let name = "unmapped_memory_fails_only_its_requests";
     if skip(name, &["cc"]) {
         return;
     }
@@ -26,7 +26,7 @@ fn memory_that_goes_fails_its_requests_and_faults_of_the_program_are_its_own() {
     for (fault, signal) in [("segv", Signal::SIGSEGV), ("bus", Signal::SIGBUS), ("raise", Signal::SIGSEGV)] {
         for mode in ["ops", "before"] {
             let ended = site.near("udp", &format!("{} {mode} {fault}", program.display())).finish();
-            // The launcher ends as its program does.
+            // The launcher ends with its program's status.
             let by = ended.status.signal().or_else(|| ended.status.code().map(|code| code - 128));
             let so = ended.said.contains("all so") && by == Some(signal as i32);
             assert!(so, "{mode} {fault}: {ended:?}");

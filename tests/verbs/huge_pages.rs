@@ -1,4 +1,4 @@
-//! Huge pages that the system sets aside while a test runs.
+//! Huge pages that a test reserves while it runs.
 
 use std::fs::{self, File};
 use std::io;
@@ -8,16 +8,16 @@ use nix::fcntl::{Flock, FlockArg};
 const NUMBER: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 const FREE: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
 
-/// Huge pages of 2 MiB of which so many are free. What was there before is there again when this is dropped.
+/// Reserves free huge pages of 2 MiB. Dropping the value restores the earlier number.
 pub(crate) struct HugePages {
     before: u64,
-    /// The number is the whole system's: tests of other processes wait for their turn, so that each finds what was there before.
+    /// The number is system-wide: a lock makes tests of other processes wait, so that each finds the earlier number.
     _turn: Flock<File>,
 }
 
 impl HugePages {
     /// # Errors
-    /// In words, if the system has no such pages, does not let this process set them aside, or has not the memory in one piece.
+    /// In words, if the system has no such pages, does not let this process reserve them, or has too little contiguous memory.
     pub(crate) fn reserve(wanted: u64) -> Result<HugePages, String> {
         let file = File::open(NUMBER).map_err(|e| format!("{NUMBER}: {e}"))?;
         let turn = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, e)| format!("{NUMBER}: {e}"))?;

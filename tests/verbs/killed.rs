@@ -1,6 +1,7 @@
-//! Programs that are killed at any moment, with requests of both ends under way: the other end is told, nothing is left behind.
+//! Programs that are killed at random moments, with requests of both ends outstanding: the other end is notified, and nothing
+//! is left behind.
 //!
-//! `KILLS=200 cargo test --release --test verbs killed -- --nocapture` does it that often; `make test` fewer times.
+//! `KILLS=200 cargo test --release --test verbs killed -- --nocapture` kills 200 programs; `make test` fewer.
 
 use std::time::{Duration, Instant};
 
@@ -10,48 +11,48 @@ use roxie::netdev::{Interface, NetNs};
 
 use super::{PORTS, Running, Site, skip};
 
-/// The TCP port by which the programs exchange addresses.
+/// TCP port by which the programs exchange addresses.
 const TCP_PORT: u16 = 18515;
-/// Both ends send all the time, a lost end is noticed after about 8 times 17 ms (local ACK timeout 12).
+/// The two ends send all the time. A lost end is noticed after about 8 times 17 ms (local ACK timeout 12).
 const PROGRAM: &str = "ib_write_bw -x 1 -F -b -s 20000 -u 12 -D 20";
-/// How often, unless told otherwise.
+/// Default number of kills.
 const KILLS: usize = 12;
-/// The program is killed within this time after the second one was started, or after data began to flow.
+/// Most milliseconds until the kill, from the second program's start, or from the first data.
 const WITHIN_MS: u64 = 400;
-/// Bytes by which data is known to flow.
+/// Bytes that show that data flows.
 const FLOWS: u64 = 1 << 20;
-/// The survivor ends this soon: the retries, and the time that a busy machine needs.
+/// Longest time until the survivor ends: the retries, and a busy machine's delay.
 const TELLS_WITHIN: Duration = Duration::from_secs(30);
-/// Completions with this status: retries exhausted.
+/// Status of completions with exhausted retries.
 const RETRY_EXC: &str = "Failed status 12";
 
-/// Which of the programs, whether its launcher goes with it, and when.
+/// The program to kill, whether its launcher is killed as well, and when.
 #[derive(Clone, Copy, Debug)]
 struct Victim {
     client: bool,
     launcher_too: bool,
-    /// Not before data flows.
+    /// True to wait for data before the kill.
     in_traffic: bool,
     after: Duration,
 }
 
 #[test]
-fn the_other_end_is_told_when_a_program_is_killed_at_any_moment() {
-    if skip("the_other_end_is_told_when_a_program_is_killed_at_any_moment", &["ib_write_bw"]) {
+fn other_end_notices_a_killed_program() {
+    if skip("other_end_notices_a_killed_program", &["ib_write_bw"]) {
         return;
     }
     let kills = std::env::var("KILLS").map_or(KILLS, |text| text.parse().expect("KILLS=number"));
     let site = Site::new("killed");
     let (mut random, mut under_way) = (0x9e37_79b9_7f4a_7c15_u64, 0);
     for round in 0..kills {
-        // xorshift64: the same moments each time, as far as the machine lets them be.
+        // xorshift64: the same moments each time, as far as the machine allows.
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
         let victim = Victim {
             client: random & 1 == 1,
             launcher_too: random & 2 == 2,
-            // At the start as well, but not so often.
+            // A third of the kills are at the start.
             in_traffic: round % 3 != 0,
             after: Duration::from_millis(random / 4 % WITHIN_MS),
         };
@@ -68,7 +69,7 @@ fn the_other_end_is_told_when_a_program_is_killed_at_any_moment() {
     }
 }
 
-/// Starts a pair, kills one of it, and returns what the other said. Both must be gone at the end.
+/// Starts a pair, kills one of it, and returns the other's output. Asserts that both are gone at the end.
 fn kill_one(site: &Site, port: &str, victim: Victim) -> String {
     let mut server = site.near(port, PROGRAM);
     server.wait_until_it_listens(TCP_PORT);
@@ -81,7 +82,7 @@ fn kill_one(site: &Site, port: &str, victim: Victim) -> String {
     std::thread::sleep(victim.after);
     let (dies, lives) = if victim.client { (client, server) } else { (server, client) };
     let launcher = dies.child.id();
-    // A launcher that stands still starts nothing while it is looked at.
+    // A stopped launcher starts nothing while it is examined.
     signal(launcher, Signal::SIGSTOP);
     while runs(launcher) {
         std::thread::sleep(Duration::from_millis(1));
@@ -104,23 +105,23 @@ fn kill_one(site: &Site, port: &str, victim: Victim) -> String {
     survivor.said
 }
 
-/// Bytes that an interface in the namespace of a program has sent.
+/// Returns the bytes that an interface in a program's namespace has sent.
 fn sent(program: &Running, interface: &str) -> u64 {
     let table = std::fs::read_to_string(format!("/proc/{}/net/dev", program.child.id())).unwrap_or_default();
     let line = table.lines().find_map(|line| line.trim().strip_prefix(interface)?.strip_prefix(':'));
     line.and_then(|line| line.split_whitespace().nth(8)?.parse().ok()).unwrap_or(0)
 }
 
-/// The program that a launcher started, once it has.
+/// Returns the program that a launcher has started, if it has.
 fn program_of(launcher: u32) -> Option<u32> {
     let children = std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).ok()?;
     children.split_whitespace().next()?.parse().ok()
 }
 
-/// True until a process is stopped or at its end.
+/// True until a process is stopped or has ended.
 fn runs(process: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    // The state stands behind the name, which is in parentheses.
+    // The state follows the name, which is in parentheses.
     stat.rsplit(')')
         .next()
         .and_then(|rest| rest.trim().chars().next())
@@ -128,11 +129,11 @@ fn runs(process: u32) -> bool {
 }
 
 fn signal(process: u32, signal: Signal) {
-    // It may have ended by itself meanwhile.
+    // The process may have ended by itself meanwhile.
     let _ = kill(Pid::from_raw(process.cast_signed()), signal);
 }
 
-/// The kernel takes down what a dead process held a moment after.
+/// Waits until the kernel has released what a dead process held.
 fn wait_until_free(namespace: &NetNs, interface: &str) {
     let until = Instant::now() + Duration::from_secs(10);
     loop {

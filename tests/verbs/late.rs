@@ -1,10 +1,10 @@
-//! A program that looks for its completions later than it should, and gets away with it on adapters.
+//! A program that polls its completions too late, which adapters tolerate.
 
 use super::{PORTS, Site, compiled, skip};
 
 #[test]
-fn a_completion_queue_of_one_entry_has_room_for_who_polls_late() {
-    let name = "a_completion_queue_of_one_entry_has_room_for_who_polls_late";
+fn single_entry_cq_tolerates_late_polling() {
+    let name = "single_entry_cq_tolerates_late_polling";
     if skip(name, &["cc"]) {
         return;
     }

@@ -1,4 +1,4 @@
-//! What `roxie run` and `roxie env` give to a program.
+//! Effects of `roxie run` and `roxie env` on programs.
 
 use std::process::Command;
 
@@ -7,8 +7,8 @@ use roxie::netdev::{Links, NetNs};
 use super::{Running, Site, folder, launcher, skip};
 
 #[test]
-fn a_program_sees_the_device_in_sysfs_and_nobody_else_does() {
-    if skip("a_program_sees_the_device_in_sysfs_and_nobody_else_does", &["cat", "ls"]) {
+fn only_the_program_sees_the_sysfs_view() {
+    if skip("only_the_program_sees_the_sysfs_view", &["cat", "ls"]) {
         return;
     }
     let site = Site::new("l-sysfs");
@@ -25,10 +25,10 @@ fn a_program_sees_the_device_in_sysfs_and_nobody_else_does() {
     assert!(!std::path::Path::new("/sys/class/infiniband/roxie0").exists());
 }
 
-/// `tmux`, `script`, `sshd` and their like make terminals.
+/// `tmux`, `script` and `sshd` create terminals.
 #[test]
-fn a_program_can_make_a_terminal() {
-    if skip("a_program_can_make_a_terminal", &["script", "tty"]) {
+fn program_can_create_a_terminal() {
+    if skip("program_can_create_a_terminal", &["script", "tty"]) {
         return;
     }
     let site = Site::new("l-terminal");
@@ -37,13 +37,13 @@ fn a_program_can_make_a_terminal() {
 }
 
 #[test]
-fn without_root_a_program_has_the_device_over_sockets() {
-    if skip("without_root_a_program_has_the_device_over_sockets", &["setpriv", "ibv_devinfo", "unshare"]) {
+fn unprivileged_program_gets_a_socket_device() {
+    if skip("unprivileged_program_gets_a_socket_device", &["setpriv", "ibv_devinfo", "unshare"]) {
         return;
     }
     let site = Site::new("l-user");
     let mut command = Command::new("setpriv");
-    // Without root the build folder may be out of reach: the two files are taken to a place that is not.
+    // Without root, the build folder may be inaccessible: copy the two files.
     let place = tempfile::tempdir().unwrap();
     for name in ["roxie", "libibverbs.so.1"] {
         std::fs::copy(folder().join(name), place.path().join(name)).unwrap();
@@ -65,8 +65,8 @@ fn without_root_a_program_has_the_device_over_sockets() {
 }
 
 #[test]
-fn the_environment_alone_is_enough_for_libibverbs() {
-    if skip("the_environment_alone_is_enough_for_libibverbs", &["sh", "ibv_devices"]) {
+fn environment_suffices_for_libibverbs() {
+    if skip("environment_suffices_for_libibverbs", &["sh", "ibv_devices"]) {
         return;
     }
     let site = Site::new("l-env");
@@ -75,7 +75,7 @@ fn the_environment_alone_is_enough_for_libibverbs() {
     command.args(["-c", &format!("eval \"$({roxie} env --dev left --port udp)\" && ibv_devices")]);
     let listed = Running::start(&site.near, command).finish();
     assert!(listed.status.success() && listed.said.contains("roxie0"), "{listed:?}");
-    // The one interface with an address is found without being named.
+    // The single interface with an address is found without its name.
     let mut command = Command::new("sh");
     let unnamed = "env --port udp --dev left)\" && unset ROXIE_DEV && ibv_devices";
     command.args(["-c", &format!("eval \"$({roxie} {unnamed}")]);
@@ -84,8 +84,8 @@ fn the_environment_alone_is_enough_for_libibverbs() {
 }
 
 #[test]
-fn ucx_moves_by_reads_what_is_32_kib_long_unless_the_user_says_otherwise() {
-    if skip("ucx_moves_by_reads_what_is_32_kib_long_unless_the_user_says_otherwise", &["sh"]) {
+fn ucx_rendezvous_default_is_32_kib() {
+    if skip("ucx_rendezvous_default_is_32_kib", &["sh"]) {
         return;
     }
     let site = Site::new("l-ucx");
@@ -111,8 +111,8 @@ fn ucx_moves_by_reads_what_is_32_kib_long_unless_the_user_says_otherwise() {
 }
 
 #[test]
-fn of_a_program_that_failed_it_is_told_what_it_was_refused() {
-    if skip("of_a_program_that_failed_it_is_told_what_it_was_refused", &["ibv_rc_pingpong", "ibv_devinfo"]) {
+fn failed_programs_refusals_are_reported() {
+    if skip("failed_programs_refusals_are_reported", &["ibv_rc_pingpong", "ibv_devinfo"]) {
         return;
     }
     let site = Site::new("l-refused");
@@ -133,8 +133,8 @@ fn of_a_program_that_failed_it_is_told_what_it_was_refused() {
 }
 
 #[test]
-fn what_cannot_be_run_says_why_and_ends_as_shells_do() {
-    if skip("what_cannot_be_run_says_why_and_ends_as_shells_do", &["true"]) {
+fn unrunnable_program_gives_shell_exit_codes() {
+    if skip("unrunnable_program_gives_shell_exit_codes", &["true"]) {
         return;
     }
     let site = Site::new("l-wrong");
@@ -149,8 +149,8 @@ fn what_cannot_be_run_says_why_and_ends_as_shells_do() {
 }
 
 #[test]
-fn a_mode_that_the_driver_does_not_have_is_refused_and_no_other_taken() {
-    if skip("a_mode_that_the_driver_does_not_have_is_refused_and_no_other_taken", &["ibv_rc_pingpong"]) {
+fn unsupported_xdp_mode_is_refused() {
+    if skip("unsupported_xdp_mode_is_refused", &["ibv_rc_pingpong"]) {
         return;
     }
     let site = Site::new("l-mode");
@@ -166,8 +166,8 @@ fn a_mode_that_the_driver_does_not_have_is_refused_and_no_other_taken() {
 }
 
 #[test]
-fn where_no_interface_has_an_address_what_is_advised_works() {
-    if skip("where_no_interface_has_an_address_what_is_advised_works", &["ibv_devices"]) {
+fn advice_for_missing_address_works() {
+    if skip("advice_for_missing_address_works", &["ibv_devices"]) {
         return;
     }
     folder();
@@ -208,11 +208,11 @@ fn where_no_interface_has_an_address_what_is_advised_works() {
 }
 
 #[test]
-fn the_demo_measures_unmodified_programs_beside_its_own() {
-    if skip("the_demo_measures_unmodified_programs_beside_its_own", &["ib_write_bw", "ib_send_lat"]) {
+fn demo_measures_unmodified_programs() {
+    if skip("demo_measures_unmodified_programs", &["ib_write_bw", "ib_send_lat"]) {
         return;
     }
-    // Its turn, though the network is the demo's own.
+    // Wait for the turn, although the demo has its own network.
     let site = Site::new("l-demo");
     let captures = tempfile::tempdir().unwrap();
     let mut demo = Command::new(env!("CARGO_BIN_EXE_roxie"));

@@ -1,7 +1,8 @@
-//! Many processes, each connected to each of the others, beside others that are killed at any moment.
+//! Many processes, each connected to every other, while other processes are killed at random moments.
 //!
-//! `MESH=32 KILLS=100 cargo test --release --test verbs each_of_many` has 32 of them, through sockets and through NICs, and kills 200
-//! beside them. `SEED=n` is another order of killing. `MESH=8 NICS=20 cargo test --release --test verbs nic::whoever` kills 20 NICs.
+//! `MESH=32 KILLS=100 cargo test --release --test verbs processes_talk` runs 32 of them, over sockets and through NICs, and
+//! kills 200 processes beside them. `SEED=n` changes the order of kills. `MESH=8 NICS=20 cargo test --release --test verbs
+//! nic::killed_nic_is` kills 20 NICs.
 
 use std::time::Duration;
 
@@ -11,23 +12,23 @@ use tempfile::TempDir;
 
 use super::site::{FAR, NEAR, Running, Site, compiled, descendants};
 
-/// Processes that are connected with one another, unless told otherwise.
+/// Default number of connected processes.
 const PROCESSES: usize = 8;
-/// How often a process beside each end of them is killed, unless told otherwise.
+/// Default number of kills at each end.
 const KILLS: usize = 12;
-/// Messages each way over all of their connections, for each kill: they talk for as long as others are killed.
+/// Messages in each direction for each kill, over all connections, so that traffic lasts as long as the kills.
 const MESSAGES: usize = 5000;
-/// So many never end.
+/// Number of messages that never ends.
 pub(crate) const ENDLESS: usize = 1_000_000_000;
-/// More time for each kill.
+/// Additional time for each kill.
 const MORE: Duration = Duration::from_secs(5);
 
-/// A number that a run may be given.
+/// Reads a number from an environment variable.
 pub(crate) fn number(name: &str, default: usize) -> usize {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}=number")))
 }
 
-/// What decides when whom is killed.
+/// Random numbers for the times and victims of kills.
 pub(crate) struct Chance(u64);
 
 impl Chance {
@@ -46,7 +47,7 @@ impl Chance {
     }
 }
 
-/// Processes of which each is connected to each of the others.
+/// Processes, each connected to every other.
 pub(crate) struct Mesh {
     pub(crate) near: Vec<Running>,
     pub(crate) far: Vec<Running>,
@@ -55,7 +56,7 @@ pub(crate) struct Mesh {
 }
 
 impl Mesh {
-    /// Starts them, each when the one before listens: a half on the near device, the others on the far one.
+    /// Starts the processes, each once the previous one listens: half on the near device, half on the far one.
     pub(crate) fn start(
         site: &Site,
         device: &str,
@@ -77,7 +78,7 @@ impl Mesh {
         Mesh { near, far, messages, _program: place }
     }
 
-    /// All have been told everything, as it was said.
+    /// Waits until all processes have received all messages intact.
     pub(crate) fn finish(self, more: Duration) {
         let processes = self.near.len() + self.far.len();
         let all =
@@ -90,14 +91,15 @@ impl Mesh {
     }
 }
 
-/// Ends all programs that a launcher has started, and not the launcher.
+/// Kills all programs that a launcher has started, but not the launcher.
 pub(crate) fn kill_programs(running: &Running) {
     for pid in descendants(running.child.id()).into_iter().filter(|pid| *pid != running.child.id()) {
         let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
     }
 }
 
-/// Two that talk for ever, at both ends, until they are killed: before they have joined, while they do, or in the middle of it.
+/// Starts two programs that talk for ever, one at each end, and kills them: before they have connected, while they do, or
+/// later.
 fn kill_two(site: &Site, device: &str, tcp: u16, chance: &mut Chance) {
     let program = format!("ibv_rc_pingpong -g 1 -n {ENDLESS} -p {tcp}");
     let mut server = site.near(device, &program);
@@ -114,7 +116,7 @@ fn kill_two(site: &Site, device: &str, tcp: u16, chance: &mut Chance) {
     kill_programs(&second);
 }
 
-/// The mesh, while others are killed. How many there were of both is printed.
+/// Runs the mesh while other processes are killed. Prints the numbers.
 pub(crate) fn each_of_many(site: &Site, device: &str) {
     let (processes, kills) = (number("MESH", PROCESSES), number("KILLS", KILLS));
     let connections = processes * (processes - 1) / 2;

@@ -1,14 +1,14 @@
-//! The stock `rdma` of iproute2, which asks by netlink, on a kernel that has no RDMA.
+//! The stock `rdma` of iproute2, which queries by netlink, on a kernel without RDMA.
 
 use super::{PORTS, Site, installed, skip};
 use crate::site::in_time::CommandInTime;
 
-/// True if there is no use in the tests here: said.
+/// True if the tests here cannot run; prints the reason.
 fn cannot(test: &str) -> bool {
     if skip(test, &["rdma", "ibv_rc_pingpong"]) {
         return true;
     }
-    // /proc/net/netlink has no line for a family without sockets; the tool itself says whether there is one.
+    // /proc/net/netlink does not list a family without sockets; the tool itself shows whether the kernel has one.
     let asked = std::process::Command::new("rdma").arg("system").output_in_time().unwrap();
     if asked.status.success() {
         println!("SKIP {test}: this kernel has RDMA, and is asked itself");
@@ -17,8 +17,8 @@ fn cannot(test: &str) -> bool {
 }
 
 #[test]
-fn the_rdma_tool_shows_the_device_and_its_port() {
-    if cannot("the_rdma_tool_shows_the_device_and_its_port") {
+fn rdma_tool_shows_device_and_port() {
+    if cannot("rdma_tool_shows_device_and_port") {
         return;
     }
     let site = Site::new("nl-show");
@@ -39,8 +39,8 @@ fn the_rdma_tool_shows_the_device_and_its_port() {
 }
 
 #[test]
-fn the_rdma_tool_shows_queue_pairs_of_other_programs_and_whose_they_are() {
-    if cannot("the_rdma_tool_shows_queue_pairs_of_other_programs_and_whose_they_are") {
+fn rdma_tool_shows_queue_pairs_of_all_programs() {
+    if cannot("rdma_tool_shows_queue_pairs_of_all_programs") {
         return;
     }
     let site = Site::new("nl-qps");
@@ -53,7 +53,7 @@ fn the_rdma_tool_shows_queue_pairs_of_other_programs_and_whose_they_are() {
         for part in ["link roxie0/1 lqpn ", " type RC state INIT ", " comm ibv_rc_pingpong"] {
             assert!(told.said.contains(part), "{port}, {part}: {told:?}");
         }
-        // Those of another interface are another device's, and those that are gone are gone.
+        // Queue pairs of another interface belong to another device, and those of ended programs are gone.
         let other = site.far(port, "rdma resource show qp").finish();
         assert!(other.status.success() && !other.said.contains("lqpn"), "{port}: {other:?}");
         drop(server);
@@ -62,10 +62,11 @@ fn the_rdma_tool_shows_queue_pairs_of_other_programs_and_whose_they_are() {
     }
 }
 
-/// As libraries that are not `rdma` ask: blocking and not, with what does not fit told as cut off, and other families left alone.
+/// Queries as by other libraries than `rdma`: blocking and non-blocking, with truncation flagged, and other families
+/// unaffected.
 #[test]
-fn a_socket_that_is_answered_here_is_like_any_other_of_netlink() {
-    let name = "a_socket_that_is_answered_here_is_like_any_other_of_netlink";
+fn emulated_netlink_socket_behaves_like_others() {
+    let name = "emulated_netlink_socket_behaves_like_others";
     if cannot(name) || !installed("python3") {
         return;
     }

@@ -1,5 +1,4 @@
-//! A NIC that is a process of its own (`roxie nic`), over AF_XDP, and unmodified programs that it serves. [`mesh`](super::mesh) says how to
-//! have many of them.
+//! A NIC process (`roxie nic`) over AF_XDP, and unmodified programs as its clients. [`mesh`](super::mesh) says how to run many.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,12 +14,12 @@ use super::mesh::{Chance, ENDLESS, Mesh, each_of_many, number};
 use super::shared::{doors, eight_of_mpich, eight_of_open_mpi, server_and_client, servers_of_rdma_cm};
 use super::{NEAR, Running, Site, descendants, folder, sent_bytes, skip};
 
-/// How many NICs are killed, unless told otherwise.
+/// Default number of killed NICs.
 const NICS: usize = 3;
-/// How long a NIC may take to notice that somebody is gone. It takes less than a moment.
+/// Longest time until a NIC notices that a client has ended; normally it is immediate.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What a NIC holds: descriptors, threads, queues of others that it has mapped, and what is shown of its objects.
+/// Resources of a NIC: descriptors, threads, mapped queues of clients, and visible objects.
 #[derive(Debug, PartialEq, Eq)]
 struct Held {
     descriptors: usize,
@@ -47,7 +46,7 @@ impl Held {
     }
 }
 
-/// The two hosts, and what their NICs held before anybody was served.
+/// The two hosts, and the resources of their NICs without clients.
 struct Before<'a> {
     site: &'a Site,
     held: [Held; 2],
@@ -58,7 +57,7 @@ impl<'a> Before<'a> {
         Before { site, held: [Held::by(&nics[0], &site.near), Held::by(&nics[1], &site.far)] }
     }
 
-    /// Nobody is served any more, and the NICs hold what they held before.
+    /// Asserts that the NICs have no client, and hold the same resources as before.
     fn holds_again(&self, nics: &[Running; 2]) {
         let until = Instant::now() + PATIENCE;
         let hosts = [&self.site.near, &self.site.far];
@@ -75,11 +74,11 @@ impl<'a> Before<'a> {
     }
 }
 
-/// Nobody is served any more, the NICs have let all go, and nothing of them is left.
+/// Asserts that the NICs have no client and release everything when they end.
 fn ends_clean(site: &Site, nics: [Running; 2]) {
     for mut nic in nics {
         signal(nic.child.id(), Signal::SIGTERM);
-        // It may have served for long.
+        // The NIC may have run for long.
         nic.until = Instant::now() + PATIENCE;
         let ended = nic.finish();
         assert!(ended.status.success(), "{ended:?}");
@@ -90,7 +89,7 @@ fn ends_clean(site: &Site, nics: [Running; 2]) {
     nothing_is_left(site);
 }
 
-/// No socket, no program on the interface, no shared memory that has a name.
+/// Asserts that no socket, no program on the interface and no named shared memory is left.
 fn nothing_is_left(site: &Site) {
     assert_eq!((doors(&site.near), doors(&site.far)), (0, 0));
     for (host, dev) in [(&site.near, "left"), (&site.far, "right")] {
@@ -107,9 +106,9 @@ fn nothing_is_left(site: &Site) {
 }
 
 #[test]
-fn a_server_and_its_client_are_served_by_one_nic() {
+fn one_nic_serves_server_and_client() {
     let programs = ["ibv_rc_pingpong", "ibv_xsrq_pingpong", "ib_write_bw", "ib_send_lat", "ib_atomic_bw"];
-    if skip("a_server_and_its_client_are_served_by_one_nic", &programs) {
+    if skip("one_nic_serves_server_and_client", &programs) {
         return;
     }
     let (site, nics) = Site::with_nics("nic-same", &["--port", "xdp"]);
@@ -121,12 +120,12 @@ fn a_server_and_its_client_are_served_by_one_nic() {
 }
 
 #[test]
-fn user_without_privilege_is_served_under_the_launcher() {
-    if skip("user_without_privilege_is_served_under_the_launcher", &["ibv_rc_pingpong", "setpriv"]) {
+fn nic_serves_unprivileged_user() {
+    if skip("nic_serves_unprivileged_user", &["ibv_rc_pingpong", "setpriv"]) {
         return;
     }
     let (site, nics) = Site::with_nics("nic-user", &["--port", "xdp", "--user", "65533"]);
-    // Such a user may not reach the build folder.
+    // An unprivileged user may not be able to access the build folder.
     let place = tempfile::tempdir().unwrap();
     for name in ["roxie", "libibverbs.so.1"] {
         fs::copy(folder().join(name), place.path().join(name)).unwrap();
@@ -149,8 +148,8 @@ fn user_without_privilege_is_served_under_the_launcher() {
 }
 
 #[test]
-fn each_server_of_rdma_cm_is_found_through_one_nic() {
-    if skip("each_server_of_rdma_cm_is_found_through_one_nic", &["rping"]) {
+fn one_nic_serves_several_rdma_cm_servers() {
+    if skip("one_nic_serves_several_rdma_cm_servers", &["rping"]) {
         return;
     }
     let (site, nics) = Site::with_nics("nic-cm", &["--port", "xdp"]);
@@ -159,8 +158,8 @@ fn each_server_of_rdma_cm_is_found_through_one_nic() {
 }
 
 #[test]
-fn each_of_many_talks_to_each_of_many_through_two_nics_while_others_are_killed() {
-    let name = "each_of_many_talks_to_each_of_many_through_two_nics_while_others_are_killed";
+fn processes_talk_through_nics_during_kills() {
+    let name = "processes_talk_through_nics_during_kills";
     if skip(name, &["cc", "ibv_rc_pingpong"]) {
         return;
     }
@@ -175,8 +174,8 @@ fn each_of_many_talks_to_each_of_many_through_two_nics_while_others_are_killed()
 }
 
 #[test]
-fn whoever_is_served_by_a_nic_that_is_killed_hears_of_it_and_the_next_one_serves_at_once() {
-    let name = "whoever_is_served_by_a_nic_that_is_killed_hears_of_it_and_the_next_one_serves_at_once";
+fn killed_nic_is_noticed_and_replaced() {
+    let name = "killed_nic_is_noticed_and_replaced";
     if skip(name, &["cc", "ibv_rc_pingpong"]) {
         return;
     }
@@ -187,7 +186,7 @@ fn whoever_is_served_by_a_nic_that_is_killed_hears_of_it_and_the_next_one_serves
     for round in 0..kills {
         let first_port = 21000 + (round * processes) as u16;
         let mesh = Mesh::start(&site, "nic", first_port, processes, ENDLESS);
-        // One that is on its way in, or just served.
+        // A client that is connecting, or has just connected.
         let joins = site.near("nic", "ibv_rc_pingpong -g 1");
         chance.sleep(Duration::from_millis(700));
         signal(near.child.id(), Signal::SIGKILL);
@@ -201,7 +200,7 @@ fn whoever_is_served_by_a_nic_that_is_killed_hears_of_it_and_the_next_one_serves
         site.play("nic", "ibv_rc_pingpong -g 1 -n 100 -c -p 18600", 18600);
         peers.extend(mesh.far);
     }
-    // Those that had a connection to the other end know that it is gone, if only by their retries.
+    // Clients with a connection to the killed end notice by their retries at the latest.
     for mut running in peers {
         running.until = Instant::now() + 4 * PATIENCE;
         let ended = running.finish();
@@ -212,8 +211,8 @@ fn whoever_is_served_by_a_nic_that_is_killed_hears_of_it_and_the_next_one_serves
 }
 
 #[test]
-fn eight_ranks_of_open_mpi_exchange_everything_through_two_nics() {
-    let name = "eight_ranks_of_open_mpi_exchange_everything_through_two_nics";
+fn open_mpi_ranks_exchange_through_two_nics() {
+    let name = "open_mpi_ranks_exchange_through_two_nics";
     if skip(name, &["mpirun.openmpi", "mpicc.openmpi", "unshare"]) {
         return;
     }
@@ -223,8 +222,8 @@ fn eight_ranks_of_open_mpi_exchange_everything_through_two_nics() {
 }
 
 #[test]
-fn eight_ranks_of_mpich_exchange_everything_through_two_nics() {
-    let name = "eight_ranks_of_mpich_exchange_everything_through_two_nics";
+fn mpich_ranks_exchange_through_two_nics() {
+    let name = "mpich_ranks_exchange_through_two_nics";
     if skip(name, &["mpirun.mpich", "mpicc.mpich", "mpichversion", "unshare"]) {
         return;
     }
@@ -233,19 +232,19 @@ fn eight_ranks_of_mpich_exchange_everything_through_two_nics() {
     ends_clean(&site, nics);
 }
 
-/// A signal for a process or for all that came from a launcher.
+/// Sends a signal to a process.
 fn signal(pid: u32, signal: Signal) {
     kill(Pid::from_raw(pid.cast_signed()), signal).expect("it lives");
 }
 
-/// The program that a launcher started.
+/// Returns the program that a launcher started.
 fn program_of(running: &Running) -> u32 {
     *descendants(running.child.id()).last().expect("itself at least")
 }
 
 #[test]
-fn a_nic_serves_the_memory_of_a_process_that_is_stopped() {
-    if skip("a_nic_serves_the_memory_of_a_process_that_is_stopped", &["ib_write_bw"]) {
+fn nic_accesses_memory_of_stopped_process() {
+    if skip("nic_accesses_memory_of_stopped_process", &["ib_write_bw"]) {
         return;
     }
     let (site, nics) = Site::with_nics("nic-stop", &["--port", "xdp"]);
@@ -253,7 +252,7 @@ fn a_nic_serves_the_memory_of_a_process_that_is_stopped() {
     let mut server = site.near("nic", program);
     server.wait_until_it_listens(18515);
     let mut client = site.far("nic", &format!("{program} {NEAR}"));
-    // Its writes go on for three seconds: an engine in the server's process would be missed after half of one.
+    // The writes continue for three seconds: an engine in the stopped server's process would be missed after half a second.
     client.wait_until("writing", |_| sent_bytes(&site.far) > 0);
     let stopped = program_of(&server);
     signal(stopped, Signal::SIGSTOP);
@@ -268,8 +267,8 @@ fn a_nic_serves_the_memory_of_a_process_that_is_stopped() {
 }
 
 #[test]
-fn a_nic_that_is_killed_leaves_nobody_waiting() {
-    if skip("a_nic_that_is_killed_leaves_nobody_waiting", &["ib_write_bw", "rping", "ibv_rc_pingpong"]) {
+fn killed_nic_wakes_its_clients() {
+    if skip("killed_nic_wakes_its_clients", &["ib_write_bw", "rping", "ibv_rc_pingpong"]) {
         return;
     }
     let (site, [mut near, far]) = Site::with_nics("nic-killed", &["--port", "xdp"]);
@@ -280,22 +279,22 @@ fn a_nic_that_is_killed_leaves_nobody_waiting() {
     peer.wait_until("writing", |_| sent_bytes(&site.far) > 0);
     let mut listens = site.near("nic", &format!("rping -s -a {NEAR} -v"));
     listens.wait_until_it_serves();
-    // Sleeps until an event comes.
+    // The program sleeps until an event arrives.
     let mut sleeps = site.near("nic", "ibv_rc_pingpong -g 1 -e -p 18600 -n 10000000");
     sleeps.wait_until_it_listens(18600);
     let mut partner = site.far("nic", &format!("ibv_rc_pingpong -g 1 -e -p 18600 -n 10000000 {NEAR}"));
-    // `peer` gets acknowledgements alone: payload from the near end is for `partner`.
+    // `peer` receives acknowledgements only: payload from the near end is for `partner`.
     partner.wait_until("exchanging", |_| sent_bytes(&site.near) > 0);
     signal(near.child.id(), Signal::SIGKILL);
     near.child.wait().expect("killed");
-    // `peer` always has something under way, and its retries run out.
+    // `peer` always has requests outstanding, so its retries run out.
     for running in [polls, peer, sleeps] {
         let ended = running.finish();
         assert!(!ended.status.success(), "{ended:?}");
     }
-    // One that has sent nothing that is unanswered hears nothing of the end of a host, on any NIC.
+    // A program without outstanding requests does not notice the end of a host, on any NIC.
     drop(partner);
-    // Nothing is left that would keep the next one out.
+    // Nothing blocks the next NIC.
     let again = super::site::nic(&site.near, "left", &["--port", "xdp"]);
     site.play("nic", "ibv_rc_pingpong -g 1 -n 100 -c", 18515);
     drop(listens);
@@ -309,7 +308,7 @@ fn program_in_another_pid_namespace_is_served() {
         return;
     }
     let site = Site::new("nic-pids");
-    // The NIC's namespace has no numbers for those who are outside.
+    // Processes outside of the NIC's PID namespace have no PID in it.
     let mut command = Command::new("unshare");
     command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
     command.arg(folder().join("roxie")).args(["nic", "--dev", "left", "--port", "xdp"]);
@@ -325,7 +324,7 @@ fn program_in_another_pid_namespace_is_served() {
     assert!(said.contains("(process 0,"), "{said}");
 }
 
-/// Starts a program of another user, who has what it takes in `place`.
+/// Starts a program as another user, with its files in `place`.
 fn as_nobody(site: &Site, place: &Path, program: &str) -> Running {
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]);
@@ -340,7 +339,7 @@ fn port_of_another_user_is_in_use() {
         return;
     }
     let (site, nics) = Site::with_nics("nic-users", &["--port", "xdp", "--all-users"]);
-    // The build folder may be out of another user's reach.
+    // Another user may not be able to access the build folder.
     let place = tempfile::tempdir().expect("a folder");
     for name in ["roxie", "libibverbs.so.1"] {
         fs::copy(folder().join(name), place.path().join(name)).expect("built");
@@ -382,8 +381,8 @@ fn port_of_another_user_is_in_use() {
 }
 
 #[test]
-fn a_program_gets_as_much_of_a_nic_as_it_may_have() {
-    if skip("a_program_gets_as_much_of_a_nic_as_it_may_have", &["ibv_srq_pingpong", "ibv_rc_pingpong"]) {
+fn program_is_limited_by_its_quota() {
+    if skip("program_is_limited_by_its_quota", &["ibv_srq_pingpong", "ibv_rc_pingpong"]) {
         return;
     }
     let limits = ["--port", "xdp", "--max-qps", "3", "--max-bytes", "1M", "--max-cqes", "2000"];
@@ -402,7 +401,7 @@ fn a_program_gets_as_much_of_a_nic_as_it_may_have() {
         let refused = site.near("nic", asked).finish();
         assert!(!refused.status.success() && refused.said.contains(limit), "{asked}: {refused:?}");
     }
-    // Each has as much, and what one had is free again.
+    // Each program has the same quota, and an ended program's share is free again.
     for _ in 0..2 {
         site.play("nic", "ibv_srq_pingpong -g 1 -n 100 -q 3", 18515);
     }
@@ -410,24 +409,24 @@ fn a_program_gets_as_much_of_a_nic_as_it_may_have() {
 }
 
 #[test]
-fn the_qps_of_a_program_are_no_faster_together_than_it_may_be() {
-    if skip("the_qps_of_a_program_are_no_faster_together_than_it_may_be", &["ib_write_bw"]) {
+fn max_rate_limits_a_programs_qps() {
+    if skip("max_rate_limits_a_programs_qps", &["ib_write_bw"]) {
         return;
     }
     let (site, nics) = Site::with_nics("nic-rate", &["--port", "xdp", "--max-rate", "200M"]);
     let (client, _) = site.play("nic", "ib_write_bw -x 1 -F -q 2 -s 65536 -n 100", 18515);
-    // `#bytes #iterations peak average rate`, the average in MiB/s.
+    // Columns: #bytes #iterations peak average rate, in MiB/s.
     let row = client.lines().rfind(|line| line.trim_start().starts_with("65536")).expect("a row");
     let average: f64 = row.split_whitespace().nth(3).and_then(|word| word.parse().ok()).expect("an average");
     let most = 200e6 / 8.0 / f64::from(1 << 20);
-    // 64 KiB of 13 MB leave at once. How fast this machine is says how much less it may be.
+    // 64 KiB of 13 MB are sent at once. A slow machine may reach less.
     assert!(average > 0.0 && average < 1.01 * most, "{average} MiB/s, {most} at most: {client}");
     ends_clean(&site, nics);
 }
 
 #[test]
-fn a_second_nic_of_an_interface_is_told_that_there_is_one() {
-    if skip("a_second_nic_of_an_interface_is_told_that_there_is_one", &["ibv_devinfo"]) {
+fn second_nic_of_interface_is_refused() {
+    if skip("second_nic_of_interface_is_refused", &["ibv_devinfo"]) {
         return;
     }
     let (site, nics) = Site::with_nics("nic-second", &["--port", "udp"]);
@@ -435,12 +434,12 @@ fn a_second_nic_of_an_interface_is_told_that_there_is_one() {
     command.args(["nic", "--dev", "left", "--port", "udp"]);
     let second = Running::start(&site.near, command).finish();
     assert!(second.status.code() == Some(3) && second.said.contains("left has a NIC already"), "{second:?}");
-    // Who is not told otherwise takes the NIC that is there.
+    // Without --port, the existing NIC is chosen.
     let mut command = Command::new(folder().join("roxie"));
     command.args(["run", "--dev", "left", "--", "ibv_devinfo"]);
     let chosen = Running::start(&site.near, command).finish();
     assert!(chosen.status.success() && chosen.said.contains("left by its NIC, process"), "{chosen:?}");
-    // What is the NIC's is not to be had by a program.
+    // A program cannot set what belongs to the NIC.
     let command =
         super::launcher(&["--dev", "left", "--port", "nic", "--fault", "drop=0.5"], "ibv_devinfo -v");
     let refused = Running::start(&site.near, command).finish();
@@ -451,8 +450,8 @@ fn a_second_nic_of_an_interface_is_told_that_there_is_one() {
 }
 
 #[test]
-fn peers_of_a_process_that_nobody_launched_hear_from_the_nic_that_it_is_dead() {
-    let name = "peers_of_a_process_that_nobody_launched_hear_from_the_nic_that_it_is_dead";
+fn nic_disconnects_peers_of_dead_process() {
+    let name = "nic_disconnects_peers_of_dead_process";
     if skip(name, &["rping"]) {
         return;
     }

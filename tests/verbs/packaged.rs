@@ -10,11 +10,11 @@ use std::time::Duration;
 use super::rdmacm::meet;
 use super::{NEAR, PORTS, Running, Site, compiled, skip};
 
-/// The TCP port by which uDAPL's programs exchange addresses.
+/// TCP port by which uDAPL's programs exchange addresses.
 const DAPL_PORT: u16 = 15828;
-/// The memory of the machine that migrates.
+/// Memory of the machine that migrates.
 const MEMORY: usize = 64 << 20;
-/// Where the pattern is in that memory, and its length.
+/// Offset of the pattern in that memory, and its length.
 const PATTERN_AT: usize = 16 << 20;
 const PATTERN: usize = 20 << 20;
 
@@ -38,7 +38,7 @@ fn librpma_moves_right_data() {
     }
 }
 
-/// A registry of uDAPL that has the interface's provider on rdma_cm.
+/// Writes a uDAPL registry with the interface's rdma_cm provider; returns its path.
 fn registry(folder: &Path, dev: &str) -> PathBuf {
     let path = folder.join(format!("{dev}.conf"));
     let line = format!("cma u2.0 nonthreadsafe default libdaplofa.so.2 dapl.2.0 \"{dev} 0\" \"\"\n");
@@ -46,7 +46,7 @@ fn registry(folder: &Path, dev: &str) -> PathBuf {
     path
 }
 
-/// Over the provider on rdma_cm. dtest says PASSED or FAILED; it ends with 0 in either case.
+/// Uses the rdma_cm provider. dtest prints PASSED or FAILED, and exits with 0 in either case.
 #[test]
 fn dapl_programs_pass() {
     if skip("dapl_programs_pass", &["dtest", "dtestx", "dtestcm", "dtestsrq"]) {
@@ -78,7 +78,7 @@ fn dapl_programs_pass() {
     }
 }
 
-/// A machine protocol session with QEMU.
+/// A QEMU machine protocol session.
 struct Monitor {
     answers: BufReader<UnixStream>,
 }
@@ -118,7 +118,7 @@ impl Monitor {
     }
 }
 
-/// A machine without a disk, whose memory holds a pattern, moves to another host. Registration is by chunks, or of all memory at once.
+/// A diskless machine with a pattern in its memory moves to another host. Memory is registered by chunks, or all at once.
 #[test]
 fn qemu_migrates_memory_unchanged() {
     if skip("qemu_migrates_memory_unchanged", &["qemu-system-x86_64"]) {
@@ -167,7 +167,7 @@ fn qemu_migrates_memory_unchanged() {
     }
 }
 
-/// Wheels of Python carry copies of libraries under names of their own, and link to those names. The copy here has no device.
+/// Python wheels carry copies of libraries with names of their own, and link to those names. The copy here has no device.
 #[test]
 fn renamed_library_yields_to_the_preloaded_one() {
     let name = "renamed_library_yields_to_the_preloaded_one";

@@ -1,8 +1,8 @@
-//! The `ibv_*_pingpong` programs of rdma-core. Where one can verify what it received (`-c`), it does.
+//! The `ibv_*_pingpong` programs of rdma-core, with verification (`-c`) where they support it.
 
 use super::{PORTS, Site, skip};
 
-/// The TCP port by which they exchange addresses.
+/// TCP port by which they exchange addresses.
 const PORT: u16 = 18515;
 
 fn plays(test: &str, tag: &str, program: &str, verifies: bool) {
@@ -24,34 +24,34 @@ fn plays(test: &str, tag: &str, program: &str, verifies: bool) {
 }
 
 #[test]
-fn rc_plays_over_both_ports_polling_and_on_events() {
-    plays("rc_plays_over_both_ports_polling_and_on_events", "pp-rc", "ibv_rc_pingpong", true);
+fn rc_pingpong_runs_over_both_ports() {
+    plays("rc_pingpong_runs_over_both_ports", "pp-rc", "ibv_rc_pingpong", true);
 }
 
 #[test]
-fn uc_plays_over_both_ports_polling_and_on_events() {
-    plays("uc_plays_over_both_ports_polling_and_on_events", "pp-uc", "ibv_uc_pingpong", true);
+fn uc_pingpong_runs_over_both_ports() {
+    plays("uc_pingpong_runs_over_both_ports", "pp-uc", "ibv_uc_pingpong", true);
 }
 
 #[test]
-fn ud_plays_over_both_ports_polling_and_on_events() {
-    plays("ud_plays_over_both_ports_polling_and_on_events", "pp-ud", "ibv_ud_pingpong", true);
+fn ud_pingpong_runs_over_both_ports() {
+    plays("ud_pingpong_runs_over_both_ports", "pp-ud", "ibv_ud_pingpong", true);
 }
 
 #[test]
-fn shared_receives_play_over_both_ports_polling_and_on_events() {
-    let name = "shared_receives_play_over_both_ports_polling_and_on_events";
+fn srq_pingpong_runs_over_both_ports() {
+    let name = "srq_pingpong_runs_over_both_ports";
     plays(name, "pp-srq", "ibv_srq_pingpong", true);
 }
 
 #[test]
-fn xrc_plays_over_both_ports_polling_and_on_events() {
-    plays("xrc_plays_over_both_ports_polling_and_on_events", "pp-xrc", "ibv_xsrq_pingpong", false);
+fn xrc_pingpong_runs_over_both_ports() {
+    plays("xrc_pingpong_runs_over_both_ports", "pp-xrc", "ibv_xsrq_pingpong", false);
 }
 
 #[test]
-fn rc_plays_with_the_new_post_api_on_demand_memory_and_device_memory() {
-    let name = "rc_plays_with_the_new_post_api_on_demand_memory_and_device_memory";
+fn rc_pingpong_runs_with_newer_apis() {
+    let name = "rc_pingpong_runs_with_newer_apis";
     if skip(name, &["ibv_rc_pingpong"]) {
         return;
     }
@@ -64,18 +64,18 @@ fn rc_plays_with_the_new_post_api_on_demand_memory_and_device_memory() {
 }
 
 #[test]
-fn a_wrong_gid_index_says_what_there_is() {
-    let name = "a_wrong_gid_index_says_what_there_is";
+fn invalid_gid_index_is_explained() {
+    let name = "invalid_gid_index_is_explained";
     if skip(name, &["ibv_rc_pingpong"]) {
         return;
     }
     let site = Site::new("pp-gid");
-    // Beyond the table the program itself says so; an entry that is empty is the library's to explain.
+    // The program itself reports an index beyond the table; the library explains an empty entry.
     let far = site.far("udp", "ibv_rc_pingpong -g 40 192.0.2.1").finish();
     assert!(!far.status.success() && far.said.contains("the table has 32 entries"), "{far:?}");
     let mut server = site.near("udp", "ibv_rc_pingpong -g 1");
     server.wait_until_it_listens(PORT);
-    // The empty GID goes to the server, which makes of it that there is no address.
+    // The empty GID goes to the server, which reports the missing address.
     let empty = site.far("udp", "ibv_rc_pingpong -g 9 192.0.2.1").finish();
     assert!(!empty.status.success(), "{empty:?}");
     let server = server.finish();

@@ -1,14 +1,14 @@
-//! Programs with preloads of their own: they keep them, and have the device all the same.
+//! Programs with preloads of their own keep them, and have the device as well.
 
 use std::path::Path;
 use std::process::Command;
 
 use super::{NEAR, PORTS, Running, Site, compiled, folder, skip};
 
-/// Where distributions have rsockets for programs of TCP.
+/// Distributions' rsockets preload for TCP programs.
 const RSOCKETS: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
 
-/// The ways in which a program comes to a preload of its own. `ROXIE` stands for the command with its options, `PRELOAD` for the library,
+/// Ways in which a program gets its own preload. `ROXIE` stands for the command with its options, `PRELOAD` for the library,
 /// `PROGRAM` for the program.
 const WAYS: [&str; 5] = [
     "LD_PRELOAD=PRELOAD exec ROXIE run OPTIONS -- PROGRAM",
@@ -30,8 +30,8 @@ fn shell(way: &str, options: &str, preload: &str, program: &str) -> Command {
 }
 
 #[test]
-fn programs_of_tcp_run_over_rsockets_whichever_way_those_are_preloaded() {
-    let name = "programs_of_tcp_run_over_rsockets_whichever_way_those_are_preloaded";
+fn tcp_programs_run_over_preloaded_rsockets() {
+    let name = "tcp_programs_run_over_preloaded_rsockets";
     if skip(name, &["cc", "sh", "env"]) {
         return;
     }
@@ -52,7 +52,7 @@ fn programs_of_tcp_run_over_rsockets_whichever_way_those_are_preloaded() {
                 )
             };
             let mut server = start(&site.near, "left", &format!("serve {NEAR}"));
-            // Sockets of TCP have no connection manager.
+            // TCP sockets of the program do not show which port is served: wait for the rdma_cm listener.
             server.wait_until_it_serves();
             let (client, server) = (start(&site.far, "right", NEAR).finish(), server.finish());
             let told = format!("{port}: {way}: {client:?} {server:?}");
@@ -63,8 +63,8 @@ fn programs_of_tcp_run_over_rsockets_whichever_way_those_are_preloaded() {
 }
 
 #[test]
-fn a_child_with_preloads_of_its_own_keeps_the_device_however_it_is_started() {
-    let name = "a_child_with_preloads_of_its_own_keeps_the_device_however_it_is_started";
+fn child_with_own_preload_keeps_the_device() {
+    let name = "child_with_own_preload_keeps_the_device";
     if skip(name, &["cc"]) {
         return;
     }
@@ -79,7 +79,7 @@ fn a_child_with_preloads_of_its_own_keeps_the_device_however_it_is_started() {
     for line in started.said.lines() {
         assert!(line.ends_with(&format!(" libm.so.6:{ours} last")), "{line}");
     }
-    // Who has it already, has it once; who wants none, has none.
+    // The library is added once, and not to an explicitly empty preload.
     let twice = run(&format!("{ours}:libm.so.6"));
     let none = run("-");
     for (finished, wanted) in [(twice, format!(" {ours}:libm.so.6 last")), (none, " none last".into())] {
@@ -88,10 +88,11 @@ fn a_child_with_preloads_of_its_own_keeps_the_device_however_it_is_started() {
     }
 }
 
-/// A library of rdma_cm that speaks to the file itself, without ours before the C library, is refused, and does not take silence for answers.
+/// A librdmacm that accesses the device file directly, without this library's interposed calls, is refused, and does not take
+/// silence for answers.
 #[test]
-fn the_file_of_rdma_cm_answers_nobody_but_the_library() {
-    let name = "the_file_of_rdma_cm_answers_nobody_but_the_library";
+fn rdma_cm_file_serves_only_the_library() {
+    let name = "rdma_cm_file_serves_only_the_library";
     if skip(name, &["env", "sh"]) {
         return;
     }

@@ -1,8 +1,8 @@
-//! rdma-core's own Python tests, against a table of what each is expected to come to (`pyverbs.txt`), which may only get better.
+//! rdma-core's own Python tests, against a table of expected outcomes (`pyverbs.txt`), which may only improve.
 //!
-//! They are the tests of the release whose `python3-pyverbs` Debian 12 has. They are not part of this repository:
-//! `.ci/rdma-core-tests` puts them into `target/cache/rdma-core-44.0`, from Debian's source archive and checked against its sum, or
-//! from the folder that `RDMA_CORE_TESTS` names. One device, and most tests one process with both
+//! The tests are those of Debian 12's `python3-pyverbs` release, and not part of this repository: `.ci/rdma-core-tests` puts
+//! them into `target/cache/rdma-core-44.0`, from Debian's source archive after a checksum, or from the folder that
+//! `RDMA_CORE_TESTS` names. Most tests have both ends in one process on one device: the port loops frames back.
 //! ends in it: frames are turned round in the port.
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use crate::site::in_time::CommandInTime;
 
 const EXPECTED: &str = include_str!("pyverbs.txt");
 
-/// What a test comes to on Roxie and, of Linux 6.1, on rdma_rxe, and why on Roxie it does not pass.
+/// Expected outcome of a test on Roxie and on Linux 6.1's rdma_rxe, and why it does not pass on Roxie.
 struct Expected {
     test: &'static str,
     roxie: &'static str,
@@ -23,7 +23,7 @@ struct Expected {
     why: &'static str,
 }
 
-/// Lines `name roxie rxe why`; a `#` begins a comment.
+/// Parses lines `name roxie rxe why`; a `#` begins a comment.
 fn expected() -> Vec<Expected> {
     let lines = EXPECTED.lines().filter(|line| !line.starts_with('#'));
     let of = |line: &'static str| {
@@ -34,7 +34,7 @@ fn expected() -> Vec<Expected> {
     lines.map(of).collect()
 }
 
-/// Lines `name outcome why` of the runner.
+/// Parses the runner's lines `name outcome why`.
 fn outcomes(text: &str) -> BTreeMap<&str, (&str, &str)> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     let words = lines.filter_map(|line| line.split_once(' '));
@@ -47,30 +47,30 @@ fn sources() -> Option<PathBuf> {
     script.status.success().then(|| PathBuf::from(String::from_utf8(script.stdout).unwrap().trim()))
 }
 
-/// What is not run: it waits for something that is not there yet.
+/// Outcome of a test that is not run, because it would wait for ever.
 const WAITS: &str = "wait";
-/// What passes over AF_XDP, and is skipped over sockets.
+/// Outcome of a test that passes over AF_XDP, and is skipped over sockets.
 const XDP: &str = "xdp";
-/// What passes over sockets, and is not run over AF_XDP: it is two processes.
+/// Outcome of a test that passes over sockets, and is not run over AF_XDP, because it has two processes.
 const UDP: &str = "udp";
 
-/// Tests that need huge pages, and are skipped by themselves where the system has none free.
+/// Tests that need huge pages, and skip themselves if the system has none free.
 const HUGE: [&str; 3] = [
     "tests.test_odp.OdpTestCase.test_odp_rc_huge_traffic",
     "tests.test_odp.OdpTestCase.test_odp_rc_huge_user_addr_traffic",
     "tests.test_parent_domain.ParentDomainTrafficTest.test_huge_page_traffic",
 ];
-/// Pages of 2 MiB that they use: one for either end, and as many again for ends of the test before that Python has not let go of yet.
+/// Pages of 2 MiB that they use: one for each end, and as many for the ends of the previous test that Python has not freed yet.
 const HUGE_PAGES: u64 = 4;
 
-/// How good an outcome is: a test that passes is better than one that is skipped, and that is better than a failure.
+/// Ranks an outcome: pass, then skip, then failure.
 fn rank(outcome: &str) -> u32 {
     ["fail", "skip", "pass"].iter().position(|known| *known == outcome).map_or(0, |rank| rank as u32)
 }
 
 #[test]
-fn the_tests_of_rdma_core_come_to_what_is_expected_or_better() {
-    let name = "the_tests_of_rdma_core_come_to_what_is_expected_or_better";
+fn rdma_core_tests_reach_expected_outcomes() {
+    let name = "rdma_core_tests_reach_expected_outcomes";
     if skip(name, &["python3"]) {
         return;
     }
@@ -91,7 +91,7 @@ fn the_tests_of_rdma_core_come_to_what_is_expected_or_better() {
     }
     let runner = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs/run_pyverbs.py");
     for port in super::PORTS.into_iter().chain(["nic"]) {
-        // Over AF_XDP as well, with the engine in a process of its own.
+        // AF_XDP as well, with the engine in a process of its own.
         let _nic =
             (port == "nic").then(|| super::site::nic(&site.near, "left", &["--port", "xdp", "--quiet"]));
         let waits = |line: &&Expected| line.roxie == WAITS || (port == "xdp" && line.roxie == UDP);
@@ -127,7 +127,7 @@ fn the_tests_of_rdma_core_come_to_what_is_expected_or_better() {
 }
 
 #[test]
-fn each_skip_and_each_failure_names_its_reason() {
+fn expected_skips_and_failures_have_reasons() {
     let expected = expected();
     assert!(expected.iter().filter(|line| line.roxie == "pass").count() > 100);
     for Expected { test, roxie, rxe, why } in expected {

@@ -1,4 +1,4 @@
-//! Programs that ask about the device.
+//! Programs that query the device.
 
 use super::{Site, compiled, skip};
 use nix::sys::signal::{Signal, kill};
@@ -6,8 +6,8 @@ use nix::unistd::Pid;
 use roxie::netdev::Links;
 
 #[test]
-fn the_device_is_listed_and_described() {
-    if skip("the_device_is_listed_and_described", &["ibv_devices", "ibv_devinfo"]) {
+fn device_is_listed_and_described() {
+    if skip("device_is_listed_and_described", &["ibv_devices", "ibv_devinfo"]) {
         return;
     }
     let site = Site::new("q-info");
@@ -28,9 +28,8 @@ fn the_device_is_listed_and_described() {
 }
 
 #[test]
-fn asking_works_beside_a_program_that_has_the_interface_and_a_second_one_over_af_xdp_is_told_who() {
-    let name =
-        "asking_works_beside_a_program_that_has_the_interface_and_a_second_one_over_af_xdp_is_told_who";
+fn queries_work_beside_the_interfaces_holder() {
+    let name = "queries_work_beside_the_interfaces_holder";
     if skip(name, &["ibv_devinfo", "ibv_rc_pingpong"]) {
         return;
     }
@@ -51,8 +50,8 @@ fn asking_works_beside_a_program_that_has_the_interface_and_a_second_one_over_af
 }
 
 #[test]
-fn a_link_that_goes_down_is_an_event() {
-    if skip("a_link_that_goes_down_is_an_event", &["ibv_asyncwatch", "stdbuf"]) {
+fn link_down_raises_an_event() {
+    if skip("link_down_raises_an_event", &["ibv_asyncwatch", "stdbuf"]) {
         return;
     }
     let site = Site::new("q-async");
@@ -63,8 +62,8 @@ fn a_link_that_goes_down_is_an_event() {
 }
 
 #[test]
-fn signals_reach_the_program_and_its_end_is_ours() {
-    if skip("signals_reach_the_program_and_its_end_is_ours", &["sh", "sleep"]) {
+fn signals_and_exit_status_are_forwarded() {
+    if skip("signals_and_exit_status_are_forwarded", &["sh", "sleep"]) {
         return;
     }
     let site = Site::new("q-signal");
@@ -82,8 +81,8 @@ fn signals_reach_the_program_and_its_end_is_ours() {
 }
 
 #[test]
-fn each_question_is_answered_to_the_end_of_its_table_and_what_is_made_in_answer_works() {
-    let name = "each_question_is_answered_to_the_end_of_its_table_and_what_is_made_in_answer_works";
+fn queries_cover_their_whole_tables() {
+    let name = "queries_cover_their_whole_tables";
     if skip(name, &["cc"]) {
         return;
     }
@@ -94,8 +93,8 @@ fn each_question_is_answered_to_the_end_of_its_table_and_what_is_made_in_answer_
 }
 
 #[test]
-fn what_goes_in_comes_out_each_value_in_its_place() {
-    let name = "what_goes_in_comes_out_each_value_in_its_place";
+fn queried_attributes_equal_the_set_ones() {
+    let name = "queried_attributes_equal_the_set_ones";
     if skip(name, &["cc"]) {
         return;
     }

@@ -11,7 +11,7 @@ fn station(namespace: &NetNs, interface: &str) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// Some device has a flow in force. One test at a time has devices.
+/// True if a device has a flow in force. Only one test at a time has devices.
 fn some_flow_is_in_force() -> bool {
     let maps = loaded_maps().flatten().filter(|map| map.name_as_str() == Some("flows_in_force"));
     maps.filter_map(|map| MapData::from_id(map.id()).ok()).any(|data| {
@@ -20,11 +20,11 @@ fn some_flow_is_in_force() -> bool {
     })
 }
 
-/// A server and a client of `program`, with the same options.
+/// Runs a server and a client of `program` with the same options.
 fn play(site: &Site, program: &str, options: &str) -> (String, String) {
     let (near, far) = (station(&site.near, "left"), station(&site.far, "right"));
     let mut server = site.near("xdp", &format!("{program} --server -B {near} -E {far} {options}"));
-    // They say nothing before their end, and listen to no port.
+    // The programs print nothing before their end, and listen to no port.
     server.wait_until("steering", |_| some_flow_is_in_force());
     let client = site.far("xdp", &format!("{program} --client -B {far} -E {near} {options}")).finish();
     let server = server.finish();
@@ -33,7 +33,7 @@ fn play(site: &Site, program: &str, options: &str) -> (String, String) {
     (client.said, server.said)
 }
 
-/// The second number of the line that begins with the size: how many there were.
+/// Returns the second number of the row for the size: the iterations.
 fn iterations(said: &str, size: &str) -> u64 {
     let rows = said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let row =
@@ -42,8 +42,8 @@ fn iterations(said: &str, size: &str) -> u64 {
 }
 
 #[test]
-fn raw_packets_are_measured_with_several_headers() {
-    let name = "raw_packets_are_measured_with_several_headers";
+fn raw_packets_are_measured() {
+    let name = "raw_packets_are_measured";
     if skip(name, &["raw_ethernet_bw", "raw_ethernet_lat"]) {
         return;
     }
@@ -61,8 +61,8 @@ fn raw_packets_are_measured_with_several_headers() {
 }
 
 #[test]
-fn flows_queues_and_tables_live_and_die_in_their_order() {
-    let name = "flows_queues_and_tables_live_and_die_in_their_order";
+fn flows_and_queues_are_destroyed_in_order() {
+    let name = "flows_and_queues_are_destroyed_in_order";
     if skip(name, &["cc"]) {
         return;
     }
@@ -73,8 +73,8 @@ fn flows_queues_and_tables_live_and_die_in_their_order() {
 }
 
 #[test]
-fn sockets_carry_no_raw_packets_and_say_so() {
-    let name = "sockets_carry_no_raw_packets_and_say_so";
+fn sockets_refuse_raw_packets() {
+    let name = "sockets_refuse_raw_packets";
     if skip(name, &["raw_ethernet_bw"]) {
         return;
     }

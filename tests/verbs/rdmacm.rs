@@ -1,5 +1,5 @@
 //! Programs of rdma_cm, under the distribution's own `librdmacm`: rping, ucmatose, udaddy, mckey, rdma_client and rdma_xclient,
-//! rsockets, cmtime, perftest with `-R`, qperf, fio. Where one can compare what it received, it does.
+//! rsockets, cmtime, perftest with `-R`, qperf, fio. Programs that can verify received data do.
 
 use std::fs;
 use std::path::Path;
@@ -12,12 +12,12 @@ use roxie::netdev::{Links, NetNs};
 use super::{FAR, NEAR, NEAR_V6, PORTS, QPERF_PORT, Running, Site, compiled, descendants, launcher, skip};
 
 impl Running {
-    /// Until it listens.
+    /// Waits until the program listens.
     pub(super) fn wait_until_it_serves(&mut self) {
         self.wait_until_it_has("LISTEN");
     }
 
-    /// True when it listens; false if it ends before.
+    /// Returns true when the program listens; false if it ends before.
     pub(super) fn serves(&mut self) -> bool {
         while self.child.try_wait().unwrap().is_none() {
             if has(self.child.id(), "LISTEN") {
@@ -28,12 +28,12 @@ impl Running {
         false
     }
 
-    /// Until it has an identifier in this state, and the interface.
+    /// Waits until the program has an identifier in this state, and the interface.
     fn wait_until_it_has(&mut self, state: &str) {
         self.wait_until(state, |pid| has(pid, state));
     }
 
-    /// Ends the program without a chance to say good-bye; the launcher lives on.
+    /// Kills the program, which cannot disconnect; the launcher lives on.
     fn kill_program(&self) {
         for pid in descendants(self.child.id()).into_iter().filter(|pid| *pid != self.child.id()) {
             let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
@@ -42,7 +42,7 @@ impl Running {
     }
 }
 
-/// A process, or one that it has started, has an identifier in this state, and the interface.
+/// True if a process, or a descendant, has an identifier in this state, and the interface.
 fn has(pid: u32, state: &str) -> bool {
     let seen = NetNs::of_process(pid).map(|namespace| namespace.run(snapshots));
     let Ok(Ok(Ok(look))) = seen else { return false };
@@ -51,7 +51,7 @@ fn has(pid: u32, state: &str) -> bool {
     look.snapshots.iter().filter(own).flat_map(|device| &device.cm_ids).any(|id| id.state == state)
 }
 
-/// Runs a server and a client; both must end well. What they said.
+/// Runs a server and a client to their successful ends. Returns their outputs.
 pub(super) fn meet(site: &Site, port: &str, server: &str, client: &str) -> (String, String) {
     let mut serving = site.near(port, server);
     serving.wait_until_it_serves();
@@ -95,7 +95,7 @@ fn rping_verifies_over_ipv4_and_ipv6() {
     }
 }
 
-/// 127.0.0.1 is the device itself. rxe resolves the address too, and then no route.
+/// 127.0.0.1 is the device itself. rxe resolves the address, too, but then finds no route.
 #[test]
 fn loopback_destination_reaches_the_own_device() {
     if skip("loopback_destination_reaches_the_own_device", &["rping"]) {
@@ -112,8 +112,8 @@ fn loopback_destination_reaches_the_own_device() {
 }
 
 #[test]
-fn a_persistent_rping_server_serves_one_client_after_another() {
-    let name = "a_persistent_rping_server_serves_one_client_after_another";
+fn persistent_rping_server_serves_successive_clients() {
+    let name = "persistent_rping_server_serves_successive_clients";
     if skip(name, &["rping"]) {
         return;
     }
@@ -128,10 +128,11 @@ fn a_persistent_rping_server_serves_one_client_after_another() {
     }
 }
 
-/// Without a launcher it says so itself, if it exits. Otherwise the server would find out by its timeouts, after 77 s and more.
+/// A program that exits without a launcher disconnects by itself. Otherwise the server would notice only by its timeouts, after
+/// 77 s or more.
 #[test]
-fn the_peer_of_a_program_that_exits_hears_of_it_without_a_launcher() {
-    let name = "the_peer_of_a_program_that_exits_hears_of_it_without_a_launcher";
+fn exiting_program_disconnects_without_launcher() {
+    let name = "exiting_program_disconnects_without_launcher";
     if skip(name, &["rping", "cc"]) {
         return;
     }
@@ -157,10 +158,11 @@ fn the_peer_of_a_program_that_exits_hears_of_it_without_a_launcher() {
     }
 }
 
-/// The launcher says for a program that was killed what the kernel would: its peer is asked for nothing, and would wait for ever.
+/// For a killed program, the launcher disconnects, as the kernel would: otherwise a peer that sends nothing would wait for
+/// ever.
 #[test]
-fn the_peer_of_a_program_that_is_killed_hears_that_it_is_gone() {
-    let name = "the_peer_of_a_program_that_is_killed_hears_that_it_is_gone";
+fn launcher_disconnects_a_killed_program() {
+    let name = "launcher_disconnects_a_killed_program";
     if skip(name, &["rping"]) {
         return;
     }
@@ -171,7 +173,7 @@ fn the_peer_of_a_program_that_is_killed_hears_that_it_is_gone() {
             server.wait_until_it_serves();
             let mut client = site.far(port, &format!("rping -c -a {NEAR} -d"));
             client.wait_until_it_has("CONNECT");
-            // rping's output is a pipe, which it writes to by the block: both are pinging by then.
+            // rping writes its output to a pipe, by blocks: both programs are exchanging messages by then.
             server.wait_until_it_says("RDMA_CM_EVENT_ESTABLISHED");
             client.wait_until_it_says("RDMA_CM_EVENT_ESTABLISHED");
             let (victim, survivor) = if kill_server { (server, client) } else { (client, server) };
@@ -184,11 +186,11 @@ fn the_peer_of_a_program_that_is_killed_hears_that_it_is_gone() {
     }
 }
 
-/// The NIC ends with the process that it is part of, and must not keep the acknowledgement of what it has completed, whichever way the
-/// process ends. fio's receiver does so by `_exit`.
+/// The NIC ends with its process, and must first send the acknowledgement of what it has completed, however the process ends.
+/// fio's receiver ends by `_exit`.
 #[test]
-fn a_message_is_acknowledged_whose_receiver_ends_as_soon_as_it_has_it() {
-    let name = "a_message_is_acknowledged_whose_receiver_ends_as_soon_as_it_has_it";
+fn exiting_receiver_acknowledges_its_message() {
+    let name = "exiting_receiver_acknowledges_its_message";
     if skip(name, &["cc"]) {
         return;
     }
@@ -201,32 +203,32 @@ fn a_message_is_acknowledged_whose_receiver_ends_as_soon_as_it_has_it() {
 }
 
 #[test]
-fn ucmatose_and_udaddy_exchange_messages_and_disconnect() {
+fn ucmatose_and_udaddy_exchange_messages() {
     let pairs = [
         ("ucmatose -c 3 -C 20 -S 1000", "ucmatose -c 3 -C 20 -S 1000 -s 192.0.2.1"),
         ("ucmatose -b fd00::1", "ucmatose -s fd00::1"),
         ("udaddy -c 3 -C 20 -S 500", "udaddy -c 3 -C 20 -S 500 -s 192.0.2.1"),
     ];
-    let name = "ucmatose_and_udaddy_exchange_messages_and_disconnect";
+    let name = "ucmatose_and_udaddy_exchange_messages";
     meets(name, "cm-ucmatose", &["ucmatose", "udaddy"], &pairs);
 }
 
 #[test]
-fn ucmatose_moves_its_identifiers_to_another_channel() {
+fn ucmatose_migrates_identifiers_to_another_channel() {
     let pairs = [("ucmatose -m", "ucmatose -m -s 192.0.2.1")];
-    meets("ucmatose_moves_its_identifiers_to_another_channel", "cm-migrate", &["ucmatose"], &pairs);
+    meets("ucmatose_migrates_identifiers_to_another_channel", "cm-migrate", &["ucmatose"], &pairs);
 }
 
 #[test]
-fn mckey_sends_to_a_group_and_receives_from_it() {
-    let name = "mckey_sends_to_a_group_and_receives_from_it";
+fn mckey_sends_to_and_receives_from_group() {
+    let name = "mckey_sends_to_and_receives_from_group";
     if skip(name, &["mckey"]) {
         return;
     }
     let site = Site::new("cm-mckey");
     for port in PORTS {
         let mut receiver = site.near(port, "mckey -m 239.1.2.3 -b 192.0.2.1 -C 10");
-        // Datagrams before it has joined are nobody's.
+        // Datagrams before the receiver has joined are lost.
         receiver.wait_until("in the group", |pid| {
             let groups = fs::read_to_string(format!("/proc/{pid}/net/igmp")).unwrap_or_default();
             groups.contains("030201EF")
@@ -238,20 +240,20 @@ fn mckey_sends_to_a_group_and_receives_from_it() {
 }
 
 #[test]
-fn the_examples_with_endpoints_connect_also_over_xrc() {
+fn endpoint_examples_connect_over_rc_and_xrc() {
     let pairs = [
         ("rdma_server", "rdma_client -s 192.0.2.1"),
         ("rdma_xserver -c r", "rdma_xclient -c r -s 192.0.2.1"),
         ("rdma_xserver -c x", "rdma_xclient -c x -s 192.0.2.1"),
     ];
     let programs = ["rdma_server", "rdma_client", "rdma_xserver", "rdma_xclient"];
-    meets("the_examples_with_endpoints_connect_also_over_xrc", "cm-endpoint", &programs, &pairs);
+    meets("endpoint_examples_connect_over_rc_and_xrc", "cm-endpoint", &programs, &pairs);
 }
 
 #[test]
 fn rsockets_carry_streams_that_are_verified() {
     let stream = "-S 2000 -C 100 -T v";
-    // Not `-T a`, by which a client that polls takes the end of a stream for an error if it comes together with the last data.
+    // Not `-T a`: a polling client then takes the end of a stream for an error if it arrives together with the last data.
     let pairs = ["", "-T n"]
         .map(|more| (format!("rstream {stream} {more}"), format!("rstream {stream} {more} -s 192.0.2.1")));
     let mut pairs: Vec<_> = pairs.iter().map(|(server, client)| (&**server, &**client)).collect();
@@ -260,14 +262,14 @@ fn rsockets_carry_streams_that_are_verified() {
 }
 
 #[test]
-fn cmtime_connects_and_disconnects_many_at_once() {
-    let name = "cmtime_connects_and_disconnects_many_at_once";
+fn cmtime_connects_and_disconnects_many() {
+    let name = "cmtime_connects_and_disconnects_many";
     if skip(name, &["cmtime"]) {
         return;
     }
     let site = Site::new("cm-time");
     for port in PORTS {
-        // The server goes on for ever.
+        // The server never ends by itself.
         let mut server = site.near(port, "cmtime");
         server.wait_until_it_serves();
         let client = site.far(port, "cmtime -c 50 -s 192.0.2.1").finish();
@@ -316,7 +318,7 @@ fn fio_writes_and_the_receiver_verifies() {
         return;
     }
     let site = Site::new("cm-fio");
-    // fio has no patience with a receiver that is not ready: all receives are there before the first message, as its source advises.
+    // fio fails if the receiver is not ready: post all receives before the first message, as its source advises.
     let common = "--ioengine=rdma --port=4321 --bs=64k --size=4m";
     let place = tempfile::tempdir().unwrap();
     // fio leaves a file in its working folder.
@@ -351,8 +353,8 @@ fn fio_writes_and_the_receiver_verifies() {
 }
 
 #[test]
-fn a_way_that_is_not_on_the_device_is_told_with_what_to_do() {
-    let name = "a_way_that_is_not_on_the_device_is_told_with_what_to_do";
+fn route_off_the_device_is_explained() {
+    let name = "route_off_the_device_is_explained";
     if skip(name, &["rping"]) {
         return;
     }
@@ -373,11 +375,11 @@ fn a_way_that_is_not_on_the_device_is_told_with_what_to_do() {
     assert!(!refused.status.success(), "nobody serves there: {refused:?}");
 }
 
-/// What its host says of that ends the wait. Frames of AF_XDP over IPv6 carry no UDP checksum, as RoCE's need none: Linux says nothing of
-/// those.
+/// An ICMP error of the host ends the wait. AF_XDP frames over IPv6 have no UDP checksum, which RoCE does not need: Linux sends
+/// no ICMP error for those.
 #[test]
-fn a_host_where_nothing_takes_roce_is_unreachable_at_once() {
-    let name = "a_host_where_nothing_takes_roce_is_unreachable_at_once";
+fn host_without_roce_is_unreachable_at_once() {
+    let name = "host_without_roce_is_unreachable_at_once";
     if skip(name, &["rping", "udaddy"]) {
         return;
     }
@@ -397,10 +399,10 @@ fn a_host_where_nothing_takes_roce_is_unreachable_at_once() {
     }
 }
 
-/// Also one that has never listened for anything: whoever has the interface for rdma_cm answers for all of its ports.
+/// A process that never listened refuses as well: the holder of the interface answers for all ports of rdma_cm.
 #[test]
-fn a_process_without_listeners_refuses() {
-    let name = "a_process_without_listeners_refuses";
+fn process_without_listeners_refuses() {
+    let name = "process_without_listeners_refuses";
     if skip(name, &["python3", "rping"]) {
         return;
     }
@@ -426,26 +428,27 @@ time.sleep(100)
     }
 }
 
-/// One that does not answer, and was never heard of, is given up after 15 s, and the log says why: three requests, and the first one four
-/// times more while it is waited for.
+/// A silent, unknown host is given up after 15 s, and the log says why: three requests, and four early repetitions of the
+/// first.
 #[test]
-fn a_host_that_says_nothing_is_given_up_after_a_few_requests() {
-    let name = "a_host_that_says_nothing_is_given_up_after_a_few_requests";
+fn silent_host_is_given_up_after_15_s() {
+    let name = "silent_host_is_given_up_after_15_s";
     if skip(name, &["rping"]) {
         return;
     }
     let site = Site::new("cm-silent");
-    // It takes the datagrams, and that is all.
+    // A socket that receives the datagrams and never answers.
     let _silent = site.near.run(|| std::net::UdpSocket::bind((NEAR, 4791))).unwrap().unwrap();
     let ended = site.far("udp", &format!("rping -c -a {NEAR} -C 1 -d")).finish();
     let told = format!("{NEAR}:7174 did not answer 7 copies of REQ");
     assert!(!ended.status.success() && ended.said.contains(&told), "{ended:?}");
 }
 
-/// As qperf's server does. A request that comes while the port is only being opened would be lost, and rdma_rxe repeats it after 6 s.
+/// As qperf's server. A request that arrives while the port is being opened would be lost, and rdma_rxe repeats it only after 6
+/// s.
 #[test]
-fn who_tells_its_address_before_it_listens_is_there_when_its_client_comes() {
-    let name = "who_tells_its_address_before_it_listens_is_there_when_its_client_comes";
+fn bound_identifier_claims_the_interface() {
+    let name = "bound_identifier_claims_the_interface";
     if skip(name, &["python3"]) {
         return;
     }
@@ -474,8 +477,8 @@ print("fine")
 }
 
 #[test]
-fn other_files_and_children_are_left_alone() {
-    let name = "other_files_and_children_are_left_alone";
+fn other_files_and_children_are_unaffected() {
+    let name = "other_files_and_children_are_unaffected";
     if skip(name, &["python3"]) {
         return;
     }
@@ -535,8 +538,8 @@ print("fine")
 }
 
 #[test]
-fn a_thread_that_comes_back_for_an_event_waits_though_its_channel_is_destroyed() {
-    let name = "a_thread_that_comes_back_for_an_event_waits_though_its_channel_is_destroyed";
+fn event_wait_survives_channel_destruction() {
+    let name = "event_wait_survives_channel_destruction";
     if skip(name, &["cc"]) {
         return;
     }
@@ -545,7 +548,7 @@ fn a_thread_that_comes_back_for_an_event_waits_though_its_channel_is_destroyed()
     assert!(ran.status.success() && ran.said.contains("all waited"), "{ran:?}");
 }
 
-/// 20 addresses that no host has are looked for at a time, which is more than there are threads that look.
+/// 20 unused addresses are resolved at a time, more than there are resolver threads.
 #[test]
 fn resolution_of_silent_host_ends_with_its_timeout() {
     if skip("resolution_of_silent_host_ends_with_its_timeout", &["cc"]) {

@@ -1,10 +1,10 @@
-//! Numbers of descriptors that become others.
+//! Descriptor numbers that are reused by other files.
 
 use super::{Site, compiled, skip};
 
 #[test]
-fn reused_channel_number_is_the_new_files() {
-    if skip("reused_channel_number_is_the_new_files", &["cc"]) {
+fn reused_channel_number_belongs_to_new_file() {
+    if skip("reused_channel_number_belongs_to_new_file", &["cc"]) {
         return;
     }
     let (_place, program) = compiled("reused", &["-lrdmacm", "-libverbs"]);

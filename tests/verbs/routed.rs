@@ -7,10 +7,10 @@ use roxie::netdev::{Links, NetNs};
 use super::site::turn;
 use super::{PORTS, Running, folder, launcher, skip};
 
-/// The TCP port by which the pingpongs exchange addresses.
+/// TCP port by which the pingpongs exchange addresses.
 const PORT: u16 = 18515;
 
-/// The pingpongs of rdma-core ask for a hop limit of 1, and a kernel puts the route's over it.
+/// rdma-core's pingpongs request a hop limit of 1, which a kernel replaces by the route's.
 #[test]
 fn pingpongs_cross_a_router() {
     let programs = ["ibv_rc_pingpong", "ibv_ud_pingpong"];

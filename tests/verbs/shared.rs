@@ -1,7 +1,7 @@
-//! Several processes on one device, over sockets: no program is told, and none of them keeps the others going.
+//! Several processes share one device over sockets, without knowing, and without depending on any of them.
 //!
-//! `KILLS=100 cargo test --release --test verbs shared::whoever` kills 200 of them beside two that talk. [`mesh`](super::mesh) has many that
-//! talk.
+//! `KILLS=100 cargo test --release --test verbs shared::killed_process` kills 200 of them beside two that talk.
+//! [`mesh`](super::mesh) has many that talk.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ use super::mesh::{each_of_many, kill_programs, number};
 use super::site::folder;
 use super::{NEAR, Running, Site, compiled, descendants, launcher, skip};
 
-/// Programs that connect by a TCP port, and which.
+/// Programs that exchange addresses by TCP, and their ports.
 const BY_TCP: [(&str, u16); 8] = [
     ("ibv_rc_pingpong -g 1 -n 500 -c", 18515),
     ("ibv_uc_pingpong -g 1 -n 100", 18515),
@@ -27,16 +27,16 @@ const BY_TCP: [(&str, u16); 8] = [
     ("ib_atomic_bw -x 1 -F -n 500", 18515),
 ];
 
-/// How often a process beside those that talk is killed, unless told otherwise.
+/// Default number of kills.
 const KILLS: usize = 12;
 
-/// Sockets of groups that are there in a network namespace.
+/// Returns the number of the groups' sockets in a network namespace.
 pub(crate) fn doors(namespace: &NetNs) -> usize {
     let table = namespace.run(|| fs::read_to_string("/proc/thread-self/net/unix")).unwrap().unwrap();
     table.lines().filter(|line| line.contains(" @roxie/")).count()
 }
 
-fn wait_until_nobody_is_left(namespace: &NetNs) {
+fn wait_until_group_is_gone(namespace: &NetNs) {
     let until = Instant::now() + Duration::from_secs(20);
     while doors(namespace) > 0 {
         assert!(Instant::now() < until, "something of a group is left");
@@ -44,7 +44,7 @@ fn wait_until_nobody_is_left(namespace: &NetNs) {
     }
 }
 
-/// It has joined the others: it has the thread that lets newcomers in.
+/// Waits until the process has joined the group: it then has the thread that admits new members.
 fn wait_until_it_shares(running: &mut Running) {
     running.wait_until("sharing the device", |pid| {
         descendants(pid).into_iter().any(|pid| {
@@ -57,14 +57,14 @@ fn wait_until_it_shares(running: &mut Running) {
 }
 
 #[test]
-fn a_server_and_its_client_have_the_same_device() {
+fn server_and_client_share_a_device() {
     let programs = ["ibv_rc_pingpong", "ibv_xsrq_pingpong", "ib_write_bw", "ib_send_lat", "ib_atomic_bw"];
-    if skip("a_server_and_its_client_have_the_same_device", &programs) {
+    if skip("server_and_client_share_a_device", &programs) {
         return;
     }
     let site = Site::new("same-device");
     server_and_client(&site, "udp");
-    wait_until_nobody_is_left(&site.near);
+    wait_until_group_is_gone(&site.near);
 }
 
 pub(crate) fn server_and_client(site: &Site, port: &str) {
@@ -81,13 +81,13 @@ pub(crate) fn server_and_client(site: &Site, port: &str) {
 }
 
 #[test]
-fn each_server_of_rdma_cm_gets_its_own_requests() {
-    if skip("each_server_of_rdma_cm_gets_its_own_requests", &["rping"]) {
+fn rdma_cm_servers_get_their_own_requests() {
+    if skip("rdma_cm_servers_get_their_own_requests", &["rping"]) {
         return;
     }
     let site = Site::new("same-cm");
     servers_of_rdma_cm(&site, "udp");
-    wait_until_nobody_is_left(&site.near);
+    wait_until_group_is_gone(&site.near);
 }
 
 pub(crate) fn servers_of_rdma_cm(site: &Site, device: &str) {
@@ -106,15 +106,15 @@ pub(crate) fn servers_of_rdma_cm(site: &Site, device: &str) {
             assert_eq!(client.said.matches("ping data: rdma-ping-").count(), 5, "{client:?}");
         }
     }
-    // The numbers are the device's.
+    // Port numbers belong to the device.
     let second = site.near(device, &format!("rping -s -p 7002 -a {NEAR} -v")).finish();
     assert!(!second.status.success() && second.said.contains("Address already in use"), "{second:?}");
-    // Nobody's request is refused by those who are there.
+    // Existing members do not refuse requests for ports without a listener.
     let start = Instant::now();
     let nobody = site.far(device, &format!("rping -c -p 7009 -a {NEAR} -v -C 1")).finish();
     assert!(!nobody.status.success() && nobody.said.contains("REJECTED"), "{nobody:?}");
     assert!(start.elapsed() < Duration::from_secs(30), "refused, not given up");
-    // A server that is killed gives its number back, and another one takes it.
+    // A killed server releases its port number, and another one takes it.
     let [first, ..] = &servers;
     kill_programs(first);
     let again = Instant::now() + Duration::from_secs(20);
@@ -131,12 +131,12 @@ pub(crate) fn servers_of_rdma_cm(site: &Site, device: &str) {
 }
 
 #[test]
-fn whoever_is_killed_harms_none_of_the_others() {
-    if skip("whoever_is_killed_harms_none_of_the_others", &["ib_write_bw", "ibv_rc_pingpong"]) {
+fn killed_process_does_not_harm_others() {
+    if skip("killed_process_does_not_harm_others", &["ib_write_bw", "ibv_rc_pingpong"]) {
         return;
     }
     let site = Site::new("same-kill");
-    // The first is killed first: nobody keeps the group but those who are in it.
+    // The first member is killed first: the group does not depend on any single member.
     let mut victims = vec![site.near("udp", "ibv_rc_pingpong -g 1 -p 19000")];
     wait_until_it_shares(&mut victims[0]);
     let kills = number("KILLS", KILLS);
@@ -147,7 +147,7 @@ fn whoever_is_killed_harms_none_of_the_others() {
     let client = site.far("udp", &format!("{program} {NEAR}"));
     for round in 0..kills {
         kill_programs(&victims.remove(0));
-        // In the middle of joining as well.
+        // Some are killed while joining.
         for n in 0..2 {
             let mut victim = site.near("udp", &format!("ibv_rc_pingpong -g 1 -p {}", 19001 + 2 * round + n));
             if n == 0 {
@@ -163,24 +163,24 @@ fn whoever_is_killed_harms_none_of_the_others() {
     assert!(client.status.success() && server.status.success(), "client: {client:?}\nserver: {server:?}");
     println!("{} processes were killed", 2 * kills);
     drop(victims);
-    wait_until_nobody_is_left(&site.near);
+    wait_until_group_is_gone(&site.near);
 }
 
 #[test]
-fn each_of_many_talks_to_each_of_many_while_others_are_killed() {
-    let name = "each_of_many_talks_to_each_of_many_while_others_are_killed";
+fn processes_talk_over_sockets_during_kills() {
+    let name = "processes_talk_over_sockets_during_kills";
     if skip(name, &["cc", "ibv_rc_pingpong"]) {
         return;
     }
     let site = Site::new("same-mesh");
     each_of_many(&site, "udp");
-    wait_until_nobody_is_left(&site.near);
-    wait_until_nobody_is_left(&site.far);
+    wait_until_group_is_gone(&site.near);
+    wait_until_group_is_gone(&site.far);
 }
 
 #[test]
-fn a_child_that_outlives_its_parent_holds_nobody_up() {
-    if skip("a_child_that_outlives_its_parent_holds_nobody_up", &["ibv_rc_pingpong", "cc"]) {
+fn surviving_child_does_not_block_others() {
+    if skip("surviving_child_does_not_block_others", &["ibv_rc_pingpong", "cc"]) {
         return;
     }
     let (_place, program) = compiled("forks", &["-libverbs"]);
@@ -195,8 +195,8 @@ fn a_child_that_outlives_its_parent_holds_nobody_up() {
     site.play("udp", "ibv_rc_pingpong -g 1 -n 100", 18515);
 }
 
-/// Eight ranks, four on each of two hosts, under an MPI: `mpirun` is given the agent that takes the place of `ssh`, what each rank is
-/// started with, and the program.
+/// Eight ranks, four on each of two hosts, under an MPI. `mpirun` gets the agent that replaces `ssh`, the prefix of each rank's
+/// command, and the program.
 fn eight_ranks((site, port): (&Site, &str), compiler: &str, mpirun: impl Fn(&Path, &str, &str) -> String) {
     let place = tempfile::tempdir().unwrap();
     let program = place.path().join("mpi_many");
@@ -226,14 +226,14 @@ fn eight_ranks((site, port): (&Site, &str), compiler: &str, mpirun: impl Fn(&Pat
 }
 
 #[test]
-fn eight_ranks_of_open_mpi_on_two_hosts_exchange_everything() {
+fn open_mpi_ranks_exchange_over_sockets() {
     let site = Site::new("same-ompi");
     eight_of_open_mpi(&site, "udp");
-    wait_until_nobody_is_left(&site.near);
+    wait_until_group_is_gone(&site.near);
 }
 
 pub(crate) fn eight_of_open_mpi(site: &Site, port: &str) {
-    let name = "eight_ranks_of_open_mpi_on_two_hosts_exchange_everything";
+    let name = "open_mpi_ranks_exchange_over_sockets";
     if skip(name, &["mpirun.openmpi", "mpicc.openmpi", "unshare"]) {
         return;
     }
@@ -248,14 +248,14 @@ pub(crate) fn eight_of_open_mpi(site: &Site, port: &str) {
 }
 
 #[test]
-fn eight_ranks_of_mpich_on_two_hosts_exchange_everything() {
+fn mpich_ranks_exchange_over_sockets() {
     let site = Site::new("same-mpich");
     eight_of_mpich(&site, "udp");
-    wait_until_nobody_is_left(&site.near);
+    wait_until_group_is_gone(&site.near);
 }
 
 pub(crate) fn eight_of_mpich(site: &Site, port: &str) {
-    let name = "eight_ranks_of_mpich_on_two_hosts_exchange_everything";
+    let name = "mpich_ranks_exchange_over_sockets";
     if skip(name, &["mpirun.mpich", "mpicc.mpich", "mpichversion", "unshare"]) {
         return;
     }

@@ -14,26 +14,26 @@ use in_time::{CommandInTime, Stream};
 #[path = "../support/in_time.rs"]
 pub(crate) mod in_time;
 
-/// How long a program may take before it is killed and the test fails. Machines that do other things too are slow.
+/// A program that runs longer is killed, and its test fails. The limit allows for busy machines.
 const LIMIT: Duration = Duration::from_secs(120);
-/// The ports that a device can stand on.
+/// The ports of a device.
 pub(crate) const PORTS: [&str; 2] = ["xdp", "udp"];
-/// The near end's address.
+/// The near end's IPv4 address.
 pub(crate) const NEAR: &str = "192.0.2.1";
-/// The far end's.
+/// The far end's IPv4 address.
 pub(crate) const FAR: &str = "192.0.2.2";
-/// The near end's of IPv6.
+/// The near end's IPv6 address.
 pub(crate) const NEAR_V6: &str = "fd00::1";
 
-/// The TCP port by which `ucx_perftest` exchanges addresses.
+/// TCP port by which `ucx_perftest` exchanges addresses.
 pub(crate) const UCX_PORT: u16 = 13337;
-/// Likewise `fi_pingpong`.
+/// TCP port of `fi_pingpong`.
 pub(crate) const FI_PORT: u16 = 47592;
-/// Likewise `qperf`.
+/// TCP port of `qperf`.
 pub(crate) const QPERF_PORT: u16 = 19765;
 
-/// The folder of `roxie` and of the library, which is made if it is not there or older than its sources. `ROXIE_FOLDER` names another,
-/// which somebody has made: `.ci/sanitize` does.
+/// Returns the folder of `roxie` and of the library. Builds them if they are missing or older than their sources.
+/// `ROXIE_FOLDER` names a finished folder instead, as `.ci/sanitize` does.
 pub(crate) fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -43,7 +43,8 @@ pub(crate) fn folder() -> &'static Path {
         let folder = Path::new(env!("CARGO_BIN_EXE_roxie")).parent().unwrap().to_owned();
         let root = env!("CARGO_MANIFEST_DIR");
         let mut build = Command::new(env!("CARGO"));
-        // With the features that these tests' own build has: without `--test` they are fewer, and all is compiled once more.
+        // Build with the features of these tests' own build: without `--test` they would differ, and everything would compile
+        // again.
         build.args(["build", "--quiet", "-p", "uverbs-shim", "-p", "roxie", "--lib", "--test", "verbs"]);
         build.current_dir(root);
         if cfg!(feature = "planted-bugs") {
@@ -59,7 +60,7 @@ pub(crate) fn folder() -> &'static Path {
     })
 }
 
-/// Says why a test cannot run here, if it cannot.
+/// Returns true, and prints the reason, if a test cannot run here.
 pub(crate) fn skip(test: &str, programs: &[&str]) -> bool {
     let why = if !nix::unistd::geteuid().is_root() {
         Some("network namespaces need root".to_owned())
@@ -78,7 +79,7 @@ pub(crate) fn installed(program: &str) -> bool {
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-/// A C program of `programs`, compiled into a folder that goes with the first of the two.
+/// Compiles a C program of `programs` to a temporary folder.
 pub(crate) fn compiled(name: &str, libraries: &[&str]) -> (TempDir, PathBuf) {
     let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs/programs");
     let sources = ["c", "cc"].map(|language| programs.join(format!("{name}.{language}")));
@@ -92,14 +93,15 @@ pub(crate) fn compiled(name: &str, libraries: &[&str]) -> (TempDir, PathBuf) {
     (place, program)
 }
 
-/// Two namespaces that a veth pair `left` (192.0.2.1, fd00::1) - `right` (192.0.2.2, fd00::2) joins, MTU 4200. One test has them at a time.
+/// Two namespaces joined by a veth pair `left` (192.0.2.1, fd00::1) - `right` (192.0.2.2, fd00::2), MTU 4200. One test has a
+/// site at a time.
 pub(crate) struct Site {
     pub(crate) near: NetNs,
     pub(crate) far: NetNs,
     _turn: MutexGuard<'static, ()>,
 }
 
-/// Of tests with hosts: one at a time.
+/// Waits for the turn of a test with hosts: one runs at a time.
 pub(crate) fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -127,7 +129,7 @@ impl Site {
         Site { near, far, _turn: turn }
     }
 
-    /// The same with a NIC in each that serves the others (`roxie nic`).
+    /// Returns a site with a NIC process in each namespace (`roxie nic`).
     pub(crate) fn with_nics(tag: &str, options: &[&str]) -> (Site, [Running; 2]) {
         let site = Site::new(tag);
         let nics = [(&site.near, "left"), (&site.far, "right")].map(|(host, dev)| nic(host, dev, options));
@@ -144,7 +146,7 @@ impl Site {
         Running::start(&self.far, launcher(&["--dev", "right", "--port", port], program))
     }
 
-    /// Runs `program` as a server, then again as its client, and returns what both said. Both must end well.
+    /// Runs `program` as a server, and again as its client. Asserts that they succeed, and returns their outputs.
     pub(crate) fn play(&self, port: &str, program: &str, tcp_port: u16) -> (String, String) {
         let mut server = self.near(port, program);
         server.wait_until_it_listens(tcp_port);
@@ -156,14 +158,14 @@ impl Site {
     }
 }
 
-/// Returns the bytes of payload that a host's device has sent, the largest number if it has several devices. Clients of `roxie nic` are
-/// told those of the NIC.
+/// Returns the payload bytes that a host's device has sent; of several devices, the largest number. Clients of `roxie nic`
+/// report the NIC's.
 pub(crate) fn sent_bytes(host: &NetNs) -> u64 {
     let look = host.run(roxie::host::inspect::snapshots).expect("the namespace").expect("/proc");
     look.snapshots.iter().filter_map(|seen| seen.counters.get("sent_bytes").copied()).max().unwrap_or(0)
 }
 
-/// The NIC of an interface, as soon as it serves.
+/// Starts the NIC of an interface, and waits until it serves.
 pub(crate) fn nic(host: &NetNs, dev: &str, options: &[&str]) -> Running {
     let mut command = Command::new(folder().join("roxie"));
     command.args(["nic", "--dev", dev]).args(options);
@@ -172,10 +174,10 @@ pub(crate) fn nic(host: &NetNs, dev: &str, options: &[&str]) -> Running {
     nic
 }
 
-/// `roxie run OPTIONS -- PROGRAM`, quiet.
+/// Returns the command `roxie run OPTIONS -- PROGRAM`, quiet.
 pub(crate) fn launcher(options: &[&str], program: &str) -> Command {
     let mut command = Command::new(folder().join("roxie"));
-    // What the programs are to have in front of the library, and the tests themselves not.
+    // Preloads for the programs, in front of the library, but not for the tests themselves.
     if let Some(first) = std::env::var_os("ROXIE_PRELOAD") {
         command.env("LD_PRELOAD", first);
     }
@@ -184,7 +186,7 @@ pub(crate) fn launcher(options: &[&str], program: &str) -> Command {
     command
 }
 
-/// A program that runs. Killed when it is dropped.
+/// A running program. Killed when the value is dropped.
 pub(crate) struct Running {
     pub(crate) what: String,
     pub(crate) child: Child,
@@ -192,7 +194,7 @@ pub(crate) struct Running {
     pub(crate) until: Instant,
 }
 
-/// What a program left.
+/// Exit status and output of a program.
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub(crate) status: ExitStatus,
@@ -210,9 +212,9 @@ impl Running {
         Running { what, child, output: output.into(), until: Instant::now() + LIMIT }
     }
 
-    /// Until it takes TCP connections, by which these programs exchange their addresses.
+    /// Waits until the program listens for TCP connections, by which these programs exchange their addresses.
     pub(crate) fn wait_until_it_listens(&mut self, port: u16) {
-        // `sl local_address rem_address st`, the state LISTEN being 0A.
+        // Columns: sl local_address rem_address st. 0A is the state LISTEN.
         let wanted = format!(":{port:04X}");
         self.wait_until(&format!("listening on port {port}"), |pid| {
             ["tcp", "tcp6"].iter().any(|table| {
@@ -225,14 +227,14 @@ impl Running {
         });
     }
 
-    /// Until there is a Unix socket of this name in its network namespace.
+    /// Waits until a Unix socket of this name is in the program's network namespace.
     pub(crate) fn wait_until_it_is_there(&mut self, name: &str) {
         self.wait_until(&format!("listening at {name}"), |pid| {
             std::fs::read_to_string(format!("/proc/{pid}/net/unix")).is_ok_and(|table| table.contains(name))
         });
     }
 
-    /// Until something is so, as the launcher's number shows; it must not end before.
+    /// Waits until a condition holds for the launcher's process ID. The program must not end before.
     pub(crate) fn wait_until(&mut self, what: &str, mut is_so: impl FnMut(u32) -> bool) {
         while !is_so(self.child.id()) {
             let ended = self.child.try_wait().unwrap();
@@ -253,7 +255,7 @@ impl Running {
     }
 
     pub(crate) fn said(&mut self) -> String {
-        // All that came from it: what lives on would keep the pipes open.
+        // Kill all descendants: survivors would keep the pipes open.
         for pid in descendants(self.child.id()) {
             let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
             let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
@@ -263,7 +265,7 @@ impl Running {
 
     /// Returns both outputs, once every process has closed them.
     fn whole_output(&self) -> String {
-        // A process that is killed when the time is over has some left to end.
+        // Allow time for the descendants of a process that is killed at the deadline.
         let until = self.until.max(Instant::now() + Duration::from_secs(10));
         let ended = self.output.iter().all(|stream| stream.ends_by(until));
         let said: String = self.output.iter().map(Stream::text).collect();
@@ -271,7 +273,7 @@ impl Running {
         said
     }
 
-    /// Its end, and what it said until then.
+    /// Waits for the program's end, and returns status and output.
     pub(crate) fn finish(mut self) -> Finished {
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -289,7 +291,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // The launcher hands it on, so the program ends as well.
+        // The launcher forwards the signal, so the program ends as well.
         if let Ok(None) = self.child.try_wait() {
             let pid = nix::unistd::Pid::from_raw(self.child.id().cast_signed());
             let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
@@ -298,7 +300,7 @@ impl Drop for Running {
     }
 }
 
-/// A process and all that came from it.
+/// Returns a process and all its descendants.
 pub(crate) fn descendants(pid: u32) -> Vec<u32> {
     let mut all = vec![pid];
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();

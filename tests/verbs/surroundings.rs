@@ -1,12 +1,13 @@
-//! `roxie run` in chroots and with the privileges that containers leave: what can be had is had, and the rest is told.
+//! `roxie run` in chroots and with the privileges of containers: it sets up what it can, and reports the rest.
 
 use std::path::Path;
 use std::process::Command;
 
 use super::{Finished, Running, Site, folder, skip};
 
-/// A chroot whose root directory is no mount point, in a mount namespace whose mounts are shared with a second one, as hosts have them.
-/// What `roxie` mounts must not reach that one. The folder itself is the test's, outside of both, where nothing is mounted in it.
+/// A chroot with a root directory that is no mount point, in a mount namespace that shares its mounts with a second one, as hosts do.
+/// Mounts by `roxie` must not reach the second one. The folder itself belongs to the test, outside of both, where nothing is
+/// mounted in it.
 const CHROOT: &str = r#"
 set -e
 root=$ROOT
@@ -29,11 +30,11 @@ chroot "$root" /bin/sh -c 'cd /here && exec "$@"' sh "$@" || end=$?
 exit $end
 "#;
 
-/// A program under `roxie run` in a chroot.
+/// Runs a program under `roxie run` in a chroot.
 fn in_chroot(site: &Site, kind: &str, wrapper: &[&str], program: &str) -> Finished {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-c"]);
-    // Private to the machine, shared below.
+    // Mounts are private to the machine, and shared below.
     command.arg("mount --make-rshared / && exec \"$@\"").arg("sh");
     command.args(["sh", "-c", CHROOT, "sh"]).args(wrapper);
     command.args(["/roxie/roxie", "run", "--port", "udp", "--", "sh", "-c", program]);
@@ -45,8 +46,8 @@ fn in_chroot(site: &Site, kind: &str, wrapper: &[&str], program: &str) -> Finish
 }
 
 #[test]
-fn in_a_chroot_a_program_has_the_device_and_the_host_sees_nothing_of_it() {
-    let test = "in_a_chroot_a_program_has_the_device_and_the_host_sees_nothing_of_it";
+fn chroot_view_is_invisible_to_the_host() {
+    let test = "chroot_view_is_invisible_to_the_host";
     if skip(test, &["unshare", "chroot", "ibv_devices"]) {
         return;
     }
@@ -65,13 +66,13 @@ fn in_a_chroot_a_program_has_the_device_and_the_host_sees_nothing_of_it() {
 }
 
 #[test]
-fn in_a_chroot_without_root_a_program_has_the_device_without_its_files() {
-    let test = "in_a_chroot_without_root_a_program_has_the_device_without_its_files";
+fn unprivileged_chroot_gets_device_without_files() {
+    let test = "unprivileged_chroot_gets_device_without_files";
     if skip(test, &["unshare", "chroot", "setpriv", "ibv_devices"]) {
         return;
     }
     let site = Site::new("l-user-chroot");
-    // Root of no capability, so that the build folder is in reach.
+    // Root without capabilities, so that the build folder is accessible.
     let nobody = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"];
     let listed = in_chroot(&site, "whole", &nobody, "ls -d /sys/class/infiniband; ibv_devices");
     assert!(listed.status.success() && listed.said.contains("roxie0"), "{listed:?}");
@@ -79,7 +80,7 @@ fn in_a_chroot_without_root_a_program_has_the_device_without_its_files() {
     assert!(listed.said.contains(told) && listed.said.contains("cannot access"), "{listed:?}");
 }
 
-/// `roxie run` of a shell command with some privileges taken.
+/// Runs a shell command under `roxie run` with reduced privileges.
 fn with(site: &Site, wrapper: &[&str], options: &[&str], program: &str) -> Finished {
     let mut command = Command::new(wrapper[0]);
     command.args(&wrapper[1..]).arg(Path::new(env!("CARGO_BIN_EXE_roxie"))).arg("run").args(options);
@@ -87,10 +88,10 @@ fn with(site: &Site, wrapper: &[&str], options: &[&str], program: &str) -> Finis
     Running::start(&site.near, command).finish()
 }
 
-/// What containers have that are given the capabilities of AF_XDP and no more.
+/// Privileges of containers with the capabilities for AF_XDP only.
 #[test]
-fn capabilities_for_af_xdp_are_not_given_away_for_files() {
-    let test = "capabilities_for_af_xdp_are_not_given_away_for_files";
+fn af_xdp_capabilities_are_kept() {
+    let test = "af_xdp_capabilities_are_kept";
     if skip(test, &["setpriv", "ibv_devinfo"]) {
         return;
     }
@@ -102,16 +103,16 @@ fn capabilities_for_af_xdp_are_not_given_away_for_files() {
     let told = "a mount namespace: Operation not permitted";
     assert!(plain.said.contains(told) && plain.said.contains("not beside AF_XDP"), "{plain:?}");
     assert!(plain.said.contains("cannot access"), "{plain:?}");
-    // The advice that it gives.
+    // The advice in the message works.
     let sockets = with(&site, &wrapper, &["--port", "udp"], look);
     assert!(sockets.status.success() && sockets.said.contains("/sys/class/infiniband\n"), "{sockets:?}");
     assert!(!sockets.said.contains("no view"), "{sockets:?}");
 }
 
-/// A user namespace in which there can be no other one, where the capabilities are all there and count for little.
+/// A user namespace that cannot have nested ones: all capabilities are present, but of little effect.
 #[test]
-fn without_user_namespaces_a_program_has_the_device_without_its_files() {
-    let test = "without_user_namespaces_a_program_has_the_device_without_its_files";
+fn device_works_without_user_namespaces() {
+    let test = "device_works_without_user_namespaces";
     if skip(test, &["unshare", "setpriv", "ibv_devices"]) {
         return;
     }
@@ -134,8 +135,8 @@ fn without_user_namespaces_a_program_has_the_device_without_its_files() {
 }
 
 #[test]
-fn in_a_user_namespace_that_may_make_no_bpf_maps_who_asks_for_af_xdp_is_told_why_not() {
-    let test = "in_a_user_namespace_that_may_make_no_bpf_maps_who_asks_for_af_xdp_is_told_why_not";
+fn missing_bpf_permission_is_explained() {
+    let test = "missing_bpf_permission_is_explained";
     if skip(test, &["unshare", "ibv_devices"]) {
         return;
     }

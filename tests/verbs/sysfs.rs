@@ -1,4 +1,4 @@
-//! The files in `/sys/class/infiniband` that programs see under `roxie run`, beside what happens to the interface and what programs do.
+//! Files in `/sys/class/infiniband` under `roxie run`, as interfaces change and programs run.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek};
@@ -10,14 +10,14 @@ use serde_json::Value;
 
 use super::{NEAR, PORTS, Running, Site, folder, launcher, skip};
 
-/// A program under `roxie run` that does nothing: its launcher keeps the files.
+/// Starts an idle program under `roxie run`: its launcher maintains the files.
 fn observer(site: &Site, port: &str) -> Running {
     let mut observer = site.near(port, "sleep 1000");
     observer.wait_until("with files", |pid| read(pid, "state").is_some());
     observer
 }
 
-/// A file of the port, in the mount namespace of a launcher.
+/// Returns the path of the port's file, in a launcher's mount namespace.
 fn file(launcher: u32, path: &str) -> PathBuf {
     format!("/proc/{launcher}/root/sys/class/infiniband/roxie0/ports/1/{path}").into()
 }
@@ -30,7 +30,7 @@ fn count(launcher: u32, path: &str) -> u64 {
     read(launcher, path).and_then(|line| line.parse().ok()).unwrap_or_else(|| panic!("{path} is no counter"))
 }
 
-/// The sum of a counter over the processes that `roxie show counters` lists.
+/// Returns the sum of a counter over the processes that `roxie show counters` lists.
 fn shown(site: &Site, name: &str) -> u64 {
     let mut command = Command::new(folder().join("roxie"));
     command.args(["show", "counters", "--json"]);
@@ -95,7 +95,7 @@ fn gids_follow_the_addresses() {
     });
 }
 
-/// A server of `rping` stays when its client has gone, so both sides can be read at rest.
+/// A server of `rping` stays after its client has ended, so that both sources can be read at rest.
 fn counters_are_the_sum_over_processes(port: &str, site: &Site) {
     let mut observer = observer(site, port);
     let mut server = Running::start(
@@ -138,8 +138,8 @@ fn counters_agree_with_show_counters() {
 }
 
 #[test]
-fn counters_behind_a_nic_are_those_of_the_nic() {
-    if skip("counters_behind_a_nic_are_those_of_the_nic", &["sleep", "rping"]) {
+fn clients_of_nic_show_its_counters() {
+    if skip("clients_of_nic_show_its_counters", &["sleep", "rping"]) {
         return;
     }
     let (site, _nics) = Site::with_nics("fs-nic", &["--port", "udp"]);

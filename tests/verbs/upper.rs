@@ -1,4 +1,4 @@
-//! Libraries that stand on verbs, and programs on those: libfabric, UCX, Open MPI.
+//! Libraries on top of verbs, and programs on those: libfabric, UCX, Open MPI.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -7,12 +7,12 @@ use std::process::Command;
 use super::{FI_PORT, PORTS, Running, Site, UCX_PORT, compiled, skip};
 use crate::site::in_time::CommandInTime;
 
-/// What Open MPI is told, to have its messages go over UCX or over libfabric's connections.
+/// Options of Open MPI for messages over UCX, and over libfabric's connections.
 const MPI_WAYS: [&str; 2] = [
     "--mca pml ucx -x UCX_TLS=rc_v,self -x UCX_NET_DEVICES=roxie0:1",
     "--mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include 'verbs;ofi_rxm'",
 ];
-/// Transports of UCX on plain verbs.
+/// UCX's transports on plain verbs.
 const UCX_TRANSPORTS: [&str; 2] = ["rc_v", "ud_v"];
 
 #[test]
@@ -34,19 +34,19 @@ fn libfabric_and_ucx_find_the_device() {
     }
 }
 
-/// Over connections of rdma_cm (`msg`), whose server binds to 127.0.0.1 when it only looks what there is, over the endpoints that libfabric
-/// makes reliable by itself upon datagrams (`rdm`, its utility provider rxd), and over the datagrams themselves. Connections under `rdm`
-/// (`verbs;ofi_rxm`) are Open MPI's below: `fi_pingpong` closes them as soon as it has what it waits for, and rxm drops what it
-/// has not looked at yet when it hears of that first, so that the other end fails or waits for ever in one run of ten.
+/// Providers: connections of rdma_cm (`msg`; the server binds to 127.0.0.1 when it only enumerates); the endpoints that
+/// libfabric makes reliable on top of datagrams (`rdm`, its utility provider rxd); and the datagrams themselves. Connections
+/// under `rdm` (`verbs;ofi_rxm`) are tested with Open MPI below: `fi_pingpong` closes them as soon as it has what it waits for,
+/// and rxm drops unread data when it learns of the close first. The other end then fails or waits for ever in one run of ten.
 ///
-/// With few messages: on a busy machine rxd goes slowly, whatever is below it. It sends again what was not acknowledged within 1 ms
-/// (`rxd_get_timeout`), then after 2, 4 … 4000, and acknowledges each repetition; both ends poll without a pause, so that each
-/// waits for the processor for longer than that, over and over. Captures of both ends showed no frame lost, 2.5
-/// copies of each packet of data, and some hundreds of 40,000 refused for want of a receive: those 384 are used up when three windows
-/// of 128 have come again for a program that is not running. A longer receive queue (`FI_VERBS_RX_SIZE`) made no difference.
+/// Few messages, because rxd is slow on a busy machine, whatever is below it. rxd retransmits what was not acknowledged within 1
+/// ms (`rxd_get_timeout`), then after 2, 4 … 4000 ms, and acknowledges each repetition. The two ends poll without a pause, so each
+/// waits longer than that for the processor, over and over. Captures of both ends showed no lost frame, 2.5 copies of each data
+/// packet, and some hundreds of 40,000 packets refused for lack of a receive: the 384 receives are used up when three windows
+/// of 128 have been repeated to a program that does not run. A longer receive queue (`FI_VERBS_RX_SIZE`) made no difference.
 #[test]
-fn libfabric_plays_over_connections_and_over_datagrams() {
-    if skip("libfabric_plays_over_connections_and_over_datagrams", &["fi_pingpong"]) {
+fn libfabric_runs_over_connections_and_datagrams() {
+    if skip("libfabric_runs_over_connections_and_datagrams", &["fi_pingpong"]) {
         return;
     }
     let site = Site::new("upper-fi");
@@ -57,7 +57,7 @@ fn libfabric_plays_over_connections_and_over_datagrams() {
             for size in ["64", largest] {
                 let bytes = size.replace('k', "");
                 let bytes: u32 = bytes.parse::<u32>().unwrap() * if size.ends_with('k') { 1024 } else { 1 };
-                // By default datagrams go from GID 0, the link-local address, which a young interface does not have yet.
+                // By default, datagrams use GID 0, the link-local address, which a new interface does not have yet.
                 let program = format!(
                     "env FI_VERBS_GID_IDX=1 fi_pingpong -p {provider} -e {endpoint} -I 50 -S {bytes} -c"
                 );
@@ -71,14 +71,14 @@ fn libfabric_plays_over_connections_and_over_datagrams() {
 }
 
 #[test]
-fn ucx_passes_messages_and_reaches_into_memory() {
-    if skip("ucx_passes_messages_and_reaches_into_memory", &["ucx_perftest"]) {
+fn ucx_sends_messages_and_accesses_memory() {
+    if skip("ucx_sends_messages_and_accesses_memory", &["ucx_perftest"]) {
         return;
     }
     let site = Site::new("upper-ucx");
     for port in PORTS {
         for transport in UCX_TRANSPORTS {
-            // By tags with and without a rendezvous, by active messages, and from one side.
+            // Tag matching with and without a rendezvous, active messages, and one-sided operations.
             for test in [
                 "tag_lat -s 64",
                 "tag_bw -s 100000",
@@ -98,11 +98,11 @@ fn ucx_passes_messages_and_reaches_into_memory() {
     }
 }
 
-/// The cache of what is registered hears of unmappings by hooks that UCX puts into the C library's calls, beside Roxie's own there. (Its other
-/// way, `UCX_MEM_MMAP_HOOK_MODE=reloc`, waits for itself in UCX 1.13, on any transport.)
+/// The registration cache learns of unmappings by hooks that UCX puts into the C library's calls, beside Roxie's own.
+/// (`UCX_MEM_MMAP_HOOK_MODE=reloc`, its other way, deadlocks by itself in UCX 1.13, on any transport.)
 #[test]
-fn registration_caches_send_what_is_in_memory_now() {
-    if skip("registration_caches_send_what_is_in_memory_now", &["cc", "ucx_perftest", "fi_pingpong"]) {
+fn registration_caches_see_remapped_memory() {
+    if skip("registration_caches_see_remapped_memory", &["cc", "ucx_perftest", "fi_pingpong"]) {
         return;
     }
     let (_place, program) = compiled("cached", &["-lucp", "-lucs"]);
@@ -125,8 +125,8 @@ fn registration_caches_send_what_is_in_memory_now() {
 }
 
 #[test]
-fn two_ranks_of_open_mpi_exchange_what_they_say() {
-    if skip("two_ranks_of_open_mpi_exchange_what_they_say", &["mpirun.openmpi", "mpicc.openmpi", "unshare"]) {
+fn open_mpi_ranks_exchange_messages() {
+    if skip("open_mpi_ranks_exchange_messages", &["mpirun.openmpi", "mpicc.openmpi", "unshare"]) {
         return;
     }
     let site = Site::new("upper-mpi");
@@ -144,7 +144,7 @@ fn two_ranks_of_open_mpi_exchange_what_they_say() {
     let agent = folder.path().join("agent");
     write_agent(&agent, site.far.name().unwrap());
     for (port, way) in PORTS.into_iter().flat_map(|port| MPI_WAYS.map(|way| (port, way))) {
-        // What it says of itself, to tell the device from what else might carry messages.
+        // Open MPI's own report tells the device from other transports.
         let counted = folder.path().join(format!("{port}.pcapng"));
         let ran = Running::start(&site.near, mpirun(&agent, port, way, &counted, &program)).finish();
         for rank in 0..2 {
@@ -156,7 +156,7 @@ fn two_ranks_of_open_mpi_exchange_what_they_say() {
     }
 }
 
-/// Ranks on two hosts: names of their own, and the second one reached through `agent`.
+/// Returns the command for ranks on two hosts with different host names; `agent` reaches the second.
 fn mpirun(agent: &Path, port: &str, way: &str, capture: &Path, program: &Path) -> Command {
     let roxie = env!("CARGO_BIN_EXE_roxie");
     let mut command = Command::new("unshare");
@@ -172,7 +172,7 @@ fn mpirun(agent: &Path, port: &str, way: &str, capture: &Path, program: &Path) -
     command
 }
 
-/// What `mpirun` takes for `ssh`: it is called with a host and a command line, by MPICH's with `-x` (no X11) before them.
+/// Writes the substitute for `ssh` that `mpirun` calls with a host and a command line; MPICH's inserts `-x` (no X11).
 pub(super) fn write_agent(path: &Path, namespace: &str) {
     let text = format!(
         "#!/bin/sh\n[ \"$1\" = -x ] && shift\nhost=$1\nshift\nexec ip netns exec {namespace} unshare --uts sh -c \"hostname $host; $*\"\n"

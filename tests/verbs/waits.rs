@@ -1,11 +1,11 @@
-//! Programs that wait in all the ways in which programs wait: each has all its events, in whatever order things happen.
+//! Programs that wait in every way: each gets all its events, whatever the order.
 
 use super::site::{descendants, nic};
 use super::{PORTS, Site, compiled, skip};
 
-/// By which the two ends exchange addresses.
+/// TCP port by which the two ends exchange addresses.
 const TCP_PORT: u16 = 19777;
-/// Processor time, in us, that a second of waiting may take: a hundredth, were it not for what else runs.
+/// Most processor time in us for a second of waiting: on an idle machine it is a tenth of that.
 const IDLE_US: f64 = 100_000.0;
 
 fn each_is_answered(name: &str, tag: &str, modes: &[(&str, u32)]) {
@@ -24,26 +24,26 @@ fn each_is_answered(name: &str, tag: &str, modes: &[(&str, u32)]) {
 }
 
 #[test]
-fn who_waits_on_the_channel_is_answered() {
+fn channel_waiters_get_their_events() {
     let modes = [("epoll", 2000), ("event", 2000), ("poll", 1000), ("select", 300), ("uring", 300)];
-    each_is_answered("who_waits_on_the_channel_is_answered", "waits-channel", &modes);
+    each_is_answered("channel_waiters_get_their_events", "waits-channel", &modes);
 }
 
 #[test]
-fn who_does_not_call_is_served_all_the_same() {
-    let name = "who_does_not_call_is_served_all_the_same";
+fn programs_without_calls_are_served() {
+    let name = "programs_without_calls_are_served";
     each_is_answered(name, "waits-silent", &[("memory", 300), ("late", 30)]);
 }
 
 #[test]
-fn who_polls_from_several_threads_is_answered() {
-    let name = "who_polls_from_several_threads_is_answered";
+fn polling_threads_get_their_events() {
+    let name = "polling_threads_get_their_events";
     each_is_answered(name, "waits-threads", &[("spin", 1000), ("spin2", 300)]);
 }
 
 #[test]
-fn who_waits_for_nothing_takes_no_processor_time() {
-    let name = "who_waits_for_nothing_takes_no_processor_time";
+fn idle_waiter_takes_no_processor_time() {
+    let name = "idle_waiter_takes_no_processor_time";
     if skip(name, &["cc"]) {
         return;
     }
@@ -58,10 +58,10 @@ fn who_waits_for_nothing_takes_no_processor_time() {
     }
 }
 
-/// A huge page: what `khugepaged` gathers.
+/// Size of a huge page, as `khugepaged` makes them.
 const HUGE: u64 = 2 << 20;
 
-/// Private memory of a process that `khugepaged` may gather into huge pages where these are on for all, as `smaps` has it.
+/// Returns private memory of a process that `khugepaged` may collapse into huge pages if these are enabled for all, by `smaps`.
 fn may_be_gathered(pid: u32) -> Vec<String> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap();
     let mut mappings: Vec<(String, bool)> = Vec::new();
@@ -84,10 +84,10 @@ fn may_be_gathered(pid: u32) -> Vec<String> {
     mappings.into_iter().filter(|(_, may_be)| *may_be).map(|(line, _)| line).collect()
 }
 
-/// Whoever touches memory that is being gathered waits for it, for most of a second beside a program that spins.
+/// A thread that accesses memory during a collapse waits for it, for most of a second beside a spinning program.
 #[test]
-fn no_table_is_gathered_into_huge_pages_behind_the_nics_back() {
-    let name = "no_table_is_gathered_into_huge_pages_behind_the_nics_back";
+fn nic_tables_are_not_collapsed() {
+    let name = "nic_tables_are_not_collapsed";
     if skip(name, &["ib_write_lat"]) {
         return;
     }

@@ -1,4 +1,4 @@
-//! Links that fail, owners that die, privileges that are missing: what is said, and that it goes on.
+//! Failing links, killed owners, missing privileges: errors and recovery.
 
 use std::fmt::Display;
 use std::io::Read;
@@ -11,8 +11,8 @@ use super::*;
 use crate::in_time::{ChildInTime, CommandInTime, LIMIT, Stream};
 
 #[test]
-fn a_link_that_goes_down_is_counted_and_recovers() {
-    if skip("a_link_that_goes_down_is_counted_and_recovers") {
+fn link_down_is_counted_and_recovers() {
+    if skip("link_down_is_counted_and_recovers") {
         return;
     }
     let wire = Wire::new("down", 1500, 1);
@@ -40,8 +40,8 @@ fn a_link_that_goes_down_is_counted_and_recovers() {
 }
 
 #[test]
-fn an_interface_that_is_deleted_fails_the_flush_with_the_reason() {
-    if skip("an_interface_that_is_deleted_fails_the_flush_with_the_reason") {
+fn deleted_interface_fails_the_flush() {
+    if skip("deleted_interface_fails_the_flush") {
         return;
     }
     let wire = Wire::new("gone", 1500, 1);
@@ -54,8 +54,8 @@ fn an_interface_that_is_deleted_fails_the_flush_with_the_reason() {
 }
 
 #[test]
-fn a_missing_interface_is_named_with_those_that_exist() {
-    if skip("a_missing_interface_is_named_with_those_that_exist") {
+fn missing_interface_error_lists_existing_ones() {
+    if skip("missing_interface_error_lists_existing_ones") {
         return;
     }
     let wire = Wire::new("missing", 1500, 1);
@@ -64,8 +64,8 @@ fn a_missing_interface_is_named_with_those_that_exist() {
 }
 
 #[test]
-fn a_second_port_on_an_interface_is_told_who_has_it() {
-    if skip("a_second_port_on_an_interface_is_told_who_has_it") {
+fn second_port_learns_the_holder() {
+    if skip("second_port_learns_the_holder") {
         return;
     }
     let wire = Wire::new("twice", 1500, 1);
@@ -82,8 +82,8 @@ fn a_second_port_on_an_interface_is_told_who_has_it() {
 }
 
 #[test]
-fn a_queue_with_a_foreign_socket_is_reported_after_two_seconds() {
-    if skip("a_queue_with_a_foreign_socket_is_reported_after_two_seconds") {
+fn foreign_socket_on_queue_is_reported() {
+    if skip("foreign_socket_on_queue_is_reported") {
         return;
     }
     use xsk_rs::config::{BindFlags, LibxdpFlags, SocketConfig, UmemConfig};
@@ -93,7 +93,7 @@ fn a_queue_with_a_foreign_socket_is_reported_after_two_seconds() {
         .bind_flags(BindFlags::XDP_COPY)
         .build();
     let make = || {
-        // The first socket of a UMEM is the UMEM's own: both are made inside the namespace.
+        // The first socket of a UMEM owns it: create both inside the namespace.
         let (umem, _) = xsk_rs::Umem::new(UmemConfig::default(), 64.try_into().unwrap(), false).unwrap();
         // SAFETY: the UMEM is new and has no other socket.
         unsafe { xsk_rs::Socket::new(config, &umem, &"left".parse().unwrap(), 0).unwrap() }
@@ -107,28 +107,29 @@ fn a_queue_with_a_foreign_socket_is_reported_after_two_seconds() {
     wire.left(|_| {}).unwrap();
 }
 
-/// What a test starts its own program for once more: the same test, which then acts on this in place of testing.
+/// Environment variable with the argument of a child process. A child runs the same test as its parent, and acts on the
+/// argument.
 const CHILD: &str = "ROXIE_TEST_CHILD";
 
-/// The test's own program, for the test `name` alone, with an argument in [`CHILD`].
+/// Returns a command that runs the test `name` alone, with an argument in [`CHILD`].
 fn child(program: &Path, name: &str, argument: &str) -> Command {
     let mut child = Command::new(program);
     child.args(["--exact", &format!("faults::{name}"), "--nocapture"]).env(CHILD, argument);
     child
 }
 
-/// The argument, in a process that a test has started so.
+/// Returns the argument in a child process.
 fn child_argument() -> Option<String> {
     std::env::var(CHILD).ok()
 }
 
 #[test]
-fn a_killed_owner_leaves_the_interface_usable() {
-    let name = "a_killed_owner_leaves_the_interface_usable";
+fn killed_owner_leaves_interface_usable() {
+    let name = "killed_owner_leaves_interface_usable";
     if let Some(namespace) = child_argument() {
         let _port = open(&NetNs::open(&namespace).unwrap(), "left", |_| {}).unwrap();
         println!("HOLDING");
-        // Until it is killed; a parent that has gone closes its end.
+        // Block until killed; if the parent has ended, its end of the pipe is closed.
         let _ = std::io::stdin().read(&mut [0]);
         return;
     }
@@ -157,7 +158,7 @@ fn a_killed_owner_leaves_the_interface_usable() {
     assert!(take(&mut right, 1, SOON) == [sent]);
 }
 
-/// What a child says that opens a port.
+/// Reports the result of opening a port to the parent.
 fn tell<T>(opened: Result<T, impl Display>) {
     match opened {
         Ok(_) => println!("OPENED"),
@@ -179,14 +180,14 @@ fn told(child: &mut Command) -> String {
 fn missing_privileges_are_named() {
     let name = "missing_privileges_are_named";
     if child_argument().is_some() {
-        // In the namespace of its parent: it may not enter another.
+        // The child is in its parent's namespace already: it may not enter another.
         return tell(XdpPort::open(&XdpConfig::new("lo")));
     }
     if skip(name) {
         return;
     }
     use std::os::unix::process::CommandExt;
-    // The test's binary may lie where only root can read it.
+    // Copy the test's binary, which only root may be able to read.
     let copy = tempfile::Builder::new().prefix("roxie-").tempdir_in("/tmp").unwrap();
     let binary = copy.path().join("xdp");
     std::fs::copy(std::env::current_exe().unwrap(), &binary).unwrap();
@@ -199,8 +200,8 @@ fn missing_privileges_are_named() {
 }
 
 #[test]
-fn a_limit_of_locked_memory_is_told_with_the_remedy() {
-    let name = "a_limit_of_locked_memory_is_told_with_the_remedy";
+fn memlock_limit_is_reported_with_remedy() {
+    let name = "memlock_limit_is_reported_with_remedy";
     if let Some(namespace) = child_argument() {
         return tell(open(&NetNs::open(&namespace).unwrap(), "left", |_| {}));
     }
@@ -222,7 +223,7 @@ fn a_limit_of_locked_memory_is_told_with_the_remedy() {
         };
         if failed == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
     };
-    // SAFETY: the closure makes system calls only: nothing that is unsafe between fork and exec.
+    // SAFETY: the closure makes system calls only, which are safe between fork and exec.
     unsafe { child.pre_exec(few) };
     let e = told(&mut child);
     assert!(e.contains("16777216 bytes") && e.contains("1048576 bytes"), "{e}");
@@ -230,7 +231,7 @@ fn a_limit_of_locked_memory_is_told_with_the_remedy() {
 }
 
 #[test]
-fn rings_that_cannot_be_are_refused() {
+fn invalid_ring_sizes_are_refused() {
     for ring in [0, 63, 100, 65536] {
         let mut config = XdpConfig::new("lo");
         config.ring = ring;
@@ -239,7 +240,7 @@ fn rings_that_cannot_be_are_refused() {
     }
 }
 
-/// What a child of `test` says that has these capabilities alone (`include/uapi/linux/capability.h`).
+/// Runs a child of `test` with these capabilities only (`include/uapi/linux/capability.h`), and returns its line.
 fn with_capabilities(test: &str, ns: &NetNs, kept: &'static [libc::c_ulong]) -> String {
     use std::os::unix::process::CommandExt;
     let mut child = child(&std::env::current_exe().unwrap(), test, "1");
@@ -252,15 +253,15 @@ fn with_capabilities(test: &str, ns: &NetNs, kept: &'static [libc::c_ulong]) -> 
         }
         Ok(())
     };
-    // SAFETY: the closure makes system calls only: nothing that is unsafe between fork and exec.
+    // SAFETY: the closure makes system calls only, which are safe between fork and exec.
     unsafe { child.pre_exec(drop_others) };
-    // In the namespace already, as an application is: it may not enter one.
+    // The child starts in the namespace, as an application does: it may not enter one.
     ns.run(|| told(&mut child)).unwrap()
 }
 
 #[test]
-fn the_capabilities_that_are_named_suffice() {
-    let name = "the_capabilities_that_are_named_suffice";
+fn named_capabilities_suffice() {
+    let name = "named_capabilities_suffice";
     if child_argument().is_some() {
         return tell(Device::open_xdp(&XdpConfig::new("left"), &Stack::default(), &DeviceConfig::default()));
     }

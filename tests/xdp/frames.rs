@@ -1,10 +1,10 @@
-//! Frames arrive whole, on every queue, and no chunk is lost on the way.
+//! Frames arrive intact, on every queue, and no chunk leaks.
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::*;
 
-/// Every length that has a boundary near it, and many between.
+/// Every length near a boundary, and many between.
 fn lengths(longest: usize) -> Vec<usize> {
     let mut all: Vec<usize> = (64..longest).step_by(37).collect();
     all.extend([64, 65, 1514, 3839, 3840, 3841, 3842, 4095, 4096, 4097, 4206, longest]);
@@ -35,22 +35,22 @@ fn every_length_passes_each_way(tag: &str, mtu: u32, v6: bool, mode: Mode) {
 }
 
 #[test]
-fn ipv4_frames_of_every_length_pass_a_link_of_mtu_4200() {
-    if !skip("ipv4_frames_of_every_length_pass_a_link_of_mtu_4200") {
+fn ipv4_frames_of_every_length_pass_mtu_4200() {
+    if !skip("ipv4_frames_of_every_length_pass_mtu_4200") {
         every_length_passes_each_way("v4-4200", 4200, false, Mode::Auto);
     }
 }
 
 #[test]
-fn ipv6_frames_of_every_length_pass_a_link_of_mtu_4200() {
-    if !skip("ipv6_frames_of_every_length_pass_a_link_of_mtu_4200") {
+fn ipv6_frames_of_every_length_pass_mtu_4200() {
+    if !skip("ipv6_frames_of_every_length_pass_mtu_4200") {
         every_length_passes_each_way("v6-4200", 4200, true, Mode::Native);
     }
 }
 
 #[test]
-fn frames_of_every_length_pass_a_link_of_mtu_1500() {
-    if !skip("frames_of_every_length_pass_a_link_of_mtu_1500") {
+fn frames_of_every_length_pass_mtu_1500() {
+    if !skip("frames_of_every_length_pass_mtu_1500") {
         every_length_passes_each_way("v4-1500", 1500, false, Mode::Auto);
         every_length_passes_each_way("v6-1500", 1500, true, Mode::Auto);
     }
@@ -70,7 +70,7 @@ fn frames_on_every_queue_arrive() {
     }
     let wire = Wire::new("queues", 1500, 2);
     let mut right = wire.right(|_| {}).unwrap();
-    // One port on each queue of the left: veth delivers on the queue of the same number.
+    // One port per queue at the left: veth delivers on the queue with the same number.
     let mut lefts = wire.left(|_| {}).unwrap().split();
     assert_eq!(lefts.len(), 2);
     for (seed, left) in (0..).zip(&mut lefts) {
@@ -94,8 +94,8 @@ fn frames_on_every_queue_arrive() {
 }
 
 #[test]
-fn a_hundred_thousand_frames_leak_no_chunk() {
-    if skip("a_hundred_thousand_frames_leak_no_chunk") {
+fn hundred_thousand_frames_leak_no_chunk() {
+    if skip("hundred_thousand_frames_leak_no_chunk") {
         return;
     }
     let wire = Wire::new("leak", 4200, 1);
@@ -124,7 +124,7 @@ fn a_hundred_thousand_frames_leak_no_chunk() {
                 break;
             }
         }
-        // The kernel may deliver later, from a thread of its own: the next burst waits for that.
+        // The kernel may deliver later, from another thread: wait before the next burst.
         got += take(&mut right, usize::try_from(sent - got).unwrap(), A_WHILE).len() as u64;
         assert_eq!(got, sent, "one burst at a time: nothing is lost");
     }
@@ -135,8 +135,8 @@ fn a_hundred_thousand_frames_leak_no_chunk() {
 }
 
 #[test]
-fn a_receiver_that_stalls_loses_frames_and_no_chunks() {
-    if skip("a_receiver_that_stalls_loses_frames_and_no_chunks") {
+fn stalled_receiver_loses_frames_but_no_chunks() {
+    if skip("stalled_receiver_loses_frames_but_no_chunks") {
         return;
     }
     let wire = Wire::new("stall", 1500, 1);
@@ -157,8 +157,8 @@ fn a_receiver_that_stalls_loses_frames_and_no_chunks() {
 }
 
 #[test]
-fn a_full_port_says_so_and_recovers() {
-    if skip("a_full_port_says_so_and_recovers") {
+fn full_port_refuses_frames_and_recovers() {
+    if skip("full_port_refuses_frames_and_recovers") {
         return;
     }
     let wire = Wire::new("full", 1500, 1);
@@ -176,8 +176,8 @@ fn a_full_port_says_so_and_recovers() {
 }
 
 #[test]
-fn a_sleeper_is_woken_by_a_frame_and_does_not_miss_one() {
-    if skip("a_sleeper_is_woken_by_a_frame_and_does_not_miss_one") {
+fn frame_wakes_sleeper() {
+    if skip("frame_wakes_sleeper") {
         return;
     }
     let wire = Wire::new("sleep", 1500, 1);
@@ -198,8 +198,8 @@ fn a_sleeper_is_woken_by_a_frame_and_does_not_miss_one() {
 }
 
 #[test]
-fn a_changed_mtu_is_followed() {
-    if skip("a_changed_mtu_is_followed") {
+fn mtu_change_is_followed() {
+    if skip("mtu_change_is_followed") {
         return;
     }
     let wire = Wire::new("mtu", 1500, 1);
@@ -221,8 +221,8 @@ fn a_changed_mtu_is_followed() {
 }
 
 #[test]
-fn a_jumbo_frame_of_three_buffers_is_dropped_whole_and_counted() {
-    if skip("a_jumbo_frame_of_three_buffers_is_dropped_whole_and_counted") {
+fn three_buffer_frame_is_dropped_and_counted() {
+    if skip("three_buffer_frame_is_dropped_and_counted") {
         return;
     }
     let wire = Wire::new("jumbo", 9000, 1);

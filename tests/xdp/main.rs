@@ -1,4 +1,4 @@
-//! The XDP port on veth pairs between namespaces. Needs root; says so and skips without.
+//! The XDP port on veth pairs between network namespaces. Needs root; skips with a message otherwise.
 
 #[path = "../support/in_time.rs"]
 mod in_time;
@@ -62,7 +62,7 @@ impl Wire {
         open(&self.b, "right", edit)
     }
 
-    /// Both ends in native mode.
+    /// Opens both ends in native mode.
     fn ports(&self) -> (XdpPort, XdpPort) {
         (self.left(|_| {}).unwrap(), self.right(|_| {}).unwrap())
     }
@@ -71,7 +71,7 @@ impl Wire {
 const SOON: Duration = Duration::from_secs(5);
 const A_WHILE: Duration = Duration::from_millis(100);
 
-/// True if the test cannot run here; says why.
+/// True if the test cannot run here; prints the reason.
 fn skip(name: &str) -> bool {
     let root = nix::unistd::geteuid().is_root();
     if !root {
@@ -86,7 +86,7 @@ fn open(ns: &NetNs, name: &str, edit: impl FnOnce(&mut XdpConfig)) -> Result<Xdp
     ns.run(|| XdpPort::open(&config)).unwrap()
 }
 
-/// A RoCE v2 frame in shape: right addresses, lengths and port, `len` bytes in all, bytes that depend on `seed`.
+/// Returns a RoCE v2 frame with correct addresses, lengths and port, `len` bytes in all, filled by `seed`.
 fn frame(to_b: bool, v6: bool, vlan: bool, len: usize, seed: u64) -> Vec<u8> {
     let (dst, src) = if to_b { (MAC_B, MAC_A) } else { (MAC_A, MAC_B) };
     let mut f = [dst, src].concat();
@@ -130,7 +130,7 @@ fn frame(to_b: bool, v6: bool, vlan: bool, len: usize, seed: u64) -> Vec<u8> {
     f
 }
 
-/// Gives an IPv4 header the checksum that it should have (RFC 791 3.1).
+/// Sets an IPv4 header's checksum (RFC 791 3.1).
 fn set_checksum(header: &mut [u8]) {
     header[10..12].fill(0);
     let words = header[..4 * usize::from(header[0] & 15)].chunks(2);
@@ -140,7 +140,7 @@ fn set_checksum(header: &mut [u8]) {
     header[10..12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
 }
 
-/// Sends one frame; false if the port has no room.
+/// Sends one frame; false if the port has no free slot.
 fn put(port: &mut XdpPort, bytes: &[u8]) -> bool {
     let Some(id) = port.tx_alloc(bytes.len()) else { return false };
     let mut slot = port.tx_frame(&id);
@@ -155,7 +155,7 @@ fn flush(port: &mut XdpPort) {
     port.tx_flush(Nanos::ZERO).unwrap();
 }
 
-/// Receives until `count` frames are there or `limit` has passed.
+/// Receives until there are `count` frames, or `limit` has passed.
 fn take(port: &mut XdpPort, count: usize, limit: Duration) -> Vec<Vec<u8>> {
     let start = Instant::now();
     let mut frames = Vec::new();

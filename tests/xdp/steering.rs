@@ -1,4 +1,4 @@
-//! What is ours comes to the port, what is not goes to the kernel.
+//! Frames to this station go to the port, others to the kernel.
 
 use std::net::{IpAddr, UdpSocket};
 
@@ -10,8 +10,8 @@ use roxie::port::{LinkChange, RxWishes};
 use super::*;
 
 #[test]
-fn frames_behind_a_tag_of_priority_alone_are_steered() {
-    if skip("frames_behind_a_tag_of_priority_alone_are_steered") {
+fn priority_tagged_frames_are_steered() {
+    if skip("priority_tagged_frames_are_steered") {
         return;
     }
     let wire = Wire::new("vlan", 1500, 1);
@@ -26,10 +26,10 @@ fn frames_behind_a_tag_of_priority_alone_are_steered() {
     assert_eq!(counter(&right, "rx_tagged"), 0);
 }
 
-/// What an adapter does not give to its queue pairs, though it says one of our addresses.
+/// Frames to one of the port's IP addresses that an adapter would not deliver to a QP.
 #[test]
-fn frames_of_another_station_or_network_or_with_a_bent_header_are_not_taken_and_counted() {
-    let name = "frames_of_another_station_or_network_or_with_a_bent_header_are_not_taken_and_counted";
+fn foreign_or_malformed_frames_are_counted_not_taken() {
+    let name = "foreign_or_malformed_frames_are_counted_not_taken";
     if skip(name) {
         return;
     }
@@ -46,7 +46,7 @@ fn frames_of_another_station_or_network_or_with_a_bent_header_are_not_taken_and_
         }),
         ("rx_other_station", false, |f| f[5] ^= 1),
         ("rx_other_station", false, |f| f[..6].fill(0xff)),
-        // The station of a group, for an address that is none.
+        // A multicast station address with a unicast IP address.
         ("rx_other_station", false, |f| f[..6].copy_from_slice(&[1, 0, 0x5e, 0, 2, 2])),
         ("rx_tagged", true, |_| {}),
         ("rx_tagged", true, |f| f[12..14].copy_from_slice(&[0x88, 0xa8])),
@@ -68,8 +68,8 @@ fn frames_of_another_station_or_network_or_with_a_bent_header_are_not_taken_and_
 }
 
 #[test]
-fn the_station_of_the_link_is_followed() {
-    if skip("the_station_of_the_link_is_followed") {
+fn station_address_change_is_followed() {
+    if skip("station_address_change_is_followed") {
         return;
     }
     let wire = Wire::new("mac", 1500, 1);
@@ -89,8 +89,8 @@ fn the_station_of_the_link_is_followed() {
 }
 
 #[test]
-fn a_group_is_taken_from_its_own_station_alone() {
-    if skip("a_group_is_taken_from_its_own_station_alone") {
+fn group_needs_its_own_station_address() {
+    if skip("group_needs_its_own_station_address") {
         return;
     }
     let wire = Wire::new("group", 1500, 1);
@@ -122,8 +122,8 @@ fn a_group_is_taken_from_its_own_station_alone() {
 }
 
 #[test]
-fn what_is_not_ours_goes_to_the_kernel() {
-    if skip("what_is_not_ours_goes_to_the_kernel") {
+fn foreign_frames_go_to_the_kernel() {
+    if skip("foreign_frames_go_to_the_kernel") {
         return;
     }
     let wire = Wire::new("pass", 1500, 1);
@@ -145,7 +145,7 @@ fn what_is_not_ours_goes_to_the_kernel() {
     wire.a.run(|| std::net::TcpStream::connect((B4, 5000)).map(drop)).unwrap().unwrap();
     listener.accept().unwrap();
 
-    // The RoCE port, but an address that is not ours.
+    // The RoCE port at an address that the port does not have.
     Links::open_in(&wire.b).unwrap().add_address("right", "192.0.2.9/24".parse().unwrap()).unwrap();
     Links::open_in(&wire.a).unwrap().add_neighbour("left", "192.0.2.9".parse().unwrap(), MAC_B).unwrap();
     let other: IpAddr = "192.0.2.9".parse().unwrap();
@@ -153,7 +153,7 @@ fn what_is_not_ours_goes_to_the_kernel() {
     bind(&wire.a, (A4.into(), 5001)).send_to(b"other", (other, ROCE)).unwrap();
     assert_eq!(there.recv(&mut bytes).unwrap(), 5);
 
-    // A fragment of a datagram to the RoCE port, and the v1 and MAC control frames nobody asked for.
+    // A fragment of a datagram to the RoCE port; and RoCE v1 and MAC control frames without a subscription.
     let mut fragment = frame(true, false, false, 200, 1);
     fragment[20] |= 0x20;
     let mut v1 = frame(true, false, false, 100, 1);
@@ -169,8 +169,8 @@ fn what_is_not_ours_goes_to_the_kernel() {
 }
 
 #[test]
-fn roce_v1_and_mac_control_are_steered_if_asked_for() {
-    if skip("roce_v1_and_mac_control_are_steered_if_asked_for") {
+fn roce_v1_and_mac_control_need_a_request() {
+    if skip("roce_v1_and_mac_control_need_a_request") {
         return;
     }
     let wire = Wire::new("types", 1500, 1);
@@ -191,8 +191,8 @@ fn roce_v1_and_mac_control_are_steered_if_asked_for() {
 }
 
 #[test]
-fn a_kernel_sender_reaches_the_port_and_options_do_not_hide_it() {
-    if skip("a_kernel_sender_reaches_the_port_and_options_do_not_hide_it") {
+fn ip_options_do_not_hide_the_port() {
+    if skip("ip_options_do_not_hide_the_port") {
         return;
     }
     let wire = Wire::new("kernel", 1500, 1);
@@ -217,8 +217,8 @@ fn a_kernel_sender_reaches_the_port_and_options_do_not_hide_it() {
 }
 
 #[test]
-fn addresses_are_steered_as_they_come_and_go() {
-    if skip("addresses_are_steered_as_they_come_and_go") {
+fn address_changes_are_followed() {
+    if skip("address_changes_are_followed") {
         return;
     }
     let wire = Wire::new("addr", 1500, 1);
@@ -238,8 +238,8 @@ fn addresses_are_steered_as_they_come_and_go() {
 }
 
 #[test]
-fn addresses_that_were_not_all_taken_are_set_right_by_the_next_change() {
-    if skip("addresses_that_were_not_all_taken_are_set_right_by_the_next_change") {
+fn next_change_repairs_partial_address_set() {
+    if skip("next_change_repairs_partial_address_set") {
         return;
     }
     let wire = Wire::new("many", 1500, 1);
@@ -247,7 +247,7 @@ fn addresses_that_were_not_all_taken_are_set_right_by_the_next_change() {
     let many = |n: u16, count: u16| -> Vec<std::net::IpAddr> {
         (0..count).map(|i| Ipv4Addr::from([10, n as u8, (i >> 8) as u8, i as u8]).into()).collect()
     };
-    // The map holds 1024: the kernel refuses somewhere in the middle.
+    // The map holds 1024 addresses: the kernel refuses in the middle.
     right.set_addresses(&many(1, 1500)).unwrap_err();
     right.set_addresses(&many(2, 1024)).expect("what was taken of the first is gone");
     right.set_addresses(&[B4.into()]).unwrap();
@@ -258,8 +258,8 @@ fn addresses_that_were_not_all_taken_are_set_right_by_the_next_change() {
 }
 
 #[test]
-fn packets_of_an_unsegmented_sender_arrive_one_by_one_or_are_counted() {
-    if skip("packets_of_an_unsegmented_sender_arrive_one_by_one_or_are_counted") {
+fn superframe_packets_arrive_or_are_counted() {
+    if skip("superframe_packets_arrive_or_are_counted") {
         return;
     }
     use nix::sys::socket::{setsockopt, sockopt::UdpGsoSegment};
@@ -282,7 +282,8 @@ fn packets_of_an_unsegmented_sender_arrive_one_by_one_or_are_counted() {
     }
 }
 
-/// Frames of other protocols, no two alike to steering: types, tags, addresses, ports, fragments, options, frames that end early.
+/// Returns frames of other protocols, each different for steering: types, tags, addresses, ports, fragments, options, truncated
+/// frames.
 fn others() -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     for (v6, vlan) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -301,7 +302,7 @@ fn others() -> Vec<Vec<u8>> {
             change(&|f| f[protocol] = 89),
             change(&|f| f[l4 + 1] = 7),
             change(&|f| f[l4 + 3] ^= 1),
-            // RoCE, and not to an address of ours.
+            // RoCE, but to another address.
             change(&|f| {
                 f[l4 + 2..l4 + 4].copy_from_slice(&ROCE.to_be_bytes());
                 f[l4 - 1] = 99;
@@ -334,7 +335,7 @@ fn others() -> Vec<Vec<u8>> {
     all
 }
 
-/// A flow for each field that there is.
+/// Returns one flow for each field.
 fn one_for_each_field() -> Vec<FlowMatch> {
     let port = 5000u16.to_be_bytes();
     let fields: [(FlowField, &[u8]); 16] = [
@@ -365,10 +366,10 @@ fn one_for_each_field() -> Vec<FlowMatch> {
     all
 }
 
-/// The program in the kernel and [`FlowMatch`] judge each frame alike.
+/// The kernel's program and [`FlowMatch`] agree on each frame.
 #[test]
-fn flows_take_the_frames_that_they_describe_and_leave_the_kernel_the_others() {
-    if skip("flows_take_the_frames_that_they_describe_and_leave_the_kernel_the_others") {
+fn flows_take_only_matching_frames() {
+    if skip("flows_take_only_matching_frames") {
         return;
     }
     let wire = Wire::new("flow", 1500, 1);
@@ -385,7 +386,7 @@ fn flows_take_the_frames_that_they_describe_and_leave_the_kernel_the_others() {
         }
         let (mut got, until) = (Vec::new(), Instant::now() + SOON);
         while got.len() < expected.len() && Instant::now() < until {
-            // The kernels say something themselves now and then.
+            // The kernels send packets of their own now and then.
             got.extend(take(&mut right, 1, A_WHILE).into_iter().filter(|f| frames.contains(f)));
         }
         assert!(got == expected, "{flow:?}: {} of {}", got.len(), expected.len());
@@ -395,8 +396,8 @@ fn flows_take_the_frames_that_they_describe_and_leave_the_kernel_the_others() {
 }
 
 #[test]
-fn many_flows_are_in_force_at_once_beside_roce_until_they_are_taken_back() {
-    if skip("many_flows_are_in_force_at_once_beside_roce_until_they_are_taken_back") {
+fn many_flows_coexist_with_roce() {
+    if skip("many_flows_coexist_with_roce") {
         return;
     }
     let wire = Wire::new("flows", 1500, 1);

@@ -1,15 +1,15 @@
-//! Charts of characters, 80 columns wide: what `roxie perf --plot` and the labs show in a terminal.
+//! Text charts, 80 columns wide, for `roxie perf --plot` and the labs.
 
-/// Columns of a chart beside its axis: 80 in all.
+/// Columns of the plot area; the axis takes the rest of 80.
 const COLUMNS: usize = 67;
 
-/// A line of a chart: a value for each sample, where it is known.
+/// A line of a chart: (x, y) for each sample with a known value.
 pub(crate) struct Line {
     pub(crate) name: &'static str,
     pub(crate) points: Vec<(f64, f64)>,
 }
 
-/// A little above the highest point: what an axis ends with.
+/// Returns the axis limit: the next round number above the highest point.
 pub(crate) fn top(lines: &[&Line]) -> f64 {
     let most = lines.iter().flat_map(|line| &line.points).map(|point| point.1).fold(0.0, f64::max);
     if most <= 0.0 {
@@ -20,7 +20,7 @@ pub(crate) fn top(lines: &[&Line]) -> f64 {
     steps.into_iter().find(|step| *step >= most).unwrap_or(most)
 }
 
-/// Lines drawn by characters, from 0 to `end`, whose name stands below; those named last are in front.
+/// Draws the lines as characters, with x from 0 to `end`. `end_name` labels the right end. Later lines cover earlier ones.
 pub(crate) fn draw(
     title: &str,
     rows: usize,
@@ -55,7 +55,7 @@ pub(crate) fn draw(
     )
 }
 
-/// Means of the points of each column.
+/// Averages the points of each column.
 fn by_column(line: &Line, end: f64) -> impl Iterator<Item = (usize, f64)> {
     let mut sums = vec![(0.0, 0_u32); COLUMNS];
     for (at, value) in &line.points {
@@ -68,7 +68,7 @@ fn by_column(line: &Line, end: f64) -> impl Iterator<Item = (usize, f64)> {
     sums.into_iter().enumerate().filter_map(mean)
 }
 
-/// Three digits that count.
+/// Formats a number to three significant digits.
 pub(crate) fn number(value: f64) -> String {
     match value {
         v if v == 0.0 || v >= 100.0 => format!("{v:.0}"),

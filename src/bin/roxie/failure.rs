@@ -1,7 +1,7 @@
-//! Why a command did not do what it was asked to.
+//! Why a command failed, and with which exit code.
 //!
-//! Exit codes: 0 done, 1 the run failed, 2 wrong usage, 3 the device cannot be opened, 4 the peer cannot be
-//! reached or disagrees.
+//! Exit codes: 0 done, 1 the run failed, 2 wrong usage, 3 the device cannot be opened, 4 the peer cannot be reached or
+//! disagrees.
 
 use std::fmt;
 use std::io;
@@ -10,27 +10,27 @@ use roxie::host::DeviceError;
 use roxie::nic::ControlError;
 use roxie::shared::PostError;
 
-/// What the help of every command that opens a device ends with.
+/// Last paragraph of the help of every command that opens a device.
 pub(crate) const EXIT_CODES: &str = "Exit codes: 0 done, 1 the run failed, 2 wrong usage, 3 the device cannot be \
                                      opened, 4 the peer cannot be reached or disagrees.";
 
-/// Why a command did not do what it was asked to.
+/// Why a command failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// It broke off in the middle.
+    /// The run failed after it had begun.
     Run(String),
-    /// A value on the command line cannot be.
+    /// A value on the command line is invalid.
     Usage(String),
-    /// There is no device to run on.
+    /// The device cannot be opened.
     Device(String),
-    /// The other end is not there, or wants something else.
+    /// The peer cannot be reached, or disagrees.
     Peer(String),
-    /// Standard output does not take what it should.
+    /// Standard output cannot be written.
     Output(io::Error),
 }
 
 impl Failure {
-    /// See the module's page.
+    /// Returns the exit code, as the module's documentation lists them.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Failure::Run(_) | Failure::Output(_) => 1,

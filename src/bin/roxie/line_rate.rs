@@ -1,9 +1,9 @@
-//! A log whose lines other processes cause: so many lines a second, and a count of those that were left out.
+//! Rate limit for log lines that other processes can cause, with a count of suppressed lines.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// Bounds how often lines of one kind are printed. After a pause a burst of them is.
+/// A token bucket for log lines of one kind.
 #[derive(Debug)]
 pub(crate) struct LineRate {
     per_second: f64,
@@ -26,7 +26,7 @@ impl LineRate {
         LineRate { per_second, burst, state: Mutex::new(state) }
     }
 
-    /// True if a line may be printed at this time. One that may not is counted.
+    /// True if a line may be printed now. Counts a suppressed line.
     pub(crate) fn takes(&self, now: Instant) -> bool {
         let mut state = self.at(now);
         let takes = state.room >= 1.0;
@@ -38,7 +38,8 @@ impl LineRate {
         takes
     }
 
-    /// How many lines were left out since this was asked last, if there is room to say so.
+    /// Returns the number of lines suppressed since the last call; `None` if there are none, or a line about them would exceed
+    /// the rate.
     pub(crate) fn left_out(&self, now: Instant) -> Option<u64> {
         let mut state = self.at(now);
         if state.left_out == 0 || state.room < 1.0 {

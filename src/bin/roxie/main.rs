@@ -43,7 +43,7 @@ struct Arguments {
     command: Command,
 }
 
-// A doc comment here would take the place of the command's own long help: only where that has none.
+// No doc comments for commands that have a long help: the comment would replace it.
 #[derive(Debug, Subcommand)]
 enum Command {
     Cc(cc::Arguments),
@@ -51,7 +51,7 @@ enum Command {
     Demo(demo::Arguments),
     Doctor(doctor::Arguments),
     Perf(perf::Arguments),
-    /// Send messages to and fro, with the stock `ibv_rc_pingpong` at the other end or with another roxie
+    /// Exchange messages with the stock `ibv_rc_pingpong`, or with another roxie
     Pingpong(pingpong::Arguments),
     Nic(nic::Arguments),
     Run(run::Arguments),

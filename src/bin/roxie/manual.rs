@@ -1,4 +1,4 @@
-//! What the command line says of itself for others to read: completions for shells, and pages for `man`.
+//! `roxie completions` and `roxie man`: shell completions and manual pages, generated from the command line's definition.
 
 use std::fs;
 use std::io::{self, Write};
@@ -20,23 +20,23 @@ use crate::failure::Failure;
         roxie completions fish > ~/.config/fish/completions/roxie.fish\n\nThe Debian package installs them."
 )]
 pub(crate) struct CompletionsArguments {
-    /// Which shell
+    /// The shell
     shell: Shell,
 }
 
 /// Write the pages of the manual into a folder
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Writes a page of the manual for roxie and for each of its commands into a folder, which it makes if it is not \
-        there: roxie.1, roxie-run.1 and so on.",
+    long_about = "Writes manual pages for roxie and for each of its commands to a folder (roxie.1, roxie-run.1 and so \
+        on), and creates the folder if it is missing.",
     after_help = "Examples:\n  roxie man /tmp/man && man /tmp/man/roxie-run.1"
 )]
 pub(crate) struct ManArguments {
-    /// The folder
+    /// Folder to write to; created if missing
     folder: PathBuf,
 }
 
-/// Prints them.
+/// Prints the completion script.
 pub(crate) fn completions(arguments: &CompletionsArguments, mut command: Command) -> ExitCode {
     let mut script = Vec::new();
     generate(arguments.shell, &mut command, "roxie", &mut script);
@@ -47,7 +47,7 @@ pub(crate) fn completions(arguments: &CompletionsArguments, mut command: Command
     }
 }
 
-/// Writes them.
+/// Writes the manual pages.
 pub(crate) fn man(arguments: &ManArguments, command: Command) -> ExitCode {
     let folder = &arguments.folder;
     match fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(command, folder)) {

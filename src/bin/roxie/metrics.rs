@@ -1,4 +1,4 @@
-//! `roxie metrics`: what the devices of all processes count, for Prometheus.
+//! `roxie metrics`: counters of the devices of all processes, for Prometheus.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -16,28 +16,28 @@ use crate::show::objects::{Whose, look};
 /// Print the counters of all processes for Prometheus, or serve them to it.
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Prints what the devices of all processes count, in the text format of Prometheus, or serves it over HTTP at \
-        /metrics. Each scrape asks the devices; there is nothing in between.\n\n\
-        roxie_<counter>_total are the counters of `roxie show counters` under their mlx5 and rxe names. roxie_qps (by state), \
-        roxie_mrs, roxie_mr_bytes and roxie_cm_ids (by state) count objects. roxie_pass_seconds is a histogram of the passes of the \
-        engine that brought or sent something. Labels: device and port as exporters of InfiniBand counters have them, then interface, \
-        transport (what moves the frames), pid, uid and process.\n\n\
-        It sees the processes that its user may look at: those of the user, all of them for root. With --listen it listens on \
-        the loopback address unless another one is given.",
+    long_about = "Prints counters and objects of the devices of all processes in the text format of Prometheus, or \
+        serves them over HTTP at /metrics. Each scrape queries the devices; nothing is \
+        cached.\n\nroxie_<counter>_total are the counters of `roxie show counters` under their mlx5 and rxe names. \
+        roxie_qps (by state), roxie_mrs, roxie_mr_bytes and roxie_cm_ids (by state) count objects. roxie_pass_seconds \
+        is a histogram of the engine's passes that received or sent something. Labels: device and port, as exporters \
+        of InfiniBand counters have them, then interface, transport (the port that moves frames), pid, uid and \
+        process.\n\nA user sees the devices of their own processes, root sees all. --listen listens on the loopback \
+        address unless another one is given.",
     after_help = format!(
-        "Examples:\n  roxie metrics                               one look, for a file that node_exporter collects\n  roxie metrics \
+        "Examples:\n  roxie metrics                               one snapshot, for node_exporter's textfile collector\n  roxie metrics \
          --listen 9740              http://127.0.0.1:9740/metrics\n  roxie metrics --listen 192.0.2.1:9740\n\n{EXIT_CODES}"
     )
 )]
 pub(crate) struct Arguments {
-    /// Serve it on this port of the loopback address, or at this address and port
+    /// Serve metrics on this port of the loopback address, or at this address and port
     #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = address)]
     listen: Option<SocketAddr>,
     #[command(flatten)]
     whose: Whose,
 }
 
-/// Where metrics are served, as options say it.
+/// Parses the address to serve metrics at.
 pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
     if let Ok(port) = text.parse::<u16>() {
         return Ok(SocketAddr::from(([127, 0, 0, 1], port)));
@@ -45,7 +45,7 @@ pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| "neither a port number nor ADDRESS:PORT ([ADDRESS]:PORT for IPv6)".to_owned())
 }
 
-/// Prints it, or serves it until it is ended.
+/// Prints the metrics, or serves them until the process is ended.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let done = match arguments.listen {
         Some(address) => listen(address).map(|server| serve(&server, &arguments.whose)),
@@ -57,7 +57,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-/// Takes the address, and says where metrics are to be had.
+/// Binds the address, and reports the metrics' URL on standard error.
 pub(crate) fn listen(address: SocketAddr) -> Result<Server, Failure> {
     let server =
         Server::http(address).map_err(|e| Failure::Run(format!("cannot listen on {address}: {e}")))?;
@@ -65,7 +65,7 @@ pub(crate) fn listen(address: SocketAddr) -> Result<Server, Failure> {
     Ok(server)
 }
 
-/// Answers scrapers until the process ends.
+/// Answers requests until the process ends.
 pub(crate) fn serve(server: &Server, whose: &Whose) {
     for request in server.incoming_requests() {
         let path = request.url().split('?').next().unwrap_or_default();
@@ -81,12 +81,12 @@ pub(crate) fn serve(server: &Server, whose: &Whose) {
         };
         let kind = Header::from_bytes("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
             .expect("a header is ASCII");
-        // A scraper that has left needs no answer.
+        // A scraper may have disconnected: ignore the error.
         let _ = request.respond(Response::from_string(body).with_status_code(code).with_header(kind));
     }
 }
 
-/// The text format, version 0.0.4.
+/// Formats snapshots in Prometheus' text format, version 0.0.4.
 fn text(seen: &[Snapshot]) -> String {
     let mut families = Families::default();
     for snapshot in seen {
@@ -95,14 +95,14 @@ fn text(seen: &[Snapshot]) -> String {
     families.text()
 }
 
-/// Metrics by name: all samples of one stand together.
+/// Metrics by name, because all samples of one metric must stand together.
 #[derive(Default)]
 struct Families(BTreeMap<String, Family>);
 
 struct Family {
     kind: &'static str,
     help: String,
-    /// The end of the name, labels, the value.
+    /// Suffix of the name, labels, value.
     samples: Vec<(&'static str, String, String)>,
 }
 
@@ -135,11 +135,11 @@ impl Families {
         self.add_passes(&labels, &snapshot.passes);
     }
 
-    /// A histogram counts in each bucket also what is in those below.
+    /// Adds a histogram. Prometheus' buckets are cumulative.
     fn add_passes(&mut self, labels: &str, passes: &Passes) {
         const NAME: &str = "roxie_pass_seconds";
         const HELP: &str = "Passes of the engine that brought or sent something, by how long they took.";
-        /// From 128 ns to 134 ms.
+        /// Buckets shown: 128 ns to 134 ms.
         const SHOWN: std::ops::RangeInclusive<usize> = 7..=27;
         let mut below = 0;
         for (bucket, count) in passes.buckets.iter().enumerate() {
@@ -163,7 +163,7 @@ impl Families {
     fn text(&self) -> String {
         let mut text = String::new();
         for (name, family) in &self.0 {
-            // To write to a string cannot fail.
+            // Writing to a string cannot fail.
             let _ = writeln!(text, "# HELP {name} {}\n# TYPE {name} {}", family.help, family.kind);
             for (end, labels, value) in &family.samples {
                 let _ = writeln!(text, "{name}{end}{{{labels}}} {value}");
@@ -190,12 +190,12 @@ fn counted<'a>(all: impl Iterator<Item = &'a str>) -> BTreeMap<&'a str, u64> {
     counts
 }
 
-/// The value of a label: a process may call itself anything.
+/// Escapes a label's value: a process name can contain any character.
 fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// A name has letters, digits and underscores.
+/// Restricts a name to letters, digits and underscores.
 fn sanitized(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '_' }).collect()
 }
@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_of_a_metric_stand_together_and_strange_names_are_escaped() {
+    fn samples_are_grouped_and_names_escaped() {
         let one = |pid, name: &str| Snapshot {
             pid,
             name: name.to_owned(),
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_alone_is_one_of_the_loopback_address() {
+    fn bare_port_means_loopback() {
         assert_eq!(address("9740").unwrap(), "127.0.0.1:9740".parse().unwrap());
         assert_eq!(address("[::1]:1").unwrap(), "[::1]:1".parse().unwrap());
         assert!(address("host:1").is_err() && address("70000").is_err());

@@ -1,4 +1,4 @@
-//! `roxie nic`: a NIC as a process of its own, which serves the programs of its host.
+//! `roxie nic`: a NIC as its own process, which serves the programs of its host.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,26 +23,27 @@ use crate::output;
 use crate::quota::{OfUser, Program};
 use crate::show::objects::Whose;
 
-/// How often it looks whether the engine lives.
+/// Interval between two checks that the engine is alive.
 const LOOK: Duration = Duration::from_secs(1);
-/// Lines a second of processes that are refused, which any process can cause, and how many may come at once.
+/// Log lines a second about refused processes, which any process can cause, and their burst.
 const REFUSALS: (u32, u32) = (2, 20);
-/// Lines a second of programs that come and go, and how many may come at once: all 255 may start and end together.
+/// Log lines a second about clients that connect and disconnect, and their burst: all 255 may start and end together.
 const VISITS: (u32, u32) = (10, 512);
 
-/// Be the NIC of an interface, and serve the programs of this host
+/// Run the NIC of an interface, and serve the programs of this host
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Runs the NIC of an interface as a process of its own, as an adapter is a device of its own: the programs of this network \
-        namespace, in whatever containers, share it. Over AF_XDP one process has an interface; this is how many have it by \
-        that one.\n\nPrograms under `roxie run` and `roxie env` find it by themselves. It reads and writes their memory as an adapter \
-        does, also while they are stopped, and takes everything of theirs away when they end. Without such a process, programs share an \
-        interface over UDP sockets, each with an engine of its own.\n\nIt serves root and its own user, and those of --user, 255 programs at most. Up to 256 connections of one user may wait to be served, \
-        and 1,024 of all users of --user together. A program trusts \
-        it only if it is root's or of the program's own user: it reaches into the program's memory.\n\nWhen it ends, the programs' device fails, as \
-        if the adapter had been pulled; they hear of it at once.",
+    long_about = "Runs the NIC of an interface as its own process, as an adapter is a device of its own: the programs \
+        of this network namespace share it, in whatever containers they run. Over AF_XDP only one process can have an \
+        interface, so this is how several programs share one.\n\nPrograms under `roxie run` and `roxie env` find the \
+        NIC by themselves. As an adapter does, the NIC reads and writes their memory, even while they are stopped, and \
+        frees their objects when they end. Without such a process, programs share an interface over UDP sockets, each \
+        with its own engine.\n\nThe NIC serves root, its own user, and the users of --user, at most 255 programs. Up \
+        to 256 connections of one user may wait to be served, and 1,024 of all users of --user together. A program \
+        uses only a NIC of root or of the program's own user, because the NIC accesses the program's memory.\n\nWhen \
+        the NIC ends, the programs' device fails at once, as if the adapter had been pulled.",
     after_help = format!(
-        "Examples:\n  roxie nic --dev eth0                       over AF_XDP if it is permitted, else over UDP sockets\n  roxie nic --dev eth0 --drive \
+        "Examples:\n  roxie nic --dev eth0                       over AF_XDP if permitted, else over UDP sockets\n  roxie nic --dev eth0 --drive \
          thread:3      on core 3\n  roxie nic --dev eth0 --user alice --max-qps 64 --max-bytes 1G --max-rate 2.5G\n  roxie nic --dev eth0 --metrics 9740        \
          http://127.0.0.1:9740/metrics\n\n{EXIT_CODES}"
     )
@@ -50,20 +51,21 @@ const VISITS: (u32, u32) = (10, 512);
 pub(crate) struct Arguments {
     #[command(flatten)]
     device: DeviceOptions,
-    /// A user, by name or number, that is served besides root and the user of this process; may be given several times
+    /// Serve this user, by name or number, besides root and the user of this process; repeatable
     #[arg(long, value_name = "USER", value_parser = user)]
     user: Vec<u32>,
-    /// All users of this host are served
+    /// Serve all users of this host
     #[arg(long, conflicts_with = "user")]
     all_users: bool,
     #[command(flatten)]
     program: Program,
     #[command(flatten)]
     of_user: OfUser,
-    /// Serve metrics for Prometheus, of the NIC and of all programs, on this port of the loopback address or at this address and port
+    /// Serve metrics of the NIC and of all programs for Prometheus, on this port of the loopback address or at this address and
+    /// port
     #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = metrics::address)]
     metrics: Option<SocketAddr>,
-    /// Say nothing of who comes and goes
+    /// Do not report programs that connect or disconnect
     #[arg(short, long)]
     quiet: bool,
 }
@@ -76,7 +78,7 @@ fn user(text: &str) -> Result<u32, String> {
     known.map(|user| user.uid.as_raw()).ok_or_else(|| format!("there is no user {text:?} here"))
 }
 
-/// Serves until a signal ends it, or its engine fails.
+/// Serves until a signal, or until the engine fails.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     match serve(arguments) {
         Ok(()) => ExitCode::SUCCESS,
@@ -90,11 +92,11 @@ fn serve(arguments: &Arguments) -> Result<(), Failure> {
             "--port memory has both ends in one process: there is nobody to serve".into(),
         ));
     }
-    // A NIC has some descriptors for each program. If it cannot have more, those that there are have to do.
+    // A NIC needs several descriptors for each program. If the limit cannot be raised, it serves fewer programs.
     let _ = raise_limit();
-    // Before any thread is started, so that none takes them.
+    // Block signals before any thread starts, so that no thread takes them.
     let signals = catch().map_err(|error| Failure::Run(format!("catching signals: {error}")))?;
-    // Before there is anybody to serve.
+    // Bind the metrics port before serving programs.
     let scraped = arguments.metrics.map(metrics::listen).transpose()?;
     let mut options = arguments.device.clone();
     options.drive.get_or_insert(THREAD);
@@ -144,7 +146,7 @@ fn config(arguments: &Arguments) -> Config {
     }
 }
 
-/// The log of visits.
+/// The log of clients.
 struct Log {
     refusals: LineRate,
     visits: LineRate,
@@ -162,7 +164,7 @@ impl Log {
         }
     }
 
-    /// Says how many lines were left out.
+    /// Reports the number of suppressed lines.
     fn count(&self) {
         let now = Instant::now();
         if let Some(n) = self.refusals.left_out(now) {
@@ -217,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_are_read_as_people_write_them() {
+    fn users_are_parsed_by_name_or_number() {
         assert_eq!((user("0"), user("root"), user("1234")), (Ok(0), Ok(0), Ok(1234)));
         assert!(user("no such user").unwrap_err().contains("no such user"));
     }

@@ -1,10 +1,10 @@
-//! Bounds of programs and of users at a NIC, as options.
+//! Quotas of programs and of users at a NIC, as options.
 
 use clap::Args;
 use roxie::congestion::Rate;
 use roxie::daemon::Quota;
 
-/// Bytes as people write them: 512M, 4G.
+/// Parses bytes with a suffix: 512M, 4G.
 pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     let (number, factor) = match text.char_indices().next_back() {
         Some((at, 'K' | 'k')) => (&text[..at], 1 << 10),
@@ -18,38 +18,38 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     number.checked_mul(factor).ok_or_else(|| format!("{text} is beyond 2^64"))
 }
 
-/// Bounds of each program.
+/// Quotas of each program.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "For each program")]
 pub(crate) struct Program {
-    /// Queue pairs that each program may have
+    /// Most queue pairs of a program
     #[arg(long, value_name = "N", default_value_t = 8192)]
     max_qps: u32,
-    /// Entries of all its completion queues
+    /// Most completion queue entries, over all its completion queues
     #[arg(long, value_name = "N", default_value_t = 16_777_216)]
     max_cqes: u64,
-    /// Memory regions and windows
+    /// Most memory regions and windows
     #[arg(long, value_name = "N", default_value_t = 32_768)]
     max_mrs: u32,
-    /// Bytes that it may register: 512M, 4G
+    /// Most bytes in memory regions: 512M, 4G
     #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "128T")]
     max_bytes: u64,
-    /// All that it makes besides: protection domains, completion queues, shared receive queues, address handles, XRC domains, flows
+    /// Most other objects: protection domains, completion queues, shared receive queues, address handles, XRC domains, flows
     #[arg(long, value_name = "N", default_value_t = 8192)]
     max_objects: u32,
-    /// Bytes of its queues, and of the NIC's copies of its send queues
+    /// Most bytes of queues, with the NIC's copies of send queues
     #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "4G")]
     max_queue_bytes: u64,
-    /// Pieces of memory that its queues lie in; each is a mapping of the NIC's
+    /// Most pieces of memory that hold its queues; each is a mapping in the NIC
     #[arg(long, value_name = "N", default_value_t = 1024)]
     max_arenas: u32,
-    /// Completion channels that its queues count events in; each is a descriptor of the NIC's
+    /// Most completion channels; each is a descriptor in the NIC
     #[arg(long, value_name = "N", default_value_t = 1024)]
     max_channels: u32,
-    /// Port numbers and services of rdma_cm
+    /// Most port numbers and services of rdma_cm
     #[arg(long, value_name = "N", default_value_t = 8192)]
     max_ports: u32,
-    /// How fast its QPs send together, as frames: 500M, 2.5G. Acknowledgements do not wait
+    /// Rate limit of all its QPs together, headers included: 500M, 2.5G (bit/s). Acknowledgements are exempt
     #[arg(long, value_name = "RATE")]
     max_rate: Option<Rate>,
 }
@@ -72,38 +72,39 @@ impl Program {
     }
 }
 
-/// Bounds of all programs of a user together.
+/// Quotas of all programs of a user together.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "For all programs of a user together")]
 pub(crate) struct OfUser {
-    /// Queue pairs that the programs of each user may have together
+    /// Most queue pairs of a user's programs together
     #[arg(long, value_name = "N", default_value_t = 12_288)]
     user_max_qps: u32,
-    /// Entries of all their completion queues
+    /// Most completion queue entries, over all their completion queues
     #[arg(long, value_name = "N", default_value_t = 67_108_864)]
     user_max_cqes: u64,
-    /// Memory regions and windows
+    /// Most memory regions and windows
     #[arg(long, value_name = "N", default_value_t = 49_152)]
     user_max_mrs: u32,
-    /// Bytes that they may register
+    /// Most bytes in memory regions
     #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "512T")]
     user_max_bytes: u64,
-    /// All that they make besides
+    /// Most other objects, as for --max-objects
     #[arg(long, value_name = "N", default_value_t = 12_288)]
     user_max_objects: u32,
-    /// Bytes of their queues, and of the NIC's copies of their send queues
+    /// Most bytes of queues, with the NIC's copies of send queues
     #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "16G")]
     user_max_queue_bytes: u64,
-    /// Pieces of memory that their queues lie in
+    /// Most pieces of memory that hold their queues
     #[arg(long, value_name = "N", default_value_t = 4096)]
     user_max_arenas: u32,
-    /// Completion channels that their queues count events in
+    /// Most completion channels
     #[arg(long, value_name = "N", default_value_t = 4096)]
     user_max_channels: u32,
-    /// Port numbers and services of rdma_cm
+    /// Most port numbers and services of rdma_cm
     #[arg(long, value_name = "N", default_value_t = 12_288)]
     user_max_ports: u32,
-    /// Processes that each user may have, and units of ended ones in whose name they speak. Root and the NIC's own user may have all 255
+    /// Most processes of each user, and units of ended processes with connections that still close. Root and the NIC's own user may
+    /// have all 255
     #[arg(long, value_name = "N", default_value_t = 128)]
     user_max_processes: u32,
 }

@@ -1,4 +1,4 @@
-//! The TCP connection beside the RDMA one, over which the two ends tell one another their numbers.
+//! The TCP connection over which the two ends of a command exchange addresses and parameters.
 
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
@@ -10,21 +10,21 @@ use nix::sys::socket::{setsockopt, sockopt};
 use crate::failure::Failure;
 use crate::output;
 
-/// How long a connection may take, and how long a peer may be silent while numbers are exchanged.
+/// Timeout of a connection attempt, and of a read during the exchange.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
-/// A silent connection is probed after so many seconds, and so often from then on (tcp(7)).
+/// TCP keepalive: idle seconds before the first probe, and between probes (tcp(7)).
 const PROBE_AFTER: u32 = 4;
 const PROBE_EVERY: u32 = 2;
-/// A host that has not answered for so long is gone (TCP_USER_TIMEOUT of tcp(7), RFC 5482).
-const GONE: Duration = Duration::from_secs(12);
+/// A host that has not answered for this long is unreachable (TCP_USER_TIMEOUT of tcp(7), RFC 5482).
+const USER_TIMEOUT: Duration = Duration::from_secs(12);
 
-/// A byte stream to the other end: TCP, or a socket pair where both ends are in one process.
+/// A byte stream to the other end: TCP, or a socket pair if both ends are in one process.
 pub(crate) trait Stream: io::Read + io::Write + Send + 'static {
-    /// Bounds how long a read may wait; `None`: for ever.
+    /// Sets the read timeout; `None` for none.
     fn limit_reads(&self, limit: Option<Duration>) -> io::Result<()>;
-    /// Another handle to the same stream.
+    /// Returns another handle to the same stream.
     fn duplicate(&self) -> io::Result<Box<dyn Stream>>;
-    /// Ends both directions, whoever else holds a handle.
+    /// Shuts down both directions, for all handles.
     fn hang_up(&self);
 }
 
@@ -38,7 +38,7 @@ macro_rules! stream {
                 Ok(Box::new(self.try_clone()?))
             }
             fn hang_up(&self) {
-                // It may be closed already.
+                // The stream may be closed already.
                 let _ = self.shutdown(Shutdown::Both);
             }
         }
@@ -48,7 +48,7 @@ macro_rules! stream {
 stream!(TcpStream);
 stream!(UnixStream);
 
-/// Reads the number of a TCP port to meet at; 0, any free one, would leave the other end to guess.
+/// Parses the TCP port to connect at. Rejects 0, because the other end could not know the chosen port.
 pub(crate) fn parse_port(text: &str) -> Result<u16, String> {
     match text.parse() {
         Ok(0) => {
@@ -65,7 +65,7 @@ pub(crate) fn listen(port: u16) -> Result<TcpListener, Failure> {
     let any6 = TcpListener::bind(("::", port));
     let listener = match any6 {
         Err(e) if matches!(e.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::PermissionDenied) => Err(e),
-        // Without IPv6 there is still IPv4.
+        // Without IPv6, use IPv4.
         Err(_) => TcpListener::bind(("0.0.0.0", port)),
         listener => listener,
     };
@@ -83,13 +83,13 @@ pub(crate) fn listen(port: u16) -> Result<TcpListener, Failure> {
     })
 }
 
-/// The first TCP port that needs no privilege (ip_unprivileged_port_start of ip-sysctl).
+/// Returns the first TCP port that needs no privilege (ip_unprivileged_port_start of ip-sysctl).
 fn first_free_for_all() -> u16 {
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start");
     text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(1024)
 }
 
-/// Waits for a peer. There is one: further ones are refused from then on, which tells them more than a wait would.
+/// Waits for the peer. Afterwards the listener is closed, so that further clients are refused at once.
 pub(crate) fn accept(listener: TcpListener, port: u16) -> Result<TcpStream, Failure> {
     output::note(format_args!("waiting for a peer on TCP port {port}"));
     let (stream, _) = listener
@@ -99,7 +99,7 @@ pub(crate) fn accept(listener: TcpListener, port: u16) -> Result<TcpStream, Fail
     Ok(stream)
 }
 
-/// Connects to a peer that waits.
+/// Connects to a waiting peer.
 pub(crate) fn connect(server: &str, port: u16) -> Result<TcpStream, Failure> {
     let addresses = (server, port).to_socket_addrs().map_err(|e| {
         Failure::Peer(format!("{server} is neither an address nor a name that resolves: {e}"))
@@ -121,12 +121,12 @@ pub(crate) fn connect(server: &str, port: u16) -> Result<TcpStream, Failure> {
     )))
 }
 
-/// Failures are no reason not to go on: then it is slower, and a peer that vanished is noticed later.
+/// Sets socket options. Failures are ignored: the exchange is then slower, and a vanished peer is noticed later.
 fn tune(stream: &TcpStream) {
     let _ = stream.set_nodelay(true);
-    // While bytes are measured nothing is said here: without probes a peer that lost its power is there for ever.
+    // The stream is silent during a measurement. Without keepalive, a peer that lost power would never be noticed.
     let _ = setsockopt(stream, sockopt::KeepAlive, &true);
     let _ = setsockopt(stream, sockopt::TcpKeepIdle, &PROBE_AFTER);
     let _ = setsockopt(stream, sockopt::TcpKeepInterval, &PROBE_EVERY);
-    let _ = setsockopt(stream, sockopt::TcpUserTimeout, &(GONE.as_millis() as u32));
+    let _ = setsockopt(stream, sockopt::TcpUserTimeout, &(USER_TIMEOUT.as_millis() as u32));
 }

@@ -1,6 +1,6 @@
-//! Words in lines.
+//! Word wrapping.
 
-/// Words in lines of at most `width`; a word that is longer is cut.
+/// Wraps words to lines of at most `width` characters. A longer word is split.
 pub(crate) fn folded(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {

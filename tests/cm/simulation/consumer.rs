@@ -1,4 +1,4 @@
-//! What applications do: ask, answer at once or late or not as hoped, part, and give up at any moment.
+//! Applications: connect, answer at once or late or otherwise, disconnect, and destroy at any moment.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use super::world::{Climate, DATAGRAMS, Random, address};
 const SOON: Nanos = Nanos::from_millis(50);
 const LATE: Nanos = Nanos::from_millis(20_000);
 
-/// What a consumer has planned.
+/// A planned action of a consumer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Task {
     Connect {
@@ -30,7 +30,7 @@ pub enum Task {
     },
     Answer(CommId),
     Ready(CommId),
-    /// Data has come, if the peer is ready.
+    /// Data has arrived, if the peer is ready.
     Data(CommId),
     Disconnect(CommId),
     Destroy(CommId),
@@ -38,7 +38,7 @@ pub enum Task {
     CloseAll,
 }
 
-/// What a consumer knows of a connection.
+/// A consumer's view of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Asked,
@@ -65,7 +65,7 @@ pub struct Consumer {
     host: usize,
     connections: BTreeMap<CommId, Connection>,
     plans: Vec<(Nanos, Task)>,
-    /// QPs are numbered from the same number on in each life: that is what makes connections stale.
+    /// In each life, QPs are numbered from the same number on, which makes connections stale.
     next_qpn: u32,
     closed: bool,
     by_data: u64,
@@ -307,7 +307,7 @@ impl Consumer {
         }
         match manager.disconnect(now, id, PrivateData::EMPTY) {
             Ok(()) => {}
-            // The peer began anew, and the manager ends what was before by itself.
+            // The peer started a new connection, and the manager ends the old one by itself.
             Err(CmError::State { state: State::DreqSent, .. }) if !agrees => {}
             Err(error) => panic!("disconnect: {error}"),
         }
@@ -379,7 +379,7 @@ impl Consumer {
                 self.plan(random, climate, Task::Disconnect(id));
             }
             Event::Disconnected { .. } => {
-                // The consumer's own call may end it at once, and a refusal from a peer that lost it at any time.
+                // The consumer's own call may end the connection at once, and a refusal from a peer that lost it at any time.
                 self.expect(id, &[Phase::Connected, Phase::EndRequested, Phase::Ending]);
                 self.set(id, Phase::Ended);
             }
@@ -393,7 +393,7 @@ impl Consumer {
         }
     }
 
-    /// Something that a peer has begun.
+    /// Records an attempt that a peer has begun.
     fn begin(&mut self, id: CommId, number: u64, phase: Phase, random: &mut Random, climate: &Climate) {
         let before = self.connections.insert(id, Connection { number, phase });
         assert!(before.is_none(), "{id} names two connections");

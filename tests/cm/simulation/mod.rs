@@ -1,7 +1,8 @@
-//! Many managers over a link that loses, doubles, delays and reorders, with consumers of all kinds; a seed decides everything.
+//! Many managers over a link that loses, doubles, delays and reorders messages, with consumers of all kinds. A seed decides
+//! everything.
 //!
-//! [`world`] moves messages and time, [`consumer`] does what applications do, [`truth`] knows what everybody did and objects
-//! to what cannot be. A failing seed repeats with `CM_SEED=n`; `CM_SEEDS=n` runs n of them.
+//! [`world`] moves messages and time, [`consumer`] acts as applications do, [`truth`] records all actions and rejects
+//! impossible results. `CM_SEED=n` repeats a failing seed; `CM_SEEDS=n` runs n seeds.
 
 mod consumer;
 mod truth;
@@ -17,7 +18,7 @@ fn variable(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn both_ends_agree_whatever_the_link_does() {
+fn both_ends_agree_over_any_link() {
     let (first, count) = match (variable("CM_SEED"), variable("CM_SEEDS")) {
         (Some(seed), _) => (seed, 1),
         (None, count) => (0, count.unwrap_or(SEEDS)),
@@ -31,7 +32,7 @@ fn both_ends_agree_whatever_the_link_does() {
         }
     }
     if count >= SEEDS {
-        // What the seeds must reach, or the oracles saw nothing.
+        // The seeds must reach all of these outcomes, or the oracles have checked nothing.
         let reached = format!("{all:?}");
         assert!(all.connected > 3 * count && all.rejected > count, "{reached}");
         assert!(all.unreachable > count / 2 && all.resolved > count && all.crashes > count / 4, "{reached}");
@@ -41,7 +42,7 @@ fn both_ends_agree_whatever_the_link_does() {
 }
 
 #[test]
-fn a_seed_gives_the_same_messages_to_the_byte() {
+fn seed_gives_the_same_messages() {
     for seed in [3, 77, 1234] {
         assert_eq!(World::new(seed).run(), World::new(seed).run(), "seed {seed}");
     }

@@ -1,4 +1,4 @@
-//! What really happened, and what therefore cannot be.
+//! The oracle: records what happened, and rejects impossible results.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use roxie::wire::service_id::RDMA_UDP_QKEY;
 
 use super::world::{Climate, NOWHERE};
 
-/// What a passive consumer gave.
+/// Parameters of a passive consumer's acceptance.
 #[derive(Clone, Copy, Debug)]
 pub struct Acceptance {
     pub qp: LocalQp,
@@ -24,7 +24,7 @@ struct Attempt {
     to: usize,
     service: ServiceId,
     qp: LocalQp,
-    /// More than one if the request came again after an end that the active side did not hear of.
+    /// Several, if the request was repeated after an end that the active side did not learn of.
     acceptances: Vec<Acceptance>,
     active_replied: Option<Parameters>,
     active_ready: bool,
@@ -94,7 +94,7 @@ impl Truth {
         attempt.acceptances.push(acceptance);
     }
 
-    /// The active end must have what one of the acceptances gave, and both must have agreed on the rest.
+    /// The active end must have the parameters of one of the acceptances, and both ends must agree on the others.
     pub fn replied(&mut self, number: u64, p: &Parameters) {
         let attempt = self.of(number);
         let accepted =
@@ -115,7 +115,7 @@ impl Truth {
         self.of(number).active_ready = true;
     }
 
-    /// Data can come only from a peer in RTS, to the QP that the peer knows of.
+    /// Data arrives only from a peer in RTS, at the QP that the peer knows.
     pub fn may_have_sent_data(&mut self, number: u64) -> bool {
         let attempt = self.of(number);
         attempt.active_ready && attempt.acceptances.len() == 1
@@ -127,7 +127,7 @@ impl Truth {
         attempt.passive_connected = true;
     }
 
-    /// The active end asks for the end before its RTU came.
+    /// The active end disconnects before its RTU arrived.
     pub fn end_requested(&mut self, number: u64, before_ready: bool) {
         let attempt = self.of(number);
         assert!(attempt.active_replied.is_some(), "attempt {number} ends before it was made");
@@ -153,7 +153,7 @@ impl Truth {
         self.crashed.contains(&attempt.from) || self.crashed.contains(&attempt.to)
     }
 
-    /// A refusal has a reason that somebody at the other end had.
+    /// A refusal must have a reason that applied at the other end.
     pub fn active_rejected(&mut self, number: u64, reject: &Rej) {
         let crashed = self.has_crashed(number);
         let attempt = self.of(number);
@@ -184,7 +184,7 @@ impl Truth {
 
     pub fn unreachable(&mut self, number: u64, active: bool, connection: bool) {
         if connection {
-            // Who asks for a resolution cannot be told to wait: there a slow consumer suffices.
+            // A SIDR request cannot be answered by an MRA: a slow consumer suffices for a timeout.
             self.unreachable.push((number, active));
         }
         let attempt = self.of(number);
@@ -203,7 +203,7 @@ impl Truth {
         assert_eq!((qpn, qkey), (self.resolution(number), RDMA_UDP_QKEY), "resolution {number}");
     }
 
-    /// What only the end shows: with a fair link and lively hosts everything comes about, and both ends know it.
+    /// Checks at the end: with a fair link and live hosts, every connection is established, and both ends know it.
     pub fn final_verdict(&self, backlog_full: bool) {
         if !self.climate.is_fair() || backlog_full {
             return;

@@ -16,12 +16,12 @@ use super::truth::Truth;
 
 pub const CONNECTIONS: ServiceId = ServiceId::of_port(PortSpace::Tcp, 1);
 pub const DATAGRAMS: ServiceId = ServiceId::of_port(PortSpace::Udp, 1);
-/// Where nobody listens.
+/// A service without a listener.
 pub const NOWHERE: ServiceId = ServiceId::of_port(PortSpace::Tcp, 2);
 
-/// Until then consumers begin new things.
+/// Until then, consumers start new attempts.
 const CLOSING: Nanos = Nanos::from_millis(120_000);
-/// By then everything is over: 16 tries of a timeout code of 21 and two waits of 69 s are 6 minutes.
+/// By then everything is over: 16 tries of a timeout code of 21 and two waits of 69 s take 6 minutes.
 const END: Nanos = Nanos::from_millis(3_600_000);
 
 /// Random numbers of one seed.
@@ -37,7 +37,7 @@ impl Random {
         splitmix(&mut self.0) % bound.max(1)
     }
 
-    /// True in `percent` of 100 cases.
+    /// True with a probability of `percent` %.
     pub fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
@@ -47,21 +47,21 @@ impl Random {
     }
 }
 
-/// What this run's link and consumers are like: some seeds are calm, some have one trouble, some all.
+/// Properties of a run's link and consumers: some seeds are calm, some have one disturbance, some all.
 #[derive(Clone, Copy, Debug)]
 pub struct Climate {
     pub loss: u64,
     pub doubles: u64,
     pub delay: Nanos,
-    /// One of two hosts hears nothing of the other for a while.
+    /// If true, two groups of hosts cannot reach each other for a while.
     pub partitions: bool,
     pub crashes: u64,
-    /// How a consumer answers.
+    /// Behaviour of consumers.
     pub refuses: u64,
     pub slow: u64,
     pub destroys: u64,
     pub small_tables: bool,
-    /// How long a sender waits, and how often it tries.
+    /// Response timeout and number of retries of senders.
     pub response_timeout: u8,
     pub retries: u8,
 }
@@ -86,7 +86,7 @@ impl Climate {
         }
     }
 
-    /// True if messages get through sooner or later, consumers answer and hosts live: then connections come about.
+    /// True if messages get through eventually, consumers answer and hosts live: then connections are established.
     pub fn is_fair(&self) -> bool {
         let patient = self.delay <= Nanos::from_millis(200) && self.response_timeout >= 19;
         let lively = self.crashes == 0 && !self.small_tables;
@@ -94,7 +94,7 @@ impl Climate {
     }
 }
 
-/// What happens at a time.
+/// A scheduled event.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
     Deliver { to: usize, number: usize },
@@ -105,11 +105,11 @@ enum What {
 struct Host {
     manager: Manager,
     consumer: Consumer,
-    /// Counts its crashes: what was planned for an earlier life is void.
+    /// Number of crashes: plans of an earlier life are void.
     life: u32,
 }
 
-/// What a run came to.
+/// Totals of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     pub connected: u64,
@@ -122,7 +122,7 @@ pub struct Summary {
     pub waited: u64,
     pub by_data: u64,
     pub refused_later: u64,
-    /// Of all bytes sent, in order.
+    /// Digest of all bytes sent, in order.
     pub digest: u64,
 }
 
@@ -141,7 +141,7 @@ impl Summary {
     }
 }
 
-/// Everything of a run.
+/// State of a run.
 pub struct World {
     seed: u64,
     now: Nanos,
@@ -150,7 +150,7 @@ pub struct World {
     hosts: Vec<Host>,
     truth: Truth,
     summary: Summary,
-    /// What is to happen: by time, then by order of entry.
+    /// Scheduled events by time, then by order of entry.
     plans: BTreeMap<(Nanos, u64), What>,
     entries: u64,
     under_way: Vec<Option<Transmit>>,
@@ -201,7 +201,7 @@ impl World {
             limits,
             seed: self.seed << 16 | (host as u64) << 8 | u64::from(life),
             ca_guid: 0xabc0 + host as u64,
-            // A link may be as bad as it likes.
+            // The link may be arbitrarily bad.
             silent_retries: 15,
             ..Config::default()
         };
@@ -211,7 +211,7 @@ impl World {
         manager
     }
 
-    /// What a host will begin, and when it will crash.
+    /// Plans a host's attempts, and its crash.
     fn plan_work(&mut self, host: usize, hosts: usize) {
         for _ in 0..3 + self.random.below(6) {
             let mut to = self.random.below(hosts as u64) as usize;
@@ -238,7 +238,7 @@ impl World {
         self.plans.insert((at, self.entries), what);
     }
 
-    /// Until nothing is left to do.
+    /// Runs until nothing is left to do.
     pub fn run(mut self) -> Summary {
         loop {
             let planned = self.plans.keys().next().map_or(Nanos::MAX, |(at, _)| *at);
@@ -283,7 +283,7 @@ impl World {
         format!("seed {}: {}", self.seed, all.join("| "))
     }
 
-    /// No request that came and went holds a place in a backlog: each has all of its 8.
+    /// Checks that each backlog has all its 8 places: no past request holds one.
     fn check_backlogs(&mut self) {
         for host in 0..self.hosts.len() {
             let room = if self.climate.small_tables { 6 } else { 8 };
@@ -338,7 +338,7 @@ impl World {
         }
     }
 
-    /// A host forgets everything, and begins anew under its old address.
+    /// A host forgets everything, and starts again at its old address.
     fn crash(&mut self, host: usize) {
         self.summary.crashes += 1;
         self.truth.crashed(host);
@@ -347,7 +347,7 @@ impl World {
         let consumer = self.hosts[host].consumer.reborn();
         self.hosts[host] = Host { manager, consumer, life };
         let hosts = self.hosts.len() as u64;
-        // And goes on with its work.
+        // The host continues with new attempts.
         for _ in 0..3 {
             let to = self.random.below(hosts) as usize;
             let at = self.now + self.random.time(Nanos::from_millis(20_000));
@@ -356,7 +356,7 @@ impl World {
         }
     }
 
-    /// What a host has to send and to hear.
+    /// Delivers a host's messages and events.
     fn attend(&mut self, host: usize) {
         loop {
             while let Some(transmit) = self.hosts[host].manager.poll_transmit() {
@@ -397,7 +397,7 @@ impl World {
         }
         let (_, message) = CmMessage::read(&transmit.mad).expect("a manager sends messages");
         self.summary.waited += u64::from(message.kind() == Kind::Mra);
-        // From 30 s to 60 s and from 120 s to 180 s no message passes between even and odd hosts.
+        // From 30 s to 60 s and from 120 s to 180 s, no message passes between even and odd hosts.
         let seconds = self.now.0 / 1_000_000_000;
         let apart = (from + to) % 2 == 1 && (seconds / 30 == 1 || seconds / 60 == 2);
         if self.climate.partitions && apart || self.random.chance(self.climate.loss) {

@@ -1,4 +1,4 @@
-//! One target of `tests/fuzz/targets.rs` under libFuzzer: `ROXIE_FUZZ_TARGET` says which.
+//! Runs a target of `tests/fuzz/targets.rs` under libFuzzer; `ROXIE_FUZZ_TARGET` names it.
 
 #![no_main]
 #![allow(unreachable_pub)]

@@ -1,4 +1,4 @@
-//! `roxie cc`: congestion control by itself: its knobs, and the reaction point run over a list of events.
+//! `roxie cc`: congestion control without a network. Lists its knobs, and runs the reaction point over a list of events.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -17,17 +17,16 @@ mod replay;
 
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 the events cannot be read or run, 2 wrong usage.";
 
-/// Look at congestion control by itself: its knobs, and what a list of events makes of a rate.
+/// Inspect congestion control by itself: its knobs, and the rate after each of a list of events.
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Congestion control without a network.\n\nDCQCN has two ends. A switch marks packets while its queue is \
-        long. The receiver of a marked packet sends the sender a congestion notification (CNP), at most one in \
-        min_time_between_cnps. The sender, the reaction point, cuts its rate. \
-        How deep depends on alpha, which says how often that happened lately. Then time and bytes without a notification \
-        raise the rate again: \
-        first half the way back to where it was (fast recovery), then further (additive, then hyper increase).\n\n`knobs` \
-        lists what can be \
-        set; `replay` runs the reaction point over a list of events and prints its state after each.",
+    long_about = "Congestion control without a network.\n\nDCQCN has two ends. A switch marks packets while its queue \
+        is long. The receiver of a marked packet sends a congestion notification (CNP) to the sender, at most one per \
+        min_time_between_cnps. The sender (the reaction point) cuts its rate. The cut is deeper the higher alpha is, a \
+        moving average of how often notifications arrive. Later the rate rises again, by timer and by bytes sent: \
+        first half of the way back to the old rate (fast recovery), then beyond it (additive, then hyper \
+        increase).\n\n`knobs` lists the parameters. `replay` runs the reaction point over a list of events and prints \
+        its state after each.",
     after_help = EXIT_CODES
 )]
 pub(crate) struct Arguments {
@@ -39,10 +38,10 @@ pub(crate) struct Arguments {
 enum What {
     /// List the knobs of DCQCN: names, unit, range, the default of each preset, and what each does
     #[command(
-        long_about = "Prints the knobs of DCQCN. The first name is OFED's in sysfs (/sys/class/net/DEV/ecn/...), the \
-            second mlx5's in debugfs (.../cc_params/); either is taken wherever a knob is set, and so is the name of the \
-            firmware's configuration, which is the first in capitals. Rates may have fractions here, unlike on adapters, \
-            because steps of whole Mb/s are too large on slow links.",
+        long_about = "Prints the knobs of DCQCN. Each knob has several names: OFED's in sysfs \
+            (/sys/class/net/DEV/ecn/...) in the first column, mlx5's in debugfs (.../cc_params/) in the second, and \
+            that of the firmware's configuration, which is the first in capitals. Options that set a knob accept each \
+            of them. Unlike on adapters, rates may have fractions: a step of whole Mb/s is too large for slow links.",
         after_help = format!(
             "Examples:\n  roxie cc knobs                                lists them\n  roxie cc knobs --json | jq \
              '.[] | select(.unit == \"us\")'\n  roxie cc replay --set rpg_ai_rate=40 --line-rate 40 -    sets one\n\n{EXIT_CODES}"
@@ -55,22 +54,22 @@ enum What {
     },
     /// Compute the rate after each event of a list
     #[command(
-        long_about = "Runs the reaction point of DCQCN alone over a list of events, and prints its state after each: one \
-            JSON object a line with us, rc_gbps (the rate), rt_gbps (the target that it recovers to), alpha, byte_stage and \
-            timer_stage (increases since the last decrease, by the byte counter and by the timer).\n\nEVENTS.json is an array \
-            of objects, or one object a line:\n\n  \
-            {\"us\": 0, \"cnp\": true}          a congestion notification comes\n  \
-            {\"us\": 12.5, \"bytes\": 150000}   so many bytes have left since the last event that told of bytes\n  \
-            {\"us\": 55}                      nothing happens: what is the rate?\n\n\
-            Times are microseconds and do not go back; they are taken to the nanosecond. \
-            The rate starts at line rate with the initial alpha, and nothing runs before the first notification. Timers that \
-            are due at an instant run before its event. Bytes count as sent at the instant, and what is left over a step of \
-            the byte counter is kept. A decrease uses alpha before its update. An increase compares the stages before it \
-            raises its own, so that rpg_threshold is the number of steps of fast recovery. The target is the line rate at \
-            most. Everything is computed in floating point.\n\n\
-            The preset `paper`: each notification decreases, makes the rate before it the target, moves alpha, and restarts \
-            both timers. `connectx`: every dce_tcp_rtt from the first notification on, alpha is moved by whether one came \
-            since; one that comes within rate_reduce_monitor_period of a decrease decreases nothing.",
+        long_about = "Runs DCQCN's reaction point over a list of events, and prints its state after each as a JSON \
+            object a line: us, rc_gbps (the rate), rt_gbps (the target of recovery), alpha, byte_stage and timer_stage \
+            (increases since the last decrease, by the byte counter and by the timer).\n\nEVENTS.json is an array of \
+            objects, or one object a line:\n\n  \
+            {\"us\": 0, \"cnp\": true}          a congestion notification arrives\n  \
+            {\"us\": 12.5, \"bytes\": 150000}   bytes sent since the last event with bytes\n  \
+            {\"us\": 55}                      no event: prints the rate\n\nTimes are in microseconds, with a \
+            resolution of 1 ns, and must not decrease. The rate starts at line rate with the initial alpha. Timers \
+            start with the first notification; a timer that is due at the time of an event runs before it. Bytes count \
+            as sent at the time of their event; a remainder after a step of the byte counter is kept. A decrease uses \
+            alpha before its update. An increase compares the stages before it raises its own, so that rpg_threshold \
+            is the number of steps of fast recovery. The target never exceeds the line rate. All arithmetic is in \
+            floating point.\n\nWith the preset `paper`, each notification decreases the rate, sets the target to the \
+            old rate, updates alpha, and restarts both timers. With `connectx`, alpha is updated every dce_tcp_rtt \
+            from the first notification on, by whether a notification arrived in between; a notification within \
+            rate_reduce_monitor_period of a decrease does not decrease the rate.",
         after_help = format!(
             "Examples:\n  echo '[{{\"us\":0,\"cnp\":true}},{{\"us\":55}}]' | roxie cc replay --preset paper --line-rate 40 \
             -\n  roxie cc replay --set rpg_ai_rate=40 --set rp_threshold=5 --line-rate 100 events.json\n  \
@@ -82,7 +81,7 @@ enum What {
 
 #[derive(Debug, Args)]
 struct ReplayArguments {
-    /// Whose rules and defaults to use
+    /// Preset of rules and defaults
     #[arg(long, value_name = "PRESET", default_value_t = Preset::ConnectX, value_parser = preset)]
     preset: Preset,
     /// Turn a knob, repeatable: see `roxie cc knobs`
@@ -91,7 +90,7 @@ struct ReplayArguments {
     /// The link's rate, in Gb/s
     #[arg(long, value_name = "GBPS", value_parser = line_rate)]
     line_rate: Rate,
-    /// The events, or - for standard input
+    /// File with the events, or - for standard input
     #[arg(value_name = "EVENTS.json")]
     events: PathBuf,
 }
@@ -101,7 +100,7 @@ fn preset(text: &str) -> Result<Preset, String> {
 }
 
 fn line_rate(text: &str) -> Result<Rate, String> {
-    /// A bit per second to 10 Tb/s, as fixed rates are.
+    /// 1 kb/s to 10 Tb/s, in Gb/s. Fixed rates have the same bounds.
     const GBPS: std::ops::RangeInclusive<f64> = 1e-6..=1e4;
     match text.parse::<f64>() {
         Ok(gbps) if GBPS.contains(&gbps) => Ok(Rate::from_gbps(gbps)),
@@ -109,7 +108,7 @@ fn line_rate(text: &str) -> Result<Rate, String> {
     }
 }
 
-/// Does it.
+/// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let done = match &arguments.what {
         What::Knobs { json: true } => {
@@ -131,7 +130,7 @@ fn replay(arguments: &ReplayArguments) -> Result<(), Failure> {
         false => arguments.events.display().to_string(),
     };
     let text = read(&arguments.events).map_err(|e| Failure::Run(format!("cannot read {name}: {e}")))?;
-    // All of them are judged before the first is run: half a table helps nobody.
+    // Parse every event before running the first, so that a bad list prints no partial table.
     let events = replay::read(&text).map_err(|e| Failure::Run(format!("{name}: {e}")))?;
     events.iter().try_for_each(|event| output::line(event.run(&mut control)))
 }

@@ -1,14 +1,14 @@
-//! The events of `roxie cc replay`, and what is printed after each.
+//! Parses the events of `roxie cc replay`, and formats the state after each.
 
 use roxie::congestion::{Control, Dcqcn};
 use roxie::time::Nanos;
 use serde::Serialize;
 use serde_json::{Deserializer, Map, Number, Value};
 
-/// An event of the list.
+/// One event of the list.
 #[derive(Debug)]
 pub(super) struct Event {
-    /// As it was written.
+    /// The time as written in the list; printed back unchanged.
     us: Number,
     at: Nanos,
     what: What,
@@ -21,7 +21,7 @@ enum What {
     Look,
 }
 
-/// The state after an event, in the order in which it is printed.
+/// The state after an event. The fields are printed in this order.
 #[derive(Serialize)]
 struct After<'a> {
     us: &'a Number,
@@ -32,7 +32,7 @@ struct After<'a> {
     timer_stage: u64,
 }
 
-/// What is wrong with a list. Events count from 1.
+/// Why a list was rejected. Events count from 1.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Wrong {
     #[error("there are no events: write a JSON array such as [{{\"us\": 0, \"cnp\": true}}, {{\"us\": 55}}]")]
@@ -43,7 +43,7 @@ pub(super) enum Wrong {
     Event { number: usize, why: String },
 }
 
-/// Reads an array of events, or one event after the other.
+/// Parses a JSON array of events, or one event object after the other.
 pub(super) fn read(text: &str) -> Result<Vec<Event>, Wrong> {
     let (mut values, mut list) = (Vec::new(), false);
     for value in Deserializer::from_str(text).into_iter() {
@@ -89,7 +89,7 @@ fn event(value: Value) -> Result<Event, String> {
 }
 
 fn time(us: Option<Value>) -> Result<(Number, Nanos), String> {
-    /// Whole nanoseconds, and no year of ours.
+    /// 1e12 us (11.6 days): nanoseconds stay exact as `f64`.
     const MOST_US: f64 = 1e12;
     match us {
         None => Err("us is missing: when does it happen?".into()),
@@ -111,7 +111,7 @@ fn cnp(fields: &mut Map<String, Value>) -> Result<bool, String> {
 
 fn bytes(fields: &mut Map<String, Value>) -> Result<Option<u64>, String> {
     let Some(bytes) = fields.remove("bytes") else { return Ok(None) };
-    // 150000.0 and 1.5e5 are whole numbers too.
+    // Accept 150000.0 and 1.5e5 as whole numbers.
     let whole = bytes.as_f64().filter(|b| b.fract() == 0.0 && (0.0..=9_007_199_254_740_992.0).contains(b));
     match bytes.as_u64().or(whole.map(|b| b as u64)) {
         Some(bytes) => Ok(Some(bytes)),
@@ -120,7 +120,7 @@ fn bytes(fields: &mut Map<String, Value>) -> Result<Option<u64>, String> {
 }
 
 impl Event {
-    /// Has it happen, and says what the state is then.
+    /// Runs the event, and returns the state after it as a line of JSON.
     pub(super) fn run(&self, control: &mut Dcqcn) -> String {
         match self.what {
             What::Notified => {

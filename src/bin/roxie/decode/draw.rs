@@ -1,4 +1,4 @@
-//! `roxie decode --ladder` and `--svg`: captures drawn as sequence diagrams.
+//! `roxie decode --ladder` and `--svg`: draws captures as sequence diagrams.
 
 use std::fmt;
 use std::fs;
@@ -12,7 +12,7 @@ use super::{Arguments, Failure, Summary, open};
 use crate::ladder::{self, Connection, Ladder, Strangers, Style};
 use crate::output;
 
-/// What went wrong, and with which file if with one.
+/// Why a command failed, with the file if the failure belongs to one.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Trouble {
     #[error("{file}: {failure}", file = file.display())]
@@ -30,7 +30,7 @@ pub(super) enum Trouble {
     Picture { file: PathBuf, source: io::Error },
 }
 
-/// How many there are.
+/// Formats a number of frames: "1 frame", "2 frames".
 #[derive(Debug)]
 pub(super) struct Frames(u64);
 
@@ -45,13 +45,13 @@ impl Trouble {
         Trouble::File { file: file.to_owned(), failure: failure.into() }
     }
 
-    /// Nobody reads what is written any more.
+    /// True if the reader of standard output has closed the pipe.
     pub(super) fn is_closed_pipe(&self) -> bool {
         matches!(self, Trouble::File { failure: Failure::Output(e), .. } if e.kind() == io::ErrorKind::BrokenPipe)
     }
 }
 
-/// Draws what can be read, then fails if that was not all.
+/// Draws all readable packets, then fails if some frames could not be read.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Trouble> {
     let (mut captures, mut frames, mut unread) = (Vec::new(), 0, Ok(()));
     for file in &arguments.files {
@@ -85,7 +85,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Trouble> {
     unread
 }
 
-/// The connections of a queue pair, or all.
+/// Returns the connections of queue pair `qp`, or all connections without one.
 fn chosen(connections: Vec<Connection>, qp: Option<Qpn>) -> Result<Vec<Connection>, Trouble> {
     let Some(qp) = qp else { return Ok(connections) };
     let (chosen, others): (Vec<_>, Vec<_>) =

@@ -1,4 +1,4 @@
-//! One JSON object a packet, its keys the names that the headers' fields have.
+//! Writes one JSON object a packet. Keys are the specification's names of the header fields.
 
 use std::io::{self, Write};
 
@@ -12,7 +12,7 @@ use crate::decoded::layers::Layer;
 use crate::decoded::mad::Mad;
 use crate::decoded::{Decoded, Verdict, udp_checksum_name};
 
-/// The object. Keys without a value are left out.
+/// A packet's JSON object. Fields without a value are left out.
 #[derive(Serialize)]
 struct Row<'a> {
     number: u64,
@@ -57,7 +57,7 @@ struct Row<'a> {
     inside: Vec<Value>,
 }
 
-/// What the opcode table promises behind the BTH.
+/// Extended headers, as the opcode table lists them for the packet's opcode.
 #[derive(Default, Serialize)]
 struct Ext {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -141,7 +141,7 @@ struct SegmentsRow {
     last_psn: u32,
 }
 
-/// Ethernet, IP and UDP.
+/// Ethernet, IP and UDP headers.
 #[derive(Serialize)]
 struct Network {
     roce_version: u8,
@@ -171,7 +171,7 @@ struct Network {
     udp_checksum: Option<&'static str>,
 }
 
-/// Writes the object and a line end.
+/// Writes the packet's object and a newline.
 pub(super) fn write(out: &mut dyn Write, d: &Decoded<'_>) -> io::Result<()> {
     let bth = &d.envelope.bth;
     let (icrc, icrc_computed, icrc_stored) = match d.icrc {
@@ -221,12 +221,12 @@ pub(super) fn write(out: &mut dyn Write, d: &Decoded<'_>) -> io::Result<()> {
     out.write_all(b"\n")
 }
 
-/// Writes the object of a frame that claims to be RoCE and cannot be read.
+/// Writes the object of a frame that claims to be RoCE but is malformed.
 pub(super) fn write_malformed(out: &mut dyn Write, record: &Record<'_>, reason: &Drop) -> io::Result<()> {
     write_without_packet(out, record, "malformed", &reason.to_string())
 }
 
-/// Writes the object of a frame that may hold RoCE behind something that is not decoded.
+/// Writes the object of a frame that may carry RoCE behind a header that is not decoded.
 pub(super) fn write_unread(out: &mut dyn Write, record: &Record<'_>, kind: &str) -> io::Result<()> {
     write_without_packet(out, record, "not_decoded", kind)
 }

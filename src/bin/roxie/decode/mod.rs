@@ -1,6 +1,6 @@
-//! `roxie decode`: the RoCE packets of a capture, one a line, in full, as JSON, or as a ladder.
+//! `roxie decode`: prints the RoCE packets of a capture: one a line, with all fields, as JSON, or as a ladder.
 //!
-//! Numbers count every frame of the capture, as Wireshark does; what is not RoCE is passed over.
+//! Frame numbers count every frame of the capture, as Wireshark's do. Frames that are not RoCE are skipped.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -25,66 +25,66 @@ const EXAMPLES: &str = "\
 Examples:
   roxie decode run.pcapng                       one line a packet
   roxie decode -v run.pcapng | less             every header
-  roxie decode --ladder run.pcapng              what the queue pairs said to one another
-  roxie decode --ladder --qp 0x11 near.pcapng far.pcapng      of both ends: shows what was lost between them
-  roxie decode --ladder --svg run.svg run.pcapng      the same as a picture; --svg alone does it, too
+  roxie decode --ladder run.pcapng              a sequence diagram of each connection
+  roxie decode --ladder --qp 0x11 near.pcapng far.pcapng      from both ends: shows losses between them
+  roxie decode --ladder --svg run.svg run.pcapng      also as a picture (--svg alone works, too)
   roxie decode --json run.pcapng | jq 'select(.aeth.kind == \"NAK_PSN_SEQUENCE\")'
   tcpdump -U -i eth0 -w - udp port 4791 | roxie decode -      as it happens
-  roxie pingpong rc --port memory -n 2 --capture x.pcapng     makes one to look at
+  roxie pingpong rc --port memory -n 2 --capture x.pcapng     makes a capture
 
-Exit codes: 0 each frame was decoded or is known not to be RoCE, 1 the capture cannot be read, is cut short or damaged, \
-holds frames that may be RoCE and are not decoded (their kinds and numbers are named), or nothing to draw, 2 wrong usage.";
+Exit codes: 0 each frame was decoded or is known not to be RoCE, 1 the capture cannot be read, is truncated or damaged, \
+has frames that may be RoCE but are not decoded (their kinds and numbers are printed), or nothing to draw, 2 wrong usage.";
 
-/// Print the RoCE packets of a capture (pcap or pcapng), or draw them as a ladder.
+/// Print the RoCE packets of a capture (pcap or pcapng), or draw them as a sequence diagram.
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Prints the RoCE v2 and v1 packets of a capture, in the order of the file.\n\nIt reads pcap (both byte \
-        orders, micro- and nanoseconds) and pcapng, from a file or a pipe, which it follows line by line; of the link \
-        types Ethernet, Linux cooked (`tcpdump -i any`), raw IP and BSD loopback. Frames that are not RoCE are passed \
-        over, but counted, so that the numbers are those of Wireshark.\n\nA line is: frame number, time, direction if \
-        the capture has it, source > destination, opcode, destination QP, PSN, flags that are set, the fields of the \
-        extension headers, payload length, and the verdict on the ICRC (none: the capture cut it off, or a sender put IPv6 extension headers in front; gso: a \
-        super-frame that was captured before the NIC cut it into packets). What follows # is the packet's comment: in \
-        captures of Roxie what the NIC did with it and why.\n\n--json has a key for each field; extension headers are \
-        objects (reth, aeth, deth, ...). A frame that claims to be RoCE and is not well formed has the key malformed \
-        with the reason instead, one that may hold RoCE and is not decoded the key not_decoded with its kind. inside lists \
-        what carried a packet, the outermost first.\n\n\
-        --ladder draws a sequence diagram of each connection. Its ends are the two lines, the left one spoke first; \
-        time goes down. Packets that follow one another and are alike are one rung, with the range of their PSNs \
-        (-v: a rung for each).\n\n  \
-        --->  a packet            ===>  sent before: a retransmission, or an answer once more\n  \
-        ~~~>  a NAK, or an answer that cannot be used       ---X  lost on the way\n  \
-        o-->  came more often than it left                  - -   PSNs that this capture does not have\n\n\
-        Behind each rung stands why: the comments of the NIC where the capture has them, else what the PSNs tell. \
-        A request's PSN is one more than the last; lower means sent again, higher that something is missing. An \
-        ACK's PSN acknowledges everything up to it. A sequence NAK's PSN is the one that the receiver misses: it \
-        drops all that come after, so the sender goes back to that PSN and sends everything from there again \
-        (go-back-N). An RNR NAK means that no receive was posted: the sender waits and comes again. Without any \
-        answer the sender goes back by itself when its timer ends; then the ladder shows the silence before.\n\n\
-        One capture shows what passed where it was made: at the sender a lost packet looks like any other until it is \
-        sent again, at the receiver it is missing. Give the captures of both ends and each packet is one rung, lost \
-        ones end on the way. Clocks need not agree, nor must the captures say where they were made: packets that \
-        went both ways tell.",
+    long_about = "Prints the RoCE v2 and v1 packets of a capture, in the order of the file.\n\nInput is pcap (both \
+        byte orders, micro- and nanoseconds) or pcapng, from a file, or from a pipe, which is followed line by line. \
+        Link types: Ethernet, Linux cooked (`tcpdump -i any`), raw IP and BSD loopback. Frames that are not RoCE are \
+        skipped, but counted, so that frame numbers are Wireshark's.\n\nA line has: frame number, time, direction if \
+        the capture has it, source > destination, opcode, destination QP, PSN, flags that are set, fields of the \
+        extended headers, payload length, and the result of the ICRC check (none: the capture truncated the ICRC, or \
+        the sender put IPv6 extension headers in front; gso: a super-frame, captured before the NIC split it into \
+        packets). After # follows the packet's comment. In Roxie's captures it says what the NIC did with the packet, \
+        and why.\n\n--json has a key for each field; extended headers are objects (reth, aeth, deth, ...). A malformed \
+        RoCE frame has the key malformed with the reason instead. A frame that may carry RoCE behind a header that is \
+        not decoded has the key not_decoded with its kind. inside lists the tunnels and tags around a packet, \
+        outermost first.\n\n--ladder draws a sequence diagram of each connection. The two vertical lines are its ends, \
+        the left one sent first; time goes down. Similar consecutive packets share a rung, with the range of their \
+        PSNs (-v: a rung for each).\n\n  \
+        --->  a packet            ===>  a retransmission, or a repeated response\n  \
+        ~~~>  a NAK, or an unusable response        ---X  lost on the way\n  \
+        o-->  received more often than sent         - -   PSNs missing in this capture\n\nBeside each rung stands the \
+        reason: the NIC's comments if the capture has them, else what the PSNs imply. A new request has the PSN after \
+        the last one's. A lower PSN is a retransmission, a higher one means that packets are missing. An ACK's PSN \
+        acknowledges every packet up to it. A sequence NAK's PSN is the one that the receiver misses: it drops all \
+        packets after that, so the sender goes back to that PSN and sends everything from there again (go-back-N). An \
+        RNR NAK means that no receive was posted: the sender waits and tries again. Without any response, the sender \
+        goes back when its timer expires; the ladder then shows the silence before.\n\nA single capture shows the \
+        packets at one end: at the sender, a lost packet looks like any other until its retransmission; at the \
+        receiver, it is missing. With the captures of both ends, each packet is one rung, and lost packets end on the \
+        way. Clocks need not agree, nor must the captures say at which end they were made: packets in both directions \
+        show that.",
     after_help = EXAMPLES,
     group = ArgGroup::new("drawing").multiple(true)
 )]
 pub(crate) struct Arguments {
-    /// The capture, or - for standard input; two for a ladder of both ends
+    /// The capture, or - for standard input; two captures (one of each end) for a ladder
     #[arg(required = true, num_args = 1..=2, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Print all fields, one header a line; with --ladder a rung for each packet
+    /// Print all fields, one header a line; with --ladder, one arrow a packet
     #[arg(short, long, conflicts_with = "json")]
     verbose: bool,
     /// Print one JSON object a line
     #[arg(long)]
     json: bool,
-    /// Draw what queue pairs said to one another, as text
+    /// Draw each connection as a sequence diagram, in text
     #[arg(long, conflicts_with = "json", group = "drawing")]
     ladder: bool,
-    /// Draw it as an SVG instead, into this file or to standard output (-); --ladder may stand beside it
+    /// Draw the ladder as SVG, to this file or to standard output (-); can be combined with --ladder
     #[arg(long, value_name = "OUT", conflicts_with = "json", group = "drawing")]
     svg: Option<PathBuf>,
-    /// Draw only connections of this queue pair, a number such as 17 or 0x11
+    /// Draw only the connections of this queue pair: a QPN such as 17 or 0x11
     #[arg(long, value_name = "N", value_parser = queue_pair, requires = "drawing")]
     qp: Option<Qpn>,
 }
@@ -100,8 +100,10 @@ fn queue_pair(text: &str) -> Result<Qpn, String> {
     }
 }
 
-/// Decodes, and names on standard error what could not be read. Exit codes: 0 each frame was decoded or is not RoCE, 1 the
-/// capture or some frames could not be read; clap exits with 2 for wrong usage.
+/// Decodes the capture, and reports on standard error which frames could not be read.
+///
+/// Exit codes: 0 every frame was decoded or is not RoCE, 1 the capture or some frames could not be read; clap exits with 2 for
+/// wrong usage.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     if arguments.ladder || arguments.svg.is_some() {
         return conclude(draw::run(arguments));
@@ -120,7 +122,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 fn conclude(outcome: Result<(), draw::Trouble>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        // The reader of our output has seen enough.
+        // A closed pipe is no error: the reader has seen enough.
         Err(trouble) if trouble.is_closed_pipe() => ExitCode::SUCCESS,
         Err(trouble) => {
             output::complain("decode", trouble);
@@ -143,7 +145,7 @@ enum Failure {
     Unread(String),
 }
 
-/// A file, or standard input.
+/// Opens a file, or standard input for `-`.
 fn open(file: &Path) -> Result<Box<dyn Read>, Failure> {
     Ok(match file.as_os_str() == "-" {
         true => Box::new(io::stdin().lock()),
@@ -154,30 +156,30 @@ fn open(file: &Path) -> Result<Box<dyn Read>, Failure> {
 fn open_and_decode(arguments: &Arguments, file: &Path) -> Result<(), Failure> {
     let source = open(file)?;
     let stdout = io::stdout();
-    // A file gets its lines in blocks; whoever watches a pipe or a terminal gets each at once.
+    // Buffer output to a regular file. Flush each line to a pipe or a terminal, because its reader follows along.
     let to_file = fstat(stdout.as_fd())
         .is_ok_and(|s| SFlag::from_bits_truncate(s.st_mode) & SFlag::S_IFMT == SFlag::S_IFREG);
     let mut out = BufWriter::with_capacity(1 << 16, stdout.lock());
     let mut summary = Summary::default();
     let read = decode(arguments, source, &mut out, !to_file, &mut summary);
-    // What was decoded is on its way before a word about what was not.
+    // Flush the decoded packets before reporting what could not be decoded.
     out.flush()?;
     summary.tell_of_malformed();
     read?;
     summary.into_result()
 }
 
-/// What was met and not decoded.
+/// Counts of frames that were not decoded.
 #[derive(Debug, Default)]
 struct Summary {
     malformed: u64,
     link_types: BTreeSet<u32>,
-    /// Frames by what they may hold RoCE behind.
+    /// Number of frames by the header that may carry RoCE.
     unread: BTreeMap<&'static str, u64>,
 }
 
 impl Summary {
-    /// How many frames of which kind, if there are any.
+    /// Lists the kinds and their counts; `None` if there are none.
     fn told_of_unread(&self) -> Option<String> {
         let kinds: Vec<_> = self.unread.iter().map(|(kind, count)| format!("{kind} {count}")).collect();
         let what = "frames that may hold RoCE and are not decoded";

@@ -1,4 +1,4 @@
-//! Management datagrams: what a UD packet to QP 1 carries (IBTA 13.4, 12.6).
+//! Management datagrams (MADs): the content of UD packets to QP1 (IBTA 13.4, 12.6).
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use roxie::wire::mad::{CLASS_CM, MAD_LEN, MadHeader};
 use roxie::wire::{Operation, Packet, Qpn, Service};
 use serde::{Serialize, Serializer};
 
-/// A MAD, and what it says if it is one of communication management.
+/// A MAD's header, and its message if it belongs to communication management.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Mad {
     class: u8,
@@ -18,13 +18,13 @@ pub(crate) struct Mad {
     attribute: u16,
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<&'static str>,
-    /// The message in words; `None`: the capture cut it, or it is of another class.
+    /// The communication management message; `None` if the capture truncated it, or for another class.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "in_words")]
     message: Option<Box<CmMessage>>,
 }
 
 impl Mad {
-    /// The MAD of a packet, if it carries one.
+    /// Returns the MAD of a packet, if it carries one.
     pub(crate) fn read(packet: &Packet, frame: &Frame<'_>) -> Option<Mad> {
         let info = packet.info();
         if info.service != Service::Ud || info.operation != Operation::Send || packet.bth.dest_qp != Qpn::GSI
@@ -47,7 +47,7 @@ impl Mad {
         })
     }
 
-    /// Its message with all fields, if it is one of communication management.
+    /// Returns the communication management message with all fields, if the MAD is one.
     pub(crate) fn message(&self) -> Option<&CmMessage> {
         self.message.as_deref()
     }
@@ -61,7 +61,7 @@ fn in_words<S: Serializer>(message: &Option<Box<CmMessage>>, out: S) -> Result<S
 }
 
 impl fmt::Display for Mad {
-    /// `CM REQ tid 0x…`, or the numbers of another class.
+    /// Writes `CM REQ tid 0x…`, or the numbers of another class.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.name {
             Some(name) => write!(f, "CM {name} tid {:#x}", self.tid),

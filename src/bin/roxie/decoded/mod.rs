@@ -1,4 +1,4 @@
-//! A frame of a capture, and all that can be told about it.
+//! Decodes a frame of a capture: headers, ICRC, segments, layers, management datagrams.
 
 use std::io::{self, Write};
 
@@ -15,27 +15,27 @@ pub(crate) mod layers;
 pub(crate) mod mad;
 pub(crate) mod segments;
 
-/// A frame with all that can be told about it.
+/// A decoded frame.
 pub(crate) struct Decoded<'a> {
     pub(super) record: &'a Record<'a>,
     pub(crate) frame: Frame<'a>,
     pub(super) envelope: Envelope,
-    /// `None` if its headers behind the BTH cannot be read.
+    /// `None` if the headers after the BTH cannot be parsed.
     pub(crate) packet: Option<Packet>,
-    /// What is wrong with it.
+    /// Why a receiver drops the packet, if it does.
     pub(super) problem: Option<Drop>,
     pub(super) icrc: Verdict,
     pub(crate) segments: Option<Segments>,
-    /// What carried the packet, the outermost first.
+    /// Layers around the packet, outermost first.
     pub(super) layers: &'a [Layer],
-    /// Bytes that the capture's frame has before the BTH, and `frame` has not.
+    /// Number of bytes in front of the BTH that are in the captured frame but not in `frame`.
     pub(super) removed: usize,
 }
 
-/// The ICRC as far as the capture lets it be seen.
+/// The ICRC check, as far as the capture allows one.
 pub(super) enum Verdict {
     Checked(Icrc),
-    /// The capture cut it off, or not all that it covers is known.
+    /// The capture truncated the ICRC, or some of the bytes that it covers are unknown.
     None,
 }
 
@@ -46,7 +46,7 @@ impl<'a> Decoded<'a> {
         let mut packet = Packet::from_envelope(frame, envelope);
         let problem = packet.as_ref().err().copied();
         if let Some(Drop::BadPad { .. } | Drop::BadTransportVersion(_)) = problem {
-            // The headers do not depend on these: show them nevertheless.
+            // The extended headers do not depend on the pad count and the version: parse them in spite of a bad value.
             let bth = Bth { pad: 0, tver: 0, ..envelope.bth };
             packet = Packet::from_envelope(frame, Envelope { bth, ..envelope });
         }
@@ -59,7 +59,7 @@ impl<'a> Decoded<'a> {
             if let Some(s) = &segments {
                 checked = s.icrc;
             }
-            // IPv6 extension headers of the sender's own: no specification says what the ICRC takes of them.
+            // No specification says how the ICRC covers IPv6 extension headers that the sender itself added.
             let is_unknown = *removed != 0 && checked != Icrc::Ok;
             icrc = if is_unknown { Verdict::None } else { Verdict::Checked(checked) };
         }
@@ -67,7 +67,7 @@ impl<'a> Decoded<'a> {
         Decoded { record, frame: *frame, envelope, packet, problem, icrc, segments, layers, removed }
     }
 
-    /// Why whoever gets it will drop it.
+    /// Returns why a receiver drops the packet, in words.
     pub(crate) fn problem_in_words(&self) -> Option<String> {
         match (&self.problem, &self.icrc) {
             (Some(problem), _) => Some(problem.to_string()),
@@ -76,7 +76,7 @@ impl<'a> Decoded<'a> {
         }
     }
 
-    /// The management datagram in it, in words.
+    /// Returns the management datagram in the packet, in words.
     pub(crate) fn carries(&self) -> Option<String> {
         self.mad().map(|mad| mad.to_string())
     }
@@ -144,7 +144,7 @@ impl<'a> Decoded<'a> {
     }
 }
 
-/// As it is called in both forms of output.
+/// The name of a verdict in text and in JSON.
 pub(super) fn udp_checksum_name(verdict: UdpChecksum) -> &'static str {
     match verdict {
         UdpChecksum::Zero => "zero",

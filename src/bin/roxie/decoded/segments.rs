@@ -1,6 +1,5 @@
-//! Super-frames: several packets that a host hands to its stack, or gets from it, as one datagram
-//! (UDP segmentation and its reverse). A capture on that host shows them before the cut; each packet
-//! in it has its own BTH and ICRC.
+//! Super-frames: several packets in one datagram, as a host hands them to its stack (UDP segmentation offload) or gets them
+//! from it (receive offload). A capture on that host shows the datagram unsplit. Each packet in it has its own BTH and ICRC.
 
 use roxie::frame::Frame;
 use roxie::wire::parse::ICRC_LEN;
@@ -9,27 +8,27 @@ use roxie::wire::{Bth, Envelope, Icrc, NetHeader, Psn};
 /// The packets of a super-frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Segments {
-    /// How many packets the datagram held.
+    /// Number of packets in the datagram.
     pub(crate) count: usize,
-    /// Bytes from BTH to ICRC of all but the last, which may be shorter.
+    /// Number of bytes from BTH to ICRC of each packet but the last, which may be shorter.
     pub(crate) len: usize,
-    /// PSN of the last.
+    /// PSN of the last packet.
     pub(crate) last_psn: Psn,
-    /// `Ok` if all are, else the first that is bad.
+    /// `Ok` if every packet's ICRC is correct, else the first bad one.
     pub(crate) icrc: Icrc,
 }
 
-/// Smaller than any packet.
+/// Smallest packet: a BTH and an ICRC.
 const MIN_LEN: usize = Bth::LEN + ICRC_LEN;
 
 impl Segments {
-    /// Finds where the packets of `frame` begin; `None` if it is one (bad) packet.
+    /// Splits `frame` into its packets; `None` if it is a single packet with a bad ICRC.
     pub(crate) fn find(e: &Envelope, frame: &Frame<'_>) -> Option<Segments> {
         e.udp?;
         let l3 = frame.to_vec().split_off(e.l3_offset);
         let (at, end) = (e.bth_offset - e.l3_offset, e.icrc_offset + ICRC_LEN - e.l3_offset);
         let datagram = l3.get(at..end)?;
-        // A second packet: same QP, next PSN, and the first one's ICRC right before it.
+        // A second packet has the same QP and the next PSN, and the first packet's ICRC ends right before it.
         let len = (MIN_LEN..=datagram.len().saturating_sub(MIN_LEN)).step_by(4).find(|&len| {
             bth_at(datagram, len).is_some_and(|b| b.dest_qp == e.bth.dest_qp && b.psn == e.bth.psn.next())
                 && check(e, &l3[..at], &datagram[..len], 0) == Icrc::Ok
@@ -50,8 +49,8 @@ fn bth_at(bytes: &[u8], at: usize) -> Option<Bth> {
     bytes.get(at..)?.first_chunk().map(Bth::read)
 }
 
-/// The ICRC of the `index`-th segment under the headers it will have: its own lengths, and the IPv4
-/// identification counted up.
+/// Checks a segment's ICRC under the headers that it gets after the split: its own lengths, and the IPv4 identification plus
+/// `index`.
 fn check(e: &Envelope, headers: &[u8], segment: &[u8], index: usize) -> Icrc {
     if segment.len() < MIN_LEN {
         return Icrc::Bad { computed: 0, stored: 0 };

@@ -1,4 +1,4 @@
-//! Two connected QPs, and what is measured on them.
+//! Two connected QPs, and the measurements on them.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -11,34 +11,34 @@ use super::Failure;
 use super::site::Link;
 use crate::floor::Threads;
 
-/// Bytes of registered memory at each end: what the bandwidth measurement has outstanding.
+/// Bytes of registered memory at each end: all that the bandwidth measurement has outstanding.
 pub(super) const REGION: usize = 4 << 20;
 /// Bytes of a message of the bandwidth measurement.
 ///
-/// Long ones: a FIRST packet is longer than a MIDDLE by its RETH, so it starts a segmentation train of its own, and short
-/// messages would measure the length of trains.
+/// A FIRST packet is longer than a MIDDLE by its RETH, so it starts a new segmentation train. Short messages would measure
+/// short trains.
 const MESSAGE: u32 = 1 << 20;
-/// Such messages outstanding: together they fill the region.
+/// Messages outstanding; together they fill the region.
 const MESSAGES: u64 = 4;
 /// Bytes of a message of the rate measurement.
 pub(super) const SMALL: usize = 64;
-/// Such messages outstanding.
+/// Small messages outstanding.
 const SMALL_MESSAGES: u64 = 256;
-/// Receives posted for them: more than that, so that there is always one.
+/// Receives posted for them: more than are outstanding, so that one is always free.
 const RECEIVES: u64 = 512;
-/// Small messages between two that complete.
+/// Every 32nd small message is signaled.
 const SIGNAL_EVERY: u64 = 32;
-/// A measurement that has not come to an end so long after its time never will.
+/// A measurement that runs this much over its time is stuck.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// One end.
+/// One end of a connection.
 pub(super) struct End {
     pub(super) qp: QueuePair,
     pub(super) sends: CompletionQueue,
     pub(super) receives: CompletionQueue,
     pub(super) memory: MemoryRegion,
     pub(super) device: Device,
-    /// Receives for small messages that were ever posted, and those of them that were filled.
+    /// Receives posted for small messages so far, and how many of them were filled.
     small_posted: AtomicU64,
     small_filled: AtomicU64,
 }
@@ -51,7 +51,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Opens a device at each end of a link and connects a QP of each. `timeout`: the local ACK timeout code.
+    /// Opens a device at each end of a link and connects a QP of each. `timeout` is the local ACK timeout code.
     pub(super) fn open(
         link: &Link,
         stacks: [&Stack; 2],
@@ -67,17 +67,17 @@ impl Connection {
         Ok(Connection { near, far, threads })
     }
 
-    /// Payload bytes of a full packet.
+    /// Returns the payload bytes of a full packet.
     pub(super) fn path_mtu(&self) -> usize {
         self.near.device.largest_mtu().bytes()
     }
 
-    /// The sum of a counter of both devices.
+    /// Returns a counter's sum over both devices.
     pub(super) fn counter(&self, name: &str) -> u64 {
         self.near.device.counter(name) + self.far.device.counter(name)
     }
 
-    /// Turns both devices until a completion comes, and takes it if it is a success.
+    /// Polls both devices until a completion comes. Fails if the completion is an error.
     pub(super) fn wait(&self, queue: &CompletionQueue, what: &str) -> Result<Wc, Failure> {
         let start = Instant::now();
         loop {
@@ -92,15 +92,15 @@ impl Connection {
         }
     }
 
-    /// Bytes a second that RDMA WRITEs carry and the peer acknowledges, and how many bytes at the start of the
-    /// regions took part.
+    /// Returns the bytes a second that RDMA WRITEs carry and the peer acknowledges, and the number of bytes at the start of the
+    /// regions that were written.
     pub(super) fn write_bandwidth(&self, time: Duration) -> Result<(f64, usize), Failure> {
         let (near, far) = (&self.near, &self.far);
         let (mut posted, mut done, mut in_time) = (0, 0, None);
         let start = Instant::now();
         let mut near_step = || {
             let elapsed = start.elapsed();
-            // However short the time, something is measured.
+            // Measure at least one message, however short the time.
             if elapsed >= time && done > 0 {
                 let rate = *in_time.get_or_insert(done as f64 * f64::from(MESSAGE) / elapsed.as_secs_f64());
                 if done == posted {
@@ -123,7 +123,7 @@ impl Connection {
         )
     }
 
-    /// 64-byte SENDs a second that arrive.
+    /// Returns the 64-byte SENDs a second that arrive.
     pub(super) fn send_rate(&self, time: Duration) -> Result<f64, Failure> {
         let (near, far) = (&self.near, &self.far);
         let payload = [0x5a; SMALL];
@@ -142,7 +142,7 @@ impl Connection {
                     return Ok(Some(rate));
                 }
             }
-            // The last of them completes too, so that nothing stays behind.
+            // The last message is signaled too, so that none stays outstanding.
             while posted - done < SMALL_MESSAGES && (!stopping || posted % SIGNAL_EVERY != 0) {
                 posted += 1;
                 let signaled =
@@ -169,7 +169,8 @@ impl Connection {
         trouble.map_or(rate, Err)
     }
 
-    /// Round trips of 8-byte WRITEs, each answered by one as soon as its bytes are in memory, in nanoseconds.
+    /// Records the round trips of 8-byte WRITEs in nanoseconds. The peer answers each with a WRITE as soon as the bytes are in
+    /// its memory.
     pub(super) fn round_trips(&self, time: Duration, mut record: impl FnMut(u64)) -> Result<(), Failure> {
         let (near, far) = (&self.near, &self.far);
         let (mut trouble, mut answered) = (None, 0);
@@ -221,7 +222,7 @@ impl Connection {
         self.settle()
     }
 
-    /// Turns both devices until nothing has moved for a while.
+    /// Polls both devices until nothing has moved for a while.
     fn settle(&self) -> Result<(), Failure> {
         let mut quiet = 0;
         while quiet < 100 {
@@ -234,7 +235,7 @@ impl Connection {
     }
 }
 
-/// What a step of a measurement returns, as the driver of both ends wants it.
+/// Converts a step's result to what the driver of both ends takes.
 fn step<T>(result: Result<Option<T>, Failure>) -> ControlFlow<Result<T, Failure>> {
     match result {
         Ok(None) => ControlFlow::Continue(()),
@@ -281,7 +282,7 @@ impl End {
         })
     }
 
-    /// Posts a signaled WRITE of `length` bytes at `offset` here to the same offset there.
+    /// Posts a signaled WRITE of `length` bytes at `offset` to the same offset of the peer's region.
     pub(super) fn write(&self, to: &End, offset: u64, length: u32) -> Result<(), Failure> {
         let wr = SendWr {
             opcode: WrOpcode::Write,
@@ -292,12 +293,12 @@ impl End {
         Ok(self.qp.post_send(&wr, &[self.memory.sge(offset as usize, length)])?)
     }
 
-    /// Sends that completed since it was asked last. Turns the device if there are none.
+    /// Returns the number of sends that completed since the last call. Polls the device if there are none.
     fn completed(&self, what: &str) -> Result<u64, Failure> {
         take(&self.sends, what)
     }
 
-    /// Posts receives until `RECEIVES` wait.
+    /// Posts receives until `RECEIVES` are free.
     fn post_small_receives(&self) -> Result<(), Failure> {
         let filled = self.small_filled.load(Relaxed);
         for i in self.small_posted.load(Relaxed)..filled + RECEIVES {
@@ -308,7 +309,7 @@ impl End {
         Ok(())
     }
 
-    /// WRITEs a number to where the peer looks for it.
+    /// WRITEs a number to the address that the peer polls.
     fn write_number(&self, to: &End, number: u64) -> Result<(), Failure> {
         let signaled =
             if number.is_multiple_of(SIGNAL_EVERY) { SendFlags::SIGNALED } else { SendFlags::empty() };

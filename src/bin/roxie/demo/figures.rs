@@ -1,12 +1,12 @@
-//! Figures of several runs, and how they are written.
+//! Medians of several runs, and number formatting.
 
-/// The middle of the values; of two in the middle, the upper one.
+/// Returns the median; of an even number of values, the upper of the middle two.
 pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// Significant to about three digits.
+/// Formats a number to about three significant digits.
 pub(super) fn number(value: f64) -> String {
     match value {
         v if v >= 100.0 => format!("{v:.0}"),
@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_is_not_moved_by_an_outlier() {
+    fn median_ignores_an_outlier() {
         assert_eq!(median(vec![3.0, 1.0, 1e9, 2.0, 0.0]), 2.0);
         assert_eq!(median(vec![]), 0.0);
     }

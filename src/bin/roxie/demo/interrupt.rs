@@ -1,4 +1,4 @@
-//! Signals that end a demo, which has much to take down.
+//! Catches signals during a demo, which must remove its namespaces before it ends.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -9,7 +9,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::Failure;
 
-/// Ctrl-C and its like, looked for between rounds, so that everything is taken down in order.
+/// Ctrl-C and other fatal signals, checked between rounds, so that everything is removed in order.
 pub(super) struct Interrupt {
     signals: SignalFd,
 }

@@ -1,7 +1,7 @@
-//! `roxie demo`: two NICs on this machine, verified data between them, and how fast it goes beside the floor.
+//! `roxie demo`: two NICs on this machine, verified data between them, and their speed beside the floor.
 //!
-//! Read [`run`] and [`measure`] first. `site` makes the network, `connection` the QPs and what is measured on them,
-//! `verify` compares data, `recovery` loses a packet and has the ladder drawn, `report` the table.
+//! Read [`run`] and [`measure`] first. `site` makes the network. `connection` holds the QPs and the measurements on them.
+//! `verify` compares data. `recovery` loses a packet and draws the ladder. `report` prints the table.
 
 mod congestion;
 mod connection;
@@ -39,44 +39,44 @@ use report::{Report, Row, Skipped};
 use site::{Kind, Link, Site};
 use verify::Verified;
 
-/// Pairs of rounds, floor and ours, of each measurement.
+/// Pairs of rounds (floor, then Roxie) of each measurement.
 const PAIRS: usize = 5;
 /// Rounds of the bandwidth under loss.
 const LOSSY_ROUNDS: usize = 3;
-/// Rounds of one kind of port in all, with half a round for each in-flight number tried.
+/// Rounds of one port in all, with half a round for each number of frames in flight that is tried.
 const ROUNDS_PER_PORT: f64 = (3 * 2 * PAIRS + LOSSY_ROUNDS + 4) as f64;
-/// The shortest round with a thread for each NIC: many time slices, for when the two must share a core.
+/// Shortest round with a thread for each NIC: many time slices, in case both threads share a core.
 const SHORTEST_WITH_TWO: Duration = Duration::from_millis(60);
 /// Local ACK timeout code without loss: 67 ms.
 const TIMEOUT: u8 = 14;
-/// And with it: 8.4 ms, so that a lost last packet does not cost a third of a round.
+/// Local ACK timeout code with loss: 8.4 ms, so that a lost last packet does not cost a third of a round.
 const LOSSY_TIMEOUT: u8 = 11;
-/// The largest message whose data is verified, in bytes.
+/// Largest verified message, in bytes.
 const LARGEST: usize = 1 << 20;
 
-const EXIT_CODES: &str = "Exit codes: 0 done, 1 something failed, 2 wrong usage, 3 a port that was asked for or the directory \
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 something failed, 2 wrong usage, 3 a requested port or the directory \
     for captures is not available, 128 plus the number of the signal that interrupted it.";
 
-/// See RDMA work on this machine, and measure it beside its floor.
+/// Show RDMA at work on this machine, and measure it against its floor.
 #[derive(Debug, Args)]
 #[command(long_about = "\
-See RDMA work on this machine, and measure it beside its floor.
+Shows RDMA at work on this machine, and measures it against its floor.
 
 Makes two network namespaces, joins them by veth pairs, runs a NIC in each, and drives RC SEND, WRITE, READ and \
 ATOMIC between them. All data is compared, byte for byte, in sizes around the path MTU and up to 1 MiB. Then three \
-numbers, each beside its floor:
+numbers, each with its floor:
 
   RC WRITE      goodput of 1 MiB messages in Gb/s, against raw frames that carry as much payload each
   RC SEND 64 B  messages a second, 256 outstanding, against raw frames with 64 bytes of payload
   round trip    8-byte WRITEs answered by WRITEs, median, against a raw frame sent back and forth
 
-The floor is the same kind of port on a second veth pair between the same namespaces, in the same run, with no \
-transport on top: it shows what the kernel's path costs. Floor and Roxie take turns, five times. The demo prints medians; of \
-the ratios, the median of the five. Then come the same WRITEs with 1 % of the packets lost at each end, and one lost packet \
-in slow motion: a ladder drawn from the captures of both ends. Last come unmodified programs: ib_write_bw and \
-ib_send_lat of perftest through `roxie run`, in turn with `roxie perf`, which does the same without the verbs library.
+The floor is the same kind of port on a second veth pair between the same namespaces, in the same run, without a \
+transport: it shows the cost of the kernel's path. Floor and Roxie alternate, five times. The demo prints medians of \
+rates and of ratios. Next are the same WRITEs with 1 % of the packets lost at each end, and the recovery from one lost packet, \
+as a sequence diagram drawn from the captures of both ends. Last are unmodified programs: ib_write_bw and \
+ib_send_lat of perftest under `roxie run`, in turn with `roxie perf`, which does the same without the verbs library.
 
-All of this runs over AF_XDP (`xdp`, as root) and over UDP sockets (`udp`, for anyone: in a user namespace, else between \
+The demo runs over AF_XDP (`xdp`, as root) and over UDP sockets (`udp`, any user: in a user namespace, else between \
 loopback addresses). `memory` joins the NICs inside this process, and is the last resort if sockets are refused. The demo \
 leaves nothing behind but its captures.
 
@@ -86,30 +86,30 @@ not the transport. UDP sockets with segmentation offload are several times faste
 pub(crate) struct Arguments {
     #[command(subcommand)]
     scene: Option<Scene>,
-    /// Print one JSON object as the last line, and all else to standard error
+    /// Print one JSON object as the last line, and all other output to standard error
     #[arg(long)]
     json: bool,
-    /// About how many seconds to measure, for all ports together
+    /// Approximate duration of the measurements in seconds, for all ports together
     #[arg(long, default_value_t = 16.0, value_parser = positive)]
     seconds: f64,
-    /// Ports to use, separated by commas; default: xdp and udp, where they are available
+    /// Ports to use, separated by commas [default: xdp and udp, if available]
     #[arg(long, value_delimiter = ',', value_enum)]
     port: Vec<Kind>,
-    /// 1: one thread runs both NICs, right for few cores; 2: one thread each
+    /// Threads that run the NICs. 1: one thread runs both, best on few cores; 2: one thread each
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     threads: u8,
-    /// Leave out the unmodified programs
+    /// Skip the unmodified programs
     #[arg(long)]
     no_programs: bool,
-    /// Where to write the captures; default: a new folder in the directory for temporary files
+    /// Folder for the captures [default: a new folder in the directory for temporary files]
     #[arg(long, value_name = "DIRECTORY")]
     capture: Option<PathBuf>,
-    /// Decides the data and which packets are lost
+    /// Seed of the data and of the packet losses
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
 
-/// What else can be shown.
+/// Other demos.
 #[derive(Debug, Subcommand)]
 enum Scene {
     Congestion(congestion::Arguments),
@@ -122,7 +122,7 @@ fn positive(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Why the demo did not come to its end.
+/// Why the demo failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     #[error(transparent)]
@@ -160,7 +160,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// As of the other commands, and 128 and the number of the signal as shells have it.
+    /// Returns the exit code: as other commands', or 128 plus the signal's number, as shells report it.
     fn exit_code(&self) -> u8 {
         match self {
             Failure::Open(_) | Failure::Network(_) | Failure::NoPort(_) => 3,
@@ -177,11 +177,11 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     if let Some(Scene::Congestion(arguments)) = &arguments.scene {
         return congestion::run(arguments);
     }
-    // Before there is any thread: a user namespace cannot be entered with two, and a signal that is blocked in the
-    // first is blocked in all.
+    // Do both before any thread starts: only a single-threaded process can enter a user namespace, and threads inherit the mask
+    // of blocked signals.
     let console = Console { json: arguments.json, failed: Cell::new(None) };
     let outcome = Interrupt::catch().and_then(|interrupt| {
-        // Also before: in a user namespace everybody is root.
+        // Check the directory before entering a user namespace, where every user is root.
         let directory = capture_directory(arguments.capture.as_deref())?;
         Demo { arguments, console: &console, interrupt, site: find_site(arguments), directory }.run()
     });
@@ -194,7 +194,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-/// What is left when all is measured: the object, and whether everything was right.
+/// Prints the JSON object, and fails if any data was wrong.
 fn conclude(report: &Report, console: &Console) -> Result<(), Failure> {
     if console.json {
         console.keep(writeln!(io::stdout(), "{}", serde_json::json!(report)));
@@ -211,7 +211,7 @@ fn find_site(arguments: &Arguments) -> Site {
     if only_memory { Site::memory() } else { Site::find() }
 }
 
-/// A directory for the captures that exists and can be written.
+/// Returns an existing, writable directory for the captures.
 fn capture_directory(asked: Option<&Path>) -> Result<PathBuf, Failure> {
     let usable = |directory: &Path| {
         std::fs::create_dir_all(directory)
@@ -222,20 +222,20 @@ fn capture_directory(asked: Option<&Path>) -> Result<PathBuf, Failure> {
     if let Some(directory) = asked {
         return usable(directory);
     }
-    // A new one, which only this user may enter: a folder of a known name may be another user's, with links in it.
+    // A new folder, private to this user: in a folder with a known name, another user may have planted links.
     let template = std::env::temp_dir().join(format!("roxie-demo-{}", "X".repeat(6)));
     mkdtemp(&template).map_err(|error| Failure::Directory { path: template, source: error.into() })
 }
 
-/// Where lines for people go.
+/// Prints lines for people.
 struct Console {
     json: bool,
-    /// Why standard output did not take something. The measurement goes on: it has much to take down.
+    /// The first error of standard output. The measurement continues, because its network must be removed.
     failed: Cell<Option<io::Error>>,
 }
 
 impl Console {
-    /// Prints a line.
+    /// Prints a line: to standard output, or to standard error if that is for JSON.
     fn say(&self, line: impl std::fmt::Display) {
         if self.json {
             let _ = writeln!(io::stderr(), "{line}");
@@ -244,7 +244,7 @@ impl Console {
         }
     }
 
-    /// Remembers what went wrong with standard output. A reader that went away is not missed.
+    /// Keeps an error of standard output. A closed pipe is no error.
     fn keep(&self, written: io::Result<()>) {
         if let Err(error) = written
             && error.kind() != io::ErrorKind::BrokenPipe
@@ -260,7 +260,7 @@ struct Demo<'a> {
     console: &'a Console,
     interrupt: Interrupt,
     site: Site,
-    /// The folder that captures go to.
+    /// Folder of the captures.
     directory: PathBuf,
 }
 
@@ -291,7 +291,7 @@ impl Demo<'_> {
         Ok(report)
     }
 
-    /// Measures one kind of port. What cannot be had is skipped, unless it was asked for by name.
+    /// Measures one port. An unavailable port is skipped, unless it was requested by name.
     fn one(
         &self,
         kind: Kind,
@@ -326,7 +326,7 @@ impl Demo<'_> {
         Ok(())
     }
 
-    /// Unmodified programs, if they can be run.
+    /// Measures unmodified programs, if they can run here.
     fn programs(&self, link: &Link) -> Result<Option<Programs>, Failure> {
         if let Some(why) = programs::missing(link) {
             self.console.say(format_args!("{:>8} unmodified programs: skipped: {why}", ""));
@@ -365,7 +365,7 @@ impl Demo<'_> {
         Ok((link, connection, floor))
     }
 
-    /// Everything with one kind of port.
+    /// Takes all measurements on one port.
     fn measure(
         &self,
         link: &Link,
@@ -470,7 +470,7 @@ impl Demo<'_> {
         Ok(compared)
     }
 
-    /// Lets floor and ours take turns.
+    /// Alternates rounds of floor and Roxie.
     fn compare(
         &self,
         mut floor: impl FnMut() -> Result<f64, Failure>,
@@ -487,7 +487,7 @@ impl Demo<'_> {
         Ok(Compared { floor: median(floors), ours: median(all_ours), ratio: median(ratios) })
     }
 
-    /// Data and bandwidth while each end loses one packet of a hundred that arrive.
+    /// Verifies data and measures bandwidth while each end drops 1 % of arriving packets.
     fn lossy(&self, link: &Link, round: Duration) -> Result<Lossy, Failure> {
         let stack = |seed: u64| -> Result<Stack, Failure> {
             let text = format!("drop=0.01,dir=rx,seed={seed}");
@@ -539,14 +539,14 @@ impl Demo<'_> {
     }
 }
 
-/// Floor and ours.
+/// Medians of the floor and of Roxie, and of the ratios of neighbouring rounds.
 struct Compared {
     floor: f64,
     ours: f64,
     ratio: f64,
 }
 
-/// A measurement in which something arrived. On a host that is busy with other things a short round may pass without our turn.
+/// Repeats a measurement until something arrived: on a busy host, a short round may end before this process gets a processor.
 fn something(measure: &mut impl FnMut() -> Result<f64, Failure>) -> Result<f64, Failure> {
     const ROUNDS: u32 = 20;
     for _ in 0..ROUNDS {
@@ -565,14 +565,14 @@ impl Compared {
     }
 }
 
-/// What came out under loss.
+/// Results under loss.
 struct Lossy {
     gbps: f64,
     verified: Verified,
     retransmitted: u64,
 }
 
-/// The median, in microseconds, of what `measure` records in nanoseconds.
+/// Returns the median, in microseconds, of the nanoseconds that `measure` records.
 fn median_of(measure: impl FnOnce(&mut dyn FnMut(u64)) -> Result<(), Failure>) -> Result<f64, Failure> {
     let mut histogram = Histogram::<u64>::new_with_bounds(1, 10_000_000_000, 3)
         .map_err(|e| Failure::Wrong(format!("latency histogram: {e}")))?;

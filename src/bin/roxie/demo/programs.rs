@@ -1,7 +1,7 @@
-//! Unmodified programs of perftest through `roxie run`, in turn with `roxie perf`, which does the same in Rust: what the verbs
-//! library costs, and that it works.
+//! Runs unmodified programs of perftest under `roxie run`, in turn with `roxie perf`, which does the same in Rust. The ratio
+//! shows the cost of the verbs library.
 //!
-//! All four are processes, server in the near namespace and client in the far one.
+//! All four are processes: the server in the near namespace, the client in the far one.
 
 use std::io::Read;
 use std::net::IpAddr;
@@ -18,33 +18,33 @@ use crate::run::Library;
 
 /// Pairs of runs of each measurement.
 const PAIRS: usize = 3;
-/// A program has made an end after this, or is stuck.
+/// A program that runs longer is stuck.
 const LIMIT: Duration = Duration::from_secs(60);
-/// The TCP port of both, on which the two ends agree: perftest's, and another for `roxie perf`.
+/// TCP ports for the handshakes of perftest and of `roxie perf`.
 const TCP_PORTS: [u16; 2] = [18515, 18516];
 /// Bytes of a WRITE.
 const LARGE: &str = "65536";
 /// Bytes of a SEND.
 const SMALL: &str = "8";
 
-/// What was found with one kind of port.
+/// Results on one port.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Programs {
     pub(super) port: Kind,
-    /// `roxie perf write bw`, 64 KiB, Gb/s.
+    /// `roxie perf write bw`, 64 KiB, in Gb/s.
     pub(super) perf_gbps: f64,
-    /// `ib_write_bw`, likewise.
+    /// `ib_write_bw`, 64 KiB, in Gb/s.
     pub(super) ib_write_bw_gbps: f64,
-    /// The median of the ratios of neighbouring runs, as below.
+    /// Median of the ratios of neighbouring runs.
     pub(super) bandwidth_ratio: f64,
-    /// `roxie perf send lat`, 8 bytes, half the median round trip in us.
+    /// `roxie perf send lat`, 8 bytes: half the median round trip, in us.
     pub(super) perf_us: f64,
-    /// `ib_send_lat`, likewise.
+    /// `ib_send_lat`, 8 bytes: half the median round trip, in us.
     pub(super) ib_send_lat_us: f64,
     pub(super) latency_ratio: f64,
 }
 
-/// Why the programs are not run, if they are not.
+/// Returns why the programs cannot run; `None` if they can.
 pub(super) fn missing(link: &Link) -> Option<String> {
     if link.kind == Kind::Memory || !link.has_namespaces() {
         return Some("two namespaces are wanted, with a process in each".into());
@@ -58,7 +58,7 @@ pub(super) fn missing(link: &Link) -> Option<String> {
     Some(format!("{absent} is not installed (`apt-get install perftest`)"))
 }
 
-/// Lets both take turns. The link must be nobody else's.
+/// Alternates both programs. No other traffic may use the link meanwhile.
 pub(super) fn measure(link: &Link, interrupt: &Interrupt) -> Result<Programs, Failure> {
     let pair = Pair { link, interrupt };
     let bandwidth = pair.compare(Pair::perf_bandwidth, Pair::ib_write_bw)?;
@@ -102,7 +102,7 @@ impl Pair<'_> {
 
     fn perf_latency(&self) -> Result<f64, Failure> {
         let said = self.perf(&["send", "lat"], &["-s", SMALL, "-n", "20000"])?;
-        // Of the round trip, in ns.
+        // `latency_ns` is of the whole round trip.
         Ok(field(&said, &["latency_ns", "p50"])? / 2e3)
     }
 
@@ -120,13 +120,13 @@ impl Pair<'_> {
 
     fn ib_write_bw(&self) -> Result<f64, Failure> {
         let said = self.perftest("ib_write_bw", &["-s", LARGE, "-n", "8000", "--report_gbits"])?;
-        // #bytes #iterations BW-peak BW-average MsgRate
+        // Columns: #bytes #iterations BW-peak BW-average MsgRate.
         column(&said, LARGE, 3)
     }
 
     fn ib_send_lat(&self) -> Result<f64, Failure> {
         let said = self.perftest("ib_send_lat", &["-s", SMALL, "-n", "20000"])?;
-        // #bytes #iterations t_min t_max t_typical ...: halves of round trips, the typical one is the median
+        // Columns: #bytes #iterations t_min t_max t_typical. Times are halves of round trips; t_typical is the median.
         column(&said, SMALL, 4)
     }
 
@@ -137,7 +137,7 @@ impl Pair<'_> {
         self.play(TCP_PORTS[0], |server| words(&all, server))
     }
 
-    /// Runs `roxie` as a server in the near namespace and as its client in the far one; what the client said.
+    /// Runs `roxie` as a server in the near namespace and as its client in the far one. Returns the client's output.
     fn play(
         &self,
         tcp_port: u16,
@@ -168,19 +168,20 @@ impl Pair<'_> {
     }
 }
 
-/// A command line, with the server's address at its end if there is one.
+/// Returns a command line, with the server's address appended if there is one.
 fn words(all: &[&str], server: Option<IpAddr>) -> Vec<String> {
     all.iter().map(ToString::to_string).chain(server.map(|server| server.to_string())).collect()
 }
 
-/// A process, which does not survive this value.
+/// A child process. Dropping the value ends it.
 pub(super) struct Process {
     pub(super) what: String,
     pub(super) child: Child,
 }
 
 impl Process {
-    /// What it said; it must end well, and in time. Neither says more than a pipe holds.
+    /// Waits for the process and returns its output. Fails if the process fails or runs past `until`. Output must fit into a
+    /// pipe.
     pub(super) fn finish(mut self, until: Instant, interrupt: &Interrupt) -> Result<String, Failure> {
         loop {
             if let Some(status) = self.child.try_wait()? {
@@ -207,7 +208,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         if let Ok(None) = self.child.try_wait() {
-            // The launcher hands it on to its program.
+            // The launcher forwards SIGTERM to its program.
             let pid = nix::unistd::Pid::from_raw(self.child.id().cast_signed());
             let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
             let _ = self.child.wait();
@@ -223,9 +224,9 @@ fn text_of(pipe: Option<impl Read>) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// True if somebody in the network namespace of a process takes TCP connections on a port.
+/// True if a process in the network namespace of `process` listens on the TCP port.
 pub(super) fn listens(process: u32, port: u16) -> bool {
-    // `sl local_address rem_address st`, the state LISTEN being 0A.
+    // Columns: sl local_address rem_address st. 0A is the state LISTEN.
     let wanted = format!(":{port:04X}");
     ["tcp", "tcp6"].iter().any(|table| {
         let text = std::fs::read_to_string(format!("/proc/{process}/net/{table}")).unwrap_or_default();
@@ -236,7 +237,7 @@ pub(super) fn listens(process: u32, port: u16) -> bool {
     })
 }
 
-/// A number of the object that `roxie perf --json` printed.
+/// Returns a number from the object that `roxie perf --json` printed.
 fn field(said: &str, path: &[&str]) -> Result<f64, Failure> {
     let object = said.lines().rev().find_map(|line| serde_json::from_str::<Value>(line).ok());
     let value =
@@ -245,7 +246,7 @@ fn field(said: &str, path: &[&str]) -> Result<f64, Failure> {
     number.ok_or_else(|| Failure::Wrong(format!("roxie perf: no {} in: {said}", path.join("."))))
 }
 
-/// A number of the line of perftest that begins with a size.
+/// Returns a number from perftest's row for a size.
 fn column(said: &str, size: &str, column: usize) -> Result<f64, Failure> {
     let rows = said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let row = rows.rev().find(|row| row.first() == Some(&size));
@@ -258,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_figures_are_found_in_what_the_programs_print() {
+    fn figures_are_parsed_from_program_output() {
         let perftest = " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n \
                         65536      8000             0.00               4.30   \t\t   0.008198\n---\n";
         assert_eq!(column(perftest, LARGE, 3).ok(), Some(4.3));

@@ -1,5 +1,4 @@
-//! One lost packet and how it is made good: a short run with both ends captured, and its ladder drawn from the
-//! captures as they were written.
+//! Recovery from one lost packet: a short run captured at both ends, and the ladder drawn from these captures.
 
 use std::fs::File;
 use std::io;
@@ -18,22 +17,22 @@ use crate::ladder::{self, Ladder, Seen, Style};
 
 /// Packets of the message.
 const PACKETS: usize = 6;
-/// Which of them is lost, counted from 1.
+/// The packet to lose, counted from 1.
 const LOST: usize = 3;
 
-/// What a recovery left behind.
+/// Results of a recovery.
 pub(super) struct Recovery {
-    /// The captures of the near and of the far end.
+    /// Captures of the near and of the far end.
     pub(super) captures: [PathBuf; 2],
-    /// The ladder of both captures, as text.
+    /// Ladder of both captures, as text.
     pub(super) ladder: String,
-    /// What became of the data.
+    /// Comparison of the data.
     pub(super) verified: Verified,
-    /// Packets that were sent again.
+    /// Number of retransmitted packets.
     pub(super) retransmitted: u64,
 }
 
-/// Loses the third packet of one WRITE between the NIC and the link, and captures both ends.
+/// Drops the third packet of one WRITE between the NIC and the link, and captures both ends.
 pub(super) fn recover(link: &Link, directory: &Path, seed: u64) -> Result<Recovery, Failure> {
     let path = |end: &str| directory.join(format!("roxie-demo-{}-{end}.pcapng", link.kind));
     let captures = [path("near"), path("far")];
@@ -41,14 +40,14 @@ pub(super) fn recover(link: &Link, directory: &Path, seed: u64) -> Result<Recove
         |path: &Path, why: io::Error| Failure::Capture { path: path.to_owned(), why: why.to_string() };
     let open = |path: &PathBuf| fresh(path).map_err(|error| wrong(path, error));
     let files = [open(&captures[0])?, open(&captures[1])?];
-    // The files themselves, whatever stands at their paths by now.
+    // The opened files themselves, whatever has taken their paths since.
     let [near_file, far_file] =
         files.each_ref().map(|file| PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())));
     let fault =
         FaultConfig::parse(&format!("tx.drop=nth{LOST}")).map_err(|e| Failure::Wrong(e.to_string()))?;
     let near = Stack { fault: Some(fault), capture: Some(near_file.clone()) };
     let far = Stack { fault: None, capture: Some(far_file.clone()) };
-    // A local ACK timeout of 67 ms: long enough for the NAK to be what starts the recovery.
+    // A local ACK timeout of 67 ms: long enough that the NAK starts the recovery.
     let c = Connection::open(link, [&near, &far], 14, Threads::One)?;
     let size = PACKETS * c.path_mtu();
     verify::fill(&c, seed)?;
@@ -56,12 +55,12 @@ pub(super) fn recover(link: &Link, directory: &Path, seed: u64) -> Result<Recove
     c.wait(&c.near.sends, "WRITE with a lost packet")?;
     let verified = verify::filled(&c, seed, size)?;
     let retransmitted = c.counter("retransmitted_packets");
-    // Closing the devices writes out what the captures still hold.
+    // Closing the devices flushes the captures.
     drop(c);
     Ok(Recovery { ladder: draw(&[near_file, far_file])?, captures, verified, retransmitted })
 }
 
-/// A new file in place of what is at `path`. A link is not followed, wherever it leads.
+/// Creates a new file in place of the one at `path`. Does not follow a link at `path`.
 fn fresh(path: &Path) -> io::Result<File> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -69,13 +68,13 @@ fn fresh(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Draws what the two captures say.
+/// Draws the ladder of two captures.
 fn draw(captures: &[PathBuf; 2]) -> Result<String, Failure> {
     let [near, far] = captures;
     let seen = vec![read(near)?, read(far)?];
     let wrong = |path: &Path, why: String| Failure::Capture { path: path.to_owned(), why };
     let passages = ladder::meet(seen).map_err(|strangers| wrong(near, strangers.to_string()))?;
-    // One WRITE has one connection.
+    // A single WRITE uses a single connection.
     let connections = ladder::pair(passages);
     let connection = connections.first().ok_or_else(|| wrong(near, "no packet is in it".into()))?;
     let style = Style { names: Some(["near", "far"]), every: true };
@@ -100,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn capture_is_not_written_through_a_link() {
+    fn capture_does_not_follow_links() {
         let folder = tempfile::TempDir::new().unwrap();
         let [other, path] = ["other", "capture"].map(|name| folder.path().join(name));
         fs::write(&other, "another's").unwrap();
@@ -108,7 +107,7 @@ mod tests {
         io::Write::write_all(&mut fresh(&path).unwrap(), b"frames").unwrap();
         assert_eq!(fs::read(&other).unwrap(), b"another's");
         assert_eq!(fs::read(&path).unwrap(), b"frames");
-        // A capture of before gives way.
+        // An older capture is replaced.
         assert_eq!(fresh(&path).unwrap().metadata().unwrap().len(), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! What was found: a row for each kind of port, the table, the JSON object.
+//! Results of the demo: a row for each port, the table, the JSON object.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use super::figures::number;
 use super::programs::Programs;
 use super::site::Kind;
 
-/// What was measured with one kind of port.
+/// Results on one port.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     pub(super) port: Kind,
@@ -18,7 +18,7 @@ pub(super) struct Row {
     pub(super) payload_bytes: usize,
     pub(super) floor_gbps: f64,
     pub(super) write_gbps: f64,
-    /// The median of the ratios of neighbouring rounds, as the next two.
+    /// Median of the ratios of neighbouring rounds, as `send64_ratio` and `rtt_ratio` are.
     pub(super) write_ratio: f64,
     pub(super) floor_mpps: f64,
     pub(super) send64_mpps: f64,
@@ -30,22 +30,22 @@ pub(super) struct Row {
     pub(super) retransmitted_packets: u64,
     pub(super) verified_bytes: u64,
     pub(super) corrupt_bytes: u64,
-    /// The capture of the near end of the recovery.
+    /// Capture of the near end of the recovery.
     pub(super) capture: String,
 }
 
-/// A port that was not measured.
+/// A port that was not measured, and why.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Skipped {
     pub(super) port: Kind,
     pub(super) reason: String,
 }
 
-/// All that was found.
+/// All results.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Report {
     pub(super) rows: Vec<Row>,
-    /// Unmodified programs beside their like in Rust.
+    /// Unmodified programs beside their counterparts in Rust.
     pub(super) programs: Vec<Programs>,
     pub(super) skipped: Vec<Skipped>,
     pub(super) network: String,
@@ -54,14 +54,14 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// Bytes that were compared in all, and those of them that were wrong.
+    /// Returns the number of compared bytes, and of wrong ones among them.
     pub(super) fn compared(&self) -> (u64, u64) {
         let sum = |field: fn(&Row) -> u64| self.rows.iter().map(field).sum();
         (sum(|row| row.verified_bytes), sum(|row| row.corrupt_bytes))
     }
 }
 
-/// The table, in the order of the rows.
+/// Formats the rows as a table.
 pub(super) fn table(rows: &[Row]) -> String {
     let mut text = String::new();
     let _ = writeln!(

@@ -1,8 +1,8 @@
-//! Where the demo plays: two network namespaces and veth pairs between them, loopback addresses, or memory.
+//! The network of the demo: two network namespaces with veth pairs between them, loopback addresses, or memory.
 //!
-//! What can be had depends on who asks. [`Site::find`] takes the best and keeps the reasons for what it did not
-//! take; [`Site::link`] makes the network for one kind of port, with a second pair of the same kind for the
-//! floor; a [`Link`] takes everything away again when it is dropped.
+//! The choice depends on the user's privileges. [`Site::find`] takes the best available network, and keeps the reasons against
+//! better ones. [`Site::link`] makes the network for one port, with a second veth pair for the floor. Dropping a [`Link`]
+//! removes it.
 
 use std::fmt;
 use std::io;
@@ -23,10 +23,10 @@ use serde::Serialize;
 use super::Failure;
 use crate::floor::AddressedPort;
 
-/// Link MTU in bytes: 4,096 bytes of payload and the longest headers fit.
+/// Link MTU in bytes: 4,096 bytes of payload and the longest headers.
 const MTU: u32 = 4200;
 
-/// A kind of port.
+/// A port of the demo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
@@ -34,7 +34,7 @@ pub(crate) enum Kind {
     Xdp,
     /// UDP sockets
     Udp,
-    /// Memory of this process: no kernel in between
+    /// Memory of this process, without the kernel
     Memory,
 }
 
@@ -48,10 +48,10 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What this process may use.
+/// Isolation that this process can get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// Namespaces with names that `ip netns` shows.
+    /// Named namespaces, which `ip netns` lists.
     Named,
     /// Namespaces inside a user namespace.
     Unnamed,
@@ -59,17 +59,17 @@ enum Place {
     Loopback,
 }
 
-/// Where the demo plays.
+/// The network of the demo.
 #[derive(Debug)]
 pub(super) struct Site {
     place: Place,
-    /// In a sentence, with the reasons.
+    /// Describes the network, with the reasons against better ones.
     pub(super) description: String,
 }
 
 impl Site {
-    /// Finds the best place that this process may have. Call it while the process has one thread: a user
-    /// namespace cannot be entered with more.
+    /// Finds the best network available to this process. Call it while the process has a single thread: others cannot enter a
+    /// user namespace.
     pub(super) fn find() -> Site {
         let named = if Uid::effective().is_root() {
             Attempt::from(NetNs::create("demo-try").map(drop))
@@ -97,19 +97,19 @@ impl Site {
         }
     }
 
-    /// No network: for NICs that share memory.
+    /// Returns a site without a network, for NICs that share memory.
     pub(super) fn memory() -> Site {
         Site { place: Place::Loopback, description: "none, the NICs share memory".into() }
     }
 
-    /// Why there is no port of this kind here; `None`: there may be.
+    /// Returns why this kind of port cannot open here; `None` if it may.
     pub(super) fn rules_out(&self, kind: Kind) -> Option<&'static str> {
         (kind == Kind::Xdp && self.place != Place::Named).then_some(
             "AF_XDP needs root (CAP_NET_ADMIN, CAP_BPF and CAP_SYS_ADMIN outside of user namespaces)",
         )
     }
 
-    /// Makes the network for ports of one kind.
+    /// Makes the network for one port.
     pub(super) fn link(&self, kind: Kind) -> Result<Link, Failure> {
         let namespaces = match (kind, self.place) {
             (Kind::Memory, _) | (_, Place::Loopback) => None,
@@ -119,7 +119,7 @@ impl Site {
     }
 }
 
-/// How an attempt to get a place ended.
+/// Result of trying for one kind of network.
 enum Attempt {
     Granted,
     Refused(String),
@@ -134,18 +134,18 @@ impl<E: fmt::Display> From<Result<(), E>> for Attempt {
     }
 }
 
-/// Enters a user namespace in which this user is root, and tries whether that is worth anything.
+/// Enters a user namespace with this user as root, and checks that it grants the needed privileges.
 fn enter_user_namespace() -> Result<(), String> {
     let (uid, gid) = (Uid::effective(), Gid::effective());
     unshare_user().map_err(|e| format!("unshare(CLONE_NEWUSER): {}", e.desc()))?;
     let write = |file: &str, text: String| {
         std::fs::write(file, text).map_err(|e| format!("{file} cannot be written: {e}"))
     };
-    // Without it an unprivileged process may not write gid_map (user_namespaces(7)).
+    // An unprivileged process may write gid_map only after this (user_namespaces(7)).
     write("/proc/self/setgroups", "deny".into())?;
     write("/proc/self/uid_map", format!("0 {uid} 1"))?;
     write("/proc/self/gid_map", format!("0 {gid} 1"))?;
-    // Some systems grant the namespace and none of its privileges, some kernels have no veth.
+    // Some systems grant the namespace without its privileges, and some kernels have no veth.
     Namespaces::new(Place::Unnamed).map(drop).map_err(|e| e.to_string())
 }
 
@@ -153,7 +153,7 @@ fn unshare_user() -> nix::Result<()> {
     let mut tries = 0;
     loop {
         match unshare(CloneFlags::CLONE_NEWUSER) {
-            // A thread that was joined may not be quite gone in the kernel's eyes.
+            // After its join, the kernel may still count a thread for a moment.
             Err(Errno::EINVAL) if tries < 50 => {
                 tries += 1;
                 std::thread::sleep(std::time::Duration::from_millis(2));
@@ -170,7 +170,7 @@ struct Namespaces {
     far: NetNs,
 }
 
-/// The two pairs of interfaces and addresses: RDMA goes over the first, the floor is measured on the second.
+/// The two pairs of interfaces and addresses: one for RDMA, one for the floor.
 #[derive(Clone, Copy, Debug)]
 enum Lane {
     Rdma,
@@ -185,7 +185,7 @@ impl Lane {
         }
     }
 
-    /// Addresses of TEST-NET-1 and TEST-NET-2 (RFC 5737).
+    /// Returns an address of TEST-NET-1 or TEST-NET-2 (RFC 5737).
     fn address(self, host: u8) -> IpAddr {
         match self {
             Lane::Rdma => Ipv4Addr::new(192, 0, 2, host).into(),
@@ -223,7 +223,7 @@ impl Namespaces {
     }
 }
 
-/// A network for ports of one kind. Dropping it removes it.
+/// A network for one port. Dropping the value removes the network.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) kind: Kind,
@@ -247,7 +247,7 @@ impl Link {
         Ok([open(1)??, open(2)??])
     }
 
-    /// Opens a bare port at each end of the lane of the floor, with the addresses to put into frames.
+    /// Opens a bare port at each end of the floor's lane, with the addresses for its frames.
     pub(super) fn floor_ports(&self) -> Result<[AddressedPort; 2], Failure> {
         if self.kind == Kind::Memory {
             let end = |n: u8| MemoryConfig { mac: [2, 0, 0, 0, 1, n], ..MemoryConfig::default() };
@@ -271,17 +271,17 @@ impl Link {
         Ok([open(1)?, open(2)?])
     }
 
-    /// True if the two ends are namespaces, which other processes can enter.
+    /// True if the ends are namespaces, which other processes can enter.
     pub(super) fn has_namespaces(&self) -> bool {
         self.namespaces.is_some()
     }
 
-    /// The interface that RDMA goes over, at either end.
+    /// Returns the name of the RDMA interface, the same at either end.
     pub(super) fn interface(&self) -> &'static str {
         Lane::Rdma.interface()
     }
 
-    /// The address of the near end on it.
+    /// Returns the near end's address on the RDMA interface.
     pub(super) fn server(&self) -> IpAddr {
         self.address(Lane::Rdma, 1)
     }

@@ -1,23 +1,23 @@
-//! Data of every operation, compared in full: what should be there, and that nothing else is.
+//! Verifies the data of every operation in full, and that bytes behind it are untouched.
 
 use roxie::verbs::{SendWr, WrOpcode};
 
 use super::Failure;
 use super::connection::{Connection, End};
 
-/// Bytes behind each message that must stay as they were.
+/// Bytes behind each message that must stay unchanged.
 const GUARD: usize = 64;
-/// What they are.
+/// Value of the guard bytes.
 const GUARD_BYTE: u8 = 0xa5;
 /// Atomics of each kind in one check.
 const ATOMICS: u64 = 16;
 
-/// Bytes that were compared.
+/// Counts of compared bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Verified {
-    /// Bytes that were compared, all of them.
+    /// Bytes compared.
     pub(super) bytes: u64,
-    /// Those that were not what they should be.
+    /// Bytes that differed.
     pub(super) corrupt: u64,
 }
 
@@ -40,7 +40,7 @@ impl Verified {
     }
 }
 
-/// Bytes that no other seed and no other place has in the same order (splitmix64).
+/// Returns pseudorandom bytes, different for every seed (splitmix64).
 fn pattern(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed;
     let mut word = || roxie::random::splitmix(&mut state);
@@ -66,7 +66,7 @@ pub(super) fn verify(c: &Connection, seed: u64, largest: usize) -> Result<Verifi
     Ok(verified)
 }
 
-/// Puts a pattern at the start of one end, and guards all over the place it goes to.
+/// Writes a pattern to the source, and guard bytes over its whole target.
 fn prepare(source: &End, target: &End, seed: u64, size: usize) -> Result<Vec<u8>, Failure> {
     let mut bytes = pattern(seed, size);
     source.memory.write_at(0, &bytes)?;
@@ -109,7 +109,7 @@ fn read(c: &Connection, from: &End, to: &End, seed: u64, size: usize) -> Result<
     check(from, &expected)
 }
 
-/// Fetch-and-adds, then compare-and-swaps of which every other one must fail.
+/// Runs fetch-and-adds, then compare-and-swaps of which every other one must fail.
 fn atomics(c: &Connection, from: &End, to: &End, seed: u64) -> Result<Verified, Failure> {
     let mut verified = Verified::default();
     let mut value = seed | 1;
@@ -156,7 +156,7 @@ pub(super) fn fill(c: &Connection, seed: u64) -> Result<(), Failure> {
     Ok(c.far.memory.write_at(0, &vec![0; length])?)
 }
 
-/// Compares what the bandwidth measurement left behind in the first `length` bytes.
+/// Compares the first `length` bytes that the bandwidth measurement wrote.
 pub(super) fn filled(c: &Connection, seed: u64, length: usize) -> Result<Verified, Failure> {
     check(&c.far, &pattern(seed, length))
 }
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_come_is_corrupt() {
+    fn missing_bytes_are_corrupt() {
         let mut v = Verified::default();
         v.compare(&[1, 2, 3], &[1]);
         assert_eq!(v, Verified { bytes: 3, corrupt: 2 });

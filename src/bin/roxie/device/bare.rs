@@ -1,4 +1,4 @@
-//! A port by itself, without a NIC on it: for measuring what the port can do.
+//! A port without a NIC, for measuring what the port alone can do.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -15,20 +15,20 @@ use super::gids::{first_gid, no_gid};
 use super::options::{DeviceOptions, PortKind};
 use crate::failure::Failure;
 
-/// How long a neighbour may take to answer.
+/// Longest wait for a neighbour's answer.
 const RESOLVE: Duration = Duration::from_secs(3);
 
-/// An open port, and how its frames find their way.
+/// An open port, and how to address frames to a peer.
 pub(crate) struct Bare {
     pub(crate) port: Box<dyn Port>,
-    /// The address that it uses.
+    /// The port's own address.
     pub(crate) own: Gid,
-    /// The interface whose neighbours are asked; `None`: station addresses are made of IP addresses, or do not matter.
+    /// The interface on which neighbours are resolved; `None` if the port derives or ignores station addresses.
     interface: Option<Interface>,
 }
 
 impl Bare {
-    /// The station address for frames to a peer.
+    /// Returns the destination station address for a peer.
     pub(crate) fn mac_of(&self, peer: IpAddr) -> Result<[u8; 6], Failure> {
         match &self.interface {
             Some(interface) => resolve(interface, peer, RESOLVE).map_err(|e| Failure::Peer(e.to_string())),
@@ -38,7 +38,7 @@ impl Bare {
 }
 
 impl DeviceOptions {
-    /// Opens what was chosen, as [`DeviceOptions::open`] does, but no further than the port.
+    /// Opens the chosen port as [`DeviceOptions::open`] does, without a NIC on it.
     pub(crate) fn open_bare(&self) -> Result<Bare, Failure> {
         self.check()?;
         self.refuse_layers()?;
@@ -53,13 +53,13 @@ impl DeviceOptions {
                 Err(error) => return Err(self.refused(&interface, "AF_XDP", &error)),
             }
         }
-        // Its datagrams are no packets of RoCE's: nobody could tell whose they are.
+        // The benchmark's datagrams are no RoCE packets, so a socket group could not steer them.
         let config = UdpConfig { shared: false, ..self.udp_config(&interface) };
         let port = UdpPort::open(&config).map_err(|e| self.refused(&interface, "UDP sockets", &e.into()))?;
         Ok(Bare { port: Box::new(port), own: self.own_gid(&interface)?, interface: None })
     }
 
-    /// Two ports joined by memory.
+    /// Opens two ports that memory joins.
     pub(crate) fn open_bare_pair(&self) -> Result<(Bare, Bare), Failure> {
         self.check()?;
         self.refuse_layers()?;
@@ -86,7 +86,7 @@ impl DeviceOptions {
         Ok(())
     }
 
-    /// By the rules of a device: the index that was given, else the first IPv4 address.
+    /// Chooses the GID as a device does: the given index, else the first IPv4 address.
     fn own_gid(&self, interface: &Interface) -> Result<Gid, Failure> {
         let table = self.gid_table(interface);
         let chosen = match self.gid_index {

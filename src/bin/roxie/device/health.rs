@@ -1,4 +1,4 @@
-//! What goes wrong beside the completions: links that go down, ports that fail, peers that fall silent.
+//! Reports faults that no completion shows: link down, port failure, a silent peer.
 
 use std::time::{Duration, Instant};
 
@@ -9,19 +9,19 @@ use roxie::verbs::{AsyncEvent, EventKind, QpState};
 use crate::failure::Failure;
 use crate::output;
 
-/// How often a device is asked.
+/// Interval between two queries of a device.
 const EVERY: Duration = Duration::from_millis(100);
 
-/// Passes on what a device has to say unasked. Ask it when there is nothing else to do.
+/// Reports a device's asynchronous events and port failures. Call [`Health::ask`] when there is nothing else to do.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
     asked: Option<Instant>,
-    /// Failures of the port so far; one is enough to read.
+    /// Number of port failures reported so far.
     failures: u64,
 }
 
 impl Health {
-    /// Asks the device, unless it was asked just now.
+    /// Queries the device, at most once per [`EVERY`].
     pub(crate) fn ask(&mut self, device: &Device) {
         let now = Instant::now();
         if self.asked.is_some_and(|at| now - at < EVERY) {
@@ -46,7 +46,7 @@ impl Health {
     }
 }
 
-/// Tells what happened to the QPs of a device that was not routine: who reads of a failure wants to know what led to it.
+/// Prints the event logs of those QPs that saw more than routine events, to show what led to a failure.
 pub(crate) fn tell_logs(device: &Device) {
     for qp in device.qps() {
         let records = device.qp_log(qp.handle.index);
@@ -57,12 +57,12 @@ pub(crate) fn tell_logs(device: &Device) {
     }
 }
 
-/// What every QP that is used goes through.
+/// True for state changes that every QP in use goes through.
 fn is_on_the_way_up(event: &QpEvent) -> bool {
     matches!(event, QpEvent::State { to: QpState::Init | QpState::Rtr | QpState::Rts, .. })
 }
 
-/// What an event means to somebody who waits; those of QPs show in their completions.
+/// Describes a port event; `None` for QP events, which completions report.
 fn meaning(event: &AsyncEvent) -> Option<&'static str> {
     match event {
         AsyncEvent::Port(EventKind::PortError) => Some(
@@ -73,30 +73,30 @@ fn meaning(event: &AsyncEvent) -> Option<&'static str> {
     }
 }
 
-/// Notices a peer that has stopped without a word.
+/// Detects a peer that stopped sending without disconnecting.
 #[derive(Debug)]
 pub(crate) struct Silence {
-    /// When something last came, and how much had come by then.
+    /// Time of the last progress, and the counter's value then.
     since: Instant,
     seen: u64,
     looked: Instant,
 }
 
 impl Silence {
-    /// How long a peer may be silent: longer than it waits itself before it says that something is wrong.
+    /// Longest silence: longer than the peer itself waits before it reports a failure.
     const LIMIT: Duration = Duration::from_secs(45);
-    /// How often it is looked.
+    /// Interval between two looks at the counter.
     const LOOK: Duration = Duration::from_secs(1);
 
-    /// From now on.
+    /// Starts the watch at `now`.
     pub(crate) fn new(now: Instant) -> Silence {
         Silence { since: now, seen: 0, looked: now }
     }
 
-    /// `so_far` tells how much has come; it is asked once a second.
+    /// Compares the counter that `so_far` reads with its last value; reads it once a second.
     ///
     /// # Errors
-    /// If nothing has come for 45 s.
+    /// If the counter has not moved for 45 s.
     pub(crate) fn check(&mut self, now: Instant, so_far: impl FnOnce() -> u64) -> Result<(), Failure> {
         if now - self.looked < Silence::LOOK {
             return Ok(());
@@ -122,11 +122,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_that_stops_without_a_word_is_given_up_and_a_slow_one_is_not() {
+    fn silent_peer_times_out_and_slow_one_not() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut slow = Silence::new(start);
-        // One packet in 40 s.
+        // A slow peer: one packet in 40 s.
         (1..400).for_each(|second| slow.check(at(second), || second / 40).unwrap());
         let mut stopped = Silence::new(start);
         assert!((1..=45).all(|second| stopped.check(at(second), || 7).is_ok()));
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn it_does_not_look_more_often_than_once_a_second() {
+    fn progress_is_checked_once_a_second() {
         let start = Instant::now();
         let mut looks = 0;
         let mut silence = Silence::new(start);

@@ -1,26 +1,26 @@
-//! Which interface a command is for, and what to do where there is none.
+//! Chooses a command's interface, and explains what to do without one.
 
 use roxie::host::OpenError;
 use roxie::netdev::{Interface, interface_names};
 
 use crate::failure::Failure;
 
-/// What a command can do without an interface.
+/// A command's alternative to an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Without {
-    /// `--port memory`.
+    /// Run on `--port memory`.
     Memory,
     Nothing,
 }
 
-/// The interface that was named, or the only one that can be meant; with an address, and up.
+/// Returns the named interface, or the only candidate. Fails if it has no address, or is down.
 pub(crate) fn usable_interface(name: Option<&str>, without: Without) -> Result<Interface, Failure> {
     let interface = match name {
         Some(name) => Interface::by_name(name).map_err(|e| Failure::Device(e.to_string()))?,
         None => only_interface(without)?,
     };
     let Interface { name, up, addresses, .. } = &interface;
-    // The loopback interface has its addresses when it is up.
+    // The loopback interface has no addresses while it is down.
     if addresses.is_empty() && (*up || name != "lo") {
         let mut said = OpenError::NoAddress(name.clone()).to_string();
         if !up {
@@ -63,7 +63,7 @@ fn only_interface(without: Without) -> Result<Interface, Failure> {
     }
 }
 
-/// What to do where no interface besides loopback has an address.
+/// Says what to do if no interface besides loopback has an address.
 fn no_interface(others: &[String], loopback: Option<&Interface>, without: Without) -> String {
     let mut said = match others {
         [] => {

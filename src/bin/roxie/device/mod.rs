@@ -1,4 +1,4 @@
-//! The device of a command: the options that choose it, how it is opened, and what befalls it.
+//! The device of a command: its options, how it is opened, and faults while it runs.
 
 mod bare;
 pub(crate) mod congestion;

@@ -1,4 +1,4 @@
-//! Opens the device that the options choose.
+//! Opens the device that the options select.
 
 use std::net::IpAddr;
 
@@ -14,16 +14,16 @@ use crate::output;
 
 /// An open device.
 pub(crate) struct Opened {
-    /// The device that the options chose.
+    /// The device that the options select.
     pub(crate) device: Device,
-    /// The other end, if it is in this process.
+    /// The peer's device with `--port memory`, where both ends are in this process.
     pub(crate) far: Option<Device>,
-    /// Which of its addresses to use.
+    /// Index of the GID to use.
     pub(crate) gid_index: usize,
 }
 
 impl DeviceOptions {
-    /// Opens what was chosen, and says on standard error what was chosen for the user.
+    /// Opens the device. Reports on standard error each choice made for the user.
     pub(crate) fn open(&self) -> Result<Opened, Failure> {
         self.check()?;
         let (device, far) = match self.asked_port() {
@@ -49,7 +49,7 @@ impl DeviceOptions {
         }
     }
 
-    /// Says that UDP sockets are used instead, if AF_XDP failed for a reason that those do not have.
+    /// Reports that UDP sockets are used instead, if AF_XDP failed for a reason that does not affect sockets.
     pub(super) fn fall_back(&self, interface: &Interface, error: &OpenError) -> Result<(), Failure> {
         let OpenError::Xdp(why) = error else { return Err(self.refused(interface, "AF_XDP", error)) };
         if !why.leaves_sockets() {
@@ -88,14 +88,14 @@ impl DeviceOptions {
         }
     }
 
-    /// The capture is the near end's: it sees both directions.
+    /// Opens two devices joined by memory. The first one's capture shows both directions.
     fn open_memory(&self) -> Result<(Device, Option<Device>), Failure> {
         let pair = Device::memory_pair_with(&self.config(GidOrder::Listed), &self.stack(), &Stack::default());
         let (near, far) = pair.map_err(|e| Failure::Device(e.to_string()))?;
         Ok((near, Some(far)))
     }
 
-    /// The addresses that become GIDs.
+    /// Returns the addresses that become GIDs.
     pub(crate) fn addresses(&self, interface: &Interface) -> Vec<IpAddr> {
         match &self.address[..] {
             [] => interface.addresses.iter().map(|a| a.ip).collect(),
@@ -103,12 +103,12 @@ impl DeviceOptions {
         }
     }
 
-    /// The GIDs of a device on an interface, by index: in the customary order, or as they were asked for.
+    /// Returns the device's GID table: in the kernel's order, or in the order of `--address`.
     pub(crate) fn gid_table(&self, interface: &Interface) -> GidTable {
         GidTable::in_order(self.gid_order(interface), self.addresses(interface))
     }
 
-    /// Addresses that were asked for stay in their order.
+    /// Returns the order of GIDs: that of `--address` if given.
     fn gid_order(&self, interface: &Interface) -> GidOrder {
         if self.address.is_empty() {
             GidOrder::Customary { station: interface.mac }
@@ -137,7 +137,7 @@ impl DeviceOptions {
         }
     }
 
-    /// The interface that was named, or the only one that can be meant.
+    /// Returns the named interface, or the only candidate.
     pub(crate) fn interface(&self) -> Result<Interface, Failure> {
         let interface = match (&self.dev, self.address.is_empty()) {
             (Some(name), false) => Interface::by_name(name).map_err(|e| Failure::Device(e.to_string()))?,
@@ -168,7 +168,7 @@ impl DeviceOptions {
     }
 }
 
-/// True if frames to `ip` come to this interface: the whole of 127.0.0.0/8 belongs to the loopback.
+/// True if the interface receives frames to `ip`: an address of its own, or any of 127.0.0.0/8 on loopback.
 fn is_own(interface: &Interface, ip: IpAddr) -> bool {
     let own = &interface.addresses;
     own.iter().any(|a| a.ip == ip) || ip.is_loopback() && own.iter().any(|a| a.ip.is_loopback())

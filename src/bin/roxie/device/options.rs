@@ -1,4 +1,4 @@
-//! The options that choose a device, and how it is used.
+//! Options that select and configure a device.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -15,14 +15,14 @@ use roxie::verbs::{Mtu, Wc, WcStatus};
 use super::congestion::CongestionOptions;
 use crate::failure::Failure;
 
-/// Which port moves the frames.
+/// The port that moves frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PortKind {
     /// AF_XDP: frames below the kernel's network stack; needs CAP_NET_RAW, CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN
     Xdp,
     /// UDP sockets: no privilege, any interface
     Udp,
-    /// Both ends in this process, joined by memory: no network at all
+    /// Memory between both ends in this process: no network at all
     Memory,
 }
 
@@ -54,52 +54,52 @@ impl From<ModeName> for Mode {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Device")]
 pub(crate) struct DeviceOptions {
-    /// How frames move [default: xdp if it is permitted, else udp; --mode and --no-gso choose too]
+    /// Port that moves frames [default: xdp if permitted, else udp; --mode implies xdp, --no-gso implies udp]
     #[arg(long, value_name = "PORT")]
     pub(crate) port: Option<PortKind>,
     /// The interface [default: the only one besides loopback that has an address]
     #[arg(short, long, alias = "ib-dev", value_name = "IFACE")]
     pub(crate) dev: Option<String>,
-    /// Receive only on this address; repeatable [default: all addresses of the interface]
+    /// Receive on this address only; repeatable [default: all addresses of the interface]
     #[arg(long, value_name = "IP")]
     pub(crate) address: Vec<IpAddr>,
-    /// Which of the device's addresses to use: see `roxie show gids` [default: the first IPv4 one]
+    /// Index of the GID to use, as `roxie show gids` lists them [default: the first IPv4 one]
     #[arg(short, long, visible_alias = "gid-idx", value_name = "N")]
     pub(crate) gid_index: Option<usize>,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 bytes of payload a packet
     #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
     pub(crate) mtu: Option<Mtu>,
-    /// Harm frames on purpose: drop=0.01,reorder=0.02,delay=1%:200us,corrupt=nth3,seed=7,dir=tx
+    /// Inject faults: drop=0.01,reorder=0.02,delay=1%:200us,corrupt=nth3,seed=7,dir=tx
     #[arg(long, value_name = "SPEC")]
     pub(crate) fault: Option<FaultConfig>,
-    /// Write a pcapng of both directions, with what the NIC did with each packet and why
+    /// Write a pcapng of both directions; each packet's comment says what the NIC did with it, and why
     #[arg(long, value_name = "FILE")]
     pub(crate) capture: Option<PathBuf>,
-    /// Send datagrams one by one instead of many in one call; implies --port udp
+    /// Send one datagram a system call, without segmentation offload (GSO); implies --port udp
     #[arg(long)]
     pub(crate) no_gso: bool,
-    /// Which mode of AF_XDP to use; implies --port xdp
+    /// Mode of AF_XDP; implies --port xdp
     #[arg(long, value_name = "MODE")]
     pub(crate) mode: Option<ModeName>,
-    /// Who runs the NIC: `caller` (the command's own polling; best on few cores), `thread` or `thread:CORE`
-    /// [default: caller, or thread where the command sleeps on events]
+    /// Thread that runs the NIC: `caller` (the command's own polling; best on few cores), `thread` or `thread:CORE` [default:
+    /// caller, or thread if the command sleeps on events]
     #[arg(long, value_name = "WHO", value_parser = parse_drive)]
     pub(crate) drive: Option<Drive>,
-    /// Local ACK timeout code, 0 to 31: 4.096 us * 2^code; 0 means no timeout
+    /// Local ACK timeout code, 0 to 31: 4.096 us * 2^code; 0 disables the timeout
     #[arg(long, default_value_t = 14, value_name = "CODE", value_parser = clap::value_parser!(u8).range(0..=31))]
     pub(crate) timeout: u8,
-    /// How often a packet is sent again before the connection fails, 0 to 7
+    /// Number of retransmissions of a packet before the connection fails, 0 to 7
     #[arg(long, default_value_t = 7, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(0..=7))]
     pub(crate) retry: u8,
     #[command(flatten)]
     pub(crate) congestion: CongestionOptions,
-    /// Other processes are served.
+    /// True if the device serves other processes.
     #[arg(skip)]
     pub(crate) serves: bool,
 }
 
 impl DeviceOptions {
-    /// The port that was asked for: by name, or by an option that only one of them has.
+    /// Returns the requested port: by name, or by an option that only one port has.
     pub(crate) fn asked_port(&self) -> Option<PortKind> {
         match self.port {
             None if self.mode.is_some() => Some(PortKind::Xdp),
@@ -108,7 +108,7 @@ impl DeviceOptions {
         }
     }
 
-    /// What contradicts itself, before anything is opened.
+    /// Rejects contradictory options before anything is opened.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         if self.no_gso && self.mode.is_some() {
             return Err(Failure::Usage(
@@ -145,15 +145,16 @@ impl DeviceOptions {
         Ok(())
     }
 
-    /// The path MTU to use where the peer has no say: as asked, or `otherwise` if that fits, or what fits.
+    /// Returns the path MTU where the peer has no say: the requested one, else `otherwise` or the largest that fits the link.
     ///
     /// # Errors
-    /// If what was asked for does not fit the link.
+    ///
+    /// If the requested path MTU does not fit the link.
     pub(crate) fn path_mtu(&self, device: &Device, otherwise: Mtu) -> Result<Mtu, Failure> {
         self.path_mtu_for(&device.port(), otherwise)
     }
 
-    /// The same for a port without a device on it.
+    /// Returns the path MTU for a port without a device.
     pub(crate) fn path_mtu_for(&self, port: &PortInfo, otherwise: Mtu) -> Result<Mtu, Failure> {
         let name = port.interface.as_deref().unwrap_or(&port.name);
         let largest = Mtu::largest_for_link(port.largest_packet())
@@ -172,7 +173,7 @@ impl DeviceOptions {
         }
     }
 
-    /// How QPs are connected.
+    /// Returns the options for connecting QPs.
     pub(crate) fn connect_options(&self, path_mtu: Mtu) -> ConnectOptions {
         ConnectOptions {
             path_mtu: Some(path_mtu),
@@ -182,7 +183,7 @@ impl DeviceOptions {
         }
     }
 
-    /// What a failed completion means here, and what to do.
+    /// Explains a failed completion, and what to do.
     pub(crate) fn explain(&self, wc: &Wc) -> String {
         let advice = match wc.status {
             WcStatus::RetryExc => format!(
@@ -207,7 +208,7 @@ fn parse_mtu(text: &str) -> Result<Mtu, String> {
     Mtu::from_bytes(bytes).ok_or_else(|| "a path MTU is 256, 512, 1024, 2048 or 4096".into())
 }
 
-/// A thread that spins for a while before it sleeps.
+/// An engine thread that spins for 50 us before it sleeps.
 pub(crate) const THREAD: Drive = Drive::Thread { core: None, spin: SPIN };
 const SPIN: Nanos = Nanos::from_micros(50);
 
@@ -229,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_drive_is_read_and_a_wrong_one_says_what_there_is() {
+    fn drive_is_parsed_and_errors_list_choices() {
         assert_eq!(parse_drive("caller"), Ok(Drive::default()));
         assert!(matches!(parse_drive("thread:0"), Ok(Drive::Thread { core: Some(0), .. })));
         assert!(parse_drive("thread:99999").unwrap_err().contains("cores 0 to"));
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_five_path_mtus_are_taken() {
+    fn only_five_path_mtus_are_accepted() {
         assert_eq!(parse_mtu("1024"), Ok(Mtu::Mtu1024));
         assert!(parse_mtu("1500").unwrap_err().contains("256, 512, 1024, 2048 or 4096"));
     }

@@ -1,4 +1,4 @@
-//! Waiting well: for the next completion, for a peer that asks again, for the capture to be in its file.
+//! Waiting: for the next completion, for late retransmissions of the peer, for the capture to be written.
 
 use std::time::{Duration, Instant};
 
@@ -7,17 +7,17 @@ use roxie::host::Device;
 use super::options::DeviceOptions;
 use crate::failure::Failure;
 
-/// Lets others run when there has been nothing to do for a while: on few cores it is the peer that waits for one.
+/// Yields the processor after many empty polls. On few cores, the peer may need this processor.
 #[derive(Debug, Default)]
 pub(crate) struct Patience {
     idle: u32,
 }
 
 impl Patience {
-    /// Looks in vain before the processor is offered to others: some tens of microseconds.
+    /// Empty polls before a yield: some tens of microseconds.
     const SPINS: u32 = 128;
 
-    /// Tells whether a look found something.
+    /// Records whether a poll found something.
     pub(crate) fn found(&mut self, something: bool) {
         self.idle = if something { 0 } else { self.idle + 1 };
         if self.idle >= Self::SPINS {
@@ -27,9 +27,9 @@ impl Patience {
     }
 }
 
-/// Turns the device until nothing has arrived for a while: a peer that lost our last acknowledgement asks again.
+/// Polls the device until nothing has arrived for a while, to answer a peer that lost the last acknowledgement and retransmits.
 pub(crate) fn linger(device: &Device, timeout_code: u8) {
-    // The peer asks again after one to four times its timeout, which we take to be ours.
+    // The peer retransmits after one to four times its timeout; assume that both ends use the same.
     let quiet = Duration::from_nanos(4 * (4_096u64 << timeout_code.min(17))).max(Duration::from_millis(50));
     let (mut seen, mut since) = (device.counter("rcvd_pkts"), Instant::now());
     while since.elapsed() < quiet {
@@ -44,12 +44,13 @@ pub(crate) fn linger(device: &Device, timeout_code: u8) {
 }
 
 impl DeviceOptions {
-    /// Waits until the capture is in its file; nothing if there is none.
+    /// Waits until the capture is written. Returns at once without a capture.
     ///
     /// # Errors
-    /// If it is not whole.
+    ///
+    /// If the capture is incomplete.
     pub(crate) fn finish_capture(&self, device: &Device) -> Result<(), Failure> {
-        /// A file that takes nothing for so long takes no more.
+        /// Longest time without progress of the file.
         const STANDSTILL: Duration = Duration::from_secs(2);
         let Some(path) = &self.capture else { return Ok(()) };
         let broken =

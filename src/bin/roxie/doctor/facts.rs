@@ -1,4 +1,4 @@
-//! What `roxie doctor` looks at: this host, an interface, and who else is on it. Plain values; [`super::gather`] fills them.
+//! Facts that `roxie doctor` examines about the host, an interface, and its other users. [`super::gather`] reads them.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::run::hint::Surroundings;
 
-/// Everything that findings are made from.
+/// The input of all findings.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
     pub(super) host: Host,
@@ -15,39 +15,39 @@ pub(super) struct Facts {
     pub(super) others: Others,
 }
 
-/// This machine, and what this process may do on it.
+/// The machine, and this process's privileges on it.
 #[derive(Clone, Debug)]
 pub(super) struct Host {
-    /// As `uname -r` prints it.
+    /// Kernel release, as `uname -r` prints it.
     pub(super) kernel: String,
     pub(super) surroundings: Surroundings,
-    /// Where Roxie's `libibverbs.so.1` is, or why there is none.
+    /// Path of Roxie's `libibverbs.so.1`, or why it was not found.
     pub(super) library: Result<String, String>,
-    /// A seccomp filter is on this process.
+    /// True if a seccomp filter restricts this process.
     pub(super) filtered: bool,
-    /// A program can be shown `/sys/class/infiniband`: mounts of its own, or a user namespace for them.
+    /// True if programs can be shown `/sys/class/infiniband`: in a mount namespace, or a user namespace with one.
     pub(super) may_mount: bool,
-    /// Hard limit of locked memory in bytes; `None`: without limit.
+    /// Hard limit of locked memory in bytes; `None` if unlimited.
     pub(super) locked_memory: Option<u64>,
-    /// Huge pages: how many there are, and of how many KiB each.
+    /// Number of huge pages, and the size of each in KiB.
     pub(super) huge_pages: (u64, u64),
     pub(super) processors: usize,
-    /// Threads that ran or waited for a processor, on average over the last minute (`/proc/loadavg`).
+    /// Average number of threads that ran or waited for a processor in the last minute (`/proc/loadavg`).
     pub(super) load: f64,
-    /// In a virtual machine, whose processor is what its host gives it.
+    /// True in a virtual machine.
     pub(super) virtual_machine: bool,
-    /// The processor's instructions for the ICRC.
+    /// Instructions for computing the ICRC.
     pub(super) crc: Crc,
 }
 
 /// How the ICRC is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Crc {
-    /// By vectors of 32 or 64 bytes: VPCLMULQDQ.
+    /// Vectors of 32 or 64 bytes: VPCLMULQDQ.
     Wide,
-    /// By the processor's own instructions: PCLMULQDQ, or CRC of aarch64.
+    /// PCLMULQDQ, or aarch64's CRC instructions.
     Fast,
-    /// By tables.
+    /// Lookup tables.
     Tables,
 }
 
@@ -61,25 +61,25 @@ pub(super) struct Nic {
     pub(super) mtu: usize,
     pub(super) addresses: Vec<IpAddr>,
     pub(super) rx_queues: u32,
-    /// `None`: the driver does not say.
+    /// `None` if the driver does not report it.
     pub(super) rx_ring: Option<RxRing>,
     pub(super) offloads: Offloads,
-    /// `None`: the kernel does not say.
+    /// `None` if the kernel does not report them.
     pub(super) xdp: Option<XdpFeatures>,
-    /// What speaks against AF_XDP, in words.
+    /// Reasons against AF_XDP, in words.
     pub(super) xdp_obstacles: Vec<String>,
 }
 
-/// Who else wants the same frames.
+/// Other receivers of the same frames.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Others {
-    /// The XDP program on the interface, and who holds it.
+    /// The XDP program on the interface, and the processes that hold it.
     pub(super) xdp_program: Option<(u32, Vec<String>)>,
-    /// UDP port 4791 is taken in this network namespace.
+    /// True if UDP port 4791 is taken in this network namespace.
     pub(super) port_taken: bool,
-    /// RDMA devices of the kernel on this interface: their names, and whether they are rdma_rxe's.
+    /// RDMA devices of the kernel on this interface.
     pub(super) rdma_devices: Vec<RdmaDevice>,
-    /// The kernel's rdma_rxe is loaded.
+    /// True if the kernel's rdma_rxe is loaded.
     pub(super) rxe_loaded: bool,
 }
 
@@ -87,17 +87,17 @@ pub(super) struct Others {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RdmaDevice {
     pub(super) name: String,
-    /// In software: it has no hardware behind it.
+    /// True for a device without hardware, such as rdma_rxe's.
     pub(super) software: bool,
 }
 
 impl Facts {
-    /// AF_XDP opens, as far as can be told without trying.
+    /// True if AF_XDP should open, as far as can be told without trying.
     pub(super) fn xdp_possible(&self) -> bool {
         self.nic.xdp_obstacles.is_empty() && self.others.xdp_program.is_none() && self.nic.name != "lo"
     }
 
-    /// Label and text of each line.
+    /// Returns label and text of each line.
     pub(super) fn lines(&self) -> Vec<(&'static str, String)> {
         let Facts { host, nic, others } = self;
         let unknown = || "not known: the kernel does not say".to_owned();
@@ -138,7 +138,7 @@ impl Facts {
         ]
     }
 
-    /// The same for scripts.
+    /// Returns the facts as JSON.
     pub(super) fn json(&self) -> Value {
         let Facts { host, nic, others } = self;
         let ring = nic.rx_ring.map(|ring| json!({ "now": ring.now, "longest": ring.longest }));
@@ -197,7 +197,7 @@ fn queues(nic: &Nic) -> String {
     }
 }
 
-/// Those that matter here, where they are on.
+/// Lists the relevant offloads that are on.
 fn offloads(nic: &Nic) -> Vec<String> {
     const MATTER: [&str; 6] = [
         "rx-gro",

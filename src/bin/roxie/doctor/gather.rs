@@ -1,4 +1,4 @@
-//! Looks at the machine. Nothing here judges, and nothing here changes anything.
+//! Reads facts from the system. Judges and changes nothing.
 
 use std::fs;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -23,10 +23,11 @@ const SYS_ADMIN: u64 = 1 << 21;
 const IPC_LOCK: u64 = 1 << 14;
 const SYS_RESOURCE: u64 = 1 << 24;
 
-/// Of the interface that is named, in whatever state, or of the one that other commands would take.
+/// Reads the facts of the named interface, in whatever state, or of the one that other commands would choose.
 ///
 /// # Errors
-/// If there is none, or it is not said which.
+///
+/// If there is no interface, or several candidates and no name.
 pub(super) fn facts(dev: Option<&str>) -> Result<Facts, Failure> {
     let interface = match dev {
         Some(name) => Interface::by_name(name).map_err(|e| Failure::Device(e.to_string()))?,
@@ -61,12 +62,13 @@ fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
-/// The first word behind a label at the start of a line.
+/// Returns the first word after a label at the start of a line.
 fn field<'a>(text: &'a str, label: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(label))?.split_whitespace().next()
 }
 
-/// Whether a process without privilege may make a user namespace, and mounts in it. A switch that the kernel does not have is no obstacle.
+/// True if an unprivileged process may make a user namespace with mounts in it. A sysctl that the kernel does not have is no
+/// obstacle.
 fn user_namespaces(read: impl Fn(&str) -> String) -> bool {
     let is = |path: &str, value: &str| read(path).trim() == value;
     !is("/proc/sys/user/max_user_namespaces", "0")
@@ -79,27 +81,27 @@ fn locked_memory(capabilities: u64) -> Option<u64> {
     (capabilities & (IPC_LOCK | SYS_RESOURCE) == 0 && limit != RLIM_INFINITY).then_some(limit)
 }
 
-/// How many, and of how many KiB each.
+/// Returns the number of huge pages, and their size in KiB.
 fn huge_pages(meminfo: &str) -> (u64, u64) {
     let number = |label| field(meminfo, label).and_then(|text| text.parse().ok()).unwrap_or(0);
     (number("HugePages_Total:"), number("Hugepagesize:"))
 }
 
-/// The average over the last minute: the first field. 0 if the kernel does not say.
+/// Returns the average over the last minute, the first field; 0 if the kernel does not report it.
 fn load(loadavg: &str) -> f64 {
     loadavg.split_whitespace().next().and_then(|field| field.parse().ok()).unwrap_or(0.0)
 }
 
-/// By the line of `/proc/cpuinfo` that x86 calls `flags` and aarch64 `Features`.
+/// True if `/proc/cpuinfo` lists the flag, in the line `flags` (x86) or `Features` (aarch64).
 fn has_flag(cpuinfo: &str, flag: &str) -> bool {
     let flags = cpuinfo.lines().find(|line| line.starts_with("flags") || line.starts_with("Features"));
     flags.is_some_and(|line| line.split_whitespace().any(|word| word == flag))
 }
 
-/// What the crate for CRCs chooses by the same flags.
+/// Returns what the CRC crate chooses for the same flags.
 fn crc(cpuinfo: &str) -> Crc {
     let all = |flags: &[&str]| flags.iter().all(|flag| has_flag(cpuinfo, flag));
-    // `pni` is SSE3; that SSE2 is there goes without saying.
+    // `pni` is SSE3; SSE2 is always present on x86-64.
     match () {
         () if all(&["pclmulqdq", "ssse3", "sse4_1", "vpclmulqdq"])
             && (all(&["avx2"]) || all(&["avx512f"])) =>
@@ -137,7 +139,8 @@ fn others(interface: &Interface) -> Others {
     }
 }
 
-/// UDP port 4791 of this network namespace, by somebody who shares it with nobody. A socket is bound for a moment; nothing is sent.
+/// True if a process outside of Roxie's socket group holds UDP port 4791 in this network namespace. Binds a socket for a
+/// moment; sends nothing.
 fn port_taken() -> bool {
     if group::roster(ROCE_V2_PORT).is_ok_and(|roster| roster.is_some()) {
         return false;
@@ -146,7 +149,7 @@ fn port_taken() -> bool {
     bound.is_err_and(|e| e.kind() == std::io::ErrorKind::AddrInUse)
 }
 
-/// Those with a GID of the interface. One in software has no device behind it.
+/// Returns the RDMA devices that have a GID of the interface. A device in software has no `device` link.
 fn rdma_devices(class: &Path, interface: &str) -> Vec<RdmaDevice> {
     let entries = fs::read_dir(class).into_iter().flatten().flatten();
     let on_it = |device: &Path| {
@@ -172,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_crc_is_the_best_that_the_processor_has_all_flags_for() {
+    fn crc_is_best_with_all_flags() {
         let of = |flags: &str| crc(&format!("processor\t: 0\nflags\t\t: fpu {flags}\n"));
         assert_eq!(of("pni ssse3 sse4_1 pclmulqdq avx2 vpclmulqdq"), Crc::Wide);
         assert_eq!(of("ssse3 sse4_1 pclmulqdq vpclmulqdq"), Crc::Fast, "without vectors that are wide");
@@ -182,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn each_switch_of_the_kernel_that_forbids_user_namespaces_is_known() {
+    fn user_namespace_sysctls_are_honoured() {
         let with = |path: &'static str, value: &'static str| {
             user_namespaces(|asked| if asked.ends_with(path) { format!("{value}\n") } else { String::new() })
         };
@@ -201,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn an_rdma_device_is_on_the_interface_whose_gids_it_has() {
+    fn rdma_device_is_found_by_gid_interface() {
         let class = tempfile::tempdir().unwrap();
         for (device, interface, hardware) in
             [("rxe0", "eth0", false), ("mlx5_0", "eth0", true), ("mlx5_1", "eth1", true)]

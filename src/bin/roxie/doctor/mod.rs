@@ -1,6 +1,6 @@
-//! `roxie doctor`: what stands in the way here, what makes it slower, and what to change.
+//! `roxie doctor`: what prevents or slows RDMA on this machine, and what to change.
 //!
-//! [`facts`] says what is looked at, [`gather`] looks, [`findings`] judges.
+//! [`facts`] defines the input, [`gather`] reads it, [`findings`] judges.
 
 mod facts;
 mod findings;
@@ -19,13 +19,13 @@ use findings::{Finding, Severity};
 /// Say what to change on this machine, in order of effect
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Looks at the kernel, this process's privileges, the interface and its driver, the processor, and other users of \
-        the same packets. It says what to change, the most effective first, with the command, and what that brings. It changes \
-        nothing, opens no device and sends nothing.\n\nA finding either stops Roxie, or hurts (it runs, but slower or with less \
-        than it could have), or is a note, where nothing is to mend.\n\nWith --json it prints one object with the keys interface, \
-        verdict (fine, hurts or stops), facts and findings. A finding has the keys id, severity, what, change and brings; its id \
-        stays the same from version to version.",
-    after_help = "Examples:\n  roxie doctor                       of the only interface that has an address\n  \
+    long_about = "Examines the kernel, this process's privileges, the interface and its driver, the processor, and \
+        other users of the same packets. Prints what to change, the most effective first, with the command and its \
+        benefit. Changes nothing, opens no device and sends nothing.\n\nA finding stops Roxie, or hurts (Roxie runs, \
+        but slower or with fewer features), or is a note with nothing to fix.\n\n--json prints one object with the \
+        keys interface, verdict (fine, hurts or stops), facts and findings. A finding has the keys id, severity, what, \
+        change and brings; ids are stable across versions.",
+    after_help = "Examples:\n  roxie doctor                       the only interface with an address\n  \
         roxie doctor --dev eth0\n  roxie doctor --json | jq -r '.findings[].change'\n\n\
         Exit codes: 0 nothing to mend, 1 something makes it slower, 2 wrong usage, 3 no device can be opened."
 )]
@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// Looks, and says what was found.
+/// Examines the machine and prints the findings.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let examined = gather::facts(arguments.dev.as_deref()).and_then(|facts| {
         let findings = findings::findings(&facts);
@@ -54,7 +54,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-/// The worst severity, as the process ends.
+/// Returns the exit code for the worst severity.
 fn exit_code(findings: &[Finding]) -> u8 {
     match findings.iter().map(|finding| finding.severity).min() {
         Some(Severity::Stops) => 3,
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_exit_code_is_that_of_the_worst_finding() {
+    fn exit_code_follows_worst_finding() {
         let finding = |severity| Finding {
             id: "x",
             severity,

@@ -1,17 +1,17 @@
-//! The frames of a floor: RoCE packets in length and headers (a SEND to a queue pair that nobody has), so that they are
-//! steered and segmented like real ones. The payload is whatever lies in the slot, and nobody computes an ICRC.
+//! The floor's frames. Their headers and lengths are those of RoCE packets (a SEND to an unused QPN), so that ports steer and
+//! segment them alike. The payload is whatever the slot holds, and the ICRC is left out.
 
 use roxie::port::{BURST, Port};
 use roxie::time::Nanos;
 use roxie::wire::{Bth, Ext, FlowSpec, Gid, MAX_HEADERS, Opcode, Qpn, RoceVersion, Template};
 
-/// The queue pair that they are addressed to.
-const NOBODY: u32 = 0xff_fff0;
+/// Destination QPN, which no QP has.
+const UNUSED_QPN: u32 = 0xff_fff0;
 
-/// A station and the address of one end.
+/// Station address and GID of one end.
 pub(crate) type Station = ([u8; 6], Gid);
 
-/// The headers of all frames from one end to the other.
+/// Returns the header template of all frames from one end to the other.
 pub(crate) fn flow((src_mac, src): Station, (dst_mac, dst): Station) -> Template {
     Template::new(&FlowSpec {
         src_mac,
@@ -27,7 +27,7 @@ pub(crate) fn flow((src_mac, src): Station, (dst_mac, dst): Station) -> Template
     })
 }
 
-/// A frame to send over and over: its headers and its length.
+/// A frame to send repeatedly: its headers and its length.
 pub(crate) struct Shape {
     headers: [u8; MAX_HEADERS],
     header_len: usize,
@@ -35,16 +35,16 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// With `payload` bytes behind the headers.
+    /// Returns the frame with `payload` bytes behind the headers.
     pub(crate) fn new(flow: &Template, payload: usize) -> Shape {
         let opcode = Opcode::RC_SEND_ONLY;
-        let bth = Bth { opcode, pkey: 0xffff, dest_qp: Qpn::new(NOBODY), ..Bth::default() };
+        let bth = Bth { opcode, pkey: 0xffff, dest_qp: Qpn::new(UNUSED_QPN), ..Bth::default() };
         let mut headers = [0; MAX_HEADERS];
         let header_len = flow.write_headers(&mut headers, &bth, &Ext::None, payload);
         Shape { headers, header_len, frame_len: flow.frame_len(opcode, payload) }
     }
 
-    /// Commits up to `count` frames, one burst at most; returns for how many there was room. They leave with the flush.
+    /// Commits up to `count` frames, at most one burst, and returns how many found a slot. The next flush sends them.
     pub(crate) fn send(&self, port: &mut dyn Port, count: u64) -> u64 {
         let mut ids: [_; BURST] = std::array::from_fn(|_| None);
         let mut n = 0;
@@ -61,7 +61,7 @@ impl Shape {
         n as u64
     }
 
-    /// Takes in one burst; returns how many of its frames are of this length, since little else is steered to the port.
+    /// Receives one burst; returns how many of its frames have this length. Hardly any other frames are steered to the port.
     pub(crate) fn receive(&self, port: &mut dyn Port, now: Nanos) -> u64 {
         let count = port.rx_burst(now);
         let ours = (0..count).filter(|i| port.rx_frame(*i).frame.len() == self.frame_len).count();
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_arrive_and_only_those_of_the_length_are_counted() {
+    fn only_frames_of_same_length_count() {
         let (mut a, mut b) = memory::pair(MemoryConfig::default(), MemoryConfig::default());
         let station = |n| ([2, 0, 0, 0, 0, n], Gid::from(IpAddr::from([192, 0, 2, n])));
         let flow = flow(station(1), station(2));

@@ -1,7 +1,7 @@
-//! The floor: what ports move with no transport on top. What counts is what arrives.
+//! The floor: frame rates of ports without a transport, counted where frames arrive.
 //!
-//! [`frames`] are what is sent, headers written once per frame as a transport has to. [`Floor`] drives a pair of ports
-//! in one process, for `roxie demo`; `roxie perf --floor` has an end in each process.
+//! [`frames`] defines what is sent; headers are written once a frame, as a transport must. [`Floor`] drives a pair of ports in
+//! one process, for `roxie demo`. `roxie perf --floor` has one end in each process.
 
 use std::net::IpAddr;
 use std::ops::ControlFlow;
@@ -16,26 +16,26 @@ pub(crate) mod frames;
 
 use frames::Shape;
 
-/// Frames in flight that are tried for the best.
+/// Numbers of frames in flight that are tried for the best rate.
 const IN_FLIGHT: [u64; 4] = [32, 64, 128, 256];
-/// After so long without an arrival what is in flight is lost.
+/// After this long without an arrival, frames in flight count as lost.
 const LOST_AFTER: Duration = Duration::from_millis(100);
-/// A measurement goes on beyond its time until something has arrived, but no longer than this beyond it.
+/// A measurement without arrivals runs over its time by at most this long.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Steps after which a thread lets another one have the core, when there are two.
+/// With two threads, steps between two yields.
 const STEPS_PER_YIELD: u32 = 64;
 
-/// How the two ends of a measurement are driven.
+/// Threads that drive the two ends of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Threads {
-    /// One thread turns both, in turn.
+    /// One thread alternates between both ends.
     One,
-    /// The far end has a thread of its own.
+    /// The far end has its own thread.
     Two,
 }
 
 impl Threads {
-    /// Calls `near` until it breaks, and `far` in turn with it or in a thread beside it.
+    /// Calls `near` until it breaks; calls `far` in turn with it, or in a parallel thread.
     pub(crate) fn drive<T>(
         self,
         mut near: impl FnMut() -> ControlFlow<T>,
@@ -52,15 +52,15 @@ impl Threads {
                 let stop = AtomicBool::new(false);
                 std::thread::scope(|scope| {
                     scope.spawn(|| {
-                        let mut courtesy = Courtesy::default();
+                        let mut courtesy = PeriodicYield::default();
                         while !stop.load(Relaxed) {
                             far();
                             courtesy.step();
                         }
                     });
-                    // Also if `near` panics: the scope waits for the thread.
+                    // Stop the thread even if `near` panics: the scope waits for it.
                     let _stop = StopOnDrop(&stop);
-                    let mut courtesy = Courtesy::default();
+                    let mut courtesy = PeriodicYield::default();
                     loop {
                         if let ControlFlow::Break(result) = near() {
                             return result;
@@ -73,13 +73,13 @@ impl Threads {
     }
 }
 
-/// Two threads that spin may have to share a core: then each would wait for the end of the other's time slice.
+/// Yields now and then: two spinning threads on one core would otherwise wait for the end of each other's time slice.
 #[derive(Default)]
-struct Courtesy {
+struct PeriodicYield {
     steps: u32,
 }
 
-impl Courtesy {
+impl PeriodicYield {
     fn step(&mut self) {
         self.steps = self.steps.wrapping_add(1);
         if self.steps.is_multiple_of(STEPS_PER_YIELD) {
@@ -99,14 +99,14 @@ impl Drop for StopOnDrop<'_> {
 /// An open port and the address to put into its frames.
 pub(crate) type AddressedPort = (Box<dyn Port>, IpAddr);
 
-/// One end.
+/// One end of the floor.
 struct End {
     port: Box<dyn Port>,
     flow: Template,
     clock: Clock,
 }
 
-/// A pair of ports and what they can do.
+/// A pair of ports to measure.
 pub(crate) struct Floor {
     near: End,
     far: End,
@@ -114,7 +114,7 @@ pub(crate) struct Floor {
 }
 
 impl Floor {
-    /// On two open ports that reach one another at these addresses.
+    /// Measures two open ports that reach one another at these addresses.
     pub(crate) fn new(ends: [AddressedPort; 2], threads: Threads) -> Floor {
         let [(near, near_ip), (far, far_ip)] = ends;
         let station = |port: &dyn Port, ip: IpAddr| (port.info().mac, Gid::from(ip));
@@ -128,7 +128,7 @@ impl Floor {
         }
     }
 
-    /// How many frames in flight bring the most frames of `payload` bytes, each number tried for `each`.
+    /// Returns the number of frames in flight with the highest rate for `payload` bytes. Tries each number for `each`.
     pub(crate) fn best_in_flight(&mut self, payload: usize, each: Duration) -> std::io::Result<u64> {
         let mut best = (0.0, IN_FLIGHT[0]);
         for in_flight in IN_FLIGHT {
@@ -140,7 +140,7 @@ impl Floor {
         Ok(best.1)
     }
 
-    /// Frames a second that arrive, each with `payload` bytes, at most `in_flight` under way.
+    /// Returns the frames a second that arrive, each with `payload` bytes, and at most `in_flight` outstanding.
     pub(crate) fn stream(&mut self, payload: usize, in_flight: u64, time: Duration) -> std::io::Result<f64> {
         let Floor { near, far, threads } = self;
         let shape = Shape::new(&near.flow, payload);
@@ -180,7 +180,7 @@ impl Floor {
         )
     }
 
-    /// The round trips of single frames with `payload` bytes each way, in nanoseconds, for `time`.
+    /// Records the round trips of single frames with `payload` bytes each way, in nanoseconds, for `time`.
     pub(crate) fn echo(
         &mut self,
         payload: usize,
@@ -217,7 +217,7 @@ impl Floor {
                 let arrived = far.receive(&ping);
                 if arrived > 0 {
                     far.send(&pong, arrived);
-                    // A link that failed shows at the near end: nothing comes back.
+                    // A failed link shows at the near end, where nothing comes back.
                     let _ = far.flush();
                 }
             },

@@ -1,4 +1,4 @@
-//! `roxie lab atomic`: a counter whose answers are lost, and that still counts each addition once.
+//! `roxie lab atomic`: responses to additions are lost, but the counter counts each addition once.
 
 use clap::Args;
 use roxie::port::fault::FaultConfig;
@@ -13,35 +13,37 @@ use crate::failure::Failure;
 
 pub(super) const ABOUT: About = About {
     name: "atomic",
-    line: "FETCH_ADD that comes twice, and adds once",
+    line: "a duplicate FETCH_ADD is answered, and not executed again",
     see: &[
-        "A few FETCH_ADDs of 1 on one counter. Answers are lost, so requests come again.",
-        "A WRITE may be executed again: the result is the same. An addition may not. So the responder keeps the answers of its last \
-         atomics (as many as `max_dest_rd_atomic`), and a duplicate gets the kept answer; the memory is left alone.",
-        "The trap: who retries above the transport (a new work request after an error completion) adds again, because that is a \
-         new PSN. Lose every answer, and the requester cannot know whether its addition happened. It did.",
+        "A few FETCH_ADDs of 1 on one counter. Responses are lost, so requests are retransmitted.",
+        "A WRITE may be executed again: the result is the same. An addition must not. So the responder saves the \
+            results of its last atomics (as many as `max_dest_rd_atomic`), and a duplicate gets the saved result; \
+            memory is not changed.",
+        "The trap: an application that retries above the transport (a new work request after an error completion) adds \
+            again, because the request has a new PSN. If every response is lost, the requester cannot know whether its \
+            addition was executed. It was.",
     ],
     change: &[
-        "`--lose none`: each request is executed when it comes.",
-        "`--lose all`: the requester gives up, its completion says so, and the counter has been raised all the same.",
-        "`--depth 1`: one atomic under way at a time. What the answers cost then is round trips.",
-        "`--lose request`: nothing was executed the first time, so nothing is a duplicate.",
+        "`--lose none`: each request is executed on arrival.",
+        "`--lose all`: the requester gives up with an error completion, although the counter was incremented.",
+        "`--depth 1`: one outstanding atomic at a time. Each of them then costs a round trip.",
+        "`--lose request`: the lost request was not executed, so there are no duplicates.",
     ],
 };
 
-/// Lose the answers of atomics: duplicates are answered, not executed
+/// Lose responses to atomics: duplicates are answered, not executed
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  roxie lab atomic\n  roxie lab atomic --lose all\n  roxie lab atomic --adds 8 --depth 1"
 )]
 pub(super) struct Arguments {
-    /// How many additions of 1, posted at once
+    /// Number of additions of 1, posted at once
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=16))]
     adds: u32,
-    /// What is lost: an answer by its number from 1, the first request, all (answers), or none
+    /// Frame to lose: a response by its number from 1, the first request, all (responses), or none
     #[arg(long, default_value = "2", value_parser = lost)]
     lose: Lost,
-    /// Atomics under way at once: max_rd_atomic of both ends
+    /// Atomics outstanding: max_rd_atomic of both ends
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=16))]
     depth: u8,
 }
@@ -75,7 +77,7 @@ fn lost(text: &str) -> Result<Lost, String> {
     }
 }
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     let mut all = vec![arguments.lose];
     let last = Lost::Answer(arguments.adds);
@@ -93,7 +95,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failu
         ("requests came", "requests_received"),
         ("duplicates", "duplicates"),
     ];
-    let table = Table::of_runs("Additions asked for, told of, and done", &["lost"], &facts, &runs);
+    let table = Table::of_runs("Additions: posted, completed, and executed", &["lost"], &facts, &runs);
     Ok((runs, vec![Block::Table(table)]))
 }
 
@@ -142,33 +144,28 @@ fn play(arguments: &Arguments, lost: Lost) -> Result<Run, Failure> {
     let counter = stage.regions[1].bytes(0, 8).try_into().map(u64::from_ne_bytes).unwrap_or(0);
     let mut facts = Facts::default();
     facts.tell("adds", arguments.adds, "", "additions of 1 were posted");
-    facts.tell("depth", arguments.depth, "", "of them may be under way at once");
+    facts.tell("depth", arguments.depth, "", "of them may be outstanding");
     facts.tell("completed_well", good, "", "of them completed with success");
-    facts.tell("counter", counter, "", "the counter in the responder's memory, which began at 0");
+    facts.tell("counter", counter, "", "value of the counter in the responder's memory, 0 at first");
     facts.tell(
         "requests_received",
         stage.counter(1, "rx_atomic_requests") + stage.counter(1, "duplicate_request"),
         "",
-        "requests came to the responder, one way or another",
+        "requests arrived at the responder, duplicates included",
     );
     facts.tell(
         "duplicates",
         stage.counter(1, "duplicate_request"),
         "",
-        "of them had come before: answered again, not executed",
+        "of them were duplicates: answered, not executed",
     );
     facts.tell(
         "sent_again",
         stage.counter(0, "retransmitted_packets"),
         "packets",
-        "the requester sent again",
+        "retransmitted by the requester",
     );
-    facts.tell(
-        "timeouts",
-        stage.counter(0, "local_ack_timeout_err"),
-        "",
-        "times the requester's timer had to tell",
-    );
+    facts.tell("timeouts", stage.counter(0, "local_ack_timeout_err"), "", "timeouts of the requester");
     facts.tell(
         "completed_us",
         micros(Nanos(last.since(begin).0)),
@@ -176,9 +173,9 @@ fn play(arguments: &Arguments, lost: Lost) -> Result<Run, Failure> {
         "from posting to the last completion",
     );
     let (ladder, _) = stage.end()?;
-    let heading = format!("{} additions, {} at once; lost: {lost}", arguments.adds, arguments.depth);
+    let heading = format!("{} additions, {} outstanding; lost: {lost}", arguments.adds, arguments.depth);
     let table = Table {
-        title: "What the requester got".into(),
+        title: "Completions of the requester".into(),
         columns: vec!["work request", "status", "returned", "after us"],
         rows,
         sum: false,

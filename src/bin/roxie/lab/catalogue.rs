@@ -1,4 +1,4 @@
-//! The labs, by name.
+//! The list of labs.
 
 use clap::{Parser, Subcommand};
 
@@ -29,7 +29,7 @@ pub(super) enum Lab {
     Deadlock(deadlock::Arguments),
 }
 
-/// All of them, in the order in which they are best met.
+/// All labs, in the order of the course.
 pub(super) const ALL: &[About] = &[
     frame::ABOUT,
     doorbell::ABOUT,
@@ -48,7 +48,7 @@ pub(super) const ALL: &[About] = &[
     deadlock::ABOUT,
 ];
 
-/// A lab by itself: for whoever has its arguments from elsewhere than the command line.
+/// Parser of a single lab, for arguments that do not come from the command line.
 #[derive(Debug, Parser)]
 #[command(name = "roxie lab", disable_help_subcommand = true)]
 struct Alone {
@@ -57,16 +57,17 @@ struct Alone {
 }
 
 impl Lab {
-    /// Reads a name and arguments.
+    /// Parses a name and arguments.
     ///
     /// # Errors
-    /// What clap says of them.
+    ///
+    /// The parser's message, if the name or an argument is invalid.
     pub(super) fn read(words: &[String]) -> Result<Lab, Failure> {
         let all = std::iter::once("roxie lab").chain(words.iter().map(String::as_str));
         Alone::try_parse_from(all).map(|alone| alone.lab).map_err(|error| Failure::Usage(error.to_string()))
     }
 
-    /// What it says of itself.
+    /// Returns the lab's description.
     pub(super) fn about(&self) -> About {
         match self {
             Lab::Frame(_) => frame::ABOUT,
@@ -107,10 +108,11 @@ impl Lab {
         }
     }
 
-    /// Runs it. `words`: its name and arguments, as they were given.
+    /// Runs the lab. `words` are its name and arguments, as given.
     ///
     /// # Errors
-    /// If an argument cannot be, or the engine did not do what it should.
+    ///
+    /// If an argument is invalid, or the engine misbehaves.
     pub(super) fn report(&self, words: &[String]) -> Result<Report, Failure> {
         let (runs, across) = self.play()?;
         Ok(Report { about: self.about(), command: format!("roxie lab {}", words.join(" ")), runs, across })

@@ -1,4 +1,4 @@
-//! `roxie lab check`: judges the answers to a lesson's questions.
+//! `roxie lab check`: checks the answers to a lesson's questions.
 
 use clap::Args;
 use serde_json::{Value, json};
@@ -11,26 +11,26 @@ use crate::words::folded;
 /// Check the answers to the questions of a lesson
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Judges the answers to the three questions of a lesson of docs/lab. Nothing is written down: each answer comes from a \
-        run of the lab, now. Without answers it prints the questions.\n\nA number is right within a hundredth; commas and a unit behind \
-        it are passed over.",
-    after_help = "Examples:\n  roxie lab check 3                    the questions of lesson 3\n  roxie lab check 3 7 10 1             judges three \
-        answers\n  roxie lab check 3 --tell             the answers, and where they are seen\n\nExit codes: 0 all right, 1 not all, 2 wrong \
+    long_about = "Checks the answers to the three questions of a lesson of docs/lab. No answers are stored: each is \
+        computed by a run of the lab. Without answers, the command prints the questions.\n\nA number is right within 1 \
+        %; commas and a unit behind it are ignored.",
+    after_help = "Examples:\n  roxie lab check 3                    the questions of lesson 3\n  roxie lab check 3 7 10 1             checks three \
+        answers\n  roxie lab check 3 --tell             the answers, and the runs that show them\n\nExit codes: 0 all right, 1 not all, 2 wrong \
         usage."
 )]
 pub(super) struct Arguments {
     /// Number of the lesson, 1 to 10
     #[arg(value_name = "N", value_parser = clap::value_parser!(u8).range(1..=LESSONS.len() as i64))]
     lesson: u8,
-    /// Three answers, in order; one with a space in quotes
+    /// Three answers, in order; quote one that contains a space
     #[arg(allow_negative_numbers = true, num_args = 0..)]
     answers: Vec<String>,
-    /// Tell the answers
+    /// Print the answers
     #[arg(long, conflicts_with = "answers")]
     tell: bool,
 }
 
-/// Does it.
+/// Runs the command.
 pub(super) fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let lesson = &LESSONS[usize::from(arguments.lesson) - 1];
     let given = &arguments.answers;

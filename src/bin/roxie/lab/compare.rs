@@ -22,19 +22,19 @@ pub(super) const ABOUT: About = About {
     name: "compare",
     line: "RoCE v1, RoCE v2, InfiniBand and iWARP: the same message, byte by byte",
     see: &[
-        "One SEND and one WRITE. RoCE v2 is what the engine sent; RoCE v1 and InfiniBand carry the same transport headers in other \
-         clothes; iWARP says the same over TCP, in MPA, DDP and RDMAP.",
-        "The first packet of each, field by field, and where the bytes of the wire go: there, and back.",
-        "What each needs of the network. Who saves headers pays elsewhere.",
+        "One SEND and one WRITE. The RoCE v2 packets are the engine's; RoCE v1 and InfiniBand carry the same transport \
+            headers behind other network headers; iWARP carries the message over TCP, in MPA, DDP and RDMAP.",
+        "The first packet of each, field by field, and the use of the bytes on the wire, in both directions.",
+        "The requirements of each on the network. Shorter headers have their price there.",
     ],
     change: &[
-        "`--bytes 64`: headers are most of it.",
-        "`--bytes 65536 --mtu 9000`: they are nothing. RoCE fills 4096 bytes of 9000, TCP all.",
-        "`--mtu 1500`: a path MTU of 1024 is what fits, and a third of each frame is not used.",
+        "`--bytes 64`: most of the bytes are headers.",
+        "`--bytes 65536 --mtu 9000`: headers hardly count. RoCE fills 4096 bytes of 9000, TCP all.",
+        "`--mtu 1500`: the largest path MTU that fits is 1024, so a third of each frame is not used.",
     ],
 };
 
-/// See one SEND and one WRITE in four protocols
+/// Compare one SEND and one WRITE in four protocols
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  roxie lab compare\n  roxie lab compare --bytes 64\n  roxie lab compare --bytes 65536 --mtu 9000 --html compare.html"
@@ -48,7 +48,7 @@ pub(super) struct Arguments {
     mtu: u16,
 }
 
-/// TCP with timestamps, as it is sent.
+/// Bytes of a TCP header with timestamps.
 const TCP: usize = 32;
 const IPV4: usize = 20;
 const ETHERNET: usize = 14;
@@ -56,14 +56,14 @@ const ETHERNET: usize = 14;
 /// A message in one protocol.
 struct Told {
     name: &'static str,
-    /// Packets of it, and of what comes back.
+    /// Number of packets there and back.
     packets: [usize; 2],
     payload_of_packet: usize,
     parts: Vec<Part>,
     first: Bytes,
 }
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     let mut runs = Vec::new();
     let mut bars = Vec::new();
@@ -81,11 +81,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failu
             runs.push(shown(arguments, operation, told));
         }
     }
-    let bars = Bars { title: "Bytes of the wire, there and back".into(), unit: "bytes", bars };
+    let bars = Bars { title: "Bytes on the wire, both directions".into(), unit: "bytes", bars };
     Ok((runs, vec![Block::Bars(bars), needs()]))
 }
 
-/// The frames of one message as the engine sends them.
+/// Returns the frames of one message as the engine sends them.
 fn sent(arguments: &Arguments, opcode: WrOpcode) -> Result<Vec<Shot>, Failure> {
     let link_mtu = usize::from(arguments.mtu);
     let path_mtu = Mtu::largest_for_link(link_mtu).ok_or_else(|| {
@@ -119,7 +119,7 @@ fn counts(shots: &[Shot]) -> [usize; 2] {
     [there, shots.len() - there]
 }
 
-/// What Ethernet adds around a frame, padding included.
+/// Returns the bytes that Ethernet adds to a frame: padding, preamble, FCS and gap.
 fn around(frame: usize) -> f64 {
     (SHORTEST_FRAME.saturating_sub(frame) + ETHERNET_OVERHEAD as usize) as f64
 }
@@ -144,7 +144,7 @@ fn roce_v2(shots: &[Shot]) -> Told {
     }
 }
 
-/// The same packets as RoCE v1 or InfiniBand has them.
+/// Returns the same packets in RoCE v1 or InfiniBand.
 fn other(shots: &[Shot], name: &'static str) -> Result<Told, Failure> {
     let mut parts = Vec::new();
     let mut first = None;
@@ -171,7 +171,7 @@ fn other(shots: &[Shot], name: &'static str) -> Result<Told, Failure> {
     Ok(Told { name, packets: counts(shots), payload_of_packet: shots[0].payload().len(), parts, first })
 }
 
-/// Between two ports of one subnet.
+/// A route between two ports of one subnet.
 const ROUTE: Route = Route { vl: 0, sl: 0, dlid: 2, slid: 1 };
 
 fn as_v1(shot: &Shot) -> Result<Vec<u8>, Failure> {
@@ -200,7 +200,7 @@ fn as_v1(shot: &Shot) -> Result<Vec<u8>, Failure> {
     Ok(frame)
 }
 
-/// Fields of a RoCE v1 frame from its BTH on, behind a local route header.
+/// Returns the fields of a RoCE v1 frame from its BTH on, behind a local route header.
 fn as_infiniband(v1: &[ByteField], bytes: &[u8]) -> Vec<ByteField> {
     let word = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
     let lrh = |name: &str, bit, bits, value: u16, about: &str| ByteField {
@@ -213,9 +213,9 @@ fn as_infiniband(v1: &[ByteField], bytes: &[u8]) -> Vec<ByteField> {
         uncovered: name == "VL",
     };
     let mut all = vec![
-        lrh("VL", 0, 4, word(0) >> 12, "virtual lane: each has credits of its own"),
+        lrh("VL", 0, 4, word(0) >> 12, "virtual lane, which has its own credits"),
         lrh("LVer", 4, 4, word(0) >> 8 & 15, "0: the only version"),
-        lrh("SL", 8, 4, word(0) >> 4 & 15, "service level: switches make a lane of it"),
+        lrh("SL", 8, 4, word(0) >> 4 & 15, "service level, which switches map to a lane"),
         lrh("reserved", 12, 2, 0, ""),
         lrh("LNH", 14, 2, word(0) & 3, "2: a BTH follows, 3: a GRH"),
         lrh("DLID", 16, 16, word(2), "16 bits are the whole address"),
@@ -241,7 +241,7 @@ fn as_infiniband(v1: &[ByteField], bytes: &[u8]) -> Vec<ByteField> {
         bit: end,
         bits: 16,
         value: format!("{vcrc:#06x}"),
-        about: "each link checks and computes it anew".into(),
+        about: "checked and computed again on each link".into(),
         uncovered: true,
     });
     all
@@ -284,7 +284,7 @@ fn iwarp(opcode: WrOpcode, length: usize, link_mtu: usize) -> Told {
     }
 }
 
-/// A framed PDU, as it stands in the stream.
+/// Returns the fields of a framed PDU, as it stands in the TCP stream.
 fn fpdu_fields(message: &Message, bytes: &[u8]) -> Bytes {
     let number = |at: usize, count: usize| {
         bytes[at..at + count].iter().fold(0u64, |n, byte| n << 8 | u64::from(*byte))
@@ -308,7 +308,7 @@ fn fpdu_fields(message: &Message, bytes: &[u8]) -> Bytes {
     ];
     match message {
         Message::Write { .. } => all.extend([
-            field("DDP", "STag", 4, 4, hex_of(4, 4), "what an rkey is"),
+            field("DDP", "STag", 4, 4, hex_of(4, 4), "the counterpart of an rkey"),
             field(
                 "DDP",
                 "tagged offset",
@@ -348,7 +348,7 @@ fn shown(arguments: &Arguments, operation: &'static str, told: Told) -> Run {
     facts.tell("packets_there", told.packets[0], "packets", "carry it");
     facts.tell("packets_back", told.packets[1], "packets", "acknowledge it");
     facts.tell("payload_of_packet", told.payload_of_packet, "bytes", "of it in the first packet");
-    facts.tell("wire_bytes", wire as u64, "bytes", "of the wire, there and back, gaps included");
+    facts.tell("wire_bytes", wire as u64, "bytes", "on the wire in both directions, gaps included");
     facts.tell(
         "overhead_bytes",
         wire as u64 - u64::from(arguments.bytes),
@@ -357,7 +357,7 @@ fn shown(arguments: &Arguments, operation: &'static str, told: Told) -> Run {
     );
     facts.tell("efficiency", 100.0 * f64::from(arguments.bytes) / wire, "%", "of them are");
     let bar = Bar { name: told.name.into(), parts: told.parts };
-    let bars = Bars { title: "Where the bytes of the wire go".into(), unit: "bytes", bars: vec![bar] };
+    let bars = Bars { title: "Use of the bytes on the wire".into(), unit: "bytes", bars: vec![bar] };
     Run {
         choice: vec![Choice::new("protocol", told.name), Choice::new("operation", operation)],
         facts,
@@ -365,11 +365,11 @@ fn shown(arguments: &Arguments, operation: &'static str, told: Told) -> Run {
     }
 }
 
-/// What the bytes do not show.
+/// Lists properties that the bytes do not show.
 fn needs() -> Block {
     let row = |cells: [&str; 5]| cells.into_iter().map(Value::from).collect();
     Block::Table(Table {
-        title: "What each needs of the network, and who makes losses good".into(),
+        title: "Requirements on the network, and recovery of losses".into(),
         columns: vec!["", "network", "losses", "congestion", "crosses routers"],
         rows: vec![
             row([
@@ -377,7 +377,7 @@ fn needs() -> Block {
                 "its own: credits per lane, a subnet manager",
                 "hardly any; go-back-N in the adapter",
                 "credits; FECN and BECN",
-                "by a GRH, seldom done",
+                "by a GRH, rarely used",
             ]),
             row([
                 "RoCE v1",

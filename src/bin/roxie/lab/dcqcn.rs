@@ -1,4 +1,4 @@
-//! `roxie lab dcqcn`: rate, alpha and queue over time, with pauses, with rates, and with both.
+//! `roxie lab dcqcn`: rate, alpha and queue over time, with PFC, with DCQCN, and with both.
 
 use clap::Args;
 use roxie::congestion::Settings;
@@ -15,69 +15,70 @@ pub(super) const ABOUT: About = About {
     line: "senders that share a link: pauses, rates, or both",
     see: &[
         "Several senders write to one receiver through one switch, each as fast as its own link allows. Rate, alpha and queue over time.",
-        "PFC alone loses nothing and holds the queue at its threshold: senders stop and go for ever. DCQCN alone loses what comes before \
-         the first notifications are heeded. Both: a pause at the beginning, and hardly one afterwards.",
-        "A rate that is cut by alpha at each notification, and comes back by half the way, then by steps.",
+        "PFC alone loses nothing and holds the queue at its threshold: senders stop and start for ever. DCQCN alone \
+            loses frames until the first CNPs take effect. With both, there are pauses at the start, and hardly any \
+            later.",
+        "The rate is cut by alpha at each CNP. It recovers half of the way first, then in steps.",
     ],
     change: &[
-        "`--senders 16`: each cut frees less, each step adds more; the queue gets longer and the rates restless.",
-        "`--set rpg_ai_rate=400`: ten times the step. Fast, and never at rest.",
-        "`--set rp_dce_tcp_g=512`: alpha follows the last moment alone. Cuts are deep.",
-        "`--kmin 400 --kmax 1600`: marks come late, and pauses before them.",
-        "`--preset connectx`: what adapters have instead of the paper's constants.",
+        "`--senders 16`: each cut frees less, each step adds more; the queue gets longer and the rates vary more.",
+        "`--set rpg_ai_rate=400`: ten times the step. Recovery is fast, and rates never settle.",
+        "`--set rp_dce_tcp_g=512`: alpha follows only the last moment. Cuts are deep.",
+        "`--kmin 400 --kmax 1600`: marks are late, and pauses come first.",
+        "`--preset connectx`: the defaults of adapters instead of the paper's constants.",
     ],
 };
 
 /// Share a link among senders with PFC, with DCQCN, and with both
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Several senders write to one receiver through one switch in virtual time, with the NIC's own reaction and \
-    notification points. Played three times: with priority flow control alone, with DCQCN alone, and with both.\n\n`roxie cc knobs` lists \
-    what --set takes.",
+    long_about = "Several senders write to one receiver through one switch in virtual time, with the NIC's own \
+        reaction and notification points. Three runs: with priority flow control alone, with DCQCN alone, and with \
+        both.\n\n`roxie cc knobs` lists the knobs for --set.",
     after_help = "Examples:\n  roxie lab dcqcn\n  roxie lab dcqcn --senders 8 --set rpg_ai_rate=80 --set rpg_time_reset=100\n  \
     roxie lab dcqcn --html dcqcn.html"
 )]
 pub(super) struct Arguments {
-    /// Senders, 2 to 64
+    /// Number of senders, 2 to 64
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(2..=64))]
     senders: u8,
-    /// Gb/s of every link, 1 to 400
+    /// Rate of every link in Gb/s, 1 to 400
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=400))]
     rate: u64,
-    /// Metres of each cable
+    /// Length of each cable in metres
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(0..=10_000))]
     metres: u64,
-    /// Milliseconds of virtual time, 1 to 100
+    /// Virtual time in milliseconds, 1 to 100
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=100))]
     ms: u64,
-    /// Kilobytes in the queue at which marking begins
+    /// Queue depth at which marking begins, in kilobytes
     #[arg(long, default_value_t = 5)]
     kmin: u64,
-    /// Kilobytes in the queue above which every frame is marked
+    /// Queue depth above which every frame is marked, in kilobytes
     #[arg(long, default_value_t = 200)]
     kmax: u64,
     /// Share of frames marked at Kmax, 0 to 1
     #[arg(long, default_value_t = 0.01)]
     pmax: f64,
-    /// Kilobytes of buffer of the switch
+    /// Buffer of the switch in kilobytes
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(100..=100_000))]
     buffer: u64,
-    /// Whose rules and constants: paper or connectx
+    /// Preset of rules and constants: paper or connectx
     #[arg(long, default_value = "paper")]
     preset: String,
-    /// Turn a knob, repeatable
+    /// Set a knob; repeatable
     #[arg(long = "set", value_name = "KNOB=VALUE")]
     sets: Vec<String>,
 }
 
-/// The knobs of a preset, with some turned.
+/// Returns the knobs of a preset, with some changed.
 pub(super) fn settings(preset: &str, sets: &[String]) -> Result<Settings, Failure> {
     let text =
         std::iter::once(format!("dcqcn,preset={preset}")).chain(sets.iter().cloned()).collect::<Vec<_>>();
     text.join(",").parse().map_err(|e: roxie::congestion::SettingsError| Failure::Usage(e.to_string()))
 }
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     let settings = settings(&arguments.preset, &arguments.sets)?;
     let modes = [Mode::Both, Mode::Pfc, Mode::Dcqcn];
@@ -146,7 +147,7 @@ fn one(arguments: &Arguments, mode: Mode, settings: &Settings) -> Result<Run, Fa
         "the slowest sender of the second half",
     );
     facts.tell("most_gbps", shares.iter().copied().fold(0.0, f64::max), "Gb/s", "the fastest");
-    facts.tell("fairness", fairness(&shares), "", "Jain's index of the second half; 1: all alike");
+    facts.tell("fairness", fairness(&shares), "", "Jain's index of the second half; 1: all rates equal");
     facts.tell(
         "queue_mean",
         queue.depth.mean(),
@@ -155,17 +156,12 @@ fn one(arguments: &Arguments, mode: Mode, settings: &Settings) -> Result<Run, Fa
     );
     facts.tell("queue_99", queue.depth.quantile(0.99), "bytes", "not exceeded for 99 % of the time");
     facts.tell("queue_peak", queue.depth.peak(), "bytes", "the most");
-    facts.tell(
-        "paused_first_us",
-        paused_first,
-        "us",
-        "that senders were told to be silent, all together, first half",
-    );
+    facts.tell("paused_first_us", paused_first, "us", "that senders were paused, all together, first half");
     facts.tell("paused_settled_us", paused_settled, "us", "the same, second half");
     facts.tell("marked", played.marked(), "frames", "marked by the switch");
     facts.tell("notifications", played.notified, "", "congestion notifications sent by the receiver");
     facts.tell("dropped", played.dropped(), "frames", "lost");
-    facts.tell("sent_again", played.retransmitted, "packets", "sent again for that");
+    facts.tell("sent_again", played.retransmitted, "packets", "retransmitted because of that");
     let names: Vec<String> = (1..=senders).map(|n| format!("sender {n}")).collect();
     let fair = arguments.rate as f64 / senders as f64;
     let chart = |title: &str, y, series: Vec<Series>, levels| {
@@ -175,7 +171,7 @@ fn one(arguments: &Arguments, mode: Mode, settings: &Settings) -> Result<Run, Fa
     if mode.has_rates() {
         let levels = vec![Level { name: "fair share", value: super::document::round(fair) }];
         blocks.push(chart(
-            "The rate that each sender may have",
+            "Rate limit of each sender",
             axis("rate", "Gb/s"),
             played.control(&names, false),
             levels,
@@ -183,7 +179,7 @@ fn one(arguments: &Arguments, mode: Mode, settings: &Settings) -> Result<Run, Fa
         blocks.push(chart("Alpha of each sender", axis("alpha", ""), played.control(&names, true), vec![]));
     } else {
         let levels = vec![Level { name: "fair share", value: super::document::round(fair) }];
-        blocks.push(chart("What each sender sends", axis("rate", "Gb/s"), played.rates(&names), levels));
+        blocks.push(chart("Throughput of each sender", axis("rate", "Gb/s"), played.rates(&names), levels));
     }
     let levels = vec![
         Level { name: "Kmin", value: arguments.kmin as f64 * 1e3 },

@@ -14,19 +14,20 @@ use crate::failure::Failure;
 
 pub(super) const ABOUT: About = About {
     name: "deadlock",
-    line: "a ring of lossless switches that wait for one another, for ever",
+    line: "a ring of lossless switches, each waiting for the next for ever",
     see: &[
-        "Switches in a ring, a host at each. Every host sends to the host two switches on, so that each trunk carries its own host's \
-         frames and its neighbour's. Nothing may be lost, so who is full pauses the one before.",
-        "Step by step: one trunk falls silent, then the next. When all of them are, each buffer is full of frames that wait for the next \
-         buffer, and nothing will ever move. No host has to send any more.",
-        "A watchdog that throws away what has been paused for too long, and ways that go up and then down, which have no cycle.",
+        "Switches in a ring, a host at each. Every host sends to the host two switches on, so that each trunk carries \
+            its own host's frames and its neighbour's. No frame may be lost, so a full switch pauses the previous one.",
+        "Step by step: one trunk stops, then the next. When all have stopped, each buffer is full of frames that wait \
+            for the next buffer, and no frame ever moves again, even if all hosts stop sending.",
+        "Two remedies: a watchdog that drops frames that were paused for too long, and up-down routes, which have no \
+            cycle.",
     ],
     change: &[
-        "`--switches 3`: the hosts two switches on are neighbours the other way round, and there is no cycle.",
+        "`--switches 3`: the host two switches on is the neighbour in the other direction, so there is no cycle.",
         "`--load 40`: trunks that are never full never pause.",
-        "`--detect 50`: a watchdog that bites early. Look at what it throws away.",
-        "`--xoff 400000`: deep buffers only wait longer.",
+        "`--detect 50`: a watchdog with a short limit. See which frames it drops.",
+        "`--xoff 400000`: deep buffers only delay the deadlock.",
     ],
 };
 
@@ -36,33 +37,33 @@ pub(super) const ABOUT: About = About {
     after_help = "Examples:\n  roxie lab deadlock\n  roxie lab deadlock --switches 8\n  roxie lab deadlock --html deadlock.html"
 )]
 pub(super) struct Arguments {
-    /// Switches of the ring, 3 to 12
+    /// Number of switches in the ring, 3 to 12
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(3..=12))]
     switches: u16,
-    /// Gb/s of every link, 1 to 400
+    /// Rate of every link in Gb/s, 1 to 400
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=400))]
     rate: u64,
-    /// What each host sends, in hundredths of its link
+    /// Load of each host, in percent of its link
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=100))]
     load: u64,
-    /// Bytes that one port may have in a switch before its neighbour is told to pause
+    /// Bytes that a port may occupy in a switch before its neighbour is told to pause
     #[arg(long, default_value_t = 60_000, value_parser = clap::value_parser!(u64).range(10_000..=10_000_000))]
     xoff: u64,
-    /// Microseconds after which the watchdog takes a paused queue for stuck; switches have some 200,000
+    /// Time in us after which the watchdog regards a paused queue as stuck; real switches have some 200,000
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(10..=10_000))]
     detect: u64,
-    /// Microseconds for which hosts send; it is looked on for as long again
+    /// Time in us for which hosts send; the run continues for as long again
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(100..=10_000))]
     us: u64,
 }
 
 const LENGTH: usize = 1500;
 const PRIORITY: usize = 3;
-/// Moments that are looked at.
+/// Number of moments that are sampled.
 const LOOKS: u64 = 1_000;
-/// Between two hosts' beginnings.
+/// Time between the starts of two hosts.
 const STAGGER: Nanos = Nanos::from_micros(12);
-/// Steps that are told.
+/// Most steps that are shown.
 const MOST_STEPS: usize = 24;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +73,7 @@ enum Cure {
     UpDown,
 }
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     let cures =
         [(Cure::None, "nothing"), (Cure::Watchdog, "a watchdog"), (Cure::UpDown, "ways up, then down")];
@@ -89,7 +90,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failu
     Ok((runs, vec![Block::Table(table)]))
 }
 
-/// The ring, and the hops of its trunks that go round by rising numbers.
+/// Returns the ring, and the hops of those trunks that lead to the next switch.
 fn ring(arguments: &Arguments, cure: Cure) -> Result<(FabricConfig, Vec<Hop>), Failure> {
     let count = usize::from(arguments.switches);
     let link = LinkConfig::new(LinkRate::from_gbps(arguments.rate), cable(10));
@@ -127,7 +128,7 @@ fn play(arguments: &Arguments, cure: Cure, name: &'static str) -> Result<Run, Fa
     let mut fabric = Fabric::new(config).map_err(|e| refused(&e))?;
     let sending = Nanos::from_micros(arguments.us);
     let end = Nanos(2 * sending.0);
-    // A frame of each host in its turn: what its share of the line carries.
+    // Each host sends a frame per turn, at its share of the line rate.
     let gap = link.rate.nanos_for(link.wire_bytes(LENGTH) * 100 / arguments.load).0;
     let look = Nanos((end.0 / LOOKS).max(1));
     let frames: Vec<Vec<u8>> =
@@ -145,7 +146,7 @@ fn play(arguments: &Arguments, cure: Cure, name: &'static str) -> Result<Run, Fa
         let until = (fabric.now() + look).min(end);
         while next <= until.0 && next < sending.0 {
             fabric.run(Nanos(next));
-            // One host after the other begins.
+            // Hosts start one after the other.
             let begun = frames.iter().enumerate().filter(|(n, _)| next >= *n as u64 * STAGGER.0);
             for (n, frame) in begun {
                 offered += u64::from(fabric.send(Nanos(next), n, frame));
@@ -170,7 +171,7 @@ fn play(arguments: &Arguments, cure: Cure, name: &'static str) -> Result<Run, Fa
         "silent_at_us",
         watch.silent.map_or(0.0, micros),
         "us",
-        "when all trunks of the ring were silent at once; 0: never",
+        "when all trunks of the ring had stopped; 0: never",
     );
     facts.tell("offered", offered, "frames", "hosts sent");
     facts.tell("delivered", delivered, "frames", "arrived");
@@ -178,28 +179,28 @@ fn play(arguments: &Arguments, cure: Cure, name: &'static str) -> Result<Run, Fa
         "left_behind",
         queues(&roxie::sim::fabric::QueueStats::queued),
         "frames",
-        "still in switches when hosts had been done for long",
+        "still in switches long after hosts had finished",
     );
     facts.tell("thrown_away", thrown, "frames", "of a lossless priority");
     facts.tell("bites", queues(&|queue| queue.storms), "", "times that the watchdog found a queue stuck");
     let (steps, points) = (watch.steps, watch.points);
     let waits = watch.waits.into_iter().step_by(5);
     let places = (0..count).map(|n| format!("{n} to {}", (n + 1) % count)).collect();
-    // Over ten looks each.
+    // Average over ten samples each.
     let points: Vec<(f64, f64)> = points.into_iter().step_by(10).collect();
     let rates = points.windows(2).map(|pair| {
         let ((a, was), (b, is)) = (pair[0], pair[1]);
         (b, (is - was) * LENGTH as f64 * 8.0 / (b - a) / 1e3)
     });
     let rates = Chart {
-        title: "What all hosts together receive".into(),
+        title: "Throughput of all hosts".into(),
         x: axis("time", "us"),
         y: axis("rate", "Gb/s"),
         series: vec![Series::new("received", rates)],
         levels: vec![],
     };
     let waiting = Chart {
-        title: "What waits in all switches".into(),
+        title: "Bytes that wait in all switches".into(),
         x: axis("time", "us"),
         y: axis("bytes", "bytes"),
         series: vec![Series::new("waits", waits)],
@@ -210,14 +211,14 @@ fn play(arguments: &Arguments, cure: Cure, name: &'static str) -> Result<Run, Fa
     Ok(Run { choice: vec![Choice::new("what is done", name)], facts, blocks })
 }
 
-/// Looks at the trunks of the ring.
+/// Samples the trunks of the ring.
 struct Watch<'a> {
     trunks: &'a [Hop],
-    /// How many were silent at the last step.
+    /// Number of silent trunks at the last recorded step.
     told: Option<usize>,
     steps: Vec<Step>,
     silent: Option<Nanos>,
-    /// Time in us and frames received.
+    /// Time in us, and frames received so far.
     points: Vec<(f64, f64)>,
     waits: Vec<(f64, f64)>,
 }
@@ -225,7 +226,7 @@ struct Watch<'a> {
 impl Watch<'_> {
     fn look(&mut self, fabric: &mut Fabric, hosts: usize) {
         let now = fabric.now();
-        // What came is counted; its bytes are of no use.
+        // Delivered frames are counted by the station; their bytes are not needed.
         for n in 0..hosts {
             while let Some((_, bytes)) = fabric.take(n) {
                 fabric.recycle(bytes);
@@ -243,7 +244,7 @@ impl Watch<'_> {
             self.silent.get_or_insert(now);
         }
         let count = silent.iter().filter(|silent| **silent).count();
-        // Told are the first time that so many are silent, and the end of a deadlock.
+        // Record each new maximum of silent trunks, and the end of a deadlock.
         let was = self.told;
         let again = was == Some(silent.len()) && count == 0;
         if again || was.is_none_or(|most| count > most) {
@@ -255,10 +256,10 @@ impl Watch<'_> {
             return;
         }
         let says = match (count, all) {
-            (0, _) if again => "All trunks move again: what was stuck has been thrown away.".to_owned(),
+            (0, _) if again => "All trunks move again: the stuck frames were dropped.".to_owned(),
             (0, _) => "All trunks move.".to_owned(),
             (_, true) => {
-                "All trunks are silent, and each waits for the next: a deadlock, unless somebody gives up."
+                "All trunks are silent, and each waits for the next: a deadlock, unless frames are dropped."
                     .to_owned()
             }
             (1, _) => "One trunk is silent: the switch behind it is full.".to_owned(),

@@ -1,5 +1,5 @@
-//! What a lab has to show, as data: `--json` prints it, [`super::text`] and [`super::page`] draw it, and neither knows a number that is
-//! not in it.
+//! The results of a lab, as data. `--json` prints it; [`super::text`] and [`super::page`] draw it, and show no number that it
+//! does not contain.
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -7,38 +7,39 @@ use serde_json::Value;
 
 use crate::failure::Failure;
 
-/// What a lab says of itself.
+/// Description of a lab.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct About {
-    /// By which it is started: `roxie lab NAME`.
+    /// Name in the command: `roxie lab NAME`.
     pub(crate) name: &'static str,
-    /// In one line.
+    /// Summary in one line.
     pub(crate) line: &'static str,
-    /// What will be seen.
+    /// Observations to make.
     pub(crate) see: &'static [&'static str],
-    /// What to change to see the opposite.
+    /// Changes that show the opposite.
     pub(crate) change: &'static [&'static str],
 }
 
-/// What a lab found.
+/// Results of a lab.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     #[serde(flatten)]
     pub(crate) about: About,
-    /// The command that makes it again.
+    /// The command that repeats it.
     pub(crate) command: String,
-    /// What was asked for first; the others differ from it in what their `choice` says.
+    /// The requested run first. Others differ from it by their `choice`.
     pub(crate) runs: Vec<Run>,
-    /// Over all of them.
+    /// Blocks about all runs.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) across: Vec<Block>,
 }
 
 impl Report {
-    /// As `--json` prints it, and as a page has it.
+    /// Returns the report as `--json` prints it, and as a page embeds it.
     ///
     /// # Errors
-    /// None that a report can cause.
+    ///
+    /// If serialization fails, which no report causes.
     pub(crate) fn json(&self) -> Result<String, Failure> {
         serde_json::to_string(self).map_err(|e| Failure::Run(format!("the data: {e}")))
     }
@@ -47,11 +48,11 @@ impl Report {
 /// One run of the engine.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Run {
-    /// What tells it from the others: the page has a control for each.
+    /// Differences from the other runs. The page has a control for each choice.
     pub(crate) choice: Vec<Choice>,
-    /// Its numbers, by name.
+    /// Numbers of the run, by name.
     pub(crate) facts: Facts,
-    /// What is drawn of it.
+    /// Drawings of the run.
     pub(crate) blocks: Vec<Block>,
 }
 
@@ -68,11 +69,11 @@ impl Choice {
     }
 }
 
-/// Numbers by name, in the order in which they are told.
+/// Numbers by name, in the order in which they are shown.
 #[derive(Debug, Default)]
 pub(crate) struct Facts(pub(crate) Vec<(&'static str, Fact)>);
 
-/// A number, its unit, and what it is.
+/// A number, its unit, and its meaning.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Fact {
     pub(crate) value: Value,
@@ -82,7 +83,7 @@ pub(crate) struct Fact {
 }
 
 impl Facts {
-    /// Adds one.
+    /// Adds a number.
     pub(crate) fn tell(
         &mut self,
         name: &'static str,
@@ -93,7 +94,7 @@ impl Facts {
         self.0.push((name, Fact { value: rounded(value.into()), unit, about }));
     }
 
-    /// The value of one, as a number.
+    /// Returns a value by name, as a number.
     pub(crate) fn number(&self, name: &str) -> Option<f64> {
         self.0.iter().find(|(known, _)| *known == name).and_then(|(_, fact)| fact.value.as_f64())
     }
@@ -107,7 +108,7 @@ impl Serialize for Facts {
     }
 }
 
-/// Six digits that count: more are noise of the arithmetic.
+/// Rounds to six significant digits; further ones are arithmetic noise.
 pub(crate) fn round(value: f64) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return 0.0;
@@ -123,25 +124,25 @@ fn rounded(value: Value) -> Value {
     }
 }
 
-/// Something to look at.
+/// A part of a report.
 #[derive(Debug, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub(crate) enum Block {
-    /// Words.
+    /// A paragraph.
     Prose { text: String },
     /// Rows of cells.
     Table(Table),
     /// Lines over a common axis.
     Chart(Chart),
-    /// Lengths made of parts, one below the other.
+    /// Stacked bars, one below the other.
     Bars(Bars),
-    /// What two queue pairs said to one another.
+    /// A sequence diagram of two queue pairs.
     Ladder(Ladder),
     /// A frame or a message, field by field.
     Bytes(Bytes),
-    /// What took how long, and where.
+    /// Durations of activities, and their places.
     Timeline(Timeline),
-    /// Something that changes step by step.
+    /// States that change step by step.
     Steps(Steps),
 }
 
@@ -150,14 +151,13 @@ pub(crate) struct Table {
     pub(crate) title: String,
     pub(crate) columns: Vec<&'static str>,
     pub(crate) rows: Vec<Vec<Value>>,
-    /// The last row is the sum of the others.
+    /// True if the last row is the sum of the others.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) sum: bool,
 }
 
 impl Table {
-    /// Runs side by side, one in a row: the first of their choices, then facts. Each column has a name, and of a fact that under which it is
-    /// told.
+    /// Returns a table with one run per row: its first choices, then facts. `facts` are pairs of column title and fact name.
     pub(crate) fn of_runs<'a>(
         title: &str,
         choices: &[&'static str],
@@ -183,7 +183,7 @@ pub(crate) struct Chart {
     pub(crate) x: Axis,
     pub(crate) y: Axis,
     pub(crate) series: Vec<Series>,
-    /// Lines across: thresholds.
+    /// Horizontal lines: thresholds.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) levels: Vec<Level>,
 }
@@ -194,7 +194,7 @@ pub(crate) struct Axis {
     pub(crate) unit: &'static str,
 }
 
-/// What an axis counts.
+/// Returns an axis.
 pub(crate) fn axis(name: &'static str, unit: &'static str) -> Axis {
     Axis { name, unit }
 }
@@ -243,7 +243,7 @@ impl Part {
     }
 }
 
-/// The rungs of a ladder, as [`crate::ladder`] worked them out.
+/// The rungs of a ladder, from [`crate::ladder`].
 #[derive(Debug, Serialize)]
 pub(crate) struct Ladder {
     pub(crate) heading: String,
@@ -254,7 +254,7 @@ pub(crate) struct Ladder {
 #[derive(Debug, Serialize)]
 pub(crate) struct Bytes {
     pub(crate) title: String,
-    /// The bytes, two digits each.
+    /// The bytes, two hex digits each.
     pub(crate) hex: String,
     pub(crate) fields: Vec<ByteField>,
 }
@@ -263,13 +263,13 @@ pub(crate) struct Bytes {
 pub(crate) struct ByteField {
     pub(crate) header: String,
     pub(crate) name: String,
-    /// The first bit, from the first of all.
+    /// Offset of the first bit.
     pub(crate) bit: usize,
     pub(crate) bits: usize,
     pub(crate) value: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) about: String,
-    /// Not covered by the ICRC.
+    /// True if the ICRC does not cover the field.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) uncovered: bool,
 }
@@ -281,14 +281,14 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 #[derive(Debug, Serialize)]
 pub(crate) struct Timeline {
     pub(crate) title: String,
-    /// Of all times.
+    /// Unit of all times.
     pub(crate) unit: &'static str,
     pub(crate) spans: Vec<Span>,
 }
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Span {
-    /// Who does it.
+    /// The place of the activity.
     pub(crate) at: &'static str,
     pub(crate) what: String,
     pub(crate) from: f64,
@@ -298,7 +298,7 @@ pub(crate) struct Span {
 #[derive(Debug, Serialize)]
 pub(crate) struct Steps {
     pub(crate) title: String,
-    /// What has a state.
+    /// Names of the places that have a state.
     pub(crate) places: Vec<String>,
     pub(crate) steps: Vec<Step>,
 }
@@ -307,6 +307,6 @@ pub(crate) struct Steps {
 pub(crate) struct Step {
     pub(crate) at: String,
     pub(crate) says: String,
-    /// Of each place: its state in words, and how far it is from good: 0 fine, 1 strained, 2 stuck.
+    /// State of each place in words, and its severity: 0 fine, 1 strained, 2 stuck.
     pub(crate) states: Vec<(String, u8)>,
 }

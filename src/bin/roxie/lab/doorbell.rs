@@ -1,4 +1,4 @@
-//! `roxie lab doorbell`: a work request's way from the posting to the peer's completion.
+//! `roxie lab doorbell`: a work request's way from posting to the peer's completion.
 
 use clap::{Args, ValueEnum};
 use roxie::sim::Payload;
@@ -14,14 +14,14 @@ pub(super) const ABOUT: About = About {
     name: "doorbell",
     line: "a work request, from post_send to the peer's completion",
     see: &[
-        "Each stage that one work request passes: the doorbell, the pass of the engine that fetches it, the line, the switch, the \
-         peer's pass, the acknowledgement, the completion; with the virtual time of each.",
-        "What of the time is the engine's passes (500 ns each in virtual time), what the cable's, and what the bytes'.",
+        "The stages of one work request: the doorbell, the pass of the engine that fetches it, the line, the switch, \
+            the peer's pass, the acknowledgement, the completion; with the virtual time of each.",
+        "The parts of the time due to the engine's passes (500 ns each in virtual time), the cables, and the length.",
     ],
     change: &[
-        "`--bytes 65536`: 16 packets follow one another, and the line is most of the time.",
-        "`--metres 10000`: the cable is all of it. `--rate 1`: the bytes are.",
-        "`--operation read`: the bytes come the other way, and no acknowledgement follows them.",
+        "`--bytes 65536`: 16 packets follow one another, and take most of the time on the line.",
+        "`--metres 10000`: the cable takes nearly all of the time. `--rate 1`: the bytes do.",
+        "`--operation read`: the bytes come in the other direction, without an acknowledgement.",
     ],
 };
 
@@ -38,21 +38,21 @@ enum Operation {
     after_help = "Examples:\n  roxie lab doorbell\n  roxie lab doorbell --operation read --bytes 4096\n  roxie lab doorbell --metres 10000 --rate 10"
 )]
 pub(super) struct Arguments {
-    /// What is posted
+    /// Operation to post
     #[arg(long, value_enum, default_value = "send")]
     operation: Operation,
-    /// Bytes of the message, 1 to 65536
+    /// Message size in bytes, 1 to 65536
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     bytes: u32,
-    /// Gb/s of both links, 1 to 800
+    /// Rate of both links in Gb/s, 1 to 800
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=800))]
     rate: u64,
-    /// Metres of each cable, 0 to 100000; a metre is 5 ns
+    /// Length of each cable in metres, 0 to 100000; 5 ns a metre
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(0..=100_000))]
     metres: u64,
 }
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     let mut operations = vec![arguments.operation];
     operations.extend(Operation::value_variants().iter().filter(|other| **other != arguments.operation));
@@ -69,7 +69,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failu
     Ok((runs, vec![Block::Bars(bars)]))
 }
 
-/// What can be seen to happen, by counters that do not go back.
+/// Observable events, as counters that never decrease. Arrays are indexed by direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Seen {
     begun: [u64; 2],
@@ -86,14 +86,14 @@ impl Seen {
         Seen {
             begun: [0, 1].map(|n| station(n).sent),
             at_switch: [0, 1].map(|n| switch.ingress(n).frames),
-            // What leaves by port 1 came from station 0.
+            // Frames sent by port 1 came from station 0.
             left_switch: [1, 0].map(sent),
             delivered: [1, 0].map(|n| station(n).delivered),
         }
     }
 }
 
-/// First and last time that each thing happened, by direction.
+/// First and last time of each event, by direction.
 #[derive(Clone, Copy, Debug, Default)]
 struct Times {
     begun: [Option<(Nanos, Nanos)>; 2],
@@ -124,7 +124,7 @@ fn play(arguments: &Arguments, operation: Operation) -> Result<Run, Failure> {
     let rate = LinkRate::from_gbps(arguments.rate);
     let scene = Scene { rate, metres: arguments.metres, timeout: 18, ..Scene::default() };
     let mut stage = Stage::new(&scene)?;
-    // An idle NIC: the first passes have nothing to do.
+    // Start with an idle NIC: the first passes find nothing to do.
     let posted = Nanos::from_micros(10);
     let opcode = match operation {
         Operation::Send => WrOpcode::Send,
@@ -192,12 +192,12 @@ fn play(arguments: &Arguments, operation: Operation) -> Result<Run, Failure> {
         "cable_us",
         4.0 * micros(cable(arguments.metres)),
         "us",
-        "of all of it in cables: two each way",
+        "of it in cables: two in each direction",
     );
     facts.tell("packets_there", seen.delivered[0], "packets", "to the peer");
     facts.tell("packets_back", seen.delivered[1], "packets", "back");
     let wire = |way: usize| stage.fabric.station(way).sent_bytes + u64::from(link.overhead) * seen.begun[way];
-    facts.tell("wire_bytes", wire(0) + wire(1), "bytes", "on one of the links, both ways");
+    facts.tell("wire_bytes", wire(0) + wire(1), "bytes", "on one of the links, in both directions");
     facts.tell(
         "line_us",
         super::document::round(2.0 * micros(link.rate.nanos_for(wire(0) + wire(1)))),
@@ -207,7 +207,7 @@ fn play(arguments: &Arguments, operation: Operation) -> Result<Run, Failure> {
     stage.run(done + Nanos::from_micros(10));
     let (ladder, _) = stage.end()?;
     let timeline = Timeline { title: format!("A {name} of {} bytes", arguments.bytes), unit: "us", spans };
-    let blocks = vec![Block::Timeline(timeline), block("What the captures of both ends show", ladder)];
+    let blocks = vec![Block::Timeline(timeline), block("The captures of both ends", ladder)];
     Ok(Run { choice: vec![Choice::new("operation", name)], facts, blocks })
 }
 

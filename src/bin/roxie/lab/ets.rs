@@ -1,4 +1,4 @@
-//! `roxie lab ets`: a plan for priorities on one port, as a switch keeps it and as DCBX tells it.
+//! `roxie lab ets`: a priority plan for one port, as a switch applies it and as DCBX announces it.
 
 use clap::{Args, ValueEnum};
 use roxie::lab::dcbx::{CLASSES, Plan, Selection, Selector, applications};
@@ -21,55 +21,55 @@ pub(super) const ABOUT: About = About {
     name: "ets",
     line: "a plan for priorities: shares, a lossless set, pauses, and DCBX in bytes",
     see: &[
-        "A port with a sender for each priority, all of them too fast. Strict priorities go first; the others share what is left as the \
-         plan says.",
-        "In the second third of the run the receiver pauses a priority. The others do not stop: they have what it leaves. A PAUSE of the \
-         old kind stops all of them.",
-        "The same plan as the TLVs by which a port tells its neighbour (LLDP, IEEE 802.1Q annex D), byte by byte.",
+        "A port with a sender for each priority, with more traffic than the link carries. Strict priorities are served \
+            first; the others share the rest according to the plan.",
+        "In the second third of the run the receiver pauses a priority. The others continue, and share its bandwidth. \
+            A PAUSE frame of IEEE 802.3x stops all priorities.",
+        "The plan as TLVs for the neighbouring port (LLDP, IEEE 802.1Q annex D), byte by byte.",
     ],
     change: &[
-        "`--share 0=20,3=80`: the lossless priority gets four fifths while both want more.",
+        "`--share 0=20,3=80`: the lossless priority gets four fifths while both are busy.",
         "`--share 0=34,3=33,4=33 --lossless 3,4`: three that share.",
-        "`--pause global`: nothing moves, and nobody meant the others.",
-        "`--strict-load 60`: what is strict is not in the plan, and takes what it likes.",
+        "`--pause global`: all priorities stop, although only one was congested.",
+        "`--strict-load 60`: strict priorities are not in the plan, and take what they need.",
     ],
 };
 
-/// Which frames the receiver sends.
+/// Pause frames that the receiver sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Pause {
     /// PFC for the first lossless priority
     Lossless,
-    /// PFC for the first that is lossy
+    /// PFC for the first lossy priority
     Lossy,
-    /// PAUSE for everything (802.3 annex 31B)
+    /// PAUSE for all priorities (802.3 annex 31B)
     Global,
     /// None
     None,
 }
 
-/// Share a port among priorities, pause one, and see the plan as DCBX tells it
+/// Share a port among priorities, pause one, and see the plan in DCBX's bytes
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  roxie lab ets\n  roxie lab ets --share 0=20,3=80 --pause lossy\n  roxie lab ets --json | jq '.runs[0].blocks[2].hex'"
 )]
 pub(super) struct Arguments {
-    /// Shares of priorities in hundredths, together 100
+    /// Shares of priorities in percent, 100 together
     #[arg(long, default_value = "0=50,3=50", value_parser = shares)]
     share: Shares,
-    /// The strict priority, 0 to 7: where notifications go
+    /// The strict priority, 0 to 7, which carries notifications
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u8).range(0..8))]
     strict: u8,
-    /// What it wants, in hundredths of the link
+    /// Load of the strict priority, in percent of the link
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(0..=100))]
     strict_load: u64,
-    /// Priorities that lose nothing
+    /// Lossless priorities
     #[arg(long, value_delimiter = ',', default_value = "3", value_parser = clap::value_parser!(u8).range(0..8))]
     lossless: Vec<u8>,
-    /// What the receiver sends in the second third
+    /// Pause frames that the receiver sends in the second third of the run
     #[arg(long, value_enum, default_value = "lossless")]
     pause: Pause,
-    /// Gb/s of every link, 1 to 400
+    /// Rate of every link in Gb/s, 1 to 400
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=400))]
     rate: u64,
 }
@@ -100,10 +100,10 @@ fn shares(text: &str) -> Result<Shares, String> {
 
 /// Bytes of a frame.
 const LENGTH: usize = 1500;
-/// Of each third of the run.
+/// Duration of each third of the run.
 const THIRD: Nanos = Nanos::from_micros(300);
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     if arguments.share.0.iter().any(|(priority, _)| *priority == arguments.strict) {
         let why = format!("priority {} is strict (--strict): it has no share", arguments.strict);
@@ -143,7 +143,7 @@ fn play(arguments: &Arguments, pause: Pause) -> Result<Run, Failure> {
             fabric.send(Nanos(0), n, &bytes);
         });
     }
-    // What is strict comes evenly, at its own rate.
+    // The strict priority's frames arrive evenly, at their own rate.
     let strict = frame(receiver - 1, receiver, LENGTH, arguments.strict);
     let gap = (arguments.strict_load > 0).then(|| link.rate.nanos_for(full * 100 / arguments.strict_load).0);
     let target = match pause {
@@ -165,7 +165,7 @@ fn play(arguments: &Arguments, pause: Pause) -> Result<Run, Failure> {
                 fabric.send(fabric.now(), receiver - 1, &strict);
                 next += gap;
             }
-            // Told again every 30 us, as who means it does.
+            // Repeat the pause every 30 us, as a congested receiver does.
             if (ends[0]..ends[1]).contains(&fabric.now()) && fabric.now() >= paused {
                 tell(&mut fabric, receiver, pause, target, 0xffff);
                 paused = fabric.now() + Nanos::from_micros(30);
@@ -184,7 +184,7 @@ fn play(arguments: &Arguments, pause: Pause) -> Result<Run, Failure> {
     let mut rows = Vec::new();
     for (n, (priority, share)) in priorities.iter().enumerate() {
         let all = |from, to| (0..priorities.len()).map(|n| gbps(from, to, n)).sum::<f64>();
-        // A third begins with what was before: the first 60 us are left out.
+        // Skip the first 60 us of each third, which show the transition.
         let thirds = [(6, 30), (36, 60), (66, 90)].map(|(from, to)| gbps(from, to, n));
         let drops = fabric.switch(0).queue(receiver, (*priority).into()).drops.all();
         let of_weighted = share.map(|_| 100.0 * thirds[0] / (all(6, 30) - gbps(6, 30, priorities.len() - 1)));
@@ -230,7 +230,7 @@ fn play(arguments: &Arguments, pause: Pause) -> Result<Run, Failure> {
         Series::new(format!("priority {priority}"), rate.collect::<Vec<_>>())
     };
     let chart = Chart {
-        title: "What leaves the port".into(),
+        title: "Throughput of the port".into(),
         x: axis("time", "us"),
         y: axis("rate", "Gb/s"),
         series: priorities.iter().enumerate().map(|(n, (priority, _))| series(n, *priority)).collect(),
@@ -240,13 +240,13 @@ fn play(arguments: &Arguments, pause: Pause) -> Result<Run, Failure> {
     Ok(Run { choice: vec![Choice::new("pause", paused_name)], facts, blocks })
 }
 
-/// Names and words of each priority's facts.
+/// Names and descriptions of each priority's facts.
 const NAMES: [[&str; 4]; 8] = {
     macro_rules! names {
         ($($n:literal)*) => {
             [$([
                 concat!("priority_", $n, "_gbps"),
-                concat!("priority ", $n, ", while nobody is paused"),
+                concat!("priority ", $n, ", without a pause"),
                 concat!("priority_", $n, "_paused_gbps"),
                 concat!("priority ", $n, ", in the second third"),
             ]),*]
@@ -269,7 +269,7 @@ fn tell(fabric: &mut Fabric, receiver: usize, pause: Pause, target: Option<u8>, 
     fabric.send(fabric.now(), receiver, &frame);
 }
 
-/// The plan as a port tells it.
+/// Returns the plan as a port announces it.
 fn tlvs(arguments: &Arguments) -> Vec<Block> {
     let mut plan = Plan {
         class_of: std::array::from_fn(|priority| priority as u8),
@@ -391,7 +391,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_one_whole_and_of_priorities_that_exist() {
+    fn shares_total_100_of_valid_priorities() {
         assert_eq!(shares("0=50, 3=50").unwrap(), Shares(vec![(0, 50), (3, 50)]));
         for wrong in ["0=50", "8=100", "0=50,0=50", "3", "0=0,3=100"] {
             assert!(shares(wrong).is_err(), "{wrong}");

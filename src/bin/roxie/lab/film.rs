@@ -1,4 +1,4 @@
-//! The packets of a capture, to be looked at one by one.
+//! Reads the packets of a run's capture.
 
 use roxie::capture::{Direction, Reader};
 use roxie::frame::Frame;
@@ -9,23 +9,24 @@ use crate::failure::Failure;
 
 /// A frame of a capture.
 pub(super) struct Shot {
-    /// The one that was captured sent it.
+    /// True if the captured host sent the frame.
     pub(super) out: bool,
     pub(super) frame: Vec<u8>,
     pub(super) layout: Layout,
 }
 
 impl Shot {
-    /// The payload of its packet.
+    /// Returns the payload of the packet.
     pub(super) fn payload(&self) -> &[u8] {
         &self.frame[self.layout.packet.payload.clone()]
     }
 }
 
-/// All of them.
+/// Returns all frames of a capture.
 ///
 /// # Errors
-/// If the capture is none, which captures of the stage are.
+///
+/// If the capture cannot be parsed, which never happens with a stage's.
 pub(super) fn shots(film: &[u8]) -> Result<Vec<Shot>, Failure> {
     let wrong = |why: String| Failure::Run(format!("the capture of the run: {why}"));
     let mut reader = Reader::new(film).map_err(|e| wrong(e.to_string()))?;
@@ -38,7 +39,7 @@ pub(super) fn shots(film: &[u8]) -> Result<Vec<Shot>, Failure> {
     Ok(shots)
 }
 
-/// Adds bytes to the part of this name.
+/// Adds bytes to the part with this name.
 pub(super) fn add(parts: &mut Vec<Part>, name: &str, bytes: f64) {
     match parts.iter_mut().find(|part| part.name == name) {
         Some(part) => part.value += bytes,

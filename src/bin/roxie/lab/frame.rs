@@ -1,4 +1,4 @@
-//! `roxie lab frame`: a frame from arguments, or the inverse.
+//! `roxie lab frame`: builds a frame from arguments, or decodes a given one.
 
 use std::fs::File;
 use std::net::IpAddr;
@@ -21,24 +21,26 @@ pub(super) const ABOUT: About = About {
     name: "frame",
     line: "a RoCE frame, field by field, with its ICRC",
     see: &[
-        "Every field of a RoCE v2 or v1 frame: where it begins, how long it is, what it says, what it is for.",
-        "Which bits the ICRC guards. Each bit of the frame is flipped in turn, and the engine's parser is asked what it makes of that.",
-        "How many bytes of the wire one payload costs in each encapsulation.",
+        "Every field of a RoCE v2 or v1 frame: offset, length, value, and purpose.",
+        "The bits that the ICRC covers. Each bit of the frame is flipped in turn, and the engine's parser checks the \
+            result.",
+        "The bytes on the wire for one payload in each encapsulation.",
     ],
     change: &[
-        "`--payload 4096`: headers cost next to nothing. `--payload 1`: they cost nearly all.",
+        "`--payload 4096`: headers hardly count. `--payload 1`: nearly all bytes are headers.",
         "`--opcode RC_ACKNOWLEDGE`, `RC_FETCH_ADD`, `UD_SEND_ONLY`, `CNP`: other headers follow the BTH.",
-        "`--roce 1`: no IP, no UDP, a GRH instead. A router does not know what to do with it.",
-        "Take the hex of a frame, change one digit, and give it back with `--hex`: the ICRC tells, or it does not.",
+        "`--roce 1`: no IP, no UDP, a GRH instead. Routers cannot forward it.",
+        "Copy the hex of a frame, change one digit, and pass it to `--hex`: does the ICRC detect it?",
     ],
 };
 
 /// Lay out a RoCE frame field by field: from arguments, from hex, or from a capture
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Builds a RoCE v2 or v1 frame as the engine does and lays it out field by field: offset, length, value, what the \
-    field is for, and whether the ICRC covers it. --hex and --capture do the inverse for a frame that is there.\n\nThen it flips \
-    each bit of the frame in turn, and counts what the engine's parser says: refused unread, refused by the ICRC, or not noticed.",
+    long_about = "Builds a RoCE v2 or v1 frame as the engine does and lays it out field by field: offset, length, \
+        value, purpose, and whether the ICRC covers it. --hex and --capture decode an existing frame instead.\n\nThen \
+        flips each bit of the frame in turn, and counts the results of the engine's parser: refused by a header check, \
+        refused by the ICRC, or not noticed.",
     after_help = "Examples:\n  roxie lab frame                                        a WRITE of 32 bytes\n  \
     roxie lab frame --opcode RC_ACKNOWLEDGE --psn 7\n  roxie lab frame --roce 1 --opcode UD_SEND_ONLY --payload 100\n  \
     roxie lab frame --capture run.pcapng --number 3        the third frame of a capture\n  \
@@ -51,7 +53,7 @@ pub(super) struct Arguments {
     /// Opcode, by the name that `roxie decode` prints
     #[arg(long, default_value = "RC_WRITE_ONLY", value_parser = opcode)]
     opcode: Opcode,
-    /// Source address; IPv4 or IPv6, as the destination
+    /// Source address, IPv4 or IPv6 like the destination's
     #[arg(long, value_name = "IP", default_value = "192.0.2.1")]
     from: IpAddr,
     /// Destination address
@@ -63,7 +65,7 @@ pub(super) struct Arguments {
     /// Packet sequence number, 0 to 16777215
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..1 << 24))]
     psn: u32,
-    /// Bytes of payload, 0 to 4096; atomics and acknowledgements carry none
+    /// Payload in bytes, 0 to 4096; atomics and acknowledgements carry none
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(0..=4096))]
     payload: u16,
     /// DSCP, 0 to 63
@@ -72,19 +74,19 @@ pub(super) struct Arguments {
     /// ECN bits: 0 not capable, 1 or 2 capable, 3 marked
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(0..4))]
     ecn: u8,
-    /// VLAN, 0 to 4094; 0 is a tag with a priority alone [default: no tag]
+    /// VLAN ID, 0 to 4094; 0 for a tag with a priority only [default: no tag]
     #[arg(long, value_parser = clap::value_parser!(u16).range(0..4095))]
     vlan: Option<u16>,
     /// 802.1p priority in the tag, 0 to 7
     #[arg(long, default_value_t = 3, requires = "vlan", value_parser = clap::value_parser!(u16).range(0..8))]
     priority: u16,
-    /// A frame as hex digits, from its Ethernet header to its ICRC; spaces and colons are passed over
+    /// A frame as hex digits, from its Ethernet header to its ICRC; spaces and colons are ignored
     #[arg(long, value_name = "HEX", conflicts_with = "capture")]
     hex: Option<String>,
-    /// A frame of this capture
+    /// Take the frame from this capture
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
-    /// Which frame of the capture, counted as Wireshark does
+    /// Number of the frame in the capture, as Wireshark counts
     #[arg(long, default_value_t = 1, requires = "capture", value_parser = clap::value_parser!(u64).range(1..))]
     number: u64,
 }
@@ -102,7 +104,7 @@ fn opcode(text: &str) -> Result<Opcode, String> {
     })
 }
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     if let Some(text) = &arguments.hex {
         let frame = from_hex(text).map_err(Failure::Usage)?;
@@ -142,7 +144,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failu
         bars.push(Bar { name: name.into(), parts: costs(&frame)? });
         runs.push(run);
     }
-    let bars = Bars { title: "What the payload costs on the wire".into(), unit: "bytes", bars };
+    let bars = Bars { title: "Cost of the payload on the wire".into(), unit: "bytes", bars };
     Ok((runs, vec![Block::Bars(bars)]))
 }
 
@@ -189,7 +191,7 @@ fn build(arguments: &Arguments, version: RoceVersion, from: IpAddr, to: IpAddr) 
     Ok(frame)
 }
 
-/// Extension headers of this set, with values that are easily seen.
+/// Returns extended headers of this set, with recognizable values.
 fn headers(set: Headers, length: u32) -> Option<Ext> {
     let reth = Reth { va: 0x7f00_0000_1000, rkey: 0x1122_3344, dma_len: length };
     let (imm, aeth) = (0x0a0b_0c0d, Aeth { syndrome: 0x1f, msn: 1 });
@@ -216,7 +218,7 @@ fn headers(set: Headers, length: u32) -> Option<Ext> {
         Ext::XrcAtomic(xrc, atomic),
         Ext::XrcFlushReth(xrc, feth, reth),
     ];
-    // A CNP has 16 bytes of nothing.
+    // A CNP has 16 reserved bytes.
     let set = if set == Headers::CNP_RESERVED { Headers::NONE } else { set };
     all.into_iter().find(|ext| ext.headers() == set)
 }
@@ -271,22 +273,17 @@ fn show(frame: &[u8], choice: Vec<Choice>, wrong: fn(String) -> Failure) -> Resu
     let covered = packet.icrc_offset - packet.l3_offset;
     let computed = roxie::wire::icrc::compute(&Frame::whole(frame), packet.l3_offset, packet.icrc_offset);
     facts.tell("icrc", format!("{computed:#010x}"), "", "the ICRC of its bytes");
-    facts.tell("icrc_is", icrc.to_string(), "", "what the parser says of the one it carries");
+    facts.tell("icrc_is", icrc.to_string(), "", "the parser's verdict on the ICRC in the frame");
     facts.tell("icrc_covers", covered, "bytes", "from the L3 header to the pad");
     let flips = flips(frame);
     facts.tell(
         "flips_refused_unread",
         flips.unread,
         "bits",
-        "one of these flipped: the frame is no RoCE packet any more",
+        "one of these flipped: the frame is no longer a RoCE packet",
     );
-    facts.tell("flips_refused_by_icrc", flips.icrc, "bits", "one of these flipped: only the ICRC tells");
-    facts.tell(
-        "flips_unnoticed",
-        flips.unnoticed,
-        "bits",
-        "one of these flipped: the packet is as good as before",
-    );
+    facts.tell("flips_refused_by_icrc", flips.icrc, "bits", "one of these flipped: only the ICRC detects it");
+    facts.tell("flips_unnoticed", flips.unnoticed, "bits", "one of these flipped: the packet is accepted");
     let title = format!("{} frame of {} bytes", packet.bth.opcode, frame.len());
     let rows = flips
         .unnoticed_fields(&fields)
@@ -315,12 +312,12 @@ pub(super) fn byte_field(field: &Field) -> ByteField {
     }
 }
 
-/// What becomes of the frame if one bit is flipped.
+/// Effects of flipping each bit of the frame.
 struct Flips {
     unread: usize,
     icrc: usize,
     unnoticed: usize,
-    /// The bits that nobody misses.
+    /// Bits that can change without any receiver noticing.
     bits: Vec<usize>,
 }
 
@@ -354,7 +351,7 @@ impl Flips {
     }
 }
 
-/// The frame's headers and what Ethernet adds, in bytes.
+/// Returns the bytes of each header, and those that Ethernet adds.
 fn costs(frame: &[u8]) -> Result<Vec<Part>, Failure> {
     let layout = fields(frame).map_err(|drop| Failure::Run(drop.to_string()))?;
     let mut parts: Vec<Part> = Vec::new();

@@ -1,4 +1,4 @@
-//! Frames without a NIC behind them, for labs about switches: RoCE frames of a length and a priority, and stations that send them.
+//! Frames without a NIC, for labs about switches: RoCE frames of a given length and priority, and stations that send them.
 
 use roxie::frame::FrameMut;
 use roxie::sim::Host;
@@ -8,12 +8,13 @@ use roxie::wire::{Bth, Ext, FlowSpec, Gid, MAX_HEADERS, Opcode, RoceVersion, Tem
 
 use crate::failure::Failure;
 
-/// A switch or link that cannot be.
+/// Converts an invalid configuration to a usage error.
 pub(super) fn refused(error: &ConfigError) -> Failure {
     Failure::Usage(error.to_string())
 }
 
-/// A RoCE v2 frame of `length` bytes, of which a switch gives it this priority by its DSCP; shorter ones than headers take are padded.
+/// Returns a RoCE v2 frame of `length` bytes, with a DSCP of this priority. A length below the headers' gives a frame of
+/// just the headers.
 pub(super) fn frame(from: usize, to: usize, length: usize, priority: u8) -> Vec<u8> {
     let template = Template::new(&FlowSpec {
         src_mac: Host::mac(from as u16 + 1),
@@ -35,12 +36,12 @@ pub(super) fn frame(from: usize, to: usize, length: usize, priority: u8) -> Vec<
     let mut frame = vec![0; template.frame_len(bth.opcode, payload)];
     frame[..at].copy_from_slice(&headers[..at]);
     template.seal(&mut FrameMut { a: &mut frame, b: &mut [] });
-    // What is no multiple of a word has a trailer.
+    // Bytes beyond a multiple of 4 become a trailer.
     frame.resize(length.max(around), 0);
     frame
 }
 
-/// A station with a long ring, that is silent when it is told to.
+/// Returns a station with a long ring that honours pause frames.
 pub(super) fn station(number: usize, link: LinkConfig, response: Option<Nanos>) -> StationConfig {
     StationConfig {
         mtu: 10_000,

@@ -1,4 +1,4 @@
-//! `roxie lab go-back-n`: chosen packets are lost, and made good.
+//! `roxie lab go-back-n`: recovery from chosen losses.
 
 use clap::Args;
 use roxie::port::fault::FaultConfig;
@@ -12,40 +12,43 @@ use crate::failure::Failure;
 
 pub(super) const ABOUT: About = About {
     name: "go-back-n",
-    line: "lose a packet, and see what goes back",
+    line: "lose a packet, and see what is retransmitted",
     see: &[
-        "One WRITE of several packets, of which the link loses those that you choose. Both ends are captured; the ladder is drawn \
-         from the captures.",
-        "The responder drops all that come after a gap and says once, with a sequence NAK, which PSN it misses. The requester goes \
-         back to that one and sends everything from there again: one lost packet costs as many as were under way behind it.",
-        "The last packet has nothing behind it that would show the gap. Only the timer tells, and that takes a thousand times as long.",
+        "One WRITE of several packets, over a link that loses chosen packets. Both ends are captured; the ladder is \
+            drawn from the captures.",
+        "The responder drops all packets after a gap, and sends one sequence NAK with the PSN that it misses. The \
+            requester goes back to that PSN and sends everything from there again: one lost packet costs all packets \
+            that were outstanding after it.",
+        "No packet follows the last one, so nothing shows the gap. Only the timer detects the loss, after a thousand \
+            times as long.",
     ],
     change: &[
-        "`--lose 1` and `--lose 5` of six packets: the same loss, the dearest and the cheapest recovery.",
-        "`--lose 6`: nothing tells what did arrive, so the timer sends all of it again, a thousand times later.",
-        "`--lose 3,7`: the seventh frame that leaves is one that was sent again. Lost twice, it is missed by the timer alone.",
-        "`--timeout 14`: the timer that a stock program takes (67 ms). What the last packet costs then, no NAK can make good.",
-        "`--lose none`: an ACK for all, and silence.",
+        "`--lose 1` and `--lose 5` of six packets: the same loss, with the most and the least expensive recovery.",
+        "`--lose 6`: no response shows what has arrived, so the timer retransmits everything, a thousand times later.",
+        "`--lose 3,7`: the seventh frame sent is a retransmission. If it is lost too, only the timer detects it.",
+        "`--timeout 14`: the timeout of stock programs (67 ms). Losing the last packet costs that much, and no NAK \
+            helps.",
+        "`--lose none`: one ACK for the whole message.",
     ],
 };
 
 /// Lose chosen packets of a WRITE and draw the recovery
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Sends one WRITE of several packets over a link that loses those that you choose, and draws what both ends \
-    said: PSNs, NAK, timer, recovery. Frames are counted as they leave the requester, from 1, those that are sent again included.\n\n\
-    The page has a run for each single packet besides.",
+    long_about = "Sends one WRITE of several packets over a link that drops the chosen ones, and draws the packets of \
+        both ends: PSNs, NAK, timer, recovery. Frames are numbered from 1 as they leave the requester, retransmissions \
+        included.\n\nThe page also has a run for each single packet.",
     after_help = "Examples:\n  roxie lab go-back-n                      the third of six\n  roxie lab go-back-n --lose 6             \
     the last: the timer has to tell\n  roxie lab go-back-n --lose 2,8 --packets 8\n  roxie lab go-back-n --lose none"
 )]
 pub(super) struct Arguments {
-    /// Packets of the message
+    /// Number of packets of the message
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(2..=32))]
     packets: u32,
-    /// Which frames that leave the requester are lost: numbers from 1 with commas between, or none
+    /// Frames to lose, by their numbers from 1 as they leave the requester, separated by commas; or none
     #[arg(long, value_name = "LIST", default_value = "3", value_parser = lost)]
     lose: Lost,
-    /// Local ACK timeout code, 1 to 20: 4.096 us times two to the power of it
+    /// Local ACK timeout code, 1 to 20: 4.096 us * 2^code
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=20))]
     timeout: u8,
 }
@@ -68,7 +71,7 @@ fn lost(text: &str) -> Result<Lost, String> {
     }
     let number = |part: &str| match part.trim().parse::<u64>() {
         Ok(n) if (1..=64).contains(&n) => Ok(n),
-        _ => Err(format!("`{part}` is no number of a frame: give 1 to 64, with commas between, or none")),
+        _ => Err(format!("`{part}` is no number of a frame: give 1 to 64, separated by commas, or none")),
     };
     let mut all = text.split(',').map(number).collect::<Result<Vec<u64>, _>>()?;
     all.sort_unstable();
@@ -76,7 +79,7 @@ fn lost(text: &str) -> Result<Lost, String> {
     Ok(Lost(all))
 }
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     let mut all = vec![arguments.lose.clone()];
     let others =
@@ -90,7 +93,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failu
         ("timeouts", "timeouts"),
         ("complete after us", "completed_us"),
     ];
-    let table = Table::of_runs("What each loss costs", &["lost"], &facts, &runs);
+    let table = Table::of_runs("Cost of each loss", &["lost"], &facts, &runs);
     Ok((runs, vec![Block::Table(table)]))
 }
 
@@ -127,23 +130,18 @@ fn play(arguments: &Arguments, lost: &Lost) -> Result<Run, Failure> {
         "dropped_out_of_sequence",
         stage.counter(1, "out_of_sequence"),
         "packets",
-        "came behind the gap, and were dropped",
+        "arrived after the gap, and were dropped",
     );
-    facts.tell("naks", stage.counter(0, "packet_seq_err"), "", "sequence NAKs came back");
-    facts.tell(
-        "timeouts",
-        stage.counter(0, "local_ack_timeout_err"),
-        "",
-        "times the requester's timer had to tell",
-    );
+    facts.tell("naks", stage.counter(0, "packet_seq_err"), "", "sequence NAKs were received");
+    facts.tell("timeouts", stage.counter(0, "local_ack_timeout_err"), "", "timeouts of the requester");
     facts.tell(
         "timeout_us",
         4.096 * f64::from(1 << arguments.timeout),
         "us",
-        "that timer's base; it fires within one to four of it",
+        "timeout of the queue pair; the timer fires after one to four times as long",
     );
     facts.tell("completed_us", micros(at), "us", "from posting to completion");
-    facts.tell("data_is_whole", whole, "", "every byte is at its place");
+    facts.tell("data_is_whole", whole, "", "all data has arrived unchanged");
     let (ladder, _) = stage.end()?;
     let heading = format!("A WRITE of {} packets; lost: {lost}", arguments.packets);
     Ok(Run { choice: vec![Choice::new("lost", lost)], facts, blocks: vec![block(&heading, ladder)] })

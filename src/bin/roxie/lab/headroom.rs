@@ -1,4 +1,4 @@
-//! `roxie lab headroom`: the buffer of a whole switch, and who has how much of it.
+//! `roxie lab headroom`: partition of a switch's buffer.
 
 use clap::Args;
 use roxie::sim::fabric::{
@@ -15,19 +15,20 @@ use crate::failure::Failure;
 
 pub(super) const ABOUT: About = About {
     name: "headroom",
-    line: "the buffer of a whole switch: reserved, headroom, and what is left to share",
+    line: "the buffer of a whole switch: reserved, headroom, and shared",
     see: &[
-        "Headroom is promised to each port and each lossless priority, whether or not it is ever used. The sum over a whole switch, and \
-         what of the buffer is left for queues.",
-        "The lossless priorities are the lever: each one more costs all ports again. So do a few long cables.",
-        "A run of the switch that was planned: all ports send to one, and the headroom that was used at most stands beside what was \
-         promised.",
+        "Headroom is reserved for each port and each lossless priority, whether or not it is ever used. The sum over a \
+            whole switch, and the rest of the buffer for queues.",
+        "The number of lossless priorities matters most, because each one needs headroom at all ports. A few long \
+            cables matter as well.",
+        "A run of the planned switch: all ports send to one, and the maximum headroom used is compared with the \
+            reserved one.",
     ],
     change: &[
-        "`--lossless 8`: eight priorities without loss. The switch cannot have been meant for that.",
-        "`--uplink-metres 10000`: four ports to another site take more than all the others.",
+        "`--lossless 8`: eight lossless priorities. The buffer is too small for these.",
+        "`--uplink-metres 10000`: four ports to another site need more than all others.",
         "`--cell 64`: small cells waste less on short frames.",
-        "`--buffer 100`: or buy a deeper one.",
+        "`--buffer 100`: a larger buffer instead.",
     ],
 };
 
@@ -37,42 +38,42 @@ pub(super) const ABOUT: About = About {
     after_help = "Examples:\n  roxie lab headroom\n  roxie lab headroom --lossless 4 --uplink-metres 2000\n  roxie lab headroom --ports 64 --rate 400 --buffer 128"
 )]
 pub(super) struct Arguments {
-    /// Ports to hosts, 2 to 64
+    /// Number of ports to hosts, 2 to 64
     #[arg(long, default_value_t = 28, value_parser = clap::value_parser!(u16).range(2..=64))]
     ports: u16,
-    /// Gb/s of them, 1 to 800
+    /// Rate of these ports in Gb/s, 1 to 800
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=800))]
     rate: u64,
-    /// Metres of their cables
+    /// Length of their cables in metres
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(0..=100_000))]
     metres: u64,
-    /// Uplinks, 0 to 32
+    /// Number of uplinks, 0 to 32
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(0..=32))]
     uplinks: u16,
-    /// Gb/s of them
+    /// Rate of the uplinks in Gb/s
     #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u64).range(1..=800))]
     uplink_rate: u64,
-    /// Metres of their cables
+    /// Length of their cables in metres
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(0..=100_000))]
     uplink_metres: u64,
-    /// Lossless priorities, 1 to 8
+    /// Number of lossless priorities, 1 to 8
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=8))]
     lossless: u8,
-    /// Megabytes (1000000) of buffer
+    /// Buffer in megabytes (1000000)
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..=1_000))]
     buffer: u64,
-    /// Bytes of a cell of the buffer
+    /// Buffer cell in bytes
     #[arg(long, default_value_t = 208, value_parser = clap::value_parser!(u32).range(1..=1024))]
     cell: u32,
-    /// Bytes that each port and priority has for itself
+    /// Bytes reserved for each port and priority
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     reserved: u64,
-    /// The longest frame, in bytes without FCS
+    /// Longest frame in bytes, without FCS
     #[arg(long, default_value_t = 4_200, value_parser = clap::value_parser!(u32).range(128..=9600))]
     mtu: u32,
 }
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     let asked = (arguments.lossless, arguments.uplink_metres);
     let mut all = vec![asked];
@@ -148,8 +149,8 @@ fn one(arguments: &Arguments, lossless: u8, metres: u64) -> Result<Run, Failure>
     facts.tell("headroom_uplinks", headroom[1], "bytes", "of headroom for all uplinks");
     facts.tell("reserved", reserved, "bytes", "reserved for each port and priority, lossless or not");
     facts.tell("promised", promised, "bytes", "promised in all");
-    facts.tell("shared", shared, "bytes", "left to be shared by whoever has a queue");
-    facts.tell("missing", promised.saturating_sub(buffer), "bytes", "that the buffer has too little");
+    facts.tell("shared", shared, "bytes", "left to share between all queues");
+    facts.tell("missing", promised.saturating_sub(buffer), "bytes", "missing in the buffer");
     let mut parts = vec![
         Part::new("reserved", reserved as f64),
         Part::new("headroom of hosts", headroom[0] as f64),
@@ -160,15 +161,21 @@ fn one(arguments: &Arguments, lossless: u8, metres: u64) -> Result<Run, Failure>
     }
     let plan = Bar { name: "the plan".into(), parts };
     let there = Bar { name: "the buffer".into(), parts: vec![Part::new("there is", buffer as f64)] };
-    let mut blocks =
-        vec![Block::Bars(Bars { title: "Who has how much".into(), unit: "bytes", bars: vec![plan, there] })];
+    let mut blocks = vec![Block::Bars(Bars {
+        title: "Shares of the buffer".into(),
+        unit: "bytes",
+        bars: vec![plan, there],
+    })];
     match try_out(arguments, switch, hosts, uplinks) {
         Ok([dropped, used]) => {
             facts.tell("dropped", dropped, "frames", "of a lossless priority, when all ports sent to one");
             facts.tell("headroom_used", used, "bytes", "of one port's headroom that were used at most then");
         }
         Err(ConfigError::Buffer { promised, buffer }) => blocks.push(Block::Prose {
-            text: format!("It cannot be: {promised} bytes are promised and {buffer} are there. A switch that lets you configure it drops."),
+            text: format!(
+                "Not possible: {promised} bytes are reserved, and {buffer} exist. A switch that accepts this \
+                configuration drops frames."
+            ),
         }),
         Err(error) => return Err(refused(&error)),
     }
@@ -182,7 +189,7 @@ fn one(arguments: &Arguments, lossless: u8, metres: u64) -> Result<Run, Failure>
     })
 }
 
-/// All other ports send to the first at once. Frames lost, and the most headroom of a port that was used.
+/// All other ports send to the first at once. Returns the frames lost, and the most headroom that a port used.
 fn try_out(
     arguments: &Arguments,
     switch: SwitchConfig,

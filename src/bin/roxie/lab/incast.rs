@@ -1,4 +1,4 @@
-//! `roxie lab incast`: many answer at once, and one has to hear all of them.
+//! `roxie lab incast`: many senders answer one receiver at once.
 
 use clap::Args;
 use roxie::sim::fabric::{EcnConfig, FabricConfig, LinkConfig, LinkRate};
@@ -14,16 +14,17 @@ pub(super) const ABOUT: About = About {
     name: "incast",
     line: "many senders, one receiver, all at the same moment",
     see: &[
-        "Each sender has one message for the same receiver, and all begin together, as the answers to one question do. When is each \
-         complete, and what does the last one cost?",
-        "On a lossy network what does not fit is lost, and go-back-N sends all behind it again; a loss at the end waits for a timer. \
-         Pauses lose nothing: the last is complete when the link has carried everything.",
-        "Rates come too late for a burst that is over before the first notification is heeded.",
+        "Each sender has one message for the same receiver, and all start together, like responses to one request. \
+            When is each message complete, and how long does the last one take?",
+        "On a lossy network, frames that do not fit are lost, and go-back-N retransmits all later ones; a loss at the \
+            end waits for a timer. With pauses nothing is lost: the last message is complete when the link has carried \
+            everything.",
+        "Rate control is too late for a burst that is over before the first CNP takes effect.",
     ],
     change: &[
-        "`--kb 16`: it all fits the buffer, and nobody needs anything.",
+        "`--kb 16`: everything fits the buffer, and needs no control.",
         "`--senders 48`: the buffer per sender shrinks, and losses multiply.",
-        "`--buffer 8000`: a deep buffer instead of a pause. It costs memory, and waiting.",
+        "`--buffer 8000`: a deep buffer instead of pauses. It costs memory and delay.",
         "`--kb 1024`: long enough for rates to matter.",
     ],
 };
@@ -34,24 +35,24 @@ pub(super) const ABOUT: About = About {
     after_help = "Examples:\n  roxie lab incast\n  roxie lab incast --senders 32 --kb 64\n  roxie lab incast --html incast.html"
 )]
 pub(super) struct Arguments {
-    /// Senders, 2 to 64
+    /// Number of senders, 2 to 64
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u8).range(2..=64))]
     senders: u8,
-    /// Kilobytes (1024) of each message, 1 to 4096
+    /// Size of each message in kilobytes (1024), 1 to 4096
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=4096))]
     kb: u32,
-    /// Gb/s of every link, 1 to 400
+    /// Rate of every link in Gb/s, 1 to 400
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=400))]
     rate: u64,
-    /// Kilobytes of buffer of the switch
+    /// Buffer of the switch in kilobytes
     #[arg(long, default_value_t = 1_500, value_parser = clap::value_parser!(u64).range(100..=100_000))]
     buffer: u64,
-    /// Turn a knob of DCQCN, repeatable
+    /// Set a knob of DCQCN; repeatable
     #[arg(long = "set", value_name = "KNOB=VALUE")]
     sets: Vec<String>,
 }
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     let modes = [Mode::Nothing, Mode::Pfc, Mode::Dcqcn, Mode::Both];
     let runs = modes.iter().map(|mode| one(arguments, *mode)).collect::<Result<Vec<_>, _>>()?;
@@ -83,7 +84,7 @@ fn one(arguments: &Arguments, mode: Mode) -> Result<Run, Failure> {
         mode,
         settings: settings("paper", &arguments.sets)?,
         time: Nanos::from_millis(4_000),
-        // Looked at every 20 us.
+        // Sample every 20 us.
         samples: 200_000,
         pauses: vec![],
     })?;
@@ -92,26 +93,21 @@ fn one(arguments: &Arguments, mode: Mode) -> Result<Run, Failure> {
     if ends.len() < senders {
         return Err(Failure::Run(format!("{} of {senders} messages were complete after 4 s", ends.len())));
     }
-    // Each packet has its headers, and Ethernet its own.
+    // Bytes of headers per packet, Ethernet's own included.
     let packets = u64::from(message).div_ceil(4096);
     let headers = 14 + 20 + 8 + 12 + 4 + u64::from(link.overhead);
     let ideal = micros(link.rate.nanos_for(senders as u64 * (u64::from(message) + packets * headers + 16)));
     let queue = played.fabric.switch(0).queue(senders, DATA);
     let mut facts = Facts::default();
-    facts.tell("ideal_us", ideal, "us", "that the receiver's link takes for all of it");
+    facts.tell("ideal_us", ideal, "us", "that the receiver's link needs for all of it");
     facts.tell("first_us", ends[0], "us", "until the first message was complete");
     facts.tell("median_us", ends[senders / 2], "us", "until half of them were");
     facts.tell("last_us", ends[senders - 1], "us", "until all were");
-    facts.tell("slowdown", ends[senders - 1] / ideal, "", "the last, in ideal times");
+    facts.tell("slowdown", ends[senders - 1] / ideal, "", "the last, relative to the ideal time");
     facts.tell("queue_peak", queue.depth.peak(), "bytes", "in the queue in front of the receiver at most");
     facts.tell("dropped", played.dropped(), "frames", "lost");
-    facts.tell("sent_again", played.retransmitted, "packets", "sent again for that");
-    facts.tell(
-        "paused_us",
-        played.paused_us(&[0]),
-        "us",
-        "that senders were told to be silent, all together",
-    );
+    facts.tell("sent_again", played.retransmitted, "packets", "retransmitted because of that");
+    facts.tell("paused_us", played.paused_us(&[0]), "us", "that senders were paused, all together");
     facts.tell("notifications", played.notified, "", "congestion notifications sent by the receiver");
     let complete = ends.iter().enumerate().map(|(n, at)| (*at, (n + 1) as f64));
     let done = Chart {

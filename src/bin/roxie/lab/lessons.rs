@@ -1,4 +1,4 @@
-//! The course: ten lessons, and what is asked at the end of each. Answers are not written down: each is a number of a run.
+//! The course: ten lessons, and the questions at the end of each. Answers are not stored: each is a number of a run.
 
 use serde_json::Value;
 
@@ -9,28 +9,28 @@ use crate::failure::Failure;
 /// A lesson of `docs/lab`.
 pub(super) struct Lesson {
     pub(super) title: &'static str,
-    /// Its page.
+    /// File name of its page.
     pub(super) page: &'static str,
     pub(super) questions: [Question; 3],
 }
 
-/// What is asked.
+/// A question.
 pub(super) struct Question {
     pub(super) text: &'static str,
     /// The lab and arguments that answer it.
     pub(super) run: &'static str,
-    /// Values of the run's choices; none: the run that was asked for.
+    /// Values of the run's choices; empty for the requested run.
     choose: &'static [&'static str],
     answer: Answer,
 }
 
-/// Where the answer stands.
+/// How to find the answer.
 enum Answer {
-    /// A number of the run.
+    /// A fact of the run.
     Fact(&'static str),
-    /// What it is more in the run of these arguments.
+    /// The difference of a fact to the run with these arguments.
     More(&'static str, &'static str),
-    /// The choice of the run in which a number is highest.
+    /// The choice of the run in which a fact is highest.
     Highest(&'static str),
 }
 
@@ -43,7 +43,7 @@ const fn ask(
     Question { text, run, choose, answer }
 }
 
-/// All of them.
+/// All lessons.
 pub(super) const LESSONS: [Lesson; 10] = [
     Lesson {
         title: "A frame",
@@ -56,7 +56,8 @@ pub(super) const LESSONS: [Lesson; 10] = [
                 Answer::Fact("bth_offset"),
             ),
             ask(
-                "A WRITE of 1000 bytes in one RoCE v2 frame over IPv4: how many of its bits may be flipped without anybody noticing?",
+                "A WRITE of 1000 bytes in one RoCE v2 frame over IPv4: how many of its bits can be flipped without \
+                    being detected?",
                 "frame --payload 1000",
                 &[],
                 Answer::Fact("flips_unnoticed"),
@@ -70,7 +71,7 @@ pub(super) const LESSONS: [Lesson; 10] = [
         ],
     },
     Lesson {
-        title: "The way of a work request",
+        title: "The path of a work request",
         page: "02-doorbell.md",
         questions: [
             ask(
@@ -110,7 +111,8 @@ pub(super) const LESSONS: [Lesson; 10] = [
                 Answer::Fact("sent_again"),
             ),
             ask(
-                "Of eight packets the second is lost, and of what then leaves again the first, too (`--lose 2,9`). How often has the timer to tell?",
+                "Of eight packets the second is lost, and the first retransmitted packet as well (`--lose 2,9`). How \
+                    many timeouts does the requester have?",
                 "go-back-n --packets 8 --lose 2,9",
                 &[],
                 Answer::Fact("timeouts"),
@@ -122,7 +124,8 @@ pub(super) const LESSONS: [Lesson; 10] = [
         page: "04-rnr.md",
         questions: [
             ask(
-                "Four SENDs find no receive for 3000 us, and the responder's timer has code 12. How many RNR NAKs come?",
+                "Four SENDs find no receive for 3000 us, and the responder's timer has code 12. How many RNR NAKs are \
+                    sent?",
                 "rnr --late 3000 --timer 12",
                 &[],
                 Answer::Fact("rnr_naks"),
@@ -146,19 +149,22 @@ pub(super) const LESSONS: [Lesson; 10] = [
         page: "05-read-and-atomic.md",
         questions: [
             ask(
-                "A READ of eight packets loses the fifth of its answer. How many of the bytes that it returns are older than the others?",
+                "A READ of eight packets loses the fifth response. How many of the bytes that it returns are older \
+                    than the others?",
                 "read --packets 8 --lose 5",
                 &[],
                 Answer::Fact("old_bytes"),
             ),
             ask(
-                "All answers to eight FETCH_ADDs are lost, and two may be under way at once. What is the counter in the end?",
+                "All responses to eight FETCH_ADDs are lost, and two may be outstanding. What is the value of the \
+                    counter at the end?",
                 "atomic --adds 8 --depth 2 --lose all",
                 &[],
                 Answer::Fact("counter"),
             ),
             ask(
-                "The answer to the first of six FETCH_ADDs is lost, with six under way. How many requests does the responder get twice?",
+                "The response to the first of six FETCH_ADDs is lost, with six outstanding. How many requests does the \
+                    responder receive twice?",
                 "atomic --adds 6 --depth 6 --lose 1",
                 &[],
                 Answer::Fact("duplicates"),
@@ -170,7 +176,7 @@ pub(super) const LESSONS: [Lesson; 10] = [
         page: "06-compare.md",
         questions: [
             ask(
-                "How many bytes of the wire does a SEND of 64 bytes cost over iWARP, there and back?",
+                "How many bytes on the wire, in both directions, does a SEND of 64 bytes take over iWARP?",
                 "compare --bytes 64",
                 &["iWARP", "SEND"],
                 Answer::Fact("wire_bytes"),
@@ -242,19 +248,20 @@ pub(super) const LESSONS: [Lesson; 10] = [
         page: "09-ets-and-deadlock.md",
         questions: [
             ask(
-                "Priority 3 has a share of 70, priority 0 of 30, both want all. How many Gb/s of 100 does priority 3 get, with frames' gaps not counted?",
+                "Priority 3 has a share of 70, priority 0 of 30, and both are busy. How many Gb/s of 100 does priority \
+                    3 get, without the gaps between frames?",
                 "ets --share 0=30,3=70",
                 &[],
                 Answer::Fact("priority_3_gbps"),
             ),
             ask(
-                "In that plan priority 3 is paused. How many Gb/s does priority 0 get then?",
+                "In the same plan, priority 3 is paused. How many Gb/s does priority 0 get?",
                 "ets --share 0=30,3=70",
                 &[],
                 Answer::Fact("priority_0_paused_gbps"),
             ),
             ask(
-                "A ring of six switches: how many links has the cycle that the shortest ways allow?",
+                "A ring of six switches: how many links are in the cycle that the shortest routes allow?",
                 "deadlock --switches 6",
                 &[],
                 Answer::Fact("cycle_links"),
@@ -266,7 +273,8 @@ pub(super) const LESSONS: [Lesson; 10] = [
         page: "10-congestion.md",
         questions: [
             ask(
-                "Twenty senders, 128 KB each, one receiver at 40 Gb/s, PFC alone: how many times the ideal time until the last is complete?",
+                "Twenty senders, 128 KB each, one receiver at 40 Gb/s, PFC alone: how long until the last message is \
+                    complete, relative to the ideal time?",
                 "incast",
                 &["PFC alone"],
                 Answer::Fact("slowdown"),
@@ -278,7 +286,7 @@ pub(super) const LESSONS: [Lesson; 10] = [
                 Answer::Fact("victim_gbps"),
             ),
             ask(
-                "`roxie lab dcqcn`: how many frames are lost with DCQCN alone, before its rates hold?",
+                "`roxie lab dcqcn`: how many frames are lost with DCQCN alone, before rates settle?",
                 "dcqcn",
                 &["DCQCN alone"],
                 Answer::Fact("dropped"),
@@ -287,7 +295,7 @@ pub(super) const LESSONS: [Lesson; 10] = [
     },
 ];
 
-/// Numbers that agree so far are the same: what a page or a terminal shows is rounded.
+/// Relative tolerance of an answer: terminals and pages show rounded numbers.
 const TOLERANCE: f64 = 0.01;
 
 fn report(run: &str) -> Result<Report, Failure> {
@@ -300,9 +308,10 @@ fn missing(what: &str) -> Failure {
 }
 
 impl Question {
-    /// What is right, from a run.
+    /// Computes the right answer by a run.
     ///
     /// # Errors
+    ///
     /// If the run fails.
     pub(super) fn answer(&self) -> Result<Value, Failure> {
         let report = report(self.run)?;
@@ -329,7 +338,7 @@ impl Question {
     }
 }
 
-/// True if somebody who says `said` means `right`.
+/// True if the answer `said` equals `right`, within the tolerance.
 pub(super) fn agrees(said: &str, right: &Value) -> bool {
     match right.as_f64() {
         Some(right) => match read(said) {
@@ -340,7 +349,7 @@ pub(super) fn agrees(said: &str, right: &Value) -> bool {
     }
 }
 
-/// A number with commas between thousands, and a unit behind it maybe.
+/// Parses a number, with optional commas between thousands and an optional unit.
 fn read(said: &str) -> Option<f64> {
     let plain: String = said.trim().chars().filter(|c| *c != ',' && *c != '_').collect();
     plain.split_whitespace().next()?.parse().ok()

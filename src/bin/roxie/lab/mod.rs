@@ -1,6 +1,7 @@
-//! `roxie lab`: runs of the engine to learn from, as text, as data, and as pages to play with.
+//! `roxie lab`: runs of the engine to learn from, as text, as data, and as interactive pages.
 //!
-//! [`catalogue`] lists the labs; each makes a [`document`], which [`text`] and [`page`] draw. [`stage`] is where two queue pairs meet.
+//! [`catalogue`] lists the labs. Each makes a [`document`], which [`text`] and [`page`] draw. [`stage`] sets up two queue
+//! pairs.
 
 mod atomic;
 mod catalogue;
@@ -39,13 +40,13 @@ use crate::failure::Failure;
 use crate::output;
 use catalogue::Lab;
 
-/// See what the transport does: small runs of the engine, with pictures and controls.
+/// Learn how the transport works: small runs of the engine, with pictures and controls.
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Small runs of the engine in virtual time, each about one thing: a frame, a lost packet, a pause, a congested link. \
-        Each says first what will be seen and last what to change to see the opposite. No privilege, no network, a few seconds.\n\n\
-        As text in 80 columns by default. --html writes one page that needs nothing else, with charts and controls; --json prints \
-        the data, which is in the page, too.",
+    long_about = "Small runs of the engine in virtual time, each about one subject: a frame, a lost packet, a pause, a \
+        congested link. Each says first what to observe, and last what to change to see the opposite. No privilege, no \
+        network, a few seconds.\n\nPrints text of 80 columns by default. --html writes one self-contained page with \
+        charts and controls. --json prints the data, which the page contains as well.",
     after_help = "Examples:\n  roxie lab list\n  roxie lab go-back-n --lose 3\n  roxie lab frame --html frame.html\n  \
         roxie lab doorbell --json | jq '.runs[0].facts'\n\nExit codes: 0 done, 1 the run failed, 2 wrong usage."
 )]
@@ -70,7 +71,7 @@ enum What {
     Lab(Lab),
 }
 
-/// Does it.
+/// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let shown = arguments.json || arguments.html.is_some();
     let done = match &arguments.what {
@@ -113,7 +114,7 @@ fn show(arguments: &Arguments, lab: &Lab) -> Result<(), Failure> {
     }
 }
 
-/// The lab's name and arguments as they were given, without those that say how to show it.
+/// Returns the lab's name and arguments as given, without output options.
 fn words() -> Vec<String> {
     let all = std::env::args_os()
         .map(|word| word.to_string_lossy().into_owned())

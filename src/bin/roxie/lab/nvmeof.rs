@@ -1,4 +1,4 @@
-//! `roxie lab nvmeof`: one READ and one WRITE of blocks, over RDMA by the engine, and over TCP beside it.
+//! `roxie lab nvmeof`: one READ and one WRITE of blocks, over RDMA by the engine, and over TCP for comparison.
 
 use clap::Args;
 use roxie::lab::nvme::{
@@ -21,14 +21,14 @@ pub(super) const ABOUT: About = About {
     see: &[
         "A host reads blocks: a SEND with the command capsule, a WRITE with the data from the controller straight into the host's memory, \
          a SEND with the response. Real packets of the engine, drawn from their captures.",
-        "A host writes blocks: the controller fetches the data with a READ, when it has room for it.",
-        "The same over TCP: PDUs in a stream, a permission to send (R2T) in place of the READ, and a copy by a processor, because a \
-         stream does not know where its bytes belong.",
+        "A host writes blocks: the controller fetches the data with a READ, when it has buffers for it.",
+        "The same over TCP: PDUs in a stream, an R2T (ready to transfer) instead of the READ, and a copy by a \
+            processor, because a stream does not carry the destination of its bytes.",
     ],
     change: &[
-        "`--kb 1`: the command and its answer are most of the packets.",
-        "`--kb 4 --in-capsule 4096`: a short WRITE over TCP needs no permission.",
-        "`--kb 256 --mtu 9000`: what is saved is copies, hardly bytes.",
+        "`--kb 1`: most packets are for the command and its response.",
+        "`--kb 4 --in-capsule 4096`: a short WRITE over TCP needs no R2T.",
+        "`--kb 256 --mtu 9000`: RDMA saves copies, but hardly any bytes.",
     ],
 };
 
@@ -38,25 +38,25 @@ pub(super) const ABOUT: About = About {
     after_help = "Examples:\n  roxie lab nvmeof\n  roxie lab nvmeof --kb 64 --mtu 9000\n  roxie lab nvmeof --html nvmeof.html"
 )]
 pub(super) struct Arguments {
-    /// Kilobytes (1024) of blocks, 1 to 512
+    /// Size of the transfer in kilobytes (1024), 1 to 512
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=512))]
     kb: u32,
     /// Link MTU, 576 to 9600 bytes
     #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u16).range(576..=9600))]
     mtu: u16,
-    /// Bytes that a WRITE over TCP may carry with its command
+    /// Bytes that a WRITE over TCP may carry in its command
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1_048_576))]
     in_capsule: u32,
 }
 
 /// Bytes of a block.
 const BLOCK: u32 = 512;
-/// The most data of a PDU over TCP.
+/// Most data bytes of an NVMe/TCP PDU.
 const PDU_DATA: usize = 131_072;
-/// Ethernet, IPv4, TCP with timestamps.
+/// Bytes of Ethernet, IPv4 and TCP headers, with timestamps.
 const AROUND_TCP: usize = 14 + 20 + 32;
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     let mut runs = Vec::new();
     for (name, io) in [("read", Io::Read), ("write", Io::Write)] {
@@ -88,7 +88,7 @@ fn command(arguments: &Arguments, io: Io, address: u64, key: Option<u32>) -> Com
     Command { io, id: 1, namespace: 1, block: 2048, blocks: (length / BLOCK) as u16, address, length, key }
 }
 
-/// Where the parts of the memory of both ends begin: capsules first, then data.
+/// Offset of the data in either end's memory, behind the capsules.
 const DATA_AT: u64 = 4096;
 
 fn over_rdma(arguments: &Arguments, name: &'static str, io: Io) -> Result<Run, Failure> {
@@ -105,7 +105,7 @@ fn over_rdma(arguments: &Arguments, name: &'static str, io: Io) -> Result<Run, F
     stage.regions[owner].memory.write(DATA_AT, &blocks).map_err(|e| failed(&e))?;
     stage.regions[0].memory.write(0, &command.to_bytes()).map_err(|e| failed(&e))?;
     stage.regions[1].memory.write(512, &command.response(1)).map_err(|e| failed(&e))?;
-    // Each end has a receive for what the other says.
+    // Each end has a receive for the other's capsule.
     let receives = [stage.regions[0].sge(1024, RESPONSE as u32), stage.regions[1].sge(1024, COMMAND as u32)];
     for (n, sge) in receives.iter().enumerate() {
         let Stage { fabric, qps, .. } = &mut stage;
@@ -151,9 +151,9 @@ fn over_rdma(arguments: &Arguments, name: &'static str, io: Io) -> Result<Run, F
         "us",
         "from the command until the host has the response",
     );
-    facts.tell("data_is_whole", whole, "", "every block is where it should be");
+    facts.tell("data_is_whole", whole, "", "all blocks have arrived unchanged");
     let bars = Bars {
-        title: "Where the bytes of the wire go".into(),
+        title: "Use of the bytes on the wire".into(),
         unit: "bytes",
         bars: vec![Bar { name: name.into(), parts }],
     };
@@ -166,7 +166,7 @@ fn over_rdma(arguments: &Arguments, name: &'static str, io: Io) -> Result<Run, F
     Ok(Run { choice: vec![Choice::new("transport", "RDMA"), Choice::new("operation", name)], facts, blocks })
 }
 
-/// The controller's side, until the host has its response: when.
+/// Runs the controller until the host has its response. Returns that time.
 fn converse(stage: &mut Stage, command: &Command, io: Io) -> Result<Nanos, Failure> {
     let limit = Nanos::from_millis(1_000);
     let data = stage.regions[1].sge(DATA_AT, command.length);
@@ -189,11 +189,11 @@ fn converse(stage: &mut Stage, command: &Command, io: Io) -> Result<Nanos, Failu
             if wc.status != WcStatus::Success {
                 return Err(Failure::Run(format!("{moves} or a capsule ended with {}", wc.status)));
             }
-            // The command has come; or the data of a WRITE has been fetched.
+            // The command has arrived, or the data of a WRITE has been fetched.
             if wc.wr_id == 100 {
                 fabric.host(1).post_send(&qps[1], &moving, Payload::Sges(&[data]))?;
                 if io == Io::Read {
-                    // In order behind the data: no need to wait for it.
+                    // RC is in order: no need to wait for the data first.
                     fabric.host(1).post_send(&qps[1], &answer, Payload::Sges(&[response]))?;
                 }
             } else if wc.wr_id == 2 && io == Io::Write {
@@ -219,14 +219,14 @@ fn tcp(arguments: &Arguments, name: &'static str, io: Io) -> Run {
     let command = command(arguments, io, 0, None);
     let pdus = over_tcp(&command, &vec![0; length as usize], arguments.in_capsule as usize, PDU_DATA);
     let mss = usize::from(arguments.mtu) - 52;
-    // PDUs of one side that follow one another share segments; what the other side says ends them.
+    // Consecutive PDUs of one side share segments, up to the other side's answer.
     let (mut packets, mut wire, mut at) = (0, 0, 0);
     while at < pdus.len() {
         let side = pdus[at].from_host;
         let run = pdus[at..].iter().take_while(|pdu| pdu.from_host == side).count();
         let bytes: usize = pdus[at..at + run].iter().map(|pdu| pdu.bytes.len()).sum();
         let segments = bytes.div_ceil(mss);
-        // Every second segment is acknowledged; the answer of the other side carries the last acknowledgement.
+        // Every second segment is acknowledged. The other side's answer carries the last acknowledgement.
         let acknowledgements = (segments - 1) / 2 + usize::from(at + run == pdus.len());
         packets += segments + acknowledgements;
         wire += bytes + segments * (AROUND_TCP + ETHERNET_OVERHEAD as usize);
@@ -237,7 +237,7 @@ fn tcp(arguments: &Arguments, name: &'static str, io: Io) -> Run {
     let mut facts = Facts::default();
     facts.tell("block_bytes", length, "bytes", "of blocks");
     facts.tell("pdus", pdus.len(), "", "PDUs");
-    facts.tell("packets", packets, "packets", "both ways, with a pure ACK for every second segment");
+    facts.tell("packets", packets, "packets", "in both directions, with a pure ACK for every second segment");
     facts.tell("wire_bytes", wire, "bytes", "of the wire, gaps included");
     facts.tell("round_trips", if asked { 2 } else { 1 }, "", "that one waits for the other");
     facts.tell(
@@ -278,7 +278,7 @@ fn entry(title: &str, bytes: &[u8], entries: &[Entry]) -> Block {
     Block::Bytes(Bytes { title: title.into(), hex: hex(bytes), fields: fields.collect() })
 }
 
-/// A little-endian field.
+/// Returns a little-endian field.
 fn field(header: &str, name: &str, at: usize, count: usize, bytes: &[u8], about: &str) -> ByteField {
     let digits = hex(&bytes[at..at + count]);
     let value = match count {

@@ -1,5 +1,5 @@
-//! A report as one page of HTML that needs nothing else: style and script are in it, and so is the report, as `--json` prints it.
-//! The script draws what is there; it computes no number of its own.
+//! A report as one self-contained HTML page, with style, script, and the report as `--json` prints it. The script draws the
+//! report and computes no number.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use crate::ladder;
 const STYLE: &str = include_str!("page/style.css");
 const SCRIPT: &str = include_str!("page/script.js");
 
-/// The page of a report. `again`: a form at its top runs the lab with other arguments, which takes a server.
+/// Returns the page of a report. `again` adds a form that runs the lab with other arguments, which needs a server.
 pub(super) fn draw(report: &Report, json: &str, again: bool) -> String {
     let About { name, line, .. } = report.about;
     let form = match again {
@@ -32,7 +32,7 @@ pub(super) fn draw(report: &Report, json: &str, again: bool) -> String {
     page(&format!("{name}: {line}"), &body)
 }
 
-/// A page that lists others.
+/// Returns the index page.
 pub(super) fn index(labs: &[About]) -> String {
     let item = |about: &About| {
         format!("<li><a href=\"/{0}\"><strong>{0}</strong></a> {1}</li>", about.name, escaped(about.line))
@@ -46,7 +46,7 @@ pub(super) fn index(labs: &[About]) -> String {
     page("The labs of Roxie", &body)
 }
 
-/// A page that says why there is no other.
+/// Returns an error page.
 pub(super) fn refusal(why: &str) -> String {
     page(
         "It cannot be shown",
@@ -67,7 +67,7 @@ fn page(title: &str, body: &str) -> String {
     )
 }
 
-/// Of each run the ladders, drawn: by run, then by block.
+/// Returns the drawn ladders, by run, then by block.
 fn pictures(report: &Report) -> Value {
     let of = |block: &Block| match block {
         Block::Ladder(ladder) => Value::from(ladder::draw_svg(std::slice::from_ref(&ladder.ladder))),
@@ -76,7 +76,7 @@ fn pictures(report: &Report) -> Value {
     report.runs.iter().map(|run| run.blocks.iter().map(of).collect::<Value>()).collect()
 }
 
-/// JSON within a script element: no end of that, and no comment, begins in it.
+/// Escapes JSON for a script element, where it must not start an end tag or a comment.
 fn in_script(json: &str) -> String {
     json.replace('<', "\\u003c")
 }

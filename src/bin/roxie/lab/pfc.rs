@@ -1,4 +1,4 @@
-//! `roxie lab pfc`: how much room a pause needs, worked out and tried.
+//! `roxie lab pfc`: the headroom that a pause needs, computed and tried.
 
 use clap::Args;
 use roxie::lab::headroom::Sum;
@@ -17,54 +17,54 @@ use crate::failure::Failure;
 
 pub(super) const ABOUT: About = About {
     name: "pfc",
-    line: "threshold and headroom of a lossless priority, worked out and tried",
+    line: "threshold and headroom of a lossless priority, computed and tested",
     see: &[
-        "How many bytes still come after a switch has decided to pause its neighbour: a sum of five times and two frames, worked out for \
-         your link.",
-        "A run of the worst moment: the neighbour sends as wrongly as it can. With the headroom that was computed nothing is lost, with \
-         one byte less a frame is.",
-        "The rule of thumb, XOFF at 80 % of the buffer, on cables of several lengths: from some length on it drops, and nobody has \
-         been told.",
+        "The number of bytes that arrive after a switch has decided to pause its neighbour: a sum of five times and \
+            two frames, for your link.",
+        "A run of the worst case. With the computed headroom nothing is lost; with one byte less, a frame is.",
+        "The rule of thumb, XOFF at 80 % of the buffer, on cables of several lengths: from some length on frames are \
+            lost, without an error message.",
     ],
     change: &[
-        "`--metres 1`: the rule is generous. `--metres 2000`: a fifth of the buffer is not enough.",
+        "`--metres 1`: the rule wastes buffer. `--metres 2000`: a fifth of the buffer is not enough.",
         "`--rate 400`: the same cable holds four times as many bytes, and the response takes longer, too.",
         "`--mtu 9216`: jumbo frames are in the sum three times.",
-        "`--share 50`: a rule of thumb that holds here, and that wastes half of the buffer.",
+        "`--share 50`: a rule of thumb that suffices here, and wastes half of the buffer.",
     ],
 };
 
-/// Work out threshold and headroom for priority flow control, and try them
+/// Compute threshold and headroom for priority flow control, and try them
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Works out the headroom of one lossless priority of a switch port: the bytes that still come after the switch has \
-    decided to pause its neighbour. Then plays the worst moment with it, with one byte less, with what a network operating system \
-    gives (SONiC's formula), and with the rule of thumb that puts XOFF at a share of the buffer.",
+    long_about = "Computes the headroom of one lossless priority of a switch port: the bytes that still arrive after \
+        the switch has decided to pause its neighbour. Then runs the worst case with this headroom, with one byte \
+        less, with that of a network operating system (SONiC's formula), and with the rule of thumb that sets XOFF to \
+        a share of the buffer.",
     after_help = "Examples:\n  roxie lab pfc                            100 Gb/s, 300 m\n  roxie lab pfc --rate 400 --metres 2000 --mtu 9216\n  \
     roxie lab pfc --response 500             a peer that is silent after 500 ns\n  roxie lab pfc --html pfc.html"
 )]
 pub(super) struct Arguments {
-    /// Gb/s of the link, 1 to 800
+    /// Rate of the link in Gb/s, 1 to 800
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=800))]
     rate: u64,
-    /// Metres of cable, 0 to 100000; a metre is 5 ns
+    /// Length of the cable in metres, 0 to 100000; 5 ns a metre
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(0..=100_000))]
     metres: u64,
-    /// The longest frame, in bytes without FCS, 128 to 9600
+    /// Longest frame in bytes, without FCS, 128 to 9600
     #[arg(long, default_value_t = 4200, value_parser = clap::value_parser!(u32).range(128..=9600))]
     mtu: u32,
-    /// Until the peer is silent, ns from the PFC frame's end [default: what 802.3 allows at the rate]
+    /// Time in ns from the end of the PFC frame until the peer is silent [default: what 802.3 allows at the rate]
     #[arg(long, value_parser = clap::value_parser!(u64).range(0..=1_000_000))]
     response: Option<u64>,
-    /// Bytes of buffer that this port and priority may have in all, XOFF and headroom together
+    /// Bytes of buffer for this port and priority, XOFF and headroom together
     #[arg(long, default_value_t = 400_000, value_parser = clap::value_parser!(u64).range(20_000..=100_000_000))]
     buffer: u64,
-    /// The rule of thumb: XOFF at so many hundredths of the buffer, 1 to 99
+    /// Rule of thumb: XOFF at this percentage of the buffer, 1 to 99
     #[arg(long, default_value_t = 80, value_parser = clap::value_parser!(u64).range(1..=99))]
     share: u64,
 }
 
-/// Lengths of cable that are compared: in a rack, a row, a hall, a campus.
+/// Cable lengths for comparison: a rack, a row, a hall, a campus.
 const CABLES: [u64; 5] = [5, 100, 300, 1000, 2000];
 
 impl Arguments {
@@ -94,13 +94,13 @@ impl Arguments {
         .xoff()
     }
 
-    /// What the rule of thumb leaves above XOFF.
+    /// Returns the headroom that the rule of thumb leaves above XOFF.
     fn rule(&self) -> u64 {
         self.buffer - self.buffer * self.share / 100
     }
 }
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     let mut cables = vec![arguments.metres];
     cables.extend(CABLES.iter().filter(|metres| **metres != arguments.metres));
@@ -110,7 +110,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failu
         let needed = worst_moment(arguments, *metres, computed, less)?.used;
         for (name, headroom) in [
             ("as computed".to_owned(), computed),
-            ("one byte less than it takes".to_owned(), needed - 1),
+            ("one byte less than necessary".to_owned(), needed - 1),
             (format!("XOFF at {} %", arguments.share), arguments.rule()),
             ("SONiC's formula".to_owned(), arguments.sonic(*metres)),
         ] {
@@ -133,10 +133,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failu
     let mut rows: Vec<Vec<Value>> = rows.collect();
     rows.sort_by_key(|row| row[0].as_u64());
     let table = Table {
-        title: format!(
-            "Bytes of headroom at {} Gb/s, and what the worst moment makes of them",
-            arguments.rate
-        ),
+        title: format!("Bytes of headroom at {} Gb/s, and the result of the worst case", arguments.rate),
         columns: vec!["metres", "computed", "rule of thumb", "it", "SONiC", "that"],
         rows,
         sum: false,
@@ -144,21 +141,21 @@ pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failu
     Ok((runs, vec![Block::Table(table)]))
 }
 
-/// What the worst moment did to a switch.
+/// Effects of the worst moment on a switch.
 struct Moment {
     xoff: u64,
     used: u64,
     dropped: u64,
     told: f64,
-    /// Bytes in the buffer over us.
+    /// Time in us, and bytes in the buffer.
     points: Vec<(f64, f64)>,
 }
 
-/// Plays it: the neighbour sends as wrongly as it can, but for `less` bytes.
+/// Plays the worst case: the neighbour sends the worst possible frames, shortened by `less` bytes in all.
 fn worst_moment(arguments: &Arguments, metres: u64, headroom: u64, less: u64) -> Result<Moment, Failure> {
     let (link, sum, response) = (arguments.link(metres), arguments.sum(metres), arguments.response());
     let longest = arguments.mtu as usize;
-    // Whole frames below the threshold.
+    // Fill up to the threshold with whole frames.
     let below = (arguments.buffer.saturating_sub(headroom) / u64::from(arguments.mtu)).max(1);
     let xoff = below * u64::from(arguments.mtu);
     let pfc = PfcConfig {
@@ -167,7 +164,7 @@ fn worst_moment(arguments: &Arguments, metres: u64, headroom: u64, less: u64) ->
         ..PfcConfig::new(&[3]).map_err(|e| refused(&e))?
     };
     let mut ports = FabricConfig::ports(2, &PortConfig::new(link));
-    // The way out takes a second for a frame: one of another priority is on it, and what is lossless stays in the buffer.
+    // The egress is blocked: at 1 kb/s, a frame of another priority occupies it, and lossless frames stay in the buffer.
     ports[1].link.rate = LinkRate(1_000);
     let switch = SwitchConfig {
         lossless: Threshold::Static(xoff),
@@ -183,10 +180,10 @@ fn worst_moment(arguments: &Arguments, metres: u64, headroom: u64, less: u64) ->
     for _ in 0..below {
         fabric.send(Nanos(0), 0, &frame(0, 1, longest, 3));
     }
-    // All of them are there, and the line is idle.
+    // All frames have arrived, and the line is idle.
     let crosses = Nanos(2 * link.delay.0 + link.rate.nanos_for((below + 2) * full).0 + 1_000);
     fabric.run(Nanos(crosses.0 - 1));
-    // When the frame that crosses begins, another of the longest has just begun on the line back.
+    // When the frame that crosses the threshold begins, a longest frame has just begun in the reverse direction.
     fabric.send(crosses, 1, &frame(1, 0, longest, 0));
     let mut lengths = sum.worst_frames(&link, less);
     lengths.extend([longest; 8]);
@@ -194,7 +191,7 @@ fn worst_moment(arguments: &Arguments, metres: u64, headroom: u64, less: u64) ->
         fabric.send(crosses, 0, &frame(0, 1, *length, 3));
     }
     let end = crosses + Nanos(response.0 + 4 * link.delay.0 + 8 * link.rate.nanos_for(full).0 + 2_000);
-    // The threshold is crossed at 0.
+    // Time 0 is the crossing of the threshold.
     let since = |time: Nanos| {
         time.0 as f64 / 1e3 - (crosses.0 + link.delay.0 + link.rate.nanos_for(full).0) as f64 / 1e3
     };
@@ -216,12 +213,13 @@ fn worst_moment(arguments: &Arguments, metres: u64, headroom: u64, less: u64) ->
     Ok(Moment { xoff, used: inward.headroom_peak, dropped, told: told.unwrap_or(0.0), points })
 }
 
-/// How many bytes less than the sum the arrivals must be for the last frame to be in time: the line counts in whole nanoseconds.
+/// Returns by how many bytes the arrivals must stay below the sum, so that the last frame is in time: the simulation counts
+/// whole nanoseconds.
 fn rounding(arguments: &Arguments, metres: u64) -> Result<u64, Failure> {
     let total = arguments.sum(metres).total;
     let fits =
         |less: u64| Ok::<_, Failure>(worst_moment(arguments, metres, total, less)?.used + less + 64 >= total);
-    // Never more than four nanoseconds.
+    // At most four nanoseconds.
     let (mut low, mut high) = (0, arguments.link(metres).rate.bytes_in(Nanos(4)) + 1);
     while low < high {
         let middle = (low + high) / 2;
@@ -238,7 +236,7 @@ fn play(arguments: &Arguments, metres: u64, name: &str, headroom: u64, less: u64
     facts.tell("headroom", headroom, "bytes", "of headroom in this run");
     facts.tell("headroom_used", used, "bytes", "of it that were used at most");
     facts.tell("rounding", less, "bytes", "that the sum is above what a line of whole nanoseconds can do");
-    facts.tell("xoff", xoff, "bytes", "from which on the peer is told to pause");
+    facts.tell("xoff", xoff, "bytes", "above which the peer is paused");
     facts.tell("dropped", dropped, "frames", "of the lossless priority, lost for want of headroom");
     facts.tell("told_at_us", told, "us", "on the chart: the pause was decided");
     facts.tell(
@@ -247,7 +245,12 @@ fn play(arguments: &Arguments, metres: u64, name: &str, headroom: u64, less: u64
         "us",
         "from crossing the threshold to the peer's silence",
     );
-    facts.tell("response_us", micros(arguments.response()), "us", "of it until the peer heeds a PFC frame");
+    facts.tell(
+        "response_us",
+        micros(arguments.response()),
+        "us",
+        "of it until a PFC frame takes effect at the peer",
+    );
     let chart = Chart {
         title: "The buffer while the neighbour is being stopped".into(),
         x: axis("time", "us"),
@@ -265,7 +268,7 @@ fn play(arguments: &Arguments, metres: u64, name: &str, headroom: u64, less: u64
     })
 }
 
-/// A line that goes up in steps.
+/// Converts points to a staircase.
 pub(super) fn steps(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let mut all = Vec::with_capacity(2 * points.len());
     for (i, (x, y)) in points.iter().enumerate() {
@@ -277,7 +280,7 @@ pub(super) fn steps(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     all
 }
 
-/// The sum as a table.
+/// Returns the sum as a table.
 fn worked_out(sum: &Sum) -> Block {
     let row = |what: &str, how: String, ns: Value, wire: Value, bytes: Value| {
         vec![what.into(), how.into(), ns, wire, bytes]
@@ -322,7 +325,7 @@ fn worked_out(sum: &Sum) -> Block {
 fn times(sum: &Sum) -> Bars {
     let parts = sum.terms.iter().map(|term| Part::new(term.what, term.time.0 as f64)).collect();
     Bars {
-        title: "Where the time goes".into(),
+        title: "Parts of the time".into(),
         unit: "ns",
         bars: vec![Bar { name: "until silence".into(), parts }],
     }

@@ -1,4 +1,4 @@
-//! `roxie lab read`: a READ whose answer is lost in the middle.
+//! `roxie lab read`: a READ that loses a response.
 
 use clap::Args;
 use roxie::port::fault::FaultConfig;
@@ -12,35 +12,35 @@ use crate::failure::Failure;
 
 pub(super) const ABOUT: About = About {
     name: "read",
-    line: "a READ that loses a packet of its answer, and reads twice",
+    line: "a READ that loses a response, and reads memory twice",
     see: &[
-        "One READ request asks for several packets of answer. It takes as many PSNs as the answer has packets, so the requester knows \
-         which one is missing.",
-        "A response that comes too early is the NAK: nobody has to send one. The requester asks again, for the rest alone.",
-        "The trap: the responder keeps no copy of what it sent. It reads its memory again, and the application has written to it in \
-         between. The READ completes well, with its first part old and the rest new.",
+        "One READ request is answered by several packets. It consumes as many PSNs as there are responses, so the \
+            requester knows which one is missing.",
+        "A response that arrives ahead of a missing one is an implied NAK. The requester requests only the rest again.",
+        "The trap: the responder saves no responses. It reads its memory again, which the application may have changed \
+            meanwhile. The READ completes with success, with old bytes first and new ones after.",
     ],
     change: &[
-        "`--lose none`: all bytes are of one moment here. No rule says that they must be.",
-        "`--lose request`: the timer has to tell, and then all of it is new.",
-        "`--lose 6` of six: the last response; nothing comes behind it, so the timer tells.",
-        "`--lose 1`: the whole answer is read again.",
+        "`--lose none`: here, all bytes are of one moment, but no rule guarantees it.",
+        "`--lose request`: only the timer detects the loss, and then all bytes are new.",
+        "`--lose 6` of six: no packet follows the last response, so only the timer detects the loss.",
+        "`--lose 1`: everything is read again.",
     ],
 };
 
-/// Lose a packet of a READ's answer, and see which bytes are read twice
+/// Lose a response of a READ, and see which bytes are read twice
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  roxie lab read\n  roxie lab read --lose request\n  roxie lab read --packets 12 --lose 12"
 )]
 pub(super) struct Arguments {
-    /// Packets of the answer
+    /// Number of response packets
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(2..=32))]
     packets: u32,
-    /// What is lost: a packet of the answer by its number from 1, the request, or none
+    /// Frame to lose: a response by its number from 1, the request, or none
     #[arg(long, default_value = "3", value_parser = lost)]
     lose: Lost,
-    /// Local ACK timeout code, 1 to 20: 4.096 us times two to the power of it
+    /// Local ACK timeout code, 1 to 20: 4.096 us * 2^code
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=20))]
     timeout: u8,
 }
@@ -71,12 +71,12 @@ fn lost(text: &str) -> Result<Lost, String> {
     }
 }
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     if let Lost::Response(number) = arguments.lose
         && number > arguments.packets
     {
-        let why = format!("--lose {number}: the answer has {} packets (--packets)", arguments.packets);
+        let why = format!("--lose {number}: there are {} responses (--packets)", arguments.packets);
         return Err(Failure::Usage(why));
     }
     let mut all = vec![arguments.lose];
@@ -92,15 +92,18 @@ pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failu
             Part::new("as it became", number(run, "new_bytes")),
         ],
     };
-    let bars =
-        Bars { title: "What one READ returned".into(), unit: "bytes", bars: runs.iter().map(bar).collect() };
+    let bars = Bars {
+        title: "Bytes returned by one READ".into(),
+        unit: "bytes",
+        bars: runs.iter().map(bar).collect(),
+    };
     let facts = [
         ("responses sent", "responses_sent"),
         ("requests sent", "requests_sent"),
         ("timeouts", "timeouts"),
         ("complete after us", "completed_us"),
     ];
-    let table = Table::of_runs("What each loss costs", &["lost"], &facts, &runs);
+    let table = Table::of_runs("Cost of each loss", &["lost"], &facts, &runs);
     Ok((runs, vec![Block::Bars(bars), Block::Table(table)]))
 }
 
@@ -130,7 +133,8 @@ fn play(arguments: &Arguments, lost: Lost) -> Result<Run, Failure> {
     };
     let target = stage.regions[0].sge(0, bytes as u32);
     stage.post(&wr, Payload::Sges(&[target]))?;
-    // The responder's application writes as soon as the first answer has been read out of its memory, or a while after the request.
+    // The responder's application overwrites the memory once the first response has been read from it, at most 20 us after the
+    // start.
     while stage.counter(1, "sent_pkts") == 0 && stage.fabric.now() < begin + Nanos::from_micros(20) {
         if stage.fabric.step(begin + Nanos::from_micros(20)).is_none() {
             break;
@@ -146,27 +150,28 @@ fn play(arguments: &Arguments, lost: Lost) -> Result<Run, Failure> {
     let count = |byte: u8| got.iter().filter(|b| **b == byte).count();
     let mut facts = Facts::default();
     facts.tell("bytes", bytes, "bytes", "asked for");
-    facts.tell("old_bytes", count(b'o'), "bytes", "as they were when the READ came first");
-    facts.tell("new_bytes", count(b'n'), "bytes", "as they became in between");
+    facts.tell("old_bytes", count(b'o'), "bytes", "as they were when the READ first arrived");
+    facts.tell("new_bytes", count(b'n'), "bytes", "as changed meanwhile");
     facts.tell(
         "requests_sent",
         stage.counter(0, "sent_pkts"),
         "packets",
-        "READ requests, the one that asks again included",
+        "READ requests, including repeated ones",
     );
     facts.tell("responses_sent", stage.counter(1, "sent_pkts"), "packets", "of answers");
-    facts.tell("implied_naks", stage.counter(0, "implied_nak_seq_err"), "", "responses that came too early");
     facts.tell(
-        "timeouts",
-        stage.counter(0, "local_ack_timeout_err"),
+        "implied_naks",
+        stage.counter(0, "implied_nak_seq_err"),
         "",
-        "times the requester's timer had to tell",
+        "implied NAKs: responses ahead of a \
+        missing one",
     );
+    facts.tell("timeouts", stage.counter(0, "local_ack_timeout_err"), "", "timeouts of the requester");
     facts.tell(
         "duplicates",
         stage.counter(1, "duplicate_request"),
         "requests",
-        "the responder had seen before, and executed again",
+        "were duplicates, and executed again",
     );
     facts.tell("completed_us", micros(Nanos(at.since(begin).0)), "us", "from posting to completion");
     facts.tell("status", wc.status.to_string(), "", "how it completed");

@@ -1,4 +1,4 @@
-//! `roxie lab rnr`: a SEND that finds no receive, and comes again.
+//! `roxie lab rnr`: a SEND that finds no receive, and is retried.
 
 use clap::Args;
 use roxie::sim::Payload;
@@ -14,17 +14,18 @@ pub(super) const ABOUT: About = About {
     name: "rnr",
     line: "no receive is posted: an RNR NAK, a wait, and the storm that a short wait makes",
     see: &[
-        "SENDs come to a queue without a receive. The responder answers with an RNR NAK that says how long to wait (its \
-         `min_rnr_timer`); then the requester comes again, with all that it has under way.",
-        "The trap: the wait is the responder's to choose, and a code of a few bits. Too short, and every wait costs another NAK and the \
-         whole window again: a storm. Too long, and the message waits although a receive is there.",
-        "After `rnr_retry` waits the requester gives up, and the queue pair is in the error state. 7 means for ever.",
+        "SENDs arrive at a queue without a receive. The responder sends an RNR NAK with a time to wait (its \
+            `min_rnr_timer`); then the requester retransmits all outstanding packets.",
+        "The trap: the responder chooses the wait, as a code of 5 bits. If it is too short, every wait costs another \
+            NAK and all outstanding packets again: a storm. If it is too long, the message waits although a receive is \
+            posted.",
+        "After `rnr_retry` waits the requester gives up, and the queue pair enters the error state. 7 means no limit.",
     ],
     change: &[
-        "`--late 0`: the receives are there first, and nothing of this happens.",
+        "`--late 0`: the receives are posted first, and there is no NAK.",
         "`--timer 1`: 10 us. Count the NAKs.",
-        "`--timer 24`: 40.96 ms. No storm, and the message comes forty milliseconds late.",
-        "`--retries 3 --timer 1`: it gives up long before the receives come.",
+        "`--timer 24`: 40.96 ms. No storm, and the message is forty milliseconds late.",
+        "`--retries 3 --timer 1`: the requester gives up long before the receives are posted.",
     ],
 };
 
@@ -34,24 +35,24 @@ pub(super) const ABOUT: About = About {
     after_help = "Examples:\n  roxie lab rnr\n  roxie lab rnr --timer 1              a storm\n  roxie lab rnr --retries 3 --timer 1  giving up"
 )]
 pub(super) struct Arguments {
-    /// Messages of one packet, posted at once
+    /// Number of one-packet messages, posted at once
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=32))]
     messages: u32,
-    /// How many us later the responder posts its receives, 0 to 50000
+    /// Delay in us until the responder posts its receives, 0 to 50000
     #[arg(long, default_value_t = 1_500, value_parser = clap::value_parser!(u64).range(0..=50_000))]
     late: u64,
     /// The responder's min_rnr_timer code, 1 (10 us) to 31 (491.52 ms)
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u8).range(1..=31))]
     timer: u8,
-    /// The requester's rnr_retry: 0 to 6 waits, or 7 for ever
+    /// The requester's rnr_retry: 0 to 6 retries, or 7 for unlimited
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u8).range(0..=7))]
     retries: u8,
 }
 
-/// Codes that are compared.
+/// Timer codes for comparison.
 const TIMERS: [u8; 8] = [1, 4, 8, 10, 12, 14, 16, 20];
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     let asked = (arguments.timer, arguments.retries);
     let mut all = vec![asked];
@@ -72,10 +73,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failu
         ("packets sent again", "sent_again"),
         ("us too late", "too_late_us"),
     ];
-    let table = Table::of_runs("What the timer costs (rnr_retry 7)", &[], &facts, endless.iter().copied());
+    let table = Table::of_runs("Cost of the timer (rnr_retry 7)", &[], &facts, endless.iter().copied());
     let points = |name: &'static str| endless.iter().map(move |run| (timer(run), number(run, name)));
     let chart = Chart {
-        title: "Packets sent again by the timer".into(),
+        title: "Retransmitted packets, by the timer".into(),
         x: axis("RNR timer", "us"),
         y: axis("packets", "packets"),
         series: vec![
@@ -91,7 +92,7 @@ fn play(arguments: &Arguments, timer: u8, retries: u8) -> Result<Run, Failure> {
     let change = |_: usize, [init, rtr, rts]: [QpAttr; 3]| {
         [init, QpAttr { min_rnr_timer: Some(timer), ..rtr }, QpAttr { rnr_retry: Some(retries), ..rts }]
     };
-    // The acknowledgement timer shall not have a say: 1 s.
+    // A long ACK timeout, 1 s, so that only the RNR timer acts.
     let mut stage = Stage::with(&Scene { timeout: 18, ..Scene::default() }, change)?;
     let begin = Nanos::from_micros(10);
     let post_receives = |stage: &mut Stage| -> Result<(), Failure> {
@@ -125,23 +126,18 @@ fn play(arguments: &Arguments, timer: u8, retries: u8) -> Result<Run, Failure> {
     }
     stage.run(last + Nanos::from_micros(20));
     let mut facts = Facts::default();
-    facts.tell(
-        "timer_us",
-        rnr_timer_ns(timer) as f64 / 1e3,
-        "us",
-        "what the responder asks the requester to wait",
-    );
-    facts.tell("rnr_naks", stage.counter(0, "rcvd_rnr_err"), "", "RNR NAKs came to the requester");
+    facts.tell("timer_us", rnr_timer_ns(timer) as f64 / 1e3, "us", "wait that the responder requests");
+    facts.tell("rnr_naks", stage.counter(0, "rcvd_rnr_err"), "", "RNR NAKs were received by the requester");
     facts.tell("packets_sent", stage.counter(0, "sent_pkts"), "packets", "the requester sent");
     facts.tell("sent_again", stage.counter(0, "retransmitted_packets"), "packets", "of those again");
     facts.tell("delivered", good, "messages", "completed well");
-    facts.tell("status", first.unwrap_or_default().to_string(), "", "how the first completed");
+    facts.tell("status", first.unwrap_or_default().to_string(), "", "status of the first completion");
     facts.tell("receives_after_us", arguments.late, "us", "after the SENDs the receives were posted");
     facts.tell(
         "too_late_us",
         if good > 0 { micros(Nanos(last.since(ready).0)) } else { 0.0 },
         "us",
-        "from the receives being there to the last completion",
+        "from posting the receives to the last completion",
     );
     let (ladder, _) = stage.end()?;
     let text = format!("{timer} ({} us)", rnr_timer_ns(timer) as f64 / 1e3);
@@ -150,7 +146,7 @@ fn play(arguments: &Arguments, timer: u8, retries: u8) -> Result<Run, Failure> {
         choice: vec![Choice::new("RNR timer", text), Choice::new("rnr_retry", patience)],
         facts,
         blocks: vec![block(
-            &format!("{} SENDs; receives come {} us later", arguments.messages, arguments.late),
+            &format!("{} SENDs; receives are posted {} us later", arguments.messages, arguments.late),
             ladder,
         )],
     })

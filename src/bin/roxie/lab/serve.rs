@@ -1,4 +1,4 @@
-//! `roxie lab serve`: all pages on a local port, each run when it is asked for.
+//! `roxie lab serve`: serves the labs as pages on a local port, and runs each lab on request.
 
 use std::net::SocketAddr;
 
@@ -10,21 +10,22 @@ use super::page;
 use crate::failure::Failure;
 use crate::output;
 
-/// Show all labs as pages on a local port
+/// Serve all labs as pages on a local port
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Serves an index and a page for each lab over HTTP. A page is run when it is asked for; the form at its top runs it \
-        with other arguments. It listens on the loopback address unless another one is given: who can reach it can have it compute.",
+    long_about = "Serves an index and a page for each lab over HTTP. A lab runs when its page is requested; the form \
+        at the page's top runs it with other arguments. Listens on the loopback address unless another one is given: \
+        any client that can connect can use this machine's processor.",
     after_help = "Examples:\n  roxie lab serve                            http://127.0.0.1:8000/\n  roxie lab serve --listen 127.0.0.1:0       \
         any free port, which it prints"
 )]
 pub(super) struct Arguments {
-    /// Where to listen
+    /// Address and port to listen on
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8000")]
     listen: SocketAddr,
 }
 
-/// Serves until it is ended.
+/// Serves until the process is ended.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let address = arguments.listen;
     let server =
@@ -34,7 +35,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let known = matches!(request.method(), Method::Get | Method::Head);
         let (code, body) = if known { answer(request.url()) } else { (405, page::refusal("only GET")) };
         let kind = Header::from_bytes("Content-Type", "text/html; charset=utf-8").expect("a header is ASCII");
-        // A browser that has left needs no answer.
+        // A browser may have disconnected: ignore the error.
         let _ = request.respond(Response::from_string(body).with_status_code(code).with_header(kind));
     }
     Ok(())
@@ -53,7 +54,7 @@ fn answer(url: &str) -> (u16, String) {
         query.split('&').find_map(|pair| pair.strip_prefix("arguments=")).map(decoded).unwrap_or_default();
     let words: Vec<String> =
         std::iter::once(name.to_owned()).chain(given.split_whitespace().map(str::to_owned)).collect();
-    // What reads or writes files is for who is at the terminal.
+    // Options that read or write files are for the local user only.
     if let Some(word) = words.iter().find(|word| word.starts_with("--capture")) {
         return (403, page::refusal(&format!("{word}: files are read from the command line alone")));
     }
@@ -68,7 +69,7 @@ fn answer(url: &str) -> (u16, String) {
     }
 }
 
-/// A value of a form: `+` is a space, `%20` as well.
+/// Decodes a form value: `+` and `%20` are spaces.
 fn decoded(text: &str) -> String {
     let bytes = text.as_bytes();
     let (mut out, mut at) = (Vec::with_capacity(bytes.len()), 0);
@@ -97,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_not_read_for_strangers_and_wrong_arguments_are_said() {
+    fn remote_user_cannot_read_files() {
         assert_eq!(answer("/frame?arguments=--capture%3D/etc/passwd").0, 403);
         assert_eq!(answer("/frame?arguments=--cap+/etc/passwd").0, 400);
         assert_eq!(answer("/frame?arguments=--payload+99999").0, 400);

@@ -1,4 +1,4 @@
-//! Two hosts on one switch in virtual time, a queue pair between them, and a capture at each.
+//! Two hosts on one switch in virtual time, connected by a queue pair at each, with captures at both.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,24 +17,24 @@ use super::document;
 use crate::failure::Failure;
 use crate::ladder::{self, Ladder, Style};
 
-/// What both ends of a ladder are called.
+/// Names of the ends in a ladder.
 pub(super) const NAMES: [&str; 2] = ["requester", "responder"];
 
-/// Lines of a ladder: nobody reads on in a storm.
+/// Most lines of a ladder; a storm would have many more.
 const LINES: usize = 80;
 
-/// How the stage is set.
+/// Parameters of a stage.
 pub(super) struct Scene {
-    /// Of both links.
+    /// Rate of both links.
     pub(super) rate: LinkRate,
-    /// Of both cables, in metres.
+    /// Length of both cables in metres.
     pub(super) metres: u64,
-    /// What happens to frames at each end, next to its link.
+    /// Faults at each end, next to its link.
     pub(super) faults: [Option<FaultConfig>; 2],
     /// Bytes of the region at each end.
     pub(super) memory: usize,
     pub(super) path_mtu: Mtu,
-    /// Local ACK timeout code: 4.096 us times two to the power of it.
+    /// Local ACK timeout code: 4.096 us * 2^code.
     pub(super) timeout: u8,
     /// READs and atomics outstanding.
     pub(super) rd_atomic: u8,
@@ -54,7 +54,7 @@ impl Default for Scene {
     }
 }
 
-/// Light in glass and electrons in copper: 5 ns a metre.
+/// Returns the delay of a cable: 5 ns a metre, for fibre and copper.
 pub(super) fn cable(metres: u64) -> Nanos {
     Nanos(metres * 5)
 }
@@ -74,7 +74,7 @@ impl Write for Film {
     }
 }
 
-/// The stage. Station 0 is the requester, station 1 the responder.
+/// Two connected hosts. Station 0 is the requester, station 1 the responder.
 pub(super) struct Stage {
     pub(super) fabric: Fabric,
     pub(super) qps: [HostQp; 2],
@@ -83,17 +83,19 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    /// Sets it, with the queue pair in RTS and nothing posted.
+    /// Returns a stage with the queue pairs in RTS and nothing posted.
     ///
     /// # Errors
+    ///
     /// If the fabric or the NIC refuses.
     pub(super) fn new(scene: &Scene) -> Result<Stage, Failure> {
         Stage::with(scene, |_, steps| steps)
     }
 
-    /// The same, with attributes of the transitions changed: `change` is told which end it is.
+    /// Returns a stage with changed attributes: `change` gets the end's index and the attributes of its transitions.
     ///
     /// # Errors
+    ///
     /// If the fabric or the NIC refuses.
     pub(super) fn with(
         scene: &Scene,
@@ -140,20 +142,21 @@ impl Stage {
         Ok(Stage { fabric, qps, regions, films })
     }
 
-    /// Posts a work request of the requester.
+    /// Posts a work request on the requester.
     ///
     /// # Errors
+    ///
     /// If its queue is full.
     pub(super) fn post(&mut self, wr: &SendWr, payload: Payload<'_>) -> Result<(), Failure> {
         Ok(self.fabric.host(0).post_send(&self.qps[0], wr, payload)?)
     }
 
-    /// Lets everything happen that happens by itself, until `limit`. True: nothing is left to happen.
+    /// Runs until `limit`, or until nothing is left to happen. Returns true in the latter case.
     pub(super) fn run(&mut self, limit: Nanos) -> bool {
         self.fabric.run(limit)
     }
 
-    /// Steps until the requester has a completion, or until `limit`.
+    /// Runs until the requester has a completion; `None` if there is none by `limit`.
     pub(super) fn completion(&mut self, limit: Nanos) -> Option<(Nanos, Wc)> {
         loop {
             if let Some(wc) = self.fabric.hosts()[0].poll_cq(&self.qps[0]) {
@@ -163,25 +166,27 @@ impl Stage {
         }
     }
 
-    /// The same within a minute, in which everything here ends.
+    /// Runs until the requester has a completion, for at most a minute of virtual time.
     ///
     /// # Errors
+    ///
     /// If there is none.
     pub(super) fn completed(&mut self) -> Result<(Nanos, Wc), Failure> {
         let none = || Failure::Run("no completion in a minute".into());
         self.completion(Nanos::from_millis(60_000)).ok_or_else(none)
     }
 
-    /// A counter of one end.
+    /// Returns a counter of one end.
     pub(super) fn counter(&self, end: usize, name: &str) -> u64 {
         let all = self.fabric.hosts()[end].worker.counters();
         all.iter().find(|(known, _)| *known == name).map_or(0, |(_, value)| *value)
     }
 
-    /// Ends it: the ladder of both captures, and the captures.
+    /// Ends the run. Returns the ladder of both captures, and the captures.
     ///
     /// # Errors
-    /// If they show nothing.
+    ///
+    /// If the captures show no packet.
     pub(super) fn end(self) -> Result<(Ladder, [Vec<u8>; 2]), Failure> {
         let Stage { fabric, films, .. } = self;
         drop(fabric);
@@ -199,12 +204,12 @@ impl Stage {
     }
 }
 
-/// The ladder as a block.
+/// Returns the ladder as a block.
 pub(super) fn block(heading: &str, ladder: Ladder) -> document::Block {
     document::Block::Ladder(document::Ladder { heading: heading.to_owned(), ladder })
 }
 
-/// In microseconds.
+/// Converts a time to microseconds.
 pub(super) fn micros(time: Nanos) -> f64 {
     time.0 as f64 / 1e3
 }

@@ -1,4 +1,4 @@
-//! A report in the terminal, in 80 columns.
+//! Formats a report for a terminal of 80 columns.
 
 use std::fmt::Write as _;
 
@@ -11,10 +11,10 @@ use crate::words::folded;
 
 /// Columns of a terminal.
 const COLUMNS: usize = 80;
-/// What lines of a chart are drawn with.
+/// Characters for the lines of a chart.
 const MARKS: [char; 12] = ['*', '+', 'o', 'x', '#', '%', '@', '=', '-', '~', ':', 'v'];
 
-/// The whole report.
+/// Formats a report.
 pub(super) fn draw(report: &Report) -> String {
     let mut text = format!("{}\n\n", paragraph(&format!("{}: {}", report.about.name, report.about.line), 0));
     text += "What you will see\n";
@@ -78,7 +78,7 @@ fn draw_block(block: &Block) -> String {
     format!("\n{body}")
 }
 
-/// A number as people read it, with its thousands apart.
+/// Formats a value, with thousands separated.
 pub(super) fn cell(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -112,7 +112,7 @@ fn draw_table(table: &Table) -> String {
         .map(|i| table.rows.iter().all(|row| row.get(i).is_some_and(|v| v.is_number() || v.is_null())))
         .collect();
     let letters = |text: &String| text.chars().count();
-    // A column of numbers is as wide as they are; what it is called may take several lines.
+    // A column of numbers is as wide as its numbers; its title may wrap.
     let width = |i: usize| {
         let cells = rows.iter().skip(usize::from(is_number[i])).filter_map(|row| row.get(i)).map(letters);
         let words = rows[0][i].split(' ').map(|word| word.chars().count());
@@ -131,7 +131,7 @@ fn draw_table(table: &Table) -> String {
     text
 }
 
-/// Makes columns of words narrower until all fit.
+/// Narrows text columns until the table fits.
 fn shrink(widths: &mut [usize], is_number: &[bool]) {
     loop {
         let all: usize = widths.iter().map(|width| width + 2).sum();
@@ -143,7 +143,7 @@ fn shrink(widths: &mut [usize], is_number: &[bool]) {
     }
 }
 
-/// A row takes as many lines as its longest cell.
+/// Formats a row with as many lines as its longest cell needs.
 fn draw_row(row: &[String], widths: &[usize], is_number: &[bool]) -> String {
     let cells: Vec<Vec<String>> = row.iter().zip(widths).map(|(cell, width)| folded(cell, *width)).collect();
     let lines = cells.iter().map(Vec::len).max().unwrap_or(0);
@@ -164,7 +164,7 @@ fn paragraph(text: &str, indent: usize) -> String {
     lines.map(|line| format!("{space}{line}")).collect::<Vec<_>>().join("\n")
 }
 
-/// Words behind a head; further lines begin under the first word.
+/// Wraps words behind a head, with a hanging indent.
 fn hanging(head: &str, words: &str) -> String {
     let indent = head.chars().count();
     let mut text = String::new();
@@ -200,7 +200,7 @@ fn draw_chart(chart: &Chart) -> String {
     text
 }
 
-/// A title and a unit, if there is one.
+/// Joins a title and its unit, if there is one.
 fn titled(title: &str, unit: &str) -> String {
     if unit.is_empty() { title.to_owned() } else { format!("{title}, {unit}") }
 }
@@ -235,7 +235,7 @@ fn draw_bars(bars: &Bars) -> String {
 }
 
 fn draw_bytes(bytes: &Bytes) -> String {
-    /// Of 16 bytes each: behind them is payload.
+    /// Lines of 16 bytes; the payload follows after them.
     const LINES: usize = 8;
     let mut text = format!("{}\n", bytes.title);
     for (row, line) in bytes.hex.as_bytes().chunks(32).take(LINES).enumerate() {
@@ -311,12 +311,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn thousands_are_grouped_from_five_digits_on() {
+    fn thousands_are_grouped_from_five_digits() {
         assert_eq!([1234, 12_345, -1_234_567].map(grouped), ["1234", "12,345", "-1,234,567"]);
     }
 
     #[test]
-    fn a_table_that_is_too_wide_wraps_its_words() {
+    fn wide_table_wraps_its_words() {
         let table = Table {
             title: "t".into(),
             columns: vec!["a", "n"],

@@ -1,4 +1,4 @@
-//! Hosts with queue pairs on a fabric that write again and again, and what is looked at meanwhile.
+//! Hosts on a fabric that write continuously, with samples of the run.
 
 use roxie::congestion::{Rate, Settings};
 use roxie::limits::Limits;
@@ -16,21 +16,21 @@ use super::frames::refused;
 use super::stage::micros;
 use crate::failure::Failure;
 
-/// The lossless priority of data, by its DSCP 24 to 31.
+/// The lossless priority of data: DSCP 24 to 31.
 pub(super) const DATA: usize = 3;
-/// The longest frame: 4096 bytes of payload and headers.
+/// Longest frame: 4096 bytes of payload, and headers.
 pub(super) const LONGEST: u32 = 4200;
 
-/// How senders are held back.
+/// Congestion mechanism.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// By nothing: what does not fit is lost.
+    /// None: frames that do not fit are lost.
     Nothing,
-    /// By pauses.
+    /// Priority flow control.
     Pfc,
-    /// By rates, on a lossy network.
+    /// Rates, on a lossy network.
     Dcqcn,
-    /// By both.
+    /// Rates on a lossless network.
     Both,
 }
 
@@ -53,22 +53,22 @@ impl Mode {
     }
 }
 
-/// Who writes to whom.
+/// A flow of WRITEs.
 #[derive(Clone, Debug)]
 pub(super) struct Flow {
     pub(super) from: usize,
     pub(super) to: usize,
     /// Bytes of a message.
     pub(super) message: u32,
-    /// Messages; `None`: until time is over.
+    /// Number of messages; `None` to write until the end.
     pub(super) messages: Option<u32>,
-    /// Messages under way at once.
+    /// Messages outstanding.
     pub(super) depth: u32,
-    /// The switch's priority of its packets.
+    /// Switch priority of the packets.
     pub(super) priority: u8,
 }
 
-/// What is played.
+/// Parameters of a run.
 pub(super) struct Play {
     pub(super) config: FabricConfig,
     pub(super) flows: Vec<Flow>,
@@ -76,36 +76,36 @@ pub(super) struct Play {
     pub(super) settings: Settings,
     pub(super) time: Nanos,
     pub(super) samples: u64,
-    /// The switches' ports whose peers' silence is looked at.
+    /// Switch ports at which pause time is sampled.
     pub(super) pauses: Vec<(usize, usize)>,
 }
 
-/// What was there at one moment.
+/// One sample.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     pub(super) at: Nanos,
-    /// For how long the peers that are looked at were told to be silent, in us.
+    /// Time for which the sampled ports told their peers to pause, in us.
     pub(super) paused: f64,
-    /// By flow: bytes of completed messages.
+    /// Bytes of completed messages, by flow.
     pub(super) done: Vec<u64>,
-    /// By flow: bytes that its station has sent, headers included.
+    /// Bytes that the flow's station has sent, headers included, by flow.
     pub(super) sent: Vec<u64>,
-    /// By flow: the rate that it may send at, in Gb/s, and alpha.
+    /// Allowed rate in Gb/s, and alpha, by flow.
     pub(super) control: Vec<Option<(f64, f64)>>,
 }
 
-/// What came of it.
+/// Results of a run.
 pub(super) struct Played {
     pub(super) fabric: Fabric,
     switches: usize,
     pub(super) samples: Vec<Sample>,
-    /// By flow: when its last message was complete, if all were.
+    /// Completion time of each flow's last message, if all completed.
     pub(super) finished: Vec<Option<Nanos>>,
     pub(super) retransmitted: u64,
     pub(super) notified: u64,
 }
 
-/// A station whose port does what PFC tells it.
+/// Returns a station that honours PFC.
 pub(super) fn station(number: usize, link: LinkConfig) -> StationConfig {
     StationConfig {
         mtu: LONGEST as usize,
@@ -115,7 +115,7 @@ pub(super) fn station(number: usize, link: LinkConfig) -> StationConfig {
     }
 }
 
-/// A switch with these links, that marks data between these depths, and pauses if the mode says so.
+/// Returns a switch with these links. `ecn` marks data; PFC is on if the mode includes it.
 pub(super) fn switch(
     links: &[LinkConfig],
     mode: Mode,
@@ -145,7 +145,7 @@ pub(super) fn switch(
     })
 }
 
-/// A queue pair of a flow, and where it stands.
+/// A flow's queue pair and its progress.
 struct Writer {
     qp: HostQp,
     source: HostRegion,
@@ -155,9 +155,10 @@ struct Writer {
     finished: Option<Nanos>,
 }
 
-/// Plays it.
+/// Runs the flows.
 ///
 /// # Errors
+///
 /// If the fabric or a NIC refuses, or a message fails.
 pub(super) fn play(play: Play) -> Result<Played, Failure> {
     let Play { config, flows, mode, settings, time, samples, pauses } = play;
@@ -230,7 +231,7 @@ fn connect(fabric: &mut Fabric, flow: &Flow) -> Result<Writer, Failure> {
         let host = fabric.host(n);
         let mut way = host.path(peer as u16 + 1, false);
         way.traffic_class = flow.priority << 5;
-        // 67 ms: a pause is no reason to send again.
+        // 67 ms: a pause must not cause retransmission.
         let told =
             Connected { peer: peers.handle.qpn, way, path_mtu: Mtu::Mtu4096, timeout: 14, rd_atomic: 1 };
         host.connect(qp, &told).map_err(|e| Failure::Run(format!("the simulated NIC refuses: {e}")))?;
@@ -254,7 +255,7 @@ fn post(fabric: &mut Fabric, flow: &Flow, writer: &mut Writer) -> Result<(), Fai
     Ok(())
 }
 
-/// Another message for each that is complete.
+/// Posts another message for each that completed.
 fn go_on(fabric: &mut Fabric, flows: &[Flow], writers: &mut [Writer], station: usize) -> Result<(), Failure> {
     for (flow, writer) in flows.iter().zip(writers).filter(|(flow, _)| flow.from == station) {
         while let Some(wc) = fabric.hosts()[station].poll_cq(&writer.qp) {
@@ -305,11 +306,11 @@ fn sample(
     }
 }
 
-/// Lines of a chart that are told apart at a glance.
+/// Most lines of a chart that can be told apart at a glance.
 const LINES: usize = 8;
 
 impl Played {
-    /// Gb/s that flows' stations sent, over time: means of a few samples each.
+    /// Returns the send rate of each flow's station over time in Gb/s, averaged over a few samples.
     pub(super) fn rates(&self, names: &[String]) -> Vec<Series> {
         const OVER: usize = 4;
         let of = |flow: usize| {
@@ -323,7 +324,7 @@ impl Played {
         names.iter().take(LINES).enumerate().map(|(flow, name)| Series::new(name.clone(), of(flow))).collect()
     }
 
-    /// What the reaction points allow, in Gb/s, or their alpha.
+    /// Returns the reaction points' rates in Gb/s, or their alpha.
     pub(super) fn control(&self, names: &[String], alpha: bool) -> Vec<Series> {
         let of = |flow: usize| {
             let state = move |sample: &Sample| {
@@ -334,17 +335,17 @@ impl Played {
         names.iter().take(LINES).enumerate().map(|(flow, name)| Series::new(name.clone(), of(flow))).collect()
     }
 
-    /// The depth of the queue that was watched, in bytes.
+    /// Returns the depth of the watched queue in bytes.
     pub(super) fn depth(&self, (switch, port): (usize, usize)) -> Series {
         let queue = self.fabric.switch(switch).queue(port, DATA);
         let series = queue.depth.series();
         let every = series.len().div_ceil(600).max(1);
-        // The highest of each few: what matters of a queue.
+        // Keep the maximum of every few points.
         let highest = series.chunks(every).filter_map(|few| few.iter().max_by_key(|(_, depth)| *depth));
         Series::new("queue", highest.map(|(at, depth)| (micros(*at), *depth as f64)))
     }
 
-    /// Payload of flow `n` in Gb/s from `from` to the end.
+    /// Returns the payload rate of a flow in Gb/s, from `from` to the end.
     pub(super) fn goodput(&self, flow: usize, from: Nanos) -> f64 {
         let begin = self.samples.iter().find(|sample| sample.at >= from).unwrap_or(&self.samples[0]);
         let end = self.samples.last().unwrap_or(begin);
@@ -352,14 +353,14 @@ impl Played {
         round((end.done[flow] - begin.done[flow]) as f64 * 8.0 / time)
     }
 
-    /// For how long the peers that are looked at were told to be silent, in us: until `from`, and afterwards.
+    /// Returns the time, in us, for which the sampled ports told their peers to pause: before and after `from`.
     pub(super) fn paused_around(&self, from: Nanos) -> [f64; 2] {
         let end = self.samples.last().map_or(0.0, |sample| sample.paused);
         let before = self.samples.iter().find(|sample| sample.at >= from).map_or(end, |sample| sample.paused);
         [before, round(end - before)]
     }
 
-    /// For how long stations and switches were told to be silent, in us, by all switches.
+    /// Returns the time, in us, for which these switches told their neighbours to pause.
     pub(super) fn paused_us(&self, switches: &[usize]) -> f64 {
         let of = |switch: usize| {
             let ports = self.fabric.switch(switch).config().ports.len();
@@ -368,12 +369,12 @@ impl Played {
         round(switches.iter().map(|switch| of(*switch)).sum::<u64>() as f64 / 1e3)
     }
 
-    /// Frames of data that switches dropped.
+    /// Returns the number of data frames that switches dropped.
     pub(super) fn dropped(&self) -> u64 {
         self.all(|queue| queue.drops.all())
     }
 
-    /// Frames of data that switches marked.
+    /// Returns the number of data frames that switches marked.
     pub(super) fn marked(&self) -> u64 {
         self.all(|queue| queue.marked)
     }
@@ -387,7 +388,7 @@ impl Played {
     }
 }
 
-/// Jain's index: 1 if all have the same.
+/// Returns Jain's fairness index: 1 if all shares are equal.
 pub(super) fn fairness(shares: &[f64]) -> f64 {
     let (sum, squares) = (shares.iter().sum::<f64>(), shares.iter().map(|share| share * share).sum::<f64>());
     if squares > 0.0 { round(sum * sum / (shares.len() as f64 * squares)) } else { 0.0 }

@@ -1,4 +1,4 @@
-//! `roxie lab victim`: what a pause does to a bystander.
+//! `roxie lab victim`: the effect of a pause on a bystander.
 
 use clap::Args;
 use roxie::sim::fabric::{EcnConfig, End, FabricConfig, LinkConfig, LinkRate};
@@ -14,47 +14,47 @@ pub(super) const ABOUT: About = About {
     name: "victim",
     line: "a flow that shares nothing with the congestion but a paused trunk",
     see: &[
-        "Two switches and a trunk. Several senders on the left write to one receiver on the right, whose link is too slow for them. A \
-         bystander on the left writes to somebody else on the right, whose link is idle.",
-        "With PFC alone the right switch pauses the trunk. A pause does not know flows: the bystander stands in the same queue, \
-         and gets what one of the senders gets.",
-        "With DCQCN the senders slow down, the trunk is not paused after the beginning, and the bystander has its link again. In another \
-         priority it never knew.",
+        "Two switches and a trunk. Several senders on the left write to one receiver on the right, whose link is too \
+            slow for them. A bystander on the left writes to another receiver on the right, whose link is idle.",
+        "With PFC alone the right switch pauses the trunk. A pause does not distinguish flows: the bystander's frames \
+            wait in the same queue, and the bystander gets as much as one of the senders.",
+        "With DCQCN the senders slow down, the trunk is paused only at the start, and the bystander gets its full rate \
+            again. In another priority it is never affected.",
     ],
     change: &[
         "`--senders 8`: the bystander gets an eighth instead of a fourth.",
-        "`--trunk 40`: now the trunk is a bottleneck of its own, and the bystander is no bystander.",
-        "`--ms 5`: too short for rates to settle: DCQCN has paused first, too.",
+        "`--trunk 40`: now the trunk itself is a bottleneck, and the bystander is one of its causes.",
+        "`--ms 5`: too short for rates to settle: with DCQCN, too, there are pauses at the start.",
     ],
 };
 
-/// Pause a trunk, and see who else stands in the queue
+/// Pause a trunk, and see which other flow suffers
 #[derive(Debug, Args)]
 #[command(
     after_help = "Examples:\n  roxie lab victim\n  roxie lab victim --senders 8\n  roxie lab victim --html victim.html"
 )]
 pub(super) struct Arguments {
-    /// Senders to the congested receiver, 2 to 32
+    /// Number of senders to the congested receiver, 2 to 32
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(2..=32))]
     senders: u8,
-    /// Gb/s of the links of hosts, 1 to 400
+    /// Rate of the hosts' links in Gb/s, 1 to 400
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=400))]
     rate: u64,
-    /// Gb/s of the trunk
+    /// Rate of the trunk in Gb/s
     #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u64).range(1..=800))]
     trunk: u64,
-    /// Milliseconds of virtual time, 2 to 100
+    /// Virtual time in milliseconds, 2 to 100
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(2..=100))]
     ms: u64,
-    /// Turn a knob of DCQCN, repeatable
+    /// Set a knob of DCQCN; repeatable
     #[arg(long = "set", value_name = "KNOB=VALUE")]
     sets: Vec<String>,
 }
 
-/// Does it.
+/// Runs the lab.
 pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failure> {
     let time = Nanos::from_millis(arguments.ms);
-    // By itself: what a bystander without bystanding has.
+    // Reference: the bystander without other flows.
     let alone = stage(arguments, Mode::Pfc, DATA as u8, 0, time)?.goodput(0, Nanos(time.0 / 2));
     let mut runs = Vec::new();
     for priority in [DATA as u8, 0] {
@@ -68,7 +68,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failu
         parts: vec![Part::new("bystander", number(run, "victim_gbps"))],
     });
     let bars = Bars {
-        title: format!("What the bystander gets (alone: {alone})"),
+        title: format!("Throughput of the bystander (alone: {alone})"),
         unit: "Gb/s",
         bars: bars.collect(),
     };
@@ -84,7 +84,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failu
     Ok((runs, vec![Block::Bars(bars), Block::Table(table)]))
 }
 
-/// Flow 0 is the bystander. Left: senders, then the bystander; right: the receiver, then the bystander's.
+/// Flow 0 is the bystander. Left: the senders, then the bystander; right: the receiver, then the bystander's receiver.
 fn stage(
     arguments: &Arguments,
     mode: Mode,
@@ -127,30 +127,25 @@ fn one(arguments: &Arguments, mode: Mode, priority: u8, alone: f64) -> Result<Ru
     let [trunk_first, trunk_settled] = played.paused_around(half);
     let victim = played.goodput(0, half);
     let mut facts = Facts::default();
-    facts.tell("alone_gbps", alone, "Gb/s", "that the bystander gets when nobody else is there");
+    facts.tell("alone_gbps", alone, "Gb/s", "that the bystander gets without other traffic");
     facts.tell("victim_gbps", victim, "Gb/s", "that it gets here, second half");
     facts.tell("victim_share", victim / alone, "", "of what it gets alone");
     facts.tell(
         "senders_gbps",
         (1..=senders).map(|n| played.goodput(n, half)).sum::<f64>(),
         "Gb/s",
-        "that all senders together bring to their receiver",
+        "that all senders together send to their receiver",
     );
-    facts.tell(
-        "trunk_paused_first_us",
-        trunk_first,
-        "us",
-        "that the trunk was told to be silent, first half",
-    );
+    facts.tell("trunk_paused_first_us", trunk_first, "us", "that the trunk was paused, first half");
     facts.tell("trunk_paused_us", trunk_settled, "us", "the same, second half");
     facts.tell(
         "hosts_paused_us",
         played.paused_us(&[0]),
         "us",
-        "that the left switch told its hosts to be silent, all together",
+        "that the left switch paused its hosts, all together",
     );
     facts.tell("dropped", played.dropped(), "frames", "lost");
-    facts.tell("sent_again", played.retransmitted, "packets", "sent again for that");
+    facts.tell("sent_again", played.retransmitted, "packets", "retransmitted because of that");
     let names: Vec<String> =
         std::iter::once("bystander".to_owned()).chain((1..=senders).map(|n| format!("sender {n}"))).collect();
     let chart = |title: &str, y, series: Vec<Series>| {

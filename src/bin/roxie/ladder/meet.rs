@@ -1,8 +1,8 @@
-//! Two views of one traffic: which packet at the one end is which at the other, and which never arrived.
+//! Matches packets between two views of the same traffic, and finds those that never arrived.
 //!
-//! The views are two captures, or one of a host that talks to itself. Captures that do not note directions tell their
-//! place by time: a packet is seen at its sender first, by whatever clocks, if the way there and the way back are summed.
-//! The same sum tells how far the clocks are apart.
+//! The views are two captures, or the sent and received packets in the capture of a host that talks to itself. If captures do
+//! not record directions, times tell which end each was made at: a sender sees a packet first. Summed over both directions, the
+//! offset between the clocks cancels out. These times also bound the offset.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use roxie::wire::{Opcode, Psn, Qpn, Syndrome};
 
 use super::{Facts, Fate, Passage, Seen, Sight};
 
-/// Two captures without a packet in common between the same addresses.
+/// Error: no packet is in both captures.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the two captures are not of the two ends of one traffic: the first has packets between {first}, the second \
@@ -22,7 +22,7 @@ pub(crate) struct Strangers {
     second: String,
 }
 
-/// What tells packets apart, repetitions excepted.
+/// Identifies a packet, apart from retransmissions of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     src: IpAddr,
@@ -41,17 +41,18 @@ impl Key {
     }
 }
 
-/// Two addresses, the lower first, whichever way packets go.
+/// Two addresses in ascending order, for either direction.
 type Road = (IpAddr, IpAddr);
 
 fn road(facts: &Facts) -> Road {
     (facts.src.min(facts.dst), facts.src.max(facts.dst))
 }
 
-/// Makes one list, in the order of time, of what one or two captures have.
+/// Merges the packets of one or two captures into one list in the order of time.
 ///
 /// # Errors
-/// If there are two that have nothing in common.
+///
+/// If two captures have no packet in common.
 pub(crate) fn meet(mut captures: Vec<Vec<Seen>>) -> Result<Vec<Passage>, Strangers> {
     let second = if captures.len() > 1 { captures.pop() } else { None };
     let first = captures.pop().unwrap_or_default();
@@ -61,7 +62,7 @@ pub(crate) fn meet(mut captures: Vec<Vec<Seen>>) -> Result<Vec<Passage>, Strange
     }
 }
 
-/// One capture: a passage for each packet, unless a host talks to itself and has each twice.
+/// Handles one capture: a passage for each packet, or for each pair if a host talks to itself and captured both.
 fn alone(seen: Vec<Seen>) -> Vec<Passage> {
     let mut ways: HashMap<(IpAddr, IpAddr), [bool; 2]> = HashMap::new();
     for s in &seen {
@@ -82,7 +83,7 @@ fn alone(seen: Vec<Seen>) -> Vec<Passage> {
     passages
 }
 
-/// Two captures.
+/// Handles two captures.
 fn together(first: Vec<Seen>, second: Vec<Seen>) -> Result<Vec<Passage>, Strangers> {
     let views = Views::compare(&first, &second);
     if views.0.is_empty() {
@@ -97,7 +98,7 @@ fn together(first: Vec<Seen>, second: Vec<Seen>) -> Result<Vec<Passage>, Strange
                 passages.push(Passage::single(s));
                 continue;
             };
-            // All times by the clock of the first capture.
+            // Times are by the first capture's clock.
             if file == 1 {
                 s.sight.at = s.sight.at.map(|at| at.saturating_add_signed(-view.ahead_ns));
             }
@@ -130,9 +131,9 @@ fn roads(seen: &[Seen]) -> String {
 /// How two captures see the packets between two addresses.
 #[derive(Clone, Copy, Debug)]
 struct View {
-    /// The first capture was made at the lower of the addresses.
+    /// True if the first capture was made at the lower address.
     first_is_at_lower: bool,
-    /// By how much the second capture's clock is ahead of the first's.
+    /// Nanoseconds by which the second capture's clock is ahead of the first's.
     ahead_ns: i64,
 }
 
@@ -143,12 +144,12 @@ impl Views {
         let (here, there) = (by_key(first), by_key(second));
         let mut differences: HashMap<Road, [Option<Spread>; 2]> = HashMap::new();
         for (key, here) in &here {
-            // What was sent again: if it came as often, in the same order.
+            // Match retransmissions in order, if both captures have the same number.
             let Some(there) = there.get(key).filter(|there| there.len() == here.len()) else { continue };
             for (here, there) in here.iter().zip(there) {
                 let (Some(a), Some(b)) = (here.sight.at, there.sight.at) else { continue };
                 let upward = key.src <= key.dst;
-                // From the first capture's place to the second's, if the first is at the lower address.
+                // Time from the first capture to the second, if the first is at the lower address.
                 let took = b.wrapping_sub(a).cast_signed();
                 let took = if upward { took } else { -took };
                 let spread = &mut differences.entry(road(&here.facts)).or_default()[usize::from(!upward)];
@@ -160,7 +161,7 @@ impl Views {
         let view = |(road, [up, down]): (Road, [Option<Spread>; 2])| {
             let sum = up.map_or(0, |(least, _)| least) + down.map_or(0, |(least, _)| least);
             let first_is_at_lower = noted.get(&road).copied().unwrap_or(sum >= 0);
-            // No packet arrives before it left.
+            // No packet arrives before it was sent.
             let (lowest, highest) = if first_is_at_lower {
                 (down.map(|(least, _)| -least), up.map(|(least, _)| least))
             } else {
@@ -176,17 +177,17 @@ impl Views {
     }
 }
 
-/// How far a clock is ahead, which is between two bounds: not at all if that may be, or nearly; else half way, as if both
-/// ways took equally long.
+/// Returns the clock offset, given its bounds: 0 if that is within or near the bounds, else the middle, which assumes equal
+/// delays in both directions.
 fn ahead_within(lowest: i64, highest: i64) -> i64 {
     let nearest = if lowest > highest { 0 } else { 0.clamp(lowest, highest) };
     if nearest.abs() <= highest - lowest { nearest } else { lowest + (highest - lowest) / 2 }
 }
 
-/// The least and the most nanoseconds between the two sights of a packet.
+/// Least and most nanoseconds between the two sightings of a packet.
 type Spread = (i64, i64);
 
-/// The packets of a capture by what tells them apart.
+/// Groups the packets of a capture by their key.
 fn by_key(seen: &[Seen]) -> HashMap<Key, Vec<&Seen>> {
     let mut all: HashMap<Key, Vec<&Seen>> = HashMap::new();
     for s in seen {
@@ -195,7 +196,7 @@ fn by_key(seen: &[Seen]) -> HashMap<Key, Vec<&Seen>> {
     all
 }
 
-/// Whether the first capture was made at the lower address, where one of them notes directions.
+/// For address pairs with recorded directions: true if the first capture was made at the lower address.
 fn noted_places(first: &[Seen], second: &[Seen]) -> HashMap<Road, bool> {
     let mut places = HashMap::new();
     for (is_first, seen) in [(false, second), (true, first)] {
@@ -209,16 +210,16 @@ fn noted_places(first: &[Seen], second: &[Seen]) -> HashMap<Road, bool> {
     places
 }
 
-/// Gives each arrival its departure.
+/// Matches each arrival with its departure.
 ///
-/// Of a packet that left more often than it arrived, an arrival belongs to the latest departure before it: what is
-/// sent again is sent because an earlier one was lost. Before `begin` the place of the arrivals saw nothing.
+/// If a packet departed more often than it arrived, an arrival belongs to the latest departure before it: a packet is
+/// retransmitted because an earlier copy was lost. The receiver's capture starts at `begin`.
 fn join(departures: Vec<Seen>, arrivals: Vec<Seen>, begin: Option<u64>) -> Vec<Passage> {
     let mut left: HashMap<Key, Vec<usize>> = HashMap::new();
     for (i, s) in departures.iter().enumerate() {
         left.entry(Key::of(&s.facts)).or_default().push(i);
     }
-    // Which departures arrived, and as what; which arrivals have no departure.
+    // `matched`: the arrival of each departure, if any. `extra`: arrivals without a departure.
     let mut came: HashMap<Key, Vec<usize>> = HashMap::new();
     for (i, s) in arrivals.iter().enumerate() {
         came.entry(Key::of(&s.facts)).or_default().push(i);
@@ -238,14 +239,13 @@ fn join(departures: Vec<Seen>, arrivals: Vec<Seen>, begin: Option<u64>) -> Vec<P
                 None => extra.push(arrival),
             }
         }
-        // In the order in which they left, whatever the search took first.
+        // Match departures in the order in which they were sent, whatever order the search found them in.
         let left = left.iter().zip(&taken).filter(|(_, taken)| **taken).map(|(departure, _)| *departure);
         left.zip(owned).for_each(|(departure, arrival)| matched[departure] = Some(arrival));
     }
     let mut arrivals: Vec<Option<Seen>> = arrivals.into_iter().map(Some).collect();
     let mut passages: Vec<Passage> = Vec::new();
-    // What left before the other capture began cannot be missed there, unless something before it arrived or it was
-    // sent again.
+    // A packet sent before the other capture began does not count as lost, unless an earlier one arrived or it was sent again.
     let mut watched = false;
     let last: HashMap<Key, usize> =
         left.into_iter().filter_map(|(key, all)| Some((key, *all.last()?))).collect();
@@ -271,7 +271,7 @@ fn join(departures: Vec<Seen>, arrivals: Vec<Seen>, begin: Option<u64>) -> Vec<P
     passages
 }
 
-/// Which of the departures `left` that are not taken is the latest before `at`.
+/// Returns the place in `left` of the latest unused departure before `at`.
 fn latest_before(departures: &[Seen], left: &[usize], taken: &[bool], at: Option<u64>) -> Option<usize> {
     let before = |departure: &Sight| match (departure.at, at) {
         (Some(departed), Some(arrived)) => departed <= arrived,
@@ -281,7 +281,7 @@ fn latest_before(departures: &[Seen], left: &[usize], taken: &[bool], at: Option
 }
 
 impl Passage {
-    /// A packet that one place has seen.
+    /// Returns the passage of a packet that was captured at one place only.
     fn single(seen: Seen) -> Passage {
         let at = seen.sight.at.map(u64::cast_signed);
         let (departed, arrived) = match seen.out {

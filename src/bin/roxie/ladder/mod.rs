@@ -1,16 +1,16 @@
-//! Ladders: what the queue pairs of a capture said to one another, as sequence diagrams.
+//! Ladders: the packets between the queue pairs of a capture, as sequence diagrams.
 //!
 //! ```text
-//! captures -> read   the RoCE packets of each                    -> Seen
-//!          -> meet   each once, though both ends have seen it    -> Passage
-//!          -> pair   which two flows are a connection            -> Connection
-//!          -> trace  what each packet is: new, sent again, an answer, trouble, and what is missing before it
-//!          -> steps  rungs; packets that follow one another are one
+//! captures -> read   the RoCE packets of each capture            -> Seen
+//!          -> meet   match the views of both ends                -> Passage
+//!          -> pair   match the two flows of a connection         -> Connection
+//!          -> trace  classify: new, retransmitted, response, error, and gaps before it
+//!          -> steps  rungs; similar consecutive packets are merged
 //!          -> text, svg
 //! ```
 //!
-//! A BTH names only the queue pair that a packet goes to. Which flow the other way belongs to it is told by the answers:
-//! their PSNs are those of the requests.
+//! A BTH names only the destination queue pair. The reverse flow of a connection is found by its responses: their PSNs are
+//! those of the requests.
 
 use std::net::IpAddr;
 
@@ -31,7 +31,7 @@ pub(crate) use steps::{Ladder, Style};
 pub(crate) use svg::draw as draw_svg;
 pub(crate) use text::{draw as draw_text, draw_within as draw_text_within};
 
-/// What a packet says of itself.
+/// Fields of a packet that matter for a ladder.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     src: IpAddr,
@@ -41,17 +41,17 @@ pub(crate) struct Facts {
     operation: Operation,
     position: Position,
     dest_qp: Qpn,
-    /// Where a DETH names it.
+    /// Source QP, if a DETH names it.
     src_qp: Option<Qpn>,
     psn: Psn,
-    /// Bytes of payload.
+    /// Payload bytes.
     payload: usize,
-    /// Bytes that a READ asks for.
+    /// Bytes that a READ requests.
     asks: Option<u32>,
     syndrome: Option<Syndrome>,
-    /// What it carries, for packets of the connection manager.
+    /// The connection manager's message in the packet, in words.
     carries: String,
-    /// Its ICRC or a length is wrong: whoever gets it drops it.
+    /// True if the ICRC or a length is wrong, so that a receiver drops the packet.
     damaged: bool,
 }
 
@@ -76,7 +76,7 @@ impl Facts {
         }
     }
 
-    /// True if it answers a request: then its PSN is one of the peer's.
+    /// True for a response: its PSN is one of the peer's requests.
     fn is_answer(&self) -> bool {
         matches!(
             self.operation,
@@ -84,12 +84,12 @@ impl Facts {
         )
     }
 
-    /// True if its PSNs count what the peer must get, in order.
+    /// True if PSNs are sequential, as on RC, UC and XRC.
     fn is_ordered(&self) -> bool {
         matches!(self.service, Service::Rc | Service::Uc | Service::Xrc)
     }
 
-    /// The opcode's name without its service, or what an AETH says.
+    /// Returns the opcode's name without its service, or the meaning of an AETH.
     fn name(&self) -> String {
         if !self.carries.is_empty() {
             return self.carries.clone();
@@ -104,14 +104,14 @@ impl Facts {
     }
 }
 
-/// Where and when a capture has a packet.
+/// A packet's place in a capture.
 #[derive(Clone, Debug)]
 pub(crate) struct Sight {
-    /// The frame's number in its capture.
+    /// Frame number in the capture.
     number: u64,
-    /// Nanoseconds since the Unix epoch, by the clock of the capture.
+    /// Nanoseconds since the Unix epoch by the capture's clock.
     at: Option<u64>,
-    /// The packet's comment, on one line; what is wrong with the packet before it.
+    /// The packet's comment on one line, after the packet's defect if there is one.
     comment: String,
 }
 
@@ -120,7 +120,7 @@ pub(crate) struct Sight {
 pub(crate) struct Seen {
     facts: Facts,
     sight: Sight,
-    /// Sent by the host that captured it; `None` if the capture does not say.
+    /// True if the capturing host sent the packet; `None` if the capture does not say.
     out: Option<bool>,
 }
 
@@ -128,36 +128,36 @@ pub(crate) struct Seen {
 #[derive(Clone, Debug)]
 pub(crate) struct Passage {
     facts: Facts,
-    /// At the sender, or somewhere on the way.
+    /// Sighting at the sender, or between the ends.
     departed: Option<Sight>,
-    /// Where the receiver's capture shows it; `None`: it does not.
+    /// Sighting in the receiver's capture, if any.
     arrived: Option<Sight>,
     fate: Fate,
-    /// Nanoseconds by the clock of the capture that leads.
+    /// Nanoseconds by the clock of the leading capture.
     at: Option<i64>,
 }
 
-/// What became of a packet between the two ends.
+/// Fate of a packet between the two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// Seen at one place only.
+    /// Captured at one place only.
     Unknown,
-    /// Both ends have it.
+    /// In both captures.
     Delivered,
-    /// It left, and did not arrive.
+    /// Sent, but not received.
     Lost,
-    /// It arrived, and did not leave, or not as often.
+    /// Received, but not sent, or received more often than sent.
     Extra,
 }
 
 impl Passage {
-    /// True if nobody acts on it.
+    /// True if no receiver acts on the packet.
     fn is_void(&self) -> bool {
         let dropped = |sight: &Sight| sight.comment.starts_with("dropped");
         self.fate == Fate::Lost || self.facts.damaged || self.arrived.as_ref().is_some_and(dropped)
     }
 
-    /// The frame's number in the capture of the left end, or in the only one.
+    /// Returns the frame number in the left end's capture, or in the only one.
     fn number(&self, right: bool) -> Option<u64> {
         let here = if right { &self.departed } else { &self.arrived };
         let only = self.departed.as_ref().or(self.arrived.as_ref()).filter(|_| self.fate == Fate::Unknown);
@@ -165,7 +165,7 @@ impl Passage {
     }
 }
 
-/// Times as people write them.
+/// Formats a duration for people.
 fn duration(ns: u64) -> String {
     match ns {
         0..1_000_000 => format!("{:.1} us", ns as f64 / 1e3),
@@ -174,7 +174,7 @@ fn duration(ns: u64) -> String {
     }
 }
 
-/// As [`duration`], of what may lie before the first packet.
+/// Formats a time relative to the first packet, which can be negative.
 fn signed_duration(ns: i64) -> String {
     format!("{}{}", if ns < 0 { "-" } else { "" }, duration(ns.unsigned_abs()))
 }
@@ -194,7 +194,7 @@ fn plural(n: u64, what: &str) -> String {
     format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
-/// `psn 5`, or `psn 5..9`.
+/// Formats a PSN or a range of PSNs: `psn 5`, `psn 5..9`.
 fn psn_range(first: Psn, last: Psn) -> String {
     if first == last { format!("psn {first}") } else { format!("psn {first}..{last}") }
 }

@@ -1,4 +1,4 @@
-//! Which packets belong together: flows, and the two flows of a connection.
+//! Groups packets into flows, and flows into connections.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -7,14 +7,14 @@ use roxie::wire::{Psn, Qpn, Service};
 
 use super::{Facts, Fate, Passage, service_name};
 
-/// The packets between two queue pairs, in the order of the capture.
+/// Packets between two queue pairs, in the order of the capture.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(super) service: Service,
-    /// The end that the first packet came from, and the other: address and queue pair, as far as one is known.
+    /// Address and queue pair (if known) of both ends. The first packet came from the first.
     pub(super) ends: [(IpAddr, Option<Qpn>); 2],
     pub(super) packets: Vec<Passage>,
-    /// Both ends were captured.
+    /// True if both ends were captured.
     pub(super) two_sided: bool,
 }
 
@@ -23,7 +23,7 @@ impl Connection {
         let two_sided = packets.iter().any(|passage| passage.fate == Fate::Delivered);
         let mut connection = Connection { service, ends, packets, two_sided };
         if two_sided {
-            // In the order and at the times of the left end.
+            // Sort by the times of the left end.
             let mut packets = std::mem::take(&mut connection.packets);
             for passage in &mut packets {
                 if !connection.goes_right(&passage.facts)
@@ -38,9 +38,9 @@ impl Connection {
         connection
     }
 
-    /// True if it goes from left to right.
+    /// True if the packet goes from left to right.
     pub(super) fn goes_right(&self, facts: &Facts) -> bool {
-        // Two queue pairs of one host differ by their numbers.
+        // Two queue pairs on one host differ by QPN.
         if facts.src == facts.dst {
             self.ends[1].1 == Some(facts.dest_qp)
         } else {
@@ -48,18 +48,18 @@ impl Connection {
         }
     }
 
-    /// True if this is one of its queue pairs.
+    /// True if `qp` is one of the connection's queue pairs.
     pub(crate) fn has(&self, qp: Qpn) -> bool {
         self.ends.iter().any(|(_, own)| *own == Some(qp))
     }
 
-    /// Its queue pairs, as far as they are known: number, service and address.
+    /// Returns the known queue pairs: QPN, address and service.
     pub(crate) fn queue_pairs(&self) -> impl Iterator<Item = (Qpn, IpAddr, &'static str)> {
         self.ends.iter().filter_map(|(address, qp)| Some(((*qp)?, *address, service_name(self.service))))
     }
 }
 
-/// All packets from one host to one queue pair of another; of datagrams those of one sender only.
+/// Key of a flow: the packets from one host to a queue pair of another. A datagram's key includes its source QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     src: IpAddr,
@@ -85,7 +85,7 @@ struct Flow {
     partner: Option<usize>,
 }
 
-/// Sorts packets into connections, in the order in which these begin.
+/// Groups packets into connections, in the order in which they begin.
 pub(crate) fn pair(packets: Vec<Passage>) -> Vec<Connection> {
     let mut flows: Vec<Flow> = Vec::new();
     let mut index: HashMap<Key, usize> = HashMap::new();
@@ -96,13 +96,13 @@ pub(crate) fn pair(packets: Vec<Passage>) -> Vec<Connection> {
             flows.push(Flow { key, service, packets: Vec::new(), partner: None });
             flows.len() - 1
         });
-        // A congestion notification is sent to a queue pair of any service.
+        // A congestion notification goes to a queue pair of any service.
         if flows[flow].service == Service::Cnp {
             flows[flow].service = service;
         }
         flows[flow].packets.push(i);
     }
-    marry(&mut flows, &evidence(&packets, &index));
+    pair_flows(&mut flows, &evidence(&packets, &index));
     let mut packets: Vec<Option<Passage>> = packets.into_iter().map(Some).collect();
     let mut connections = Vec::new();
     for i in 0..flows.len() {
@@ -122,7 +122,7 @@ pub(crate) fn pair(packets: Vec<Passage>) -> Vec<Connection> {
     connections
 }
 
-/// How many answers of the second flow have the PSN that was last asked for by the first, among those that could be.
+/// For pairs of flows, counts responses in one that match the last request with their PSN in the other.
 fn evidence(packets: &[Passage], index: &HashMap<Key, usize>) -> HashMap<(usize, usize), u64> {
     let mut asked: HashMap<(IpAddr, IpAddr, Psn), usize> = HashMap::new();
     let mut found = HashMap::new();
@@ -137,8 +137,8 @@ fn evidence(packets: &[Passage], index: &HashMap<Key, usize>) -> HashMap<(usize,
     found
 }
 
-/// Gives each flow the one that answers it: first where the evidence is, then where the numbers are those of both ends.
-fn marry(flows: &mut [Flow], evidence: &HashMap<(usize, usize), u64>) {
+/// Pairs each flow with its reverse flow: first by evidence, then by equal QPNs.
+fn pair_flows(flows: &mut [Flow], evidence: &HashMap<(usize, usize), u64>) {
     let mut scores: HashMap<(usize, usize), u64> = HashMap::new();
     for ((a, b), n) in evidence.iter().filter(|((a, b), _)| a != b) {
         *scores.entry((*a.min(b), *a.max(b))).or_default() += n;
@@ -153,12 +153,12 @@ fn marry(flows: &mut [Flow], evidence: &HashMap<(usize, usize), u64>) {
         }
     };
     candidates.iter().for_each(|((a, b), _)| wed(*a, *b));
-    wed_namesakes(flows);
-    wed_the_last(flows);
+    pair_by_qpn(flows);
+    pair_last_flows(flows);
 }
 
-/// Datagrams name both ends. Of connections without answers equal numbers are the best guess there is.
-fn wed_namesakes(flows: &mut [Flow]) {
+/// Pairs flows by QPN: datagrams name both ends; for connections without responses, equal QPNs are the best guess.
+fn pair_by_qpn(flows: &mut [Flow]) {
     let mut waiting: HashMap<(IpAddr, IpAddr, Qpn, Option<Qpn>), usize> = HashMap::new();
     for i in 0..flows.len() {
         let key = flows[i].key;
@@ -183,8 +183,8 @@ fn wed_namesakes(flows: &mut [Flow]) {
     }
 }
 
-/// Where one flow each way is left between two hosts, they are of one connection.
-fn wed_the_last(flows: &mut [Flow]) {
+/// Pairs the last flows between two hosts, if one is left in each direction.
+fn pair_last_flows(flows: &mut [Flow]) {
     let mut left: HashMap<(IpAddr, IpAddr, Service), Vec<usize>> = HashMap::new();
     let single =
         |flow: &&Flow| flow.partner.is_none() && flow.key.src_qp.is_none() && flow.key.src != flow.key.dst;

@@ -1,4 +1,4 @@
-//! The RoCE packets of a capture.
+//! Reads the RoCE packets of a capture.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
@@ -12,33 +12,34 @@ use crate::decoded::Decoded;
 use crate::decoded::layers::{Found, find};
 use crate::decoded::segments::Segments;
 
-/// Packets of one capture that are read at most: each takes some hundred bytes, and nobody looks so far.
+/// Most packets read from a capture: each takes some hundred bytes of memory.
 const MOST: usize = 1_000_000;
 /// Bytes of a comment that are kept.
 const LONGEST_COMMENT: usize = 300;
 
-/// What a capture has.
+/// The contents of a capture.
 #[derive(Debug, Default)]
 pub(crate) struct Reading {
     pub(crate) seen: Vec<Seen>,
-    /// Frames of any kind.
+    /// Number of frames of any kind.
     pub(crate) frames: u64,
-    /// Frames that claim to be RoCE and cannot be read.
+    /// Number of frames that claim to be RoCE but are malformed.
     pub(crate) malformed: u64,
     /// Link types that are not decoded.
     pub(crate) link_types: BTreeSet<u32>,
-    /// Frames that may hold RoCE behind something that is not decoded, by what.
+    /// Number of frames that may carry RoCE, by the header that is not decoded.
     pub(crate) unread: BTreeMap<&'static str, u64>,
-    /// Where reading ended before the capture did, and why.
+    /// Why reading stopped before the capture's end.
     pub(crate) broken: Option<CaptureError>,
-    /// There are more packets than a ladder takes.
+    /// True if the capture has more packets than a ladder takes.
     pub(crate) too_many: bool,
 }
 
-/// Reads a capture to its end, or to where it breaks.
+/// Reads a capture to its end, or to the first error.
 ///
 /// # Errors
-/// If it is no capture at all.
+///
+/// If the source is no capture.
 pub(crate) fn read(source: impl Read) -> Result<Reading, CaptureError> {
     let mut reader = Reader::new(source)?;
     let mut reading = Reading::default();
@@ -78,7 +79,7 @@ impl Reading {
         let comment = one_line(record.comment.unwrap_or_default());
         let problem = decoded.problem_in_words();
         let told = match &problem {
-            // The comment of a NIC says it already, and sockets that made up an IPv4 identification are no damage.
+            // A NIC's comment states the drop reason already. A made-up IPv4 identification (of sockets) is no damage.
             Some(problem) if comment.is_empty() => format!("{problem}: whoever gets it drops it"),
             _ => comment.clone(),
         };
@@ -100,7 +101,7 @@ impl Reading {
     }
 }
 
-/// The packets that a super-frame will be, or was.
+/// Returns the packets of a super-frame.
 fn cut(whole: &Envelope, frame: &Frame<'_>, segments: &Segments) -> Vec<Packet> {
     let end = whole.icrc_offset + ICRC_LEN;
     let packets = (0..segments.count).filter_map(|i| {
@@ -120,7 +121,7 @@ fn cut(whole: &Envelope, frame: &Frame<'_>, segments: &Segments) -> Vec<Packet> 
     packets.collect()
 }
 
-/// A comment may hold whatever its writer liked.
+/// Replaces control characters and truncates a comment, which may contain any text.
 fn one_line(comment: &str) -> String {
     let mut line = String::new();
     for c in comment.chars() {

@@ -1,4 +1,4 @@
-//! The rungs of a ladder: packets that follow one another and are alike become one.
+//! Converts a connection's packets to rungs. Similar consecutive packets share a rung.
 
 use roxie::wire::{Position, Psn, Syndrome};
 use serde::Serialize;
@@ -6,19 +6,19 @@ use serde::Serialize;
 use super::trace::{Kind, Missing, Trace};
 use super::{Connection, Facts, Fate, Passage, duration, plural, psn_range, service_name};
 
-/// Packets that are alike and become one rung: fewer are easier read one by one.
+/// Fewest similar packets that are merged into one rung.
 const SHORTEST_RUN: usize = 3;
-/// A silence that is worth a line, in nanoseconds...
+/// Shortest gap that gets a line, in nanoseconds.
 const LONG_NS: i64 = 1_000_000;
-/// ...if it is so many times as long as the usual one.
+/// Such a gap must also be this many times the median gap.
 const LONG_TIMES: i64 = 10;
 
 /// How to draw.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Style {
-    /// Names for the ends; else address and queue pair.
+    /// Names of the ends [default: address and queue pair].
     pub(crate) names: Option<[&'static str; 2]>,
-    /// A rung for each packet.
+    /// True for one rung per packet.
     pub(crate) every: bool,
 }
 
@@ -37,17 +37,17 @@ pub(crate) struct Ladder {
 pub(super) enum Step {
     Rung(Rung),
     Missing(Missing),
-    /// Nothing for so long.
+    /// A gap without packets.
     Silence {
-        /// Nanoseconds.
+        /// Length in nanoseconds.
         ns: u64,
     },
 }
 
-/// One packet, or several that are alike.
+/// One packet, or several similar ones.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Rung {
-    /// The frame's number in its capture.
+    /// Frame number in the capture.
     pub(super) number: Option<u64>,
     /// Nanoseconds since the first packet.
     pub(super) at: Option<i64>,
@@ -58,7 +58,7 @@ pub(super) struct Rung {
     pub(super) remark: String,
 }
 
-/// What kind of line is drawn.
+/// Style of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Line {
@@ -72,13 +72,13 @@ pub(super) enum Line {
 #[serde(rename_all = "kebab-case")]
 pub(super) enum End {
     Arrives,
-    /// On the way.
+    /// On the way to the receiver.
     Lost,
-    /// It begins on the way: nobody saw it leave.
+    /// At the receiver; the line begins on the way, because the packet was never seen leaving.
     Extra,
 }
 
-/// A packet with all that its rung will show.
+/// A packet with the rung that it would get by itself.
 struct Atom<'a> {
     facts: &'a Facts,
     rung: Rung,
@@ -94,7 +94,7 @@ struct Tally {
 }
 
 impl Ladder {
-    /// Works a connection out.
+    /// Builds the ladder of a connection.
     pub(crate) fn of(connection: &Connection, style: &Style) -> Ladder {
         let start = connection.packets.iter().find_map(|passage| passage.at);
         let end = connection.packets.iter().rev().find_map(|passage| passage.at);
@@ -133,7 +133,7 @@ impl Ladder {
 }
 
 impl Ladder {
-    /// Keeps so many lines at most, and says so.
+    /// Keeps at most `most` lines, and says so in the summary.
     pub(crate) fn shorten(&mut self, most: usize) {
         let all = self.steps.len();
         if all > most {
@@ -169,7 +169,7 @@ impl Tally {
     }
 }
 
-/// How long a silence must be for a line of its own.
+/// Returns the shortest gap, in nanoseconds, that gets a line of its own.
 fn long_silence(connection: &Connection) -> i64 {
     let times = connection.packets.iter().filter_map(|passage| passage.at);
     let mut gaps: Vec<i64> = times.clone().zip(times.skip(1)).map(|(a, b)| b - a).collect();
@@ -203,7 +203,7 @@ impl<'a> Atom<'a> {
         Atom { facts, rung }
     }
 
-    /// True if it goes on with what `last` began.
+    /// True if this packet can join the rung of `last`.
     fn follows(&self, last: &Atom<'_>) -> bool {
         let (a, b) = (&last.rung, &self.rung);
         let alike = (a.right, a.line, a.end, &a.remark) == (b.right, b.line, b.end, &b.remark);
@@ -219,7 +219,7 @@ impl<'a> Atom<'a> {
     }
 }
 
-/// Makes rungs of packets that follow one another.
+/// Appends the rungs of a run of packets.
 fn finish(run: &mut Vec<Atom<'_>>, every: bool, steps: &mut Vec<Step>) {
     let rung = |atom: &Atom<'_>, name: &str, last: Psn| {
         let again = if atom.rung.line == Line::Again { " again" } else { "" };
@@ -237,17 +237,17 @@ fn finish(run: &mut Vec<Atom<'_>>, every: bool, steps: &mut Vec<Step>) {
     run.clear();
 }
 
-/// What of `to` differs from `from`, by words: `LAST_WITH_IMM` of WRITE_LAST_WITH_IMM after WRITE_FIRST.
+/// Returns the words of `to` after the prefix shared with `from`: `LAST_WITH_IMM` for WRITE_LAST_WITH_IMM after WRITE_FIRST.
 fn ending<'a>(from: &str, to: &'a str) -> &'a str {
     let same = from.split('_').zip(to.split('_')).take_while(|(a, b)| a == b).map(|(a, _)| a.len() + 1).sum();
     to.get(same..).unwrap_or(to)
 }
 
-/// What both ends say about a packet, and what its PSN tells where they are silent.
+/// Combines the comments of both captures, or what the PSN implies if there are none.
 fn remark(passage: &Passage, inferred: &str) -> String {
     let said = |sight: &Option<super::Sight>| {
         let comment = sight.as_ref().map_or("", |sight| &sight.comment);
-        // Sockets hide the IPv4 identification: true of each packet, and about none.
+        // Over sockets the IPv4 identification is unknown for every packet: leave that part out.
         comment.split_once(" (ICRC good for").map_or(comment, |(verdict, _)| verdict).to_owned()
     };
     let (sender, receiver) = (said(&passage.departed), said(&passage.arrived));

@@ -1,12 +1,12 @@
-//! Ladders as one SVG: no scripts, no fonts or files of others, light or dark as the reader likes.
+//! Draws ladders as one self-contained SVG: no scripts, no external fonts or files, light or dark as the viewer's theme.
 //!
-//! What a line means is told by its pattern and in words; colour says it once more.
+//! Patterns and words carry the meaning of a line; colour only repeats it.
 
 use std::fmt::Write as _;
 
 use super::steps::{End, Ladder, Line, Rung, Step};
 
-/// Pixels.
+/// Layout, in pixels.
 const WIDTH: f64 = 1140.0;
 const NUMBER_X: f64 = 62.0;
 const TIME_X: f64 = 150.0;
@@ -15,11 +15,11 @@ const RIGHT_X: f64 = 690.0;
 const REMARK_X: f64 = 716.0;
 const ROW: f64 = 36.0;
 const REMARK_LINE: f64 = 16.0;
-/// By how much an arrow falls: time goes down.
+/// Drop of an arrow's head below its tail: time runs downward.
 const FALL: f64 = 9.0;
-/// Letters of a remark in a line.
+/// Characters of a remark in a line.
 const REMARK_LETTERS: usize = 62;
-/// Steps of a connection that are drawn: browsers are slow with more.
+/// Most steps drawn per connection: browsers are slow with more.
 const MOST_STEPS: usize = 2_000;
 
 const STYLE: &str = "\
@@ -105,7 +105,7 @@ impl Canvas {
         self.add(format_args!("</g>"));
     }
 
-    /// The boxes on top of the lines of life.
+    /// Draws the boxes above the lifelines.
     fn ends(&mut self, names: &[String; 2]) {
         for (x, name) in [LEFT_X, RIGHT_X].into_iter().zip(names) {
             let width = box_width(name);
@@ -119,7 +119,7 @@ impl Canvas {
         self.lives("life", 8.0);
     }
 
-    /// Goes down by `height`, and the lines of life with it.
+    /// Extends the lifelines down by `height`.
     fn lives(&mut self, class: &str, height: f64) {
         let (top, bottom) = (self.y, self.y + height);
         for x in [LEFT_X, RIGHT_X] {
@@ -160,7 +160,7 @@ impl Canvas {
             End::Extra => (at(0.2), at(1.0)),
         };
         let forward = (to - from).signum();
-        // The line ends within its head.
+        // The line ends inside its arrow head.
         let tip = if rung.end == End::Lost { x2 } else { x2 - forward * 7.0 };
         self.add(format_args!(
             "<line class=\"{kind}\" x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{tip:.1}\" y2=\"{y2:.1}\"/>"
@@ -247,7 +247,7 @@ impl Canvas {
     }
 }
 
-/// The classes of a line and of its head.
+/// Returns the CSS classes of a line and of its head.
 fn classes(line: Line) -> (&'static str, &'static str) {
     match line {
         Line::Plain => ("plain", "plain-head"),
@@ -256,12 +256,12 @@ fn classes(line: Line) -> (&'static str, &'static str) {
     }
 }
 
-/// The width of a box with a name in it.
+/// Returns the width of a box around a name.
 fn box_width(name: &str) -> f64 {
     (name.chars().count() as f64 * 7.6 + 24.0).max(90.0)
 }
 
-/// Breaks a remark into lines at its spaces.
+/// Wraps a remark at spaces.
 fn wrap(remark: &str) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in remark.split_whitespace() {
@@ -276,7 +276,7 @@ fn wrap(remark: &str) -> Vec<String> {
     lines
 }
 
-/// Text as XML has it.
+/// Escapes text for XML.
 struct Escaped<'a>(&'a str);
 
 impl std::fmt::Display for Escaped<'_> {
@@ -286,7 +286,7 @@ impl std::fmt::Display for Escaped<'_> {
             '>' => f.write_str("&gt;"),
             '&' => f.write_str("&amp;"),
             '"' => f.write_str("&quot;"),
-            // XML has no place for them, escaped or not.
+            // XML cannot represent these two, even escaped.
             '\u{fffe}' | '\u{ffff}' => f.write_str("?"),
             c if c.is_control() => f.write_str(" "),
             c => f.write_fmt(format_args!("{c}")),

@@ -1,11 +1,11 @@
-//! Ladders as text.
+//! Draws ladders as text.
 
 use std::fmt::Write as _;
 
 use super::steps::{End, Ladder, Line, Rung, Step};
 use crate::words::folded;
 
-/// Columns between the two lines.
+/// Columns between the two lifelines.
 const NARROWEST: usize = 46;
 const WIDEST: usize = 72;
 
@@ -46,9 +46,9 @@ pub(crate) fn draw(ladder: &Ladder) -> String {
     text
 }
 
-/// Draws a connection in so many columns, 60 or more: remarks stand beside their rungs in several lines.
+/// Draws a connection within `columns` columns (at least 60). Remarks wrap beside their rungs.
 pub(crate) fn draw_within(ladder: &Ladder, columns: usize) -> String {
-    /// Time, and the two lines of life.
+    /// Columns of the time, and of the two lifelines.
     const TIME: usize = 10;
     const LINES: usize = 6;
     let labels = ladder.steps.iter().filter_map(|step| match step {
@@ -89,7 +89,7 @@ pub(crate) fn draw_within(ladder: &Ladder, columns: usize) -> String {
     text
 }
 
-/// `width` columns with an arrow head at the end that the packet reaches.
+/// Draws an arrow of `width` columns, with its head at the receiver.
 fn line(rung: &Rung, width: usize) -> String {
     let dash = match rung.line {
         Line::Plain => '-',
@@ -97,7 +97,7 @@ fn line(rung: &Rung, width: usize) -> String {
         Line::Trouble => '~',
     };
     let label: String = rung.label.chars().take(width.saturating_sub(8)).collect();
-    // From the tail to the head, as if it went right.
+    // Drawn from tail to head, as if to the right.
     let (tail, head, space) = match rung.end {
         End::Arrives => ("", if rung.right { ">" } else { "<" }, 0),
         End::Lost => ("", "X", width / 6),
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_rungs_have_the_same_width() {
+    fn rungs_have_equal_width() {
         let label = "WRITE_MIDDLE psn 16777215 again".to_owned();
         for width in [NARROWEST, WIDEST] {
             for end in [End::Arrives, End::Lost, End::Extra] {

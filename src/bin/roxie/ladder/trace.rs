@@ -1,4 +1,4 @@
-//! What each packet of a connection is, told by its PSN and by what came before it (IBTA 9.7).
+//! Classifies each packet of a connection by its PSN and by the packets before it (IBTA 9.7).
 
 use std::collections::VecDeque;
 
@@ -9,42 +9,42 @@ use roxie::wire::{NakCode, Operation, Position, Psn, Service, Syndrome, rnr_time
 
 use super::{Connection, Facts, Fate, Passage, duration, plural, psn_range};
 
-/// A jump of more PSNs than any window is another connection on the same queue pair.
-const ANOTHER_LIFE: i32 = 1 << 16;
-/// READs and atomics that are followed at once: more than any responder takes.
+/// A jump beyond this many PSNs, more than any window, is a new connection on the same queue pair.
+const NEW_CONNECTION: i32 = 1 << 16;
+/// Most READs and atomics tracked at once: more than any responder accepts.
 const MOST_READS: usize = 1024;
 
-/// What a packet is.
+/// Class of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Asks, or carries data.
+    /// A new request.
     Request,
-    /// A request that was there before.
+    /// A retransmitted request.
     Again,
-    /// Answers.
+    /// A new response.
     Answer,
-    /// An answer that was there before.
+    /// A repeated response.
     AnswerAgain,
-    /// A NAK.
+    /// A NAK, or a response that signals an error.
     Trouble,
-    /// Belongs to no order: datagrams and congestion notifications.
+    /// Outside of any sequence: a datagram or congestion notification.
     Datagram,
 }
 
-/// PSNs between two packets that are not in the capture.
+/// A gap: PSNs between two packets that are not in the capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Missing {
     from: Psn,
     pub(super) count: u32,
-    /// They are packets of an answer, not of a request.
+    /// True if responses are missing, not requests.
     answers: bool,
 }
 
-/// What was found out about a packet.
+/// Classification of a packet.
 #[derive(Clone, Debug)]
 pub(super) struct Mark {
     pub(super) kind: Kind,
-    /// In words, if it is worth any.
+    /// A remark, or empty.
     pub(super) remark: String,
     pub(super) missing: Option<Missing>,
 }
@@ -55,46 +55,46 @@ impl Mark {
     }
 }
 
-/// A READ or an atomic whose answers are awaited.
+/// A READ or an atomic with outstanding responses.
 #[derive(Clone, Copy, Debug)]
 struct Awaited {
     first: Psn,
-    /// The answer that is due.
+    /// PSN of the next response.
     due: Psn,
-    /// After its last answer.
+    /// PSN after the last response.
     end: Psn,
-    /// A later answer has come: the implied NAK was told of.
+    /// True once a later response has arrived, an implied NAK, which is reported once.
     overtaken: bool,
 }
 
-/// The requests of one end, and the answers to them.
+/// The requests of one end, and the responses to them.
 #[derive(Debug, Default)]
 struct Stream {
     /// The PSN after the highest request.
     next: Option<Psn>,
-    /// The PSN after the last request: below `next` while requests are sent again.
+    /// The PSN after the last request; below `next` during retransmission.
     cursor: Psn,
-    /// Why requests are sent again, while they are.
+    /// Reason for the current retransmission.
     again: Option<String>,
-    /// PSNs below `next` that never came: first, count.
+    /// PSN ranges below `next` that have not appeared: first, count.
     holes: Vec<(Psn, u32)>,
-    /// The highest that was acknowledged.
+    /// Highest acknowledged PSN.
     acknowledged: Option<Psn>,
-    /// What an answer complained of, until requests are sent again.
+    /// Reason of the last NAK, until the retransmission.
     trouble: Option<&'static str>,
     awaited: VecDeque<Awaited>,
-    /// The last PSN may be higher than it seems: a READ takes as many as it has responses.
+    /// True if the last PSN may be too low: a READ takes as many PSNs as it has responses, and the path MTU is not known.
     open_ended: bool,
 }
 
-/// Goes through the packets of a connection.
+/// Classifies the packets of a connection in order.
 pub(super) struct Trace {
     streams: [Stream; 2],
-    /// Payload bytes of a full packet, as far as the capture shows any.
+    /// Largest payload of a packet that is followed by another one of its message.
     path_mtu: Option<usize>,
-    /// Lost packets are known.
+    /// True if both ends were captured, so that lost packets are known.
     two_sided: bool,
-    /// When the last packet was.
+    /// Time of the last packet.
     last_at: Option<i64>,
 }
 
@@ -108,7 +108,7 @@ impl Trace {
         }
     }
 
-    /// What the next packet is. `right`: which way it goes.
+    /// Classifies the next packet. `right` is its direction.
     pub(super) fn mark(&mut self, passage: &Passage, right: bool) -> Mark {
         let facts = &passage.facts;
         let silence = self.last_at.zip(passage.at).map(|(last, at)| (at - last).max(0).cast_unsigned());
@@ -132,7 +132,7 @@ impl Trace {
         }
         let stream = &mut self.streams[usize::from(right)];
         if passage.is_void() {
-            // The requester does not know of it.
+            // A lost response never reached the requester: leave its state unchanged.
             let kind = if matches!(facts.syndrome, Some(Syndrome::Ack { .. }) | None) {
                 Kind::Answer
             } else {
@@ -148,7 +148,7 @@ impl Trace {
     }
 }
 
-/// The payload of a packet that is followed by another of its message is a full one.
+/// Infers the path MTU: each packet but the last of a message is full.
 fn path_mtu(connection: &Connection) -> Option<usize> {
     let full = |facts: &&Facts| matches!(facts.position, Position::First | Position::Middle);
     let facts = connection.packets.iter().map(|passage| &passage.facts);
@@ -159,7 +159,7 @@ impl Stream {
     fn request(&mut self, facts: &Facts, span: u32, open_ended: bool, silence: Option<u64>) -> Mark {
         let (psn, end) = (facts.psn, facts.psn + span);
         let ahead = self.next.map_or(0, |next| psn.distance_from(next));
-        if ahead.abs() > ANOTHER_LIFE {
+        if ahead.abs() > NEW_CONNECTION {
             *self = Stream { next: Some(end), cursor: end, open_ended, ..Stream::default() };
             return Mark::new(Kind::Request, "PSNs begin anew: another connection of this queue pair");
         }
@@ -182,14 +182,14 @@ impl Stream {
         Mark { missing: gap, ..Mark::new(Kind::Request, remark) }
     }
 
-    /// A request below the highest one.
+    /// Classifies a request below the highest one.
     fn request_again(&mut self, facts: &Facts, silence: Option<u64>) -> Mark {
         let psn = facts.psn;
         let was_missing = self.fill(psn, 1);
         if facts.service == Service::Uc {
             return Mark::new(Kind::Again, if was_missing { "late: out of order" } else { "seen before" });
         }
-        // Whoever goes back does so for one reason, which holds until it has caught up.
+        // A retransmission has one reason, which holds until it has caught up.
         if self.again.is_none() || psn.is_before(self.cursor) {
             let unanswered = self.awaited.iter().any(|read| read.contains(psn));
             let acknowledged = self.acknowledged.is_some_and(|last| !last.is_before(psn));
@@ -207,7 +207,7 @@ impl Stream {
         Mark::new(Kind::Again, self.again.clone().unwrap_or_default())
     }
 
-    /// Notes which answers a READ or an atomic will have.
+    /// Records the responses that a READ or an atomic will get.
     fn expect(&mut self, facts: &Facts, end: Psn, open_ended: bool) {
         let answered = matches!(
             facts.operation,
@@ -217,7 +217,7 @@ impl Stream {
                 | Operation::Flush
                 | Operation::AtomicWrite
         );
-        // One that begins within another repeats the rest of it.
+        // A READ that begins within another repeats the rest of it.
         if !answered || open_ended || self.awaited.iter().any(|read| read.contains(facts.psn)) {
             return;
         }
@@ -227,7 +227,7 @@ impl Stream {
         self.awaited.push_back(Awaited { first: facts.psn, due: facts.psn, end, overtaken: false });
     }
 
-    /// Takes PSNs out of the holes; true if the first of them was in one.
+    /// Removes PSNs from the gaps. Returns true if the first was in one.
     fn fill(&mut self, psn: Psn, span: u32) -> bool {
         let Some(at) = self.holes.iter().position(|(from, count)| {
             let into = psn.distance_from(*from);
@@ -246,7 +246,7 @@ impl Stream {
     fn answer(&mut self, facts: &Facts) -> Mark {
         let psn = facts.psn;
         if let (Some(next), false) = (self.next, self.open_ended)
-            && (0..ANOTHER_LIFE).contains(&psn.distance_from(next))
+            && (0..NEW_CONNECTION).contains(&psn.distance_from(next))
             && facts.syndrome.is_none_or(|s| matches!(s, Syndrome::Ack { .. }))
         {
             let sent = format!("answers nothing that was sent, the last was psn {}: a ghost", next - 1);
@@ -275,11 +275,11 @@ impl Stream {
         }
     }
 
-    /// An ACK, or what was asked for.
+    /// Classifies an ACK, a READ response or an atomic's result.
     fn good_answer(&mut self, facts: &Facts) -> Mark {
         let psn = facts.psn;
         if let Some(read) = self.awaited.iter_mut().find(|read| !psn.is_before(read.end) && !read.overtaken) {
-            // Nothing is acknowledged beyond an answer that is due (IBTA 9.7.5.1.4).
+            // Nothing beyond an outstanding response is acknowledged (IBTA 9.7.5.1.4).
             read.overtaken = true;
             self.trouble = Some("sent again after the implied NAK");
             let due = psn_range(read.due, read.end - 1);
@@ -296,7 +296,7 @@ impl Stream {
         }
     }
 
-    /// Takes what a READ or an atomic is answered with; returns what should have come before.
+    /// Takes a response to a READ or an atomic. Returns the gap before it.
     fn take_answer(&mut self, facts: &Facts) -> Option<Missing> {
         let place = self.awaited.iter().position(|read| read.contains(facts.psn))?;
         let read = &mut self.awaited[place];
@@ -312,7 +312,7 @@ impl Stream {
     }
 
     fn acknowledge(&mut self, psn: Psn) {
-        let further = |last: Psn| last.is_before(psn) || last.distance_from(psn) > ANOTHER_LIFE;
+        let further = |last: Psn| last.is_before(psn) || last.distance_from(psn) > NEW_CONNECTION;
         if self.acknowledged.is_none_or(further) {
             self.acknowledged = Some(psn);
         }
@@ -342,7 +342,7 @@ impl Awaited {
 }
 
 impl Serialize for Missing {
-    /// What is drawn of it.
+    /// Serializes label and remark, as drawn.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut both = serializer.serialize_struct("Missing", 2)?;
         both.serialize_field("label", &self.label())?;
@@ -352,13 +352,13 @@ impl Serialize for Missing {
 }
 
 impl Missing {
-    /// In a word.
+    /// Returns the missing PSNs.
     pub(super) fn label(&self) -> String {
         let what = if self.answers { "answer " } else { "" };
         format!("{what}{}", psn_range(self.from, self.from + (self.count - 1)))
     }
 
-    /// In words.
+    /// Returns the remark beside the gap.
     pub(super) fn remark(&self) -> String {
         format!("{} not in this capture: lost before it, or late", plural(self.count.into(), "packet"))
     }

@@ -1,4 +1,4 @@
-//! The command line of `roxie perf`: what is measured, how, and between whom.
+//! Command line of `roxie perf`.
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,7 @@ use crate::device::DeviceOptions;
 use crate::failure::EXIT_CODES;
 use crate::stream;
 
-/// What is measured.
+/// The operation to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Operation {
@@ -22,7 +22,7 @@ pub(crate) enum Operation {
     Atomic,
 }
 
-/// Of it.
+/// The quantity to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Measure {
@@ -32,11 +32,11 @@ pub(crate) enum Measure {
     Lat,
 }
 
-/// Over which service.
+/// The transport service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Service {
-    /// Reliable connection: everything arrives, and is acknowledged
+    /// Reliable connection: lossless, every message is acknowledged
     #[default]
     Rc,
     /// Unreliable connection: send and write
@@ -45,17 +45,17 @@ pub(crate) enum Service {
     Ud,
 }
 
-/// What to measure and how.
+/// Arguments of the command.
 #[derive(Clone, Debug, Args)]
 #[command(
     about = "Measure bandwidth, message rate and latency percentiles",
-    long_about = "Measures bandwidth, message rate or latency of an operation. Without SERVER it waits for one \
-        client, with SERVER it is the client. The client decides what is measured. Options that the server is given too must \
-        be the same; an error names those that differ.\n\nbw keeps --depth operations \
-        outstanding on each QP. lat runs one at a time: for send and write the round trip of a message and its \
-        answer, for read and atomic the time to completion. Both print one line or JSON object for each size.\n\n\
-        --floor measures what the port does without any transport: frames of the same size, sent and counted, or \
-        echoed. Sizes above the path MTU become frames of one path MTU.",
+    long_about = "Measures bandwidth, message rate or latency of an operation. Without SERVER the command waits for \
+        one client, with SERVER it is the client. The client decides what is measured. Options given to the server as \
+        well must match; an error names those that differ.\n\nbw keeps --depth operations outstanding on each QP. lat \
+        runs one at a time: for send and write it measures the round trip of a message and its answer, for read and \
+        atomic the time to completion. Both print one line or JSON object for each size.\n\n--floor measures the port \
+        alone, without a transport: frames of the same size, sent and counted, or echoed. Sizes above the path MTU \
+        become frames of one path MTU.",
     after_help = format!(
         "Examples:\n  roxie perf send lat --port memory               both ends in this process\n  roxie perf write bw \
          --dev eth0                  waits for a client\n  roxie perf write bw --dev eth0 192.0.2.1 -s 64,65536\n  \
@@ -66,16 +66,17 @@ pub(crate) enum Service {
 pub(crate) struct Arguments {
     /// The operation
     pub(super) operation: Operation,
-    /// What to measure of it
+    /// The quantity to measure
     pub(super) measure: Measure,
-    /// Host name or address of the server; without it this is the server
+    /// Host name or address of the server; without it, be the server
     pub(super) server: Option<String>,
-    /// TCP port on which the two ends agree
+    /// TCP port for the exchange of parameters
     #[arg(short = 'p', long, default_value_t = 18516, value_name = "PORT", value_parser = stream::parse_port)]
     pub(super) tcp_port: u16,
     #[command(flatten)]
     pub(super) wishes: Wishes,
-    /// Show rates, alpha and round trips over time: a chart; with --json, the samples; with a file name, a picture. bw only
+    /// Show rate, alpha and round trip over time: as a chart; with --json, as samples; with a file name, as an SVG besides. bw
+    /// only
     #[arg(long, value_name = "FILE.svg", num_args = 0..=1, default_missing_value = "", value_parser = plot::parse)]
     pub(super) plot: Option<plot::Wish>,
     /// Print one JSON object for each size
@@ -85,17 +86,17 @@ pub(crate) struct Arguments {
     pub(super) device: DeviceOptions,
 }
 
-/// What a command line says about the plan; the rest has defaults, or is the client's to say.
+/// Parameters of the measurement that the command line sets. Others have defaults, or follow the client.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Measurement")]
 pub(super) struct Wishes {
-    /// Bytes of a message, or several sizes to measure one after the other [default: bw 65536, lat 8, atomic 8]
+    /// Message size in bytes, or several sizes separated by commas [default: bw 65536, lat 8, atomic 8]
     #[arg(short, long, value_delimiter = ',', value_name = "BYTES")]
     pub(super) size: Vec<u32>,
-    /// The service of the queue pairs: without acknowledgements, what is lost stays lost [default: rc]
+    /// Transport service of the queue pairs; only rc retransmits lost packets [default: rc]
     #[arg(long, value_name = "SERVICE", conflicts_with = "floor")]
     pub(super) service: Option<Service>,
-    /// Queue pairs [default: 1]
+    /// Number of queue pairs [default: 1]
     #[arg(short, long, value_name = "COUNT")]
     pub(super) qps: Option<u32>,
     /// Operations outstanding on each queue pair [default: bw 128, lat 1]

@@ -1,4 +1,4 @@
-//! Many operations at once: how many bytes and messages complete in a second.
+//! Measures bandwidth: many operations outstanding, counted as they complete.
 
 use std::time::{Duration, Instant};
 
@@ -13,27 +13,27 @@ use super::sampler::Sampler;
 use crate::failure::Failure;
 use crate::output;
 
-/// The part of a timed run that is not counted, while queues fill: this, or a tenth if that is less.
+/// The start of a timed run does not count, because queues fill: this, or a tenth of the run if that is less.
 const WARM_UP: Duration = Duration::from_millis(200);
-/// How often a long run says how it goes.
+/// Interval between progress lines of a long run.
 const PROGRESS: Duration = Duration::from_secs(1);
 
-/// One queue pair's sends, counted from the beginning of the round.
+/// Sends of one queue pair, counted from the beginning of the round.
 #[derive(Clone, Copy)]
 struct Flow {
     posted: u64,
     completed: u64,
-    /// How many there shall be.
+    /// Number of sends to post.
     most: u64,
 }
 
-/// Keeps every queue pair full until it is over, then waits for what is under way.
+/// Keeps every queue pair full until the run is over, then drains it.
 struct Run<'a> {
     link: &'a Link<'a>,
     plan: &'a Plan,
     size: u32,
     flows: Vec<Flow>,
-    /// Every so-many-th send asks for a completion.
+    /// One send in `batch` is signaled.
     batch: u64,
     posted: u64,
     completed: u64,
@@ -56,7 +56,7 @@ pub(super) fn run(link: &Link<'_>, plan: &Plan, size: u32, control: &Control) ->
     let mut clock = Window::new(plan.until, plan.service);
     let mut sampler = link.is_sampled.then(|| Sampler::new(size));
     if let Some(sampler) = &mut sampler {
-        // Rates as they are before anything is sent.
+        // The first sample shows the rates before anything is sent.
         sampler.look(Instant::now(), link, 0)?;
     }
     (0..run.flows.len()).try_for_each(|i| run.fill(i, true))?;
@@ -85,8 +85,8 @@ pub(super) fn run(link: &Link<'_>, plan: &Plan, size: u32, control: &Control) ->
 }
 
 impl Run<'_> {
-    /// Posts what a queue pair's depth allows; when no more shall follow, only what it takes for all to complete: an
-    /// unsignaled send is known to be complete when a signaled one behind it is.
+    /// Posts as many sends as the depth allows. Once `more` is false, posts only up to the next signaled send, because an
+    /// unsignaled send is known to be complete only when a later signaled one is.
     fn fill(&mut self, i: usize, more: bool) -> Result<(), Failure> {
         let mut flow = self.flows[i];
         while flow.posted < flow.most {
@@ -104,18 +104,18 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// How many may be outstanding.
+    /// Returns how many sends may be outstanding.
     fn window(&self, flow: Flow) -> u64 {
         window(self.plan.until, self.plan.depth.into(), flow.completed)
     }
 
-    /// Every so-many-th, and the first ones of a timed run, whose window grows by them.
+    /// True for every `batch`-th send, and for the first ones of a timed run: its window grows by their completions.
     fn is_signaled(&self, number: u64) -> bool {
         number.is_multiple_of(self.batch)
             || number <= u64::from(self.plan.depth) && matches!(self.plan.until, Until::Seconds(_))
     }
 
-    /// Takes completions and posts as many again. True if there were some.
+    /// Takes completions and posts as many sends. Returns true if there were any.
     fn collect(&mut self, more: bool) -> Result<bool, Failure> {
         let mut completions = [Wc::default(); COMPLETIONS];
         let before = self.completed;
@@ -150,8 +150,10 @@ impl Run<'_> {
     }
 }
 
-/// A timed run begins with one operation on each queue pair and adds one for each that completes: it never has more to
-/// drain in the end than it has done by then, however many queue pairs there are.
+/// Returns how many operations may be outstanding on a queue pair.
+///
+/// A timed run starts with one operation and adds one for each completion. At its end it never drains more operations than it
+/// has completed, however many queue pairs there are.
 fn window(until: Until, depth: u64, completed: u64) -> u64 {
     match until {
         Until::Seconds(_) => depth.min(1 + completed),
@@ -159,22 +161,22 @@ fn window(until: Until, depth: u64, completed: u64) -> u64 {
     }
 }
 
-/// Which part of the run counts.
+/// The part of a run that counts.
 struct Window {
     until: Until,
     start: Instant,
-    /// Where counting began, and what was complete then.
+    /// Start of counting, and the number of completions then.
     counted_from: Option<(Instant, u64)>,
     moved: Instant,
     said: Instant,
-    /// Nothing is posted any more.
+    /// True once nothing more is posted.
     draining: bool,
 }
 
 impl Window {
     fn new(until: Until, service: Service) -> Window {
         let start = Instant::now();
-        // What a server counts has no beginning of its own.
+        // A server counts every message, from the first.
         let whole = matches!(until, Until::Operations(_)) || service != Service::Rc;
         let counted_from = whole.then_some((start, 0));
         Window { until, start, counted_from, moved: start, said: start, draining: false }
@@ -214,7 +216,8 @@ impl Window {
         }
     }
 
-    /// Up to the last completion; what a very slow run completed before counting began counts as well.
+    /// Computes the result up to the last completion. A very slow run, which completed nothing after the warm-up, counts from
+    /// its start.
     fn outcome(&self, run: &Run<'_>) -> Outcome {
         let (from, before) = match self.counted_from {
             Some((from, before)) if run.completed > before && self.moved > from => (from, before),
@@ -236,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_timed_run_has_no_more_under_way_than_it_has_done_and_one() {
+    fn timed_window_is_one_more_than_completed() {
         for completed in 0..300 {
             let timed = window(Until::Seconds(0.2), 128, completed);
             assert!(timed <= completed + 1 && timed <= 128 && timed > 0);

@@ -1,4 +1,4 @@
-//! What the two ends say to one another over TCP: one JSON value a line.
+//! Messages between the two ends over TCP: one JSON value a line.
 
 use std::io::{BufRead, BufReader, Read};
 use std::thread;
@@ -13,40 +13,40 @@ use super::plan::Plan;
 use crate::failure::Failure;
 use crate::stream::Stream;
 
-/// The longest line: the queue pairs of a large plan.
+/// Longest line: the queue pairs of a large plan.
 const MAX_LINE: u64 = 1 << 20;
-/// How long the peer may take to answer: it may be resolving addresses and registering memory.
+/// Longest wait for the peer's answer: it may be resolving addresses and registering memory.
 pub(super) const ANSWER: Duration = Duration::from_secs(30);
 
-/// A line.
+/// A message.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Message {
-    /// Client: what is measured, and the largest path MTU that it can do.
+    /// Client: the plan, and the largest path MTU that it supports.
     Hello { plan: Plan, path_mtu: usize },
-    /// Server: it will; with this path MTU.
+    /// Server: accepts the plan, with this path MTU.
     Accept { path_mtu: usize },
-    /// Either: it will not, or cannot go on, because.
+    /// Either: gives up, with the reason.
     Failed(String),
-    /// Either: where it is to be reached.
+    /// Either: the addresses to connect to.
     End(End),
-    /// Either: it is ready for what comes next.
+    /// Either: ready for the next step.
     Ready,
-    /// Client: messages of this size come next.
+    /// Client: starts a round of messages of this size.
     Round { size: u32 },
-    /// Client: that was all, so many messages.
+    /// Client: the round is over, after this many messages.
     Done { messages: u64 },
-    /// Server: what it saw of them.
+    /// Server: its view of the round.
     Report(ServerReport),
-    /// Client: nothing more.
+    /// Client: ends the session.
     Bye,
 }
 
-/// Where an end is to be reached.
+/// Addresses of an end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct End {
     pub(super) gid: [u8; 16],
-    /// Number and first PSN of each queue pair.
+    /// QPN and first PSN of each queue pair.
     pub(super) qps: Vec<(u32, u32)>,
     /// Address and rkey of its memory.
     pub(super) address: u64,
@@ -54,32 +54,32 @@ pub(super) struct End {
 }
 
 impl End {
-    /// Its `i`-th queue pair.
+    /// Returns the endpoint of the `i`-th queue pair.
     pub(super) fn endpoint(&self, i: usize) -> Option<Endpoint> {
         let &(qpn, psn) = self.qps.get(i)?;
         (qpn <= 0xff_ffff).then(|| Endpoint { qpn: Qpn::new(qpn), psn: Psn::new(psn), gid: Gid(self.gid) })
     }
 }
 
-/// What a server saw of a round.
+/// A server's view of a round.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct ServerReport {
-    /// Messages or frames that arrived, where the server sees them.
+    /// Messages or frames that arrived, if the server can see them.
     pub(super) messages: Option<u64>,
-    /// Between the first and the last of them.
+    /// Seconds between the first and the last arrival.
     pub(super) seconds: Option<f64>,
-    /// The counters that moved during the run, with their names.
+    /// Names and increments of the counters that changed.
     pub(super) counters: Vec<(String, u64)>,
 }
 
-/// The connection.
+/// The connection to the peer.
 pub(super) struct Control {
     stream: Box<dyn Stream>,
     inbox: Receiver<Result<Message, String>>,
 }
 
 impl Control {
-    /// Reads lines from now on, on a thread, so that looking for one costs nothing on the measured path.
+    /// Starts a thread that reads messages, so that polling for one costs nothing on the measured path.
     pub(super) fn new(stream: impl Stream) -> Result<Control, Failure> {
         let failed = |e: std::io::Error| Failure::Run(format!("cannot use the connection to the peer: {e}"));
         stream.limit_reads(None).map_err(failed)?;
@@ -98,11 +98,11 @@ impl Control {
         Ok(Control { stream: Box::new(stream), inbox })
     }
 
-    /// Says something.
+    /// Sends a message.
     pub(super) fn send(&mut self, message: &Message) -> Result<(), Failure> {
         let line = serde_json::to_string(message).expect("plain data") + "\n";
         self.stream.write_all(line.as_bytes()).map_err(|e| {
-            // The peer may have said why before it went.
+            // The peer may have sent its reason before it closed the connection.
             match self.inbox.recv_timeout(Duration::from_millis(100)) {
                 Ok(Ok(Message::Failed(why))) => Failure::Peer(format!("the peer gave up: {why}")),
                 _ => Failure::Peer(format!("the peer is gone: {e}")),
@@ -123,7 +123,7 @@ impl Control {
         }
     }
 
-    /// A message, if one has come.
+    /// Returns a message if one has arrived.
     pub(super) fn look(&self) -> Result<Option<Message>, Failure> {
         match self.inbox.try_recv() {
             Ok(Ok(Message::Failed(why))) => {
@@ -139,7 +139,7 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        // Ends the reading thread, too.
+        // The shutdown also ends the reading thread.
         self.stream.hang_up();
     }
 }
@@ -158,7 +158,7 @@ fn read_line(reader: &mut BufReader<Box<dyn Stream>>) -> Result<Message, String>
     }
 }
 
-/// What the peer said is not what comes now.
+/// Returns the error for a message that does not fit the protocol's state.
 pub(super) fn out_of_turn(message: &Message) -> Failure {
     Failure::Peer(format!("the peer said {message:?} out of turn: are both ends of the same version?"))
 }

@@ -1,5 +1,5 @@
-//! What the port does without a transport, between two processes: frames of the size that the transport's would have,
-//! sent and counted, or echoed. It is the floor under which latency, and the ceiling above which bandwidth, cannot be.
+//! Measures the port alone between two processes: frames of the transport's sizes, sent and counted, or echoed. No transport on
+//! this port can have less latency, or more bandwidth.
 
 use std::time::{Duration, Instant};
 
@@ -20,20 +20,20 @@ use crate::device::{DeviceOptions, Patience};
 use crate::failure::Failure;
 use crate::floor::frames::{self, Shape};
 
-/// How long an echo may take before it counts as lost.
+/// An echo that takes longer counts as lost.
 const LOST: Duration = Duration::from_millis(100);
-/// How long a server goes on counting after the client said that it has sent all.
+/// How long the server keeps counting after the client has sent everything.
 const SETTLE: Duration = Duration::from_millis(50);
 
-/// A bare port and what is sent through it.
+/// A bare port with the frames to send.
 pub(super) struct Floor<'a> {
     options: &'a DeviceOptions,
     bare: Bare,
     clock: Clock,
     path_mtu: Mtu,
-    /// The headers of its frames, once it is connected.
+    /// Headers of the frames, once connected.
     flow: Option<Template>,
-    /// The frames to send, once it is armed.
+    /// The frames to send, once armed.
     shape: Option<Shape>,
     patience: Patience,
 }
@@ -53,7 +53,7 @@ impl<'a> Floor<'a> {
         Ok(floor)
     }
 
-    /// Puts up to `count` frames on their way, one burst at most, and returns how many there was room for.
+    /// Sends up to `count` frames, at most one burst. Returns how many found a slot.
     fn send(&mut self, count: u64) -> Result<u64, Failure> {
         let port = &mut self.bare.port;
         let sent = self.shape.as_ref().map_or(0, |shape| shape.send(&mut **port, count));
@@ -61,7 +61,7 @@ impl<'a> Floor<'a> {
         Ok(sent)
     }
 
-    /// Takes what has arrived and returns how many frames of ours that were.
+    /// Receives a burst. Returns how many of its frames belong to the measurement.
     fn receive(&mut self) -> u64 {
         let (port, now) = (&mut self.bare.port, self.clock.now());
         let count = self.shape.as_ref().map_or(0, |shape| shape.receive(&mut **port, now));
@@ -127,7 +127,7 @@ impl<'a> Floor<'a> {
         }
     }
 
-    /// The payload of a frame for messages of this size.
+    /// Returns the payload of a frame for messages of this size.
     fn payload(&self, size: u32) -> usize {
         (size as usize).min(self.path_mtu.bytes())
     }

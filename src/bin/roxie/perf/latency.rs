@@ -1,7 +1,7 @@
-//! One operation at a time: how long each takes.
+//! Measures latency: one operation at a time.
 //!
-//! A SEND is answered by a SEND. A WRITE is answered by a WRITE of the same last byte: the server watches its memory,
-//! as applications of RDMA do, and no receive is involved. READs and atomics are answered by the device itself.
+//! A SEND is answered by a SEND. A WRITE is answered by a WRITE of the same last byte: the server polls its memory, as RDMA
+//! applications do, and uses no receive. The device itself answers READs and atomics.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use crate::device::health::Silence;
 use crate::failure::Failure;
 use crate::output;
 
-/// Operations before the first that counts, in a timed run: caches and branch predictors settle.
+/// Operations before the first that counts in a timed run, so that caches and branch predictors settle.
 const WARM_UP: u64 = 100;
 const PROGRESS: Duration = Duration::from_secs(1);
 
@@ -30,7 +30,7 @@ pub(super) fn run(link: &Link<'_>, plan: &Plan, size: u32, control: &Control) ->
     let (start, mut said) = (Instant::now(), Instant::now());
     let mut latency: Histogram<u64> = histogram();
     let mut number = 0;
-    // However short the time, something is measured.
+    // Measure at least one operation, however short the time.
     while number < most && (latency.is_empty() || start.elapsed().as_secs_f64() < limit) {
         number += 1;
         let posted = Instant::now();
@@ -59,7 +59,7 @@ pub(super) fn run(link: &Link<'_>, plan: &Plan, size: u32, control: &Control) ->
     })
 }
 
-/// The server's part: answers until the client is done.
+/// Runs the server: answers until the client is done.
 pub(super) fn answer(
     link: &Link<'_>,
     operation: Operation,
@@ -88,7 +88,7 @@ pub(super) fn answer(
     }
 }
 
-/// One end of it.
+/// One end of the measurement.
 struct Game<'a> {
     link: &'a Link<'a>,
     operation: Operation,
@@ -102,7 +102,7 @@ impl<'a> Game<'a> {
         Game { link, operation, size, completed: 0, received: 0 }
     }
 
-    /// The last byte of the `number`-th message: never that of the one before, never the 0 of the beginning.
+    /// Returns the last byte of the `number`-th message, which differs from the previous message's, and from the initial 0.
     fn mark(number: u64) -> u8 {
         (number % 255) as u8 + 1
     }
@@ -134,7 +134,7 @@ impl<'a> Game<'a> {
         Ok(())
     }
 
-    /// True if the peer's `number`-th message is here.
+    /// True if the peer's `number`-th message has arrived.
     fn arrived(&self, number: u64) -> Result<bool, Failure> {
         Ok(match self.operation {
             Operation::Send => self.received >= number,
@@ -147,7 +147,7 @@ impl<'a> Game<'a> {
         })
     }
 
-    /// Waits until all answers are acknowledged: their completions would confuse the next round.
+    /// Waits until all answers are acknowledged, so that their completions do not show up in the next round.
     fn settle(&mut self, answered: u64) -> Result<(), Failure> {
         let start = Instant::now();
         while self.completed < answered {
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mark_of_a_message_differs_from_the_one_before_and_from_none() {
+    fn mark_differs_from_previous_and_initial() {
         let mut before = 0;
         for number in 1..2000 {
             let mark = Game::mark(number);

@@ -1,4 +1,4 @@
-//! The queue pairs and memory of one end.
+//! Queue pairs and memory of one end.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -18,35 +18,35 @@ use crate::device::health::{Health, Silence};
 use crate::device::{DeviceOptions, Patience};
 use crate::failure::Failure;
 
-/// Marks the completion of a receive; the rest of its `wr_id` is the index of the queue pair.
+/// Bit of `wr_id` that marks a receive; the other bits are the queue pair's index.
 const RECEIVE: u64 = 1 << 63;
-/// Bits of a send's `wr_id` that are the index of its queue pair; above them is its number on it, from 1.
+/// Low bits of a send's `wr_id` for the queue pair's index. The bits above number the sends on it from 1.
 const QP_BITS: u32 = 16;
-/// How long a round may stand still.
+/// Longest time without progress in a round.
 pub(super) const STANDSTILL: Duration = Duration::from_secs(30);
-/// Completions taken at once.
+/// Completions polled at once.
 pub(super) const COMPLETIONS: usize = 32;
 
-/// The Q_Key of the datagrams.
+/// Q_Key of the datagrams.
 const QKEY: u32 = 0x1111_1111;
-/// The network header in front of a datagram.
+/// Bytes of the network header (GRH) in front of a datagram.
 const HEADER: u32 = 40;
-/// What is still under way when a client without acknowledgements is through arrives within this time of silence.
+/// Unacknowledged messages still under way at the end arrive before a silence of this length.
 const STRAGGLERS: Duration = Duration::from_millis(50);
 
-/// What a completion was.
+/// Meaning of a completion.
 pub(super) enum Event {
-    /// This queue pair completed its sends up to this number.
+    /// The queue pair completed its sends up to this number.
     Sent { qp: usize, number: u64 },
-    /// A message of so many bytes arrived on this queue pair.
+    /// A message of `bytes` bytes arrived on the queue pair.
     Received { qp: usize, bytes: u32 },
 }
 
-/// A device and, once prepared, what is measured on it.
+/// A device and, once prepared, its queue pairs and memory.
 pub(super) struct Link<'a> {
     pub(super) options: &'a DeviceOptions,
     pub(super) device: Device,
-    /// What rates do is looked at.
+    /// True if rates are sampled.
     pub(super) is_sampled: bool,
     gid_index: usize,
     parts: Option<Parts>,
@@ -54,31 +54,31 @@ pub(super) struct Link<'a> {
     health: RefCell<Health>,
 }
 
-/// Dropped in this order: queue pairs before what they use.
+/// Fields are dropped in this order: queue pairs before the objects they use.
 pub(super) struct Parts {
     pub(super) qps: Vec<QueuePair>,
-    /// The way of each one's datagrams, and whom they are for.
+    /// Address handle and destination of each queue pair's datagrams.
     ways: Vec<(AddressHandle, UdAddress)>,
     service: Service,
     own: Vec<Endpoint>,
     path_mtu: Mtu,
     pub(super) cq: CompletionQueue,
-    /// What is sent from, or where READs and atomics leave their results.
+    /// Local memory of sends, and of the results of READs and atomics.
     pub(super) source: MemoryRegion,
-    /// What the peer reaches.
+    /// Memory that the peer accesses.
     pub(super) target: MemoryRegion,
     pd: ProtectionDomain,
     there: Option<End>,
 }
 
 impl<'a> Link<'a> {
-    /// Nothing yet.
+    /// Returns a link with nothing prepared.
     pub(super) fn new(
         options: &'a DeviceOptions,
         device: Device,
         gid_index: usize,
     ) -> Result<Link<'a>, Failure> {
-        // So that a path MTU that does not fit is said before anybody waits.
+        // Reject an unsuitable path MTU before either end waits for the other.
         options.path_mtu(&device, Mtu::Mtu4096)?;
         Ok(Link {
             options,
@@ -95,7 +95,7 @@ impl<'a> Link<'a> {
         self.parts.as_ref().expect("prepared before it is measured")
     }
 
-    /// What it means that nothing goes on.
+    /// Describes the likely cause of a standstill.
     pub(super) fn standstill(&self) -> &'static str {
         match self.parts().service {
             Service::Rc => "the connection is neither broken nor alive: please report it with a --capture",
@@ -140,7 +140,7 @@ impl<'a> Link<'a> {
         Ok(parts.qps[qp].post_send(&wr, &[sge])?)
     }
 
-    /// Takes completions, and turns the device if there are none.
+    /// Polls completions, and the device if there are none.
     pub(super) fn poll<'w>(
         &self,
         completions: &'w mut [Wc; COMPLETIONS],
@@ -165,7 +165,7 @@ impl<'a> Link<'a> {
         }))
     }
 
-    /// Serves SENDs: posts receives again. Serves the rest by turning the device.
+    /// Serves a bandwidth round: reposts receives for SENDs, and polls the device for other operations.
     pub(super) fn receive_all(&self, control: &Control) -> Result<(u64, ServerReport), Failure> {
         let mut completions = [Wc::default(); COMPLETIONS];
         let (mut received, mut first, mut last) = (0, None, None::<Instant>);
@@ -185,7 +185,7 @@ impl<'a> Link<'a> {
                 last = Some(now);
             }
             silence.check(now, || self.arrivals())?;
-            // What is acknowledged has arrived by then; what is not may still be on its way.
+            // Acknowledged messages have arrived by now; others may still be under way.
             if let Some((messages, when)) = done {
                 let silent: Instant = last.map_or(when, |last| last.max(when));
                 if self.parts().service == Service::Rc || silent.elapsed() > STRAGGLERS {
@@ -296,7 +296,7 @@ impl Link<'_> {
 }
 
 impl Link<'_> {
-    /// Packets that have arrived, of whatever kind.
+    /// Returns the number of packets that have arrived, of any kind.
     pub(super) fn arrivals(&self) -> u64 {
         self.device.counter("rcvd_pkts")
     }

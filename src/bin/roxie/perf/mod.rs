@@ -1,7 +1,7 @@
-//! `roxie perf`: how fast it is, between two processes or within one.
+//! `roxie perf`: bandwidth, message rate and latency, between two processes or within one.
 //!
-//! Read `plan` for what is measured, `session` for how the two ends go through it, then `bandwidth` and `latency`;
-//! `floor` is the same without the transport: what the port alone can do.
+//! Read `plan` for what is measured, `session` for the protocol of the two ends, then `bandwidth` and `latency`. `floor`
+//! measures the port alone, without the transport.
 
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
@@ -33,7 +33,7 @@ use plan::Plan;
 use report::Form;
 use session::Side;
 
-/// Measures.
+/// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     match measure(arguments) {
         Ok(()) => ExitCode::SUCCESS,
@@ -53,7 +53,7 @@ fn measure(arguments: &Arguments) -> Result<(), Failure> {
         return both_ends(arguments, &plan);
     }
     let Some(server) = &arguments.server else {
-        // Before the device, so that a busy port leaves nothing to clean up, and the client may come early.
+        // Listen before opening the device: a busy port then leaves nothing to clean up, and the client may connect early.
         let listener = stream::listen(arguments.tcp_port)?;
         let mut side = open(arguments, &plan)?;
         let stream = stream::accept(listener, arguments.tcp_port)?;
@@ -71,7 +71,7 @@ fn measure(arguments: &Arguments) -> Result<(), Failure> {
     session::drive(control, side.as_mut(), &plan, arguments.form())
 }
 
-/// What cannot be plotted.
+/// Rejects measurements that cannot be plotted.
 fn check_plot(arguments: &Arguments, plan: &Plan) -> Result<(), Failure> {
     let Some(wish) = &arguments.plot else { return Ok(()) };
     let usage = |why: &str| Err(Failure::Usage(why.into()));
@@ -106,7 +106,7 @@ fn open<'a>(arguments: &'a Arguments, plan: &Plan) -> Result<Box<dyn Side + 'a>,
     })
 }
 
-/// The client here, the server on a thread.
+/// Runs the client on this thread, and the server on another.
 fn both_ends(arguments: &Arguments, plan: &Plan) -> Result<(), Failure> {
     let (near, far) =
         UnixStream::pair().map_err(|e| Failure::Run(format!("cannot make a socket pair: {e}")))?;

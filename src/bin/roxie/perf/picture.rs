@@ -1,13 +1,13 @@
-//! Rates over time as SVG: no scripts, no fonts or files of others, light or dark as the reader likes.
+//! Draws rates over time as a self-contained SVG: no scripts, no external fonts or files, light or dark as the viewer's theme.
 //!
-//! What a line means is told by its pattern and in words; colour says it once more.
+//! Patterns and words carry the meaning of a line; colour only repeats it.
 
 use std::fmt::Write as _;
 
 use super::plot::Series;
 use crate::chart::{Line, number, top};
 
-/// Pixels.
+/// Layout, in pixels.
 const WIDTH: f64 = 960.0;
 const LEFT: f64 = 76.0;
 const RIGHT: f64 = 24.0;
@@ -35,7 +35,7 @@ text{fill:#e4e9f0}
 }
 ";
 
-/// Draws a run: rates, and below them alpha and round trips where they are known.
+/// Draws a run: rates, and below them alpha and round trips if known.
 pub(super) fn draw(series: &Series, title: &str) -> String {
     let mut canvas = Canvas { body: String::new(), y: TITLE, seconds: series.length().max(1e-9) };
     let [rate, target, achieved] = series.rates();
@@ -123,7 +123,7 @@ impl Canvas {
         self.y = below + GAP;
     }
 
-    /// The unit, then what each line is.
+    /// Draws the unit, then the key to the lines.
     fn legend(&mut self, unit: &str, lines: &[(&str, &Line)], marks: &[f64]) {
         let y = self.y + 12.0;
         let _ = writeln!(self.body, "<text x=\"{LEFT}\" y=\"{y:.1}\">{}</text>", escaped(unit));

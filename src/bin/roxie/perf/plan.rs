@@ -1,4 +1,4 @@
-//! What is measured: from the command line, and agreed between the two ends.
+//! The plan of a measurement: taken from the command line, and agreed between the two ends.
 
 use roxie::limits::{MAX_CQE, MAX_WR};
 use roxie::verbs::Mtu;
@@ -7,25 +7,25 @@ use serde::{Deserialize, Serialize};
 use super::arguments::{Arguments, Measure, Operation, Service, Wishes};
 use crate::failure::Failure;
 
-/// Sends posted beyond the depth at most: unsignaled ones that wait for a signaled one to follow.
+/// One send in this many is signaled: so many more than the depth may be posted at most.
 pub(super) const SIGNAL_EVERY: u32 = 16;
-/// The longest message: what a buffer is allocated for.
+/// Longest message, which bounds the buffers.
 const MAX_SIZE: u32 = 1 << 30;
 const MAX_QPS: u32 = 4096;
-/// Both ends speak this version of the exchange.
+/// Version of the protocol between the two ends.
 pub(super) const VERSION: u32 = 2;
 
-/// How long to go on with a size.
+/// When a round ends.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Until {
-    /// For so many seconds.
+    /// After this many seconds.
     Seconds(f64),
-    /// For so many operations.
+    /// After this many operations.
     Operations(u64),
 }
 
-/// What is measured.
+/// The parameters of a measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Plan {
     pub(super) version: u32,
@@ -37,12 +37,12 @@ pub(super) struct Plan {
     pub(super) depth: u32,
     pub(super) until: Until,
     pub(super) floor: bool,
-    /// Path MTU in bytes, if one was asked for.
+    /// Requested path MTU in bytes, if any.
     pub(super) mtu: Option<usize>,
 }
 
 impl Plan {
-    /// Completes what the command line says, and checks it.
+    /// Completes and checks the command line's parameters.
     pub(super) fn new(arguments: &Arguments) -> Result<Plan, Failure> {
         let (wishes, lat) = (&arguments.wishes, arguments.measure == Measure::Lat);
         let default_size = match (arguments.operation, wishes.service) {
@@ -67,7 +67,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// What cannot be measured; also of a peer's plan.
+    /// Rejects invalid plans, a peer's included.
     pub(super) fn check(&self) -> Result<(), String> {
         let lat = self.measure == Measure::Lat;
         match (self.service, self.operation) {
@@ -122,17 +122,18 @@ impl Plan {
         }
     }
 
-    /// Receives that each QP keeps posted.
+    /// Returns the number of receives that each QP keeps posted.
     pub(super) fn receives(&self) -> u32 {
         if self.operation == Operation::Send { (2 * self.depth).max(64) } else { 1 }
     }
 
-    /// The longest message.
+    /// Returns the longest message in bytes.
     pub(super) fn largest(&self) -> u32 {
         self.sizes.iter().copied().max().unwrap_or(0)
     }
 
-    /// Where `own`, the plan of a server, contradicts this one, the client's: what was not asked for cannot.
+    /// Lists where `own`, a server's plan, contradicts this plan, the client's. Parameters that the server was not given cannot
+    /// contradict.
     pub(super) fn differences(&self, own: &Plan, wishes: &Wishes) -> Vec<String> {
         let mut found = Vec::new();
         let mut compare = |what: &str, asked: bool, here: String, there: String| {
@@ -184,7 +185,7 @@ mod tests {
         }
     }
 
-    fn nothing_asked() -> Wishes {
+    fn no_wishes() -> Wishes {
         Wishes {
             size: vec![],
             service: None,
@@ -197,19 +198,19 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_server_was_told_too_must_agree() {
+    fn only_parameters_given_to_server_must_agree() {
         let (client, own) = (plan(), Plan { sizes: vec![65_536], depth: 4, ..plan() });
-        assert_eq!(client.differences(&own, &nothing_asked()), Vec::<String>::new());
-        let asked = Wishes { size: vec![65_536], depth: Some(4), ..nothing_asked() };
+        assert_eq!(client.differences(&own, &no_wishes()), Vec::<String>::new());
+        let asked = Wishes { size: vec![65_536], depth: Some(4), ..no_wishes() };
         let said = client.differences(&own, &asked);
         assert_eq!(said.len(), 2);
         assert_eq!(said[0], "--size is [64] at the client and [65536] at the server");
         let other = Plan { operation: Operation::Read, ..plan() };
-        assert!(client.differences(&other, &nothing_asked())[0].contains("Send at the client and Read"));
+        assert!(client.differences(&other, &no_wishes())[0].contains("Send at the client and Read"));
     }
 
     #[test]
-    fn what_cannot_be_measured_is_refused_with_its_number() {
+    fn impossible_plan_is_refused_with_its_value() {
         for (wrong, part) in [
             (Plan { sizes: vec![MAX_SIZE + 1], ..plan() }, "1073741825"),
             (Plan { operation: Operation::Atomic, sizes: vec![16], ..plan() }, "exactly 8 bytes"),

@@ -1,7 +1,7 @@
-//! What rates did over time: samples of the queue pairs' reaction points, as a chart in the terminal, as JSON, and as a picture
+//! Rates over time: samples of the queue pairs' reaction points, as a terminal chart, as JSON, and as a picture
 //! ([`super::picture`]).
 //!
-//! Samples are taken between completions, at an interval that doubles when there are too many, so that a run of any length has a few
+//! Samples are taken between completions, at an interval that doubles when there are too many. A run of any length has a few
 //! hundred.
 
 use std::path::PathBuf;
@@ -11,16 +11,16 @@ use serde_json::{Value, json};
 
 use crate::chart::{self, Line};
 
-/// What is to become of the samples.
+/// Output format of the samples.
 #[derive(Clone, Debug)]
 pub(crate) enum Wish {
-    /// A chart, or with `--json` the samples themselves.
+    /// A chart, or the samples themselves with `--json`.
     Text,
-    /// A picture besides.
+    /// An SVG file besides.
     Picture(PathBuf),
 }
 
-/// Reads what stands behind `--plot`.
+/// Parses the argument of `--plot`.
 pub(crate) fn parse(text: &str) -> Result<Wish, String> {
     match text {
         "" => Ok(Wish::Text),
@@ -29,20 +29,20 @@ pub(crate) fn parse(text: &str) -> Result<Wish, String> {
     }
 }
 
-/// One look.
+/// One sample.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     /// Seconds since the beginning.
     pub(super) at: f64,
-    /// Operations complete by then.
+    /// Operations completed so far.
     pub(super) completed: u64,
-    /// Congestion notifications heeded by then.
+    /// Congestion notifications handled so far.
     pub(super) notifications: u64,
-    /// What each queue pair's rate is, and why. `None`: nothing holds it back.
+    /// State of each queue pair's reaction point; `None` if its rate is not limited.
     pub(super) qps: Vec<Option<State>>,
 }
 
-/// All looks at a run.
+/// All samples of a run.
 #[derive(Clone, Debug)]
 pub(super) struct Series {
     pub(super) samples: Vec<Sample>,
@@ -51,7 +51,7 @@ pub(super) struct Series {
 }
 
 impl Series {
-    /// The mean over the queue pairs of something that they know.
+    /// Averages a value over those queue pairs that have it.
     fn mean(&self, name: &'static str, of: impl Fn(&State) -> Option<f64>) -> Line {
         let point = |sample: &Sample| {
             let known: Vec<f64> = sample.qps.iter().flatten().filter_map(&of).collect();
@@ -60,11 +60,11 @@ impl Series {
         Line { name, points: self.samples.iter().filter_map(point).collect() }
     }
 
-    /// Rates in Gb/s: what is allowed, what it rises to, and what was achieved in payload, of all queue pairs divided by their number.
+    /// Returns rates in Gb/s per queue pair: the allowed rate, its target, and the achieved payload rate.
     pub(super) fn rates(&self) -> [Line; 3] {
         let qps = self.samples.first().map_or(1, |sample| sample.qps.len().max(1)) as f64;
         let each = f64::from(self.size) * 8.0 / 1e9 / qps;
-        // Completions come in batches: over a hundredth of the time they say more.
+        // Completions come in batches: average over a hundredth of the run.
         let over = (self.samples.len() / 100).max(1);
         let ends: Vec<&Sample> = self.samples.iter().step_by(over).collect();
         let achieved = ends.windows(2).map(|pair| {
@@ -82,29 +82,29 @@ impl Series {
         self.mean("alpha", |state| state.alpha)
     }
 
-    /// In microseconds.
+    /// Returns round trips in microseconds.
     pub(super) fn round_trip(&self) -> Line {
         self.mean("round trip", |state| state.round_trip.map(|time| time.0 as f64 / 1e3))
     }
 
-    /// When notifications were heeded.
+    /// Returns the times at which notifications were handled.
     pub(super) fn notified_at(&self) -> Vec<f64> {
         let more = self.samples.windows(2).filter(|pair| pair[1].notifications > pair[0].notifications);
         more.map(|pair| pair[1].at).collect()
     }
 
-    /// Notifications heeded in all.
+    /// Returns the number of notifications handled.
     pub(super) fn notifications(&self) -> u64 {
         let ends = self.samples.first().zip(self.samples.last());
         ends.map_or(0, |(first, last)| last.notifications - first.notifications)
     }
 
-    /// Seconds that it lasted.
+    /// Returns the duration in seconds.
     pub(super) fn length(&self) -> f64 {
         self.samples.last().map_or(0.0, |sample| sample.at)
     }
 
-    /// Queue pairs that were asked.
+    /// Returns the number of sampled queue pairs.
     pub(super) fn qps(&self) -> usize {
         self.samples.first().map_or(0, |sample| sample.qps.len())
     }
@@ -128,7 +128,7 @@ impl Series {
         self.samples.iter().map(sample).collect()
     }
 
-    /// Charts of 80 columns.
+    /// Formats charts of 80 columns.
     pub(super) fn text(&self) -> String {
         let [rate, target, achieved] = self.rates();
         let of = match self.qps() {
@@ -150,7 +150,7 @@ impl Series {
     }
 }
 
-/// Lines over the seconds of a run.
+/// Draws lines over the seconds of a run.
 fn chart(title: &str, rows: usize, seconds: f64, lines: &[(char, &Line)], fixed_top: Option<f64>) -> String {
     chart::draw(title, rows, seconds, &format!("{seconds:.2} s"), lines, fixed_top)
 }
@@ -176,12 +176,12 @@ mod tests {
     }
 
     #[test]
-    fn a_chart_has_80_columns_and_shows_where_a_rate_fell() {
+    fn chart_has_80_columns_and_shows_rate_cut() {
         let text = series().text();
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         assert!(text.starts_with("Gb/s: * rate, - target, . payload; 1 notifications\n"), "{text}");
         let rows: Vec<&str> = text.lines().skip(1).take(11).collect();
-        // The rate is in front of its target until it falls; then the target is where it was.
+        // The rate covers its target until it falls. Then the target shows at the old rate.
         assert_eq!(rows[0].matches('*').count(), 34, "{text}");
         assert_eq!(rows[0].matches('-').count(), 33, "{text}");
         assert!(rows.iter().skip(1).any(|row| row.matches('*').count() == 33), "{text}");
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_run_without_a_reaction_point_shows_is_what_it_achieved() {
+    fn run_without_reaction_point_shows_achieved_rate() {
         let mut series = series();
         series.samples.iter_mut().for_each(|sample| sample.qps = vec![None]);
         assert!(!series.text().lines().skip(1).any(|line| line.contains('*')), "{}", series.text());

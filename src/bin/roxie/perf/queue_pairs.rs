@@ -1,4 +1,4 @@
-//! The side of a measurement that has queue pairs: who measures what on them.
+//! Implements a measurement's side with queue pairs.
 
 use roxie::verbs::Mtu;
 
@@ -32,7 +32,7 @@ impl Side for Link<'_> {
 
     fn arm(&mut self, plan: &Plan, size: u32) -> Result<(), Failure> {
         if (plan.measure, plan.operation) == (Measure::Lat, Operation::Write) {
-            // What an earlier round left there is no message of the next one.
+            // Clear the last byte, so that an earlier round's message is not taken for the next one's.
             self.parts().target.write_at(size as usize - 1, &[0])?;
         }
         Ok(())

@@ -13,32 +13,32 @@ use super::plot::{Series, Wish};
 use crate::failure::Failure;
 use crate::output;
 
-/// What a client measured with one size.
+/// A client's results with one size.
 pub(super) struct Outcome {
     /// Messages completed, or frames sent.
     pub(super) messages: u64,
-    /// Payload bytes of one.
+    /// Payload bytes of a message.
     pub(super) bytes_each: u32,
-    /// How long it took.
+    /// Duration in seconds.
     pub(super) seconds: f64,
-    /// Nanoseconds of each operation.
+    /// Latency of each operation in nanoseconds.
     pub(super) latency: Option<Histogram<u64>>,
-    /// Counters that moved meanwhile.
+    /// Counters that changed, with their increments.
     pub(super) counters: Vec<(String, u64)>,
-    /// What rates did meanwhile, if that was looked at.
+    /// Samples of the rates, if taken.
     pub(super) series: Option<Series>,
 }
 
-/// How results are shown.
+/// Output format.
 #[derive(Clone, Debug)]
 pub(super) struct Form {
-    /// One object of JSON a line instead of a table.
+    /// One JSON object a line instead of a table.
     pub(super) json: bool,
-    /// What rates did as well.
+    /// Samples of the rates as well.
     pub(super) plot: Option<Wish>,
 }
 
-/// An empty histogram of nanoseconds: up to a minute, three digits.
+/// Returns an empty histogram of nanoseconds, up to a minute, with three digits.
 pub(super) fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds in order, 0 to 5 digits")
 }
@@ -46,7 +46,7 @@ pub(super) fn histogram() -> Histogram<u64> {
 const PERCENTILES: [(&str, f64); 5] =
     [("p50", 50.0), ("p90", 90.0), ("p99", 99.0), ("p99.9", 99.9), ("p99.99", 99.99)];
 
-/// Prints the rows of a plan.
+/// Prints the results of a plan.
 pub(super) struct Printer<'a> {
     plan: &'a Plan,
     port: (String, String),
@@ -59,7 +59,7 @@ impl<'a> Printer<'a> {
         Printer { plan, port, path_mtu, form }
     }
 
-    /// What is measured on what, and the columns.
+    /// Prints the plan and the columns' names.
     pub(super) fn heading(&self) -> Result<(), Failure> {
         if self.form.json {
             return Ok(());
@@ -107,7 +107,7 @@ impl<'a> Printer<'a> {
         }
     }
 
-    /// One size.
+    /// Prints the results of one size.
     pub(super) fn row(&self, size: u32, outcome: &Outcome, report: &ServerReport) -> Result<(), Failure> {
         if let (Some(series), Some(Wish::Picture(file))) = (&outcome.series, &self.form.plot) {
             let title = format!("{:?} of {size} bytes over {}", self.plan.operation, self.port.0);
@@ -151,8 +151,10 @@ impl<'a> Printer<'a> {
         }
     }
 
-    /// What counts: a reliable message has arrived when it is complete; of bare frames and of what nobody acknowledges those
-    /// that were seen, and between the first and the last of them, unless all came in one burst. A WRITE is not seen.
+    /// Returns the number of messages that count, and their time in seconds.
+    ///
+    /// On RC, a completed message has arrived. For bare frames and for services without acknowledgements, the server's count is
+    /// used, and the time from first to last arrival unless all came in one burst. A server cannot see WRITEs.
     fn arrived(&self, outcome: &Outcome, report: &ServerReport) -> (u64, f64) {
         let seen =
             self.plan.floor || (self.plan.service != Service::Rc && self.plan.operation == Operation::Send);
@@ -191,13 +193,13 @@ impl<'a> Printer<'a> {
     }
 }
 
-/// Packets that either end sent again.
+/// Returns the number of packets that either end retransmitted.
 fn resent(outcome: &Outcome, report: &ServerReport) -> u64 {
     let all = outcome.counters.iter().chain(&report.counters);
     all.filter(|(name, _)| name == "retransmitted_packets").map(|(_, n)| n).sum()
 }
 
-/// Counters by name. A name that a layered port has twice is summed.
+/// Returns the counters as a JSON object. Sums counters that several layers of a port share.
 fn map(counters: &[(String, u64)]) -> Value {
     let mut object = serde_json::Map::new();
     for (name, n) in counters {

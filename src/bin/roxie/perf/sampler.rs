@@ -1,4 +1,4 @@
-//! Looks at the queue pairs of a run, now and then.
+//! Samples the queue pairs of a run.
 
 use std::time::{Duration, Instant};
 
@@ -6,11 +6,11 @@ use super::link::Link;
 use super::plot::{Sample, Series};
 use crate::failure::Failure;
 
-/// The first interval.
+/// Initial interval.
 const EVERY: Duration = Duration::from_millis(2);
-/// Samples that are kept; with more every second one goes.
+/// Most samples; beyond, every second one is discarded and the interval doubles.
 const MOST: usize = 1_000;
-/// Queue pairs that are asked.
+/// Most queue pairs that are sampled.
 const MOST_QPS: usize = 8;
 
 /// Takes samples.
@@ -27,7 +27,7 @@ impl Sampler {
         Sampler { start, next: start, every: EVERY, series: Series { samples: Vec::new(), size } }
     }
 
-    /// Takes one if it is time.
+    /// Takes a sample if one is due.
     pub(super) fn look(&mut self, now: Instant, link: &Link<'_>, completed: u64) -> Result<(), Failure> {
         if now < self.next {
             return Ok(());

@@ -1,4 +1,4 @@
-//! How the two ends go through a plan.
+//! Protocol of the two ends of a measurement.
 //!
 //! ```text
 //! client                      server
@@ -27,31 +27,31 @@ use crate::output;
 
 /// One end of a measurement: queue pairs, or a bare port.
 pub(super) trait Side: Send {
-    /// How frames move: the port's name and its mode.
+    /// Returns the port's name and mode.
     fn port(&self) -> (String, String);
-    /// The path MTU to propose.
+    /// Returns the path MTU to propose.
     fn path_mtu(&self) -> Result<Mtu, Failure>;
-    /// Gets everything ready for a plan, and says where it is to be reached.
+    /// Prepares for a plan, and returns the addresses to connect to.
     fn prepare(&mut self, plan: &Plan, path_mtu: Mtu) -> Result<End, Failure>;
     /// Connects to the other end.
     fn connect(&mut self, there: &End) -> Result<(), Failure>;
-    /// Forgets what earlier rounds left, before either end begins with this size.
+    /// Clears the state of earlier rounds, before either end begins with this size.
     fn arm(&mut self, plan: &Plan, size: u32) -> Result<(), Failure>;
     /// Measures messages of one size.
     fn measure(&mut self, plan: &Plan, size: u32, control: &Control) -> Result<Outcome, Failure>;
-    /// Does a server's part in it until the client says that it is done; returns how many messages the client counts.
+    /// Serves a round until the client is done. Returns the client's number of messages.
     fn serve(&mut self, plan: &Plan, size: u32, control: &Control) -> Result<(u64, ServerReport), Failure>;
-    /// Counters so far.
+    /// Returns the counters.
     fn counters(&self) -> Vec<(&'static str, u64)>;
-    /// Tells what happened to its queue pairs that was not routine.
+    /// Prints the event logs of queue pairs that saw more than routine events.
     fn tell_logs(&self) {}
-    /// Brings what is written beside the results to its end.
+    /// Finishes output besides the results, such as a capture.
     fn finish(&self) -> Result<(), Failure> {
         Ok(())
     }
 }
 
-/// The client's part.
+/// Runs the client.
 pub(super) fn drive(
     mut control: Control,
     side: &mut dyn Side,
@@ -88,7 +88,7 @@ fn drive_all(control: &mut Control, side: &mut dyn Side, plan: &Plan, form: Form
     control.send(&Message::Bye)
 }
 
-/// The server's part, with a summary of each round.
+/// Runs the server, with a summary of each round.
 pub(super) fn serve(
     control: Control,
     side: &mut dyn Side,
@@ -107,7 +107,7 @@ pub(super) fn serve(
     })
 }
 
-/// The same without a word: where the client is in the same process.
+/// Runs the server without output, for a client in the same process.
 pub(super) fn serve_quietly(
     control: Control,
     side: &mut dyn Side,
@@ -164,7 +164,7 @@ fn serve_rounds(
                 control.send(&Message::Ready)?;
                 let (messages, mut report) = side.serve(&plan, size, control)?;
                 report.counters = moved(&before, &side.counters());
-                // The client first: what is wrong with this end's output is no business of its.
+                // Report to the client before printing, so that an error of this end's output does not affect it.
                 control.send(&Message::Report(report.clone()))?;
                 summary(size, messages, &report)?;
             }
@@ -174,7 +174,7 @@ fn serve_rounds(
     }
 }
 
-/// The smaller of both, unless the client insists on its own.
+/// Returns the smaller path MTU. Fails if the client requested its own and this end cannot support it.
 fn agree_on_mtu(plan: &Plan, theirs: Mtu, ours: Mtu) -> Result<Mtu, Failure> {
     if plan.mtu.is_some() && theirs > ours {
         return Err(Failure::Peer(format!(
@@ -208,15 +208,15 @@ fn expect_ready(control: &Control) -> Result<(), Failure> {
     }
 }
 
-/// Lets the peer know why this end gives up.
+/// Tells the peer why this end gives up.
 fn tell(control: &mut Control, done: &Result<(), Failure>) {
     if let Err(failure) = done {
-        // If it is gone already, it does not matter.
+        // The peer may have closed the connection already.
         let _ = control.send(&Message::Failed(failure.to_string()));
     }
 }
 
-/// The counters that moved.
+/// Returns the counters that changed, with their increments.
 fn moved(before: &[(&'static str, u64)], after: &[(&'static str, u64)]) -> Vec<(String, u64)> {
     let difference =
         |((name, old), (_, new)): (&(&str, u64), &(&str, u64))| ((*name).to_owned(), new.wrapping_sub(*old));
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_counters_that_moved_are_reported() {
+    fn only_changed_counters_are_reported() {
         let moved = moved(&[("a", 1), ("b", 2)], &[("a", 1), ("b", 5)]);
         assert_eq!(moved, [("b".to_owned(), 3)]);
     }

@@ -1,4 +1,4 @@
-//! One end of a pingpong.
+//! One end of a pingpong on a single QP.
 
 use std::time::{Duration, Instant};
 
@@ -18,37 +18,37 @@ use crate::stream::Stream;
 
 pub(super) const RECEIVE: u64 = 1;
 pub(super) const SEND: u64 = 2;
-/// What the stock program fills its buffer with.
+/// Fill byte of the stock program's buffer.
 const FILL: u8 = 0x7b;
-/// What it writes to the first byte of each page of this size when it is to validate.
+/// Page size and mark: with -c, the stock program writes the mark to the first byte of each page.
 const PAGE: usize = 4096;
 const PAGE_MARK: u8 = 0;
-/// What a checked buffer is overwritten with, so that nothing is checked twice.
+/// Overwrites checked buffers, so that no message is checked twice.
 const CHECKED: u8 = 0xee;
 
-/// The Q_Key of the stock program's datagrams.
+/// Q_Key of the stock program's datagrams.
 const QKEY: u32 = 0x1111_1111;
-/// The network header in front of a datagram.
+/// Bytes of the network header (GRH) in front of a datagram.
 const HEADER: u32 = 40;
-/// Bytes of a message unless told otherwise, as the stock programs have it.
+/// Default message size in bytes, as the stock programs have it.
 const SIZE: u32 = 4096;
 const DATAGRAM_SIZE: u32 = 1024;
 
-/// A connected QP and the state of the game.
+/// A connected QP and the state of the exchange.
 pub(super) struct End<'a> {
     options: &'a Options,
     device: &'a Device,
     service: QpType,
-    /// Bytes of a message.
+    /// Message size in bytes.
     size: u32,
     own: Endpoint,
     gid_index: usize,
-    // In this order they are dropped: the QP before what it uses.
+    // Fields are dropped in this order: the QP before the objects it uses.
     qp: QueuePair,
     outgoing: MemoryRegion,
     incoming: MemoryRegion,
     cq: CompletionQueue,
-    /// The way to the peer, and its QP, of datagrams.
+    /// Address handle and QP of the peer, for datagrams.
     way: Option<(AddressHandle, Endpoint)>,
     pd: ProtectionDomain,
     channel: Option<CompletionChannel>,
@@ -56,11 +56,11 @@ pub(super) struct End<'a> {
     posted_receives: u32,
     sent: u64,
     received: u64,
-    /// Which of the two completions must come before the next send: bits `RECEIVE` and `SEND`.
+    /// Completions that must come before the next send: bits `RECEIVE` and `SEND`.
     pending: u64,
 }
 
-/// How it went.
+/// Result of a run.
 pub(super) struct Outcome {
     port: String,
     mode: String,
@@ -71,7 +71,7 @@ pub(super) struct Outcome {
 }
 
 impl<'a> End<'a> {
-    /// A QP in INIT with its receives posted.
+    /// Creates a QP in INIT with its receives posted.
     pub(super) fn new(
         service: QpType,
         options: &'a Options,
@@ -151,7 +151,7 @@ impl<'a> End<'a> {
         Ok(self.qp.connect(&self.own, there, &self.options.device.connect_options(path_mtu))?)
     }
 
-    /// Bytes in front of a message in its receive.
+    /// Returns the number of bytes in front of a message in its receive.
     fn header(&self) -> u32 {
         if self.service.is_datagram() { HEADER } else { 0 }
     }
@@ -186,7 +186,7 @@ impl<'a> End<'a> {
         Ok(())
     }
 
-    /// Compares what came with what both ends send, and wipes it.
+    /// Checks the received bytes against the expected ones, then overwrites them.
     fn check(&self) -> Result<(), Failure> {
         let arrived = self.incoming.to_vec(self.header() as usize, self.expected.len())?;
         check_bytes(&arrived, &self.expected, self.received)?;
@@ -276,7 +276,7 @@ impl Game for End<'_> {
         Ok(Outcome::new(self.device, self.size, iters, start.elapsed()))
     }
 
-    /// A reliable QP must live while the peer may still ask for an acknowledgement.
+    /// Keeps a reliable QP alive while the peer may still retransmit.
     fn leave(self: Box<Self>, timeout_code: u8) {
         if self.service == QpType::Rc {
             linger(self.device, timeout_code);
@@ -284,7 +284,7 @@ impl Game for End<'_> {
     }
 }
 
-/// What is sent.
+/// Returns the bytes of a message.
 pub(super) fn message(size: u32, marked: bool) -> Vec<u8> {
     let mut bytes = vec![FILL; size as usize];
     if marked {
@@ -305,7 +305,7 @@ pub(super) fn show(options: &Options, whose: &str, endpoint: &Endpoint) -> Resul
     ))
 }
 
-/// Takes completions: by polling, or after sleeping for an event.
+/// Takes completions by polling, or after sleeping for an event.
 pub(super) fn wait(
     cq: &CompletionQueue,
     channel: Option<&CompletionChannel>,
@@ -317,7 +317,7 @@ pub(super) fn wait(
         return count;
     }
     cq.arm(Armed::Next);
-    // What came before it was armed raises no event.
+    // Completions from before the queue was armed raise no event.
     let count = cq.poll(completions);
     if count == 0 {
         channel.wait(Duration::from_millis(100));
@@ -325,7 +325,7 @@ pub(super) fn wait(
     count
 }
 
-/// The message is as long as this end's.
+/// Checks that the message has this end's size.
 pub(super) fn check_length(options: &Options, bytes: u32, size: u32, number: u64) -> Result<(), Failure> {
     if bytes == size {
         return Ok(());
@@ -336,7 +336,7 @@ pub(super) fn check_length(options: &Options, bytes: u32, size: u32, number: u64
     )))
 }
 
-/// The message has the bytes that both ends send.
+/// Checks that the message has the bytes that both ends send.
 pub(super) fn check_bytes(arrived: &[u8], expected: &[u8], number: u64) -> Result<(), Failure> {
     match arrived.iter().zip(expected).position(|(a, b)| a != b) {
         None => Ok(()),
@@ -361,7 +361,7 @@ impl Outcome {
         }
     }
 
-    /// As the stock program prints it, or as JSON.
+    /// Prints the result as the stock program does, or as JSON.
     pub(super) fn print(&self, json: bool) -> Result<(), Failure> {
         let bytes = u128::from(self.size) * u128::from(self.iters) * 2;
         let seconds = self.elapsed.as_secs_f64();

@@ -1,13 +1,13 @@
-//! What the two ends of a pingpong tell one another over TCP, as rdma-core's example programs do it.
+//! The exchange of addresses over TCP, compatible with rdma-core's example programs.
 //!
 //! ```text
 //! client -> server   52 bytes: "LLLL:QQQQQQ:PPPPPP:" + the GID as 32 hex digits + NUL   (lid, QPN, PSN)
-//! server -> client   the same of its own; it is ready to receive before it answers
+//! server -> client   its own address in the same form, once it is ready to receive
 //! client -> server   "done" + NUL
 //! ```
 //!
-//! Then both close: everything else is RDMA. (`libibverbs/examples/rc_pingpong.c` of rdma-core.) `ibv_srq_pingpong` sends 256
-//! such addresses, of which those that it has no QP for are zeros (`srq_pingpong.c`).
+//! Then both close the connection; all else is RDMA (`libibverbs/examples/rc_pingpong.c` of rdma-core). `ibv_srq_pingpong`
+//! sends 256 such addresses; those without a QP are zeros (`srq_pingpong.c`).
 
 use std::io;
 
@@ -17,18 +17,19 @@ use roxie::verbs::{Gid, Psn, Qpn};
 use crate::failure::Failure;
 use crate::stream::{PATIENCE, Stream};
 
-/// Bytes of an address message, its NUL included.
+/// Bytes of an address message, NUL included.
 const MESSAGE: usize = 52;
-/// Addresses that an end with one QP sends.
+/// Addresses sent by an end with one QP.
 pub(super) const ONE: usize = 1;
-/// Addresses that an end with many QPs that share their receives sends, however many it has.
+/// Addresses sent by an end with a shared receive queue, whatever its number of QPs.
 pub(super) const SHARED_SLOTS: usize = 256;
-/// The address of a QP that there is not.
+/// Address in place of a missing QP.
 const NONE: &[u8; MESSAGE] = b"0000:000000:000000:00000000000000000000000000000000\0";
-/// What the client ends with.
+/// The client's last message.
 const DONE: &[u8; 5] = b"done\0";
 
-/// The client's part; returns the server's endpoints, as many as it has itself. `slots`: addresses that either side sends.
+/// Runs the client; returns the server's endpoints, as many as in `own`. `slots` is the number of addresses that each side
+/// sends.
 pub(super) fn as_client(
     stream: &mut dyn Stream,
     own: &[Endpoint],
@@ -41,7 +42,7 @@ pub(super) fn as_client(
     Ok(there)
 }
 
-/// The server's part; `connect` is run between hearing of the client and answering it.
+/// Runs the server. Calls `connect` after receiving the client's addresses and before answering.
 pub(super) fn as_server(
     stream: &mut dyn Stream,
     own: &[Endpoint],
@@ -63,7 +64,7 @@ pub(super) fn as_server(
     Ok(())
 }
 
-/// The messages of all endpoints, and zeros for those that there are not.
+/// Encodes all endpoints, padded with zero addresses to `slots`.
 fn addresses(own: &[Endpoint], slots: usize) -> Vec<u8> {
     let there_are = own.iter().map(encode);
     there_are.chain(std::iter::repeat(*NONE)).take(slots).flatten().collect()
@@ -85,7 +86,7 @@ fn broken(what: &str, error: &io::Error) -> Failure {
     })
 }
 
-/// The first `count` of so many addresses.
+/// Reads `slots` addresses and returns the first `count`.
 fn read_endpoints(stream: &mut dyn Stream, count: usize, slots: usize) -> Result<Vec<Endpoint>, Failure> {
     let mut there = Vec::with_capacity(count);
     for at in 0..slots {
@@ -103,7 +104,7 @@ fn read_endpoints(stream: &mut dyn Stream, count: usize, slots: usize) -> Result
     Ok(there)
 }
 
-/// The message of an endpoint; RoCE has no LIDs, so it is 0.
+/// Encodes an endpoint. RoCE has no LIDs, so the LID is 0.
 fn encode(own: &Endpoint) -> [u8; MESSAGE] {
     let gid: String = own.gid.0.iter().map(|byte| format!("{byte:02x}")).collect();
     let text = format!("{:04x}:{:06x}:{:06x}:{gid}\0", 0, own.qpn.value(), own.psn.value());
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_has_the_form_that_the_stock_program_prints_and_scans() {
+    fn address_has_the_stock_format() {
         let gid = Gid::from(std::net::Ipv4Addr::new(192, 0, 2, 1));
         let own = Endpoint { qpn: Qpn::new(0x11), psn: Psn::new(0xabcdef), gid };
         let bytes = encode(&own);
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_of_many_sends_as_many_addresses_as_the_stock_program_whatever_it_has() {
+    fn shared_end_sends_256_addresses() {
         let gid = Gid::from(std::net::Ipv4Addr::new(192, 0, 2, 1));
         let own = [1, 2].map(|qpn| Endpoint { qpn: Qpn::new(qpn), psn: Psn::new(7), gid });
         let bytes = addresses(&own, SHARED_SLOTS);
@@ -166,13 +167,13 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_without_a_gid_is_told_how_to_choose_one() {
+    fn peer_without_gid_gets_advice() {
         let said = decode(&message("0000:000011:abcdef:00000000000000000000000000000000")).unwrap_err();
         assert!(said.contains("start it with -g"), "{said}");
     }
 
     #[test]
-    fn what_is_no_address_is_refused_and_quoted() {
+    fn invalid_address_is_refused_and_quoted() {
         for text in ["GET / HTTP/1.1", "0000:1000000:000001:00000000000000000000ffffc0000201", "0:1:2:3", ""]
         {
             let said = decode(&message(text)).unwrap_err();

@@ -1,4 +1,4 @@
-//! `roxie pingpong`: the example programs of rdma-core, with one of their ends or both being ours.
+//! `roxie pingpong`: the example programs of rdma-core; the peer may be the stock program.
 
 use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
@@ -21,12 +21,12 @@ mod shared;
 use end::{End, Outcome};
 use shared::SharedEnd;
 
-/// The longest message: what a buffer is allocated for, twice.
+/// Longest message, which bounds the two buffers.
 const MAX_SIZE: u32 = 1 << 30;
-/// The path MTU that the stock program asks for unless told otherwise.
+/// Default path MTU of the stock programs.
 const STOCK_MTU: Mtu = Mtu::Mtu1024;
 
-/// Which pingpong.
+/// The kind of pingpong.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -35,55 +35,55 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Service {
-    /// Send messages to and fro over a reliable connection, as `ibv_rc_pingpong` does
+    /// Exchange messages over a reliable connection, as `ibv_rc_pingpong` does
     #[command(
-        long_about = "Sends messages to and fro over a reliable connection. Without SERVER it waits for a client, \
-            with SERVER it is the client.\n\nThe other end may be the same command or `ibv_rc_pingpong` of rdma-core \
-            on any RoCE v2 device: the addresses are exchanged over TCP in its format, and the options mean the same. \
-            Start that one with -g and the index of its RoCE v2 GID. Sizes, MTUs and iterations must be the same at \
-            both ends; the exchange does not carry them.",
+        long_about = "Exchanges messages over a reliable connection. Without SERVER the command waits for a client, \
+            with SERVER it is the client.\n\nThe other end may be the same command, or `ibv_rc_pingpong` of rdma-core \
+            on any RoCE v2 device: addresses are exchanged over TCP in its format, and options have the same meaning. \
+            Start that program with -g and the index of its RoCE v2 GID. Sizes, MTUs and iterations must be the same \
+            at both ends; the exchange does not carry them.",
         after_help = format!(
             "Examples:\n  roxie pingpong rc --port memory            both ends in this process\n  roxie pingpong rc \
-             --dev eth0                waits for a client\n  roxie pingpong rc --dev eth0 192.0.2.1      plays with \
-             it\n  ibv_rc_pingpong -d rxe0 -g 1 192.0.2.1      so does the stock program\n\n{EXIT_CODES}"
+             --dev eth0                waits for a client\n  roxie pingpong rc --dev eth0 192.0.2.1      is the \
+             client\n  ibv_rc_pingpong -d rxe0 -g 1 192.0.2.1      or the stock program is\n\n{EXIT_CODES}"
         )
     )]
     Rc(Options),
-    /// Send messages to and fro over an unreliable connection, as `ibv_uc_pingpong` does
+    /// Exchange messages over an unreliable connection, as `ibv_uc_pingpong` does
     #[command(
-        long_about = "Sends messages to and fro over an unreliable connection. Without SERVER it waits for a client, \
-            with SERVER it is the client.\n\nThe other end may be the same command or `ibv_uc_pingpong` of rdma-core, \
-            as for `pingpong rc`. Nothing is acknowledged or sent again: a lost message ends the game.",
+        long_about = "Exchanges messages over an unreliable connection. Without SERVER the command waits for a client, \
+            with SERVER it is the client.\n\nThe other end may be the same command, or `ibv_uc_pingpong` of rdma-core, \
+            as for `pingpong rc`. Nothing is acknowledged or retransmitted: a lost message ends the run.",
         after_help = format!(
             "Examples:\n  roxie pingpong uc --dev eth0                waits for a client\n  roxie pingpong uc --dev \
-             eth0 192.0.2.1      plays with it\n  ibv_uc_pingpong -d rxe0 -g 1 192.0.2.1      so does the stock \
-             program\n\n{EXIT_CODES}"
+             eth0 192.0.2.1      is the client\n  ibv_uc_pingpong -d rxe0 -g 1 192.0.2.1      or the stock \
+             program is\n\n{EXIT_CODES}"
         )
     )]
     Uc(Options),
-    /// Send datagrams to and fro, as `ibv_ud_pingpong` does
+    /// Exchange datagrams, as `ibv_ud_pingpong` does
     #[command(
-        long_about = "Sends datagrams to and fro. Without SERVER it waits for a client, with SERVER it is the \
-            client.\n\nThe other end may be the same command or `ibv_ud_pingpong` of rdma-core, as for `pingpong rc`. A \
-            datagram is one packet, so a message is no longer than the MTU; each has 40 bytes of network header in \
-            front of it in the receive. Nothing is acknowledged or sent again: a lost datagram ends the game.",
+        long_about = "Exchanges datagrams. Without SERVER the command waits for a client, with SERVER it is the \
+            client.\n\nThe other end may be the same command, or `ibv_ud_pingpong` of rdma-core, as for `pingpong rc`. \
+            A datagram is one packet, so a message is no longer than the MTU. In the receive, 40 bytes of network \
+            header precede it. Nothing is acknowledged or retransmitted: a lost datagram ends the run.",
         after_help = format!(
             "Examples:\n  roxie pingpong ud --dev eth0                waits for a client\n  roxie pingpong ud --dev \
-             eth0 192.0.2.1      plays with it\n  ibv_ud_pingpong -d rxe0 -g 1 192.0.2.1      so does the stock \
-             program\n\n{EXIT_CODES}"
+             eth0 192.0.2.1      is the client\n  ibv_ud_pingpong -d rxe0 -g 1 192.0.2.1      or the stock \
+             program is\n\n{EXIT_CODES}"
         )
     )]
     Ud(Options),
-    /// Send messages to and fro on many reliable connections with a shared receive queue, as `ibv_srq_pingpong` does
+    /// Exchange messages on many reliable connections with a shared receive queue, as `ibv_srq_pingpong` does
     #[command(
-        long_about = "Sends messages to and fro on several reliable connections at once, which take their receives from \
-            one shared queue. Without SERVER it waits for a client, with SERVER it is the client.\n\nThe other end may \
-            be the same command or `ibv_srq_pingpong` of rdma-core, as for `pingpong rc`, with the same number of QPs \
-            (-q). The exchanges of all connections count together.",
+        long_about = "Exchanges messages on several reliable connections at once, whose receives come from one shared \
+            queue. Without SERVER the command waits for a client, with SERVER it is the client.\n\nThe other end may \
+            be the same command, or `ibv_srq_pingpong` of rdma-core, as for `pingpong rc`, with the same number of QPs \
+            (-q). Exchanges of all connections count together.",
         after_help = format!(
             "Examples:\n  roxie pingpong srq --dev eth0 -q 4            waits for a client\n  roxie pingpong srq --dev \
-             eth0 -q 4 192.0.2.1  plays with it\n  ibv_srq_pingpong -d rxe0 -g 1 -q 4 192.0.2.1  so does the stock \
-             program\n\n{EXIT_CODES}"
+             eth0 -q 4 192.0.2.1  is the client\n  ibv_srq_pingpong -d rxe0 -g 1 -q 4 192.0.2.1  or the stock \
+             program is\n\n{EXIT_CODES}"
         )
     )]
     Srq(SharedOptions),
@@ -91,7 +91,7 @@ enum Service {
 
 #[derive(Clone, Debug, Args)]
 struct SharedOptions {
-    /// Connections
+    /// Number of connections
     #[arg(short = 'q', long, default_value_t = 16, value_name = "COUNT",
           value_parser = clap::value_parser!(u32).range(1..=exchange::SHARED_SLOTS as i64))]
     num_qp: u32,
@@ -99,24 +99,24 @@ struct SharedOptions {
     options: Options,
 }
 
-/// What is played.
+/// The kind of pingpong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// On a QP of this service.
+    /// On one QP of this service.
     One(QpType),
-    /// On so many connections with a shared receive queue.
+    /// On this many connections with a shared receive queue.
     Shared(u32),
 }
 
-/// One end of a game, from the exchange of addresses to the last acknowledgement.
+/// One end of a run, from the exchange of addresses to the last acknowledgement.
 trait Game {
-    /// The client's exchange; connected after it.
+    /// Exchanges addresses with the server, and connects.
     fn meet_server(&mut self, stream: &mut dyn Stream) -> Result<(), Failure>;
-    /// The server's.
+    /// Exchanges addresses with the client, and connects.
     fn meet_client(&mut self, stream: &mut dyn Stream) -> Result<(), Failure>;
-    /// Plays all exchanges; the client begins.
+    /// Runs all exchanges; the client begins.
     fn play(&mut self, client: bool) -> Result<Outcome, Failure>;
-    /// Lets go.
+    /// Ends, once the peer needs this end no more.
     fn leave(self: Box<Self>, timeout_code: u8);
 }
 
@@ -135,20 +135,20 @@ fn new_game<'a>(
 /// Options of the stock programs, under their letters.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Options {
-    /// Host name or address of the server; without it this is the server
+    /// Host name or address of the server; without it, be the server
     server: Option<String>,
     /// TCP port for the exchange of addresses
     #[arg(short = 'p', long, default_value_t = 18515, value_name = "PORT", value_parser = stream::parse_port)]
     tcp_port: u16,
-    /// Bytes of a message, 0 to 2^30; of a datagram up to the MTU [default: 4096, of a datagram 1024]
+    /// Message size in bytes, 0 to 2^30, datagrams up to the MTU [default: 4096, datagrams 1024]
     #[arg(short, long, value_name = "BYTES",
           value_parser = clap::value_parser!(u32).range(0..=i64::from(MAX_SIZE)))]
     size: Option<u32>,
-    /// Receives to keep posted
+    /// Number of receives to keep posted
     #[arg(short, long, default_value_t = 500, value_name = "COUNT",
           value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_WR)))]
     rx_depth: u32,
-    /// Exchanges
+    /// Number of exchanges
     #[arg(short = 'n', long, default_value_t = 1000, value_name = "COUNT",
           value_parser = clap::value_parser!(u64).range(1..))]
     iters: u64,
@@ -158,7 +158,7 @@ pub(crate) struct Options {
     /// Check every byte of every message (the client must have it too)
     #[arg(short = 'c', long)]
     chk: bool,
-    /// Give up when no message has come for so many seconds
+    /// Give up after this many seconds without a message
     #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     patience: u64,
     /// Print the result as one JSON object
@@ -168,7 +168,7 @@ pub(crate) struct Options {
     device: DeviceOptions,
 }
 
-/// Plays.
+/// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let (kind, options) = match &arguments.service {
         Service::Rc(options) => (Kind::One(QpType::Rc), options),
@@ -190,7 +190,7 @@ fn play(kind: Kind, options: &Options) -> Result<(), Failure> {
     }
     let mut options = options.clone();
     if options.events {
-        // Nobody polls: a thread of its own answers without being woken.
+        // A command that sleeps does not poll: let an engine thread answer.
         options.device.drive.get_or_insert(THREAD);
     }
     let options = &options;
@@ -200,7 +200,7 @@ fn play(kind: Kind, options: &Options) -> Result<(), Failure> {
             "--port memory plays both ends in this process: leave the server out".into(),
         ));
     }
-    // Before the device, so that a busy port leaves nothing to clean up, and clients may come early.
+    // Listen before opening the device: a busy port then leaves nothing to clean up, and clients may connect early.
     let listener =
         (options.server.is_none() && !alone).then(|| stream::listen(options.tcp_port)).transpose()?;
     let opened = options.device.open()?;
@@ -232,14 +232,14 @@ fn finish(
     mut end: Box<dyn Game + '_>,
     client: bool,
 ) -> Result<(), Failure> {
-    // While its queue pairs are there to be asked.
+    // Print the event logs while the queue pairs exist.
     let outcome = end.play(client).inspect_err(|_| tell_logs(device))?;
     end.leave(options.device.timeout);
     outcome.print(options.json)?;
     options.device.finish_capture(device)
 }
 
-/// The client here, the server on a thread.
+/// Runs the client on this thread, and the server on another.
 fn both_ends(kind: Kind, options: &Options, opened: &Opened, far: &Device) -> Result<(), Failure> {
     let (mut near_stream, mut far_stream) =
         UnixStream::pair().map_err(|e| Failure::Run(format!("cannot make a socket pair: {e}")))?;

@@ -1,7 +1,7 @@
-//! One end of a pingpong over many QPs that share a receive queue, as `ibv_srq_pingpong` plays it.
+//! One end of a pingpong over many QPs with a shared receive queue, as `ibv_srq_pingpong`.
 //!
-//! Each QP plays its own game, and the exchanges of all count together: the end comes when as many messages were sent and
-//! received as were asked for, on whichever QPs.
+//! Exchanges of all QPs count together: the run ends when the requested number of messages were sent and received, on whichever
+//! QPs.
 
 use std::time::{Duration, Instant};
 
@@ -18,18 +18,18 @@ use crate::device::{Patience, linger};
 use crate::failure::Failure;
 use crate::stream::Stream;
 
-/// Bytes of a message unless told otherwise.
+/// Default message size in bytes.
 const SIZE: u32 = 4096;
-/// Completions taken at once.
+/// Completions polled at once.
 const BATCH: usize = 32;
 
-/// Connected QPs and the state of the game.
+/// Connected QPs and the state of the exchange.
 pub(super) struct SharedEnd<'a> {
     options: &'a Options,
     device: &'a Device,
     size: u32,
     own: Vec<Endpoint>,
-    // In this order they are dropped: the QPs before what they use.
+    // Fields are dropped in this order: the QPs before the objects they use.
     qps: Vec<QueuePair>,
     srq: SharedReceiveQueue,
     outgoing: MemoryRegion,
@@ -40,12 +40,12 @@ pub(super) struct SharedEnd<'a> {
     posted_receives: u32,
     sent: u64,
     received: u64,
-    /// Of each QP: which of the two completions must come before its next send.
+    /// For each QP, the completions that must come before its next send.
     pending: Vec<u64>,
 }
 
 impl<'a> SharedEnd<'a> {
-    /// QPs in INIT with their common receives posted.
+    /// Creates QPs in INIT with their shared receives posted.
     pub(super) fn new(
         count: u32,
         options: &'a Options,

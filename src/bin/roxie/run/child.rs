@@ -1,4 +1,4 @@
-//! The program, while it runs: signals go on to it, and it decides how we end.
+//! Runs the program: forwards signals to it, and returns its exit code.
 
 #![allow(unsafe_code)]
 
@@ -14,7 +14,7 @@ use nix::unistd::{ForkResult, Pid, fork};
 
 use crate::failure::Failure;
 
-/// Signals that are the program's.
+/// Signals that are forwarded to the program.
 const FORWARDED: [Signal; 7] = [
     Signal::SIGHUP,
     Signal::SIGINT,
@@ -25,14 +25,14 @@ const FORWARDED: [Signal; 7] = [
     Signal::SIGWINCH,
 ];
 
-/// Runs a program to its end. Returns its exit code, as shells have it.
+/// Runs a program to its end. Returns its exit code in the shell's convention.
 pub(super) fn run(mut command: Command, program: &OsStr) -> Result<u8, Failure> {
     let mut mask: SigSet = FORWARDED.into_iter().collect();
     mask.add(Signal::SIGCHLD);
-    // From here on signals wait for the loop below. The program starts with the mask that we were given.
+    // From here on, signals are pending until the loop below reads them. The program starts with this process's original mask.
     let before = SigSet::thread_get_mask().map_err(|e| Failure::Run(format!("the signal mask: {e}")))?;
     let restore = move || Ok(before.thread_set_mask()?);
-    // SAFETY: between fork and exec it makes one system call, and allocates nothing.
+    // SAFETY: between fork and exec the closure makes one system call, and allocates nothing.
     unsafe { command.pre_exec(restore) };
     mask.thread_block().map_err(|e| Failure::Run(format!("blocking signals: {e}")))?;
     let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC)
@@ -45,16 +45,17 @@ pub(super) fn run(mut command: Command, program: &OsStr) -> Result<u8, Failure> 
     Ok(exit_code(status))
 }
 
-/// Does something in a process of its own, which it may change as it likes, and returns what it says of it.
+/// Calls `act` in a forked process, so that it changes only that process's state, and returns its result.
 pub(super) fn rehearse(act: impl FnOnce() -> String) -> io::Result<String> {
     let (mut reader, mut writer) = io::pipe()?;
-    // SAFETY: `roxie run` has one thread when it prepares: nobody else's lock is copied, and the child may do what its parent may.
+    // SAFETY: `roxie run` has one thread while it prepares: no other thread's lock is copied, and the child may do what its
+    // parent may.
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop(reader);
             let said = act();
             let code = i32::from(writer.write_all(said.as_bytes()).is_err());
-            // SAFETY: ends the process, and runs nothing of its parent's on the way.
+            // SAFETY: `_exit` ends the process, and runs none of its parent's handlers.
             unsafe { libc::_exit(code) }
         }
         ForkResult::Parent { child } => {
@@ -71,7 +72,7 @@ pub(super) fn rehearse(act: impl FnOnce() -> String) -> io::Result<String> {
     }
 }
 
-/// As shells have it.
+/// Reports that the program cannot be started, and returns the shell's exit code for that.
 fn not_started(program: &OsStr, error: &io::Error) -> u8 {
     eprintln!("roxie run: cannot start {}: {error}", program.to_string_lossy());
     if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
@@ -84,10 +85,10 @@ fn wait(mut child: Child, signals: &SignalFd) -> io::Result<ExitStatus> {
         }
         let Some(info) = signals.read_signal()? else { continue };
         let signal = i32::try_from(info.ssi_signo).ok().and_then(|number| Signal::try_from(number).ok());
-        // What the terminal sends goes to the whole process group: the program has it already.
+        // The terminal signals the whole process group: the program has received it already.
         let of_terminal = info.ssi_code == libc::SI_KERNEL;
         if let Some(signal) = signal.filter(|signal| *signal != Signal::SIGCHLD && !of_terminal) {
-            // It may have ended meanwhile; then the next look shows it.
+            // If the program has ended meanwhile, the next iteration sees that.
             let _ = kill(Pid::from_raw(child.id().cast_signed()), signal);
         }
     }

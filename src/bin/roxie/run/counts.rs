@@ -1,7 +1,7 @@
-//! The counters of the device, as files of `ports/1/counters` and `ports/1/hw_counters`.
+//! The device's counters, as the files in `ports/1/counters` and `ports/1/hw_counters`.
 //!
-//! The device is shared, and so are its counters: the sum over all processes that have a device on the interface, as
-//! `roxie show counters` lists them. A process that has ended stays in the sum, with what it had counted when it was last read.
+//! The device is shared, and so are its counters: sums over all processes with a device on the interface, as `roxie show
+//! counters` lists them. The counters of an ended process stay in the sums, as they were last read.
 
 use std::collections::BTreeMap;
 
@@ -10,18 +10,19 @@ use roxie::transport::Counters;
 
 use super::tree::{Entries, Entry};
 
-/// How often counters are read, in milliseconds.
+/// Interval between two reads of the counters, in milliseconds.
 pub(super) const LIFESPAN_MS: u64 = 250;
 
 /// Counters by name.
 type Values = BTreeMap<String, u64>;
 
-/// Drops of what was to be sent, as ports name them.
+/// The ports' counters of frames dropped before they were sent.
 const SEND_ERRORS: [&str; 5] = ["tx_refused", "tx_too_long", "tx_unreachable", "tx_failed", "tx_invalid"];
-/// Drops of what arrived that `PortRcvErrors` counts (IBTA 16.1.3.5): damaged, malformed, and no buffer.
+/// The ports' counters of received frames that `PortRcvErrors` includes (IBTA 16.1.3.5): damaged, malformed, or dropped without
+/// a buffer.
 const RECEIVE_ERRORS: [&str; 5] =
     ["rx_icrc_encapsulated", "rx_malformed", "rx_out_of_buffer", "rx_ring_full", "rx_dropped"];
-/// Counters of an InfiniBand port for what an Ethernet link in software does not have, or drops without being told.
+/// Counters of an InfiniBand port that are always 0 here: a software Ethernet link has no such event, or drops silently.
 const ZEROS: [&str; 8] = [
     "VL15_dropped",
     "excessive_buffer_overrun_errors",
@@ -32,22 +33,23 @@ const ZEROS: [&str; 8] = [
     "port_xmit_constraint_errors",
     "symbol_error",
 ];
-/// rxe's names for counters that have mlx5's here.
+/// rxe's names of counters that have mlx5's names here.
 const RXE_NAMES: [(&str, &str); 2] =
     [("out_of_seq_request", "out_of_sequence"), ("rcvd_seq_err", "packet_seq_err")];
 
-/// Sums of counters that never decrease.
+/// Sums of counters; a sum never decreases.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
-    /// The last values of each device that exists.
+    /// Last values of each existing device.
     last: BTreeMap<String, Values>,
     sums: Values,
-    /// How often the link has failed.
+    /// Number of times that the link went down.
     pub(super) link_downed: u64,
 }
 
 impl Counts {
-    /// Adds what devices have counted since they were last read. `None` as in [`CounterReader`](roxie::host::inspect::CounterReader).
+    /// Adds the increments since the last read. `None` has the meaning of
+    /// [`CounterReader`](roxie::host::inspect::CounterReader).
     pub(super) fn add(
         &mut self,
         read: &BTreeMap<String, Option<Snapshot>>,
@@ -59,14 +61,15 @@ impl Counts {
             let last = self.last.entry(device.clone()).or_default();
             for (name, value) in &snapshot.counters {
                 let before = last.insert(name.clone(), *value).unwrap_or_default();
-                // A counter that is smaller began anew: those of a port do, when the device claims its interface.
+                // A smaller value means that the counter was reset, as a port's counters are when the device claims its
+                // interface.
                 let more = value.checked_sub(before).unwrap_or(*value);
                 *self.sums.entry(name.clone()).or_default() += more;
             }
         }
     }
 
-    /// The files, by their path below the port's folder.
+    /// Returns the files, by their path below the port's folder.
     pub(super) fn entries(&self, port: &str) -> Entries {
         let mut all = Entries::new();
         let mut file = |folder: &str, name: &str, value: u64| {
@@ -119,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_grow_over_the_ends_of_processes() {
+    fn sums_include_ended_processes() {
         let mut counts = Counts::default();
         let mut add = |devices: &[(&str, Option<u64>)]| {
             counts.add(&read(devices), |device| device.interface == "eth9");
@@ -142,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn data_is_counted_in_words_and_sequence_errors_under_both_names() {
+    fn data_counts_words_and_errors_have_both_names() {
         let mut counts = Counts::default();
         counts.add(&read(&[("a", Some(4096))]), |_| true);
         let entries = counts.entries("ports/1");

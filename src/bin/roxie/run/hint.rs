@@ -1,14 +1,14 @@
-//! What to do where the surroundings do not let a program have something: containers, chroots, users without privilege.
+//! Advice for environments that withhold something from a program: containers, chroots, unprivileged users.
 
 use std::fs;
 use std::path::Path;
 
-/// Where this process is, as far as that decides what can be done about it.
+/// The environment of this process, as far as it changes the advice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Surroundings {
-    /// Podman, Docker and their like.
+    /// Podman, Docker, or a similar container.
     Container,
-    /// Its root directory is no mount point: a plain chroot.
+    /// A plain chroot: the root directory is no mount point.
     Chroot,
     Host,
 }
@@ -22,7 +22,7 @@ impl Surroundings {
     }
 
     fn from(marked: bool, mounts: &str) -> Surroundings {
-        // The fifth field is where something is mounted, as seen from the root directory.
+        // The fifth field is the mount point, relative to the root directory.
         let at_root = |line: &str| line.split(' ').nth(4) == Some("/");
         match marked {
             true => Surroundings::Container,
@@ -31,7 +31,7 @@ impl Surroundings {
         }
     }
 
-    /// What gives a process mounts of its own.
+    /// Returns how to allow a process its own mounts.
     pub(crate) fn for_mounts(self) -> &'static str {
         match self {
             Surroundings::Container => {
@@ -46,7 +46,7 @@ impl Surroundings {
         }
     }
 
-    /// Likewise for one that has other capabilities to lose.
+    /// Returns how to allow a process its own mounts, if a user namespace would cost it AF_XDP's capabilities.
     pub(super) fn for_mounts_beside_xdp(self) -> &'static str {
         match self {
             Surroundings::Container => {
@@ -59,7 +59,7 @@ impl Surroundings {
         }
     }
 
-    /// What gives AF_XDP.
+    /// Returns how to allow AF_XDP.
     pub(crate) fn for_xdp(self) -> &'static str {
         match self {
             Surroundings::Container => {
@@ -78,7 +78,7 @@ mod tests {
     const WHOLE: &str = "22 1 254:0 / / rw - ext4 /dev/vda rw\n23 22 0:21 / /proc rw - proc proc rw\n";
 
     #[test]
-    fn a_chroot_is_known_by_a_root_that_is_not_mounted_and_a_container_by_its_mark() {
+    fn chroot_and_container_are_recognized() {
         assert_eq!(Surroundings::from(false, WHOLE), Surroundings::Host);
         assert_eq!(Surroundings::from(false, ""), Surroundings::Host, "without /proc nothing is known");
         let inside = "23 22 0:21 / /proc rw - proc proc rw\n24 22 0:22 / /sys rw - sysfs sysfs rw\n";

@@ -1,4 +1,4 @@
-//! Where Roxie's `libibverbs.so.1` is.
+//! Finds Roxie's `libibverbs.so.1`.
 
 use std::env;
 use std::ffi::OsString;
@@ -9,17 +9,18 @@ use crate::failure::Failure;
 
 const NAME: &str = "libibverbs.so.1";
 
-/// The library.
+/// The verbs library.
 #[derive(Debug)]
 pub(crate) struct Library {
     path: PathBuf,
 }
 
 impl Library {
-    /// Beside the executable, in `../lib/roxie` of it, or where `ROXIE_LIB` says (the file or its folder).
+    /// Looks at `ROXIE_LIB` (the file or its folder), beside the executable, and in `../lib/roxie` relative to it.
     ///
     /// # Errors
-    /// If it is in none of them.
+    ///
+    /// If the library is in none of them.
     pub(crate) fn find() -> Result<Library, Failure> {
         let here = env::current_exe().ok();
         let beside = here.as_deref().and_then(Path::parent).map(Path::to_owned);
@@ -46,13 +47,13 @@ impl Library {
         }
     }
 
-    /// Where it is.
+    /// Returns the library's path.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What makes programs load it: by its path, and, for plug-ins that are opened by name, by its folder. Other preloads stay in front
-    /// of it: they stand before the C library's calls as it does, and some have to be first.
+    /// Returns the environment that makes programs load the library: by path, and by folder for plug-ins that load it by name.
+    /// Other preloads stay in front: they interpose calls of the C library, too, and some must come first.
     pub(super) fn environment(&self) -> Vec<(&'static str, OsString)> {
         let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
         let folder = self.path.parent().unwrap_or(Path::new("/"));
@@ -63,7 +64,7 @@ impl Library {
     }
 }
 
-/// A list with one more at its end, if it is not in it.
+/// Appends an entry to a list, unless the list has it.
 fn behind(list: Option<OsString>, last: &Path) -> OsString {
     let Some(mut list) = list else { return last.into() };
     let mut words = list.as_bytes().split(|byte| b": ".contains(byte));
@@ -74,7 +75,7 @@ fn behind(list: Option<OsString>, last: &Path) -> OsString {
     list
 }
 
-/// A list with one more at its front.
+/// Prepends an entry to a list.
 fn before(first: &Path, list: Option<OsString>) -> OsString {
     let mut all = first.as_os_str().to_owned();
     if let Some(list) = list {
@@ -89,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn other_preloads_stay_in_front_and_ours_is_there_once() {
+    fn library_follows_other_preloads_once() {
         let ours = Path::new("/opt/libibverbs.so.1");
         let with = |list: Option<&str>| behind(list.map(OsString::from), ours).into_string().unwrap();
         assert_eq!(with(None), "/opt/libibverbs.so.1");

@@ -1,4 +1,4 @@
-//! Keeps the view of `/sys/class/infiniband` true while the program runs.
+//! Keeps the view of `/sys/class/infiniband` up to date while the program runs.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -14,14 +14,16 @@ use super::counts::{Counts, LIFESPAN_MS};
 use super::tree::Tree;
 use super::view::{PORT, View};
 
-/// How often counters are read.
+/// Interval between two reads of the counters.
 const EACH: Duration = Duration::from_millis(LIFESPAN_MS);
-/// So many devices are read so often; more of them more rarely. With many launchers each reads all devices.
+/// Most devices read at that interval. With more, reads are less frequent, because each launcher reads all devices.
 const DEVICES: usize = 8;
 
-/// Starts a thread that follows the interface, and reads counters, until the process ends. `class`: where `view` has been written.
+/// Starts a thread that follows the interface and reads counters until the process ends. `class` is the folder to which `view`
+/// was written.
 ///
 /// # Errors
+///
 /// If the kernel refuses a netlink socket or a thread.
 pub(super) fn keep(view: View, class: &Path) -> io::Result<()> {
     let watch =
@@ -44,9 +46,9 @@ struct Keeper {
     watch: Watch,
     view: View,
     device: Tree,
-    /// The last update of `device` has succeeded.
+    /// True if the last write of the view succeeded.
     written: bool,
-    /// All names that the interface has had: devices keep the one that they opened.
+    /// All names that the interface has had: a device keeps the name that it was opened with.
     names: Vec<String>,
     reader: CounterReader,
     counts: Counts,
@@ -64,12 +66,12 @@ impl Keeper {
             }
             let left = due.saturating_duration_since(Instant::now());
             let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-            // A failed wait is a short one.
+            // A failed wait only shortens the interval.
             let _ = poll(&mut [PollFd::new(self.watch.as_fd(), PollFlags::POLLIN)], timeout);
         }
     }
 
-    /// Writes what has changed of the interface. After a failure the next turn tries again.
+    /// Writes changes of the interface. After a failure, the next call tries again.
     fn follow(&mut self) {
         let Ok(changes) = self.watch.poll() else { return };
         if changes.is_empty() && self.written {
@@ -83,7 +85,7 @@ impl Keeper {
         self.written = self.device.update(&self.view.entries()).is_ok();
     }
 
-    /// Writes what has been counted. Returns the number of devices.
+    /// Writes the counters. Returns the number of devices.
     fn count(&mut self) -> usize {
         let Ok(read) = self.reader.read() else { return 0 };
         let is_ours = |device: &Snapshot| self.names.contains(&device.interface);

@@ -1,9 +1,10 @@
-//! `roxie run`: an unmodified verbs program on a device of Roxie's, and `roxie env` for those who cannot use a launcher.
+//! `roxie run` starts an unmodified verbs program with a Roxie device. `roxie env` prints the environment for other launchers.
 //!
-//! The program gets Roxie's `libibverbs.so.1` by `LD_PRELOAD` and `LD_LIBRARY_PATH`, and in a mount namespace of its own what a kernel
-//! with an RDMA device shows in `/sys/class/infiniband` and `/dev/infiniband` ([`overlay`], [`view`]), true at any time ([`live`]). The device itself lives in the
-//! program's process; this one waits, forwards signals, tells the peers of connections that the program left
-//! ([`Estate`]), says what a program that failed was refused ([`EventLog`]), and ends as the program does ([`child`]).
+//! The program gets Roxie's `libibverbs.so.1` by `LD_PRELOAD` and `LD_LIBRARY_PATH`. A mount namespace shows it what a kernel
+//! with an RDMA device has in `/sys/class/infiniband` and `/dev/infiniband` ([`overlay`], [`view`]), kept up to date
+//! ([`live`]). The device itself lives in the program's process. The launcher waits and forwards signals ([`child`]). When the
+//! program has ended, it closes the connections that were left open ([`Estate`]), and reports what the device refused to a
+//! program that failed ([`EventLog`]).
 
 mod child;
 mod counts;
@@ -34,13 +35,13 @@ use crate::output;
 pub(crate) use library::Library;
 use preflight::Preflight;
 
-/// Refusals that are told of a program that failed: the last.
+/// Most refusals that are reported of a failed program; older ones are left out.
 const REFUSALS: usize = 8;
-/// Exit codes of programs that somebody ended: by SIGINT, by SIGTERM.
+/// Exit codes after SIGINT and SIGTERM: ended by a user, not failed.
 const INTERRUPTED: [u8; 2] = [130, 143];
-/// From which size UCX moves a message by one READ, where the user says nothing else. UCX expects copies to cost less than the link
-/// does, so it cuts all but the largest messages into SENDs of 8 KiB. Here each SEND is a call of the kernel, or three frames, and the
-/// READ is faster from this size on: docs/performance.md.
+/// Smallest message that UCX moves by one READ, unless the user sets another. UCX expects copies to cost less than the link, so
+/// it splits all but the largest messages into SENDs of 8 KiB. Here each SEND is a system call, or three frames, and a READ is
+/// faster from this size on: docs/performance.md.
 const UCX_RENDEZVOUS: (&str, &str) = ("UCX_RNDV_THRESH", "32k");
 
 /// The difference of `roxie env` from `roxie run`.
@@ -48,14 +49,15 @@ const WITHOUT_VIEW: &str = "the environment alone gives no /sys/class/infiniband
     need `roxie run`. The state of the link, GIDs and counters are in `roxie show device`, `roxie show gids`, `roxie show counters` and \
     `roxie metrics`";
 
-/// Which port the device stands on.
+/// The device's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Port {
-    /// AF_XDP: frames below the kernel's network stack, for one program at a time; needs CAP_NET_RAW, CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN
+    /// AF_XDP: frames below the kernel's network stack, for one program at a time; needs CAP_NET_RAW, CAP_BPF, CAP_PERFMON and
+    /// CAP_NET_ADMIN
     Xdp,
     /// UDP sockets: any number of programs, no privilege, any interface
     Udp,
-    /// The NIC that serves the interface as a process of its own (`roxie nic`): any number of programs
+    /// The NIC process that serves the interface (`roxie nic`): any number of programs
     Nic,
 }
 
@@ -69,32 +71,32 @@ impl Port {
     }
 }
 
-/// What device the program gets.
+/// Options of the program's device.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Device")]
 pub(crate) struct Options {
     /// The interface [default: the only one besides loopback that has an address]
     #[arg(short, long, value_name = "IFACE")]
     dev: Option<String>,
-    /// How frames move [default: nic if one serves the interface, else udp]
+    /// Port that moves frames [default: nic if one serves the interface, else udp]
     #[arg(long, value_name = "PORT")]
     port: Option<Port>,
-    /// Which mode of AF_XDP to use; implies --port xdp
+    /// Mode of AF_XDP; implies --port xdp
     #[arg(long, value_name = "MODE")]
     mode: Option<ModeName>,
-    /// Run the NIC on a thread of its own, on the first of these cores, instead of in the program's polling calls
+    /// Run the NIC on its own thread, on the first of these cores, instead of in the program's polling calls
     #[arg(long, value_name = "LIST")]
     cores: Option<String>,
-    /// Harm frames on purpose: drop=0.01,reorder=0.02,delay=1%:200us,corrupt=nth3,seed=7,dir=tx
+    /// Inject faults: drop=0.01,reorder=0.02,delay=1%:200us,corrupt=nth3,seed=7,dir=tx
     #[arg(long, value_name = "SPEC", value_parser = parse_fault)]
     fault: Option<String>,
-    /// Write a pcapng of both directions, with what the NIC did with each packet and why
+    /// Write a pcapng of both directions; each packet's comment says what the NIC did with it, and why
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
-    /// Print nothing but errors
+    /// Print errors only
     #[arg(short, long)]
     quiet: bool,
-    /// Type of service (traffic class) of rdma_cm connections, if the program sets none
+    /// Type of service (traffic class) of rdma_cm connections, unless the program sets one
     #[arg(long, value_name = "TOS")]
     tos: Option<u8>,
     #[command(flatten)]
@@ -105,28 +107,30 @@ fn parse_fault(spec: &str) -> Result<String, String> {
     spec.parse::<FaultConfig>().map_err(|e| e.to_string()).map(|_| spec.to_owned())
 }
 
-/// Run an unmodified verbs program on a device of Roxie's
+/// Run an unmodified verbs program on a Roxie device
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Runs an unmodified program of the verbs API (ibv_rc_pingpong, ib_write_bw, anything on libibverbs) with an RDMA \
-        device named roxie0, on an ordinary interface: no RDMA adapter, no kernel module.\n\nThe program loads Roxie's \
-        libibverbs.so.1 in place of the system's; the NIC lives in its process and claims the interface when it makes its \
-        first queue pair.\n\nOver UDP sockets, the default, any number of programs have the device at the same time: ranks of MPI, \
-        servers and their clients, whoever starts them, as long as they are of one user. With --port xdp, one program at a time has the \
-        interface; a second is told who has it. Programs that only ask, such as ibv_devinfo, work beside it.\n\nThe other end may be another roxie, an RDMA \
-        adapter with RoCE v2, or Linux's rdma_rxe. Use GID index 1, the first IPv4 address: `-x 1` for perftest, `-g 1` for \
-        the ibv_*_pingpong; `roxie show gids` lists all.\n\nSockets take no privilege. AF_XDP does, and is faster for small messages.",
+    long_about = "Runs an unmodified program of the verbs API (ibv_rc_pingpong, ib_write_bw, anything on libibverbs) \
+        with an RDMA device named roxie0 on an ordinary interface: no RDMA adapter, no kernel module.\n\nThe program \
+        loads Roxie's libibverbs.so.1 in place of the system's. The NIC lives in the program's process, and claims the \
+        interface when the program creates its first queue pair.\n\nOver UDP sockets, the default, any number of \
+        programs of one user share the device: ranks of MPI, servers and their clients, however they are started. With \
+        --port xdp, one program at a time has the interface; a second one gets an error that names the first. Programs \
+        that only query the device, such as ibv_devinfo, work beside it.\n\nThe other end may be another roxie, an \
+        RDMA adapter with RoCE v2, or Linux's rdma_rxe. Use GID index 1, the first IPv4 address: `-x 1` for perftest, \
+        `-g 1` for the ibv_*_pingpong; `roxie show gids` lists all.\n\nSockets need no privilege. AF_XDP does, and is \
+        faster for small messages.",
     after_help = "Examples:\n  \
         roxie run -- ibv_devinfo -v\n  \
         roxie run --dev eth0 -- ibv_rc_pingpong -g 1              on one host\n  \
         roxie run --dev eth0 -- ibv_rc_pingpong -g 1 192.0.2.1    on the other\n  \
         roxie run --dev eth0 --port xdp -- ib_write_bw -x 1 -F\n  \
         roxie run -- mpirun -n 4 PROGRAM                          four ranks on one device\n  \
-        ROXIE_LOG=info roxie run -- PROGRAM                       says which attribute a failed call did not like, and why\n\n\
-        Without ROXIE_LOG, `roxie run` says so only when a program has failed.\n\n\
+        ROXIE_LOG=info roxie run -- PROGRAM                       names the attribute that a failed call rejected, and why\n\n\
+        Without ROXIE_LOG, `roxie run` prints that only for a program that has failed.\n\n\
         Programs that are linked statically, or run with more rights than you (setuid), do not load the library.\n\n\
         Exit codes: the program's own; 128 + n if signal n ended it; 126 and 127 if it cannot be started or found; 2 wrong \
-        usage, 3 there is no device for it."
+        usage, 3 the device is not available."
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -136,15 +140,15 @@ pub(crate) struct Arguments {
     program: Vec<OsString>,
 }
 
-/// Print what to export for a program that `roxie run` cannot start
+/// Print the environment for a program that `roxie run` cannot start
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Prints the environment that `roxie run` gives to a program, as lines for a shell: for job schedulers, \
-        containers and debuggers that start programs themselves. What it cannot give is the view of /sys/class/infiniband, which some \
-        libraries read (UCX, NCCL); programs that use libibverbs alone do not need it. A program's own LD_PRELOAD goes in front of \
-        what is there, not in its place.\n\nUCX_RNDV_THRESH is there for UCX: \
-        messages of 32 KiB and more go by one READ, which is faster here than the SENDs that UCX would choose. Where you have set it, it \
-        stays as it is.",
+    long_about = "Prints the environment that `roxie run` gives to a program, as lines for a shell: for job \
+        schedulers, containers and debuggers that start programs themselves. The environment cannot give the view of \
+        /sys/class/infiniband, which some libraries read (UCX, NCCL); programs that use libibverbs alone do not need \
+        it. Put a program's own LD_PRELOAD in front of the printed one, not in its place.\n\nUCX_RNDV_THRESH makes UCX \
+        send messages of 32 KiB and more by one READ, which is faster here than the SENDs that UCX would choose. A \
+        value that you have set is kept.",
     after_help = "Examples:\n  eval \"$(roxie env --dev eth0)\"; ibv_devinfo\n  \
         eval \"$(roxie env --dev eth0)\"; LD_PRELOAD=x.so:$LD_PRELOAD PROGRAM"
 )]
@@ -178,13 +182,13 @@ pub(crate) fn env(arguments: &EnvArguments) -> ExitCode {
     }
 }
 
-/// What a program will be given.
+/// The program's library and port.
 struct Prepared {
     library: Library,
     interface: Interface,
     port: Port,
     mode: Mode,
-    /// The NIC that programs may trust, found before their user namespace is entered.
+    /// The NIC to connect to, found before the user namespace is entered, in which users cannot be told apart.
     nic: Option<String>,
 }
 
@@ -209,7 +213,7 @@ fn prepare(options: &Options) -> Result<Prepared, Failure> {
 }
 
 impl Prepared {
-    /// The device that the program had.
+    /// Opens the device as the program had it.
     fn device(&self) -> Result<Device, OpenError> {
         let plan = match self.port {
             Port::Xdp => PortPlan::Xdp(self.mode),
@@ -256,9 +260,9 @@ fn start(arguments: &Arguments, prepared: &Prepared) -> Result<ExitCode, Failure
     }
     let mut command = Command::new(program);
     command.args(rest).envs(prepared.environment(&arguments.options));
-    // Without memory for it, peers of a program that is killed find out by their timeouts,
+    // Without this memory, the peers of a killed program notice only by their timeouts.
     let estate = Estate::create().ok();
-    // and what a program was refused is told by ROXIE_LOG alone.
+    // Without this memory, only ROXIE_LOG reports refusals.
     let log = EventLog::create().ok();
     command.envs(estate.iter().map(|(_, path)| ("ROXIE_ESTATE", path.path())));
     command.envs(log.iter().map(|(_, path)| ("ROXIE_EVENTS", path.path())));
@@ -278,7 +282,7 @@ fn start(arguments: &Arguments, prepared: &Prepared) -> Result<ExitCode, Failure
     Ok(ExitCode::from(code))
 }
 
-/// Says what a program that failed was refused before, as far as it has not been said.
+/// Reports what the device refused to a program that failed, unless it was reported before.
 fn tell_refusals(program: &str, code: u8, events: &[LoggedEvent]) {
     let unsaid: Vec<_> = events.iter().filter(|event| !event.said).collect();
     if code == 0 || INTERRUPTED.contains(&code) || unsaid.is_empty() {
@@ -290,7 +294,7 @@ fn tell_refusals(program: &str, code: u8, events: &[LoggedEvent]) {
     }
 }
 
-/// A value for a shell.
+/// Quotes a value for a shell.
 fn quoted(value: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:=,+@".contains(c);
     if !value.is_empty() && value.chars().all(plain) {
@@ -304,7 +308,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_is_quoted_so_that_a_shell_reads_it_as_it_is() {
+    fn values_are_quoted_for_shells() {
         assert_eq!(quoted("/usr/lib/libibverbs.so.1"), "/usr/lib/libibverbs.so.1");
         assert_eq!(quoted("a b"), "'a b'");
         assert_eq!(quoted("it's"), r"'it'\''s'");

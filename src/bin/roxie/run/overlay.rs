@@ -1,9 +1,10 @@
-//! A mount namespace in which `/sys/class` and `/dev` have an RDMA device, for this process and those that it starts.
+//! Adds an RDMA device to `/sys/class` and `/dev`, in a mount namespace for this process and its children.
 //!
-//! As root it is a mount namespace alone; without, one in a user namespace, in which the user is who they were. A folder that has to
-//! get something new becomes a tmpfs with all of its old entries bound into it: neither sysfs nor a user's `/dev` lets entries be made.
+//! Root needs only a mount namespace. Other users get one in a user namespace, which maps them to themselves. A folder of sysfs
+//! or a user's `/dev` does not allow new entries, so it is covered by a tmpfs with all its old entries bound into it.
 //!
-//! What cannot be had is left out and told ([`NoView`]); the program runs without. A user namespace cannot be left again, so whether
+//! If a part cannot be set up, the program runs without it, and a note says so ([`NoView`]). A process cannot leave a user
+//! namespace, so a forked process tries first whether everything works in one.
 //! everything works in one is tried in a process of its own first.
 
 use std::ffi::OsString;
@@ -25,16 +26,16 @@ use super::child;
 use super::hint::Surroundings;
 use super::view::{Class, RDMA_CM, View};
 
-/// The device number of `/dev/ptmx` (Linux Documentation/admin-guide/devices.txt).
+/// Device number of `/dev/ptmx` (Linux Documentation/admin-guide/devices.txt).
 const MULTIPLEXER: u64 = makedev(5, 2);
 
-/// Where the view of sysfs is.
+/// Folder of the view in sysfs.
 pub(super) const CLASS: &str = "/sys/class";
 
-/// What programs see of the device besides the library.
+/// The parts of the view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// `/sys/class/infiniband` and its like.
+    /// `/sys/class/infiniband` and related folders.
     Sysfs,
     /// `/dev/infiniband`.
     Nodes,
@@ -43,7 +44,7 @@ pub(super) enum Part {
 impl Part {
     const ALL: [Part; 2] = [Part::Sysfs, Part::Nodes];
 
-    /// What it is, and who misses it.
+    /// Returns the part's path, and the programs that need it.
     fn told(self) -> (&'static str, &'static str) {
         match self {
             Part::Sysfs => (
@@ -58,7 +59,7 @@ impl Part {
     }
 }
 
-/// Why a part of the view, or all of it, is not there.
+/// Why the view, or a part of it, is missing.
 #[derive(Debug)]
 pub(super) struct NoView {
     part: Option<Part>,
@@ -83,7 +84,7 @@ impl fmt::Display for NoView {
     }
 }
 
-/// A step that failed.
+/// A failed step.
 #[derive(Debug)]
 struct Failed {
     what: String,
@@ -101,11 +102,12 @@ fn failed<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Fail
     move |why| Failed { what, why: why.into() }
 }
 
-/// Enters the namespace and puts the view in. What is missing of it. `keep_rights`: the program needs its capabilities over the network
-/// namespace, which it has not in a user namespace of its own.
+/// Enters the namespace and sets up the view. Returns the missing parts. `keep_rights`: the program needs its capabilities over
+/// the network namespace, which it would lose in a user namespace.
 ///
 /// # Errors
-/// If this process is no longer where it was: nothing may be started then.
+///
+/// If this process is in an unexpected place afterwards; no program may be started then.
 pub(super) fn enter(view: &View, keep_rights: bool) -> io::Result<Vec<NoView>> {
     match unshare(CloneFlags::CLONE_NEWNS) {
         Ok(()) => match quiet()? {
@@ -124,7 +126,7 @@ pub(super) fn enter(view: &View, keep_rights: bool) -> io::Result<Vec<NoView>> {
     }
 }
 
-/// Likewise without the right to a mount namespace: in a user namespace.
+/// Sets up the view in a user namespace, for a process that may not have a mount namespace otherwise.
 fn enter_as_user(view: &View) -> Vec<NoView> {
     let entered = || -> Result<Vec<NoView>, Failed> { own_user().map(|()| fill(view)) };
     let tried = child::rehearse(|| match entered() {
@@ -143,7 +145,7 @@ fn enter_as_user(view: &View) -> Vec<NoView> {
     vec![NoView::all(format!("{why}; {}", Surroundings::of_this_process().for_mounts()))]
 }
 
-/// A mount namespace in a user namespace, which shares nothing that is mounted from here on with others.
+/// Enters a mount namespace in a user namespace, and makes its mounts private.
 fn own_user() -> Result<(), Failed> {
     let (uid, gid) = (getuid(), getgid());
     let both = CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS;
@@ -162,9 +164,10 @@ fn own_user() -> Result<(), Failed> {
     map("gid_map", format!("{gid} {gid} 1"))
 }
 
-/// What is mounted from here on, nobody else sees.
+/// Makes mounts private: later mounts show in no other namespace.
 ///
 /// # Errors
+///
 /// Outer: as [`enter`].
 fn quiet() -> io::Result<Result<(), Failed>> {
     let what = "making mounts private";
@@ -180,14 +183,14 @@ fn quiet_below() -> nix::Result<()> {
     mount(None::<&str>, "/", None::<&str>, flags, None::<&str>)
 }
 
-/// In a chroot the mount that the root directory is in has no path. It has one at the root of the namespace, to which entering the
-/// namespace once more leads: there, and back.
+/// Makes mounts private in a chroot, where the mount of the root directory has no path. At the namespace's root the mount has
+/// one, and entering the namespace again leads there. Afterwards returns to the chroot.
 fn quiet_above() -> io::Result<Result<(), Failed>> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let places = || -> Result<_, Failed> {
         let folder = |path: &str| open(path, flags, Mode::empty()).map_err(failed(format!("opening {path}")));
         let namespace = File::open("/proc/self/ns/mnt").map_err(failed("/proc/self/ns/mnt"))?;
-        // What the way back takes is asked for before.
+        // Open everything for the way back first.
         chroot("/").map_err(failed("chroot"))?;
         Ok((folder("/")?, folder(".")?, namespace))
     };
@@ -205,7 +208,7 @@ fn quiet_above() -> io::Result<Result<(), Failed>> {
     Ok(done)
 }
 
-/// Puts the view in, as far as that can be.
+/// Sets up the view, as far as possible. Returns the missing parts.
 fn fill(view: &View) -> Vec<NoView> {
     let part = |part: Part| {
         let done = match part {
@@ -220,7 +223,7 @@ fn fill(view: &View) -> Vec<NoView> {
 fn classes(view: &View) -> Result<(), Failed> {
     let class = Path::new(CLASS);
     if !class.is_dir() {
-        // Nobody has mounted sysfs here.
+        // Sysfs is not mounted here.
         shadow(Path::new("/sys"))?;
         make_folder(class)?;
     }
@@ -234,7 +237,7 @@ fn classes(view: &View) -> Result<(), Failed> {
             Class::Whole(_) => empty_over(&folder)?,
             Class::Part(_, entry) => {
                 shadow(&folder)?;
-                // The kernel's own, if it has one: a link.
+                // The kernel's own entry, if it has an RDMA device: a link.
                 let entry = folder.join(entry);
                 if entry.is_symlink() {
                     fs::remove_file(&entry).map_err(failed(format!("replacing {}", entry.display())))?;
@@ -245,7 +248,7 @@ fn classes(view: &View) -> Result<(), Failed> {
     view.write(class).map_err(failed("writing below /sys/class"))
 }
 
-/// An empty tmpfs over a folder.
+/// Mounts an empty tmpfs over a folder.
 fn empty_over(folder: &Path) -> Result<(), Failed> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
     mount(Some("roxie"), folder, Some("tmpfs"), flags, Some("mode=755,size=4m"))
@@ -262,10 +265,10 @@ fn bind(from: &Path, to: &Path) -> Result<(), Failed> {
         .map_err(failed(format!("binding {}", to.display())))
 }
 
-/// Makes a folder one in which entries can be made, with all that it had.
+/// Covers a folder so that entries can be added, and keeps its old entries.
 fn shadow(folder: &Path) -> Result<(), Failed> {
     let name = || format!("reading {}", folder.display());
-    // The way to the old folder once the new one is over it.
+    // A descriptor of the old folder, which is still reachable through it once covered.
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let old = open(folder, flags, Mode::empty()).map_err(failed(name()))?;
     let entries: Vec<_> = fs::read_dir(folder).map_err(failed(name()))?.flatten().collect();
@@ -273,13 +276,13 @@ fn shadow(folder: &Path) -> Result<(), Failed> {
     empty_over(folder)?;
     let kept = keep(&PathBuf::from(format!("/proc/self/fd/{}", old.as_raw_fd())), folder, kinds);
     if kept.is_err() {
-        // Better nothing new than half of what was there.
+        // On failure restore the old folder: better no new entry than missing old ones.
         let _ = umount2(folder, MntFlags::MNT_DETACH);
     }
     kept
 }
 
-/// What a folder had, by name and kind, bound into the one that is over it.
+/// Binds the entries of the covered folder, given by name and kind, into the tmpfs over it.
 fn keep(below: &Path, folder: &Path, entries: Vec<(OsString, io::Result<FileType>)>) -> Result<(), Failed> {
     let name = || format!("reading {}", folder.display());
     for (entry, kind) in entries {
@@ -303,13 +306,14 @@ fn keep(below: &Path, folder: &Path, entries: Vec<(OsString, io::Result<FileType
     Ok(())
 }
 
-/// True of `/dev/ptmx`. What is bound to another place does not work: the kernel looks for the terminals in `pts` beside the node.
+/// True for `/dev/ptmx`, which cannot be bound to another place: the kernel looks for `pts` beside the node.
 fn is_terminal_multiplexer(node: &Path) -> bool {
     fs::symlink_metadata(node)
         .is_ok_and(|node| node.file_type().is_char_device() && node.rdev() == MULTIPLEXER)
 }
 
-/// Makes one: the node itself, or without the right to do so the way to the one that each `devpts` has. False: neither can be had.
+/// Creates a terminal multiplexer: the node itself, or without the privilege a link to that of `devpts`. Returns false if both
+/// fail.
 fn multiplexer(to: &Path) -> bool {
     let everybody = Mode::from_bits_truncate(0o666);
     mknod(to, SFlag::S_IFCHR, everybody, MULTIPLEXER)
@@ -318,8 +322,8 @@ fn multiplexer(to: &Path) -> bool {
         || symlink("pts/ptmx", to).is_ok()
 }
 
-/// Character nodes in `/dev/infiniband`. That they are there and can be opened is what counts; what is meant for rdma_cm's comes to our
-/// library, and of one that does without, which would take silence for answers, each command fails.
+/// Creates character nodes in `/dev/infiniband`. Programs check that they exist and can be opened. The library intercepts
+/// accesses to rdma_cm's node. Without the library, writes to it fail (`/dev/full`): a program would take silence for an answer.
 fn nodes() -> Result<(), Failed> {
     let folder = Path::new("/dev/infiniband");
     if !folder.is_dir() {

@@ -1,4 +1,4 @@
-//! What will not work, said before the program starts, and how to change it.
+//! Predicts what will not work, and says how to change that before the program starts.
 
 use roxie::netdev::Interface;
 use roxie::port::xdp::program_holders;
@@ -10,7 +10,7 @@ use super::Port;
 use super::hint::Surroundings;
 use crate::show::xdp_obstacles;
 
-/// What is chosen for the program, and what its user should know.
+/// The chosen port, and remarks for the user.
 pub(super) struct Preflight {
     pub(super) port: Port,
     pub(super) remarks: Vec<String>,
@@ -67,7 +67,7 @@ impl Preflight {
     }
 }
 
-/// Sockets: any number of programs have the device then, whoever they are started by.
+/// Chooses the NIC if one serves the interface, else sockets, which any number of programs can share.
 fn choose(interface: &Interface, remarks: &mut Vec<String>) -> Port {
     let name = &interface.name;
     match nic_of(name) {
@@ -125,22 +125,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_order_is_not_talked_about() {
+    fn healthy_interface_needs_no_remark() {
         let quiet = Preflight::of(&interface(1500), Some(Port::Xdp));
-        // Without privilege there is one thing to say.
+        // Without privilege, one remark is due.
         let refused = usize::from(!xdp_obstacles(&interface(1500)).is_empty());
         assert_eq!((quiet.port, quiet.remarks.len()), (Port::Xdp, refused));
     }
 
     #[test]
-    fn sockets_are_what_a_program_gets_that_was_not_told_otherwise() {
+    fn sockets_are_the_default() {
         let chosen = Preflight::of(&interface(1500), None);
         assert_eq!(chosen.port, Port::Udp);
         assert!(chosen.remarks[0].starts_with("eth9 over UDP sockets"), "{:?}", chosen.remarks);
     }
 
     #[test]
-    fn a_small_mtu_and_a_missing_carrier_are_told_with_what_to_do() {
+    fn small_mtu_and_missing_carrier_are_explained() {
         let said = |interface: &Interface| Preflight::of(interface, Some(Port::Xdp)).remarks.join("\n");
         assert!(said(&interface(300)).contains("mtu 1500"));
         assert!(said(&interface(1000)).contains("path MTU of 512"));

@@ -1,4 +1,4 @@
-//! Files that are kept up to date while programs read them.
+//! Files that are updated while programs read them.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 /// Content of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Entry {
-    /// One line, without its end.
+    /// One line, without its newline.
     Line(String),
-    /// The target of a symbolic link.
+    /// Target of a symbolic link.
     Link(PathBuf),
 }
 
@@ -27,16 +27,19 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// A tree below `base` that has these entries already.
+    /// Returns a tree below `base` that contains these entries already.
     pub(super) fn of(base: &Path, written: Entries) -> Tree {
         Tree { base: base.to_owned(), written }
     }
 
-    /// Writes what differs, in the order of paths; then removes what is not wanted any more. A line that exists is written in place: a
-    /// descriptor that a program holds reads the new one, as with sysfs. No reader finds a file empty. A line is one write, which takes a
-    /// few nanoseconds; a read that falls into them may get bytes of both lines, since no file system in memory keeps the two apart.
+    /// Writes changed entries in the order of paths, then removes entries that are not in `wanted`.
+    ///
+    /// An existing line is rewritten in place, so that a descriptor that a program holds reads the new line, as with sysfs. No
+    /// reader finds a file empty. A line is one write of a few nanoseconds; a concurrent read may get bytes of both lines,
+    /// because in-memory file systems do not separate the two.
     ///
     /// # Errors
+    ///
     /// If a file cannot be written. The next update tries again.
     pub(super) fn update(&mut self, wanted: &Entries) -> io::Result<()> {
         for (path, entry) in wanted {
@@ -63,7 +66,7 @@ impl Tree {
     }
 }
 
-/// Puts an entry in place of what was there, if anything was, complete from the first moment.
+/// Creates an entry atomically, in place of an old one if there is any.
 fn create(path: &Path, entry: &Entry) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("/"));
     fs::create_dir_all(folder)?;
@@ -77,7 +80,8 @@ fn create(path: &Path, entry: &Entry) -> io::Result<()> {
     fs::rename(draft, path)
 }
 
-/// Replaces a line of `before` bytes. A shorter one is followed by empty lines until the file is cut, not by the rest of the old one.
+/// Replaces a line of `before` bytes. A shorter line is followed by newlines until the file is truncated, never by the rest of
+/// the old line.
 fn rewrite(path: &Path, before: usize, line: &str) -> io::Result<()> {
     let file = File::options().write(true).open(path)?;
     let ends = (before + 1).saturating_sub(line.len()).max(1);
@@ -131,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_never_find_a_file_empty() {
+    fn readers_never_see_an_empty_file() {
         let folder = tempfile::tempdir().unwrap();
         let mut tree = Tree::of(folder.path(), Entries::new());
         let lines = ["4: ACTIVE", "1: DOWN"];

@@ -1,6 +1,6 @@
-//! What a kernel with an RDMA device would show of it in `/sys`, as files.
+//! The files in `/sys` with which a kernel shows an RDMA device.
 //!
-//! They are written when the program starts, and then kept up to date ([`live`](super::live)).
+//! Written when the program starts, and kept up to date by [`live`](super::live).
 
 use std::fs;
 use std::io;
@@ -13,29 +13,29 @@ use roxie::wire::Gid;
 use super::counts::Counts;
 use super::tree::{Entries, Entry, Tree};
 
-/// Its name.
+/// Name of the device.
 const DEVICE: &str = "roxie0";
 /// Its folder below `/sys/class`.
 const FOLDER: &str = "infiniband/roxie0";
-/// The folder of its port.
+/// Folder of its port.
 pub(super) const PORT: &str = "infiniband/roxie0/ports/1";
-/// The name of its node.
+/// Name of its verbs node.
 const NODE: &str = "uverbs0";
-/// The node of the connection manager.
+/// Name of the connection manager's node.
 pub(super) const RDMA_CM: &str = "rdma_cm";
-/// Version of what `librdmacm` writes to its node (`RDMA_USER_CM_ABI_VERSION`).
+/// ABI version of `librdmacm`'s commands (`RDMA_USER_CM_ABI_VERSION`).
 const RDMA_CM_ABI: u32 = 4;
-/// Its number: `misc` has 10, and the last minor that Linux gives away by itself.
+/// Device number of that node: major 10 is `misc`, with the highest minor that Linux assigns dynamically.
 const RDMA_CM_DEV: &str = "10:254";
-/// Entries of the GID table that are shown.
+/// Number of GID table entries shown.
 const GIDS: usize = 32;
 
 /// A folder below `/sys/class`.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Class {
-    /// All that is in it is the device's.
+    /// The whole folder belongs to the device.
     Whole(&'static str),
-    /// One entry of it is.
+    /// Only this entry of the folder does.
     Part(&'static str, &'static str),
 }
 
@@ -49,22 +49,22 @@ impl Class {
 
 /// The device as files, by their path below `/sys/class`.
 pub(super) struct View {
-    /// The interface as it was last seen.
+    /// The interface as last seen.
     pub(super) interface: Interface,
-    /// The station address at the start, of which the GUIDs are made: they stay.
+    /// Station address at the start. GUIDs derive from it and do not change.
     station: [u8; 6],
-    /// The GIDs under the indices that devices of programs give them.
+    /// The GIDs, at the indices that programs' devices have.
     gids: GidTable,
 }
 
 impl View {
-    /// The device on an interface.
+    /// Returns the view of a device on an interface.
     pub(super) fn of(interface: &Interface) -> View {
         let gids = GidTable::customary(interface.mac, interface.addresses.iter().map(|a| a.ip));
         View { station: interface.mac, gids, interface: interface.clone() }
     }
 
-    /// Takes in changes of the interface, which is `now` like this. Returns how often the link went down.
+    /// Applies changes of the interface; `now` is its new state. Returns how often the link went down.
     pub(super) fn follow(&mut self, changes: &[Change], now: &Interface) -> u64 {
         self.interface.clone_from(now);
         let mut downs = 0;
@@ -83,7 +83,7 @@ impl View {
         downs
     }
 
-    /// All files but the counters.
+    /// Returns all files but the counters.
     pub(super) fn entries(&self) -> Entries {
         let mut all = Entries::new();
         let mut file = |path: String, line: String| drop(all.insert(path, Entry::Line(line)));
@@ -114,7 +114,7 @@ impl View {
     fn links(&self, all: &mut Entries) {
         let name = &self.interface.name;
         let mut put = |path: String, entry: Entry| drop(all.insert(path, entry));
-        // Where the interface is a device of a bus, the RDMA device is on the same one.
+        // If the interface is a device on a bus, so is the RDMA device.
         match fs::canonicalize(format!("/sys/class/net/{name}/device")) {
             Ok(device) => put(format!("{FOLDER}/device"), Entry::Link(device)),
             Err(_) => {
@@ -158,18 +158,18 @@ impl View {
         }
     }
 
-    /// The folders below `/sys/class` that it fills. Others may have entries of the kernel's, which stay.
+    /// Returns the folders below `/sys/class` with entries of the view. Shared folders keep the kernel's entries.
     pub(super) fn classes() -> [Class; 3] {
         [Class::Whole("infiniband"), Class::Whole("infiniband_verbs"), Class::Part("misc", RDMA_CM)]
     }
 
-    /// Names of character nodes in `/dev/infiniband` that programs look for.
+    /// Returns the names of character nodes in `/dev/infiniband` that programs open.
     pub(super) fn nodes() -> [&'static str; 3] {
-        // UCX looks for the second, others for what `ibv_get_device_list` calls `dev_name`.
+        // UCX opens the second; other programs open what `ibv_get_device_list` returns as `dev_name`.
         [NODE, DEVICE, RDMA_CM]
     }
 
-    /// Writes it below `class`, which stands for `/sys/class`, with counters that have counted nothing.
+    /// Writes the view below `class`, in place of `/sys/class`, with all counters 0.
     pub(super) fn write(&self, class: &Path) -> io::Result<()> {
         let mut entries = self.entries();
         entries.extend(Counts::default().entries(PORT));
@@ -190,7 +190,7 @@ fn node(file: &mut impl FnMut(String, String)) {
     }
 }
 
-/// The rate of a link of so many Mb/s, as `ibv_query_port` has it: the next one that InfiniBand knows.
+/// Returns the text for a link's rate, given in Mb/s: the next InfiniBand rate, as `ibv_query_port` reports.
 fn rate(mbps: Option<u32>) -> &'static str {
     match mbps {
         Some(..=4_999) => "2.5 Gb/sec (1X SDR)",
@@ -202,7 +202,7 @@ fn rate(mbps: Option<u32>) -> &'static str {
     }
 }
 
-/// Eight words of four digits, as sysfs has it.
+/// Formats a GID as sysfs does: eight groups of four hex digits.
 fn in_words(gid: Gid) -> String {
     let words: Vec<String> = gid.0.chunks(2).map(|pair| format!("{:02x}{:02x}", pair[0], pair[1])).collect();
     words.join(":")
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_those_of_the_link() {
+    fn rate_follows_link_speed() {
         let rates = [None, Some(1_000), Some(10_000), Some(25_000), Some(100_000), Some(400_000)].map(rate);
         let wanted =
             ["10 Gb/sec (1X QDR)", "2.5 Gb/sec (1X SDR)", "10 Gb/sec (1X QDR)", "25 Gb/sec (1X EDR)"];
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn the_files_that_programs_read_are_there_and_say_what_the_interface_has() {
+    fn files_describe_the_interface() {
         let interface = interface();
         let folder = tempfile::tempdir().unwrap();
         View::of(&interface).write(folder.path()).unwrap();

@@ -1,7 +1,7 @@
-//! `roxie show`: what a device is, or would be if it were opened, and what the devices of all processes have.
+//! `roxie show`: the properties of a device, open or not, and the objects of all processes' devices.
 //!
-//! A device lives in the process that opened it. `device` and `gids` ask the kernel and disturb nobody; the others ask the devices
-//! themselves ([`roxie::host::inspect`]).
+//! A device lives in the process that opened it. `device` and `gids` query the kernel and open nothing. The other commands
+//! query the devices themselves ([`roxie::host::inspect`]).
 
 pub(crate) mod objects;
 mod processes;
@@ -24,12 +24,12 @@ use crate::device::{DeviceOptions, PortKind, first_gid, no_gid};
 use crate::failure::{EXIT_CODES, Failure};
 use crate::output;
 
-/// Print what a device is or would be, its addresses, queue pairs and counters.
+/// Print a device's properties, addresses, queue pairs and counters.
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Prints what a device is or would be, and what the devices of all processes have. `device` and `gids` ask the \
-        kernel and open nothing, unless --open is given. The others ask the devices of this network namespace that this user may \
-        look at: those of its own processes, all of them for root.",
+    long_about = "Prints the properties of a device, and the objects of all processes' devices. `device` and `gids` \
+        query the kernel and open nothing, unless --open is given. The other commands query the devices of this \
+        network namespace that the user may see: those of their own processes, or all for root.",
     after_help = EXIT_CODES
 )]
 pub(crate) struct Arguments {
@@ -42,7 +42,7 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Show interfaces: driver, MTU and path MTU, what stands between them and AF_XDP, and who holds them
+    /// Show interfaces: driver, MTU and path MTU, obstacles to AF_XDP, and processes that hold them
     Device {
         /// Open the device, to see which mode it gets
         #[arg(long)]
@@ -50,75 +50,75 @@ enum What {
         #[command(flatten)]
         options: DeviceOptions,
     },
-    /// Show the addresses that a device on the interface has, with their indices
+    /// Show the GIDs of a device on the interface, with their indices
     #[command(
-        long_about = "Prints the GIDs that a device on the interface has, with the index by which -g of the other \
-            commands, and of programs on a RoCE device, chooses one.\n\nA GID is an IP address in 16 bytes: IPv6 as it \
-            is, IPv4 as ::ffff:a.b.c.d. Both ends of a connection must use the same family, and the peer must have a \
-            route to it; the third column says how far each reaches, and why it is at its index: 0 is the link-local address \
-            (empty \
-            if there is none), 1 the first IPv4 address, as on adapters in hardware and as programs under `roxie run` find \
-            them. The marked one is used unless -g says otherwise. \
-            Nothing is opened, so this needs no privilege.\n\nWith --json it is an array of objects with the keys \
-            index, gid, address, reach, place and chosen.",
+        long_about = "Prints the GIDs of a device on the interface. Option -g of other commands, and of programs on a \
+            RoCE device, selects one by its index.\n\nA GID is an IP address in 16 bytes: IPv6 unchanged, IPv4 as \
+            ::ffff:a.b.c.d. Both ends of a connection must use the same family, and need a route to each other. The \
+            third column says how far an address reaches, and why it has its index: 0 is the link-local address (empty \
+            if there is none), 1 the first IPv4 address, as on hardware adapters; programs under `roxie run` see the \
+            same indices. The marked GID is used unless -g selects another. Nothing is opened, so no privilege is \
+            needed.\n\n--json prints an array of objects with the keys index, gid, address, reach, place and chosen.",
         after_help = format!(
-            "Examples:\n  roxie show gids                    of the only interface that has an address\n  roxie show gids \
-             --dev eth0 --json  for scripts\n  roxie pingpong rc --dev eth0 -g 1  uses the one at index 1\n\n{EXIT_CODES}"
+            "Examples:\n  roxie show gids                    the only interface with an address\n  roxie show gids \
+             --dev eth0 --json  for scripts\n  roxie pingpong rc --dev eth0 -g 1  uses the GID at index 1\n\n{EXIT_CODES}"
         )
     )]
     Gids(DeviceOptions),
     /// Show the processes that have a device, and how they share the interface
     #[command(
-        long_about = "Prints the processes that have a device in this network namespace: the interface and what moves their \
-            frames there, how many queue pairs and memory regions each has, and where it listens for connections (rdma_cm). \
-            Those of one user share an interface over UDP sockets: the upper 8 bits of a QPN say whose it is. \
-            A question mark stands for what a process that does not answer would know: it is stopped, or about to end.\n\n\
-            Nothing is opened.\n\nA second table has the accounts of processes that `roxie nic` serves: what each has of a resource and may have, \
-            what all processes of its user have and may have. It is for the NIC's user and root.\n\nWith --json it is an array of objects with \
-            the keys pid, uid, name, interface, port, mode, slot (null: it does not share), units (of QPNs), ports, services, qps, mrs, \
-            cm_ids and account (by the names of `roxie nic`'s options: used, limit, user_used, user_limit).",
+        long_about = "Prints the processes with a device in this network namespace: the interface and the port that \
+            moves frames, the numbers of queue pairs and memory regions, and where each listens for connections \
+            (rdma_cm). Processes of one user can share an interface over UDP sockets: the upper 8 bits of a QPN then \
+            name the process. A question mark stands for a value that the process did not report, because it is \
+            stopped or about to end.\n\nNothing is opened.\n\nA second table has the accounts of the processes that \
+            `roxie nic` serves: use and limit of each resource, of the process and of all processes of its user. Only \
+            the NIC's user and root see it.\n\n--json prints an array of objects with the keys pid, uid, name, \
+            interface, port, mode, slot (null: not shared), units (of QPNs), ports, services, qps, mrs, cm_ids and \
+            account (by the names of `roxie nic`'s options: used, limit, user_used, user_limit).",
         after_help = format!("Examples:\n  roxie show processes\n  roxie show processes --json | jq '.[].pid'\n\n{EXIT_CODES}")
     )]
     Processes,
     /// Show the queue pairs of all processes
     #[command(
-        long_about = "Prints the queue pairs of all processes' devices: the number, the service, the state, the peer of a \
-            connected one, the path MTU in bytes, the next PSN that it sends, the PSN that it expects, and the rate that \
-            congestion control or the program allows it.\n\nWith --json it is an array of objects with the keys pid, uid, name, \
-            device, qpn, type, state, dest_qpn, remote, path_mtu, sq_psn, rq_psn and rate_mbps.",
+        long_about = "Prints the queue pairs of all processes' devices: QPN, service, state, connected peer, path MTU \
+            in bytes, next PSN to send, next PSN expected, and the rate limit of congestion control or of the \
+            program.\n\n--json prints an array of objects with the keys pid, uid, name, device, qpn, type, state, \
+            dest_qpn, remote, path_mtu, sq_psn, rq_psn and rate_mbps.",
         after_help = format!("Examples:\n  roxie show qps\n  roxie show qps --json | jq 'map(select(.state == \"ERR\"))'\n\n{EXIT_CODES}")
     )]
     Qps(Whose),
     /// Show the memory regions and windows of all processes
     #[command(
-        long_about = "Prints the memory regions and windows of all processes' devices: the key, the protection domain, the \
-            address by which peers call the first byte, the length, and what they allow.\n\nWith --json it is an array of \
-            objects with the keys pid, uid, name, device, kind, key, pd, start, length and access.",
+        long_about = "Prints the memory regions and windows of all processes' devices: key, protection domain, address \
+            of the first byte as peers use it, length, and access rights.\n\n--json prints an array of objects with \
+            the keys pid, uid, name, device, kind, key, pd, start, length and access.",
         after_help = format!("Examples:\n  roxie show mrs\n  roxie show mrs --pid 4242 --json | jq 'map(.length) | add'\n\n{EXIT_CODES}")
     )]
     Mrs(Whose),
     /// Show the connection identifiers (rdma_cm) of all processes
     #[command(
         name = "cm_ids", alias = "cm-ids",
-        long_about = "Prints the identifiers of rdma_cm of all processes: who listens where, who is connected to whom. States and \
-            port spaces have the names that `rdma resource show cm_id` gives them.\n\nWith --json it is an array of objects \
-            with the keys pid, uid, name, device, id, ps, state, src, dst and qpn.",
+        long_about = "Prints the rdma_cm identifiers of all processes: listeners with their addresses, connections \
+            with both ends. States and port spaces have the names that `rdma resource show cm_id` uses.\n\n--json \
+            prints an array of objects with the keys pid, uid, name, device, id, ps, state, src, dst and qpn.",
         after_help = format!("Examples:\n  roxie show cm_ids\n  roxie show cm_ids --json | jq -r '.[] | select(.state == \"LISTEN\").src'\n\n{EXIT_CODES}")
     )]
     CmIds(Whose),
     /// Show the counters of all processes
     #[command(
-        long_about = "Prints the counters of all processes' devices under their mlx5 and rxe names: those that have counted \
-            something, all of them with --all. Those of a port count since its device claimed the interface.\n\nWith --open it opens a \
-            device of its own and shows that one's: what there is to be counted on a port.\n\nWith --json it is an array of objects \
-            with the keys pid, uid, name, device, interface, port and counters; with --open too, an object of counters.",
+        long_about = "Prints the counters of all processes' devices under their mlx5 and rxe names: those that are not \
+            0, or all with --all. A port's counters start when its device claims the interface.\n\n--open opens a \
+            device and shows its counters instead, to list the counters that a port has.\n\n--json prints an array of \
+            objects with the keys pid, uid, name, device, interface, port and counters; with --open, an object of \
+            counters.",
         after_help = format!("Examples:\n  roxie show counters\n  watch -d roxie show counters --pid 4242\n  \
             roxie show counters --open --port udp\n\n{EXIT_CODES}")
     )]
     Counters {
         #[command(flatten)]
         whose: Whose,
-        /// Show also those that have counted nothing
+        /// Also show counters that are 0
         #[arg(long)]
         all: bool,
         /// Open a device, and show its counters instead
@@ -129,7 +129,7 @@ enum What {
     },
 }
 
-/// Shows it.
+/// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let shown = match &arguments.what {
         What::Device { open, options } => devices(options, *open, arguments.json),
@@ -246,7 +246,7 @@ fn holders_text(id: u32) -> String {
     }
 }
 
-/// What speaks against AF_XDP on an interface, as far as can be told without trying.
+/// Lists obstacles to AF_XDP on an interface, as far as can be told without trying.
 pub(crate) fn xdp_obstacles(interface: &Interface) -> Vec<String> {
     /// Bits of `capabilities(7)`.
     const NEEDED: [(&str, u64); 4] = [
@@ -283,14 +283,14 @@ pub(crate) fn xdp_obstacles(interface: &Interface) -> Vec<String> {
     found
 }
 
-/// By `/proc/self/uid_map`: the one that all users of the system are in. Without `/proc` nothing speaks against it.
+/// True if `/proc/self/uid_map` is that of the initial user namespace, or cannot be read.
 fn is_initial_user_namespace(uid_map: &str) -> bool {
     uid_map.is_empty() || uid_map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
-/// Why the packet memory cannot be locked, given the effective capabilities, the hard limit and what is needed in bytes.
+/// Returns why the packet memory cannot be locked, given the effective capabilities, the hard limit, and the need in bytes.
 fn locked_memory(capabilities: u64, limit: u64, needed: u64) -> Option<String> {
-    /// With either of them the limit is no obstacle (`capabilities(7)`): CAP_IPC_LOCK, CAP_SYS_RESOURCE.
+    /// CAP_IPC_LOCK and CAP_SYS_RESOURCE: either lifts the limit (`capabilities(7)`).
     const UNBOUND: u64 = 1 << 14 | 1 << 24;
     (capabilities & UNBOUND == 0 && limit < needed).then(|| {
         format!(
@@ -301,7 +301,7 @@ fn locked_memory(capabilities: u64, limit: u64, needed: u64) -> Option<String> {
     })
 }
 
-/// What an address is good for.
+/// Describes how far an address reaches.
 fn reach(ip: IpAddr) -> &'static str {
     match ip {
         IpAddr::V4(v4) if v4.is_loopback() => "IPv4 loopback: this host only",
@@ -316,7 +316,7 @@ fn reach(ip: IpAddr) -> &'static str {
     }
 }
 
-/// Why an address is at its index.
+/// Explains why an address has its index.
 fn place(GidEntry { index, gid, assigned }: GidEntry, customary: bool) -> &'static str {
     let ip = gid.to_ip();
     let link_local = matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
@@ -368,7 +368,7 @@ fn gids(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Those of a device that is opened for it.
+/// Prints the counters of a device opened for this.
 fn counters(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
     let device = options.open()?.device;
     let all = device.counters();
@@ -385,14 +385,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_mtu_says_what_fits_and_what_the_next_would_need() {
+    fn mtu_text_names_next_larger_need() {
         assert_eq!(mtu_text(1500), "1500 bytes: path MTU 1024 (2048 needs 2136)");
         assert_eq!(mtu_text(9000), "9000 bytes: path MTU 4096");
         assert!(mtu_text(300).contains("too small") && mtu_text(300).contains("344"));
     }
 
     #[test]
-    fn too_little_lockable_memory_is_told_with_what_would_be_enough() {
+    fn low_memlock_limit_is_explained() {
         let needed = XdpConfig::new("eth0").packet_memory(2);
         assert_eq!(needed, 2 * 2 * 2048 * 4096, "two queues, two directions, 2048 chunks of 4 KiB");
         let told = locked_memory(0, 8 << 20, needed).expect("an obstacle");
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_says_how_far_it_reaches() {
+    fn address_reach_is_described() {
         for (ip, part) in [
             ("192.0.2.1", "most peers expect"),
             ("127.0.0.1", "this host only"),

@@ -1,4 +1,4 @@
-//! What the devices of all processes have: queue pairs, memory regions, identifiers of rdma_cm, counters.
+//! Lists objects of all processes' devices: queue pairs, memory regions, rdma_cm identifiers, counters.
 
 use std::fmt::Display;
 
@@ -10,15 +10,15 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 use crate::output;
 
-/// Whose objects are shown.
+/// Selects processes.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct Whose {
-    /// Only those of this process; may be given several times
+    /// Show this process only; repeatable
     #[arg(long, value_name = "PID")]
     pub(super) pid: Vec<u32>,
 }
 
-/// The devices that there are to be seen, and a word about those that did not answer.
+/// Returns snapshots of the selected devices. Reports processes that did not answer.
 pub(crate) fn look(whose: &Whose) -> Result<Vec<Snapshot>, Failure> {
     let look =
         snapshots().map_err(|e| Failure::Run(format!("cannot list Unix sockets (/proc/net/unix): {e}")))?;
@@ -41,7 +41,7 @@ pub(crate) fn look(whose: &Whose) -> Result<Vec<Snapshot>, Failure> {
     }
 }
 
-/// Each object of each device, with whose it is.
+/// Returns each object of each device, with the snapshot that it belongs to.
 fn each<'a, T: 'a>(
     seen: &'a [Snapshot],
     of: impl Fn(&'a Snapshot) -> &'a [T],
@@ -66,7 +66,7 @@ fn or_dash(value: Option<impl Display>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
-/// Prints a table whose columns are as wide as what is in them, below their names.
+/// Prints a table with columns as wide as their contents.
 pub(super) fn table<const N: usize>(
     names: [&str; N],
     rows: &[[String; N]],
@@ -90,7 +90,7 @@ pub(super) fn table<const N: usize>(
     rows.iter().try_for_each(|row| line(row.each_ref().map(String::as_str)))
 }
 
-/// A queue pair for people: number, service, state, peer, path MTU, the PSN that it sends next, that it expects, rate.
+/// Formats a queue pair: QPN, service, state, peer, path MTU, next PSN to send, expected PSN, rate.
 pub(crate) fn qp_cells(qp: &QpEntry) -> [String; 8] {
     let peer = qp.dest_qpn.zip(qp.remote.as_ref());
     [
@@ -166,7 +166,7 @@ pub(super) fn cm_ids(whose: &Whose, json: bool) -> Result<(), Failure> {
     table(names, &rows, "no identifiers of rdma_cm")
 }
 
-/// Counters that have counted something, or all.
+/// Prints the counters that are not 0, or all.
 pub(super) fn counters(whose: &Whose, all: bool, json: bool) -> Result<(), Failure> {
     let seen = look(whose)?;
     if json {

@@ -1,4 +1,4 @@
-//! Which processes have a device here, and which of them share it over sockets.
+//! Lists processes with a device, and those that share an interface over sockets.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::objects::{Whose, look, table};
 use crate::failure::Failure;
 use crate::output;
 
-/// What is known of a process: what its device says, and what the others of its group know.
+/// A process, as its own device, its socket group and its NIC describe it.
 #[derive(Default)]
 struct Known {
     pid: u32,
@@ -20,12 +20,12 @@ struct Known {
     name: String,
     slot: Option<u8>,
     seen: Option<Snapshot>,
-    /// What it has at the NIC that serves it, by resource.
+    /// Resources at the NIC that serves it, by name.
     account: BTreeMap<String, AccountEntry>,
 }
 
 pub(super) fn show(as_json: bool) -> Result<(), Failure> {
-    // Without it the devices themselves are shown: any process may have taken the group's name.
+    // Without a roster, show the devices alone: any process may have taken the group's name.
     let roster = group::roster(ROCE_V2_PORT).unwrap_or_else(|error| {
         output::note(error);
         None
@@ -45,7 +45,7 @@ pub(super) fn show(as_json: bool) -> Result<(), Failure> {
     for client in clients {
         match all.iter_mut().find(|known| known.pid == client.pid && known.account.is_empty()) {
             Some(known) => known.account = client.account,
-            // A process that does not answer, or that is in another PID namespace, is known to the NIC.
+            // The NIC also knows processes that do not answer, or that are in another PID namespace.
             None => all.push(Known {
                 pid: client.pid,
                 uid: Some(client.uid),
@@ -55,7 +55,7 @@ pub(super) fn show(as_json: bool) -> Result<(), Failure> {
             }),
         }
     }
-    // Those of the group that do not answer: stopped, or about to end.
+    // Group members that do not answer are stopped, or about to end.
     for (slot, who) in roster.members() {
         if all.iter().all(|known| known.slot != Some(slot)) {
             let (uid, name) = (Some(who.uid), who.name.clone());
@@ -86,7 +86,7 @@ pub(super) fn show(as_json: bool) -> Result<(), Failure> {
     accounts(&all)
 }
 
-/// Prints the accounts of processes that a NIC serves: only resources of which they have some.
+/// Prints the accounts of a NIC's clients, with the resources that they use.
 fn accounts(all: &[Known]) -> Result<(), Failure> {
     let has = |known: &Known| {
         let entries: Vec<_> = known.account.iter().filter(|(_, entry)| entry.used > 0).collect();
@@ -114,14 +114,14 @@ fn account_cells(known: &Known, resource: &str, entry: &AccountEntry) -> [String
     ]
 }
 
-/// The upper 8 bits of the QPNs of a process that shares the others with others.
+/// Returns the process's units: the upper 8 bits of its QPNs in a socket group.
 fn units(roster: &Roster, known: &Known) -> Vec<u8> {
     known.slot.map_or_else(Vec::new, |slot| roster.units_of(slot).collect())
 }
 
-/// Port numbers and other services for which a process takes requests.
+/// Returns the port numbers and services at which a process accepts requests.
 fn listening(roster: &Roster, known: &Known) -> Vec<String> {
-    // RDMA-CM's are a port space and a port number (`rdma_cm.h`).
+    // RDMA-CM services consist of a port space and a port number (`rdma_cm.h`).
     let text = |id: u64| match id >> 16 {
         0x106 => format!("{}/tcp", id as u16),
         0x111 => format!("{}/udp", id as u16),

@@ -1,4 +1,4 @@
-//! `roxie sim collect`: the runs of a sweep as one table.
+//! `roxie sim collect`: joins the runs of a sweep to one table.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,11 +11,11 @@ use super::EXIT_CODES;
 use crate::failure::Failure;
 use crate::output;
 
-/// The folder of a job holds what was changed.
+/// File in a job's folder that lists what was changed.
 pub(super) const JOB: &str = "job.json";
-/// What a job writes last.
+/// File that a job writes last.
 pub(super) const SUMMARY: &str = "summary.json";
-/// What is printed of each run; all of it is in the file.
+/// Columns that are printed. The file has all.
 const SHOWN: &[&str] = &[
     "ended",
     "fct_p50_ns",
@@ -28,18 +28,18 @@ const SHOWN: &[&str] = &[
     "pause_ns",
     "depth_peak",
 ];
-/// The table's file.
+/// File of the table.
 const TABLE: &str = "sweep.csv";
 
-/// Join the results of a sweep into one table
+/// Join the results of a sweep to one table
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Reads the folders of a sweep, wherever they were played, and writes sweep.csv: a line for each run that is complete, \
-        with what was changed and its summary. It prints the most important columns.",
+    long_about = "Reads the folders of a sweep, on whichever machines they were run, and writes sweep.csv: a line for \
+        each complete run, with what was changed and its summary. Prints the most important columns.",
     after_help = format!("Examples:\n  roxie sim collect /tmp/sweep\n  roxie sim collect /tmp/sweep --json | jq .slowdown_p99\n\n{EXIT_CODES}")
 )]
 pub(super) struct Arguments {
-    /// The folder of the sweep
+    /// Folder of the sweep
     folder: PathBuf,
     /// Print one JSON object a line
     #[arg(long)]
@@ -50,13 +50,13 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     table(&arguments.folder, arguments.json)
 }
 
-/// A run: what was changed, and what came of it.
+/// A run: what was changed, and its results.
 struct Row {
     changes: Map<String, Value>,
     summary: Map<String, Value>,
 }
 
-/// Writes the table of all that is complete, and prints it.
+/// Writes and prints the table of all complete runs.
 pub(super) fn table(folder: &Path, json: bool) -> Result<(), Failure> {
     let (rows, missing) = rows(folder)?;
     let keys: Vec<String> =
@@ -112,7 +112,7 @@ pub(super) fn table(folder: &Path, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Three places are enough to look at.
+/// Rounds to three decimal places for printing.
 fn rounded(value: &Value) -> Value {
     match value.as_f64().filter(|_| value.is_f64()) {
         Some(number) => Value::from((number * 1e3).round() / 1e3),
@@ -120,7 +120,7 @@ fn rounded(value: &Value) -> Value {
     }
 }
 
-/// The runs of a folder that are complete, in the order of what was changed; and how many are not.
+/// Returns the complete runs of a folder, in the order of their changes, and the number of incomplete ones.
 fn rows(folder: &Path) -> Result<(Vec<Row>, usize), Failure> {
     let failed = |error: std::io::Error| Failure::Usage(format!("{}: {error}", folder.display()));
     let (mut rows, mut missing) = (Vec::new(), 0);
@@ -141,7 +141,7 @@ fn rows(folder: &Path) -> Result<(Vec<Row>, usize), Failure> {
     Ok((rows, missing))
 }
 
-/// Numbers by their size, texts by their letters.
+/// Compares numbers by value, texts alphabetically.
 fn order(a: &Map<String, Value>, b: &Map<String, Value>) -> std::cmp::Ordering {
     let pairs = a.iter().zip(b).map(|((_, a), (_, b))| match (a.as_f64(), b.as_f64()) {
         (Some(a), Some(b)) => a.total_cmp(&b),

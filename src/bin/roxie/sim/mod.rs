@@ -12,14 +12,14 @@ mod play;
 mod print;
 mod sweep;
 
-const EXIT_CODES: &str = "Exit codes: 0 done, 1 the run failed, 2 wrong usage or a scenario that is none.";
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 the run failed, 2 wrong usage or an invalid scenario.";
 
 /// Simulate a data centre: hosts, switches, traffic
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Plays scenarios in virtual time: hosts with the real transport engine, links with rates, switches with shared \
-        buffers, marking, priority flow control and ECMP. A scenario is one TOML file; docs/simulator.md teaches it. The same \
-        seed gives the same results to the byte.",
+    long_about = "Runs scenarios in virtual time: hosts with the real transport engine, links with rates, switches \
+        with shared buffers, marking, priority flow control and ECMP. A scenario is one TOML file; docs/simulator.md \
+        explains it. The same seed gives the same results to the byte.",
     after_help = EXIT_CODES
 )]
 pub(crate) struct Arguments {
@@ -34,7 +34,7 @@ enum What {
     Collect(collect::Arguments),
 }
 
-/// Does it.
+/// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let done = match &arguments.what {
         What::Run(arguments) => play::run(arguments),

@@ -1,4 +1,4 @@
-//! `roxie sim run`: one scenario.
+//! `roxie sim run`: runs one scenario.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, IsTerminal, Write, stderr};
@@ -13,34 +13,35 @@ use super::{EXIT_CODES, print};
 use crate::failure::Failure;
 use crate::output;
 
-/// How often progress is told.
+/// Interval between progress lines.
 const TELL: Duration = Duration::from_millis(250);
 
-/// Play one scenario, and say what came of it
+/// Run one scenario and print its results
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Plays a scenario and prints a summary: flow completion times and slowdowns (against the empty network), marks, \
-        drops, pauses, the slowest flows, the deepest queues.\n\nWith --out, it writes tables into a folder: flows.csv (what became \
-        of each flow's packets as well), ports.csv, hosts.csv, queues.csv (depths over time), rates.csv, control.csv (if the scenario \
-        asks for it), summary.json, and a capture of each link that the scenario names.",
+    long_about = "Runs a scenario and prints a summary: flow completion times and slowdowns (relative to the empty \
+        network), marks, drops, pauses, the slowest flows, the deepest queues.\n\n--out writes tables to a folder: \
+        flows.csv (with what happened to each flow's packets), ports.csv, hosts.csv, queues.csv (depths over time), \
+        rates.csv, control.csv (if the scenario asks for it), summary.json, and a capture of each link that the \
+        scenario names.",
     after_help = format!(
         "Examples:\n  roxie sim run docs/sim/incast.toml\n  roxie sim run docs/sim/incast.toml --out /tmp/incast\n  \
         roxie sim run docs/sim/incast.toml --json | jq .slowdown_p99\n\n{EXIT_CODES}"
     )
 )]
 pub(super) struct Arguments {
-    /// The scenario
+    /// File of the scenario
     file: PathBuf,
-    /// Write tables and captures into this folder, which is made
+    /// Write tables and captures to this folder; created if missing
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Print the summary as one JSON object
     #[arg(long)]
     json: bool,
-    /// Write each table as a Parquet file as well
+    /// Also write each table as a Parquet file
     #[arg(long, requires = "out")]
     parquet: bool,
-    /// In place of the scenario's seed
+    /// Seed to use instead of the scenario's
     #[arg(long)]
     seed: Option<u64>,
 }
@@ -59,14 +60,14 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     print::summary(&results)
 }
 
-/// Where tables go, and whether as Parquet too.
+/// Where to write tables, and whether as Parquet too.
 #[derive(Clone, Copy)]
 pub(super) struct Out<'a> {
     pub(super) folder: &'a Path,
     pub(super) parquet: bool,
 }
 
-/// Plays a scenario, and writes what came of it into a folder.
+/// Runs a scenario, and writes its results to a folder.
 pub(super) fn play(
     mut simulation: Simulation,
     scenario: &Scenario,
@@ -81,7 +82,7 @@ pub(super) fn play(
             simulation.capture(link, Box::new(BufWriter::new(file)))?;
         }
     }
-    // Often enough to tell of; when it is over is the simulation's matter.
+    // A step only bounds the interval of progress lines: the simulation itself decides when it is over.
     let step = Nanos((scenario.time.0.0 / 1000).clamp(1, 100_000));
     while !simulation.is_over() {
         simulation.advance(simulation.now() + step)?;
@@ -109,13 +110,13 @@ fn write(Out { folder, parquet }: Out<'_>, results: &Results) -> Result<(), Fail
         let file = File::create(&path).map_err(|error| unwritten(&path, &error))?;
         table.write_csv(BufWriter::new(file)).map_err(|error| unwritten(&path, &error))?;
     }
-    // The last that is written: who finds it finds all.
+    // Written last: a folder with this file is complete.
     let path = folder.join("summary.json");
     let text = serde_json::to_string_pretty(&results.summary).expect("numbers and texts");
     fs::write(&path, text + "\n").map_err(|error| unwritten(&path, &error))
 }
 
-/// A line on a terminal that says how far it is.
+/// A progress line on a terminal.
 struct Progress {
     shows: bool,
     began: Instant,

@@ -1,4 +1,4 @@
-//! What came of a scenario, for people.
+//! Prints the results of a scenario.
 
 use std::cmp::Ordering;
 
@@ -50,7 +50,7 @@ pub(super) fn summary(results: &Results) -> Result<(), Failure> {
     ports(results)
 }
 
-/// The flows that took the longest for what they are, and what they met.
+/// Prints the flows with the largest slowdowns, and what happened to their packets.
 fn flows(results: &Results) -> Result<(), Failure> {
     let Some(table) = results.table("flows") else { return Ok(()) };
     let Some(Column::Real(slowdowns)) = table.column("slowdown") else { return Ok(()) };
@@ -89,7 +89,7 @@ fn ports(results: &Results) -> Result<(), Failure> {
     list("deepest queues, in bytes:", table, &columns, &rows)
 }
 
-/// Prints the first of these rows, if there are any, by columns: how the table calls each, and what stands above it.
+/// Prints these rows up to the limit. `columns` are pairs of the table's column name and the printed title.
 fn list(title: &str, table: &Table, columns: &[(&str, &str)], rows: &[usize]) -> Result<(), Failure> {
     if rows.is_empty() {
         return Ok(());

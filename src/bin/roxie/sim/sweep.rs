@@ -1,4 +1,4 @@
-//! `roxie sim sweep`: a scenario with all combinations of some values, over all processors.
+//! `roxie sim sweep`: runs a scenario with all combinations of some values, on all processors.
 
 use std::fs;
 use std::num::NonZeroUsize;
@@ -16,22 +16,23 @@ use super::{EXIT_CODES, collect, play};
 use crate::failure::Failure;
 use crate::output;
 
-/// All of a job's scenario.
+/// File in a job's folder with its whole scenario.
 const SCENARIO: &str = "scenario.toml";
-/// One command a line.
+/// File with one command a line.
 const LIST: &str = "jobs.txt";
-/// More are a slip of the hand.
+/// Most runs of a sweep; more are a typing error.
 const MOST: usize = 100_000;
 
-/// Play a scenario with all combinations of some values, over all processors
+/// Run a scenario with all combinations of some values, on all processors
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Plays a scenario once for each combination of the values given, and for each seed: independent runs, as many at a \
-        time as there are processors. Each has a folder of its own with its scenario and its results; one that is complete is not \
-        played again, so that an interrupted sweep goes on where it was. At the end all are one table, sweep.csv.\n\nKEY is the way \
-        to a value of the file: cc.rpg_ai_rate, network.spines, traffic.0.load (the first [[traffic]]).\n\nWith --list, nothing is \
-        played: jobs.txt has a command a line, for GNU parallel, a Slurm array or whatever runs commands on many machines. \
-        `roxie sim collect DIR` makes the table then.",
+    long_about = "Runs a scenario once for each combination of the given values, and for each seed: independent runs, \
+        as many at a time as there are processors. Each run has its own folder with its scenario and its results. \
+        Complete runs are not repeated, so that an interrupted sweep continues. At the end all results are joined to \
+        one table, sweep.csv.\n\nKEY is the path of a value in the file: cc.rpg_ai_rate, network.spines, \
+        traffic.0.load (of the first [[traffic]]).\n\n--list runs nothing, and writes jobs.txt with one command a \
+        line, for GNU parallel, a Slurm array or any other way to run commands on many machines. `roxie sim collect \
+        DIR` then makes the table.",
         after_help = format!(
             "Examples:\n  roxie sim sweep docs/sim/incast.toml --set cc.rpg_ai_rate=5,20,80 --seeds 10 --out /tmp/sweep\n  \
             roxie sim sweep F.toml --set ecn.kmin=5KB,50KB --out D --list && parallel < D/jobs.txt && roxie sim collect D\n  \
@@ -39,24 +40,24 @@ const MOST: usize = 100_000;
         )
 )]
 pub(super) struct Arguments {
-    /// The scenario
+    /// File of the scenario
     file: PathBuf,
-    /// Values for a key; may be given for several keys
+    /// Values for a key; repeatable for several keys
     #[arg(long, value_name = "KEY=A,B,C")]
     set: Vec<String>,
-    /// Runs of each combination, with seeds from the scenario's on
+    /// Runs of each combination, with consecutive seeds from the scenario's on
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     seeds: u64,
-    /// Runs at a time [default: as many as there are processors]
+    /// Number of parallel runs [default: the number of processors]
     #[arg(long)]
     jobs: Option<NonZeroUsize>,
-    /// The folder of all of it, which is made
+    /// Folder for all runs; created if missing
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Write jobs.txt, a command a line, and play nothing
+    /// Only write jobs.txt, a command a line, and run nothing
     #[arg(long)]
     list: bool,
-    /// Write the tables of each run as Parquet files as well
+    /// Also write the tables of each run as Parquet files
     #[arg(long)]
     parquet: bool,
     /// Print the table as one JSON object a line
@@ -108,11 +109,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// All combinations, in the order of the command line.
+/// Returns all combinations, in the order of the command line.
 fn jobs(arguments: &Arguments) -> Result<Vec<Job>, Failure> {
     let text = fs::read_to_string(&arguments.file)
         .map_err(|error| Failure::Usage(format!("{}: {error}", arguments.file.display())))?;
-    // As a scenario first: its errors have lines.
+    // Parse the file as a scenario first: these errors name lines.
     let base = Scenario::open(&arguments.file)?;
     let table: toml::Table = toml::from_str(&text).map_err(|error| Failure::Usage(error.to_string()))?;
     let mut combinations: Vec<Vec<(String, String)>> = vec![Vec::new()];
@@ -165,7 +166,7 @@ fn job(
     Ok(Job { folder: arguments.out.join(name), changes, scenario, text })
 }
 
-/// Sets a value by its way: names of tables, and numbers of entries.
+/// Sets the value at a path of table names and entry numbers.
 fn set(table: &mut toml::Table, key: &str, value: &str) -> Result<(), String> {
     let read = toml::from_str::<toml::Table>(&format!("value = {value}"));
     let value = match read.ok().and_then(|mut table| table.remove("value")) {
@@ -201,7 +202,7 @@ impl Job {
         play::play(Simulation::new(&self.scenario)?, &self.scenario, Some(out), |_| ())
     }
 
-    /// What the folder holds is of this job: else it is made anew.
+    /// Keeps a folder with this job's results; clears any other.
     fn prepare(&self) -> Result<(), Failure> {
         let failed = |error: std::io::Error| Failure::Run(format!("{}: {error}", self.folder.display()));
         let path = self.folder.join(SCENARIO);
@@ -236,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_set_by_their_way() {
+    fn values_are_set_by_path() {
         let mut table: toml::Table = toml::from_str("[[traffic]]\nload = 0.1\n").expect("a table");
         set(&mut table, "traffic.0.load", "0.5").expect("there");
         set(&mut table, "cc.control", "dcqcn").expect("made");

@@ -14,7 +14,7 @@ use super::rates::{Row, short};
 use super::{COLUMNS, TEXT, cells};
 use crate::show::objects::qp_cells;
 
-/// By what the processes are ordered.
+/// Sort order of the processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     Traffic,
@@ -49,12 +49,12 @@ impl Order {
     }
 }
 
-/// What is on the screen.
+/// State of the screen.
 pub(super) struct Screen {
     delay: Duration,
     seen: Vec<Snapshot>,
     rows: Vec<Row>,
-    /// The process whose queue pairs are shown.
+    /// PID of the selected process.
     chosen: Option<u32>,
     order: Order,
     paused: bool,
@@ -98,7 +98,7 @@ impl Screen {
         self.rows.iter().position(|row| Some(row.pid) == self.chosen).unwrap_or(0)
     }
 
-    /// Chooses the process so many lines below.
+    /// Moves the selection down by `below` lines.
     pub(super) fn choose(&mut self, below: isize) {
         let last = self.rows.len().saturating_sub(1);
         let place = self.place().saturating_add_signed(below).min(last);
@@ -200,7 +200,7 @@ fn qp_row(qp: &QpEntry) -> TableRow<'_> {
     TableRow::new(qp_cells(qp)).style(style)
 }
 
-/// `1.23 M`: a number before its unit.
+/// Formats a number to stand before its unit: `1.23 M`.
 fn with_unit(value: f64) -> String {
     let text = short(value);
     if text.contains(' ') { text } else { format!("{text} ") }

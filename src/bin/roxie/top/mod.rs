@@ -1,4 +1,4 @@
-//! `roxie top`: what the devices of all processes do, as it happens.
+//! `roxie top`: activity of the devices of all processes, updated live.
 
 mod draw;
 mod rates;
@@ -19,38 +19,38 @@ use crate::show::objects::{Whose, look};
 use draw::Screen;
 use rates::{Rates, Row, short};
 
-/// Watch what the devices of all processes do.
+/// Watch the activity of the devices of all processes.
 #[derive(Debug, Args)]
 #[command(
-    long_about = "Shows the devices of all processes in this network namespace that this user may look at, and what they do \
-        now: bytes of payload and packets a second, packets sent again, RNR NAKs, congestion notifications (CNPs), frames \
-        dropped, and how long a pass of the engine takes (median and 99th percentile since the device was opened, of \
-        passes that brought or sent something). Below are the queue pairs of the chosen process.\n\n\
-        Keys: up and down choose a process, s changes the order, p pauses, q quits.\n\n\
-        Asking costs a process some ten microseconds each time, and nothing in between.",
+    long_about = "Shows the devices of all processes in this network namespace that the user may see, and their \
+        present rates: bytes of payload and packets a second, retransmitted packets, RNR NAKs, congestion \
+        notifications (CNPs), dropped frames, and the duration of an engine pass (median and 99th percentile since the \
+        device was opened, of passes that received or sent something). Below are the queue pairs of the selected \
+        process.\n\nKeys: up and down select a process, s changes the sort order, p pauses, q quits.\n\nAn update \
+        costs each process some ten microseconds; between updates nothing.",
     after_help = format!(
         "Examples:\n  roxie top\n  roxie top -b -n 1              one table, for a script or a log\n  roxie top --json -n 3 -d 0.5   \
-         one JSON array a look\n\n{EXIT_CODES}"
+         one JSON array an update\n\n{EXIT_CODES}"
     )
 )]
 pub(crate) struct Arguments {
-    /// Seconds between looks
+    /// Seconds between updates
     #[arg(short, long, value_name = "SECONDS", default_value_t = 1.0)]
     delay: f64,
-    /// Print tables one after the other instead of a screen, as `top -b` does
+    /// Print one table after the other instead of a screen, as `top -b` does
     #[arg(short, long)]
     batch: bool,
-    /// End after so many looks
+    /// Exit after this number of updates
     #[arg(short = 'n', long, value_name = "NUMBER")]
     looks: Option<u64>,
-    /// Print JSON: an array of objects a line
+    /// Print JSON: one array of objects a line
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     whose: Whose,
 }
 
-/// Shows it until told to stop.
+/// Shows the devices until the user ends the command.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let delay = match Duration::try_from_secs_f64(arguments.delay) {
         Ok(delay) if (0.05..=3600.0).contains(&arguments.delay) => delay,
@@ -74,7 +74,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-/// One look after the other.
+/// Successive snapshots and the rates between them.
 struct Looks<'a> {
     arguments: &'a Arguments,
     rates: Rates,
@@ -83,7 +83,7 @@ struct Looks<'a> {
 }
 
 impl<'a> Looks<'a> {
-    /// The first look is what the second is compared with.
+    /// Takes the first snapshot, which the second is compared with.
     fn new(arguments: &'a Arguments) -> Result<Looks<'a>, Failure> {
         let mut rates = Rates::default();
         rates.next(&look(&arguments.whose)?, Duration::ZERO);
@@ -118,7 +118,7 @@ fn print(arguments: &Arguments, delay: Duration) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Columns of the table: name and width. Numbers stand to the right.
+/// Columns of the table: name and width. Numbers are right-aligned.
 const COLUMNS: [(&str, usize); 14] = [
     ("PID", 8),
     ("PROGRAM", 16),
@@ -136,7 +136,7 @@ const COLUMNS: [(&str, usize); 14] = [
     ("PASS us", 11),
 ];
 
-/// Of these columns the text stands to the left.
+/// Columns with left-aligned text.
 const TEXT: std::ops::Range<usize> = 1..4;
 
 fn cells(row: &Row) -> [String; COLUMNS.len()] {
@@ -211,7 +211,7 @@ fn watch(arguments: &Arguments, delay: Duration) -> Result<(), Failure> {
     watched
 }
 
-/// What a key does. False: it ends the command.
+/// Handles a key. Returns false if the key ends the command.
 fn act(screen: &mut Screen, key: KeyEvent) -> bool {
     match key.code {
         KeyCode::Char('q') | KeyCode::Esc => return false,

@@ -1,4 +1,4 @@
-//! What happened between two looks at the devices.
+//! Rates between two snapshots of the devices.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -6,37 +6,37 @@ use std::time::Duration;
 use roxie::host::inspect::Snapshot;
 use serde::Serialize;
 
-/// A device, and what it did a second since the look before.
+/// A device, and its rates since the previous snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Row {
     pub(super) pid: u32,
     pub(super) name: String,
     pub(super) interface: String,
     pub(super) port: String,
-    /// Queue pairs, and how many of them can send or receive (RTR, RTS, SQD).
+    /// Number of queue pairs, and of those that can send or receive (RTR, RTS, SQD).
     pub(super) qps: usize,
     pub(super) ready: usize,
     pub(super) mrs: usize,
-    /// Payload, bytes a second.
+    /// Payload bytes a second.
     pub(super) tx_bytes: f64,
     pub(super) rx_bytes: f64,
     /// Packets a second.
     pub(super) tx_packets: f64,
     pub(super) rx_packets: f64,
-    /// Packets sent again, a second.
+    /// Retransmitted packets a second.
     pub(super) retransmitted: f64,
-    /// RNR NAKs, sent and received, a second.
+    /// RNR NAKs a second, sent and received.
     pub(super) rnr: f64,
-    /// Congestion notifications, sent and received, a second.
+    /// Congestion notifications a second, sent and received.
     pub(super) cnps: f64,
-    /// Frames that were dropped because they were damaged, or nobody's, a second.
+    /// Frames a second that were dropped as damaged, or addressed to no QP.
     pub(super) dropped: f64,
-    /// The median pass of the engine in microseconds, since the device was opened; and the slowest percent.
+    /// Duration of an engine pass in microseconds since the device was opened: median and 99th percentile.
     pub(super) pass_us: Option<f64>,
     pub(super) pass_p99_us: Option<f64>,
 }
 
-/// Compares each look with the one before.
+/// Compares each snapshot with the previous one.
 #[derive(Debug, Default)]
 pub(super) struct Rates {
     before: HashMap<(u32, String, String), Snapshot>,
@@ -52,7 +52,7 @@ const DROPPED: [&str; 6] = [
 ];
 
 impl Rates {
-    /// The rows of a look, by process. Of a device that was not there before, rates are since it was opened.
+    /// Returns the rows of a snapshot. For a new device, rates are averages since it was opened.
     pub(super) fn next(&mut self, seen: &[Snapshot], since: Duration) -> Vec<Row> {
         let key = |s: &Snapshot| (s.pid, s.device.clone(), s.interface.clone());
         let rows = seen.iter().map(|now| row(now, self.before.get(&key(now)), since)).collect();
@@ -62,7 +62,8 @@ impl Rates {
 }
 
 fn row(now: &Snapshot, before: Option<&Snapshot>, since: Duration) -> Row {
-    // The device's own clock says how long that was: a reader may be late. Another device of the same process began anew.
+    // The interval is measured by the device's clock, because the reader may be late. A clock that went back means a new device
+    // of the same process.
     let before = before.filter(|before| before.now_ns < now.now_ns);
     let seconds = before.map_or(since.as_secs_f64(), |before| (now.now_ns - before.now_ns) as f64 / 1e9);
     let rate = |names: &[&str]| {
@@ -92,7 +93,7 @@ fn row(now: &Snapshot, before: Option<&Snapshot>, since: Duration) -> Row {
     }
 }
 
-/// Three digits and a prefix: `1.23 G`, `45.6 M`, `789`.
+/// Formats a number to three digits with a prefix: `1.23 G`, `45.6 M`, `789`.
 pub(super) fn short(value: f64) -> String {
     let mut left = value;
     for prefix in ["", " k", " M", " G", " T"] {
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_by_the_clock_of_the_device() {
+    fn rates_use_the_device_clock() {
         let mut rates = Rates::default();
         rates
             .next(&[snapshot(7, 1_000_000_000, &[("sent_bytes", 100), ("send_rnr_err", 1)])], Duration::ZERO);
@@ -133,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_began_anew_is_not_compared_with_the_one_before() {
+    fn reopened_device_starts_new_rates() {
         let mut rates = Rates::default();
         rates.next(&[snapshot(7, 9_000_000_000, &[("sent_pkts", 1000)])], Duration::ZERO);
         let rows = rates.next(&[snapshot(7, 1_000_000_000, &[("sent_pkts", 10)])], Duration::from_secs(2));
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_short() {
+    fn numbers_have_three_digits_and_prefix() {
         for (value, text) in [
             (0.0, "0"),
             (7.4, "7"),

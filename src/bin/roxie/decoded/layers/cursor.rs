@@ -1,4 +1,4 @@
-//! A place in a frame, and what the headers before it said.
+//! A position in a frame, with the state that the headers before it left.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,46 +7,46 @@ use std::net::IpAddr;
 use roxie::wire::Drop;
 use serde_json::{Value, json};
 
-/// Headers that are read below the RoCE packet at most. Real ones stay below ten.
+/// Most headers read in front of the RoCE packet. Real frames have fewer than ten.
 const MAX_HEADERS: usize = 32;
-/// Frames that the capture cut before the headers said what is in them.
+/// Kind of frames that the capture truncated before their content was known.
 pub(super) const CUT: &str = "cut short";
 
-/// Why reading ended before a RoCE packet.
+/// Why parsing ended before a RoCE packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
-    /// The frame holds something else.
+    /// The frame carries another protocol.
     Other,
-    /// The frame may hold RoCE behind a header that is not decoded: which.
+    /// The frame may carry RoCE behind a header that is not decoded; the header's name.
     Unread(&'static str),
-    /// The frame claims to be RoCE and is not well formed.
+    /// The frame claims to be RoCE but is malformed.
     Malformed(Drop),
 }
 
-/// A header that follows, by the kind of number that named it.
+/// The next header, by the field that names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Ethernet,
     /// By EtherType.
     Network(u16),
-    /// IPv4 or IPv6: the version nibble tells.
+    /// IPv4 or IPv6, by the version nibble.
     Ip,
     /// By IP protocol number.
     Transport(u8),
     Mpls,
     Gre,
-    /// A RoCE packet whose L3 header has this EtherType.
+    /// A RoCE packet; the EtherType of its L3 header.
     Roce(u16),
 }
 
-/// A header that carried the rest of the frame.
+/// A tunnel or tag that encapsulates the rest of the frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layer {
     /// The protocol's name.
     pub(crate) kind: &'static str,
-    /// The number that tells tunnels of this kind apart, and that number's name.
+    /// The tunnel's identifier, with its name: a VNI, a label, a session.
     pub(crate) id: Option<(&'static str, u32)>,
-    /// Addresses of the tunnel's ends, if it goes over IP.
+    /// Addresses of the tunnel's endpoints, if it runs over IP.
     pub(crate) ends: Option<(IpAddr, IpAddr)>,
 }
 
@@ -68,7 +68,7 @@ impl fmt::Display for Layer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.kind)?;
         self.id.map_or(Ok(()), |(name, number)| write!(f, " {name} {number}"))?;
-        // The line of the packet is long enough without.
+        // Endpoints only in the verbose form: the packet's line is long already.
         match self.ends {
             Some((src, dst)) if f.alternate() => write!(f, " {src} > {dst}"),
             _ => Ok(()),
@@ -76,22 +76,22 @@ impl fmt::Display for Layer {
     }
 }
 
-/// The place.
+/// A position in a frame.
 pub(super) struct Cursor<'a> {
     pub(super) data: Cow<'a, [u8]>,
     pub(super) at: usize,
-    /// Where the headers before say that the frame's content ends; beyond `data` if the capture cut it.
+    /// End of the content according to the headers so far; past `data.len()` if the capture truncated the frame.
     pub(super) end: usize,
-    /// Where the last L3 header begins, and the end that was known before it was read.
+    /// Start of the last L3 header, and the value of `end` before it was parsed.
     pub(super) l3: (usize, usize),
     pub(super) dst_mac: [u8; 6],
     pub(super) src_mac: [u8; 6],
-    /// TCIs of the last two tags, the outer one first.
+    /// TCIs of the two innermost tags, the outer one first.
     pub(super) tags: Vec<u16>,
     pub(super) layers: Vec<Layer>,
-    /// Addresses of the last IP header, until a layer takes them.
+    /// Addresses of the last IP header, until a layer takes them as its endpoints.
     pub(super) ends: Option<(IpAddr, IpAddr)>,
-    /// Bytes of extension headers that were taken out of `data`.
+    /// Number of bytes of extension headers removed from `data`.
     pub(super) removed: usize,
     headers: usize,
 }
@@ -113,7 +113,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// The `N` bytes that are `offset` behind the cursor.
+    /// Returns the `N` bytes at `offset` from the cursor.
     pub(super) fn peek<const N: usize>(&self, offset: usize) -> Result<[u8; N], Stop> {
         let at = self.at + offset;
         if at + N > self.end {
@@ -126,7 +126,7 @@ impl<'a> Cursor<'a> {
         self.peek(offset).map(u16::from_be_bytes)
     }
 
-    /// Goes behind a header of `len` bytes.
+    /// Advances the cursor past a header of `len` bytes.
     pub(super) fn skip(&mut self, len: usize) -> Result<(), Stop> {
         self.headers += 1;
         if self.headers > MAX_HEADERS {
@@ -136,17 +136,17 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// The content ends at most `len` bytes behind the cursor.
+    /// Bounds the content to `len` bytes from the cursor.
     pub(super) fn limit(&mut self, len: usize) {
         self.end = self.end.min(self.at + len);
     }
 
-    /// Notes that the rest is carried by a tunnel or tag.
+    /// Records a tunnel or tag around the rest of the frame.
     pub(super) fn enter(&mut self, kind: &'static str, id: Option<(&'static str, u32)>) {
         self.layers.push(Layer { kind, id, ends: self.ends.take() });
     }
 
-    /// Notes a tag. The packet itself shows two; those outside them are layers.
+    /// Records a VLAN tag. The packet shows the two innermost; tags outside them become layers.
     pub(super) fn tag(&mut self, tci: u16) {
         if self.tags.len() == 2 {
             let outermost = self.tags.remove(0);

@@ -1,4 +1,4 @@
-//! IPv4 and IPv6 as carriers: to the protocol behind them, extension headers and fragments included.
+//! Parses IPv4 and IPv6 with extension headers and fragments, up to the protocol inside.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -25,7 +25,7 @@ pub(super) mod protocol {
     pub(in super::super) const MPLS: u8 = 137;
 }
 
-/// Reads an IPv4 header.
+/// Parses an IPv4 header.
 pub(super) fn v4(cursor: &mut Cursor<'_>) -> Result<Next, Stop> {
     let header: [u8; 20] = cursor.peek(0)?;
     let [version_ihl, _, t0, t1, _, _, f0, f1, _, protocol, ..] = header;
@@ -46,8 +46,10 @@ pub(super) fn v4(cursor: &mut Cursor<'_>) -> Result<Next, Stop> {
     Ok(Next::Transport(protocol))
 }
 
-/// Reads an IPv6 header and its extension headers. What stands between it and a RoCE packet is taken out, so that the packet is
-/// what its sender made if a router put them in.
+/// Parses an IPv6 header and its extension headers.
+///
+/// Extension headers in front of a RoCE packet are removed. If a router inserted them, the result is the packet as sent, which
+/// the ICRC covers.
 pub(super) fn v6(cursor: &mut Cursor<'_>) -> Result<Next, Stop> {
     let header: [u8; 40] = cursor.peek(0)?;
     let [b0, _, _, _, p0, p1, mut next, _, addresses @ ..] = header;
@@ -81,7 +83,7 @@ pub(super) fn v6(cursor: &mut Cursor<'_>) -> Result<Next, Stop> {
     Ok(Next::Transport(next))
 }
 
-/// The name of an extension header behind which there is something to read.
+/// Returns the name of an extension header with parsed content; `None` for other numbers.
 fn extension(number: u8) -> Option<&'static str> {
     Some(match number {
         protocol::HOP_BY_HOP => "IPv6 hop-by-hop options",
@@ -93,7 +95,7 @@ fn extension(number: u8) -> Option<&'static str> {
     })
 }
 
-/// Takes the bytes from `start` to the cursor out of the IPv6 packet that ends in front of `start` with its fixed header.
+/// Removes the bytes from `start` to the cursor from the IPv6 packet. Its fixed header ends at `start`.
 fn take_out(cursor: &mut Cursor<'_>, start: usize) {
     let len = cursor.at - start;
     let l3 = start - 40;
@@ -108,7 +110,7 @@ fn take_out(cursor: &mut Cursor<'_>, start: usize) {
     cursor.removed += len;
 }
 
-/// What a fragment is: its content may be RoCE, or not. Fragments are not put together again.
+/// Classifies a fragment: its content may be RoCE, or is not. Fragments are not reassembled.
 fn of_fragment(cursor: &Cursor<'_>, protocol: u8, is_first: bool, kind: &'static str) -> Stop {
     use protocol::{DESTINATION, ESP, ETHERIP, GRE, IPV4, IPV6, MPLS, ROUTING};
     let may_carry = match protocol {

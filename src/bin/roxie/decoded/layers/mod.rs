@@ -1,6 +1,6 @@
-//! The way to the RoCE packet of a frame: through tags, tunnels, labels and extension headers.
+//! Finds the RoCE packet in a frame behind tags, tunnels, labels and extension headers.
 //!
-//! Only captures are read this way. A NIC gets its packets without any of it, and `wire::parse` takes no time for it.
+//! Only captures are parsed this way. The NIC's parser, `wire::parse`, accepts plain frames only.
 
 mod cursor;
 mod ip;
@@ -17,29 +17,29 @@ pub(crate) use cursor::Layer;
 use cursor::{CUT, Cursor, Next, Stop};
 use ip::protocol;
 
-/// A RoCE packet, and what carried it.
+/// A RoCE packet, and the layers around it.
 pub(crate) struct Inside<'a> {
-    /// The frame, without the extension headers that stood in front of the packet.
+    /// The frame without the extension headers in front of the packet.
     pub(crate) bytes: Cow<'a, [u8]>,
     pub(crate) envelope: Envelope,
-    /// The outermost first; empty for a plain frame.
+    /// Layers around the packet, outermost first; empty for a plain frame.
     pub(crate) layers: Vec<Layer>,
-    /// Bytes that the frame has before the BTH, and `bytes` has not.
+    /// Number of bytes in front of the BTH that are in the frame but not in `bytes`.
     pub(crate) removed: usize,
 }
 
-/// What a frame holds.
+/// The content of a frame.
 pub(crate) enum Found<'a> {
     Packet(Box<Inside<'a>>),
-    /// The frame claims to be RoCE and is not well formed.
+    /// The frame claims to be RoCE but is malformed.
     Malformed(Drop),
-    /// The frame may hold RoCE behind something that is not decoded: what.
+    /// The frame may carry RoCE behind a header that is not decoded; the header's name.
     Unread(&'static str),
-    /// The frame holds something else.
+    /// The frame carries another protocol.
     Other,
 }
 
-/// Finds the packet in a frame; `None` if frames of this link type are not known here.
+/// Finds the RoCE packet in a frame; `None` if the link type is not supported.
 pub(crate) fn find<'a>(record: &Record<'a>) -> Option<Found<'a>> {
     let mut cursor = Cursor::new(record.data, 0, record.wire_len);
     let first = match record.link_type {
@@ -73,7 +73,7 @@ fn cooked(cursor: &mut Cursor<'_>, type_at: usize, len: usize) -> Result<Next, S
     Ok(Next::Network(ether_type))
 }
 
-/// Goes from header to header. Returns the EtherType of the L3 header of a RoCE packet.
+/// Parses header by header. Returns the EtherType of the L3 header of a RoCE packet.
 fn walk(cursor: &mut Cursor<'_>, mut next: Next) -> Result<u16, Stop> {
     loop {
         next = match next {
@@ -109,7 +109,7 @@ fn network(cursor: &mut Cursor<'_>, number: u16) -> Result<Next, Stop> {
             cursor.l3 = (cursor.at, cursor.end);
             Ok(Next::Roce(number))
         }
-        // The last three are older numbers of service tags.
+        // 0x9100 to 0x9300: older EtherTypes of service tags.
         ether_type::VLAN | ether_type::SERVICE_VLAN | 0x9100 | 0x9200 | 0x9300 => {
             let (tci, ether_type) = (cursor.peek_u16(0)?, cursor.peek_u16(2)?);
             cursor.tag(tci);
@@ -121,7 +121,7 @@ fn network(cursor: &mut Cursor<'_>, number: u16) -> Result<Next, Stop> {
         0x8864 => pppoe(cursor),
         0x88e5 => Err(Stop::Unread("MACsec (encrypted)")),
         0x88e7 => {
-            // 802.1ah: a service instance, and a whole frame.
+            // 802.1ah: a service instance tag, then a whole Ethernet frame.
             let id = u32::from_be_bytes(cursor.peek(0)?) & 0x00ff_ffff;
             cursor.enter("PBB", Some(("isid", id)));
             cursor.skip(4)?;
@@ -132,7 +132,7 @@ fn network(cursor: &mut Cursor<'_>, number: u16) -> Result<Next, Stop> {
         0x894f => Err(Stop::Unread("NSH")),
         0x22f3 => Err(Stop::Unread("TRILL")),
         0x8903 => Err(Stop::Unread("FabricPath")),
-        // A length: LLC, which has an EtherType if it goes by SNAP.
+        // A length: 802.2 LLC, with an EtherType if it is SNAP.
         0..=1500 if cursor.peek(0) == Ok([0xaa, 0xaa, 3, 0, 0, 0]) => {
             let ether_type = cursor.peek_u16(6)?;
             cursor.skip(8)?;
@@ -149,7 +149,7 @@ fn behind_tag(cursor: &mut Cursor<'_>, kind: &'static str, len: usize) -> Result
     Ok(Next::Network(ether_type))
 }
 
-/// RFC 2516.
+/// Parses PPPoE (RFC 2516).
 fn pppoe(cursor: &mut Cursor<'_>) -> Result<Next, Stop> {
     let (session, protocol) = (cursor.peek_u16(2)?, cursor.peek_u16(6)?);
     cursor.enter("PPPoE", Some(("session", u32::from(session))));
@@ -189,7 +189,7 @@ fn transport(cursor: &mut Cursor<'_>, number: u8) -> Result<Next, Stop> {
     }
 }
 
-/// Reads the packet whose L3 header the cursor has passed.
+/// Parses the packet behind the L3 header that the cursor has passed.
 fn packet(cursor: &Cursor<'_>, ether_type: u16) -> Result<Envelope, Stop> {
     let (l3, end) = cursor.l3;
     match Envelope::from_network(&Frame::whole(&cursor.data), ether_type, l3, end) {

@@ -1,4 +1,4 @@
-//! Tunnels: UDP ports, GRE and MPLS, each to what it carries.
+//! Parses tunnels (over UDP, GRE and MPLS) up to the protocol inside.
 
 use roxie::wire::ROCE_V2_PORT;
 use roxie::wire::net::{SHORTEST_FRAME, ether_type};
@@ -11,7 +11,7 @@ pub(super) const BRIDGED: u16 = 0x6558;
 const ERSPAN: u16 = 0x88be;
 const ERSPAN_III: u16 = 0x22eb;
 
-/// UDP ports (IANA, and Linux's older one for VXLAN).
+/// UDP ports of tunnels (IANA), and Linux's older one for VXLAN.
 mod port {
     pub(super) const L2TP: u16 = 1701;
     pub(super) const GTP_U: u16 = 2152;
@@ -24,13 +24,13 @@ mod port {
     pub(super) const VXLAN_LINUX: u16 = 8472;
 }
 
-/// True of a UDP port behind which there may be another frame.
+/// True for a UDP port of a tunnel.
 pub(super) fn is_tunnel_port(number: u16) -> bool {
     use port::{ESP, GENEVE, GRE, GTP_U, L2TP, MPLS, VXLAN, VXLAN_GPE, VXLAN_LINUX};
     matches!(number, L2TP | GTP_U | ESP | GRE | VXLAN | VXLAN_GPE | GENEVE | MPLS | VXLAN_LINUX)
 }
 
-/// Reads a UDP header; `ether_type` is that of the IP header in front of it.
+/// Parses a UDP header. `ether_type` is that of the IP header in front of it.
 pub(super) fn udp(cursor: &mut Cursor<'_>, ether_type: u16) -> Result<Next, Stop> {
     let [_, _, p0, p1, l0, l1] = cursor.peek(0)?;
     let (port, len) = (u16::from_be_bytes([p0, p1]), usize::from(u16::from_be_bytes([l0, l1])));
@@ -52,13 +52,13 @@ pub(super) fn udp(cursor: &mut Cursor<'_>, ether_type: u16) -> Result<Next, Stop
         port::MPLS => Ok(Next::Mpls),
         port::GTP_U => Err(Stop::Unread("GTP-U")),
         port::L2TP => Err(Stop::Unread("L2TP")),
-        // Four zero bytes are a key exchange (RFC 3948), one byte keeps an address translation alive.
+        // Four zero bytes are a key exchange (RFC 3948), a single byte is a NAT keepalive.
         _ if cursor.peek::<4>(0)? == [0; 4] => Err(Stop::Other),
         _ => Err(Stop::Unread("ESP (encrypted)")),
     }
 }
 
-/// RFC 7348.
+/// Parses VXLAN (RFC 7348).
 fn vxlan(cursor: &mut Cursor<'_>) -> Result<Next, Stop> {
     let [_, _, _, _, vni @ .., _] = cursor.peek::<8>(0)?;
     cursor.enter("VXLAN", Some(("vni", number(vni))));
@@ -66,7 +66,7 @@ fn vxlan(cursor: &mut Cursor<'_>) -> Result<Next, Stop> {
     Ok(Next::Ethernet)
 }
 
-/// draft-ietf-nvo3-vxlan-gpe: as VXLAN, with the protocol of its content if the P bit is set.
+/// Parses VXLAN-GPE (draft-ietf-nvo3-vxlan-gpe): VXLAN, with the content's protocol if the P bit is set.
 fn vxlan_gpe(cursor: &mut Cursor<'_>) -> Result<Next, Stop> {
     let [flags, _, _, protocol, vni @ .., _] = cursor.peek::<8>(0)?;
     cursor.enter("VXLAN-GPE", Some(("vni", number(vni))));
@@ -81,7 +81,7 @@ fn vxlan_gpe(cursor: &mut Cursor<'_>) -> Result<Next, Stop> {
     }
 }
 
-/// RFC 8926.
+/// Parses GENEVE (RFC 8926).
 fn geneve(cursor: &mut Cursor<'_>) -> Result<Next, Stop> {
     let [version_len, _, p0, p1, vni @ .., _] = cursor.peek::<8>(0)?;
     if version_len >> 6 != 0 {
@@ -96,7 +96,7 @@ fn number([a, b, c]: [u8; 3]) -> u32 {
     u32::from_be_bytes([0, a, b, c])
 }
 
-/// RFC 2784, with the key and sequence number of RFC 2890. NVGRE (RFC 7637) is GRE with a key.
+/// Parses GRE (RFC 2784), with key and sequence number (RFC 2890). NVGRE (RFC 7637) is GRE with a key.
 pub(super) fn gre(cursor: &mut Cursor<'_>) -> Result<Next, Stop> {
     const CHECKSUM: u16 = 0x8000;
     const ROUTING: u16 = 0x4000;
@@ -118,7 +118,7 @@ pub(super) fn gre(cursor: &mut Cursor<'_>) -> Result<Next, Stop> {
     cursor.enter("GRE", key);
     cursor.skip(key_at + words(KEY) + words(SEQUENCE))?;
     match protocol {
-        // Type I has no header of its own, and no sequence number in GRE.
+        // ERSPAN type I has no header of its own, and no GRE sequence number.
         ERSPAN if flags & SEQUENCE == 0 => {
             cursor.enter("ERSPAN", None);
             Ok(Next::Ethernet)
@@ -138,7 +138,7 @@ fn erspan_ii(cursor: &mut Cursor<'_>) -> Result<Next, Stop> {
 fn erspan_iii(cursor: &mut Cursor<'_>) -> Result<Next, Stop> {
     let word = cursor.peek_u16(10)?;
     erspan_session(cursor)?;
-    // The last bit: eight bytes of the platform follow.
+    // O bit: an 8-byte platform-specific header follows.
     cursor.skip(if word & 1 == 0 { 12 } else { 20 })?;
     match word >> 10 & 0x1f {
         0 => Ok(Next::Ethernet),
@@ -147,7 +147,7 @@ fn erspan_iii(cursor: &mut Cursor<'_>) -> Result<Next, Stop> {
     }
 }
 
-/// The session, and whether the mirror cut the frame: then its lengths reach beyond the tunnel.
+/// Records the session. If the mirror truncated the frame (T bit), the lengths inside reach beyond the tunnel.
 fn erspan_session(cursor: &mut Cursor<'_>) -> Result<(), Stop> {
     let word = cursor.peek_u16(2)?;
     cursor.enter("ERSPAN", Some(("session", u32::from(word & 0x3ff))));
@@ -157,7 +157,7 @@ fn erspan_session(cursor: &mut Cursor<'_>) -> Result<(), Stop> {
     Ok(())
 }
 
-/// RFC 3032: a label a step. Behind the last stands IP, or Ethernet with or without a control word (RFC 4448).
+/// Parses one MPLS label (RFC 3032). After the last label stands IP, or Ethernet with or without a control word (RFC 4448).
 pub(super) fn mpls(cursor: &mut Cursor<'_>) -> Result<Next, Stop> {
     let entry = u32::from_be_bytes(cursor.peek(0)?);
     cursor.enter("MPLS", Some(("label", entry >> 12)));
@@ -179,7 +179,8 @@ pub(super) fn mpls(cursor: &mut Cursor<'_>) -> Result<Next, Stop> {
     }
 }
 
-/// True if an IP packet ends where the content does, or where a short frame was padded. A MAC address may begin as IP does.
+/// True if an IP packet ends at the content's end, apart from Ethernet padding. A MAC address may begin with the same bits as
+/// IP.
 fn is_whole_ip(cursor: &Cursor<'_>) -> Result<bool, Stop> {
     let len = match cursor.peek::<6>(0)? {
         [0x45..=0x4f, _, l0, l1, ..] => usize::from(u16::from_be_bytes([l0, l1])),

@@ -1,11 +1,11 @@
-//! Both runs as one SVG: no scripts, no fonts or files of others, light or dark as the reader likes.
+//! Draws both runs as one self-contained SVG: no scripts, no external fonts or files, light or dark as the viewer's theme.
 
 use std::fmt::Write as _;
 
 use super::report::Report;
 use super::trace::Run;
 
-/// Pixels.
+/// Layout, in pixels.
 const WIDTH: f64 = 1140.0;
 const LEFT: f64 = 70.0;
 const GAP: f64 = 60.0;
@@ -13,9 +13,9 @@ const TOP: f64 = 120.0;
 const QUEUE: f64 = 170.0;
 const RATES: f64 = 240.0;
 const BETWEEN: f64 = 56.0;
-/// Samples over which a rate is drawn: single ones are noise of bursts.
+/// Samples averaged for a drawn rate: single samples show the noise of bursts.
 const SMOOTH: usize = 8;
-/// Lines across a panel.
+/// Number of grid lines across a panel.
 const TICKS: u32 = 4;
 
 const STYLE: &str = "\
@@ -40,7 +40,7 @@ text{fill:#e4e9f0}
 }
 ";
 
-/// A colour for each sender, told apart by those who see red and green alike (Okabe and Ito 2008).
+/// A colour for each sender, distinguishable with colour blindness (Okabe and Ito 2008).
 const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a7f00"];
 
 /// Draws a report.
@@ -86,7 +86,7 @@ pub(super) fn draw(report: &Report) -> String {
     )
 }
 
-/// Words in lines of at most so many letters.
+/// Wraps words to lines of at most `letters` bytes.
 fn wrapped(text: &str, letters: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
@@ -101,15 +101,15 @@ fn wrapped(text: &str, letters: usize) -> Vec<String> {
     lines
 }
 
-/// Axes, and what is drawn on them.
+/// A plot area with axes.
 struct Panel {
     x: f64,
     y: f64,
     width: f64,
     height: f64,
-    /// Seconds at the right end.
+    /// Seconds at the right edge.
     longest: f64,
-    /// The value at the top edge.
+    /// Value at the top edge.
     highest: f64,
 }
 
@@ -145,7 +145,7 @@ impl Panel {
         );
     }
 
-    /// A dashed line: a threshold, or a fair share.
+    /// Draws a dashed line: a threshold, or a fair share.
     fn level(&self, body: &mut String, value: f64) {
         if value <= self.highest {
             let (y, right) = (self.at(value), self.x + self.width);

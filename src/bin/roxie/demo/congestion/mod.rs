@@ -1,7 +1,7 @@
-//! `roxie demo congestion`: senders that are too many for a link, in virtual time and with real frames.
+//! `roxie demo congestion`: more senders than a link can carry, in virtual time and with real frames.
 //!
-//! [`scenario`] is what both have in common, [`simulated`] plays it with simulated hosts, [`real`] with unmodified programs whose frames
-//! a forwarder takes through the same switch. [`trace`] is what is looked at on the way, [`report`] and [`chart`] show it.
+//! [`scenario`] holds what both runs share. [`simulated`] plays it with simulated hosts, [`real`] with unmodified programs
+//! and a forwarder that takes their frames through the same switch. [`trace`] samples a run, [`report`] and [`chart`] show it.
 
 mod chart;
 mod real;
@@ -26,17 +26,17 @@ use scenario::Scenario;
 /// Watch a congested link: queue, marks, losses and the rate of each sender over time.
 #[derive(Debug, Args)]
 #[command(long_about = "\
-Watch a congested link: queue, marks, losses and the rate of each sender over time.
+Shows a congested link: queue, marks, losses and the rate of each sender over time.
 
 Senders at one switch write to as many receivers at another, each as fast as its own link allows. The link between the \
 switches is no faster than one of theirs. The switch in front of it has a queue. It marks frames (ECN) by the depth of the \
 queue, and drops \
-what does not fit.
+frames that do not fit.
 
-By default (`--cc dcqcn,…`) the senders slow down when they are told of marks. With `--cc off` they do not: the queue is always \
-full, frames are lost, and go-back-N sends each of them, and everything behind it, again.
+By default (`--cc dcqcn,…`) the senders slow down when they are notified of marks. With `--cc off` they do not: the queue is \
+always full, frames are lost, and go-back-N retransmits each of them, and everything behind it.
 
-The scenario is played twice, with the same numbers. First in virtual time, between simulated hosts, where the seed decides \
+The scenario runs twice, with the same parameters. First in virtual time, between simulated hosts, where the seed decides \
 everything. \
 Then, as root, with real frames: each sender and receiver is an `ib_write_bw` of perftest under `roxie run` in a network \
 namespace of its own, and a thread forwards their frames through the same switch, whose queues and marks are computed at exact \
@@ -45,19 +45,19 @@ times. The demo measures how late frames reach their interfaces, and prints it.
 The demo leaves nothing behind but the picture, if you ask for one.",
     after_help = super::EXIT_CODES)]
 pub(crate) struct Arguments {
-    /// Senders, and as many receivers
+    /// Number of senders, and of receivers
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=16))]
     senders: u8,
-    /// Mb/s of every link
+    /// Rate of every link, in Mb/s
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=400_000))]
     rate: u64,
-    /// Delay of every link, us
+    /// Delay of every link, in us
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(0..=100_000))]
     delay: u64,
-    /// How many seconds the senders send
+    /// Seconds for which the senders send
     #[arg(long, default_value_t = 4.0, value_parser = super::positive)]
     seconds: f64,
-    /// Room in the queue in front of the link, bytes [default: what the link carries in 16 ms]
+    /// Size of the queue in front of the link, in bytes [default: what the link carries in 16 ms]
     #[arg(long)]
     buffer: Option<u64>,
     /// Bytes in the queue at which marking begins [default: what the link carries in 0.4 ms]
@@ -69,23 +69,23 @@ pub(crate) struct Arguments {
     /// Share of frames marked at Kmax, 0 to 1
     #[arg(long, default_value_t = 0.3)]
     pmax: f64,
-    /// Congestion control of the senders: off, dcqcn, swift or fixed,rate=RATE; knobs may follow, as with `roxie run`
+    /// Congestion control of the senders: off, dcqcn, swift or fixed,rate=RATE, with optional knobs, as for `roxie run`
     /// [default: dcqcn with the constants of its paper, which are for 40 Gb/s, scaled to this network and printed]
     #[arg(long, value_name = "SPEC", value_parser = settings)]
     cc: Option<Settings>,
-    /// Decides which frames are marked in virtual time
+    /// Seed of the random marks in virtual time
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Only in virtual time, which needs no privilege
+    /// Run in virtual time only, without programs; needs no privilege
     #[arg(long)]
     no_programs: bool,
-    /// How the programs' frames move
+    /// Port of the programs
     #[arg(long, value_enum, default_value_t = Kind::Udp)]
     port: Kind,
-    /// Draw queue and rates to this file
+    /// Draw queue depth and rates as SVG to this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Print one JSON object as the last line, and all else to standard error
+    /// Print one JSON object as the last line, and all other output to standard error
     #[arg(long)]
     json: bool,
 }
@@ -94,7 +94,7 @@ fn settings(text: &str) -> Result<Settings, String> {
     text.parse().map_err(|error: roxie::congestion::SettingsError| error.to_string())
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let console = Console { json: arguments.json, failed: None.into() };
     let outcome = Interrupt::catch().and_then(|interrupt| play(arguments, &console, &interrupt));

@@ -1,4 +1,4 @@
-//! The scenario with real frames: `ib_write_bw` under `roxie run` in namespaces, and a forwarder between them.
+//! Plays the scenario with real frames: `ib_write_bw` under `roxie run` in network namespaces, with a forwarder between them.
 
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
@@ -20,15 +20,15 @@ use crate::demo::site::Kind;
 use crate::demo::{Failure, Interrupt};
 use crate::run::Library;
 
-/// The interface in each namespace.
+/// Name of the interface in each namespace.
 const INTERFACE: &str = "rdma";
 const PROGRAM: &str = "ib_write_bw";
-/// The TCP port on which the two ends of a pair agree.
+/// TCP port of `ib_write_bw`'s own handshake.
 const TCP_PORT: u16 = 18515;
-/// Beyond the time that they send: to start, to agree, and to end.
+/// Time beyond the sending time, to start, connect and end.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// Why it is not played, if it is not.
+/// Returns why the programs cannot run; `None` if they can.
 pub(super) fn missing(arguments: &Arguments) -> Option<String> {
     if arguments.no_programs {
         return Some("not asked for".into());
@@ -47,7 +47,7 @@ pub(super) fn missing(arguments: &Arguments) -> Option<String> {
     (!there).then(|| format!("{PROGRAM} is not installed (`apt-get install perftest`)"))
 }
 
-/// Plays it.
+/// Plays the scenario.
 ///
 /// # Errors
 /// If the network cannot be made or a program fails.
@@ -65,7 +65,7 @@ pub(super) fn play(scenario: &Scenario, port: Kind, interrupt: &Interrupt) -> Re
 
 type Outcome = std::io::Result<(Forwarder, Trace)>;
 
-/// A namespace for each station, and a thread that forwards their frames. Dropping it removes all.
+/// A namespace for each station, and a thread that forwards their frames. Dropping the value removes them.
 struct Network {
     namespaces: Vec<NetNs>,
     stop: Arc<AtomicBool>,
@@ -95,7 +95,7 @@ impl Network {
         Ok(Network { namespaces, stop, thread: Some(thread) })
     }
 
-    /// What the forwarder saw.
+    /// Stops the forwarder; returns it with what it sampled.
     fn stop(mut self) -> Result<(Forwarder, Trace), Failure> {
         self.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take().expect("it is stopped once");
@@ -112,7 +112,7 @@ impl Drop for Network {
     }
 }
 
-/// An interface in a namespace, whose other end is a station.
+/// Creates an interface in a namespace. Its other end is a station of the fabric.
 fn interface(namespace: &NetNs, station: usize, scenario: &Scenario) -> Result<Tap, Failure> {
     let tap = namespace.run(|| Tap::open(INTERFACE))??;
     let mut links = Links::open_in(namespace)?;
@@ -157,7 +157,7 @@ impl Programs<'_> {
     }
 
     fn start(&self, station: usize, server: Option<IpAddr>) -> Result<Process, Failure> {
-        // The others may begin later: all send when the last does.
+        // Programs start one after the other: allow 1.5 s, so that all send when the last begins.
         let seconds = (self.scenario.time() + Nanos::from_millis(1500)).0.div_ceil(1_000_000_000).to_string();
         let port = self.port.to_string();
         let [message, mtu, depth, timeout, speed] = [
@@ -165,7 +165,7 @@ impl Programs<'_> {
             PATH_MTU.to_string(),
             DEPTH.to_string(),
             TIMEOUT.to_string(),
-            // A tap knows no speed of its own.
+            // A tap reports no speed of its own.
             format!("{}M", self.scenario.mbps),
         ];
         let cc = ["--cc", &self.scenario.cc, "--ecn", "on", "--speed", &speed];

@@ -1,4 +1,4 @@
-//! A run as text.
+//! Formats a run as text.
 
 use std::fmt;
 
@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 use super::scenario::Scenario;
 use super::trace::{Run, Summary};
 
-/// Lines of the table over time.
+/// Rows of the table over time.
 const ROWS: usize = 16;
 
-/// Both runs.
+/// The runs of a scenario.
 pub(super) struct Report {
     pub(super) scenario: Scenario,
     pub(super) simulated: Run,
@@ -18,14 +18,14 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// The runs, with what to call them.
+    /// Returns the runs with their names.
     pub(super) fn runs(&self) -> Vec<(&'static str, &Run)> {
         let mut runs = vec![("virtual time", &self.simulated)];
         runs.extend(self.real.as_ref().map(|run| ("real frames", run)));
         runs
     }
 
-    /// For programs.
+    /// Returns the JSON object.
     pub(super) fn summary(&self) -> Value {
         json!({
             "scenario": self.scenario,
@@ -71,7 +71,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Queue and rates at a few moments.
+/// Writes queue depth and rates at a few moments.
 fn over_time(f: &mut fmt::Formatter<'_>, name: &str, run: &Run) -> fmt::Result {
     let samples = &run.trace.samples;
     let step = samples.len().div_ceil(ROWS).max(1);

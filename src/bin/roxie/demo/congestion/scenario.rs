@@ -1,4 +1,4 @@
-//! The numbers of a run, and the network that follows from them.
+//! The parameters of a run, and the network built from them.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -22,16 +22,16 @@ pub(super) const TIMEOUT: u8 = 14;
 /// The link MTU of interfaces, in bytes, and their longest frame with a VLAN tag.
 pub(super) const LINK_MTU: usize = 1500;
 const LONGEST_FRAME: u32 = LINK_MTU as u32 + 18;
-/// How long the link takes for Kmin, for Kmax and for the whole queue. A sender in software may wait for a processor for some
-/// milliseconds: what it sends late then is no congestion yet.
+/// Time in which the link drains Kmin, Kmax and the whole queue. A sender in software may wait some milliseconds for a
+/// processor; the burst that it sends afterwards is not congestion yet.
 const DEPTHS: [Nanos; 3] = [Nanos::from_micros(400), Nanos::from_millis(8), Nanos::from_millis(16)];
-/// How often it is looked at in a run.
+/// Number of samples in a run.
 const SAMPLES: f64 = 400.0;
 
-/// What is played.
+/// The parameters of a run.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Scenario {
-    /// Senders, stations 0 to n-1. Station n + i receives from i.
+    /// Number of senders, stations 0 to n-1. Station n + i receives from station i.
     pub(super) senders: usize,
     pub(super) mbps: u64,
     pub(super) delay_us: u64,
@@ -41,15 +41,16 @@ pub(super) struct Scenario {
     pub(super) kmax: u64,
     pub(super) pmax: f64,
     pub(super) seed: u64,
-    /// Congestion control of the senders, as of `--cc`.
+    /// Congestion control of the senders, in the syntax of `--cc`.
     pub(super) cc: String,
 }
 
 impl Scenario {
-    /// As it was asked for.
+    /// Returns the scenario that the options describe.
     ///
     /// # Errors
-    /// If no switch is like that.
+    ///
+    /// If no switch can be configured so.
     pub(super) fn of(arguments: &Arguments) -> Result<Scenario, Failure> {
         let Arguments { senders, rate, delay, seconds, buffer, kmin, kmax, pmax, seed, ref cc, .. } =
             *arguments;
@@ -79,7 +80,7 @@ impl Scenario {
         2 * self.senders
     }
 
-    /// The rate of every link.
+    /// Returns the rate of every link.
     pub(super) fn rate(&self) -> LinkRate {
         LinkRate::from_mbps(self.mbps)
     }
@@ -88,7 +89,7 @@ impl Scenario {
         Nanos((self.seconds * 1e9) as u64)
     }
 
-    /// Between two samples.
+    /// Returns the time between two samples.
     pub(super) fn interval(&self) -> Nanos {
         Nanos((self.seconds * 1e9 / SAMPLES) as u64)
     }
@@ -97,23 +98,24 @@ impl Scenario {
         Shape::mac(station)
     }
 
-    /// Of TEST-NET-1 (RFC 5737), as simulated hosts have them.
+    /// Returns a station's address in TEST-NET-1 (RFC 5737), as simulated hosts have it.
     pub(super) fn address(station: usize) -> Ipv4Addr {
         Ipv4Addr::new(192, 0, 2, station as u8 + 1)
     }
 
-    /// The switch and port in front of the link that all share.
+    /// Returns the switch and port in front of the shared link.
     pub(super) fn bottleneck(&self) -> (usize, usize) {
         (0, 0)
     }
 
-    /// Senders at one switch, receivers at another, each with one flow that does not end.
+    /// Returns the simulated network: senders at one switch, receivers at another, with one endless flow each.
     ///
     /// # Errors
-    /// If no switch is like that.
+    ///
+    /// If no switch can be configured so.
     pub(super) fn simulated(&self) -> Result<sim::Scenario, Failure> {
         let Scenario { senders, mbps, delay_us, buffer, seed, .. } = self;
-        // Long enough for the first message of the slowest link.
+        // Long enough for the first message on the slowest link.
         let time = self.time() + self.rate().nanos_for(64 << 20);
         let mut text = format!(
             "seed = {seed}\ntime = \"{} ns\"\n\
@@ -124,7 +126,7 @@ impl Scenario {
             time.0,
             buffer * PRIORITIES as u64,
         );
-        // The name, then the knobs.
+        // The algorithm's name, then the knobs.
         let settings = format!("control={}", self.cc);
         for (knob, value) in settings.split(',').filter_map(|part| part.split_once('=')) {
             text.push_str(&format!("{knob} = \"{value}\"\n"));
@@ -146,10 +148,11 @@ impl Scenario {
         Ok(scenario)
     }
 
-    /// The same network without hosts, for frames as long as those of interfaces are.
+    /// Returns the same network without hosts, for frames as long as an interface's MTU allows.
     ///
     /// # Errors
-    /// If no switch is like that.
+    ///
+    /// If no switch can be configured so.
     pub(super) fn fabric(&self) -> Result<Fabric, Failure> {
         let scenario = self.simulated()?;
         let mut config = scenario.fabric(&scenario.shape()?)?;
@@ -159,13 +162,15 @@ impl Scenario {
     }
 }
 
-/// DCQCN with the steps and timers of its paper (SIGCOMM'15, section 5) scaled to this network. There a timer of 55 us is a round trip,
-/// and a step is a thousandth of the 40 Gb/s. Here a round trip is that of six links and two hosts in software. A timer of several
-/// lets a sender see what its last step did; the step is larger, but not as much.
+/// Returns DCQCN with the step and timers of its paper (SIGCOMM'15, section 5) scaled to this network.
+///
+/// In the paper, a timer of 55 us is one round trip, and a step is a thousandth of the 40 Gb/s. Here a round trip crosses six
+/// links and two hosts in software. A timer of several round trips lets a sender see the effect of its last step. The step is
+/// larger, but grows less than the timer.
 fn scaled(rate: LinkRate, delay: Nanos) -> String {
-    /// From a packet to the answer to it, in a host.
+    /// Time from a packet to its answer within a host, in us.
     const HOST: f64 = 200.0;
-    /// Round trips of a timer.
+    /// Round trips in a timer period.
     const ROUND_TRIPS: f64 = 8.0;
     let frame = rate.nanos_for(u64::from(PATH_MTU) + 80).0 as f64 / 1e3;
     let round_trip = 3.0 * frame + 6.0 * delay.0 as f64 / 1e3 + HOST;

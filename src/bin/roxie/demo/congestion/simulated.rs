@@ -1,4 +1,4 @@
-//! The scenario in virtual time, between simulated hosts.
+//! Plays the scenario in virtual time, between simulated hosts.
 
 use roxie::sim::scenario::Simulation;
 
@@ -6,10 +6,10 @@ use super::scenario::Scenario;
 use super::trace::{Run, Summary, Trace};
 use crate::demo::{Failure, Interrupt};
 
-/// Plays it.
+/// Plays the scenario.
 ///
 /// # Errors
-/// If a message could not be sent.
+/// If a WRITE completes with an error.
 pub(super) fn play(scenario: &Scenario, interrupt: &Interrupt) -> Result<Run, Failure> {
     let mut simulation = Simulation::new(&scenario.simulated()?)?;
     let mut trace = Trace::new(scenario);

@@ -1,4 +1,4 @@
-//! What is looked at while a scenario runs.
+//! Samples a running scenario: queue depth, bytes delivered, counters.
 
 use hdrhistogram::Histogram;
 use roxie::sim::fabric::Fabric;
@@ -7,32 +7,32 @@ use serde::Serialize;
 
 use super::scenario::{MESSAGE, Scenario};
 
-/// What was there at one moment.
+/// One sample.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sample {
-    /// Since the senders had begun.
+    /// Time since the senders began.
     pub(super) at: Nanos,
     /// Bytes in the queue.
     pub(super) depth: u64,
-    /// Bytes that each receiver has got, all headers included.
+    /// Bytes that each receiver has got, with all headers.
     pub(super) delivered: Vec<u64>,
 }
 
-/// The priority of DSCP 48, which notifications have.
+/// Priority of DSCP 48, which congestion notifications have.
 const NOTIFICATIONS: usize = 6;
 
-/// What the queues had done by then.
+/// Counters of the queues at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     sent: u64,
     marked: u64,
     dropped: u64,
-    /// Frames of the priority of notifications that came back.
+    /// Frames of the notifications' priority on the way back.
     notifications: u64,
 }
 
 impl Counts {
-    /// Of the switch in front of the link, and of the one behind it for the way back.
+    /// Reads the counters of the switch in front of the link, and of the one behind it for the way back.
     fn of(fabric: &Fabric, (switch, port): (usize, usize)) -> Counts {
         let queue = fabric.switch(switch).queue(port, 0);
         let notifications = fabric.switch(1 - switch).queue(port, NOTIFICATIONS).sent;
@@ -40,26 +40,26 @@ impl Counts {
     }
 }
 
-/// What happened from when the senders had begun until the scenario's time was over.
+/// The record of a run, from when the senders began until the scenario's time was over.
 #[derive(Clone, Debug)]
 pub(super) struct Trace {
     senders: usize,
     bottleneck: (usize, usize),
     interval: Nanos,
     time: Nanos,
-    /// When it began; and what the queue had done then, and has.
+    /// When the senders began, and the counters then; and the latest counters.
     began: Option<(Nanos, Counts)>,
     counts: Counts,
-    /// When the next sample is due.
+    /// Time of the next sample.
     next: Nanos,
-    /// The depth at the last look, and when that was.
+    /// Time of the last look, and the depth then.
     last: (Nanos, u64),
-    /// Time in ns by depth in bytes, in the second half, and the most of all.
+    /// Time in ns by depth in bytes, in the second half; and the peak depth of the whole run.
     depths: Histogram<u64>,
     peak: u64,
-    /// What the queue had done when that began.
+    /// The counters when the second half began.
     settled: Option<Counts>,
-    /// At equal distances, or the next that could be had.
+    /// Samples at equal intervals, or as close to them as the calls came.
     pub(super) samples: Vec<Sample>,
 }
 
@@ -81,7 +81,7 @@ impl Trace {
         }
     }
 
-    /// Looks at a fabric: often.
+    /// Samples the fabric if a sample is due. Call it often.
     pub(super) fn look(&mut self, fabric: &Fabric) {
         let now = fabric.now();
         let (switch, port) = self.bottleneck;
@@ -112,7 +112,7 @@ impl Trace {
         }
     }
 
-    /// True if there is nothing more to see.
+    /// True once the scenario's time is over.
     pub(super) fn is_over(&self) -> bool {
         self.samples.last().is_some_and(|sample| sample.at >= self.time)
     }
@@ -127,7 +127,7 @@ impl Trace {
         self.senders..2 * self.senders
     }
 
-    /// Mb/s of a receiver between two samples; 0 if they are one.
+    /// Returns a receiver's rate between two samples in Mb/s; 0 for equal samples.
     pub(super) fn rate(&self, receiver: usize, from: usize, to: usize) -> f64 {
         let [before, after] = [&self.samples[from], &self.samples[to]];
         let bytes = after.delivered[receiver] - before.delivered[receiver];
@@ -138,23 +138,23 @@ impl Trace {
 /// A run in numbers.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Summary {
-    /// Mb/s that each receiver got in the second half, all headers included.
+    /// Rate of each receiver in the second half, in Mb/s, with all headers.
     pub(super) mbps: Vec<f64>,
-    /// 1: all equal; 1/n: one has everything (Jain, Chiu and Hawe 1984).
+    /// Jain's fairness index (Jain, Chiu and Hawe 1984): 1 if all rates are equal, 1/n if one sender has everything.
     pub(super) fairness: f64,
-    /// Bytes, in the second half: rates begin at the line's, and what that does to the queue is over then.
+    /// Mean queue depth in bytes, in the second half: the first half includes the start at line rate.
     pub(super) queue_mean: f64,
     pub(super) queue_99: u64,
-    /// Of the whole run.
+    /// Peak queue depth of the whole run, in bytes.
     pub(super) queue_peak: u64,
     pub(super) frames: u64,
     pub(super) marked: u64,
-    /// That came back over the link.
+    /// Notifications that came back over the link.
     pub(super) notifications: u64,
     pub(super) dropped: u64,
-    /// In the second half.
+    /// Frames dropped in the second half.
     pub(super) dropped_settled: u64,
-    /// How late frames were given to their interfaces, in us: the median and 99 of 100. In virtual time none is.
+    /// How late the forwarder sent frames, in us: median and 99th percentile. `None` in virtual time.
     pub(super) late_us: Option<[f64; 2]>,
 }
 
@@ -181,7 +181,7 @@ impl Summary {
     }
 }
 
-/// A run.
+/// A run: its record and its numbers.
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) trace: Trace,

@@ -1,18 +1,18 @@
-//! From facts to findings: what to change, in order of effect. Nothing here asks the system anything.
+//! Derives findings from facts: what to change, in order of effect. Makes no system calls.
 
 use roxie::verbs::Mtu;
 use serde_json::{Value, json};
 
 use super::facts::{Crc, Facts, Nic};
 
-/// How much it matters. The order is that in which findings are printed.
+/// Severity of a finding. Findings are printed in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Severity {
-    /// Nothing runs before it is changed.
+    /// Roxie cannot run before this is changed.
     Stops,
-    /// It runs, but slower or with less than it could have.
+    /// Roxie runs, but slower or with fewer features.
     Hurts,
-    /// Good to know; there is nothing to mend.
+    /// For information; nothing to fix.
     Note,
 }
 
@@ -26,16 +26,16 @@ impl Severity {
     }
 }
 
-/// One thing that is not as it could be.
+/// One finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Finding {
-    /// A name that stays the same.
+    /// Identifier, stable across versions.
     pub(super) id: &'static str,
     pub(super) severity: Severity,
     pub(super) what: String,
-    /// What to do, the command itself where there is one; empty for a note without.
+    /// The remedy, with the command if there is one; empty for a note without advice.
     pub(super) change: String,
-    /// What is better then.
+    /// The benefit of the change.
     pub(super) brings: String,
 }
 
@@ -58,16 +58,16 @@ impl Finding {
 
 use Severity::{Hurts, Note, Stops};
 
-/// Link MTU that the largest path MTU takes.
+/// Link MTU for the largest path MTU.
 const WIDEST: usize = Mtu::Mtu4096.bytes() + Mtu::OVERHEAD;
-/// Queues that one AF_XDP port takes.
+/// Most queues that one AF_XDP port serves.
 const MOST_QUEUES: usize = roxie::port::BURST;
-/// A receive ring below this is shorter than a few bursts of [`roxie::port::BURST`] frames from several peers.
+/// Fewer entries than this hold only a few bursts of [`roxie::port::BURST`] frames from several peers.
 const SHORT_RING: u32 = 512;
-/// `XDP_USE_SG`: the first Linux whose AF_XDP carries a frame in several chunks.
+/// The first Linux release with `XDP_USE_SG`, which carries a frame in several AF_XDP chunks.
 const LONG_FRAMES: (u32, u32) = (6, 6);
 
-/// All findings: first what stops everything, then what hurts, then notes, each in order of effect.
+/// Returns all findings: those that stop Roxie, then those that hurt, then notes, each in order of effect.
 pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
     // The order of this list is the order of effect.
     let checks = [
@@ -96,7 +96,7 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
         busy_processors,
     ];
     let mut all: Vec<Finding> = checks.iter().filter_map(|check| check(facts)).collect();
-    // Stable: the order of effect stays within each severity.
+    // The sort is stable: the order of effect holds within each severity.
     all.sort_by_key(|finding| finding.severity);
     all
 }
@@ -150,7 +150,7 @@ fn no_port(facts: &Facts) -> Option<Finding> {
     })
 }
 
-/// What gives UDP port 4791 back.
+/// Returns the command that frees UDP port 4791.
 fn free_the_port(facts: &Facts) -> String {
     let rxe: Vec<String> = software_devices(facts).map(|name| format!("rdma link delete {name}")).collect();
     match (&rxe[..], facts.others.rxe_loaded) {
@@ -222,7 +222,7 @@ fn no_xdp(facts: &Facts) -> Option<Finding> {
     (!obstacles.is_empty() && facts.nic.name != "lo").then(|| {
         let what = format!("AF_XDP is not possible: {}", obstacles.join("; "));
         let change = facts.host.surroundings.for_xdp();
-        // What it is for stands in the next line.
+        // The finding's benefit is printed in its own line.
         let change = change.trim_start_matches("to have it, ").trim_end_matches(" to have it");
         Finding::new(Hurts, "no-xdp", what, change, OVER_SOCKETS)
     })
@@ -352,7 +352,7 @@ fn old_kernel(facts: &Facts) -> Option<Finding> {
     })
 }
 
-/// Major and minor of `uname -r`.
+/// Parses major and minor version of `uname -r`.
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut parts = release.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
@@ -399,7 +399,7 @@ fn one_processor(facts: &Facts) -> Option<Finding> {
 
 fn busy_processors(facts: &Facts) -> Option<Finding> {
     let (load, processors) = (facts.host.load, facts.host.processors);
-    // Some load comes from threads that wait for a disk, and from what has just ended.
+    // The load counts threads that wait for a disk, and some that have just ended: allow for 0.5.
     (load >= processors as f64 + 0.5).then(|| {
         let what = format!(
             "{load:.1} threads share {processors} processors: a responder that waits for its turn answers late, and its peer may end with \

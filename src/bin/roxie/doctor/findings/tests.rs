@@ -1,4 +1,4 @@
-//! Each finding: a machine on which nothing is to mend, and what is changed about it.
+//! Tests each finding: a machine without findings, and one change to it.
 
 use roxie::netdev::ethtool::{Offloads, RxRing, XdpFeatures};
 
@@ -6,7 +6,7 @@ use super::super::facts::{Host, Others, RdmaDevice};
 use super::*;
 use crate::run::hint::Surroundings;
 
-/// Nothing is to mend, and nothing to note.
+/// A machine without findings.
 fn fine() -> Facts {
     Facts {
         host: Host {
@@ -44,14 +44,14 @@ fn fine() -> Facts {
     }
 }
 
-/// What is found after one change.
+/// Returns the findings after one change.
 fn after(change: impl FnOnce(&mut Facts)) -> Vec<Finding> {
     let mut facts = fine();
     change(&mut facts);
     findings(&facts)
 }
 
-/// The change makes this one finding, and its command says so.
+/// Asserts that the change makes exactly this finding, and that its command contains `part`.
 #[track_caller]
 fn finds(severity: Severity, id: &str, part: &str, change: impl FnOnce(&mut Facts)) {
     let found = after(change);
@@ -71,12 +71,12 @@ fn device(name: &str, software: bool) -> RdmaDevice {
 }
 
 #[test]
-fn where_all_is_well_nothing_is_said() {
+fn healthy_machine_has_no_findings() {
     assert_eq!(findings(&fine()), []);
 }
 
 #[test]
-fn an_interface_that_is_down_stops_everything() {
+fn interface_down_stops() {
     finds(Stops, "interface-down", "ip link set dev eth9 up", |facts| {
         facts.nic.up = false;
         facts.nic.running = false;
@@ -84,18 +84,18 @@ fn an_interface_that_is_down_stops_everything() {
 }
 
 #[test]
-fn without_an_address_there_is_no_device() {
+fn missing_address_stops() {
     finds(Stops, "no-address", "ip addr add", |facts| facts.nic.addresses.clear());
 }
 
 #[test]
-fn an_mtu_that_carries_no_packet_stops_everything() {
+fn mtu_below_smallest_packet_stops() {
     finds(Stops, "mtu-too-small", "mtu 1500", |facts| facts.nic.mtu = 343);
     assert_eq!(ids(&after(|facts| facts.nic.mtu = 344)), ["narrow-mtu"]);
 }
 
 #[test]
-fn a_taken_port_stops_everything_only_where_af_xdp_is_not_possible() {
+fn taken_port_stops_only_without_af_xdp() {
     let both = after(|facts| {
         facts.others.port_taken = true;
         facts.nic.xdp_obstacles.push("this process lacks CAP_BPF".into());
@@ -106,7 +106,7 @@ fn a_taken_port_stops_everything_only_where_af_xdp_is_not_possible() {
 }
 
 #[test]
-fn a_port_that_rxe_holds_is_given_back_by_deleting_its_devices() {
+fn rxe_port_is_freed_by_deleting_devices() {
     let with = |devices: Vec<RdmaDevice>| {
         let found = after(|facts| {
             facts.nic.name = "lo".into();
@@ -124,29 +124,29 @@ fn a_port_that_rxe_holds_is_given_back_by_deleting_its_devices() {
 }
 
 #[test]
-fn without_the_library_no_program_can_run() {
+fn missing_library_stops() {
     finds(Stops, "no-library", "make build", |facts| facts.host.library = Err("it is not there".into()));
 }
 
 #[test]
-fn a_missing_carrier_is_told() {
+fn missing_carrier_hurts() {
     finds(Hurts, "no-carrier", "other end", |facts| facts.nic.running = false);
 }
 
 #[test]
-fn an_adapter_takes_the_packets_for_itself() {
+fn rdma_adapter_on_interface_is_found() {
     finds(Hurts, "rdma-adapter", "--dev", |facts| facts.others.rdma_devices.push(device("mlx5_0", false)));
 }
 
 #[test]
-fn rxe_on_the_same_interface_hears_nothing() {
+fn rxe_on_same_interface_is_noted() {
     finds(Note, "rxe-beside", "rdma link delete rxe0", |facts| {
         facts.others.rdma_devices.push(device("rxe0", true));
     });
 }
 
 #[test]
-fn who_holds_the_interface_is_to_be_stopped() {
+fn xdp_holder_is_named() {
     finds(Hurts, "xdp-claimed", "stop roxie (pid 7)", |facts| {
         facts.others.xdp_program = Some((3, vec!["roxie (pid 7)".into()]));
     });
@@ -156,7 +156,7 @@ fn who_holds_the_interface_is_to_be_stopped() {
 }
 
 #[test]
-fn without_af_xdp_it_is_said_what_gives_it() {
+fn missing_privilege_for_af_xdp_is_named() {
     let obstacle = |facts: &mut Facts| facts.nic.xdp_obstacles.push("this process lacks CAP_BPF".into());
     finds(Hurts, "no-xdp", "run as root", obstacle);
     finds(Hurts, "no-xdp", "--cap-add", |facts| {
@@ -171,13 +171,13 @@ fn without_af_xdp_it_is_said_what_gives_it() {
 }
 
 #[test]
-fn more_queues_than_a_port_takes_are_too_many() {
+fn too_many_queues_hurt() {
     finds(Hurts, "too-many-queues", "ethtool -L eth9 combined 64", |facts| facts.nic.rx_queues = 65);
     assert_eq!(ids(&after(|facts| facts.nic.rx_queues = 64)), [""; 0]);
 }
 
 #[test]
-fn frames_that_the_adapter_merges_are_in_the_way_of_xdp() {
+fn merging_offload_hurts() {
     let on = |name: &'static str| move |facts: &mut Facts| facts.nic.offloads.active.push(name.into());
     finds(Hurts, "merged-frames", "ethtool -K eth9 rx-lro off", on("rx-lro"));
     finds(Hurts, "merged-frames", "ethtool -K eth9 rx-gro-hw off", on("rx-gro-hw"));
@@ -188,7 +188,7 @@ fn frames_that_the_adapter_merges_are_in_the_way_of_xdp() {
 }
 
 #[test]
-fn the_mtu_is_to_carry_the_largest_path_mtu() {
+fn mtu_below_largest_path_mtu_hurts() {
     finds(Hurts, "narrow-mtu", "ip link set dev eth9 mtu 4184", |facts| facts.nic.mtu = 1500);
     let said = |mtu| after(|facts| facts.nic.mtu = mtu)[0].clone();
     assert!(said(1500).brings.contains("one where there are 4 now"), "{:?}", said(1500));
@@ -198,7 +198,7 @@ fn the_mtu_is_to_carry_the_largest_path_mtu() {
 }
 
 #[test]
-fn a_short_ring_that_could_be_longer_is_told() {
+fn short_ring_hurts_if_extensible() {
     let ring = |now, longest| move |facts: &mut Facts| facts.nic.rx_ring = Some(RxRing { now, longest });
     finds(Hurts, "short-ring", "ethtool -G eth9 rx 4096", ring(256, 8160));
     finds(Hurts, "short-ring", "ethtool -G eth9 rx 1024", ring(256, 1024));
@@ -207,7 +207,7 @@ fn a_short_ring_that_could_be_longer_is_told() {
 }
 
 #[test]
-fn trains_are_cut_by_the_adapter_where_sockets_are_used() {
+fn disabled_segmentation_offload_hurts_sockets() {
     let off = |facts: &mut Facts| facts.nic.offloads.active.clear();
     assert_eq!(ids(&after(off)), [""; 0], "AF_XDP sends no trains");
     finds(Hurts, "udp-segmentation", "tx-udp-segmentation on", |facts| {
@@ -217,12 +217,12 @@ fn trains_are_cut_by_the_adapter_where_sockets_are_used() {
 }
 
 #[test]
-fn programs_that_read_sysfs_miss_the_view() {
+fn missing_sysfs_view_hurts() {
     finds(Hurts, "no-view", "user namespaces", |facts| facts.host.may_mount = false);
 }
 
 #[test]
-fn checksums_by_tables_can_be_mended_in_a_virtual_machine() {
+fn table_crc_hurts_in_virtual_machine() {
     finds(Hurts, "table-crc", "-cpu host", |facts| {
         facts.host.crc = Crc::Tables;
         facts.host.virtual_machine = true;
@@ -232,13 +232,13 @@ fn checksums_by_tables_can_be_mended_in_a_virtual_machine() {
 }
 
 #[test]
-fn a_driver_without_xdp_is_noted() {
+fn driver_without_xdp_is_noted() {
     finds(Note, "generic-mode", "", |facts| facts.nic.xdp = Some(XdpFeatures(0)));
     assert_eq!(ids(&after(|facts| facts.nic.xdp = None)), [""; 0], "not known");
 }
 
 #[test]
-fn a_kernel_whose_frames_are_one_chunk_is_noted_where_it_costs_something() {
+fn single_chunk_kernel_is_noted_if_it_costs() {
     finds(Note, "one-chunk", "6.6", |facts| facts.host.kernel = "6.1.0-56-amd64".into());
     let narrow = after(|facts| {
         facts.host.kernel = "6.1.0".into();
@@ -250,23 +250,23 @@ fn a_kernel_whose_frames_are_one_chunk_is_noted_where_it_costs_something() {
 }
 
 #[test]
-fn trains_over_a_veth_pair_are_noted() {
+fn superframes_over_veth_are_noted() {
     finds(Note, "veth-trains", "ethtool -K", |facts| facts.nic.driver = "veth".into());
 }
 
 #[test]
-fn a_single_processor_is_noted() {
+fn single_processor_is_noted() {
     finds(Note, "one-processor", "", |facts| facts.host.processors = 1);
 }
 
 #[test]
-fn more_busy_threads_than_processors_are_noted() {
+fn overload_is_noted() {
     finds(Note, "busy-processors", "--cores", |facts| (facts.host.processors, facts.host.load) = (2, 3.2));
     assert_eq!(ids(&after(|facts| (facts.host.processors, facts.host.load) = (2, 2.1))), [""; 0]);
 }
 
 #[test]
-fn what_stops_comes_first_and_notes_come_last() {
+fn findings_are_sorted_by_severity() {
     let found = after(|facts| {
         facts.host.processors = 1;
         facts.host.may_mount = false;
