@@ -46,8 +46,8 @@ impl ProtectionDomain {
     /// Registers addresses with pages that may come and go (`IBV_ACCESS_ON_DEMAND`, which is added to `access`). An access to an
     /// absent page fails the request, and has no other effect.
     ///
+    /// # Errors
     /// If the access flags contradict one another, or the device has no room for another region.
-    /// If the rights do not go together, or the device has no room for another region.
     ///
     /// # Safety
     /// No Rust reference to these addresses is held while work requests or peers may use them.

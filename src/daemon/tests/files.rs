@@ -29,8 +29,7 @@ fn mappings(nic: &Nic) -> u64 {
 /// A client's QP, connected to one on the NIC's peer.
 struct Pair {
     pd: ProtectionDomain,
-    qp: QueuePair,
-    cq: CompletionQueue,
+    _qp: QueuePair,
     peer: QueuePair,
     peer_cq: CompletionQueue,
     peer_memory: MemoryRegion,
@@ -40,7 +39,7 @@ struct Pair {
 impl Pair {
     fn new(nic: &Nic) -> Pair {
         let devices = [attached(nic), nic.far.clone()];
-        let [(pd, cq, qp), (peer_pd, peer_cq, peer)] = devices.each_ref().map(|device| {
+        let [(pd, _, qp), (peer_pd, peer_cq, peer)] = devices.each_ref().map(|device| {
             let (pd, cq) =
                 (device.alloc_pd().expect("a domain"), device.create_cq(4, None).expect("a queue"));
             let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true).expect("a QP");
@@ -51,7 +50,7 @@ impl Pair {
         qp.connect(&points[0], &points[1], &options).expect("connected");
         peer.connect(&points[1], &points[0], &options).expect("connected");
         let peer_memory = peer_pd.register(LENGTH, Access::READ_WRITE).expect("memory");
-        Pair { pd, qp, cq, peer, peer_cq, peer_memory, _devices: devices }
+        Pair { pd, _qp: qp, peer, peer_cq, peer_memory, _devices: devices }
     }
 
     /// Has the peer write to the client's memory, and read it back.
