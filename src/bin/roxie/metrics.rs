@@ -75,8 +75,8 @@ pub(crate) fn serve(server: &Server, whose: &Whose) {
                 Ok(seen) => (200, text(&seen)),
                 Err(failure) => (503, format!("{failure}\n")),
             },
-            (true, "/") => (200, "roxie: what the devices count is at /metrics\n".to_owned()),
-            (true, _) => (404, "not found: what the devices count is at /metrics\n".to_owned()),
+            (true, "/") => (200, "roxie: the devices' counters are at /metrics\n".to_owned()),
+            (true, _) => (404, "not found: the devices' counters are at /metrics\n".to_owned()),
             (false, _) => (405, "only GET\n".to_owned()),
         };
         let kind = Header::from_bytes("Content-Type", "text/plain; version=0.0.4; charset=utf-8")

@@ -89,7 +89,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 fn serve(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.device.asked_port() == Some(PortKind::Memory) {
         return Err(Failure::Usage(
-            "--port memory has both ends in one process: there is nobody to serve".into(),
+            "--port memory has both ends in one process: there are no programs to serve".into(),
         ));
     }
     // A NIC needs several descriptors for each program. If the limit cannot be raised, it serves fewer programs.
@@ -171,7 +171,7 @@ impl Log {
             output::note(format_args!("{n} more refused"));
         }
         if let Some(n) = self.visits.left_out(now) {
-            output::note(format_args!("{n} more programs came or went"));
+            output::note(format_args!("{n} more programs connected or ended"));
         }
     }
 }
@@ -186,10 +186,11 @@ fn tell(visit: &Visit) {
         Visit::Came(served) => output::note(format_args!("{} is served", who(served))),
         Visit::Refused { pid, why } => output::note(format_args!("process {pid} is not served: {why}")),
         Visit::Silent(served) => output::note(format_args!(
-            "{} is served no more: a page of its memory did not come within 0.5 s, and others wait meanwhile",
+            "{} is no longer served: a page of its memory was not available within 0.5 s, and other programs have to \
+             wait meanwhile",
             who(served)
         )),
-        Visit::Went(served) => output::note(format_args!("{} is gone", who(served))),
+        Visit::Went(served) => output::note(format_args!("{} has ended", who(served))),
     }
 }
 
@@ -209,7 +210,7 @@ fn wait(daemon: &Daemon, signals: &SignalFd, log: &Log) -> Result<(), Failure> {
             return Ok(());
         }
         if daemon.has_failed() {
-            return Err(Failure::Run("the engine has failed (see above), which is a bug of roxie's".into()));
+            return Err(Failure::Run("the engine has failed (see above): this is a bug in roxie".into()));
         }
     }
 }

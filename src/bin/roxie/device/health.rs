@@ -39,7 +39,7 @@ impl Health {
             self.failures += 1;
             if self.failures == 1 {
                 output::note(format_args!(
-                    "{name}: the port failed: {error}; what is lost is sent again until the retries are used up"
+                    "{name}: the port failed: {error}; lost packets are retransmitted until the retries are used up"
                 ));
             }
         }
@@ -66,7 +66,7 @@ fn is_on_the_way_up(event: &QpEvent) -> bool {
 fn meaning(event: &AsyncEvent) -> Option<&'static str> {
     match event {
         AsyncEvent::Port(EventKind::PortError) => Some(
-            "the link is down, or the interface is gone; what is lost is sent again until the retries are used up",
+            "the link is down, or the interface is gone; lost packets are retransmitted until the retries are used up",
         ),
         AsyncEvent::Port(EventKind::PortActive) => Some("the link is up"),
         _ => None,
@@ -110,8 +110,8 @@ impl Silence {
             return Ok(());
         }
         Err(Failure::Peer(format!(
-            "nothing has come from the peer for {} s, and it has not said that it is done: it stands still, or the way \
-             from it is cut",
+            "no packet has come from the peer for {} s, and it has not reported that it is done: it has stopped, or the \
+             path from it is broken",
             (now - self.since).as_secs()
         )))
     }
@@ -131,7 +131,7 @@ mod tests {
         let mut stopped = Silence::new(start);
         assert!((1..=45).all(|second| stopped.check(at(second), || 7).is_ok()));
         let said = (46..50).find_map(|second| stopped.check(at(second), || 7).err()).expect("given up");
-        assert!(said.to_string().contains("nothing has come from the peer for 46 s"), "{said}");
+        assert!(said.to_string().contains("no packet has come from the peer for 46 s"), "{said}");
         assert_eq!(said.exit_code(), 4);
     }
 

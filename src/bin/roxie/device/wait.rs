@@ -69,7 +69,7 @@ impl DeviceOptions {
                 (left, moved) = (now, Instant::now());
             } else if moved.elapsed() > STANDSTILL {
                 return broken(format!(
-                    "{now} bytes are left and it takes nothing: is anybody reading the pipe?"
+                    "{now} bytes are not written yet, and writing has stopped: is the pipe being read?"
                 ));
             }
             std::thread::sleep(Duration::from_millis(1));

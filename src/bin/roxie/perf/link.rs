@@ -99,7 +99,7 @@ impl<'a> Link<'a> {
     pub(super) fn standstill(&self) -> &'static str {
         match self.parts().service {
             Service::Rc => "the connection is neither broken nor alive: please report it with a --capture",
-            Service::Uc | Service::Ud => "a message was lost, and this service sends nothing again",
+            Service::Uc | Service::Ud => "a message was lost, and this service does not retransmit",
         }
     }
 
@@ -208,7 +208,7 @@ impl<'a> Link<'a> {
 fn register(pd: &ProtectionDomain, length: usize, access: Access) -> Result<MemoryRegion, Failure> {
     pd.register(length, access).map_err(|e| match e {
         DeviceError::System { .. } => Failure::Run(format!(
-            "there is no memory for messages of {length} bytes (twice at each end): {e}. Measure a smaller --size"
+            "no memory for messages of {length} bytes (twice at each end): {e}. Measure a smaller --size"
         )),
         other => other.into(),
     })

@@ -226,7 +226,7 @@ impl<'a> End<'a> {
     fn silence(&self) -> Failure {
         let lost = match self.service {
             QpType::Rc => "",
-            _ => ", or a message was lost: this service sends nothing again",
+            _ => ", or a message was lost: this service does not retransmit",
         };
         Failure::Run(format!(
             "no message for {} s, after {} received and {} sent of {}: the peer has stopped, or was started with \

@@ -270,9 +270,9 @@ pub(crate) fn xdp_obstacles(interface: &Interface) -> Vec<String> {
         } else if let Some(why) = why_no_map() {
             let uid_map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
             let whose = if is_initial_user_namespace(&uid_map) {
-                "a seccomp filter or a security module is in the way"
+                "a seccomp filter or a security module prevents it"
             } else {
-                "its capabilities are those of a user namespace, and BPF takes the system's"
+                "its capabilities are those of a user namespace, and BPF needs the system's"
             };
             found.push(format!("this process may make no BPF map ({why}): {whose}"));
         }
@@ -321,7 +321,7 @@ fn place(GidEntry { index, gid, assigned }: GidEntry, customary: bool) -> &'stat
     let ip = gid.to_ip();
     let link_local = matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
     match (customary, index) {
-        (false, _) => "in the order that was asked for",
+        (false, _) => "in the requested order",
         (true, 0) if !assigned => {
             "0 is kept for the link-local address: the interface does not have it (yet)"
         }
@@ -361,7 +361,7 @@ fn gids(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
     output::line(format_args!("{:>5}  {:<40} reach; why at this index", "index", "GID"))?;
     for entry in table.iter() {
         let (index, ip, gid) = (entry.index, entry.gid.to_ip(), entry.gid.to_string());
-        let chosen = if index == first { "  <- used unless -g says otherwise" } else { "" };
+        let chosen = if index == first { "  <- used unless -g selects another" } else { "" };
         let place = place(entry, customary);
         output::line(format_args!("{index:>5}  {gid:<40} {}; {place}{chosen}", reach(ip)))?;
     }

@@ -188,6 +188,6 @@ pub(super) fn counters(whose: &Whose, all: bool, json: bool) -> Result<(), Failu
     table(
         ["pid", "uid", "program", "counter", "value"],
         &rows,
-        "nothing was counted (--all shows what could be)",
+        "nothing was counted (--all shows all counters)",
     )
 }
