@@ -1,5 +1,5 @@
-/* Who holds on to what, and what is left of what is gone: objects go in their order and no other, events and completions with them. Needs no
- * peer: receives are flushed. Prints the first thing that is not as it should be and ends with 1. */
+/* Reference counts: objects can only be destroyed in order, and their events and completions go with them. Needs no peer: receives are
+ * flushed. Prints the first failure and exits with 1. */
 
 #include <fcntl.h>
 #include <infiniband/verbs.h>
@@ -34,7 +34,7 @@ static struct ibv_qp *make(struct ibv_cq *cq)
 	return qp;
 }
 
-/* Completions without a peer: a receive of a QP in INIT, which then fails. Its state is INIT again, and nothing else is left. */
+/* Completions without a peer: a receive of a QP in INIT, which then fails. Leaves the QP in INIT, without completions or events. */
 static void complete(struct ibv_qp *qp, uint64_t id)
 {
 	struct ibv_recv_wr wr = { .wr_id = id }, *bad;
@@ -58,7 +58,7 @@ static struct ibv_cq *queue(struct ibv_comp_channel *channel)
 	return cq;
 }
 
-/* A queue that goes takes its events with it, and of several queues each has its turn. */
+/* A destroyed queue takes its events with it, and several queues take turns. */
 static void channels(void)
 {
 	struct ibv_comp_channel *channel = ibv_create_comp_channel(ctx);
@@ -78,14 +78,14 @@ static void channels(void)
 	CHECK(is_readable(channel->fd));
 	CHECK(ibv_get_cq_event(channel, &raised, &user) == 0 && raised == cqs[0]);
 	ibv_ack_cq_events(raised, 1);
-	/* The first has another event now, and is not asked again before the second. */
+	/* The first has another event now, which comes after the second's. */
 	CHECK(ibv_poll_cq(cqs[0], 1, &wc) == 1);
 	CHECK(set(qps[0], IBV_QPS_RESET) == 0 && set(qps[0], IBV_QPS_INIT) == 0);
 	CHECK(ibv_req_notify_cq(cqs[0], 0) == 0);
 	complete(qps[0], 7);
 	CHECK(ibv_get_cq_event(channel, &raised, &user) == 0 && raised == cqs[1]);
 	ibv_ack_cq_events(raised, 1);
-	/* Nobody takes the event of the first. */
+	/* The event of the first is not fetched. */
 	CHECK(is_readable(channel->fd));
 	CHECK(ibv_destroy_cq(cqs[0]) == EBUSY);
 	CHECK(ibv_destroy_qp(qps[0]) == 0 && ibv_destroy_cq(cqs[0]) == 0);
@@ -96,7 +96,7 @@ static void channels(void)
 	CHECK(ibv_destroy_qp(qps[1]) == 0 && ibv_destroy_cq(cqs[1]) == 0 && ibv_destroy_comp_channel(channel) == 0);
 }
 
-/* A queue with more in it than it is to hold stays as it is. */
+/* A queue with more completions than its new size is not resized. */
 static void waits_for_all(struct ibv_cq *cq, struct ibv_qp *qp)
 {
 	int size, at;
@@ -112,7 +112,7 @@ static void waits_for_all(struct ibv_cq *cq, struct ibv_qp *qp)
 	CHECK(ibv_poll_cq(cq, 1, &wc) == 0);
 }
 
-/* What completed before a reset is not seen after it; a queue says how large it is. */
+/* A reset drops earlier completions; a query returns a queue's size. */
 static void completions(void)
 {
 	struct ibv_cq *cq = queue(NULL);
@@ -128,7 +128,7 @@ static void completions(void)
 	CHECK(ibv_poll_cq(cq, 4, wc) == 1 && wc[0].wr_id == 3 && wc[0].status == IBV_WC_WR_FLUSH_ERR);
 	CHECK(ibv_resize_cq(cq, 100) == 0 && cq->cqe >= 100);
 	complete(other, 4);
-	/* What waits is not lost. */
+	/* Waiting completions are not lost. */
 	CHECK(ibv_resize_cq(cq, 2) == 0 && cq->cqe >= 2 && cq->cqe < 100);
 	complete(qp, 5);
 	CHECK(ibv_poll_cq(cq, 4, wc) == 2 && wc[0].wr_id == 4 && wc[1].wr_id == 5);
@@ -138,7 +138,7 @@ static void completions(void)
 	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0);
 }
 
-/* A poll in steps that finds nothing has no end: the next begins at once. */
+/* A poll session without completions needs no end: the next one can start at once. */
 static void steps(void)
 {
 	struct ibv_cq_init_attr_ex init = { .cqe = 16 };
@@ -155,7 +155,7 @@ static void steps(void)
 	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(ibv_cq_ex_to_cq(cq)) == 0);
 }
 
-/* An extended queue holds a domain and a completion queue, the end of a connection the domain. */
+/* An XRC SRQ references an XRCD and a CQ, a QP the XRCD. */
 static void extended(void)
 {
 	struct ibv_xrcd_init_attr open_attr = { .comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = -1, .oflags = O_CREAT };
@@ -170,7 +170,7 @@ static void extended(void)
 	union ibv_gid gid;
 
 	CHECK(xrcd && (srq = ibv_create_srq_ex(ctx, &init)) && (qp = ibv_create_qp_ex(ctx, &target)));
-	/* Programs set for both ends what is one end's. */
+	/* Programs also set attributes that apply to the other end only. */
 	CHECK(ibv_query_gid(ctx, 1, 1, &gid) == 0);
 	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
 	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_512, .dest_qp_num = 77, .max_dest_rd_atomic = 1,
@@ -186,7 +186,7 @@ static void extended(void)
 	CHECK(ibv_destroy_qp(qp) == 0 && ibv_close_xrcd(xrcd) == 0);
 }
 
-/* A change of two things is made whole or not at all. */
+/* A change of two attributes is atomic. */
 static void shared_receives(void)
 {
 	struct ibv_srq_init_attr init = { .attr = { .max_wr = 16, .max_sge = 1 } };
@@ -200,22 +200,22 @@ static void shared_receives(void)
 
 		CHECK(ibv_post_srq_recv(srq, &wr, &bad) == 0);
 	}
-	/* The limit is beyond either size. */
+	/* The limit exceeds both sizes. */
 	attr = (struct ibv_srq_attr){ .max_wr = 64, .srq_limit = 1000 };
 	CHECK(ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) == EINVAL);
 	CHECK(ibv_query_srq(srq, &attr) == 0 && attr.max_wr == before.max_wr && attr.srq_limit == 0);
-	/* More wait than the new size holds. */
+	/* More receives wait than the new size holds. */
 	attr = (struct ibv_srq_attr){ .max_wr = 2, .srq_limit = 1 };
 	CHECK(ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0);
 	CHECK(ibv_query_srq(srq, &attr) == 0 && attr.max_wr == before.max_wr && attr.srq_limit == 0);
-	/* The limit is judged by the new size. */
+	/* The limit is checked against the new size. */
 	attr = (struct ibv_srq_attr){ .max_wr = 64, .srq_limit = 3 };
 	CHECK(ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) == 0);
 	CHECK(ibv_query_srq(srq, &attr) == 0 && attr.max_wr >= 64 && attr.srq_limit == 3);
 	CHECK(ibv_destroy_srq(srq) == 0);
 }
 
-/* A region that goes to another domain holds that, and the first no more. */
+/* A region that moves to another domain references that one only. */
 static void regions(void)
 {
 	struct ibv_pd *first = ibv_alloc_pd(ctx), *second = ibv_alloc_pd(ctx);
@@ -232,7 +232,7 @@ int main(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
 
-	/* What waits for ever is a failure too. */
+	/* Endless waiting is a failure too. */
 	alarm(60);
 	CHECK(list && list[0] && (ctx = ibv_open_device(list[0])) && (pd = ibv_alloc_pd(ctx)));
 	channels();

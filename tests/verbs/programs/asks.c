@@ -1,5 +1,5 @@
-/* What a program asks of the device: what it is told, to the bound of each table, what it is refused, and the ways of work requests and
- * completions that others have not. Both ends are in this process. Prints the first thing that is not as it should be and ends with 1. */
+/* Requests of a program to the device: queries up to the bounds of tables, refusals, and rare calls for work requests and completions.
+ * Both ends are in this process. Prints the first failure and exits with 1. */
 
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -45,7 +45,7 @@ static void tables(void)
 	CHECK(ibv_get_device_index(device) == (kernel < 0 ? 0 : -1));
 	if (kernel >= 0)
 		close(kernel);
-	/* Other protocols of the same number are none of ours. */
+	/* Other protocols may have the same number. */
 	CHECK(socket(AF_INET, SOCK_DGRAM, NETLINK_OF_RDMA) == -1 && errno == EPROTONOSUPPORT);
 }
 
@@ -59,7 +59,7 @@ static void abilities(void)
 	CHECK(can.odp_caps.per_transport_caps.ud_odp_caps == (SEND | RECV));
 	CHECK(can.xrc_odp_caps == (SEND | RECV | WRITE | READ | ATOMIC | SRQ_RECV));
 	CHECK(can.completion_timestamp_mask == ~0ull && can.hca_core_clock == 1000000 && can.phys_port_cnt_ex == 1);
-	/* Memory of the device, to the last byte of it. */
+	/* Device memory, to its last byte. */
 	struct ibv_alloc_dm_attr most = { .length = can.max_dm_size };
 	struct ibv_dm *dm = ibv_alloc_dm(ctx, &most);
 
@@ -79,7 +79,7 @@ static struct ibv_qp *made(struct ibv_cq *cq, enum ibv_qp_type type)
 		init.send_ops_flags |= IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_BIND_MW;
 	CHECK((qp = ibv_create_qp_ex(ctx, &init)));
 	CHECK(ibv_query_ece(qp, NULL) == EOPNOTSUPP && ibv_set_ece(qp, NULL) == EOPNOTSUPP);
-	/* What is behind a bit that is not set is not looked at. */
+	/* Fields are ignored without their mask bit, and refused with it. */
 	init.comp_mask |= IBV_QP_INIT_ATTR_MAX_TSO_HEADER;
 	CHECK(!ibv_create_qp_ex(ctx, &init) && errno == EOPNOTSUPP);
 	return qp;
@@ -125,7 +125,7 @@ static struct ibv_wc completion(struct ibv_cq *cq)
 	return wc;
 }
 
-/* One work request of the extended kind, which is to go well. */
+/* Posts a valid work request by the extended calls. */
 static void done(struct ibv_qp_ex *qp, struct ibv_cq *cq, uint64_t id, enum ibv_wc_opcode opcode)
 {
 	struct ibv_wc wc;
@@ -152,7 +152,7 @@ static void work_requests(void)
 
 	CHECK(cq && far_cq && mr && mw && qp);
 	connected(from, to), connected(to, from);
-	/* What is given up is as if it had not begun. */
+	/* An aborted post has no effect. */
 	begun(qp, 1);
 	ibv_wr_rdma_write(qp, mr->rkey, (uintptr_t)bytes);
 	ibv_wr_set_inline_data(qp, "never", 5);
@@ -167,7 +167,7 @@ static void work_requests(void)
 	ibv_wr_set_sge(qp, mr->lkey, (uintptr_t)bytes, 8);
 	done(qp, cq, 3, IBV_WC_RDMA_READ);
 	CHECK(memcmp(bytes, "together", 9) == 0);
-	/* Memory that is given anew has a new key, and both names of it are. */
+	/* Reregistered memory has a new lkey and rkey. */
 	uint32_t before = mr->rkey;
 
 	CHECK(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, bytes, sizeof bytes, 0) == 0 && mr->rkey != before);
@@ -175,7 +175,7 @@ static void work_requests(void)
 	ibv_wr_rdma_write(qp, mr->rkey, (uintptr_t)bytes + 16);
 	ibv_wr_set_sge(qp, mr->lkey, (uintptr_t)bytes, 8);
 	done(qp, cq, 4, IBV_WC_RDMA_WRITE);
-	/* Windows: each has its turn of the queue, and gives it back. */
+	/* Windows: a bind occupies a slot of the queue until it completes. */
 	for (int at = 0; at < 2; at++) {
 		struct ibv_mw_bind bind = { .wr_id = 5, .send_flags = IBV_SEND_SIGNALED,
 			.bind_info = { mr, (uintptr_t)bytes, 64, IBV_ACCESS_REMOTE_WRITE } };
@@ -190,7 +190,7 @@ static void work_requests(void)
 	ibv_wr_set_sge(qp, mr->lkey, (uintptr_t)bytes, 8);
 	done(qp, cq, 6, IBV_WC_RDMA_WRITE);
 	CHECK(memcmp(bytes + 32, "together", 9) == 0);
-	/* Of a list all before the wrong one are posted. */
+	/* All work requests of a list before the invalid one are posted. */
 	struct ibv_sge sge = { (uintptr_t)bytes, 8, mr->lkey };
 	struct ibv_send_wr wrong = { .wr_id = 8, .opcode = IBV_WR_SEND, .num_sge = 9, .sg_list = &sge }, *bad = NULL;
 	struct ibv_send_wr first = { .wr_id = 7, .opcode = IBV_WR_SEND, .num_sge = 1, .sg_list = &sge, .next = &wrong };
@@ -199,7 +199,7 @@ static void work_requests(void)
 	CHECK(ibv_post_send(from, &first, &bad) == EINVAL && bad == &wrong);
 	CHECK(completion(cq).wr_id == 7 && completion(far_cq).wr_id == 1);
 	CHECK(ibv_poll_cq(cq, 1, &(struct ibv_wc){ 0 }) == 0);
-	/* A program is told when nothing more leaves, if it asks. */
+	/* SQD raises an event if requested. */
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1 };
 	struct ibv_async_event event;
 
@@ -210,7 +210,7 @@ static void work_requests(void)
 	} while (event.event_type != IBV_EVENT_SQ_DRAINED);
 	CHECK(event.element.qp == from && from->state == IBV_QPS_SQD);
 	CHECK(ibv_dealloc_mw(mw) == 0 && ibv_destroy_qp(from) == 0 && ibv_destroy_qp(to) == 0);
-	/* More at a time than are taken from the ring at a time. */
+	/* More than one batch that is taken from the ring. */
 	struct ibv_wc wc[40];
 
 	to = made(cq, IBV_QPT_RC);
@@ -224,7 +224,7 @@ static void work_requests(void)
 	CHECK(ibv_destroy_qp(to) == 0 && ibv_dereg_mr(mr) == 0 && ibv_destroy_cq(cq) == 0 && ibv_destroy_cq(far_cq) == 0);
 }
 
-/* A queue that is full says so. */
+/* Posting to a full queue fails. */
 static void full(void)
 {
 	struct ibv_cq *cq = ibv_create_cq(ctx, 64, NULL, NULL, 0);
@@ -247,7 +247,7 @@ static void *begins(void *cq)
 	return (void *)(intptr_t)ibv_start_poll(cq, &none);
 }
 
-/* A completion in steps, each field by its own call; the datagram is to oneself. */
+/* A completion by ibv_start_poll(), each field by its own call; the datagram is sent to the own QP. */
 static void steps(void)
 {
 	struct ibv_cq_init_attr_ex init = { .cqe = 16, .wc_flags = IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_IMM | IBV_WC_EX_WITH_QP_NUM |
@@ -292,9 +292,9 @@ static void steps(void)
 	CHECK(ibv_wc_read_byte_len(cq) == 48 && ibv_wc_read_imm_data(cq) == 0x01020304 && ibv_wc_read_vendor_err(cq) == 0);
 	CHECK(ibv_wc_read_qp_num(cq) == qp->qp_num && ibv_wc_read_src_qp(cq) == qp->qp_num);
 	CHECK(ibv_wc_read_wc_flags(cq) == (IBV_WC_GRH | IBV_WC_WITH_IMM));
-	/* Where a service level would be it is said that the network header is one of IPv4. */
+	/* The field of the service level reports that the network header is IPv4. */
 	CHECK(ibv_wc_read_slid(cq) == 0 && ibv_wc_read_sl(cq) == 2 && ibv_wc_read_dlid_path_bits(cq) == 0);
-	/* Who begins meanwhile waits for the end. */
+	/* Another thread that starts meanwhile waits for the end. */
 	pthread_t thread;
 	void *result;
 
@@ -307,7 +307,7 @@ static void steps(void)
 	CHECK(ibv_destroy_cq(ibv_cq_ex_to_cq(cq)) == 0 && ibv_destroy_cq(sends) == 0);
 }
 
-/* Domains of threads, and objects that a second context has imported. */
+/* Thread domains, and objects imported into a second context. */
 static void domains(void)
 {
 	struct ibv_td_init_attr of_thread = { 0 };
@@ -325,7 +325,7 @@ static void domains(void)
 	CHECK((second = ibv_import_device(dup(ctx->cmd_fd))) && (own = ibv_alloc_pd(ctx)));
 	CHECK((mr = ibv_reg_mr(own, bytes, 64, all)) && (theirs = ibv_import_pd(second, own->handle)));
 	CHECK((imported = ibv_import_mr(theirs, mr->handle)) && imported->lkey == mr->lkey);
-	/* Whoever has it imported does not keep its domain. */
+	/* An import does not reference the domain. */
 	CHECK(ibv_dereg_mr(mr) == 0 && ibv_dealloc_pd(own) == 0);
 	ibv_unimport_mr(imported);
 	ibv_unimport_pd(theirs);
@@ -337,7 +337,7 @@ static void domains(void)
 	CHECK(!ibv_import_dm(second, dm->handle + 1000) && ibv_free_dm(dm) == 0 && ibv_close_device(second) == 0);
 }
 
-/* The port may have its own: addresses of a young interface come late. */
+/* Port events may occur: addresses of a new interface come late. */
 static struct ibv_async_event next_event(void)
 {
 	struct ibv_async_event event;
@@ -353,21 +353,21 @@ static struct ibv_async_event next_event(void)
 static void *destroys_srq(void *srq) { return (void *)(intptr_t)ibv_destroy_srq(srq); }
 static void *destroys_qp(void *qp) { return (void *)(intptr_t)ibv_destroy_qp(qp); }
 
-/* The object of an event that was fetched does not go before that is acknowledged. */
+/* Destroying an object waits until its fetched events are acknowledged. */
 static void waits(void *(*destroys)(void *), void *object, struct ibv_async_event *event)
 {
 	pthread_t thread;
 	void *result;
 
 	CHECK(pthread_create(&thread, NULL, destroys, object) == 0);
-	/* If it did not wait it would be over by now. */
+	/* Without a wait it would have returned by now. */
 	usleep(20000);
 	CHECK(pthread_tryjoin_np(thread, &result) == EBUSY);
 	ibv_ack_async_event(event);
 	CHECK(pthread_join(thread, &result) == 0 && !result);
 }
 
-/* A QP whose share in a queue has ended, which is an event. */
+/* Returns a QP in ERR, which raises the event that it has taken its last receive of an SRQ. */
 static struct ibv_qp *ended(struct ibv_qp_init_attr *how)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
@@ -379,7 +379,7 @@ static struct ibv_qp *ended(struct ibv_qp_init_attr *how)
 	return qp;
 }
 
-/* Events go with their object, and an object only when those that were fetched are acknowledged. */
+/* Events are dropped with their object, which is destroyed only after fetched ones are acknowledged. */
 static void events(void)
 {
 	struct ibv_srq_init_attr init = { .attr = { .max_wr = 16, .max_sge = 1 } };
@@ -391,13 +391,13 @@ static void events(void)
 	struct ibv_qp *qp;
 
 	CHECK(srq && cq);
-	/* One that nobody fetches goes with the QP, and the next is the first. */
+	/* An event that is not fetched is dropped with the QP, and the next one is the first. */
 	CHECK(ibv_destroy_qp(ended(&how)) == 0);
 	qp = ended(&how);
 	event = next_event();
 	CHECK(event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED && event.element.qp == qp);
 	waits(destroys_qp, qp, &event);
-	/* Fewer wait than the limit. */
+	/* Fewer receives wait than the limit. */
 	CHECK(ibv_modify_srq(srq, &limit, IBV_SRQ_LIMIT) == 0);
 	event = next_event();
 	CHECK(event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED && event.element.srq == srq);
@@ -405,7 +405,7 @@ static void events(void)
 	CHECK(ibv_destroy_cq(cq) == 0);
 }
 
-/* To a child its parent's objects are dead. */
+/* In a child process, the parent's objects are invalid. */
 static void children(void)
 {
 	struct ibv_cq *cq = ibv_create_cq(ctx, 16, NULL, NULL, 0);
@@ -427,7 +427,7 @@ int main(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
 
-	/* What waits for ever is a failure too. */
+	/* Endless waiting is a failure too. */
 	alarm(60);
 	CHECK(list && (device = list[0]) && (ctx = ibv_open_device(device)) && (pd = ibv_alloc_pd(ctx)));
 	CHECK(ibv_query_gid(ctx, 1, 1, &gid) == 0);

@@ -1,7 +1,7 @@
-/* Messages out of memory, and into memory, that a registration cache knows and that was unmapped and mapped anew: UCX, to itself. Prints the
- * first byte that is not as it was sent and ends with 1.
+/* Messages from and to memory in a registration cache that was unmapped and mapped again: UCX, to itself. Prints the first wrong byte and
+ * exits with 1.
  *
- * cached keep       the same pages each time: the cache is of use
+ * cached keep       the same pages each time: the cache is useful
  * cached anew       other pages at the same address each time
  * cached less       other pages at the same address, and fewer */
 
@@ -11,7 +11,7 @@
 
 #include "check.h"
 
-/* Beyond what UCX copies. */
+/* Larger than the messages that UCX copies. */
 #define LENGTH (1 << 20)
 #define ROUNDS 16
 
@@ -72,13 +72,13 @@ int main(int count, char **words)
 				fail("what was sent", 1000 * round);
 		if (!strcmp(mode, "keep"))
 			continue;
-		/* Gone and back, by an unmapping and by a mapping upon the old one in turn. */
+		/* Replaces the pages, alternately by an unmapping and by a mapping over the old one. */
 		if (round % 2)
 			CHECK(munmap(from, LENGTH) == 0 && munmap(into, LENGTH) == 0);
 		CHECK(map(from) == from && map(into) == into);
 	}
 	puts("all so");
 	fflush(stdout);
-	/* The connection is to itself: whoever goes first, the other end is gone. */
+	/* The connection is to itself, so its other end is gone at the second close. */
 	_Exit(0);
 }

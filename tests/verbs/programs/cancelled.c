@@ -1,7 +1,7 @@
-/* Threads that are cancelled in the midst of calls: no call of the library is a cancellation point that is none in rdma-core. Each call is
- * made by a thread for which a cancellation is due: it must return, and the thread end at the next point after it.
+/* Threads that are cancelled during calls: the library's cancellation points are those of rdma-core. Each call is made by a thread with a
+ * pending cancellation: it must return, and the thread must end at the next cancellation point.
  *
- * Those that are points (waiting for events) end the thread, and leave the library usable. */
+ * Calls that are cancellation points (they wait for events) end the thread, and leave the library usable. */
 
 #include <infiniband/verbs.h>
 #include <pthread.h>
@@ -199,7 +199,7 @@ static void remove_rest(void)
 
 static volatile int returned;
 
-/* Makes the call while a cancellation is due. */
+/* Makes the call with a pending cancellation. */
 static void *due(void *call)
 {
 	CHECK(pthread_cancel(pthread_self()) == 0);
@@ -241,7 +241,7 @@ static void *wait_for_event(void *unused)
 	return unused;
 }
 
-/* Calls that wait are points. */
+/* Calls that wait are cancellation points. */
 static void cancelled_in(void *(*call)(void *))
 {
 	pthread_t thread;

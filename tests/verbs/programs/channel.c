@@ -1,5 +1,5 @@
 /* A thread handles the events of a channel, and another one destroys the channel as soon as the last event is acknowledged: as rping ends.
- * The first is still on its way back to rdma_get_cm_event: as with the kernel, it waits there for nothing. */
+ * The first thread is about to call rdma_get_cm_event again: as with the kernel, it then waits for ever. */
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -34,14 +34,14 @@ static void *handle(void *unused)
 		CHECK(rdma_ack_cm_event(event) == 0);
 		until = now() + 0.01;
 		CHECK(sem_post(&acknowledged) == 0);
-		/* Busy, as if it had lost its processor here. */
+		/* Spins, as if the thread had been preempted here. */
 		while (now() < until)
 			;
 	}
 	return NULL;
 }
 
-/* Sleeps somewhere else when its channel is closed. */
+/* Sleeps elsewhere while its channel is closed. */
 static void *sleeps(void *unused)
 {
 	struct rdma_cm_event *event;
@@ -79,7 +79,7 @@ int main(int count, char **words)
 		once(handle, &to);
 		once(sleeps, &to);
 	}
-	/* Whoever was told of an error has ended the process by now. */
+	/* A thread with an error would have ended the process by now. */
 	usleep(50000);
 	puts("all waited");
 	return 0;

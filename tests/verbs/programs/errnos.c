@@ -1,5 +1,4 @@
-/* Calls that fail, and the error number that each leaves: its own, as libibverbs and a kernel's device have it, whatever the number was
- * before. Exit code 0: each left its own. */
+/* Calls that fail, and the errno of each: as with libibverbs and a kernel device, whatever errno was before. Exit code 0: all were right. */
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -11,7 +10,7 @@
 
 #include "check.h"
 
-/* No call here fails with it. */
+/* No call here sets this errno. */
 enum { BEFORE = EXFULL };
 
 static void failed(const char *call, long got, long result, int left, int error)
@@ -161,7 +160,7 @@ static void regions(void)
 	CHECK(ibv_dereg_mr(mr) == 0);
 }
 
-/* Of a parent, in its child. */
+/* A parent's object, in its child. */
 static void objects_of_another_process(void)
 {
 	struct ibv_wc wc = { .wc_flags = IBV_WC_GRH };

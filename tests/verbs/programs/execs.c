@@ -1,5 +1,5 @@
-/* Starts itself in each way that the C library has, with an LD_PRELOAD of its own: `execs WORD`, where WORD is the new LD_PRELOAD, or
- * `-` for none. Each child says which way it came and what its LD_PRELOAD is. */
+/* Starts itself by each exec function of the C library, with an LD_PRELOAD of its own: `execs WORD`, where WORD is the new LD_PRELOAD, or
+ * `-` for none. Each child prints the function and its LD_PRELOAD. */
 
 #define _GNU_SOURCE
 #include <fcntl.h>

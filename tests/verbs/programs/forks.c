@@ -1,4 +1,4 @@
-// Makes a queue pair, then a child that lives on after it, until its standard input ends.
+// Creates a queue pair, then forks a child that outlives it until its standard input ends.
 #include <infiniband/verbs.h>
 #include <stdio.h>
 #include <unistd.h>

@@ -1,14 +1,14 @@
-/* Memory that is unmapped or protected while it is registered, and what handlers of SIGSEGV and SIGBUS see of it: nothing, and all else
- * that is theirs. Two QPs of one device talk to each other.
+/* Memory that is unmapped or protected while it is registered. Handlers of SIGSEGV and SIGBUS must not see these faults, but all of the
+ * program's own. Two QPs of one device exchange messages.
  *
- * gone ops          every operation, in either role, on memory that goes in every way
- * gone anew         memory that is mapped anew at its old address: the old key reaches what is there now, until it is deregistered
- * gone before       the same with handlers of the program's that were there first
- * gone after        the same with handlers that come when memory is registered already
+ * gone ops          every operation, in either role, on memory that is removed in every way
+ * gone anew         memory that is mapped again at its old address: the old key accesses the new pages until it is deregistered
+ * gone before       the same with handlers of the program that were installed first
+ * gone after        the same with handlers that are installed after memory is registered
  * gone thread       the same in a thread that blocks all signals
  * gone child        the same in a child of a fork
- * gone stack        the same with handlers on an alternate stack, which get a fault of the program's there
- * gone MODE segv    then a fault of the program's own, which its handler must see, or end the process
+ * gone stack        the same with handlers on an alternate stack, which handle a fault of the program
+ * gone MODE segv    then a fault of the program itself, which must reach its handler or end the process
  * gone MODE bus     the same with SIGBUS */
 
 #define _GNU_SOURCE
@@ -53,7 +53,7 @@ static void handle(int flags)
 	CHECK(sigaction(SIGBUS, &mine, NULL) == 0);
 }
 
-/* What the program has set it is told. */
+/* The program's own settings are returned. */
 static void check_handlers(void)
 {
 	struct sigaction now;
@@ -123,7 +123,7 @@ static struct ibv_wc next_wc(void)
 
 enum way { UNMAPPED, PROTECTED, BEHIND_FILE, WAYS };
 
-/* A page, and the file behind it. */
+/* Maps a page, and sets `fd` to its file, or to -1. */
 static char *map(enum way way, int *fd)
 {
 	void *at;
@@ -156,7 +156,7 @@ static void take_away(enum way way, char *page, int fd)
 
 #define ALL (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
 
-/* One operation between two new QPs, where the requester's or the responder's memory is gone. */
+/* One operation between two new QPs, with the requester's or the responder's memory gone. */
 static void operation(enum ibv_wr_opcode opcode, int ours, enum way way)
 {
 	struct ibv_qp *near = make(), *far = make();
@@ -197,7 +197,7 @@ static void operation(enum ibv_wr_opcode opcode, int ours, enum way way)
 	else
 		CHECK(wc.status == (opcode == IBV_WR_SEND ? IBV_WC_REM_OP_ERR : IBV_WC_REM_ACCESS_ERR));
 	CHECK(ibv_destroy_qp(near) == 0 && ibv_destroy_qp(far) == 0);
-	/* What was not waited for. */
+	/* Completions that were not waited for. */
 	while (ibv_poll_cq(cq, 1, &wc) > 0)
 		;
 	CHECK(ibv_dereg_mr(gone) == 0 && ibv_dereg_mr(there) == 0);
@@ -207,7 +207,7 @@ static void operation(enum ibv_wr_opcode opcode, int ours, enum way way)
 		close(fd);
 }
 
-/* One WRITE or READ of a byte between our own QPs, and how it ended. */
+/* One WRITE or READ of a byte between the program's QPs; returns its status. */
 static enum ibv_wc_status move_byte(enum ibv_wr_opcode opcode, struct ibv_mr *local, char *remote, uint32_t rkey)
 {
 	struct ibv_qp *near = make(), *far = make();
@@ -225,7 +225,7 @@ static enum ibv_wc_status move_byte(enum ibv_wr_opcode opcode, struct ibv_mr *lo
 	return wc.status;
 }
 
-/* The kernel of an adapter keeps the old pages for the old key. Here a key stands for addresses. */
+/* With an adapter's driver, the old key refers to the old pages. Here, a key refers to addresses. */
 static void *anew(void *unused)
 {
 	static char stays[PAGE] __attribute__((aligned(PAGE)));
@@ -246,7 +246,7 @@ static void *anew(void *unused)
 	CHECK(move_byte(IBV_WR_RDMA_READ, local, page, rkey) == IBV_WC_SUCCESS && *stays == 2);
 	*stays = 3;
 	CHECK(move_byte(IBV_WR_RDMA_WRITE, local, page, rkey) == IBV_WC_SUCCESS && *page == 3);
-	/* A page that may only be read is not written, whatever the key once allowed. */
+	/* A read-only page is not written, even if the key allowed it once. */
 	CHECK(mmap(page, PAGE, PROT_READ, flags, -1, 0) == page);
 	CHECK(move_byte(IBV_WR_RDMA_WRITE, local, page, rkey) == IBV_WC_REM_ACCESS_ERR && *page == 0);
 	CHECK(move_byte(IBV_WR_RDMA_READ, local, page, rkey) == IBV_WC_SUCCESS && *stays == 0);
@@ -279,7 +279,7 @@ static void *operations_blocked(void *unused)
 	return operations(unused);
 }
 
-/* A fault of the program's own, of each kind. */
+/* Causes a fault of the program itself, of each kind. */
 static void fault(int signal)
 {
 	int fd;
@@ -354,7 +354,7 @@ int main(int count, char **words)
 		check_handlers();
 		fault_handled(SIGSEGV, on_stack);
 		fault_handled(SIGBUS, on_stack);
-		/* A signal that is sent is the handler's. */
+		/* A signal that was sent must reach the handler. */
 		if (!sigsetjmp(back, 1))
 			raise(SIGSEGV);
 		CHECK(seen == SIGSEGV);

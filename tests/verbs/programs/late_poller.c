@@ -1,5 +1,5 @@
-// Sends two datagrams by a send queue and a completion queue of one entry each, and looks for completions only then: as ib_send_lat -e
-// does where the answer to a message overtakes its acknowledgement.
+// Sends two datagrams by a send queue and a completion queue of one entry each, and polls only then: as ib_send_lat -e does if the
+// answer to a message overtakes its acknowledgement.
 #include <infiniband/verbs.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -7,7 +7,7 @@
 #define CHECK(what) do { if (!(what)) return printf("line %d: %s\n", __LINE__, #what), 1; } while (0)
 #define QKEY 0x1234
 
-// Turns the NIC, which lives by calls like this one, without taking a completion of the queue under test.
+// Lets the NIC make progress, which it does in calls like this one, without polling the queue under test.
 static void pass(struct ibv_cq *other)
 {
     struct ibv_wc wc;

@@ -1,5 +1,5 @@
-// Connects by rdma_cm and ends by _exit, without giving anything back, at the moment that its message is there: as fio's receiver does. Its
-// client wants the message acknowledged.
+// Connects by rdma_cm and ends by _exit, without destroying objects, as soon as its message arrives: as fio's receiver does. Its client
+// needs the acknowledgement of the message.
 //   leaver ADDRESS serve     the server
 //   leaver ADDRESS           the client
 #include <rdma/rdma_verbs.h>

@@ -1,7 +1,7 @@
-// Sends messages to itself over RC and ends with the last of them, by exit() and without taking anything down:
+// Sends messages to itself over RC and ends after the last of them, by exit() and without destroying objects:
 //   leaves_at_once exit      main calls it
 //   leaves_at_once thread    another thread calls it, while main polls
-//   leaves_at_once child     after a child that was forked off has ended likewise
+//   leaves_at_once child     after a forked child has ended likewise
 #include <infiniband/verbs.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -23,7 +23,7 @@ static struct ibv_qp *make(struct ibv_pd *pd, struct ibv_cq *sends, struct ibv_c
     return qp;
 }
 
-// Without a timeout: what is sent is sent once.
+// Without a timeout, packets are sent once.
 static void join(struct ibv_qp *qp, uint32_t to, const union ibv_gid *gid)
 {
     struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
@@ -71,7 +71,7 @@ int main(int argc, char **argv)
             ;
         CHECK(came == 1 && wc.status == IBV_WC_SUCCESS && wc.wr_id == (uint64_t)n);
     }
-    // The last message is here, and the acknowledgement of it is still to be sent.
+    // The last message has arrived, and its acknowledgement is still to be sent.
     if (!strcmp(how, "child")) {
         pid_t pid = fork();
         if (!pid)

@@ -1,7 +1,7 @@
-/* One of many processes, of which each is connected to each of the others: it listens, and connects to those with smaller numbers. The first
- * half of them is at the one address, the rest at the other. Both ends send messages whose bytes follow from who sends which to whom, and
- * compare all that they get. It sleeps while it waits: there are many more processes than processors. The next message leaves when the one
- * before has left and its answer came, so two receives are always enough.
+/* One of many processes, each connected to all others: it listens, and connects to those with smaller numbers. The first half of them
+ * uses the first address, the rest the other one. Both ends send messages with bytes that depend on sender, receiver, and number, and
+ * compare all messages. The process sleeps while it waits, because there are many more processes than processors. The next message is
+ * sent when the previous one is complete and answered, so two receives are always enough.
  *
  * mesh NUMBER PROCESSES MESSAGES FIRST_PORT ADDRESS OTHER_ADDRESS */
 
@@ -22,7 +22,7 @@
 
 static struct ibv_context *device;
 
-/* It cannot go on. If that is because the device is gone, an event says so. */
+/* Ends the process after a failure. If the device is gone, there is an event. */
 static void give_up(void)
 {
 	struct ibv_async_event event = {.event_type = IBV_EVENT_CQ_ERR};
@@ -67,7 +67,7 @@ static uint32_t next(uint32_t *state)
 	return *state >> 8;
 }
 
-/* The message of a number from one process to another. */
+/* Fills the message with a number from one process to another. */
 static int fill(unsigned char *bytes, uint32_t from, uint32_t to, int number)
 {
 	uint32_t state = from * 2654435761u ^ to * 40503u ^ (uint32_t)number * 97u;
@@ -137,7 +137,7 @@ static void complete(struct ibv_wc *wc)
 	struct line *line = &lines[wc->wr_id];
 	int length;
 
-	/* The peer parts when it has everything, and may do so before its last acknowledgement is looked at here. */
+	/* The peer disconnects when it has everything, possibly before its last acknowledgement is handled here. */
 	if (wc->status == IBV_WC_WR_FLUSH_ERR && line->received == messages && line->sent == messages)
 		return;
 	if (wc->status == IBV_WC_WR_FLUSH_ERR && line->received == messages && line->sent == messages - 1) {
@@ -183,7 +183,7 @@ static void poll_completions(void)
 	CHECK(count == 0);
 }
 
-/* Who is at the other end stands in the private data: its number, from 1 on. */
+/* The private data contains the number of the other process, from 1 on. */
 static void hear(struct rdma_cm_event *event, uint32_t own)
 {
 	struct rdma_cm_id *id = event->id;
@@ -211,12 +211,12 @@ static void hear(struct rdma_cm_event *event, uint32_t own)
 		line = id->context;
 		if (event->param.conn.private_data_len >= sizeof(own) && line->peer == 0)
 			memcpy(&line->peer, event->param.conn.private_data, sizeof(own));
-		/* A first message may have come before, and have been answered. */
+		/* A first message may have arrived and been answered before. */
 		if (!line->sending && line->sent == 0)
 			post_send(line);
 		break;
 	case RDMA_CM_EVENT_DISCONNECTED:
-		/* What it has sent is here. */
+		/* All its messages have arrived. */
 		poll_completions();
 		line = id->context;
 		if (line->received < messages || line->sent < messages - 1) {
@@ -233,7 +233,7 @@ static void hear(struct rdma_cm_event *event, uint32_t own)
 	}
 }
 
-/* Nothing that happens to the device is expected; what happens to queue pairs shows in completions. */
+/* No events of the device are expected; those of queue pairs show in completions. */
 static void heed_event(void)
 {
 	struct ibv_async_event event;
@@ -258,7 +258,7 @@ static void turn(uint32_t own)
 		struct rdma_cm_event copy = *event;
 		uint32_t peer = 0;
 
-		/* What it points to ends with the acknowledgement. */
+		/* The pointers are invalid after the acknowledgement. */
 		if (copy.param.conn.private_data_len >= sizeof(peer))
 			memcpy(&peer, copy.param.conn.private_data, sizeof(peer));
 		copy.param.conn.private_data = &peer;
@@ -304,7 +304,7 @@ int main(int count, char **words)
 	}
 	while (done < connections)
 		turn(own);
-	/* All is acknowledged; who is done with all says so, and the other end as well. */
+	/* Everything is acknowledged; a finished process reports it, and so does the other end. */
 	for (at = 0; at < made; at++)
 		rdma_disconnect(lines[at].id);
 	while (ended < connections)

@@ -28,7 +28,7 @@ int main(int argc, char **argv)
         free(out);
         free(in);
     }
-    // One-sided: each writes to its part of every other one's window, then reads what it finds at its neighbour's.
+    // One-sided: each rank writes to its part of all other windows, then reads its neighbour's window.
     enum { PART = 40000 };
     unsigned char *window, *part = malloc(PART);
     MPI_Win win;

@@ -1,6 +1,6 @@
-/* Calls that came after rdma-core 44, looked up by name and version as in a program that is linked to a newer release. The headers that this
- * is compiled with may be older: what it needs of theirs is written down here. Both ends are in this process. Prints the first
- * thing that is not as it should be and ends with 1. */
+/* Calls added after rdma-core 44, looked up by name and version as in a program that is linked to a newer release. The installed headers
+ * may be older, so the necessary declarations are repeated here. Both ends are in this process. Prints the first failure and exits
+ * with 1. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -96,7 +96,7 @@ static void buffers(void)
 	CHECK(export(buf) == -1 && errno == ENODATA);
 	free_buf(buf);
 	CHECK(ibv_dealloc_pd(other) == 0);
-	/* It may give memory outside of a guest's protection to buffers, and need not. */
+	/* The flag allows memory outside of a guest's protection for buffers, but does not require it. */
 	struct ibv_parent_domain_init_attr unprotected = { .pd = pd, .comp_mask = 1 << 2 };
 	CHECK((other = ibv_alloc_parent_domain(ctx, &unprotected)));
 	CHECK((memory = alloc_buf(other, 64, &buf)) && (mr = reg_buf(other, buf, memory, 64, all)));
@@ -168,7 +168,7 @@ static struct ibv_wc completion(void)
 	return wc;
 }
 
-/* How a batch with one FLUSH is taken. */
+/* Posts a batch with one FLUSH, and returns the result. */
 static int flushed(struct ibv_qp_ex *qp, uint64_t id, struct ibv_mr *mr, size_t length, uint8_t type, uint8_t level)
 {
 	/* The last of the functions, behind wr_atomic_write. */
@@ -180,7 +180,7 @@ static int flushed(struct ibv_qp_ex *qp, uint64_t id, struct ibv_mr *mr, size_t 
 	return ibv_wr_complete(qp);
 }
 
-/* Each kind of FLUSH has a right of its own. */
+/* Each type of FLUSH has its own access flag. */
 static void rights(void)
 {
 	static char memory[4096];
@@ -224,7 +224,7 @@ static void flushes(void)
 	CHECK(flushed(qp, 3, mr, 0, FLUSH_GLOBAL, WHOLE_REGION) == 0);
 	wc = completion();
 	CHECK(wc.wr_id == 3 && wc.status == IBV_WC_SUCCESS);
-	/* Memory on demand too, which the device says of itself. */
+	/* On-demand memory too, as the device reports. */
 	struct ibv_device_attr_ex can;
 	CHECK(ibv_query_device_ex(ctx, NULL, &can) == 0);
 	CHECK((can.odp_caps.per_transport_caps.rc_odp_caps & ODP_FLUSH_AND_ATOMIC_WRITE) == ODP_FLUSH_AND_ATOMIC_WRITE);

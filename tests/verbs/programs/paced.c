@@ -1,5 +1,5 @@
 /*
- * How near a queue pair that is paced comes to its rate, and what waiting for it costs.
+ * Accuracy of a paced queue pair's rate, and the cost of waiting for it.
  *
  *     paced [-r kb/s] [-s bytes] [-m milliseconds] [-d depth] [-g gid index] [-p TCP port] spin|event|epoll write|send [SERVER]
  *
@@ -135,7 +135,7 @@ static int drain(int again)
 	return all;
 }
 
-/* Until something is complete. */
+/* Waits for a completion. */
 static void take(int again)
 {
 	for (;;) {
@@ -227,7 +227,7 @@ int main(int argc, char **argv)
 	char go = 1;
 	exchange(&go, &go, 1);
 	if (!server) {
-		/* A WRITE is served by the device: nobody has to poll for it. */
+		/* The device serves WRITEs without polls by the program. */
 		if (!strcmp(what, "write"))
 			return recv(tcp, &go, 1, 0) != 1;
 		while (!is_over)
@@ -239,7 +239,7 @@ int main(int argc, char **argv)
 		die("ibv_modify_qp_rate_limit");
 	for (int i = 0; i < depth; i++)
 		post(0);
-	/* The first that are complete may be more than their share. */
+	/* The first completions may be more than the rate allows. */
 	while (sends < 4)
 		take(1);
 	double began = now(), used = processor(), last = began;

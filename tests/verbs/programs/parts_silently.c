@@ -1,4 +1,4 @@
-// Connects to a server of rdma_cm and exits, without a word to it and without taking anything down:
+// Connects to a server of rdma_cm and exits, without disconnecting and without destroying objects:
 //   parts_silently ADDRESS PORT
 #include <rdma/rdma_cma.h>
 #include <stdio.h>

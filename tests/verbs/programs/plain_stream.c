@@ -1,5 +1,5 @@
-/* A stream over ordinary sockets, as any program of TCP has it: `plain_stream serve ADDRESS` and `plain_stream ADDRESS`. The client sends
- * numbered words, the server compares them and answers how many it had. `-n` as the last word: non-blocking, with poll. */
+/* A stream over ordinary sockets, as TCP programs use them: `plain_stream serve ADDRESS` and `plain_stream ADDRESS`. The client sends
+ * numbered words, the server compares them and answers with their number. `-n` as the last word: non-blocking, with poll. */
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -85,7 +85,7 @@ int main(int count, char **words)
 	all(fd, &had, sizeof(had), serves);
 	check(had == TOTAL, "answer");
 	printf("%u bytes\n", had);
-	/* The answer is with the client once it has gone. */
+	/* Once the client has disconnected, it has the answer. */
 	if (serves)
 		check(read(fd, piece, 1) <= 0, "end");
 	close(fd);

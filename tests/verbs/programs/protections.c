@@ -1,6 +1,6 @@
 /*
- * Registers memory of each protection, to be read and to be written by the device. A device that pins pages refuses with EFAULT what it
- * could not write. Exit code 0: each answer was the kernel's.
+ * Registers memory of each protection, for reads and for writes by the device. A device that pins pages refuses with EFAULT memory that it
+ * could not write. Exit code 0: each result was that of the kernel.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -47,7 +47,7 @@ static void expect_both(const char *what, const void *at, size_t length, int rea
 	expect_of(what, at, length, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC, writes);
 }
 
-/* Registers memory that is only read, then adds rights. 0 or EFAULT: as the memory's protection allows. */
+/* Registers memory for reads, then adds access flags. Returns 0 or EFAULT, depending on the memory's protection. */
 static void expect_added(const char *what, void *at, int access, int errno_wanted)
 {
 	struct ibv_mr *mr = ibv_reg_mr(pd, at, LENGTH, IBV_ACCESS_REMOTE_READ);

@@ -1,4 +1,4 @@
-/* Rates, flow labels and service levels of queue pairs: taken, told, kept to; and what cannot be is refused. `rates GID SGID_INDEX`. */
+/* Rates, flow labels, and service levels of queue pairs: set, queried, and effective; invalid ones are refused. `rates GID SGID_INDEX`. */
 
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
@@ -56,7 +56,7 @@ static void go(struct ibv_qp *qp, uint32_t kbps)
 	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | (kbps ? IBV_QP_RATE_LIMIT : 0)) == 0);
 }
 
-/* How long COUNT messages take. */
+/* Returns the time that COUNT messages take. */
 static double play(struct ibv_qp *qp)
 {
 	struct ibv_sge sge = { .addr = (uintptr_t)bytes, .length = LENGTH, .lkey = mr->lkey };
@@ -76,7 +76,7 @@ static double play(struct ibv_qp *qp)
 	return now() - start;
 }
 
-/* A bound on the time from below: it takes longer on a machine that has other things to do. The first may leave at once. */
+/* A lower bound of the time: a busy machine takes longer. The first message may be sent at once. */
 static void slow(const char *what, double took, double kbps)
 {
 	double least = (COUNT - 3) * LENGTH * 8 / kbps / 1e3;
@@ -107,7 +107,7 @@ int main(int argc, char **argv)
 		CHECK(device.packet_pacing_caps.supported_qpts >> type & 1);
 	CHECK(device.packet_pacing_caps.supported_qpts >> IBV_QPT_RAW_PACKET & 1);
 
-	/* Not before it can send, and nothing that is not known. */
+	/* Not before RTS, and no unknown flags. */
 	qp = make();
 	CHECK(ibv_modify_qp_rate_limit(qp, &limit) == EINVAL);
 	CHECK(ready(qp, 8, 0) == EINVAL);
@@ -135,7 +135,7 @@ int main(int argc, char **argv)
 	CHECK(ibv_query_qp(other, &attr, IBV_QP_AV, &init) == 0);
 	CHECK(attr.ah_attr.static_rate == IBV_RATE_2_5_GBPS && attr.ah_attr.grh.flow_label == LABEL);
 
-	/* The same for datagrams' ways. */
+	/* The same for address handles. */
 	struct ibv_ah_attr way = { .is_global = 1, .port_num = 1, .sl = 8, .grh = { .dgid = gid, .sgid_index = sgid_index } };
 
 	CHECK(!ibv_create_ah(pd, &way) && errno == EINVAL);

@@ -1,5 +1,5 @@
-/* Flows, receive queues and tables of them: what goes, what is refused, and what happens to frames that a receive
- * cannot hold. It sends to a group, which comes round on its own device. Prints the first thing that is not as it should be and ends with 1. */
+/* Flows, receive queues, and indirection tables: valid calls, refusals, and frames that do not fit a receive. Sends to a group, which loops
+ * back to the own device. Prints the first failure and exits with 1. */
 
 #include <infiniband/verbs.h>
 #include <time.h>
@@ -46,7 +46,7 @@ static struct ibv_wq *queue(void)
 	struct ibv_wq_init_attr init = { .wq_type = IBV_WQT_RQ, .max_wr = 8, .max_sge = 1, .pd = pd, .cq = receives, .create_flags = 1 };
 	struct ibv_wq *wq = ibv_create_wq(ctx, &init);
 
-	/* Flags count where the mask names them. */
+	/* Flags are ignored without their mask bit, and refused with it. */
 	init.comp_mask = IBV_WQ_INIT_ATTR_FLAGS;
 	CHECK(!ibv_create_wq(ctx, &init) && errno == EOPNOTSUPP);
 
@@ -112,7 +112,7 @@ static struct ibv_qp *spread(struct ibv_rwq_ind_table *table, unsigned char key_
 	return ibv_create_qp_ex(ctx, &init);
 }
 
-/* The next event of a queue or a QP. The port may have its own: addresses of a young interface come late. */
+/* Returns the next event of a queue or a QP, without port events: addresses of a new interface come late. */
 static struct ibv_async_event next_event(void)
 {
 	struct ibv_async_event event;
@@ -160,7 +160,7 @@ int main(void)
 	CHECK(set_state(queues[0], IBV_WQS_ERR, IBV_WQS_RESET) == 0);
 	CHECK(set_state(queues[0], IBV_WQS_RESET, IBV_WQS_RDY) == 0 && queues[0]->state == IBV_WQS_RDY);
 
-	/* What is in use stays. */
+	/* Objects in use are not destroyed. */
 	of.ind_tbl = queues;
 	of.comp_mask = 1;
 	CHECK(!ibv_create_rwq_ind_table(ctx, &of) && errno == EINVAL);
@@ -185,14 +185,14 @@ int main(void)
 	CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == 9 && wc.byte_len == 60 && wc.qp_num == queues[0]->wq_num);
 	CHECK(memcmp(memory, memory + 4096, 60) == 0);
 
-	/* A frame that is longer than the receive is dropped, since anybody may send it; the receive waits on. */
+	/* A frame that is longer than the receive is dropped, because any host may send it; the receive remains posted. */
 	post(queues[0], 59);
 	send_to_group(from, 60);
 	send_to_group(from, 50);
 	wc = completion(receives);
 	CHECK(wc.status == IBV_WC_SUCCESS && wc.byte_len == 50);
 
-	/* A receive in memory that is none of it ends its queue. */
+	/* A receive in unregistered memory fails its queue. */
 	post_with(queues[0], 100, mr->lkey ^ 0x100);
 	post(queues[0], 100);
 	send_to_group(from, 60);
@@ -203,7 +203,7 @@ int main(void)
 	ibv_ack_async_event(&event);
 	CHECK(set_state(queues[0], IBV_WQS_RDY, IBV_WQS_RDY) == EINVAL && queues[0]->state == IBV_WQS_ERR);
 	CHECK(set_state(queues[0], IBV_WQS_ERR, IBV_WQS_RESET) == 0);
-	/* The other receive was flushed, and is nobody's now. */
+	/* The other receive was flushed, without a completion. */
 	CHECK(ibv_poll_cq(receives, 1, &wc) == 0);
 	CHECK(set_state(queues[0], IBV_WQS_RESET, IBV_WQS_RDY) == 0);
 	post(queues[0], 100);
@@ -211,7 +211,7 @@ int main(void)
 	wc = completion(receives);
 	CHECK(wc.status == IBV_WC_SUCCESS && wc.byte_len == 64);
 
-	/* A rule goes when it is taken back, and all the rest in its order. */
+	/* Destroys the rule, then all other objects in order. */
 	post(queues[0], 100);
 	CHECK(ibv_destroy_flow(flow) == 0);
 	send_to_group(from, 60);

@@ -1,6 +1,6 @@
-/* rdma_resolve_addr of hosts that do not answer, and of one that does. Each address is told of when its own timeout is over, however many
- * others are being looked for. Arguments: an address that answers, and the first of 21 that do not. Prints the first thing that is not
- * as it should be and ends with 1. */
+/* rdma_resolve_addr of hosts that do not answer, and of one that does. Each address has its event when its own timeout expires, however many
+ * others are being resolved. Arguments: an address that answers, and the first of 21 that do not. Prints the first failure and exits
+ * with 1. */
 
 #include <arpa/inet.h>
 #include <rdma/rdma_cma.h>
@@ -23,7 +23,7 @@ static struct rdma_cm_id *resolve(struct in_addr address, int timeout_ms)
 	return id;
 }
 
-/* The next event must be this one. */
+/* Checks the next event. */
 static void next(struct rdma_cm_id *id, enum rdma_cm_event_type type, int status)
 {
 	struct rdma_cm_event *event;
@@ -58,7 +58,7 @@ int main(int count, char **arguments)
 		others[i] = resolve(silent, LONG_MS);
 		silent.s_addr = htonl(ntohl(silent.s_addr) + 1);
 	}
-	/* Found, and given up, before those that were asked for earlier. */
+	/* Resolved, or timed out, before earlier requests. */
 	id = resolve(there, LONG_MS);
 	next(id, RDMA_CM_EVENT_ADDR_RESOLVED, 0);
 	CHECK(rdma_resolve_route(id, SHORT_MS) == 0);
@@ -67,7 +67,7 @@ int main(int count, char **arguments)
 	id = resolve(silent, SHORT_MS);
 	next(id, RDMA_CM_EVENT_ADDR_ERROR, -ETIMEDOUT);
 	CHECK(rdma_destroy_id(id) == 0);
-	/* An identifier that goes is told nothing. */
+	/* A destroyed identifier gets no event. */
 	CHECK(rdma_destroy_id(others[0]) == 0);
 	for (int i = 1; i < SILENT; i++)
 		next(NULL, RDMA_CM_EVENT_ADDR_ERROR, -ETIMEDOUT);

@@ -1,6 +1,6 @@
 /*
- * The number of an event channel that becomes another file's, in ways that no library sees: system calls of the program's own, and
- * close_range, in the process itself and in a child. What is then written goes to that file. Exit code 0: it did.
+ * A file descriptor of an event channel that is reused for another file, unnoticed by the library: by system calls of the program, and by
+ * close_range, in the process itself and in a child. Later writes must go to that file. Exit code 0: they did.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -11,7 +11,7 @@
 
 #include "check.h"
 
-/* A file that is opened until it has this number; those below it stay open. */
+/* Opens a file until its descriptor has this number; lower ones remain open. */
 static void take_number(int number, int (*opened)(void))
 {
 	for (int tries = 0, fd = -1; tries < 64 && fd != number; tries++)

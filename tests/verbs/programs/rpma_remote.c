@@ -5,8 +5,8 @@
  *     rpma_remote server ADDRESS PORT    serves one connection, and ends when it is closed
  *     rpma_remote client ADDRESS PORT
  *
- * The server passes its region's descriptor as private data. The client compares what it reads with what it wrote, and the server what was
- * written with what the client's last message says. Exit code 0: all was as it should be.
+ * The server passes its region's descriptor as private data. The client compares what it reads with what it wrote, and the server compares
+ * its memory with the client's last message. Exit code 0: everything was right.
  */
 
 #include <arpa/inet.h>
@@ -64,7 +64,7 @@ static void open_device(const char *address, enum rpma_util_ibv_context_type typ
 	DONE(rpma_mr_reg(peer, message, 4096, RPMA_MR_USAGE_SEND | RPMA_MR_USAGE_RECV, &messages));
 }
 
-/* Two completion queues, for what was sent and what was received, with one channel. */
+/* Two completion queues, for sends and receives, with one channel. */
 static struct rpma_conn_cfg *shared_channel(void)
 {
 	struct rpma_conn_cfg *cfg;

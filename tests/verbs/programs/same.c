@@ -1,4 +1,4 @@
-/* What goes in comes out: attributes, each with a value of its own, and completions into an array that is full of other things. */
+/* Values that are set are returned: attributes, each with a distinct value, and completions in an array that was filled before. */
 
 #include <infiniband/verbs.h>
 #include <stdint.h>
@@ -45,7 +45,7 @@ static void join(struct ibv_qp *qp, uint32_t peer, uint32_t psn_in, uint32_t psn
 		.max_dest_rd_atomic = 9, .min_rnr_timer = 21, .pkey_index = 7, .port_num = 9,
 		.ah_attr = { .is_global = 1, .port_num = 1, .sl = 5,
 			     .grh = { .dgid = gid, .sgid_index = 1, .hop_limit = 33, .traffic_class = 0x68, .flow_label = 0x54321 } } };
-	/* The mask does not name the partition nor the port. */
+	/* The mask contains neither P_Key index nor port. */
 	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 				   IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);
 	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 17, .retry_cnt = 4, .rnr_retry = 6, .sq_psn = psn_out,
@@ -83,7 +83,7 @@ static void check_rc(struct ibv_qp *qp, uint32_t peer, uint32_t psn_in, uint32_t
 	SAME(attr.ah_attr.port_num, 1);
 	SAME(attr.ah_attr.sl, 5);
 	SAME(attr.ah_attr.grh.sgid_index, 1);
-	/* The route's, as a kernel has it, whatever was asked for. */
+	/* The hop limit of the route, as in the kernel, whatever was requested. */
 	SAME(attr.ah_attr.grh.hop_limit, 64);
 	SAME(attr.ah_attr.grh.traffic_class, 0x68);
 	SAME(attr.ah_attr.grh.flow_label, 0x54321);
@@ -128,7 +128,7 @@ static void check_srq(void)
 	struct ibv_recv_wr wr = { .sg_list = &sge, .num_sge = 1 }, *bad;
 
 	CHECK(srq && srq->srq_context == bytes + 77);
-	/* With fewer the limit is reached at once. */
+	/* With fewer receives, the limit is reached at once. */
 	for (int count = 0; count < 9; count++)
 		CHECK(ibv_post_srq_recv(srq, &wr, &bad) == 0);
 	CHECK(ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT) == 0);
@@ -139,7 +139,7 @@ static void check_srq(void)
 	CHECK(ibv_destroy_srq(srq) == 0);
 }
 
-/* Programs have packed structures with an entry somewhere in them; libiscsi does. */
+/* Programs such as libiscsi have packed structures with a misaligned SGE. */
 struct odd {
 	char before;
 	struct ibv_sge sge;
@@ -162,7 +162,7 @@ static void send_it(struct ibv_qp *qp, uint64_t id, enum ibv_wr_opcode opcode, u
 	CHECK(ibv_post_send(qp, &wr, &bad) == 0);
 }
 
-/* Polls until there are so many, each time into memory that says otherwise. */
+/* Polls until there are this many completions, each time into memory with other contents. */
 static void poll_all(struct ibv_cq *cq, struct ibv_wc *to, int count)
 {
 	int got, all = 0;
@@ -177,7 +177,7 @@ static void poll_all(struct ibv_cq *cq, struct ibv_wc *to, int count)
 	CHECK(to[count].wc_flags == 0xa5a5a5a5 && to[count].status == 0xa5a5a5a5);
 }
 
-/* What a connection that is well has nothing to say of is zeros, and not what stood there before. */
+/* Unused fields of a successful completion are zero, not the previous contents. */
 static void check_absent(const struct ibv_wc *wc)
 {
 	SAME(wc->vendor_err, 0);
@@ -188,7 +188,7 @@ static void check_absent(const struct ibv_wc *wc)
 	SAME(wc->dlid_path_bits, 0);
 }
 
-/* With an immediate, without, with: nothing of one is found in the next. */
+/* With an immediate, without, with: no field of one appears in the next. */
 static void check_completions(struct ibv_qp *near, struct ibv_qp *far)
 {
 	static const enum ibv_wr_opcode opcodes[] = { IBV_WR_SEND_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_SEND };

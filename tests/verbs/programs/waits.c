@@ -1,5 +1,5 @@
 /*
- * How fast a program is answered that waits, in all the ways in which programs wait.
+ * Round trip times of programs that wait for completions, for all ways to wait.
  *
  *     waits [-n rounds] [-g gid index] [-p TCP port] MODE [SERVER]
  *
@@ -16,9 +16,9 @@
  *     uring    the same by IORING_OP_POLL_ADD, likewise
  *     event    the same in ibv_get_cq_event()
  *     spin     both ends call ibv_poll_cq() again and again
- *     spin2    the same beside another thread that polls an empty queue of the device
- *     memory   WRITE and WRITE back; both ends look at their memory alone
- *     late     the client posts a SEND, computes for 1 ms without any call, then waits: when did the server have it?
+ *     spin2    the same, with another thread that polls an empty queue of the device
+ *     memory   WRITE and WRITE back; both ends poll only their memory
+ *     late     the client posts a SEND, computes for 1 ms without any call, then waits: when did it reach the server?
  *     idle     nothing is exchanged: the processor time of each end in the -n milliseconds that it waits in epoll, in us
  */
 #define _GNU_SOURCE
@@ -185,7 +185,7 @@ static int uring_wait(void)
 	return 1;
 }
 
-/* Waits as the mode says; 0: nothing came for long. */
+/* Waits according to the mode; returns 0 after a long time without events. */
 static int wait_on_channel(void)
 {
 	if (is("event"))
@@ -354,7 +354,7 @@ static void echo_by_memory(double *took)
 	volatile uint64_t *in = (uint64_t *)(memory + IN);
 	for (int round = 0; round < rounds; round++) {
 		double began = now_us();
-		/* What was posted is the adapter's until it completes, and is looked after every 16 rounds: each has a place of its own. */
+		/* Posted memory belongs to the adapter until completion, which is polled for every 16 rounds: each round has its own buffer. */
 		int place = OUT + 8 * (round % 64);
 		*(volatile uint64_t *)(memory + place) = round + 1;
 		if (!is_server)
@@ -478,7 +478,7 @@ int main(int count, char **arguments)
 		       took[(long)rounds * 999 / 1000]);
 		fflush(stdout);
 	}
-	/* Both stay until both are done. */
+	/* Both ends wait until both are done. */
 	char done = 1;
 	tcp_write(&done, 1);
 	tcp_read(&done, 1);
