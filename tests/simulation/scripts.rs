@@ -27,15 +27,15 @@ fn all_scripts_pass() {
 
 /// Names of the recovery scripts; each name states its lesson.
 const LESSONS: [&str; 9] = [
-    "a_lost_last_packet_is_found_by_time",
-    "a_gap_is_asked_for_once",
-    "a_receiver_that_is_not_ready_is_asked_again_later",
-    "a_duplicate_read_is_read_again",
-    "an_acknowledgement_that_overtakes_a_read_is_a_nak",
-    "a_silent_peer_ends_the_retries_one_by_one",
-    "a_lost_atomic_answer_is_given_again",
-    "a_peer_that_forgets_ends_the_retries",
-    "a_shared_queue_that_runs_dry_makes_one_wait_and_all_arrive",
+    "lost_last_packet_is_found_by_timeout",
+    "gap_causes_one_sequence_nak",
+    "rnr_nak_delays_the_retransmission",
+    "duplicate_read_is_executed_again",
+    "ack_beyond_a_read_is_an_implied_nak",
+    "silent_peer_uses_up_the_retries",
+    "lost_atomic_response_is_resent",
+    "restarted_peer_ends_the_retries",
+    "empty_srq_causes_rnr_nak_and_loses_nothing",
 ];
 
 #[test]

@@ -1,4 +1,4 @@
-/* How the programs of this folder check: what they include, and no library beside. */
+/* Checks of the programs in this folder. */
 
 #ifndef CHECK_H
 #define CHECK_H
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Ends the program with 1 and names the condition that does not hold. */
+/* Prints a condition that is false, and exits with 1. */
 #define CHECK(condition) ((condition) ? (void)0 : fail(#condition, __LINE__))
 
 static inline void fail(const char *condition, int line)
@@ -20,7 +20,7 @@ static inline void fail(const char *condition, int line)
 /* Results that were not as expected. */
 static int wrong;
 
-/* Counts a result that is not the expected one, and goes on. */
+/* Counts an unexpected result, and continues. */
 static inline void expect(const char *what, long got, long wanted)
 {
 	int error = errno;
