@@ -21,7 +21,7 @@ use crate::line_rate::LineRate;
 use crate::metrics;
 use crate::output;
 use crate::quota::{OfUser, Program};
-use crate::show::objects::Whose;
+use crate::show::objects::ProcessFilter;
 
 /// Interval between two checks that the engine is alive.
 const LOOK: Duration = Duration::from_secs(1);
@@ -126,7 +126,7 @@ fn serve(arguments: &Arguments) -> Result<(), Failure> {
     if let Some(server) = scraped {
         std::thread::Builder::new()
             .name("roxie-metrics".into())
-            .spawn(move || metrics::serve(&server, &Whose::default()))
+            .spawn(move || metrics::serve(&server, &ProcessFilter::default()))
             .map_err(|error| Failure::Run(format!("a thread for metrics: {error}")))?;
     }
     wait(&daemon, &signals, &log)?;

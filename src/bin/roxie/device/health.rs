@@ -75,22 +75,22 @@ fn meaning(event: &AsyncEvent) -> Option<&'static str> {
 
 /// Detects a peer that stopped sending without disconnecting.
 #[derive(Debug)]
-pub(crate) struct Silence {
+pub(crate) struct PeerWatchdog {
     /// Time of the last progress, and the counter's value then.
     since: Instant,
     seen: u64,
     looked: Instant,
 }
 
-impl Silence {
+impl PeerWatchdog {
     /// Longest silence: longer than the peer itself waits before it reports a failure.
     const LIMIT: Duration = Duration::from_secs(45);
     /// Interval between two looks at the counter.
     const LOOK: Duration = Duration::from_secs(1);
 
     /// Starts the watch at `now`.
-    pub(crate) fn new(now: Instant) -> Silence {
-        Silence { since: now, seen: 0, looked: now }
+    pub(crate) fn new(now: Instant) -> PeerWatchdog {
+        PeerWatchdog { since: now, seen: 0, looked: now }
     }
 
     /// Compares the counter that `so_far` reads with its last value; reads it once a second.
@@ -98,7 +98,7 @@ impl Silence {
     /// # Errors
     /// If the counter has not moved for 45 s.
     pub(crate) fn check(&mut self, now: Instant, so_far: impl FnOnce() -> u64) -> Result<(), Failure> {
-        if now - self.looked < Silence::LOOK {
+        if now - self.looked < PeerWatchdog::LOOK {
             return Ok(());
         }
         self.looked = now;
@@ -106,7 +106,7 @@ impl Silence {
         if so_far != self.seen {
             (self.since, self.seen) = (now, so_far);
         }
-        if now - self.since <= Silence::LIMIT {
+        if now - self.since <= PeerWatchdog::LIMIT {
             return Ok(());
         }
         Err(Failure::Peer(format!(
@@ -125,10 +125,10 @@ mod tests {
     fn silent_peer_times_out_and_slow_one_not() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut slow = Silence::new(start);
+        let mut slow = PeerWatchdog::new(start);
         // A slow peer: one packet in 40 s.
         (1..400).for_each(|second| slow.check(at(second), || second / 40).unwrap());
-        let mut stopped = Silence::new(start);
+        let mut stopped = PeerWatchdog::new(start);
         assert!((1..=45).all(|second| stopped.check(at(second), || 7).is_ok()));
         let said = (46..50).find_map(|second| stopped.check(at(second), || 7).err()).expect("given up");
         assert!(said.to_string().contains("no packet has come from the peer for 46 s"), "{said}");
@@ -139,9 +139,9 @@ mod tests {
     fn progress_is_checked_once_a_second() {
         let start = Instant::now();
         let mut looks = 0;
-        let mut silence = Silence::new(start);
+        let mut watchdog = PeerWatchdog::new(start);
         for ms in 0..2500 {
-            silence
+            watchdog
                 .check(start + Duration::from_millis(ms), || {
                     looks += 1;
                     looks

@@ -9,11 +9,11 @@ use crate::failure::Failure;
 
 /// Yields the processor after many empty polls. On few cores, the peer may need this processor.
 #[derive(Debug, Default)]
-pub(crate) struct Patience {
+pub(crate) struct IdleYield {
     idle: u32,
 }
 
-impl Patience {
+impl IdleYield {
     /// Empty polls before a yield: some tens of microseconds.
     const SPINS: u32 = 128;
 
