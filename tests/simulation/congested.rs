@@ -245,7 +245,7 @@ impl Congested {
         let book = books.entry(host).or_insert_with(Book::new);
         let line = own.and_then(|own| lines.get_mut(&(host, own)));
         let Some(line) = line else {
-            assert!(!is_notification(packet), "h{}: {packet} notifies nobody's peer", host + 1);
+            assert!(!is_notification(packet), "h{}: {packet} notifies an unknown peer", host + 1);
             return;
         };
         let ecn = packet.traffic_class() & 3;

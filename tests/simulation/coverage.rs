@@ -194,7 +194,7 @@ fn describe_receipt(receipt: Receipt) -> String {
 
 fn describe_notice(notice: Notice) -> &'static str {
     match notice {
-        Notice::Unasked => "a completion: nobody asked for an event",
+        Notice::Unasked => "a completion: no event was requested",
         Notice::AtOnce => "a completion: the event leaves at once",
         Notice::HeldBack => "a completion: the event is held back, and its timer starts",
         Notice::Joined => "a completion: the event that is held back stands for one more",

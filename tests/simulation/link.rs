@@ -326,7 +326,7 @@ impl Link {
         match kind {
             EventKind::SqDrained => {
                 end.drains[1] += 1;
-                assert!(end.drains[1] <= end.drains[0], "{what}: nobody asked");
+                assert!(end.drains[1] <= end.drains[0], "{what}: not requested");
                 if let Some(qp) = &end.qp {
                     self.witnesses.is_drained(host, qp.handle.qpn);
                 }
@@ -389,15 +389,15 @@ impl Link {
             }
             match state {
                 QpState::Err => {
-                    assert!(end.standing.fatal, "{what}: nobody was told");
+                    assert!(end.standing.fatal, "{what}: its application was not notified");
                     let receiver = self.way_to(i).map(|(flow, r)| &self.flows[flow].receivers[r]);
                     assert!(receiver.is_none_or(|r| r.is_idle()), "{what}: receives were not flushed");
                     let due = u32::from(!self.srqs_of(i).is_empty());
-                    assert!(end.last_receives == due, "{what}: its last receive was not told");
+                    assert!(end.last_receives == due, "{what}: its last receive was not reported");
                 }
-                QpState::Sqe => assert!(end.standing.failed, "{what}: nobody was told"),
+                QpState::Sqe => assert!(end.standing.failed, "{what}: its application was not notified"),
                 QpState::Sqd => {
-                    assert!(end.drains[0] == end.drains[1], "{what}: it drains, and says nothing")
+                    assert!(end.drains[0] == end.drains[1], "{what}: it drains without an event")
                 }
                 _ => assert!(!end.standing.fatal, "{what}: it should have failed"),
             }

@@ -71,6 +71,6 @@ pub fn assert_bytes(memory: &HostMemory, offset: u64, expected: &[u8], what: &st
 pub fn assert_in_part(memory: &HostMemory, offset: u64, expected: &[u8], what: &str) {
     let found = bytes(memory, offset, expected.len());
     if let Some(at) = (0..expected.len()).find(|i| found[*i] != expected[*i] && found[*i] != GUARD) {
-        panic!("{what}: byte {at} of {} is {:#04x}, which nobody wrote", expected.len(), found[at]);
+        panic!("{what}: byte {at} of {} is {:#04x}, which was not written", expected.len(), found[at]);
     }
 }

@@ -226,7 +226,7 @@ impl SharedQueue {
         let status = host.worker.nic().srq_status(queue.index).expect("it is there");
         let armed = self.armed.unwrap_or(0);
         assert!(status.limit == armed, "{place}: {status:?}, armed at {armed}");
-        assert!(armed == 0 || status.waiting >= armed, "{place}: {status:?}: nobody was told");
+        assert!(armed == 0 || status.waiting >= armed, "{place}: {status:?}: without an event");
         let taken = self.posted - u64::from(status.waiting);
         let late = self.open.range(taken..).count() as u64;
         assert!(
@@ -245,7 +245,12 @@ impl SharedQueue {
     }
 
     fn take_down(&mut self, now: Nanos, host: &mut Host) {
-        assert!(self.unseen.values().all(VecDeque::is_empty), "{}: of nobody: {:?}", self.place, self.unseen);
+        assert!(
+            self.unseen.values().all(VecDeque::is_empty),
+            "{}: of an unknown QP: {:?}",
+            self.place,
+            self.unseen
+        );
         let queue = self.queue.take().map(|queue| Command::DestroySrq(queue.index));
         let cq = self.cq.take().map(|(cq, _)| Command::DestroyCq(cq));
         let open = std::mem::take(&mut self.inbox.open);

@@ -50,7 +50,7 @@ pub struct Records(Arc<Mutex<Record>>);
 
 impl Records {
     pub fn get(&self) -> MutexGuard<'_, Record> {
-        self.0.lock().expect("nobody panics with it")
+        self.0.lock().expect("no thread panics with it")
     }
 
     /// From now on, QP `qpn` on `host` sends along `way`.

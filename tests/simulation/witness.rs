@@ -210,7 +210,7 @@ impl Line {
         }
         match self.asked_at(psn) {
             Some(_) => assert!(!acknowledges, "{name}: {packet}: that PSN has an answer of its own"),
-            None => assert!(acknowledges, "{name}: {packet}: nobody asked for that"),
+            None => assert!(acknowledges, "{name}: {packet}: not requested"),
         }
         if let Some((asked, k)) = self.asked_at(psn) {
             assert!(asked.due == Some(k), "{name}: {packet}: packet {k} of {asked:?} is not due");

@@ -253,7 +253,7 @@ impl<'a> World<'a> {
         let more = nobody - std::mem::replace(&mut self.nobody, nobody);
         let late = self.script.channels.iter().any(|channel| channel.slow > Nanos::ZERO);
         let explained = more == 0 || late || !self.hearsay.is_empty();
-        assert!(explained, "{more} frames to a station that nobody has, at {}", self.net.now());
+        assert!(explained, "{more} frames to an unknown MAC address, at {}", self.net.now());
     }
 
     /// Returns the channel of this number, if the script has it.

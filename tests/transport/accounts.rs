@@ -41,10 +41,10 @@ fn moved_region_releases_its_old_domain() {
         let change = MemoryCommand::ReregisterMemory { mr, pd: Some(pd), access: None, translation: None };
         stage.host.call(stage.now, change).expect("both are there");
     }
-    stage.host.call(stage.now, Command::DeallocPd(second)).expect("nobody uses it any more");
+    stage.host.call(stage.now, Command::DeallocPd(second)).expect("it is no longer used");
     assert!(stage.host.call(stage.now, Command::DeallocPd(first)).is_err(), "the region is in it");
     stage.host.call(stage.now, Command::DeregisterMemory(mr)).expect("it is there");
-    stage.host.call(stage.now, Command::DeallocPd(first)).expect("nobody uses it any more");
+    stage.host.call(stage.now, Command::DeallocPd(first)).expect("it is no longer used");
 }
 
 #[test]
@@ -61,8 +61,8 @@ fn failed_qp_creation_leaves_no_references() {
     for handle in made {
         stage.host.call(stage.now, Command::DestroyQp(handle.index)).expect("it is there");
     }
-    stage.host.call(stage.now, Command::DestroyCq(cq)).expect("nobody uses it");
-    stage.host.call(stage.now, Command::DeallocPd(pd)).expect("nobody uses it");
+    stage.host.call(stage.now, Command::DestroyCq(cq)).expect("it is not used");
+    stage.host.call(stage.now, Command::DeallocPd(pd)).expect("it is not used");
 }
 
 /// No matter which of its two queues is full (IBTA 11.6.3.2).

@@ -147,7 +147,7 @@ fn only_data_is_ecn_capable() {
     let ecn = |packet: &Packet| packet.traffic_class() & 3;
     let mut stage = Stage::new();
     stage.post(WrOpcode::Send, 16);
-    assert_eq!(ecn(&stage.packets()[0].0), 0, "nobody would heed what comes of it");
+    assert_eq!(ecn(&stage.packets()[0].0), 0, "its marks would have no effect");
     for (settings, policy, expected) in [
         ("dcqcn", None, 2),
         ("swift", None, 0),

@@ -94,7 +94,7 @@ fn write_consumes_no_receive() {
     let reth = Ext::Reth(stage.reth(0, 260));
     stage.request(Opcode::RC_WRITE_FIRST, 0, reth, &[1; 256]);
     assert_eq!(stage.request(Opcode::RC_WRITE_LAST, 1, Ext::None, &[1; 4]), [Answer::ack(1)]);
-    assert_eq!(stage.statuses(), [], "nobody is told of a WRITE");
+    assert_eq!(stage.statuses(), [], "a WRITE raises no completion");
     assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 2, Ext::None, &[2; 4]), [Answer::ack(2)]);
     assert_eq!(stage.statuses(), [(1, WcStatus::Success)], "it was there for the SEND");
 }

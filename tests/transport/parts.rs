@@ -126,7 +126,7 @@ fn invalid_requests_fail_without_a_packet() {
             sges.fill(Sge { length: u32::MAX, ..Sge::default() });
             FetchedSend { valid: wr.is_some(), num_sge, inline_len: 8 }
         });
-        assert!(qp.wants_transmit(&limits), "{what}: somebody must look at it");
+        assert!(qp.wants_transmit(&limits), "{what}: the worker must handle it");
         assert!(qp.next_packet(&mut ctx).is_none(), "{what}");
         let done: Vec<_> = out.completions.iter().map(|(_, wc)| (wc.wr_id, wc.status)).collect();
         assert_eq!(done, [(7, status)], "{what}");

@@ -134,7 +134,7 @@ fn moderated_event_covers_its_count() {
     let mut watched = Watched::new(64);
     watched.moderate(3, PERIOD).expect("a count and a period");
     watched.deliver_many(5);
-    assert_eq!(watched.events(), 0, "nobody asked");
+    assert_eq!(watched.events(), 0, "no event was requested");
     watched.ids();
     watched.arm(Armed::Next);
     watched.deliver_many(2);
@@ -298,7 +298,7 @@ fn play(order: u32, steps: usize, solicited: u32, armed: Armed) {
     }
     let case = format!("order {order:#b}, solicited {solicited:#b}, {armed:?}");
     let waits = (seen..nic / 2).any(wanted);
-    assert!(!waits || told_since > 0, "{case}: a completion waits and nobody was told");
+    assert!(!waits || told_since > 0, "{case}: a completion waits without an event");
     assert!(told <= asked, "{case}: told {told} times, asked {asked} times");
 }
 
@@ -315,7 +315,7 @@ fn racing_threads_lose_no_event() {
                 let wc = Wc { wr_id, ..Wc::default() };
                 nic.push(&wc, 0).expect("room");
                 if nic.disarm_for(&wc) {
-                    wake.send(()).expect("somebody listens");
+                    wake.send(()).expect("the receiver exists");
                 }
             }
         });

@@ -198,7 +198,10 @@ fn responses_go_back_only_for_duplicates() {
             }
             for psn in pass(&mut stage) {
                 let goes_on = last.is_none_or(|last| psn > last) || psn >= lowest;
-                assert!(goes_on, "seed {seed}: {psn} behind {last:?}, and nobody asked below {lowest}");
+                assert!(
+                    goes_on,
+                    "seed {seed}: {psn} behind {last:?}, and {lowest} is the lowest repeated PSN"
+                );
                 lowest = u32::MAX;
                 last = Some(psn);
             }

@@ -289,7 +289,7 @@ fn srq_in_use_is_not_destroyed() {
     let busy = stage.host.call(stage.now, Command::DestroySrq(srq.index));
     assert_eq!(busy.err(), Some(ControlError::Busy { object: "shared receive queue", users: 1 }));
     stage.host.call(stage.now, Command::DestroyQp(stage.qp.handle.index)).expect("it was there");
-    stage.host.call(stage.now, Command::DestroySrq(srq.index)).expect("nobody uses it");
+    stage.host.call(stage.now, Command::DestroySrq(srq.index)).expect("it is not used");
     let gone = stage.host.call(stage.now, Command::QuerySrq(srq.index));
     assert_eq!(gone.err(), Some(ControlError::NotFound("shared receive queue")));
     assert_eq!(completed(&stage, &stage.qp), NOTHING);

@@ -141,7 +141,7 @@ fn objects_in_use_are_not_destroyed() {
     let busy = stage.host.call(stage.now, Command::DestroyCq(cq));
     assert_eq!(busy.err(), Some(ControlError::Busy { object: "completion queue", users: 2 }));
     stage.host.call(stage.now, Command::DestroyQp(stage.qp.handle.index)).expect("it was there");
-    stage.host.call(stage.now, Command::DestroyCq(cq)).expect("nobody uses it");
+    stage.host.call(stage.now, Command::DestroyCq(cq)).expect("it is not used");
 }
 
 //= test: IBTA 11.6.3.2: cq-overflow-is-an-event
@@ -175,7 +175,7 @@ fn sqd_finishes_a_half_sent_message() {
     stage.acknowledge(FIRST + 199, ACK, 1);
     stage.wait(SOON);
     assert_eq!(stage.statuses(), [(1, WcStatus::Success)]);
-    assert_eq!(stage.events(), [], "nobody asked to be told");
+    assert_eq!(stage.events(), [], "no event was requested");
 }
 
 //= test: IBTA 10.3.1.1: reset-forgets

@@ -40,7 +40,7 @@ fn request_completes_when_its_last_packet_is_sent() {
         (Opcode::UC_WRITE_ONLY, FIRST + 3),
     ];
     assert_eq!(seen, expected);
-    assert!(packets.iter().all(|(p, _)| !p.bth.ack_req), "nobody will acknowledge it");
+    assert!(packets.iter().all(|(p, _)| !p.bth.ack_req), "UC has no acknowledgements");
     assert_eq!(stage.statuses(), [success(1), success(2)]);
     assert_eq!(stage.wait(Nanos(100 * TIMEOUT.0)), [], "nothing is sent again");
     assert_eq!(stage.counter("retransmitted_packets"), 0);

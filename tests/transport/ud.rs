@@ -513,7 +513,7 @@ fn detached_members_get_no_more_packets() {
     assert!(b.cq.poll().is_some());
     stage.host.call(stage.now, Command::DestroyQp(b.handle.index)).expect("it is there");
     to_group(&mut stage, 2, PEER_QPN, &[1]);
-    assert_eq!(stage.counter("rx_unknown_qp"), 1, "nobody is in the group");
+    assert_eq!(stage.counter("rx_unknown_qp"), 1, "the group has no members");
 }
 
 //= test: IBTA 10.5: multicast-does-not-come-back

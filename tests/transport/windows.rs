@@ -390,7 +390,7 @@ fn signaled_local_work_completes() {
     // No READ is outstanding: the fence does not wait.
     bind_part(&mut stage, &mut window, SendFlags::FENCE);
     stage.wait(SOON);
-    assert_eq!(stage.statuses(), [], "nobody asked to be told");
+    assert_eq!(stage.statuses(), [], "no completion was requested");
     assert_eq!(stage.write_under(0, window.key), [Answer::ack(0)], "and it is bound");
     // A failed request waits until it is the oldest, which it is once the bind before it is done.
     let mut second = stage.window(MwType::Two);

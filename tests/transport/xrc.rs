@@ -266,7 +266,7 @@ fn destroyed_srq_drops_the_current_receive() {
     target.call(Command::DestroySrq(index)).expect("targets do not hold it");
     let said = target.ask(Opcode::XRC_SEND_LAST, 1, Ext::Xrc(xrc(number)), &[1]);
     assert_eq!(said, [nak(1, NakCode::InvalidRequest)]);
-    assert_eq!(target.ids(0), [], "nobody is there to complete to");
+    assert_eq!(target.ids(0), [], "there is no queue to complete to");
 }
 
 #[test]
@@ -449,7 +449,7 @@ fn xrcd_in_use_is_not_deallocated() {
     for index in queues {
         target.call(Command::DestroySrq(index)).expect("it was there");
     }
-    target.call(Command::DestroyCq(cq)).expect("nobody uses it");
+    target.call(Command::DestroyCq(cq)).expect("it is not used");
     target.call(Command::CloseXrcd(xrcd)).expect("nothing is in it");
     let foreign_cq = CqIndex(200);
     let pd = target.stage.host.pd();

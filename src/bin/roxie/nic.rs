@@ -110,16 +110,18 @@ fn serve(arguments: &Arguments) -> Result<(), Failure> {
         visits: LineRate::new(VISITS.0, VISITS.1),
     });
     let noted = Arc::clone(&log);
-    let porter = Box::new(move |visit| {
+    let on_visit = Box::new(move |visit| {
         if !quiet {
             noted.add(&visit);
         }
     });
     let daemon =
-        Daemon::start(opened.device, &interface, config(arguments), porter).map_err(|error| match error {
-            DaemonError::Device(error) => Failure::from(error),
-            other => Failure::Device(other.to_string()),
-        })?;
+        Daemon::start(opened.device, &interface, config(arguments), on_visit).map_err(
+            |error| match error {
+                DaemonError::Device(error) => Failure::from(error),
+                other => Failure::Device(other.to_string()),
+            },
+        )?;
     if !quiet {
         output::note(format_args!("{interface} is served over {} ({})", info.name, info.mode));
     }
@@ -160,7 +162,7 @@ impl Log {
         };
         self.count();
         if rate.takes(Instant::now()) {
-            tell(visit);
+            print_visit(visit);
         }
     }
 
@@ -176,21 +178,21 @@ impl Log {
     }
 }
 
-fn tell(visit: &Visit) {
-    let who = |served: &Served| {
+fn print_visit(visit: &Visit) {
+    let describe = |served: &Served| {
         let user = User::from_uid(Uid::from_raw(served.uid)).ok().flatten();
         let user = user.map_or_else(|| served.uid.to_string(), |user| user.name);
         format!("{} (process {}, user {user}, slot {})", served.name, served.pid, served.slot)
     };
     match visit {
-        Visit::Came(served) => output::note(format_args!("{} is served", who(served))),
+        Visit::Came(served) => output::note(format_args!("{} is served", describe(served))),
         Visit::Refused { pid, why } => output::note(format_args!("process {pid} is not served: {why}")),
         Visit::Silent(served) => output::note(format_args!(
             "{} is no longer served: a page of its memory was not available within 0.5 s, and other programs have to \
              wait meanwhile",
-            who(served)
+            describe(served)
         )),
-        Visit::Went(served) => output::note(format_args!("{} has ended", who(served))),
+        Visit::Went(served) => output::note(format_args!("{} has ended", describe(served))),
     }
 }
 
