@@ -78,7 +78,7 @@ fn serve(device: Device, address: SocketAddr) -> JoinHandle<()> {
         end.memory.write_at(2048, &bytes).unwrap();
         connection.qp().post_send(&SendWr::default(), &[end.memory.sge(2048, length)]).unwrap();
         end.completed();
-        assert!(connection.wait_for_end(PATIENCE), "nobody ended the connection");
+        assert!(connection.wait_for_end(PATIENCE), "the connection was not ended");
         // An unused receive is flushed.
         connection.qp().post_recv(2, &[]).unwrap();
         assert_eq!(end.cq.wait(PATIENCE).expect("a flush").status, WcStatus::WrFlush);

@@ -311,7 +311,7 @@ fn dropping_the_last_handle_frees_the_port() {
         begun.recv_timeout(Duration::from_secs(10)).expect("the follower is asked");
         drop(device);
         let bind = || UdpSocket::bind("10.79.0.1:4791");
-        here.run(bind).expect("the namespace").expect("nobody has the port");
+        here.run(bind).expect("the namespace").expect("the port is free");
         assert_eq!(looker.join().expect("no panic").snapshots.len(), 1);
     });
 }

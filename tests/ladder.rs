@@ -299,7 +299,7 @@ fn lost_and_doubled_packets_are_distinguished() {
         format!("SEND_ONLY psn 1 again retransmit after timeout, try 1 of 7; {duplicate}"),
         "<ACK psn 1".into(),
         "SEND_ONLY psn 2 executed".into(),
-        format!("o SEND_ONLY psn 2 again came once more than it left: doubled on the way; {duplicate}"),
+        format!("o SEND_ONLY psn 2 again received once more than sent: duplicated on the way; {duplicate}"),
         "<ACK psn 2".into(),
     ];
     assert_eq!(rungs(&drawing), expected, "{drawing}");
@@ -354,8 +354,8 @@ fn naks_are_explained() {
     let cases = [
         (Syndrome::RnrNak { timer: 12 }, "no receive is posted, come again after 640.0 us"),
         (Syndrome::Nak(NakCode::RemoteAccess), "key, bounds or rights forbid it"),
-        (Syndrome::Nak(NakCode::InvalidRequest), "its opcode, order or length cannot be served"),
-        (Syndrome::Nak(NakCode::RemoteOperational), "the responder failed by itself"),
+        (Syndrome::Nak(NakCode::InvalidRequest), "its opcode, order, or length is not allowed"),
+        (Syndrome::Nak(NakCode::RemoteOperational), "a fault of the responder"),
     ];
     for (syndrome, meaning) in cases {
         let file = captures.pcap("x.pcap", &[(0, send(1)), (9, answer(1, syndrome))]);
@@ -374,7 +374,7 @@ fn damaged_capture_is_drawn_as_far_as_readable() {
     let end = bytes.len();
     bytes[24 + 16 + 60] ^= 1;
     let bent = captures.write("bent.pcap", &bytes);
-    assert_eq!(rungs(&ladder(&[], &[&bent]))[0], "SEND_ONLY psn 1 bad ICRC: whoever gets it drops it");
+    assert_eq!(rungs(&ladder(&[], &[&bent]))[0], "SEND_ONLY psn 1 bad ICRC: receivers drop it");
 
     let cut = captures.write("cut.pcap", &bytes[..end - 1]);
     let output = decode(&["--ladder"], &[&cut]);

@@ -41,7 +41,7 @@ fn next(of: &End, other: &End) -> Wc {
         if let Some(wc) = of.cq.poll_one() {
             return wc;
         }
-        assert!(other.cq.poll_one().is_none(), "the other end has a completion that nobody expects");
+        assert!(other.cq.poll_one().is_none(), "the other end has an unexpected completion");
         assert!(std::time::Instant::now() < until, "no completion in ten seconds");
     }
 }

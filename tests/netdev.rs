@@ -117,7 +117,7 @@ fn namespace_lives_as_long_as_its_value() {
     assert!(!ns.run(interface_names).unwrap().contains(&"eth0".to_owned()));
     let opened = NetNs::open(ns.name().unwrap()).unwrap();
     drop(opened);
-    assert!(path.exists(), "who only opened it does not remove it");
+    assert!(path.exists(), "dropping a handle from open() keeps the namespace");
     drop(ns);
     assert!(!path.exists());
 }
@@ -496,7 +496,7 @@ fn names_without_lock_holder_are_stale() {
     let held = nix::fcntl::Flock::lock(held, nix::fcntl::FlockArg::LockExclusiveNonblock).unwrap();
     let made = NetNs::create("stale").unwrap();
     assert!(!Path::new("/run/netns").join(left_over).exists(), "removed");
-    assert!(Path::new("/run/netns").join(foreign).exists(), "somebody has it");
+    assert!(Path::new("/run/netns").join(foreign).exists(), "it is in use");
     drop(held);
     let _again = NetNs::create("stale-2").unwrap();
     assert!(!Path::new("/run/netns").join(foreign).exists(), "removed once its owner is gone");

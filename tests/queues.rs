@@ -133,7 +133,7 @@ fn xrc_reaches_each_queue_of_its_domain() {
 fn file_identifies_an_xrc_domain() {
     let (_, far) = devices();
     let file = tempfile::tempfile().unwrap();
-    assert!(far.open_xrcd_of(&file, false, false).is_err(), "nobody has made it");
+    assert!(far.open_xrcd_of(&file, false, false).is_err(), "the XRCD does not exist");
     let one = far.open_xrcd_of(&file, true, true).unwrap();
     let taken = far.open_xrcd_of(&file, true, true).unwrap_err().to_string();
     assert!(taken.contains("XRC domain of this file"), "{taken}");
@@ -143,7 +143,7 @@ fn file_identifies_an_xrc_domain() {
     let _srq = pd.create_xrc_srq(4, 1, &one, &cq).unwrap();
     drop(one);
     let _target = two.create_target().unwrap();
-    assert!(far.open_xrcd_of(&file, false, false).is_ok(), "it is there while somebody has it open");
+    assert!(far.open_xrcd_of(&file, false, false).is_ok(), "the XRCD exists while it is open");
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn cq_is_resized_under_a_sleeper() {
     let expected = ControlError::TooSmall { object: "completion queue", size: 2, holds: 3 };
     assert_eq!(small.to_string(), expected.to_string());
     peer_cq.resize(32).unwrap();
-    assert!(!channel.wait(Duration::ZERO), "nobody asked");
+    assert!(!channel.wait(Duration::ZERO), "no event was requested");
     peer_cq.arm(Armed::Next);
     assert!(channel.wait(Duration::ZERO), "three wait");
     assert_eq!(peer_cq.poll_one().map(|wc| wc.wr_id), Some(7));

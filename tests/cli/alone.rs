@@ -127,7 +127,7 @@ fn invalid_options_are_refused_before_opening() {
         ("pingpong rc --mode native --no-gso", &["--mode is for --port xdp", "--no-gso for --port udp"]),
         ("show device --port udp --mode native", &["--mode is for --port xdp"]),
         ("show gids --port xdp --no-gso", &["--no-gso is for --port udp"]),
-        ("pingpong rc -p 0", &["0 stands for any free port", "1 to 65535"]),
+        ("pingpong rc -p 0", &["0 selects any free port", "1 to 65535"]),
         ("perf send bw -p 65536", &["from 1 to 65535"]),
         ("show gids --port memory -g 7", &["no GID at index 7", "0: ::ffff:192.0.2.1"]),
     ] {

@@ -46,8 +46,8 @@ fn lost_unacknowledged_message_ends_the_run() {
     for game in ["uc", "ud"] {
         let options = format!("pingpong {game} -n 500 --patience 2");
         let (server, client) = net.both(&options, &format!("{options} --fault drop=0.05"));
-        server.failed(1, &["no message for 2 s", "this service sends nothing again"]);
-        client.failed(1, &["no message for 2 s", "this service sends nothing again"]);
+        server.failed(1, &["no message for 2 s", "this service does not retransmit"]);
+        client.failed(1, &["no message for 2 s", "this service does not retransmit"]);
     }
 }
 

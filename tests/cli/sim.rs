@@ -95,7 +95,11 @@ fn sweep_runs_all_combinations_and_resumes() {
     fs::remove_file(out.join("cc.rpg_ai_rate=5+network.hosts=3+seed=5/summary.json")).expect("it was there");
     let again = run(&format!("{sweep} --jobs 1 --json")).succeeded();
     assert!(again.stderr.contains("12 runs, 2 to be played, 1 at a time"), "{again:#?}");
-    assert_eq!((read(&one, "summary.json"), read(&out, "sweep.csv")), (before, table), "whoever plays it");
+    assert_eq!(
+        (read(&one, "summary.json"), read(&out, "sweep.csv")),
+        (before, table),
+        "for every way to run it"
+    );
     assert_eq!(again.json().len(), 12);
 }
 

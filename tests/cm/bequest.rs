@@ -37,7 +37,7 @@ fn successor_ends_established_connection_at_peer() {
         pair.ends[peer].disconnect(pair.now, event.id(), PrivateData::EMPTY).unwrap();
         assert_eq!(pair.deliver(peer), [Kind::Drep]);
         pair.nothing_is_left();
-        assert!(pair.events(end).is_empty(), "nobody is there to hear anything");
+        assert!(pair.events(end).is_empty(), "no listener exists");
     }
 }
 

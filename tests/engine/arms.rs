@@ -93,7 +93,7 @@ fn is_woken(bells: &Doorbells) -> bool {
 fn bell_during_arming_prevents_sleep_or_wakes() {
     let (mut worker, bells) = worker(true);
     let sleeps = worker.prepare_sleep();
-    assert!(!sleeps || is_woken(&bells), "it sleeps, and nobody wakes it");
+    assert!(!sleeps || is_woken(&bells), "it sleeps without a wake-up");
 }
 
 /// A doorbell wakes a worker that sleeps. A worker that is awake is not woken: that would be a system call for each post.

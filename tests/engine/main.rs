@@ -366,7 +366,7 @@ fn is_dead(a: &End, channel: &CompletionChannel) {
         a.device.poll();
         a.device.has_failed().then_some(())
     });
-    assert!(channel.wait(Duration::from_secs(5)), "who sleeps on completions is woken");
+    assert!(channel.wait(Duration::from_secs(5)), "a thread that waits for completions is woken");
     assert_eq!(a.events(), [AsyncEvent::Device(EventKind::DeviceFatal)]);
     let wr = SendWr::default();
     assert_eq!(a.qp.post_send(&wr, &[a.memory.sge(0, 8)]), Err(PostError::DeviceFatal));
@@ -379,7 +379,7 @@ fn is_dead(a: &End, channel: &CompletionChannel) {
     }
     assert_eq!(a.cq.wait(Duration::from_secs(3600)), None);
     assert_eq!(a.device.counter("retransmitted_packets"), 0, "counters can still be read");
-    assert!(start.elapsed() < Duration::from_secs(2), "nobody waits for the dead: {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(2), "no wait for a failed engine: {:?}", start.elapsed());
 }
 
 /// Returns an engine that panics in its next pass: an end on it, the channel of an armed queue, and objects to keep.

@@ -148,7 +148,7 @@ fn cancelled_waiter_does_not_block_others() {
     let waiter = Waiter::new();
     waiter.arm_and_look();
     let Wait::Watch { on, .. } = waiter.channel.begin_wait(&waiter.device) else {
-        panic!("nobody else waits")
+        panic!("no other thread waits")
     };
     assert!(on.fds().iter().all(|fd| *fd != waiter.channel.events().as_raw_fd()));
     waiter.told();

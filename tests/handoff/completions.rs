@@ -162,7 +162,7 @@ fn solicited_completion_behind_unfinished_slot_is_reported() {
         });
         let at_once = ring.arm(Armed::Solicited);
         let by_workers = workers.map(|worker| worker.join().unwrap());
-        assert!(at_once || by_workers[0] || by_workers[1], "nobody tells of it");
+        assert!(at_once || by_workers[0] || by_workers[1], "no event reports it");
         assert!(ring.take_event());
     });
 }

@@ -111,6 +111,6 @@ fn receive_during_bell_request_is_noticed() {
             })
         };
         let rings = ring.post(1, &[]).unwrap();
-        assert!(nic.join().unwrap() || rings, "nobody flushes it");
+        assert!(nic.join().unwrap() || rings, "it is not flushed");
     });
 }

@@ -15,7 +15,7 @@ struct Memory(Arc<Mutex<Vec<u8>>>);
 
 impl Write for Memory {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().expect("nobody panicked").extend_from_slice(bytes);
+        self.0.lock().expect("no thread panicked").extend_from_slice(bytes);
         Ok(bytes.len())
     }
     fn flush(&mut self) -> io::Result<()> {
@@ -25,7 +25,7 @@ impl Write for Memory {
 
 impl Memory {
     fn bytes(&self) -> Vec<u8> {
-        self.0.lock().expect("nobody panicked").clone()
+        self.0.lock().expect("no thread panicked").clone()
     }
 }
 

@@ -96,7 +96,7 @@ fn events_and_bells_wake_sleeping_processes() {
         assert!(b.cq.take_event(), "counted in the queue as well");
         assert_eq!(b.completion().wr_id, round);
         a.completion();
-        assert_eq!(a.take_events(), 0, "nobody asked there");
+        assert_eq!(a.take_events(), 0, "no event was requested there");
     }
     // An engine that its timer wakes just before a post needs no bell.
     let wakeups = a.bell.wakeups();
@@ -111,7 +111,7 @@ fn killed_engine_wakes_its_application() {
     b.arm();
     application.kill();
     assert_eq!(application.sleep(&b), Err(Failure::Gone));
-    assert_eq!(application.ask(&[ALLOC_PD, 0], &[]).expect_err("nobody answers"), Failure::Gone);
+    assert_eq!(application.ask(&[ALLOC_PD, 0], &[]).expect_err("there is no answer"), Failure::Gone);
     let full = (0..=DEPTH).find_map(|_| {
         a.ring();
         a.sends.post(&SendWr::default(), Payload::Sges(&[a.sge(0, 8)])).err()

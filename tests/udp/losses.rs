@@ -45,7 +45,11 @@ fn undelivered_datagrams_are_reported_and_block_nothing() {
             send(&mut port, &Flow::new(own, absent), &lost);
             send(&mut port, &Flow::new(own, there), &sent[..1]);
             assert_eq!(receive(&mut port, 1).len(), 1);
-            assert_eq!(port.undelivered().unwrap().unwrap().next(), None, "nobody asked for that");
+            assert_eq!(
+                port.undelivered().unwrap().unwrap().next(),
+                None,
+                "errors are only recorded for a listener"
+            );
         }
     });
 }
@@ -103,7 +107,7 @@ fn silent_neighbours_do_not_block_sending() {
             "link set silent0 up",
             "link set silent1 up",
         ] {
-            run("ip", command).expect("a link to nobody");
+            run("ip", command).expect("a link without a peer");
         }
         let addresses = vec![ip("10.77.0.1"), ip("10.78.0.1")];
         let config = UdpConfig { addresses, socket_buffer: 64 * 1024, ..UdpConfig::default() };

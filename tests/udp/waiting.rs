@@ -20,7 +20,7 @@ fn silent_socket_is_polled_beside_busy_one() {
             frames.iter().any(|frame| frame[12..14] == [0x86, 0xdd])
         };
         for _ in 0..200 {
-            assert!(!turn(&mut b), "nobody has sent anything over IPv6");
+            assert!(!turn(&mut b), "no packet was sent over IPv6");
         }
         send(&mut c, &silent, &payloads(1, 100));
         assert!((0..100).any(|_| turn(&mut b)), "the datagram waits behind a socket that is busy");

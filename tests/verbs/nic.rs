@@ -143,7 +143,7 @@ fn nic_serves_unprivileged_user() {
     let client = Running::start(&site.far, user("right", &format!("ibv_rc_pingpong -g 1 {NEAR}"))).finish();
     let server = server.finish();
     assert!(client.status.success() && server.status.success(), "{client:?}\n{server:?}");
-    assert!(client.said.contains("by its NIC, process"), "{client:?}");
+    assert!(client.said.contains("through its NIC, process"), "{client:?}");
     ends_clean(&site, nics);
 }
 
@@ -438,7 +438,7 @@ fn second_nic_of_interface_is_refused() {
     let mut command = Command::new(folder().join("roxie"));
     command.args(["run", "--dev", "left", "--", "ibv_devinfo"]);
     let chosen = Running::start(&site.near, command).finish();
-    assert!(chosen.status.success() && chosen.said.contains("left by its NIC, process"), "{chosen:?}");
+    assert!(chosen.status.success() && chosen.said.contains("left through its NIC, process"), "{chosen:?}");
     // A program cannot set what belongs to the NIC.
     let command =
         super::launcher(&["--dev", "left", "--port", "nic", "--fault", "drop=0.5"], "ibv_devinfo -v");

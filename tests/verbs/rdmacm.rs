@@ -372,7 +372,7 @@ fn route_off_the_device_is_explained() {
     let mut elsewhere = site.near("udp", &format!("rping -s -a {NEAR} -p 7175"));
     elsewhere.wait_until_it_serves();
     let refused = site.far("udp", &format!("rping -c -a {NEAR} -C 1")).finish();
-    assert!(!refused.status.success(), "nobody serves there: {refused:?}");
+    assert!(!refused.status.success(), "there is no server: {refused:?}");
 }
 
 /// An ICMP error of the host ends the wait. AF_XDP frames over IPv6 have no UDP checksum, which RoCE does not need: Linux sends
@@ -463,7 +463,7 @@ id = ctypes.c_void_p()
 assert rdmacm.rdma_create_id(channel, ctypes.byref(id), None, 0x0106) == 0
 def is_taken():
     return any(line.split()[1].endswith(":12B7") for line in open("/proc/self/net/udp").readlines()[1:])
-assert not is_taken(), "nobody needs it yet"
+assert not is_taken(), "it is not needed yet"
 anywhere = struct.pack("=H", socket.AF_INET) + bytes(14)
 assert rdmacm.rdma_bind_addr(id, anywhere) == 0
 assert is_taken(), "a client may come"

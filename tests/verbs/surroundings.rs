@@ -130,7 +130,7 @@ fn device_works_without_user_namespaces() {
     );
     assert!(
         none.said.contains("cannot access") && none.said.starts_with("0\n"),
-        "still who it was: {none:?}"
+        "user and group are unchanged: {none:?}"
     );
 }
 

@@ -11,7 +11,7 @@ use tiny_http::{Header, Method, Response, Server};
 
 use crate::failure::{EXIT_CODES, Failure};
 use crate::output;
-use crate::show::objects::{Whose, look};
+use crate::show::objects::{ProcessFilter, look};
 
 /// Print the counters of all processes for Prometheus, or serve them to it.
 #[derive(Debug, Args)]
@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "[ADDRESS:]PORT", value_parser = address)]
     listen: Option<SocketAddr>,
     #[command(flatten)]
-    whose: Whose,
+    filter: ProcessFilter,
 }
 
 /// Parses the address to serve metrics at.
@@ -48,8 +48,8 @@ pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
 /// Prints the metrics, or serves them until the process is ended.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let done = match arguments.listen {
-        Some(address) => listen(address).map(|server| serve(&server, &arguments.whose)),
-        None => look(&arguments.whose).and_then(|seen| output::line(text(&seen).trim_end())),
+        Some(address) => listen(address).map(|server| serve(&server, &arguments.filter)),
+        None => look(&arguments.filter).and_then(|seen| output::line(text(&seen).trim_end())),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -66,17 +66,17 @@ pub(crate) fn listen(address: SocketAddr) -> Result<Server, Failure> {
 }
 
 /// Answers requests until the process ends.
-pub(crate) fn serve(server: &Server, whose: &Whose) {
+pub(crate) fn serve(server: &Server, filter: &ProcessFilter) {
     for request in server.incoming_requests() {
         let path = request.url().split('?').next().unwrap_or_default();
         let known = matches!(request.method(), Method::Get | Method::Head);
         let (code, body) = match (known, path) {
-            (true, "/metrics") => match look(whose) {
+            (true, "/metrics") => match look(filter) {
                 Ok(seen) => (200, text(&seen)),
                 Err(failure) => (503, format!("{failure}\n")),
             },
-            (true, "/") => (200, "roxie: what the devices count is at /metrics\n".to_owned()),
-            (true, _) => (404, "not found: what the devices count is at /metrics\n".to_owned()),
+            (true, "/") => (200, "roxie: the devices' counters are at /metrics\n".to_owned()),
+            (true, _) => (404, "not found: the devices' counters are at /metrics\n".to_owned()),
             (false, _) => (405, "only GET\n".to_owned()),
         };
         let kind = Header::from_bytes("Content-Type", "text/plain; version=0.0.4; charset=utf-8")

@@ -21,7 +21,7 @@ use crate::line_rate::LineRate;
 use crate::metrics;
 use crate::output;
 use crate::quota::{OfUser, Program};
-use crate::show::objects::Whose;
+use crate::show::objects::ProcessFilter;
 
 /// Interval between two checks that the engine is alive.
 const LOOK: Duration = Duration::from_secs(1);
@@ -89,7 +89,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 fn serve(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.device.asked_port() == Some(PortKind::Memory) {
         return Err(Failure::Usage(
-            "--port memory has both ends in one process: there is nobody to serve".into(),
+            "--port memory has both ends in one process: there are no programs to serve".into(),
         ));
     }
     // A NIC needs several descriptors for each program. If the limit cannot be raised, it serves fewer programs.
@@ -110,23 +110,25 @@ fn serve(arguments: &Arguments) -> Result<(), Failure> {
         visits: LineRate::new(VISITS.0, VISITS.1),
     });
     let noted = Arc::clone(&log);
-    let porter = Box::new(move |visit| {
+    let on_visit = Box::new(move |visit| {
         if !quiet {
             noted.add(&visit);
         }
     });
     let daemon =
-        Daemon::start(opened.device, &interface, config(arguments), porter).map_err(|error| match error {
-            DaemonError::Device(error) => Failure::from(error),
-            other => Failure::Device(other.to_string()),
-        })?;
+        Daemon::start(opened.device, &interface, config(arguments), on_visit).map_err(
+            |error| match error {
+                DaemonError::Device(error) => Failure::from(error),
+                other => Failure::Device(other.to_string()),
+            },
+        )?;
     if !quiet {
         output::note(format_args!("{interface} is served over {} ({})", info.name, info.mode));
     }
     if let Some(server) = scraped {
         std::thread::Builder::new()
             .name("roxie-metrics".into())
-            .spawn(move || metrics::serve(&server, &Whose::default()))
+            .spawn(move || metrics::serve(&server, &ProcessFilter::default()))
             .map_err(|error| Failure::Run(format!("a thread for metrics: {error}")))?;
     }
     wait(&daemon, &signals, &log)?;
@@ -160,7 +162,7 @@ impl Log {
         };
         self.count();
         if rate.takes(Instant::now()) {
-            tell(visit);
+            print_visit(visit);
         }
     }
 
@@ -171,25 +173,26 @@ impl Log {
             output::note(format_args!("{n} more refused"));
         }
         if let Some(n) = self.visits.left_out(now) {
-            output::note(format_args!("{n} more programs came or went"));
+            output::note(format_args!("{n} more programs connected or ended"));
         }
     }
 }
 
-fn tell(visit: &Visit) {
-    let who = |served: &Served| {
+fn print_visit(visit: &Visit) {
+    let describe = |served: &Served| {
         let user = User::from_uid(Uid::from_raw(served.uid)).ok().flatten();
         let user = user.map_or_else(|| served.uid.to_string(), |user| user.name);
         format!("{} (process {}, user {user}, slot {})", served.name, served.pid, served.slot)
     };
     match visit {
-        Visit::Came(served) => output::note(format_args!("{} is served", who(served))),
+        Visit::Came(served) => output::note(format_args!("{} is served", describe(served))),
         Visit::Refused { pid, why } => output::note(format_args!("process {pid} is not served: {why}")),
         Visit::Silent(served) => output::note(format_args!(
-            "{} is served no more: a page of its memory did not come within 0.5 s, and others wait meanwhile",
-            who(served)
+            "{} is no longer served: a page of its memory was not available within 0.5 s, and other programs have to \
+             wait meanwhile",
+            describe(served)
         )),
-        Visit::Went(served) => output::note(format_args!("{} is gone", who(served))),
+        Visit::Went(served) => output::note(format_args!("{} has ended", describe(served))),
     }
 }
 
@@ -209,7 +212,7 @@ fn wait(daemon: &Daemon, signals: &SignalFd, log: &Log) -> Result<(), Failure> {
             return Ok(());
         }
         if daemon.has_failed() {
-            return Err(Failure::Run("the engine has failed (see above), which is a bug of roxie's".into()));
+            return Err(Failure::Run("the engine has failed (see above): this is a bug in roxie".into()));
         }
     }
 }

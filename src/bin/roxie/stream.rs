@@ -52,8 +52,7 @@ stream!(UnixStream);
 pub(crate) fn parse_port(text: &str) -> Result<u16, String> {
     match text.parse() {
         Ok(0) => {
-            Err("0 stands for any free port, which the other end could not know: give one from 1 to 65535"
-                .into())
+            Err("0 selects any free port, which the other end cannot know: give one from 1 to 65535".into())
         }
         Ok(port) => Ok(port),
         Err(_) => Err("a TCP port is a number from 1 to 65535".into()),

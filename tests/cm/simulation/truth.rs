@@ -50,7 +50,7 @@ impl Truth {
     }
 
     fn of(&mut self, number: u64) -> &mut Attempt {
-        self.attempts.get_mut(&number).unwrap_or_else(|| panic!("nobody began {number}"))
+        self.attempts.get_mut(&number).unwrap_or_else(|| panic!("attempt {number} was not started"))
     }
 
     pub fn attempt(&mut self, from: usize, to: usize, service: ServiceId, qp: LocalQp) -> u64 {
@@ -99,7 +99,7 @@ impl Truth {
         let attempt = self.of(number);
         let accepted =
             attempt.acceptances.iter().find(|a| Some(a.qp.qpn) == p.dest_qpn && a.qp.psn == p.sq_psn);
-        let Some(a) = accepted else { panic!("attempt {number}: nobody accepted with {p:?}") };
+        let Some(a) = accepted else { panic!("attempt {number}: not accepted with {p:?}") };
         let q = &a.parameters;
         assert_eq!((p.path_mtu, p.max_rd_atomic), (q.path_mtu, q.max_dest_rd_atomic), "attempt {number}");
         assert_eq!((p.max_dest_rd_atomic, p.rnr_retry), (q.max_rd_atomic, a.rnr_retry), "attempt {number}");
@@ -165,7 +165,7 @@ impl Truth {
             RejReason::STALE => crashed,
             other => attempt.passive_refusals.contains(&other),
         };
-        assert!(had, "attempt {number}: rejected for {reason}, which nobody said: {attempt:?}");
+        assert!(had, "attempt {number}: rejected for {reason}, which was not sent: {attempt:?}");
     }
 
     pub fn passive_rejected(&mut self, number: u64, reject: &Rej) {

@@ -136,7 +136,8 @@ pub(crate) enum Failure {
     #[error("{what} completed with an error: {status} (syndrome {syndrome:#04x})")]
     Completion { what: String, status: WcStatus, syndrome: u8 },
     #[error(
-        "{what} made no end within {seconds} s; `roxie demo --port memory` tells whether it is the kernel's path or not"
+        "{what} did not end within {seconds} s; `roxie demo --port memory` shows whether the kernel's path is the \
+         cause"
     )]
     Stalled { what: String, seconds: u64 },
     #[error("{0}")]
@@ -578,7 +579,7 @@ fn median_of(measure: impl FnOnce(&mut dyn FnMut(u64)) -> Result<(), Failure>) -
         .map_err(|e| Failure::Wrong(format!("latency histogram: {e}")))?;
     measure(&mut |ns| histogram.saturating_record(ns))?;
     if histogram.is_empty() {
-        return Err(Failure::Wrong("no round trip came to an end: give it more --seconds".into()));
+        return Err(Failure::Wrong("no round trip was completed: give it more --seconds".into()));
     }
     Ok(histogram.value_at_quantile(0.5) as f64 / 1e3)
 }

@@ -251,7 +251,7 @@ fn column(said: &str, size: &str, column: usize) -> Result<f64, Failure> {
     let rows = said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let row = rows.rev().find(|row| row.first() == Some(&size));
     let number = row.and_then(|row| row.get(column)?.parse::<f64>().ok()).filter(|number| *number > 0.0);
-    number.ok_or_else(|| Failure::Wrong(format!("perftest: no row for {size} bytes in: {said}")))
+    number.ok_or_else(|| Failure::Wrong(format!("perftest: no line for {size} bytes in: {said}")))
 }
 
 #[cfg(test)]

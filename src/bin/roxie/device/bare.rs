@@ -19,7 +19,7 @@ use crate::failure::Failure;
 const RESOLVE: Duration = Duration::from_secs(3);
 
 /// An open port, and how to address frames to a peer.
-pub(crate) struct Bare {
+pub(crate) struct BarePort {
     pub(crate) port: Box<dyn Port>,
     /// The port's own address.
     pub(crate) own: Gid,
@@ -27,7 +27,7 @@ pub(crate) struct Bare {
     interface: Option<Interface>,
 }
 
-impl Bare {
+impl BarePort {
     /// Returns the destination station address for a peer.
     pub(crate) fn mac_of(&self, peer: IpAddr) -> Result<[u8; 6], Failure> {
         match &self.interface {
@@ -39,7 +39,7 @@ impl Bare {
 
 impl DeviceOptions {
     /// Opens the chosen port as [`DeviceOptions::open`] does, without a NIC on it.
-    pub(crate) fn open_bare(&self) -> Result<Bare, Failure> {
+    pub(crate) fn open_bare(&self) -> Result<BarePort, Failure> {
         self.check()?;
         self.refuse_layers()?;
         let interface = self.interface()?;
@@ -47,7 +47,7 @@ impl DeviceOptions {
             match XdpPort::open(&self.xdp_config(&interface)).map_err(OpenError::from) {
                 Ok(port) => {
                     let own = self.own_gid(&interface)?;
-                    return Ok(Bare { port: Box::new(port), own, interface: Some(interface) });
+                    return Ok(BarePort { port: Box::new(port), own, interface: Some(interface) });
                 }
                 Err(error) if self.asked_port().is_none() => self.fall_back(&interface, &error)?,
                 Err(error) => return Err(self.refused(&interface, "AF_XDP", &error)),
@@ -56,11 +56,11 @@ impl DeviceOptions {
         // The benchmark's datagrams are no RoCE packets, so a socket group could not steer them.
         let config = UdpConfig { shared: false, ..self.udp_config(&interface) };
         let port = UdpPort::open(&config).map_err(|e| self.refused(&interface, "UDP sockets", &e.into()))?;
-        Ok(Bare { port: Box::new(port), own: self.own_gid(&interface)?, interface: None })
+        Ok(BarePort { port: Box::new(port), own: self.own_gid(&interface)?, interface: None })
     }
 
     /// Opens two ports that memory joins.
-    pub(crate) fn open_bare_pair(&self) -> Result<(Bare, Bare), Failure> {
+    pub(crate) fn open_bare_pair(&self) -> Result<(BarePort, BarePort), Failure> {
         self.check()?;
         self.refuse_layers()?;
         let end = |n: u8| MemoryConfig {
@@ -69,7 +69,7 @@ impl DeviceOptions {
             ..Default::default()
         };
         let (near, far) = memory::pair(end(1), end(2));
-        let bare = |port, n| Bare {
+        let bare = |port, n| BarePort {
             port: Box::new(port) as Box<dyn Port>,
             own: Gid::from(IpAddr::from([192, 0, 2, n])),
             interface: None,

@@ -39,7 +39,7 @@ impl Health {
             self.failures += 1;
             if self.failures == 1 {
                 output::note(format_args!(
-                    "{name}: the port failed: {error}; what is lost is sent again until the retries are used up"
+                    "{name}: the port failed: {error}; lost packets are retransmitted until the retries are used up"
                 ));
             }
         }
@@ -66,7 +66,7 @@ fn is_on_the_way_up(event: &QpEvent) -> bool {
 fn meaning(event: &AsyncEvent) -> Option<&'static str> {
     match event {
         AsyncEvent::Port(EventKind::PortError) => Some(
-            "the link is down, or the interface is gone; what is lost is sent again until the retries are used up",
+            "the link is down, or the interface is gone; lost packets are retransmitted until the retries are used up",
         ),
         AsyncEvent::Port(EventKind::PortActive) => Some("the link is up"),
         _ => None,
@@ -75,22 +75,22 @@ fn meaning(event: &AsyncEvent) -> Option<&'static str> {
 
 /// Detects a peer that stopped sending without disconnecting.
 #[derive(Debug)]
-pub(crate) struct Silence {
+pub(crate) struct PeerWatchdog {
     /// Time of the last progress, and the counter's value then.
     since: Instant,
     seen: u64,
     looked: Instant,
 }
 
-impl Silence {
+impl PeerWatchdog {
     /// Longest silence: longer than the peer itself waits before it reports a failure.
     const LIMIT: Duration = Duration::from_secs(45);
     /// Interval between two looks at the counter.
     const LOOK: Duration = Duration::from_secs(1);
 
     /// Starts the watch at `now`.
-    pub(crate) fn new(now: Instant) -> Silence {
-        Silence { since: now, seen: 0, looked: now }
+    pub(crate) fn new(now: Instant) -> PeerWatchdog {
+        PeerWatchdog { since: now, seen: 0, looked: now }
     }
 
     /// Compares the counter that `so_far` reads with its last value; reads it once a second.
@@ -98,7 +98,7 @@ impl Silence {
     /// # Errors
     /// If the counter has not moved for 45 s.
     pub(crate) fn check(&mut self, now: Instant, so_far: impl FnOnce() -> u64) -> Result<(), Failure> {
-        if now - self.looked < Silence::LOOK {
+        if now - self.looked < PeerWatchdog::LOOK {
             return Ok(());
         }
         self.looked = now;
@@ -106,12 +106,12 @@ impl Silence {
         if so_far != self.seen {
             (self.since, self.seen) = (now, so_far);
         }
-        if now - self.since <= Silence::LIMIT {
+        if now - self.since <= PeerWatchdog::LIMIT {
             return Ok(());
         }
         Err(Failure::Peer(format!(
-            "nothing has come from the peer for {} s, and it has not said that it is done: it stands still, or the way \
-             from it is cut",
+            "no packet has come from the peer for {} s, and it has not reported that it is done: it has stopped, or the \
+             path from it is broken",
             (now - self.since).as_secs()
         )))
     }
@@ -125,13 +125,13 @@ mod tests {
     fn silent_peer_times_out_and_slow_one_not() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut slow = Silence::new(start);
+        let mut slow = PeerWatchdog::new(start);
         // A slow peer: one packet in 40 s.
         (1..400).for_each(|second| slow.check(at(second), || second / 40).unwrap());
-        let mut stopped = Silence::new(start);
+        let mut stopped = PeerWatchdog::new(start);
         assert!((1..=45).all(|second| stopped.check(at(second), || 7).is_ok()));
         let said = (46..50).find_map(|second| stopped.check(at(second), || 7).err()).expect("given up");
-        assert!(said.to_string().contains("nothing has come from the peer for 46 s"), "{said}");
+        assert!(said.to_string().contains("no packet has come from the peer for 46 s"), "{said}");
         assert_eq!(said.exit_code(), 4);
     }
 
@@ -139,9 +139,9 @@ mod tests {
     fn progress_is_checked_once_a_second() {
         let start = Instant::now();
         let mut looks = 0;
-        let mut silence = Silence::new(start);
+        let mut watchdog = PeerWatchdog::new(start);
         for ms in 0..2500 {
-            silence
+            watchdog
                 .check(start + Duration::from_millis(ms), || {
                     looks += 1;
                     looks

@@ -9,8 +9,8 @@ mod open;
 mod options;
 mod wait;
 
-pub(crate) use bare::Bare;
+pub(crate) use bare::BarePort;
 pub(crate) use gids::{first_gid, no_gid};
 pub(crate) use open::Opened;
 pub(crate) use options::{DeviceOptions, ModeName, PortKind, THREAD};
-pub(crate) use wait::{Patience, linger};
+pub(crate) use wait::{IdleYield, linger};

@@ -132,8 +132,8 @@ impl DeviceOptions {
         }
         if self.port == Some(PortKind::Memory) && self.congestion.control_file().is_some() {
             return Err(Failure::Usage(
-                "--cc @FILE is read again by who follows the interface, and --port memory has none: write what \
-                 the file says"
+                "--cc @FILE is read again while an interface is followed, and --port memory has none: give the \
+                 contents of the file"
                     .into(),
             ));
         }
@@ -187,8 +187,8 @@ impl DeviceOptions {
     pub(crate) fn explain(&self, wc: &Wc) -> String {
         let advice = match wc.status {
             WcStatus::RetryExc => format!(
-                " ({} retries, {} each at least). Is the peer still running, and may UDP port 4791 pass between \
-                 the two? `--capture FILE` and `roxie decode FILE` show what was sent and what came back",
+                " ({} retries, {} each at least). Is the peer still running, and can UDP port 4791 pass in both \
+                 directions? `--capture FILE` and `roxie decode FILE` show sent and received packets",
                 self.retry,
                 match self.timeout {
                     0 => "no timeout".to_owned(),
@@ -221,7 +221,7 @@ fn parse_drive(text: &str) -> Result<Drive, String> {
             Ok(core) if core < cores => Ok(Drive::Thread { core: Some(core), spin: SPIN }),
             _ => Err(format!("core {core:?}: there are cores 0 to {}", cores - 1)),
         },
-        _ => Err("it is caller, thread or thread:CORE".into()),
+        _ => Err("give caller, thread or thread:CORE".into()),
     }
 }
 

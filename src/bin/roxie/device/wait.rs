@@ -9,11 +9,11 @@ use crate::failure::Failure;
 
 /// Yields the processor after many empty polls. On few cores, the peer may need this processor.
 #[derive(Debug, Default)]
-pub(crate) struct Patience {
+pub(crate) struct IdleYield {
     idle: u32,
 }
 
-impl Patience {
+impl IdleYield {
     /// Empty polls before a yield: some tens of microseconds.
     const SPINS: u32 = 128;
 
@@ -69,7 +69,7 @@ impl DeviceOptions {
                 (left, moved) = (now, Instant::now());
             } else if moved.elapsed() > STANDSTILL {
                 return broken(format!(
-                    "{now} bytes are left and it takes nothing: is anybody reading the pipe?"
+                    "{now} bytes are not written yet, and writing has stopped: is the pipe being read?"
                 ));
             }
             std::thread::sleep(Duration::from_millis(1));

@@ -100,7 +100,7 @@ impl Facts {
     /// Returns label and text of each line.
     pub(super) fn lines(&self) -> Vec<(&'static str, String)> {
         let Facts { host, nic, others } = self;
-        let unknown = || "not known: the kernel does not say".to_owned();
+        let unknown = || "unknown: the kernel does not report it".to_owned();
         let list = |all: &[String]| if all.is_empty() { "none".to_owned() } else { all.join(", ") };
         let state = match (nic.up, nic.running) {
             (true, true) => "up",
@@ -193,7 +193,7 @@ fn queues(nic: &Nic) -> String {
         Some(RxRing { now, longest }) => {
             format!("{}, receive ring of {now} (at most {longest})", nic.rx_queues)
         }
-        None => format!("{}, receive ring of a length that the driver does not tell", nic.rx_queues),
+        None => format!("{}, receive ring of a length that the driver does not report", nic.rx_queues),
     }
 }
 

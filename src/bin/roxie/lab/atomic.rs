@@ -17,11 +17,11 @@ pub(super) const ABOUT: About = About {
     see: &[
         "A few FETCH_ADDs of 1 on one counter. Responses are lost, so requests are retransmitted.",
         "A WRITE may be executed again: the result is the same. An addition must not. So the responder saves the \
-            results of its last atomics (as many as `max_dest_rd_atomic`), and a duplicate gets the saved result; \
-            memory is not changed.",
+         results of its last atomics (as many as `max_dest_rd_atomic`), and a duplicate gets the saved result; \
+         memory is not changed.",
         "The trap: an application that retries above the transport (a new work request after an error completion) adds \
-            again, because the request has a new PSN. If every response is lost, the requester cannot know whether its \
-            addition was executed. It was.",
+         again, because the request has a new PSN. If every response is lost, the requester cannot know whether its \
+         addition was executed. It was.",
     ],
     change: &[
         "`--lose none`: each request is executed on arrival.",

@@ -23,7 +23,7 @@ pub(super) const ABOUT: About = About {
     line: "RoCE v1, RoCE v2, InfiniBand and iWARP: the same message, byte by byte",
     see: &[
         "One SEND and one WRITE. The RoCE v2 packets are the engine's; RoCE v1 and InfiniBand carry the same transport \
-            headers behind other network headers; iWARP carries the message over TCP, in MPA, DDP and RDMAP.",
+         headers behind other network headers; iWARP carries the message over TCP, in MPA, DDP and RDMAP.",
         "The first packet of each, field by field, and the use of the bytes on the wire, in both directions.",
         "The requirements of each on the network. Shorter headers have their price there.",
     ],

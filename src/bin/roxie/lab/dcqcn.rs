@@ -16,8 +16,8 @@ pub(super) const ABOUT: About = About {
     see: &[
         "Several senders write to one receiver through one switch, each as fast as its own link allows. Rate, alpha and queue over time.",
         "PFC alone loses nothing and holds the queue at its threshold: senders stop and start for ever. DCQCN alone \
-            loses frames until the first CNPs take effect. With both, there are pauses at the start, and hardly any \
-            later.",
+         loses frames until the first CNPs take effect. With both, there are pauses at the start, and hardly any \
+         later.",
         "The rate is cut by alpha at each CNP. It recovers half of the way first, then in steps.",
     ],
     change: &[

@@ -17,11 +17,11 @@ pub(super) const ABOUT: About = About {
     line: "a ring of lossless switches, each waiting for the next for ever",
     see: &[
         "Switches in a ring, a host at each. Every host sends to the host two switches on, so that each trunk carries \
-            its own host's frames and its neighbour's. No frame may be lost, so a full switch pauses the previous one.",
+         its own host's frames and its neighbour's. No frame may be lost, so a full switch pauses the previous one.",
         "Step by step: one trunk stops, then the next. When all have stopped, each buffer is full of frames that wait \
-            for the next buffer, and no frame ever moves again, even if all hosts stop sending.",
+         for the next buffer, and no frame ever moves again, even if all hosts stop sending.",
         "Two remedies: a watchdog that drops frames that were paused for too long, and up-down routes, which have no \
-            cycle.",
+         cycle.",
     ],
     change: &[
         "`--switches 3`: the host two switches on is the neighbour in the other direction, so there is no cycle.",

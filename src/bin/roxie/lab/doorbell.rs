@@ -15,7 +15,7 @@ pub(super) const ABOUT: About = About {
     line: "a work request, from post_send to the peer's completion",
     see: &[
         "The stages of one work request: the doorbell, the pass of the engine that fetches it, the line, the switch, \
-            the peer's pass, the acknowledgement, the completion; with the virtual time of each.",
+         the peer's pass, the acknowledgement, the completion; with the virtual time of each.",
         "The parts of the time due to the engine's passes (500 ns each in virtual time), the cables, and the length.",
     ],
     change: &[

@@ -22,9 +22,9 @@ pub(super) const ABOUT: About = About {
     line: "a plan for priorities: shares, a lossless set, pauses, and DCBX in bytes",
     see: &[
         "A port with a sender for each priority, with more traffic than the link carries. Strict priorities are served \
-            first; the others share the rest according to the plan.",
+         first; the others share the rest according to the plan.",
         "In the second third of the run the receiver pauses a priority. The others continue, and share its bandwidth. \
-            A PAUSE frame of IEEE 802.3x stops all priorities.",
+         A PAUSE frame of IEEE 802.3x stops all priorities.",
         "The plan as TLVs for the neighbouring port (LLDP, IEEE 802.1Q annex D), byte by byte.",
     ],
     change: &[

@@ -23,7 +23,7 @@ pub(super) const ABOUT: About = About {
     see: &[
         "Every field of a RoCE v2 or v1 frame: offset, length, value, and purpose.",
         "The bits that the ICRC covers. Each bit of the frame is flipped in turn, and the engine's parser checks the \
-            result.",
+         result.",
         "The bytes on the wire for one payload in each encapsulation.",
     ],
     change: &[

@@ -15,19 +15,19 @@ pub(super) const ABOUT: About = About {
     line: "lose a packet, and see what is retransmitted",
     see: &[
         "One WRITE of several packets, over a link that loses chosen packets. Both ends are captured; the ladder is \
-            drawn from the captures.",
+         drawn from the captures.",
         "The responder drops all packets after a gap, and sends one sequence NAK with the PSN that it misses. The \
-            requester goes back to that PSN and sends everything from there again: one lost packet costs all packets \
-            that were outstanding after it.",
+         requester goes back to that PSN and sends everything from there again: one lost packet costs all packets \
+         that were outstanding after it.",
         "No packet follows the last one, so nothing shows the gap. Only the timer detects the loss, after a thousand \
-            times as long.",
+         times as long.",
     ],
     change: &[
         "`--lose 1` and `--lose 5` of six packets: the same loss, with the most and the least expensive recovery.",
         "`--lose 6`: no response shows what has arrived, so the timer retransmits everything, a thousand times later.",
         "`--lose 3,7`: the seventh frame sent is a retransmission. If it is lost too, only the timer detects it.",
         "`--timeout 14`: the timeout of stock programs (67 ms). Losing the last packet costs that much, and no NAK \
-            helps.",
+         helps.",
         "`--lose none`: one ACK for the whole message.",
     ],
 };

@@ -18,11 +18,11 @@ pub(super) const ABOUT: About = About {
     line: "the buffer of a whole switch: reserved, headroom, and shared",
     see: &[
         "Headroom is reserved for each port and each lossless priority, whether or not it is ever used. The sum over a \
-            whole switch, and the rest of the buffer for queues.",
+         whole switch, and the rest of the buffer for queues.",
         "The number of lossless priorities matters most, because each one needs headroom at all ports. A few long \
-            cables matter as well.",
+         cables matter as well.",
         "A run of the planned switch: all ports send to one, and the maximum headroom used is compared with the \
-            reserved one.",
+         reserved one.",
     ],
     change: &[
         "`--lossless 8`: eight lossless priorities. The buffer is too small for these.",

@@ -15,10 +15,10 @@ pub(super) const ABOUT: About = About {
     line: "many senders, one receiver, all at the same moment",
     see: &[
         "Each sender has one message for the same receiver, and all start together, like responses to one request. \
-            When is each message complete, and how long does the last one take?",
+         When is each message complete, and how long does the last one take?",
         "On a lossy network, frames that do not fit are lost, and go-back-N retransmits all later ones; a loss at the \
-            end waits for a timer. With pauses nothing is lost: the last message is complete when the link has carried \
-            everything.",
+         end waits for a timer. With pauses nothing is lost: the last message is complete when the link has carried \
+         everything.",
         "Rate control is too late for a burst that is over before the first CNP takes effect.",
     ],
     change: &[

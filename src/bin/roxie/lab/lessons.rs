@@ -57,7 +57,7 @@ pub(super) const LESSONS: [Lesson; 10] = [
             ),
             ask(
                 "A WRITE of 1000 bytes in one RoCE v2 frame over IPv4: how many of its bits can be flipped without \
-                    being detected?",
+                 being detected?",
                 "frame --payload 1000",
                 &[],
                 Answer::Fact("flips_unnoticed"),
@@ -112,7 +112,7 @@ pub(super) const LESSONS: [Lesson; 10] = [
             ),
             ask(
                 "Of eight packets the second is lost, and the first retransmitted packet as well (`--lose 2,9`). How \
-                    many timeouts does the requester have?",
+                 many timeouts does the requester have?",
                 "go-back-n --packets 8 --lose 2,9",
                 &[],
                 Answer::Fact("timeouts"),
@@ -125,7 +125,7 @@ pub(super) const LESSONS: [Lesson; 10] = [
         questions: [
             ask(
                 "Four SENDs find no receive for 3000 us, and the responder's timer has code 12. How many RNR NAKs are \
-                    sent?",
+                 sent?",
                 "rnr --late 3000 --timer 12",
                 &[],
                 Answer::Fact("rnr_naks"),
@@ -150,21 +150,21 @@ pub(super) const LESSONS: [Lesson; 10] = [
         questions: [
             ask(
                 "A READ of eight packets loses the fifth response. How many of the bytes that it returns are older \
-                    than the others?",
+                 than the others?",
                 "read --packets 8 --lose 5",
                 &[],
                 Answer::Fact("old_bytes"),
             ),
             ask(
                 "All responses to eight FETCH_ADDs are lost, and two may be outstanding. What is the value of the \
-                    counter at the end?",
+                 counter at the end?",
                 "atomic --adds 8 --depth 2 --lose all",
                 &[],
                 Answer::Fact("counter"),
             ),
             ask(
                 "The response to the first of six FETCH_ADDs is lost, with six outstanding. How many requests does the \
-                    responder receive twice?",
+                 responder receive twice?",
                 "atomic --adds 6 --depth 6 --lose 1",
                 &[],
                 Answer::Fact("duplicates"),
@@ -249,7 +249,7 @@ pub(super) const LESSONS: [Lesson; 10] = [
         questions: [
             ask(
                 "Priority 3 has a share of 70, priority 0 of 30, and both are busy. How many Gb/s of 100 does priority \
-                    3 get, without the gaps between frames?",
+                 3 get, without the gaps between frames?",
                 "ets --share 0=30,3=70",
                 &[],
                 Answer::Fact("priority_3_gbps"),
@@ -274,7 +274,7 @@ pub(super) const LESSONS: [Lesson; 10] = [
         questions: [
             ask(
                 "Twenty senders, 128 KB each, one receiver at 40 Gb/s, PFC alone: how long until the last message is \
-                    complete, relative to the ideal time?",
+                 complete, relative to the ideal time?",
                 "incast",
                 &["PFC alone"],
                 Answer::Fact("slowdown"),

@@ -23,7 +23,7 @@ pub(super) const ABOUT: About = About {
          a SEND with the response. Real packets of the engine, drawn from their captures.",
         "A host writes blocks: the controller fetches the data with a READ, when it has buffers for it.",
         "The same over TCP: PDUs in a stream, an R2T (ready to transfer) instead of the READ, and a copy by a \
-            processor, because a stream does not carry the destination of its bytes.",
+         processor, because a stream does not carry the destination of its bytes.",
     ],
     change: &[
         "`--kb 1`: most packets are for the command and its response.",

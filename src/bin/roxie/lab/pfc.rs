@@ -20,10 +20,10 @@ pub(super) const ABOUT: About = About {
     line: "threshold and headroom of a lossless priority, computed and tested",
     see: &[
         "The number of bytes that arrive after a switch has decided to pause its neighbour: a sum of five times and \
-            two frames, for your link.",
+         two frames, for your link.",
         "A run of the worst case. With the computed headroom nothing is lost; with one byte less, a frame is.",
         "The rule of thumb, XOFF at 80 % of the buffer, on cables of several lengths: from some length on frames are \
-            lost, without an error message.",
+         lost, without an error message.",
     ],
     change: &[
         "`--metres 1`: the rule wastes buffer. `--metres 2000`: a fifth of the buffer is not enough.",

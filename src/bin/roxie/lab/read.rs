@@ -15,10 +15,10 @@ pub(super) const ABOUT: About = About {
     line: "a READ that loses a response, and reads memory twice",
     see: &[
         "One READ request is answered by several packets. It consumes as many PSNs as there are responses, so the \
-            requester knows which one is missing.",
+         requester knows which one is missing.",
         "A response that arrives ahead of a missing one is an implied NAK. The requester requests only the rest again.",
         "The trap: the responder saves no responses. It reads its memory again, which the application may have changed \
-            meanwhile. The READ completes with success, with old bytes first and new ones after.",
+         meanwhile. The READ completes with success, with old bytes first and new ones after.",
     ],
     change: &[
         "`--lose none`: here, all bytes are of one moment, but no rule guarantees it.",

@@ -15,10 +15,10 @@ pub(super) const ABOUT: About = About {
     line: "no receive is posted: an RNR NAK, a wait, and the storm that a short wait makes",
     see: &[
         "SENDs arrive at a queue without a receive. The responder sends an RNR NAK with a time to wait (its \
-            `min_rnr_timer`); then the requester retransmits all outstanding packets.",
+         `min_rnr_timer`); then the requester retransmits all outstanding packets.",
         "The trap: the responder chooses the wait, as a code of 5 bits. If it is too short, every wait costs another \
-            NAK and all outstanding packets again: a storm. If it is too long, the message waits although a receive is \
-            posted.",
+         NAK and all outstanding packets again: a storm. If it is too long, the message waits although a receive is \
+         posted.",
         "After `rnr_retry` waits the requester gives up, and the queue pair enters the error state. 7 means no limit.",
     ],
     change: &[

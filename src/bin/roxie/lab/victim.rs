@@ -15,11 +15,11 @@ pub(super) const ABOUT: About = About {
     line: "a flow that shares nothing with the congestion but a paused trunk",
     see: &[
         "Two switches and a trunk. Several senders on the left write to one receiver on the right, whose link is too \
-            slow for them. A bystander on the left writes to another receiver on the right, whose link is idle.",
+         slow for them. A bystander on the left writes to another receiver on the right, whose link is idle.",
         "With PFC alone the right switch pauses the trunk. A pause does not distinguish flows: the bystander's frames \
-            wait in the same queue, and the bystander gets as much as one of the senders.",
+         wait in the same queue, and the bystander gets as much as one of the senders.",
         "With DCQCN the senders slow down, the trunk is paused only at the start, and the bystander gets its full rate \
-            again. In another priority it is never affected.",
+         again. In another priority it is never affected.",
     ],
     change: &[
         "`--senders 8`: the bystander gets an eighth instead of a fourth.",

@@ -80,7 +80,7 @@ impl Reading {
         let problem = decoded.problem_in_words();
         let told = match &problem {
             // A NIC's comment states the drop reason already. A made-up IPv4 identification (of sockets) is no damage.
-            Some(problem) if comment.is_empty() => format!("{problem}: whoever gets it drops it"),
+            Some(problem) if comment.is_empty() => format!("{problem}: receivers drop it"),
             _ => comment.clone(),
         };
         let seen = |packet: &Packet| Seen {

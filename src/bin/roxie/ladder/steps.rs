@@ -255,7 +255,7 @@ fn remark(passage: &Passage, inferred: &str) -> String {
     let mut parts: Vec<String> = [&sender].into_iter().filter(telling).cloned().collect();
     match passage.fate {
         Fate::Lost => parts.push("lost on the way".into()),
-        Fate::Extra => parts.push("came once more than it left: doubled on the way".into()),
+        Fate::Extra => parts.push("received once more than sent: duplicated on the way".into()),
         Fate::Unknown | Fate::Delivered => {}
     }
     let executed = receiver.is_empty() || receiver == "executed";

@@ -161,7 +161,7 @@ impl Stream {
         let ahead = self.next.map_or(0, |next| psn.distance_from(next));
         if ahead.abs() > NEW_CONNECTION {
             *self = Stream { next: Some(end), cursor: end, open_ended, ..Stream::default() };
-            return Mark::new(Kind::Request, "PSNs begin anew: another connection of this queue pair");
+            return Mark::new(Kind::Request, "PSNs start again: a new connection of this queue pair");
         }
         self.expect(facts, end, open_ended);
         if let Some(next) = self.next.filter(|_| ahead < 0) {
@@ -197,7 +197,7 @@ impl Stream {
                 (Some(trouble), _) => trouble.into(),
                 _ if was_missing => "fills the gap: late, or sent again".into(),
                 _ if acknowledged && !unanswered => {
-                    "sent again though it was acknowledged: the answer came late or not at all".into()
+                    "sent again although acknowledged: the answer came late or not at all".into()
                 }
                 (None, Some(silence)) => format!("sent again: no answer, nothing for {}", duration(silence)),
                 (None, None) => "sent again: no answer came in time".to_owned(),
@@ -323,13 +323,13 @@ fn meaning(code: NakCode) -> &'static str {
     match code {
         NakCode::PsnSequence => "sequence NAK",
         NakCode::InvalidRequest => {
-            "invalid request: its opcode, order or length cannot be served; both queue pairs go to the error state"
+            "invalid request: its opcode, order, or length is not allowed; both queue pairs go to the error state"
         }
         NakCode::RemoteAccess => {
             "remote access error: key, bounds or rights forbid it; both queue pairs go to the error state"
         }
         NakCode::RemoteOperational => {
-            "remote operational error: the responder failed by itself; both queue pairs go to the error state"
+            "remote operational error: a fault of the responder; both queue pairs go to the error state"
         }
         NakCode::InvalidRdRequest => "invalid RD request",
     }

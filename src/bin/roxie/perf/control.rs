@@ -160,5 +160,5 @@ fn read_line(reader: &mut BufReader<Box<dyn Stream>>) -> Result<Message, String>
 
 /// Returns the error for a message that does not fit the protocol's state.
 pub(super) fn out_of_turn(message: &Message) -> Failure {
-    Failure::Peer(format!("the peer said {message:?} out of turn: are both ends of the same version?"))
+    Failure::Peer(format!("unexpected message {message:?} of the peer: are both ends of the same version?"))
 }

@@ -14,9 +14,9 @@ use super::control::{Control, End, Message, ServerReport, out_of_turn};
 use super::plan::{Plan, Until};
 use super::report::{Outcome, histogram};
 use super::session::Side;
-use crate::device::Bare;
-use crate::device::health::Silence;
-use crate::device::{DeviceOptions, Patience};
+use crate::device::BarePort;
+use crate::device::health::PeerWatchdog;
+use crate::device::{DeviceOptions, IdleYield};
 use crate::failure::Failure;
 use crate::floor::frames::{self, Shape};
 
@@ -28,18 +28,18 @@ const SETTLE: Duration = Duration::from_millis(50);
 /// A bare port with the frames to send.
 pub(super) struct Floor<'a> {
     options: &'a DeviceOptions,
-    bare: Bare,
+    bare: BarePort,
     clock: Clock,
     path_mtu: Mtu,
     /// Headers of the frames, once connected.
     flow: Option<Template>,
     /// The frames to send, once armed.
     shape: Option<Shape>,
-    patience: Patience,
+    idle: IdleYield,
 }
 
 impl<'a> Floor<'a> {
-    pub(super) fn new(options: &'a DeviceOptions, bare: Bare) -> Result<Floor<'a>, Failure> {
+    pub(super) fn new(options: &'a DeviceOptions, bare: BarePort) -> Result<Floor<'a>, Failure> {
         let floor = Floor {
             options,
             bare,
@@ -47,7 +47,7 @@ impl<'a> Floor<'a> {
             path_mtu: Mtu::Mtu256,
             flow: None,
             shape: None,
-            patience: Patience::default(),
+            idle: IdleYield::default(),
         };
         floor.path_mtu()?;
         Ok(floor)
@@ -65,7 +65,7 @@ impl<'a> Floor<'a> {
     fn receive(&mut self) -> u64 {
         let (port, now) = (&mut self.bare.port, self.clock.now());
         let count = self.shape.as_ref().map_or(0, |shape| shape.receive(&mut **port, now));
-        self.patience.found(count > 0);
+        self.idle.found(count > 0);
         count
     }
 
@@ -174,7 +174,7 @@ impl Side for Floor<'_> {
     fn serve(&mut self, plan: &Plan, _size: u32, control: &Control) -> Result<(u64, ServerReport), Failure> {
         let (mut seen, mut span) = (0u64, None::<(Instant, Instant)>);
         let mut done = None::<(u64, Instant)>;
-        let mut silence = Silence::new(Instant::now());
+        let mut watchdog = PeerWatchdog::new(Instant::now());
         while done.is_none_or(|(_, when)| when.elapsed() < SETTLE) {
             let count = self.receive();
             if count > 0 {
@@ -185,7 +185,7 @@ impl Side for Floor<'_> {
                     self.send(count)?;
                 }
             }
-            silence.check(Instant::now(), || seen)?;
+            watchdog.check(Instant::now(), || seen)?;
             match control.look()? {
                 None => {}
                 Some(Message::Done { messages }) => done = Some((messages, Instant::now())),

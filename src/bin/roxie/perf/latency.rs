@@ -13,7 +13,7 @@ use super::control::{Control, Message, ServerReport, out_of_turn};
 use super::link::{COMPLETIONS, Event, Link, STANDSTILL};
 use super::plan::{Plan, Until};
 use super::report::{Outcome, histogram};
-use crate::device::health::Silence;
+use crate::device::health::PeerWatchdog;
 use crate::failure::Failure;
 use crate::output;
 
@@ -68,10 +68,10 @@ pub(super) fn answer(
 ) -> Result<(u64, ServerReport), Failure> {
     let mut game = Game::new(link, operation, size);
     let mut answered = 0;
-    let mut silence = Silence::new(Instant::now());
+    let mut watchdog = PeerWatchdog::new(Instant::now());
     loop {
         game.poll()?;
-        silence.check(Instant::now(), || link.arrivals())?;
+        watchdog.check(Instant::now(), || link.arrivals())?;
         if game.arrived(answered + 1)? && game.completed == answered {
             answered += 1;
             game.post(answered)?;

@@ -14,8 +14,8 @@ use roxie::verbs::{
 use super::arguments::{Operation, Service};
 use super::control::{Control, End, Message, ServerReport, out_of_turn};
 use super::plan::{Plan, SIGNAL_EVERY};
-use crate::device::health::{Health, Silence};
-use crate::device::{DeviceOptions, Patience};
+use crate::device::health::{Health, PeerWatchdog};
+use crate::device::{DeviceOptions, IdleYield};
 use crate::failure::Failure;
 
 /// Bit of `wr_id` that marks a receive; the other bits are the queue pair's index.
@@ -50,7 +50,7 @@ pub(super) struct Link<'a> {
     pub(super) is_sampled: bool,
     gid_index: usize,
     parts: Option<Parts>,
-    patience: RefCell<Patience>,
+    idle: RefCell<IdleYield>,
     health: RefCell<Health>,
 }
 
@@ -86,7 +86,7 @@ impl<'a> Link<'a> {
             is_sampled: false,
             gid_index,
             parts: None,
-            patience: RefCell::default(),
+            idle: RefCell::default(),
             health: RefCell::default(),
         })
     }
@@ -99,7 +99,7 @@ impl<'a> Link<'a> {
     pub(super) fn standstill(&self) -> &'static str {
         match self.parts().service {
             Service::Rc => "the connection is neither broken nor alive: please report it with a --capture",
-            Service::Uc | Service::Ud => "a message was lost, and this service sends nothing again",
+            Service::Uc | Service::Ud => "a message was lost, and this service does not retransmit",
         }
     }
 
@@ -146,7 +146,7 @@ impl<'a> Link<'a> {
         completions: &'w mut [Wc; COMPLETIONS],
     ) -> Result<impl Iterator<Item = Event> + use<'w>, Failure> {
         let count = self.parts().cq.poll(completions);
-        self.patience.borrow_mut().found(count > 0);
+        self.idle.borrow_mut().found(count > 0);
         if count == 0 {
             self.health.borrow_mut().ask(&self.device);
         }
@@ -170,7 +170,7 @@ impl<'a> Link<'a> {
         let mut completions = [Wc::default(); COMPLETIONS];
         let (mut received, mut first, mut last) = (0, None, None::<Instant>);
         let mut done = None;
-        let mut silence = Silence::new(Instant::now());
+        let mut watchdog = PeerWatchdog::new(Instant::now());
         loop {
             let before = received;
             for event in self.poll(&mut completions)? {
@@ -184,7 +184,7 @@ impl<'a> Link<'a> {
                 first.get_or_insert(now);
                 last = Some(now);
             }
-            silence.check(now, || self.arrivals())?;
+            watchdog.check(now, || self.arrivals())?;
             // Acknowledged messages have arrived by now; others may still be under way.
             if let Some((messages, when)) = done {
                 let silent: Instant = last.map_or(when, |last| last.max(when));
@@ -208,7 +208,7 @@ impl<'a> Link<'a> {
 fn register(pd: &ProtectionDomain, length: usize, access: Access) -> Result<MemoryRegion, Failure> {
     pd.register(length, access).map_err(|e| match e {
         DeviceError::System { .. } => Failure::Run(format!(
-            "there is no memory for messages of {length} bytes (twice at each end): {e}. Measure a smaller --size"
+            "no memory for messages of {length} bytes (twice at each end): {e}. Measure a smaller --size"
         )),
         other => other.into(),
     })

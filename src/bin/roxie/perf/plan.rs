@@ -88,7 +88,7 @@ impl Plan {
                     return Err("size 0: a WRITE's arrival is seen in its last byte, so it needs one".into());
                 }
                 (Operation::Write | Operation::Read, 0) => {
-                    return Err("size 0: a WRITE or READ of nothing measures nothing, use at least 1".into());
+                    return Err("size 0: an empty WRITE or READ measures nothing, use at least 1".into());
                 }
                 _ => {}
             }

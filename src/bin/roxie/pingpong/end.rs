@@ -11,7 +11,7 @@ use roxie::verbs::{Access, QpCaps, QpInit, QpType, SendWr, Wc, WcStatus};
 
 use super::{Game, Options, STOCK_MTU, exchange};
 use crate::device::health::Health;
-use crate::device::{Patience, linger};
+use crate::device::{IdleYield, linger};
 use crate::failure::Failure;
 use crate::output;
 use crate::stream::Stream;
@@ -226,7 +226,7 @@ impl<'a> End<'a> {
     fn silence(&self) -> Failure {
         let lost = match self.service {
             QpType::Rc => "",
-            _ => ", or a message was lost: this service sends nothing again",
+            _ => ", or a message was lost: this service does not retransmit",
         };
         Failure::Run(format!(
             "no message for {} s, after {} received and {} sent of {}: the peer has stopped, or was started with \
@@ -255,11 +255,11 @@ impl Game for End<'_> {
             self.send()?;
         }
         let mut last = start;
-        let (mut completions, mut patience) = ([Wc::default(); 2], Patience::default());
+        let (mut completions, mut idle) = ([Wc::default(); 2], IdleYield::default());
         let mut health = Health::default();
         while self.sent < iters || self.received < iters {
             let count = wait(&self.cq, self.channel.as_ref(), &mut completions);
-            patience.found(count > 0);
+            idle.found(count > 0);
             let now = Instant::now();
             if count > 0 {
                 last = now;

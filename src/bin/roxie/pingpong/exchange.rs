@@ -78,7 +78,7 @@ fn broken(what: &str, error: &io::Error) -> Failure {
         ),
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
             format!(
-                "could not {what}: the peer said nothing for {} s; is it a pingpong program?",
+                "could not {what}: the peer sent nothing for {} s; is it a pingpong program?",
                 PATIENCE.as_secs()
             )
         }

@@ -14,7 +14,7 @@ use roxie::verbs::{Access, QpCaps, QpInit, QpType, Qpn, SendWr, Wc, WcStatus};
 use super::end::{self, Outcome, RECEIVE, SEND};
 use super::{Game, Options, STOCK_MTU, exchange};
 use crate::device::health::Health;
-use crate::device::{Patience, linger};
+use crate::device::{IdleYield, linger};
 use crate::failure::Failure;
 use crate::stream::Stream;
 
@@ -196,11 +196,11 @@ impl Game for SharedEnd<'_> {
             (0..self.qps.len()).try_for_each(|at| self.send(at))?;
         }
         let mut last = start;
-        let (mut completions, mut patience) = ([Wc::default(); BATCH], Patience::default());
+        let (mut completions, mut idle) = ([Wc::default(); BATCH], IdleYield::default());
         let mut health = Health::default();
         while self.sent < iters || self.received < iters {
             let count = end::wait(&self.cq, self.channel.as_ref(), &mut completions);
-            patience.found(count > 0);
+            idle.found(count > 0);
             let now = Instant::now();
             if count > 0 {
                 last = now;

@@ -38,10 +38,10 @@ impl Surroundings {
                 "start the container with `--cap-add SYS_ADMIN`, and where that is not enough with `--security-opt \
                  seccomp=unconfined`, `apparmor=unconfined` or `label=disable`"
             }
-            Surroundings::Chroot => "in a chroot it takes root with CAP_SYS_ADMIN and CAP_SYS_CHROOT",
+            Surroundings::Chroot => "in a chroot, root with CAP_SYS_ADMIN and CAP_SYS_CHROOT is needed",
             Surroundings::Host => {
-                "it takes root, or user namespaces (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, \
-                 kernel.apparmor_restrict_unprivileged_userns)"
+                "root is needed, or user namespaces (sysctl user.max_user_namespaces, \
+                 kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)"
             }
         }
     }
@@ -54,7 +54,8 @@ impl Surroundings {
                  `roxie run --port udp`"
             }
             Surroundings::Chroot | Surroundings::Host => {
-                "it takes CAP_SYS_ADMIN; without, a user namespace may give it, but not beside AF_XDP: `roxie run --port udp`"
+                "CAP_SYS_ADMIN is needed; without it, a user namespace may give the view, but not beside AF_XDP: \
+                 `roxie run --port udp`"
             }
         }
     }

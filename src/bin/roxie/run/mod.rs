@@ -249,7 +249,7 @@ fn start(arguments: &Arguments, prepared: &Prepared) -> Result<ExitCode, Failure
     };
     let view = view::View::of(&prepared.interface);
     let missing = overlay::enter(&view, prepared.port == Port::Xdp)
-        .map_err(|e| Failure::Run(format!("the way back into the chroot: {e}")))?;
+        .map_err(|e| Failure::Run(format!("returning to the chroot: {e}")))?;
     for part in missing.iter().filter(|_| !arguments.options.quiet) {
         output::note(part);
     }

@@ -49,11 +49,12 @@ impl Part {
         match self {
             Part::Sysfs => (
                 "/sys/class/infiniband",
-                "programs on libibverbs and librdmacm alone do not miss it, UCX, NCCL and Open MPI do",
+                "programs that use only libibverbs and librdmacm do not need it; UCX, NCCL and Open MPI do",
             ),
             Part::Nodes => (
                 "/dev/infiniband",
-                "programs on libibverbs and librdmacm alone do not miss it, UCX and what looks for the nodes itself do",
+                "programs that use only libibverbs and librdmacm do not need it; UCX and programs that open the nodes \
+                 themselves do",
             ),
         }
     }

@@ -42,8 +42,8 @@ impl Preflight {
             let holders =
                 if holders.is_empty() { "a process that is not visible from here" } else { &holders };
             remarks.push(format!(
-                "{} is claimed by {holders}: a program can ask about the device, its first queue pair will be refused; stop \
-                 that process first, or take another interface",
+                "{} is claimed by {holders}: a program can ask about the device, its first queue pair will be refused; \
+                 stop that process first, or take another interface",
                 interface.name
             ));
         }
@@ -51,8 +51,8 @@ impl Preflight {
             let holders = program_holders(id).join(", ");
             let of = if holders.is_empty() { String::new() } else { format!(" of {holders}") };
             remarks.push(format!(
-                "{} has an XDP program{of}: if another Roxie has the interface by it (`--port xdp`), what arrives goes there, and not to \
-                 sockets",
+                "{} has an XDP program{of}: if another Roxie has the interface by it (`--port xdp`), what arrives goes \
+                 there, and not to sockets",
                 interface.name
             ));
         }
@@ -73,7 +73,7 @@ fn choose(interface: &Interface, remarks: &mut Vec<String>) -> Port {
     match nic_of(name) {
         Ok(Some(pid)) => {
             remarks.push(format!(
-                "{name} by its NIC, process {pid} (`roxie nic`), which all programs share that it serves"
+                "{name} through its NIC, process {pid} (`roxie nic`), which several programs share"
             ));
             return Port::Nic;
         }

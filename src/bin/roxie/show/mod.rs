@@ -18,7 +18,7 @@ use roxie::port::xdp::{XdpConfig, program_holders, why_no_map};
 use roxie::verbs::Mtu;
 use serde_json::{Value, json};
 
-use objects::Whose;
+use objects::ProcessFilter;
 
 use crate::device::{DeviceOptions, PortKind, first_gid, no_gid};
 use crate::failure::{EXIT_CODES, Failure};
@@ -87,7 +87,7 @@ enum What {
             dest_qpn, remote, path_mtu, sq_psn, rq_psn and rate_mbps.",
         after_help = format!("Examples:\n  roxie show qps\n  roxie show qps --json | jq 'map(select(.state == \"ERR\"))'\n\n{EXIT_CODES}")
     )]
-    Qps(Whose),
+    Qps(ProcessFilter),
     /// Show the memory regions and windows of all processes
     #[command(
         long_about = "Prints the memory regions and windows of all processes' devices: key, protection domain, address \
@@ -95,7 +95,7 @@ enum What {
             the keys pid, uid, name, device, kind, key, pd, start, length and access.",
         after_help = format!("Examples:\n  roxie show mrs\n  roxie show mrs --pid 4242 --json | jq 'map(.length) | add'\n\n{EXIT_CODES}")
     )]
-    Mrs(Whose),
+    Mrs(ProcessFilter),
     /// Show the connection identifiers (rdma_cm) of all processes
     #[command(
         name = "cm_ids", alias = "cm-ids",
@@ -104,7 +104,7 @@ enum What {
             prints an array of objects with the keys pid, uid, name, device, id, ps, state, src, dst and qpn.",
         after_help = format!("Examples:\n  roxie show cm_ids\n  roxie show cm_ids --json | jq -r '.[] | select(.state == \"LISTEN\").src'\n\n{EXIT_CODES}")
     )]
-    CmIds(Whose),
+    CmIds(ProcessFilter),
     /// Show the counters of all processes
     #[command(
         long_about = "Prints the counters of all processes' devices under their mlx5 and rxe names: those that are not \
@@ -117,7 +117,7 @@ enum What {
     )]
     Counters {
         #[command(flatten)]
-        whose: Whose,
+        filter: ProcessFilter,
         /// Also show counters that are 0
         #[arg(long)]
         all: bool,
@@ -135,11 +135,11 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
         What::Device { open, options } => devices(options, *open, arguments.json),
         What::Gids(options) => gids(options, arguments.json),
         What::Processes => processes::show(arguments.json),
-        What::Qps(whose) => objects::qps(whose, arguments.json),
-        What::Mrs(whose) => objects::mrs(whose, arguments.json),
-        What::CmIds(whose) => objects::cm_ids(whose, arguments.json),
+        What::Qps(filter) => objects::qps(filter, arguments.json),
+        What::Mrs(filter) => objects::mrs(filter, arguments.json),
+        What::CmIds(filter) => objects::cm_ids(filter, arguments.json),
         What::Counters { open: true, options, .. } => counters(options, arguments.json),
-        What::Counters { whose, all, .. } => objects::counters(whose, *all, arguments.json),
+        What::Counters { filter, all, .. } => objects::counters(filter, *all, arguments.json),
     };
     match shown {
         Ok(()) => ExitCode::SUCCESS,
@@ -269,12 +269,12 @@ pub(crate) fn xdp_obstacles(interface: &Interface) -> Vec<String> {
             found.push(format!("this process lacks {}", missing.join(", ")));
         } else if let Some(why) = why_no_map() {
             let uid_map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-            let whose = if is_initial_user_namespace(&uid_map) {
-                "a seccomp filter or a security module is in the way"
+            let cause = if is_initial_user_namespace(&uid_map) {
+                "a seccomp filter or a security module prevents it"
             } else {
-                "its capabilities are those of a user namespace, and BPF takes the system's"
+                "its capabilities are those of a user namespace, and BPF needs the system's"
             };
-            found.push(format!("this process may make no BPF map ({why}): {whose}"));
+            found.push(format!("this process may make no BPF map ({why}): {cause}"));
         }
         let limit = getrlimit(Resource::RLIMIT_MEMLOCK).map_or(u64::MAX, |(_, hard)| hard);
         let needed = XdpConfig::new(interface.name.as_str()).packet_memory(interface.rx_queues as usize);
@@ -321,7 +321,7 @@ fn place(GidEntry { index, gid, assigned }: GidEntry, customary: bool) -> &'stat
     let ip = gid.to_ip();
     let link_local = matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
     match (customary, index) {
-        (false, _) => "in the order that was asked for",
+        (false, _) => "in the requested order",
         (true, 0) if !assigned => {
             "0 is kept for the link-local address: the interface does not have it (yet)"
         }
@@ -361,7 +361,7 @@ fn gids(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
     output::line(format_args!("{:>5}  {:<40} reach; why at this index", "index", "GID"))?;
     for entry in table.iter() {
         let (index, ip, gid) = (entry.index, entry.gid.to_ip(), entry.gid.to_string());
-        let chosen = if index == first { "  <- used unless -g says otherwise" } else { "" };
+        let chosen = if index == first { "  <- used unless -g selects another" } else { "" };
         let place = place(entry, customary);
         output::line(format_args!("{index:>5}  {gid:<40} {}; {place}{chosen}", reach(ip)))?;
     }

@@ -12,17 +12,17 @@ use crate::output;
 
 /// Selects processes.
 #[derive(Clone, Debug, Default, Args)]
-pub(crate) struct Whose {
+pub(crate) struct ProcessFilter {
     /// Show this process only; repeatable
     #[arg(long, value_name = "PID")]
     pub(super) pid: Vec<u32>,
 }
 
 /// Returns snapshots of the selected devices. Reports processes that did not answer.
-pub(crate) fn look(whose: &Whose) -> Result<Vec<Snapshot>, Failure> {
+pub(crate) fn look(filter: &ProcessFilter) -> Result<Vec<Snapshot>, Failure> {
     let look =
         snapshots().map_err(|e| Failure::Run(format!("cannot list Unix sockets (/proc/net/unix): {e}")))?;
-    let wanted = |pid: u32| whose.pid.is_empty() || whose.pid.contains(&pid);
+    let wanted = |pid: u32| filter.pid.is_empty() || filter.pid.contains(&pid);
     for pid in look.silent.iter().filter(|pid| wanted(**pid)) {
         output::note(format_args!("process {pid} does not answer: it is stopped, or of another version"));
     }
@@ -33,7 +33,7 @@ pub(crate) fn look(whose: &Whose) -> Result<Vec<Snapshot>, Failure> {
         ));
     }
     let seen: Vec<_> = look.snapshots.into_iter().filter(|snapshot| wanted(snapshot.pid)).collect();
-    match whose.pid.iter().find(|pid| seen.iter().all(|s| s.pid != **pid) && !look.silent.contains(pid)) {
+    match filter.pid.iter().find(|pid| seen.iter().all(|s| s.pid != **pid) && !look.silent.contains(pid)) {
         Some(pid) => Err(Failure::Run(format!(
             "process {pid} has no device that can be seen from here: `roxie show processes` lists those that have"
         ))),
@@ -50,9 +50,9 @@ fn each<'a, T: 'a>(
 }
 
 fn as_json<'a, T: Serialize + 'a>(seen: &'a [Snapshot], of: impl Fn(&'a Snapshot) -> &'a [T]) -> Value {
-    let one = |(whose, object): (&Snapshot, &T)| {
+    let one = |(owner, object): (&Snapshot, &T)| {
         let mut value =
-            json!({ "pid": whose.pid, "uid": whose.uid, "name": whose.name, "device": whose.device });
+            json!({ "pid": owner.pid, "uid": owner.uid, "name": owner.name, "device": owner.device });
         if let (Some(into), Ok(Value::Object(fields))) = (value.as_object_mut(), serde_json::to_value(object))
         {
             into.extend(fields);
@@ -105,14 +105,14 @@ pub(crate) fn qp_cells(qp: &QpEntry) -> [String; 8] {
     ]
 }
 
-pub(super) fn qps(whose: &Whose, json: bool) -> Result<(), Failure> {
-    let seen = look(whose)?;
+pub(super) fn qps(filter: &ProcessFilter, json: bool) -> Result<(), Failure> {
+    let seen = look(filter)?;
     if json {
         return output::line(as_json(&seen, |s| &s.qps));
     }
-    let row = |(whose, qp): (&Snapshot, &QpEntry)| {
+    let row = |(owner, qp): (&Snapshot, &QpEntry)| {
         let [qpn, service, state, peer, mtu, sq_psn, rq_psn, rate] = qp_cells(qp);
-        let (pid, uid, name) = (whose.pid.to_string(), whose.uid.to_string(), whose.name.clone());
+        let (pid, uid, name) = (owner.pid.to_string(), owner.uid.to_string(), owner.name.clone());
         [pid, uid, name, qpn, service, state, peer, mtu, sq_psn, rq_psn, rate]
     };
     let rows: Vec<_> = each(&seen, |s| &s.qps).map(row).collect();
@@ -120,16 +120,16 @@ pub(super) fn qps(whose: &Whose, json: bool) -> Result<(), Failure> {
     table(names, &rows, "no queue pairs")
 }
 
-pub(super) fn mrs(whose: &Whose, json: bool) -> Result<(), Failure> {
-    let seen = look(whose)?;
+pub(super) fn mrs(filter: &ProcessFilter, json: bool) -> Result<(), Failure> {
+    let seen = look(filter)?;
     if json {
         return output::line(as_json(&seen, |s| &s.mrs));
     }
-    let row = |(whose, mr): (&Snapshot, &MrEntry)| {
+    let row = |(owner, mr): (&Snapshot, &MrEntry)| {
         [
-            whose.pid.to_string(),
-            whose.uid.to_string(),
-            whose.name.clone(),
+            owner.pid.to_string(),
+            owner.uid.to_string(),
+            owner.name.clone(),
             mr.kind.clone(),
             if mr.key == 0 { "-".to_owned() } else { format!("{:#010x}", mr.key) },
             mr.pd.to_string(),
@@ -143,16 +143,16 @@ pub(super) fn mrs(whose: &Whose, json: bool) -> Result<(), Failure> {
     table(names, &rows, "no memory regions")
 }
 
-pub(super) fn cm_ids(whose: &Whose, json: bool) -> Result<(), Failure> {
-    let seen = look(whose)?;
+pub(super) fn cm_ids(filter: &ProcessFilter, json: bool) -> Result<(), Failure> {
+    let seen = look(filter)?;
     if json {
         return output::line(as_json(&seen, |s| &s.cm_ids));
     }
-    let row = |(whose, id): (&Snapshot, &CmIdEntry)| {
+    let row = |(owner, id): (&Snapshot, &CmIdEntry)| {
         [
-            whose.pid.to_string(),
-            whose.uid.to_string(),
-            whose.name.clone(),
+            owner.pid.to_string(),
+            owner.uid.to_string(),
+            owner.name.clone(),
             id.id.to_string(),
             id.ps.clone(),
             id.state.clone(),
@@ -167,8 +167,8 @@ pub(super) fn cm_ids(whose: &Whose, json: bool) -> Result<(), Failure> {
 }
 
 /// Prints the counters that are not 0, or all.
-pub(super) fn counters(whose: &Whose, all: bool, json: bool) -> Result<(), Failure> {
-    let seen = look(whose)?;
+pub(super) fn counters(filter: &ProcessFilter, all: bool, json: bool) -> Result<(), Failure> {
+    let seen = look(filter)?;
     if json {
         let one = |s: &Snapshot| {
             json!({ "pid": s.pid, "uid": s.uid, "name": s.name, "device": s.device, "interface": s.interface,
@@ -188,6 +188,6 @@ pub(super) fn counters(whose: &Whose, all: bool, json: bool) -> Result<(), Failu
     table(
         ["pid", "uid", "program", "counter", "value"],
         &rows,
-        "nothing was counted (--all shows what could be)",
+        "nothing was counted (--all shows all counters)",
     )
 }

@@ -8,7 +8,7 @@ use roxie::roster::Roster;
 use roxie::wire::ROCE_V2_PORT;
 use serde_json::{Value, json};
 
-use super::objects::{Whose, look, table};
+use super::objects::{ProcessFilter, look, table};
 use crate::failure::Failure;
 use crate::output;
 
@@ -31,7 +31,7 @@ pub(super) fn show(as_json: bool) -> Result<(), Failure> {
         None
     });
     let roster = roster.unwrap_or_default();
-    let seen = look(&Whose::default())?;
+    let seen = look(&ProcessFilter::default())?;
     let clients: Vec<_> = seen.iter().flat_map(|nic| nic.clients.clone()).collect();
     let known = |seen: Snapshot| Known {
         pid: seen.pid,

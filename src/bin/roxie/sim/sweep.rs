@@ -191,7 +191,7 @@ fn set(table: &mut toml::Table, key: &str, value: &str) -> Result<(), String> {
             }
             other => other,
         };
-        at = entry.as_table_mut().ok_or_else(|| format!("--set {key}: {step} has nothing below it"))?;
+        at = entry.as_table_mut().ok_or_else(|| format!("--set {key}: {step} has no members"))?;
     }
     at.insert(last.to_owned(), value);
     Ok(())

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::failure::{EXIT_CODES, Failure};
 use crate::output;
-use crate::show::objects::{Whose, look};
+use crate::show::objects::{ProcessFilter, look};
 use draw::Screen;
 use rates::{Rates, Row, short};
 
@@ -47,7 +47,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    whose: Whose,
+    filter: ProcessFilter,
 }
 
 /// Shows the devices until the user ends the command.
@@ -86,12 +86,12 @@ impl<'a> Looks<'a> {
     /// Takes the first snapshot, which the second is compared with.
     fn new(arguments: &'a Arguments) -> Result<Looks<'a>, Failure> {
         let mut rates = Rates::default();
-        rates.next(&look(&arguments.whose)?, Duration::ZERO);
+        rates.next(&look(&arguments.filter)?, Duration::ZERO);
         Ok(Looks { arguments, rates, last: Instant::now(), left: arguments.looks })
     }
 
     fn next(&mut self) -> Result<(Vec<Snapshot>, Vec<Row>), Failure> {
-        let seen = look(&self.arguments.whose)?;
+        let seen = look(&self.arguments.filter)?;
         let since = self.last.elapsed();
         self.last = Instant::now();
         self.left = self.left.map(|left| left.saturating_sub(1));

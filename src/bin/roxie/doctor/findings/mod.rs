@@ -154,10 +154,10 @@ fn no_port(facts: &Facts) -> Option<Finding> {
 fn free_the_port(facts: &Facts) -> String {
     let rxe: Vec<String> = software_devices(facts).map(|name| format!("rdma link delete {name}")).collect();
     match (&rxe[..], facts.others.rxe_loaded) {
-        ([], false) => "ss -ulpn 'sport = :4791' names who holds it: stop that process".to_owned(),
+        ([], false) => "ss -ulpn 'sport = :4791' names the process that uses it: stop that process".to_owned(),
         ([], true) => {
-            "ss -ulpn 'sport = :4791' names who holds it; if it names nobody, it is the kernel's rdma_rxe: \
-                       rdma link show, then rdma link delete NAME"
+            "ss -ulpn 'sport = :4791' names the process that uses it; without a name it is the kernel's rdma_rxe: rdma \
+             link show, then rdma link delete NAME"
                 .to_owned()
         }
         (some, _) => some.join("; "),
@@ -203,8 +203,8 @@ fn xdp_claimed(facts: &Facts) -> Option<Finding> {
     let name = &facts.nic.name;
     let (who, change) = match &holders[..] {
         [] => (
-            "nobody who is visible from here".to_owned(),
-            format!("ip link set dev {name} xdp off   (if nobody needs it)"),
+            "a process that is not visible from here".to_owned(),
+            format!("ip link set dev {name} xdp off   (if no process needs it)"),
         ),
         some => (some.join(", "), format!("stop {}", some.join(", "))),
     };
@@ -251,7 +251,7 @@ fn merging(facts: &Facts) -> Option<Finding> {
             Hurts,
             "merged-frames",
             format!(
-                "the adapter of {name} merges frames ({}), beside which drivers run no XDP program",
+                "the adapter of {name} merges frames ({}), and drivers run no XDP program beside that",
                 on.join(", ")
             ),
             format!("ethtool -K {name} {}", switches.join(" ")),
@@ -365,7 +365,7 @@ fn superframes(facts: &Facts) -> Option<Finding> {
             "veth-trains",
             "a peer that sends through sockets at the other end of this veth pair hands over trains uncut, which AF_XDP cannot take",
             "where that is so: ethtool -K ITS-INTERFACE tx-udp-segmentation off gso off tso off",
-            "its packets arrive; the counter rx_gso_superframe says whether any did not",
+            "its packets are received; the counter rx_gso_superframe shows whether any were not",
         )
     })
 }
@@ -376,10 +376,10 @@ fn rxe_beside(facts: &Facts) -> Option<Finding> {
         Note,
         "rxe-beside",
         format!(
-            "{device}, of the kernel, is on the same interface: it hears nothing while Roxie has the interface"
+            "{device}, of the kernel, is on the same interface: it receives nothing while Roxie has the interface"
         ),
         format!("rdma link delete {device}"),
-        "no confusion about who answers",
+        "no ambiguity about which device answers",
     ))
 }
 
@@ -392,7 +392,7 @@ fn port_taken(facts: &Facts) -> Option<Finding> {
 
 fn one_processor(facts: &Facts) -> Option<Finding> {
     (facts.host.processors == 1).then(|| {
-        let what = "there is one processor: program, kernel and peer on this host take turns on it";
+        let what = "there is one processor: program, kernel, and peer on this host take turns on it";
         Finding::new(Note, "one-processor", what, "", "with two, a round trip need not wait for a turn")
     })
 }

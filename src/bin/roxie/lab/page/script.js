@@ -1,12 +1,12 @@
 "use strict";
-// Draws the report that is in the page. Every number it shows is one of the report's.
+// Draws the report embedded in the page. Every number shown is from the report.
 (() => {
   const report = JSON.parse(document.getElementById("report").textContent);
   const pictures = JSON.parse(document.getElementById("pictures").textContent);
   const main = document.getElementById("main");
   let unique = 0;
 
-  // An element: attributes beginning with "on" are listeners; children are elements or text.
+  // Creates an element: attributes with the prefix "on" are listeners; children are elements or text.
   function make(name, attributes, ...children) {
     const svg = ["svg", "g", "path", "polyline", "line", "rect", "text", "title", "circle"].includes(name);
     const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
@@ -25,10 +25,10 @@
     return typeof value === "number" ? grouped(String(value)) : value;
   }
   const colour = (i) => `var(--c${i % 12})`;
-  // Of areas: with more than twelve, stripes tell the others apart.
+  // Fill of areas: after the twelfth, stripes distinguish them.
   const fill = (i) => (i < 12 ? colour(i) : `repeating-linear-gradient(45deg,${colour(i)} 0 4px,var(--ink) 4px 6px)`);
   const dashes = ["", "7 4", "2 3", "9 3 2 3", "", "7 4", "2 3", "9 3 2 3"];
-  // Words with `code` in them.
+  // Converts text with `code` to elements.
   const words = (text) => text.split("`").map((part, i) => (i % 2 ? make("code", {}, part) : part));
   const titled = (block, unit) => (unit ? `${block.title}, ${unit}` : block.title);
   const box = (title, ...children) => make("section", { class: "box" }, title ? make("h3", {}, title) : null, ...children);
@@ -48,7 +48,7 @@
       make("table", {}, make("thead", {}, make("tr", {}, block.columns.map(cell("th")))), make("tbody", {}, rows)));
   }
 
-  // The ends of an axis: round numbers.
+  // Returns round numbers for the ends of an axis.
   function ticks(most) {
     if (!(most > 0)) return [0, 1];
     const rough = most / 4, power = 10 ** Math.floor(Math.log10(rough));
@@ -80,7 +80,7 @@
       const seen = block.series.filter((_, i) => !hidden.has(i));
       const most = Math.max(...seen.flatMap((s) => s.points.map((p) => p[1])), ...block.levels?.map((l) => l.value) || [], 0);
       const ys = ticks(most);
-      // As wide as the longest number.
+      // Width of the longest number.
       const left = 14 + 7 * Math.max(...ys.map((v) => show(v).length)), [right, top, bottom] = [12, 10, 34];
       const xs = ticks(end).filter((x) => x <= end * 1.0001);
       const x = (v) => left + (v / end) * (width - left - right);
@@ -110,7 +110,7 @@
 
   function watch(element, draw) {
     let width = -1;
-    // Not at once: to draw is to change a size while sizes are told of.
+    // Deferred: drawing inside the observer's callback would change sizes while they are reported.
     const look = () => { if (element.clientWidth !== width) { width = element.clientWidth; draw(); } };
     new ResizeObserver(() => requestAnimationFrame(look)).observe(element);
   }
@@ -165,7 +165,7 @@
         make("td", { class: "mono" }, field.value), make("td", { class: "soft" }, field.about || "", field.uncovered ? " (not covered by the ICRC)" : ""));
       rows.push(row);
     }
-    const head = ["header", "byte", "size", "field", "value", "what it is for"].map((name) => make("th", { scope: "col" }, name));
+    const head = ["header", "byte", "size", "field", "value", "purpose"].map((name) => make("th", { scope: "col" }, name));
     return box(block.title, make("div", { class: "hex mono", "aria-hidden": "true" }, spans, count > 512 ? make("span", {}, `\u2026 ${show(count)} bytes`) : null),
       make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": block.title },
         make("table", { class: "fields" }, make("thead", {}, make("tr", {}, head)), make("tbody", {}, rows))));
@@ -178,7 +178,7 @@
       make("td", { class: "wide" }, make("strong", {}, span.at), `: ${span.what}`, make("div", { class: "bar", style: "height:.7rem" },
         make("span", { style: `width:${(100 * span.from) / end}%` }),
         make("span", { style: `width:${Math.max(1, (100 * (span.to - span.from)) / end)}%;background:var(--c0)` })))));
-    const head = ["from", "for", "where and what"].map((name) => make("th", { scope: "col" }, name));
+    const head = ["from", "for", "stage"].map((name) => make("th", { scope: "col" }, name));
     return box(`${block.title}, ${block.unit}`, make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": block.title },
       make("table", {}, make("thead", {}, make("tr", {}, head)), make("tbody", {}, rows))));
   }
@@ -208,7 +208,7 @@
   const names = [...new Set(report.runs.flatMap((run) => run.choice.map((choice) => choice.name)))];
   const values = Object.fromEntries(names.map((name) => [name, [...new Set(report.runs.flatMap((run) =>
     run.choice.filter((choice) => choice.name === name).map((choice) => choice.value)))]]));
-  // Numbers in their order, behind words.
+  // Sorts numbers by value, after words.
   const rank = (value) => (/^[-+]?\d/.test(value) ? parseFloat(value) : -Infinity);
   names.forEach((name) => values[name].some((value) => rank(value) > -Infinity) && values[name].sort((a, b) => rank(a) - rank(b) || 0));
   const chosen = Object.fromEntries(report.runs[0].choice.map((choice) => [choice.name, choice.value]));
@@ -216,7 +216,7 @@
   const differs = (run) => run.choice.filter((choice) => chosen[choice.name] !== choice.value).length;
 
   function render() {
-    // A combination that was not run: the nearest that was.
+    // Without a run of this combination, selects the nearest one.
     const nearest = report.runs.reduce((best, run) => (differs(run) < differs(best) ? run : best));
     const index = report.runs.indexOf(nearest);
     const body = nearest.blocks.map((block, i) => blocks[block.kind](block, pictures[index][i]));
