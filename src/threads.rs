@@ -70,15 +70,18 @@ pub fn ask_to_go_first() -> io::Result<()> {
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Runs `act` in a thread of this user, which the kernel names as its own to those that it connects to.
-#[cfg(test)]
+/// Runs `act` in a thread whose effective user this is: the kernel names it to processes that the thread connects to. The real and the saved user
+/// stay, so no process of that user can signal or trace this one.
+///
+/// # Errors
+/// Without CAP_SETUID.
 #[allow(unsafe_code)]
-pub(crate) fn as_user<R: Send>(uid: u32, act: impl FnOnce() -> R + Send) -> R {
+pub(crate) fn as_user<R: Send>(uid: u32, act: impl FnOnce() -> R + Send) -> io::Result<R> {
+    const AS_IT_IS: u32 = u32::MAX;
     let run = || {
-        // SAFETY: three numbers; the call concerns the calling thread alone, which ends here.
-        let set = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) };
-        assert_eq!(set, 0, "{}", io::Error::last_os_error());
-        act()
+        // SAFETY: three numbers; unlike the C library's, the call concerns the calling thread alone, which ends here.
+        let set = unsafe { libc::syscall(libc::SYS_setresuid, AS_IT_IS, uid, AS_IT_IS) };
+        if set == 0 { Ok(act()) } else { Err(io::Error::last_os_error()) }
     };
     std::thread::scope(|scope| {
         scope.spawn(run).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

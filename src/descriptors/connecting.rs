@@ -1,16 +1,19 @@
-//! Connecting to a Unix socket that any process may have made, and asking the kernel for that process and its user.
+//! Connecting to a Unix socket that any process may have made, listening where any process may connect, and asking the kernel for the process at
+//! the other end and its user.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, UnixAddr, UnixCredentials, connect as connect_to, getsockopt,
-    setsockopt, socket, sockopt,
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, UnixCredentials, bind, connect as connect_to,
+    getsockopt, listen as listen_at, setsockopt, socket, sockopt,
 };
 use nix::sys::time::{TimeVal, TimeValLike};
+
+use super::passing::set_takes_descriptors;
 
 /// Connects to the socket with an abstract name.
 ///
@@ -51,6 +54,22 @@ pub(crate) fn connect_now(own: Option<OwnedFd>, name: &str) -> io::Result<UnixSt
         )?,
     };
     connect_to(own.as_raw_fd(), &address)?;
+    Ok(own.into())
+}
+
+/// Listens at an abstract name, for connections that take no descriptors before that is [changed](set_takes_descriptors). Accepting does
+/// not block.
+///
+/// # Errors
+/// `AddrInUse` if another socket has the name.
+pub(crate) fn listen(name: &str) -> io::Result<UnixListener> {
+    let address = UnixAddr::new_abstract(name.as_bytes())?;
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let own: OwnedFd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    // A connection takes over what holds when it is made.
+    set_takes_descriptors(own.as_fd(), false);
+    bind(own.as_raw_fd(), &address)?;
+    listen_at(&own, Backlog::MAXCONN)?;
     Ok(own.into())
 }
 

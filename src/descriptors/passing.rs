@@ -15,6 +15,21 @@ pub(crate) const MOST: usize = 4;
 /// 64-bit words of the control message that carries so many: a header of two (`cmsg(3)`), then the numbers.
 const CONTROL: usize = 2 + MOST * size_of::<RawFd>() / size_of::<u64>();
 
+/// `SO_PASSRIGHTS` of `asm-generic/socket.h`, since Linux 6.16.
+const SO_PASSRIGHTS: libc::c_int = 83;
+
+/// Sets whether a Unix socket takes descriptors. Where it does not, the sender gets `EPERM`. Connections have it from their listener.
+///
+/// Who receives or closes a socket with descriptors under way releases their files, and that may wait: for the peer of a TCP socket that
+/// lingers, or for the process of a file system in userspace. Before Linux 6.16 every socket takes them.
+pub(crate) fn set_takes_descriptors(socket: BorrowedFd<'_>, takes: bool) {
+    let value = libc::c_int::from(takes);
+    let size = size_of_val(&value) as libc::socklen_t;
+    let (socket, value) = (socket.as_raw_fd(), &raw const value);
+    // SAFETY: `value` is an int, whose size is given, and outlives the call.
+    let _ = unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, SO_PASSRIGHTS, value.cast(), size) };
+}
+
 /// Sends descriptors, with one byte.
 pub(crate) fn send(socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     send_with(socket, &[1], fds, MsgFlags::MSG_DONTWAIT).map(drop)
@@ -137,6 +152,22 @@ mod tests {
             .expect("a pipe");
         // With a writer left it would say that there is nothing yet.
         assert_eq!(reader.read(&mut bytes).expect("the end: all writers are closed"), 0);
+    }
+
+    #[test]
+    fn socket_takes_descriptors_or_bytes_alone() {
+        let (a, b) = UnixStream::pair().expect("two sockets");
+        set_takes_descriptors(b.as_fd(), false);
+        match send(a.as_fd(), &[a.as_fd()]) {
+            Ok(()) => return println!("SKIP socket_takes_descriptors_or_bytes_alone: Linux before 6.16"),
+            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EPERM)),
+        }
+        send(a.as_fd(), &[]).expect("a byte");
+        set_takes_descriptors(b.as_fd(), true);
+        send(a.as_fd(), &[a.as_fd()]).expect("room");
+        let came =
+            [(); 2].map(|()| receive(b.as_fd(), MsgFlags::empty()).expect("a byte").expect("open").len());
+        assert_eq!(came, [0, 1]);
     }
 
     #[test]
