@@ -62,7 +62,7 @@ pub fn snapshots() -> io::Result<Look> {
         match is_trusted(whose.uid()) {
             true => asked.push(Asked { reader, whose }),
             false if is_root && others.len() < OTHERS => {
-                others.push(Asked { reader, whose }.as_its_user(&name))
+                others.push(Asked { reader, whose }.asked_by_its_user(&name))
             }
             false => look.left_out += usize::from(is_root),
         }
@@ -83,7 +83,7 @@ pub fn snapshots() -> io::Result<Look> {
 impl Asked {
     /// Asks as the device's own user: in a user namespace (`roxie run` makes one for a user without privilege), a program sees root as any
     /// other user, and tells it nothing.
-    fn as_its_user(self, name: &str) -> Asked {
+    fn asked_by_its_user(self, name: &str) -> Asked {
         let again = as_user(self.whose.uid(), || connect_now(None, name)).and_then(|connected| connected);
         match again.and_then(|reader| Ok((peer_of(&reader)?, reader))) {
             Ok((whose, reader)) if whose == self.whose => Asked { reader, whose },
