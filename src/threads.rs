@@ -73,15 +73,18 @@ pub fn ask_to_go_first() -> io::Result<()> {
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Runs `act` in a thread with the given user ID, which the kernel reports to the peers of its connections.
-#[cfg(test)]
+/// Runs `act` in a thread with the given effective user ID, which the kernel reports to the peers of its connections. The real and the saved user
+/// ID stay, so that no process of that user can signal or trace this one.
+///
+/// # Errors
+/// Without CAP_SETUID.
 #[allow(unsafe_code)]
-pub(crate) fn as_user<R: Send>(uid: u32, act: impl FnOnce() -> R + Send) -> R {
+pub(crate) fn as_user<R: Send>(uid: u32, act: impl FnOnce() -> R + Send) -> io::Result<R> {
+    const AS_IT_IS: u32 = u32::MAX;
     let run = || {
-        // SAFETY: the call takes three numbers and concerns the calling thread alone, which ends here.
-        let set = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) };
-        assert_eq!(set, 0, "{}", io::Error::last_os_error());
-        act()
+        // SAFETY: the call takes three numbers and, unlike the C library's, concerns the calling thread alone, which ends here.
+        let set = unsafe { libc::syscall(libc::SYS_setresuid, AS_IT_IS, uid, AS_IT_IS) };
+        if set == 0 { Ok(act()) } else { Err(io::Error::last_os_error()) }
     };
     std::thread::scope(|scope| {
         scope.spawn(run).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

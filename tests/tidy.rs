@@ -408,7 +408,9 @@ fn nothing_is_left_for_later() {
 const OLD_WORDS: &[&str] = &[];
 
 fn has_old_words(path: &str) -> bool {
-    OLD_WORDS.iter().any(|old| path.strip_prefix(old).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
+    OLD_WORDS
+        .iter()
+        .any(|old| path.strip_prefix(old).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
 }
 
 #[test]
@@ -434,7 +436,9 @@ fn test_names_have_at_most_eight_words() {
     let wrong: Vec<_> = files
         .iter()
         .filter(|(path, _)| !has_old_words(path))
-        .flat_map(|(path, text)| words::long_names(text).into_iter().map(move |name| format!("{path}: {name}")))
+        .flat_map(|(path, text)| {
+            words::long_names(text).into_iter().map(move |name| format!("{path}: {name}"))
+        })
         .collect();
     assert!(wrong.is_empty(), "more than eight words, or what_: {wrong:#?}");
 }

@@ -59,10 +59,13 @@ impl Client {
         let at = (std::ptr::from_ref(&*secret) as u64, *secret);
         let hello = Hello { version: VERSION, name: "hostile".into(), secret: at };
         let memory = RemoteMemory::descriptors()?;
-        link.send(&hello, &memory.each_ref().map(AsFd::as_fd))?;
+        link.send(&hello, &[])?;
         let refused = |why: String| std::io::Error::other(why);
-        let (welcome, fds) =
-            link.receive::<Result<Welcome, String>>()?.ok_or_else(|| refused("it hung up".into()))?;
+        let hung_up = || refused("it hung up".into());
+        let (heard, _) = link.receive::<Result<(), String>>()?.ok_or_else(hung_up)?;
+        heard.map_err(refused)?;
+        link.show(&memory.each_ref().map(AsFd::as_fd))?;
+        let (welcome, fds) = link.receive::<Result<Welcome, String>>()?.ok_or_else(hung_up)?;
         let welcome = welcome.map_err(refused)?;
         let bells = Doorbells::map(fds[0].as_fd(), fds[1].try_clone()?, welcome.qps)?;
         let (arena, fd) = Region::to_lend(ARENA)?;

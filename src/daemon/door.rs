@@ -3,6 +3,9 @@
 //! One thread accepts connections and reads greetings as their bytes arrive. A connection costs a descriptor, and a thread only once
 //! its greeting is whole. The kernel names the connection's user before a byte is read. A user that is not served gets the reason, and no
 //! more.
+//!
+//! No connection holds descriptors as long as it is this thread's, for to receive or to close one that does may wait for ever
+//! ([`listen`](crate::descriptors::listen)).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -55,41 +58,59 @@ pub(super) enum Standing {
     Stranger,
 }
 
-/// Connections that wait, by user.
+/// Connections that wait, by user, each with the time at which its handshake is to be over.
 #[derive(Debug, Default)]
-struct Waiting(Mutex<BTreeMap<u32, (Standing, usize)>>);
+struct Waiting(Mutex<BTreeMap<u32, (Standing, Vec<Instant>)>>);
 
 /// A place among the connections that wait, freed on drop.
 #[derive(Debug)]
 pub(super) struct Place {
     among: Arc<Waiting>,
     uid: u32,
+    /// The end of the handshake.
+    pub(super) until: Instant,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         let mut users = lock(&self.among.0);
-        if let Some((_, count)) = users.get_mut(&self.uid) {
-            *count -= 1;
+        if let Some((_, ends)) = users.get_mut(&self.uid)
+            && let Some(at) = ends.iter().position(|until| *until == self.until)
+        {
+            ends.swap_remove(at);
         }
-        users.retain(|_, (_, count)| *count > 0);
+        users.retain(|_, (_, ends)| !ends.is_empty());
     }
 }
 
 impl Waiting {
-    fn place(self: &Arc<Waiting>, uid: u32, standing: Standing, bounds: Bounds) -> Result<Place, String> {
+    fn place(
+        self: &Arc<Waiting>,
+        uid: u32,
+        standing: Standing,
+        bounds: Bounds,
+        until: Instant,
+    ) -> Result<Place, String> {
         let mut users = lock(&self.0);
-        let of_guests: usize =
-            users.values().filter(|(standing, _)| *standing != Standing::Host).map(|(_, count)| count).sum();
-        let of_user = users.get(&uid).map_or(0, |(_, count)| *count);
+        let of_guests: usize = users
+            .values()
+            .filter(|(standing, _)| *standing != Standing::Host)
+            .map(|(_, ends)| ends.len())
+            .sum();
+        let ends = users.get(&uid).map_or(&[][..], |(_, ends)| ends);
+        let of_user = ends.len();
+        // Its thread waits for a file that the program handed over.
+        if ends.iter().any(|end| *end + PATIENCE < until - PATIENCE) {
+            return Err(format!("a file of another program of user {uid} does not answer"));
+        }
         if of_user >= bounds.of_user {
             return Err(format!("{of_user} connections of user {uid} wait to be served, as many as may"));
         }
         if standing != Standing::Host && of_guests >= bounds.of_guests {
             return Err(format!("{of_guests} connections wait to be served, as many as may"));
         }
-        users.insert(uid, (standing, of_user + 1));
-        Ok(Place { among: Arc::clone(self), uid })
+        users.entry(uid).or_insert((standing, Vec::new())).1.push(until);
+        Ok(Place { among: Arc::clone(self), uid, until })
     }
 }
 
@@ -100,7 +121,6 @@ pub(super) struct Greeting {
     pub(super) pid: i32,
     pub(super) uid: u32,
     pub(super) hello: Hello,
-    pub(super) fds: Vec<std::os::fd::OwnedFd>,
     /// To be dropped once it is served, or is not.
     pub(super) place: Place,
 }
@@ -122,7 +142,6 @@ struct Caller {
     socket: UnixStream,
     pid: i32,
     uid: u32,
-    until: Instant,
     pieces: Pieces,
     place: Place,
 }
@@ -157,7 +176,7 @@ impl Door {
         let fixed = [PollFd::new(stop, PollFlags::POLLIN), PollFd::new(self.listener.as_fd(), accepts)];
         let callers = self.callers.iter().map(|caller| PollFd::new(caller.socket.as_fd(), PollFlags::POLLIN));
         let mut fds: Vec<PollFd<'_>> = fixed.into_iter().chain(callers).collect();
-        let due = self.callers.iter().map(|caller| caller.until).chain(self.closed_until).min();
+        let due = self.callers.iter().map(|caller| caller.place.until).chain(self.closed_until).min();
         let timeout = due.map_or(PollTimeout::NONE, |due| {
             // Not a moment early: whole milliseconds, rounded up.
             let left = due.saturating_duration_since(now) + Duration::from_millis(1);
@@ -182,19 +201,22 @@ impl Door {
                 true => caller.pieces.read::<Hello>(caller.socket.as_fd()),
                 false => Err(io::ErrorKind::WouldBlock.into()),
             };
-            let Caller { pid, uid, until, .. } = caller;
+            let Caller { pid, uid, ref place, .. } = caller;
             match read {
-                Ok(Some((hello, fds))) => {
+                Ok(Some(hello)) => {
                     let Caller { socket, place, .. } = caller;
-                    knocks.push(Knock::Greeted(Greeting { socket, pid, uid, hello, fds, place }));
+                    knocks.push(Knock::Greeted(Greeting { socket, pid, uid, hello, place }));
                 }
                 // A look whether there is a NIC ends like this.
                 Ok(None) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock && now < until => {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && now < place.until => {
                     self.callers.push(caller)
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let why = format!("no whole greeting came within {} s", PATIENCE.as_secs());
+                    // Version 4 sent descriptors with the first byte.
+                    let patience = PATIENCE.as_secs();
+                    let why =
+                        format!("no whole greeting came within {patience} s: use the same roxie as the NIC");
                     knocks.push(refuse(caller.socket, pid, why));
                 }
                 Err(error) => {
@@ -221,14 +243,13 @@ impl Door {
                 Standing::Stranger => {
                     Err(format!("user {uid} is not one that it serves (`roxie nic --user`)"))
                 }
-                standing => self.waiting.place(uid, standing, self.bounds),
+                standing => self.waiting.place(uid, standing, self.bounds, Instant::now() + PATIENCE),
             };
             match admitted {
                 Ok(place) => self.callers.push(Caller {
                     socket,
                     pid,
                     uid,
-                    until: Instant::now() + PATIENCE,
                     pieces: Pieces::new(LONGEST_GREETING),
                     place,
                 }),
@@ -262,9 +283,8 @@ mod tests {
     fn door(bounds: Bounds) -> (Door, SocketAddr, EventFd) {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("roxie/test/door/{}/{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
+        let listener = crate::descriptors::listen(&name).expect("free");
         let address = SocketAddr::from_abstract_name(name).expect("a name");
-        let listener = UnixListener::bind_addr(&address).expect("free");
-        listener.set_nonblocking(true).expect("a socket");
         (
             Door::new(listener, bounds),
             address,
@@ -307,7 +327,8 @@ mod tests {
     fn guests_leave_room_for_root() {
         let waiting = Arc::<Waiting>::default();
         let bounds = Bounds { of_user: 2, of_guests: 3 };
-        let place = |uid, standing| waiting.place(uid, standing, bounds);
+        let until = Instant::now();
+        let place = |uid, standing| waiting.place(uid, standing, bounds, until);
         let mut places: Vec<_> =
             [1000, 1000, 1001].map(|uid| place(uid, Standing::Served).expect("room")).into();
         for uid in [1000, 1001, 1002] {
@@ -319,6 +340,20 @@ mod tests {
         place(1002, Standing::Served).expect("room");
         drop((places, own));
         assert!(lock(&waiting.0).is_empty(), "nothing is kept of users that are gone");
+    }
+
+    #[test]
+    fn user_of_overdue_handshake_waits() {
+        let waiting = Arc::<Waiting>::default();
+        let now = Instant::now();
+        let place = |uid, until| waiting.place(uid, Standing::Served, Bounds::default(), until);
+        let stuck = place(1000, now).expect("room");
+        place(1000, now + 2 * PATIENCE).expect("its time is not over");
+        let later = now + 3 * PATIENCE;
+        assert!(place(1000, later).is_err_and(|why| why.contains("does not answer")));
+        place(1001, later).expect("another user");
+        drop(stuck);
+        place(1000, later).expect("none is late");
     }
 
     #[test]

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use super::account::{Account, Charge, Quota, Resource, cost, one, several};
 use super::door::Standing;
 use super::house::House;
-use super::lent::{Finder, Lent, file_of, invalid, no_descriptor};
+use super::lent::{Brought, Finder, Lent, invalid};
 use super::outbox::Outbox;
 use super::owned::{Making, Owned, Role};
 use crate::congestion::{Rate, SharedRate};
@@ -58,12 +58,21 @@ pub(super) struct Session {
     lent: Lent,
     unheard: Option<Unheard>,
     heard: Option<GuestId>,
+    /// Its doorbells could not be heard: the next answer is its last.
+    has_failed: bool,
+}
+
+/// A question, and what came with it.
+#[derive(Debug)]
+pub(super) struct Question {
+    ask: Ask,
+    brought: Result<Brought, ControlError>,
 }
 
 impl Session {
     /// Before the first question.
     pub(super) fn new(unheard: Unheard) -> Session {
-        Session { lent: Lent::default(), unheard: Some(unheard), heard: None }
+        Session { lent: Lent::default(), unheard: Some(unheard), heard: None, has_failed: false }
     }
 }
 
@@ -155,11 +164,18 @@ impl Guest {
         self.events.shut();
     }
 
-    /// Waits for the client's next question, and answers it. False: it asks no more. The client's doorbells are heard from its first
-    /// question on: it has mapped their page by then, and can take none of it away from then on.
-    pub(super) fn answer_next(&self, house: &House, session: &mut Session) -> bool {
+    /// Waits for the client's next question, and perhaps for files that come with it ([`Brought::of`]). `None`: it asks no more.
+    pub(super) fn next_question(&self) -> Option<Question> {
         // Nonsense ends it as its end does.
-        let Ok(Some((ask, fds))) = self.link.receive_at_most::<Ask>(LONGEST_QUESTION) else { return false };
+        let (ask, fds) = self.link.receive_at_most::<Ask>(LONGEST_QUESTION).ok()??;
+        let brought = Brought::of(&ask, fds);
+        Some(Question { ask, brought })
+    }
+
+    /// Answers a question. The client's doorbells are heard from its first question on: it has mapped their page by then, and can take none of
+    /// it away from then on.
+    pub(super) fn answer(&self, house: &House, session: &mut Session, question: Question) -> Reply {
+        let Question { ask, brought } = question;
         let ready = session.unheard.take().map_or(Ok(()), |(bells, page)| {
             page.hold().map_err(invalid)?;
             let page = house.hear(bells)?;
@@ -167,12 +183,21 @@ impl Guest {
             session.heard = Some(page);
             Ok(())
         });
-        let is_ready = ready.is_ok();
-        let answer: Reply = ready
-            .and_then(|()| self.answer(house, &mut session.lent, ask, fds))
-            .map_err(|error| Refusal { errno: error.errno(), why: error.to_string() });
+        session.has_failed = ready.is_err();
+        let told = ready.and_then(|()| self.act(house, &mut session.lent, ask, brought?));
         session.lent.close_unused();
-        self.link.send(&answer, &[]).is_ok() && is_ready
+        told.map_err(|error| Refusal { errno: error.errno(), why: error.to_string() })
+    }
+
+    /// Sends an answer, and waits for files that are to be closed. False: it was the last.
+    pub(super) fn reply(&self, session: &Session, reply: &Reply) -> bool {
+        self.close_left();
+        self.link.send(reply, &[]).is_ok() && !session.has_failed
+    }
+
+    fn close_left(&self) {
+        let left = lock(&self.owned).take_left();
+        drop(left);
     }
 
     /// Returns the commands that destroy all its objects.
@@ -180,7 +205,7 @@ impl Guest {
         lock(&self.owned).farewell()
     }
 
-    /// Nothing of it is touched from here on, and nothing of it is left.
+    /// Nothing of it is touched from here on, and its place alone is left.
     pub(super) fn leave(&self, house: &House, session: Session) {
         self.memory.fence();
         self.dismiss();
@@ -190,25 +215,24 @@ impl Guest {
         for command in self.farewell() {
             let _ = house.call(command);
         }
-        *lock(&self.owned) = Owned::default();
+        lock(&self.owned).clear();
         // Its peers hear of its end; one that is not told finds out by its timeouts.
         if let Some(estate) = lock(&self.estate).take() {
             let most = house.config.quota.qps as usize;
             let _ = estate.settle_for(self.slot, most, &house.device);
         }
-        lock(&house.roster).leave(self.slot);
     }
 
-    fn answer(
-        &self,
-        house: &House,
-        lent: &mut Lent,
-        ask: Ask,
-        fds: Vec<OwnedFd>,
-    ) -> Result<Told, ControlError> {
+    /// Releases its files after [`leave`](Self::leave), and perhaps waits for them. Other threads close nothing of it that could wait.
+    pub(super) fn release(&self) {
+        self.close_left();
+        self.link.drain();
+    }
+
+    fn act(&self, house: &House, lent: &mut Lent, ask: Ask, brought: Brought) -> Result<Told, ControlError> {
         let command = match ask {
             Ask::Arena { words } => {
-                lent.add_arena(&self.account, words, fds)?;
+                lent.add_arena(&self.account, words, brought)?;
                 return Ok(Told::Done(true));
             }
             Ask::LargestMtu => return Ok(Told::Mtu(house.device.largest_mtu())),
@@ -219,8 +243,8 @@ impl Guest {
             }
             Ask::Look => return self.look(house),
             Ask::Estate => {
-                let fd = fds.into_iter().next().ok_or_else(no_descriptor)?;
-                *lock(&self.estate) = Some(HandedOver::new(fd).map_err(invalid)?);
+                let estate = HandedOver::new(brought.memory()?).map_err(invalid)?;
+                *lock(&self.estate) = Some(estate);
                 return Ok(Told::Done(true));
             }
             Ask::TakeUnit(unit) => {
@@ -240,7 +264,7 @@ impl Guest {
                 let number = self.enter(house, |_| more, |roster| roster.port(self.slot, request, lowest))?;
                 return Ok(Told::PortNumber(number));
             }
-            Ask::Command(Command::OpenXrcd(open)) => return self.open_xrcd(house, open, fds),
+            Ask::Command(Command::OpenXrcd(open)) => return self.open_xrcd(house, open, brought),
             Ask::Command(Command::AttachMulticast(qp, group)) => return self.attach(house, qp, group),
             Ask::Command(Command::ListQps) => return Ok(Told::Answer(Answer::Qps(self.list(house)))),
             Ask::Command(command) => {
@@ -249,10 +273,9 @@ impl Guest {
             }
             Ask::Memory(command) => {
                 command.each_object(|object| lock(&self.owned).check(object))?;
-                let fd = fds.into_iter().next();
                 let is_trusted = house.standing(self.uid) == Standing::Host;
                 let mut finder =
-                    Finder { memory: &self.memory, lent, account: &self.account, fd, is_trusted };
+                    Finder { memory: &self.memory, lent, account: &self.account, brought, is_trusted };
                 command.convert(&mut finder)?.into()
             }
         };
@@ -350,14 +373,17 @@ impl Guest {
     }
 
     /// Opens an XRC domain. Its file is that of the descriptor that came along; what the client says of the file does not count.
-    fn open_xrcd(&self, house: &House, open: OpenXrcd, fds: Vec<OwnedFd>) -> Result<Told, ControlError> {
-        let file = fds.first().map(file_of).transpose()?;
-        let open = OpenXrcd { file: file.as_ref().map(|(id, _)| *id), ..open };
-        let told = self.carry_out(house, Command::OpenXrcd(open))?;
-        if let (Told::Answer(Answer::Xrcd(xrcd)), Some((_, file))) = (&told, file) {
-            lock(&self.owned).keep_file(*xrcd, file);
-        }
-        Ok(told)
+    fn open_xrcd(&self, house: &House, open: OpenXrcd, brought: Brought) -> Result<Told, ControlError> {
+        let Brought::File(id, file) = brought else {
+            return self.carry_out(house, Command::OpenXrcd(OpenXrcd { file: None, ..open }));
+        };
+        let told = self.carry_out(house, Command::OpenXrcd(OpenXrcd { file: Some(id), ..open }));
+        let opened = match &told {
+            Ok(Told::Answer(Answer::Xrcd(xrcd))) => Some(*xrcd),
+            _ => None,
+        };
+        lock(&self.owned).keep_file(opened, file);
+        told
     }
 
     /// Attaches a QP to a multicast group, in which the number of a user's QPs is bounded. Attaching it again changes nothing.

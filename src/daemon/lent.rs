@@ -9,8 +9,8 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl, open};
 use nix::sys::stat::{Mode, fstat};
 
 use super::account::{Account, Charge, Resource};
-use crate::nic::{ControlError, Convert, Mapped};
-use crate::remote::message::{Beside, Completions, Memory, Pages, Place, Placed, Receives};
+use crate::nic::{Command, ControlError, Convert, Mapped, MemoryCommand};
+use crate::remote::message::{Ask, Beside, Completions, Memory, Pages, Place, Placed, Receives};
 use crate::shared::remote_memory::{RemoteMemory, Use};
 use crate::shared::{
     ClientMapping, CompletionRing, EventCounter, GuestId, HostMemory, PageList, RecvRing, Region, SendRing,
@@ -43,13 +43,57 @@ struct Channel {
     _charge: Charge,
 }
 
+/// A descriptor that came with a question, of the kind that the question asks for. To close it waits for nobody.
+#[derive(Debug)]
+pub(super) enum Brought {
+    Nothing,
+    /// A file in memory.
+    Memory(OwnedFd),
+    Events(EventCounter),
+    /// See [`file_of`].
+    File(FileId, OwnedFd),
+}
+
+impl Brought {
+    /// Looks at the descriptors of a question, and closes those that it does not need. Both may wait for ever: a file system in userspace need
+    /// not answer. So this is for the client's own thread, while it holds nothing that others need.
+    pub(super) fn of(ask: &Ask, fds: Vec<OwnedFd>) -> Result<Brought, ControlError> {
+        let mut fds = fds.into_iter();
+        let Some(fd) = fds.next() else { return Ok(Brought::Nothing) };
+        match ask {
+            Ask::Arena { .. } | Ask::Estate => match fcntl(&fd, FcntlArg::F_GET_SEALS) {
+                Ok(_) => Ok(Brought::Memory(fd)),
+                // Only files in memory have seals.
+                Err(_) => Err(invalid(io::Error::other("it is no file in memory (memfd_create)"))),
+            },
+            Ask::Memory(MemoryCommand::CreateCq { notify: Some(_), .. }) => {
+                EventCounter::of(fd).map(Brought::Events).map_err(invalid)
+            }
+            // The NIC maps files in memory only; other registered memory is accessed by its address.
+            Ask::Memory(_) => Ok(match fcntl(&fd, FcntlArg::F_GET_SEALS) {
+                Ok(_) => Brought::Memory(fd),
+                Err(_) => Brought::Nothing,
+            }),
+            Ask::Command(Command::OpenXrcd(_)) => file_of(&fd).map(|(id, kept)| Brought::File(id, kept)),
+            _ => Ok(Brought::Nothing),
+        }
+    }
+
+    pub(super) fn memory(self) -> Result<OwnedFd, ControlError> {
+        match self {
+            Brought::Memory(fd) => Ok(fd),
+            _ => Err(no_descriptor()),
+        }
+    }
+}
+
 /// Refuses memory or a descriptor that is of no use (`EINVAL`).
 pub(super) fn invalid(error: io::Error) -> ControlError {
     ControlError::Elsewhere { errno: libc::EINVAL, why: error.to_string() }
 }
 
 /// Refuses a question that lacks its descriptor (`EINVAL`).
-pub(super) fn no_descriptor() -> ControlError {
+fn no_descriptor() -> ControlError {
     invalid(std::io::Error::other("no descriptor came with it"))
 }
 
@@ -59,11 +103,11 @@ impl Lent {
         &mut self,
         account: &Arc<Account>,
         words: u64,
-        fds: Vec<OwnedFd>,
+        brought: Brought,
     ) -> Result<(), ControlError> {
         let bytes = words.saturating_mul(WORD).max(1).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
         let charge = account.charge([(Resource::Arenas, 1), (Resource::QueueBytes, bytes)])?;
-        let fd = fds.into_iter().next().ok_or_else(no_descriptor)?;
+        let fd = brought.memory()?;
         let words = usize::try_from(words).map_err(|_| ControlError::NoMemory("queue"))?;
         self.arenas.push(Region::adopt(fd.as_fd(), words).map_err(invalid)?);
         self._charges.push(charge);
@@ -71,8 +115,11 @@ impl Lent {
     }
 
     /// Returns the counter of a queue's events. An eventfd that was sent before is the same descriptor of the NIC's.
-    fn channel(&mut self, account: &Arc<Account>, fd: OwnedFd) -> Result<EventCounter, ControlError> {
-        let counter = EventCounter::of(fd).map_err(invalid)?;
+    fn channel(
+        &mut self,
+        account: &Arc<Account>,
+        counter: EventCounter,
+    ) -> Result<EventCounter, ControlError> {
         let id = counter.id();
         if let Some(known) = self.channels.iter().find(|channel| id.is_some() && channel.id == id) {
             return Ok(known.counter.clone());
@@ -87,7 +134,8 @@ impl Lent {
         self.page = Some(page);
     }
 
-    /// Closes eventfds that no queue uses any more, and unmaps files that no region uses any more.
+    /// Closes eventfds that no queue uses any more, and unmaps files that no region uses any more. Here is the last handle of each: neither the
+    /// engine nor the thread of events closes one.
     pub(super) fn close_unused(&mut self) {
         self.channels.retain(|channel| !channel.counter.is_last());
         self.files.retain(|(mapping, _)| !mapping.is_last());
@@ -107,8 +155,7 @@ pub(super) struct Finder<'a> {
     pub(super) memory: &'a Arc<RemoteMemory>,
     pub(super) lent: &'a mut Lent,
     pub(super) account: &'a Arc<Account>,
-    /// The descriptor that came with the question.
-    pub(super) fd: Option<OwnedFd>,
+    pub(super) brought: Brought,
     /// True if the client's user is root or the NIC's own.
     pub(super) is_trusted: bool,
 }
@@ -159,7 +206,8 @@ impl Convert<Placed, Mapped> for Finder<'_> {
                 ControlError::Elsewhere { errno, why }
             })?;
         }
-        if let (Some(fd), Some((offset, is_lent))) = (self.fd.take(), file)
+        if let Some((offset, is_lent)) = file
+            && let Brought::Memory(fd) = std::mem::replace(&mut self.brought, Brought::Nothing)
             && let Some(memory) = self.in_file(&fd, (offset, length), is_lent)
         {
             return Ok(memory);
@@ -182,8 +230,10 @@ impl Convert<Placed, Mapped> for Finder<'_> {
     }
 
     fn counter(&mut self, _: Beside) -> Result<EventCounter, ControlError> {
-        let fd = self.fd.take().ok_or_else(no_descriptor)?;
-        self.lent.channel(self.account, fd)
+        match std::mem::replace(&mut self.brought, Brought::Nothing) {
+            Brought::Events(counter) => self.lent.channel(self.account, counter),
+            _ => Err(no_descriptor()),
+        }
     }
 
     fn sends(&mut self, place: Place, caps: &QpCaps) -> Result<SendRing, ControlError> {
@@ -204,7 +254,7 @@ impl Convert<Placed, Mapped> for Finder<'_> {
 
 /// Returns the number of a file whose descriptor a client handed over, and a descriptor that keeps the file and does nothing when it is closed.
 /// Any open file will do, as for the kernel (`ib_uverbs_open_xrcd`), and a path that is not open (`O_PATH`) will not: it takes no right to the file.
-pub(super) fn file_of(fd: &OwnedFd) -> Result<(FileId, OwnedFd), ControlError> {
+fn file_of(fd: &OwnedFd) -> Result<(FileId, OwnedFd), ControlError> {
     let look = || -> nix::Result<(FileId, OwnedFd)> {
         if OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL)?).contains(OFlag::O_PATH) {
             return Err(Errno::EBADF);

@@ -4,8 +4,9 @@
 //! a process                         the NIC
 //! ---------                         -------
 //! connects                  ------> one thread for all connections looks whether their user is served
-//! greets                    ------> finds the way to its memory, gives it a seat
-//! questions                 ------> a thread for each process: is all that a question names its own? then the engine
+//! greets                    ------> a thread for each process: may it come?
+//! hands over its memory     ------> finds the way there, gives it a seat
+//! questions                 ------> is all that a question names its own? then the engine
 //! events                    <------ a thread for all
 //! rings its doorbells       ------> the engine, which reads work requests from the arenas,
 //! polls its queues          <------ writes completions there, and copies from and to the process's memory
@@ -26,17 +27,17 @@ mod tests;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, bounded};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::cm::Manager;
+use crate::descriptors::{listen, receive_until, set_takes_descriptors};
 use crate::host::{ConnectionService, Device, DeviceError, Nobody};
 use crate::remote::link::Link;
 use crate::remote::message::{Hello, VERSION, Welcome};
@@ -54,6 +55,10 @@ pub use house::{Config, Users};
 
 /// How often threads look whether they are to end.
 const LOOK: Duration = Duration::from_millis(200);
+/// How long the NIC waits for its threads when it ends.
+const END: Duration = Duration::from_secs(2);
+/// How often it looks whether they have ended.
+const LOOK_FOR_END: Duration = Duration::from_millis(1);
 /// Events that wait to be told.
 const EVENTS: usize = 1 << 16;
 
@@ -120,6 +125,8 @@ pub enum Visit {
     Silent(Served),
     /// The client has ended, and all its objects are destroyed.
     Went(Served),
+    /// The NIC has ended, but for so many of its threads: they wait for files that processes handed over, and end with the NIC's process.
+    Left(usize),
 }
 
 /// Called for each change, by the thread that serves the client.
@@ -174,12 +181,10 @@ impl Daemon {
         config: Config,
         porter: Porter,
     ) -> Result<Daemon, DaemonError> {
-        let address = SocketAddr::from_abstract_name(name_of(interface)).map_err(system("the NIC's name"))?;
-        let listener = UnixListener::bind_addr(&address).map_err(|source| match source.kind() {
+        let listener = listen(&name_of(interface)).map_err(|source| match source.kind() {
             io::ErrorKind::AddrInUse => taken(interface),
             _ => system("the NIC's socket")(source),
         })?;
-        listener.set_nonblocking(true).map_err(system("the NIC's socket"))?;
         let manager = ConnectionService::start(&device, Manager::new(crate::cm::Config::default()), Nobody)?;
         let (inner, raised) = Inner::new(device, config, porter)?;
         let mut daemon = Daemon { inner: Arc::clone(&inner), threads: Vec::new(), _manager: manager };
@@ -213,11 +218,27 @@ impl Drop for Daemon {
             guest.tell(AsyncEvent::Device(EventKind::DeviceFatal));
             guest.dismiss();
         }
-        let join = |threads: Vec<JoinHandle<()>>| threads.into_iter().for_each(|thread| drop(thread.join()));
+        let until = Instant::now() + END;
         // After the one that makes others there are no more.
-        join(std::mem::take(&mut self.threads));
-        join(std::mem::take(&mut *lock(&self.inner.serving)));
+        let own = left_at(until, std::mem::take(&mut self.threads));
+        let left = own + left_at(until, std::mem::take(&mut *lock(&self.inner.serving)));
+        if left > 0 {
+            (self.inner.porter)(Visit::Left(left));
+        }
     }
+}
+
+/// Joins threads that end in time. Returns how many do not.
+fn left_at(until: Instant, threads: Vec<JoinHandle<()>>) -> usize {
+    let ends = |thread: &JoinHandle<()>| {
+        while !thread.is_finished() && Instant::now() < until {
+            std::thread::sleep(LOOK_FOR_END);
+        }
+        thread.is_finished()
+    };
+    let (ended, left): (Vec<_>, Vec<_>) = threads.into_iter().partition(ends);
+    ended.into_iter().for_each(|thread| drop(thread.join()));
+    left.len()
 }
 
 fn served(guest: &Guest) -> Served {
@@ -273,42 +294,50 @@ impl Inner {
 
     /// Starts the thread that serves a process.
     fn receive(self: &Arc<Inner>, greeting: Greeting, door: &mut Door) {
-        let (socket, pid) = (greeting.socket.try_clone(), greeting.pid);
-        let inner = Arc::clone(self);
+        let nic = Arc::downgrade(self);
+        // The thread may have the only descriptor of the connection, and is the one to close it.
+        let greeting = Arc::new(Mutex::new(Some(greeting)));
+        let taken = Arc::clone(&greeting);
         let mut serving = lock(&self.serving);
         serving.retain(|thread| !thread.is_finished());
-        match spawn_unsignalled("roxie-guest", move || inner.serve(greeting)) {
+        match spawn_unsignalled("roxie-guest", move || {
+            let greeting = lock(&taken).take();
+            greeting.into_iter().for_each(|greeting| serve(&nic, greeting));
+        }) {
             Ok(thread) => serving.push(thread),
             Err(error) => {
                 door.pause();
-                let refused = socket.map(|socket| refuse(socket, pid, format!("a thread: {error}")));
-                if let Ok(Knock::Refused { pid, why }) = refused {
+                let Some(Greeting { socket, pid, .. }) = lock(&greeting).take() else { return };
+                if let Knock::Refused { pid, why } = refuse(socket, pid, format!("a thread: {error}")) {
                     (self.porter)(Visit::Refused { pid, why });
                 }
             }
         }
     }
 
-    /// Serves one process.
-    fn serve(&self, greeting: Greeting) {
-        let Greeting { socket, pid, uid, hello, fds, place } = greeting;
-        let admitted = self.admit(socket, (pid, uid), hello, fds);
-        drop(place);
-        let Some((guest, mut session)) = admitted else { return };
-        while guest.answer_next(&self.house, &mut session) {}
-        self.part_from(&guest, session);
+    /// True if a process may show its memory.
+    fn hears(&self, uid: u32, hello: &Hello) -> Result<(), String> {
+        if hello.version != VERSION {
+            let theirs = hello.version;
+            return Err(format!("it speaks version {theirs}, the NIC {VERSION}: use the same roxie"));
+        }
+        if self.house.is_silent(uid) {
+            return Err(format!(
+                "memory of another program of user {uid} does not answer, or did not lately"
+            ));
+        }
+        Ok(())
     }
 
     /// Admits a process and sends the welcome. Returns `None` if it was refused.
     fn admit(
         &self,
-        socket: UnixStream,
+        link: &Link,
         (pid, uid): (i32, u32),
-        hello: Hello,
-        fds: Vec<OwnedFd>,
+        name: &str,
+        memory: Result<RemoteMemory, String>,
     ) -> Option<(Arc<Guest>, Session)> {
-        let link = Link::new(socket);
-        let (guest, bells, fds) = match self.seat(&link, (pid, uid), hello, fds) {
+        let (guest, bells, fds) = match memory.and_then(|memory| self.seat(link, (pid, uid), name, memory)) {
             Ok(seated) => seated,
             Err(why) => {
                 let pid = pid.cast_unsigned();
@@ -317,7 +346,6 @@ impl Inner {
                 return None;
             }
         };
-        drop(link);
         let guest = Arc::new(guest);
         lock(&self.guests).push(Arc::clone(&guest));
         (self.porter)(Visit::Came(served(&guest)));
@@ -329,9 +357,9 @@ impl Inner {
         Some((guest, Session::new(bells)))
     }
 
-    /// A client asks no more: takes away all that it has.
-    fn part_from(&self, guest: &Arc<Guest>, session: Session) {
-        guest.leave(&self.house, session);
+    /// Nothing is left of a client: frees its place.
+    fn strike(&self, guest: &Arc<Guest>) {
+        lock(&self.house.roster).leave(guest.slot);
         lock(&self.guests).retain(|other| !Arc::ptr_eq(other, guest));
         (self.porter)(Visit::Went(served(guest)));
     }
@@ -342,26 +370,18 @@ impl Inner {
         &self,
         link: &Link,
         (pid, uid): (i32, u32),
-        hello: Hello,
-        fds: Vec<OwnedFd>,
+        name: &str,
+        memory: RemoteMemory,
     ) -> Result<(Guest, Unheard, Vec<OwnedFd>), String> {
         let said = |error: &dyn std::fmt::Display| error.to_string();
-        if hello.version != VERSION {
-            let theirs = hello.version;
-            return Err(format!("it speaks version {theirs}, the NIC {VERSION}: use the same roxie"));
-        }
-        if self.house.is_silent(uid) {
-            return Err(format!(
-                "memory of another program of user {uid} does not answer, or did not lately"
-            ));
-        }
-        let memory = RemoteMemory::new(fds, hello.secret).map_err(|error| said(&error))?;
         let (bells, fds, held) =
             Doorbells::for_guest(self.house.device.limits().qps).map_err(|error| said(&error))?;
         let (events, heard) = UnixStream::pair().map_err(|error| said(&error))?;
         let link = link.try_clone().map_err(|error| said(&error))?;
         let (pid, events) = (pid.cast_unsigned(), Link::new(events));
-        let name: String = hello.name.chars().filter(|c| !c.is_control()).take(64).collect();
+        // Clients only hear there. What they sent would be for the thread of events to close.
+        events.shut_input().map_err(|error| said(&error))?;
+        let name: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
         let member = Identity { pid, uid, name: name.clone() };
         let most = self.house.places_of(uid);
         let slot = lock(&self.house.roster).admit(member, most).map_err(|denied| said(&denied))?;
@@ -393,5 +413,63 @@ impl Inner {
             }
             None => guests.iter().for_each(|guest| guest.tell_kept()),
         }
+    }
+}
+
+/// Serves one process.
+///
+/// The thread is the process's own. It may wait for ever: looking at a file that the process hands over, or closing it, waits for its file
+/// system, which may be a process that does not answer. So it holds no lock then, and not the NIC, which ends without it; the process keeps
+/// its place until then.
+fn serve(nic: &Weak<Inner>, greeting: Greeting) {
+    let Greeting { socket, pid, uid, hello, place } = greeting;
+    let link = Link::new(socket);
+    let admitted = admit(nic, &link, (pid, uid), &hello, place.until);
+    drop(link);
+    drop(place);
+    let Some((guest, mut session)) = admitted else { return };
+    while answer_next(nic, &guest, &mut session) {}
+    part_from(nic, &guest, session);
+}
+
+/// Lets a process in. `None`: it was told why not, or the NIC is gone.
+fn admit(
+    nic: &Weak<Inner>,
+    link: &Link,
+    (pid, uid): (i32, u32),
+    hello: &Hello,
+    until: Instant,
+) -> Option<(Arc<Guest>, Session)> {
+    let heard = nic.upgrade()?.hears(uid, hello);
+    let memory = heard.and_then(|()| memory_of(link, hello, until));
+    nic.upgrade()?.admit(link, (pid, uid), &hello.name, memory)
+}
+
+/// Has a process hand over its memory.
+fn memory_of(link: &Link, hello: &Hello, until: Instant) -> Result<RemoteMemory, String> {
+    set_takes_descriptors(link.as_fd(), true);
+    link.send_at_once(&Ok::<(), String>(())).map_err(|error| error.to_string())?;
+    let fds = receive_until(link.as_fd(), until)
+        .map_err(|error| format!("descriptors of its memory did not come: {error}"))?;
+    RemoteMemory::new(fds.ok_or("it hung up")?, hello.secret).map_err(|error| error.to_string())
+}
+
+/// Answers a client's next question. False: it asks no more, or the NIC is gone.
+fn answer_next(nic: &Weak<Inner>, guest: &Guest, session: &mut Session) -> bool {
+    let Some(question) = guest.next_question() else { return false };
+    let Some(inner) = nic.upgrade() else { return false };
+    let reply = guest.answer(&inner.house, session, question);
+    drop(inner);
+    guest.reply(session, &reply)
+}
+
+/// Takes away all that a client has, and its place when nothing of it can wait any more.
+fn part_from(nic: &Weak<Inner>, guest: &Arc<Guest>, session: Session) {
+    if let Some(inner) = nic.upgrade() {
+        guest.leave(&inner.house, session);
+    }
+    guest.release();
+    if let Some(inner) = nic.upgrade() {
+        inner.strike(guest);
     }
 }

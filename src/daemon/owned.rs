@@ -17,6 +17,9 @@ pub(super) struct Owned {
     objects: HashMap<Object, Holding>,
     /// QPs in multicast groups, each with what it costs the process and its user.
     members: HashMap<(QpIndex, Gid), [Charge; 2]>,
+    /// Files of XRC domains that are closed. The last descriptor of a file system in userspace may take for ever to close, and others wait
+    /// for this book.
+    left: Vec<OwnedFd>,
 }
 
 #[derive(Debug)]
@@ -119,18 +122,30 @@ impl Owned {
     pub(super) fn strike(&mut self, object: Object) {
         match self.objects.get_mut(&object) {
             Some(holding) if holding.charges.len() > 1 => drop(holding.charges.pop()),
-            _ => drop(self.objects.remove(&object)),
+            _ => self.left.extend(self.objects.remove(&object).and_then(|holding| holding.file)),
         }
         if let Object::Qp(qp) = object {
             self.members.retain(|(member, _), _| *member != qp);
         }
     }
 
-    /// Keeps the file that an XRC domain stands for, as long as the domain is open.
-    pub(super) fn keep_file(&mut self, xrcd: XrcdId, file: OwnedFd) {
-        if let Some(holding) = self.objects.get_mut(&Object::Xrcd(xrcd)) {
-            holding.file = Some(file);
+    /// Keeps the file that an XRC domain stands for, as long as the domain is open. `None`: it was not opened.
+    pub(super) fn keep_file(&mut self, xrcd: Option<XrcdId>, file: OwnedFd) {
+        match xrcd.and_then(|xrcd| self.objects.get_mut(&Object::Xrcd(xrcd))) {
+            Some(holding) => self.left.extend(holding.file.replace(file)),
+            None => self.left.push(file),
         }
+    }
+
+    /// Returns files that no domain needs any more, to be closed once this book is not locked.
+    pub(super) fn take_left(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.left)
+    }
+
+    /// Strikes everything.
+    pub(super) fn clear(&mut self) {
+        self.left.extend(self.objects.drain().filter_map(|(_, holding)| holding.file));
+        self.members.clear();
     }
 
     /// True if a QP is in a multicast group.

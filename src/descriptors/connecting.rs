@@ -1,17 +1,19 @@
-//! Connects to Unix sockets that any process may have created, and gets the peer's process and user from the
-//! kernel.
+//! Connects to Unix sockets that any process may have created, listens where any process may connect, and gets the peer's process
+//! and user from the kernel.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, UnixAddr, UnixCredentials, connect as connect_to, getsockopt,
-    setsockopt, socket, sockopt,
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, UnixCredentials, bind, connect as connect_to,
+    getsockopt, listen as listen_at, setsockopt, socket, sockopt,
 };
 use nix::sys::time::{TimeVal, TimeValLike};
+
+use super::passing::set_takes_descriptors;
 
 /// Connects to a socket by its abstract name.
 ///
@@ -52,6 +54,21 @@ pub(crate) fn connect_now(own: Option<OwnedFd>, name: &str) -> io::Result<UnixSt
         )?,
     };
     connect_to(own.as_raw_fd(), &address)?;
+    Ok(own.into())
+}
+
+/// Listens at an abstract name. Connections receive no descriptors until [`set_takes_descriptors`] permits that. Accepting does not block.
+///
+/// # Errors
+/// `AddrInUse` if another socket has the name.
+pub(crate) fn listen(name: &str) -> io::Result<UnixListener> {
+    let address = UnixAddr::new_abstract(name.as_bytes())?;
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let own: OwnedFd = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    // A connection inherits the option when it is made.
+    set_takes_descriptors(own.as_fd(), false);
+    bind(own.as_raw_fd(), &address)?;
+    listen_at(&own, Backlog::MAXCONN)?;
     Ok(own.into())
 }
 

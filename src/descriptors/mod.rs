@@ -6,6 +6,8 @@ mod limit;
 mod passing;
 
 pub use children::leave_in_child;
-pub(crate) use connecting::{connect, connect_now, peer_of};
+pub(crate) use connecting::{connect, connect_now, listen, peer_of};
 pub use limit::raise_limit;
-pub(crate) use passing::{MOST, receive, receive_until, receive_with, send, send_with};
+#[cfg(test)]
+pub(crate) use passing::MOST;
+pub(crate) use passing::{receive, receive_until, receive_with, send, send_with, set_takes_descriptors};

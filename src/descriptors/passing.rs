@@ -16,6 +16,21 @@ pub(crate) const MOST: usize = 4;
 /// the numbers.
 const CONTROL: usize = 2 + MOST * size_of::<RawFd>() / size_of::<u64>();
 
+/// `SO_PASSRIGHTS` of `asm-generic/socket.h`, since Linux 6.16.
+const SO_PASSRIGHTS: libc::c_int = 83;
+
+/// Sets whether a Unix socket receives descriptors. If not, the sender gets `EPERM`. Connections inherit the option from their listener.
+///
+/// The process that receives descriptors, or closes a socket with undelivered ones, releases their files. That may wait: for the peer of a TCP
+/// socket that lingers, or for the process of a file system in userspace. Before Linux 6.16, every socket receives descriptors.
+pub(crate) fn set_takes_descriptors(socket: BorrowedFd<'_>, takes: bool) {
+    let value = libc::c_int::from(takes);
+    let size = size_of_val(&value) as libc::socklen_t;
+    let (socket, value) = (socket.as_raw_fd(), &raw const value);
+    // SAFETY: `value` is an int, whose size is given, and outlives the call.
+    let _ = unsafe { libc::setsockopt(socket, libc::SOL_SOCKET, SO_PASSRIGHTS, value.cast(), size) };
+}
+
 /// Sends descriptors with one byte of data.
 pub(crate) fn send(socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     send_with(socket, &[1], fds, MsgFlags::MSG_DONTWAIT).map(drop)
@@ -140,6 +155,22 @@ mod tests {
             .expect("a pipe");
         // If a writer were left open, the read would report `WouldBlock`.
         assert_eq!(reader.read(&mut bytes).expect("the end: all writers are closed"), 0);
+    }
+
+    #[test]
+    fn socket_takes_descriptors_or_bytes_alone() {
+        let (a, b) = UnixStream::pair().expect("two sockets");
+        set_takes_descriptors(b.as_fd(), false);
+        match send(a.as_fd(), &[a.as_fd()]) {
+            Ok(()) => return println!("SKIP socket_takes_descriptors_or_bytes_alone: Linux before 6.16"),
+            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EPERM)),
+        }
+        send(a.as_fd(), &[]).expect("a byte");
+        set_takes_descriptors(b.as_fd(), true);
+        send(a.as_fd(), &[a.as_fd()]).expect("room");
+        let came =
+            [(); 2].map(|()| receive(b.as_fd(), MsgFlags::empty()).expect("a byte").expect("open").len());
+        assert_eq!(came, [0, 1]);
     }
 
     #[test]

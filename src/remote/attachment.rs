@@ -151,20 +151,23 @@ impl Attachment {
         let hello = Hello { version: VERSION, name, secret: secret_at };
         let memory = RemoteMemory::descriptors()
             .map_err(|source| AttachError::Memory { interface: interface.to_owned(), source })?;
-        let sent = link.send(&hello, &memory.each_ref().map(AsFd::as_fd));
-        drop(memory);
-        let answer = link.receive::<Result<Welcome, String>>().map_err(system)?;
-        if answer.is_none() {
-            // A NIC that refuses a user says so without hearing the greeting.
-            sent.map_err(system)?;
-        }
-        // It has to be there until then.
-        std::hint::black_box(&secret);
         let refused =
             |why: &str| AttachError::Refused { interface: interface.to_owned(), why: why.to_owned() };
-        link.set_read_timeout(None).map_err(system)?;
-        let (welcome, fds) = answer.ok_or_else(|| refused("it hung up; is it of another version?"))?;
+        let hung_up = || refused("it hung up; is it of another version?");
+        // A NIC that refuses a user says so without hearing the greeting.
+        let sent = link.send(&hello, &[]);
+        match link.receive::<Result<(), String>>().map_err(system)? {
+            Some((heard, _)) => heard.map_err(|why| refused(&why))?,
+            None => return Err(sent.map_or_else(system, |()| hung_up())),
+        }
+        let sent = link.show(&memory.each_ref().map(AsFd::as_fd));
+        drop(memory);
+        let answer = link.receive::<Result<Welcome, String>>().map_err(system)?;
+        // It has to be there until then.
+        std::hint::black_box(&secret);
+        let Some((welcome, fds)) = answer else { return Err(sent.map_or_else(system, |()| hung_up())) };
         let welcome = welcome.map_err(|why| refused(&why))?;
+        link.set_read_timeout(None).map_err(system)?;
         let Ok([page, wake, events]) = <[OwnedFd; 3]>::try_from(fds) else {
             return Err(refused("what came is not what a NIC hands over"));
         };

@@ -1,14 +1,16 @@
 //! Messages with descriptors between a process and its NIC, over a stream socket.
 
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use nix::sys::socket::MsgFlags;
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, recv};
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::descriptors::{MOST, receive_with, send_with};
+use crate::descriptors::{receive_with, send, send_with};
 
 /// Maximum bytes of an answer: some 30 times a list of 65,536 QPs.
 const LONGEST_ANSWER: usize = 1 << 29;
@@ -99,6 +101,14 @@ impl Link {
         }
     }
 
+    /// Hands over the descriptors of this process's memory, beside one byte. It does not wait.
+    ///
+    /// # Errors
+    /// If the other end is gone, or takes none.
+    pub fn show(&self, memory: &[BorrowedFd<'_>]) -> io::Result<()> {
+        send(self.0.as_fd(), memory)
+    }
+
     /// How long [`receive`](Self::receive) waits from one piece of a message to the next. `None`: for ever.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.0.set_read_timeout(timeout)
@@ -111,32 +121,42 @@ impl Link {
 
     /// Ends the connection for both ends, and wakes threads that wait on it.
     pub fn shut(&self) {
-        let _ = self.0.shutdown(std::net::Shutdown::Both);
+        let _ = self.0.shutdown(Shutdown::Both);
+    }
+
+    /// Takes nothing from the other end, now or later.
+    pub fn shut_input(&self) -> io::Result<()> {
+        self.0.shutdown(Shutdown::Read)
+    }
+
+    /// Releases what waits in it after [`shut`](Self::shut), descriptors too, so that closing it releases none.
+    pub fn drain(&self) {
+        let mut bytes = [0; 4096];
+        while matches!(
+            recv(self.0.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT),
+            Ok(1..) | Err(Errno::EINTR)
+        ) {}
     }
 }
 
-/// A message that comes in pieces from a process that is not waited for.
+/// A message that comes in pieces, and without descriptors, from a process that is not waited for.
 #[derive(Debug)]
 pub struct Pieces {
     bytes: Vec<u8>,
-    fds: Vec<OwnedFd>,
     longest: usize,
 }
 
 impl Pieces {
     /// Makes an empty buffer for a message of at most `longest` bytes.
     pub fn new(longest: usize) -> Pieces {
-        Pieces { bytes: Vec::new(), fds: Vec::new(), longest }
+        Pieces { bytes: Vec::new(), longest }
     }
 
     /// Reads the available bytes, but none beyond the message. `None` if the other end has closed.
     ///
     /// # Errors
     /// `WouldBlock` if more is due; any other if what came is no such message.
-    pub fn read<T: DeserializeOwned>(
-        &mut self,
-        socket: BorrowedFd<'_>,
-    ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    pub fn read<T: DeserializeOwned>(&mut self, socket: BorrowedFd<'_>) -> io::Result<Option<T>> {
         loop {
             let at = self.bytes.len();
             let due = match self.bytes.first_chunk() {
@@ -144,20 +164,15 @@ impl Pieces {
                 None => HEAD,
             };
             if at >= HEAD && at == due {
-                let message = postcard::from_bytes(&self.bytes[HEAD..]).map_err(io::Error::other)?;
-                return Ok(Some((message, std::mem::take(&mut self.fds))));
+                return postcard::from_bytes(&self.bytes[HEAD..]).map(Some).map_err(io::Error::other);
             }
             self.bytes.resize(due, 0);
-            let received = receive_with(socket, &mut self.bytes[at..], MsgFlags::MSG_DONTWAIT);
-            self.bytes.truncate(at + received.as_ref().map_or(0, |(length, _)| *length));
+            let received = recv(socket.as_raw_fd(), &mut self.bytes[at..], MsgFlags::MSG_DONTWAIT);
+            self.bytes.truncate(at + received.unwrap_or(0));
             match received {
-                Ok((0, _)) => return Ok(None),
-                Ok((_, fds)) if self.fds.len() + fds.len() > MOST => {
-                    return Err(io::Error::other(format!("more than {MOST} descriptors")));
-                }
-                Ok((_, fds)) => self.fds.extend(fds),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+                Ok(0) | Err(Errno::ECONNRESET) => return Ok(None),
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(error) => return Err(error.into()),
             }
         }
     }
@@ -203,6 +218,22 @@ mod tests {
         assert_eq!((number, bytes.len(), fds.len()), (2, 3 << 20, 0));
         sender.join().expect("no panic");
         assert!(b.receive::<u32>().expect("an end").is_none());
+    }
+
+    #[test]
+    fn drained_link_holds_no_descriptor() {
+        let (a, b) = pair();
+        let (mut reader, writer) = std::io::pipe().expect("a pipe");
+        for flags in [MsgFlags::empty(), MsgFlags::MSG_OOB, MsgFlags::empty()] {
+            send_with(a.as_fd(), b"bytes", &[writer.as_fd()], flags).expect("room");
+        }
+        drop(writer);
+        b.shut();
+        b.drain();
+        nix::fcntl::fcntl(&reader, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK))
+            .expect("a pipe");
+        assert_eq!(reader.read(&mut [0]).expect("the end: all writers are closed"), 0);
+        drop((a, b));
     }
 
     #[test]

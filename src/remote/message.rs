@@ -17,7 +17,7 @@ use crate::roster::PortRequest;
 use crate::verbs::Mtu;
 
 /// The form of messages. Both ends have to have the same.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// Maximum number of services that a process may listen for, far more than a connection manager has listeners.
 const SERVICES: usize = 1 << 13;
@@ -51,7 +51,8 @@ fn at_most<'de, const MOST: usize, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer.deserialize_seq(List::<T, MOST>(PhantomData))
 }
 
-/// A process that wants to be served. Beside it come the descriptors of its memory
+/// A process that wants to be served. No descriptor comes beside it: the NIC takes none before it has answered by `Ok(())`. Then come, beside
+/// one byte, the descriptors of the process's memory
 /// ([`RemoteMemory::descriptors`](crate::shared::remote_memory::RemoteMemory::descriptors)).
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Hello {

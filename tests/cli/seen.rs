@@ -5,7 +5,9 @@ use std::io::{IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
+use std::process::Command;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::{Signal, kill};
@@ -17,7 +19,7 @@ use roxie::host::inspect::{CounterReader, Snapshot};
 use serde_json::Value;
 
 use crate::network::Net;
-use crate::run;
+use crate::{Running, run};
 
 /// Returns the rows of a process in a command's JSON.
 fn rows_of(told: &str, pid: u32) -> Vec<Value> {
@@ -130,6 +132,26 @@ fn other_user_sees_nothing_root_sees_all() {
         look.snapshots.iter().filter(|device| device.pid == pid).count()
     };
     assert_eq!((seen_by(65534), seen_by(0)), (0, 1));
+}
+
+/// In a user namespace, root is a user without a number.
+#[test]
+fn root_sees_program_in_user_namespace() {
+    let Some(net) = Net::new("seen-userns") else { return };
+    // Such a user may not reach the build folder.
+    let place = tempfile::tempdir().unwrap();
+    let program = place.path().join("roxie");
+    std::fs::copy(env!("CARGO_BIN_EXE_roxie"), &program).unwrap();
+    std::fs::set_permissions(place.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let user =
+        ["--reuid=65533", "--regid=65533", "--clear-groups", "unshare", "--user", "--map-current-user"];
+    let mut command = Command::new("setpriv");
+    command.args(user).arg(program).args(["pingpong", "rc", "--port", "udp"]);
+    let mut server = net.a.run(|| Running::start(command)).unwrap();
+    server.wait_for("waiting for a peer");
+    let shown = net.left("show qps --json").succeeded();
+    assert_eq!(rows_of(&shown.stdout, server.child.id()).len(), 1, "{shown:#?}");
+    server.kill();
 }
 
 /// Runs `act` in a namespace as a user. The system call changes the calling thread only, unlike the C library's function.

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 
 /// First words of a comment line that name nothing.
 const PRONOUNS: &[&str] = &[
-    "It", "This", "That", "These", "Those", "They", "What", "Whatever", "Who", "Whoever", "The same", "Likewise", "One that",
-    "Both", "All of", "Neither", "Nor", "So",
+    "It", "This", "That", "These", "Those", "They", "What", "Whatever", "Who", "Whoever", "The same",
+    "Likewise", "One that", "Both", "All of", "Neither", "Nor", "So",
 ];
 /// Words for people, where a role has a noun.
 const PEOPLE: &[&str] = &["who", "whoever", "whose", "nobody", "somebody", "anybody"];
@@ -46,7 +46,8 @@ fn comment(line: &str) -> Option<&str> {
 
 fn begins_with_pronoun(text: &str) -> bool {
     PRONOUNS.iter().any(|pronoun| {
-        text.strip_prefix(pronoun).is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_'))
+        text.strip_prefix(pronoun)
+            .is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_'))
     })
 }
 
@@ -76,7 +77,8 @@ pub(super) fn long_names(text: &str) -> Vec<&str> {
         }
         let function = lines.by_ref().find_map(|line| line.strip_prefix("fn "));
         let name = function.and_then(|rest| rest.split('(').next()).unwrap_or_default();
-        if name.split('_').filter(|word| !word.is_empty()).count() > LONGEST_NAME || name.starts_with("what_") {
+        if name.split('_').filter(|word| !word.is_empty()).count() > LONGEST_NAME || name.starts_with("what_")
+        {
             names.push(name);
         }
     }

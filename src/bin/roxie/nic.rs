@@ -158,7 +158,7 @@ impl Log {
     fn add(&self, visit: &Visit) {
         let rate = match visit {
             Visit::Refused { .. } => &self.refusals,
-            Visit::Came(_) | Visit::Silent(_) | Visit::Went(_) => &self.visits,
+            Visit::Came(_) | Visit::Silent(_) | Visit::Went(_) | Visit::Left(_) => &self.visits,
         };
         self.count();
         if rate.takes(Instant::now()) {
@@ -193,6 +193,9 @@ fn print_visit(visit: &Visit) {
             describe(served)
         )),
         Visit::Went(served) => output::note(format_args!("{} has ended", describe(served))),
+        Visit::Left(threads) => output::note(format_args!(
+            "{threads} threads wait for files of programs whose file system does not answer: the process may not end before that file system does"
+        )),
     }
 }
 

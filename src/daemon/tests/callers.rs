@@ -1,17 +1,21 @@
 //! Connections that are slow, many, or full of descriptors, and clients that take no events.
 
 use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::sys::socket::MsgFlags;
+use nix::sys::socket::{MsgFlags, setsockopt, sockopt};
 
-use super::{Nic, PATIENCE, Quota, nic, settled};
-use crate::descriptors::send_with;
+use super::{Nic, PATIENCE, Quota, heard, hello, nic, settled};
+use crate::daemon::Visit;
+use crate::descriptors::{send, send_with};
 use crate::nic::Command;
 use crate::remote::link::Link;
+use crate::remote::message::{Hello, Welcome};
+use crate::shared::remote_memory::RemoteMemory;
 use crate::threads::lock;
 use crate::verbs::{AsyncEvent, CqIndex, EventKind};
 
@@ -23,12 +27,12 @@ fn slow(nic: &Nic) -> UnixStream {
 }
 
 #[test]
-fn surplus_descriptors_of_a_greeting_are_closed() {
+fn surplus_descriptors_of_memory_are_closed() {
     let nic = nic(Quota::default());
     let (mut reader, writer) = std::io::pipe().expect("a pipe");
     let mut socket = nic.connect();
-    let greeting = [&8u32.to_ne_bytes()[..], b"greeting"].concat();
-    send_with(socket.as_fd(), &greeting, &[writer.as_fd(); 8], MsgFlags::empty()).expect("it listens");
+    heard(&Link::new(socket.try_clone().expect("a descriptor")), &hello(&7)).expect("it hears");
+    send(socket.as_fd(), &[writer.as_fd(); 8]).expect("it listens");
     drop(writer);
     // The NIC closes the connection, with or without an answer.
     while socket.read(&mut [0; 100]).is_ok_and(|read| read > 0) {}
@@ -36,6 +40,56 @@ fn surplus_descriptors_of_a_greeting_are_closed() {
     // While a copy of the pipe's write end is open, a read fails with `WouldBlock` and does not return 0.
     nic.wait("all are closed", |_| (&reader).read(&mut [0]).is_ok_and(|read| read == 0));
     assert!(reader.read(&mut [0]).is_ok());
+}
+
+/// A TCP socket that is closed for a minute: its peer reads nothing of what was sent.
+fn lingering() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let mut own = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+    let (peer, _) = listener.accept().expect("it has connected");
+    let linger = libc::linger { l_onoff: 1, l_linger: 60 };
+    setsockopt(&own, sockopt::Linger, &linger).expect("a socket");
+    own.set_nonblocking(true).expect("a socket");
+    while own.write(&[0; 1 << 16]).is_ok() {}
+    (own, peer)
+}
+
+#[test]
+fn descriptor_beside_greeting_stops_nobody() {
+    let nic = nic(Quota::default());
+    let (lingering, _peer) = lingering();
+    let socket = nic.connect();
+    match send_with(socket.as_fd(), &[8], &[lingering.as_fd()], MsgFlags::empty()) {
+        Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EPERM)),
+        Ok(_) => return println!("SKIP descriptor_beside_greeting_stops_nobody: Linux before 6.16"),
+    }
+    nic.serves_others();
+}
+
+/// The NIC's thread of that client reads bytes there, and no descriptors.
+#[test]
+fn descriptor_inside_question_stops_its_client_alone() {
+    let nic = nic(Quota::default());
+    let (lingering, _peer) = lingering();
+    let client = nic.admitted();
+    let socket = client.link.as_fd();
+    send_with(socket, &8u32.to_ne_bytes(), &[], MsgFlags::empty()).expect("it listens");
+    send_with(socket, &[0; 8], &[lingering.as_fd()], MsgFlags::empty()).expect("it listens");
+    drop(lingering);
+    nic.serves_others();
+    assert_eq!(nic.end(), Visit::Left(1));
+}
+
+#[test]
+fn library_of_version_4_is_told_so() {
+    let nic = nic(Quota::default());
+    let (link, secret) = (nic.knock(), 7);
+    let memory = RemoteMemory::descriptors().expect("this process's own");
+    let older = Hello { version: 4, ..hello(&secret) };
+    // Since Linux 6.16 descriptors are refused before a byte is sent.
+    let _ = link.send(&older, &memory.each_ref().map(AsFd::as_fd));
+    let answer = link.receive::<Result<Welcome, String>>().expect("an answer").expect("it did not hang up").0;
+    assert!(answer.expect_err("refused").contains("use the same roxie"));
 }
 
 #[test]

@@ -23,6 +23,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::{Config, Daemon, DaemonError, Quota, Users, Visit};
+use crate::descriptors::send;
 use crate::flow::{RxHash, RxHashFields};
 use crate::host::{Device, DeviceConfig, Drive};
 use crate::nic::{Answer, Command, MemoryCommand, ReceiveSource};
@@ -123,10 +124,19 @@ impl Nic {
 }
 
 fn greet(link: Link, hello: &Hello) -> (Result<Welcome, String>, Link, Vec<OwnedFd>) {
+    if let Err(why) = heard(&link, hello) {
+        return (Err(why), link, Vec::new());
+    }
     let memory = RemoteMemory::descriptors().expect("this process's own");
-    link.send(hello, &memory.each_ref().map(AsFd::as_fd)).expect("it listens");
+    send(link.as_fd(), &memory.each_ref().map(AsFd::as_fd)).expect("it listens");
     let (answer, fds) = link.receive().expect("an answer").expect("it did not hang up");
     (answer, link, fds)
+}
+
+/// What a greeting leads to: descriptors may come, or not.
+fn heard(link: &Link, hello: &Hello) -> Result<(), String> {
+    link.send(hello, &[]).expect("it listens");
+    link.receive().expect("an answer").expect("it did not hang up").0
 }
 
 fn hello(secret: &u64) -> Hello {

@@ -1,13 +1,54 @@
-//! Memory that does not answer: of a file system that its owner serves, and that waits with a page.
+//! Memory and files that do not answer: of a file system that its owner serves, and that waits with a page or with an answer.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
 
 use super::honest::Couple;
 use super::isolation::attached;
-use super::{Quota, nic};
+use super::{Nic, PATIENCE, Quota, heard, hello, nic};
+use crate::daemon::Visit;
+use crate::descriptors::send;
 use crate::host::{ConnectOptions, MemoryRegion};
+use crate::nic::Command;
 use crate::remote::Attachment;
+use crate::remote::link::Link;
+use crate::remote::message::Ask;
 use crate::shared::HostMemory;
-use crate::shared::remote_memory::silent::SilentMemory;
-use crate::verbs::{Access, QpCaps, QpState, SendWr, WrOpcode};
+use crate::shared::remote_memory::silent::{SilentFile, SilentMemory};
+use crate::threads::{as_user, lock};
+use crate::verbs::{Access, OpenXrcd, QpCaps, QpState, SendWr, WrOpcode};
+
+/// The user of clients that do not answer.
+const USER: u32 = 65534;
+
+impl Nic {
+    /// Another client comes, is served, and goes.
+    pub(super) fn serves_others(&self) {
+        let socket = self.connect();
+        socket.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        let served = self.daemon.served().len();
+        let other = self.admitted_by(socket).expect("let in");
+        other.call(Command::AllocPd).expect("served");
+        drop(other);
+        self.wait("its end", |nic| nic.daemon.served().len() <= served);
+    }
+
+    /// Ends it, and returns the last visit. Nothing has the NIC any more, whatever threads are left.
+    pub(super) fn end(self) -> Visit {
+        let Nic { daemon, visits, .. } = self;
+        let inner = Arc::downgrade(&daemon.inner);
+        let (tell, ended) = channel();
+        let ends = std::thread::spawn(move || {
+            drop(daemon);
+            let _ = tell.send(());
+        });
+        ended.recv_timeout(PATIENCE).expect("the NIC ends");
+        ends.join().expect("no panic");
+        assert!(inner.upgrade().is_none());
+        lock(&visits).last().cloned().expect("a visit")
+    }
+}
 
 /// The memory is read to send a message, or written by a peer.
 #[test]
@@ -62,11 +103,47 @@ fn silent_user_is_refused_until_memory_answers() {
     let nic = nic(Quota::default());
     let uid = nix::unistd::getuid().as_raw();
     let memory = attached(&nic);
-    let guest = std::sync::Arc::clone(&crate::threads::lock(&nic.daemon.inner.guests)[0]);
+    let guest = Arc::clone(&lock(&nic.daemon.inner.guests)[0]);
     guest.memory.abandon();
     nic.wait("the end of its service", |nic| nic.daemon.served().is_empty());
     assert!(nic.daemon.inner.house.is_silent(uid) && !nic.daemon.inner.house.is_silent(uid + 1));
     let refused = Attachment::open(&nic.interface).expect_err("its user waits").to_string();
     assert!(refused.contains("does not answer"), "{refused}");
     drop((guest, memory));
+}
+
+/// A client hands over a file that does not answer, as its memory or beside a question. Others come and are served, and the NIC ends.
+#[test]
+fn silent_file_stops_its_client_alone() {
+    let hand_over: [fn(&Nic, BorrowedFd<'_>) -> Link; 4] = [
+        |nic, file| {
+            let link = Link::new(as_user(USER, || nic.connect()).expect("root"));
+            heard(&link, &hello(&7)).expect("it hears");
+            send(link.as_fd(), &[file, file]).expect("it listens");
+            link
+        },
+        |nic, file| ask(nic, &Ask::Port, file),
+        |nic, file| ask(nic, &Ask::Arena { words: 64 }, file),
+        |nic, file| ask(nic, &Ask::Command(Command::OpenXrcd(OpenXrcd::default())), file),
+    ];
+    for hand_over in hand_over {
+        let silent = match SilentFile::new() {
+            Ok(silent) => silent,
+            Err(error) => {
+                println!("SKIP silent_file_stops_its_client_alone: no FUSE file system: {error}");
+                return;
+            }
+        };
+        let nic = nic(Quota::default());
+        let _link = hand_over(&nic, silent.file.as_fd());
+        nic.serves_others();
+        assert_eq!(nic.end(), Visit::Left(1));
+    }
+}
+
+/// Asks as a client of another user, and does not wait for the answer.
+fn ask(nic: &Nic, ask: &Ask, file: BorrowedFd<'_>) -> Link {
+    let client = nic.admitted_by(as_user(USER, || nic.connect()).expect("root")).expect("served");
+    client.link.send(ask, &[file]).expect("it listens");
+    client.link
 }

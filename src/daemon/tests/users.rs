@@ -26,7 +26,7 @@ const SERVICE: u64 = 0x0106_0000 + 7471;
 
 impl Nic {
     fn connected_as(&self, uid: u32) -> UnixStream {
-        as_user(uid, || self.connect())
+        as_user(uid, || self.connect()).expect("root")
     }
 
     pub(super) fn admitted_as(&self, uid: u32) -> Result<Stranger, String> {

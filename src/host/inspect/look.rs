@@ -17,6 +17,7 @@ use nix::unistd::geteuid;
 use super::Snapshot;
 use super::window::NAME;
 use crate::descriptors::{connect_now, peer_of, receive_until};
+use crate::threads::as_user;
 
 /// Maximum time for all devices together to answer. A stopped one (`SIGSTOP`) does not answer.
 pub(super) const PATIENCE: Duration = Duration::from_millis(500);
@@ -60,7 +61,9 @@ pub fn snapshots() -> io::Result<Look> {
         let Ok(whose) = peer_of(&reader) else { continue };
         match is_trusted(whose.uid()) {
             true => asked.push(Asked { reader, whose }),
-            false if is_root && others.len() < OTHERS => others.push(Asked { reader, whose }),
+            false if is_root && others.len() < OTHERS => {
+                others.push(Asked { reader, whose }.asked_by_its_user(&name))
+            }
             false => look.left_out += usize::from(is_root),
         }
     }
@@ -75,6 +78,18 @@ pub fn snapshots() -> io::Result<Look> {
     }
     look.snapshots.sort_by_key(|snapshot| snapshot.pid);
     Ok(look)
+}
+
+impl Asked {
+    /// Asks as the device's own user: in a user namespace (`roxie run` makes one for a user without privilege), a program sees root as any
+    /// other user, and tells it nothing.
+    fn asked_by_its_user(self, name: &str) -> Asked {
+        let again = as_user(self.whose.uid(), || connect_now(None, name)).and_then(|connected| connected);
+        match again.and_then(|reader| Ok((peer_of(&reader)?, reader))) {
+            Ok((whose, reader)) if whose == self.whose => Asked { reader, whose },
+            _ => self,
+        }
+    }
 }
 
 impl Look {

@@ -11,7 +11,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::geteuid;
 
 use super::Snapshot;
-use crate::descriptors::{children, peer_of, send};
+use crate::descriptors::{children, listen, peer_of, send};
 
 /// Prefix of the socket's name.
 pub(super) const NAME: &str = "roxie/see/";
@@ -52,9 +52,8 @@ impl Window {
         loop {
             // Processes of different PID namespaces may have the same number.
             let name = format!("{NAME}{pid}/{}", COUNT.fetch_add(1, Relaxed));
-            match UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?) {
+            match listen(&name) {
                 Ok(listener) => {
-                    listener.set_nonblocking(true)?;
                     children::keep_from([listener.as_raw_fd()]);
                     return Ok(Window(listener));
                 }

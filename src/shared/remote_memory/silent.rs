@@ -1,4 +1,4 @@
-//! Memory that never answers: behind it is a file whose file system answers everything but reads and writes (FUSE, `linux/fuse.h`).
+//! Memory and files that never answer: the file system (FUSE, `linux/fuse.h`) answers everything but some requests.
 //!
 //! Missing pages of the process itself would not do: it would block itself, because the kernel holds its address space locked
 //! meanwhile.
@@ -33,20 +33,50 @@ impl Drop for Server {
     }
 }
 
+/// A file that can be opened, and whose last user waits for ever when it asks about it or closes it.
+pub(crate) struct SilentFile {
+    // Ends first: this process would wait as well.
+    _server: Server,
+    pub(crate) file: File,
+}
+
+/// What is answered with errors, or not at all.
+const READ: u32 = 15;
+const WRITE: u32 = 16;
+const STATFS: u32 = 17;
+const FLUSH: u32 = 25;
+
+impl SilentFile {
+    /// # Errors
+    /// If the user may not mount a file system of this kind.
+    pub(crate) fn new() -> io::Result<SilentFile> {
+        let (file, _server) = Server::start(&[STATFS, FLUSH])?;
+        Ok(SilentFile { _server, file })
+    }
+}
+
 impl SilentMemory {
     /// # Errors
     /// If the user may not mount a file system of this kind.
     pub(crate) fn new() -> io::Result<SilentMemory> {
+        let (file, _server) = Server::start(&[READ, WRITE])?;
+        Ok(SilentMemory { memory: Arc::new(RemoteMemory::behind(file)), _server })
+    }
+}
+
+impl Server {
+    /// A file of a file system that does not answer these requests.
+    fn start(silent: &'static [u32]) -> io::Result<(File, Server)> {
         let device = OpenOptions::new().read(true).write(true).open("/dev/fuse")?;
         let number = device.as_raw_fd();
         // SAFETY: the child calls nothing that allocates or takes a lock until it is killed.
         let server = match unsafe { fork() }? {
             ForkResult::Parent { child } => Server(child),
-            ForkResult::Child => serve(device, number),
+            ForkResult::Child => serve(device, number, silent),
         };
         // In a mount namespace of this thread, so that no other thread sees the file system.
         let file = thread::spawn(move || open(&device)).join().expect("no panic")?;
-        Ok(SilentMemory { memory: Arc::new(RemoteMemory::behind(file)), _server: server })
+        Ok((file, server))
     }
 }
 
@@ -60,7 +90,7 @@ fn open(device: &File) -> io::Result<File> {
 }
 
 /// Answers what is asked of the file system.
-fn serve(mut device: File, number: RawFd) -> ! {
+fn serve(mut device: File, number: RawFd, silent: &[u32]) -> ! {
     let number = number.cast_unsigned();
     // SAFETY: the child's own copies of the descriptors, of which it uses the device alone. The child ends with the thread that
     // forked it.
@@ -75,6 +105,7 @@ fn serve(mut device: File, number: RawFd) -> ! {
         let word = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|byte| request[at + byte]));
         let (is_root, mut answer) = (word(16) == 1, Answer::default());
         match word(4) {
+            operation if silent.contains(&operation) => continue,
             // INIT: version 7.31.
             26 => answer.add(&[7, 31, 4096, 0, 8 << 16 | 8, 4096, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]),
             // LOOKUP: node 2, valid for 1000 s.
@@ -89,9 +120,9 @@ fn serve(mut device: File, number: RawFd) -> ! {
             }
             // OPEN, FLUSH, RELEASE.
             14 => answer.add(&[1, 0, 0, 0]),
-            25 | 18 => {}
-            // READ and WRITE are never answered. FORGET, INTERRUPT and BATCH_FORGET have no answers.
-            15 | 16 | 2 | 36 | 42 => continue,
+            FLUSH | 18 => {}
+            // FORGET, INTERRUPT and BATCH_FORGET have no answers.
+            2 | 36 | 42 => continue,
             _ => answer.error = -libc::ENOSYS,
         }
         let head = [16 + 4 * answer.length as u32, answer.error.cast_unsigned(), word(8), word(12)];

@@ -4,18 +4,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use crossbeam_channel::Receiver;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::socket::MsgFlags;
 
-use super::super::{CAPS, Config, Quota, Stranger, hello};
+use super::super::{CAPS, Config, PATIENCE, Quota, Stranger, hello};
 use crate::daemon::account::Accounts;
 use crate::daemon::guest::{Guest, Session};
 use crate::daemon::house::Users;
-use crate::daemon::{Inner, Visit};
-use crate::descriptors::send_with;
+use crate::daemon::{Inner, Visit, admit, answer_next, part_from};
+use crate::descriptors::{send, send_with};
 use crate::engine::Engine;
 use crate::host::{Device, DeviceConfig, Drive, QueuePair};
 use crate::limits::Limits;
@@ -69,10 +70,10 @@ impl Seated {
     pub(in super::super) fn answer(&self) {
         let mut session = lock(&self.session);
         if let Some(asks) = session.as_mut()
-            && !self.guest.answer_next(&self.inner.house, asks)
+            && !answer_next(&Arc::downgrade(&self.inner), &self.guest, asks)
             && let Some(session) = session.take()
         {
-            self.inner.part_from(&self.guest, session);
+            part_from(&Arc::downgrade(&self.inner), &self.guest, session);
         }
         self.asked.fetch_add(1, Relaxed);
     }
@@ -182,12 +183,16 @@ impl Bench {
     ) -> Result<Stranger, String> {
         let inner = &self.sides[side].inner;
         let (own, nics) = UnixStream::pair().expect("two sockets");
-        send_with(own.as_fd(), bytes, fds, MsgFlags::empty()).map_err(|error| error.to_string())?;
+        send_with(own.as_fd(), bytes, &[], MsgFlags::empty()).map_err(|error| error.to_string())?;
+        // No thread answers in between.
+        send(own.as_fd(), fds).map_err(|error| error.to_string())?;
         let greeting = Pieces::new(LONGEST_GREETING).read::<Hello>(nics.as_fd());
-        let (hello, fds) = greeting.map_err(|error| error.to_string())?.ok_or("nothing")?;
-        let pid = std::process::id().cast_signed();
-        let admitted = inner.admit(nics, (pid, uid), hello, fds);
+        let hello = greeting.map_err(|error| error.to_string())?.ok_or("nothing")?;
+        let (pid, until) = (std::process::id().cast_signed(), Instant::now() + PATIENCE);
+        let admitted = admit(&Arc::downgrade(inner), &Link::new(nics), (pid, uid), &hello, until);
         let link = Link::new(own);
+        let heard = link.receive::<Result<(), String>>().map_err(|error| error.to_string())?;
+        heard.ok_or("no answer")?.0?;
         let received = link.receive::<Result<Welcome, String>>().map_err(|error| error.to_string())?;
         let (answer, fds) = received.ok_or("no answer")?;
         let (guest, session) = admitted.ok_or_else(|| answer.clone().expect_err("it was not let in"))?;

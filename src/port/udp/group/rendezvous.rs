@@ -6,8 +6,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -15,7 +14,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::unistd::geteuid;
 
 use super::error::JoinError;
-use crate::descriptors::{connect, peer_of, receive_until, send};
+use crate::descriptors::{connect, listen, peer_of, receive_until, send};
 
 /// Timeout for a member's answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -47,23 +46,15 @@ fn system(what: &'static str) -> impl Fn(io::Error) -> JoinError {
     move |source| JoinError::System { what, source }
 }
 
-fn address_of(name: &str) -> Result<SocketAddr, JoinError> {
-    SocketAddr::from_abstract_name(name).map_err(system("naming the group"))
-}
-
 /// Finds the group with this name, or becomes its first member.
 pub(super) fn find_or_begin(name: &str) -> Result<Found, JoinError> {
-    let address = address_of(name)?;
     let until = Instant::now() + PATIENCE;
     loop {
         if let Some(fds) = ask(name, until)? {
             return Ok(Found::Group(fds));
         }
-        match UnixListener::bind_addr(&address) {
-            Ok(listener) => {
-                listener.set_nonblocking(true).map_err(system("the group's socket"))?;
-                return Ok(Found::New(listener.into()));
-            }
+        match listen(name) {
+            Ok(listener) => return Ok(Found::New(listener.into())),
             // Another process was faster.
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => std::thread::sleep(LOOK),
             Err(error) => return Err(system("binding the group's socket")(error)),
