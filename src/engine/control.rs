@@ -2,13 +2,22 @@
 
 use crossbeam_channel::Sender;
 
-use crate::nic::{Answer, Command, ControlError};
+use crate::nic::{Answer, Command, ControlError, SendQueue};
 
 /// A command and where its answer goes.
 #[derive(Debug)]
 pub struct Request {
-    /// What the device shall do.
+    /// What the device shall do. What it takes much memory for [is prepared](Command::prepare).
     pub command: Command,
     /// Where to say how it went.
-    pub answer: Sender<Result<Answer, ControlError>>,
+    pub answer: Sender<Answered>,
+}
+
+/// An answer.
+#[derive(Debug)]
+pub struct Answered {
+    /// How it went.
+    pub result: Result<Answer, ControlError>,
+    /// Memory of a QP that is gone. To free it takes milliseconds: that is for whoever takes the answer, not for the worker.
+    pub remains: Option<SendQueue>,
 }

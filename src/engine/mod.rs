@@ -314,11 +314,11 @@ impl Engine {
     /// As the command's; [`ControlError::DeviceFatal`] if the engine is dead.
     pub fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         let (answer, answered) = bounded(1);
-        self.submit(Request { command: command.into(), answer })?;
+        self.submit(Request { command: command.into().prepare()?, answer })?;
         self.doorbells.wake_if_sleeping();
         loop {
             match answered.try_recv() {
-                Ok(answer) => return answer,
+                Ok(answer) => return answer.result,
                 Err(TryRecvError::Disconnected) => return Err(ControlError::DeviceFatal),
                 Err(TryRecvError::Empty) if self.is_dead() => return Err(ControlError::DeviceFatal),
                 Err(TryRecvError::Empty) => {}
@@ -326,7 +326,7 @@ impl Engine {
             if !self.caller_drives {
                 // The thread answers at once; a look now and then whether it lives.
                 if let Ok(answer) = answered.recv_timeout(Nanos(WaitPolicy::LONGEST_SLEEP_NS).as_duration()) {
-                    return answer;
+                    return answer.result;
                 }
             } else if let Ok(mut worker) = self.shared.lock_between() {
                 let now = self.now();

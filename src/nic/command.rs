@@ -9,10 +9,11 @@ use super::log::QpRecord;
 use super::memory_command::MemoryCommand;
 use crate::congestion::{Settings, SharedRate, State};
 use crate::time::Nanos;
+use crate::transport::send_queue::SendQueue;
 use crate::verbs::{
     Access, AddressVector, AhId, CqIndex, FlowId, FlowRule, Gid, ModifyError, MrIndex, MwIndex, MwType,
-    OpenXrcd, PdId, Psn, QpAttr, QpAttributes, QpCaps, QpIndex, QpState, QpType, Qpn, Rss, SrqIndex, SrqKind,
-    Srqn, XrcdId,
+    OpenXrcd, PdId, Psn, QpAttr, QpAttributes, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, Rss, SrqIndex,
+    SrqKind, Srqn, XrcdId,
 };
 
 /// What an application asks of the device. Those that carry memory are no messages by themselves.
@@ -95,9 +96,30 @@ pub enum Command {
     /// One of those that carry memory.
     #[serde(skip)]
     Memory(Box<MemoryCommand>),
+    /// Makes a QP with this copy of its send queue ([`prepare`](Command::prepare)).
+    #[serde(skip)]
+    CreatePrepared(Box<MemoryCommand>, SendQueue),
     /// How all QPs react to congestion, and what traffic classes there are, from now on.
     #[serde(skip)]
     SetCongestion(Box<CongestionConfig>),
+}
+
+impl Command {
+    /// Allocates and zeroes the memory that a QP takes: up to 20 MB, some 20 ms, which are the caller's and not a pass's.
+    ///
+    /// # Errors
+    /// If its sizes are beyond the limits, or there is no memory.
+    pub fn prepare(self) -> Result<Command, ControlError> {
+        let Command::Memory(command) = self else { return Ok(self) };
+        let MemoryCommand::CreateQp { init, .. } = &*command else { return Ok(Command::Memory(command)) };
+        let QpInit { caps, .. } = init;
+        if let Some((what, value, limit)) = caps.beyond_limit() {
+            return Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() });
+        }
+        let queue = SendQueue::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline);
+        let queue = queue.map_err(|_| ControlError::NoMemory("QP"))?;
+        Ok(Command::CreatePrepared(command, queue))
+    }
 }
 
 impl From<MemoryCommand> for Command {
@@ -138,6 +160,9 @@ pub enum Answer {
     /// How all QPs are.
     Qps(Vec<QpStatus>),
     // As in `Command`.
+    /// A completion queue moves to another ring, in steps: [`Nic::go_on_moving`](super::Nic::go_on_moving) answers in the end.
+    #[serde(skip)]
+    Moving(CqIndex),
     /// What happened to a QP, oldest first.
     #[serde(skip)]
     QpLog(Vec<QpRecord>),

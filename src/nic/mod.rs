@@ -44,6 +44,7 @@ mod usual;
 pub(crate) use crate::transport::PlantedBug;
 pub use crate::transport::TxReason;
 pub use crate::transport::memory::RegionStatus;
+pub use crate::transport::send_queue::SendQueue;
 pub use arbiter::{PRIORITIES, Service};
 pub use classes::{ClassesError, EcnPolicy, TrafficClasses, Trust};
 pub use command::{Answer, Command, ControlError, GsiRoutes, ObjectCounts, QpHandle, QpStatus, SrqStatus};
@@ -152,7 +153,7 @@ struct QpEntry {
     release_at: Nanos,
     /// It stands in the list of QPs to look after.
     touched: bool,
-    /// It stands in the list of QPs to fetch from.
+    /// It stands in the list of QPs to fetch from or to flush.
     unfetched: bool,
     /// It is in the error state, and each receive that is posted rings, to be flushed.
     flushing: bool,
@@ -200,7 +201,8 @@ pub struct Nic {
     congestion: Congestion,
     /// QPs whose timers, readiness or queues changed since they were last looked after.
     touched: Vec<QpIndex>,
-    /// QPs whose send queues had room again after they were fetched from: the next [`Nic::fetch_posted`] fetches the rest.
+    /// QPs whose send queues had room again after they were fetched from, or that are to be flushed: the next [`Nic::fetch_posted`] goes on
+    /// with them.
     unfetched: Vec<QpIndex>,
     out: Output,
     /// Copies that the frames of the burst need, in the order of their slots.
@@ -215,6 +217,8 @@ pub struct Nic {
     /// Completion queues that had no room, until their QPs are failed.
     overrun: Vec<CqIndex>,
     published: Published,
+    /// Memory of a QP that was destroyed, for whoever takes the answer.
+    remains: Option<SendQueue>,
     /// More than acknowledgements may be ready.
     presses: bool,
 }
@@ -298,6 +302,7 @@ impl Nic {
             events_due: Nanos::MAX,
             overrun: Vec::new(),
             published: Published::default(),
+            remains: None,
             presses: false,
         }
     }
@@ -398,21 +403,23 @@ impl Nic {
             entry.touched = false;
             entry.log.note_state(now, entry.qp.state());
             let tail = entry.qp.send_tail();
+            // Room: what was posted and did not fit can be fetched. Not here: a client that fills the queue as fast as it is
+            // flushed would keep the NIC.
+            let mut unfetched = false;
             if tail != entry.retired {
                 entry.retired = tail;
                 entry.sends.retire(tail);
-                // Room: what was posted and did not fit can be fetched. Not here: a client that fills the queue as fast as it is
-                // flushed would keep the NIC.
-                if entry.sends.has(entry.fetched) && !std::mem::replace(&mut entry.unfetched, true) {
+                unfetched = entry.sends.has(entry.fetched);
+            }
+            if entry.qp.state() == QpState::Err && !std::mem::replace(&mut entry.flushing, true) {
+                // Before the look at what waits: what is posted in between rings no bell.
+                entry.receives.want_doorbell();
+            }
+            if unfetched || entry.owes_flush(&self.srqs) {
+                let is_listed = std::mem::replace(&mut entry.unfetched, true);
+                if !is_listed {
                     self.unfetched.push(index);
                 }
-            }
-            if entry.qp.state() == QpState::Err && !entry.flushing {
-                entry.flushing = true;
-                entry.receives.want_doorbell();
-                // Once more after the flag: what was posted in between rang no bell.
-                split!(self, now, entry => qp, ctx);
-                qp.flush_receives(&mut ctx);
             }
             let deadline = entry.qp.deadline();
             if deadline < entry.timer_at {

@@ -39,6 +39,19 @@ impl Receives {
         }
     }
 
+    /// Receives that wait.
+    pub(super) fn available(&self, srqs: &Srqs) -> u32 {
+        match self {
+            // Of a producer that was scribbled over none can be taken.
+            Receives::Own(ring, position) if !ring.has(*position) => 0,
+            Receives::Own(ring, position) => ring.waiting(*position),
+            Receives::Shared(srq) | Receives::Named(_, Some(srq)) => {
+                srqs.table.get(srq.0).map_or(0, |srq| srq.receives.waiting())
+            }
+            Receives::Named(_, None) | Receives::None => 0,
+        }
+    }
+
     /// The QP is in the error state: what is posted to its own queue rings, to be flushed.
     pub(super) fn want_doorbell(&self) {
         if let Receives::Own(ring, _) = self {
@@ -69,13 +82,7 @@ impl ReceiveQueue for ReceiveSide<'_> {
     }
 
     fn available(&self) -> u32 {
-        match &*self.own {
-            Receives::Own(ring, position) => ring.waiting(*position),
-            Receives::Shared(srq) | Receives::Named(_, Some(srq)) => {
-                self.srqs.table.get(srq.0).map_or(0, |srq| srq.receives.waiting())
-            }
-            Receives::Named(_, None) | Receives::None => 0,
-        }
+        self.own.available(self.srqs)
     }
 
     fn choose(&mut self, srqn: Srqn) -> Option<SharedQueue> {

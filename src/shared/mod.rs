@@ -35,7 +35,7 @@ pub mod work_queue;
 #[cfg(test)]
 mod tests;
 
-pub use completion_queue::{Armed, CompletionRing};
+pub use completion_queue::{Armed, CompletionRing, Move};
 pub use doorbell::Doorbells;
 pub use event_counter::EventCounter;
 pub use guest_bells::{GuestBells, GuestId, GuestSleep};

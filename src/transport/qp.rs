@@ -14,7 +14,7 @@ use crate::shared::work_queue::FetchedSend;
 use crate::time::Nanos;
 use crate::verbs::{
     Access, AddressVector, AsyncEvent, CqIndex, EventKind, PdId, QpAttr, QpAttributes, QpCaps, QpIndex,
-    QpInit, QpState, QpType, SendWr, Sge, WcStatus,
+    QpInit, QpState, QpType, SendWr, Sge,
 };
 use crate::wire::{
     Bth, Ends, Ext, Gid, Opcode, Packet, Psn, Qpn, Reth, Service, Template, Usual, entropy_port, flow_port,
@@ -178,6 +178,9 @@ impl Qp {
         self.rebuild_template();
         if next == QpState::Err {
             self.enter_error(ctx);
+        }
+        if self.state == QpState::Sqe && next == QpState::Rts && !self.requester.queue.is_empty() {
+            self.requester.flush_end = Some(self.requester.queue.head());
         }
         self.state = next;
         if next != QpState::Sqd {
@@ -366,6 +369,11 @@ impl Qp {
         }
     }
 
+    /// Takes the memory of its send queue away. Nothing may be asked of it then.
+    pub fn take_send_queue(&mut self) -> SendQueue {
+        std::mem::take(&mut self.requester.queue)
+    }
+
     /// True if another work request can be fetched.
     #[inline(always)]
     pub fn has_send_place(&self) -> bool {
@@ -373,17 +381,10 @@ impl Qp {
     }
 
     /// Takes in the work request that `copy` brings, and for which there is a place. In an error state it is to be flushed:
-    /// [`Qp::flush_posted`].
+    /// [`Qp::flush`].
     #[inline(always)]
     pub fn post_send(&mut self, copy: impl FnOnce(&mut SendWr, &mut [Sge], &mut [u8]) -> FetchedSend) {
         self.requester.queue.push_with(copy);
-    }
-
-    /// What was posted in an error state fails at once.
-    pub fn flush_posted(&mut self, ctx: &mut Ctx<'_>) {
-        if matches!(self.state, QpState::Err | QpState::Sqe) {
-            self.flush_sends(ctx);
-        }
     }
 
     /// True if the NIC should fetch work requests in this state.
@@ -483,15 +484,16 @@ impl Qp {
         self.responder.atomic_done(resource, before);
     }
 
-    /// Both queues are flushed, in order; what is posted later is flushed then. A refusal that waits still leaves.
+    /// The receive that is under way is flushed. The NIC has [`flush`](Self::flush) complete everything else, in order, and what is posted
+    /// later. A refusal that waits still leaves.
     pub(super) fn enter_error(&mut self, ctx: &mut Ctx<'_>) {
         //= IBTA 10.3.1.7: error-flushes-both-queues
         let before = std::mem::replace(&mut self.state, QpState::Err);
         self.requester.retransmit_at = Nanos::MAX;
         self.requester.rnr_until = None;
         self.requester.failed = None;
-        self.flush_sends(ctx);
-        self.flush_receives(ctx);
+        self.requester.abandon();
+        self.flush_begun_receive(ctx);
         self.responder.keep_up_to_refusal();
         if self.shares_receives && before != QpState::Err {
             ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::LastWqeReached));
@@ -532,17 +534,6 @@ impl Qp {
     /// Only the state: `enter_send_queue_error` does the rest.
     pub(super) fn set_send_queue_error(&mut self) {
         self.state = QpState::Sqe;
-    }
-
-    pub(super) fn flush_sends(&mut self, ctx: &mut Ctx<'_>) {
-        while !self.requester.queue.is_empty() {
-            let wr = self.requester.queue.at(self.requester.queue.tail()).wr;
-            ctx.counters.req_cqe_flush_error += 1;
-            self.push_send_completion(ctx, &wr, WcStatus::WrFlush, 0, 0);
-            self.requester.queue.retire();
-        }
-        self.requester.next = self.requester.queue.tail();
-        self.requester.next_packet = 0;
     }
 
     /// In SQD, and something that was started is not complete yet.

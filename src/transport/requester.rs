@@ -54,6 +54,8 @@ pub(super) struct Requester {
     pub(super) implied_nak: bool,
     /// The work request at `next` cannot be sent; it fails when it is the oldest.
     pub(super) failed: Option<WcStatus>,
+    /// Work requests before this position stood in the queue when its error state was left, and are to be flushed before another is sent.
+    pub(super) flush_end: Option<u32>,
     /// Messages that the peer has completed, and receives that it had then (AETH credits), if that is in use.
     pub(super) credit_limit: Option<u32>,
     /// Messages started and completed, 24 bits, as the peer's MSN counts them.
@@ -78,6 +80,7 @@ impl Requester {
             going_back: None,
             implied_nak: false,
             failed: None,
+            flush_end: None,
             credit_limit: None,
             messages_done: 0,
         }
@@ -95,6 +98,13 @@ impl Requester {
         let mut queue = std::mem::take(&mut self.queue);
         queue.reset();
         *self = Requester::new(queue);
+    }
+
+    /// Nothing that is in the queue is sent any more.
+    pub(super) fn abandon(&mut self) {
+        self.next = self.queue.head();
+        self.next_packet = 0;
+        self.flush_end = None;
     }
 
     /// The PSN of the next packet, new or again.
@@ -173,6 +183,7 @@ impl Qp {
     pub(super) fn may_send_requests(&self) -> bool {
         let r = &self.requester;
         let is_there = r.next != r.queue.head() && r.rnr_until.is_none() && r.failed.is_none();
+        let is_there = is_there && r.flush_end.is_none();
         is_there
             && match self.state() {
                 QpState::Rts => true,

@@ -100,12 +100,12 @@ impl Qp {
         }
     }
 
-    /// The send queue is flushed and takes nothing until `modify_qp` says so; receives live on (IBTA 10.3.1.6).
-    pub(super) fn enter_send_queue_error(&mut self, ctx: &mut Ctx<'_>) {
+    /// The send queue is to be flushed and takes nothing until `modify_qp` says so; receives live on (IBTA 10.3.1.6).
+    pub(super) fn enter_send_queue_error(&mut self) {
         //= IBTA 10.3.1.6: sqe-stops-the-send-queue-alone
         self.set_send_queue_error();
-        self.flush_sends(ctx);
         let r = &mut self.requester;
+        r.abandon();
         // A message that broke off in the middle gives the numbers of its unsent packets back.
         r.psn = r.sent_end;
         r.failed = None;
