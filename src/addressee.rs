@@ -1,7 +1,7 @@
 //! Whom a message of connection management is for, where several processes have one address: told from its first bytes, by the kernel's
 //! filter, by a port and by the NIC.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Attribute IDs of those messages that do not say it as the others do: a request for communication.
 pub(crate) const REQ: u16 = 0x10;
@@ -44,21 +44,12 @@ impl Addressee {
     }
 }
 
-/// How close one who listens is to an address: on it before on all of its family before on all there are. `None`: not there at all.
-/// `on` is where it listens: an address, one unspecified for all of its family, or none for all.
-fn closeness(on: Option<IpAddr>, address: IpAddr) -> Option<u8> {
-    match on {
-        Some(only) if only == address => Some(2),
-        Some(all) if all.is_unspecified() && all.is_ipv4() == address.is_ipv4() => Some(1),
-        Some(_) => None,
-        None => Some(0),
-    }
-}
-
-/// Returns the listener that is closest to an address. `None`: no listener is there.
-pub(crate) fn closest<T>(those: impl IntoIterator<Item = (Option<IpAddr>, T)>, address: IpAddr) -> Option<T> {
-    let close = those.into_iter().filter_map(|(on, who)| Some((closeness(on, address)?, who)));
-    close.max_by_key(|(close, _)| *close).map(|(_, who)| who)
+/// Returns where a process may listen that takes requests to an address, the closest first: on it, on all addresses of its family, on all
+/// there are.
+pub(crate) fn listens_for(address: IpAddr) -> [Option<IpAddr>; 3] {
+    let family: IpAddr =
+        if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    [Some(address), Some(family), None]
 }
 
 #[cfg(test)]
@@ -84,10 +75,10 @@ mod tests {
     }
 
     #[test]
-    fn one_on_the_address_is_closer_than_one_on_its_family_than_one_on_all() {
-        let address = "192.0.2.1".parse().unwrap();
-        let of = |on: &str| closeness(Some(on.parse().unwrap()), address);
-        assert!(of("192.0.2.1") > of("0.0.0.0") && of("0.0.0.0") > closeness(None, address));
-        assert_eq!((of("192.0.2.2"), of("::")), (None, None));
+    fn listener_on_the_address_is_closest() {
+        for (one, all) in [("192.0.2.1", "0.0.0.0"), ("2001:db8::1", "::")] {
+            let [one, all] = [one, all].map(|text| text.parse().unwrap());
+            assert_eq!(listens_for(one), [Some(one), Some(all), None]);
+        }
     }
 }

@@ -15,6 +15,8 @@ use crate::verbs::{Gid, QpIndex, QpInit, QpType, SrqInit, SrqKind, XrcdId};
 #[derive(Debug, Default)]
 pub(super) struct Owned {
     objects: HashMap<Object, Holding>,
+    /// Its QP1.
+    gsi: Option<QpIndex>,
     /// QPs in multicast groups, each with what it costs the process and its user.
     members: HashMap<(QpIndex, Gid), [Charge; 2]>,
 }
@@ -83,10 +85,7 @@ impl Owned {
 
     /// Its QP1.
     pub(super) fn gsi(&self) -> Option<QpIndex> {
-        self.objects.iter().find_map(|(object, holding)| match object {
-            Object::Qp(qp) if holding.made.role == Role::Gsi => Some(*qp),
-            _ => None,
-        })
+        self.gsi
     }
 
     /// Returns the charge of an object.
@@ -107,6 +106,9 @@ impl Owned {
 
     /// Enters an object that was made or changed, with its charge.
     pub(super) fn enter(&mut self, object: Object, made: Making, charge: Charge) {
+        if let (Object::Qp(qp), Role::Gsi) = (object, made.role) {
+            self.gsi = Some(qp);
+        }
         match (object, self.objects.get_mut(&object)) {
             // One more time to close it.
             (Object::Xrcd(_), Some(holding)) => holding.charges.push(charge),
@@ -122,6 +124,7 @@ impl Owned {
             _ => drop(self.objects.remove(&object)),
         }
         if let Object::Qp(qp) = object {
+            self.gsi.take_if(|gsi| *gsi == qp);
             self.members.retain(|(member, _), _| *member != qp);
         }
     }

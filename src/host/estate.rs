@@ -227,7 +227,7 @@ fn tell(left: Left, device: &Device) -> Result<(), DeviceError> {
         let service = ConnectionService::start(device, manager, Nobody)?;
         if let Some(unit) = unit {
             // Where there is a QP1 besides, it gets the answers. Elsewhere they come by themselves.
-            let routes = GsiRoutes { units: vec![unit], services: Vec::new() };
+            let routes = GsiRoutes::new(vec![unit], Vec::new());
             let _ = device.call(Command::RouteGsi(service.qp1(), Box::new(routes)));
         }
         // What is said once must not be lost for want of a way.

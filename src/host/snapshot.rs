@@ -28,6 +28,9 @@ pub struct Snapshot {
     pub mode: String,
     /// Its place among the processes that share the interface over sockets.
     pub slot: Option<u8>,
+    /// Its place at the NIC that serves it.
+    #[serde(default)]
+    pub nic_slot: Option<u8>,
     /// Nanoseconds of the device's own clock.
     pub now_ns: u64,
     /// Counters by their mlx5 and rxe names. Those of the port count since it was opened.
@@ -107,6 +110,7 @@ impl Snapshot {
             pid: _,
             uid: _,
             slot: _,
+            nic_slot: _,
             now_ns: _,
             passes: _,
             name,

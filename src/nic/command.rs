@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::CongestionConfig;
 use super::log::QpRecord;
 use super::memory_command::MemoryCommand;
+use crate::addressee::listens_for;
 use crate::congestion::{Settings, SharedRate, State};
 use crate::time::Nanos;
 use crate::transport::send_queue::SendQueue;
@@ -173,8 +174,21 @@ pub enum Answer {
 pub struct GsiRoutes {
     /// What its communication IDs begin with.
     pub units: Vec<u8>,
-    /// The services that it listens for: an address, one unspecified for all of its family, or none for all.
-    pub services: Vec<(u64, Option<IpAddr>)>,
+    /// The services that it listens for: an address, one unspecified for all of its family, or none for all. They are sorted.
+    services: Vec<(u64, Option<IpAddr>)>,
+}
+
+impl GsiRoutes {
+    /// Routes of a process that has these units and listens for these services.
+    pub fn new(units: Vec<u8>, mut services: Vec<(u64, Option<IpAddr>)>) -> GsiRoutes {
+        services.sort_unstable();
+        GsiRoutes { units, services }
+    }
+
+    /// True if it listens for requests for a service to an address.
+    pub(super) fn serve(&self, service: u64, address: IpAddr) -> bool {
+        listens_for(address).iter().any(|on| self.services.binary_search(&(service, *on)).is_ok())
+    }
 }
 
 /// Names a QP.
