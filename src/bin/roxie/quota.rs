@@ -46,6 +46,15 @@ pub(crate) struct Program {
     /// Completion channels that its queues count events in; each is a descriptor of the NIC's
     #[arg(long, value_name = "N", default_value_t = 1024)]
     max_channels: u32,
+    /// XRC domains that it has opened
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    max_xrcds: u32,
+    /// QPs in multicast groups
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    max_memberships: u32,
+    /// Flows
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    max_flows: u32,
     /// Port numbers and services of rdma_cm
     #[arg(long, value_name = "N", default_value_t = 8192)]
     max_ports: u32,
@@ -65,9 +74,11 @@ impl Program {
             queue_bytes: self.max_queue_bytes,
             arenas: self.max_arenas,
             channels: self.max_channels,
+            xrcds: self.max_xrcds,
+            memberships: self.max_memberships,
+            flows: self.max_flows,
             ports: self.max_ports,
             bits_per_second: self.max_rate.map_or(u64::MAX, |rate| rate.0 as u64),
-            ..Quota::default()
         }
     }
 }
@@ -100,10 +111,20 @@ pub(crate) struct OfUser {
     /// Completion channels that their queues count events in
     #[arg(long, value_name = "N", default_value_t = 4096)]
     user_max_channels: u32,
+    /// XRC domains that they have opened
+    #[arg(long, value_name = "N", default_value_t = 768)]
+    user_max_xrcds: u32,
+    /// QPs in multicast groups
+    #[arg(long, value_name = "N", default_value_t = 768)]
+    user_max_memberships: u32,
+    /// Flows
+    #[arg(long, value_name = "N", default_value_t = 48)]
+    user_max_flows: u32,
     /// Port numbers and services of rdma_cm
     #[arg(long, value_name = "N", default_value_t = 12_288)]
     user_max_ports: u32,
-    /// Processes that each user may have, and units of ended ones in whose name they speak. Root and the NIC's own user may have all 255
+    /// Processes that each user may have, and units of ended ones in whose name they speak. Root and the NIC's own user may have all 255,
+    /// and the last 16 are for them
     #[arg(long, value_name = "N", default_value_t = 128)]
     user_max_processes: u32,
 }
@@ -123,8 +144,11 @@ impl OfUser {
             queue_bytes: self.user_max_queue_bytes,
             arenas: self.user_max_arenas,
             channels: self.user_max_channels,
+            xrcds: self.user_max_xrcds,
+            memberships: self.user_max_memberships,
+            flows: self.user_max_flows,
             ports: self.user_max_ports,
-            ..Quota::of_a_user()
+            bits_per_second: u64::MAX,
         }
     }
 }
@@ -151,6 +175,10 @@ mod tests {
         assert_eq!(both.user.processes(), Config::default().user_processes);
         let both = Both::parse_from(["nic", "--max-bytes", "1G", "--user-max-arenas", "7"]);
         assert_eq!((both.program.quota().bytes, both.user.quota().arenas), (1 << 30, 7));
+        let all = "--max-xrcds 1 --max-memberships 2 --max-flows 3 --user-max-xrcds 4 --user-max-memberships 5 --user-max-flows 6";
+        let both = Both::parse_from(["nic"].into_iter().chain(all.split(' ')));
+        let of = |quota: Quota| (quota.xrcds, quota.memberships, quota.flows);
+        assert_eq!((of(both.program.quota()), of(both.user.quota())), ((1, 2, 3), (4, 5, 6)));
     }
 
     #[test]
