@@ -26,7 +26,7 @@ pub(super) struct CqEntry {
     moving: Option<Move>,
 }
 
-/// Completions of a queue that move in one pass, some 0.1 ms. A queue with more of them takes several.
+/// Completions of a queue that move in one pass, 0.3 ms at most (measured in a virtual machine). A queue with more of them takes several.
 const MOVES: u64 = 4096;
 
 /// How events are held back, and the one that is.

@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn client_of_another_pid_namespace_has_one_row() {
-        let client = |pid, slot| {
+        let client = |pid, slot: u8| {
             let account = BTreeMap::from([(
                 "qps".to_owned(),
                 AccountEntry { used: slot.into(), ..AccountEntry::default() },
