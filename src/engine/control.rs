@@ -18,6 +18,6 @@ pub struct Request {
 pub struct Answered {
     /// How it went.
     pub result: Result<Answer, ControlError>,
-    /// Memory of a QP that is gone. To free it takes milliseconds: that is for whoever takes the answer, not for the worker.
+    /// Memory of a QP that is gone. To free it takes milliseconds, so it is freed by the thread that takes the answer, not by the worker.
     pub remains: Option<SendQueue>,
 }

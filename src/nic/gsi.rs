@@ -74,8 +74,9 @@ impl Gsis {
         }
     }
 
-    /// Who listens for requests to an address. At any time one client at most is to get them. A client that has just given a service up may
-    /// still be routed what another has taken since, until the NIC hears of it: the client that was routed last is the right one.
+    /// Returns the QP1 of the client that listens for requests to an address. At any time one client at most is to get them. A client that has
+    /// just given a service up may still be routed what another client has taken since, until the NIC hears of it: the client that was routed
+    /// last is the right one.
     fn server_of(&self, service: u64, address: IpAddr) -> Option<QpIndex> {
         let last = self.guests.iter().rev().find(|(_, routes)| routes.serve(service, address));
         last.map(|(qp, _)| *qp)

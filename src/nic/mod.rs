@@ -217,7 +217,7 @@ pub struct Nic {
     /// Completion queues that had no room, until their QPs are failed.
     overrun: Vec<CqIndex>,
     published: Published,
-    /// Memory of a QP that was destroyed, for whoever takes the answer.
+    /// Memory of a QP that was destroyed, for the thread that takes the answer.
     remains: Option<SendQueue>,
     /// More than acknowledgements may be ready.
     presses: bool,

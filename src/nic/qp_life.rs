@@ -41,7 +41,7 @@ pub fn memory_of_qp(caps: &QpCaps) -> u64 {
     (size_of::<QpEntry>() + queue) as u64
 }
 
-/// Queues of a QP to which nobody posts.
+/// Queues of a QP that sends nothing by work requests.
 pub(super) fn no_sends() -> Result<(SendRing, SendQueue), ControlError> {
     let ring = SendRing::new(1, 0, 0).map_err(|_| ControlError::NoMemory("QP"))?;
     let queue = SendQueue::new(1, 0, 0).map_err(|_| ControlError::NoMemory("QP"))?;

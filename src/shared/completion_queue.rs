@@ -248,8 +248,8 @@ impl CompletionRing {
         Some((wc, more))
     }
 
-    /// Begins to move all completions that wait to another ring, in their order, and what is armed. Until the move has ended, nobody polls
-    /// or arms, and [`Move::add`] counts what is pushed.
+    /// Begins to move all completions that wait to another ring, in their order, and what is armed. Until the move has ended, the
+    /// application neither polls nor arms, and [`Move::add`] counts what is pushed.
     ///
     /// # Errors
     /// How many wait, if the other ring does not hold as many; nothing has changed then.
