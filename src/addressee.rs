@@ -1,7 +1,7 @@
 //! The addressee of a connection management message, where several processes share one address. The first
 //! bytes of the message determine it, in the kernel's socket filter, in a port and in the NIC.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Attribute ID of a request for communication (REQ), which carries a service ID.
 pub(crate) const REQ: u16 = 0x10;
@@ -44,25 +44,12 @@ impl Addressee {
     }
 }
 
-/// Returns how specific a listener's address is for `address`: 2 for the address itself, 1 for the
-/// unspecified address of the family, 0 for any address (`None`). `None` if the listener does not cover the
-/// address.
-fn closeness(on: Option<IpAddr>, address: IpAddr) -> Option<u8> {
-    match on {
-        Some(only) if only == address => Some(2),
-        Some(all) if all.is_unspecified() && all.is_ipv4() == address.is_ipv4() => Some(1),
-        Some(_) => None,
-        None => Some(0),
-    }
-}
-
-/// Returns the listener with the most specific address. `None` if no listener covers `address`.
-pub(crate) fn closest<T>(
-    listeners: impl IntoIterator<Item = (Option<IpAddr>, T)>,
-    address: IpAddr,
-) -> Option<T> {
-    let close = listeners.into_iter().filter_map(|(on, listener)| Some((closeness(on, address)?, listener)));
-    close.max_by_key(|(close, _)| *close).map(|(_, listener)| listener)
+/// Returns the addresses of listeners that cover `address`, the most specific first: the address itself, the unspecified address of the
+/// family, any address (`None`).
+pub(crate) fn listens_for(address: IpAddr) -> [Option<IpAddr>; 3] {
+    let family: IpAddr =
+        if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    [Some(address), Some(family), None]
 }
 
 #[cfg(test)]
@@ -88,10 +75,10 @@ mod tests {
     }
 
     #[test]
-    fn specific_address_wins_over_family_over_any() {
-        let address = "192.0.2.1".parse().unwrap();
-        let of = |on: &str| closeness(Some(on.parse().unwrap()), address);
-        assert!(of("192.0.2.1") > of("0.0.0.0") && of("0.0.0.0") > closeness(None, address));
-        assert_eq!((of("192.0.2.2"), of("::")), (None, None));
+    fn listener_on_the_address_is_closest() {
+        for (one, all) in [("192.0.2.1", "0.0.0.0"), ("2001:db8::1", "::")] {
+            let [one, all] = [one, all].map(|text| text.parse().unwrap());
+            assert_eq!(listens_for(one), [Some(one), Some(all), None]);
+        }
     }
 }

@@ -248,20 +248,34 @@ impl Guest {
                 return Ok(Told::Done(true));
             }
             Ask::TakeUnit(unit) => {
-                let most = house.places_of(self.uid);
-                self.enter(house, |_| 0, |roster| roster.take_unit(unit, self.slot, most))?;
+                let room = house.room_of(self.uid);
+                self.enter(house, |_| 0, |roster| roster.take_unit(unit, self.slot, room))?;
+                self.route(house)?;
                 return Ok(Told::Done(true));
             }
             Ask::Services(services) => {
                 let most = services.len();
-                let more = |roster: &Roster| most.saturating_sub(roster.services_of(self.slot).count());
-                self.enter(house, more, |roster| roster.set_services(self.slot, services))?;
-                return Ok(Told::Done(true));
+                let more = |roster: &Roster| most.saturating_sub(roster.services.count(self.slot));
+                let entered = self.enter(house, more, |roster| roster.set_services(self.slot, services));
+                self.route(house)?;
+                return entered.map(|()| Told::Done(true));
             }
             Ask::PortNumber(request) => {
                 let lowest = house.lowest_port(self.uid);
                 let more = usize::from(matches!(request, PortRequest::Bind(_) | PortRequest::BindAny(..)));
-                let number = self.enter(house, |_| more, |roster| roster.port(self.slot, request, lowest))?;
+                let (number, goes) = self.enter(
+                    house,
+                    |_| more,
+                    |roster| {
+                        let before = roster.services.count(self.slot);
+                        let number = roster.port(self.slot, request, lowest)?;
+                        // With a port go its services.
+                        Ok((number, roster.services.count(self.slot) < before))
+                    },
+                )?;
+                if goes {
+                    self.route(house)?;
+                }
                 return Ok(Told::PortNumber(number));
             }
             Ask::Command(Command::OpenXrcd(open)) => return self.open_xrcd(house, open, brought),
@@ -313,13 +327,22 @@ impl Guest {
             }
             self.events.retain(|event| is_of(&owned, event));
         }
-        if let (Answer::Qp(made), Some(rate)) = (&answer, &self.rate) {
-            house.call(Command::ShareRate(made.index, rate.clone()))?;
-        }
-        if making.role == Role::Gsi {
-            self.route(house)?;
+        if let Answer::Qp(made) = &answer {
+            self.set_up(house, made.index, making.role).inspect_err(|_| {
+                // The client does not hear of the QP, so it could not destroy it.
+                let _ = house.call(Command::DestroyQp(made.index));
+                lock(&self.owned).strike(Object::Qp(made.index));
+            })?;
         }
         Ok(Told::Answer(answer))
+    }
+
+    /// Gives a new QP what it has together with others.
+    fn set_up(&self, house: &House, qp: QpIndex, role: Role) -> Result<(), ControlError> {
+        if let Some(rate) = &self.rate {
+            house.call(Command::ShareRate(qp, rate.clone()))?;
+        }
+        if role == Role::Gsi { self.route(house) } else { Ok(()) }
     }
 
     /// What takes a privilege of an adapter's user takes it here. What a process says of itself is put right.
@@ -348,8 +371,7 @@ impl Guest {
         }
     }
 
-    /// Has the roster carry out a request, by which the client has `more` ports and services at most, and routes management datagrams by the
-    /// result.
+    /// Has the roster carry out a request, by which the client has `more` ports and services at most.
     fn enter<R>(
         &self,
         house: &House,
@@ -368,7 +390,6 @@ impl Guest {
         let after = roster.entries_of(self.slot);
         drop(roster);
         *charge = Some(charged(after, Some(&room))?);
-        self.route(house)?;
         result.map_err(|Denied { errno, why }| ControlError::Elsewhere { errno, why })
     }
 
@@ -418,9 +439,10 @@ impl Guest {
     fn route(&self, house: &House) -> Result<(), ControlError> {
         let Some(gsi) = lock(&self.owned).gsi() else { return Ok(()) };
         let roster = lock(&house.roster);
-        let services = roster.services_of(self.slot).map(|service| (service.id, service.address)).collect();
-        let routes = GsiRoutes { units: roster.units_of(self.slot).collect(), services };
+        let (units, services) =
+            (roster.units_of(self.slot).collect(), roster.services.of(self.slot).collect());
         drop(roster);
+        let routes = GsiRoutes::new(units, services);
         house.call(Command::RouteGsi(gsi, Box::new(routes))).map(drop)
     }
 
@@ -429,7 +451,8 @@ impl Guest {
         let own = lock(&self.owned).names();
         let all = house.snapshot(|object| own.contains(&object));
         // What is counted for all together is for the NIC to tell.
-        let snapshot = Snapshot { counters: BTreeMap::new(), passes: Passes::default(), ..all };
+        let (nic_slot, counters, passes) = (Some(self.slot), BTreeMap::new(), Passes::default());
+        let snapshot = Snapshot { nic_slot, counters, passes, ..all };
         let text = serde_json::to_vec(&snapshot).map_err(|error| elsewhere(libc::EIO, &error))?;
         Ok(Told::Look(text))
     }

@@ -14,7 +14,7 @@ use crate::host::adapter::{snapshot_of, statuses_of};
 use crate::host::inspect::Snapshot;
 use crate::host::{Device, DeviceError};
 use crate::nic::{Answer, Command, ControlError, Object, QpStatus};
-use crate::roster::Roster;
+use crate::roster::{Room, Roster};
 use crate::shared::remote_memory::RemoteMemory;
 use crate::shared::{Doorbells, GuestId};
 use crate::threads::lock;
@@ -29,7 +29,7 @@ pub struct Config {
     /// The bounds of all processes of a user together.
     pub user_quota: Quota,
     /// How many processes each user may have, and units of ended processes in whose name they speak. Root and the NIC's own user may have
-    /// all places.
+    /// all places, and the last 16 are for them.
     pub user_processes: u32,
 }
 
@@ -46,6 +46,8 @@ impl Default for Config {
 
 /// Maximum number of clients. One unit of communication IDs is left for the NIC itself.
 const PLACES: u8 = 255;
+/// Places that are kept for root and the NIC's own user.
+const KEPT: usize = 16;
 /// The first port number that takes no privilege, if the system does not say (`PROT_SOCK` of the kernel).
 const UNPRIVILEGED: u16 = 1024;
 
@@ -111,10 +113,10 @@ impl House {
     }
 
     /// Returns how many places and units of ended processes a user may have.
-    pub(super) fn places_of(&self, uid: u32) -> usize {
+    pub(super) fn room_of(&self, uid: u32) -> Room {
         match self.standing(uid) {
-            Standing::Host => PLACES.into(),
-            _ => self.config.user_processes as usize,
+            Standing::Host => Room::ALL,
+            _ => Room { most: self.config.user_processes as usize, spare: KEPT },
         }
     }
 

@@ -383,8 +383,8 @@ impl Inner {
         events.shut_input().map_err(|error| said(&error))?;
         let name: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
         let member = Identity { pid, uid, name: name.clone() };
-        let most = self.house.places_of(uid);
-        let slot = lock(&self.house.roster).admit(member, most).map_err(|denied| said(&denied))?;
+        let room = self.house.room_of(uid);
+        let slot = lock(&self.house.roster).admit(member, room).map_err(|denied| said(&denied))?;
         let arrival = Arrival { pid, name, uid, slot, memory, link, events };
         let fds = fds.into_iter().chain([heard.into()]).collect();
         let Config { quota, user_quota, .. } = &self.house.config;

@@ -15,6 +15,8 @@ use crate::verbs::{Gid, QpIndex, QpInit, QpType, SrqInit, SrqKind, XrcdId};
 #[derive(Debug, Default)]
 pub(super) struct Owned {
     objects: HashMap<Object, Holding>,
+    /// Its QP1.
+    gsi: Option<QpIndex>,
     /// QPs in multicast groups, each with what it costs the process and its user.
     members: HashMap<(QpIndex, Gid), [Charge; 2]>,
     /// Files of XRC domains that are closed. The last descriptor of a file system in userspace may take for ever to close, and others wait
@@ -86,10 +88,7 @@ impl Owned {
 
     /// Its QP1.
     pub(super) fn gsi(&self) -> Option<QpIndex> {
-        self.objects.iter().find_map(|(object, holding)| match object {
-            Object::Qp(qp) if holding.made.role == Role::Gsi => Some(*qp),
-            _ => None,
-        })
+        self.gsi
     }
 
     /// Returns the charge of an object.
@@ -110,6 +109,9 @@ impl Owned {
 
     /// Enters an object that was made or changed, with its charge.
     pub(super) fn enter(&mut self, object: Object, made: Making, charge: Charge) {
+        if let (Object::Qp(qp), Role::Gsi) = (object, made.role) {
+            self.gsi = Some(qp);
+        }
         match (object, self.objects.get_mut(&object)) {
             // One more time to close it.
             (Object::Xrcd(_), Some(holding)) => holding.charges.push(charge),
@@ -125,6 +127,7 @@ impl Owned {
             _ => self.left.extend(self.objects.remove(&object).and_then(|holding| holding.file)),
         }
         if let Object::Qp(qp) = object {
+            self.gsi.take_if(|gsi| *gsi == qp);
             self.members.retain(|(member, _), _| *member != qp);
         }
     }

@@ -317,11 +317,11 @@ impl Engine {
     /// As those of the command; [`ControlError::DeviceFatal`] if the engine is dead.
     pub fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         let (answer, answered) = bounded(1);
-        self.submit(Request { command: command.into(), answer })?;
+        self.submit(Request { command: command.into().prepare()?, answer })?;
         self.doorbells.wake_if_sleeping();
         loop {
             match answered.try_recv() {
-                Ok(answer) => return answer,
+                Ok(answer) => return answer.result,
                 Err(TryRecvError::Disconnected) => return Err(ControlError::DeviceFatal),
                 Err(TryRecvError::Empty) if self.is_dead() => return Err(ControlError::DeviceFatal),
                 Err(TryRecvError::Empty) => {}
@@ -329,7 +329,7 @@ impl Engine {
             if !self.caller_drives {
                 // The engine thread answers soon. Wake up now and then to check that the engine is not dead.
                 if let Ok(answer) = answered.recv_timeout(Nanos(WaitPolicy::LONGEST_SLEEP_NS).as_duration()) {
-                    return answer;
+                    return answer.result;
                 }
             } else if let Ok(mut worker) = self.shared.lock_between() {
                 let now = self.now();

@@ -3,11 +3,12 @@
 //! [`Worker::poll`] is the function to read first: a pass through the stages of a NIC. All RDMA processing happens inside it, in
 //! whichever thread runs it: a pinned thread, an application's `poll_cq`, a test in virtual time.
 
+use std::collections::VecDeque;
 use std::io;
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, Sender};
 
-use super::control::Request;
+use super::control::{Answered, Request};
 use super::pass_times::PassTimes;
 use super::progress::Progress;
 use super::stall::Stall;
@@ -15,7 +16,7 @@ use crate::nic::{self, Answer, Batch, Command, ControlError, GroupChange, Nic, S
 use crate::port::{self, BURST, LinkChange, Port, PortInfo, RxWishes, TxId};
 use crate::shared::{Doorbells, GuestBells};
 use crate::time::Nanos;
-use crate::verbs::{AsyncEvent, EventKind, Gid, Mtu, QpIndex};
+use crate::verbs::{AsyncEvent, CqIndex, EventKind, Gid, Mtu, QpIndex};
 
 /// An outgoing frame: its slot in the port, and its QP.
 type TxSlot = (TxId, QpIndex);
@@ -31,7 +32,9 @@ pub struct Worker {
     nic: Nic,
     port: Box<dyn Port>,
     requests: Receiver<Request>,
-    events: crossbeam_channel::Sender<AsyncEvent>,
+    /// Completion queues that move to another ring, and where the end of it is told.
+    moves: VecDeque<(CqIndex, Sender<Answered>)>,
+    events: Sender<AsyncEvent>,
     sink: Option<EventSink>,
     doorbells: Doorbells,
     guests: GuestBells,
@@ -66,7 +69,7 @@ impl Worker {
         port: Box<dyn Port>,
         doorbells: Doorbells,
         requests: Receiver<Request>,
-        events: crossbeam_channel::Sender<AsyncEvent>,
+        events: Sender<AsyncEvent>,
     ) -> Worker {
         let slots = Vec::with_capacity(nic.limits().tx_burst as usize);
         nic.set_longest_frame(longest_frame(port.info()));
@@ -74,6 +77,7 @@ impl Worker {
             nic,
             port,
             requests,
+            moves: VecDeque::new(),
             events,
             sink: None,
             doorbells,
@@ -190,7 +194,13 @@ impl Worker {
         self.nic.look_after(now); //                     timers set, QPs made ready
         let completions = self.nic.publish(now); //         completions, after their bytes
         self.raise_events();
-        Progress { received, commands, completions, sent: 0, more: received == BURST }
+        Progress {
+            received,
+            commands,
+            completions,
+            sent: 0,
+            more: received == BURST || !self.moves.is_empty(),
+        }
     }
 
     fn end_send_out(&mut self, now: Nanos, more_posted: bool, sent: usize) -> Progress {
@@ -213,17 +223,31 @@ impl Worker {
             && let Ok(Request { command, answer }) = self.requests.try_recv()
         {
             let sets_congestion = matches!(command, Command::SetCongestion(_));
+            done += 1;
             let result = self.nic.execute(now, command);
+            if let Ok(Answer::Moving(cq)) = result {
+                self.moves.push_back((cq, answer));
+                continue;
+            }
             let result = self.follow_groups(result);
             let result = self.follow_flows(result);
             let result = self.follow_wishes(sets_congestion, result);
             self.nic.look_after(now);
             self.nic.publish(now);
             // If the requester has stopped waiting, the answer is not needed.
-            let _ = answer.send(result);
-            done += 1;
+            let _ = answer.send(Answered { result, remains: self.nic.take_remains() });
         }
-        done
+        done + self.move_completions(now)
+    }
+
+    /// Moves some completions of a queue that moves to another ring. Such queues take turns.
+    fn move_completions(&mut self, now: Nanos) -> usize {
+        let Some((cq, answer)) = self.moves.pop_front() else { return 0 };
+        match self.nic.go_on_moving(now, cq) {
+            None => self.moves.push_back((cq, answer)),
+            Some(result) => drop(answer.send(Answered { result, remains: None })),
+        }
+        1
     }
 
     /// Has the port join and leave the NIC's multicast groups. A group that the port cannot join is removed, and the command that
@@ -455,6 +479,7 @@ impl Worker {
         self.nic.wake_all();
         // Dropping a request drops the sender of its answer, so its caller stops waiting.
         while self.requests.try_recv().is_ok() {}
+        self.moves.clear();
     }
 
     /// Reports an event to the application.
@@ -537,7 +562,7 @@ impl Worker {
     /// known; its descriptors report them.
     pub fn needed_by(&self) -> Nanos {
         let posted = self.doorbells.any() || self.guests.any() || self.nic.has_unfetched();
-        if posted || !self.requests.is_empty() {
+        if posted || !self.requests.is_empty() || !self.moves.is_empty() {
             return Nanos::ZERO;
         }
         self.next_deadline()

@@ -227,7 +227,7 @@ fn notify_peers(left: Left, device: &Device) -> Result<(), DeviceError> {
         let service = ConnectionService::start(device, manager, Nobody)?;
         if let Some(unit) = unit {
             // A NIC with several QP1s must route the replies to this one. Elsewhere the replies come here anyway.
-            let routes = GsiRoutes { units: vec![unit], services: Vec::new() };
+            let routes = GsiRoutes::new(vec![unit], Vec::new());
             let _ = device.call(Command::RouteGsi(service.qp1(), Box::new(routes)));
         }
         // Messages that are sent only once need a resolved path first.

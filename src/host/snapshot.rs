@@ -28,6 +28,9 @@ pub struct Snapshot {
     pub mode: String,
     /// The slot among the processes that share the interface over sockets.
     pub slot: Option<u8>,
+    /// The slot at the NIC that serves the process.
+    #[serde(default)]
+    pub nic_slot: Option<u8>,
     /// Time on the device's clock, in ns.
     pub now_ns: u64,
     /// Counters by their mlx5 and rxe names. The port's count from when it was opened.
@@ -107,6 +110,7 @@ impl Snapshot {
             pid: _,
             uid: _,
             slot: _,
+            nic_slot: _,
             now_ns: _,
             passes: _,
             name,

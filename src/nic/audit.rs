@@ -112,6 +112,10 @@ impl Nic {
         if entry.touched {
             return None;
         }
+        // A client's QP may also wait for its page's turn.
+        if !entry.unfetched && entry.sends.page().is_none() && entry.qp.owes_sends() {
+            return Some("it has work requests to flush, and is in no list".into());
+        }
         if !entry.ready && entry.qp.wants_transmit(&self.config.limits) {
             return Some("it has something to send, and is in no queue".into());
         }

@@ -7,12 +7,14 @@ use serde::{Deserialize, Serialize};
 use super::CongestionConfig;
 use super::log::QpRecord;
 use super::memory_command::MemoryCommand;
+use crate::addressee::listens_for;
 use crate::congestion::{Settings, SharedRate, State};
 use crate::time::Nanos;
+use crate::transport::send_queue::SendQueue;
 use crate::verbs::{
     Access, AddressVector, AhId, CqIndex, FlowId, FlowRule, Gid, ModifyError, MrIndex, MwIndex, MwType,
-    OpenXrcd, PdId, Psn, QpAttr, QpAttributes, QpCaps, QpIndex, QpState, QpType, Qpn, Rss, SrqIndex, SrqKind,
-    Srqn, XrcdId,
+    OpenXrcd, PdId, Psn, QpAttr, QpAttributes, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, Rss, SrqIndex,
+    SrqKind, Srqn, XrcdId,
 };
 
 /// A control command. Commands that carry memory cannot be sent as messages.
@@ -95,9 +97,30 @@ pub enum Command {
     /// A command that carries memory.
     #[serde(skip)]
     Memory(Box<MemoryCommand>),
+    /// Makes a QP with this copy of its send queue ([`prepare`](Command::prepare)).
+    #[serde(skip)]
+    CreatePrepared(Box<MemoryCommand>, SendQueue),
     /// Sets congestion control of all QPs, and the traffic classes.
     #[serde(skip)]
     SetCongestion(Box<CongestionConfig>),
+}
+
+impl Command {
+    /// Allocates and zeroes the memory that a QP takes: up to 20 MB, some 20 ms, which are the caller's and not a pass's.
+    ///
+    /// # Errors
+    /// If its sizes are beyond the limits, or there is no memory.
+    pub fn prepare(self) -> Result<Command, ControlError> {
+        let Command::Memory(command) = self else { return Ok(self) };
+        let MemoryCommand::CreateQp { init, .. } = &*command else { return Ok(Command::Memory(command)) };
+        let QpInit { caps, .. } = init;
+        if let Some((what, value, limit)) = caps.beyond_limit() {
+            return Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() });
+        }
+        let queue = SendQueue::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline);
+        let queue = queue.map_err(|_| ControlError::NoMemory("QP"))?;
+        Ok(Command::CreatePrepared(command, queue))
+    }
 }
 
 impl From<MemoryCommand> for Command {
@@ -138,6 +161,9 @@ pub enum Answer {
     /// The statuses of all QPs.
     Qps(Vec<QpStatus>),
     // Last, as in `Command`.
+    /// A completion queue moves to another ring in steps. The last [`Nic::go_on_moving`](super::Nic::go_on_moving) answers.
+    #[serde(skip)]
+    Moving(CqIndex),
     /// A QP's log, oldest first.
     #[serde(skip)]
     QpLog(Vec<QpRecord>),
@@ -148,9 +174,22 @@ pub enum Answer {
 pub struct GsiRoutes {
     /// Units of the client's communication IDs (their upper 8 bits).
     pub units: Vec<u8>,
-    /// Service IDs that the client listens for. The address is one of the host, unspecified for all of its family, or `None` for
-    /// all.
-    pub services: Vec<(u64, Option<IpAddr>)>,
+    /// Service IDs that the client listens for, sorted. The address is one of the host, unspecified for all of its family, or `None`
+    /// for all.
+    services: Vec<(u64, Option<IpAddr>)>,
+}
+
+impl GsiRoutes {
+    /// Returns the routes of a client with these units and services.
+    pub fn new(units: Vec<u8>, mut services: Vec<(u64, Option<IpAddr>)>) -> GsiRoutes {
+        services.sort_unstable();
+        GsiRoutes { units, services }
+    }
+
+    /// True if the client listens for a service at an address.
+    pub(super) fn serve(&self, service: u64, address: IpAddr) -> bool {
+        listens_for(address).iter().any(|on| self.services.binary_search(&(service, *on)).is_ok())
+    }
 }
 
 /// The names of a QP.

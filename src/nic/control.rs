@@ -7,6 +7,7 @@ use super::command::{Answer, Command, ControlError, ObjectCounts};
 use super::memory_command::MemoryCommand;
 use crate::time::Nanos;
 use crate::transport::memory::RegionStatus;
+use crate::transport::send_queue::SendQueue;
 use crate::verbs::{AddressVector, PdId};
 
 impl Nic {
@@ -92,6 +93,7 @@ impl Nic {
             Command::DestroyFlow(flow) => self.destroy_flow(flow),
             Command::ListQps => Ok(Answer::Qps(self.qps.iter().map(|(_, e)| e.status()).collect())),
             Command::Memory(command) => self.execute_with_memory(*command),
+            Command::CreatePrepared(command, queue) => self.create_prepared(*command, queue),
         }
     }
 
@@ -108,9 +110,19 @@ impl Nic {
             MemoryCommand::ResizeCq { cq, ring } => self.resize_cq(cq, ring),
             MemoryCommand::CreateSrq { pd, init, ring } => self.create_srq(pd, init, ring),
             MemoryCommand::ModifySrq { srq, ring, limit } => self.modify_srq(srq, ring, limit),
+            command @ MemoryCommand::CreateQp { .. } => match Command::from(command).prepare()? {
+                Command::CreatePrepared(command, queue) => self.create_prepared(*command, queue),
+                _ => unreachable!("a QP is prepared"),
+            },
+        }
+    }
+
+    fn create_prepared(&mut self, command: MemoryCommand, queue: SendQueue) -> Result<Answer, ControlError> {
+        match command {
             MemoryCommand::CreateQp { pd, send_cq, recv_cq, init, sends, receives } => {
-                self.create_qp(pd, (send_cq, recv_cq), init, sends, receives)
+                self.create_qp(pd, (send_cq, recv_cq), init, (sends, queue), receives)
             }
+            other => self.execute_with_memory(other),
         }
     }
 

@@ -4,7 +4,7 @@
 use super::{Nic, QpEntry, split};
 use crate::shared::{Doorbells, GuestBells};
 use crate::time::Nanos;
-use crate::verbs::{QpIndex, QpState};
+use crate::verbs::QpIndex;
 
 impl Nic {
     /// Fetches the work requests of the QPs that rang their doorbells. True if some have more.
@@ -41,11 +41,12 @@ impl Nic {
         !self.unfetched.is_empty()
     }
 
-    /// Fetches up to `fetch_burst` work requests of a QP. Returns how many were fetched or flushed, and true if there are more.
+    /// Fetches up to `fetch_burst` work requests of a QP, and flushes as many in an error state. Returns the larger of both counts, and
+    /// true if there are more to fetch.
     pub(super) fn fetch(&mut self, now: Nanos, index: QpIndex) -> (usize, bool) {
         let burst = self.config.limits.fetch_burst;
         let Some(entry) = self.qps.get_mut(index.0) else { return (0, false) };
-        let (index, before, flushed) = (entry.qp.index, entry.fetched, self.out.completions.len());
+        let (index, before) = (entry.qp.index, entry.fetched);
         entry.unfetched = false;
         if !entry.qp.takes_sends() {
             return (0, false);
@@ -58,16 +59,15 @@ impl Nic {
             qp.post_send(|wr, sges, inline| sends.copy_out(*fetched, wr, sges, inline));
             *fetched = fetched.wrapping_add(1);
         }
-        if matches!(entry.qp.state(), QpState::Err | QpState::Sqe) {
+        let mut flushed = 0;
+        if entry.owes_flush(&self.srqs) {
             split!(self, now, entry => qp, ctx);
-            qp.flush_posted(&mut ctx);
-            if qp.state() == QpState::Err {
-                qp.flush_receives(&mut ctx);
-            }
+            // `look_after` sees to what is left.
+            flushed = qp.flush(&mut ctx, burst);
         }
         let more = entry.sends.has(entry.fetched) && entry.qp.has_send_place();
         let fetched = entry.fetched.wrapping_sub(before) as usize;
         self.touch(index);
-        (fetched.max(self.out.completions.len() - flushed), more)
+        (fetched.max(flushed as usize), more)
     }
 }

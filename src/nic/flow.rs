@@ -1,11 +1,10 @@
 //! The NIC's flows, which steer frames of other protocols to raw packet QPs (`ibv_create_flow`).
 
 use super::command::{Answer, ControlError};
-use super::qp_life::Uses;
+use super::qp_life::{Uses, no_sends};
 use super::srq::Receives;
 use super::{Nic, RxFrame, RxOutcome, split};
 use crate::flow::{FlowKey, FlowMatch, MAX_FLOWS};
-use crate::shared::SendRing;
 use crate::time::Nanos;
 use crate::transport::{QpConfig, Verdict};
 use crate::verbs::{CqIndex, FlowId, FlowRule, PdId, QpCaps, QpIndex, QpInit, QpType, Qpn, Rss};
@@ -99,8 +98,7 @@ impl Nic {
             srq_pd: None,
         };
         // No work request is posted to this QP, which stays in RESET.
-        let sends = SendRing::new(1, 0, 0).map_err(|_| ControlError::NoMemory("QP"))?;
-        let made = self.insert_qp(&config, Uses::domain(pd), sends, Receives::None)?;
+        let made = self.insert_qp(&config, Uses::domain(pd), no_sends()?, Receives::None)?;
         for member in &rss.table {
             if let Some(entry) = self.qps.get_mut(member.0) {
                 entry.in_tables += 1;

@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 
 use super::{ControlError, GsiRoutes, Nic};
-use crate::addressee::{Addressee, closest};
+use crate::addressee::Addressee;
 use crate::frame::Frame;
 use crate::verbs::{QpIndex, QpType};
 use crate::wire::Packet;
@@ -20,6 +20,7 @@ const HEAD: usize = MAD_HEADER_LEN + Addressee::HEAD;
 #[derive(Debug, Default)]
 pub(super) struct Gsis {
     own: Option<QpIndex>,
+    /// QP1s of clients, in the order of their last routing.
     clients: Vec<(QpIndex, GsiRoutes)>,
 }
 
@@ -46,8 +47,10 @@ impl Gsis {
     }
 
     fn route(&mut self, qp: QpIndex, routes: GsiRoutes) -> bool {
-        let place = self.clients.iter_mut().find(|(client, _)| *client == qp);
-        place.map(|(_, old)| *old = routes).is_some()
+        let Some(place) = self.clients.iter().position(|(client, _)| *client == qp) else { return false };
+        self.clients.remove(place);
+        self.clients.push((qp, routes));
+        true
     }
 
     /// Returns the QP1 that a datagram is for.
@@ -71,12 +74,11 @@ impl Gsis {
         }
     }
 
-    /// Returns the QP1 of the client that listens most specifically for an address.
+    /// Returns the QP1 of the client that listens for a service at an address. At most one client may. A client that has just released
+    /// the service may still have its route; then the client that was routed last is the right one.
     fn server_of(&self, service: u64, address: IpAddr) -> Option<QpIndex> {
-        let all =
-            self.clients.iter().flat_map(|(qp, routes)| routes.services.iter().map(move |of| (of, *qp)));
-        let those = all.filter(|((id, _), _)| *id == service);
-        closest(those.map(|((_, on), qp)| (*on, qp)), address)
+        let last = self.clients.iter().rev().find(|(_, routes)| routes.serve(service, address));
+        last.map(|(qp, _)| *qp)
     }
 }
 
@@ -106,15 +108,33 @@ mod tests {
     }
 
     #[test]
+    fn service_is_for_the_client_routed_last() {
+        let [here, all]: [IpAddr; 2] = ["192.0.2.1", "0.0.0.0"].map(|text| text.parse().unwrap());
+        let mut gsis = Gsis::default();
+        let [own, old, new] = [0, 1, 2].map(QpIndex);
+        [own, new, old].into_iter().for_each(|qp| gsis.add(qp));
+        let on = |address| GsiRoutes::new(Vec::new(), vec![(9, Some(address))]);
+        gsis.route(old, on(here));
+        // `old` has released its port, but its route is still there.
+        gsis.route(new, on(all));
+        assert_eq!(gsis.server_of(9, here), Some(new));
+        gsis.route(old, GsiRoutes::default());
+        assert_eq!(gsis.server_of(9, here), Some(new));
+        gsis.remove(new);
+        assert_eq!(gsis.server_of(9, here), None);
+    }
+
+    #[test]
     fn message_goes_to_id_owner_or_closest_listener() {
         let here: IpAddr = "192.0.2.1".parse().unwrap();
         let mut gsis = Gsis::default();
         let [own, a, b] = [0, 1, 2].map(QpIndex);
         [own, a, b].into_iter().for_each(|qp| gsis.add(qp));
-        let routes = |unit, services| GsiRoutes { units: vec![unit], services };
-        assert!(gsis.route(a, routes(3, vec![(0x0106_4321, None), (9, Some(here))])));
-        assert!(gsis.route(b, routes(4, vec![(0x0106_4321, Some("0.0.0.0".parse().unwrap()))])));
-        assert!(!gsis.route(own, GsiRoutes::default()), "the NIC's own QP1 has no routes");
+        let routes = |unit, services: &[_]| GsiRoutes::new(vec![unit], services.to_vec());
+        let all: IpAddr = "0.0.0.0".parse().unwrap();
+        assert!(gsis.route(a, routes(3, &[(0x0106_4321, None), (9, Some(here))])));
+        assert!(gsis.route(b, routes(4, &[(0x0106_4321, Some(all))])));
+        assert!(!gsis.route(own, GsiRoutes::default()), "the NIC's own gets what is nobody's");
 
         let to = |attribute, words| gsis.client(&message(attribute, words), here);
         let rep = Kind::Rep as u16;
@@ -122,11 +142,7 @@ mod tests {
         assert_eq!(to(rep, [0x0300_0000, 0x04ab_cdef, 0, 0]), Some(b));
         assert_eq!(to(rep, [0x0300_0000, 0x0500_0000, 0, 0]), None);
         assert_eq!(to(SIDR_REP, [0x0400_0001, 0x0300_0000, 0, 0]), Some(b));
-        assert_eq!(
-            to(REQ, [0x0300_0000, 0, 0, 0x0106_4321]),
-            Some(b),
-            "a wildcard of the family precedes one of all families"
-        );
+        assert_eq!(to(REQ, [0x0300_0000, 0, 0, 0x0106_4321]), Some(b));
         assert_eq!(to(SIDR_REQ, [0, 0, 0, 9]), Some(a));
         assert_eq!(to(REQ, [0, 0, 0, 8]), None);
         // Truncated, or of another management class.

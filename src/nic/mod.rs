@@ -44,6 +44,7 @@ mod usual;
 pub(crate) use crate::transport::PlantedBug;
 pub use crate::transport::TxReason;
 pub use crate::transport::memory::RegionStatus;
+pub use crate::transport::send_queue::SendQueue;
 pub use arbiter::{PRIORITIES, Service};
 pub use classes::{ClassesError, EcnPolicy, TrafficClasses, Trust};
 pub use command::{Answer, Command, ControlError, GsiRoutes, ObjectCounts, QpHandle, QpStatus, SrqStatus};
@@ -152,7 +153,7 @@ struct QpEntry {
     release_at: Nanos,
     /// The QP is in the list of touched QPs.
     touched: bool,
-    /// The QP is in the list of QPs to fetch from.
+    /// The QP is in the list of QPs to fetch from or to flush.
     unfetched: bool,
     /// The QP is in the error state. Each posted receive rings the doorbell, to be flushed.
     flushing: bool,
@@ -200,7 +201,7 @@ pub struct Nic {
     congestion: Congestion,
     /// QPs with changes that [`Nic::look_after`] has yet to handle.
     touched: Vec<QpIndex>,
-    /// QPs with room in their send queue after they were fetched from: the next [`Nic::fetch_posted`] fetches the rest.
+    /// QPs with room in their send queue after they were fetched from, and QPs to flush: the next [`Nic::fetch_posted`] continues with them.
     unfetched: Vec<QpIndex>,
     out: Output,
     /// Copies for the frames of the burst, in the order of their slots.
@@ -215,6 +216,8 @@ pub struct Nic {
     /// Completion queues that have overflowed, until their QPs are failed.
     overrun: Vec<CqIndex>,
     published: Published,
+    /// Memory of a destroyed QP, for the thread that receives the answer.
+    remains: Option<SendQueue>,
     /// More than acknowledgements may be ready to send.
     presses: bool,
 }
@@ -298,6 +301,7 @@ impl Nic {
             events_due: Nanos::MAX,
             overrun: Vec::new(),
             published: Published::default(),
+            remains: None,
             presses: false,
         }
     }
@@ -398,21 +402,23 @@ impl Nic {
             entry.touched = false;
             entry.log.note_state(now, entry.qp.state());
             let tail = entry.qp.send_tail();
+            // Room: what was posted and did not fit can be fetched. Not here: a client that fills the queue as fast as it is
+            // flushed would keep the NIC.
+            let mut unfetched = false;
             if tail != entry.retired {
                 entry.retired = tail;
                 entry.sends.retire(tail);
-                // The queue has room for posted requests that did not fit. The NIC fetches them later: a client that fills the
-                // queue as fast as it is flushed would otherwise keep the NIC busy.
-                if entry.sends.has(entry.fetched) && !std::mem::replace(&mut entry.unfetched, true) {
+                unfetched = entry.sends.has(entry.fetched);
+            }
+            if entry.qp.state() == QpState::Err && !std::mem::replace(&mut entry.flushing, true) {
+                // Before the check for waiting receives: receives posted in between ring no doorbell.
+                entry.receives.want_doorbell();
+            }
+            if unfetched || entry.owes_flush(&self.srqs) {
+                let is_listed = std::mem::replace(&mut entry.unfetched, true);
+                if !is_listed {
                     self.unfetched.push(index);
                 }
-            }
-            if entry.qp.state() == QpState::Err && !entry.flushing {
-                entry.flushing = true;
-                entry.receives.want_doorbell();
-                // Flush again after setting the flag: receives posted in between rang no doorbell.
-                split!(self, now, entry => qp, ctx);
-                qp.flush_receives(&mut ctx);
             }
             let deadline = entry.qp.deadline();
             if deadline < entry.timer_at {

@@ -80,7 +80,7 @@ impl Command {
             | Command::CreateFlow(qp, _) => judge(Object::Qp(*qp)),
             Command::DestroyAh(ah) => judge(Object::Ah(*ah)),
             Command::DestroyFlow(flow) => judge(Object::Flow(*flow)),
-            Command::Memory(command) => command.each_object(judge),
+            Command::Memory(command) | Command::CreatePrepared(command, _) => command.each_object(judge),
             Command::AllocPd
             | Command::OpenXrcd(_)
             | Command::AddQpnUnit(_)
@@ -178,6 +178,7 @@ impl Answer {
             Answer::Xrcd(xrcd) => Some(Object::Xrcd(*xrcd)),
             Answer::Flow(flow) => Some(Object::Flow(*flow)),
             Answer::Done
+            | Answer::Moving(_)
             | Answer::Key(_)
             | Answer::SrqStatus(_)
             | Answer::QpStatus(_)

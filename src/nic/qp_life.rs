@@ -6,7 +6,7 @@ use super::command::{Answer, ControlError, QpHandle, QpStatus};
 use super::cq::CQ;
 use super::log::QpLog;
 use super::memory_command::ReceiveSource;
-use super::srq::{Receives, check_sizes};
+use super::srq::{Receives, Srqs, check_sizes};
 use super::{Nic, QpEntry, split};
 use crate::congestion::LastNotification;
 use crate::limits::MAX_SGE;
@@ -41,18 +41,23 @@ pub fn memory_of_qp(caps: &QpCaps) -> u64 {
     (size_of::<QpEntry>() + queue) as u64
 }
 
+/// Queues of a QP that sends nothing by work requests.
+pub(super) fn no_sends() -> Result<(SendRing, SendQueue), ControlError> {
+    let ring = SendRing::new(1, 0, 0).map_err(|_| ControlError::NoMemory("QP"))?;
+    let queue = SendQueue::new(1, 0, 0).map_err(|_| ControlError::NoMemory("QP"))?;
+    Ok((ring, queue))
+}
+
 impl Nic {
+    /// `queue`: the NIC's copy of its send queue, of the sizes of `init`.
     pub(super) fn create_qp(
         &mut self,
         pd: PdId,
         (send_cq, recv_cq): (CqIndex, CqIndex),
         init: QpInit,
-        sends: SendRing,
+        (sends, queue): (SendRing, SendQueue),
         receives: ReceiveSource,
     ) -> Result<Answer, ControlError> {
-        if let Some((what, value, limit)) = init.caps.beyond_limit() {
-            return Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() });
-        }
         if init.qp_type == QpType::RawPacket && self.longest_frame.is_none() {
             return Err(ControlError::NoRawPackets);
         }
@@ -93,7 +98,7 @@ impl Nic {
                 Receives::Shared(srq)
             }
         };
-        self.insert_qp(&config, uses, sends, receives)
+        self.insert_qp(&config, uses, (sends, queue), receives)
     }
 
     pub(super) fn create_xrc_target(&mut self, xrcd: XrcdId) -> Result<Answer, ControlError> {
@@ -111,7 +116,7 @@ impl Nic {
             srq_pd: Some(pd),
         };
         // No work request is posted to a target.
-        let sends = SendRing::new(1, 0, 0).map_err(|_| ControlError::NoMemory("QP"))?;
+        let sends = no_sends()?;
         let uses = Uses { xrcd: Some(xrcd), ..Uses::default() };
         self.insert_qp(&config, uses, sends, Receives::Named(xrcd, None))
     }
@@ -120,14 +125,11 @@ impl Nic {
         &mut self,
         config: &QpConfig,
         uses: Uses,
-        sends: SendRing,
+        (sends, queue): (SendRing, SendQueue),
         receives: Receives,
     ) -> Result<Answer, ControlError> {
         let reserved = (config.init.qp_type == QpType::Gsi).then_some(Qpn::GSI.value());
         let (mig_req, credits) = (self.config.mig_req, self.config.end_to_end_credits);
-        let caps = &config.init.caps;
-        let queue = SendQueue::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline);
-        let queue = queue.map_err(|_| ControlError::NoMemory("QP"))?;
         self.count_uses(&uses, 1)?;
         let made = self.qps.insert_with(reserved, |index, number| {
             let config = QpConfig { index: QpIndex(index), qpn: Qpn::new(number), ..*config };
@@ -240,7 +242,8 @@ impl Nic {
             return Err(ControlError::Busy { object: "QP", users });
         }
         //= IBTA 10.3.1: qp-that-is-destroyed-is-gone
-        let entry = self.qps.remove(index.0).ok_or(ControlError::NotFound("QP"))?;
+        let mut entry = self.qps.remove(index.0).ok_or(ControlError::NotFound("QP"))?;
+        self.remains = Some(entry.qp.take_send_queue());
         for member in entry.rss.iter().flat_map(|rss| &rss.table) {
             if let Some(member) = self.qps.get_mut(member.0) {
                 member.in_tables -= 1;
@@ -266,6 +269,11 @@ impl Nic {
 }
 
 impl Nic {
+    /// Takes the memory of the QP that was destroyed last, to free it outside the worker.
+    pub fn take_remains(&mut self) -> Option<SendQueue> {
+        self.remains.take()
+    }
+
     /// Returns the statuses of the QPs in a range of table slots, as of their last packets. `None`: the range is beyond the last
     /// slot.
     pub fn qp_statuses(&self, places: Range<u32>) -> Option<Vec<QpStatus>> {
@@ -281,6 +289,12 @@ impl Nic {
 }
 
 impl QpEntry {
+    /// True if [`Nic::fetch`] has work requests or receives to flush.
+    #[inline]
+    pub(super) fn owes_flush(&self, srqs: &Srqs) -> bool {
+        self.qp.owes_sends() || (self.qp.flushes_receives() && self.receives.available(srqs) > 0)
+    }
+
     pub(super) fn status(&self) -> QpStatus {
         let qp = &self.qp;
         let (sq_psn, rq_psn) = qp.psns();

@@ -39,6 +39,19 @@ impl Receives {
         }
     }
 
+    /// Returns the number of waiting receives.
+    pub(super) fn available(&self, srqs: &Srqs) -> u32 {
+        match self {
+            // The application has overwritten the producer index: no receive can be taken.
+            Receives::Own(ring, position) if !ring.has(*position) => 0,
+            Receives::Own(ring, position) => ring.waiting(*position),
+            Receives::Shared(srq) | Receives::Named(_, Some(srq)) => {
+                srqs.table.get(srq.0).map_or(0, |srq| srq.receives.waiting())
+            }
+            Receives::Named(_, None) | Receives::None => 0,
+        }
+    }
+
     /// Makes receives posted to the QP's own queue ring the doorbell, so that they are flushed in the error state.
     pub(super) fn want_doorbell(&self) {
         if let Receives::Own(ring, _) = self {
@@ -69,13 +82,7 @@ impl ReceiveQueue for ReceiveSide<'_> {
     }
 
     fn available(&self) -> u32 {
-        match &*self.own {
-            Receives::Own(ring, position) => ring.waiting(*position),
-            Receives::Shared(srq) | Receives::Named(_, Some(srq)) => {
-                self.srqs.table.get(srq.0).map_or(0, |srq| srq.receives.waiting())
-            }
-            Receives::Named(_, None) | Receives::None => 0,
-        }
+        self.own.available(self.srqs)
     }
 
     fn choose(&mut self, srqn: Srqn) -> Option<SharedQueue> {

@@ -4,18 +4,17 @@
 //! The members of a group are all of one user. Clients may be of several: requests are checked against the client's user.
 
 mod ports;
+mod services;
 #[cfg(test)]
 mod tests;
 
 pub use ports::{BoundPort, PortName, PortRange, PortRequest, Ports};
+pub use services::{Service, Services};
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
-
-use crate::addressee::closest;
-use ports::port_of;
 
 /// The form of a roster. Members of another one are told so.
 pub(crate) const FORM: u32 = 2;
@@ -49,7 +48,7 @@ pub struct Roster {
     /// The slots of units other than a slot's own, which has its number: added units, and units of ended processes.
     pub units: BTreeMap<u8, u8>,
     /// Services for which processes take connection requests.
-    pub services: Vec<Service>,
+    pub services: Services,
     /// Port numbers of `rdma_cm` that are bound.
     pub ports: Ports,
     /// Number of departures, so that the slot that was left last is given last.
@@ -80,15 +79,18 @@ pub struct Identity {
     pub name: String,
 }
 
-/// A service for which a process takes connection requests.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Service {
-    /// The service ID (IBTA 12.7.3).
-    pub id: u64,
-    /// The only address on which it is served; unspecified: all of its family; `None`: all.
-    pub address: Option<IpAddr>,
-    /// The place of the process that has it.
-    pub slot: u8,
+/// How many places and units of ended processes a user may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// The user's at most.
+    pub most: usize,
+    /// Places that stay free, for other users.
+    pub spare: usize,
+}
+
+impl Room {
+    /// All there are.
+    pub const ALL: Room = Room { most: usize::MAX, spare: 0 };
 }
 
 impl Roster {
@@ -102,12 +104,12 @@ impl Roster {
         Roster { slots: vec![Slot::default(); most.into()], ..Roster::new(most) }
     }
 
-    /// Gives a process a place. `most` bounds the places and units of ended processes that its user has.
+    /// Gives a process a place.
     ///
     /// # Errors
-    /// If all places are taken, or the user has that many.
-    pub fn admit(&mut self, member: Identity, most: usize) -> Result<u8, Denied> {
-        self.has_room(member.uid, most)?;
+    /// If all places are taken, or as many as its user may have.
+    pub fn admit(&mut self, member: Identity, room: Room) -> Result<u8, Denied> {
+        self.has_room(member.uid, room)?;
         let full =
             || Denied::new(libc::EAGAIN, format!("{} processes are served, as many as may", self.most));
         let slot = self.next_slot().ok_or_else(full)?;
@@ -116,7 +118,14 @@ impl Roster {
     }
 
     /// True if a user may have one more place or unit.
-    fn has_room(&self, uid: u32, most: usize) -> Result<(), Denied> {
+    fn has_room(&self, uid: u32, Room { most, spare }: Room) -> Result<(), Denied> {
+        let taken = self.taken().count() + self.units.keys().filter(|unit| **unit < self.most).count();
+        if spare > 0 && taken + spare >= usize::from(self.most) {
+            let why = format!(
+                "{taken} processes are served: the last {spare} places are kept for root and the NIC's user"
+            );
+            return Err(Denied::new(libc::EAGAIN, why));
+        }
         let is_theirs = |slot: u8| self.uid_of(slot) == Some(uid);
         let places = self.taken().filter(|slot| is_theirs(*slot)).count();
         let count = places + self.units.values().filter(|slot| is_theirs(**slot)).count();
@@ -152,7 +161,7 @@ impl Roster {
             *place = Slot { member: None, left: self.departures, last_uid };
         }
         self.units.retain(|_, owner| *owner != slot);
-        self.services.retain(|service| service.slot != slot);
+        self.services.leave(slot);
         self.ports.leave(slot);
     }
 
@@ -171,11 +180,6 @@ impl Roster {
         std::iter::once(slot).chain(more.map(|(unit, _)| *unit))
     }
 
-    /// Returns the services of a slot.
-    pub fn services_of(&self, slot: u8) -> impl Iterator<Item = &Service> {
-        self.services.iter().filter(move |service| service.slot == slot)
-    }
-
     /// Returns the slots that are taken.
     pub(crate) fn taken(&self) -> impl Iterator<Item = u8> + '_ {
         self.members().map(|(slot, _)| slot)
@@ -188,12 +192,11 @@ impl Roster {
         Some(unit)
     }
 
-    /// Gives the unit of a place that a process of the same user has left to another slot, whose process speaks in its name. `most` bounds the
-    /// places and units of the user.
+    /// Gives the unit of a place that a process of the same user has left to another slot, whose process speaks in its name.
     ///
     /// # Errors
-    /// `EBUSY` if the unit is taken, `EPERM` if the process that had it was another user's, `EAGAIN` beyond `most`.
-    pub fn take_unit(&mut self, unit: u8, slot: u8, most: usize) -> Result<(), Denied> {
+    /// `EBUSY` if the unit is taken, `EPERM` if the process that had it was another user's, `EAGAIN` without room.
+    pub fn take_unit(&mut self, unit: u8, slot: u8, room: Room) -> Result<(), Denied> {
         if self.owner_of_unit(unit).is_some() {
             return Err(Denied::new(libc::EBUSY, format!("unit {unit} belongs to a process")));
         }
@@ -204,7 +207,7 @@ impl Roster {
             let why = format!("unit {unit} was that of no process of user {uid}");
             return Err(Denied::new(libc::EPERM, why));
         }
-        self.has_room(uid, most)?;
+        self.has_room(uid, room)?;
         self.units.insert(unit, slot);
         Ok(())
     }
@@ -229,11 +232,7 @@ impl Roster {
         };
         let result = self.ports.request((slot, uid), request, lowest)?;
         if let Some(id) = shrinks {
-            let ports = &self.ports;
-            self.services.retain(|service| {
-                (service.id, service.slot) != (id, slot)
-                    || ports.of(slot).any(|port| port.name.service() == id && port.covers(service.address))
-            });
+            self.services.retain(slot, id, |address| self.ports.covers(slot, id, address));
         }
         Ok(result)
     }
@@ -248,72 +247,16 @@ impl Roster {
         slot: u8,
         services: impl IntoIterator<Item = (u64, Option<IpAddr>)>,
     ) -> Result<(), Denied> {
-        let (own, others): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.services).into_iter().partition(|service| service.slot == slot);
-        let own: BTreeSet<Service> = own.into_iter().collect();
-        let taken = Taken::new(slot, &others, &self.ports);
-        let (mut kept, mut refused) = (BTreeSet::new(), Ok(()));
-        for (id, address) in services {
-            let service = Service { id, address, slot };
-            // A service that it has stays, whatever other processes have bound since.
-            let judged = if own.contains(&service) { Ok(()) } else { taken.judge(&service) };
-            match judged {
-                Ok(()) => drop(kept.insert(service)),
-                Err(denied) => refused = refused.and(Err(denied)),
-            }
-        }
-        self.services = others;
-        self.services.extend(kept);
-        refused
+        self.services.replace(slot, services, &self.ports)
     }
 
     /// Returns the slot of the process that listens closest to an address.
     pub(crate) fn server_of(&self, service: u64, address: IpAddr) -> Option<u8> {
-        let those = self.services.iter().filter(|s| s.id == service);
-        closest(those.map(|s| (s.address, s.slot)), address)
+        self.services.server_of(service, address)
     }
 
     /// Returns how many ports and services a slot has.
     pub fn entries_of(&self, slot: u8) -> usize {
-        self.ports.of(slot).count() + self.services_of(slot).count()
+        self.ports.count(slot) + self.services.count(slot)
     }
-}
-
-/// Ports and services that decide whether a process may have a service.
-struct Taken<'a> {
-    ports: &'a Ports,
-    own: HashMap<u64, Vec<&'a BoundPort>>,
-    others: HashMap<u64, Vec<Option<IpAddr>>>,
-}
-
-impl<'a> Taken<'a> {
-    fn new(slot: u8, others: &[Service], ports: &'a Ports) -> Taken<'a> {
-        let mut taken = Taken { ports, own: HashMap::new(), others: HashMap::new() };
-        ports.of(slot).for_each(|port| taken.own.entry(port.name.service()).or_default().push(port));
-        others.iter().for_each(|service| taken.others.entry(service.id).or_default().push(service.address));
-        taken
-    }
-
-    /// A process takes requests that no other one takes, and for ports that it has bound and no other process shares.
-    fn judge(&self, service: &Service) -> Result<(), Denied> {
-        let Service { id, address, .. } = service;
-        if self.others.get(id).is_some_and(|others| others.iter().any(|other| overlap(*other, *address))) {
-            return Err(Denied::new(
-                libc::EADDRINUSE,
-                format!("another process listens for service {id:#x}"),
-            ));
-        }
-        let Some((_, number)) = port_of(*id) else { return Ok(()) };
-        let own = self.own.get(id).map_or(&[][..], Vec::as_slice);
-        let port = own.iter().find(|port| port.covers(*address));
-        let unbound = || Denied::new(libc::EACCES, format!("port {number} is not bound for service {id:#x}"));
-        self.ports.may_listen(port.ok_or_else(unbound)?)
-    }
-}
-
-/// True if one address is in both: an unspecified one is all of its family, and none is all.
-fn overlap(one: Option<IpAddr>, other: Option<IpAddr>) -> bool {
-    let (Some(one), Some(other)) = (one, other) else { return true };
-    let any = one.is_unspecified() || other.is_unspecified();
-    one == other || (any && one.is_ipv4() == other.is_ipv4())
 }

@@ -2,8 +2,12 @@
 //!
 //! Each port space has numbers of its own, which have nothing to do with the ports of TCP. One rule is stricter than the kernel's: identifiers
 //! share a port (`RDMA_OPTION_ID_REUSEADDR`) with those of the same user alone, as sockets do with `SO_REUSEPORT`.
+//!
+//! The cost of a request does not depend on how many ports other users have. Ports that may conflict lie side by side in an index, in which
+//! the first one of another user is a conflict.
 
-use std::net::IpAddr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +36,7 @@ pub struct BoundPort {
 }
 
 /// A port of an identifier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PortName {
     /// The port space (`enum rdma_ucm_port_space`).
     pub space: u16,
@@ -83,7 +87,7 @@ pub struct PortRange {
 
 impl BoundPort {
     /// Returns the errno for the reason why two identifiers cannot have the same port.
-    fn conflict(&self, other: &BoundPort, may_share: bool) -> Option<i32> {
+    pub(super) fn conflict(&self, other: &BoundPort, may_share: bool) -> Option<i32> {
         let is_same = (self.name.space, self.name.port) == (other.name.space, other.name.port);
         let shares = may_share && self.reuse && other.reuse && self.uid == other.uid;
         if !is_same || shares {
@@ -99,6 +103,18 @@ impl BoundPort {
         (self.address == other.address).then_some(libc::EADDRINUSE)
     }
 
+    fn family(&self) -> Family {
+        match self.one_family {
+            false => Family::Both,
+            true if self.address.is_ipv4() => Family::V4,
+            true => Family::V6,
+        }
+    }
+
+    fn place(&self) -> Place {
+        Place { family: self.family(), address: self.address, slot: self.slot, owner: self.name.owner }
+    }
+
     /// True if requests to an address are for this port. `None`: to any address of both families.
     pub(super) fn covers(&self, address: Option<IpAddr>) -> bool {
         let takes_all = self.address.is_unspecified();
@@ -112,10 +128,71 @@ impl BoundPort {
     }
 }
 
+/// Which addresses a port may take, and so which ports conflict with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Family {
+    V4,
+    V6,
+    Both,
+}
+
+const ALL_V4: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+const ALL_V6: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+
+impl Family {
+    const ALL: [Family; 3] = [Family::V4, Family::V6, Family::Both];
+
+    /// Families of which a port may conflict with one of this family.
+    fn conflicting(self) -> &'static [Family] {
+        match self {
+            Family::V4 => &[Family::V4, Family::Both],
+            Family::V6 => &[Family::V6, Family::Both],
+            Family::Both => &[Family::V4, Family::V6, Family::Both],
+        }
+    }
+}
+
+/// Where a port stands in the index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    family: Family,
+    address: IpAddr,
+    slot: u8,
+    owner: u32,
+}
+
+impl Place {
+    fn first(family: Family, address: IpAddr) -> Place {
+        Place { family, address, slot: 0, owner: 0 }
+    }
+
+    fn last(family: Family, address: IpAddr) -> Place {
+        Place { family, address, slot: u8::MAX, owner: u32::MAX }
+    }
+}
+
 /// Ports that are bound.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Ports(Vec<BoundPort>);
+#[serde(from = "Vec<BoundPort>", into = "Vec<BoundPort>")]
+pub struct Ports {
+    of_slots: BTreeMap<u8, BTreeMap<PortName, BoundPort>>,
+    /// By port space and number: no set is empty.
+    numbers: BTreeMap<(u16, u16), BTreeSet<Place>>,
+}
+
+impl From<Vec<BoundPort>> for Ports {
+    fn from(all: Vec<BoundPort>) -> Ports {
+        let mut ports = Ports::default();
+        all.into_iter().for_each(|port| ports.insert(port));
+        ports
+    }
+}
+
+impl From<Ports> for Vec<BoundPort> {
+    fn from(ports: Ports) -> Vec<BoundPort> {
+        ports.of_slots.into_values().flat_map(BTreeMap::into_values).collect()
+    }
+}
 
 impl Ports {
     /// Executes a request of the process in slot `slot`, of user `uid`. Returns the port number. `lowest`: the lowest number that
@@ -138,12 +215,14 @@ impl Ports {
             PortRequest::Listen(name) => {
                 self.find(slot, name).and_then(|port| self.may_listen(port))?;
                 // From now on it is shared no more (`rdma_listen` of the kernel).
-                self.change(slot, name, |port| port.reuse = false);
+                if let Some(port) = self.of_slots.get_mut(&slot).and_then(|own| own.get_mut(&name)) {
+                    port.reuse = false;
+                }
                 Ok(name.port)
             }
             PortRequest::Settle(name, address) => self.settle(slot, name, address).map(|()| name.port),
             PortRequest::Release(name) => {
-                self.0.retain(|port| (port.slot, port.name) != (slot, name));
+                self.remove(slot, name);
                 Ok(name.port)
             }
         }
@@ -161,41 +240,119 @@ impl Ports {
             let why = format!("port {number}: those below {lowest} are for root and for the NIC's user");
             return Err(Denied::new(libc::EACCES, why));
         }
+        if self.find(port.slot, port.name).is_ok() {
+            return Err(Denied::new(libc::EINVAL, format!("the identifier has bound port {number} already")));
+        }
         self.is_free(&port, true)?;
-        self.0.push(port);
+        self.insert(port);
         Ok(number)
     }
 
     fn bind_any(&mut self, port: BoundPort, range: PortRange, lowest: u16) -> Result<u16, Denied> {
         let space = port.name.space;
-        let mut is_taken = vec![false; 1 << 16];
-        let taken = self.0.iter().filter(|other| other.name.space == space);
-        taken.for_each(|other| is_taken[usize::from(other.name.port)] = true);
-        let first = range.first.max(lowest).max(1);
-        let count = u64::from(range.last.saturating_sub(first)) + u64::from(range.last >= first);
-        let free = (0..count).map(|step| first + ((range.random % count + step) % count) as u16);
-        let none =
-            || Denied::new(libc::EADDRNOTAVAIL, format!("no port of {first} to {} is free", range.last));
-        let number = free.into_iter().find(|number| !is_taken[usize::from(*number)]).ok_or_else(none)?;
+        let (first, last) = (range.first.max(lowest).max(1), range.last);
+        let none = || Denied::new(libc::EADDRNOTAVAIL, format!("no port of {first} to {last} is free"));
+        let count = u64::from(last.checked_sub(first).ok_or_else(none)?) + 1;
+        let start = first + (range.random % count) as u16;
+        let number = self.free_from(space, start, last).or_else(|| self.free_from(space, first, start));
+        let number = number.ok_or_else(none)?;
         self.bind(BoundPort { name: PortName { port: number, ..port.name }, ..port }, lowest)
     }
 
-    /// True if no other identifier's port conflicts.
+    /// Returns the first number that no identifier has.
+    fn free_from(&self, space: u16, first: u16, last: u16) -> Option<u16> {
+        let mut taken = self.numbers.range((space, first)..=(space, last)).map(|((_, number), _)| *number);
+        (first..=last).find(|number| taken.next() != Some(*number))
+    }
+
+    fn insert(&mut self, port: BoundPort) {
+        let PortName { space, port: number, .. } = port.name;
+        self.numbers.entry((space, number)).or_default().insert(port.place());
+        self.of_slots.entry(port.slot).or_default().insert(port.name, port);
+    }
+
+    fn remove(&mut self, slot: u8, name: PortName) -> Option<BoundPort> {
+        let port = self.of_slots.get_mut(&slot)?.remove(&name)?;
+        self.unlist(&port);
+        Some(port)
+    }
+
+    /// Takes a port out of the index.
+    fn unlist(&mut self, port: &BoundPort) {
+        let number = (port.name.space, port.name.port);
+        if let Some(places) = self.numbers.get_mut(&number) {
+            places.remove(&port.place());
+            if places.is_empty() {
+                self.numbers.remove(&number);
+            }
+        }
+    }
+
+    /// True if no other identifier's port conflicts. Of several ports with one address and family the first stands for all: either they share,
+    /// or there is one.
     fn is_free(&self, port: &BoundPort, may_share: bool) -> Result<(), Denied> {
-        let others = self.0.iter().filter(|other| (other.slot, other.name) != (port.slot, port.name));
-        let conflict = others.into_iter().find_map(|other| Some((port.conflict(other, may_share)?, other)));
-        let Some((errno, other)) = conflict else { return Ok(()) };
-        let (number, address) = (other.name.port, other.address);
-        Err(Denied::new(errno, format!("port {number} is bound at {address} by another identifier")))
+        let Some(places) = self.numbers.get(&(port.name.space, port.name.port)) else { return Ok(()) };
+        let one = [port.address, ALL_V4, ALL_V6].map(|address| (address, address));
+        let all = [(ALL_V4, IpAddr::V6(Ipv6Addr::from_bits(u128::MAX)))];
+        let ranges = if port.address.is_unspecified() { &all[..] } else { &one[..] };
+        let conflicts = |(from, to): (IpAddr, IpAddr), family: Family| {
+            let those = places.range(Place::first(family, from)..=Place::last(family, to));
+            let others = those
+                .filter(|place| **place != port.place())
+                .filter_map(|place| self.find(place.slot, PortName { owner: place.owner, ..port.name }).ok());
+            let few = if from == to { 1 } else { usize::MAX };
+            others.take(few).find_map(|other| Some((port.conflict(other, may_share)?, other)))
+        };
+        for family in port.family().conflicting() {
+            for range in ranges {
+                let Some((errno, other)) = conflicts(*range, *family) else { continue };
+                let (number, address) = (other.name.port, other.address);
+                let why = format!("port {number} is bound at {address} by another identifier");
+                return Err(Denied::new(errno, why));
+            }
+        }
+        Ok(())
     }
 
     /// A listener shares with no other identifier.
-    pub(super) fn may_listen(&self, port: &BoundPort) -> Result<(), Denied> {
+    fn may_listen(&self, port: &BoundPort) -> Result<(), Denied> {
         self.is_free(port, false)
     }
 
+    /// True if a process may take requests for a service on an address. A service of a port is for the process that has bound the port there, and
+    /// shares it with no other identifier.
+    ///
+    /// # Errors
+    /// `EACCES` without such a port, and as those of [`request`](Self::request).
+    pub(super) fn may_serve(&self, slot: u8, service: u64, address: Option<IpAddr>) -> Result<(), Denied> {
+        let Some((_, number)) = port_of(service) else { return Ok(()) };
+        let unbound =
+            || Denied::new(libc::EACCES, format!("port {number} is not bound for service {service:#x}"));
+        self.may_listen(self.covering(slot, service, address).ok_or_else(unbound)?)
+    }
+
+    /// True if the process has bound the port of a service on this address.
+    pub(super) fn covers(&self, slot: u8, service: u64, address: Option<IpAddr>) -> bool {
+        self.covering(slot, service, address).is_some()
+    }
+
+    /// Returns the port of a process that takes requests for a service to an address.
+    fn covering(&self, slot: u8, service: u64, address: Option<IpAddr>) -> Option<&BoundPort> {
+        let (space, port) = port_of(service)?;
+        let places = self.numbers.get(&(space, port))?;
+        let at = |family, address| {
+            let first = Place { slot, ..Place::first(family, address) };
+            let place = places.range(first..).next()?;
+            let name = PortName { space, port, owner: place.owner };
+            self.find(place.slot, name).ok().filter(|port| port.slot == slot)
+        };
+        let places = [address.unwrap_or(ALL_V6), ALL_V4, ALL_V6];
+        let those = places.iter().flat_map(|address| Family::ALL.map(|family| at(family, *address)));
+        those.flatten().find(|port| port.covers(address))
+    }
+
     fn find(&self, slot: u8, name: PortName) -> Result<&BoundPort, Denied> {
-        let found = self.0.iter().find(|port| (port.slot, port.name) == (slot, name));
+        let found = self.of_slots.get(&slot).and_then(|own| own.get(&name));
         found.ok_or_else(|| Denied::new(libc::EINVAL, format!("port {} is not bound", name.port)))
     }
 
@@ -206,26 +363,26 @@ impl Ports {
             let why = format!("port {} is bound at {}, not at {address}", name.port, before.address);
             return Err(Denied::new(libc::EINVAL, why));
         }
-        self.change(slot, name, |port| port.address = address);
+        if let Some(port) = self.remove(slot, name) {
+            self.insert(BoundPort { address, ..port });
+        }
         Ok(())
     }
 
-    fn change(&mut self, slot: u8, name: PortName, act: impl Fn(&mut BoundPort)) {
-        self.0.iter_mut().filter(|port| (port.slot, port.name) == (slot, name)).for_each(act);
-    }
-
     pub(super) fn leave(&mut self, slot: u8) {
-        self.0.retain(|port| port.slot != slot);
+        for port in self.of_slots.remove(&slot).unwrap_or_default().into_values() {
+            self.unlist(&port);
+        }
     }
 
     /// Returns the ports of a process.
     pub fn of(&self, slot: u8) -> impl Iterator<Item = &BoundPort> {
-        self.0.iter().filter(move |port| port.slot == slot)
+        self.of_slots.get(&slot).into_iter().flat_map(BTreeMap::values)
     }
 
-    /// Returns all ports.
-    pub fn all(&self) -> &[BoundPort] {
-        &self.0
+    /// Returns how many ports a process has.
+    pub(super) fn count(&self, slot: u8) -> usize {
+        self.of_slots.get(&slot).map_or(0, BTreeMap::len)
     }
 }
 

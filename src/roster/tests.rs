@@ -3,7 +3,7 @@
 use super::*;
 
 const MOST: u8 = 128;
-const UNBOUNDED: usize = usize::MAX;
+const UNBOUNDED: Room = Room::ALL;
 
 fn of(uid: u32) -> Identity {
     Identity { pid: 7, uid, name: "x".into() }
@@ -84,26 +84,27 @@ fn unit_goes_to_the_user_that_had_it() {
 #[test]
 fn user_has_so_many_places_and_units() {
     let mut roster = Roster::of_places(8);
-    let slots = [0; 3].map(|_| roster.admit(of(7), 3).expect("a place"));
-    roster.admit(of(7), 3).expect_err("a fourth");
-    roster.admit(of(8), 3).expect("another user's");
+    let three = Room { most: 3, spare: 0 };
+    let slots = [0; 3].map(|_| roster.admit(of(7), three).expect("a place"));
+    roster.admit(of(7), three).expect_err("a fourth");
+    roster.admit(of(8), three).expect("another user's");
     roster.leave(slots[0]);
-    roster.take_unit(slots[0], slots[1], 3).expect("its user's");
-    roster.admit(of(7), 3).expect_err("two places and a unit");
+    roster.take_unit(slots[0], slots[1], three).expect("its user's");
+    roster.admit(of(7), three).expect_err("two places and a unit");
     roster.leave(slots[1]);
-    roster.admit(of(7), 3).expect("one place");
+    roster.admit(of(7), three).expect("one place");
 }
 
 #[test]
 fn server_on_an_address_goes_before_all() {
     let mut roster = Roster::new(MOST);
     let near: IpAddr = "192.0.2.1".parse().unwrap();
-    roster.services.push(Service { id: 9, address: None, slot: 1 });
-    roster.services.push(Service { id: 9, address: Some(near), slot: 2 });
+    roster.services.insert(Service { id: 9, address: None, slot: 1 });
+    roster.services.insert(Service { id: 9, address: Some(near), slot: 2 });
     assert_eq!(roster.server_of(9, near), Some(2));
     assert_eq!(roster.server_of(9, "192.0.2.2".parse().unwrap()), Some(1));
     assert_eq!(roster.server_of(8, near), None);
-    roster.services.push(Service { id: 9, address: Some("::".parse().unwrap()), slot: 3 });
+    roster.services.insert(Service { id: 9, address: Some("::".parse().unwrap()), slot: 3 });
     assert_eq!(roster.server_of(9, "2001:db8::1".parse().unwrap()), Some(3));
     roster.leave(1);
     assert_eq!(roster.server_of(9, "192.0.2.2".parse().unwrap()), None);
@@ -119,7 +120,7 @@ fn service_is_for_its_first_listener() {
     for taken in [(7, None), (7, here), (7, v4), (8, here), (8, v4), (8, None), (9, v6), (9, there)] {
         let denied = roster.set_services(b, [taken, (7, v6)]).expect_err("taken");
         assert_eq!(denied.errno, libc::EADDRINUSE, "{taken:?}");
-        let got: Vec<_> = roster.services_of(b).map(|service| (service.id, service.address)).collect();
+        let got: Vec<_> = roster.services.of(b).collect();
         assert_eq!(got, [(7, v6)], "{taken:?}");
     }
     roster.set_services(b, [(8, there), (7, v6)]).expect("free");
@@ -145,8 +146,8 @@ fn service_of_a_port_needs_the_port() {
     assert_eq!(set(&mut roster, b, there), Ok(()));
     let name = PortName { space: 0x0106, port: 7471, owner: 1 };
     roster.port(a, PortRequest::Release(name), 1024).expect("its own");
-    assert_eq!(roster.services_of(a).count(), 0, "it goes with its port");
-    assert_eq!(roster.services_of(b).count(), 1);
+    assert_eq!(roster.services.count(a), 0, "it goes with its port");
+    assert_eq!(roster.services.count(b), 1);
 }
 
 #[test]
@@ -166,4 +167,58 @@ fn shared_port_is_listened_on_by_no_process() {
     roster.set_services(a, []).expect("none");
     let denied = roster.set_services(b, [(ID, on)]).expect_err("still shared");
     assert_eq!(denied.errno, libc::EADDRNOTAVAIL);
+}
+
+#[test]
+fn last_places_are_kept() {
+    let mut roster = Roster::of_places(8);
+    let kept = Room { most: 100, spare: 2 };
+    let slots: Vec<u8> = (0..3).map(|uid| roster.admit(of(1000 + uid), kept).expect("a place")).collect();
+    let others = (0..3).filter(|uid| roster.admit(of(2000 + uid), kept).is_ok());
+    assert_eq!(others.count(), 3);
+    let refused = roster.admit(of(3000), kept).expect_err("two are left");
+    assert!(refused.errno == libc::EAGAIN && refused.why.contains("last 2 places"), "{refused}");
+    roster.leave(slots[0]);
+    roster.leave(slots[1]);
+    let again = roster.admit(of(1000), kept).expect("a place");
+    roster.take_unit(slots[0], again, kept).expect("the last but two");
+    roster.admit(of(1001), kept).expect_err("a unit keeps its place from being given");
+    assert_eq!([admit(&mut roster, 0), admit(&mut roster, 0)], [7, slots[1]]);
+}
+
+/// Each of many services of other processes costs a call nothing: those that may conflict lie side by side.
+#[test]
+fn ports_of_all_kinds_conflict_as_one_by_one() {
+    let addresses = ["192.0.2.1", "192.0.2.2", "0.0.0.0", "2001:db8::1", "::"]
+        .map(|text| text.parse::<IpAddr>().unwrap());
+    let mut seed = 5;
+    let mut draw = |below: usize| crate::random::splitmix(&mut seed) as usize % below;
+    for _ in 0..2000 {
+        let mut roster = Roster::of_places(8);
+        let slots = [7, 7, 8].map(|uid| admit(&mut roster, uid));
+        let mut bound: Vec<BoundPort> = Vec::new();
+        for owner in 0..6 {
+            let (address, at) = (addresses[draw(5)], draw(3));
+            let name = PortName { space: 0x0106, port: 5000 + draw(2) as u16, owner };
+            let (slot, uid) = (slots[at], [7, 7, 8][at]);
+            let port = BoundPort { name, address, reuse: draw(3) > 0, one_family: draw(2) == 0, slot, uid };
+            let expected = bound.iter().find_map(|other| port.conflict(other, true));
+            let got = roster.port(slot, PortRequest::Bind(port.clone()), 1024);
+            assert_eq!(got.is_err(), expected.is_some(), "{port:?} beside {bound:?}: {got:?}");
+            if got.is_ok() {
+                bound.push(port);
+            }
+            let (at, address) = (draw(3), [None, Some(addresses[draw(5)])][draw(2)]);
+            let slot = slots[at];
+            let id = 0x0106_0000 + 5000 + draw(2) as u64;
+            let own = bound.iter().filter(|port| port.slot == slot && port.name.service() == id);
+            let listens = own.into_iter().find(|port| port.covers(address)).is_some_and(|port| {
+                let others = bound.iter().filter(|other| (other.slot, other.name) != (slot, port.name));
+                others.into_iter().all(|other| port.conflict(other, false).is_none())
+            });
+            let mut alone = roster.clone();
+            let got = alone.set_services(slot, [(id, address)]);
+            assert_eq!(got.is_ok(), listens, "{id:#x} on {address:?} of {slot} beside {bound:?}: {got:?}");
+        }
+    }
 }

@@ -252,28 +252,18 @@ impl CompletionRing {
         Some((wc, more))
     }
 
-    /// Moves all completions that wait to another ring, in their order, and what is armed. Only while nobody polls, arms or
-    /// pushes.
+    /// Begins to move all completions that wait to another ring, in their order, and what is armed. Until the move has ended, the
+    /// application neither polls nor arms, and [`Move::add`] counts what is pushed.
     ///
     /// # Errors
     /// How many wait, if the other ring does not hold as many; nothing has changed then.
-    pub fn move_to(&self, ring: &CompletionRing) -> Result<(), u32> {
-        let waiting = self.word(PRODUCER).load(Acquire).wrapping_sub(self.word(CONSUMER).load(Acquire));
-        if ring.capacity < waiting {
-            return Err(waiting.try_into().unwrap_or(u32::MAX));
+    pub fn begin_move(&self, to: CompletionRing) -> Result<Move, u32> {
+        let first = self.word(CONSUMER).load(Acquire);
+        let left = self.word(PRODUCER).load(Acquire).wrapping_sub(first);
+        if to.capacity < left {
+            return Err(left.try_into().unwrap_or(u32::MAX));
         }
-        // No more than that: another process may write completions meanwhile, or name the memory of the old ring for the new one.
-        for _ in 0..waiting {
-            let Some((wc, time)) = self.poll_timed() else { break };
-            // It has the room: looked up above.
-            let _ = ring.push(&wc, time);
-        }
-        let before = self.positions().0.wrapping_sub(waiting);
-        let told = self.word(TOLD).load(Relaxed).saturating_sub(before);
-        ring.word(TOLD).store(told, Relaxed);
-        ring.word(ARMED).store(self.word(ARMED).load(Acquire), Release);
-        ring.word(EVENTS).store(self.word(EVENTS).load(Acquire), Release);
-        Ok(())
+        Ok(Move { to, first, left })
     }
 
     /// The application's side: the numbers of completions polled and published since the queue was made.
@@ -334,6 +324,54 @@ impl CompletionRing {
     /// Completions that fit.
     pub fn capacity(&self) -> u32 {
         self.capacity as u32
+    }
+}
+
+/// A move from one ring to another, in steps.
+#[derive(Debug)]
+pub struct Move {
+    to: CompletionRing,
+    /// The position of the first completion that moves.
+    first: u64,
+    /// Completions that are still to move.
+    left: u64,
+}
+
+impl Move {
+    /// So many completions were pushed to the ring `from`.
+    pub fn add(&mut self, pushed: usize) {
+        self.left += pushed as u64;
+    }
+
+    /// Moves up to `most` completions. True: all have moved, and the other ring takes over.
+    ///
+    /// # Errors
+    /// If more were pushed than the other ring holds. It takes over without the rest.
+    pub fn go_on(&mut self, from: &CompletionRing, most: u64) -> Result<bool, Overflow> {
+        let mut result = Ok(true);
+        // No more than were there: another process may write completions meanwhile, or name the memory of the old ring for the new one.
+        for _ in 0..self.left.min(most) {
+            self.left -= 1;
+            let moved = from.poll_timed().map(|(wc, time)| self.to.push(&wc, time));
+            if let None | Some(Err(_)) = moved {
+                self.left = 0;
+                result = moved.unwrap_or(Ok(())).map(|()| true);
+                break;
+            }
+        }
+        if self.left > 0 {
+            return Ok(false);
+        }
+        let told = from.word(TOLD).load(Relaxed).saturating_sub(self.first);
+        self.to.word(TOLD).store(told, Relaxed);
+        self.to.word(ARMED).store(from.word(ARMED).load(Acquire), Release);
+        self.to.word(EVENTS).store(from.word(EVENTS).load(Acquire), Release);
+        result
+    }
+
+    /// The ring that takes over.
+    pub fn ring(&self) -> &CompletionRing {
+        &self.to
     }
 }
 

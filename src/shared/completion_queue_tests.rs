@@ -78,6 +78,11 @@ fn arming_over_a_waiting_completion_raises_an_event() {
     assert_eq!((0..5).filter(|_| cq.take_event()).count(), 3);
 }
 
+fn move_to(from: &CompletionRing, to: &CompletionRing) {
+    let mut moving = from.begin_move(to.clone()).unwrap();
+    assert_eq!(moving.go_on(from, u64::MAX), Ok(true));
+}
+
 #[test]
 fn completion_covered_by_an_event_raises_no_other() {
     let cq = CompletionRing::new(8).unwrap();
@@ -86,7 +91,7 @@ fn completion_covered_by_an_event_raises_no_other() {
     assert!(cq.disarm_for(&wc(0)));
     assert!(!cq.arm(Armed::Next), "asked again before it was polled");
     let other = CompletionRing::new(4).unwrap();
-    cq.move_to(&other).unwrap();
+    move_to(&cq, &other);
     assert!(!other.arm(Armed::Next), "nor in another ring");
     other.push(&wc(1), 0).unwrap();
     assert!(other.disarm_for(&wc(1)));
@@ -107,7 +112,7 @@ fn moved_ring_knows_completions_covered_by_events() {
         cq.push(&wc(10), 0).unwrap();
         assert!(cq.disarm_for(&wc(10)) && cq.take_event());
         let larger = CompletionRing::new(16).unwrap();
-        cq.move_to(&larger).unwrap();
+        move_to(&cq, &larger);
         assert!(!larger.arm(Armed::Next), "an event has told of what waits");
         larger.push(&wc(11), 0).unwrap();
         assert!(
@@ -117,7 +122,7 @@ fn moved_ring_knows_completions_covered_by_events() {
         let small = CompletionRing::new(2).unwrap();
         larger.push(&wc(12), 0).unwrap();
         assert_eq!(larger.poll().map(|wc| wc.wr_id), Some(10));
-        larger.move_to(&small).unwrap();
+        move_to(&larger, &small);
         assert!(small.arm(Armed::Next), "nor of the last");
     }
 }
@@ -131,7 +136,7 @@ fn raised_events_move_to_the_other_ring() {
         cq.push(&wc(id), 0).unwrap();
         assert!(cq.disarm_for(&wc(id)));
     }
-    cq.move_to(&larger).unwrap();
+    move_to(&cq, &larger);
     assert!(larger.take_event() && larger.take_event() && !larger.take_event());
 }
 
@@ -152,11 +157,28 @@ fn move_of_an_overwritten_ring_ends() {
     let region = Region::new(CompletionRing::size(8)).unwrap();
     let cq = CompletionRing::on(&region, 8).unwrap();
     (0..3).for_each(|id| cq.push(&wc(id), 0).unwrap());
-    cq.move_to(&CompletionRing::on(&region, 8).unwrap()).unwrap();
+    move_to(&cq, &CompletionRing::on(&region, 8).unwrap());
     let (_, published) = cq.positions();
     assert_eq!(published, 6, "each was moved behind the others");
     // By these numbers three completions wait, but the slots are empty.
     cq.words().iter().for_each(|word| word.store(0, Relaxed));
     cq.words()[0].store(3, Relaxed);
-    cq.move_to(&CompletionRing::new(8).unwrap()).unwrap();
+    move_to(&cq, &CompletionRing::new(8).unwrap());
+}
+
+#[test]
+fn move_in_steps_takes_what_is_pushed_meanwhile() {
+    let (cq, small) = (CompletionRing::new(8).unwrap(), CompletionRing::new(5).unwrap());
+    (0..4).for_each(|id| cq.push(&wc(id), 0).unwrap());
+    assert_eq!(cq.begin_move(CompletionRing::new(3).unwrap()).map(drop), Err(4), "four wait");
+    let mut moving = cq.begin_move(small.clone()).unwrap();
+    assert_eq!(moving.go_on(&cq, 3), Ok(false));
+    for id in 4..6 {
+        cq.push(&wc(id), 0).unwrap();
+        moving.add(1);
+    }
+    assert_eq!(moving.go_on(&cq, 2), Ok(false));
+    assert_eq!(moving.go_on(&cq, 2), Err(Overflow), "five have room");
+    let ids: Vec<_> = std::iter::from_fn(|| small.poll()).map(|wc| wc.wr_id).collect();
+    assert_eq!(ids, [0, 1, 2, 3, 4]);
 }

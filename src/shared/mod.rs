@@ -39,7 +39,7 @@ pub mod work_queue;
 mod tests;
 
 pub use client_mapping::ClientMapping;
-pub use completion_queue::{Armed, CompletionRing};
+pub use completion_queue::{Armed, CompletionRing, Move};
 pub use doorbell::Doorbells;
 pub use event_counter::EventCounter;
 pub use guest_bells::{GuestBells, GuestId, GuestSleep};

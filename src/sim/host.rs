@@ -164,9 +164,13 @@ impl Host {
         command: Command,
     ) -> Result<Answer, ControlError> {
         let (answer, answered) = bounded(1);
-        requests.send(Request { command, answer }).expect("the worker is here");
-        worker.poll(now);
-        answered.recv().expect("a pass answers all commands")
+        requests.send(Request { command: command.prepare()?, answer }).expect("the worker is here");
+        loop {
+            worker.poll(now);
+            if let Ok(answer) = answered.try_recv() {
+                return answer.result;
+            }
+        }
     }
 
     /// Runs a command, and one pass of the worker.

@@ -323,7 +323,7 @@ impl Qp {
         self.requester.queue.retire();
         match self.qp_type {
             //= IBTA 9.9.2.2: requester-error-stops-uc-and-ud
-            QpType::Uc | QpType::Ud | QpType::Gsi | QpType::RawPacket => self.enter_send_queue_error(ctx),
+            QpType::Uc | QpType::Ud | QpType::Gsi | QpType::RawPacket => self.enter_send_queue_error(),
             //= IBTA 9.9.2.2: requester-error-ends-rc
             QpType::Rc | QpType::XrcSend | QpType::XrcRecv => self.enter_error(ctx),
         }

@@ -90,6 +90,9 @@ impl Qp {
             self.retire_oldest();
             self.fail_if_oldest(ctx);
             self.report_drained(ctx);
+            if self.owes_sends() {
+                return;
+            }
         }
     }
 

@@ -83,7 +83,8 @@ impl Qp {
     /// Fails a work request, because its response arrived but could not be stored.
     fn result_lost(&mut self, ctx: &mut Ctx<'_>, point: &ResultPoint) -> Verdict {
         let status = WcStatus::LocProt;
-        if point.position == self.requester.queue.tail() && self.state() != QpState::Err {
+        let queue = &self.requester.queue;
+        if point.position == queue.tail() && !queue.is_empty() {
             self.fail_oldest(ctx, status, 0);
             return Verdict::Failed(status);
         }

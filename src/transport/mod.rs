@@ -32,6 +32,7 @@ mod check;
 mod completer;
 pub mod coverage;
 mod duplicates;
+mod flush;
 mod local;
 pub(crate) mod memory;
 mod memory_fault;

@@ -14,7 +14,7 @@ use crate::shared::work_queue::FetchedSend;
 use crate::time::Nanos;
 use crate::verbs::{
     Access, AddressVector, AsyncEvent, CqIndex, EventKind, PdId, QpAttr, QpAttributes, QpCaps, QpIndex,
-    QpInit, QpState, QpType, SendWr, Sge, WcStatus,
+    QpInit, QpState, QpType, SendWr, Sge,
 };
 use crate::wire::{
     Bth, Ends, Ext, Gid, Opcode, Packet, Psn, Qpn, Reth, Service, Template, Usual, entropy_port, flow_port,
@@ -178,6 +178,9 @@ impl Qp {
         self.rebuild_template();
         if next == QpState::Err {
             self.enter_error(ctx);
+        }
+        if self.state == QpState::Sqe && next == QpState::Rts && !self.requester.queue.is_empty() {
+            self.requester.flush_end = Some(self.requester.queue.head());
         }
         self.state = next;
         if next != QpState::Sqd {
@@ -366,6 +369,11 @@ impl Qp {
         }
     }
 
+    /// Takes the memory of the send queue. The QP must not be used afterwards.
+    pub fn take_send_queue(&mut self) -> SendQueue {
+        std::mem::take(&mut self.requester.queue)
+    }
+
     /// True if the send queue has room for another work request.
     #[inline(always)]
     pub fn has_send_place(&self) -> bool {
@@ -373,17 +381,10 @@ impl Qp {
     }
 
     /// Appends the work request that `copy` writes. The caller must check [`Qp::has_send_place`] first. In an error
-    /// state, call [`Qp::flush_posted`] afterwards.
+    /// state, [`Qp::flush`] completes the request.
     #[inline(always)]
     pub fn post_send(&mut self, copy: impl FnOnce(&mut SendWr, &mut [Sge], &mut [u8]) -> FetchedSend) {
         self.requester.queue.push_with(copy);
-    }
-
-    /// Flushes newly posted work requests if the QP is in an error state.
-    pub fn flush_posted(&mut self, ctx: &mut Ctx<'_>) {
-        if matches!(self.state, QpState::Err | QpState::Sqe) {
-            self.flush_sends(ctx);
-        }
     }
 
     /// True if the NIC should fetch work requests in this state.
@@ -484,16 +485,16 @@ impl Qp {
         self.responder.atomic_done(resource, before);
     }
 
-    /// Moves the QP to the error state and flushes both queues in order. Work requests posted later are flushed then. A
-    /// pending NAK that refuses a request is still sent.
+    /// Moves the QP to the error state, and flushes the receive in progress. The NIC calls [`flush`](Self::flush) for all other work
+    /// requests, in order, and for later ones. A pending NAK that refuses a request is still sent.
     pub(super) fn enter_error(&mut self, ctx: &mut Ctx<'_>) {
         //= IBTA 10.3.1.7: error-flushes-both-queues
         let before = std::mem::replace(&mut self.state, QpState::Err);
         self.requester.retransmit_at = Nanos::MAX;
         self.requester.rnr_until = None;
         self.requester.failed = None;
-        self.flush_sends(ctx);
-        self.flush_receives(ctx);
+        self.requester.abandon();
+        self.flush_begun_receive(ctx);
         self.responder.keep_up_to_refusal();
         if self.shares_receives && before != QpState::Err {
             ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::LastWqeReached));
@@ -534,17 +535,6 @@ impl Qp {
     /// Sets the state to SQE. [`Qp::enter_send_queue_error`] also flushes.
     pub(super) fn set_send_queue_error(&mut self) {
         self.state = QpState::Sqe;
-    }
-
-    pub(super) fn flush_sends(&mut self, ctx: &mut Ctx<'_>) {
-        while !self.requester.queue.is_empty() {
-            let wr = self.requester.queue.at(self.requester.queue.tail()).wr;
-            ctx.counters.req_cqe_flush_error += 1;
-            self.push_send_completion(ctx, &wr, WcStatus::WrFlush, 0, 0);
-            self.requester.queue.retire();
-        }
-        self.requester.next = self.requester.queue.tail();
-        self.requester.next_packet = 0;
     }
 
     /// True in SQD while a started work request is incomplete.

@@ -54,6 +54,8 @@ pub(super) struct Requester {
     pub(super) implied_nak: bool,
     /// Status of an unsendable work request at `next`, which fails once it is the oldest.
     pub(super) failed: Option<WcStatus>,
+    /// Work requests before this position were queued when the error state was left. They are flushed before another is sent.
+    pub(super) flush_end: Option<u32>,
     /// Number of the last message for which the peer has a receive (AETH's MSN plus credits), if credits are in use.
     pub(super) credit_limit: Option<u32>,
     /// Number of completed messages, modulo 2^24, as in the peer's MSN.
@@ -78,6 +80,7 @@ impl Requester {
             going_back: None,
             implied_nak: false,
             failed: None,
+            flush_end: None,
             credit_limit: None,
             messages_done: 0,
         }
@@ -95,6 +98,13 @@ impl Requester {
         let mut queue = std::mem::take(&mut self.queue);
         queue.reset();
         *self = Requester::new(queue);
+    }
+
+    /// Gives up sending: no queued work request is sent.
+    pub(super) fn abandon(&mut self) {
+        self.next = self.queue.head();
+        self.next_packet = 0;
+        self.flush_end = None;
     }
 
     /// Returns the PSN of the next packet, a first transmission or not.
@@ -172,6 +182,7 @@ impl Qp {
     pub(super) fn may_send_requests(&self) -> bool {
         let r = &self.requester;
         let is_there = r.next != r.queue.head() && r.rnr_until.is_none() && r.failed.is_none();
+        let is_there = is_there && r.flush_end.is_none();
         is_there
             && match self.state() {
                 QpState::Rts => true,

@@ -530,31 +530,6 @@ impl Qp {
         };
         ctx.out.completions.push((self.recv_cq, wc));
     }
-
-    /// Flushes the receive in progress, and the receives posted so far. Receives posted later ring the doorbell.
-    pub fn flush_receives(&mut self, ctx: &mut Ctx<'_>) {
-        let r = &mut self.responder;
-        r.message = Message::None;
-        let mut next = r.receive.take();
-        // Receives of a shared queue belong to all of its QPs.
-        //= IBTA 10.2.9: srq-outlives-a-qp
-        let flushes = !self.shares_receives || PlantedBug::FlushesSharedReceives.is();
-        let own = if flushes { ctx.receives.available() } else { 0 };
-        let waiting = own + u32::from(next.is_some());
-        for _ in 0..waiting {
-            let Some(receive) = next.or_else(|| ctx.receives.take(&mut r.sges)) else { break };
-            ctx.counters.resp_cqe_flush_error += 1;
-            let wc = Wc {
-                wr_id: receive.wr_id,
-                status: WcStatus::WrFlush,
-                opcode: WcOpcode::Recv,
-                qpn: self.qpn,
-                ..Wc::default()
-            };
-            ctx.out.completions.push((self.recv_cq, wc));
-            next = None;
-        }
-    }
 }
 
 pub(super) fn reply_for(operation: Operation, resource: u8) -> Reply {

@@ -100,13 +100,13 @@ impl Qp {
         }
     }
 
-    /// Flushes the send queue, which accepts no work until `modify_qp` leads out of SQE. Receives continue (IBTA
+    /// Stops the send queue, which is flushed and accepts no work until `modify_qp` leads out of SQE. Receives continue (IBTA
     /// 10.3.1.6).
-    pub(super) fn enter_send_queue_error(&mut self, ctx: &mut Ctx<'_>) {
+    pub(super) fn enter_send_queue_error(&mut self) {
         //= IBTA 10.3.1.6: sqe-stops-the-send-queue-alone
         self.set_send_queue_error();
-        self.flush_sends(ctx);
         let r = &mut self.requester;
+        r.abandon();
         // If a message was cut off, its unsent packets return their PSNs.
         r.psn = r.sent_end;
         r.failed = None;

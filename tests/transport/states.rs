@@ -1,8 +1,9 @@
 //! The states of a QP, its transitions, and its destruction.
 
-use roxie::nic::{Command, ControlError};
+use roxie::nic::{Command, ControlError, ReceiveSource};
+use roxie::shared::RecvRing;
 use roxie::time::Nanos;
-use roxie::verbs::{EventKind, Psn, QpAttr, QpState, SendFlags, WcStatus, WrOpcode};
+use roxie::verbs::{EventKind, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, SendFlags, WcStatus, WrOpcode};
 use roxie::wire::{Bth, Ext, Opcode, Syndrome};
 
 use crate::{Answer, FIRST, Setup, Stage, TIMEOUT, attributes};
@@ -290,4 +291,77 @@ fn refused_modify_qp_changes_nothing() {
     let good = QpAttr { min_rnr_timer: Some(3), ..QpAttr::default() };
     stage.host.modify(stage.now, &stage.qp, &good).expect("RTS allows it");
     assert_eq!(stage.host.query(stage.now, &stage.qp).attributes.min_rnr_timer, 3);
+}
+
+/// A QP in SQD, in whose queues so many work requests and receives wait, and that completes to a queue with room for all.
+fn long_queues(count: u32) -> Stage {
+    let mut stage = Stage::new();
+    let cq = stage.host.create_cq(4 * count);
+    let caps = QpCaps { max_send_wr: count, max_recv_wr: count, ..QpCaps::default() };
+    let init = QpInit { qp_type: QpType::Rc, caps, sq_sig_all: true };
+    let receives = ReceiveSource::Own(RecvRing::new(count, 1).expect("memory"));
+    stage.qp = stage.host.create_qp_on(init, receives, cq);
+    stage.connect(&Setup::default());
+    go(&mut stage, QpState::Sqd);
+    for id in 0..u64::from(count) {
+        stage.receive(1 << 32 | id, 0, 8);
+        stage.post_as(id, WrOpcode::Send, SendFlags::SIGNALED, 8);
+    }
+    assert_eq!(stage.wait(SOON), [], "nothing starts");
+    stage
+}
+
+fn ids(stage: &Stage) -> Vec<u64> {
+    let statuses = stage.statuses();
+    assert!(statuses.iter().all(|(_, status)| *status == WcStatus::WrFlush), "{statuses:?}");
+    statuses.into_iter().map(|(id, _)| id).collect()
+}
+
+#[test]
+fn long_queues_are_flushed_in_slices() {
+    const COUNT: u64 = 1000;
+    // By its bell, and because it has more.
+    const SLICE: usize = 2 * 64;
+    let mut stage = long_queues(COUNT as u32);
+    go(&mut stage, QpState::Err);
+    let mut all = ids(&stage);
+    assert!((1..=2 * SLICE).contains(&all.len()), "{} with the command", all.len());
+    stage.post_as(COUNT, WrOpcode::Send, SendFlags::SIGNALED, 8);
+    while all.len() < 2 * COUNT as usize + 1 {
+        assert_eq!(stage.host.worker.needed_by(), Nanos::ZERO, "it goes on by itself");
+        stage.host.worker.poll(stage.now);
+        let some = ids(&stage);
+        assert!((1..=SLICE).contains(&some.len()), "{} in a pass, after {}", some.len(), all.len());
+        all.extend(some);
+    }
+    let (receives, sends): (Vec<u64>, Vec<u64>) = all.into_iter().partition(|id| *id >= 1 << 32);
+    assert_eq!(sends, (0..=COUNT).collect::<Vec<_>>());
+    assert_eq!(receives, (0..COUNT).map(|id| 1 << 32 | id).collect::<Vec<_>>());
+    assert!(stage.host.worker.needed_by() > Nanos::ZERO);
+}
+
+#[test]
+fn reset_ends_a_flush() {
+    let mut stage = long_queues(1000);
+    go(&mut stage, QpState::Err);
+    let flushed = ids(&stage).len();
+    go(&mut stage, QpState::Reset);
+    assert_eq!((stage.wait(SOON), ids(&stage)), (vec![], vec![]), "after {flushed}");
+    stage.connect(&Setup::default());
+    stage.receive(1, 0, 8);
+    stage.post_as(2, WrOpcode::Send, SendFlags::SIGNALED, 8);
+    assert_eq!(stage.wait(SOON), [(Opcode::RC_SEND_ONLY, FIRST)]);
+    assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), [Answer::ack(0)]);
+    assert_eq!(stage.statuses(), [(1, WcStatus::Success)]);
+}
+
+#[test]
+fn destroyed_qp_flushes_no_more() {
+    let mut stage = long_queues(1000);
+    go(&mut stage, QpState::Err);
+    ids(&stage);
+    let index = stage.qp.handle.index;
+    stage.host.call(stage.now, Command::DestroyQp(index)).expect("it is there");
+    stage.wait(SOON);
+    assert!(ids(&stage).is_empty());
 }

@@ -1,11 +1,12 @@
 //! The unreliable connection (IBTA 9.8.2, 9.9.2.2, 9.9.3.2).
 
-use roxie::nic::{Answer as Reply, Command};
+use roxie::nic::{Answer as Reply, Command, ReceiveSource};
+use roxie::shared::RecvRing;
 use roxie::shared::work_queue::Payload;
 use roxie::time::Nanos;
 use roxie::verbs::{
-    Access, EventKind, LKey, MwType, QpAttr, QpState, QpType, RKey, SendFlags, SendWr, Sge, WcOpcode,
-    WcStatus, WindowBind, WrOpcode,
+    Access, EventKind, LKey, MwType, QpAttr, QpCaps, QpInit, QpState, QpType, RKey, SendFlags, SendWr, Sge,
+    WcOpcode, WcStatus, WindowBind, WrOpcode,
 };
 use roxie::wire::{Ext, Opcode, Reth};
 
@@ -121,6 +122,32 @@ fn failed_send_stops_only_the_send_queue() {
     stage.post_as(4, WrOpcode::Send, SendFlags::SIGNALED, 8);
     assert_eq!(stage.wait(SOON), [(Opcode::UC_SEND_ONLY, FIRST + 1)], "the PSN sequence has no gap");
     assert_eq!(stage.statuses(), [success(4)]);
+}
+
+#[test]
+fn send_queue_is_flushed_before_it_sends_again() {
+    let mut stage = stage();
+    let cq = stage.host.create_cq(512);
+    let caps = QpCaps { max_send_wr: 256, ..QpCaps::default() };
+    let init = QpInit { qp_type: QpType::Uc, caps, sq_sig_all: true };
+    let receives = ReceiveSource::Own(RecvRing::new(1, 1).expect("memory"));
+    stage.qp = stage.host.create_qp_on(init, receives, cq);
+    stage.connect(&Setup { qp_type: QpType::Uc, ..Setup::default() });
+    let go = |stage: &mut Stage, state| {
+        let attr = QpAttr { state: Some(state), ..QpAttr::default() };
+        stage.host.modify(stage.now, &stage.qp, &attr).expect("a legal transition");
+    };
+    go(&mut stage, QpState::Sqd);
+    stage.post_as(0, WrOpcode::Read, SendFlags::SIGNALED, 8);
+    (1..200).for_each(|id| stage.post_as(id, WrOpcode::Send, SendFlags::SIGNALED, 8));
+    assert_eq!(stage.wait(SOON), [], "nothing starts");
+    go(&mut stage, QpState::Rts);
+    assert_eq!(stage.statuses(), [(0, WcStatus::LocQpOp)], "the others wait");
+    go(&mut stage, QpState::Rts);
+    stage.post_as(200, WrOpcode::Send, SendFlags::SIGNALED, 8);
+    assert_eq!(stage.wait(SOON), [(Opcode::UC_SEND_ONLY, FIRST)]);
+    let flushed = (1..200).map(|id| (id, WcStatus::WrFlush));
+    assert_eq!(stage.statuses(), flushed.chain([success(200)]).collect::<Vec<_>>());
 }
 
 //= test: IBTA 10.8.3: receives-complete-in-order

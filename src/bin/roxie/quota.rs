@@ -46,6 +46,15 @@ pub(crate) struct Program {
     /// Most completion channels; each is a descriptor in the NIC
     #[arg(long, value_name = "N", default_value_t = 1024)]
     max_channels: u32,
+    /// Most XRC domains
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    max_xrcds: u32,
+    /// Most QPs in multicast groups
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    max_memberships: u32,
+    /// Most flows
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    max_flows: u32,
     /// Most port numbers and services of rdma_cm
     #[arg(long, value_name = "N", default_value_t = 8192)]
     max_ports: u32,
@@ -65,9 +74,11 @@ impl Program {
             queue_bytes: self.max_queue_bytes,
             arenas: self.max_arenas,
             channels: self.max_channels,
+            xrcds: self.max_xrcds,
+            memberships: self.max_memberships,
+            flows: self.max_flows,
             ports: self.max_ports,
             bits_per_second: self.max_rate.map_or(u64::MAX, |rate| rate.0 as u64),
-            ..Quota::default()
         }
     }
 }
@@ -100,11 +111,20 @@ pub(crate) struct OfUser {
     /// Most completion channels
     #[arg(long, value_name = "N", default_value_t = 4096)]
     user_max_channels: u32,
+    /// Most XRC domains
+    #[arg(long, value_name = "N", default_value_t = 768)]
+    user_max_xrcds: u32,
+    /// Most QPs in multicast groups
+    #[arg(long, value_name = "N", default_value_t = 768)]
+    user_max_memberships: u32,
+    /// Most flows
+    #[arg(long, value_name = "N", default_value_t = 48)]
+    user_max_flows: u32,
     /// Most port numbers and services of rdma_cm
     #[arg(long, value_name = "N", default_value_t = 12_288)]
     user_max_ports: u32,
     /// Most processes of each user, and units of ended processes with connections that still close. Root and the NIC's own user may
-    /// have all 255
+    /// have all 255, and the last 16 are for them
     #[arg(long, value_name = "N", default_value_t = 128)]
     user_max_processes: u32,
 }
@@ -124,8 +144,11 @@ impl OfUser {
             queue_bytes: self.user_max_queue_bytes,
             arenas: self.user_max_arenas,
             channels: self.user_max_channels,
+            xrcds: self.user_max_xrcds,
+            memberships: self.user_max_memberships,
+            flows: self.user_max_flows,
             ports: self.user_max_ports,
-            ..Quota::of_a_user()
+            bits_per_second: u64::MAX,
         }
     }
 }
@@ -152,6 +175,10 @@ mod tests {
         assert_eq!(both.user.processes(), Config::default().user_processes);
         let both = Both::parse_from(["nic", "--max-bytes", "1G", "--user-max-arenas", "7"]);
         assert_eq!((both.program.quota().bytes, both.user.quota().arenas), (1 << 30, 7));
+        let all = "--max-xrcds 1 --max-memberships 2 --max-flows 3 --user-max-xrcds 4 --user-max-memberships 5 --user-max-flows 6";
+        let both = Both::parse_from(["nic"].into_iter().chain(all.split(' ')));
+        let of = |quota: Quota| (quota.xrcds, quota.memberships, quota.flows);
+        assert_eq!((of(both.program.quota()), of(both.user.quota())), ((1, 2, 3), (4, 5, 6)));
     }
 
     #[test]

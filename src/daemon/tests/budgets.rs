@@ -120,18 +120,9 @@ fn path() -> AddressVector {
     AddressVector { sgid, dgid, smac, dmac, traffic_class, flow_label, hop_limit, sl, static_rate }
 }
 
-/// They wait in a QP whose send queue is being drained, and may start all at once.
-#[test]
-fn local_work_counts_in_the_burst() {
-    const COUNT: u32 = 4000;
-    let mut client = Client::new(1 << 13, SendRing::size(4096, 1, 0) + 2048);
-    let pages = client.take(PageList::size(1));
-    let (pd, own) = (client.pd, Box::new([0u64; 1024]));
-    let address = (own.as_ptr() as u64).next_multiple_of(4096);
-    let memory = Memory::At { address, length: 4096, on_demand: false };
-    let made = client.stranger.ask(alloc_fast(pd, memory, pages, 1));
-    let Ok(Told::Answer(Answer::Memory(_, key))) = made else { panic!("{made:?}") };
-    let (qp, sends) = client.qp(4096);
+/// A QP with so many places, whose send queue is being drained.
+fn draining(client: &mut Client, max_send_wr: u32) -> (QpIndex, SendRing) {
+    let (qp, sends) = client.qp(max_send_wr);
     client.modify(
         qp,
         QpAttr { pkey_index: Some(0), port: Some(1), access: Some(Access::empty()), ..to(QpState::Init) },
@@ -159,6 +150,21 @@ fn local_work_counts_in_the_burst() {
         },
     );
     client.modify(qp, to(QpState::Sqd));
+    (qp, sends)
+}
+
+/// They wait in a QP whose send queue is being drained, and may start all at once.
+#[test]
+fn local_work_counts_in_the_burst() {
+    const COUNT: u32 = 4000;
+    let mut client = Client::new(1 << 13, SendRing::size(4096, 1, 0) + 2048);
+    let pages = client.take(PageList::size(1));
+    let (pd, own) = (client.pd, Box::new([0u64; 1024]));
+    let address = (own.as_ptr() as u64).next_multiple_of(4096);
+    let memory = Memory::At { address, length: 4096, on_demand: false };
+    let made = client.stranger.ask(alloc_fast(pd, memory, pages, 1));
+    let Ok(Told::Answer(Answer::Memory(_, key))) = made else { panic!("{made:?}") };
+    let (qp, sends) = draining(&mut client, 4096);
     let register =
         FastRegistration { key: RKey(key), access: Access::empty(), start: 0, length: 8, page_shift: 12 };
     let invalidate = SendWr { opcode: WrOpcode::LocalInvalidate, rkey: RKey(key), ..SendWr::default() };
@@ -179,6 +185,44 @@ fn local_work_counts_in_the_burst() {
         assert!(statuses.iter().all(|status| *status == WcStatus::Success), "{statuses:?}");
         done += statuses.len();
     }
+}
+
+#[test]
+fn failing_qp_is_flushed_within_the_budget() {
+    const COUNT: usize = 4000;
+    let mut client = Client::new(1 << 13, SendRing::size(4096, 1, 0) + 2048);
+    let (qp, sends) = draining(&mut client, 4096);
+    (0..COUNT).for_each(|_| sends.post(&SendWr::default(), Payload::Sges(&[])).expect("room"));
+    client.stranger.bells.ring(qp);
+    (0..COUNT).for_each(|_| assert_eq!(client.pass(), 0));
+    client.modify(qp, to(QpState::Err));
+    let mut done = client.completed();
+    assert!((1..=2 * BURST).contains(&done), "{done} in the passes of one command");
+    while done < COUNT {
+        let more = client.pass();
+        assert!((1..BURST + OF_A_QP).contains(&more), "{more} in a pass, after {done}");
+        done += client.completed();
+    }
+    assert_eq!(done, COUNT);
+}
+
+/// Without a QP1 of the NIC's own a client's cannot be routed to.
+#[test]
+fn qp_that_cannot_be_set_up_is_taken_back() {
+    let mut client = Client::new(8, 4096);
+    let side = &client.bench.sides[0];
+    let own = side.engine().call(Command::ListQps).expect("the NIC's own");
+    let Answer::Qps(own) = own else { panic!("{own:?}") };
+    side.engine().call(Command::DestroyQp(own[0].handle.index)).expect("QP1");
+    let init = QpInit { qp_type: QpType::Gsi, caps: CAPS, sq_sig_all: true };
+    let (sends, receives) = (client.take(1024), ReceiveSource::Own(receives_at(client.take(1024))));
+    let (pd, cq) = (client.pd, client.cq);
+    for _ in 0..2 {
+        client.stranger.ask(create_qp(pd, (cq, cq), init, sends, receives)).expect_err("no routes");
+        let left = client.bench.sides[0].engine().inspect(|worker| worker.nic().objects().qps);
+        assert_eq!(left, 0);
+    }
+    client.bench.sides[0].engine().call(Command::DestroyCq(cq)).expect("no QP uses it");
 }
 
 #[test]

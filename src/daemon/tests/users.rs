@@ -68,6 +68,26 @@ fn one_user_leaves_places_to_others() {
     nic.admitted();
 }
 
+#[test]
+fn last_places_are_for_the_host() {
+    if !is_root("last_places_are_for_the_host") {
+        return;
+    }
+    let nic = nic(Quota::default());
+    let mut clients = Vec::new();
+    let mut refused = String::new();
+    for uid in [OTHER - 1, OTHER] {
+        refused = loop {
+            match nic.admitted_as(uid) {
+                Ok(client) => clients.push(client),
+                Err(why) => break why,
+            }
+        };
+    }
+    assert!(clients.len() == 255 - 16 && refused.contains("last 16"), "{}: {refused}", clients.len());
+    nic.admitted();
+}
+
 fn port(number: u16, address: [u8; 4], reuse: bool) -> PortRequest {
     let name = PortName { space: 0x0106, port: number, owner: 1 };
     let (address, one_family) = (address.into(), true);

@@ -1,6 +1,7 @@
 //! Port numbers of `rdma_cm`. Processes that share a device share its ports, and the device's NIC or socket group resolves conflicts
 //! (`roxie::roster`). A process that has not opened the device keeps its own ports.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
@@ -45,17 +46,27 @@ impl Owner {
 pub(super) struct Ports {
     /// Used until `seat` is set.
     own: roster::Ports,
+    /// Ports taken before `seat` was set, which another process had by then.
+    refused: HashMap<PortName, Errno>,
     /// The slot of this process among those that share the device.
     seat: Option<Seat>,
 }
 
 impl Ports {
-    /// Moves the ports to those shared by all processes of the device. A port taken by another process meanwhile cannot be listened on.
+    /// Moves the ports to those shared by all processes of the device. To listen on a port that another process has by now fails, as
+    /// `rdma_bind_addr` would have.
     pub(super) fn share(&mut self, seat: &Seat) {
         if self.seat.is_none() {
             self.seat = Some(seat.clone());
-            for port in std::mem::take(&mut self.own).of(0) {
-                let _ = seat.port(PortRequest::Bind(port.clone()));
+            self.share_by(|port| seat.port(PortRequest::Bind(port)));
+        }
+    }
+
+    fn share_by(&mut self, bind: impl Fn(BoundPort) -> Result<u16, Denied>) {
+        for port in std::mem::take(&mut self.own).of(0) {
+            if let Err(Denied { errno, why }) = bind(port.clone()) {
+                report::info("rdma_bind_addr", why);
+                self.refused.insert(port.name, errno);
             }
         }
     }
@@ -101,7 +112,9 @@ impl Ports {
     /// # Errors
     /// As for [`Ports::take`].
     pub(super) fn listen(&mut self, space: Space, port: u16, id: u32) -> Result<(), Errno> {
-        self.request(PortRequest::Listen(PortName { space: space.code(), port, owner: id })).map(drop)
+        let name = PortName { space: space.code(), port, owner: id };
+        self.refused.get(&name).map_or(Ok(()), |errno| Err(*errno))?;
+        self.request(PortRequest::Listen(name)).map(drop)
     }
 
     /// Narrows a port's owner from all addresses to one.
@@ -112,6 +125,31 @@ impl Ports {
 
     /// Releases a port.
     pub(super) fn release(&mut self, space: Space, port: u16, id: u32) {
-        let _ = self.request(PortRequest::Release(PortName { space: space.code(), port, owner: id }));
+        let name = PortName { space: space.code(), port, owner: id };
+        if self.refused.remove(&name).is_none() {
+            let _ = self.request(PortRequest::Release(name));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refused_port_fails_its_listener() {
+        let mut ports = Ports::default();
+        let [taken, free] =
+            [1, 2].map(|id| Owner { id, address: [0; 4].into(), reuse: false, one_family: true });
+        ports.take(Space::Tcp, 7471, taken).expect("no seat");
+        ports.take(Space::Tcp, 7472, free).expect("no seat");
+        ports.share_by(|port| match port.name.port {
+            7471 => Err(Denied::new(libc::EADDRNOTAVAIL, "another process has it".into())),
+            number => Ok(number),
+        });
+        assert_eq!(ports.listen(Space::Tcp, 7471, 1), Err(libc::EADDRNOTAVAIL));
+        ports.release(Space::Tcp, 7471, 1);
+        assert_eq!(ports.listen(Space::Tcp, 7471, 1), Err(libc::EINVAL), "it is gone");
+        assert_eq!(ports.take(Space::Tcp, 7471, taken), Ok(()), "a number may be taken again");
     }
 }

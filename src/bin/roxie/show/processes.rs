@@ -32,29 +32,7 @@ pub(super) fn show(as_json: bool) -> Result<(), Failure> {
     });
     let roster = roster.unwrap_or_default();
     let seen = look(&ProcessFilter::default())?;
-    let clients: Vec<_> = seen.iter().flat_map(|nic| nic.clients.clone()).collect();
-    let known = |seen: Snapshot| Known {
-        pid: seen.pid,
-        uid: Some(seen.uid),
-        name: seen.name.clone(),
-        slot: seen.slot,
-        account: BTreeMap::new(),
-        seen: Some(seen),
-    };
-    let mut all: Vec<Known> = seen.into_iter().map(known).collect();
-    for client in clients {
-        match all.iter_mut().find(|known| known.pid == client.pid && known.account.is_empty()) {
-            Some(known) => known.account = client.account,
-            // The NIC also knows processes that do not answer, or that are in another PID namespace.
-            None => all.push(Known {
-                pid: client.pid,
-                uid: Some(client.uid),
-                name: client.name,
-                account: client.account,
-                ..Known::default()
-            }),
-        }
-    }
+    let mut all = with_accounts(seen);
     // Group members that do not answer are stopped, or about to end.
     for (slot, who) in roster.members() {
         if all.iter().all(|known| known.slot != Some(slot)) {
@@ -84,6 +62,44 @@ pub(super) fn show(as_json: bool) -> Result<(), Failure> {
     let names = ["pid", "uid", "program", "interface", "port", "QPNs", "QPs", "MRs", "listens on"];
     table(names, &rows, "no process of this user has a device in this network namespace")?;
     accounts(&all)
+}
+
+/// Returns each process once: the snapshot of its device, with its account at the NIC that serves it. The NIC and a process in another PID
+/// namespace do not know each other's process numbers, but both know the client's slot. The kernel reports the user in both cases.
+fn with_accounts(seen: Vec<Snapshot>) -> Vec<Known> {
+    let of = |nic: &Snapshot| {
+        let interface = nic.interface.clone();
+        nic.clients.clone().into_iter().map(move |client| (interface.clone(), client))
+    };
+    let clients: Vec<_> = seen.iter().flat_map(of).collect();
+    let known = |seen: Snapshot| Known {
+        pid: seen.pid,
+        uid: Some(seen.uid),
+        name: seen.name.clone(),
+        slot: seen.slot,
+        account: BTreeMap::new(),
+        seen: Some(seen),
+    };
+    let mut all: Vec<Known> = seen.into_iter().map(known).collect();
+    for (interface, client) in clients {
+        let is_it = |known: &&mut Known| {
+            let seen = known.seen.as_ref();
+            let place = seen.map(|seen| (&seen.interface, seen.nic_slot, seen.uid));
+            known.account.is_empty() && place == Some((&interface, Some(client.slot), client.uid))
+        };
+        match all.iter_mut().find(is_it) {
+            Some(known) => known.account = client.account,
+            // The NIC also knows processes that do not answer.
+            None => all.push(Known {
+                pid: client.pid,
+                uid: Some(client.uid),
+                name: client.name,
+                account: client.account,
+                ..Known::default()
+            }),
+        }
+    }
+    all
 }
 
 /// Prints the accounts of a NIC's clients, with the resources that they use.
@@ -128,7 +144,7 @@ fn listening(roster: &Roster, known: &Known) -> Vec<String> {
         _ => format!("{id:#018x}"),
     };
     let mut all: Vec<String> = match (known.slot, &known.seen) {
-        (Some(slot), _) => roster.services_of(slot).map(|s| text(s.id)).collect(),
+        (Some(slot), _) => roster.services.of(slot).map(|(id, _)| text(id)).collect(),
         (None, Some(seen)) => {
             let listens = seen.cm_ids.iter().filter(|id| id.state == "LISTEN");
             listens.filter_map(|id| Some(format!("{}/{}", id.src?.port(), id.ps.to_lowercase()))).collect()
@@ -160,4 +176,33 @@ fn as_value(roster: &Roster, known: &Known) -> Value {
         "cm_ids": seen.map(|s| s.cm_ids.len()),
         "account": known.account,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use roxie::host::inspect::ClientEntry;
+
+    use super::*;
+
+    #[test]
+    fn client_of_another_pid_namespace_has_one_row() {
+        let client = |pid, slot: u8| {
+            let account = BTreeMap::from([(
+                "qps".to_owned(),
+                AccountEntry { used: slot.into(), ..AccountEntry::default() },
+            )]);
+            ClientEntry { pid, uid: 1000, name: "x".into(), slot, account }
+        };
+        let served = |pid, nic_slot| {
+            let interface = "eth9".to_owned();
+            Snapshot { pid, uid: 1000, interface, nic_slot, ..Snapshot::default() }
+        };
+        // The NIC does not see the first two; the third one does not answer.
+        let clients = vec![client(0, 1), client(0, 2), client(9, 3)];
+        let nic = Snapshot { clients, ..served(5, None) };
+        let all = with_accounts(vec![served(7, Some(1)), nic, served(8, Some(2))]);
+        let rows: Vec<_> =
+            all.iter().map(|known| (known.pid, known.account.get("qps").map(|qps| qps.used))).collect();
+        assert_eq!(rows, [(7, Some(1)), (5, None), (8, Some(2)), (9, Some(3))]);
+    }
 }

@@ -44,7 +44,7 @@ use nix::unistd::geteuid;
 
 use super::sys;
 use crate::descriptors::children;
-use crate::roster::{Denied, Identity, PortRequest, Roster};
+use crate::roster::{Denied, Identity, PortRequest, Room, Roster};
 use crate::threads::{lock, spawn_unsignalled};
 pub use error::JoinError;
 use fd_keeper::FdKeeper;
@@ -205,7 +205,7 @@ impl Member {
     /// # Errors
     /// If the unit is not free, or the register is not available (`EIO`).
     pub fn take_unit(&self, unit: u8) -> Result<(), Denied> {
-        let taken = self.inner.change(|roster| roster.take_unit(unit, self.inner.slot, usize::MAX));
+        let taken = self.inner.change(|roster| roster.take_unit(unit, self.inner.slot, Room::ALL));
         taken.map_err(no_register)??;
         self.inner.note_unit(unit);
         Ok(())

@@ -152,7 +152,7 @@ mod tests {
     use super::super::SLOTS;
     use super::*;
     use crate::random::splitmix;
-    use crate::roster::{Identity, Service};
+    use crate::roster::{Identity, Room, Service};
 
     /// Runs a program as the kernel does (`net/core/filter.c`).
     fn run(program: &[Instruction], datagram: &[u8]) -> u32 {
@@ -226,12 +226,12 @@ mod tests {
             }
             for n in 0..draw(300) {
                 let id = draw(3) << 32 | 0x0106_0000 | n;
-                roster.services.push(Service { id, address: None, slot: draw(slots) as u8 });
+                roster.services.insert(Service { id, address: None, slot: draw(slots) as u8 });
             }
             if round % 3 == 0 && slots > 2 {
                 let left = draw(slots) as u8;
                 roster.leave(left);
-                roster.take_unit(left, (left + 1) % slots as u8, usize::MAX).expect("free");
+                roster.take_unit(left, (left + 1) % slots as u8, Room::ALL).expect("free");
             }
             let program = program(&roster);
             assert!(program.len() < 4096);

@@ -1,0 +1,84 @@
+//! The end of what a QP in an error state has in its queues: each work request and receive completes with `WrFlush`.
+//!
+//! The NIC asks for a few at a time, so that a QP with long queues costs no more in a pass than one that sends.
+
+use super::message::Message;
+use super::planted::PlantedBug;
+use super::{Ctx, Qp};
+use crate::verbs::{QpState, RecvWr, Wc, WcOpcode, WcStatus};
+
+impl Qp {
+    /// True if work requests are left that [`flush`](Self::flush) is to complete.
+    #[inline]
+    pub fn owes_sends(&self) -> bool {
+        self.flush_end() != self.requester.queue.tail()
+    }
+
+    /// True if [`flush`](Self::flush) completes receives: none of a shared queue, which are other QPs' as well.
+    #[inline]
+    pub fn flushes_receives(&self) -> bool {
+        //= IBTA 10.2.9: srq-outlives-a-qp
+        self.state() == QpState::Err && (!self.shares_receives || PlantedBug::FlushesSharedReceives.is())
+    }
+
+    /// The send queue position before which all work requests are to be flushed.
+    fn flush_end(&self) -> u32 {
+        let r = &self.requester;
+        match self.state() {
+            QpState::Err | QpState::Sqe => r.queue.head(),
+            _ => r.flush_end.unwrap_or(r.queue.tail()),
+        }
+    }
+
+    /// Completes up to `most` work requests and receives of a QP in an error state with `WrFlush`, sends first. Returns how many.
+    pub fn flush(&mut self, ctx: &mut Ctx<'_>, most: u32) -> u32 {
+        let sends = self.flush_sends(ctx, most);
+        sends + self.flush_receives(ctx, most - sends)
+    }
+
+    fn flush_sends(&mut self, ctx: &mut Ctx<'_>, most: u32) -> u32 {
+        let end = self.flush_end();
+        let count = end.wrapping_sub(self.requester.queue.tail()).min(most);
+        for _ in 0..count {
+            let wr = self.requester.queue.at(self.requester.queue.tail()).wr;
+            ctx.counters.req_cqe_flush_error += 1;
+            self.push_send_completion(ctx, &wr, WcStatus::WrFlush, 0, 0);
+            self.requester.queue.retire();
+        }
+        if matches!(self.state(), QpState::Err | QpState::Sqe) {
+            self.requester.abandon();
+        } else if self.requester.flush_end.take_if(|end| *end == self.requester.queue.tail()).is_some() {
+            self.report_drained(ctx);
+        }
+        count
+    }
+
+    /// Flushes up to `most` receives that wait. What is posted meanwhile rings.
+    fn flush_receives(&mut self, ctx: &mut Ctx<'_>, most: u32) -> u32 {
+        let waiting = if self.flushes_receives() { ctx.receives.available().min(most) } else { 0 };
+        for flushed in 0..waiting {
+            let Some(receive) = ctx.receives.take(&mut self.responder.sges) else { return flushed };
+            self.flush_receive(ctx, receive);
+        }
+        waiting
+    }
+
+    pub(super) fn flush_begun_receive(&mut self, ctx: &mut Ctx<'_>) {
+        self.responder.message = Message::None;
+        if let Some(receive) = self.responder.receive.take() {
+            self.flush_receive(ctx, receive);
+        }
+    }
+
+    fn flush_receive(&self, ctx: &mut Ctx<'_>, receive: RecvWr) {
+        ctx.counters.resp_cqe_flush_error += 1;
+        let wc = Wc {
+            wr_id: receive.wr_id,
+            status: WcStatus::WrFlush,
+            opcode: WcOpcode::Recv,
+            qpn: self.qpn,
+            ..Wc::default()
+        };
+        ctx.out.completions.push((self.recv_cq, wc));
+    }
+}
