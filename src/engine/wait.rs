@@ -1,6 +1,7 @@
 //! Callers that wait for completions, and may watch the link themselves meanwhile.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::Engine;
@@ -60,7 +61,7 @@ impl Engine {
 
     /// The caller is about to wait for something, and will not poll meanwhile: the NIC is looked after from now on.
     pub fn step_aside(&self) {
-        self.shared.handoff_is_done();
+        self.shared.handoff_due.store(false, Relaxed);
         if self.keeper_serves() && self.shared.watch.caller_waits(self.now().0) {
             self.shared.wake_keeper();
         }
@@ -84,7 +85,7 @@ impl Engine {
             return;
         } else if self.shared.look_on.is_due() {
             // A poll must follow, since a completion may have come before the arming. It spins for a moment first.
-            self.shared.defer_handoff();
+            self.shared.handoff_due.store(true, Relaxed);
             return;
         }
         if self.shared.watch.caller_waits(now) {

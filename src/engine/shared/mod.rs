@@ -42,7 +42,7 @@ pub(super) struct Shared {
     /// When a caller last said that it will wait.
     waits_at: AtomicU64,
     /// A caller has armed, and its next poll that finds nothing hands the NIC to the keeper.
-    handoff_due: AtomicBool,
+    pub(super) handoff_due: AtomicBool,
     /// When a caller last looked, if nothing had come.
     idle_at: AtomicU64,
     pub(super) stop: AtomicBool,
@@ -176,9 +176,10 @@ impl Shared {
         worker
     }
 
-    /// The worker, to look at what is left of it in any case.
-    pub(super) fn lock_to_look(&self) -> MutexGuard<'_, Worker> {
-        self.between(|| self.lock_mid_pass(), |worker| worker.is_mid_pass() && !self.is_dead())
+    /// The worker, to look at what is left of it in any case. When the turn ends, the caller may run the event sink: it holds no lock that the
+    /// sink takes.
+    pub(super) fn lock_to_look(&self) -> Turn<'_> {
+        self.turn(self.between(|| self.lock_mid_pass(), |worker| worker.is_mid_pass() && !self.is_dead()))
     }
 
     /// The worker in any state, for the thread that stands by.
@@ -350,21 +351,6 @@ impl Shared {
         } else {
             thread::yield_now();
         }
-    }
-
-    /// The next poll that finds nothing hands the NIC to the keeper.
-    pub(super) fn defer_handoff(&self) {
-        self.handoff_due.store(true, Relaxed);
-    }
-
-    /// True from [`defer_handoff`](Self::defer_handoff) until the hand-off.
-    pub(super) fn handoff_is_due(&self) -> bool {
-        self.handoff_due.load(Relaxed)
-    }
-
-    /// A caller steps aside now.
-    pub(super) fn handoff_is_done(&self) {
-        self.handoff_due.store(false, Relaxed);
     }
 
     /// A caller says that it will wait.
