@@ -66,8 +66,12 @@ pub(crate) unsafe fn way(
     }
     let options = AhOptions {
         traffic_class: grh.traffic_class,
-        // The kernel puts the route's over what the program says, too (`ib_resolve_unicast_gid_dmac`): programs say 0 or 1.
-        hop_limit: if to.is_multicast() && grh.hop_limit != 0 { grh.hop_limit } else { USUAL_TTL },
+        // The kernel puts the route's (0) over what the program says, too (`ib_resolve_unicast_gid_dmac`): programs say 0 or 1.
+        hop_limit: match (to.is_multicast(), grh.hop_limit) {
+            (false, _) => 0,
+            (true, 0) => USUAL_TTL,
+            (true, hops) => hops,
+        },
         flow_label: grh.flow_label & 0xf_ffff,
         sl,
     };
