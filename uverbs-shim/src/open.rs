@@ -55,7 +55,7 @@ fn make(
         ops: legacy_operations(),
         // Programs hand it to system calls of their own only after having found a driver that they know.
         cmd_fd: command.as_raw_fd(),
-        async_fd: events.raw_fd(),
+        async_fd: events.application_fd(),
         num_comp_vectors: cq::COMPLETION_VECTORS,
         abi_compat: EXTENDED as *mut c_void,
         ..ibv_context::default()

@@ -2,11 +2,13 @@
 
 use std::collections::HashMap;
 use std::ffi::c_int;
-use std::io::Write;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{
     AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
+
+use crate::object::Errno;
 
 /// Descriptors that can be ours: what a process may have at most where nobody raised `fs.nr_open`.
 pub(super) const LIMIT: usize = 1 << 20;
@@ -38,40 +40,34 @@ pub(super) fn forget(fd: c_int) {
     mark(fd, false);
 }
 
-/// True if a descriptor is one of ours, and its file may still be the one that was opened. Programs close descriptors in ways that go past
-/// this library (`close_range`, `closefrom`, system calls of their own), and the next file gets the number. An event counter of the program's
-/// cannot be told from ours. A system call: not for the way of other descriptors.
-pub(super) fn is_still_ours(fd: c_int) -> bool {
-    is_ours(fd) && is_event_counter(fd)
-}
+/// The mark of an event channel's open file: the signal that the file would send on input or output (`F_SETSIG`). An eventfd sends none, so
+/// the number has no effect, and nothing else sets it. All duplicates of the file have the mark, in children as well, and no other file has.
+const MARK: c_int = 63;
+/// `F_SETSIG` and `F_GETSIG` of `fcntl(2)`.
+const F_SETSIG: c_int = 10;
+const F_GETSIG: c_int = 11;
 
-/// True if a descriptor is open, and an event counter as far as /proc tells.
-fn is_event_counter(fd: c_int) -> bool {
-    let mut name = [0u8; 32];
-    // SAFETY: a path that ends with 0, and room for the answer. The system calls themselves, since some of these functions are ours.
-    let length = unsafe {
-        libc::syscall(
-            libc::SYS_readlinkat,
-            libc::AT_FDCWD,
-            path_of(fd).as_ptr(),
-            name.as_mut_ptr(),
-            name.len(),
-        )
-    };
-    match usize::try_from(length) {
-        Ok(length) => name[..length].starts_with(b"anon_inode:[eventfd]"),
-        // SAFETY: a question about a number.
-        Err(_) => unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_GETFD) >= 0 },
+/// Marks the open file of an event channel, before the first duplicate of it is handed out.
+///
+/// # Errors
+/// If the kernel refuses the mark, without which the file could not be known again.
+pub(super) fn mark_file(file: BorrowedFd<'_>) -> Result<(), Errno> {
+    // SAFETY: a call about an open descriptor, without pointers.
+    match unsafe { libc::fcntl(file.as_raw_fd(), F_SETSIG, MARK) } {
+        0 => Ok(()),
+        _ => Err(nix::errno::Errno::last_raw()),
     }
 }
 
-/// `/proc/self/fd/FD`, and a 0 behind it. Nothing allocates.
-fn path_of(fd: c_int) -> [u8; 32] {
-    let mut path = [0u8; 32];
-    let mut rest = &mut path[..31];
-    // It fits: a number has 11 characters at most.
-    let _ = write!(rest, "/proc/self/fd/{fd}");
-    path
+/// True if a descriptor is one of ours, and an event channel is still behind it. Programs close descriptors past this library
+/// (`close_range`, `closefrom`, system calls of their own), and the next file gets the number, be it another eventfd. A system call: not for
+/// the way of other descriptors.
+///
+/// Descriptors that the library never hands out have no such look. Where a process closes those as well (`closefrom(3)`), the engine's threads
+/// use numbers that may be other files': a look before each system call would not help, since another thread may reuse the number in between.
+pub(super) fn is_still_ours(fd: c_int) -> bool {
+    // SAFETY: a question about a number. The system call itself: `errno` is kept by callers.
+    is_ours(fd) && unsafe { libc::syscall(libc::SYS_fcntl, fd, F_GETSIG) } == libc::c_long::from(MARK)
 }
 
 /// What is behind our descriptors: the number of an open file, of which several may be the same.
@@ -113,11 +109,17 @@ impl Descriptors {
 mod tests {
     use super::*;
     use nix::sys::eventfd::EventFd;
-    use std::os::fd::AsRawFd;
+    use std::os::fd::{AsFd, OwnedFd};
+
+    fn channel() -> EventFd {
+        let counter = EventFd::new().unwrap();
+        mark_file(counter.as_fd()).unwrap();
+        counter
+    }
 
     #[test]
     fn a_descriptor_is_ours_until_it_is_removed_and_a_file_until_its_last_is() {
-        let (one, two) = (EventFd::new().unwrap(), EventFd::new().unwrap());
+        let (one, two) = (channel(), channel());
         let (one, two) = (one.as_raw_fd(), two.as_raw_fd());
         let mut descriptors = Descriptors::default();
         assert!(!is_ours(one) && descriptors.add(one, 7) && descriptors.add(two, 7) && is_ours(one));
@@ -132,16 +134,24 @@ mod tests {
 
     #[test]
     fn a_number_that_became_something_else_is_not_ours() {
-        let place = EventFd::new().unwrap();
+        let place = channel();
         let fd = place.as_raw_fd();
         let mut descriptors = Descriptors::default();
         descriptors.add(fd, 1);
-        let file = std::fs::File::open("/dev/null").unwrap();
-        // Past us, as a program does that makes system calls by itself.
-        // SAFETY: two descriptors of this function.
-        unsafe { libc::syscall(libc::SYS_dup3, file.as_raw_fd(), fd, 0) };
-        assert_eq!(descriptors.file(fd), None);
-        assert!(is_ours(fd) && !is_still_ours(fd));
+        let others =
+            [std::fs::File::open("/dev/null").unwrap().into(), OwnedFd::from(EventFd::new().unwrap())];
+        for file in others {
+            assert_eq!(descriptors.file(fd), Some(1));
+            let ours = place.as_fd().try_clone_to_owned().unwrap();
+            let put = |from: &OwnedFd| {
+                // SAFETY: two descriptors of this function. The system call: past us, as programs do that make their own.
+                unsafe { libc::syscall(libc::SYS_dup3, from.as_raw_fd(), fd, 0) };
+            };
+            put(&file);
+            assert_eq!(descriptors.file(fd), None);
+            assert!(is_ours(fd) && !is_still_ours(fd));
+            put(&ours);
+        }
         descriptors.remove(fd);
     }
 
