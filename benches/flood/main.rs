@@ -34,11 +34,17 @@ const PORTS: [&str; 2] = ["xdp", "udp"];
 /// A connection's median beside REQs, in us, and what the server's memory may grow by, in MiB.
 const MEDIAN: f64 = 100_000.0;
 const GROWTH: f64 = 32.0;
+/// After so many seconds an end that was forgotten ends by itself.
+const DEADLINE: u32 = 3600;
 /// Before anything is counted.
 const WARM_UP: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
+    if arguments.first().is_some_and(|role| ["server", "client"].contains(&role.as_str())) {
+        // Its signal is not caught.
+        nix::unistd::alarm::set(DEADLINE);
+    }
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["server", port] => server::serve(port),
         ["client", port] => client::run(port),
