@@ -5,6 +5,8 @@ MINUTES ?= 60
 SECONDS ?= 600
 KERNEL ?= 6.1
 SUITES ?= bookworm trixie sid
+# Ends a command that has not ended after so many seconds. It stays in the terminal's process group, so that Ctrl-C reaches it.
+IN_TIME := timeout --foreground --kill-after=10
 TARGET ?=
 KIND ?=
 VERSION ?=
@@ -15,8 +17,8 @@ SUITE ?= bookworm
 
 build:
 	@.ci/setup build
-	cargo build --release -p roxie -p uverbs-shim
-	uverbs-shim/link target/release
+	$(IN_TIME) 7200 cargo build --release -p roxie -p uverbs-shim
+	$(IN_TIME) 300 uverbs-shim/link target/release
 
 # PREFIX=/opt/roxie: puts what was built there, with its manual and completions.
 install:
@@ -44,7 +46,7 @@ release:
 
 demo: build
 	@.ci/setup demo
-	./target/release/roxie demo --capture target/demo
+	$(IN_TIME) 1800 ./target/release/roxie demo --capture target/demo
 
 test:
 	@.ci/setup test
@@ -52,34 +54,34 @@ test:
 
 # Writes docs/conformance.md anew, of the rules and of the annotations in the sources, and prints how many rules are kept.
 conformance:
-	CONFORMANCE=write cargo test --quiet --test conformance the_page -- --nocapture
+	CONFORMANCE=write $(IN_TIME) 7200 cargo test --quiet --test conformance the_page -- --nocapture
 
 bench:
 	@.ci/setup build
-	cargo bench
+	$(IN_TIME) 28800 cargo bench
 
 # Stock programs over TCP and on Roxie, in one run, then on rdma_rxe and on Roxie in guests: what to measure before choosing. ROWS="ucx-64k
 # write": some rows of the first alone; ROWS=--json: for a script.
 versus:
 	@.ci/setup test
-	cargo bench --bench versus -- $(ROWS)
-	$(if $(ROWS),,cargo build --release)
-	$(if $(ROWS),,cargo run --release -p interop -- versus || [ $$? -eq 77 ])
+	$(IN_TIME) 14400 cargo bench --bench versus -- $(ROWS)
+	$(if $(ROWS),,$(IN_TIME) 7200 cargo build --release)
+	$(if $(ROWS),,$(IN_TIME) 14400 cargo run --release -p interop -- versus || [ $$? -eq 77 ])
 
 # KERNEL=newest: against the newest kernel that Debian has. SUITES="trixie sid": in which releases of Debian its programs are run besides,
 # SUITES= in none.
 interop:
 	@.ci/setup test
-	cargo build --release
-	cargo run --release -p interop -- run --kernel $(KERNEL)
-	cargo run --release -p interop -- zero-copy
-	$(if $(SUITES),cargo run --release -p interop -- distro $(SUITES:%=--suite %) || [ $$? -eq 77 ])
+	$(IN_TIME) 7200 cargo build --release
+	$(IN_TIME) 28800 cargo run --release -p interop -- run --kernel $(KERNEL)
+	$(IN_TIME) 14400 cargo run --release -p interop -- zero-copy
+	$(if $(SUITES),$(IN_TIME) 28800 cargo run --release -p interop -- distro $(SUITES:%=--suite %) || [ $$? -eq 77 ])
 
 # SECONDS=n: how long each fuzzer runs; MINUTES=n: how long the simulation does then, or SEEDS=n: how many seeds; FIRST=k: the first
 # of them; THREADS=n. Seeds that fail leave
 # their scripts, whole and short, and captures in target/tmp/simulation.
 soak: fuzz
-	SOAK=1 SEEDS=$(SEEDS) MINUTES=$(MINUTES) cargo test --release --features planted-bugs --test simulation every_seed -- --nocapture
+	SOAK=1 SEEDS=$(SEEDS) MINUTES=$(MINUTES) $(IN_TIME) $$((60 * $(MINUTES) + 7200)) cargo test --release --features planted-bugs --test simulation every_seed -- --nocapture
 
 # TARGET=packets SECONDS=3600: one of parser, capture, packets, commands, queues, management; without TARGET all of them.
 fuzz:

@@ -433,6 +433,44 @@ fn routed_addresses_resolve_to_the_gateway() {
 }
 
 #[test]
+fn route_interface_or_namespace_sets_the_hop_limit() {
+    if skip("route_interface_or_namespace_sets_the_hop_limit") {
+        return;
+    }
+    let (a, _b) = pair("hops");
+    let set = |file: &str, hops: &str| a.run(|| std::fs::write(file, hops)).unwrap().unwrap();
+    set("/proc/sys/net/ipv4/ip_default_ttl", "70");
+    set("/proc/sys/net/ipv6/conf/left/hop_limit", "80");
+    for (family, destination, gateway) in
+        [("-4", "203.0.113.0/24", "192.0.2.2"), ("-6", "2001:db8:1::/64", "2001:db8::2")]
+    {
+        let mut ip = std::process::Command::new("ip");
+        ip.args([
+            "-n",
+            a.name().unwrap(),
+            family,
+            "route",
+            "add",
+            destination,
+            "via",
+            gateway,
+            "hoplimit",
+            "99",
+        ]);
+        assert!(ip.status_in_time().unwrap().success());
+    }
+    let hops = |destination: &str| {
+        a.run(|| {
+            let left = Interface::by_name("left").unwrap();
+            Neighbours::open(&left).unwrap().hop_limit(&left, destination.parse().unwrap())
+        })
+        .unwrap()
+    };
+    let found = ["192.0.2.2", "203.0.113.9", "2001:db8::2", "2001:db8:1::9"].map(hops);
+    assert_eq!(found, [70, 99, 80, 99]);
+}
+
+#[test]
 fn permanent_neighbours_are_left_unchanged() {
     if skip("permanent_neighbours_are_left_unchanged") {
         return;

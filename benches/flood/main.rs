@@ -34,11 +34,17 @@ const PORTS: [&str; 2] = ["xdp", "udp"];
 /// Limits: median connection time beside REQs in us, and growth of the server's memory in MiB.
 const MEDIAN: f64 = 100_000.0;
 const GROWTH: f64 = 32.0;
+/// Seconds after which an end that was forgotten exits by itself.
+const DEADLINE: u32 = 3600;
 /// Time before a measurement starts.
 const WARM_UP: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
+    if arguments.first().is_some_and(|role| ["server", "client"].contains(&role.as_str())) {
+        // Its signal is not caught.
+        nix::unistd::alarm::set(DEADLINE);
+    }
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["server", port] => server::serve(port),
         ["client", port] => client::run(port),

@@ -13,7 +13,7 @@ set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
 # Default: the host's mirror.
-mirror=${ROXIE_DEBIAN_MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 'Identifier: Packages' 2>/dev/null | sed -n 's|/debian/*$||p' | head -n 1 || true)}
+mirror=${ROXIE_DEBIAN_MIRROR:-$(timeout 60 apt-get indextargets --format '$(REPO_URI)' 'Identifier: Packages' 2>/dev/null | sed -n 's|/debian/*$||p' | head -n 1 || true)}
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
 # The programs that run, and tools to observe them.
@@ -83,7 +83,7 @@ mkdir -p "$cache/target"
 if [ ! -e "$cache/root/etc/debian_version" ]; then
     say "$suite: the system itself, by debootstrap"
     rm -rf --one-file-system "$cache/root.new"
-    PATH=$PATH:/usr/sbin:/sbin debootstrap --variant=minbase --keyring="$keyring" "$suite" "$cache/root.new" "$mirror/debian" \
+    PATH=$PATH:/usr/sbin:/sbin timeout --foreground --kill-after=10 3600 debootstrap --variant=minbase --keyring="$keyring" "$suite" "$cache/root.new" "$mirror/debian" \
         >"$cache/log" 2>&1 || not_had "the system" "$cache/log"
     mkdir -p "$cache/root.new/roxie" "$cache/root.new/srv"
     mv "$cache/root.new" "$cache/root"
@@ -104,13 +104,13 @@ host_apt_settings >"$cache/root/etc/apt/apt.conf.d/99host"
 say "$suite: ${packages[*]}"
 "$here/enter.sh" "$cache" sh -c '
     export DEBIAN_FRONTEND=noninteractive
-    apt-get update -q && apt-get install -y -q --no-install-recommends "$@"' sh "${packages[@]}" \
+    timeout --foreground --kill-after=10 600 apt-get update -q && timeout --foreground --kill-after=10 3600 apt-get install -y -q --no-install-recommends "$@"' sh "${packages[@]}" \
     >"$cache/log" 2>&1 || not_had "a package" "$cache/log"
 # The tests of python3-pyverbs are only in the source package; upstream's archive of it suffices if a mirror lacks the rest.
 if [[ " ${packages[*]} " == *" python3-pyverbs "* ]] && ! compgen -G "$cache/root/srv/rdma-core/tests/run_tests.py" >/dev/null; then
     say "$suite: the tests of its rdma-core"
     "$here/enter.sh" "$cache" sh -c '
-        mkdir -p /srv/rdma-core && cd /srv && { apt-get source -q --download-only rdma-core || true; } &&
+        mkdir -p /srv/rdma-core && cd /srv && { timeout --foreground --kill-after=10 600 apt-get source -q --download-only rdma-core || true; } &&
             tar -xf rdma-core_*.orig.tar.* -C rdma-core --strip-components=1 --wildcards --no-wildcards-match-slash "*/tests/*"' \
         >"$cache/log" 2>&1 || say "$suite: the source of rdma-core cannot be had: its Python tests will be skipped"
 fi

@@ -8,7 +8,7 @@
 
 # Prints the mirror from which the host's apt has an archive.
 apt_has() {
-    apt-get indextargets --format '$(REPO_URI)' 'Identifier: Packages' 2>/dev/null | sed -n "s|/$1/*\$||p" | head -n 1 || true
+    timeout 60 apt-get indextargets --format '$(REPO_URI)' 'Identifier: Packages' 2>/dev/null | sed -n "s|/$1/*\$||p" | head -n 1 || true
 }
 
 mirror=${ROXIE_DEBIAN_MIRROR:-$(apt_has debian)}
@@ -39,7 +39,7 @@ cache_is_complete() {
 apt_here() {
     local program=$1
     shift
-    "$program" -q -o APT::Sandbox::User=root -o APT::Update::Error-Mode=any -o Acquire::Retries=4 \
+    timeout --foreground --kill-after=10 1800 "$program" -q -o APT::Sandbox::User=root -o APT::Update::Error-Mode=any -o Acquire::Retries=4 \
         -o Acquire::Languages=none -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 \
         -o Dir::Etc::SourceList="$lists/sources.list" -o Dir::Etc::SourceParts=/dev/null \
         -o Dir::Etc::Preferences=/dev/null -o Dir::Etc::PreferencesParts=/dev/null \

@@ -216,10 +216,11 @@ pub fn run(command: &mut Command) -> Result<String, Error> {
 }
 
 /// Returns the same command (program, arguments, environment, folder) under coreutils' `timeout`: killed after `limit`,
-/// with exit code [`LATE`]. The caller must set standard streams.
+/// with exit code [`LATE`]. The command has a process group of its own, to which a terminal sends no signals, and is killed with the thread that
+/// starts it. The caller must set standard streams.
 pub fn within(limit: Duration, command: &Command) -> Command {
-    let mut timed = Command::new("timeout");
-    timed.args(["--kill-after=10", &limit.as_secs().to_string()]);
+    let mut timed = Command::new("setpriv");
+    timed.args(["--pdeathsig", "TERM", "timeout", "--kill-after=10", &limit.as_secs().to_string()]);
     timed.arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {
         match value {
@@ -241,6 +242,9 @@ pub fn command_line(command: &Command) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::os::unix::process::ExitStatusExt;
+
     use super::*;
 
     #[test]
@@ -251,6 +255,19 @@ mod tests {
         assert_eq!(ended.code(), Some(LATE));
         let quick = within(Duration::from_secs(60), Command::new("pwd").current_dir("/")).output().unwrap();
         assert_eq!((quick.status.code(), &quick.stdout[..]), (Some(0), &b"/\n"[..]));
+    }
+
+    #[test]
+    fn program_ends_with_its_starter() {
+        let mut program = Command::new("sh");
+        program.args(["-c", "echo; exec sleep 1000"]);
+        let starter = std::thread::spawn(move || {
+            let mut child = within(Duration::from_secs(20), &program).stdout(Stdio::piped()).spawn().unwrap();
+            child.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+            child
+        });
+        let status = starter.join().unwrap().wait().unwrap();
+        assert_eq!((status.code(), status.signal()), (None, Some(Signal::SIGTERM as i32)));
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub use worker::{EventSink, Worker};
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Release;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -154,19 +154,18 @@ impl Engine {
             return Progress::default();
         }
         let progress = self.pass_and_look_on(&has_come);
-        if self.shared.handoff_is_due() && !has_come() {
+        if self.shared.handoff_due.load(Relaxed) && !has_come() {
             // The caller stood in for the engine thread while it spun, and will not do so again: the engine thread must not sleep in
             // that expectation.
             self.shared.watch.forget_relief();
             self.step_aside();
         }
-        if progress.completions > 0
-            && self.shared.others_poll(self.now())
-            && !self.shared.is_crowded(self.now())
-            && !has_come()
-        {
-            // The completion is for another poller, which may need this processor.
-            thread::yield_now();
+        if progress.completions > 0 {
+            let now = self.now();
+            if self.shared.others_poll(now) && !self.shared.is_crowded(now) && !has_come() {
+                // The completion is for another poller, which may need this processor.
+                thread::yield_now();
+            }
         }
         progress
     }

@@ -1,6 +1,7 @@
 //! Callers that wait for completions. Such a caller may sleep on the link's descriptors itself.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::Engine;
@@ -61,7 +62,7 @@ impl Engine {
 
     /// Hands polling over to the engine thread: the caller is about to wait, and will not poll meanwhile.
     pub fn step_aside(&self) {
-        self.shared.handoff_is_done();
+        self.shared.handoff_due.store(false, Relaxed);
         if self.keeper_serves() && self.shared.watch.caller_waits(self.now().0) {
             self.shared.wake_keeper();
         }
@@ -85,7 +86,7 @@ impl Engine {
             return;
         } else if self.shared.look_on.is_due() {
             // The caller must poll once more, since a completion may have come before arming. The poll spins before the handoff.
-            self.shared.defer_handoff();
+            self.shared.handoff_due.store(true, Relaxed);
             return;
         }
         if self.shared.watch.caller_waits(now) {

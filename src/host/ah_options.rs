@@ -7,7 +7,7 @@ pub struct AhOptions {
     pub traffic_class: u8,
     /// Service level, 0 to 7: the priority, if priorities are taken from service levels.
     pub sl: u8,
-    /// Time to live of IPv4, hop limit of IPv6.
+    /// Time to live of IPv4, hop limit of IPv6; 0: the route's.
     pub hop_limit: u8,
     /// IPv6 flow label, 20 bits.
     pub flow_label: u32,
@@ -15,6 +15,6 @@ pub struct AhOptions {
 
 impl Default for AhOptions {
     fn default() -> AhOptions {
-        AhOptions { traffic_class: 0, sl: 0, hop_limit: 64, flow_label: 0 }
+        AhOptions { traffic_class: 0, sl: 0, hop_limit: 0, flow_label: 0 }
     }
 }

@@ -101,6 +101,11 @@ impl Device {
         Ok(self.resolve_now(same_family(sgid, dgid)?, false)?.is_some())
     }
 
+    /// Returns the hop limit of packets to `dgid` whose sender does not name one: the route's, where the device sends frames.
+    pub fn hop_limit(&self, dgid: Gid) -> u8 {
+        self.inner.resolver.hop_limit(dgid.to_ip())
+    }
+
     fn along(&self, sgid: Gid, dgid: Gid, dmac: [u8; 6], options: &AhOptions) -> AddressVector {
         AddressVector {
             sgid,
@@ -109,7 +114,10 @@ impl Device {
             dmac,
             traffic_class: options.traffic_class,
             flow_label: options.flow_label,
-            hop_limit: options.hop_limit,
+            hop_limit: match options.hop_limit {
+                0 => self.hop_limit(dgid),
+                hops => hops,
+            },
             sl: options.sl,
             static_rate: 0,
         }

@@ -250,6 +250,10 @@ impl Resolve for KernelNeighbours {
         self.neighbours.resolve_now(&self.interface.get(), destination).map_err(self.told(destination))
     }
 
+    fn hop_limit(&self, destination: IpAddr) -> u8 {
+        self.neighbours.hop_limit(&self.interface.get(), destination)
+    }
+
     fn give_up(&self, destination: IpAddr) {
         self.neighbours.give_up(&self.interface.get(), destination);
     }

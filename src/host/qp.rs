@@ -125,7 +125,7 @@ pub struct ConnectOptions {
     pub traffic_class: u8,
     /// Service level, 0 to 7: the priority, if priorities are taken from service levels.
     pub sl: u8,
-    /// Time to live of IPv4, hop limit of IPv6.
+    /// Time to live of IPv4, hop limit of IPv6; 0: the route's.
     pub hop_limit: u8,
 }
 
@@ -141,7 +141,7 @@ impl Default for ConnectOptions {
             max_rd_atomic: 16,
             traffic_class: 0,
             sl: 0,
-            hop_limit: 64,
+            hop_limit: 0,
         }
     }
 }

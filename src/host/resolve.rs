@@ -21,6 +21,11 @@ pub trait Resolve: Send + Sync {
         self.resolve(destination).map(Some)
     }
 
+    /// Returns the hop limit of packets to a destination.
+    fn hop_limit(&self, _destination: IpAddr) -> u8 {
+        64
+    }
+
     /// Ends the resolution of a destination.
     fn give_up(&self, _destination: IpAddr) {}
 }

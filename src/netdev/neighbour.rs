@@ -13,7 +13,9 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::neighbour::{
     NeighbourAddress, NeighbourAttribute, NeighbourExtFlags, NeighbourFlags, NeighbourMessage, NeighbourState,
 };
-use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType, RouteVia};
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteMessage, RouteMetric, RouteType, RouteVia,
+};
 
 use super::Interface;
 use super::link::family;
@@ -130,6 +132,24 @@ pub(super) fn route(
         }
         other => Err(refused(format!("the route is of type {other:?}"))),
     }
+}
+
+/// Returns the hop limit in the metrics of the route through `interface`. `None` if the route has none, or there is no route.
+pub(super) fn hop_limit_of_route(
+    netlink: &mut Netlink,
+    interface: &Interface,
+    destination: IpAddr,
+) -> Option<u8> {
+    let found = find_route(netlink, destination, Some(interface.index)).ok()??;
+    let metrics = found.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Metrics(metrics) => Some(metrics),
+        _ => None,
+    })?;
+    let hops = metrics.iter().find_map(|metric| match metric {
+        RouteMetric::Hoplimit(hops) => Some(*hops),
+        _ => None,
+    })?;
+    u8::try_from(hops).ok().filter(|hops| *hops != 0)
 }
 
 /// Returns the kernel's route to a host, through `link` if given. `None` if the answer has none.

@@ -1,5 +1,6 @@
 //! The neighbours in use: resolves them, has the kernel keep them fresh, follows changes, and releases them in the end.
 
+use std::fs;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,11 +12,14 @@ use netlink_packet_core::NetlinkPayload;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 use super::neighbour::{
-    BROADCAST_MAC, Entry, NeighbourError, Route, ask, kernel, look, multicast, nudge, release, route, subject,
+    BROADCAST_MAC, Entry, NeighbourError, Route, ask, hop_limit_of_route, kernel, look, multicast, nudge,
+    release, route, subject,
 };
 use super::netlink::{Netlink, messages};
 use super::{Interface, NetNs};
 
+/// The default hop limit of IP packets (RFC 1700, `IPDEFTTL`).
+const DEFAULT_HOP_LIMIT: u8 = 64;
 /// Interval of looking at the table while the kernel resolves.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// `RTNLGRP_NEIGH` (`include/uapi/linux/rtnetlink.h`).
@@ -175,6 +179,20 @@ impl Neighbours {
             // If the kernel refuses, it keeps asking a little longer.
             let _ = release(&mut self.netlink(), interface, next_hop);
         }
+    }
+
+    /// Returns the hop limit that the kernel gives packets from `interface` to `destination`: that of the route, else that of the namespace
+    /// (IPv4) or of the interface (IPv6, where router advertisements set it). 64 if the kernel does not tell.
+    pub fn hop_limit(&self, interface: &Interface, destination: IpAddr) -> u8 {
+        if let Some(hops) = hop_limit_of_route(&mut self.netlink(), interface, destination) {
+            return hops;
+        }
+        let file = match destination {
+            IpAddr::V4(_) => "/proc/sys/net/ipv4/ip_default_ttl".to_owned(),
+            IpAddr::V6(_) => format!("/proc/sys/net/ipv6/conf/{}/hop_limit", interface.name),
+        };
+        let text = self.namespace.run(|| fs::read_to_string(file)).and_then(|read| read);
+        text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(DEFAULT_HOP_LIMIT)
     }
 
     /// Returns the number of destinations followed.

@@ -105,6 +105,18 @@ fn queried_attributes_equal_the_set_ones() {
 }
 
 #[test]
+fn hop_limit_of_a_qp_is_the_routes() {
+    if skip("hop_limit_of_a_qp_is_the_routes", &["cc"]) {
+        return;
+    }
+    let (_place, program) = compiled("same", &["-libverbs"]);
+    let site = Site::new("hops");
+    site.near.run(|| std::fs::write("/proc/sys/net/ipv4/ip_default_ttl", "70")).unwrap().unwrap();
+    let ended = site.near("xdp", &format!("{} 70", program.display())).finish();
+    assert!(ended.status.success() && ended.said.contains("all so"), "{ended:?}");
+}
+
+#[test]
 fn failing_calls_leave_their_own_errno() {
     if skip("failing_calls_leave_their_own_errno", &["cc"]) {
         return;

@@ -66,8 +66,12 @@ pub(crate) unsafe fn way(
     }
     let options = AhOptions {
         traffic_class: grh.traffic_class,
-        // The kernel, too, replaces the program's value (0 or 1) by the route's (`ib_resolve_unicast_gid_dmac`).
-        hop_limit: if to.is_multicast() && grh.hop_limit != 0 { grh.hop_limit } else { DEFAULT_TTL },
+        // The kernel, too, replaces the program's value (0 or 1) by the route's (`ib_resolve_unicast_gid_dmac`). Here, 0 means the route's.
+        hop_limit: match (to.is_multicast(), grh.hop_limit) {
+            (false, _) => 0,
+            (true, 0) => DEFAULT_TTL,
+            (true, hops) => hops,
+        },
         flow_label: grh.flow_label & 0xf_ffff,
         sl,
     };

@@ -181,11 +181,14 @@ unsafe fn wanted_ex(attr: *mut ibv_qp_init_attr_ex) -> Result<Wanted, Errno> {
     }
 }
 
+/// # Errors
+/// As a kernel with rxe: `EINVAL` for what `ib_uverbs` does not know or does not give to programs (`create_qp`), `EOPNOTSUPP` for a type of
+/// drivers' own (`rxe_qp_chk_init`).
 fn qp_type(call: &str, kind: ibv_qp_type::Type) -> Result<QpType, Errno> {
     match QpType::from_code(kind) {
         Some(QpType::Gsi) | None => refuse(
             call,
-            libc::EOPNOTSUPP,
+            if kind == ibv_qp_type::IBV_QPT_DRIVER { libc::EOPNOTSUPP } else { libc::EINVAL },
             format_args!(
                 "qp_type {kind}: there are RC (2), UC (3), UD (4), raw packet (8) and XRC (9, 10) QPs"
             ),

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Mutex;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -29,19 +29,29 @@ pub(crate) enum Element {
 #[derive(Debug)]
 pub(crate) struct EventQueue {
     /// Counts the pending events: readable while there is one.
-    fd: EventFd,
+    counter: EventFd,
+    /// The application's duplicate. The application may close the number and give it to another file, so nothing here reads or writes it.
+    duplicate: OwnedFd,
     waiting: Mutex<VecDeque<(Element, EventKind)>>,
 }
 
 impl EventQueue {
     pub(crate) fn new() -> Result<EventQueue, Errno> {
-        let fd =
+        let counter =
             EventFd::from_flags(EfdFlags::EFD_SEMAPHORE | EfdFlags::EFD_CLOEXEC).map_err(|e| e as c_int)?;
-        Ok(EventQueue { fd, waiting: Mutex::default() })
+        let duplicate = counter.as_fd().try_clone_to_owned();
+        let duplicate = duplicate.map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))?;
+        Ok(EventQueue { counter, duplicate, waiting: Mutex::default() })
     }
 
+    /// Returns the descriptor that the application waits on.
+    pub(crate) fn application_fd(&self) -> RawFd {
+        self.duplicate.as_raw_fd()
+    }
+
+    /// Returns the counter's own descriptor.
     pub(crate) fn raw_fd(&self) -> RawFd {
-        self.fd.as_raw_fd()
+        self.counter.as_raw_fd()
     }
 
     pub(crate) fn push(&self, element: Element, kind: EventKind) {
@@ -49,7 +59,7 @@ impl EventQueue {
         if waiting.len() < CAPACITY {
             waiting.push_back((element, kind));
             // Never full: the queue's limit is far below the counter's.
-            let _ = self.fd.write(1);
+            let _ = self.counter.write(1);
         }
     }
 
@@ -59,7 +69,7 @@ impl EventQueue {
         let before = waiting.len();
         waiting.retain(|(of, _)| *of != element);
         for _ in waiting.len()..before {
-            take_count_now(self.fd.as_fd());
+            take_count_now(self.counter.as_fd());
         }
     }
 
@@ -78,7 +88,7 @@ mod tests {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
     fn readable(queue: &EventQueue) -> bool {
-        let mut fds = [PollFd::new(queue.fd.as_fd(), PollFlags::POLLIN)];
+        let mut fds = [PollFd::new(queue.duplicate.as_fd(), PollFlags::POLLIN)];
         poll(&mut fds, PollTimeout::ZERO).unwrap() == 1
     }
 
@@ -94,6 +104,20 @@ mod tests {
         };
         assert_eq!((next(), readable(&queue), next()), (EventKind::PortError, true, EventKind::PortActive));
         assert!(!readable(&queue));
+    }
+
+    /// The application has closed its descriptor past this library, and a file of its own has the number.
+    #[test]
+    fn event_leaves_the_file_that_has_the_number_alone() {
+        let queue = EventQueue::new().unwrap();
+        let other = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
+        // SAFETY: two descriptors of this function. The number stays open, and is closed with the queue.
+        unsafe { libc::syscall(libc::SYS_dup3, other.as_raw_fd(), queue.application_fd(), 0) };
+        queue.push(Element::Port, EventKind::PortError);
+        assert!(other.read().is_err(), "nothing was written to it");
+        other.write(1).unwrap();
+        queue.forget(Element::Port);
+        assert_eq!(other.read(), Ok(1), "nothing was read from it");
     }
 
     #[test]

@@ -55,7 +55,7 @@ fn make(
         ops: legacy_operations(),
         // Programs pass it to system calls only if they know the device's kernel driver.
         cmd_fd: command.as_raw_fd(),
-        async_fd: events.raw_fd(),
+        async_fd: events.application_fd(),
         num_comp_vectors: cq::COMPLETION_VECTORS,
         abi_compat: EXTENDED as *mut c_void,
         ..ibv_context::default()

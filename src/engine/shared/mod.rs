@@ -42,7 +42,7 @@ pub(super) struct Shared {
     /// When a caller last announced that it will wait.
     waits_at: AtomicU64,
     /// A caller has armed a completion queue. Its next poll that finds nothing hands polling over to the engine thread.
-    handoff_due: AtomicBool,
+    pub(super) handoff_due: AtomicBool,
     /// Time of the last caller's pass, if it found nothing.
     idle_at: AtomicU64,
     pub(super) stop: AtomicBool,
@@ -178,9 +178,10 @@ impl Shared {
         worker
     }
 
-    /// Locks the worker for reading, dead or alive, but not in the middle of a pass.
-    pub(super) fn lock_to_look(&self) -> MutexGuard<'_, Worker> {
-        self.between(|| self.lock_mid_pass(), |worker| worker.is_mid_pass() && !self.is_dead())
+    /// Locks the worker for reading, dead or alive, but not in the middle of a pass. When the turn ends, the caller may run the event sink: it
+    /// must hold no lock that the sink takes.
+    pub(super) fn lock_to_look(&self) -> Turn<'_> {
+        self.turn(self.between(|| self.lock_mid_pass(), |worker| worker.is_mid_pass() && !self.is_dead()))
     }
 
     /// Locks the worker in any state, dead or alive.
@@ -353,21 +354,6 @@ impl Shared {
         } else {
             thread::yield_now();
         }
-    }
-
-    /// Makes the next poll that finds nothing hand polling over to the engine thread.
-    pub(super) fn defer_handoff(&self) {
-        self.handoff_due.store(true, Relaxed);
-    }
-
-    /// True between [`defer_handoff`](Self::defer_handoff) and the handoff.
-    pub(super) fn handoff_is_due(&self) -> bool {
-        self.handoff_due.load(Relaxed)
-    }
-
-    /// Ends the pending handoff.
-    pub(super) fn handoff_is_done(&self) {
-        self.handoff_due.store(false, Relaxed);
     }
 
     /// Records that a caller will wait for an event.

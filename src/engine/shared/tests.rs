@@ -7,6 +7,7 @@ use super::*;
 use crate::engine::Request;
 use crate::nic::{Command, Nic, NicConfig};
 use crate::port::memory;
+use crate::verbs::QpIndex;
 
 fn worker() -> Worker {
     worker_of(bounded(1).1)
@@ -62,6 +63,17 @@ fn callers_and_the_worker_thread_take_turns() {
         over.store(true, Relaxed);
         assert!(turns >= CALLS && is_through(), "{turns} turns, {calls:?}");
     });
+}
+
+/// Otherwise a post that finds the worker locked by a look would wait for the engine thread.
+#[test]
+fn bell_rung_during_a_look_is_heard() {
+    let shared = Shared::new(worker(), false).unwrap();
+    let look = shared.lock_to_look();
+    shared.doorbells.ring_silently(QpIndex(0));
+    assert!(shared.try_turn().is_none());
+    drop(look);
+    assert!(!shared.doorbells.any());
 }
 
 /// A yield would last until a competing program has used up its time slice.

@@ -124,6 +124,10 @@ static void queue_pairs(void)
 	CHECK(qp);
 	NO_OBJECT(queue_pair(IBV_QPT_RC, 1 << 28, 1), EINVAL);
 	NO_OBJECT(queue_pair(IBV_QPT_DRIVER, 1, 1), EOPNOTSUPP);
+	/* SMI, GSI and a number that nothing has. */
+	NO_OBJECT(queue_pair(0, 1, 1), EINVAL);
+	NO_OBJECT(queue_pair(1, 1, 1), EINVAL);
+	NO_OBJECT(queue_pair(42, 1, 1), EINVAL);
 	ITSELF(to(qp, IBV_QPS_RTS, 0), EINVAL);
 	ITSELF(to(qp, IBV_QPS_INIT, 0), EINVAL);
 	ITSELF(to(qp, 17, 0), EINVAL);

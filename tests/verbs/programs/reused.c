@@ -5,6 +5,8 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <rdma/rdma_cma.h>
+#include <stdint.h>
+#include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,6 +21,7 @@ static void take_number(int number, int (*opened)(void))
 }
 
 static int a_file(void) { return syscall(SYS_openat, AT_FDCWD, "/tmp", O_TMPFILE | O_RDWR, 0600); }
+static int a_counter(void) { return eventfd(0, EFD_NONBLOCK); }
 
 static void write_to_others(const char *whose, int number)
 {
@@ -27,6 +30,12 @@ static void write_to_others(const char *whose, int number)
 	syscall(SYS_close_range, number, number, 0);
 	take_number(number, a_file);
 	expect(what, write(number, "hello\n", 6), 6);
+	uint64_t one = 1;
+	snprintf(what, sizeof what, "%s: an eventfd", whose);
+	syscall(SYS_close_range, number, number, 0);
+	take_number(number, a_counter);
+	expect(what, write(number, &one, sizeof one), sizeof one);
+	expect(what, read(number, &one, sizeof one), sizeof one);
 }
 
 int main(void)
@@ -46,5 +55,14 @@ int main(void)
 	expect("the channel itself", rdma_create_id(channel, &id, NULL, RDMA_PS_TCP), 0);
 	expect("the channel itself", rdma_destroy_id(id), 0);
 	write_to_others("parent", channel->fd);
+	struct ibv_device **devices = ibv_get_device_list(NULL);
+	struct ibv_context *context = devices && *devices ? ibv_open_device(*devices) : NULL;
+	if (!context)
+		return 2;
+	struct ibv_comp_channel *completions = ibv_create_comp_channel(context);
+	if (!completions)
+		return 2;
+	write_to_others("completion channel", completions->fd);
+	write_to_others("asynchronous events", context->async_fd);
 	return wrong;
 }

@@ -21,6 +21,8 @@ static struct ibv_cq *send_cq, *recv_cq;
 static union ibv_gid gid;
 static struct ibv_mr *mr;
 static char bytes[4096];
+/* The hop limit of routes. */
+static int hops;
 
 static struct ibv_qp *make(enum ibv_qp_type type, int all)
 {
@@ -84,7 +86,7 @@ static void check_rc(struct ibv_qp *qp, uint32_t peer, uint32_t psn_in, uint32_t
 	SAME(attr.ah_attr.sl, 5);
 	SAME(attr.ah_attr.grh.sgid_index, 1);
 	/* The hop limit is the route's, as in a kernel. */
-	SAME(attr.ah_attr.grh.hop_limit, 64);
+	SAME(attr.ah_attr.grh.hop_limit, hops);
 	SAME(attr.ah_attr.grh.traffic_class, 0x68);
 	SAME(attr.ah_attr.grh.flow_label, 0x54321);
 	CHECK(memcmp(&attr.ah_attr.grh.dgid, &gid, sizeof(gid)) == 0);
@@ -226,8 +228,9 @@ static void check_completions(struct ibv_qp *near, struct ibv_qp *far)
 	}
 }
 
-int main(void)
+int main(int count, char **words)
 {
+	hops = count > 1 ? atoi(words[1]) : 64;
 	struct ibv_device **list = ibv_get_device_list(NULL);
 	struct ibv_qp *near, *far;
 

@@ -2,11 +2,13 @@
 
 use std::collections::HashMap;
 use std::ffi::c_int;
-use std::io::Write;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{
     AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
+
+use crate::object::Errno;
 
 /// Descriptors that can be tracked: the maximum of a process, unless `fs.nr_open` was raised.
 pub(super) const LIMIT: usize = 1 << 20;
@@ -38,41 +40,34 @@ pub(super) fn forget(fd: c_int) {
     mark(fd, false);
 }
 
-/// Returns true if a descriptor is one of the file's, and may still refer to it. Programs close descriptors without this library's
-/// knowledge (`close_range`, `closefrom`, direct system calls), and the next file gets the number. An eventfd of the program cannot be
-/// distinguished. Makes a system call: not for the fast path of other descriptors.
-pub(super) fn is_still_ours(fd: c_int) -> bool {
-    is_ours(fd) && is_event_counter(fd)
-}
+/// The mark of an event channel's open file: the signal that the file would send on input or output (`F_SETSIG`). An eventfd sends none, so
+/// the number has no effect, and nothing else sets it. All duplicates of the file have the mark, in children as well, and no other file has.
+const MARK: c_int = 63;
+/// `F_SETSIG` and `F_GETSIG` of `fcntl(2)`.
+const F_SETSIG: c_int = 10;
+const F_GETSIG: c_int = 11;
 
-/// Returns true if a descriptor is open and, as far as /proc can be read, an eventfd.
-fn is_event_counter(fd: c_int) -> bool {
-    let mut name = [0u8; 32];
-    // SAFETY: a null-terminated path, and room for the result. Direct system calls, because this library interposes some of these
-    // functions.
-    let length = unsafe {
-        libc::syscall(
-            libc::SYS_readlinkat,
-            libc::AT_FDCWD,
-            path_of(fd).as_ptr(),
-            name.as_mut_ptr(),
-            name.len(),
-        )
-    };
-    match usize::try_from(length) {
-        Ok(length) => name[..length].starts_with(b"anon_inode:[eventfd]"),
-        // SAFETY: a query about a number.
-        Err(_) => unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_GETFD) >= 0 },
+/// Marks the open file of an event channel, before the first duplicate of it is handed out.
+///
+/// # Errors
+/// If the kernel refuses the mark, without which the file could not be known again.
+pub(super) fn mark_file(file: BorrowedFd<'_>) -> Result<(), Errno> {
+    // SAFETY: a call about an open descriptor, without pointers.
+    match unsafe { libc::fcntl(file.as_raw_fd(), F_SETSIG, MARK) } {
+        0 => Ok(()),
+        _ => Err(nix::errno::Errno::last_raw()),
     }
 }
 
-/// Returns `/proc/self/fd/FD`, null-terminated, without an allocation.
-fn path_of(fd: c_int) -> [u8; 32] {
-    let mut path = [0u8; 32];
-    let mut rest = &mut path[..31];
-    // Cannot fail: a number has at most 11 characters.
-    let _ = write!(rest, "/proc/self/fd/{fd}");
-    path
+/// Returns true if a descriptor is one of the file's, and still refers to an event channel. Programs close descriptors without this library's
+/// knowledge (`close_range`, `closefrom`, direct system calls), and the next file gets the number, even another eventfd. Makes a system call:
+/// not for the fast path of other descriptors.
+///
+/// Descriptors that the library never hands out have no such check. If a process closes those as well (`closefrom(3)`), the engine's threads use
+/// numbers that may refer to other files: a check before each system call would not help, since another thread may reuse the number in between.
+pub(super) fn is_still_ours(fd: c_int) -> bool {
+    // SAFETY: a query about a number. A direct system call: callers keep `errno`.
+    is_ours(fd) && unsafe { libc::syscall(libc::SYS_fcntl, fd, F_GETSIG) } == libc::c_long::from(MARK)
 }
 
 /// Maps descriptors to the numbers of open files. Several descriptors may have the same open file.
@@ -114,11 +109,17 @@ impl Descriptors {
 mod tests {
     use super::*;
     use nix::sys::eventfd::EventFd;
-    use std::os::fd::AsRawFd;
+    use std::os::fd::{AsFd, OwnedFd};
+
+    fn channel() -> EventFd {
+        let counter = EventFd::new().unwrap();
+        mark_file(counter.as_fd()).unwrap();
+        counter
+    }
 
     #[test]
     fn file_is_tracked_until_its_last_descriptor_goes() {
-        let (one, two) = (EventFd::new().unwrap(), EventFd::new().unwrap());
+        let (one, two) = (channel(), channel());
         let (one, two) = (one.as_raw_fd(), two.as_raw_fd());
         let mut descriptors = Descriptors::default();
         assert!(!is_ours(one) && descriptors.add(one, 7) && descriptors.add(two, 7) && is_ours(one));
@@ -133,16 +134,24 @@ mod tests {
 
     #[test]
     fn reused_descriptor_number_is_not_tracked() {
-        let place = EventFd::new().unwrap();
+        let place = channel();
         let fd = place.as_raw_fd();
         let mut descriptors = Descriptors::default();
         descriptors.add(fd, 1);
-        let file = std::fs::File::open("/dev/null").unwrap();
-        // Without this library's knowledge, as by a program that makes system calls directly.
-        // SAFETY: two descriptors of this function.
-        unsafe { libc::syscall(libc::SYS_dup3, file.as_raw_fd(), fd, 0) };
-        assert_eq!(descriptors.file(fd), None);
-        assert!(is_ours(fd) && !is_still_ours(fd));
+        let others =
+            [std::fs::File::open("/dev/null").unwrap().into(), OwnedFd::from(EventFd::new().unwrap())];
+        for file in others {
+            assert_eq!(descriptors.file(fd), Some(1));
+            let ours = place.as_fd().try_clone_to_owned().unwrap();
+            let put = |from: &OwnedFd| {
+                // SAFETY: two descriptors of this function. A direct system call, without this library's knowledge.
+                unsafe { libc::syscall(libc::SYS_dup3, from.as_raw_fd(), fd, 0) };
+            };
+            put(&file);
+            assert_eq!(descriptors.file(fd), None);
+            assert!(is_ours(fd) && !is_still_ours(fd));
+            put(&ours);
+        }
         descriptors.remove(fd);
     }
 

@@ -8,6 +8,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use roxie::cm::Route;
 use roxie::wire::Gid;
 
+use super::descriptors;
 use crate::object::Errno;
 use crate::waiting::take_count_now;
 
@@ -125,6 +126,7 @@ impl Channel {
     pub(super) fn new(flags: EfdFlags) -> Result<Channel, Errno> {
         let flags = flags | EfdFlags::EFD_SEMAPHORE | EfdFlags::EFD_CLOEXEC;
         let counter = EventFd::from_flags(flags).map_err(|e| e as Errno)?;
+        descriptors::mark_file(counter.as_fd())?;
         Ok(Channel { counter, waiting: VecDeque::new(), handler: None })
     }
 
