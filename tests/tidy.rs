@@ -246,7 +246,7 @@ fn dependencies_point_down() {
 
 /// What a file is made of can be read before it, and so can what a folder is made of: `tests/tidy/imports.rs` says what counts.
 #[test]
-fn neither_files_nor_folders_import_one_another_in_a_circle() {
+fn files_and_folders_import_without_circles() {
     let imports = imports::imports(&root(), CRATES);
     assert!(imports.len() > 300, "{} files were read", imports.len());
     let mut wrong = Vec::new();
@@ -269,7 +269,7 @@ fn neither_files_nor_folders_import_one_another_in_a_circle() {
 
 /// What is looked for is seen: through a path, a re-export and a glob; not what a face hands on, a method's file or a test says.
 #[test]
-fn a_circle_is_seen_whichever_way_a_name_is_taken() {
+fn circles_are_seen_through_every_import() {
     let circles_of = |files: &[(&str, &str)]| {
         let folder = tempfile::tempdir().expect("a folder");
         for (name, text) in files {
@@ -370,7 +370,7 @@ fn unsafe_code_is_where_it_belongs() {
 
 /// `.ci/test` counts lines that begin with `SKIP`, and names the tests. One that passes over a skip in other words has passed.
 #[test]
-fn a_test_that_is_skipped_says_so_in_one_way() {
+fn skipped_tests_say_so_in_one_way() {
     let mut wrong = Vec::new();
     for (path, text) in
         files().iter().filter(|(path, _)| path.starts_with("tests/") && path != "tests/tidy.rs")

@@ -345,7 +345,7 @@ impl Guest {
         if role == Role::Gsi { self.route(house) } else { Ok(()) }
     }
 
-    /// What takes a privilege of an adapter's user takes it here. What a process says of itself is put right.
+    /// Checks the privileges that a command needs, as an adapter does, and corrects what the client claims about itself.
     fn may_ask(&self, house: &House, command: &mut Command) -> Result<(), ControlError> {
         let refused = |why: &str| Err(ControlError::Elsewhere { errno: libc::EPERM, why: why.to_owned() });
         match command {
@@ -450,7 +450,7 @@ impl Guest {
     fn look(&self, house: &House) -> Result<Told, ControlError> {
         let own = lock(&self.owned).names();
         let all = house.snapshot(|object| own.contains(&object));
-        // What is counted for all together is for the NIC to tell.
+        // The NIC alone reports counters, since they are of all clients together.
         let (nic_slot, counters, passes) = (Some(self.slot), BTreeMap::new(), Passes::default());
         let snapshot = Snapshot { nic_slot, counters, passes, ..all };
         let text = serde_json::to_vec(&snapshot).map_err(|error| elsewhere(libc::EIO, &error))?;

@@ -43,7 +43,7 @@ struct Channel {
     _charge: Charge,
 }
 
-/// A descriptor that came with a question, of the kind that the question asks for. To close it waits for nobody.
+/// A descriptor that came with a question, of the kind that the question asks for. Closing it does not block.
 #[derive(Debug)]
 pub(super) enum Brought {
     Nothing,
@@ -55,8 +55,8 @@ pub(super) enum Brought {
 }
 
 impl Brought {
-    /// Looks at the descriptors of a question, and closes those that it does not need. Both may wait for ever: a file system in userspace need
-    /// not answer. So this is for the client's own thread, while it holds nothing that others need.
+    /// Checks the descriptors of a question, and closes those that it does not need. Checking and closing may block for ever, because a file
+    /// system in userspace need not answer. Only the client's own thread may call this, and it must hold no lock.
     pub(super) fn of(ask: &Ask, fds: Vec<OwnedFd>) -> Result<Brought, ControlError> {
         let mut fds = fds.into_iter();
         let Some(fd) = fds.next() else { return Ok(Brought::Nothing) };

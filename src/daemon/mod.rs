@@ -379,7 +379,7 @@ impl Inner {
         let (events, heard) = UnixStream::pair().map_err(|error| said(&error))?;
         let link = link.try_clone().map_err(|error| said(&error))?;
         let (pid, events) = (pid.cast_unsigned(), Link::new(events));
-        // Clients only hear there. What they sent would be for the thread of events to close.
+        // Clients only receive there. Descriptors that they sent would be closed by the thread of events.
         events.shut_input().map_err(|error| said(&error))?;
         let name: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
         let member = Identity { pid, uid, name: name.clone() };
@@ -418,9 +418,9 @@ impl Inner {
 
 /// Serves one process.
 ///
-/// The thread is the process's own. It may wait for ever: looking at a file that the process hands over, or closing it, waits for its file
-/// system, which may be a process that does not answer. So it holds no lock then, and not the NIC, which ends without it; the process keeps
-/// its place until then.
+/// Runs in a thread of the client's own, which may block for ever: checking or closing a file that the client hands over waits for the file's
+/// file system, which may be a process that does not answer. The thread then holds no lock, and not the NIC, which ends without it. The client
+/// keeps its slot until then.
 fn serve(nic: &Weak<Inner>, greeting: Greeting) {
     let Greeting { socket, pid, uid, hello, place } = greeting;
     let link = Link::new(socket);

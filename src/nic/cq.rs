@@ -22,7 +22,7 @@ pub(super) struct CqEntry {
     pub(super) users: u32,
     failed: bool,
     moderation: Option<Moderation>,
-    /// It moves to a ring of another size.
+    /// The move to a ring of another size that is in progress.
     moving: Option<Move>,
 }
 
@@ -266,7 +266,7 @@ impl Nic {
             None => Err(ControlError::NotFound(CQ)),
             Some(entry) if entry.users > 0 => Err(ControlError::Busy { object: CQ, users: entry.users }),
             Some(_) => {
-                // One that is moving moves no further.
+                // A resize in progress ends with the queue.
                 self.cqs.remove(cq.0);
                 Ok(Answer::Done)
             }
@@ -318,9 +318,9 @@ mod tests {
         nic.publish(Nanos::ZERO);
         assert_eq!(moved(&new), (0..2 * MOVES + 2).collect::<Vec<_>>());
 
-        // One that goes meanwhile.
+        // A queue that is destroyed while it moves.
         assert!(matches!(run(&mut nic, resize(&old)), Ok(Answer::Moving(_))));
-        nic.execute(Nanos::ZERO, Command::DestroyCq(cq)).expect("nobody uses it");
+        nic.execute(Nanos::ZERO, Command::DestroyCq(cq)).expect("unused");
         assert!(matches!(nic.go_on_moving(Nanos::ZERO, cq), Some(Err(ControlError::NotFound(_)))));
     }
 }

@@ -163,7 +163,7 @@ impl Attachment {
         let sent = link.show(&memory.each_ref().map(AsFd::as_fd));
         drop(memory);
         let answer = link.receive::<Result<Welcome, String>>().map_err(system)?;
-        // It has to be there until then.
+        // The NIC has read the secret by now.
         std::hint::black_box(&secret);
         let Some((welcome, fds)) = answer else { return Err(sent.map_or_else(system, |()| hung_up())) };
         let welcome = welcome.map_err(|why| refused(&why))?;

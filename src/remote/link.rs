@@ -101,7 +101,7 @@ impl Link {
         }
     }
 
-    /// Hands over the descriptors of this process's memory, beside one byte. It does not wait.
+    /// Sends the descriptors of this process's memory with one byte of data, without blocking.
     ///
     /// # Errors
     /// If the other end is gone, or takes none.

@@ -16,7 +16,7 @@ use crate::port::PortInfo;
 use crate::roster::PortRequest;
 use crate::verbs::Mtu;
 
-/// The form of messages. Both ends have to have the same.
+/// Version of the messages, which both ends must share.
 pub const VERSION: u32 = 5;
 
 /// Maximum number of services that a process may listen for, far more than a connection manager has listeners.

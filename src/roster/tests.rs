@@ -188,7 +188,7 @@ fn last_places_are_kept() {
 
 /// Each of many services of other processes costs a call nothing: those that may conflict lie side by side.
 #[test]
-fn ports_of_all_kinds_conflict_as_one_by_one() {
+fn index_finds_the_conflicts_of_ports() {
     let addresses = ["192.0.2.1", "192.0.2.2", "0.0.0.0", "2001:db8::1", "::"]
         .map(|text| text.parse::<IpAddr>().unwrap());
     let mut seed = 5;

@@ -338,7 +338,7 @@ pub struct Move {
 }
 
 impl Move {
-    /// So many completions were pushed to the ring `from`.
+    /// Number of completions pushed to the ring `from`.
     pub fn add(&mut self, pushed: usize) {
         self.left += pushed as u64;
     }

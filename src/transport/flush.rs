@@ -53,7 +53,7 @@ impl Qp {
         count
     }
 
-    /// Flushes up to `most` receives that wait. What is posted meanwhile rings.
+    /// Flushes up to `most` waiting receives. Receives posted meanwhile ring the doorbell.
     fn flush_receives(&mut self, ctx: &mut Ctx<'_>, most: u32) -> u32 {
         let waiting = if self.flushes_receives() { ctx.receives.available().min(most) } else { 0 };
         for flushed in 0..waiting {

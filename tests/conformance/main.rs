@@ -167,7 +167,7 @@ second-rule (9.7.6.1.3 C9-140; RC, UC)
     }
 
     #[test]
-    fn what_is_no_rule() {
+    fn unknown_words_are_no_rule() {
         for (wrong, why) in [
             ("first-rule (9.7.1; RC)\n    x", "before the first chapter"),
             ("= C\nFirst (9.7.1; RC)\n    x", "small letters"),
@@ -186,7 +186,7 @@ second-rule (9.7.6.1.3 C9-140; RC, UC)
     }
 
     #[test]
-    fn an_annotation_belongs_to_the_item_below_it_or_around_it() {
+    fn annotation_belongs_to_the_item_below_or_around() {
         let text = "
 //= IBTA 9.7.1: first-rule
 /// Documented.
@@ -229,7 +229,7 @@ impl From<u8> for Syndrome {
     }
 
     #[test]
-    fn an_annotation_of_a_test_stands_at_a_test_and_no_other_does() {
+    fn test_annotations_stand_at_tests_only() {
         let test = "
 mod tests {
     /// Why.
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_there_is_not_and_a_clause_that_is_not_its() {
+    fn unknown_rules_and_wrong_clauses_are_reported() {
         let chapters = rules::parse(RULES).expect("good");
         let (found, _) = of("fn f() {\n    //= IBTA 9.7.1: no-rule\n    //= IBTA 9.7.2: first-rule\n}\n");
         let strays = strays(&chapters, &found);

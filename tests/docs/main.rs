@@ -89,7 +89,7 @@ fn files_that_are_named_exist() {
 }
 
 #[test]
-fn every_page_of_docs_can_be_found_from_the_readme() {
+fn pages_are_reached_from_the_readme() {
     // A folder of docs/ has an index of its own, which is a page like the others.
     let index = |page: &Page| page.name.starts_with("docs/") && page.name.ends_with("/README.md");
     let pages = pages();
@@ -129,7 +129,7 @@ fn commands_in_prose_are_understood() {
 }
 
 #[test]
-fn commands_that_can_be_run_here_work_and_print_what_the_page_shows() {
+fn runnable_commands_print_what_pages_show() {
     let (mut wrong, mut ran, mut compared) = (Vec::new(), 0, 0);
     for page in pages() {
         let done = shell::run(&page);
@@ -141,8 +141,8 @@ fn commands_that_can_be_run_here_work_and_print_what_the_page_shows() {
 }
 
 #[test]
-fn the_systemd_units_are_accepted_and_shut_everything_else_out() {
-    let name = "the_systemd_units_are_accepted_and_shut_everything_else_out";
+fn systemd_units_are_accepted_and_closed() {
+    let name = "systemd_units_are_accepted_and_closed";
     let analyze = |arguments: &[&str]| Command::new("systemd-analyze").args(arguments).output_in_time();
     if analyze(&["--version"]).is_err() {
         println!("SKIP {name}: systemd-analyze not installed");

@@ -108,7 +108,7 @@ mod tests {
 
     /// The application has closed its descriptor past this library, and a file of its own has the number.
     #[test]
-    fn event_leaves_the_file_that_has_the_number_alone() {
+    fn event_does_not_touch_a_reused_number() {
         let queue = EventQueue::new().unwrap();
         let other = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
         // SAFETY: two descriptors of this function. The number stays open, and is closed with the queue.

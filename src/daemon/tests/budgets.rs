@@ -153,7 +153,7 @@ fn draining(client: &mut Client, max_send_wr: u32) -> (QpIndex, SendRing) {
     (qp, sends)
 }
 
-/// They wait in a QP whose send queue is being drained, and may start all at once.
+/// Work requests wait in a QP that drains its send queue, and may all start at once.
 #[test]
 fn local_work_counts_in_the_burst() {
     const COUNT: u32 = 4000;
@@ -208,7 +208,7 @@ fn failing_qp_is_flushed_within_the_budget() {
 
 /// Without a QP1 of the NIC's own a client's cannot be routed to.
 #[test]
-fn qp_that_cannot_be_set_up_is_taken_back() {
+fn qp_without_setup_is_taken_back() {
     let mut client = Client::new(8, 4096);
     let side = &client.bench.sides[0];
     let own = side.engine().call(Command::ListQps).expect("the NIC's own");

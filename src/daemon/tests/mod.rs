@@ -133,7 +133,7 @@ fn greet(link: Link, hello: &Hello) -> (Result<Welcome, String>, Link, Vec<Owned
     (answer, link, fds)
 }
 
-/// What a greeting leads to: descriptors may come, or not.
+/// Returns the answer to a greeting.
 fn heard(link: &Link, hello: &Hello) -> Result<(), String> {
     link.send(hello, &[]).expect("it listens");
     link.receive().expect("an answer").expect("it did not hang up").0

@@ -40,7 +40,7 @@ pub(crate) struct SilentFile {
     pub(crate) file: File,
 }
 
-/// What is answered with errors, or not at all.
+/// Requests answered with errors, or not at all.
 const READ: u32 = 15;
 const WRITE: u32 = 16;
 const STATFS: u32 = 17;

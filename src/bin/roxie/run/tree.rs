@@ -104,7 +104,7 @@ fn rewrite(path: &Path, before: usize, line: &str, until: Instant) -> io::Result
     if before > line.len() { file.set_len(line.len() as u64 + 1) } else { Ok(()) }
 }
 
-/// What became of the wish to have a file alone.
+/// Result of asking for exclusive access to a file.
 #[derive(Debug, PartialEq, Eq)]
 enum Lease {
     /// A program that opens the file waits until it is closed here.
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn file_is_not_opened_while_a_line_is_written() {
+    fn line_is_written_before_the_file_opens() {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let path = folder.path().join("state");
         fs::write(&path, "4: ACTIVE\n").unwrap();
