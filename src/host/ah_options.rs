@@ -1,7 +1,7 @@
 //! Header fields that an address handle or a connection sets.
 
 /// Header fields of a datagram's path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct AhOptions {
     /// Traffic class or type of service: DSCP in the upper six bits, ECN in the lower two.
     pub traffic_class: u8,
@@ -11,10 +11,4 @@ pub struct AhOptions {
     pub hop_limit: u8,
     /// IPv6 flow label, 20 bits.
     pub flow_label: u32,
-}
-
-impl Default for AhOptions {
-    fn default() -> AhOptions {
-        AhOptions { traffic_class: 0, sl: 0, hop_limit: 0, flow_label: 0 }
-    }
 }

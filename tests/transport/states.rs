@@ -302,7 +302,7 @@ fn long_queues(count: u32) -> Stage {
     let receives = ReceiveSource::Own(RecvRing::new(count, 1).expect("memory"));
     stage.qp = stage.host.create_qp_on(init, receives, cq);
     stage.connect(&Setup::default());
-    go(&mut stage, QpState::Sqd);
+    modify_to(&mut stage, QpState::Sqd);
     for id in 0..u64::from(count) {
         stage.receive(1 << 32 | id, 0, 8);
         stage.post_as(id, WrOpcode::Send, SendFlags::SIGNALED, 8);
@@ -323,7 +323,7 @@ fn long_queues_are_flushed_in_slices() {
     // By its bell, and because it has more.
     const SLICE: usize = 2 * 64;
     let mut stage = long_queues(COUNT as u32);
-    go(&mut stage, QpState::Err);
+    modify_to(&mut stage, QpState::Err);
     let mut all = ids(&stage);
     assert!((1..=2 * SLICE).contains(&all.len()), "{} with the command", all.len());
     stage.post_as(COUNT, WrOpcode::Send, SendFlags::SIGNALED, 8);
@@ -343,9 +343,9 @@ fn long_queues_are_flushed_in_slices() {
 #[test]
 fn reset_ends_a_flush() {
     let mut stage = long_queues(1000);
-    go(&mut stage, QpState::Err);
+    modify_to(&mut stage, QpState::Err);
     let flushed = ids(&stage).len();
-    go(&mut stage, QpState::Reset);
+    modify_to(&mut stage, QpState::Reset);
     assert_eq!((stage.wait(SOON), ids(&stage)), (vec![], vec![]), "after {flushed}");
     stage.connect(&Setup::default());
     stage.receive(1, 0, 8);
@@ -358,7 +358,7 @@ fn reset_ends_a_flush() {
 #[test]
 fn destroyed_qp_flushes_no_more() {
     let mut stage = long_queues(1000);
-    go(&mut stage, QpState::Err);
+    modify_to(&mut stage, QpState::Err);
     ids(&stage);
     let index = stage.qp.handle.index;
     stage.host.call(stage.now, Command::DestroyQp(index)).expect("it is there");
