@@ -1,4 +1,4 @@
-//! A client and a server that find one another by address and port, as RDMA-CM has it.
+//! A client and a server that connect by address and port, as with RDMA-CM.
 //!
 //! ```text
 //! cargo run --example connect                                      both ends in this process
@@ -6,8 +6,8 @@
 //! cargo run --example connect -- eth0 192.0.2.1                    sends to that server
 //! ```
 //!
-//! With `librdmacm` this is `rdma_listen`, `rdma_connect` and `rdma_accept`, and either end may be a program that uses it. The two managers
-//! agree over queue pair 1 on all that the ends must know: no other connection is needed beside.
+//! The calls of `librdmacm` for this are `rdma_listen`, `rdma_connect` and `rdma_accept`, and either end may be a program that uses them. The two
+//! connection managers exchange all parameters over queue pair 1: no other connection is needed.
 
 use std::error::Error;
 use std::net::{IpAddr, SocketAddr};
@@ -42,14 +42,14 @@ fn in_one_process() -> Result<()> {
     let (near, far) = Device::memory_pair(&DeviceConfig::default())?;
     let server = far.gid(0)?.to_ip();
     let serving = std::thread::spawn(move || serve(&far));
-    // A request that comes before anybody listens is asked again for a moment.
+    // For a moment, the manager repeats a request that arrives before the server listens.
     send(&near, server)?;
     serving.join().expect("no panic")
 }
 
 fn serve(device: &Device) -> Result<()> {
     let manager = ConnectionManager::start(device)?;
-    // The first address of the device; librdmacm's servers usually listen on all.
+    // Listen on the first address of the device. Servers with librdmacm usually listen on all.
     let gid = device.gids().into_iter().find(|entry| entry.gid.is_ipv4()).ok_or("no IPv4 address")?;
     let listener = manager.listen(SocketAddr::new(gid.gid.to_ip(), PORT), 8)?;
     println!("listening on {}:{PORT}", gid.gid.to_ip());

@@ -1,12 +1,12 @@
-//! Counters that many clients add to at once, and none is lost: fetch-and-add.
+//! Counters to which many clients add at once without losing an addition: fetch-and-add.
 //!
 //! ```text
 //! cargo run --example counters
 //! ```
 //!
-//! A client that READs a number, adds to it and WRITEs it back loses what others add in between. With fetch-and-add the NIC that
-//! has the memory does all of it in one step, and tells what was there before. Tickets are made so as well: no two clients get
-//! the same number. Both ends are in this process, on two NICs that memory joins.
+//! A client that READs a number, adds to it and WRITEs it back loses additions of other clients in between. With fetch-and-add, the NIC at
+//! the memory does all of it in one step, and returns the old value. Tickets work the same way: no two clients get the same number. The
+//! example runs both ends in one process, on two NICs with a link in memory.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -25,7 +25,7 @@ fn main() -> Result<()> {
     let (near, far) = Device::memory_pair(&DeviceConfig::default())?;
     let pd = far.alloc_pd()?;
     let cq = far.create_cq(1, None)?;
-    // An atomic wants memory that is aligned to 8 bytes, and the right to it at the region and at the queue pair.
+    // An atomic needs memory aligned to 8 bytes, and REMOTE_ATOMIC rights at the region and at the queue pair.
     let access = Access::LOCAL_WRITE | Access::REMOTE_ATOMIC;
     let counter = pd.register(8, access)?;
     let (address, rkey) = (counter.address(), counter.rkey());
@@ -67,7 +67,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Adds one to the peer's counter, and returns what was there before.
+/// Adds one to the peer's counter. Returns the old value.
 fn take(
     qp: &roxie::host::QueuePair,
     cq: &roxie::host::CompletionQueue,
@@ -80,6 +80,6 @@ fn take(
     if wc.status != WcStatus::Success {
         return Err(wc.status.to_string().into());
     }
-    // The NIC brings it in the order of this machine's bytes.
+    // The NIC stores the result in this machine's byte order.
     Ok(u64::from_ne_bytes(before.to_vec(0, 8)?.try_into().expect("8 bytes")))
 }

@@ -4,10 +4,9 @@
 //! cargo run --example key_value
 //! ```
 //!
-//! The server registers its table and tells where it is: an address and a key. Then its processor has nothing more to do with look-ups:
-//! the NIC answers them. A client computes which slot a key is in, READs that slot, and compares the key in it. While the server
-//! changes a slot, a READ may see half of it, so a slot carries a checksum, and a client that finds it wrong reads again. Both ends are in this
-//! process, on two NICs that memory joins.
+//! The server registers its table and announces the address and the key. From then on the NIC answers look-ups without the server's processor. A
+//! client computes the slot of a key, READs that slot, and compares the key in it. A READ may return half of a change, so a slot carries a
+//! checksum, and a client that finds it wrong reads again. The example runs both ends in one process, on two NICs with a link in memory.
 
 use std::error::Error;
 use std::time::Duration;
@@ -20,11 +19,11 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 const SLOTS: u64 = 1024;
 /// Key, value, checksum: 8 bytes each.
 const SLOT: usize = 24;
-/// Slots that are looked at for one key.
+/// Slots searched for one key.
 const PROBES: u64 = 8;
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Where a key is looked for first.
+/// Returns the first slot to search for a key.
 fn place(key: u64) -> u64 {
     key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
 }
@@ -59,7 +58,7 @@ struct Client {
     qp: QueuePair,
     cq: CompletionQueue,
     slot: MemoryRegion,
-    /// What the server said of its table.
+    /// Address and key of the server's table.
     table: (u64, RKey),
 }
 
@@ -78,7 +77,7 @@ impl Client {
         Ok(None)
     }
 
-    /// A slot that is whole.
+    /// Returns a slot with a correct checksum.
     fn read(&self, slot: u64) -> Result<(u64, u64)> {
         let (address, rkey) = self.table;
         loop {
@@ -100,7 +99,7 @@ impl Client {
 
 fn main() -> Result<()> {
     let (near, far) = Device::memory_pair(&DeviceConfig::default())?;
-    // The server: a table that may be read, and a queue pair by which it may be reached. It posts no receive.
+    // The server has a readable table and a queue pair for its peers, and posts no receive.
     let pd = far.alloc_pd()?;
     let cq = far.create_cq(1, None)?;
     let server = far.create_qp(&pd, &cq, &cq, QpCaps::default(), true)?;

@@ -1,4 +1,4 @@
-//! A link that loses frames, in virtual time: what the transport does about it, the same each time.
+//! A link that loses frames, in virtual time: how the transport recovers, the same in each run.
 //!
 //! ```text
 //! cargo run --example lossy_link            seed 1
@@ -20,7 +20,7 @@ const LENGTH: usize = 256 << 10;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let seed: u64 = std::env::args().nth(1).map_or(Ok(1), |text| text.parse())?;
-    // Two ports joined by memory; what leaves the first may be lost.
+    // Two ports with a link in memory. The first one loses some of the frames that it sends.
     let (near, far) = joined_ports(1500, None);
     let faults: FaultConfig = format!("drop=0.02,dir=tx,seed={seed}").parse()?;
     let near = Box::new(FaultPort::new(near, &faults));

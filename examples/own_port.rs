@@ -1,12 +1,12 @@
-//! A port of one's own: a NIC on whatever moves frames.
+//! A custom port: a NIC on any link that moves frames.
 //!
 //! ```text
 //! cargo run --example own_port
 //! ```
 //!
-//! A [`Port`] moves Ethernet frames and knows no RDMA. Whoever implements it has a NIC on a new kind of link: a serial line, a
-//! simulator, the rings of another driver. This one sends frames as datagrams over a pair of Unix sockets. Two NICs on
-//! two such ports then do a READ, and the frames that it took are counted.
+//! A [`Port`] moves Ethernet frames and knows no RDMA. An implementation of the trait puts a NIC on a new kind of link: a serial line, a
+//! simulator, the rings of another driver. The port of this example sends frames as datagrams over a pair of Unix sockets. Two NICs on
+//! two such ports then execute a READ, and the example counts its frames.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -32,7 +32,7 @@ const LENGTH: usize = 64 << 10;
 struct SocketPort {
     info: PortInfo,
     socket: UnixDatagram,
-    /// What was received last.
+    /// The frame received last.
     burst: Vec<Vec<u8>>,
     /// Slots, by number: the frame that is being written.
     slots: Vec<Vec<u8>>,
@@ -104,7 +104,7 @@ impl Port for SocketPort {
         self.free.push(id.0);
     }
 
-    /// What the socket has no room for stays, and leaves with a later kick.
+    /// Frames for which the socket has no room stay, and are sent by a later kick.
     fn tx_flush(&mut self, _now: Nanos) -> io::Result<()> {
         while let Some(slot) = self.waiting.front() {
             match self.socket.send(&self.slots[*slot as usize]) {
@@ -121,7 +121,7 @@ impl Port for SocketPort {
         !self.waiting.is_empty()
     }
 
-    /// By these the NIC is woken when it sleeps.
+    /// Returns the descriptors that wake the NIC while it sleeps.
     fn event_fds(&self) -> Vec<BorrowedFd<'_>> {
         vec![self.socket.as_fd()]
     }
@@ -131,7 +131,7 @@ impl Port for SocketPort {
     }
 }
 
-/// A station address of our choice.
+/// Returns the MAC address of a station.
 fn station(number: u8) -> [u8; 6] {
     [2, 0, 0, 0, 0, number]
 }
@@ -140,7 +140,7 @@ fn address(number: u8) -> IpAddr {
     IpAddr::from([192, 0, 2, number])
 }
 
-/// Which station has an address: on an Ethernet ARP would tell.
+/// Returns the station with an address. On Ethernet, ARP finds it.
 struct LastByte;
 
 impl Resolve for LastByte {

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! A server with a thousand clients cannot keep a thousand receive queues full. With a shared receive queue (SRQ), all its queue pairs
-//! take their receives from one. The completion says which queue pair a request came by, and which buffer it is in; the answer
-//! goes back by that queue pair. Both ends are in this process, on two NICs that memory joins.
+//! take their receives from one queue. The completion names the queue pair and the buffer of a request; the answer is sent by that queue
+//! pair. The example runs both ends in one process, on two NICs with a link in memory.
 
 use std::error::Error;
 use std::time::Duration;
@@ -47,12 +47,12 @@ impl Server {
         Ok(server)
     }
 
-    /// Offers a buffer for any client's next request.
+    /// Posts a buffer for any client's next request.
     fn post(&self, buffer: usize) -> Result<()> {
         Ok(self.srq.post_recv(buffer as u64, &[self.requests.sge(buffer * MESSAGE, MESSAGE as u32)])?)
     }
 
-    /// Answers what has come: a number with its square.
+    /// Answers received requests: a number with its square.
     fn serve(&self) -> Result<()> {
         let mut completions = [Wc::default(); 16];
         let count = self.cq.poll(&mut completions);
@@ -89,7 +89,7 @@ impl Client {
         Ok(Client { qp, cq, answer: pd.register(MESSAGE, Access::LOCAL_WRITE)? })
     }
 
-    /// Asks. The receive for the answer is posted first.
+    /// Sends a request, after posting the receive for the answer.
     fn ask(&self, number: u64) -> Result<()> {
         self.qp.post_recv(1, &[self.answer.sge(0, MESSAGE as u32)])?;
         Ok(self.qp.post_send_inline(&SendWr::default(), &number.to_le_bytes())?)

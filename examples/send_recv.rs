@@ -8,8 +8,8 @@
 //!
 //! `xdp` instead of `udp` goes through AF_XDP and needs root. The two ends may use different ports.
 //!
-//! What every RDMA program does is here once, in order: open a device, make a protection domain, a completion queue
-//! and a queue pair, register memory, tell the peer where the queue pair is (over TCP), connect, post, poll.
+//! The steps of every RDMA program, in order: open a device, create a protection domain, a completion queue and a queue pair, register
+//! memory, send the queue pair's address to the peer (over TCP), connect, post, poll.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
@@ -25,7 +25,7 @@ use roxie::verbs::{Access, Gid, Psn, QpCaps, Qpn, SendWr, Wc, WcStatus};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Where the two ends find one another over TCP.
+/// TCP port on which the two ends exchange addresses.
 const TCP_PORT: u16 = 18517;
 /// Bytes of the buffer that messages arrive in.
 const BUFFER: usize = 4096;
@@ -82,13 +82,13 @@ impl End {
     }
 
     fn connect(&self, there: &Endpoint) -> Result<()> {
-        // Both ends must use the same path MTU; 1024 fits every Ethernet link.
+        // The path MTU must be the same at each end; 1024 fits every Ethernet link.
         let options =
             ConnectOptions { path_mtu: Some(roxie::verbs::Mtu::Mtu1024), ..ConnectOptions::default() };
         Ok(self.qp.connect(&self.here, there, &options)?)
     }
 
-    /// Offers the buffer for the next message. To be done before the peer sends.
+    /// Posts the buffer for the next message. Must be called before the peer sends.
     fn post_receive(&self) -> Result<()> {
         Ok(self.qp.post_recv(1, &[self.memory.sge(0, BUFFER as u32)])?)
     }
@@ -101,7 +101,7 @@ impl End {
         )?)
     }
 
-    /// Polls for the completion of what was posted. Polling is also what turns the NIC.
+    /// Polls for the completion of the posted request. Polling also runs the NIC.
     fn complete(&self) -> Result<Wc> {
         let wc = self.cq.wait(PATIENCE).ok_or("no completion in time")?;
         match wc.status {
@@ -157,11 +157,11 @@ fn send(device: &Device, server: &str) -> Result<()> {
     Ok(())
 }
 
-/// Tells the peer where this end is, and hears where that one is: `QPN PSN address` on a line.
+/// Sends this end's address to the peer, and receives the peer's: `QPN PSN address` on a line.
 fn swap(peer: &mut TcpStream, here: &Endpoint) -> Result<Endpoint> {
     writeln!(peer, "{} {} {}", here.qpn.value(), here.psn.value(), here.gid.to_ip())?;
     let mut line = String::new();
-    // One byte at a time, since what follows the line is read by another reader.
+    // One byte at a time: another reader reads the bytes after the line.
     let mut byte = [0];
     while !line.ends_with('\n') {
         std::io::Read::read_exact(peer, &mut byte)?;

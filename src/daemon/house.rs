@@ -28,7 +28,7 @@ pub struct Config {
     pub quota: Quota,
     /// The bounds of all processes of a user together.
     pub user_quota: Quota,
-    /// How many processes each user may have, and units of ended processes in whose name they speak. Root and the NIC's own user may have
+    /// Most processes of each user, and units of ended processes with connections that still close. Root and the NIC's own user may have
     /// all places, and the last 16 are for them.
     pub user_processes: u32,
 }

@@ -252,7 +252,7 @@ impl Convert<Placed, Mapped> for Finder<'_> {
     }
 }
 
-/// Returns the number of a file whose descriptor a client handed over, and a descriptor that keeps the file and does nothing when it is closed.
+/// Returns device and inode of the file behind a client's descriptor, and a descriptor that keeps the file and can be closed without waiting.
 /// Any open file will do, as for the kernel (`ib_uverbs_open_xrcd`), and a path that is not open (`O_PATH`) will not: it takes no right to the file.
 fn file_of(fd: &OwnedFd) -> Result<(FileId, OwnedFd), ControlError> {
     let look = || -> nix::Result<(FileId, OwnedFd)> {

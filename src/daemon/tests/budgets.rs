@@ -120,7 +120,7 @@ fn path() -> AddressVector {
     AddressVector { sgid, dgid, smac, dmac, traffic_class, flow_label, hop_limit, sl, static_rate }
 }
 
-/// A QP with so many places, whose send queue is being drained.
+/// Returns a QP with `max_send_wr` send slots that drains its send queue.
 fn draining(client: &mut Client, max_send_wr: u32) -> (QpIndex, SendRing) {
     let (qp, sends) = client.qp(max_send_wr);
     client.modify(
