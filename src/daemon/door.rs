@@ -4,7 +4,7 @@
 //! its greeting is whole. The kernel names the connection's user before a byte is read. A user that is not served gets the reason, and no
 //! more.
 //!
-//! No connection holds descriptors as long as it is this thread's, for to receive or to close one that does may wait for ever
+//! This thread neither receives nor closes descriptors of a connection, because either may block for ever
 //! ([`listen`](crate::descriptors::listen)).
 
 use std::collections::BTreeMap;

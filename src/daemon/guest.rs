@@ -58,7 +58,7 @@ pub(super) struct Session {
     lent: Lent,
     unheard: Option<Unheard>,
     heard: Option<GuestId>,
-    /// Its doorbells could not be heard: the next answer is its last.
+    /// The doorbell page could not be taken over: the next answer is the last.
     has_failed: bool,
 }
 
@@ -172,8 +172,8 @@ impl Guest {
         Some(Question { ask, brought })
     }
 
-    /// Answers a question. The client's doorbells are heard from its first question on: it has mapped their page by then, and can take none of
-    /// it away from then on.
+    /// Answers a request. Doorbells are read from the first request on: the client has mapped their page by then, and cannot take pages away
+    /// from then on.
     pub(super) fn answer(&self, house: &House, session: &mut Session, question: Question) -> Reply {
         let Question { ask, brought } = question;
         let ready = session.unheard.take().map_or(Ok(()), |(bells, page)| {
@@ -205,7 +205,7 @@ impl Guest {
         lock(&self.owned).farewell()
     }
 
-    /// Nothing of it is touched from here on, and its place alone is left.
+    /// Ends all access to the client: fences its memory and destroys its objects. Only its slot remains.
     pub(super) fn leave(&self, house: &House, session: Session) {
         self.memory.fence();
         self.dismiss();
@@ -223,7 +223,7 @@ impl Guest {
         }
     }
 
-    /// Releases its files after [`leave`](Self::leave), and perhaps waits for them. Other threads close nothing of it that could wait.
+    /// Closes the client's files after [`leave`](Self::leave), which may block. No other thread closes a file of a client that could block.
     pub(super) fn release(&self) {
         self.close_left();
         self.link.drain();

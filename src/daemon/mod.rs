@@ -1,19 +1,19 @@
-//! A NIC as a process (`roxie nic`): it serves any number of others, as an adapter serves the programs of its host.
+//! A NIC as a process (`roxie nic`): serves up to 255 clients, as an adapter serves the programs of its host.
 //!
 //! ```text
-//! a process                         the NIC
-//! ---------                         -------
-//! connects                  ------> one thread for all connections looks whether their user is served
-//! greets                    ------> a thread for each process: may it come?
-//! hands over its memory     ------> finds the way there, gives it a seat
-//! questions                 ------> is all that a question names its own? then the engine
-//! events                    <------ a thread for all
-//! rings its doorbells       ------> the engine, which reads work requests from the arenas,
-//! polls its queues          <------ writes completions there, and copies from and to the process's memory
+//! client                            the NIC
+//! ------                            -------
+//! connects                  ------> one thread for all connections: is the user served?
+//! sends its Hello           ------> a thread for each client: version, quota
+//! hands over its memory     ------> checks the descriptors, allocates a slot
+//! sends requests            ------> `owned` checks that each object is the client's own; then the engine
+//! receives events           <------ one thread for all clients
+//! rings doorbells           ------> the engine fetches work requests from the arenas,
+//! polls its queues          <------ writes completions there, and copies from and to the client's memory
 //! ```
 //!
-//! Nothing that a process writes, to its queues or to its sockets, is believed: what breaks is its own. When it ends, however that is, the
-//! socket hangs up. Then its memory is fenced, its objects are taken away, and its seat is given to another some time.
+//! The NIC trusts nothing that a client writes to queues or sockets: a client can break only its own objects. When a client ends, its socket
+//! hangs up. The NIC then fences its memory, destroys its objects and frees its slot.
 
 mod account;
 mod door;
@@ -53,13 +53,13 @@ use guest::{Arrival, Guest, Session, Unheard};
 use house::House;
 pub use house::{Config, Users};
 
-/// How often threads look whether they are to end.
+/// Interval at which threads check for the end.
 const LOOK: Duration = Duration::from_millis(200);
 /// How long the NIC waits for its threads when it ends.
 const END: Duration = Duration::from_secs(2);
-/// How often it looks whether they have ended.
+/// Interval of checks whether they have ended.
 const LOOK_FOR_END: Duration = Duration::from_millis(1);
-/// Events that wait to be told.
+/// Capacity of the queue of events for clients.
 const EVENTS: usize = 1 << 16;
 
 /// The reason why a NIC does not start.
@@ -125,7 +125,7 @@ pub enum Visit {
     Silent(Served),
     /// The client has ended, and all its objects are destroyed.
     Went(Served),
-    /// The NIC has ended, but for so many of its threads: they wait for files that processes handed over, and end with the NIC's process.
+    /// The NIC has ended, except for this many threads. Each waits for a file that a client handed over, and ends with the NIC's process.
     Left(usize),
 }
 
@@ -315,7 +315,7 @@ impl Inner {
         }
     }
 
-    /// True if a process may show its memory.
+    /// Checks version and user before the client may hand over its memory.
     fn hears(&self, uid: u32, hello: &Hello) -> Result<(), String> {
         if hello.version != VERSION {
             let theirs = hello.version;
@@ -357,7 +357,7 @@ impl Inner {
         Some((guest, Session::new(bells)))
     }
 
-    /// Nothing is left of a client: frees its place.
+    /// Frees the slot of a client of which nothing is left.
     fn strike(&self, guest: &Arc<Guest>) {
         lock(&self.house.roster).leave(guest.slot);
         lock(&self.guests).retain(|other| !Arc::ptr_eq(other, guest));
@@ -463,7 +463,7 @@ fn answer_next(nic: &Weak<Inner>, guest: &Guest, session: &mut Session) -> bool 
     guest.reply(session, &reply)
 }
 
-/// Takes away all that a client has, and its place when nothing of it can wait any more.
+/// Destroys all objects of a client, and frees its slot once nothing of it can block.
 fn part_from(nic: &Weak<Inner>, guest: &Arc<Guest>, session: Session) {
     if let Some(inner) = nic.upgrade() {
         guest.leave(&inner.house, session);

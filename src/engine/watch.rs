@@ -11,7 +11,7 @@
 //!
 //! A caller's past decides how long it is trusted to poll again. A backoff sleep lasts a quarter of the time for which it has
 //! polled without a gap, within [`WaitPolicy::SHORTEST_NAP_NS`] and [`WaitPolicy::LONGEST_NAP_NS`]. Work left behind when a
-//! program stops polling so waits a quarter of that time, and 1 ms at most. A program that arms a completion queue announces that
+//! program stops polling therefore waits a quarter of that time, and 1 ms at most. A program that arms a completion queue announces that
 //! it will wait, and is not trusted: before the arming call returns, the engine thread is armed, or was woken to be.
 //!
 //! Callers and the engine thread write before they read, with a fence in between, so one of them sees the other: `caller_waits`
@@ -144,7 +144,7 @@ impl Watch {
         false
     }
 
-    /// Extends the engine thread's backoff sleep when a caller polls in its last quarter. Returns the new end. A poller so keeps
+    /// Extends the engine thread's backoff sleep when a caller polls in its last quarter. Returns the new end. A poller thus keeps
     /// the thread asleep: a wake-up takes the poller's processor, and costs it ten times as much as setting the
     /// timer.
     #[must_use]

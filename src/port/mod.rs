@@ -12,8 +12,8 @@
 //! straight to its destination. Every slot that `tx_alloc` returned must be committed or cancelled before `tx_flush`.
 //! Ports stack: fault, pcap and loopback are layers around another port.
 //!
-//! Architecture invariant: this module depends on no other module of the crate but `flow`, `frame`, `time` and, for
-//! captures, `capture`; and it allocates nothing after its first bursts.
+//! Architecture invariant: a port knows no RDMA. The module uses none of `verbs`, `wire`, `shared`, `transport`, `nic` and
+//! `engine` (`tests/tidy.rs`). A port allocates nothing after its first bursts.
 
 #[macro_use]
 mod layer;

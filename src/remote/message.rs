@@ -51,9 +51,8 @@ fn at_most<'de, const MOST: usize, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer.deserialize_seq(List::<T, MOST>(PhantomData))
 }
 
-/// A process that wants to be served. No descriptor comes beside it: the NIC takes none before it has answered by `Ok(())`. Then come, beside
-/// one byte, the descriptors of the process's memory
-/// ([`RemoteMemory::descriptors`](crate::shared::remote_memory::RemoteMemory::descriptors)).
+/// A process's first message. The NIC accepts descriptors only after its answer `Ok(())`. The process then sends those of its memory
+/// ([`RemoteMemory::descriptors`](crate::shared::remote_memory::RemoteMemory::descriptors)), with one byte of data.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Hello {
     /// [`VERSION`].

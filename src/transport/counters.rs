@@ -104,9 +104,10 @@ counters! {
     rx_dropped_unacknowledged,
     /// Packets with a wrong ICRC (`rx_icrc_encapsulated` of mlx5).
     rx_icrc_encapsulated,
-    /// Packets accepted with a weak ICRC: it does not cover the IPv4 identification, which the port cannot see.
+    /// Packets accepted although their ICRC matches only an implausible IPv4 identification: the ICRC covers that field, and sockets do
+    /// not show it.
     icrc_weak,
-    /// Malformed frames.
+    /// Malformed RoCE packets: invalid headers or lengths, a wrong pad, an invalid congestion notification.
     rx_malformed,
     /// Frames of other protocols.
     rx_not_roce,
@@ -128,7 +129,8 @@ counters! {
     rx_pause_storm_warning_events,
     /// Pauses ignored because of a pause storm.
     rx_pause_storm_ignored,
-    /// Copies that failed because memory was unmapped.
+    /// Memory operations that failed: pages missing or protected, a flush that could not be written back, or a client's memory out of
+    /// reach.
     memory_faults,
     /// Completions lost because their completion queue was full.
     cq_overflow,

@@ -20,7 +20,7 @@ use super::check::Check;
 use super::replies::Reply;
 use super::responder::{RequestRefused, is_last};
 use super::{Ctx, Qp, Verdict};
-use crate::verbs::{AsyncEvent, EventKind, QpState, RecvWr, SendFlags, SendWr, WcStatus};
+use crate::verbs::{AsyncEvent, EventKind, QpState, QpType, RecvWr, SendFlags, SendWr, WcStatus};
 use crate::wire::{Operation, Packet, Psn};
 
 /// State of the oldest work request before the current response completed it.
@@ -56,8 +56,15 @@ impl Qp {
     fn request_failed(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, completions: usize) -> Verdict {
         let r = &mut self.responder;
         // Take back the receive that the request completed.
-        if let Some((_, wc)) = ctx.out.completions.drain(completions..).next() {
+        let completed = ctx.out.completions.drain(completions..).next();
+        if let Some((_, wc)) = &completed {
             r.receive = Some(RecvWr { wr_id: wc.wr_id, num_sge: 0 });
+        }
+        let is_write = packet.info().operation != Operation::Send;
+        //= IBTA 9.8.2: uc-is-never-answered
+        if self.qp_type == QpType::Uc && is_write && completed.is_none() {
+            ctx.counters.resp_remote_access_errors += 1;
+            return self.drop_message(ctx, Verdict::Unsuitable(Check::NoPage));
         }
         let resources = &r.resources;
         let psn = packet.bth.psn;

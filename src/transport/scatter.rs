@@ -152,7 +152,7 @@ pub(super) fn zero(
     let result = walk(memory, pd, sges, 0, length, Access::LOCAL_WRITE, |to, n| {
         for done in (0..n).step_by(8) {
             let to = Span { offset: to.offset + done, ..to };
-            out.dma_in.push(DmaIn::Store { value: 0, skip: 0, length: (n - done).min(8) as u8, to });
+            out.push_dma(DmaIn::Store { value: 0, skip: 0, length: (n - done).min(8) as u8, to });
         }
     });
     if result.is_err() {

@@ -109,7 +109,7 @@ impl Qp {
     }
 
     /// Drops the message. Its remaining packets find no message in progress, and are dropped as well.
-    fn drop_message(&mut self, ctx: &mut Ctx<'_>, verdict: Verdict) -> Verdict {
+    pub(super) fn drop_message(&mut self, ctx: &mut Ctx<'_>, verdict: Verdict) -> Verdict {
         self.responder.message = Message::None;
         ctx.counters.rx_dropped_unacknowledged += 1;
         verdict
@@ -199,7 +199,7 @@ impl Qp {
         }
         if let Some(to) = to {
             let FramePayload { frame, offset, length } = payload;
-            ctx.out.dma_in.push(DmaIn::Scatter { frame, offset, length, to });
+            ctx.out.push_dma(DmaIn::Scatter { frame, offset, length, to });
             ctx.counters.rcvd_bytes += u64::from(length);
         }
         self.responder.message = Message::Write { reth, received: after };

@@ -71,7 +71,7 @@ pub struct World<'a> {
     capture: Option<PathBuf>,
 }
 
-/// Runs a script. An objection of an oracle panics. `capture`: folder for the capture of each host.
+/// Runs a script. Panics if an oracle objects. `capture`: folder for the capture of each host.
 pub fn run(script: &Script, capture: Option<&Path>) -> Outcome {
     let mut world = World::new(script, capture, Records::default());
     world.live();

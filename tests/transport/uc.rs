@@ -10,6 +10,7 @@ use roxie::verbs::{
 };
 use roxie::wire::{Ext, Opcode, Reth};
 
+use crate::regions::{ON_DEMAND, Pages};
 use crate::{Answer, FIRST, MTU, Setup, Stage, TIMEOUT};
 
 const SOON: Nanos = Nanos(1000);
@@ -292,6 +293,34 @@ fn invalid_write_is_dropped_silently() {
     assert_eq!((stage.events(), stage.statuses()), (vec![], vec![]));
     assert_eq!(stage.counter("resp_remote_access_errors"), 3);
     assert_eq!(stage.counter("resp_invalid_requests"), 2);
+}
+
+//= test: IBTA 9.8.2: uc-is-never-answered
+#[test]
+fn write_to_missing_page_is_dropped_silently() {
+    let mut stage = stage();
+    let pages = Pages::new(1);
+    let region = stage.register(ON_DEMAND, pages.address(), pages.memory()).expect("a region");
+    let reth = Reth { va: pages.address(), rkey: region.key, dma_len: 4 };
+    pages.take_away(0);
+    assert_eq!(stage.request(Opcode::UC_WRITE_ONLY, 0, Ext::Reth(reth), &[1; 4]), SILENT);
+    assert_eq!((stage.events(), stage.statuses()), (vec![], vec![]));
+    assert_eq!((stage.counter("memory_faults"), stage.state()), (1, QpState::Rts));
+    assert_eq!(stage.counter("resp_remote_access_errors"), 1);
+}
+
+//= test: IBTA 9.8.2: uc-is-never-answered
+#[test]
+fn write_imm_to_missing_page_fails_its_receive() {
+    let mut stage = stage();
+    let pages = Pages::new(1);
+    let region = stage.register(ON_DEMAND, pages.address(), pages.memory()).expect("a region");
+    let reth = Reth { va: pages.address(), rkey: region.key, dma_len: 4 };
+    pages.take_away(0);
+    stage.receive(1, 0, 8);
+    assert_eq!(stage.request(Opcode::UC_WRITE_ONLY_IMM, 0, Ext::RethImm(reth, 9), &[1; 4]), SILENT);
+    assert_eq!(stage.statuses(), [(1, WcStatus::LocAccess)]);
+    assert_eq!(stage.state(), QpState::Err);
 }
 
 //= test: IBTA 9.8.2.2: uc-length-is-checked

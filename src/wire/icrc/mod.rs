@@ -94,7 +94,7 @@ fn of_long(head: &[u8; fold::HEAD], rest: &[u8], more: &[u8]) -> Option<u32> {
     Some(crc.finalize())
 }
 
-/// General path: the ICRC of any frame in two pieces, of which either may be empty.
+/// Slow path: the ICRC of any frame in two pieces, of which either may be empty.
 #[inline(never)]
 fn of_pieces(a: &[u8], b: &[u8]) -> u32 {
     let first = a.first().or(b.first()).copied().unwrap_or_default();

@@ -55,9 +55,9 @@ pub(crate) enum Port {
     /// AF_XDP: frames below the kernel's network stack, for one program at a time; needs CAP_NET_RAW, CAP_BPF, CAP_PERFMON and
     /// CAP_NET_ADMIN
     Xdp,
-    /// UDP sockets: any number of programs, no privilege, any interface
+    /// UDP sockets: up to 128 processes of one user, no privilege, any interface
     Udp,
-    /// The NIC process that serves the interface (`roxie nic`): any number of programs
+    /// The NIC process that serves the interface (`roxie nic`): up to 255 programs
     Nic,
 }
 

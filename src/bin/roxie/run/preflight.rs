@@ -67,7 +67,7 @@ impl Preflight {
     }
 }
 
-/// Chooses the NIC if one serves the interface, else sockets, which any number of programs can share.
+/// Chooses the NIC if one serves the interface, else sockets, which up to 128 processes of one user can share.
 fn choose(interface: &Interface, remarks: &mut Vec<String>) -> Port {
     let name = &interface.name;
     match nic_of(name) {
