@@ -87,7 +87,8 @@ pub(crate) fn as_user<R: Send>(uid: u32, act: impl FnOnce() -> R + Send) -> io::
         if set == 0 { Ok(act()) } else { Err(io::Error::last_os_error()) }
     };
     std::thread::scope(|scope| {
-        scope.spawn(run).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        let thread = std::thread::Builder::new().spawn_scoped(scope, run)?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
 

@@ -253,6 +253,15 @@ impl Account {
         self.charge_instead(cost, None)
     }
 
+    /// Charges a cost only if half of each limit then remains: for resources that a client can do without, unlike others of the same kind.
+    ///
+    /// # Errors
+    /// As for [`charge`](Self::charge).
+    pub(super) fn charge_spare(self: &Arc<Account>, cost: Cost) -> Result<Charge, ControlError> {
+        self.take(&cost, [(Resource::Qps, 0); 2], 2)?;
+        Ok(Charge { account: Arc::clone(self), cost })
+    }
+
     /// Charges an object that replaces another. The caller drops the old charge afterwards; here its cost counts as refunded.
     ///
     /// # Errors
@@ -262,16 +271,17 @@ impl Account {
         cost: Cost,
         old: Option<&Charge>,
     ) -> Result<Charge, ControlError> {
-        self.take(&cost, old.map_or([(Resource::Qps, 0); 2], |old| old.cost))?;
+        self.take(&cost, old.map_or([(Resource::Qps, 0); 2], |old| old.cost), 1)?;
         Ok(Charge { account: Arc::clone(self), cost })
     }
 
-    fn take(&self, cost: &Cost, old: Cost) -> Result<(), ControlError> {
+    /// Charges a cost up to one `share`th of each limit.
+    fn take(&self, cost: &Cost, old: Cost, share: u64) -> Result<(), ControlError> {
         let mut used = lock(&self.used);
         for (resource, amount) in *cost {
             let given_back: u64 =
                 old.iter().filter(|(of, _)| *of == resource).map(|(_, amount)| amount).sum();
-            let limit = self.limits[resource as usize];
+            let limit = self.limits[resource as usize] / share;
             let value = used[resource as usize].saturating_sub(given_back).saturating_add(amount);
             if amount > given_back && value > limit {
                 let (what, errno) = (resource.name(), resource.errno());
@@ -283,7 +293,7 @@ impl Account {
             }
         }
         if let Some(parent) = &self.parent {
-            parent.take(cost, old)?;
+            parent.take(cost, old, share)?;
         }
         cost.iter().for_each(|(resource, amount)| {
             let used = &mut used[*resource as usize];

@@ -13,7 +13,8 @@ use crate::nic::{Command, ControlError, Convert, Mapped, MemoryCommand};
 use crate::remote::message::{Ask, Beside, Completions, Memory, Pages, Place, Placed, Receives};
 use crate::shared::remote_memory::{RemoteMemory, Use};
 use crate::shared::{
-    ClientMapping, CompletionRing, EventCounter, GuestId, HostMemory, PageList, RecvRing, Region, SendRing,
+    ClientFile, ClientMapping, CompletionRing, EventCounter, GuestId, HostMemory, PageList, RecvRing, Region,
+    SendRing,
 };
 use crate::verbs::{Access, FileId, QpCaps};
 
@@ -165,20 +166,23 @@ impl Finder<'_> {
     /// is then accessed by its address.
     fn in_file(&mut self, fd: &OwnedFd, (offset, length): (u64, u64), is_lent: bool) -> Option<HostMemory> {
         let (fd, bytes) = (fd.as_fd(), usize::try_from(length).ok()?);
+        let file = ClientFile::of(fd).ok()?;
         let files = &mut self.lent.files;
-        if let Some((known, _)) = files.iter().find(|(known, _)| known.holds(fd, offset, length)) {
+        if let Some((known, _)) = files.iter().find(|(known, _)| known.holds(file, offset, length)) {
             return Some(known.memory(offset, bytes));
         }
-        if !is_lent && !self.is_trusted {
+        if !file.contains(offset, length) || !is_lent && !self.is_trusted {
             return None;
         }
-        let mapped = if is_lent { ClientMapping::size_of(fd).ok()? } else { length };
-        let charge = self.account.charge([(Resource::Arenas, 1), (Resource::QueueBytes, mapped)]).ok()?;
+        let mapped = if is_lent { file.size } else { length };
+        // Queues need both resources; memory can also be reached by its address.
+        let charge =
+            self.account.charge_spare([(Resource::Arenas, 1), (Resource::QueueBytes, mapped)]).ok()?;
         let mapping = match is_lent {
-            true => ClientMapping::adopt(fd),
-            false => ClientMapping::of_program(fd, offset, length),
+            true => ClientMapping::adopt(fd, file),
+            false => ClientMapping::of_program(fd, file, (offset, length)),
         };
-        let mapping = mapping.ok().filter(|mapping| mapping.holds(fd, offset, length))?;
+        let mapping = mapping.ok()?;
         let memory = mapping.memory(offset, bytes);
         files.push((mapping, charge));
         Some(memory)

@@ -419,7 +419,7 @@ impl Inner {
 /// Serves one process.
 ///
 /// Runs in a thread of the client's own, which may block for ever: checking or closing a file that the client hands over waits for the file's
-/// file system, which may be a process that does not answer. The thread then holds no lock, and not the NIC, which ends without it. The client
+/// file system, which may be a process that does not answer. Then the thread holds no lock and not the NIC, which ends without it. The client
 /// keeps its slot until then.
 fn serve(nic: &Weak<Inner>, greeting: Greeting) {
     let Greeting { socket, pid, uid, hello, place } = greeting;

@@ -226,7 +226,8 @@ impl Worker {
             done += 1;
             let result = self.nic.execute(now, command);
             if let Ok(Answer::Moving(cq)) = result {
-                self.moves.push_back((cq, answer));
+                self.moves.push_front((cq, answer)); // A queue that moves in one step waits for no other.
+                self.move_completions(now);
                 continue;
             }
             let result = self.follow_groups(result);
@@ -234,8 +235,7 @@ impl Worker {
             let result = self.follow_wishes(sets_congestion, result);
             self.nic.look_after(now);
             self.nic.publish(now);
-            // If the requester has stopped waiting, the answer is not needed.
-            let _ = answer.send(Answered { result, remains: self.nic.take_remains() });
+            let _ = answer.send(Answered { result, remains: self.nic.take_spare() });
         }
         done + self.move_completions(now)
     }

@@ -15,7 +15,7 @@ use crate::verbs::{
 };
 
 impl ProtectionDomain {
-    /// Allocates `length` zeroed bytes and registers them.
+    /// Allocates `length` zeroed bytes and registers them. With a NIC in another process the bytes are shared with children after a fork.
     ///
     /// # Errors
     /// If the system has no such memory, or the device has no room for another region.

@@ -99,7 +99,7 @@ pub enum Command {
     Memory(Box<MemoryCommand>),
     /// Makes a QP with this copy of its send queue ([`prepare`](Command::prepare)).
     #[serde(skip)]
-    CreatePrepared(Box<MemoryCommand>, SendQueue),
+    CreatePrepared(Box<MemoryCommand>, Option<SendQueue>),
     /// Sets congestion control of all QPs, and the traffic classes.
     #[serde(skip)]
     SetCongestion(Box<CongestionConfig>),
@@ -113,13 +113,8 @@ impl Command {
     pub fn prepare(self) -> Result<Command, ControlError> {
         let Command::Memory(command) = self else { return Ok(self) };
         let MemoryCommand::CreateQp { init, .. } = &*command else { return Ok(Command::Memory(command)) };
-        let QpInit { caps, .. } = init;
-        if let Some((what, value, limit)) = caps.beyond_limit() {
-            return Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() });
-        }
-        let queue = SendQueue::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline);
-        let queue = queue.map_err(|_| ControlError::NoMemory("QP"))?;
-        Ok(Command::CreatePrepared(command, queue))
+        let queue = send_queue_of(&init.caps)?;
+        Ok(Command::CreatePrepared(command, Some(queue)))
     }
 }
 
@@ -127,6 +122,18 @@ impl From<MemoryCommand> for Command {
     fn from(command: MemoryCommand) -> Command {
         Command::Memory(Box::new(command))
     }
+}
+
+/// Allocates the NIC's copy of a send queue.
+///
+/// # Errors
+/// As those of [`Command::prepare`].
+pub(super) fn send_queue_of(caps: &QpCaps) -> Result<SendQueue, ControlError> {
+    if let Some((what, value, limit)) = caps.beyond_limit() {
+        return Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() });
+    }
+    let queue = SendQueue::new(caps.max_send_wr, caps.max_send_sge, caps.max_inline);
+    queue.map_err(|_| ControlError::NoMemory("QP"))
 }
 
 /// The device's answer to a command.

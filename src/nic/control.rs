@@ -3,11 +3,10 @@
 use std::ops::Range;
 
 use super::Nic;
-use super::command::{Answer, Command, ControlError, ObjectCounts};
+use super::command::{Answer, Command, ControlError, ObjectCounts, send_queue_of};
 use super::memory_command::MemoryCommand;
 use crate::time::Nanos;
 use crate::transport::memory::RegionStatus;
-use crate::transport::send_queue::SendQueue;
 use crate::verbs::{AddressVector, PdId};
 
 impl Nic {
@@ -15,7 +14,8 @@ impl Nic {
     ///
     /// # Errors
     /// Why the command failed. A failed command changes nothing.
-    pub fn execute(&mut self, now: Nanos, command: Command) -> Result<Answer, ControlError> {
+    pub fn execute(&mut self, now: Nanos, mut command: Command) -> Result<Answer, ControlError> {
+        self.spare = if let Command::CreatePrepared(_, queue) = &mut command { queue.take() } else { None };
         self.check_names(&command)?;
         match command {
             Command::AllocPd => {
@@ -93,7 +93,7 @@ impl Nic {
             Command::DestroyFlow(flow) => self.destroy_flow(flow),
             Command::ListQps => Ok(Answer::Qps(self.qps.iter().map(|(_, e)| e.status()).collect())),
             Command::Memory(command) => self.execute_with_memory(*command),
-            Command::CreatePrepared(command, queue) => self.create_prepared(*command, queue),
+            Command::CreatePrepared(command, _) => self.execute_with_memory(*command),
         }
     }
 
@@ -110,19 +110,12 @@ impl Nic {
             MemoryCommand::ResizeCq { cq, ring } => self.resize_cq(cq, ring),
             MemoryCommand::CreateSrq { pd, init, ring } => self.create_srq(pd, init, ring),
             MemoryCommand::ModifySrq { srq, ring, limit } => self.modify_srq(srq, ring, limit),
-            command @ MemoryCommand::CreateQp { .. } => match Command::from(command).prepare()? {
-                Command::CreatePrepared(command, queue) => self.create_prepared(*command, queue),
-                _ => unreachable!("a QP is prepared"),
-            },
-        }
-    }
-
-    fn create_prepared(&mut self, command: MemoryCommand, queue: SendQueue) -> Result<Answer, ControlError> {
-        match command {
             MemoryCommand::CreateQp { pd, send_cq, recv_cq, init, sends, receives } => {
-                self.create_qp(pd, (send_cq, recv_cq), init, (sends, queue), receives)
+                if self.spare.is_none() {
+                    self.spare = Some(send_queue_of(&init.caps)?);
+                }
+                self.create_qp(pd, (send_cq, recv_cq), init, sends, receives)
             }
-            other => self.execute_with_memory(other),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The NIC's flows, which steer frames of other protocols to raw packet QPs (`ibv_create_flow`).
 
 use super::command::{Answer, ControlError};
-use super::qp_life::{Uses, no_sends};
+use super::qp_life::Uses;
 use super::srq::Receives;
 use super::{Nic, RxFrame, RxOutcome, split};
 use crate::flow::{FlowKey, FlowMatch, MAX_FLOWS};
@@ -98,7 +98,8 @@ impl Nic {
             srq_pd: None,
         };
         // No work request is posted to this QP, which stays in RESET.
-        let made = self.insert_qp(&config, Uses::domain(pd), no_sends()?, Receives::None)?;
+        let sends = self.no_sends()?;
+        let made = self.insert_qp(&config, Uses::domain(pd), sends, Receives::None)?;
         for member in &rss.table {
             if let Some(entry) = self.qps.get_mut(member.0) {
                 entry.in_tables += 1;

@@ -216,8 +216,9 @@ pub struct Nic {
     /// Completion queues that have overflowed, until their QPs are failed.
     overrun: Vec<CqIndex>,
     published: Published,
-    /// Memory of a destroyed QP, for the thread that receives the answer.
-    remains: Option<SendQueue>,
+    /// Memory of a send queue: for the QP that a command creates. A command that fails, or destroys a QP, leaves it to the thread that
+    /// receives the answer.
+    spare: Option<SendQueue>,
     /// More than acknowledgements may be ready to send.
     presses: bool,
 }
@@ -301,7 +302,7 @@ impl Nic {
             events_due: Nanos::MAX,
             overrun: Vec::new(),
             published: Published::default(),
-            remains: None,
+            spare: None,
             presses: false,
         }
     }

@@ -41,21 +41,21 @@ pub fn memory_of_qp(caps: &QpCaps) -> u64 {
     (size_of::<QpEntry>() + queue) as u64
 }
 
-/// Queues of a QP that sends nothing by work requests.
-pub(super) fn no_sends() -> Result<(SendRing, SendQueue), ControlError> {
-    let ring = SendRing::new(1, 0, 0).map_err(|_| ControlError::NoMemory("QP"))?;
-    let queue = SendQueue::new(1, 0, 0).map_err(|_| ControlError::NoMemory("QP"))?;
-    Ok((ring, queue))
-}
-
 impl Nic {
-    /// `queue`: the NIC's copy of its send queue, of the sizes of `init`.
+    /// Returns the ring of a QP that sends nothing by work requests, and prepares the NIC's copy.
+    pub(super) fn no_sends(&mut self) -> Result<SendRing, ControlError> {
+        let ring = SendRing::new(1, 0, 0).map_err(|_| ControlError::NoMemory("QP"))?;
+        self.spare = Some(SendQueue::new(1, 0, 0).map_err(|_| ControlError::NoMemory("QP"))?);
+        Ok(ring)
+    }
+
+    /// Creates a QP with the prepared copy of its send queue, of the sizes of `init`.
     pub(super) fn create_qp(
         &mut self,
         pd: PdId,
         (send_cq, recv_cq): (CqIndex, CqIndex),
         init: QpInit,
-        (sends, queue): (SendRing, SendQueue),
+        sends: SendRing,
         receives: ReceiveSource,
     ) -> Result<Answer, ControlError> {
         if init.qp_type == QpType::RawPacket && self.longest_frame.is_none() {
@@ -98,7 +98,7 @@ impl Nic {
                 Receives::Shared(srq)
             }
         };
-        self.insert_qp(&config, uses, (sends, queue), receives)
+        self.insert_qp(&config, uses, sends, receives)
     }
 
     pub(super) fn create_xrc_target(&mut self, xrcd: XrcdId) -> Result<Answer, ControlError> {
@@ -116,7 +116,7 @@ impl Nic {
             srq_pd: Some(pd),
         };
         // No work request is posted to a target.
-        let sends = no_sends()?;
+        let sends = self.no_sends()?;
         let uses = Uses { xrcd: Some(xrcd), ..Uses::default() };
         self.insert_qp(&config, uses, sends, Receives::Named(xrcd, None))
     }
@@ -125,15 +125,16 @@ impl Nic {
         &mut self,
         config: &QpConfig,
         uses: Uses,
-        (sends, queue): (SendRing, SendQueue),
+        sends: SendRing,
         receives: Receives,
     ) -> Result<Answer, ControlError> {
         let reserved = (config.init.qp_type == QpType::Gsi).then_some(Qpn::GSI.value());
         let (mig_req, credits) = (self.config.mig_req, self.config.end_to_end_credits);
         self.count_uses(&uses, 1)?;
+        let mut queue = self.spare.take();
         let made = self.qps.insert_with(reserved, |index, number| {
             let config = QpConfig { index: QpIndex(index), qpn: Qpn::new(number), ..*config };
-            let mut qp = Qp::new(&config, queue);
+            let mut qp = Qp::new(&config, queue.take().expect("prepared"));
             qp.configure(mig_req, credits);
             Box::new(QpEntry {
                 qp,
@@ -164,6 +165,7 @@ impl Nic {
             })
         });
         let Some(index) = made else {
+            self.spare = queue;
             self.count_uses(&uses, -1)?;
             return Err(ControlError::Full { object: "QP", limit: self.config.limits.qps });
         };
@@ -243,7 +245,7 @@ impl Nic {
         }
         //= IBTA 10.3.1: qp-that-is-destroyed-is-gone
         let mut entry = self.qps.remove(index.0).ok_or(ControlError::NotFound("QP"))?;
-        self.remains = Some(entry.qp.take_send_queue());
+        self.spare = Some(entry.qp.take_send_queue());
         for member in entry.rss.iter().flat_map(|rss| &rss.table) {
             if let Some(member) = self.qps.get_mut(member.0) {
                 member.in_tables -= 1;
@@ -270,8 +272,8 @@ impl Nic {
 
 impl Nic {
     /// Takes the memory of the QP that was destroyed last, to free it outside the worker.
-    pub fn take_remains(&mut self) -> Option<SendQueue> {
-        self.remains.take()
+    pub fn take_spare(&mut self) -> Option<SendQueue> {
+        self.spare.take()
     }
 
     /// Returns the statuses of the QPs in a range of table slots, as of their last packets. `None`: the range is beyond the last

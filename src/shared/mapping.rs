@@ -32,6 +32,9 @@ use nix::sys::stat::fstat;
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::unistd::ftruncate;
 
+/// Bytes that one system call populates.
+const POPULATED: usize = 2 << 20;
+
 /// Pages that several processes may map; unmapped here on drop.
 #[derive(Debug)]
 pub(super) struct Mapping {
@@ -112,13 +115,21 @@ impl Mapping {
                 stat.st_size
             )));
         }
-        // SAFETY: the range is mapped, and populating it changes nothing visible to a program.
-        let populated = unsafe { libc::madvise(self.base.as_ptr(), self.length, libc::MADV_POPULATE_WRITE) };
-        if populated == 0 {
-            return Ok(());
+        self.populate(libc::MADV_POPULATE_WRITE).map_err(|error| {
+            io::Error::new(error.kind(), format!("its pages cannot be populated (Linux 5.14): {error}"))
+        })
+    }
+
+    /// Populates the page tables, in pieces: the system call locks the address space, for which page faults of other threads may wait.
+    fn populate(&self, advice: libc::c_int) -> io::Result<()> {
+        for at in (0..self.length).step_by(POPULATED) {
+            let length = POPULATED.min(self.length - at);
+            // SAFETY: the piece lies in the mapping, and populating it changes nothing visible to a program.
+            if unsafe { libc::madvise(self.base.byte_add(at).as_ptr(), length, advice) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
         }
-        let error = io::Error::last_os_error();
-        Err(io::Error::new(error.kind(), format!("its pages cannot be populated (Linux 5.14): {error}")))
+        Ok(())
     }
 
     /// Maps the first `length` bytes of a file that [`create`](Self::create) made, in this process or in another.
@@ -160,7 +171,10 @@ impl Mapping {
         let first = start.try_into().map_err(|_| too_long(usize::MAX))?;
         // SAFETY: a new mapping at an address of the system's choice touches no memory that is in use.
         let base = unsafe { mmap(None, bytes, access, MapFlags::MAP_SHARED, fd, first) }?;
-        Ok((Mapping { base, length }, start))
+        let mapping = Mapping { base, length };
+        // Fewer faults later. Pages that are missing are the client's matter.
+        let _ = mapping.populate(libc::MADV_POPULATE_READ);
+        Ok((mapping, start))
     }
 
     /// Length in bytes.

@@ -38,7 +38,7 @@ pub mod work_queue;
 #[cfg(test)]
 mod tests;
 
-pub use client_mapping::ClientMapping;
+pub use client_mapping::{ClientFile, ClientMapping};
 pub use completion_queue::{Armed, CompletionRing, Move};
 pub use doorbell::Doorbells;
 pub use event_counter::EventCounter;

@@ -65,8 +65,8 @@ fn inconsistent_links_are_refused() {
     for (links, says) in [
         (vec![good[0]], "station 1 has no link"),
         (vec![good[0], [End::Station(1), end(0)]], "two links end at"),
-        (vec![good[0], [End::Station(1), end(2)]], "is not there"),
-        (vec![good[0], good[1], [End::Station(2), end(1)]], "is not there"),
+        (vec![good[0], [End::Station(1), end(2)]], "does not exist"),
+        (vec![good[0], good[1], [End::Station(2), end(1)]], "does not exist"),
     ] {
         let error = build(links).expect_err("no fabric").to_string();
         assert!(error.contains(says), "{error}");

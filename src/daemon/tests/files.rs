@@ -95,6 +95,18 @@ fn allocated_memory_beyond_the_quota_is_copied() {
     assert_eq!(pair.peer_writes(&region), WcStatus::Success);
 }
 
+/// Queues and mapped regions take mappings of the same quota.
+#[test]
+fn registered_memory_leaves_room_for_queues() {
+    let nic = nic(Quota { arenas: 8, ..Quota::default() });
+    let device = attached(&nic);
+    let pd = device.alloc_pd().expect("a domain");
+    let regions: Vec<_> = (0..20).map(|_| pd.register(64, Access::READ_WRITE).expect("memory")).collect();
+    assert_eq!(mappings(&nic), 4, "the others are copied");
+    device.create_cq(1 << 16, None).expect("an arena of its own");
+    drop(regions);
+}
+
 /// The test runs as the NIC's user.
 #[test]
 fn truncated_file_of_program_fails_its_qp_alone() {
@@ -176,6 +188,8 @@ fn memory_outside_of_its_file_is_not_mapped() {
     regular.set_len(LENGTH as u64).expect("room");
     let read_only = File::open(format!("/proc/self/fd/{}", fd.as_raw_fd()));
     let read_only = read_only.expect("its own");
+    fcntl(&fd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW)).expect("its own");
+    fallocate(&fd, FallocateFlags::empty(), 0, LENGTH as i64).expect("room");
     for is_lent in [false, true] {
         for offset in [1, 4096, u64::MAX, u64::MAX - 4096] {
             assert_eq!(register_in(&client, &memory, (fd.as_fd(), offset, is_lent)), None, "{offset}");
