@@ -172,3 +172,29 @@ impl Nic {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{NicConfig, ReceiveSource};
+    use super::*;
+    use crate::shared::{RecvRing, SendRing};
+    use crate::verbs::{CqIndex, QpCaps, QpInit, QpType};
+
+    /// Freeing the memory takes milliseconds, which are not a pass's.
+    #[test]
+    fn refused_qp_returns_its_prepared_queue() {
+        let mut nic = Nic::new(NicConfig::default());
+        let init = QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: true };
+        let command = MemoryCommand::CreateQp {
+            pd: PdId(7),
+            send_cq: CqIndex(7),
+            recv_cq: CqIndex(7),
+            init,
+            sends: SendRing::new(1, 1, 0).expect("memory"),
+            receives: ReceiveSource::Own(RecvRing::new(1, 1).expect("memory")),
+        };
+        let prepared = Command::from(command).prepare().expect("memory");
+        nic.execute(Nanos::ZERO, prepared).expect_err("unknown objects");
+        assert!(nic.take_spare().is_some());
+    }
+}
