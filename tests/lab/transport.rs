@@ -217,7 +217,7 @@ fn read_resumes_at_the_lost_response() {
     }
     assert_eq!((of("none", "old_bytes"), of("none", "requests_sent")), (6144.0, 1.0));
     assert_eq!((of("request", "new_bytes"), of("request", "timeouts")), (6144.0, 1.0));
-    crate::refused("read --packets 4 --lose 5", 2, &["the answer has 4 packets"]);
+    crate::refused("read --packets 4 --lose 5", 2, &["there are 4 responses"]);
 }
 
 #[test]
