@@ -83,7 +83,7 @@ fn ends_clean(site: &Site, nics: [Running; 2]) {
         let ended = nic.finish();
         assert!(ended.status.success(), "{ended:?}");
         let (came, went) =
-            (ended.said.matches(") is served").count(), ended.said.matches(") is gone").count());
+            (ended.said.matches(") is served").count(), ended.said.matches(") has ended").count());
         assert!(came > 0 && came == went, "{came} came and {went} went: {ended:?}");
     }
     nothing_is_left(site);
