@@ -13,8 +13,8 @@ use crate::time::Nanos;
 use crate::transport::send_queue::SendQueue;
 use crate::verbs::{
     Access, AddressVector, AhId, CqIndex, FlowId, FlowRule, Gid, ModifyError, MrIndex, MwIndex, MwType,
-    OpenXrcd, PdId, Psn, QpAttr, QpAttributes, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, Rss, SrqIndex,
-    SrqKind, Srqn, XrcdId,
+    OpenXrcd, PdId, Psn, QpAttr, QpAttributes, QpCaps, QpIndex, QpState, QpType, Qpn, Rss, SrqIndex, SrqKind,
+    Srqn, XrcdId,
 };
 
 /// A control command. Commands that carry memory cannot be sent as messages.
