@@ -244,7 +244,7 @@ fn dependencies_point_down() {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
-/// What a file is made of can be read before it, and so can what a folder is made of: `tests/tidy/imports.rs` says what counts.
+/// The parts of a file or folder can be read before the file or folder itself. `tests/tidy/imports.rs` says which imports count.
 #[test]
 fn files_and_folders_import_without_circles() {
     let imports = imports::imports(&root(), CRATES);
@@ -267,7 +267,7 @@ fn files_and_folders_import_without_circles() {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
-/// What is looked for is seen: through a path, a re-export and a glob; not what a face hands on, a method's file or a test says.
+/// Circles are seen through a path, a re-export and a glob; not through a facade, a method's file or a test.
 #[test]
 fn circles_are_seen_through_every_import() {
     let circles_of = |files: &[(&str, &str)]| {
@@ -305,7 +305,7 @@ fn circles_are_seen_through_every_import() {
 #[test]
 fn every_module_has_a_layer() {
     let lib = fs::read_to_string(root().join("src/lib.rs")).expect("src/lib.rs");
-    // One that ends in braces is a page, without code.
+    // A module that ends in braces is a page without code.
     for name in lib.lines().filter_map(|l| l.strip_prefix("pub mod ")?.strip_suffix(';')) {
         assert!(LAYERS.iter().any(|(layer, _)| *layer == name), "{name} has no row in LAYERS");
     }
@@ -368,7 +368,7 @@ fn unsafe_code_is_where_it_belongs() {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
-/// `.ci/test` counts lines that begin with `SKIP`, and names the tests. One that passes over a skip in other words has passed.
+/// `.ci/test` counts lines that begin with `SKIP`, and names the tests. A test that announces a skip in other words counts as passed.
 #[test]
 fn skipped_tests_say_so_in_one_way() {
     let mut wrong = Vec::new();
@@ -405,7 +405,7 @@ fn nothing_is_left_for_later() {
     assert!(left.is_empty(), "\n{}", left.join("\n"));
 }
 
-/// Folders whose comments, or names of tests, are not rewritten yet. An entry goes with the last of its words.
+/// Folders with comments or test names that are not rewritten yet.
 const OLD_WORDS: &[&str] = &[];
 
 fn has_old_words(path: &str) -> bool {

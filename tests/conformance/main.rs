@@ -40,7 +40,7 @@ fn annotations() -> Vec<Annotation> {
     let mut wrong = Vec::new();
     let mut all = source::annotations(&root(), "src", &mut wrong);
     all.extend(source::annotations(&root(), "tests", &mut wrong));
-    // What a test of this file makes up is none.
+    // Annotations that a test of this file makes up do not count.
     all.retain(|annotation| !annotation.file.starts_with("tests/conformance/"));
     none(&wrong);
     all

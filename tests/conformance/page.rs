@@ -6,7 +6,7 @@ use std::fmt::Write;
 use crate::rules::{Chapter, Rule};
 use crate::source::Annotation;
 
-/// What is known of a rule.
+/// A rule with its code and its tests.
 pub struct Kept<'a> {
     pub rule: &'a Rule,
     pub code: Vec<&'a Annotation>,
@@ -14,7 +14,7 @@ pub struct Kept<'a> {
 }
 
 impl Kept<'_> {
-    /// Neither code nor a test lacks.
+    /// The rule has code and a test.
     pub fn is_whole(&self) -> bool {
         !self.code.is_empty() && !self.tests.is_empty()
     }
@@ -86,7 +86,7 @@ pub fn write(chapters: &[(&str, Vec<Kept<'_>>)]) -> String {
     page
 }
 
-/// What is missing or otherwise, in one place.
+/// Returns the list of missing and deviating rules.
 fn open(page: &mut String, chapters: &[(&str, Vec<Kept<'_>>)]) {
     let rules = || chapters.iter().flat_map(|(_, rules)| rules);
     let mut list = |title: &str, is_so: fn(&Kept<'_>) -> bool| {

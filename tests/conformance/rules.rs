@@ -4,7 +4,7 @@
 //! = A chapter
 //!
 //! name-of-the-rule (9.7.1; RC, UC)
-//!     What it asks, in our words.
+//!     The requirement, in our words.
 //!     today: what happens instead, where it is not kept, or not as it stands.
 //! ```
 
@@ -29,9 +29,9 @@ pub struct Rule {
     pub clause: String,
     /// For which services.
     pub services: Vec<String>,
-    /// What it asks.
+    /// The requirement.
     pub text: String,
-    /// What happens instead.
+    /// The behaviour instead.
     pub today: Option<String>,
 }
 

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-/// What begins an annotation.
+/// The prefix of an annotation.
 const MARK: &str = "//= ";
 
 /// A line that names a rule.
@@ -18,13 +18,13 @@ pub struct Annotation {
     pub clause: String,
     /// The rule that it names.
     pub rule: String,
-    /// It stands at a test.
+    /// True if the annotation stands at a test.
     pub is_test: bool,
     /// The function, type or constant that it is in, or right above.
     pub item: String,
 }
 
-/// All annotations below a folder of the repository, by file and line. What is wrong goes into `wrong`.
+/// Returns all annotations below a folder of the repository, by file and line. Errors go into `wrong`.
 pub fn annotations(root: &Path, folder: &str, wrong: &mut Vec<String>) -> Vec<Annotation> {
     let mut files = Vec::new();
     rust_files(&root.join(folder), &mut files);
@@ -102,7 +102,7 @@ fn is_aside(line: &str) -> bool {
     line.starts_with("//") || line.starts_with("#[")
 }
 
-/// The item whose first line follows line `at`, or that encloses it.
+/// Returns the item that begins after line `at`, or encloses the line.
 fn item_at(lines: &[&str], at: usize) -> Option<Item> {
     let next = (at + 1..lines.len()).find(|below| !is_aside(lines[*below]))?;
     let first = match name_of(lines[next]) {
@@ -123,7 +123,7 @@ fn item_at(lines: &[&str], at: usize) -> Option<Item> {
 /// The nearest line above with less indentation that begins an item.
 fn enclosing(lines: &[&str], at: usize) -> Option<usize> {
     let mut inner = indent(lines[at]);
-    // What stands behind the parameters of a function has the indentation of its first line.
+    // The line behind a function's parameters has the indentation of the function's first line.
     let goes_on =
         |line: &str| line.is_empty() || [")", "{", "where"].iter().any(|begin| line.starts_with(begin));
     for above in (0..at).rev().filter(|above| !goes_on(lines[*above].trim_start())) {
@@ -137,7 +137,7 @@ fn enclosing(lines: &[&str], at: usize) -> Option<usize> {
     None
 }
 
-/// What a line begins: the keyword and the name of an item. An `impl` has the name of its type.
+/// Returns keyword and name of the item that a line begins. An `impl` has the name of its type.
 fn name_of(line: &str) -> Option<(&str, String)> {
     let mut rest = line.trim_start();
     if let Some(after) = rest.strip_prefix("pub") {

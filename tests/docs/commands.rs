@@ -9,7 +9,7 @@ use crate::in_time::CommandInTime;
 use crate::page::Page;
 use crate::{read, root};
 
-/// Programs of others that pages name. What follows them is theirs to understand.
+/// Foreign programs that pages name. Their arguments are not checked.
 const OTHERS: [&str; 13] = [
     "cp",
     "echo",
@@ -32,7 +32,7 @@ pub fn wrong(page: &Page) -> Vec<String> {
         .collect()
 }
 
-/// Commands that prose mentions: they may end in an option whose value is left out, and `run` in itself.
+/// Commands that prose mentions. A command may end in an option without its value, and `run` without a program.
 pub fn wrong_mentions(page: &Page) -> Vec<String> {
     let check = |(line, code): (usize, &str)| {
         let why = check(code)

@@ -10,7 +10,7 @@ pub struct Link {
     pub target: String,
 }
 
-/// Folders whose files prose names by their path.
+/// Folders with files that prose names by path.
 const FOLDERS: [&str; 8] =
     ["tests/", "src/", "docs/", "interop/", "uverbs-shim/", "benches/", "examples/", ".ci/"];
 
@@ -105,7 +105,7 @@ fn collect(folder: &Path, into: &mut String) {
     }
 }
 
-/// What all sources that speak to users say, with strings that go over several lines in one piece.
+/// Returns the text of all sources with messages for users. Strings over several lines are joined.
 pub fn sources() -> String {
     let mut text = read("build.rs");
     for folder in ["src", "uverbs-shim/src", ".ci"] {

@@ -50,7 +50,7 @@ impl Page {
         page
     }
 
-    /// What can follow `#` in a link to this page, made as GitHub makes it.
+    /// Anchors of this page, made as GitHub makes them.
     pub fn anchors(&self) -> Vec<String> {
         let slug = |heading: &String| -> String {
             let kept = heading.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
@@ -59,7 +59,7 @@ impl Page {
         self.headings.iter().map(slug).collect()
     }
 
-    /// Code within prose that reads like a command of ours, by number of the line. What is left out in it (`…`) cannot be checked.
+    /// Code within prose that reads like one of our commands, by line number. Omissions (`…`) cannot be checked.
     pub fn mentions(&self) -> Vec<(usize, &str)> {
         let ours = |code: &str| ["roxie ", "make ", "cargo "].iter().any(|start| code.starts_with(start));
         let all = self

@@ -12,7 +12,7 @@ use crate::root;
 
 /// No command takes so long, on the slowest machine.
 const LONGEST: Duration = Duration::from_secs(120);
-/// What stands in a page for lines, or the rest of a line, that are left out.
+/// The mark for omitted lines, or an omitted rest of a line.
 const LEFT_OUT: &str = "...";
 
 #[derive(Default)]
@@ -59,9 +59,9 @@ pub fn run(page: &Page) -> Done {
 }
 
 enum Kind {
-    /// It needs a network, root, a peer, or minutes.
+    /// The command needs a network, root, a peer, or minutes.
     Elsewhere,
-    /// It needs this file.
+    /// The command needs this file.
     Reads(String),
     Alone,
 }
@@ -94,7 +94,7 @@ fn output(text: &str, folder: &Path) -> Result<String, String> {
     let program = Path::new(env!("CARGO_BIN_EXE_roxie")).parent().expect("a folder");
     let path = std::env::var_os("PATH").unwrap_or_default();
     let path = std::env::join_paths(std::iter::once(program.to_owned()).chain(std::env::split_paths(&path)));
-    // Into files: nobody has to empty a pipe while the clock is looked at.
+    // Into files: a pipe would have to be emptied while the deadline is watched.
     let (said, complained) = (folder.join(".said"), folder.join(".complained"));
     let to = |name: &Path| Stdio::from(File::create(name).expect("a file"));
     let mut command = Command::new("sh");
@@ -124,7 +124,7 @@ fn output(text: &str, folder: &Path) -> Result<String, String> {
     Err(format!("{status}: {}", read(&complained).trim()))
 }
 
-/// What the page shows and the command does not say. A line of `...` stands for any number of lines, `...` at a line's end for its rest.
+/// Returns the lines of the page that the command did not print. A line of `...` stands for any number of lines, `...` at a line's end for its rest.
 fn differs(shown: &[String], said: &str) -> Option<String> {
     let said: Vec<&str> = said.lines().map(str::trim_end).collect();
     let mut at = 0;

@@ -3,7 +3,7 @@
 //!
 //! Two things are no imports. A module that has others below it is the face of its folder: it declares them, and may use them as they
 //! use what it defines. And a type may have its methods in several files (`impl Qp` in `uc.rs`): to name it for that is to continue
-//! it. Not seen: methods (whoever has the value calls them), what macros make, and what stands under `cfg(test)`.
+//! it. Not seen: methods (every owner of the value can call them), what macros make, and what stands under `cfg(test)`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs;
@@ -43,7 +43,7 @@ pub(crate) fn circles(imports: &Imports) -> Vec<Vec<String>> {
     circles
 }
 
-/// The same between what lies side by side in a folder: files, and folders as a whole.
+/// Returns the imports among the entries of a folder: files, and folders as a whole.
 pub(crate) fn within(imports: &Imports, folder: &str) -> Imports {
     let part = |file: &str| {
         let rest = file.strip_prefix(folder)?;
@@ -98,7 +98,7 @@ struct Module {
     /// Modules declared here.
     below: HashMap<String, usize>,
     items: HashSet<String>,
-    /// What `use` brings, under its name here; whether it is only handed on is seen at `words`.
+    /// Names that `use` brings in. `words` tells re-exports apart.
     uses: HashMap<String, (Vec<String>, bool)>,
     globs: Vec<Vec<String>>,
     /// Paths of two or more names in its code.
@@ -144,7 +144,7 @@ impl Tree {
         };
         let sign = |i: usize, c: char| tokens.get(i) == Some(&Token::Sign(c));
         let (mut i, mut depth) = (0, 0);
-        // What the attributes before an item say.
+        // The attributes before an item.
         let (mut for_tests, mut path) = (false, None);
         while i < tokens.len() {
             match &tokens[i] {
@@ -283,7 +283,7 @@ impl Tree {
         }
     }
 
-    /// What a path means in a module; `None`: nothing of these crates.
+    /// Resolves a path in a module. `None`: the path leads out of these crates.
     fn resolve(&self, module: usize, path: &[String], patience: u8) -> Option<Target> {
         let patience = patience.checked_sub(1)?;
         let (first, mut rest) = path.split_first()?;
@@ -308,7 +308,7 @@ impl Tree {
         Some(at)
     }
 
-    /// What a name means in a module. `item`: something that is no module, if there is one.
+    /// Resolves a name in a module. `item`: an item of the name that is no module, if there is one.
     fn named(&self, module: usize, name: &str, patience: u8, item: bool) -> Option<Target> {
         let here = &self.modules[module];
         let defined = here.items.contains(name).then(|| Target::Item(here.file.clone()));
