@@ -2,12 +2,20 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 use nix::unistd::ftruncate;
 
 use super::memory::*;
+
+/// Returns an address for `length` bytes at which the kernel places no other mapping: others lie at the top of the address space. If a page
+/// there is unmapped, no mapping of another thread takes its place.
+pub(crate) fn place_of_its_own(length: usize) -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(1 << 36);
+    NEXT.fetch_add(length.next_multiple_of(1 << 20), Relaxed)
+}
 
 /// Makes a file of memory as a program would, and a shared mapping of it, which is never unmapped.
 pub(crate) fn file_of_program(length: usize) -> (OwnedFd, HostMemory) {
@@ -42,8 +50,9 @@ fn persist_covers_the_last_byte() {
     use std::num::NonZeroUsize;
     let two = NonZeroUsize::new(2 * page()).unwrap();
     let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY: a new mapping at an address of the system's choice.
-    let base = unsafe { mmap_anonymous(None, two, access, MapFlags::MAP_PRIVATE) }.unwrap();
+    let at = NonZeroUsize::new(place_of_its_own(two.get()));
+    // SAFETY: a new mapping, which replaces none: the address is a hint.
+    let base = unsafe { mmap_anonymous(at, two, access, MapFlags::MAP_PRIVATE) }.unwrap();
     // SAFETY: the test's own pages, to which no reference is held.
     let memory = unsafe { HostMemory::borrowed(base.cast(), 2 * page()) };
     let at = page() as u64 - 100;

@@ -1,5 +1,7 @@
 //! Memory regions of every kind, and traffic while they change: fast-registered, reregistered, zero-based, null and on-demand.
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
 use roxie::nic::{Answer as Reply, Command, ControlError, MemoryCommand};
 use roxie::shared::work_queue::Payload;
 use roxie::shared::{HostMemory, PageList};
@@ -105,8 +107,12 @@ impl Pages {
     pub(crate) fn new(count: usize) -> Pages {
         let (protection, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping anywhere.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), count * SYSTEM_PAGE, protection, flags, -1, 0) };
+        // The kernel places mappings at the top of the address space. Down here no other test's mapping takes the place of a page that is
+        // unmapped.
+        static NEXT: AtomicUsize = AtomicUsize::new(1 << 36);
+        let at = NEXT.fetch_add(1 << 20, Relaxed) as *mut libc::c_void;
+        // SAFETY: a new mapping, which replaces none: the address is a hint.
+        let base = unsafe { libc::mmap(at, count * SYSTEM_PAGE, protection, flags, -1, 0) };
         assert_ne!(base, libc::MAP_FAILED);
         Pages { base: base.cast(), count }
     }

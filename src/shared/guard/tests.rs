@@ -5,6 +5,7 @@ use std::thread;
 
 use crate::shared::HostMemory;
 use crate::shared::memory::CopyFault;
+use crate::shared::memory_tests::place_of_its_own;
 use crate::threads::spawn_unsignalled;
 
 /// A multiple of every page size.
@@ -22,8 +23,9 @@ unsafe impl Sync for Pages {}
 impl Pages {
     fn new() -> Pages {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping anywhere.
-        let base = unsafe { libc::mmap(ptr::null_mut(), 3 * PAGE, ALL, flags, -1, 0) };
+        let at = place_of_its_own(3 * PAGE) as *mut libc::c_void;
+        // SAFETY: a new mapping, which replaces none: the address is a hint.
+        let base = unsafe { libc::mmap(at, 3 * PAGE, ALL, flags, -1, 0) };
         assert_ne!(base, libc::MAP_FAILED);
         Pages(base.cast())
     }
