@@ -1,7 +1,7 @@
 //! Memory for queues and descriptors, which a client lends to its NIC.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use nix::errno::Errno;
@@ -48,8 +48,7 @@ struct Channel {
 #[derive(Debug)]
 pub(super) enum Brought {
     Nothing,
-    /// A file in memory.
-    Memory(OwnedFd),
+    Memory(OwnedFd, ClientFile),
     Events(EventCounter),
     /// See [`file_of`].
     File(FileId, OwnedFd),
@@ -62,17 +61,16 @@ impl Brought {
         let mut fds = fds.into_iter();
         let Some(fd) = fds.next() else { return Ok(Brought::Nothing) };
         match ask {
-            Ask::Arena { .. } | Ask::Estate => match fcntl(&fd, FcntlArg::F_GET_SEALS) {
-                Ok(_) => Ok(Brought::Memory(fd)),
-                // Only files in memory have seals.
+            Ask::Arena { .. } | Ask::Estate => match ClientFile::of(fd.as_fd()) {
+                Ok(file) => Ok(Brought::Memory(fd, file)),
                 Err(_) => Err(invalid(io::Error::other("it is no file in memory (memfd_create)"))),
             },
             Ask::Memory(MemoryCommand::CreateCq { notify: Some(_), .. }) => {
                 EventCounter::of(fd).map(Brought::Events).map_err(invalid)
             }
             // The NIC maps files in memory only; other registered memory is accessed by its address.
-            Ask::Memory(_) => Ok(match fcntl(&fd, FcntlArg::F_GET_SEALS) {
-                Ok(_) => Brought::Memory(fd),
+            Ask::Memory(_) => Ok(match ClientFile::of(fd.as_fd()) {
+                Ok(file) => Brought::Memory(fd, file),
                 Err(_) => Brought::Nothing,
             }),
             Ask::Command(Command::OpenXrcd(_)) => file_of(&fd).map(|(id, kept)| Brought::File(id, kept)),
@@ -82,7 +80,7 @@ impl Brought {
 
     pub(super) fn memory(self) -> Result<OwnedFd, ControlError> {
         match self {
-            Brought::Memory(fd) => Ok(fd),
+            Brought::Memory(fd, _) => Ok(fd),
             _ => Err(no_descriptor()),
         }
     }
@@ -164,9 +162,13 @@ pub(super) struct Finder<'a> {
 impl Finder<'_> {
     /// Maps memory in a file of the client's. Returns `None` if the NIC does not map this file, or the quota is used up: the memory
     /// is then accessed by its address.
-    fn in_file(&mut self, fd: &OwnedFd, (offset, length): (u64, u64), is_lent: bool) -> Option<HostMemory> {
-        let (fd, bytes) = (fd.as_fd(), usize::try_from(length).ok()?);
-        let file = ClientFile::of(fd).ok()?;
+    fn in_file(
+        &mut self,
+        (fd, file): (BorrowedFd<'_>, ClientFile),
+        (offset, length): (u64, u64),
+        is_lent: bool,
+    ) -> Option<HostMemory> {
+        let bytes = usize::try_from(length).ok()?;
         let files = &mut self.lent.files;
         if let Some((known, _)) = files.iter().find(|(known, _)| known.holds(file, offset, length)) {
             return Some(known.memory(offset, bytes));
@@ -211,8 +213,8 @@ impl Convert<Placed, Mapped> for Finder<'_> {
             })?;
         }
         if let Some((offset, is_lent)) = file
-            && let Brought::Memory(fd) = std::mem::replace(&mut self.brought, Brought::Nothing)
-            && let Some(memory) = self.in_file(&fd, (offset, length), is_lent)
+            && let Brought::Memory(fd, file) = std::mem::replace(&mut self.brought, Brought::Nothing)
+            && let Some(memory) = self.in_file((fd.as_fd(), file), (offset, length), is_lent)
         {
             return Ok(memory);
         }
