@@ -405,15 +405,6 @@ fn nothing_is_left_for_later() {
     assert!(left.is_empty(), "\n{}", left.join("\n"));
 }
 
-/// Folders with comments or test names that are not rewritten yet.
-const OLD_WORDS: &[&str] = &[];
-
-fn has_old_words(path: &str) -> bool {
-    OLD_WORDS
-        .iter()
-        .any(|old| path.strip_prefix(old).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
-}
-
 #[test]
 fn comments_begin_with_a_noun() {
     let files = files();
@@ -421,14 +412,8 @@ fn comments_begin_with_a_noun() {
     for (folder, counts) in &folders {
         println!("{folder}: {counts:?}");
     }
-    let wrong: Vec<_> =
-        folders.iter().filter(|(folder, counts)| !has_old_words(folder) && counts.are_too_high()).collect();
+    let wrong: Vec<_> = folders.iter().filter(|(_, counts)| counts.are_too_high()).collect();
     assert!(wrong.is_empty(), "comments that begin with a pronoun, or name people: {wrong:?}");
-    let done: Vec<_> = OLD_WORDS
-        .iter()
-        .filter(|old| folders.get(**old).is_some_and(|counts| !counts.are_too_high()))
-        .collect();
-    assert!(done.is_empty(), "their comments are rewritten; check the names of their tests: {done:?}");
 }
 
 #[test]
@@ -436,7 +421,6 @@ fn test_names_have_at_most_eight_words() {
     let files = files();
     let wrong: Vec<_> = files
         .iter()
-        .filter(|(path, _)| !has_old_words(path))
         .flat_map(|(path, text)| {
             words::long_names(text).into_iter().map(move |name| format!("{path}: {name}"))
         })

@@ -11,7 +11,7 @@ use crate::{Answer, FIRST, Setup, Stage, TIMEOUT, attributes};
 const SOON: Nanos = Nanos(1000);
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 
-fn modify_to(stage: &mut Stage, state: QpState) {
+pub(crate) fn modify_to(stage: &mut Stage, state: QpState) {
     let attr = QpAttr { state: Some(state), ..QpAttr::default() };
     stage.host.modify(stage.now, &stage.qp, &attr).expect("a legal transition");
 }

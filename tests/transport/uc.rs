@@ -11,6 +11,7 @@ use roxie::verbs::{
 use roxie::wire::{Ext, Opcode, Reth};
 
 use crate::regions::{ON_DEMAND, Pages};
+use crate::states::modify_to;
 use crate::{Answer, FIRST, MTU, Setup, Stage, TIMEOUT};
 
 const SOON: Nanos = Nanos(1000);
@@ -134,17 +135,13 @@ fn send_queue_is_flushed_before_it_sends_again() {
     let receives = ReceiveSource::Own(RecvRing::new(1, 1).expect("memory"));
     stage.qp = stage.host.create_qp_on(init, receives, cq);
     stage.connect(&Setup { qp_type: QpType::Uc, ..Setup::default() });
-    let go = |stage: &mut Stage, state| {
-        let attr = QpAttr { state: Some(state), ..QpAttr::default() };
-        stage.host.modify(stage.now, &stage.qp, &attr).expect("a legal transition");
-    };
-    go(&mut stage, QpState::Sqd);
+    modify_to(&mut stage, QpState::Sqd);
     stage.post_as(0, WrOpcode::Read, SendFlags::SIGNALED, 8);
     (1..200).for_each(|id| stage.post_as(id, WrOpcode::Send, SendFlags::SIGNALED, 8));
     assert_eq!(stage.wait(SOON), [], "nothing starts");
-    go(&mut stage, QpState::Rts);
+    modify_to(&mut stage, QpState::Rts);
     assert_eq!(stage.statuses(), [(0, WcStatus::LocQpOp)], "the others wait");
-    go(&mut stage, QpState::Rts);
+    modify_to(&mut stage, QpState::Rts);
     stage.post_as(200, WrOpcode::Send, SendFlags::SIGNALED, 8);
     assert_eq!(stage.wait(SOON), [(Opcode::UC_SEND_ONLY, FIRST)]);
     let flushed = (1..200).map(|id| (id, WcStatus::WrFlush));

@@ -26,19 +26,23 @@ fn mappings(nic: &Nic) -> u64 {
     guest.entry().account.iter().find(|(key, _)| *key == "arenas").expect("in the account").1.used
 }
 
-/// A client's QP, connected to one on the NIC's peer.
-struct Pair {
-    pd: ProtectionDomain,
-    _qp: QueuePair,
-    peer: QueuePair,
+/// A QP, connected to one on a peer.
+pub(super) struct Pair {
+    pub(super) pd: ProtectionDomain,
+    pub(super) qp: QueuePair,
+    pub(super) peer: QueuePair,
     peer_cq: CompletionQueue,
-    peer_memory: MemoryRegion,
+    pub(super) peer_memory: MemoryRegion,
     _devices: [Device; 2],
 }
 
 impl Pair {
+    /// A client's QP, and one on the NIC's peer.
     fn new(nic: &Nic) -> Pair {
-        let devices = [attached(nic), nic.far.clone()];
+        Pair::between([attached(nic), nic.far.clone()])
+    }
+
+    pub(super) fn between(devices: [Device; 2]) -> Pair {
         let [(pd, _, qp), (peer_pd, peer_cq, peer)] = devices.each_ref().map(|device| {
             let (pd, cq) =
                 (device.alloc_pd().expect("a domain"), device.create_cq(4, None).expect("a queue"));
@@ -50,7 +54,7 @@ impl Pair {
         qp.connect(&points[0], &points[1], &options).expect("connected");
         peer.connect(&points[1], &points[0], &options).expect("connected");
         let peer_memory = peer_pd.register(LENGTH, Access::READ_WRITE).expect("memory");
-        Pair { pd, _qp: qp, peer, peer_cq, peer_memory, _devices: devices }
+        Pair { pd, qp, peer, peer_cq, peer_memory, _devices: devices }
     }
 
     /// Has the peer write to the client's memory, and read it back.

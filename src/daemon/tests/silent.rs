@@ -4,12 +4,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
+use super::files::Pair;
 use super::honest::Couple;
 use super::isolation::attached;
 use super::{Nic, PATIENCE, Quota, heard, hello, nic};
 use crate::daemon::Visit;
 use crate::descriptors::send;
-use crate::host::{ConnectOptions, MemoryRegion};
+use crate::host::MemoryRegion;
 use crate::nic::Command;
 use crate::remote::Attachment;
 use crate::remote::link::Link;
@@ -17,7 +18,7 @@ use crate::remote::message::Ask;
 use crate::shared::HostMemory;
 use crate::shared::remote_memory::silent::{SilentFile, SilentMemory};
 use crate::threads::{as_user, lock};
-use crate::verbs::{Access, OpenXrcd, QpCaps, QpState, SendWr, WrOpcode};
+use crate::verbs::{Access, OpenXrcd, QpState, SendWr, WrOpcode};
 
 /// The user of clients that do not answer.
 const USER: u32 = 65534;
@@ -63,21 +64,11 @@ fn silent_memory_fails_its_qps_alone() {
         };
         let nic = nic(Quota::default());
         let mut honest = Couple::new([attached(&nic), attached(&nic)], 1);
-        let devices = [nic.daemon.inner.house.device.clone(), nic.far.clone()];
-        let [(silent_pd, qp), (peer_pd, peer)] = devices.map(|device| {
-            let (pd, cq) =
-                (device.alloc_pd().expect("a domain"), device.create_cq(4, None).expect("a queue"));
-            let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true).expect("a QP");
-            (pd, qp)
-        });
-        let points = [&qp, &peer].map(|qp| qp.endpoint(0).expect("an address"));
-        let options = ConnectOptions { access: Access::READ_WRITE, ..ConnectOptions::default() };
-        qp.connect(&points[0], &points[1], &options).expect("connected");
-        peer.connect(&points[1], &points[0], &options).expect("connected");
+        let pair = Pair::between([nic.daemon.inner.house.device.clone(), nic.far.clone()]);
+        let (qp, other) = (&pair.qp, &pair.peer_memory);
         let mapped = [0u8; 64];
         let memory = HostMemory::remote(&silent.memory, mapped.as_ptr() as u64, mapped.len(), false);
-        let region = silent_pd.register_memory(memory, Access::READ_WRITE).expect("room");
-        let other = peer_pd.register(64, Access::READ_WRITE).expect("memory");
+        let region = pair.pd.register_memory(memory, Access::READ_WRITE).expect("room");
         let to = |of: &MemoryRegion| SendWr {
             opcode: WrOpcode::Write,
             remote_addr: of.address(),
@@ -85,8 +76,8 @@ fn silent_memory_fails_its_qps_alone() {
             ..SendWr::default()
         };
         match is_written {
-            true => peer.post_send(&to(&region), &[other.sge(0, 64)]).expect("room"),
-            false => qp.post_send(&to(&other), &[region.sge(0, 64)]).expect("room"),
+            true => pair.peer.post_send(&to(&region), &[other.sge(0, 64)]).expect("room"),
+            false => qp.post_send(&to(other), &[region.sge(0, 64)]).expect("room"),
         }
         nic.wait("its end", |_| silent.memory.is_abandoned());
         honest.exchange(|| ());
