@@ -147,8 +147,9 @@ impl Owned {
 
     /// Strikes everything.
     pub(super) fn clear(&mut self) {
-        self.left.extend(self.objects.drain().filter_map(|(_, holding)| holding.file));
-        self.members.clear();
+        let mut left = std::mem::take(&mut self.left);
+        left.extend(self.objects.drain().filter_map(|(_, holding)| holding.file));
+        *self = Owned { left, ..Owned::default() };
     }
 
     /// True if a QP is in a multicast group.
