@@ -33,9 +33,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     });
     let ((qp_a, from), (qp_b, to)) = (a, b);
     let way = pair.a.path(2, false);
-    let told = Connected { peer: qp_b.handle.qpn, way, path_mtu: Mtu::Mtu1024, timeout: 10, rd_atomic: 1 };
+    let told =
+        Connected { peer: qp_b.handle.qpn, path: way, path_mtu: Mtu::Mtu1024, timeout: 10, rd_atomic: 1 };
     pair.a.connect(&qp_a, &told)?;
-    let back = Connected { peer: qp_a.handle.qpn, way: pair.b.path(1, false), ..told };
+    let back = Connected { peer: qp_a.handle.qpn, path: pair.b.path(1, false), ..told };
     pair.b.connect(&qp_b, &back)?;
 
     let write =

@@ -83,9 +83,9 @@
 //!     let qp_b = pair.b.create_qp(QpCaps::default(), true, 16);
 //!     let (way, back) = (pair.a.path(2, false), pair.b.path(1, false));
 //!     let peer = qp_b.handle.qpn;
-//!     let connection = Connected { peer, way, path_mtu: Mtu::Mtu1024, timeout: 10, rd_atomic: 1 };
+//!     let connection = Connected { peer, path: way, path_mtu: Mtu::Mtu1024, timeout: 10, rd_atomic: 1 };
 //!     pair.a.connect(&qp_a, &connection)?;
-//!     pair.b.connect(&qp_b, &Connected { peer: qp_a.handle.qpn, way: back, ..connection })?;
+//!     pair.b.connect(&qp_b, &Connected { peer: qp_a.handle.qpn, path: back, ..connection })?;
 //!
 //!     let write = SendWr {
 //!         opcode: WrOpcode::Write,
@@ -124,7 +124,7 @@
 //! let mut host = Host::new(1, NicConfig::default(), port);
 //! let qp = host.create_qp(QpCaps { max_inline: 64, ..QpCaps::default() }, true, 16);
 //! let way = host.path(2, false);
-//! let connection = Connected { peer: Qpn::new(0x77), way, path_mtu: Mtu::Mtu1024, timeout: 14, rd_atomic: 1 };
+//! let connection = Connected { peer: Qpn::new(0x77), path: way, path_mtu: Mtu::Mtu1024, timeout: 14, rd_atomic: 1 };
 //! host.connect(&qp, &connection)?;
 //! host.post_send(&qp, &SendWr::default(), Payload::Inline(b"hello"))?;
 //! host.poll(Nanos(1));

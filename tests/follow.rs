@@ -110,7 +110,7 @@ fn connected(near: &Device, far: &Device) -> (End, End) {
 fn followers() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").expect("/proc").flatten();
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
-    names.filter(|name| name.trim() == "roxie-follow").count()
+    names.filter(|name| name.trim() == "roxie-watch").count()
 }
 
 #[test]

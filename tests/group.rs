@@ -225,7 +225,7 @@ fn frames_to_other_processes_leave_own_stay() {
             let whole = [&frame[..], &datagram(unit, 1)].concat();
             let id = first.tx_alloc(whole.len()).expect("room");
             first.tx_frame(&id).write(0, &whole);
-            assert_eq!(first.leaves(&id), leaves);
+            assert_eq!(first.is_sent(&id), leaves);
             first.tx_cancel(id);
         }
     });

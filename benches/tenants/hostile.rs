@@ -12,7 +12,7 @@ use roxie::nic::{Answer, Command, MemoryCommand, ReceiveSource};
 use roxie::random::splitmix;
 use roxie::remote::link::Link;
 use roxie::remote::message::{
-    Ask, Completions, Hello, Memory, Pages, Place, Receives, Reply, Told, VERSION, Welcome,
+    ArenaPlace, Completions, Hello, Memory, Pages, Receives, Reply, Request, Response, VERSION, Welcome,
 };
 use roxie::remote::name_of;
 use roxie::shared::remote_memory::RemoteMemory;
@@ -69,7 +69,7 @@ impl Client {
         let welcome = welcome.map_err(refused)?;
         let bells = Doorbells::map(fds[0].as_fd(), fds[1].try_clone()?, welcome.qps)?;
         let (arena, fd) = Region::to_lend(ARENA)?;
-        link.send(&Ask::Arena { words: ARENA as u64 }, &[fd.as_fd()])?;
+        link.send(&Request::Arena { words: ARENA as u64 }, &[fd.as_fd()])?;
         link.receive::<Reply>()?;
         Ok(Client { link, bells, arena, fds })
     }
@@ -91,8 +91,8 @@ impl Hostile {
         (self.below(64) | self.below(3) << 16) as u32
     }
 
-    fn place(&mut self) -> Place {
-        Place { arena: 0, at: self.below(ARENA as u64 / 512) * 512 }
+    fn place(&mut self) -> ArenaPlace {
+        ArenaPlace { arena: 0, at: self.below(ARENA as u64 / 512) * 512 }
     }
 
     /// Returns part of this process's memory, no memory, or memory that does not exist.
@@ -112,13 +112,13 @@ impl Hostile {
         }
     }
 
-    fn question(&mut self) -> Ask {
+    fn request(&mut self) -> Request {
         let (pd, cq) = (PdId(self.name()), CqIndex(self.name()));
         let qp = QpIndex(self.name());
         let ring = Completions { place: self.place(), capacity: 1 << self.below(8) };
         let receives = Receives { place: self.place(), capacity: 16, max_sge: 2 };
         match self.below(24) {
-            0 | 1 => Ask::Command(Command::AllocPd),
+            0 | 1 => Request::Command(Command::AllocPd),
             2 | 3 => MemoryCommand::CreateCq { ring, notify: None }.into(),
             4 => MemoryCommand::ResizeCq { cq, ring }.into(),
             5 | 6 => {
@@ -143,15 +143,15 @@ impl Hostile {
                 let srq = SrqIndex(self.name());
                 MemoryCommand::ModifySrq { srq, ring: Some(receives), limit: None }.into()
             }
-            13 => Ask::Command(Command::DestroyQp(qp)),
-            14 => Ask::Command(Command::DestroyCq(cq)),
-            15 => Ask::Command(Command::ReleaseMemory(MrIndex(self.name()))),
-            16 => Ask::Command(Command::OpenXrcd(OpenXrcd::default())),
-            17 => Ask::Command(Command::ListQps),
-            18 => Ask::Look,
-            19 => Ask::Services((0..self.below(64)).map(|at| (0x0106_0000 + at, None)).collect()),
-            20 => Ask::Arena { words: self.below(1 << 32) },
-            21 => Ask::Command(Command::DeallocPd(pd)),
+            13 => Request::Command(Command::DestroyQp(qp)),
+            14 => Request::Command(Command::DestroyCq(cq)),
+            15 => Request::Command(Command::ReleaseMemory(MrIndex(self.name()))),
+            16 => Request::Command(Command::OpenXrcd(OpenXrcd::default())),
+            17 => Request::Command(Command::ListQps),
+            18 => Request::Snapshot,
+            19 => Request::Services((0..self.below(64)).map(|at| (0x0106_0000 + at, None)).collect()),
+            20 => Request::Arena { words: self.below(1 << 32) },
+            21 => Request::Command(Command::DeallocPd(pd)),
             _ => {
                 let state = [QpState::Init, QpState::Err, QpState::Reset][self.below(3) as usize];
                 let attr = QpAttr {
@@ -161,7 +161,7 @@ impl Hostile {
                     access: Some(Access::READ_WRITE),
                     ..QpAttr::default()
                 };
-                Ask::Command(Command::ModifyQp(qp, Box::new(attr)))
+                Request::Command(Command::ModifyQp(qp, Box::new(attr)))
             }
         }
     }
@@ -184,12 +184,12 @@ impl Hostile {
         let most = self.below(QUESTIONS as u64);
         for _ in 0..most {
             self.scribble(&client);
-            let question = self.question();
+            let request = self.request();
             let fd = &client.fds[self.below(client.fds.len() as u64) as usize];
-            client.link.send(&question, &[fd.as_fd()])?;
+            client.link.send(&request, &[fd.as_fd()])?;
             match client.link.receive::<Reply>()? {
-                Some((Ok(told), _)) => {
-                    self.tally.done += u64::from(!matches!(told, Told::Answer(Answer::Done)));
+                Some((Ok(response), _)) => {
+                    self.tally.done += u64::from(!matches!(response, Response::Answer(Answer::Done)));
                 }
                 Some((Err(_), _)) => self.tally.refused += 1,
                 None => break,

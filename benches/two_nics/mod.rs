@@ -93,7 +93,7 @@ fn connect(pair: &mut Pair) -> [HostQp; 2] {
         let peer = qps[1 - end].handle.qpn;
         let (host, to) = if end == 0 { (&mut pair.a, 2) } else { (&mut pair.b, 1) };
         let way = host.path(to, false);
-        let to = Connected { peer, way, path_mtu: Mtu::Mtu4096, timeout: 18, rd_atomic: 16 };
+        let to = Connected { peer, path: way, path_mtu: Mtu::Mtu4096, timeout: 18, rd_atomic: 16 };
         host.connect(&qps[end], &to).expect("legal transitions");
     }
     qps

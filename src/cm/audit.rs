@@ -13,7 +13,7 @@ use crate::wire::cm::CommId;
 impl Manager {
     /// Returns a description of the first inconsistency, or `None`.
     #[doc(hidden)]
-    pub fn disagreement(&self) -> Option<String> {
+    pub fn inconsistency(&self) -> Option<String> {
         let all: Vec<(CommId, &Connection)> =
             self.table.ids().filter_map(|id| Some((id, self.table.get(id)?))).collect();
         let mut half_open = BTreeMap::new();

@@ -14,7 +14,7 @@ use super::counters::CmCounters;
 use super::early::EarlyRequests;
 use super::listeners::Listeners;
 use super::table::Table;
-use super::{CmError, Event, HowDisconnected, Keeper, ListenOn, Parameters, Route, WhyUnreachable};
+use super::{CmError, Event, HandoverStore, HowDisconnected, ListenOn, Parameters, Route, WhyUnreachable};
 
 /// Configuration of a manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +94,7 @@ pub struct Manager {
     pub(super) counters: CmCounters,
     pub(super) due: Vec<u32>,
     pub(super) early: EarlyRequests,
-    pub(super) keeper: Option<Box<dyn Keeper>>,
+    pub(super) handover_store: Option<Box<dyn HandoverStore>>,
     /// Number of connections and resolutions that wait for a first answer.
     pub(super) asking: u32,
     transactions: u32,
@@ -118,7 +118,7 @@ impl Manager {
             counters: CmCounters::default(),
             due: Vec::new(),
             early: EarlyRequests::new(),
-            keeper: None,
+            handover_store: None,
             asking: 0,
             transactions: 0,
             config,

@@ -39,8 +39,8 @@
 //!
 //! # Handover
 //!
-//! A [`Keeper`] receives, at each change of a connection, the state to [hand over](Bequest). If the process of a
-//! manager dies, another manager [takes over](Manager::inherit) its connections and ends them, so that peers need not
+//! A [`HandoverStore`] receives, at each change of a connection, the state to [hand over](Handover). If the process of a
+//! manager dies, another manager [takes over](Manager::take_over) its connections and ends them, so that peers need not
 //! wait for their timeouts.
 //!
 //! # Unreachable hosts
@@ -75,20 +75,20 @@ mod table;
 
 // Behaviour: calls of the consumer, messages from peers, timers.
 mod audit;
-mod bequest;
 mod calls;
 mod early;
 mod grace;
+mod handover;
 mod incoming;
 mod manager;
 mod timers;
 mod undelivered;
 
-pub use bequest::{Bequest, Keeper};
 pub use connection::State;
 pub use counters::CmCounters;
 pub use error::CmError;
 pub use event::{Event, HowDisconnected, Listener, WhyUnreachable};
+pub use handover::{Handover, HandoverStore};
 pub use manager::{Config, Manager, Transmit};
 pub use parameters::Parameters;
 pub use request::{

@@ -289,7 +289,7 @@ impl Account {
                     "{what}: {value}, but the NIC gives {} {limit} at most (`roxie nic --help`)",
                     self.holder
                 );
-                return Err(ControlError::Elsewhere { errno, why });
+                return Err(ControlError::Refused { errno, why });
             }
         }
         if let Some(parent) = &self.parent {

@@ -10,11 +10,13 @@ use nix::sys::stat::{Mode, fstat};
 
 use super::account::{Account, Charge, Resource};
 use crate::nic::{Command, ControlError, Convert, Mapped, MemoryCommand};
-use crate::remote::message::{Ask, Beside, Completions, Memory, Pages, Place, Placed, Receives};
+use crate::remote::message::{
+    ArenaPlace, ClientForm, Completions, Memory, Pages, Receives, Request, WithMessage,
+};
 use crate::shared::remote_memory::{RemoteMemory, Use};
 use crate::shared::{
-    ClientFile, ClientMapping, CompletionRing, EventCounter, GuestId, HostMemory, PageList, RecvRing, Region,
-    SendRing,
+    ClientFile, ClientMapping, CompletionRing, DoorbellsId, EventCounter, HostMemory, PageList, RecvRing,
+    Region, SendRing,
 };
 use crate::verbs::{Access, FileId, QpCaps};
 
@@ -33,7 +35,7 @@ pub(super) struct Lent {
     files: Vec<(ClientMapping, Charge)>,
     channels: Vec<Channel>,
     /// The client's doorbell page, once its bells are read.
-    page: Option<GuestId>,
+    page: Option<DoorbellsId>,
 }
 
 /// A client's eventfd. Passing the same one again adds no channel.
@@ -44,9 +46,9 @@ struct Channel {
     _charge: Charge,
 }
 
-/// A descriptor that came with a question, of the kind that the question asks for. Closing it does not block.
+/// A descriptor that came with a request, of the kind that the request asks for. Closing it does not block.
 #[derive(Debug)]
-pub(super) enum Brought {
+pub(super) enum PassedFd {
     Nothing,
     Memory(OwnedFd, ClientFile),
     Events(EventCounter),
@@ -54,33 +56,33 @@ pub(super) enum Brought {
     File(FileId, OwnedFd),
 }
 
-impl Brought {
-    /// Checks the descriptors of a question, and closes those that it does not need. Checking and closing may block for ever, because a file
+impl PassedFd {
+    /// Checks the descriptors of a request, and closes those that it does not need. Checking and closing may block for ever, because a file
     /// system in userspace need not answer. Only the client's own thread may call this, and it must hold no lock.
-    pub(super) fn of(ask: &Ask, fds: Vec<OwnedFd>) -> Result<Brought, ControlError> {
+    pub(super) fn of(request: &Request, fds: Vec<OwnedFd>) -> Result<PassedFd, ControlError> {
         let mut fds = fds.into_iter();
-        let Some(fd) = fds.next() else { return Ok(Brought::Nothing) };
-        match ask {
-            Ask::Arena { .. } | Ask::Estate => match ClientFile::of(fd.as_fd()) {
-                Ok(file) => Ok(Brought::Memory(fd, file)),
+        let Some(fd) = fds.next() else { return Ok(PassedFd::Nothing) };
+        match request {
+            Request::Arena { .. } | Request::OrphanTable => match ClientFile::of(fd.as_fd()) {
+                Ok(file) => Ok(PassedFd::Memory(fd, file)),
                 Err(_) => Err(invalid(io::Error::other("it is no file in memory (memfd_create)"))),
             },
-            Ask::Memory(MemoryCommand::CreateCq { notify: Some(_), .. }) => {
-                EventCounter::of(fd).map(Brought::Events).map_err(invalid)
+            Request::Memory(MemoryCommand::CreateCq { notify: Some(_), .. }) => {
+                EventCounter::of(fd).map(PassedFd::Events).map_err(invalid)
             }
             // The NIC maps files in memory only; other registered memory is accessed by its address.
-            Ask::Memory(_) => Ok(match ClientFile::of(fd.as_fd()) {
-                Ok(file) => Brought::Memory(fd, file),
-                Err(_) => Brought::Nothing,
+            Request::Memory(_) => Ok(match ClientFile::of(fd.as_fd()) {
+                Ok(file) => PassedFd::Memory(fd, file),
+                Err(_) => PassedFd::Nothing,
             }),
-            Ask::Command(Command::OpenXrcd(_)) => file_of(&fd).map(|(id, kept)| Brought::File(id, kept)),
-            _ => Ok(Brought::Nothing),
+            Request::Command(Command::OpenXrcd(_)) => file_of(&fd).map(|(id, kept)| PassedFd::File(id, kept)),
+            _ => Ok(PassedFd::Nothing),
         }
     }
 
     pub(super) fn memory(self) -> Result<OwnedFd, ControlError> {
         match self {
-            Brought::Memory(fd, _) => Ok(fd),
+            PassedFd::Memory(fd, _) => Ok(fd),
             _ => Err(no_descriptor()),
         }
     }
@@ -88,10 +90,10 @@ impl Brought {
 
 /// Refuses memory or a descriptor that is of no use (`EINVAL`).
 pub(super) fn invalid(error: io::Error) -> ControlError {
-    ControlError::Elsewhere { errno: libc::EINVAL, why: error.to_string() }
+    ControlError::Refused { errno: libc::EINVAL, why: error.to_string() }
 }
 
-/// Refuses a question that lacks its descriptor (`EINVAL`).
+/// Refuses a request that lacks its descriptor (`EINVAL`).
 fn no_descriptor() -> ControlError {
     invalid(std::io::Error::other("no descriptor came with it"))
 }
@@ -102,11 +104,11 @@ impl Lent {
         &mut self,
         account: &Arc<Account>,
         words: u64,
-        brought: Brought,
+        passed: PassedFd,
     ) -> Result<(), ControlError> {
         let bytes = words.saturating_mul(WORD).max(1).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
         let charge = account.charge([(Resource::Arenas, 1), (Resource::QueueBytes, bytes)])?;
-        let fd = brought.memory()?;
+        let fd = passed.memory()?;
         let words = usize::try_from(words).map_err(|_| ControlError::NoMemory("queue"))?;
         self.arenas.push(Region::adopt(fd.as_fd(), words).map_err(invalid)?);
         self._charges.push(charge);
@@ -129,7 +131,7 @@ impl Lent {
     }
 
     /// Sets the page by which the client rings.
-    pub(super) fn ring_by(&mut self, page: GuestId) {
+    pub(super) fn ring_by(&mut self, page: DoorbellsId) {
         self.page = Some(page);
     }
 
@@ -141,20 +143,20 @@ impl Lent {
     }
 
     /// Returns `words` words at a place in one of the arenas.
-    fn words(&self, place: Place, words: usize) -> Result<Arc<Region>, ControlError> {
+    fn words(&self, place: ArenaPlace, words: usize) -> Result<Arc<Region>, ControlError> {
         let arena = self.arenas.get(place.arena as usize).ok_or(ControlError::NotFound("arena"))?;
         let at = usize::try_from(place.at).map_err(|_| ControlError::NotFound("arena"))?;
         arena.part(at, words).map_err(invalid)
     }
 }
 
-/// Finds the memory that a question names: queues in the client's arenas, all other memory in the client's address space.
+/// Finds the memory that a request names: queues in the client's arenas, all other memory in the client's address space.
 #[derive(Debug)]
 pub(super) struct Finder<'a> {
     pub(super) memory: &'a Arc<RemoteMemory>,
     pub(super) lent: &'a mut Lent,
     pub(super) account: &'a Arc<Account>,
-    pub(super) brought: Brought,
+    pub(super) passed: PassedFd,
     /// True if the client's user is root or the NIC's own.
     pub(super) is_trusted: bool,
 }
@@ -191,7 +193,7 @@ impl Finder<'_> {
     }
 }
 
-impl Convert<Placed, Mapped> for Finder<'_> {
+impl Convert<ClientForm, Mapped> for Finder<'_> {
     type Error = ControlError;
 
     /// Memory is mapped, and may be used as `access` says, when it is registered.
@@ -209,11 +211,11 @@ impl Convert<Placed, Mapped> for Finder<'_> {
                 let errno = error.raw_os_error().unwrap_or(libc::EFAULT);
                 let why =
                     format!("{length} bytes at {address:#x} are not mapped, or not for this access: {error}");
-                ControlError::Elsewhere { errno, why }
+                ControlError::Refused { errno, why }
             })?;
         }
         if let Some((offset, is_lent)) = file
-            && let Brought::Memory(fd, file) = std::mem::replace(&mut self.brought, Brought::Nothing)
+            && let PassedFd::Memory(fd, file) = std::mem::replace(&mut self.passed, PassedFd::Nothing)
             && let Some(memory) = self.in_file((fd.as_fd(), file), (offset, length), is_lent)
         {
             return Ok(memory);
@@ -235,14 +237,14 @@ impl Convert<Placed, Mapped> for Finder<'_> {
         CompletionRing::on(&region, capacity).map_err(invalid)
     }
 
-    fn counter(&mut self, _: Beside) -> Result<EventCounter, ControlError> {
-        match std::mem::replace(&mut self.brought, Brought::Nothing) {
-            Brought::Events(counter) => self.lent.channel(self.account, counter),
+    fn counter(&mut self, _: WithMessage) -> Result<EventCounter, ControlError> {
+        match std::mem::replace(&mut self.passed, PassedFd::Nothing) {
+            PassedFd::Events(counter) => self.lent.channel(self.account, counter),
             _ => Err(no_descriptor()),
         }
     }
 
-    fn sends(&mut self, place: Place, caps: &QpCaps) -> Result<SendRing, ControlError> {
+    fn sends(&mut self, place: ArenaPlace, caps: &QpCaps) -> Result<SendRing, ControlError> {
         let (wrs, sges, inline) = (caps.max_send_wr, caps.max_send_sge, caps.max_inline);
         let region = self.lent.words(place, SendRing::size(wrs, sges, inline))?;
         let ring = SendRing::on(&region, wrs, sges, inline).map_err(invalid)?;
@@ -270,7 +272,7 @@ fn file_of(fd: &OwnedFd) -> Result<(FileId, OwnedFd), ControlError> {
         let kept = open(path.as_str(), OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
         Ok((FileId { device: stat.st_dev, inode: stat.st_ino }, kept))
     };
-    look().map_err(|errno| ControlError::Elsewhere {
+    look().map_err(|errno| ControlError::Refused {
         errno: errno as i32,
         why: format!("the descriptor of an XRC domain: {errno}"),
     })

@@ -15,13 +15,13 @@
 //! The NIC trusts nothing that a client writes to queues or sockets: a client can break only its own objects. When a client ends, its socket
 //! hangs up. The NIC then fences its memory, destroys its objects and frees its slot.
 
+mod acceptor;
 mod account;
-mod door;
-mod guest;
-mod house;
+mod client;
 mod lent;
 mod outbox;
 mod owned;
+mod registry;
 #[cfg(test)]
 mod tests;
 
@@ -38,7 +38,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::cm::Manager;
 use crate::descriptors::{listen, receive_until, set_takes_descriptors};
-use crate::host::{ConnectionService, Device, DeviceError, Nobody};
+use crate::host::{ConnectionService, Device, DeviceError, IgnoreEvents};
 use crate::remote::link::Link;
 use crate::remote::message::{Hello, VERSION, Welcome};
 use crate::remote::{AttachError, name_of, nic_of};
@@ -47,11 +47,11 @@ use crate::shared::remote_memory::RemoteMemory;
 use crate::shared::{Doorbells, EventCounter};
 use crate::threads::{lock, spawn_unsignalled};
 use crate::verbs::{AsyncEvent, EventKind};
+use acceptor::{Acceptor, Bounds, Greeting, Handshake, refuse};
 pub use account::Quota;
-use door::{Bounds, Door, Greeting, Knock, refuse};
-use guest::{Arrival, Guest, Session, Unheard};
-use house::House;
-pub use house::{Config, Users};
+use client::{Client, NewClient, NewDoorbells, Session};
+use registry::Registry;
+pub use registry::{Config, Users};
 
 /// Interval at which threads check for the end.
 const LOOK: Duration = Duration::from_millis(200);
@@ -111,9 +111,9 @@ pub struct Served {
 
 /// A change among the clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Visit {
+pub enum ClientChange {
     /// The client is served from now on.
-    Came(Served),
+    Admitted(Served),
     /// The process was not admitted.
     Refused {
         /// The process number.
@@ -121,36 +121,36 @@ pub enum Visit {
         /// The reason.
         why: String,
     },
-    /// The client is dismissed: its memory did not answer, which would block all others.
-    Silent(Served),
+    /// The client is evicted: its memory did not answer, which would block all others.
+    Evicted(Served),
     /// The client has ended, and all its objects are destroyed.
-    Went(Served),
+    Ended(Served),
     /// The NIC has ended, except for this many threads. Each waits for a file that a client handed over, and ends with the NIC's process.
-    Left(usize),
+    StillBusy(usize),
 }
 
 /// Called for each change, by the thread that serves the client.
-pub type Porter = Box<dyn Fn(Visit) + Send + Sync>;
+pub type OnClientChange = Box<dyn Fn(ClientChange) + Send + Sync>;
 
 /// A NIC that serves clients. On drop it ends, and its clients get a device-fatal event.
 pub struct Daemon {
     inner: Arc<Inner>,
     threads: Vec<JoinHandle<()>>,
     // The NIC itself has no listeners: its manager refuses requests that name no client.
-    _manager: ConnectionService<Nobody>,
+    _manager: ConnectionService<IgnoreEvents>,
 }
 
 impl std::fmt::Debug for Daemon {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Daemon").field("house", &self.inner.house).finish_non_exhaustive()
+        f.debug_struct("Daemon").field("registry", &self.inner.registry).finish_non_exhaustive()
     }
 }
 
 struct Inner {
-    house: House,
-    guests: Arc<Mutex<Vec<Arc<Guest>>>>,
+    registry: Registry,
+    clients: Arc<Mutex<Vec<Arc<Client>>>>,
     serving: Mutex<Vec<JoinHandle<()>>>,
-    porter: Porter,
+    on_change: OnClientChange,
     stop: EventFd,
     stopping: AtomicBool,
 }
@@ -179,18 +179,19 @@ impl Daemon {
         device: Device,
         interface: &str,
         config: Config,
-        porter: Porter,
+        on_change: OnClientChange,
     ) -> Result<Daemon, DaemonError> {
         let listener = listen(&name_of(interface)).map_err(|source| match source.kind() {
             io::ErrorKind::AddrInUse => taken(interface),
             _ => system("the NIC's socket")(source),
         })?;
-        let manager = ConnectionService::start(&device, Manager::new(crate::cm::Config::default()), Nobody)?;
-        let (inner, raised) = Inner::new(device, config, porter)?;
+        let manager =
+            ConnectionService::start(&device, Manager::new(crate::cm::Config::default()), IgnoreEvents)?;
+        let (inner, raised) = Inner::new(device, config, on_change)?;
         let mut daemon = Daemon { inner: Arc::clone(&inner), threads: Vec::new(), _manager: manager };
         let tells = Arc::clone(&inner);
         let threads = [
-            spawn_unsignalled("roxie-door", move || inner.open_door(listener)),
+            spawn_unsignalled("roxie-accept", move || inner.accept_clients(listener)),
             spawn_unsignalled("roxie-events", move || tells.tell(&raised)),
         ];
         for thread in threads {
@@ -201,12 +202,12 @@ impl Daemon {
 
     /// Returns the clients.
     pub fn served(&self) -> Vec<Served> {
-        lock(&self.inner.guests).iter().map(|guest| served(guest)).collect()
+        lock(&self.inner.clients).iter().map(|client| served(client)).collect()
     }
 
     /// True if the device has failed.
     pub fn has_failed(&self) -> bool {
-        self.inner.house.device.has_failed()
+        self.inner.registry.device.has_failed()
     }
 }
 
@@ -214,16 +215,16 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         self.inner.stopping.store(true, Relaxed);
         let _ = self.inner.stop.write(1);
-        for guest in lock(&self.inner.guests).iter() {
-            guest.tell(AsyncEvent::Device(EventKind::DeviceFatal));
-            guest.dismiss();
+        for client in lock(&self.inner.clients).iter() {
+            client.tell(AsyncEvent::Device(EventKind::DeviceFatal));
+            client.dismiss();
         }
         let until = Instant::now() + END;
         // After the one that makes others there are no more.
         let own = left_at(until, std::mem::take(&mut self.threads));
         let left = own + left_at(until, std::mem::take(&mut *lock(&self.inner.serving)));
         if left > 0 {
-            (self.inner.porter)(Visit::Left(left));
+            (self.inner.on_change)(ClientChange::StillBusy(left));
         }
     }
 }
@@ -241,8 +242,8 @@ fn left_at(until: Instant, threads: Vec<JoinHandle<()>>) -> usize {
     left.len()
 }
 
-fn served(guest: &Guest) -> Served {
-    Served { pid: guest.pid, name: guest.name.clone(), uid: guest.uid, slot: guest.slot }
+fn served(client: &Client) -> Served {
+    Served { pid: client.pid, name: client.name.clone(), uid: client.uid, slot: client.slot }
 }
 
 impl Inner {
@@ -250,7 +251,7 @@ impl Inner {
     fn new(
         device: Device,
         config: Config,
-        porter: Porter,
+        on_change: OnClientChange,
     ) -> Result<(Arc<Inner>, Receiver<AsyncEvent>), DaemonError> {
         let (sender, raised) = bounded(EVENTS);
         device.set_event_sink(Box::new(move |event| {
@@ -261,55 +262,55 @@ impl Inner {
         let _ = EventCounter::prepare();
         let stop = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
         let inner = Arc::new(Inner {
-            house: House::new(device, config)?,
-            guests: Arc::default(),
+            registry: Registry::new(device, config)?,
+            clients: Arc::default(),
             serving: Mutex::default(),
-            porter,
+            on_change,
             stop: stop.map_err(|error| system("an eventfd")(error.into()))?,
             stopping: AtomicBool::new(false),
         });
-        let guests = Arc::clone(&inner.guests);
+        let clients = Arc::clone(&inner.clients);
         inner
-            .house
+            .registry
             .device
-            .tell_others(Box::new(move |object| lock(&guests).iter().any(|guest| guest.has(object))));
-        let guests = Arc::clone(&inner.guests);
-        let clients = move || lock(&guests).iter().map(|guest| guest.entry()).collect();
-        inner.house.device.tell_clients(Box::new(clients));
+            .tell_others(Box::new(move |object| lock(&clients).iter().any(|client| client.has(object))));
+        let clients = Arc::clone(&inner.clients);
+        let clients = move || lock(&clients).iter().map(|client| client.entry()).collect();
+        inner.registry.device.tell_clients(Box::new(clients));
         Ok((inner, raised))
     }
 
     /// Serves each process that greets.
-    fn open_door(self: &Arc<Inner>, listener: UnixListener) {
-        let mut door = Door::new(listener, Bounds::default());
+    fn accept_clients(self: &Arc<Inner>, listener: UnixListener) {
+        let mut acceptor = Acceptor::new(listener, Bounds::default());
         while !self.stopping.load(Relaxed) {
-            for knock in door.wait(self.stop.as_fd(), &|uid| self.house.standing(uid)) {
-                match knock {
-                    Knock::Greeted(greeting) => self.receive(greeting, &mut door),
-                    Knock::Refused { pid, why } => (self.porter)(Visit::Refused { pid, why }),
+            for handshake in acceptor.wait(self.stop.as_fd(), &|uid| self.registry.standing(uid)) {
+                match handshake {
+                    Handshake::Greeted(greeting) => self.receive(greeting, &mut acceptor),
+                    Handshake::Refused { pid, why } => (self.on_change)(ClientChange::Refused { pid, why }),
                 }
             }
         }
     }
 
     /// Starts the thread that serves a process.
-    fn receive(self: &Arc<Inner>, greeting: Greeting, door: &mut Door) {
+    fn receive(self: &Arc<Inner>, greeting: Greeting, acceptor: &mut Acceptor) {
         let nic = Arc::downgrade(self);
         // The thread may have the only descriptor of the connection, and is the one to close it.
         let greeting = Arc::new(Mutex::new(Some(greeting)));
         let taken = Arc::clone(&greeting);
         let mut serving = lock(&self.serving);
         serving.retain(|thread| !thread.is_finished());
-        match spawn_unsignalled("roxie-guest", move || {
+        match spawn_unsignalled("roxie-client", move || {
             let greeting = lock(&taken).take();
             greeting.into_iter().for_each(|greeting| serve(&nic, greeting));
         }) {
             Ok(thread) => serving.push(thread),
             Err(error) => {
-                door.pause();
+                acceptor.pause();
                 let Some(Greeting { socket, pid, .. }) = lock(&greeting).take() else { return };
-                if let Knock::Refused { pid, why } = refuse(socket, pid, format!("a thread: {error}")) {
-                    (self.porter)(Visit::Refused { pid, why });
+                if let Handshake::Refused { pid, why } = refuse(socket, pid, format!("a thread: {error}")) {
+                    (self.on_change)(ClientChange::Refused { pid, why });
                 }
             }
         }
@@ -321,7 +322,7 @@ impl Inner {
             let theirs = hello.version;
             return Err(format!("it speaks version {theirs}, the NIC {VERSION}: use the same roxie"));
         }
-        if self.house.is_silent(uid) {
+        if self.registry.is_silent(uid) {
             return Err(format!(
                 "memory of another program of user {uid} does not answer, or did not lately"
             ));
@@ -336,46 +337,47 @@ impl Inner {
         (pid, uid): (i32, u32),
         name: &str,
         memory: Result<RemoteMemory, String>,
-    ) -> Option<(Arc<Guest>, Session)> {
-        let (guest, bells, fds) = match memory.and_then(|memory| self.seat(link, (pid, uid), name, memory)) {
-            Ok(seated) => seated,
-            Err(why) => {
-                let pid = pid.cast_unsigned();
-                let _ = link.send_at_once(&Err::<Welcome, _>(&why));
-                (self.porter)(Visit::Refused { pid, why });
-                return None;
-            }
-        };
-        let guest = Arc::new(guest);
-        lock(&self.guests).push(Arc::clone(&guest));
-        (self.porter)(Visit::Came(served(&guest)));
-        let welcomed = guest.welcome(&self.house, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
+    ) -> Option<(Arc<Client>, Session)> {
+        let (client, bells, fds) =
+            match memory.and_then(|memory| self.take_slot(link, (pid, uid), name, memory)) {
+                Ok(admitted) => admitted,
+                Err(why) => {
+                    let pid = pid.cast_unsigned();
+                    let _ = link.send_at_once(&Err::<Welcome, _>(&why));
+                    (self.on_change)(ClientChange::Refused { pid, why });
+                    return None;
+                }
+            };
+        let client = Arc::new(client);
+        lock(&self.clients).push(Arc::clone(&client));
+        (self.on_change)(ClientChange::Admitted(served(&client)));
+        let welcomed = client.welcome(&self.registry, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
         // A client that has already closed its socket ends like any other.
         if welcomed.is_err() || self.stopping.load(Relaxed) {
-            guest.dismiss();
+            client.dismiss();
         }
-        Some((guest, Session::new(bells)))
+        Some((client, Session::new(bells)))
     }
 
     /// Frees the slot of a client of which nothing is left.
-    fn strike(&self, guest: &Arc<Guest>) {
-        lock(&self.house.roster).leave(guest.slot);
-        lock(&self.guests).retain(|other| !Arc::ptr_eq(other, guest));
-        (self.porter)(Visit::Went(served(guest)));
+    fn strike(&self, client: &Arc<Client>) {
+        lock(&self.registry.roster).leave(client.slot);
+        lock(&self.clients).retain(|other| !Arc::ptr_eq(other, client));
+        (self.on_change)(ClientChange::Ended(served(client)));
     }
 
     /// Gives a process a slot. Returns the descriptors to pass: its doorbell page, the eventfd for ringing, its end of the event
     /// socket.
-    fn seat(
+    fn take_slot(
         &self,
         link: &Link,
         (pid, uid): (i32, u32),
         name: &str,
         memory: RemoteMemory,
-    ) -> Result<(Guest, Unheard, Vec<OwnedFd>), String> {
+    ) -> Result<(Client, NewDoorbells, Vec<OwnedFd>), String> {
         let said = |error: &dyn std::fmt::Display| error.to_string();
         let (bells, fds, held) =
-            Doorbells::for_guest(self.house.device.limits().qps).map_err(|error| said(&error))?;
+            Doorbells::for_client(self.registry.device.limits().qps).map_err(|error| said(&error))?;
         let (events, heard) = UnixStream::pair().map_err(|error| said(&error))?;
         let link = link.try_clone().map_err(|error| said(&error))?;
         let (pid, events) = (pid.cast_unsigned(), Link::new(events));
@@ -383,35 +385,35 @@ impl Inner {
         events.shut_input().map_err(|error| said(&error))?;
         let name: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
         let member = Identity { pid, uid, name: name.clone() };
-        let room = self.house.room_of(uid);
-        let slot = lock(&self.house.roster).admit(member, room).map_err(|denied| said(&denied))?;
-        let arrival = Arrival { pid, name, uid, slot, memory, link, events };
+        let room = self.registry.room_of(uid);
+        let slot = lock(&self.registry.roster).admit(member, room).map_err(|denied| said(&denied))?;
+        let arrival = NewClient { pid, name, uid, slot, memory, link, events };
         let fds = fds.into_iter().chain([heard.into()]).collect();
-        let Config { quota, user_quota, .. } = &self.house.config;
-        let account = self.house.accounts.open(uid, quota, user_quota);
-        Ok((Guest::new(arrival, quota, account), (bells, held), fds))
+        let Config { quota, user_quota, .. } = &self.registry.config;
+        let account = self.registry.accounts.open(uid, quota, user_quota);
+        Ok((Client::new(arrival, quota, account), (bells, held), fds))
     }
 
-    /// Passes events to the clients, new ones and those not received before.
+    /// PassDurations events to the clients, new ones and those not received before.
     fn tell(&self, raised: &Receiver<AsyncEvent>) {
         while !self.stopping.load(Relaxed) {
             self.tell_of(raised.recv_timeout(LOOK).ok());
         }
     }
 
-    /// Passes an event to the clients that it concerns. `None`: retries the events not received before.
+    /// PassDurations an event to the clients that it concerns. `None`: retries the events not received before.
     fn tell_of(&self, event: Option<AsyncEvent>) {
-        let guests = lock(&self.guests).clone();
-        guests.iter().filter(|guest| guest.has_fallen_silent()).for_each(|guest| {
-            self.house.note_silent(guest.uid, &guest.memory);
-            (self.porter)(Visit::Silent(served(guest)));
-            guest.dismiss();
+        let clients = lock(&self.clients).clone();
+        clients.iter().filter(|client| client.has_fallen_silent()).for_each(|client| {
+            self.registry.note_silent(client.uid, &client.memory);
+            (self.on_change)(ClientChange::Evicted(served(client)));
+            client.dismiss();
         });
         match event {
             Some(event) => {
-                guests.iter().filter(|guest| guest.concerns(event)).for_each(|guest| guest.tell(event));
+                clients.iter().filter(|client| client.concerns(event)).for_each(|client| client.tell(event));
             }
-            None => guests.iter().for_each(|guest| guest.tell_kept()),
+            None => clients.iter().for_each(|client| client.tell_kept()),
         }
     }
 }
@@ -427,9 +429,9 @@ fn serve(nic: &Weak<Inner>, greeting: Greeting) {
     let admitted = admit(nic, &link, (pid, uid), &hello, place.until);
     drop(link);
     drop(place);
-    let Some((guest, mut session)) = admitted else { return };
-    while answer_next(nic, &guest, &mut session) {}
-    part_from(nic, &guest, session);
+    let Some((client, mut session)) = admitted else { return };
+    while answer_next(nic, &client, &mut session) {}
+    part_from(nic, &client, session);
 }
 
 /// Lets a process in. `None`: it was told why not, or the NIC is gone.
@@ -439,7 +441,7 @@ fn admit(
     (pid, uid): (i32, u32),
     hello: &Hello,
     until: Instant,
-) -> Option<(Arc<Guest>, Session)> {
+) -> Option<(Arc<Client>, Session)> {
     let heard = nic.upgrade()?.hears(uid, hello);
     let memory = heard.and_then(|()| memory_of(link, hello, until));
     nic.upgrade()?.admit(link, (pid, uid), &hello.name, memory)
@@ -454,22 +456,22 @@ fn memory_of(link: &Link, hello: &Hello, until: Instant) -> Result<RemoteMemory,
     RemoteMemory::new(fds.ok_or("it hung up")?, hello.secret).map_err(|error| error.to_string())
 }
 
-/// Answers a client's next question. False: it asks no more, or the NIC is gone.
-fn answer_next(nic: &Weak<Inner>, guest: &Guest, session: &mut Session) -> bool {
-    let Some(question) = guest.next_question() else { return false };
+/// Answers a client's next request. False: it asks no more, or the NIC is gone.
+fn answer_next(nic: &Weak<Inner>, client: &Client, session: &mut Session) -> bool {
+    let Some(request) = client.next_request() else { return false };
     let Some(inner) = nic.upgrade() else { return false };
-    let reply = guest.answer(&inner.house, session, question);
+    let reply = client.answer(&inner.registry, session, request);
     drop(inner);
-    guest.reply(session, &reply)
+    client.reply(session, &reply)
 }
 
 /// Destroys all objects of a client, and frees its slot once nothing of it can block.
-fn part_from(nic: &Weak<Inner>, guest: &Arc<Guest>, session: Session) {
+fn part_from(nic: &Weak<Inner>, client: &Arc<Client>, session: Session) {
     if let Some(inner) = nic.upgrade() {
-        guest.leave(&inner.house, session);
+        client.leave(&inner.registry, session);
     }
-    guest.release();
+    client.release();
     if let Some(inner) = nic.upgrade() {
-        inner.strike(guest);
+        inner.strike(client);
     }
 }

@@ -26,7 +26,7 @@ pub(super) struct Owned {
 
 #[derive(Debug)]
 struct Holding {
-    made: Making,
+    made: Creation,
     /// The file of an XRC domain. While it is open, its inode number is not reused.
     file: Option<OwnedFd>,
     /// Its charges: one, and for an XRC domain one for each opening.
@@ -35,7 +35,7 @@ struct Holding {
 
 /// Facts about an object that its command states and the answer does not.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Making {
+pub(super) struct Creation {
     pub(super) role: Role,
     /// The XRC domain that the object is in.
     within: Option<XrcdId>,
@@ -51,9 +51,9 @@ pub(super) enum Role {
     Other,
 }
 
-impl Making {
-    pub(super) fn by(command: &Command) -> Making {
-        let mut making = Making { role: Role::Other, within: None };
+impl Creation {
+    pub(super) fn by(command: &Command) -> Creation {
+        let mut making = Creation { role: Role::Other, within: None };
         match command {
             Command::CreateRssQp(..) => making.role = Role::Spreads,
             Command::CreateXrcTarget(xrcd) => making.within = Some(*xrcd),
@@ -108,7 +108,7 @@ impl Owned {
     }
 
     /// Enters an object that was made or changed, with its charge.
-    pub(super) fn enter(&mut self, object: Object, made: Making, charge: Charge) {
+    pub(super) fn enter(&mut self, object: Object, made: Creation, charge: Charge) {
         if let (Object::Qp(qp), Role::Gsi) = (object, made.role) {
             self.gsi = Some(qp);
         }

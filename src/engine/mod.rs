@@ -2,37 +2,37 @@
 //!
 //! With few cores, the application's calls run it. A poll for completions runs a pass, and a post sends before it returns, so no
 //! work is handed between threads. The engine thread runs passes in between: while the application computes, spins on memory, or
-//! blocks. `watch.rs` describes its states. With many cores, a pinned thread runs all passes: it spins, then sleeps.
+//! blocks. `handoff.rs` describes its states. With many cores, a pinned thread runs all passes: it spins, then sleeps.
 //!
 //! A caller that blocks in a call until a completion comes sleeps on the link's descriptors in the engine thread's place
 //! ([`Engine::begin_wait`]). A frame then wakes the thread that wants it.
 //!
 //! Posted work is not lost. A caller that rings a doorbell and finds the worker locked returns; the lock's holder checks the
-//! doorbells again after unlocking (`turns.rs`). Before a thread sleeps, [`Worker::prepare_sleep`] makes each doorbell ring write
+//! doorbells again after unlocking (`combining_lock.rs`). Before a thread sleeps, [`Worker::prepare_sleep`] makes each doorbell ring write
 //! an eventfd, then checks for work once more.
 //!
 //! A pass that panics is a bug, and leaves the worker in an unknown state. The engine is then dead: blocked threads are woken, a
 //! device-fatal event is raised, and posts and commands fail at once.
 
+mod combining_lock;
 mod control;
 mod copying;
-mod keeper;
+mod engine_thread;
+mod handoff;
 mod load;
-mod look_on;
 mod pass_times;
 mod pollers;
 mod polling;
 mod progress;
 mod remote_pass;
 mod shared;
+mod spin_then_sleep;
 mod stall;
 mod sync;
-mod turns;
 mod wait;
 mod wait_policy;
 mod wait_set;
 mod waiters;
-mod watch;
 mod worker;
 
 pub use control::Request;
@@ -123,7 +123,7 @@ impl Engine {
         let shared = Arc::new(Shared::new(worker, !caller_drives)?);
         let thread = match drive {
             Drive::CallerOnly => None,
-            _ => Some(keeper::spawn(Arc::clone(&shared), drive, serves)?),
+            _ => Some(engine_thread::spawn(Arc::clone(&shared), drive, serves)?),
         };
         Ok(Engine { shared, doorbells, requests, events, caller_drives, thread })
     }
@@ -157,7 +157,7 @@ impl Engine {
         if self.shared.handoff_due.load(Relaxed) && !has_come() {
             // The caller stood in for the engine thread while it spun, and will not do so again: the engine thread must not sleep in
             // that expectation.
-            self.shared.watch.forget_relief();
+            self.shared.handoff.forget_stand_in();
             self.step_aside();
         }
         if progress.completions > 0 {
@@ -175,7 +175,7 @@ impl Engine {
         self.shared.pollers.note_thread(now.0, waiters::this_thread());
         self.shared.passed(now);
         let just_looked = self.shared.waits_lately(now) && self.shared.found_nothing_lately(now);
-        if just_looked && !self.shared.look_on.is_due() {
+        if just_looked && !self.shared.spinning.is_due() {
             return Progress::default();
         }
         let Some(mut worker) = self.shared.try_turn() else {
@@ -191,15 +191,15 @@ impl Engine {
         if progress.is_idle() {
             let published = worker.nic().published();
             drop(worker);
-            if let Some(came) = self.look_on(now, published, has_come) {
+            if let Some(came) = self.spin_for_completion(now, published, has_come) {
                 return came;
             }
             self.shared.found_nothing(now);
         } else {
             self.shared.found_something();
-            self.shared.rouse(&worker, progress.more);
+            self.shared.wake_if_needed(&worker, progress.more);
             let ended = self.now();
-            self.shared.watch.pass_ended(ended.0);
+            self.shared.handoff.pass_ended(ended.0);
             worker.note_pass(ended - now);
         }
         progress
@@ -209,7 +209,7 @@ impl Engine {
     /// trusted to poll again soon. Requests unblocked by an ACK, and READ responses, are sent at once.
     fn may_owe(&self, worker: &Worker, now: Nanos, came: &Progress) -> bool {
         let owed_at = self.shared.owed_at();
-        let is_trusted = self.thread.is_none() || self.shared.watch.naps();
+        let is_trusted = self.thread.is_none() || self.shared.handoff.is_in_backoff();
         if !is_trusted || worker.doorbells().any() || worker.nic().has_pressing() {
             return false;
         }
@@ -225,7 +225,7 @@ impl Engine {
             Some(at) => {
                 self.thread.is_some()
                     && now - at < Nanos(WaitPolicy::OWED_FOR_NS)
-                    && self.shared.watch.broke_at() <= at.0
+                    && self.shared.handoff.broke_at() <= at.0
             }
         }
     }
@@ -240,17 +240,17 @@ impl Engine {
             return;
         }
         self.doorbells.ring_silently(qp);
-        self.shared.look_on.posted();
+        self.shared.spinning.posted();
         let may_wait = outstanding > WaitPolicy::FEW_OUTSTANDING
             && posts % WaitPolicy::HELD_POSTS != WaitPolicy::HELD_POSTS - 1;
-        if may_wait && (self.thread.is_none() || self.shared.watch.naps()) {
+        if may_wait && (self.thread.is_none() || self.shared.handoff.is_in_backoff()) {
             return;
         }
         if let Some(mut worker) = self.shared.try_turn() {
             let now = self.now();
             self.shared.passed(now);
             let left = self.shared.send_out(&mut worker, now);
-            self.shared.rouse(&worker, left.more);
+            self.shared.wake_if_needed(&worker, left.more);
         }
     }
 
@@ -265,7 +265,7 @@ impl Engine {
                 Some(true) => return,
                 Some(false) if !std::mem::replace(&mut is_told, true) => {
                     self.step_aside();
-                    self.shared.wake_keeper();
+                    self.shared.wake_engine_thread();
                 }
                 _ => {}
             }
@@ -335,7 +335,7 @@ impl Engine {
                 // Requests posted before the command must leave before it: the command may destroy their QP.
                 self.shared.send_out(&mut worker, now);
                 worker.poll(now);
-                self.shared.rouse(&worker, false);
+                self.shared.wake_if_needed(&worker, false);
             }
         }
     }
@@ -365,7 +365,7 @@ impl Engine {
     pub fn adjust<T>(&self, change: impl FnOnce(&mut Worker) -> T) -> Option<T> {
         let mut worker = self.shared.lock_between().ok()?;
         let result = change(&mut worker);
-        self.shared.rouse(&worker, false);
+        self.shared.wake_if_needed(&worker, false);
         Some(result)
     }
 
@@ -384,7 +384,7 @@ impl Drop for Engine {
         self.shared.stop.store(true, Release);
         if let Some(thread) = self.thread.take() {
             // Ends any kind of sleep.
-            self.shared.wake_keeper();
+            self.shared.wake_engine_thread();
             let _ = thread.join();
         }
     }

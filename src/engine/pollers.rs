@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use super::handoff::{NOTHING, is_within};
 use super::wait_policy::WaitPolicy;
-use super::watch::{NOTHING, is_within};
 
 /// The polling threads and their success.
 #[derive(Debug)]
@@ -19,8 +19,8 @@ pub(super) struct Pollers {
     /// When a poll last followed one of another thread.
     others_at: AtomicU64,
     /// Pollers in a short sleep on the link, and the eventfd that wakes them when another thread's pass publishes completions.
-    pub(super) dozing: AtomicU32,
-    pub(super) stir: EventFd,
+    pub(super) asleep: AtomicU32,
+    pub(super) wake: EventFd,
 }
 
 impl Pollers {
@@ -30,8 +30,8 @@ impl Pollers {
             empty: AtomicU32::new(0),
             poller: AtomicUsize::new(0),
             others_at: AtomicU64::new(NOTHING),
-            dozing: AtomicU32::new(0),
-            stir: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
+            asleep: AtomicU32::new(0),
+            wake: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
         })
     }
 

@@ -7,10 +7,10 @@ use std::thread;
 
 use nix::poll::{PollFd, PollFlags};
 
+use super::handoff::NOTHING;
 use super::shared::{Shared, sleep_on};
 use super::wait::MAX_WATCHED;
 use super::wait_policy::WaitPolicy;
-use super::watch::NOTHING;
 use crate::threads::ask_for_short_turns;
 use crate::time::Nanos;
 
@@ -53,34 +53,34 @@ impl Shared {
         self.pollers.several(now.0)
     }
 
-    /// Sleeps until a frame arrives, another thread's pass publishes completions, or [`WaitPolicy::DOZE_NS`] is over.
+    /// Sleeps until a frame arrives, another thread's pass publishes completions, or [`WaitPolicy::POLLER_SLEEP_NS`] is over.
     fn sleep_briefly(&self, now: Nanos) {
         thread_local!(static ASKED: Cell<bool> = const { Cell::new(false) });
         if !ASKED.replace(true) {
             // Short time slices let this thread run soon after its frame arrives. The thread gets no more processor time by them.
             let _ = ask_for_short_turns();
         }
-        self.while_watching(now, || {
-            self.pollers.dozing.fetch_add(1, Relaxed);
+        self.while_standing_in(now, || {
+            self.pollers.asleep.fetch_add(1, Relaxed);
             let frames = self.frames();
-            let stir = self.pollers.stir.as_fd();
+            let wake = self.pollers.wake.as_fd();
             // No allocation on the data path. The engine thread waits for descriptors beyond `MAX_WATCHED`.
-            let mut fds: [_; MAX_WATCHED] = std::array::from_fn(|_| PollFd::new(stir, PollFlags::empty()));
+            let mut fds: [_; MAX_WATCHED] = std::array::from_fn(|_| PollFd::new(wake, PollFlags::empty()));
             let count = fds.len().min(1 + frames.len());
-            let all = std::iter::once(stir).chain(frames.iter().map(AsFd::as_fd));
+            let all = std::iter::once(wake).chain(frames.iter().map(AsFd::as_fd));
             fds.iter_mut().zip(all).for_each(|(place, fd)| *place = PollFd::new(fd, PollFlags::POLLIN));
-            sleep_on(&mut fds[..count], Nanos(WaitPolicy::DOZE_NS));
-            self.pollers.dozing.fetch_sub(1, Relaxed);
+            sleep_on(&mut fds[..count], Nanos(WaitPolicy::POLLER_SLEEP_NS));
+            self.pollers.asleep.fetch_sub(1, Relaxed);
             if fds[0].any() == Some(true) {
-                let _ = self.pollers.stir.read();
+                let _ = self.pollers.wake.read();
             }
         });
     }
 
     /// Wakes pollers in a short sleep if a pass has published completions.
-    pub(super) fn stir(&self, completions: usize) {
-        if completions > 0 && self.pollers.dozing.load(Relaxed) > 0 {
-            let _ = self.pollers.stir.write(1);
+    pub(super) fn wake_pollers(&self, completions: usize) {
+        if completions > 0 && self.pollers.asleep.load(Relaxed) > 0 {
+            let _ = self.pollers.wake.write(1);
         }
     }
 

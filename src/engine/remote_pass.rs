@@ -23,28 +23,28 @@ use std::thread::{self, JoinHandle};
 use nix::unistd::gettid;
 
 use super::Progress;
-use super::shared::{Dead, Shared, Turn};
+use super::shared::{Dead, Shared, WorkerGuard};
 use super::wait_policy::WaitPolicy;
 use crate::time::Nanos;
 
 /// Why a thread stops running the worker.
 #[derive(Debug)]
-pub(super) enum Ended {
+pub(super) enum EndReason {
     /// The engine is dead.
     Dead,
     /// Another worker thread has replaced this one.
     Superseded,
 }
 
-impl From<Dead> for Ended {
-    fn from(_: Dead) -> Ended {
-        Ended::Dead
+impl From<Dead> for EndReason {
+    fn from(_: Dead) -> EndReason {
+        EndReason::Dead
     }
 }
 
 /// Begins a term on the calling thread. Completes the half of a pass that a replaced thread has left; other threads that want the
 /// worker wait for it.
-pub(super) fn begin_term(shared: &Shared, term: u64) -> Result<(), Ended> {
+pub(super) fn begin_term(shared: &Shared, term: u64) -> Result<(), EndReason> {
     shared.remote.thread.store(gettid().as_raw(), Relaxed);
     let worker = shared.lock()?;
     if worker.is_mid_pass() {
@@ -56,10 +56,10 @@ pub(super) fn begin_term(shared: &Shared, term: u64) -> Result<(), Ended> {
 /// Runs a pass in the worker thread of this term.
 pub(super) fn pass<'a>(
     shared: &'a Shared,
-    mut worker: Turn<'a>,
+    mut worker: WorkerGuard<'a>,
     now: Nanos,
     term: u64,
-) -> Result<(Turn<'a>, Progress), Ended> {
+) -> Result<(WorkerGuard<'a>, Progress), EndReason> {
     worker.begin_take_in(now);
     worker = copy(shared, worker, term)?;
     let came = worker.end_half();
@@ -69,7 +69,11 @@ pub(super) fn pass<'a>(
     Ok((worker, came.and(&left)))
 }
 
-fn copy<'a>(shared: &'a Shared, mut worker: Turn<'a>, term: u64) -> Result<Turn<'a>, Ended> {
+fn copy<'a>(
+    shared: &'a Shared,
+    mut worker: WorkerGuard<'a>,
+    term: u64,
+) -> Result<WorkerGuard<'a>, EndReason> {
     let remote = &shared.remote;
     while let Some(mut copies) = worker.next_copies() {
         remote.copies.fetch_add(1, Release);
@@ -77,7 +81,7 @@ fn copy<'a>(shared: &'a Shared, mut worker: Turn<'a>, term: u64) -> Result<Turn<
         copies.run();
         worker = shared.lock()?;
         if remote.term.load(Relaxed) != term {
-            return Err(Ended::Superseded);
+            return Err(EndReason::Superseded);
         }
         remote.copies.fetch_add(1, Release);
         worker.copied(copies);

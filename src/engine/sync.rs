@@ -1,4 +1,4 @@
-//! Synchronization primitives of [`super::watch`] and [`super::turns`]. `tests/handoff` compiles both with a model checker's
+//! Synchronization primitives of [`super::handoff`] and [`super::combining_lock`]. `tests/handoff` compiles both with a model checker's
 //! instead.
 
 pub(super) use std::sync::atomic::{AtomicU64, Ordering, fence};

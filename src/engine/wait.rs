@@ -56,53 +56,53 @@ pub enum Wait {
 }
 
 impl Engine {
-    fn keeper_serves(&self) -> bool {
+    fn engine_thread_serves(&self) -> bool {
         self.caller_drives && self.thread.is_some()
     }
 
     /// Hands polling over to the engine thread: the caller is about to wait, and will not poll meanwhile.
     pub fn step_aside(&self) {
         self.shared.handoff_due.store(false, Relaxed);
-        if self.keeper_serves() && self.shared.watch.caller_waits(self.now().0) {
-            self.shared.wake_keeper();
+        if self.engine_thread_serves() && self.shared.handoff.caller_waits(self.now().0) {
+            self.shared.wake_engine_thread();
         }
     }
 
     /// A caller has armed a completion queue of this channel, and will wait for the event.
     pub fn armed(&self, set: &WaitSet) {
-        if !self.keeper_serves() {
+        if !self.engine_thread_serves() {
             return;
         }
         let now = self.now().0;
         self.shared.will_wait(now);
         if !self.shared.waiters.is_alone(this_thread(), now) {
-            self.shared.watch.forget_relief();
+            self.shared.handoff.forget_stand_in();
         } else if set.takes_expectation() {
             // The caller has blocked inside a call before, and is expected to sleep on the link there again.
             if let Some(mut worker) = self.shared.try_turn() {
                 worker.prepare_wait();
             }
-            self.shared.watch.began_to_wait(now);
+            self.shared.handoff.began_to_wait(now);
             return;
-        } else if self.shared.look_on.is_due() {
+        } else if self.shared.spinning.is_due() {
             // The caller must poll once more, since a completion may have come before arming. The poll spins before the handoff.
             self.shared.handoff_due.store(true, Relaxed);
             return;
         }
-        if self.shared.watch.caller_waits(now) {
-            self.shared.wake_keeper();
+        if self.shared.handoff.caller_waits(now) {
+            self.shared.wake_engine_thread();
         }
     }
 
     /// Prepares a caller to sleep inside a call until an event comes to `set`. The caller sleeps on the link itself, unless
     /// another one does.
     pub fn begin_wait(&self, set: &WaitSet) -> Wait {
-        if !self.keeper_serves() {
+        if !self.engine_thread_serves() {
             return Wait::Sleep;
         }
         let mut now = self.now();
         if !self.shared.waiters.is_alone(this_thread(), now.0) {
-            self.shared.watch.forget_relief();
+            self.shared.handoff.forget_stand_in();
             self.step_aside();
             return Wait::Sleep;
         }
@@ -117,7 +117,7 @@ impl Engine {
                 // If the caller does not return, the engine thread sends the deferred acknowledgements; only in a backoff sleep
                 // does it wake in time.
                 let is_posted = worker.doorbells().any() || worker.nic().has_pressing();
-                if came.received > 0 && self.shared.watch.naps() && !is_posted {
+                if came.received > 0 && self.shared.handoff.is_in_backoff() && !is_posted {
                     self.shared.owe(&worker, now);
                 } else {
                     self.shared.send_out(&mut worker, now);
@@ -126,11 +126,11 @@ impl Engine {
             }
         }
         self.shared.send_out(&mut worker, now);
-        if self.shared.look_on.is_due() {
+        if self.shared.spinning.is_due() {
             let published = worker.nic().published();
             drop(worker);
             let has_come = || set.events().has_caught();
-            match set.events().catch(|| self.look_on(now, published, has_come)) {
+            match set.events().catch(|| self.spin_for_completion(now, published, has_come)) {
                 (true, _) => return Wait::Taken,
                 (false, Some(_)) => return Wait::Look,
                 (false, None) => {}
@@ -144,7 +144,7 @@ impl Engine {
         }
         let bell = self.doorbells.wake_fd().as_fd().as_raw_fd();
         let on = Watched::of(self.shared.frames().iter().map(AsRawFd::as_raw_fd).chain([bell]));
-        let Some(on) = on.filter(|_| self.shared.watch.begin_watching(now.0)) else {
+        let Some(on) = on.filter(|_| self.shared.handoff.begin_stand_in(now.0)) else {
             worker.sleep_ends();
             drop(worker);
             self.step_aside();
@@ -158,9 +158,9 @@ impl Engine {
     pub fn end_wait(&self, rang: bool) {
         self.doorbells.sleep_ends(rang);
         // The caller is about to run a pass: the engine thread need not.
-        self.shared.watch.pass_ended(self.now().0);
-        if self.shared.watch.stop_watching() {
-            self.shared.wake_keeper();
+        self.shared.handoff.pass_ended(self.now().0);
+        if self.shared.handoff.end_stand_in() {
+            self.shared.wake_engine_thread();
         }
     }
 }

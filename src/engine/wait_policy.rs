@@ -6,7 +6,7 @@
 /// Constants of waiting. Each name ends in its unit.
 pub(crate) struct WaitPolicy;
 
-/// A caller and the engine thread ([`super::watch`]).
+/// A caller and the engine thread ([`super::handoff`]).
 impl WaitPolicy {
     /// A caller that polls runs its next pass within this time. After a longer gap the application was doing something else.
     pub(crate) const POLL_GAP_NS: u64 = 50_000;
@@ -20,13 +20,13 @@ impl WaitPolicy {
     /// Maximum of that time for a caller that left work behind repeatedly: each miss multiplies it by four, up to this.
     pub(crate) const LONGEST_TRUST_AFTER_NS: u64 = 50_000_000;
     /// The shortest backoff sleep. Linux turns 50 us into some 110 us, with a timer slack of 1 ns.
-    pub(crate) const SHORTEST_NAP_NS: u64 = 50_000;
+    pub(crate) const SHORTEST_BACKOFF_NS: u64 = 50_000;
     /// The longest backoff sleep, and so the maximum delay of work that a caller left behind when it stopped polling. With 0.2 ms,
     /// programs that wait got replies in 16 to 58 us instead of 16 to 17.
-    pub(crate) const LONGEST_NAP_NS: u64 = 1_000_000;
+    pub(crate) const LONGEST_BACKOFF_NS: u64 = 1_000_000;
     /// The backoff sleep while a caller blocks on the link. A caller that does not fetch its frame within this time is stopped or
     /// was cancelled.
-    pub(crate) const BLOCKED_CALLER_NAP_NS: u64 = 250_000;
+    pub(crate) const BLOCKED_CALLER_BACKOFF_NS: u64 = 250_000;
     /// The engine thread keeps polling for this time after a pass that received frames but published no completion. The next burst
     /// of a peer that writes comes within it; sleeping between bursts cost a third of the bandwidth over AF_XDP.
     pub(crate) const LINGER_NS: u64 = 50_000;
@@ -47,7 +47,7 @@ impl WaitPolicy {
     pub(crate) const FEW_OUTSTANDING: u32 = 2;
 }
 
-/// The worker's lock ([`super::turns`]).
+/// The worker's lock ([`super::combining_lock`]).
 impl WaitPolicy {
     /// Spins on a taken lock before the thread yields to its holder: about 1 us.
     pub(crate) const LOCK_SPINS: u32 = 64;
@@ -62,7 +62,7 @@ impl WaitPolicy {
     /// ... and in this many passes let other threads run. A caller with fewer passes is not polling.
     pub(crate) const EMPTY_PASSES: u32 = 6;
     /// How long a poller sleeps on the link when processors are overloaded. The application may poll other things too.
-    pub(crate) const DOZE_NS: u64 = 50_000;
+    pub(crate) const POLLER_SLEEP_NS: u64 = 50_000;
     /// `remote`: a yield that took longer let another thread run: perhaps the NIC's.
     pub(crate) const YIELD_USED_NS: u64 = 3_000;
     /// `remote`: pollers sleep instead of yielding for this time after such a yield.
@@ -72,7 +72,7 @@ impl WaitPolicy {
     pub(crate) const POLLS_IN_A_ROW: u32 = 8;
 }
 
-/// Spin, then sleep, for programs that wait ([`super::look_on`]).
+/// Spin, then sleep, for programs that wait ([`super::spin_then_sleep`]).
 impl WaitPolicy {
     /// How long a program that waits polls before it sleeps: twice the reply time of a peer that must be woken.
     pub(crate) const SPIN_BEFORE_SLEEP_NS: u64 = 50_000;

@@ -13,8 +13,8 @@ use super::pass_times::PassTimes;
 use super::progress::Progress;
 use super::stall::Stall;
 use crate::nic::{self, Answer, Batch, Command, ControlError, GroupChange, Nic, Sent};
-use crate::port::{self, BURST, LinkChange, Port, PortInfo, RxWishes, TxId};
-use crate::shared::{Doorbells, GuestBells};
+use crate::port::{self, BURST, LinkChange, Port, PortInfo, RxOptions, TxId};
+use crate::shared::{ClientDoorbells, Doorbells};
 use crate::time::Nanos;
 use crate::verbs::{AsyncEvent, CqIndex, EventKind, Gid, Mtu, QpIndex};
 
@@ -37,12 +37,12 @@ pub struct Worker {
     events: Sender<AsyncEvent>,
     sink: Option<EventSink>,
     doorbells: Doorbells,
-    guests: GuestBells,
+    clients: ClientDoorbells,
     slots: Vec<TxSlot>,
     /// Number of local work requests that the sending half has executed.
     local_work: u32,
     /// The port's latest settings for received frames.
-    rx_wishes: RxWishes,
+    rx_wishes: RxOptions,
     /// True if the port refused.
     wishes_refused: bool,
     link_error: Option<String>,
@@ -52,12 +52,12 @@ pub struct Worker {
     /// Start time of the latest pass.
     last_pass: Nanos,
     /// The half of a pass that waits for copies from or to remote memory.
-    half: Option<Half>,
+    half: Option<PassHalf>,
 }
 
 /// Results of a half of a pass before its copies are made.
 #[derive(Clone, Copy, Debug)]
-enum Half {
+enum PassHalf {
     In { now: Nanos, commands: usize, received: usize },
     Out { now: Nanos, more_posted: bool, sent: usize },
 }
@@ -81,10 +81,10 @@ impl Worker {
             events,
             sink: None,
             doorbells,
-            guests: GuestBells::default(),
+            clients: ClientDoorbells::default(),
             slots,
             local_work: 0,
-            rx_wishes: RxWishes::default(),
+            rx_wishes: RxOptions::default(),
             wishes_refused: false,
             link_error: None,
             events_lost: 0,
@@ -145,17 +145,17 @@ impl Worker {
         let now = self.advance(now);
         let commands = self.control(now);
         let received = self.receive(now); //             parse, ICRC, transport, dma
-        self.half = Some(Half::In { now, commands, received });
+        self.half = Some(PassHalf::In { now, commands, received });
     }
 
     /// Runs [`send_out`](Self::send_out) up to the copies from remote memory.
     pub(super) fn begin_send_out(&mut self, now: Nanos) {
         let now = self.advance(now);
-        let more_posted = self.nic.fetch_posted(now, &self.doorbells, &self.guests);
+        let more_posted = self.nic.fetch_posted(now, &self.doorbells, &self.clients);
         self.nic.look_after(now);
         let sent = self.transmit(now); //                arbiter, headers
         self.nic.list_reads();
-        self.half = Some(Half::Out { now, more_posted, sent });
+        self.half = Some(PassHalf::Out { now, more_posted, sent });
     }
 
     /// Returns the copies that the current half waits for. The thread that makes them may unlock the worker meanwhile.
@@ -182,8 +182,8 @@ impl Worker {
     /// Completes the current half after its copies.
     pub(super) fn end_half(&mut self) -> Progress {
         match self.half.take() {
-            Some(Half::In { now, commands, received }) => self.end_take_in(now, commands, received),
-            Some(Half::Out { now, more_posted, sent }) => self.end_send_out(now, more_posted, sent),
+            Some(PassHalf::In { now, commands, received }) => self.end_take_in(now, commands, received),
+            Some(PassHalf::Out { now, more_posted, sent }) => self.end_send_out(now, more_posted, sent),
             None => Progress::default(),
         }
     }
@@ -294,9 +294,9 @@ impl Worker {
         }
     }
 
-    fn wishes(&self) -> RxWishes {
-        let mac_control = self.nic.congestion().classes.heeds_mac_control();
-        RxWishes { arrivals: self.nic.wants_arrivals(), mac_control }
+    fn wishes(&self) -> RxOptions {
+        let mac_control = self.nic.congestion().classes.uses_mac_control();
+        RxOptions { arrivals: self.nic.wants_arrivals(), mac_control }
     }
 
     fn wish(&mut self) -> io::Result<()> {
@@ -371,7 +371,7 @@ impl Worker {
                 let id = port.tx_alloc(frame_len)?;
                 Some(port.tx_frame(place.insert(id)))
             };
-            match self.nic.send_usual(now, qp, slot, room) {
+            match self.nic.send_fast(now, qp, slot, room) {
                 Sent::Done(reason) => {
                     let Some(id) = id else { continue };
                     if notes {
@@ -524,8 +524,8 @@ impl Worker {
     }
 
     /// The doorbells of client processes.
-    pub fn guests(&self) -> &GuestBells {
-        &self.guests
+    pub fn clients(&self) -> &ClientDoorbells {
+        &self.clients
     }
 
     /// The port.
@@ -538,7 +538,7 @@ impl Worker {
         &self.nic
     }
 
-    /// Arms the wake-ups of a worker that is about to sleep. False: there is work after all, and nothing is armed.
+    /// Prepares the wake-ups of a worker that is about to sleep. False: there is work after all, and nothing was prepared.
     pub fn prepare_sleep(&mut self) -> bool {
         self.doorbells.sleep_begins();
         let quiet = self.is_quiet();
@@ -561,7 +561,7 @@ impl Worker {
     /// Returns when the next pass is needed for work known here: zero if some is pending. Frames that wait on the link are not
     /// known; its descriptors report them.
     pub fn needed_by(&self) -> Nanos {
-        let posted = self.doorbells.any() || self.guests.any() || self.nic.has_unfetched();
+        let posted = self.doorbells.any() || self.clients.any() || self.nic.has_unfetched();
         if posted || !self.requests.is_empty() || !self.moves.is_empty() {
             return Nanos::ZERO;
         }

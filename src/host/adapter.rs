@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::error::DeviceError;
-use super::snapshot::{MrEntry, Passes, QpEntry, Snapshot};
+use super::snapshot::{MrEntry, PassDurations, QpEntry, Snapshot};
 use crate::engine::{Engine, EventSink, Progress, Wait, WaitSet, Worker};
 use crate::nic::{Answer, Command, CongestionConfig, ControlError, Object, QpStatus};
 use crate::port::udp::group::Member;
@@ -247,7 +247,7 @@ impl Adapter {
     }
 
     /// Returns the device's snapshot, without objects that belong to `others`.
-    pub(super) fn look(&self, others: Option<&Others>) -> Snapshot {
+    pub(super) fn look(&self, others: Option<&IsOfClient>) -> Snapshot {
         match self {
             Adapter::Own(engine) => {
                 let is_own = |object| others.is_none_or(|others| !others(object));
@@ -261,7 +261,7 @@ impl Adapter {
 }
 
 /// Tests whether an object of a NIC belongs to another process, which reports it itself.
-pub(crate) type Others = Box<dyn Fn(Object) -> bool + Send + Sync>;
+pub(crate) type IsOfClient = Box<dyn Fn(Object) -> bool + Send + Sync>;
 
 /// Returns the snapshot of an engine with the objects for which `has` is true. The caller fills in names.
 pub(crate) fn snapshot_of(engine: &Engine, has: impl Fn(Object) -> bool) -> Snapshot {
@@ -276,7 +276,7 @@ pub(crate) fn snapshot_of(engine: &Engine, has: impl Fn(Object) -> bool) -> Snap
         port: info.name,
         mode: info.mode,
         now_ns: engine.now().0,
-        passes: Passes { buckets: passes.buckets.to_vec(), total_ns: passes.total.0 },
+        passes: PassDurations { buckets: passes.buckets.to_vec(), total_ns: passes.total.0 },
         mrs: regions.filter(|region| has(Object::Pd(region.pd))).map(|region| MrEntry::of(&region)).collect(),
         ..Snapshot::default()
     };
@@ -304,27 +304,27 @@ fn in_pieces<T>(look: impl Fn(u32) -> Option<Vec<T>>) -> impl Iterator<Item = T>
 
 /// The slot of a process among those that share a device. Numbers that the process allocates begin with it.
 #[derive(Clone, Debug)]
-pub enum Seat {
+pub enum DeviceSlot {
     /// A slot in a group of sockets.
     Group(Arc<Member>),
     /// A slot at a NIC that is another process.
     Nic(Arc<Attachment>),
 }
 
-impl Seat {
+impl DeviceSlot {
     /// The slot's number.
     pub fn slot(&self) -> u8 {
         match self {
-            Seat::Group(member) => member.slot(),
-            Seat::Nic(nic) => nic.slot(),
+            DeviceSlot::Group(member) => member.slot(),
+            DeviceSlot::Nic(nic) => nic.slot(),
         }
     }
 
     /// The prefix of this process's QPNs; `None` if QPNs have no such prefix.
     pub(super) fn unit(&self) -> Option<u8> {
         match self {
-            Seat::Group(member) => Some(member.slot()),
-            Seat::Nic(_) => None,
+            DeviceSlot::Group(member) => Some(member.slot()),
+            DeviceSlot::Nic(_) => None,
         }
     }
 
@@ -335,8 +335,8 @@ impl Seat {
     /// If the unit is taken, or the NIC cannot be asked.
     pub fn take_unit(&self, unit: u8) -> Result<(), Denied> {
         match self {
-            Seat::Group(member) => member.take_unit(unit),
-            Seat::Nic(nic) => nic.take_unit(unit),
+            DeviceSlot::Group(member) => member.take_unit(unit),
+            DeviceSlot::Nic(nic) => nic.take_unit(unit),
         }
     }
 
@@ -345,8 +345,8 @@ impl Seat {
         services: impl IntoIterator<Item = (u64, Option<IpAddr>)>,
     ) -> Result<(), Denied> {
         match self {
-            Seat::Group(member) => member.set_services(services),
-            Seat::Nic(nic) => nic.set_services(services),
+            DeviceSlot::Group(member) => member.set_services(services),
+            DeviceSlot::Nic(nic) => nic.set_services(services),
         }
     }
 
@@ -356,8 +356,8 @@ impl Seat {
     /// As those of [`Roster::port`](crate::roster::Roster::port); `EIO` if the roster cannot be reached.
     pub fn port(&self, request: PortRequest) -> Result<u16, Denied> {
         match self {
-            Seat::Group(member) => member.port(request),
-            Seat::Nic(nic) => nic.port_number(request),
+            DeviceSlot::Group(member) => member.port(request),
+            DeviceSlot::Nic(nic) => nic.port_number(request),
         }
     }
 }

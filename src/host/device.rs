@@ -21,7 +21,7 @@ use crate::verbs::{AsyncEvent, Mtu, QpIndex};
 use crate::wire::Gid;
 use crate::wire::net::multicast_mac;
 
-use super::adapter::{Adapter, Others, Seat};
+use super::adapter::{Adapter, DeviceSlot, IsOfClient};
 use super::error::DeviceError;
 use super::gid_table::{GidEntry, GidOrder, GidTable};
 use super::knob_file::KnobFile;
@@ -120,7 +120,7 @@ impl Device {
         let config = DeviceConfig { control_file: None, ..config.clone() };
         let device = Device::with(name, Adapter::Shared(Arc::clone(&nic)), gids, resolver, &config);
         // Succeeds: the device was just made.
-        let _ = device.inner.seat.set(Seat::Nic(nic));
+        let _ = device.inner.slot.set(DeviceSlot::Nic(nic));
         device
     }
 
@@ -137,13 +137,13 @@ impl Device {
             gids: RwLock::new(gids),
             resolver,
             claim: Mutex::new(None),
-            seat: OnceLock::new(),
+            slot: OnceLock::new(),
             cm_ids: OnceLock::new(),
             others: OnceLock::new(),
             clients: OnceLock::new(),
             control_file: Mutex::new(config.control_file.as_deref().map(KnobFile::new)),
         };
-        Device { inner: Arc::new(Handle { follower: OnceLock::new(), state: Arc::new(state) }) }
+        Device { inner: Arc::new(Handle { watcher: OnceLock::new(), state: Arc::new(state) }) }
     }
 
     /// Sets congestion control and traffic classes. A QP keeps its rate if its reaction point stays of the same kind.
@@ -181,7 +181,7 @@ impl Device {
         let Some(member) = member else { return Ok(()) };
         self.call(Command::AddQpnUnit(member.slot()))?;
         // Succeeds: a port is opened once.
-        let _ = self.inner.seat.set(Seat::Group(member));
+        let _ = self.inner.slot.set(DeviceSlot::Group(member));
         Ok(())
     }
 
@@ -192,7 +192,7 @@ impl Device {
     }
 
     /// Registers the test for objects of other processes, which snapshots omit. Only the first call has an effect.
-    pub(crate) fn tell_others(&self, others: Others) {
+    pub(crate) fn tell_others(&self, others: IsOfClient) {
         let _ = self.inner.others.set(others);
     }
 
@@ -212,14 +212,14 @@ impl Device {
     }
 
     /// The slot among the processes that share the device, if it can be shared.
-    pub fn seat(&self) -> Option<&Seat> {
-        self.inner.seat.get()
+    pub fn slot(&self) -> Option<&DeviceSlot> {
+        self.inner.slot.get()
     }
 
     /// Claims the interface, and makes sure that a QPN is free for one more QP.
     pub(super) fn claim_for_qp(&self) -> Result<(), DeviceError> {
         self.claim()?;
-        let Some(Seat::Group(member)) = self.seat() else { return Ok(()) };
+        let Some(DeviceSlot::Group(member)) = self.slot() else { return Ok(()) };
         if self.inner.adapter.has_room_for_qp() {
             return Ok(());
         }
@@ -342,7 +342,7 @@ impl Device {
         self.inner.adapter.is_dead()
     }
 
-    /// Passes future asynchronous events to `sink`. The thread that runs the device calls it under the device's lock: it must be
+    /// PassDurations future asynchronous events to `sink`. The thread that runs the device calls it under the device's lock: it must be
     /// short and must not use the device. False: a sink is already set.
     pub fn set_event_sink(&self, sink: EventSink) -> bool {
         self.inner.adapter.set_event_sink(sink)

@@ -16,7 +16,7 @@ use crate::wire::Gid;
 
 /// Why a neighbour's MAC address could not be found.
 #[derive(Debug, thiserror::Error)]
-#[error("no way to {destination} from {device}: {reason}")]
+#[error("no path to {destination} from {device}: {reason}")]
 pub struct ResolveError {
     /// The unresolved destination.
     pub destination: IpAddr,

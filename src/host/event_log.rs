@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use super::estate::SharedPath;
+use super::orphan_table::SharedPath;
 use crate::shared::Region;
 
 /// Number of lines kept: the newest.

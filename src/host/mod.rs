@@ -50,27 +50,27 @@ mod cq;
 mod datagram;
 mod device;
 mod error;
-mod estate;
 mod event_log;
 mod flow;
-mod follow;
-mod follower;
 mod gid_table;
 mod inbox;
 pub mod inspect;
+mod interface_watcher;
 mod knob_file;
 mod memory;
 mod open;
+mod orphan_table;
 mod pd;
 mod qp;
 mod queues;
 mod rdma_cm;
 mod resolve;
+mod searches;
 mod snapshot;
 mod srq;
 mod stack;
 mod state;
-mod ways;
+mod watched_sources;
 
 // Types of lower layers in this layer's interface.
 pub use crate::engine::{Drive, EventSink, MAX_WATCHED, Wait, Watched};
@@ -81,7 +81,7 @@ pub use crate::nic::{
 pub use crate::shared::work_queue::Payload;
 pub use crate::shared::{Armed, HostMemory, PageList, PostError};
 
-pub use adapter::Seat;
+pub use adapter::DeviceSlot;
 pub use ah_options::AhOptions;
 pub use channel::CompletionChannel;
 pub use cq::CompletionQueue;
@@ -103,9 +103,9 @@ pub use stack::Stack;
 #[doc(hidden)]
 pub use claim::PortPlan;
 #[doc(hidden)]
-pub use connections::{ConnectionService, Consumer, Nobody};
-#[doc(hidden)]
-pub(crate) use estate::HandedOver;
-pub use estate::{Estate, SharedPath};
+pub use connections::{ConnectionService, Consumer, IgnoreEvents};
 #[doc(hidden)]
 pub use event_log::{EVENTS, EventLog, LoggedEvent};
+#[doc(hidden)]
+pub(crate) use orphan_table::HandedOver;
+pub use orphan_table::{OrphanTable, SharedPath};

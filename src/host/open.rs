@@ -7,11 +7,11 @@ use std::time::Duration;
 use super::claim::{Claim, PortPlan};
 use super::device::{Device, DeviceConfig};
 use super::error::{OpenError, ResolveError};
-use super::follow::follow;
-use super::follower::{Followed, Live};
 use super::gid_table::GidOrder;
+use super::interface_watcher::watch;
 use super::resolve::Resolve;
 use super::stack::Stack;
+use super::watched_sources::{Live, WatchedSources};
 use crate::frame::ETHERNET_HEADER;
 use crate::netdev::neighbour::NeighbourError;
 use crate::netdev::{Interface, Neighbours, NetdevError, Reach};
@@ -39,7 +39,7 @@ impl Device {
         let resolver = KernelNeighbours { interface: interface.clone(), neighbours: Arc::clone(&neighbours) };
         let device = Device::new("roxie0", port, addresses, Box::new(resolver), config)?;
         let addresses = xdp.addresses.is_empty();
-        device.follow(Followed { interface, addresses, neighbours: Some(neighbours) })?;
+        device.watch(WatchedSources { interface, addresses, neighbours: Some(neighbours) })?;
         Ok(device)
     }
 
@@ -60,7 +60,7 @@ impl Device {
             Some(Ok(interface)) => {
                 let interface = Live::new(interface);
                 let addresses = udp.addresses.is_empty();
-                device.follow(Followed { interface, addresses, neighbours: None })?;
+                device.watch(WatchedSources { interface, addresses, neighbours: None })?;
             }
             Some(Err(NetdevError::NotEthernet { .. })) | None => {}
             Some(Err(error)) => return Err(error.into()),
@@ -78,7 +78,7 @@ impl Device {
         let Some(nic) = Attachment::open(&found.name)? else { return Ok(None) };
         let setup = InterfaceSetup::of(found, nic.port().raw_frames, config)?;
         let device = Device::attached("roxie0", nic, setup.addresses, setup.resolver, &setup.config);
-        device.follow(setup.followed)?;
+        device.watch(setup.sources)?;
         Ok(Some(device))
     }
 
@@ -126,7 +126,7 @@ impl Device {
         let device = Device::new("roxie0", port, setup.addresses, setup.resolver, &setup.config)?;
         let claim = Claim { interface: info.interface.unwrap_or_default(), plan, stack };
         *device.inner.claim.lock().unwrap_or_else(PoisonError::into_inner) = Some(claim);
-        device.follow(setup.followed)?;
+        device.watch(setup.sources)?;
         Ok(device)
     }
 
@@ -146,10 +146,10 @@ impl Device {
         }
     }
 
-    fn follow(&self, followed: Followed) -> Result<(), OpenError> {
-        let follower = follow(Arc::clone(&self.inner.state), followed)?;
+    fn watch(&self, sources: WatchedSources) -> Result<(), OpenError> {
+        let watcher = watch(Arc::clone(&self.inner.state), sources)?;
         // Succeeds: the caller has just made the device.
-        let _ = self.inner.follower.set(follower);
+        let _ = self.inner.watcher.set(watcher);
         Ok(())
     }
 
@@ -191,7 +191,7 @@ struct InterfaceSetup {
     addresses: Vec<IpAddr>,
     config: DeviceConfig,
     resolver: Box<dyn Resolve>,
-    followed: Followed,
+    sources: WatchedSources,
 }
 
 impl InterfaceSetup {
@@ -210,8 +210,8 @@ impl InterfaceSetup {
             }),
             None => Box::new(sockets),
         };
-        let followed = Followed { interface, addresses: true, neighbours };
-        Ok(InterfaceSetup { addresses, config, resolver, followed })
+        let sources = WatchedSources { interface, addresses: true, neighbours };
+        Ok(InterfaceSetup { addresses, config, resolver, sources })
     }
 }
 

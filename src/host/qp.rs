@@ -309,13 +309,13 @@ impl QueuePair {
         if self.state.load(Relaxed) == QpState::Reset as u32 {
             self.initialize(options.access)?;
         }
-        let way = AhOptions {
+        let ah_options = AhOptions {
             traffic_class: options.traffic_class,
             sl: options.sl,
             hop_limit: options.hop_limit,
             ..AhOptions::default()
         };
-        let av = self.device.address_vector(here.gid, there.gid, &way)?;
+        let av = self.device.address_vector(here.gid, there.gid, &ah_options)?;
         // Attributes of acknowledgements apply only to QP types that send or expect them.
         let (answers, asks) = (self.qp_type.is_reliable_responder(), self.qp_type.is_reliable_requester());
         self.modify(&QpAttr {

@@ -36,7 +36,7 @@ pub struct Snapshot {
     /// Counters by their mlx5 and rxe names. The port's count from when it was opened.
     pub counters: BTreeMap<String, u64>,
     /// Durations of the engine's passes that did something.
-    pub passes: Passes,
+    pub passes: PassDurations,
     /// Queue pairs, by number.
     pub qps: Vec<QpEntry>,
     /// Memory regions and windows.
@@ -145,14 +145,14 @@ impl Snapshot {
 
 /// Histogram of the durations of passes, since the device was opened.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Passes {
+pub struct PassDurations {
     /// Entry `i` counts durations from 2^(i-1) ns, inclusive, to 2^i ns, exclusive; the last entry counts all longer ones too.
     pub buckets: Vec<u64>,
     /// Sum of all durations, in ns.
     pub total_ns: u64,
 }
 
-impl Passes {
+impl PassDurations {
     /// Returns the duration in ns at quantile `share` (0 to 1), to within the width of a bucket. `None`: there was no pass.
     pub fn quantile(&self, share: f64) -> Option<u64> {
         let count: u64 = self.buckets.iter().sum();
@@ -334,10 +334,10 @@ mod tests {
     fn a_quantile_lies_in_its_bucket() {
         let mut buckets = vec![0; 32];
         (buckets[10], buckets[14]) = (99, 1);
-        let passes = Passes { buckets, total_ns: 0 };
+        let passes = PassDurations { buckets, total_ns: 0 };
         assert_eq!(passes.quantile(0.5).map(|ns| (512..1024).contains(&ns)), Some(true));
         assert_eq!(passes.quantile(0.99), Some(1024));
         assert_eq!(passes.quantile(1.0), Some(1 << 14));
-        assert_eq!(Passes::default().quantile(0.5), None);
+        assert_eq!(PassDurations::default().quantile(0.5), None);
     }
 }

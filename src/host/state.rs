@@ -6,21 +6,21 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use crate::nic::{Command, CongestionConfig};
 use crate::port::LinkChange;
 
-use super::adapter::{Adapter, Others, Seat};
+use super::adapter::{Adapter, DeviceSlot, IsOfClient};
 use super::claim::Claim;
 use super::error::DeviceError;
-use super::follower::Follower;
 use super::gid_table::GidTable;
 use super::knob_file::KnobFile;
 use super::resolve::Resolve;
 use super::snapshot::{Clients, CmIds};
+use super::watched_sources::InterfaceWatcher;
 
 /// A device's handles. The following thread shares the state, but not the handle that ends the thread. Dropping the last handle
 /// therefore waits for the thread, and then closes the port.
 #[derive(Debug)]
 pub(super) struct Handle {
     /// Follows the interface, if there is one. Dropped first.
-    pub(super) follower: OnceLock<Follower>,
+    pub(super) watcher: OnceLock<InterfaceWatcher>,
     pub(super) state: Arc<State>,
 }
 
@@ -41,11 +41,11 @@ pub(super) struct State {
     /// The claim that the first queue pair makes.
     pub(super) claim: Mutex<Option<Claim>>,
     /// The slot among the processes that share the device.
-    pub(super) seat: OnceLock<Seat>,
+    pub(super) slot: OnceLock<DeviceSlot>,
     /// Lists connection identifiers for snapshots.
     pub(super) cm_ids: OnceLock<CmIds>,
     /// Tests for objects of client processes.
-    pub(super) others: OnceLock<Others>,
+    pub(super) others: OnceLock<IsOfClient>,
     /// Lists client processes.
     pub(super) clients: OnceLock<Clients>,
     /// The congestion control file.

@@ -18,7 +18,7 @@ impl Nic {
     /// Returns the first inconsistency found; `None`: there is none. To be called when no QP waits for
     /// [`look_after`](Self::look_after).
     #[doc(hidden)]
-    pub fn disagreement(&self) -> Option<String> {
+    pub fn inconsistency(&self) -> Option<String> {
         self.uses_disagree().or_else(|| self.queues_disagree()).or_else(|| {
             self.qps.iter().find_map(|(index, entry)| {
                 let wrong = self.entry_disagrees(index, entry)?;
@@ -67,7 +67,7 @@ impl Nic {
 
     /// Checks that lists of QPs name existing QPs, and that their flags agree.
     fn queues_disagree(&self) -> Option<String> {
-        if let Some(wrong) = self.arbiter.disagreement() {
+        if let Some(wrong) = self.arbiter.inconsistency() {
             return Some(wrong);
         }
         let gone = |qp: &QpIndex| !self.qps.holds(qp.0);

@@ -68,7 +68,7 @@ impl Default for TrafficClasses {
 
 impl TrafficClasses {
     /// True if received PAUSE or PFC frames have an effect.
-    pub fn heeds_mac_control(&self) -> bool {
+    pub fn uses_mac_control(&self) -> bool {
         self.pause || self.pfc != 0
     }
 

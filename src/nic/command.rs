@@ -388,7 +388,7 @@ pub enum ControlError {
     WrongKind(&'static str),
     /// The NIC is another process, and refused the command.
     #[error("{why}")]
-    Elsewhere {
+    Refused {
         /// The errno of the refusal.
         errno: i32,
         /// The text of the refusal.
@@ -404,7 +404,7 @@ impl ControlError {
             ControlError::Full { .. } | ControlError::NoMemory(_) => libc::ENOMEM,
             ControlError::NoRawPackets => libc::EOPNOTSUPP,
             ControlError::DeviceFatal | ControlError::Steer(_) | ControlError::MacControl(_) => libc::EIO,
-            ControlError::Elsewhere { errno, .. } => *errno,
+            ControlError::Refused { errno, .. } => *errno,
             _ => libc::EINVAL,
         }
     }

@@ -9,7 +9,7 @@ use super::command::{Answer, ControlError};
 use crate::limits::MAX_CQE;
 use crate::shared::{CompletionRing, EventCounter, Move};
 use crate::time::Nanos;
-use crate::transport::coverage::{Notice, Watch};
+use crate::transport::coverage::{EventEffect, Watch};
 use crate::verbs::{AsyncEvent, CqIndex, EventKind, QpIndex, Wc, WcStatus};
 
 pub(super) const CQ: &str = "completion queue";
@@ -45,7 +45,7 @@ impl Moderation {
     fn note(&mut self, now: Nanos, ring: &CompletionRing, wc: &Wc) -> bool {
         if self.held == 0 {
             if !ring.disarm_for(wc) {
-                Watch::notice(Notice::Unasked);
+                Watch::notice(EventEffect::Unasked);
                 return false;
             }
             self.due = now + self.period;
@@ -54,10 +54,10 @@ impl Moderation {
         let failed = wc.status != WcStatus::Success;
         let leaves = self.held >= self.count || failed;
         Watch::notice(match (leaves, failed, self.held) {
-            (true, true, _) => Notice::ByFailure,
-            (true, false, _) => Notice::ByCount,
-            (false, _, 1) => Notice::HeldBack,
-            (false, ..) => Notice::Joined,
+            (true, true, _) => EventEffect::ByFailure,
+            (true, false, _) => EventEffect::ByCount,
+            (false, _, 1) => EventEffect::HeldBack,
+            (false, ..) => EventEffect::Joined,
         });
         if leaves {
             self.release();
@@ -135,7 +135,7 @@ impl Nic {
             }
         }
         if entry.ring.is_mapped() {
-            entry.ring.rouse();
+            entry.ring.wake_pollers();
         }
         if entry.notify.is_none() {
             return;
@@ -145,8 +145,8 @@ impl Nic {
             None => {
                 let count = pushed.len();
                 let wakes = count > 0 && entry.ring.disarm_for_any(pushed);
-                Watch::notices(Notice::AtOnce, usize::from(wakes));
-                Watch::notices(Notice::Unasked, count - usize::from(wakes));
+                Watch::notices(EventEffect::AtOnce, usize::from(wakes));
+                Watch::notices(EventEffect::Unasked, count - usize::from(wakes));
                 wakes
             }
             Some(moderation) => {
@@ -169,7 +169,7 @@ impl Nic {
             let Some(moderation) = &mut entry.moderation else { continue };
             if moderation.due <= now {
                 moderation.release();
-                Watch::notice(Notice::ByTime);
+                Watch::notice(EventEffect::ByTime);
                 entry.wake();
             } else {
                 self.events_due = self.events_due.min(moderation.due);
@@ -254,7 +254,7 @@ impl Nic {
         let entry = self.cq(cq).ok_or(ControlError::NotFound(CQ))?;
         // Raise an event that was delayed under the previous parameters.
         if entry.moderation.as_ref().is_some_and(|moderation| moderation.held > 0) {
-            Watch::notice(Notice::ByCommand);
+            Watch::notice(EventEffect::ByCommand);
             entry.wake();
         }
         entry.moderation = (count > 1).then_some(Moderation { count, period, held: 0, due: Nanos::MAX });

@@ -2,13 +2,13 @@
 //! meanwhile.
 
 use super::{Nic, QpEntry, split};
-use crate::shared::{Doorbells, GuestBells};
+use crate::shared::{ClientDoorbells, Doorbells};
 use crate::time::Nanos;
 use crate::verbs::QpIndex;
 
 impl Nic {
     /// Fetches the work requests of the QPs that rang their doorbells. True if some have more.
-    pub fn fetch_posted(&mut self, now: Nanos, bells: &Doorbells, guests: &GuestBells) -> bool {
+    pub fn fetch_posted(&mut self, now: Nanos, bells: &Doorbells, guests: &ClientDoorbells) -> bool {
         let mut more = false;
         // Fetching adds no entries to this list.
         while let Some(index) = self.unfetched.pop() {

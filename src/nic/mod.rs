@@ -22,6 +22,7 @@ mod congestion;
 mod control;
 mod cq;
 mod dma;
+mod fast_path;
 mod fetch;
 mod flow;
 mod flow_control;
@@ -39,7 +40,6 @@ mod remote_copies;
 mod srq;
 mod table;
 mod transmit;
-mod usual;
 
 pub(crate) use crate::transport::PlantedBug;
 pub use crate::transport::TxReason;
@@ -50,6 +50,7 @@ pub use classes::{ClassesError, EcnPolicy, TrafficClasses, Trust};
 pub use command::{Answer, Command, ControlError, GsiRoutes, ObjectCounts, QpHandle, QpStatus, SrqStatus};
 pub use congestion::CongestionConfig;
 pub use cq::Published;
+pub use fast_path::Sent;
 pub use flow::MAX_TABLE;
 pub use log::{LOG_LENGTH, QpEvent, QpRecord};
 pub use memory_command::{Convert, Form, Mapped, MemoryCommand, ReceiveSource};
@@ -58,7 +59,6 @@ pub use object::Object;
 pub use qp_life::memory_of_qp;
 pub use receive::{RxFrame, RxOutcome};
 pub use remote_copies::Batch;
-pub use usual::Sent;
 
 use std::collections::VecDeque;
 
@@ -68,7 +68,7 @@ use crate::random::splitmix;
 use crate::shared::SendRing;
 use crate::time::Nanos;
 use crate::timer::TimerWheel;
-use crate::transport::coverage::{Mover, Watch};
+use crate::transport::coverage::{TimerCause, Watch};
 use crate::transport::{AddressHandles, Counters, MemoryTable, Output, Qp};
 use crate::verbs::{AsyncEvent, CqIndex, Mtu, QpIndex, QpState, Rss};
 use arbiter::Arbiter;
@@ -379,7 +379,7 @@ impl Nic {
         // The deadline may have moved since the timer was set: then nothing happens, and `look_after` sets the timer again.
         let watch = Watch::timer(qp);
         let expired = qp.handle_timeout(&mut ctx);
-        watch.moved(qp, Mover::Time);
+        watch.moved(qp, TimerCause::Time);
         if let Some(verdict) = expired {
             entry.log.note_timeout(now, verdict);
         }

@@ -120,6 +120,6 @@ mod tests {
             Answer::Qp(handle) => Command::DestroyQp(handle.index),
             other => panic!("{other:?}"),
         });
-        assert_eq!(nic.disagreement(), None);
+        assert_eq!(nic.inconsistency(), None);
     }
 }

@@ -12,7 +12,7 @@ use crate::congestion::LastNotification;
 use crate::limits::MAX_SGE;
 use crate::shared::SendRing;
 use crate::time::Nanos;
-use crate::transport::coverage::{Mover, Watch};
+use crate::transport::coverage::{TimerCause, Watch};
 use crate::transport::send_queue::SendQueue;
 use crate::transport::{Qp, QpConfig};
 use crate::verbs::{
@@ -217,7 +217,7 @@ impl Nic {
         split!(self, now, entry => qp, ctx);
         let watch = Watch::timer(qp);
         qp.modify(&mut ctx, attr, next);
-        watch.moved(qp, Mover::Command);
+        watch.moved(qp, TimerCause::Command);
         entry.notification_due &= next != QpState::Reset;
         if next == QpState::Reset {
             entry.sends.reset();

@@ -6,9 +6,9 @@ use super::{Nic, QpEntry, split};
 use crate::frame::Frame;
 use crate::time::Nanos;
 use crate::transport::Verdict;
-use crate::transport::coverage::{Mover, Watch};
+use crate::transport::coverage::{TimerCause, Watch};
 use crate::verbs::QpIndex;
-use crate::wire::{self, HEADERS, Icrc, Operation, Packet, Qpn, Usual};
+use crate::wire::{self, FastPacket, HEADERS, Icrc, Operation, Packet, Qpn};
 
 /// A received frame.
 #[derive(Clone, Copy, Debug)]
@@ -100,20 +100,25 @@ impl Nic {
     /// Receives one frame. Its memory operations wait for [`Nic::run_dma`].
     pub fn receive(&mut self, now: Nanos, received: &RxFrame<'_>) -> RxOutcome {
         let mut store = [0; HEADERS];
-        let usual = Usual::of(&received.frame, &mut store);
-        if let Some(packet) = &usual
-            && let Some(outcome) = self.receive_usual(now, packet, received)
+        let fast = FastPacket::of(&received.frame, &mut store);
+        if let Some(packet) = &fast
+            && let Some(outcome) = self.receive_fast(now, packet, received)
         {
             return outcome;
         }
-        self.receive_any(now, usual.as_ref(), received)
+        self.receive_any(now, fast.as_ref(), received)
     }
 
-    /// Receives any packet in the slow path. `usual`: its headers, if they are already parsed.
+    /// Receives any packet in the slow path. `fast_path`: its headers, if they are already parsed.
     #[inline(never)]
-    fn receive_any(&mut self, now: Nanos, usual: Option<&Usual<'_>>, received: &RxFrame<'_>) -> RxOutcome {
-        let packet = match usual {
-            Some(usual) => Ok(usual.read()),
+    fn receive_any(
+        &mut self,
+        now: Nanos,
+        fast: Option<&FastPacket<'_>>,
+        received: &RxFrame<'_>,
+    ) -> RxOutcome {
+        let packet = match fast {
+            Some(fast) => Ok(fast.read()),
             None => wire::parse(&received.frame),
         };
         match &packet {
@@ -210,7 +215,7 @@ impl Nic {
         }
         let watch = Watch::arrival(qp, packet);
         let mut verdict = qp.handle_packet(&mut ctx, packet, received.index);
-        watch.moved(qp, Mover::Packet);
+        watch.moved(qp, TimerCause::Packet);
         Watch::judged(qp, packet, &verdict);
         if self.out.may_fault {
             verdict = self.settle(now, QpIndex(index), packet, received, before).unwrap_or(verdict);

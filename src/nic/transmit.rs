@@ -4,7 +4,7 @@ use super::dma::DmaOut;
 use super::{Nic, split};
 use crate::frame::FrameMut;
 use crate::time::Nanos;
-use crate::transport::coverage::{Mover, Watch};
+use crate::transport::coverage::{TimerCause, Watch};
 use crate::transport::{AddressHandles, Gather, Origin, PlantedBug, TxPlan};
 use crate::verbs::{AddressVector, AhId, QpIndex, QpType};
 use crate::wire::{self, MAX_HEADERS, datagram_port, flow_port};
@@ -123,7 +123,7 @@ impl Nic {
             return qp.next_packet(&mut ctx);
         }
         let plan = qp.next_packet(&mut ctx)?;
-        match plan.way {
+        match plan.ah {
             Some(way) if self.moves_to_other_priority(index, way) => None,
             _ => Some(plan),
         }
@@ -144,7 +144,7 @@ impl Nic {
 
     /// Returns the frame length of a planned packet in bytes, without FCS. `None`: the address handle does not exist.
     pub fn frame_len(&self, index: QpIndex, plan: &TxPlan) -> Option<usize> {
-        let template = match plan.way {
+        let template = match plan.ah {
             None => {
                 let qp = &self.qps.get(index.0)?.qp;
                 match qp.template() {
@@ -161,7 +161,7 @@ impl Nic {
     /// Writes a planned packet's headers to its frame, in transmit slot `slot`, and records the copies for its payload.
     pub fn emit(&mut self, now: Nanos, index: QpIndex, plan: &TxPlan, slot: u16, frame: &mut FrameMut<'_>) {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
-        let template = match plan.way {
+        let template = match plan.ah {
             None => entry.qp.template(),
             Some(way) => self.handles.find(way).map(|handle| &handle.template),
         };
@@ -180,9 +180,9 @@ impl Nic {
                 None => aside.insert([0; MAX_HEADERS]),
             };
             offset = template.write_headers(headers, &plan.bth, &plan.ext, plan.payload_len.into());
-            if plan.way.is_some() {
+            if plan.ah.is_some() {
                 //= IBTA A17.4.3: roce-v2-source-port-tells-flows-apart
-                let label = handle_label(&self.handles, plan.way);
+                let label = handle_label(&self.handles, plan.ah);
                 let port = if label == 0 { datagram_port(entry.qp.qpn) } else { flow_port(label) };
                 template.set_source_port(headers, port);
             }
@@ -207,7 +207,7 @@ impl Nic {
         split!(self, now, entry => qp, ctx);
         let watch = Watch::timer(qp);
         qp.sent(&mut ctx, plan);
-        watch.moved(qp, Mover::Sent);
+        watch.moved(qp, TimerCause::Sent);
     }
 
     /// Writes a notification, which has a traffic class of its own, and is ECN-capable as on a ConnectX.

@@ -42,13 +42,13 @@ macro_rules! pass_on {
         }
     };
     (@set_rx_wishes) => {
-        fn set_rx_wishes(&mut self, wishes: $crate::port::RxWishes) -> std::io::Result<()> {
+        fn set_rx_wishes(&mut self, wishes: $crate::port::RxOptions) -> std::io::Result<()> {
             self.inner.set_rx_wishes(wishes)
         }
     };
-    (@leaves) => {
-        fn leaves(&mut self, id: &$crate::port::TxId) -> bool {
-            self.inner.leaves(id)
+    (@is_sent) => {
+        fn is_sent(&mut self, id: &$crate::port::TxId) -> bool {
+            self.inner.is_sent(id)
         }
     };
     (@wants_notes) => {

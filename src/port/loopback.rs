@@ -178,7 +178,7 @@ impl<P: Port> Port for LoopbackPort<P> {
         rx_waiting,
         set_rx_wishes,
         wants_notes,
-        leaves,
+        is_sent,
         tx_pending,
         undelivered,
         event_fds
@@ -188,7 +188,7 @@ impl<P: Port> Port for LoopbackPort<P> {
         let mut destination = [0; 6];
         let known = self.inner.tx_frame(&id).as_frame().copy_to(0, &mut destination);
         let is_own = known == destination.len() && destination == self.info.mac;
-        if is_own && !self.inner.leaves(&id) {
+        if is_own && !self.inner.is_sent(&id) {
             self.loop_back(&id);
             self.inner.tx_cancel(id);
         } else {

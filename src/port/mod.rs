@@ -92,13 +92,13 @@ pub struct Received<'a> {
     pub frame: Frame<'a>,
     /// True if the IPv4 identification and the DF bit in `frame` are made up, because sockets do not show them.
     pub ip_id_hidden: bool,
-    /// Arrival time, if the port knows it more precisely than "now": see [`RxWishes::arrivals`].
+    /// Arrival time, if the port knows it more precisely than "now": see [`RxOptions::arrivals`].
     pub arrived: Option<Nanos>,
 }
 
 /// Optional receive services that a NIC requests of its port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RxWishes {
+pub struct RxOptions {
     /// Report the arrival time of frames, for delay measurement. Costs a little for each frame.
     pub arrivals: bool,
     /// Receive MAC control frames (EtherType 0x8808: PAUSE, priority flow control) too. Sockets do not see any.
@@ -180,7 +180,7 @@ pub trait Port: Send {
     ///
     /// # Errors
     /// If the system refuses a service that the port has. Nothing is changed then.
-    fn set_rx_wishes(&mut self, wishes: RxWishes) -> io::Result<()> {
+    fn set_rx_wishes(&mut self, wishes: RxOptions) -> io::Result<()> {
         let _ = wishes;
         Ok(())
     }
@@ -258,7 +258,7 @@ pub trait Port: Send {
 
     /// True if the frame in a slot is addressed to the port's own station, but to another process: the port below
     /// delivers it.
-    fn leaves(&mut self, id: &TxId) -> bool {
+    fn is_sent(&mut self, id: &TxId) -> bool {
         let _ = id;
         false
     }
@@ -307,14 +307,14 @@ impl<P: Port + ?Sized> Port for Box<P> {
     fn rx_waiting(&mut self) -> Option<(usize, usize)> {
         (**self).rx_waiting()
     }
-    fn set_rx_wishes(&mut self, wishes: RxWishes) -> io::Result<()> {
+    fn set_rx_wishes(&mut self, wishes: RxOptions) -> io::Result<()> {
         (**self).set_rx_wishes(wishes)
     }
     fn wants_notes(&self) -> bool {
         (**self).wants_notes()
     }
-    fn leaves(&mut self, id: &TxId) -> bool {
-        (**self).leaves(id)
+    fn is_sent(&mut self, id: &TxId) -> bool {
+        (**self).is_sent(id)
     }
     fn tx_pending(&self) -> bool {
         (**self).tx_pending()

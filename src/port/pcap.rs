@@ -14,7 +14,7 @@ use std::os::fd::BorrowedFd;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::undelivered::Undelivered;
-use super::{BURST, LinkChange, Port, PortInfo, Received, RxWishes, TxId};
+use super::{BURST, LinkChange, Port, PortInfo, Received, RxOptions, TxId};
 use crate::capture::{Background, Direction, PcapngWriter, Progress};
 use crate::frame::{Frame, FrameMut};
 use crate::time::Nanos;
@@ -256,7 +256,7 @@ impl<P: Port, W: Write + Send> Port for PcapPort<P, W> {
         self.inner.rx_waiting()
     }
 
-    fn set_rx_wishes(&mut self, wishes: RxWishes) -> io::Result<()> {
+    fn set_rx_wishes(&mut self, wishes: RxOptions) -> io::Result<()> {
         self.inner.set_rx_wishes(wishes)
     }
 
@@ -264,8 +264,8 @@ impl<P: Port, W: Write + Send> Port for PcapPort<P, W> {
         true
     }
 
-    fn leaves(&mut self, id: &TxId) -> bool {
-        self.inner.leaves(id)
+    fn is_sent(&mut self, id: &TxId) -> bool {
+        self.inner.is_sent(id)
     }
 
     fn tx_pending(&self) -> bool {

@@ -1,7 +1,7 @@
 //! Memory for queues that a process shares with its NIC.
 //!
 //! Queues lie side by side in arenas: with a descriptor and a mapping for each queue, thousands of QPs would exhaust the process's
-//! limits. The words of a queue are free again when its last handle is dropped, by which time the NIC has been told that the queue
+//! limits. The words of a queue are free again when its last handle is dropped, by which time the NIC has been response that the queue
 //! is gone.
 
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 
-use super::message::Place;
+use super::message::ArenaPlace;
 use crate::shared::Region;
 use crate::shared::region::LINE;
 use crate::threads::lock;
@@ -106,12 +106,12 @@ impl Arenas {
     }
 
     /// Returns the place of a queue, given by its words. `None` if they are not in an arena.
-    pub(super) fn place_of(&self, queue: &[AtomicU64]) -> Option<Place> {
+    pub(super) fn place_of(&self, queue: &[AtomicU64]) -> Option<ArenaPlace> {
         let arenas = lock(&self.0);
         arenas.iter().enumerate().find_map(|(index, arena)| {
             let words = arena.region.words();
             let at = (queue.as_ptr() as usize).checked_sub(words.as_ptr() as usize)? / size_of::<AtomicU64>();
-            (at < words.len()).then_some(Place { arena: index as u32, at: at as u64 })
+            (at < words.len()).then_some(ArenaPlace { arena: index as u32, at: at as u64 })
         })
     }
 }
@@ -139,9 +139,9 @@ mod tests {
         drop((a, b));
         // The two stretches have been merged.
         let d = take(24);
-        assert_eq!((place(&d), d.words()[11].load(Relaxed)), (Place { arena: 0, at: 0 }, 0));
+        assert_eq!((place(&d), d.words()[11].load(Relaxed)), (ArenaPlace { arena: 0, at: 0 }, 0));
         let e = take(FIRST);
-        assert_eq!(place(&e), Place { arena: 1, at: 0 }, "what was left of the first is too short");
+        assert_eq!(place(&e), ArenaPlace { arena: 1, at: 0 }, "what was left of the first is too short");
         drop((c, d));
         assert_eq!(place(&take(FIRST)).arena, 0);
         let rest: Vec<_> = [FIRST, FIRST + 8, ARENA].map(&mut take).into();
@@ -156,6 +156,6 @@ mod tests {
         let refused = arenas.take(8, |_, _| Err(io::ErrorKind::QuotaExceeded.into()));
         assert_eq!(refused.expect_err("refused").kind(), io::ErrorKind::QuotaExceeded);
         let region = arenas.take(8, |_, _| Ok(())).expect("room");
-        assert_eq!(arenas.place_of(region.words()), Some(Place { arena: 0, at: 0 }));
+        assert_eq!(arenas.place_of(region.words()), Some(ArenaPlace { arena: 0, at: 0 }));
     }
 }

@@ -16,8 +16,8 @@ use super::arenas::Arenas;
 use super::error::AttachError;
 use super::link::Link;
 use super::message::{
-    Ask, Beside, Completions, Hello, Memory, Pages, Place, Placed, Receives, Refusal, Reply, Told, VERSION,
-    Welcome,
+    ArenaPlace, ClientForm, Completions, Hello, Memory, Pages, Receives, Refusal, Reply, Request, Response,
+    VERSION, Welcome, WithMessage,
 };
 use super::trust::{is_trusted, name_of_process};
 use crate::descriptors::{children, connect, peer_of};
@@ -90,7 +90,7 @@ fn silent_or(interface: &str, source: io::Error) -> AttachError {
 #[derive(Debug)]
 pub struct Attachment {
     link: Arc<Link>,
-    /// Serializes questions.
+    /// Serializes requests.
     asking: Mutex<()>,
     welcome: Welcome,
     bells: Doorbells,
@@ -210,15 +210,15 @@ impl Attachment {
         })
     }
 
-    fn ask_with(&self, ask: &Ask, fds: &[BorrowedFd<'_>]) -> Result<Told, ControlError> {
+    fn ask_with(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<Response, ControlError> {
         if self.is_gone() {
             return Err(ControlError::DeviceFatal);
         }
         let _alone = lock(&self.asking);
-        let answer = self.link.send(ask, fds).and_then(|()| self.link.receive::<Reply>());
+        let answer = self.link.send(request, fds).and_then(|()| self.link.receive::<Reply>());
         match answer {
-            Ok(Some((Ok(told), _))) => Ok(told),
-            Ok(Some((Err(Refusal { errno, why }), _))) => Err(ControlError::Elsewhere { errno, why }),
+            Ok(Some((Ok(response), _))) => Ok(response),
+            Ok(Some((Err(Refusal { errno, why }), _))) => Err(ControlError::Refused { errno, why }),
             // A message sent or received by half cannot be resumed.
             Ok(None) | Err(_) => {
                 self.link.shut();
@@ -228,8 +228,8 @@ impl Attachment {
         }
     }
 
-    fn ask(&self, ask: &Ask) -> Result<Told, ControlError> {
-        self.ask_with(ask, &[])
+    fn request(&self, request: &Request) -> Result<Response, ControlError> {
+        self.ask_with(request, &[])
     }
 
     /// Executes a command and waits for the answer.
@@ -237,22 +237,22 @@ impl Attachment {
     /// # Errors
     /// As the command's; [`ControlError::DeviceFatal`] if the NIC has ended.
     pub fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
-        let mut by = ByPlace { arenas: &self.arenas, counter: None, file: None };
-        let ask = match command.into() {
+        let mut by = ToClientForm { arenas: &self.arenas, counter: None, file: None };
+        let request = match command.into() {
             // Records contain state that only the NIC's process has.
             Command::QueryLog(_) => return Ok(Answer::QpLog(Vec::new())),
             command if command.is_for_the_device() => {
                 let why = "this is for whoever started the NIC (`roxie nic`) to say".to_owned();
-                return Err(ControlError::Elsewhere { errno: libc::EPERM, why });
+                return Err(ControlError::Refused { errno: libc::EPERM, why });
             }
-            Command::Memory(command) => Ask::Memory(command.convert(&mut by)?),
-            command => Ask::Command(command),
+            Command::Memory(command) => Request::Memory(command.convert(&mut by)?),
+            command => Request::Command(command),
         };
-        let ByPlace { counter, file, .. } = by;
+        let ToClientForm { counter, file, .. } = by;
         let fds: Vec<BorrowedFd<'_>> =
             counter.iter().map(AsFd::as_fd).chain(file.iter().map(AsFd::as_fd)).collect();
-        match self.ask_with(&ask, &fds)? {
-            Told::Answer(answer) => {
+        match self.ask_with(&request, &fds)? {
+            Response::Answer(answer) => {
                 if let Some(counter) = counter.clone() {
                     self.remember(counter);
                 }
@@ -276,8 +276,10 @@ impl Attachment {
     /// If there is no memory, or the NIC's bound for this process is reached.
     pub fn region(&self, words: usize) -> io::Result<Arc<Region>> {
         self.arenas.take(words, |size, fd| {
-            let ask = Ask::Arena { words: size as u64 };
-            self.ask_with(&ask, &[fd.as_fd()]).map(drop).map_err(|error| io::Error::other(error.to_string()))
+            let request = Request::Arena { words: size as u64 };
+            self.ask_with(&request, &[fd.as_fd()])
+                .map(drop)
+                .map_err(|error| io::Error::other(error.to_string()))
         })
     }
 
@@ -318,7 +320,7 @@ impl Attachment {
 
     /// Returns the description of the NIC's link. If the NIC has ended, the last one known.
     pub fn port(&self) -> PortInfo {
-        if let Ok(Told::Port(info)) = self.ask(&Ask::Port) {
+        if let Ok(Response::Port(info)) = self.request(&Request::Port) {
             *lock(&self.state.port) = info;
         }
         lock(&self.state.port).clone()
@@ -326,24 +328,26 @@ impl Attachment {
 
     /// Returns the largest path MTU of the NIC's link. If the NIC has ended, the smallest there is.
     pub fn largest_mtu(&self) -> Mtu {
-        match self.ask(&Ask::LargestMtu) {
-            Ok(Told::Mtu(mtu)) => mtu,
+        match self.request(&Request::LargestMtu) {
+            Ok(Response::Mtu(mtu)) => mtu,
             _ => Mtu::Mtu256,
         }
     }
 
     /// Returns the NIC's counters, over all its clients. If the NIC has ended, none.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
-        match self.ask(&Ask::Counters) {
-            Ok(Told::Counters(all)) => all.into_iter().map(|(name, value)| (interned(name), value)).collect(),
+        match self.request(&Request::Counters) {
+            Ok(Response::Counters(all)) => {
+                all.into_iter().map(|(name, value)| (interned(name), value)).collect()
+            }
             _ => Vec::new(),
         }
     }
 
     /// Returns a snapshot of this process's objects, as JSON. `None` if the NIC has ended.
     pub fn look(&self) -> Option<Vec<u8>> {
-        match self.ask(&Ask::Look) {
-            Ok(Told::Look(text)) => Some(text),
+        match self.request(&Request::Snapshot) {
+            Ok(Response::Snapshot(text)) => Some(text),
             _ => None,
         }
     }
@@ -353,7 +357,7 @@ impl Attachment {
     /// # Errors
     /// If the unit is not free or was another user's, or the NIC has ended.
     pub fn take_unit(&self, unit: u8) -> Result<(), Denied> {
-        self.ask(&Ask::TakeUnit(unit)).map(drop).map_err(denied)
+        self.request(&Request::TakeUnit(unit)).map(drop).map_err(denied)
     }
 
     /// Passes memory for the state of this process's connections that outlives the process.
@@ -361,7 +365,7 @@ impl Attachment {
     /// # Errors
     /// If the NIC has ended, or refuses the memory.
     pub fn hand_over_estate(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        self.ask_with(&Ask::Estate, &[fd]).map(drop).map_err(io::Error::other)
+        self.ask_with(&Request::OrphanTable, &[fd]).map(drop).map_err(io::Error::other)
     }
 
     /// Directs requests for these services to this process: (service ID, the only address or all).
@@ -373,7 +377,7 @@ impl Attachment {
         &self,
         services: impl IntoIterator<Item = (u64, Option<IpAddr>)>,
     ) -> Result<(), Denied> {
-        self.ask(&Ask::Services(services.into_iter().collect())).map(drop).map_err(denied)
+        self.request(&Request::Services(services.into_iter().collect())).map(drop).map_err(denied)
     }
 
     /// Executes a request about port numbers. Returns the number.
@@ -381,8 +385,8 @@ impl Attachment {
     /// # Errors
     /// As for [`Roster::port`](crate::roster::Roster::port), and if the NIC has ended.
     pub fn port_number(&self, request: PortRequest) -> Result<u16, Denied> {
-        match self.ask(&Ask::PortNumber(request)).map_err(denied)? {
-            Told::PortNumber(number) => Ok(number),
+        match self.request(&Request::PortNumber(request)).map_err(denied)? {
+            Response::PortNumber(number) => Ok(number),
             other => Err(denied(unexpected(&other))),
         }
     }
@@ -393,8 +397,8 @@ impl Attachment {
     /// As [`call`](Self::call).
     pub fn open_xrcd(&self, open: OpenXrcd, file: Option<BorrowedFd<'_>>) -> Result<Answer, ControlError> {
         let fds: Vec<BorrowedFd<'_>> = file.into_iter().collect();
-        match self.ask_with(&Ask::Command(Command::OpenXrcd(open)), &fds)? {
-            Told::Answer(answer) => Ok(answer),
+        match self.ask_with(&Request::Command(Command::OpenXrcd(open)), &fds)? {
+            Response::Answer(answer) => Ok(answer),
             other => Err(unexpected(&other)),
         }
     }
@@ -414,7 +418,7 @@ impl Drop for Attachment {
 }
 
 /// Names memory of this process as the NIC knows it: queues by their place in an arena, all other memory by its address.
-struct ByPlace<'a> {
+struct ToClientForm<'a> {
     arenas: &'a Arenas,
     /// A counter with a descriptor that goes with the message. No command has both a counter and registered memory.
     counter: Option<EventCounter>,
@@ -422,15 +426,15 @@ struct ByPlace<'a> {
     file: Option<MemoryFile>,
 }
 
-impl ByPlace<'_> {
-    fn place(&self, queue: &[AtomicU64]) -> Result<Place, ControlError> {
+impl ToClientForm<'_> {
+    fn place(&self, queue: &[AtomicU64]) -> Result<ArenaPlace, ControlError> {
         self.arenas
             .place_of(queue)
             .ok_or(ControlError::WrongKind("a queue in memory that the NIC does not share"))
     }
 }
 
-impl Convert<Mapped, Placed> for ByPlace<'_> {
+impl Convert<Mapped, ClientForm> for ToClientForm<'_> {
     type Error = ControlError;
 
     fn memory(&mut self, memory: HostMemory, _: Access) -> Result<Memory, ControlError> {
@@ -453,12 +457,12 @@ impl Convert<Mapped, Placed> for ByPlace<'_> {
         Ok(Completions { place: self.place(ring.words())?, capacity: ring.capacity() })
     }
 
-    fn counter(&mut self, counter: EventCounter) -> Result<Beside, ControlError> {
+    fn counter(&mut self, counter: EventCounter) -> Result<WithMessage, ControlError> {
         self.counter = Some(counter);
-        Ok(Beside)
+        Ok(WithMessage)
     }
 
-    fn sends(&mut self, ring: SendRing, _: &QpCaps) -> Result<Place, ControlError> {
+    fn sends(&mut self, ring: SendRing, _: &QpCaps) -> Result<ArenaPlace, ControlError> {
         self.place(ring.words())
     }
 
@@ -472,8 +476,11 @@ fn denied(error: ControlError) -> Denied {
     Denied::new(error.errno(), error.to_string())
 }
 
-fn unexpected(told: &Told) -> ControlError {
-    ControlError::Elsewhere { errno: libc::EPROTO, why: format!("the NIC answered something else: {told:?}") }
+fn unexpected(response: &Response) -> ControlError {
+    ControlError::Refused {
+        errno: libc::EPROTO,
+        why: format!("the NIC answered something else: {response:?}"),
+    }
 }
 
 /// The names of counters are few, and those of a NIC never change.

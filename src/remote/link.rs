@@ -14,8 +14,8 @@ use crate::descriptors::{receive_with, send, send_with};
 
 /// Maximum bytes of an answer: some 30 times a list of 65,536 QPs.
 const LONGEST_ANSWER: usize = 1 << 29;
-/// Maximum bytes of a question: 8,192 services of 28 bytes. A list takes up to twice that once unpacked.
-pub const LONGEST_QUESTION: usize = 1 << 18;
+/// Maximum bytes of a request: 8,192 services of 28 bytes. A list takes up to twice that once unpacked.
+pub const LONGEST_REQUEST: usize = 1 << 18;
 /// Bytes that are read before more room is made.
 const PIECE: usize = 1 << 20;
 /// Bytes before a message: its length.

@@ -1,6 +1,6 @@
 //! Messages between a process and its NIC in another process.
 //!
-//! A process sends questions, and the NIC answers each in turn. Events arrive unsolicited, on a socket of their own. Commands that
+//! A process sends requests, and the NIC answers each in turn. Events arrive unsolicited, on a socket of their own. Commands that
 //! carry memory name its place: queues lie in arenas, which both processes map; registered memory is named by its address in the
 //! process.
 
@@ -78,7 +78,7 @@ pub struct Welcome {
 
 /// The place of a queue: the arena, and its first word there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct ArenaPlace {
     pub arena: u32,
     pub at: u64,
 }
@@ -98,49 +98,49 @@ pub enum Memory {
 /// A page list: its place and number of pages.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Pages {
-    pub place: Place,
+    pub place: ArenaPlace,
     pub capacity: u32,
 }
 
 /// A completion ring: its place and number of entries.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Completions {
-    pub place: Place,
+    pub place: ArenaPlace,
     pub capacity: u32,
 }
 
 /// A receive queue: its place, number of receives, and entries of each.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Receives {
-    pub place: Place,
+    pub place: ArenaPlace,
     pub capacity: u32,
     pub max_sge: u32,
 }
 
 /// Stands for a descriptor that accompanies the message.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Beside;
+pub struct WithMessage;
 
 /// Memory of a client, as its NIC names it: shared queues, and memory that the NIC copies from and to.
 #[derive(Clone, Copy, Debug)]
-pub enum Placed {}
+pub enum ClientForm {}
 
-impl Form for Placed {
+impl Form for ClientForm {
     type Memory = Memory;
     type Pages = Pages;
     type Completions = Completions;
-    type Counter = Beside;
-    type Sends = Place;
+    type Counter = WithMessage;
+    type Sends = ArenaPlace;
     type Receives = Receives;
 }
 
-/// A question of a process to the NIC.
+/// A request of a process to the NIC.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Ask {
+pub enum Request {
     /// A command without memory. For an XRC domain, the descriptor of its file comes with the message.
     Command(Command),
     /// A command with memory.
-    Memory(MemoryCommand<Placed>),
+    Memory(MemoryCommand<ClientForm>),
     /// Memory for queues, of so many words. The descriptor comes with the message. Arenas are numbered from 0.
     Arena { words: u64 },
     /// The largest path MTU.
@@ -150,32 +150,32 @@ pub enum Ask {
     /// All counters.
     Counters,
     /// A snapshot of this process's objects, as JSON.
-    Look,
+    Snapshot,
     /// The unit of a process that has ended, in order to act for that process.
     TakeUnit(u8),
     /// Memory for the state of its connections that outlives the process. The descriptor comes with the message.
-    Estate,
+    OrphanTable,
     /// The services that the process listens for; they replace earlier ones.
     Services(#[serde(deserialize_with = "at_most::<SERVICES, _, _>")] Vec<(u64, Option<IpAddr>)>),
     /// A call of `rdma_cm` about port numbers.
     PortNumber(PortRequest),
 }
 
-impl From<MemoryCommand<Placed>> for Ask {
-    fn from(command: MemoryCommand<Placed>) -> Ask {
-        Ask::Memory(command)
+impl From<MemoryCommand<ClientForm>> for Request {
+    fn from(command: MemoryCommand<ClientForm>) -> Request {
+        Request::Memory(command)
     }
 }
 
 /// The NIC's answer.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Told {
+pub enum Response {
     /// The result of a command.
     Answer(Answer),
     Mtu(Mtu),
     Port(PortInfo),
     Counters(Vec<(String, u64)>),
-    Look(Vec<u8>),
+    Snapshot(Vec<u8>),
     /// True if the NIC has done it.
     Done(bool),
     PortNumber(u16),
@@ -188,5 +188,5 @@ pub struct Refusal {
     pub why: String,
 }
 
-/// The reply to a question.
-pub type Reply = Result<Told, Refusal>;
+/// The reply to a request.
+pub type Reply = Result<Response, Refusal>;

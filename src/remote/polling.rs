@@ -31,7 +31,7 @@ pub(crate) fn found_nothing(queue: CqIndex, ring: impl FnOnce() -> CompletionRin
     let crowded = now < before.crowded_until;
     POLLING.set(Polling { queue: Some(queue), in_a_row, ..before });
     if crowded && in_a_row >= WaitPolicy::POLLS_IN_A_ROW {
-        return ring().doze(Duration::from_nanos(WaitPolicy::DOZE_NS));
+        return ring().sleep_until_completion(Duration::from_nanos(WaitPolicy::POLLER_SLEEP_NS));
     }
     thread::yield_now();
     let back = monotonic();

@@ -111,8 +111,8 @@ impl BoundPort {
         }
     }
 
-    fn place(&self) -> Place {
-        Place { family: self.family(), address: self.address, slot: self.slot, owner: self.name.owner }
+    fn place(&self) -> BindingKey {
+        BindingKey { family: self.family(), address: self.address, slot: self.slot, owner: self.name.owner }
     }
 
     /// True if requests to an address are for this port. `None`: to any address of both families.
@@ -154,20 +154,20 @@ impl Family {
 
 /// Where a port stands in the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct BindingKey {
     family: Family,
     address: IpAddr,
     slot: u8,
     owner: u32,
 }
 
-impl Place {
-    fn first(family: Family, address: IpAddr) -> Place {
-        Place { family, address, slot: 0, owner: 0 }
+impl BindingKey {
+    fn first(family: Family, address: IpAddr) -> BindingKey {
+        BindingKey { family, address, slot: 0, owner: 0 }
     }
 
-    fn last(family: Family, address: IpAddr) -> Place {
-        Place { family, address, slot: u8::MAX, owner: u32::MAX }
+    fn last(family: Family, address: IpAddr) -> BindingKey {
+        BindingKey { family, address, slot: u8::MAX, owner: u32::MAX }
     }
 }
 
@@ -177,7 +177,7 @@ impl Place {
 pub struct Ports {
     of_slots: BTreeMap<u8, BTreeMap<PortName, BoundPort>>,
     /// By port space and number: no set is empty.
-    numbers: BTreeMap<(u16, u16), BTreeSet<Place>>,
+    numbers: BTreeMap<(u16, u16), BTreeSet<BindingKey>>,
 }
 
 impl From<Vec<BoundPort>> for Ports {
@@ -296,7 +296,7 @@ impl Ports {
         let all = [(ALL_V4, IpAddr::V6(Ipv6Addr::from_bits(u128::MAX)))];
         let ranges = if port.address.is_unspecified() { &all[..] } else { &one[..] };
         let conflicts = |(from, to): (IpAddr, IpAddr), family: Family| {
-            let those = places.range(Place::first(family, from)..=Place::last(family, to));
+            let those = places.range(BindingKey::first(family, from)..=BindingKey::last(family, to));
             let others = those
                 .filter(|place| **place != port.place())
                 .filter_map(|place| self.find(place.slot, PortName { owner: place.owner, ..port.name }).ok());
@@ -341,7 +341,7 @@ impl Ports {
         let (space, port) = port_of(service)?;
         let places = self.numbers.get(&(space, port))?;
         let at = |family, address| {
-            let first = Place { slot, ..Place::first(family, address) };
+            let first = BindingKey { slot, ..BindingKey::first(family, address) };
             let place = places.range(first..).next()?;
             let name = PortName { space, port, owner: place.owner };
             self.find(place.slot, name).ok().filter(|port| port.slot == slot)

@@ -29,7 +29,7 @@ const CONSUMER: usize = LINE;
 const ARMED: usize = LINE + 1;
 const EVENTS: usize = LINE + 2;
 const TOLD: usize = LINE + 3;
-pub(super) const DOZING: usize = LINE + 4;
+pub(super) const POLLERS_SLEEP: usize = LINE + 4;
 const SLOTS: usize = 2 * LINE;
 /// Attempts to claim slots while other workers claim some.
 const TRIES: u32 = 1 << 10;

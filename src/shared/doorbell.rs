@@ -13,7 +13,7 @@ use crate::verbs::QpIndex;
 
 /// Identifies the doorbell page of a client of a NIC in another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GuestId(pub(super) u64);
+pub struct DoorbellsId(pub(super) u64);
 
 const SLEEPING: usize = 0;
 const SUMMARY: usize = LINE;
@@ -74,7 +74,7 @@ impl Doorbells {
     ///
     /// # Errors
     /// If there is no memory or descriptor for them.
-    pub fn for_guest(qps: u32) -> std::io::Result<(Doorbells, [OwnedFd; 2], HeldPages)> {
+    pub fn for_client(qps: u32) -> std::io::Result<(Doorbells, [OwnedFd; 2], HeldPages)> {
         let (region, page, held) = Region::to_lend_and_hold(Doorbells::size(qps))?;
         let wake = new_wake()?;
         let rung = wake.as_fd().try_clone_to_owned()?;

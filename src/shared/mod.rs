@@ -11,22 +11,22 @@
 
 mod address_map;
 mod aio;
+mod client_doorbells;
 mod client_mapping;
 mod completion_queue;
 #[cfg(test)]
 mod completion_queue_tests;
 mod doorbell;
-mod dozing;
 mod event_counter;
 mod futex;
 pub mod guard;
-mod guest_bells;
 mod mapping;
 pub(crate) mod memory;
 mod memory_file;
 #[cfg(test)]
 pub(crate) mod memory_tests;
 mod page_list;
+mod poller_sleep;
 pub mod region;
 pub mod remote_memory;
 mod shared_receives;
@@ -38,11 +38,11 @@ pub mod work_queue;
 #[cfg(test)]
 mod tests;
 
+pub use client_doorbells::{ClientDoorbells, ClientSleep, DoorbellsId};
 pub use client_mapping::{ClientFile, ClientMapping};
 pub use completion_queue::{Armed, CompletionRing, Move};
 pub use doorbell::Doorbells;
 pub use event_counter::EventCounter;
-pub use guest_bells::{GuestBells, GuestId, GuestSleep};
 pub use memory::HostMemory;
 pub use memory_file::MemoryFile;
 pub use page_list::PageList;

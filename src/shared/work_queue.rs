@@ -20,7 +20,7 @@
 use std::io;
 use std::sync::Arc;
 
-use super::doorbell::GuestId;
+use super::doorbell::DoorbellsId;
 use super::region::{LINE, Region, slots_for};
 use super::sync::{
     AtomicU64,
@@ -165,7 +165,7 @@ pub struct SendRing {
     ring: Ring,
     max_sge: u32,
     max_inline: u32,
-    page: Option<GuestId>,
+    page: Option<DoorbellsId>,
 }
 
 /// The payload of a send work request.
@@ -214,12 +214,12 @@ impl SendRing {
     }
 
     /// The NIC's side: marks the queue as one that a client rings for, by this page alone.
-    pub fn rung_by(self, page: GuestId) -> SendRing {
+    pub fn rung_by(self, page: DoorbellsId) -> SendRing {
         SendRing { page: Some(page), ..self }
     }
 
     /// The page by which a client rings for the QP, if it is a client's.
-    pub fn page(&self) -> Option<GuestId> {
+    pub fn page(&self) -> Option<DoorbellsId> {
         self.page
     }
 

@@ -11,7 +11,7 @@ pub struct Connected {
     /// QPN of the peer.
     pub peer: Qpn,
     /// The path to the peer's host.
-    pub way: AddressVector,
+    pub path: AddressVector,
     /// Payload of a full packet (path MTU).
     pub path_mtu: Mtu,
     /// Local ACK timeout code.
@@ -32,7 +32,7 @@ impl Connected {
             ..to(QpState::Init)
         };
         let rtr = QpAttr {
-            av: Some(self.way),
+            av: Some(self.path),
             path_mtu: Some(self.path_mtu),
             dest_qpn: Some(self.peer),
             rq_psn: Some(Psn::new(0)),

@@ -46,7 +46,7 @@ impl Timer {
 
 /// Cause of a timer transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Mover {
+pub enum TimerCause {
     /// A packet was sent.
     Sent,
     /// A packet of a QP with a controlled rate was sent. Such packets may be further apart than the timeout.
@@ -59,18 +59,19 @@ pub enum Mover {
     Command,
 }
 
-impl Mover {
+impl TimerCause {
     /// All values.
-    pub const ALL: [Mover; 5] = [Mover::Sent, Mover::SentPaced, Mover::Packet, Mover::Time, Mover::Command];
+    pub const ALL: [TimerCause; 5] =
+        [TimerCause::Sent, TimerCause::SentPaced, TimerCause::Packet, TimerCause::Time, TimerCause::Command];
 }
 
 /// A timer transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Move {
+pub struct TimerTransition {
     /// State before.
     pub from: Timer,
     /// Cause.
-    pub by: Mover,
+    pub by: TimerCause,
     /// State after.
     pub to: Timer,
     /// True if the state is the same, but the deadline has changed.
@@ -135,7 +136,7 @@ pub struct Receipt {
 
 /// Effect of a completion, or of time, on the event of a completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Notice {
+pub enum EventEffect {
     /// No event was requested.
     Unasked,
     /// The event was raised at once.
@@ -154,17 +155,17 @@ pub enum Notice {
     ByCommand,
 }
 
-impl Notice {
+impl EventEffect {
     /// All values.
-    pub const ALL: [Notice; 8] = [
-        Notice::Unasked,
-        Notice::AtOnce,
-        Notice::HeldBack,
-        Notice::Joined,
-        Notice::ByCount,
-        Notice::ByFailure,
-        Notice::ByTime,
-        Notice::ByCommand,
+    pub const ALL: [EventEffect; 8] = [
+        EventEffect::Unasked,
+        EventEffect::AtOnce,
+        EventEffect::HeldBack,
+        EventEffect::Joined,
+        EventEffect::ByCount,
+        EventEffect::ByFailure,
+        EventEffect::ByTime,
+        EventEffect::ByCommand,
     ];
 }
 
@@ -202,7 +203,7 @@ impl Coverage {
         (arrival.state as usize * PLACES + place) * OPCODES + usize::from(arrival.opcode.0)
     }
 
-    fn move_index(step: Move) -> usize {
+    fn move_index(step: TimerTransition) -> usize {
         ((step.from as usize * 5 + step.by as usize) * 3 + step.to as usize) * 2 + usize::from(step.renewed)
     }
 
@@ -216,7 +217,7 @@ impl Coverage {
     }
 
     /// Returns the number of effects of this kind on completion events.
-    pub fn notices(&self, notice: Notice) -> u64 {
+    pub fn notices(&self, notice: EventEffect) -> u64 {
         self.notices[notice as usize]
     }
 
@@ -226,7 +227,7 @@ impl Coverage {
     }
 
     /// Returns the number of timer transitions of this kind.
-    pub fn moves(&self, step: Move) -> u64 {
+    pub fn moves(&self, step: TimerTransition) -> u64 {
         self.moves[Coverage::move_index(step)]
     }
 
@@ -246,11 +247,13 @@ impl Coverage {
 
 #[cfg(feature = "planted-bugs")]
 mod record {
-    use super::{Arrival, Coverage, Found, Move, Mover, Notice, Place, Receipt, Source, Timer};
+    use super::{
+        Arrival, Coverage, EventEffect, Found, Place, Receipt, Source, Timer, TimerCause, TimerTransition,
+    };
     use crate::time::Nanos;
     use crate::transport::{Check, Qp, Verdict};
     use crate::verbs::{QpState, QpType};
-    use crate::wire::{Operation, Packet, Position, Usual};
+    use crate::wire::{FastPacket, Operation, Packet, Position};
     use std::cell::RefCell;
 
     thread_local! {
@@ -294,12 +297,12 @@ mod record {
         }
 
         /// Records a packet received on the fast path.
-        pub(crate) fn usual_arrival(qp: &Qp, packet: &Usual<'_>) -> Watch {
+        pub(crate) fn fast_arrival(qp: &Qp, packet: &FastPacket<'_>) -> Watch {
             Watch::arrival(qp, &packet.read())
         }
 
         /// Records the verdict of a packet on the fast path.
-        pub(crate) fn usual_judged(qp: &Qp, packet: &Usual<'_>, verdict: &Verdict) {
+        pub(crate) fn fast_judged(qp: &Qp, packet: &FastPacket<'_>, verdict: &Verdict) {
             Watch::judged(qp, &packet.read(), verdict);
         }
 
@@ -315,18 +318,18 @@ mod record {
             note(|record| record.receipts[Coverage::receipt_index(receipt)] += 1);
         }
 
-        pub(crate) fn notice(notice: Notice) {
+        pub(crate) fn notice(notice: EventEffect) {
             note(|record| record.notices[notice as usize] += 1);
         }
 
-        pub(crate) fn notices(notice: Notice, times: usize) {
+        pub(crate) fn notices(notice: EventEffect, times: usize) {
             (0..times).for_each(|_| Watch::notice(notice));
         }
 
-        pub(crate) fn moved(self, qp: &Qp, by: Mover) {
+        pub(crate) fn moved(self, qp: &Qp, by: TimerCause) {
             let Watch(to, deadline) = Watch::timer(qp);
-            let by = if by == Mover::Sent && qp.is_paced() { Mover::SentPaced } else { by };
-            let step = Move { from: self.0, by, to, renewed: self.0 == to && self.1 != deadline };
+            let by = if by == TimerCause::Sent && qp.is_paced() { TimerCause::SentPaced } else { by };
+            let step = TimerTransition { from: self.0, by, to, renewed: self.0 == to && self.1 != deadline };
             note(|record| record.moves[Coverage::move_index(step)] += 1);
         }
     }
@@ -382,9 +385,9 @@ mod record {
 
 #[cfg(not(feature = "planted-bugs"))]
 mod record {
-    use super::{Mover, Notice};
+    use super::{EventEffect, TimerCause};
     use crate::transport::{Qp, Verdict};
-    use crate::wire::{Packet, Usual};
+    use crate::wire::{FastPacket, Packet};
 
     #[derive(Clone, Copy, Debug)]
     pub(crate) struct Watch;
@@ -401,24 +404,24 @@ mod record {
         }
 
         #[inline(always)]
-        pub(crate) fn usual_arrival(_: &Qp, _: &Usual<'_>) -> Watch {
+        pub(crate) fn fast_arrival(_: &Qp, _: &FastPacket<'_>) -> Watch {
             Watch
         }
 
         #[inline(always)]
-        pub(crate) fn usual_judged(_: &Qp, _: &Usual<'_>, _: &Verdict) {}
+        pub(crate) fn fast_judged(_: &Qp, _: &FastPacket<'_>, _: &Verdict) {}
 
         #[inline(always)]
         pub(crate) fn judged(_: &Qp, _: &Packet, _: &Verdict) {}
 
         #[inline(always)]
-        pub(crate) fn notice(_: Notice) {}
+        pub(crate) fn notice(_: EventEffect) {}
 
         #[inline(always)]
-        pub(crate) fn notices(_: Notice, _: usize) {}
+        pub(crate) fn notices(_: EventEffect, _: usize) {}
 
         #[inline(always)]
-        pub(crate) fn moved(self, _: &Qp, _: Mover) {}
+        pub(crate) fn moved(self, _: &Qp, _: TimerCause) {}
     }
 }
 

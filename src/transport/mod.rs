@@ -22,7 +22,7 @@
 //!   sent: `uc`, `ud` and `raw` (frames of other protocols).
 //! * `xrc`: additions of the extended reliable connection.
 //! * `pace`: congestion control and pacing.
-//! * `usual`, `usual_reads`: the fast path for common RC packets.
+//! * `fast_path`, `fast_reads`: the fast path for common RC packets.
 //!
 //! Architecture invariant: no I/O, no clock, no randomness, no logging, and no allocation after a QP is made. Every
 //! packet from a peer ends in a counted drop, a NAK, or a completion with a status.
@@ -32,6 +32,8 @@ mod check;
 mod completer;
 pub mod coverage;
 mod duplicates;
+pub(crate) mod fast_path;
+pub(crate) mod fast_reads;
 mod flush;
 mod local;
 pub(crate) mod memory;
@@ -52,8 +54,6 @@ pub mod send_queue;
 mod uc;
 mod ud;
 mod unacknowledged;
-pub(crate) mod usual;
-pub(crate) mod usual_reads;
 mod verdict;
 mod xrc;
 
@@ -63,7 +63,7 @@ mod planted;
 pub use address::AddressHandles;
 pub use check::Check;
 pub use counters::Counters;
-pub use memory::{MemoryTable, Refusal, RegionSpec, Span, User};
+pub use memory::{KeyUser, MemoryTable, Refusal, RegionSpec, Span};
 pub use permutation::{LongPermutation, Permutation, QuickPermutation, ShortPermutation};
 pub use planted::PlantedBug;
 pub use qp::{Qp, QpConfig};
@@ -275,7 +275,7 @@ pub struct TxPlan {
     /// Inline payload: (send queue position, offset in its inline data). `None`: `Output::gather` lists the payload.
     pub inline: Option<(u32, u32)>,
     /// Address handle with the packet's path. `None`: the QP's own path.
-    pub way: Option<AhId>,
+    pub ah: Option<AhId>,
     /// Reason of sending: a first transmission, a retransmission with its cause, or a reply.
     pub reason: TxReason,
     /// Kind of packet: tells [`Qp::sent`] which state to advance.

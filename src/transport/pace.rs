@@ -249,7 +249,7 @@ impl Qp {
             return;
         }
         let length = usize::from(plan.payload_len);
-        let template = match plan.way {
+        let template = match plan.ah {
             None => self.template(),
             Some(way) => ctx.handles.find(way).map(|handle| &handle.template),
         };

@@ -20,7 +20,7 @@ pub struct Feistel<const HALF_BITS: u32, const INDEX_BITS: u32> {
 /// Permutation of 24-bit numbers: 16 bits of index, 8 of generation.
 pub type Permutation = Feistel<12, 16>;
 /// Permutation of 24-bit numbers with a cache, for look-ups on the data path.
-pub type QuickPermutation = Remembering<12, 16>;
+pub type QuickPermutation = CachedPermutation<12, 16>;
 /// Permutation of 32-bit numbers: 16 bits of index, 16 of generation.
 pub type LongPermutation = Feistel<16, 16>;
 /// Permutation of 16-bit numbers: 12 bits of index, 4 of generation.
@@ -62,19 +62,19 @@ const REMEMBERED: usize = 64;
 /// A permutation with a cache of recent look-ups: most packets have the QPN and the key of the packet before. Results
 /// do not depend on the cache.
 #[derive(Debug)]
-pub struct Remembering<const HALF_BITS: u32, const INDEX_BITS: u32> {
+pub struct CachedPermutation<const HALF_BITS: u32, const INDEX_BITS: u32> {
     permutation: Feistel<HALF_BITS, INDEX_BITS>,
     /// Numbers with their index, at the place given by the number's low bits.
     lately: Box<[Cell<(u32, u16)>; REMEMBERED]>,
 }
 
-impl<const HALF_BITS: u32, const INDEX_BITS: u32> Remembering<HALF_BITS, INDEX_BITS> {
+impl<const HALF_BITS: u32, const INDEX_BITS: u32> CachedPermutation<HALF_BITS, INDEX_BITS> {
     /// Returns the permutation that `seed` determines, as [`Feistel::new`] does.
-    pub fn new(seed: u64) -> Remembering<HALF_BITS, INDEX_BITS> {
+    pub fn new(seed: u64) -> CachedPermutation<HALF_BITS, INDEX_BITS> {
         let permutation = Feistel::new(seed);
         // A valid entry for number 0. No value is free to mark an empty entry.
         let zero = (0, permutation.decode(0).0);
-        Remembering { permutation, lately: Box::new(std::array::from_fn(|_| Cell::new(zero))) }
+        CachedPermutation { permutation, lately: Box::new(std::array::from_fn(|_| Cell::new(zero))) }
     }
 
     /// Same as [`Feistel::encode`].
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn cached_index_equals_decoded_index() {
-        let p = Remembering::<12, 16>::new(7);
+        let p = CachedPermutation::<12, 16>::new(7);
         let mut seed = 1;
         for _ in 0..100_000 {
             // Few enough numbers to repeat, enough to evict one another, and including 0.

@@ -69,7 +69,7 @@ pub enum PlantedBug {
     NamesOthersQps,
     /// A NIC still reads the doorbells of a disconnected client.
     HearsTheGone,
-    /// No bug: disables the fast path (`usual`).
+    /// No bug: disables the fast path (`fast_path`).
     LongWay,
 }
 

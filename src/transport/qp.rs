@@ -8,7 +8,7 @@ use super::replies::Reply;
 use super::requester::Requester;
 use super::responder::Responder;
 use super::send_queue::SendQueue;
-use super::{Ctx, Origin, Span, TxPlan, TxReason, User, Verdict};
+use super::{Ctx, KeyUser, Origin, Span, TxPlan, TxReason, Verdict};
 use crate::limits::Limits;
 use crate::shared::work_queue::FetchedSend;
 use crate::time::Nanos;
@@ -17,7 +17,8 @@ use crate::verbs::{
     QpInit, QpState, QpType, SendWr, Sge,
 };
 use crate::wire::{
-    Bth, Ends, Ext, Gid, Opcode, Packet, Psn, Qpn, Reth, Service, Template, Usual, entropy_port, flow_port,
+    Bth, Ends, Ext, FastPacket, Gid, Opcode, Packet, Psn, Qpn, Reth, Service, Template, entropy_port,
+    flow_port,
 };
 
 /// P_Key of the default partition, full member.
@@ -291,7 +292,7 @@ impl Qp {
     /// True if an RC request comes from the peer, has the expected PSN, and the QP's state accepts it.
     //= IBTA 9.6.1: opcode-is-of-the-qps-service, pkey-matches, source-is-the-peer, destination-is-our-address
     #[inline(always)]
-    pub(super) fn is_due(&self, packet: &Usual<'_>, bth: &Bth) -> bool {
+    pub(super) fn is_due(&self, packet: &FastPacket<'_>, bth: &Bth) -> bool {
         let takes = match self.state {
             QpState::Rts | QpState::Sqd => true,
             QpState::Rtr => self.established,
@@ -302,7 +303,7 @@ impl Qp {
 
     /// True if an RC packet comes from the peer, with matching partition and a length that is a multiple of 4 bytes.
     #[inline(always)]
-    pub(super) fn is_from_its_peer(&self, packet: &Usual<'_>, bth: &Bth) -> bool {
+    pub(super) fn is_from_its_peer(&self, packet: &FastPacket<'_>, bth: &Bth) -> bool {
         self.qp_type == QpType::Rc
             && bth.pkey & 0x7fff == PKEY & 0x7fff
             && self.ends == Some(packet.ends())
@@ -471,7 +472,7 @@ impl Qp {
             bth.dest_qp = self.qpn;
         }
         let (ext, origin) = (Ext::None, Origin::Notification);
-        TxPlan { bth, ext, payload_len: 0, inline: None, way: None, reason: TxReason::Notification, origin }
+        TxPlan { bth, ext, payload_len: 0, inline: None, ah: None, reason: TxReason::Notification, origin }
     }
 
     /// Returns the inline payload of a planned packet.
@@ -548,8 +549,8 @@ impl Qp {
     }
 
     /// Returns the identity under which keys are checked.
-    pub(super) fn user(&self) -> User {
-        User { pd: self.pd, qp: self.index }
+    pub(super) fn user(&self) -> KeyUser {
+        KeyUser { pd: self.pd, qp: self.index }
     }
 
     /// Checks a peer's key against `pd`, the domain that was current when the request was accepted.
@@ -560,7 +561,7 @@ impl Qp {
         reth: &Reth,
         access: Access,
     ) -> Result<Span, Check> {
-        let user = User { pd, qp: self.index };
+        let user = KeyUser { pd, qp: self.index };
         let checked = ctx.memory.check_remote(user, reth.rkey, reth.va, reth.dma_len.into(), access);
         checked.map_err(Check::from)
     }

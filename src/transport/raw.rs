@@ -26,7 +26,7 @@ impl Qp {
         // The BTH is not sent; its PSN only counts.
         let bth = Bth { psn: self.requester.position(), ..Bth::default() };
         let (reason, origin) = (TxReason::New, Origin::Unacknowledged);
-        Ok(TxPlan { bth, ext: Ext::None, payload_len, inline, way: None, reason, origin })
+        Ok(TxPlan { bth, ext: Ext::None, payload_len, inline, ah: None, reason, origin })
     }
 
     /// Handles a frame of `length` bytes, steered to this QP. `frame` is its index in the receive burst.

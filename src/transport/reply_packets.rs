@@ -72,7 +72,7 @@ impl Qp {
         //= IBTA 9.7.5.1: response-has-the-requests-psn
         let bth = Bth { opcode: Opcode::RC_ACKNOWLEDGE, psn, ..self.bth() };
         let ext = Ext::Aeth(Aeth { syndrome: syndrome.into(), msn });
-        TxPlan { bth, ext, payload_len: 0, inline: None, way: None, reason, origin: Origin::Reply }
+        TxPlan { bth, ext, payload_len: 0, inline: None, ah: None, reason, origin: Origin::Reply }
     }
 
     fn plan_atomic_response(&self, ctx: &Ctx<'_>, slot: u8) -> Option<TxPlan> {
@@ -82,7 +82,7 @@ impl Qp {
         //= IBTA 9.7.5.1: atomic-response-has-what-was-there
         let ext = Ext::AtomicAck(Aeth { syndrome: syndrome.into(), msn: resource.msn }, resource.result);
         let reason = if resource.again { TxReason::AnswerAgain } else { TxReason::Answer };
-        Some(TxPlan { bth, ext, payload_len: 0, inline: None, way: None, reason, origin: Origin::Reply })
+        Some(TxPlan { bth, ext, payload_len: 0, inline: None, ah: None, reason, origin: Origin::Reply })
     }
 
     fn plan_read_response(&self, ctx: &mut Ctx<'_>, slot: u8) -> Option<TxPlan> {
@@ -116,7 +116,7 @@ impl Qp {
             ext,
             payload_len: length as u16,
             inline: None,
-            way: None,
+            ah: None,
             reason,
             origin: Origin::Reply,
         })

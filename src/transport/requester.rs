@@ -324,7 +324,7 @@ impl Qp {
             ext,
             payload_len,
             inline,
-            way: None,
+            ah: None,
             reason: self.reason(again),
             origin: Origin::Request,
         })

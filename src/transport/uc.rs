@@ -63,7 +63,7 @@ impl Qp {
             ext,
             payload_len,
             inline,
-            way: None,
+            ah: None,
             reason: TxReason::New,
             origin: Origin::Unacknowledged,
         })

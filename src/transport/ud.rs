@@ -71,7 +71,7 @@ impl Qp {
             ..self.bth()
         };
         let (reason, origin) = (TxReason::New, Origin::Unacknowledged);
-        Ok(TxPlan { bth, ext, payload_len, inline, way: Some(ah), reason, origin })
+        Ok(TxPlan { bth, ext, payload_len, inline, ah: Some(ah), reason, origin })
     }
 
     /// Handles a received datagram.

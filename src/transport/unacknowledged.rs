@@ -86,7 +86,7 @@ impl Qp {
             r.psn = wqe.end_psn();
         }
         if datagram && plan.bth.dest_qp == Qpn::MULTICAST {
-            self.group_source = plan.way.and_then(|way| ctx.handles.find(way)).map(|handle| handle.sgid);
+            self.group_source = plan.ah.and_then(|way| ctx.handles.find(way)).map(|handle| handle.sgid);
         }
         let r = &mut self.requester;
         r.next_packet += 1;

@@ -38,7 +38,7 @@ pub use mac_control::MacControl;
 pub use net::{Ipv4Header, Ipv6Header, NetHeader, ROCE_V2_PORT, UdpHeader};
 pub use opcode::{Headers, Opcode, OpcodeInfo, Operation, Position, Service};
 pub use parse::{Drop, Envelope, Packet, parse};
-pub(crate) use parse::{Ends, HEADERS, Usual};
+pub(crate) use parse::{Ends, FastPacket, HEADERS};
 pub use psn::Psn;
 pub use qpn::Qpn;
 pub use service_id::{CmaHeader, PortSpace, ServiceId};

@@ -2,12 +2,12 @@
 
 #![allow(unreachable_pub)]
 
-mod bequest;
 mod bounds;
 mod connect;
 mod counted;
 mod disconnect;
 mod early;
+mod handover;
 mod lost;
 mod pair;
 mod refuse;

@@ -126,7 +126,7 @@ impl Pair {
     /// Asserts that each end's redundant state agrees.
     pub fn agrees(&self) {
         for end in &self.ends {
-            assert_eq!(end.disagreement(), None);
+            assert_eq!(end.inconsistency(), None);
         }
     }
 

@@ -14,7 +14,7 @@ use nix::time::{ClockId, clock_gettime};
 use roxie::frame::FrameMut;
 use roxie::host::{Resolve, ResolveError};
 use roxie::port::memory::MemoryPort;
-use roxie::port::{LinkChange, Port, PortInfo, Received, RxWishes, TxId};
+use roxie::port::{LinkChange, Port, PortInfo, Received, RxOptions, TxId};
 use roxie::time::Nanos;
 
 /// Returns the station address of end `n`.
@@ -184,7 +184,7 @@ impl Port for Bent {
         self.inner.next_event()
     }
 
-    fn set_rx_wishes(&mut self, wishes: RxWishes) -> io::Result<()> {
+    fn set_rx_wishes(&mut self, wishes: RxOptions) -> io::Result<()> {
         self.link.stamps.fetch_add(u32::from(wishes.arrivals), Relaxed);
         if wishes.mac_control && self.link.hides_pauses.load(Relaxed) {
             return Err(io::ErrorKind::PermissionDenied.into());

@@ -133,7 +133,8 @@ impl Bare {
             sl: 0,
             static_rate: 0,
         };
-        let to = Connected { peer: peer.qp.qpn, way, path_mtu: Mtu::Mtu1024, timeout: 20, rd_atomic: 1 };
+        let to =
+            Connected { peer: peer.qp.qpn, path: way, path_mtu: Mtu::Mtu1024, timeout: 20, rd_atomic: 1 };
         for attr in to.steps(QpType::Rc) {
             self.engine.call(Command::ModifyQp(self.qp.index, Box::new(attr))).expect("a legal transition");
         }

@@ -1,4 +1,4 @@
-//! Passes of one worker by several threads.
+//! PassDurations of one worker by several threads.
 
 use roxie::nic::NicConfig;
 use roxie::port::memory;

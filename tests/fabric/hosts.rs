@@ -8,7 +8,7 @@ use roxie::nic::{Command, CongestionConfig, EcnPolicy, NicConfig};
 use roxie::port::Port;
 use roxie::shared::work_queue::Payload;
 use roxie::sim::fabric::{
-    EcnConfig, Fabric, FabricConfig, HeedsPauses, LinkConfig, LinkRate, PfcConfig, PortConfig, PriorityMap,
+    EcnConfig, Fabric, FabricConfig, LinkConfig, LinkRate, MacPause, PfcConfig, PortConfig, PriorityMap,
     StationConfig, Step, SwitchConfig, Threshold,
 };
 use roxie::sim::{Connected, Host, HostQp, HostRegion};
@@ -67,7 +67,7 @@ impl Incast {
     ) -> Incast {
         let senders = stations.len() - 1;
         for station in stations.iter_mut().filter(|_| heeds) {
-            station.heeds_pauses = Some(HeedsPauses { response: None, priorities: PriorityMap::default() });
+            station.mac_pause = Some(MacPause { response: None, priorities: PriorityMap::default() });
         }
         let mut fabric = Fabric::new(FabricConfig::star(stations, switch)).expect("a fabric");
         for n in 0..=senders {
@@ -78,7 +78,7 @@ impl Incast {
                 ..NicConfig::default()
             };
             let host = Host::new(n as u16 + 1, config, Box::new(fabric.port(n)));
-            fabric.seat(n, host);
+            fabric.attach(n, host);
         }
         for n in 0..=senders {
             let config = CongestionConfig {
@@ -170,7 +170,7 @@ fn connect(fabric: &mut Fabric, from: usize, to: usize, qp_type: QpType) -> (Hos
         let mut av = host.path(peer as u16 + 1, false);
         av.traffic_class = ECT;
         let to =
-            Connected { peer: peers.handle.qpn, way: av, path_mtu: Mtu::Mtu1024, timeout: 8, rd_atomic: 4 };
+            Connected { peer: peers.handle.qpn, path: av, path_mtu: Mtu::Mtu1024, timeout: 8, rd_atomic: 4 };
         host.connect(qp, &to).expect("legal transitions");
     }
     let region = fabric.host(from).register(MESSAGE as usize, Access::LOCAL_WRITE);

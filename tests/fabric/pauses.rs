@@ -2,8 +2,7 @@
 
 use roxie::frame::Frame;
 use roxie::sim::fabric::{
-    DropReason, Fabric, FabricConfig, HeedsPauses, PfcConfig, PriorityMap, SwitchConfig, Threshold,
-    worst_case,
+    DropReason, Fabric, FabricConfig, MacPause, PfcConfig, PriorityMap, SwitchConfig, Threshold, worst_case,
 };
 use roxie::time::Nanos;
 use roxie::wire::mac_control::MacControl;
@@ -37,7 +36,7 @@ fn heeding(count: usize, config: SwitchConfig, response: u64) -> Fabric {
     let mut stations = stations(count);
     for station in &mut stations {
         let priorities = PriorityMap::default();
-        station.heeds_pauses = Some(HeedsPauses { response: Some(Nanos(response)), priorities });
+        station.mac_pause = Some(MacPause { response: Some(Nanos(response)), priorities });
     }
     Fabric::new(FabricConfig::star(stations, config)).expect("a fabric")
 }
@@ -220,8 +219,7 @@ fn pauses_spread_from_switch_to_switch() {
     far.ports[1].link = LinkConfig { rate: roxie::sim::fabric::LinkRate(RATE.0 / 8), ..link() };
     let at = |switch, port| End::Switch { switch, port };
     let mut ends = stations(2);
-    ends[0].heeds_pauses =
-        Some(HeedsPauses { response: Some(Nanos(540)), priorities: PriorityMap::default() });
+    ends[0].mac_pause = Some(MacPause { response: Some(Nanos(540)), priorities: PriorityMap::default() });
     let mut fabric = Fabric::new(FabricConfig {
         stations: ends,
         switches: vec![lossless(2, pfc(540)), far],

@@ -1,8 +1,8 @@
 //! Cut-through, link errors, the PFC watchdog, and taps.
 
 use roxie::sim::fabric::{
-    DropReason, End, Fabric, FabricConfig, Fate, HeedsPauses, LinkConfig, LinkRate, PfcConfig, PriorityMap,
-    Schedule, Story, SwitchConfig, Threshold, WatchdogConfig,
+    DropReason, EgressOutcome, End, Fabric, FabricConfig, Fate, LinkConfig, LinkRate, MacPause, PfcConfig,
+    PriorityMap, Schedule, SwitchConfig, Threshold, WatchdogConfig,
 };
 use roxie::time::Nanos;
 use roxie::wire::mac_control::MacControl;
@@ -158,8 +158,9 @@ fn tap_sees_both_directions_and_fates() {
     fabric.run(Nanos(10_000));
     let sights = fabric.take_sights();
     let told: Vec<_> = sights.iter().map(|sight| (sight.at.0, sight.came, sight.fate, sight.story)).collect();
-    let story =
-        |waited, behind| Some(Story::Data { priority: 3, waited: Nanos(waited), marked: false, behind });
+    let story = |waited, behind| {
+        Some(EgressOutcome::Data { priority: 3, waited: Nanos(waited), marked: false, behind })
+    };
     assert_eq!(
         told,
         [
@@ -177,7 +178,7 @@ fn tap_sees_both_directions_and_fates() {
 #[test]
 fn paused_station_sends_other_priorities() {
     let mut ends = stations(2);
-    ends[0].heeds_pauses = Some(HeedsPauses { response: Some(Nanos(0)), priorities: PriorityMap::default() });
+    ends[0].mac_pause = Some(MacPause { response: Some(Nanos(0)), priorities: PriorityMap::default() });
     let mut config = switch(2);
     config.pfc = Some(PfcConfig::new(&[3]).expect("a priority"));
     config.lossless = Threshold::Static(0);

@@ -1,11 +1,12 @@
-//! Disturbances of a running fabric: weather, pulled cables, changed stations, foreign frames, lost time.
+//! Disturbances of a running fabric: faults of frames, pulled cables, changed stations, foreign frames, lost time.
 
 use roxie::frame::Frame;
 use roxie::nic::NicConfig;
 use roxie::port::{LinkChange, Port};
 use roxie::sim::Host;
 use roxie::sim::fabric::{
-    Arrival, DropReason, End, Fabric, FabricConfig, LinkConfig, LinkRate, LinkStats, StationConfig, Weather,
+    Arrival, DropReason, End, Fabric, FabricConfig, FrameFaults, LinkConfig, LinkRate, LinkStats,
+    StationConfig,
 };
 use roxie::time::Nanos;
 
@@ -17,7 +18,7 @@ const ECT0: u8 = 2;
 #[derive(Debug)]
 struct Storm;
 
-impl Weather for Storm {
+impl FrameFaults for Storm {
     fn judge(&mut self, _: Nanos, to: End, _: &[u8], arrivals: &mut Vec<Arrival>) {
         if to == End::Station(2) {
             return;
@@ -36,7 +37,7 @@ fn port_of(station: usize) -> End {
 #[test]
 fn weather_decides_arrivals() {
     let mut fabric = star(3, switch(3));
-    fabric.set_weather(Box::new(Storm));
+    fabric.set_frame_faults(Box::new(Storm));
     for (to, tos) in [(1, ECT0), (1, 0), (2, ECT0)] {
         fabric.send(Nanos(0), 0, &frame(0, to, 476, tos));
     }
@@ -100,7 +101,7 @@ fn pulled_cable_loses_its_frames() {
 fn with_a_host() -> Fabric {
     let mut fabric = star(2, switch(2));
     let port = fabric.port(1);
-    fabric.seat(1, Host::new(2, NicConfig::default(), Box::new(port)));
+    fabric.attach(1, Host::new(2, NicConfig::default(), Box::new(port)));
     fabric
 }
 
@@ -150,7 +151,7 @@ fn replacement_host_receives_frames() {
     fabric.run(comes);
     assert_eq!((fabric.station(1).delivered, received(&fabric)), (1, 0));
     let port = fabric.port(1);
-    fabric.seat(1, Host::new(2, NicConfig::default(), Box::new(port)));
+    fabric.attach(1, Host::new(2, NicConfig::default(), Box::new(port)));
     fabric.run(Nanos::from_millis(1));
     assert_eq!(received(&fabric), 1);
 }
@@ -175,7 +176,7 @@ fn frames_between_passes_are_sent_at_once() {
 #[test]
 fn injected_frame_ignores_the_weather() {
     let mut fabric = star(3, switch(3));
-    fabric.set_weather(Box::new(Storm));
+    fabric.set_frame_faults(Box::new(Storm));
     fabric.inject(2, &frame(0, 2, 100, 0));
     fabric.plug(1, false);
     fabric.inject(1, &frame(0, 1, 100, 0));

@@ -1,4 +1,4 @@
-//! Doorbells: `src/shared/doorbell.rs`, also under the turns of `src/engine/turns.rs`.
+//! Doorbells: `src/shared/doorbell.rs`, also under the turns of `src/engine/combining_lock.rs`.
 
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64;
@@ -6,8 +6,8 @@ use loom::sync::atomic::Ordering::{Relaxed, SeqCst};
 use loom::thread;
 
 use crate::check;
+use crate::combining_lock::CombiningLock;
 use crate::doorbell::Doorbells;
-use crate::turns::Turns;
 use crate::verbs::QpIndex;
 
 /// A worker that sleeps while no bell rings, until `done`.
@@ -81,7 +81,7 @@ fn two_bells_in_a_word_are_taken() {
 }
 
 /// A call that posts: it rings, and runs the worker unless another thread does.
-fn post(bells: &Doorbells, turns: &Turns<()>, sent: &AtomicU64, qp: u32) {
+fn post(bells: &Doorbells, turns: &CombiningLock<()>, sent: &AtomicU64, qp: u32) {
     let send = || {
         bells.take(|qp| {
             sent.fetch_or(1 << qp.0, SeqCst);
@@ -98,7 +98,7 @@ fn post(bells: &Doorbells, turns: &Turns<()>, sent: &AtomicU64, qp: u32) {
 #[test]
 fn posts_of_two_qps_are_sent() {
     check(|| {
-        let (bells, turns) = (Doorbells::new(2).unwrap(), Arc::new(Turns::new(())));
+        let (bells, turns) = (Doorbells::new(2).unwrap(), Arc::new(CombiningLock::new(())));
         let sent = Arc::new(AtomicU64::new(0));
         let other = {
             let (bells, turns, sent) = (bells.clone(), Arc::clone(&turns), Arc::clone(&sent));

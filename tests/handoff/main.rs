@@ -1,19 +1,19 @@
 //! Handoffs between threads, in every interleaving: turns of callers and the engine thread, doorbells, work requests,
 //! completions and their events, receives that several workers take from one queue.
 //!
-//! `watch.rs` and `turns.rs` of `src/engine`, and the queues of `src/shared`, are compiled with a model checker's atomics and
+//! `handoff.rs` and `combining_lock.rs` of `src/engine`, and the queues of `src/shared`, are compiled with a model checker's atomics and
 //! locks. The checker runs each model in every order that the memory model allows. A thread that sleeps and is never woken is a
 //! deadlock, which fails the model. A backoff sleep really ends by itself; here it does not, so that missing wake-ups show.
 
 #[allow(dead_code, unreachable_pub)]
-#[path = "../../src/engine/turns.rs"]
-mod turns;
+#[path = "../../src/engine/combining_lock.rs"]
+mod combining_lock;
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../src/engine/handoff.rs"]
+mod handoff;
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../src/engine/wait_policy.rs"]
 mod wait_policy;
-#[allow(dead_code, unreachable_pub)]
-#[path = "../../src/engine/watch.rs"]
-mod watch;
 
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../src/shared/completion_queue.rs"]
@@ -67,9 +67,9 @@ use loom::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
-use turns::Turns;
+use combining_lock::CombiningLock;
+use handoff::{Handoff, NextSleep};
 use wait_policy::WaitPolicy;
-use watch::{Rest, Watch};
 
 /// A descriptor that ends a sleep.
 #[derive(Default)]
@@ -104,67 +104,67 @@ fn check(model: impl Fn() + Sync + Send + 'static) {
 /// Time of the models: a caller has polled without a break for long.
 const NOW: u64 = 1_000_000_000;
 
-/// Returns a watch with a polling, trusted caller.
-fn polled() -> Watch {
-    let watch = Watch::new();
-    let mut at = NOW - 8 * WaitPolicy::LONGEST_NAP_NS;
+/// Returns a handoff with a polling, trusted caller.
+fn polled() -> Handoff {
+    let handoff = Handoff::new();
+    let mut at = NOW - 8 * WaitPolicy::LONGEST_BACKOFF_NS;
     while at < NOW {
-        watch.passed(at);
+        handoff.passed(at);
         at += WaitPolicy::POLL_GAP_NS;
     }
-    watch
+    handoff
 }
 
-/// Runs the engine thread until it watches.
-fn keep(watch: &Watch, alarm: &Alarm, now: u64) {
-    while watch.rest(now) != Rest::None {
+/// Runs the engine thread until it blocks on the link.
+fn run_engine_thread(handoff: &Handoff, alarm: &Alarm, now: u64) {
+    while handoff.rest(now) != NextSleep::None {
         alarm.sleep();
-        let _ = watch.wakes();
+        let _ = handoff.wakes();
     }
 }
 
 #[test]
 fn polling_caller_extends_the_backoff_sleep() {
     check(|| {
-        let watch = polled();
+        let handoff = polled();
         let mut now = NOW;
-        assert_eq!(watch.lengthen(now), None, "the keeper is awake");
-        assert_eq!(watch.rest(now), Rest::Until(now + WaitPolicy::LONGEST_NAP_NS));
+        assert_eq!(handoff.extend(now), None, "the engine thread is awake");
+        assert_eq!(handoff.rest(now), NextSleep::Until(now + WaitPolicy::LONGEST_BACKOFF_NS));
         for _ in 0..3 {
-            watch.pass_ended(now + WaitPolicy::LONGEST_NAP_NS / 2);
-            assert_eq!(watch.lengthen(now + WaitPolicy::LONGEST_NAP_NS / 2), None, "it is early");
-            watch.pass_ended(now + WaitPolicy::LONGEST_NAP_NS * 7 / 8);
-            now += WaitPolicy::LONGEST_NAP_NS * 7 / 8;
-            assert_eq!(watch.lengthen(now), Some(now + WaitPolicy::LONGEST_NAP_NS));
+            handoff.pass_ended(now + WaitPolicy::LONGEST_BACKOFF_NS / 2);
+            assert_eq!(handoff.extend(now + WaitPolicy::LONGEST_BACKOFF_NS / 2), None, "it is early");
+            handoff.pass_ended(now + WaitPolicy::LONGEST_BACKOFF_NS * 7 / 8);
+            now += WaitPolicy::LONGEST_BACKOFF_NS * 7 / 8;
+            assert_eq!(handoff.extend(now), Some(now + WaitPolicy::LONGEST_BACKOFF_NS));
         }
-        assert_eq!(watch.wakes(), Some(now + WaitPolicy::LONGEST_NAP_NS));
+        assert_eq!(handoff.wakes(), Some(now + WaitPolicy::LONGEST_BACKOFF_NS));
         // A caller that returns from a break is not trusted.
-        assert_eq!(watch.rest(now), Rest::Until(now + WaitPolicy::LONGEST_NAP_NS));
-        now += WaitPolicy::LONGEST_NAP_NS * 7 / 8;
-        watch.passed(now);
-        assert_eq!(watch.lengthen(now), None);
+        assert_eq!(handoff.rest(now), NextSleep::Until(now + WaitPolicy::LONGEST_BACKOFF_NS));
+        now += WaitPolicy::LONGEST_BACKOFF_NS * 7 / 8;
+        handoff.passed(now);
+        assert_eq!(handoff.extend(now), None);
     });
 }
 
 #[test]
 fn extended_backoff_sleep_delays_no_waiter() {
     check(|| {
-        let (watch, alarm) = (Arc::new(polled()), Arc::new(Alarm::default()));
+        let (handoff, alarm) = (Arc::new(polled()), Arc::new(Alarm::default()));
         let polls = {
-            let watch = Arc::clone(&watch);
+            let handoff = Arc::clone(&handoff);
             thread::spawn(move || {
-                let _ = watch.lengthen(NOW + WaitPolicy::LONGEST_NAP_NS * 7 / 8);
+                let _ = handoff.extend(NOW + WaitPolicy::LONGEST_BACKOFF_NS * 7 / 8);
             })
         };
         let waits = {
-            let (watch, alarm) = (Arc::clone(&watch), Arc::clone(&alarm));
+            let (handoff, alarm) = (Arc::clone(&handoff), Arc::clone(&alarm));
             thread::spawn(move || {
-                if watch.caller_waits(NOW) {
+                if handoff.caller_waits(NOW) {
                     alarm.ring();
                 }
             })
         };
-        keep(&watch, &alarm, NOW);
+        run_engine_thread(&handoff, &alarm, NOW);
         [polls, waits].into_iter().for_each(|thread| thread.join().unwrap());
     });
 }
@@ -172,74 +172,74 @@ fn extended_backoff_sleep_delays_no_waiter() {
 #[test]
 fn engine_thread_sleeps_only_while_caller_polls() {
     check(|| {
-        let watch = polled();
-        assert_eq!(watch.rest(NOW), Rest::Until(NOW + WaitPolicy::LONGEST_NAP_NS));
-        assert!(watch.naps());
-        assert!(watch.caller_waits(NOW), "once");
-        assert!(!watch.caller_waits(NOW), "it is awake");
-        assert_eq!(watch.rest(NOW), Rest::None);
+        let handoff = polled();
+        assert_eq!(handoff.rest(NOW), NextSleep::Until(NOW + WaitPolicy::LONGEST_BACKOFF_NS));
+        assert!(handoff.is_in_backoff());
+        assert!(handoff.caller_waits(NOW), "once");
+        assert!(!handoff.caller_waits(NOW), "it is awake");
+        assert_eq!(handoff.rest(NOW), NextSleep::None);
     });
 }
 
 #[test]
 fn waiting_caller_ends_the_backoff_sleep() {
     check(|| {
-        let (watch, alarm) = (Arc::new(polled()), Arc::new(Alarm::default()));
-        let keeper = {
-            let (watch, alarm) = (Arc::clone(&watch), Arc::clone(&alarm));
-            thread::spawn(move || keep(&watch, &alarm, NOW))
+        let (handoff, alarm) = (Arc::new(polled()), Arc::new(Alarm::default()));
+        let engine_thread = {
+            let (handoff, alarm) = (Arc::clone(&handoff), Arc::clone(&alarm));
+            thread::spawn(move || run_engine_thread(&handoff, &alarm, NOW))
         };
-        if watch.caller_waits(NOW) {
+        if handoff.caller_waits(NOW) {
             alarm.ring();
         }
-        keeper.join().unwrap();
+        engine_thread.join().unwrap();
     });
 }
 
 #[test]
 fn two_waiting_callers_end_the_backoff_sleep() {
     check(|| {
-        let (watch, alarm) = (Arc::new(polled()), Arc::new(Alarm::default()));
+        let (handoff, alarm) = (Arc::new(polled()), Arc::new(Alarm::default()));
         let threads = [0, 1].map(|_| {
-            let (watch, alarm) = (Arc::clone(&watch), Arc::clone(&alarm));
+            let (handoff, alarm) = (Arc::clone(&handoff), Arc::clone(&alarm));
             thread::spawn(move || {
-                if watch.caller_waits(NOW) {
+                if handoff.caller_waits(NOW) {
                     alarm.ring();
                 }
             })
         });
-        keep(&watch, &alarm, NOW);
+        run_engine_thread(&handoff, &alarm, NOW);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });
 }
 
 #[test]
-fn departing_watcher_wakes_the_engine_thread() {
+fn departing_stand_in_wakes_the_engine_thread() {
     check(|| {
-        let (watch, alarm) = (Arc::new(polled()), Arc::new(Alarm::default()));
-        assert!(watch.begin_watching(NOW));
-        assert!(!watch.begin_watching(NOW), "one does");
+        let (handoff, alarm) = (Arc::new(polled()), Arc::new(Alarm::default()));
+        assert!(handoff.begin_stand_in(NOW));
+        assert!(!handoff.begin_stand_in(NOW), "one does");
         let later = NOW + 2 * WaitPolicy::RECENT_NS;
-        let keeper = {
-            let (watch, alarm) = (Arc::clone(&watch), Arc::clone(&alarm));
-            thread::spawn(move || keep(&watch, &alarm, later))
+        let engine_thread = {
+            let (handoff, alarm) = (Arc::clone(&handoff), Arc::clone(&alarm));
+            thread::spawn(move || run_engine_thread(&handoff, &alarm, later))
         };
-        if watch.stop_watching() {
+        if handoff.end_stand_in() {
             alarm.ring();
         }
-        keeper.join().unwrap();
+        engine_thread.join().unwrap();
     });
 }
 
 #[test]
-fn earlier_deadline_wakes_the_watching_thread() {
+fn earlier_deadline_wakes_the_blocked_thread() {
     check(|| {
-        let (watch, alarm) = (Arc::new(Watch::new()), Arc::new(Alarm::default()));
+        let (handoff, alarm) = (Arc::new(Handoff::new()), Arc::new(Alarm::default()));
         let deadline = Arc::new(AtomicU64::new(u64::MAX));
         // Setting a deadline and going to sleep both hold the worker's lock.
         let worker = Arc::new(Mutex::new(()));
-        let keeper = {
-            let (watch, alarm) = (Arc::clone(&watch), Arc::clone(&alarm));
+        let engine_thread = {
+            let (handoff, alarm) = (Arc::clone(&handoff), Arc::clone(&alarm));
             let (deadline, worker) = (Arc::clone(&deadline), Arc::clone(&worker));
             thread::spawn(move || {
                 loop {
@@ -248,21 +248,21 @@ fn earlier_deadline_wakes_the_watching_thread() {
                     if until < u64::MAX {
                         return;
                     }
-                    watch.watches(until);
+                    handoff.blocks(until);
                     drop(turn);
                     alarm.sleep();
-                    let _ = watch.wakes();
+                    let _ = handoff.wakes();
                 }
             })
         };
         let turn = worker.lock().unwrap();
         deadline.store(NOW, SeqCst);
-        let wake = watch.needs_by(NOW);
+        let wake = handoff.needs_by(NOW);
         drop(turn);
         if wake {
             alarm.ring();
         }
-        keeper.join().unwrap();
+        engine_thread.join().unwrap();
     });
 }
 
@@ -282,7 +282,7 @@ impl Bells {
     }
 
     /// A call that posts.
-    fn post(&self, turns: &Turns<()>) {
+    fn post(&self, turns: &CombiningLock<()>) {
         self.rung.fetch_add(1, AcqRel);
         if let Ok(Some(turn)) = turns.after_ringing() {
             self.send();
@@ -292,7 +292,7 @@ impl Bells {
     }
 
     /// A pass that began before the post.
-    fn pass(&self, turns: &Turns<()>) {
+    fn pass(&self, turns: &CombiningLock<()>) {
         let turn = turns.worker().lock().unwrap();
         drop(turn);
         assert!(!turns.look_again(|| self.rings(), |()| self.send()));
@@ -303,7 +303,7 @@ impl Bells {
 fn posts_are_sent_before_calls_return() {
     check(|| {
         let bells = Arc::new(Bells { rung: AtomicU64::new(0), sent: AtomicU64::new(0) });
-        let turns = Arc::new(Turns::new(()));
+        let turns = Arc::new(CombiningLock::new(()));
         let poster = {
             let (bells, turns) = (Arc::clone(&bells), Arc::clone(&turns));
             thread::spawn(move || bells.post(&turns))
@@ -318,7 +318,7 @@ fn posts_are_sent_before_calls_return() {
 fn three_concurrent_posts_are_sent() {
     check(|| {
         let bells = Arc::new(Bells { rung: AtomicU64::new(0), sent: AtomicU64::new(0) });
-        let turns = Arc::new(Turns::new(()));
+        let turns = Arc::new(CombiningLock::new(()));
         let posters = [0, 1].map(|_| {
             let (bells, turns) = (Arc::clone(&bells), Arc::clone(&turns));
             thread::spawn(move || bells.post(&turns))
@@ -329,13 +329,13 @@ fn three_concurrent_posts_are_sent() {
     });
 }
 
-/// A frame ends the sleep of the watching thread. At any time, a thread watches, or will soon look by itself.
+/// A frame ends the sleep of the blocked thread. At any time, a thread blocks on the link, or will soon check it by itself.
 #[test]
-fn frame_during_watch_handoff_is_taken() {
+fn frame_during_handoff_is_taken() {
     check(|| {
-        let watch = Arc::new(polled());
+        let handoff = Arc::new(polled());
         let (frame, link) = (Arc::new(AtomicU64::new(0)), Arc::new(Alarm::default()));
-        assert!(watch.begin_watching(NOW));
+        assert!(handoff.begin_stand_in(NOW));
         let wire = {
             let (frame, link) = (Arc::clone(&frame), Arc::clone(&link));
             thread::spawn(move || {
@@ -346,10 +346,10 @@ fn frame_during_watch_handoff_is_taken() {
         // The caller sleeps until its descriptors report the frame, and takes it.
         link.sleep();
         assert_eq!(frame.swap(0, AcqRel), 1);
-        let _ = watch.stop_watching();
+        let _ = handoff.end_stand_in();
         // From now on the engine thread polls by itself: a backoff sleep at most.
-        let rest = watch.rest(NOW + WaitPolicy::SHORTEST_NAP_NS / 2);
-        assert_ne!(rest, Rest::Deep);
+        let rest = handoff.rest(NOW + WaitPolicy::SHORTEST_BACKOFF_NS / 2);
+        assert_ne!(rest, NextSleep::UntilWoken);
         wire.join().unwrap();
     });
 }

@@ -120,7 +120,7 @@ impl Book {
             _ => None,
         };
         // A priority may still be paused after flow control is disabled.
-        self.prompt &= !config.classes.heeds_mac_control();
+        self.prompt &= !config.classes.uses_mac_control();
         (self.last, self.last_to) = (None, HashMap::new());
     }
 

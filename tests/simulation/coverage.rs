@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
 use roxie::transport::coverage::{
-    Arrival, Coverage, Found, Move, Mover, Notice, Place, Receipt, Source, Timer,
+    Arrival, Coverage, EventEffect, Found, Place, Receipt, Source, Timer, TimerCause, TimerTransition,
 };
 use roxie::verbs::QpState;
 use roxie::wire::{Opcode, Operation, Service};
@@ -91,16 +91,16 @@ pub fn unreached(coverage: &Coverage) -> Vec<String> {
             Some(why) => assert!(reached == 0, "{}: {reached} times, but {why}", describe_receipt(receipt)),
         }
     }
-    for notice in Notice::ALL {
+    for notice in EventEffect::ALL {
         *found.entry(describe_notice(notice).into()).or_default() += coverage.notices(notice);
     }
     found.into_iter().filter(|(_, count)| *count == 0).map(|(name, _)| name).collect()
 }
 
 /// Why a timer move is impossible, or `None` if it can occur.
-fn impossible(step: Move) -> Option<&'static str> {
-    use Mover::{Command, Sent, SentPaced, Time};
+fn impossible(step: TimerTransition) -> Option<&'static str> {
     use Timer::{Ack, Idle, Rnr};
+    use TimerCause::{Command, Sent, SentPaced, Time};
     match (step.from, step.by, step.to) {
         (Idle | Ack, Sent | SentPaced, Rnr) => Some("a packet that leaves asks for no pause"),
         (Ack | Rnr, Sent | SentPaced, Idle) => Some("a packet that leaves ends no wait"),
@@ -168,7 +168,7 @@ impl fmt::Display for Table<'_> {
             writeln!(f, "{count:>10}  {}{note}", describe_receipt(receipt))?;
         }
         writeln!(f, "\nevents of completion queues")?;
-        for notice in Notice::ALL {
+        for notice in EventEffect::ALL {
             writeln!(f, "{:>10}  {}", short(self.0.notices(notice)), describe_notice(notice))?;
         }
         Ok(())
@@ -191,45 +191,45 @@ fn describe_receipt(receipt: Receipt) -> String {
     format!("a message of {service} looks in {source}: {found}")
 }
 
-fn describe_notice(notice: Notice) -> &'static str {
+fn describe_notice(notice: EventEffect) -> &'static str {
     match notice {
-        Notice::Unasked => "a completion: no event was requested",
-        Notice::AtOnce => "a completion: the event leaves at once",
-        Notice::HeldBack => "a completion: the event is held back, and its timer starts",
-        Notice::Joined => "a completion: the event that is held back stands for one more",
-        Notice::ByCount => "a completion: the event that was held back leaves, there are enough",
-        Notice::ByFailure => "a completion: the event that was held back leaves with a failure",
-        Notice::ByTime => "time passed: the event that was held back leaves",
-        Notice::ByCommand => "a command: the event that was held back leaves",
+        EventEffect::Unasked => "a completion: no event was requested",
+        EventEffect::AtOnce => "a completion: the event leaves at once",
+        EventEffect::HeldBack => "a completion: the event is held back, and its timer starts",
+        EventEffect::Joined => "a completion: the event that is held back stands for one more",
+        EventEffect::ByCount => "a completion: the event that was held back leaves, there are enough",
+        EventEffect::ByFailure => "a completion: the event that was held back leaves with a failure",
+        EventEffect::ByTime => "time passed: the event that was held back leaves",
+        EventEffect::ByCommand => "a command: the event that was held back leaves",
     }
 }
 
-fn describe(step: Move) -> String {
+fn describe(step: TimerTransition) -> String {
     let name = |timer: Timer| match timer {
         Timer::Idle => "nothing",
         Timer::Ack => "an acknowledgement",
         Timer::Rnr => "a receive at the peer",
     };
     let by = match step.by {
-        Mover::Sent => "a packet left",
-        Mover::SentPaced => "a packet left, paced",
-        Mover::Packet => "a packet came",
-        Mover::Time => "time passed",
-        Mover::Command => "a command",
+        TimerCause::Sent => "a packet left",
+        TimerCause::SentPaced => "a packet left, paced",
+        TimerCause::Packet => "a packet came",
+        TimerCause::Time => "time passed",
+        TimerCause::Command => "a command",
     };
     let again = if step.renewed { ", anew" } else { "" };
     format!("waits for {}: {by}: waits for {}{again}", name(step.from), name(step.to))
 }
 
 /// All combinations of a timer move.
-fn moves() -> Vec<Move> {
+fn moves() -> Vec<TimerTransition> {
     let mut moves = Vec::new();
     for from in Timer::ALL {
-        for by in Mover::ALL {
+        for by in TimerCause::ALL {
             for to in Timer::ALL {
                 for renewed in [false, true] {
                     if !renewed || (from == to && from != Timer::Idle) {
-                        moves.push(Move { from, by, to, renewed });
+                        moves.push(TimerTransition { from, by, to, renewed });
                     }
                 }
             }

@@ -7,7 +7,7 @@
 //! * [`intruder`] is a stranger on the link, [`vandal`] a program that corrupts its own queues.
 //! * Oracles: [`oracle`] checks bytes, [`law`] which failures the script permits, [`audit`] the state after the run, [`witness`] each
 //!   frame, [`congested`] congestion control. All but the last two know nothing of packets.
-//! * [`ways`] compares the fast path through the NIC with the slow path.
+//! * [`both_paths`] compares the fast path through the NIC with the slow path.
 //! * [`campaign`] runs [`seeds`] and [`scripts`]. [`shrink`] shortens a failing script. [`planted`] checks that planted bugs are found.
 //!   [`reach`] and [`coverage`] check that the seeds reach enough. `tests/scripts` keeps instructive scripts.
 //!
@@ -16,6 +16,7 @@
 #![allow(unreachable_pub)]
 
 mod audit;
+mod both_paths;
 mod brakes;
 mod campaign;
 mod congested;
@@ -42,7 +43,6 @@ mod srq;
 mod stations;
 mod text;
 mod vandal;
-mod ways;
 mod weather;
 mod witness;
 mod world;

@@ -27,7 +27,7 @@ pub fn of(script: &Script, records: &Records) -> Fabric {
     let stations = (0..hosts.count).map(station).collect();
     let mut fabric = Fabric::new(FabricConfig::star(stations, switch)).expect("a network");
     if !script.weather.is_empty() {
-        fabric.set_weather(Box::new(Forecast::new(script.seed, &script.weather, records.clone())));
+        fabric.set_frame_faults(Box::new(Forecast::new(script.seed, &script.weather, records.clone())));
     }
     fabric
 }
@@ -64,7 +64,7 @@ impl World<'_> {
 
     /// Checks the redundant state of a NIC: reference counts, queue membership, timers.
     fn check_account(&self, host: usize) {
-        if let Some(wrong) = self.net.hosts()[host].worker.nic().disagreement() {
+        if let Some(wrong) = self.net.hosts()[host].worker.nic().inconsistency() {
             panic!("host {} at {}: {wrong}", host + 1, self.net.now());
         }
     }

@@ -94,7 +94,7 @@ impl World<'_> {
             for at in 0..QPS {
                 let way = hosts[own].path(peer as u16 + 1, false);
                 let peer = self.vandals[peer].qps[at].handle.qpn;
-                let to = Connected { peer, way, path_mtu: Mtu::Mtu256, timeout: 8, rd_atomic: 2 };
+                let to = Connected { peer, path: way, path_mtu: Mtu::Mtu256, timeout: 8, rd_atomic: 2 };
                 for mut attr in to.steps(init(at).qp_type) {
                     attr.retry_cnt = attr.retry_cnt.map(|_| 1);
                     attr.rnr_retry = attr.rnr_retry.map(|_| 1);

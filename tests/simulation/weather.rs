@@ -1,4 +1,4 @@
-//! Weather of a script: faults of frames. Each frame has a name, and its fault depends on the name alone.
+//! FrameFaults of a script: faults of frames. Each frame has a name, and its fault depends on the name alone.
 //!
 //! A frame therefore has the same fault after other parts of the script are removed, and one line can state it.
 
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use roxie::frame::Frame;
 use roxie::random::splitmix;
-use roxie::sim::fabric::{Arrival, End, Weather};
+use roxie::sim::fabric::{Arrival, End, FrameFaults};
 use roxie::time::Nanos;
 use roxie::wire::{Psn, Qpn, parse};
 
@@ -110,7 +110,7 @@ fn number(name: &FrameName) -> u64 {
     hash(&[way, to as u64, opcode.0.into(), psn as u64, earlier.into(), life.into()])
 }
 
-impl Weather for Forecast {
+impl FrameFaults for Forecast {
     fn judge(&mut self, _now: Nanos, to: End, frame: &[u8], arrivals: &mut Vec<Arrival>) {
         let mut arrival = Arrival::default();
         let mut copies = 1;

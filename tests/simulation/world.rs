@@ -112,7 +112,7 @@ impl<'a> World<'a> {
         let priorities = script.channels.iter().any(|channel| channel.sl > 0);
         world.witnesses.expect(priorities, script.hosts.slots);
         for number in 0..script.hosts.count {
-            world.net.seat(number, world.host(number));
+            world.net.attach(number, world.host(number));
         }
         world.srqs = srq::all(script, world.net.hosts_mut());
         let World { net, srqs, witnesses, .. } = &mut world;
@@ -345,7 +345,7 @@ impl<'a> World<'a> {
             *self.past[number].entry(name).or_default() += value;
         }
         self.stations.get_mut(number).incarnation += 1;
-        self.net.seat(number, self.host(number));
+        self.net.attach(number, self.host(number));
         self.brake(number, true);
     }
 

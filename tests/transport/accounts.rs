@@ -57,7 +57,7 @@ fn failed_create_qp_releases_its_references() {
         made.push(handle);
     }
     assert_eq!(made.len() + 1, stage.host.worker.nic().limits().qps as usize);
-    assert_eq!(stage.host.worker.nic().disagreement(), None);
+    assert_eq!(stage.host.worker.nic().inconsistency(), None);
     for handle in made {
         stage.host.call(stage.now, Command::DestroyQp(handle.index)).expect("the object exists");
     }

@@ -397,7 +397,7 @@ impl Drop for Stage {
     /// Checks the NIC's redundant state at the end of every test.
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            assert_eq!(self.host.worker.nic().disagreement(), None);
+            assert_eq!(self.host.worker.nic().inconsistency(), None);
         }
     }
 }

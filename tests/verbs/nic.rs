@@ -455,7 +455,7 @@ fn nic_disconnects_peers_of_dead_process() {
     if skip(name, &["rping"]) {
         return;
     }
-    let (site, nics) = Site::with_nics("nic-estate", &["--port", "xdp"]);
+    let (site, nics) = Site::with_nics("nic-orphans", &["--port", "xdp"]);
     let roxie = folder().join("roxie");
     let mut command = Command::new("sh");
     let script = format!("eval \"$('{}' env -q --dev left)\"; exec rping -s -a {NEAR} -v", roxie.display());

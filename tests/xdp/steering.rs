@@ -5,7 +5,7 @@ use std::net::{IpAddr, UdpSocket};
 use roxie::flow::{FlowField, FlowKey, FlowMatch, MAX_FLOWS, layer};
 use roxie::frame::Frame;
 
-use roxie::port::{LinkChange, RxWishes};
+use roxie::port::{LinkChange, RxOptions};
 
 use super::*;
 
@@ -177,7 +177,7 @@ fn roce_v1_and_mac_control_need_a_request() {
     let mut left = wire.left(|_| {}).unwrap();
     for (ether_type, v1, control) in [([0x89, 0x15], true, false), ([0x88, 0x08], false, true)] {
         let mut right = wire.right(|c| c.roce_v1 = v1).unwrap();
-        right.set_rx_wishes(RxWishes { mac_control: control, ..RxWishes::default() }).unwrap();
+        right.set_rx_wishes(RxOptions { mac_control: control, ..RxOptions::default() }).unwrap();
         for sent_type in [[0x89, 0x15], [0x88, 0x08]] {
             let mut f = frame(true, false, false, 100, 1);
             f[12..14].copy_from_slice(&sent_type);

@@ -11,7 +11,7 @@ use crate::abi::{
 };
 use crate::cancellation::Uncancelled;
 use crate::context::context;
-use crate::object::{Errno, Face, behind, code, give, minus_one, pointer, take_back};
+use crate::object::{Errno, VerbsStruct, code, give, minus_one, object_of, pointer, take_back};
 use crate::pd::InDomain;
 use crate::report::{device, refuse};
 
@@ -24,16 +24,16 @@ pub(crate) struct Ah {
     _domain: InDomain,
 }
 
-impl Face for ibv_ah {
-    type Whole = ibv_ah;
-    type Behind = Ah;
+impl VerbsStruct for ibv_ah {
+    type Extended = ibv_ah;
+    type Inner = Ah;
 }
 
 /// Returns the path that attributes describe.
 ///
 /// # Safety
 /// The contract: attributes of all releases.
-pub(crate) unsafe fn way(
+pub(crate) unsafe fn address_vector(
     call: &'static str,
     nic: &Device,
     attr: *const ibv_ah_attr,
@@ -94,7 +94,7 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and attributes.
     pointer(unsafe {
-        behind(pd).and_then(|found| {
+        object_of(pd).and_then(|found| {
             if attr.is_null() {
                 return Err(libc::EINVAL);
             }
@@ -102,8 +102,8 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
             if (*attr).port_num == 0 {
                 return refuse("ibv_create_ah", libc::EINVAL, "ah_attr.port_num = 0: the device has port 1");
             }
-            let way = way("ibv_create_ah", nic, attr)?;
-            let handle = found.domain.create_ah_along(way).map_err(device("ibv_create_ah"))?;
+            let path = address_vector("ibv_create_ah", nic, attr)?;
+            let handle = found.domain.create_ah_along(path).map_err(device("ibv_create_ah"))?;
             let domain = InDomain::new(found);
             Ok(give(ibv_ah { context: (*pd).context, pd, handle: 0 }, Ah { handle, _domain: domain }))
         })
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
 pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
-    code(unsafe { behind(ah).map(|_| drop(take_back(ah))) })
+    code(unsafe { object_of(ah).map(|_| drop(take_back(ah))) })
 }
 
 /// Returns sender and receiver of the network header (40 bytes) before a datagram, with traffic class, flow label and TTL.
@@ -204,7 +204,7 @@ pub unsafe extern "C" fn ibv_create_ah_from_wc(
     let mut attr = ibv_ah_attr::default();
     // SAFETY: the contract: an object; the rest is handed on.
     unsafe {
-        if let Err(errno) = behind(pd) {
+        if let Err(errno) = object_of(pd) {
             return pointer(Err(errno));
         }
         if ibv_init_ah_from_wc((*pd).context, port, wc, grh, &raw mut attr) != 0 {
@@ -226,9 +226,9 @@ pub unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
     // SAFETY: the contract: an object, attributes, 6 bytes and a word, either of which may be null.
     code(unsafe {
         context(of).and_then(|found| {
-            let way = way("ibv_resolve_eth_l2_from_gid", &found.nic.device, attr)?;
+            let path = address_vector("ibv_resolve_eth_l2_from_gid", &found.nic.device, attr)?;
             if !mac.is_null() {
-                mac.cast::<[u8; 6]>().write(way.dmac);
+                mac.cast::<[u8; 6]>().write(path.dmac);
             }
             if !vlan.is_null() {
                 vlan.write(0xffff);
@@ -244,7 +244,7 @@ pub unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, group: *const ibv_gid
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object and a GID.
     code(unsafe {
-        behind(qp)
+        object_of(qp)
             .and_then(|qp| qp.pair.attach_multicast(Gid((*group).raw)).map_err(device("ibv_attach_mcast")))
     })
 }
@@ -255,7 +255,7 @@ pub unsafe extern "C" fn ibv_detach_mcast(qp: *mut ibv_qp, group: *const ibv_gid
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object and a GID.
     code(unsafe {
-        behind(qp)
+        object_of(qp)
             .and_then(|qp| qp.pair.detach_multicast(Gid((*group).raw)).map_err(device("ibv_detach_mcast")))
     })
 }

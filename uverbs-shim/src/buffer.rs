@@ -7,7 +7,7 @@ use std::ptr::{NonNull, null_mut};
 use crate::abi::{ibv_mr, ibv_pd};
 use crate::cancellation::Uncancelled;
 use crate::memory::ibv_reg_mr;
-use crate::object::{Errno, Face, behind, give, minus_one, pointer, set_errno, take_back};
+use crate::object::{Errno, VerbsStruct, give, minus_one, object_of, pointer, set_errno, take_back};
 use crate::report::refuse;
 
 /// Handle of a buffer, opaque to applications.
@@ -34,9 +34,9 @@ impl Drop for Buffer {
     }
 }
 
-impl Face for ibv_buf {
-    type Whole = ibv_buf;
-    type Behind = Buffer;
+impl VerbsStruct for ibv_buf {
+    type Extended = ibv_buf;
+    type Inner = Buffer;
 }
 
 /// Allocates a buffer and writes its handle to `buf`.
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *
     let _uncancelled = Uncancelled::new();
     const CALL: &str = "ibv_alloc_buf";
     // SAFETY: the contract: an object.
-    pointer(unsafe { behind(pd) }.and_then(|_| {
+    pointer(unsafe { object_of(pd) }.and_then(|_| {
         if buf.is_null() {
             return refuse(CALL, libc::EINVAL, "buf is null: give a place for the handle");
         }
@@ -72,8 +72,8 @@ pub unsafe extern "C" fn ibv_alloc_buf(pd: *mut ibv_pd, size: usize, buf: *mut *
 pub unsafe extern "C" fn ibv_free_buf(buf: *mut ibv_buf) {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, which the caller uses no more.
-    if unsafe { behind(buf) }.is_ok() {
-        // SAFETY: `behind` verified an object of this process, which the caller does not use again: it is taken back once.
+    if unsafe { object_of(buf) }.is_ok() {
+        // SAFETY: `object_of` verified an object of this process, which the caller does not use again: it is taken back once.
         drop(unsafe { take_back(buf) });
     }
 }
@@ -111,7 +111,7 @@ pub(crate) unsafe fn check(
     length: usize,
 ) -> Result<(), Errno> {
     // SAFETY: the caller promises an object, which is null or lives for the call.
-    let found = unsafe { behind(buf) }?;
+    let found = unsafe { object_of(buf) }?;
     if found.domain != pd {
         return refuse(call, libc::EINVAL, "the buffer was allocated for another protection domain");
     }
@@ -132,6 +132,6 @@ pub unsafe extern "C" fn ibv_export_buf_dmabuf_fd(buf: *mut ibv_buf) -> c_int {
     let _uncancelled = Uncancelled::new();
     const CALL: &str = "ibv_export_buf_dmabuf_fd";
     // SAFETY: the contract: an object.
-    let found = unsafe { behind(buf) };
+    let found = unsafe { object_of(buf) };
     minus_one(found.and_then(|_| refuse(CALL, libc::ENODATA, "the buffer is ordinary memory")))
 }

@@ -32,7 +32,7 @@ pub(crate) struct Context {
 struct Block {
     unknown: [u64; (VERBS_CONTEXT - size_of::<verbs_context>()) / 8],
     verbs: verbs_context,
-    behind: Context,
+    inner: Context,
 }
 
 /// Offset from the block's start to the pointer that applications hold.
@@ -51,8 +51,8 @@ pub(crate) unsafe fn context<'a>(held: *mut ibv_context) -> Result<&'a Context, 
         return Err(libc::EINVAL);
     }
     // SAFETY: `allocate` made the context as part of a block.
-    let behind = unsafe { &(*block(held)).behind };
-    if behind.generation == fork::generation() { Ok(behind) } else { Err(libc::EIO) }
+    let inner = unsafe { &(*block(held)).inner };
+    if inner.generation == fork::generation() { Ok(inner) } else { Err(libc::EIO) }
 }
 
 impl Context {
@@ -69,9 +69,9 @@ impl Context {
 }
 
 /// Allocates a context. Returns the pointer that applications hold.
-pub(crate) fn allocate(verbs: verbs_context, behind: Context) -> *mut ibv_context {
+pub(crate) fn allocate(verbs: verbs_context, inner: Context) -> *mut ibv_context {
     let unknown = [0; (VERBS_CONTEXT - size_of::<verbs_context>()) / 8];
-    let block = Box::new(Block { unknown, verbs: verbs_context { sz: VERBS_CONTEXT, ..verbs }, behind });
+    let block = Box::new(Block { unknown, verbs: verbs_context { sz: VERBS_CONTEXT, ..verbs }, inner });
     // Applications' pointer leads to the whole block, so it must have provenance over all of it.
     Box::into_raw(block).cast::<u8>().wrapping_add(HELD).cast()
 }

@@ -21,11 +21,13 @@ use crate::context::context;
 use crate::event_queue::Element;
 use crate::lock::lock;
 use crate::nic::Source;
-use crate::object::{Errno, Face, behind, code, give, minus_one, pointer, put, set_errno, take_back};
+use crate::object::{
+    Errno, VerbsStruct, code, give, minus_one, object_of, pointer, put, set_errno, take_back,
+};
 use crate::pd::Users;
 use crate::published::{Counted, Kind};
 use crate::report::{device, refuse};
-use crate::waiting::{Acknowledgements, Turn, Woken, take_count, take_count_now, wait_for_any};
+use crate::waiting::{Acknowledgements, SpinLock, WakeReason, take_count, take_count_now, wait_for_any};
 
 /// Number of completion vectors: one engine raises all events.
 pub(crate) const COMPLETION_VECTORS: c_int = 1;
@@ -38,7 +40,7 @@ pub(crate) struct Cq {
     comp_acknowledgements: Acknowledgements,
     pub(crate) async_acknowledgements: Acknowledgements,
     /// Held by the thread that polls with `ibv_start_poll`, for access to `poll`.
-    pub(crate) poll_turn: Turn,
+    pub(crate) poll_turn: SpinLock,
     pub(crate) poll: Poll,
     _counted: Counted,
 }
@@ -50,14 +52,14 @@ pub(crate) struct Poll(pub(crate) UnsafeCell<(Wc, Nanos)>);
 // SAFETY: `poll_turn`, which every user holds, excludes concurrent access.
 unsafe impl Sync for Poll {}
 
-impl Face for ibv_cq_ex {
-    type Whole = ibv_cq_ex;
-    type Behind = Cq;
+impl VerbsStruct for ibv_cq_ex {
+    type Extended = ibv_cq_ex;
+    type Inner = Cq;
 }
 
-impl Face for ibv_cq {
-    type Whole = ibv_cq_ex;
-    type Behind = Cq;
+impl VerbsStruct for ibv_cq {
+    type Extended = ibv_cq_ex;
+    type Inner = Cq;
 }
 
 const _: () = assert!(
@@ -72,9 +74,9 @@ pub(crate) struct Channel {
     queues: Mutex<Vec<*mut ibv_cq_ex>>,
 }
 
-impl Face for ibv_comp_channel {
-    type Whole = ibv_comp_channel;
-    type Behind = Channel;
+impl VerbsStruct for ibv_comp_channel {
+    type Extended = ibv_comp_channel;
+    type Inner = Channel;
 }
 
 /// Creates a completion channel.
@@ -94,7 +96,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(of: *mut ibv_context) -> *mut i
 pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
-    code(unsafe { behind(channel) }.and_then(|found| {
+    code(unsafe { object_of(channel) }.and_then(|found| {
         let users = lock(&found.queues).len();
         if users > 0 {
             return refuse(
@@ -127,7 +129,7 @@ pub(crate) fn create(
 ) -> Result<*mut ibv_cq_ex, Errno> {
     // SAFETY: the contract: objects; a channel or null.
     let (nic, found) =
-        unsafe { (context(of)?, if channel.is_null() { None } else { Some(behind(channel)?) }) };
+        unsafe { (context(of)?, if channel.is_null() { None } else { Some(object_of(channel)?) }) };
     if entries == 0 || entries > roxie::limits::MAX_CQE {
         return refuse(
             call,
@@ -151,7 +153,7 @@ pub(crate) fn create(
             users: Users::default(),
             comp_acknowledgements: Acknowledgements::default(),
             async_acknowledgements: Acknowledgements::default(),
-            poll_turn: Turn::default(),
+            poll_turn: SpinLock::default(),
             poll: Poll::default(),
             _counted: nic.family.published.add(Kind::Cq),
         },
@@ -187,11 +189,11 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     let cq = cq.cast::<ibv_cq_ex>();
     // SAFETY: the contract: live objects, and a queue that is not used concurrently.
     code(unsafe {
-        behind(cq).and_then(|found| {
+        object_of(cq).and_then(|found| {
             found.users.none("ibv_destroy_cq", "completion queue")?;
             context((*cq).context)?.nic.remove_source(Source::Cq(found.queue.index().0));
             if let Some(channel) = found.channel {
-                let of = behind(channel)?;
+                let of = object_of(channel)?;
                 lock(&of.queues).retain(|queue| *queue != cq);
                 (*channel).refcnt -= 1;
                 while found.queue.take_event() {
@@ -214,7 +216,7 @@ const PASSES_BEFORE_A_RESIZE: u32 = 64;
 pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, entries: c_int) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
-    code(unsafe { behind(cq) }.and_then(|found| {
+    code(unsafe { object_of(cq) }.and_then(|found| {
         let Some(entries) = u32::try_from(entries).ok().filter(|entries| *entries > 0) else {
             return refuse("ibv_resize_cq", libc::EINVAL, format_args!("{entries} entries: one at least"));
         };
@@ -239,7 +241,7 @@ pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify
     const CALL: &str = "ibv_modify_cq";
     // SAFETY: the contract: an object, and attributes.
     code(unsafe {
-        behind(cq).and_then(|found| {
+        object_of(cq).and_then(|found| {
             let (mask, moderate) = ((*attr).attr_mask, (*attr).moderate);
             if mask != ibv_cq_attr_mask::IBV_CQ_ATTR_MODERATE {
                 return refuse(
@@ -276,9 +278,9 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
             Look::Watch { events, link, timeout } => {
                 let woken = wait_for_any(events, &link, timeout);
                 // SAFETY: the contract of this call: the channel lives until it returns.
-                unsafe { end_wait(channel, woken == Woken::ByBell) };
-                by_link = matches!(woken, Woken::ByLink | Woken::ByBell);
-                if woken != Woken::Failed {
+                unsafe { end_wait(channel, woken == WakeReason::ByBell) };
+                by_link = matches!(woken, WakeReason::ByLink | WakeReason::ByBell);
+                if woken != WakeReason::Failed {
                     continue;
                 }
                 false
@@ -290,7 +292,7 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
         // None: the event's queue was destroyed meanwhile.
         // SAFETY: as above, and room for two pointers.
         unsafe {
-            if let Ok(found) = behind(channel)
+            if let Ok(found) = object_of(channel)
                 && let Some(raised) = next_event(found)
             {
                 put(cq, raised.cast());
@@ -325,7 +327,7 @@ enum Look {
 unsafe fn look(channel: *mut ibv_comp_channel, by_link: bool) -> Look {
     // SAFETY: the caller promises a channel that lives for the call; its context does, as long as the channel is there.
     let (found, nic) =
-        match unsafe { behind(channel).and_then(|found| Ok((found, context((*channel).context)?))) } {
+        match unsafe { object_of(channel).and_then(|found| Ok((found, context((*channel).context)?))) } {
             Ok(both) => both,
             Err(errno) => return Look::Failed(errno),
         };
@@ -365,7 +367,7 @@ fn next_event(channel: &Channel) -> Option<*mut ibv_cq_ex> {
     let mut queues = lock(&channel.queues);
     let place = queues.iter().position(|cq| {
         // SAFETY: queues leave the list, under its lock, before they are destroyed.
-        unsafe { behind(*cq) }.is_ok_and(|cq| {
+        unsafe { object_of(*cq) }.is_ok_and(|cq| {
             let raised = cq.queue.take_event();
             if raised {
                 cq.comp_acknowledgements.handed_over();
@@ -382,7 +384,7 @@ fn next_event(channel: &Channel) -> Option<*mut ibv_cq_ex> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: u32) {
     // SAFETY: the contract: an object.
-    if let Ok(found) = unsafe { behind(cq) } {
+    if let Ok(found) = unsafe { object_of(cq) } {
         found.comp_acknowledgements.acknowledge(count);
     }
 }
@@ -391,7 +393,7 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, count: u32) {
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
-    code(unsafe { behind(cq) }.map(|found| {
+    code(unsafe { object_of(cq) }.map(|found| {
         found.queue.arm(if solicited_only != 0 { Armed::Solicited } else { Armed::Next });
     }))
 }
@@ -402,7 +404,7 @@ const BATCH: usize = 16;
 /// Polls a queue. Returns the number of completions, or -1.
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, to: *mut ibv_wc) -> c_int {
     // SAFETY: the contract: an object.
-    let found = match unsafe { behind(cq) } {
+    let found = match unsafe { object_of(cq) } {
         Ok(found) => found,
         Err(errno) => {
             set_errno(errno);

@@ -18,13 +18,13 @@ use crate::event_queue::Element;
 use crate::newer::{IBV_QP_EX_WITH_FLUSH, WR_FLUSH, WrFlush};
 use crate::nic::Source;
 use crate::nldev;
-use crate::object::{Errno, behind, give, pointer};
+use crate::object::{Errno, give, object_of, pointer};
 use crate::pd::{InDomain, Users};
 use crate::post_ex;
 use crate::qp::{LATER, Qp, QpFace, given_caps};
 use crate::report::refuse;
 use crate::srq::{self, Endpoints};
-use crate::waiting::{Acknowledgements, Turn};
+use crate::waiting::{Acknowledgements, SpinLock};
 use crate::wq::Spread;
 
 /// Bytes of a scatter/gather entry in a send queue.
@@ -216,7 +216,7 @@ fn create(of: *mut ibv_context, wanted: &Wanted) -> Result<(*mut QpFace, QpCaps)
     // SAFETY: the contract: an object.
     let nic = unsafe { context(of) }?;
     // SAFETY: as above, or null: an XRC target has none.
-    let domain = unsafe { behind(wanted.uses.pd) }.ok().map(InDomain::new);
+    let domain = unsafe { object_of(wanted.uses.pd) }.ok().map(InDomain::new);
     let device = &nic.nic.device;
     let pair = match (&wanted.spread, &domain) {
         (None, _) => srq::make_pair(wanted.call, device, &wanted.uses, &init)?,
@@ -241,7 +241,7 @@ fn create(of: *mut ibv_context, wanted: &Wanted) -> Result<(*mut QpFace, QpCaps)
         face,
         Qp {
             pair,
-            turn: Turn::default(),
+            turn: SpinLock::default(),
             builder: Builder::default(),
             extended: wanted.operations.is_some(),
             caps,

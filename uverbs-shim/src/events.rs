@@ -9,7 +9,7 @@ use crate::abi::{
 };
 use crate::context::context;
 use crate::event_queue::Element;
-use crate::object::{behind, minus_one};
+use crate::object::{minus_one, object_of};
 use crate::waiting::take_count;
 
 /// Returns the event type.
@@ -43,25 +43,25 @@ fn hand_over(element: Element, kind: EventKind) -> ibv_async_event {
         match element {
             Element::Qp(at) => {
                 event.element.qp = at as *mut ibv_qp;
-                if let Ok(qp) = behind(event.element.qp) {
+                if let Ok(qp) = object_of(event.element.qp) {
                     qp.acknowledgements.handed_over();
                 }
             }
             Element::Cq(at) => {
                 event.element.cq = at as *mut ibv_cq;
-                if let Ok(cq) = behind(event.element.cq) {
+                if let Ok(cq) = object_of(event.element.cq) {
                     cq.async_acknowledgements.handed_over();
                 }
             }
             Element::Srq(at) => {
                 event.element.srq = at as *mut ibv_srq;
-                if let Ok(srq) = behind(event.element.srq) {
+                if let Ok(srq) = object_of(event.element.srq) {
                     srq.acknowledgements.handed_over();
                 }
             }
             Element::Wq(at) => {
                 event.element.wq = at as *mut ibv_wq;
-                if let Ok(wq) = behind(event.element.wq) {
+                if let Ok(wq) = object_of(event.element.wq) {
                     wq.acknowledgements.handed_over();
                 }
             }
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     unsafe {
         match (*event).event_type {
             IBV_EVENT_CQ_ERR => {
-                if let Ok(cq) = behind((*event).element.cq) {
+                if let Ok(cq) = object_of((*event).element.cq) {
                     cq.async_acknowledgements.acknowledge(1);
                 }
             }
@@ -116,17 +116,17 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
             | IBV_EVENT_PATH_MIG
             | IBV_EVENT_PATH_MIG_ERR
             | IBV_EVENT_QP_LAST_WQE_REACHED => {
-                if let Ok(qp) = behind((*event).element.qp) {
+                if let Ok(qp) = object_of((*event).element.qp) {
                     qp.acknowledgements.acknowledge(1);
                 }
             }
             IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => {
-                if let Ok(srq) = behind((*event).element.srq) {
+                if let Ok(srq) = object_of((*event).element.srq) {
                     srq.acknowledgements.acknowledge(1);
                 }
             }
             IBV_EVENT_WQ_FATAL => {
-                if let Ok(wq) = behind((*event).element.wq) {
+                if let Ok(wq) = object_of((*event).element.wq) {
                     wq.acknowledgements.acknowledge(1);
                 }
             }

@@ -12,20 +12,20 @@ use crate::abi::{
     ibv_flow_spec_ipv4_ext, ibv_flow_spec_ipv6, ibv_flow_spec_tcp_udp, ibv_flow_spec_type as spec, ibv_qp,
 };
 use crate::cancellation::Uncancelled;
-use crate::object::{Errno, Face, behind, code, give, pointer, take_back};
+use crate::object::{Errno, VerbsStruct, code, give, object_of, pointer, take_back};
 use crate::report::{device, refuse};
 
 const CALL: &str = "ibv_create_flow";
 
 /// The object behind a flow.
-pub(crate) struct Behind {
+pub(crate) struct Inner {
     _flow: Flow,
     qp: *mut ibv_qp,
 }
 
-impl Face for ibv_flow {
-    type Whole = ibv_flow;
-    type Behind = Behind;
+impl VerbsStruct for ibv_flow {
+    type Extended = ibv_flow;
+    type Inner = Inner;
 }
 
 /// Creates a flow, which steers frames to a raw packet QP.
@@ -33,12 +33,12 @@ pub(crate) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and attributes with as many specifications behind them as they say.
     pointer(unsafe {
-        behind(qp).and_then(|found| {
+        object_of(qp).and_then(|found| {
             let rule = rule(attr)?;
             let flow = found.pair.create_flow(&rule).map_err(device(CALL))?;
             found.flows.add();
             let face = ibv_flow { context: (*qp).context, ..ibv_flow::default() };
-            Ok(give(face, Behind { _flow: flow, qp }))
+            Ok(give(face, Inner { _flow: flow, qp }))
         })
     })
 }
@@ -48,8 +48,8 @@ pub(crate) unsafe extern "C" fn destroy_flow(flow: *mut ibv_flow) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object; its QP outlives its flows.
     code(unsafe {
-        behind(flow).and_then(|found| {
-            behind(found.qp)?.flows.remove();
+        object_of(flow).and_then(|found| {
+            object_of(found.qp)?.flows.remove();
             drop(take_back(flow));
             Ok(())
         })

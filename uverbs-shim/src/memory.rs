@@ -16,7 +16,7 @@ use crate::cancellation::Uncancelled;
 use crate::context::context;
 use crate::family::Place;
 use crate::lock::lock;
-use crate::object::{Errno, Face, behind, code, give, pointer, take_back};
+use crate::object::{Errno, VerbsStruct, code, give, object_of, pointer, take_back};
 use crate::pages::populate;
 use crate::pd::{InDomain, Pd, Users};
 use crate::published::{Counted, Kind};
@@ -33,9 +33,9 @@ pub(crate) struct Mr {
     place: Place,
 }
 
-impl Face for ibv_mr {
-    type Whole = ibv_mr;
-    type Behind = Arc<Mr>;
+impl VerbsStruct for ibv_mr {
+    type Extended = ibv_mr;
+    type Inner = Arc<Mr>;
 }
 
 /// Converts access flags. Huge pages are a hint, which is ignored.
@@ -91,7 +91,7 @@ impl Wanted {
 
 fn register(call: &'static str, pd: *mut ibv_pd, wanted: &Wanted) -> Result<*mut ibv_mr, Errno> {
     // SAFETY: the contract: an object.
-    let found = unsafe { behind(pd) }?;
+    let found = unsafe { object_of(pd) }?;
     let memory = wanted.memory(call)?;
     let made = found.domain.register_memory_at(memory, wanted.start(), wanted.access);
     let region = made.map_err(device(call))?;
@@ -127,7 +127,7 @@ fn give_mr(pd: *mut ibv_pd, mr: Arc<Mr>, (addr, length): (*mut c_void, usize)) -
 pub unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
-    pointer(unsafe { behind(pd).and_then(|_| context((*pd).context)) }.and_then(|context| {
+    pointer(unsafe { object_of(pd).and_then(|_| context((*pd).context)) }.and_then(|context| {
         let mr = context.family.find::<Mr>("ibv_import_mr", handle)?;
         let length = lock(&mr.region).len();
         Ok(give_mr(pd, mr, (std::ptr::null_mut(), length)))
@@ -139,8 +139,8 @@ pub unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv
 pub unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, which the caller uses no more.
-    if unsafe { behind(mr) }.is_ok() {
-        // SAFETY: `behind` verified an object of this process, which the caller does not use again: it is taken back once.
+    if unsafe { object_of(mr) }.is_ok() {
+        // SAFETY: `object_of` verified an object of this process, which the caller does not use again: it is taken back once.
         drop(unsafe { take_back(mr) });
     }
 }
@@ -213,7 +213,7 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
 pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
-    pointer(unsafe { behind(pd) }.and_then(|found| {
+    pointer(unsafe { object_of(pd) }.and_then(|found| {
         let region = found.domain.register_null().map_err(device("ibv_alloc_null_mr"))?;
         new_mr(pd, found, region, (std::ptr::null_mut(), usize::MAX), None)
     }))
@@ -224,7 +224,7 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, with its domain and memory still valid.
-    code(unsafe { behind(mr) }.and_then(|found| {
+    code(unsafe { object_of(mr) }.and_then(|found| {
         if lock(&found.uses).is_some() {
             lock(&found.region).deregister().map_err(device("ibv_dereg_mr"))?;
         }
@@ -251,7 +251,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     let flags = flags as c_uint;
     let wants = |flag| flags & flag != 0;
     // SAFETY: the contract: objects.
-    let done = unsafe { behind(mr) }.and_then(|found| {
+    let done = unsafe { object_of(mr) }.and_then(|found| {
         let all = rereg::IBV_REREG_MR_CHANGE_TRANSLATION
             | rereg::IBV_REREG_MR_CHANGE_PD
             | rereg::IBV_REREG_MR_CHANGE_ACCESS;
@@ -263,7 +263,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
             );
         }
         // SAFETY: the flag says that `pd` is given, and then it is a live object.
-        let to = if wants(rereg::IBV_REREG_MR_CHANGE_PD) { Some(unsafe { behind(pd) }?) } else { None };
+        let to = if wants(rereg::IBV_REREG_MR_CHANGE_PD) { Some(unsafe { object_of(pd) }?) } else { None };
         let change = wants(rereg::IBV_REREG_MR_CHANGE_ACCESS);
         let change = change.then(|| access("ibv_rereg_mr", new_access as c_uint)).transpose()?;
         let mut region = lock(&found.region);
@@ -326,7 +326,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and `count` entries.
-    code(unsafe { behind(pd) }.and_then(|_| {
+    code(unsafe { object_of(pd) }.and_then(|_| {
         let writes = match kind {
             advice::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE => true,
             advice::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH
@@ -361,9 +361,9 @@ impl Drop for InDm {
     }
 }
 
-impl Face for ibv_dm {
-    type Whole = ibv_dm;
-    type Behind = Arc<Dm>;
+impl VerbsStruct for ibv_dm {
+    type Extended = ibv_dm;
+    type Inner = Arc<Dm>;
 }
 
 pub(crate) unsafe extern "C" fn alloc_dm(of: *mut ibv_context, attr: *mut ibv_alloc_dm_attr) -> *mut ibv_dm {
@@ -412,8 +412,8 @@ pub unsafe extern "C" fn ibv_import_dm(of: *mut ibv_context, handle: u32) -> *mu
 pub unsafe extern "C" fn ibv_unimport_dm(dm: *mut ibv_dm) {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, which the caller uses no more.
-    if unsafe { behind(dm) }.is_ok() {
-        // SAFETY: `behind` verified an object of this process, which the caller does not use again: it is taken back once.
+    if unsafe { object_of(dm) }.is_ok() {
+        // SAFETY: `object_of` verified an object of this process, which the caller does not use again: it is taken back once.
         drop(unsafe { take_back(dm) });
     }
 }
@@ -421,7 +421,7 @@ pub unsafe extern "C" fn ibv_unimport_dm(dm: *mut ibv_dm) {
 pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
-    code(unsafe { behind(dm) }.and_then(|found| {
+    code(unsafe { object_of(dm) }.and_then(|found| {
         found.users.none("ibv_free_dm", "device memory")?;
         found.place.leave("ibv_free_dm")?;
         // SAFETY: no region uses the memory.
@@ -441,7 +441,7 @@ fn check_words(call: &str, offset: u64, length: usize) -> Result<(), Errno> {
 unsafe extern "C" fn copy_to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and `length` bytes to read.
-    code(unsafe { behind(dm) }.and_then(|found| {
+    code(unsafe { object_of(dm) }.and_then(|found| {
         // SAFETY: the caller promises `length` bytes to read at `from`, for the length of the call.
         let bytes = unsafe { std::slice::from_raw_parts(from.cast(), length) };
         check_words("ibv_memcpy_to_dm", offset, length)?;
@@ -452,7 +452,7 @@ unsafe extern "C" fn copy_to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_voi
 unsafe extern "C" fn copy_from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and `length` bytes to write.
-    code(unsafe { behind(dm) }.and_then(|found| {
+    code(unsafe { object_of(dm) }.and_then(|found| {
         // SAFETY: the caller promises `length` bytes to write at `to`, for its exclusive use during the call.
         let bytes = unsafe { std::slice::from_raw_parts_mut(to.cast(), length) };
         check_words("ibv_memcpy_from_dm", offset, length)?;
@@ -470,9 +470,9 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
 ) -> *mut ibv_mr {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: objects.
-    pointer(unsafe { behind(pd) }.and_then(|found| {
+    pointer(unsafe { object_of(pd) }.and_then(|found| {
         // SAFETY: `dm` is an object as `pd` is: the caller promises both.
-        let of = unsafe { behind(dm) }?;
+        let of = unsafe { object_of(dm) }?;
         let access = access("ibv_reg_dm_mr", flags)?;
         if !access.contains(Access::ZERO_BASED) {
             return refuse(

@@ -9,11 +9,11 @@ use crate::fork;
 pub(crate) type Errno = c_int;
 
 /// A structure of the verbs API with an object of this library behind it.
-pub(crate) trait Face: Copy {
+pub(crate) trait VerbsStruct: Copy {
     /// The structure allocated: this one, or a longer one that begins with it.
-    type Whole: Copy;
+    type Extended: Copy;
     /// The object behind the structure.
-    type Behind;
+    type Inner;
 }
 
 /// The allocation; see the module documentation.
@@ -22,12 +22,12 @@ pub(crate) struct Object<W, B> {
     face: W,
     /// Generation of the process that made it. A child of that process must not use it.
     generation: u32,
-    behind: B,
+    inner: B,
 }
 
 /// Allocates an object and gives it to C.
-pub(crate) fn give<C: Face<Whole = C>>(face: C, behind: C::Behind) -> *mut C {
-    let object: Object<C, C::Behind> = Object { face, generation: fork::generation(), behind };
+pub(crate) fn give<C: VerbsStruct<Extended = C>>(face: C, inner: C::Inner) -> *mut C {
+    let object: Object<C, C::Inner> = Object { face, generation: fork::generation(), inner };
     Box::into_raw(Box::new(object)).cast()
 }
 
@@ -38,21 +38,21 @@ pub(crate) fn give<C: Face<Whole = C>>(face: C, behind: C::Behind) -> *mut C {
 ///
 /// # Safety
 /// `face` is null, or came from [`give`] and was not taken back. The result must not be used after it is taken back.
-pub(crate) unsafe fn behind<'a, C: Face>(face: *const C) -> Result<&'a C::Behind, Errno> {
+pub(crate) unsafe fn object_of<'a, C: VerbsStruct>(face: *const C) -> Result<&'a C::Inner, Errno> {
     if face.is_null() {
         return Err(libc::EINVAL);
     }
-    let object = face.cast::<Object<C::Whole, C::Behind>>();
+    let object = face.cast::<Object<C::Extended, C::Inner>>();
     // SAFETY: the caller's promise. References cover only the parts that C never writes.
-    let (generation, behind) = unsafe { ((*object).generation, &(*object).behind) };
-    if generation == fork::generation() { Ok(behind) } else { Err(libc::EIO) }
+    let (generation, inner) = unsafe { ((*object).generation, &(*object).inner) };
+    if generation == fork::generation() { Ok(inner) } else { Err(libc::EIO) }
 }
 
 /// Takes an object back from C, to drop it.
 ///
 /// # Safety
-/// As for [`behind`], and no reference to the object is left.
-pub(crate) unsafe fn take_back<C: Face>(face: *mut C) -> Box<Object<C::Whole, C::Behind>> {
+/// As for [`object_of`], and no reference to the object is left.
+pub(crate) unsafe fn take_back<C: VerbsStruct>(face: *mut C) -> Box<Object<C::Extended, C::Inner>> {
     // SAFETY: the caller's promise: `give` allocated it as a box.
     unsafe { Box::from_raw(face.cast()) }
 }

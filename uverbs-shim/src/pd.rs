@@ -14,7 +14,7 @@ use crate::cancellation::Uncancelled;
 use crate::context::context;
 use crate::family::Place;
 use crate::newer;
-use crate::object::{Errno, Face, behind, code, give, pointer, take_back};
+use crate::object::{Errno, VerbsStruct, code, give, object_of, pointer, take_back};
 use crate::published::{Counted, Kind};
 use crate::report::{device, refuse};
 
@@ -78,9 +78,9 @@ impl Drop for InDomain {
     }
 }
 
-impl Face for ibv_pd {
-    type Whole = ibv_pd;
-    type Behind = Arc<Pd>;
+impl VerbsStruct for ibv_pd {
+    type Extended = ibv_pd;
+    type Inner = Arc<Pd>;
 }
 
 /// Allocates a protection domain.
@@ -124,8 +124,8 @@ pub unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, which the caller does not use again. Objects made with it refer to the domain, not to this
     // structure.
-    if unsafe { behind(pd) }.is_ok() {
-        // SAFETY: `behind` verified an object of this process, which the caller does not use again: it is taken back once.
+    if unsafe { object_of(pd) }.is_ok() {
+        // SAFETY: `object_of` verified an object of this process, which the caller does not use again: it is taken back once.
         drop(unsafe { take_back(pd) });
     }
 }
@@ -135,7 +135,7 @@ pub unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
-    code(unsafe { behind(pd) }.and_then(|found| {
+    code(unsafe { object_of(pd) }.and_then(|found| {
         found.users.none("ibv_dealloc_pd", "protection domain")?;
         if let Some(place) = &found.place {
             place.leave("ibv_dealloc_pd")?;
@@ -147,9 +147,9 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
 }
 
 /// A thread domain: the application's promise that objects made with it are used by one thread at a time. Roxie does not depend on it.
-impl Face for ibv_td {
-    type Whole = ibv_td;
-    type Behind = Arc<Users>;
+impl VerbsStruct for ibv_td {
+    type Extended = ibv_td;
+    type Inner = Arc<Users>;
 }
 
 /// A parent domain's reference to its thread domain.
@@ -183,7 +183,7 @@ pub(crate) unsafe extern "C" fn alloc_td(of: *mut ibv_context, attr: *mut ibv_td
 pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
-    code(unsafe { behind(td) }.and_then(|found| {
+    code(unsafe { object_of(td) }.and_then(|found| {
         found.none("ibv_dealloc_td", "thread domain")?;
         // SAFETY: no parent domain uses it.
         drop(unsafe { take_back(td) });
@@ -212,8 +212,8 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
             if mask & !KNOWN != 0 {
                 return Err(libc::EOPNOTSUPP);
             }
-            let found = behind(pd)?;
-            let td = if td.is_null() { None } else { Some(InThread::new(behind(td)?)) };
+            let found = object_of(pd)?;
+            let td = if td.is_null() { None } else { Some(InThread::new(object_of(td)?)) };
             let parts = Some((InDomain::new(found), td));
             let (domain, users) = (found.domain.clone(), Users::default());
             Ok(give_pd(of, Arc::new(Pd { domain, users, place: None, _counted: None, _parts: parts })))

@@ -12,7 +12,7 @@ use crate::abi::{
 use crate::cancellation::Uncancelled;
 use crate::context::context;
 use crate::cq::{self, flags, imm_or_key};
-use crate::object::{behind, code_of, pointer};
+use crate::object::{code_of, object_of, pointer};
 use crate::report::refuse;
 
 /// Completion fields that this device provides.
@@ -101,7 +101,7 @@ unsafe fn offer(cq: *mut ibv_cq_ex) {
 /// The caller holds the queue's turn.
 unsafe fn advance(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: the contract: an object.
-    let Ok(found) = (unsafe { behind(cq) }) else { return libc::EIO };
+    let Ok(found) = (unsafe { object_of(cq) }) else { return libc::EIO };
     let Some((wc, at)) = found.queue.poll_timed() else {
         return if found.queue.has_failed() { libc::EIO } else { libc::ENOENT };
     };
@@ -121,7 +121,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
         if !attr.is_null() && (*attr).comp_mask != 0 {
             return code_of(libc::EINVAL);
         }
-        let found = match behind(cq) {
+        let found = match object_of(cq) {
             Ok(found) => found,
             Err(errno) => return code_of(errno),
         };
@@ -144,7 +144,7 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
-    if let Ok(found) = unsafe { behind(cq) } {
+    if let Ok(found) = unsafe { object_of(cq) } {
         found.poll_turn.give_back();
     }
 }
@@ -155,13 +155,13 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
 /// The contract: between start and end.
 unsafe fn current_completion(cq: *mut ibv_cq_ex) -> Wc {
     // SAFETY: the caller holds the turn.
-    unsafe { behind(cq).map_or_else(|_| Wc::default(), |found| (*found.poll.0.get()).0) }
+    unsafe { object_of(cq).map_or_else(|_| Wc::default(), |found| (*found.poll.0.get()).0) }
 }
 
 /// Returns the time of the current completion, in nanoseconds on the device's clock.
 unsafe extern "C" fn read_completion_ts(cq: *mut ibv_cq_ex) -> u64 {
     // SAFETY: the contract: between start and end, so the caller holds the turn.
-    unsafe { behind(cq).map_or(0, |found| (*found.poll.0.get()).1.0) }
+    unsafe { object_of(cq).map_or(0, |found| (*found.poll.0.get()).1.0) }
 }
 
 /// Returns the time of the current completion on the wall clock, in nanoseconds since 1970.

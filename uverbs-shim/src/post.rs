@@ -13,7 +13,7 @@ use crate::abi::{ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_recv_wr, ibv_send_wr};
 use crate::cancellation::Uncancelled;
 use crate::lists::{entries, gather, post_receives};
 use crate::lock::lock;
-use crate::object::{Errno, behind, code_of, put};
+use crate::object::{Errno, code_of, object_of, put};
 use crate::qp::Qp;
 use crate::report::{self, refuse};
 use crate::window::window_access;
@@ -26,7 +26,7 @@ pub(crate) unsafe extern "C" fn post_send(
 ) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
-    let found = match unsafe { behind(qp) } {
+    let found = match unsafe { object_of(qp) } {
         Ok(found) => found,
         Err(errno) => {
             // SAFETY: the contract: a place for a pointer, or null.
@@ -125,7 +125,7 @@ unsafe fn request(qp: &Qp, wr: *const ibv_send_wr) -> Result<SendWr, Errno> {
         }
         if qp.pair.qp_type().is_datagram() {
             let ud = &raw const (*wr).wr.ud;
-            let ah = behind((*ud).ah).or_else(|_| refuse(CALL, libc::EINVAL, "wr.ud.ah is null"))?;
+            let ah = object_of((*ud).ah).or_else(|_| refuse(CALL, libc::EINVAL, "wr.ud.ah is null"))?;
             send.ud = UdAddress {
                 ah: ah.handle.id(),
                 remote_qpn: Qpn::new((*ud).remote_qpn),
@@ -162,8 +162,8 @@ pub(crate) unsafe fn bind_window(
 ) -> Result<SendWr, Errno> {
     // SAFETY: the caller promises objects that live for the call, and a complete bind structure.
     unsafe {
-        let window = lock(&behind(mw)?.window).rkey();
-        let region = behind((*info).mr)?;
+        let window = lock(&object_of(mw)?.window).rkey();
+        let region = object_of((*info).mr)?;
         let bind = WindowBind {
             window,
             new_key: RKey(rkey),
@@ -185,7 +185,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object; the other arguments are passed on.
     unsafe {
-        match behind(qp) {
+        match object_of(qp) {
             Ok(found) => post_receives(first, bad, |id, sges| found.pair.post_recv(id, sges)),
             Err(errno) => {
                 put(bad, first);

@@ -15,7 +15,7 @@ use crate::batch::{Batch, Carried};
 use crate::cancellation::Uncancelled;
 use crate::lists::{entries, gather};
 use crate::newer;
-use crate::object::{Errno, behind, code_of};
+use crate::object::{Errno, code_of, object_of};
 use crate::post::{bind_window, send_flags, staged_as};
 use crate::qp::Qp;
 use crate::report::refuse;
@@ -55,7 +55,7 @@ impl Batch {
 unsafe fn with(qp: *mut ibv_qp_ex, work: impl FnOnce(&Qp, &mut Batch)) {
     // SAFETY: the caller holds the turn, so it has exclusive access to the batch.
     unsafe {
-        if let Ok(found) = behind(qp) {
+        if let Ok(found) = object_of(qp) {
             work(found, &mut *found.builder.0.get());
         }
     }
@@ -106,7 +106,7 @@ pub(crate) fn offer(qp: &mut ibv_qp_ex, operations: u64) {
 unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
     // SAFETY: the contract: an object. The turn is taken before the batch is accessed.
     unsafe {
-        if let Ok(found) = behind(qp) {
+        if let Ok(found) = object_of(qp) {
             found.turn.take();
             let batch = &mut *found.builder.0.get();
             (batch.staged, batch.current, batch.error) = (0, None, None);
@@ -276,7 +276,7 @@ unsafe extern "C" fn bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, inf
 unsafe extern "C" fn set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
     // SAFETY: the contract: after an operation, with an object.
     unsafe {
-        with(qp, |_, batch| match (behind(ah), &mut batch.current) {
+        with(qp, |_, batch| match (object_of(ah), &mut batch.current) {
             (Ok(ah), Some(wr)) => {
                 wr.ud = UdAddress { ah: ah.handle.id(), remote_qpn: Qpn::new(remote_qpn), remote_qkey };
             }

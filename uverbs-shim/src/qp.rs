@@ -18,13 +18,13 @@ use crate::context::context;
 use crate::lock::lock;
 use crate::newer::{QP_EX, WR_FLUSH, WrFlush};
 use crate::nic::Source;
-use crate::object::{Errno, Face, behind, code, put, set_errno, take_back};
+use crate::object::{Errno, VerbsStruct, code, object_of, put, set_errno, take_back};
 use crate::pd::{InDomain, Users};
 use crate::published::PublishedQp;
 use crate::qp_attr::{self, Known};
 use crate::report::{device, refuse};
 use crate::srq::Endpoints;
-use crate::waiting::{Acknowledgements, Turn};
+use crate::waiting::{Acknowledgements, SpinLock};
 use crate::wq::Spread;
 
 /// Structure of a QP. `ibv_qp` is the beginning of `ibv_qp_ex`, and slots of later releases follow.
@@ -42,7 +42,7 @@ pub(crate) const LATER: usize = (QP_EX - size_of::<ibv_qp_ex>()) / size_of::<usi
 pub(crate) struct Qp {
     pub(crate) pair: QueuePair,
     /// Held while posting sends.
-    pub(crate) turn: Turn,
+    pub(crate) turn: SpinLock,
     /// Work requests under construction by `ibv_wr_*`. Accessed only by the thread that holds `turn`.
     pub(crate) builder: Builder,
     /// True if created by `ibv_create_qp_ex` with a set of operations.
@@ -77,19 +77,19 @@ impl Qp {
     }
 }
 
-impl Face for QpFace {
-    type Whole = QpFace;
-    type Behind = Qp;
+impl VerbsStruct for QpFace {
+    type Extended = QpFace;
+    type Inner = Qp;
 }
 
-impl Face for ibv_qp {
-    type Whole = QpFace;
-    type Behind = Qp;
+impl VerbsStruct for ibv_qp {
+    type Extended = QpFace;
+    type Inner = Qp;
 }
 
-impl Face for ibv_qp_ex {
-    type Whole = QpFace;
-    type Behind = Qp;
+impl VerbsStruct for ibv_qp_ex {
+    type Extended = QpFace;
+    type Inner = Qp;
 }
 
 const _: () = assert!(offset_of!(ibv_qp_ex, qp_base) == 0 && size_of::<QpFace>() == QP_EX);
@@ -112,7 +112,7 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: live objects, and a QP that is not used concurrently.
     code(unsafe {
-        behind(qp).and_then(|found| {
+        object_of(qp).and_then(|found| {
             found.flows.none("ibv_destroy_qp", "QP")?;
             context((*qp).context)?.nic.remove_source(Source::Qp(found.pair.index().0));
             found.acknowledgements.wait();
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
     const CALL: &str = "ibv_modify_qp";
     // SAFETY: the contract: an object, and the attributes that the mask names.
     code(unsafe {
-        behind(qp).and_then(|found| {
+        object_of(qp).and_then(|found| {
             found.has_a_state(CALL)?;
             let nic = &context((*qp).context)?.nic.device;
             let mut known = lock(&found.known);
@@ -165,7 +165,7 @@ pub(crate) unsafe extern "C" fn modify_qp_rate_limit(
     const CALL: &str = "ibv_modify_qp_rate_limit";
     // SAFETY: the contract: an object, and attributes.
     code(unsafe {
-        behind(qp).and_then(|found| {
+        object_of(qp).and_then(|found| {
             found.has_a_state(CALL)?;
             let given = *attr;
             if given.comp_mask != 0 {
@@ -193,7 +193,7 @@ pub unsafe extern "C" fn ibv_query_qp(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and room for attributes of all releases.
     code(unsafe {
-        behind(qp).and_then(|found| {
+        object_of(qp).and_then(|found| {
             found.has_a_state("ibv_query_qp")?;
             let status = found.pair.query().map_err(device("ibv_query_qp"))?;
             let cap = given_caps(&found.caps);
@@ -222,7 +222,7 @@ pub unsafe extern "C" fn ibv_query_qp(
 pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
-    match unsafe { behind(qp) } {
+    match unsafe { object_of(qp) } {
         Ok(found) if found.extended => qp.cast(),
         _ => {
             set_errno(libc::EOPNOTSUPP);

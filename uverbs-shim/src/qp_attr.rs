@@ -147,7 +147,7 @@ pub(crate) unsafe fn read(
             );
         }
         if has(mask::IBV_QP_AV) {
-            out.av = Some(ah::way(call, nic, &raw const (*attr).ah_attr)?);
+            out.av = Some(ah::address_vector(call, nic, &raw const (*attr).ah_attr)?);
         }
         let set = |bit, value: u8| has(bit).then_some(value);
         out.en_sqd_async_notify =

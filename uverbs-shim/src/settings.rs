@@ -6,7 +6,7 @@
 //! * `ROXIE_MODE`: the mode of AF_XDP;
 //! * `ROXIE_CORES`: the core of the engine's thread; without it, the program's own polling runs the NIC;
 //! * `ROXIE_FAULT`, `ROXIE_CAPTURE`;
-//! * `ROXIE_ESTATE`: where the launcher finds the connections of a program that has ended;
+//! * `ROXIE_ORPHANS`: where the launcher finds the connections of a program that has ended;
 //! * `ROXIE_EVENTS`: the log of failed calls;
 //! * `ROXIE_CC`, `ROXIE_ECN`, `ROXIE_QOS`, `ROXIE_SPEED`, `ROXIE_TOS`: congestion control and traffic classes.
 
@@ -16,7 +16,7 @@ use std::str::FromStr;
 use std::sync::LazyLock;
 
 use roxie::engine::Drive;
-use roxie::host::{Estate, PortPlan};
+use roxie::host::{OrphanTable, PortPlan};
 use roxie::netdev::{Interface, interface_names};
 use roxie::nic::CongestionConfig;
 use roxie::port::fault::FaultConfig;
@@ -43,7 +43,7 @@ pub(crate) struct Settings {
     /// Type of service of connections that do not set one.
     pub(crate) service_type: u8,
     /// Where the launcher finds connections left by this process.
-    pub(crate) estate: Option<Estate>,
+    pub(crate) orphans: Option<OrphanTable>,
 }
 
 fn variable(name: &str) -> Option<String> {
@@ -87,9 +87,9 @@ pub(crate) fn settings() -> &'static Settings {
         };
         let service_type = parsed("ROXIE_TOS", "0").unwrap_or_default();
         // Fails if the launcher has ended, or is another user's.
-        let estate = variable("ROXIE_ESTATE").and_then(|path| Estate::open(path.as_ref()).ok());
+        let orphans = variable("ROXIE_ORPHANS").and_then(|path| OrphanTable::open(path.as_ref()).ok());
         let interface = variable("ROXIE_DEV");
-        Settings { interface, port, drive, fault, capture, congestion, control_file, service_type, estate }
+        Settings { interface, port, drive, fault, capture, congestion, control_file, service_type, orphans }
     });
     &SETTINGS
 }

@@ -17,7 +17,7 @@ use crate::context::context;
 use crate::event_queue::Element;
 use crate::lists::post_receives;
 use crate::nic::Source;
-use crate::object::{Errno, Face, behind, code, code_of, give, pointer, put, take_back};
+use crate::object::{Errno, VerbsStruct, code, code_of, give, object_of, pointer, put, take_back};
 use crate::pd::{InDomain, Users};
 use crate::report::{device, info, refuse};
 use crate::waiting::Acknowledgements;
@@ -42,9 +42,9 @@ pub(crate) struct Srq {
     pub(crate) acknowledgements: Acknowledgements,
 }
 
-impl Face for ibv_srq {
-    type Whole = ibv_srq;
-    type Behind = Srq;
+impl VerbsStruct for ibv_srq {
+    type Extended = ibv_srq;
+    type Inner = Srq;
 }
 
 /// The object behind an XRC domain.
@@ -53,9 +53,9 @@ pub(crate) struct Xrcd {
     users: Users,
 }
 
-impl Face for ibv_xrcd {
-    type Whole = ibv_xrcd;
-    type Behind = Xrcd;
+impl VerbsStruct for ibv_xrcd {
+    type Extended = ibv_xrcd;
+    type Inner = Xrcd;
 }
 
 /// Creates a shared receive queue.
@@ -150,7 +150,7 @@ unsafe fn create(
 ) -> Result<*mut ibv_srq, Errno> {
     // SAFETY: the caller promises an object, attributes of all releases, and objects for XRC if they are given.
     unsafe {
-        let found = behind(pd)?;
+        let found = object_of(pd)?;
         let (wrs, sges) = ((*attr).max_wr, (*attr).max_sge);
         if wrs == 0 {
             return refuse(call, libc::EINVAL, "max_wr = 0: a queue holds one receive at least");
@@ -158,7 +158,7 @@ unsafe fn create(
         let made = match xrc {
             None => found.domain.create_srq(wrs, sges),
             Some((xrcd, cq)) => {
-                found.domain.create_xrc_srq(wrs, sges, &behind(xrcd)?.domain, &behind(cq)?.queue)
+                found.domain.create_xrc_srq(wrs, sges, &object_of(xrcd)?.domain, &object_of(cq)?.queue)
             }
         };
         let queue = made.map_err(device(call))?;
@@ -167,8 +167,8 @@ unsafe fn create(
         let source = Source::Srq(queue.index().0);
         let domain = InDomain::new(found);
         if let Some((xrcd, cq)) = xrc {
-            behind(xrcd)?.users.add();
-            behind(cq)?.users.add();
+            object_of(xrcd)?.users.add();
+            object_of(cq)?.users.add();
         }
         let face = ibv_srq { context: of, srq_context: user, pd, ..ibv_srq::default() };
         let behind = Srq {
@@ -190,15 +190,15 @@ pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: live objects.
     code(unsafe {
-        behind(srq).and_then(|found| {
+        object_of(srq).and_then(|found| {
             found.users.none("ibv_destroy_srq", "shared receive queue")?;
             context((*srq).context)?.nic.remove_source(Source::Srq(found.queue.index().0));
             found.acknowledgements.wait();
             let xrc = found.xrc;
             drop(take_back(srq));
             if let Some((xrcd, cq)) = xrc {
-                behind(xrcd)?.users.remove();
-                behind(cq)?.users.remove();
+                object_of(xrcd)?.users.remove();
+                object_of(cq)?.users.remove();
             }
             Ok(())
         })
@@ -212,7 +212,7 @@ pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_at
     const CALL: &str = "ibv_modify_srq";
     // SAFETY: the contract: an object, and attributes.
     code(unsafe {
-        behind(srq).and_then(|found| {
+        object_of(srq).and_then(|found| {
             let given = given as c_uint;
             if given & !(change::IBV_SRQ_MAX_WR | change::IBV_SRQ_LIMIT) != 0 {
                 return refuse(
@@ -235,7 +235,7 @@ pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_att
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and room for attributes.
     code(unsafe {
-        behind(srq).and_then(|found| {
+        object_of(srq).and_then(|found| {
             let status = found.queue.query().map_err(device("ibv_query_srq"))?;
             attr.write(ibv_srq_attr {
                 max_wr: status.max_wr,
@@ -252,7 +252,7 @@ pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, number: *mut u32)
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object, and room for the number.
     code(unsafe {
-        behind(srq).and_then(|found| {
+        object_of(srq).and_then(|found| {
             if found.xrc.is_none() {
                 return Err(libc::EOPNOTSUPP);
             }
@@ -271,7 +271,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object; the other arguments are passed on.
     unsafe {
-        match behind(srq) {
+        match object_of(srq) {
             Ok(found) => post_receives(first, bad, |id, sges| found.queue.post_recv(id, sges)),
             Err(errno) => {
                 put(bad, first);
@@ -317,7 +317,7 @@ pub(crate) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     code(unsafe {
-        behind(xrcd).and_then(|found| {
+        object_of(xrcd).and_then(|found| {
             found.users.none("ibv_close_xrcd", "XRC domain")?;
             drop(take_back(xrcd));
             Ok(())
@@ -339,7 +339,7 @@ impl Endpoints {
     pub(crate) fn forget(&self, qpn: Qpn) {
         for cq in [self.send_cq, self.recv_cq] {
             // SAFETY: the contract: objects, which live as long as the QP.
-            if let Ok(cq) = unsafe { behind(cq) } {
+            if let Ok(cq) = unsafe { object_of(cq) } {
                 cq.queue.forget(qpn);
             }
         }
@@ -351,14 +351,14 @@ impl Endpoints {
         // SAFETY: the contract: objects, which live as long as the QP.
         unsafe {
             for cq in [self.send_cq, self.recv_cq] {
-                if let Ok(cq) = behind(cq) {
+                if let Ok(cq) = object_of(cq) {
                     change(&cq.users);
                 }
             }
-            if let Ok(srq) = behind(self.srq) {
+            if let Ok(srq) = object_of(self.srq) {
                 change(&srq.users);
             }
-            if let Ok(xrcd) = behind(self.xrcd) {
+            if let Ok(xrcd) = object_of(self.xrcd) {
                 change(&xrcd.users);
             }
         }
@@ -375,7 +375,7 @@ pub(crate) fn make_pair(
     // SAFETY: the contract: objects.
     unsafe {
         if init.qp_type == QpType::XrcRecv {
-            let xrcd = behind(of.xrcd)
+            let xrcd = object_of(of.xrcd)
                 .or_else(|_| refuse(call, libc::EINVAL, "an XRC target needs an XRC domain"))?;
             return xrcd.domain.create_target().map_err(device(call));
         }
@@ -385,16 +385,16 @@ pub(crate) fn make_pair(
                 errno
             }
         };
-        let pd = behind(of.pd).map_err(missing("protection domain"))?;
-        let sends = behind(of.send_cq).map_err(missing("send_cq"))?;
+        let pd = object_of(of.pd).map_err(missing("protection domain"))?;
+        let sends = object_of(of.send_cq).map_err(missing("send_cq"))?;
         if init.qp_type == QpType::XrcSend {
             return nic.create_xrc_initiator(&pd.domain, &sends.queue, init).map_err(device(call));
         }
-        let receives = behind(of.recv_cq).map_err(missing("recv_cq"))?;
+        let receives = object_of(of.recv_cq).map_err(missing("recv_cq"))?;
         let made = if of.srq.is_null() {
             nic.create_qp_as(&pd.domain, &sends.queue, &receives.queue, init)
         } else {
-            let srq = behind(of.srq)?;
+            let srq = object_of(of.srq)?;
             nic.create_qp_sharing(&pd.domain, &sends.queue, &receives.queue, init, &srq.queue)
         };
         made.map_err(device(call))

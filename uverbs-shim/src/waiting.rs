@@ -13,9 +13,9 @@ use roxie::host::{MAX_WATCHED, Watched};
 
 /// A lock that one call takes and another releases (`ibv_wr_start` and `ibv_wr_complete`), held for a few stores.
 #[derive(Debug, Default)]
-pub(crate) struct Turn(AtomicBool);
+pub(crate) struct SpinLock(AtomicBool);
 
-impl Turn {
+impl SpinLock {
     /// Spins before the processor is yielded.
     const SPINS: u32 = 64;
 
@@ -24,7 +24,7 @@ impl Turn {
         while self.0.swap(true, Acquire) {
             while self.0.load(Relaxed) {
                 spins += 1;
-                if spins % Turn::SPINS == 0 {
+                if spins % SpinLock::SPINS == 0 {
                     std::thread::yield_now();
                 } else {
                     std::hint::spin_loop();
@@ -95,7 +95,7 @@ unsafe extern "C-unwind" {
 
 /// Reason for the end of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Woken {
+pub(crate) enum WakeReason {
     /// An event, or the timeout.
     ByEvent,
     /// The link.
@@ -109,7 +109,7 @@ pub(crate) enum Woken {
 /// Waits until one of these descriptors is readable, or the timeout has passed.
 ///
 /// A cancellation point, like [`take_count`].
-pub(crate) fn wait_for_any(events: RawFd, link: &Watched, timeout: Duration) -> Woken {
+pub(crate) fn wait_for_any(events: RawFd, link: &Watched, timeout: Duration) -> WakeReason {
     let mut fds = [libc::pollfd { fd: events, events: libc::POLLIN, revents: 0 }; MAX_WATCHED + 1];
     for (place, fd) in fds[1..].iter_mut().zip(link.fds()) {
         place.fd = *fd;
@@ -122,10 +122,10 @@ pub(crate) fn wait_for_any(events: RawFd, link: &Watched, timeout: Duration) -> 
     // SAFETY: `count` valid descriptors, a time, and no mask; they outlive the call.
     let ready = unsafe { ppoll(fds.as_mut_ptr(), count as libc::nfds_t, &timeout, std::ptr::null()) };
     match ready {
-        ..=-1 => Woken::Failed,
-        _ if fds[count - 1].revents != 0 => Woken::ByBell,
-        1.. if fds[0].revents == 0 => Woken::ByLink,
-        _ => Woken::ByEvent,
+        ..=-1 => WakeReason::Failed,
+        _ if fds[count - 1].revents != 0 => WakeReason::ByBell,
+        1.. if fds[0].revents == 0 => WakeReason::ByLink,
+        _ => WakeReason::ByEvent,
     }
 }
 
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn turn_excludes_other_threads_until_given_back() {
-        let turn = Arc::new(Turn::default());
+        let turn = Arc::new(SpinLock::default());
         turn.take();
         let other = Arc::clone(&turn);
         let waiting = std::thread::spawn(move || other.take());

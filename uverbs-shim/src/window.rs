@@ -10,7 +10,7 @@ use crate::abi::{ibv_mw, ibv_mw_bind, ibv_pd, ibv_qp};
 use crate::cancellation::Uncancelled;
 use crate::lock::lock;
 use crate::memory::access;
-use crate::object::{Errno, Face, behind, code, give, pointer, take_back};
+use crate::object::{Errno, VerbsStruct, code, give, object_of, pointer, take_back};
 use crate::pd::InDomain;
 use crate::report::{device, refuse};
 
@@ -20,15 +20,15 @@ pub(crate) struct Mw {
     _domain: InDomain,
 }
 
-impl Face for ibv_mw {
-    type Whole = ibv_mw;
-    type Behind = Mw;
+impl VerbsStruct for ibv_mw {
+    type Extended = ibv_mw;
+    type Inner = Mw;
 }
 
 pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
-    pointer(unsafe { behind(pd) }.and_then(|found| {
+    pointer(unsafe { object_of(pd) }.and_then(|found| {
         let which = match kind {
             1 => MwType::One,
             2 => MwType::Two,
@@ -41,7 +41,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut 
             }
         };
         let window = found.domain.alloc_window(which).map_err(device("ibv_alloc_mw"))?;
-        // SAFETY: `pd` is an object, as `behind` verified; its context does not change.
+        // SAFETY: `pd` is an object, as `object_of` verified; its context does not change.
         let context = unsafe { (*pd).context };
         let face = ibv_mw { context, pd, rkey: window.rkey().0, handle: 0, type_: kind };
         Ok(give(face, Mw { window: Mutex::new(window), _domain: InDomain::new(found) }))
@@ -51,8 +51,8 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut 
 pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
-    code(unsafe { behind(mw) }.map(|_| {
-        // SAFETY: `behind` verified an object of this process, which the caller does not use again: it is taken back once.
+    code(unsafe { object_of(mw) }.map(|_| {
+        // SAFETY: `object_of` verified an object of this process, which the caller does not use again: it is taken back once.
         drop(unsafe { take_back(mw) });
     }))
 }
@@ -62,8 +62,8 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: objects, and a structure with the same fields in all releases.
     code(unsafe {
-        behind(qp).and_then(|qp| {
-            let found = behind(mw)?;
+        object_of(qp).and_then(|qp| {
+            let found = object_of(mw)?;
             let info = &raw const (*bind).bind_info;
             let (mr, address, length) = ((*info).mr, (*info).addr, (*info).length);
             let range_access = window_access("ibv_bind_mw", (*info).mw_access_flags)?;
@@ -87,7 +87,7 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
                     "a null region: name the region with length 0 to unbind",
                 );
             }
-            let region = lock(&behind(mr)?.region);
+            let region = lock(&object_of(mr)?.region);
             let offset = address.wrapping_sub(region.address()) as usize;
             let range =
                 WindowRange { region: &region, offset, length: length as usize, access: range_access };

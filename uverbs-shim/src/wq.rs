@@ -22,7 +22,7 @@ use crate::context::context;
 use crate::event_queue::Element;
 use crate::lists::post_receives;
 use crate::nic::Source;
-use crate::object::{Errno, Face, behind, code, code_of, give, pointer, put, take_back};
+use crate::object::{Errno, VerbsStruct, code, code_of, give, object_of, pointer, put, take_back};
 use crate::pd::{InDomain, Users};
 use crate::report::{device, refuse};
 use crate::waiting::Acknowledgements;
@@ -36,9 +36,9 @@ pub(crate) struct Wq {
     pub(crate) acknowledgements: Acknowledgements,
 }
 
-impl Face for ibv_wq {
-    type Whole = ibv_wq;
-    type Behind = Arc<Wq>;
+impl VerbsStruct for ibv_wq {
+    type Extended = ibv_wq;
+    type Inner = Arc<Wq>;
 }
 
 /// The object behind an indirection table.
@@ -48,9 +48,9 @@ pub(crate) struct Table {
     users: Users,
 }
 
-impl Face for ibv_rwq_ind_table {
-    type Whole = ibv_rwq_ind_table;
-    type Behind = Arc<Table>;
+impl VerbsStruct for ibv_rwq_ind_table {
+    type Extended = ibv_rwq_ind_table;
+    type Inner = Arc<Table>;
 }
 
 impl Drop for Table {
@@ -76,7 +76,7 @@ impl Spread {
         conf: &ibv_rx_hash_conf,
     ) -> Result<Spread, Errno> {
         // SAFETY: the caller promises an object, which is null or lives for the call.
-        let table = unsafe { behind(table) }?;
+        let table = unsafe { object_of(table) }?;
         if u32::from(conf.rx_hash_function) != function::IBV_RX_HASH_FUNC_TOEPLITZ {
             let why = format_args!("rx_hash_function {}: Toeplitz (1) is supported", conf.rx_hash_function);
             return refuse(call, libc::EOPNOTSUPP, why);
@@ -165,7 +165,7 @@ pub(crate) unsafe extern "C" fn create_wq(of: *mut ibv_context, attr: *mut ibv_w
                 );
                 return refuse(CALL, libc::EOPNOTSUPP, why);
             }
-            let (pd, cq) = (behind(wanted.pd)?, behind(wanted.cq)?);
+            let (pd, cq) = (object_of(wanted.pd)?, object_of(wanted.cq)?);
             let caps = QpCaps { max_recv_wr: wanted.max_wr, max_recv_sge: wanted.max_sge, ..QpCaps::NONE };
             let init = QpInit { qp_type: QpType::RawPacket, caps, sq_sig_all: false };
             let nic = &found.nic.device;
@@ -206,7 +206,7 @@ unsafe extern "C" fn post_recv(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object; the other arguments are passed on.
     unsafe {
-        match behind(wq) {
+        match object_of(wq) {
             Ok(found) => post_receives(first, bad, |id, sges| found.pair.post_recv(id, sges)),
             Err(errno) => {
                 put(bad, first);
@@ -222,7 +222,7 @@ pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
     const CALL: &str = "ibv_modify_wq";
     // SAFETY: the contract: an object, and attributes.
     code(unsafe {
-        behind(wq).and_then(|found| {
+        object_of(wq).and_then(|found| {
             if attr.is_null() {
                 return Err(libc::EINVAL);
             }
@@ -279,7 +279,7 @@ impl Wq {
 
 fn forget_completions(cq: *mut ibv_cq, qpn: Qpn) {
     // SAFETY: the contract: an object, which lives as long as the queue.
-    if let Ok(cq) = unsafe { behind(cq) } {
+    if let Ok(cq) = unsafe { object_of(cq) } {
         cq.queue.forget(qpn);
     }
 }
@@ -289,14 +289,14 @@ pub(crate) unsafe extern "C" fn destroy_wq(wq: *mut ibv_wq) -> c_int {
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: live objects.
     code(unsafe {
-        behind(wq).and_then(|found| {
+        object_of(wq).and_then(|found| {
             found.users.none("ibv_destroy_wq", "queue")?;
             context((*wq).context)?.nic.remove_source(Source::Qp(found.pair.index().0));
             found.acknowledgements.wait();
             let (cq, qpn) = ((*wq).cq, found.pair.qpn());
             drop(take_back(wq));
             forget_completions(cq, qpn);
-            behind(cq)?.users.remove();
+            object_of(cq)?.users.remove();
             Ok(())
         })
     })
@@ -322,7 +322,7 @@ pub(crate) unsafe extern "C" fn create_table(
             };
             let list = slice::from_raw_parts((*attr).ind_tbl, size);
             let queues: Vec<_> =
-                list.iter().map(|wq| behind(*wq).map(Arc::clone)).collect::<Result<_, _>>()?;
+                list.iter().map(|wq| object_of(*wq).map(Arc::clone)).collect::<Result<_, _>>()?;
             queues.iter().for_each(|queue| queue.users.add());
             let face = ibv_rwq_ind_table { context: of, ..ibv_rwq_ind_table::default() };
             Ok(give(face, Arc::new(Table { queues, users: Users::default() })))
@@ -335,7 +335,7 @@ pub(crate) unsafe extern "C" fn destroy_table(table: *mut ibv_rwq_ind_table) -> 
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contract: an object.
     code(unsafe {
-        behind(table).and_then(|found| {
+        object_of(table).and_then(|found| {
             found.users.none("ibv_destroy_rwq_ind_table", "table")?;
             drop(take_back(table));
             Ok(())

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use clap::Args;
-use roxie::host::inspect::{Passes, Snapshot};
+use roxie::host::inspect::{PassDurations, Snapshot};
 use tiny_http::{Header, Method, Response, Server};
 
 use crate::failure::{EXIT_CODES, Failure};
@@ -136,9 +136,10 @@ impl Families {
     }
 
     /// Adds a histogram. Prometheus' buckets are cumulative.
-    fn add_passes(&mut self, labels: &str, passes: &Passes) {
+    fn add_passes(&mut self, labels: &str, passes: &PassDurations) {
         const NAME: &str = "roxie_pass_seconds";
-        const HELP: &str = "Passes of the engine that brought or sent something, by how long they took.";
+        const HELP: &str =
+            "PassDurations of the engine that brought or sent something, by how long they took.";
         /// Buckets shown: 128 ns to 134 ms.
         const SHOWN: std::ops::RangeInclusive<usize> = 7..=27;
         let mut below = 0;
@@ -217,7 +218,7 @@ mod tests {
             counters: [("sent_pkts".to_owned(), 7 + u64::from(pid))].into(),
             qps: vec![QpEntry { state: "RTS".into(), ..QpEntry::default() }; 2],
             mrs: vec![MrEntry { kind: "region".into(), length: 4096, ..MrEntry::default() }],
-            passes: Passes { buckets: vec![0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 1], total_ns: 1500 },
+            passes: PassDurations { buckets: vec![0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 1], total_ns: 1500 },
             ..Snapshot::default()
         };
         let text = text(&[one(1, "a"), one(2, "b\"\\\nc")]);

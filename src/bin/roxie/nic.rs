@@ -12,7 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::{Uid, User};
-use roxie::daemon::{Config, Daemon, DaemonError, Served, Users, Visit};
+use roxie::daemon::{ClientChange, Config, Daemon, DaemonError, Served, Users};
 use roxie::descriptors::raise_limit;
 
 use crate::device::{DeviceOptions, PortKind, THREAD};
@@ -107,16 +107,16 @@ fn serve(arguments: &Arguments) -> Result<(), Failure> {
     let quiet = arguments.quiet;
     let log = Arc::new(Log {
         refusals: LineRate::new(REFUSALS.0, REFUSALS.1),
-        visits: LineRate::new(VISITS.0, VISITS.1),
+        changes: LineRate::new(VISITS.0, VISITS.1),
     });
     let noted = Arc::clone(&log);
-    let on_visit = Box::new(move |visit| {
+    let on_change = Box::new(move |change| {
         if !quiet {
-            noted.add(&visit);
+            noted.add(&change);
         }
     });
     let daemon =
-        Daemon::start(opened.device, &interface, config(arguments), on_visit).map_err(
+        Daemon::start(opened.device, &interface, config(arguments), on_change).map_err(
             |error| match error {
                 DaemonError::Device(error) => Failure::from(error),
                 other => Failure::Device(other.to_string()),
@@ -151,18 +151,21 @@ fn config(arguments: &Arguments) -> Config {
 /// The log of clients.
 struct Log {
     refusals: LineRate,
-    visits: LineRate,
+    changes: LineRate,
 }
 
 impl Log {
-    fn add(&self, visit: &Visit) {
-        let rate = match visit {
-            Visit::Refused { .. } => &self.refusals,
-            Visit::Came(_) | Visit::Silent(_) | Visit::Went(_) | Visit::Left(_) => &self.visits,
+    fn add(&self, change: &ClientChange) {
+        let rate = match change {
+            ClientChange::Refused { .. } => &self.refusals,
+            ClientChange::Admitted(_)
+            | ClientChange::Evicted(_)
+            | ClientChange::Ended(_)
+            | ClientChange::StillBusy(_) => &self.changes,
         };
         self.count();
         if rate.takes(Instant::now()) {
-            print_visit(visit);
+            print_change(change);
         }
     }
 
@@ -172,28 +175,30 @@ impl Log {
         if let Some(n) = self.refusals.left_out(now) {
             output::note(format_args!("{n} more refused"));
         }
-        if let Some(n) = self.visits.left_out(now) {
+        if let Some(n) = self.changes.left_out(now) {
             output::note(format_args!("{n} more programs connected or ended"));
         }
     }
 }
 
-fn print_visit(visit: &Visit) {
+fn print_change(change: &ClientChange) {
     let describe = |served: &Served| {
         let user = User::from_uid(Uid::from_raw(served.uid)).ok().flatten();
         let user = user.map_or_else(|| served.uid.to_string(), |user| user.name);
         format!("{} (process {}, user {user}, slot {})", served.name, served.pid, served.slot)
     };
-    match visit {
-        Visit::Came(served) => output::note(format_args!("{} is served", describe(served))),
-        Visit::Refused { pid, why } => output::note(format_args!("process {pid} is not served: {why}")),
-        Visit::Silent(served) => output::note(format_args!(
+    match change {
+        ClientChange::Admitted(served) => output::note(format_args!("{} is served", describe(served))),
+        ClientChange::Refused { pid, why } => {
+            output::note(format_args!("process {pid} is not served: {why}"))
+        }
+        ClientChange::Evicted(served) => output::note(format_args!(
             "{} is no longer served: a page of its memory was not available within 0.5 s, and other programs have to \
              wait meanwhile",
             describe(served)
         )),
-        Visit::Went(served) => output::note(format_args!("{} has ended", describe(served))),
-        Visit::Left(threads) => output::note(format_args!(
+        ClientChange::Ended(served) => output::note(format_args!("{} has ended", describe(served))),
+        ClientChange::StillBusy(threads) => output::note(format_args!(
             "{threads} threads wait for files of programs whose file system does not answer: the process may not end before that file system does"
         )),
     }

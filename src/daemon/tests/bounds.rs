@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 
 use super::{Quota, nic, settled};
 use crate::nic::{Answer, Command};
-use crate::remote::message::{Ask, Told};
+use crate::remote::message::{Request, Response};
 use crate::shared::Region;
 use crate::verbs::{Access, AddressVector, Mtu, Psn, QpAttr, QpState, Qpn};
 
@@ -15,10 +15,10 @@ fn small_arenas_are_counted_for_each_client() {
     let (mut greedy, mut other) = (nic.admitted(), nic.admitted());
     (0..ARENAS).for_each(|_| greedy.arena(1));
     let (_region, fd) = Region::to_lend(1).expect("memory");
-    let refused = greedy.ask_with(&Ask::Arena { words: 1 }, &[fd.as_fd()]);
+    let refused = greedy.request_with(&Request::Arena { words: 1 }, &[fd.as_fd()]);
     assert!(refused.is_err(), "{refused:?}");
     other.arena(1);
-    assert!(matches!(greedy.ask(Ask::Port), Ok(Told::Port(_))), "it is served as before");
+    assert!(matches!(greedy.request(Request::Port), Ok(Response::Port(_))), "it is served as before");
 }
 
 #[test]
@@ -28,7 +28,7 @@ fn path_gets_the_source_mac_of_the_port() {
     let step = |attr: QpAttr| client.call(Command::ModifyQp(qp, Box::new(attr))).expect("a step");
     let (state, access) = (Some(QpState::Init), Some(Access::empty()));
     step(QpAttr { state, pkey_index: Some(0), port: Some(1), access, ..QpAttr::default() });
-    let gid = nic.daemon.inner.house.device.gids()[0].gid;
+    let gid = nic.daemon.inner.registry.device.gids()[0].gid;
     let forged = [2, 0xde, 0xad, 0xbe, 0xef, 1];
     let (sgid, dgid, smac, dmac) = (gid, gid, forged, [2, 0, 0, 0, 0, 2]);
     let (traffic_class, flow_label, hop_limit, sl, static_rate) = (0, 0, 64, 0, 0);
@@ -44,5 +44,5 @@ fn path_gets_the_source_mac_of_the_port() {
         ..QpAttr::default()
     });
     let Ok(Answer::QpStatus(status)) = client.call(Command::QueryQp(qp)) else { panic!("its own") };
-    assert_eq!(status.attributes.av.expect("set").smac, nic.daemon.inner.house.device.port().mac);
+    assert_eq!(status.attributes.av.expect("set").smac, nic.daemon.inner.registry.device.port().mac);
 }

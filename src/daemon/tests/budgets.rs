@@ -7,7 +7,7 @@ use nix::sys::resource::{Resource, setrlimit};
 use super::campaign::{Bench, is_alone};
 use super::{CAPS, Quota, Stranger, alloc_fast, create_cq, create_qp, place, receives_at};
 use crate::nic::{Answer, Command, QpHandle, ReceiveSource};
-use crate::remote::message::{Ask, Memory, Place, Told};
+use crate::remote::message::{ArenaPlace, Memory, Request, Response};
 use crate::shared::work_queue::Payload;
 use crate::shared::{CompletionRing, PageList, SendRing};
 use crate::verbs::{
@@ -41,7 +41,7 @@ impl Client {
         stranger.arena(CompletionRing::size(completions));
         stranger.arena(words);
         let pd = stranger.pd();
-        let Ok(Told::Answer(Answer::Cq(cq))) = stranger.ask(create_cq(place(0), completions)) else {
+        let Ok(Response::Answer(Answer::Cq(cq))) = stranger.request(create_cq(place(0), completions)) else {
             panic!("a queue")
         };
         let ring = CompletionRing::on(&stranger.arenas[0], completions).expect("room");
@@ -49,10 +49,10 @@ impl Client {
     }
 
     /// Returns a place of `words` words.
-    fn take(&mut self, words: usize) -> Place {
+    fn take(&mut self, words: usize) -> ArenaPlace {
         let at = self.next as u64;
         self.next += words.next_multiple_of(8);
-        Place { arena: 1, at }
+        ArenaPlace { arena: 1, at }
     }
 
     fn qp(&mut self, max_send_wr: u32) -> (QpIndex, SendRing) {
@@ -61,8 +61,8 @@ impl Client {
         let init = QpInit { qp_type: QpType::Rc, caps: QpCaps { max_send_wr, ..CAPS }, sq_sig_all: true };
         let (pd, cq, receives) = (self.pd, self.cq, ReceiveSource::Own(receives_at(receives)));
         let asked = create_qp(pd, (cq, cq), init, sends, receives);
-        let made = self.stranger.ask(asked);
-        let Ok(Told::Answer(Answer::Qp(QpHandle { index, .. }))) = made else { panic!("{made:?}") };
+        let made = self.stranger.request(asked);
+        let Ok(Response::Answer(Answer::Qp(QpHandle { index, .. }))) = made else { panic!("{made:?}") };
         let part = self.stranger.arenas[1].part(sends.at as usize, size).expect("inside");
         (index, SendRing::on(&part, max_send_wr, 1, 0).expect("room"))
     }
@@ -103,7 +103,7 @@ fn bells_of_one_page_share_a_burst() {
 fn bells_for_others_qps_are_not_heard() {
     let mut client = Client::new(1 << 8, 4096);
     let other = client.bench.admitted(0, 1001).expect("let in");
-    other.ask(Ask::Port).expect("its bells are heard from its first question on");
+    other.request(Request::Port).expect("its bells are heard from its first request on");
     let (qp, sends) = client.qp(64);
     client.modify(qp, to(QpState::Err));
     sends.post(&SendWr::default(), Payload::Sges(&[])).expect("room");
@@ -162,8 +162,8 @@ fn local_work_counts_in_the_burst() {
     let (pd, own) = (client.pd, Box::new([0u64; 1024]));
     let address = (own.as_ptr() as u64).next_multiple_of(4096);
     let memory = Memory::At { address, length: 4096, on_demand: false };
-    let made = client.stranger.ask(alloc_fast(pd, memory, pages, 1));
-    let Ok(Told::Answer(Answer::Memory(_, key))) = made else { panic!("{made:?}") };
+    let made = client.stranger.request(alloc_fast(pd, memory, pages, 1));
+    let Ok(Response::Answer(Answer::Memory(_, key))) = made else { panic!("{made:?}") };
     let (qp, sends) = draining(&mut client, 4096);
     let register =
         FastRegistration { key: RKey(key), access: Access::empty(), start: 0, length: 8, page_shift: 12 };
@@ -218,7 +218,7 @@ fn qp_without_setup_is_taken_back() {
     let (sends, receives) = (client.take(1024), ReceiveSource::Own(receives_at(client.take(1024))));
     let (pd, cq) = (client.pd, client.cq);
     for _ in 0..2 {
-        client.stranger.ask(create_qp(pd, (cq, cq), init, sends, receives)).expect_err("no routes");
+        client.stranger.request(create_qp(pd, (cq, cq), init, sends, receives)).expect_err("no routes");
         let left = client.bench.sides[0].engine().inspect(|worker| worker.nic().objects().qps);
         assert_eq!(left, 0);
     }
@@ -243,7 +243,7 @@ fn queue_without_memory_is_refused() {
     let init = QpInit { qp_type: QpType::Rc, caps, sq_sig_all: true };
     let (pd, cq) = (client.pd, client.cq);
     let refused =
-        (0..100).find_map(|_| client.stranger.ask(create_qp(pd, (cq, cq), init, sends, receives)).err());
+        (0..100).find_map(|_| client.stranger.request(create_qp(pd, (cq, cq), init, sends, receives)).err());
     let refused = refused.expect("there is less memory than that");
     assert!(refused.errno == libc::ENOMEM && refused.why.contains("QP"), "{refused:?}");
     client.stranger.call(Command::AllocPd).expect("it is served");

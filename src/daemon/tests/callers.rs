@@ -10,7 +10,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{MsgFlags, setsockopt, sockopt};
 
 use super::{Nic, PATIENCE, Quota, heard, hello, nic, settled};
-use crate::daemon::Visit;
+use crate::daemon::ClientChange;
 use crate::descriptors::{send, send_with};
 use crate::nic::Command;
 use crate::remote::link::Link;
@@ -77,13 +77,13 @@ fn descriptor_inside_question_stops_its_client_alone() {
     send_with(socket, &[0; 8], &[lingering.as_fd()], MsgFlags::empty()).expect("it listens");
     drop(lingering);
     nic.serves_others();
-    assert_eq!(nic.end(), Visit::Left(1));
+    assert_eq!(nic.end(), ClientChange::StillBusy(1));
 }
 
 #[test]
 fn library_of_version_4_is_told_so() {
     let nic = nic(Quota::default());
-    let (link, secret) = (nic.knock(), 7);
+    let (link, secret) = (nic.link(), 7);
     let memory = RemoteMemory::descriptors().expect("this process's own");
     let older = Hello { version: 4, ..hello(&secret) };
     // Since Linux 6.16 descriptors are refused before a byte is sent.
@@ -107,22 +107,22 @@ fn dribbled_greeting_ends_at_its_deadline() {
 fn slow_greetings_take_no_threads() {
     let nic = nic(Quota::default());
     let waiting: Vec<_> = (0..100).map(|_| slow(&nic)).collect();
-    let guest = nic.admitted();
+    let client = nic.admitted();
     assert_eq!(lock(&nic.daemon.inner.serving).len(), 1, "that of the one that has greeted");
-    drop((waiting, guest));
+    drop((waiting, client));
 }
 
 #[test]
 fn unread_events_wait_and_are_kept_once() {
     let nic = nic(Quota::default());
     let (stopped, _, cq, qp) = settled(&nic);
-    let guest = lock(&nic.daemon.inner.guests)[0].clone();
+    let client = lock(&nic.daemon.inner.clients)[0].clone();
     let (often, last) = (AsyncEvent::Qp(qp, EventKind::SqDrained), AsyncEvent::Cq(cq, EventKind::CqError));
-    (0..10_000).for_each(|_| guest.tell(often));
-    guest.tell(last);
+    (0..10_000).for_each(|_| client.tell(often));
+    client.tell(last);
     // Another client's event does not concern this one.
     let other = AsyncEvent::Cq(CqIndex(77), EventKind::CqError);
-    assert!(!guest.concerns(other));
+    assert!(!client.concerns(other));
     stopped.call(Command::QueryQp(qp)).expect("served as before");
     let events = UnixStream::from(stopped.fds[2].try_clone().expect("a descriptor"));
     events.set_read_timeout(Some(PATIENCE)).expect("a socket");

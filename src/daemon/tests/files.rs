@@ -11,7 +11,7 @@ use super::users::{OTHER, is_root};
 use super::{Nic, PATIENCE, Quota, Stranger, nic};
 use crate::host::{CompletionQueue, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair};
 use crate::nic::MemoryCommand;
-use crate::remote::message::{Ask, Memory, Told};
+use crate::remote::message::{Memory, Request, Response};
 use crate::shared::HostMemory;
 use crate::shared::memory_tests::file_of_program;
 use crate::threads::lock;
@@ -21,9 +21,9 @@ const LENGTH: usize = 8192;
 
 /// Returns the mappings that the NIC has of its only client's memory.
 fn mappings(nic: &Nic) -> u64 {
-    let guests = lock(&nic.daemon.inner.guests);
-    let [guest] = &guests[..] else { panic!("one client") };
-    guest.entry().account.iter().find(|(key, _)| *key == "arenas").expect("in the account").1.used
+    let clients = lock(&nic.daemon.inner.clients);
+    let [client] = &clients[..] else { panic!("one client") };
+    client.entry().account.iter().find(|(key, _)| *key == "arenas").expect("in the account").1.used
 }
 
 /// A QP, connected to one on a peer.
@@ -140,9 +140,9 @@ fn register_in(
     let (address, length) = (memory.address(), LENGTH as u64);
     let memory = Memory::InFile { address, length, offset, is_lent };
     let (pd, access) = (client.pd(), Access::READ_WRITE);
-    let ask = Ask::Memory(MemoryCommand::RegisterMemory { pd, access, start: address, memory });
-    match client.ask_with(&ask, &[fd]) {
-        Ok(Told::Answer(_)) => None,
+    let request = Request::Memory(MemoryCommand::RegisterMemory { pd, access, start: address, memory });
+    match client.request_with(&request, &[fd]) {
+        Ok(Response::Answer(_)) => None,
         Err(refused) => Some(refused.errno),
         other => panic!("{other:?}"),
     }

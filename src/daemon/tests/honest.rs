@@ -113,7 +113,7 @@ pub(super) struct Couple {
 
 impl Couple {
     pub(super) fn new(devices: [Device; 2], seed: u64) -> Couple {
-        let has_idle = devices.each_ref().map(|device| device.seat().is_some());
+        let has_idle = devices.each_ref().map(|device| device.slot().is_some());
         let mut seeds = seed..;
         let ends = devices.map(|device| End::new(device, seeds.next().expect("endless")));
         let mut idle = has_idle.into_iter();
@@ -183,7 +183,7 @@ impl Service {
 
     /// The server's slot.
     pub(super) fn slot(&self) -> u8 {
-        self.server.1.seat().expect("served").slot()
+        self.server.1.slot().expect("served").slot()
     }
 
     /// Connects the client to the server. Checks that the request reaches the server, and that each side gets the other's data.

@@ -6,11 +6,11 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::campaign::{Tally, kind_of};
 use super::honest::GROUP;
-use super::mine::Mine;
+use super::mine::OwnObjects;
 use super::{CAPS, Nic, Stranger, alloc_fast, create_cq, create_qp, receives_at, resize_cq};
 use crate::nic::{Command, MemoryCommand, ReceiveSource};
 use crate::random::splitmix;
-use crate::remote::message::{Ask, Memory, Place, Receives, Told};
+use crate::remote::message::{ArenaPlace, Memory, Receives, Request, Response};
 use crate::roster::{BoundPort, PortName, PortRequest};
 use crate::shared::work_queue::Payload;
 use crate::shared::{RecvRing, Region, SendRing};
@@ -45,10 +45,10 @@ pub(super) struct Hostile {
     /// Further memory, which may be missing: addresses and lengths.
     pub(super) elsewhere: Vec<(u64, u64)>,
     known: Known,
-    pub(super) mine: Mine,
+    pub(super) mine: OwnObjects,
     state: u64,
     pub(super) tally: Tally,
-    /// Set once the NIC has answered a corrupted question: the program may then own objects that it does not know of.
+    /// Set once the NIC has answered a corrupted request: the program may then own objects that it does not know of.
     pub(super) is_surprised: bool,
 }
 
@@ -64,7 +64,7 @@ impl Hostile {
 
     pub(super) fn of(mut stranger: Stranger, known: Known, seed: u64) -> Hostile {
         stranger.arena(ARENA);
-        let (memory, mine, tally) = (Box::new([seed; OWN]), Mine::default(), Tally::default());
+        let (memory, mine, tally) = (Box::new([seed; OWN]), OwnObjects::default(), Tally::default());
         Hostile {
             stranger,
             memory,
@@ -91,7 +91,7 @@ impl Hostile {
     }
 
     /// Returns the name of an object of its own, or any.
-    fn name(&mut self, own: impl Fn(&Mine) -> Vec<u32>) -> u32 {
+    fn name(&mut self, own: impl Fn(&OwnObjects) -> Vec<u32>) -> u32 {
         let own = own(&self.mine);
         let any = self.below(24) as u32;
         match self.below(6) {
@@ -134,8 +134,8 @@ impl Hostile {
         AhId(self.name(|mine| mine.handles.iter().map(|ah| ah.0 & 0xffff).collect()) | 1 << 16)
     }
 
-    fn place(&mut self) -> Place {
-        Place { arena: 0, at: (self.below(ARENA / PLACE - 1) * PLACE) as u64 }
+    fn place(&mut self) -> ArenaPlace {
+        ArenaPlace { arena: 0, at: (self.below(ARENA / PLACE - 1) * PLACE) as u64 }
     }
 
     fn entries(&mut self) -> u32 {
@@ -276,10 +276,10 @@ impl Hostile {
         }
     }
 
-    fn ask_for_memory(&mut self) -> Ask {
+    fn ask_for_memory(&mut self) -> Request {
         let (access, start) = (Access::READ_WRITE, self.below(1 << 20) as u64);
         match self.below(8) {
-            0 => Ask::Memory(MemoryCommand::RegisterMemory {
+            0 => Request::Memory(MemoryCommand::RegisterMemory {
                 pd: self.pd(),
                 access,
                 start,
@@ -288,7 +288,12 @@ impl Hostile {
             1 => {
                 let (pd, moves) = (self.flag().then(|| self.pd()), self.flag());
                 let translation = moves.then(|| (start, self.region()));
-                Ask::Memory(MemoryCommand::ReregisterMemory { mr: self.mr(), pd, access: None, translation })
+                Request::Memory(MemoryCommand::ReregisterMemory {
+                    mr: self.mr(),
+                    pd,
+                    access: None,
+                    translation,
+                })
             }
             2 => alloc_fast(self.pd(), self.region(), self.place(), 8),
             3 => create_cq(self.place(), self.entries()),
@@ -296,13 +301,13 @@ impl Hostile {
             5 => {
                 let xrc = SrqKind::Xrc { xrcd: self.xrcd(), cq: self.cq() };
                 let kind = if self.flag() { SrqKind::Basic } else { xrc };
-                Ask::Memory(MemoryCommand::CreateSrq {
+                Request::Memory(MemoryCommand::CreateSrq {
                     pd: self.pd(),
                     init: SrqInit { kind, limit: 0 },
                     ring: self.receives(),
                 })
             }
-            6 => Ask::Memory(MemoryCommand::ModifySrq {
+            6 => Request::Memory(MemoryCommand::ModifySrq {
                 srq: self.srq(),
                 ring: Some(self.receives()),
                 limit: None,
@@ -391,61 +396,61 @@ impl Hostile {
         }
     }
 
-    /// Returns a question in the name of another client, or one for an arena.
-    fn pretend(&mut self) -> Ask {
+    /// Returns a request in the name of another client, or one for an arena.
+    fn pretend(&mut self) -> Request {
         let (slots, services) = (self.known.slots.clone(), self.known.services.clone());
         match self.below(4) {
-            0 => Ask::TakeUnit(self.one(&slots).unwrap_or(self.below(256) as u8)),
-            1 => Ask::Services(services.iter().map(|id| (*id, Some([192, 0, 2, 1].into()))).collect()),
+            0 => Request::TakeUnit(self.one(&slots).unwrap_or(self.below(256) as u8)),
+            1 => Request::Services(services.iter().map(|id| (*id, Some([192, 0, 2, 1].into()))).collect()),
             2 => {
                 // Its own port numbers, and those that others have bound.
                 let port = if self.flag() { 7471 } else { self.below(1 << 16) as u16 };
                 let name = PortName { space: 0x0106, port, owner: self.below(4) as u32 };
                 let address = [[0; 4], [192, 0, 2, 1]][self.below(2)].into();
                 let (reuse, one_family) = (self.flag(), self.flag());
-                Ask::PortNumber(match self.below(4) {
+                Request::PortNumber(match self.below(4) {
                     0 => PortRequest::Listen(name),
                     1 => PortRequest::Settle(name, address),
                     2 => PortRequest::Release(name),
                     _ => PortRequest::Bind(BoundPort { name, address, reuse, one_family, slot: 0, uid: 0 }),
                 })
             }
-            _ => Ask::Arena { words: 1 << self.below(20) },
+            _ => Request::Arena { words: 1 << self.below(20) },
         }
     }
 
     /// Makes the objects of a program that is about to send, as far as the NIC permits.
     pub(super) fn settle(&mut self) -> Result<(), String> {
-        self.ask(Ask::Command(Command::AllocPd))?;
+        self.request(Request::Command(Command::AllocPd))?;
         let (ring, access) = (self.place(), Access::READ_WRITE);
-        self.ask(create_cq(ring, 64))?;
+        self.request(create_cq(ring, 64))?;
         let (Some(pd), Some((cq, _))) = (self.mine.pds.last().copied(), self.mine.cqs.last().copied()) else {
             return Ok(());
         };
         let (memory, start) = (self.region(), self.address());
-        self.ask(Ask::Memory(MemoryCommand::RegisterMemory { pd, access, start, memory }))?;
+        self.request(Request::Memory(MemoryCommand::RegisterMemory { pd, access, start, memory }))?;
         let path = self.path();
-        self.ask(Ask::Command(Command::CreateAh(pd, Box::new(path))))?;
+        self.request(Request::Command(Command::CreateAh(pd, Box::new(path))))?;
         for qp_type in [QpType::Rc, [QpType::Ud, QpType::Gsi][self.below(2)]] {
             let init = QpInit { qp_type, caps: CAPS, sq_sig_all: true };
             let (sends, receives) = (self.place(), ReceiveSource::Own(receives_at(self.place())));
             let before = self.mine.qps.len();
-            self.ask(create_qp(pd, (cq, cq), init, sends, receives))?;
+            self.request(create_qp(pd, (cq, cq), init, sends, receives))?;
             let Some((qp, ..)) = self.mine.qps.get(before).copied() else { continue };
             for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
                 let attr = self.attributes_to(state, qp_type != QpType::Rc);
-                self.ask(Ask::Command(Command::ModifyQp(qp, Box::new(attr))))?;
+                self.request(Request::Command(Command::ModifyQp(qp, Box::new(attr))))?;
             }
         }
         Ok(())
     }
 
-    /// Returns an arbitrary question.
-    pub(super) fn question(&mut self) -> Ask {
+    /// Returns an arbitrary request.
+    pub(super) fn arbitrary_request(&mut self) -> Request {
         match self.below(11) {
             0 => self.pretend(),
             1..=4 => self.ask_for_memory(),
-            _ => Ask::Command(self.command()),
+            _ => Request::Command(self.command()),
         }
     }
 
@@ -455,32 +460,33 @@ impl Hostile {
             0..=3 => self.post(),
             4 => self.scribble(),
             _ => {
-                let ask = self.question();
-                return self.ask(ask);
+                let request = self.arbitrary_request();
+                return self.request(request);
             }
         }
         Ok(())
     }
 
-    fn ask(&mut self, ask: Ask) -> Result<(), String> {
+    fn request(&mut self, request: Request) -> Result<(), String> {
         let mut fds = Vec::new();
-        if let Ask::Arena { words } = &ask {
+        if let Request::Arena { words } = &request {
             fds.extend(Region::to_lend(*words as usize).ok().map(|(_, fd)| fd));
-        } else if let Ask::Memory(_) = &ask {
+        } else if let Request::Memory(_) = &request {
             fds.extend(Region::to_lend(OWN).ok().map(|(_, fd)| fd));
         }
         let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        self.stranger.link.send(&ask, &borrowed).map_err(|error| format!("{ask:?}: {error}"))?;
-        let told = match self.stranger.reply() {
+        self.stranger.link.send(&request, &borrowed).map_err(|error| format!("{request:?}: {error}"))?;
+        let response = match self.stranger.reply() {
             Ok(Some(reply)) => reply,
-            other => return Err(format!("{ask:?} was not answered: {other:?}")),
+            other => return Err(format!("{request:?} was not answered: {other:?}")),
         };
-        self.tally.note(&kind_of(&ask), !matches!(told, Err(_) | Ok(Told::Done(false))));
-        match told {
-            Ok(Told::Answer(answer)) => {
-                let stolen = if self.is_surprised { None } else { self.mine.lacks(&ask) };
-                self.mine.note(&ask, &answer);
-                stolen.map_or(Ok(()), |what| Err(format!("{ask:?}: {what} is not its own, but {answer:?}")))
+        self.tally.note(&kind_of(&request), !matches!(response, Err(_) | Ok(Response::Done(false))));
+        match response {
+            Ok(Response::Answer(answer)) => {
+                let stolen = if self.is_surprised { None } else { self.mine.lacks(&request) };
+                self.mine.note(&request, &answer);
+                stolen
+                    .map_or(Ok(()), |what| Err(format!("{request:?}: {what} is not its own, but {answer:?}")))
             }
             Ok(_) | Err(_) => Ok(()),
         }

@@ -65,8 +65,8 @@ pub(super) fn attached(nic: &Nic) -> Device {
 
 /// Counts the NIC's objects between two passes, and checks their consistency.
 fn objects(nic: &Nic) -> ObjectCounts {
-    let engine = nic.daemon.inner.house.device.engine().expect("its own");
-    let (objects, wrong) = engine.inspect(|worker| (worker.nic().objects(), worker.nic().disagreement()));
+    let engine = nic.daemon.inner.registry.device.engine().expect("its own");
+    let (objects, wrong) = engine.inspect(|worker| (worker.nic().objects(), worker.nic().inconsistency()));
     assert_eq!(wrong, None);
     assert!(!nic.daemon.has_failed());
     objects
@@ -119,8 +119,8 @@ fn steps(hostile: &mut Hostile) {
 /// Checks that the program's own count, the NIC's books and the NIC's tables agree, and that they are within the quota.
 fn keeps_to_its_quota(nic: &Nic, hostile: &Hostile, before: &ObjectCounts) {
     let mine = &hostile.mine;
-    let guests = lock(&nic.daemon.inner.guests).clone();
-    let book = guests.last().map(|guest| guest.farewell()).expect("it is served");
+    let clients = lock(&nic.daemon.inner.clients).clone();
+    let book = clients.last().map(|client| client.farewell()).expect("it is served");
     let written = |is: fn(&Command) -> bool| book.iter().filter(|command| is(command)).count();
     let counts = [
         ("domains", mine.pds.len(), written(|c| matches!(c, Command::DeallocPd(_)))),
@@ -167,13 +167,13 @@ fn keeps_to_its_quota(nic: &Nic, hostile: &Hostile, before: &ObjectCounts) {
 
 /// Returns the number of free slots.
 fn free_places(nic: &Nic) -> usize {
-    let mut roster = lock(&nic.daemon.inner.house.roster).clone();
+    let mut roster = lock(&nic.daemon.inner.registry.roster).clone();
     (0..256).take_while(|_| roster.admit(Identity::default(), Room::ALL).is_ok()).count()
 }
 
 /// Returns the bytes of the regions in some domains, from the NIC's tables.
 fn engine_regions(nic: &Nic, pds: &[PdId]) -> u64 {
-    let engine = nic.daemon.inner.house.device.engine().expect("its own");
+    let engine = nic.daemon.inner.registry.device.engine().expect("its own");
     let regions = engine.inspect(|worker| worker.nic().memory_regions(0..usize::MAX).unwrap_or_default());
     let own = regions.iter().filter(|region| pds.contains(&region.pd) && !region.kind.starts_with("window"));
     own.map(|region| region.length).filter(|length| *length != u64::MAX).sum()

@@ -1,15 +1,15 @@
-//! The objects that a client has been given, and the check of a question against them.
+//! The objects that a client has been given, and the check of a request against them.
 
 use super::hostile::gid;
 use crate::nic::{Answer, Command, MemoryCommand, ReceiveSource};
-use crate::remote::message::{Ask, Memory};
+use crate::remote::message::{Memory, Request};
 use crate::verbs::{
     AddressVector, AhId, CqIndex, FlowId, MrIndex, MwIndex, PdId, QpIndex, QpType, SrqIndex, SrqKind, XrcdId,
 };
 
 /// The objects that a client has been given, with their sizes.
 #[derive(Debug, Default)]
-pub(super) struct Mine {
+pub(super) struct OwnObjects {
     pub(super) pds: Vec<PdId>,
     pub(super) cqs: Vec<(CqIndex, u64)>,
     pub(super) mrs: Vec<(MrIndex, u64)>,
@@ -31,13 +31,13 @@ fn bytes(memory: &Memory) -> u64 {
     }
 }
 
-impl Mine {
+impl OwnObjects {
     /// Records an answer: objects made and destroyed.
-    pub(super) fn note(&mut self, ask: &Ask, answer: &Answer) {
+    pub(super) fn note(&mut self, request: &Request, answer: &Answer) {
         let mine = self;
-        match (ask, answer) {
+        match (request, answer) {
             (
-                Ask::Memory(MemoryCommand::ReregisterMemory { mr, translation, .. }),
+                Request::Memory(MemoryCommand::ReregisterMemory { mr, translation, .. }),
                 Answer::Memory(_, key),
             ) => {
                 mine.keys.push(*key);
@@ -45,24 +45,24 @@ impl Mine {
                     mine.mrs.iter_mut().filter(|(own, _)| own == mr).for_each(|own| own.1 = bytes(memory));
                 }
             }
-            (Ask::Memory(MemoryCommand::ResizeCq { cq, ring }), _) => {
+            (Request::Memory(MemoryCommand::ResizeCq { cq, ring }), _) => {
                 mine.cqs
                     .iter_mut()
                     .filter(|(own, _)| own == cq)
                     .for_each(|own| own.1 = u64::from(ring.capacity));
             }
             (
-                Ask::Memory(MemoryCommand::RegisterMemory { memory, .. })
-                | Ask::Memory(MemoryCommand::AllocFastMemory { memory, .. }),
+                Request::Memory(MemoryCommand::RegisterMemory { memory, .. })
+                | Request::Memory(MemoryCommand::AllocFastMemory { memory, .. }),
                 Answer::Memory(mr, key),
             ) => {
                 mine.mrs.push((*mr, bytes(memory)));
                 mine.keys.push(*key);
             }
-            (Ask::Memory(MemoryCommand::CreateCq { ring, .. }), Answer::Cq(cq)) => {
+            (Request::Memory(MemoryCommand::CreateCq { ring, .. }), Answer::Cq(cq)) => {
                 mine.cqs.push((*cq, u64::from(ring.capacity)))
             }
-            (Ask::Memory(MemoryCommand::CreateQp { init, sends, .. }), Answer::Qp(qp)) => {
+            (Request::Memory(MemoryCommand::CreateQp { init, sends, .. }), Answer::Qp(qp)) => {
                 mine.qps.push((qp.index, init.qp_type, sends.at as usize));
             }
             (_, Answer::Qp(qp)) => mine.qps.push((qp.index, QpType::XrcRecv, 0)),
@@ -72,7 +72,7 @@ impl Mine {
             (_, Answer::Xrcd(xrcd)) => mine.xrcds.push(*xrcd),
             (_, Answer::Ah(ah)) => mine.handles.push(*ah),
             (_, Answer::Flow(flow)) => mine.flows.push(*flow),
-            (Ask::Command(command), _) => match command {
+            (Request::Command(command), _) => match command {
                 Command::DeallocPd(pd) => mine.pds.retain(|own| own != pd),
                 Command::DeregisterMemory(mr) | Command::ReleaseMemory(mr) => {
                     mine.mrs.retain(|(own, _)| own != mr);
@@ -90,8 +90,8 @@ impl Mine {
         }
     }
 
-    /// Returns the first object that a question names and the client does not have.
-    pub(super) fn lacks(&self, ask: &Ask) -> Option<&'static str> {
+    /// Returns the first object that a request names and the client does not have.
+    pub(super) fn lacks(&self, request: &Request) -> Option<&'static str> {
         let pd = |pd: &PdId| (!self.pds.contains(pd)).then_some("the domain");
         let cq = |cq: &CqIndex| (!self.cqs.iter().any(|(own, _)| own == cq)).then_some("the queue");
         let mr = |mr: &MrIndex| (!self.mrs.iter().any(|(own, _)| own == mr)).then_some("the region");
@@ -100,25 +100,25 @@ impl Mine {
         let xrcd = |xrcd: &XrcdId| (!self.xrcds.contains(xrcd)).then_some("the XRC domain");
         let qp = |qp: &QpIndex| (!self.qps.iter().any(|(own, ..)| own == qp)).then_some("the QP");
         let path = |av: &AddressVector| (av.sgid != gid(1)).then_some("the address that it speaks from");
-        match ask {
-            Ask::Memory(MemoryCommand::RegisterMemory { pd: of, .. })
-            | Ask::Memory(MemoryCommand::AllocFastMemory { pd: of, .. }) => pd(of),
-            Ask::Memory(MemoryCommand::ReregisterMemory { mr: region, pd: to, .. }) => {
+        match request {
+            Request::Memory(MemoryCommand::RegisterMemory { pd: of, .. })
+            | Request::Memory(MemoryCommand::AllocFastMemory { pd: of, .. }) => pd(of),
+            Request::Memory(MemoryCommand::ReregisterMemory { mr: region, pd: to, .. }) => {
                 mr(region).or_else(|| to.as_ref().and_then(pd))
             }
-            Ask::Memory(MemoryCommand::ResizeCq { cq: queue, .. }) => cq(queue),
-            Ask::Memory(MemoryCommand::CreateSrq { pd: of, init, .. }) => {
+            Request::Memory(MemoryCommand::ResizeCq { cq: queue, .. }) => cq(queue),
+            Request::Memory(MemoryCommand::CreateSrq { pd: of, init, .. }) => {
                 pd(of).or_else(|| match &init.kind {
                     SrqKind::Basic => None,
                     SrqKind::Xrc { xrcd: domain, cq: queue } => xrcd(domain).or_else(|| cq(queue)),
                 })
             }
-            Ask::Memory(MemoryCommand::ModifySrq { srq: queue, .. }) => srq(queue),
-            Ask::Memory(MemoryCommand::CreateQp { pd: of, send_cq, recv_cq, receives, .. }) => {
+            Request::Memory(MemoryCommand::ModifySrq { srq: queue, .. }) => srq(queue),
+            Request::Memory(MemoryCommand::CreateQp { pd: of, send_cq, recv_cq, receives, .. }) => {
                 let shared = if let ReceiveSource::Shared(queue) = receives { srq(queue) } else { None };
                 pd(of).or_else(|| cq(send_cq)).or_else(|| cq(recv_cq)).or(shared)
             }
-            Ask::Command(command) => match command {
+            Request::Command(command) => match command {
                 Command::DeallocPd(of) | Command::AllocWindow { pd: of, .. } => pd(of),
                 Command::CreateAh(of, av) => pd(of).or_else(|| path(av)),
                 Command::DeregisterMemory(region) | Command::ReleaseMemory(region) => mr(region),

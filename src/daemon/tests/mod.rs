@@ -9,7 +9,7 @@ mod honest;
 mod hostile;
 mod isolation;
 mod mine;
-mod questions;
+mod requests;
 mod silent;
 mod sizes;
 mod tables;
@@ -22,14 +22,16 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::{Config, Daemon, DaemonError, Quota, Users, Visit};
+use super::{ClientChange, Config, Daemon, DaemonError, Quota, Users};
 use crate::descriptors::send;
 use crate::flow::{RxHash, RxHashFields};
 use crate::host::{Device, DeviceConfig, Drive};
 use crate::nic::{Answer, Command, MemoryCommand, ReceiveSource};
 use crate::random::splitmix;
 use crate::remote::link::Link;
-use crate::remote::message::{Ask, Hello, Memory, Place, Receives, Refusal, Reply, Told, VERSION, Welcome};
+use crate::remote::message::{
+    ArenaPlace, Hello, Memory, Receives, Refusal, Reply, Request, Response, VERSION, Welcome,
+};
 use crate::remote::name_of;
 use crate::shared::remote_memory::RemoteMemory;
 use crate::shared::{CompletionRing, Doorbells, EventCounter, RecvRing, Region, SendRing};
@@ -39,7 +41,7 @@ use crate::verbs::{
     Access, CqIndex, Gid, OpenXrcd, PdId, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Rss, SrqInit,
     XrcdId,
 };
-use questions::{alloc_fast, create_counted_cq, create_cq, create_qp, receives_at, resize_cq};
+use requests::{alloc_fast, create_counted_cq, create_cq, create_qp, receives_at, resize_cq};
 
 /// More time than any test step takes.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -49,7 +51,7 @@ const CAPS: QpCaps =
 struct Nic {
     daemon: Daemon,
     interface: String,
-    visits: Arc<Mutex<Vec<Visit>>>,
+    changes: Arc<Mutex<Vec<ClientChange>>>,
     far: Device,
 }
 
@@ -60,12 +62,12 @@ fn nic(quota: Quota) -> Nic {
     let drive = Drive::Thread { core: None, spin: Nanos::from_micros(20) };
     let config = DeviceConfig { serves: true, drive, ..DeviceConfig::default() };
     let (device, far) = Device::memory_pair(&config).expect("two devices");
-    let visits = Arc::<Mutex<Vec<Visit>>>::default();
-    let noted = Arc::clone(&visits);
-    let porter = Box::new(move |visit| lock(&noted).push(visit));
+    let changes = Arc::<Mutex<Vec<ClientChange>>>::default();
+    let noted = Arc::clone(&changes);
+    let on_change = Box::new(move |change| lock(&noted).push(change));
     let config = Config { users: Users::All, quota, ..Config::default() };
-    let daemon = Daemon::start(device, &interface, config, porter).expect("it serves");
-    Nic { daemon, interface, visits, far }
+    let daemon = Daemon::start(device, &interface, config, on_change).expect("it serves");
+    Nic { daemon, interface, changes, far }
 }
 
 /// A client without the library.
@@ -73,7 +75,7 @@ struct Stranger {
     link: Link,
     slot: u8,
     /// Its slot at a NIC that no thread serves.
-    seated: Option<campaign::Seated>,
+    unthreaded: Option<campaign::UnthreadedClient>,
     /// The descriptors that an admitted client receives.
     fds: Vec<OwnedFd>,
     bells: Doorbells,
@@ -86,12 +88,12 @@ impl Nic {
         UnixStream::connect_addr(&address).expect("a NIC")
     }
 
-    fn knock(&self) -> Link {
+    fn link(&self) -> Link {
         Link::new(self.connect())
     }
 
     fn greeted(&self, hello: &Hello) -> (Result<Welcome, String>, Link, Vec<OwnedFd>) {
-        greet(self.knock(), hello)
+        greet(self.link(), hello)
     }
 
     fn admitted(&self) -> Stranger {
@@ -103,11 +105,11 @@ impl Nic {
         let secret = Box::new(0x0123_4567_89ab_cdef_u64);
         let (answer, link, fds) = greet(Link::new(socket), &hello(&secret));
         let Welcome { qps, slot, .. } = answer?;
-        // Mapped before the first question: later mappings are refused.
+        // Mapped before the first request: later mappings are refused.
         let [page, wake, ..] = &fds[..] else { panic!("three descriptors") };
         let wake = wake.try_clone().expect("a descriptor");
         let bells = Doorbells::map(page.as_fd(), wake, qps).expect("its page");
-        Ok(Stranger { link, slot, seated: None, fds, bells, arenas: Vec::new() })
+        Ok(Stranger { link, slot, unthreaded: None, fds, bells, arenas: Vec::new() })
     }
 
     fn wait(&self, what: &str, is_so: impl Fn(&Nic) -> bool) {
@@ -119,7 +121,7 @@ impl Nic {
     }
 
     fn qps(&self) -> usize {
-        self.daemon.inner.house.device.qps().len()
+        self.daemon.inner.registry.device.qps().len()
     }
 }
 
@@ -145,32 +147,36 @@ fn hello(secret: &u64) -> Hello {
 }
 
 impl Stranger {
-    fn ask_with(&self, ask: &Ask, fds: &[std::os::fd::BorrowedFd<'_>]) -> Result<Told, Refusal> {
-        self.link.send(ask, fds).expect("it listens");
+    fn request_with(
+        &self,
+        request: &Request,
+        fds: &[std::os::fd::BorrowedFd<'_>],
+    ) -> Result<Response, Refusal> {
+        self.link.send(request, fds).expect("it listens");
         self.reply().expect("an answer").expect("it did not hang up")
     }
 
     /// Returns the NIC's answer. `None` if the NIC serves this client no more.
     fn reply(&self) -> std::io::Result<Option<Reply>> {
-        self.seated.iter().for_each(campaign::Seated::answer);
+        self.unthreaded.iter().for_each(campaign::UnthreadedClient::answer);
         Ok(self.link.receive()?.map(|(reply, _)| reply))
     }
 
-    fn ask(&self, ask: Ask) -> Result<Told, Refusal> {
-        self.ask_with(&ask, &[])
+    fn request(&self, request: Request) -> Result<Response, Refusal> {
+        self.request_with(&request, &[])
     }
 
     fn call(&self, command: Command) -> Result<Answer, Refusal> {
-        match self.ask(Ask::Command(command))? {
-            Told::Answer(answer) => Ok(answer),
+        match self.request(Request::Command(command))? {
+            Response::Answer(answer) => Ok(answer),
             other => panic!("{other:?}"),
         }
     }
 
     fn arena(&mut self, words: usize) {
         let (region, fd) = Region::to_lend(words).expect("memory");
-        let told = self.ask_with(&Ask::Arena { words: words as u64 }, &[fd.as_fd()]);
-        assert!(matches!(told, Ok(Told::Done(true))), "{told:?}");
+        let response = self.request_with(&Request::Arena { words: words as u64 }, &[fd.as_fd()]);
+        assert!(matches!(response, Ok(Response::Done(true))), "{response:?}");
         self.arenas.push(region);
     }
 
@@ -182,8 +188,8 @@ impl Stranger {
     }
 
     fn cq(&self, at: usize) -> CqIndex {
-        match self.ask(create_cq(place(at), 8)) {
-            Ok(Told::Answer(Answer::Cq(cq))) => cq,
+        match self.request(create_cq(place(at), 8)) {
+            Ok(Response::Answer(Answer::Cq(cq))) => cq,
             other => panic!("{other:?}"),
         }
     }
@@ -191,15 +197,15 @@ impl Stranger {
     fn qp(&self, pd: PdId, cq: CqIndex, qp_type: QpType) -> Result<QpIndex, Refusal> {
         let init = QpInit { qp_type, caps: CAPS, sq_sig_all: true };
         let (sends, receives) = (place(1024), ReceiveSource::Own(receives_at(place(2048))));
-        match self.ask(create_qp(pd, (cq, cq), init, sends, receives))? {
-            Told::Answer(Answer::Qp(handle)) => Ok(handle.index),
+        match self.request(create_qp(pd, (cq, cq), init, sends, receives))? {
+            Response::Answer(Answer::Qp(handle)) => Ok(handle.index),
             other => panic!("{other:?}"),
         }
     }
 }
 
-fn place(at: usize) -> Place {
-    Place { arena: 0, at: at as u64 }
+fn place(at: usize) -> ArenaPlace {
+    ArenaPlace { arena: 0, at: at as u64 }
 }
 
 /// Returns a client with a domain, a queue and a QP.
@@ -219,13 +225,13 @@ fn objects_of_others_cannot_be_named() {
     let own = Box::new([0u64; 8]);
     let address = std::ptr::from_ref(&*own) as u64;
     let memory = Memory::At { address, length: 64, on_demand: false };
-    let mr = match victim.ask(Ask::Memory(MemoryCommand::RegisterMemory {
+    let mr = match victim.request(Request::Memory(MemoryCommand::RegisterMemory {
         pd,
         access: Access::LOCAL_WRITE,
         start: 0x1000,
         memory,
     })) {
-        Ok(Told::Answer(Answer::Memory(mr, _))) => mr,
+        Ok(Response::Answer(Answer::Memory(mr, _))) => mr,
         other => panic!("{other:?}"),
     };
     let (robber, own_pd, own_cq, own_qp) = settled(&nic);
@@ -249,8 +255,8 @@ fn objects_of_others_cannot_be_named() {
     let (access, init) = (Access::LOCAL_WRITE, QpInit { qp_type: QpType::Rc, caps: CAPS, sq_sig_all: true });
     let mine = (place(1024), ReceiveSource::Own(receives_at(place(2048))));
     let with_memory = [
-        Ask::Memory(MemoryCommand::RegisterMemory { pd, access, start: 0, memory }),
-        Ask::Memory(MemoryCommand::ReregisterMemory {
+        Request::Memory(MemoryCommand::RegisterMemory { pd, access, start: 0, memory }),
+        Request::Memory(MemoryCommand::ReregisterMemory {
             mr,
             pd: None,
             access: None,
@@ -261,12 +267,12 @@ fn objects_of_others_cannot_be_named() {
         create_qp(own_pd, (cq, own_cq), init, mine.0, mine.1),
         create_qp(own_pd, (own_cq, cq), init, mine.0, mine.1),
     ];
-    for ask in with_memory {
-        let what = format!("{ask:?}");
-        assert_eq!(robber.ask(ask).expect_err(&what).errno, libc::EINVAL, "{what}");
+    for request in with_memory {
+        let what = format!("{request:?}");
+        assert_eq!(robber.request(request).expect_err(&what).errno, libc::EINVAL, "{what}");
     }
     // A command reserved to the process that has started the NIC.
-    assert_eq!(robber.call(Command::AddQpnUnit(0)).expect_err("not for guests").errno, libc::EPERM);
+    assert_eq!(robber.call(Command::AddQpnUnit(0)).expect_err("not for clients").errno, libc::EPERM);
     // The client sees its own QPs only.
     match robber.call(Command::ListQps) {
         Ok(Answer::Qps(qps)) => {
@@ -283,49 +289,51 @@ fn objects_of_others_cannot_be_named() {
 fn ended_client_leaves_no_objects() {
     let nic = nic(Quota::default());
     let before = nic.qps();
-    let (guest, ..) = settled(&nic);
+    let (client, ..) = settled(&nic);
     assert_eq!((nic.qps(), nic.daemon.served().len()), (before + 1, 1));
     assert_eq!(nic.daemon.served()[0].name, "stranger", "without what would spoil a terminal");
-    drop(guest);
+    drop(client);
     nic.wait("gone", |nic| nic.daemon.served().is_empty());
     assert_eq!(nic.qps(), before);
     let objects =
-        nic.daemon.inner.house.device.engine().expect("its own").inspect(|worker| worker.nic().objects());
+        nic.daemon.inner.registry.device.engine().expect("its own").inspect(|worker| worker.nic().objects());
     // The objects of the NIC's own QP1.
     assert_eq!((objects.pds, objects.cqs, objects.qps), (1, 1, 1), "{objects:?}");
-    assert!(matches!(lock(&nic.visits)[..], [Visit::Came(_), Visit::Went(_)]));
+    assert!(matches!(lock(&nic.changes)[..], [ClientChange::Admitted(_), ClientChange::Ended(_)]));
 }
 
 #[test]
 fn places_outside_the_arenas_are_refused() {
     let nic = nic(Quota::default());
-    let (guest, pd, cq, _) = settled(&nic);
+    let (client, pd, cq, _) = settled(&nic);
     let wrong = [
-        Place { arena: 1, at: 0 },
-        Place { arena: u32::MAX, at: 0 },
-        Place { arena: 0, at: 4096 },
-        Place { arena: 0, at: 4 },
-        Place { arena: 0, at: u64::MAX - 7 },
+        ArenaPlace { arena: 1, at: 0 },
+        ArenaPlace { arena: u32::MAX, at: 0 },
+        ArenaPlace { arena: 0, at: 4096 },
+        ArenaPlace { arena: 0, at: 4 },
+        ArenaPlace { arena: 0, at: u64::MAX - 7 },
     ];
     for ring in wrong {
         let asked = [create_cq(ring, 8), resize_cq(cq, ring, 8), alloc_fast(pd, Memory::Null, ring, 8)];
-        for ask in asked {
-            let what = format!("{ask:?}");
-            guest.ask(ask).expect_err(&what);
+        for request in asked {
+            let what = format!("{request:?}");
+            client.request(request).expect_err(&what);
         }
     }
-    guest.ask(create_cq(place(0), u32::MAX)).expect_err("larger than the arena");
+    client.request(create_cq(place(0), u32::MAX)).expect_err("larger than the arena");
     // An arena that could shrink while the NIC uses it, or a missing one.
     let open = nix::sys::memfd::memfd_create("open", nix::sys::memfd::MFdFlags::empty()).expect("a file");
     nix::unistd::ftruncate(&open, 32768).expect("room");
-    guest.ask_with(&Ask::Arena { words: 4096 }, &[open.as_fd()]).expect_err("not sealed");
-    guest.ask(Ask::Arena { words: 4096 }).expect_err("nothing came");
-    guest.ask_with(&Ask::Arena { words: u64::MAX }, &[open.as_fd()]).expect_err("too many");
+    client.request_with(&Request::Arena { words: 4096 }, &[open.as_fd()]).expect_err("not sealed");
+    client.request(Request::Arena { words: 4096 }).expect_err("nothing came");
+    client.request_with(&Request::Arena { words: u64::MAX }, &[open.as_fd()]).expect_err("too many");
     // A descriptor that is no eventfd.
     let (reader, _writer) = std::io::pipe().expect("a pipe");
-    let ask = create_counted_cq(place(0), 8);
-    guest.ask(create_counted_cq(place(0), 8)).expect_err("nothing came");
-    assert!(guest.ask_with(&ask, &[reader.as_fd()]).expect_err("no eventfd").why.contains("eventfd"));
+    let request = create_counted_cq(place(0), 8);
+    client.request(create_counted_cq(place(0), 8)).expect_err("nothing came");
+    assert!(
+        client.request_with(&request, &[reader.as_fd()]).expect_err("no eventfd").why.contains("eventfd")
+    );
 }
 
 #[test]
@@ -376,18 +384,18 @@ fn invalid_messages_end_only_their_sender() {
         let refused = answer.expect_err(why);
         assert!(refused.contains(why), "{refused}");
     }
-    let link = nic.knock();
+    let link = nic.link();
     link.send(&"hello?", &[]).expect("it listens");
     let answer = link.receive::<Result<Welcome, String>>().expect("an answer").expect("it did not hang up").0;
     assert!(answer.expect_err("nonsense").contains("greeting"));
-    drop(nic.knock());
+    drop(nic.link());
     // Before the greeting is accepted, only a few bytes are read.
-    let link = nic.knock();
+    let link = nic.link();
     link.send(&Hello { name: "x".repeat(1 << 20), ..hello(&secret) }, &[]).expect_err("it hangs up");
 
     let (victim, _, _, qp) = settled(&nic);
     let talker = nic.admitted();
-    let long = Ask::Services(vec![(0, None); 5 << 20]);
+    let long = Request::Services(vec![(0, None); 5 << 20]);
     assert!(talker.link.send(&long, &[]).is_err(), "10 MiB in which all is twice nothing");
     nic.wait("gone", |nic| nic.daemon.served().len() == 1);
     let babbler = nic.admitted();
@@ -397,31 +405,31 @@ fn invalid_messages_end_only_their_sender() {
     victim.call(Command::QueryQp(qp)).expect("still served");
 }
 
-/// Sends questions with up to three corrupted bytes or bits.
+/// Sends requests with up to three corrupted bytes or bits.
 #[test]
 fn corrupted_questions_are_answered() {
     const ROUNDS: u32 = 4000;
     let nic = nic(Quota::default());
     let (victim, _, _, victims) = settled(&nic);
-    let (mut guest, pd, cq, qp) = settled(&nic);
+    let (mut client, pd, cq, qp) = settled(&nic);
     let init = QpInit { qp_type: QpType::Rc, caps: CAPS, sq_sig_all: true };
     let attr = QpAttr { state: Some(QpState::Init), pkey_index: Some(0), port: Some(1), ..QpAttr::default() };
     let memory = Memory::At { address: 0x1000, length: 64, on_demand: false };
-    let questions = || {
+    let requests = || {
         [
-            Ask::Command(Command::AllocPd),
-            Ask::Command(Command::ModifyQp(qp, Box::new(attr))),
-            Ask::Command(Command::QueryQp(qp)),
-            Ask::Command(Command::CreateXrcTarget(XrcdId(0))),
-            Ask::Command(Command::CreateRssQp(
+            Request::Command(Command::AllocPd),
+            Request::Command(Command::ModifyQp(qp, Box::new(attr))),
+            Request::Command(Command::QueryQp(qp)),
+            Request::Command(Command::CreateXrcTarget(XrcdId(0))),
+            Request::Command(Command::CreateRssQp(
                 pd,
                 Box::new(Rss {
                     hash: RxHash { key: [1; 40], fields: RxHashFields::empty() },
                     table: vec![qp, qp],
                 }),
             )),
-            Ask::Command(Command::AttachMulticast(qp, Gid([0xff; 16]))),
-            Ask::Memory(MemoryCommand::RegisterMemory {
+            Request::Command(Command::AttachMulticast(qp, Gid([0xff; 16]))),
+            Request::Memory(MemoryCommand::RegisterMemory {
                 pd,
                 access: Access::LOCAL_WRITE,
                 start: 0x1000,
@@ -430,41 +438,41 @@ fn corrupted_questions_are_answered() {
             alloc_fast(pd, memory, place(3000), 8),
             create_cq(place(512), 8),
             resize_cq(cq, place(512), 8),
-            Ask::Memory(MemoryCommand::CreateSrq {
+            Request::Memory(MemoryCommand::CreateSrq {
                 pd,
                 init: SrqInit::default(),
                 ring: Receives { place: place(2048), capacity: 4, max_sge: 1 },
             }),
             create_qp(pd, (cq, cq), init, place(1024), ReceiveSource::Own(receives_at(place(2048)))),
-            Ask::Services(vec![(7, None), (8, Some([192, 0, 2, 1].into()))]),
-            Ask::Arena { words: 64 },
-            Ask::TakeUnit(9),
-            Ask::Look,
+            Request::Services(vec![(7, None), (8, Some([192, 0, 2, 1].into()))]),
+            Request::Arena { words: 64 },
+            Request::TakeUnit(9),
+            Request::Snapshot,
         ]
     };
     let mut state = 3u64;
     let mut random = |below: usize| splitmix(&mut state) as usize % below;
     let (mut answers, mut ends) = (0, 0);
     for _ in 0..ROUNDS {
-        let questions = questions();
-        let mut bytes = postcard::to_stdvec(&questions[random(questions.len())]).expect("a message");
+        let requests = requests();
+        let mut bytes = postcard::to_stdvec(&requests[random(requests.len())]).expect("a message");
         for _ in 0..=random(2) {
             let (at, bit) = (random(bytes.len()), random(8));
             bytes[at] = if random(3) == 0 { random(256) as u8 } else { bytes[at] ^ 1 << bit };
         }
-        // An invalid question would end the client each time.
-        let Ok(ask) = postcard::from_bytes::<Ask>(&bytes) else { continue };
-        let sent = guest.link.send(&ask, &[]);
-        match sent.ok().and_then(|()| guest.link.receive::<Reply>().ok()?) {
+        // An invalid request would end the client each time.
+        let Ok(request) = postcard::from_bytes::<Request>(&bytes) else { continue };
+        let sent = client.link.send(&request, &[]);
+        match sent.ok().and_then(|()| client.link.receive::<Reply>().ok()?) {
             Some(_) => answers += 1,
             None => {
                 ends += 1;
-                guest = nic.admitted();
-                guest.arena(4096);
+                client = nic.admitted();
+                client.arena(4096);
             }
         }
     }
-    // Each valid question is answered: an ended thread is a mistake of the NIC.
+    // Each valid request is answered: an ended thread is a mistake of the NIC.
     assert!(answers > ROUNDS / 4 && ends == 0, "{answers} answers, {ends} ends");
     assert!(!nic.daemon.has_failed());
     assert!(
@@ -477,38 +485,38 @@ fn quotas_hold_and_freed_resources_are_reusable() {
     let quota =
         Quota { qps: 2, cqes: 20, mrs: 2, bytes: 100, objects: 5, queue_bytes: 80 << 10, ..Quota::default() };
     let nic = nic(quota);
-    let (mut guest, pd, cq, qp) = settled(&nic);
-    let second = guest.qp(pd, cq, QpType::Rc).expect("two");
-    let refused = guest.qp(pd, cq, QpType::Rc).expect_err("a third");
+    let (mut client, pd, cq, qp) = settled(&nic);
+    let second = client.qp(pd, cq, QpType::Rc).expect("two");
+    let refused = client.qp(pd, cq, QpType::Rc).expect_err("a third");
     assert!(refused.errno == libc::ENOMEM && refused.why.contains("QPs: 3"), "{refused:?}");
-    guest.call(Command::DestroyQp(second)).expect("its own");
-    guest.qp(pd, cq, QpType::Rc).expect("two again");
-    guest.call(Command::DestroyQp(qp)).expect("its own");
+    client.call(Command::DestroyQp(second)).expect("its own");
+    client.qp(pd, cq, QpType::Rc).expect("two again");
+    client.call(Command::DestroyQp(qp)).expect("its own");
 
-    let cqs = |capacity| guest.ask(create_cq(place(512), capacity));
+    let cqs = |capacity| client.request(create_cq(place(512), capacity));
     assert!(cqs(13).is_err() && cqs(12).is_ok() && cqs(1).is_err());
     // A domain and two queues exist; two objects are left.
     let srq = || {
         let ring = Receives { place: place(3000), capacity: 1, max_sge: 1 };
-        guest.ask(Ask::Memory(MemoryCommand::CreateSrq { pd, init: SrqInit::default(), ring }))
+        client.request(Request::Memory(MemoryCommand::CreateSrq { pd, init: SrqInit::default(), ring }))
     };
-    let Ok(Told::Answer(Answer::Srq(srq_index, _))) = srq() else { panic!("a fourth object") };
-    guest.pd();
+    let Ok(Response::Answer(Answer::Srq(srq_index, _))) = srq() else { panic!("a fourth object") };
+    client.pd();
     let beyond = |refused: Result<(), Refusal>| {
         let refused = refused.expect_err("a sixth object");
         assert!(refused.why.contains("objects: 6"), "{refused:?}");
     };
     beyond(srq().map(drop));
     for command in [Command::AllocPd, Command::OpenXrcd(OpenXrcd::default())] {
-        beyond(guest.call(command).map(drop));
+        beyond(client.call(command).map(drop));
     }
-    beyond(guest.ask(create_cq(place(512), 0)).map(drop));
-    guest.call(Command::DestroySrq(srq_index)).expect("its own");
+    beyond(client.request(create_cq(place(512), 0)).map(drop));
+    client.call(Command::DestroySrq(srq_index)).expect("its own");
     srq().expect("one again");
     let own = [0u8; 128];
     let register = |length| {
         let memory = Memory::At { address: own.as_ptr() as u64, length, on_demand: false };
-        guest.ask(Ask::Memory(MemoryCommand::RegisterMemory {
+        client.request(Request::Memory(MemoryCommand::RegisterMemory {
             pd,
             access: Access::empty(),
             start: 0,
@@ -516,29 +524,29 @@ fn quotas_hold_and_freed_resources_are_reusable() {
         }))
     };
     assert!(register(101).is_err());
-    let Ok(Told::Answer(Answer::Memory(mr, _))) = register(60) else { panic!("60 bytes") };
+    let Ok(Response::Answer(Answer::Memory(mr, _))) = register(60) else { panic!("60 bytes") };
     assert!(register(41).is_err() && register(40).is_ok() && register(0).is_err());
-    guest.call(Command::DeregisterMemory(mr)).expect("its own");
+    client.call(Command::DeregisterMemory(mr)).expect("its own");
     assert!(register(60).is_ok());
 
-    guest.arena(4096);
+    client.arena(4096);
     let (_, fd) = Region::to_lend(2048).expect("memory");
-    let refused = guest.ask_with(&Ask::Arena { words: 2048 }, &[fd.as_fd()]).expect_err("beyond");
+    let refused = client.request_with(&Request::Arena { words: 2048 }, &[fd.as_fd()]).expect_err("beyond");
     assert!(refused.why.contains("bytes of queues"), "{refused:?}");
 }
 
 #[test]
 fn client_has_one_qp1_and_keeps_its_unit() {
     let nic = nic(Quota::default());
-    let (guest, pd, cq, _) = settled(&nic);
-    guest.qp(pd, cq, QpType::Gsi).expect("its QP1");
-    assert_eq!(guest.qp(pd, cq, QpType::Gsi).expect_err("one").errno, libc::EBUSY);
+    let (client, pd, cq, _) = settled(&nic);
+    client.qp(pd, cq, QpType::Gsi).expect("its QP1");
+    assert_eq!(client.qp(pd, cq, QpType::Gsi).expect_err("one").errno, libc::EBUSY);
     let (other, ..) = settled(&nic);
-    let slot = guest.slot;
-    assert_eq!(other.ask(Ask::TakeUnit(slot)).expect_err("a process has it").errno, libc::EBUSY);
-    drop(guest);
+    let slot = client.slot;
+    assert_eq!(other.request(Request::TakeUnit(slot)).expect_err("a process has it").errno, libc::EBUSY);
+    drop(client);
     nic.wait("gone", |nic| nic.daemon.served().len() == 1);
-    assert!(matches!(other.ask(Ask::TakeUnit(slot)), Ok(Told::Done(true))));
+    assert!(matches!(other.request(Request::TakeUnit(slot)), Ok(Response::Done(true))));
 }
 
 #[test]
@@ -548,10 +556,10 @@ fn interface_has_one_nic_and_clients_see_end() {
         Device::memory_pair(&DeviceConfig { serves: true, ..DeviceConfig::default() }).expect("two");
     let second = Daemon::start(device, &nic.interface, Config::default(), Box::new(|_| {}));
     assert!(matches!(second, Err(DaemonError::Taken { .. })), "{second:?}");
-    let (guest, ..) = settled(&nic);
+    let (client, ..) = settled(&nic);
     let Nic { daemon, .. } = nic;
     drop(daemon);
-    assert!(guest.link.receive::<Reply>().expect("an end").is_none());
+    assert!(client.link.receive::<Reply>().expect("an end").is_none());
 }
 
 #[test]

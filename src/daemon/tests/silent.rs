@@ -8,13 +8,13 @@ use super::files::Pair;
 use super::honest::Couple;
 use super::isolation::attached;
 use super::{Nic, PATIENCE, Quota, heard, hello, nic};
-use crate::daemon::Visit;
+use crate::daemon::ClientChange;
 use crate::descriptors::send;
 use crate::host::MemoryRegion;
 use crate::nic::Command;
 use crate::remote::Attachment;
 use crate::remote::link::Link;
-use crate::remote::message::Ask;
+use crate::remote::message::Request;
 use crate::shared::HostMemory;
 use crate::shared::remote_memory::silent::{SilentFile, SilentMemory};
 use crate::threads::{as_user, lock};
@@ -35,9 +35,9 @@ impl Nic {
         self.wait("its end", |nic| nic.daemon.served().len() <= served);
     }
 
-    /// Ends it, and returns the last visit. Nothing has the NIC any more, whatever threads are left.
-    pub(super) fn end(self) -> Visit {
-        let Nic { daemon, visits, .. } = self;
+    /// Ends it, and returns the last change. Nothing has the NIC any more, whatever threads are left.
+    pub(super) fn end(self) -> ClientChange {
+        let Nic { daemon, changes, .. } = self;
         let inner = Arc::downgrade(&daemon.inner);
         let (tell, ended) = channel();
         let ends = std::thread::spawn(move || {
@@ -47,7 +47,7 @@ impl Nic {
         ended.recv_timeout(PATIENCE).expect("the NIC ends");
         ends.join().expect("no panic");
         assert!(inner.upgrade().is_none());
-        lock(&visits).last().cloned().expect("a visit")
+        lock(&changes).last().cloned().expect("a change")
     }
 }
 
@@ -64,7 +64,7 @@ fn silent_memory_fails_its_qps_alone() {
         };
         let nic = nic(Quota::default());
         let mut honest = Couple::new([attached(&nic), attached(&nic)], 1);
-        let pair = Pair::between([nic.daemon.inner.house.device.clone(), nic.far.clone()]);
+        let pair = Pair::between([nic.daemon.inner.registry.device.clone(), nic.far.clone()]);
         let (qp, other) = (&pair.qp, &pair.peer_memory);
         let mapped = [0u8; 64];
         let memory = HostMemory::remote(&silent.memory, mapped.as_ptr() as u64, mapped.len(), false);
@@ -94,16 +94,16 @@ fn silent_user_is_refused_until_memory_answers() {
     let nic = nic(Quota::default());
     let uid = nix::unistd::getuid().as_raw();
     let memory = attached(&nic);
-    let guest = Arc::clone(&lock(&nic.daemon.inner.guests)[0]);
-    guest.memory.abandon();
+    let client = Arc::clone(&lock(&nic.daemon.inner.clients)[0]);
+    client.memory.abandon();
     nic.wait("the end of its service", |nic| nic.daemon.served().is_empty());
-    assert!(nic.daemon.inner.house.is_silent(uid) && !nic.daemon.inner.house.is_silent(uid + 1));
+    assert!(nic.daemon.inner.registry.is_silent(uid) && !nic.daemon.inner.registry.is_silent(uid + 1));
     let refused = Attachment::open(&nic.interface).expect_err("its user waits").to_string();
     assert!(refused.contains("does not answer"), "{refused}");
-    drop((guest, memory));
+    drop((client, memory));
 }
 
-/// A client hands over a file that does not answer, as its memory or beside a question. Others come and are served, and the NIC ends.
+/// A client hands over a file that does not answer, as its memory or beside a request. Others come and are served, and the NIC ends.
 #[test]
 fn silent_file_stops_its_client_alone() {
     let hand_over: [fn(&Nic, BorrowedFd<'_>) -> Link; 4] = [
@@ -113,9 +113,9 @@ fn silent_file_stops_its_client_alone() {
             send(link.as_fd(), &[file, file]).expect("it listens");
             link
         },
-        |nic, file| ask(nic, &Ask::Port, file),
-        |nic, file| ask(nic, &Ask::Arena { words: 64 }, file),
-        |nic, file| ask(nic, &Ask::Command(Command::OpenXrcd(OpenXrcd::default())), file),
+        |nic, file| request(nic, &Request::Port, file),
+        |nic, file| request(nic, &Request::Arena { words: 64 }, file),
+        |nic, file| request(nic, &Request::Command(Command::OpenXrcd(OpenXrcd::default())), file),
     ];
     for hand_over in hand_over {
         let silent = match SilentFile::new() {
@@ -128,13 +128,13 @@ fn silent_file_stops_its_client_alone() {
         let nic = nic(Quota::default());
         let _link = hand_over(&nic, silent.file.as_fd());
         nic.serves_others();
-        assert_eq!(nic.end(), Visit::Left(1));
+        assert_eq!(nic.end(), ClientChange::StillBusy(1));
     }
 }
 
 /// Asks as a client of another user, and does not wait for the answer.
-fn ask(nic: &Nic, ask: &Ask, file: BorrowedFd<'_>) -> Link {
+fn request(nic: &Nic, request: &Request, file: BorrowedFd<'_>) -> Link {
     let client = nic.admitted_by(as_user(USER, || nic.connect()).expect("root")).expect("served");
-    client.link.send(ask, &[file]).expect("it listens");
+    client.link.send(request, &[file]).expect("it listens");
     client.link
 }

@@ -16,7 +16,7 @@ use super::{
     settled,
 };
 use crate::nic::{Answer, Command, QpHandle, ReceiveSource};
-use crate::remote::message::{Ask, Memory, Place, Told};
+use crate::remote::message::{ArenaPlace, Memory, Request, Response};
 use crate::shared::{EventCounter, Region, SendRing};
 use crate::verbs::{QpAttr, QpCaps, QpInit, QpState, QpType};
 
@@ -44,7 +44,7 @@ fn arena_is_charged_whole_pages() {
     let mut client = nic.admitted();
     (0..16).for_each(|_| client.arena(1));
     let (_region, fd) = Region::to_lend(1).expect("memory");
-    client.ask_with(&Ask::Arena { words: 1 }, &[fd.as_fd()]).expect_err("a page more than 64 KiB");
+    client.request_with(&Request::Arena { words: 1 }, &[fd.as_fd()]).expect_err("a page more than 64 KiB");
 }
 
 /// Returns the number of this process's descriptors of an eventfd.
@@ -65,16 +65,16 @@ fn channel_of_many_queues_is_one_descriptor() {
     let channel = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).expect("a descriptor");
     let queues: Vec<_> = (0..20)
         .map(|_| {
-            let ask = create_counted_cq(place(0), 8);
-            match client.ask_with(&ask, &[channel.as_fd()]) {
-                Ok(Told::Answer(Answer::Cq(cq))) => cq,
+            let request = create_counted_cq(place(0), 8);
+            match client.request_with(&request, &[channel.as_fd()]) {
+                Ok(Response::Answer(Answer::Cq(cq))) => cq,
                 other => panic!("{other:?}"),
             }
         })
         .collect();
     assert_eq!(descriptors_of(&channel), 2, "the client's and the NIC's");
     queues.into_iter().for_each(|cq| drop(client.call(Command::DestroyCq(cq)).expect("its own")));
-    client.ask(create_cq(place(0), 8)).expect("room");
+    client.request(create_cq(place(0), 8)).expect("room");
     assert_eq!(descriptors_of(&channel), 1, "the client's");
 }
 
@@ -88,9 +88,9 @@ fn endless_send_queue_delays_no_other_client() {
     client.arena(SendRing::size(CAPACITY, 1, 0));
     let caps = QpCaps { max_send_wr: CAPACITY, ..CAPS };
     let init = QpInit { qp_type: QpType::Rc, caps, sq_sig_all: true };
-    let (sends, receives) = (Place { arena: 1, at: 0 }, ReceiveSource::Own(receives_at(place(2048))));
-    let made = client.ask(create_qp(pd, (cq, cq), init, sends, receives));
-    let Ok(Told::Answer(Answer::Qp(QpHandle { index: qp, .. }))) = made else { panic!("{made:?}") };
+    let (sends, receives) = (ArenaPlace { arena: 1, at: 0 }, ReceiveSource::Own(receives_at(place(2048))));
+    let made = client.request(create_qp(pd, (cq, cq), init, sends, receives));
+    let Ok(Response::Answer(Answer::Qp(QpHandle { index: qp, .. }))) = made else { panic!("{made:?}") };
     let error = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
     client.call(Command::ModifyQp(qp, Box::new(error))).expect("its own");
     let over = AtomicBool::new(false);
@@ -171,17 +171,18 @@ fn arena_with_missing_pages_is_refused() {
     const LENGTH: i64 = 2 << 20;
     let nic = nic(Quota::default());
     let client = nic.admitted();
-    let ask = |fd: BorrowedFd<'_>| client.ask_with(&Ask::Arena { words: LENGTH as u64 / 8 }, &[fd]);
+    let request =
+        |fd: BorrowedFd<'_>| client.request_with(&Request::Arena { words: LENGTH as u64 / 8 }, &[fd]);
     let normal = MFdFlags::empty();
     for (filled, why) in [(0, "nothing is there"), (LENGTH - 4096, "a page is missing")] {
-        let refused = ask(sealed(normal, LENGTH, filled).as_fd()).expect_err(why);
+        let refused = request(sealed(normal, LENGTH, filled).as_fd()).expect_err(why);
         assert_eq!(refused.errno, libc::EINVAL, "{refused:?}");
     }
     if memfd_create("huge", MFdFlags::MFD_HUGETLB).is_ok() {
-        ask(sealed(MFdFlags::MFD_HUGETLB, LENGTH, 0).as_fd()).expect_err("huge pages");
+        request(sealed(MFdFlags::MFD_HUGETLB, LENGTH, 0).as_fd()).expect_err("huge pages");
     }
     let whole = sealed(normal, LENGTH, LENGTH);
-    ask(whole.as_fd()).expect("all pages are there");
+    request(whole.as_fd()).expect("all pages are there");
     let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
     fallocate(&whole, punch, 0, LENGTH).expect_err("pages stay");
 }
@@ -191,11 +192,11 @@ fn page_list_beyond_the_limit_is_refused() {
     let nic = nic(Quota::default());
     let (mut client, pd, ..) = settled(&nic);
     client.arena(1 << 17);
-    let pages = Place { arena: 1, at: 0 };
-    let ask = |count| client.ask(alloc_fast(pd, Memory::Null, pages, count));
-    let refused = ask(1 << 17).expect_err("too long");
+    let pages = ArenaPlace { arena: 1, at: 0 };
+    let request = |count| client.request(alloc_fast(pd, Memory::Null, pages, count));
+    let refused = request(1 << 17).expect_err("too long");
     assert!(refused.errno == libc::EINVAL && refused.why.contains("131072"), "{refused:?}");
-    ask(512).expect("room");
+    request(512).expect("room");
 }
 
 #[test]
@@ -205,7 +206,7 @@ fn hole_in_doorbell_page_ends_its_client() {
     let client = nic.admitted();
     let punch = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
     fallocate(&client.fds[0], punch, 0, 4096).expect("nothing was asked for yet");
-    client.ask(Ask::Port).expect_err("a page is missing");
+    client.request(Request::Port).expect_err("a page is missing");
     nic.wait("gone", |nic| nic.daemon.served().len() == 1);
     fallocate(&other.fds[0], punch, 0, 4096).expect_err("pages stay");
     other.call(Command::AllocPd).expect("it is served");

@@ -14,7 +14,7 @@ use super::isolation::attached;
 use super::{Nic, Quota, Stranger, nic, settled};
 use crate::host::{ConnectionManager, DialError};
 use crate::nic::{Answer, Command};
-use crate::remote::message::{Ask, Refusal, Told};
+use crate::remote::message::{Refusal, Request, Response};
 use crate::roster::{BoundPort, PortName, PortRequest};
 use crate::threads::as_user;
 use crate::verbs::{FileId, Gid, OpenXrcd, QpType, XrcdId};
@@ -52,8 +52,8 @@ fn unit_of_ended_process_stays_its_users() {
     let slot = nic.admitted().slot;
     nic.wait("gone", |nic| nic.daemon.served().is_empty());
     let other = nic.admitted_as(OTHER).expect("served");
-    let told = other.ask(Ask::TakeUnit(slot));
-    assert!(told.is_err(), "{told:?}");
+    let response = other.request(Request::TakeUnit(slot));
+    assert!(response.is_err(), "{response:?}");
 }
 
 #[test]
@@ -94,8 +94,8 @@ fn port(number: u16, address: [u8; 4], reuse: bool) -> PortRequest {
     PortRequest::Bind(BoundPort { name, address, reuse, one_family, slot: 0, uid: 0 })
 }
 
-fn refused(client: &Stranger, ask: Ask) -> i32 {
-    client.ask(ask).expect_err("refused").errno
+fn refused(client: &Stranger, request: Request) -> i32 {
+    client.request(request).expect_err("refused").errno
 }
 
 #[test]
@@ -106,20 +106,20 @@ fn listener_keeps_its_requests_from_other_users() {
     let nic = nic(Quota::default());
     let here = [192, 0, 2, 1];
     let [alice, bob] = [OTHER - 1, OTHER].map(|uid| nic.admitted_as(uid).expect("served"));
-    alice.ask(Ask::PortNumber(port(7471, [0; 4], true))).expect("free");
-    alice.ask(Ask::Services(vec![(SERVICE, Some([0; 4].into()))])).expect("its port");
-    let on_the_address = || Ask::Services(vec![(SERVICE, Some(here.into()))]);
+    alice.request(Request::PortNumber(port(7471, [0; 4], true))).expect("free");
+    alice.request(Request::Services(vec![(SERVICE, Some([0; 4].into()))])).expect("its port");
+    let on_the_address = || Request::Services(vec![(SERVICE, Some(here.into()))]);
     assert_eq!(refused(&bob, on_the_address()), libc::EADDRINUSE);
     for address in [here, [0; 4]] {
-        assert_eq!(refused(&bob, Ask::PortNumber(port(7471, address, true))), libc::EADDRNOTAVAIL);
+        assert_eq!(refused(&bob, Request::PortNumber(port(7471, address, true))), libc::EADDRNOTAVAIL);
     }
     let name = PortName { space: 0x0106, port: 7471, owner: 1 };
-    bob.ask(Ask::PortNumber(PortRequest::Release(name))).expect("none of its own");
+    bob.request(Request::PortNumber(PortRequest::Release(name))).expect("none of its own");
     assert_eq!(refused(&bob, on_the_address()), libc::EADDRINUSE, "it gave back nothing of another's");
     drop(alice);
     nic.wait("gone", |nic| nic.daemon.served().len() == 1);
-    bob.ask(Ask::PortNumber(port(7471, here, false))).expect("free");
-    bob.ask(on_the_address()).expect("its port");
+    bob.request(Request::PortNumber(port(7471, here, false))).expect("free");
+    bob.request(on_the_address()).expect("its port");
 }
 
 /// With the library: its error message, and its release of the port.
@@ -145,26 +145,26 @@ fn privileged_port_is_for_root() {
     }
     let nic = nic(Quota::default());
     let other = nic.admitted_as(OTHER).expect("served");
-    let ask = || Ask::PortNumber(port(1, [0; 4], false));
-    if nic.daemon.inner.house.lowest_port(OTHER) > 1 {
-        assert_eq!(refused(&other, ask()), libc::EACCES);
+    let request = || Request::PortNumber(port(1, [0; 4], false));
+    if nic.daemon.inner.registry.lowest_port(OTHER) > 1 {
+        assert_eq!(refused(&other, request()), libc::EACCES);
     }
-    nic.admitted().ask(ask()).expect("root's");
+    nic.admitted().request(request()).expect("root's");
 }
 
 #[test]
 fn ports_and_services_have_a_bound() {
     let nic = nic(Quota { ports: 3, ..Quota::default() });
     let client = nic.admitted();
-    let bind = |number| client.ask(Ask::PortNumber(port(number, [0; 4], false)));
+    let bind = |number| client.request(Request::PortNumber(port(number, [0; 4], false)));
     bind(7000).expect("room");
     bind(7001).expect("room");
-    client.ask(Ask::Services(vec![(1 << 40, None)])).expect("room");
+    client.request(Request::Services(vec![(1 << 40, None)])).expect("room");
     let denied = bind(7002).expect_err("a fourth");
     assert!(denied.errno == libc::ENOMEM && denied.why.contains("ports and services: 4"), "{denied:?}");
-    client.ask(Ask::Services(vec![(1 << 40, None), (2 << 40, None)])).expect_err("a fourth");
+    client.request(Request::Services(vec![(1 << 40, None), (2 << 40, None)])).expect_err("a fourth");
     let name = PortName { space: 0x0106, port: 7000, owner: 1 };
-    client.ask(Ask::PortNumber(PortRequest::Release(name))).expect("its own");
+    client.request(Request::PortNumber(PortRequest::Release(name))).expect("its own");
     bind(7002).expect("room again");
 }
 
@@ -172,8 +172,8 @@ fn ports_and_services_have_a_bound() {
 fn service_without_its_port_is_refused() {
     let nic = nic(Quota::default());
     let (client, ..) = settled(&nic);
-    let told = client.ask(Ask::Services(vec![(SERVICE, None)]));
-    assert!(told.is_err(), "{told:?}");
+    let response = client.request(Request::Services(vec![(SERVICE, None)]));
+    assert!(response.is_err(), "{response:?}");
 }
 
 #[test]
@@ -193,8 +193,8 @@ fn xrc_domain_is_not_opened_by_its_number() {
 }
 
 fn open_of(client: &Stranger, fd: &impl AsFd, open: OpenXrcd) -> Result<XrcdId, Refusal> {
-    match client.ask_with(&Ask::Command(Command::OpenXrcd(open)), &[fd.as_fd()])? {
-        Told::Answer(Answer::Xrcd(xrcd)) => Ok(xrcd),
+    match client.request_with(&Request::Command(Command::OpenXrcd(open)), &[fd.as_fd()])? {
+        Response::Answer(Answer::Xrcd(xrcd)) => Ok(xrcd),
         other => panic!("{other:?}"),
     }
 }

@@ -12,15 +12,15 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
+use super::combining_lock::CombiningLock;
 use super::copying::Copying;
+use super::handoff::{Handoff, NOTHING, is_within};
 use super::load::Load;
-use super::look_on::LookOn;
 use super::pollers::Pollers;
 use super::progress::Progress;
-use super::turns::Turns;
+use super::spin_then_sleep::SpinThenSleep;
 use super::wait_policy::WaitPolicy;
 use super::waiters::Waiters;
-use super::watch::{NOTHING, Watch, is_within};
 use super::worker::Worker;
 use crate::port::Port;
 use crate::shared::Doorbells;
@@ -29,12 +29,12 @@ use crate::time::{Clock, Nanos};
 /// State shared by callers and threads.
 #[derive(Debug)]
 pub(super) struct Shared {
-    turns: Turns<Worker>,
+    turns: CombiningLock<Worker>,
     pub(super) clock: Clock,
     pub(super) doorbells: Doorbells,
-    pub(super) watch: Watch,
+    pub(super) handoff: Handoff,
     pub(super) waiters: Waiters,
-    pub(super) look_on: LookOn,
+    pub(super) spinning: SpinThenSleep,
     pub(super) pollers: Pollers,
     pub(super) load: Load,
     /// When a caller's pass deferred an acknowledgement. Changes only under the worker's lock.
@@ -51,7 +51,7 @@ pub(super) struct Shared {
     /// Wakes the engine thread from any sleep.
     pub(super) alarm: EventFd,
     /// Ends a backoff sleep. A caller that extends the sleep sets the timer again.
-    pub(super) nap_ends: TimerFd,
+    pub(super) backoff_timer: TimerFd,
     /// The port's descriptors, readable when frames arrive.
     frames: Mutex<Arc<[OwnedFd]>>,
     /// Number of threads that wait for the worker, without the thread that owns it. The owner lets one of them in before each
@@ -73,25 +73,25 @@ pub(super) struct Dead;
 
 /// The locked worker. After unlocking, `drop` checks for doorbells rung meanwhile by callers that found the worker locked. If only
 /// a thread of the engine runs the worker, that thread checks instead, because it may unlock in the middle of a pass.
-pub(super) struct Turn<'a> {
+pub(super) struct WorkerGuard<'a> {
     shared: &'a Shared,
     worker: Option<MutexGuard<'a, Worker>>,
 }
 
-impl Deref for Turn<'_> {
+impl Deref for WorkerGuard<'_> {
     type Target = Worker;
     fn deref(&self) -> &Worker {
         self.worker.as_ref().expect("held until it is dropped")
     }
 }
 
-impl DerefMut for Turn<'_> {
+impl DerefMut for WorkerGuard<'_> {
     fn deref_mut(&mut self) -> &mut Worker {
         self.worker.as_mut().expect("held until it is dropped")
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for WorkerGuard<'_> {
     fn drop(&mut self) {
         self.worker = None;
         if !thread::panicking() {
@@ -106,9 +106,9 @@ impl Shared {
         let shared = Shared {
             clock: Clock::new(),
             doorbells: worker.doorbells().clone(),
-            watch: Watch::new(),
+            handoff: Handoff::new(),
             waiters: Waiters::default(),
-            look_on: LookOn::default(),
+            spinning: SpinThenSleep::default(),
             pollers: Pollers::new()?,
             load: Load::new(),
             owed_at: AtomicU64::new(NOTHING),
@@ -118,7 +118,7 @@ impl Shared {
             dead: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             alarm: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
-            nap_ends: TimerFd::new(
+            backoff_timer: TimerFd::new(
                 ClockId::CLOCK_MONOTONIC,
                 TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK,
             )?,
@@ -128,7 +128,7 @@ impl Shared {
             is_threads,
             let_in: AtomicU32::new(0),
             is_its_turn: AtomicBool::new(false),
-            turns: Turns::new(worker),
+            turns: CombiningLock::new(worker),
         };
         shared.watch_port(shared.lock_to_look().port())?;
         Ok(shared)
@@ -146,12 +146,12 @@ impl Shared {
         Arc::clone(&self.frames.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn turn<'a>(&'a self, worker: MutexGuard<'a, Worker>) -> Turn<'a> {
-        Turn { shared: self, worker: Some(worker) }
+    fn turn<'a>(&'a self, worker: MutexGuard<'a, Worker>) -> WorkerGuard<'a> {
+        WorkerGuard { shared: self, worker: Some(worker) }
     }
 
     /// Locks the worker in any state: between passes, or in the middle of one that the calling thread has begun.
-    pub(super) fn lock(&self) -> Result<Turn<'_>, Dead> {
+    pub(super) fn lock(&self) -> Result<WorkerGuard<'_>, Dead> {
         match self.turns.worker().lock() {
             Ok(worker) => Ok(self.turn(worker)),
             Err(poisoned) => Err(self.declare_dead(&mut poisoned.into_inner())),
@@ -160,7 +160,7 @@ impl Shared {
 
     /// Locks the worker unless it is locked. A caller that has rung a doorbell before need not retry: the holder checks the
     /// doorbells.
-    pub(super) fn try_turn(&self) -> Option<Turn<'_>> {
+    pub(super) fn try_turn(&self) -> Option<WorkerGuard<'_>> {
         match self.turns.after_ringing() {
             Ok(worker) => worker.map(|worker| self.turn(worker)),
             Err(mut dead) => {
@@ -171,7 +171,7 @@ impl Shared {
     }
 
     /// Like [`try_turn`](Self::try_turn), but a thread that owns the worker lets this caller in between two passes.
-    pub(super) fn try_turn_between(&self) -> Option<Turn<'_>> {
+    pub(super) fn try_turn_between(&self) -> Option<WorkerGuard<'_>> {
         self.waiting.fetch_add(1, Relaxed);
         let worker = self.try_turn();
         self.waiting.fetch_sub(1, Relaxed);
@@ -180,7 +180,7 @@ impl Shared {
 
     /// Locks the worker for reading, dead or alive, but not in the middle of a pass. When the turn ends, the caller may run the event sink: it
     /// must hold no lock that the sink takes.
-    pub(super) fn lock_to_look(&self) -> Turn<'_> {
+    pub(super) fn lock_to_look(&self) -> WorkerGuard<'_> {
         self.turn(self.between(|| self.lock_mid_pass(), |worker| worker.is_mid_pass() && !self.is_dead()))
     }
 
@@ -190,7 +190,7 @@ impl Shared {
     }
 
     /// Locks the worker between two passes, for a thread that does not own it.
-    pub(super) fn lock_between(&self) -> Result<Turn<'_>, Dead> {
+    pub(super) fn lock_between(&self) -> Result<WorkerGuard<'_>, Dead> {
         self.between(|| self.lock(), |turn| turn.as_ref().is_ok_and(|turn| turn.is_mid_pass()))
     }
 
@@ -217,7 +217,7 @@ impl Shared {
 
     /// Locks the worker for the thread that owns it. Lets one waiting caller in first, then comes next, ahead of callers that
     /// arrived meanwhile; only those that had already found `is_its_turn` false may precede it.
-    pub(super) fn lock_in_turn(&self) -> Result<Turn<'_>, Dead> {
+    pub(super) fn lock_in_turn(&self) -> Result<WorkerGuard<'_>, Dead> {
         let before = self.let_in.load(Relaxed);
         let waits = || self.waiting.load(Relaxed) > 0 && self.let_in.load(Relaxed) == before;
         while waits() && !self.stop.load(Relaxed) {
@@ -248,10 +248,10 @@ impl Shared {
         }
         let send = |worker: &mut Worker| {
             let left = self.send_out(worker, self.clock.now());
-            self.rouse(worker, left.more);
+            self.wake_if_needed(worker, left.more);
         };
-        if self.turns.look_again(|| self.doorbells.any(), send) && self.watch.needs_by(0) {
-            self.wake_keeper();
+        if self.turns.look_again(|| self.doorbells.any(), send) && self.handoff.needs_by(0) {
+            self.wake_engine_thread();
         }
     }
 
@@ -259,7 +259,7 @@ impl Shared {
     pub(super) fn send_out(&self, worker: &mut Worker, now: Nanos) -> Progress {
         self.owed_at.store(NOTHING, Relaxed);
         let progress = worker.send_out(now);
-        self.stir(progress.completions);
+        self.wake_pollers(progress.completions);
         progress
     }
 
@@ -287,56 +287,57 @@ impl Shared {
 
     /// After a caller's pass that did something: wakes the engine thread if the next pass is needed before the thread will wake by
     /// itself.
-    pub(super) fn rouse(&self, worker: &Worker, more: bool) {
+    pub(super) fn wake_if_needed(&self, worker: &Worker, more: bool) {
         // A backoff sleep ends soon anyway, and polling callers handle the timers.
-        if self.watch.naps() {
+        if self.handoff.is_in_backoff() {
             return;
         }
         let needed_by = if more { Nanos::ZERO } else { worker.needed_by() };
-        if self.watch.needs_by(needed_by.0) {
-            self.wake_keeper();
+        if self.handoff.needs_by(needed_by.0) {
+            self.wake_engine_thread();
         }
     }
 
     /// Runs `meanwhile` while this caller stands in for the engine thread on the link, unless another caller already does.
-    pub(super) fn while_watching<T>(&self, now: Nanos, meanwhile: impl FnOnce() -> T) -> T {
-        let watches = self.watch.begin_watching(now.0);
+    pub(super) fn while_standing_in<T>(&self, now: Nanos, meanwhile: impl FnOnce() -> T) -> T {
+        let stands_in = self.handoff.begin_stand_in(now.0);
         let result = meanwhile();
-        if watches && self.watch.stop_watching() {
-            self.wake_keeper();
+        if stands_in && self.handoff.end_stand_in() {
+            self.wake_engine_thread();
         }
         result
     }
 
     /// Wakes the engine thread from any kind of sleep.
-    pub(super) fn wake_keeper(&self) {
+    pub(super) fn wake_engine_thread(&self) {
         // The counter can only be full if a wake-up is already pending.
         let _ = self.alarm.write(1);
     }
 
     /// Sets the end of the engine thread's backoff sleep.
-    pub(super) fn wake_keeper_at(&self, now: Nanos, until: Nanos) {
+    pub(super) fn set_backoff_end(&self, now: Nanos, until: Nanos) {
         // A zero time would disarm the timer.
-        let nap = (until - now).max(Nanos(1)).as_duration();
-        let _ =
-            self.nap_ends.set(Expiration::OneShot(TimeSpec::from_duration(nap)), TimerSetTimeFlags::empty());
+        let backoff = (until - now).max(Nanos(1)).as_duration();
+        let _ = self
+            .backoff_timer
+            .set(Expiration::OneShot(TimeSpec::from_duration(backoff)), TimerSetTimeFlags::empty());
     }
 
     /// Records that a caller polls: it runs a pass, or found another thread running one.
     pub(super) fn passed(&self, now: Nanos) {
-        self.watch.passed(now.0);
-        self.put_nap_off(now);
+        self.handoff.passed(now.0);
+        self.extend_backoff(now);
     }
 
     /// Like [`passed`](Self::passed), without counting the time since the last pass as a gap.
     pub(super) fn goes_on_passing(&self, now: Nanos) {
-        self.watch.pass_ended(now.0);
-        self.put_nap_off(now);
+        self.handoff.pass_ended(now.0);
+        self.extend_backoff(now);
     }
 
-    fn put_nap_off(&self, now: Nanos) {
-        if let Some(until) = self.watch.lengthen(now.0) {
-            self.wake_keeper_at(now, Nanos(until));
+    fn extend_backoff(&self, now: Nanos) {
+        if let Some(until) = self.handoff.extend(now.0) {
+            self.set_backoff_end(now, Nanos(until));
         }
     }
 
@@ -374,12 +375,12 @@ impl Shared {
 
     /// True if such a caller blocked on the link itself. The caller checks the link once more before it sleeps.
     pub(super) fn waits_lately(&self, now: Nanos) -> bool {
-        self.said_to_wait_lately(now) && self.watch.relieved_lately(now.0)
+        self.said_to_wait_lately(now) && self.handoff.had_stand_in_lately(now.0)
     }
 
     /// Records what a caller's pass received.
     pub(super) fn note(&self, now: Nanos, came: &Progress) {
-        self.stir(came.completions);
+        self.wake_pollers(came.completions);
         let idle = came.is_idle();
         self.idle_at.store(if idle { now.0 } else { NOTHING }, Relaxed);
         if !idle {

@@ -102,10 +102,10 @@ fn crowded_caller_sleeps_until_the_worker_is_free() {
 
 #[test]
 fn caller_blocked_at_time_zero_is_remembered() {
-    let watch = Watch::new();
-    assert!(!watch.relieved_lately(0));
-    assert!(watch.begin_watching(0));
-    assert!(watch.relieved_lately(5) && !watch.relieved_lately(WaitPolicy::RECENT_NS));
-    watch.forget_relief();
-    assert!(!watch.relieved_lately(5));
+    let handoff = Handoff::new();
+    assert!(!handoff.had_stand_in_lately(0));
+    assert!(handoff.begin_stand_in(0));
+    assert!(handoff.had_stand_in_lately(5) && !handoff.had_stand_in_lately(WaitPolicy::RECENT_NS));
+    handoff.forget_stand_in();
+    assert!(!handoff.had_stand_in_lately(5));
 }

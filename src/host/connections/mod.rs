@@ -3,7 +3,7 @@
 //! Calls of the manager send its messages before they return, so a program that disconnects and exits has sent its DREQ. Two
 //! threads do the rest, and sleep while there is nothing to do. The first takes received messages, fairly by sender (`inbox`), and
 //! drives the manager's timers. The second resolves paths to new hosts, many at a time, for seconds if they do not answer
-//! (`ways`), without delaying the first. The consumer receives events under the manager's lock, so that its state and the
+//! (`searches`), without delaying the first. The consumer receives events under the manager's lock, so that its state and the
 //! manager's state of a connection change together.
 
 use std::collections::VecDeque;
@@ -25,7 +25,7 @@ use super::device::Device;
 use super::error::DeviceError;
 use super::inbox::Inbox;
 use super::pd::ProtectionDomain;
-use super::ways::{End, Found, Searches, Sight};
+use super::searches::{End, Found, Lookup, Searches};
 use crate::cm::{Arrival, Event, ListenOn, Manager, Route, State, Transmit};
 use crate::port::undelivered::Undelivered;
 use crate::shared::Armed;
@@ -35,15 +35,15 @@ use crate::verbs::{QpAttr, QpIndex, QpState, Qpn, SendWr, Wc, WcOpcode, WcStatus
 use crate::wire::mad::{GSI_QKEY, MAD_LEN};
 use crate::wire::{Bth, Deth};
 use gsi::{Gsi, HEADER, ROOM, SENDS};
-use way::{Way, sight, way_back};
+use message_path::{MessagePath, find_path, return_path};
 
 mod gsi;
-mod way;
+mod message_path;
 
 /// Capacity of the queue of messages for the resolving thread. Further ones are dropped, and retransmitted later.
 const LOOKING: usize = 256;
 /// Number of resolved paths kept.
-const WAYS: usize = 1024;
+const PATHS: usize = 1024;
 /// Maximum number of completions in a poll.
 const BATCH: usize = 256;
 /// Received messages handled between two polls of QP1. Few enough that QP1's receives hold what arrives meanwhile.
@@ -59,9 +59,9 @@ pub trait Consumer: Send + 'static {
 
 /// A consumer that ignores all events: connection requests are refused.
 #[derive(Debug)]
-pub struct Nobody;
+pub struct IgnoreEvents;
 
-impl Consumer for Nobody {
+impl Consumer for IgnoreEvents {
     fn event(&mut self, _: &mut Manager, _: Nanos, _: Event) {}
 }
 
@@ -94,7 +94,7 @@ struct Core<C> {
     /// Messages to send before the manager's.
     outbox: VecDeque<Transmit>,
     reports: UndeliveredReports,
-    ways: Found<Way, Arc<AddressHandle>>,
+    paths: Found<MessagePath, Arc<AddressHandle>>,
     /// Address handles of unfinished sends; empty slots are free.
     under_way: Vec<Option<Arc<AddressHandle>>>,
     device: Device,
@@ -123,8 +123,8 @@ impl<C: Consumer> ConnectionService<C> {
     ) -> Result<ConnectionService<C>, DeviceError> {
         let system = |what| move |source| DeviceError::System { what, source };
         let (gsi, queue, channel) = Gsi::new(device)?;
-        if let Some(seat) = device.seat().filter(|_| !manager.has_unit()) {
-            manager.set_unit(seat.slot());
+        if let Some(slot) = device.slot().filter(|_| !manager.has_unit()) {
+            manager.set_unit(slot.slot());
         }
         let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
         let wake =
@@ -137,7 +137,7 @@ impl<C: Consumer> ConnectionService<C> {
             inbox: Inbox::new(),
             outbox: VecDeque::new(),
             reports: UndeliveredReports::default(),
-            ways: Found::new(WAYS),
+            paths: Found::new(PATHS),
             under_way: vec![None; SENDS as usize],
             device: device.clone(),
             announced: 0,
@@ -149,7 +149,7 @@ impl<C: Consumer> ConnectionService<C> {
         let mut service = ConnectionService { inner: Arc::clone(&inner), threads: Vec::new() };
         let finder = Arc::clone(&inner);
         let started = [
-            spawn_unsignalled("roxie-cm-ways", move || finder.find_ways(&domain, &asked)),
+            spawn_unsignalled("roxie-cm-paths", move || finder.find_paths(&domain, &asked)),
             spawn_unsignalled("roxie-cm", move || Poller { inner: &inner, queue, channel }.run()),
         ];
         for thread in started {
@@ -222,15 +222,15 @@ impl<C: Consumer> ConnectionService<C> {
     /// try again. While a path is being resolved, messages to it may be dropped, so a message that is sent only once needs a
     /// resolved path.
     pub(super) fn look_for(&self, route: &Route) -> bool {
-        let way = Way::to(route, false);
+        let path = MessagePath::to(route, false);
         let mut core = self.inner.lock();
-        if core.ways.get(&way).is_some() {
+        if core.paths.get(&path).is_some() {
             return true;
         }
-        match sight(&self.inner.device, &core.gsi.domain, &way) {
-            Sight::Found((way, handle)) => core.ways.insert(way, Arc::new(handle)),
-            Sight::NotYet => return false,
-            Sight::Never => {}
+        match find_path(&self.inner.device, &core.gsi.domain, &path) {
+            Lookup::Found((path, handle)) => core.paths.insert(path, Arc::new(handle)),
+            Lookup::NotYet => return false,
+            Lookup::Never => {}
         }
         true
     }
@@ -267,7 +267,7 @@ impl<C: Consumer> Core<C> {
     /// Announces the services listened on, so that their connection requests reach this process.
     fn announce_services(&mut self) {
         let version = self.manager.services_version();
-        let Some(seat) = self.device.seat().filter(|_| version != self.announced) else { return };
+        let Some(slot) = self.device.slot().filter(|_| version != self.announced) else { return };
         self.announced = version;
         let services = self.manager.services().map(|(service, on)| {
             let address = match on {
@@ -278,18 +278,18 @@ impl<C: Consumer> Core<C> {
             };
             (service.0, address)
         });
-        if let Err(error) = seat.set_services(services) {
+        if let Err(error) = slot.set_services(services) {
             eprintln!("roxie: requests for connections may not come to this process: {error}");
         }
     }
 
     /// Resolves an address of this host at once. A process that exits after a reply has then sent it, as with a kernel.
-    fn resolve_own(&mut self, way: &Way) {
-        if self.ways.get(way).is_none()
-            && self.device.is_own(way.remote.to_ip())
-            && let Sight::Found((way, handle)) = sight(&self.device, &self.gsi.domain, way)
+    fn resolve_own(&mut self, path: &MessagePath) {
+        if self.paths.get(path).is_none()
+            && self.device.is_own(path.remote.to_ip())
+            && let Lookup::Found((path, handle)) = find_path(&self.device, &self.gsi.domain, path)
         {
-            self.ways.insert(way, Arc::new(handle));
+            self.paths.insert(path, Arc::new(handle));
         }
     }
 
@@ -299,16 +299,16 @@ impl<C: Consumer> Core<C> {
         while let Some(slot) = self.under_way.iter().position(Option::is_none) {
             let next = self.outbox.pop_front().or_else(|| self.manager.poll_transmit());
             let Some(transmit) = next else { break };
-            let way = Way::of(&transmit);
-            self.resolve_own(&way);
-            let Some(way) = self.ways.get(&way) else {
+            let path = MessagePath::of(&transmit);
+            self.resolve_own(&path);
+            let Some(path) = self.paths.get(&path) else {
                 // If the queue is full, the message is dropped, and retransmitted later.
                 let _ = ask.try_send(Some(transmit));
                 continue;
             };
-            let wr = SendWr { wr_id: slot as u64, ..way.send_to(Qpn::GSI, GSI_QKEY) };
+            let wr = SendWr { wr_id: slot as u64, ..path.send_to(Qpn::GSI, GSI_QKEY) };
             if self.gsi.qp.post_send_inline(&wr, &transmit.mad).is_ok() {
-                self.under_way[slot] = Some(Arc::clone(way));
+                self.under_way[slot] = Some(Arc::clone(path));
                 posted = true;
             }
         }
@@ -339,7 +339,7 @@ impl<C: Consumer> Core<C> {
         let whole = wc.byte_len as usize == bytes.len();
         if whole && self.gsi.received.read_at(wc.wr_id as usize * ROOM, &mut bytes).is_ok() {
             let (header, mad) = bytes.split_at(HEADER);
-            if let Some(route) = way_back(header) {
+            if let Some(route) = return_path(header) {
                 let mad = mad.try_into().expect("cut to it");
                 self.inbox.add(route.remote, Datagram { mad, from: Arrival { route, src_qp: wc.src_qp } });
             }
@@ -353,7 +353,7 @@ impl<C: Consumer> Core<C> {
         !self.inbox.is_empty() && self.outbox.is_empty()
     }
 
-    /// Passes received messages to the manager, as long as its replies can be sent. True: something was posted.
+    /// PassDurations received messages to the manager, as long as its replies can be sent. True: something was posted.
     fn take_turns(&mut self, now: Nanos, ask: &SyncSender<Option<Transmit>>) -> bool {
         let mut posted = false;
         for _ in 0..TURNS {
@@ -425,8 +425,8 @@ impl<C: Consumer> Inner<C> {
     }
 
     /// Loop of the second thread: resolves addresses. A message without a path is dropped, and retransmitted later.
-    fn find_ways(&self, domain: &ProtectionDomain, asked: &Receiver<Option<Transmit>>) {
-        let mut searches: Searches<Way, Transmit> = Searches::new();
+    fn find_paths(&self, domain: &ProtectionDomain, asked: &Receiver<Option<Transmit>>) {
+        let mut searches: Searches<MessagePath, Transmit> = Searches::new();
         loop {
             let next = match searches.next_look() {
                 None => asked.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -437,8 +437,8 @@ impl<C: Consumer> Inner<C> {
                     // Take all messages that are queued, so that a stream of messages does not delay the searches.
                     let more = asked.try_iter().take(LOOKING).flatten();
                     for transmit in std::iter::once(transmit).chain(more) {
-                        let evicted = searches.add(Instant::now(), Way::of(&transmit), transmit);
-                        evicted.iter().for_each(|way| self.device.give_up(way.remote));
+                        let evicted = searches.add(Instant::now(), MessagePath::of(&transmit), transmit);
+                        evicted.iter().for_each(|path| self.device.give_up(path.remote));
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {}
@@ -447,19 +447,19 @@ impl<C: Consumer> Inner<C> {
             if self.stop.load(Relaxed) {
                 return;
             }
-            for end in searches.look(Instant::now(), |way| sight(&self.device, domain, way)) {
+            for end in searches.look(Instant::now(), |path| find_path(&self.device, domain, path)) {
                 match end {
-                    End::Found((way, handle), messages) => self.found(way, handle, messages),
-                    End::GivenUp(way) => self.device.give_up(way.remote),
+                    End::Found((path, handle), messages) => self.found(path, handle, messages),
+                    End::GivenUp(path) => self.device.give_up(path.remote),
                 }
             }
         }
     }
 
-    fn found(&self, way: Way, handle: AddressHandle, messages: Vec<Transmit>) {
+    fn found(&self, path: MessagePath, handle: AddressHandle, messages: Vec<Transmit>) {
         let mut core = self.lock();
         // Sends in progress keep evicted address handles alive.
-        core.ways.insert(way, Arc::new(handle));
+        core.paths.insert(path, Arc::new(handle));
         for transmit in messages.into_iter().rev() {
             core.outbox.push_front(transmit);
         }

@@ -11,7 +11,7 @@ use crate::wire::cm::{CmMessage, CommId, RejReason, Req};
 fn sender_is_found_in_either_network_header() {
     let mut v4 = [0; HEADER];
     v4[20..].copy_from_slice(&[0x45, 0x0c, 0, 48, 0, 0, 0x40, 0, 63, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2]);
-    let route = way_back(&v4).unwrap();
+    let route = return_path(&v4).unwrap();
     assert_eq!(
         (route.remote.to_string(), route.local.to_string()),
         ("::ffff:192.0.2.1".into(), "::ffff:192.0.2.2".into())
@@ -21,11 +21,11 @@ fn sender_is_found_in_either_network_header() {
     let mut v6 = [0; HEADER];
     v6[..8].copy_from_slice(&[0x60, 0xc1, 0x23, 0x45, 0, 28, 17, 7]);
     (v6[8], v6[24]) = (0xfd, 0xfc);
-    let route = way_back(&v6).unwrap();
+    let route = return_path(&v6).unwrap();
     assert_eq!((route.remote.0[0], route.local.0[0]), (0xfd, 0xfc));
     assert_eq!((route.traffic_class, route.flow_label), (0x0c, 0x1_2345));
 
-    assert_eq!(way_back(&[0; HEADER]), None);
+    assert_eq!(return_path(&[0; HEADER]), None);
 }
 
 /// QP1 has no room while its completions are not polled.
@@ -33,13 +33,13 @@ fn sender_is_found_in_either_network_header() {
 fn replies_to_a_flood_wait_in_bounded_queues() {
     let (near, far) = Device::memory_pair(&DeviceConfig::default()).unwrap();
     let manager = Manager::new(crate::cm::Config { grace: Nanos(0), ..crate::cm::Config::default() });
-    let service = ConnectionService::start(&far, manager, Nobody).unwrap();
+    let service = ConnectionService::start(&far, manager, IgnoreEvents).unwrap();
     let (here, there) = (far.gids()[0].gid, near.gids()[0].gid);
     let route = Route::new(here.to_ip(), there.to_ip());
     let handle = service.inner.lock().gsi.domain.create_ah(0, there, &AhOptions::default()).unwrap();
     let mut core = service.inner.lock();
     let answer = Transmit { route, mad: [0; MAD_LEN] };
-    core.ways.insert(Way::of(&answer), Arc::new(handle));
+    core.paths.insert(MessagePath::of(&answer), Arc::new(handle));
     let limits = core.manager.config().limits;
     for number in 1..=3 * limits.transmits as u32 {
         let mut req =
@@ -59,7 +59,8 @@ fn replies_to_a_flood_wait_in_bounded_queues() {
 #[test]
 fn failed_qp1_restarts() {
     let (near, far) = Device::memory_pair(&DeviceConfig::default()).unwrap();
-    let service = ConnectionService::start(&far, Manager::new(crate::cm::Config::default()), Nobody).unwrap();
+    let service =
+        ConnectionService::start(&far, Manager::new(crate::cm::Config::default()), IgnoreEvents).unwrap();
     let client = ConnectionManager::start(&near).unwrap();
     let (domain, queue) = (near.alloc_pd().unwrap(), near.create_cq(4, None).unwrap());
     let to = (far.gids()[0].gid.to_ip(), 7174).into();

@@ -11,8 +11,10 @@ mod window;
 
 use std::fs;
 
-use super::adapter::Seat;
-pub use super::snapshot::{AccountEntry, ClientEntry, CmIdEntry, CmIds, MrEntry, Passes, QpEntry, Snapshot};
+use super::adapter::DeviceSlot;
+pub use super::snapshot::{
+    AccountEntry, ClientEntry, CmIdEntry, CmIds, MrEntry, PassDurations, QpEntry, Snapshot,
+};
 use super::state::State;
 
 pub use counters::CounterReader;
@@ -51,7 +53,7 @@ impl State {
             pid: std::process::id(),
             name: fs::read_to_string("/proc/self/comm").unwrap_or_default().trim_end().to_owned(),
             device: self.name.clone(),
-            slot: self.seat.get().and_then(Seat::unit),
+            slot: self.slot.get().and_then(DeviceSlot::unit),
             cm_ids: self.cm_ids.get().map_or_else(Vec::new, |cm_ids| cm_ids()),
             clients: self.clients.get().map_or_else(Vec::new, |clients| clients()),
             ..self.adapter.look(self.others.get())

@@ -36,9 +36,9 @@ pub(super) struct Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
-        self.shared.with(|manager, switchboard, now| {
+        self.shared.with(|manager, dispatcher, now| {
             manager.destroy(now, self.id);
-            switchboard.leave(self.id);
+            dispatcher.leave(self.id);
         });
     }
 }
@@ -75,13 +75,13 @@ pub(super) fn set_up(
     options: &DialOptions,
 ) -> Result<(), DialError> {
     let route = parameters.route;
-    let way = AhOptions {
+    let ah_options = AhOptions {
         traffic_class: route.traffic_class,
         hop_limit: route.hop_limit,
         flow_label: route.flow_label,
         ..AhOptions::default()
     };
-    let av = shared.device.address_vector(route.local, route.remote, &way)?;
+    let av = shared.device.address_vector(route.local, route.remote, &ah_options)?;
     if qp.query()?.state == QpState::Reset {
         qp.initialize(options.access)?;
     }
@@ -102,9 +102,9 @@ pub(super) fn connect(
     // Resolve the path before the first message is sent.
     shared.device.address_vector(local, to.ip().into(), &AhOptions::default())?;
     let request = shared.request(local_qp(&qp), local, to, options)?;
-    let (id, events) = shared.with(|manager, switchboard, now| {
+    let (id, events) = shared.with(|manager, dispatcher, now| {
         let id = manager.connect(now, &request)?;
-        Ok::<_, DialError>((id, switchboard.follow(id)))
+        Ok::<_, DialError>((id, dispatcher.follow(id)))
     })?;
     let line = Line { shared: Arc::clone(shared), id, events };
     match line.hear(Duration::MAX) {

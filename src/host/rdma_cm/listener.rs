@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 
-use super::super::adapter::Seat;
+use super::super::adapter::DeviceSlot;
 use super::super::qp::QueuePair;
 use super::connection::{Connection, Line, failure, set_up, wait};
 use super::{DialError, DialOptions, Shared, local_qp};
@@ -30,34 +30,34 @@ pub struct PortListener {
 /// A port number that this listener has reserved among the processes that share the device. Dropping it releases the number.
 #[derive(Debug)]
 struct ReservedPort {
-    seat: Seat,
+    slot: DeviceSlot,
     name: PortName,
 }
 
 impl ReservedPort {
     fn bind(shared: &Shared, on: SocketAddr) -> Result<Option<ReservedPort>, DialError> {
-        let Some(seat) = shared.device.seat().cloned() else { return Ok(None) };
+        let Some(slot) = shared.device.slot().cloned() else { return Ok(None) };
         let owner = shared.next_owner.fetch_add(1, Relaxed);
         let name = PortName { space: PortSpace::Tcp as u16, port: on.port(), owner };
         let port =
             BoundPort { name, address: on.ip(), reuse: false, one_family: on.is_ipv4(), slot: 0, uid: 0 };
-        seat.port(PortRequest::Bind(port)).map_err(|source| DialError::Port { at: on, source })?;
-        Ok(Some(ReservedPort { seat, name }))
+        slot.port(PortRequest::Bind(port)).map_err(|source| DialError::Port { at: on, source })?;
+        Ok(Some(ReservedPort { slot, name }))
     }
 }
 
 impl Drop for ReservedPort {
     fn drop(&mut self) {
         // A NIC that is gone has released it.
-        let _ = self.seat.port(PortRequest::Release(self.name));
+        let _ = self.slot.port(PortRequest::Release(self.name));
     }
 }
 
 impl Drop for PortListener {
     fn drop(&mut self) {
-        self.shared.with(|manager, switchboard, now| {
+        self.shared.with(|manager, dispatcher, now| {
             manager.stop_listening(self.name);
-            switchboard.ignore(self.name);
+            dispatcher.ignore(self.name);
             for event in self.requests.try_iter() {
                 manager.destroy(now, event.id());
             }
@@ -74,9 +74,9 @@ pub(super) fn listen(shared: &Arc<Shared>, on: SocketAddr, backlog: u32) -> Resu
         ip => ListenOn::Address(ip.into()),
     };
     let port = ReservedPort::bind(shared, on)?;
-    shared.with(|manager, switchboard, _| {
+    shared.with(|manager, dispatcher, _| {
         let name = manager.listen(service, addresses, backlog)?;
-        let requests = switchboard.attend(name, backlog);
+        let requests = dispatcher.attend(name, backlog);
         Ok(PortListener { shared: Arc::clone(shared), name, requests, _port: port })
     })
 }
@@ -94,7 +94,7 @@ impl PortListener {
             unreachable!("a listener hears of requests alone")
         };
         // Earlier events of this connection were discarded. If it has ended meanwhile, answering it fails.
-        let events = self.shared.with(|_, switchboard, _| switchboard.follow(id));
+        let events = self.shared.with(|_, dispatcher, _| dispatcher.follow(id));
         let line = Line { shared: Arc::clone(&self.shared), id, events };
         let header = CmaHeader::read(&request.private_data);
         let (ip, port) = header.map_or((route.remote.to_ip(), 0), |h| (h.source, h.source_port));

@@ -39,8 +39,8 @@
 //! ```
 
 mod connection;
+mod dispatcher;
 mod listener;
-mod switchboard;
 
 pub use connection::Connection;
 pub use listener::{ConnectionRequest, PortListener};
@@ -61,7 +61,7 @@ use crate::verbs::{Access, Mtu, Psn};
 use crate::wire::cm::{Kind, PrivateData, RejReason, TooLong};
 use crate::wire::service_id::port_flow_label;
 use crate::wire::{CmaHeader, Gid, PortSpace, ServiceId};
-use switchboard::Switchboard;
+use dispatcher::EventDispatcher;
 
 /// First port number of outgoing connections (RFC 6335: dynamic ports).
 const FIRST_DYNAMIC_PORT: u16 = 49152;
@@ -201,14 +201,14 @@ impl Default for DialOptions {
 #[derive(Debug)]
 struct Shared {
     device: Device,
-    service: ConnectionService<Switchboard>,
+    service: ConnectionService<EventDispatcher>,
     next_port: AtomicU16,
     /// Number of the next listener, which identifies the owner of a port number.
     next_owner: AtomicU32,
 }
 
 impl Shared {
-    fn with<R>(&self, call: impl FnOnce(&mut Manager, &mut Switchboard, crate::time::Nanos) -> R) -> R {
+    fn with<R>(&self, call: impl FnOnce(&mut Manager, &mut EventDispatcher, crate::time::Nanos) -> R) -> R {
         self.service.with(call)
     }
 }
@@ -230,7 +230,7 @@ impl ConnectionManager {
         // EUI-64 of the MAC address, as for the node GUID.
         let ca_guid = u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
         let manager = Manager::new(cm::Config { seed: unguessable(), ca_guid, ..cm::Config::default() });
-        let service = ConnectionService::start(device, manager, Switchboard::default())?;
+        let service = ConnectionService::start(device, manager, EventDispatcher::default())?;
         let next_port = AtomicU16::new(unguessable() as u16);
         let shared =
             Arc::new(Shared { device: device.clone(), service, next_port, next_owner: AtomicU32::new(0) });

@@ -110,7 +110,7 @@ impl Arbiter {
     }
 
     /// Returns the first queue with a wrong bit in `filled`, for tests.
-    pub(super) fn disagreement(&self) -> Option<String> {
+    pub(super) fn inconsistency(&self) -> Option<String> {
         let bit = |p: &usize| self.filled & 1 << p != 0;
         let wrong = (0..PRIORITIES).find(|p| bit(p) == self.queues[*p].waiting.is_empty())?;
         Some(format!(

@@ -30,7 +30,7 @@ impl Model {
     }
 
     fn compare(&self, arbiter: &Arbiter) {
-        assert_eq!(arbiter.disagreement(), None);
+        assert_eq!(arbiter.inconsistency(), None);
         assert!(arbiter.urgent().eq(self.urgent.iter().copied()));
         let all = self.queues.iter().zip(0..).flat_map(|(queue, p)| queue.iter().map(move |qp| (p, *qp)));
         assert!(arbiter.all().eq(all));

@@ -275,7 +275,7 @@ impl<P: Port> Port for FaultPort<P> {
         rx_waiting,
         set_rx_wishes,
         wants_notes,
-        leaves,
+        is_sent,
         undelivered,
         event_fds,
         join,

@@ -31,7 +31,7 @@ use rx::Receiver;
 use tx::Sender;
 
 use super::undelivered::Undelivered;
-use super::{LinkChange, Port, PortInfo, Received, RxWishes, TxId};
+use super::{LinkChange, Port, PortInfo, Received, RxOptions, TxId};
 use crate::frame::FrameMut;
 use crate::netdev::{Interface, Membership, NetNs};
 use crate::time::Nanos;
@@ -85,7 +85,7 @@ impl Port for UdpPort {
         self.receiver.release();
     }
 
-    fn leaves(&mut self, id: &TxId) -> bool {
+    fn is_sent(&mut self, id: &TxId) -> bool {
         let Some(member) = &self.member else { return false };
         headers::is_for_another(&self.sender.frame(id).as_frame(), member)
     }
@@ -125,7 +125,7 @@ impl Port for UdpPort {
         self.sender.pending()
     }
 
-    fn set_rx_wishes(&mut self, wishes: RxWishes) -> io::Result<()> {
+    fn set_rx_wishes(&mut self, wishes: RxOptions) -> io::Result<()> {
         self.receiver.stamp_arrivals(wishes.arrivals);
         Ok(())
     }

@@ -22,7 +22,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::undelivered::Undelivered;
-use super::{BURST, LinkChange, Port, PortInfo, Received, RxWishes, TxId};
+use super::{BURST, LinkChange, Port, PortInfo, Received, RxOptions, TxId};
 use crate::flow::FlowMatch;
 use crate::frame::FrameMut;
 use crate::time::Nanos;
@@ -148,7 +148,7 @@ impl Port for XdpPort {
         &self.info
     }
 
-    fn set_rx_wishes(&mut self, wishes: RxWishes) -> io::Result<()> {
+    fn set_rx_wishes(&mut self, wishes: RxOptions) -> io::Result<()> {
         let mut steering = self.steering.lock().unwrap_or_else(PoisonError::into_inner);
         steering.take_mac_control(wishes.mac_control).map_err(io::Error::other)
     }

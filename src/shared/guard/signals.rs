@@ -78,7 +78,7 @@ pub fn install() {
     if !super::GUARDED {
         return;
     }
-    let _turn = Turn::take();
+    let _turn = SignalLock::take();
     for place in 0..SIGNALS.len() {
         install_one(place);
     }
@@ -132,7 +132,7 @@ pub unsafe fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut li
     // Read before the lock is taken: `new` and `old` may be the same structure, and a bad pointer must not fault under the lock.
     // SAFETY: the caller promises null or a structure to read; it was compared with null.
     let wanted = (!new.is_null()).then(|| unsafe { *new });
-    let turn = Turn::take();
+    let turn = SignalLock::take();
     let mut now = default_action();
     // SAFETY: `now` has room for the action.
     let asked = unsafe { system(signal, ptr::null(), &mut now) };
@@ -211,7 +211,7 @@ unsafe fn pass_on(
         libc::SIG_DFL | libc::SIG_IGN => end(signal, info),
         handler => {
             if action.sa_flags & libc::SA_RESETHAND != 0 {
-                let _turn = Turn::take();
+                let _turn = SignalLock::take();
                 behind.store(&default_action());
             }
             let mut before = empty_set();
@@ -345,12 +345,12 @@ impl Behind {
 }
 
 /// The lock. Its holder takes no signals, since a handler might want the lock too.
-struct Turn {
+struct SignalLock {
     mask: libc::sigset_t,
 }
 
-impl Turn {
-    fn take() -> Turn {
+impl SignalLock {
+    fn take() -> SignalLock {
         let mut mask = empty_set();
         // SAFETY: valid sets.
         unsafe { change_mask(libc::SIG_SETMASK, &all_signals(), &mut mask) };
@@ -358,11 +358,11 @@ impl Turn {
             // SAFETY: no arguments.
             unsafe { libc::sched_yield() };
         }
-        Turn { mask }
+        SignalLock { mask }
     }
 }
 
-impl Drop for Turn {
+impl Drop for SignalLock {
     fn drop(&mut self) {
         LOCK.store(false, Release);
         // SAFETY: the mask that `take` read on this thread; null, since the present mask is not needed.

@@ -11,7 +11,7 @@ pub struct LinkStats {
     pub entered: u64,
     /// Frames damaged by link errors.
     pub damaged: u64,
-    /// Frames of which the weather let no copy arrive.
+    /// Frames of which injected faults let no copy arrive.
     pub lost: u64,
     /// Duplicates: copies beyond the first of a frame.
     pub doubled: u64,
@@ -19,7 +19,7 @@ pub struct LinkStats {
     pub flipped: u64,
     /// Copies that arrive late.
     pub delayed: u64,
-    /// Copies that the weather marked (CE).
+    /// Copies that injected faults marked (CE).
     pub marked: u64,
     /// Frames lost because the cable was unplugged, at either end of their way.
     pub unplugged: u64,

@@ -19,7 +19,7 @@ pub(super) enum Ip {
 
 /// Classification of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Sight {
+pub(super) struct Classified {
     pub(super) pcp: Option<u8>,
     pub(super) ip: Option<Ip>,
     /// Traffic class: DSCP and ECN.
@@ -27,9 +27,9 @@ pub(super) struct Sight {
 }
 
 /// Classifies a frame of at least an Ethernet header.
-pub(super) fn look(frame: &[u8]) -> Sight {
+pub(super) fn look(frame: &[u8]) -> Classified {
     let word = |at: usize| frame.get(at..at + 2).map(|w| u16::from_be_bytes([w[0], w[1]]));
-    let mut sight = Sight { pcp: None, ip: None, tos: 0 };
+    let mut sight = Classified { pcp: None, ip: None, tos: 0 };
     let mut at = 12;
     for _ in 0..MOST_TAGS {
         match word(at) {
@@ -54,7 +54,7 @@ pub(super) fn look(frame: &[u8]) -> Sight {
     sight
 }
 
-impl Sight {
+impl Classified {
     pub(super) fn priority(&self, map: &PriorityMap) -> usize {
         let priority = match map {
             PriorityMap::Pcp(table) => self.pcp.map_or(0, |pcp| table[usize::from(pcp)]),

@@ -14,12 +14,12 @@ pub struct Departure {
     /// Time at which the last bit arrives at the other end.
     pub arrives: Nanos,
     /// Outcome in this switch.
-    pub story: Story,
+    pub story: EgressOutcome,
 }
 
 /// Outcome of a frame that leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Story {
+pub enum EgressOutcome {
     /// A MAC control frame of the switch itself.
     Control,
     /// A forwarded frame.

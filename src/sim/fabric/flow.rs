@@ -28,13 +28,13 @@ pub struct FlowName {
 
 /// BTH fields of a flow's frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Said {
+pub(super) struct FrameFields {
     pub(super) operation: Operation,
     pub(super) psn: Psn,
 }
 
 /// Returns the flow of a RoCE v2 frame, or `None` for other frames.
-pub(super) fn flow_of(frame: &[u8]) -> Option<(FlowName, Said)> {
+pub(super) fn flow_of(frame: &[u8]) -> Option<(FlowName, FrameFields)> {
     /// IP protocol number of UDP.
     const UDP: u8 = 17;
     /// Bytes of a UDP header.
@@ -57,5 +57,5 @@ pub(super) fn flow_of(frame: &[u8]) -> Option<(FlowName, Said)> {
     };
     let number = |at: usize| u32::from_be_bytes([0, bth[at], bth[at + 1], bth[at + 2]]);
     let flow = FlowName { station: *frame.first_chunk()?, qpn: Qpn::new(number(5)), part };
-    Some((flow, Said { operation: info.operation, psn: Psn::new(number(9)) }))
+    Some((flow, FrameFields { operation: info.operation, psn: Psn::new(number(9)) }))
 }

@@ -13,7 +13,7 @@ impl Hosts {
         Hosts((0..stations).map(|_| None).collect())
     }
 
-    pub(super) fn seat(&mut self, station: usize, host: Host) {
+    pub(super) fn attach(&mut self, station: usize, host: Host) {
         self.0[station] = Some(host);
     }
 

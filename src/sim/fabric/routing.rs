@@ -56,10 +56,10 @@ impl<'a> Router<'a> {
     }
 
     /// Returns for each switch the ports of its routes to a station; empty without a route.
-    pub(super) fn ways_to(&self, station: usize) -> Vec<Vec<u16>> {
+    pub(super) fn next_hops_to(&self, station: usize) -> Vec<Vec<u16>> {
         let count = self.wiring.switches.len();
-        let mut ways = vec![Vec::new(); count];
-        let Some(End::Switch { switch, port }) = self.wiring.stations[station] else { return ways };
+        let mut next_hops = vec![Vec::new(); count];
+        let Some(End::Switch { switch, port }) = self.wiring.stations[station] else { return next_hops };
         let mut distance = vec![usize::MAX; count];
         distance[switch] = 0;
         let mut reached = VecDeque::from([switch]);
@@ -73,19 +73,19 @@ impl<'a> Router<'a> {
                     reached.push_back(far);
                 }
                 if distance[far] == distance[near] + 1 {
-                    ways[far].push(back);
+                    next_hops[far].push(back);
                 }
             }
         }
         if self.routing == Routing::UpDown {
-            self.go_up(&mut distance, &mut ways);
+            self.go_up(&mut distance, &mut next_hops);
         }
-        ways[switch].push(port);
-        ways
+        next_hops[switch].push(port);
+        next_hops
     }
 
     /// Completes the routes of switches that have no route down, by routes up.
-    fn go_up(&self, distance: &mut [usize], ways: &mut [Vec<u16>]) {
+    fn go_up(&self, distance: &mut [usize], next_hops: &mut [Vec<u16>]) {
         for &switch in &self.order {
             if distance[switch] != usize::MAX {
                 continue;
@@ -95,7 +95,7 @@ impl<'a> Router<'a> {
             else {
                 continue;
             };
-            ways[switch] = ups().filter(|(_, up)| distance[*up] == best).map(|(port, _)| port).collect();
+            next_hops[switch] = ups().filter(|(_, up)| distance[*up] == best).map(|(port, _)| port).collect();
             distance[switch] = best + 1;
         }
     }
@@ -118,11 +118,11 @@ impl<'a> Router<'a> {
             if !looked_at.insert(home) {
                 continue;
             }
-            let ways = self.ways_to(station);
+            let next_hops = self.next_hops_to(station);
             let mut seen: BTreeSet<usize> = homes.clone();
             let mut open: Vec<usize> = homes.iter().copied().collect();
             while let Some(switch) = open.pop() {
-                for &port in &ways[switch] {
+                for &port in &next_hops[switch] {
                     let Some(End::Switch { switch: next, .. }) =
                         self.wiring.switches[switch][usize::from(port)]
                     else {
@@ -131,7 +131,7 @@ impl<'a> Router<'a> {
                     let between = |port: &u16| {
                         matches!(self.wiring.switches[next][usize::from(*port)], Some(End::Switch { .. }))
                     };
-                    let onward = ways[next].iter().copied().filter(between);
+                    let onward = next_hops[next].iter().copied().filter(between);
                     let hops = onward.map(|port| Hop { switch: next, port });
                     waits.entry(Hop { switch, port }).or_default().extend(hops);
                     if seen.insert(next) {

@@ -123,7 +123,7 @@ impl Station {
     }
 
     fn paused_until(&self, frame: &[u8]) -> Nanos {
-        let Some(heeds) = &self.config.heeds_pauses else { return Nanos::ZERO };
+        let Some(heeds) = &self.config.mac_pause else { return Nanos::ZERO };
         self.pause_state.until(classify::look(frame).priority(&heeds.priorities))
     }
 
@@ -132,7 +132,7 @@ impl Station {
         if self.ring.is_empty() {
             return if self.starved { self.line.free_at() } else { Nanos::MAX };
         }
-        let paused_until = match self.config.heeds_pauses {
+        let paused_until = match self.config.mac_pause {
             None => Nanos::ZERO,
             Some(_) => self.first_voice(),
         };
@@ -143,7 +143,7 @@ impl Station {
     fn room_at(&self) -> Nanos {
         if !self.line.is_busy(self.now)
             && !self.ring.is_empty()
-            && self.config.heeds_pauses.is_some()
+            && self.config.mac_pause.is_some()
             && self.first_voice() > self.now
         {
             return Nanos::MAX;
@@ -156,7 +156,7 @@ impl Station {
 
     /// Receives a complete frame. Returns false if the frame was consumed or discarded.
     pub(super) fn deliver(&mut self, now: Nanos, frame: Vec<u8>) -> bool {
-        if let Some(heeds) = &self.config.heeds_pauses
+        if let Some(heeds) = &self.config.mac_pause
             && let Some(control) = MacControl::parse(&Frame::whole(&frame))
         {
             let response = heeds.response.unwrap_or(self.line.link().rate.pause_response());

@@ -7,11 +7,11 @@
 use std::collections::VecDeque;
 
 use super::buffer::Buffer;
-use super::classify::{self, Sight};
+use super::classify::{self, Classified};
 use super::config::SwitchConfig;
 use super::egress::{Egress, Next, Queued};
 use super::error::{ConfigError, PRIORITIES};
-use super::fate::{Departure, Fate, Story};
+use super::fate::{Departure, EgressOutcome, Fate};
 use super::flow::{FlowName, flow_of};
 use super::flow_stats::Verdict;
 use super::routes::Routes;
@@ -119,18 +119,18 @@ impl Switch {
             self.spare.push(frame);
             return;
         }
-        match self.ways(port, &frame) {
-            Ok(Ways::One(to, sight)) => {
+        match self.forward(port, &frame) {
+            Ok(Forward::To(to, classified)) => {
                 self.ports[port].ingress.copies += 1;
-                self.enqueue(now, port, to, sight, frame);
+                self.enqueue(now, port, to, classified, frame);
             }
-            Ok(Ways::All(sight)) => {
+            Ok(Forward::Flood(classified)) => {
                 for to in (0..self.ports.len()).filter(|to| *to != port) {
                     let mut copy = self.spare.pop().unwrap_or_default();
                     copy.clear();
                     copy.extend_from_slice(&frame);
                     self.ports[port].ingress.copies += 1;
-                    self.enqueue(now, port, to, sight, copy);
+                    self.enqueue(now, port, to, classified, copy);
                 }
                 self.fate = Fate::Flooded;
                 self.spare.push(frame);
@@ -174,31 +174,31 @@ impl Switch {
             return false;
         }
         let rate = |port: usize| self.config.ports[port].link.rate;
-        matches!(self.ways(port, frame), Ok(Ways::One(to, _)) if rate(to) <= rate(port))
+        matches!(self.forward(port, frame), Ok(Forward::To(to, _)) if rate(to) <= rate(port))
     }
 
     /// Returns the egress of a frame.
-    fn ways(&self, from: usize, frame: &[u8]) -> Result<Ways, DropReason> {
+    fn forward(&self, from: usize, frame: &[u8]) -> Result<Forward, DropReason> {
         let station: &[u8; 6] =
             frame.first_chunk().filter(|_| frame.len() >= 14).ok_or(DropReason::Malformed)?;
         if frame.len() > self.config.longest_frame as usize {
             return Err(DropReason::TooLong);
         }
-        let sight = classify::look(frame);
+        let classified = classify::look(frame);
         if station[0] & 1 == 1 {
-            return Ok(Ways::All(sight));
+            return Ok(Forward::Flood(classified));
         }
-        let ways = self.routes.to(station).ok_or(DropReason::NoRoute)?;
-        let choice = match ways.len() {
+        let ports = self.routes.to(station).ok_or(DropReason::NoRoute)?;
+        let choice = match ports.len() {
             1 => 0,
-            count => sight.flow(frame, self.config.seed) as usize % count,
+            count => classified.flow(frame, self.config.seed) as usize % count,
         };
-        let to = usize::from(ways[choice]);
-        if to == from { Err(DropReason::NoRoute) } else { Ok(Ways::One(to, sight)) }
+        let to = usize::from(ports[choice]);
+        if to == from { Err(DropReason::NoRoute) } else { Ok(Forward::To(to, classified)) }
     }
 
-    fn enqueue(&mut self, now: Nanos, from: usize, to: usize, sight: Sight, mut frame: Vec<u8>) {
-        let priority = sight.priority(&self.config.priorities);
+    fn enqueue(&mut self, now: Nanos, from: usize, to: usize, classified: Classified, mut frame: Vec<u8>) {
+        let priority = classified.priority(&self.config.priorities);
         let lossless = self.is_lossless(priority);
         let depth = self.ports[to].egress.depth(priority);
         let stats = &mut self.ports[to].queues[priority];
@@ -215,9 +215,9 @@ impl Switch {
             self.spare.push(frame);
             return;
         }
-        let marked = self.marks(to, priority, depth) && sight.can_be_marked();
+        let marked = self.marks(to, priority, depth) && classified.can_be_marked();
         if marked {
-            sight.mark(&mut frame);
+            classified.mark(&mut frame);
             self.ports[to].queues[priority].marked += 1;
             self.judged(&frame, Verdict::Marked);
         }
@@ -314,7 +314,7 @@ impl Switch {
     pub fn serve(&mut self, now: Nanos, port: usize) -> Option<Departure> {
         self.refresh(now, port);
         self.watch(now, port);
-        let mut story = Story::Control;
+        let mut story = EgressOutcome::Control;
         let frame = match self.ports[port].egress.next(now)? {
             Next::Control(frame) => {
                 let mut bytes = self.spare.pop().unwrap_or_default();
@@ -325,7 +325,7 @@ impl Switch {
             Next::Data(priority, queued) => {
                 let behind = self.ports[port].egress.depth(priority);
                 let waited = now.since(queued.since);
-                story = Story::Data { priority, waited, marked: queued.marked, behind };
+                story = EgressOutcome::Data { priority, waited, marked: queued.marked, behind };
                 self.dequeued(now, port, priority, queued)
             }
         };
@@ -464,7 +464,7 @@ impl Switch {
 }
 
 /// Egress of a frame.
-enum Ways {
-    One(usize, Sight),
-    All(Sight),
+enum Forward {
+    To(usize, Classified),
+    Flood(Classified),
 }

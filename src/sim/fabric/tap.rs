@@ -3,13 +3,13 @@
 use std::collections::HashSet;
 use std::fmt;
 
-use super::fate::{Fate, Story};
+use super::fate::{EgressOutcome, Fate};
 use super::topology::End;
 use crate::time::Nanos;
 
 /// A frame at one end of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TapSight {
+pub struct TappedFrame {
     /// Time at which the frame had arrived entirely, or started to leave.
     pub at: Nanos,
     /// The end.
@@ -21,14 +21,14 @@ pub struct TapSight {
     /// Outcome in the switch that received it.
     pub fate: Option<Fate>,
     /// Outcome in the switch that sent it.
-    pub story: Option<Story>,
+    pub story: Option<EgressOutcome>,
 }
 
 /// The tapped ends, and the frames recorded there.
 #[derive(Debug, Default)]
 pub(super) struct Taps {
     ends: HashSet<End>,
-    seen: Vec<TapSight>,
+    seen: Vec<TappedFrame>,
 }
 
 impl Taps {
@@ -41,19 +41,19 @@ impl Taps {
     }
 
     pub(super) fn came(&mut self, at: Nanos, end: End, frame: Vec<u8>, fate: Option<Fate>) {
-        self.seen.push(TapSight { at, end, came: true, frame, fate, story: None });
+        self.seen.push(TappedFrame { at, end, came: true, frame, fate, story: None });
     }
 
-    pub(super) fn left(&mut self, at: Nanos, end: End, frame: Vec<u8>, story: Option<Story>) {
-        self.seen.push(TapSight { at, end, came: false, frame, fate: None, story });
+    pub(super) fn left(&mut self, at: Nanos, end: End, frame: Vec<u8>, story: Option<EgressOutcome>) {
+        self.seen.push(TappedFrame { at, end, came: false, frame, fate: None, story });
     }
 
-    pub(super) fn take(&mut self) -> Vec<TapSight> {
+    pub(super) fn take(&mut self) -> Vec<TappedFrame> {
         std::mem::take(&mut self.seen)
     }
 }
 
-impl fmt::Display for TapSight {
+impl fmt::Display for TappedFrame {
     /// Writes the outcome in the switch, for the packet's comment; writes nothing for a station.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.fate, self.story) {
@@ -67,8 +67,8 @@ impl fmt::Display for TapSight {
             (Some(Fate::Flooded), _) => f.write_str("to all other ports"),
             (Some(Fate::Heeded(control)), _) => write!(f, "heeded: {control:?}"),
             (Some(Fate::Dropped(reason)), _) => write!(f, "dropped: {reason}"),
-            (None, Some(Story::Control)) => f.write_str("of the switch itself"),
-            (None, Some(Story::Data { priority, waited, marked, behind })) => {
+            (None, Some(EgressOutcome::Control)) => f.write_str("of the switch itself"),
+            (None, Some(EgressOutcome::Data { priority, waited, marked, behind })) => {
                 write!(f, "priority {priority}, waited {} ns, {behind} B behind it", waited.0)?;
                 if marked { f.write_str("; marked (CE)") } else { Ok(()) }
             }

@@ -21,7 +21,7 @@ pub enum End {
 
 /// Pauses a station's port on PAUSE and PFC frames, without involving the NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeedsPauses {
+pub struct MacPause {
     /// Time from the end of a PFC frame until it takes effect. `None`: the limit of 802.3 for the link's rate.
     pub response: Option<Nanos>,
     /// Priority of each of the station's frames.
@@ -40,7 +40,7 @@ pub struct StationConfig {
     /// Size of the transmit ring in frames, including the frame being sent.
     pub slots: usize,
     /// `None`: PAUSE and PFC frames are delivered like other frames.
-    pub heeds_pauses: Option<HeedsPauses>,
+    pub mac_pause: Option<MacPause>,
     /// Offset at which the port splits received frames in two pieces. `None`: frames are in one piece.
     pub split: Option<usize>,
 }
@@ -48,7 +48,7 @@ pub struct StationConfig {
 impl StationConfig {
     /// Creates a station for packets of 4096 bytes plus headers, with a ring of 256 slots.
     pub fn new(mac: [u8; 6], link: LinkConfig) -> StationConfig {
-        StationConfig { mac, link, mtu: 4200, slots: 256, heeds_pauses: None, split: None }
+        StationConfig { mac, link, mtu: 4200, slots: 256, mac_pause: None, split: None }
     }
 }
 

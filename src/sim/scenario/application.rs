@@ -20,7 +20,7 @@ const RD_ATOMIC: u8 = 16;
 
 /// Parameters common to all connections.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Terms {
+pub(super) struct ConnectionParameters {
     pub(super) path_mtu: Mtu,
     pub(super) message: u32,
     pub(super) depth: u32,
@@ -54,7 +54,7 @@ type Use = (u32, u32, u8, bool);
 
 /// Outcome of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(super) enum FlowOutcome {
     Well,
     Failed(WcStatus),
 }
@@ -63,7 +63,7 @@ pub(super) enum Ended {
 /// so flows never wait for one another.
 #[derive(Debug)]
 pub(super) struct Applications {
-    terms: Terms,
+    terms: ConnectionParameters,
     places: Vec<Option<Place>>,
     conns: Vec<Conn>,
     idle: HashMap<Use, Vec<u32>>,
@@ -72,7 +72,7 @@ pub(super) struct Applications {
 }
 
 impl Applications {
-    pub(super) fn new(hosts: usize, terms: Terms) -> Applications {
+    pub(super) fn new(hosts: usize, terms: ConnectionParameters) -> Applications {
         let places = (0..hosts).map(|_| None).collect();
         Applications {
             terms,
@@ -145,7 +145,7 @@ impl Applications {
         fabric: &mut Fabric,
         host: usize,
         flows: &[Flow],
-        mut ended: impl FnMut(u32, Ended),
+        mut ended: impl FnMut(u32, FlowOutcome),
     ) {
         let Some(place) = &self.places[host] else { return };
         let ring = place.cq.1.clone();
@@ -158,21 +158,21 @@ impl Applications {
             if wc.status != WcStatus::Success {
                 // The queue pair is in the error state, and is not reused.
                 conn.flow = None;
-                ended(flow, Ended::Failed(wc.status));
+                ended(flow, FlowOutcome::Failed(wc.status));
             } else if conn.left > 0 {
                 self.post(fabric, number, about.read);
             } else if conn.outstanding == 0 {
                 conn.flow = None;
                 let key = (conn.host as u32, conn.peer as u32, about.priority, about.read);
                 self.idle.entry(key).or_default().push(number);
-                ended(flow, Ended::Well);
+                ended(flow, FlowOutcome::Well);
             }
         }
     }
 
     /// Posts requests up to the send queue's depth.
     fn post(&mut self, fabric: &mut Fabric, number: u32, read: bool) {
-        let Terms { message, depth, .. } = self.terms;
+        let ConnectionParameters { message, depth, .. } = self.terms;
         let conn = &mut self.conns[number as usize];
         let [near, far] =
             [conn.host, conn.peer].map(|host| self.places[host].as_ref().expect("a connected host"));
@@ -231,7 +231,7 @@ impl Applications {
             way.traffic_class = flow.priority << 5;
             let to = Connected {
                 peer: ends[1 - other].handle.qpn,
-                way,
+                path: way,
                 path_mtu: self.terms.path_mtu,
                 timeout: self.terms.timeout,
                 rd_atomic: RD_ATOMIC,

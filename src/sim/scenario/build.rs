@@ -3,8 +3,8 @@
 use super::error::ScenarioError;
 use super::file::{NetworkTable, NodesTable, PfcTable, Scenario, Service, ShapeName, SwitchTable};
 use crate::sim::fabric::{
-    EcnConfig, FabricConfig, HeedsPauses, LinkConfig, LinkRate, PRIORITIES, PfcConfig, PortConfig,
-    PriorityMap, Schedule, Shape, StationConfig, SwitchConfig, Threshold, WatchdogConfig,
+    EcnConfig, FabricConfig, LinkConfig, LinkRate, MacPause, PRIORITIES, PfcConfig, PortConfig, PriorityMap,
+    Schedule, Shape, StationConfig, SwitchConfig, Threshold, WatchdogConfig,
 };
 use crate::verbs::Mtu;
 
@@ -79,14 +79,14 @@ impl Scenario {
             seed: self.seed ^ 0x5717_c4e5,
             ..SwitchConfig::new(Vec::new())
         };
-        let heeds = self.pfc.as_ref().map(|table| HeedsPauses {
+        let heeds = self.pfc.as_ref().map(|table| MacPause {
             response: table.response.map(|time| time.0),
             priorities: PriorityMap::default(),
         });
         let mut config = shape.fabric(self.network.routing.into(), &switch, &port, |n, link| StationConfig {
             mtu,
             slots: self.hosts.slots,
-            heeds_pauses: heeds.clone(),
+            mac_pause: heeds.clone(),
             ..StationConfig::new(Shape::mac(n), link)
         });
         config.seed = self.seed;

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use super::error::ScenarioError;
 use crate::capture::{Direction, PcapngWriter};
 use crate::frame::Frame;
-use crate::sim::fabric::{End, Shape, TapSight};
+use crate::sim::fabric::{End, Shape, TappedFrame};
 
 /// The capture of a link.
 pub(super) struct Capture {
@@ -60,7 +60,7 @@ impl Capture {
     }
 
     /// Writes a frame if it belongs to this link and the capture is not full.
-    pub(super) fn take(&mut self, sight: &TapSight) -> io::Result<()> {
+    pub(super) fn take(&mut self, sight: &TappedFrame) -> io::Result<()> {
         let Some(interface) = self.ends.iter().position(|end| *end == sight.end) else { return Ok(()) };
         if self.left == 0 {
             return Ok(());

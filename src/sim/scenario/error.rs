@@ -12,7 +12,7 @@ use crate::sim::fabric::ConfigError;
 
 /// Place of a value in a scenario: table and key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Spot {
+pub struct ScenarioKey {
     /// Name of the table; empty for the keys above all tables.
     pub table: &'static str,
     /// Index among several tables of that name.
@@ -21,13 +21,13 @@ pub struct Spot {
     pub key: Option<&'static str>,
 }
 
-impl From<(&'static str, &'static str)> for Spot {
-    fn from((table, key): (&'static str, &'static str)) -> Spot {
-        Spot { table, number: None, key: Some(key) }
+impl From<(&'static str, &'static str)> for ScenarioKey {
+    fn from((table, key): (&'static str, &'static str)) -> ScenarioKey {
+        ScenarioKey { table, number: None, key: Some(key) }
     }
 }
 
-impl fmt::Display for Spot {
+impl fmt::Display for ScenarioKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.table, self.number) {
             ("", _) => f.write_str("the scenario"),
@@ -55,7 +55,7 @@ pub enum ScenarioError {
     #[error("{at}: {what}")]
     Wrong {
         /// Place of the value.
-        at: Spot,
+        at: ScenarioKey,
         /// The mistake, and the allowed values.
         what: String,
     },
@@ -79,7 +79,7 @@ pub enum ScenarioError {
 }
 
 impl ScenarioError {
-    pub(super) fn wrong(at: impl Into<Spot>, what: impl Into<String>) -> ScenarioError {
+    pub(super) fn wrong(at: impl Into<ScenarioKey>, what: impl Into<String>) -> ScenarioError {
         ScenarioError::Wrong { at: at.into(), what: what.into() }
     }
 
@@ -120,7 +120,7 @@ impl ScenarioError {
 }
 
 /// Returns the key that a network error belongs to.
-fn of_network(error: &ConfigError) -> Option<Spot> {
+fn of_network(error: &ConfigError) -> Option<ScenarioKey> {
     let spot = match error {
         ConfigError::NoRate => ("network", "rate"),
         ConfigError::FrameErrors(_) => ("network", "frame_errors"),
@@ -140,7 +140,7 @@ fn of_network(error: &ConfigError) -> Option<Spot> {
 }
 
 /// Returns the span of a key, or else of its table.
-fn span(root: &DeTable<'_>, at: &Spot) -> Option<Range<usize>> {
+fn span(root: &DeTable<'_>, at: &ScenarioKey) -> Option<Range<usize>> {
     let mut table = root;
     let mut whole = None;
     if !at.table.is_empty() {

@@ -15,7 +15,7 @@ const AETH: usize = 4;
 
 /// The links of shortest paths, by their end nodes.
 #[derive(Clone, Debug)]
-pub(super) struct Ways {
+pub(super) struct ShortestPaths {
     /// Neighbours of each node; stations come first.
     beside: Vec<Vec<(usize, LinkConfig)>>,
     found: HashMap<(usize, usize), Vec<LinkConfig>>,
@@ -24,8 +24,8 @@ pub(super) struct Ways {
     message: u64,
 }
 
-impl Ways {
-    pub(super) fn new(shape: &Shape, mtu: u64, message: u64) -> Ways {
+impl ShortestPaths {
+    pub(super) fn new(shape: &Shape, mtu: u64, message: u64) -> ShortestPaths {
         let node = |end| match end {
             End::Station(station) => station,
             End::Switch { switch, .. } => shape.stations.len() + switch,
@@ -36,7 +36,7 @@ impl Ways {
             beside[a].push((b, link.link));
             beside[b].push((a, link.link));
         }
-        Ways { beside, found: HashMap::new(), mtu, message }
+        ShortestPaths { beside, found: HashMap::new(), mtu, message }
     }
 
     /// Returns the links of a shortest path between two nodes.

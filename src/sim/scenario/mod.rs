@@ -37,7 +37,7 @@ mod sizes;
 mod table;
 mod traffic;
 
-pub use error::{ScenarioError, Spot};
+pub use error::{ScenarioError, ScenarioKey};
 pub use file::{
     EcnTable, HostTable, NetworkTable, NodeLink, NodesTable, OutputTable, Pattern, PfcTable, Place,
     RoutingName, Scenario, Service, ShapeName, SwitchTable, TrafficTable,

@@ -3,7 +3,7 @@
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use super::run::{ControlSample, Course, Simulation};
+use super::run::{ControlSample, FlowProgress, Simulation};
 use super::table::{Column, Table};
 use super::traffic::Flow;
 use crate::sim::fabric::{DropReason, End, FlowStats, PRIORITIES, QueueStats};
@@ -135,19 +135,19 @@ impl Simulation {
     }
 
     fn flow_results(&self) -> Vec<FlowResult> {
-        let Simulation { flows, courses, .. } = self;
-        let mut ways = self.ways.clone();
+        let Simulation { flows, flow_progress, .. } = self;
+        let mut paths = self.paths.clone();
         let flow_stats = |number: usize, flow: &Flow, conn| {
             self.applications.flow_stats(&self.fabric, number as u32, conn, flow.read)
         };
-        let result = |(number, (flow, course)): (usize, (&Flow, &Course))| FlowResult {
-            began: course.began,
-            ended: course.ended,
-            ideal: ways.time(flow),
-            failed: course.failed.map(|status| status.to_string()),
-            flow_stats: course.conn.map_or_else(FlowStats::default, |conn| flow_stats(number, flow, conn)),
+        let result = |(number, (flow, progress)): (usize, (&Flow, &FlowProgress))| FlowResult {
+            began: progress.began,
+            ended: progress.ended,
+            ideal: paths.time(flow),
+            failed: progress.failed.map(|status| status.to_string()),
+            flow_stats: progress.conn.map_or_else(FlowStats::default, |conn| flow_stats(number, flow, conn)),
         };
-        flows.iter().zip(courses.iter()).enumerate().map(result).collect()
+        flows.iter().zip(flow_progress.iter()).enumerate().map(result).collect()
     }
 
     /// Returns switch, port, priority and counters of all queues with any activity.

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
-use super::application::{Applications, Ended, Terms};
+use super::application::{Applications, ConnectionParameters, FlowOutcome};
 use super::capture::{self, Capture};
 use super::error::ScenarioError;
 use super::file::Scenario;
-use super::ideal::Ways;
+use super::ideal::ShortestPaths;
 use super::traffic::{Flow, Stage, flows};
 use crate::congestion::{Rate, State};
 use crate::limits::Limits;
@@ -19,7 +19,7 @@ use crate::verbs::WcStatus;
 
 /// Progress of a flow.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Course {
+pub(super) struct FlowProgress {
     pub(super) began: Option<Nanos>,
     pub(super) ended: Option<Nanos>,
     pub(super) failed: Option<WcStatus>,
@@ -68,8 +68,8 @@ pub struct Simulation {
     pub(super) shape: Shape,
     pub(super) fabric: Fabric,
     pub(super) flows: Vec<Flow>,
-    pub(super) courses: Vec<Course>,
-    pub(super) ways: Ways,
+    pub(super) flow_progress: Vec<FlowProgress>,
+    pub(super) paths: ShortestPaths,
     pub(super) samples: Vec<RateSample>,
     pub(super) applications: Applications,
     /// For each flow: the flows that wait for it.
@@ -120,13 +120,13 @@ impl Simulation {
             };
             host.call(Nanos::ZERO, Command::SetCongestion(Box::new(rules)))
                 .map_err(|error| ScenarioError::Nic { host: n, error })?;
-            fabric.seat(n, host);
+            fabric.attach(n, host);
         }
         let mut next = vec![Vec::new(); flows.len()];
-        let mut courses = vec![Course::default(); flows.len()];
+        let mut flow_progress = vec![FlowProgress::default(); flows.len()];
         let mut due: BTreeMap<Nanos, Vec<u32>> = BTreeMap::new();
         for (number, flow) in flows.iter().enumerate() {
-            courses[number].waits = flow.after.len() as u32;
+            flow_progress[number].waits = flow.after.len() as u32;
             flow.after.iter().for_each(|before| next[*before as usize].push(number as u32));
             if flow.after.is_empty() {
                 due.entry(flow.start).or_default().push(number as u32);
@@ -135,7 +135,7 @@ impl Simulation {
         let message = scenario.hosts.message.0;
         Ok(Simulation {
             applications: Applications::new(shape.stations.len(), terms),
-            ways: Ways::new(&shape, scenario.hosts.mtu.into(), message),
+            paths: ShortestPaths::new(&shape, scenario.hosts.mtu.into(), message),
             open: flows.len(),
             before: vec![(0, 0); shape.stations.len()],
             sample_at: scenario.output.interval.0,
@@ -147,7 +147,7 @@ impl Simulation {
             shape,
             fabric,
             flows,
-            courses,
+            flow_progress,
             next,
             due,
         })
@@ -206,8 +206,8 @@ impl Simulation {
     /// # Panics
     /// If the flow does not exist.
     pub fn control_state(&self, flow: usize) -> Option<State> {
-        let course = self.courses[flow];
-        let (host, qp) = self.applications.queue_pair(course.conn.filter(|_| course.ended.is_none())?);
+        let progress = self.flow_progress[flow];
+        let (host, qp) = self.applications.queue_pair(progress.conn.filter(|_| progress.ended.is_none())?);
         self.fabric.hosts()[host].worker.nic().qp_status(qp.handle.index)?.control
     }
 
@@ -267,19 +267,19 @@ impl Simulation {
                 continue;
             }
             let now = self.fabric.now();
-            let Simulation { applications, fabric, flows, courses, next, due, open, .. } = self;
+            let Simulation { applications, fabric, flows, flow_progress, next, due, open, .. } = self;
             let mut more = false;
             applications.look(fabric, station, flows, |flow, how| {
                 *open -= 1;
-                let course = &mut courses[flow as usize];
-                course.ended = Some(now);
-                if let Ended::Failed(status) = how {
-                    course.failed = Some(status);
+                let progress = &mut flow_progress[flow as usize];
+                progress.ended = Some(now);
+                if let FlowOutcome::Failed(status) = how {
+                    progress.failed = Some(status);
                 }
                 for &waiting in &next[flow as usize] {
-                    let course = &mut courses[waiting as usize];
-                    course.waits -= 1;
-                    if course.waits == 0 {
+                    let progress = &mut flow_progress[waiting as usize];
+                    progress.waits -= 1;
+                    if progress.waits == 0 {
                         due.entry(flows[waiting as usize].start.max(now)).or_default().push(waiting);
                         more = true;
                     }
@@ -312,9 +312,9 @@ impl Simulation {
         {
             for number in entry.remove() {
                 let flow = &self.flows[number as usize];
-                let course = &mut self.courses[number as usize];
-                course.began = Some(now);
-                course.conn = Some(self.applications.begin(&mut self.fabric, number, flow)?);
+                let progress = &mut self.flow_progress[number as usize];
+                progress.began = Some(now);
+                progress.conn = Some(self.applications.begin(&mut self.fabric, number, flow)?);
             }
         }
         Ok(())
@@ -361,7 +361,7 @@ impl Simulation {
     }
 }
 
-fn terms(scenario: &Scenario) -> Result<Terms, ScenarioError> {
+fn terms(scenario: &Scenario) -> Result<ConnectionParameters, ScenarioError> {
     let hosts = &scenario.hosts;
     if scenario.time.0 == Nanos::ZERO {
         return Err(ScenarioError::wrong(("", "time"), "a time of 0: say when the run ends, \"20 ms\""));
@@ -386,7 +386,7 @@ fn terms(scenario: &Scenario) -> Result<Terms, ScenarioError> {
     if scenario.output.interval.0 == Nanos::ZERO {
         return wrong("output", "interval", "an interval of 0: give a time, \"100 us\"".into());
     }
-    Ok(Terms {
+    Ok(ConnectionParameters {
         path_mtu: scenario.path_mtu()?,
         message: hosts.message.0 as u32,
         depth: hosts.depth,

@@ -1,6 +1,6 @@
 //! Traffic: expands patterns into flows.
 
-use super::error::{ScenarioError, Spot};
+use super::error::{ScenarioError, ScenarioKey};
 use super::file::{Pattern, Place, TrafficTable};
 use super::quantity::{Bytes, Time};
 use super::sizes::{self, below, exponential, shuffle, unit};
@@ -50,7 +50,8 @@ pub(super) fn flows(
     let mut flows = Vec::new();
     for (number, table) in tables.iter().enumerate() {
         let random = seed ^ (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let mut maker = Maker { table, number, random, from: Vec::new(), to: Vec::new(), flows: &mut flows };
+        let mut maker =
+            FlowMaker { table, number, random, from: Vec::new(), to: Vec::new(), flows: &mut flows };
         maker.from = stage.places(table.from.as_deref(), number, "from")?;
         maker.to = stage.places(table.to.as_deref(), number, "to")?;
         maker.make(stage)?;
@@ -84,7 +85,7 @@ impl Stage<'_> {
     }
 }
 
-struct Maker<'a> {
+struct FlowMaker<'a> {
     table: &'a TrafficTable,
     number: usize,
     random: u64,
@@ -95,10 +96,10 @@ struct Maker<'a> {
 
 /// Returns an error about a key of a `[[traffic]]` table.
 fn wrong(number: usize, key: &'static str, what: String) -> ScenarioError {
-    ScenarioError::wrong(Spot { table: "traffic", number: Some(number), key: Some(key) }, what)
+    ScenarioError::wrong(ScenarioKey { table: "traffic", number: Some(number), key: Some(key) }, what)
 }
 
-impl Maker<'_> {
+impl FlowMaker<'_> {
     fn wrong(&self, key: &'static str, what: &str) -> ScenarioError {
         wrong(self.number, key, format!("{}: {what}", self.table.pattern))
     }

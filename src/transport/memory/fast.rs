@@ -1,6 +1,6 @@
 //! Fast registration: work requests give a region its pages and its key (IBTA 10.6.4, base memory management).
 
-use super::{Kind, LOCAL_USE, MemoryTable, Refusal, User, allowed, needs_local_write};
+use super::{KeyUser, Kind, LOCAL_USE, MemoryTable, Refusal, allowed, needs_local_write};
 use crate::shared::PageList;
 use crate::verbs::{Access, FastRegistration, MrIndex, PdId};
 
@@ -84,7 +84,7 @@ impl MemoryTable {
     ///
     /// # Errors
     /// The reason of the refusal. The region grants nothing then, as before.
-    pub fn fast_register(&mut self, user: User, asked: &FastRegistration) -> Result<(), Refusal> {
+    pub fn fast_register(&mut self, user: KeyUser, asked: &FastRegistration) -> Result<(), Refusal> {
         // The new key may differ from the old one in the variant byte only.
         let index = usize::from(self.index_of(asked.key.0));
         let entry = self.entries.get_mut(index).and_then(Option::as_mut).ok_or(Refusal::UnknownKey)?;

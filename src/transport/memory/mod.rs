@@ -65,7 +65,7 @@ pub enum Refusal {
 
 /// The user of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct User {
+pub struct KeyUser {
     /// Protection domain of the QP.
     pub pd: PdId,
     /// The QP that received the request.
@@ -280,7 +280,7 @@ impl MemoryTable {
     /// The reason of the refusal.
     pub fn check_remote(
         &self,
-        user: User,
+        user: KeyUser,
         rkey: u32,
         address: u64,
         length: u64,
@@ -303,7 +303,7 @@ impl MemoryTable {
     ///
     /// # Errors
     /// The reason of the refusal.
-    pub fn check_whole(&self, user: User, rkey: u32, access: Access) -> Result<(Span, u64), Refusal> {
+    pub fn check_whole(&self, user: KeyUser, rkey: u32, access: Access) -> Result<(Span, u64), Refusal> {
         let (start, length) = self.find(rkey).map(|e| (e.start, e.length)).ok_or(Refusal::UnknownKey)?;
         Ok((self.check_remote(user, rkey, start, length, access)?, length))
     }
@@ -324,7 +324,7 @@ impl MemoryTable {
     ///
     /// # Errors
     /// The reason of the refusal. Nothing has changed then.
-    pub fn invalidate(&mut self, user: User, key: u32, remote: bool) -> Result<(), Refusal> {
+    pub fn invalidate(&mut self, user: KeyUser, key: u32, remote: bool) -> Result<(), Refusal> {
         let entry = self.find(key).ok_or(Refusal::UnknownKey)?;
         if entry.pd != user.pd {
             return Err(Refusal::OtherPd);

@@ -3,7 +3,7 @@ use crate::shared::PageList;
 use crate::verbs::{FastRegistration, LKey, MwType, RKey, WindowBind};
 
 const PD: PdId = PdId(1);
-const USER: User = User { pd: PD, qp: QpIndex(5) };
+const USER: KeyUser = KeyUser { pd: PD, qp: QpIndex(5) };
 
 fn spec(access: Access, start: u64, length: u64) -> RegionSpec {
     RegionSpec { pd: PD, access, start, length, misalignment: 0, may_fault: false }
@@ -27,7 +27,7 @@ fn key_grants_exactly_the_bytes_of_its_region() {
     assert_eq!(read(&table, USER, key, u64::MAX, 64), Err(Refusal::OutOfBounds));
     let write = table.check_remote(USER, key, 0x1000, 1, Access::REMOTE_WRITE);
     assert_eq!(write, Err(Refusal::AccessDenied));
-    assert_eq!(read(&table, User { pd: PdId(2), ..USER }, key, 0x1000, 1), Err(Refusal::OtherPd));
+    assert_eq!(read(&table, KeyUser { pd: PdId(2), ..USER }, key, 0x1000, 1), Err(Refusal::OtherPd));
     assert_eq!(read(&table, USER, key ^ 1, 0x1000, 1), Err(Refusal::UnknownKey), "another variant");
     assert_eq!(
         table.check_local(PD, key, 0x1000, 100, Access::empty()),
@@ -112,14 +112,14 @@ fn window_grants_its_part_to_peers_only() {
         assert_eq!(write(USER, 0x1010, 16), Ok(Span { mr, may_fault: false, offset: 16 }));
         assert_eq!(write(USER, 0x1010, 17), Err(Refusal::OutOfBounds));
         assert_eq!(write(USER, 0x100f, 1), Err(Refusal::OutOfBounds));
-        let other = User { qp: QpIndex(6), ..USER };
+        let other = KeyUser { qp: QpIndex(6), ..USER };
         let expected = if kind == MwType::Two {
             Err(Refusal::OtherQp)
         } else {
             Ok(Span { mr, may_fault: false, offset: 16 })
         };
         assert_eq!(write(other, 0x1010, 16), expected);
-        assert_eq!(write(User { pd: PdId(2), ..USER }, 0x1010, 1), Err(Refusal::OtherPd));
+        assert_eq!(write(KeyUser { pd: PdId(2), ..USER }, 0x1010, 1), Err(Refusal::OtherPd));
         let read = table.check_remote(USER, key, 0x1010, 1, Access::REMOTE_READ);
         assert_eq!(read, Err(Refusal::AccessDenied));
         let local = table.check_local(PD, key, 0x1010, 1, Access::empty());
@@ -316,7 +316,7 @@ fn invalid_bind_is_refused() {
     for (bind, refusal, what) in cases {
         assert_eq!(table.bind(USER, &bind), Err(refusal), "{what}");
     }
-    let stranger = User { pd: PdId(2), ..USER };
+    let stranger = KeyUser { pd: PdId(2), ..USER };
     assert_eq!(table.bind(stranger, &good), Err(Refusal::OtherPd), "C10-72");
     let stolen = WindowBind { region: LKey(elsewhere), ..good };
     assert_eq!(table.bind(stranger, &stolen), Err(Refusal::OtherPd), "C10-72: a window of another domain");
@@ -330,9 +330,9 @@ fn invalid_bind_is_refused() {
 #[test]
 fn only_its_qp_invalidates_a_type_2_window() {
     let (mut table, _, two, _) = bound(MwType::Two);
-    let other = User { qp: QpIndex(6), ..USER };
+    let other = KeyUser { qp: QpIndex(6), ..USER };
     assert_eq!(table.invalidate(other, two.new_key.0, true), Err(Refusal::OtherQp));
-    let stranger = User { pd: PdId(2), ..USER };
+    let stranger = KeyUser { pd: PdId(2), ..USER };
     assert_eq!(table.invalidate(stranger, two.new_key.0, true), Err(Refusal::OtherPd));
     assert_eq!(table.invalidate(USER, two.region.0, true), Err(Refusal::WrongKind));
     assert_eq!(table.invalidate(USER, two.new_key.0, true), Ok(()));
@@ -437,7 +437,7 @@ fn invalid_fast_registration_is_refused() {
         assert_eq!(table.fast_register(USER, &good), Err(Refusal::OutOfBounds), "a page at {place:#x}");
     }
     list.set(1, 15 * 4096);
-    assert_eq!(table.fast_register(User { pd: PdId(2), ..USER }, &good), Err(Refusal::OtherPd));
+    assert_eq!(table.fast_register(KeyUser { pd: PdId(2), ..USER }, &good), Err(Refusal::OtherPd));
     table.fast_register(USER, &good).unwrap();
 }
 

@@ -1,6 +1,8 @@
 //! Memory windows: work requests give and withdraw access to parts of a region (IBTA 10.6.6, 10.6.7).
 
-use super::{ANY_QP, Entry, Kind, LOCAL_USE, MemoryTable, Refusal, Span, User, allowed, needs_local_write};
+use super::{
+    ANY_QP, Entry, KeyUser, Kind, LOCAL_USE, MemoryTable, Refusal, Span, allowed, needs_local_write,
+};
 use crate::verbs::{Access, MrIndex, MwIndex, MwType, PdId, QpIndex, WindowBind, place_of};
 
 /// State of a type 1 window.
@@ -59,7 +61,7 @@ impl MemoryTable {
     ///
     /// # Errors
     /// The reason of the refusal. Nothing has changed then.
-    pub fn bind(&mut self, user: User, bind: &WindowBind) -> Result<(), Refusal> {
+    pub fn bind(&mut self, user: KeyUser, bind: &WindowBind) -> Result<(), Refusal> {
         let window = *self.find(bind.window.0).ok_or(Refusal::UnknownKey)?;
         let index = self.index_of(bind.window.0);
         //= IBTA 10.6.7 C10-72: window-is-of-the-domain
@@ -158,7 +160,7 @@ impl MemoryTable {
     }
 
     /// Checks the region of a bind. Returns its index and the place where the window begins.
-    fn check_region(&self, user: User, bind: &WindowBind) -> Result<(u16, Span), Refusal> {
+    fn check_region(&self, user: KeyUser, bind: &WindowBind) -> Result<(u16, Span), Refusal> {
         let region = self.find(bind.region.0).ok_or(Refusal::UnknownKey)?;
         if !matches!(region.kind, Kind::Region { .. } | Kind::Fast { .. }) {
             return Err(Refusal::WrongKind);

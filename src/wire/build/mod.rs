@@ -1,7 +1,7 @@
 //! Building packets: the headers below the transport are prepared once per flow, those of the packet are
 //! written behind them.
 
-mod usual;
+mod fast_path;
 
 use std::net::{IpAddr, Ipv4Addr};
 

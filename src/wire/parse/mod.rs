@@ -19,9 +19,9 @@ use crate::frame::Frame;
 
 pub use super::drop_reason::Drop;
 
-mod usual;
+mod fast_path;
 
-pub(crate) use usual::{EXT as HEADERS, Ends, Usual};
+pub(crate) use fast_path::{EXT as HEADERS, Ends, FastPacket};
 
 /// Bytes of the longest header chain: Ethernet, two tags, IPv4 with all options, UDP, BTH, and the headers of
 /// an RD atomic.
@@ -80,8 +80,8 @@ impl Deref for Packet {
 /// # Errors
 /// A [`Drop`] says why the frame is not a valid RoCE packet. The ICRC is not checked.
 pub fn parse(frame: &Frame<'_>) -> Result<Packet, Drop> {
-    match Usual::of(frame, &mut [0; HEADERS]) {
-        Some(usual) => Ok(usual.read()),
+    match FastPacket::of(frame, &mut [0; HEADERS]) {
+        Some(fast) => Ok(fast.read()),
         None => parse_any(frame),
     }
 }

@@ -258,12 +258,12 @@ impl World {
                     self.hosts[host].manager.handle_timeouts(self.now);
                 }
                 self.attend(host);
-                let disagreement = self.hosts[host].manager.disagreement();
+                let inconsistency = self.hosts[host].manager.inconsistency();
                 assert!(
-                    disagreement.is_none(),
+                    inconsistency.is_none(),
                     "host {host} at {}: {}",
                     self.now,
-                    disagreement.unwrap_or_default()
+                    inconsistency.unwrap_or_default()
                 );
             }
         }

@@ -2,7 +2,7 @@
 
 use std::mem::size_of;
 
-use super::event::{Event, Facts, Way, gid_of};
+use super::event::{AhPath, Event, Facts, gid_of};
 use super::id::Id;
 use super::sockaddr;
 use crate::abi::*;
@@ -143,7 +143,7 @@ pub(super) fn event(event: &Event) -> rdma_ucm_event_resp {
             let mut ud = rdma_ucm_ud_param {
                 qp_num: facts.qpn,
                 qkey: facts.qkey,
-                ah_attr: facts.way.map_or_else(ib_uverbs_ah_attr::default, |way| ah_attr(&way)),
+                ah_attr: facts.ah_path.map_or_else(ib_uverbs_ah_attr::default, |ah_path| ah_attr(&ah_path)),
                 private_data: [0; 256],
                 private_data_len: facts.private_data.len() as u8,
                 reserved: [0; 7],
@@ -155,12 +155,12 @@ pub(super) fn event(event: &Event) -> rdma_ucm_event_resp {
     response
 }
 
-pub(super) fn ah_attr(way: &Way) -> ib_uverbs_ah_attr {
+pub(super) fn ah_attr(ah_path: &AhPath) -> ib_uverbs_ah_attr {
     let mut attr = ib_uverbs_ah_attr { is_global: 1, port_num: PORT, ..ib_uverbs_ah_attr::default() };
-    attr.grh.dgid = way.dgid.0;
-    attr.grh.sgid_index = way.sgid_index;
-    attr.grh.flow_label = way.flow_label;
-    attr.grh.hop_limit = way.hop_limit;
-    attr.grh.traffic_class = way.traffic_class;
+    attr.grh.dgid = ah_path.dgid.0;
+    attr.grh.sgid_index = ah_path.sgid_index;
+    attr.grh.flow_label = ah_path.flow_label;
+    attr.grh.hop_limit = ah_path.hop_limit;
+    attr.grh.traffic_class = ah_path.traffic_class;
     attr
 }

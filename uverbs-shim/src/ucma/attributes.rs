@@ -5,8 +5,8 @@ use roxie::verbs::QpState;
 use roxie::wire::service_id::RDMA_UDP_QKEY;
 
 use super::answer::ah_attr;
-use super::event::Way;
-use super::incoming::Surroundings;
+use super::event::AhPath;
+use super::incoming::GidLookup;
 use super::state::{Cm, State};
 use crate::abi::{ib_uverbs_qp_attr, ibv_access_flags as access, ibv_qp_attr_mask as mask};
 use crate::object::Errno;
@@ -19,7 +19,7 @@ impl State {
     pub(super) fn attributes(
         &mut self,
         cm: Option<&Cm<'_>>,
-        around: &Surroundings<'_>,
+        around: &GidLookup<'_>,
         channel: u64,
         handle: u32,
         state: QpState,
@@ -79,7 +79,7 @@ fn rtr(agreed: &Parameters, sgid_index: u8) -> Result<ib_uverbs_qp_attr, Errno> 
     Ok(ib_uverbs_qp_attr {
         qp_attr_mask: given,
         qp_state: QpState::Rtr as u32,
-        ah_attr: ah_attr(&Way::of(&agreed.route, sgid_index)),
+        ah_attr: ah_attr(&AhPath::of(&agreed.route, sgid_index)),
         path_mtu: agreed.path_mtu as u32,
         dest_qp_num: agreed.dest_qpn.ok_or(libc::EINVAL)?.value(),
         max_dest_rd_atomic: agreed.max_dest_rd_atomic,

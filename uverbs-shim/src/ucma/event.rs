@@ -21,7 +21,7 @@ use crate::waiting::take_count_now;
 ///   removed is noticed when it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(super) enum What {
+pub(super) enum EventType {
     AddressResolved = 0,
     AddressError = 1,
     RouteResolved = 2,
@@ -57,13 +57,13 @@ pub(super) struct DatagramFacts {
     pub(super) qpn: u32,
     pub(super) qkey: u32,
     /// Path to the QP, if known.
-    pub(super) way: Option<Way>,
+    pub(super) ah_path: Option<AhPath>,
     pub(super) private_data: Vec<u8>,
 }
 
 /// `ib_uverbs_ah_attr`, as far as RoCE uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Way {
+pub(super) struct AhPath {
     pub(super) sgid_index: u8,
     pub(super) dgid: Gid,
     pub(super) flow_label: u32,
@@ -71,11 +71,11 @@ pub(super) struct Way {
     pub(super) traffic_class: u8,
 }
 
-impl Way {
+impl AhPath {
     /// Converts a route of the connection manager, with the GID index of its source address.
-    pub(super) fn of(route: &Route, sgid_index: u8) -> Way {
+    pub(super) fn of(route: &Route, sgid_index: u8) -> AhPath {
         let Route { remote, traffic_class, flow_label, hop_limit, .. } = *route;
-        Way { sgid_index, dgid: remote, flow_label, hop_limit, traffic_class }
+        AhPath { sgid_index, dgid: remote, flow_label, hop_limit, traffic_class }
     }
 }
 
@@ -94,7 +94,7 @@ pub(super) struct Event {
     pub(super) uid: u64,
     /// Handle of the identifier or membership.
     pub(super) handle: u32,
-    pub(super) what: What,
+    pub(super) what: EventType,
     /// 0, a negative errno, or a reject reason of the peer.
     pub(super) status: i32,
     pub(super) facts: Facts,
@@ -191,7 +191,7 @@ mod tests {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
     fn event(of: u32) -> Waiting {
-        let event = Event { uid: 1, handle: of, what: What::Established, status: 0, facts: Facts::None };
+        let event = Event { uid: 1, handle: of, what: EventType::Established, status: 0, facts: Facts::None };
         Waiting { of, group: None, event }
     }
 

@@ -8,7 +8,7 @@ use roxie::wire::cm::{CommId, Kind, Rep, Req, SidrRep, SidrReq, SidrStatus};
 use roxie::wire::service_id::CmaHeader;
 use roxie::wire::{Gid, ServiceId};
 
-use super::event::{ConnectionFacts, DatagramFacts, Event, Facts, Waiting, Way, What, padded};
+use super::event::{AhPath, ConnectionFacts, DatagramFacts, Event, EventType, Facts, Waiting, padded};
 use super::id::{Made, Path, Stage, answering_qp_type};
 use super::state::{Cm, State};
 use crate::abi::ibv_qp_type;
@@ -23,7 +23,7 @@ const REJ_ROOM: usize = 148;
 const SIDR_REP_ROOM: usize = 136;
 
 /// Look-up of the device's GID indices, and an unpredictable number.
-pub(super) struct Surroundings<'a> {
+pub(super) struct GidLookup<'a> {
     pub(super) sgid_index: &'a dyn Fn(Gid) -> Option<u8>,
     pub(super) random: u64,
 }
@@ -43,7 +43,7 @@ struct IncomingRequest<'a> {
 
 impl State {
     /// Handles an event of the manager.
-    pub(super) fn handle_event(&mut self, cm: &mut Cm<'_>, around: &Surroundings<'_>, event: CmEvent) {
+    pub(super) fn handle_event(&mut self, cm: &mut Cm<'_>, around: &GidLookup<'_>, event: CmEvent) {
         let comm = event.id();
         let last = event.is_last();
         match event {
@@ -59,13 +59,13 @@ impl State {
         match event {
             CmEvent::Reply { reply, .. } => {
                 let facts = Facts::Connection(facts_of_reply(&reply));
-                self.tell(handle, What::ConnectResponse, 0, facts);
+                self.tell(handle, EventType::ConnectResponse, 0, facts);
             }
-            CmEvent::Established { .. } => self.tell(handle, What::Established, 0, Facts::None),
+            CmEvent::Established { .. } => self.tell(handle, EventType::Established, 0, Facts::None),
             CmEvent::Rejected { reject, .. } => {
                 let private_data = padded(&reject.private_data, REJ_ROOM);
                 let facts = Facts::Connection(ConnectionFacts { private_data, ..ConnectionFacts::default() });
-                self.tell(handle, What::Rejected, reject.reason.0.into(), facts);
+                self.tell(handle, EventType::Rejected, reject.reason.0.into(), facts);
             }
             CmEvent::Unreachable { why, unanswered, .. } => self.handle_unreachable(handle, why, unanswered),
             CmEvent::DisconnectRequested { .. } => self.handle_disconnect(handle, 0),
@@ -73,7 +73,7 @@ impl State {
                 let status = if how == HowDisconnected::NoAnswer { -libc::ETIMEDOUT } else { 0 };
                 self.handle_disconnect(handle, status);
             }
-            CmEvent::TimeWaitExit { .. } => self.tell(handle, What::TimeWaitExit, 0, Facts::None),
+            CmEvent::TimeWaitExit { .. } => self.tell(handle, EventType::TimeWaitExit, 0, Facts::None),
             CmEvent::Resolved { route, reply, .. } => self.handle_sidr_reply(around, handle, &route, &reply),
             CmEvent::Request { .. } | CmEvent::ResolutionRequest { .. } => {}
         }
@@ -111,7 +111,7 @@ impl State {
                 libc::ETIMEDOUT
             }
         };
-        self.tell(handle, What::Unreachable, -status, Facts::None);
+        self.tell(handle, EventType::Unreachable, -status, Facts::None);
     }
 
     /// Reports the end of a connection once, whichever end caused it.
@@ -119,14 +119,14 @@ impl State {
         let Some(id) = self.ids.get_mut(handle) else { return };
         if id.stage == Stage::Connect {
             id.stage = Stage::Disconnect;
-            self.tell(handle, What::Disconnected, status, Facts::None);
+            self.tell(handle, EventType::Disconnected, status, Facts::None);
         }
     }
 
     fn handle_request(
         &mut self,
         cm: &mut Cm<'_>,
-        around: &Surroundings<'_>,
+        around: &GidLookup<'_>,
         comm: CommId,
         listener: Listener,
         route: Route,
@@ -178,7 +178,7 @@ impl State {
     fn handle_sidr_request(
         &mut self,
         cm: &mut Cm<'_>,
-        around: &Surroundings<'_>,
+        around: &GidLookup<'_>,
         comm: CommId,
         listener: Listener,
         route: Route,
@@ -239,26 +239,27 @@ impl State {
             listener.backlog_left -= 1;
         }
         self.by_comm.insert(asked.comm, child);
-        let event = Event { uid, handle: child, what: What::ConnectRequest, status: 0, facts: asked.facts };
+        let event =
+            Event { uid, handle: child, what: EventType::ConnectRequest, status: 0, facts: asked.facts };
         self.queue(channel, Waiting { of: handle, group: None, event });
     }
 
     /// Reports the QP that serves a datagram port, and the path to it.
-    fn handle_sidr_reply(&mut self, around: &Surroundings<'_>, handle: u32, route: &Route, reply: &SidrRep) {
+    fn handle_sidr_reply(&mut self, around: &GidLookup<'_>, handle: u32, route: &Route, reply: &SidrRep) {
         if reply.status != SidrStatus::VALID {
             let facts = Facts::Datagram(DatagramFacts::default());
-            return self.tell(handle, What::Unreachable, reply.status.0.into(), facts);
+            return self.tell(handle, EventType::Unreachable, reply.status.0.into(), facts);
         }
         let Some(sgid_index) = (around.sgid_index)(route.local) else {
-            return self.tell(handle, What::AddressError, -libc::EINVAL, Facts::None);
+            return self.tell(handle, EventType::AddressError, -libc::EINVAL, Facts::None);
         };
         let facts = Facts::Datagram(DatagramFacts {
             qpn: reply.qpn.value(),
             qkey: reply.qkey,
-            way: Some(Way::of(route, sgid_index)),
+            ah_path: Some(AhPath::of(route, sgid_index)),
             private_data: padded(&reply.private_data, SIDR_REP_ROOM),
         });
-        self.tell(handle, What::Established, 0, facts);
+        self.tell(handle, EventType::Established, 0, facts);
     }
 }
 

@@ -88,15 +88,15 @@ pub(crate) unsafe fn write(fd: c_int, bytes: *const u8, count: usize) -> Option<
     // SAFETY: `write`'s contract, passed on to each.
     unsafe {
         match begin(fd, bytes, count) {
-            Begun::NotOurs => None,
-            Begun::Done(result) => Some(result),
-            Begun::Wait => Some(wait(fd, bytes, count)),
+            CommandResult::NotOurs => None,
+            CommandResult::Done(result) => Some(result),
+            CommandResult::Wait => Some(wait(fd, bytes, count)),
         }
     }
 }
 
 /// Result of a command.
-enum Begun {
+enum CommandResult {
     NotOurs,
     Done(isize),
     /// An event was requested, and none is pending.
@@ -105,27 +105,27 @@ enum Begun {
 
 /// # Safety
 /// As for [`write`].
-unsafe fn begin(fd: c_int, bytes: *const u8, count: usize) -> Begun {
+unsafe fn begin(fd: c_int, bytes: *const u8, count: usize) -> CommandResult {
     let _uncancelled = Uncancelled::new();
     let Some(process) = process::this() else {
         let errno = nix::errno::Errno::last_raw();
         if !descriptors::is_still_ours(fd) {
             set_errno(errno);
-            return Begun::NotOurs;
+            return CommandResult::NotOurs;
         }
         // The descriptor belongs to the parent, and is not usable here. A child that shares its parent's memory cannot know that in any
         // case.
         report::info("rdma_cm", "this descriptor belongs to the process from which this one was forked");
-        return Begun::Done(failed(libc::EIO) as isize);
+        return CommandResult::Done(failed(libc::EIO) as isize);
     };
     let mut state = process.state();
-    let Some(file) = state.descriptors.file(fd) else { return Begun::NotOurs };
+    let Some(file) = state.descriptors.file(fd) else { return CommandResult::NotOurs };
     // SAFETY: `write`'s contract: `bytes` is null, or `count` bytes that may be read.
     let command = unsafe { parse(bytes, count) };
-    let Some(command) = command else { return Begun::Done(failed(libc::EINVAL) as isize) };
+    let Some(command) = command else { return CommandResult::Done(failed(libc::EINVAL) as isize) };
     if command.0 == RDMA_USER_CM_CMD_GET_EVENT {
         if command.2 < command::EVENT_ROOM {
-            return Begun::Done(failed(libc::ENOSPC) as isize);
+            return CommandResult::Done(failed(libc::ENOSPC) as isize);
         }
         if let Some(channel) = state.channel_mut(file) {
             channel.set_handler(None);
@@ -133,12 +133,12 @@ unsafe fn begin(fd: c_int, bytes: *const u8, count: usize) -> Begun {
         drop(state);
         // The program does not poll while it blocks here.
         process.nic().device.step_aside();
-        return Begun::Wait;
+        return CommandResult::Wait;
     }
     drop(state);
     // SAFETY: `write`'s contract: pointers in the command are valid as the command says.
     let result = unsafe { Command::run(process, file, command) };
-    Begun::Done(result.map_or_else(|errno| failed(errno) as isize, |()| count as isize))
+    CommandResult::Done(result.map_or_else(|errno| failed(errno) as isize, |()| count as isize))
 }
 
 /// # Safety
@@ -282,7 +282,7 @@ pub(crate) fn port_changed() {
 
 /// Returns true if peers may be left that no other process would inform of this process's end. Does not block.
 pub(crate) fn has_to_part() -> bool {
-    settings().estate.is_none() && process::this().is_some_and(Process::has_to_part)
+    settings().orphans.is_none() && process::this().is_some_and(Process::has_to_part)
 }
 
 /// Disconnects all peers, because the process is about to end. Waits at most `limit` for the answers of connected peers.

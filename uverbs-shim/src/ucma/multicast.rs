@@ -8,9 +8,9 @@ use std::net::SocketAddr;
 use roxie::wire::Gid;
 use roxie::wire::service_id::RDMA_UDP_QKEY;
 
-use super::event::{DatagramFacts, Event, Facts, Waiting, Way, What, gid_of};
+use super::event::{AhPath, DatagramFacts, Event, EventType, Facts, Waiting, gid_of};
 use super::id::Stage;
-use super::incoming::Surroundings;
+use super::incoming::GidLookup;
 use super::state::{Group, State};
 use crate::object::Errno;
 use crate::report;
@@ -28,7 +28,7 @@ impl State {
     /// `EINVAL` if the identifier is not bound to the device or not for datagrams, or the address is not multicast; `ENOMEM`.
     pub(super) fn join(
         &mut self,
-        around: &Surroundings<'_>,
+        around: &GidLookup<'_>,
         channel: u64,
         handle: u32,
         uid: u64,
@@ -46,14 +46,15 @@ impl State {
         let number = self.groups.add(group).ok_or(libc::ENOMEM)?;
         let (what, facts) = match (around.sgid_index)(source) {
             Some(sgid_index) => {
-                let way = Some(Way { sgid_index, dgid, flow_label: 0, hop_limit: HOP_LIMIT, traffic_class });
+                let ah_path =
+                    Some(AhPath { sgid_index, dgid, flow_label: 0, hop_limit: HOP_LIMIT, traffic_class });
                 let (qpn, qkey) = (MULTICAST_QPN, RDMA_UDP_QKEY);
-                (What::MulticastJoin, DatagramFacts { qpn, qkey, way, private_data: Vec::new() })
+                (EventType::MulticastJoin, DatagramFacts { qpn, qkey, ah_path, private_data: Vec::new() })
             }
             None => {
                 let why = format_args!("the device has no address {} any more", source.to_ip());
                 report::info("rdma_join_multicast", why);
-                (What::MulticastError, DatagramFacts::default())
+                (EventType::MulticastError, DatagramFacts::default())
             }
         };
         let event = Event { uid, handle: number, what, status: 0, facts: Facts::Datagram(facts) };

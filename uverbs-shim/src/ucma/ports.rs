@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
-use roxie::host::Seat;
+use roxie::host::DeviceSlot;
 use roxie::roster::{self, BoundPort, Denied, PortName, PortRange, PortRequest};
 
 use crate::object::Errno;
@@ -44,21 +44,21 @@ impl Owner {
 /// Ports of this process.
 #[derive(Debug, Default)]
 pub(super) struct Ports {
-    /// Used until `seat` is set.
+    /// Used until `slot` is set.
     own: roster::Ports,
-    /// Ports taken before `seat` was set, which another process had by then.
+    /// Ports taken before `slot` was set, which another process had by then.
     refused: HashMap<PortName, Errno>,
     /// The slot of this process among those that share the device.
-    seat: Option<Seat>,
+    slot: Option<DeviceSlot>,
 }
 
 impl Ports {
     /// Moves the ports to those shared by all processes of the device. To listen on a port that another process has by now fails, as
     /// `rdma_bind_addr` would have.
-    pub(super) fn share(&mut self, seat: &Seat) {
-        if self.seat.is_none() {
-            self.seat = Some(seat.clone());
-            self.share_by(|port| seat.port(PortRequest::Bind(port)));
+    pub(super) fn share(&mut self, slot: &DeviceSlot) {
+        if self.slot.is_none() {
+            self.slot = Some(slot.clone());
+            self.share_by(|port| slot.port(PortRequest::Bind(port)));
         }
     }
 
@@ -72,8 +72,8 @@ impl Ports {
     }
 
     fn request(&mut self, request: PortRequest) -> Result<u16, Errno> {
-        let result = match &self.seat {
-            Some(seat) => seat.port(request),
+        let result = match &self.slot {
+            Some(slot) => slot.port(request),
             // The caller has checked privileged ports.
             None => self.own.request((0, 0), request, 0),
         };
@@ -141,8 +141,8 @@ mod tests {
         let mut ports = Ports::default();
         let [taken, free] =
             [1, 2].map(|id| Owner { id, address: [0; 4].into(), reuse: false, one_family: true });
-        ports.take(Space::Tcp, 7471, taken).expect("no seat");
-        ports.take(Space::Tcp, 7472, free).expect("no seat");
+        ports.take(Space::Tcp, 7471, taken).expect("no slot");
+        ports.take(Space::Tcp, 7472, free).expect("no slot");
         ports.share_by(|port| match port.name.port {
             7471 => Err(Denied::new(libc::EADDRNOTAVAIL, "another process has it".into())),
             number => Ok(number),

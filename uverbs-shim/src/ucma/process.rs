@@ -15,14 +15,14 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use roxie::cm::{Config, Event as CmEvent, Manager};
-use roxie::host::{ConnectionService, Consumer, DeviceError, Seat};
+use roxie::host::{ConnectionService, Consumer, DeviceError, DeviceSlot};
 use roxie::netdev::Interface;
 use roxie::time::Nanos;
 use roxie::wire::Gid;
 
 use super::finder::{Finder, Step};
 use super::id::Stage;
-use super::incoming::Surroundings;
+use super::incoming::GidLookup;
 use super::resolve::{Query, own_address};
 use super::state::{AddressOwner, Cm, Rules, State};
 use crate::lock::lock;
@@ -167,18 +167,18 @@ impl Process {
         let config = Config { seed, ca_guid: u64::from_be(settings::node_guid()), ..Config::default() };
         let mut manager = Manager::new(config);
         self.nic.device.claim()?;
-        let seat = self.nic.device.seat();
-        if let Some(seat) = seat {
-            self.state().ports.share(seat);
+        let slot = self.nic.device.slot();
+        if let Some(slot) = slot {
+            self.state().ports.share(slot);
         }
         // The launcher's, or else that of the NIC that serves this process.
-        let nics = if settings::settings().estate.is_none() {
-            seat.and_then(|seat| seat.estate().ok()?)
+        let nics = if settings::settings().orphans.is_none() {
+            slot.and_then(|slot| slot.orphans().ok()?)
         } else {
             None
         };
-        if let Some(estate) = settings::settings().estate.as_ref().or(nics.as_ref()) {
-            manager.bequeath_to(estate.keeper(seed, seat.map(Seat::slot)));
+        if let Some(orphans) = settings::settings().orphans.as_ref().or(nics.as_ref()) {
+            manager.hand_over_to(orphans.handover_store(seed, slot.map(DeviceSlot::slot)));
         }
         let service = ConnectionService::start(&self.nic.device, manager, EventHandler(self))?;
         Ok(self.service.get_or_init(|| service))
@@ -197,12 +197,12 @@ impl Process {
     }
 
     /// Calls with the device's GIDs.
-    pub(super) fn around<R>(&self, call: impl FnOnce(&Surroundings<'_>) -> R) -> R {
+    pub(super) fn around<R>(&self, call: impl FnOnce(&GidLookup<'_>) -> R) -> R {
         let sgid_index = |gid: Gid| {
             let entry = self.nic.device.gids().into_iter().find(|entry| entry.gid == gid)?;
             u8::try_from(entry.index).ok()
         };
-        call(&Surroundings { sgid_index: &sgid_index, random: self.random() })
+        call(&GidLookup { sgid_index: &sgid_index, random: self.random() })
     }
 
     /// Binds an identifier: see [`State::bind`].

@@ -14,7 +14,7 @@ use roxie::verbs::Psn;
 use roxie::wire::cm::CommId;
 
 use super::descriptors::Descriptors;
-use super::event::{Channel, Event, Facts, Waiting, What};
+use super::event::{Channel, Event, EventType, Facts, Waiting};
 use super::id::{Id, Made, Stage};
 use super::ports::{Owner, Ports, Space};
 use super::sockaddr::any;
@@ -176,7 +176,7 @@ impl State {
             .get_mut(&channel)
             .map_or(Vec::new(), |channel| channel.take_back(|waiting| waiting.of == handle));
         // Requests not yet fetched by the program.
-        for request in waiting.iter().filter(|waiting| waiting.event.what == What::ConnectRequest) {
+        for request in waiting.iter().filter(|waiting| waiting.event.what == EventType::ConnectRequest) {
             self.drop_id(cm.as_mut(), request.event.handle);
         }
         Ok(self.drop_id(cm.as_mut(), handle).map_or(0, |id| id.events_reported))
@@ -270,7 +270,7 @@ impl State {
             .get_mut(&from)
             .map_or(Vec::new(), |channel| channel.take_back(|waiting| waiting.of == handle));
         // The identifier of a request belongs to the listener's file.
-        for request in moved.iter().filter(|waiting| waiting.event.what == What::ConnectRequest) {
+        for request in moved.iter().filter(|waiting| waiting.event.what == EventType::ConnectRequest) {
             if let Some(id) = self.ids.get_mut(request.event.handle) {
                 id.channel = to;
             }
@@ -289,7 +289,7 @@ impl State {
         let Waiting { of, group, event } = self.channels.get_mut(&channel)?.pop()?;
         if let Some(id) = self.ids.get_mut(of) {
             id.events_reported += 1;
-            if event.what == What::ConnectRequest {
+            if event.what == EventType::ConnectRequest {
                 id.backlog_left += 1;
             }
         }
@@ -300,7 +300,7 @@ impl State {
     }
 
     /// Queues an event of an identifier. An identifier that the program has not accepted yet gets no events: accepting it will fail.
-    pub(super) fn tell(&mut self, handle: u32, what: What, status: i32, facts: Facts) {
+    pub(super) fn tell(&mut self, handle: u32, what: EventType, status: i32, facts: Facts) {
         let Some(id) = self.ids.get(handle) else { return };
         if id.uid == 0 {
             return;
@@ -345,7 +345,7 @@ impl State {
             if let Some(id) = self.ids.get_mut(handle) {
                 (id.stage, id.on_device) = (Stage::Removed, false);
             }
-            self.tell(handle, What::DeviceRemoval, 0, Facts::None);
+            self.tell(handle, EventType::DeviceRemoval, 0, Facts::None);
         }
     }
 

@@ -9,7 +9,7 @@ use roxie::capture::CaptureError;
 use roxie::wire::Qpn;
 
 use super::{Arguments, Failure, Summary, open};
-use crate::ladder::{self, Connection, Ladder, Strangers, Style};
+use crate::ladder::{self, Connection, Ladder, Style, Unrelated};
 use crate::output;
 
 /// Why a command failed, with the file if the failure belongs to one.
@@ -23,7 +23,7 @@ pub(super) enum Trouble {
     )]
     NoRoce { frames: Frames, files: String },
     #[error("{0}")]
-    Strangers(#[from] Strangers),
+    Unrelated(#[from] Unrelated),
     #[error("no packet of queue pair {qp}; there are {known}")]
     UnknownQp { qp: Qpn, known: String },
     #[error("cannot write {file}: {source}", file = file.display())]

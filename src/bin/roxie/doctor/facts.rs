@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use roxie::netdev::ethtool::{Offloads, RxRing, XdpFeatures};
 use serde_json::{Value, json};
 
-use crate::run::hint::Surroundings;
+use crate::run::hint::Environment;
 
 /// The input of all findings.
 #[derive(Clone, Debug)]
@@ -20,7 +20,7 @@ pub(super) struct Facts {
 pub(super) struct Host {
     /// Kernel release, as `uname -r` prints it.
     pub(super) kernel: String,
-    pub(super) surroundings: Surroundings,
+    pub(super) surroundings: Environment,
     /// Path of Roxie's `libibverbs.so.1`, or why it was not found.
     pub(super) library: Result<String, String>,
     /// True if a seccomp filter restricts this process.
@@ -165,9 +165,9 @@ impl Facts {
 
 fn surroundings(host: &Host) -> String {
     let place = match host.surroundings {
-        Surroundings::Container => "a container",
-        Surroundings::Chroot => "a chroot",
-        Surroundings::Host => "the host itself",
+        Environment::Container => "a container",
+        Environment::Chroot => "a chroot",
+        Environment::Host => "the host itself",
     };
     let filter = if host.filtered { ", behind a seccomp filter" } else { "" };
     let machine = if host.virtual_machine { ", a virtual machine" } else { "" };

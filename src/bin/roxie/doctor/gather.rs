@@ -15,7 +15,7 @@ use super::facts::{Crc, Facts, Host, Nic, Others, RdmaDevice};
 use crate::device::interface::{Without, usable_interface};
 use crate::failure::Failure;
 use crate::run::Library;
-use crate::run::hint::Surroundings;
+use crate::run::hint::Environment;
 use crate::show::xdp_obstacles;
 
 /// `CAP_SYS_ADMIN`, `CAP_IPC_LOCK`, `CAP_SYS_RESOURCE` (`capabilities(7)`).
@@ -43,7 +43,7 @@ fn host() -> Host {
     let processor = read("/proc/cpuinfo");
     Host {
         kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
-        surroundings: Surroundings::of_this_process(),
+        surroundings: Environment::of_this_process(),
         library: Library::find()
             .map(|library| library.path().display().to_string())
             .map_err(|failure| failure.to_string()),

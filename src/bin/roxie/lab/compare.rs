@@ -13,7 +13,7 @@ use roxie::wire::{Ext, FlowSpec, MAX_HEADERS, RoceVersion, Template};
 use serde_json::Value;
 
 use super::document::{About, Bar, Bars, Block, ByteField, Bytes, Choice, Facts, Part, Run, Table, hex};
-use super::film::{Shot, add, shots};
+use super::film::{CapturedFrame, add, shots};
 use super::frame::byte_field;
 use super::stage::{Scene, Stage};
 use crate::failure::Failure;
@@ -54,7 +54,7 @@ const IPV4: usize = 20;
 const ETHERNET: usize = 14;
 
 /// A message in one protocol.
-struct Told {
+struct MessageCost {
     name: &'static str,
     /// Number of packets there and back.
     packets: [usize; 2],
@@ -86,7 +86,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(Vec<Run>, Vec<Block>), Failu
 }
 
 /// Returns the frames of one message as the engine sends them.
-fn sent(arguments: &Arguments, opcode: WrOpcode) -> Result<Vec<Shot>, Failure> {
+fn sent(arguments: &Arguments, opcode: WrOpcode) -> Result<Vec<CapturedFrame>, Failure> {
     let link_mtu = usize::from(arguments.mtu);
     let path_mtu = Mtu::largest_for_link(link_mtu).ok_or_else(|| {
         Failure::Usage(format!("--mtu {link_mtu}: no path MTU of InfiniBand fits, which takes 344"))
@@ -114,7 +114,7 @@ fn sent(arguments: &Arguments, opcode: WrOpcode) -> Result<Vec<Shot>, Failure> {
     shots(&films[0])
 }
 
-fn counts(shots: &[Shot]) -> [usize; 2] {
+fn counts(shots: &[CapturedFrame]) -> [usize; 2] {
     let there = shots.iter().filter(|shot| shot.out).count();
     [there, shots.len() - there]
 }
@@ -124,14 +124,14 @@ fn around(frame: usize) -> f64 {
     (SHORTEST_FRAME.saturating_sub(frame) + ETHERNET_OVERHEAD as usize) as f64
 }
 
-fn roce_v2(shots: &[Shot]) -> Told {
+fn roce_v2(shots: &[CapturedFrame]) -> MessageCost {
     let mut parts = Vec::new();
     for shot in shots {
         shot.layout.fields.iter().for_each(|field| add(&mut parts, field.header, field.bits as f64 / 8.0));
         add(&mut parts, "preamble, FCS, gap", around(shot.frame.len()));
     }
     let first = &shots[0];
-    Told {
+    MessageCost {
         name: "RoCE v2",
         packets: counts(shots),
         payload_of_packet: first.payload().len(),
@@ -145,7 +145,7 @@ fn roce_v2(shots: &[Shot]) -> Told {
 }
 
 /// Returns the same packets in RoCE v1 or InfiniBand.
-fn other(shots: &[Shot], name: &'static str) -> Result<Told, Failure> {
+fn other(shots: &[CapturedFrame], name: &'static str) -> Result<MessageCost, Failure> {
     let mut parts = Vec::new();
     let mut first = None;
     for shot in shots {
@@ -168,13 +168,19 @@ fn other(shots: &[Shot], name: &'static str) -> Result<Told, Failure> {
         first.get_or_insert(Bytes { title, hex: hex(&bytes), fields: all });
     }
     let first = first.ok_or_else(|| Failure::Run("no packet was sent".into()))?;
-    Ok(Told { name, packets: counts(shots), payload_of_packet: shots[0].payload().len(), parts, first })
+    Ok(MessageCost {
+        name,
+        packets: counts(shots),
+        payload_of_packet: shots[0].payload().len(),
+        parts,
+        first,
+    })
 }
 
 /// A route between two ports of one subnet.
 const ROUTE: Route = Route { vl: 0, sl: 0, dlid: 2, slid: 1 };
 
-fn as_v1(shot: &Shot) -> Result<Vec<u8>, Failure> {
+fn as_v1(shot: &CapturedFrame) -> Result<Vec<u8>, Failure> {
     let packet = &shot.layout.packet;
     let template = Template::new(&FlowSpec {
         src_mac: packet.src_mac,
@@ -247,7 +253,7 @@ fn as_infiniband(v1: &[ByteField], bytes: &[u8]) -> Vec<ByteField> {
     all
 }
 
-fn iwarp(opcode: WrOpcode, length: usize, link_mtu: usize) -> Told {
+fn iwarp(opcode: WrOpcode, length: usize, link_mtu: usize) -> MessageCost {
     let message = match opcode {
         WrOpcode::Write => Message::Write { stag: 0x1122_3344, offset: 0x7f00_0000_1000 },
         _ => Message::Send { number: 1 },
@@ -275,7 +281,7 @@ fn iwarp(opcode: WrOpcode, length: usize, link_mtu: usize) -> Told {
         add(&mut parts, "TCP", TCP as f64);
         add(&mut parts, "preamble, FCS, gap", around(ETHERNET + IPV4 + TCP));
     }
-    Told {
+    MessageCost {
         name: "iWARP",
         packets: [all.len(), back],
         payload_of_packet: iwarp::payload_of(&message, mss).min(length),
@@ -341,7 +347,7 @@ fn fpdu_fields(message: &Message, bytes: &[u8]) -> Bytes {
     }
 }
 
-fn shown(arguments: &Arguments, operation: &'static str, told: Told) -> Run {
+fn shown(arguments: &Arguments, operation: &'static str, told: MessageCost) -> Run {
     let wire: f64 = told.parts.iter().map(|part| part.value).sum();
     let mut facts = Facts::default();
     facts.tell("message_bytes", arguments.bytes, "bytes", "of the message");

@@ -2,7 +2,7 @@
 
 use roxie::frame::FrameMut;
 use roxie::sim::Host;
-use roxie::sim::fabric::{ConfigError, HeedsPauses, LinkConfig, PriorityMap, StationConfig};
+use roxie::sim::fabric::{ConfigError, LinkConfig, MacPause, PriorityMap, StationConfig};
 use roxie::time::Nanos;
 use roxie::wire::{Bth, Ext, FlowSpec, Gid, MAX_HEADERS, Opcode, RoceVersion, Template};
 
@@ -46,7 +46,7 @@ pub(super) fn station(number: usize, link: LinkConfig, response: Option<Nanos>) 
     StationConfig {
         mtu: 10_000,
         slots: 1 << 20,
-        heeds_pauses: Some(HeedsPauses { response, priorities: PriorityMap::default() }),
+        mac_pause: Some(MacPause { response, priorities: PriorityMap::default() }),
         ..StationConfig::new(Host::mac(number as u16 + 1), link)
     }
 }

@@ -120,7 +120,7 @@ impl Stage {
                 largest_mtu: scene.path_mtu,
                 ..NicConfig::default()
             };
-            fabric.seat(n, Host::new(n as u16 + 1, nic, Box::new(port)));
+            fabric.attach(n, Host::new(n as u16 + 1, nic, Box::new(port)));
         }
         let caps = QpCaps { max_send_wr: 64, max_recv_wr: 64, max_inline: 64, ..QpCaps::default() };
         let qps = [0, 1].map(|n| fabric.host(n).create_qp(caps, true, 256));
@@ -129,7 +129,7 @@ impl Stage {
             let host = fabric.host(n);
             let told = Connected {
                 peer: qps[peer].handle.qpn,
-                way: host.path(peer as u16 + 1, false),
+                path: host.path(peer as u16 + 1, false),
                 path_mtu: scene.path_mtu,
                 timeout: scene.timeout,
                 rd_atomic: scene.rd_atomic,

@@ -4,8 +4,8 @@ use roxie::congestion::{Rate, Settings};
 use roxie::limits::Limits;
 use roxie::nic::{Command, CongestionConfig, EcnPolicy};
 use roxie::sim::fabric::{
-    EcnConfig, Fabric, FabricConfig, HeedsPauses, LinkConfig, PfcConfig, PortConfig, PriorityMap,
-    StationConfig, Step, SwitchConfig, Threshold,
+    EcnConfig, Fabric, FabricConfig, LinkConfig, MacPause, PfcConfig, PortConfig, PriorityMap, StationConfig,
+    Step, SwitchConfig, Threshold,
 };
 use roxie::sim::{Connected, Host, HostQp, HostRegion, NicConfig, Payload};
 use roxie::time::Nanos;
@@ -110,7 +110,7 @@ pub(super) fn station(number: usize, link: LinkConfig) -> StationConfig {
     StationConfig {
         mtu: LONGEST as usize,
         slots: 64,
-        heeds_pauses: Some(HeedsPauses { response: None, priorities: PriorityMap::default() }),
+        mac_pause: Some(MacPause { response: None, priorities: PriorityMap::default() }),
         ..StationConfig::new(Host::mac(number as u16 + 1), link)
     }
 }
@@ -173,7 +173,7 @@ pub(super) fn play(play: Play) -> Result<Played, Failure> {
             ..NicConfig::default()
         };
         let host = Host::new(n as u16 + 1, nic, Box::new(fabric.port(n)));
-        fabric.seat(n, host);
+        fabric.attach(n, host);
         let control = if mode.has_rates() { settings.clone() } else { Settings::Off };
         let congestion = CongestionConfig {
             control,
@@ -232,8 +232,13 @@ fn connect(fabric: &mut Fabric, flow: &Flow) -> Result<Writer, Failure> {
         let mut way = host.path(peer as u16 + 1, false);
         way.traffic_class = flow.priority << 5;
         // 67 ms: a pause must not cause retransmission.
-        let told =
-            Connected { peer: peers.handle.qpn, way, path_mtu: Mtu::Mtu4096, timeout: 14, rd_atomic: 1 };
+        let told = Connected {
+            peer: peers.handle.qpn,
+            path: way,
+            path_mtu: Mtu::Mtu4096,
+            timeout: 14,
+            rd_atomic: 1,
+        };
         host.connect(qp, &told).map_err(|e| Failure::Run(format!("the simulated NIC refuses: {e}")))?;
     }
     let source = fabric.host(from).register(flow.message as usize, Access::LOCAL_WRITE);

@@ -17,7 +17,7 @@ use super::{Facts, Fate, Passage, Seen, Sight};
     "the two captures are not of the two ends of one traffic: the first has packets between {first}, the second \
      between {second}, and no packet is in both"
 )]
-pub(crate) struct Strangers {
+pub(crate) struct Unrelated {
     first: String,
     second: String,
 }
@@ -42,9 +42,9 @@ impl Key {
 }
 
 /// Two addresses in ascending order, for either direction.
-type Road = (IpAddr, IpAddr);
+type AddressPair = (IpAddr, IpAddr);
 
-fn road(facts: &Facts) -> Road {
+fn road(facts: &Facts) -> AddressPair {
     (facts.src.min(facts.dst), facts.src.max(facts.dst))
 }
 
@@ -53,7 +53,7 @@ fn road(facts: &Facts) -> Road {
 /// # Errors
 ///
 /// If two captures have no packet in common.
-pub(crate) fn meet(mut captures: Vec<Vec<Seen>>) -> Result<Vec<Passage>, Strangers> {
+pub(crate) fn meet(mut captures: Vec<Vec<Seen>>) -> Result<Vec<Passage>, Unrelated> {
     let second = if captures.len() > 1 { captures.pop() } else { None };
     let first = captures.pop().unwrap_or_default();
     match second {
@@ -84,10 +84,10 @@ fn alone(seen: Vec<Seen>) -> Vec<Passage> {
 }
 
 /// Handles two captures.
-fn together(first: Vec<Seen>, second: Vec<Seen>) -> Result<Vec<Passage>, Strangers> {
+fn together(first: Vec<Seen>, second: Vec<Seen>) -> Result<Vec<Passage>, Unrelated> {
     let views = Views::compare(&first, &second);
     if views.0.is_empty() {
-        return Err(Strangers { first: roads(&first), second: roads(&second) });
+        return Err(Unrelated { first: roads(&first), second: roads(&second) });
     }
     let mut passages = Vec::new();
     let (mut departures, mut arrivals) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
@@ -120,7 +120,7 @@ fn in_order(passages: &mut [Passage]) {
 }
 
 fn roads(seen: &[Seen]) -> String {
-    let all: BTreeSet<Road> = seen.iter().map(|s| road(&s.facts)).collect();
+    let all: BTreeSet<AddressPair> = seen.iter().map(|s| road(&s.facts)).collect();
     let mut names: Vec<_> = all.iter().take(3).map(|(a, b)| format!("{a} and {b}")).collect();
     if all.len() > 3 {
         names.push(format!("{} more pairs", all.len() - 3));
@@ -137,12 +137,12 @@ struct View {
     ahead_ns: i64,
 }
 
-struct Views(HashMap<Road, View>);
+struct Views(HashMap<AddressPair, View>);
 
 impl Views {
     fn compare(first: &[Seen], second: &[Seen]) -> Views {
         let (here, there) = (by_key(first), by_key(second));
-        let mut differences: HashMap<Road, [Option<Spread>; 2]> = HashMap::new();
+        let mut differences: HashMap<AddressPair, [Option<Spread>; 2]> = HashMap::new();
         for (key, here) in &here {
             // Match retransmissions in order, if both captures have the same number.
             let Some(there) = there.get(key).filter(|there| there.len() == here.len()) else { continue };
@@ -158,7 +158,7 @@ impl Views {
             }
         }
         let noted = noted_places(first, second);
-        let view = |(road, [up, down]): (Road, [Option<Spread>; 2])| {
+        let view = |(road, [up, down]): (AddressPair, [Option<Spread>; 2])| {
             let sum = up.map_or(0, |(least, _)| least) + down.map_or(0, |(least, _)| least);
             let first_is_at_lower = noted.get(&road).copied().unwrap_or(sum >= 0);
             // No packet arrives before it was sent.
@@ -197,7 +197,7 @@ fn by_key(seen: &[Seen]) -> HashMap<Key, Vec<&Seen>> {
 }
 
 /// For address pairs with recorded directions: true if the first capture was made at the lower address.
-fn noted_places(first: &[Seen], second: &[Seen]) -> HashMap<Road, bool> {
+fn noted_places(first: &[Seen], second: &[Seen]) -> HashMap<AddressPair, bool> {
     let mut places = HashMap::new();
     for (is_first, seen) in [(false, second), (true, first)] {
         for s in seen {

@@ -24,7 +24,7 @@ mod svg;
 mod text;
 mod trace;
 
-pub(crate) use meet::{Strangers, meet};
+pub(crate) use meet::{Unrelated, meet};
 pub(crate) use pair::{Connection, pair};
 pub(crate) use read::read;
 pub(crate) use steps::{Ladder, Style};

@@ -74,11 +74,11 @@ pub(crate) struct Arguments {
     #[arg(short = 'p', long, default_value_t = 18516, value_name = "PORT", value_parser = stream::parse_port)]
     pub(super) tcp_port: u16,
     #[command(flatten)]
-    pub(super) wishes: Wishes,
+    pub(super) wishes: MeasurementOptions,
     /// Show rate, alpha and round trip over time: as a chart; with --json, as samples; with a file name, as an SVG besides. bw
     /// only
     #[arg(long, value_name = "FILE.svg", num_args = 0..=1, default_missing_value = "", value_parser = plot::parse)]
-    pub(super) plot: Option<plot::Wish>,
+    pub(super) plot: Option<plot::SampleFormat>,
     /// Print one JSON object for each size
     #[arg(long)]
     pub(super) json: bool,
@@ -89,7 +89,7 @@ pub(crate) struct Arguments {
 /// Parameters of the measurement that the command line sets. Others have defaults, or follow the client.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Measurement")]
-pub(super) struct Wishes {
+pub(super) struct MeasurementOptions {
     /// Message size in bytes, or several sizes separated by commas [default: bw 65536, lat 8, atomic 8]
     #[arg(short, long, value_delimiter = ',', value_name = "BYTES")]
     pub(super) size: Vec<u32>,

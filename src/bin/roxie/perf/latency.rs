@@ -22,7 +22,7 @@ const WARM_UP: u64 = 100;
 const PROGRESS: Duration = Duration::from_secs(1);
 
 pub(super) fn run(link: &Link<'_>, plan: &Plan, size: u32, control: &Control) -> Result<Outcome, Failure> {
-    let mut game = Game::new(link, plan.operation, size);
+    let mut game = LatencyEnd::new(link, plan.operation, size);
     let (skip, most, limit) = match plan.until {
         Until::Operations(n) => (0, n, f64::INFINITY),
         Until::Seconds(s) => (WARM_UP, u64::MAX, s),
@@ -66,7 +66,7 @@ pub(super) fn answer(
     size: u32,
     control: &Control,
 ) -> Result<(u64, ServerReport), Failure> {
-    let mut game = Game::new(link, operation, size);
+    let mut game = LatencyEnd::new(link, operation, size);
     let mut answered = 0;
     let mut watchdog = PeerWatchdog::new(Instant::now());
     loop {
@@ -89,7 +89,7 @@ pub(super) fn answer(
 }
 
 /// One end of the measurement.
-struct Game<'a> {
+struct LatencyEnd<'a> {
     link: &'a Link<'a>,
     operation: Operation,
     size: u32,
@@ -97,9 +97,9 @@ struct Game<'a> {
     received: u64,
 }
 
-impl<'a> Game<'a> {
-    fn new(link: &'a Link<'a>, operation: Operation, size: u32) -> Game<'a> {
-        Game { link, operation, size, completed: 0, received: 0 }
+impl<'a> LatencyEnd<'a> {
+    fn new(link: &'a Link<'a>, operation: Operation, size: u32) -> LatencyEnd<'a> {
+        LatencyEnd { link, operation, size, completed: 0, received: 0 }
     }
 
     /// Returns the last byte of the `number`-th message, which differs from the previous message's, and from the initial 0.
@@ -190,7 +190,7 @@ mod tests {
     fn mark_differs_from_previous_and_initial() {
         let mut before = 0;
         for number in 1..2000 {
-            let mark = Game::mark(number);
+            let mark = LatencyEnd::mark(number);
             assert!(mark != before && mark != 0);
             before = mark;
         }

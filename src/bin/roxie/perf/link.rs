@@ -31,7 +31,7 @@ pub(super) const COMPLETIONS: usize = 32;
 const QKEY: u32 = 0x1111_1111;
 /// Bytes of the network header (GRH) in front of a datagram.
 const HEADER: u32 = 40;
-/// Unacknowledged messages still under way at the end arrive before a silence of this length.
+/// Unacknowledged messages still under handle at the end arrive before a silence of this length.
 const STRAGGLERS: Duration = Duration::from_millis(50);
 
 /// Meaning of a completion.
@@ -58,7 +58,7 @@ pub(super) struct Link<'a> {
 pub(super) struct Parts {
     pub(super) qps: Vec<QueuePair>,
     /// Address handle and destination of each queue pair's datagrams.
-    ways: Vec<(AddressHandle, UdAddress)>,
+    paths: Vec<(AddressHandle, UdAddress)>,
     service: Service,
     own: Vec<Endpoint>,
     path_mtu: Mtu,
@@ -133,7 +133,7 @@ impl<'a> Link<'a> {
             remote_addr: there.address,
             rkey: roxie::verbs::RKey(there.rkey),
             compare_add: 1,
-            ud: parts.ways.get(qp).map(|(_, to)| *to).unwrap_or_default(),
+            ud: parts.paths.get(qp).map(|(_, to)| *to).unwrap_or_default(),
             ..SendWr::default()
         };
         let sge: Sge = parts.source.sge(0, size);
@@ -185,7 +185,7 @@ impl<'a> Link<'a> {
                 last = Some(now);
             }
             watchdog.check(now, || self.arrivals())?;
-            // Acknowledged messages have arrived by now; others may still be under way.
+            // Acknowledged messages have arrived by now; others may still be under handle.
             if let Some((messages, when)) = done {
                 let silent: Instant = last.map_or(when, |last| last.max(when));
                 if self.parts().service == Service::Rc || silent.elapsed() > STRAGGLERS {
@@ -255,7 +255,7 @@ impl Link<'_> {
         };
         self.parts = Some(Parts {
             qps,
-            ways: Vec::new(),
+            paths: Vec::new(),
             service: plan.service,
             own,
             path_mtu,
@@ -283,9 +283,9 @@ impl Link<'_> {
                 ))
             })?;
             if parts.service == Service::Ud {
-                let way = parts.pd.create_ah(self.gid_index, peer.gid, &AhOptions::default())?;
-                let to = UdAddress { ah: way.id(), remote_qpn: peer.qpn, remote_qkey: QKEY };
-                parts.ways.push((way, to));
+                let handle = parts.pd.create_ah(self.gid_index, peer.gid, &AhOptions::default())?;
+                let to = UdAddress { ah: handle.id(), remote_qpn: peer.qpn, remote_qkey: QKEY };
+                parts.paths.push((handle, to));
             } else {
                 qp.connect(own, &peer, &options)?;
             }

@@ -80,7 +80,7 @@ fn check_plot(arguments: &Arguments, plan: &Plan) -> Result<(), Failure> {
             "--plot shows the rates of queue pairs that send all they can: measure bw, without --floor",
         );
     }
-    if matches!(wish, plot::Wish::Picture(_)) && plan.sizes.len() > 1 {
+    if matches!(wish, plot::SampleFormat::Picture(_)) && plan.sizes.len() > 1 {
         return usage("--plot FILE: a picture shows one size, measure them one by one");
     }
     if arguments.server.is_none() && arguments.device.port != Some(PortKind::Memory) {

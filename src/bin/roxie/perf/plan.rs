@@ -4,7 +4,7 @@ use roxie::limits::{MAX_CQE, MAX_WR};
 use roxie::verbs::Mtu;
 use serde::{Deserialize, Serialize};
 
-use super::arguments::{Arguments, Measure, Operation, Service, Wishes};
+use super::arguments::{Arguments, Measure, MeasurementOptions, Operation, Service};
 use crate::failure::Failure;
 
 /// One send in this many is signaled: so many more than the depth may be posted at most.
@@ -134,7 +134,7 @@ impl Plan {
 
     /// Lists where `own`, a server's plan, contradicts this plan, the client's. Parameters that the server was not given cannot
     /// contradict.
-    pub(super) fn differences(&self, own: &Plan, wishes: &Wishes) -> Vec<String> {
+    pub(super) fn differences(&self, own: &Plan, wishes: &MeasurementOptions) -> Vec<String> {
         let mut found = Vec::new();
         let mut compare = |what: &str, asked: bool, here: String, there: String| {
             if asked && here != there {
@@ -185,8 +185,8 @@ mod tests {
         }
     }
 
-    fn no_wishes() -> Wishes {
-        Wishes {
+    fn no_wishes() -> MeasurementOptions {
+        MeasurementOptions {
             size: vec![],
             service: None,
             qps: None,
@@ -201,7 +201,7 @@ mod tests {
     fn only_parameters_given_to_server_must_agree() {
         let (client, own) = (plan(), Plan { sizes: vec![65_536], depth: 4, ..plan() });
         assert_eq!(client.differences(&own, &no_wishes()), Vec::<String>::new());
-        let asked = Wishes { size: vec![65_536], depth: Some(4), ..no_wishes() };
+        let asked = MeasurementOptions { size: vec![65_536], depth: Some(4), ..no_wishes() };
         let said = client.differences(&own, &asked);
         assert_eq!(said.len(), 2);
         assert_eq!(said[0], "--size is [64] at the client and [65536] at the server");

@@ -13,7 +13,7 @@ use crate::chart::{self, Line};
 
 /// Output format of the samples.
 #[derive(Clone, Debug)]
-pub(crate) enum Wish {
+pub(crate) enum SampleFormat {
     /// A chart, or the samples themselves with `--json`.
     Text,
     /// An SVG file besides.
@@ -21,10 +21,10 @@ pub(crate) enum Wish {
 }
 
 /// Parses the argument of `--plot`.
-pub(crate) fn parse(text: &str) -> Result<Wish, String> {
+pub(crate) fn parse(text: &str) -> Result<SampleFormat, String> {
     match text {
-        "" => Ok(Wish::Text),
-        file if file.ends_with(".svg") => Ok(Wish::Picture(file.into())),
+        "" => Ok(SampleFormat::Text),
+        file if file.ends_with(".svg") => Ok(SampleFormat::Picture(file.into())),
         _ => Err("a picture's name ends in .svg; a server stands before --plot".into()),
     }
 }

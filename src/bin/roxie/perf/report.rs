@@ -9,7 +9,7 @@ use super::arguments::{Measure, Operation, Service};
 use super::control::ServerReport;
 use super::picture;
 use super::plan::Plan;
-use super::plot::{Series, Wish};
+use super::plot::{SampleFormat, Series};
 use crate::failure::Failure;
 use crate::output;
 
@@ -35,7 +35,7 @@ pub(super) struct Form {
     /// One JSON object a line instead of a table.
     pub(super) json: bool,
     /// Samples of the rates as well.
-    pub(super) plot: Option<Wish>,
+    pub(super) plot: Option<SampleFormat>,
 }
 
 /// Returns an empty histogram of nanoseconds, up to a minute, with three digits.
@@ -109,7 +109,7 @@ impl<'a> Printer<'a> {
 
     /// Prints the results of one size.
     pub(super) fn row(&self, size: u32, outcome: &Outcome, report: &ServerReport) -> Result<(), Failure> {
-        if let (Some(series), Some(Wish::Picture(file))) = (&outcome.series, &self.form.plot) {
+        if let (Some(series), Some(SampleFormat::Picture(file))) = (&outcome.series, &self.form.plot) {
             let title = format!("{:?} of {size} bytes over {}", self.plan.operation, self.port.0);
             std::fs::write(file, picture::draw(series, &title))
                 .map_err(|error| Failure::Run(format!("cannot write {}: {error}", file.display())))?;

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use roxie::verbs::Mtu;
 
-use super::arguments::Wishes;
+use super::arguments::MeasurementOptions;
 use super::control::{ANSWER, Control, End, Message, ServerReport, out_of_turn};
 use super::plan::{Plan, VERSION};
 use super::report::{Form, Outcome, Printer};
@@ -93,7 +93,7 @@ pub(super) fn serve(
     control: Control,
     side: &mut dyn Side,
     own: &Plan,
-    wishes: &Wishes,
+    wishes: &MeasurementOptions,
     json: bool,
 ) -> Result<(), Failure> {
     serve_all(control, side, own, wishes, &mut |size, messages, report| {
@@ -112,7 +112,7 @@ pub(super) fn serve_quietly(
     control: Control,
     side: &mut dyn Side,
     own: &Plan,
-    wishes: &Wishes,
+    wishes: &MeasurementOptions,
 ) -> Result<(), Failure> {
     serve_all(control, side, own, wishes, &mut |_, _, _| Ok(()))
 }
@@ -123,7 +123,7 @@ fn serve_all(
     mut control: Control,
     side: &mut dyn Side,
     own: &Plan,
-    wishes: &Wishes,
+    wishes: &MeasurementOptions,
     summary: Summary<'_>,
 ) -> Result<(), Failure> {
     let done = serve_rounds(&mut control, side, own, wishes, summary).inspect_err(|_| side.tell_logs());
@@ -135,7 +135,7 @@ fn serve_rounds(
     control: &mut Control,
     side: &mut dyn Side,
     own: &Plan,
-    wishes: &Wishes,
+    wishes: &MeasurementOptions,
     summary: Summary<'_>,
 ) -> Result<(), Failure> {
     let (plan, theirs) = match control.expect("its plan", ANSWER)? {

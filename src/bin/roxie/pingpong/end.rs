@@ -9,7 +9,7 @@ use roxie::host::{
 use roxie::shared::Armed;
 use roxie::verbs::{Access, QpCaps, QpInit, QpType, SendWr, Wc, WcStatus};
 
-use super::{Game, Options, STOCK_MTU, exchange};
+use super::{Options, PingpongEnd, STOCK_MTU, exchange};
 use crate::device::health::Health;
 use crate::device::{IdleYield, linger};
 use crate::failure::Failure;
@@ -49,7 +49,7 @@ pub(super) struct End<'a> {
     incoming: MemoryRegion,
     cq: CompletionQueue,
     /// Address handle and QP of the peer, for datagrams.
-    way: Option<(AddressHandle, Endpoint)>,
+    datagram_path: Option<(AddressHandle, Endpoint)>,
     pd: ProtectionDomain,
     channel: Option<CompletionChannel>,
     expected: Vec<u8>,
@@ -122,7 +122,7 @@ impl<'a> End<'a> {
             outgoing,
             incoming,
             cq,
-            way: None,
+            datagram_path: None,
             pd,
             channel,
             expected,
@@ -143,8 +143,8 @@ impl<'a> End<'a> {
     fn connect(&mut self, there: &Endpoint) -> Result<(), Failure> {
         show(self.options, "  remote address:", there)?;
         if self.service.is_datagram() {
-            let way = self.pd.create_ah(self.gid_index, there.gid, &AhOptions::default())?;
-            self.way = Some((way, *there));
+            let datagram_path = self.pd.create_ah(self.gid_index, there.gid, &AhOptions::default())?;
+            self.datagram_path = Some((datagram_path, *there));
             return Ok(());
         }
         let path_mtu = self.options.device.path_mtu(self.device, STOCK_MTU)?;
@@ -203,8 +203,8 @@ impl<'a> End<'a> {
     }
 
     fn send(&mut self) -> Result<(), Failure> {
-        let wr = match &self.way {
-            Some((way, there)) => way.send_to(there.qpn, QKEY),
+        let wr = match &self.datagram_path {
+            Some((datagram_path, there)) => datagram_path.send_to(there.qpn, QKEY),
             None => SendWr::default(),
         };
         self.qp.post_send(&SendWr { wr_id: SEND, ..wr }, &[self.outgoing.sge(0, self.size)])?;
@@ -236,7 +236,7 @@ impl<'a> End<'a> {
     }
 }
 
-impl Game for End<'_> {
+impl PingpongEnd for End<'_> {
     fn meet_server(&mut self, stream: &mut dyn Stream) -> Result<(), Failure> {
         let there = exchange::as_client(stream, &[self.own], exchange::ONE)?;
         self.connect(&there[0])

@@ -109,7 +109,7 @@ enum Kind {
 }
 
 /// One end of a run, from the exchange of addresses to the last acknowledgement.
-trait Game {
+trait PingpongEnd {
     /// Exchanges addresses with the server, and connects.
     fn meet_server(&mut self, stream: &mut dyn Stream) -> Result<(), Failure>;
     /// Exchanges addresses with the client, and connects.
@@ -125,7 +125,7 @@ fn new_game<'a>(
     options: &'a Options,
     device: &'a Device,
     gid_index: usize,
-) -> Result<Box<dyn Game + 'a>, Failure> {
+) -> Result<Box<dyn PingpongEnd + 'a>, Failure> {
     Ok(match kind {
         Kind::One(service) => Box::new(End::new(service, options, device, gid_index)?),
         Kind::Shared(count) => Box::new(SharedEnd::new(count, options, device, gid_index)?),
@@ -229,7 +229,7 @@ fn serve(kind: Kind, options: &Options, opened: &Opened, listener: TcpListener) 
 fn finish(
     options: &Options,
     device: &Device,
-    mut end: Box<dyn Game + '_>,
+    mut end: Box<dyn PingpongEnd + '_>,
     client: bool,
 ) -> Result<(), Failure> {
     // Print the event logs while the queue pairs exist.

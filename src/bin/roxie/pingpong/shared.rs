@@ -12,7 +12,7 @@ use roxie::shared::Armed;
 use roxie::verbs::{Access, QpCaps, QpInit, QpType, Qpn, SendWr, Wc, WcStatus};
 
 use super::end::{self, Outcome, RECEIVE, SEND};
-use super::{Game, Options, STOCK_MTU, exchange};
+use super::{Options, PingpongEnd, STOCK_MTU, exchange};
 use crate::device::health::Health;
 use crate::device::{IdleYield, linger};
 use crate::failure::Failure;
@@ -178,7 +178,7 @@ impl<'a> SharedEnd<'a> {
     }
 }
 
-impl Game for SharedEnd<'_> {
+impl PingpongEnd for SharedEnd<'_> {
     fn meet_server(&mut self, stream: &mut dyn Stream) -> Result<(), Failure> {
         let there = exchange::as_client(stream, &self.own, exchange::SHARED_SLOTS)?;
         self.connect(&there)

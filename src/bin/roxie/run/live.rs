@@ -29,7 +29,7 @@ pub(super) fn keep(view: View, class: &Path) -> io::Result<()> {
     let watch =
         Watch::new(&view.interface).map_err(|error: NetdevError| io::Error::other(error.to_string()))?;
     let counts = Counts::default();
-    let keeper = Keeper {
+    let updater = ViewUpdater {
         watch,
         device: Tree::of(class, view.entries()),
         counters: Tree::of(class, counts.entries(PORT)),
@@ -39,10 +39,10 @@ pub(super) fn keep(view: View, class: &Path) -> io::Result<()> {
         counts,
         reader: CounterReader::default(),
     };
-    spawn_unsignalled("roxie-view", move || keeper.run()).map(drop)
+    spawn_unsignalled("roxie-view", move || updater.run()).map(drop)
 }
 
-struct Keeper {
+struct ViewUpdater {
     watch: Watch,
     view: View,
     device: Tree,
@@ -55,7 +55,7 @@ struct Keeper {
     counters: Tree,
 }
 
-impl Keeper {
+impl ViewUpdater {
     fn run(mut self) {
         let mut due = Instant::now();
         loop {

@@ -3,7 +3,7 @@
 //! The program gets Roxie's `libibverbs.so.1` by `LD_PRELOAD` and `LD_LIBRARY_PATH`. A mount namespace shows it what a kernel
 //! with an RDMA device has in `/sys/class/infiniband` and `/dev/infiniband` ([`overlay`], [`view`]), kept up to date
 //! ([`live`]). The device itself lives in the program's process. The launcher waits and forwards signals ([`child`]). When the
-//! program has ended, it closes the connections that were left open ([`Estate`]), and reports what the device refused to a
+//! program has ended, it closes the connections that were left open ([`OrphanTable`]), and reports what the device refused to a
 //! program that failed ([`EventLog`]).
 
 mod child;
@@ -21,7 +21,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use clap::{Args, ValueEnum};
-use roxie::host::{Device, DeviceConfig, EVENTS, Estate, EventLog, LoggedEvent, OpenError, PortPlan, Stack};
+use roxie::host::{
+    Device, DeviceConfig, EVENTS, EventLog, LoggedEvent, OpenError, OrphanTable, PortPlan, Stack,
+};
 use roxie::netdev::Interface;
 use roxie::port::fault::FaultConfig;
 use roxie::port::xdp::Mode;
@@ -261,13 +263,13 @@ fn start(arguments: &Arguments, prepared: &Prepared) -> Result<ExitCode, Failure
     let mut command = Command::new(program);
     command.args(rest).envs(prepared.environment(&arguments.options));
     // Without this memory, the peers of a killed program notice only by their timeouts.
-    let estate = Estate::create().ok();
+    let orphans = OrphanTable::create().ok();
     // Without this memory, only ROXIE_LOG reports refusals.
     let log = EventLog::create().ok();
-    command.envs(estate.iter().map(|(_, path)| ("ROXIE_ESTATE", path.path())));
+    command.envs(orphans.iter().map(|(_, path)| ("ROXIE_ORPHANS", path.path())));
     command.envs(log.iter().map(|(_, path)| ("ROXIE_EVENTS", path.path())));
     let ended = child::run(command, program);
-    let told = estate.map_or(Ok(()), |(estate, _path)| estate.settle(|| prepared.device()));
+    let told = orphans.map_or(Ok(()), |(orphans, _path)| orphans.settle(|| prepared.device()));
     let code = ended?;
     if !arguments.options.quiet {
         if let Err(error) = told {

@@ -23,7 +23,7 @@ use nix::sys::stat::{FchmodatFlags, Mode, SFlag, fchmodat, makedev, mknod};
 use nix::unistd::{chroot, fchdir, getgid, getuid};
 
 use super::child;
-use super::hint::Surroundings;
+use super::hint::Environment;
 use super::view::{Class, RDMA_CM, View};
 
 /// Device number of `/dev/ptmx` (Linux Documentation/admin-guide/devices.txt).
@@ -120,7 +120,7 @@ pub(super) fn enter(view: &View, keep_rights: bool) -> io::Result<Vec<NoView>> {
             Ok(vec![NoView::all(format!(
                 "{}; {}",
                 why.told(),
-                Surroundings::of_this_process().for_mounts_beside_xdp()
+                Environment::of_this_process().for_mounts_beside_xdp()
             ))])
         }
         Err(_) => Ok(enter_as_user(view)),
@@ -143,7 +143,7 @@ fn enter_as_user(view: &View) -> Vec<NoView> {
         Ok(why) => why,
         Err(error) => format!("trying a user namespace: {error}"),
     };
-    vec![NoView::all(format!("{why}; {}", Surroundings::of_this_process().for_mounts()))]
+    vec![NoView::all(format!("{why}; {}", Environment::of_this_process().for_mounts()))]
 }
 
 /// Enters a mount namespace in a user namespace, and makes its mounts private.

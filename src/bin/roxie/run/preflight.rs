@@ -7,7 +7,7 @@ use roxie::verbs::Mtu;
 use roxie::remote::nic_of;
 
 use super::Port;
-use super::hint::Surroundings;
+use super::hint::Environment;
 use crate::show::xdp_obstacles;
 
 /// The chosen port, and remarks for the user.
@@ -34,7 +34,7 @@ impl Preflight {
                 "AF_XDP will not open on {}: {}. {}, or leave --port out: sockets take no privilege",
                 interface.name,
                 obstacles.join("; "),
-                Surroundings::of_this_process().for_xdp()
+                Environment::of_this_process().for_xdp()
             ));
         }
         if let (Port::Xdp, Some(id)) = (port, interface.xdp_program) {

@@ -19,7 +19,7 @@ use super::tally::Tally;
 use crate::descriptors::{MOST, send_with};
 use crate::nic::Command;
 use crate::random::splitmix;
-use crate::remote::message::{Ask, Told, VERSION};
+use crate::remote::message::{Request, Response, VERSION};
 use crate::shared::Region;
 use crate::shared::remote_memory::RemoteMemory;
 use crate::shared::remote_memory::pages::{Pages, State};
@@ -124,7 +124,7 @@ impl Attacker {
     }
 
     fn is_served(&self) -> bool {
-        self.hostile.stranger.seated.as_ref().is_some_and(|seated| seated.is_served())
+        self.hostile.stranger.unthreaded.as_ref().is_some_and(|unthreaded| unthreaded.is_served())
     }
 
     /// Ends the program and returns its tally. Nothing of it is left at the NIC.
@@ -153,10 +153,10 @@ impl Attacker {
         }
     }
 
-    /// Disconnects at once, possibly with an unanswered question.
+    /// Disconnects at once, possibly with an unanswered request.
     fn hang_up(&mut self, bench: &Bench) {
         if self.below(2) == 0 {
-            let _ = self.hostile.stranger.link.send(&Ask::Command(Command::AllocPd), &[]);
+            let _ = self.hostile.stranger.link.send(&Request::Command(Command::AllocPd), &[]);
         }
         self.tally.note("hanging up", true);
         self.come_again(bench);
@@ -199,7 +199,12 @@ impl Attacker {
     fn write_over_bells(&mut self) {
         for _ in 0..1 + self.below(16) {
             let (at, value) = (splitmix(&mut self.state) as usize, splitmix(&mut self.state));
-            let page = self.hostile.stranger.seated.as_ref().map_or(&[][..], |seated| seated.page.words());
+            let page = self
+                .hostile
+                .stranger
+                .unthreaded
+                .as_ref()
+                .map_or(&[][..], |unthreaded| unthreaded.page.words());
             page[at % page.len()].store(value >> (value & 63), Relaxed);
         }
         self.tally.note("bells that are written over", true);
@@ -208,7 +213,8 @@ impl Attacker {
     /// Closes the eventfd, and first makes it blocking: its flags apply to all duplicates.
     fn close_eventfd(&mut self) {
         let stranger = &mut self.hostile.stranger;
-        let bells = stranger.seated.as_ref().and_then(|seated| lock(&seated.without_eventfd).take());
+        let bells =
+            stranger.unthreaded.as_ref().and_then(|unthreaded| lock(&unthreaded.without_eventfd).take());
         self.tally.note("a closed eventfd", bells.is_some());
         if let Some(bells) = bells {
             fcntl(stranger.fds[1].as_fd(), FcntlArg::F_SETFL(OFlag::empty())).expect("its own");
@@ -242,20 +248,20 @@ impl Attacker {
         }
     }
 
-    /// Sends arbitrary descriptors with an arbitrary question.
+    /// Sends arbitrary descriptors with an arbitrary request.
     fn send_wrong_descriptors(&mut self) {
         let fds: Vec<OwnedFd> = (0..=self.below(MOST + 1)).map(|_| self.descriptor()).collect();
-        let ask = match self.below(4) {
-            0 => Ask::Arena { words: 1 << self.below(13) },
+        let request = match self.below(4) {
+            0 => Request::Arena { words: 1 << self.below(13) },
             1 => create_counted_cq(place(0), 8),
-            2 => Ask::Estate,
-            _ => Ask::Port,
+            2 => Request::OrphanTable,
+            _ => Request::Port,
         };
-        let sent = self.hostile.stranger.link.send(&ask, &borrowed(&fds));
+        let sent = self.hostile.stranger.link.send(&request, &borrowed(&fds));
         let reply = sent.and_then(|()| self.hostile.stranger.reply());
         self.tally.note("descriptors of any kind", matches!(reply, Ok(Some(Ok(_)))));
-        if let Ok(Some(Ok(Told::Answer(answer)))) = reply {
-            self.hostile.mine.note(&ask, &answer);
+        if let Ok(Some(Ok(Response::Answer(answer)))) = reply {
+            self.hostile.mine.note(&request, &answer);
         }
     }
 
@@ -274,7 +280,7 @@ impl Attacker {
         send_with(socket, bytes, &[], MsgFlags::MSG_DONTWAIT).is_ok()
     }
 
-    /// Sends bytes that need not be a question, possibly with a wrong length.
+    /// Sends bytes that need not be a request, possibly with a wrong length.
     fn send_bytes(&mut self) {
         let body: Vec<u8> = (0..self.below(80)).map(|_| splitmix(&mut self.state) as u8).collect();
         let lies = self.below(4) == 0;
@@ -283,17 +289,17 @@ impl Attacker {
         self.tally.note(if lies { "a length that is a lie" } else { "any bytes" }, answered);
     }
 
-    /// Sends a question with some corrupted bits.
+    /// Sends a request with some corrupted bits.
     fn send_bent_question(&mut self) {
-        let ask = self.hostile.question();
-        let mut body = postcard::to_stdvec(&ask).expect("a message");
+        let request = self.hostile.arbitrary_request();
+        let mut body = postcard::to_stdvec(&request).expect("a message");
         for _ in 0..=self.below(2) {
             let (at, bit) = (self.below(body.len()), self.below(8));
             body[at] ^= 1 << bit;
         }
         // The program does not know what it was granted, so later answers are not checked against its list.
         let answered = self.send(&framed(&body)) && matches!(self.hostile.stranger.reply(), Ok(Some(Ok(_))));
-        self.tally.note("a bent question", answered);
+        self.tally.note("a bent request", answered);
         if answered {
             self.hostile.is_surprised = true;
         }
@@ -301,12 +307,12 @@ impl Attacker {
 
     /// Ends the connection in the middle of a message.
     fn break_off(&mut self) {
-        let ask = self.hostile.question();
-        let whole = message(&ask);
+        let request = self.hostile.arbitrary_request();
+        let whole = message(&request);
         let length = self.below(whole.len());
         self.send(&whole[..length]);
         self.hostile.stranger.link.shut();
         let answered = matches!(self.hostile.stranger.reply(), Ok(Some(_)));
-        self.tally.note("half of a question", answered);
+        self.tally.note("half of a request", answered);
     }
 }

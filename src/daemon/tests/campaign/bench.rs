@@ -13,9 +13,9 @@ use nix::sys::socket::MsgFlags;
 
 use super::super::{CAPS, Config, PATIENCE, Quota, Stranger, hello};
 use crate::daemon::account::Accounts;
-use crate::daemon::guest::{Guest, Session};
-use crate::daemon::house::Users;
-use crate::daemon::{Inner, Visit, admit, answer_next, part_from};
+use crate::daemon::client::{Client, Session};
+use crate::daemon::registry::Users;
+use crate::daemon::{ClientChange, Inner, admit, answer_next, part_from};
 use crate::descriptors::{send, send_with};
 use crate::engine::Engine;
 use crate::host::{Device, DeviceConfig, Drive, QueuePair};
@@ -33,7 +33,7 @@ use crate::verbs::{AsyncEvent, QpInit, QpType};
 const TURN: Nanos = Nanos(500);
 /// Words of the doorbell page of a small NIC: the count of sleepers, a summary, and a bit for each of 256 QPs.
 const BELLS: usize = 8 + 8 + 4;
-/// Maximum bytes of a greeting, as at the NIC's door.
+/// Maximum bytes of a greeting, as at the NIC's acceptor.
 const LONGEST_GREETING: usize = 4096;
 
 /// One NIC.
@@ -53,9 +53,9 @@ pub(in super::super) struct Bench {
 }
 
 /// A client of a NIC that no thread serves.
-pub(in super::super) struct Seated {
+pub(in super::super) struct UnthreadedClient {
     inner: Arc<Inner>,
-    guest: Arc<Guest>,
+    client: Arc<Client>,
     /// `None` once the NIC serves it no more.
     session: Mutex<Option<Session>>,
     asked: Arc<AtomicU64>,
@@ -65,21 +65,21 @@ pub(in super::super) struct Seated {
     pub(super) without_eventfd: Mutex<Option<Doorbells>>,
 }
 
-impl Seated {
-    /// Runs the NIC for the client's next question, or for its end.
+impl UnthreadedClient {
+    /// Runs the NIC for the client's next request, or for its end.
     pub(in super::super) fn answer(&self) {
         let mut session = lock(&self.session);
         if let Some(asks) = session.as_mut()
-            && !answer_next(&Arc::downgrade(&self.inner), &self.guest, asks)
+            && !answer_next(&Arc::downgrade(&self.inner), &self.client, asks)
             && let Some(session) = session.take()
         {
-            part_from(&Arc::downgrade(&self.inner), &self.guest, session);
+            part_from(&Arc::downgrade(&self.inner), &self.client, session);
         }
         self.asked.fetch_add(1, Relaxed);
     }
 
     pub(super) fn slot(&self) -> u8 {
-        self.guest.slot
+        self.client.slot
     }
 
     pub(super) fn is_served(&self) -> bool {
@@ -87,8 +87,8 @@ impl Seated {
     }
 }
 
-impl Drop for Seated {
-    /// The client's end is closed by now: the NIC answers the questions sent, then sees the end.
+impl Drop for UnthreadedClient {
+    /// The client's end is closed by now: the NIC answers the requests sent, then sees the end.
     fn drop(&mut self) {
         while self.is_served() && !std::thread::panicking() {
             self.answer();
@@ -103,25 +103,25 @@ impl Side {
         let init = QpInit { qp_type: QpType::Gsi, caps: CAPS, sq_sig_all: true };
         let _qp1 = device.create_qp_as(&pd, &cq, &cq, &init).expect("its QP1");
         let config = Config { users: Users::All, quota, ..Config::default() };
-        let ignored = Box::new(|_: Visit| {});
+        let ignored = Box::new(|_: ClientChange| {});
         let (inner, raised) = Inner::new(device, config, ignored).expect("a NIC");
         Side { inner, raised, _qp1 }
     }
 
     pub(in super::super) fn engine(&self) -> &Engine {
-        self.inner.house.device.engine().expect("its own")
+        self.inner.registry.device.engine().expect("its own")
     }
 
     /// Counts the NIC's objects, and checks their consistency.
     pub(super) fn objects(&self) -> ObjectCounts {
-        assert!(!self.inner.house.device.has_failed(), "a pass panicked");
-        let worker = self.engine().inspect(|worker| (worker.nic().objects(), worker.nic().disagreement()));
+        assert!(!self.inner.registry.device.has_failed(), "a pass panicked");
+        let worker = self.engine().inspect(|worker| (worker.nic().objects(), worker.nic().inconsistency()));
         assert_eq!(worker.1, None);
         worker.0
     }
 
     pub(super) fn accounts(&self) -> &Accounts {
-        &self.inner.house.accounts
+        &self.inner.registry.accounts
     }
 
     fn turn(&self, now: Nanos, tells_kept: bool) {
@@ -135,8 +135,8 @@ impl Side {
     }
 
     /// Runs a worker's steps to fall asleep, and to wake at once.
-    fn nap(&self) {
-        let bells = self.engine().inspect(|worker| worker.guests().clone());
+    fn sleep(&self) {
+        let bells = self.engine().inspect(|worker| worker.clients().clone());
         let sleep = bells.sleep_begins();
         let mut fds: Vec<_> = sleep.wake_fds().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         poll(&mut fds, PollTimeout::ZERO).expect("descriptors");
@@ -163,17 +163,17 @@ impl Bench {
         for side in &self.sides {
             side.turn(self.now, self.turns.is_multiple_of(16));
             if self.turns.is_multiple_of(64) {
-                side.nap();
+                side.sleep();
             }
         }
     }
 
-    /// Returns the number of turns, including one for each question.
+    /// Returns the number of turns, including one for each request.
     pub(super) fn turns(&self) -> u64 {
         self.turns + self.asked.load(Relaxed)
     }
 
-    /// Greets without the door, with these bytes and descriptors, as this user. Returns the reason of a refusal.
+    /// Greets without the acceptor, with these bytes and descriptors, as this user. Returns the reason of a refusal.
     pub(super) fn greet(
         &self,
         side: usize,
@@ -195,7 +195,7 @@ impl Bench {
         heard.ok_or("no answer")?.0?;
         let received = link.receive::<Result<Welcome, String>>().map_err(|error| error.to_string())?;
         let (answer, fds) = received.ok_or("no answer")?;
-        let (guest, session) = admitted.ok_or_else(|| answer.clone().expect_err("it was not let in"))?;
+        let (client, session) = admitted.ok_or_else(|| answer.clone().expect_err("it was not let in"))?;
         let session = Mutex::new(Some(session));
         let (inner, asked) = (Arc::clone(inner), Arc::clone(&self.asked));
         let [page, wake, ..] = &fds[..] else { panic!("three descriptors") };
@@ -206,8 +206,8 @@ impl Bench {
         let (without_eventfd, words) =
             (Mutex::new(Some(map(other.into()))), Region::map(page.as_fd(), BELLS));
         let page = words.expect("its page");
-        let seated = Some(Seated { inner, guest, session, asked, page, without_eventfd });
-        Ok(Stranger { link, slot, seated, fds, bells, arenas: Vec::new() })
+        let unthreaded = Some(UnthreadedClient { inner, client, session, asked, page, without_eventfd });
+        Ok(Stranger { link, slot, unthreaded, fds, bells, arenas: Vec::new() })
     }
 
     /// Greets as the library does.

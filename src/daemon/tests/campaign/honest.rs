@@ -7,7 +7,7 @@ use super::super::{CAPS, Stranger, create_qp, place, receives_at};
 use super::bench::Bench;
 use crate::nic::{Answer, Command, MemoryCommand, QpHandle, ReceiveSource};
 use crate::random::splitmix;
-use crate::remote::message::{Ask, Memory, Told};
+use crate::remote::message::{Memory, Request, Response};
 use crate::shared::work_queue::Payload;
 use crate::shared::{CompletionRing, RecvRing, SendRing};
 use crate::verbs::{
@@ -48,21 +48,21 @@ impl End {
         let (pd, cq) = (stranger.pd(), stranger.cq(0));
         let init = QpInit { qp_type: QpType::Rc, caps: HONEST, sq_sig_all: true };
         let (sends, receives) = (place(1024), ReceiveSource::Own(receives_at(place(2048))));
-        let made = stranger.ask(create_qp(pd, (cq, cq), init, sends, receives));
-        let Ok(Told::Answer(Answer::Qp(qp))) = made else { panic!("{made:?}") };
+        let made = stranger.request(create_qp(pd, (cq, cq), init, sends, receives));
+        let Ok(Response::Answer(Answer::Qp(qp))) = made else { panic!("{made:?}") };
         let mut state = seed;
         let image = [0; ALL].map(|_: u64| splitmix(&mut state));
         let memory = Box::new(image.map(AtomicU64::new));
         let (address, length) = (memory.as_ptr() as u64, 8 * ALL as u64);
         let access = Access::READ_WRITE | Access::REMOTE_ATOMIC;
         let at = Memory::At { address, length, on_demand: false };
-        let made = stranger.ask(Ask::Memory(MemoryCommand::RegisterMemory {
+        let made = stranger.request(Request::Memory(MemoryCommand::RegisterMemory {
             pd,
             access,
             start: address,
             memory: at,
         }));
-        let Ok(Told::Answer(Answer::Memory(_, key))) = made else { panic!("{made:?}") };
+        let Ok(Response::Answer(Answer::Memory(_, key))) = made else { panic!("{made:?}") };
         let part = |at: usize, words| stranger.arenas[0].part(at, words).expect("inside");
         let completions = CompletionRing::on(&part(0, CompletionRing::size(8)), 8).expect("room");
         let sends = SendRing::on(&part(1024, SendRing::size(8, 1, 0)), 8, 1, 0).expect("room");
@@ -124,7 +124,7 @@ impl End {
         assert!(self.completions.poll().is_none(), "a completion that was not asked for");
     }
 
-    /// Checks that the NIC answers the client's questions about its own objects.
+    /// Checks that the NIC answers the client's requests about its own objects.
     fn asks(&self) {
         match self.stranger.call(Command::QueryQp(self.qp.index)) {
             Ok(Answer::QpStatus(status)) => assert_eq!(status.state, QpState::Rts),
@@ -134,13 +134,13 @@ impl End {
         self.stranger.call(moderate).expect("its own");
         let at = Memory::At { address: self.address(0), length: 8, on_demand: false };
         let (pd, access) = (self.pd, Access::empty());
-        match self.stranger.ask(Ask::Memory(MemoryCommand::RegisterMemory {
+        match self.stranger.request(Request::Memory(MemoryCommand::RegisterMemory {
             pd,
             access,
             start: 0,
             memory: at,
         })) {
-            Ok(Told::Answer(Answer::Memory(mr, _))) => {
+            Ok(Response::Answer(Answer::Memory(mr, _))) => {
                 self.stranger.call(Command::DeregisterMemory(mr)).expect("its own");
             }
             other => panic!("{other:?}"),
@@ -170,7 +170,7 @@ impl Couple {
 
     /// Returns the clients' numbers, keys, addresses and slots, which others may know.
     pub(super) fn known(&self) -> impl Iterator<Item = (QpHandle, u32, u64, u8)> {
-        let slot = |end: &End| end.stranger.seated.as_ref().map_or(0, |seated| seated.slot());
+        let slot = |end: &End| end.stranger.unthreaded.as_ref().map_or(0, |unthreaded| unthreaded.slot());
         self.ends.iter().map(move |end| (end.qp, end.key, end.address(0), slot(end)))
     }
 

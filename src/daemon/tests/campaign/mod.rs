@@ -23,7 +23,7 @@ use crate::random::splitmix;
 use crate::shared::EventCounter;
 use crate::time::Nanos;
 use attacker::Attacker;
-pub(super) use bench::{Bench, Seated};
+pub(super) use bench::{Bench, UnthreadedClient};
 use honest::Couple;
 pub(super) use tally::{Tally, kind_of};
 
@@ -59,7 +59,7 @@ fn variable(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}=number")))
 }
 
-/// Kinds of questions and actions, with the numbers executed and refused that a normal run must reach.
+/// Kinds of requests and actions, with the numbers executed and refused that a normal run must reach.
 const REACH: &[(&str, [u64; 2])] = &[
     ("AllocPd", [400, 100]),
     ("AllocFastMemory", [400, 400]),
@@ -85,7 +85,7 @@ const REACH: &[(&str, [u64; 2])] = &[
     ("Services", [100, 100]),
     ("TakeUnit", [0, 100]),
     ("a work request", [2000, 1000]),
-    ("a bent question", [5, 50]),
+    ("a bent request", [5, 50]),
     ("a closed eventfd", [50, 0]),
     ("a length that is a lie", [0, 5]),
     ("a wrong greeting", [0, 500]),
@@ -95,7 +95,7 @@ const REACH: &[(&str, [u64; 2])] = &[
     ("bells that are written over", [400, 0]),
     ("coming again", [100, 0]),
     ("descriptors of any kind", [50, 100]),
-    ("half of a question", [0, 5]),
+    ("half of a request", [0, 5]),
     ("hanging up", [20, 0]),
     ("behind the end", [100, 0]),
     ("protected", [100, 0]),
@@ -181,7 +181,7 @@ fn run(seed: u64, executions: u64) -> Outcome {
     for (side, own) in bench.sides.iter().zip(own) {
         assert_eq!(side.objects(), own, "left of honest clients");
         assert!(side.accounts().are_empty(), "something is still charged");
-        assert_eq!(side.engine().inspect(|worker| worker.guests().pages_heard()), 0, "doorbell pages");
+        assert_eq!(side.engine().inspect(|worker| worker.clients().pages_heard()), 0, "doorbell pages");
     }
     drop(bench);
     assert_eq!(Held::now(), before, "what the process holds");

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
-use crate::remote::message::Ask;
+use crate::remote::message::Request;
 
-/// Numbers of questions that the NIC executed and refused, by kind.
+/// Numbers of requests that the NIC executed and refused, by kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in super::super) struct Tally(BTreeMap<String, [u64; 2]>);
 
@@ -36,12 +36,14 @@ impl fmt::Display for Tally {
     }
 }
 
-/// Returns the kind of a question; for a command, the command's kind.
-pub(in super::super) fn kind_of(ask: &Ask) -> String {
-    let mut kind =
-        Kind { depth: u32::from(matches!(ask, Ask::Command(_) | Ask::Memory(_))), ..Kind::default() };
+/// Returns the kind of a request; for a command, the command's kind.
+pub(in super::super) fn kind_of(request: &Request) -> String {
+    let mut kind = Kind {
+        depth: u32::from(matches!(request, Request::Command(_) | Request::Memory(_))),
+        ..Kind::default()
+    };
     // The writer fails where the name ends, which is no error.
-    let _ = write!(kind, "{ask:?}");
+    let _ = write!(kind, "{request:?}");
     kind.name
 }
 

@@ -2,7 +2,7 @@
 
 mod trouble;
 
-use self::trouble::Sky;
+use self::trouble::FaultState;
 use super::cable::{Cables, Entry, LinkStats};
 use super::error::ConfigError;
 use super::flow::FlowName;
@@ -12,7 +12,7 @@ use super::link::SHORTEST_FRAME;
 use super::routing::Router;
 use super::station::{Shared, Station, StationPort, StationStats};
 use super::switch::Switch;
-use super::tap::{TapSight, Taps};
+use super::tap::{TappedFrame, Taps};
 use super::topology::{End, FabricConfig, Wiring};
 use crate::engine::Progress;
 use crate::sim::events::{EventId, EventQueue};
@@ -56,7 +56,7 @@ pub enum Step {
 }
 
 #[derive(Debug)]
-struct Seat {
+struct Attached {
     shared: Shared,
     at: End,
     /// Time of the host's next pass.
@@ -71,7 +71,7 @@ struct Seat {
 #[derive(Debug)]
 pub struct Fabric {
     events: EventQueue<Event>,
-    seats: Vec<Seat>,
+    attached: Vec<Attached>,
     hosts: Hosts,
     switches: Vec<Switch>,
     wiring: Wiring,
@@ -81,7 +81,7 @@ pub struct Fabric {
     handled: u64,
     pool: Vec<Vec<u8>>,
     cables: Cables,
-    sky: Sky,
+    faults: FaultState,
     taps: Taps,
     all_flow_stats: FlowStatsTable,
 }
@@ -99,12 +99,12 @@ impl Fabric {
         for (number, station) in config.stations.iter().enumerate() {
             station.link.check()?;
             for (switch, ports) in
-                router.ways_to(number).iter().enumerate().filter(|(_, ports)| !ports.is_empty())
+                router.next_hops_to(number).iter().enumerate().filter(|(_, ports)| !ports.is_empty())
             {
                 switches[switch].set_route(station.mac, ports)?;
             }
         }
-        let seat = |(config, at): (_, &Option<End>)| Seat {
+        let slot = |(config, at): (_, &Option<End>)| Attached {
             shared: Shared::new(Station::new(config)),
             at: at.expect("the wiring has an end for each"),
             turn: None,
@@ -114,7 +114,7 @@ impl Fabric {
         Ok(Fabric {
             events: EventQueue::new(),
             hosts: Hosts::none(config.stations.len()),
-            seats: config.stations.into_iter().zip(&wiring.stations).map(seat).collect(),
+            attached: config.stations.into_iter().zip(&wiring.stations).map(slot).collect(),
             serves: wiring.switches.iter().map(|ports| vec![None; ports.len()]).collect(),
             switches,
             wiring,
@@ -122,7 +122,7 @@ impl Fabric {
             handled: 0,
             pool: Vec::new(),
             cables,
-            sky: Sky::default(),
+            faults: FaultState::default(),
             taps: Taps::default(),
             all_flow_stats: FlowStatsTable::default(),
         })
@@ -148,15 +148,15 @@ impl Fabric {
     /// # Panics
     /// If the station does not exist.
     pub fn port(&self, station: usize) -> StationPort {
-        StationPort::new(station, self.seats[station].shared.clone())
+        StationPort::new(station, self.attached[station].shared.clone())
     }
 
     /// Attaches a host to a station. The host's port must be [`Fabric::port`] of the station.
     ///
     /// # Panics
     /// If the station does not exist.
-    pub fn seat(&mut self, station: usize, host: Host) {
-        self.hosts.seat(station, host);
+    pub fn attach(&mut self, station: usize, host: Host) {
+        self.hosts.attach(station, host);
         self.turn_at(station, self.now);
     }
 
@@ -205,7 +205,7 @@ impl Fabric {
     /// # Panics
     /// If the station does not exist.
     pub fn station(&self, station: usize) -> StationStats {
-        self.seats[station].shared.get().stats
+        self.attached[station].shared.get().stats
     }
 
     /// Queues a frame in a station's ring at `now`. `now` must not be before the fabric's time, nor after a pending event. Returns false,
@@ -218,7 +218,7 @@ impl Fabric {
         let mut buffer = self.pool.pop().unwrap_or_default();
         buffer.clear();
         buffer.extend_from_slice(frame);
-        let pushed = self.seats[station].shared.get().push(self.now, buffer);
+        let pushed = self.attached[station].shared.get().push(self.now, buffer);
         match pushed {
             Ok(()) => {
                 self.begin(station);
@@ -256,7 +256,7 @@ impl Fabric {
     }
 
     /// Takes the frames recorded at the tapped ends.
-    pub fn take_sights(&mut self) -> Vec<TapSight> {
+    pub fn take_sights(&mut self) -> Vec<TappedFrame> {
         self.taps.take()
     }
 
@@ -265,7 +265,7 @@ impl Fabric {
     /// # Panics
     /// If the station does not exist.
     pub fn take(&mut self, station: usize) -> Option<(Nanos, Vec<u8>)> {
-        self.seats[station].shared.get().inbox.pop_front()
+        self.attached[station].shared.get().inbox.pop_front()
     }
 
     /// Returns a buffer to the pool.
@@ -307,7 +307,7 @@ impl Fabric {
                 Step::Inside
             }
             Event::Line(station) => {
-                self.seats[station].line = None;
+                self.attached[station].line = None;
                 self.begin(station);
                 Step::Inside
             }
@@ -343,7 +343,7 @@ impl Fabric {
                     self.taps.came(self.now, end, frame.clone(), None);
                 }
                 self.all_flow_stats.came(&frame);
-                let for_somebody = self.seats[station].shared.get().deliver(self.now, frame);
+                let for_somebody = self.attached[station].shared.get().deliver(self.now, frame);
                 if !for_somebody {
                     self.begin(station);
                     return Step::Inside;
@@ -389,7 +389,7 @@ impl Fabric {
 
     fn put_on_link(&mut self, arrives: Nanos, end: End, frame: Vec<u8>) {
         match self.cables.to_mut(end).enter() {
-            Entry::Free if self.sky.is_clear() => self.carry(arrives, end, frame),
+            Entry::Free if self.faults.is_clear() => self.carry(arrives, end, frame),
             Entry::Free => self.carry_through_weather(arrives, end, frame),
             Entry::Unplugged => self.pool.push(frame),
             Entry::Damaged => {
@@ -435,9 +435,9 @@ impl Fabric {
 
     /// Starts the frames of a station's ring that may leave now.
     fn begin(&mut self, station: usize) {
-        let (at, from) = (self.seats[station].at, End::Station(station));
+        let (at, from) = (self.attached[station].at, End::Station(station));
         let (room, wakes) = loop {
-            let mut state = self.seats[station].shared.get();
+            let mut state = self.attached[station].shared.get();
             let Some((frame, arrives)) = state.begin(self.now) else {
                 let room = state.has_room_again(self.now);
                 state.starved &= !room;
@@ -453,24 +453,30 @@ impl Fabric {
         if room {
             self.turn_at(station, self.now);
         }
-        Fabric::set(&mut self.events, &mut self.seats[station].line, self.now, wakes, Event::Line(station));
+        Fabric::set(
+            &mut self.events,
+            &mut self.attached[station].line,
+            self.now,
+            wakes,
+            Event::Line(station),
+        );
     }
 
     /// Schedules a pass of a host at `time`, or after its current pass, unless an earlier one is scheduled.
     fn turn_at(&mut self, station: usize, time: Nanos) {
-        let seat = &mut self.seats[station];
-        let time = time.max(seat.not_before);
-        if !self.hosts.has(station) || time == Nanos::MAX || seat.turn.is_some_and(|(set, _)| set <= time) {
+        let slot = &mut self.attached[station];
+        let time = time.max(slot.not_before);
+        if !self.hosts.has(station) || time == Nanos::MAX || slot.turn.is_some_and(|(set, _)| set <= time) {
             return;
         }
-        Fabric::set(&mut self.events, &mut seat.turn, self.now, time, Event::Turn(station));
+        Fabric::set(&mut self.events, &mut slot.turn, self.now, time, Event::Turn(station));
     }
 
     fn turn(&mut self, station: usize) -> Step {
         let now = self.now;
-        let seat = &mut self.seats[station];
-        seat.turn = None;
-        seat.not_before = now + PASS;
+        let slot = &mut self.attached[station];
+        slot.turn = None;
+        slot.not_before = now + PASS;
         let host = &mut self.hosts[station];
         let progress = host.poll(now);
         let next = if progress.is_idle() { host.worker.next_deadline() } else { now };
@@ -482,7 +488,7 @@ impl Fabric {
 
     /// Balances free buffers between the pool and a station: mostly receiving stations give buffers up, mostly sending ones take them.
     fn even_out(&mut self, station: usize) {
-        let mut state = self.seats[station].shared.get();
+        let mut state = self.attached[station].shared.get();
         let spare = &mut state.spare;
         if spare.len() > KEPT {
             self.pool.extend(spare.drain(KEPT / 2..));

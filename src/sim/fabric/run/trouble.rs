@@ -1,38 +1,38 @@
-//! Disturbances of a running fabric: weather, unplugged cables, changed stations, injected frames.
+//! Disturbances of a running fabric: faults of frames, unplugged cables, changed stations, injected frames.
 
 use std::io;
 
 use super::super::cable::Entry;
+use super::super::frame_faults::{Arrival, FrameFaults};
 use super::super::topology::End;
-use super::super::weather::{Arrival, Weather};
 use super::Fabric;
 use crate::port::LinkChange;
 use crate::time::Nanos;
 
-/// The weather, if any.
+/// Faults that a test injects, if any.
 #[derive(Debug, Default)]
-pub(super) struct Sky {
-    weather: Option<Box<dyn Weather>>,
+pub(super) struct FaultState {
+    decides: Option<Box<dyn FrameFaults>>,
     arrivals: Vec<Arrival>,
 }
 
-impl Sky {
+impl FaultState {
     pub(super) fn is_clear(&self) -> bool {
-        self.weather.is_none()
+        self.decides.is_none()
     }
 }
 
 impl Fabric {
-    /// Sets the weather, which decides about each frame put on a link from now on.
-    pub fn set_weather(&mut self, weather: Box<dyn Weather>) {
-        self.sky.weather = Some(weather);
+    /// Sets the faults, which decides about each frame put on a link from now on.
+    pub fn set_frame_faults(&mut self, faults: Box<dyn FrameFaults>) {
+        self.faults.decides = Some(faults);
     }
 
-    /// Schedules one copy for each arrival that the weather grants a frame.
+    /// Schedules one copy for each arrival that the injected faults leave of a frame.
     pub(super) fn carry_through_weather(&mut self, arrives: Nanos, end: End, frame: Vec<u8>) {
-        let mut arrivals = std::mem::take(&mut self.sky.arrivals);
-        if let Some(weather) = &mut self.sky.weather {
-            weather.judge(self.now, end, &frame, &mut arrivals);
+        let mut arrivals = std::mem::take(&mut self.faults.arrivals);
+        if let Some(decides) = &mut self.faults.decides {
+            decides.judge(self.now, end, &frame, &mut arrivals);
         }
         let stats = &mut self.cables.to_mut(end).stats;
         stats.lost += u64::from(arrivals.is_empty());
@@ -45,7 +45,7 @@ impl Fabric {
             copy.extend_from_slice(&frame);
             self.carry_as(arrival, arrives, end, copy);
         }
-        self.sky.arrivals = arrivals;
+        self.faults.arrivals = arrivals;
         match last {
             Some(arrival) => self.carry_as(arrival, arrives, end, frame),
             None => self.pool.push(frame),
@@ -62,23 +62,23 @@ impl Fabric {
     /// # Panics
     /// If the station does not exist.
     pub fn plug(&mut self, station: usize, plugged: bool) {
-        for end in [End::Station(station), self.seats[station].at] {
+        for end in [End::Station(station), self.attached[station].at] {
             self.cables.to_mut(end).unplugged = !plugged;
         }
     }
 
-    /// Sends a foreign frame to a station along its link, regardless of the weather.
+    /// Sends a foreign frame to a station along its link, regardless of injected faults.
     ///
     /// # Panics
     /// If the station does not exist.
     pub fn inject(&mut self, station: usize, frame: &[u8]) {
         let end = End::Station(station);
         if self.cables.to_mut(end).enter() == Entry::Free {
-            let delay = match self.seats[station].at {
+            let delay = match self.attached[station].at {
                 End::Switch { switch, port } => {
                     self.switches[switch].config().ports[usize::from(port)].link.delay
                 }
-                End::Station(peer) => self.seats[peer].shared.get().config.link.delay,
+                End::Station(peer) => self.attached[peer].shared.get().config.link.delay,
             };
             self.carry(self.now + delay, end, frame.to_vec());
         }
@@ -92,7 +92,7 @@ impl Fabric {
     /// # Panics
     /// If the station has no host.
     pub fn follow(&mut self, station: usize, change: &LinkChange) -> io::Result<u32> {
-        let before = self.seats[station].shared.get().config.mac;
+        let before = self.attached[station].shared.get().config.mac;
         let failed = self.hosts[station].worker.follow(self.now, change)?;
         if let LinkChange::Mac(after) = change {
             self.switches.iter_mut().for_each(|switch| switch.move_route(&before, *after));

@@ -3,7 +3,7 @@
 use nix::sys::eventfd::EfdFlags;
 
 use super::{RULES, Side, carry, connected, sides, wish};
-use crate::ucma::event::What;
+use crate::ucma::event::EventType;
 use crate::ucma::ports::Space;
 use crate::ucma::resolve::own_address;
 use crate::ucma::state::{AddressOwner, Cm, Rules};
@@ -38,7 +38,7 @@ fn identifier_migrates_between_files_with_its_events() {
     let other = near.state.open(EfdFlags::EFD_NONBLOCK).unwrap();
     assert_eq!(near.state.id(other, passive).err(), Some(libc::EINVAL));
     assert_eq!(near.state.migrate(near.file, other, passive), Ok(1), "one was fetched, one waits");
-    assert_eq!((near.maybe_next(), near.state.fetch(other).unwrap().what), (None, What::Disconnected));
+    assert_eq!((near.maybe_next(), near.state.fetch(other).unwrap().what), (None, EventType::Disconnected));
     near.with(|state, cm, _| state.close(Some(Cm { manager: cm.manager, now: cm.now }), other));
     assert_eq!(near.state.id(other, passive).err(), Some(libc::ENOENT), "closed with the file");
 }
@@ -50,12 +50,12 @@ fn ipv6_wildcard_accepts_ipv4_unless_restricted() {
     let active = far.resolved(9, Space::Tcp, "192.0.2.1:7174");
     far.connect(active, &wish(17, b"")).unwrap();
     carry(&mut near, &mut far);
-    assert_eq!(near.next().what, What::ConnectRequest);
+    assert_eq!(near.next().what, EventType::ConnectRequest);
     let mut farther = Side::new("fd00::3", 3);
     let active = farther.resolved(11, Space::Tcp, "[fd00::1]:7174");
     farther.connect(active, &wish(17, b"")).unwrap();
     carry(&mut near, &mut farther);
-    assert_eq!(near.next().what, What::ConnectRequest, "and for its own");
+    assert_eq!(near.next().what, EventType::ConnectRequest, "and for its own");
 
     let alone = near.create(5, Space::Tcp);
     near.state.id(near.file, alone).unwrap().options.one_family = Some(true);
@@ -64,7 +64,7 @@ fn ipv6_wildcard_accepts_ipv4_unless_restricted() {
     let active = far.resolved(10, Space::Tcp, "192.0.2.1:7175");
     far.connect(active, &wish(17, b"")).unwrap();
     carry(&mut near, &mut far);
-    assert_eq!(far.next().what, What::Rejected);
+    assert_eq!(far.next().what, EventType::Rejected);
 }
 
 /// `cma_any_addr` of the kernel: libfabric's servers without an address bind this way.
@@ -85,7 +85,7 @@ fn loopback_listener_accepts_its_whole_address_family() {
         far.connect(active, &wish(17, b"")).unwrap();
         carry(&mut near, &mut far);
         let asked = near.next();
-        assert_eq!(asked.what, What::ConnectRequest, "{loopback}");
+        assert_eq!(asked.what, EventType::ConnectRequest, "{loopback}");
         // The requested identifier is on the device.
         let asked = near.state.id(file, asked.handle).unwrap();
         assert_eq!((asked.on_device, asked.source.unwrap().ip().to_string()), (true, "192.0.2.1".into()));
@@ -122,7 +122,7 @@ fn device_removal_is_reported_once_and_final() {
     let (passive, _) = connected(&mut near, &mut far);
     near.state.lose_device();
     near.state.lose_device();
-    assert_eq!((near.next().what, near.maybe_next()), (What::DeviceRemoval, None));
+    assert_eq!((near.next().what, near.maybe_next()), (EventType::DeviceRemoval, None));
     assert_eq!(near.disconnect(passive), Err(libc::EINVAL));
     assert_eq!(near.destroy(passive), Ok(2));
 }

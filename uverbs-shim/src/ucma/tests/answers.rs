@@ -6,7 +6,7 @@ use super::{Side, sides};
 use crate::plain::{Plain, bytes_of};
 use crate::settings;
 use crate::ucma::answer;
-use crate::ucma::event::{ConnectionFacts, DatagramFacts, Event, Facts, Way, What, gid_of};
+use crate::ucma::event::{AhPath, ConnectionFacts, DatagramFacts, Event, EventType, Facts, gid_of};
 use crate::ucma::id::{Id, Path};
 use crate::ucma::ports::Space;
 
@@ -115,7 +115,7 @@ fn path_query_returns_as_many_as_fit() {
 #[test]
 fn event_response_has_its_parameters() {
     let event =
-        |facts| Event { uid: 0x1_0000_0007, handle: 5, what: What::ConnectRequest, status: -9, facts };
+        |facts| Event { uid: 0x1_0000_0007, handle: 5, what: EventType::ConnectRequest, status: -9, facts };
     let told = answer::event(&event(Facts::Connection(ConnectionFacts {
         qpn: 17,
         private_data: b"ask".to_vec(),
@@ -128,14 +128,14 @@ fn event_response_has_its_parameters() {
     })));
     assert_eq!(
         (told.uid, told.id, told.event, told.status),
-        (0x1_0000_0007, 5, What::ConnectRequest as u32, -9i32 as u32)
+        (0x1_0000_0007, 5, EventType::ConnectRequest as u32, -9i32 as u32)
     );
     // SAFETY: plain numbers; the event says that they are a connection's.
     let conn = unsafe { told.param.conn };
     assert_eq!((conn.qp_num, conn.private_data_len, &conn.private_data[..4]), (17, 3, &b"ask\0"[..]));
     assert_eq!((conn.srq, conn.responder_resources, conn.initiator_depth, conn.flow_control), (1, 4, 3, 1));
     assert_eq!((conn.retry_count, conn.rnr_retry_count), (5, 6));
-    let way = Way {
+    let ah_path = AhPath {
         sgid_index: 3,
         dgid: gid_of("192.0.2.1:1".parse().ok()),
         flow_label: 0x1_2345,
@@ -145,7 +145,7 @@ fn event_response_has_its_parameters() {
     let told = answer::event(&event(Facts::Datagram(DatagramFacts {
         qpn: 18,
         qkey: 0x0123_4567,
-        way: Some(way),
+        ah_path: Some(ah_path),
         private_data: b"me".to_vec(),
     })));
     // SAFETY: plain numbers; the event says that they are a datagram QP's.

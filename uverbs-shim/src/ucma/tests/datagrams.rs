@@ -6,8 +6,8 @@ use roxie::time::Nanos;
 use roxie::wire::cm::RejReason;
 
 use super::{carry, sides, wish};
-use crate::ucma::event::{Facts, What};
-use crate::ucma::incoming::Surroundings;
+use crate::ucma::event::{EventType, Facts};
+use crate::ucma::incoming::GidLookup;
 use crate::ucma::ports::Space;
 
 #[test]
@@ -23,11 +23,11 @@ fn sidr_request_returns_qp_and_path() {
     near.accept(event.handle, Some((8, wish(18, b"me")))).unwrap();
     carry(&mut near, &mut far);
     let event = far.next();
-    assert_eq!((event.what, event.status), (What::Established, 0));
+    assert_eq!((event.what, event.status), (EventType::Established, 0));
     let Facts::Datagram(facts) = event.facts else { panic!("{event:?}") };
     assert_eq!((facts.qpn, facts.qkey, facts.private_data.len()), (18, 0x0123_4567, 136));
-    let way = facts.way.unwrap();
-    assert_eq!((way.sgid_index, way.dgid.to_ip().to_string()), (3, "192.0.2.1".into()));
+    let ah_path = facts.ah_path.unwrap();
+    assert_eq!((ah_path.sgid_index, ah_path.dgid.to_ip().to_string()), (3, "192.0.2.1".into()));
     assert_eq!(near.maybe_next(), None);
 
     let refused = far.resolved(10, Space::Udp, "192.0.2.1:7174");
@@ -37,7 +37,7 @@ fn sidr_request_returns_qp_and_path() {
     near.with(|state, cm, file| state.reject(cm, file, asked, RejReason::CONSUMER, b"")).unwrap();
     carry(&mut near, &mut far);
     let event = far.next();
-    assert_eq!((event.what, event.status), (What::Unreachable, 2));
+    assert_eq!((event.what, event.status), (EventType::Unreachable, 2));
 }
 
 #[test]
@@ -49,7 +49,10 @@ fn status_distinguishes_closed_port_from_silent_host() {
     side.manager.handle_undelivered(side.now, asked.route.remote, &asked.mad);
     side.handle_event();
     let event = side.next();
-    assert_eq!((event.what, event.status, side.maybe_next()), (What::Unreachable, -libc::ECONNREFUSED, None));
+    assert_eq!(
+        (event.what, event.status, side.maybe_next()),
+        (EventType::Unreachable, -libc::ECONNREFUSED, None)
+    );
     assert_eq!(side.destroy(id), Ok(3));
 
     let id = side.resolved(10, Space::Tcp, "192.0.2.1:7174");
@@ -65,13 +68,13 @@ fn status_distinguishes_closed_port_from_silent_host() {
         side.maybe_next()
     });
     let event = event.expect("it is given up in 15 s");
-    assert_eq!((event.what, event.status), (What::Unreachable, -libc::ETIMEDOUT));
+    assert_eq!((event.what, event.status), (EventType::Unreachable, -libc::ETIMEDOUT));
 }
 
 #[test]
 fn leave_returns_the_membership_event_count() {
     let (_, mut side) = sides();
-    let around = Surroundings { sgid_index: &|_| Some(3), random: 0 };
+    let around = GidLookup { sgid_index: &|_| Some(3), random: 0 };
     let id = side.create(1, Space::Udp);
     let group: SocketAddr = "239.1.2.3:0".parse().unwrap();
     let file = side.file;
@@ -84,9 +87,12 @@ fn leave_returns_the_membership_event_count() {
         side.state.join(&around, file, id, 6, group).unwrap(),
     );
     let event = side.next();
-    assert_eq!((event.what, event.uid, event.handle), (What::MulticastJoin, 5, one));
+    assert_eq!((event.what, event.uid, event.handle), (EventType::MulticastJoin, 5, one));
     let Facts::Datagram(facts) = event.facts else { panic!("{event:?}") };
-    assert_eq!((facts.qpn, facts.way.unwrap().dgid.to_ip().to_string()), (0x00ff_ffff, "239.1.2.3".into()));
+    assert_eq!(
+        (facts.qpn, facts.ah_path.unwrap().dgid.to_ip().to_string()),
+        (0x00ff_ffff, "239.1.2.3".into())
+    );
     assert_eq!((side.state.leave(file, one), side.state.leave(file, two)), (Ok(1), Ok(0)));
     assert_eq!(side.maybe_next(), None, "what waited of the second is taken back");
     assert_eq!(side.state.leave(file, one), Err(libc::ENOENT));
@@ -106,15 +112,18 @@ fn leave_returns_the_membership_event_count() {
 #[test]
 fn join_from_a_lost_address_raises_an_error() {
     let (_, mut side) = sides();
-    let around = Surroundings { sgid_index: &|_| None, random: 0 };
+    let around = GidLookup { sgid_index: &|_| None, random: 0 };
     let id = side.create(1, Space::Udp);
     side.bind(id, "192.0.2.2:0").unwrap();
     let file = side.file;
     let number = side.state.join(&around, file, id, 5, "239.1.2.3:0".parse().unwrap()).unwrap();
     let event = side.next();
-    assert_eq!((event.what, event.status, event.uid, event.handle), (What::MulticastError, 0, 5, number));
+    assert_eq!(
+        (event.what, event.status, event.uid, event.handle),
+        (EventType::MulticastError, 0, 5, number)
+    );
     assert_eq!(event.what as u32, 13);
     let Facts::Datagram(facts) = event.facts else { panic!("{event:?}") };
-    assert_eq!((facts.qpn, facts.way), (0, None));
+    assert_eq!((facts.qpn, facts.ah_path), (0, None));
     assert_eq!(side.state.leave(file, number), Ok(1), "the program leaves it all the same");
 }

@@ -9,9 +9,9 @@ use roxie::verbs::{Mtu, Psn, QpState};
 use roxie::wire::cm::RejReason;
 use roxie::wire::{Gid, Qpn};
 
-use super::event::{ConnectionFacts, Event, Facts, What};
+use super::event::{ConnectionFacts, Event, EventType, Facts};
 use super::id::{Made, Stage};
-use super::incoming::Surroundings;
+use super::incoming::GidLookup;
 use super::ports::Space;
 use super::state::{AddressOwner, Cm, Rules, State};
 use crate::abi::{ibv_qp_attr_mask as mask, ibv_qp_type};
@@ -83,7 +83,10 @@ impl Side {
         let local = SocketAddr::new(self.address.parse().unwrap(), 0);
         self.state.end_resolution(&query, Ok(local));
         self.state.resolve_route(self.file, id, Mtu::Mtu1024).unwrap();
-        assert_eq!([self.next().what, self.next().what], [What::AddressResolved, What::RouteResolved]);
+        assert_eq!(
+            [self.next().what, self.next().what],
+            [EventType::AddressResolved, EventType::RouteResolved]
+        );
         id
     }
 
@@ -104,12 +107,12 @@ impl Side {
     }
 
     fn attributes(&mut self, id: u32, state: QpState) -> Result<crate::abi::ib_uverbs_qp_attr, Errno> {
-        let around = Surroundings { sgid_index: &|_| Some(3), random: 0 };
+        let around = GidLookup { sgid_index: &|_| Some(3), random: 0 };
         self.with(|all, cm, file| all.attributes(Some(cm), &around, file, id, state))
     }
 
     fn handle_event(&mut self) {
-        let around = Surroundings { sgid_index: &|_| Some(3), random: 5 << 40 };
+        let around = GidLookup { sgid_index: &|_| Some(3), random: 5 << 40 };
         while let Some(event) = self.manager.poll_event() {
             let mut cm = Cm { manager: &mut self.manager, now: self.now };
             self.state.handle_event(&mut cm, &around, event);
@@ -178,10 +181,10 @@ fn connected(near: &mut Side, far: &mut Side) -> (u32, u32) {
     let passive = near.next().handle;
     near.accept(passive, Some((8, wish(18, b"yes")))).unwrap();
     carry(near, far);
-    assert_eq!(far.next().what, What::ConnectResponse);
+    assert_eq!(far.next().what, EventType::ConnectResponse);
     far.accept(active, None).unwrap();
     carry(near, far);
-    assert_eq!((near.next().what, near.maybe_next(), far.maybe_next()), (What::Established, None, None));
+    assert_eq!((near.next().what, near.maybe_next(), far.maybe_next()), (EventType::Established, None, None));
     (passive, active)
 }
 
@@ -193,7 +196,11 @@ fn request_event_has_addresses_private_data_and_resources() {
     far.connect(active, &wish(17, b"ask")).unwrap();
     carry(&mut near, &mut far);
     let event = near.next();
-    assert_eq!((event.what, event.status, event.uid), (What::ConnectRequest, 0, 7), "the listener's word");
+    assert_eq!(
+        (event.what, event.status, event.uid),
+        (EventType::ConnectRequest, 0, 7),
+        "the listener's word"
+    );
     assert_ne!(event.handle, listener);
     let Facts::Connection(facts) = event.facts else { panic!("{event:?}") };
     assert_eq!((facts.qpn, facts.private_data.len(), &facts.private_data[..4]), (17, 56, &b"ask\0"[..]));
@@ -220,7 +227,7 @@ fn reply_gives_both_ends_matching_attributes() {
     near.accept(passive, Some((8, wish(18, b"yes")))).unwrap();
     carry(&mut near, &mut far);
     let event = far.next();
-    assert_eq!((event.what, event.uid, event.handle), (What::ConnectResponse, 9, active));
+    assert_eq!((event.what, event.uid, event.handle), (EventType::ConnectResponse, 9, active));
     let Facts::Connection(facts) = event.facts else { panic!("{event:?}") };
     assert_eq!((facts.qpn, facts.private_data.len(), &facts.private_data[..4]), (18, 196, &b"yes\0"[..]));
     let (rtr, rts) =
@@ -263,16 +270,16 @@ fn disconnect_is_reported_once_then_timewait_exit() {
     far.disconnect(active).unwrap();
     carry(&mut near, &mut far);
     let told = near.next();
-    assert_eq!((told.what, told.status, told.handle, told.uid), (What::Disconnected, 0, passive, 8));
+    assert_eq!((told.what, told.status, told.handle, told.uid), (EventType::Disconnected, 0, passive, 8));
     assert_eq!(far.maybe_next(), None, "the other has not agreed yet");
     near.disconnect(passive).unwrap();
     carry(&mut near, &mut far);
-    assert_eq!((far.next().what, near.maybe_next()), (What::Disconnected, None));
+    assert_eq!((far.next().what, near.maybe_next()), (EventType::Disconnected, None));
     // Disconnecting again has no effect and is not an error.
     assert_eq!((near.disconnect(passive), far.disconnect(active)), (Ok(()), Ok(())));
     for side in [&mut near, &mut far] {
         side.later(Nanos::from_millis(10_000));
-        assert_eq!((side.next().what, side.maybe_next()), (What::TimeWaitExit, None));
+        assert_eq!((side.next().what, side.maybe_next()), (EventType::TimeWaitExit, None));
     }
 }
 
@@ -285,7 +292,7 @@ fn silent_peer_is_reported_as_timeout() {
         far.later(Nanos::from_millis(5000));
     }
     let event = far.next();
-    assert_eq!((event.what, event.status), (What::Unreachable, -libc::ETIMEDOUT));
+    assert_eq!((event.what, event.status), (EventType::Unreachable, -libc::ETIMEDOUT));
     assert_eq!(far.state.id(far.file, active).unwrap().comm, None);
 }
 
@@ -300,7 +307,7 @@ fn reject_event_has_reason_and_private_data() {
     near.with(|state, cm, file| state.reject(cm, file, passive, RejReason::CONSUMER, b"no")).unwrap();
     carry(&mut near, &mut far);
     let event = far.next();
-    assert_eq!((event.what, event.status, event.handle), (What::Rejected, 28, active));
+    assert_eq!((event.what, event.status, event.handle), (EventType::Rejected, 28, active));
     let Facts::Connection(facts) = event.facts else { panic!("{event:?}") };
     assert_eq!((facts.private_data.len(), &facts.private_data[..3]), (148, &b"no\0"[..]));
     assert!(near.state.by_comm.is_empty(), "nothing more is heard of it");
@@ -322,8 +329,8 @@ fn full_backlog_rejects_until_a_request_is_fetched() {
     ask(&mut far, 11);
     ask(&mut far, 12);
     carry(&mut near, &mut far);
-    assert_eq!(far.next().what, What::Rejected);
-    assert_eq!((near.next().what, near.maybe_next()), (What::ConnectRequest, None));
+    assert_eq!(far.next().what, EventType::Rejected);
+    assert_eq!((near.next().what, near.maybe_next()), (EventType::ConnectRequest, None));
     ask(&mut far, 13);
     carry(&mut near, &mut far);
     assert_eq!(near.state.channel(near.file).unwrap().len(), 1);
@@ -331,7 +338,7 @@ fn full_backlog_rejects_until_a_request_is_fetched() {
     assert_eq!(near.destroy(listener), Ok(1));
     assert_eq!(near.state.channel(near.file).unwrap().len(), 0);
     carry(&mut near, &mut far);
-    assert_eq!(far.next().what, What::Rejected);
+    assert_eq!(far.next().what, EventType::Rejected);
 }
 
 #[test]
@@ -341,7 +348,7 @@ fn destroy_counts_fetched_events_and_informs_the_peer() {
     // Address, route and response.
     assert_eq!(far.destroy(active), Ok(3));
     carry(&mut near, &mut far);
-    assert_eq!(near.next().what, What::Disconnected);
+    assert_eq!(near.next().what, EventType::Disconnected);
     assert_eq!(near.destroy(passive), Ok(2), "established and disconnected; the request was the listener's");
     assert_eq!(near.destroy(passive), Err(libc::ENOENT));
     // A destroyed identifier gets no events.
@@ -373,7 +380,7 @@ fn calls_in_the_wrong_order_are_invalid() {
     assert_eq!(side.with(|state, cm, file| state.listen(cm, file, id, 0)), Err(libc::EINVAL));
     side.state.end_resolution(&query, Err(libc::ENODEV));
     let event = side.next();
-    assert_eq!((event.what, event.status), (What::AddressError, -libc::ENODEV));
+    assert_eq!((event.what, event.status), (EventType::AddressError, -libc::ENODEV));
     assert_eq!(side.state.id(side.file, id).unwrap().stage, Stage::Bound, "it may try again");
     side.state.end_resolution(&query, Ok(to));
     assert_eq!(side.maybe_next(), None, "an answer that nobody waits for");
@@ -391,7 +398,7 @@ fn excess_private_data_is_refused_in_every_message() {
     // As in the kernel, a failed accept rejects the request.
     assert_eq!(near.accept(passive, Some((8, wish(18, &[0; 197])))), Err(libc::EINVAL));
     carry(&mut near, &mut far);
-    assert_eq!(far.next().what, What::Rejected);
+    assert_eq!(far.next().what, EventType::Rejected);
 }
 
 /// The case reported by librdmacm as CONNECT_ERROR: the QP's attributes cannot be obtained, so it rejects the response.
@@ -406,9 +413,9 @@ fn refused_response_ends_the_connection_at_both_ends() {
         let passive = near.next().handle;
         near.accept(passive, Some((8, wish(18, b"")))).unwrap();
         carry(&mut near, &mut far);
-        assert_eq!(far.next().what, What::ConnectResponse);
+        assert_eq!(far.next().what, EventType::ConnectResponse);
         // The device has lost the address meanwhile.
-        let around = Surroundings { sgid_index: &|_| None, random: 0 };
+        let around = GidLookup { sgid_index: &|_| None, random: 0 };
         let moved = far.with(|all, cm, file| all.attributes(Some(cm), &around, file, active, QpState::Rtr));
         assert!(moved.is_err());
         if refuses {
@@ -418,7 +425,7 @@ fn refused_response_ends_the_connection_at_both_ends() {
         }
         carry(&mut near, &mut far);
         let told = near.next();
-        assert_eq!((told.what, told.handle, near.maybe_next()), (What::Rejected, passive, None));
+        assert_eq!((told.what, told.handle, near.maybe_next()), (EventType::Rejected, passive, None));
         assert_eq!(far.maybe_next(), None);
     }
 }

@@ -3,7 +3,7 @@
 use roxie::verbs::Mtu;
 
 use super::{Side, carry, sides, wish};
-use crate::ucma::event::What;
+use crate::ucma::event::EventType;
 use crate::ucma::ports::Space;
 
 /// Returns an identifier with destination 192.0.2.1 resolved, without a route.
@@ -12,7 +12,7 @@ fn found(side: &mut Side) -> u32 {
     side.bind(id, "0.0.0.0:0").unwrap();
     let query = side.state.begin_resolution(side.file, id, "192.0.2.1:7174".parse().unwrap()).unwrap();
     side.state.end_resolution(&query, Ok("192.0.2.2:0".parse().unwrap()));
-    assert_eq!(side.next().what, What::AddressResolved);
+    assert_eq!(side.next().what, EventType::AddressResolved);
     id
 }
 
@@ -38,13 +38,13 @@ fn given_path_replaces_route_resolution() {
     records.extend_from_slice(&record);
     side.state.take_path(side.file, id, &records, Mtu::Mtu4096).unwrap();
     let event = side.next();
-    assert_eq!((event.what, event.status, side.maybe_next()), (What::RouteResolved, 0, None));
+    assert_eq!((event.what, event.status, side.maybe_next()), (EventType::RouteResolved, 0, None));
     let again = side.state.take_path(side.file, id, &records, Mtu::Mtu4096);
     assert_eq!(again, Err(libc::EINVAL), "it has one");
     side.connect(id, &wish(17, b"")).unwrap();
     carry(&mut near, &mut side);
     let asked = near.next();
-    assert_eq!(asked.what, What::ConnectRequest);
+    assert_eq!(asked.what, EventType::ConnectRequest);
     let path = near.state.id(near.file, asked.handle).unwrap().path.unwrap();
     assert_eq!((path.mtu, path.traffic_class, path.hop_limit), (Mtu::Mtu512, 0x60, 9));
     assert_eq!(path.packet_lifetime, 18);
@@ -79,5 +79,5 @@ fn invalid_path_is_refused_without_a_state_change() {
     assert_eq!(side.state.take_path(side.file, early, &good, Mtu::Mtu1024), Err(libc::EINVAL));
     assert_eq!(side.maybe_next(), None);
     side.state.resolve_route(side.file, id, Mtu::Mtu1024).unwrap();
-    assert_eq!(side.next().what, What::RouteResolved);
+    assert_eq!(side.next().what, EventType::RouteResolved);
 }

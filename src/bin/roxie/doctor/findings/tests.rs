@@ -4,14 +4,14 @@ use roxie::netdev::ethtool::{Offloads, RxRing, XdpFeatures};
 
 use super::super::facts::{Host, Others, RdmaDevice};
 use super::*;
-use crate::run::hint::Surroundings;
+use crate::run::hint::Environment;
 
 /// A machine without findings.
 fn fine() -> Facts {
     Facts {
         host: Host {
             kernel: "6.12.9-amd64".into(),
-            surroundings: Surroundings::Host,
+            surroundings: Environment::Host,
             library: Ok("/usr/lib/roxie/libibverbs.so.1".into()),
             filtered: false,
             may_mount: true,
@@ -161,7 +161,7 @@ fn missing_privilege_for_af_xdp_is_named() {
     finds(Hurts, "no-xdp", "run as root", obstacle);
     finds(Hurts, "no-xdp", "--cap-add", |facts| {
         obstacle(facts);
-        facts.host.surroundings = Surroundings::Container;
+        facts.host.surroundings = Environment::Container;
     });
     assert_eq!(
         ids(&after(|facts| facts.nic.name = "lo".into())),

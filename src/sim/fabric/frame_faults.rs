@@ -1,4 +1,4 @@
-//! Weather: faults that a test injects into frames on links.
+//! FrameFaults: faults that a test injects into frames on links.
 
 use std::fmt;
 
@@ -38,7 +38,7 @@ impl Arrival {
 }
 
 /// Decides the faults of frames on links.
-pub trait Weather: fmt::Debug + Send {
+pub trait FrameFaults: fmt::Debug + Send {
     /// Decides about one frame put on the link that ends at `to`. `arrivals` is empty on entry. Each entry added is one arrival: none means
     /// a loss, two a duplicate.
     fn judge(&mut self, now: Nanos, to: End, frame: &[u8], arrivals: &mut Vec<Arrival>);

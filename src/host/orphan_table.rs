@@ -1,7 +1,7 @@
 //! Connections of ended programs (orphans), in shared memory that outlives them.
 //!
-//! A launcher [creates](Estate::create) the memory and passes its path on. Each connection manager of its programs records its
-//! connections there ([`Estate::keeper`]). When the programs have ended, killed or not, the launcher [ends](Estate::settle) the
+//! A launcher [creates](OrphanTable::create) the memory and passes its path on. Each connection manager of its programs records its
+//! connections there ([`OrphanTable::handover_store`]). When the programs have ended, killed or not, the launcher [ends](OrphanTable::settle) the
 //! recorded connections: peers receive a DREQ at once, as they do from a kernel, which outlives its programs too.
 
 use std::fs::{self, File};
@@ -17,11 +17,11 @@ use hashbrown::HashMap;
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 use nix::sys::uio::pread;
 
-use super::adapter::Seat;
-use super::connections::{ConnectionService, Nobody};
+use super::adapter::DeviceSlot;
+use super::connections::{ConnectionService, IgnoreEvents};
 use super::device::Device;
 use super::error::DeviceError;
-use crate::cm::{Bequest, Config, Keeper, Manager};
+use crate::cm::{Config, Handover, HandoverStore, Manager};
 use crate::nic::{Command, GsiRoutes};
 use crate::shared::Region;
 use crate::wire::cm::CommId;
@@ -42,7 +42,7 @@ const LOOK: Duration = Duration::from_millis(2);
 
 /// A table of connections that outlives the processes that have them.
 #[derive(Debug)]
-pub struct Estate {
+pub struct OrphanTable {
     region: Arc<Region>,
 }
 
@@ -62,36 +62,36 @@ impl SharedPath {
 }
 
 /// Recorded connections of ended processes, by the seed and unit of their manager.
-type Left = HashMap<(u64, Option<u8>), Vec<Bequest>>;
+type Left = HashMap<(u64, Option<u8>), Vec<Handover>>;
 
-impl Estate {
+impl OrphanTable {
     /// Creates an empty table, and its path for other processes.
     ///
     /// # Errors
     /// If the system is out of memory or descriptors.
-    pub fn create() -> io::Result<(Estate, SharedPath)> {
-        let (estate, fd) = Estate::create_to_hand_over()?;
-        Ok((estate, SharedPath(fd)))
+    pub fn create() -> io::Result<(OrphanTable, SharedPath)> {
+        let (orphans, fd) = OrphanTable::create_to_hand_over()?;
+        Ok((orphans, SharedPath(fd)))
     }
 
     /// Opens a table that another process created.
     ///
     /// # Errors
     /// If there is no table at `path`.
-    pub fn open(path: &Path) -> io::Result<Estate> {
+    pub fn open(path: &Path) -> io::Result<OrphanTable> {
         let file = File::options().read(true).write(true).open(path)?;
-        Ok(Estate { region: Region::map(file.as_fd(), PLACES * PLACE)? })
+        Ok(OrphanTable { region: Region::map(file.as_fd(), PLACES * PLACE)? })
     }
 
     /// Creates an empty table, and the descriptor to pass to another process.
-    fn create_to_hand_over() -> io::Result<(Estate, OwnedFd)> {
+    fn create_to_hand_over() -> io::Result<(OrphanTable, OwnedFd)> {
         let (region, fd) = Region::shared(PLACES * PLACE)?;
-        Ok((Estate { region }, fd))
+        Ok((OrphanTable { region }, fd))
     }
 
     /// Returns the recorder for a connection manager of this process. `seed` is the manager's seed, `unit` the prefix of its
     /// communication IDs.
-    pub fn keeper(&self, seed: u64, unit: Option<u8>) -> Box<dyn Keeper> {
+    pub fn handover_store(&self, seed: u64, unit: Option<u8>) -> Box<dyn HandoverStore> {
         let process =
             u64::from(std::process::id()) | unit.map_or(0, |unit| (u64::from(unit) + 1) << UNIT_SHIFT);
         Box::new(Writer { region: Arc::clone(&self.region), seed, process, places: HashMap::new(), next: 0 })
@@ -170,33 +170,33 @@ fn add_record(left: &mut Left, place: &[u64; PLACE]) {
     let (state, seed) = (place[0], place[1]);
     let words = std::array::from_fn(|i| place[2 + i]);
     if state & WHOLE != 0
-        && let Some(bequest) = Bequest::from_words(&words)
+        && let Some(handover) = Handover::from_words(&words)
     {
         let unit = (state >> UNIT_SHIFT).checked_sub(1).and_then(|unit| u8::try_from(unit).ok());
-        left.entry((seed, unit)).or_default().push(bequest);
+        left.entry((seed, unit)).or_default().push(handover);
     }
 }
 
-impl Seat {
+impl DeviceSlot {
     /// Makes a table for this process's connections, which the NIC ends when the process has ended. `None`: there is no such NIC.
     ///
     /// # Errors
     /// If the system is out of memory, or the NIC is gone.
-    pub fn estate(&self) -> io::Result<Option<Estate>> {
-        let Seat::Nic(nic) = self else { return Ok(None) };
-        let (estate, fd) = Estate::create_to_hand_over()?;
+    pub fn orphans(&self) -> io::Result<Option<OrphanTable>> {
+        let DeviceSlot::Nic(nic) = self else { return Ok(None) };
+        let (orphans, fd) = OrphanTable::create_to_hand_over()?;
         nic.hand_over_estate(fd.as_fd())?;
-        Ok(Some(estate))
+        Ok(Some(orphans))
     }
 }
 
 /// Drops connections beyond `most`.
 fn bounded(mut left: Left, most: usize) -> Left {
     let mut room = most;
-    left.retain(|_, bequests| {
-        bequests.truncate(room);
-        room -= bequests.len();
-        !bequests.is_empty()
+    left.retain(|_, handovers| {
+        handovers.truncate(room);
+        room -= handovers.len();
+        !handovers.is_empty()
     });
     left
 }
@@ -206,7 +206,7 @@ fn bounded(mut left: Left, most: usize) -> Left {
 fn notify_peers(left: Left, device: &Device) -> Result<(), DeviceError> {
     let end = Instant::now() + LIMIT;
     let managers = left.len() as u32;
-    for (((seed, unit), bequests), before) in left.into_iter().zip(0..) {
+    for (((seed, unit), handovers), before) in left.into_iter().zip(0..) {
         let now = Instant::now();
         if now >= end {
             break;
@@ -218,13 +218,13 @@ fn notify_peers(left: Left, device: &Device) -> Result<(), DeviceError> {
             device.claim()?;
             // If another process has these numbers by now, it receives the replies and drops them. The messages are sent all the
             // same, some of them more than once.
-            if let Some(seat) = device.seat().filter(|seat| seat.slot() != unit) {
-                let _ = seat.take_unit(unit);
+            if let Some(slot) = device.slot().filter(|slot| slot.slot() != unit) {
+                let _ = slot.take_unit(unit);
             }
             manager.set_unit(unit);
         }
         // No application is left to receive events.
-        let service = ConnectionService::start(device, manager, Nobody)?;
+        let service = ConnectionService::start(device, manager, IgnoreEvents)?;
         if let Some(unit) = unit {
             // A NIC with several QP1s must route the replies to this one. Elsewhere the replies come here anyway.
             let routes = GsiRoutes::new(vec![unit], Vec::new());
@@ -232,13 +232,13 @@ fn notify_peers(left: Left, device: &Device) -> Result<(), DeviceError> {
         }
         // Messages that are sent only once need a resolved path first.
         let known = now + share / 3;
-        while !bequests.iter().all(|bequest| service.look_for(bequest.route())) && Instant::now() < known {
+        while !handovers.iter().all(|handover| service.look_for(handover.route())) && Instant::now() < known {
             std::thread::sleep(LOOK);
         }
         service.with(|manager, _, now| {
-            for bequest in &bequests {
+            for handover in &handovers {
                 // A duplicate ID is a forgery, and is ignored.
-                let _ = manager.inherit(now, bequest);
+                let _ = manager.take_over(now, handover);
             }
         });
         let left = || service.with(|manager, _, _| manager.connections()) > 0;
@@ -272,9 +272,9 @@ impl Writer {
     }
 }
 
-impl Keeper for Writer {
-    fn keep(&mut self, id: CommId, bequest: Option<&Bequest>) {
-        let Some(bequest) = bequest else {
+impl HandoverStore for Writer {
+    fn store(&mut self, id: CommId, handover: Option<&Handover>) {
+        let Some(handover) = handover else {
             if let Some(index) = self.places.remove(&id) {
                 self.region.words()[index * PLACE].store(0, Release);
             }
@@ -292,7 +292,7 @@ impl Keeper for Writer {
         // If the process dies before the last store, the record stays incomplete.
         place[0].store(self.process, Relaxed);
         place[1].store(self.seed, Release);
-        for (to, word) in place[2..].iter().zip(bequest.to_words()) {
+        for (to, word) in place[2..].iter().zip(handover.to_words()) {
             to.store(word, Relaxed);
         }
         place[0].store(WHOLE | self.process, Release);
@@ -323,58 +323,58 @@ mod tests {
     use crate::wire::Gid;
     use crate::wire::cm::Kind;
 
-    fn bequest(id: u64) -> Bequest {
-        let mut words = [0; Bequest::WORDS];
+    fn handover(id: u64) -> Handover {
+        let mut words = [0; Handover::WORDS];
         words[0] = id << 32;
-        Bequest::from_words(&words).expect("the first state")
+        Handover::from_words(&words).expect("the first state")
     }
 
     #[test]
     fn released_record_is_reused_and_surplus_is_dropped() {
-        let (estate, path) = Estate::create().expect("memory");
-        let same = Estate::open(&path.path()).expect("the same");
-        let (mut one, mut other) = (estate.keeper(1, None), same.keeper(2, Some(7)));
+        let (orphans, path) = OrphanTable::create().expect("memory");
+        let same = OrphanTable::open(&path.path()).expect("the same");
+        let (mut one, mut other) = (orphans.handover_store(1, None), same.handover_store(2, Some(7)));
         for id in 0..PLACES as u64 / 2 {
-            one.keep(CommId(id as u32), Some(&bequest(id)));
-            other.keep(CommId(id as u32), Some(&bequest(id)));
+            one.store(CommId(id as u32), Some(&handover(id)));
+            other.store(CommId(id as u32), Some(&handover(id)));
         }
-        let whole = || places(&estate.region).filter(|place| place[0].load(Relaxed) & WHOLE != 0).count();
+        let whole = || places(&orphans.region).filter(|place| place[0].load(Relaxed) & WHOLE != 0).count();
         assert_eq!(whole(), PLACES);
-        one.keep(CommId(u32::MAX), Some(&bequest(7)));
+        one.store(CommId(u32::MAX), Some(&handover(7)));
         assert_eq!(whole(), PLACES, "the table is full");
-        other.keep(CommId(3), None);
+        other.store(CommId(3), None);
         assert_eq!(whole(), PLACES - 1);
-        one.keep(CommId(u32::MAX), Some(&bequest(7)));
+        one.store(CommId(u32::MAX), Some(&handover(7)));
         assert_eq!(whole(), PLACES);
-        assert!(estate.take().is_empty(), "the writer lives");
+        assert!(orphans.take().is_empty(), "the writer lives");
     }
 
     /// Returns a writer of a process that has ended, for a manager with this seed.
-    fn writer_of_a_dead_one(estate: &Estate, seed: u64) -> Writer {
+    fn writer_of_a_dead_one(orphans: &OrphanTable, seed: u64) -> Writer {
         let mut child = std::process::Command::new("true").spawn().expect("a process");
         let process = child.id().into();
         child.wait().expect("its end");
-        Writer { process, ..writer_of(estate, seed, 0) }
+        Writer { process, ..writer_of(orphans, seed, 0) }
     }
 
     /// Returns a writer with a unit, counted from 1.
-    fn writer_of(estate: &Estate, seed: u64, unit: u64) -> Writer {
+    fn writer_of(orphans: &OrphanTable, seed: u64, unit: u64) -> Writer {
         let process = 1 | unit << UNIT_SHIFT;
-        Writer { region: Arc::clone(&estate.region), seed, process, places: HashMap::new(), next: 0 }
+        Writer { region: Arc::clone(&orphans.region), seed, process, places: HashMap::new(), next: 0 }
     }
 
     #[test]
     fn connections_are_taken_once_their_process_has_ended() {
-        let (estate, _path) = Estate::create().expect("memory");
-        let mut writer = writer_of_a_dead_one(&estate, 5);
+        let (orphans, _path) = OrphanTable::create().expect("memory");
+        let mut writer = writer_of_a_dead_one(&orphans, 5);
         for id in [1, 2, 3] {
-            writer.keep(CommId(id), Some(&bequest(id.into())));
+            writer.store(CommId(id), Some(&handover(id.into())));
         }
-        writer.keep(CommId(2), None);
+        writer.store(CommId(2), None);
         // The process died while writing.
-        estate.region.words()[0].store(writer.process, Relaxed);
-        assert_eq!(estate.take().into_iter().collect::<Vec<_>>(), [((5, None), vec![bequest(3)])]);
-        assert!(estate.take().is_empty());
+        orphans.region.words()[0].store(writer.process, Relaxed);
+        assert_eq!(orphans.take().into_iter().collect::<Vec<_>>(), [((5, None), vec![handover(3)])]);
+        assert!(orphans.take().is_empty());
     }
 
     /// Resolves a path only at the sixth attempt.
@@ -411,10 +411,10 @@ mod tests {
         let device =
             Device::new("test", Box::new(near), [address], Box::new(Never), &DeviceConfig::default());
         let device = device.expect("a device");
-        let (estate, fd) = Estate::create_to_hand_over().expect("memory");
+        let (orphans, fd) = OrphanTable::create_to_hand_over().expect("memory");
         for seed in 0..PLACES as u64 {
-            let mut writer = writer_of(&estate, seed, 7);
-            writer.keep(CommId(seed as u32), Some(&bequest(seed)));
+            let mut writer = writer_of(&orphans, seed, 7);
+            writer.store(CommId(seed as u32), Some(&handover(seed)));
         }
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
@@ -427,10 +427,10 @@ mod tests {
 
     #[test]
     fn surplus_connections_of_a_handover_are_dropped() {
-        let (estate, fd) = Estate::create_to_hand_over().expect("memory");
+        let (orphans, fd) = OrphanTable::create_to_hand_over().expect("memory");
         for seed in 0..4 {
-            let mut writer = writer_of(&estate, seed, 7);
-            (0..10).for_each(|id| writer.keep(CommId(id), Some(&bequest(id.into()))));
+            let mut writer = writer_of(&orphans, seed, 7);
+            (0..10).for_each(|id| writer.store(CommId(id), Some(&handover(id.into()))));
         }
         let left = HandedOver::new(fd).expect("memory").left();
         assert_eq!(left.values().map(Vec::len).sum::<usize>(), 40);
@@ -439,8 +439,8 @@ mod tests {
 
     #[test]
     fn holes_of_a_handover_stay_holes() {
-        let (estate, fd) = Estate::create_to_hand_over().expect("memory");
-        writer_of(&estate, 3, 7).keep(CommId(1), Some(&bequest(1)));
+        let (orphans, fd) = OrphanTable::create_to_hand_over().expect("memory");
+        writer_of(&orphans, 3, 7).store(CommId(1), Some(&handover(1)));
         let file = File::from(fd.try_clone().expect("a descriptor"));
         let before = file.metadata().expect("a file").blocks();
         let handed_over = HandedOver::new(fd).expect("memory");
@@ -465,31 +465,33 @@ mod tests {
                 .expect("a device")
         };
         let (near, far) = (open(near, addresses[0]), open(far, addresses[1]));
-        let peer = ConnectionService::start(&far, Manager::new(Config::default()), Nobody).expect("QP1");
-        let (estate, _path) = Estate::create().expect("memory");
-        let mut writer = writer_of_a_dead_one(&estate, 5);
+        let peer =
+            ConnectionService::start(&far, Manager::new(Config::default()), IgnoreEvents).expect("QP1");
+        let (orphans, _path) = OrphanTable::create().expect("memory");
+        let mut writer = writer_of_a_dead_one(&orphans, 5);
         // The peers have sent DREQ, and wait for the DREP, which is sent only once.
         let asked = (0..).find(|state| {
             let words = [0, 0, state << 40, 0, 0, 0, 0];
-            Bequest::from_words(&words).is_some_and(|b| format!("{b:?}").contains("DreqRcvd"))
+            Handover::from_words(&words).is_some_and(|b| format!("{b:?}").contains("DreqRcvd"))
         });
         let half = |address: IpAddr| {
             let gid = Gid::from(address).0;
             [0, 8].map(|at| u64::from_be_bytes(gid[at..at + 8].try_into().expect("8 bytes")))
         };
         let [[local_high, local_low], [remote_high, remote_low]] = addresses.map(half);
-        let way = asked.expect("the state") << 40 | 64 << 24;
+        let state_word = asked.expect("the state") << 40 | 64 << 24;
         let left = |id: u64| {
-            let words = [id << 32 | id, 7 << 32 | 8, way, local_high, local_low, remote_high, remote_low];
-            Bequest::from_words(&words).expect("a bequest")
+            let words =
+                [id << 32 | id, 7 << 32 | 8, state_word, local_high, local_low, remote_high, remote_low];
+            Handover::from_words(&words).expect("a handover")
         };
         // Only communication IDs that a manager with this seed allocates.
         let mut manager = Manager::new(Config { seed: 5, ..Config::default() });
-        let given = (1..).map(left).filter(|bequest| manager.inherit(Nanos::ZERO, bequest).is_ok());
-        for (number, bequest) in given.take(CONNECTIONS).enumerate() {
-            writer.keep(CommId(number as u32), Some(&bequest));
+        let given = (1..).map(left).filter(|handover| manager.take_over(Nanos::ZERO, handover).is_ok());
+        for (number, handover) in given.take(CONNECTIONS).enumerate() {
+            writer.store(CommId(number as u32), Some(&handover));
         }
-        estate.settle(|| Ok::<_, DeviceError>(near.clone())).expect("a device");
+        orphans.settle(|| Ok::<_, DeviceError>(near.clone())).expect("a device");
         let heard = || peer.with(|manager, _, _| manager.counters().received(Kind::Drep) as usize);
         let until = Instant::now() + Duration::from_secs(10);
         while heard() < CONNECTIONS && Instant::now() < until {

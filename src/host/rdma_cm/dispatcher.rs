@@ -14,12 +14,12 @@ const EVENTS: usize = 8;
 
 /// Distributes events to the threads that wait for them.
 #[derive(Debug, Default)]
-pub(super) struct Switchboard {
+pub(super) struct EventDispatcher {
     connections: HashMap<CommId, Sender<Event>>,
     listeners: HashMap<Listener, Sender<Event>>,
 }
 
-impl Switchboard {
+impl EventDispatcher {
     /// Returns the receiver of a connection's events.
     pub(super) fn follow(&mut self, id: CommId) -> Receiver<Event> {
         let (sender, receiver) = bounded(EVENTS);
@@ -44,7 +44,7 @@ impl Switchboard {
     }
 }
 
-impl Consumer for Switchboard {
+impl Consumer for EventDispatcher {
     fn event(&mut self, manager: &mut Manager, now: Nanos, event: Event) {
         let id = event.id();
         match &event {

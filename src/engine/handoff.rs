@@ -1,21 +1,21 @@
-//! The handoff of polling between callers and the engine thread ("the keeper" in names).
+//! The handoff of polling between callers and the engine thread.
 //!
 //! Callers run the worker in their own calls, the engine thread runs it in between. One word holds the engine thread's state:
 //!
 //! | state | wakes when | reason for the state |
 //! |---|---|---|
 //! | awake | | the thread runs the worker, or is about to read this word again |
-//! | nap (backoff sleep) | its time (callers postpone it) is over, or woken | a caller polls, or blocks on the link and polled recently |
-//! | deep | woken | a caller has blocked on the link for longer than [`WaitPolicy::RECENT_NS`] |
-//! | watch (armed) | a frame, doorbell, command or timer, or woken | no caller polls or blocks on the link |
+//! | backoff sleep | its time (callers postpone it) is over, or woken | a caller polls, or blocks on the link and polled recently |
+//! | until woken | woken | a caller has blocked on the link for longer than [`WaitPolicy::RECENT_NS`] |
+//! | blocked | a frame, doorbell, command or timer, or woken | no caller polls or blocks on the link |
 //!
 //! A caller's past decides how long it is trusted to poll again. A backoff sleep lasts a quarter of the time for which it has
-//! polled without a gap, within [`WaitPolicy::SHORTEST_NAP_NS`] and [`WaitPolicy::LONGEST_NAP_NS`]. Work left behind when a
+//! polled without a gap, within [`WaitPolicy::SHORTEST_BACKOFF_NS`] and [`WaitPolicy::LONGEST_BACKOFF_NS`]. Work left behind when a
 //! program stops polling therefore waits a quarter of that time, and 1 ms at most. A program that arms a completion queue announces that
-//! it will wait, and is not trusted: before the arming call returns, the engine thread is armed, or was woken to be.
+//! it will wait, and is not trusted: before the arming call returns, the engine thread blocks on the link, or was woken to do so.
 //!
 //! Callers and the engine thread write before they read, with a fence in between, so one of them sees the other: `caller_waits`
-//! against `nap`, `stop_watching` against `deep`. The caller that changes the word from asleep to awake owes the one wake-up. The
+//! against `back_off`, `end_stand_in` against `until_woken`. The caller that changes the word from asleep to awake owes the one wake-up. The
 //! tests in `tests/handoff` check every interleaving.
 
 use super::sync::{
@@ -35,46 +35,46 @@ pub(crate) fn is_within(at: u64, now: u64, time: u64) -> bool {
 
 const KIND: u64 = 3;
 const AWAKE: u64 = 0;
-const NAP: u64 = 1;
-const DEEP: u64 = 2;
-const WATCH: u64 = 3;
+const BACKOFF: u64 = 1;
+const UNTIL_WOKEN: u64 = 2;
+const BLOCKED: u64 = 3;
 
 /// The engine thread's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rest {
+pub(crate) enum NextSleep {
     /// Sleep until this time, in ns, or until woken.
     Until(u64),
     /// Sleep until woken: a caller blocks on the link.
-    Deep,
-    /// Run the worker, then arm.
+    UntilWoken,
+    /// Run the worker, then block on the link.
     None,
 }
 
 /// State of the handoff. Times are in ns on the engine's clock.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct Handoff {
     /// State of the engine thread, and when it wakes by itself, in units of 4 ns.
-    keeper: AtomicU64,
+    thread_state: AtomicU64,
     /// When a caller last ran a pass.
     last_pass: AtomicU64,
     /// When a caller last stopped polling: it returned after a gap, or began to wait.
     broke_at: AtomicU64,
     /// 1: a caller blocks on the link inside a call, in the engine thread's place.
-    relief: AtomicU64,
+    stand_in: AtomicU64,
     /// When a caller last began to block on the link.
-    relieved_at: AtomicU64,
+    stand_in_at: AtomicU64,
     /// For how long callers must have polled without a gap to be trusted.
     trust_after: AtomicU64,
 }
 
-impl Watch {
-    pub(crate) fn new() -> Watch {
-        Watch {
-            keeper: AtomicU64::new(AWAKE),
+impl Handoff {
+    pub(crate) fn new() -> Handoff {
+        Handoff {
+            thread_state: AtomicU64::new(AWAKE),
             last_pass: AtomicU64::new(0),
             broke_at: AtomicU64::new(0),
-            relief: AtomicU64::new(0),
-            relieved_at: AtomicU64::new(NOTHING),
+            stand_in: AtomicU64::new(0),
+            stand_in_at: AtomicU64::new(NOTHING),
             trust_after: AtomicU64::new(WaitPolicy::TRUST_AFTER_NS),
         }
     }
@@ -112,33 +112,33 @@ impl Watch {
     #[must_use]
     pub(crate) fn caller_waits(&self, now: u64) -> bool {
         self.broke_at.store(now, Relaxed);
-        // Against `nap`: either `nap` sees the new `broke_at`, or the load below sees the nap.
+        // Against `back_off`: either `back_off` sees the new `broke_at`, or the load below sees the sleep.
         fence(SeqCst);
-        let keeper = self.keeper.load(Relaxed);
-        let watched = keeper & KIND == WATCH || self.is_relieved();
-        !watched && self.rouse_from(keeper)
+        let state = self.thread_state.load(Relaxed);
+        let blocks = state & KIND == BLOCKED || self.has_stand_in();
+        !blocks && self.wake_from(state)
     }
 
     /// Work is due at `needed_by`, and no caller is certain to do it. True: wake the engine thread.
     #[must_use]
     pub(crate) fn needs_by(&self, needed_by: u64) -> bool {
-        let keeper = self.keeper.load(Relaxed);
-        needed_by >> 2 < keeper >> 2 && self.rouse_from(keeper)
+        let state = self.thread_state.load(Relaxed);
+        needed_by >> 2 < state >> 2 && self.wake_from(state)
     }
 
     /// True if the engine thread is in a backoff sleep: it trusts callers to poll, and wakes within
-    /// [`WaitPolicy::LONGEST_NAP_NS`].
-    pub(crate) fn naps(&self) -> bool {
-        self.keeper.load(Relaxed) & KIND == NAP
+    /// [`WaitPolicy::LONGEST_BACKOFF_NS`].
+    pub(crate) fn is_in_backoff(&self) -> bool {
+        self.thread_state.load(Relaxed) & KIND == BACKOFF
     }
 
     /// Sets the state to awake. Returns true to one caller only for each sleep.
-    fn rouse_from(&self, mut keeper: u64) -> bool {
-        while keeper & KIND != AWAKE {
-            match self.keeper.compare_exchange(keeper, AWAKE, SeqCst, Relaxed) {
+    fn wake_from(&self, mut state: u64) -> bool {
+        while state & KIND != AWAKE {
+            match self.thread_state.compare_exchange(state, AWAKE, SeqCst, Relaxed) {
                 Ok(_) => return true,
                 // Another caller woke the thread, or its sleep was extended meanwhile.
-                Err(now) => keeper = now,
+                Err(now) => state = now,
             }
         }
         false
@@ -148,20 +148,20 @@ impl Watch {
     /// the thread asleep: a wake-up takes the poller's processor, and costs it ten times as much as setting the
     /// timer.
     #[must_use]
-    pub(crate) fn lengthen(&self, now: u64) -> Option<u64> {
-        let keeper = self.keeper.load(Relaxed);
-        let left = (keeper & !KIND).saturating_sub(now);
-        if keeper & KIND != NAP || left > WaitPolicy::LONGEST_NAP_NS / 4 {
+    pub(crate) fn extend(&self, now: u64) -> Option<u64> {
+        let state = self.thread_state.load(Relaxed);
+        let left = (state & !KIND).saturating_sub(now);
+        if state & KIND != BACKOFF || left > WaitPolicy::LONGEST_BACKOFF_NS / 4 {
             return None;
         }
-        let nap = self
+        let backoff = self
             .earned(now)
-            .or_else(|| self.relieved_lately(now).then_some(WaitPolicy::BLOCKED_CALLER_NAP_NS))?;
-        if left > nap / 4 {
+            .or_else(|| self.had_stand_in_lately(now).then_some(WaitPolicy::BLOCKED_CALLER_BACKOFF_NS))?;
+        if left > backoff / 4 {
             return None;
         }
-        let until = now + nap;
-        self.keeper.compare_exchange(keeper, until & !KIND | NAP, SeqCst, Relaxed).ok()?;
+        let until = now + backoff;
+        self.thread_state.compare_exchange(state, until & !KIND | BACKOFF, SeqCst, Relaxed).ok()?;
         self.regain();
         Some(until)
     }
@@ -169,7 +169,7 @@ impl Watch {
     /// Returns how long the engine thread may sleep because callers have polled without a gap.
     fn earned(&self, now: u64) -> Option<u64> {
         let polled = now.saturating_sub(self.broke_at.load(Relaxed));
-        (polled >= self.trust_after.load(Relaxed)).then(|| (polled / 4).min(WaitPolicy::LONGEST_NAP_NS))
+        (polled >= self.trust_after.load(Relaxed)).then(|| (polled / 4).min(WaitPolicy::LONGEST_BACKOFF_NS))
     }
 
     /// Shortens the time after which callers are trusted, once they have kept polling.
@@ -181,79 +181,79 @@ impl Watch {
     }
 
     /// True if a caller blocks on the link.
-    pub(crate) fn is_relieved(&self) -> bool {
-        self.relief.load(Relaxed) != 0
+    pub(crate) fn has_stand_in(&self) -> bool {
+        self.stand_in.load(Relaxed) != 0
     }
 
     /// Records that a caller blocks on the link. False: another one already does.
-    pub(crate) fn begin_watching(&self, now: u64) -> bool {
-        self.relieved_at.store(now, Relaxed);
-        self.relief.compare_exchange(0, 1, SeqCst, Relaxed).is_ok()
+    pub(crate) fn begin_stand_in(&self, now: u64) -> bool {
+        self.stand_in_at.store(now, Relaxed);
+        self.stand_in.compare_exchange(0, 1, SeqCst, Relaxed).is_ok()
     }
 
     /// True if a caller blocks on the link, or did within [`WaitPolicy::RECENT_NS`].
-    pub(crate) fn relieved_lately(&self, now: u64) -> bool {
-        is_within(self.relieved_at.load(Relaxed), now, WaitPolicy::RECENT_NS)
+    pub(crate) fn had_stand_in_lately(&self, now: u64) -> bool {
+        is_within(self.stand_in_at.load(Relaxed), now, WaitPolicy::RECENT_NS)
     }
 
     /// Stops trusting callers that blocked on the link to do so again: several threads wait.
-    pub(crate) fn forget_relief(&self) {
-        self.relieved_at.store(NOTHING, Relaxed);
+    pub(crate) fn forget_stand_in(&self) {
+        self.stand_in_at.store(NOTHING, Relaxed);
     }
 
     /// Records that the caller no longer blocks on the link. True: wake the engine thread.
     #[must_use]
-    pub(crate) fn stop_watching(&self) -> bool {
-        self.relief.store(0, Relaxed);
-        // Against `deep`: either `deep` sees that `relief` is 0, or the load below sees the sleep.
+    pub(crate) fn end_stand_in(&self) -> bool {
+        self.stand_in.store(0, Relaxed);
+        // Against `until_woken`: either `until_woken` sees that `stand_in` is 0, or the load below sees the sleep.
         fence(SeqCst);
-        let keeper = self.keeper.load(Relaxed);
-        keeper & KIND == DEEP && self.rouse_from(keeper)
+        let state = self.thread_state.load(Relaxed);
+        state & KIND == UNTIL_WOKEN && self.wake_from(state)
     }
 
     /// Called by the engine thread: returns what it may do at `now`. Unless that is `None`, its state is already asleep, and it
     /// must sleep or call `wakes`.
-    pub(crate) fn rest(&self, now: u64) -> Rest {
+    pub(crate) fn rest(&self, now: u64) -> NextSleep {
         let broke_at = self.broke_at.load(Relaxed);
         let away = self.away(now);
-        if self.is_relieved() {
+        if self.has_stand_in() {
             return if away >= WaitPolicy::RECENT_NS {
-                self.deep()
+                self.until_woken()
             } else {
-                self.nap(broke_at, now + WaitPolicy::BLOCKED_CALLER_NAP_NS)
+                self.back_off(broke_at, now + WaitPolicy::BLOCKED_CALLER_BACKOFF_NS)
             };
         }
-        if away > WaitPolicy::SHORTEST_NAP_NS {
-            return Rest::None;
+        if away > WaitPolicy::SHORTEST_BACKOFF_NS {
+            return NextSleep::None;
         }
-        if let Some(nap) = self.earned(now) {
-            return self.nap(broke_at, now + nap);
+        if let Some(backoff) = self.earned(now) {
+            return self.back_off(broke_at, now + backoff);
         }
         // A caller that blocked on the link a moment ago is about to do so again.
-        if self.relieved_lately(now) {
-            return self.nap(broke_at, now + WaitPolicy::SHORTEST_NAP_NS);
+        if self.had_stand_in_lately(now) {
+            return self.back_off(broke_at, now + WaitPolicy::SHORTEST_BACKOFF_NS);
         }
-        Rest::None
+        NextSleep::None
     }
 
     /// Called by an engine thread that found a caller in a pass, which may poll on or do something else. Returns a backoff sleep
     /// until the caller may be trusted, or the shortest one if that takes longer than [`WaitPolicy::TRUST_AFTER_NS`].
-    pub(crate) fn rest_beside(&self, now: u64) -> Rest {
+    pub(crate) fn rest_beside_caller(&self, now: u64) -> NextSleep {
         let broke_at = self.broke_at.load(Relaxed);
         let trusted_at = broke_at.saturating_add(self.trust_after.load(Relaxed));
-        let nap = trusted_at.saturating_sub(now);
-        let nap = if nap > WaitPolicy::TRUST_AFTER_NS {
-            WaitPolicy::SHORTEST_NAP_NS
+        let backoff = trusted_at.saturating_sub(now);
+        let backoff = if backoff > WaitPolicy::TRUST_AFTER_NS {
+            WaitPolicy::SHORTEST_BACKOFF_NS
         } else {
-            nap.max(WaitPolicy::SHORTEST_NAP_NS)
+            backoff.max(WaitPolicy::SHORTEST_BACKOFF_NS)
         };
-        self.nap(broke_at, now + nap)
+        self.back_off(broke_at, now + backoff)
     }
 
     /// Called by the engine thread after a backoff sleep. `missed`: work waits that a polling caller would have done. A program
     /// that polls only now and then, and reads its memory in between, causes misses. Each miss multiplies by four the time it must
     /// poll before it is trusted.
-    pub(crate) fn napped(&self, now: u64, missed: bool) {
+    pub(crate) fn backoff_ended(&self, now: u64, missed: bool) {
         if missed {
             self.broke_at.store(now, Relaxed);
             let trust_after = 4 * self.trust_after.load(Relaxed);
@@ -263,36 +263,36 @@ impl Watch {
         }
     }
 
-    fn nap(&self, broke_at: u64, until: u64) -> Rest {
-        self.keeper.store(until & !KIND | NAP, Relaxed);
+    fn back_off(&self, broke_at: u64, until: u64) -> NextSleep {
+        self.thread_state.store(until & !KIND | BACKOFF, Relaxed);
         fence(SeqCst);
-        if self.broke_at.load(Relaxed) != broke_at && !self.is_relieved() {
+        if self.broke_at.load(Relaxed) != broke_at && !self.has_stand_in() {
             self.wakes();
-            return Rest::None;
+            return NextSleep::None;
         }
-        Rest::Until(until)
+        NextSleep::Until(until)
     }
 
-    fn deep(&self) -> Rest {
-        self.keeper.store(!KIND | DEEP, Relaxed);
+    fn until_woken(&self) -> NextSleep {
+        self.thread_state.store(!KIND | UNTIL_WOKEN, Relaxed);
         fence(SeqCst);
-        if !self.is_relieved() {
+        if !self.has_stand_in() {
             self.wakes();
-            return Rest::None;
+            return NextSleep::None;
         }
-        Rest::Deep
+        NextSleep::UntilWoken
     }
 
     /// Called by the engine thread: it is about to sleep on all descriptors until `until`. The thread has made doorbells write their
     /// eventfd before, and checks for work again afterwards.
-    pub(crate) fn watches(&self, until: u64) {
-        self.keeper.store(until & !KIND | WATCH, SeqCst);
+    pub(crate) fn blocks(&self, until: u64) {
+        self.thread_state.store(until & !KIND | BLOCKED, SeqCst);
         fence(SeqCst);
     }
 
     /// Called by the engine thread: it is awake. Returns when its sleep was to end; `None` if it was woken.
     pub(crate) fn wakes(&self) -> Option<u64> {
-        let before = self.keeper.swap(AWAKE, SeqCst);
+        let before = self.thread_state.swap(AWAKE, SeqCst);
         (before & KIND != AWAKE).then_some(before & !KIND)
     }
 }

@@ -2,15 +2,15 @@
 //!
 //! | side | writes | then |
 //! | --- | --- | --- |
-//! | poller | sets [`DOZING`], fence | checks for a completion, and sleeps if there is none |
-//! | NIC | publishes the completion, fence | checks [`DOZING`], and wakes the pollers if it is set |
+//! | poller | sets [`POLLERS_SLEEP`], fence | checks for a completion, and sleeps if there is none |
+//! | NIC | publishes the completion, fence | checks [`POLLERS_SLEEP`], and wakes the pollers if it is set |
 //!
 //! At least one side sees the other's write. With several pollers on one queue, a poller that returns may clear the word while
 //! another still sleeps: the sleeper then waits for its whole limit.
 
 use std::time::Duration;
 
-use super::completion_queue::{CompletionRing, DOZING};
+use super::completion_queue::{CompletionRing, POLLERS_SLEEP};
 use super::futex;
 use super::sync::{
     Ordering::{Relaxed, SeqCst},
@@ -19,23 +19,23 @@ use super::sync::{
 
 impl CompletionRing {
     /// The application's side: sleeps until a completion is published, or for `limit` at most.
-    pub fn doze(&self, limit: Duration) {
-        let dozing = self.word(DOZING);
-        dozing.store(1, Relaxed);
+    pub fn sleep_until_completion(&self, limit: Duration) {
+        let sleeping = self.word(POLLERS_SLEEP);
+        sleeping.store(1, Relaxed);
         fence(SeqCst);
         if !self.has_completions() {
-            futex::wait(dozing, 1, limit);
+            futex::wait(sleeping, 1, limit);
         }
-        dozing.store(0, Relaxed);
+        sleeping.store(0, Relaxed);
     }
 
     /// The NIC's side: wakes the sleepers, after a push to a queue that another process polls.
-    pub fn rouse(&self) {
+    pub fn wake_pollers(&self) {
         fence(SeqCst);
-        let dozing = self.word(DOZING);
+        let sleeping = self.word(POLLERS_SLEEP);
         // A client that writes nonsense here costs the NIC one system call a batch, and harms no other client.
-        if dozing.load(Relaxed) != 0 && dozing.swap(0, Relaxed) != 0 {
-            futex::wake(dozing);
+        if sleeping.load(Relaxed) != 0 && sleeping.swap(0, Relaxed) != 0 {
+            futex::wake(sleeping);
         }
     }
 }
@@ -54,19 +54,19 @@ mod tests {
         let long = Duration::from_secs(60);
         let begun = Instant::now();
         thread::scope(|scope| {
-            let dozes = scope.spawn(|| ring.doze(long));
-            while ring.word(DOZING).load(Relaxed) == 0 {
+            let sleeper = scope.spawn(|| ring.sleep_until_completion(long));
+            while ring.word(POLLERS_SLEEP).load(Relaxed) == 0 {
                 thread::yield_now();
             }
             ring.push(&Wc::default(), 0).expect("room");
-            ring.rouse();
-            dozes.join().expect("it wakes");
+            ring.wake_pollers();
+            sleeper.join().expect("it wakes");
         });
         // A completion waits: the poller does not sleep.
-        ring.doze(long);
+        ring.sleep_until_completion(long);
         assert!(begun.elapsed() < long / 2);
-        assert_eq!(ring.word(DOZING).load(Relaxed), 0);
+        assert_eq!(ring.word(POLLERS_SLEEP).load(Relaxed), 0);
         ring.poll().expect("the completion");
-        ring.doze(Duration::from_millis(1));
+        ring.sleep_until_completion(Duration::from_millis(1));
     }
 }

@@ -11,7 +11,7 @@ use super::{Ctx, MemoryTable, PlantedBug, Qp, Span, scatter};
 use crate::limits::{Limits, MAX_MESSAGE};
 use crate::time::Nanos;
 use crate::verbs::{Access, CqIndex, QpState, RecvWr, SendFlags, Sge, Wc, WcFlags, WcOpcode, WrOpcode};
-use crate::wire::{Bth, Opcode, Psn, Reth, Usual};
+use crate::wire::{Bth, FastPacket, Opcode, Psn, Reth};
 
 /// A received request, in order.
 pub(crate) struct Due {
@@ -33,7 +33,7 @@ enum Kind {
 }
 
 /// Destination of a request's payload.
-pub(crate) struct Placed {
+pub(crate) struct Destination {
     pub(crate) to: Span,
     /// State of the message after this packet.
     message: Message,
@@ -63,7 +63,7 @@ impl Qp {
     /// Returns the request if `packet` is the next in order and suits the fast path.
     //= IBTA 9.5: requests-are-executed-in-psn-order
     #[inline(always)]
-    pub(crate) fn due(&self, packet: &Usual<'_>) -> Option<Due> {
+    pub(crate) fn due(&self, packet: &FastPacket<'_>) -> Option<Due> {
         let (bth, length) = (packet.bth(), packet.payload().len());
         let (kind, begins, ends) = match bth.opcode {
             Opcode::RC_SEND_ONLY => (Kind::Send, true, true),
@@ -103,9 +103,9 @@ impl Qp {
         &self,
         memory: &MemoryTable,
         due: &Due,
-        packet: &Usual<'_>,
+        packet: &FastPacket<'_>,
         receive: Option<RecvWr>,
-    ) -> Option<Placed> {
+    ) -> Option<Destination> {
         match due.kind {
             Kind::Send => self.place_of_send(memory, due, receive),
             Kind::Write => self.place_of_write(memory, due, packet),
@@ -113,7 +113,7 @@ impl Qp {
     }
 
     #[inline(always)]
-    fn place_of_send(&self, memory: &MemoryTable, due: &Due, receive: Option<RecvWr>) -> Option<Placed> {
+    fn place_of_send(&self, memory: &MemoryTable, due: &Due, receive: Option<RecvWr>) -> Option<Destination> {
         let r = &self.responder;
         let received = match r.message {
             Message::Send { received } => received,
@@ -122,11 +122,16 @@ impl Qp {
         let list = r.sges.get(..receive.or(r.receive)?.num_sge as usize)?;
         //= IBTA 9.9.3: receive-memory-is-writable
         let to = scatter::one(memory, r.receive_pd, list, received, due.length, Access::LOCAL_WRITE)?;
-        Some(Placed { to, message: Message::Send { received: received + due.length } })
+        Some(Destination { to, message: Message::Send { received: received + due.length } })
     }
 
     #[inline(always)]
-    fn place_of_write(&self, memory: &MemoryTable, due: &Due, packet: &Usual<'_>) -> Option<Placed> {
+    fn place_of_write(
+        &self,
+        memory: &MemoryTable,
+        due: &Due,
+        packet: &FastPacket<'_>,
+    ) -> Option<Destination> {
         let (reth, received) = match self.responder.message {
             Message::Write { reth, received } => (reth, received),
             _ => (packet.reth()?, 0),
@@ -142,7 +147,7 @@ impl Qp {
         let checked = if due.begins { total } else { due.length };
         let va = reth.va.wrapping_add(received);
         let to = memory.check_remote(self.user(), reth.rkey, va, checked, Access::REMOTE_WRITE).ok()?;
-        Some(Placed { to, message: Message::Write { reth, received: after } })
+        Some(Destination { to, message: Message::Write { reth, received: after } })
     }
 
     /// Advances the state past a request, after its payload was stored. `receive` is the receive that it took. Returns
@@ -152,7 +157,7 @@ impl Qp {
         &mut self,
         limits: &Limits,
         due: &Due,
-        Placed { message, .. }: Placed,
+        Destination { message, .. }: Destination,
         receive: Option<RecvWr>,
     ) -> Option<(CqIndex, Wc)> {
         let (qpn, cq) = (self.qpn, self.recv_cq);
@@ -174,7 +179,7 @@ impl Qp {
 }
 
 /// A planned request, a first transmission.
-pub(crate) struct Leaving {
+pub(crate) struct PlannedSend {
     pub(crate) bth: Bth,
     /// RETH of the first packet of a WRITE.
     pub(crate) reth: Option<Reth>,
@@ -195,7 +200,7 @@ pub(crate) enum Payload {
 impl Qp {
     /// Plans the next packet if it suits the fast path. The state is advanced by [`Qp::left`].
     #[inline(always)]
-    pub(crate) fn leaving(&self, limits: &Limits, memory: &MemoryTable) -> Option<Leaving> {
+    pub(crate) fn leaving(&self, limits: &Limits, memory: &MemoryTable) -> Option<PlannedSend> {
         let r = &self.requester;
         //= IBTA 9.5: requests-leave-in-order
         if !r.may_send_new() || !self.request_goes_first() || PlantedBug::is_any() {
@@ -249,12 +254,12 @@ impl Qp {
         //= IBTA 9.2: pad-makes-whole-words
         let pad = (length as u8).wrapping_neg() & 3;
         let bth = Bth { opcode, solicited, pad, ack_req, psn, ..self.bth() };
-        Some(Leaving { bth, reth, length: length as u16, payload })
+        Some(PlannedSend { bth, reth, length: length as u16, payload })
     }
 
     /// Advances the state past `leaving`, which got a slot in the port and is sent.
     #[inline(always)]
-    pub(crate) fn left(&mut self, now: Nanos, leaving: &Leaving) {
+    pub(crate) fn left(&mut self, now: Nanos, leaving: &PlannedSend) {
         self.request_left();
         let (timeout, mtu) = (self.attributes().ack_timeout(), self.attributes().path_mtu);
         let r = &mut self.requester;

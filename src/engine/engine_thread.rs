@@ -9,10 +9,10 @@ use std::thread::{self, JoinHandle};
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::prctl;
 
-use super::remote_pass::{Ended, stand_by};
-use super::shared::{Dead, Shared, Turn, readable, sleep_on};
+use super::handoff::NextSleep;
+use super::remote_pass::{EndReason, stand_by};
+use super::shared::{Dead, Shared, WorkerGuard, readable, sleep_on};
 use super::wait_policy::WaitPolicy;
-use super::watch::Rest;
 use super::{Drive, Progress, remote_pass};
 use crate::threads::{ask_for_short_turns, spawn_unsignalled};
 use crate::time::Nanos;
@@ -48,7 +48,7 @@ fn spawn_worker(shared: Arc<Shared>, drive: Drive, term: u64) -> io::Result<Join
         // With short time slices, a frame does not wait until a spinning program has used up its own slice.
         let _ = ask_for_short_turns();
         let _ended = match drive {
-            Drive::Caller => run_between_callers(&shared).map_err(Ended::from),
+            Drive::Caller => run_between_callers(&shared).map_err(EndReason::from),
             Drive::Thread { core, spin } => {
                 if let Some(id) = core
                     && !core_affinity::set_for_current(core_affinity::CoreId { id })
@@ -67,7 +67,7 @@ fn spawn_worker(shared: Arc<Shared>, drive: Drive, term: u64) -> io::Result<Join
 }
 
 /// Loop of a thread that owns its worker. `shares`: the thread is not pinned to a core of its own.
-fn spin_then_sleep(shared: &Shared, spin: Nanos, shares: bool, term: u64) -> Result<(), Ended> {
+fn spin_then_sleep(shared: &Shared, spin: Nanos, shares: bool, term: u64) -> Result<(), EndReason> {
     remote_pass::begin_term(shared, term)?;
     let mut busy_at = shared.clock.now();
     let mut last_pass = None;
@@ -82,7 +82,7 @@ fn spin_then_sleep(shared: &Shared, spin: Nanos, shares: bool, term: u64) -> Res
             busy_at = now;
             last_pass = Some(now);
         } else if now - busy_at > spin || shares && shared.is_crowded(now) {
-            armed_sleep(shared, worker);
+            block(shared, worker);
             busy_at = shared.clock.now();
         } else if shares {
             drop(worker);
@@ -93,25 +93,25 @@ fn spin_then_sleep(shared: &Shared, spin: Nanos, shares: bool, term: u64) -> Res
     Ok(())
 }
 
-/// Loop of an engine thread that runs the worker between calls. [`super::watch`] describes its states.
+/// Loop of an engine thread that runs the worker between calls. [`super::handoff`] describes its states.
 fn run_between_callers(shared: &Shared) -> Result<(), Dead> {
     let mut busy_at = Nanos::ZERO;
     while !shared.stop.load(Acquire) {
         let now = shared.clock.now();
         let polling = PollingGuard::of(shared, now);
-        match shared.watch.rest(now.0) {
-            Rest::Until(until) => {
+        match shared.handoff.rest(now.0) {
+            NextSleep::Until(until) => {
                 drop(polling);
                 let until = backoff_sleep(shared, now, Nanos(until));
                 check_after_backoff(shared, until);
                 continue;
             }
-            Rest::Deep => {
+            NextSleep::UntilWoken => {
                 let until = backoff_sleep(shared, now, now + Nanos(WaitPolicy::LONGEST_SLEEP_NS));
                 check_after_backoff(shared, until);
                 continue;
             }
-            Rest::None => {}
+            NextSleep::None => {}
         }
         let Some(mut worker) = shared.try_turn() else {
             if shared.is_dead() {
@@ -119,7 +119,7 @@ fn run_between_callers(shared: &Shared) -> Result<(), Dead> {
             }
             // A caller runs a pass. If this thread waited for the lock, the caller would pay a system call to hand it over.
             drop(polling);
-            if let Rest::Until(until) = shared.watch.rest_beside(now.0) {
+            if let NextSleep::Until(until) = shared.handoff.rest_beside_caller(now.0) {
                 let until = backoff_sleep(shared, now, Nanos(until));
                 check_after_backoff(shared, until);
             }
@@ -134,7 +134,7 @@ fn run_between_callers(shared: &Shared) -> Result<(), Dead> {
         let is_over = progress.completions > 0 || now - busy_at > Nanos(WaitPolicy::LINGER_NS);
         if is_over || progress.is_idle() && shared.is_crowded(now) {
             drop(polling);
-            armed_sleep(shared, worker);
+            block(shared, worker);
         } else if progress.is_idle() {
             drop(worker);
             if shared.owed_at().is_none() {
@@ -149,12 +149,12 @@ fn run_between_callers(shared: &Shared) -> Result<(), Dead> {
 /// [`super::Engine::caller_pass`], the acknowledgement of received frames is deferred by up to [`WaitPolicy::OWED_FOR_NS`], so
 /// that it reaches the peer together with the reply. An acknowledgement that arrives alone ends the peer's polling, and the peer's
 /// engine thread has to be woken for the reply.
-fn pass(shared: &Shared, worker: &mut Turn<'_>, now: Nanos) -> Progress {
+fn pass(shared: &Shared, worker: &mut WorkerGuard<'_>, now: Nanos) -> Progress {
     let came = worker.take_in(now);
-    shared.stir(came.completions);
+    shared.wake_pollers(came.completions);
     if came.completions == 0 && !worker.doorbells().any() && !worker.nic().has_pressing() {
         match shared.owed_at() {
-            None if came.received > 0 && shared.watch.away(now.0) < WaitPolicy::RECENT_NS => {
+            None if came.received > 0 && shared.handoff.away(now.0) < WaitPolicy::RECENT_NS => {
                 shared.owe(worker, now);
                 return came;
             }
@@ -171,29 +171,29 @@ struct PollingGuard<'a>(&'a Shared, bool);
 
 impl PollingGuard<'_> {
     fn of(shared: &Shared, now: Nanos) -> PollingGuard<'_> {
-        PollingGuard(shared, shared.watch.away(now.0) < WaitPolicy::POLL_GAP_NS)
+        PollingGuard(shared, shared.handoff.away(now.0) < WaitPolicy::POLL_GAP_NS)
     }
 }
 
 impl Drop for PollingGuard<'_> {
     fn drop(&mut self) {
         if self.1 {
-            self.0.watch.pass_ended(self.0.clock.now().0);
+            self.0.handoff.pass_ended(self.0.clock.now().0);
         }
     }
 }
 
 /// Sleeps until `until`, which callers may postpone, or until woken. Returns the time at which the sleep was to end.
 fn backoff_sleep(shared: &Shared, now: Nanos, until: Nanos) -> Nanos {
-    shared.wake_keeper_at(now, until);
+    shared.set_backoff_end(now, until);
     let mut fds =
-        [shared.alarm.as_fd(), shared.nap_ends.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        [shared.alarm.as_fd(), shared.backoff_timer.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
     sleep_on(&mut fds, Nanos(WaitPolicy::LONGEST_SLEEP_NS));
     wakes(shared, &fds[0])
 }
 
 fn wakes(shared: &Shared, alarm: &PollFd<'_>) -> Nanos {
-    let until = shared.watch.wakes();
+    let until = shared.handoff.wakes();
     if alarm.any() == Some(true) {
         let _ = shared.alarm.read();
     }
@@ -204,21 +204,21 @@ fn wakes(shared: &Shared, alarm: &PollFd<'_>) -> Nanos {
 /// stopped, or were cancelled. `until`: when the sleep was to end.
 fn check_after_backoff(shared: &Shared, until: Nanos) {
     let now = shared.clock.now().0;
-    if !shared.watch.is_relieved() {
+    if !shared.handoff.has_stand_in() {
         // A caller that polls runs a pass within `JUST_NOW_NS`; a longer absence at `until` is a miss. Two cases are no miss:
         // * The engine thread has preempted the poller since `until`. The absence is therefore measured at `until`, not now.
         // * A caller has postponed the end of the sleep to a time that is still ahead.
         let missed =
-            until.0 <= now && shared.watch.away(until.0) > WaitPolicy::JUST_NOW_NS && work_waits(shared);
-        shared.watch.napped(now, missed);
+            until.0 <= now && shared.handoff.away(until.0) > WaitPolicy::JUST_NOW_NS && work_waits(shared);
+        shared.handoff.backoff_ended(now, missed);
         return;
     }
-    if shared.watch.away(now) < WaitPolicy::SHORTEST_NAP_NS {
+    if shared.handoff.away(now) < WaitPolicy::SHORTEST_BACKOFF_NS {
         return;
     }
     // The caller that blocks on the link has not fetched its frame: take over.
     if work_waits(shared) {
-        let _ = shared.watch.stop_watching();
+        let _ = shared.handoff.end_stand_in();
     }
 }
 
@@ -238,24 +238,25 @@ fn work_waits(shared: &Shared) -> bool {
 
 /// Sleeps until a frame, a doorbell, a command, a timer, or a caller's pass that leaves work. Releases the worker's lock
 /// meanwhile.
-fn armed_sleep(shared: &Shared, mut worker: Turn<'_>) {
-    let guests = worker.guests().sleep_begins();
+fn block(shared: &Shared, mut worker: WorkerGuard<'_>) {
+    let clients = worker.clients().sleep_begins();
     if !worker.prepare_sleep() {
-        guests.ends(|_| false);
+        clients.ends(|_| false);
         return;
     }
     let now = shared.clock.now();
     let until = worker.next_deadline().min(now + Nanos(WaitPolicy::LONGEST_SLEEP_NS));
-    shared.watch.watches(until.0);
+    shared.handoff.blocks(until.0);
     drop(worker);
     let frames = shared.frames();
     // One `ppoll` on all descriptors. An epoll set of them would be another object to wake, and the scheduler would lose track of
     // the waker.
     let others = [shared.alarm.as_fd(), shared.doorbells.wake_fd().as_fd()];
     let before = others.len();
-    let mut fds = readable(others.into_iter().chain(guests.wake_fds()).chain(frames.iter().map(AsFd::as_fd)));
+    let mut fds =
+        readable(others.into_iter().chain(clients.wake_fds()).chain(frames.iter().map(AsFd::as_fd)));
     sleep_on(&mut fds, until - now);
     wakes(shared, &fds[0]);
     shared.doorbells.sleep_ends(fds[1].any() == Some(true));
-    guests.ends(|at| fds[before + at].any() == Some(true));
+    clients.ends(|at| fds[before + at].any() == Some(true));
 }

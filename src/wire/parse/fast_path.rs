@@ -30,7 +30,7 @@ const BTH: usize = UDP + size_of::<RawUdp>();
 pub(crate) const EXT: usize = size_of::<Raw>();
 
 /// A valid packet over IPv4, without tags, options or fragments, with all headers in the frame's first piece.
-pub(crate) struct Usual<'a> {
+pub(crate) struct FastPacket<'a> {
     raw: &'a Raw,
     info: &'static OpcodeInfo,
     ext: &'a [u8],
@@ -63,11 +63,11 @@ fn join<'a>(frame: &Frame<'a>, store: &'a mut [u8; EXT]) -> Option<(&'a [u8; EXT
     Some((store, behind))
 }
 
-impl<'a> Usual<'a> {
+impl<'a> FastPacket<'a> {
     /// Returns the packet; `None` if it is invalid, or needs the full parser. `store` holds headers that are
     /// not contiguous.
     #[inline(always)]
-    pub(crate) fn of(frame: &Frame<'a>, store: &'a mut [u8; EXT]) -> Option<Usual<'a>> {
+    pub(crate) fn of(frame: &Frame<'a>, store: &'a mut [u8; EXT]) -> Option<FastPacket<'a>> {
         let (headers, behind) = match frame.a.split_first_chunk::<EXT>() {
             Some((headers, behind)) => (headers, behind),
             None => join(frame, store)?,
@@ -76,7 +76,7 @@ impl<'a> Usual<'a> {
         let [opcode, flags, ..] = raw.bth;
         let info = Opcode(opcode).info()?;
         let (version, pad) = (flags & 0x0f, usize::from(flags >> 4 & 3));
-        let is_usual = raw.ethernet.ether_type.get() == ether_type::IPV4
+        let is_eligible = raw.ethernet.ether_type.get() == ether_type::IPV4
             && raw.ip.version_ihl == 0x45
             && raw.ip.protocol == PROTOCOL_UDP
             && raw.ip.flags_fragment.get() & 0x3fff == 0
@@ -88,7 +88,7 @@ impl<'a> Usual<'a> {
         let end = udp_end.checked_sub(ICRC_LEN + pad)?;
         let ext = behind.get(..info.headers.len())?;
         let fits = start <= end && udp_end <= ip_end && ip_end <= frame.len();
-        (is_usual && fits).then_some(Usual { raw, info, ext, payload: start..end })
+        (is_eligible && fits).then_some(FastPacket { raw, info, ext, payload: start..end })
     }
 
     /// Returns the range of the payload in the frame, without pad.

@@ -1,11 +1,11 @@
-//! Fast path for RC READ responses. As in `usual`, a result of `None` means: take the slow path (`reply_packets`,
+//! Fast path for RC READ responses. As in `fast_path`, a result of `None` means: take the slow path (`reply_packets`,
 //! `completer`). Nothing has changed in this case.
 
 use super::replies::Reply;
 use super::reply_packets::NO_CREDITS;
-use super::{Ctx, MemoryTable, PlantedBug, Qp, Span, User, scatter};
+use super::{Ctx, KeyUser, MemoryTable, PlantedBug, Qp, Span, scatter};
 use crate::verbs::{Access, QpState, QpType, WrOpcode};
-use crate::wire::{Aeth, Bth, Opcode, Operation, Psn, Syndrome, Usual};
+use crate::wire::{Aeth, Bth, FastPacket, Opcode, Operation, Psn, Syndrome};
 
 /// A planned READ response packet, a first transmission.
 pub(crate) struct Answer {
@@ -37,20 +37,20 @@ impl Qp {
         let Some(Reply::Read(slot)) = self.responder.replies.front() else { return None };
         let resource = self.responder.resources.get(usize::from(slot))?.as_ref()?;
         let request_goes_first = self.request_is_due && self.may_send_requests();
-        let is_usual = self.state() == QpState::Rts
+        let is_eligible = self.state() == QpState::Rts
             && self.qp_type == QpType::Rc
             && self.pace.is_none()
             && !self.attributes().end_to_end_credits
             && resource.operation == Operation::ReadRequest
             && !resource.again;
-        if !is_usual || request_goes_first || PlantedBug::is_any() {
+        if !is_eligible || request_goes_first || PlantedBug::is_any() {
             return None;
         }
         let mtu = self.attributes().path_mtu.bytes() as u64;
         let (k, reth) = (resource.next, &resource.reth);
         let offset = u64::from(k) * mtu;
         let length = u64::from(reth.dma_len).checked_sub(offset).filter(|left| *left > 0)?.min(mtu);
-        let user = User { pd: resource.pd, qp: self.index };
+        let user = KeyUser { pd: resource.pd, qp: self.index };
         let va = reth.va.wrapping_add(offset);
         //= IBTA 9.7.4.1.5: key-is-checked-with-each-packet
         let from = memory.check_remote(user, reth.rkey, va, length, Access::REMOTE_READ).ok()?;
@@ -79,15 +79,15 @@ impl Qp {
     }
 
     /// Returns the response if `packet` is the next one of the oldest request, which is a READ.
-    pub(crate) fn awaited(&self, memory: &MemoryTable, packet: &Usual<'_>) -> Option<Awaited> {
+    pub(crate) fn awaited(&self, memory: &MemoryTable, packet: &FastPacket<'_>) -> Option<Awaited> {
         let (r, bth, length) = (&self.requester, packet.bth(), packet.payload().len() as u64);
         let psn = bth.psn;
-        let is_usual = self.state() == QpState::Rts
+        let is_eligible = self.state() == QpState::Rts
             && self.pace.is_none()
             && psn == r.una
             && self.is_from_its_peer(packet, &bth)
             && !packet.is_ce();
-        if !is_usual || r.queue.is_empty() || PlantedBug::is_any() {
+        if !is_eligible || r.queue.is_empty() || PlantedBug::is_any() {
             return None;
         }
         let position = r.queue.tail();

@@ -12,9 +12,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::error::{DeviceError, OpenError};
-use super::follower::{Followed, Follower};
 use super::inspect::Window;
 use super::state::State;
+use super::watched_sources::{InterfaceWatcher, WatchedSources};
 use crate::netdev::{Change, Watch};
 use crate::port::LinkChange;
 use crate::threads::spawn_unsignalled;
@@ -28,9 +28,9 @@ const RETRY_MS: u16 = 100;
 const FILE_MS: u16 = 100;
 
 /// Starts to follow an interface, in the calling thread's network namespace, for a device.
-pub(super) fn follow(device: Arc<State>, followed: Followed) -> Result<Follower, OpenError> {
+pub(super) fn watch(device: Arc<State>, sources: WatchedSources) -> Result<InterfaceWatcher, OpenError> {
     let failed = |what| move |source| DeviceError::System { what, source };
-    let watch = Watch::new(&followed.interface.get())?;
+    let watch = Watch::new(&sources.interface.get())?;
     let stop = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
         .map_err(std::io::Error::from)
         .map_err(failed("an eventfd for the thread that follows the interface"))?;
@@ -38,16 +38,16 @@ pub(super) fn follow(device: Arc<State>, followed: Followed) -> Result<Follower,
     // Without the socket the device works, but cannot be inspected.
     let window = Window::open().ok();
     let run =
-        Run { watch, followed, device, stop: Arc::clone(&stop), stopping: Arc::clone(&stopping), window };
-    let thread = spawn_unsignalled("roxie-follow", move || run.run())
+        Run { watch, sources, device, stop: Arc::clone(&stop), stopping: Arc::clone(&stopping), window };
+    let thread = spawn_unsignalled("roxie-watch", move || run.run())
         .map_err(failed("the thread that follows the interface"))?;
-    Ok(Follower { stop, stopping, thread: Some(thread) })
+    Ok(InterfaceWatcher { stop, stopping, thread: Some(thread) })
 }
 
 /// State of the thread.
 struct Run {
     watch: Watch,
-    followed: Followed,
+    sources: WatchedSources,
     device: Arc<State>,
     stop: Arc<EventFd>,
     stopping: Arc<AtomicBool>,
@@ -60,7 +60,7 @@ impl Run {
             let looked = self.watch.poll();
             let mut again = if looked.is_ok() { PollTimeout::NONE } else { PollTimeout::from(RETRY_MS) };
             let changes = looked.unwrap_or_default();
-            self.followed.interface.set(self.watch.interface());
+            self.sources.interface.set(self.watch.interface());
             let device = &*self.device;
             for change in &changes {
                 self.apply(device, change);
@@ -88,7 +88,7 @@ impl Run {
         let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let (watch, stop) = (readable(self.watch.as_fd()), readable(self.stop.as_fd()));
         let window = self.window.as_ref().filter(|_| accepts);
-        let others = [self.followed.neighbours.as_ref().map(|n| n.as_fd()), window.map(Window::as_fd)];
+        let others = [self.sources.neighbours.as_ref().map(|n| n.as_fd()), window.map(Window::as_fd)];
         let mut all: Vec<PollFd<'_>> =
             [watch, stop].into_iter().chain(others.into_iter().flatten().map(readable)).collect();
         // An interrupted or failed wait only ends early: the next query finds all changes.
@@ -104,12 +104,12 @@ impl Run {
         };
         let addresses = || -> Vec<IpAddr> { self.watch.interface().addresses.iter().map(|a| a.ip).collect() };
         let event = match change {
-            Change::AddressAdded(address) if self.followed.addresses => {
+            Change::AddressAdded(address) if self.sources.addresses => {
                 gids().add(address.ip);
                 tell(&LinkChange::Addresses(addresses()));
                 EventKind::GidChange
             }
-            Change::AddressRemoved(address) if self.followed.addresses => {
+            Change::AddressRemoved(address) if self.sources.addresses => {
                 gids().remove(address.ip);
                 tell(&LinkChange::Addresses(addresses()));
                 EventKind::GidChange
@@ -125,7 +125,7 @@ impl Run {
 
     /// Updates the destination MAC address of frames to peers that have changed theirs.
     fn follow_neighbours(&self, device: &State, changes: &[Change]) {
-        let Some(neighbours) = &self.followed.neighbours else { return };
+        let Some(neighbours) = &self.sources.neighbours else { return };
         let interface = self.watch.interface();
         let mut moved = neighbours.poll(interface);
         if changes.iter().any(|c| matches!(c, Change::LinkUp | Change::Mac(_))) {

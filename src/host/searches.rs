@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// A bounded cache of resolved paths. Evicts the least recently used one.
 #[derive(Debug)]
 pub(super) struct Found<W, T> {
-    by_way: HashMap<W, (T, u64)>,
+    by_path: HashMap<W, (T, u64)>,
     bound: usize,
     /// Counter of uses, for the age of entries.
     uses: u64,
@@ -29,25 +29,26 @@ pub(super) struct Found<W, T> {
 impl<W: Eq + Hash + Copy, T> Found<W, T> {
     /// Makes a cache of up to `bound` paths.
     pub(super) fn new(bound: usize) -> Found<W, T> {
-        Found { by_way: HashMap::new(), bound, uses: 0 }
+        Found { by_path: HashMap::new(), bound, uses: 0 }
     }
 
-    pub(super) fn get(&mut self, way: &W) -> Option<&T> {
+    pub(super) fn get(&mut self, path: &W) -> Option<&T> {
         self.uses += 1;
-        let (found, used) = self.by_way.get_mut(way)?;
+        let (found, used) = self.by_path.get_mut(path)?;
         *used = self.uses;
         Some(found)
     }
 
-    pub(super) fn insert(&mut self, way: W, found: T) {
+    pub(super) fn insert(&mut self, path: W, found: T) {
         self.uses += 1;
-        if self.by_way.len() >= self.bound
-            && !self.by_way.contains_key(&way)
-            && let Some(oldest) = self.by_way.iter().min_by_key(|(_, (_, used))| *used).map(|(way, _)| *way)
+        if self.by_path.len() >= self.bound
+            && !self.by_path.contains_key(&path)
+            && let Some(oldest) =
+                self.by_path.iter().min_by_key(|(_, (_, used))| *used).map(|(path, _)| *path)
         {
-            self.by_way.remove(&oldest);
+            self.by_path.remove(&oldest);
         }
-        self.by_way.insert(way, (found, self.uses));
+        self.by_path.insert(path, (found, self.uses));
     }
 }
 
@@ -57,7 +58,7 @@ pub(super) struct Searches<W, M>(VecDeque<Search<W, M>>);
 
 #[derive(Debug)]
 struct Search<W, M> {
-    way: W,
+    path: W,
     messages: Vec<M>,
     since: Instant,
     look: Instant,
@@ -66,7 +67,7 @@ struct Search<W, M> {
 
 /// Result of polling a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sight<T> {
+pub(super) enum Lookup<T> {
     Found(T),
     NotYet,
     Never,
@@ -87,16 +88,16 @@ impl<W: PartialEq + Copy, M> Searches<W, M> {
     }
 
     /// Adds a message for a path, and a search if needed. Returns the path of a search that was evicted.
-    pub(super) fn add(&mut self, now: Instant, way: W, message: M) -> Option<W> {
-        if let Some(search) = self.0.iter_mut().find(|search| search.way == way) {
+    pub(super) fn add(&mut self, now: Instant, path: W, message: M) -> Option<W> {
+        if let Some(search) = self.0.iter_mut().find(|search| search.path == path) {
             if search.messages.len() < MESSAGES {
                 search.messages.push(message);
             }
             return None;
         }
         let evicted = if self.0.len() >= PLACES { self.0.pop_front() } else { None };
-        self.0.push_back(Search { way, messages: vec![message], since: now, look: now, pause: LOOKS[0] });
-        evicted.map(|search| search.way)
+        self.0.push_back(Search { path, messages: vec![message], since: now, look: now, pause: LOOKS[0] });
+        evicted.map(|search| search.path)
     }
 
     /// Returns when the next search is to be polled.
@@ -105,20 +106,20 @@ impl<W: PartialEq + Copy, M> Searches<W, M> {
     }
 
     /// Polls the searches that are due, and returns those that ended. The first poll of a path starts its resolution.
-    pub(super) fn look<T>(&mut self, now: Instant, sight: impl Fn(&W) -> Sight<T>) -> Vec<End<W, M, T>> {
+    pub(super) fn look<T>(&mut self, now: Instant, lookup: impl Fn(&W) -> Lookup<T>) -> Vec<End<W, M, T>> {
         let mut ends = Vec::new();
         self.0.retain_mut(|search| {
             if search.look > now {
                 return true;
             }
-            match sight(&search.way) {
-                Sight::Found(found) => ends.push(End::Found(found, std::mem::take(&mut search.messages))),
-                Sight::NotYet if now.duration_since(search.since) < PATIENCE => {
+            match lookup(&search.path) {
+                Lookup::Found(found) => ends.push(End::Found(found, std::mem::take(&mut search.messages))),
+                Lookup::NotYet if now.duration_since(search.since) < PATIENCE => {
                     search.look = now + search.pause;
                     search.pause = (2 * search.pause).min(LOOKS[1]);
                     return true;
                 }
-                Sight::NotYet | Sight::Never => ends.push(End::GivenUp(search.way)),
+                Lookup::NotYet | Lookup::Never => ends.push(End::GivenUp(search.path)),
             }
             false
         });
@@ -141,7 +142,7 @@ mod tests {
         for host in 0..10_000u32 {
             searches.add(now, host, host);
             if host % 1000 == 0 {
-                searches.look(now, |_| Sight::<()>::NotYet);
+                searches.look(now, |_| Lookup::<()>::NotYet);
                 now += MS;
             }
         }
@@ -153,13 +154,15 @@ mod tests {
             for host in 0..(PLACES as u32 - 1) / 8 {
                 searches.add(now, 2_000_000 + host, host);
             }
-            let there = |way: &u32| *way == honest && now >= answered;
+            let there = |path: &u32| *path == honest && now >= answered;
             found.extend(
-                searches.look(now, |way| if there(way) { Sight::Found(*way) } else { Sight::NotYet }),
+                searches.look(now, |path| if there(path) { Lookup::Found(*path) } else { Lookup::NotYet }),
             );
             now += MS;
         }
-        assert!(matches!(&found[..], [End::Found(way, messages)] if *way == honest && messages == &[honest]));
+        assert!(
+            matches!(&found[..], [End::Found(path, messages)] if *path == honest && messages == &[honest])
+        );
     }
 
     #[test]
@@ -190,12 +193,12 @@ mod tests {
         let mut now = start;
         let mut looks = 0;
         while now < start + PATIENCE {
-            assert_eq!(searches.look(now, |_| Sight::<()>::NotYet), []);
+            assert_eq!(searches.look(now, |_| Lookup::<()>::NotYet), []);
             now = searches.next_look().unwrap();
             looks += 1;
         }
         assert!(looks < 30, "{looks} looks");
-        assert_eq!(searches.look(now, |_| Sight::<()>::NotYet).len(), PLACES);
+        assert_eq!(searches.look(now, |_| Lookup::<()>::NotYet).len(), PLACES);
         assert_eq!(searches.next_look(), None);
     }
 
@@ -206,8 +209,8 @@ mod tests {
         for message in 0..10 {
             searches.add(now, 7, message);
         }
-        assert_eq!(searches.look(now, |_| Sight::Found(1)), [End::Found(1, vec![0, 1, 2, 3])]);
+        assert_eq!(searches.look(now, |_| Lookup::Found(1)), [End::Found(1, vec![0, 1, 2, 3])]);
         searches.add(now, 8, 0);
-        assert_eq!(searches.look(now, |_| Sight::<()>::Never), [End::GivenUp(8)]);
+        assert_eq!(searches.look(now, |_| Lookup::<()>::Never), [End::GivenUp(8)]);
     }
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use nix::unistd::geteuid;
 
+use super::acceptor::Standing;
 use super::account::{Accounts, Quota};
-use super::door::Standing;
 use crate::engine::Engine;
 use crate::host::adapter::{snapshot_of, statuses_of};
 use crate::host::inspect::Snapshot;
@@ -16,7 +16,7 @@ use crate::host::{Device, DeviceError};
 use crate::nic::{Answer, Command, ControlError, Object, QpStatus};
 use crate::roster::{Room, Roster};
 use crate::shared::remote_memory::RemoteMemory;
-use crate::shared::{Doorbells, GuestId};
+use crate::shared::{Doorbells, DoorbellsId};
 use crate::threads::lock;
 
 /// The users that a NIC serves, and their bounds.
@@ -68,7 +68,7 @@ impl Default for Users {
 
 /// The shared state of a NIC; see the module's page.
 #[derive(Debug)]
-pub(super) struct House {
+pub(super) struct Registry {
     pub(super) device: Device,
     pub(super) config: Config,
     /// The user of this process.
@@ -82,14 +82,14 @@ pub(super) struct House {
 /// How long a user is refused after a program's memory did not answer.
 const SILENT_FOR: Duration = Duration::from_secs(10);
 
-impl House {
+impl Registry {
     /// # Errors
     /// If the device is no NIC of this process.
-    pub(super) fn new(device: Device, config: Config) -> Result<House, DeviceError> {
+    pub(super) fn new(device: Device, config: Config) -> Result<Registry, DeviceError> {
         if device.engine().is_none() {
             return Err(ControlError::WrongKind("a NIC that serves is this process's own").into());
         }
-        Ok(House {
+        Ok(Registry {
             device,
             config,
             uid: geteuid().as_raw(),
@@ -155,15 +155,16 @@ impl House {
     }
 
     /// Adds a client's doorbell page to those that the NIC reads.
-    pub(super) fn hear(&self, page: Doorbells) -> Result<GuestId, ControlError> {
-        let id = self.engine().adjust(|worker| worker.guests().add(page)).ok_or(ControlError::DeviceFatal)?;
+    pub(super) fn hear(&self, page: Doorbells) -> Result<DoorbellsId, ControlError> {
+        let id =
+            self.engine().adjust(|worker| worker.clients().add(page)).ok_or(ControlError::DeviceFatal)?;
         // A sleeping worker only watches the pages that it had when it fell asleep.
         self.engine().doorbells().wake_if_sleeping();
         Ok(id)
     }
 
-    pub(super) fn forget_bells(&self, id: GuestId) {
-        self.engine().inspect(|worker| worker.guests().remove(id));
+    pub(super) fn forget_bells(&self, id: DoorbellsId) {
+        self.engine().inspect(|worker| worker.clients().remove(id));
     }
 
     /// Returns the status of the QPs among some objects.

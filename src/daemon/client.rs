@@ -1,4 +1,4 @@
-//! One client: its questions, answered in turn, and its end.
+//! One client: its requests, answered in turn, and its end.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -6,28 +6,28 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
+use super::acceptor::Standing;
 use super::account::{Account, Charge, Quota, Resource, cost, one, several};
-use super::door::Standing;
-use super::house::House;
-use super::lent::{Brought, Finder, Lent, invalid};
+use super::lent::{Finder, Lent, PassedFd, invalid};
 use super::outbox::Outbox;
-use super::owned::{Making, Owned, Role};
+use super::owned::{Creation, Owned, Role};
+use super::registry::Registry;
 use crate::congestion::{Rate, SharedRate};
 use crate::host::HandedOver;
-use crate::host::inspect::{ClientEntry, Passes, Snapshot};
+use crate::host::inspect::{ClientEntry, PassDurations, Snapshot};
 use crate::nic::{Answer, Command, ControlError, GsiRoutes, MemoryCommand, Object, PlantedBug, QpStatus};
-use crate::remote::link::{LONGEST_QUESTION, Link};
-use crate::remote::message::{Ask, Refusal, Reply, Told, Welcome};
+use crate::remote::link::{LONGEST_REQUEST, Link};
+use crate::remote::message::{Refusal, Reply, Request, Response, Welcome};
 use crate::roster::{Denied, PortRequest, Roster};
 use crate::shared::remote_memory::RemoteMemory;
-use crate::shared::{Doorbells, GuestId, HeldPages};
+use crate::shared::{Doorbells, DoorbellsId, HeldPages};
 use crate::threads::lock;
 use crate::time::monotonic;
 use crate::verbs::{AddressVector, AsyncEvent, Gid, OpenXrcd, QpIndex, QpType};
 
 /// A client, as other threads see it.
 #[derive(Debug)]
-pub(super) struct Guest {
+pub(super) struct Client {
     /// Its process number, in the NIC's PID namespace; 0 if it has none there.
     pub(super) pid: u32,
     pub(super) name: String,
@@ -42,7 +42,7 @@ pub(super) struct Guest {
     /// The charge for its ports and services.
     entries: Mutex<Option<Charge>>,
     /// The state of its connections, handed over for the time after its end.
-    estate: Mutex<Option<HandedOver>>,
+    orphans: Mutex<Option<HandedOver>>,
     /// The common rate of its QPs, if it is bounded.
     rate: Option<SharedRate>,
     /// Set once it was reported that its memory does not answer.
@@ -50,35 +50,35 @@ pub(super) struct Guest {
 }
 
 /// Doorbells that are not read yet, and their page, which must be held before.
-pub(super) type Unheard = (Doorbells, HeldPages);
+pub(super) type NewDoorbells = (Doorbells, HeldPages);
 
-/// The NIC's state of a client, used while a question is answered.
+/// The NIC's state of a client, used while a request is answered.
 #[derive(Debug)]
 pub(super) struct Session {
     lent: Lent,
-    unheard: Option<Unheard>,
-    heard: Option<GuestId>,
+    new_doorbells: Option<NewDoorbells>,
+    heard: Option<DoorbellsId>,
     /// The doorbell page could not be taken over: the next answer is the last.
     has_failed: bool,
 }
 
-/// A question, and what came with it.
+/// A request, and what came with it.
 #[derive(Debug)]
-pub(super) struct Question {
-    ask: Ask,
-    brought: Result<Brought, ControlError>,
+pub(super) struct ReceivedRequest {
+    request: Request,
+    passed: Result<PassedFd, ControlError>,
 }
 
 impl Session {
-    /// Before the first question.
-    pub(super) fn new(unheard: Unheard) -> Session {
-        Session { lent: Lent::default(), unheard: Some(unheard), heard: None, has_failed: false }
+    /// Before the first request.
+    pub(super) fn new(new_doorbells: NewDoorbells) -> Session {
+        Session { lent: Lent::default(), new_doorbells: Some(new_doorbells), heard: None, has_failed: false }
     }
 }
 
 /// The facts and sockets of a new client.
 #[derive(Debug)]
-pub(super) struct Arrival {
+pub(super) struct NewClient {
     pub(super) pid: u32,
     pub(super) name: String,
     pub(super) uid: u32,
@@ -88,13 +88,13 @@ pub(super) struct Arrival {
     pub(super) events: Link,
 }
 
-impl Guest {
-    pub(super) fn new(arrival: Arrival, quota: &Quota, account: Arc<Account>) -> Guest {
-        let Arrival { pid, name, uid, slot, memory, link, events } = arrival;
-        let (owned, estate, events) = (Mutex::default(), Mutex::default(), Outbox::new(events));
+impl Client {
+    pub(super) fn new(arrival: NewClient, quota: &Quota, account: Arc<Account>) -> Client {
+        let NewClient { pid, name, uid, slot, memory, link, events } = arrival;
+        let (owned, orphans, events) = (Mutex::default(), Mutex::default(), Outbox::new(events));
         let is_bounded = quota.bits_per_second != u64::MAX;
         let rate = is_bounded.then(|| SharedRate::new(Rate(quota.bits_per_second as f64)));
-        Guest {
+        Client {
             pid,
             name,
             uid,
@@ -105,7 +105,7 @@ impl Guest {
             owned,
             account,
             entries: Mutex::default(),
-            estate,
+            orphans,
             rate,
             is_silent: AtomicBool::new(false),
         }
@@ -129,12 +129,12 @@ impl Guest {
     }
 
     /// Sends the welcome, with the descriptors that the client needs.
-    pub(super) fn welcome(&self, house: &House, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub(super) fn welcome(&self, registry: &Registry, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let welcome = Welcome {
             slot: self.slot,
-            qps: house.device.limits().qps,
-            epoch: monotonic().saturating_sub(house.now().0),
-            port: house.device.port(),
+            qps: registry.device.limits().qps,
+            epoch: monotonic().saturating_sub(registry.now().0),
+            port: registry.device.port(),
         };
         self.link.send(&Ok::<_, String>(welcome), fds)
     }
@@ -164,29 +164,34 @@ impl Guest {
         self.events.shut();
     }
 
-    /// Waits for the client's next question, and perhaps for files that come with it ([`Brought::of`]). `None`: it asks no more.
-    pub(super) fn next_question(&self) -> Option<Question> {
+    /// Waits for the client's next request, and perhaps for files that come with it ([`PassedFd::of`]). `None`: it asks no more.
+    pub(super) fn next_request(&self) -> Option<ReceivedRequest> {
         // Nonsense ends it as its end does.
-        let (ask, fds) = self.link.receive_at_most::<Ask>(LONGEST_QUESTION).ok()??;
-        let brought = Brought::of(&ask, fds);
-        Some(Question { ask, brought })
+        let (request, fds) = self.link.receive_at_most::<Request>(LONGEST_REQUEST).ok()??;
+        let passed = PassedFd::of(&request, fds);
+        Some(ReceivedRequest { request, passed })
     }
 
     /// Answers a request. Doorbells are read from the first request on: the client has mapped their page by then, and cannot take pages away
     /// from then on.
-    pub(super) fn answer(&self, house: &House, session: &mut Session, question: Question) -> Reply {
-        let Question { ask, brought } = question;
-        let ready = session.unheard.take().map_or(Ok(()), |(bells, page)| {
+    pub(super) fn answer(
+        &self,
+        registry: &Registry,
+        session: &mut Session,
+        request: ReceivedRequest,
+    ) -> Reply {
+        let ReceivedRequest { request, passed } = request;
+        let ready = session.new_doorbells.take().map_or(Ok(()), |(bells, page)| {
             page.hold().map_err(invalid)?;
-            let page = house.hear(bells)?;
+            let page = registry.hear(bells)?;
             session.lent.ring_by(page);
             session.heard = Some(page);
             Ok(())
         });
         session.has_failed = ready.is_err();
-        let told = ready.and_then(|()| self.act(house, &mut session.lent, ask, brought?));
+        let response = ready.and_then(|()| self.act(registry, &mut session.lent, request, passed?));
         session.lent.close_unused();
-        told.map_err(|error| Refusal { errno: error.errno(), why: error.to_string() })
+        response.map_err(|error| Refusal { errno: error.errno(), why: error.to_string() })
     }
 
     /// Sends an answer, and waits for files that are to be closed. False: it was the last.
@@ -206,20 +211,20 @@ impl Guest {
     }
 
     /// Ends all access to the client: fences its memory and destroys its objects. Only its slot remains.
-    pub(super) fn leave(&self, house: &House, session: Session) {
+    pub(super) fn leave(&self, registry: &Registry, session: Session) {
         self.memory.fence();
         self.dismiss();
         if let Some(bells) = session.heard.filter(|_| !PlantedBug::HearsTheGone.is()) {
-            house.forget_bells(bells);
+            registry.forget_bells(bells);
         }
         for command in self.farewell() {
-            let _ = house.call(command);
+            let _ = registry.call(command);
         }
         lock(&self.owned).clear();
         // Its peers hear of its end; one that is not told finds out by its timeouts.
-        if let Some(estate) = lock(&self.estate).take() {
-            let most = house.config.quota.qps as usize;
-            let _ = estate.settle_for(self.slot, most, &house.device);
+        if let Some(orphans) = lock(&self.orphans).take() {
+            let most = registry.config.quota.qps as usize;
+            let _ = orphans.settle_for(self.slot, most, &registry.device);
         }
     }
 
@@ -229,42 +234,50 @@ impl Guest {
         self.link.drain();
     }
 
-    fn act(&self, house: &House, lent: &mut Lent, ask: Ask, brought: Brought) -> Result<Told, ControlError> {
-        let command = match ask {
-            Ask::Arena { words } => {
-                lent.add_arena(&self.account, words, brought)?;
-                return Ok(Told::Done(true));
+    fn act(
+        &self,
+        registry: &Registry,
+        lent: &mut Lent,
+        request: Request,
+        passed: PassedFd,
+    ) -> Result<Response, ControlError> {
+        let command = match request {
+            Request::Arena { words } => {
+                lent.add_arena(&self.account, words, passed)?;
+                return Ok(Response::Done(true));
             }
-            Ask::LargestMtu => return Ok(Told::Mtu(house.device.largest_mtu())),
-            Ask::Port => return Ok(Told::Port(house.device.port())),
-            Ask::Counters => {
-                let counters = house.device.counters().into_iter();
-                return Ok(Told::Counters(counters.map(|(name, value)| (name.to_owned(), value)).collect()));
+            Request::LargestMtu => return Ok(Response::Mtu(registry.device.largest_mtu())),
+            Request::Port => return Ok(Response::Port(registry.device.port())),
+            Request::Counters => {
+                let counters = registry.device.counters().into_iter();
+                return Ok(Response::Counters(
+                    counters.map(|(name, value)| (name.to_owned(), value)).collect(),
+                ));
             }
-            Ask::Look => return self.look(house),
-            Ask::Estate => {
-                let estate = HandedOver::new(brought.memory()?).map_err(invalid)?;
-                *lock(&self.estate) = Some(estate);
-                return Ok(Told::Done(true));
+            Request::Snapshot => return self.look(registry),
+            Request::OrphanTable => {
+                let orphans = HandedOver::new(passed.memory()?).map_err(invalid)?;
+                *lock(&self.orphans) = Some(orphans);
+                return Ok(Response::Done(true));
             }
-            Ask::TakeUnit(unit) => {
-                let room = house.room_of(self.uid);
-                self.enter(house, |_| 0, |roster| roster.take_unit(unit, self.slot, room))?;
-                self.route(house)?;
-                return Ok(Told::Done(true));
+            Request::TakeUnit(unit) => {
+                let room = registry.room_of(self.uid);
+                self.enter(registry, |_| 0, |roster| roster.take_unit(unit, self.slot, room))?;
+                self.route(registry)?;
+                return Ok(Response::Done(true));
             }
-            Ask::Services(services) => {
+            Request::Services(services) => {
                 let most = services.len();
                 let more = |roster: &Roster| most.saturating_sub(roster.services.count(self.slot));
-                let entered = self.enter(house, more, |roster| roster.set_services(self.slot, services));
-                self.route(house)?;
-                return entered.map(|()| Told::Done(true));
+                let entered = self.enter(registry, more, |roster| roster.set_services(self.slot, services));
+                self.route(registry)?;
+                return entered.map(|()| Response::Done(true));
             }
-            Ask::PortNumber(request) => {
-                let lowest = house.lowest_port(self.uid);
+            Request::PortNumber(request) => {
+                let lowest = registry.lowest_port(self.uid);
                 let more = usize::from(matches!(request, PortRequest::Bind(_) | PortRequest::BindAny(..)));
                 let (number, goes) = self.enter(
-                    house,
+                    registry,
                     |_| more,
                     |roster| {
                         let before = roster.services.count(self.slot);
@@ -274,32 +287,34 @@ impl Guest {
                     },
                 )?;
                 if goes {
-                    self.route(house)?;
+                    self.route(registry)?;
                 }
-                return Ok(Told::PortNumber(number));
+                return Ok(Response::PortNumber(number));
             }
-            Ask::Command(Command::OpenXrcd(open)) => return self.open_xrcd(house, open, brought),
-            Ask::Command(Command::AttachMulticast(qp, group)) => return self.attach(house, qp, group),
-            Ask::Command(Command::ListQps) => return Ok(Told::Answer(Answer::Qps(self.list(house)))),
-            Ask::Command(command) => {
+            Request::Command(Command::OpenXrcd(open)) => return self.open_xrcd(registry, open, passed),
+            Request::Command(Command::AttachMulticast(qp, group)) => return self.attach(registry, qp, group),
+            Request::Command(Command::ListQps) => {
+                return Ok(Response::Answer(Answer::Qps(self.list(registry))));
+            }
+            Request::Command(command) => {
                 command.each_object(|object| lock(&self.owned).check(object))?;
                 command
             }
-            Ask::Memory(command) => {
+            Request::Memory(command) => {
                 command.each_object(|object| lock(&self.owned).check(object))?;
-                let is_trusted = house.standing(self.uid) == Standing::Host;
+                let is_trusted = registry.standing(self.uid) == Standing::Host;
                 let mut finder =
-                    Finder { memory: &self.memory, lent, account: &self.account, brought, is_trusted };
+                    Finder { memory: &self.memory, lent, account: &self.account, passed, is_trusted };
                 command.convert(&mut finder)?.into()
             }
         };
-        self.carry_out(house, command)
+        self.carry_out(registry, command)
     }
 
     /// Executes a permitted command, and keeps the books of objects and charges.
-    fn carry_out(&self, house: &House, mut command: Command) -> Result<Told, ControlError> {
-        self.may_ask(house, &mut command)?;
-        let making = Making::by(&command);
+    fn carry_out(&self, registry: &Registry, mut command: Command) -> Result<Response, ControlError> {
+        self.may_ask(registry, &mut command)?;
+        let making = Creation::by(&command);
         let (changed, gone) = match &command {
             Command::Memory(command) => (command.changes(), None),
             command => (None, command.takes_away()),
@@ -313,7 +328,7 @@ impl Guest {
                 Some(self.account.charge_instead(cost, changed.and_then(|object| owned.charge_of(object)))?)
             }
         };
-        let answer = house.call(command)?;
+        let answer = registry.call(command)?;
         {
             let mut owned = lock(&self.owned);
             if let (Some(charge), Some(object)) = (charge, answer.made().or(changed)) {
@@ -328,36 +343,36 @@ impl Guest {
             self.events.retain(|event| is_of(&owned, event));
         }
         if let Answer::Qp(made) = &answer {
-            self.set_up(house, made.index, making.role).inspect_err(|_| {
+            self.set_up(registry, made.index, making.role).inspect_err(|_| {
                 // The client does not hear of the QP, so it could not destroy it.
-                let _ = house.call(Command::DestroyQp(made.index));
+                let _ = registry.call(Command::DestroyQp(made.index));
                 lock(&self.owned).strike(Object::Qp(made.index));
             })?;
         }
-        Ok(Told::Answer(answer))
+        Ok(Response::Answer(answer))
     }
 
     /// Gives a new QP what it has together with others.
-    fn set_up(&self, house: &House, qp: QpIndex, role: Role) -> Result<(), ControlError> {
+    fn set_up(&self, registry: &Registry, qp: QpIndex, role: Role) -> Result<(), ControlError> {
         if let Some(rate) = &self.rate {
-            house.call(Command::ShareRate(qp, rate.clone()))?;
+            registry.call(Command::ShareRate(qp, rate.clone()))?;
         }
-        if role == Role::Gsi { self.route(house) } else { Ok(()) }
+        if role == Role::Gsi { self.route(registry) } else { Ok(()) }
     }
 
     /// Checks the privileges that a command needs, as an adapter does, and corrects what the client claims about itself.
-    fn may_ask(&self, house: &House, command: &mut Command) -> Result<(), ControlError> {
-        let refused = |why: &str| Err(ControlError::Elsewhere { errno: libc::EPERM, why: why.to_owned() });
+    fn may_ask(&self, registry: &Registry, command: &mut Command) -> Result<(), ControlError> {
+        let refused = |why: &str| Err(ControlError::Refused { errno: libc::EPERM, why: why.to_owned() });
         match command {
             Command::ModifyQp(_, attr) => {
-                attr.av.as_mut().map_or(Ok(()), |path| speaks_for_its_host(house, path))
+                attr.av.as_mut().map_or(Ok(()), |path| speaks_for_its_host(registry, path))
             }
-            Command::CreateAh(_, path) => speaks_for_its_host(house, path),
+            Command::CreateAh(_, path) => speaks_for_its_host(registry, path),
             Command::CloseXrcd(xrcd) => lock(&self.owned).may_close(*xrcd),
             Command::Memory(command) => match &**command {
                 MemoryCommand::CreateQp { init, .. } => match init.qp_type {
                     QpType::Gsi if lock(&self.owned).gsi().is_some() => Err(ControlError::Taken("QP1")),
-                    QpType::RawPacket if self.uid != 0 && self.uid != house.uid => {
+                    QpType::RawPacket if self.uid != 0 && self.uid != registry.uid => {
                         refused("raw packet QPs are for root and for the user whose NIC it is")
                     }
                     _ => Ok(()),
@@ -365,7 +380,7 @@ impl Guest {
                 _ => Ok(()),
             },
             command if command.is_for_the_device() => {
-                refused("this is not for processes that a NIC serves to ask")
+                refused("this is not for processes that a NIC serves to request")
             }
             _ => Ok(()),
         }
@@ -374,12 +389,12 @@ impl Guest {
     /// Has the roster carry out a request, by which the client has `more` ports and services at most.
     fn enter<R>(
         &self,
-        house: &House,
+        registry: &Registry,
         more: impl FnOnce(&Roster) -> usize,
         act: impl FnOnce(&mut Roster) -> Result<R, Denied>,
     ) -> Result<R, ControlError> {
         let mut charge = lock(&self.entries);
-        let mut roster = lock(&house.roster);
+        let mut roster = lock(&registry.roster);
         let before = roster.entries_of(self.slot);
         let charged = |entries: usize, old: Option<&Charge>| {
             self.account.charge_instead(several(Resource::Ports, entries as u64), old)
@@ -390,71 +405,76 @@ impl Guest {
         let after = roster.entries_of(self.slot);
         drop(roster);
         *charge = Some(charged(after, Some(&room))?);
-        result.map_err(|Denied { errno, why }| ControlError::Elsewhere { errno, why })
+        result.map_err(|Denied { errno, why }| ControlError::Refused { errno, why })
     }
 
     /// Opens an XRC domain. Its file is that of the descriptor that came along; what the client says of the file does not count.
-    fn open_xrcd(&self, house: &House, open: OpenXrcd, brought: Brought) -> Result<Told, ControlError> {
-        let Brought::File(id, file) = brought else {
-            return self.carry_out(house, Command::OpenXrcd(OpenXrcd { file: None, ..open }));
+    fn open_xrcd(
+        &self,
+        registry: &Registry,
+        open: OpenXrcd,
+        passed: PassedFd,
+    ) -> Result<Response, ControlError> {
+        let PassedFd::File(id, file) = passed else {
+            return self.carry_out(registry, Command::OpenXrcd(OpenXrcd { file: None, ..open }));
         };
-        let told = self.carry_out(house, Command::OpenXrcd(OpenXrcd { file: Some(id), ..open }));
-        let opened = match &told {
-            Ok(Told::Answer(Answer::Xrcd(xrcd))) => Some(*xrcd),
+        let response = self.carry_out(registry, Command::OpenXrcd(OpenXrcd { file: Some(id), ..open }));
+        let opened = match &response {
+            Ok(Response::Answer(Answer::Xrcd(xrcd))) => Some(*xrcd),
             _ => None,
         };
         lock(&self.owned).keep_file(opened, file);
-        told
+        response
     }
 
     /// Attaches a QP to a multicast group, in which the number of a user's QPs is bounded. Attaching it again changes nothing.
-    fn attach(&self, house: &House, qp: QpIndex, group: Gid) -> Result<Told, ControlError> {
+    fn attach(&self, registry: &Registry, qp: QpIndex, group: Gid) -> Result<Response, ControlError> {
         let is_member = {
             let owned = lock(&self.owned);
             owned.check(Object::Qp(qp))?;
             owned.is_member(qp, group)
         };
         let charge = || -> Result<[Charge; 2], ControlError> {
-            let in_group = house.accounts.in_group(self.uid, group);
+            let in_group = registry.accounts.in_group(self.uid, group);
             Ok([
                 self.account.charge(one(Resource::Memberships))?,
                 in_group.charge(one(Resource::Memberships))?,
             ])
         };
         let charges = if is_member { None } else { Some(charge()?) };
-        let answer = house.call(Command::AttachMulticast(qp, group))?;
+        let answer = registry.call(Command::AttachMulticast(qp, group))?;
         if let Some(charges) = charges {
             lock(&self.owned).attached(qp, group, charges);
         }
-        Ok(Told::Answer(answer))
+        Ok(Response::Answer(answer))
     }
 
     /// Returns the status of its QPs.
-    fn list(&self, house: &House) -> Vec<QpStatus> {
+    fn list(&self, registry: &Registry) -> Vec<QpStatus> {
         let own = lock(&self.owned).names();
-        house.list(|object| own.contains(&object))
+        registry.list(|object| own.contains(&object))
     }
 
     /// Management datagrams that are for it come to its QP1, if it has one.
-    fn route(&self, house: &House) -> Result<(), ControlError> {
+    fn route(&self, registry: &Registry) -> Result<(), ControlError> {
         let Some(gsi) = lock(&self.owned).gsi() else { return Ok(()) };
-        let roster = lock(&house.roster);
+        let roster = lock(&registry.roster);
         let (units, services) =
             (roster.units_of(self.slot).collect(), roster.services.of(self.slot).collect());
         drop(roster);
         let routes = GsiRoutes::new(units, services);
-        house.call(Command::RouteGsi(gsi, Box::new(routes))).map(drop)
+        registry.call(Command::RouteGsi(gsi, Box::new(routes))).map(drop)
     }
 
     /// Returns a snapshot of its objects.
-    fn look(&self, house: &House) -> Result<Told, ControlError> {
+    fn look(&self, registry: &Registry) -> Result<Response, ControlError> {
         let own = lock(&self.owned).names();
-        let all = house.snapshot(|object| own.contains(&object));
+        let all = registry.snapshot(|object| own.contains(&object));
         // The NIC alone reports counters, since they are of all clients together.
-        let (nic_slot, counters, passes) = (Some(self.slot), BTreeMap::new(), Passes::default());
+        let (nic_slot, counters, passes) = (Some(self.slot), BTreeMap::new(), PassDurations::default());
         let snapshot = Snapshot { nic_slot, counters, passes, ..all };
         let text = serde_json::to_vec(&snapshot).map_err(|error| elsewhere(libc::EIO, &error))?;
-        Ok(Told::Look(text))
+        Ok(Response::Snapshot(text))
     }
 }
 
@@ -472,14 +492,14 @@ fn is_of(owned: &Owned, event: AsyncEvent) -> bool {
 
 /// Checks that a path begins at an address of the interface's table, and sets its source MAC to the interface's (the kernel's
 /// `ib_modify_qp` fills in both from the GID table).
-fn speaks_for_its_host(house: &House, path: &mut AddressVector) -> Result<(), ControlError> {
-    if !house.device.gids().iter().any(|entry| entry.gid == path.sgid) {
+fn speaks_for_its_host(registry: &Registry, path: &mut AddressVector) -> Result<(), ControlError> {
+    if !registry.device.gids().iter().any(|entry| entry.gid == path.sgid) {
         return Err(ControlError::NotFound("address of this interface to send from"));
     }
-    path.smac = house.device.port().mac;
+    path.smac = registry.device.port().mac;
     Ok(())
 }
 
 fn elsewhere(errno: i32, error: &dyn std::fmt::Display) -> ControlError {
-    ControlError::Elsewhere { errno, why: error.to_string() }
+    ControlError::Refused { errno, why: error.to_string() }
 }

@@ -7,7 +7,7 @@ use crate::host::ah_options::AhOptions;
 use crate::host::datagram::AddressHandle;
 use crate::host::device::Device;
 use crate::host::pd::ProtectionDomain;
-use crate::host::ways::Sight;
+use crate::host::searches::Lookup;
 use crate::wire::Gid;
 
 /// Hop limit of replies.
@@ -15,7 +15,7 @@ pub(super) const HOP_LIMIT: u8 = 64;
 
 /// A message's path between two hosts. Without the flow label: no RoCE switch looks at QP1's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Way {
+pub(super) struct MessagePath {
     local: Gid,
     pub(super) remote: Gid,
     traffic_class: u8,
@@ -24,13 +24,13 @@ pub(super) struct Way {
     asks: bool,
 }
 
-impl Way {
-    pub(super) fn of(transmit: &Transmit) -> Way {
-        Way::to(&transmit.route, transmit.asks())
+impl MessagePath {
+    pub(super) fn of(transmit: &Transmit) -> MessagePath {
+        MessagePath::to(&transmit.route, transmit.asks())
     }
 
-    pub(super) fn to(route: &Route, asks: bool) -> Way {
-        Way {
+    pub(super) fn to(route: &Route, asks: bool) -> MessagePath {
+        MessagePath {
             asks,
             local: route.local,
             remote: route.remote,
@@ -41,21 +41,25 @@ impl Way {
 }
 
 /// Resolves a path without blocking.
-pub(super) fn sight(device: &Device, domain: &ProtectionDomain, way: &Way) -> Sight<(Way, AddressHandle)> {
+pub(super) fn find_path(
+    device: &Device,
+    domain: &ProtectionDomain,
+    path: &MessagePath,
+) -> Lookup<(MessagePath, AddressHandle)> {
     let options =
-        AhOptions { traffic_class: way.traffic_class, hop_limit: way.hop_limit, ..AhOptions::default() };
-    match device.address_vector_now(way.local, way.remote, &options, way.asks) {
+        AhOptions { traffic_class: path.traffic_class, hop_limit: path.hop_limit, ..AhOptions::default() };
+    match device.address_vector_now(path.local, path.remote, &options, path.asks) {
         Ok(Some(av)) => match domain.create_ah_along(av) {
-            Ok(handle) => Sight::Found((*way, handle)),
-            Err(_) => Sight::Never,
+            Ok(handle) => Lookup::Found((*path, handle)),
+            Err(_) => Lookup::Never,
         },
-        Ok(None) => Sight::NotYet,
-        Err(_) => Sight::Never,
+        Ok(None) => Lookup::NotYet,
+        Err(_) => Lookup::Never,
     }
 }
 
 /// Returns the route back to a datagram's sender, from its network header. IPv6 fills the 40 bytes, IPv4 is in the last 20.
-pub(super) fn way_back(header: &[u8]) -> Option<Route> {
+pub(super) fn return_path(header: &[u8]) -> Option<Route> {
     let gid = |at: usize| -> Option<Gid> { Some(Gid(header.get(at..at + 16)?.try_into().ok()?)) };
     let v4 = |at: usize| -> Option<Gid> {
         let octets: [u8; 4] = header.get(at..at + 4)?.try_into().ok()?;

@@ -9,13 +9,13 @@ use super::wait_policy::WaitPolicy;
 
 /// A lock. Its holder handles the work of callers that found it taken.
 #[derive(Debug)]
-pub(crate) struct Turns<W> {
+pub(crate) struct CombiningLock<W> {
     worker: Mutex<W>,
 }
 
-impl<W> Turns<W> {
-    pub(crate) fn new(worker: W) -> Turns<W> {
-        Turns { worker: Mutex::new(worker) }
+impl<W> CombiningLock<W> {
+    pub(crate) fn new(worker: W) -> CombiningLock<W> {
+        CombiningLock { worker: Mutex::new(worker) }
     }
 
     /// The mutex.

@@ -1,4 +1,4 @@
-//! The NIC's door: connections of processes that are not served yet.
+//! The NIC's acceptor: connections of processes that are not served yet.
 //!
 //! One thread accepts connections and reads greetings as their bytes arrive. A connection costs a descriptor, and a thread only once
 //! its greeting is whole. The kernel names the connection's user before a byte is read. A user that is not served gets the reason, and no
@@ -38,12 +38,12 @@ pub(super) struct Bounds {
     /// Of one user: as many as there are slots, so all programs of a user may start at once.
     pub(super) of_user: usize,
     /// Of all users together, except for root and the NIC's own user: there is always room for their programs.
-    pub(super) of_guests: usize,
+    pub(super) of_clients: usize,
 }
 
 impl Default for Bounds {
     fn default() -> Bounds {
-        Bounds { of_user: 256, of_guests: 1024 }
+        Bounds { of_user: 256, of_clients: 1024 }
     }
 }
 
@@ -64,14 +64,14 @@ struct Waiting(Mutex<BTreeMap<u32, (Standing, Vec<Instant>)>>);
 
 /// A place among the connections that wait, freed on drop.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct PendingSlot {
     among: Arc<Waiting>,
     uid: u32,
     /// The end of the handshake.
     pub(super) until: Instant,
 }
 
-impl Drop for Place {
+impl Drop for PendingSlot {
     fn drop(&mut self) {
         let mut users = lock(&self.among.0);
         if let Some((_, ends)) = users.get_mut(&self.uid)
@@ -90,9 +90,9 @@ impl Waiting {
         standing: Standing,
         bounds: Bounds,
         until: Instant,
-    ) -> Result<Place, String> {
+    ) -> Result<PendingSlot, String> {
         let mut users = lock(&self.0);
-        let of_guests: usize = users
+        let of_clients: usize = users
             .values()
             .filter(|(standing, _)| *standing != Standing::Host)
             .map(|(_, ends)| ends.len())
@@ -106,11 +106,11 @@ impl Waiting {
         if of_user >= bounds.of_user {
             return Err(format!("{of_user} connections of user {uid} wait to be served, as many as may"));
         }
-        if standing != Standing::Host && of_guests >= bounds.of_guests {
-            return Err(format!("{of_guests} connections wait to be served, as many as may"));
+        if standing != Standing::Host && of_clients >= bounds.of_clients {
+            return Err(format!("{of_clients} connections wait to be served, as many as may"));
         }
         users.entry(uid).or_insert((standing, Vec::new())).1.push(until);
-        Ok(Place { among: Arc::clone(self), uid, until })
+        Ok(PendingSlot { among: Arc::clone(self), uid, until })
     }
 }
 
@@ -122,12 +122,12 @@ pub(super) struct Greeting {
     pub(super) uid: u32,
     pub(super) hello: Hello,
     /// To be dropped once it is served, or is not.
-    pub(super) place: Place,
+    pub(super) place: PendingSlot,
 }
 
 /// The outcome of a connection.
 #[derive(Debug)]
-pub(super) enum Knock {
+pub(super) enum Handshake {
     Greeted(Greeting),
     /// The process was refused, with this reason.
     Refused {
@@ -138,29 +138,29 @@ pub(super) enum Knock {
 
 /// A connection with an incomplete greeting.
 #[derive(Debug)]
-struct Caller {
+struct Connecting {
     socket: UnixStream,
     pid: i32,
     uid: u32,
     pieces: Pieces,
-    place: Place,
+    place: PendingSlot,
 }
 
 /// See the module's page.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct Acceptor {
     listener: UnixListener,
     bounds: Bounds,
     waiting: Arc<Waiting>,
-    callers: Vec<Caller>,
+    connecting: Vec<Connecting>,
     /// No connection is accepted before this time.
     closed_until: Option<Instant>,
 }
 
-impl Door {
-    /// Makes the door of a non-blocking listener.
-    pub(super) fn new(listener: UnixListener, bounds: Bounds) -> Door {
-        Door { listener, bounds, waiting: Arc::default(), callers: Vec::new(), closed_until: None }
+impl Acceptor {
+    /// Makes the acceptor of a non-blocking listener.
+    pub(super) fn new(listener: UnixListener, bounds: Bounds) -> Acceptor {
+        Acceptor { listener, bounds, waiting: Arc::default(), connecting: Vec::new(), closed_until: None }
     }
 
     /// Accepts no connection for a while: the system lacks the resources for one.
@@ -169,14 +169,22 @@ impl Door {
     }
 
     /// Waits for greetings and connections, or until `stop` is readable. Returns the connections' outcomes.
-    pub(super) fn wait(&mut self, stop: BorrowedFd<'_>, standing: &dyn Fn(u32) -> Standing) -> Vec<Knock> {
+    pub(super) fn wait(
+        &mut self,
+        stop: BorrowedFd<'_>,
+        standing: &dyn Fn(u32) -> Standing,
+    ) -> Vec<Handshake> {
         let now = Instant::now();
         self.closed_until = self.closed_until.filter(|until| *until > now);
         let accepts = if self.closed_until.is_some() { PollFlags::empty() } else { PollFlags::POLLIN };
         let fixed = [PollFd::new(stop, PollFlags::POLLIN), PollFd::new(self.listener.as_fd(), accepts)];
-        let callers = self.callers.iter().map(|caller| PollFd::new(caller.socket.as_fd(), PollFlags::POLLIN));
-        let mut fds: Vec<PollFd<'_>> = fixed.into_iter().chain(callers).collect();
-        let due = self.callers.iter().map(|caller| caller.place.until).chain(self.closed_until).min();
+        let connecting = self
+            .connecting
+            .iter()
+            .map(|connection| PollFd::new(connection.socket.as_fd(), PollFlags::POLLIN));
+        let mut fds: Vec<PollFd<'_>> = fixed.into_iter().chain(connecting).collect();
+        let due =
+            self.connecting.iter().map(|connection| connection.place.until).chain(self.closed_until).min();
         let timeout = due.map_or(PollTimeout::NONE, |due| {
             // Not a moment early: whole milliseconds, rounded up.
             let left = due.saturating_duration_since(now) + Duration::from_millis(1);
@@ -184,51 +192,51 @@ impl Door {
         });
         let _ = poll(&mut fds, timeout);
         let is_ready: Vec<bool> = fds.iter().map(|fd| fd.any() == Some(true)).collect();
-        let mut knocks = self.hear(&is_ready[2..]);
+        let mut handshakes = self.hear(&is_ready[2..]);
         if is_ready[1] {
-            self.accept(standing, &mut knocks);
+            self.accept(standing, &mut handshakes);
         }
-        knocks
+        handshakes
     }
 
-    /// Reads what callers have said.
-    fn hear(&mut self, is_ready: &[bool]) -> Vec<Knock> {
+    /// Reads what connecting have said.
+    fn hear(&mut self, is_ready: &[bool]) -> Vec<Handshake> {
         let now = Instant::now();
-        let mut knocks = Vec::new();
-        let callers = std::mem::take(&mut self.callers);
-        for (mut caller, is_ready) in callers.into_iter().zip(is_ready) {
+        let mut handshakes = Vec::new();
+        let connecting = std::mem::take(&mut self.connecting);
+        for (mut connection, is_ready) in connecting.into_iter().zip(is_ready) {
             let read = match is_ready {
-                true => caller.pieces.read::<Hello>(caller.socket.as_fd()),
+                true => connection.pieces.read::<Hello>(connection.socket.as_fd()),
                 false => Err(io::ErrorKind::WouldBlock.into()),
             };
-            let Caller { pid, uid, ref place, .. } = caller;
+            let Connecting { pid, uid, ref place, .. } = connection;
             match read {
                 Ok(Some(hello)) => {
-                    let Caller { socket, place, .. } = caller;
-                    knocks.push(Knock::Greeted(Greeting { socket, pid, uid, hello, place }));
+                    let Connecting { socket, place, .. } = connection;
+                    handshakes.push(Handshake::Greeted(Greeting { socket, pid, uid, hello, place }));
                 }
                 // A look whether there is a NIC ends like this.
                 Ok(None) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && now < place.until => {
-                    self.callers.push(caller)
+                    self.connecting.push(connection)
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     // Version 4 sent descriptors with the first byte.
                     let patience = PATIENCE.as_secs();
                     let why =
                         format!("no whole greeting came within {patience} s: use the same roxie as the NIC");
-                    knocks.push(refuse(caller.socket, pid, why));
+                    handshakes.push(refuse(connection.socket, pid, why));
                 }
                 Err(error) => {
                     let why = format!("what it said is no greeting: {error}");
-                    knocks.push(refuse(caller.socket, pid, why));
+                    handshakes.push(refuse(connection.socket, pid, why));
                 }
             }
         }
-        knocks
+        handshakes
     }
 
-    fn accept(&mut self, standing: &dyn Fn(u32) -> Standing, knocks: &mut Vec<Knock>) {
+    fn accept(&mut self, standing: &dyn Fn(u32) -> Standing, handshakes: &mut Vec<Handshake>) {
         for _ in 0..AT_ONCE {
             let socket = match self.listener.accept() {
                 Ok((socket, _)) => socket,
@@ -246,14 +254,14 @@ impl Door {
                 standing => self.waiting.place(uid, standing, self.bounds, Instant::now() + PATIENCE),
             };
             match admitted {
-                Ok(place) => self.callers.push(Caller {
+                Ok(place) => self.connecting.push(Connecting {
                     socket,
                     pid,
                     uid,
                     pieces: Pieces::new(LONGEST_GREETING),
                     place,
                 }),
-                Err(why) => knocks.push(refuse(socket, pid, why)),
+                Err(why) => handshakes.push(refuse(socket, pid, why)),
             }
         }
     }
@@ -265,9 +273,9 @@ fn has_gone(error: &io::Error) -> bool {
 }
 
 /// Sends the reason why a process is not served. Never blocks.
-pub(super) fn refuse(socket: UnixStream, pid: i32, why: String) -> Knock {
+pub(super) fn refuse(socket: UnixStream, pid: i32, why: String) -> Handshake {
     let _ = Link::new(socket).send_at_once(&Err::<Welcome, _>(&why));
-    Knock::Refused { pid: pid.cast_unsigned(), why }
+    Handshake::Refused { pid: pid.cast_unsigned(), why }
 }
 
 #[cfg(test)]
@@ -280,13 +288,13 @@ mod tests {
 
     use super::*;
 
-    fn door(bounds: Bounds) -> (Door, SocketAddr, EventFd) {
+    fn acceptor(bounds: Bounds) -> (Acceptor, SocketAddr, EventFd) {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("roxie/test/door/{}/{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
+        let name = format!("roxie/test/acceptor/{}/{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
         let listener = crate::descriptors::listen(&name).expect("free");
         let address = SocketAddr::from_abstract_name(name).expect("a name");
         (
-            Door::new(listener, bounds),
+            Acceptor::new(listener, bounds),
             address,
             EventFd::from_flags(EfdFlags::EFD_NONBLOCK).expect("a descriptor"),
         )
@@ -294,39 +302,39 @@ mod tests {
 
     #[test]
     fn stranger_is_refused_before_it_greets() {
-        let (mut door, address, stop) = door(Bounds::default());
-        let caller = UnixStream::connect_addr(&address).expect("it listens");
-        let knocks = door.wait(stop.as_fd(), &|_| Standing::Stranger);
-        let [Knock::Refused { pid, why }] = &knocks[..] else { panic!("{knocks:?}") };
+        let (mut acceptor, address, stop) = acceptor(Bounds::default());
+        let connection = UnixStream::connect_addr(&address).expect("it listens");
+        let handshakes = acceptor.wait(stop.as_fd(), &|_| Standing::Stranger);
+        let [Handshake::Refused { pid, why }] = &handshakes[..] else { panic!("{handshakes:?}") };
         assert!(*pid == std::process::id() && why.contains("--user"), "{why}");
-        assert!(door.callers.is_empty(), "it takes no place");
+        assert!(acceptor.connecting.is_empty(), "it takes no place");
         let (said, _) =
-            Link::new(caller).receive::<Result<Welcome, String>>().expect("a word").expect("the reason");
+            Link::new(connection).receive::<Result<Welcome, String>>().expect("a word").expect("the reason");
         assert!(said.expect_err("refused").contains("--user"));
     }
 
     #[test]
     fn connection_beyond_its_users_bound_is_refused() {
-        let (mut door, address, stop) = door(Bounds { of_user: 3, of_guests: 100 });
-        let mut callers: Vec<_> =
+        let (mut acceptor, address, stop) = acceptor(Bounds { of_user: 3, of_clients: 100 });
+        let mut connecting: Vec<_> =
             (0..4).map(|_| UnixStream::connect_addr(&address).expect("it listens")).collect();
-        let knocks = door.wait(stop.as_fd(), &|_| Standing::Served);
+        let handshakes = acceptor.wait(stop.as_fd(), &|_| Standing::Served);
         assert!(
-            matches!(&knocks[..], [Knock::Refused { why, .. }] if why.contains("3 connections")),
-            "{knocks:?}"
+            matches!(&handshakes[..], [Handshake::Refused { why, .. }] if why.contains("3 connections")),
+            "{handshakes:?}"
         );
-        // A caller that leaves makes room.
-        drop(callers.remove(0));
-        assert!(door.wait(stop.as_fd(), &|_| Standing::Served).is_empty());
-        callers.push(UnixStream::connect_addr(&address).expect("it listens"));
-        assert!(door.wait(stop.as_fd(), &|_| Standing::Served).is_empty());
-        assert_eq!(door.callers.len(), 3);
+        // A connection that leaves makes room.
+        drop(connecting.remove(0));
+        assert!(acceptor.wait(stop.as_fd(), &|_| Standing::Served).is_empty());
+        connecting.push(UnixStream::connect_addr(&address).expect("it listens"));
+        assert!(acceptor.wait(stop.as_fd(), &|_| Standing::Served).is_empty());
+        assert_eq!(acceptor.connecting.len(), 3);
     }
 
     #[test]
     fn guests_leave_room_for_root() {
         let waiting = Arc::<Waiting>::default();
-        let bounds = Bounds { of_user: 2, of_guests: 3 };
+        let bounds = Bounds { of_user: 2, of_clients: 3 };
         let until = Instant::now();
         let place = |uid, standing| waiting.place(uid, standing, bounds, until);
         let mut places: Vec<_> =
@@ -358,15 +366,17 @@ mod tests {
 
     #[test]
     fn door_that_pauses_accepts_later() {
-        let (mut door, address, stop) = door(Bounds::default());
+        let (mut acceptor, address, stop) = acceptor(Bounds::default());
         let _caller = UnixStream::connect_addr(&address).expect("it listens");
-        door.pause();
-        assert!(door.wait(stop.as_fd(), &|_| Standing::Host).is_empty() && door.callers.is_empty());
+        acceptor.pause();
+        assert!(
+            acceptor.wait(stop.as_fd(), &|_| Standing::Host).is_empty() && acceptor.connecting.is_empty()
+        );
         // A signal may end a wait early, and the pause not yet.
         (0..100).find(|_| {
-            door.wait(stop.as_fd(), &|_| Standing::Host);
-            !door.callers.is_empty()
+            acceptor.wait(stop.as_fd(), &|_| Standing::Host);
+            !acceptor.connecting.is_empty()
         });
-        assert_eq!(door.callers.len(), 1);
+        assert_eq!(acceptor.connecting.len(), 1);
     }
 }

@@ -27,13 +27,13 @@ enum Expected {
 
 /// Decides whether a caller spins before it sleeps.
 #[derive(Debug, Default)]
-pub(super) struct LookOn {
+pub(super) struct SpinThenSleep {
     /// The next [`Expected`] as a number, or 0 for none.
     expected: AtomicU8,
     credits: [SpinCredit; 2],
 }
 
-impl LookOn {
+impl SpinThenSleep {
     /// A caller has posted work requests: a reply may come.
     pub(super) fn posted(&self) {
         self.expected.store(Expected::First as u8, Relaxed);
@@ -122,18 +122,18 @@ impl Completed {
 impl Engine {
     /// Spins until a completion is published that is not counted in `published`, or [`WaitPolicy::SPIN_BEFORE_SLEEP_NS`] is over.
     /// `published` is the count at the caller's last poll. `None`: no completion came.
-    pub(super) fn look_on(
+    pub(super) fn spin_for_completion(
         &self,
         now: Nanos,
         published: Published,
         has_come: impl Fn() -> bool,
     ) -> Option<Progress> {
-        let look_on = &self.shared.look_on;
+        let look_on = &self.shared.spinning;
         if !self.shared.said_to_wait_lately(now) || self.shared.is_crowded(now) {
             return None;
         }
         let expected = look_on.take_chance()?;
-        let came = self.shared.while_watching(now, || {
+        let came = self.shared.while_standing_in(now, || {
             self.look_until(now + Nanos(WaitPolicy::SPIN_BEFORE_SLEEP_NS), published, has_come)
         });
         look_on.note(expected, came);
@@ -161,7 +161,7 @@ impl Engine {
                     self.shared.note(now, &progress);
                     if !self.may_owe(&worker, now, &progress) {
                         let left = self.shared.send_out(&mut worker, now);
-                        self.shared.rouse(&worker, progress.more || left.more);
+                        self.shared.wake_if_needed(&worker, progress.more || left.more);
                     }
                 }
                 if came.is_some() {
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn each_post_gives_one_chance_to_spin() {
-        let look_on = LookOn::default();
+        let look_on = SpinThenSleep::default();
         assert!(!look_on.is_due() && look_on.take_chance().is_none());
         look_on.posted();
         look_on.posted();
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn reply_is_expected_after_the_posted_request_completes() {
-        let look_on = LookOn::default();
+        let look_on = SpinThenSleep::default();
         look_on.posted();
         let first = look_on.take_chance().unwrap();
         look_on.note(first, Some(Completed::SendsAlone));
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn unsuccessful_spins_are_skipped_then_tried_again() {
-        let look_on = LookOn::default();
+        let look_on = SpinThenSleep::default();
         let tries = |chances: u32, came: Option<Completed>| {
             let worth = (0..chances).filter(|_| {
                 look_on.posted();
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn failed_second_spin_does_not_discredit_the_first() {
-        let look_on = LookOn::default();
+        let look_on = SpinThenSleep::default();
         for _ in 0..100 {
             look_on.posted();
             let first = look_on.take_chance().expect("the first spin always succeeds");

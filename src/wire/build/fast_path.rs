@@ -19,16 +19,17 @@ impl Template {
     /// Returns the frame length without FCS; `None` if this flow has other headers than IPv4 and UDP without
     /// a tag.
     #[inline(always)]
-    pub(crate) fn usual_len(&self, ext: usize, payload_len: u16) -> Option<usize> {
-        let is_usual = self.prefix_len == BELOW && matches!(self.kind, Kind::Ipv4 { .. });
-        is_usual.then_some(BELOW + Bth::LEN + ext + usize::from(payload_len).next_multiple_of(4) + ICRC_LEN)
+    pub(crate) fn fast_len(&self, ext: usize, payload_len: u16) -> Option<usize> {
+        let is_eligible = self.prefix_len == BELOW && matches!(self.kind, Kind::Ipv4 { .. });
+        is_eligible
+            .then_some(BELOW + Bth::LEN + ext + usize::from(payload_len).next_multiple_of(4) + ICRC_LEN)
     }
 
-    /// Writes the headers of a frame of [`usual_len`](Self::usual_len) bytes, as
+    /// Writes the headers of a frame of [`fast_len`](Self::fast_len) bytes, as
     /// [`write_headers`](Self::write_headers) does, and returns the offset of the payload. `capable` sets
     /// ECT(0) (RFC 3168 5).
     #[inline(always)]
-    pub(crate) fn write_usual<const EXT: usize>(
+    pub(crate) fn write_fast<const EXT: usize>(
         &self,
         frame: &mut FrameMut<'_>,
         capable: bool,
@@ -44,18 +45,18 @@ impl Template {
             None => (None, &mut [][..]),
         };
         if let (Some(below), Some((place, behind))) = (first, behind.split_first_chunk_mut())
-            && self.write_usual_to(below, place, behind.first_chunk_mut(), (length, capable, bth, ext))
+            && self.write_fast_to(below, place, behind.first_chunk_mut(), (length, capable, bth, ext))
         {
             return payload;
         }
-        self.write_usual_aside(frame, payload, (length, capable, bth, ext));
+        self.write_fast_aside(frame, payload, (length, capable, bth, ext));
         payload
     }
 
     /// Writes the headers by way of a buffer, for a frame with any other split.
     #[cold]
     #[inline(never)]
-    fn write_usual_aside<const EXT: usize>(
+    fn write_fast_aside<const EXT: usize>(
         &self,
         frame: &mut FrameMut<'_>,
         payload: usize,
@@ -65,14 +66,14 @@ impl Template {
         if let Some((below, behind)) = headers.split_first_chunk_mut()
             && let Some((place, behind)) = behind.split_first_chunk_mut()
         {
-            self.write_usual_to(below, place, behind.first_chunk_mut(), contents);
+            self.write_fast_to(below, place, behind.first_chunk_mut(), contents);
         }
         frame.write(0, &headers[..payload]);
     }
 
     /// Writes the headers into their places. Returns false if the extended header has no contiguous place.
     #[inline(always)]
-    fn write_usual_to<const EXT: usize>(
+    fn write_fast_to<const EXT: usize>(
         &self,
         below: &mut [u8; BELOW],
         place: &mut [u8; Bth::LEN],

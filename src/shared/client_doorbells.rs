@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::Doorbells;
-pub use super::doorbell::GuestId;
+pub use super::doorbell::DoorbellsId;
 use crate::verbs::QpIndex;
 
 /// The doorbell page of a client.
 #[derive(Clone, Debug)]
 struct Page {
-    id: GuestId,
+    id: DoorbellsId,
     bells: Doorbells,
     /// The index to begin at in the next pass.
     next: Arc<AtomicU32>,
@@ -30,16 +30,16 @@ struct Pages {
 
 /// The doorbell pages of all clients; see the module's page. A clone is another handle to the same set.
 #[derive(Clone, Debug, Default)]
-pub struct GuestBells {
+pub struct ClientDoorbells {
     is_used: Arc<AtomicBool>,
     pages: Arc<Mutex<Arc<Pages>>>,
 }
 
-impl GuestBells {
+impl ClientDoorbells {
     /// Adds a page.
-    pub fn add(&self, bells: Doorbells) -> GuestId {
+    pub fn add(&self, bells: Doorbells) -> DoorbellsId {
         let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
-        let id = GuestId(pages.next);
+        let id = DoorbellsId(pages.next);
         let all = pages.all.iter().cloned().chain([Page { id, bells, next: Arc::default() }]).collect();
         *pages = Arc::new(Pages { all, next: id.0 + 1 });
         self.is_used.store(true, Relaxed);
@@ -47,7 +47,7 @@ impl GuestBells {
     }
 
     /// Removes a page.
-    pub fn remove(&self, id: GuestId) {
+    pub fn remove(&self, id: DoorbellsId) {
         let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
         let all: Vec<_> = pages.all.iter().filter(|page| page.id != id).cloned().collect();
         self.is_used.store(!all.is_empty(), Relaxed);
@@ -68,7 +68,7 @@ impl GuestBells {
 
     /// The worker's side: takes bells of each page until their cost reaches `budget`. `each` gets the page and the QP's index, and
     /// returns the cost, and true if the bell is to ring again. Returns true if any bell is still rung.
-    pub fn take(&self, budget: usize, mut each: impl FnMut(GuestId, QpIndex) -> (usize, bool)) -> bool {
+    pub fn take(&self, budget: usize, mut each: impl FnMut(DoorbellsId, QpIndex) -> (usize, bool)) -> bool {
         let Some(pages) = self.pages() else { return false };
         pages.all.iter().fold(false, |more, page| {
             let first = page.next.load(Relaxed);
@@ -85,7 +85,7 @@ impl GuestBells {
     }
 
     /// The worker's side: rings a bell of a page.
-    pub fn ring(&self, id: GuestId, index: QpIndex) {
+    pub fn ring(&self, id: DoorbellsId, index: QpIndex) {
         let pages = self.pages();
         let page = pages.iter().flat_map(|pages| &pages.all).find(|page| page.id == id);
         page.map(|page| page.bells.ring_silently(index));
@@ -98,9 +98,9 @@ impl GuestBells {
 
     /// The worker's side: from now on a ring writes one of the eventfds of the result. Caller must check the bells once more before
     /// it sleeps.
-    pub fn sleep_begins(&self) -> GuestSleep {
+    pub fn sleep_begins(&self) -> ClientSleep {
         let pages = self.pages();
-        let sleep = GuestSleep(pages);
+        let sleep = ClientSleep(pages);
         sleep.bells().for_each(Doorbells::sleep_begins);
         sleep
     }
@@ -109,9 +109,9 @@ impl GuestBells {
 /// The pages by which a sleeping worker is woken: those that existed when it fell asleep.
 #[derive(Debug)]
 #[must_use = "a sleep has to end"]
-pub struct GuestSleep(Option<Arc<Pages>>);
+pub struct ClientSleep(Option<Arc<Pages>>);
 
-impl GuestSleep {
+impl ClientSleep {
     fn bells(&self) -> impl Iterator<Item = &Doorbells> {
         self.0.iter().flat_map(|pages| &pages.all).map(|page| &page.bells)
     }
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn removed_page_neither_rings_nor_wakes() {
-        let guests = GuestBells::default();
+        let guests = ClientDoorbells::default();
         let pages = [0, 1].map(|_| Doorbells::new(64).expect("a page"));
         let heard = || {
             let mut all = Vec::new();
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn every_bell_is_heard_within_the_budget() {
-        let guests = GuestBells::default();
+        let guests = ClientDoorbells::default();
         let page = Doorbells::new(300).expect("a page");
         guests.add(page.clone());
         (0..300).for_each(|index| page.ring(QpIndex(index)));
@@ -198,8 +198,8 @@ mod tests {
 
     #[test]
     fn eventfd_that_blocks_is_cleared_without_waiting() {
-        let (bells, [_page, rung], _held) = Doorbells::for_guest(64).expect("a page");
-        let guests = GuestBells::default();
+        let (bells, [_page, rung], _held) = Doorbells::for_client(64).expect("a page");
+        let guests = ClientDoorbells::default();
         guests.add(bells);
         // The flags belong to the open file, so to all duplicates.
         fcntl(&rung, FcntlArg::F_SETFL(OFlag::empty())).expect("its own");
@@ -211,8 +211,8 @@ mod tests {
 
     #[test]
     fn eventfd_that_is_full_wakes_once() {
-        let (bells, [_page, rung], _held) = Doorbells::for_guest(64).expect("a page");
-        let guests = GuestBells::default();
+        let (bells, [_page, rung], _held) = Doorbells::for_client(64).expect("a page");
+        let guests = ClientDoorbells::default();
         guests.add(bells);
         std::fs::File::from(rung).write_all(&(u64::MAX - 1).to_ne_bytes()).expect("room");
         let sleep = guests.sleep_begins();

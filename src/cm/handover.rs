@@ -20,7 +20,7 @@ const LINGER: Nanos = Nanos::from_millis(50);
 
 /// A connection of which the peer must be notified when this process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bequest {
+pub struct Handover {
     pub(super) id: CommId,
     pub(super) remote_id: CommId,
     pub(super) state: State,
@@ -30,10 +30,10 @@ pub struct Bequest {
 }
 
 /// Storage for the handover state of a manager's connections.
-pub trait Keeper: Debug + Send {
+pub trait HandoverStore: Debug + Send {
     /// Stores the handover state of connection `id`. Called at each change of the connection's state. `None`: nothing
     /// to hand over.
-    fn keep(&mut self, id: CommId, bequest: Option<&Bequest>);
+    fn store(&mut self, id: CommId, handover: Option<&Handover>);
 }
 
 /// States to hand over. Their index is part of the encoding.
@@ -49,7 +49,7 @@ const STATES: [State; 9] = [
     State::DreqRcvd,
 ];
 
-impl Bequest {
+impl Handover {
     /// Length of the encoding in 64-bit words.
     pub const WORDS: usize = 7;
 
@@ -59,19 +59,19 @@ impl Bequest {
     }
 
     /// Encodes the state in words, to be stored where another process finds them.
-    pub fn to_words(&self) -> [u64; Bequest::WORDS] {
+    pub fn to_words(&self) -> [u64; Handover::WORDS] {
         let halves = |gid: Gid| {
             let value = u128::from_be_bytes(gid.0);
             [(value >> 64) as u64, value as u64]
         };
         let state = STATES.iter().position(|state| *state == self.state).unwrap_or_default() as u64;
         let Route { local, remote, traffic_class, flow_label, hop_limit } = self.route;
-        let way = state << 40 | u64::from(traffic_class) << 32 | u64::from(hop_limit) << 24;
+        let state_word = state << 40 | u64::from(traffic_class) << 32 | u64::from(hop_limit) << 24;
         let ([local_high, local_low], [remote_high, remote_low]) = (halves(local), halves(remote));
         [
             u64::from(self.id.0) << 32 | u64::from(self.remote_id.0),
             u64::from(self.local_qpn.value()) << 32 | u64::from(self.remote_qpn.value()),
-            way | u64::from(flow_label & 0x000f_ffff),
+            state_word | u64::from(flow_label & 0x000f_ffff),
             local_high,
             local_low,
             remote_high,
@@ -80,20 +80,20 @@ impl Bequest {
     }
 
     /// Decodes the state from words. Returns `None` if they are not valid.
-    pub fn from_words(words: &[u64; Bequest::WORDS]) -> Option<Bequest> {
-        let [ids, qpns, way, local_high, local_low, remote_high, remote_low] = *words;
+    pub fn from_words(words: &[u64; Handover::WORDS]) -> Option<Handover> {
+        let [ids, qpns, state_word, local_high, local_low, remote_high, remote_low] = *words;
         let gid = |high: u64, low: u64| Gid((u128::from(high) << 64 | u128::from(low)).to_be_bytes());
         let route = Route {
             local: gid(local_high, local_low),
             remote: gid(remote_high, remote_low),
-            traffic_class: (way >> 32) as u8,
-            flow_label: way as u32 & 0x000f_ffff,
-            hop_limit: (way >> 24) as u8,
+            traffic_class: (state_word >> 32) as u8,
+            flow_label: state_word as u32 & 0x000f_ffff,
+            hop_limit: (state_word >> 24) as u8,
         };
-        Some(Bequest {
+        Some(Handover {
             id: CommId((ids >> 32) as u32),
             remote_id: CommId(ids as u32),
-            state: *STATES.get((way >> 40) as usize)?,
+            state: *STATES.get((state_word >> 40) as usize)?,
             route,
             local_qpn: Qpn::new((qpns >> 32) as u32),
             remote_qpn: Qpn::new(qpns as u32),
@@ -102,7 +102,7 @@ impl Bequest {
 }
 
 impl Connection {
-    fn bequest(&self, id: CommId) -> Option<Bequest> {
+    fn handover(&self, id: CommId) -> Option<Handover> {
         let state = match self.state {
             // The peer may not have received the DREQ.
             State::DreqSent => State::Established,
@@ -111,7 +111,7 @@ impl Connection {
             State::MraRepRcvd => State::RepSent,
             state => state,
         };
-        Some(Bequest {
+        Some(Handover {
             id,
             remote_id: self.remote_id,
             state,
@@ -124,15 +124,15 @@ impl Connection {
 
 impl Manager {
     /// Sets the storage for handover state, and stores the state of all connections.
-    pub fn bequeath_to(&mut self, keeper: Box<dyn Keeper>) {
-        self.keeper = Some(keeper);
+    pub fn hand_over_to(&mut self, handover_store: Box<dyn HandoverStore>) {
+        self.handover_store = Some(handover_store);
         let ids: Vec<_> = self.ids().collect();
         ids.into_iter().for_each(|id| self.bequeath(id));
     }
 
     /// Returns the handover state of a connection. `None`: it does not exist, or its peer needs no further message.
-    pub fn bequest(&self, id: CommId) -> Option<Bequest> {
-        self.table.get(id)?.bequest(id)
+    pub fn handover(&self, id: CommId) -> Option<Handover> {
+        self.table.get(id)?.handover(id)
     }
 
     /// Takes over a connection of a manager that has ended, and ends it as [`destroy`](Manager::destroy) does. The
@@ -140,8 +140,8 @@ impl Manager {
     ///
     /// # Errors
     /// If the ID is in use or beyond the table's limit.
-    pub fn inherit(&mut self, now: Nanos, bequest: &Bequest) -> Result<(), CmError> {
-        let Bequest { id, remote_id, state, route, local_qpn, remote_qpn } = *bequest;
+    pub fn take_over(&mut self, now: Nanos, handover: &Handover) -> Result<(), CmError> {
+        let Handover { id, remote_id, state, route, local_qpn, remote_qpn } = *handover;
         let parameters = Parameters { dest_qpn: Some(remote_qpn), ..Parameters::unknown(route) };
         let connection = Connection {
             remote_id,
@@ -152,7 +152,7 @@ impl Manager {
             ..Connection::new(state, route, parameters)
         };
         if !self.table.insert_as(id, connection) {
-            return Err(CmError::Unknown { call: "inherit", id });
+            return Err(CmError::Unknown { call: "take_over", id });
         }
         self.asking += u32::from(state.is_asking());
         self.begin_transaction(id);
@@ -162,9 +162,9 @@ impl Manager {
 
     /// Stores the handover state of a changed connection.
     pub(super) fn bequeath(&mut self, id: CommId) {
-        let Some(keeper) = &mut self.keeper else { return };
-        let bequest = self.table.get(id).and_then(|connection| connection.bequest(id));
-        keeper.keep(id, bequest.as_ref());
+        let Some(handover_store) = &mut self.handover_store else { return };
+        let handover = self.table.get(id).and_then(|connection| connection.handover(id));
+        handover_store.store(id, handover.as_ref());
     }
 }
 
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn encoding_keeps_all_fields_in_each_state() {
         for state in STATES {
-            let bequest = Bequest {
+            let handover = Handover {
                 id: CommId(0x8123_4567),
                 remote_id: CommId(0xfedc_ba98),
                 state,
@@ -189,11 +189,11 @@ mod tests {
                 local_qpn: Qpn::new(0x00fe_0001),
                 remote_qpn: Qpn::new(0x0012_3456),
             };
-            assert_eq!(Bequest::from_words(&bequest.to_words()), Some(bequest));
+            assert_eq!(Handover::from_words(&handover.to_words()), Some(handover));
         }
-        let mut none = [u64::MAX; Bequest::WORDS];
-        assert_eq!(Bequest::from_words(&none), None, "no such state");
+        let mut none = [u64::MAX; Handover::WORDS];
+        assert_eq!(Handover::from_words(&none), None, "no such state");
         none[2] = 0;
-        assert!(Bequest::from_words(&none).is_some());
+        assert!(Handover::from_words(&none).is_some());
     }
 }

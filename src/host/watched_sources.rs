@@ -27,7 +27,7 @@ impl Live {
 }
 
 /// The sources that the thread follows, and their use for the device.
-pub(super) struct Followed {
+pub(super) struct WatchedSources {
     /// The interface, kept up to date by the thread.
     pub(super) interface: Live,
     /// True if the interface's addresses become GIDs. False if the user chose the GIDs.
@@ -38,13 +38,13 @@ pub(super) struct Followed {
 
 /// The thread that follows. Ends when this is dropped.
 #[derive(Debug)]
-pub(super) struct Follower {
+pub(super) struct InterfaceWatcher {
     pub(super) stop: Arc<EventFd>,
     pub(super) stopping: Arc<AtomicBool>,
     pub(super) thread: Option<JoinHandle<()>>,
 }
 
-impl Drop for Follower {
+impl Drop for InterfaceWatcher {
     fn drop(&mut self) {
         self.stopping.store(true, Relaxed);
         let _ = self.stop.write(1);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use roxie::cm::{Bequest, Event, Keeper, Manager, State};
+use roxie::cm::{Event, Handover, HandoverStore, Manager, State};
 use roxie::time::Nanos;
 use roxie::wire::cm::{CommId, Kind, PrivateData};
 
@@ -13,11 +13,11 @@ use super::pair::{A, B, Pair, config};
 /// Replaces the manager of an end by one that knows only the state that the old one left.
 fn die(pair: &mut Pair, end: usize) {
     let ids: Vec<_> = pair.ends[end].ids().collect();
-    let left: Vec<_> = ids.into_iter().filter_map(|id| pair.ends[end].bequest(id)).collect();
+    let left: Vec<_> = ids.into_iter().filter_map(|id| pair.ends[end].handover(id)).collect();
     pair.ends[end] = Manager::new(config(end));
-    for bequest in left {
-        let kept = Bequest::from_words(&bequest.to_words()).unwrap();
-        pair.ends[end].inherit(pair.now, &kept).unwrap();
+    for handover in left {
+        let kept = Handover::from_words(&handover.to_words()).unwrap();
+        pair.ends[end].take_over(pair.now, &kept).unwrap();
     }
 }
 
@@ -66,7 +66,7 @@ fn successor_ends_connections_of_any_state() {
         let state = pair.state(end, id).unwrap();
         pair.lose(end);
         pair.events(1 - end);
-        let told = pair.ends[end].bequest(id).is_some();
+        let told = pair.ends[end].handover(id).is_some();
         die(&mut pair, end);
         let said = pair.deliver(end);
         assert_eq!(!said.is_empty(), told, "{state:?}: {said:?}");
@@ -94,8 +94,8 @@ fn saved_state_survives_encoding() {
     for stop in 0..8 {
         let (mut pair, _) = Pair::listening();
         let (end, id) = bring_to(&mut pair, stop);
-        let left = pair.ends[end].bequest(id).unwrap();
-        assert_eq!(Bequest::from_words(&left.to_words()), Some(left), "{:?}", pair.state(end, id));
+        let left = pair.ends[end].handover(id).unwrap();
+        assert_eq!(Handover::from_words(&left.to_words()), Some(left), "{:?}", pair.state(end, id));
     }
 }
 
@@ -112,17 +112,17 @@ fn successor_repeats_the_drep() {
     assert_eq!(pair.deliver(B), [Kind::Drep]);
     assert!(matches!(pair.event(A), Event::Disconnected { id, .. } if id == a));
     // Once the DREP has arrived, no further message is needed.
-    assert_eq!(pair.ends[A].bequest(a), None);
+    assert_eq!(pair.ends[A].handover(a), None);
 }
 
 #[derive(Clone, Debug, Default)]
-struct Notes(Arc<Mutex<BTreeMap<CommId, Bequest>>>);
+struct Notes(Arc<Mutex<BTreeMap<CommId, Handover>>>);
 
-impl Keeper for Notes {
-    fn keep(&mut self, id: CommId, bequest: Option<&Bequest>) {
+impl HandoverStore for Notes {
+    fn store(&mut self, id: CommId, handover: Option<&Handover>) {
         let mut notes = self.0.lock().unwrap();
-        match bequest {
-            Some(bequest) => notes.insert(id, *bequest),
+        match handover {
+            Some(handover) => notes.insert(id, *handover),
             None => notes.remove(&id),
         };
     }
@@ -134,12 +134,12 @@ fn keeper_always_has_the_current_state() {
         let (mut pair, _) = Pair::listening();
         let notes = [Notes::default(), Notes::default()];
         for (end, notes) in pair.ends.iter_mut().zip(&notes) {
-            end.bequeath_to(Box::new(notes.clone()));
+            end.hand_over_to(Box::new(notes.clone()));
         }
         bring_to(&mut pair, stop);
         let agree = |pair: &Pair| {
             for (end, notes) in pair.ends.iter().zip(&notes) {
-                let now: BTreeMap<_, _> = end.ids().filter_map(|id| Some((id, end.bequest(id)?))).collect();
+                let now: BTreeMap<_, _> = end.ids().filter_map(|id| Some((id, end.handover(id)?))).collect();
                 assert_eq!(*notes.0.lock().unwrap(), now);
             }
         };
