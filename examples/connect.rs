@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use roxie::host::{ConnectionManager, Device, DeviceConfig, DialOptions, Stack};
 use roxie::port::udp::UdpConfig;
-use roxie::verbs::{Access, QpCaps, SendWr, WcStatus};
+use roxie::verbs::{Access, SendWr};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -55,16 +55,13 @@ fn serve(device: &Device) -> Result<()> {
     println!("listening on {}:{PORT}", gid.gid.to_ip());
     let request = listener.accept(PATIENCE)?.ok_or("nobody came")?;
     let (pd, cq) = (device.alloc_pd()?, device.create_cq(16, None)?);
-    let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true)?;
+    let qp = pd.queue_pair(&cq).create()?;
     let memory = pd.register(64, Access::LOCAL_WRITE)?;
     // A receive is posted before the peer may send, which is when the request is accepted.
     qp.initialize(Access::empty())?;
     qp.post_recv(1, &[memory.sge(0, 64)])?;
     let connection = request.accept(qp, &DialOptions::default())?;
-    let wc = cq.wait(PATIENCE).ok_or("no message in time")?;
-    if wc.status != WcStatus::Success {
-        return Err(wc.status.to_string().into());
-    }
+    let wc = cq.wait(PATIENCE).ok_or("no message in time")?.ok()?;
     let message = memory.to_vec(0, wc.byte_len as usize)?;
     println!("{} says: {}", connection.peer(), String::from_utf8_lossy(&message));
     if !connection.wait_for_end(PATIENCE) {
@@ -74,16 +71,10 @@ fn serve(device: &Device) -> Result<()> {
 }
 
 fn send(device: &Device, server: IpAddr) -> Result<()> {
-    let manager = ConnectionManager::start(device)?;
-    let (pd, cq) = (device.alloc_pd()?, device.create_cq(16, None)?);
-    let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true)?;
-    let connection = manager.connect(qp, SocketAddr::new(server, PORT), &DialOptions::default())?;
-    connection.qp().post_send_inline(&SendWr::default(), GREETING)?;
-    let wc = cq.wait(PATIENCE).ok_or("no completion in time")?;
-    if wc.status != WcStatus::Success {
-        return Err(wc.status.to_string().into());
-    }
+    let dialed = ConnectionManager::start(device)?.dial(SocketAddr::new(server, PORT))?;
+    dialed.connection.qp().post_send_inline(&SendWr::send().signaled(), GREETING)?;
+    dialed.cq.wait(PATIENCE).ok_or("no completion in time")?.ok()?;
     println!("sent {} bytes; the server has them", GREETING.len());
-    connection.disconnect()?;
+    dialed.connection.disconnect()?;
     Ok(())
 }

@@ -13,7 +13,7 @@ use std::error::Error;
 use std::time::Duration;
 
 use roxie::host::{ConnectOptions, Device, DeviceConfig};
-use roxie::verbs::{Access, QpCaps, RKey, SendWr, WcStatus, WrOpcode};
+use roxie::verbs::{Access, RKey, SendWr};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -33,9 +33,9 @@ fn main() -> Result<()> {
     let mut threads = Vec::new();
     let mut servers = Vec::new();
     for _ in 0..CLIENTS {
-        let server = far.create_qp(&pd, &cq, &cq, QpCaps::default(), true)?;
+        let server = pd.queue_pair(&cq).create()?;
         let (pd, cq) = (near.alloc_pd()?, near.create_cq(4, None)?);
-        let qp = near.create_qp(&pd, &cq, &cq, QpCaps::default(), true)?;
+        let qp = pd.queue_pair(&cq).create()?;
         let (here, there) = (qp.endpoint(0)?, server.endpoint(0)?);
         qp.connect(&here, &there, &ConnectOptions::default())?;
         let options = ConnectOptions { access: Access::REMOTE_ATOMIC, ..ConnectOptions::default() };
@@ -74,12 +74,9 @@ fn take(
     before: &roxie::host::MemoryRegion,
     (remote_addr, rkey): (u64, RKey),
 ) -> Result<u64> {
-    let add = SendWr { opcode: WrOpcode::FetchAdd, remote_addr, rkey, compare_add: 1, ..SendWr::default() };
+    let add = SendWr::fetch_add(remote_addr, rkey, 1).signaled();
     qp.post_send(&add, &[before.sge(0, 8)])?;
-    let wc = cq.wait(PATIENCE).ok_or("no answer in time")?;
-    if wc.status != WcStatus::Success {
-        return Err(wc.status.to_string().into());
-    }
+    cq.wait(PATIENCE).ok_or("no answer in time")?.ok()?;
     // The NIC stores the result in this machine's byte order.
     Ok(u64::from_ne_bytes(before.to_vec(0, 8)?.try_into().expect("8 bytes")))
 }

@@ -12,7 +12,7 @@ use std::error::Error;
 use std::time::Duration;
 
 use roxie::host::{CompletionQueue, ConnectOptions, Device, DeviceConfig, MemoryRegion, QueuePair};
-use roxie::verbs::{Access, QpCaps, RKey, SendWr, WcStatus, WrOpcode};
+use roxie::verbs::{Access, RKey, SendWr};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -81,13 +81,9 @@ impl Client {
     fn read(&self, slot: u64) -> Result<(u64, u64)> {
         let (address, rkey) = self.table;
         loop {
-            let remote_addr = address + slot * SLOT as u64;
-            let read = SendWr { opcode: WrOpcode::Read, remote_addr, rkey, ..SendWr::default() };
+            let read = SendWr::read(address + slot * SLOT as u64, rkey).signaled();
             self.qp.post_send(&read, &[self.slot.sge(0, SLOT as u32)])?;
-            let wc = self.cq.wait(PATIENCE).ok_or("no answer in time")?;
-            if wc.status != WcStatus::Success {
-                return Err(wc.status.to_string().into());
-            }
+            self.cq.wait(PATIENCE).ok_or("no answer in time")?.ok()?;
             let bytes = self.slot.to_vec(0, SLOT)?;
             let (key, value, sum) = (word(&bytes, 0), word(&bytes, 1), word(&bytes, 2));
             if key == 0 || sum == checksum(key, value) {
@@ -102,12 +98,12 @@ fn main() -> Result<()> {
     // The server has a readable table and a queue pair for its peers, and posts no receive.
     let pd = far.alloc_pd()?;
     let cq = far.create_cq(1, None)?;
-    let server = far.create_qp(&pd, &cq, &cq, QpCaps::default(), true)?;
+    let server = pd.queue_pair(&cq).create()?;
     let table = Table(pd.register(SLOTS as usize * SLOT, Access::LOCAL_WRITE | Access::REMOTE_READ)?);
 
     let pd = near.alloc_pd()?;
     let cq = near.create_cq(4, None)?;
-    let qp = near.create_qp(&pd, &cq, &cq, QpCaps::default(), true)?;
+    let qp = pd.queue_pair(&cq).create()?;
     let (here, there) = (qp.endpoint(0)?, server.endpoint(0)?);
     qp.connect(&here, &there, &ConnectOptions::default())?;
     let access = Access::REMOTE_READ;

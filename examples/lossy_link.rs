@@ -14,7 +14,7 @@ use std::error::Error;
 use roxie::port::fault::{FaultConfig, FaultPort};
 use roxie::sim::{Connected, Host, NicConfig, Pair, Payload, joined_ports};
 use roxie::time::Nanos;
-use roxie::verbs::{Access, Mtu, QpCaps, RKey, SendWr, WcStatus, WrOpcode};
+use roxie::verbs::{Access, Mtu, QpCaps, RKey, SendWr};
 
 const LENGTH: usize = 256 << 10;
 
@@ -39,16 +39,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let back = Connected { peer: qp_a.handle.qpn, path: pair.b.path(1, false), ..told };
     pair.b.connect(&qp_b, &back)?;
 
-    let write =
-        SendWr { opcode: WrOpcode::Write, remote_addr: to.address, rkey: RKey(to.key), ..SendWr::default() };
+    let write = SendWr::write(to.address, RKey(to.key)).signaled();
     pair.a.post_send(&qp_a, &write, Payload::Sges(&[from.sge(0, LENGTH as u32)]))?;
     if !pair.run(Nanos::from_millis(60_000)) {
         return Err("it has not come to an end in a minute of virtual time".into());
     }
-    let wc = pair.a.poll_cq(&qp_a).ok_or("no completion")?;
-    if wc.status != WcStatus::Success {
-        return Err(wc.status.to_string().into());
-    }
+    pair.a.poll_cq(&qp_a).ok_or("no completion")?.ok()?;
     let all = pair.a.worker.counters();
     let counter = |name| all.iter().find(|(known, _)| *known == name).map_or(0, |(_, value)| *value);
     println!(

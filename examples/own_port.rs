@@ -20,7 +20,7 @@ use roxie::frame::{ETHERNET_HEADER, Frame, FrameMut};
 use roxie::host::{ConnectOptions, Device, DeviceConfig, Resolve, ResolveError};
 use roxie::port::{BURST, Port, PortInfo, Received, TxId};
 use roxie::time::Nanos;
-use roxie::verbs::{Access, QpCaps, SendWr, WcStatus, WrOpcode};
+use roxie::verbs::{Access, SendWr};
 
 /// L3 bytes of a frame.
 const MTU: usize = 1500;
@@ -163,8 +163,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let (near_pd, far_pd) = (near.alloc_pd()?, far.alloc_pd()?);
     let (near_cq, far_cq) = (near.create_cq(4, None)?, far.create_cq(4, None)?);
-    let near_qp = near.create_qp(&near_pd, &near_cq, &near_cq, QpCaps::default(), true)?;
-    let far_qp = far.create_qp(&far_pd, &far_cq, &far_cq, QpCaps::default(), true)?;
+    let near_qp = near_pd.queue_pair(&near_cq).create()?;
+    let far_qp = far_pd.queue_pair(&far_cq).create()?;
     let (here, there) = (near_qp.endpoint(0)?, far_qp.endpoint(0)?);
     near_qp.connect(&here, &there, &ConnectOptions::default())?;
     let access = Access::REMOTE_READ;
@@ -175,12 +175,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     source.write_at(0, &bytes)?;
     let target = near_pd.register(LENGTH, Access::LOCAL_WRITE)?;
     let (remote_addr, rkey) = (source.address(), source.rkey());
-    let read = SendWr { opcode: WrOpcode::Read, remote_addr, rkey, ..SendWr::default() };
+    let read = SendWr::read(remote_addr, rkey).signaled();
     near_qp.post_send(&read, &[target.sge(0, LENGTH as u32)])?;
-    let wc = near_cq.wait(Duration::from_secs(10)).ok_or("no completion in time")?;
-    if wc.status != WcStatus::Success {
-        return Err(wc.status.to_string().into());
-    }
+    near_cq.wait(Duration::from_secs(10)).ok_or("no completion in time")?.ok()?;
     if target.to_vec(0, LENGTH)? != bytes {
         return Err("other bytes than those that were sent".into());
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use roxie::host::{
     CompletionQueue, ConnectOptions, Device, DeviceConfig, MemoryRegion, QueuePair, SharedReceiveQueue,
 };
-use roxie::verbs::{Access, QpCaps, QpInit, QpType, SendWr, Wc, WcOpcode, WcStatus};
+use roxie::verbs::{Access, SendWr, Wc};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -39,8 +39,7 @@ impl Server {
         let cq = device.create_cq(4 * RECEIVES as u32, None)?;
         let srq = pd.create_srq(RECEIVES as u32, 1)?;
         let requests = pd.register(RECEIVES * MESSAGE, Access::LOCAL_WRITE)?;
-        let init = QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: false };
-        let qp = |_| device.create_qp_sharing(&pd, &cq, &cq, &init, &srq);
+        let qp = |_| pd.queue_pair(&cq).srq(&srq).create();
         let qps = (0..CLIENTS).map(qp).collect::<std::result::Result<Vec<_>, _>>()?;
         let server = Server { qps, cq, srq, requests };
         (0..RECEIVES).try_for_each(|buffer| server.post(buffer))?;
@@ -57,19 +56,14 @@ impl Server {
         let mut completions = [Wc::default(); 16];
         let count = self.cq.poll(&mut completions);
         for wc in &completions[..count] {
-            if wc.status != WcStatus::Success {
-                return Err(wc.status.to_string().into());
-            }
-            if wc.opcode != WcOpcode::Recv {
-                continue;
-            }
+            let wc = wc.ok()?;
             let buffer = wc.wr_id as usize;
             let bytes = self.requests.to_vec(buffer * MESSAGE, MESSAGE)?;
             let number = u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
             // The buffer is free again before the answer leaves: the client may send its next request at once.
             self.post(buffer)?;
             let qp = self.qps.iter().find(|qp| qp.qpn() == wc.qpn).ok_or("a request by no queue pair")?;
-            qp.post_send_inline(&SendWr::default(), &(number * number).to_le_bytes())?;
+            qp.post_send_inline(&SendWr::send(), &(number * number).to_le_bytes())?;
         }
         Ok(())
     }
@@ -85,27 +79,18 @@ impl Client {
     fn new(device: &Device) -> Result<Client> {
         let pd = device.alloc_pd()?;
         let cq = device.create_cq(4, None)?;
-        let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), false)?;
+        let qp = pd.queue_pair(&cq).create()?;
         Ok(Client { qp, cq, answer: pd.register(MESSAGE, Access::LOCAL_WRITE)? })
     }
 
     /// Sends a request, after posting the receive for the answer.
     fn ask(&self, number: u64) -> Result<()> {
         self.qp.post_recv(1, &[self.answer.sge(0, MESSAGE as u32)])?;
-        Ok(self.qp.post_send_inline(&SendWr::default(), &number.to_le_bytes())?)
+        Ok(self.qp.post_send_inline(&SendWr::send(), &number.to_le_bytes())?)
     }
 
     fn answer(&self) -> Result<u64> {
-        // The request completes too, before its answer or after it.
-        loop {
-            let wc = self.cq.wait(PATIENCE).ok_or("no answer in time")?;
-            if wc.status != WcStatus::Success {
-                return Err(wc.status.to_string().into());
-            }
-            if wc.opcode == WcOpcode::Recv {
-                break;
-            }
-        }
+        self.cq.wait(PATIENCE).ok_or("no answer in time")?.ok()?;
         Ok(u64::from_le_bytes(self.answer.to_vec(0, MESSAGE)?.try_into().expect("8 bytes")))
     }
 }

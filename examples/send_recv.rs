@@ -21,7 +21,7 @@ use roxie::host::{
 };
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::XdpConfig;
-use roxie::verbs::{Access, Gid, Psn, QpCaps, Qpn, SendWr, Wc, WcStatus};
+use roxie::verbs::{Access, Gid, Psn, Qpn, SendWr, Wc};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -68,7 +68,7 @@ impl End {
     fn new(device: &Device) -> Result<End> {
         let pd = device.alloc_pd()?;
         let cq = device.create_cq(16, None)?;
-        let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true)?;
+        let qp = pd.queue_pair(&cq).create()?;
         // LOCAL_WRITE: the NIC may write arriving messages there. A peer's WRITE would need REMOTE_WRITE as well.
         let memory = pd.register(BUFFER, Access::LOCAL_WRITE)?;
         // Which of the device's addresses (GIDs) to use: the first IPv4 one.
@@ -95,19 +95,13 @@ impl End {
 
     fn post_send(&self, message: &[u8]) -> Result<()> {
         self.memory.write_at(0, message)?;
-        Ok(self.qp.post_send(
-            &SendWr { wr_id: 2, ..SendWr::default() },
-            &[self.memory.sge(0, message.len() as u32)],
-        )?)
+        let wr = SendWr::send().id(2).signaled();
+        Ok(self.qp.post_send(&wr, &[self.memory.sge(0, message.len() as u32)])?)
     }
 
     /// Polls for the completion of the posted request. Polling also runs the NIC.
     fn complete(&self) -> Result<Wc> {
-        let wc = self.cq.wait(PATIENCE).ok_or("no completion in time")?;
-        match wc.status {
-            WcStatus::Success => Ok(wc),
-            failed => Err(failed.to_string().into()),
-        }
+        Ok(self.cq.wait(PATIENCE).ok_or("no completion in time")?.ok()?)
     }
 
     fn message(&self, wc: &Wc) -> Result<String> {

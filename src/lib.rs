@@ -14,13 +14,13 @@
 //!
 //! ```
 //! use roxie::host::{ConnectOptions, Device, DeviceConfig};
-//! use roxie::verbs::{Access, QpCaps, SendWr, WcStatus, WrOpcode};
+//! use roxie::verbs::{Access, SendWr};
 //!
 //! let (near, far) = Device::memory_pair(&DeviceConfig::caller_only())?;
 //! let [(pd, cq), (far_pd, far_cq)] =
 //!     [&near, &far].map(|device| (device.alloc_pd().unwrap(), device.create_cq(16, None).unwrap()));
-//! let qp = near.create_qp(&pd, &cq, &cq, QpCaps::default(), true)?;
-//! let far_qp = far.create_qp(&far_pd, &far_cq, &far_cq, QpCaps::default(), true)?;
+//! let qp = pd.queue_pair(&cq).create()?;
+//! let far_qp = far_pd.queue_pair(&far_cq).create()?;
 //!
 //! // Two programs would exchange these endpoints, and address and rkey of the memory, out of band.
 //! let (here, there) = (qp.endpoint(0)?, far_qp.endpoint(0)?);
@@ -30,12 +30,7 @@
 //! let target = far_pd.register(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
 //!
 //! source.write_at(0, b"one-sided")?;
-//! let write = SendWr {
-//!     opcode: WrOpcode::Write,
-//!     remote_addr: target.address(),
-//!     rkey: target.rkey(),
-//!     ..SendWr::default()
-//! };
+//! let write = SendWr::write(target.address(), target.rkey()).signaled();
 //! qp.post_send(&write, &[source.sge(0, 9)])?;
 //!
 //! // With `caller_only`, the NIC runs only while the application polls, so this thread polls both ends.
@@ -45,7 +40,7 @@
 //!         break completion;
 //!     }
 //! };
-//! assert_eq!(done.status, WcStatus::Success);
+//! done.ok()?;
 //! let mut bytes = [0; 9];
 //! target.read_at(0, &mut bytes)?;
 //! assert_eq!(&bytes, b"one-sided");
@@ -66,7 +61,7 @@
 //! use roxie::port::fault::{FaultConfig, FaultPort};
 //! use roxie::sim::{Connected, Host, NicConfig, Pair, Payload, joined_ports};
 //! use roxie::time::Nanos;
-//! use roxie::verbs::{Access, Mtu, QpCaps, RKey, SendWr, WcStatus, WrOpcode};
+//! use roxie::verbs::{Access, Mtu, QpCaps, RKey, SendWr, WcStatus};
 //!
 //! /// Writes 64 KiB over a link that loses 5 % of the frames. Returns the number of retransmissions, and the
 //! /// time taken.
@@ -87,12 +82,7 @@
 //!     pair.a.connect(&qp_a, &connection)?;
 //!     pair.b.connect(&qp_b, &Connected { peer: qp_a.handle.qpn, path: back, ..connection })?;
 //!
-//!     let write = SendWr {
-//!         opcode: WrOpcode::Write,
-//!         remote_addr: to.address,
-//!         rkey: RKey(to.key),
-//!         ..SendWr::default()
-//!     };
+//!     let write = SendWr::write(to.address, RKey(to.key)).signaled();
 //!     pair.a.post_send(&qp_a, &write, Payload::Sges(&[from.sge(0, LENGTH as u32)]))?;
 //!     assert!(pair.run(Nanos::from_millis(10_000)), "the hosts are idle within 10 s of virtual time");
 //!     assert_eq!(pair.a.poll_cq(&qp_a).map(|wc| wc.status), Some(WcStatus::Success));
@@ -167,6 +157,7 @@ pub mod limits;
 #[doc(hidden)]
 pub mod random;
 pub mod roster;
+pub mod stderr_log;
 #[doc(hidden)]
 pub mod threads;
 pub mod time;

@@ -11,7 +11,7 @@ use roxie::host::{
 use roxie::netdev::{IfAddr, Links, NetNs};
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::XdpConfig;
-use roxie::verbs::{Access, QpCaps, SendFlags, SendWr, WcStatus, WrOpcode};
+use roxie::verbs::{Access, SendFlags, SendWr, WcStatus, WrOpcode};
 
 struct Counting;
 
@@ -52,7 +52,7 @@ impl End {
     fn new(device: &Device) -> End {
         let pd = device.alloc_pd().expect("a domain");
         let cq = device.create_cq(256, None).expect("a queue");
-        let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true).expect("a QP");
+        let qp = pd.queue_pair(&cq).signal_all().create().expect("a QP");
         let memory = pd.register(REGION, Access::READ_WRITE).expect("a region");
         End { cq, qp, memory, _pd: pd }
     }

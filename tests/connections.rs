@@ -16,7 +16,7 @@ use roxie::port::fault::FaultConfig;
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::XdpConfig;
 use roxie::time::Nanos;
-use roxie::verbs::{Access, Mtu, Psn, QpCaps, Qpn, RKey, SendWr, WcStatus, WrOpcode};
+use roxie::verbs::{Access, Mtu, Psn, Qpn, RKey, SendWr, WcStatus, WrOpcode};
 use roxie::wire::cm::{CmMessage, CommId, Kind, RejReason, Req};
 use roxie::wire::mad::MAD_LEN;
 use roxie::wire::{PortSpace, ServiceId};
@@ -35,7 +35,7 @@ impl End {
     fn new(device: &Device) -> End {
         let pd = device.alloc_pd().unwrap();
         let cq = device.create_cq(16, None).unwrap();
-        let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true).unwrap();
+        let qp = pd.queue_pair(&cq).signal_all().create().unwrap();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let memory = pd.register(4096, access).unwrap();
         qp.initialize(access).unwrap();

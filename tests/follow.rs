@@ -17,7 +17,7 @@ use roxie::host::{
 use roxie::netdev::{IfAddr, Interface, Links, NetNs};
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::XdpConfig;
-use roxie::verbs::{Access, AsyncEvent, EventKind, Mtu, QpCaps, QpState, SendWr, Wc, WcStatus};
+use roxie::verbs::{Access, AsyncEvent, EventKind, Mtu, QpState, SendWr, Wc, WcStatus};
 
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(10);
@@ -84,7 +84,7 @@ impl End {
     fn new(device: &Device) -> End {
         let pd = device.alloc_pd().expect("a domain");
         let cq = device.create_cq(16, None).expect("a queue");
-        let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true).expect("a QP");
+        let qp = pd.queue_pair(&cq).signal_all().create().expect("a QP");
         let memory = pd.register(64, Access::LOCAL_WRITE).expect("memory");
         End { qp, cq, memory }
     }

@@ -62,7 +62,7 @@ impl End {
     fn new(device: &Device) -> End {
         let pd = device.alloc_pd().expect("a domain");
         let cq = device.create_cq(16, None).expect("a queue");
-        let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true).expect("a QP");
+        let qp = pd.queue_pair(&cq).signal_all().create().expect("a QP");
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let memory = pd.register(LENGTH, access).expect("memory");
         End { qp, cq, memory, _pd: pd }
@@ -154,7 +154,7 @@ fn raw_qp(device: &Device) -> (QueuePair, CompletionQueue, ProtectionDomain) {
     let cq = device.create_cq(16, None).expect("a queue");
     let caps = QpCaps { max_inline: 128, ..QpCaps::default() };
     let init = QpInit { qp_type: QpType::RawPacket, caps, sq_sig_all: true };
-    let qp = device.create_qp_as(&pd, &cq, &cq, &init).expect("a QP");
+    let qp = pd.queue_pair(&cq).init(&init).create().expect("a QP");
     qp.start_raw().expect("a raw packet QP");
     (qp, cq, pd)
 }

@@ -8,7 +8,7 @@ use roxie::host::{
 };
 use roxie::nic::ControlError;
 use roxie::shared::HostMemory;
-use roxie::verbs::{Access, MwType, QpCaps, RKey, SendFlags, SendWr, Wc, WcFlags, WcStatus, WrOpcode};
+use roxie::verbs::{Access, MwType, RKey, SendFlags, SendWr, Wc, WcFlags, WcStatus, WrOpcode};
 
 struct End {
     pd: ProtectionDomain,
@@ -19,7 +19,7 @@ struct End {
 fn end(device: &Device) -> End {
     let pd = device.alloc_pd().expect("a domain");
     let cq = device.create_cq(64, None).expect("a queue");
-    let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true).expect("a QP");
+    let qp = pd.queue_pair(&cq).signal_all().create().expect("a QP");
     End { pd, cq, qp }
 }
 

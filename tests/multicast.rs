@@ -28,7 +28,7 @@ impl Member {
         let pd = device.alloc_pd().expect("a domain");
         let cq = device.create_cq(64, None).expect("a queue");
         let init = QpInit { qp_type: QpType::Ud, caps: QpCaps::default(), sq_sig_all: true };
-        let qp = device.create_qp_as(&pd, &cq, &cq, &init).expect("a QP");
+        let qp = pd.queue_pair(&cq).init(&init).create().expect("a QP");
         qp.start_datagrams(QKEY, Psn::new(0)).expect("a datagram QP");
         let memory = pd.register(100 * RECEIVES as usize, Access::LOCAL_WRITE).expect("memory");
         for i in 0..RECEIVES {

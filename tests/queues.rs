@@ -54,8 +54,8 @@ fn shared_receives_raise_the_limit_event() {
     let source = pd.register(64, Access::empty()).unwrap();
     let pairs: Vec<_> = (0..2)
         .map(|_| {
-            let one = near.create_qp_as(&pd, &cq, &cq, &init()).unwrap();
-            let two = far.create_qp_sharing(&peer_pd, &peer_cq, &peer_cq, &init(), &srq).unwrap();
+            let one = pd.queue_pair(&cq).init(&init()).create().unwrap();
+            let two = peer_pd.queue_pair(&peer_cq).init(&init()).srq(&srq).create().unwrap();
             join(&one, &two);
             (one, two)
         })
@@ -95,7 +95,7 @@ fn xrc_reaches_each_queue_of_its_domain() {
     let xrcd = far.open_xrcd().unwrap();
     let queues = [(); 2].map(|()| peer_pd.create_xrc_srq(4, 1, &xrcd, &peer_cq).unwrap());
     let target = xrcd.create_target().unwrap();
-    let initiator = near.create_xrc_initiator(&pd, &cq, &init()).unwrap();
+    let initiator = pd.queue_pair(&cq).init(&init()).qp_type(QpType::XrcSend).create().unwrap();
     assert_eq!((initiator.qp_type(), target.qp_type()), (QpType::XrcSend, QpType::XrcRecv));
     join(&initiator, &target);
     let inboxes = [(); 2].map(|()| peer_pd.register(64, Access::READ_WRITE).unwrap());
@@ -152,8 +152,8 @@ fn cq_is_resized_under_a_sleeper() {
     let (pd, peer_pd) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());
     let channel = CompletionChannel::new().unwrap();
     let (cq, peer_cq) = (near.create_cq(64, None).unwrap(), far.create_cq(4, Some(&channel)).unwrap());
-    let one = near.create_qp_as(&pd, &cq, &cq, &init()).unwrap();
-    let two = far.create_qp_as(&peer_pd, &peer_cq, &peer_cq, &init()).unwrap();
+    let one = pd.queue_pair(&cq).init(&init()).create().unwrap();
+    let two = peer_pd.queue_pair(&peer_cq).init(&init()).create().unwrap();
     join(&one, &two);
     let deliver = |count: usize| {
         for _ in 0..count {
@@ -206,8 +206,8 @@ fn resize_keeps_reset_completions_hidden() {
     let (near, far) = devices();
     let (pd, peer_pd) = (near.alloc_pd().unwrap(), far.alloc_pd().unwrap());
     let (cq, peer_cq) = (near.create_cq(64, None).unwrap(), far.create_cq(16, None).unwrap());
-    let one = near.create_qp_as(&pd, &cq, &cq, &init()).unwrap();
-    let two = far.create_qp_as(&peer_pd, &peer_cq, &peer_cq, &init()).unwrap();
+    let one = pd.queue_pair(&cq).init(&init()).create().unwrap();
+    let two = peer_pd.queue_pair(&peer_cq).init(&init()).create().unwrap();
     join(&one, &two);
     let deliver = |id: u64| {
         two.post_recv(id, &[]).unwrap();

@@ -98,7 +98,7 @@ fn dial(
 ) -> Option<(Connection, roxie::host::CompletionQueue, roxie::host::ProtectionDomain)> {
     let domain = device.alloc_pd().ok()?;
     let queue = device.create_cq(caps.max_send_wr * 2, None).ok()?;
-    let qp = device.create_qp(&domain, &queue, &queue, caps, true).ok()?;
+    let qp = domain.queue_pair(&queue).caps(caps).signal_all().create().ok()?;
     let to = SocketAddr::new(NEAR.into(), PORT);
     let connection = manager.connect(qp, to, &DialOptions::default()).ok()?;
     Some((connection, queue, domain))

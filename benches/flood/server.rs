@@ -117,7 +117,7 @@ impl Server {
         // The client may have given up meanwhile.
         let Ok(mut parameters) = self.service.with(|manager, _, _| manager.parameters(id)) else { return };
         let caps = QpCaps { max_send_wr: 1, max_recv_wr: 1, ..QpCaps::default() };
-        let qp = self.device.create_qp(&self.domain, &self.queue, &self.queue, caps, true).expect("a QP");
+        let qp = self.domain.queue_pair(&self.queue).caps(caps).signal_all().create().expect("a QP");
         let local = LocalQp { qpn: qp.qpn(), psn: Psn::new(id.0), srq: false };
         parameters.rq_psn = local.psn;
         let route = parameters.route;

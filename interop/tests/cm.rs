@@ -21,7 +21,7 @@ use roxie::host::{
 };
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::XdpConfig;
-use roxie::verbs::{Access, QpCaps, RKey, SendWr, WcOpcode, WcStatus, WrOpcode};
+use roxie::verbs::{Access, RKey, SendWr, WcOpcode, WcStatus, WrOpcode};
 use roxie::wire::cm::RejReason;
 
 const PORT: u16 = 7174;
@@ -49,7 +49,7 @@ impl Rping {
     fn new(device: &Device) -> (Rping, QueuePair) {
         let pd = device.alloc_pd().expect("a domain");
         let cq = device.create_cq(16, None).expect("a queue");
-        let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true).expect("a QP");
+        let qp = pd.queue_pair(&cq).signal_all().create().expect("a QP");
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let memory = pd.register(ADVERTISING + ADVERTISEMENT, access).expect("memory");
         qp.initialize(access).expect("INIT");

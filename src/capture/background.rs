@@ -172,10 +172,7 @@ impl Drop for Background {
                 self.shared.done.wait_timeout(state, self.grace).unwrap_or_else(PoisonError::into_inner);
             state = next;
             if timeout.timed_out() && !state.ended && state.queue.len() + state.taken == before {
-                let _ = writeln!(
-                    io::stderr(),
-                    "roxie: warning: capture: the file accepts no more data, {before} bytes are lost"
-                );
+                tracing::warn!("capture: the file accepts no more data, {before} bytes are lost");
                 // The thread blocks in a write that may never return, so it is not joined.
                 return;
             }

@@ -30,6 +30,7 @@ pub struct Record<'a> {
 
 /// Why a capture cannot be read, or not any further.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum CaptureError {
     /// The source returned an error.
     #[error("reading failed at byte {offset}: {source}")]

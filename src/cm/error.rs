@@ -7,6 +7,7 @@ use super::{ListenOn, State};
 
 /// Reason why a call was refused. Nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum CmError {
     /// The connection has ended or never existed.
     #[error("{call}: no connection {id}: it has ended (see its last event) or never existed")]

@@ -282,6 +282,7 @@ pub static TABLE: [Description; COUNT] = [
 
 /// Why a knob cannot be set.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum KnobError {
     /// Unknown knob.
     #[error("`{name}` is no knob of DCQCN{} `roxie cc knobs` lists all", did_you_mean(nearest))]

@@ -4,6 +4,7 @@ use super::knobs::KnobError;
 
 /// Why a text of settings is invalid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum SettingsError {
     /// The first word is not an algorithm.
     #[error("`{name}` is no congestion control: there are off, dcqcn, swift and fixed{}", meant(nearest))]

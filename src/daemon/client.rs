@@ -178,9 +178,8 @@ impl Client {
         &self,
         registry: &Registry,
         session: &mut Session,
-        request: ReceivedRequest,
+        ReceivedRequest { request, passed }: ReceivedRequest,
     ) -> Reply {
-        let ReceivedRequest { request, passed } = request;
         let ready = session.new_doorbells.take().map_or(Ok(()), |(bells, page)| {
             page.hold().map_err(invalid)?;
             let page = registry.hear(bells)?;
@@ -250,9 +249,8 @@ impl Client {
             Request::Port => return Ok(Response::Port(registry.device.port())),
             Request::Counters => {
                 let counters = registry.device.counters().into_iter();
-                return Ok(Response::Counters(
-                    counters.map(|(name, value)| (name.to_owned(), value)).collect(),
-                ));
+                let named = counters.map(|(name, value)| (name.to_owned(), value));
+                return Ok(Response::Counters(named.collect()));
             }
             Request::Snapshot => return self.look(registry),
             Request::OrphanTable => {
@@ -276,16 +274,13 @@ impl Client {
             Request::PortNumber(request) => {
                 let lowest = registry.lowest_port(self.uid);
                 let more = usize::from(matches!(request, PortRequest::Bind(_) | PortRequest::BindAny(..)));
-                let (number, goes) = self.enter(
-                    registry,
-                    |_| more,
-                    |roster| {
-                        let before = roster.services.count(self.slot);
-                        let number = roster.port(self.slot, request, lowest)?;
-                        // With a port go its services.
-                        Ok((number, roster.services.count(self.slot) < before))
-                    },
-                )?;
+                // With a port go its services.
+                let act = |roster: &mut Roster| {
+                    let before = roster.services.count(self.slot);
+                    let number = roster.port(self.slot, request, lowest)?;
+                    Ok((number, roster.services.count(self.slot) < before))
+                };
+                let (number, goes) = self.enter(registry, |_| more, act)?;
                 if goes {
                     self.route(registry)?;
                 }

@@ -64,6 +64,7 @@ const EVENTS: usize = 1 << 16;
 
 /// The reason why a NIC does not start.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum DaemonError {
     /// Another NIC serves this interface.
     #[error(

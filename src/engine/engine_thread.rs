@@ -53,8 +53,8 @@ fn spawn_worker(shared: Arc<Shared>, drive: Drive, term: u64) -> io::Result<Join
                 if let Some(id) = core
                     && !core_affinity::set_for_current(core_affinity::CoreId { id })
                 {
-                    eprintln!(
-                        "roxie: the engine's thread cannot be pinned to core {id}, it runs on any: is the core online \
+                    tracing::warn!(
+                        "the engine's thread cannot be pinned to core {id}, it runs on any: is the core online \
                          and allowed (`taskset -p {}`, cpuset of the container)?",
                         std::process::id()
                     );

@@ -18,6 +18,14 @@ pub struct CompletionChannel {
     pub(super) waits: Arc<WaitSet>,
 }
 
+/// The descriptor is readable while an event is pending. A runtime or an `epoll` set may watch it. Then arm the queue again
+/// ([`CompletionQueue::arm`](super::CompletionQueue::arm)), and poll it.
+impl AsFd for CompletionChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.waits.as_fd()
+    }
+}
+
 impl CompletionChannel {
     /// Makes a channel. One wait consumes all pending events.
     ///
@@ -45,11 +53,6 @@ impl CompletionChannel {
         Ok(CompletionChannel { waits })
     }
 
-    /// The descriptor: readable while an event is pending.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.waits.as_fd()
-    }
-
     /// The eventfd that counts pending events.
     pub fn events(&self) -> BorrowedFd<'_> {
         self.waits.events().as_fd()
@@ -66,14 +69,14 @@ impl CompletionChannel {
     }
 
     /// Discards a pending event.
-    pub(super) fn forget(&self) {
+    pub(super) fn discard_event(&self) {
         let _ = self.waits.events().take();
     }
 
     /// Waits for an event. False: none came within `timeout`.
     pub fn wait(&self, timeout: Duration) -> bool {
         let timeout = PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX);
-        let mut fds = [PollFd::new(self.fd(), PollFlags::POLLIN)];
+        let mut fds = [PollFd::new(self.as_fd(), PollFlags::POLLIN)];
         let _ = poll(&mut fds, timeout);
         self.waits.events().take()
     }

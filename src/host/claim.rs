@@ -46,8 +46,8 @@ impl Claim {
             PortPlan::Nic | PortPlan::Best => match self.open_xdp(Mode::Auto) {
                 Ok(port) => (Box::new(port), None),
                 Err(why) if why.leaves_sockets() => {
-                    eprintln!(
-                        "roxie: using UDP sockets on {}, since AF_XDP did not open: {why}",
+                    tracing::warn!(
+                        "using UDP sockets on {}, since AF_XDP did not open: {why}",
                         self.interface
                     );
                     self.open_udp(mac)?

@@ -28,6 +28,7 @@ pub struct ResolveError {
 
 /// Errors of operations on a device.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum DeviceError {
     /// The device refused a command.
     #[error(transparent)]
@@ -77,6 +78,7 @@ pub enum DeviceError {
 
 /// Errors of opening a device.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum OpenError {
     /// The AF_XDP port failed.
     #[error(transparent)]

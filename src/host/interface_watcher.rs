@@ -99,7 +99,7 @@ impl Run {
         let gids = || device.gids.write().unwrap_or_else(PoisonError::into_inner);
         let tell = |change: &LinkChange| {
             if let Err(error) = device.follow_link(change) {
-                eprintln!("roxie: {}: {change:?}: {error}", device.name);
+                tracing::warn!("{}: {change:?}: {error}", device.name);
             }
         };
         let addresses = || -> Vec<IpAddr> { self.watch.interface().addresses.iter().map(|a| a.ip).collect() };

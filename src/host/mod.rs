@@ -3,15 +3,15 @@
 //! ```
 //! use roxie::host::{ConnectOptions, Device, DeviceConfig};
 //! use roxie::port::memory;
-//! use roxie::verbs::{Access, QpCaps, SendWr, WcStatus};
+//! use roxie::verbs::{Access, SendWr};
 //!
 //! // Two devices joined in this process. `Device::open_xdp` and `Device::open_udp` take an interface instead.
 //! let (near, far) = Device::memory_pair(&DeviceConfig::caller_only())?;
 //!
 //! let (pd, peer_pd) = (near.alloc_pd()?, far.alloc_pd()?);
 //! let (cq, peer_cq) = (near.create_cq(16, None)?, far.create_cq(16, None)?);
-//! let qp = near.create_qp(&pd, &cq, &cq, QpCaps::default(), true)?;
-//! let peer_qp = far.create_qp(&peer_pd, &peer_cq, &peer_cq, QpCaps::default(), true)?;
+//! let qp = pd.queue_pair(&cq).create()?;
+//! let peer_qp = peer_pd.queue_pair(&peer_cq).create()?;
 //!
 //! // Each side needs the other's QPN, first PSN and address. Here both are at hand.
 //! let (here, there) = (qp.endpoint(0)?, peer_qp.endpoint(0)?);
@@ -22,16 +22,16 @@
 //! let target = peer_pd.register(4096, Access::LOCAL_WRITE)?;
 //! source.write_at(0, b"hello")?;
 //! peer_qp.post_recv(7, &[target.sge(0, 4096)])?;
-//! qp.post_send(&SendWr::default(), &[source.sge(0, 5)])?;
+//! qp.post_send(&SendWr::send(), &[source.sge(0, 5)])?;
 //!
 //! // Polling runs the NICs: with `caller_only`, no other thread does.
 //! let received = loop {
 //!     cq.poll_one();
 //!     if let Some(completion) = peer_cq.poll_one() {
-//!         break completion;
+//!         break completion.ok()?;
 //!     }
 //! };
-//! assert_eq!((received.status, received.wr_id, received.byte_len), (WcStatus::Success, 7, 5));
+//! assert_eq!((received.wr_id, received.byte_len), (7, 5));
 //! let mut bytes = [0; 5];
 //! target.read_at(0, &mut bytes)?;
 //! assert_eq!(&bytes, b"hello");
@@ -62,6 +62,7 @@ mod open;
 mod orphan_table;
 mod pd;
 mod qp;
+mod qp_builder;
 mod queues;
 mod rdma_cm;
 mod resolve;
@@ -94,7 +95,10 @@ pub use knob_file::KnobFile;
 pub use memory::{FastRegion, MemoryRegion, MemoryWindow, WindowRange};
 pub use pd::ProtectionDomain;
 pub use qp::{ConnectOptions, Endpoint, QueuePair};
-pub use rdma_cm::{Connection, ConnectionManager, ConnectionRequest, DialError, DialOptions, PortListener};
+pub use qp_builder::QpBuilder;
+pub use rdma_cm::{
+    Connection, ConnectionManager, ConnectionRequest, DialError, DialOptions, Dialed, PortListener,
+};
 pub use resolve::Resolve;
 pub use srq::{SharedReceiveQueue, XrcDomain};
 pub use stack::Stack;

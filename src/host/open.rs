@@ -106,7 +106,7 @@ impl Device {
                 Ok(None) if plan == PortPlan::Nic => return Err(OpenError::NoNic(interface.to_owned())),
                 Ok(None) => {}
                 Err(error) if plan == PortPlan::Nic => return Err(error),
-                Err(error) => eprintln!("roxie: {error}"),
+                Err(error) => tracing::warn!("{error}"),
             }
         }
         let found = Interface::by_name(interface)?;

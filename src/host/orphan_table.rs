@@ -465,8 +465,8 @@ mod tests {
                 .expect("a device")
         };
         let (near, far) = (open(near, addresses[0]), open(far, addresses[1]));
-        let peer =
-            ConnectionService::start(&far, Manager::new(Config::default()), IgnoreEvents).expect("QP1");
+        let manager = Manager::new(Config::default());
+        let peer = ConnectionService::start(&far, manager, IgnoreEvents).expect("QP1");
         let (orphans, _path) = OrphanTable::create().expect("memory");
         let mut writer = writer_of_a_dead_one(&orphans, 5);
         // The peers have sent DREQ, and wait for the DREP, which is sent only once.
@@ -479,10 +479,9 @@ mod tests {
             [0, 8].map(|at| u64::from_be_bytes(gid[at..at + 8].try_into().expect("8 bytes")))
         };
         let [[local_high, local_low], [remote_high, remote_low]] = addresses.map(half);
-        let state_word = asked.expect("the state") << 40 | 64 << 24;
+        let state = asked.expect("the state") << 40 | 64 << 24;
         let left = |id: u64| {
-            let words =
-                [id << 32 | id, 7 << 32 | 8, state_word, local_high, local_low, remote_high, remote_low];
+            let words = [id << 32 | id, 7 << 32 | 8, state, local_high, local_low, remote_high, remote_low];
             Handover::from_words(&words).expect("a handover")
         };
         // Only communication IDs that a manager with this seed allocates.

@@ -1,97 +1,20 @@
 //! The application's queue pairs.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 
 use super::ah_options::AhOptions;
-use super::cq::CompletionQueue;
 use super::device::Device;
 use super::error::{DeviceError, unexpected};
-use super::pd::{Kept, ProtectionDomain};
+use super::pd::Kept;
 use crate::congestion::{Settings, State};
-use crate::nic::{Answer, Command, ControlError, MemoryCommand, QpHandle, QpRecord, QpStatus, ReceiveSource};
+use crate::nic::{Answer, Command, QpHandle, QpRecord, QpStatus};
 use crate::random::unguessable;
 use crate::shared::work_queue::Payload;
 use crate::shared::{PostError, RecvRing, SendRing};
 use crate::threads::lock;
-use crate::verbs::{
-    Access, Mtu, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, RateLimit, SendWr, Sge,
-};
+use crate::verbs::{Access, Mtu, Psn, QpAttr, QpIndex, QpState, QpType, Qpn, RateLimit, SendWr, Sge};
 use crate::wire::Gid;
-
-impl Device {
-    /// Makes an RC QP in RESET. `sq_sig_all`: all sends generate a completion, signaled or not.
-    ///
-    /// # Errors
-    /// As those of [`Device::create_qp_as`].
-    pub fn create_qp(
-        &self,
-        pd: &ProtectionDomain,
-        send_cq: &CompletionQueue,
-        recv_cq: &CompletionQueue,
-        caps: QpCaps,
-        sq_sig_all: bool,
-    ) -> Result<QueuePair, DeviceError> {
-        self.create_qp_as(pd, send_cq, recv_cq, &QpInit { qp_type: QpType::Rc, caps, sq_sig_all })
-    }
-
-    /// Makes a QP of any type in RESET.
-    ///
-    /// # Errors
-    /// If a capability is beyond the limit of the device, there is no room or memory for another QP, or the interface, which the
-    /// first QP claims, cannot be claimed.
-    pub fn create_qp_as(
-        &self,
-        pd: &ProtectionDomain,
-        send_cq: &CompletionQueue,
-        recv_cq: &CompletionQueue,
-        init: &QpInit,
-    ) -> Result<QueuePair, DeviceError> {
-        let caps = &init.caps;
-        check_caps(caps)?;
-        let receives = self.receive_ring(caps.max_recv_wr, caps.max_recv_sge)?;
-        self.create_qp_from(pd, (send_cq, recv_cq), init, (ReceiveSource::Own(receives), Kept::new()))
-    }
-
-    /// Makes a QP with this source of receives, which keeps `also` alive.
-    pub(super) fn create_qp_from(
-        &self,
-        pd: &ProtectionDomain,
-        (send_cq, recv_cq): (&CompletionQueue, &CompletionQueue),
-        init: &QpInit,
-        (source, also): (ReceiveSource, Kept),
-    ) -> Result<QueuePair, DeviceError> {
-        self.claim_for_qp()?;
-        let caps = &init.caps;
-        check_caps(caps)?;
-        let sends = self.send_ring(caps)?;
-        let receives = match &source {
-            ReceiveSource::Own(ring) => Some(ring.clone()),
-            _ => None,
-        };
-        let answer = self.call(MemoryCommand::CreateQp {
-            pd: pd.inner.id,
-            send_cq: send_cq.index(),
-            recv_cq: recv_cq.index(),
-            init: *init,
-            sends: sends.clone(),
-            receives: source,
-        })?;
-        let Answer::Qp(handle) = answer else { unexpected(&answer) };
-        let mut uses: Kept = vec![Arc::clone(&pd.inner) as _, send_cq.kept(), recv_cq.kept()];
-        uses.extend(also);
-        Ok(QueuePair::new(self, handle, init.qp_type, sends, receives, uses))
-    }
-}
-
-fn check_caps(caps: &QpCaps) -> Result<(), DeviceError> {
-    match caps.beyond_limit() {
-        Some((what, value, limit)) => {
-            Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() }.into())
-        }
-        None => Ok(()),
-    }
-}
 
 /// One end of a connection, as the other end must know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,10 +12,10 @@ use super::error::{no_memory, unexpected, within};
 use super::pd::{Kept, ProtectionDomain};
 use super::qp::QueuePair;
 use crate::limits::{MAX_SGE, MAX_WR};
-use crate::nic::{Answer, Command, MemoryCommand, ReceiveSource, SrqStatus};
+use crate::nic::{Answer, Command, MemoryCommand, SrqStatus};
 use crate::shared::{PostError, RecvRing, SendRing};
 use crate::threads::lock;
-use crate::verbs::{FileId, OpenXrcd, QpInit, QpType, Sge, SrqIndex, SrqInit, SrqKind, Srqn, XrcdId};
+use crate::verbs::{FileId, OpenXrcd, QpType, Sge, SrqIndex, SrqInit, SrqKind, Srqn, XrcdId};
 
 #[derive(Debug)]
 struct SrqInner {
@@ -39,6 +39,10 @@ pub struct SharedReceiveQueue {
 }
 
 impl SharedReceiveQueue {
+    pub(super) fn kept(&self) -> Arc<dyn std::fmt::Debug + Send + Sync> {
+        Arc::clone(&self.inner) as _
+    }
+
     /// Index of the queue in the device's table. Events carry it.
     pub fn index(&self) -> SrqIndex {
         self.inner.index
@@ -221,36 +225,5 @@ impl Device {
             Answer::Xrcd(id) => Ok(XrcDomain { inner: Arc::new(XrcdInner { device: self.clone(), id }) }),
             other => unexpected(&other),
         }
-    }
-
-    /// Makes a QP in RESET that takes its receives from a shared queue. The receive sizes in `init` are ignored.
-    ///
-    /// # Errors
-    /// If `srq` is an XRC queue, a size is beyond the device's limits, or the device has no room for another QP.
-    pub fn create_qp_sharing(
-        &self,
-        pd: &ProtectionDomain,
-        send_cq: &CompletionQueue,
-        recv_cq: &CompletionQueue,
-        init: &QpInit,
-        srq: &SharedReceiveQueue,
-    ) -> Result<QueuePair, DeviceError> {
-        let source = ReceiveSource::Shared(srq.index());
-        self.create_qp_from(pd, (send_cq, recv_cq), init, (source, vec![Arc::clone(&srq.inner) as _]))
-    }
-
-    /// Makes the initiator of an XRC connection (XRC_INI) in RESET. An initiator only sends. Each work request names a shared
-    /// receive queue of the peer ([`SendWr::remote_srqn`](crate::verbs::SendWr::remote_srqn)).
-    ///
-    /// # Errors
-    /// If a size is beyond the device's limits, or the device has no room for another QP.
-    pub fn create_xrc_initiator(
-        &self,
-        pd: &ProtectionDomain,
-        send_cq: &CompletionQueue,
-        init: &QpInit,
-    ) -> Result<QueuePair, DeviceError> {
-        let init = QpInit { qp_type: QpType::XrcSend, ..*init };
-        self.create_qp_from(pd, (send_cq, send_cq), &init, (ReceiveSource::None, Kept::new()))
     }
 }

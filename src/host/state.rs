@@ -71,7 +71,7 @@ impl State {
                 let _ = self.adapter.call(Command::SetCongestion(Box::new(config)));
             }
             Ok(None) => {}
-            Err(why) => eprintln!("roxie: {}: congestion control stays as it is: {why}", self.name),
+            Err(why) => tracing::warn!("{}: congestion control stays as it is: {why}", self.name),
         }
     }
 
@@ -86,8 +86,8 @@ impl State {
         if let LinkChange::Mtu(mtu) = change
             && failed > 0
         {
-            eprintln!(
-                "roxie: {}: the link MTU is {mtu} now: {failed} QPs of a larger path MTU are in the error state; \
+            tracing::warn!(
+                "{}: the link MTU is {mtu} now: {failed} QPs of a larger path MTU are in the error state; \
                  connect them again with a path MTU of {} at most, or raise the link MTU",
                 self.name,
                 largest.bytes()

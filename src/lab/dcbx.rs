@@ -41,6 +41,7 @@ pub struct Plan {
 
 /// Error of a port's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum PlanError {
     /// The shares of the ETS classes do not add up to 100 %.
     #[error("the shares of the ETS classes are {0} % together: they have to be 100")]

@@ -33,6 +33,7 @@ pub use watch::{Change, Watch};
 
 /// Errors of requests to the kernel about interfaces.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum NetdevError {
     /// No such interface in this namespace.
     #[error("no interface named {name:?} in this network namespace; there are: {existing}")]

@@ -28,6 +28,7 @@ pub(super) const BROADCAST_MAC: [u8; 6] = [0xff; 6];
 
 /// Why an address was not resolved.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum NeighbourError {
     /// No route.
     #[error(

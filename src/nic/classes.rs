@@ -83,6 +83,7 @@ impl TrafficClasses {
 
 /// Why a text does not describe traffic classes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ClassesError {
     /// An unknown setting.
     #[error(

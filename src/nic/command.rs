@@ -281,6 +281,7 @@ pub struct ObjectCounts {
 
 /// Why a command failed. A failed command changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ControlError {
     /// The object does not exist (`EINVAL`).
     #[error("there is no such {0}")]

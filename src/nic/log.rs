@@ -16,6 +16,7 @@ pub const LOG_LENGTH: usize = 32;
 
 /// An event in a QP's log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum QpEvent {
     /// The state changed.
     State {

@@ -323,9 +323,8 @@ impl<W: Write> Drop for Tee<W> {
     }
 }
 
-/// Writes a warning to stderr, and ignores failure.
 fn warn(text: Arguments<'_>) {
-    let _ = writeln!(io::stderr(), "roxie: warning: capture: {text}");
+    tracing::warn!("capture: {text}");
 }
 
 fn append(text: &mut String, note: Arguments<'_>) {

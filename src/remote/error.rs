@@ -4,6 +4,7 @@ use std::io;
 
 /// The reason why an existing NIC does not serve this process.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum AttachError {
     /// The NIC's process is another user's, and may not be trusted with this process's memory.
     #[error(

@@ -43,6 +43,7 @@ const RECV_HEADER: usize = 2;
 
 /// Why a work request was not posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum PostError {
     /// The queue is full (`ENOMEM`).
     #[error(

@@ -210,7 +210,40 @@ pub struct Wc {
     pub sl: u8,
 }
 
+/// A work request that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("work request {} of QP {}: {}", .0.wr_id, .0.qpn, .0.explain())]
+pub struct WcError(Wc);
+
+impl WcError {
+    /// Returns the status of the work request.
+    pub fn status(&self) -> WcStatus {
+        self.0.status
+    }
+
+    /// Returns the completion. Only `wr_id`, `status`, `qpn` and `vendor_err` are valid.
+    pub fn completion(&self) -> &Wc {
+        &self.0
+    }
+}
+
 impl Wc {
+    /// Returns the completion of a work request that succeeded.
+    ///
+    /// ```
+    /// use roxie::verbs::{Wc, WcStatus};
+    ///
+    /// let flushed = Wc { wr_id: 7, status: WcStatus::WrFlush, ..Wc::default() };
+    /// assert_eq!(flushed.ok().unwrap_err().status(), WcStatus::WrFlush);
+    /// assert_eq!(Wc::default().ok().unwrap().wr_id, 0);
+    /// ```
+    ///
+    /// # Errors
+    /// If the status is not [`WcStatus::Success`].
+    pub fn ok(self) -> Result<Wc, WcError> {
+        if self.status == WcStatus::Success { Ok(self) } else { Err(WcError(self)) }
+    }
+
     /// Returns the status in words, with the syndrome of the peer's response if there was one.
     pub fn explain(&self) -> String {
         match self.vendor_err {

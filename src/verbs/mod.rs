@@ -12,7 +12,7 @@ mod transitions;
 mod work;
 
 pub use attr::{AddressVector, AttrMask, QpAttr, QpAttributes, QpCaps, QpInit, RateLimit};
-pub use completion::{AsyncEvent, EventKind, Wc, WcFlags, WcOpcode, WcStatus};
+pub use completion::{AsyncEvent, EventKind, Wc, WcError, WcFlags, WcOpcode, WcStatus};
 pub use flow::{FlowId, FlowRule, Rss};
 pub use modify::{ModifyError, check_transition};
 pub use srq::{FileId, OpenXrcd, SrqInit, SrqKind};

@@ -8,6 +8,7 @@ use super::{AttrMask, Mtu, QpAttr, QpState, QpType};
 
 /// Why `modify_qp` was refused. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ModifyError {
     /// No transition exists between the two states.
     NoSuchTransition {

@@ -226,7 +226,77 @@ pub struct FlushRange {
     pub whole_region: bool,
 }
 
+/// A request starts unsignaled and without payload. Further methods set what it needs:
+///
+/// ```
+/// use roxie::verbs::{RKey, SendFlags, SendWr, WrOpcode};
+///
+/// let wr = SendWr::write(0x1000, RKey(7)).id(3).imm(42).signaled();
+/// assert_eq!((wr.opcode, wr.wr_id, wr.imm, wr.flags), (WrOpcode::WriteImm, 3, 42, SendFlags::SIGNALED));
+/// ```
 impl SendWr {
+    /// Returns a SEND.
+    pub fn send() -> SendWr {
+        SendWr { flags: SendFlags::empty(), ..SendWr::default() }
+    }
+
+    /// Returns an RDMA WRITE to `address` of the peer, in the region with key `rkey`.
+    pub fn write(address: u64, rkey: RKey) -> SendWr {
+        SendWr { opcode: WrOpcode::Write, remote_addr: address, rkey, ..SendWr::send() }
+    }
+
+    /// Returns an RDMA READ from `address` of the peer, in the region with key `rkey`.
+    pub fn read(address: u64, rkey: RKey) -> SendWr {
+        SendWr { opcode: WrOpcode::Read, ..SendWr::write(address, rkey) }
+    }
+
+    /// Returns an atomic compare-and-swap of the 8 bytes at `address` of the peer: they become `swap` if they are `compare`. The
+    /// old value is returned to the 8 bytes of the scatter/gather list.
+    pub fn compare_swap(address: u64, rkey: RKey, compare: u64, swap: u64) -> SendWr {
+        SendWr { opcode: WrOpcode::CompareSwap, compare_add: compare, swap, ..SendWr::write(address, rkey) }
+    }
+
+    /// Returns an atomic addition to the 8 bytes at `address` of the peer. The old value is returned to the 8 bytes of the
+    /// scatter/gather list.
+    pub fn fetch_add(address: u64, rkey: RKey, add: u64) -> SendWr {
+        SendWr { opcode: WrOpcode::FetchAdd, compare_add: add, ..SendWr::write(address, rkey) }
+    }
+
+    /// Sets the identifier that the completion returns.
+    #[must_use]
+    pub fn id(self, wr_id: u64) -> SendWr {
+        SendWr { wr_id, ..self }
+    }
+
+    /// Requests a completion also on success.
+    #[must_use]
+    pub fn signaled(self) -> SendWr {
+        SendWr { flags: self.flags | SendFlags::SIGNALED, ..self }
+    }
+
+    /// Requests a solicited event at the peer.
+    #[must_use]
+    pub fn solicited(self) -> SendWr {
+        SendWr { flags: self.flags | SendFlags::SOLICITED, ..self }
+    }
+
+    /// Starts the request only when all earlier READs and atomics of the queue pair are complete.
+    #[must_use]
+    pub fn fenced(self) -> SendWr {
+        SendWr { flags: self.flags | SendFlags::FENCE, ..self }
+    }
+
+    /// Adds immediate data to a SEND or a WRITE. The WRITE then consumes a receive of the peer. Other operations carry none.
+    #[must_use]
+    pub fn imm(self, imm: u32) -> SendWr {
+        let opcode = match self.opcode {
+            WrOpcode::Send => WrOpcode::SendImm,
+            WrOpcode::Write => WrOpcode::WriteImm,
+            other => other,
+        };
+        SendWr { opcode, imm, ..self }
+    }
+
     /// Returns a request that binds a window. `imm` holds the access bits, `rkey` the current key,
     /// `remote_addr` and `compare_add` the range, `swap` the region's key in the low and the new key in the
     /// high half.
@@ -306,7 +376,7 @@ impl SendWr {
 }
 
 impl Default for SendWr {
-    /// A signaled SEND without payload.
+    /// Returns a signaled SEND.
     fn default() -> SendWr {
         SendWr {
             wr_id: 0,

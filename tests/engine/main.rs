@@ -39,7 +39,7 @@ impl End {
     fn new(device: &Device, length: usize) -> End {
         let pd = device.alloc_pd().expect("a domain");
         let cq = device.create_cq(64, None).expect("a queue");
-        let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true).expect("a QP");
+        let qp = pd.queue_pair(&cq).signal_all().create().expect("a QP");
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
         let memory = pd.register(length, access).expect("memory");
         End { qp, cq, memory, _pd: pd, device: device.clone() }

@@ -1,6 +1,6 @@
 //! Applications that wait: in a call, on a descriptor, or not at all.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -9,7 +9,7 @@ use roxie::host::{
     CompletionChannel, CompletionQueue, ConnectOptions, Device, DeviceConfig, QueuePair, Wait,
 };
 use roxie::shared::Armed;
-use roxie::verbs::{Access, QpCaps, SendWr, Wc, WrOpcode};
+use roxie::verbs::{Access, SendWr, Wc, WrOpcode};
 
 use super::{End, patient, until};
 
@@ -28,7 +28,7 @@ impl Waiter {
         let channel = CompletionChannel::counting().expect("descriptors");
         let pd = device.alloc_pd().expect("a domain");
         let cq = device.create_cq(64, Some(&channel)).expect("a queue");
-        let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true).expect("a QP");
+        let qp = pd.queue_pair(&cq).signal_all().create().expect("a QP");
         let peer = End::new(&far, 8);
         let (here, there) = (qp.endpoint(0).expect("a GID"), peer.qp.endpoint(0).expect("a GID"));
         let options: ConnectOptions = patient();
@@ -41,7 +41,7 @@ impl Waiter {
     }
 
     fn does_not_block(&self) {
-        fcntl(self.channel.fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("a flag");
+        fcntl(self.channel.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("a flag");
     }
 
     /// The peer sends an empty message.
@@ -74,7 +74,7 @@ fn blocking_descriptor_delivers_the_event() {
     for _ in 0..100 {
         waiter.arm_and_look();
         waiter.told();
-        assert!(is_readable(waiter.channel.fd(), SOON));
+        assert!(is_readable(waiter.channel.as_fd(), SOON));
         assert!(is_readable(waiter.channel.events(), Duration::ZERO), "it tells the truth");
         assert!(take(&waiter.channel) && waiter.cq.take_event());
         waiter.takes_one();
@@ -103,7 +103,7 @@ fn nonblocking_channel_is_readable_only_with_an_event() {
             waiter.peer.cq.poll_one();
         }
         waiter.peer.qp.post_send(&SendWr::default(), &[]).expect("room");
-        assert!(is_readable(waiter.channel.fd(), SOON));
+        assert!(is_readable(waiter.channel.as_fd(), SOON));
         assert!(take(&waiter.channel), "readable without an event");
         assert!(waiter.cq.take_event());
         waiter.takes_one();
@@ -169,11 +169,11 @@ fn many_waiting_threads_get_their_events() {
                 let ends = [near, far].map(|device| {
                     let channel = CompletionChannel::counting().expect("descriptors");
                     if number % 2 == 0 {
-                        fcntl(channel.fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("a flag");
+                        fcntl(channel.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("a flag");
                     }
                     let pd = device.alloc_pd().expect("a domain");
                     let cq = device.create_cq(64, Some(&channel)).expect("a queue");
-                    let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), false).expect("a QP");
+                    let qp = pd.queue_pair(&cq).create().expect("a QP");
                     let memory = pd.register(8, Access::LOCAL_WRITE).expect("memory");
                     (channel, cq, qp, memory)
                 });
@@ -186,7 +186,9 @@ fn many_waiting_threads_get_their_events() {
                     qp.post_recv(7, &[memory.sge(0, 8)]).expect("room");
                     cq.arm(Armed::Next);
                     from.2.post_send(&SendWr::default(), &[from.3.sge(0, 8)]).expect("room");
-                    until("the event", || (is_readable(channel.fd(), SOON) && take(channel)).then_some(()));
+                    until("the event", || {
+                        (is_readable(channel.as_fd(), SOON) && take(channel)).then_some(())
+                    });
                     assert!(cq.take_event());
                     until("the completion", || cq.poll_one());
                 }

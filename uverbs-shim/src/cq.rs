@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(of: *mut ibv_context) -> *mut i
     // SAFETY: the contract: an object.
     pointer(unsafe { context(of) }.and_then(|_| {
         let channel = CompletionChannel::counting().map_err(device("ibv_create_comp_channel"))?;
-        let face = ibv_comp_channel { context: of, fd: channel.fd().as_raw_fd(), refcnt: 0 };
+        let face = ibv_comp_channel { context: of, fd: channel.as_fd().as_raw_fd(), refcnt: 0 };
         Ok(give(face, Channel { channel, queues: Mutex::default() }))
     }))
 }

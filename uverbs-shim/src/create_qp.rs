@@ -219,7 +219,7 @@ fn create(of: *mut ibv_context, wanted: &Wanted) -> Result<(*mut QpFace, QpCaps)
     let domain = unsafe { object_of(wanted.uses.pd) }.ok().map(InDomain::new);
     let device = &nic.nic.device;
     let pair = match (&wanted.spread, &domain) {
-        (None, _) => srq::make_pair(wanted.call, device, &wanted.uses, &init)?,
+        (None, _) => srq::make_pair(wanted.call, &wanted.uses, &init)?,
         (Some(spread), Some(domain)) => {
             caps = QpCaps::NONE;
             spread.make_pair(wanted.call, device, domain, kind)?

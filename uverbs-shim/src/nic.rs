@@ -83,6 +83,7 @@ impl Nic {
         let config =
             DeviceConfig { drive: settings.drive, congestion, control_file, ..DeviceConfig::default() };
         let stack = Stack { fault: settings.fault.clone(), capture: settings.capture.clone() };
+        roxie::stderr_log::install();
         let opened = Device::open_unclaimed(&interface, settings.port, stack, &config);
         let device = opened.map_err(|error| {
             report::say(call, &error);

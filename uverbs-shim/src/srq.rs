@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_uint};
 use std::os::fd::BorrowedFd;
 
-use roxie::host::{Device, QueuePair, SharedReceiveQueue, XrcDomain};
+use roxie::host::{QueuePair, SharedReceiveQueue, XrcDomain};
 use roxie::limits::{Limits, MAX_SGE, MAX_WR};
 use roxie::verbs::{QpInit, QpType, Qpn};
 
@@ -366,12 +366,7 @@ impl Endpoints {
 }
 
 /// Creates a queue pair.
-pub(crate) fn make_pair(
-    call: &'static str,
-    nic: &Device,
-    of: &Endpoints,
-    init: &QpInit,
-) -> Result<QueuePair, Errno> {
+pub(crate) fn make_pair(call: &'static str, of: &Endpoints, init: &QpInit) -> Result<QueuePair, Errno> {
     // SAFETY: the contract: objects.
     unsafe {
         if init.qp_type == QpType::XrcRecv {
@@ -387,16 +382,13 @@ pub(crate) fn make_pair(
         };
         let pd = object_of(of.pd).map_err(missing("protection domain"))?;
         let sends = object_of(of.send_cq).map_err(missing("send_cq"))?;
+        let builder = pd.domain.queue_pair(&sends.queue).init(init);
         if init.qp_type == QpType::XrcSend {
-            return nic.create_xrc_initiator(&pd.domain, &sends.queue, init).map_err(device(call));
+            return builder.create().map_err(device(call));
         }
         let receives = object_of(of.recv_cq).map_err(missing("recv_cq"))?;
-        let made = if of.srq.is_null() {
-            nic.create_qp_as(&pd.domain, &sends.queue, &receives.queue, init)
-        } else {
-            let srq = object_of(of.srq)?;
-            nic.create_qp_sharing(&pd.domain, &sends.queue, &receives.queue, init, &srq.queue)
-        };
-        made.map_err(device(call))
+        let builder = builder.recv_cq(&receives.queue);
+        let builder = if of.srq.is_null() { builder } else { builder.srq(&object_of(of.srq)?.queue) };
+        builder.create().map_err(device(call))
     }
 }

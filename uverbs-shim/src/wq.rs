@@ -168,8 +168,7 @@ pub(crate) unsafe extern "C" fn create_wq(of: *mut ibv_context, attr: *mut ibv_w
             let (pd, cq) = (object_of(wanted.pd)?, object_of(wanted.cq)?);
             let caps = QpCaps { max_recv_wr: wanted.max_wr, max_recv_sge: wanted.max_sge, ..QpCaps::NONE };
             let init = QpInit { qp_type: QpType::RawPacket, caps, sq_sig_all: false };
-            let nic = &found.nic.device;
-            let pair = nic.create_qp_as(&pd.domain, &cq.queue, &cq.queue, &init).map_err(device(CALL))?;
+            let pair = pd.domain.queue_pair(&cq.queue).init(&init).create().map_err(device(CALL))?;
             cq.users.add();
             let face = ibv_wq {
                 context: of,

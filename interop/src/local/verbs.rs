@@ -267,12 +267,12 @@ impl Open {
             PairKind::Ud { .. } => QpType::Ud,
         };
         let init = QpInit { qp_type, caps, sq_sig_all: true };
-        let (device, pd) = (&self.device, &self.pd);
-        let qp = match kind {
-            PairKind::RcSharing(queue) => device.create_qp_sharing(pd, &cq, &cq, &init, self.queue(queue)?),
-            _ => device.create_qp_as(pd, &cq, &cq, &init),
+        let builder = self.pd.queue_pair(&cq).init(&init);
+        let builder = match kind {
+            PairKind::RcSharing(queue) => builder.srq(self.queue(queue)?),
+            _ => builder,
         };
-        let qp = qp.named("create a queue pair")?;
+        let qp = builder.create().named("create a queue pair")?;
         match kind {
             PairKind::Ud { qkey, psn } => qp.start_datagrams(qkey, Psn::new(psn)),
             _ => qp.initialize(

@@ -67,6 +67,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    roxie::stderr_log::install();
     match Arguments::parse().command {
         Command::Cc(arguments) => cc::run(&arguments),
         Command::Decode(arguments) => decode::run(&arguments),

@@ -15,7 +15,7 @@ use crate::remote::message::{Memory, Request, Response};
 use crate::shared::HostMemory;
 use crate::shared::memory_tests::file_of_program;
 use crate::threads::lock;
-use crate::verbs::{Access, QpCaps, SendWr, WcStatus, WrOpcode};
+use crate::verbs::{Access, SendWr, WcStatus, WrOpcode};
 
 const LENGTH: usize = 8192;
 
@@ -46,7 +46,7 @@ impl Pair {
         let [(pd, _, qp), (peer_pd, peer_cq, peer)] = devices.each_ref().map(|device| {
             let (pd, cq) =
                 (device.alloc_pd().expect("a domain"), device.create_cq(4, None).expect("a queue"));
-            let qp = device.create_qp(&pd, &cq, &cq, QpCaps::default(), true).expect("a QP");
+            let qp = pd.queue_pair(&cq).signal_all().create().expect("a QP");
             (pd, cq, qp)
         });
         let points = [&qp, &peer].map(|qp| qp.endpoint(0).expect("an address"));

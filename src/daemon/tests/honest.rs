@@ -47,7 +47,7 @@ impl End {
     fn new(device: Device, seed: u64) -> End {
         let (pd, cq) = (device.alloc_pd().expect("a domain"), device.create_cq(16, None).expect("a queue"));
         let caps = QpCaps { max_send_wr: 8, max_recv_wr: 8, ..QpCaps::default() };
-        let qp = device.create_qp(&pd, &cq, &cq, caps, true).expect("a QP");
+        let qp = pd.queue_pair(&cq).caps(caps).signal_all().create().expect("a QP");
         let memory = pd.register(ALL, Access::READ_WRITE | Access::REMOTE_ATOMIC).expect("memory");
         let mut state = seed;
         let image: Vec<u8> = (0..ALL).map(|_| splitmix(&mut state) as u8).collect();
@@ -63,7 +63,7 @@ impl End {
         srq.post_recv(1, &[region.sge(0, 64)]).expect("room");
         let cq = device.create_cq(4, None).expect("a queue");
         let init = QpInit { qp_type: QpType::Ud, caps: QpCaps::default(), sq_sig_all: true };
-        let member = device.create_qp_as(&pd, &cq, &cq, &init).expect("a QP");
+        let member = pd.queue_pair(&cq).init(&init).create().expect("a QP");
         member.attach_multicast(GROUP).expect("a group");
         self.idle = Some(Idle { _pd: pd, _region: region, srq, member, _cq: cq });
         self
@@ -195,7 +195,7 @@ impl Service {
         let own_qp = |device: &Device| {
             let (pd, cq) =
                 (device.alloc_pd().expect("a domain"), device.create_cq(4, None).expect("a queue"));
-            device.create_qp(&pd, &cq, &cq, QpCaps::default(), true).expect("a QP")
+            pd.queue_pair(&cq).signal_all().create().expect("a QP")
         };
         std::thread::scope(|scope| {
             let dials = scope.spawn(|| {

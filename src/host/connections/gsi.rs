@@ -40,7 +40,7 @@ impl Gsi {
             max_inline: MAD_LEN as u32,
         };
         let init = QpInit { qp_type: QpType::Gsi, caps, sq_sig_all: true };
-        let qp = device.create_qp_as(&domain, &queue, &queue, &init)?;
+        let qp = domain.queue_pair(&queue).init(&init).create()?;
         let received = domain.register(RECEIVES as usize * ROOM, Access::LOCAL_WRITE)?;
         let gsi = Gsi { qp, received, domain };
         gsi.start()?;

@@ -279,7 +279,7 @@ impl<C: Consumer> Core<C> {
             (service.0, address)
         });
         if let Err(error) = slot.set_services(services) {
-            eprintln!("roxie: requests for connections may not come to this process: {error}");
+            tracing::warn!("requests for connections may not come to this process: {error}");
         }
     }
 
@@ -531,11 +531,11 @@ impl<C: Consumer> Poller<'_, C> {
             PollTimeout::try_from(milliseconds.min(i32::MAX as u64) as i32).unwrap_or(PollTimeout::MAX)
         };
         let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
-        let mut fds = vec![readable(self.channel.fd()), readable(self.inner.wake.as_fd())];
+        let mut fds = vec![readable(self.channel.as_fd()), readable(self.inner.wake.as_fd())];
         fds.extend(undelivered.iter().map(|undelivered| readable(undelivered.fd())));
         // An interrupted or failed wait only ends early.
         let _ = poll(&mut fds, timeout);
-        self.channel.forget();
+        self.channel.discard_event();
         let _ = self.inner.wake.read();
         while self.queue.take_event() {}
     }

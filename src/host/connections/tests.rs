@@ -4,7 +4,7 @@ use super::*;
 use crate::cm::Route;
 use crate::host::AhOptions;
 use crate::host::{ConnectionManager, DeviceConfig, DialError, DialOptions};
-use crate::verbs::{Access, QpCaps};
+use crate::verbs::Access;
 use crate::wire::cm::{CmMessage, CommId, RejReason, Req};
 
 #[test]
@@ -67,7 +67,7 @@ fn failed_qp1_restarts() {
     for _ in 0..3 {
         let error = QpAttr { state: Some(QpState::Err), ..QpAttr::default() };
         service.inner.lock().gsi.qp.modify(&error).unwrap();
-        let qp = near.create_qp(&domain, &queue, &queue, QpCaps::default(), true).unwrap();
+        let qp = domain.queue_pair(&queue).signal_all().create().unwrap();
         qp.initialize(Access::empty()).unwrap();
         // No listener: QP1 itself answers with a rejection.
         let said = client.connect(qp, to, &DialOptions::default()).unwrap_err();

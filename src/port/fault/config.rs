@@ -92,6 +92,7 @@ impl Default for FaultConfig {
 
 /// Error of parsing a [`FaultConfig`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum FaultParseError {
     /// An item without `=`.
     #[error("`{0}` has no value: write it as name=value, for example drop=0.01")]

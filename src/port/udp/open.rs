@@ -75,6 +75,7 @@ impl Default for UdpConfig {
 
 /// Why a [`UdpPort`] did not open.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum UdpError {
     /// Another process or the kernel receives on the port.
     #[error("UDP port {port} of {address} is taken: {owner}")]

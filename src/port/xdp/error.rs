@@ -6,6 +6,7 @@ use crate::netdev::NetdevError;
 
 /// Why [`super::XdpPort::open`] failed.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum XdpError {
     /// The interface itself.
     #[error(transparent)]

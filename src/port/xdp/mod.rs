@@ -129,11 +129,12 @@ impl XdpPort {
     fn report_superframe(&mut self) {
         self.superframe_reported = true;
         let name = self.info.interface.as_deref().unwrap_or("the interface");
-        eprintln!(
-            "roxie: {name}: dropping received frames longer than its MTU of {} bytes: their sender leaves \
+        tracing::warn!(
+            "{name}: dropping received frames longer than its MTU of {} bytes: their sender leaves \
              segmentation to the link. Use native mode (now: {}), or switch it off at the sender: \
              `ethtool -K <its interface> tx-udp-segmentation off gso off tso off`. Counted as rx_gso_superframe.",
-            self.info.mtu, self.info.mode
+            self.info.mtu,
+            self.info.mode
         );
     }
 }

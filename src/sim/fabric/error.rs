@@ -5,6 +5,7 @@ pub const PRIORITIES: usize = 8;
 
 /// Invalid value of a configuration.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ConfigError {
     /// Link rate of zero.
     #[error("a link rate of 0 moves nothing: give bits per second, 1 or more")]

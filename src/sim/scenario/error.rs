@@ -39,6 +39,7 @@ impl fmt::Display for ScenarioKey {
 
 /// Error of a scenario.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ScenarioError {
     /// A file could not be read or written.
     #[error("{path}: {source}")]

@@ -268,7 +268,7 @@ impl End {
             max_inline: SMALL as u32,
             ..QpCaps::default()
         };
-        let qp = device.create_qp(&pd, &sends, &receives, caps, false)?;
+        let qp = pd.queue_pair(&sends).recv_cq(&receives).caps(caps).create()?;
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let memory = pd.register(REGION, all)?;
         Ok(End {

@@ -239,7 +239,7 @@ impl Link<'_> {
             Service::Ud => QpType::Ud,
         };
         let init = QpInit { qp_type, caps, sq_sig_all: false };
-        let create = |_| self.device.create_qp_as(&pd, &cq, &cq, &init);
+        let create = |_| pd.queue_pair(&cq).init(&init).create();
         let qps = (0..plan.qps).map(create).collect::<Result<Vec<_>, _>>()?;
         let length = plan.largest().max(8) as usize;
         let source = register(&pd, length, Access::LOCAL_WRITE)?;

@@ -99,7 +99,7 @@ impl<'a> End<'a> {
             max_inline: 0,
         };
         let init = QpInit { qp_type: service, caps, sq_sig_all: true };
-        let qp = device.create_qp_as(&pd, &cq, &cq, &init)?;
+        let qp = pd.queue_pair(&cq).init(&init).create()?;
         let length = size as usize;
         let outgoing = pd.register(length.max(1), Access::empty())?;
         let incoming = pd.register((header as usize + length).max(1), Access::LOCAL_WRITE)?;

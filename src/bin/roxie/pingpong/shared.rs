@@ -67,7 +67,7 @@ impl<'a> SharedEnd<'a> {
         let caps = QpCaps { max_send_wr: 1, max_recv_wr: 0, max_send_sge: 1, max_recv_sge: 0, max_inline: 0 };
         let init = QpInit { qp_type: QpType::Rc, caps, sq_sig_all: true };
         let qps = (0..count)
-            .map(|_| device.create_qp_sharing(&pd, &cq, &cq, &init, &srq))
+            .map(|_| pd.queue_pair(&cq).init(&init).srq(&srq).create())
             .collect::<Result<Vec<_>, _>>()?;
         let outgoing = pd.register((size as usize).max(1), Access::empty())?;
         let incoming = pd.register((size as usize).max(1), Access::LOCAL_WRITE)?;

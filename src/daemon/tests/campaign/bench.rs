@@ -101,7 +101,7 @@ impl Side {
         // The NIC's own QP1, as its connection manager has one.
         let (pd, cq) = (device.alloc_pd().expect("a domain"), device.create_cq(8, None).expect("a queue"));
         let init = QpInit { qp_type: QpType::Gsi, caps: CAPS, sq_sig_all: true };
-        let _qp1 = device.create_qp_as(&pd, &cq, &cq, &init).expect("its QP1");
+        let _qp1 = pd.queue_pair(&cq).init(&init).create().expect("its QP1");
         let config = Config { users: Users::All, quota, ..Config::default() };
         let ignored = Box::new(|_: ClientChange| {});
         let (inner, raised) = Inner::new(device, config, ignored).expect("a NIC");

@@ -6,6 +6,7 @@ use super::SLOTS;
 
 /// Why a process could not join a group.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum JoinError {
     /// Another user has the group's name.
     #[error(

@@ -510,10 +510,13 @@ impl Sender {
             }
         };
         if !std::mem::replace(&mut self.reported[kind], true) {
-            eprintln!(
-                "roxie: warning: udp: {} datagrams of {} bytes from {} to {} not sent: {error}; {remedy}. \
+            tracing::warn!(
+                "udp: {} datagrams of {} bytes from {} to {} not sent: {error}; {remedy}. \
                  Further ones are only counted.",
-                lost, train.segment, train.route.source, train.route.destination
+                lost,
+                train.segment,
+                train.route.source,
+                train.route.destination
             );
         }
     }
