@@ -26,8 +26,12 @@ fn folder() -> &'static Path {
     FOLDER.get_or_init(|| {
         let mut build = Command::new(env!("CARGO"));
         build.args(["build", "--quiet", "--examples"]).current_dir(env!("CARGO_MANIFEST_DIR"));
-        if cfg!(feature = "planted-bugs") {
-            build.args(["--features", "planted-bugs"]);
+        for (feature, is_on) in
+            [("planted-bugs", cfg!(feature = "planted-bugs")), ("tokio", cfg!(feature = "tokio"))]
+        {
+            if is_on {
+                build.args(["--features", feature]);
+            }
         }
         if !cfg!(debug_assertions) {
             build.arg("--release");
@@ -53,6 +57,13 @@ fn each_example_prints_its_result() {
         let said = run(name);
         assert!(said.contains(wanted), "{name} said {said:?}, and not {wanted:?}");
     }
+}
+
+#[test]
+#[cfg(feature = "tokio")]
+fn async_echo_returns_every_message() {
+    let said = run("async_echo");
+    assert!(said.contains("100 connections, 200 round trips each, none lost"), "{said}");
 }
 
 #[test]

@@ -43,6 +43,8 @@
 
 pub(crate) mod adapter;
 mod ah_options;
+#[cfg(feature = "tokio")]
+mod async_cq;
 mod channel;
 mod claim;
 mod connections;
@@ -84,6 +86,8 @@ pub use crate::shared::{Armed, HostMemory, PageList, PostError};
 
 pub use adapter::DeviceSlot;
 pub use ah_options::AhOptions;
+#[cfg(feature = "tokio")]
+pub use async_cq::AsyncCompletionQueue;
 pub use channel::CompletionChannel;
 pub use cq::CompletionQueue;
 pub use datagram::AddressHandle;

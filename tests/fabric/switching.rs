@@ -1,8 +1,8 @@
 //! Cut-through, link errors, the PFC watchdog, and taps.
 
 use roxie::sim::fabric::{
-    DropReason, EgressOutcome, End, Fabric, FabricConfig, Fate, LinkConfig, LinkRate, MacPause, PfcConfig,
-    PriorityMap, Schedule, SwitchConfig, Threshold, WatchdogConfig,
+    DropReason, EgressOutcome, End, Fabric, FabricConfig, IngressOutcome, LinkConfig, LinkRate, MacPause,
+    PfcConfig, PriorityMap, Schedule, SwitchConfig, Threshold, WatchdogConfig,
 };
 use roxie::time::Nanos;
 use roxie::wire::mac_control::MacControl;
@@ -157,14 +157,15 @@ fn tap_sees_both_directions_and_fates() {
     fabric.send(Nanos(0), 1, &frame(1, 77, 100, 0));
     fabric.run(Nanos(10_000));
     let sights = fabric.take_sights();
-    let told: Vec<_> = sights.iter().map(|sight| (sight.at.0, sight.came, sight.fate, sight.story)).collect();
+    let told: Vec<_> =
+        sights.iter().map(|sight| (sight.at.0, sight.came, sight.ingress, sight.egress)).collect();
     let story = |waited, behind| {
         Some(EgressOutcome::Data { priority: 3, waited: Nanos(waited), marked: false, behind })
     };
     assert_eq!(
         told,
         [
-            (224, true, Some(Fate::Dropped(DropReason::NoRoute)), None),
+            (224, true, Some(IngressOutcome::Dropped(DropReason::NoRoute)), None),
             (1100, false, None, story(0, 0)),
             (2100, false, None, story(1000, 0)),
         ]

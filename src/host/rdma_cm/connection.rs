@@ -2,20 +2,15 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use crossbeam_channel::{Receiver, RecvTimeoutError};
+use std::time::Duration;
 
 use super::super::ah_options::AhOptions;
 use super::super::qp::QueuePair;
+use super::dispatcher::Events;
 use super::{DialError, DialOptions, Shared, local_qp};
 use crate::cm::{Event, Parameters, WhyUnreachable};
 use crate::verbs::{QpAttr, QpState};
 use crate::wire::cm::{CommId, PrivateData};
-
-/// A waiting thread runs the device at intervals that grow from the first to the last: there may be no other thread to run it.
-const FIRST_LOOK: Duration = Duration::from_millis(1);
-const LAST_LOOK: Duration = Duration::from_millis(20);
 
 /// A connection. Dropping it ends the connection and notifies the peer.
 #[derive(Debug)]
@@ -31,7 +26,7 @@ pub struct Connection {
 pub(super) struct Line {
     pub(super) shared: Arc<Shared>,
     pub(super) id: CommId,
-    pub(super) events: Receiver<Event>,
+    pub(super) events: Events,
 }
 
 impl Drop for Line {
@@ -46,24 +41,13 @@ impl Drop for Line {
 impl Line {
     /// Returns the next event. `None`: none came in time, or no more will come.
     pub(super) fn hear(&self, timeout: Duration) -> Option<Event> {
-        wait(&self.shared, &self.events, timeout)
+        self.events.wait(&self.shared.device, timeout)
     }
-}
 
-/// Returns the next event of a channel. `None`: none came in time, or no more will come.
-pub(super) fn wait(shared: &Shared, events: &Receiver<Event>, timeout: Duration) -> Option<Event> {
-    let until = Instant::now().checked_add(timeout);
-    let mut look = FIRST_LOOK;
-    loop {
-        let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
-        match events.recv_timeout(look.min(left)) {
-            Ok(event) => return Some(event),
-            Err(RecvTimeoutError::Disconnected) => return None,
-            Err(RecvTimeoutError::Timeout) if left.is_zero() || shared.device.has_failed() => return None,
-            Err(RecvTimeoutError::Timeout) => {}
-        }
-        shared.device.poll();
-        look = (look * 2).min(LAST_LOOK);
+    /// Returns the next event, without blocking the thread. `None`: no more will come.
+    #[cfg(feature = "tokio")]
+    pub(super) async fn next(&self) -> Option<Event> {
+        self.events.next(&self.shared.device).await
     }
 }
 
@@ -101,21 +85,54 @@ pub(super) fn connect(
     let local = shared.local_gid(to.ip(), options)?;
     // Resolve the path before the first message is sent.
     shared.device.address_vector(local, to.ip().into(), &AhOptions::default())?;
-    let request = shared.request(local_qp(&qp), local, to, options)?;
+    let line = request(shared, &qp, to, options)?;
+    let event = line.hear(Duration::MAX);
+    established(line, qp, to, event, options)
+}
+
+/// As [`connect`], without blocking the thread. The manager resolves the path.
+#[cfg(feature = "tokio")]
+pub(super) async fn connect_async(
+    shared: &Arc<Shared>,
+    qp: QueuePair,
+    to: SocketAddr,
+    options: &DialOptions,
+) -> Result<Connection, DialError> {
+    let line = request(shared, &qp, to, options)?;
+    let event = line.next().await;
+    established(line, qp, to, event, options)
+}
+
+/// Sends the REQ of a connection.
+fn request(
+    shared: &Arc<Shared>,
+    qp: &QueuePair,
+    to: SocketAddr,
+    options: &DialOptions,
+) -> Result<Line, DialError> {
+    let local = shared.local_gid(to.ip(), options)?;
+    let request = shared.request(local_qp(qp), local, to, options)?;
     let (id, events) = shared.with(|manager, dispatcher, now| {
         let id = manager.connect(now, &request)?;
         Ok::<_, DialError>((id, dispatcher.follow(id)))
     })?;
-    let line = Line { shared: Arc::clone(shared), id, events };
-    match line.hear(Duration::MAX) {
-        Some(Event::Reply { reply, .. }) => {
-            let parameters = shared.with(|manager, _, _| manager.parameters(id))?;
-            set_up(shared, &qp, &parameters, options)?;
-            shared.with(|manager, _, _| manager.ready(id, PrivateData::EMPTY))?;
-            Ok(Connection { line, qp, peer: to, private_data: reply.private_data })
-        }
-        other => Err(failure(to, other)),
-    }
+    Ok(Line { shared: Arc::clone(shared), id, events })
+}
+
+/// Completes a connection after the first event that follows its REQ.
+fn established(
+    line: Line,
+    qp: QueuePair,
+    peer: SocketAddr,
+    event: Option<Event>,
+    options: &DialOptions,
+) -> Result<Connection, DialError> {
+    let Some(Event::Reply { reply, .. }) = event else { return Err(failure(peer, event)) };
+    let (shared, id) = (&line.shared, line.id);
+    let parameters = shared.with(|manager, _, _| manager.parameters(id))?;
+    set_up(shared, &qp, &parameters, options)?;
+    shared.with(|manager, _, _| manager.ready(id, PrivateData::EMPTY))?;
+    Ok(Connection { line, qp, peer, private_data: reply.private_data })
 }
 
 /// Returns the error for an event other than the expected one.
@@ -165,13 +182,26 @@ impl Connection {
     /// False: neither happened in time.
     pub fn wait_for_end(&self, timeout: Duration) -> bool {
         let Some(event) = self.line.hear(timeout) else { return false };
+        self.end(&event);
+        true
+    }
+
+    /// As [`Connection::wait_for_end`], without a timeout and without blocking the thread. Also returns if the device fails.
+    #[cfg(feature = "tokio")]
+    pub async fn ended(&self) {
+        if let Some(event) = self.line.next().await {
+            self.end(&event);
+        }
+    }
+
+    /// Agrees to the end of a connection, and flushes its work requests.
+    fn end(&self, event: &Event) {
         if matches!(event, Event::DisconnectRequested { .. }) {
             // The connection may have ended meanwhile, which makes no difference.
             let id = self.line.id;
             let _ = self.line.shared.with(|manager, _, now| manager.disconnect(now, id, PrivateData::EMPTY));
         }
         self.flush();
-        true
     }
 
     /// Ends the connection, and waits until the peer agrees or is found unreachable. Outstanding work requests are flushed.

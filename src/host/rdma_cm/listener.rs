@@ -5,11 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use crossbeam_channel::Receiver;
-
 use super::super::adapter::DeviceSlot;
 use super::super::qp::QueuePair;
-use super::connection::{Connection, Line, failure, set_up, wait};
+use super::connection::{Connection, Line, failure, set_up};
+use super::dispatcher::Events;
 use super::{DialError, DialOptions, Shared, local_qp};
 use crate::cm::{AcceptOptions, Event, ListenOn, Listener};
 use crate::roster::{BoundPort, PortName, PortRequest};
@@ -22,7 +21,7 @@ use crate::wire::{CmaHeader, PortSpace, ServiceId};
 pub struct PortListener {
     shared: Arc<Shared>,
     name: Listener,
-    requests: Receiver<Event>,
+    requests: Events,
     // Released after listening has ended: `Drop::drop` runs before the fields are dropped.
     _port: Option<ReservedPort>,
 }
@@ -58,7 +57,7 @@ impl Drop for PortListener {
         self.shared.with(|manager, dispatcher, now| {
             manager.stop_listening(self.name);
             dispatcher.ignore(self.name);
-            for event in self.requests.try_iter() {
+            for event in self.requests.pending() {
                 manager.destroy(now, event.id());
             }
         });
@@ -87,9 +86,24 @@ impl PortListener {
     /// # Errors
     /// If the device has failed.
     pub fn accept(&self, timeout: Duration) -> Result<Option<ConnectionRequest>, DialError> {
-        let Some(event) = wait(&self.shared, &self.requests, timeout) else {
-            return if self.shared.device.has_failed() { Err(DialError::DeviceFailed) } else { Ok(None) };
-        };
+        match self.requests.wait(&self.shared.device, timeout) {
+            Some(event) => Ok(Some(self.request(event))),
+            None if self.shared.device.has_failed() => Err(DialError::DeviceFailed),
+            None => Ok(None),
+        }
+    }
+
+    /// Waits for the next connection request without blocking the thread.
+    ///
+    /// # Errors
+    /// If the device has failed.
+    #[cfg(feature = "tokio")]
+    pub async fn next(&self) -> Result<ConnectionRequest, DialError> {
+        let event = self.requests.next(&self.shared.device).await.ok_or(DialError::DeviceFailed)?;
+        Ok(self.request(event))
+    }
+
+    fn request(&self, event: Event) -> ConnectionRequest {
         let Event::Request { id, request, route, .. } = event else {
             unreachable!("a listener hears of requests alone")
         };
@@ -98,7 +112,7 @@ impl PortListener {
         let line = Line { shared: Arc::clone(&self.shared), id, events };
         let header = CmaHeader::read(&request.private_data);
         let (ip, port) = header.map_or((route.remote.to_ip(), 0), |h| (h.source, h.source_port));
-        Ok(Some(ConnectionRequest { line, request, peer: SocketAddr::new(ip, port) }))
+        ConnectionRequest { line, request, peer: SocketAddr::new(ip, port) }
     }
 }
 
@@ -132,21 +146,48 @@ impl ConnectionRequest {
     /// If the peer has given up or no longer answers, or the link does not carry its path MTU, in which case the request is
     /// rejected. The QP is destroyed.
     pub fn accept(self, qp: QueuePair, options: &DialOptions) -> Result<Connection, DialError> {
+        self.answer(&qp, options)?;
+        let event = self.line.hear(Duration::MAX);
+        self.established(qp, event)
+    }
+
+    /// As [`ConnectionRequest::accept`], without blocking the thread.
+    ///
+    /// # Errors
+    /// As those of [`ConnectionRequest::accept`].
+    #[cfg(feature = "tokio")]
+    pub async fn accept_async(self, qp: QueuePair, options: &DialOptions) -> Result<Connection, DialError> {
+        self.answer(&qp, options)?;
+        let event = self.line.next().await;
+        self.established(qp, event)
+    }
+
+    fn established(self, qp: QueuePair, event: Option<Event>) -> Result<Connection, DialError> {
+        match event {
+            Some(Event::Established { private_data, .. }) => {
+                Ok(Connection::new(self.line, qp, self.peer, private_data))
+            }
+            other => Err(failure(self.peer, other)),
+        }
+    }
+
+    /// Moves the QP to RTS, and sends the REP; rejects the request if the link does not carry its path MTU.
+    fn answer(&self, qp: &QueuePair, options: &DialOptions) -> Result<(), DialError> {
         let ConnectionRequest { line, peer, .. } = self;
-        let (shared, id) = (Arc::clone(&line.shared), line.id);
+        let (shared, id, peer) = (&line.shared, line.id, *peer);
         let mut parameters = shared.with(|manager, _, _| manager.parameters(id))?;
         let largest = shared.device.largest_mtu();
         if parameters.path_mtu > largest {
             let asked = parameters.path_mtu.bytes();
-            refuse_mtu(&line, largest)?;
+            refuse_mtu(line, largest)?;
             return Err(DialError::PathMtu { peer, asked, largest: largest.bytes() });
         }
-        let local = local_qp(&qp);
+        let local = local_qp(qp);
         parameters.rq_psn = local.psn;
         parameters.max_dest_rd_atomic = parameters.max_dest_rd_atomic.min(options.responder_resources);
         parameters.max_rd_atomic = parameters.max_rd_atomic.min(options.initiator_depth);
         // The QP must be able to respond before the peer receives the REP.
-        set_up(&shared, &qp, &parameters, options)?;
+        set_up(shared, qp, &parameters, options)?;
         let acceptance = AcceptOptions {
             qp: local,
             responder_resources: options.responder_resources,
@@ -156,12 +197,7 @@ impl ConnectionRequest {
             private_data: PrivateData::new(Kind::Rep, &options.private_data)?,
         };
         shared.with(|manager, _, now| manager.accept(now, id, &acceptance))?;
-        match line.hear(Duration::MAX) {
-            Some(Event::Established { private_data, .. }) => {
-                Ok(Connection::new(line, qp, peer, private_data))
-            }
-            other => Err(failure(peer, other)),
-        }
+        Ok(())
     }
 
     /// Rejects the connection, with up to 148 bytes of private data.

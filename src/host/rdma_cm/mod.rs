@@ -265,6 +265,20 @@ impl ConnectionManager {
         connection::connect(&self.shared, qp, to, options)
     }
 
+    /// As [`ConnectionManager::connect`], without blocking the thread.
+    ///
+    /// # Errors
+    /// As those of [`ConnectionManager::connect`].
+    #[cfg(feature = "tokio")]
+    pub async fn connect_async(
+        &self,
+        qp: QueuePair,
+        to: SocketAddr,
+        options: &DialOptions,
+    ) -> Result<Connection, DialError> {
+        connection::connect_async(&self.shared, qp, to, options).await
+    }
+
     /// Connects to the listener at `to`, with a protection domain, a completion queue and a QP made for the connection, and default
     /// options. Use [`ConnectionManager::connect`] for other sizes and options, or if the peer sends first.
     ///

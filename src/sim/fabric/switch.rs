@@ -11,9 +11,9 @@ use super::classify::{self, Classified};
 use super::config::SwitchConfig;
 use super::egress::{Egress, Next, Queued};
 use super::error::{ConfigError, PRIORITIES};
-use super::fate::{Departure, EgressOutcome, Fate};
 use super::flow::{FlowName, flow_of};
 use super::flow_stats::Verdict;
+use super::outcome::{Departure, EgressOutcome, IngressOutcome};
 use super::routes::Routes;
 use super::stats::{DropReason, IngressStats, QueueStats};
 use crate::frame::Frame;
@@ -43,7 +43,7 @@ pub struct Switch {
     routes: Routes,
     ready: VecDeque<u16>,
     random: u64,
-    fate: Fate,
+    ingress: IngressOutcome,
     /// Verdicts on frames of flows, not taken yet. `None`: not recorded.
     verdicts: Option<Vec<(FlowName, Verdict)>>,
     /// Free buffers.
@@ -71,7 +71,7 @@ impl Switch {
             routes: Routes::default(),
             ready: VecDeque::new(),
             random: config.seed,
-            fate: Fate::Flooded,
+            ingress: IngressOutcome::Flooded,
             verdicts: None,
             spare: Vec::new(),
             config,
@@ -115,7 +115,7 @@ impl Switch {
         if let Some(control) = MacControl::parse(&Frame::whole(&frame)) {
             ingress.control += 1;
             self.heed(now, port, control);
-            self.fate = Fate::Heeded(control);
+            self.ingress = IngressOutcome::Applied(control);
             self.spare.push(frame);
             return;
         }
@@ -132,11 +132,11 @@ impl Switch {
                     self.ports[port].ingress.copies += 1;
                     self.enqueue(now, port, to, classified, copy);
                 }
-                self.fate = Fate::Flooded;
+                self.ingress = IngressOutcome::Flooded;
                 self.spare.push(frame);
             }
             Err(reason) => {
-                self.fate = Fate::Dropped(reason);
+                self.ingress = IngressOutcome::Dropped(reason);
                 self.ports[port].ingress.drops.count(reason);
                 self.judged(&frame, Verdict::Dropped);
                 self.spare.push(frame);
@@ -163,8 +163,8 @@ impl Switch {
     }
 
     /// Returns the outcome of the last frame received.
-    pub fn fate(&self) -> Fate {
-        self.fate
+    pub fn ingress_outcome(&self) -> IngressOutcome {
+        self.ingress
     }
 
     /// Returns true if a frame received at `port` may leave before it has arrived entirely: the switch cuts through, and the egress link is
@@ -210,7 +210,7 @@ impl Switch {
         };
         if let Err(reason) = admitted {
             self.ports[to].queues[priority].drops.count(reason);
-            self.fate = Fate::Dropped(reason);
+            self.ingress = IngressOutcome::Dropped(reason);
             self.judged(&frame, Verdict::Dropped);
             self.spare.push(frame);
             return;
@@ -231,7 +231,7 @@ impl Switch {
         if paused {
             self.pause(now, from, priority);
         }
-        self.fate = Fate::Queued { port: to, priority, depth, paused };
+        self.ingress = IngressOutcome::Queued { port: to, priority, depth, paused };
     }
 
     fn is_lossless(&self, priority: usize) -> bool {
@@ -314,7 +314,7 @@ impl Switch {
     pub fn serve(&mut self, now: Nanos, port: usize) -> Option<Departure> {
         self.refresh(now, port);
         self.watch(now, port);
-        let mut story = EgressOutcome::Control;
+        let mut egress = EgressOutcome::Control;
         let frame = match self.ports[port].egress.next(now)? {
             Next::Control(frame) => {
                 let mut bytes = self.spare.pop().unwrap_or_default();
@@ -325,14 +325,14 @@ impl Switch {
             Next::Data(priority, queued) => {
                 let behind = self.ports[port].egress.depth(priority);
                 let waited = now.since(queued.since);
-                story = EgressOutcome::Data { priority, waited, marked: queued.marked, behind };
+                egress = EgressOutcome::Data { priority, waited, marked: queued.marked, behind };
                 self.dequeued(now, port, priority, queued)
             }
         };
         let line = self.ports[port].egress.line();
         let left = line.begin(now, frame.len());
         let arrives = left + line.link().delay;
-        Some(Departure { frame, left, arrives, story })
+        Some(Departure { frame, left, arrives, egress })
     }
 
     fn dequeued(&mut self, now: Nanos, port: usize, priority: usize, queued: Queued) -> Vec<u8> {

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fmt;
 
-use super::fate::{EgressOutcome, Fate};
+use super::outcome::{EgressOutcome, IngressOutcome};
 use super::topology::End;
 use crate::time::Nanos;
 
@@ -19,9 +19,9 @@ pub struct TappedFrame {
     /// The whole frame, starting at its Ethernet header.
     pub frame: Vec<u8>,
     /// Outcome in the switch that received it.
-    pub fate: Option<Fate>,
+    pub ingress: Option<IngressOutcome>,
     /// Outcome in the switch that sent it.
-    pub story: Option<EgressOutcome>,
+    pub egress: Option<EgressOutcome>,
 }
 
 /// The tapped ends, and the frames recorded there.
@@ -40,12 +40,12 @@ impl Taps {
         !self.ends.is_empty() && self.ends.contains(&end)
     }
 
-    pub(super) fn came(&mut self, at: Nanos, end: End, frame: Vec<u8>, fate: Option<Fate>) {
-        self.seen.push(TappedFrame { at, end, came: true, frame, fate, story: None });
+    pub(super) fn came(&mut self, at: Nanos, end: End, frame: Vec<u8>, ingress: Option<IngressOutcome>) {
+        self.seen.push(TappedFrame { at, end, came: true, frame, ingress, egress: None });
     }
 
-    pub(super) fn left(&mut self, at: Nanos, end: End, frame: Vec<u8>, story: Option<EgressOutcome>) {
-        self.seen.push(TappedFrame { at, end, came: false, frame, fate: None, story });
+    pub(super) fn left(&mut self, at: Nanos, end: End, frame: Vec<u8>, egress: Option<EgressOutcome>) {
+        self.seen.push(TappedFrame { at, end, came: false, frame, ingress: None, egress });
     }
 
     pub(super) fn take(&mut self) -> Vec<TappedFrame> {
@@ -56,17 +56,17 @@ impl Taps {
 impl fmt::Display for TappedFrame {
     /// Writes the outcome in the switch, for the packet's comment; writes nothing for a station.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.fate, self.story) {
-            (Some(Fate::Queued { port, priority, depth, paused }), _) => {
+        match (self.ingress, self.egress) {
+            (Some(IngressOutcome::Queued { port, priority, depth, paused }), _) => {
                 write!(f, "to port {port}, priority {priority}, behind {depth} B")?;
                 if paused {
                     f.write_str("; above its threshold: the peer is told to pause")?;
                 }
                 Ok(())
             }
-            (Some(Fate::Flooded), _) => f.write_str("to all other ports"),
-            (Some(Fate::Heeded(control)), _) => write!(f, "heeded: {control:?}"),
-            (Some(Fate::Dropped(reason)), _) => write!(f, "dropped: {reason}"),
+            (Some(IngressOutcome::Flooded), _) => f.write_str("to all other ports"),
+            (Some(IngressOutcome::Applied(control)), _) => write!(f, "heeded: {control:?}"),
+            (Some(IngressOutcome::Dropped(reason)), _) => write!(f, "dropped: {reason}"),
             (None, Some(EgressOutcome::Control)) => f.write_str("of the switch itself"),
             (None, Some(EgressOutcome::Data { priority, waited, marked, behind })) => {
                 write!(f, "priority {priority}, waited {} ns, {behind} B behind it", waited.0)?;

@@ -331,7 +331,7 @@ impl Fabric {
                 if self.taps.watches(end) {
                     let seen = frame.clone();
                     self.switches[switch].arrive(self.now, port.into(), frame);
-                    self.taps.came(self.now, end, seen, Some(self.switches[switch].fate()));
+                    self.taps.came(self.now, end, seen, Some(self.switches[switch].ingress_outcome()));
                 } else {
                     self.switches[switch].arrive(self.now, port.into(), frame);
                 }
@@ -375,7 +375,7 @@ impl Fabric {
                 Some(end) => {
                     let from = End::Switch { switch, port: port as u16 };
                     if self.taps.watches(from) {
-                        self.taps.left(self.now, from, departure.frame.clone(), Some(departure.story));
+                        self.taps.left(self.now, from, departure.frame.clone(), Some(departure.egress));
                     }
                     self.put_on_link(departure.arrives, end, departure.frame);
                 }

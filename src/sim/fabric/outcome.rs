@@ -14,7 +14,7 @@ pub struct Departure {
     /// Time at which the last bit arrives at the other end.
     pub arrives: Nanos,
     /// Outcome in this switch.
-    pub story: EgressOutcome,
+    pub egress: EgressOutcome,
 }
 
 /// Outcome of a frame that leaves.
@@ -37,7 +37,7 @@ pub enum EgressOutcome {
 
 /// Outcome of a frame that came in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum IngressOutcome {
     /// The frame was queued, and may have left already.
     Queued {
         /// Egress port.
@@ -52,7 +52,7 @@ pub enum Fate {
     /// The frame is flooded to all other ports.
     Flooded,
     /// A MAC control frame, which is not forwarded.
-    Heeded(MacControl),
+    Applied(MacControl),
     /// The frame was dropped.
     Dropped(DropReason),
 }
