@@ -199,7 +199,7 @@ impl Acceptor {
         handshakes
     }
 
-    /// Reads what connecting have said.
+    /// Reads what the connecting processes have sent.
     fn hear(&mut self, is_ready: &[bool]) -> Vec<Handshake> {
         let now = Instant::now();
         let mut handshakes = Vec::new();

@@ -164,7 +164,7 @@ impl Client {
         self.events.shut();
     }
 
-    /// Waits for the client's next request, and perhaps for files that come with it ([`PassedFd::of`]). `None`: it asks no more.
+    /// Waits for the client's next request, and perhaps for files that come with it ([`PassedFd::of`]). `None`: there are no more.
     pub(super) fn next_request(&self) -> Option<ReceivedRequest> {
         // Nonsense ends it as its end does.
         let (request, fds) = self.link.receive_at_most::<Request>(LONGEST_REQUEST).ok()??;
@@ -375,7 +375,7 @@ impl Client {
                 _ => Ok(()),
             },
             command if command.is_for_the_device() => {
-                refused("this is not for processes that a NIC serves to request")
+                refused("clients of a NIC cannot request this")
             }
             _ => Ok(()),
         }

@@ -395,14 +395,14 @@ impl Inner {
         Ok((Client::new(arrival, quota, account), (bells, held), fds))
     }
 
-    /// PassDurations events to the clients, new ones and those not received before.
+    /// Passes events to the clients, new ones and those not received before.
     fn tell(&self, raised: &Receiver<AsyncEvent>) {
         while !self.stopping.load(Relaxed) {
             self.tell_of(raised.recv_timeout(LOOK).ok());
         }
     }
 
-    /// PassDurations an event to the clients that it concerns. `None`: retries the events not received before.
+    /// Passes an event to the clients that it concerns. `None`: retries the events not received before.
     fn tell_of(&self, event: Option<AsyncEvent>) {
         let clients = lock(&self.clients).clone();
         clients.iter().filter(|client| client.has_fallen_silent()).for_each(|client| {
@@ -457,7 +457,7 @@ fn memory_of(link: &Link, hello: &Hello, until: Instant) -> Result<RemoteMemory,
     RemoteMemory::new(fds.ok_or("it hung up")?, hello.secret).map_err(|error| error.to_string())
 }
 
-/// Answers a client's next request. False: it asks no more, or the NIC is gone.
+/// Answers a client's next request. False: there are no more, or the NIC is gone.
 fn answer_next(nic: &Weak<Inner>, client: &Client, session: &mut Session) -> bool {
     let Some(request) = client.next_request() else { return false };
     let Some(inner) = nic.upgrade() else { return false };

@@ -342,7 +342,7 @@ impl Device {
         self.inner.adapter.is_dead()
     }
 
-    /// PassDurations future asynchronous events to `sink`. The thread that runs the device calls it under the device's lock: it must be
+    /// Passes future asynchronous events to `sink`. The thread that runs the device calls it under the device's lock: it must be
     /// short and must not use the device. False: a sink is already set.
     pub fn set_event_sink(&self, sink: EventSink) -> bool {
         self.inner.adapter.set_event_sink(sink)

@@ -109,7 +109,7 @@ impl Nic {
         self.receive_any(now, fast.as_ref(), received)
     }
 
-    /// Receives any packet in the slow path. `fast_path`: its headers, if they are already parsed.
+    /// Receives any packet in the slow path. `fast`: its headers, if they are already parsed.
     #[inline(never)]
     fn receive_any(
         &mut self,

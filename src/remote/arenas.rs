@@ -1,7 +1,7 @@
 //! Memory for queues that a process shares with its NIC.
 //!
 //! Queues lie side by side in arenas: with a descriptor and a mapping for each queue, thousands of QPs would exhaust the process's
-//! limits. The words of a queue are free again when its last handle is dropped, by which time the NIC has been response that the queue
+//! limits. The words of a queue are free again when its last handle is dropped, by which time the NIC has been told that the queue
 //! is gone.
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! PassDurations of one worker by several threads.
+//! Passes of one worker by several threads.
 
 use roxie::nic::NicConfig;
 use roxie::port::memory;

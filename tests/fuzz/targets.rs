@@ -22,7 +22,7 @@ use crate::commands::{GROUP, command};
 use crate::congestion;
 use crate::input::Input;
 
-/// PassDurations after which an unfed NIC must be idle.
+/// Passes after which an unfed NIC must be idle.
 const PATIENCE: usize = 20_000;
 const PEER: Qpn = Qpn::new(0x77);
 const QKEY: u32 = 0x1111_1111;

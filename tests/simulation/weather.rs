@@ -1,4 +1,4 @@
-//! FrameFaults of a script: faults of frames. Each frame has a name, and its fault depends on the name alone.
+//! Faults of frames, as a script names them. Each frame has a name, and its fault depends on the name alone.
 //!
 //! A frame therefore has the same fault after other parts of the script are removed, and one line can state it.
 

@@ -1,4 +1,4 @@
-//! Questions with memory, named by its place.
+//! Requests with memory, named by its arena place.
 
 use super::CAPS;
 use crate::nic::{MemoryCommand, ReceiveSource};

@@ -353,7 +353,7 @@ impl<C: Consumer> Core<C> {
         !self.inbox.is_empty() && self.outbox.is_empty()
     }
 
-    /// PassDurations received messages to the manager, as long as its replies can be sent. True: something was posted.
+    /// Passes received messages to the manager, as long as its replies can be sent. True: something was posted.
     fn take_turns(&mut self, now: Nanos, ask: &SyncSender<Option<Transmit>>) -> bool {
         let mut posted = false;
         for _ in 0..TURNS {

@@ -37,7 +37,7 @@ impl CounterReader {
         let all: BTreeSet<String> = names()?.into_iter().collect();
         self.outstanding.retain(|name, _| all.contains(name));
         let late: BTreeSet<String> = self.outstanding.keys().cloned().collect();
-        // Request all devices before waiting for the first answer.
+        // Ask all devices before waiting for the first answer.
         for name in all.difference(&late) {
             if let Ok(reader) = ask(name)
                 && peer_of(&reader).is_ok_and(|whose| is_trusted(whose.uid()))

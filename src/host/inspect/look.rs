@@ -52,7 +52,7 @@ struct Asked {
 pub fn snapshots() -> io::Result<Look> {
     let until = Instant::now() + PATIENCE;
     let is_root = geteuid().is_root();
-    // Request all devices before waiting for the first answer.
+    // Ask all devices before waiting for the first answer.
     let (mut asked, mut others) = (Vec::new(), Vec::new());
     let mut look = Look::default();
     for name in names()? {

@@ -1,4 +1,4 @@
-//! FrameFaults: faults that a test injects into frames on links.
+//! Faults that a test injects into frames on links.
 
 use std::fmt;
 

@@ -31,7 +31,7 @@ pub(super) const COMPLETIONS: usize = 32;
 const QKEY: u32 = 0x1111_1111;
 /// Bytes of the network header (GRH) in front of a datagram.
 const HEADER: u32 = 40;
-/// Unacknowledged messages still under handle at the end arrive before a silence of this length.
+/// Unacknowledged messages still under way at the end arrive before a silence of this length.
 const STRAGGLERS: Duration = Duration::from_millis(50);
 
 /// Meaning of a completion.
@@ -185,7 +185,7 @@ impl<'a> Link<'a> {
                 last = Some(now);
             }
             watchdog.check(now, || self.arrivals())?;
-            // Acknowledged messages have arrived by now; others may still be under handle.
+            // Acknowledged messages have arrived by now; others may still be under way.
             if let Some((messages, when)) = done {
                 let silent: Instant = last.map_or(when, |last| last.max(when));
                 if self.parts().service == Service::Rc || silent.elapsed() > STRAGGLERS {

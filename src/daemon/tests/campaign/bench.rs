@@ -33,7 +33,7 @@ use crate::verbs::{AsyncEvent, QpInit, QpType};
 const TURN: Nanos = Nanos(500);
 /// Words of the doorbell page of a small NIC: the count of sleepers, a summary, and a bit for each of 256 QPs.
 const BELLS: usize = 8 + 8 + 4;
-/// Maximum bytes of a greeting, as at the NIC's acceptor.
+/// Maximum bytes of a greeting, as the NIC accepts.
 const LONGEST_GREETING: usize = 4096;
 
 /// One NIC.
@@ -173,7 +173,7 @@ impl Bench {
         self.turns + self.asked.load(Relaxed)
     }
 
-    /// Greets without the acceptor, with these bytes and descriptors, as this user. Returns the reason of a refusal.
+    /// Greets past the acceptor, with these bytes and descriptors, as this user. Returns the reason of a refusal.
     pub(super) fn greet(
         &self,
         side: usize,

@@ -23,7 +23,7 @@ impl FaultState {
 }
 
 impl Fabric {
-    /// Sets the faults, which decides about each frame put on a link from now on.
+    /// Sets the faults, which are decided for each frame put on a link from now on.
     pub fn set_frame_faults(&mut self, faults: Box<dyn FrameFaults>) {
         self.faults.decides = Some(faults);
     }
