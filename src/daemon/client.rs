@@ -374,9 +374,7 @@ impl Client {
                 },
                 _ => Ok(()),
             },
-            command if command.is_for_the_device() => {
-                refused("clients of a NIC cannot request this")
-            }
+            command if command.is_for_the_device() => refused("clients of a NIC cannot request this"),
             _ => Ok(()),
         }
     }

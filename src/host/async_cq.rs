@@ -43,7 +43,8 @@ pub struct AsyncCompletionQueue {
 }
 
 impl Device {
-    /// Makes a completion queue of at least `entries`, to be awaited in the current `tokio` runtime. No thread is started.
+    /// Makes a completion queue of at least `entries`, to be awaited in the current `tokio` runtime. No thread is started: the
+    /// device needs one ([`Drive::Caller`](super::Drive::Caller) or `Thread`, not `CallerOnly`).
     ///
     /// # Errors
     /// As those of [`Device::create_cq`]; also if the system is out of descriptors.

@@ -4,6 +4,8 @@ mod arms;
 mod bent;
 mod last;
 mod passes;
+#[cfg(feature = "tokio")]
+mod tasks;
 mod waits;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

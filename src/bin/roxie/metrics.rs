@@ -138,8 +138,7 @@ impl Families {
     /// Adds a histogram. Prometheus' buckets are cumulative.
     fn add_passes(&mut self, labels: &str, passes: &PassDurations) {
         const NAME: &str = "roxie_pass_seconds";
-        const HELP: &str =
-            "Passes of the engine that brought or sent something, by how long they took.";
+        const HELP: &str = "Passes of the engine that brought or sent something, by how long they took.";
         /// Buckets shown: 128 ns to 134 ms.
         const SHOWN: std::ops::RangeInclusive<usize> = 7..=27;
         let mut below = 0;

@@ -55,6 +55,9 @@ const LOOK: Duration = Duration::from_millis(1);
 pub trait Consumer: Send + 'static {
     /// Handles an event of a connection. May call the manager; must not block.
     fn event(&mut self, manager: &mut Manager, now: Nanos, event: Event);
+
+    /// Handles a failure of the device: no more events will come.
+    fn device_failed(&mut self) {}
 }
 
 /// A consumer that ignores all events: connection requests are refused.
@@ -492,6 +495,9 @@ impl<C: Consumer> Poller<'_, C> {
             if came == 0 && !self.inner.lock().has_turns() {
                 self.sleep();
             }
+        }
+        if self.inner.device.has_failed() {
+            self.inner.lock().consumer.device_failed();
         }
     }
 

@@ -90,17 +90,12 @@ impl Events {
     #[cfg(feature = "tokio")]
     pub(super) async fn next(&self, device: &Device) -> Option<Event> {
         use crossbeam_channel::TryRecvError;
-        let mut look = FIRST_LOOK;
         loop {
             match self.events.try_recv() {
                 Ok(event) => return Some(event),
                 Err(TryRecvError::Disconnected) => return None,
                 Err(TryRecvError::Empty) if device.has_failed() => return None,
-                Err(TryRecvError::Empty) => {}
-            }
-            if tokio::time::timeout(look, self.wake.notified()).await.is_err() {
-                device.poll();
-                look = (look * 2).min(LAST_LOOK);
+                Err(TryRecvError::Empty) => self.wake.notified().await,
             }
         }
     }
@@ -144,6 +139,12 @@ impl EventDispatcher {
 }
 
 impl Consumer for EventDispatcher {
+    /// Ends all subscriptions, which wakes their waiters.
+    fn device_failed(&mut self) {
+        self.connections.clear();
+        self.listeners.clear();
+    }
+
     fn event(&mut self, manager: &mut Manager, now: Nanos, event: Event) {
         let id = event.id();
         match &event {
