@@ -5,7 +5,7 @@ use std::time::Duration;
 use roxie::host::{
     CompletionChannel, CompletionQueue, ConnectOptions, Device, DeviceConfig, MemoryRegion, QueuePair,
 };
-use roxie::nic::ControlError;
+use roxie::nic::{ControlError, ObjectKind};
 use roxie::shared::{Armed, PostError};
 use roxie::verbs::{
     Access, AsyncEvent, EventKind, QpAttr, QpCaps, QpInit, QpState, QpType, SendWr, Wc, WcStatus, WrOpcode,
@@ -167,7 +167,7 @@ fn cq_is_resized_under_a_sleeper() {
     };
     deliver(3);
     let small = peer_cq.resize(2).unwrap_err();
-    let expected = ControlError::TooSmall { object: "completion queue", size: 2, holds: 3 };
+    let expected = ControlError::TooSmall { object: ObjectKind::CompletionQueue, size: 2, holds: 3 };
     assert_eq!(small.to_string(), expected.to_string());
     peer_cq.resize(32).unwrap();
     assert!(!channel.wait(Duration::ZERO), "no event was requested");

@@ -15,7 +15,9 @@ use super::registry::Registry;
 use crate::congestion::{Rate, SharedRate};
 use crate::host::HandedOver;
 use crate::host::inspect::{ClientEntry, PassDurations, Snapshot};
-use crate::nic::{Answer, Command, ControlError, GsiRoutes, MemoryCommand, Object, PlantedBug, QpStatus};
+use crate::nic::{
+    Answer, Command, ControlError, GsiRoutes, MemoryCommand, Object, ObjectKind, PlantedBug, QpStatus,
+};
 use crate::remote::link::{LONGEST_REQUEST, Link};
 use crate::remote::message::{Refusal, Reply, Request, Response, Welcome};
 use crate::roster::{Denied, PortRequest, Roster};
@@ -487,7 +489,7 @@ fn is_of(owned: &Owned, event: AsyncEvent) -> bool {
 /// `ib_modify_qp` fills in both from the GID table).
 fn speaks_for_its_host(registry: &Registry, path: &mut AddressVector) -> Result<(), ControlError> {
     if !registry.device.gids().iter().any(|entry| entry.gid == path.sgid) {
-        return Err(ControlError::NotFound("address of this interface to send from"));
+        return Err(ControlError::NotFound(ObjectKind::SourceAddress));
     }
     path.smac = registry.device.port().mac;
     Ok(())

@@ -9,7 +9,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl, open};
 use nix::sys::stat::{Mode, fstat};
 
 use super::account::{Account, Charge, Resource};
-use crate::nic::{Command, ControlError, Convert, Mapped, MemoryCommand};
+use crate::nic::{Command, ControlError, Convert, Mapped, MemoryCommand, ObjectKind};
 use crate::remote::message::{
     ArenaPlace, ClientForm, Completions, Memory, Pages, Receives, Request, WithMessage,
 };
@@ -144,8 +144,8 @@ impl Lent {
 
     /// Returns `words` words at a place in one of the arenas.
     fn words(&self, place: ArenaPlace, words: usize) -> Result<Arc<Region>, ControlError> {
-        let arena = self.arenas.get(place.arena as usize).ok_or(ControlError::NotFound("arena"))?;
-        let at = usize::try_from(place.at).map_err(|_| ControlError::NotFound("arena"))?;
+        let arena = self.arenas.get(place.arena as usize).ok_or(ControlError::NotFound(ObjectKind::Arena))?;
+        let at = usize::try_from(place.at).map_err(|_| ControlError::NotFound(ObjectKind::Arena))?;
         arena.part(at, words).map_err(invalid)
     }
 }

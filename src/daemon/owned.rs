@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 
 use super::account::Charge;
-use crate::nic::{Command, ControlError, MemoryCommand, Object, PlantedBug};
+use crate::nic::{Command, ControlError, MemoryCommand, Object, ObjectKind, PlantedBug};
 use crate::verbs::{Gid, QpIndex, QpInit, QpType, SrqInit, SrqKind, XrcdId};
 
 /// The objects of a client.
@@ -104,7 +104,7 @@ impl Owned {
         if times > 1 || users == 0 {
             return Ok(());
         }
-        Err(ControlError::Busy { object: "XRC domain", users })
+        Err(ControlError::Busy { object: ObjectKind::XrcDomain, users })
     }
 
     /// Enters an object that was made or changed, with its charge.

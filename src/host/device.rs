@@ -187,6 +187,7 @@ impl Device {
 
     /// Registers the callback that lists connection identifiers in snapshots ([`inspect`](super::inspect)). Only the first call
     /// has an effect.
+    #[doc(hidden)]
     pub fn tell_cm_ids(&self, cm_ids: CmIds) {
         let _ = self.inner.cm_ids.set(cm_ids);
     }
@@ -212,6 +213,7 @@ impl Device {
     }
 
     /// The slot among the processes that share the device, if it can be shared.
+    #[doc(hidden)]
     pub fn slot(&self) -> Option<&DeviceSlot> {
         self.inner.slot.get()
     }
@@ -311,6 +313,7 @@ impl Device {
     }
 
     /// Ends the resolution that [`next_hop_is_known`](Self::next_hop_is_known) has started for this destination.
+    #[doc(hidden)]
     pub fn give_up(&self, destination: Gid) {
         self.inner.resolver.give_up(destination.to_ip());
     }
@@ -349,17 +352,20 @@ impl Device {
     }
 
     /// Hands polling over to the engine thread: the caller is about to wait, and will not poll meanwhile.
+    #[doc(hidden)]
     pub fn step_aside(&self) {
         self.inner.adapter.step_aside();
     }
 
     /// Ends a sleep of [`Wait::Watch`](crate::engine::Wait::Watch). `rang`: the last of the descriptors was readable.
+    #[doc(hidden)]
     pub fn end_wait(&self, rang: bool) {
         self.inner.adapter.end_wait(rang);
     }
 
     /// Sends posted requests and pending acknowledgements before the process ends without dropping the device. Takes up to
     /// `limit`.
+    #[doc(hidden)]
     pub fn send_last(&self, limit: Duration) {
         self.inner.adapter.send_last(limit);
     }

@@ -78,8 +78,8 @@ mod watched_sources;
 // Types of lower layers in this layer's interface.
 pub use crate::engine::{Drive, EventSink, MAX_WATCHED, Wait, Watched};
 pub use crate::nic::{
-    ClassesError, CongestionConfig, ControlError, EcnPolicy, QpEvent, QpHandle, QpRecord, QpStatus,
-    SrqStatus, TrafficClasses, Trust,
+    ClassesError, CongestionConfig, ControlError, EcnPolicy, ObjectKind, QpEvent, QpHandle, QpRecord,
+    QpStatus, SrqStatus, TrafficClasses, Trust,
 };
 pub use crate::shared::work_queue::Payload;
 pub use crate::shared::{Armed, HostMemory, PageList, PostError};

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::CongestionConfig;
 use super::log::QpRecord;
 use super::memory_command::MemoryCommand;
+use super::object::ObjectKind;
 use crate::addressee::listens_for;
 use crate::congestion::{Settings, SharedRate, State};
 use crate::time::Nanos;
@@ -285,20 +286,20 @@ pub struct ObjectCounts {
 pub enum ControlError {
     /// The object does not exist (`EINVAL`).
     #[error("there is no such {0}")]
-    NotFound(&'static str),
+    NotFound(ObjectKind),
     /// Other objects use the object (`EBUSY`).
     #[error("the {object} is still used by {users} others; destroy those first")]
     Busy {
-        /// The kind of object, as text.
-        object: &'static str,
+        /// The kind of object.
+        object: ObjectKind,
         /// Number of users.
         users: u32,
     },
     /// The table is full (`ENOMEM`).
     #[error("the device has no room for another {object}: its limit is {limit}")]
     Full {
-        /// The kind of object, as text.
-        object: &'static str,
+        /// The kind of object.
+        object: ObjectKind,
         /// Maximum number of objects.
         limit: u32,
     },
@@ -317,8 +318,8 @@ pub enum ControlError {
         "the {object} holds {holds} now, which do not fit {size}; take some out first or ask for more room"
     )]
     TooSmall {
-        /// The kind of object, as text.
-        object: &'static str,
+        /// The kind of object.
+        object: ObjectKind,
         /// The requested size.
         size: u32,
         /// Number of entries in the queue.

@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::Nic;
 use super::command::{Answer, Command, ControlError, ObjectCounts, send_queue_of};
 use super::memory_command::MemoryCommand;
+use super::object::ObjectKind;
 use crate::time::Nanos;
 use crate::transport::memory::RegionStatus;
 use crate::verbs::{AddressVector, PdId};
@@ -20,8 +21,10 @@ impl Nic {
         match command {
             Command::AllocPd => {
                 let limit = self.config.limits.mrs;
-                let pd =
-                    self.pds.insert(0).ok_or(ControlError::Full { object: "protection domain", limit })?;
+                let pd = self
+                    .pds
+                    .insert(0)
+                    .ok_or(ControlError::Full { object: ObjectKind::ProtectionDomain, limit })?;
                 Ok(Answer::Pd(PdId(pd)))
             }
             Command::DeallocPd(pd) => self.dealloc_pd(pd),
@@ -43,13 +46,13 @@ impl Nic {
             Command::CloseXrcd(xrcd) => self.close_xrcd(xrcd),
             Command::ModifyQp(qp, attr) => self.modify_qp(now, qp, &attr),
             Command::SetQpControl(qp, settings) => {
-                let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound("QP"))?;
+                let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
                 entry.own_control = settings.map(|settings| *settings);
                 self.apply_control(now, qp);
                 Ok(Answer::Done)
             }
             Command::ShareRate(qp, share) => {
-                let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound("QP"))?;
+                let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
                 entry.share = Some(share);
                 self.apply_control(now, qp);
                 Ok(Answer::Done)
@@ -67,7 +70,7 @@ impl Nic {
                 Ok(Answer::Done)
             }
             Command::QueryQp(qp) => {
-                let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound("QP"))?;
+                let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
                 entry.qp.evaluate_rate(now);
                 let status = entry.status();
                 // The rate may have risen, so held packets may be due earlier.
@@ -77,13 +80,13 @@ impl Nic {
                 Ok(Answer::QpStatus(Box::new(status)))
             }
             Command::QueryLog(qp) => {
-                let entry = self.qps.get(qp.0).ok_or(ControlError::NotFound("QP"))?;
+                let entry = self.qps.get(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
                 Ok(Answer::QpLog(entry.log.records()))
             }
             Command::DestroyQp(qp) => self.destroy_qp(qp),
             Command::CreateAh(pd, av) => self.create_ah(pd, &av),
             Command::DestroyAh(ah) => {
-                let pd = self.handles.destroy(ah).ok_or(ControlError::NotFound("address handle"))?;
+                let pd = self.handles.destroy(ah).ok_or(ControlError::NotFound(ObjectKind::AddressHandle))?;
                 self.use_pd(pd, -1)?;
                 Ok(Answer::Done)
             }
@@ -140,15 +143,17 @@ impl Nic {
     }
 
     pub(super) fn use_pd(&mut self, pd: PdId, change: i32) -> Result<(), ControlError> {
-        let users = self.pds.get_mut(pd.0).ok_or(ControlError::NotFound("protection domain"))?;
+        let users = self.pds.get_mut(pd.0).ok_or(ControlError::NotFound(ObjectKind::ProtectionDomain))?;
         *users = users.saturating_add_signed(change);
         Ok(())
     }
 
     fn dealloc_pd(&mut self, pd: PdId) -> Result<Answer, ControlError> {
         match self.pds.get(pd.0) {
-            None => Err(ControlError::NotFound("protection domain")),
-            Some(&users) if users > 0 => Err(ControlError::Busy { object: "protection domain", users }),
+            None => Err(ControlError::NotFound(ObjectKind::ProtectionDomain)),
+            Some(&users) if users > 0 => {
+                Err(ControlError::Busy { object: ObjectKind::ProtectionDomain, users })
+            }
             Some(_) => {
                 self.pds.remove(pd.0);
                 Ok(Answer::Done)
@@ -167,7 +172,7 @@ impl Nic {
             Some(ah) => Ok(Answer::Ah(ah)),
             None => {
                 self.use_pd(pd, -1)?;
-                Err(ControlError::Full { object: "address handle", limit: self.handles.bound() })
+                Err(ControlError::Full { object: ObjectKind::AddressHandle, limit: self.handles.bound() })
             }
         }
     }

@@ -6,13 +6,12 @@
 
 use super::Nic;
 use super::command::{Answer, ControlError};
+use super::object::ObjectKind;
 use crate::limits::MAX_CQE;
 use crate::shared::{CompletionRing, EventCounter, Move};
 use crate::time::Nanos;
 use crate::transport::coverage::{EventEffect, Watch};
 use crate::verbs::{AsyncEvent, CqIndex, EventKind, QpIndex, Wc, WcStatus};
-
-pub(super) const CQ: &str = "completion queue";
 
 #[derive(Debug)]
 pub(super) struct CqEntry {
@@ -205,18 +204,19 @@ impl Nic {
         check_size(&ring)?;
         let limit = self.config.limits.cqs;
         let cq = self.cqs.insert(CqEntry::new(ring, notify));
-        cq.map(|cq| Answer::Cq(CqIndex(cq))).ok_or(ControlError::Full { object: CQ, limit })
+        cq.map(|cq| Answer::Cq(CqIndex(cq)))
+            .ok_or(ControlError::Full { object: ObjectKind::CompletionQueue, limit })
     }
 
     /// Begins to move a completion queue to another ring; [`Nic::go_on_moving`] does it.
     pub(super) fn resize_cq(&mut self, cq: CqIndex, ring: CompletionRing) -> Result<Answer, ControlError> {
         check_size(&ring)?;
-        let entry = self.cq(cq).ok_or(ControlError::NotFound(CQ))?;
+        let entry = self.cq(cq).ok_or(ControlError::NotFound(ObjectKind::CompletionQueue))?;
         if entry.moving.is_some() {
             return Err(ControlError::Taken("size of the completion queue"));
         }
         let size = ring.capacity();
-        let too_small = |holds| ControlError::TooSmall { object: CQ, size, holds };
+        let too_small = |holds| ControlError::TooSmall { object: ObjectKind::CompletionQueue, size, holds };
         entry.moving = Some(entry.ring.begin_move(ring).map_err(too_small)?);
         Ok(Answer::Moving(cq))
     }
@@ -224,7 +224,9 @@ impl Nic {
     /// Moves some completions of a queue that [is moving](Answer::Moving). `None`: more are left.
     pub fn go_on_moving(&mut self, now: Nanos, cq: CqIndex) -> Option<Result<Answer, ControlError>> {
         let entry = self.cqs.get_mut(cq.0).filter(|entry| entry.moving.is_some());
-        let Some(entry) = entry else { return Some(Err(ControlError::NotFound(CQ))) };
+        let Some(entry) = entry else {
+            return Some(Err(ControlError::NotFound(ObjectKind::CompletionQueue)));
+        };
         let mut moving = entry.moving.take().expect("looked at above");
         let moved = moving.go_on(&entry.ring, MOVES);
         if moved == Ok(false) {
@@ -251,7 +253,7 @@ impl Nic {
                 "an event that waits for several completions needs a period, or it may wait for ever",
             ));
         }
-        let entry = self.cq(cq).ok_or(ControlError::NotFound(CQ))?;
+        let entry = self.cq(cq).ok_or(ControlError::NotFound(ObjectKind::CompletionQueue))?;
         // Raise an event that was delayed under the previous parameters.
         if entry.moderation.as_ref().is_some_and(|moderation| moderation.held > 0) {
             Watch::notice(EventEffect::ByCommand);
@@ -263,8 +265,10 @@ impl Nic {
 
     pub(super) fn destroy_cq(&mut self, cq: CqIndex) -> Result<Answer, ControlError> {
         match self.cqs.get(cq.0) {
-            None => Err(ControlError::NotFound(CQ)),
-            Some(entry) if entry.users > 0 => Err(ControlError::Busy { object: CQ, users: entry.users }),
+            None => Err(ControlError::NotFound(ObjectKind::CompletionQueue)),
+            Some(entry) if entry.users > 0 => {
+                Err(ControlError::Busy { object: ObjectKind::CompletionQueue, users: entry.users })
+            }
             Some(_) => {
                 // A resize in progress ends with the queue.
                 self.cqs.remove(cq.0);

@@ -1,6 +1,7 @@
 //! The NIC's flows, which steer frames of other protocols to raw packet QPs (`ibv_create_flow`).
 
 use super::command::{Answer, ControlError};
+use super::object::ObjectKind;
 use super::qp_life::Uses;
 use super::srq::Receives;
 use super::{Nic, RxFrame, RxOutcome, split};
@@ -79,7 +80,7 @@ impl Nic {
             return Err(ControlError::TooLarge { what: "queues in a table", value: size as u64, limit });
         }
         for member in &rss.table {
-            let entry = self.qps.get(member.0).ok_or(ControlError::NotFound("QP"))?;
+            let entry = self.qps.get(member.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
             if entry.qp.qp_type != QpType::RawPacket || entry.rss.is_some() {
                 return Err(ControlError::WrongKind(
                     "a table of queues is one of raw packet QPs that have queues",
@@ -114,13 +115,13 @@ impl Nic {
     }
 
     pub(super) fn create_flow(&mut self, qp: QpIndex, rule: FlowRule) -> Result<Answer, ControlError> {
-        let entry = self.qps.get(qp.0).ok_or(ControlError::NotFound("QP"))?;
+        let entry = self.qps.get(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
         if entry.qp.qp_type != QpType::RawPacket {
             return Err(ControlError::NotRawPacket(entry.qp.qp_type));
         }
         let flows = &mut self.flows;
         if flows.flows.len() >= MAX_FLOWS {
-            return Err(ControlError::Full { object: "flow", limit: MAX_FLOWS as u32 });
+            return Err(ControlError::Full { object: ObjectKind::Flow, limit: MAX_FLOWS as u32 });
         }
         let id = FlowId(flows.next);
         flows.next = flows.next.wrapping_add(1);
@@ -133,7 +134,11 @@ impl Nic {
 
     pub(super) fn destroy_flow(&mut self, id: FlowId) -> Result<Answer, ControlError> {
         let flows = &mut self.flows;
-        let at = flows.flows.iter().position(|flow| flow.id == id).ok_or(ControlError::NotFound("flow"))?;
+        let at = flows
+            .flows
+            .iter()
+            .position(|flow| flow.id == id)
+            .ok_or(ControlError::NotFound(ObjectKind::Flow))?;
         flows.flows.remove(at);
         flows.changed = true;
         flows.added = None;

@@ -1,5 +1,6 @@
 //! The NIC's control commands for memory: regions, fast-registered regions, windows.
 
+use super::object::ObjectKind;
 use super::{ControlError, Nic};
 use crate::limits::MAX_PAGE_LIST;
 use crate::nic::Answer;
@@ -7,9 +8,6 @@ use crate::shared::{HostMemory, PageList};
 use crate::transport::memory::needs_local_write;
 use crate::transport::{Refusal, RegionSpec};
 use crate::verbs::{Access, MrIndex, MwIndex, MwType, PdId};
-
-pub(super) const REGION: &str = "memory region";
-pub(super) const WINDOW: &str = "memory window";
 
 /// A region in the DMA stage.
 #[derive(Debug)]
@@ -38,7 +36,7 @@ impl Nic {
         self.use_pd(pd, 1)?;
         let Some((mr, key)) = self.memory.register(&spec) else {
             self.use_pd(pd, -1)?;
-            return Err(self.full(REGION));
+            return Err(self.full(ObjectKind::MemoryRegion));
         };
         self.regions[mr.place()] = Some(Registered { memory, pd, paged: false });
         Ok(Answer::Memory(mr, key))
@@ -52,9 +50,9 @@ impl Nic {
         access: Option<Access>,
         translation: Option<(u64, HostMemory)>,
     ) -> Result<Answer, ControlError> {
-        let now = self.memory.registered(mr).ok_or(ControlError::NotFound(REGION))?;
+        let now = self.memory.registered(mr).ok_or(ControlError::NotFound(ObjectKind::MemoryRegion))?;
         let region = self.regions.get(mr.place()).and_then(Option::as_ref);
-        let region = region.ok_or(ControlError::NotFound(REGION))?;
+        let region = region.ok_or(ControlError::NotFound(ObjectKind::MemoryRegion))?;
         let moved = translation.is_some();
         let (start, memory) = translation.unwrap_or_else(|| (now.start, region.memory.clone()));
         let pd = pd.unwrap_or(now.pd);
@@ -64,7 +62,7 @@ impl Nic {
             Ok(key) => key,
             Err(refusal) => {
                 self.use_pd(pd, -1)?;
-                return Err(control_error(refusal, REGION));
+                return Err(control_error(refusal, ObjectKind::MemoryRegion));
             }
         };
         self.use_pd(now.pd, -1)?;
@@ -74,7 +72,7 @@ impl Nic {
     }
 
     pub(super) fn deregister(&mut self, mr: MrIndex) -> Result<Answer, ControlError> {
-        self.memory.deregister(mr).map_err(|refusal| control_error(refusal, REGION))?;
+        self.memory.deregister(mr).map_err(|refusal| control_error(refusal, ObjectKind::MemoryRegion))?;
         self.assert_between_bursts();
         if let Some(region) = self.regions[mr.place()].take() {
             self.use_pd(region.pd, -1)?;
@@ -101,7 +99,7 @@ impl Nic {
         let length = memory.len() as u64;
         let Some((mr, key)) = self.memory.alloc_fast(pd, pages, length, misalignment(&memory)) else {
             self.use_pd(pd, -1)?;
-            return Err(self.full(REGION));
+            return Err(self.full(ObjectKind::MemoryRegion));
         };
         if memory.may_be_missing() {
             self.memory.pages_may_be_missing(mr);
@@ -114,23 +112,23 @@ impl Nic {
         self.use_pd(pd, 1)?;
         let Some((window, key)) = self.memory.alloc_window(pd, kind) else {
             self.use_pd(pd, -1)?;
-            return Err(self.full(WINDOW));
+            return Err(self.full(ObjectKind::MemoryWindow));
         };
         Ok(Answer::Window(window, key))
     }
 
     pub(super) fn next_window_key(&mut self, window: MwIndex) -> Result<Answer, ControlError> {
         let key = self.memory.next_window_key(window);
-        key.map(Answer::Key).map_err(|refusal| control_error(refusal, WINDOW))
+        key.map(Answer::Key).map_err(|refusal| control_error(refusal, ObjectKind::MemoryWindow))
     }
 
     pub(super) fn free_window(&mut self, window: MwIndex) -> Result<Answer, ControlError> {
-        let pd = self.memory.free_window(window).ok_or(ControlError::NotFound(WINDOW))?;
+        let pd = self.memory.free_window(window).ok_or(ControlError::NotFound(ObjectKind::MemoryWindow))?;
         self.use_pd(pd, -1)?;
         Ok(Answer::Done)
     }
 
-    fn full(&self, object: &'static str) -> ControlError {
+    fn full(&self, object: ObjectKind) -> ControlError {
         ControlError::Full { object, limit: self.config.limits.mrs }
     }
 }
@@ -170,7 +168,7 @@ fn misalignment(memory: &HostMemory) -> u8 {
     (memory.address() % 8) as u8
 }
 
-fn control_error(refusal: Refusal, object: &'static str) -> ControlError {
+fn control_error(refusal: Refusal, object: ObjectKind) -> ControlError {
     match refusal {
         Refusal::WindowsBound(users) => ControlError::Busy { object, users },
         Refusal::WrongKind => ControlError::WrongKind(

@@ -55,7 +55,7 @@ pub use flow::MAX_TABLE;
 pub use log::{LOG_LENGTH, QpEvent, QpRecord};
 pub use memory_command::{Convert, Form, Mapped, MemoryCommand, ReceiveSource};
 pub use multicast::GroupChange;
-pub use object::Object;
+pub use object::{Object, ObjectKind};
 pub use qp_life::memory_of_qp;
 pub use receive::{RxFrame, RxOutcome};
 pub use remote_copies::Batch;

@@ -1,6 +1,7 @@
 //! Multicast groups and their QPs (IBTA 10.5, A17.4.9).
 
 use super::command::{Answer, ControlError};
+use super::object::ObjectKind;
 use super::{Nic, RxOutcome};
 use crate::nic::RxFrame;
 use crate::time::Nanos;
@@ -60,7 +61,7 @@ impl Groups {
 impl Nic {
     /// Attaches a QP to a group. No effect if it is already attached.
     pub(super) fn attach_multicast(&mut self, qp: QpIndex, gid: Gid) -> Result<Answer, ControlError> {
-        let entry = self.qps.get(qp.0).ok_or(ControlError::NotFound("QP"))?;
+        let entry = self.qps.get(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
         //= IBTA 10.5: multicast-is-for-datagrams
         if !entry.qp.qp_type.is_datagram() {
             return Err(ControlError::NotDatagram(entry.qp.qp_type));
@@ -75,7 +76,7 @@ impl Nic {
                 if !members.contains(&qp) {
                     if members.len() >= limits.group_members as usize {
                         return Err(ControlError::Full {
-                            object: "group member",
+                            object: ObjectKind::GroupMember,
                             limit: limits.group_members,
                         });
                     }
@@ -83,7 +84,7 @@ impl Nic {
                 }
             }
             Err(_) if self.groups.groups.len() >= limits.groups as usize => {
-                return Err(ControlError::Full { object: "multicast group", limit: limits.groups });
+                return Err(ControlError::Full { object: ObjectKind::MulticastGroup, limit: limits.groups });
             }
             Err(at) => {
                 self.groups.groups.insert(at, Group { gid, members: vec![qp] });
@@ -94,7 +95,7 @@ impl Nic {
     }
 
     pub(super) fn detach_multicast(&mut self, qp: QpIndex, gid: Gid) -> Result<Answer, ControlError> {
-        let last = self.groups.remove(gid, qp).ok_or(ControlError::NotFound("member of this group"))?;
+        let last = self.groups.remove(gid, qp).ok_or(ControlError::NotFound(ObjectKind::GroupMember))?;
         if last {
             self.group_changes.push_back(GroupChange::Left(gid));
         }

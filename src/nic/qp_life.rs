@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use super::command::{Answer, ControlError, QpHandle, QpStatus};
-use super::cq::CQ;
 use super::log::QpLog;
 use super::memory_command::ReceiveSource;
+use super::object::ObjectKind;
 use super::srq::{Receives, Srqs, check_sizes};
 use super::{Nic, QpEntry, split};
 use crate::congestion::LastNotification;
@@ -66,7 +66,7 @@ impl Nic {
             return Err(ControlError::Taken("QP1"));
         }
         if self.cq(send_cq).is_none() || self.cq(recv_cq).is_none() {
-            return Err(ControlError::NotFound(CQ));
+            return Err(ControlError::NotFound(ObjectKind::CompletionQueue));
         }
         let mut uses = Uses { pd: Some(pd), cqs: [Some(send_cq), Some(recv_cq)], ..Uses::default() };
         let mut config = QpConfig {
@@ -167,7 +167,7 @@ impl Nic {
         let Some(index) = made else {
             self.spare = queue;
             self.count_uses(&uses, -1)?;
-            return Err(ControlError::Full { object: "QP", limit: self.config.limits.qps });
+            return Err(ControlError::Full { object: ObjectKind::QueuePair, limit: self.config.limits.qps });
         };
         if reserved.is_some() {
             self.gsis.add(QpIndex(index));
@@ -204,7 +204,7 @@ impl Nic {
     ) -> Result<Answer, ControlError> {
         let largest = self.config.largest_mtu;
         let limit = self.config.limits.rd_atomic;
-        let entry = self.qps.get_mut(index.0).ok_or(ControlError::NotFound("QP"))?;
+        let entry = self.qps.get_mut(index.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
         if entry.rss.is_some() {
             return Err(ControlError::WrongKind(
                 "a QP that spreads frames over others has no state of its own: modify those",
@@ -239,12 +239,12 @@ impl Nic {
     }
 
     pub(super) fn destroy_qp(&mut self, index: QpIndex) -> Result<Answer, ControlError> {
-        let users = self.qps.get(index.0).ok_or(ControlError::NotFound("QP"))?.in_tables;
+        let users = self.qps.get(index.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?.in_tables;
         if users > 0 {
-            return Err(ControlError::Busy { object: "QP", users });
+            return Err(ControlError::Busy { object: ObjectKind::QueuePair, users });
         }
         //= IBTA 10.3.1: qp-that-is-destroyed-is-gone
-        let mut entry = self.qps.remove(index.0).ok_or(ControlError::NotFound("QP"))?;
+        let mut entry = self.qps.remove(index.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
         self.spare = Some(entry.qp.take_send_queue());
         for member in entry.rss.iter().flat_map(|rss| &rss.table) {
             if let Some(member) = self.qps.get_mut(member.0) {

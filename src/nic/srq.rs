@@ -2,7 +2,7 @@
 
 use super::Nic;
 use super::command::{Answer, ControlError, SrqStatus};
-use super::cq::CQ;
+use super::object::ObjectKind;
 use super::table::{NumberedTable, Table};
 use crate::limits::{MAX_SGE, MAX_WR};
 use crate::shared::{RecvRing, SharedReceives};
@@ -12,9 +12,6 @@ use crate::verbs::{
     AsyncEvent, CqIndex, EventKind, FileId, OpenXrcd, PdId, RecvWr, Sge, SrqIndex, SrqInit, SrqKind, Srqn,
     XrcdId,
 };
-
-pub(super) const SRQ: &str = "shared receive queue";
-pub(super) const XRCD: &str = "XRC domain";
 
 /// The source of a QP's receives.
 #[derive(Debug)]
@@ -200,11 +197,11 @@ impl Srqs {
     }
 
     fn get(&self, index: SrqIndex) -> Result<&Srq, ControlError> {
-        self.table.get(index.0).ok_or(ControlError::NotFound(SRQ))
+        self.table.get(index.0).ok_or(ControlError::NotFound(ObjectKind::SharedReceiveQueue))
     }
 
     fn get_mut(&mut self, index: SrqIndex) -> Result<&mut Srq, ControlError> {
-        self.table.get_mut(index.0).ok_or(ControlError::NotFound(SRQ))
+        self.table.get_mut(index.0).ok_or(ControlError::NotFound(ObjectKind::SharedReceiveQueue))
     }
 
     /// Returns the protection domain and maximum list length of a queue, for a QP that is to use it.
@@ -236,7 +233,7 @@ impl Srqs {
     }
 
     pub(super) fn use_xrcd(&mut self, xrcd: XrcdId, change: i32) -> Result<(), ControlError> {
-        let entry = self.xrcds.get_mut(xrcd.0).ok_or(ControlError::NotFound(XRCD))?;
+        let entry = self.xrcds.get_mut(xrcd.0).ok_or(ControlError::NotFound(ObjectKind::XrcDomain))?;
         entry.users = entry.users.saturating_add_signed(change);
         Ok(())
     }
@@ -252,8 +249,8 @@ impl Nic {
         check_sizes(&ring)?;
         check_limit(init.limit, ring.capacity())?;
         if let SrqKind::Xrc { xrcd, cq } = init.kind {
-            self.cq(cq).ok_or(ControlError::NotFound(CQ))?;
-            self.srqs.xrcds.get(xrcd.0).ok_or(ControlError::NotFound(XRCD))?;
+            self.cq(cq).ok_or(ControlError::NotFound(ObjectKind::CompletionQueue))?;
+            self.srqs.xrcds.get(xrcd.0).ok_or(ControlError::NotFound(ObjectKind::XrcDomain))?;
         }
         self.use_pd(pd, 1)?;
         let kind = init.kind;
@@ -267,7 +264,10 @@ impl Nic {
         });
         let Some(index) = made.map(SrqIndex) else {
             self.use_pd(pd, -1)?;
-            return Err(ControlError::Full { object: SRQ, limit: self.config.limits.srqs });
+            return Err(ControlError::Full {
+                object: ObjectKind::SharedReceiveQueue,
+                limit: self.config.limits.srqs,
+            });
         };
         if let SrqKind::Xrc { xrcd, cq } = kind {
             self.srqs.use_xrcd(xrcd, 1)?;
@@ -293,7 +293,7 @@ impl Nic {
             check_sizes(&ring)?;
             let needs = srq.receives.waiting();
             srq.receives.move_to(ring).map_err(|_| ControlError::TooSmall {
-                object: SRQ,
+                object: ObjectKind::SharedReceiveQueue,
                 size: capacity,
                 holds: needs,
             })?;
@@ -323,7 +323,7 @@ impl Nic {
     pub fn srq_status(&self, index: SrqIndex) -> Result<SrqStatus, ControlError> {
         let srq = self.srqs.get(index)?;
         if !self.srqs.holds(index) {
-            return Err(ControlError::NotFound(SRQ));
+            return Err(ControlError::NotFound(ObjectKind::SharedReceiveQueue));
         }
         Ok(SrqStatus {
             index,
@@ -341,14 +341,15 @@ impl Nic {
     pub(super) fn destroy_srq(&mut self, index: SrqIndex) -> Result<Answer, ControlError> {
         let users = self.srqs.get(index)?.users;
         if users > 0 {
-            return Err(ControlError::Busy { object: SRQ, users });
+            return Err(ControlError::Busy { object: ObjectKind::SharedReceiveQueue, users });
         }
-        let srq = self.srqs.table.remove(index.0).ok_or(ControlError::NotFound(SRQ))?;
+        let srq =
+            self.srqs.table.remove(index.0).ok_or(ControlError::NotFound(ObjectKind::SharedReceiveQueue))?;
         self.srqs.reports.retain(|(reported, _)| *reported != index);
         self.use_pd(srq.pd, -1)?;
         if let SrqKind::Xrc { xrcd, cq } = srq.kind {
             self.srqs.use_xrcd(xrcd, -1)?;
-            self.cq(cq).ok_or(ControlError::NotFound(CQ))?.users -= 1;
+            self.cq(cq).ok_or(ControlError::NotFound(ObjectKind::CompletionQueue))?.users -= 1;
             self.forget_receives_of(index);
         }
         Ok(Answer::Done)
@@ -374,29 +375,30 @@ impl Nic {
         match there {
             Some(_) if open.exclusive => Err(ControlError::Taken("XRC domain of this file")),
             Some(index) => {
-                let xrcd = self.srqs.xrcds.get_mut(index).ok_or(ControlError::NotFound(XRCD))?;
+                let xrcd =
+                    self.srqs.xrcds.get_mut(index).ok_or(ControlError::NotFound(ObjectKind::XrcDomain))?;
                 xrcd.opens += 1;
                 Ok(Answer::Xrcd(XrcdId(index)))
             }
             None if open.file.is_some() && !open.create => {
-                Err(ControlError::NotFound("XRC domain of this file"))
+                Err(ControlError::NotFound(ObjectKind::XrcDomainOfFile))
             }
             None => {
                 let limit = self.config.limits.xrcds;
                 let made = self.srqs.xrcds.insert(Xrcd { file: open.file, opens: 1, users: 0 });
                 made.map(|index| Answer::Xrcd(XrcdId(index)))
-                    .ok_or(ControlError::Full { object: XRCD, limit })
+                    .ok_or(ControlError::Full { object: ObjectKind::XrcDomain, limit })
             }
         }
     }
 
     pub(super) fn close_xrcd(&mut self, xrcd: XrcdId) -> Result<Answer, ControlError> {
-        let entry = self.srqs.xrcds.get_mut(xrcd.0).ok_or(ControlError::NotFound(XRCD))?;
+        let entry = self.srqs.xrcds.get_mut(xrcd.0).ok_or(ControlError::NotFound(ObjectKind::XrcDomain))?;
         match (entry.opens, entry.users) {
             (1, 0) => {
                 self.srqs.xrcds.remove(xrcd.0);
             }
-            (1, users) => return Err(ControlError::Busy { object: XRCD, users }),
+            (1, users) => return Err(ControlError::Busy { object: ObjectKind::XrcDomain, users }),
             _ => entry.opens -= 1,
         }
         Ok(Answer::Done)

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use roxie::nic::{Answer as Reply, Command, ControlError, MemoryCommand, ReceiveSource};
+use roxie::nic::{Answer as Reply, Command, ControlError, MemoryCommand, ObjectKind, ReceiveSource};
 use roxie::shared::work_queue::Payload;
 use roxie::shared::{Armed, CompletionRing, RecvRing};
 use roxie::time::Nanos;
@@ -106,7 +106,7 @@ fn cq_resize_keeps_the_order_of_completions() {
 fn cq_resize_below_its_completions_is_refused() {
     let mut watched = Watched::new(8);
     watched.deliver_many(5);
-    let refused = ControlError::TooSmall { object: "completion queue", size: 4, holds: 5 };
+    let refused = ControlError::TooSmall { object: ObjectKind::CompletionQueue, size: 4, holds: 5 };
     assert_eq!(watched.resize(4), Err(refused));
     watched.deliver_many(3);
     assert_eq!(watched.ids(), (0..8).collect::<Vec<_>>());

@@ -2,7 +2,7 @@
 
 use roxie::flow::{FlowField, FlowMatch, MAX_FLOWS, RX_HASH_KEY, RxHash, RxHashFields};
 use roxie::limits::Limits;
-use roxie::nic::{Answer as NicAnswer, Command, ControlError, NicConfig};
+use roxie::nic::{Answer as NicAnswer, Command, ControlError, NicConfig, ObjectKind};
 use roxie::port::unclaimed::UnclaimedPort;
 use roxie::shared::work_queue::Payload;
 use roxie::sim::{Host, HostQp, joined_ports};
@@ -171,7 +171,7 @@ fn flow_delivers_frames_until_destroyed() {
     arrive(&mut stage, &ours);
     assert_eq!(stage.completions().len(), 0);
     let gone = stage.host.call_now(Command::DestroyFlow(id));
-    assert_eq!(gone.map(drop), Err(ControlError::NotFound("flow")));
+    assert_eq!(gone.map(drop), Err(ControlError::NotFound(ObjectKind::Flow)));
 }
 
 #[test]
@@ -282,7 +282,7 @@ fn flows_are_limited_and_destroyed_with_their_qp() {
         flow(&mut stage, &second, of_type(n, TYPE)).unwrap();
     }
     let more = flow(&mut stage, &second, of_type(0, TYPE));
-    assert_eq!(more, Err(ControlError::Full { object: "flow", limit: MAX_FLOWS as u32 }));
+    assert_eq!(more, Err(ControlError::Full { object: ObjectKind::Flow, limit: MAX_FLOWS as u32 }));
     assert_eq!(stage.host.worker.nic().objects().flows, MAX_FLOWS);
     stage.host.call_now(Command::DestroyQp(second.handle.index)).unwrap();
     assert_eq!(stage.host.worker.nic().objects().flows, 0);
@@ -340,7 +340,7 @@ fn rss_spreads_frames_by_source_address() {
     assert_eq!(received(&stage, &queues[0]).len(), 1);
 
     let busy = stage.host.call_now(Command::DestroyQp(a)).map(drop);
-    assert_eq!(busy, Err(ControlError::Busy { object: "QP", users: 2 }));
+    assert_eq!(busy, Err(ControlError::Busy { object: ObjectKind::QueuePair, users: 2 }));
     stage.host.call_now(Command::DestroyQp(spreading.index)).unwrap();
     stage.host.call_now(Command::DestroyQp(a)).unwrap();
 }

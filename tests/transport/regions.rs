@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use roxie::nic::{Answer as Reply, Command, ControlError, MemoryCommand};
+use roxie::nic::{Answer as Reply, Command, ControlError, MemoryCommand, ObjectKind};
 use roxie::shared::work_queue::Payload;
 use roxie::shared::{HostMemory, PageList};
 use roxie::time::Nanos;
@@ -312,7 +312,7 @@ fn reregistration_moves_a_region_to_another_pd() {
     };
     let Ok(Reply::Memory(_, key)) = stage.host.call(stage.now, again) else { panic!("registered") };
     let busy = stage.host.call(stage.now, Command::DeallocPd(other));
-    assert_eq!(busy.err(), Some(ControlError::Busy { object: "protection domain", users: 1 }));
+    assert_eq!(busy.err(), Some(ControlError::Busy { object: ObjectKind::ProtectionDomain, users: 1 }));
     let answers = stage.write_to(0, 0, key, &[1]);
     stage.assert_access_ended(&answers, 0);
 }

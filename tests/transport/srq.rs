@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use roxie::limits::MAX_WR;
-use roxie::nic::{Answer as Reply, Command, ControlError, MemoryCommand, ReceiveSource};
+use roxie::nic::{Answer as Reply, Command, ControlError, MemoryCommand, ObjectKind, ReceiveSource};
 use roxie::shared::{PostError, RecvRing};
 use roxie::sim::{HostQp, HostSrq};
 use roxie::verbs::{
@@ -230,7 +230,7 @@ fn srq_resize_keeps_the_order_of_receives() {
     let to = stage.qp.handle.qpn;
     send(&mut stage, to, Opcode::RC_SEND_FIRST, 0, &FULL);
     let small = stage.host.resize_srq(stage.now, &mut srq, 2);
-    let refused = ControlError::TooSmall { object: "shared receive queue", size: 2, holds: 3 };
+    let refused = ControlError::TooSmall { object: ObjectKind::SharedReceiveQueue, size: 2, holds: 3 };
     assert_eq!(small, Err(refused));
     stage.host.resize_srq(stage.now, &mut srq, 9).expect("larger");
     post(&stage, &srq, 4..10);
@@ -287,11 +287,11 @@ fn srq_in_use_cannot_be_destroyed() {
     let (mut stage, srq) = stage(QpType::Rc, 4);
     post(&stage, &srq, 0..2);
     let busy = stage.host.call(stage.now, Command::DestroySrq(srq.index));
-    assert_eq!(busy.err(), Some(ControlError::Busy { object: "shared receive queue", users: 1 }));
+    assert_eq!(busy.err(), Some(ControlError::Busy { object: ObjectKind::SharedReceiveQueue, users: 1 }));
     stage.host.call(stage.now, Command::DestroyQp(stage.qp.handle.index)).expect("the QP exists");
     stage.host.call(stage.now, Command::DestroySrq(srq.index)).expect("no users left");
     let gone = stage.host.call(stage.now, Command::QuerySrq(srq.index));
-    assert_eq!(gone.err(), Some(ControlError::NotFound("shared receive queue")));
+    assert_eq!(gone.err(), Some(ControlError::NotFound(ObjectKind::SharedReceiveQueue)));
     assert_eq!(completed(&stage, &stage.qp), NOTHING);
 }
 

@@ -1,6 +1,6 @@
 //! The states of a QP, its transitions, and its destruction.
 
-use roxie::nic::{Command, ControlError, ReceiveSource};
+use roxie::nic::{Command, ControlError, ObjectKind, ReceiveSource};
 use roxie::shared::RecvRing;
 use roxie::time::Nanos;
 use roxie::verbs::{EventKind, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, SendFlags, WcStatus, WrOpcode};
@@ -132,7 +132,7 @@ fn destroyed_qp_is_unknown() {
     assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 0, Ext::None, &[1]), []);
     assert_eq!(stage.counter("rx_unknown_qp"), 1);
     let again = stage.host.call(stage.now, Command::DestroyQp(index));
-    assert_eq!(again.err(), Some(ControlError::NotFound("QP")));
+    assert_eq!(again.err(), Some(ControlError::NotFound(ObjectKind::QueuePair)));
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn cq_in_use_cannot_be_destroyed() {
     let mut stage = Stage::new();
     let cq = stage.qp.cq_index;
     let busy = stage.host.call(stage.now, Command::DestroyCq(cq));
-    assert_eq!(busy.err(), Some(ControlError::Busy { object: "completion queue", users: 2 }));
+    assert_eq!(busy.err(), Some(ControlError::Busy { object: ObjectKind::CompletionQueue, users: 2 }));
     stage.host.call(stage.now, Command::DestroyQp(stage.qp.handle.index)).expect("the object exists");
     stage.host.call(stage.now, Command::DestroyCq(cq)).expect("no users left");
 }

@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use roxie::nic::{Answer as NicAnswer, Command, ControlError};
+use roxie::nic::{Answer as NicAnswer, Command, ControlError, ObjectKind};
 use roxie::shared::work_queue::Payload;
 use roxie::sim::{Host, HostQp};
 use roxie::time::Nanos;
@@ -193,7 +193,7 @@ fn destroyed_address_handle_fails_its_pending_request() {
     assert_eq!(stage.wait(SOON), []);
     stage.host.call(stage.now, Command::DestroyAh(ah)).expect("the object exists");
     let gone = stage.host.call(stage.now, Command::DestroyAh(ah));
-    assert_eq!(gone.err(), Some(ControlError::NotFound("address handle")));
+    assert_eq!(gone.err(), Some(ControlError::NotFound(ObjectKind::AddressHandle)));
     let attr = QpAttr { state: Some(QpState::Rts), ..QpAttr::default() };
     stage.host.modify(stage.now, &stage.qp, &attr).expect("SQD leads to RTS");
     assert_eq!(stage.wait(SOON), []);
@@ -507,7 +507,7 @@ fn detached_or_destroyed_member_receives_nothing() {
     let detach = Command::DetachMulticast(a.handle.index, group());
     stage.host.call(stage.now, detach).expect("it is in the group");
     let again = stage.host.call(stage.now, Command::DetachMulticast(a.handle.index, group()));
-    assert_eq!(again.err(), Some(ControlError::NotFound("member of this group")));
+    assert_eq!(again.err(), Some(ControlError::NotFound(ObjectKind::GroupMember)));
     to_group(&mut stage, 2, PEER_QPN, &[1]);
     assert_eq!(a.cq.poll(), None);
     assert!(b.cq.poll().is_some());
@@ -562,5 +562,5 @@ fn multicast_attach_requires_ud_qp_and_multicast_gid() {
         let gid = Gid::from(Ipv4Addr::new(239, 0, 0, n));
         last = stage.host.call(stage.now, Command::AttachMulticast(index, gid)).err();
     }
-    assert_eq!(last, Some(ControlError::Full { object: "multicast group", limit: 16 }));
+    assert_eq!(last, Some(ControlError::Full { object: ObjectKind::MulticastGroup, limit: 16 }));
 }

@@ -1,7 +1,7 @@
 //! Memory windows and invalidation: remote access under keys that work requests bind and invalidate (IBTA 9.4.1.1.3, 10.6.5 to
 //! 10.6.7). The unit tests of `transport::memory` cover the rules of binding.
 
-use roxie::nic::{Answer as Reply, Command, ControlError};
+use roxie::nic::{Answer as Reply, Command, ControlError, ObjectKind};
 use roxie::shared::work_queue::Payload;
 use roxie::time::Nanos;
 use roxie::verbs::{
@@ -192,7 +192,7 @@ fn region_with_a_bound_window_is_busy() {
         let window = stage.bound(kind);
         let mr = stage.memory.index;
         let busy = stage.host.call(stage.now, Command::DeregisterMemory(mr));
-        assert_eq!(busy.err(), Some(ControlError::Busy { object: "memory region", users: 1 }));
+        assert_eq!(busy.err(), Some(ControlError::Busy { object: ObjectKind::MemoryRegion, users: 1 }));
         stage.host.call(stage.now, Command::FreeWindow(window.index)).expect("the window exists");
         stage.host.call(stage.now, Command::DeregisterMemory(mr)).expect("nothing is bound to it");
         let answers = stage.write_under(0, window.key);

@@ -1,6 +1,8 @@
 //! The extended reliable connection (IBTA annex A14).
 
-use roxie::nic::{Answer as Reply, Command, ControlError, MemoryCommand, QpHandle, ReceiveSource};
+use roxie::nic::{
+    Answer as Reply, Command, ControlError, MemoryCommand, ObjectKind, QpHandle, ReceiveSource,
+};
 use roxie::shared::work_queue::Payload;
 use roxie::shared::{CompletionRing, HostMemory, RecvRing, SendRing};
 use roxie::sim::HostSrq;
@@ -416,7 +418,7 @@ fn xrc_domain_is_shared_by_file() {
         Ok(other) => panic!("{other:?}"),
         Err(error) => Err(error),
     };
-    let missing = ControlError::NotFound("XRC domain of this file");
+    let missing = ControlError::NotFound(ObjectKind::XrcDomainOfFile);
     assert_eq!(open(&mut target, false, false), Err(missing));
     let one = open(&mut target, true, true).expect("there was none");
     assert_eq!(open(&mut target, true, true), Err(ControlError::Taken("XRC domain of this file")));
@@ -425,11 +427,11 @@ fn xrc_domain_is_shared_by_file() {
     let srq = queue(&mut target.stage, one).0;
     target.call(Command::CloseXrcd(one)).expect("another has it open");
     let busy = target.call(Command::CloseXrcd(one)).err();
-    assert_eq!(busy, Some(ControlError::Busy { object: "XRC domain", users: 1 }));
+    assert_eq!(busy, Some(ControlError::Busy { object: ObjectKind::XrcDomain, users: 1 }));
     target.call(Command::DestroySrq(srq.index)).expect("the object exists");
     target.call(Command::CloseXrcd(one)).expect("nothing is in it");
     let again = target.call(Command::CloseXrcd(one)).err();
-    assert_eq!(again, Some(ControlError::NotFound("XRC domain")));
+    assert_eq!(again, Some(ControlError::NotFound(ObjectKind::XrcDomain)));
 }
 
 #[test]
@@ -456,7 +458,7 @@ fn objects_used_by_xrc_cannot_be_destroyed() {
     let init = SrqInit { kind: SrqKind::Xrc { xrcd, cq: foreign_cq }, limit: 0 };
     let ring = RecvRing::new(4, 1).expect("memory");
     let refused = target.call(MemoryCommand::CreateSrq { pd, init, ring }).err();
-    assert_eq!(refused, Some(ControlError::NotFound("completion queue")));
+    assert_eq!(refused, Some(ControlError::NotFound(ObjectKind::CompletionQueue)));
 }
 
 #[test]
