@@ -17,7 +17,7 @@ SUITE ?= bookworm
 
 build:
 	@.ci/setup build
-	$(IN_TIME) 7200 cargo build --release -p roxie -p uverbs-shim
+	$(IN_TIME) 7200 cargo build --release -p roxie-cli -p uverbs-shim
 	$(IN_TIME) 300 uverbs-shim/link target/release
 
 # PREFIX=/opt/roxie: puts what was built there, with its manual and completions.
@@ -65,14 +65,14 @@ bench:
 versus:
 	@.ci/setup test
 	$(IN_TIME) 14400 cargo bench --bench versus -- $(ROWS)
-	$(if $(ROWS),,$(IN_TIME) 7200 cargo build --release)
+	$(if $(ROWS),,$(IN_TIME) 7200 cargo build --release -p roxie-cli)
 	$(if $(ROWS),,$(IN_TIME) 14400 cargo run --release -p interop -- versus || [ $$? -eq 77 ])
 
 # KERNEL=newest: against the newest kernel that Debian has. SUITES="trixie sid": in which releases of Debian its programs are run besides,
 # SUITES= in none.
 interop:
 	@.ci/setup test
-	$(IN_TIME) 7200 cargo build --release
+	$(IN_TIME) 7200 cargo build --release -p roxie-cli
 	$(IN_TIME) 28800 cargo run --release -p interop -- run --kernel $(KERNEL)
 	$(IN_TIME) 14400 cargo run --release -p interop -- zero-copy
 	$(if $(SUITES),$(IN_TIME) 28800 cargo run --release -p interop -- distro $(SUITES:%=--suite %) || [ $$? -eq 77 ])

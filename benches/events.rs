@@ -7,11 +7,11 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use roxie::random::splitmix;
-use roxie::sim::events::EventQueue;
-use roxie::sim::fabric::{
+use roxie::time::Nanos;
+use roxie_sim::events::EventQueue;
+use roxie_sim::fabric::{
     Fabric, FabricConfig, LinkConfig, LinkRate, PortConfig, StationConfig, Step, SwitchConfig,
 };
-use roxie::time::Nanos;
 
 /// Events per measurement.
 const BATCH: u64 = 10_000;

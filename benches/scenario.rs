@@ -7,8 +7,8 @@ use std::fs;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
-use roxie::sim::scenario::{Scenario, Simulation};
 use roxie::time::Nanos;
+use roxie_sim::scenario::{Scenario, Simulation};
 use serde::{Deserialize, Serialize};
 
 /// Queue pairs per host above which they dominate the memory, and not frames and buffers.

@@ -12,9 +12,9 @@
 use std::error::Error;
 
 use roxie::port::fault::{FaultConfig, FaultPort};
-use roxie::sim::{Connected, Host, NicConfig, Pair, Payload, joined_ports};
 use roxie::time::Nanos;
 use roxie::verbs::{Access, Mtu, QpCaps, RKey, SendWr};
+use roxie_sim::{Connected, Host, NicConfig, Pair, Payload, joined_ports};
 
 const LENGTH: usize = 256 << 10;
 

@@ -13,7 +13,7 @@ use in_time::CommandInTime;
 use tempfile::TempDir;
 
 fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
 /// Returns the lines indented below the line with this key.

@@ -42,7 +42,7 @@ fn stderr(output: &Output) -> String {
 }
 
 fn data(name: &str) -> Vec<u8> {
-    std::fs::read(format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
+    std::fs::read(format!("{}/tests/data/{name}", concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))).unwrap()
 }
 
 fn template() -> Template {

@@ -25,7 +25,7 @@ fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--examples"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+        build.args(["build", "--quiet", "-p", "roxie", "--examples"]).current_dir(env!("CARGO_MANIFEST_DIR"));
         for (feature, is_on) in
             [("planted-bugs", cfg!(feature = "planted-bugs")), ("tokio", cfg!(feature = "tokio"))]
         {

@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::{Ipv4Tos, RcvBufForce};
 use nix::unistd::geteuid;
-use roxie::forward::Forwarder;
 use roxie::netdev::{IfAddr, Links, NetNs, Tap};
-use roxie::sim::fabric::{
+use roxie::time::Nanos;
+use roxie_sim::fabric::{
     Fabric, FabricConfig, LinkConfig, LinkRate, PortConfig, StationConfig, SwitchConfig, Threshold,
 };
-use roxie::time::Nanos;
+use roxie_sim::forward::Forwarder;
 
 const PORT: u16 = 4791;
 const PAYLOAD: usize = 1000;

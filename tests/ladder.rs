@@ -60,7 +60,7 @@ fn rungs(drawing: &str) -> Vec<String> {
 }
 
 fn data(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/data").join(name)
 }
 
 /// A packet from the left end to the right one, or back.

@@ -20,7 +20,7 @@ fn folder(roxie: &Path, library: &Path) -> TempDir {
 }
 
 fn check(folder: &Path, glibc: &str) -> Output {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(".ci/tarball");
+    let script = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(".ci/tarball");
     Command::new(script).arg("--check").arg(folder).env("GLIBC", glibc).output_in_time().expect("bash")
 }
 

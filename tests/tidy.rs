@@ -3,159 +3,41 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-#[path = "tidy/imports.rs"]
-mod imports;
 #[path = "tidy/words.rs"]
 mod words;
 
-/// Which modules each module may name with `crate::`. Dependencies point down: later rows may use earlier ones.
-const LAYERS: &[(&str, &[&str])] = &[
-    ("addressee", &[]),
-    ("allocator", &[]),
-    ("descriptors", &[]),
-    ("frame", &[]),
-    ("flow", &["frame"]),
-    ("limits", &[]),
-    ("random", &[]),
-    ("roster", &["addressee"]),
-    ("threads", &[]),
-    ("time", &[]),
-    ("timer", &["time"]),
-    ("capture", &["frame", "threads"]),
-    ("netdev", &[]),
+/// Modules of one crate, and which others each may name with `crate::`. Between crates, cargo permits only what a manifest lists.
+const LAYERS: &[(&str, &[(&str, &[&str])])] = &[
     (
-        "port",
+        "src/nic/",
         &[
-            "addressee",
-            "descriptors",
-            "flow",
-            "frame",
-            "limits",
-            "random",
-            "roster",
-            "threads",
-            "time",
-            "capture",
-            "netdev",
+            ("timer", &[]),
+            ("verbs", &[]),
+            ("shared", &["verbs"]),
+            ("congestion", &[]),
+            ("transport", &["verbs", "shared", "congestion"]),
+            ("nic", &["timer", "verbs", "shared", "congestion", "transport"]),
+            ("cm", &["timer", "verbs", "transport"]),
         ],
     ),
-    ("wire", &["frame"]),
-    ("verbs", &["flow", "limits", "time", "wire"]),
-    ("shared", &["limits", "verbs"]),
-    ("congestion", &["time"]),
-    ("transport", &["frame", "limits", "random", "time", "verbs", "wire", "shared", "congestion"]),
-    (
-        "nic",
-        &[
-            "addressee",
-            "flow",
-            "frame",
-            "limits",
-            "random",
-            "time",
-            "timer",
-            "verbs",
-            "wire",
-            "shared",
-            "transport",
-            "congestion",
-        ],
-    ),
-    ("cm", &["limits", "random", "time", "timer", "verbs", "wire", "transport"]),
-    ("engine", &["frame", "limits", "threads", "time", "port", "verbs", "shared", "nic", "congestion"]),
-    (
-        "sim",
-        &[
-            "flow",
-            "frame",
-            "limits",
-            "capture",
-            "random",
-            "time",
-            "port",
-            "verbs",
-            "wire",
-            "shared",
-            "transport",
-            "nic",
-            "engine",
-            "congestion",
-        ],
-    ),
-    ("lab", &["frame", "time", "wire", "sim"]),
-    ("forward", &["threads", "time", "netdev", "sim"]),
-    (
-        "remote",
-        &["descriptors", "random", "roster", "threads", "time", "port", "verbs", "shared", "nic", "engine"],
-    ),
-    (
-        "host",
-        &[
-            "descriptors",
-            "flow",
-            "frame",
-            "limits",
-            "random",
-            "roster",
-            "threads",
-            "time",
-            "port",
-            "netdev",
-            "verbs",
-            "wire",
-            "shared",
-            "nic",
-            "cm",
-            "engine",
-            "congestion",
-            "remote",
-        ],
-    ),
-    (
-        "daemon",
-        &[
-            "congestion",
-            "descriptors",
-            "flow",
-            "random",
-            "roster",
-            "threads",
-            "time",
-            "port",
-            "verbs",
-            "shared",
-            "nic",
-            "cm",
-            "engine",
-            "remote",
-            "host",
-        ],
-    ),
-];
-
-/// Crates, and the files that they begin with.
-const CRATES: &[(&str, &str)] = &[
-    ("roxie", "src/lib.rs"),
-    ("roxie", "src/bin/roxie/main.rs"),
-    ("uverbs_shim", "uverbs-shim/src/lib.rs"),
-    ("interop", "interop/src/lib.rs"),
-    ("interop", "interop/src/main.rs"),
+    ("src/port/", &[("netdev", &[])]),
+    ("src/roxie/", &[("remote", &[]), ("host", &["remote"])]),
 ];
 
 /// Where `unsafe` may be, and why.
 const UNSAFE: &[&str] = &[
-    "src/allocator.rs",           // the allocator of a program is unsafe by its trait
-    "src/shared/",                // mapped queues, registered memory
+    "src/base/allocator.rs",      // the allocator of a program is unsafe by its trait
+    "src/nic/shared/",            // mapped queues, registered memory
     "src/wire/icrc/fold.rs",      // a call of what is compiled for processors with an instruction
     "src/port/xdp/",              // rings and chunks shared with the kernel
     "src/port/udp/",              // socket options and control messages that no crate wraps
-    "src/descriptors/",           // descriptors that come with messages, and those of a forked child
-    "src/threads.rs",             // a system call that no crate wraps
-    "src/netdev/tap.rs",          // an ioctl that no crate wraps
-    "src/netdev/ethtool.rs",      // likewise
-    "src/host/memory.rs",         // unsafe functions that pass their obligation on
-    "src/bin/roxie/run/child.rs", // the signal mask between fork and exec
-    "src/bin/roxie/run/tree.rs",  // leases of files, which no crate wraps
+    "src/base/descriptors/",      // descriptors that come with messages, and those of a forked child
+    "src/base/threads.rs",        // a system call that no crate wraps
+    "src/port/netdev/tap.rs",     // an ioctl that no crate wraps
+    "src/port/netdev/ethtool.rs", // likewise
+    "src/roxie/host/memory.rs",   // unsafe functions that pass their obligation on
+    "src/cli/run/child.rs",       // the signal mask between fork and exec
+    "src/cli/run/tree.rs",        // leases of files, which no crate wraps
     "uverbs-shim/src/",
     "tests/",
     "benches/",
@@ -168,19 +50,19 @@ const LONGEST_FILE: usize = 600;
 const LONG: &[(&str, &str)] = &[
     ("interop/src/end.rs", "one trait with all verbs of a row, and what they take"),
     ("interop/src/rows/mod.rs", "one list: the parameters of each row, and its name"),
-    ("src/bin/roxie/demo/mod.rs", "what the demo says and measures, in the order in which it is read"),
+    ("src/cli/demo/mod.rs", "what the demo says and measures, in the order in which it is read"),
     ("src/engine/worker.rs", "the stages of a pass, in their order"),
-    ("src/cm/incoming.rs", "a function for each message, each over all states"),
-    ("src/host/connections/mod.rs", "three threads that hold one lock"),
+    ("src/nic/cm/incoming.rs", "a function for each message, each over all states"),
+    ("src/roxie/host/connections/mod.rs", "three threads that hold one lock"),
     ("src/port/pcap.rs", "a third are its tests"),
     ("src/port/udp/tx/mod.rs", "the layout of slots, and all that reads or writes it"),
     (
         "src/port/xdp/queue.rs",
         "four rings and the chunks that go round between them; unsafe stays in one file",
     ),
-    ("src/shared/work_queue.rs", "both ends of one ring: what one writes the other reads"),
-    ("src/transport/qp.rs", "what a QP is, and every way into it"),
-    ("src/transport/responder.rs", "the checks and operations in the order of the specification"),
+    ("src/nic/shared/work_queue.rs", "both ends of one ring: what one writes the other reads"),
+    ("src/nic/transport/qp.rs", "what a QP is, and every way into it"),
+    ("src/nic/transport/responder.rs", "the checks and operations in the order of the specification"),
     ("src/wire/headers.rs", "one header after the other, each a few lines"),
     ("src/wire/parse/mod.rs", "one way through a frame, from the first byte to the last"),
 ];
@@ -218,97 +100,27 @@ fn code(line: &str) -> String {
 }
 
 #[test]
-fn dependencies_point_down() {
+fn modules_use_those_below() {
     let mut wrong = Vec::new();
-    for (path, text) in files() {
-        let Some(rest) = path.strip_prefix("src/") else { continue };
-        let module = rest.split(['/', '.']).next().unwrap_or("");
-        let Some((_, allowed)) = LAYERS.iter().find(|(name, _)| *name == module) else { continue };
-        // A module's own tests may use what they like.
-        let is_test = path.contains("/tests");
-        let body = text.split("#[cfg(test)]\nmod tests").next().unwrap_or("");
-        for (number, line) in body.lines().enumerate().filter(|_| !is_test) {
-            for used in code(line).split("crate::").skip(1) {
-                let name: String = used.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-                let known = LAYERS.iter().any(|(layer, _)| *layer == name);
-                if known && name != module && !allowed.contains(&name.as_str()) {
-                    wrong.push(format!(
-                        "{path}:{}: {module} must not use {name}: {}",
-                        number + 1,
-                        line.trim()
-                    ));
+    let files = files();
+    for (folder, layers) in LAYERS {
+        for (path, text) in &files {
+            let Some(rest) = path.strip_prefix(folder) else { continue };
+            let module = rest.split(['/', '.']).next().unwrap_or("");
+            let Some((_, allowed)) = layers.iter().find(|(name, _)| *name == module) else { continue };
+            // A module's own tests may use what they like.
+            let body = text.split("#[cfg(test)]\nmod tests").next().unwrap_or("");
+            for (number, line) in body.lines().enumerate().filter(|_| !path.contains("/tests")) {
+                for used in code(line).split("crate::").skip(1) {
+                    let name = used.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or("");
+                    if name != module && !allowed.contains(&name) {
+                        wrong.push(format!("{path}:{}: {module} must not use {name}", number + 1));
+                    }
                 }
             }
         }
     }
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
-}
-
-/// The parts of a file or folder can be read before the file or folder itself. `tests/tidy/imports.rs` says which imports count.
-#[test]
-fn files_and_folders_import_without_circles() {
-    let imports = imports::imports(&root(), CRATES);
-    assert!(imports.len() > 300, "{} files were read", imports.len());
-    let mut wrong = Vec::new();
-    for folder in imports::folders(&imports) {
-        let parts = imports::within(&imports, &folder);
-        for circle in imports::circles(&parts) {
-            wrong.push(format!("in {folder}, {} that reach one another:", circle.len()));
-            for (from, to) in circle.iter().flat_map(|from| circle.iter().map(move |to| (from, to))) {
-                if let Some(names) = parts[from].get(to) {
-                    wrong.push(format!(
-                        "  {from} takes of {to}: {}",
-                        Vec::from_iter(names.clone()).join(", ")
-                    ));
-                }
-            }
-        }
-    }
-    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
-}
-
-/// Circles are seen through a path, a re-export and a glob; not through a facade, a method's file or a test.
-#[test]
-fn circles_are_seen_through_every_import() {
-    let circles_of = |files: &[(&str, &str)]| {
-        let folder = tempfile::tempdir().expect("a folder");
-        for (name, text) in files {
-            let path = folder.path().join(name);
-            fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
-            fs::write(path, text).expect("a file");
-        }
-        imports::circles(&imports::imports(folder.path(), &[("it", "lib.rs")]))
-    };
-    let lib = ("lib.rs", "mod a; mod b; pub use a::A;");
-    let a = ("a.rs", "use crate::b::B; pub struct A(B);");
-    let both = vec![vec!["a.rs".to_owned(), "b.rs".to_owned()]];
-    for b in [
-        "pub struct B; fn f() -> crate::a::A { loop {} }",
-        "pub struct B; fn f() -> super::A { loop {} }",
-        "use crate::*; pub struct B; fn f() -> A { loop {} }",
-        "use crate::{a::{A as Other}}; pub struct B; fn f() -> Other { loop {} }",
-        "pub struct B; fn f() { fn g() -> it::A { loop {} } }",
-    ] {
-        assert_eq!(circles_of(&[lib, a, ("b.rs", b)]), both, "{b}");
-    }
-    for b in [
-        "pub struct B; // crate::a::A",
-        "pub struct B; const TEXT: &str = \"crate::a::A\";",
-        "pub use crate::a::A; pub struct B;",
-        "use crate::a::A; pub struct B; impl A { fn f() -> B { B } }",
-        "pub struct B; #[cfg(test)] mod tests { use crate::a::A; }",
-    ] {
-        assert_eq!(circles_of(&[lib, a, ("b.rs", b)]), Vec::<Vec<String>>::new(), "{b}");
-    }
-}
-
-#[test]
-fn every_module_has_a_layer() {
-    let lib = fs::read_to_string(root().join("src/lib.rs")).expect("src/lib.rs");
-    // A module that ends in braces is a page without code.
-    for name in lib.lines().filter_map(|l| l.strip_prefix("pub mod ")?.strip_suffix(';')) {
-        assert!(LAYERS.iter().any(|(layer, _)| *layer == name), "{name} has no row in LAYERS");
-    }
 }
 
 /// One convention: a module with others below it, tests included, is the `mod.rs` of its folder.

@@ -5,9 +5,9 @@ use std::hint::black_box;
 use roxie::limits::Limits;
 use roxie::nic::NicConfig;
 use roxie::shared::work_queue::Payload;
-use roxie::sim::{Connected, Host, HostQp, HostRegion, Pair, joined_ports};
 use roxie::time::Nanos;
 use roxie::verbs::{Access, Mtu, QpCaps, RKey, SendFlags, SendWr, WrOpcode};
+use roxie_sim::{Connected, Host, HostQp, HostRegion, Pair, joined_ports};
 
 /// Measured operations and message sizes.
 pub(crate) const CASES: [(WrOpcode, u32); 9] = [

@@ -5,7 +5,7 @@
 //! more.
 //!
 //! This thread neither receives nor closes descriptors of a connection, because either may block for ever
-//! ([`listen`](crate::descriptors::listen)).
+//! ([`listen`](roxie_base::descriptors::listen)).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::descriptors::peer_of;
-use crate::remote::link::{Link, Pieces};
-use crate::remote::message::{Hello, Welcome};
-use crate::threads::lock;
+use roxie::remote::link::{Link, Pieces};
+use roxie::remote::message::{Hello, Welcome};
+use roxie_base::descriptors::peer_of;
+use roxie_base::threads::lock;
 
 /// How long a connection may take for its whole greeting.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -291,7 +291,7 @@ mod tests {
     fn acceptor(bounds: Bounds) -> (Acceptor, SocketAddr, EventFd) {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("roxie/test/acceptor/{}/{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
-        let listener = crate::descriptors::listen(&name).expect("free");
+        let listener = roxie_base::descriptors::listen(&name).expect("free");
         let address = SocketAddr::from_abstract_name(name).expect("a name");
         (
             Acceptor::new(listener, bounds),

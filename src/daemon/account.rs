@@ -16,10 +16,10 @@ use std::sync::{Arc, Mutex, Weak};
 
 use nix::sys::resource::{Resource as Limit, getrlimit};
 
-use crate::host::inspect::AccountEntry;
-use crate::nic::{Command, ControlError, MemoryCommand, memory_of_qp};
-use crate::threads::lock;
-use crate::verbs::Gid;
+use roxie::host::inspect::AccountEntry;
+use roxie_base::threads::lock;
+use roxie_nic::nic::{Command, ControlError, MemoryCommand, memory_of_qp};
+use roxie_nic::verbs::Gid;
 
 /// The bounds of a process, or of all processes of a user together. All are finite, because the processes share the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

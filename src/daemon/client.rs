@@ -12,20 +12,20 @@ use super::lent::{Finder, Lent, PassedFd, invalid};
 use super::outbox::Outbox;
 use super::owned::{Creation, Owned, Role};
 use super::registry::Registry;
-use crate::congestion::{Rate, SharedRate};
-use crate::host::HandedOver;
-use crate::host::inspect::{ClientEntry, PassDurations, Snapshot};
-use crate::nic::{
+use roxie::host::HandedOver;
+use roxie::host::inspect::{ClientEntry, PassDurations, Snapshot};
+use roxie::remote::link::{LONGEST_REQUEST, Link};
+use roxie::remote::message::{Refusal, Reply, Request, Response, Welcome};
+use roxie_base::roster::{Denied, PortRequest, Roster};
+use roxie_base::threads::lock;
+use roxie_base::time::monotonic;
+use roxie_nic::congestion::{Rate, SharedRate};
+use roxie_nic::nic::{
     Answer, Command, ControlError, GsiRoutes, MemoryCommand, Object, ObjectKind, PlantedBug, QpStatus,
 };
-use crate::remote::link::{LONGEST_REQUEST, Link};
-use crate::remote::message::{Refusal, Reply, Request, Response, Welcome};
-use crate::roster::{Denied, PortRequest, Roster};
-use crate::shared::remote_memory::RemoteMemory;
-use crate::shared::{Doorbells, DoorbellsId, HeldPages};
-use crate::threads::lock;
-use crate::time::monotonic;
-use crate::verbs::{AddressVector, AsyncEvent, Gid, OpenXrcd, QpIndex, QpType};
+use roxie_nic::shared::remote_memory::RemoteMemory;
+use roxie_nic::shared::{Doorbells, DoorbellsId, HeldPages};
+use roxie_nic::verbs::{AddressVector, AsyncEvent, Gid, OpenXrcd, QpIndex, QpType};
 
 /// A client, as other threads see it.
 #[derive(Debug)]

@@ -9,16 +9,16 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl, open};
 use nix::sys::stat::{Mode, fstat};
 
 use super::account::{Account, Charge, Resource};
-use crate::nic::{Command, ControlError, Convert, Mapped, MemoryCommand, ObjectKind};
-use crate::remote::message::{
+use roxie::remote::message::{
     ArenaPlace, ClientForm, Completions, Memory, Pages, Receives, Request, WithMessage,
 };
-use crate::shared::remote_memory::{RemoteMemory, Use};
-use crate::shared::{
+use roxie_nic::nic::{Command, ControlError, Convert, Mapped, MemoryCommand, ObjectKind};
+use roxie_nic::shared::remote_memory::{RemoteMemory, Use};
+use roxie_nic::shared::{
     ClientFile, ClientMapping, CompletionRing, DoorbellsId, EventCounter, HostMemory, PageList, RecvRing,
     Region, SendRing,
 };
-use crate::verbs::{Access, FileId, QpCaps};
+use roxie_nic::verbs::{Access, FileId, QpCaps};
 
 /// Bytes of a word of a queue.
 const WORD: u64 = size_of::<u64>() as u64;

@@ -6,9 +6,9 @@
 use std::io;
 use std::sync::Mutex;
 
-use crate::remote::link::Link;
-use crate::threads::lock;
-use crate::verbs::AsyncEvent;
+use roxie::remote::link::Link;
+use roxie_base::threads::lock;
+use roxie_nic::verbs::AsyncEvent;
 
 /// Maximum number of events queued for a client, besides those in its socket. Further events are lost.
 const KEPT: usize = 4096;

@@ -8,8 +8,8 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 
 use super::account::Charge;
-use crate::nic::{Command, ControlError, MemoryCommand, Object, ObjectKind, PlantedBug};
-use crate::verbs::{Gid, QpIndex, QpInit, QpType, SrqInit, SrqKind, XrcdId};
+use roxie_nic::nic::{Command, ControlError, MemoryCommand, Object, ObjectKind, PlantedBug};
+use roxie_nic::verbs::{Gid, QpIndex, QpInit, QpType, SrqInit, SrqKind, XrcdId};
 
 /// The objects of a client.
 #[derive(Debug, Default)]

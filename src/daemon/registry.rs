@@ -9,15 +9,15 @@ use nix::unistd::geteuid;
 
 use super::acceptor::Standing;
 use super::account::{Accounts, Quota};
-use crate::engine::Engine;
-use crate::host::adapter::{snapshot_of, statuses_of};
-use crate::host::inspect::Snapshot;
-use crate::host::{Device, DeviceError};
-use crate::nic::{Answer, Command, ControlError, Object, QpStatus};
-use crate::roster::{Room, Roster};
-use crate::shared::remote_memory::RemoteMemory;
-use crate::shared::{Doorbells, DoorbellsId};
-use crate::threads::lock;
+use roxie::host::adapter::{snapshot_of, statuses_of};
+use roxie::host::inspect::Snapshot;
+use roxie::host::{Device, DeviceError};
+use roxie_base::roster::{Room, Roster};
+use roxie_base::threads::lock;
+use roxie_engine::Engine;
+use roxie_nic::nic::{Answer, Command, ControlError, Object, QpStatus};
+use roxie_nic::shared::remote_memory::RemoteMemory;
+use roxie_nic::shared::{Doorbells, DoorbellsId};
 
 /// The users that a NIC serves, and their bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,7 +146,7 @@ impl Registry {
         self.device.engine().expect("looked at in `new`")
     }
 
-    pub(super) fn now(&self) -> crate::time::Nanos {
+    pub(super) fn now(&self) -> roxie_base::time::Nanos {
         self.engine().now()
     }
 

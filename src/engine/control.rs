@@ -2,7 +2,7 @@
 
 use crossbeam_channel::Sender;
 
-use crate::nic::{Answer, Command, ControlError, SendQueue};
+use roxie_nic::nic::{Answer, Command, ControlError, SendQueue};
 
 /// A command and the channel for its answer.
 #[derive(Debug)]

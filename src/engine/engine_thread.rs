@@ -7,15 +7,24 @@ use std::sync::atomic::Ordering::Acquire;
 use std::thread::{self, JoinHandle};
 
 use nix::poll::{PollFd, PollFlags};
+use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::prctl;
+use nix::unistd::Pid;
 
 use super::handoff::NextSleep;
 use super::remote_pass::{EndReason, stand_by};
 use super::shared::{Dead, Shared, WorkerGuard, readable, sleep_on};
 use super::wait_policy::WaitPolicy;
 use super::{Drive, Progress, remote_pass};
-use crate::threads::{ask_for_short_turns, spawn_unsignalled};
-use crate::time::Nanos;
+use roxie_base::threads::{ask_for_short_turns, spawn_unsignalled};
+use roxie_base::time::Nanos;
+
+/// Restricts the calling thread to one core.
+fn pin(core: usize) -> nix::Result<()> {
+    let mut cores = CpuSet::new();
+    cores.set(core)?;
+    sched_setaffinity(Pid::from_raw(0), &cores)
+}
 
 /// Declares the engine dead if the thread that runs the worker unwinds.
 struct PanicGuard(Arc<Shared>);
@@ -51,7 +60,7 @@ fn spawn_worker(shared: Arc<Shared>, drive: Drive, term: u64) -> io::Result<Join
             Drive::Caller => run_between_callers(&shared).map_err(EndReason::from),
             Drive::Thread { core, spin } => {
                 if let Some(id) = core
-                    && !core_affinity::set_for_current(core_affinity::CoreId { id })
+                    && pin(id).is_err()
                 {
                     tracing::warn!(
                         "the engine's thread cannot be pinned to core {id}, it runs on any: is the core online \

@@ -1,6 +1,6 @@
 //! Durations of passes.
 
-use crate::time::Nanos;
+use roxie_base::time::Nanos;
 
 /// Number of buckets. The last one counts all passes of 2^30 ns and more.
 pub(super) const BUCKETS: usize = 32;

@@ -11,8 +11,8 @@ use super::handoff::NOTHING;
 use super::shared::{Shared, sleep_on};
 use super::wait::MAX_WATCHED;
 use super::wait_policy::WaitPolicy;
-use crate::threads::ask_for_short_turns;
-use crate::time::Nanos;
+use roxie_base::threads::ask_for_short_turns;
+use roxie_base::time::Nanos;
 
 impl Shared {
     /// Records a caller's pass that found nothing. After [`WaitPolicy::EMPTY_FOR_NS`] and [`WaitPolicy::EMPTY_PASSES`] the caller

@@ -25,7 +25,7 @@ use nix::unistd::gettid;
 use super::Progress;
 use super::shared::{Dead, Shared, WorkerGuard};
 use super::wait_policy::WaitPolicy;
-use crate::time::Nanos;
+use roxie_base::time::Nanos;
 
 /// Why a thread stops running the worker.
 #[derive(Debug)]

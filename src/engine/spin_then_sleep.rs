@@ -11,8 +11,8 @@ use std::thread;
 
 use super::wait_policy::WaitPolicy;
 use super::{Engine, Progress};
-use crate::nic::Published;
-use crate::time::Nanos;
+use roxie_base::time::Nanos;
+use roxie_nic::nic::Published;
 
 /// The completion that a caller may spin for. Success is counted for each separately: a program that waits only for its WRITEs
 /// gets one completion and no reply.

@@ -1,7 +1,7 @@
 //! Backoff of a link that accepts no frames.
 
 use super::wait_policy::WaitPolicy;
-use crate::time::Nanos;
+use roxie_base::time::Nanos;
 
 /// Backoff of a link that accepts no frames because it is down or the kernel is out of buffers. Retrying without a pause would
 /// occupy a processor.

@@ -8,7 +8,7 @@ use super::Engine;
 use super::wait_policy::WaitPolicy;
 use super::wait_set::WaitSet;
 use super::waiters::this_thread;
-use crate::time::Nanos;
+use roxie_base::time::Nanos;
 
 /// Maximum number of descriptors that a caller sleeps on. The engine thread waits for a port with more.
 pub const MAX_WATCHED: usize = 16;

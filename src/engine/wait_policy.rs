@@ -4,7 +4,7 @@
 //! otherwise. `cargo bench --bench waiting` repeats those of programs that wait, idle and beside programs that compute.
 
 /// Constants of waiting. Each name ends in its unit.
-pub(crate) struct WaitPolicy;
+pub struct WaitPolicy;
 
 /// A caller and the engine thread ([`super::handoff`]).
 impl WaitPolicy {
@@ -62,14 +62,14 @@ impl WaitPolicy {
     /// ... and in this many passes let other threads run. A caller with fewer passes is not polling.
     pub(crate) const EMPTY_PASSES: u32 = 6;
     /// How long a poller sleeps on the link when processors are overloaded. The application may poll other things too.
-    pub(crate) const POLLER_SLEEP_NS: u64 = 50_000;
+    pub const POLLER_SLEEP_NS: u64 = 50_000;
     /// `remote`: a yield that took longer let another thread run: perhaps the NIC's.
-    pub(crate) const YIELD_USED_NS: u64 = 3_000;
+    pub const YIELD_USED_NS: u64 = 3_000;
     /// `remote`: pollers sleep instead of yielding for this time after such a yield.
-    pub(crate) const YIELD_MEMORY_NS: u64 = 10_000_000;
+    pub const YIELD_MEMORY_NS: u64 = 10_000_000;
     /// `remote`: consecutive polls of one queue before the thread sleeps on it. A thread that polls several queues does not sleep
     /// on one.
-    pub(crate) const POLLS_IN_A_ROW: u32 = 8;
+    pub const POLLS_IN_A_ROW: u32 = 8;
 }
 
 /// Spin, then sleep, for programs that wait ([`super::spin_then_sleep`]).

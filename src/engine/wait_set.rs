@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-use crate::shared::EventCounter;
+use roxie_nic::shared::EventCounter;
 
 /// The descriptor of a completion channel, and its counter.
 #[derive(Debug)]

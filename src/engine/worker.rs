@@ -12,11 +12,11 @@ use super::control::{Answered, Request};
 use super::pass_times::PassTimes;
 use super::progress::Progress;
 use super::stall::Stall;
-use crate::nic::{self, Answer, Batch, Command, ControlError, GroupChange, Nic, Sent};
-use crate::port::{self, BURST, LinkChange, Port, PortInfo, RxOptions, TxId};
-use crate::shared::{ClientDoorbells, Doorbells};
-use crate::time::Nanos;
-use crate::verbs::{AsyncEvent, CqIndex, EventKind, Gid, Mtu, QpIndex};
+use roxie_base::time::Nanos;
+use roxie_nic::nic::{self, Answer, Batch, Command, ControlError, GroupChange, Nic, Sent};
+use roxie_nic::shared::{ClientDoorbells, Doorbells};
+use roxie_nic::verbs::{AsyncEvent, CqIndex, EventKind, Gid, Mtu, QpIndex};
+use roxie_port::{self as port, BURST, LinkChange, Port, PortInfo, RxOptions, TxId};
 
 /// An outgoing frame: its slot in the port, and its QP.
 type TxSlot = (TxId, QpIndex);

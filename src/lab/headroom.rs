@@ -1,8 +1,8 @@
 //! Headroom of a lossless priority, term by term: the sum behind [`worst_case`], and the arrivals that use all of it.
 
-use crate::sim::fabric::{LinkConfig, SHORTEST_FRAME, worst_case};
-use crate::time::Nanos;
-use crate::wire::mac_control::FRAME_LEN;
+use roxie_base::time::Nanos;
+use roxie_sim::fabric::{LinkConfig, SHORTEST_FRAME, worst_case};
+use roxie_wire::mac_control::FRAME_LEN;
 
 /// A delay between the frame that crosses the threshold and the end of transmission.
 #[derive(Clone, Debug, PartialEq)]
@@ -89,7 +89,7 @@ impl Sum {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::fabric::LinkRate;
+    use roxie_sim::fabric::LinkRate;
 
     #[test]
     fn terms_add_up_to_the_headroom() {

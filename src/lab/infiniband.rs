@@ -1,7 +1,7 @@
 //! Packets of native InfiniBand: RoCE's transport headers behind a local route header, and two CRCs.
 
 use super::crc::vcrc;
-use crate::wire::{Bth, Ext, FlowSpec, Gid, MAX_HEADERS, RoceVersion, Template};
+use roxie_wire::{Bth, Ext, FlowSpec, Gid, MAX_HEADERS, RoceVersion, Template};
 
 /// Bytes of the local route header, LRH (IBTA 7.7).
 pub const LRH_LEN: usize = 8;
@@ -76,7 +76,7 @@ fn icrc(bytes: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{Opcode, Psn, Qpn, Reth};
+    use roxie_wire::{Opcode, Psn, Qpn, Reth};
 
     #[test]
     fn specification_example_has_its_crcs() {

@@ -3,11 +3,11 @@
 //! [`fields`] parses the frame as the NIC does, then walks it once in wire order. Every bit of the frame is in exactly one field, which
 //! `tests/lab` checks.
 
-use crate::frame::Frame;
-use crate::wire::display::Mac;
-use crate::wire::net::ether_type;
-use crate::wire::parse::ICRC_LEN;
-use crate::wire::{
+use roxie_wire::display::Mac;
+use roxie_wire::frame::Frame;
+use roxie_wire::net::ether_type;
+use roxie_wire::parse::ICRC_LEN;
+use roxie_wire::{
     Aeth, Drop, Headers, Icrc, NetHeader, Opcode, Packet, Syndrome, credits, parse, rnr_timer_ns,
 };
 

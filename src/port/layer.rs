@@ -7,12 +7,12 @@
 macro_rules! pass_on {
     ($($method:ident),+ $(,)?) => { $( pass_on!(@$method); )+ };
     (@tx_alloc) => {
-        fn tx_alloc(&mut self, len: usize) -> Option<$crate::port::TxId> {
+        fn tx_alloc(&mut self, len: usize) -> Option<$crate::TxId> {
             self.inner.tx_alloc(len)
         }
     };
     (@tx_frame) => {
-        fn tx_frame(&mut self, id: &$crate::port::TxId) -> $crate::frame::FrameMut<'_> {
+        fn tx_frame(&mut self, id: &$crate::TxId) -> roxie_base::frame::FrameMut<'_> {
             self.inner.tx_frame(id)
         }
     };
@@ -22,17 +22,17 @@ macro_rules! pass_on {
         }
     };
     (@tx_note) => {
-        fn tx_note(&mut self, id: &$crate::port::TxId, note: std::fmt::Arguments<'_>) {
+        fn tx_note(&mut self, id: &$crate::TxId, note: std::fmt::Arguments<'_>) {
             self.inner.tx_note(id, note);
         }
     };
     (@tx_cancel) => {
-        fn tx_cancel(&mut self, id: $crate::port::TxId) {
+        fn tx_cancel(&mut self, id: $crate::TxId) {
             self.inner.tx_cancel(id);
         }
     };
     (@tx_flush) => {
-        fn tx_flush(&mut self, now: $crate::time::Nanos) -> std::io::Result<()> {
+        fn tx_flush(&mut self, now: roxie_base::time::Nanos) -> std::io::Result<()> {
             self.inner.tx_flush(now)
         }
     };
@@ -42,12 +42,12 @@ macro_rules! pass_on {
         }
     };
     (@set_rx_wishes) => {
-        fn set_rx_wishes(&mut self, wishes: $crate::port::RxOptions) -> std::io::Result<()> {
+        fn set_rx_wishes(&mut self, wishes: $crate::RxOptions) -> std::io::Result<()> {
             self.inner.set_rx_wishes(wishes)
         }
     };
     (@is_sent) => {
-        fn is_sent(&mut self, id: &$crate::port::TxId) -> bool {
+        fn is_sent(&mut self, id: &$crate::TxId) -> bool {
             self.inner.is_sent(id)
         }
     };
@@ -72,12 +72,12 @@ macro_rules! pass_on {
         }
     };
     (@steer) => {
-        fn steer(&mut self, flows: &[$crate::flow::FlowMatch]) -> std::io::Result<()> {
+        fn steer(&mut self, flows: &[roxie_base::flow::FlowMatch]) -> std::io::Result<()> {
             self.inner.steer(flows)
         }
     };
     (@undelivered) => {
-        fn undelivered(&self) -> std::io::Result<Option<$crate::port::undelivered::Undelivered>> {
+        fn undelivered(&self) -> std::io::Result<Option<$crate::undelivered::Undelivered>> {
             self.inner.undelivered()
         }
     };

@@ -11,9 +11,9 @@ use std::io;
 use std::net::IpAddr;
 
 use super::{BURST, LinkChange, Port, PortInfo, Received, TxId};
-use crate::flow::FlowMatch;
-use crate::frame::Frame;
-use crate::time::Nanos;
+use roxie_base::flow::FlowMatch;
+use roxie_base::frame::Frame;
+use roxie_base::time::Nanos;
 
 /// Loops back frames to the port's own MAC address. See the module's page.
 pub struct LoopbackPort<P> {
@@ -250,7 +250,7 @@ impl<P: Port> Port for LoopbackPort<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::port::memory::{self, MemoryConfig, MemoryPort};
+    use crate::memory::{self, MemoryConfig, MemoryPort};
 
     const OWN: [u8; 6] = [2, 0, 0, 0, 0, 0xa];
     const PEER: [u8; 6] = [2, 0, 0, 0, 0, 0xb];

@@ -16,9 +16,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::{BURST, LinkChange, Port, PortInfo, Received, TxId};
-use crate::flow::FlowMatch;
-use crate::frame::{Frame, FrameMut};
-use crate::time::Nanos;
+use roxie_base::flow::FlowMatch;
+use roxie_base::frame::{Frame, FrameMut};
+use roxie_base::time::Nanos;
 
 /// Bytes of a frame beyond the link MTU: Ethernet header and one VLAN tag.
 const L2_OVERHEAD: usize = 18;

@@ -3,7 +3,7 @@
 //! Received frames are written when they are released, after the NIC has noted what it did with them. Sent frames are
 //! written when they are committed. The notes become packet comments.
 //!
-//! A capture never stops traffic. A thread ([`crate::capture::Background`]) writes the file. If the disk or the reader
+//! A capture never stops traffic. A thread ([`roxie_base::capture::Background`]) writes the file. If the disk or the reader
 //! of a pipe is too slow and the queue is full, frames are left out and counted; the comment of the next frame says how
 //! many are missing. The first failure ends the file and is reported.
 
@@ -15,9 +15,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::undelivered::Undelivered;
 use super::{BURST, LinkChange, Port, PortInfo, Received, RxOptions, TxId};
-use crate::capture::{Background, Direction, PcapngWriter, Progress};
-use crate::frame::{Frame, FrameMut};
-use crate::time::Nanos;
+pub use crate::background::{Background, Progress, write_out};
+use roxie_base::capture::{Direction, PcapngWriter};
+use roxie_base::frame::{Frame, FrameMut};
+use roxie_base::time::Nanos;
 
 /// Number of slots that may have notes before their commit.
 const TX_NOTES: usize = 4 * BURST;
@@ -346,7 +347,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use super::*;
-    use crate::port::memory::{self, MemoryConfig, MemoryPort};
+    use crate::memory::{self, MemoryConfig, MemoryPort};
 
     /// A file that tests read while it is written, and that fails on request.
     #[derive(Clone, Default)]

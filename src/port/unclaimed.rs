@@ -9,9 +9,9 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
 use super::{LinkChange, Port, PortInfo, Received, TxId};
-use crate::flow::FlowMatch;
-use crate::frame::FrameMut;
-use crate::time::Nanos;
+use roxie_base::flow::FlowMatch;
+use roxie_base::frame::FrameMut;
+use roxie_base::time::Nanos;
 
 /// Placeholder for a port that will be opened. See the module's page.
 #[derive(Debug)]

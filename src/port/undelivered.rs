@@ -15,7 +15,7 @@ use nix::sys::socket::{
     sockopt,
 };
 
-use crate::frame::ROCE_V2_PORT;
+use roxie_base::frame::ROCE_V2_PORT;
 
 /// Bytes of a message that are read: the most that Linux quotes, with headers.
 const ROOM: usize = 2048;
@@ -64,7 +64,10 @@ impl Undelivered {
     }
 
     /// Subscribes to the error queues of these sockets (true: IPv4).
-    pub(super) fn of_sockets(sockets: Vec<(OwnedFd, bool)>) -> io::Result<Undelivered> {
+    ///
+    /// # Errors
+    /// If a socket is not of its family.
+    pub fn of_sockets(sockets: Vec<(OwnedFd, bool)>) -> io::Result<Undelivered> {
         let sources: Vec<Source> =
             sockets.into_iter().map(|(socket, v4)| Source::Queue { socket, v4 }).collect();
         sources.iter().try_for_each(|source| source.switch(true))?;
@@ -73,7 +76,10 @@ impl Undelivered {
 
     /// Subscribes to all ICMP messages in the calling thread's network namespace. Skips an address family that the host
     /// does not have.
-    pub(super) fn of_host() -> io::Result<Undelivered> {
+    ///
+    /// # Errors
+    /// Without CAP_NET_RAW.
+    pub fn of_host() -> io::Result<Undelivered> {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let mut sources = Vec::new();
         for (family, protocol, v4) in [

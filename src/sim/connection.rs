@@ -1,9 +1,9 @@
 //! Connects queue pairs of simulated hosts with default attributes.
 
 use super::{Host, HostQp};
-use crate::nic::ControlError;
-use crate::time::Nanos;
-use crate::verbs::{Access, AddressVector, Mtu, Psn, QpAttr, QpState, QpType, Qpn};
+use roxie_base::time::Nanos;
+use roxie_nic::nic::ControlError;
+use roxie_nic::verbs::{Access, AddressVector, Mtu, Psn, QpAttr, QpState, QpType, Qpn};
 
 /// Parameters of a connection, as one end needs them. The ends start at PSN 0 and retry RNR NAKs without limit.
 #[derive(Clone, Copy, Debug)]

@@ -6,7 +6,7 @@
 //! network. Simultaneous events are returned in the order in which they were scheduled, because slots are FIFO lists, and events of one
 //! time are always on the same level.
 
-use crate::time::Nanos;
+use roxie_base::time::Nanos;
 
 /// Bits of a time that one level resolves.
 const BITS: u32 = 6;

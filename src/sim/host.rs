@@ -6,20 +6,20 @@ use std::sync::{Arc, OnceLock};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use nix::sys::eventfd::EventFd;
 
-use crate::engine::{Progress, Request, Worker};
-use crate::nic::{
+use roxie_base::time::Nanos;
+use roxie_engine::{Progress, Request, Worker};
+use roxie_nic::nic::{
     Answer, Command, ControlError, MemoryCommand, Nic, NicConfig, QpHandle, QpStatus, ReceiveSource,
     SrqStatus,
 };
-use crate::port::Port;
-use crate::shared::work_queue::Payload;
-use crate::shared::{CompletionRing, Doorbells, HostMemory, PostError, RecvRing, SendRing};
-use crate::time::Nanos;
-use crate::verbs::{
+use roxie_nic::shared::work_queue::Payload;
+use roxie_nic::shared::{CompletionRing, Doorbells, HostMemory, PostError, RecvRing, SendRing};
+use roxie_nic::verbs::{
     Access, AddressVector, AhId, AsyncEvent, CqIndex, LKey, MrIndex, OpenXrcd, PdId, QpAttr, QpCaps, QpIndex,
     QpInit, QpType, SendWr, Sge, SrqIndex, SrqInit, Srqn, Wc, XrcdId,
 };
-use crate::wire::Gid;
+use roxie_port::Port;
+use roxie_wire::Gid;
 
 /// Workers in virtual time do not sleep, so all of them share one descriptor. A run may have a thousand.
 static WAKE: OnceLock<Arc<EventFd>> = OnceLock::new();

@@ -2,7 +2,7 @@
 //!
 //! The line omits fields with their default value (P_Key 0xffff, version 0, reserved bits 0).
 
-use std::fmt::{self, Display, Formatter};
+use core::fmt::{self, Display, Formatter};
 
 use super::{Envelope, Icrc, NetHeader, Packet, Service};
 

@@ -1,19 +1,16 @@
 //! Reasons why a frame is not a valid RoCE packet.
 
-use thiserror::Error;
+use core::fmt;
 
 /// Why a frame is not a valid RoCE packet. A wrong ICRC is reported by
 /// [`Envelope::check_icrc`](super::Envelope::check_icrc) instead.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Drop {
     /// Another protocol: ARP, TCP, UDP to another port.
-    #[error("not RoCE: neither UDP port 4791 nor EtherType 0x8915")]
     NotRoce,
     /// PAUSE or PFC; see [`mac_control`](super::mac_control).
-    #[error("MAC control frame (EtherType 0x8808)")]
     MacControl,
     /// A length field or header exceeds the frame.
-    #[error("truncated: {what} ends at byte {need}, only {have} bytes are there")]
     Truncated {
         /// The part that does not fit.
         what: &'static str,
@@ -23,7 +20,6 @@ pub enum Drop {
         have: usize,
     },
     /// The IP header is inconsistent, or of another version than the EtherType.
-    #[error("bad IP header: version {version}, header of {header_len} bytes, packet of {total_len} bytes")]
     BadIpHeader {
         /// Version nibble of the IP header.
         version: u8,
@@ -33,10 +29,8 @@ pub enum Drop {
         total_len: usize,
     },
     /// The GRH's next header is not 0x1b.
-    #[error("GRH next header {0:#04x}, RoCE v1 has 0x1b")]
     BadGrhNextHeader(u8),
     /// A fragment of an IPv4 UDP datagram. RoCE packets are never fragmented (IBTA annex A17.4.5.1).
-    #[error("IPv4 fragment at byte {offset}, more follow: {more}")]
     Fragment {
         /// Offset of the fragment in the datagram, in bytes.
         offset: usize,
@@ -44,10 +38,8 @@ pub enum Drop {
         more: bool,
     },
     /// The IPv6 header is followed by an extension header.
-    #[error("IPv6 extension header {0}")]
     Ipv6Extension(u8),
     /// The UDP length is below 8 or exceeds the IP payload.
-    #[error("UDP length {udp_len} in an IP payload of {ip_payload} bytes")]
     BadUdpLength {
         /// Length of header and payload by the UDP header, in bytes.
         udp_len: usize,
@@ -55,13 +47,10 @@ pub enum Drop {
         ip_payload: usize,
     },
     /// The opcode is unknown.
-    #[error("unknown opcode {0:#04x}")]
     UnknownOpcode(u8),
     /// The transport header version (TVer) is not 0.
-    #[error("transport version {0}, only 0 exists")]
     BadTransportVersion(u8),
     /// The pad count exceeds the bytes between headers and ICRC.
-    #[error("pad of {pad} bytes where {available} are left")]
     BadPad {
         /// Pad count of the BTH.
         pad: u8,
@@ -69,6 +58,35 @@ pub enum Drop {
         available: usize,
     },
 }
+
+impl fmt::Display for Drop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Drop::NotRoce => f.write_str("not RoCE: neither UDP port 4791 nor EtherType 0x8915"),
+            Drop::MacControl => f.write_str("MAC control frame (EtherType 0x8808)"),
+            Drop::Truncated { what, need, have } => {
+                write!(f, "truncated: {what} ends at byte {need}, only {have} bytes are there")
+            }
+            Drop::BadIpHeader { version, header_len, total_len } => write!(
+                f,
+                "bad IP header: version {version}, header of {header_len} bytes, packet of {total_len} bytes"
+            ),
+            Drop::BadGrhNextHeader(next) => write!(f, "GRH next header {next:#04x}, RoCE v1 has 0x1b"),
+            Drop::Fragment { offset, more } => {
+                write!(f, "IPv4 fragment at byte {offset}, more follow: {more}")
+            }
+            Drop::Ipv6Extension(next) => write!(f, "IPv6 extension header {next}"),
+            Drop::BadUdpLength { udp_len, ip_payload } => {
+                write!(f, "UDP length {udp_len} in an IP payload of {ip_payload} bytes")
+            }
+            Drop::UnknownOpcode(opcode) => write!(f, "unknown opcode {opcode:#04x}"),
+            Drop::BadTransportVersion(version) => write!(f, "transport version {version}, only 0 exists"),
+            Drop::BadPad { pad, available } => write!(f, "pad of {pad} bytes where {available} are left"),
+        }
+    }
+}
+
+impl core::error::Error for Drop {}
 
 impl Drop {
     /// Counter names, in the order of [`index`](Self::index).

@@ -1,12 +1,11 @@
 //! GIDs: 128-bit port addresses. For RoCE they are IP addresses.
-
-use serde::{Deserialize, Serialize};
-use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::fmt;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// A global identifier. RoCE v2 derives it from the IP address; IPv4 is mapped to `::ffff:a.b.c.d` (IBTA
 /// annex A17.4.5.2).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {

@@ -3,7 +3,7 @@
 //! The zerocopy structs are private views of bytes, each under its bit diagram. The transport uses the public
 //! types.
 
-use std::fmt;
+use core::fmt;
 
 use zerocopy::byteorder::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -466,7 +466,7 @@ mod tests {
     fn bth_round_trips_any_twelve_bytes() {
         for seed in 0..=255u8 {
             let bytes: [u8; 12] =
-                std::array::from_fn(|i| seed.wrapping_mul(31).wrapping_add((i as u8).wrapping_mul(73)));
+                core::array::from_fn(|i| seed.wrapping_mul(31).wrapping_add((i as u8).wrapping_mul(73)));
             assert_eq!(Bth::read(&bytes).to_bytes(), bytes);
         }
     }

@@ -1,6 +1,6 @@
 //! The headers below the transport: Ethernet, 802.1Q, IPv4, IPv6 (and the GRH, of the same layout), UDP.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use zerocopy::byteorder::network_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};

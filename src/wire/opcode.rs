@@ -3,8 +3,8 @@
 //! Opcode = service in bits 7:5, operation in bits 4:0 (IBTA 9.2.1, table 38; XRC: annex A14;
 //! FLUSH and ATOMIC WRITE: annex A19; CNP: annex A17.9.3).
 
-use std::fmt;
-use std::ops::BitOr;
+use core::fmt;
+use core::ops::BitOr;
 
 /// The opcode byte of a BTH, known or not: [`info`](Opcode::info) looks it up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]

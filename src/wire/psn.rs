@@ -1,16 +1,15 @@
 //! Packet sequence numbers: 24 bits that wrap.
 
-use std::fmt;
-use std::ops::{Add, Sub};
-
-use serde::{Deserialize, Serialize};
+use core::fmt;
+use core::ops::{Add, Sub};
 
 /// A 24-bit packet sequence number.
 ///
 /// PSNs have no `Ord`, because numbers that wrap are ordered only within a window. Use
 /// [`distance_from`](Psn::distance_from) or [`is_before`](Psn::is_before) (IBTA 9.7.2).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(from = "u32", into = "u32")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(from = "u32", into = "u32"))]
 pub struct Psn(u32);
 
 impl From<u32> for Psn {

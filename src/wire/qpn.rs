@@ -1,12 +1,11 @@
 //! Queue pair numbers.
 
-use std::fmt;
-
-use serde::{Deserialize, Serialize};
+use core::fmt;
 
 /// A 24-bit queue pair number. 0 and 1 are the management QPs, 0xffffff is the multicast QP.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(from = "u32", into = "u32")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(from = "u32", into = "u32"))]
 pub struct Qpn(u32);
 
 impl From<u32> for Qpn {

@@ -1,8 +1,8 @@
 //! Service IDs, and the mapping of IP addresses and ports to them by RDMA-CM (IBTA annexes A3 and A11; Linux
 //! `drivers/infiniband/core/cma.c`).
 
-use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::fmt;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The service that a REQ or SIDR_REQ requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]

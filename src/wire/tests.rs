@@ -2,6 +2,7 @@
 //! undetected.
 
 use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
 
 use super::*;
 use crate::frame::{Frame, FrameMut};
@@ -24,7 +25,7 @@ prop_compose! {
         v1 in any::<bool>(),
     ) -> FlowSpec {
         let gid = |host: u128| match v4 {
-            true => Gid::from(std::net::Ipv4Addr::from(host as u32)),
+            true => Gid::from(core::net::Ipv4Addr::from(host as u32)),
             false => Gid((host | 1 << 127).to_be_bytes()),
         };
         let version = if v1 { RoceVersion::V1 } else { RoceVersion::V2 };
@@ -96,7 +97,15 @@ fn build(flow: &FlowSpec, bth: &Bth, ext: &Ext, payload: &[u8], split: usize) ->
     bytes
 }
 
+/// Failed cases are kept beside this file, and run first.
+fn kept_beside() -> ProptestConfig {
+    let beside = FileFailurePersistence::WithSource("regressions");
+    ProptestConfig { failure_persistence: Some(Box::new(beside)), ..ProptestConfig::default() }
+}
+
 proptest! {
+    #![proptest_config(kept_beside())]
+
     //= test: IBTA A17.4.5.1: roce-v2-is-never-fragmented
     //= test: IBTA A17.4.5: addresses-and-class-come-from-the-path
     //= test: IBTA 9.2: pad-makes-whole-words
@@ -187,7 +196,7 @@ fn examine(bytes: &[u8], split: usize) {
 }
 
 fn flow(version: RoceVersion, src: &str, dst: &str) -> FlowSpec {
-    let gid = |s: &str| Gid::from(s.parse::<std::net::IpAddr>().unwrap());
+    let gid = |s: &str| Gid::from(s.parse::<core::net::IpAddr>().unwrap());
     FlowSpec {
         src_mac: [2, 0, 0, 0, 0, 1],
         dst_mac: [2, 0, 0, 0, 0, 2],

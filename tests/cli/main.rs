@@ -5,6 +5,7 @@
 mod in_time;
 
 mod alone;
+mod cc;
 mod doctor;
 mod manual;
 mod network;

@@ -144,8 +144,9 @@ fn values<'a>(words: &[&'a str], options: &[&str]) -> Vec<&'a str> {
 fn packages(words: &[&str]) -> Result<(), String> {
     let own = &words[..words.iter().position(|word| *word == "--").unwrap_or(words.len())];
     for package in values(own, &["-p", "--package"]) {
+        let crate_of_src = package.strip_prefix("roxie-").map(|name| format!("src/{name}/Cargo.toml"));
         let manifest = if package == "roxie" { "Cargo.toml".into() } else { format!("{package}/Cargo.toml") };
-        if !root().join(manifest).exists() {
+        if !root().join(crate_of_src.unwrap_or(manifest)).exists() {
             return Err(format!("there is no package `{package}`"));
         }
     }
@@ -161,7 +162,8 @@ fn packages(words: &[&str]) -> Result<(), String> {
 
 /// The sources of a test, by its name.
 fn sources(package: &str, test: &str) -> Option<String> {
-    let folder = root().join(package).join("tests");
+    // The tests of the crates in `src` are at the root.
+    let folder = if package.starts_with("roxie") { root() } else { root().join(package) }.join("tests");
     if let Ok(text) = fs::read_to_string(folder.join(format!("{test}.rs"))) {
         return Some(text);
     }

@@ -12,9 +12,9 @@ use roxie::port::LinkChange;
 use roxie::port::memory;
 use roxie::shared::work_queue::Payload;
 use roxie::shared::{CompletionRing, RecvRing, SendRing};
-use roxie::sim::{Connected, Host};
 use roxie::verbs::{AddressVector, Mtu, QpCaps, QpInit, QpType, SendFlags, SendWr, WcStatus};
 use roxie::wire::Gid;
+use roxie_sim::{Connected, Host};
 
 use crate::bent::{self, Bent};
 use crate::{End, bent_pair, end, joined, patient, until, with_mtu};

@@ -2,9 +2,9 @@
 
 use roxie::nic::NicConfig;
 use roxie::port::memory;
-use roxie::sim::Host;
 use roxie::time::Nanos;
 use roxie::verbs::{Access, QpAttr, QpCaps, QpState};
+use roxie_sim::Host;
 
 use super::end;
 

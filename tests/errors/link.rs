@@ -8,13 +8,13 @@ use roxie::nic::NicConfig;
 use roxie::port::Port;
 use roxie::port::fault::{Action, Direction, Fault, FaultConfig, FaultPort, When};
 use roxie::shared::work_queue::Payload;
-use roxie::sim::{Host, HostQp, HostRegion, Pair, joined_ports};
 use roxie::time::Nanos;
 use roxie::verbs::{
     Access, AsyncEvent, EventKind, LKey, Mtu, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, RKey, SendFlags,
     SendWr, Sge, Wc, WrOpcode,
 };
 use roxie::wire::{NakCode, Packet, Syndrome, parse};
+use roxie_sim::{Host, HostQp, HostRegion, Pair, joined_ports};
 
 pub(crate) const REQUESTER: usize = 0;
 pub(crate) const RESPONDER: usize = 1;

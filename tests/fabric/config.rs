@@ -1,6 +1,6 @@
 //! Invalid configurations are refused with valid values.
 
-use roxie::sim::fabric::{
+use roxie_sim::fabric::{
     ConfigError, EcnConfig, End, Fabric, FabricConfig, LinkRate, PfcConfig, PriorityMap, Routing, Schedule,
     Switch, SwitchConfig, Threshold,
 };

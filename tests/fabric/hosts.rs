@@ -7,13 +7,13 @@ use roxie::limits::Limits;
 use roxie::nic::{Command, CongestionConfig, EcnPolicy, NicConfig};
 use roxie::port::Port;
 use roxie::shared::work_queue::Payload;
-use roxie::sim::fabric::{
+use roxie::time::Nanos;
+use roxie::verbs::{Access, Mtu, QpCaps, QpInit, QpType, RKey, SendFlags, SendWr, WcStatus, WrOpcode};
+use roxie_sim::fabric::{
     EcnConfig, Fabric, FabricConfig, LinkConfig, LinkRate, MacPause, PfcConfig, PortConfig, PriorityMap,
     StationConfig, Step, SwitchConfig, Threshold,
 };
-use roxie::sim::{Connected, Host, HostQp, HostRegion};
-use roxie::time::Nanos;
-use roxie::verbs::{Access, Mtu, QpCaps, QpInit, QpType, RKey, SendFlags, SendWr, WcStatus, WrOpcode};
+use roxie_sim::{Connected, Host, HostQp, HostRegion};
 
 const MESSAGE: u32 = 16 * 1024;
 /// ECT(0).

@@ -1,9 +1,9 @@
 //! Serialization, propagation and switching delays of frames.
 
-use roxie::sim::fabric::{
+use roxie::time::Nanos;
+use roxie_sim::fabric::{
     End, Fabric, FabricConfig, LinkConfig, LinkRate, PortConfig, Routing, StationConfig, SwitchConfig,
 };
-use roxie::time::Nanos;
 
 use super::{DELAY, came, frame, link, mac, star, stations, switch};
 

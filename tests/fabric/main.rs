@@ -13,11 +13,11 @@ mod sharing;
 mod switching;
 mod trouble;
 
-use roxie::sim::Host;
-use roxie::sim::fabric::{
+use roxie::time::Nanos;
+use roxie_sim::Host;
+use roxie_sim::fabric::{
     Fabric, FabricConfig, LinkConfig, LinkRate, PortConfig, StationConfig, Switch, SwitchConfig,
 };
-use roxie::time::Nanos;
 
 /// One byte on the wire takes a nanosecond.
 const RATE: LinkRate = LinkRate::from_gbps(8);

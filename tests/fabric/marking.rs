@@ -1,7 +1,7 @@
 //! ECN marks follow the configured curve, and change only the necessary bits.
 
-use roxie::sim::fabric::{EcnConfig, PriorityMap, Switch};
 use roxie::time::Nanos;
+use roxie_sim::fabric::{EcnConfig, PriorityMap, Switch};
 
 use super::{frame, mac, ones_sum, switch};
 

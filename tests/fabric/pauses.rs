@@ -1,11 +1,11 @@
 //! Priority flow control, from the frame that crosses the threshold to the last frame that still arrives.
 
 use roxie::frame::Frame;
-use roxie::sim::fabric::{
-    DropReason, Fabric, FabricConfig, MacPause, PfcConfig, PriorityMap, SwitchConfig, Threshold, worst_case,
-};
 use roxie::time::Nanos;
 use roxie::wire::mac_control::MacControl;
+use roxie_sim::fabric::{
+    DropReason, Fabric, FabricConfig, MacPause, PfcConfig, PriorityMap, SwitchConfig, Threshold, worst_case,
+};
 
 use super::{DELAY, RATE, assert_conserved, frame, link, mac, star, stations, switch};
 
@@ -213,10 +213,10 @@ fn pause_frame_overtakes_the_queue() {
 
 #[test]
 fn pauses_spread_from_switch_to_switch() {
-    use roxie::sim::fabric::{End, LinkConfig, Routing};
+    use roxie_sim::fabric::{End, LinkConfig, Routing};
     // Station 0 - switch 0 - switch 1 - station 1 with a slow link.
     let mut far = lossless(2, pfc(540));
-    far.ports[1].link = LinkConfig { rate: roxie::sim::fabric::LinkRate(RATE.0 / 8), ..link() };
+    far.ports[1].link = LinkConfig { rate: roxie_sim::fabric::LinkRate(RATE.0 / 8), ..link() };
     let at = |switch, port| End::Switch { switch, port };
     let mut ends = stations(2);
     ends[0].mac_pause = Some(MacPause { response: Some(Nanos(540)), priorities: PriorityMap::default() });

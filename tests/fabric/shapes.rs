@@ -1,9 +1,9 @@
 //! Network shapes, and the routes through them.
 
-use roxie::sim::fabric::{
+use roxie::time::Nanos;
+use roxie_sim::fabric::{
     ConfigError, End, Fabric, FabricConfig, PortConfig, Routing, Shape, StationConfig, SwitchConfig,
 };
-use roxie::time::Nanos;
 
 use super::{came, frame, link};
 

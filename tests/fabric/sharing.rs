@@ -1,7 +1,7 @@
 //! Schedulers and buffer sharing.
 
-use roxie::sim::fabric::{DropReason, Fabric, PriorityMap, Schedule, SwitchConfig, Threshold};
 use roxie::time::Nanos;
+use roxie_sim::fabric::{DropReason, Fabric, PriorityMap, Schedule, SwitchConfig, Threshold};
 
 use super::{assert_conserved, frame, star, switch};
 

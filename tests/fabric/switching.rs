@@ -1,11 +1,11 @@
 //! Cut-through, link errors, the PFC watchdog, and taps.
 
-use roxie::sim::fabric::{
+use roxie::time::Nanos;
+use roxie::wire::mac_control::MacControl;
+use roxie_sim::fabric::{
     DropReason, EgressOutcome, End, Fabric, FabricConfig, IngressOutcome, LinkConfig, LinkRate, MacPause,
     PfcConfig, PriorityMap, Schedule, SwitchConfig, Threshold, WatchdogConfig,
 };
-use roxie::time::Nanos;
-use roxie::wire::mac_control::MacControl;
 
 use super::{DELAY, RATE, assert_conserved, came, frame, link, mac, star, stations, switch};
 

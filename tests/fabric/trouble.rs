@@ -3,12 +3,12 @@
 use roxie::frame::Frame;
 use roxie::nic::NicConfig;
 use roxie::port::{LinkChange, Port};
-use roxie::sim::Host;
-use roxie::sim::fabric::{
+use roxie::time::Nanos;
+use roxie_sim::Host;
+use roxie_sim::fabric::{
     Arrival, DropReason, End, Fabric, FabricConfig, FrameFaults, LinkConfig, LinkRate, LinkStats,
     StationConfig,
 };
-use roxie::time::Nanos;
 
 use super::{DELAY, assert_conserved, came, frame, mac, ones_sum, star, stations, switch};
 

@@ -4,13 +4,13 @@ use roxie::congestion::{Rate, SharedRate};
 use roxie::flow::{RX_HASH_KEY, RxHash, RxHashFields};
 use roxie::nic::{Command, MemoryCommand, ReceiveSource};
 use roxie::shared::{CompletionRing, HostMemory, PageList, RecvRing, SendRing};
-use roxie::sim::Host;
 use roxie::verbs::{
     Access, AddressVector, AhId, CqIndex, FlowField, FlowId, FlowMatch, FlowRule, MrIndex, Mtu, MwIndex,
     MwType, OpenXrcd, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, Rss, SrqIndex,
     SrqInit, SrqKind, XrcdId,
 };
 use roxie::wire::Gid;
+use roxie_sim::Host;
 
 use crate::congestion;
 use crate::input::Input;

@@ -10,13 +10,13 @@ use roxie::limits::Limits;
 use roxie::nic::{Command, NicConfig};
 use roxie::port::Port;
 use roxie::shared::work_queue::Payload;
-use roxie::sim::{Host, HostQp, HostRegion, joined_ports};
 use roxie::time::Nanos;
 use roxie::verbs::{
     Access, AhId, LKey, Mtu, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, RKey, SendFlags, SendWr, Sge,
     UdAddress, WrOpcode,
 };
 use roxie::wire::{Bth, Ext, FlowSpec, Gid, MAX_HEADERS, Opcode, RoceVersion, Template, icrc, parse};
+use roxie_sim::{Host, HostQp, HostRegion, joined_ports};
 
 use crate::commands::{GROUP, command};
 use crate::congestion;

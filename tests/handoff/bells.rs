@@ -1,4 +1,4 @@
-//! Doorbells: `src/shared/doorbell.rs`, also under the turns of `src/engine/combining_lock.rs`.
+//! Doorbells: `src/nic/shared/doorbell.rs`, also under the turns of `src/engine/combining_lock.rs`.
 
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64;

@@ -1,4 +1,4 @@
-//! Completions and their events: `src/shared/completion_queue.rs`. One thread polls, one or two produce.
+//! Completions and their events: `src/nic/shared/completion_queue.rs`. One thread polls, one or two produce.
 
 use loom::sync::Arc;
 use loom::thread;

@@ -1,4 +1,4 @@
-//! Catching the events that a thread's own pass raises: `src/shared/event_counter.rs`.
+//! Catching the events that a thread's own pass raises: `src/nic/shared/event_counter.rs`.
 
 use std::sync::Arc;
 

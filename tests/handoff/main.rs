@@ -1,7 +1,7 @@
 //! Handoffs between threads, in every interleaving: turns of callers and the engine thread, doorbells, work requests,
 //! completions and their events, receives that several workers take from one queue.
 //!
-//! `handoff.rs` and `combining_lock.rs` of `src/engine`, and the queues of `src/shared`, are compiled with a model checker's atomics and
+//! `handoff.rs` and `combining_lock.rs` of `src/engine`, and the queues of `src/nic/shared`, are compiled with a model checker's atomics and
 //! locks. The checker runs each model in every order that the memory model allows. A thread that sleeps and is never woken is a
 //! deadlock, which fails the model. A backoff sleep really ends by itself; here it does not, so that missing wake-ups show.
 
@@ -16,22 +16,22 @@ mod handoff;
 mod wait_policy;
 
 #[allow(dead_code, unreachable_pub)]
-#[path = "../../src/shared/completion_queue.rs"]
+#[path = "../../src/nic/shared/completion_queue.rs"]
 mod completion_queue;
 #[allow(dead_code, unreachable_pub, unused_imports)]
-#[path = "../../src/shared/doorbell.rs"]
+#[path = "../../src/nic/shared/doorbell.rs"]
 mod doorbell;
 #[allow(dead_code, unreachable_pub)]
-#[path = "../../src/shared/event_counter.rs"]
+#[path = "../../src/nic/shared/event_counter.rs"]
 mod event_counter;
 #[allow(dead_code, unreachable_pub)]
-#[path = "../../src/shared/page_list.rs"]
+#[path = "../../src/nic/shared/page_list.rs"]
 mod page_list;
 #[allow(dead_code, unreachable_pub)]
-#[path = "../../src/shared/shared_receives.rs"]
+#[path = "../../src/nic/shared/shared_receives.rs"]
 mod shared_receives;
 #[allow(dead_code, unreachable_pub)]
-#[path = "../../src/shared/work_queue.rs"]
+#[path = "../../src/nic/shared/work_queue.rs"]
 mod work_queue;
 
 mod bells;
@@ -41,10 +41,6 @@ mod events;
 mod receives;
 mod region;
 mod sends;
-
-mod limits {
-    pub(crate) use roxie::limits::{MAX_INLINE, MAX_MESSAGE, MAX_SGE};
-}
 
 mod verbs {
     pub(crate) use roxie::verbs::*;

@@ -1,4 +1,4 @@
-//! A receive queue with several consumers: `src/shared/work_queue.rs` and `src/shared/shared_receives.rs`.
+//! A receive queue with several consumers: `src/nic/shared/work_queue.rs` and `src/nic/shared/shared_receives.rs`.
 
 use loom::sync::Arc;
 use loom::thread;

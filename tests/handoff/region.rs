@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use loom::sync::atomic::AtomicU64;
 
-/// As in `src/shared/region.rs`.
+/// As in `src/nic/shared/region.rs`.
 pub(crate) const LINE: usize = 8;
 
-/// As in `src/shared/region.rs`.
+/// As in `src/nic/shared/region.rs`.
 #[derive(Debug)]
 pub(crate) struct HeldPages;
 

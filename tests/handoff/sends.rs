@@ -1,4 +1,4 @@
-//! Work requests on their way to the NIC: `src/shared/work_queue.rs` and `src/shared/page_list.rs`.
+//! Work requests on their way to the NIC: `src/nic/shared/work_queue.rs` and `src/nic/shared/page_list.rs`.
 
 use loom::thread;
 

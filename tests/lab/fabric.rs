@@ -1,7 +1,7 @@
 //! Labs about switches, checked against theory and published results.
 
-use roxie::sim::fabric::{LinkConfig, LinkRate, worst_case};
 use roxie::time::Nanos;
+use roxie_sim::fabric::{LinkConfig, LinkRate, worst_case};
 
 use crate::{data, fact, refused, run_of};
 

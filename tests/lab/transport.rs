@@ -3,8 +3,8 @@
 use std::fs;
 
 use roxie::frame::Frame;
-use roxie::lab::layout::fields;
 use roxie::wire::{Icrc, parse};
+use roxie_lab::layout::fields;
 
 use crate::{data, fact, run_of, text};
 

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use roxie::sim::scenario::{Results, Scenario, Simulation};
 use roxie::time::Nanos;
+use roxie_sim::scenario::{Results, Scenario, Simulation};
 
 fn example(name: &str, time: Option<Nanos>) -> Results {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("docs/sim").join(name);

@@ -1,6 +1,6 @@
 //! Counts per flow: marks, drops, damage, retransmissions, notifications.
 
-use roxie::sim::scenario::{Column, Results};
+use roxie_sim::scenario::{Column, Results};
 
 use super::played;
 

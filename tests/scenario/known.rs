@@ -1,8 +1,8 @@
 //! Results from publications or theory, with tolerances.
 
-use roxie::sim::fabric::SharedSwitch;
-use roxie::sim::scenario::{Bytes, Simulation, Summary};
 use roxie::time::Nanos;
+use roxie_sim::fabric::SharedSwitch;
+use roxie_sim::scenario::{Bytes, Simulation, Summary};
 
 use super::{played, scenario, simulation};
 

@@ -10,7 +10,7 @@ mod patterns;
 mod runs;
 mod text;
 
-use roxie::sim::scenario::{Results, Scenario, Simulation};
+use roxie_sim::scenario::{Results, Scenario, Simulation};
 
 fn scenario(text: &str) -> Scenario {
     Scenario::read(text).expect("a scenario")

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use roxie::sim::scenario::Flow;
+use roxie_sim::scenario::Flow;
 
 use super::{played, simulation};
 

@@ -4,8 +4,8 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 
 use roxie::capture::Reader;
-use roxie::sim::scenario::{Column, Results, Simulation};
 use roxie::time::Nanos;
+use roxie_sim::scenario::{Column, Results, Simulation};
 
 use super::{played, scenario, simulation};
 

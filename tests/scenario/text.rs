@@ -1,6 +1,6 @@
 //! The scenario file format, and its errors.
 
-use roxie::sim::scenario::{Scenario, Simulation};
+use roxie_sim::scenario::{Scenario, Simulation};
 
 const GOOD: &str = "time = \"1 ms\"\n[network]\nshape = \"star\"\nhosts = 3\n";
 

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use roxie::nic::{Answer, Command, ObjectCounts};
-use roxie::sim::fabric::{DropReason, End, LinkStats, PRIORITIES};
 use roxie::time::Nanos;
 use roxie::verbs::WrOpcode;
+use roxie_sim::fabric::{DropReason, End, LinkStats, PRIORITIES};
 
 use crate::flow::Fate;
 use crate::script::{Action, Service, Trouble};

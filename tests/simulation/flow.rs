@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 
 use roxie::shared::HostMemory;
 use roxie::shared::work_queue::Payload;
-use roxie::sim::fabric::Hosts;
-use roxie::sim::{Host, HostQp, HostRegion};
 use roxie::time::Nanos;
 use roxie::verbs::{
     Access, AhId, Qpn, RKey, SendFlags, SendWr, Sge, UdAddress, Wc, WcOpcode, WcStatus, WrOpcode,
 };
+use roxie_sim::fabric::Hosts;
+use roxie_sim::{Host, HostQp, HostRegion};
 
 use crate::grant::{Access as Granted, Granter};
 use crate::law::Law;

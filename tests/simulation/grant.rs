@@ -5,13 +5,13 @@
 
 use roxie::nic::{Answer, Command, MemoryCommand};
 use roxie::shared::PageList;
-use roxie::sim::Host;
-use roxie::sim::fabric::Hosts;
 use roxie::time::Nanos;
 use roxie::verbs::{
     Access as Rights, FastRegistration, LKey, MrIndex, MwIndex, MwType, RKey, SendFlags, SendWr, Wc,
     WcStatus, WindowBind,
 };
+use roxie_sim::Host;
+use roxie_sim::fabric::Hosts;
 
 use crate::flow::{Fate, Flow, LOCAL};
 use crate::link::Link;

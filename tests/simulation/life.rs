@@ -5,12 +5,12 @@ use std::sync::Arc;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use roxie::nic::{Answer, Command, ControlError, ReceiveSource};
 use roxie::shared::RecvRing;
-use roxie::sim::Host;
-use roxie::sim::fabric::Hosts;
 use roxie::time::Nanos;
 use roxie::verbs::{Access, AddressVector, AsyncEvent, CqIndex, Mtu, Psn, QpAttr, QpInit, QpState, QpType};
 use roxie::wire::Qpn;
 use roxie::wire::net::multicast_mac;
+use roxie_sim::Host;
+use roxie_sim::fabric::Hosts;
 
 use crate::congested::Ends;
 use crate::flow::{Flow, Patch, QKEY, Standing, caps};

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use nix::sys::eventfd::EventFd;
 use roxie::shared::Armed;
-use roxie::sim::HostQp;
-use roxie::sim::fabric::Hosts;
 use roxie::time::Nanos;
 use roxie::verbs::{AsyncEvent, EventKind, Gid, Psn, QpAttr, QpIndex, QpState, Wc, WcStatus};
 use roxie::wire::Qpn;
+use roxie_sim::HostQp;
+use roxie_sim::fabric::Hosts;
 
 use crate::flow::{Flow, LOCAL, Standing};
 use crate::law::Law;

@@ -1,9 +1,9 @@
 //! The network of a run: hosts on a switch without delay, and faults on the links from the switch to the hosts.
 
-use roxie::sim::fabric::{
+use roxie::time::Nanos;
+use roxie_sim::fabric::{
     Fabric, FabricConfig, LinkConfig, LinkRate, PortConfig, StationConfig, Step, SwitchConfig,
 };
-use roxie::time::Nanos;
 
 use crate::script::Script;
 use crate::stations::Stations;

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 
 use roxie::shared::HostMemory;
-use roxie::sim::fabric::Hosts;
-use roxie::sim::{Host, HostQp};
 use roxie::verbs::{Access, Wc, WcFlags, WcOpcode, WcStatus, WrOpcode};
+use roxie_sim::fabric::Hosts;
+use roxie_sim::{Host, HostQp};
 
 use crate::flow::{Fate, Flow, Patch, split};
 use crate::generate::Rng;

@@ -9,11 +9,11 @@ use std::rc::Rc;
 
 use roxie::nic::{Command, ControlError};
 use roxie::shared::{CompletionRing, HostMemory};
-use roxie::sim::fabric::Hosts;
-use roxie::sim::{Host, HostSrq};
 use roxie::time::Nanos;
 use roxie::verbs::{Access, AsyncEvent, CqIndex, EventKind, SrqInit, SrqKind, Srqn, Wc, XrcdId};
 use roxie::wire::Qpn;
+use roxie_sim::fabric::Hosts;
+use roxie_sim::{Host, HostSrq};
 
 use crate::flow::{Patch, split};
 use crate::generate::Rng;

@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use roxie::nic::Command;
 use roxie::random::splitmix;
-use roxie::sim::{Connected, HostQp, HostRegion, Payload};
 use roxie::verbs::{
     Access, AsyncEvent, Mtu, QpCaps, QpInit, QpState, QpType, RKey, SendFlags, SendWr, WrOpcode,
 };
+use roxie_sim::{Connected, HostQp, HostRegion, Payload};
 
 use crate::campaign::judge;
 use crate::generate;

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use roxie::frame::Frame;
 use roxie::random::splitmix;
-use roxie::sim::fabric::{Arrival, End, FrameFaults};
 use roxie::time::Nanos;
 use roxie::wire::{Psn, Qpn, parse};
+use roxie_sim::fabric::{Arrival, End, FrameFaults};
 
 use crate::script::{FrameName, Rule, Trouble, Way};
 use crate::stations::Stations;

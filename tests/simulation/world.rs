@@ -9,10 +9,10 @@ use roxie::limits::Limits;
 use roxie::nic::{Command, ControlError, NicConfig};
 use roxie::port::pcap::{PcapPort, Timestamps};
 use roxie::port::{LinkChange, Port};
-use roxie::sim::Host;
-use roxie::sim::fabric::{DropReason, Fabric};
 use roxie::time::Nanos;
 use roxie::verbs::{AsyncEvent, EventKind, Mtu, QpAttr, QpState, RateLimit};
+use roxie_sim::Host;
+use roxie_sim::fabric::{DropReason, Fabric};
 
 use crate::flow::Patch;
 use crate::intruder;

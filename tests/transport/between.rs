@@ -6,10 +6,10 @@ use roxie::frame::FrameMut;
 use roxie::nic::ReceiveSource;
 use roxie::port::{Port, PortInfo, Received, TxId};
 use roxie::shared::RecvRing;
-use roxie::sim::joined_ports;
 use roxie::time::Nanos;
 use roxie::verbs::{QpCaps, QpInit, QpState, QpType, WcStatus};
 use roxie::wire::{Ext, NakCode, Opcode};
+use roxie_sim::joined_ports;
 
 use crate::{Answer, Setup, Stage};
 

@@ -18,8 +18,8 @@ fn marked() -> Stage {
 }
 
 pub(crate) fn with_class(traffic_class: u8) -> Template {
-    use roxie::sim::Host;
     use roxie::wire::{Gid, RoceVersion};
+    use roxie_sim::Host;
     let gid = |n| Gid::from(Host::address(n, false));
     Template::new(&FlowSpec {
         src_mac: Host::mac(2),

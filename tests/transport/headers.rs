@@ -1,9 +1,9 @@
 //! Which header fields are checked, which are ignored, and in which QP states packets are handled (IBTA 9.6.1, 10.3.1).
 
-use roxie::sim::Host;
 use roxie::time::Nanos;
 use roxie::verbs::{Gid, Psn, QpAttr, QpState, QpType, WcStatus, WrOpcode};
 use roxie::wire::{Bth, Ext, FlowSpec, Opcode, RoceVersion, Template};
+use roxie_sim::Host;
 
 use crate::{Answer, FIRST, Setup, Stage, attributes};
 

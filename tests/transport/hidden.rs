@@ -1,10 +1,10 @@
 //! The UDP port hides the IPv4 identification, which the ICRC covers, and knows when packets arrived.
 
 use roxie::nic::{Command, CongestionConfig};
-use roxie::sim::joined_ports;
 use roxie::time::Nanos;
 use roxie::verbs::WrOpcode;
 use roxie::wire::{Aeth, Bth, Ext, MAX_HEADERS, Opcode, Psn, Syndrome};
+use roxie_sim::joined_ports;
 
 use crate::placement::{IDENTIFICATION, Sockets};
 use crate::{Answer, FIRST, Setup, Stage};

@@ -3,13 +3,13 @@
 use roxie::limits::Limits;
 use roxie::nic::{Command, NicConfig};
 use roxie::shared::work_queue::Payload;
-use roxie::sim::{Host, HostQp, joined_ports};
 use roxie::time::Nanos;
 use roxie::verbs::{
     Access, EventKind, LKey, Mtu, Psn, QpAttr, QpCaps, QpState, QpType, RKey, SendFlags, SendWr, Sge,
     WcStatus, WrOpcode,
 };
 use roxie::wire::{Aeth, Bth, Ext, NakCode, Opcode, Syndrome};
+use roxie_sim::{Host, HostQp, joined_ports};
 
 use crate::{Answer, FIRST, MTU, Setup, Stage, TIMEOUT, attributes};
 

@@ -64,7 +64,6 @@ use roxie::limits::Limits;
 use roxie::nic::NicConfig;
 use roxie::port::Port;
 use roxie::shared::work_queue::Payload;
-use roxie::sim::{Host, HostQp, HostRegion, joined_ports};
 use roxie::time::Nanos;
 use roxie::verbs::{
     Access, AsyncEvent, EventKind, Gid, Mtu, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, RKey,
@@ -74,6 +73,7 @@ use roxie::wire::{
     Aeth, Bth, Ext, FlowSpec, Icrc, MAX_HEADERS, NakCode, Opcode, Packet, Reth, RoceVersion, Syndrome,
     Template, parse,
 };
+use roxie_sim::{Host, HostQp, HostRegion, joined_ports};
 
 const PEER_QPN: Qpn = Qpn::new(0x77);
 /// First PSN that the NIC sends. PSNs wrap after two packets.

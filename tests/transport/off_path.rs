@@ -7,9 +7,9 @@ use std::collections::{HashMap, HashSet};
 use roxie::limits::Limits;
 use roxie::nic::NicConfig;
 use roxie::random::splitmix;
-use roxie::sim::{Host, HostRegion, joined_ports};
 use roxie::verbs::{Access, Psn, QpCaps, QpState, Qpn, WcStatus};
 use roxie::wire::{Bth, Ext, NakCode, Opcode, Reth, Syndrome};
+use roxie_sim::{Host, HostRegion, joined_ports};
 
 use crate::{Setup, Stage, template};
 

@@ -406,13 +406,13 @@ fn thousand_qps_keep_their_rates() {
     for (qps, kbps, packets) in
         [(1, 10_000, 1_000), (1, 9_990_000, 1_000), (10, 990_000, 1_000), (1_000, 10_000, 40)]
     {
-        let (near, mut peer) = roxie::sim::joined_ports(1500, None);
+        let (near, mut peer) = roxie_sim::joined_ports(1500, None);
         let config = roxie::nic::NicConfig {
             limits: roxie::limits::Limits { qps: 1024, cqs: 1024, ..roxie::limits::Limits::small() },
             seed: 1,
             ..roxie::nic::NicConfig::default()
         };
-        let mut host = roxie::sim::Host::new(1, config, near);
+        let mut host = roxie_sim::Host::new(1, config, near);
         let memory = host.register(1 << 16, roxie::verbs::Access::READ_WRITE);
         let caps = roxie::verbs::QpCaps { max_send_wr: 64, ..Default::default() };
         let init = roxie::verbs::QpInit { qp_type: QpType::Uc, caps, sq_sig_all: false };

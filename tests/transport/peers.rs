@@ -1,9 +1,9 @@
 //! Behavior of other implementations that differs from Roxie's.
 
-use roxie::sim::Host;
 use roxie::time::Nanos;
 use roxie::verbs::{WcStatus, WrOpcode};
 use roxie::wire::{Aeth, Ext, Gid, NakCode, Opcode, Syndrome, rnr_timer_ns};
+use roxie_sim::Host;
 
 use crate::{FIRST, RETRIES, Stage, TIMEOUT};
 

@@ -3,12 +3,12 @@
 use roxie::frame::FrameMut;
 use roxie::port::{Port, PortInfo, Received, TxId};
 use roxie::shared::work_queue::Payload;
-use roxie::sim::joined_ports;
 use roxie::time::Nanos;
 use roxie::verbs::{
     Access, EventKind, FlushRange, QpState, RKey, SendFlags, SendWr, WcOpcode, WcStatus, WrOpcode,
 };
 use roxie::wire::{Aeth, Bth, Ext, Feth, Icrc, MAX_HEADERS, NakCode, Opcode, Psn, Reth, Syndrome};
+use roxie_sim::joined_ports;
 
 use crate::{Answer, FIRST, Setup, Stage};
 

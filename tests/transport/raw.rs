@@ -5,12 +5,12 @@ use roxie::limits::Limits;
 use roxie::nic::{Answer as NicAnswer, Command, ControlError, NicConfig, ObjectKind};
 use roxie::port::unclaimed::UnclaimedPort;
 use roxie::shared::work_queue::Payload;
-use roxie::sim::{Host, HostQp, joined_ports};
 use roxie::verbs::{
     FlowId, FlowRule, LKey, QpAttr, QpCaps, QpInit, QpState, QpType, Rss, SendFlags, SendWr, Sge, WcOpcode,
     WcStatus, WrOpcode,
 };
 use roxie::wire::{Bth, Ext, Opcode};
+use roxie_sim::{Host, HostQp, joined_ports};
 
 use crate::regions::{ON_DEMAND, Pages};
 use crate::{Setup, Stage};

@@ -9,13 +9,13 @@ use roxie::capture::Reader;
 use roxie::nic::Command;
 use roxie::port::Port;
 use roxie::port::pcap::{PcapPort, Timestamps};
-use roxie::sim::joined_ports;
 use roxie::time::Nanos;
 use roxie::verbs::{Gid, QpAttr, QpState, QpType, Qpn, WrOpcode};
 use roxie::wire::net::multicast_mac;
 use roxie::wire::{
     AtomicEth, Bth, Deth, Ext, FlowSpec, NakCode, Opcode, Psn, Reth, RoceVersion, Syndrome, Template,
 };
+use roxie_sim::joined_ports;
 
 use crate::{FIRST, PEER_QPN, Setup, Stage, TIMEOUT, template};
 
@@ -304,10 +304,10 @@ fn ud_drop_comment_names_the_reason() {
 
 fn to_group(ip: Ipv4Addr) -> Template {
     Template::new(&FlowSpec {
-        src_mac: roxie::sim::Host::mac(2),
+        src_mac: roxie_sim::Host::mac(2),
         dst_mac: multicast_mac(ip.into()).expect("a group"),
         vlan: None,
-        src: Gid::from(roxie::sim::Host::address(2, false)),
+        src: Gid::from(roxie_sim::Host::address(2, false)),
         dst: Gid::from(ip),
         traffic_class: 0,
         flow_label: 0,

@@ -5,12 +5,12 @@ use roxie::limits::Limits;
 use roxie::nic::{Command, NicConfig};
 use roxie::port::Port;
 use roxie::shared::work_queue::Payload;
-use roxie::sim::{Host, HostQp, HostRegion, joined_ports};
 use roxie::time::Nanos;
 use roxie::verbs::{
     Access, QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, RateLimit, SendFlags, SendWr, WrOpcode,
 };
 use roxie::wire::{Bth, Ext, Opcode, Psn, parse};
+use roxie_sim::{Host, HostQp, HostRegion, joined_ports};
 
 use crate::pacing::departures;
 use crate::{MTU, Setup, Stage, attributes};

@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use roxie::limits::MAX_WR;
 use roxie::nic::{Answer as Reply, Command, ControlError, MemoryCommand, ObjectKind, ReceiveSource};
 use roxie::shared::{PostError, RecvRing};
-use roxie::sim::{HostQp, HostSrq};
 use roxie::verbs::{
     AsyncEvent, EventKind, LKey, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, Qpn, Sge, SrqInit, WcStatus,
 };
 use roxie::wire::{Bth, Deth, Ext, NakCode, Opcode, Syndrome};
+use roxie_sim::{HostQp, HostSrq};
 
 use crate::{Answer, PEER_QPN, Setup, Stage};
 

@@ -4,7 +4,6 @@ use std::net::Ipv4Addr;
 
 use roxie::nic::{Answer as NicAnswer, Command, ControlError, ObjectKind};
 use roxie::shared::work_queue::Payload;
-use roxie::sim::{Host, HostQp};
 use roxie::time::Nanos;
 use roxie::verbs::{
     AddressVector, AhId, Gid, LKey, Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, SendFlags,
@@ -12,6 +11,7 @@ use roxie::verbs::{
 };
 use roxie::wire::net::multicast_mac;
 use roxie::wire::{Bth, Deth, Ext, FlowSpec, Opcode, RoceVersion, Template};
+use roxie_sim::{Host, HostQp};
 
 use crate::{FIRST, PEER_QPN, Setup, Stage};
 

@@ -5,13 +5,13 @@ use roxie::nic::{
 };
 use roxie::shared::work_queue::Payload;
 use roxie::shared::{CompletionRing, HostMemory, RecvRing, SendRing};
-use roxie::sim::HostSrq;
 use roxie::time::Nanos;
 use roxie::verbs::{
     Access, AsyncEvent, CqIndex, EventKind, FileId, OpenXrcd, PdId, Psn, QpAttr, QpCaps, QpInit, QpState,
     QpType, RKey, SendWr, SrqInit, SrqKind, Srqn, Wc, WcOpcode, WcStatus, WrOpcode, XrcdId,
 };
 use roxie::wire::{Aeth, AtomicEth, Bth, Ext, NakCode, Opcode, Reth, Syndrome, XrcEth};
+use roxie_sim::HostSrq;
 
 use crate::{FIRST, Setup, Stage};
 

@@ -42,7 +42,7 @@ fn outcomes(text: &str) -> BTreeMap<&str, (&str, &str)> {
 }
 
 fn sources() -> Option<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let script = Command::new(root.join(".ci/rdma-core-tests")).output_in_time().unwrap();
     script.status.success().then(|| PathBuf::from(String::from_utf8(script.stdout).unwrap().trim()))
 }
@@ -89,7 +89,7 @@ fn rdma_core_tests_reach_expected_outcomes() {
     if let Err(why) = &huge {
         println!("these may be skipped, for there are no huge pages ({why}): {}", HUGE.join(", "));
     }
-    let runner = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs/run_pyverbs.py");
+    let runner = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/verbs/run_pyverbs.py");
     for port in super::PORTS.into_iter().chain(["nic"]) {
         // AF_XDP as well, with the engine in a process of its own.
         let _nic =

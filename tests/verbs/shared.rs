@@ -200,7 +200,8 @@ fn surviving_child_does_not_block_others() {
 fn eight_ranks((site, port): (&Site, &str), compiler: &str, mpirun: impl Fn(&Path, &str, &str) -> String) {
     let place = tempfile::tempdir().unwrap();
     let program = place.path().join("mpi_many");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs/programs/mpi_many.c");
+    let source =
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/verbs/programs/mpi_many.c");
     let compiled =
         Command::new(compiler).arg("-O1").arg("-o").arg(&program).arg(source).status_in_time().unwrap();
     assert!(compiled.success(), "{compiler}: {compiled}");

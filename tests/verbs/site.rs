@@ -41,14 +41,15 @@ pub(crate) fn folder() -> &'static Path {
             return made.into();
         }
         let folder = Path::new(env!("CARGO_BIN_EXE_roxie")).parent().unwrap().to_owned();
-        let root = env!("CARGO_MANIFEST_DIR");
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
         let mut build = Command::new(env!("CARGO"));
         // Build with the features of these tests' own build: without `--test` they would differ, and everything would compile
         // again.
-        build.args(["build", "--quiet", "-p", "uverbs-shim", "-p", "roxie", "--lib", "--test", "verbs"]);
+        let what = "build --quiet -p uverbs-shim -p roxie -p roxie-cli --lib --bins --test verbs";
+        build.args(what.split(' '));
         build.current_dir(root);
         if cfg!(feature = "planted-bugs") {
-            build.args(["--features", "roxie/planted-bugs"]);
+            build.args(["--features", "planted-bugs"]);
         }
         if !cfg!(debug_assertions) {
             build.arg("--release");
@@ -81,7 +82,7 @@ pub(crate) fn installed(program: &str) -> bool {
 
 /// Compiles a C program of `programs` to a temporary folder.
 pub(crate) fn compiled(name: &str, libraries: &[&str]) -> (TempDir, PathBuf) {
-    let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs/programs");
+    let programs = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/verbs/programs");
     let sources = ["c", "cc"].map(|language| programs.join(format!("{name}.{language}")));
     let source = sources.into_iter().find(|source| source.exists()).expect("a program of that name");
     let place = tempfile::tempdir().unwrap();

@@ -132,7 +132,8 @@ fn open_mpi_ranks_exchange_messages() {
     let site = Site::new("upper-mpi");
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("mpi_exchange");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/verbs/programs/mpi_exchange.c");
+    let source =
+        Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/verbs/programs/mpi_exchange.c");
     let compiled = Command::new("mpicc.openmpi")
         .arg("-O1")
         .arg("-o")

@@ -41,7 +41,7 @@ pub extern "C" fn roxie_farewell() {
         part();
     }
     send(&nic);
-    roxie::capture::write_out(WRITING);
+    roxie::port::pcap::write_out(WRITING);
     // Other threads may use the NIC until the process ends, so it is never dropped.
     std::mem::forget(nic);
 }

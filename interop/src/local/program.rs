@@ -120,7 +120,7 @@ pub fn roxie() -> Result<PathBuf, Error> {
 /// # Errors
 /// If it cannot be built.
 pub fn build_roxie() -> Result<(), Error> {
-    build("roxie")
+    build("roxie-cli")
 }
 
 /// Builds the library for unmodified programs if cargo runs this one, and links it beside the `roxie` program. Does

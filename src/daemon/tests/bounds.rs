@@ -3,10 +3,10 @@
 use std::os::fd::AsFd;
 
 use super::{Quota, nic, settled};
-use crate::nic::{Answer, Command};
-use crate::remote::message::{Request, Response};
-use crate::shared::Region;
-use crate::verbs::{Access, AddressVector, Mtu, Psn, QpAttr, QpState, Qpn};
+use roxie::remote::message::{Request, Response};
+use roxie_nic::nic::{Answer, Command};
+use roxie_nic::shared::Region;
+use roxie_nic::verbs::{Access, AddressVector, Mtu, Psn, QpAttr, QpState, Qpn};
 
 #[test]
 fn small_arenas_are_counted_for_each_client() {

@@ -6,11 +6,11 @@ use nix::sys::resource::{Resource, setrlimit};
 
 use super::campaign::{Bench, is_alone};
 use super::{CAPS, Quota, Stranger, alloc_fast, create_cq, create_qp, place, receives_at};
-use crate::nic::{Answer, Command, QpHandle, ReceiveSource};
-use crate::remote::message::{ArenaPlace, Memory, Request, Response};
-use crate::shared::work_queue::Payload;
-use crate::shared::{CompletionRing, PageList, SendRing};
-use crate::verbs::{
+use roxie::remote::message::{ArenaPlace, Memory, Request, Response};
+use roxie_nic::nic::{Answer, Command, QpHandle, ReceiveSource};
+use roxie_nic::shared::work_queue::Payload;
+use roxie_nic::shared::{CompletionRing, PageList, SendRing};
+use roxie_nic::verbs::{
     Access, AddressVector, CqIndex, FastRegistration, Gid, Mtu, PdId, Psn, QpAttr, QpCaps, QpIndex, QpInit,
     QpState, QpType, Qpn, RKey, SendFlags, SendWr, WcStatus, WrOpcode,
 };

@@ -10,14 +10,14 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{MsgFlags, setsockopt, sockopt};
 
 use super::{Nic, PATIENCE, Quota, heard, hello, nic, settled};
-use crate::daemon::ClientChange;
-use crate::descriptors::{send, send_with};
-use crate::nic::Command;
-use crate::remote::link::Link;
-use crate::remote::message::{Hello, Welcome};
-use crate::shared::remote_memory::RemoteMemory;
-use crate::threads::lock;
-use crate::verbs::{AsyncEvent, CqIndex, EventKind};
+use crate::ClientChange;
+use roxie::remote::link::Link;
+use roxie::remote::message::{Hello, Welcome};
+use roxie_base::descriptors::{send, send_with};
+use roxie_base::threads::lock;
+use roxie_nic::nic::Command;
+use roxie_nic::shared::remote_memory::RemoteMemory;
+use roxie_nic::verbs::{AsyncEvent, CqIndex, EventKind};
 
 /// Connects and sends the beginning of a greeting of 4,000 bytes.
 fn slow(nic: &Nic) -> UnixStream {

@@ -9,13 +9,13 @@ use nix::unistd::ftruncate;
 use super::isolation::attached;
 use super::users::{OTHER, is_root};
 use super::{Nic, PATIENCE, Quota, Stranger, nic};
-use crate::host::{CompletionQueue, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair};
-use crate::nic::MemoryCommand;
-use crate::remote::message::{Memory, Request, Response};
-use crate::shared::HostMemory;
-use crate::shared::memory_tests::file_of_program;
-use crate::threads::lock;
-use crate::verbs::{Access, SendWr, WcStatus, WrOpcode};
+use roxie::host::{CompletionQueue, ConnectOptions, Device, MemoryRegion, ProtectionDomain, QueuePair};
+use roxie::remote::message::{Memory, Request, Response};
+use roxie_base::threads::lock;
+use roxie_nic::nic::MemoryCommand;
+use roxie_nic::shared::HostMemory;
+use roxie_nic::shared::remote_memory::pages::file_of_program;
+use roxie_nic::verbs::{Access, SendWr, WcStatus, WrOpcode};
 
 const LENGTH: usize = 8192;
 

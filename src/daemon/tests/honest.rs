@@ -4,12 +4,14 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use super::PATIENCE;
-use crate::host::{
+use roxie::host::{
     CompletionQueue, ConnectOptions, ConnectionManager, Device, DialOptions, MemoryRegion, PortListener,
     ProtectionDomain, QueuePair, SharedReceiveQueue,
 };
-use crate::random::splitmix;
-use crate::verbs::{Access, Gid, QpCaps, QpInit, QpState, QpType, Qpn, RKey, SendWr, Wc, WcStatus, WrOpcode};
+use roxie_base::random::splitmix;
+use roxie_nic::verbs::{
+    Access, Gid, QpCaps, QpInit, QpState, QpType, Qpn, RKey, SendWr, Wc, WcStatus, WrOpcode,
+};
 
 /// Bytes of each message.
 const LENGTH: usize = 1000;

@@ -8,19 +8,19 @@ use super::campaign::{Tally, kind_of};
 use super::honest::GROUP;
 use super::mine::OwnObjects;
 use super::{CAPS, Nic, Stranger, alloc_fast, create_cq, create_qp, receives_at, resize_cq};
-use crate::nic::{Command, MemoryCommand, ReceiveSource};
-use crate::random::splitmix;
-use crate::remote::message::{ArenaPlace, Memory, Receives, Request, Response};
-use crate::roster::{BoundPort, PortName, PortRequest};
-use crate::shared::work_queue::Payload;
-use crate::shared::{RecvRing, Region, SendRing};
-use crate::time::Nanos;
-use crate::verbs::{
+use roxie::remote::message::{ArenaPlace, Memory, Receives, Request, Response};
+use roxie_base::random::splitmix;
+use roxie_base::roster::{BoundPort, PortName, PortRequest};
+use roxie_base::time::Nanos;
+use roxie_nic::nic::{Command, MemoryCommand, ReceiveSource};
+use roxie_nic::shared::work_queue::Payload;
+use roxie_nic::shared::{RecvRing, Region, SendRing};
+use roxie_nic::verbs::{
     Access, AddressVector, AhId, CqIndex, FlowId, Gid, LKey, MrIndex, Mtu, MwIndex, MwType, OpenXrcd, PdId,
     Psn, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Qpn, RKey, SendFlags, SendWr, Sge, SrqIndex,
     SrqInit, SrqKind, UdAddress, WrOpcode, XrcdId,
 };
-use crate::wire::mad::{CLASS_CM, MAD_LEN, MadHeader};
+use roxie_wire::mad::{CLASS_CM, MAD_LEN, MadHeader};
 
 /// Words of its arena, and of a place in it.
 const ARENA: usize = 1 << 16;

@@ -9,12 +9,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use super::honest::{Couple, Service};
 use super::hostile::{Hostile, Known};
 use super::{Nic, Quota, nic};
-use crate::host::Device;
-use crate::nic::{Command, ObjectCounts};
-use crate::remote::Attachment;
-use crate::roster::{Identity, Room};
-use crate::threads::lock;
-use crate::verbs::PdId;
+use roxie::host::Device;
+use roxie::remote::Attachment;
+use roxie_base::roster::{Identity, Room};
+use roxie_base::threads::lock;
+use roxie_nic::nic::{Command, ObjectCounts};
+use roxie_nic::verbs::PdId;
 
 /// Seeds of a normal run.
 const SEEDS: u64 = 24;

@@ -1,9 +1,9 @@
 //! The objects that a client has been given, and the check of a request against them.
 
 use super::hostile::gid;
-use crate::nic::{Answer, Command, MemoryCommand, ReceiveSource};
-use crate::remote::message::{Memory, Request};
-use crate::verbs::{
+use roxie::remote::message::{Memory, Request};
+use roxie_nic::nic::{Answer, Command, MemoryCommand, ReceiveSource};
+use roxie_nic::verbs::{
     AddressVector, AhId, CqIndex, FlowId, MrIndex, MwIndex, PdId, QpIndex, QpType, SrqIndex, SrqKind, XrcdId,
 };
 

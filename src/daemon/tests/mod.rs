@@ -23,25 +23,25 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::{ClientChange, Config, Daemon, DaemonError, Quota, Users};
-use crate::descriptors::send;
-use crate::flow::{RxHash, RxHashFields};
-use crate::host::{Device, DeviceConfig, Drive};
-use crate::nic::{Answer, Command, MemoryCommand, ReceiveSource};
-use crate::random::splitmix;
-use crate::remote::link::Link;
-use crate::remote::message::{
+use requests::{alloc_fast, create_counted_cq, create_cq, create_qp, receives_at, resize_cq};
+use roxie::host::{Device, DeviceConfig, Drive};
+use roxie::remote::link::Link;
+use roxie::remote::message::{
     ArenaPlace, Hello, Memory, Receives, Refusal, Reply, Request, Response, VERSION, Welcome,
 };
-use crate::remote::name_of;
-use crate::shared::remote_memory::RemoteMemory;
-use crate::shared::{CompletionRing, Doorbells, EventCounter, RecvRing, Region, SendRing};
-use crate::threads::lock;
-use crate::time::Nanos;
-use crate::verbs::{
+use roxie::remote::name_of;
+use roxie_base::descriptors::send;
+use roxie_base::flow::{RxHash, RxHashFields};
+use roxie_base::random::splitmix;
+use roxie_base::threads::lock;
+use roxie_base::time::Nanos;
+use roxie_nic::nic::{Answer, Command, MemoryCommand, ReceiveSource};
+use roxie_nic::shared::remote_memory::RemoteMemory;
+use roxie_nic::shared::{CompletionRing, Doorbells, EventCounter, RecvRing, Region, SendRing};
+use roxie_nic::verbs::{
     Access, CqIndex, Gid, OpenXrcd, PdId, QpAttr, QpCaps, QpIndex, QpInit, QpState, QpType, Rss, SrqInit,
     XrcdId,
 };
-use requests::{alloc_fast, create_counted_cq, create_cq, create_qp, receives_at, resize_cq};
 
 /// More time than any test step takes.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -1,9 +1,9 @@
 //! Requests with memory, named by its arena place.
 
 use super::CAPS;
-use crate::nic::{MemoryCommand, ReceiveSource};
-use crate::remote::message::{ArenaPlace, Completions, Memory, Pages, Receives, Request, WithMessage};
-use crate::verbs::{CqIndex, PdId, QpInit};
+use roxie::remote::message::{ArenaPlace, Completions, Memory, Pages, Receives, Request, WithMessage};
+use roxie_nic::nic::{MemoryCommand, ReceiveSource};
+use roxie_nic::verbs::{CqIndex, PdId, QpInit};
 
 pub(super) fn create_cq(place: ArenaPlace, capacity: u32) -> Request {
     Request::Memory(MemoryCommand::CreateCq { ring: Completions { place, capacity }, notify: None })

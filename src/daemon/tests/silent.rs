@@ -8,17 +8,17 @@ use super::files::Pair;
 use super::honest::Couple;
 use super::isolation::attached;
 use super::{Nic, PATIENCE, Quota, heard, hello, nic};
-use crate::daemon::ClientChange;
-use crate::descriptors::send;
-use crate::host::MemoryRegion;
-use crate::nic::Command;
-use crate::remote::Attachment;
-use crate::remote::link::Link;
-use crate::remote::message::Request;
-use crate::shared::HostMemory;
-use crate::shared::remote_memory::silent::{SilentFile, SilentMemory};
-use crate::threads::{as_user, lock};
-use crate::verbs::{Access, OpenXrcd, QpState, SendWr, WrOpcode};
+use crate::ClientChange;
+use roxie::host::MemoryRegion;
+use roxie::remote::Attachment;
+use roxie::remote::link::Link;
+use roxie::remote::message::Request;
+use roxie_base::descriptors::send;
+use roxie_base::threads::{as_user, lock};
+use roxie_nic::nic::Command;
+use roxie_nic::shared::HostMemory;
+use roxie_nic::shared::remote_memory::silent::{SilentFile, SilentMemory};
+use roxie_nic::verbs::{Access, OpenXrcd, QpState, SendWr, WrOpcode};
 
 /// The user of clients that do not answer.
 const USER: u32 = 65534;

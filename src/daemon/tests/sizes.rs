@@ -5,11 +5,11 @@ use std::os::fd::AsFd;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::{CAPS, Quota, create_cq, create_qp, nic, place, settled};
-use crate::limits::{MAX_CQE, MAX_WR};
-use crate::nic::{Answer, Command, MemoryCommand, ReceiveSource};
-use crate::remote::message::{ArenaPlace, Receives, Request, Response};
-use crate::shared::{CompletionRing, RecvRing};
-use crate::verbs::{OpenXrcd, QpInit, QpType, SrqInit, SrqKind};
+use roxie::remote::message::{ArenaPlace, Receives, Request, Response};
+use roxie_base::limits::{MAX_CQE, MAX_WR};
+use roxie_nic::nic::{Answer, Command, MemoryCommand, ReceiveSource};
+use roxie_nic::shared::{CompletionRing, RecvRing};
+use roxie_nic::verbs::{OpenXrcd, QpInit, QpType, SrqInit, SrqKind};
 
 #[test]
 fn receive_queue_beyond_the_limit_is_refused() {

@@ -15,10 +15,10 @@ use super::{
     CAPS, PATIENCE, Quota, alloc_fast, create_counted_cq, create_cq, create_qp, nic, place, receives_at,
     settled,
 };
-use crate::nic::{Answer, Command, QpHandle, ReceiveSource};
-use crate::remote::message::{ArenaPlace, Memory, Request, Response};
-use crate::shared::{EventCounter, Region, SendRing};
-use crate::verbs::{QpAttr, QpCaps, QpInit, QpState, QpType};
+use roxie::remote::message::{ArenaPlace, Memory, Request, Response};
+use roxie_nic::nic::{Answer, Command, QpHandle, ReceiveSource};
+use roxie_nic::shared::{EventCounter, Region, SendRing};
+use roxie_nic::verbs::{QpAttr, QpCaps, QpInit, QpState, QpType};
 
 /// The client's places are reused by others before all of its objects are destroyed.
 #[test]

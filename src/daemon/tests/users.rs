@@ -12,12 +12,12 @@ use nix::unistd::geteuid;
 
 use super::isolation::attached;
 use super::{Nic, Quota, Stranger, nic, settled};
-use crate::host::{ConnectionManager, DialError};
-use crate::nic::{Answer, Command};
-use crate::remote::message::{Refusal, Request, Response};
-use crate::roster::{BoundPort, PortName, PortRequest};
-use crate::threads::as_user;
-use crate::verbs::{FileId, Gid, OpenXrcd, QpType, XrcdId};
+use roxie::host::{ConnectionManager, DialError};
+use roxie::remote::message::{Refusal, Request, Response};
+use roxie_base::roster::{BoundPort, PortName, PortRequest};
+use roxie_base::threads::as_user;
+use roxie_nic::nic::{Answer, Command};
+use roxie_nic::verbs::{FileId, Gid, OpenXrcd, QpType, XrcdId};
 
 /// The user of clients other than the test's own.
 pub(super) const OTHER: u32 = 65534;

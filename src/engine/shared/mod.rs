@@ -22,9 +22,9 @@ use super::spin_then_sleep::SpinThenSleep;
 use super::wait_policy::WaitPolicy;
 use super::waiters::Waiters;
 use super::worker::Worker;
-use crate::port::Port;
-use crate::shared::Doorbells;
-use crate::time::{Clock, Nanos};
+use roxie_base::time::{Clock, Nanos};
+use roxie_nic::shared::Doorbells;
+use roxie_port::Port;
 
 /// State shared by callers and threads.
 #[derive(Debug)]

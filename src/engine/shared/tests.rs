@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, bounded};
 
 use super::*;
-use crate::engine::Request;
-use crate::nic::{Command, Nic, NicConfig};
-use crate::port::memory;
-use crate::verbs::QpIndex;
+use crate::Request;
+use roxie_nic::nic::{Command, Nic, NicConfig};
+use roxie_nic::verbs::QpIndex;
+use roxie_port::memory;
 
 fn worker() -> Worker {
     worker_of(bounded(1).1)

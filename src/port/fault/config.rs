@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::time::Nanos;
+use roxie_base::time::Nanos;
 
 /// Default number of later frames that overtake a reordered one.
 const REORDER_AFTER: u32 = 1;

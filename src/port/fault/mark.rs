@@ -1,6 +1,6 @@
 //! ECN marking, as a congested switch does instead of dropping.
 
-use crate::frame::{ETHERNET_HEADER, Frame, FrameMut};
+use roxie_base::frame::{ETHERNET_HEADER, Frame, FrameMut};
 
 /// Offset of the network header behind an 802.1Q tag.
 const TAGGED: usize = ETHERNET_HEADER + 4;

@@ -26,8 +26,8 @@ use mark::mark;
 use rule::{Held, Hold, Pool, Side};
 
 use super::{BURST, LinkChange, Port, PortInfo, Received, TxId};
-use crate::frame::{Frame, FrameMut};
-use crate::time::Nanos;
+use roxie_base::frame::{Frame, FrameMut};
+use roxie_base::time::Nanos;
 
 /// Injects faults into the frames of the port below. See the module's page.
 pub struct FaultPort<P> {

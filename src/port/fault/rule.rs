@@ -2,9 +2,9 @@
 
 use super::mark::may_be_marked;
 use super::{Action, Direction, Fault, When};
-use crate::frame::Frame;
-use crate::random::splitmix;
-use crate::time::Nanos;
+use roxie_base::frame::Frame;
+use roxie_base::random::splitmix;
+use roxie_base::time::Nanos;
 
 /// True if a rule applies to the frame.
 pub(super) type Predicate = Box<dyn FnMut(&Frame<'_>) -> bool + Send>;

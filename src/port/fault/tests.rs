@@ -1,9 +1,9 @@
 //! Faults over a pair of memory ports.
 
 use super::*;
-use crate::flow::FlowMatch;
-use crate::port::loopback::LoopbackPort;
-use crate::port::memory::{self, MemoryConfig, MemoryPort};
+use crate::loopback::LoopbackPort;
+use crate::memory::{self, MemoryConfig, MemoryPort};
+use roxie_base::flow::FlowMatch;
 
 fn pair_with(config: &str) -> (FaultPort<MemoryPort>, MemoryPort) {
     let (a, b) = memory::pair(MemoryConfig::default(), MemoryConfig::default());

@@ -24,17 +24,17 @@ use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+pub use crate::synthetic_mac;
 use group::Member;
-pub use headers::synthetic_mac;
 pub use open::{UdpConfig, UdpError};
 use rx::Receiver;
 use tx::Sender;
 
 use super::undelivered::Undelivered;
 use super::{LinkChange, Port, PortInfo, Received, RxOptions, TxId};
-use crate::frame::FrameMut;
 use crate::netdev::{Interface, Membership, NetNs};
-use crate::time::Nanos;
+use roxie_base::frame::FrameMut;
+use roxie_base::time::Nanos;
 
 /// A port made of UDP sockets. See the module's page.
 pub struct UdpPort {

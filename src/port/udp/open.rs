@@ -19,9 +19,9 @@ use super::headers::HOP_LIMIT;
 use super::rx::Receiver;
 use super::tx::{SendLimits, SendSocket, Sender};
 use super::{UdpPort, owner, probe, synthetic_mac, sys};
-use crate::frame::ROCE_V2_PORT;
+use crate::PortInfo;
 use crate::netdev::NetNs;
-use crate::port::PortInfo;
+use roxie_base::frame::ROCE_V2_PORT;
 
 /// How long to wait for a port that may become free by itself, and the pause between attempts.
 const LEAVES_WITHIN: Duration = Duration::from_millis(500);

@@ -10,11 +10,12 @@ use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use nix::time::ClockId;
 
 use super::group::{Member, STRAY_HEADER, Stray};
-use super::headers::{Headers, Route, V4_HEADERS, V6_HEADERS, synthetic_mac};
+use super::headers::{Headers, Route, V4_HEADERS, V6_HEADERS};
+use super::synthetic_mac;
 use super::sys::{INBOX, Inbox, TRAIN_BYTES, Train, set_int};
-use crate::frame::Frame;
-use crate::port::BURST;
-use crate::time::Nanos;
+use crate::BURST;
+use roxie_base::frame::Frame;
+use roxie_base::time::Nanos;
 
 /// Empty polls in a row after which a socket is polled less often, while another one is busy.
 const COLD_AFTER: u32 = 64;

@@ -107,4 +107,4 @@ impl XdpConfig {
 pub(super) const CHUNK: u32 = 4096;
 
 /// Most queues in one port: each gets its share of a burst, at least one frame.
-pub(super) const MAX_QUEUES: usize = crate::port::BURST;
+pub(super) const MAX_QUEUES: usize = crate::BURST;

@@ -23,9 +23,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::undelivered::Undelivered;
 use super::{BURST, LinkChange, Port, PortInfo, Received, RxOptions, TxId};
-use crate::flow::FlowMatch;
-use crate::frame::FrameMut;
-use crate::time::Nanos;
+use roxie_base::flow::FlowMatch;
+use roxie_base::frame::FrameMut;
+use roxie_base::time::Nanos;
 
 pub use config::{Mode, XdpConfig};
 pub use error::XdpError;

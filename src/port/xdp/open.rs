@@ -39,7 +39,7 @@ pub(super) struct Opened {
     pub(super) steering: Steering,
     /// The interface as of after the program was attached.
     pub(super) interface: Interface,
-    /// The mode that worked, in the form of [`crate::port::PortInfo::mode`].
+    /// The mode that worked, in the form of [`crate::PortInfo::mode`].
     pub(super) mode: String,
     pub(super) multi_buffer: bool,
 }

@@ -19,8 +19,8 @@ use nix::sys::socket::{MsgFlags, send};
 use xsk_rs::socket::XdpStatistics;
 use xsk_rs::{CompQueue, FillQueue, FrameDesc, RxQueue, TxQueue, Umem};
 
-use crate::frame::{Frame, FrameMut};
-use crate::port::BURST;
+use crate::BURST;
+use roxie_base::frame::{Frame, FrameMut};
 
 /// Bytes of packet in one chunk: 4 KiB less the kernel's `XDP_PACKET_HEADROOM`.
 pub(super) const CHUNK_DATA: usize = 4096 - 256;

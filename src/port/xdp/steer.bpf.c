@@ -5,7 +5,7 @@
 //   UDP port 4791 to an address in `addresses` (IPv4 or IPv6), if an adapter would take the frame
 //   EtherType 0x8915 (RoCE v1)         if OPTION_ROCE_V1 is set
 //   EtherType 0x8808 (MAC control)     if OPTION_MAC_CONTROL is set
-//   frames that a flow of a raw packet QP describes (`src/flow/mod.rs`), except RoCE
+//   frames that a flow of a raw packet QP describes (`src/base/flow/mod.rs`), except RoCE
 //
 // An adapter would not take, and each is counted here:
 //   a frame with a wrong IPv4 header checksum: dropped
@@ -101,7 +101,7 @@ struct {
 	__type(value, __u64);
 } refused SEC(".maps");
 
-// Header fields that flows compare, in network order. The layout is that of `FlowKey` in `src/flow/mod.rs`.
+// Header fields that flows compare, in network order. The layout is that of `FlowKey` in `src/base/flow/mod.rs`.
 struct flow_key {
 	__u8 destination[6];
 	__u8 source[6];
@@ -122,7 +122,7 @@ struct flow_key {
 
 #define KEY_WORDS 8
 
-_Static_assert(sizeof(struct flow_key) == KEY_WORDS * sizeof(__u64), "src/flow/mod.rs has keys of 64 bytes");
+_Static_assert(sizeof(struct flow_key) == KEY_WORDS * sizeof(__u64), "src/base/flow/mod.rs has keys of 64 bytes");
 
 // A frame matches if its key has the value's bits wherever the mask has ones.
 struct flow {

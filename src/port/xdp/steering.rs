@@ -1,5 +1,6 @@
 //! The steering program in the kernel: loads and attaches it, and sets its maps.
 
+use std::collections::HashSet;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
@@ -9,11 +10,10 @@ use aya::programs::xdp::XdpLinkId;
 use aya::programs::{ProgramError, Xdp, XdpMode, loaded_programs};
 use aya::sys::is_map_supported;
 use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
-use hashbrown::HashSet;
 
 use super::XdpError;
-use crate::flow::{FLOW_KEY, FlowMatch, MAX_FLOWS};
 use crate::netdev::{Interface, Membership, NetNs};
+use roxie_base::flow::{FLOW_KEY, FlowMatch, MAX_FLOWS};
 
 static OBJECT: &[u8] = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/steer.bpf.o"));
 

@@ -2,7 +2,7 @@
 
 use super::link::LinkConfig;
 use super::topology::{End, FabricConfig, Wiring};
-use crate::random::splitmix;
+use roxie_base::random::splitmix;
 
 /// Counts of frames on one direction of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

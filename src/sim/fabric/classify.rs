@@ -1,7 +1,7 @@
 //! Classification of a frame by a switch: priority, flow, ECN capability; and ECN marking.
 
 use super::config::PriorityMap;
-use crate::wire::net::ether_type;
+use roxie_wire::net::ether_type;
 
 /// ECN field of an IP header (RFC 3168 5).
 const ECN_MASK: u8 = 3;
@@ -99,6 +99,6 @@ impl Classified {
         let mut state = bytes.fold(seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| {
             (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
         });
-        crate::random::splitmix(&mut state)
+        roxie_base::random::splitmix(&mut state)
     }
 }

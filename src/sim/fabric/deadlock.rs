@@ -9,7 +9,7 @@ use super::error::PRIORITIES;
 use super::routing::{Hop, find_cycle};
 use super::run::Fabric;
 use super::topology::End;
-use crate::time::Nanos;
+use roxie_base::time::Nanos;
 
 /// A cycle of paused queues: each waits for the next, and the last for the first.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! Queue depth over time.
 
-use crate::time::Nanos;
+use roxie_base::time::Nanos;
 
 /// Maximum number of points of a series. Beyond it, close points are merged, and the highest depth is kept.
 const MOST_POINTS: usize = 1024;

@@ -6,8 +6,8 @@ use super::config::{PortConfig, Schedule};
 use super::error::PRIORITIES;
 use super::link::Line;
 use super::pause_state::PauseState;
-use crate::time::Nanos;
-use crate::wire::mac_control::{FRAME_LEN, MacControl};
+use roxie_base::time::Nanos;
+use roxie_wire::mac_control::{FRAME_LEN, MacControl};
 
 /// Credit in bytes that a round gives a queue per unit of weight.
 const QUANTUM: i64 = 256;

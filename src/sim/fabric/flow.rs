@@ -1,8 +1,8 @@
 //! Assigns frames to flows.
 
 use super::classify::{Ip, look};
-use crate::wire::net::ROCE_V2_PORT;
-use crate::wire::{Opcode, Operation, Psn, Qpn};
+use roxie_wire::net::ROCE_V2_PORT;
+use roxie_wire::{Opcode, Operation, Psn, Qpn};
 
 /// Direction and role of a frame within its flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::flow::{FlowName, FlowPart, flow_of};
-use crate::wire::{Operation, Psn};
+use roxie_wire::{Operation, Psn};
 
 /// Statistics of a flow's frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

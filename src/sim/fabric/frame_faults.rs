@@ -5,7 +5,7 @@ use std::fmt;
 use super::cable::LinkStats;
 use super::classify;
 use super::topology::End;
-use crate::time::Nanos;
+use roxie_base::time::Nanos;
 
 /// One arrival of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::ops::{Index, IndexMut};
 
-use crate::sim::Host;
+use crate::Host;
 
 /// Hosts, indexed by station number. Indexing a station without a host panics.
 #[derive(Debug)]

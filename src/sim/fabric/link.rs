@@ -3,9 +3,9 @@
 use std::fmt;
 
 use super::error::ConfigError;
-use crate::time::Nanos;
-use crate::wire::mac_control::{quanta_bytes, response_quanta};
-pub use crate::wire::net::{ETHERNET_OVERHEAD, SHORTEST_FRAME};
+use roxie_base::time::Nanos;
+use roxie_wire::mac_control::{quanta_bytes, response_quanta};
+pub use roxie_wire::net::{ETHERNET_OVERHEAD, SHORTEST_FRAME};
 
 /// Bits per second on the wire, including overhead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,7 +49,7 @@ impl LinkRate {
 
 impl fmt::Display for LinkRate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        crate::congestion::Rate(self.0 as f64).fmt(f)
+        roxie_nic::congestion::Rate(self.0 as f64).fmt(f)
     }
 }
 

@@ -1,8 +1,8 @@
 //! Outcomes of frames in a switch.
 
 use super::stats::DropReason;
-use crate::time::Nanos;
-use crate::wire::mac_control::MacControl;
+use roxie_base::time::Nanos;
+use roxie_wire::mac_control::MacControl;
 
 /// A frame that starts to leave.
 #[derive(Debug, PartialEq, Eq)]

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use super::error::PRIORITIES;
 use super::link::LinkRate;
-use crate::time::Nanos;
-use crate::wire::mac_control::MacControl;
+use roxie_base::time::Nanos;
+use roxie_wire::mac_control::MacControl;
 
 /// Pause state of each priority.
 #[derive(Debug, Default)]

@@ -2,7 +2,7 @@
 
 use super::error::{ConfigError, check_priority};
 use super::link::{LinkConfig, SHORTEST_FRAME};
-use crate::time::Nanos;
+use roxie_base::time::Nanos;
 
 /// PFC storm watchdog: empties a queue that its peer keeps paused, so that other queues do not wait for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +78,7 @@ pub fn worst_case(link: &LinkConfig, response: Nanos, longest_frame: u32) -> u64
     let longest = u64::from(longest_frame);
     let full = link.wire_bytes(longest_frame as usize);
     let silence = link.rate.nanos_for(full).0
-        + link.rate.nanos_for(link.wire_bytes(crate::wire::mac_control::FRAME_LEN)).0
+        + link.rate.nanos_for(link.wire_bytes(roxie_wire::mac_control::FRAME_LEN)).0
         + response.0
         + 2 * link.delay.0;
     // Bytes on the wire before the last frame starts, at most.
@@ -140,7 +140,7 @@ impl SonicHeadroom {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::fabric::link::LinkRate;
+    use crate::fabric::link::LinkRate;
 
     #[test]
     fn sonic_headroom_matches_its_tables() {

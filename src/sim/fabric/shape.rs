@@ -4,8 +4,8 @@ use super::config::{PortConfig, SwitchConfig};
 use super::error::ConfigError;
 use super::link::LinkConfig;
 use super::topology::{End, FabricConfig, Routing, StationConfig};
-use crate::random::splitmix;
-use crate::sim::Host;
+use crate::Host;
+use roxie_base::random::splitmix;
 
 /// A switch of a shape.
 #[derive(Clone, Debug, PartialEq, Eq)]

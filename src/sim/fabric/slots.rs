@@ -1,6 +1,6 @@
 //! Transmit side of a simulated port: slots that are written, then committed or cancelled, and the port's counters.
 
-use crate::port::TxId;
+use roxie_port::TxId;
 
 /// Slots allocated since the last flush.
 #[derive(Debug, Default)]

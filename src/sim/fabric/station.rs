@@ -9,11 +9,11 @@ use super::link::Line;
 use super::pause_state::PauseState;
 use super::slots::{PortCounts, Slots};
 use super::topology::StationConfig;
-use crate::flow::FlowMatch;
-use crate::frame::{Frame, FrameMut};
-use crate::port::{BURST, LinkChange, Port, PortInfo, Received, TxId};
-use crate::time::Nanos;
-use crate::wire::mac_control::MacControl;
+use roxie_base::flow::FlowMatch;
+use roxie_base::time::Nanos;
+use roxie_port::{BURST, LinkChange, Port, PortInfo, Received, TxId};
+use roxie_wire::frame::{Frame, FrameMut};
+use roxie_wire::mac_control::MacControl;
 
 /// Ethernet header and VLAN tag: bytes of a frame beyond the MTU.
 const L2_OVERHEAD: usize = 18;

@@ -1,7 +1,7 @@
 //! Counters of a switch.
 
 use super::depth::Depth;
-use crate::time::Nanos;
+use roxie_base::time::Nanos;
 
 /// Reason for dropping a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

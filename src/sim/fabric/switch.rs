@@ -16,10 +16,10 @@ use super::flow_stats::Verdict;
 use super::outcome::{Departure, EgressOutcome, IngressOutcome};
 use super::routes::Routes;
 use super::stats::{DropReason, IngressStats, QueueStats};
-use crate::frame::Frame;
-use crate::random::splitmix;
-use crate::time::Nanos;
-use crate::wire::mac_control::MacControl;
+use roxie_base::random::splitmix;
+use roxie_base::time::Nanos;
+use roxie_wire::frame::Frame;
+use roxie_wire::mac_control::MacControl;
 
 #[derive(Debug)]
 struct Port {

@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::outcome::{EgressOutcome, IngressOutcome};
 use super::topology::End;
-use crate::time::Nanos;
+use roxie_base::time::Nanos;
 
 /// A frame at one end of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]

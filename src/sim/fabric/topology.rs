@@ -3,7 +3,7 @@
 use super::config::{PortConfig, PriorityMap, SwitchConfig};
 use super::error::ConfigError;
 use super::link::LinkConfig;
-use crate::time::Nanos;
+use roxie_base::time::Nanos;
 
 /// An end of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

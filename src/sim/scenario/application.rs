@@ -4,12 +4,12 @@ use std::collections::HashMap;
 
 use super::error::ScenarioError;
 use super::traffic::Flow;
-use crate::nic::ReceiveSource;
-use crate::shared::work_queue::Payload;
-use crate::shared::{CompletionRing, RecvRing};
-use crate::sim::fabric::{Fabric, FlowName, FlowPart, FlowStats, Shape};
-use crate::sim::{Connected, HostQp, HostRegion};
-use crate::verbs::{
+use crate::fabric::{Fabric, FlowName, FlowPart, FlowStats, Shape};
+use crate::{Connected, HostQp, HostRegion};
+use roxie_nic::nic::ReceiveSource;
+use roxie_nic::shared::work_queue::Payload;
+use roxie_nic::shared::{CompletionRing, RecvRing};
+use roxie_nic::verbs::{
     Access, CqIndex, Mtu, QpCaps, QpInit, QpType, RKey, SendFlags, SendWr, WcStatus, WrOpcode,
 };
 

@@ -2,11 +2,11 @@
 
 use super::error::ScenarioError;
 use super::file::{NetworkTable, NodesTable, PfcTable, Scenario, Service, ShapeName, SwitchTable};
-use crate::sim::fabric::{
+use crate::fabric::{
     EcnConfig, FabricConfig, LinkConfig, LinkRate, MacPause, PRIORITIES, PfcConfig, PortConfig, PriorityMap,
     Schedule, Shape, StationConfig, SwitchConfig, Threshold, WatchdogConfig,
 };
-use crate::verbs::Mtu;
+use roxie_nic::verbs::Mtu;
 
 /// The table and key of custom nodes and links.
 const NODES: (&str, &str) = ("network", "nodes");

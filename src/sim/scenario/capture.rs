@@ -4,9 +4,9 @@ use std::fmt;
 use std::io::{self, Write};
 
 use super::error::ScenarioError;
-use crate::capture::{Direction, PcapngWriter};
-use crate::frame::Frame;
-use crate::sim::fabric::{End, Shape, TappedFrame};
+use crate::fabric::{End, Shape, TappedFrame};
+use roxie_wire::capture::{Direction, PcapngWriter};
+use roxie_wire::frame::Frame;
 
 /// The capture of a link.
 pub(super) struct Capture {

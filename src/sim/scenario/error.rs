@@ -6,9 +6,9 @@ use std::path::Path;
 
 use toml::de::{DeTable, DeValue};
 
-use crate::congestion::SettingsError;
-use crate::nic::ControlError;
-use crate::sim::fabric::ConfigError;
+use crate::fabric::ConfigError;
+use roxie_nic::congestion::SettingsError;
+use roxie_nic::nic::ControlError;
 
 /// Place of a value in a scenario: table and key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 use super::error::ScenarioError;
 use super::quantity::{Bytes, Speed, Time};
 use super::sizes::Sizes;
-use crate::congestion::Settings;
-use crate::sim::fabric::{LinkRate, Routing};
-use crate::time::Nanos;
+use crate::fabric::{LinkRate, Routing};
+use roxie_base::time::Nanos;
+use roxie_nic::congestion::Settings;
 
 /// A network, its traffic, and the output of the run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -3,8 +3,8 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::traffic::Flow;
-use crate::sim::fabric::{End, LinkConfig, Shape};
-use crate::time::Nanos;
+use crate::fabric::{End, LinkConfig, Shape};
+use roxie_base::time::Nanos;
 
 /// Ethernet, IPv4, UDP, BTH and ICRC.
 const HEADERS: usize = 14 + 20 + 8 + 12 + 4;

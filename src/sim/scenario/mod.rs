@@ -3,7 +3,7 @@
 //! [`Scenario`] is the file, [`Simulation`] runs it, [`Results`] has tables of the outcome. `docs/simulator.md` explains the file.
 //!
 //! ```
-//! use roxie::sim::scenario::{Scenario, Simulation};
+//! use roxie_sim::scenario::{Scenario, Simulation};
 //!
 //! let scenario = Scenario::read(
 //!     r#"
@@ -20,7 +20,7 @@
 //! let mut simulation = Simulation::new(&scenario)?;
 //! simulation.run()?;
 //! assert_eq!(simulation.results().summary.ended, 2);
-//! # Ok::<(), roxie::sim::scenario::ScenarioError>(())
+//! # Ok::<(), roxie_sim::scenario::ScenarioError>(())
 //! ```
 
 mod application;

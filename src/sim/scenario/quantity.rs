@@ -5,9 +5,9 @@ use std::fmt;
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::congestion::Rate;
-use crate::sim::fabric::LinkRate;
-use crate::time::Nanos;
+use crate::fabric::LinkRate;
+use roxie_base::time::Nanos;
+use roxie_nic::congestion::Rate;
 
 /// A time: a string with `ns`, `us`, `ms` or `s`, or a number of nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

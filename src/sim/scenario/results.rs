@@ -6,8 +6,8 @@ use serde::Serialize;
 use super::run::{ControlSample, FlowProgress, Simulation};
 use super::table::{Column, Table};
 use super::traffic::Flow;
-use crate::sim::fabric::{DropReason, End, FlowStats, PRIORITIES, QueueStats};
-use crate::time::Nanos;
+use crate::fabric::{DropReason, End, FlowStats, PRIORITIES, QueueStats};
+use roxie_base::time::Nanos;
 
 /// Result of a flow.
 #[derive(Clone, Debug, PartialEq)]

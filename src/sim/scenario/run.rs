@@ -9,13 +9,13 @@ use super::error::ScenarioError;
 use super::file::Scenario;
 use super::ideal::ShortestPaths;
 use super::traffic::{Flow, Stage, flows};
-use crate::congestion::{Rate, State};
-use crate::limits::Limits;
-use crate::nic::{Command, CongestionConfig, EcnPolicy, NicConfig};
-use crate::sim::Host;
-use crate::sim::fabric::{Deadlock, Fabric, Hop, LinkRate, Shape, Step};
-use crate::time::Nanos;
-use crate::verbs::WcStatus;
+use crate::Host;
+use crate::fabric::{Deadlock, Fabric, Hop, LinkRate, Shape, Step};
+use roxie_base::limits::Limits;
+use roxie_base::time::Nanos;
+use roxie_nic::congestion::{Rate, State};
+use roxie_nic::nic::{Command, CongestionConfig, EcnPolicy, NicConfig};
+use roxie_nic::verbs::WcStatus;
 
 /// Progress of a flow.
 #[derive(Clone, Copy, Debug, Default)]

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::random::splitmix;
+use roxie_base::random::splitmix;
 
 /// A distribution of flow sizes, named as in the literature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

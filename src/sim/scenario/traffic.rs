@@ -4,8 +4,8 @@ use super::error::{ScenarioError, ScenarioKey};
 use super::file::{Pattern, Place, TrafficTable};
 use super::quantity::{Bytes, Time};
 use super::sizes::{self, below, exponential, shuffle, unit};
-use crate::sim::fabric::LinkRate;
-use crate::time::Nanos;
+use crate::fabric::LinkRate;
+use roxie_base::time::Nanos;
 
 /// Bytes moved from one host to another, by WRITEs of the source or READs of the destination.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,7 +3,7 @@
 
 use super::{ICRC_LEN, Kind, Template};
 use crate::frame::FrameMut;
-use crate::wire::{Bth, Reth, net};
+use crate::{Bth, Reth, net};
 
 /// Bytes below the BTH: Ethernet, IPv4, UDP.
 const BELOW: usize = 14 + 20 + 8;
@@ -19,7 +19,7 @@ impl Template {
     /// Returns the frame length without FCS; `None` if this flow has other headers than IPv4 and UDP without
     /// a tag.
     #[inline(always)]
-    pub(crate) fn fast_len(&self, ext: usize, payload_len: u16) -> Option<usize> {
+    pub fn fast_len(&self, ext: usize, payload_len: u16) -> Option<usize> {
         let is_eligible = self.prefix_len == BELOW && matches!(self.kind, Kind::Ipv4 { .. });
         is_eligible
             .then_some(BELOW + Bth::LEN + ext + usize::from(payload_len).next_multiple_of(4) + ICRC_LEN)
@@ -29,7 +29,7 @@ impl Template {
     /// [`write_headers`](Self::write_headers) does, and returns the offset of the payload. `capable` sets
     /// ECT(0) (RFC 3168 5).
     #[inline(always)]
-    pub(crate) fn write_fast<const EXT: usize>(
+    pub fn write_fast<const EXT: usize>(
         &self,
         frame: &mut FrameMut<'_>,
         capable: bool,

@@ -3,7 +3,7 @@
 
 mod fast_path;
 
-use std::net::{IpAddr, Ipv4Addr};
+use core::net::{IpAddr, Ipv4Addr};
 
 use zerocopy::IntoBytes;
 

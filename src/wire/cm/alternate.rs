@@ -1,6 +1,6 @@
 //! LAP and APR: alternate paths (IBTA 12.8). RoCE has none; a LAP is rejected.
 
-use crate::wire::{Gid, Qpn};
+use crate::{Gid, Qpn};
 
 use super::fields::{Fields, FieldsMut};
 use super::refuse::Ari;

@@ -1,10 +1,10 @@
 //! REQ, REP and RTU: establishment of a connection (IBTA 12.6.5, 12.6.8, 12.6.9).
 
-use crate::wire::{Gid, Psn, Qpn};
+use crate::{Gid, Psn, Qpn};
 
 use super::fields::{Fields, FieldsMut};
 use super::{CommId, Kind, PrivateData};
-use crate::wire::service_id::ServiceId;
+use crate::service_id::ServiceId;
 
 /// Transport service of the QPs to be connected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

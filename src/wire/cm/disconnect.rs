@@ -1,6 +1,6 @@
 //! DREQ and DREP: release of a connection (IBTA 12.6.10, 12.6.11).
 
-use crate::wire::Qpn;
+use crate::Qpn;
 
 use super::fields::{Fields, FieldsMut};
 use super::{CommId, Kind, PrivateData};

@@ -1,9 +1,11 @@
 //! Messages as text: `{}` prints one line, `{:#}` every field, grouped into lines.
 
-use std::fmt::{self, Display, Formatter};
+use alloc::format;
+use alloc::string::{String, ToString};
+use core::fmt::{self, Display, Formatter};
 
 use super::{Apr, CmMessage, Dreq, Lap, Mra, Path, PrivateData, Rej, Rep, Req, SidrRep, SidrReq};
-use crate::wire::service_id::CmaHeader;
+use crate::service_id::CmaHeader;
 
 impl Display for CmMessage {
     /// Prints `REQ 0x… service … qp … psn …`; with `#`, every field on indented lines behind it.

@@ -1,6 +1,6 @@
 //! Access to fields by their byte offset behind the MAD header, as in the specification's tables.
 
-use crate::wire::{Gid, Psn, Qpn};
+use crate::{Gid, Psn, Qpn};
 
 use super::{CommId, Kind, PrivateData};
 

@@ -20,7 +20,7 @@ pub use private_data::{PrivateData, TooLong};
 pub use refuse::{Ari, Mra, Rej, RejReason, Stage};
 pub use sidr::{SidrRep, SidrReq, SidrStatus};
 
-use std::fmt;
+use core::fmt;
 
 use super::mad::{CLASS_CM, CLASS_CM_VERSION, MAD_HEADER_LEN, MAD_LEN, METHOD_SEND, MadHeader};
 use fields::{Fields, FieldsMut};
@@ -163,7 +163,7 @@ impl fmt::Display for NotCm {
     }
 }
 
-impl std::error::Error for NotCm {}
+impl core::error::Error for NotCm {}
 
 /// A message of communication management.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Private data: bytes that the consumers exchange in messages of communication management.
 
-use std::fmt;
-use std::ops::Deref;
+use core::fmt;
+use core::ops::Deref;
 
 use super::Kind;
 
@@ -14,8 +14,7 @@ pub struct PrivateData {
 }
 
 /// Private data exceeds the size of the message's field.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{len} bytes of private data, but {what} has room for {room}")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLong {
     /// Length of the data in bytes.
     pub len: usize,
@@ -24,6 +23,14 @@ pub struct TooLong {
     /// Name of the message.
     pub what: &'static str,
 }
+
+impl fmt::Display for TooLong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes of private data, but {} has room for {}", self.len, self.what, self.room)
+    }
+}
+
+impl core::error::Error for TooLong {}
 
 impl PrivateData {
     /// The largest field of any message in bytes (RTU and DREP).

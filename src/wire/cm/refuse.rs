@@ -1,6 +1,6 @@
 //! MRA and REJ: delayed response and rejection (IBTA 12.6.6, 12.6.7).
 
-use std::fmt;
+use core::fmt;
 
 use super::fields::{Fields, FieldsMut};
 use super::{CommId, Kind, PrivateData};
@@ -91,7 +91,7 @@ impl Ari {
     }
 }
 
-impl std::ops::Deref for Ari {
+impl core::ops::Deref for Ari {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {

@@ -1,9 +1,9 @@
 //! SIDR_REQ and SIDR_REP: resolution of a service ID to a datagram QP (IBTA 12.11).
 
-use std::fmt;
+use core::fmt;
 
-use crate::wire::Qpn;
-use crate::wire::service_id::ServiceId;
+use crate::Qpn;
+use crate::service_id::ServiceId;
 
 use super::fields::{Fields, FieldsMut};
 use super::refuse::Ari;

@@ -14,12 +14,24 @@ pub(super) const HEAD: usize = 40;
 /// byte 4 of the BTH.
 const MASK: [u64; HEAD / 8] = [0xff00, 0xffff_00ff, 0, 0xffff_0000, 0xff];
 
+/// True if the CPU has a feature: detected at run time, or without the standard library as the compiler was told.
+#[cfg(target_arch = "x86_64")]
+macro_rules! has {
+    ($feature:tt) => {{
+        #[cfg(feature = "std")]
+        let has = std::is_x86_feature_detected!($feature);
+        #[cfg(not(feature = "std"))]
+        let has = cfg!(target_feature = $feature);
+        has
+    }};
+}
+
 /// Returns the ICRC of a head and the bytes behind it, in two pieces. `None` if the CPU lacks the
 /// instructions.
 #[inline(always)]
 pub(super) fn of(head: &[u8; HEAD], rest: &[u8], more: &[u8]) -> Option<u32> {
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("pclmulqdq") && is_x86_feature_detected!("avx") {
+    if has!("pclmulqdq") && has!("avx") {
         // SAFETY: the function requires the CPU features it is compiled for, and the line above checks for
         // them.
         return Some(unsafe { x86::of(head, rest, more) });
@@ -32,7 +44,7 @@ pub(super) fn of(head: &[u8; HEAD], rest: &[u8], more: &[u8]) -> Option<u32> {
 #[inline(always)]
 pub(super) fn has_wider() -> bool {
     #[cfg(target_arch = "x86_64")]
-    return is_x86_feature_detected!("vpclmulqdq");
+    return has!("vpclmulqdq");
     #[cfg(not(target_arch = "x86_64"))]
     return false;
 }
@@ -41,7 +53,7 @@ pub(super) fn has_wider() -> bool {
 #[inline(always)]
 pub(super) fn product(a: u32, b: u32) -> Option<u32> {
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("pclmulqdq") && is_x86_feature_detected!("avx") {
+    if has!("pclmulqdq") && has!("avx") {
         // SAFETY: the function requires the CPU features it is compiled for, and the line above checks for
         // them.
         return Some(unsafe { x86::modular_product(a, b) });
@@ -52,13 +64,13 @@ pub(super) fn product(a: u32, b: u32) -> Option<u32> {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use std::arch::x86_64::{
+    use core::arch::x86_64::{
         __m128i, _mm_clmulepi64_si128, _mm_cvtsi64_si128, _mm_cvtsi128_si64, _mm_loadu_si128, _mm_or_si128,
         _mm_set_epi64x, _mm_srli_si128, _mm_xor_si128,
     };
 
     use super::{HEAD, MASK};
-    use crate::wire::icrc::{POLYNOMIAL, X, power};
+    use crate::icrc::{POLYNOMIAL, X, power};
 
     /// Returns x^n modulo the generator as a factor, shifted by one because the product of two reflected
     /// polynomials comes out one bit too low.
@@ -203,7 +215,7 @@ mod tests {
         let (head, rest) = bytes.split_first_chunk::<HEAD>().expect("longer than a head");
         let masked =
             head.iter().zip(MASK.map(u64::to_le_bytes).into_iter().flatten()).map(|(b, mask)| b | mask);
-        let masked: Vec<u8> = std::iter::repeat_n(0xff, 8).chain(masked).collect();
+        let masked: Vec<u8> = core::iter::repeat_n(0xff, 8).chain(masked).collect();
         for length in (0..300).chain([511, 512, 640]) {
             let expected = crc32fast::hash(&[&masked, &rest[..length]].concat());
             for at in [0, 1, 3, 15, 16, 17, 64, 100, length] {
@@ -222,7 +234,7 @@ mod tests {
             let bits = next(&mut state);
             let (a, b) = (bits as u32, (bits >> 32) as u32);
             if let Some(product) = product(a, b) {
-                assert_eq!(product, crate::wire::icrc::multiply(a, b), "{a:#x} by {b:#x}");
+                assert_eq!(product, crate::icrc::multiply(a, b), "{a:#x} by {b:#x}");
             }
         }
     }

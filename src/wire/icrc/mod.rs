@@ -7,8 +7,6 @@
 
 mod fold;
 
-use std::sync::LazyLock;
-
 use crc32fast::Hasher;
 
 use super::Bth;
@@ -33,8 +31,18 @@ pub enum Icrc {
 /// ones and 40 bytes of headers (IPv4, UDP, BTH) are three blocks of 16 bytes, so a payload of whole blocks
 /// leaves no remainder.
 const ONES: usize = 8;
-/// An initial hasher, cloned for each frame. `Hasher::new` detects CPU features, so it runs once.
-static START: LazyLock<Hasher> = LazyLock::new(Hasher::new);
+
+/// Returns an initial hasher. `Hasher::new` detects CPU features, so it runs once where there is a lock for that.
+#[inline(always)]
+fn start() -> Hasher {
+    #[cfg(feature = "std")]
+    {
+        static START: std::sync::LazyLock<Hasher> = std::sync::LazyLock::new(Hasher::new);
+        START.clone()
+    }
+    #[cfg(not(feature = "std"))]
+    Hasher::new()
+}
 
 /// Bytes that are copied to be masked. The last masked byte is at most byte 72 (IPv4 with all options, UDP,
 /// five bytes of BTH). With 128, a small frame is hashed in one call.
@@ -108,7 +116,7 @@ fn of_pieces(a: &[u8], b: &[u8]) -> u32 {
         head[from_a.len()..].copy_from_slice(from_b);
     }
     mask(head);
-    let mut crc = START.clone();
+    let mut crc = start();
     crc.update(&store[..ONES + copied]);
     for rest in [rest_of_a, rest_of_b] {
         if !rest.is_empty() {

@@ -1,7 +1,7 @@
 //! Fast path of parsing: reads the headers of the most common frames at fixed offsets. Results equal those of
 //! [`parse_any`](super::parse_any).
 
-use std::ops::Range;
+use core::ops::Range;
 
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
@@ -27,10 +27,11 @@ struct Raw {
 const IP: usize = size_of::<RawEthernet>();
 const UDP: usize = IP + size_of::<RawIpv4>();
 const BTH: usize = UDP + size_of::<RawUdp>();
-pub(crate) const EXT: usize = size_of::<Raw>();
+/// Offset of the headers behind the BTH.
+pub const EXT: usize = size_of::<Raw>();
 
 /// A valid packet over IPv4, without tags, options or fragments, with all headers in the frame's first piece.
-pub(crate) struct FastPacket<'a> {
+pub struct FastPacket<'a> {
     raw: &'a Raw,
     info: &'static OpcodeInfo,
     ext: &'a [u8],
@@ -39,11 +40,11 @@ pub(crate) struct FastPacket<'a> {
 
 /// Source and destination IPv4 address, as in the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ends([u8; 8]);
+pub struct Ends([u8; 8]);
 
 impl Ends {
     /// Returns the addresses of two GIDs; `None` unless both are IPv4-mapped.
-    pub(crate) fn of(source: &Gid, destination: &Gid) -> Option<Ends> {
+    pub fn of(source: &Gid, destination: &Gid) -> Option<Ends> {
         let mut ends = [0; 8];
         for (half, gid) in ends.chunks_exact_mut(4).zip([source, destination]) {
             half.copy_from_slice(gid.is_ipv4().then(|| &gid.0[12..])?);
@@ -67,7 +68,7 @@ impl<'a> FastPacket<'a> {
     /// Returns the packet; `None` if it is invalid, or needs the full parser. `store` holds headers that are
     /// not contiguous.
     #[inline(always)]
-    pub(crate) fn of(frame: &Frame<'a>, store: &'a mut [u8; EXT]) -> Option<FastPacket<'a>> {
+    pub fn of(frame: &Frame<'a>, store: &'a mut [u8; EXT]) -> Option<FastPacket<'a>> {
         let (headers, behind) = match frame.a.split_first_chunk::<EXT>() {
             Some((headers, behind)) => (headers, behind),
             None => join(frame, store)?,
@@ -93,50 +94,50 @@ impl<'a> FastPacket<'a> {
 
     /// Returns the range of the payload in the frame, without pad.
     #[inline(always)]
-    pub(crate) fn payload(&self) -> Range<usize> {
+    pub fn payload(&self) -> Range<usize> {
         self.payload.clone()
     }
 
     /// Returns the base transport header.
     #[inline(always)]
-    pub(crate) fn bth(&self) -> Bth {
+    pub fn bth(&self) -> Bth {
         Bth::read(&self.raw.bth)
     }
 
     /// Returns the RETH, if no other extended header is present.
     #[inline(always)]
-    pub(crate) fn reth(&self) -> Option<Reth> {
+    pub fn reth(&self) -> Option<Reth> {
         self.ext.try_into().ok().map(Reth::read)
     }
 
     /// Returns the AETH, if no other extended header is present.
     #[inline(always)]
-    pub(crate) fn aeth(&self) -> Option<Aeth> {
+    pub fn aeth(&self) -> Option<Aeth> {
         self.ext.try_into().ok().map(Aeth::read)
     }
 
     /// True for a READ response.
     #[inline(always)]
-    pub(crate) fn answers_read(&self) -> bool {
+    pub fn answers_read(&self) -> bool {
         self.info.operation == Operation::ReadResponse
     }
 
     /// Returns the source and destination address.
     #[inline(always)]
-    pub(crate) fn ends(&self) -> Ends {
+    pub fn ends(&self) -> Ends {
         let ([a, b, c, d], [e, f, g, h]) = (self.raw.ip.src, self.raw.ip.dst);
         Ends([a, b, c, d, e, f, g, h])
     }
 
     /// True if a switch marked the packet congestion experienced: ECN is 11 (RFC 3168 5).
     #[inline(always)]
-    pub(crate) fn is_ce(&self) -> bool {
+    pub fn is_ce(&self) -> bool {
         self.raw.ip.tos & 3 == 3
     }
 
     /// Verifies the ICRC. `frame` must be the frame of the packet.
     #[inline(always)]
-    pub(crate) fn check_icrc(&self, frame: &Frame<'_>) -> Icrc {
+    pub fn check_icrc(&self, frame: &Frame<'_>) -> Icrc {
         let end = self.icrc_offset();
         let computed = icrc::compute(frame, IP, end);
         match frame.array(end).map(u32::from_le_bytes) {
@@ -151,12 +152,13 @@ impl<'a> FastPacket<'a> {
     }
 
     /// Returns the number of covered bytes behind the IPv4 identification, for [`icrc::solve_ipv4_id`].
-    pub(crate) fn after_id(&self) -> usize {
+    pub fn after_id(&self) -> usize {
         self.icrc_offset() - (IP + 6)
     }
 
+    /// Returns the packet with all its fields.
     #[inline(always)]
-    pub(crate) fn read(&self) -> Packet {
+    pub fn read(&self) -> Packet {
         let Raw { ethernet, ip, udp, bth } = self.raw;
         let bth = Bth::read(bth);
         let mut ext = [0; MAX_EXT];

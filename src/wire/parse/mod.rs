@@ -7,7 +7,8 @@
 //! The parser accepts what real devices differ in: reserved bits, MigReq, TTL, DF, VLAN tags, IPv4 options,
 //! trailing bytes and any UDP checksum. [`Envelope::check_icrc`] verifies the ICRC separately.
 
-use std::ops::{Deref, Range};
+use alloc::vec;
+use core::ops::{Deref, Range};
 
 use super::drop_reason::is_ipv6_extension;
 use super::net::{self, NEXT_HEADER_IBA, PROTOCOL_UDP, RawEthernet, RawIpv4, RawIpv6, RawUdp, ether_type};
@@ -21,7 +22,7 @@ pub use super::drop_reason::Drop;
 
 mod fast_path;
 
-pub(crate) use fast_path::{EXT as HEADERS, Ends, FastPacket};
+pub use fast_path::{EXT as HEADERS, Ends, FastPacket};
 
 /// Bytes of the longest header chain: Ethernet, two tags, IPv4 with all options, UDP, BTH, and the headers of
 /// an RD atomic.

@@ -16,14 +16,14 @@ use super::super::hostile::{Hostile, Known};
 use super::super::{Stranger, create_counted_cq, hello, place};
 use super::bench::{Bench, borrowed, framed, message};
 use super::tally::Tally;
-use crate::descriptors::{MOST, send_with};
-use crate::nic::Command;
-use crate::random::splitmix;
-use crate::remote::message::{Request, Response, VERSION};
-use crate::shared::Region;
-use crate::shared::remote_memory::RemoteMemory;
-use crate::shared::remote_memory::pages::{Pages, State};
-use crate::threads::lock;
+use roxie::remote::message::{Request, Response, VERSION};
+use roxie_base::descriptors::{MOST, send_with};
+use roxie_base::random::splitmix;
+use roxie_base::threads::lock;
+use roxie_nic::nic::Command;
+use roxie_nic::shared::Region;
+use roxie_nic::shared::remote_memory::RemoteMemory;
+use roxie_nic::shared::remote_memory::pages::{Pages, State};
 
 /// Another process that lends its memory, and may end at any moment.
 struct Other {

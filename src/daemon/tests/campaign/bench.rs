@@ -12,22 +12,22 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::socket::MsgFlags;
 
 use super::super::{CAPS, Config, PATIENCE, Quota, Stranger, hello};
-use crate::daemon::account::Accounts;
-use crate::daemon::client::{Client, Session};
-use crate::daemon::registry::Users;
-use crate::daemon::{ClientChange, Inner, admit, answer_next, part_from};
-use crate::descriptors::{send, send_with};
-use crate::engine::Engine;
-use crate::host::{Device, DeviceConfig, Drive, QueuePair};
-use crate::limits::Limits;
-use crate::nic::ObjectCounts;
-use crate::remote::link::{Link, Pieces};
-use crate::remote::message::{Hello, Welcome};
-use crate::shared::remote_memory::RemoteMemory;
-use crate::shared::{Doorbells, Region};
-use crate::threads::lock;
-use crate::time::{Nanos, set_virtual_time};
-use crate::verbs::{AsyncEvent, QpInit, QpType};
+use crate::account::Accounts;
+use crate::client::{Client, Session};
+use crate::registry::Users;
+use crate::{ClientChange, Inner, admit, answer_next, part_from};
+use roxie::host::{Device, DeviceConfig, Drive, QueuePair};
+use roxie::remote::link::{Link, Pieces};
+use roxie::remote::message::{Hello, Welcome};
+use roxie_base::descriptors::{send, send_with};
+use roxie_base::limits::Limits;
+use roxie_base::threads::lock;
+use roxie_base::time::{Nanos, set_virtual_time};
+use roxie_engine::Engine;
+use roxie_nic::nic::ObjectCounts;
+use roxie_nic::shared::remote_memory::RemoteMemory;
+use roxie_nic::shared::{Doorbells, Region};
+use roxie_nic::verbs::{AsyncEvent, QpInit, QpType};
 
 /// Virtual time of a turn, as in `sim`.
 const TURN: Nanos = Nanos(500);

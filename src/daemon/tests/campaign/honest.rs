@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::super::{CAPS, Stranger, create_qp, place, receives_at};
 use super::bench::Bench;
-use crate::nic::{Answer, Command, MemoryCommand, QpHandle, ReceiveSource};
-use crate::random::splitmix;
-use crate::remote::message::{Memory, Request, Response};
-use crate::shared::work_queue::Payload;
-use crate::shared::{CompletionRing, RecvRing, SendRing};
-use crate::verbs::{
+use roxie::remote::message::{Memory, Request, Response};
+use roxie_base::random::splitmix;
+use roxie_nic::nic::{Answer, Command, MemoryCommand, QpHandle, ReceiveSource};
+use roxie_nic::shared::work_queue::Payload;
+use roxie_nic::shared::{CompletionRing, RecvRing, SendRing};
+use roxie_nic::verbs::{
     Access, AddressVector, CqIndex, Gid, LKey, Mtu, PdId, Psn, QpAttr, QpCaps, QpInit, QpState, QpType, RKey,
     SendWr, Sge, WcStatus, WrOpcode,
 };
@@ -130,7 +130,7 @@ impl End {
             Ok(Answer::QpStatus(status)) => assert_eq!(status.state, QpState::Rts),
             other => panic!("{other:?}"),
         }
-        let moderate = Command::ModerateCq { cq: self.cq, count: 0, period: crate::time::Nanos::ZERO };
+        let moderate = Command::ModerateCq { cq: self.cq, count: 0, period: roxie_base::time::Nanos::ZERO };
         self.stranger.call(moderate).expect("its own");
         let at = Memory::At { address: self.address(0), length: 8, on_demand: false };
         let (pd, access) = (self.pd, Access::empty());

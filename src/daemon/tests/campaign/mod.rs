@@ -19,12 +19,12 @@ use std::time::Instant;
 
 use super::Quota;
 use super::hostile::Known;
-use crate::random::splitmix;
-use crate::shared::EventCounter;
-use crate::time::Nanos;
 use attacker::Attacker;
 pub(super) use bench::{Bench, UnthreadedClient};
 use honest::Couple;
+use roxie_base::random::splitmix;
+use roxie_base::time::Nanos;
+use roxie_nic::shared::EventCounter;
 pub(super) use tally::{Tally, kind_of};
 
 /// Executions of a normal run, and of one seed.
@@ -248,7 +248,7 @@ fn seed_decides_the_whole_campaign() {
 #[cfg(feature = "planted-bugs")]
 #[test]
 fn planted_bugs_of_a_nic_are_found() {
-    use crate::nic::PlantedBug;
+    use roxie_nic::nic::PlantedBug;
     const SEEDS: u64 = 20;
     if !is_alone("campaign::planted_bugs_of_a_nic_are_found") {
         return;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 
-use crate::remote::message::Request;
+use roxie::remote::message::Request;
 
 /// Numbers of requests that the NIC executed and refused, by kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

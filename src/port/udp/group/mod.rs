@@ -43,13 +43,13 @@ use nix::sys::socket::{MsgFlags, recv};
 use nix::unistd::geteuid;
 
 use super::sys;
-use crate::descriptors::children;
-use crate::roster::{Denied, Identity, PortRequest, Room, Roster};
-use crate::threads::{lock, spawn_unsignalled};
 pub use error::JoinError;
 use fd_keeper::FdKeeper;
 use register::Register;
 use rendezvous::{Found, Rendezvous};
+use roxie_base::descriptors::children;
+use roxie_base::roster::{Denied, Identity, PortRequest, Room, Roster};
+use roxie_base::threads::{lock, spawn_unsignalled};
 use steering::{Target, slot_of, target};
 use stray::Pair;
 pub(super) use stray::{STRAY_HEADER, Stray};

@@ -16,8 +16,8 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::SLOTS;
-use crate::roster::{FORM, Roster};
-use crate::threads::lock;
+use roxie_base::roster::{FORM, Roster};
+use roxie_base::threads::lock;
 
 /// Most bytes of each copy.
 const COPY: u64 = 4 << 20;
@@ -238,7 +238,7 @@ fn region(kind: i32, at: i64) -> libc::flock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::roster::Identity;
+    use roxie_base::roster::Identity;
 
     fn another(register: &Register) -> Register {
         Register::of(register.common().try_clone_to_owned().unwrap()).unwrap()

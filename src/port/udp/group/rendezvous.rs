@@ -14,7 +14,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::unistd::geteuid;
 
 use super::error::JoinError;
-use crate::descriptors::{connect, listen, peer_of, receive_until, send};
+use roxie_base::descriptors::{connect, listen, peer_of, receive_until, send};
 
 /// Timeout for a member's answer.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -8,8 +8,8 @@
 
 use std::net::IpAddr;
 
-use crate::addressee::{Addressee, REQ, SIDR_REP, SIDR_REQ};
-use crate::roster::Roster;
+use roxie_base::addressee::{Addressee, REQ, SIDR_REP, SIDR_REQ};
+use roxie_base::roster::Roster;
 
 /// An instruction of classic BPF: code, jump if true, jump if false, operand.
 pub(super) type Instruction = (u16, u8, u8, u32);
@@ -151,8 +151,8 @@ const JUMP_TO_UNITS: Instruction = (JUMP, 0, 0, u32::MAX);
 mod tests {
     use super::super::SLOTS;
     use super::*;
-    use crate::random::splitmix;
-    use crate::roster::{Identity, Room, Service};
+    use roxie_base::random::splitmix;
+    use roxie_base::roster::{Identity, Room, Service};
 
     /// Runs a program as the kernel does (`net/core/filter.c`).
     fn run(program: &[Instruction], datagram: &[u8]) -> u32 {

@@ -9,19 +9,19 @@ use std::os::unix::net::UnixDatagram;
 /// A datagram that the kernel delivered to the wrong process: receive offload merges datagrams with the same addresses
 /// and ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::port::udp) struct Stray<'a> {
+pub(in crate::udp) struct Stray<'a> {
     /// Address and port of the sender.
-    pub(in crate::port::udp) source: SocketAddr,
+    pub(in crate::udp) source: SocketAddr,
     /// Destination address.
-    pub(in crate::port::udp) destination: IpAddr,
+    pub(in crate::udp) destination: IpAddr,
     /// Type of service or traffic class.
-    pub(in crate::port::udp) traffic_class: u8,
+    pub(in crate::udp) traffic_class: u8,
     /// The datagram without its UDP header.
-    pub(in crate::port::udp) datagram: &'a [u8],
+    pub(in crate::udp) datagram: &'a [u8],
 }
 
 /// Bytes before a datagram that is handed over: addresses, port, traffic class.
-pub(in crate::port::udp) const STRAY_HEADER: usize = 16 + 16 + 2 + 1 + 1;
+pub(in crate::udp) const STRAY_HEADER: usize = 16 + 16 + 2 + 1 + 1;
 
 impl Stray<'_> {
     pub(super) fn to_bytes(self) -> Vec<u8> {
@@ -39,7 +39,7 @@ impl Stray<'_> {
     }
 
     /// Parses a message of [`Member::hand_over`]; `None` if it is something else.
-    pub(in crate::port::udp) fn from_bytes(bytes: &[u8]) -> Option<Stray<'_>> {
+    pub(in crate::udp) fn from_bytes(bytes: &[u8]) -> Option<Stray<'_>> {
         let (header, datagram) = bytes.split_first_chunk::<{ STRAY_HEADER }>()?;
         let ip = |at: usize| -> Option<IpAddr> {
             let octets: [u8; 16] = header.get(at..at + 16)?.try_into().ok()?;

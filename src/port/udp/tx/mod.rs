@@ -12,8 +12,8 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use super::headers::{MAX_HEADERS, Outgoing, Route, V4_HEADERS, V6_HEADERS};
 use super::sys::{BATCH, Envelope, Outbox};
-use crate::frame::FrameMut;
-use crate::port::{BURST, TxId};
+use crate::{BURST, TxId};
+use roxie_base::frame::FrameMut;
 
 /// Number of slots: one burst, and what a busy link left over.
 const SLOTS: usize = 4 * BURST;

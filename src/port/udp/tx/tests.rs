@@ -3,7 +3,7 @@
 use std::fs::File;
 
 use super::*;
-use crate::random::splitmix;
+use roxie_base::random::splitmix;
 
 const PORT: u16 = 4791;
 

@@ -14,10 +14,10 @@ use super::station::{Shared, Station, StationPort, StationStats};
 use super::switch::Switch;
 use super::tap::{TappedFrame, Taps};
 use super::topology::{End, FabricConfig, Wiring};
-use crate::engine::Progress;
-use crate::sim::events::{EventId, EventQueue};
-use crate::sim::{Host, PASS};
-use crate::time::Nanos;
+use crate::events::{EventId, EventQueue};
+use crate::{Host, PASS};
+use roxie_base::time::Nanos;
+use roxie_engine::Progress;
 
 /// Buffers that a station or a switch keeps; excess buffers go to the common pool.
 const KEPT: usize = 64;

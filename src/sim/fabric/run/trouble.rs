@@ -6,8 +6,8 @@ use super::super::cable::Entry;
 use super::super::frame_faults::{Arrival, FrameFaults};
 use super::super::topology::End;
 use super::Fabric;
-use crate::port::LinkChange;
-use crate::time::Nanos;
+use roxie_base::time::Nanos;
+use roxie_port::LinkChange;
 
 /// Faults that a test injects, if any.
 #[derive(Debug, Default)]

@@ -1,0 +1,26 @@
+//! What the ports and the NIC of Roxie share, and neither defines.
+//!
+//! ```
+//! use roxie_base::time::{Clock, Nanos};
+//!
+//! let clock = Clock::new();
+//! let deadline = clock.now() + Nanos::from_millis(5);
+//! assert!(deadline.since(clock.now()) <= Nanos::from_millis(5));
+//! ```
+//!
+//! [`time`] is the clock that callers read, [`limits`] the sizes of a NIC, [`flow`] selects frames of other protocols. [`descriptors`]
+//! passes file descriptors between processes, and [`roster`] assigns them their parts of a shared device. Ports know frames, captures and
+//! addressees by this crate alone: they do not depend on `roxie-wire`, so they cannot name its headers.
+#![deny(unsafe_code)]
+#![warn(clippy::missing_errors_doc)]
+
+pub use roxie_wire::{addressee, capture, frame};
+
+pub mod allocator;
+pub mod descriptors;
+pub mod flow;
+pub mod limits;
+pub mod random;
+pub mod roster;
+pub mod threads;
+pub mod time;

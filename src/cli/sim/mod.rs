@@ -1,0 +1,57 @@
+//! `roxie sim`: scenarios of whole networks in virtual time.
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use roxie_sim::scenario::ScenarioError;
+
+use crate::failure::Failure;
+
+mod collect;
+mod play;
+mod print;
+mod sweep;
+
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 the run failed, 2 wrong usage or an invalid scenario.";
+
+/// Simulate a data centre: hosts, switches, traffic
+#[derive(Debug, Args)]
+#[command(
+    long_about = "Runs scenarios in virtual time: hosts with the real transport engine, links with rates, switches \
+        with shared buffers, marking, priority flow control and ECMP. A scenario is one TOML file; docs/simulator.md \
+        explains it. The same seed gives the same results to the byte.",
+    after_help = EXIT_CODES
+)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    Run(play::Arguments),
+    Sweep(sweep::Arguments),
+    Collect(collect::Arguments),
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &Arguments) -> ExitCode {
+    let done = match &arguments.what {
+        What::Run(arguments) => play::run(arguments),
+        What::Sweep(arguments) => sweep::run(arguments),
+        What::Collect(arguments) => collect::run(arguments),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report("sim"),
+    }
+}
+
+impl From<ScenarioError> for Failure {
+    fn from(error: ScenarioError) -> Failure {
+        match error {
+            ScenarioError::Nic { .. } | ScenarioError::Capture(_) => Failure::Run(error.to_string()),
+            _ => Failure::Usage(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,494 @@
+//! A NIC as a process (`roxie nic`): serves up to 255 clients, as an adapter serves the programs of its host.
+//!
+//! ```no_run
+//! use roxie::host::{Device, DeviceConfig, Stack};
+//! use roxie::port::udp::UdpConfig;
+//! use roxie_daemon::{Config, Daemon};
+//!
+//! let udp = UdpConfig { interface: Some("eth0".into()), ..UdpConfig::default() };
+//! let device = Device::open_udp(&udp, &Stack::default(), &DeviceConfig { serves: true, ..DeviceConfig::default() })?;
+//! let daemon = Daemon::start(device, "eth0", Config::default(), Box::new(|_change| {}))?;
+//! std::thread::park();
+//! println!("{} clients", daemon.served().len());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! ```text
+//! client                            the NIC
+//! ------                            -------
+//! connects                  ------> one thread for all connections: is the user served?
+//! sends its Hello           ------> a thread for each client: version, quota
+//! hands over its memory     ------> checks the descriptors, allocates a slot
+//! sends requests            ------> `owned` checks that each object is the client's own; then the engine
+//! receives events           <------ one thread for all clients
+//! rings doorbells           ------> the engine fetches work requests from the arenas,
+//! polls its queues          <------ writes completions there, and copies from and to the client's memory
+//! ```
+//!
+//! The NIC trusts nothing that a client writes to queues or sockets: a client can break only its own objects. When a client ends, its socket
+//! hangs up. The NIC then fences its memory, destroys its objects and frees its slot.
+
+#![deny(unsafe_code)]
+#![warn(clippy::missing_errors_doc)]
+
+mod acceptor;
+mod account;
+mod client;
+mod lent;
+mod outbox;
+mod owned;
+mod registry;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, bounded};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use acceptor::{Acceptor, Bounds, Greeting, Handshake, refuse};
+pub use account::Quota;
+use client::{Client, NewClient, NewDoorbells, Session};
+use registry::Registry;
+pub use registry::{Config, Users};
+use roxie::host::{ConnectionService, Device, DeviceError, IgnoreEvents};
+use roxie::remote::link::Link;
+use roxie::remote::message::{Hello, VERSION, Welcome};
+use roxie::remote::{AttachError, name_of, nic_of};
+use roxie_base::descriptors::{listen, receive_until, set_takes_descriptors};
+use roxie_base::roster::Identity;
+use roxie_base::threads::{lock, spawn_unsignalled};
+use roxie_nic::cm::Manager;
+use roxie_nic::shared::remote_memory::RemoteMemory;
+use roxie_nic::shared::{Doorbells, EventCounter};
+use roxie_nic::verbs::{AsyncEvent, EventKind};
+
+/// Interval at which threads check for the end.
+const LOOK: Duration = Duration::from_millis(200);
+/// How long the NIC waits for its threads when it ends.
+const END: Duration = Duration::from_secs(2);
+/// Interval of checks whether they have ended.
+const LOOK_FOR_END: Duration = Duration::from_millis(1);
+/// Capacity of the queue of events for clients.
+const EVENTS: usize = 1 << 16;
+
+/// The reason why a NIC does not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DaemonError {
+    /// Another NIC serves this interface.
+    #[error(
+        "{interface} has a NIC already (`roxie show processes` lists those that it serves); one is enough"
+    )]
+    Taken {
+        /// The interface.
+        interface: String,
+    },
+    /// A process that is no NIC holds the NIC's name.
+    #[error(
+        "{by} has taken the name of the NIC of {interface}, @roxie/nic/{interface}: end it (`ss -xlp` lists such names)"
+    )]
+    Squatted {
+        /// The interface.
+        interface: String,
+        /// The process, as far as it is known.
+        by: String,
+    },
+    /// A system error.
+    #[error("{what}: {source}")]
+    System {
+        /// The resource or operation requested.
+        what: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// An error of the device.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// A client of the NIC.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Served {
+    /// Its process number, in the NIC's PID namespace.
+    pub pid: u32,
+    /// The name of its process.
+    pub name: String,
+    /// Its user.
+    pub uid: u32,
+    /// Its slot.
+    pub slot: u8,
+}
+
+/// A change among the clients.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClientChange {
+    /// The client is served from now on.
+    Admitted(Served),
+    /// The process was not admitted.
+    Refused {
+        /// The process number.
+        pid: u32,
+        /// The reason.
+        why: String,
+    },
+    /// The client is evicted: its memory did not answer, which would block all others.
+    Evicted(Served),
+    /// The client has ended, and all its objects are destroyed.
+    Ended(Served),
+    /// The NIC has ended, except for this many threads. Each waits for a file that a client handed over, and ends with the NIC's process.
+    StillBusy(usize),
+}
+
+/// Called for each change, by the thread that serves the client.
+pub type OnClientChange = Box<dyn Fn(ClientChange) + Send + Sync>;
+
+/// A NIC that serves clients. On drop it ends, and its clients get a device-fatal event.
+pub struct Daemon {
+    inner: Arc<Inner>,
+    threads: Vec<JoinHandle<()>>,
+    // The NIC itself has no listeners: its manager refuses requests that name no client.
+    _manager: ConnectionService<IgnoreEvents>,
+}
+
+impl std::fmt::Debug for Daemon {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Daemon").field("registry", &self.inner.registry).finish_non_exhaustive()
+    }
+}
+
+struct Inner {
+    registry: Registry,
+    clients: Arc<Mutex<Vec<Arc<Client>>>>,
+    serving: Mutex<Vec<JoinHandle<()>>>,
+    on_change: OnClientChange,
+    stop: EventFd,
+    stopping: AtomicBool,
+}
+
+fn system(what: &'static str) -> impl Fn(io::Error) -> DaemonError {
+    move |source| DaemonError::System { what, source }
+}
+
+/// The reason why the name of an interface's NIC is not free.
+fn taken(interface: &str) -> DaemonError {
+    let by = match nic_of(interface) {
+        Err(AttachError::Stranger { pid, uid, .. }) => format!("process {pid} of user {uid}"),
+        Err(AttachError::Silent { .. }) => "a process that accepts no connection".to_owned(),
+        _ => return DaemonError::Taken { interface: interface.to_owned() },
+    };
+    DaemonError::Squatted { interface: interface.to_owned(), by }
+}
+
+impl Daemon {
+    /// Starts to serve a device of this process to others in the calling thread's network namespace, until it is dropped. The
+    /// device must be configured to serve ([`DeviceConfig::serves`](roxie::host::DeviceConfig::serves)).
+    ///
+    /// # Errors
+    /// If another NIC serves the interface, or the system lacks descriptors or threads.
+    pub fn start(
+        device: Device,
+        interface: &str,
+        config: Config,
+        on_change: OnClientChange,
+    ) -> Result<Daemon, DaemonError> {
+        let listener = listen(&name_of(interface)).map_err(|source| match source.kind() {
+            io::ErrorKind::AddrInUse => taken(interface),
+            _ => system("the NIC's socket")(source),
+        })?;
+        let manager =
+            ConnectionService::start(&device, Manager::new(roxie_nic::cm::Config::default()), IgnoreEvents)?;
+        let (inner, raised) = Inner::new(device, config, on_change)?;
+        let mut daemon = Daemon { inner: Arc::clone(&inner), threads: Vec::new(), _manager: manager };
+        let tells = Arc::clone(&inner);
+        let threads = [
+            spawn_unsignalled("roxie-accept", move || inner.accept_clients(listener)),
+            spawn_unsignalled("roxie-events", move || tells.tell(&raised)),
+        ];
+        for thread in threads {
+            daemon.threads.push(thread.map_err(system("a thread"))?);
+        }
+        Ok(daemon)
+    }
+
+    /// Returns the clients.
+    pub fn served(&self) -> Vec<Served> {
+        lock(&self.inner.clients).iter().map(|client| served(client)).collect()
+    }
+
+    /// True if the device has failed.
+    pub fn has_failed(&self) -> bool {
+        self.inner.registry.device.has_failed()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.inner.stopping.store(true, Relaxed);
+        let _ = self.inner.stop.write(1);
+        for client in lock(&self.inner.clients).iter() {
+            client.tell(AsyncEvent::Device(EventKind::DeviceFatal));
+            client.dismiss();
+        }
+        let until = Instant::now() + END;
+        // After the one that makes others there are no more.
+        let own = left_at(until, std::mem::take(&mut self.threads));
+        let left = own + left_at(until, std::mem::take(&mut *lock(&self.inner.serving)));
+        if left > 0 {
+            (self.inner.on_change)(ClientChange::StillBusy(left));
+        }
+    }
+}
+
+/// Joins threads that end in time. Returns how many do not.
+fn left_at(until: Instant, threads: Vec<JoinHandle<()>>) -> usize {
+    let ends = |thread: &JoinHandle<()>| {
+        while !thread.is_finished() && Instant::now() < until {
+            std::thread::sleep(LOOK_FOR_END);
+        }
+        thread.is_finished()
+    };
+    let (ended, left): (Vec<_>, Vec<_>) = threads.into_iter().partition(ends);
+    ended.into_iter().for_each(|thread| drop(thread.join()));
+    left.len()
+}
+
+fn served(client: &Client) -> Served {
+    Served { pid: client.pid, name: client.name.clone(), uid: client.uid, slot: client.slot }
+}
+
+impl Inner {
+    /// Makes a NIC, and the queue of events for [`tell_of`](Self::tell_of).
+    fn new(
+        device: Device,
+        config: Config,
+        on_change: OnClientChange,
+    ) -> Result<(Arc<Inner>, Receiver<AsyncEvent>), DaemonError> {
+        let (sender, raised) = bounded(EVENTS);
+        device.set_event_sink(Box::new(move |event| {
+            // A full queue: the event would arrive too late to be of use, and is dropped.
+            let _ = sender.try_send(event);
+        }));
+        // If the kernel refuses, it will do so again for a client's channel, and the client gets the reason.
+        let _ = EventCounter::prepare();
+        let stop = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
+        let inner = Arc::new(Inner {
+            registry: Registry::new(device, config)?,
+            clients: Arc::default(),
+            serving: Mutex::default(),
+            on_change,
+            stop: stop.map_err(|error| system("an eventfd")(error.into()))?,
+            stopping: AtomicBool::new(false),
+        });
+        let clients = Arc::clone(&inner.clients);
+        inner
+            .registry
+            .device
+            .tell_others(Box::new(move |object| lock(&clients).iter().any(|client| client.has(object))));
+        let clients = Arc::clone(&inner.clients);
+        let clients = move || lock(&clients).iter().map(|client| client.entry()).collect();
+        inner.registry.device.tell_clients(Box::new(clients));
+        Ok((inner, raised))
+    }
+
+    /// Serves each process that greets.
+    fn accept_clients(self: &Arc<Inner>, listener: UnixListener) {
+        let mut acceptor = Acceptor::new(listener, Bounds::default());
+        while !self.stopping.load(Relaxed) {
+            for handshake in acceptor.wait(self.stop.as_fd(), &|uid| self.registry.standing(uid)) {
+                match handshake {
+                    Handshake::Greeted(greeting) => self.receive(greeting, &mut acceptor),
+                    Handshake::Refused { pid, why } => (self.on_change)(ClientChange::Refused { pid, why }),
+                }
+            }
+        }
+    }
+
+    /// Starts the thread that serves a process.
+    fn receive(self: &Arc<Inner>, greeting: Greeting, acceptor: &mut Acceptor) {
+        let nic = Arc::downgrade(self);
+        // The thread may have the only descriptor of the connection, and is the one to close it.
+        let greeting = Arc::new(Mutex::new(Some(greeting)));
+        let taken = Arc::clone(&greeting);
+        let mut serving = lock(&self.serving);
+        serving.retain(|thread| !thread.is_finished());
+        match spawn_unsignalled("roxie-client", move || {
+            let greeting = lock(&taken).take();
+            greeting.into_iter().for_each(|greeting| serve(&nic, greeting));
+        }) {
+            Ok(thread) => serving.push(thread),
+            Err(error) => {
+                acceptor.pause();
+                let Some(Greeting { socket, pid, .. }) = lock(&greeting).take() else { return };
+                if let Handshake::Refused { pid, why } = refuse(socket, pid, format!("a thread: {error}")) {
+                    (self.on_change)(ClientChange::Refused { pid, why });
+                }
+            }
+        }
+    }
+
+    /// Checks version and user before the client may hand over its memory.
+    fn hears(&self, uid: u32, hello: &Hello) -> Result<(), String> {
+        if hello.version != VERSION {
+            let theirs = hello.version;
+            return Err(format!("it speaks version {theirs}, the NIC {VERSION}: use the same roxie"));
+        }
+        if self.registry.is_silent(uid) {
+            return Err(format!(
+                "memory of another program of user {uid} does not answer, or did not lately"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Admits a process and sends the welcome. Returns `None` if it was refused.
+    fn admit(
+        &self,
+        link: &Link,
+        (pid, uid): (i32, u32),
+        name: &str,
+        memory: Result<RemoteMemory, String>,
+    ) -> Option<(Arc<Client>, Session)> {
+        let (client, bells, fds) =
+            match memory.and_then(|memory| self.take_slot(link, (pid, uid), name, memory)) {
+                Ok(admitted) => admitted,
+                Err(why) => {
+                    let pid = pid.cast_unsigned();
+                    let _ = link.send_at_once(&Err::<Welcome, _>(&why));
+                    (self.on_change)(ClientChange::Refused { pid, why });
+                    return None;
+                }
+            };
+        let client = Arc::new(client);
+        lock(&self.clients).push(Arc::clone(&client));
+        (self.on_change)(ClientChange::Admitted(served(&client)));
+        let welcomed = client.welcome(&self.registry, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
+        // A client that has already closed its socket ends like any other.
+        if welcomed.is_err() || self.stopping.load(Relaxed) {
+            client.dismiss();
+        }
+        Some((client, Session::new(bells)))
+    }
+
+    /// Frees the slot of a client of which nothing is left.
+    fn strike(&self, client: &Arc<Client>) {
+        lock(&self.registry.roster).leave(client.slot);
+        lock(&self.clients).retain(|other| !Arc::ptr_eq(other, client));
+        (self.on_change)(ClientChange::Ended(served(client)));
+    }
+
+    /// Gives a process a slot. Returns the descriptors to pass: its doorbell page, the eventfd for ringing, its end of the event
+    /// socket.
+    fn take_slot(
+        &self,
+        link: &Link,
+        (pid, uid): (i32, u32),
+        name: &str,
+        memory: RemoteMemory,
+    ) -> Result<(Client, NewDoorbells, Vec<OwnedFd>), String> {
+        let said = |error: &dyn std::fmt::Display| error.to_string();
+        let (bells, fds, held) =
+            Doorbells::for_client(self.registry.device.limits().qps).map_err(|error| said(&error))?;
+        let (events, heard) = UnixStream::pair().map_err(|error| said(&error))?;
+        let link = link.try_clone().map_err(|error| said(&error))?;
+        let (pid, events) = (pid.cast_unsigned(), Link::new(events));
+        // Clients only receive there. Descriptors that they sent would be closed by the thread of events.
+        events.shut_input().map_err(|error| said(&error))?;
+        let name: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
+        let member = Identity { pid, uid, name: name.clone() };
+        let room = self.registry.room_of(uid);
+        let slot = lock(&self.registry.roster).admit(member, room).map_err(|denied| said(&denied))?;
+        let arrival = NewClient { pid, name, uid, slot, memory, link, events };
+        let fds = fds.into_iter().chain([heard.into()]).collect();
+        let Config { quota, user_quota, .. } = &self.registry.config;
+        let account = self.registry.accounts.open(uid, quota, user_quota);
+        Ok((Client::new(arrival, quota, account), (bells, held), fds))
+    }
+
+    /// Passes events to the clients, new ones and those not received before.
+    fn tell(&self, raised: &Receiver<AsyncEvent>) {
+        while !self.stopping.load(Relaxed) {
+            self.tell_of(raised.recv_timeout(LOOK).ok());
+        }
+    }
+
+    /// Passes an event to the clients that it concerns. `None`: retries the events not received before.
+    fn tell_of(&self, event: Option<AsyncEvent>) {
+        let clients = lock(&self.clients).clone();
+        clients.iter().filter(|client| client.has_fallen_silent()).for_each(|client| {
+            self.registry.note_silent(client.uid, &client.memory);
+            (self.on_change)(ClientChange::Evicted(served(client)));
+            client.dismiss();
+        });
+        match event {
+            Some(event) => {
+                clients.iter().filter(|client| client.concerns(event)).for_each(|client| client.tell(event));
+            }
+            None => clients.iter().for_each(|client| client.tell_kept()),
+        }
+    }
+}
+
+/// Serves one process.
+///
+/// Runs in a thread of the client's own, which may block for ever: checking or closing a file that the client hands over waits for the file's
+/// file system, which may be a process that does not answer. Then the thread holds no lock and not the NIC, which ends without it. The client
+/// keeps its slot until then.
+fn serve(nic: &Weak<Inner>, greeting: Greeting) {
+    let Greeting { socket, pid, uid, hello, place } = greeting;
+    let link = Link::new(socket);
+    let admitted = admit(nic, &link, (pid, uid), &hello, place.until);
+    drop(link);
+    drop(place);
+    let Some((client, mut session)) = admitted else { return };
+    while answer_next(nic, &client, &mut session) {}
+    part_from(nic, &client, session);
+}
+
+/// Lets a process in. `None`: it was told why not, or the NIC is gone.
+fn admit(
+    nic: &Weak<Inner>,
+    link: &Link,
+    (pid, uid): (i32, u32),
+    hello: &Hello,
+    until: Instant,
+) -> Option<(Arc<Client>, Session)> {
+    let heard = nic.upgrade()?.hears(uid, hello);
+    let memory = heard.and_then(|()| memory_of(link, hello, until));
+    nic.upgrade()?.admit(link, (pid, uid), &hello.name, memory)
+}
+
+/// Has a process hand over its memory.
+fn memory_of(link: &Link, hello: &Hello, until: Instant) -> Result<RemoteMemory, String> {
+    set_takes_descriptors(link.as_fd(), true);
+    link.send_at_once(&Ok::<(), String>(())).map_err(|error| error.to_string())?;
+    let fds = receive_until(link.as_fd(), until)
+        .map_err(|error| format!("descriptors of its memory did not come: {error}"))?;
+    RemoteMemory::new(fds.ok_or("it hung up")?, hello.secret).map_err(|error| error.to_string())
+}
+
+/// Answers a client's next request. False: there are no more, or the NIC is gone.
+fn answer_next(nic: &Weak<Inner>, client: &Client, session: &mut Session) -> bool {
+    let Some(request) = client.next_request() else { return false };
+    let Some(inner) = nic.upgrade() else { return false };
+    let reply = client.answer(&inner.registry, session, request);
+    drop(inner);
+    client.reply(session, &reply)
+}
+
+/// Destroys all objects of a client, and frees its slot once nothing of it can block.
+fn part_from(nic: &Weak<Inner>, client: &Arc<Client>, session: Session) {
+    if let Some(inner) = nic.upgrade() {
+        client.leave(&inner.registry, session);
+    }
+    client.release();
+    if let Some(inner) = nic.upgrade() {
+        inner.strike(client);
+    }
+}

@@ -1,0 +1,583 @@
+//! Messages from peers: one function for each message, one arm for each state.
+
+use crate::verbs::{Mtu, Psn};
+use roxie_base::time::Nanos;
+use roxie_wire::cm::{
+    Apr, AprStatus, Ari, CmMessage, CommId, Drep, Dreq, Kind, Lap, Mra, PrivateData, Rej, RejReason, Rep,
+    Req, Rtu, SidrRep, SidrReq, SidrStatus, Stage, Transport,
+};
+use roxie_wire::{Qpn, ServiceId};
+
+use super::connection::{Connection, RemoteKey, State, ack_timeout};
+use super::listeners::Admission;
+use super::manager::Manager;
+use super::{Arrival, Event, HowDisconnected, Listener, Parameters, Route};
+
+impl Manager {
+    /// Handles a datagram that QP1 received. `mad` begins after the GRH.
+    pub fn handle_mad(&mut self, now: Nanos, mad: &[u8], from: &Arrival) {
+        let Ok((tid, message)) = CmMessage::read(mad) else {
+            self.counters.not_cm += 1;
+            return;
+        };
+        if from.src_qp != Qpn::GSI {
+            self.counters.not_from_gsi += 1;
+            return;
+        }
+        self.counters.count_received(message.kind());
+        self.handle(now, tid, message, from.route);
+    }
+
+    pub(super) fn handle(&mut self, now: Nanos, tid: u64, message: CmMessage, route: Route) {
+        match message {
+            CmMessage::Req(m) => self.on_req(now, tid, m, route),
+            CmMessage::Mra(m) => self.on_mra(now, &m, route),
+            CmMessage::Rej(m) => self.on_rej(now, m, route),
+            CmMessage::Rep(m) => self.on_rep(now, tid, m, route),
+            CmMessage::Rtu(m) => self.on_rtu(&m, route),
+            CmMessage::Dreq(m) => self.on_dreq(now, tid, &m, route),
+            CmMessage::Drep(m) => self.on_drep(now, &m, route),
+            CmMessage::SidrReq(m) => self.on_sidr_req(now, tid, m, route),
+            CmMessage::SidrRep(m) => self.on_sidr_rep(now, m, route),
+            CmMessage::Lap(m) => self.on_lap(tid, &m, route),
+            // APR: we never ask for an alternate path.
+            CmMessage::Apr(_) => self.counters.out_of_state += 1,
+        }
+    }
+
+    /// Finds the connection with our ID `local`. The message must come from its peer. `remote` is the peer's ID in the
+    /// message; a connection that does not know the peer's ID yet accepts any.
+    fn addressed(&mut self, local: CommId, remote: CommId, route: &Route) -> Option<State> {
+        let Some(connection) = self.table.get_mut(local) else {
+            self.counters.unknown_id += 1;
+            return None;
+        };
+        if (connection.route.local, connection.route.remote) != (route.local, route.remote) {
+            self.counters.not_from_peer += 1;
+            return None;
+        }
+        if connection.remote_id != CommId(0) && connection.remote_id != remote {
+            self.counters.unknown_id += 1;
+            return None;
+        }
+        connection.heard = true;
+        Some(connection.state)
+    }
+
+    fn on_req(&mut self, now: Nanos, tid: u64, req: Req, route: Route) {
+        let key = RemoteKey {
+            address: route.remote,
+            ca_guid: req.local_ca_guid,
+            comm_id: req.local_comm_id,
+            resolution: false,
+        };
+        if let Some(&id) = self.by_remote.get(&key) {
+            return self.on_req_again(now, id);
+        }
+        if let Some((reason, ari)) = req_error(&req, &route) {
+            return self.refuse_req(tid, &req, route, reason, ari);
+        }
+        let peer_qp = (route.remote, req.local_ca_guid, req.local_qpn);
+        if let Some(&old) = self.by_peer_qp.get(&peer_qp) {
+            self.refuse_req(tid, &req, route, RejReason::STALE, Ari::NONE);
+            return self.end_stale(now, old);
+        }
+        let Some(listener) = self.admit(req.service_id, &route) else {
+            return;
+        };
+        let Some(listener) = listener else {
+            return self.hold_early(now, tid, CmMessage::Req(req), route);
+        };
+        self.take_req(now, tid, req, route, listener, key);
+    }
+
+    /// Looks for a listener, and for room in its backlog and in the tables. `None`: the request is dropped.
+    /// `Some(None)`: there is no listener.
+    fn admit(&mut self, service: ServiceId, route: &Route) -> Option<Option<Listener>> {
+        if self.events.len() >= self.config.limits.events {
+            self.counters.events_full += 1;
+            return None;
+        }
+        if self.half_open.get(&route.remote).is_some_and(|count| *count >= self.config.limits.half_open) {
+            self.counters.address_full += 1;
+            return None;
+        }
+        if self.table.is_full() && !self.evict_oldest() {
+            self.counters.table_full += 1;
+            return None;
+        }
+        match self.listeners.admit(service, route.local) {
+            Admission::Taken(listener) => Some(Some(listener)),
+            Admission::NoListener => Some(None),
+            Admission::BacklogFull => {
+                self.counters.backlog_full += 1;
+                None
+            }
+        }
+    }
+
+    fn take_req(
+        &mut self,
+        now: Nanos,
+        tid: u64,
+        req: Req,
+        arrival: Route,
+        listener: Listener,
+        key: RemoteKey,
+    ) {
+        let path = &req.primary_path;
+        // The request determines the path for both ends.
+        let route = Route {
+            traffic_class: path.traffic_class,
+            flow_label: path.flow_label,
+            hop_limit: path.hop_limit,
+            ..arrival
+        };
+        let parameters = Parameters {
+            route,
+            transport: req.transport,
+            active: false,
+            path_mtu: Mtu::from_code(req.path_mtu.into()).unwrap_or(Mtu::Mtu256),
+            dest_qpn: Some(req.local_qpn),
+            rq_psn: Psn::new(0),
+            sq_psn: req.starting_psn,
+            max_dest_rd_atomic: req.initiator_depth,
+            max_rd_atomic: req.responder_resources,
+            timeout: path.local_ack_timeout.max(1),
+            retry_cnt: req.retry_count,
+            rnr_retry: req.rnr_retry_count,
+            peer_srq: req.srq,
+            peer_flow_control: req.end_to_end_flow_control,
+        };
+        let mut connection = Connection::new(State::ReqRcvd, route, parameters);
+        connection.arrived = now;
+        connection.tid = tid;
+        connection.remote_id = req.local_comm_id;
+        connection.remote_key = Some(key);
+        connection.connected = Some((req.local_ca_guid, req.local_qpn));
+        connection.listener = Some(listener);
+        connection.linger = self.granted(parameters.timeout);
+        // The ACK timeout includes the round trip.
+        connection.answer_timeout = self.granted(req.local_cm_response_timeout) + connection.linger;
+        connection.max_retries = req.max_cm_retries.min(self.config.limits.granted_retries);
+        let peer_qp = connection.connected_key();
+        // `admit` has ensured that there is room.
+        let Ok(id) = self.insert(connection) else { return };
+        self.by_remote.insert(key, id);
+        if let Some(peer_qp) = peer_qp {
+            self.by_peer_qp.insert(peer_qp, id);
+        }
+        self.emit(Event::Request { id, listener, route, request: Box::new(req) });
+    }
+
+    pub(super) fn refuse_req(&mut self, tid: u64, req: &Req, route: Route, reason: RejReason, ari: Ari) {
+        let rej =
+            Rej { remote_comm_id: req.local_comm_id, message: Stage::Req, reason, ari, ..Rej::default() };
+        self.send(route, tid, &CmMessage::Rej(rej));
+    }
+
+    /// Handles a repeated REQ (IBTA 12.9.8.5): sends the lost answer again.
+    fn on_req_again(&mut self, now: Nanos, id: CommId) {
+        self.counters.count_duplicate(Kind::Req);
+        let Some(connection) = self.table.get(id) else { return };
+        match connection.state {
+            // The consumer has not answered yet.
+            State::ReqRcvd | State::MraReqSent if !connection.is_early_repeat(now) => {
+                self.send_mra(id, self.config.service_timeout, PrivateData::EMPTY);
+            }
+            State::RepSent | State::MraRepRcvd => self.send_again(id, Kind::Rep),
+            // Repeat the REJ, if it refused this REQ.
+            State::TimeWait => self.send_again(id, Kind::Rej),
+            // The peer has our REP, or the REQ is an old copy for an active connection.
+            State::ReqRcvd
+            | State::MraReqSent
+            | State::Established
+            | State::DreqSent
+            | State::DreqRcvd
+            | State::ReqSent
+            | State::RepWait
+            | State::RepRcvd
+            | State::MraRepSent
+            | State::SidrReqSent
+            | State::SidrReqRcvd => {}
+        }
+    }
+
+    /// Ends the old connection of a peer's QP that connects anew (IBTA 12.9.8.3.1).
+    fn end_stale(&mut self, now: Nanos, id: CommId) {
+        if self.table.get(id).is_some_and(|connection| connection.state == State::Established) {
+            self.send_dreq(now, id, PrivateData::EMPTY);
+        }
+    }
+
+    fn on_rep(&mut self, now: Nanos, tid: u64, rep: Rep, route: Route) {
+        let id = rep.remote_comm_id;
+        let other = |c: &Connection| {
+            c.route.remote == route.remote && c.remote_id != CommId(0) && c.remote_id != rep.local_comm_id
+        };
+        // The connection is gone, or was set up by another REP: a copy of our REQ arrived after the first answer was
+        // over.
+        if self.table.get(id).is_none_or(other) {
+            self.counters.unknown_id += 1;
+            let rej = refusal(&rep, RejReason::INVALID_COMM_ID);
+            return self.send(route, tid, &CmMessage::Rej(rej));
+        }
+        let Some(state) = self.addressed(id, rep.local_comm_id, &route) else { return };
+        match state {
+            State::ReqSent | State::RepWait => self.take_rep(now, id, tid, rep, route),
+            // The consumer has not answered yet.
+            State::RepRcvd | State::MraRepSent => {
+                self.counters.count_duplicate(Kind::Rep);
+                if !self.table.get(id).is_some_and(|connection| connection.is_early_repeat(now)) {
+                    self.send_mra(id, self.config.service_timeout, PrivateData::EMPTY);
+                }
+            }
+            // Our RTU was lost.
+            State::Established => {
+                self.counters.count_duplicate(Kind::Rep);
+                self.send_again(id, Kind::Rtu);
+            }
+            // Repeat the REJ, if there was one.
+            State::TimeWait => {
+                self.counters.count_duplicate(Kind::Rep);
+                self.send_again(id, Kind::Rej);
+            }
+            // The DREQ supersedes the RTU.
+            State::DreqSent | State::DreqRcvd => self.counters.count_duplicate(Kind::Rep),
+            // We sent no REQ for this connection.
+            State::ReqRcvd
+            | State::MraReqSent
+            | State::RepSent
+            | State::MraRepRcvd
+            | State::SidrReqSent
+            | State::SidrReqRcvd => self.counters.out_of_state += 1,
+        }
+    }
+
+    /// Refuses an inconsistent REP to a REQ of ours. Peer and consumer are notified.
+    fn reject_rep(&mut self, now: Nanos, tid: u64, rep: &Rep, route: Route, reason: RejReason) {
+        let id = rep.remote_comm_id;
+        let rej = refusal(rep, reason);
+        self.send(route, tid, &CmMessage::Rej(rej.clone()));
+        let Some(connection) = self.table.get_mut(id) else { return };
+        connection.outgoing = None;
+        if !connection.orphan {
+            self.emit(Event::Rejected { id, reject: Box::new(rej) });
+        }
+        self.abandon(now, id);
+    }
+
+    fn take_rep(&mut self, now: Nanos, id: CommId, tid: u64, rep: Rep, route: Route) {
+        let key = RemoteKey {
+            address: route.remote,
+            ca_guid: rep.local_ca_guid,
+            comm_id: rep.local_comm_id,
+            resolution: false,
+        };
+        if self.by_remote.get(&key).is_some_and(|other| *other != id) {
+            // Another connection has the same peer ID.
+            return self.reject_rep(now, tid, &rep, route, RejReason::DUPLICATE_COMM_ID);
+        }
+        let peer_qp = (route.remote, rep.local_ca_guid, rep.local_qpn);
+        if let Some(&old) = self.by_peer_qp.get(&peer_qp) {
+            self.reject_rep(now, tid, &rep, route, RejReason::STALE);
+            return self.end_stale(now, old);
+        }
+        let ack_delay = rep.target_ack_delay;
+        let Some(connection) = self.table.get_mut(id) else { return };
+        connection.arrived = now;
+        connection.remote_id = rep.local_comm_id;
+        connection.remote_key = Some(key);
+        connection.connected = Some((rep.local_ca_guid, rep.local_qpn));
+        let p = &mut connection.parameters;
+        p.dest_qpn = Some(rep.local_qpn);
+        p.sq_psn = rep.starting_psn;
+        // Limit to what our REQ offered and asked for.
+        p.max_dest_rd_atomic = p.max_dest_rd_atomic.min(rep.initiator_depth);
+        p.max_rd_atomic = p.max_rd_atomic.min(rep.responder_resources);
+        p.timeout = ack_timeout(ack_delay, connection.packet_lifetime);
+        p.rnr_retry = rep.rnr_retry_count;
+        p.peer_srq = rep.srq;
+        p.peer_flow_control = rep.end_to_end_flow_control;
+        let (orphan, timeout) = (connection.orphan, p.timeout);
+        let linger = self.span(timeout);
+        if let Some(connection) = self.table.get_mut(id) {
+            connection.linger = linger;
+        }
+        self.by_remote.insert(key, id);
+        self.by_peer_qp.insert(peer_qp, id);
+        self.cancel_timer(id);
+        self.set_state(id, State::RepRcvd);
+        if !orphan {
+            self.emit(Event::Reply { id, reply: Box::new(rep) });
+        }
+    }
+
+    fn on_rtu(&mut self, rtu: &Rtu, route: Route) {
+        let id = rtu.remote_comm_id;
+        let Some(state) = self.addressed(id, rtu.local_comm_id, &route) else { return };
+        match state {
+            State::RepSent | State::MraRepRcvd => self.establish(id, rtu.private_data),
+            // Established already, by data or by an earlier RTU.
+            State::Established | State::DreqSent | State::DreqRcvd | State::TimeWait => {
+                self.counters.count_duplicate(Kind::Rtu);
+            }
+            // We sent no REP for this connection.
+            State::ReqSent
+            | State::RepWait
+            | State::ReqRcvd
+            | State::MraReqSent
+            | State::RepRcvd
+            | State::MraRepSent
+            | State::SidrReqSent
+            | State::SidrReqRcvd => self.counters.out_of_state += 1,
+        }
+    }
+
+    pub(super) fn establish(&mut self, id: CommId, private_data: PrivateData) {
+        self.cancel_timer(id);
+        self.set_state(id, State::Established);
+        if let Some(connection) = self.table.get_mut(id) {
+            connection.outgoing = None;
+        }
+        self.emit(Event::Established { id, private_data });
+    }
+
+    fn on_mra(&mut self, now: Nanos, mra: &Mra, route: Route) {
+        let id = mra.remote_comm_id;
+        let Some(state) = self.addressed(id, mra.local_comm_id, &route) else { return };
+        let next = match (state, mra.message) {
+            (State::ReqSent, Stage::Req) => State::RepWait,
+            (State::RepSent, Stage::Rep) => State::MraRepRcvd,
+            // Granted already, or the answer has arrived.
+            (State::RepWait | State::RepRcvd | State::MraRepSent, Stage::Req)
+            | (State::MraRepRcvd, Stage::Rep)
+            | (State::Established, _) => {
+                self.counters.count_duplicate(Kind::Mra);
+                return;
+            }
+            _ => {
+                self.counters.out_of_state += 1;
+                return;
+            }
+        };
+        let granted = self.span(mra.service_timeout);
+        let Some(connection) = self.table.get_mut(id) else { return };
+        connection.pause = Nanos::ZERO;
+        let deadline = now + granted + connection.answer_timeout;
+        self.set_state(id, next);
+        self.set_timer(id, deadline);
+    }
+
+    fn on_rej(&mut self, now: Nanos, rej: Rej, route: Route) {
+        let Some((id, state)) = self.rejected(&rej, &route) else { return };
+        let no_listener = rej.message == Stage::Req && rej.reason == RejReason::INVALID_SERVICE_ID;
+        match state {
+            State::ReqSent if no_listener && self.repeat_request(now, id) => {}
+            // The answer to an earlier copy of our REQ.
+            State::RepRcvd | State::MraRepSent | State::Established | State::DreqSent if no_listener => {
+                self.counters.count_duplicate(Kind::Rej);
+            }
+            // The peer keeps no state for this connection.
+            State::ReqSent | State::RepWait => {
+                let orphan = self.table.get(id).is_some_and(|connection| connection.orphan);
+                self.remove(id);
+                if !orphan {
+                    self.emit(Event::Rejected { id, reject: Box::new(rej) });
+                }
+            }
+            // The peer gave up waiting for the consumer, or refuses our offer.
+            State::ReqRcvd
+            | State::MraReqSent
+            | State::RepSent
+            | State::MraRepRcvd
+            | State::RepRcvd
+            | State::MraRepSent => {
+                if let Some(connection) = self.table.get_mut(id) {
+                    // Nothing is left to retransmit.
+                    connection.outgoing = None;
+                }
+                self.abandon(now, id);
+                self.emit(Event::Rejected { id, reject: Box::new(rej) });
+            }
+            // The peer has no such connection (any more).
+            State::Established | State::DreqSent => self.disconnected(now, id, HowDisconnected::Refused),
+            // Ending already.
+            State::DreqRcvd | State::TimeWait => self.counters.count_duplicate(Kind::Rej),
+            State::SidrReqSent | State::SidrReqRcvd => self.counters.out_of_state += 1,
+        }
+    }
+
+    /// Finds the connection that a REJ refers to. A REJ for a timeout may lack our ID, but has the peer's adapter and
+    /// ID.
+    fn rejected(&mut self, rej: &Rej, route: &Route) -> Option<(CommId, State)> {
+        if rej.reason == RejReason::TIMEOUT
+            && let Some(ca_guid) = rej.ari.guid()
+        {
+            let key =
+                RemoteKey { address: route.remote, ca_guid, comm_id: rej.local_comm_id, resolution: false };
+            if let Some(&id) = self.by_remote.get(&key) {
+                return Some((id, self.table.get(id)?.state));
+            }
+        }
+        let id = rej.remote_comm_id;
+        // A peer without an ID for the connection sends 0.
+        let known = self.table.get(id).map_or(CommId(0), |connection| connection.remote_id);
+        let remote = if rej.local_comm_id == CommId(0) { known } else { rej.local_comm_id };
+        Some((id, self.addressed(id, remote, route)?))
+    }
+
+    fn on_dreq(&mut self, now: Nanos, tid: u64, dreq: &Dreq, route: Route) {
+        let id = dreq.remote_comm_id;
+        if self.table.get(id).is_none() {
+            // Ended here already, though the peer may not know (`cm_issue_drep`).
+            self.counters.unknown_id += 1;
+            let drep = Drep {
+                local_comm_id: dreq.remote_comm_id,
+                remote_comm_id: dreq.local_comm_id,
+                ..Drep::default()
+            };
+            return self.send(route, tid, &CmMessage::Drep(drep));
+        }
+        let Some(state) = self.addressed(id, dreq.local_comm_id, &route) else { return };
+        let Some(connection) = self.table.get_mut(id) else { return };
+        if connection.local_qpn != dreq.remote_qpn {
+            self.counters.unknown_id += 1;
+            return;
+        }
+        match state {
+            // The peer regards the connection as established, even if an RTU is still in flight.
+            State::Established | State::RepSent | State::MraRepRcvd | State::RepRcvd | State::MraRepSent => {
+                connection.tid = tid;
+                let orphan = connection.orphan;
+                self.cancel_timer(id);
+                self.set_state(id, State::DreqRcvd);
+                if !orphan {
+                    self.emit(Event::DisconnectRequested { id, private_data: dreq.private_data });
+                }
+            }
+            // Disconnected by both ends at the same time.
+            State::DreqSent => {
+                connection.tid = tid;
+                self.agree_to_end(now, id, PrivateData::EMPTY, HowDisconnected::Agreed);
+            }
+            // The consumer has not answered yet.
+            State::DreqRcvd => self.counters.count_duplicate(Kind::Dreq),
+            // Our DREP was lost, or the peer disconnects at the same time. The answer is a DREP in either case.
+            State::TimeWait => {
+                self.counters.count_duplicate(Kind::Dreq);
+                let drep = Drep {
+                    local_comm_id: id,
+                    remote_comm_id: dreq.local_comm_id,
+                    private_data: PrivateData::EMPTY,
+                };
+                self.send(route, tid, &CmMessage::Drep(drep));
+            }
+            // No connection to end yet.
+            State::ReqSent
+            | State::RepWait
+            | State::ReqRcvd
+            | State::MraReqSent
+            | State::SidrReqSent
+            | State::SidrReqRcvd => self.counters.out_of_state += 1,
+        }
+    }
+
+    fn on_drep(&mut self, now: Nanos, drep: &Drep, route: Route) {
+        let id = drep.remote_comm_id;
+        let Some(state) = self.addressed(id, drep.local_comm_id, &route) else { return };
+        match state {
+            State::DreqSent => self.disconnected(now, id, HowDisconnected::Agreed),
+            State::TimeWait => self.counters.count_duplicate(Kind::Drep),
+            // We sent no DREQ.
+            State::ReqSent
+            | State::RepWait
+            | State::ReqRcvd
+            | State::MraReqSent
+            | State::RepSent
+            | State::MraRepRcvd
+            | State::RepRcvd
+            | State::MraRepSent
+            | State::Established
+            | State::DreqRcvd
+            | State::SidrReqSent
+            | State::SidrReqRcvd => self.counters.out_of_state += 1,
+        }
+    }
+
+    fn on_lap(&mut self, tid: u64, lap: &Lap, route: Route) {
+        let known = self.addressed(lap.remote_comm_id, lap.local_comm_id, &route).is_some();
+        let apr = Apr {
+            local_comm_id: lap.remote_comm_id,
+            remote_comm_id: lap.local_comm_id,
+            status: if known { AprStatus::UNSUPPORTED } else { AprStatus::INVALID_COMM_ID },
+            ..Apr::default()
+        };
+        self.send(route, tid, &CmMessage::Apr(apr));
+    }
+
+    fn on_sidr_req(&mut self, now: Nanos, tid: u64, question: SidrReq, route: Route) {
+        let key =
+            RemoteKey { address: route.remote, ca_guid: 0, comm_id: question.request_id, resolution: true };
+        if let Some(&id) = self.by_remote.get(&key) {
+            self.counters.count_duplicate(Kind::SidrReq);
+            // Repeat the answer, if there is one. Otherwise the consumer has not answered yet.
+            return self.send_again(id, Kind::SidrRep);
+        }
+        let Some(listener) = self.admit(question.service_id, &route) else { return };
+        let Some(listener) = listener else {
+            return self.hold_early(now, tid, CmMessage::SidrReq(question), route);
+        };
+        let mut connection = Connection::resolution(State::SidrReqRcvd, route);
+        connection.tid = tid;
+        connection.remote_id = question.request_id;
+        connection.remote_key = Some(key);
+        connection.service = question.service_id;
+        connection.listener = Some(listener);
+        // `admit` has ensured that there is room.
+        let Ok(id) = self.insert(connection) else { return };
+        self.by_remote.insert(key, id);
+        self.emit(Event::ResolutionRequest { id, listener, route, request: Box::new(question) });
+    }
+
+    fn on_sidr_rep(&mut self, now: Nanos, reply: SidrRep, route: Route) {
+        let id = reply.request_id;
+        let Some(state) = self.addressed(id, CommId(0), &route) else { return };
+        if state != State::SidrReqSent {
+            self.counters.out_of_state += 1;
+            return;
+        }
+        if reply.status == SidrStatus::UNSUPPORTED && self.repeat_request(now, id) {
+            return;
+        }
+        self.remove(id);
+        self.emit(Event::Resolved { id, route, reply: Box::new(reply) });
+    }
+}
+
+/// Returns the REJ that refuses a REP.
+fn refusal(rep: &Rep, reason: RejReason) -> Rej {
+    Rej {
+        local_comm_id: rep.remote_comm_id,
+        remote_comm_id: rep.local_comm_id,
+        message: Stage::Rep,
+        reason,
+        ..Rej::default()
+    }
+}
+
+/// Validates a REQ before it reaches a listener. Returns the reason to refuse it, if any.
+fn req_error(req: &Req, route: &Route) -> Option<(RejReason, Ari)> {
+    let path = &req.primary_path;
+    if (path.local_gid, path.remote_gid) != (route.remote, route.local) {
+        // Tell the peer our GID.
+        return Some((RejReason::INVALID_GID, Ari::new(&route.local.0)));
+    }
+    if !matches!(req.transport, Transport::Rc | Transport::Uc | Transport::Xrc) {
+        return Some((RejReason::INVALID_TRANSPORT, Ari::NONE));
+    }
+    if Mtu::from_code(req.path_mtu.into()).is_none() {
+        return Some((RejReason::INVALID_MTU, Ari::new(&[Mtu::Mtu4096 as u8])));
+    }
+    None
+}

@@ -1,0 +1,468 @@
+//! The manager: its state, its outputs, and the sending of messages.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::timer::TimerWheel;
+use roxie_base::limits::CmLimits;
+use roxie_base::time::Nanos;
+use roxie_wire::cm::{Ari, CmMessage, CommId, Kind, PrivateData, Rej, RejReason, Stage};
+use roxie_wire::mad::{MAD_LEN, MadHeader};
+use roxie_wire::{Gid, Qpn, ServiceId};
+
+use super::connection::{Connection, Outgoing, RemoteKey, State, span};
+use super::counters::CmCounters;
+use super::early::EarlyRequests;
+use super::listeners::Listeners;
+use super::table::Table;
+use super::{CmError, Event, HandoverStore, HowDisconnected, ListenOn, Parameters, Route, WhyUnreachable};
+
+/// Configuration of a manager.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Limits on connections, listeners and waiting requests.
+    pub limits: CmLimits,
+    /// Secret from which IDs are derived.
+    pub seed: u64,
+    /// GUID of the channel adapter, by which peers distinguish its connections from those of other adapters.
+    pub ca_guid: u64,
+    /// Time that local QPs take to acknowledge: 4.096 us * 2^code (rxe: 15).
+    pub ack_delay: u8,
+    /// Time that the consumer may take to answer, sent in MRAs: 4.096 us * 2^code (Linux: 24).
+    pub service_timeout: u8,
+    /// Time that a request waits for a listener before it is refused. Zero: refused at once.
+    pub grace: Nanos,
+    /// Time during which a request is repeated although the peer has no listener. Zero: not repeated.
+    pub insistence: Nanos,
+    /// Maximum number of retries of a REQ to an unknown host.
+    pub silent_retries: u8,
+    /// Delay before a message is repeated within its first wait for an answer, doubled each time. A lost message so
+    /// costs this delay, not the peer's whole response timeout. Repetitions use no retry, and a peer that has the
+    /// message ignores them. Zero: no repetition.
+    pub first_repeat: Nanos,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            limits: CmLimits::default(),
+            seed: 0,
+            ca_guid: 0,
+            ack_delay: 15,
+            service_timeout: 24,
+            grace: Nanos::from_millis(100),
+            insistence: Nanos::from_millis(250),
+            silent_retries: 2,
+            first_repeat: Nanos::from_millis(250),
+        }
+    }
+}
+
+/// A message to send from QP1 to QP1, with the Q_Key [`GSI_QKEY`](roxie_wire::mad::GSI_QKEY).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transmit {
+    /// Path between the QP1s of the two hosts.
+    pub route: Route,
+    /// The management datagram, 256 bytes.
+    pub mad: [u8; MAD_LEN],
+}
+
+impl Transmit {
+    /// True for a request to a host that may not exist: a REQ or a SIDR_REQ.
+    pub fn asks(&self) -> bool {
+        let attribute = MadHeader::read(&self.mad).map(|header| header.attribute);
+        matches!(attribute, Some(id) if id == Kind::Req as u16 || id == Kind::SidrReq as u16)
+    }
+}
+
+/// A connection manager. See [`crate::cm`] for the calls that drive it.
+#[derive(Debug)]
+pub struct Manager {
+    pub(super) config: Config,
+    pub(super) table: Table,
+    pub(super) listeners: Listeners,
+    /// Connections by the peer's identifiers.
+    pub(super) by_remote: BTreeMap<RemoteKey, CommId>,
+    /// Connections by the peer's QP, while in use.
+    pub(super) by_peer_qp: BTreeMap<(Gid, u64, Qpn), CommId>,
+    /// Number of half-open connections of each address.
+    pub(super) half_open: BTreeMap<Gid, u32>,
+    /// Candidates for eviction: connections that were accepted or abandoned, oldest first. May hold outdated entries.
+    pub(super) answered: VecDeque<CommId>,
+    pub(super) wheel: TimerWheel,
+    pub(super) transmits: VecDeque<Transmit>,
+    pub(super) events: VecDeque<Event>,
+    pub(super) counters: CmCounters,
+    pub(super) due: Vec<u32>,
+    pub(super) early: EarlyRequests,
+    pub(super) handover_store: Option<Box<dyn HandoverStore>>,
+    /// Number of connections and resolutions that wait for a first answer.
+    pub(super) asking: u32,
+    transactions: u32,
+}
+
+impl Manager {
+    /// Returns a manager without connections.
+    pub fn new(config: Config) -> Manager {
+        let table = Table::new(config.limits.connections, config.seed);
+        Manager {
+            // The additional timer is for requests that wait for a listener.
+            wheel: TimerWheel::new(table.limit() + 1),
+            table,
+            listeners: Listeners::new(config.limits.listeners),
+            by_remote: BTreeMap::new(),
+            by_peer_qp: BTreeMap::new(),
+            half_open: BTreeMap::new(),
+            answered: VecDeque::new(),
+            transmits: VecDeque::new(),
+            events: VecDeque::new(),
+            counters: CmCounters::default(),
+            due: Vec::new(),
+            early: EarlyRequests::new(),
+            handover_store: None,
+            asking: 0,
+            transactions: 0,
+            config,
+        }
+    }
+
+    /// Sets the upper 8 bits of all IDs. Other managers of this host use other bits, by which messages are routed. Must
+    /// be called before the first connection.
+    pub fn set_unit(&mut self, unit: u8) {
+        self.table.set_unit(unit);
+    }
+
+    /// True if `set_unit` was called.
+    pub fn has_unit(&self) -> bool {
+        self.table.has_unit()
+    }
+
+    /// Returns the services of all listeners, with their addresses.
+    pub fn services(&self) -> impl Iterator<Item = (ServiceId, ListenOn)> + '_ {
+        self.listeners.services()
+    }
+
+    /// Returns a number that changes whenever [`services`](Manager::services) change.
+    pub fn services_version(&self) -> u64 {
+        self.listeners.version()
+    }
+
+    /// Returns the next message to send.
+    pub fn poll_transmit(&mut self) -> Option<Transmit> {
+        self.transmits.pop_front()
+    }
+
+    /// Returns the next event.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Returns the latest time for the next [`handle_timeouts`](Manager::handle_timeouts), or slightly earlier.
+    /// `Nanos::MAX`: never.
+    pub fn next_deadline(&self) -> Nanos {
+        self.wheel.next_deadline()
+    }
+
+    /// Returns the state of a connection, or `None` if it does not exist.
+    pub fn state(&self, id: CommId) -> Option<State> {
+        self.table.get(id).map(|connection| connection.state)
+    }
+
+    /// Returns the parameters agreed on so far.
+    ///
+    /// # Errors
+    /// If the connection does not exist, or is a resolution.
+    pub fn parameters(&self, id: CommId) -> Result<Parameters, CmError> {
+        const CALL: &str = "parameters";
+        let connection = self.table.get(id).ok_or(CmError::Unknown { call: CALL, id })?;
+        match connection.state {
+            state @ (State::SidrReqSent | State::SidrReqRcvd) => {
+                Err(CmError::State { call: CALL, id, state })
+            }
+            _ => Ok(connection.parameters),
+        }
+    }
+
+    /// Returns the number of connections and resolutions, lingering ones included.
+    pub fn connections(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Returns the IDs of all connections, in no particular order.
+    pub fn ids(&self) -> impl Iterator<Item = CommId> + '_ {
+        self.table.ids()
+    }
+
+    /// Returns the number of listeners.
+    pub fn listeners(&self) -> usize {
+        self.listeners.len()
+    }
+
+    /// True while a request waits for its first answer. Only then does
+    /// [`handle_undelivered`](Manager::handle_undelivered) have an effect.
+    pub fn is_asking(&self) -> bool {
+        self.asking > 0
+    }
+
+    /// Returns the counters.
+    pub fn counters(&self) -> &CmCounters {
+        &self.counters
+    }
+
+    /// Returns the configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Returns the duration of a peer's timeout code.
+    pub(super) fn span(&self, code: u8) -> Nanos {
+        span(code, self.config.limits.timeout_code)
+    }
+
+    /// Returns the duration of a timeout code for state that a peer's request occupies. More strictly limited than
+    /// [`Manager::span`].
+    pub(super) fn granted(&self, code: u8) -> Nanos {
+        span(code, self.config.limits.granted_code.min(self.config.limits.timeout_code))
+    }
+
+    /// Returns a transaction ID that was not used recently.
+    pub(super) fn new_tid(&mut self, id: CommId) -> u64 {
+        self.transactions = self.transactions.wrapping_add(1);
+        u64::from(self.transactions) << 32 | u64::from(id.0)
+    }
+
+    pub(super) fn emit(&mut self, event: Event) {
+        self.events.push_back(event);
+    }
+
+    /// Sends a message without keeping it for retransmission.
+    pub(super) fn send(&mut self, route: Route, tid: u64, message: &CmMessage) {
+        self.put(route, message.kind(), message.to_mad(tid), false);
+    }
+
+    fn put(&mut self, route: Route, kind: Kind, mad: [u8; MAD_LEN], again: bool) {
+        if self.transmits.len() >= self.config.limits.transmits {
+            self.counters.transmits_full += 1;
+            return;
+        }
+        self.counters.count_sent(kind, again);
+        self.transmits.push_back(Transmit { route, mad });
+    }
+
+    /// Sends a connection's message, and keeps it for retransmission.
+    pub(super) fn send_and_keep(&mut self, id: CommId, message: &CmMessage) {
+        let Some(connection) = self.table.get_mut(id) else { return };
+        let outgoing = Outgoing { kind: message.kind(), mad: message.to_mad(connection.tid) };
+        let (route, kind, mad) = (connection.route, outgoing.kind, outgoing.mad);
+        connection.outgoing = Some(outgoing);
+        self.put(route, kind, mad, false);
+    }
+
+    /// Retransmits the kept message, if it is of this kind.
+    pub(super) fn send_again(&mut self, id: CommId, kind: Kind) {
+        let Some(connection) = self.table.get(id) else { return };
+        if let Some(outgoing) = connection.outgoing.as_ref().filter(|outgoing| outgoing.kind == kind) {
+            let (route, mad) = (connection.route, outgoing.mad);
+            self.put(route, kind, mad, true);
+        }
+    }
+
+    /// Starts to wait for an answer, with all retries left.
+    pub(super) fn await_answer(&mut self, now: Nanos, id: CommId) {
+        let Some(connection) = self.table.get_mut(id) else { return };
+        connection.retries_left = connection.max_retries;
+        connection.repeats = 0;
+        connection.answer_due = now + connection.answer_timeout;
+        connection.pause = if connection.max_retries == 0 { Nanos::ZERO } else { self.config.first_repeat };
+        self.wait_on(now, id);
+    }
+
+    /// Sets the timer to the next repetition or the end of the wait, whichever is earlier.
+    pub(super) fn wait_on(&mut self, now: Nanos, id: CommId) {
+        // While the table is more than half full, REPs are not repeated, so that a flood of requests is not amplified.
+        let crowded = self.table.len() > self.table.limit() as usize / 2;
+        let Some(connection) = self.table.get_mut(id) else { return };
+        if crowded && connection.state == State::RepSent {
+            connection.pause = Nanos::ZERO;
+        }
+        let soon = now + connection.pause;
+        if connection.pause == Nanos::ZERO || soon >= connection.answer_due {
+            connection.pause = Nanos::ZERO;
+            let deadline = connection.answer_due;
+            return self.set_timer(id, deadline);
+        }
+        self.set_timer(id, soon);
+    }
+
+    /// Sets a special time for the next retransmission, which costs no retry, because the peer or the network has
+    /// answered.
+    pub(super) fn repeat_at(&mut self, id: CommId, deadline: Nanos) {
+        if let Some(connection) = self.table.get_mut(id) {
+            connection.retries_left = connection.retries_left.saturating_add(1);
+            connection.pause = Nanos::ZERO;
+        }
+        self.set_timer(id, deadline);
+    }
+
+    pub(super) fn set_timer(&mut self, id: CommId, deadline: Nanos) {
+        if let Some(index) = self.table.index(id) {
+            self.wheel.set(index.into(), deadline);
+        }
+    }
+
+    pub(super) fn cancel_timer(&mut self, id: CommId) {
+        if let Some(index) = self.table.index(id) {
+            self.wheel.cancel(index.into());
+        }
+    }
+
+    /// Changes to a state other than TimeWait. Updates the counts of pending and half-open requests.
+    pub(super) fn set_state(&mut self, id: CommId, state: State) {
+        let Some(connection) = self.table.get_mut(id) else { return };
+        let was_half_open = connection.is_half_open();
+        let before = std::mem::replace(&mut connection.state, state);
+        let (address, is_half_open) = (connection.route.remote, connection.is_half_open());
+        self.asking = self.asking + u32::from(state.is_asking()) - u32::from(before.is_asking());
+        if !state.is_pending()
+            && let Some(listener) = connection.listener.take()
+        {
+            self.listeners.release(listener);
+        }
+        if was_half_open && !is_half_open {
+            self.count_half_open(address, false);
+        }
+        self.bequeath(id);
+    }
+
+    /// Sends a REJ for a connection, and keeps it for retransmission.
+    pub(super) fn send_rej(
+        &mut self,
+        id: CommId,
+        message: Stage,
+        reason: RejReason,
+        ari: Ari,
+        private_data: PrivateData,
+    ) {
+        let Some(connection) = self.table.get(id) else { return };
+        let rej = Rej {
+            local_comm_id: id,
+            remote_comm_id: connection.remote_id,
+            message,
+            reason,
+            ari,
+            private_data,
+        };
+        self.send_and_keep(id, &CmMessage::Rej(rej));
+    }
+
+    /// Sends a REJ because of a missing answer. The REJ contains our adapter's GUID, since the peer may not know our
+    /// ID.
+    pub(super) fn send_rej_timeout(&mut self, id: CommId, message: Stage) {
+        let ari = Ari::new(&self.config.ca_guid.to_be_bytes());
+        self.send_rej(id, message, RejReason::TIMEOUT, ari, PrivateData::EMPTY);
+    }
+
+    /// Ends an established connection. The consumer gets `Disconnected` now, and `TimeWaitExit` later.
+    pub(super) fn disconnected(&mut self, now: Nanos, id: CommId, how: HowDisconnected) {
+        let Some(connection) = self.table.get(id) else { return };
+        if !connection.orphan {
+            self.emit(Event::Disconnected { id, how });
+        }
+        self.linger(now, id);
+    }
+
+    /// Detaches a connection from the consumer, and lets it linger to answer late messages.
+    pub(super) fn abandon(&mut self, now: Nanos, id: CommId) {
+        if let Some(connection) = self.table.get_mut(id) {
+            connection.orphan = true;
+            self.linger(now, id);
+            self.note_answered(id);
+        }
+    }
+
+    fn linger(&mut self, now: Nanos, id: CommId) {
+        self.set_state(id, State::TimeWait);
+        let Some(connection) = self.table.get_mut(id) else { return };
+        let deadline = now + connection.linger;
+        let key = connection.connected_key();
+        self.forget_peer_qp(key, id);
+        self.set_timer(id, deadline);
+    }
+
+    fn forget_peer_qp(&mut self, key: Option<(Gid, u64, Qpn)>, id: CommId) {
+        if let Some(key) = key
+            && self.by_peer_qp.get(&key) == Some(&id)
+        {
+            self.by_peer_qp.remove(&key);
+        }
+    }
+
+    /// Removes a connection completely.
+    pub(super) fn remove(&mut self, id: CommId) {
+        self.cancel_timer(id);
+        let Some(connection) = self.table.remove(id) else { return };
+        if connection.is_half_open() {
+            self.count_half_open(connection.route.remote, false);
+        }
+        self.asking -= u32::from(connection.state.is_asking());
+        if let Some(listener) = connection.listener {
+            self.listeners.release(listener);
+        }
+        if let Some(key) = connection.remote_key {
+            self.by_remote.remove(&key);
+        }
+        self.forget_peer_qp(connection.connected_key(), id);
+        self.bequeath(id);
+    }
+
+    /// Inserts a new connection.
+    ///
+    /// # Errors
+    /// If the table is full.
+    pub(super) fn insert(&mut self, connection: Connection) -> Result<CommId, CmError> {
+        let (limit, asks) = (self.table.limit(), connection.state.is_asking());
+        let half_open = connection.is_half_open().then_some(connection.route.remote);
+        let id = self.table.insert(connection).ok_or(CmError::Full { what: "connections", limit })?;
+        self.asking += u32::from(asks);
+        if let Some(address) = half_open {
+            self.count_half_open(address, true);
+        }
+        self.bequeath(id);
+        Ok(id)
+    }
+
+    fn count_half_open(&mut self, address: Gid, more: bool) {
+        let count = self.half_open.entry(address).or_default();
+        *count = if more { *count + 1 } else { count.saturating_sub(1) };
+        if *count == 0 {
+            self.half_open.remove(&address);
+        }
+    }
+
+    /// Adds a candidate for eviction: an accepted connection without a message from its peer since, or an abandoned
+    /// one.
+    pub(super) fn note_answered(&mut self, id: CommId) {
+        // Drop outdated entries: most connections are established or gone by now.
+        if self.answered.len() >= 2 * self.table.limit() as usize {
+            let table = &self.table;
+            self.answered.retain(|id| table.get(*id).is_some_and(Connection::is_evictable));
+        }
+        self.answered.push_back(id);
+    }
+
+    /// Makes room in a full table. Evicts the oldest connection that is half-open, or lingers without an owner. The
+    /// peer of a half-open one has sent no message since our answer, although a live peer replies at once. The evicted
+    /// peer is not notified. Returns false if there is no candidate.
+    pub(super) fn evict_oldest(&mut self) -> bool {
+        while let Some(id) = self.answered.pop_front() {
+            let Some(connection) = self.table.get(id).filter(|c| c.is_evictable()) else { continue };
+            if !connection.orphan {
+                let why = WhyUnreachable::Silent { asked: connection.asked() };
+                self.emit(Event::Unreachable { id, unanswered: Kind::Rep, why });
+            }
+            self.remove(id);
+            self.counters.evicted += 1;
+            return true;
+        }
+        false
+    }
+}

@@ -1,0 +1,107 @@
+//! Timers: missing answers (IBTA 12.9.8.4), and the end of lingering.
+
+use roxie_base::time::Nanos;
+use roxie_wire::Gid;
+use roxie_wire::cm::{CommId, Kind, Stage};
+
+use super::connection::{RemoteKey, State};
+use super::manager::Manager;
+use super::{Event, HowDisconnected, WhyUnreachable};
+
+impl Manager {
+    /// Handles all timers that have expired at `now`.
+    pub fn handle_timeouts(&mut self, now: Nanos) {
+        let mut due = std::mem::take(&mut self.due);
+        self.wheel.advance(now, |index| due.push(index));
+        for index in due.drain(..) {
+            if index == self.table.limit() {
+                self.end_waits(now);
+                continue;
+            }
+            if let Some(id) = self.table.id_at(index as u16) {
+                self.handle_timer(now, id);
+            }
+        }
+        self.due = due;
+    }
+
+    fn handle_timer(&mut self, now: Nanos, id: CommId) {
+        let Some(connection) = self.table.get_mut(id) else { return };
+        let orphan = connection.orphan;
+        if connection.state == State::TimeWait {
+            self.remove(id);
+            if !orphan {
+                self.emit(Event::TimeWaitExit { id });
+            }
+            return;
+        }
+        let Some(kind) = connection.outgoing.as_ref().map(|outgoing| outgoing.kind) else { return };
+        if connection.pause > Nanos::ZERO {
+            connection.repeats += 1;
+            // A REP is repeated once. A peer that lacks it repeats its REQ.
+            let once = connection.state == State::RepSent;
+            connection.pause = if once { Nanos::ZERO } else { connection.pause + connection.pause };
+            self.send_again(id, kind);
+            return self.wait_on(now, id);
+        }
+        let asked = connection.max_retries.saturating_sub(connection.retries_left);
+        // Does not apply to SIDR_REQ: a slow host has no message to announce a delay.
+        let (waits, heard) = (connection.state == State::ReqSent, connection.heard);
+        let remote = connection.route.remote;
+        let silent = waits && asked >= self.config.silent_retries && !heard && !self.knows(remote);
+        let Some(connection) = self.table.get_mut(id) else { return };
+        if connection.retries_left > 0 && !silent {
+            connection.retries_left -= 1;
+            let deadline = now + connection.answer_timeout;
+            // The wait granted by the peer's MRA is over. The peer may send another MRA.
+            let state = match connection.state {
+                State::RepWait => State::ReqSent,
+                State::MraRepRcvd => State::RepSent,
+                other => other,
+            };
+            self.set_state(id, state);
+            self.send_again(id, kind);
+            self.set_timer(id, deadline);
+            return;
+        }
+        self.give_up(now, id, kind);
+    }
+
+    /// Gives up on an answer after the last retry.
+    fn give_up(&mut self, now: Nanos, id: CommId, unanswered: Kind) {
+        let Some(connection) = self.table.get(id) else { return };
+        let (state, orphan) = (connection.state, connection.orphan);
+        let why = WhyUnreachable::Silent { asked: connection.asked() };
+        let unreachable = Event::Unreachable { id, unanswered, why };
+        match state {
+            State::ReqSent | State::RepWait => {
+                self.send_rej_timeout(id, Stage::Req);
+                self.abandon(now, id);
+            }
+            State::RepSent | State::MraRepRcvd => {
+                self.send_rej_timeout(id, Stage::Rep);
+                self.abandon(now, id);
+            }
+            State::SidrReqSent => self.remove(id),
+            State::DreqSent => return self.disconnected(now, id, HowDisconnected::NoAnswer),
+            // States without an outstanding request.
+            State::ReqRcvd
+            | State::MraReqSent
+            | State::RepRcvd
+            | State::MraRepSent
+            | State::Established
+            | State::DreqRcvd
+            | State::SidrReqRcvd
+            | State::TimeWait => return,
+        }
+        if !orphan {
+            self.emit(unreachable);
+        }
+    }
+
+    /// True if a message from this host has led to a connection that still exists.
+    fn knows(&self, remote: Gid) -> bool {
+        let first = RemoteKey { address: remote, ca_guid: 0, comm_id: CommId(0), resolution: false };
+        self.by_remote.range(first..).next().is_some_and(|(key, _)| key.address == remote)
+    }
+}

@@ -1,0 +1,364 @@
+//! Congestion control and traffic classes in the NIC: notifications, ECN marking, priorities, and pauses.
+//!
+//! The notification point answers a marked packet only if it is from the QP's peer and plausible at this point of the sequence. An
+//! attacker that cannot see the QP's packets must guess the QPN and the PSN.
+
+use super::arbiter::PRIORITIES;
+use super::classes::{EcnPolicy, TrafficClasses, Trust};
+use super::{Nic, QpEntry};
+use crate::congestion::{Knob, Knobs, Moderation, Rate, Settings};
+use crate::transport::{PlantedBug, Verdict};
+use crate::verbs::{AddressVector, QpIndex, QpState};
+use roxie_base::time::Nanos;
+use roxie_wire::frame::Frame;
+use roxie_wire::{MacControl, Operation, Packet, mac_control};
+
+/// How far ahead of the expected PSN a marked packet may be and still be answered: the most packets that a peer has in flight.
+const PLAUSIBLY_AHEAD: i32 = 1 << 16;
+/// A priority that was paused for this time is stuck, not congested. Its pauses are then ignored for as long.
+const PAUSE_STORM: Nanos = Nanos::from_millis(100);
+/// Weight of running time against paused time: only pauses for more than 94 of 100 ms are a storm.
+const RUNNING_COUNTS: u64 = 16;
+
+/// A NIC's congestion control, notifications, and traffic classes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CongestionConfig {
+    /// Congestion control of connected QPs. Settings of DCQCN include those of the notification point.
+    pub control: Settings,
+    /// Which data packets are ECN-capable; `None`: all if `control` is DCQCN, else none.
+    pub ecn: Option<EcnPolicy>,
+    /// Priorities of packets, and their service by the arbiter.
+    pub classes: TrafficClasses,
+    /// The port's rate: initial rate of QPs, and unit of PAUSE quanta. `None`: the interface's, or 10 Gb/s.
+    pub line_rate: Option<Rate>,
+}
+
+impl Default for CongestionConfig {
+    /// No pacing and no marking. Senders of marked packets are notified.
+    fn default() -> CongestionConfig {
+        CongestionConfig {
+            control: Settings::Off,
+            ecn: None,
+            classes: TrafficClasses::default(),
+            line_rate: None,
+        }
+    }
+}
+
+impl CongestionConfig {
+    /// Returns the port's rate.
+    pub fn line_rate(&self) -> Rate {
+        self.line_rate.unwrap_or(Rate::from_gbps(10.0))
+    }
+
+    /// Returns which data packets are ECN-capable.
+    pub fn ecn_policy(&self) -> EcnPolicy {
+        let by_control =
+            if matches!(self.control, Settings::Dcqcn(_)) { EcnPolicy::On } else { EcnPolicy::Off };
+        self.ecn.unwrap_or(by_control)
+    }
+}
+
+/// The NIC's state of congestion control.
+#[derive(Debug)]
+pub(super) struct Congestion {
+    pub(super) config: CongestionConfig,
+    ecn: EcnPolicy,
+    /// True if the port carries 802.1Q tags, which sockets do not.
+    pub(super) carries_tags: bool,
+    moderation: Moderation,
+    /// DSCP and priority of notifications.
+    pub(super) notification: (u8, u8),
+    /// Pause state of each priority.
+    storms: [Storm; PRIORITIES],
+    /// Pause counters of each priority.
+    pauses: [PauseCount; PRIORITIES],
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct PauseCount {
+    frames: u64,
+    time: Nanos,
+}
+
+/// Names as in `ethtool -S` of mlx5. `rx_prio*_pause` counts received frames for the priority, those that end a pause included;
+/// `rx_prio*_pause_duration` is the time paused, in us.
+const PAUSE_NAMES: [(&str, &str); PRIORITIES] = [
+    ("rx_prio0_pause", "rx_prio0_pause_duration"),
+    ("rx_prio1_pause", "rx_prio1_pause_duration"),
+    ("rx_prio2_pause", "rx_prio2_pause_duration"),
+    ("rx_prio3_pause", "rx_prio3_pause_duration"),
+    ("rx_prio4_pause", "rx_prio4_pause_duration"),
+    ("rx_prio5_pause", "rx_prio5_pause_duration"),
+    ("rx_prio6_pause", "rx_prio6_pause_duration"),
+    ("rx_prio7_pause", "rx_prio7_pause_duration"),
+];
+
+/// Pause state of a priority, which detects pause storms.
+#[derive(Clone, Copy, Debug, Default)]
+struct Storm {
+    /// Time of the last update.
+    at: Nanos,
+    until: Nanos,
+    /// Time paused, less [`RUNNING_COUNTS`] times the time running since.
+    stopped: Nanos,
+    /// True if `until` is the limit of a storm, instead of the requested end.
+    bounded: bool,
+    ignored_until: Nanos,
+}
+
+impl Storm {
+    /// Updates the account to `now`. True: a storm has been detected since.
+    fn look(&mut self, now: Nanos) -> bool {
+        let stopped = self.until.min(now).since(self.at);
+        let ran = now.since(self.at.max(self.until));
+        self.stopped = self.stopped + stopped - Nanos(ran.0.saturating_mul(RUNNING_COUNTS));
+        self.at = now;
+        let ended = self.bounded && now >= self.until;
+        if ended {
+            (self.bounded, self.stopped) = (false, Nanos::ZERO);
+            self.ignored_until = self.until + PAUSE_STORM;
+        }
+        ended
+    }
+}
+
+impl Congestion {
+    pub(super) fn new(secret: u64) -> Congestion {
+        let mut congestion = Congestion {
+            config: CongestionConfig::default(),
+            ecn: EcnPolicy::Off,
+            carries_tags: false,
+            moderation: Moderation::new(&Knobs::default(), secret),
+            notification: (0, 0),
+            storms: [Storm::default(); PRIORITIES],
+            pauses: [PauseCount::default(); PRIORITIES],
+        };
+        congestion.set(CongestionConfig::default());
+        congestion
+    }
+
+    fn set(&mut self, config: CongestionConfig) {
+        let default = Knobs::default();
+        let knobs = config.control.knobs().unwrap_or(&default);
+        self.moderation.set(knobs);
+        let number = |knob| knobs.value(knob) as u8;
+        self.notification = (number(Knob::CnpDscp), number(Knob::CnpPriority));
+        self.ecn = config.ecn_policy();
+        self.config = config;
+    }
+
+    /// Returns the 802.1Q tag of frames along a path, if they have one.
+    pub(super) fn tag(&self, av: &AddressVector) -> Option<u16> {
+        self.tag_of(self.config.classes.priority(av))
+    }
+
+    /// Returns the 802.1Q tag of frames of this priority, if they have one: VLAN 0, with the priority in the upper three bits.
+    pub(super) fn tag_of(&self, priority: u8) -> Option<u16> {
+        (self.carries_tags && self.config.classes.tagged).then(|| u16::from(priority) << 13)
+    }
+
+    /// True if data along this path is ECN-capable by configuration, and the application has not set the ECN bits.
+    fn marks(&self, av: &AddressVector) -> bool {
+        let asked = match self.ecn {
+            EcnPolicy::Off => false,
+            EcnPolicy::On => true,
+            EcnPolicy::Dscp(set) => set & 1 << (av.traffic_class >> 2) != 0,
+        };
+        asked && av.traffic_class & 3 == 0
+    }
+}
+
+impl Nic {
+    /// Appends the pause counters of priorities that can be paused.
+    pub fn pause_counters(&self, out: &mut Vec<(&'static str, u64)>) {
+        let Congestion { config: CongestionConfig { classes, .. }, pauses, .. } = &self.congestion;
+        let heeds = |p: &usize| classes.pause || classes.pfc & 1 << p != 0;
+        for p in (0..PRIORITIES).filter(heeds) {
+            out.push((PAUSE_NAMES[p].0, pauses[p].frames));
+            out.push((PAUSE_NAMES[p].1, pauses[p].time.0 / 1_000));
+        }
+    }
+
+    /// Updates a QP's priority and what depends on it, after its path or the traffic classes have changed.
+    pub(super) fn reclassify(&mut self, index: QpIndex) {
+        let places = self.qps.places() as usize;
+        let Some(entry) = self.qps.get_mut(index.0) else { return };
+        let (connected, av) = (entry.qp.qp_type.is_connected(), entry.qp.attributes().av);
+        let before = entry.priority;
+        if let Some(av) = av {
+            entry.priority = self.congestion.config.classes.priority(&av);
+            entry.capable = connected && self.congestion.marks(&av);
+            entry.qp.set_tag(self.congestion.tag(&av));
+        }
+        let after = entry.priority;
+        if before != after {
+            self.arbiter.prepare(after, places);
+            if entry.ready {
+                self.arbiter.remove_waiting(before, index);
+                self.arbiter.push(after, index);
+            }
+        }
+    }
+
+    /// True if a QP's congestion control measures delay: the port should timestamp received frames.
+    pub fn wants_arrivals(&self) -> bool {
+        self.wants_arrivals
+    }
+
+    /// Returns the congestion configuration.
+    pub fn congestion(&self) -> &CongestionConfig {
+        &self.congestion.config
+    }
+
+    /// Applies a congestion configuration to all QPs. A QP keeps its rate if its reaction point stays of the same kind.
+    pub(super) fn set_congestion(&mut self, now: Nanos, mut config: CongestionConfig) {
+        config.line_rate = config.line_rate.or(self.congestion.config.line_rate);
+        self.arbiter.set_services(config.classes.services);
+        for priority in 0..PRIORITIES as u8 {
+            if !config.classes.pause && config.classes.pfc & 1 << priority == 0 {
+                self.arbiter.pause(now, priority, now);
+            }
+        }
+        self.congestion.set(config);
+        self.handles.set_tags(|av| self.congestion.tag(av));
+        if self.congestion.config.classes.trust == Trust::Dscp {
+            let places = self.qps.places() as usize;
+            (0..PRIORITIES as u8).for_each(|priority| self.arbiter.reserve(priority, places));
+        }
+        for place in 0..self.qps.places() {
+            let index = QpIndex(self.qps.name_at(place));
+            self.reclassify(index);
+            self.apply_control(now, index);
+        }
+    }
+
+    /// Applies the congestion configuration to a QP.
+    pub(super) fn apply_control(&mut self, now: Nanos, index: QpIndex) {
+        let config = &self.congestion.config;
+        let Some(entry) = self.qps.get_mut(index.0) else { return };
+        let settings = if entry.qp.qp_type.is_connected() { &config.control } else { &Settings::Off };
+        let settings = entry.own_control.as_ref().unwrap_or(settings);
+        entry.qp.set_control(now, settings, config.line_rate(), entry.share.as_ref());
+        self.wants_arrivals |= entry.qp.goes_by_delay();
+        if entry.qp.is_paced() {
+            // The wheel needs room for the QP; a held QP may have another release time.
+            self.releases.grow(index.place() + 1);
+        }
+        self.touch(index);
+    }
+
+    /// Counts a packet that a switch has marked.
+    #[cold]
+    pub(super) fn note_marked(&mut self) {
+        self.counters.np_ecn_marked_roce_packets += 1;
+        self.marked = true;
+    }
+
+    /// Answers a marked packet with a notification, after its QP has processed it.
+    #[cold]
+    pub(super) fn answer_mark(&mut self, now: Nanos, index: QpIndex, packet: &Packet, verdict: &Verdict) {
+        self.marked = false;
+        let Some(entry) = self.qps.get_mut(index.0) else { return };
+        let Some(av) = entry.qp.attributes().av else { return };
+        //= IBTA A17.9.3: cnp-answers-a-mark
+        if entry.notification_due || !owes_notification(entry, packet, verdict) {
+            return;
+        }
+        if PlantedBug::NotifiesNobody.is() {
+            return;
+        }
+        //= IBTA A17.9.3: cnp-interval
+        let may_leave = self.congestion.moderation.admit(now, &mut entry.last_notification, &av.dgid.0);
+        if may_leave || PlantedBug::IntervalIgnored.is() {
+            entry.notification_due = true;
+            if !std::mem::replace(&mut entry.urgent, true) {
+                self.arbiter.push_urgent(index);
+            }
+        }
+    }
+
+    /// Handles a MAC control frame. True if it affects a priority.
+    #[cold]
+    pub(super) fn heed_mac_control(&mut self, now: Nanos, frame: &Frame<'_>) -> bool {
+        if frame.array::<6>(0) != Some(mac_control::DESTINATION) {
+            return false;
+        }
+        let (enable, quanta) = match MacControl::parse(frame) {
+            Some(MacControl::Pause { quanta }) if self.congestion.config.classes.pause => {
+                self.counters.rx_global_pause += 1;
+                (0xff, [quanta; PRIORITIES])
+            }
+            Some(MacControl::Pfc { enable, quanta }) => (enable & self.congestion.config.classes.pfc, quanta),
+            _ => return false,
+        };
+        for priority in (0..PRIORITIES as u8).filter(|p| enable & 1 << p != 0) {
+            self.pause(now, priority, quanta[usize::from(priority)]);
+        }
+        enable != 0
+    }
+
+    fn pause(&mut self, now: Nanos, priority: u8, quanta: u16) {
+        let rate = self.congestion.config.line_rate();
+        let length = Nanos(mac_control::quanta_nanos(quanta, rate.0) as u64);
+        let count = &mut self.congestion.pauses[usize::from(priority)];
+        count.frames += 1;
+        let storm = &mut self.congestion.storms[usize::from(priority)];
+        self.counters.rx_pause_storm_warning_events += u64::from(storm.look(now));
+        if quanta > 0 && now < storm.ignored_until {
+            self.counters.rx_pause_storm_ignored += 1;
+            return;
+        }
+        let before = storm.until.max(now);
+        let patience = PAUSE_STORM - storm.stopped;
+        storm.bounded = length > patience;
+        storm.until = now + length.min(patience);
+        count.time = count.time + storm.until.since(before) - before.since(storm.until);
+        self.arbiter.pause(now, priority, storm.until);
+    }
+}
+
+/// True if a packet is from the QP's peer and carries data. Acknowledgements and notifications do not cause congestion, and are
+/// not answered.
+fn owes_notification(entry: &QpEntry, packet: &Packet, verdict: &Verdict) -> bool {
+    let operation = packet.info().operation;
+    let speaks = !matches!(operation, Operation::Acknowledge | Operation::AtomicAcknowledge | Operation::Cnp);
+    let may_come = match verdict {
+        Verdict::Executed | Verdict::Acknowledged | Verdict::NotReady | Verdict::NoReceive => true,
+        // Responses to outstanding requests.
+        Verdict::Stale | Verdict::GoBack(_) => true,
+        Verdict::OutOfSequence { expected, .. } | Verdict::Incomplete { expected } => {
+            packet.bth.psn.distance_from(*expected) < PLAUSIBLY_AHEAD
+        }
+        _ => PlantedBug::NotifiesOfStrangers.is(),
+    };
+    let answers = matches!(entry.qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
+    speaks && may_come && answers && entry.qp.qp_type.is_connected()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::Gid;
+
+    #[test]
+    fn data_is_marked_by_dscp_unless_already_marked() {
+        let mut congestion = Congestion::new(1);
+        congestion.ecn = EcnPolicy::Dscp(1 << 26 | 1);
+        let marked = |traffic_class: u8| {
+            congestion.marks(&AddressVector {
+                sgid: Gid([0; 16]),
+                dgid: Gid([0; 16]),
+                smac: [0; 6],
+                dmac: [0; 6],
+                traffic_class,
+                flow_label: 0,
+                hop_limit: 64,
+                sl: 0,
+                static_rate: 0,
+            })
+        };
+        let classes: Vec<u8> = (0..=255).filter(|class| marked(*class)).collect();
+        assert_eq!(classes, [0, 26 << 2]);
+    }
+}

@@ -1,0 +1,205 @@
+//! Executes control commands. Commands for queue pairs are in [`qp_life`](super::qp_life).
+
+use std::ops::Range;
+
+use super::Nic;
+use super::command::{Answer, Command, ControlError, ObjectCounts, send_queue_of};
+use super::memory_command::MemoryCommand;
+use super::object::ObjectKind;
+use crate::transport::memory::RegionStatus;
+use crate::verbs::{AddressVector, PdId};
+use roxie_base::time::Nanos;
+
+impl Nic {
+    /// Executes a command between two bursts.
+    ///
+    /// # Errors
+    /// Why the command failed. A failed command changes nothing.
+    pub fn execute(&mut self, now: Nanos, mut command: Command) -> Result<Answer, ControlError> {
+        self.spare = if let Command::CreatePrepared(_, queue) = &mut command { queue.take() } else { None };
+        self.check_names(&command)?;
+        match command {
+            Command::AllocPd => {
+                let limit = self.config.limits.mrs;
+                let pd = self
+                    .pds
+                    .insert(0)
+                    .ok_or(ControlError::Full { object: ObjectKind::ProtectionDomain, limit })?;
+                Ok(Answer::Pd(PdId(pd)))
+            }
+            Command::DeallocPd(pd) => self.dealloc_pd(pd),
+            Command::DeregisterMemory(mr) => self.deregister(mr),
+            Command::ReleaseMemory(mr) => {
+                self.memory.unbind_windows(mr);
+                self.deregister(mr)
+            }
+            Command::AllocWindow { pd, kind } => self.alloc_window(pd, kind),
+            Command::NextWindowKey(window) => self.next_window_key(window),
+            Command::FreeWindow(window) => self.free_window(window),
+            Command::ModerateCq { cq, count, period } => self.moderate_cq(cq, count, period),
+            Command::DestroyCq(cq) => self.destroy_cq(cq),
+            Command::CreateRssQp(pd, rss) => self.create_rss_qp(pd, rss),
+            Command::CreateXrcTarget(xrcd) => self.create_xrc_target(xrcd),
+            Command::QuerySrq(srq) => self.query_srq(srq),
+            Command::DestroySrq(srq) => self.destroy_srq(srq),
+            Command::OpenXrcd(open) => self.open_xrcd(open),
+            Command::CloseXrcd(xrcd) => self.close_xrcd(xrcd),
+            Command::ModifyQp(qp, attr) => self.modify_qp(now, qp, &attr),
+            Command::SetQpControl(qp, settings) => {
+                let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
+                entry.own_control = settings.map(|settings| *settings);
+                self.apply_control(now, qp);
+                Ok(Answer::Done)
+            }
+            Command::ShareRate(qp, share) => {
+                let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
+                entry.share = Some(share);
+                self.apply_control(now, qp);
+                Ok(Answer::Done)
+            }
+            Command::AddQpnUnit(unit) => {
+                if self.qps.add_unit(unit) {
+                    Ok(Answer::Done)
+                } else {
+                    Err(ControlError::Taken("QPNs"))
+                }
+            }
+            Command::RouteGsi(qp, routes) => self.route_gsi(qp, *routes).map(|()| Answer::Done),
+            Command::SetCongestion(config) => {
+                self.set_congestion(now, *config);
+                Ok(Answer::Done)
+            }
+            Command::QueryQp(qp) => {
+                let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
+                entry.qp.evaluate_rate(now);
+                let status = entry.status();
+                // The rate may have risen, so held packets may be due earlier.
+                if status.control.is_some() {
+                    self.touch(qp);
+                }
+                Ok(Answer::QpStatus(Box::new(status)))
+            }
+            Command::QueryLog(qp) => {
+                let entry = self.qps.get(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
+                Ok(Answer::QpLog(entry.log.records()))
+            }
+            Command::DestroyQp(qp) => self.destroy_qp(qp),
+            Command::CreateAh(pd, av) => self.create_ah(pd, &av),
+            Command::DestroyAh(ah) => {
+                let pd = self.handles.destroy(ah).ok_or(ControlError::NotFound(ObjectKind::AddressHandle))?;
+                self.use_pd(pd, -1)?;
+                Ok(Answer::Done)
+            }
+            Command::AttachMulticast(qp, gid) => self.attach_multicast(qp, gid),
+            Command::DetachMulticast(qp, gid) => self.detach_multicast(qp, gid),
+            Command::CreateFlow(qp, rule) => self.create_flow(qp, *rule),
+            Command::DestroyFlow(flow) => self.destroy_flow(flow),
+            Command::ListQps => Ok(Answer::Qps(self.qps.iter().map(|(_, e)| e.status()).collect())),
+            Command::Memory(command) => self.execute_with_memory(*command),
+            Command::CreatePrepared(command, _) => self.execute_with_memory(*command),
+        }
+    }
+
+    fn execute_with_memory(&mut self, command: MemoryCommand) -> Result<Answer, ControlError> {
+        match command {
+            MemoryCommand::RegisterMemory { pd, access, start, memory } => {
+                self.register(pd, access, start, memory)
+            }
+            MemoryCommand::ReregisterMemory { mr, pd, access, translation } => {
+                self.reregister(mr, pd, access, translation)
+            }
+            MemoryCommand::AllocFastMemory { pd, memory, pages } => self.alloc_fast(pd, memory, pages),
+            MemoryCommand::CreateCq { ring, notify } => self.create_cq(ring, notify),
+            MemoryCommand::ResizeCq { cq, ring } => self.resize_cq(cq, ring),
+            MemoryCommand::CreateSrq { pd, init, ring } => self.create_srq(pd, init, ring),
+            MemoryCommand::ModifySrq { srq, ring, limit } => self.modify_srq(srq, ring, limit),
+            MemoryCommand::CreateQp { pd, send_cq, recv_cq, init, sends, receives } => {
+                if self.spare.is_none() {
+                    self.spare = Some(send_queue_of(&init.caps)?);
+                }
+                self.create_qp(pd, (send_cq, recv_cq), init, sends, receives)
+            }
+        }
+    }
+
+    /// Returns the memory regions and windows in a range of table slots. `None`: the range is beyond the last slot.
+    pub fn memory_regions(&self, places: Range<usize>) -> Option<Vec<RegionStatus>> {
+        self.memory.statuses(places).map(Iterator::collect)
+    }
+
+    /// Returns the numbers of objects.
+    pub fn objects(&self) -> ObjectCounts {
+        let (srqs, xrcds) = self.srqs.counts();
+        ObjectCounts {
+            pds: self.pds.len(),
+            cqs: self.cqs.len(),
+            qps: self.qps.len(),
+            srqs,
+            xrcds,
+            memory: self.memory.len(),
+            handles: self.handles.len(),
+            flows: self.flows.len(),
+        }
+    }
+
+    pub(super) fn use_pd(&mut self, pd: PdId, change: i32) -> Result<(), ControlError> {
+        let users = self.pds.get_mut(pd.0).ok_or(ControlError::NotFound(ObjectKind::ProtectionDomain))?;
+        *users = users.saturating_add_signed(change);
+        Ok(())
+    }
+
+    fn dealloc_pd(&mut self, pd: PdId) -> Result<Answer, ControlError> {
+        match self.pds.get(pd.0) {
+            None => Err(ControlError::NotFound(ObjectKind::ProtectionDomain)),
+            Some(&users) if users > 0 => {
+                Err(ControlError::Busy { object: ObjectKind::ProtectionDomain, users })
+            }
+            Some(_) => {
+                self.pds.remove(pd.0);
+                Ok(Answer::Done)
+            }
+        }
+    }
+
+    fn create_ah(&mut self, pd: PdId, av: &AddressVector) -> Result<Answer, ControlError> {
+        if av.sl > 7 {
+            return Err(ControlError::TooLarge { what: "sl", value: av.sl.into(), limit: 7 });
+        }
+        self.use_pd(pd, 1)?;
+        let classes = &self.congestion.config.classes;
+        self.arbiter.reserve(classes.priority(av), self.qps.places() as usize);
+        match self.handles.create(pd, av, self.congestion.tag(av)) {
+            Some(ah) => Ok(Answer::Ah(ah)),
+            None => {
+                self.use_pd(pd, -1)?;
+                Err(ControlError::Full { object: ObjectKind::AddressHandle, limit: self.handles.bound() })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{NicConfig, ReceiveSource};
+    use super::*;
+    use crate::shared::{RecvRing, SendRing};
+    use crate::verbs::{CqIndex, QpCaps, QpInit, QpType};
+
+    /// Freeing the memory takes milliseconds, which are not a pass's.
+    #[test]
+    fn refused_qp_returns_its_prepared_queue() {
+        let mut nic = Nic::new(NicConfig::default());
+        let init = QpInit { qp_type: QpType::Rc, caps: QpCaps::default(), sq_sig_all: true };
+        let command = MemoryCommand::CreateQp {
+            pd: PdId(7),
+            send_cq: CqIndex(7),
+            recv_cq: CqIndex(7),
+            init,
+            sends: SendRing::new(1, 1, 0).expect("memory"),
+            receives: ReceiveSource::Own(RecvRing::new(1, 1).expect("memory")),
+        };
+        let prepared = Command::from(command).prepare().expect("memory");
+        nic.execute(Nanos::ZERO, prepared).expect_err("unknown objects");
+        assert!(nic.take_spare().is_some());
+    }
+}

@@ -1,0 +1,284 @@
+//! Receiving: from bytes to the QP that they are for.
+
+use std::fmt;
+
+use super::{Nic, QpEntry, split};
+use crate::transport::Verdict;
+use crate::transport::coverage::{TimerCause, Watch};
+use crate::verbs::QpIndex;
+use roxie_base::time::Nanos;
+use roxie_wire::frame::Frame;
+use roxie_wire::{self as wire, FastPacket, HEADERS, Icrc, Operation, Packet, Qpn};
+
+/// A received frame.
+#[derive(Clone, Copy, Debug)]
+pub struct RxFrame<'a> {
+    /// The frame as the port has it, from the Ethernet header on.
+    pub frame: Frame<'a>,
+    /// Index in the burst, used by DMA operations.
+    pub index: u16,
+    /// True if the port made up the IPv4 identification.
+    pub ip_id_hidden: bool,
+    /// Time of arrival, if the port knows it.
+    pub arrived: Option<Nanos>,
+}
+
+/// Outcome of a received frame.
+#[derive(Clone, Debug)]
+pub enum RxOutcome {
+    /// The frame is no valid RoCE packet.
+    Dropped(wire::Drop),
+    /// The frame pauses or resumes priorities.
+    Paused,
+    /// The ICRC does not match.
+    BadIcrc {
+        /// The ICRC computed from the bytes.
+        computed: u32,
+        /// The ICRC in the packet.
+        stored: u32,
+    },
+    /// No QP has this QPN.
+    UnknownQp(wire::Qpn),
+    /// The packet was for a multicast group.
+    Multicast {
+        /// Number of QPs in the group.
+        members: usize,
+        /// Number of QPs that accepted it.
+        taken: usize,
+        /// Outcome at the first QP that did not accept it.
+        refused: Option<Verdict>,
+        /// As in `Judged`.
+        hidden_id: Option<u16>,
+    },
+    /// A flow steered the frame to a raw packet QP.
+    Steered {
+        /// The QP; the first one, if there are copies.
+        qp: QpIndex,
+        /// Outcome at the QP.
+        verdict: Verdict,
+    },
+    /// The packet was delivered to a QP.
+    Judged {
+        /// The QP.
+        qp: QpIndex,
+        /// Outcome at the QP.
+        verdict: Verdict,
+        /// The IPv4 identification that the ICRC matches, if the port could not see it. The captured frame has another.
+        hidden_id: Option<u16>,
+    },
+}
+
+impl fmt::Display for RxOutcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RxOutcome::Dropped(reason) => write!(f, "dropped: {reason}"),
+            RxOutcome::Paused => f.write_str("heeded: pauses or resumes priorities"),
+            RxOutcome::BadIcrc { computed, stored } => {
+                write!(f, "dropped: ICRC {stored:#010x}, computed {computed:#010x}")
+            }
+            RxOutcome::Multicast { members, taken, refused: None, .. } => {
+                write!(f, "multicast: taken by {taken} of {members} QPs")
+            }
+            RxOutcome::Multicast { members, taken, refused: Some(verdict), .. } => {
+                write!(f, "multicast: taken by {taken} of {members} QPs; {verdict}")
+            }
+            RxOutcome::UnknownQp(Qpn::MULTICAST) => f.write_str("dropped: no QP is attached to its group"),
+            RxOutcome::UnknownQp(qpn) => write!(f, "dropped: no QP {qpn}"),
+            RxOutcome::Steered { verdict, .. } => write!(f, "steered: {verdict}"),
+            RxOutcome::Judged { verdict, hidden_id: None, .. } => verdict.fmt(f),
+            RxOutcome::Judged { verdict, hidden_id: Some(id), .. } => {
+                write!(f, "{verdict} (ICRC good for IPv4 id {id:#06x}, which sockets do not show)")
+            }
+        }
+    }
+}
+
+/// Identifications below this one are plausible for a socket's segments (RFC 6864: atomic datagrams may carry any).
+const PLAUSIBLE_IDS: u16 = 128;
+
+impl Nic {
+    /// Receives one frame. Its memory operations wait for [`Nic::run_dma`].
+    pub fn receive(&mut self, now: Nanos, received: &RxFrame<'_>) -> RxOutcome {
+        let mut store = [0; HEADERS];
+        let fast = FastPacket::of(&received.frame, &mut store);
+        if let Some(packet) = &fast
+            && let Some(outcome) = self.receive_fast(now, packet, received)
+        {
+            return outcome;
+        }
+        self.receive_any(now, fast.as_ref(), received)
+    }
+
+    /// Receives any packet in the slow path. `fast`: its headers, if they are already parsed.
+    #[inline(never)]
+    fn receive_any(
+        &mut self,
+        now: Nanos,
+        fast: Option<&FastPacket<'_>>,
+        received: &RxFrame<'_>,
+    ) -> RxOutcome {
+        let packet = match fast {
+            Some(fast) => Ok(fast.read()),
+            None => wire::parse(&received.frame),
+        };
+        match &packet {
+            // Look up the QP before checking the ICRC: a packet for an unknown QPN costs only its headers.
+            Ok(packet) => match self.qps.name_of(packet.bth.dest_qp.value()) {
+                Some(index) => self.receive_for(now, index, packet, received),
+                None => self.receive_reserved(now, packet, received),
+            },
+            Err(reason) => self.receive_other(now, *reason, received),
+        }
+    }
+
+    /// Receives a frame that is no RoCE packet, or an invalid one.
+    fn receive_other(&mut self, now: Nanos, reason: wire::Drop, received: &RxFrame<'_>) -> RxOutcome {
+        // A MAC control frame takes effect even if a flow also steers it to a QP.
+        let heeded = reason == wire::Drop::MacControl && self.heed_mac_control(now, &received.frame);
+        if !self.flows.is_empty()
+            && let Some(outcome) = self.receive_steered(now, received)
+        {
+            return outcome;
+        }
+        if heeded {
+            return RxOutcome::Paused;
+        }
+        match reason {
+            wire::Drop::NotRoce | wire::Drop::MacControl => self.counters.rx_not_roce += 1,
+            _ => self.counters.rx_malformed += 1,
+        }
+        RxOutcome::Dropped(reason)
+    }
+
+    /// Receives a packet with a reserved QPN.
+    #[cold]
+    fn receive_reserved(&mut self, now: Nanos, packet: &Packet, received: &RxFrame<'_>) -> RxOutcome {
+        if packet.bth.dest_qp == Qpn::MULTICAST {
+            return self.receive_multicast(now, packet, received);
+        }
+        if packet.bth.dest_qp == Qpn::GSI
+            && let Some(gsi) = self.gsis.target(packet, &received.frame)
+        {
+            return self.receive_for(now, gsi.0, packet, received);
+        }
+        //= IBTA 9.6.1: destination-qp-is-there
+        self.counters.rx_unknown_qp += 1;
+        RxOutcome::UnknownQp(packet.bth.dest_qp)
+    }
+
+    fn receive_for(&mut self, now: Nanos, index: u32, packet: &Packet, received: &RxFrame<'_>) -> RxOutcome {
+        let hidden_id = match self.believe(index, packet, received) {
+            Ok(hidden_id) => hidden_id,
+            Err(outcome) => return outcome,
+        };
+        match self.deliver(now, index, packet, received) {
+            Some(verdict) => RxOutcome::Judged { qp: QpIndex(index), verdict, hidden_id },
+            None => RxOutcome::UnknownQp(packet.bth.dest_qp),
+        }
+    }
+
+    /// Checks the ICRC, and counts marked and bad packets.
+    pub(super) fn believe(
+        &mut self,
+        index: u32,
+        packet: &Packet,
+        received: &RxFrame<'_>,
+    ) -> Result<Option<u16>, RxOutcome> {
+        match self.check_icrc(index, packet, received) {
+            Ok(hidden_id) => {
+                if packet.is_ce() {
+                    self.note_marked();
+                }
+                Ok(hidden_id)
+            }
+            Err((computed, stored)) => {
+                //= IBTA 7.8.1: bad-icrc-is-dropped
+                self.counters.rx_icrc_encapsulated += 1;
+                Err(RxOutcome::BadIcrc { computed, stored })
+            }
+        }
+    }
+
+    /// Delivers a packet to a QP. `None`: there is no such QP.
+    pub(super) fn deliver(
+        &mut self,
+        now: Nanos,
+        index: u32,
+        packet: &Packet,
+        received: &RxFrame<'_>,
+    ) -> Option<Verdict> {
+        let before = (self.out.dma_in.len(), self.out.completions.len());
+        let entry = self.qps.get_mut(index)?;
+        split!(self, now, entry => qp, ctx);
+        if self.wants_arrivals {
+            ctx.out.arrived = received.arrived.unwrap_or(now);
+        }
+        let watch = Watch::arrival(qp, packet);
+        let mut verdict = qp.handle_packet(&mut ctx, packet, received.index);
+        watch.moved(qp, TimerCause::Packet);
+        Watch::judged(qp, packet, &verdict);
+        if self.out.may_fault {
+            verdict = self.settle(now, QpIndex(index), packet, received, before).unwrap_or(verdict);
+        }
+        if !verdict.is_routine()
+            && let Some(entry) = self.qps.get_mut(index)
+        {
+            entry.log.note_packet(now, packet.bth.opcode, packet.bth.psn, verdict);
+        }
+        if self.marked {
+            self.answer_mark(now, QpIndex(index), packet, &verdict);
+        }
+        self.touch(QpIndex(index));
+        Some(verdict)
+    }
+
+    /// Checks the ICRC, which covers the IPv4 identification that sockets hide. The CRC is linear, so the identification that
+    /// would explain a mismatch can be computed. If it is plausible for the peer, the packet is accepted, and the identification
+    /// returned.
+    fn check_icrc(
+        &mut self,
+        index: u32,
+        packet: &Packet,
+        received: &RxFrame<'_>,
+    ) -> Result<Option<u16>, (u32, u32)> {
+        let Icrc::Bad { computed, stored } = packet.check_icrc(&received.frame) else { return Ok(None) };
+        let bad = Err((computed, stored));
+        // The identification is the third 16-bit word of the IPv4 header.
+        let after_id = packet.icrc_offset.saturating_sub(packet.l3_offset + 6);
+        let mut id = solve_id(received, computed, stored, after_id);
+        if self.config.rxe_flush_icrc && packet.info().operation == Operation::Flush {
+            let (start, end) = (packet.bth_offset, packet.icrc_offset);
+            let rxes = wire::icrc::of_rxe_flush(&received.frame, computed, start, end);
+            if rxes == stored {
+                return Ok(None);
+            }
+            // Bytes that are hashed twice count twice after the identification.
+            id = id.or_else(|| solve_id(received, rxes, stored, after_id + end - start));
+        }
+        let Some(id) = id else { return bad };
+        let Some(entry) = self.qps.get_mut(index) else { return bad };
+        if !entry.is_plausible(id) {
+            if self.config.strict_icrc {
+                // If this was the peer's counter, the next frame carries its successor.
+                entry.refused_ip_id = id;
+                return bad;
+            }
+            self.counters.icrc_weak += 1;
+        }
+        entry.last_ip_id = id;
+        Ok(Some(id))
+    }
+}
+
+impl QpEntry {
+    /// True if the peer may have given its next packet this identification.
+    pub(super) fn is_plausible(&self, id: u16) -> bool {
+        let follows = |last: u16| id.wrapping_sub(last) < PLAUSIBLE_IDS;
+        id < PLAUSIBLE_IDS || follows(self.last_ip_id) || follows(self.refused_ip_id)
+    }
+}
+
+/// Returns the identification that a socket hid, if one explains the mismatch.
+pub(super) fn solve_id(received: &RxFrame<'_>, computed: u32, stored: u32, after_id: usize) -> Option<u16> {
+    received.ip_id_hidden.then(|| wire::icrc::solve_ipv4_id(computed, stored, after_id)).flatten()
+}

@@ -1,0 +1,245 @@
+//! Sending: the arbiter picks a QP, the QP a packet, and its headers are written.
+
+use super::dma::DmaOut;
+use super::{Nic, split};
+use crate::transport::coverage::{TimerCause, Watch};
+use crate::transport::{AddressHandles, Gather, Origin, PlantedBug, TxPlan};
+use crate::verbs::{AddressVector, AhId, QpIndex, QpType};
+use roxie_base::time::Nanos;
+use roxie_wire::frame::FrameMut;
+use roxie_wire::{self as wire, MAX_HEADERS, datagram_port, flow_port};
+
+/// Returns the flow label of an address handle; 0: none.
+fn handle_label(handles: &AddressHandles, way: Option<AhId>) -> u32 {
+    way.and_then(|way| handles.find(way)).map_or(0, |handle| handle.av().flow_label)
+}
+
+impl Nic {
+    /// True if a QP has something to send.
+    pub fn has_ready(&self) -> bool {
+        self.arbiter.has_ready()
+    }
+
+    /// True if a QP has data to send that need not wait for the application's reply.
+    pub fn has_pressing(&self) -> bool {
+        self.presses && self.has_ready()
+    }
+
+    /// Returns the QP that may send next, up to `tx_quantum` packets. Call [`Nic::end_turn`] afterwards.
+    pub fn next_turn(&mut self) -> Option<QpIndex> {
+        if self.arbiter.has_urgent()
+            && let Some(index) = self.next_urgent()
+        {
+            self.urgent_turn = true;
+            return Some(index);
+        }
+        let next = self.arbiter.pop();
+        self.presses &= next.is_some();
+        next
+    }
+
+    /// Returns the next QP of the urgent queue with a notification or acknowledgement that may leave. An acknowledgement of a
+    /// paused priority stays in its priority's queue.
+    #[cold]
+    fn next_urgent(&mut self) -> Option<QpIndex> {
+        while let Some(index) = self.arbiter.pop_urgent() {
+            let Some(entry) = self.qps.get_mut(index.0) else { continue };
+            entry.urgent = false;
+            // A notification of a paused priority is dropped: it would be outdated after the pause.
+            entry.notification_due &= !self.arbiter.is_paused(self.congestion.notification.1);
+            if entry.notification_due || !self.arbiter.is_paused(entry.priority) {
+                return Some(index);
+            }
+        }
+        None
+    }
+
+    /// Puts a QP with an acknowledgement into the urgent queue, ahead of data.
+    #[cold]
+    pub(super) fn mark_urgent(&mut self, index: QpIndex) {
+        let Some(entry) = self.qps.get_mut(index.0) else { return };
+        if !entry.urgent && entry.qp.has_unpaced() && !self.arbiter.is_paused(entry.priority) {
+            entry.urgent = true;
+            self.arbiter.push_urgent(index);
+        }
+    }
+
+    /// Returns how many local work requests the current QP has executed. Each counts as a packet of the turn.
+    pub fn take_local_work(&mut self) -> u32 {
+        std::mem::take(&mut self.out.local_work)
+    }
+
+    /// Ends a QP's turn. `unfinished`: it stopped for lack of room or quantum, and gets another turn.
+    pub fn end_turn(&mut self, index: QpIndex, unfinished: bool) {
+        if self.urgent_turn {
+            return self.end_urgent_turn(index, unfinished);
+        }
+        let Some(entry) = self.qps.get_mut(index.0) else { return };
+        let unfinished = unfinished || (entry.moved && std::mem::take(&mut entry.moved));
+        entry.ready = unfinished;
+        self.presses |= unfinished;
+        if unfinished && PlantedBug::UnfinishedGoesFirst.is() {
+            self.arbiter.push_front(entry.priority, index);
+        } else if unfinished {
+            self.arbiter.push(entry.priority, index);
+        }
+        self.touch(index);
+    }
+
+    /// Ends an urgent turn. An unfinished QP gets another one, before all data.
+    #[cold]
+    fn end_urgent_turn(&mut self, index: QpIndex, unfinished: bool) {
+        self.urgent_turn = false;
+        let Some(entry) = self.qps.get_mut(index.0) else { return };
+        if unfinished && !entry.urgent && (entry.notification_due || entry.qp.has_unpaced()) {
+            entry.urgent = true;
+            self.arbiter.push_urgent(index);
+        }
+        self.touch(index);
+    }
+
+    /// Plans the next packet of an urgent turn: a notification, then acknowledgements.
+    #[cold]
+    fn plan_urgent(&mut self, now: Nanos, index: QpIndex) -> Option<TxPlan> {
+        let entry = self.qps.get_mut(index.0)?;
+        if entry.notification_due {
+            return Some(entry.qp.notification());
+        }
+        if self.arbiter.is_paused(entry.priority) {
+            return None;
+        }
+        split!(self, now, entry => qp, ctx);
+        qp.next_unpaced(&mut ctx)
+    }
+
+    /// Plans the next packet of a QP. Changes nothing until [`Nic::emit`].
+    pub fn plan(&mut self, now: Nanos, index: QpIndex) -> Option<TxPlan> {
+        if self.urgent_turn {
+            return self.plan_urgent(now, index);
+        }
+        let entry = self.qps.get_mut(index.0)?;
+        split!(self, now, entry => qp, ctx);
+        if !qp.qp_type.is_datagram() {
+            return qp.next_packet(&mut ctx);
+        }
+        let plan = qp.next_packet(&mut ctx)?;
+        match plan.ah {
+            Some(way) if self.moves_to_other_priority(index, way) => None,
+            _ => Some(plan),
+        }
+    }
+
+    /// True if the packet's path has another priority than the queue its QP is in. Moves the QP.
+    fn moves_to_other_priority(&mut self, index: QpIndex, way: AhId) -> bool {
+        let Some(handle) = self.handles.find(way) else { return false };
+        let priority = self.congestion.config.classes.priority(handle.av());
+        let Some(entry) = self.qps.get_mut(index.0) else { return false };
+        let differs = priority != entry.priority;
+        if differs {
+            (entry.priority, entry.moved) = (priority, true);
+            self.arbiter.note_use(priority);
+        }
+        differs
+    }
+
+    /// Returns the frame length of a planned packet in bytes, without FCS. `None`: the address handle does not exist.
+    pub fn frame_len(&self, index: QpIndex, plan: &TxPlan) -> Option<usize> {
+        let template = match plan.ah {
+            None => {
+                let qp = &self.qps.get(index.0)?.qp;
+                match qp.template() {
+                    Some(template) => template,
+                    // A raw packet's payload is the frame.
+                    None => return (qp.qp_type == QpType::RawPacket).then_some(plan.payload_len.into()),
+                }
+            }
+            Some(way) => &self.handles.find(way)?.template,
+        };
+        Some(template.frame_len(plan.bth.opcode, plan.payload_len.into()))
+    }
+
+    /// Writes a planned packet's headers to its frame, in transmit slot `slot`, and records the copies for its payload.
+    pub fn emit(&mut self, now: Nanos, index: QpIndex, plan: &TxPlan, slot: u16, frame: &mut FrameMut<'_>) {
+        let Some(entry) = self.qps.get_mut(index.0) else { return };
+        let template = match plan.ah {
+            None => entry.qp.template(),
+            Some(way) => self.handles.find(way).map(|handle| &handle.template),
+        };
+        let mut offset = 0;
+        if template.is_none() && entry.qp.qp_type != QpType::RawPacket {
+            return;
+        }
+        if plan.origin == Origin::Notification {
+            return self.emit_notification(index, plan, frame);
+        }
+        if let Some(template) = template {
+            // Written in place if there is room: payload then overwrites bytes beyond the headers.
+            let mut aside = None;
+            let headers = match frame.a.first_chunk_mut() {
+                Some(place) => place,
+                None => aside.insert([0; MAX_HEADERS]),
+            };
+            offset = template.write_headers(headers, &plan.bth, &plan.ext, plan.payload_len.into());
+            if plan.ah.is_some() {
+                //= IBTA A17.4.3: roce-v2-source-port-tells-flows-apart
+                let label = handle_label(&self.handles, plan.ah);
+                let port = if label == 0 { datagram_port(entry.qp.qpn) } else { flow_port(label) };
+                template.set_source_port(headers, port);
+            }
+            //= IBTA A17.9: ecn-capable-where-heeded
+            if entry.capable && (plan.carries_data() || PlantedBug::AcknowledgementsAreCapable.is()) {
+                template.set_ecn_capable(headers);
+            }
+            if let Some(headers) = aside {
+                frame.write(0, &headers[..offset]);
+            }
+        }
+        if let Some(bytes) = entry.qp.inline_payload(plan) {
+            frame.write(offset, bytes);
+        } else if plan.payload_len > 0 {
+            // `out.gather` is valid until the next packet is planned.
+            for &Gather { from, length } in &self.out.gather {
+                self.dma_out.push(DmaOut { slot, offset: offset as u16, length, from });
+                offset += usize::from(length);
+            }
+        }
+        self.arbiter.charge(entry.priority, frame.len());
+        split!(self, now, entry => qp, ctx);
+        let watch = Watch::timer(qp);
+        qp.sent(&mut ctx, plan);
+        watch.moved(qp, TimerCause::Sent);
+    }
+
+    /// Writes a notification, which has a traffic class of its own, and is ECN-capable as on a ConnectX.
+    #[cold]
+    fn emit_notification(&mut self, index: QpIndex, plan: &TxPlan, frame: &mut FrameMut<'_>) {
+        let (dscp, sl) = self.congestion.notification;
+        let Some(entry) = self.qps.get_mut(index.0) else { return };
+        let Some(av) = entry.qp.attributes().av else { return };
+        let own = AddressVector { traffic_class: dscp << 2 | 2, sl, ..av };
+        let template = entry.qp.template_along(&own, self.congestion.tag_of(sl));
+        let mut headers = [0; MAX_HEADERS];
+        let length = template.write_headers(&mut headers, &plan.bth, &plan.ext, 0);
+        frame.write(0, &headers[..length]);
+        entry.notification_due = false;
+        self.counters.np_cnp_sent += 1;
+        self.counters.sent_pkts += 1;
+    }
+
+    /// Computes the ICRC of a QP's complete frame.
+    pub fn seal(&self, index: QpIndex, frame: &mut FrameMut<'_>) {
+        let Some(entry) = self.qps.get(index.0) else { return };
+        match entry.qp.template() {
+            Some(template) => {
+                template.seal(frame);
+                if self.config.rxe_flush_icrc {
+                    template.seal_as_rxe(frame);
+                }
+            }
+            // Datagrams have no common template.
+            None if entry.qp.qp_type.is_datagram() => wire::seal(frame),
+            // Raw packets have no ICRC.
+            None => {}
+        }
+    }
+}

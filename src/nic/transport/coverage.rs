@@ -1,0 +1,428 @@
+//! Coverage of simulations: packets by QP state and PSN, sources of receives, timer transitions, and completion events.
+//!
+//! Recorded per thread, with the feature `planted-bugs` only. Without it, recording compiles to nothing.
+
+use crate::verbs::QpState;
+use roxie_wire::{Opcode, Service};
+
+/// Place of a packet in the sequence of its QP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// A request with the expected PSN, or a response to the oldest incomplete request.
+    Expected,
+    /// A duplicate request or response.
+    Duplicate,
+    /// A request ahead of the expected PSN.
+    Ahead,
+    /// A response to a later request than the oldest incomplete one.
+    Later,
+    /// A response to PSNs that were never sent.
+    Ghost,
+    /// A packet for a QP without a PSN sequence, because of its state or its service.
+    Unordered,
+}
+
+impl Place {
+    /// All values.
+    pub const ALL: [Place; 6] =
+        [Place::Expected, Place::Duplicate, Place::Ahead, Place::Later, Place::Ghost, Place::Unordered];
+}
+
+/// State of a QP's timer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Timer {
+    /// Not running.
+    Idle,
+    /// Waits for an acknowledgement; expiry causes a retransmission.
+    Ack,
+    /// RNR wait, for which the receiver has asked.
+    Rnr,
+}
+
+impl Timer {
+    /// All values.
+    pub const ALL: [Timer; 3] = [Timer::Idle, Timer::Ack, Timer::Rnr];
+}
+
+/// Cause of a timer transition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TimerCause {
+    /// A packet was sent.
+    Sent,
+    /// A packet of a QP with a controlled rate was sent. Such packets may be further apart than the timeout.
+    SentPaced,
+    /// A packet was received.
+    Packet,
+    /// Time has passed.
+    Time,
+    /// The application gave a command.
+    Command,
+}
+
+impl TimerCause {
+    /// All values.
+    pub const ALL: [TimerCause; 5] =
+        [TimerCause::Sent, TimerCause::SentPaced, TimerCause::Packet, TimerCause::Time, TimerCause::Command];
+}
+
+/// A timer transition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TimerTransition {
+    /// State before.
+    pub from: Timer,
+    /// Cause.
+    pub by: TimerCause,
+    /// State after.
+    pub to: Timer,
+    /// True if the state is the same, but the deadline has changed.
+    pub renewed: bool,
+}
+
+/// A received packet, as found on arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// State of the QP.
+    pub state: QpState,
+    /// Opcode of the packet.
+    pub opcode: Opcode,
+    /// Place of its PSN, relative to the expected one.
+    pub place: Place,
+}
+
+/// Source of a receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Source {
+    /// The QP's own receive queue.
+    Own,
+    /// The shared receive queue of the QP.
+    Shared,
+    /// The shared receive queue that the request names (XRC).
+    Named,
+}
+
+impl Source {
+    /// All values.
+    pub const ALL: [Source; 3] = [Source::Own, Source::Shared, Source::Named];
+}
+
+/// Result of taking a receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Found {
+    /// A receive was taken.
+    Receive,
+    /// No receive was posted.
+    Nothing,
+    /// The named queue does not exist.
+    NoQueue,
+    /// The receive cannot hold the message.
+    Unfit,
+}
+
+impl Found {
+    /// All values.
+    pub const ALL: [Found; 4] = [Found::Receive, Found::Nothing, Found::NoQueue, Found::Unfit];
+}
+
+/// A received message that takes a receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Receipt {
+    /// Service of its QP.
+    pub service: Service,
+    /// Source of the receive.
+    pub source: Source,
+    /// Result.
+    pub found: Found,
+}
+
+/// Effect of a completion, or of time, on the event of a completion queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum EventEffect {
+    /// No event was requested.
+    Unasked,
+    /// The event was raised at once.
+    AtOnce,
+    /// The event is held back from now on (moderation).
+    HeldBack,
+    /// The held event covers one more completion.
+    Joined,
+    /// The held event was raised: the count was reached.
+    ByCount,
+    /// The held event was raised: a completion had an error status.
+    ByFailure,
+    /// The held event was raised: the period has expired.
+    ByTime,
+    /// The held event was raised: the moderation was changed.
+    ByCommand,
+}
+
+impl EventEffect {
+    /// All values.
+    pub const ALL: [EventEffect; 8] = [
+        EventEffect::Unasked,
+        EventEffect::AtOnce,
+        EventEffect::HeldBack,
+        EventEffect::Joined,
+        EventEffect::ByCount,
+        EventEffect::ByFailure,
+        EventEffect::ByTime,
+        EventEffect::ByCommand,
+    ];
+}
+
+const SERVICES: usize = 8;
+const RECEIPTS: usize = SERVICES * 3 * 4;
+const NOTICES: usize = 8;
+const STATES: usize = 7;
+const PLACES: usize = 6;
+const OPCODES: usize = 256;
+const MOVES: usize = 3 * 5 * 3 * 2;
+
+/// Number of occurrences of each case.
+#[derive(Clone, Debug)]
+pub struct Coverage {
+    arrivals: Vec<u64>,
+    moves: Vec<u64>,
+    receipts: Vec<u64>,
+    notices: Vec<u64>,
+}
+
+impl Default for Coverage {
+    fn default() -> Coverage {
+        Coverage {
+            arrivals: vec![0; STATES * PLACES * OPCODES],
+            moves: vec![0; MOVES],
+            receipts: vec![0; RECEIPTS],
+            notices: vec![0; NOTICES],
+        }
+    }
+}
+
+impl Coverage {
+    fn arrival_index(arrival: Arrival) -> usize {
+        let place = arrival.place as usize;
+        (arrival.state as usize * PLACES + place) * OPCODES + usize::from(arrival.opcode.0)
+    }
+
+    fn move_index(step: TimerTransition) -> usize {
+        ((step.from as usize * 5 + step.by as usize) * 3 + step.to as usize) * 2 + usize::from(step.renewed)
+    }
+
+    fn receipt_index(receipt: Receipt) -> usize {
+        (receipt.service as usize % SERVICES * 3 + receipt.source as usize) * 4 + receipt.found as usize
+    }
+
+    /// Returns the number of received messages of this kind.
+    pub fn receipts(&self, receipt: Receipt) -> u64 {
+        self.receipts[Coverage::receipt_index(receipt)]
+    }
+
+    /// Returns the number of effects of this kind on completion events.
+    pub fn notices(&self, notice: EventEffect) -> u64 {
+        self.notices[notice as usize]
+    }
+
+    /// Returns the number of received packets of this kind.
+    pub fn arrivals(&self, arrival: Arrival) -> u64 {
+        self.arrivals[Coverage::arrival_index(arrival)]
+    }
+
+    /// Returns the number of timer transitions of this kind.
+    pub fn moves(&self, step: TimerTransition) -> u64 {
+        self.moves[Coverage::move_index(step)]
+    }
+
+    /// Adds the numbers of `other`.
+    pub fn merge(&mut self, other: &Coverage) {
+        let all = [
+            (&mut self.arrivals, &other.arrivals),
+            (&mut self.moves, &other.moves),
+            (&mut self.receipts, &other.receipts),
+            (&mut self.notices, &other.notices),
+        ];
+        for (to, from) in all {
+            to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+        }
+    }
+}
+
+#[cfg(feature = "planted-bugs")]
+mod record {
+    use super::{
+        Arrival, Coverage, EventEffect, Found, Place, Receipt, Source, Timer, TimerCause, TimerTransition,
+    };
+    use crate::transport::{Check, Qp, Verdict};
+    use crate::verbs::{QpState, QpType};
+    use roxie_base::time::Nanos;
+    use roxie_wire::{FastPacket, Operation, Packet, Position};
+    use std::cell::RefCell;
+
+    thread_local! {
+        static RECORD: RefCell<Coverage> = RefCell::default();
+    }
+
+    /// Records one case. A thread may drive a NIC once more while it exits, when its record is gone already.
+    fn note(what: impl FnOnce(&mut Coverage)) {
+        let _ = RECORD.try_with(|record| what(&mut record.borrow_mut()));
+    }
+
+    impl Coverage {
+        /// Returns the record of this thread and clears it.
+        pub fn take() -> Coverage {
+            RECORD.take()
+        }
+    }
+
+    /// Timer state and deadline of a QP before an input.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct Watch(Timer, Nanos);
+
+    impl Watch {
+        pub(crate) fn timer(qp: &Qp) -> Watch {
+            let r = &qp.requester;
+            let timer = match (r.rnr_until, r.retransmit_at) {
+                (Some(_), _) => Timer::Rnr,
+                (None, Nanos::MAX) => Timer::Idle,
+                _ => Timer::Ack,
+            };
+            Watch(timer, qp.deadline())
+        }
+
+        /// Records a received packet.
+        pub(crate) fn arrival(qp: &Qp, packet: &Packet) -> Watch {
+            if let Some(place) = place_of(qp, packet) {
+                let arrival = Arrival { state: qp.state(), opcode: packet.bth.opcode, place };
+                note(|record| record.arrivals[Coverage::arrival_index(arrival)] += 1);
+            }
+            Watch::timer(qp)
+        }
+
+        /// Records a packet received on the fast path.
+        pub(crate) fn fast_arrival(qp: &Qp, packet: &FastPacket<'_>) -> Watch {
+            Watch::arrival(qp, &packet.read())
+        }
+
+        /// Records the verdict of a packet on the fast path.
+        pub(crate) fn fast_judged(qp: &Qp, packet: &FastPacket<'_>, verdict: &Verdict) {
+            Watch::judged(qp, &packet.read(), verdict);
+        }
+
+        /// Records the verdict of a received packet.
+        pub(crate) fn judged(qp: &Qp, packet: &Packet, verdict: &Verdict) {
+            let (Some(found), Some(service)) = (found(packet, verdict), qp.service) else { return };
+            let source = match (qp.qp_type, qp.shares_receives) {
+                (QpType::XrcRecv, _) => Source::Named,
+                (_, true) => Source::Shared,
+                (_, false) => Source::Own,
+            };
+            let receipt = Receipt { service, source, found };
+            note(|record| record.receipts[Coverage::receipt_index(receipt)] += 1);
+        }
+
+        pub(crate) fn notice(notice: EventEffect) {
+            note(|record| record.notices[notice as usize] += 1);
+        }
+
+        pub(crate) fn notices(notice: EventEffect, times: usize) {
+            (0..times).for_each(|_| Watch::notice(notice));
+        }
+
+        pub(crate) fn moved(self, qp: &Qp, by: TimerCause) {
+            let Watch(to, deadline) = Watch::timer(qp);
+            let by = if by == TimerCause::Sent && qp.is_paced() { TimerCause::SentPaced } else { by };
+            let step = TimerTransition { from: self.0, by, to, renewed: self.0 == to && self.1 != deadline };
+            note(|record| record.moves[Coverage::move_index(step)] += 1);
+        }
+    }
+
+    /// Returns the result for a packet that takes a receive. `None`: it takes none, or failed an earlier check.
+    fn found(packet: &Packet, verdict: &Verdict) -> Option<Found> {
+        let takes = match (packet.info().operation, packet.info().position) {
+            (Operation::Send, Position::First | Position::Only) => true,
+            (Operation::Write, _) => packet.imm().is_some(),
+            _ => false,
+        };
+        match verdict {
+            _ if !takes => None,
+            Verdict::Executed => Some(Found::Receive),
+            Verdict::NotReady | Verdict::NoReceive => Some(Found::Nothing),
+            Verdict::Refused(Check::NoSuchQueue) => Some(Found::NoQueue),
+            Verdict::Refused(Check::ReceiveLength | Check::ReceiveProtection | Check::ReceiveNoPage)
+            | Verdict::ReceiveFailed(_) => Some(Found::Unfit),
+            _ => None,
+        }
+    }
+
+    /// Returns the packet's place in the sequence. `None`: its service is not the QP's.
+    fn place_of(qp: &Qp, packet: &Packet) -> Option<Place> {
+        if Some(packet.info().service) != qp.service {
+            return None;
+        }
+        let sequenced = !matches!(qp.state(), QpState::Reset | QpState::Init | QpState::Err);
+        if !sequenced || matches!(qp.qp_type, QpType::Ud | QpType::Gsi) {
+            return Some(Place::Unordered);
+        }
+        let psn = packet.bth.psn;
+        if !packet.info().is_response() {
+            let ahead = psn.distance_from(qp.responder.expected);
+            return Some(match ahead {
+                0 => Place::Expected,
+                1.. => Place::Ahead,
+                _ => Place::Duplicate,
+            });
+        }
+        let r = &qp.requester;
+        if !psn.is_before(r.sent_end) {
+            return Some(Place::Ghost);
+        }
+        if psn.is_before(r.una) {
+            return Some(Place::Duplicate);
+        }
+        let oldest = r.queue.at(r.queue.tail());
+        let answers_oldest = !r.queue.is_empty() && psn.is_before(oldest.end_psn());
+        Some(if answers_oldest { Place::Expected } else { Place::Later })
+    }
+}
+
+#[cfg(not(feature = "planted-bugs"))]
+mod record {
+    use super::{EventEffect, TimerCause};
+    use crate::transport::{Qp, Verdict};
+    use roxie_wire::{FastPacket, Packet};
+
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct Watch;
+
+    impl Watch {
+        #[inline(always)]
+        pub(crate) fn timer(_: &Qp) -> Watch {
+            Watch
+        }
+
+        #[inline(always)]
+        pub(crate) fn arrival(_: &Qp, _: &Packet) -> Watch {
+            Watch
+        }
+
+        #[inline(always)]
+        pub(crate) fn fast_arrival(_: &Qp, _: &FastPacket<'_>) -> Watch {
+            Watch
+        }
+
+        #[inline(always)]
+        pub(crate) fn fast_judged(_: &Qp, _: &FastPacket<'_>, _: &Verdict) {}
+
+        #[inline(always)]
+        pub(crate) fn judged(_: &Qp, _: &Packet, _: &Verdict) {}
+
+        #[inline(always)]
+        pub(crate) fn notice(_: EventEffect) {}
+
+        #[inline(always)]
+        pub(crate) fn notices(_: EventEffect, _: usize) {}
+
+        #[inline(always)]
+        pub(crate) fn moved(self, _: &Qp, _: TimerCause) {}
+    }
+}
+
+pub(crate) use record::Watch;

@@ -1,0 +1,363 @@
+//! Fast path for RC SENDs and WRITEs that are in order, without immediate, invalidation or special conditions. Most
+//! traffic consists of such packets.
+//!
+//! The fast path decides nothing that `requester`, `responder` and `check` do not decide in the same way. A result of
+//! `None` means: take the slow path. Nothing has changed in this case.
+
+use super::message::Message;
+use super::requester::{Requester, packets_for};
+use super::responder::Responder;
+use super::{Ctx, MemoryTable, PlantedBug, Qp, Span, scatter};
+use crate::verbs::{Access, CqIndex, QpState, RecvWr, SendFlags, Sge, Wc, WcFlags, WcOpcode, WrOpcode};
+use roxie_base::limits::{Limits, MAX_MESSAGE};
+use roxie_base::time::Nanos;
+use roxie_wire::{Bth, FastPacket, Opcode, Psn, Reth};
+
+/// A received request, in order.
+pub(crate) struct Due {
+    bth: Bth,
+    /// Payload length in bytes; not 0.
+    length: u64,
+    begins: bool,
+    ends: bool,
+    kind: Kind,
+}
+
+/// Kind of request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A SEND, which fills a receive.
+    Send,
+    /// A WRITE, to the address in its RETH.
+    Write,
+}
+
+/// Destination of a request's payload.
+pub(crate) struct Destination {
+    pub(crate) to: Span,
+    /// State of the message after this packet.
+    message: Message,
+}
+
+impl Due {
+    /// True for the last packet of a message.
+    #[inline(always)]
+    pub(crate) fn ends(&self) -> bool {
+        self.ends
+    }
+
+    /// True for a packet of a WRITE.
+    #[inline(always)]
+    pub(crate) fn is_write(&self) -> bool {
+        self.kind == Kind::Write
+    }
+
+    /// True if the request takes a new receive.
+    #[inline(always)]
+    pub(crate) fn takes_receive(&self) -> bool {
+        self.kind == Kind::Send && self.begins
+    }
+}
+
+impl Qp {
+    /// Returns the request if `packet` is the next in order and suits the fast path.
+    //= IBTA 9.5: requests-are-executed-in-psn-order
+    #[inline(always)]
+    pub(crate) fn due(&self, packet: &FastPacket<'_>) -> Option<Due> {
+        let (bth, length) = (packet.bth(), packet.payload().len());
+        let (kind, begins, ends) = match bth.opcode {
+            Opcode::RC_SEND_ONLY => (Kind::Send, true, true),
+            Opcode::RC_SEND_FIRST => (Kind::Send, true, false),
+            Opcode::RC_SEND_MIDDLE => (Kind::Send, false, false),
+            Opcode::RC_SEND_LAST => (Kind::Send, false, true),
+            Opcode::RC_WRITE_ONLY => (Kind::Write, true, true),
+            Opcode::RC_WRITE_FIRST => (Kind::Write, true, false),
+            Opcode::RC_WRITE_MIDDLE => (Kind::Write, false, false),
+            Opcode::RC_WRITE_LAST => (Kind::Write, false, true),
+            _ => return None,
+        };
+        if PlantedBug::is_any() || length == 0 || packet.is_ce() || !self.is_due(packet, &bth) {
+            return None;
+        }
+        //= IBTA 9.7.4.1: message-begins-with-first-or-only, message-is-not-interrupted
+        let continues = match self.responder.message {
+            Message::None => begins,
+            Message::Send { .. } => !begins && kind == Kind::Send,
+            Message::Write { .. } => !begins && kind == Kind::Write,
+        };
+        let mtu = self.attributes().path_mtu.bytes();
+        //= IBTA 9.7.4.1.6: first-and-middle-are-full, last-is-not-empty, only-fits-the-path-mtu
+        let fits = if ends { length <= mtu } else { length == mtu };
+        (continues && fits).then_some(Due { bth, length: length as u64, begins, ends, kind })
+    }
+
+    /// Returns the buffer for the scatter list of the next receive.
+    pub(crate) fn receive_list(&mut self) -> &mut [Sge] {
+        &mut self.responder.sges
+    }
+
+    /// Returns the destination of the payload, or `None` for the slow path. `receive` is the receive that the request
+    /// takes, with its scatter list in `receive_list`.
+    #[inline(always)]
+    pub(crate) fn place_of(
+        &self,
+        memory: &MemoryTable,
+        due: &Due,
+        packet: &FastPacket<'_>,
+        receive: Option<RecvWr>,
+    ) -> Option<Destination> {
+        match due.kind {
+            Kind::Send => self.place_of_send(memory, due, receive),
+            Kind::Write => self.place_of_write(memory, due, packet),
+        }
+    }
+
+    #[inline(always)]
+    fn place_of_send(&self, memory: &MemoryTable, due: &Due, receive: Option<RecvWr>) -> Option<Destination> {
+        let r = &self.responder;
+        let received = match r.message {
+            Message::Send { received } => received,
+            _ => 0,
+        };
+        let list = r.sges.get(..receive.or(r.receive)?.num_sge as usize)?;
+        //= IBTA 9.9.3: receive-memory-is-writable
+        let to = scatter::one(memory, r.receive_pd, list, received, due.length, Access::LOCAL_WRITE)?;
+        Some(Destination { to, message: Message::Send { received: received + due.length } })
+    }
+
+    #[inline(always)]
+    fn place_of_write(
+        &self,
+        memory: &MemoryTable,
+        due: &Due,
+        packet: &FastPacket<'_>,
+    ) -> Option<Destination> {
+        let (reth, received) = match self.responder.message {
+            Message::Write { reth, received } => (reth, received),
+            _ => (packet.reth()?, 0),
+        };
+        let total = u64::from(reth.dma_len);
+        let after = received + due.length;
+        //= IBTA 9.7.4.1.6: write-is-as-long-as-it-said
+        let fits = if due.ends { after == total } else { after < total };
+        if !fits || reth.dma_len > MAX_MESSAGE || !self.attributes().access.contains(Access::REMOTE_WRITE) {
+            return None;
+        }
+        //= IBTA 9.7.4.1.5: write-is-checked-as-a-whole, key-is-checked-with-each-packet
+        let checked = if due.begins { total } else { due.length };
+        let va = reth.va.wrapping_add(received);
+        let to = memory.check_remote(self.user(), reth.rkey, va, checked, Access::REMOTE_WRITE).ok()?;
+        Some(Destination { to, message: Message::Write { reth, received: after } })
+    }
+
+    /// Advances the state past a request, after its payload was stored. `receive` is the receive that it took. Returns
+    /// its completion, if any.
+    #[inline(always)]
+    pub(crate) fn executed(
+        &mut self,
+        limits: &Limits,
+        due: &Due,
+        Destination { message, .. }: Destination,
+        receive: Option<RecvWr>,
+    ) -> Option<(CqIndex, Wc)> {
+        let (qpn, cq) = (self.qpn, self.recv_cq);
+        let r = &mut self.responder;
+        r.receive = receive.or(r.receive);
+        let completion = match message {
+            _ if !due.ends => None,
+            Message::Send { received } => r.receive.take().map(|receive| {
+                let mut flags = WcFlags::empty();
+                flags.set(WcFlags::SOLICITED, due.bth.solicited);
+                let (wr_id, opcode, byte_len) = (receive.wr_id, WcOpcode::Recv, received as u32);
+                (cq, Wc { wr_id, opcode, flags, qpn, byte_len, ..Wc::default() })
+            }),
+            _ => None,
+        };
+        r.note_executed(limits, due, message);
+        completion
+    }
+}
+
+/// A planned request, a first transmission.
+pub(crate) struct PlannedSend {
+    pub(crate) bth: Bth,
+    /// RETH of the first packet of a WRITE.
+    pub(crate) reth: Option<Reth>,
+    /// Payload length in bytes.
+    pub(crate) length: u16,
+    pub(crate) payload: Payload,
+}
+
+/// Source of a request's payload.
+#[derive(Clone, Copy)]
+pub(crate) enum Payload {
+    /// Registered memory.
+    Memory(Span),
+    /// Inline data: (send queue position, offset). Also stands for an empty payload.
+    Inline(u32, u32),
+}
+
+impl Qp {
+    /// Plans the next packet if it suits the fast path. The state is advanced by [`Qp::left`].
+    #[inline(always)]
+    pub(crate) fn leaving(&self, limits: &Limits, memory: &MemoryTable) -> Option<PlannedSend> {
+        let r = &self.requester;
+        //= IBTA 9.5: requests-leave-in-order
+        if !r.may_send_new() || !self.request_goes_first() || PlantedBug::is_any() {
+            return None;
+        }
+        let wqe = r.queue.at(r.next);
+        let (psn, in_flight) = if wqe.started {
+            let psn = wqe.first_psn + r.next_packet;
+            (psn, (psn - r.una.value()).value())
+        } else {
+            (r.psn, (r.psn - r.una.value()).value())
+        };
+        if !wqe.plain || psn != r.sent_end || in_flight >= limits.window {
+            return None;
+        }
+        let mtu = self.attributes().path_mtu.bytes() as u64;
+        let first = r.next_packet == 0;
+        let offset = u64::from(r.next_packet) * mtu;
+        let left = wqe.length - offset;
+        let (last, length) = (left <= mtu, left.min(mtu));
+        let is_write = wqe.wr.opcode == WrOpcode::Write;
+        //= IBTA 9.7.3: message-is-cut-at-the-path-mtu
+        let opcode = match (is_write, first, last) {
+            (false, true, true) => Opcode::RC_SEND_ONLY,
+            (false, true, false) => Opcode::RC_SEND_FIRST,
+            (false, false, false) => Opcode::RC_SEND_MIDDLE,
+            (false, false, true) => Opcode::RC_SEND_LAST,
+            (true, true, true) => Opcode::RC_WRITE_ONLY,
+            (true, true, false) => Opcode::RC_WRITE_FIRST,
+            (true, false, false) => Opcode::RC_WRITE_MIDDLE,
+            (true, false, true) => Opcode::RC_WRITE_LAST,
+        };
+        let payload = if wqe.wr.flags.contains(SendFlags::INLINE) || length == 0 {
+            Payload::Inline(r.next, offset as u32)
+        } else {
+            //= IBTA 10.6.3.1: local-reading-needs-no-right
+            let list = r.queue.sges(r.next);
+            Payload::Memory(scatter::one(memory, self.pd, list, offset, length, Access::empty())?)
+        };
+        let window_closes = in_flight + 1 >= limits.window;
+        //= IBTA 9.7.3: ack-is-asked-for
+        let ack_req = last || window_closes || r.since_ack_request + 1 >= limits.ack_request_interval;
+        //= IBTA 9.2: solicited-is-in-the-last-packet
+        let solicited = last && wqe.wr.flags.contains(SendFlags::SOLICITED);
+        //= IBTA 9.4.3: write-names-its-whole-length-first
+        let reth = (is_write && first).then_some(Reth {
+            va: wqe.wr.remote_addr,
+            rkey: wqe.wr.rkey.0,
+            dma_len: wqe.length as u32,
+        });
+        //= IBTA 9.2: pad-makes-whole-words
+        let pad = (length as u8).wrapping_neg() & 3;
+        let bth = Bth { opcode, solicited, pad, ack_req, psn, ..self.bth() };
+        Some(PlannedSend { bth, reth, length: length as u16, payload })
+    }
+
+    /// Advances the state past `leaving`, which got a slot in the port and is sent.
+    #[inline(always)]
+    pub(crate) fn left(&mut self, now: Nanos, leaving: &PlannedSend) {
+        self.request_left();
+        let (timeout, mtu) = (self.attributes().ack_timeout(), self.attributes().path_mtu);
+        let r = &mut self.requester;
+        let wqe = r.queue.at_mut(r.next);
+        if !wqe.started {
+            wqe.started = true;
+            //= IBTA 9.7.3: psn-counts-packets
+            wqe.first_psn = r.psn;
+            wqe.packets = packets_for(wqe.length, mtu.bytes());
+            r.psn = wqe.end_psn();
+        }
+        wqe.asked_from = r.next_packet;
+        r.next_packet += 1;
+        if r.next_packet == wqe.packets {
+            r.next = r.next.wrapping_add(1);
+            r.next_packet = 0;
+        }
+        r.sent_end = leaving.bth.psn.next();
+        r.since_ack_request = if leaving.bth.ack_req { 0 } else { r.since_ack_request + 1 };
+        if r.retransmit_at == Nanos::MAX
+            && let Some(timeout) = timeout
+        {
+            r.retransmit_at = now + timeout;
+        }
+    }
+
+    /// Returns `length` bytes of the inline data of a work request.
+    #[inline(always)]
+    pub(crate) fn inline_bytes(&self, position: u32, offset: u32, length: u16) -> &[u8] {
+        self.requester.queue.inline(position, offset, length)
+    }
+}
+
+impl Qp {
+    /// Completes all plain SENDs and WRITEs that end at or before `end`, and advances the state once for all of them.
+    /// Does nothing outside of the common case: a failed work request, a position behind `end`, pacing, or a state
+    /// other than RTS. `acknowledge_before` handles the rest.
+    pub(super) fn complete_plain(&mut self, ctx: &mut Ctx<'_>, end: Psn) {
+        let r = &self.requester;
+        let nothing_else = r.failed.is_none() && !r.position().is_before(end) && self.pace.is_none();
+        if !nothing_else || self.state() != QpState::Rts || PlantedBug::is_any() {
+            return;
+        }
+        let mut una = None;
+        while !self.requester.queue.is_empty() {
+            let wqe = self.requester.queue.at(self.requester.queue.tail());
+            if !wqe.plain || !wqe.started || end.is_before(wqe.end_psn()) {
+                break;
+            }
+            una = Some(wqe.end_psn());
+            let (opcode, is_send) = match wqe.wr.opcode {
+                WrOpcode::Write => (WcOpcode::Write, false),
+                _ => (WcOpcode::Send, true),
+            };
+            //= IBTA 10.8: unsignaled-success-does-not-complete
+            if self.sig_all || wqe.wr.flags.contains(SendFlags::SIGNALED) {
+                let (wr_id, byte_len) = (wqe.wr.wr_id, wqe.length as u32);
+                let wc = Wc { wr_id, opcode, qpn: self.qpn, byte_len, ..Wc::default() };
+                ctx.out.completions.push((self.send_cq, wc));
+            }
+            ctx.counters.rdma_sends += u64::from(is_send);
+            //= IBTA 10.8.3: sends-complete-in-order
+            self.requester.retire_plain();
+        }
+        if let Some(una) = una {
+            self.advance(ctx, una);
+            self.complete_local_work(ctx);
+        }
+    }
+}
+
+impl Requester {
+    /// Retires the oldest work request after a full acknowledgement.
+    fn retire_plain(&mut self) {
+        self.queue.retire();
+        self.messages_done = (self.messages_done + 1) & 0xff_ffff;
+    }
+
+    /// True if there is a work request to send, and no RNR wait, failure or credit limit to consider.
+    #[inline(always)]
+    fn may_send_new(&self) -> bool {
+        self.next != self.queue.head()
+            && self.rnr_until.is_none()
+            && self.failed.is_none()
+            && self.credit_limit.is_none()
+    }
+}
+
+impl Responder {
+    /// Expects the next PSN, and queues an acknowledgement if one is due.
+    #[inline(always)]
+    fn note_executed(&mut self, limits: &Limits, due: &Due, message: Message) {
+        if due.ends {
+            self.message_done();
+        } else {
+            self.message = message;
+        }
+        self.end_silence();
+        self.expect_next(due.bth.ack_req, limits);
+    }
+}

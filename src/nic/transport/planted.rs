@@ -1,0 +1,115 @@
+//! Planted bugs, by which the test harness shows that it finds such bugs.
+//!
+//! Without the feature `planted-bugs` (the default), [`PlantedBug::is`] is a constant `false`.
+
+/// A bug that tests can plant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlantedBug {
+    /// A duplicate SEND or WRITE is executed again.
+    NoDuplicateCheck,
+    /// Acknowledgements overtake READ responses.
+    AckBeforeReadResponse,
+    /// PSNs are compared without wrap-around.
+    PsnCompareWithoutWrap,
+    /// A duplicate atomic is executed again.
+    AtomicExecutedAgain,
+    /// An acknowledgement for a later request completes a pending READ.
+    AckCompletesRead,
+    /// The last packet of a message does not ask for an acknowledgement after a retransmission.
+    NoAckRequestOnRetransmission,
+    /// UC continues a message after a lost packet.
+    UcIgnoresGaps,
+    /// Datagrams with a wrong Q_Key are accepted.
+    UdIgnoresQkey,
+    /// A QP in error flushes the receives of its shared receive queue.
+    FlushesSharedReceives,
+    /// A duplicate is acknowledged with the PSN of a later READ.
+    AcknowledgesRead,
+    /// A duplicate READ does not restart the response in progress.
+    AnswerGoesOn,
+    /// Replies to duplicates are queued in order of arrival, not of PSNs.
+    AnswersInOrderOfRequests,
+    /// After an RNR NAK, packets ahead never cause a sequence NAK, even after the wait.
+    SilentAfterRnr,
+    /// The RNR retry counter is reset when everything is acknowledged, not with each progress.
+    RnrTriesAreUsedUp,
+    /// SQ_DRAINED is raised although a request is in an RNR wait.
+    DrainedWhileItWaits,
+    /// Retransmitted packets lack the solicited event bit.
+    SolicitedOnlyOnce,
+    /// A QP with work left at the end of its turn gets the next turn as well.
+    UnfinishedGoesFirst,
+    /// A datagram longer than the receive moves the QP to the error state.
+    LongDatagramEnds,
+    /// Packets from any source address are accepted.
+    AnySource,
+    /// Only the first overtaking response of a connection is taken for an implied NAK.
+    GoesBackOnce,
+    /// Held-back data is not released when the rate control is removed.
+    HeldForEver,
+    /// Every marked packet causes a CNP; the minimum interval is ignored.
+    IntervalIgnored,
+    /// A CNP carries the QPN of its sender as destination.
+    NotifiesItself,
+    /// A marked packet that is executed causes no CNP.
+    NotifiesNobody,
+    /// A marked packet from any source causes a CNP to the peer.
+    NotifiesOfStrangers,
+    /// ACKs are paced like data.
+    AcknowledgementsArePaced,
+    /// READ responses are not paced.
+    ResponsesAreNotPaced,
+    /// Credit for unused time is not bounded.
+    BurstsWithoutBound,
+    /// ACKs are sent as ECN-capable.
+    AcknowledgementsAreCapable,
+    /// A pause does not end by time.
+    PausedForEver,
+    /// A client of a NIC may name QPs of other clients.
+    NamesOthersQps,
+    /// A NIC still reads the doorbells of a disconnected client.
+    HearsTheGone,
+    /// No bug: disables the fast path (`fast_path`).
+    LongWay,
+}
+
+#[cfg(feature = "planted-bugs")]
+mod switch {
+    use super::PlantedBug;
+    use std::cell::Cell;
+
+    thread_local! {
+        static PLANTED: Cell<Option<PlantedBug>> = const { Cell::new(None) };
+    }
+
+    impl PlantedBug {
+        /// Plants a bug in all QPs that this thread drives; `None` removes it.
+        pub fn plant(bug: Option<PlantedBug>) {
+            PLANTED.set(bug);
+        }
+
+        /// True if this bug is planted.
+        pub fn is(self) -> bool {
+            PLANTED.get() == Some(self)
+        }
+
+        /// True if a bug is planted. Bugs are implemented in the slow path.
+        pub(crate) fn is_any() -> bool {
+            PLANTED.get().is_some()
+        }
+    }
+}
+
+#[cfg(not(feature = "planted-bugs"))]
+impl PlantedBug {
+    /// False: no bug is built in.
+    #[inline(always)]
+    pub const fn is(self) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    pub(crate) const fn is_any() -> bool {
+        false
+    }
+}

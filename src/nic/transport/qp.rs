@@ -1,0 +1,591 @@
+//! The queue pair: its state and attributes, and the dispatch of calls to requester, responder and services.
+
+use super::address::template_of;
+use super::check::Check;
+use super::pace::Pace;
+use super::planted::PlantedBug;
+use super::replies::Reply;
+use super::requester::Requester;
+use super::responder::Responder;
+use super::send_queue::SendQueue;
+use super::{Ctx, KeyUser, Origin, Span, TxPlan, TxReason, Verdict};
+use crate::shared::work_queue::FetchedSend;
+use crate::verbs::{
+    Access, AddressVector, AsyncEvent, CqIndex, EventKind, PdId, QpAttr, QpAttributes, QpCaps, QpIndex,
+    QpInit, QpState, QpType, SendWr, Sge,
+};
+use roxie_base::limits::Limits;
+use roxie_base::time::Nanos;
+use roxie_wire::{
+    Bth, Ends, Ext, FastPacket, Gid, Opcode, Packet, Psn, Qpn, Reth, Service, Template, entropy_port,
+    flow_port,
+};
+
+/// P_Key of the default partition, full member.
+const PKEY: u16 = 0xffff;
+
+/// Parameters for the creation of a QP.
+#[derive(Clone, Copy, Debug)]
+pub struct QpConfig {
+    /// Index in the NIC's QP table.
+    pub index: QpIndex,
+    /// QP number on the wire.
+    pub qpn: Qpn,
+    /// Protection domain of the QP's memory.
+    pub pd: PdId,
+    /// Completion queue for sends.
+    pub send_cq: CqIndex,
+    /// Completion queue for receives.
+    pub recv_cq: CqIndex,
+    /// Service type and queue sizes.
+    pub init: QpInit,
+    /// Upper limit of `max_rd_atomic` and `max_dest_rd_atomic`.
+    pub rd_atomic_limit: u8,
+    /// Protection domain of the shared receive queue, if the QP uses one.
+    pub srq_pd: Option<PdId>,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub struct Qp {
+    /// Index in the NIC's QP table.
+    pub index: QpIndex,
+    /// QP number on the wire.
+    pub qpn: Qpn,
+    /// Protection domain of the QP's memory.
+    pub pd: PdId,
+    /// Completion queue for sends.
+    pub send_cq: CqIndex,
+    /// Completion queue for receives.
+    pub recv_cq: CqIndex,
+    /// If true, every send generates a completion, signaled or not.
+    pub sig_all: bool,
+    /// Service type. Constant during the QP's life.
+    pub qp_type: QpType,
+    /// Queue sizes at creation.
+    pub caps: QpCaps,
+    /// Service of the QP's opcodes. `None`: raw packets, which are not RoCE.
+    pub(super) service: Option<Service>,
+    state: QpState,
+    attributes: QpAttributes,
+    template: Option<Template>,
+    /// Peer's and local IPv4 address, as its packets carry them. `None` over IPv6.
+    ends: Option<Ends>,
+    /// 802.1Q tag of sent frames.
+    tag: Option<u16>,
+    pub(super) requester: Requester,
+    pub(super) responder: Responder,
+    /// The QP uses a shared receive queue. Its receives outlive the QP's errors.
+    pub(super) shares_receives: bool,
+    established: bool,
+    drain_requested: bool,
+    /// A READ response packet was sent last: a request is sent before the next one.
+    pub(super) request_is_due: bool,
+    /// A request was sent ahead of an acknowledgement, which is sent next.
+    pub(super) acknowledgement_is_due: bool,
+    /// Local GID of the last datagram sent to a multicast group.
+    pub(super) group_source: Option<Gid>,
+    /// Congestion control and pacing, if the QP's rate is controlled.
+    pub(super) pace: Option<Box<Pace>>,
+    /// True while data waits for the pacer.
+    pub(super) held: bool,
+}
+
+impl Qp {
+    /// Returns a QP in RESET. `queue` is the NIC's copy of its send queue.
+    pub fn new(config: &QpConfig, queue: SendQueue) -> Qp {
+        let caps = &config.init.caps;
+        // Only a reliable responder keeps results for duplicates.
+        let reliable = config.init.qp_type.is_reliable_responder();
+        let resources = if reliable { config.rd_atomic_limit } else { 0 };
+        Qp {
+            index: config.index,
+            qpn: config.qpn,
+            pd: config.pd,
+            send_cq: config.send_cq,
+            recv_cq: config.recv_cq,
+            sig_all: config.init.sq_sig_all,
+            qp_type: config.init.qp_type,
+            caps: *caps,
+            service: service_of(config.init.qp_type),
+            state: QpState::Reset,
+            attributes: QpAttributes::default(),
+            template: None,
+            ends: None,
+            tag: None,
+            requester: Requester::new(queue),
+            //= IBTA 10.2.9.1: srq-lists-are-of-its-domain
+            responder: Responder::new(caps.max_recv_sge, resources, config.srq_pd.unwrap_or(config.pd)),
+            shares_receives: config.srq_pd.is_some(),
+            established: false,
+            drain_requested: false,
+            request_is_due: false,
+            acknowledgement_is_due: false,
+            group_source: None,
+            pace: None,
+            held: false,
+        }
+    }
+
+    /// Returns the QP's state.
+    pub fn state(&self) -> QpState {
+        self.state
+    }
+
+    /// Returns the QP's attributes.
+    pub fn attributes(&self) -> &QpAttributes {
+        &self.attributes
+    }
+
+    /// Returns the next PSNs: (to send, expected).
+    pub fn psns(&self) -> (Psn, Psn) {
+        (self.requester.psn, self.responder.expected)
+    }
+
+    /// Returns the prepared headers, once the QP has a path.
+    pub fn template(&self) -> Option<&Template> {
+        self.template.as_ref()
+    }
+
+    /// Returns the send queue position of the oldest incomplete work request.
+    pub fn send_tail(&self) -> u32 {
+        self.requester.queue.tail()
+    }
+
+    /// Applies attributes that `check_transition` has accepted, and changes to state `next`.
+    pub fn modify(&mut self, ctx: &mut Ctx<'_>, attr: &QpAttr, next: QpState) {
+        if next == QpState::Reset {
+            self.reset();
+            return;
+        }
+        self.attributes.apply(attr);
+        //= IBTA 9.7.1: psn-begins-as-agreed
+        if let Some(psn) = attr.rq_psn {
+            self.responder.expected = psn;
+        }
+        //= IBTA 9.7.1: psn-begins-as-agreed
+        if let Some(psn) = attr.sq_psn {
+            self.requester.start(psn);
+        }
+        if attr.timeout.is_some() && self.requester.una != self.requester.sent_end {
+            let timeout = self.attributes.ack_timeout();
+            self.requester.retransmit_at = timeout.map_or(Nanos::MAX, |timeout| ctx.now + timeout);
+        }
+        if attr.max_dest_rd_atomic.is_some() {
+            self.responder.set_resources(self.attributes.max_dest_rd_atomic);
+        }
+        self.requester.retries_left = self.attributes.retry_cnt;
+        self.requester.rnr_retries_left = self.attributes.rnr_retry;
+        self.rebuild_template();
+        if next == QpState::Err {
+            self.enter_error(ctx);
+        }
+        if self.state == QpState::Sqe && next == QpState::Rts && !self.requester.queue.is_empty() {
+            self.requester.flush_end = Some(self.requester.queue.head());
+        }
+        self.state = next;
+        if next != QpState::Sqd {
+            self.drain_requested = false;
+        } else {
+            self.drain_requested |= attr.en_sqd_async_notify == Some(true);
+            self.report_drained(ctx);
+        }
+    }
+
+    /// Moves the QP to the error state after an external failure. Returns false if it was in RESET or ERR already.
+    pub fn fail(&mut self, ctx: &mut Ctx<'_>) -> bool {
+        let in_use = !matches!(self.state, QpState::Reset | QpState::Err);
+        if in_use {
+            self.enter_error(ctx);
+        }
+        in_use
+    }
+
+    /// Sets the attributes that verbs do not define.
+    pub fn configure(&mut self, mig_req: bool, end_to_end_credits: bool) {
+        self.attributes.mig_req = mig_req;
+        self.attributes.end_to_end_credits = end_to_end_credits;
+    }
+
+    fn reset(&mut self) {
+        self.state = QpState::Reset;
+        let kept = self.attributes;
+        self.attributes = QpAttributes::default();
+        self.configure(kept.mig_req, kept.end_to_end_credits);
+        (self.template, self.ends) = (None, None);
+        //= IBTA 10.3.1.1: reset-forgets
+        self.requester.reset();
+        self.responder.reset();
+        self.established = false;
+        self.drain_requested = false;
+        self.group_source = None;
+        (self.pace, self.held) = (None, false);
+    }
+
+    /// Returns the BTH fields that all packets of this QP share.
+    pub(super) fn bth(&self) -> Bth {
+        Bth {
+            //= IBTA 9.2: pkey-of-the-qp-is-sent
+            pkey: PKEY,
+            mig_req: self.attributes.mig_req,
+            dest_qp: self.attributes.dest_qpn,
+            ..Bth::default()
+        }
+    }
+
+    /// Handles a received packet. `frame` is its index in the receive burst.
+    pub fn handle_packet(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
+        if let Some(verdict) = self.unacceptable(ctx, packet) {
+            return verdict;
+        }
+        ctx.counters.rcvd_pkts += 1;
+        if self.qp_type != QpType::Rc {
+            return self.handle_other_service(ctx, packet, frame);
+        }
+        self.handle_reliable(ctx, packet, frame)
+    }
+
+    #[inline(never)]
+    fn handle_other_service(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
+        if !self.qp_type.is_extended() {
+            return self.handle_unacknowledged(ctx, packet, frame);
+        }
+        match self.wrong_direction(ctx, packet) {
+            Some(verdict) => verdict,
+            None => self.handle_reliable(ctx, packet, frame),
+        }
+    }
+
+    // Inlined twice: XRC's dispatch must not cost RC a call.
+    #[inline(always)]
+    fn handle_reliable(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
+        let is_response = packet.info().is_response();
+        match (self.state, is_response) {
+            // No packets are accepted in these states.
+            //= IBTA 10.3.1.2: init-takes-receives-and-no-packets
+            (QpState::Reset | QpState::Init | QpState::Err | QpState::Sqe, _) => {
+                ctx.counters.rx_wrong_state += 1;
+                Verdict::WrongState(self.state)
+            }
+            // Nothing was sent in RTR, so there is nothing to respond to.
+            (QpState::Rtr, true) => {
+                ctx.counters.ghost_acks += 1;
+                Verdict::Ghost
+            }
+            (QpState::Rtr, false) => {
+                self.note_established(ctx);
+                self.handle_request(ctx, packet, frame)
+            }
+            (QpState::Rts | QpState::Sqd, false) => self.handle_request(ctx, packet, frame),
+            (QpState::Rts | QpState::Sqd, true) => self.handle_response(ctx, packet, frame),
+        }
+    }
+
+    /// Raises COMM_EST for the peer's first packet, if the application has not moved the QP to RTS yet.
+    pub(super) fn note_established(&mut self, ctx: &mut Ctx<'_>) {
+        //= IBTA 10.3.1.3: rtr-tells-of-the-first-packet
+        if !std::mem::replace(&mut self.established, true) {
+            ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::CommunicationEstablished));
+        }
+    }
+
+    /// True if an RC request comes from the peer, has the expected PSN, and the QP's state accepts it.
+    //= IBTA 9.6.1: opcode-is-of-the-qps-service, pkey-matches, source-is-the-peer, destination-is-our-address
+    #[inline(always)]
+    pub(super) fn is_due(&self, packet: &FastPacket<'_>, bth: &Bth) -> bool {
+        let takes = match self.state {
+            QpState::Rts | QpState::Sqd => true,
+            QpState::Rtr => self.established,
+            _ => false,
+        };
+        takes && bth.psn == self.responder.expected && self.is_from_its_peer(packet, bth)
+    }
+
+    /// True if an RC packet comes from the peer, with matching partition and a length that is a multiple of 4 bytes.
+    #[inline(always)]
+    pub(super) fn is_from_its_peer(&self, packet: &FastPacket<'_>, bth: &Bth) -> bool {
+        self.qp_type == QpType::Rc
+            && bth.pkey & 0x7fff == PKEY & 0x7fff
+            && self.ends == Some(packet.ends())
+            && (packet.payload().len() + usize::from(bth.pad)).is_multiple_of(4)
+    }
+
+    /// Checks service, partition and addresses (IBTA 9.6.1), and handles CNPs. Returns `None` if the packet passes.
+    fn unacceptable(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Option<Verdict> {
+        let service = packet.info().service;
+        let is_notification = service == Service::Cnp;
+        // A datagram QP has no single flow to slow down: notifications are for connected QPs.
+        //= IBTA 9.6.1: opcode-is-of-the-qps-service
+        if Some(service) != self.service && !(is_notification && self.qp_type.is_connected()) {
+            ctx.counters.rx_wrong_service += 1;
+            return Some(Verdict::WrongService);
+        }
+        // Full and limited members of the default partition are accepted.
+        //= IBTA 9.6.1: pkey-matches
+        //= IBTA 10.9.3: limited-member-is-a-member
+        if packet.bth.pkey & 0x7fff != PKEY & 0x7fff {
+            ctx.counters.rx_bad_pkey += 1;
+            return Some(Verdict::BadPkey(packet.bth.pkey));
+        }
+        let av = self.attributes.av.as_ref();
+        // Our GIDs are RoCE v2 GIDs, so responses carry the same addresses.
+        //= IBTA 9.6.1: source-is-the-peer, destination-is-our-address
+        let from_peer = av.is_some_and(|av| packet.is_on_path(&av.dgid, &av.sgid));
+        if av.is_some() && !from_peer && !PlantedBug::AnySource.is() {
+            ctx.counters.rx_wrong_source += 1;
+            return Some(Verdict::WrongSource);
+        }
+        // Payload and pad of a conforming packet are a multiple of 4 bytes.
+        //= IBTA 9.6.1: packet-is-whole-words
+        if !(packet.payload.len() + usize::from(packet.bth.pad)).is_multiple_of(4) {
+            ctx.counters.rx_malformed += 1;
+            return Some(Verdict::Unsuitable(Check::Padding));
+        }
+        is_notification.then(|| self.judge_notification(ctx, packet))
+    }
+
+    /// Handles a congestion notification packet (CNP) from the peer: BECN and 16 reserved bytes (IBTA annex A17.9.3).
+    #[cold]
+    fn judge_notification(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Verdict {
+        //= IBTA A17.9.3: cnp-is-checked
+        if !packet.bth.becn || !packet.payload.is_empty() || packet.bth.pad != 0 {
+            ctx.counters.rx_malformed += 1;
+            return Verdict::BadCnp;
+        }
+        if matches!(self.state, QpState::Reset | QpState::Init | QpState::Err) {
+            ctx.counters.rcvd_pkts += 1;
+            ctx.counters.rx_wrong_state += 1;
+            return Verdict::WrongState(self.state);
+        }
+        //= IBTA A17.9.3: cnp-slows-its-qp
+        match self.notified(ctx.now) {
+            None => {
+                ctx.counters.rp_cnp_ignored += 1;
+                Verdict::CnpIgnored
+            }
+            Some(change) => {
+                ctx.counters.rp_cnp_handled += 1;
+                Verdict::Cnp(change)
+            }
+        }
+    }
+
+    /// Takes the memory of the send queue. The QP must not be used afterwards.
+    pub fn take_send_queue(&mut self) -> SendQueue {
+        std::mem::take(&mut self.requester.queue)
+    }
+
+    /// True if the send queue has room for another work request.
+    #[inline(always)]
+    pub fn has_send_place(&self) -> bool {
+        self.requester.queue.has_room()
+    }
+
+    /// Appends the work request that `copy` writes. The caller must check [`Qp::has_send_place`] first. In an error
+    /// state, [`Qp::flush`] completes the request.
+    #[inline(always)]
+    pub fn post_send(&mut self, copy: impl FnOnce(&mut SendWr, &mut [Sge], &mut [u8]) -> FetchedSend) {
+        self.requester.queue.push_with(copy);
+    }
+
+    /// True if the NIC should fetch work requests in this state.
+    pub fn takes_sends(&self) -> bool {
+        //= IBTA 10.3.1.3: rtr-answers-and-does-not-ask
+        matches!(self.state, QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err)
+    }
+
+    /// True if `next_packet` may have a packet to send. Packets that wait for a response or a timer do not count.
+    pub fn wants_transmit(&self, limits: &Limits) -> bool {
+        if self.held {
+            return self.has_unpaced();
+        }
+        self.responder.has_replies() || (self.may_send_requests() && !self.must_wait(limits.window))
+    }
+
+    /// Plans the next packet. Its payload is described in `Output::gather`.
+    ///
+    /// Replies precede requests, with two exceptions. READ responses and requests alternate, so that neither starves.
+    /// One request may precede an ACK: an application's immediate reply is more urgent, and over sockets both leave in
+    /// one segmented send.
+    pub fn next_packet(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
+        if self.held {
+            return self.next_unpaced(ctx);
+        }
+        match self.qp_type {
+            QpType::Rc => {}
+            QpType::XrcSend | QpType::XrcRecv => return self.next_extended(ctx),
+            _ => return self.next_unacknowledged(ctx),
+        }
+        if !self.responder.has_replies() {
+            return self.next_request(ctx);
+        }
+        let request_first = match self.responder.replies.front() {
+            Some(Reply::Ack { .. }) => !self.acknowledgement_is_due,
+            _ => self.request_is_due,
+        };
+        if request_first {
+            return self.next_request(ctx).or_else(|| self.next_reply(ctx));
+        }
+        self.next_reply(ctx).or_else(|| self.next_request(ctx))
+    }
+
+    /// True if the QP is an unpaced RC QP in RTS, and a request takes precedence over its pending replies.
+    #[inline(always)]
+    pub(super) fn request_goes_first(&self) -> bool {
+        let first = match self.responder.replies.front() {
+            None => true,
+            Some(Reply::Ack { .. }) => !self.acknowledgement_is_due,
+            _ => false,
+        };
+        first && self.state == QpState::Rts && self.qp_type == QpType::Rc && self.pace.is_none()
+    }
+
+    /// Updates the alternation of requests and replies after a request was sent.
+    #[inline(always)]
+    pub(super) fn request_left(&mut self) {
+        self.request_is_due = false;
+        self.acknowledgement_is_due = self.responder.has_replies();
+    }
+
+    /// Advances the state past `plan`, which the port has accepted.
+    pub fn sent(&mut self, ctx: &mut Ctx<'_>, plan: &TxPlan) {
+        ctx.counters.sent_pkts += 1;
+        ctx.counters.sent_bytes += u64::from(plan.payload_len);
+        self.request_is_due = plan.origin == Origin::Reply && plan.payload_len > 0;
+        self.acknowledgement_is_due = plan.origin == Origin::Request && self.responder.has_replies();
+        match plan.origin {
+            Origin::Request => self.request_sent(ctx, plan),
+            Origin::Reply => self.reply_sent(),
+            Origin::Unacknowledged => self.unacknowledged_sent(ctx, plan),
+            Origin::Notification => {}
+        }
+        if self.pace.is_some() {
+            self.note_departure(ctx, plan);
+        }
+    }
+
+    /// Returns a congestion notification packet (CNP) for the peer (IBTA annex A17.9.3).
+    pub fn notification(&self) -> TxPlan {
+        //= IBTA A17.9.3: cnp-answers-a-mark
+        let mut bth = Bth { opcode: Opcode::CNP, becn: true, ..self.bth() };
+        if PlantedBug::NotifiesItself.is() {
+            bth.dest_qp = self.qpn;
+        }
+        let (ext, origin) = (Ext::None, Origin::Notification);
+        TxPlan { bth, ext, payload_len: 0, inline: None, ah: None, reason: TxReason::Notification, origin }
+    }
+
+    /// Returns the inline payload of a planned packet.
+    pub fn inline_payload(&self, plan: &TxPlan) -> Option<&[u8]> {
+        let (position, offset) = plan.inline?;
+        Some(self.requester.queue.inline(position, offset, plan.payload_len))
+    }
+
+    /// Stores the original value of an atomic that the DMA stage has executed for the peer.
+    pub fn atomic_done(&mut self, resource: u8, before: u64) {
+        self.responder.atomic_done(resource, before);
+    }
+
+    /// Moves the QP to the error state, and flushes the receive in progress. The NIC calls [`flush`](Self::flush) for all other work
+    /// requests, in order, and for later ones. A pending NAK that refuses a request is still sent.
+    pub(super) fn enter_error(&mut self, ctx: &mut Ctx<'_>) {
+        //= IBTA 10.3.1.7: error-flushes-both-queues
+        let before = std::mem::replace(&mut self.state, QpState::Err);
+        self.requester.retransmit_at = Nanos::MAX;
+        self.requester.rnr_until = None;
+        self.requester.failed = None;
+        self.requester.abandon();
+        self.flush_begun_receive(ctx);
+        self.responder.keep_up_to_refusal();
+        if self.shares_receives && before != QpState::Err {
+            ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::LastWqeReached));
+        }
+    }
+
+    /// Applies `change` to the path. Allowed in every state, because a host's MAC address may change at any time.
+    pub fn readdress(&mut self, change: impl FnOnce(&mut AddressVector)) {
+        if let Some(mut av) = self.attributes.av {
+            change(&mut av);
+            self.attributes.av = Some(av);
+            self.rebuild_template();
+        }
+    }
+
+    /// Sets or clears the 802.1Q tag of sent frames.
+    pub fn set_tag(&mut self, tag: Option<u16>) {
+        if std::mem::replace(&mut self.tag, tag) != tag {
+            self.rebuild_template();
+        }
+    }
+
+    fn rebuild_template(&mut self) {
+        self.template = self.attributes.av.map(|av| self.template_along(&av, self.tag));
+        self.ends = self.attributes.av.and_then(|av| Ends::of(&av.dgid, &av.sgid));
+    }
+
+    /// Returns the headers for a packet along path `av`. `tag` is the 802.1Q tag, if any.
+    pub fn template_along(&self, av: &AddressVector, tag: Option<u16>) -> Template {
+        // The UDP source port depends on the flow label, or on both QPNs (`rdma_get_udp_sport`, `ib_verbs.h`).
+        let port = match av.flow_label {
+            0 => entropy_port(self.qpn, self.attributes.dest_qpn),
+            label => flow_port(label),
+        };
+        template_of(av, port, tag)
+    }
+
+    /// Sets the state to SQE. [`Qp::enter_send_queue_error`] also flushes.
+    pub(super) fn set_send_queue_error(&mut self) {
+        self.state = QpState::Sqe;
+    }
+
+    /// True in SQD while a started work request is incomplete.
+    pub fn is_draining(&self) -> bool {
+        let queue = &self.requester.queue;
+        self.state == QpState::Sqd && !queue.is_empty() && queue.at(queue.tail()).started
+    }
+
+    pub(super) fn take_drain_request(&mut self) -> bool {
+        std::mem::take(&mut self.drain_requested)
+    }
+
+    /// Returns the identity under which keys are checked.
+    pub(super) fn user(&self) -> KeyUser {
+        KeyUser { pd: self.pd, qp: self.index }
+    }
+
+    /// Checks a peer's key against `pd`, the domain that was current when the request was accepted.
+    pub(super) fn check_remote_in(
+        &self,
+        pd: PdId,
+        ctx: &Ctx<'_>,
+        reth: &Reth,
+        access: Access,
+    ) -> Result<Span, Check> {
+        let user = KeyUser { pd, qp: self.index };
+        let checked = ctx.memory.check_remote(user, reth.rkey, reth.va, reth.dma_len.into(), access);
+        checked.map_err(Check::from)
+    }
+
+    /// Checks a peer's key against the QP's own domain.
+    pub(super) fn check_remote(
+        &self,
+        ctx: &Ctx<'_>,
+        va: u64,
+        rkey: u32,
+        length: u64,
+        access: Access,
+    ) -> Result<Span, Check> {
+        ctx.memory.check_remote(self.user(), rkey, va, length, access).map_err(Check::from)
+    }
+}
+
+fn service_of(qp_type: QpType) -> Option<Service> {
+    match qp_type {
+        QpType::Rc => Some(Service::Rc),
+        QpType::Uc => Some(Service::Uc),
+        QpType::Ud | QpType::Gsi => Some(Service::Ud),
+        QpType::XrcSend | QpType::XrcRecv => Some(Service::Xrc),
+        //= IBTA 9.8.4: raw-is-never-roce
+        QpType::RawPacket => None,
+    }
+}

@@ -1,0 +1,159 @@
+//! Pending replies, in the order in which the specification requires them to be sent (IBTA 9.5).
+//!
+//! An ACK must not overtake an earlier READ response, so one queue holds all replies. Adjacent ACKs coalesce into the
+//! later one.
+
+use std::collections::VecDeque;
+
+use super::check::Check;
+use roxie_wire::Psn;
+
+/// A reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// Acknowledges all PSNs up to `psn`.
+    Ack {
+        /// Last PSN received in order.
+        psn: Psn,
+        /// Number of messages completed at that time.
+        msn: u32,
+    },
+    /// Refuses `psn`, or requests its retransmission.
+    Nak {
+        /// The PSN refused or requested.
+        psn: Psn,
+        /// Number of messages completed at that time.
+        msn: u32,
+        /// Reason, which determines the NAK code.
+        why: Check,
+    },
+    /// Asks the peer to send again after a wait, because no receive is posted.
+    RnrNak {
+        /// The PSN of the request.
+        psn: Psn,
+        /// Number of messages completed at that time.
+        msn: u32,
+        /// RNR timer code of the wait, 0 to 31.
+        timer: u8,
+    },
+    /// READ response packets, from this responder resource.
+    Read(u8),
+    /// Atomic response, from this responder resource.
+    Atomic(u8),
+}
+
+//= IBTA 9.5: ack-follows-read-response
+/// The queue of pending replies. Bounded: a reply that does not fit is dropped, and the peer's timer asks again.
+#[derive(Debug)]
+pub(super) struct Replies {
+    queue: VecDeque<Reply>,
+    bound: usize,
+}
+
+impl Replies {
+    /// Returns a queue for a responder with `resources` resources.
+    pub(super) fn new(resources: usize) -> Replies {
+        // Worst case: an ACK behind each response, and a NAK behind that.
+        let bound = 2 * resources + 4;
+        Replies { queue: VecDeque::with_capacity(bound + 1), bound }
+    }
+
+    /// Enlarges the queue for a responder with `resources` resources. Never shrinks it.
+    pub(super) fn make_room_for(&mut self, resources: usize) {
+        self.bound = self.bound.max(2 * resources + 4);
+        self.queue.reserve(self.bound + 1 - self.queue.len());
+    }
+
+    /// Returns the oldest reply.
+    pub(super) fn front(&self) -> Option<Reply> {
+        self.queue.front().copied()
+    }
+
+    /// Removes the oldest reply.
+    pub(super) fn pop(&mut self) {
+        self.queue.pop_front();
+    }
+
+    /// Removes `reply` from any place in the queue.
+    pub(super) fn remove(&mut self, reply: Reply) {
+        self.queue.retain(|r| *r != reply);
+    }
+
+    /// True if the last reply is an ACK, which a further one would replace.
+    pub(super) fn ends_with_ack(&self) -> bool {
+        matches!(self.queue.back(), Some(Reply::Ack { .. }))
+    }
+
+    /// Returns the number of pending replies.
+    pub(super) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// True if no reply is pending.
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Removes all replies.
+    pub(super) fn clear(&mut self) {
+        self.queue.clear();
+    }
+
+    /// Appends a reply. An ACK directly behind another replaces it. Returns false if the queue is full.
+    pub(super) fn push(&mut self, reply: Reply) -> bool {
+        //= IBTA 9.7.5.1: acks-coalesce
+        if let (Reply::Ack { .. }, Some(last @ Reply::Ack { .. })) = (reply, self.queue.back_mut()) {
+            *last = reply;
+            return true;
+        }
+        if self.queue.len() == self.bound {
+            return false;
+        }
+        self.queue.push_back(reply);
+        true
+    }
+
+    /// Inserts a reply before the first one for which `is_behind` is true. Of two adjacent ACKs, only the later is
+    /// kept. Returns false if the queue is full.
+    pub(super) fn insert_before(&mut self, reply: Reply, is_behind: impl Fn(&Reply) -> bool) -> bool {
+        let at = self.queue.iter().position(is_behind).unwrap_or(self.queue.len());
+        if matches!(reply, Reply::Ack { .. }) {
+            if matches!(self.queue.get(at), Some(Reply::Ack { .. })) {
+                return true;
+            }
+            if let Some(before @ Reply::Ack { .. }) = at.checked_sub(1).and_then(|at| self.queue.get_mut(at))
+            {
+                *before = reply;
+                return true;
+            }
+        }
+        if self.queue.len() == self.bound {
+            return false;
+        }
+        self.queue.insert(at, reply);
+        true
+    }
+
+    /// Appends the NAK that refuses a request. No reply follows it, so that it may exceed the bound.
+    pub(super) fn push_last(&mut self, reply: Reply) {
+        self.queue.push_back(reply);
+    }
+
+    /// Removes the newest reply if `is_so` is true for it.
+    pub(super) fn pop_back_if(&mut self, is_so: impl Fn(&Reply) -> bool) {
+        if self.queue.back().is_some_and(is_so) {
+            self.queue.pop_back();
+        }
+    }
+
+    /// Drops all replies behind the last one for which `is_last` is true; all replies if there is none.
+    pub(super) fn truncate_behind(&mut self, is_last: impl Fn(&Reply) -> bool) {
+        let kept = self.queue.iter().rposition(is_last).map_or(0, |at| at + 1);
+        self.queue.truncate(kept);
+    }
+
+    /// Inserts a reply before all others, in place of the oldest one.
+    pub(super) fn push_front(&mut self, reply: Reply) {
+        self.queue.push_front(reply);
+    }
+}

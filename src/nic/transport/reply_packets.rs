@@ -1,0 +1,143 @@
+//! Packets of the responder's pending replies.
+
+use super::check::Check;
+use super::replies::Reply;
+use super::{Ctx, Gather, Origin, Qp, TxPlan, TxReason};
+use crate::verbs::{Access, AsyncEvent, EventKind, QpState};
+use roxie_wire::{Aeth, Bth, Ext, Opcode, Psn, Reth, Syndrome};
+
+/// AETH credit code for no information (IBTA 9.7.7.2).
+pub(super) const NO_CREDITS: u8 = 31;
+
+impl Qp {
+    /// Plans the packet of the oldest pending reply.
+    pub(super) fn next_reply(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
+        loop {
+            let reply = self.responder.replies.front()?;
+            let plan = match reply {
+                Reply::Ack { psn, msn } => {
+                    let syndrome = Syndrome::Ack { credits: self.credits(ctx) };
+                    let reason = self.responder.reason_of_ack();
+                    Some(self.plan_ack(psn, msn, syndrome, reason))
+                }
+                Reply::Nak { psn, msn, why } => {
+                    Some(self.plan_ack(psn, msn, Syndrome::Nak(why.nak()), TxReason::Nak(why)))
+                }
+                Reply::RnrNak { psn, msn, timer } => {
+                    Some(self.plan_ack(psn, msn, Syndrome::RnrNak { timer }, TxReason::RnrNak))
+                }
+                Reply::Atomic(slot) => self.plan_atomic_response(ctx, slot),
+                Reply::Read(slot) => self.plan_read_response(ctx, slot),
+            };
+            if plan.is_some() {
+                return plan;
+            }
+            self.region_vanished(ctx, reply);
+        }
+    }
+
+    /// Refuses the rest of a READ, because its region was deregistered meanwhile. The response to a duplicate is
+    /// dropped silently, because the peer may have received the first response.
+    fn region_vanished(&mut self, ctx: &mut Ctx<'_>, reply: Reply) {
+        let r = &mut self.responder;
+        r.replies.pop();
+        let (Reply::Read(slot) | Reply::Atomic(slot)) = reply else { return };
+        let Some(resource) = r.resources.get_mut(usize::from(slot)).and_then(Option::take) else { return };
+        if resource.again {
+            return;
+        }
+        let psn = resource.first_psn + resource.next;
+        //= IBTA 9.7.5.2.4: read-that-fails-later-is-nakd
+        r.replies.push_front(Reply::Nak { psn, msn: r.msn, why: Check::Gone });
+        ctx.counters.resp_remote_access_errors += 1;
+        // A pending NAK has raised its event already.
+        if self.state() != QpState::Err {
+            ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::QpAccessError));
+        }
+        self.enter_error(ctx);
+    }
+
+    /// Returns the credit code for an AETH. Without end-to-end credits, 31 (no information).
+    fn credits(&self, ctx: &Ctx<'_>) -> u8 {
+        // Receives of a shared queue are no credit, because other QPs may take them (IBTA 9.7.7.2).
+        //= IBTA 9.7.7.2: credits-are-told
+        if !self.attributes().end_to_end_credits || self.shares_receives {
+            return NO_CREDITS;
+        }
+        let available = ctx.receives.available();
+        (0..31).rev().find(|code| roxie_wire::credits(*code).is_some_and(|n| n <= available)).unwrap_or(0)
+    }
+
+    fn plan_ack(&self, psn: Psn, msn: u32, syndrome: Syndrome, reason: TxReason) -> TxPlan {
+        //= IBTA 9.7.5.1: response-has-the-requests-psn
+        let bth = Bth { opcode: Opcode::RC_ACKNOWLEDGE, psn, ..self.bth() };
+        let ext = Ext::Aeth(Aeth { syndrome: syndrome.into(), msn });
+        TxPlan { bth, ext, payload_len: 0, inline: None, ah: None, reason, origin: Origin::Reply }
+    }
+
+    fn plan_atomic_response(&self, ctx: &Ctx<'_>, slot: u8) -> Option<TxPlan> {
+        let resource = self.responder.resources.get(usize::from(slot))?.as_ref()?;
+        let bth = Bth { opcode: Opcode::RC_ATOMIC_ACKNOWLEDGE, psn: resource.first_psn, ..self.bth() };
+        let syndrome = Syndrome::Ack { credits: self.credits(ctx) };
+        //= IBTA 9.7.5.1: atomic-response-has-what-was-there
+        let ext = Ext::AtomicAck(Aeth { syndrome: syndrome.into(), msn: resource.msn }, resource.result);
+        let reason = if resource.again { TxReason::AnswerAgain } else { TxReason::Answer };
+        Some(TxPlan { bth, ext, payload_len: 0, inline: None, ah: None, reason, origin: Origin::Reply })
+    }
+
+    fn plan_read_response(&self, ctx: &mut Ctx<'_>, slot: u8) -> Option<TxPlan> {
+        let resource = self.responder.resources.get(usize::from(slot))?.as_ref()?;
+        let mtu = self.attributes().path_mtu.bytes() as u64;
+        let (k, reth) = (resource.next, &resource.reth);
+        let offset = u64::from(k) * mtu;
+        let length = u64::from(reth.dma_len).saturating_sub(offset).min(mtu);
+        ctx.out.gather.clear();
+        if length > 0 {
+            let va = reth.va.wrapping_add(offset);
+            let here = Reth { va, dma_len: length as u32, ..*reth };
+            let from = self.check_remote_in(resource.pd, ctx, &here, Access::REMOTE_READ).ok()?;
+            ctx.out.gather.push(Gather { from, length: length as u16 });
+        }
+        //= IBTA 9.7.5.1: read-response-is-cut-at-the-path-mtu
+        let opcode = match (k == 0, k + 1 == resource.packets) {
+            (true, true) => Opcode::RC_READ_RESPONSE_ONLY,
+            (true, false) => Opcode::RC_READ_RESPONSE_FIRST,
+            (false, false) => Opcode::RC_READ_RESPONSE_MIDDLE,
+            (false, true) => Opcode::RC_READ_RESPONSE_LAST,
+        };
+        let syndrome = Syndrome::Ack { credits: self.credits(ctx) };
+        let aeth = Aeth { syndrome: syndrome.into(), msn: resource.msn };
+        let ext = if opcode == Opcode::RC_READ_RESPONSE_MIDDLE { Ext::None } else { Ext::Aeth(aeth) };
+        //= IBTA 9.7.5.1: response-has-the-requests-psn
+        let bth = Bth { opcode, psn: resource.first_psn + k, ..self.bth() };
+        let reason = if resource.again { TxReason::AnswerAgain } else { TxReason::Answer };
+        Some(TxPlan {
+            bth,
+            ext,
+            payload_len: length as u16,
+            inline: None,
+            ah: None,
+            reason,
+            origin: Origin::Reply,
+        })
+    }
+
+    /// Advances the state past the reply packet at the front, which is sent.
+    pub(super) fn reply_sent(&mut self) {
+        let r = &mut self.responder;
+        let slot = match r.replies.front() {
+            Some(Reply::Read(slot) | Reply::Atomic(slot)) => usize::from(slot),
+            _ => {
+                r.replies.pop();
+                return;
+            }
+        };
+        let Some(Some(resource)) = r.resources.get_mut(slot) else { return };
+        resource.next += 1;
+        if resource.next >= resource.packets {
+            resource.queued = false;
+            resource.next = 0;
+            r.replies.pop();
+        }
+    }
+}

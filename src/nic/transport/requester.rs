@@ -1,0 +1,460 @@
+//! The requester: sends work requests as request packets (IBTA 9.7.2, 9.7.5).
+//!
+//! ```text
+//!   send queue   tail ........ next ............ head
+//!                 | sent, not   | next to be      |
+//!                 | complete    | sent            |
+//!   PSNs         una ....... position ... sent_end
+//! ```
+//!
+//! The position (`next`, `next_packet`) is the next packet to send. A rewind only moves it back to `una`, because every
+//! packet is built from its work request. `sent_end` never moves back: PSNs from there on were never sent, so that no
+//! valid response acknowledges them.
+
+use super::planted::PlantedBug;
+use super::replies::Reply;
+use super::scatter;
+use super::send_queue::{SendQueue, Wqe};
+use super::{Cause, Ctx, Origin, Qp, TxPlan, TxReason};
+use crate::verbs::{Access, QpState, SendFlags, WcStatus, WrOpcode};
+use roxie_base::limits::{Limits, MAX_MESSAGE};
+use roxie_base::time::Nanos;
+use roxie_wire::{AtomicEth, Bth, Ext, Feth, Opcode, Psn, Reth, credits};
+
+/// Largest distance at which the order of two PSNs is known.
+const HALF_CIRCLE: u32 = 1 << 23;
+
+/// State of the requester.
+#[derive(Debug)]
+pub(super) struct Requester {
+    pub(super) queue: SendQueue,
+    /// Send queue position of the next work request to send.
+    pub(super) next: u32,
+    /// Index of its next packet.
+    pub(super) next_packet: u32,
+    /// First PSN of the next work request to start.
+    pub(super) psn: Psn,
+    /// The oldest unacknowledged PSN.
+    pub(super) una: Psn,
+    /// The PSN after the last one ever sent.
+    pub(super) sent_end: Psn,
+    /// Number of READs and atomics between tail and next: sent, and their response is outstanding.
+    pub(super) reads_outstanding: u32,
+    /// Number of packets since the last one that asked for an acknowledgement.
+    pub(super) since_ack_request: u32,
+    /// Time of the next retransmission by timeout.
+    pub(super) retransmit_at: Nanos,
+    /// End of the RNR wait that the peer has asked for.
+    pub(super) rnr_until: Option<Nanos>,
+    pub(super) retries_left: u8,
+    pub(super) rnr_retries_left: u8,
+    /// Cause of the retransmission of packets before `sent_end`.
+    pub(super) going_back: Option<Cause>,
+    /// An implied NAK was handled. Further overtaking responses are ignored until something new is acknowledged.
+    pub(super) implied_nak: bool,
+    /// Status of an unsendable work request at `next`, which fails once it is the oldest.
+    pub(super) failed: Option<WcStatus>,
+    /// Work requests before this position were queued when the error state was left. They are flushed before another is sent.
+    pub(super) flush_end: Option<u32>,
+    /// Number of the last message for which the peer has a receive (AETH's MSN plus credits), if credits are in use.
+    pub(super) credit_limit: Option<u32>,
+    /// Number of completed messages, modulo 2^24, as in the peer's MSN.
+    pub(super) messages_done: u32,
+}
+
+impl Requester {
+    pub(super) fn new(queue: SendQueue) -> Requester {
+        Requester {
+            queue,
+            next: 0,
+            next_packet: 0,
+            psn: Psn::new(0),
+            una: Psn::new(0),
+            sent_end: Psn::new(0),
+            reads_outstanding: 0,
+            since_ack_request: 0,
+            retransmit_at: Nanos::MAX,
+            rnr_until: None,
+            retries_left: 0,
+            rnr_retries_left: 0,
+            going_back: None,
+            implied_nak: false,
+            failed: None,
+            flush_end: None,
+            credit_limit: None,
+            messages_done: 0,
+        }
+    }
+
+    /// Starts at `psn` with nothing outstanding.
+    pub(super) fn start(&mut self, psn: Psn) {
+        self.psn = psn;
+        self.una = psn;
+        self.sent_end = psn;
+    }
+
+    /// Removes all work requests and resets the state.
+    pub(super) fn reset(&mut self) {
+        let mut queue = std::mem::take(&mut self.queue);
+        queue.reset();
+        *self = Requester::new(queue);
+    }
+
+    /// Gives up sending: no queued work request is sent.
+    pub(super) fn abandon(&mut self) {
+        self.next = self.queue.head();
+        self.next_packet = 0;
+        self.flush_end = None;
+    }
+
+    /// Returns the PSN of the next packet, a first transmission or not.
+    pub(super) fn position(&self) -> Psn {
+        if self.next == self.queue.head() {
+            return self.psn;
+        }
+        let wqe = self.queue.at(self.next);
+        //= IBTA 9.7.1: retransmission-keeps-the-psn
+        if wqe.started { wqe.first_psn + self.next_packet } else { self.psn }
+    }
+
+    /// Moves the position to `psn`, which must be `una` or a PSN that was sent before.
+    pub(super) fn rewind_to(&mut self, psn: Psn) {
+        let mut at = self.queue.tail();
+        let mut reads = 0;
+        while at != self.queue.head() {
+            let wqe = self.queue.at(at);
+            if !wqe.started || psn.is_before(wqe.end_psn()) {
+                break;
+            }
+            reads += u32::from(wqe.wr.opcode.takes_resource());
+            at = at.wrapping_add(1);
+        }
+        self.next = at;
+        self.next_packet = match self.queue.at(at) {
+            wqe if at != self.queue.head() && wqe.started => psn.distance_from(wqe.first_psn).max(0) as u32,
+            _ => 0,
+        };
+        self.reads_outstanding = reads;
+        self.since_ack_request = 0;
+    }
+
+    /// Returns the number of packets in flight. Computed modulo 2^24: a READ of 2^31 bytes can move the position 2^23
+    /// PSNs ahead, too far for a signed distance. The position is never behind `una`.
+    pub(super) fn in_flight(&self) -> u32 {
+        (self.position() - self.una.value()).value()
+    }
+}
+
+impl Qp {
+    /// Plans the next request packet. A work request that cannot be sent is marked, and fails once it is the oldest.
+    pub(super) fn next_request(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
+        if !self.may_send_requests() {
+            return None;
+        }
+        if self.requester.queue.at(self.requester.next).wr.opcode.is_local() && !self.pass_local_work(ctx) {
+            return None;
+        }
+        //= IBTA 9.5: requests-leave-in-order
+        let position = self.requester.next;
+        if let Err(status) = self.check_start(ctx) {
+            self.requester.failed = Some(status);
+            self.fail_if_oldest(ctx);
+            return None;
+        }
+        if self.must_wait(ctx.limits.window) {
+            return None;
+        }
+        let plan = self.plan_request(ctx, position);
+        if plan.is_none() {
+            self.requester.failed = Some(WcStatus::LocProt);
+            self.fail_if_oldest(ctx);
+        }
+        plan
+    }
+
+    /// True if something other than an ACK is ready to be sent: a request, a response or a NAK.
+    pub fn is_pressing(&self, limits: &Limits) -> bool {
+        let acknowledges = matches!(self.responder.replies.front(), None | Some(Reply::Ack { .. }));
+        !acknowledges || (!self.held && self.may_send_requests() && !self.must_wait(limits.window))
+    }
+
+    /// True if a work request is waiting and neither failed nor blocked by the QP's state or an RNR wait.
+    pub(super) fn may_send_requests(&self) -> bool {
+        let r = &self.requester;
+        let is_there = r.next != r.queue.head() && r.rnr_until.is_none() && r.failed.is_none();
+        let is_there = is_there && r.flush_end.is_none();
+        is_there
+            && match self.state() {
+                QpState::Rts => true,
+                // In SQD, started work requests are finished, and no new one is started.
+                //= IBTA 10.3.1.5: sqd-finishes-what-has-begun
+                QpState::Sqd => r.queue.at(r.next).started,
+                _ => false,
+            }
+    }
+
+    /// Validates a work request before its first packet.
+    fn check_start(&self, ctx: &Ctx<'_>) -> Result<(), WcStatus> {
+        let r = &self.requester;
+        let wqe = r.queue.at(r.next);
+        if wqe.started {
+            return Ok(());
+        }
+        let inline = wqe.wr.flags.contains(SendFlags::INLINE);
+        if !wqe.valid || (inline && !wqe.wr.opcode.may_be_inline()) {
+            return Err(WcStatus::LocQpOp);
+        }
+        //= IBTA 9.7.7: message-is-2-to-the-31-bytes-at-most
+        if wqe.length > u64::from(MAX_MESSAGE) {
+            return Err(WcStatus::LocLen);
+        }
+        if !wqe.wr.opcode.takes_resource() {
+            return Ok(());
+        }
+        //= IBTA 9.7.3: no-read-where-none-is-agreed
+        if self.attributes().max_rd_atomic == 0 {
+            return Err(WcStatus::LocQpOp);
+        }
+        match wqe.wr.opcode {
+            WrOpcode::AtomicWrite if wqe.length != 8 => return Err(WcStatus::LocLen),
+            WrOpcode::AtomicWrite => return Ok(()),
+            WrOpcode::Flush => return check_flush(wqe),
+            opcode if opcode.is_atomic() && wqe.length < 8 => return Err(WcStatus::LocLen),
+            _ => {}
+        }
+        //= IBTA 10.6.3.1: local-writing-needs-a-right
+        // Check the destination before the request is sent: the peer would execute it although its result cannot be
+        // stored.
+        scatter::check(ctx.memory, self.pd, r.queue.sges(r.next), Access::LOCAL_WRITE)
+            .map_err(|_| WcStatus::LocProt)
+    }
+
+    /// True if the packet at the position must wait for responses. `window` is the maximum number of packets in flight.
+    pub(super) fn must_wait(&self, window: u32) -> bool {
+        let r = &self.requester;
+        let wqe = r.queue.at(r.next);
+        if wqe.wr.opcode.is_local() {
+            return !wqe.started && self.local_work_waits();
+        }
+        let starts = !wqe.started;
+        //= IBTA 10.8.3.3: fence-waits-for-reads
+        let fenced = starts && wqe.wr.flags.contains(SendFlags::FENCE) && r.reads_outstanding > 0;
+        // A retransmission was within the limit before. A limit of 0 is no reason to wait: `check_start` fails the work
+        // request.
+        //= IBTA 9.7.3: reads-and-atomics-are-bounded
+        let reads_full = starts
+            && wqe.wr.opcode.takes_resource()
+            && r.reads_outstanding >= u32::from(self.attributes().max_rd_atomic.max(1));
+        let in_flight = r.in_flight();
+        let window_full = in_flight >= window;
+        // PSNs are ordered within half of their circle, which a READ of 2^31 bytes fills alone at an MTU of 256 bytes.
+        //= IBTA 9.7.1: psns-in-flight-are-told-apart
+        let too_far = starts && in_flight > 0 && in_flight + self.packets_of(r.next) > HALF_CIRCLE;
+        fenced || reads_full || window_full || too_far || (starts && self.lacks_credit(wqe))
+    }
+
+    /// End-to-end credits (IBTA 9.7.7.2): True if a message that takes a receive exceeds the limit. The only
+    /// outstanding message may always be sent as a probe.
+    fn lacks_credit(&self, wqe: &Wqe) -> bool {
+        let r = &self.requester;
+        //= IBTA 9.7.7.2: credits-hold-sends-back
+        let Some(limit) = r.credit_limit else { return false };
+        //= IBTA 9.7.7.2: message-without-credit-may-probe
+        if !wqe.wr.opcode.consumes_receive() || r.next == r.queue.tail() {
+            return false;
+        }
+        let number = r.messages_done.wrapping_add(r.next.wrapping_sub(r.queue.tail()) + 1);
+        Psn::new(limit).is_before(Psn::new(number))
+    }
+
+    /// Plans the packet at the position. Returns `None` if its payload may not be read.
+    fn plan_request(&self, ctx: &mut Ctx<'_>, position: u32) -> Option<TxPlan> {
+        let r = &self.requester;
+        let wqe = r.queue.at(position);
+        let k = if wqe.started { r.next_packet } else { 0 };
+        let psn = r.position();
+        let mtu = self.attributes().path_mtu.bytes() as u64;
+        let offset = u64::from(k) * mtu;
+        let (opcode, ext, payload_len, last) = match wqe.wr.opcode {
+            WrOpcode::Read => {
+                //= IBTA 9.4.4: read-request-names-what-it-wants
+                //= IBTA 9.7.6: read-is-asked-again-from-the-hole
+                let reth = reth(wqe, offset, wqe.length - offset);
+                (Opcode::RC_READ_REQUEST, Ext::Reth(reth), 0, true)
+            }
+            WrOpcode::CompareSwap | WrOpcode::FetchAdd => {
+                let (opcode, eth) = atomic(wqe);
+                (opcode, Ext::Atomic(eth), 0, true)
+            }
+            WrOpcode::AtomicWrite => (Opcode::RC_ATOMIC_WRITE, Ext::Reth(reth(wqe, 0, 8)), 8, true),
+            WrOpcode::Flush => {
+                let ext = Ext::FlushReth(Feth(wqe.wr.imm), reth(wqe, 0, wqe.wr.compare_add));
+                (Opcode::RC_FLUSH, ext, 0, true)
+            }
+            _ => {
+                let length = (wqe.length - offset).min(mtu) as u16;
+                let last = offset + u64::from(length) == wqe.length;
+                let (opcode, ext) = segment(wqe, k == 0, last);
+                (opcode, ext, length, last)
+            }
+        };
+        ctx.out.gather.clear();
+        let inline = wqe.wr.flags.contains(SendFlags::INLINE).then_some((position, offset as u32));
+        if inline.is_none() && payload_len > 0 {
+            let sges = r.queue.sges(position);
+            scatter::gather(ctx.memory, self.pd, sges, offset, payload_len, &mut ctx.out.gather).ok()?;
+        }
+        let again = psn.is_before(r.sent_end);
+        let window_closes = r.in_flight() + 1 >= ctx.limits.window;
+        let due = r.since_ack_request + 1 >= ctx.limits.ack_request_interval;
+        //= IBTA 9.7.3: ack-is-asked-for
+        let asks = last || window_closes || due || (self.pace.is_some() && self.asks_each_time(ctx, mtu));
+        let bth = Bth {
+            opcode,
+            //= IBTA 9.2: solicited-is-in-the-last-packet
+            solicited: last
+                && wqe.wr.flags.contains(SendFlags::SOLICITED)
+                && !(again && PlantedBug::SolicitedOnlyOnce.is()),
+            ack_req: asks && !(again && PlantedBug::NoAckRequestOnRetransmission.is()),
+            psn,
+            ..self.bth()
+        };
+        Some(TxPlan {
+            bth,
+            ext,
+            payload_len,
+            inline,
+            ah: None,
+            reason: self.reason(again),
+            origin: Origin::Request,
+        })
+    }
+
+    fn reason(&self, again: bool) -> TxReason {
+        if !again {
+            return TxReason::New;
+        }
+        let r = &self.requester;
+        let (left, of) = match r.going_back {
+            Some(Cause::Rnr) => (r.rnr_retries_left, self.attributes().rnr_retry),
+            _ => (r.retries_left, self.attributes().retry_cnt),
+        };
+        let cause = r.going_back.unwrap_or(Cause::Timeout);
+        TxReason::Again { cause, attempt: of.saturating_sub(left), of }
+    }
+
+    /// Advances the state past the packet that `next_request` planned, which is sent.
+    pub(super) fn request_sent(&mut self, ctx: &mut Ctx<'_>, plan: &TxPlan) {
+        let packets = self.packets_of(self.requester.next);
+        let again = matches!(plan.reason, TxReason::Again { .. });
+        let timeout = self.attributes().ack_timeout();
+        let r = &mut self.requester;
+        let psn_before = r.psn;
+        let wqe = r.queue.at_mut(r.next);
+        if !wqe.started {
+            wqe.started = true;
+            //= IBTA 9.7.3: psn-counts-packets
+            wqe.first_psn = psn_before;
+            wqe.packets = packets;
+            r.psn = wqe.end_psn();
+        }
+        let takes_rest = wqe.wr.opcode.takes_resource();
+        wqe.asked_from = r.next_packet;
+        let end = if takes_rest { wqe.end_psn() } else { plan.bth.psn + 1 };
+        r.reads_outstanding += u32::from(takes_rest);
+        r.next_packet += 1;
+        if takes_rest || r.next_packet == wqe.packets {
+            r.next = r.next.wrapping_add(1);
+            r.next_packet = 0;
+        }
+        if r.sent_end.is_before(end) {
+            r.sent_end = end;
+        }
+        r.since_ack_request = if plan.bth.ack_req { 0 } else { r.since_ack_request + 1 };
+        if r.retransmit_at == Nanos::MAX
+            && let Some(timeout) = timeout
+        {
+            r.retransmit_at = ctx.now + timeout;
+        }
+        ctx.counters.retransmitted_packets += u64::from(again);
+    }
+
+    /// Returns the number of PSNs that a work request takes: one for each packet of its payload or its response.
+    fn packets_of(&self, position: u32) -> u32 {
+        let wqe = self.requester.queue.at(position);
+        if wqe.wr.opcode.takes_resource() && wqe.wr.opcode != WrOpcode::Read {
+            return 1;
+        }
+        //= IBTA 9.7.3: read-takes-a-psn-for-each-response
+        packets_for(wqe.length, self.attributes().path_mtu.bytes())
+    }
+
+    /// Updates the credit limit from an AETH. A smaller limit than the current one is outdated, and ignored.
+    pub(super) fn note_credits(&mut self, code: u8, msn: u32) {
+        if !self.attributes().end_to_end_credits {
+            return;
+        }
+        let limit = credits(code).map(|n| msn.wrapping_add(n) & 0xff_ffff);
+        self.requester.credit_limit = match (self.requester.credit_limit, limit) {
+            (Some(before), Some(now)) if Psn::new(now).is_before(Psn::new(before)) => Some(before),
+            (_, limit) => limit,
+        };
+    }
+}
+
+/// Returns the number of packets that carry `length` bytes. An empty message takes one packet.
+pub(super) fn packets_for(length: u64, mtu: usize) -> u32 {
+    length.div_ceil(mtu as u64).max(1) as u32
+}
+
+fn reth(wqe: &Wqe, offset: u64, length: u64) -> Reth {
+    // A wrapping address is left to the peer, which refuses it as out of bounds.
+    Reth { va: wqe.wr.remote_addr.wrapping_add(offset), rkey: wqe.wr.rkey.0, dma_len: length as u32 }
+}
+
+/// Checks a FLUSH: a placement type is given, and the length is at most 2^31 bytes.
+fn check_flush(wqe: &Wqe) -> Result<(), WcStatus> {
+    let asks = Feth(wqe.wr.imm).placement() & (Feth::GLOBAL_VISIBILITY | Feth::PERSISTENCE) != 0;
+    match wqe.wr.compare_add <= u64::from(MAX_MESSAGE) {
+        true if asks && wqe.length == 0 => Ok(()),
+        true => Err(WcStatus::LocQpOp),
+        false => Err(WcStatus::LocLen),
+    }
+}
+
+fn atomic(wqe: &Wqe) -> (Opcode, AtomicEth) {
+    let wr = &wqe.wr;
+    let eth = |swap_or_add, compare| AtomicEth { va: wr.remote_addr, rkey: wr.rkey.0, swap_or_add, compare };
+    match wr.opcode {
+        //= IBTA 9.4.5: atomic-request-has-its-operands
+        WrOpcode::CompareSwap => (Opcode::RC_COMPARE_SWAP, eth(wr.swap, wr.compare_add)),
+        _ => (Opcode::RC_FETCH_ADD, eth(wr.compare_add, 0)),
+    }
+}
+
+/// Returns the opcode and the extension headers of a SEND or WRITE packet of RC. UC sets its service bits afterwards.
+pub(super) fn segment(wqe: &Wqe, first: bool, last: bool) -> (Opcode, Ext) {
+    let imm = wqe.wr.imm;
+    //= IBTA 9.7.3: message-is-cut-at-the-path-mtu
+    let whole = reth(wqe, 0, wqe.length);
+    match (wqe.wr.opcode, first, last) {
+        //= IBTA 9.4.3: write-names-its-whole-length-first
+        (WrOpcode::Write, true, true) => (Opcode::RC_WRITE_ONLY, Ext::Reth(whole)),
+        (WrOpcode::WriteImm, true, true) => (Opcode::RC_WRITE_ONLY_IMM, Ext::RethImm(whole, imm)),
+        (WrOpcode::Write | WrOpcode::WriteImm, true, false) => (Opcode::RC_WRITE_FIRST, Ext::Reth(whole)),
+        (WrOpcode::Write | WrOpcode::WriteImm, false, false) => (Opcode::RC_WRITE_MIDDLE, Ext::None),
+        (WrOpcode::Write, false, true) => (Opcode::RC_WRITE_LAST, Ext::None),
+        (WrOpcode::WriteImm, false, true) => (Opcode::RC_WRITE_LAST_IMM, Ext::Imm(imm)),
+        (WrOpcode::SendInvalidate, true, true) => (Opcode::RC_SEND_ONLY_INVALIDATE, Ext::Ieth(wqe.wr.rkey.0)),
+        (WrOpcode::SendInvalidate, false, true) => {
+            (Opcode::RC_SEND_LAST_INVALIDATE, Ext::Ieth(wqe.wr.rkey.0))
+        }
+        //= IBTA 9.4: immediate-is-in-the-last-packet
+        (WrOpcode::SendImm, true, true) => (Opcode::RC_SEND_ONLY_IMM, Ext::Imm(imm)),
+        (WrOpcode::SendImm, false, true) => (Opcode::RC_SEND_LAST_IMM, Ext::Imm(imm)),
+        (_, true, true) => (Opcode::RC_SEND_ONLY, Ext::None),
+        (_, true, false) => (Opcode::RC_SEND_FIRST, Ext::None),
+        (_, false, false) => (Opcode::RC_SEND_MIDDLE, Ext::None),
+        (_, false, true) => (Opcode::RC_SEND_LAST, Ext::None),
+    }
+}

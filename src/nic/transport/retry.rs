@@ -1,0 +1,87 @@
+//! Retransmission: timeouts, sequence NAKs and RNR waits (IBTA 9.9.2.1, 9.7.5.2.8).
+//!
+//! The protocol is go-back-N: the position moves back to the oldest unacknowledged PSN, and all packets from there are
+//! built again from their work requests. Each rewind costs one retry, unless something new is acknowledged in between.
+
+use super::{Cause, Ctx, Qp, Verdict};
+use crate::verbs::WcStatus;
+use roxie_base::time::Nanos;
+use roxie_wire::{Syndrome, rnr_timer_ns};
+
+/// Value of `rnr_retry` for infinite retries.
+const RNR_INFINITE: u8 = 7;
+
+impl Qp {
+    /// Returns the latest time to call [`Qp::handle_timeout`]; `Nanos::MAX` for never.
+    pub fn deadline(&self) -> Nanos {
+        let r = &self.requester;
+        r.rnr_until.unwrap_or(r.retransmit_at)
+    }
+
+    /// Handles an expired timer. Does nothing if none has expired.
+    pub fn handle_timeout(&mut self, ctx: &mut Ctx<'_>) -> Option<Verdict> {
+        let r = &mut self.requester;
+        if let Some(until) = r.rnr_until {
+            if ctx.now >= until {
+                r.rnr_until = None;
+            }
+            return None;
+        }
+        if ctx.now < r.retransmit_at {
+            return None;
+        }
+        ctx.counters.local_ack_timeout_err += 1;
+        //= IBTA 9.7.6.1.3: timeout-sends-again
+        Some(self.go_back(ctx, Cause::Timeout))
+    }
+
+    /// Retransmits everything unacknowledged, or fails the oldest work request if no retry is left.
+    pub(super) fn go_back(&mut self, ctx: &mut Ctx<'_>, cause: Cause) -> Verdict {
+        let r = &mut self.requester;
+        //= IBTA 9.9.2: retries-are-counted
+        if r.retries_left == 0 {
+            ctx.counters.retry_exceeded_err += 1;
+            self.fail_oldest(ctx, WcStatus::RetryExc, 0);
+            return Verdict::Failed(WcStatus::RetryExc);
+        }
+        r.retries_left -= 1;
+        self.rewind(cause);
+        Verdict::GoBack(cause)
+    }
+
+    /// Retransmits after the wait of the peer's RNR timer code. Counts RNR retries instead of retries.
+    pub(super) fn go_back_after(&mut self, ctx: &mut Ctx<'_>, timer: u8) -> Verdict {
+        //= IBTA 9.9.2: seven-rnr-retries-are-for-ever
+        let infinite = self.attributes().rnr_retry == RNR_INFINITE;
+        let retries = self.attributes().retry_cnt;
+        let r = &mut self.requester;
+        // The packet reached the peer: reset the retry counter. Losses during a long RNR wait must not add up to a
+        // failure.
+        r.retries_left = retries;
+        if !infinite {
+            //= IBTA 9.9.2: rnr-retries-are-counted
+            if r.rnr_retries_left == 0 {
+                ctx.counters.retry_rnr_exceeded_err += 1;
+                self.fail_oldest(ctx, WcStatus::RnrRetryExc, Syndrome::RnrNak { timer }.into());
+                return Verdict::Failed(WcStatus::RnrRetryExc);
+            }
+            r.rnr_retries_left -= 1;
+        }
+        let wait = Nanos(rnr_timer_ns(timer));
+        self.rewind(Cause::Rnr);
+        //= IBTA 9.7.5.2.8: rnr-nak-waits-for-its-timer
+        self.requester.rnr_until = Some(ctx.now + wait);
+        Verdict::Wait(wait)
+    }
+
+    fn rewind(&mut self, cause: Cause) {
+        self.forget_probe();
+        let r = &mut self.requester;
+        r.going_back = Some(cause);
+        // The first packet sent restarts the timer.
+        r.retransmit_at = Nanos::MAX;
+        // If the work request is still unsendable, this is noticed again at its position.
+        r.failed = None;
+        r.rewind_to(r.una);
+    }
+}

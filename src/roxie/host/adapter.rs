@@ -1,0 +1,371 @@
+//! The engine behind a device: one in this process, or a NIC that is another process.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use super::error::DeviceError;
+use super::snapshot::{MrEntry, PassDurations, QpEntry, Snapshot};
+use crate::remote::{Attachment, polling};
+use roxie_base::roster::{Denied, PortRequest};
+use roxie_base::time::Nanos;
+use roxie_engine::{Engine, EventSink, Progress, Wait, WaitSet, Worker};
+use roxie_nic::nic::{Answer, Command, CongestionConfig, ControlError, Object, QpStatus};
+use roxie_nic::shared::{CompletionRing, HostMemory, Region};
+use roxie_nic::verbs::{AsyncEvent, CqIndex, Mtu, OpenXrcd, QpIndex};
+#[cfg(feature = "udp")]
+use roxie_port::udp::group::Member;
+use roxie_port::undelivered::Undelivered;
+use roxie_port::{LinkChange, Port, PortInfo};
+use roxie_wire::Gid;
+
+/// The engine behind a device.
+#[derive(Debug)]
+pub(crate) enum Adapter {
+    /// An engine of this process.
+    Own(Engine),
+    /// A NIC that is another process.
+    Shared(Arc<Attachment>),
+}
+
+impl Adapter {
+    /// Returns the engine, if it is in this process.
+    pub(crate) fn engine(&self) -> Option<&Engine> {
+        match self {
+            Adapter::Own(engine) => Some(engine),
+            Adapter::Shared(_) => None,
+        }
+    }
+
+    pub(crate) fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
+        match self {
+            Adapter::Own(engine) => engine.call(command),
+            Adapter::Shared(nic) => nic.call(command),
+        }
+    }
+
+    /// Opens an XRC domain, which stands for a file if one is given.
+    pub(super) fn open_xrcd(
+        &self,
+        open: OpenXrcd,
+        file: Option<BorrowedFd<'_>>,
+    ) -> Result<Answer, ControlError> {
+        match self {
+            Adapter::Own(engine) => engine.call(Command::OpenXrcd(open)),
+            Adapter::Shared(nic) => nic.open_xrcd(open, file),
+        }
+    }
+
+    /// Returns zeroed memory of `words` 64-bit words for a queue.
+    pub(super) fn region(&self, words: usize) -> io::Result<Arc<Region>> {
+        match self {
+            Adapter::Own(_) => Region::new(words),
+            Adapter::Shared(nic) => nic.region(words),
+        }
+    }
+
+    /// Zeroed memory to be registered: a NIC in another process maps it as well, where the system has the means.
+    pub(crate) fn memory(&self, length: usize) -> io::Result<HostMemory> {
+        match self {
+            Adapter::Own(_) => HostMemory::allocate(length),
+            Adapter::Shared(_) => HostMemory::lent(length).or_else(|_| HostMemory::allocate(length)),
+        }
+    }
+
+    pub(crate) fn now(&self) -> Nanos {
+        match self {
+            Adapter::Own(engine) => engine.now(),
+            Adapter::Shared(nic) => nic.now(),
+        }
+    }
+
+    pub(super) fn is_dead(&self) -> bool {
+        match self {
+            Adapter::Own(engine) => engine.is_dead(),
+            Adapter::Shared(nic) => nic.is_gone(),
+        }
+    }
+
+    pub(super) fn posted(&self, qp: QpIndex, outstanding: u32, posts: u32) {
+        match self {
+            Adapter::Own(engine) => engine.posted(qp, outstanding, posts),
+            Adapter::Shared(nic) => nic.posted(qp),
+        }
+    }
+
+    /// Notifies the NIC of a posted receive, for a QP that asked for it.
+    pub(super) fn posted_receive(&self, qp: QpIndex) {
+        match self {
+            Adapter::Own(engine) => engine.doorbells().ring(qp),
+            Adapter::Shared(nic) => nic.posted(qp),
+        }
+    }
+
+    /// Runs a pass without waiting for a completion. With a remote NIC, yields the processor to it.
+    pub(super) fn caller_pass(&self) -> Progress {
+        match self {
+            Adapter::Own(engine) => engine.caller_pass_until(|| false),
+            Adapter::Shared(_) => {
+                thread::yield_now();
+                Progress::default()
+            }
+        }
+    }
+
+    /// Runs after a poll of a completion queue that found nothing.
+    pub(super) fn found_nothing(
+        &self,
+        cq: CqIndex,
+        has_come: impl Fn() -> bool,
+        ring: impl FnOnce() -> CompletionRing,
+    ) {
+        match self {
+            Adapter::Own(engine) => drop(engine.caller_pass_until(has_come)),
+            Adapter::Shared(_) => polling::found_nothing(cq, ring),
+        }
+    }
+
+    pub(super) fn armed(&self, set: &WaitSet) {
+        if let Adapter::Own(engine) = self {
+            engine.armed(set);
+        }
+    }
+
+    pub(super) fn begin_wait(&self, set: &WaitSet) -> Wait {
+        match self {
+            Adapter::Own(engine) => engine.begin_wait(set),
+            Adapter::Shared(_) => Wait::Sleep,
+        }
+    }
+
+    pub(super) fn end_wait(&self, rang: bool) {
+        if let Adapter::Own(engine) = self {
+            engine.end_wait(rang);
+        }
+    }
+
+    pub(super) fn step_aside(&self) {
+        if let Adapter::Own(engine) = self {
+            engine.step_aside();
+        }
+    }
+
+    /// Sends what is posted and owed before the process ends. A remote NIC outlives the application, as an adapter does.
+    pub(super) fn send_last(&self, limit: Duration) {
+        if let Adapter::Own(engine) = self {
+            engine.send_last(limit);
+        }
+    }
+
+    pub(super) fn set_event_sink(&self, sink: EventSink) -> bool {
+        match self {
+            Adapter::Own(engine) => engine.set_event_sink(sink),
+            Adapter::Shared(nic) => nic.set_event_sink(sink),
+        }
+    }
+
+    pub(super) fn event(&self) -> Option<AsyncEvent> {
+        match self {
+            Adapter::Own(engine) => engine.event(),
+            Adapter::Shared(nic) => nic.event(),
+        }
+    }
+
+    pub(super) fn raise(&self, event: AsyncEvent) {
+        match self {
+            Adapter::Own(engine) => drop(engine.adjust(|worker| worker.raise(event))),
+            Adapter::Shared(nic) => nic.raise(event),
+        }
+    }
+
+    pub(super) fn set_port(&self, port: Box<dyn Port>) -> io::Result<()> {
+        match self {
+            Adapter::Own(engine) => engine.set_port(port),
+            Adapter::Shared(_) => Err(io::Error::other("the port is the NIC's, which is another process")),
+        }
+    }
+
+    /// Makes the port follow a change of the link. Returns the number of QPs that fail because their packets no longer fit, and
+    /// the new largest path MTU. A remote NIC follows the link by itself.
+    pub(super) fn follow_link(&self, change: &LinkChange) -> Result<(u32, Mtu), DeviceError> {
+        let Adapter::Own(engine) = self else { return Ok((0, self.largest_mtu())) };
+        let now = engine.now();
+        let follow = |worker: &mut Worker| {
+            let failed = worker.follow(now, change)?;
+            Ok((failed, worker.nic().largest_mtu()))
+        };
+        let followed = engine.adjust(follow).ok_or(ControlError::DeviceFatal)?;
+        followed.map_err(|source| DeviceError::System { what: "following a change of the link", source })
+    }
+
+    pub(super) fn set_next_hop(&self, peer: Gid, mac: [u8; 6]) {
+        if let Adapter::Own(engine) = self {
+            engine.adjust(|worker| worker.set_next_hop(peer, mac));
+        }
+    }
+
+    /// Returns the congestion configuration; the default for a remote NIC.
+    pub(super) fn congestion(&self) -> CongestionConfig {
+        self.engine().map_or_else(CongestionConfig::default, |engine| {
+            engine.inspect(|worker| worker.nic().congestion().clone())
+        })
+    }
+
+    #[cfg(feature = "udp")]
+    pub(super) fn has_room_for_qp(&self) -> bool {
+        self.engine().is_none_or(|engine| engine.inspect(|worker| worker.nic().has_room_for_qp()))
+    }
+
+    pub(super) fn port(&self) -> PortInfo {
+        match self {
+            Adapter::Own(engine) => engine.inspect(|worker| worker.port().info().clone()),
+            Adapter::Shared(nic) => nic.port(),
+        }
+    }
+
+    pub(super) fn undelivered(&self) -> io::Result<Option<Undelivered>> {
+        self.engine().map_or(Ok(None), |engine| engine.inspect(|worker| worker.port().undelivered()))
+    }
+
+    pub(super) fn largest_mtu(&self) -> Mtu {
+        match self {
+            Adapter::Own(engine) => engine.inspect(|worker| worker.nic().largest_mtu()),
+            Adapter::Shared(nic) => nic.largest_mtu(),
+        }
+    }
+
+    pub(super) fn counters(&self) -> Vec<(&'static str, u64)> {
+        match self {
+            Adapter::Own(engine) => engine.inspect(Worker::counters),
+            Adapter::Shared(nic) => nic.counters(),
+        }
+    }
+
+    pub(super) fn take_link_error(&self) -> Option<io::Error> {
+        self.engine().and_then(Engine::take_link_error)
+    }
+
+    /// Returns the device's snapshot, without objects that belong to `others`.
+    pub(super) fn look(&self, others: Option<&IsOfClient>) -> Snapshot {
+        match self {
+            Adapter::Own(engine) => {
+                let is_own = |object| others.is_none_or(|others| !others(object));
+                snapshot_of(engine, is_own)
+            }
+            Adapter::Shared(nic) => {
+                nic.look().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+            }
+        }
+    }
+}
+
+/// Tests whether an object of a NIC belongs to another process, which reports it itself.
+pub(crate) type IsOfClient = Box<dyn Fn(Object) -> bool + Send + Sync>;
+
+/// Returns the snapshot of an engine with the objects for which `has` is true. The caller fills in names.
+pub fn snapshot_of(engine: &Engine, has: impl Fn(Object) -> bool) -> Snapshot {
+    let (info, counters, passes) =
+        engine.inspect(|worker| (worker.port().info().clone(), worker.counters(), *worker.pass_times()));
+    let regions = in_pieces(|from| {
+        let places = from as usize..(from + PIECE) as usize;
+        engine.inspect(|worker| worker.nic().memory_regions(places))
+    });
+    let mut snapshot = Snapshot {
+        interface: info.interface.unwrap_or_default(),
+        port: info.name,
+        mode: info.mode,
+        now_ns: engine.now().0,
+        passes: PassDurations { buckets: passes.buckets.to_vec(), total_ns: passes.total.0 },
+        mrs: regions.filter(|region| has(Object::Pd(region.pd))).map(|region| MrEntry::of(&region)).collect(),
+        ..Snapshot::default()
+    };
+    for (name, value) in counters {
+        *snapshot.counters.entry(name.to_owned()).or_default() += value;
+    }
+    snapshot.qps = statuses_of(engine, has).iter().map(QpEntry::of).collect();
+    snapshot.qps.sort_by_key(|qp| qp.qpn);
+    snapshot
+}
+
+/// Returns the statuses of the QPs for which `has` is true, in the order of the engine's table.
+pub fn statuses_of(engine: &Engine, has: impl Fn(Object) -> bool) -> Vec<QpStatus> {
+    let qps = in_pieces(|from| engine.inspect(|worker| worker.nic().qp_statuses(from..from + PIECE)));
+    qps.filter(|qp| has(Object::Qp(qp.handle.index))).collect()
+}
+
+/// Number of table slots read under one lock: the worker runs in between.
+const PIECE: u32 = 256;
+
+/// Returns the entries of a whole table. `look` returns those from a slot on, and `None` at the end of the table.
+fn in_pieces<T>(look: impl Fn(u32) -> Option<Vec<T>>) -> impl Iterator<Item = T> {
+    (0..).step_by(PIECE as usize).map_while(look).flatten()
+}
+
+/// The slot of a process among those that share a device. Numbers that the process allocates begin with it.
+#[derive(Clone, Debug)]
+pub enum DeviceSlot {
+    /// A slot in a group of sockets.
+    #[cfg(feature = "udp")]
+    Group(Arc<Member>),
+    /// A slot at a NIC that is another process.
+    Nic(Arc<Attachment>),
+}
+
+impl DeviceSlot {
+    /// The slot's number.
+    pub fn slot(&self) -> u8 {
+        match self {
+            #[cfg(feature = "udp")]
+            DeviceSlot::Group(member) => member.slot(),
+            DeviceSlot::Nic(nic) => nic.slot(),
+        }
+    }
+
+    /// The prefix of this process's QPNs; `None` if QPNs have no such prefix.
+    pub(super) fn unit(&self) -> Option<u8> {
+        match self {
+            #[cfg(feature = "udp")]
+            DeviceSlot::Group(member) => Some(member.slot()),
+            DeviceSlot::Nic(_) => None,
+        }
+    }
+
+    /// Takes the unit of another process of this user that has ended, so as to send messages to its peers under its communication
+    /// IDs.
+    ///
+    /// # Errors
+    /// If the unit is taken, or the NIC cannot be asked.
+    pub fn take_unit(&self, unit: u8) -> Result<(), Denied> {
+        match self {
+            #[cfg(feature = "udp")]
+            DeviceSlot::Group(member) => member.take_unit(unit),
+            DeviceSlot::Nic(nic) => nic.take_unit(unit),
+        }
+    }
+
+    pub(super) fn set_services(
+        &self,
+        services: impl IntoIterator<Item = (u64, Option<IpAddr>)>,
+    ) -> Result<(), Denied> {
+        match self {
+            #[cfg(feature = "udp")]
+            DeviceSlot::Group(member) => member.set_services(services),
+            DeviceSlot::Nic(nic) => nic.set_services(services),
+        }
+    }
+
+    /// Executes a request about an `rdma_cm` port number, which is shared by the processes. Returns the port number.
+    ///
+    /// # Errors
+    /// As those of [`Roster::port`](roxie_base::roster::Roster::port); `EIO` if the roster cannot be reached.
+    pub fn port(&self, request: PortRequest) -> Result<u16, Denied> {
+        match self {
+            #[cfg(feature = "udp")]
+            DeviceSlot::Group(member) => member.port(request),
+            DeviceSlot::Nic(nic) => nic.port_number(request),
+        }
+    }
+}

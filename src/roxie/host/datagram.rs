@@ -1,0 +1,165 @@
+//! Address handles and multicast groups, for datagram QPs.
+
+use std::net::IpAddr;
+
+use super::ah_options::AhOptions;
+use super::device::Device;
+use super::error::DeviceError;
+use super::pd::ProtectionDomain;
+use super::qp::QueuePair;
+use roxie_nic::nic::{Answer, Command};
+use roxie_nic::verbs::{AddressVector, AhId, Psn, QpAttr, QpState, Qpn, SendWr, UdAddress};
+use roxie_wire::Gid;
+
+/// A path for datagrams. Must outlive the work requests that use it.
+#[derive(Debug)]
+pub struct AddressHandle {
+    pd: ProtectionDomain,
+    id: AhId,
+}
+
+impl Drop for AddressHandle {
+    fn drop(&mut self) {
+        let _ = self.pd.device().call(Command::DestroyAh(self.id));
+    }
+}
+
+impl AddressHandle {
+    /// The handle's ID, for work requests.
+    pub fn id(&self) -> AhId {
+        self.id
+    }
+
+    /// Returns a signaled SEND to a QP at the end of this path.
+    pub fn send_to(&self, remote_qpn: Qpn, remote_qkey: u32) -> SendWr {
+        SendWr { ud: UdAddress { ah: self.id, remote_qpn, remote_qkey }, ..SendWr::default() }
+    }
+}
+
+impl ProtectionDomain {
+    /// Makes an address handle from the address at `gid_index` to `dgid`, which may be a multicast group. Blocks while the path is
+    /// resolved.
+    ///
+    /// # Errors
+    /// If there is no such address or no path, or the device has no room for another handle.
+    pub fn create_ah(
+        &self,
+        gid_index: usize,
+        dgid: Gid,
+        options: &AhOptions,
+    ) -> Result<AddressHandle, DeviceError> {
+        let device = self.device();
+        let av = device.address_vector(device.gid(gid_index)?, dgid, options)?;
+        self.create_ah_along(av)
+    }
+
+    /// Makes an address handle for a resolved path.
+    ///
+    /// # Errors
+    /// If the device has no room for another handle.
+    pub fn create_ah_along(&self, av: AddressVector) -> Result<AddressHandle, DeviceError> {
+        match self.device().call(Command::CreateAh(self.id(), Box::new(av)))? {
+            Answer::Ah(id) => Ok(AddressHandle { pd: self.clone(), id }),
+            other => unreachable!("the device answered {other:?}"),
+        }
+    }
+}
+
+impl Device {
+    /// Resolves the path from `sgid` to `dgid`, down to the MAC address.
+    ///
+    /// # Errors
+    /// If the two are of different address families, or there is no path.
+    pub fn address_vector(
+        &self,
+        sgid: Gid,
+        dgid: Gid,
+        options: &AhOptions,
+    ) -> Result<AddressVector, DeviceError> {
+        Ok(self.along(sgid, dgid, self.resolve(same_family(sgid, dgid)?)?, options))
+    }
+
+    /// Like [`address_vector`](Self::address_vector) without blocking. `None`: the next hop is being resolved. See
+    /// [`Device::give_up`].
+    pub(super) fn address_vector_now(
+        &self,
+        sgid: Gid,
+        dgid: Gid,
+        options: &AhOptions,
+        asks: bool,
+    ) -> Result<Option<AddressVector>, DeviceError> {
+        let dmac = self.resolve_now(same_family(sgid, dgid)?, asks)?;
+        Ok(dmac.map(|dmac| self.along(sgid, dgid, dmac, options)))
+    }
+
+    /// True if the MAC address of the next hop from `sgid` to `dgid` is known, or none is needed. Does not block. If false, the
+    /// kernel resolves it (ARP, neighbour discovery) and a later call returns true. [`Device::give_up`] ends the resolution.
+    ///
+    /// # Errors
+    /// If the two are of different address families, or there is no route.
+    pub fn next_hop_is_known(&self, sgid: Gid, dgid: Gid) -> Result<bool, DeviceError> {
+        Ok(self.resolve_now(same_family(sgid, dgid)?, false)?.is_some())
+    }
+
+    /// Returns the hop limit of packets to `dgid` whose sender does not name one: the route's, where the device sends frames.
+    pub fn hop_limit(&self, dgid: Gid) -> u8 {
+        self.inner.resolver.hop_limit(dgid.to_ip())
+    }
+
+    fn along(&self, sgid: Gid, dgid: Gid, dmac: [u8; 6], options: &AhOptions) -> AddressVector {
+        AddressVector {
+            sgid,
+            dgid,
+            smac: self.port().mac,
+            dmac,
+            traffic_class: options.traffic_class,
+            flow_label: options.flow_label,
+            hop_limit: match options.hop_limit {
+                0 => self.hop_limit(dgid),
+                hops => hops,
+            },
+            sl: options.sl,
+            static_rate: 0,
+        }
+    }
+}
+
+/// Returns the IP address of `dgid`, if `sgid` is of the same address family.
+fn same_family(sgid: Gid, dgid: Gid) -> Result<IpAddr, DeviceError> {
+    let (local, remote): (IpAddr, IpAddr) = (sgid.to_ip(), dgid.to_ip());
+    if local.is_ipv4() != remote.is_ipv4() {
+        return Err(DeviceError::Families { local: sgid, remote: dgid });
+    }
+    Ok(remote)
+}
+
+impl QueuePair {
+    /// Brings a datagram QP from RESET to RTS. The QP accepts packets with `qkey`, and sends from PSN `psn` on. Receives may be
+    /// posted before this in INIT; packets without a receive are dropped.
+    ///
+    /// # Errors
+    /// If the QP is not a datagram QP, or not in RESET.
+    pub fn start_datagrams(&self, qkey: u32, psn: Psn) -> Result<(), DeviceError> {
+        let port = (self.qp_type() == roxie_nic::verbs::QpType::Ud).then_some(1);
+        let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
+        self.modify(&QpAttr { pkey_index: Some(0), port, qkey: Some(qkey), ..to(QpState::Init) })?;
+        self.modify(&to(QpState::Rtr))?;
+        self.modify(&QpAttr { sq_psn: Some(psn), ..to(QpState::Rts) })
+    }
+
+    /// Attaches a datagram QP to a multicast group. The port joins the group.
+    ///
+    /// # Errors
+    /// If the QP is not a datagram QP, `group` is no multicast group, or the system does not let the port join.
+    pub fn attach_multicast(&self, group: Gid) -> Result<(), DeviceError> {
+        self.device().call(Command::AttachMulticast(self.index(), group)).map(drop)
+    }
+
+    /// Detaches a QP from a multicast group.
+    ///
+    /// # Errors
+    /// If the QP is not in the group.
+    pub fn detach_multicast(&self, group: Gid) -> Result<(), DeviceError> {
+        self.device().call(Command::DetachMulticast(self.index(), group)).map(drop)
+    }
+}

@@ -1,0 +1,423 @@
+//! A device: an engine, its addresses, and neighbour resolution.
+
+use std::io;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
+
+use crate::remote::Attachment;
+use roxie_base::limits::Limits;
+use roxie_base::random::unguessable;
+use roxie_base::time::Nanos;
+use roxie_engine::{Drive, Engine, EventSink};
+use roxie_nic::congestion::Rate;
+use roxie_nic::nic::{Answer, Command, CongestionConfig, NicConfig, QpRecord, QpStatus};
+use roxie_nic::verbs::{AsyncEvent, Mtu, QpIndex};
+use roxie_port::netdev::link_speed;
+use roxie_port::undelivered::Undelivered;
+use roxie_port::{LinkChange, Port, PortInfo};
+use roxie_wire::Gid;
+use roxie_wire::net::multicast_mac;
+
+use super::adapter::{Adapter, DeviceSlot, IsOfClient};
+use super::error::DeviceError;
+use super::gid_table::{GidEntry, GidOrder, GidTable};
+use super::knob_file::KnobFile;
+use super::resolve::Resolve;
+use super::snapshot::{Clients, CmIds};
+use super::state::{Handle, State};
+
+/// Configuration of a device.
+#[derive(Clone, Debug, Default)]
+pub struct DeviceConfig {
+    /// Maximum numbers and sizes of objects.
+    pub limits: Limits,
+    /// Which threads run the NIC.
+    pub drive: Drive,
+    /// Drop packets if the ICRC requires an implausible IPv4 identification, where a socket hides that field.
+    pub strict_icrc: bool,
+    /// MigReq bit of sent packets: ConnectX sends 1, rxe 0.
+    pub mig_req: bool,
+    /// Send FLUSH with the incorrect ICRC of rdma_rxe in Linux 6.12 to 7.2, and accept both.
+    pub rxe_flush_icrc: bool,
+    /// The device serves other processes: each has a QP1 besides the device's.
+    pub serves: bool,
+    /// Order in which the interface's addresses become GIDs.
+    pub gid_order: GidOrder,
+    /// Congestion control and traffic classes. If no line rate is given, the interface's is used where known.
+    pub congestion: CongestionConfig,
+    /// A file with congestion control settings, in place of `congestion.control`. Changes apply while the device is open: see
+    /// [`KnobFile`](super::KnobFile). Devices without an interface read it once.
+    pub control_file: Option<PathBuf>,
+    /// Fixed secret for QPNs and keys; `None`: random. Set it in tests only.
+    pub seed: Option<u64>,
+}
+
+impl DeviceConfig {
+    /// Returns a configuration in which only the caller's polls run the device.
+    pub fn caller_only() -> DeviceConfig {
+        DeviceConfig { drive: Drive::CallerOnly, ..DeviceConfig::default() }
+    }
+}
+
+/// A RoCE device. A clone is another handle to the same device.
+#[derive(Clone, Debug)]
+pub struct Device {
+    pub(super) inner: Arc<Handle>,
+}
+
+impl Device {
+    /// Makes a device on a port, with these addresses.
+    ///
+    /// # Errors
+    /// If the link's MTU is too small for RoCE, congestion control settings contradict one another, or the system is out of
+    /// memory, descriptors or threads.
+    pub fn new(
+        name: &str,
+        port: Box<dyn Port>,
+        addresses: impl IntoIterator<Item = IpAddr>,
+        resolver: Box<dyn Resolve>,
+        config: &DeviceConfig,
+    ) -> Result<Device, DeviceError> {
+        let gids = GidTable::in_order(config.gid_order, addresses);
+        let packet = port.info().largest_packet();
+        let largest_mtu = Mtu::largest_for_link(packet).ok_or(DeviceError::LinkMtu(packet))?;
+        let nic = NicConfig {
+            limits: config.limits,
+            seed: config.seed.unwrap_or_else(unguessable),
+            largest_mtu,
+            strict_icrc: config.strict_icrc,
+            mig_req: config.mig_req,
+            rxe_flush_icrc: config.rxe_flush_icrc,
+            serves: config.serves,
+            ..NicConfig::default()
+        };
+        let speed = port.info().interface.as_deref().and_then(link_speed);
+        let line_rate = speed.map(|mbps| Rate::from_mbps(mbps.into()));
+        let engine = Engine::start(nic, port, config.drive)
+            .map_err(|source| DeviceError::System { what: "starting the engine", source })?;
+        let device = Device::with(name, Adapter::Own(engine), gids, resolver, config);
+        if config.congestion != CongestionConfig::default() || line_rate.is_some() {
+            let line_rate = config.congestion.line_rate.or(line_rate);
+            device.set_congestion(CongestionConfig { line_rate, ..config.congestion.clone() })?;
+        }
+        device.inner.read_control();
+        Ok(device)
+    }
+
+    /// Makes a device on a NIC that is another process.
+    pub(super) fn attached(
+        name: &str,
+        nic: Attachment,
+        addresses: impl IntoIterator<Item = IpAddr>,
+        resolver: Box<dyn Resolve>,
+        config: &DeviceConfig,
+    ) -> Device {
+        let gids = GidTable::in_order(config.gid_order, addresses);
+        let nic = Arc::new(nic);
+        let config = DeviceConfig { control_file: None, ..config.clone() };
+        let device = Device::with(name, Adapter::Shared(Arc::clone(&nic)), gids, resolver, &config);
+        // Succeeds: the device was just made.
+        let _ = device.inner.slot.set(DeviceSlot::Nic(nic));
+        device
+    }
+
+    fn with(
+        name: &str,
+        adapter: Adapter,
+        gids: GidTable,
+        resolver: Box<dyn Resolve>,
+        config: &DeviceConfig,
+    ) -> Device {
+        let state = State {
+            adapter,
+            name: name.into(),
+            gids: RwLock::new(gids),
+            resolver,
+            claim: Mutex::new(None),
+            slot: OnceLock::new(),
+            cm_ids: OnceLock::new(),
+            others: OnceLock::new(),
+            clients: OnceLock::new(),
+            control_file: Mutex::new(config.control_file.as_deref().map(KnobFile::new)),
+        };
+        Device { inner: Arc::new(Handle { watcher: OnceLock::new(), state: Arc::new(state) }) }
+    }
+
+    /// Sets congestion control and traffic classes. A QP keeps its rate if its reaction point stays of the same kind.
+    ///
+    /// # Errors
+    /// If the device has failed, or the system does not let the port receive the MAC control frames that the configuration needs.
+    pub fn set_congestion(&self, config: CongestionConfig) -> Result<(), DeviceError> {
+        self.call(Command::SetCongestion(Box::new(config))).map(|_| ())
+    }
+
+    /// Returns the congestion configuration.
+    pub fn congestion(&self) -> CongestionConfig {
+        self.inner.adapter.congestion()
+    }
+
+    /// Claims the interface if it is not claimed yet: frames are sent and received from now on. The first queue pair does so by
+    /// itself.
+    ///
+    /// # Errors
+    /// If the interface cannot be claimed. The error names its user, and a later call tries again.
+    pub fn claim(&self) -> Result<(), DeviceError> {
+        let mut left = self.inner.claim.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(claim) = &*left else { return Ok(()) };
+        let (port, slot) = claim.open(self.port().mac).map_err(|e| DeviceError::Claim(Box::new(e)))?;
+        self.inner
+            .adapter
+            .set_port(port)
+            .map_err(|source| DeviceError::System { what: "waiting for frames", source })?;
+        *left = None;
+        self.share(slot)
+    }
+
+    /// Restricts QPNs to the unit of this process's slot, if other processes share the port.
+    pub(super) fn share(&self, slot: Option<DeviceSlot>) -> Result<(), DeviceError> {
+        let Some(slot) = slot else { return Ok(()) };
+        self.call(Command::AddQpnUnit(slot.slot()))?;
+        // Succeeds: a port is opened once.
+        let _ = self.inner.slot.set(slot);
+        Ok(())
+    }
+
+    /// Registers the callback that lists connection identifiers in snapshots ([`inspect`](super::inspect)). Only the first call
+    /// has an effect.
+    #[doc(hidden)]
+    pub fn tell_cm_ids(&self, cm_ids: CmIds) {
+        let _ = self.inner.cm_ids.set(cm_ids);
+    }
+
+    /// Registers the test for objects of other processes, which snapshots omit. Only the first call has an effect.
+    pub fn tell_others(&self, others: IsOfClient) {
+        let _ = self.inner.others.set(others);
+    }
+
+    /// Registers the callback that lists client processes in snapshots. Only the first call has an effect.
+    pub fn tell_clients(&self, clients: Clients) {
+        let _ = self.inner.clients.set(clients);
+    }
+
+    /// The engine, if it is in this process.
+    pub fn engine(&self) -> Option<&Engine> {
+        self.inner.adapter.engine()
+    }
+
+    /// The maximum numbers and sizes of objects.
+    pub fn limits(&self) -> Limits {
+        self.engine().map_or_else(Limits::default, |engine| engine.inspect(|worker| *worker.nic().limits()))
+    }
+
+    /// The slot among the processes that share the device, if it can be shared.
+    #[doc(hidden)]
+    pub fn slot(&self) -> Option<&DeviceSlot> {
+        self.inner.slot.get()
+    }
+
+    /// Claims the interface, and makes sure that a QPN is free for one more QP.
+    pub(super) fn claim_for_qp(&self) -> Result<(), DeviceError> {
+        self.claim()?;
+        #[cfg(feature = "udp")]
+        self.take_unit_for_qp()?;
+        Ok(())
+    }
+
+    /// Takes another unit of QPNs if those of this process's units are in use.
+    #[cfg(feature = "udp")]
+    fn take_unit_for_qp(&self) -> Result<(), DeviceError> {
+        let Some(DeviceSlot::Group(member)) = self.slot() else { return Ok(()) };
+        if self.inner.adapter.has_room_for_qp() {
+            return Ok(());
+        }
+        let unit = member.add_unit().map_err(|source| DeviceError::System { what: "more QPNs", source })?;
+        // Without another unit, the NIC reports that it is full.
+        unit.map_or(Ok(()), |unit| self.call(Command::AddQpnUnit(unit)).map(|_| ()))
+    }
+
+    /// True if the port is open.
+    pub fn is_claimed(&self) -> bool {
+        self.inner.claim.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    /// The device's name.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Returns the port's current properties. The link may change while the device is open.
+    pub fn port(&self) -> PortInfo {
+        self.inner.adapter.port()
+    }
+
+    /// Opens the receiver of reports about undelivered datagrams. `None`: the port has none.
+    pub(super) fn undelivered(&self) -> io::Result<Option<Undelivered>> {
+        self.inner.adapter.undelivered()
+    }
+
+    /// The largest path MTU that the link carries.
+    pub fn largest_mtu(&self) -> Mtu {
+        self.inner.adapter.largest_mtu()
+    }
+
+    /// The device's addresses.
+    pub fn gids(&self) -> Vec<GidEntry> {
+        self.inner.gids.read().unwrap_or_else(PoisonError::into_inner).iter().collect()
+    }
+
+    /// Returns the address at an index.
+    ///
+    /// # Errors
+    /// If there is no address at that index.
+    pub fn gid(&self, index: usize) -> Result<Gid, DeviceError> {
+        let gids = self.inner.gids.read().unwrap_or_else(PoisonError::into_inner);
+        gids.get(index).ok_or_else(|| DeviceError::NoGid {
+            device: self.inner.name.clone(),
+            index,
+            available: gids.listed(),
+        })
+    }
+
+    /// Adds an address of the interface.
+    pub fn add_address(&self, address: IpAddr) {
+        self.inner.gids.write().unwrap_or_else(PoisonError::into_inner).add(address);
+    }
+
+    /// Removes an address of the interface.
+    pub fn remove_address(&self, address: IpAddr) {
+        self.inner.gids.write().unwrap_or_else(PoisonError::into_inner).remove(address);
+    }
+
+    /// Makes the port follow a change of the link. QPs with a path MTU that no longer fits enter the error state, each with an
+    /// event. For ports without an interface; otherwise the kernel reports changes.
+    ///
+    /// # Errors
+    /// If the port cannot follow, and continues unchanged; or if the device has failed.
+    pub fn follow_link(&self, change: &LinkChange) -> Result<(), DeviceError> {
+        self.inner.follow_link(change)
+    }
+
+    /// Returns the MAC address of the next hop to `destination`, or of a multicast group.
+    pub(super) fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], DeviceError> {
+        match self.resolve_at_home(destination) {
+            Some(mac) => Ok(mac),
+            None => Ok(self.inner.resolver.resolve(destination)?),
+        }
+    }
+
+    /// Like [`resolve`](Self::resolve) without blocking. `None`: the address is being resolved.
+    pub(super) fn resolve_now(
+        &self,
+        destination: IpAddr,
+        asks: bool,
+    ) -> Result<Option<[u8; 6]>, DeviceError> {
+        match self.resolve_at_home(destination) {
+            Some(mac) => Ok(Some(mac)),
+            None => Ok(self.inner.resolver.resolve_now(destination, asks)?),
+        }
+    }
+
+    /// Ends the resolution that [`next_hop_is_known`](Self::next_hop_is_known) has started for this destination.
+    #[doc(hidden)]
+    pub fn give_up(&self, destination: Gid) {
+        self.inner.resolver.give_up(destination.to_ip());
+    }
+
+    /// True if an address is one of the device's GIDs.
+    pub(super) fn is_own(&self, address: IpAddr) -> bool {
+        self.gids().iter().any(|entry| entry.assigned && entry.gid == Gid::from(address))
+    }
+
+    /// Returns the MAC address for an address of the device, or of a multicast group.
+    fn resolve_at_home(&self, destination: IpAddr) -> Option<[u8; 6]> {
+        // The port loops back frames to own addresses.
+        if self.is_own(destination) { Some(self.port().mac) } else { multicast_mac(destination) }
+    }
+
+    /// Runs a pass if callers drive the device. True if it did something. Polls of empty completion queues run a pass as well.
+    pub fn poll(&self) -> bool {
+        !self.inner.adapter.caller_pass().is_idle()
+    }
+
+    /// The time on the device's clock, in ns.
+    pub fn now(&self) -> Nanos {
+        self.inner.adapter.now()
+    }
+
+    /// True if a pass of the engine has panicked. Posts and commands then fail, no completions come, and
+    /// [`EventKind::DeviceFatal`](roxie_nic::verbs::EventKind::DeviceFatal) is raised.
+    pub fn has_failed(&self) -> bool {
+        self.inner.adapter.is_dead()
+    }
+
+    /// Passes future asynchronous events to `sink`. The thread that runs the device calls it under the device's lock: it must be
+    /// short and must not use the device. False: a sink is already set.
+    pub fn set_event_sink(&self, sink: EventSink) -> bool {
+        self.inner.adapter.set_event_sink(sink)
+    }
+
+    /// Hands polling over to the engine thread: the caller is about to wait, and will not poll meanwhile.
+    #[doc(hidden)]
+    pub fn step_aside(&self) {
+        self.inner.adapter.step_aside();
+    }
+
+    /// Ends a sleep of [`Wait::Watch`](roxie_engine::Wait::Watch). `rang`: the last of the descriptors was readable.
+    #[doc(hidden)]
+    pub fn end_wait(&self, rang: bool) {
+        self.inner.adapter.end_wait(rang);
+    }
+
+    /// Sends posted requests and pending acknowledgements before the process ends without dropping the device. Takes up to
+    /// `limit`.
+    #[doc(hidden)]
+    pub fn send_last(&self, limit: Duration) {
+        self.inner.adapter.send_last(limit);
+    }
+
+    /// Returns the next asynchronous event, if any.
+    pub fn event(&self) -> Option<AsyncEvent> {
+        self.inner.adapter.event()
+    }
+
+    /// Returns all counters: the NIC's under their mlx5 and rxe names, then the port's.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.inner.adapter.counters()
+    }
+
+    /// Returns one counter; 0 if none has this name.
+    pub fn counter(&self, name: &str) -> u64 {
+        self.counters().into_iter().filter(|(n, _)| *n == name).map(|(_, value)| value).sum()
+    }
+
+    /// Returns the statuses of all QPs.
+    pub fn qps(&self) -> Vec<QpStatus> {
+        match self.call(Command::ListQps) {
+            Ok(Answer::Qps(qps)) => qps,
+            _ => Vec::new(),
+        }
+    }
+
+    /// Returns the log of a QP's exceptional events, oldest first; empty if there is no such QP.
+    pub fn qp_log(&self, qp: QpIndex) -> Vec<QpRecord> {
+        match self.call(Command::QueryLog(qp)) {
+            Ok(Answer::QpLog(records)) => records,
+            _ => Vec::new(),
+        }
+    }
+
+    /// Returns the link's first error, once.
+    pub fn take_link_error(&self) -> Option<io::Error> {
+        self.inner.adapter.take_link_error()
+    }
+
+    pub(super) fn adapter(&self) -> &Adapter {
+        &self.inner.adapter
+    }
+
+    pub(super) fn call(&self, command: impl Into<Command>) -> Result<Answer, DeviceError> {
+        Ok(self.inner.adapter.call(command)?)
+    }
+}

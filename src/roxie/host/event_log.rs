@@ -1,0 +1,160 @@
+//! A log of failed calls and their reasons, in shared memory that outlives the program.
+//!
+//! A launcher [creates](EventLog::create) the memory and passes its path on. The program's library writes a line for each call
+//! that failed ([`EventLog::note`]), whether or not it is ever read. When the program has ended, the launcher reads the newest
+//! lines.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use super::orphan_table::SharedPath;
+use roxie_nic::shared::Region;
+
+/// Number of lines kept: the newest.
+pub const EVENTS: usize = 64;
+/// 64-bit words of a line: its number, its length with a flag, its bytes.
+const EVENT: usize = 64;
+/// Words before the text.
+const HEAD: usize = 2;
+/// Bytes of text; longer lines are cut.
+const TEXT: usize = (EVENT - HEAD) * 8;
+/// Flag beside the length: the line was also written to standard error.
+const SAID: u64 = 1 << 32;
+/// Words before the lines. The first one counts all lines ever written.
+const COUNT: usize = 8;
+const WORDS: usize = COUNT + EVENTS * EVENT;
+
+/// The log.
+#[derive(Debug)]
+pub struct EventLog {
+    region: Arc<Region>,
+}
+
+/// A line of the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoggedEvent {
+    /// The call, and why it failed.
+    pub text: String,
+    /// True if the line was written to standard error when the call failed.
+    pub said: bool,
+}
+
+impl EventLog {
+    /// Creates an empty log, and its path for other processes.
+    ///
+    /// # Errors
+    /// If the system is out of memory or descriptors.
+    pub fn create() -> io::Result<(EventLog, SharedPath)> {
+        let (region, fd) = Region::shared(WORDS)?;
+        Ok((EventLog { region }, SharedPath::of(fd)))
+    }
+
+    /// Opens a log that another process created.
+    ///
+    /// # Errors
+    /// If there is no log at `path`.
+    pub fn open(path: &Path) -> io::Result<EventLog> {
+        let file = File::options().read(true).write(true).open(path)?;
+        Ok(EventLog { region: Region::map(file.as_fd(), WORDS)? })
+    }
+
+    /// Adds a line, unless it equals the last one. `said`: the line is already on standard error.
+    pub fn note(&self, text: &str, said: bool) {
+        let words = self.region.words();
+        if self.newest(1).first().is_some_and(|last| last.text == text) {
+            return;
+        }
+        let number = words[0].fetch_add(1, Relaxed);
+        let event = event(words, number);
+        let end = (0..=TEXT).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        let bytes = &text.as_bytes()[..end];
+        event[1].store(bytes.len() as u64 | if said { SAID } else { 0 }, Relaxed);
+        for (word, chunk) in event[HEAD..].iter().zip(bytes.chunks(8)) {
+            let mut eight = [0; 8];
+            eight[..chunk.len()].copy_from_slice(chunk);
+            word.store(u64::from_ne_bytes(eight), Relaxed);
+        }
+        event[0].store(number.wrapping_add(1), Release);
+    }
+
+    /// Returns the newest lines, up to `count`, oldest first.
+    pub fn newest(&self, count: usize) -> Vec<LoggedEvent> {
+        let words = self.region.words();
+        let end = words[0].load(Relaxed);
+        let first = end.saturating_sub(count.min(EVENTS) as u64);
+        (first..end).filter_map(|number| read(event(words, number), number)).collect()
+    }
+}
+
+fn event(words: &[AtomicU64], number: u64) -> &[AtomicU64] {
+    let at = COUNT + (number % EVENTS as u64) as usize * EVENT;
+    &words[at..at + EVENT]
+}
+
+/// Reads a line. `None`: its writer did not complete it.
+fn read(event: &[AtomicU64], number: u64) -> Option<LoggedEvent> {
+    if event[0].load(Acquire) != number.wrapping_add(1) {
+        return None;
+    }
+    let state = event[1].load(Relaxed);
+    let bytes: Vec<u8> = event[HEAD..].iter().flat_map(|word| word.load(Relaxed).to_ne_bytes()).collect();
+    let length = (state as u32 as usize).min(bytes.len());
+    let text = String::from_utf8_lossy(&bytes[..length]);
+    // A program may have written anything here: control characters must not reach a terminal.
+    let text = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    Some(LoggedEvent { text, said: state & SAID != 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(log: &EventLog, count: usize) -> Vec<String> {
+        log.newest(count).into_iter().map(|event| event.text).collect()
+    }
+
+    #[test]
+    fn newest_lines_are_read_in_order() {
+        let (log, path) = EventLog::create().unwrap();
+        let writer = EventLog::open(&path.path()).unwrap();
+        assert_eq!(log.newest(8), []);
+        writer.note("ibv_modify_qp: missing AV", false);
+        writer.note("ibv_create_qp: no send_cq", true);
+        let event = |text: &str, said| LoggedEvent { text: text.into(), said };
+        let both = [event("ibv_modify_qp: missing AV", false), event("ibv_create_qp: no send_cq", true)];
+        assert_eq!(log.newest(8), both);
+        assert_eq!(log.newest(1), both[1..]);
+        writer.note("ibv_create_qp: no send_cq", true);
+        assert_eq!(log.newest(8), both, "a repeated line is not added");
+        (0..2 * EVENTS).for_each(|n| writer.note(&n.to_string(), false));
+        assert_eq!(texts(&log, usize::MAX).len(), EVENTS);
+        assert_eq!(texts(&log, 2), ["126", "127"]);
+    }
+
+    #[test]
+    fn long_lines_are_cut_between_characters() {
+        let (log, _path) = EventLog::create().unwrap();
+        log.note(&"\u{e4}".repeat(400), false);
+        log.note(&format!("x{}", "\u{e4}".repeat(400)), false);
+        let lengths: Vec<_> = texts(&log, 2).iter().map(String::len).collect();
+        assert_eq!(lengths, [TEXT, TEXT - 1]);
+    }
+
+    #[test]
+    fn corrupt_lines_are_bounded_and_lose_control_characters() {
+        let (log, _path) = EventLog::create().unwrap();
+        log.note("\u{1b}[2Jgone", false);
+        assert_eq!(texts(&log, 1), [" [2Jgone"]);
+        let words = log.region.words();
+        words[COUNT + 1].store(u64::MAX, Relaxed);
+        words[COUNT + HEAD].store(u64::MAX, Relaxed);
+        assert!(texts(&log, 1)[0].starts_with('\u{fffd}'));
+        words[0].store(u64::MAX, Relaxed);
+        assert_eq!(texts(&log, 8), [""; 0]);
+    }
+}

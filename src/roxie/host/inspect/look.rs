@@ -1,0 +1,225 @@
+//! Reading the snapshots of devices.
+//!
+//! Any process may create a socket with such a name. A reader therefore trusts only the kernel's word on the user and process of a
+//! socket, and bounds the rest: one deadline for all answers, their length, and the characters of their text.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::sys::socket::UnixCredentials;
+use nix::unistd::geteuid;
+
+use super::Snapshot;
+use super::window::NAME;
+use roxie_base::descriptors::{connect_now, peer_of, receive_until};
+use roxie_base::threads::as_user;
+
+/// Maximum time for all devices together to answer. A stopped one (`SIGSTOP`) does not answer.
+pub(super) const PATIENCE: Duration = Duration::from_millis(500);
+/// Maximum length of an answer in bytes. A device with 65,536 QPs and as many regions has some 20 MiB.
+pub(super) const LONGEST: u64 = 32 << 20;
+/// Limits for devices of users other than the reader and root: their number, and the total length of their answers in bytes.
+const OTHERS: usize = 256;
+const LONGEST_OF_OTHERS: u64 = 64 << 20;
+
+/// The result of reading all devices.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Look {
+    /// Snapshots of the devices that answered, sorted by process ID.
+    pub snapshots: Vec<Snapshot>,
+    /// Processes that did not answer in time: they are stopped, or run another version.
+    pub silent: Vec<u32>,
+    /// Number of other users' devices that were not read: they are too many, or their answers too long or invalid.
+    pub left_out: usize,
+}
+
+/// A device with an outstanding answer.
+struct Asked {
+    reader: UnixStream,
+    whose: UnixCredentials,
+}
+
+/// Reads all devices in the calling thread's network namespace that this process may read: those of its user and root's, or all if
+/// it is root. Waits up to 0.5 s for all devices together.
+///
+/// # Errors
+/// If the list of sockets cannot be read, for want of `/proc`.
+pub fn snapshots() -> io::Result<Look> {
+    let until = Instant::now() + PATIENCE;
+    let is_root = geteuid().is_root();
+    // Ask all devices before waiting for the first answer.
+    let (mut asked, mut others) = (Vec::new(), Vec::new());
+    let mut look = Look::default();
+    for name in names()? {
+        // A socket that does not accept at once is no device, or its process is ending. Its user is unknown.
+        let Ok(reader) = connect_now(None, &name) else { continue };
+        let Ok(whose) = peer_of(&reader) else { continue };
+        match is_trusted(whose.uid()) {
+            true => asked.push(Asked { reader, whose }),
+            false if is_root && others.len() < OTHERS => {
+                others.push(Asked { reader, whose }.asked_by_its_user(&name))
+            }
+            false => look.left_out += usize::from(is_root),
+        }
+    }
+    asked.into_iter().for_each(|asked| look.add(&asked, answer(asked.reader.as_fd(), until, LONGEST)));
+    let mut left = LONGEST_OF_OTHERS;
+    for asked in others {
+        let answered = answer(asked.reader.as_fd(), until, left.min(LONGEST));
+        if let Ok(Some((_, length))) = &answered {
+            left -= length;
+        }
+        look.add(&asked, answered);
+    }
+    look.snapshots.sort_by_key(|snapshot| snapshot.pid);
+    Ok(look)
+}
+
+impl Asked {
+    /// Asks as the device's own user: in a user namespace (`roxie run` makes one for a user without privilege), a program sees root as any
+    /// other user, and tells it nothing.
+    fn asked_by_its_user(self, name: &str) -> Asked {
+        let again = as_user(self.whose.uid(), || connect_now(None, name)).and_then(|connected| connected);
+        match again.and_then(|reader| Ok((peer_of(&reader)?, reader))) {
+            Ok((whose, reader)) if whose == self.whose => Asked { reader, whose },
+            _ => self,
+        }
+    }
+}
+
+impl Look {
+    fn add(&mut self, asked: &Asked, answered: io::Result<Option<(Snapshot, u64)>>) {
+        let (pid, uid) = (asked.whose.pid().cast_unsigned(), asked.whose.uid());
+        let is_trusted = is_trusted(uid);
+        match answered {
+            Ok(Some((snapshot, _))) => self.snapshots.push(known(snapshot, pid, uid)),
+            // The process has ended, or does not answer this user.
+            Ok(None) => {}
+            Err(error) if is_trusted || error.kind() == io::ErrorKind::TimedOut => self.silent.push(pid),
+            Err(_) => self.left_out += 1,
+        }
+    }
+}
+
+/// Replaces the identity that a snapshot claims by the kernel's.
+pub(super) fn known(mut snapshot: Snapshot, pid: u32, uid: u32) -> Snapshot {
+    snapshot.uid = uid;
+    // 0: the process has no number in the reader's PID namespace.
+    if pid != 0 || !is_trusted(uid) {
+        snapshot.pid = pid;
+    }
+    if !is_trusted(uid) {
+        snapshot.name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        snapshot.name.truncate(snapshot.name.trim_end().len());
+    }
+    snapshot.make_plain();
+    snapshot
+}
+
+/// True for this user and root: a reader trusts their processes.
+pub(super) fn is_trusted(uid: u32) -> bool {
+    uid == 0 || uid == geteuid().as_raw()
+}
+
+pub(super) fn names() -> io::Result<Vec<String>> {
+    let table = fs::read("/proc/thread-self/net/unix")?;
+    // A name may contain any bytes.
+    let table = String::from_utf8_lossy(&table);
+    let listens = |line: &str| {
+        let name = line.rsplit_once(" @")?.1;
+        name.starts_with(NAME).then(|| name.to_owned())
+    };
+    let mut all: Vec<String> = table.lines().filter_map(listens).collect();
+    // Accepted connections have the name of their listener.
+    all.sort_unstable();
+    all.dedup();
+    Ok(all)
+}
+
+/// Reads an answer of up to `longest` bytes, and returns it with its length. `None`: the peer closed without an answer.
+///
+/// # Errors
+/// `TimedOut` if none has come by `until`; another error if the answer is invalid.
+pub(super) fn answer(
+    reader: BorrowedFd<'_>,
+    until: Instant,
+    longest: u64,
+) -> io::Result<Option<(Snapshot, u64)>> {
+    let file = receive_until(reader, until)?.and_then(|fds| fds.into_iter().next());
+    file.map(|file| read(&File::from(file), longest)).transpose()
+}
+
+fn read(file: &File, longest: u64) -> io::Result<(Snapshot, u64)> {
+    // Only files in memory have seals. Reading another kind of file might block.
+    fcntl(file, FcntlArg::F_GET_SEALS)?;
+    let length = file.metadata()?.len();
+    if length > longest {
+        return Err(io::Error::other(format!("an answer of {length} bytes, {longest} at most")));
+    }
+    let mut text = vec![0; length as usize];
+    file.read_exact_at(&mut text, 0)?;
+    Ok((serde_json::from_slice(&text).map_err(io::Error::other)?, length))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    use nix::unistd::ftruncate;
+
+    use super::*;
+    use roxie_base::descriptors::send;
+
+    fn answered(file: &impl AsFd, longest: u64) -> io::Result<Option<(Snapshot, u64)>> {
+        let (here, there) = UnixStream::pair().expect("two sockets");
+        send(there.as_fd(), &[file.as_fd()]).expect("room");
+        answer(here.as_fd(), Instant::now() + Duration::from_secs(10), longest)
+    }
+
+    fn in_memory(text: &[u8]) -> File {
+        let mut file = File::from(memfd_create("answer", MFdFlags::MFD_CLOEXEC).expect("memory"));
+        file.write_all(text).expect("memory");
+        file
+    }
+
+    #[test]
+    fn long_answer_is_refused_unread() {
+        let text = serde_json::to_vec(&Snapshot::default()).expect("JSON");
+        let file = in_memory(&text);
+        let (_, length) = answered(&file, text.len() as u64).expect("short enough").expect("an answer");
+        assert_eq!(length, text.len() as u64);
+        assert!(answered(&file, length - 1).is_err());
+        // The hole costs its owner no memory, but would cost the reader its length.
+        ftruncate(&file, 1 << 40).expect("a hole");
+        assert!(answered(&file, LONGEST).expect_err("long").to_string().contains("at most"));
+    }
+
+    #[test]
+    fn answer_in_no_memory_file_is_refused() {
+        // A read would block until there is a writer.
+        let (reader, _writer) = std::io::pipe().expect("a pipe");
+        assert!(answered(&reader, LONGEST).is_err());
+    }
+
+    #[test]
+    fn kernel_says_whose_a_snapshot_is() {
+        let forged = || Snapshot { pid: 1, uid: 7, name: "sshd".into(), ..Snapshot::default() };
+        let (own, stranger) = (geteuid().as_raw(), geteuid().as_raw() + 1);
+        let seen = known(forged(), 4_000_000, own);
+        assert_eq!((seen.pid, seen.uid, &*seen.name), (4_000_000, own, "sshd"));
+        let seen = known(forged(), 0, own);
+        assert_eq!(seen.pid, 1, "of another PID namespace, but of this user");
+        for pid in [0, 4_000_000] {
+            let seen = known(forged(), pid, stranger);
+            assert_eq!((seen.pid, seen.uid, &*seen.name), (pid, stranger, ""), "no such process");
+        }
+        let seen = known(forged(), std::process::id(), stranger);
+        assert_ne!(seen.name, "sshd");
+    }
+}

@@ -1,0 +1,138 @@
+//! The thread that follows an interface while a device is open.
+//!
+//! Addresses become GIDs, the MTU limits path MTUs, MAC addresses of the interface and of neighbours go into the QPs' frames, and
+//! changes of the link raise events. The thread also reads the congestion control file.
+
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, PoisonError};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::error::{DeviceError, OpenError};
+use super::inspect::Window;
+use super::state::State;
+use super::watched_sources::{InterfaceWatcher, WatchedSources};
+use roxie_base::threads::spawn_unsignalled;
+use roxie_nic::verbs::{AsyncEvent, EventKind};
+use roxie_port::LinkChange;
+use roxie_port::netdev::{Change, Watch};
+use roxie_wire::Gid;
+
+/// Delay before a failed query is repeated, in ms: the notification that caused it will not come again. A reader that could not be
+/// accepted for want of a descriptor waits as long.
+const RETRY_MS: u16 = 100;
+/// Interval between two checks of the congestion control file, in ms.
+const FILE_MS: u16 = 100;
+
+/// Starts to follow an interface, in the calling thread's network namespace, for a device.
+pub(super) fn watch(device: Arc<State>, sources: WatchedSources) -> Result<InterfaceWatcher, OpenError> {
+    let failed = |what| move |source| DeviceError::System { what, source };
+    let watch = Watch::new(&sources.interface.get())?;
+    let stop = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)
+        .map_err(std::io::Error::from)
+        .map_err(failed("an eventfd for the thread that follows the interface"))?;
+    let (stop, stopping) = (Arc::new(stop), Arc::new(AtomicBool::new(false)));
+    // Without the socket the device works, but cannot be inspected.
+    let window = Window::open().ok();
+    let run =
+        Run { watch, sources, device, stop: Arc::clone(&stop), stopping: Arc::clone(&stopping), window };
+    let thread = spawn_unsignalled("roxie-watch", move || run.run())
+        .map_err(failed("the thread that follows the interface"))?;
+    Ok(InterfaceWatcher { stop, stopping, thread: Some(thread) })
+}
+
+/// State of the thread.
+struct Run {
+    watch: Watch,
+    sources: WatchedSources,
+    device: Arc<State>,
+    stop: Arc<EventFd>,
+    stopping: Arc<AtomicBool>,
+    window: Option<Window>,
+}
+
+impl Run {
+    fn run(mut self) {
+        while !self.stopping.load(Relaxed) {
+            let looked = self.watch.poll();
+            let mut again = if looked.is_ok() { PollTimeout::NONE } else { PollTimeout::from(RETRY_MS) };
+            let changes = looked.unwrap_or_default();
+            self.sources.interface.set(self.watch.interface());
+            let device = &*self.device;
+            for change in &changes {
+                self.apply(device, change);
+            }
+            self.follow_neighbours(device, &changes);
+            let accepts =
+                self.window.as_ref().is_none_or(|window| window.answer(|question| device.answer(question)));
+            if !accepts {
+                again = PollTimeout::from(RETRY_MS);
+            }
+            if device.has_control_file() {
+                device.read_control();
+                again = PollTimeout::from(FILE_MS);
+            }
+            if changes.contains(&Change::Gone) {
+                // The interface is gone: no more changes will come.
+                return;
+            }
+            self.wait(again, accepts);
+        }
+    }
+
+    /// Blocks until there is work. Waits for readers only if `accepts`.
+    fn wait(&self, timeout: PollTimeout, accepts: bool) {
+        let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let (watch, stop) = (readable(self.watch.as_fd()), readable(self.stop.as_fd()));
+        let window = self.window.as_ref().filter(|_| accepts);
+        let others = [self.sources.neighbours.as_ref().map(|n| n.as_fd()), window.map(Window::as_fd)];
+        let mut all: Vec<PollFd<'_>> =
+            [watch, stop].into_iter().chain(others.into_iter().flatten().map(readable)).collect();
+        // An interrupted or failed wait only ends early: the next query finds all changes.
+        let _ = poll(&mut all, timeout);
+    }
+
+    fn apply(&self, device: &State, change: &Change) {
+        let gids = || device.gids.write().unwrap_or_else(PoisonError::into_inner);
+        let tell = |change: &LinkChange| {
+            if let Err(error) = device.follow_link(change) {
+                tracing::warn!("{}: {change:?}: {error}", device.name);
+            }
+        };
+        let addresses = || -> Vec<IpAddr> { self.watch.interface().addresses.iter().map(|a| a.ip).collect() };
+        let event = match change {
+            Change::AddressAdded(address) if self.sources.addresses => {
+                gids().add(address.ip);
+                tell(&LinkChange::Addresses(addresses()));
+                EventKind::GidChange
+            }
+            Change::AddressRemoved(address) if self.sources.addresses => {
+                gids().remove(address.ip);
+                tell(&LinkChange::Addresses(addresses()));
+                EventKind::GidChange
+            }
+            Change::Mtu(mtu) => return tell(&LinkChange::Mtu(*mtu)),
+            Change::Mac(mac) => return tell(&LinkChange::Mac(*mac)),
+            Change::LinkUp => EventKind::PortActive,
+            Change::LinkDown | Change::Gone => EventKind::PortError,
+            Change::AddressAdded(_) | Change::AddressRemoved(_) | Change::Renamed(_) => return,
+        };
+        device.adapter.raise(AsyncEvent::Port(event));
+    }
+
+    /// Updates the destination MAC address of frames to peers that have changed theirs.
+    fn follow_neighbours(&self, device: &State, changes: &[Change]) {
+        let Some(neighbours) = &self.sources.neighbours else { return };
+        let interface = self.watch.interface();
+        let mut moved = neighbours.poll(interface);
+        if changes.iter().any(|c| matches!(c, Change::LinkUp | Change::Mac(_))) {
+            moved.extend(neighbours.look_again(interface));
+        }
+        for (destination, mac) in moved {
+            device.adapter.set_next_hop(Gid::from(destination), mac);
+        }
+    }
+}

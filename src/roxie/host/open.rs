@@ -1,0 +1,309 @@
+//! Opening a device: port, layers on it, and neighbour resolution.
+
+use std::net::IpAddr;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+#[cfg(feature = "udp")]
+use super::adapter::DeviceSlot;
+use super::claim::{Claim, PortPlan};
+use super::device::{Device, DeviceConfig};
+use super::error::{OpenError, ResolveError};
+use super::gid_table::GidOrder;
+use super::interface_watcher::watch;
+use super::resolve::Resolve;
+use super::stack::Stack;
+use super::watched_sources::{Live, WatchedSources};
+use crate::remote::Attachment;
+use roxie_nic::nic::CongestionConfig;
+#[cfg(feature = "udp")]
+use roxie_port::Port;
+use roxie_port::PortInfo;
+use roxie_port::memory::{self, MemoryConfig};
+#[cfg(feature = "udp")]
+use roxie_port::netdev::NetdevError;
+use roxie_port::netdev::neighbour::NeighbourError;
+use roxie_port::netdev::{Interface, Neighbours, Reach};
+use roxie_port::synthetic_mac;
+#[cfg(feature = "udp")]
+use roxie_port::udp::{UdpConfig, UdpPort};
+use roxie_port::unclaimed::UnclaimedPort;
+#[cfg(feature = "xdp")]
+use roxie_port::xdp::{XdpConfig, XdpPort};
+use roxie_wire::frame::ETHERNET_HEADER;
+
+/// Maximum time to wait for a neighbour's answer.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(3);
+impl Device {
+    /// Opens a device on an interface of the calling thread's network namespace, through AF_XDP.
+    ///
+    /// # Errors
+    /// If there is no such interface or address, AF_XDP is not permitted or not possible on it, or another program has claimed it.
+    #[cfg(feature = "xdp")]
+    pub fn open_xdp(xdp: &XdpConfig, stack: &Stack, config: &DeviceConfig) -> Result<Device, OpenError> {
+        let interface = Interface::by_name(&xdp.interface)?;
+        let addresses = addresses_of(&interface, &xdp.addresses)?;
+        let port = stack.on(Box::new(XdpPort::open(xdp)?))?;
+        let neighbours = Arc::new(Neighbours::open(&interface)?);
+        let interface = Live::new(interface);
+        let resolver = KernelNeighbours { interface: interface.clone(), neighbours: Arc::clone(&neighbours) };
+        let device = Device::new("roxie0", port, addresses, Box::new(resolver), config)?;
+        let addresses = xdp.addresses.is_empty();
+        device.watch(WatchedSources { interface, addresses, neighbours: Some(neighbours) })?;
+        Ok(device)
+    }
+
+    /// Opens a device on UDP sockets of the calling thread's network namespace. The device follows its interface, if that is
+    /// Ethernet or loopback: its addresses and its MTU, unless the configuration fixes them, and the state of the link.
+    ///
+    /// # Errors
+    /// If there is no such interface or address, or the UDP port cannot be opened.
+    #[cfg(feature = "udp")]
+    pub fn open_udp(udp: &UdpConfig, stack: &Stack, config: &DeviceConfig) -> Result<Device, OpenError> {
+        let port = UdpPort::open(udp)?;
+        let slot = port.member().cloned().map(DeviceSlot::Group);
+        let addresses = port.addresses().to_vec();
+        let interface = port.info().interface.as_deref().map(Interface::by_name);
+        let resolver = Sockets::new(interface.as_ref().and_then(|found| found.as_ref().ok()));
+        let device = Device::new("roxie0", stack.on(Box::new(port))?, addresses, Box::new(resolver), config)?;
+        device.share(slot)?;
+        match interface {
+            Some(Ok(interface)) => {
+                let interface = Live::new(interface);
+                let addresses = udp.addresses.is_empty();
+                device.watch(WatchedSources { interface, addresses, neighbours: None })?;
+            }
+            Some(Err(NetdevError::NotEthernet { .. })) | None => {}
+            Some(Err(error)) => return Err(error.into()),
+        }
+        Ok(device)
+    }
+
+    /// Opens a device on the NIC process of an interface (`roxie nic`), in the calling thread's network namespace. `None`: there
+    /// is no such NIC.
+    ///
+    /// # Errors
+    /// If the NIC does not serve this process, or the interface does not exist or has no address.
+    pub fn open_attached(interface: &str, config: &DeviceConfig) -> Result<Option<Device>, OpenError> {
+        let found = Interface::by_name(interface)?;
+        let Some(nic) = Attachment::open(&found.name)? else { return Ok(None) };
+        let setup = InterfaceSetup::of(found, nic.port().raw_frames, config)?;
+        let device = Device::attached("roxie0", nic, setup.addresses, setup.resolver, &setup.config);
+        device.watch(setup.sources)?;
+        Ok(Some(device))
+    }
+
+    /// For tests: opens a device at a NIC process on the first port of a [`memory_pair`](Self::memory_pair).
+    #[cfg(any(test, feature = "testing"))]
+    pub fn attached_to_memory(nic: Attachment) -> Device {
+        let addresses = [IpAddr::from([192, 0, 2, 1])];
+        Device::attached("guest", nic, addresses, Box::new(Pair), &DeviceConfig::default())
+    }
+
+    /// Opens a device that claims its interface with the first queue pair. Before that it answers queries, registers memory and
+    /// makes completion queues. The interface is one of the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// If there is no such interface, or it has no address.
+    pub fn open_unclaimed(
+        interface: &str,
+        plan: PortPlan,
+        stack: Stack,
+        config: &DeviceConfig,
+    ) -> Result<Device, OpenError> {
+        if matches!(plan, PortPlan::Best | PortPlan::Nic) {
+            match Device::at_nic(interface, &stack, config) {
+                Ok(Some(device)) => return Ok(device),
+                Ok(None) if plan == PortPlan::Nic => return Err(OpenError::NoNic(interface.to_owned())),
+                Ok(None) => {}
+                Err(error) if plan == PortPlan::Nic => return Err(error),
+                Err(error) => tracing::warn!("{error}"),
+            }
+        }
+        let found = Interface::by_name(interface)?;
+        let first = found.addresses.first().ok_or_else(|| OpenError::NoAddress(interface.to_owned()))?.ip;
+        let frames = plan.has_frames();
+        let info = PortInfo {
+            name: "unclaimed".into(),
+            interface: Some(found.name.clone()),
+            mode: "claimed with the first queue pair".into(),
+            mac: if frames { found.mac } else { synthetic_mac(first) },
+            mtu: found.mtu,
+            max_frame: found.mtu + ETHERNET_HEADER,
+            raw_frames: frames,
+        };
+        let setup = InterfaceSetup::of(found, frames, config)?;
+        let port = Box::new(UnclaimedPort::new(info.clone()));
+        let device = Device::new("roxie0", port, setup.addresses, setup.resolver, &setup.config)?;
+        let claim = Claim { interface: info.interface.unwrap_or_default(), plan, stack };
+        *device.inner.claim.lock().unwrap_or_else(PoisonError::into_inner) = Some(claim);
+        device.watch(setup.sources)?;
+        Ok(device)
+    }
+
+    /// Like [`open_attached`](Self::open_attached), but fails if the program has asked for options that only the NIC process can
+    /// set.
+    fn at_nic(interface: &str, stack: &Stack, config: &DeviceConfig) -> Result<Option<Device>, OpenError> {
+        let device = Device::open_attached(interface, config)?;
+        let ours = [
+            ("a capture", stack.capture.is_some()),
+            ("faults", stack.fault.is_some()),
+            ("congestion control", config.congestion != CongestionConfig::default()),
+            ("congestion control", config.control_file.is_some()),
+        ];
+        match ours.into_iter().find(|(_, asked)| *asked && device.is_some()) {
+            Some((what, _)) => Err(OpenError::NicsOwn { interface: interface.to_owned(), what }),
+            None => Ok(device),
+        }
+    }
+
+    fn watch(&self, sources: WatchedSources) -> Result<(), OpenError> {
+        let watcher = watch(Arc::clone(&self.inner.state), sources)?;
+        // Succeeds: the caller has just made the device.
+        let _ = self.inner.watcher.set(watcher);
+        Ok(())
+    }
+
+    /// Makes two connected devices in this process, with addresses 192.0.2.1 and 192.0.2.2, and fd00::1 and fd00::2.
+    ///
+    /// # Errors
+    /// If the system is out of memory, descriptors or threads.
+    pub fn memory_pair(config: &DeviceConfig) -> Result<(Device, Device), OpenError> {
+        Device::memory_pair_with(config, &Stack::default(), &Stack::default())
+    }
+
+    /// Like [`memory_pair`](Self::memory_pair), with layers on the ports.
+    ///
+    /// # Errors
+    /// As those of [`Device::memory_pair`]; also if a capture cannot be written.
+    pub fn memory_pair_with(
+        config: &DeviceConfig,
+        near: &Stack,
+        far: &Stack,
+    ) -> Result<(Device, Device), OpenError> {
+        let end = |n: u8| MemoryConfig {
+            mac: [2, 0, 0, 0, 0, n],
+            name: format!("memory{n}"),
+            ..Default::default()
+        };
+        let (a, b) = memory::pair(end(1), end(2));
+        let open = |port: memory::MemoryPort, n: u8, stack: &Stack| {
+            let addresses =
+                [IpAddr::from([192, 0, 2, n]), IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, n.into()])];
+            let port = stack.on(Box::new(port))?;
+            Ok::<_, OpenError>(Device::new(&format!("memory{n}"), port, addresses, Box::new(Pair), config)?)
+        };
+        Ok((open(a, 1, near)?, open(b, 2, far)?))
+    }
+}
+
+/// Properties of an interface for a device without a port on it: the port is in another process, or not claimed yet.
+struct InterfaceSetup {
+    addresses: Vec<IpAddr>,
+    config: DeviceConfig,
+    resolver: Box<dyn Resolve>,
+    sources: WatchedSources,
+}
+
+impl InterfaceSetup {
+    /// Uses all addresses of the interface. `frames`: the port sends frames, which need the kernel's neighbours; else it sends
+    /// datagrams.
+    fn of(found: Interface, frames: bool, config: &DeviceConfig) -> Result<InterfaceSetup, OpenError> {
+        let addresses = addresses_of(&found, &[])?;
+        let config = DeviceConfig { gid_order: GidOrder::Customary { station: found.mac }, ..config.clone() };
+        let neighbours = frames.then(|| Neighbours::open(&found).map(Arc::new)).transpose()?;
+        let sockets = Sockets::new(Some(&found));
+        let interface = Live::new(found);
+        let resolver: Box<dyn Resolve> = match &neighbours {
+            Some(neighbours) => Box::new(KernelNeighbours {
+                interface: interface.clone(),
+                neighbours: Arc::clone(neighbours),
+            }),
+            None => Box::new(sockets),
+        };
+        let sources = WatchedSources { interface, addresses: true, neighbours };
+        Ok(InterfaceSetup { addresses, config, resolver, sources })
+    }
+}
+
+/// Returns the addresses that become GIDs: those asked for, else the interface's.
+fn addresses_of(interface: &Interface, asked: &[IpAddr]) -> Result<Vec<IpAddr>, OpenError> {
+    if !asked.is_empty() {
+        return Ok(asked.to_vec());
+    }
+    let all: Vec<IpAddr> = interface.addresses.iter().map(|a| a.ip).collect();
+    if all.is_empty() {
+        return Err(OpenError::NoAddress(interface.name.clone()));
+    }
+    Ok(all)
+}
+
+/// Resolves by the kernel's routes and neighbour table.
+struct KernelNeighbours {
+    interface: Live,
+    neighbours: Arc<Neighbours>,
+}
+
+impl KernelNeighbours {
+    fn told(&self, destination: IpAddr) -> impl Fn(NeighbourError) -> ResolveError {
+        let device = self.interface.get().name;
+        move |error| ResolveError { destination, device: device.clone(), reason: error.to_string() }
+    }
+}
+
+impl Resolve for KernelNeighbours {
+    fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError> {
+        let found = self.neighbours.resolve(&self.interface.get(), destination, RESOLVE_TIMEOUT);
+        found.map_err(self.told(destination))
+    }
+
+    fn resolve_now(&self, destination: IpAddr, _asks: bool) -> Result<Option<[u8; 6]>, ResolveError> {
+        self.neighbours.resolve_now(&self.interface.get(), destination).map_err(self.told(destination))
+    }
+
+    fn hop_limit(&self, destination: IpAddr) -> u8 {
+        self.neighbours.hop_limit(&self.interface.get(), destination)
+    }
+
+    fn give_up(&self, destination: IpAddr) {
+        self.neighbours.give_up(&self.interface.get(), destination);
+    }
+}
+
+/// Resolves for UDP sockets, which have no MAC addresses: their frames carry ones derived from the IP addresses.
+struct Sockets {
+    /// The kernel's neighbour table; `None`: not available.
+    reach: Option<Reach>,
+}
+
+impl Sockets {
+    /// Opens the neighbour table in the calling thread's network namespace.
+    fn new(interface: Option<&Interface>) -> Sockets {
+        Sockets { reach: Reach::open(interface.map_or(0, |interface| interface.index)).ok() }
+    }
+}
+
+impl Resolve for Sockets {
+    fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError> {
+        Ok(synthetic_mac(destination))
+    }
+
+    /// Requests are sent in any case: the kernel reports a silent neighbour by an error on the socket.
+    fn resolve_now(&self, destination: IpAddr, asks: bool) -> Result<Option<[u8; 6]>, ResolveError> {
+        let ready = asks || self.reach.as_ref().is_none_or(|reach| reach.is_ready(destination));
+        Ok(ready.then(|| synthetic_mac(destination)))
+    }
+}
+
+/// Resolves for the ends of a memory pair, by the last byte of their addresses.
+struct Pair;
+
+impl Resolve for Pair {
+    fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError> {
+        let last = match destination {
+            IpAddr::V4(ip) => ip.octets()[3],
+            IpAddr::V6(ip) => ip.octets()[15],
+        };
+        Ok([2, 0, 0, 0, 0, last])
+    }
+}

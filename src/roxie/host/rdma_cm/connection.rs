@@ -1,0 +1,228 @@
+//! A connection and its QP, from the first message to the last.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::ah_options::AhOptions;
+use super::super::qp::QueuePair;
+use super::dispatcher::Events;
+use super::{DialError, DialOptions, Shared, local_qp};
+use roxie_nic::cm::{Event, Parameters, WhyUnreachable};
+use roxie_nic::verbs::{QpAttr, QpState};
+use roxie_wire::cm::{CommId, PrivateData};
+
+/// A connection. Dropping it ends the connection and notifies the peer.
+#[derive(Debug)]
+pub struct Connection {
+    line: Line,
+    qp: QueuePair,
+    peer: SocketAddr,
+    private_data: PrivateData,
+}
+
+/// A connection's ID and its events.
+#[derive(Debug)]
+pub(super) struct Line {
+    pub(super) shared: Arc<Shared>,
+    pub(super) id: CommId,
+    pub(super) events: Events,
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.shared.with(|manager, dispatcher, now| {
+            manager.destroy(now, self.id);
+            dispatcher.leave(self.id);
+        });
+    }
+}
+
+impl Line {
+    /// Returns the next event. `None`: none came in time, or no more will come.
+    pub(super) fn hear(&self, timeout: Duration) -> Option<Event> {
+        self.events.wait(&self.shared.device, timeout)
+    }
+
+    /// Returns the next event, without blocking the thread. `None`: no more will come.
+    #[cfg(feature = "tokio")]
+    pub(super) async fn next(&self) -> Option<Event> {
+        self.events.next(&self.shared.device).await
+    }
+}
+
+/// Moves a QP to RTR and RTS with the parameters that both ends agreed on.
+pub(super) fn set_up(
+    shared: &Shared,
+    qp: &QueuePair,
+    parameters: &Parameters,
+    options: &DialOptions,
+) -> Result<(), DialError> {
+    let route = parameters.route;
+    let ah_options = AhOptions {
+        traffic_class: route.traffic_class,
+        hop_limit: route.hop_limit,
+        flow_label: route.flow_label,
+        ..AhOptions::default()
+    };
+    let av = shared.device.address_vector(route.local, route.remote, &ah_options)?;
+    if qp.query()?.state == QpState::Reset {
+        qp.initialize(options.access)?;
+    }
+    let rtr = parameters.rtr(av, options.min_rnr_timer);
+    qp.modify(&rtr.expect("the peer's QP is known by now"))?;
+    qp.modify(&parameters.rts())?;
+    Ok(())
+}
+
+/// Implements [`super::ConnectionManager::connect`].
+pub(super) fn connect(
+    shared: &Arc<Shared>,
+    qp: QueuePair,
+    to: SocketAddr,
+    options: &DialOptions,
+) -> Result<Connection, DialError> {
+    let local = shared.local_gid(to.ip(), options)?;
+    // Resolve the path before the first message is sent.
+    shared.device.address_vector(local, to.ip().into(), &AhOptions::default())?;
+    let line = request(shared, &qp, to, options)?;
+    let event = line.hear(Duration::MAX);
+    established(line, qp, to, event, options)
+}
+
+/// As [`connect`], without blocking the thread. The manager resolves the path.
+#[cfg(feature = "tokio")]
+pub(super) async fn connect_async(
+    shared: &Arc<Shared>,
+    qp: QueuePair,
+    to: SocketAddr,
+    options: &DialOptions,
+) -> Result<Connection, DialError> {
+    let line = request(shared, &qp, to, options)?;
+    let event = line.next().await;
+    established(line, qp, to, event, options)
+}
+
+/// Sends the REQ of a connection.
+fn request(
+    shared: &Arc<Shared>,
+    qp: &QueuePair,
+    to: SocketAddr,
+    options: &DialOptions,
+) -> Result<Line, DialError> {
+    let local = shared.local_gid(to.ip(), options)?;
+    let request = shared.request(local_qp(qp), local, to, options)?;
+    let (id, events) = shared.with(|manager, dispatcher, now| {
+        let id = manager.connect(now, &request)?;
+        Ok::<_, DialError>((id, dispatcher.follow(id)))
+    })?;
+    Ok(Line { shared: Arc::clone(shared), id, events })
+}
+
+/// Completes a connection after the first event that follows its REQ.
+fn established(
+    line: Line,
+    qp: QueuePair,
+    peer: SocketAddr,
+    event: Option<Event>,
+    options: &DialOptions,
+) -> Result<Connection, DialError> {
+    let Some(Event::Reply { reply, .. }) = event else { return Err(failure(peer, event)) };
+    let (shared, id) = (&line.shared, line.id);
+    let parameters = shared.with(|manager, _, _| manager.parameters(id))?;
+    set_up(shared, &qp, &parameters, options)?;
+    shared.with(|manager, _, _| manager.ready(id, PrivateData::EMPTY))?;
+    Ok(Connection { line, qp, peer, private_data: reply.private_data })
+}
+
+/// Returns the error for an event other than the expected one.
+pub(super) fn failure(peer: SocketAddr, event: Option<Event>) -> DialError {
+    match event {
+        Some(Event::Rejected { reject, .. }) => {
+            DialError::Rejected { peer, reason: reject.reason, private_data: reject.private_data.to_vec() }
+        }
+        Some(Event::Unreachable { why: WhyUnreachable::NothingThere, .. }) => {
+            DialError::NothingThere { peer }
+        }
+        Some(Event::Unreachable { unanswered, .. }) => DialError::Unreachable { peer, sent: unanswered },
+        Some(_) => DialError::Ended { peer },
+        None => DialError::DeviceFailed,
+    }
+}
+
+impl Connection {
+    pub(super) fn new(line: Line, qp: QueuePair, peer: SocketAddr, private_data: PrivateData) -> Connection {
+        Connection { line, qp, peer, private_data }
+    }
+
+    /// Its QP, in RTS.
+    pub fn qp(&self) -> &QueuePair {
+        &self.qp
+    }
+
+    /// The peer's address. For an accepted connection, with the port that the peer connected from.
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// Private data of the peer: from its reply, or for an accepted connection from its ready message. Padded with zeros.
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    /// Returns the parameters that both ends agreed on.
+    ///
+    /// # Errors
+    /// If the connection has ended.
+    pub fn parameters(&self) -> Result<Parameters, DialError> {
+        Ok(self.line.shared.with(|manager, _, _| manager.parameters(self.line.id))?)
+    }
+
+    /// Waits until the peer ends the connection or no longer knows it, and agrees to it. Outstanding work requests are flushed.
+    /// False: neither happened in time.
+    pub fn wait_for_end(&self, timeout: Duration) -> bool {
+        let Some(event) = self.line.hear(timeout) else { return false };
+        self.end(&event);
+        true
+    }
+
+    /// As [`Connection::wait_for_end`], without a timeout and without blocking the thread. Also returns if the device fails.
+    #[cfg(feature = "tokio")]
+    pub async fn ended(&self) {
+        if let Some(event) = self.line.next().await {
+            self.end(&event);
+        }
+    }
+
+    /// Agrees to the end of a connection, and flushes its work requests.
+    fn end(&self, event: &Event) {
+        if matches!(event, Event::DisconnectRequested { .. }) {
+            // The connection may have ended meanwhile, which makes no difference.
+            let id = self.line.id;
+            let _ = self.line.shared.with(|manager, _, now| manager.disconnect(now, id, PrivateData::EMPTY));
+        }
+        self.flush();
+    }
+
+    /// Ends the connection, and waits until the peer agrees or is found unreachable. Outstanding work requests are flushed.
+    ///
+    /// # Errors
+    /// If the connection has already ended.
+    pub fn disconnect(self) -> Result<(), DialError> {
+        let id = self.line.id;
+        self.line.shared.with(|manager, _, now| manager.disconnect(now, id, PrivateData::EMPTY))?;
+        self.flush();
+        while let Some(event) = self.line.hear(Duration::MAX) {
+            if matches!(event, Event::Disconnected { .. }) || event.is_last() {
+                return Ok(());
+            }
+        }
+        Err(DialError::DeviceFailed)
+    }
+
+    /// Completes outstanding work requests with WR_FLUSH.
+    fn flush(&self) {
+        // A device that has failed flushes nothing.
+        let _ = self.qp.modify(&QpAttr { state: Some(QpState::Err), ..QpAttr::default() });
+    }
+}

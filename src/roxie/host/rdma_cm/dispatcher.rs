@@ -1,0 +1,175 @@
+//! Distribution of connection events to the threads and tasks that wait for them.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+
+use super::super::connections::Consumer;
+use super::super::device::Device;
+use roxie_base::time::Nanos;
+use roxie_nic::cm::{Event, Listener, Manager, ResolveAnswer};
+use roxie_wire::cm::{CommId, SidrStatus};
+
+/// Capacity of a connection's event queue.
+const EVENTS: usize = 8;
+
+/// A waiter runs the device at intervals that grow from the first to the last: there may be no other thread to run it.
+const FIRST_LOOK: Duration = Duration::from_millis(1);
+const LAST_LOOK: Duration = Duration::from_millis(20);
+
+/// Events of one connection or listener, for one waiter.
+#[derive(Debug)]
+pub(super) struct Events {
+    events: Receiver<Event>,
+    #[cfg(feature = "tokio")]
+    wake: std::sync::Arc<tokio::sync::Notify>,
+}
+
+/// The sending side of [`Events`].
+#[derive(Debug)]
+struct Subscription {
+    events: Sender<Event>,
+    #[cfg(feature = "tokio")]
+    wake: std::sync::Arc<tokio::sync::Notify>,
+}
+
+fn subscribe(capacity: usize) -> (Subscription, Events) {
+    let (sender, receiver) = bounded(capacity);
+    #[cfg(feature = "tokio")]
+    let wake = std::sync::Arc::<tokio::sync::Notify>::default();
+    let events = Events {
+        events: receiver,
+        #[cfg(feature = "tokio")]
+        wake: std::sync::Arc::clone(&wake),
+    };
+    let subscription = Subscription {
+        events: sender,
+        #[cfg(feature = "tokio")]
+        wake,
+    };
+    (subscription, events)
+}
+
+impl Subscription {
+    /// Queues an event. False: the queue is full.
+    fn send(&self, event: Event) -> bool {
+        let is_queued = self.events.try_send(event).is_ok();
+        #[cfg(feature = "tokio")]
+        self.wake.notify_one();
+        is_queued
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.wake.notify_one();
+    }
+}
+
+impl Events {
+    /// Blocks until the next event. `None`: none came in time, or no more will come.
+    pub(super) fn wait(&self, device: &Device, timeout: Duration) -> Option<Event> {
+        let until = Instant::now().checked_add(timeout);
+        let mut look = FIRST_LOOK;
+        loop {
+            let left = until.map_or(Duration::MAX, |until| until.saturating_duration_since(Instant::now()));
+            match self.events.recv_timeout(look.min(left)) {
+                Ok(event) => return Some(event),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) if left.is_zero() || device.has_failed() => return None,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            device.poll();
+            look = (look * 2).min(LAST_LOOK);
+        }
+    }
+
+    /// Waits for the next event without blocking the thread. `None`: no more will come.
+    #[cfg(feature = "tokio")]
+    pub(super) async fn next(&self, device: &Device) -> Option<Event> {
+        use crossbeam_channel::TryRecvError;
+        loop {
+            match self.events.try_recv() {
+                Ok(event) => return Some(event),
+                Err(TryRecvError::Disconnected) => return None,
+                Err(TryRecvError::Empty) if device.has_failed() => return None,
+                Err(TryRecvError::Empty) => self.wake.notified().await,
+            }
+        }
+    }
+
+    /// Returns the pending events.
+    pub(super) fn pending(&self) -> impl Iterator<Item = Event> {
+        self.events.try_iter()
+    }
+}
+
+/// Distributes events.
+#[derive(Debug, Default)]
+pub(super) struct EventDispatcher {
+    connections: HashMap<CommId, Subscription>,
+    listeners: HashMap<Listener, Subscription>,
+}
+
+impl EventDispatcher {
+    /// Subscribes to a connection's events.
+    pub(super) fn follow(&mut self, id: CommId) -> Events {
+        let (subscription, events) = subscribe(EVENTS);
+        self.connections.insert(id, subscription);
+        events
+    }
+
+    /// Stops queueing a connection's events.
+    pub(super) fn leave(&mut self, id: CommId) {
+        self.connections.remove(&id);
+    }
+
+    /// Subscribes to a listener's requests; at most `backlog` are pending.
+    pub(super) fn attend(&mut self, listener: Listener, backlog: u32) -> Events {
+        let (subscription, events) = subscribe(backlog.max(1) as usize);
+        self.listeners.insert(listener, subscription);
+        events
+    }
+
+    pub(super) fn ignore(&mut self, listener: Listener) {
+        self.listeners.remove(&listener);
+    }
+}
+
+impl Consumer for EventDispatcher {
+    /// Ends all subscriptions, which wakes their waiters.
+    fn device_failed(&mut self) {
+        self.connections.clear();
+        self.listeners.clear();
+    }
+
+    fn event(&mut self, manager: &mut Manager, now: Nanos, event: Event) {
+        let id = event.id();
+        match &event {
+            Event::Request { listener, .. } => {
+                let waits = self.listeners.get(listener).is_some_and(|listener| listener.send(event));
+                if !waits {
+                    manager.destroy(now, id);
+                }
+            }
+            // Service ID resolution for datagrams is not supported here.
+            Event::ResolutionRequest { .. } => {
+                let answer = ResolveAnswer { status: SidrStatus::UNSUPPORTED, ..ResolveAnswer::default() };
+                // Succeeds: the request has just come, and waits for its answer.
+                let _ = manager.answer_resolution(now, id, &answer);
+            }
+            _ => {
+                let last = event.is_last();
+                if let Some(owner) = self.connections.get(&id) {
+                    // If the queue is full, its owner has missed all events of the connection anyway.
+                    let _ = owner.send(event);
+                }
+                if last {
+                    self.leave(id);
+                }
+            }
+        }
+    }
+}

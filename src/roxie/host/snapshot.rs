@@ -1,0 +1,343 @@
+//! Snapshots of a device: plain data with the field names of their JSON.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use roxie_nic::nic::{QpStatus, RegionStatus};
+use roxie_nic::verbs::{QpState, QpType};
+
+/// A device's state at one moment. The fields have the names of the JSON.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// Process ID of the device's process, in the reader's PID namespace, or in its own if it has none there.
+    pub pid: u32,
+    /// User ID of the process. Set by the reader, from the kernel.
+    #[serde(default)]
+    pub uid: u32,
+    /// The process's name.
+    pub name: String,
+    /// The device's name.
+    pub device: String,
+    /// The network interface.
+    pub interface: String,
+    /// The port: `xdp` or `udp`, and the layers on it; `unclaimed` before the first QP.
+    pub port: String,
+    /// The port's mode, and why.
+    pub mode: String,
+    /// The slot among the processes that share the interface over sockets.
+    pub slot: Option<u8>,
+    /// The slot at the NIC that serves the process.
+    #[serde(default)]
+    pub nic_slot: Option<u8>,
+    /// Time on the device's clock, in ns.
+    pub now_ns: u64,
+    /// Counters by their mlx5 and rxe names. The port's count from when it was opened.
+    pub counters: BTreeMap<String, u64>,
+    /// Durations of the engine's passes that did something.
+    pub passes: PassDurations,
+    /// Queue pairs, by number.
+    pub qps: Vec<QpEntry>,
+    /// Memory regions and windows.
+    pub mrs: Vec<MrEntry>,
+    /// Connection identifiers of `rdma_cm`.
+    pub cm_ids: Vec<CmIdEntry>,
+    /// Client processes, if the device is a NIC process.
+    #[serde(default)]
+    pub clients: Vec<ClientEntry>,
+}
+
+/// A client of a NIC process.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ClientEntry {
+    /// Process ID, in the NIC's PID namespace.
+    pub pid: u32,
+    /// User ID.
+    pub uid: u32,
+    /// Name of the process.
+    pub name: String,
+    /// The client's slot.
+    pub slot: u8,
+    /// Use of resources, by the names of their limits: `qps` for `--max-qps`.
+    pub account: BTreeMap<String, AccountEntry>,
+}
+
+/// Use of a resource by a client and its user.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AccountEntry {
+    /// Used by the process.
+    pub used: u64,
+    /// Limit of the process.
+    pub limit: u64,
+    /// Used by all processes of the user.
+    pub user_used: u64,
+    /// Limit of the user.
+    pub user_limit: u64,
+}
+
+/// Callback that lists the clients of a NIC.
+pub(crate) type Clients = Box<dyn Fn() -> Vec<ClientEntry> + Send + Sync>;
+
+impl Snapshot {
+    /// Returns the innermost port, without the layers on it: `udp` for `loopback(udp)`.
+    pub fn transport(&self) -> &str {
+        self.port.rsplit('(').next().unwrap_or_default().trim_end_matches(')')
+    }
+}
+
+/// Maximum number of characters kept of a text.
+const LONGEST_TEXT: usize = 256;
+
+/// Replaces characters that act on a terminal: control characters, and marks that break lines or change their direction.
+fn make_plain(text: &mut String) {
+    let acts = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+    };
+    if text.len() > LONGEST_TEXT || text.contains(acts) {
+        let plain =
+            text.chars().take(LONGEST_TEXT).map(|c| if acts(c) { char::REPLACEMENT_CHARACTER } else { c });
+        *text = plain.collect();
+    }
+}
+
+impl Snapshot {
+    /// Makes all text plain, since the process may have chosen it.
+    pub(super) fn make_plain(&mut self) {
+        // All fields are listed, so that the compiler reports a new one.
+        let Snapshot {
+            pid: _,
+            uid: _,
+            slot: _,
+            nic_slot: _,
+            now_ns: _,
+            passes: _,
+            name,
+            device,
+            interface,
+            port,
+            mode,
+            counters,
+            qps,
+            mrs,
+            cm_ids,
+            clients,
+        } = self;
+        [name, device, interface, port, mode].into_iter().for_each(make_plain);
+        let plain = |(mut name, value)| {
+            make_plain(&mut name);
+            (name, value)
+        };
+        *counters = std::mem::take(counters).into_iter().map(plain).collect();
+        for QpEntry { service, state, remote, .. } in qps {
+            [service, state].into_iter().chain(remote).for_each(make_plain);
+        }
+        for MrEntry { kind, access, .. } in mrs {
+            std::iter::once(kind).chain(access).for_each(make_plain);
+        }
+        clients.iter_mut().for_each(|client| make_plain(&mut client.name));
+        for CmIdEntry { ps, state, .. } in cm_ids {
+            [ps, state].into_iter().for_each(make_plain);
+        }
+    }
+}
+
+/// Histogram of the durations of passes, since the device was opened.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PassDurations {
+    /// Entry `i` counts durations from 2^(i-1) ns, inclusive, to 2^i ns, exclusive; the last entry counts all longer ones too.
+    pub buckets: Vec<u64>,
+    /// Sum of all durations, in ns.
+    pub total_ns: u64,
+}
+
+impl PassDurations {
+    /// Returns the duration in ns at quantile `share` (0 to 1), to within the width of a bucket. `None`: there was no pass.
+    pub fn quantile(&self, share: f64) -> Option<u64> {
+        let count: u64 = self.buckets.iter().sum();
+        if count == 0 {
+            return None;
+        }
+        let wanted = share.clamp(0.0, 1.0) * count as f64;
+        let mut below = 0;
+        for (bucket, passes) in self.buckets.iter().enumerate().filter(|(_, passes)| **passes > 0) {
+            if (below + passes) as f64 >= wanted {
+                // Interpolates linearly within the bucket.
+                let (start, end) = ((1u64 << bucket) / 2, 1u64 << bucket);
+                let inside = (wanted - below as f64) / *passes as f64;
+                return Some(start + (inside * (end - start) as f64) as u64);
+            }
+            below += passes;
+        }
+        None
+    }
+}
+
+/// A queue pair.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct QpEntry {
+    /// The QPN.
+    pub qpn: u32,
+    /// `RC`, `UC`, `UD`, `XRC_INI`, `XRC_TGT`, `GSI`, `RAW_PACKET`.
+    #[serde(rename = "type")]
+    pub service: String,
+    /// `RESET`, `INIT`, `RTR`, `RTS`, `SQD`, `SQE`, `ERR`.
+    pub state: String,
+    /// The peer's QPN, of a connected QP.
+    pub dest_qpn: Option<u32>,
+    /// The peer's address, of a connected QP.
+    pub remote: Option<String>,
+    /// Payload of a full packet in bytes, once it is known.
+    pub path_mtu: Option<usize>,
+    /// The next PSN to send.
+    pub sq_psn: u32,
+    /// The expected PSN.
+    pub rq_psn: u32,
+    /// The current rate in Mb/s, if it is limited.
+    pub rate_mbps: Option<f64>,
+}
+
+/// A memory region or window.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MrEntry {
+    /// `region`, `fast` (fast-registered), `window1`, `window2`.
+    pub kind: String,
+    /// The lkey and rkey, which are equal; 0 if there is no access yet.
+    pub key: u32,
+    /// The protection domain.
+    pub pd: u32,
+    /// The address of the first byte for work requests and peers.
+    pub start: u64,
+    /// Length in bytes.
+    pub length: u64,
+    /// Access flags, with the names of `ibv_access_flags`.
+    pub access: Vec<String>,
+}
+
+/// A connection identifier of `rdma_cm`, or a connection of [`ConnectionManager`](super::ConnectionManager).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CmIdEntry {
+    /// The identifier's number in its process.
+    pub id: u32,
+    /// Port space: `TCP`, `UDP`, `IPoIB`, `IB`.
+    pub ps: String,
+    /// State, with the names of `rdma resource show cm_id`: `IDLE`, `ADDR_BOUND`, `LISTEN`, `CONNECT`, …
+    pub state: String,
+    /// The local address and port.
+    pub src: Option<SocketAddr>,
+    /// The peer's address and port.
+    pub dst: Option<SocketAddr>,
+    /// The QPN, once there is a QP.
+    pub qpn: Option<u32>,
+}
+
+/// Callback that lists connection identifiers. Must not block.
+pub type CmIds = Box<dyn Fn() -> Vec<CmIdEntry> + Send + Sync>;
+
+impl QpEntry {
+    pub(super) fn of(qp: &QpStatus) -> QpEntry {
+        let connected = matches!(qp.qp_type, QpType::Rc | QpType::Uc | QpType::XrcSend | QpType::XrcRecv);
+        let way = qp.attributes.av.filter(|_| connected);
+        QpEntry {
+            qpn: qp.handle.qpn.value(),
+            service: service_name(qp.qp_type).to_owned(),
+            state: state_name(qp.state).to_owned(),
+            dest_qpn: way.map(|_| qp.attributes.dest_qpn.value()),
+            remote: way.map(|way| way.dgid.to_ip().to_string()),
+            path_mtu: way.map(|_| qp.attributes.path_mtu.bytes()),
+            sq_psn: qp.sq_psn.value(),
+            rq_psn: qp.rq_psn.value(),
+            rate_mbps: qp.control.map(|control| control.rate.mbps()),
+        }
+    }
+}
+
+impl MrEntry {
+    pub(super) fn of(region: &RegionStatus) -> MrEntry {
+        let access = region.access.iter_names().map(|(name, _)| name.to_owned()).collect();
+        MrEntry {
+            kind: region.kind.to_owned(),
+            key: region.key,
+            pd: region.pd.0,
+            start: region.start,
+            length: region.length,
+            access,
+        }
+    }
+}
+
+/// Names of QP types in `rdma resource show qp`.
+fn service_name(service: QpType) -> &'static str {
+    match service {
+        QpType::Gsi => "GSI",
+        QpType::Rc => "RC",
+        QpType::Uc => "UC",
+        QpType::Ud => "UD",
+        QpType::RawPacket => "RAW_PACKET",
+        QpType::XrcSend => "XRC_INI",
+        QpType::XrcRecv => "XRC_TGT",
+    }
+}
+
+fn state_name(state: QpState) -> &'static str {
+    match state {
+        QpState::Reset => "RESET",
+        QpState::Init => "INIT",
+        QpState::Rtr => "RTR",
+        QpState::Rts => "RTS",
+        QpState::Sqd => "SQD",
+        QpState::Sqe => "SQE",
+        QpState::Err => "ERR",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transport_is_the_innermost_port() {
+        for port in ["udp", "loopback(udp)", "pcap(fault(udp))"] {
+            let snapshot = Snapshot { port: port.to_owned(), ..Snapshot::default() };
+            assert_eq!(snapshot.transport(), "udp");
+        }
+    }
+
+    #[test]
+    fn snapshot_text_does_not_act_on_a_terminal() {
+        let bad = || "a\u{1b}[2J\n\u{9b}b\u{202e}c".to_owned();
+        let mut snapshot = Snapshot {
+            name: bad(),
+            device: bad(),
+            interface: bad(),
+            port: bad(),
+            mode: bad(),
+            counters: [(bad(), 7)].into(),
+            qps: vec![QpEntry { service: bad(), state: bad(), remote: Some(bad()), ..QpEntry::default() }],
+            mrs: vec![MrEntry { kind: bad(), access: vec![bad()], ..MrEntry::default() }],
+            cm_ids: vec![CmIdEntry { ps: bad(), state: bad(), ..CmIdEntry::default() }],
+            clients: vec![ClientEntry { name: bad(), ..ClientEntry::default() }],
+            ..Snapshot::default()
+        };
+        snapshot.make_plain();
+        // JSON contains all fields, and does not escape these characters as debug output would.
+        let plain = "a\u{fffd}[2J\u{fffd}\u{fffd}b\u{fffd}c";
+        let text = serde_json::to_string(&snapshot).expect("JSON");
+        assert_eq!(text.matches(plain).count(), 14, "{text}");
+        let mut long = "x".repeat(1000);
+        make_plain(&mut long);
+        assert_eq!(long.len(), LONGEST_TEXT);
+    }
+
+    #[test]
+    fn a_quantile_lies_in_its_bucket() {
+        let mut buckets = vec![0; 32];
+        (buckets[10], buckets[14]) = (99, 1);
+        let passes = PassDurations { buckets, total_ns: 0 };
+        assert_eq!(passes.quantile(0.5).map(|ns| (512..1024).contains(&ns)), Some(true));
+        assert_eq!(passes.quantile(0.99), Some(1024));
+        assert_eq!(passes.quantile(1.0), Some(1 << 14));
+        assert_eq!(PassDurations::default().quantile(0.5), None);
+    }
+}

@@ -1,0 +1,229 @@
+//! The application's shared receive queues, and XRC (extended reliable connections), which uses them.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex};
+
+use nix::sys::stat::fstat;
+
+use super::cq::CompletionQueue;
+use super::device::Device;
+use super::error::DeviceError;
+use super::error::{no_memory, unexpected, within};
+use super::pd::{Kept, ProtectionDomain};
+use super::qp::QueuePair;
+use roxie_base::limits::{MAX_SGE, MAX_WR};
+use roxie_base::threads::lock;
+use roxie_nic::nic::{Answer, Command, MemoryCommand, SrqStatus};
+use roxie_nic::shared::{PostError, RecvRing, SendRing};
+use roxie_nic::verbs::{FileId, OpenXrcd, QpType, Sge, SrqIndex, SrqInit, SrqKind, Srqn, XrcdId};
+
+#[derive(Debug)]
+struct SrqInner {
+    device: Device,
+    index: SrqIndex,
+    number: Srqn,
+    ring: Mutex<RecvRing>,
+    _uses: Kept,
+}
+
+impl Drop for SrqInner {
+    fn drop(&mut self) {
+        let _ = self.device.call(Command::DestroySrq(self.index));
+    }
+}
+
+/// A receive queue that many QPs take from, in the order of posting. A clone is another handle to the same queue.
+#[derive(Clone, Debug)]
+pub struct SharedReceiveQueue {
+    inner: Arc<SrqInner>,
+}
+
+impl SharedReceiveQueue {
+    pub(super) fn kept(&self) -> Arc<dyn std::fmt::Debug + Send + Sync> {
+        Arc::clone(&self.inner) as _
+    }
+
+    /// Index of the queue in the device's table. Events carry it.
+    pub fn index(&self) -> SrqIndex {
+        self.inner.index
+    }
+
+    /// The SRQ number, which the peer of an XRC connection puts into its work requests (`ibv_get_srq_num`).
+    pub fn number(&self) -> Srqn {
+        self.inner.number
+    }
+
+    /// Posts a receive (`ibv_post_srq_recv`).
+    ///
+    /// # Errors
+    /// If the queue is full, the list is too long, or the device has failed.
+    pub fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+        if self.inner.device.has_failed() {
+            return Err(PostError::DeviceFatal);
+        }
+        lock(&self.inner.ring).post(wr_id, sges).map(drop)
+    }
+
+    /// Requests one event when fewer than `limit` receives are left; at once if there are already fewer. A limit of 0 disarms.
+    ///
+    /// # Errors
+    /// If `limit` exceeds the size of the queue.
+    pub fn arm(&self, limit: u32) -> Result<(), DeviceError> {
+        self.modify(None, Some(limit))
+    }
+
+    /// Resizes the queue to at least `max_wr` receives. Pending receives keep their order.
+    ///
+    /// # Errors
+    /// If more receives are pending, or `max_wr` is beyond the device's limit. The queue is then unchanged.
+    pub fn resize(&self, max_wr: u32) -> Result<(), DeviceError> {
+        self.modify(Some(max_wr), None)
+    }
+
+    /// Resizes and arms at once, or one of the two (`ibv_modify_srq`).
+    ///
+    /// # Errors
+    /// As those of [`resize`](Self::resize) and [`arm`](Self::arm), with the new size. The queue is then unchanged.
+    pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), DeviceError> {
+        let change = |ring| MemoryCommand::ModifySrq { srq: self.inner.index, ring, limit };
+        let Some(max_wr) = max_wr else {
+            return self.inner.device.call(change(None)).map(drop);
+        };
+        within("max_wr", max_wr, MAX_WR)?;
+        // Blocks posting while the NIC moves pending receives.
+        let mut ring = lock(&self.inner.ring);
+        let other = self.inner.device.receive_ring(max_wr, ring.max_sge())?;
+        self.inner.device.call(change(Some(other.clone())))?;
+        *ring = other;
+        Ok(())
+    }
+
+    /// Returns the SRQ's status.
+    ///
+    /// # Errors
+    /// If the device has failed.
+    pub fn query(&self) -> Result<SrqStatus, DeviceError> {
+        match self.inner.device.call(Command::QuerySrq(self.inner.index))? {
+            Answer::SrqStatus(status) => Ok(status),
+            other => unexpected(&other),
+        }
+    }
+}
+
+impl ProtectionDomain {
+    /// Makes a shared receive queue for `max_wr` receives of up to `max_sge` entries.
+    ///
+    /// # Errors
+    /// If a size is beyond the device's limits, or it has no room for another SRQ.
+    pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, DeviceError> {
+        self.make_srq(max_wr, max_sge, SrqKind::Basic, Kept::new())
+    }
+
+    /// Makes a shared receive queue for XRC: completions of its receives go to `cq`, and requests access memory of this protection
+    /// domain.
+    ///
+    /// # Errors
+    /// As those of [`create_srq`](Self::create_srq).
+    pub fn create_xrc_srq(
+        &self,
+        max_wr: u32,
+        max_sge: u32,
+        xrcd: &XrcDomain,
+        cq: &CompletionQueue,
+    ) -> Result<SharedReceiveQueue, DeviceError> {
+        let kind = SrqKind::Xrc { xrcd: xrcd.inner.id, cq: cq.index() };
+        self.make_srq(max_wr, max_sge, kind, vec![cq.kept(), Arc::clone(&xrcd.inner) as _])
+    }
+
+    fn make_srq(
+        &self,
+        max_wr: u32,
+        max_sge: u32,
+        kind: SrqKind,
+        mut uses: Kept,
+    ) -> Result<SharedReceiveQueue, DeviceError> {
+        within("max_wr", max_wr, MAX_WR)?;
+        within("max_sge", max_sge, MAX_SGE as u32)?;
+        let ring = self.inner.device.receive_ring(max_wr, max_sge)?;
+        let init = SrqInit { kind, limit: 0 };
+        let device = self.device().clone();
+        match device.call(MemoryCommand::CreateSrq { pd: self.id(), init, ring: ring.clone() })? {
+            Answer::Srq(index, number) => {
+                uses.push(Arc::clone(&self.inner) as _);
+                let inner = SrqInner { device, index, number, ring: Mutex::new(ring), _uses: uses };
+                Ok(SharedReceiveQueue { inner: Arc::new(inner) })
+            }
+            other => unexpected(&other),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct XrcdInner {
+    device: Device,
+    id: XrcdId,
+}
+
+impl Drop for XrcdInner {
+    fn drop(&mut self) {
+        let _ = self.device.call(Command::CloseXrcd(self.id));
+    }
+}
+
+/// An XRC domain, which joins targets with shared receive queues. A clone is another handle to the same domain.
+#[derive(Clone, Debug)]
+pub struct XrcDomain {
+    inner: Arc<XrcdInner>,
+}
+
+impl XrcDomain {
+    /// Makes the target of a connection (XRC_TGT) in RESET. A target only receives.
+    ///
+    /// # Errors
+    /// If the device has no room for another QP.
+    pub fn create_target(&self) -> Result<QueuePair, DeviceError> {
+        let device = &self.inner.device;
+        device.claim_for_qp()?;
+        let nothing = SendRing::new(1, 0, 0).map_err(no_memory)?;
+        match device.call(Command::CreateXrcTarget(self.inner.id))? {
+            Answer::Qp(handle) => {
+                let uses = vec![Arc::clone(&self.inner) as _];
+                Ok(QueuePair::new(device, handle, QpType::XrcRecv, nothing, None, uses))
+            }
+            other => unexpected(&other),
+        }
+    }
+}
+
+impl Device {
+    /// Opens an XRC domain that only this process uses.
+    ///
+    /// # Errors
+    /// If the device has no room for another domain.
+    pub fn open_xrcd(&self) -> Result<XrcDomain, DeviceError> {
+        self.xrcd(OpenXrcd::default(), None)
+    }
+
+    /// Opens the XRC domain of a file (`ibv_open_xrcd`). `create`: makes the domain if needed; `exclusive`: fails if it exists.
+    ///
+    /// # Errors
+    /// If the domain does not exist without `create`, exists with `exclusive`, or the device has no room for another.
+    pub fn open_xrcd_of(
+        &self,
+        file: impl AsFd,
+        create: bool,
+        exclusive: bool,
+    ) -> Result<XrcDomain, DeviceError> {
+        let stat = fstat(&file)
+            .map_err(|e| DeviceError::System { what: "the file of an XRC domain", source: e.into() })?;
+        let id = Some(FileId { device: stat.st_dev, inode: stat.st_ino });
+        self.xrcd(OpenXrcd { file: id, create, exclusive }, Some(file.as_fd()))
+    }
+
+    fn xrcd(&self, open: OpenXrcd, file: Option<BorrowedFd<'_>>) -> Result<XrcDomain, DeviceError> {
+        match self.adapter().open_xrcd(open, file)? {
+            Answer::Xrcd(id) => Ok(XrcDomain { inner: Arc::new(XrcdInner { device: self.clone(), id }) }),
+            other => unexpected(&other),
+        }
+    }
+}

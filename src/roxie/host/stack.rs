@@ -1,0 +1,41 @@
+//! Layers on a port: fault injection, loopback, captures.
+
+use std::fs::File;
+use std::path::PathBuf;
+
+use super::error::OpenError;
+use roxie_port::Port;
+use roxie_port::fault::{FaultConfig, FaultPort};
+use roxie_port::loopback::LoopbackPort;
+use roxie_port::pcap::{PcapPort, Timestamps};
+
+/// Maximum number of looped-back frames in flight.
+const LOOPBACK_DEPTH: usize = 512;
+
+/// Optional layers on a port.
+#[derive(Clone, Debug, Default)]
+pub struct Stack {
+    /// Faults to inject.
+    pub fault: Option<FaultConfig>,
+    /// File for a capture of both directions, with the NIC's reasons as comments.
+    pub capture: Option<PathBuf>,
+}
+
+impl Stack {
+    /// Returns the port with its layers: fault injection next to the link, loopback of frames to own addresses above it, and the
+    /// capture on top, so that it shows what the NIC sees.
+    ///
+    /// # Errors
+    /// If the capture cannot be written.
+    pub fn on(&self, port: Box<dyn Port>) -> Result<Box<dyn Port>, OpenError> {
+        let port: Box<dyn Port> = match &self.fault {
+            Some(faults) => Box::new(FaultPort::new(port, faults)),
+            None => port,
+        };
+        let port = Box::new(LoopbackPort::new(port, LOOPBACK_DEPTH));
+        let Some(path) = &self.capture else { return Ok(port) };
+        let failed = |source| OpenError::Capture { path: path.clone(), source };
+        let file = File::create(path).map_err(failed)?;
+        Ok(Box::new(PcapPort::to_file(port, file, Timestamps::WallClock).map_err(failed)?))
+    }
+}

@@ -1,0 +1,98 @@
+//! State shared by the handles of a device, and by the thread that follows its interface.
+
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+
+use roxie_nic::nic::{Command, CongestionConfig};
+use roxie_port::LinkChange;
+
+use super::adapter::{Adapter, DeviceSlot, IsOfClient};
+use super::claim::Claim;
+use super::error::DeviceError;
+use super::gid_table::GidTable;
+use super::knob_file::KnobFile;
+use super::resolve::Resolve;
+use super::snapshot::{Clients, CmIds};
+use super::watched_sources::InterfaceWatcher;
+
+/// A device's handles. The following thread shares the state, but not the handle that ends the thread. Dropping the last handle
+/// therefore waits for the thread, and then closes the port.
+#[derive(Debug)]
+pub(super) struct Handle {
+    /// Follows the interface, if there is one. Dropped first.
+    pub(super) watcher: OnceLock<InterfaceWatcher>,
+    pub(super) state: Arc<State>,
+}
+
+impl Deref for Handle {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+/// A device's state.
+pub(super) struct State {
+    pub(super) adapter: Adapter,
+    pub(super) name: String,
+    pub(super) gids: RwLock<GidTable>,
+    pub(super) resolver: Box<dyn Resolve>,
+    /// The claim that the first queue pair makes.
+    pub(super) claim: Mutex<Option<Claim>>,
+    /// The slot among the processes that share the device.
+    pub(super) slot: OnceLock<DeviceSlot>,
+    /// Lists connection identifiers for snapshots.
+    pub(super) cm_ids: OnceLock<CmIds>,
+    /// Tests for objects of client processes.
+    pub(super) others: OnceLock<IsOfClient>,
+    /// Lists client processes.
+    pub(super) clients: OnceLock<Clients>,
+    /// The congestion control file.
+    pub(super) control_file: Mutex<Option<KnobFile>>,
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Device").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl State {
+    /// Applies the congestion control file if it has changed. Reports an invalid file.
+    pub(super) fn read_control(&self) {
+        let mut file = self.control_file.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(file) = &mut *file else { return };
+        match file.read() {
+            Ok(Some(control)) => {
+                let before = self.adapter.congestion();
+                let config = CongestionConfig { control, ..before };
+                // A device that has failed reports it itself.
+                let _ = self.adapter.call(Command::SetCongestion(Box::new(config)));
+            }
+            Ok(None) => {}
+            Err(why) => tracing::warn!("{}: congestion control stays as it is: {why}", self.name),
+        }
+    }
+
+    /// True if there is a congestion control file.
+    pub(super) fn has_control_file(&self) -> bool {
+        self.control_file.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Implements [`Device::follow_link`](super::Device::follow_link).
+    pub(super) fn follow_link(&self, change: &LinkChange) -> Result<(), DeviceError> {
+        let (failed, largest) = self.adapter.follow_link(change)?;
+        if let LinkChange::Mtu(mtu) = change
+            && failed > 0
+        {
+            tracing::warn!(
+                "{}: the link MTU is {mtu} now: {failed} QPs of a larger path MTU are in the error state; \
+                 connect them again with a path MTU of {} at most, or raise the link MTU",
+                self.name,
+                largest.bytes()
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,496 @@
+//! A process's connection to a NIC in another process.
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use nix::unistd::geteuid;
+
+use super::arenas::Arenas;
+use super::error::AttachError;
+use super::link::Link;
+use super::message::{
+    ArenaPlace, ClientForm, Completions, Hello, Memory, Pages, Receives, Refusal, Reply, Request, Response,
+    VERSION, Welcome, WithMessage,
+};
+use super::trust::{is_trusted, name_of_process};
+use roxie_base::descriptors::{children, connect, peer_of};
+use roxie_base::random::unguessable;
+use roxie_base::roster::{Denied, PortRequest};
+use roxie_base::threads::{lock, spawn_unsignalled};
+use roxie_base::time::{Nanos, monotonic};
+use roxie_engine::EventSink;
+use roxie_nic::nic::{Answer, Command, ControlError, Convert, Mapped};
+use roxie_nic::shared::remote_memory::RemoteMemory;
+use roxie_nic::shared::{
+    CompletionRing, Doorbells, EventCounter, HostMemory, MemoryFile, PageList, RecvRing, Region, SendRing,
+};
+use roxie_nic::verbs::{Access, AsyncEvent, EventKind, Mtu, OpenXrcd, QpCaps, QpIndex};
+use roxie_port::PortInfo;
+
+/// Maximum time for a NIC to accept a connection.
+const CONNECT: Duration = Duration::from_secs(1);
+/// Maximum time for a NIC to say whether it serves this process: it may have other clients to answer first.
+const ANSWER: Duration = Duration::from_secs(10);
+/// Maximum number of events that wait for the application if there is no sink.
+const EVENTS: usize = 4096;
+
+/// Returns the abstract name of the socket of an interface's NIC. Such names belong to the network namespace, as the interface
+/// does.
+pub fn name_of(interface: &str) -> String {
+    format!("roxie/nic/{interface}")
+}
+
+/// Returns the process that is the NIC of an interface in the calling thread's network namespace. `None` if there is none.
+///
+/// # Errors
+/// If the process with the NIC's name accepts no connection, or is one that this process may not trust with its memory.
+pub fn nic_of(interface: &str) -> Result<Option<u32>, AttachError> {
+    Ok(connected(interface)?.map(|(_, pid)| pid.cast_unsigned()))
+}
+
+/// Returns the value of [`TRUSTED_NIC`](super::TRUSTED_NIC) for programs started here. `None` if the interface has no NIC that this
+/// process trusts.
+pub fn trusted_nic(interface: &str) -> Option<String> {
+    nic_of(interface).ok().flatten().and_then(name_of_process)
+}
+
+/// Connects to the NIC of an interface. Returns the connection and the NIC's process. `None` if there is none.
+fn connected(interface: &str) -> Result<Option<(UnixStream, i32)>, AttachError> {
+    let socket = match connect(&name_of(interface), Instant::now() + CONNECT) {
+        Ok(socket) => socket,
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),
+        Err(error) => return Err(silent_or(interface, error)),
+    };
+    let who = peer_of(&socket).map_err(|source| silent_or(interface, source))?;
+    let (pid, uid) = (who.pid(), who.uid());
+    if !is_trusted(pid.cast_unsigned(), uid) {
+        let (pid, own) = (pid.cast_unsigned(), geteuid().as_raw());
+        return Err(AttachError::Stranger { interface: interface.to_owned(), pid, uid, own });
+    }
+    Ok(Some((socket, pid)))
+}
+
+fn silent_or(interface: &str, source: io::Error) -> AttachError {
+    let interface = interface.to_owned();
+    match source.kind() {
+        // A read that times out fails with `WouldBlock`.
+        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => AttachError::Silent { interface },
+        _ => AttachError::System { interface, source },
+    }
+}
+
+/// The connection of a client to its NIC.
+#[derive(Debug)]
+pub struct Attachment {
+    link: Arc<Link>,
+    /// Serializes requests.
+    asking: Mutex<()>,
+    welcome: Welcome,
+    bells: Doorbells,
+    arenas: Arenas,
+    state: Arc<State>,
+    unseen: Receiver<AsyncEvent>,
+    thread: Option<JoinHandle<()>>,
+    events: OwnedFd,
+}
+
+/// The state of the thread that receives events.
+struct State {
+    is_gone: AtomicBool,
+    sink: OnceLock<Mutex<EventSink>>,
+    unseen: Sender<AsyncEvent>,
+    /// The counters of completion queues. All are raised if the NIC ends, so that no thread waits forever.
+    counters: Mutex<Vec<EventCounter>>,
+    port: Mutex<PortInfo>,
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("State").field("is_gone", &self.is_gone).finish_non_exhaustive()
+    }
+}
+
+impl State {
+    fn raise(&self, event: AsyncEvent) {
+        match self.sink.get() {
+            Some(sink) => lock(sink)(event),
+            // Without a sink, events wait for the application; those beyond the queue are lost.
+            None => drop(self.unseen.try_send(event)),
+        }
+    }
+
+    fn die(&self) {
+        if !self.is_gone.swap(true, Relaxed) {
+            self.raise(AsyncEvent::Device(EventKind::DeviceFatal));
+            lock(&self.counters).iter().for_each(EventCounter::raise);
+        }
+    }
+}
+
+impl Attachment {
+    /// Asks the NIC of an interface in the calling thread's network namespace to serve this process. `None` if there is none.
+    ///
+    /// # Errors
+    /// If there is a NIC that does not serve this process.
+    pub fn open(interface: &str) -> Result<Option<Attachment>, AttachError> {
+        let system = |source| silent_or(interface, source);
+        let Some((socket, _)) = connected(interface)? else { return Ok(None) };
+        socket.set_read_timeout(Some(ANSWER)).map_err(system)?;
+        let link = Link::new(socket);
+        // The kernel's name of the process, which users know.
+        let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default().trim_end().to_owned();
+        let secret = unguessable();
+        let secret_at = (std::ptr::from_ref(&secret) as u64, secret);
+        let hello = Hello { version: VERSION, name, secret: secret_at };
+        let memory = RemoteMemory::descriptors()
+            .map_err(|source| AttachError::Memory { interface: interface.to_owned(), source })?;
+        let refused =
+            |why: &str| AttachError::Refused { interface: interface.to_owned(), why: why.to_owned() };
+        let hung_up = || refused("it hung up; is it of another version?");
+        // A NIC that refuses a user says so without hearing the greeting.
+        let sent = link.send(&hello, &[]);
+        match link.receive::<Result<(), String>>().map_err(system)? {
+            Some((heard, _)) => heard.map_err(|why| refused(&why))?,
+            None => return Err(sent.map_or_else(system, |()| hung_up())),
+        }
+        let sent = link.show(&memory.each_ref().map(AsFd::as_fd));
+        drop(memory);
+        let answer = link.receive::<Result<Welcome, String>>().map_err(system)?;
+        // The NIC has read the secret by now.
+        std::hint::black_box(&secret);
+        let Some((welcome, fds)) = answer else { return Err(sent.map_or_else(system, |()| hung_up())) };
+        let welcome = welcome.map_err(|why| refused(&why))?;
+        link.set_read_timeout(None).map_err(system)?;
+        let Ok([page, wake, events]) = <[OwnedFd; 3]>::try_from(fds) else {
+            return Err(refused("what came is not what a NIC hands over"));
+        };
+        Attachment::start(link, welcome, (page, wake, events)).map(Some).map_err(system)
+    }
+
+    fn start(
+        link: Link,
+        welcome: Welcome,
+        (page, wake, events): (OwnedFd, OwnedFd, OwnedFd),
+    ) -> io::Result<Attachment> {
+        let bells = Doorbells::map(page.as_fd(), wake, welcome.qps)?;
+        let (sender, unseen) = bounded(EVENTS);
+        let state = Arc::new(State {
+            is_gone: AtomicBool::new(false),
+            sink: OnceLock::new(),
+            unseen: sender,
+            counters: Mutex::default(),
+            port: Mutex::new(welcome.port.clone()),
+        });
+        children::keep_from([link.as_fd().as_raw_fd(), events.as_raw_fd()]);
+        let heard = Link::new(UnixStream::from(events.try_clone()?));
+        let hears = Arc::clone(&state);
+        let thread = spawn_unsignalled("roxie-events", move || {
+            while let Ok(Some((event, _))) = heard.receive::<AsyncEvent>() {
+                hears.raise(event);
+            }
+            hears.die();
+        })?;
+        Ok(Attachment {
+            link: Arc::new(link),
+            asking: Mutex::new(()),
+            welcome,
+            bells,
+            arenas: Arenas::default(),
+            state,
+            unseen,
+            thread: Some(thread),
+            events,
+        })
+    }
+
+    fn ask_with(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<Response, ControlError> {
+        if self.is_gone() {
+            return Err(ControlError::DeviceFatal);
+        }
+        let _alone = lock(&self.asking);
+        let answer = self.link.send(request, fds).and_then(|()| self.link.receive::<Reply>());
+        match answer {
+            Ok(Some((Ok(response), _))) => Ok(response),
+            Ok(Some((Err(Refusal { errno, why }), _))) => Err(ControlError::Refused { errno, why }),
+            // A message sent or received by half cannot be resumed.
+            Ok(None) | Err(_) => {
+                self.link.shut();
+                self.state.die();
+                Err(ControlError::DeviceFatal)
+            }
+        }
+    }
+
+    fn request(&self, request: &Request) -> Result<Response, ControlError> {
+        self.ask_with(request, &[])
+    }
+
+    /// Executes a command and waits for the answer.
+    ///
+    /// # Errors
+    /// As the command's; [`ControlError::DeviceFatal`] if the NIC has ended.
+    pub fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
+        let mut by = ToClientForm { arenas: &self.arenas, counter: None, file: None };
+        let request = match command.into() {
+            // Records contain state that only the NIC's process has.
+            Command::QueryLog(_) => return Ok(Answer::QpLog(Vec::new())),
+            command if command.is_for_the_device() => {
+                let why = "this is for whoever started the NIC (`roxie nic`) to say".to_owned();
+                return Err(ControlError::Refused { errno: libc::EPERM, why });
+            }
+            Command::Memory(command) => Request::Memory(command.convert(&mut by)?),
+            command => Request::Command(command),
+        };
+        let ToClientForm { counter, file, .. } = by;
+        let fds: Vec<BorrowedFd<'_>> =
+            counter.iter().map(AsFd::as_fd).chain(file.iter().map(AsFd::as_fd)).collect();
+        match self.ask_with(&request, &fds)? {
+            Response::Answer(answer) => {
+                if let Some(counter) = counter.clone() {
+                    self.remember(counter);
+                }
+                Ok(answer)
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Adds a counter that is raised if the NIC ends.
+    fn remember(&self, counter: EventCounter) {
+        let mut counters = lock(&self.state.counters);
+        let own = counter.as_fd().as_raw_fd();
+        counters.retain(|other| other.as_fd().as_raw_fd() != own && !other.is_last());
+        counters.push(counter);
+    }
+
+    /// Returns zeroed memory for a queue, shared with the NIC.
+    ///
+    /// # Errors
+    /// If there is no memory, or the NIC's bound for this process is reached.
+    pub fn region(&self, words: usize) -> io::Result<Arc<Region>> {
+        self.arenas.take(words, |size, fd| {
+            let request = Request::Arena { words: size as u64 };
+            self.ask_with(&request, &[fd.as_fd()])
+                .map(drop)
+                .map_err(|error| io::Error::other(error.to_string()))
+        })
+    }
+
+    /// Rings for new work requests of a QP.
+    pub fn posted(&self, qp: QpIndex) {
+        self.bells.ring(qp);
+    }
+
+    /// The time on the NIC's clock.
+    pub fn now(&self) -> Nanos {
+        Nanos(monotonic().saturating_sub(self.welcome.epoch))
+    }
+
+    /// True if the NIC has ended or closed the connection.
+    pub fn is_gone(&self) -> bool {
+        self.state.is_gone.load(Relaxed)
+    }
+
+    /// The process's slot at the NIC, with which its communication IDs begin.
+    pub fn slot(&self) -> u8 {
+        self.welcome.slot
+    }
+
+    /// Passes all later events to `sink`. Returns false if there is a sink already.
+    pub fn set_event_sink(&self, sink: EventSink) -> bool {
+        self.state.sink.set(Mutex::new(sink)).is_ok()
+    }
+
+    /// Takes the next asynchronous event, if one is waiting and there is no sink.
+    pub fn event(&self) -> Option<AsyncEvent> {
+        self.unseen.try_recv().ok()
+    }
+
+    /// Reports an event that this process has detected itself.
+    pub fn raise(&self, event: AsyncEvent) {
+        self.state.raise(event);
+    }
+
+    /// Returns the description of the NIC's link. If the NIC has ended, the last one known.
+    pub fn port(&self) -> PortInfo {
+        if let Ok(Response::Port(info)) = self.request(&Request::Port) {
+            *lock(&self.state.port) = info;
+        }
+        lock(&self.state.port).clone()
+    }
+
+    /// Returns the largest path MTU of the NIC's link. If the NIC has ended, the smallest there is.
+    pub fn largest_mtu(&self) -> Mtu {
+        match self.request(&Request::LargestMtu) {
+            Ok(Response::Mtu(mtu)) => mtu,
+            _ => Mtu::Mtu256,
+        }
+    }
+
+    /// Returns the NIC's counters, over all its clients. If the NIC has ended, none.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        match self.request(&Request::Counters) {
+            Ok(Response::Counters(all)) => {
+                all.into_iter().map(|(name, value)| (interned(name), value)).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Returns a snapshot of this process's objects, as JSON. `None` if the NIC has ended.
+    pub fn look(&self) -> Option<Vec<u8>> {
+        match self.request(&Request::Snapshot) {
+            Ok(Response::Snapshot(text)) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Takes over the unit of a process of this user that has ended, in order to act for that process.
+    ///
+    /// # Errors
+    /// If the unit is not free or was another user's, or the NIC has ended.
+    pub fn take_unit(&self, unit: u8) -> Result<(), Denied> {
+        self.request(&Request::TakeUnit(unit)).map(drop).map_err(denied)
+    }
+
+    /// Passes memory for the state of this process's connections that outlives the process.
+    ///
+    /// # Errors
+    /// If the NIC has ended, or refuses the memory.
+    pub fn hand_over_estate(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.ask_with(&Request::OrphanTable, &[fd]).map(drop).map_err(io::Error::other)
+    }
+
+    /// Directs requests for these services to this process: (service ID, the only address or all).
+    ///
+    /// # Errors
+    /// If this process may not have some of them ([`Roster::set_services`](roxie_base::roster::Roster::set_services)), or the NIC has
+    /// ended.
+    pub fn set_services(
+        &self,
+        services: impl IntoIterator<Item = (u64, Option<IpAddr>)>,
+    ) -> Result<(), Denied> {
+        self.request(&Request::Services(services.into_iter().collect())).map(drop).map_err(denied)
+    }
+
+    /// Executes a request about port numbers. Returns the number.
+    ///
+    /// # Errors
+    /// As for [`Roster::port`](roxie_base::roster::Roster::port), and if the NIC has ended.
+    pub fn port_number(&self, request: PortRequest) -> Result<u16, Denied> {
+        match self.request(&Request::PortNumber(request)).map_err(denied)? {
+            Response::PortNumber(number) => Ok(number),
+            other => Err(denied(unexpected(&other))),
+        }
+    }
+
+    /// Opens an XRC domain. The NIC itself determines the file of the descriptor.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub fn open_xrcd(&self, open: OpenXrcd, file: Option<BorrowedFd<'_>>) -> Result<Answer, ControlError> {
+        let fds: Vec<BorrowedFd<'_>> = file.into_iter().collect();
+        match self.ask_with(&Request::Command(Command::OpenXrcd(open)), &fds)? {
+            Response::Answer(answer) => Ok(answer),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        children::forget([self.link.as_fd().as_raw_fd(), self.events.as_raw_fd()]);
+        // The client's own end is no failure.
+        self.state.is_gone.store(true, Relaxed);
+        self.link.shut();
+        let _ = nix::sys::socket::shutdown(self.events.as_raw_fd(), nix::sys::socket::Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Names memory of this process as the NIC knows it: queues by their place in an arena, all other memory by its address.
+struct ToClientForm<'a> {
+    arenas: &'a Arenas,
+    /// A counter with a descriptor that goes with the message. No command has both a counter and registered memory.
+    counter: Option<EventCounter>,
+    /// A file with a descriptor that goes with the message.
+    file: Option<MemoryFile>,
+}
+
+impl ToClientForm<'_> {
+    fn place(&self, queue: &[AtomicU64]) -> Result<ArenaPlace, ControlError> {
+        self.arenas
+            .place_of(queue)
+            .ok_or(ControlError::WrongKind("a queue in memory that the NIC does not share"))
+    }
+}
+
+impl Convert<Mapped, ClientForm> for ToClientForm<'_> {
+    type Error = ControlError;
+
+    fn memory(&mut self, memory: HostMemory, _: Access) -> Result<Memory, ControlError> {
+        if memory.is_null() {
+            return Ok(Memory::Null);
+        }
+        let (address, length) = (memory.address(), memory.len() as u64);
+        self.file = memory.file();
+        Ok(match &self.file {
+            Some(file) => Memory::InFile { address, length, offset: file.offset(), is_lent: file.is_lent() },
+            None => Memory::At { address, length, on_demand: memory.is_on_demand() },
+        })
+    }
+
+    fn pages(&mut self, pages: PageList) -> Result<Pages, ControlError> {
+        Ok(Pages { place: self.place(pages.words())?, capacity: pages.capacity() })
+    }
+
+    fn completions(&mut self, ring: CompletionRing) -> Result<Completions, ControlError> {
+        Ok(Completions { place: self.place(ring.words())?, capacity: ring.capacity() })
+    }
+
+    fn counter(&mut self, counter: EventCounter) -> Result<WithMessage, ControlError> {
+        self.counter = Some(counter);
+        Ok(WithMessage)
+    }
+
+    fn sends(&mut self, ring: SendRing, _: &QpCaps) -> Result<ArenaPlace, ControlError> {
+        self.place(ring.words())
+    }
+
+    fn receives(&mut self, ring: RecvRing) -> Result<Receives, ControlError> {
+        let place = self.place(ring.words())?;
+        Ok(Receives { place, capacity: ring.capacity(), max_sge: ring.max_sge() })
+    }
+}
+
+fn denied(error: ControlError) -> Denied {
+    Denied::new(error.errno(), error.to_string())
+}
+
+fn unexpected(response: &Response) -> ControlError {
+    ControlError::Refused {
+        errno: libc::EPROTO,
+        why: format!("the NIC answered something else: {response:?}"),
+    }
+}
+
+/// The names of counters are few, and those of a NIC never change.
+fn interned(name: String) -> &'static str {
+    static KNOWN: Mutex<Vec<&'static str>> = Mutex::new(Vec::new());
+    let mut known = lock(&KNOWN);
+    if let Some(found) = known.iter().find(|other| **other == name) {
+        return found;
+    }
+    let leaked: &'static str = name.leak();
+    known.push(leaked);
+    leaked
+}
