@@ -24,6 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const GREETING: &[u8] = b"hello by address and port";
 
 fn main() -> Result<()> {
+    // Prints what the library reports: frames that cannot be sent, and the remedy.
+    roxie::stderr_log::install();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => in_one_process(),

@@ -382,6 +382,7 @@ fn dispatch(command: &Command) -> Result<bool, Error> {
 const SKIPPED: u8 = 77;
 
 fn main() -> ExitCode {
+    roxie::stderr_log::install();
     match dispatch(&Arguments::parse().command) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,

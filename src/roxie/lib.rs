@@ -57,6 +57,8 @@
 //! | `xdp` | devices on AF_XDP | clang, libclang, the headers of libbpf |
 //! | `tokio` | completions and connections that tasks await | tokio |
 //!
+//! The library prints nothing. It reports what a user should know as `tracing` events; [`stderr_log`] prints them.
+//!
 //! `udp` is the default because it builds and runs everywhere, without privileges. With neither, there are devices in
 //! memory, and those of a NIC in another process (`roxie nic`).
 //!

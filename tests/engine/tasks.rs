@@ -3,6 +3,7 @@
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::pin::pin;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -76,32 +77,39 @@ fn waiting_task_receives_a_later_completion() {
 
 #[test]
 fn failed_device_wakes_all_tasks() {
+    // With `Caller`, the pass that panics may be one of the connection manager's thread.
+    for drive in [Drive::Thread { core: None, spin: Nanos::MAX }, Drive::Caller] {
+        fails_under_waiting_tasks(drive);
+    }
+}
+
+fn fails_under_waiting_tasks(drive: Drive) {
     let mut fuse = None;
     let bend = |port| {
         let port = Bent::new(port);
         fuse = Some(port.fuse());
         port
     };
-    // A pass of the task itself would panic in the task.
-    let drive = driven(Drive::Thread { core: None, spin: Nanos::MAX });
-    let (near, _far) = bent_pair(4200, bend, &drive, &DeviceConfig::caller_only());
+    let (near, _far) = bent_pair(4200, bend, &driven(drive), &DeviceConfig::caller_only());
     block_on(async {
         let cq = near.create_async_cq(8).expect("a queue");
         let manager = ConnectionManager::start(&near).expect("QP1");
         let address = SocketAddr::new(near.gid(0).expect("a GID").to_ip(), 7174);
         let listener = manager.listen(address, 8).expect("a port");
-        assert!(is_pending(cq.next()).await && is_pending(listener.next()).await);
-        fuse.expect("the port was bent").store(true, std::sync::atomic::Ordering::Relaxed);
-        let (completion, request) = tokio::join!(cq.next(), listener.next());
+        let (mut completion, mut request) = (pin!(cq.next()), pin!(listener.next()));
+        let mut another = pin!(listener.next());
+        assert!(is_pending(completion.as_mut()).await && is_pending(request.as_mut()).await);
+        assert!(is_pending(another.as_mut()).await);
+        fuse.expect("the port was bent").store(true, Relaxed);
+        let (completion, request, another) = tokio::join!(completion, request, another);
         assert!(near.has_failed());
         completion.expect_err("no more completions");
         request.expect_err("no more requests");
+        another.expect_err("no more requests");
         // Later calls do not wait either.
         cq.next().await.expect_err("no more completions");
-        let other = manager.listen(SocketAddr::new(address.ip(), 7175), 8);
-        if let Ok(other) = other {
-            other.next().await.expect_err("no more requests");
-        }
+        let other = manager.listen(SocketAddr::new(address.ip(), 7175), 8).expect("a port");
+        other.next().await.expect_err("no more requests");
     });
 }
 

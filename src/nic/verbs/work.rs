@@ -286,13 +286,15 @@ impl SendWr {
         SendWr { flags: self.flags | SendFlags::FENCE, ..self }
     }
 
-    /// Adds immediate data to a SEND or a WRITE. The WRITE then consumes a receive of the peer. Other operations carry none.
+    /// Adds immediate data to a SEND or a WRITE. The WRITE then consumes a receive of the peer. Other operations carry none, and stay as
+    /// they are.
     #[must_use]
     pub fn imm(self, imm: u32) -> SendWr {
         let opcode = match self.opcode {
             WrOpcode::Send => WrOpcode::SendImm,
             WrOpcode::Write => WrOpcode::WriteImm,
-            other => other,
+            WrOpcode::SendImm | WrOpcode::WriteImm => self.opcode,
+            _ => return self,
         };
         SendWr { opcode, imm, ..self }
     }

@@ -1,6 +1,9 @@
 //! Completion queues that tasks of a `tokio` runtime await.
 
+use std::future::poll_fn;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::task::Poll;
 
 use tokio::io::unix::AsyncFd;
 
@@ -40,7 +43,12 @@ use roxie_nic::verbs::Wc;
 pub struct AsyncCompletionQueue {
     queue: CompletionQueue,
     channel: AsyncFd<CompletionChannel>,
+    /// Number of completions returned.
+    taken: AtomicU32,
 }
+
+/// Completions that a task takes before it lets other tasks of its thread run.
+const BUDGET: u32 = 64;
 
 impl Device {
     /// Makes a completion queue of at least `entries`, to be awaited in the current `tokio` runtime. No thread is started: the
@@ -57,7 +65,7 @@ impl Device {
         // Deprecated for types whose descriptor may change: the channel owns its own, and never changes it.
         #[allow(deprecated)]
         let channel = AsyncFd::new(channel).map_err(unwatched)?;
-        Ok(AsyncCompletionQueue { queue, channel })
+        Ok(AsyncCompletionQueue { queue, channel, taken: AtomicU32::new(0) })
     }
 }
 
@@ -74,13 +82,20 @@ impl Deref for AsyncCompletionQueue {
 }
 
 impl AsyncCompletionQueue {
-    /// Waits for the next completion. One task at a time may wait. A dropped future loses no completion.
+    /// Waits for the next completion, while the device's own thread runs the NIC. A dropped future loses no completion.
     ///
     /// # Errors
     /// If the device has failed: no more completions will come.
     pub async fn next(&self) -> Result<Wc, DeviceError> {
+        if self.taken.fetch_add(1, Relaxed) % BUDGET == BUDGET - 1 {
+            yield_once().await;
+        }
+        let take = || {
+            let mut taken = [Wc::default()];
+            (self.queue.poll_ready(&mut taken) == 1).then_some(taken[0])
+        };
         loop {
-            if let Some(wc) = self.queue.poll_one() {
+            if let Some(wc) = take() {
                 return Ok(wc);
             }
             if self.queue.has_failed() {
@@ -88,13 +103,26 @@ impl AsyncCompletionQueue {
             }
             self.queue.arm(Armed::Next);
             // A completion before the queue was armed raises no event.
-            let mut taken = [Wc::default()];
-            if self.queue.poll_ready(&mut taken) == 1 {
-                return Ok(taken[0]);
+            if let Some(wc) = take() {
+                return Ok(wc);
             }
+            self.queue.step_aside();
             let mut ready = self.channel.readable().await.map_err(unwatched)?;
             ready.get_inner().discard_event();
             ready.clear_ready();
         }
     }
+}
+
+/// Lets other tasks run.
+async fn yield_once() {
+    let mut has_yielded = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }

@@ -112,6 +112,12 @@ impl CompletionQueue {
         inner.device.inner.adapter.found_nothing(inner.index, has_come, || lock(&inner.ring).ring.clone());
     }
 
+    /// Hands polling over to the engine thread: the caller is about to wait.
+    #[cfg(feature = "tokio")]
+    pub(super) fn step_aside(&self) {
+        self.inner.device.step_aside();
+    }
+
     /// Takes up to `out.len()` completions without running a pass.
     pub fn poll_ready(&self, out: &mut [Wc]) -> usize {
         let mut ring = lock(&self.inner.ring);

@@ -480,8 +480,20 @@ struct Poller<'a, C: Consumer> {
     channel: CompletionChannel,
 }
 
+/// Tells the consumer when the first thread ends because the device has failed, also by a panic of a pass in this thread.
+struct FailureReport<'a, C: Consumer>(&'a Inner<C>);
+
+impl<C: Consumer> Drop for FailureReport<'_, C> {
+    fn drop(&mut self) {
+        if std::thread::panicking() || self.0.device.has_failed() {
+            self.0.lock().consumer.device_failed();
+        }
+    }
+}
+
 impl<C: Consumer> Poller<'_, C> {
     fn run(self) {
+        let _report = FailureReport(self.inner);
         while !self.inner.stop.load(Relaxed) && !self.inner.device.has_failed() {
             self.queue.arm(Armed::Next);
             let mut batch = [Wc::default(); BATCH];
@@ -495,9 +507,6 @@ impl<C: Consumer> Poller<'_, C> {
             if came == 0 && !self.inner.lock().has_turns() {
                 self.sleep();
             }
-        }
-        if self.inner.device.has_failed() {
-            self.inner.lock().consumer.device_failed();
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::super::ah_options::AhOptions;
@@ -19,6 +20,7 @@ pub struct Connection {
     qp: QueuePair,
     peer: SocketAddr,
     private_data: PrivateData,
+    has_ended: AtomicBool,
 }
 
 /// A connection's ID and its events.
@@ -98,6 +100,9 @@ pub(super) async fn connect_async(
     to: SocketAddr,
     options: &DialOptions,
 ) -> Result<Connection, DialError> {
+    // Reports what is known to be wrong with the path, and starts its resolution.
+    let local = shared.local_gid(to.ip(), options)?;
+    shared.device.address_vector_now(local, to.ip().into(), &AhOptions::default(), true)?;
     let line = request(shared, &qp, to, options)?;
     let event = line.next().await;
     established(line, qp, to, event, options)
@@ -132,7 +137,7 @@ fn established(
     let parameters = shared.with(|manager, _, _| manager.parameters(id))?;
     set_up(shared, &qp, &parameters, options)?;
     shared.with(|manager, _, _| manager.ready(id, PrivateData::EMPTY))?;
-    Ok(Connection { line, qp, peer, private_data: reply.private_data })
+    Ok(Connection::new(line, qp, peer, reply.private_data))
 }
 
 /// Returns the error for an event other than the expected one.
@@ -152,7 +157,7 @@ pub(super) fn failure(peer: SocketAddr, event: Option<Event>) -> DialError {
 
 impl Connection {
     pub(super) fn new(line: Line, qp: QueuePair, peer: SocketAddr, private_data: PrivateData) -> Connection {
-        Connection { line, qp, peer, private_data }
+        Connection { line, qp, peer, private_data, has_ended: AtomicBool::new(false) }
     }
 
     /// Its QP, in RTS.
@@ -186,16 +191,20 @@ impl Connection {
         true
     }
 
-    /// As [`Connection::wait_for_end`], without a timeout and without blocking the thread. Also returns if the device fails.
+    /// As [`Connection::wait_for_end`], without a timeout and without blocking the thread. Also returns if the device fails, and
+    /// at once if the connection has ended. Not for devices with [`Drive::CallerOnly`](crate::host::Drive::CallerOnly).
     #[cfg(feature = "tokio")]
     pub async fn ended(&self) {
-        if let Some(event) = self.line.next().await {
+        if !self.has_ended.load(Relaxed)
+            && let Some(event) = self.line.next().await
+        {
             self.end(&event);
         }
     }
 
     /// Agrees to the end of a connection, and flushes its work requests.
     fn end(&self, event: &Event) {
+        self.has_ended.store(true, Relaxed);
         if matches!(event, Event::DisconnectRequested { .. }) {
             // The connection may have ended meanwhile, which makes no difference.
             let id = self.line.id;

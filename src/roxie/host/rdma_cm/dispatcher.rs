@@ -30,8 +30,20 @@ pub(super) struct Events {
 #[derive(Debug)]
 struct Subscription {
     events: Sender<Event>,
+    // Dropped after the sender, so that a task woken by it finds the channel closed.
     #[cfg(feature = "tokio")]
-    wake: std::sync::Arc<tokio::sync::Notify>,
+    wake: WakeOnDrop,
+}
+
+#[cfg(feature = "tokio")]
+#[derive(Debug)]
+struct WakeOnDrop(std::sync::Arc<tokio::sync::Notify>);
+
+#[cfg(feature = "tokio")]
+impl Drop for WakeOnDrop {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
 }
 
 fn subscribe(capacity: usize) -> (Subscription, Events) {
@@ -46,7 +58,7 @@ fn subscribe(capacity: usize) -> (Subscription, Events) {
     let subscription = Subscription {
         events: sender,
         #[cfg(feature = "tokio")]
-        wake,
+        wake: WakeOnDrop(wake),
     };
     (subscription, events)
 }
@@ -56,15 +68,8 @@ impl Subscription {
     fn send(&self, event: Event) -> bool {
         let is_queued = self.events.try_send(event).is_ok();
         #[cfg(feature = "tokio")]
-        self.wake.notify_one();
+        self.wake.0.notify_one();
         is_queued
-    }
-}
-
-#[cfg(feature = "tokio")]
-impl Drop for Subscription {
-    fn drop(&mut self) {
-        self.wake.notify_one();
     }
 }
 
@@ -90,14 +95,17 @@ impl Events {
     #[cfg(feature = "tokio")]
     pub(super) async fn next(&self, device: &Device) -> Option<Event> {
         use crossbeam_channel::TryRecvError;
-        loop {
+        let next = loop {
             match self.events.try_recv() {
-                Ok(event) => return Some(event),
-                Err(TryRecvError::Disconnected) => return None,
-                Err(TryRecvError::Empty) if device.has_failed() => return None,
+                Ok(event) => break Some(event),
+                Err(TryRecvError::Disconnected) => break None,
+                Err(TryRecvError::Empty) if device.has_failed() => break None,
                 Err(TryRecvError::Empty) => self.wake.notified().await,
             }
-        }
+        };
+        // One wake-up may stand for several events: another task, if any waits, looks as well.
+        self.wake.notify_one();
+        next
     }
 
     /// Returns the pending events.

@@ -93,7 +93,8 @@ impl PortListener {
         }
     }
 
-    /// Waits for the next connection request without blocking the thread.
+    /// Waits for the next connection request without blocking the thread. Not for devices with
+    /// [`Drive::CallerOnly`](crate::host::Drive::CallerOnly).
     ///
     /// # Errors
     /// If the device has failed.
@@ -151,7 +152,8 @@ impl ConnectionRequest {
         self.established(qp, event)
     }
 
-    /// As [`ConnectionRequest::accept`], without blocking the thread.
+    /// As [`ConnectionRequest::accept`], without blocking the thread while the peer is awaited. If the kernel does not know the peer's
+    /// next hop, resolving it blocks, for 3 s at most. Not for devices with [`Drive::CallerOnly`](crate::host::Drive::CallerOnly).
     ///
     /// # Errors
     /// As those of [`ConnectionRequest::accept`].

@@ -268,7 +268,8 @@ impl ConnectionManager {
         connection::connect(&self.shared, qp, to, options)
     }
 
-    /// As [`ConnectionManager::connect`], without blocking the thread.
+    /// As [`ConnectionManager::connect`], without blocking the thread. Not for devices with
+    /// [`Drive::CallerOnly`](crate::host::Drive::CallerOnly).
     ///
     /// # Errors
     /// As those of [`ConnectionManager::connect`].
