@@ -7,9 +7,7 @@ use std::sync::atomic::Ordering::Acquire;
 use std::thread::{self, JoinHandle};
 
 use nix::poll::{PollFd, PollFlags};
-use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::prctl;
-use nix::unistd::Pid;
 
 use super::handoff::NextSleep;
 use super::remote_pass::{EndReason, stand_by};
@@ -19,11 +17,15 @@ use super::{Drive, Progress, remote_pass};
 use roxie_base::threads::{ask_for_short_turns, spawn_unsignalled};
 use roxie_base::time::Nanos;
 
-/// Restricts the calling thread to one core.
-fn pin(core: usize) -> nix::Result<()> {
-    let mut cores = CpuSet::new();
-    cores.set(core)?;
-    sched_setaffinity(Pid::from_raw(0), &cores)
+/// Restricts the calling thread to one core. False: the system refuses, or this build has no `pinning`.
+fn pin(core: usize) -> bool {
+    #[cfg(feature = "pinning")]
+    return core_affinity::set_for_current(core_affinity::CoreId { id: core });
+    #[cfg(not(feature = "pinning"))]
+    {
+        tracing::warn!("core {core} was asked for, and this program was built without the feature `pinning`");
+        false
+    }
 }
 
 /// Declares the engine dead if the thread that runs the worker unwinds.
@@ -60,7 +62,7 @@ fn spawn_worker(shared: Arc<Shared>, drive: Drive, term: u64) -> io::Result<Join
             Drive::Caller => run_between_callers(&shared).map_err(EndReason::from),
             Drive::Thread { core, spin } => {
                 if let Some(id) = core
-                    && pin(id).is_err()
+                    && !pin(id)
                 {
                     tracing::warn!(
                         "the engine's thread cannot be pinned to core {id}, it runs on any: is the core online \

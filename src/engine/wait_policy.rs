@@ -55,7 +55,7 @@ impl WaitPolicy {
     pub(crate) const LOOKS_AFTER_UNLOCK: u32 = 4;
 }
 
-/// Callers that poll ([`super::polling`]).
+/// Callers that poll (`polling.rs`).
 impl WaitPolicy {
     /// Callers that find nothing for this time ...
     pub(crate) const EMPTY_FOR_NS: u64 = 3_000;

@@ -3,7 +3,7 @@
 //! Received frames are written when they are released, after the NIC has noted what it did with them. Sent frames are
 //! written when they are committed. The notes become packet comments.
 //!
-//! A capture never stops traffic. A thread ([`roxie_base::capture::Background`]) writes the file. If the disk or the reader
+//! A capture never stops traffic. A thread ([`Background`]) writes the file. If the disk or the reader
 //! of a pipe is too slow and the queue is full, frames are left out and counted; the comment of the next frame says how
 //! many are missing. The first failure ends the file and is reported.
 

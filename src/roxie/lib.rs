@@ -54,6 +54,7 @@
 //! | feature | adds | takes to build |
 //! | --- | --- | --- |
 //! | `udp` (default) | devices on UDP sockets | Rust |
+//! | `pinning` (default) | threads of devices that stay on one core ([`host::Drive::Thread`]) | |
 //! | `xdp` | devices on AF_XDP | clang, libclang, the headers of libbpf |
 //! | `tokio` | completions and connections that tasks await | tokio |
 //!

@@ -151,7 +151,7 @@ fn packages(words: &[&str]) -> Result<(), String> {
         }
     }
     let manifest = read("Cargo.toml");
-    for feature in values(own, &["--features"]) {
+    for feature in values(own, &["--features"]).into_iter().flat_map(|list| list.split(',')) {
         let name = feature.strip_prefix("roxie/").unwrap_or(feature);
         if !manifest.lines().any(|line| line.starts_with(&format!("{name} = ["))) {
             return Err(format!("there is no feature `{feature}`"));

@@ -74,6 +74,9 @@ pub fn listen(name: &str) -> io::Result<UnixListener> {
 
 /// Returns process and user of the peer at the time when it connected or began to listen (`SO_PEERCRED`). The
 /// number of a process in another PID namespace may be 0.
+///
+/// # Errors
+/// Those of `getsockopt`.
 pub fn peer_of(socket: &UnixStream) -> io::Result<UnixCredentials> {
     Ok(getsockopt(socket, sockopt::PeerCredentials)?)
 }

@@ -32,11 +32,17 @@ pub fn set_takes_descriptors(socket: BorrowedFd<'_>, takes: bool) {
 }
 
 /// Sends descriptors with one byte of data.
+///
+/// # Errors
+/// Those of `sendmsg`; `EAGAIN` if the socket has no room.
 pub fn send(socket: BorrowedFd<'_>, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     send_with(socket, &[1], fds, MsgFlags::MSG_DONTWAIT).map(drop)
 }
 
 /// Sends bytes, with descriptors attached to the first. Returns the number of bytes sent.
+///
+/// # Errors
+/// Those of `sendmsg`.
 pub fn send_with(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
@@ -51,6 +57,9 @@ pub fn send_with(
 }
 
 /// Receives descriptors with one byte; `None` if the peer has closed the socket.
+///
+/// # Errors
+/// As those of [`receive_with`].
 pub fn receive(socket: BorrowedFd<'_>, flags: MsgFlags) -> io::Result<Option<Vec<OwnedFd>>> {
     let (length, fds) = receive_with(socket, &mut [0], flags)?;
     Ok((length > 0).then_some(fds))
@@ -121,7 +130,10 @@ unsafe fn owned(header: &libc::msghdr) -> Vec<OwnedFd> {
     fds
 }
 
-/// Like [`receive`], but waits up to `until`; `TimedOut` if nothing arrived.
+/// Like [`receive`], but waits up to `until`.
+///
+/// # Errors
+/// As those of [`receive`]; `TimedOut` if nothing arrived.
 pub fn receive_until(socket: BorrowedFd<'_>, until: Instant) -> io::Result<Option<Vec<OwnedFd>>> {
     let left = until.saturating_duration_since(Instant::now());
     let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);

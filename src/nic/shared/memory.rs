@@ -11,7 +11,7 @@
 //!
 //! * No Rust reference to the bytes exists anywhere. The NIC copies payload without interpreting it, so a mixture stays a mixture.
 //! * One worker, under its lock, makes all copies of the NIC: copies do not race with one another.
-//! * Threads of the application do not race with one another: [`MemoryRegion`](roxie::host::MemoryRegion) has a lock for its own
+//! * Threads of the application do not race with one another: `roxie::host::MemoryRegion` has a lock for its own
 //!   `read_at` and `write_at`, which the NIC does not take.
 //! * The last aligned 8, 4, 2 or 1 bytes of a write are stored last, by one atomic `Release`. A program that polls them finds them
 //!   whole, and everything before them written.
@@ -155,7 +155,7 @@ impl HostMemory {
         })
     }
 
-    /// As [`allocate`](Self::allocate), in a file that a NIC in another process maps as well ([`MemoryFile`](super::MemoryFile)).
+    /// As [`allocate`](Self::allocate), in a file that a NIC in another process maps as well ([`MemoryFile`]).
     /// All pages are allocated.
     ///
     /// # Errors

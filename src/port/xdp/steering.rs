@@ -1,6 +1,5 @@
 //! The steering program in the kernel: loads and attaches it, and sets its maps.
 
-use std::collections::HashSet;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsRawFd;
@@ -10,6 +9,7 @@ use aya::programs::xdp::XdpLinkId;
 use aya::programs::{ProgramError, Xdp, XdpMode, loaded_programs};
 use aya::sys::is_map_supported;
 use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
+use hashbrown::HashSet;
 
 use super::XdpError;
 use crate::netdev::{Interface, Membership, NetNs};

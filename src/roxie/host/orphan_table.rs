@@ -142,6 +142,9 @@ impl HandedOver {
 
     /// Ends the connections of a client of `device` that has ended and had this unit. Ignores records in the name of other
     /// clients, and those beyond `most`, the maximum number of its connections.
+    ///
+    /// # Errors
+    /// If the unit is in use, or the device has failed or has no room for a QP1.
     pub fn settle_for(&self, unit: u8, most: usize, device: &Device) -> Result<(), DeviceError> {
         let own = self.left().into_iter().filter(|((_, of), _)| *of == Some(unit)).collect();
         let left = bounded(own, most);

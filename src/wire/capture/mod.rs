@@ -1,7 +1,7 @@
 //! Captures: reads pcap and pcapng, writes pcapng.
 //!
 //! [`Reader`] reads both formats as a stream, from a file or a pipe. A port's tee writes with
-//! [`PcapngWriter`]; the comment of each packet says how the NIC handled it and why. [`Background`] writes
+//! [`PcapngWriter`]; the comment of each packet says how the NIC handled it and why. `roxie-port` writes
 //! the file in a thread of its own, so that a full pipe does not block the NIC.
 //!
 //! Formats: draft-ietf-opsawg-pcap, draft-ietf-opsawg-pcapng, and the registry of link types at tcpdump.org.
