@@ -17,15 +17,18 @@ use super::{Drive, Progress, remote_pass};
 use roxie_base::threads::{ask_for_short_turns, spawn_unsignalled};
 use roxie_base::time::Nanos;
 
-/// Restricts the calling thread to one core. False: the system refuses, or this build has no `pinning`.
-fn pin(core: usize) -> bool {
+/// Restricts the calling thread to one core, and reports if that is not possible.
+fn pin(core: usize) {
     #[cfg(feature = "pinning")]
-    return core_affinity::set_for_current(core_affinity::CoreId { id: core });
-    #[cfg(not(feature = "pinning"))]
-    {
-        tracing::warn!("core {core} was asked for, and this program was built without the feature `pinning`");
-        false
+    if !core_affinity::set_for_current(core_affinity::CoreId { id: core }) {
+        tracing::warn!(
+            "the engine's thread cannot be pinned to core {core}, it runs on any: is the core online \
+             and allowed (`taskset -p {}`, cpuset of the container)?",
+            std::process::id()
+        );
     }
+    #[cfg(not(feature = "pinning"))]
+    tracing::warn!("core {core} was asked for, and this program was built without the feature `pinning`");
 }
 
 /// Declares the engine dead if the thread that runs the worker unwinds.
@@ -61,14 +64,8 @@ fn spawn_worker(shared: Arc<Shared>, drive: Drive, term: u64) -> io::Result<Join
         let _ended = match drive {
             Drive::Caller => run_between_callers(&shared).map_err(EndReason::from),
             Drive::Thread { core, spin } => {
-                if let Some(id) = core
-                    && !pin(id)
-                {
-                    tracing::warn!(
-                        "the engine's thread cannot be pinned to core {id}, it runs on any: is the core online \
-                         and allowed (`taskset -p {}`, cpuset of the container)?",
-                        std::process::id()
-                    );
+                if let Some(core) = core {
+                    pin(core);
                 }
                 spin_then_sleep(&shared, spin, core.is_none(), term)
             }

@@ -12,16 +12,18 @@ use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// Prints warnings and errors as lines that begin with `roxie:`. Spans are ignored.
-#[derive(Debug)]
-struct StderrLog;
+/// Passes warnings and errors on, as lines that begin with `roxie:`. Spans are ignored.
+struct Lines<P>(P);
 
 /// Subscribes for this process. Has no effect if the program has a subscriber already.
 pub fn install() {
-    let _ = tracing::subscriber::set_global_default(StderrLog);
+    let _ = tracing::subscriber::set_global_default(Lines(|line: &str| {
+        // A closed standard error is no reason to fail.
+        let _ = writeln!(io::stderr(), "{line}");
+    }));
 }
 
-impl Subscriber for StderrLog {
+impl<P: Fn(&str) + 'static> Subscriber for Lines<P> {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.is_event() && *metadata.level() <= Level::WARN && metadata.target().starts_with("roxie")
     }
@@ -33,8 +35,7 @@ impl Subscriber for StderrLog {
     fn event(&self, event: &Event<'_>) {
         let mut line = Line(String::from("roxie:"));
         event.record(&mut line);
-        // A closed standard error is no reason to fail.
-        let _ = writeln!(io::stderr(), "{}", line.0);
+        (self.0)(&line.0);
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -68,37 +69,12 @@ mod tests {
 
     use super::*;
 
-    /// Collects the lines that [`StderrLog`] would print.
-    struct Collected(Arc<Mutex<Vec<String>>>);
-
-    impl Subscriber for Collected {
-        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-            StderrLog.enabled(metadata)
-        }
-
-        fn event(&self, event: &Event<'_>) {
-            let mut line = Line(String::from("roxie:"));
-            event.record(&mut line);
-            self.0.lock().unwrap().push(line.0);
-        }
-
-        fn new_span(&self, _: &Attributes<'_>) -> Id {
-            Id::from_u64(1)
-        }
-
-        fn record(&self, _: &Id, _: &Record<'_>) {}
-
-        fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-        fn enter(&self, _: &Id) {}
-
-        fn exit(&self, _: &Id) {}
-    }
-
     #[test]
     fn warnings_and_errors_of_the_library_are_printed() {
         let lines = Arc::new(Mutex::new(Vec::new()));
-        tracing::subscriber::with_default(Collected(Arc::clone(&lines)), || {
+        let collected = Arc::clone(&lines);
+        let subscriber = Lines(move |line: &str| collected.lock().unwrap().push(line.to_owned()));
+        tracing::subscriber::with_default(subscriber, || {
             tracing::warn!("{} is down", "eth7");
             tracing::error!(errno = 5, "lost");
             tracing::info!("not for users");

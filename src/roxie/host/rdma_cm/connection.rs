@@ -11,6 +11,7 @@ use super::dispatcher::Events;
 use super::{DialError, DialOptions, Shared, local_qp};
 use roxie_nic::cm::{Event, Parameters, WhyUnreachable};
 use roxie_nic::verbs::{QpAttr, QpState};
+use roxie_wire::Gid;
 use roxie_wire::cm::{CommId, PrivateData};
 
 /// A connection. Dropping it ends the connection and notifies the peer.
@@ -87,7 +88,7 @@ pub(super) fn connect(
     let local = shared.local_gid(to.ip(), options)?;
     // Resolve the path before the first message is sent.
     shared.device.address_vector(local, to.ip().into(), &AhOptions::default())?;
-    let line = request(shared, &qp, to, options)?;
+    let line = request(shared, &qp, local, to, options)?;
     let event = line.hear(Duration::MAX);
     established(line, qp, to, event, options)
 }
@@ -103,7 +104,7 @@ pub(super) async fn connect_async(
     // Reports what is known to be wrong with the path, and starts its resolution.
     let local = shared.local_gid(to.ip(), options)?;
     shared.device.address_vector_now(local, to.ip().into(), &AhOptions::default(), true)?;
-    let line = request(shared, &qp, to, options)?;
+    let line = request(shared, &qp, local, to, options)?;
     let event = line.next().await;
     established(line, qp, to, event, options)
 }
@@ -112,10 +113,10 @@ pub(super) async fn connect_async(
 fn request(
     shared: &Arc<Shared>,
     qp: &QueuePair,
+    local: Gid,
     to: SocketAddr,
     options: &DialOptions,
 ) -> Result<Line, DialError> {
-    let local = shared.local_gid(to.ip(), options)?;
     let request = shared.request(local_qp(qp), local, to, options)?;
     let (id, events) = shared.with(|manager, dispatcher, now| {
         let id = manager.connect(now, &request)?;
