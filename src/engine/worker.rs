@@ -13,9 +13,9 @@ use super::pass_times::PassTimes;
 use super::progress::Progress;
 use super::stall::Stall;
 use roxie_base::time::Nanos;
-use roxie_nic::nic::{self, Answer, Batch, Command, ControlError, GroupChange, Nic, Sent};
+use roxie_nic::nic::{self, Answer, Batch, Command, ControlError, GroupChange, Nic, Object, Sent};
 use roxie_nic::shared::{ClientDoorbells, Doorbells};
-use roxie_nic::verbs::{AsyncEvent, CqIndex, EventKind, Gid, Mtu, QpIndex};
+use roxie_nic::verbs::{AsyncEvent, EventKind, Gid, Mtu, QpIndex};
 use roxie_port::{self as port, BURST, LinkChange, Port, PortInfo, RxOptions, TxId};
 
 /// An outgoing frame: its slot in the port, and its QP.
@@ -32,8 +32,8 @@ pub struct Worker {
     nic: Nic,
     port: Box<dyn Port>,
     requests: Receiver<Request>,
-    /// Completion queues that move to another ring, and where the end of it is told.
-    moves: VecDeque<(CqIndex, Sender<Answered>)>,
+    /// Queues that move to another ring, and where each answer goes.
+    moves: VecDeque<(Object, Sender<Answered>)>,
     events: Sender<AsyncEvent>,
     sink: Option<EventSink>,
     doorbells: Doorbells,
@@ -225,9 +225,9 @@ impl Worker {
             let sets_congestion = matches!(command, Command::SetCongestion(_));
             done += 1;
             let result = self.nic.execute(now, command);
-            if let Ok(Answer::Moving(cq)) = result {
-                self.moves.push_front((cq, answer)); // A queue that moves in one step waits for no other.
-                self.move_completions(now);
+            if let Ok(Answer::Moving(queue)) = result {
+                self.moves.push_front((queue, answer)); // A queue that moves in one step waits for no other.
+                self.move_entries(now);
                 continue;
             }
             let result = self.follow_groups(result);
@@ -237,14 +237,14 @@ impl Worker {
             self.nic.publish(now);
             let _ = answer.send(Answered { result, remains: self.nic.take_spare() });
         }
-        done + self.move_completions(now)
+        done + self.move_entries(now)
     }
 
-    /// Moves some completions of a queue that moves to another ring. Such queues take turns.
-    fn move_completions(&mut self, now: Nanos) -> usize {
-        let Some((cq, answer)) = self.moves.pop_front() else { return 0 };
-        match self.nic.go_on_moving(now, cq) {
-            None => self.moves.push_back((cq, answer)),
+    /// Moves some entries of a queue that moves to another ring. Such queues take turns.
+    fn move_entries(&mut self, now: Nanos) -> usize {
+        let Some((queue, answer)) = self.moves.pop_front() else { return 0 };
+        match self.nic.go_on_moving(now, queue) {
+            None => self.moves.push_back((queue, answer)),
             Some(result) => drop(answer.send(Answered { result, remains: None })),
         }
         1

@@ -9,7 +9,6 @@ use std::fmt::Debug;
 
 use super::{Nic, QpEntry};
 use crate::verbs::{QpIndex, QpType};
-use roxie_base::time::Nanos;
 
 /// Numbers of users, by table slot.
 type Counts = BTreeMap<u32, u32>;
@@ -21,7 +20,7 @@ impl Nic {
     pub fn inconsistency(&self) -> Option<String> {
         self.uses_disagree().or_else(|| self.queues_disagree()).or_else(|| {
             self.qps.iter().find_map(|(index, entry)| {
-                let wrong = self.entry_disagrees(index, entry)?;
+                let wrong = self.scheduler.disagrees(&entry.schedule).or_else(|| self.is_forgotten(entry))?;
                 Some(format!("QP {} at {index} in {:?}: {wrong}", entry.qp.qpn, entry.qp.state()))
             })
         })
@@ -54,7 +53,7 @@ impl Nic {
         let kept: Counts = some(&mut self.pds.iter().map(|(pd, users)| (pd, *users)));
         differ("users of protection domains", &kept, &pds)
             .or_else(|| {
-                let kept: Counts = some(&mut self.cqs.iter().map(|(cq, entry)| (cq, entry.users)));
+                let kept: Counts = some(&mut self.cqs.users());
                 differ("users of completion queues", &kept, &cqs)
             })
             .or_else(|| differ("users of shared receive queues", &some(&mut self.srqs.users()), &srqs))
@@ -67,17 +66,17 @@ impl Nic {
 
     /// Checks that lists of QPs name existing QPs, and that their flags agree.
     fn queues_disagree(&self) -> Option<String> {
-        if let Some(wrong) = self.arbiter.inconsistency() {
+        if let Some(wrong) = self.scheduler.inconsistency() {
             return Some(wrong);
         }
         let gone = |qp: &QpIndex| !self.qps.holds(qp.0);
-        let is_timed = |qp: u32| self.wheel.is_set(qp) || self.releases.is_set(qp);
-        let late = (0..self.qps.places()).find(|place| self.qps.get(*place).is_none() && is_timed(*place));
+        let is_timed = |place: &u32| self.qps.get(*place).is_none() && self.scheduler.is_timed(*place);
+        let late = (0..self.qps.places()).find(is_timed);
         if let Some(qp) = late {
             return Some(format!("a timer of QP {qp} runs, which is gone"));
         }
         let lists: [(&str, Vec<QpIndex>); 4] = [
-            ("the arbiter", self.arbiter.all().map(|(_, qp)| qp).collect()),
+            ("the arbiter", self.scheduler.waiting().collect()),
             ("a flow", self.flows.qps().collect()),
             ("a multicast group", self.groups.all().collect()),
             ("QP1", self.gsis.all().collect()),
@@ -91,41 +90,26 @@ impl Nic {
         Some(format!("QP {} is not QP1, but has its place", wrong.0))
     }
 
-    fn entry_disagrees(&self, index: u32, entry: &QpEntry) -> Option<String> {
-        let places: Vec<u8> =
-            self.arbiter.all().filter(|(_, qp)| qp.0 == index).map(|(priority, _)| priority).collect();
-        let due: &[u8] = if entry.ready { &[entry.priority] } else { &[] };
-        let urgent = self.arbiter.urgent().filter(|qp| qp.0 == index).count();
-        let place = entry.qp.index.place();
-        differ("its places in the arbiter's queues", &&places[..], &due)
-            .or_else(|| differ("its places among the urgent", &urgent, &usize::from(entry.urgent)))
-            .or_else(|| differ("its timer", &self.wheel.is_set(place), &(entry.timer_at != Nanos::MAX)))
-            .or_else(|| {
-                let held = entry.release_at != Nanos::MAX;
-                differ("its release", &self.releases.is_set(place), &held)
-            })
-            .or_else(|| self.is_forgotten(entry))
-    }
-
     /// Returns why a QP with pending work would never be served.
     fn is_forgotten(&self, entry: &QpEntry) -> Option<String> {
-        if entry.touched {
+        if entry.schedule.is_touched() {
             return None;
         }
         // A client's QP may also wait for its page's turn.
-        if !entry.unfetched && entry.sends.page().is_none() && entry.qp.owes_sends() {
+        if !entry.schedule.is_unfetched() && entry.sends.page().is_none() && entry.qp.owes_sends() {
             return Some("it has work requests to flush, and is in no list".into());
         }
-        if !entry.ready && entry.qp.wants_transmit(&self.config.limits) {
+        if !entry.schedule.is_ready() && entry.qp.wants_transmit(&self.config.limits) {
             return Some("it has something to send, and is in no queue".into());
         }
         let deadline = entry.qp.deadline();
-        if deadline < entry.timer_at {
-            return Some(format!("it waits until {deadline}, and its timer is set to {}", entry.timer_at));
+        let (timer_at, release_at) = entry.schedule.deadlines();
+        if deadline < timer_at {
+            return Some(format!("it waits until {deadline}, and its timer is set to {timer_at}"));
         }
         let until = entry.qp.held_until().filter(|_| entry.qp.is_held());
-        let late = until.filter(|until| *until < entry.release_at)?;
-        Some(format!("it is held until {late}, and its release is set to {}", entry.release_at))
+        let late = until.filter(|until| *until < release_at)?;
+        Some(format!("it is held until {late}, and its release is set to {release_at}"))
     }
 }
 

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::arbiter::{PRIORITIES, Service};
+use super::scheduler::{PRIORITIES, Service};
 use crate::verbs::AddressVector;
 
 /// Which data packets are sent as ECN-capable, so that switches mark instead of dropping them (RFC 3168).

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::CongestionConfig;
 use super::log::QpRecord;
 use super::memory_command::MemoryCommand;
-use super::object::ObjectKind;
+use super::object::{Object, ObjectKind};
 use crate::congestion::{Settings, SharedRate, State};
 use crate::transport::send_queue::SendQueue;
 use crate::verbs::{
@@ -169,9 +169,9 @@ pub enum Answer {
     /// The statuses of all QPs.
     Qps(Vec<QpStatus>),
     // Last, as in `Command`.
-    /// A completion queue moves to another ring in steps. The last [`Nic::go_on_moving`](super::Nic::go_on_moving) answers.
+    /// A completion or shared receive queue moves to another ring in steps. The last [`Nic::go_on_moving`](super::Nic::go_on_moving) answers.
     #[serde(skip)]
-    Moving(CqIndex),
+    Moving(Object),
     /// A QP's log, oldest first.
     #[serde(skip)]
     QpLog(Vec<QpRecord>),

@@ -3,8 +3,8 @@
 //! The notification point answers a marked packet only if it is from the QP's peer and plausible at this point of the sequence. An
 //! attacker that cannot see the QP's packets must guess the QPN and the PSN.
 
-use super::arbiter::PRIORITIES;
 use super::classes::{EcnPolicy, TrafficClasses, Trust};
+use super::scheduler::PRIORITIES;
 use super::{Nic, QpEntry};
 use crate::congestion::{Knob, Knobs, Moderation, Rate, Settings};
 use crate::transport::{PlantedBug, Verdict};
@@ -182,23 +182,13 @@ impl Nic {
 
     /// Updates a QP's priority and what depends on it, after its path or the traffic classes have changed.
     pub(super) fn reclassify(&mut self, index: QpIndex) {
-        let places = self.qps.places() as usize;
+        let places = self.qps.places();
         let Some(entry) = self.qps.get_mut(index.0) else { return };
-        let (connected, av) = (entry.qp.qp_type.is_connected(), entry.qp.attributes().av);
-        let before = entry.priority;
-        if let Some(av) = av {
-            entry.priority = self.congestion.config.classes.priority(&av);
-            entry.capable = connected && self.congestion.marks(&av);
-            entry.qp.set_tag(self.congestion.tag(&av));
-        }
-        let after = entry.priority;
-        if before != after {
-            self.arbiter.prepare(after, places);
-            if entry.ready {
-                self.arbiter.remove_waiting(before, index);
-                self.arbiter.push(after, index);
-            }
-        }
+        let Some(av) = entry.qp.attributes().av else { return };
+        entry.capable = entry.qp.qp_type.is_connected() && self.congestion.marks(&av);
+        entry.qp.set_tag(self.congestion.tag(&av));
+        let priority = self.congestion.config.classes.priority(&av);
+        self.scheduler.set_priority(&mut entry.schedule, priority, places);
     }
 
     /// True if a QP's congestion control measures delay: the port should timestamp received frames.
@@ -214,17 +204,17 @@ impl Nic {
     /// Applies a congestion configuration to all QPs. A QP keeps its rate if its reaction point stays of the same kind.
     pub(super) fn set_congestion(&mut self, now: Nanos, mut config: CongestionConfig) {
         config.line_rate = config.line_rate.or(self.congestion.config.line_rate);
-        self.arbiter.set_services(config.classes.services);
+        self.scheduler.set_services(config.classes.services);
         for priority in 0..PRIORITIES as u8 {
             if !config.classes.pause && config.classes.pfc & 1 << priority == 0 {
-                self.arbiter.pause(now, priority, now);
+                self.scheduler.pause(now, priority, now);
             }
         }
         self.congestion.set(config);
         self.handles.set_tags(|av| self.congestion.tag(av));
         if self.congestion.config.classes.trust == Trust::Dscp {
-            let places = self.qps.places() as usize;
-            (0..PRIORITIES as u8).for_each(|priority| self.arbiter.reserve(priority, places));
+            let places = self.qps.places();
+            (0..PRIORITIES as u8).for_each(|priority| self.scheduler.reserve(priority, places));
         }
         for place in 0..self.qps.places() {
             let index = QpIndex(self.qps.name_at(place));
@@ -243,9 +233,9 @@ impl Nic {
         self.wants_arrivals |= entry.qp.goes_by_delay();
         if entry.qp.is_paced() {
             // The wheel needs room for the QP; a held QP may have another release time.
-            self.releases.grow(index.place() + 1);
+            self.scheduler.expect_holds(&entry.schedule);
         }
-        self.touch(index);
+        self.scheduler.touch(&mut entry.schedule);
     }
 
     /// Counts a packet that a switch has marked.
@@ -272,9 +262,7 @@ impl Nic {
         let may_leave = self.congestion.moderation.admit(now, &mut entry.last_notification, &av.dgid.0);
         if may_leave || PlantedBug::IntervalIgnored.is() {
             entry.notification_due = true;
-            if !std::mem::replace(&mut entry.urgent, true) {
-                self.arbiter.push_urgent(index);
-            }
+            self.scheduler.hurry(&mut entry.schedule);
         }
     }
 
@@ -314,7 +302,7 @@ impl Nic {
         storm.bounded = length > patience;
         storm.until = now + length.min(patience);
         count.time = count.time + storm.until.since(before) - before.since(storm.until);
-        self.arbiter.pause(now, priority, storm.until);
+        self.scheduler.pause(now, priority, storm.until);
     }
 }
 

@@ -36,8 +36,8 @@ impl Nic {
             Command::AllocWindow { pd, kind } => self.alloc_window(pd, kind),
             Command::NextWindowKey(window) => self.next_window_key(window),
             Command::FreeWindow(window) => self.free_window(window),
-            Command::ModerateCq { cq, count, period } => self.moderate_cq(cq, count, period),
-            Command::DestroyCq(cq) => self.destroy_cq(cq),
+            Command::ModerateCq { cq, count, period } => self.cqs.moderate(cq, count, period),
+            Command::DestroyCq(cq) => self.cqs.destroy(cq),
             Command::CreateRssQp(pd, rss) => self.create_rss_qp(pd, rss),
             Command::CreateXrcTarget(xrcd) => self.create_xrc_target(xrcd),
             Command::QuerySrq(srq) => self.query_srq(srq),
@@ -109,8 +109,8 @@ impl Nic {
                 self.reregister(mr, pd, access, translation)
             }
             MemoryCommand::AllocFastMemory { pd, memory, pages } => self.alloc_fast(pd, memory, pages),
-            MemoryCommand::CreateCq { ring, notify } => self.create_cq(ring, notify),
-            MemoryCommand::ResizeCq { cq, ring } => self.resize_cq(cq, ring),
+            MemoryCommand::CreateCq { ring, notify } => self.cqs.create(ring, notify),
+            MemoryCommand::ResizeCq { cq, ring } => self.cqs.resize(cq, ring),
             MemoryCommand::CreateSrq { pd, init, ring } => self.create_srq(pd, init, ring),
             MemoryCommand::ModifySrq { srq, ring, limit } => self.modify_srq(srq, ring, limit),
             MemoryCommand::CreateQp { pd, send_cq, recv_cq, init, sends, receives } => {
@@ -167,7 +167,7 @@ impl Nic {
         }
         self.use_pd(pd, 1)?;
         let classes = &self.congestion.config.classes;
-        self.arbiter.reserve(classes.priority(av), self.qps.places() as usize);
+        self.scheduler.reserve(classes.priority(av), self.qps.places());
         match self.handles.create(pd, av, self.congestion.tag(av)) {
             Some(ah) => Ok(Answer::Ah(ah)),
             None => {

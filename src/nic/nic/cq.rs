@@ -6,19 +6,20 @@
 
 use super::Nic;
 use super::command::{Answer, ControlError};
-use super::object::ObjectKind;
+use super::object::{Object, ObjectKind};
+use super::table::Table;
 use crate::shared::{CompletionRing, EventCounter, Move};
 use crate::transport::coverage::{EventEffect, Watch};
-use crate::verbs::{AsyncEvent, CqIndex, EventKind, QpIndex, Wc, WcStatus};
+use crate::verbs::{AsyncEvent, CqIndex, EventKind, Wc, WcStatus};
 use roxie_base::limits::MAX_CQE;
 use roxie_base::time::Nanos;
 
 #[derive(Debug)]
-pub(super) struct CqEntry {
+struct CqEntry {
     ring: CompletionRing,
     notify: Option<EventCounter>,
     /// Number of QPs and shared receive queues that complete here.
-    pub(super) users: u32,
+    users: u32,
     failed: bool,
     moderation: Option<Moderation>,
     /// The move to a ring of another size that is in progress.
@@ -71,7 +72,7 @@ impl Moderation {
 }
 
 impl CqEntry {
-    pub(super) fn new(ring: CompletionRing, notify: Option<EventCounter>) -> CqEntry {
+    fn new(ring: CompletionRing, notify: Option<EventCounter>) -> CqEntry {
         CqEntry { ring, notify, users: 0, failed: false, moderation: None, moving: None }
     }
 
@@ -98,46 +99,89 @@ impl Published {
     }
 }
 
-impl Nic {
-    /// Returns the numbers of completions published so far.
-    pub fn published(&self) -> Published {
-        self.published
-    }
+/// The completion queues of a NIC.
+#[derive(Debug)]
+pub(super) struct CompletionQueues {
+    table: Table<CqEntry>,
+    limit: u32,
+    /// When the next delayed event is due; `MAX`: none is.
+    events_due: Nanos,
+    /// Queues that have overflowed, until their QPs are failed.
+    overrun: Vec<CqIndex>,
+    published: Published,
+}
 
-    /// Writes completions to their queues, and records queues that overflow.
-    pub(super) fn push_completions(&mut self, now: Nanos) {
-        let mut completions = std::mem::take(&mut self.out.completions);
-        for run in completions.chunk_by(|(cq, _), (next, _)| cq == next) {
-            let Some((cq, _)) = run.first() else { continue };
-            self.push_run(now, *cq, run);
+impl CompletionQueues {
+    /// Room for `limit` queues.
+    pub(super) fn new(limit: u32) -> CompletionQueues {
+        CompletionQueues {
+            table: Table::new(limit),
+            limit,
+            events_due: Nanos::MAX,
+            overrun: Vec::new(),
+            published: Published::default(),
         }
-        completions.clear();
-        self.out.completions = completions;
     }
 
-    /// Writes consecutive completions of one queue.
-    fn push_run(&mut self, now: Nanos, cq: CqIndex, run: &[(CqIndex, Wc)]) {
+    /// When the next delayed event is due; `MAX`: none is.
+    pub(super) fn events_due(&self) -> Nanos {
+        self.events_due
+    }
+
+    /// Number of queues.
+    pub(super) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// True if a queue has this name.
+    pub(super) fn holds(&self, cq: CqIndex) -> bool {
+        self.table.holds(cq.0)
+    }
+
+    /// Returns the user counts of the queues.
+    pub(super) fn users(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.table.iter().map(|(index, entry)| (index, entry.users))
+    }
+
+    /// Adds `change` to a queue's user count.
+    ///
+    /// # Errors
+    /// If there is no such queue.
+    pub(super) fn use_cq(&mut self, cq: CqIndex, change: i32) -> Result<(), ControlError> {
+        let entry = self.get_mut(cq)?;
+        entry.users = entry.users.saturating_add_signed(change);
+        Ok(())
+    }
+
+    /// # Errors
+    /// If there is no such queue.
+    pub(super) fn check(&self, cq: CqIndex) -> Result<(), ControlError> {
+        self.table.get(cq.0).map(drop).ok_or(ControlError::NotFound(ObjectKind::CompletionQueue))
+    }
+
+    fn get_mut(&mut self, cq: CqIndex) -> Result<&mut CqEntry, ControlError> {
+        self.table.get_mut(cq.0).ok_or(ControlError::NotFound(ObjectKind::CompletionQueue))
+    }
+
+    /// Writes consecutive completions of one queue. Returns how many did not fit.
+    fn push_run(&mut self, now: Nanos, cq: CqIndex, run: &[(CqIndex, Wc)]) -> usize {
         let wcs = run.iter().map(|(_, wc)| wc);
         wcs.clone().for_each(|wc| self.published.note(wc));
-        let Some(entry) = self.cqs.get_mut(cq.0) else { return };
+        let Some(entry) = self.table.get_mut(cq.0) else { return 0 };
         // After an overflow no more completions are written: a gap would look like success.
         let pushed = if entry.failed { 0 } else { entry.ring.push_all(wcs.clone(), now.0) };
         if let Some(moving) = &mut entry.moving {
             moving.add(pushed);
         }
-        if pushed < run.len() {
-            //= IBTA 11.6.3.2: cq-overflow-is-an-event
-            self.counters.cq_overflow += (run.len() - pushed) as u64;
-            if !std::mem::replace(&mut entry.failed, true) {
-                self.out.events.push(AsyncEvent::Cq(cq, EventKind::CqError));
-                self.overrun.push(cq);
-            }
+        let lost = run.len() - pushed;
+        if lost > 0 && !std::mem::replace(&mut entry.failed, true) {
+            self.overrun.push(cq);
         }
         if entry.ring.is_mapped() {
             entry.ring.wake_pollers();
         }
         if entry.notify.is_none() {
-            return;
+            return lost;
         }
         let pushed = wcs.take(pushed);
         let wakes = match &mut entry.moderation {
@@ -157,14 +201,15 @@ impl Nic {
         if wakes {
             entry.wake();
         }
+        lost
     }
 
     /// Raises the delayed events that are due.
     #[cold]
     pub(super) fn release_events(&mut self, now: Nanos) {
         self.events_due = Nanos::MAX;
-        for index in 0..self.cqs.places() {
-            let Some(entry) = self.cqs.get_mut(index) else { continue };
+        for index in 0..self.table.places() {
+            let Some(entry) = self.table.get_mut(index) else { continue };
             let Some(moderation) = &mut entry.moderation else { continue };
             if moderation.due <= now {
                 moderation.release();
@@ -176,58 +221,37 @@ impl Nic {
         }
     }
 
-    /// Moves QPs that complete to an overflowed queue to the error state (IBTA 11.6.3.2).
-    pub(super) fn fail_users_of(&mut self, now: Nanos, cq: CqIndex) {
-        let users: Vec<_> =
-            self.qps.iter().filter(|(_, e)| e.qp.send_cq == cq || e.qp.recv_cq == cq).collect();
-        let users: Vec<_> = users.into_iter().map(|(index, _)| QpIndex(index)).collect();
-        for index in users {
-            self.fail_qp(now, index);
-        }
-        self.srqs.fail_users_of(cq);
-        self.report_srqs(now);
-        self.look_after(now);
-    }
-
-    /// Wakes all threads that wait for completions: none will come.
-    pub fn wake_all(&self) {
-        for (_, cq) in self.cqs.iter() {
-            cq.wake();
-        }
-    }
-
-    pub(super) fn create_cq(
+    pub(super) fn create(
         &mut self,
         ring: CompletionRing,
         notify: Option<EventCounter>,
     ) -> Result<Answer, ControlError> {
         check_size(&ring)?;
-        let limit = self.config.limits.cqs;
-        let cq = self.cqs.insert(CqEntry::new(ring, notify));
-        cq.map(|cq| Answer::Cq(CqIndex(cq)))
-            .ok_or(ControlError::Full { object: ObjectKind::CompletionQueue, limit })
+        let full = ControlError::Full { object: ObjectKind::CompletionQueue, limit: self.limit };
+        let cq = self.table.insert(CqEntry::new(ring, notify)).ok_or(full)?;
+        Ok(Answer::Cq(CqIndex(cq)))
     }
 
     /// Begins to move a completion queue to another ring; [`Nic::go_on_moving`] does it.
-    pub(super) fn resize_cq(&mut self, cq: CqIndex, ring: CompletionRing) -> Result<Answer, ControlError> {
+    pub(super) fn resize(&mut self, cq: CqIndex, ring: CompletionRing) -> Result<Answer, ControlError> {
         check_size(&ring)?;
-        let entry = self.cq(cq).ok_or(ControlError::NotFound(ObjectKind::CompletionQueue))?;
+        let entry = self.get_mut(cq)?;
         if entry.moving.is_some() {
             return Err(ControlError::Taken("size of the completion queue"));
         }
         let size = ring.capacity();
         let too_small = |holds| ControlError::TooSmall { object: ObjectKind::CompletionQueue, size, holds };
         entry.moving = Some(entry.ring.begin_move(ring).map_err(too_small)?);
-        Ok(Answer::Moving(cq))
+        Ok(Answer::Moving(Object::Cq(cq)))
     }
 
-    /// Moves some completions of a queue that [is moving](Answer::Moving). `None`: more are left.
-    pub fn go_on_moving(&mut self, now: Nanos, cq: CqIndex) -> Option<Result<Answer, ControlError>> {
-        let entry = self.cqs.get_mut(cq.0).filter(|entry| entry.moving.is_some());
-        let Some(entry) = entry else {
+    /// Moves some completions of a queue that is moving. `None`: more are left. Success means that all have moved, or that the queue
+    /// has overflowed.
+    fn go_on_moving(&mut self, cq: CqIndex) -> Option<Result<Answer, ControlError>> {
+        let entry = self.get_mut(cq).ok().and_then(|entry| entry.moving.take().map(|moving| (entry, moving)));
+        let Some((entry, mut moving)) = entry else {
             return Some(Err(ControlError::NotFound(ObjectKind::CompletionQueue)));
         };
-        let mut moving = entry.moving.take().expect("looked at above");
         let moved = moving.go_on(&entry.ring, MOVES);
         if moved == Ok(false) {
             entry.moving = Some(moving);
@@ -235,14 +259,12 @@ impl Nic {
         }
         entry.ring = moving.ring().clone();
         if moved.is_err() && !std::mem::replace(&mut entry.failed, true) {
-            self.counters.cq_overflow += 1;
-            self.out.events.push(AsyncEvent::Cq(cq, EventKind::CqError));
-            self.fail_users_of(now, cq);
+            self.overrun.push(cq);
         }
         Some(Ok(Answer::Done))
     }
 
-    pub(super) fn moderate_cq(
+    pub(super) fn moderate(
         &mut self,
         cq: CqIndex,
         count: u32,
@@ -253,7 +275,7 @@ impl Nic {
                 "an event that waits for several completions needs a period, or it may wait for ever",
             ));
         }
-        let entry = self.cq(cq).ok_or(ControlError::NotFound(ObjectKind::CompletionQueue))?;
+        let entry = self.get_mut(cq)?;
         // Raise an event that was delayed under the previous parameters.
         if entry.moderation.as_ref().is_some_and(|moderation| moderation.held > 0) {
             Watch::notice(EventEffect::ByCommand);
@@ -263,18 +285,69 @@ impl Nic {
         Ok(Answer::Done)
     }
 
-    pub(super) fn destroy_cq(&mut self, cq: CqIndex) -> Result<Answer, ControlError> {
-        match self.cqs.get(cq.0) {
-            None => Err(ControlError::NotFound(ObjectKind::CompletionQueue)),
-            Some(entry) if entry.users > 0 => {
-                Err(ControlError::Busy { object: ObjectKind::CompletionQueue, users: entry.users })
-            }
-            Some(_) => {
-                // A resize in progress ends with the queue.
-                self.cqs.remove(cq.0);
-                Ok(Answer::Done)
-            }
+    /// Destroys a queue that is not used. A resize in progress ends with the queue.
+    pub(super) fn destroy(&mut self, cq: CqIndex) -> Result<Answer, ControlError> {
+        let users = self.get_mut(cq)?.users;
+        if users > 0 {
+            return Err(ControlError::Busy { object: ObjectKind::CompletionQueue, users });
         }
+        self.table.remove(cq.0);
+        Ok(Answer::Done)
+    }
+}
+
+impl Nic {
+    /// Returns the numbers of completions published so far.
+    pub fn published(&self) -> Published {
+        self.cqs.published
+    }
+
+    /// Writes completions to their queues. Fails the users of queues that overflow, which makes more completions.
+    pub(super) fn push_completions(&mut self, now: Nanos) {
+        let mut completions = std::mem::take(&mut self.out.completions);
+        for run in completions.chunk_by(|(cq, _), (next, _)| cq == next) {
+            let Some((cq, _)) = run.first() else { continue };
+            self.counters.cq_overflow += self.cqs.push_run(now, *cq, run) as u64;
+        }
+        completions.clear();
+        self.out.completions = completions;
+        self.handle_overruns(now);
+    }
+
+    /// Moves QPs that complete to an overflowed queue to the error state (IBTA 11.6.3.2).
+    fn handle_overruns(&mut self, now: Nanos) {
+        while let Some(cq) = self.cqs.overrun.pop() {
+            //= IBTA 11.6.3.2: cq-overflow-is-an-event
+            self.out.events.push(AsyncEvent::Cq(cq, EventKind::CqError));
+            for place in 0..self.qps.places() {
+                let user = self.qps.get(place).filter(|e| e.qp.send_cq == cq || e.qp.recv_cq == cq);
+                if let Some(user) = user.map(|entry| entry.qp.index) {
+                    self.fail_qp(now, user);
+                }
+            }
+            self.srqs.fail_users_of(cq);
+            self.report_srqs(now);
+            self.look_after(now);
+        }
+    }
+
+    /// Wakes all threads that wait for completions: none will come.
+    pub fn wake_all(&self) {
+        for (_, cq) in self.cqs.table.iter() {
+            cq.wake();
+        }
+    }
+
+    /// Moves some entries of a queue that [is moving](Answer::Moving). `None`: more are left.
+    pub fn go_on_moving(&mut self, now: Nanos, queue: Object) -> Option<Result<Answer, ControlError>> {
+        let moved = match queue {
+            Object::Cq(cq) => self.cqs.go_on_moving(cq),
+            Object::Srq(srq) => self.srqs.go_on_moving(srq),
+            other => Some(Err(ControlError::NotFound(other.kind()))),
+        };
+        self.counters.cq_overflow += self.cqs.overrun.len() as u64;
+        self.handle_overruns(now);
+        moved
     }
 }
 
@@ -308,16 +381,16 @@ mod tests {
         let wc = |wr_id| Wc { wr_id, ..Wc::default() };
         (0..2 * MOVES).for_each(|id| old.push(&wc(id), 0).expect("room"));
         let resize = |ring: &CompletionRing| MemoryCommand::ResizeCq { cq, ring: ring.clone() };
-        assert!(matches!(run(&mut nic, resize(&new)), Ok(Answer::Moving(of)) if of == cq));
+        assert!(matches!(run(&mut nic, resize(&new)), Ok(Answer::Moving(of)) if of == Object::Cq(cq)));
         assert_eq!(
             run(&mut nic, resize(&new)).map(drop),
             Err(ControlError::Taken("size of the completion queue"))
         );
-        assert!(nic.go_on_moving(Nanos::ZERO, cq).is_none());
+        assert!(nic.go_on_moving(Nanos::ZERO, Object::Cq(cq)).is_none());
         nic.out.completions.push((cq, wc(2 * MOVES)));
         nic.publish(Nanos::ZERO);
-        assert!(nic.go_on_moving(Nanos::ZERO, cq).is_none());
-        assert!(matches!(nic.go_on_moving(Nanos::ZERO, cq), Some(Ok(Answer::Done))));
+        assert!(nic.go_on_moving(Nanos::ZERO, Object::Cq(cq)).is_none());
+        assert!(matches!(nic.go_on_moving(Nanos::ZERO, Object::Cq(cq)), Some(Ok(Answer::Done))));
         nic.out.completions.push((cq, wc(2 * MOVES + 1)));
         nic.publish(Nanos::ZERO);
         assert_eq!(moved(&new), (0..2 * MOVES + 2).collect::<Vec<_>>());
@@ -325,6 +398,9 @@ mod tests {
         // A queue that is destroyed while it moves.
         assert!(matches!(run(&mut nic, resize(&old)), Ok(Answer::Moving(_))));
         nic.execute(Nanos::ZERO, Command::DestroyCq(cq)).expect("unused");
-        assert!(matches!(nic.go_on_moving(Nanos::ZERO, cq), Some(Err(ControlError::NotFound(_)))));
+        assert!(matches!(
+            nic.go_on_moving(Nanos::ZERO, Object::Cq(cq)),
+            Some(Err(ControlError::NotFound(_)))
+        ));
     }
 }

@@ -1,14 +1,15 @@
-//! The DMA stage: runs the copies of a burst together.
+//! The DMA stage: registered memory, and the copies of a burst, which run together.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use super::memory::Registered;
+use super::remote_copies::{Batch, RemoteCopies};
 use super::{Nic, RxFrame, split};
+use crate::shared::HostMemory;
 use crate::shared::memory::CopyFault;
 use crate::shared::remote_memory::RemoteMemory;
 use crate::transport::{DmaIn, MemoryTable, Span, Verdict};
-use crate::verbs::{QpIndex, QpType};
+use crate::verbs::{MrIndex, PdId, QpIndex, QpType, WcStatus};
 use roxie_base::time::Nanos;
 use roxie_wire::frame::{Frame, FrameMut};
 use roxie_wire::{self as wire, Packet};
@@ -22,12 +23,35 @@ pub(super) struct DmaOut {
     pub(super) from: Span,
 }
 
+/// Registered memory.
+#[derive(Debug)]
+pub(super) struct Registered {
+    pub(super) memory: HostMemory,
+    pub(super) pd: PdId,
+    /// True if its spans are translated by a page list.
+    pub(super) paged: bool,
+}
+
+/// The DMA stage.
+#[derive(Debug)]
+pub(super) struct Dma {
+    /// The NIC serves other processes, whose memory is copied while the worker is not locked.
+    serves: bool,
+    /// Registered memory, by the slots of its regions.
+    regions: Vec<Option<Registered>>,
+    /// Copies for the frames of the burst, in the order of their slots.
+    out: Vec<DmaOut>,
+    /// Number of these copies already made.
+    gathered: usize,
+    remote: RemoteCopies,
+}
+
 /// The host memory behind spans.
 ///
 /// The table has checked bounds and access. The memory checks bounds again, and refuses copies beyond them.
 pub(super) struct HostSide<'a> {
-    pub(super) regions: &'a [Option<Registered>],
-    pub(super) table: &'a MemoryTable,
+    regions: &'a [Option<Registered>],
+    table: &'a MemoryTable,
 }
 
 impl HostSide<'_> {
@@ -72,7 +96,7 @@ impl HostSide<'_> {
 
     /// Writes both pieces of a frame, one after the other.
     #[inline(always)]
-    pub(super) fn write_pieces(&self, to: Span, (first, second): (&[u8], &[u8])) -> Result<(), CopyFault> {
+    fn write_pieces(&self, to: Span, (first, second): (&[u8], &[u8])) -> Result<(), CopyFault> {
         in_stores(first, second, |offset, bytes| {
             self.write(Span { offset: to.offset + offset as u64, ..to }, bytes)
         })
@@ -175,6 +199,201 @@ fn in_two_stores(
     store(0, head).and_then(|()| store(head.len(), whole))
 }
 
+impl Dma {
+    /// The stage of a NIC with up to `regions` regions. `copies` are planned for a burst.
+    pub(super) fn new(serves: bool, regions: u32, copies: usize) -> Dma {
+        Dma {
+            serves,
+            regions: (0..regions).map(|_| None).collect(),
+            out: Vec::with_capacity(copies),
+            gathered: 0,
+            remote: RemoteCopies::default(),
+        }
+    }
+
+    /// Sets the memory of a region.
+    pub(super) fn add(&mut self, mr: MrIndex, registered: Registered) {
+        debug_assert!(self.out.is_empty(), "commands run between bursts, when no copy is pending");
+        self.regions[mr.place()] = Some(registered);
+    }
+
+    /// Returns the memory of a region.
+    pub(super) fn region(&self, mr: MrIndex) -> Option<&Registered> {
+        self.regions.get(mr.place()).and_then(Option::as_ref)
+    }
+
+    /// Removes the memory of a region, which no copy uses from then on.
+    pub(super) fn remove(&mut self, mr: MrIndex) -> Option<Registered> {
+        debug_assert!(self.out.is_empty(), "commands run between bursts, when no copy is pending");
+        self.regions[mr.place()].take()
+    }
+
+    /// Plans a copy for a frame. Slots must come in the order in which their frames are [gathered](Self::gather).
+    #[inline(always)]
+    pub(super) fn plan(&mut self, copy: DmaOut) {
+        self.out.push(copy);
+    }
+
+    /// True if a planned copy was not made yet.
+    #[inline(always)]
+    pub(super) fn is_planned(&self) -> bool {
+        !self.out.is_empty()
+    }
+
+    /// Writes payload to memory, or lists the write if another process has the memory.
+    ///
+    /// # Errors
+    /// If the memory is missing.
+    #[inline(always)]
+    pub(super) fn write(
+        &mut self,
+        table: &MemoryTable,
+        qp: QpIndex,
+        to: Span,
+        bytes: (&[u8], &[u8]),
+    ) -> Result<(), CopyFault> {
+        let host = HostSide { regions: &self.regions, table };
+        if self.serves && self.remote.list_write(&host, qp, to, bytes) {
+            return Ok(());
+        }
+        host.write_pieces(to, bytes)
+    }
+
+    /// Runs an operation that a packet for `qp` in `frame` has requested, or lists it if another process has the memory. Returns the
+    /// previous value if it is an atomic operation that has run.
+    ///
+    /// # Errors
+    /// If the memory is missing.
+    fn run(
+        &mut self,
+        table: &MemoryTable,
+        qp: Option<QpIndex>,
+        op: &DmaIn,
+        frame: Frame<'_>,
+    ) -> Result<Option<u64>, CopyFault> {
+        let host = HostSide { regions: &self.regions, table };
+        if self.serves
+            && let Some(listed) = self.remote.list(&host, qp, op, frame)
+        {
+            return listed.map(|()| None);
+        }
+        match *op {
+            DmaIn::Scatter { offset, length, to, .. } => {
+                let start = usize::from(offset);
+                host.write_pieces(to, frame.slices(start..start + usize::from(length)))?;
+            }
+            DmaIn::AtomicWrite { offset, to, .. } => {
+                let mut bytes = [0; 8];
+                frame.copy_to(offset.into(), &mut bytes);
+                host.atomic(to, |_| Some(u64::from_ne_bytes(bytes)))?;
+            }
+            //= IBTA 9.4.5: atomic-is-one-step
+            DmaIn::Atomic { at, operation, .. } => {
+                return host.atomic(at, |value| operation.apply(value)).map(Some);
+            }
+            DmaIn::Flush { at, length, persistent } => host.flush(at, length, persistent)?,
+            DmaIn::Store { value, skip, length, to } => {
+                let bytes = value.to_ne_bytes();
+                host.write(to, &bytes[usize::from(skip)..usize::from(skip) + usize::from(length)])?;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Copies the payload of the frame in transmit slot `slot` into it. False: memory is missing.
+    #[inline]
+    fn gather(&mut self, table: &MemoryTable, slot: u16, frame: &mut FrameMut<'_>) -> bool {
+        let host = HostSide { regions: &self.regions, table };
+        let mut whole = true;
+        while let Some(op) = self.out.get(self.gathered)
+            && op.slot == slot
+        {
+            let index = self.gathered;
+            self.gathered += 1;
+            let start = usize::from(op.offset);
+            let place = start..start + usize::from(op.length);
+            if self.serves
+                && let Some(payload) = self.remote.payload(index)
+            {
+                match payload {
+                    Ok(bytes) => frame.write(start, bytes),
+                    Err(_) => whole = false,
+                }
+                continue;
+            }
+            whole &= if place.end <= frame.a.len() {
+                host.read(op.from, &mut frame.a[place]).is_ok()
+            } else {
+                host.read_pieces(op.from, frame.slices_mut(place)).is_ok()
+            };
+        }
+        if self.gathered == self.out.len() {
+            self.out.clear();
+            self.gathered = 0;
+            if self.serves {
+                self.remote.clear();
+            }
+        }
+        whole
+    }
+}
+
+/// Copies from and to the memory of other processes.
+impl Nic {
+    /// Lists the reads for the frames of a burst. Call this before the first [`gather`](Self::gather).
+    pub fn list_reads(&mut self) {
+        let Dma { serves, regions, out, remote, .. } = &mut self.dma;
+        if *serves {
+            let host = HostSide { regions, table: &self.memory };
+            out.iter().for_each(|copy| remote.list_read(&host, copy));
+        }
+    }
+
+    /// Returns the next batch of copies that this half of the pass waits for.
+    #[inline]
+    pub fn next_copies(&mut self) -> Option<Batch> {
+        self.dma.remote.next_batch()
+    }
+
+    /// Takes back a batch that was made.
+    pub fn copied(&mut self, batch: Batch) {
+        let qps = &mut self.qps;
+        let failed = self.dma.remote.take_back(batch, |qp, resource, before| {
+            if let Some(entry) = qps.get_mut(qp.0) {
+                entry.qp.atomic_done(resource, before);
+            }
+        });
+        self.counters.memory_faults += failed;
+    }
+
+    /// Gives up the batch being made: fences its process, and fails the QPs that wait for it.
+    pub fn abandon_copies(&mut self) {
+        self.counters.memory_faults += u64::from(self.dma.remote.abandon());
+    }
+
+    /// Completes the writes of this half, and fails the QPs of which one could not be made. Call this before their completions and
+    /// acknowledgements.
+    #[inline]
+    pub fn end_writes(&mut self, now: Nanos) {
+        if self.dma.remote.has_batches() {
+            self.fail_lost(now);
+            self.dma.remote.clear();
+        }
+    }
+
+    fn fail_lost(&mut self, now: Nanos) {
+        while let Some(index) = self.dma.remote.take_lost() {
+            let Some(entry) = self.qps.get(index.0) else { continue };
+            let qpn = entry.qp.qpn;
+            let completed = self.out.completions.iter_mut().map(|(_, wc)| wc);
+            for wc in completed.filter(|wc| wc.qpn == qpn && wc.status == WcStatus::Success) {
+                wc.status = WcStatus::LocProt;
+            }
+            self.fail_qp(now, index);
+        }
+    }
+}
+
 impl Nic {
     /// Runs the memory operations of received frames; `frame(i)` is frame `i` of the burst. May be called after each frame, or
     /// once for all.
@@ -190,39 +409,14 @@ impl Nic {
         first: usize,
         frame: impl Fn(u16) -> Frame<'f>,
     ) -> bool {
-        let host = HostSide { regions: &self.regions, table: &self.memory };
         let mut faults = 0;
         for op in self.out.dma_in.drain(first..) {
-            if self.config.serves
-                && let Some(listed) = self.remote.list(&host, qp, &op, frame(op.frame()))
+            let done = self.dma.run(&self.memory, qp, &op, frame(op.frame()));
+            if let (Ok(Some(before)), DmaIn::Atomic { qp, resource, .. }) = (&done, &op)
+                && let Some(entry) = self.qps.get_mut(qp.0)
             {
-                faults += u64::from(listed.is_err());
-                continue;
+                entry.qp.atomic_done(*resource, *before);
             }
-            let done = match op {
-                DmaIn::Scatter { frame: i, offset, length, to } => {
-                    let start = usize::from(offset);
-                    host.write_pieces(to, frame(i).slices(start..start + usize::from(length)))
-                }
-                DmaIn::AtomicWrite { frame: i, offset, to } => {
-                    let mut bytes = [0; 8];
-                    frame(i).copy_to(offset.into(), &mut bytes);
-                    host.atomic(to, |_| Some(u64::from_ne_bytes(bytes))).map(drop)
-                }
-                //= IBTA 9.4.5: atomic-is-one-step
-                DmaIn::Atomic { qp, resource, at, operation } => {
-                    host.atomic(at, |value| operation.apply(value)).map(|before| {
-                        if let Some(entry) = self.qps.get_mut(qp.0) {
-                            entry.qp.atomic_done(resource, before);
-                        }
-                    })
-                }
-                DmaIn::Flush { at, length, persistent } => host.flush(at, length, persistent),
-                DmaIn::Store { value, skip, length, to } => {
-                    let bytes = value.to_ne_bytes();
-                    host.write(to, &bytes[usize::from(skip)..usize::from(skip) + usize::from(length)])
-                }
-            };
             faults += u64::from(done.is_err());
         }
         self.counters.memory_faults += faults;
@@ -255,35 +449,7 @@ impl Nic {
     /// Slots must come in the order in which they were emitted: each takes its copies from the front of the plan.
     #[inline]
     pub fn gather(&mut self, slot: u16, frame: &mut FrameMut<'_>) -> bool {
-        let host = HostSide { regions: &self.regions, table: &self.memory };
-        let mut whole = true;
-        while let Some(op) = self.dma_out.get(self.gathered)
-            && op.slot == slot
-        {
-            let index = self.gathered;
-            self.gathered += 1;
-            let start = usize::from(op.offset);
-            let place = start..start + usize::from(op.length);
-            if self.config.serves
-                && let Some(payload) = self.remote.payload(index)
-            {
-                match payload {
-                    Ok(bytes) => frame.write(start, bytes),
-                    Err(_) => whole = false,
-                }
-                continue;
-            }
-            whole &= if place.end <= frame.a.len() {
-                host.read(op.from, &mut frame.a[place]).is_ok()
-            } else {
-                host.read_pieces(op.from, frame.slices_mut(place)).is_ok()
-            };
-        }
-        if self.gathered == self.dma_out.len() {
-            self.dma_out.clear();
-            self.gathered = 0;
-            self.end_reads();
-        }
+        let whole = self.dma.gather(&self.memory, slot, frame);
         self.counters.memory_faults += u64::from(!whole);
         whole
     }

@@ -1,6 +1,6 @@
 //! The fast path of the NIC for the packets of `transport::fast_path`: one look-up, one copy, no plans.
 
-use super::dma::{DmaOut, HostSide};
+use super::dma::DmaOut;
 use super::receive::solve_id;
 use super::srq::Receives;
 use super::{Nic, QpEntry, RxFrame, RxOutcome, TxReason, split};
@@ -36,12 +36,8 @@ impl Nic {
             _ => return None,
         };
         let placed = entry.qp.place_of(&self.memory, &due, packet, receive)?;
-        let host = HostSide { regions: &self.regions, table: &self.memory };
         let bytes = received.frame.slices(packet.payload());
-        let listed = self.config.serves && self.remote.list_write(&host, QpIndex(index), placed.to, bytes);
-        if !listed {
-            host.write_pieces(placed.to, bytes).ok()?;
-        }
+        self.dma.write(&self.memory, QpIndex(index), placed.to, bytes).ok()?;
         let watch = Watch::fast_arrival(&entry.qp, packet);
         if let (Some(_), Receives::Own(ring, position)) = (receive, &mut entry.receives) {
             //= IBTA 10.8.3: receives-complete-in-order
@@ -60,10 +56,7 @@ impl Nic {
         }
         watch.moved(&entry.qp, TimerCause::Packet);
         Watch::fast_judged(&entry.qp, packet, &Verdict::Executed);
-        if !entry.touched {
-            entry.touched = true;
-            self.touched.push(QpIndex(index));
-        }
+        self.scheduler.touch(&mut entry.schedule);
         Some(RxOutcome::Judged { qp: QpIndex(index), verdict: Verdict::Executed, hidden_id })
     }
 
@@ -78,17 +71,10 @@ impl Nic {
         let (index, entry) = self.qps.find_mut(packet.bth().dest_qp.value())?;
         let awaited = entry.qp.awaited(&self.memory, packet)?;
         let hidden_id = entry.believe_fast(packet, received)?;
-        let host = HostSide { regions: &self.regions, table: &self.memory };
         let bytes = received.frame.slices(packet.payload());
-        let listed = self.config.serves && self.remote.list_write(&host, QpIndex(index), awaited.to, bytes);
-        if !listed {
-            host.write_pieces(awaited.to, bytes).ok()?;
-        }
+        self.dma.write(&self.memory, QpIndex(index), awaited.to, bytes).ok()?;
         entry.last_ip_id = hidden_id.unwrap_or(entry.last_ip_id);
-        if !entry.touched {
-            entry.touched = true;
-            self.touched.push(QpIndex(index));
-        }
+        self.scheduler.touch(&mut entry.schedule);
         self.counters.rcvd_pkts += 1;
         self.counters.rcvd_bytes += packet.payload().len() as u64;
         split!(self, now, entry => qp, ctx);
@@ -109,7 +95,9 @@ impl Nic {
         slot: u16,
         room: impl FnOnce(usize) -> Option<FrameMut<'f>>,
     ) -> Sent {
-        let Some(entry) = self.qps.get_mut(index.0).filter(|_| !self.urgent_turn) else { return Sent::Other };
+        let Some(entry) = self.qps.get_mut(index.0).filter(|_| !self.scheduler.is_urgent_turn()) else {
+            return Sent::Other;
+        };
         let entry = &mut **entry;
         let Some(leaving) = entry.qp.leaving(&self.config.limits, &self.memory) else {
             return if entry.qp.answers_read() { self.send_answer(index, slot, room) } else { Sent::Other };
@@ -125,13 +113,13 @@ impl Nic {
         let offset = template.write_fast(&mut frame, entry.capable, bth, reth.as_ref());
         match *payload {
             Payload::Memory(from) => {
-                self.dma_out.push(DmaOut { slot, offset: offset as u16, length: *length, from });
+                self.dma.plan(DmaOut { slot, offset: offset as u16, length: *length, from });
             }
             Payload::Inline(position, from) => {
                 frame.write(offset, entry.qp.inline_bytes(position, from, *length));
             }
         }
-        self.arbiter.charge(entry.priority, frame_len);
+        self.scheduler.charge(&entry.schedule, frame_len);
         self.counters.sent_pkts += 1;
         self.counters.sent_bytes += u64::from(*length);
         let watch = Watch::timer(&entry.qp);
@@ -159,8 +147,8 @@ impl Nic {
         let Some(mut frame) = room(frame_len) else { return Sent::NoRoom(frame_len) };
         //= IBTA A17.9: ecn-capable-where-heeded
         let offset = template.write_fast(&mut frame, entry.capable, &bth, aeth.as_ref());
-        self.dma_out.push(DmaOut { slot, offset: offset as u16, length, from });
-        self.arbiter.charge(entry.priority, frame_len);
+        self.dma.plan(DmaOut { slot, offset: offset as u16, length, from });
+        self.scheduler.charge(&entry.schedule, frame_len);
         self.counters.sent_pkts += 1;
         self.counters.sent_bytes += u64::from(length);
         let watch = Watch::timer(&entry.qp);

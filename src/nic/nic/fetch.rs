@@ -11,9 +11,9 @@ impl Nic {
     pub fn fetch_posted(&mut self, now: Nanos, bells: &Doorbells, guests: &ClientDoorbells) -> bool {
         let mut more = false;
         // Fetching adds no entries to this list.
-        while let Some(index) = self.unfetched.pop() {
+        while let Some(index) = self.scheduler.take_unfetched() {
             let Some(entry) = self.qps.get_mut(index.0) else { continue };
-            entry.unfetched = false;
+            entry.schedule.fetched();
             match entry.sends.page() {
                 // Fetched in the order of its client's doorbell page, within the page's budget.
                 Some(page) => guests.ring(page, index),
@@ -38,7 +38,7 @@ impl Nic {
 
     /// True if work requests can be fetched without a doorbell.
     pub fn has_unfetched(&self) -> bool {
-        !self.unfetched.is_empty()
+        self.scheduler.has_unfetched()
     }
 
     /// Fetches up to `fetch_burst` work requests of a QP, and flushes as many in an error state. Returns the larger of both counts, and
@@ -47,7 +47,6 @@ impl Nic {
         let burst = self.config.limits.fetch_burst;
         let Some(entry) = self.qps.get_mut(index.0) else { return (0, false) };
         let (index, before) = (entry.qp.index, entry.fetched);
-        entry.unfetched = false;
         if !entry.qp.takes_sends() {
             return (0, false);
         }

@@ -1,5 +1,6 @@
 //! The NIC's control commands for memory: regions, fast-registered regions, windows.
 
+use super::dma::Registered;
 use super::object::ObjectKind;
 use super::{ControlError, Nic};
 use crate::nic::Answer;
@@ -8,15 +9,6 @@ use crate::transport::memory::needs_local_write;
 use crate::transport::{Refusal, RegionSpec};
 use crate::verbs::{Access, MrIndex, MwIndex, MwType, PdId};
 use roxie_base::limits::MAX_PAGE_LIST;
-
-/// A region in the DMA stage.
-#[derive(Debug)]
-pub(super) struct Registered {
-    pub(super) memory: HostMemory,
-    pub(super) pd: PdId,
-    /// True if its spans are translated by a page list.
-    pub(super) paged: bool,
-}
 
 impl Nic {
     pub(super) fn register(
@@ -38,7 +30,7 @@ impl Nic {
             self.use_pd(pd, -1)?;
             return Err(self.full(ObjectKind::MemoryRegion));
         };
-        self.regions[mr.place()] = Some(Registered { memory, pd, paged: false });
+        self.dma.add(mr, Registered { memory, pd, paged: false });
         Ok(Answer::Memory(mr, key))
     }
 
@@ -51,8 +43,7 @@ impl Nic {
         translation: Option<(u64, HostMemory)>,
     ) -> Result<Answer, ControlError> {
         let now = self.memory.registered(mr).ok_or(ControlError::NotFound(ObjectKind::MemoryRegion))?;
-        let region = self.regions.get(mr.place()).and_then(Option::as_ref);
-        let region = region.ok_or(ControlError::NotFound(ObjectKind::MemoryRegion))?;
+        let region = self.dma.region(mr).ok_or(ControlError::NotFound(ObjectKind::MemoryRegion))?;
         let moved = translation.is_some();
         let (start, memory) = translation.unwrap_or_else(|| (now.start, region.memory.clone()));
         let pd = pd.unwrap_or(now.pd);
@@ -66,23 +57,16 @@ impl Nic {
             }
         };
         self.use_pd(now.pd, -1)?;
-        self.assert_between_bursts();
-        self.regions[mr.place()] = Some(Registered { memory, pd, paged: false });
+        self.dma.add(mr, Registered { memory, pd, paged: false });
         Ok(Answer::Memory(mr, key))
     }
 
     pub(super) fn deregister(&mut self, mr: MrIndex) -> Result<Answer, ControlError> {
         self.memory.deregister(mr).map_err(|refusal| control_error(refusal, ObjectKind::MemoryRegion))?;
-        self.assert_between_bursts();
-        if let Some(region) = self.regions[mr.place()].take() {
+        if let Some(region) = self.dma.remove(mr) {
             self.use_pd(region.pd, -1)?;
         }
         Ok(Answer::Done)
-    }
-
-    /// Commands run between bursts, when no copy is pending: a region that is out of the table is not used any more.
-    fn assert_between_bursts(&self) {
-        debug_assert!(self.out.dma_in.is_empty() && self.dma_out.is_empty());
     }
 
     pub(super) fn alloc_fast(
@@ -104,7 +88,7 @@ impl Nic {
         if memory.may_be_missing() {
             self.memory.pages_may_be_missing(mr);
         }
-        self.regions[mr.place()] = Some(Registered { memory, pd, paged: true });
+        self.dma.add(mr, Registered { memory, pd, paged: true });
         Ok(Answer::Memory(mr, key))
     }
 

@@ -192,8 +192,10 @@ impl<F: Form> MemoryCommand<F> {
                 MemoryCommand::RegisterMemory { pd, access, start, memory: by.memory(memory, access)? }
             }
             MemoryCommand::ReregisterMemory { mr, pd, access, translation } => {
+                // Without `access` the region keeps its access, which may be to write.
+                let uses = access.unwrap_or(Access::LOCAL_WRITE);
                 let translation = match translation {
-                    Some((start, memory)) => Some((start, by.memory(memory, access.unwrap_or_default())?)),
+                    Some((start, memory)) => Some((start, by.memory(memory, uses)?)),
                     None => None,
                 };
                 MemoryCommand::ReregisterMemory { mr, pd, access, translation }

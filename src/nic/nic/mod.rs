@@ -1,4 +1,8 @@
-//! The device: object tables, dispatch of received packets, the arbiter of sent ones, and the DMA stage.
+//! The device: object tables, dispatch of received packets, the scheduler of sent ones, and the DMA stage.
+//!
+//! Each part owns its fields, and no other part changes them: `scheduler` (turns, timers, lists of changed QPs), `dma` (registered
+//! memory and copies), `cq` (completion queues and their events), `srq`, `flow`, `multicast`, `gsi`, `congestion`. The methods
+//! of [`Nic`] join them.
 //!
 //! A [`Nic`] is one worker's share of a device. A NIC has no ports, threads or clocks: the engine and the simulator run it, stage
 //! by stage, in this order:
@@ -14,7 +18,6 @@
 //! publish               completions and events, after the copies that they report
 //! ```
 
-mod arbiter;
 mod audit;
 mod classes;
 mod command;
@@ -37,6 +40,7 @@ mod path;
 mod qp_life;
 mod receive;
 mod remote_copies;
+mod scheduler;
 mod srq;
 mod table;
 mod transmit;
@@ -45,7 +49,6 @@ pub use crate::transport::PlantedBug;
 pub use crate::transport::TxReason;
 pub use crate::transport::memory::RegionStatus;
 pub use crate::transport::send_queue::SendQueue;
-pub use arbiter::{PRIORITIES, Service};
 pub use classes::{ClassesError, EcnPolicy, TrafficClasses, Trust};
 pub use command::{Answer, Command, ControlError, GsiRoutes, ObjectCounts, QpHandle, QpStatus, SrqStatus};
 pub use congestion::CongestionConfig;
@@ -59,23 +62,24 @@ pub use object::{Object, ObjectKind};
 pub use qp_life::memory_of_qp;
 pub use receive::{RxFrame, RxOutcome};
 pub use remote_copies::Batch;
+pub use scheduler::{PRIORITIES, Service};
 
 use std::collections::VecDeque;
 
 use crate::congestion::{LastNotification, Settings, SharedRate};
 use crate::shared::SendRing;
-use crate::timer::TimerWheel;
 use crate::transport::coverage::{TimerCause, Watch};
 use crate::transport::{AddressHandles, Counters, MemoryTable, Output, Qp};
-use crate::verbs::{AsyncEvent, CqIndex, Mtu, QpIndex, QpState, Rss};
-use arbiter::Arbiter;
+use crate::verbs::{AsyncEvent, Mtu, QpIndex, QpState, Rss};
 use congestion::Congestion;
-use cq::CqEntry;
+use cq::CompletionQueues;
+use dma::Dma;
 use flow::Flows;
 use multicast::Groups;
-use roxie_base::limits::{BURST, Limits};
+use roxie_base::limits::{BURST, Limits, MAX_SGE};
 use roxie_base::random::splitmix;
 use roxie_base::time::Nanos;
+use scheduler::{Schedule, Scheduler};
 use srq::{Receives, Srqs};
 use table::{NumberedTable, Table};
 
@@ -131,14 +135,7 @@ struct QpEntry {
     fetched: u32,
     /// Send queue position up to which the application may reuse entries.
     retired: u32,
-    /// The QP is in the arbiter's queue of its priority.
-    ready: bool,
-    /// The next packet has another priority: move the QP to its queue.
-    moved: bool,
-    /// The QP is in the arbiter's urgent queue.
-    urgent: bool,
-    /// The priority of the QP's packets, 0 to 7.
-    priority: u8,
+    schedule: Schedule,
     /// The QP's data packets are ECN-capable.
     capable: bool,
     /// A congestion notification is due to the peer.
@@ -149,16 +146,8 @@ struct QpEntry {
     own_control: Option<Settings>,
     /// A rate shared with other QPs.
     share: Option<SharedRate>,
-    /// Expiry of the entry in the wheel of paced QPs; `MAX`: there is none.
-    release_at: Nanos,
-    /// The QP is in the list of touched QPs.
-    touched: bool,
-    /// The QP is in the list of QPs to fetch from or to flush.
-    unfetched: bool,
     /// The QP is in the error state. Each posted receive rings the doorbell, to be flushed.
     flushing: bool,
-    /// Expiry of the entry in the timer wheel; `MAX`: there is none.
-    timer_at: Nanos,
     /// The last IPv4 identification that an ICRC of the peer matched.
     last_ip_id: u16,
     /// The last one that matched but was rejected as implausible.
@@ -171,7 +160,7 @@ struct QpEntry {
 pub struct Nic {
     config: NicConfig,
     qps: NumberedTable<Box<QpEntry>>,
-    cqs: Table<CqEntry>,
+    cqs: CompletionQueues,
     pds: Table<u32>,
     memory: MemoryTable,
     handles: AddressHandles,
@@ -183,15 +172,8 @@ pub struct Nic {
     longest_frame: Option<usize>,
     groups: Groups,
     group_changes: VecDeque<GroupChange>,
-    regions: Vec<Option<memory::Registered>>,
-    wheel: TimerWheel,
-    due: Vec<QpIndex>,
-    /// Release times of paced QPs. Has room for QPs once one of them is paced.
-    releases: TimerWheel,
-    /// QPs that have something to send.
-    arbiter: Arbiter,
-    /// The current turn is for an urgent packet only.
-    urgent_turn: bool,
+    dma: Dma,
+    scheduler: Scheduler,
     /// A QP's congestion control measures delay, or did.
     wants_arrivals: bool,
     /// The pause state that was last sent to the neighbour.
@@ -199,34 +181,16 @@ pub struct Nic {
     /// A switch has marked the packet being received.
     marked: bool,
     congestion: Congestion,
-    /// QPs with changes that [`Nic::look_after`] has yet to handle.
-    touched: Vec<QpIndex>,
-    /// QPs with room in their send queue after they were fetched from, and QPs to flush: the next [`Nic::fetch_posted`] continues with them.
-    unfetched: Vec<QpIndex>,
     out: Output,
-    /// Copies for the frames of the burst, in the order of their slots.
-    dma_out: Vec<dma::DmaOut>,
-    /// Number of these copies already made.
-    gathered: usize,
-    remote: remote_copies::RemoteCopies,
     counters: Counters,
     events: VecDeque<AsyncEvent>,
-    /// When the next delayed event is due; `MAX`: none is.
-    events_due: Nanos,
-    /// Completion queues that have overflowed, until their QPs are failed.
-    overrun: Vec<CqIndex>,
-    published: Published,
     /// Memory of a send queue: for the QP that a command creates. A command that fails, or destroys a QP, leaves it to the thread that
     /// receives the answer.
     spare: Option<SendQueue>,
-    /// More than acknowledgements may be ready to send.
-    presses: bool,
 }
 
-/// Tick of the wheel of paced QPs: 2^7 = 128 ns, less than the time of a packet on a fast link.
-const RELEASE_TICK_BITS: u32 = 7;
 /// Maximum number of copies for a receive: its entries, and the header of a datagram.
-const PIECES: usize = roxie_base::limits::MAX_SGE + 8;
+const PIECES: usize = MAX_SGE + 8;
 /// Maximum number of pending asynchronous events; more are counted as lost.
 const MAX_EVENTS: usize = 4096;
 
@@ -237,7 +201,7 @@ macro_rules! split {
         let mut $ctx = $crate::transport::Ctx {
             now: $now,
             memory: &mut $nic.memory,
-            gathers_pending: !$nic.dma_out.is_empty(),
+            gathers_pending: $nic.dma.is_planned(),
             handles: &$nic.handles,
             receives: &mut $crate::nic::srq::ReceiveSide { own: receives, srqs: &mut $nic.srqs },
             out: &mut $nic.out,
@@ -265,7 +229,7 @@ impl Nic {
         Nic {
             config,
             qps: NumberedTable::new(qps, qpn_seed),
-            cqs: Table::new(limits.cqs),
+            cqs: CompletionQueues::new(limits.cqs),
             pds: Table::new(limits.mrs),
             memory: MemoryTable::new(limits.mrs, key_seed),
             handles: AddressHandles::new(limits.ahs, config.largest_mtu),
@@ -275,35 +239,22 @@ impl Nic {
             longest_frame: None,
             groups: Groups::default(),
             group_changes: VecDeque::new(),
-            regions: (0..limits.mrs.min(1 << 16)).map(|_| None).collect(),
-            wheel: TimerWheel::new(qps),
-            due: Vec::with_capacity(qps as usize),
-            releases: TimerWheel::with_tick(0, RELEASE_TICK_BITS),
-            arbiter: Arbiter::new(qps as usize),
-            urgent_turn: false,
+            dma: Dma::new(config.serves, limits.mrs.min(1 << 16), burst * MAX_SGE),
+            scheduler: Scheduler::new(qps),
             wants_arrivals: false,
             neighbour: flow_control::NeighbourPause::default(),
             marked: false,
             congestion: Congestion::new(moderation_secret),
-            touched: Vec::with_capacity(qps as usize),
-            unfetched: Vec::with_capacity(qps as usize),
             out: Output {
                 dma_in: Vec::with_capacity(burst * 4 + limits.group_members as usize * PIECES),
                 completions: Vec::with_capacity(burst * 16),
                 events: Vec::with_capacity(burst),
-                gather: Vec::with_capacity(roxie_base::limits::MAX_SGE),
+                gather: Vec::with_capacity(MAX_SGE),
                 ..Output::default()
             },
-            dma_out: Vec::with_capacity(burst * roxie_base::limits::MAX_SGE),
-            gathered: 0,
-            remote: remote_copies::RemoteCopies::default(),
             counters: Counters::default(),
             events: VecDeque::with_capacity(MAX_EVENTS),
-            events_due: Nanos::MAX,
-            overrun: Vec::new(),
-            published: Published::default(),
             spare: None,
-            presses: false,
         }
     }
 
@@ -324,11 +275,11 @@ impl Nic {
 
     /// Returns when the NIC must run again even if nothing arrives.
     pub fn next_deadline(&self) -> Nanos {
-        let transport = self.wheel.next_deadline().min(self.events_due);
+        let transport = self.scheduler.next_timer().min(self.cqs.events_due());
         if !self.holds_something_back() {
             return transport;
         }
-        transport.min(self.looks_at_ring()).min(self.releases.next_deadline()).min(self.arbiter.next_resume())
+        transport.min(self.looks_at_ring()).min(self.scheduler.next_release())
     }
 
     /// Returns the next asynchronous event.
@@ -338,43 +289,39 @@ impl Nic {
 
     /// Handles the timers that are due.
     pub fn fire_timers(&mut self, now: Nanos) {
-        self.wheel.advance(now, |place| self.due.push(QpIndex(self.qps.name_at(place))));
-        for at in 0..self.due.len() {
-            self.fire(now, self.due[at]);
-        }
-        self.due.clear();
+        let due = self.scheduler.expired(now, |place| QpIndex(self.qps.name_at(place)));
+        due.iter().for_each(|index| self.fire(now, *index));
+        self.scheduler.return_list(due);
         if self.holds_something_back() {
             self.release(now);
         }
-        if now >= self.events_due {
-            self.release_events(now);
+        if now >= self.cqs.events_due() {
+            self.cqs.release_events(now);
         }
     }
 
     /// True if a paced QP's data is held, a priority is paused, or the neighbour is.
     fn holds_something_back(&self) -> bool {
-        !self.releases.is_empty() || self.arbiter.has_paused() || self.looks_at_ring() != Nanos::MAX
+        self.scheduler.holds_back() || self.looks_at_ring() != Nanos::MAX
     }
 
     /// Releases data of paced QPs that is due, and priorities with a pause that is over.
     #[cold]
     fn release(&mut self, now: Nanos) {
-        self.releases.advance(now, |place| self.due.push(QpIndex(self.qps.name_at(place))));
-        for at in 0..self.due.len() {
-            let index = self.due[at];
+        let due = self.scheduler.releases(now, |place| QpIndex(self.qps.name_at(place)));
+        for index in &due {
             if let Some(entry) = self.qps.get_mut(index.0) {
-                entry.release_at = Nanos::MAX;
+                entry.schedule.released();
                 entry.qp.release(now);
-                self.touch(index);
+                self.scheduler.touch(&mut entry.schedule);
             }
         }
-        self.due.clear();
-        self.arbiter.resume(now);
+        self.scheduler.return_list(due);
     }
 
     fn fire(&mut self, now: Nanos, index: QpIndex) {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
-        entry.timer_at = Nanos::MAX;
+        entry.schedule.timer_expired();
         split!(self, now, entry => qp, ctx);
         // The deadline may have moved since the timer was set: then nothing happens, and `look_after` sets the timer again.
         let watch = Watch::timer(qp);
@@ -388,19 +335,17 @@ impl Nic {
 
     /// Marks a QP for [`look_after`](Self::look_after).
     fn touch(&mut self, index: QpIndex) {
-        if let Some(entry) = self.qps.get_mut(index.0)
-            && !entry.touched
-        {
-            entry.touched = true;
-            self.touched.push(index);
+        if let Some(entry) = self.qps.get_mut(index.0) {
+            self.scheduler.touch(&mut entry.schedule);
         }
     }
 
     /// Updates timers, arbiter entries and send queues of all touched QPs.
     pub fn look_after(&mut self, now: Nanos) {
-        while let Some(index) = self.touched.pop() {
+        while let Some(index) = self.scheduler.take_touched() {
             let Some(entry) = self.qps.get_mut(index.0) else { continue };
-            entry.touched = false;
+            entry.schedule.looked_at();
+            entry.qp.assert_invariants();
             entry.log.note_state(now, entry.qp.state());
             let tail = entry.qp.send_tail();
             // Room: what was posted and did not fit can be fetched. Not here: a client that fills the queue as fast as it is
@@ -416,29 +361,19 @@ impl Nic {
                 entry.receives.want_doorbell();
             }
             if unfetched || entry.owes_flush(&self.srqs) {
-                let is_listed = std::mem::replace(&mut entry.unfetched, true);
-                if !is_listed {
-                    self.unfetched.push(index);
-                }
+                self.scheduler.fetch_later(&mut entry.schedule);
             }
-            let deadline = entry.qp.deadline();
-            if deadline < entry.timer_at {
-                entry.timer_at = deadline;
-                self.wheel.set(index.place(), deadline);
-            }
+            self.scheduler.set_timer(&mut entry.schedule, entry.qp.deadline());
             if entry.qp.is_held()
                 && let Some(until) = entry.qp.held_until()
-                && until < entry.release_at
             {
-                entry.release_at = until;
-                self.releases.set(index.place(), until);
+                self.scheduler.hold(&mut entry.schedule, until);
             }
-            if !entry.ready && entry.qp.wants_transmit(&self.config.limits) {
-                entry.ready = true;
-                self.presses |= entry.qp.is_pressing(&self.config.limits);
-                self.arbiter.push(entry.priority, index);
+            if !entry.schedule.is_ready() && entry.qp.wants_transmit(&self.config.limits) {
+                let presses = entry.qp.is_pressing(&self.config.limits);
+                self.scheduler.make_ready(&mut entry.schedule, presses);
             }
-            if self.arbiter.has_priorities() {
+            if self.scheduler.has_priorities() {
                 self.mark_urgent(index);
             }
         }
@@ -455,9 +390,6 @@ impl Nic {
             //= IBTA 9.5: completion-follows-its-bytes
             //= IBTA 10.8: completion-means-memory-is-free
             self.push_completions(now);
-            while let Some(cq) = self.overrun.pop() {
-                self.fail_users_of(now, cq);
-            }
         }
         for event in self.out.events.drain(..) {
             if self.events.len() < MAX_EVENTS {
@@ -467,9 +399,5 @@ impl Nic {
             }
         }
         completions
-    }
-
-    fn cq(&mut self, cq: CqIndex) -> Option<&mut CqEntry> {
-        self.cqs.get_mut(cq.0)
     }
 }

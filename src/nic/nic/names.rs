@@ -16,7 +16,7 @@ impl Nic {
                 Object::Pd(pd) => self.pds.holds(pd.0),
                 Object::Mr(mr) => self.memory.has_region(mr),
                 Object::Window(window) => self.memory.has_window(window),
-                Object::Cq(cq) => self.cqs.holds(cq.0),
+                Object::Cq(cq) => self.cqs.holds(cq),
                 Object::Srq(srq) => self.srqs.holds(srq),
                 Object::Xrcd(xrcd) => self.srqs.holds_xrcd(xrcd),
                 Object::Qp(qp) => self.qps.holds(qp.0),

@@ -6,6 +6,7 @@ use super::command::{Answer, ControlError, QpHandle, QpStatus};
 use super::log::QpLog;
 use super::memory_command::ReceiveSource;
 use super::object::ObjectKind;
+use super::scheduler::Schedule;
 use super::srq::{Receives, Srqs, check_sizes};
 use super::{Nic, QpEntry, split};
 use crate::congestion::LastNotification;
@@ -65,9 +66,8 @@ impl Nic {
         if init.qp_type == QpType::Gsi && !self.gsis.has_room(self.config.serves) {
             return Err(ControlError::Taken("QP1"));
         }
-        if self.cq(send_cq).is_none() || self.cq(recv_cq).is_none() {
-            return Err(ControlError::NotFound(ObjectKind::CompletionQueue));
-        }
+        self.cqs.check(send_cq)?;
+        self.cqs.check(recv_cq)?;
         let mut uses = Uses { pd: Some(pd), cqs: [Some(send_cq), Some(recv_cq)], ..Uses::default() };
         let mut config = QpConfig {
             index: QpIndex(0),
@@ -145,20 +145,13 @@ impl Nic {
                 uses,
                 fetched: 0,
                 retired: 0,
-                ready: false,
-                moved: false,
-                urgent: false,
-                priority: 0,
+                schedule: Schedule::new(QpIndex(index)),
                 capable: false,
                 notification_due: false,
                 last_notification: LastNotification::default(),
                 own_control: None,
                 share: None,
-                release_at: Nanos::MAX,
-                touched: false,
-                unfetched: false,
                 flushing: false,
-                timer_at: Nanos::MAX,
                 last_ip_id: 0,
                 refused_ip_id: 0,
                 log: QpLog::new(),
@@ -189,9 +182,7 @@ impl Nic {
             self.srqs.use_srq(srq, change);
         }
         for cq in uses.cqs.into_iter().flatten() {
-            if let Some(cq) = self.cq(cq) {
-                cq.users = cq.users.saturating_add_signed(change);
-            }
+            self.cqs.use_cq(cq, change)?;
         }
         Ok(())
     }
@@ -254,17 +245,8 @@ impl Nic {
         self.flows.remove_of(index);
         self.gsis.remove(index);
         self.detach_from_all(index);
-        self.wheel.cancel(index.place());
         self.memory.release_windows(index);
-        if entry.release_at != Nanos::MAX {
-            self.releases.cancel(index.place());
-        }
-        if entry.ready || entry.urgent || entry.notification_due {
-            self.arbiter.remove(index);
-        }
-        if entry.touched {
-            self.touched.retain(|touched| *touched != index);
-        }
+        self.scheduler.remove(&entry.schedule);
         self.count_uses(&entry.uses, -1)?;
         Ok(Answer::Done)
     }

@@ -16,13 +16,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::Nic;
 use super::dma::{DmaOut, HostSide};
 use crate::shared::memory::CopyFault;
 use crate::shared::remote_memory::{Lookup, RemoteMemory};
 use crate::transport::{AtomicOp, DmaIn, Span};
-use crate::verbs::{QpIndex, WcStatus};
-use roxie_base::time::Nanos;
+use crate::verbs::QpIndex;
 use roxie_wire::frame::Frame;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -238,8 +236,77 @@ impl RemoteCopies {
         }
     }
 
+    /// Lists the reads of a copy in the transmit plan. Call this for each, in their order.
+    pub(super) fn list_read(&mut self, host: &HostSide<'_>, copy: &DmaOut) {
+        let source = match host.remote(copy.from) {
+            None => Source::Local,
+            Some(memory) => {
+                let slot = self.batch(memory);
+                let first = self.length_of(slot);
+                let listed = host.remote_places(copy.from, usize::from(copy.length), |address, range| {
+                    self.add(memory, Kind::Read, address, range.len(), None);
+                });
+                listed.map_or(Source::Missing, |()| Source::Remote(slot, first..self.length_of(slot)))
+            }
+        };
+        self.sources.push(source);
+    }
+
+    fn length_of(&self, slot: usize) -> usize {
+        self.batches[slot].as_ref().map_or(0, |batch| batch.copies.len())
+    }
+
+    /// Hands out the next batch of copies that this half of the pass waits for.
+    #[inline]
+    pub(super) fn next_batch(&mut self) -> Option<Batch> {
+        let batch = self.batches.get_mut(self.next)?.take()?;
+        self.next += 1;
+        self.under_way = Some(Arc::clone(&batch.memory));
+        Some(batch)
+    }
+
+    /// Takes back a batch that was made. Calls `atomic_done` with the QP, the responder resource and the previous value of each atomic
+    /// operation. Returns how many copies could not be made.
+    pub(super) fn take_back(&mut self, batch: Batch, mut atomic_done: impl FnMut(QpIndex, u8, u64)) -> u64 {
+        let mut failed = 0;
+        self.under_way = None;
+        for copy in batch.copies.iter().filter(|copy| copy.kind != Kind::Read) {
+            if !copy.is_done {
+                failed += 1;
+                self.lost.extend(copy.qp);
+            } else if let (Kind::Atomic(_, resource), Some(qp)) = (copy.kind, copy.qp) {
+                let before = batch.bytes[copy.at..copy.at + 8].try_into().expect("8 bytes");
+                atomic_done(qp, resource, u64::from_ne_bytes(before));
+            }
+        }
+        let slot = batch.slot;
+        self.batches[slot] = Some(batch);
+        failed
+    }
+
+    /// Gives up the batch being made: fences its process, and loses the QPs that wait for it. False: none is being made.
+    pub(super) fn abandon(&mut self) -> bool {
+        let Some(memory) = self.under_way.take() else { return false };
+        memory.abandon();
+        let slot = self.next - 1;
+        let waiting = self.waiting.iter().filter(|(of, _)| *of == slot);
+        self.lost.extend(waiting.map(|(_, qp)| *qp));
+        true
+    }
+
+    /// True if this half of a pass has listed copies.
+    #[inline]
+    pub(super) fn has_batches(&self) -> bool {
+        !self.batches.is_empty()
+    }
+
+    /// Takes a QP of which a write could not be made.
+    pub(super) fn take_lost(&mut self) -> Option<QpIndex> {
+        self.lost.pop()
+    }
+
     /// Discards the copies of a completed half.
-    fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         for batch in self.batches.drain(..).flatten() {
             let Batch { mut copies, mut bytes, .. } = batch;
             copies.clear();
@@ -249,103 +316,6 @@ impl RemoteCopies {
         self.next = 0;
         self.waiting.clear();
         self.sources.clear();
-    }
-}
-
-impl Nic {
-    /// Lists the reads for the frames of a burst. Call this before the first [`gather`](Self::gather).
-    pub fn list_reads(&mut self) {
-        if !self.config.serves {
-            return;
-        }
-        let host = HostSide { regions: &self.regions, table: &self.memory };
-        for DmaOut { length, from, .. } in &self.dma_out {
-            let source = match host.remote(*from) {
-                None => Source::Local,
-                Some(memory) => {
-                    let slot = self.remote.batch(memory);
-                    let count =
-                        |copies: &RemoteCopies| copies.batches[slot].as_ref().map_or(0, |b| b.copies.len());
-                    let first = count(&self.remote);
-                    let listed = host.remote_places(*from, usize::from(*length), |address, range| {
-                        self.remote.add(memory, Kind::Read, address, range.len(), None);
-                    });
-                    listed.map_or(Source::Missing, |()| Source::Remote(slot, first..count(&self.remote)))
-                }
-            };
-            self.remote.sources.push(source);
-        }
-    }
-
-    /// Returns the next batch of copies that this half of the pass waits for.
-    #[inline]
-    pub fn next_copies(&mut self) -> Option<Batch> {
-        let batch = self.remote.batches.get_mut(self.remote.next)?.take()?;
-        self.remote.next += 1;
-        self.remote.under_way = Some(Arc::clone(&batch.memory));
-        Some(batch)
-    }
-
-    /// Takes back a batch that was made.
-    pub fn copied(&mut self, batch: Batch) {
-        self.remote.under_way = None;
-        for copy in &batch.copies {
-            match copy.kind {
-                Kind::Read => {}
-                Kind::Write | Kind::Atomic(..) if !copy.is_done => {
-                    self.counters.memory_faults += 1;
-                    self.remote.lost.extend(copy.qp);
-                }
-                Kind::Write => {}
-                Kind::Atomic(_, resource) => {
-                    let before = batch.bytes[copy.at..copy.at + 8].try_into().expect("8 bytes");
-                    if let Some(entry) = copy.qp.and_then(|qp| self.qps.get_mut(qp.0)) {
-                        entry.qp.atomic_done(resource, u64::from_ne_bytes(before));
-                    }
-                }
-            }
-        }
-        let slot = batch.slot;
-        self.remote.batches[slot] = Some(batch);
-    }
-
-    /// Gives up the batch being made: fences its process, and fails the QPs that wait for it.
-    pub fn abandon_copies(&mut self) {
-        let Some(memory) = self.remote.under_way.take() else { return };
-        memory.abandon();
-        let slot = self.remote.next - 1;
-        let waiting = self.remote.waiting.iter().filter(|(of, _)| *of == slot);
-        self.remote.lost.extend(waiting.map(|(_, qp)| *qp));
-        self.counters.memory_faults += 1;
-    }
-
-    /// Completes the writes of this half. Call this before their completions and acknowledgements.
-    #[inline]
-    pub fn end_writes(&mut self, now: Nanos) {
-        if !self.remote.batches.is_empty() {
-            self.fail_lost(now);
-            self.remote.clear();
-        }
-    }
-
-    /// Completes the reads of this half: all frames have their payload.
-    #[inline]
-    pub(super) fn end_reads(&mut self) {
-        if self.config.serves {
-            self.remote.clear();
-        }
-    }
-
-    fn fail_lost(&mut self, now: Nanos) {
-        while let Some(index) = self.remote.lost.pop() {
-            let Some(entry) = self.qps.get(index.0) else { continue };
-            let qpn = entry.qp.qpn;
-            let completed = self.out.completions.iter_mut().map(|(_, wc)| wc);
-            for wc in completed.filter(|wc| wc.qpn == qpn && wc.status == WcStatus::Success) {
-                wc.status = WcStatus::LocProt;
-            }
-            self.fail_qp(now, index);
-        }
     }
 }
 

@@ -17,39 +17,37 @@ fn handle_label(handles: &AddressHandles, way: Option<AhId>) -> u32 {
 impl Nic {
     /// True if a QP has something to send.
     pub fn has_ready(&self) -> bool {
-        self.arbiter.has_ready()
+        self.scheduler.has_ready()
     }
 
     /// True if a QP has data to send that need not wait for the application's reply.
     pub fn has_pressing(&self) -> bool {
-        self.presses && self.has_ready()
+        self.scheduler.has_pressing()
     }
 
     /// Returns the QP that may send next, up to `tx_quantum` packets. Call [`Nic::end_turn`] afterwards.
     pub fn next_turn(&mut self) -> Option<QpIndex> {
-        if self.arbiter.has_urgent()
+        if self.scheduler.has_urgent()
             && let Some(index) = self.next_urgent()
         {
-            self.urgent_turn = true;
             return Some(index);
         }
-        let next = self.arbiter.pop();
-        self.presses &= next.is_some();
-        next
+        self.scheduler.next()
     }
 
-    /// Returns the next QP of the urgent queue with a notification or acknowledgement that may leave. An acknowledgement of a
-    /// paused priority stays in its priority's queue.
+    /// Begins an urgent turn of the next QP of the urgent queue whose notification or acknowledgement may leave. An acknowledgement
+    /// of a paused priority stays in its priority's queue.
     #[cold]
     fn next_urgent(&mut self) -> Option<QpIndex> {
-        while let Some(index) = self.arbiter.pop_urgent() {
+        while let Some(index) = self.scheduler.next_urgent() {
             let Some(entry) = self.qps.get_mut(index.0) else { continue };
-            entry.urgent = false;
             // A notification of a paused priority is dropped: it would be outdated after the pause.
-            entry.notification_due &= !self.arbiter.is_paused(self.congestion.notification.1);
-            if entry.notification_due || !self.arbiter.is_paused(entry.priority) {
+            entry.notification_due &= !self.scheduler.is_priority_paused(self.congestion.notification.1);
+            if entry.notification_due || !self.scheduler.is_paused(&entry.schedule) {
+                self.scheduler.begin_urgent(&mut entry.schedule);
                 return Some(index);
             }
+            self.scheduler.skip_urgent(&mut entry.schedule);
         }
         None
     }
@@ -58,9 +56,8 @@ impl Nic {
     #[cold]
     pub(super) fn mark_urgent(&mut self, index: QpIndex) {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
-        if !entry.urgent && entry.qp.has_unpaced() && !self.arbiter.is_paused(entry.priority) {
-            entry.urgent = true;
-            self.arbiter.push_urgent(index);
+        if entry.qp.has_unpaced() && !self.scheduler.is_paused(&entry.schedule) {
+            self.scheduler.hurry(&mut entry.schedule);
         }
     }
 
@@ -71,31 +68,23 @@ impl Nic {
 
     /// Ends a QP's turn. `unfinished`: it stopped for lack of room or quantum, and gets another turn.
     pub fn end_turn(&mut self, index: QpIndex, unfinished: bool) {
-        if self.urgent_turn {
+        if self.scheduler.is_urgent_turn() {
             return self.end_urgent_turn(index, unfinished);
         }
         let Some(entry) = self.qps.get_mut(index.0) else { return };
-        let unfinished = unfinished || (entry.moved && std::mem::take(&mut entry.moved));
-        entry.ready = unfinished;
-        self.presses |= unfinished;
-        if unfinished && PlantedBug::UnfinishedGoesFirst.is() {
-            self.arbiter.push_front(entry.priority, index);
-        } else if unfinished {
-            self.arbiter.push(entry.priority, index);
-        }
-        self.touch(index);
+        self.scheduler.end_turn(&mut entry.schedule, unfinished);
+        self.scheduler.touch(&mut entry.schedule);
     }
 
     /// Ends an urgent turn. An unfinished QP gets another one, before all data.
     #[cold]
     fn end_urgent_turn(&mut self, index: QpIndex, unfinished: bool) {
-        self.urgent_turn = false;
+        self.scheduler.end_urgent();
         let Some(entry) = self.qps.get_mut(index.0) else { return };
-        if unfinished && !entry.urgent && (entry.notification_due || entry.qp.has_unpaced()) {
-            entry.urgent = true;
-            self.arbiter.push_urgent(index);
+        if unfinished && (entry.notification_due || entry.qp.has_unpaced()) {
+            self.scheduler.hurry(&mut entry.schedule);
         }
-        self.touch(index);
+        self.scheduler.touch(&mut entry.schedule);
     }
 
     /// Plans the next packet of an urgent turn: a notification, then acknowledgements.
@@ -105,7 +94,7 @@ impl Nic {
         if entry.notification_due {
             return Some(entry.qp.notification());
         }
-        if self.arbiter.is_paused(entry.priority) {
+        if self.scheduler.is_paused(&entry.schedule) {
             return None;
         }
         split!(self, now, entry => qp, ctx);
@@ -114,7 +103,7 @@ impl Nic {
 
     /// Plans the next packet of a QP. Changes nothing until [`Nic::emit`].
     pub fn plan(&mut self, now: Nanos, index: QpIndex) -> Option<TxPlan> {
-        if self.urgent_turn {
+        if self.scheduler.is_urgent_turn() {
             return self.plan_urgent(now, index);
         }
         let entry = self.qps.get_mut(index.0)?;
@@ -134,12 +123,7 @@ impl Nic {
         let Some(handle) = self.handles.find(way) else { return false };
         let priority = self.congestion.config.classes.priority(handle.av());
         let Some(entry) = self.qps.get_mut(index.0) else { return false };
-        let differs = priority != entry.priority;
-        if differs {
-            (entry.priority, entry.moved) = (priority, true);
-            self.arbiter.note_use(priority);
-        }
-        differs
+        self.scheduler.move_to(&mut entry.schedule, priority)
     }
 
     /// Returns the frame length of a planned packet in bytes, without FCS. `None`: the address handle does not exist.
@@ -199,11 +183,11 @@ impl Nic {
         } else if plan.payload_len > 0 {
             // `out.gather` is valid until the next packet is planned.
             for &Gather { from, length } in &self.out.gather {
-                self.dma_out.push(DmaOut { slot, offset: offset as u16, length, from });
+                self.dma.plan(DmaOut { slot, offset: offset as u16, length, from });
                 offset += usize::from(length);
             }
         }
-        self.arbiter.charge(entry.priority, frame.len());
+        self.scheduler.charge(&entry.schedule, frame.len());
         split!(self, now, entry => qp, ctx);
         let watch = Watch::timer(qp);
         qp.sent(&mut ctx, plan);

@@ -263,7 +263,7 @@ impl CompletionRing {
         if to.capacity < left {
             return Err(left.try_into().unwrap_or(u32::MAX));
         }
-        Ok(Move { to, first, left })
+        Ok(Move { to, first, left, moved: 0 })
     }
 
     /// The application's side: the numbers of completions polled and published since the queue was made.
@@ -335,6 +335,8 @@ pub struct Move {
     first: u64,
     /// Completions that are still to move.
     left: u64,
+    /// Completions that are in the other ring. Only the move writes there: its indices, which a client could overwrite, are not read.
+    moved: u64,
 }
 
 impl Move {
@@ -352,16 +354,22 @@ impl Move {
         // No more than were there: another process may write completions meanwhile, or name the memory of the old ring for the new one.
         for _ in 0..self.left.min(most) {
             self.left -= 1;
-            let moved = from.poll_timed().map(|(wc, time)| self.to.push(&wc, time));
-            if let None | Some(Err(_)) = moved {
+            let Some((wc, time)) = from.poll_timed() else {
                 self.left = 0;
-                result = moved.unwrap_or(Ok(())).map(|()| true);
+                break;
+            };
+            if self.moved == self.to.capacity {
+                self.left = 0;
+                result = Err(Overflow);
                 break;
             }
+            self.to.write(self.moved, &wc, time);
+            self.moved += 1;
         }
         if self.left > 0 {
             return Ok(false);
         }
+        self.to.word(PRODUCER).store(self.moved, Release);
         let told = from.word(TOLD).load(Relaxed).saturating_sub(self.first);
         self.to.word(TOLD).store(told, Relaxed);
         self.to.word(ARMED).store(from.word(ARMED).load(Acquire), Release);

@@ -47,5 +47,5 @@ pub use memory::HostMemory;
 pub use memory_file::MemoryFile;
 pub use page_list::PageList;
 pub use region::{HeldPages, Region};
-pub use shared_receives::SharedReceives;
+pub use shared_receives::{ReceivesMove, SharedReceives};
 pub use work_queue::{PostError, RecvRing, SendRing};

@@ -15,6 +15,7 @@ use super::sync::{
 };
 use super::work_queue::RecvRing;
 use crate::verbs::{RecvWr, Sge};
+use roxie_base::limits::MAX_SGE;
 
 /// A receive that a QP has taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +26,7 @@ pub struct Taken {
     pub limit_reached: bool,
 }
 
-/// The queue. Several workers may call its methods at once, except [`move_to`](SharedReceives::move_to).
+/// The queue. Several workers may call its methods at once, except [`end_move`](SharedReceives::end_move).
 #[derive(Debug)]
 pub struct SharedReceives {
     ring: RecvRing,
@@ -101,26 +102,56 @@ impl SharedReceives {
         self.ring.max_sge()
     }
 
-    /// Continues in another ring, to which all waiting receives are moved in their order. Caller must ensure that there is no
-    /// concurrent post or take.
+    /// Begins to move all waiting receives to another ring, in their order; [`ReceivesMove::go_on`] does it. Receives may be taken meanwhile.
+    /// Caller must ensure that none is posted until [`end_move`](Self::end_move).
     ///
     /// # Errors
     /// The number of waiting receives, if the other ring holds fewer, or shorter lists. The rings are unchanged then.
-    pub fn move_to(&mut self, ring: RecvRing) -> Result<(), u32> {
+    pub fn begin_move(&self, to: RecvRing) -> Result<ReceivesMove, u32> {
         let waiting = self.waiting();
-        if ring.capacity() < waiting || ring.max_sge() < self.ring.max_sge() {
+        if to.capacity() < waiting || to.max_sge() < self.ring.max_sge() {
             return Err(waiting);
         }
-        ring.reset();
-        let mut sges = vec![Sge::default(); self.ring.max_sge() as usize];
-        let first = self.position.load(Relaxed) as u32;
-        for at in 0..waiting {
-            let Some(wr) = self.ring.fetch(first.wrapping_add(at), &mut sges) else { break };
-            // The ring has room, as checked above.
-            let _ = ring.post(wr.wr_id, &sges[..wr.num_sge as usize]);
+        to.reset();
+        Ok(ReceivesMove { to, first: self.position.load(Acquire), waiting, copied: 0 })
+    }
+
+    /// Continues in the ring to which all receives have been copied. Caller must ensure that there is no concurrent take.
+    pub fn end_move(&mut self, moved: ReceivesMove) {
+        // No more than were copied, even if a client has posted meanwhile.
+        let taken = (self.position.load(Acquire) - moved.first).min(u64::from(moved.copied));
+        moved.to.retire_at_least(taken);
+        self.ring = moved.to;
+        self.position.store(taken, Relaxed);
+    }
+}
+
+/// A move of waiting receives to another ring, in steps.
+#[derive(Debug)]
+pub struct ReceivesMove {
+    to: RecvRing,
+    /// The position at which the move began.
+    first: u64,
+    /// Receives that waited then.
+    waiting: u32,
+    /// Receives that are in the other ring.
+    copied: u32,
+}
+
+impl ReceivesMove {
+    /// Copies up to `most` receives, those taken since the beginning included. True: all are copied.
+    pub fn go_on(&mut self, from: &SharedReceives, most: u32) -> bool {
+        let mut sges = [Sge::default(); MAX_SGE];
+        let last = self.waiting.min(self.copied.saturating_add(most));
+        while self.copied < last {
+            let position = (self.first as u32).wrapping_add(self.copied);
+            let Some(wr) = from.ring.fetch(position, &mut sges) else { return true };
+            // The ring has room, unless a client overwrites its indices.
+            if self.to.post(wr.wr_id, &sges[..wr.num_sge as usize]).is_err() {
+                return true;
+            }
+            self.copied += 1;
         }
-        self.ring = ring;
-        self.position.store(0, Relaxed);
-        Ok(())
+        self.copied == self.waiting
     }
 }

@@ -408,11 +408,6 @@ impl SendRing {
     pub fn capacity(&self) -> u32 {
         self.ring.capacity
     }
-
-    /// Scatter/gather entries and inline bytes that a work request may have.
-    pub fn max_payload(&self) -> (u32, u32) {
-        (self.max_sge, self.max_inline)
-    }
 }
 
 /// A receive queue. A clone is another handle to the same memory.

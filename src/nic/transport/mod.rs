@@ -35,6 +35,7 @@ mod duplicates;
 pub(crate) mod fast_path;
 pub(crate) mod fast_reads;
 mod flush;
+mod invariants;
 mod local;
 pub(crate) mod memory;
 mod memory_fault;

@@ -89,6 +89,11 @@ impl Replies {
         self.queue.len()
     }
 
+    /// True if no more replies are pending than may be: the bound, and a NAK that refuses a request.
+    pub(super) fn is_bounded(&self) -> bool {
+        self.queue.len() <= self.bound + 1
+    }
+
     /// True if no reply is pending.
     pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty()

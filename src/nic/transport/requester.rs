@@ -22,7 +22,7 @@ use roxie_base::time::Nanos;
 use roxie_wire::{AtomicEth, Bth, Ext, Feth, Opcode, Psn, Reth, credits};
 
 /// Largest distance at which the order of two PSNs is known.
-const HALF_CIRCLE: u32 = 1 << 23;
+pub(super) const HALF_CIRCLE: u32 = 1 << 23;
 
 /// State of the requester.
 #[derive(Debug)]

@@ -90,6 +90,11 @@ impl SendQueue {
         })
     }
 
+    /// Number of work requests that may be outstanding.
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
     /// Returns the position after the newest work request.
     pub fn head(&self) -> u32 {
         self.head
@@ -113,6 +118,7 @@ impl SendQueue {
     /// Appends a work request. `copy` writes it, its scatter/gather list and its inline data to the given places.
     #[inline(always)]
     pub fn push_with(&mut self, copy: impl FnOnce(&mut SendWr, &mut [Sge], &mut [u8]) -> FetchedSend) {
+        debug_assert!(self.has_room(), "the caller checks that there is room");
         let slot = (self.head & self.mask) as usize;
         let sges = &mut self.sges[slot * self.max_sge..][..self.max_sge];
         let inline = &mut self.inline[slot * self.max_inline..][..self.max_inline];
@@ -159,7 +165,7 @@ impl SendQueue {
 
     /// Removes the oldest work request.
     pub fn retire(&mut self) {
-        debug_assert!(!self.is_empty());
+        debug_assert!(!self.is_empty(), "only what is queued completes");
         self.tail = self.tail.wrapping_add(1);
     }
 

@@ -279,7 +279,7 @@ impl MemoryRegion {
         let command = MemoryCommand::ReregisterMemory {
             mr: self.index,
             pd: pd.map(|pd| pd.inner.id),
-            access,
+            access: Some(access_now),
             translation,
         };
         match self.pd.inner.device.call(command)? {

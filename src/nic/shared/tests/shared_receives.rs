@@ -47,12 +47,45 @@ fn move_keeps_waiting_receives_in_order() {
     let (_, mut queue) = queue(4, 4);
     queue.take(&mut []).unwrap();
     let small = RecvRing::new(2, 1).unwrap();
-    assert_eq!(queue.move_to(small), Err(3));
+    assert_eq!(queue.begin_move(small).err(), Some(3));
     let large = RecvRing::new(16, 1).unwrap();
-    assert_eq!(queue.move_to(large.clone()), Ok(()));
+    let mut moving = queue.begin_move(large.clone()).expect("it is large enough");
+    assert!(moving.go_on(&queue, 3));
+    queue.end_move(moving);
     large.post(77, &[]).unwrap();
     assert_eq!(ids(&queue), [1, 2, 3, 77]);
     assert_eq!(queue.capacity(), 16);
+}
+
+#[test]
+fn receives_are_taken_while_the_queue_moves() {
+    let (_, mut queue) = queue(8, 8);
+    let larger = RecvRing::new(9, 1).unwrap();
+    let mut moving = queue.begin_move(larger.clone()).expect("it is large enough");
+    let mut taken = Vec::new();
+    let mut steps = 0;
+    while !moving.go_on(&queue, 2) {
+        steps += 1;
+        taken.push(queue.take(&mut []).expect("none is lost").wr.wr_id);
+    }
+    queue.end_move(moving);
+    assert_eq!((steps, &taken[..]), (3, &[0, 1, 2][..]), "two are copied in each of four steps");
+    assert_eq!(queue.waiting(), 5);
+    (8..12).for_each(|id| assert_eq!(larger.post(id, &[]), Ok(false), "those taken made room"));
+    assert!(larger.post(12, &[]).is_err(), "nine wait");
+    assert_eq!(ids(&queue), (3..12).collect::<Vec<_>>());
+}
+
+#[test]
+fn move_survives_posts_to_the_old_ring() {
+    let (old, mut queue) = queue(4, 2);
+    let mut moving = queue.begin_move(RecvRing::new(4, 1).unwrap()).expect("it is large enough");
+    old.post(2, &[]).unwrap();
+    assert_eq!(ids(&queue), [0, 1, 2], "the old ring serves until the end");
+    assert!(moving.go_on(&queue, 4));
+    queue.end_move(moving);
+    assert!(!queue.is_broken());
+    assert_eq!((queue.waiting(), queue.take(&mut [])), (0, None));
 }
 
 #[test]
