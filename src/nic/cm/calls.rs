@@ -10,6 +10,7 @@ use roxie_wire::cm::{
 
 use super::connection::{Connection, State, ack_timeout};
 use super::manager::Manager;
+use super::transitions::Cause;
 use super::{
     AcceptOptions, CmError, ConnectRequest, HowDisconnected, ListenOn, Listener, LocalQp, Parameters,
     ResolveAnswer, ResolveRequest, Route,
@@ -123,7 +124,7 @@ impl Manager {
             private_data: options.private_data,
             ..Rep::default()
         };
-        self.set_state(id, State::RepSent);
+        self.set_state(id, Cause::Accept, State::RepSent);
         self.note_answered(id);
         self.send_and_keep(id, &CmMessage::Rep(rep));
         self.await_answer(now, id);
@@ -138,7 +139,7 @@ impl Manager {
         let connection = self.expect("ready", id, &[State::RepRcvd, State::MraRepSent])?;
         private_data.check(Kind::Rtu)?;
         let rtu = Rtu { local_comm_id: id, remote_comm_id: connection.remote_id, private_data };
-        self.set_state(id, State::Established);
+        self.set_state(id, Cause::Ready, State::Established);
         self.cancel_timer(id);
         self.send_and_keep(id, &CmMessage::Rtu(rtu));
         Ok(())
@@ -152,7 +153,7 @@ impl Manager {
     pub fn established(&mut self, id: CommId) -> Result<(), CmError> {
         let states = [State::RepSent, State::MraRepRcvd, State::Established];
         if self.expect("established", id, &states)?.state != State::Established {
-            self.establish(id, PrivateData::EMPTY);
+            self.establish(id, Cause::Data, PrivateData::EMPTY);
         }
         Ok(())
     }
@@ -171,7 +172,7 @@ impl Manager {
         self.expect("delay", id, &states)?;
         private_data.check(Kind::Mra)?;
         check_values(&[("service_timeout", service_timeout, 31)])?;
-        self.send_mra(id, service_timeout, private_data);
+        self.send_mra(id, Cause::Delay, service_timeout, private_data);
         Ok(())
     }
 
@@ -198,7 +199,7 @@ impl Manager {
         let stage = self.expect("reject", id, &states)?.stage();
         private_data.check(Kind::Rej)?;
         self.send_rej(id, stage, reason, ari, private_data);
-        self.abandon(now, id);
+        self.abandon(now, id, Cause::Reject);
         self.forget_events(id);
         Ok(())
     }
@@ -212,10 +213,10 @@ impl Manager {
         let connection = self.expect("disconnect", id, &[State::Established, State::DreqRcvd])?;
         if connection.state == State::Established {
             private_data.check(Kind::Dreq)?;
-            self.send_dreq(now, id, private_data);
+            self.send_dreq(now, id, Cause::Disconnect, private_data);
         } else {
             private_data.check(Kind::Drep)?;
-            self.agree_to_end(now, id, private_data, HowDisconnected::AsAsked);
+            self.agree_to_end(now, id, Cause::Disconnect, private_data, HowDisconnected::AsAsked);
         }
         Ok(())
     }
@@ -231,7 +232,7 @@ impl Manager {
             // Withdraw our request, as after a timeout.
             State::ReqSent | State::RepWait => {
                 self.send_rej_timeout(id, Stage::Req);
-                self.abandon(now, id);
+                self.abandon(now, id, Cause::Destroy);
             }
             State::ReqRcvd
             | State::MraReqSent
@@ -240,18 +241,19 @@ impl Manager {
             | State::RepRcvd
             | State::MraRepSent => {
                 self.send_rej(id, stage, RejReason::CONSUMER, Ari::NONE, PrivateData::EMPTY);
-                self.abandon(now, id);
+                self.abandon(now, id, Cause::Destroy);
             }
-            State::Established => self.send_dreq(now, id, PrivateData::EMPTY),
+            State::Established => self.send_dreq(now, id, Cause::Destroy, PrivateData::EMPTY),
             State::DreqRcvd => {
-                self.agree_to_end(now, id, PrivateData::EMPTY, HowDisconnected::AsAsked);
+                let how = HowDisconnected::AsAsked;
+                self.agree_to_end(now, id, Cause::Destroy, PrivateData::EMPTY, how);
             }
             // Ending already.
             State::DreqSent | State::TimeWait => {}
-            State::SidrReqSent => self.remove(id),
+            State::SidrReqSent => self.remove(id, Cause::Destroy),
             State::SidrReqRcvd => {
                 let refusal = ResolveAnswer { status: SidrStatus::REJECTED, ..ResolveAnswer::default() };
-                self.send_sidr_rep(now, id, &refusal);
+                self.send_sidr_rep(now, id, Cause::Destroy, &refusal);
             }
         }
     }
@@ -297,7 +299,7 @@ impl Manager {
     ) -> Result<(), CmError> {
         self.expect("answer_resolution", id, &[State::SidrReqRcvd])?;
         answer.private_data.check(Kind::SidrRep)?;
-        self.send_sidr_rep(now, id, answer);
+        self.send_sidr_rep(now, id, Cause::Answer, answer);
         Ok(())
     }
 
@@ -330,7 +332,13 @@ impl Manager {
         self.events.retain(|event| event.id() != id);
     }
 
-    pub(super) fn send_mra(&mut self, id: CommId, service_timeout: u8, private_data: PrivateData) {
+    pub(super) fn send_mra(
+        &mut self,
+        id: CommId,
+        cause: Cause,
+        service_timeout: u8,
+        private_data: PrivateData,
+    ) {
         let Some(connection) = self.table.get(id) else { return };
         let (stage, next) = match connection.state {
             State::RepRcvd | State::MraRepSent => (Stage::Rep, State::MraRepSent),
@@ -344,16 +352,16 @@ impl Manager {
             private_data,
         };
         let (route, tid) = (connection.route, connection.tid);
-        self.set_state(id, next);
+        self.set_state(id, cause, next);
         self.send(route, tid, &CmMessage::Mra(mra));
     }
 
-    pub(super) fn send_dreq(&mut self, now: Nanos, id: CommId, private_data: PrivateData) {
+    pub(super) fn send_dreq(&mut self, now: Nanos, id: CommId, cause: Cause, private_data: PrivateData) {
         self.begin_transaction(id);
         let Some(connection) = self.table.get(id) else { return };
         let remote_qpn = connection.parameters.dest_qpn.unwrap_or_default();
         let dreq = Dreq { local_comm_id: id, remote_comm_id: connection.remote_id, remote_qpn, private_data };
-        self.set_state(id, State::DreqSent);
+        self.set_state(id, cause, State::DreqSent);
         self.send_and_keep(id, &CmMessage::Dreq(dreq));
         self.await_answer(now, id);
     }
@@ -362,16 +370,17 @@ impl Manager {
         &mut self,
         now: Nanos,
         id: CommId,
+        cause: Cause,
         private_data: PrivateData,
         how: HowDisconnected,
     ) {
         let Some(connection) = self.table.get(id) else { return };
         let drep = Drep { local_comm_id: id, remote_comm_id: connection.remote_id, private_data };
         self.send_and_keep(id, &CmMessage::Drep(drep));
-        self.disconnected(now, id, how);
+        self.disconnected(now, id, cause, how);
     }
 
-    fn send_sidr_rep(&mut self, now: Nanos, id: CommId, answer: &ResolveAnswer) {
+    fn send_sidr_rep(&mut self, now: Nanos, id: CommId, cause: Cause, answer: &ResolveAnswer) {
         let Some(connection) = self.table.get(id) else { return };
         let rep = SidrRep {
             request_id: connection.remote_id,
@@ -383,7 +392,7 @@ impl Manager {
             private_data: answer.private_data,
         };
         self.send_and_keep(id, &CmMessage::SidrRep(rep));
-        self.abandon(now, id);
+        self.abandon(now, id, cause);
     }
 }
 

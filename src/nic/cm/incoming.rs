@@ -11,6 +11,7 @@ use roxie_wire::{Qpn, ServiceId};
 use super::connection::{Connection, RemoteKey, State, ack_timeout};
 use super::listeners::Admission;
 use super::manager::Manager;
+use super::transitions::Cause;
 use super::{Arrival, Event, HowDisconnected, Listener, Parameters, Route};
 
 impl Manager {
@@ -183,7 +184,8 @@ impl Manager {
         match connection.state {
             // The consumer has not answered yet.
             State::ReqRcvd | State::MraReqSent if !connection.is_early_repeat(now) => {
-                self.send_mra(id, self.config.service_timeout, PrivateData::EMPTY);
+                let cause = Cause::Got(Kind::Req);
+                self.send_mra(id, cause, self.config.service_timeout, PrivateData::EMPTY);
             }
             State::RepSent | State::MraRepRcvd => self.send_again(id, Kind::Rep),
             // Repeat the REJ, if it refused this REQ.
@@ -206,7 +208,7 @@ impl Manager {
     /// Ends the old connection of a peer's QP that connects anew (IBTA 12.9.8.3.1).
     fn end_stale(&mut self, now: Nanos, id: CommId) {
         if self.table.get(id).is_some_and(|connection| connection.state == State::Established) {
-            self.send_dreq(now, id, PrivateData::EMPTY);
+            self.send_dreq(now, id, Cause::Stale, PrivateData::EMPTY);
         }
     }
 
@@ -229,7 +231,8 @@ impl Manager {
             State::RepRcvd | State::MraRepSent => {
                 self.counters.count_duplicate(Kind::Rep);
                 if !self.table.get(id).is_some_and(|connection| connection.is_early_repeat(now)) {
-                    self.send_mra(id, self.config.service_timeout, PrivateData::EMPTY);
+                    let cause = Cause::Got(Kind::Rep);
+                    self.send_mra(id, cause, self.config.service_timeout, PrivateData::EMPTY);
                 }
             }
             // Our RTU was lost.
@@ -264,7 +267,7 @@ impl Manager {
         if !connection.orphan {
             self.emit(Event::Rejected { id, reject: Box::new(rej) });
         }
-        self.abandon(now, id);
+        self.abandon(now, id, Cause::Got(Kind::Rep));
     }
 
     fn take_rep(&mut self, now: Nanos, id: CommId, tid: u64, rep: Rep, route: Route) {
@@ -307,7 +310,7 @@ impl Manager {
         self.by_remote.insert(key, id);
         self.by_peer_qp.insert(peer_qp, id);
         self.cancel_timer(id);
-        self.set_state(id, State::RepRcvd);
+        self.set_state(id, Cause::Got(Kind::Rep), State::RepRcvd);
         if !orphan {
             self.emit(Event::Reply { id, reply: Box::new(rep) });
         }
@@ -317,7 +320,9 @@ impl Manager {
         let id = rtu.remote_comm_id;
         let Some(state) = self.addressed(id, rtu.local_comm_id, &route) else { return };
         match state {
-            State::RepSent | State::MraRepRcvd => self.establish(id, rtu.private_data),
+            State::RepSent | State::MraRepRcvd => {
+                self.establish(id, Cause::Got(Kind::Rtu), rtu.private_data);
+            }
             // Established already, by data or by an earlier RTU.
             State::Established | State::DreqSent | State::DreqRcvd | State::TimeWait => {
                 self.counters.count_duplicate(Kind::Rtu);
@@ -334,9 +339,9 @@ impl Manager {
         }
     }
 
-    pub(super) fn establish(&mut self, id: CommId, private_data: PrivateData) {
+    pub(super) fn establish(&mut self, id: CommId, cause: Cause, private_data: PrivateData) {
         self.cancel_timer(id);
-        self.set_state(id, State::Established);
+        self.set_state(id, cause, State::Established);
         if let Some(connection) = self.table.get_mut(id) {
             connection.outgoing = None;
         }
@@ -365,7 +370,7 @@ impl Manager {
         let Some(connection) = self.table.get_mut(id) else { return };
         connection.pause = Nanos::ZERO;
         let deadline = now + granted + connection.answer_timeout;
-        self.set_state(id, next);
+        self.set_state(id, Cause::Got(Kind::Mra), next);
         self.set_timer(id, deadline);
     }
 
@@ -381,7 +386,7 @@ impl Manager {
             // The peer keeps no state for this connection.
             State::ReqSent | State::RepWait => {
                 let orphan = self.table.get(id).is_some_and(|connection| connection.orphan);
-                self.remove(id);
+                self.remove(id, Cause::Got(Kind::Rej));
                 if !orphan {
                     self.emit(Event::Rejected { id, reject: Box::new(rej) });
                 }
@@ -397,11 +402,13 @@ impl Manager {
                     // Nothing is left to retransmit.
                     connection.outgoing = None;
                 }
-                self.abandon(now, id);
+                self.abandon(now, id, Cause::Got(Kind::Rej));
                 self.emit(Event::Rejected { id, reject: Box::new(rej) });
             }
             // The peer has no such connection (any more).
-            State::Established | State::DreqSent => self.disconnected(now, id, HowDisconnected::Refused),
+            State::Established | State::DreqSent => {
+                self.disconnected(now, id, Cause::Got(Kind::Rej), HowDisconnected::Refused);
+            }
             // Ending already.
             State::DreqRcvd | State::TimeWait => self.counters.count_duplicate(Kind::Rej),
             State::SidrReqSent | State::SidrReqRcvd => self.counters.out_of_state += 1,
@@ -451,7 +458,7 @@ impl Manager {
                 connection.tid = tid;
                 let orphan = connection.orphan;
                 self.cancel_timer(id);
-                self.set_state(id, State::DreqRcvd);
+                self.set_state(id, Cause::Got(Kind::Dreq), State::DreqRcvd);
                 if !orphan {
                     self.emit(Event::DisconnectRequested { id, private_data: dreq.private_data });
                 }
@@ -459,7 +466,8 @@ impl Manager {
             // Disconnected by both ends at the same time.
             State::DreqSent => {
                 connection.tid = tid;
-                self.agree_to_end(now, id, PrivateData::EMPTY, HowDisconnected::Agreed);
+                let cause = Cause::Got(Kind::Dreq);
+                self.agree_to_end(now, id, cause, PrivateData::EMPTY, HowDisconnected::Agreed);
             }
             // The consumer has not answered yet.
             State::DreqRcvd => self.counters.count_duplicate(Kind::Dreq),
@@ -487,7 +495,9 @@ impl Manager {
         let id = drep.remote_comm_id;
         let Some(state) = self.addressed(id, drep.local_comm_id, &route) else { return };
         match state {
-            State::DreqSent => self.disconnected(now, id, HowDisconnected::Agreed),
+            State::DreqSent => {
+                self.disconnected(now, id, Cause::Got(Kind::Drep), HowDisconnected::Agreed);
+            }
             State::TimeWait => self.counters.count_duplicate(Kind::Drep),
             // We sent no DREQ.
             State::ReqSent
@@ -550,7 +560,7 @@ impl Manager {
         if reply.status == SidrStatus::UNSUPPORTED && self.repeat_request(now, id) {
             return;
         }
-        self.remove(id);
+        self.remove(id, Cause::Got(Kind::SidrRep));
         self.emit(Event::Resolved { id, route, reply: Box::new(reply) });
     }
 }

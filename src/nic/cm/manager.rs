@@ -14,6 +14,7 @@ use super::counters::CmCounters;
 use super::early::EarlyRequests;
 use super::listeners::Listeners;
 use super::table::Table;
+use super::transitions::{self, Cause};
 use super::{CmError, Event, HandoverStore, HowDisconnected, ListenOn, Parameters, Route, WhyUnreachable};
 
 /// Configuration of a manager.
@@ -98,6 +99,8 @@ pub struct Manager {
     /// Number of connections and resolutions that wait for a first answer.
     pub(super) asking: u32,
     transactions: u32,
+    /// Bits of the transitions so far.
+    seen: u64,
 }
 
 impl Manager {
@@ -121,6 +124,7 @@ impl Manager {
             handover_store: None,
             asking: 0,
             transactions: 0,
+            seen: 0,
             config,
         }
     }
@@ -211,6 +215,18 @@ impl Manager {
     /// Returns the configuration.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// Returns the transitions so far, for [`unseen_transitions`](super::unseen_transitions).
+    #[doc(hidden)]
+    pub fn seen_transitions(&self) -> u64 {
+        self.seen
+    }
+
+    fn note_transition(&mut self, from: State, cause: Cause, to: Option<State>) {
+        let bit = transitions::bit(from, cause, to);
+        debug_assert!(bit.is_some(), "no transition from {from:?} to {to:?} by {cause:?}");
+        self.seen |= bit.unwrap_or_default();
     }
 
     /// Returns the duration of a peer's timeout code.
@@ -315,16 +331,18 @@ impl Manager {
         }
     }
 
-    /// Changes to a state other than TimeWait. Updates the counts of pending and half-open requests.
-    pub(super) fn set_state(&mut self, id: CommId, state: State) {
+    /// Changes a connection's state. Updates the counts of pending and half-open requests.
+    pub(super) fn set_state(&mut self, id: CommId, cause: Cause, state: State) {
         let Some(connection) = self.table.get_mut(id) else { return };
         let was_half_open = connection.is_half_open();
         let before = std::mem::replace(&mut connection.state, state);
         let (address, is_half_open) = (connection.route.remote, connection.is_half_open());
+        let answered = if state.is_pending() { None } else { connection.listener.take() };
+        if before != state {
+            self.note_transition(before, cause, Some(state));
+        }
         self.asking = self.asking + u32::from(state.is_asking()) - u32::from(before.is_asking());
-        if !state.is_pending()
-            && let Some(listener) = connection.listener.take()
-        {
+        if let Some(listener) = answered {
             self.listeners.release(listener);
         }
         if was_half_open && !is_half_open {
@@ -362,25 +380,25 @@ impl Manager {
     }
 
     /// Ends an established connection. The consumer gets `Disconnected` now, and `TimeWaitExit` later.
-    pub(super) fn disconnected(&mut self, now: Nanos, id: CommId, how: HowDisconnected) {
+    pub(super) fn disconnected(&mut self, now: Nanos, id: CommId, cause: Cause, how: HowDisconnected) {
         let Some(connection) = self.table.get(id) else { return };
         if !connection.orphan {
             self.emit(Event::Disconnected { id, how });
         }
-        self.linger(now, id);
+        self.linger(now, id, cause);
     }
 
     /// Detaches a connection from the consumer, and lets it linger to answer late messages.
-    pub(super) fn abandon(&mut self, now: Nanos, id: CommId) {
+    pub(super) fn abandon(&mut self, now: Nanos, id: CommId, cause: Cause) {
         if let Some(connection) = self.table.get_mut(id) {
             connection.orphan = true;
-            self.linger(now, id);
+            self.linger(now, id, cause);
             self.note_answered(id);
         }
     }
 
-    fn linger(&mut self, now: Nanos, id: CommId) {
-        self.set_state(id, State::TimeWait);
+    fn linger(&mut self, now: Nanos, id: CommId, cause: Cause) {
+        self.set_state(id, cause, State::TimeWait);
         let Some(connection) = self.table.get_mut(id) else { return };
         let deadline = now + connection.linger;
         let key = connection.connected_key();
@@ -397,9 +415,10 @@ impl Manager {
     }
 
     /// Removes a connection completely.
-    pub(super) fn remove(&mut self, id: CommId) {
+    pub(super) fn remove(&mut self, id: CommId, cause: Cause) {
         self.cancel_timer(id);
         let Some(connection) = self.table.remove(id) else { return };
+        self.note_transition(connection.state, cause, None);
         if connection.is_half_open() {
             self.count_half_open(connection.route.remote, false);
         }
@@ -459,7 +478,7 @@ impl Manager {
                 let why = WhyUnreachable::Silent { asked: connection.asked() };
                 self.emit(Event::Unreachable { id, unanswered: Kind::Rep, why });
             }
-            self.remove(id);
+            self.remove(id, Cause::Evicted);
             self.counters.evicted += 1;
             return true;
         }

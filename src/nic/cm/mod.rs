@@ -72,6 +72,7 @@ mod connection;
 mod counters;
 mod listeners;
 mod table;
+mod transitions;
 
 // Behaviour: calls of the consumer, messages from peers, timers.
 mod audit;
@@ -94,3 +95,5 @@ pub use parameters::Parameters;
 pub use request::{
     AcceptOptions, Arrival, ConnectRequest, ListenOn, LocalQp, ResolveAnswer, ResolveRequest, Route,
 };
+#[doc(hidden)]
+pub use transitions::unseen as unseen_transitions;

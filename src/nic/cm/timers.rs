@@ -6,6 +6,7 @@ use roxie_wire::cm::{CommId, Kind, Stage};
 
 use super::connection::{RemoteKey, State};
 use super::manager::Manager;
+use super::transitions::Cause;
 use super::{Event, HowDisconnected, WhyUnreachable};
 
 impl Manager {
@@ -29,7 +30,7 @@ impl Manager {
         let Some(connection) = self.table.get_mut(id) else { return };
         let orphan = connection.orphan;
         if connection.state == State::TimeWait {
-            self.remove(id);
+            self.remove(id, Cause::Lingered);
             if !orphan {
                 self.emit(Event::TimeWaitExit { id });
             }
@@ -59,7 +60,7 @@ impl Manager {
                 State::MraRepRcvd => State::RepSent,
                 other => other,
             };
-            self.set_state(id, state);
+            self.set_state(id, Cause::Retry, state);
             self.send_again(id, kind);
             self.set_timer(id, deadline);
             return;
@@ -76,14 +77,16 @@ impl Manager {
         match state {
             State::ReqSent | State::RepWait => {
                 self.send_rej_timeout(id, Stage::Req);
-                self.abandon(now, id);
+                self.abandon(now, id, Cause::GiveUp);
             }
             State::RepSent | State::MraRepRcvd => {
                 self.send_rej_timeout(id, Stage::Rep);
-                self.abandon(now, id);
+                self.abandon(now, id, Cause::GiveUp);
             }
-            State::SidrReqSent => self.remove(id),
-            State::DreqSent => return self.disconnected(now, id, HowDisconnected::NoAnswer),
+            State::SidrReqSent => self.remove(id, Cause::GiveUp),
+            State::DreqSent => {
+                return self.disconnected(now, id, Cause::GiveUp, HowDisconnected::NoAnswer);
+            }
             // States without an outstanding request.
             State::ReqRcvd
             | State::MraReqSent

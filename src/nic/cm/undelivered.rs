@@ -7,6 +7,7 @@ use roxie_wire::mad::{MAD_HEADER_LEN, MAD_LEN, MadHeader};
 
 use super::connection::State;
 use super::manager::Manager;
+use super::transitions::Cause;
 use super::{Event, WhyUnreachable};
 
 /// Delay before a request is repeated after such a message, while the peer may still be starting. Linux sends the
@@ -32,7 +33,7 @@ impl Manager {
             return self.repeat_at(id, deadline);
         }
         let orphan = connection.orphan;
-        self.remove(id);
+        self.remove(id, Cause::Undelivered);
         if !orphan {
             self.emit(Event::Unreachable { id, unanswered, why: WhyUnreachable::NothingThere });
         }

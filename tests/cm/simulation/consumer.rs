@@ -337,6 +337,7 @@ impl Consumer {
             Event::Request { request, .. } => {
                 let number = number_of(&request.private_data);
                 truth.was_offered(number, self.host, request.local_qpn);
+                perhaps_delay(id, manager, random, climate);
                 self.begin(id, number, Phase::Offered, random, climate);
             }
             Event::ResolutionRequest { request, .. } => {
@@ -347,6 +348,7 @@ impl Consumer {
                 assert_eq!(number_of(&reply.private_data), number);
                 truth.replied(number, &manager.parameters(id).expect("a connection"));
                 self.set(id, Phase::Replied);
+                perhaps_delay(id, manager, random, climate);
                 let task =
                     if random.chance(climate.refuses / 3) { Task::Destroy(id) } else { Task::Ready(id) };
                 self.plan(random, climate, task);
@@ -414,5 +416,12 @@ impl Consumer {
     fn end(&mut self, id: CommId, phases: &[Phase]) -> Connection {
         self.expect(id, phases);
         self.connections.remove(&id).expect("just seen")
+    }
+}
+
+/// Announces by MRA that the answer takes longer. The peer may have withdrawn meanwhile.
+fn perhaps_delay(id: CommId, manager: &mut Manager, random: &mut Random, climate: &Climate) {
+    if random.chance(climate.slow / 4) {
+        let _ = manager.delay(id, 20, PrivateData::EMPTY);
     }
 }

@@ -8,6 +8,7 @@ mod consumer;
 mod truth;
 mod world;
 
+use roxie::cm::unseen_transitions;
 use world::{Summary, World};
 
 const SEEDS: u64 = 3_000;
@@ -38,6 +39,10 @@ fn both_ends_agree_over_any_link() {
         assert!(all.unreachable > count / 2 && all.resolved > count && all.crashes > count / 4, "{reached}");
         assert!(all.stale > 20 && all.invalid_comm_id > 20 && all.waited > count, "{reached}");
         assert!(all.by_data > 20 && all.refused_later > 20, "{reached}");
+        // This link returns no message to its sender.
+        let missed =
+            unseen_transitions(all.transitions).into_iter().filter(|row| !row.contains("Undelivered"));
+        assert_eq!(missed.collect::<Vec<_>>(), [""; 0], "transitions that no seed has made");
     }
 }
 

@@ -122,6 +122,8 @@ pub struct Summary {
     pub waited: u64,
     pub by_data: u64,
     pub refused_later: u64,
+    /// Transitions of all managers, as bits.
+    pub transitions: u64,
     /// Digest of all bytes sent, in order.
     pub digest: u64,
 }
@@ -138,6 +140,7 @@ impl Summary {
         self.waited += other.waited;
         self.by_data += other.by_data;
         self.refused_later += other.refused_later;
+        self.transitions |= other.transitions;
     }
 }
 
@@ -258,6 +261,7 @@ impl World {
                     self.hosts[host].manager.handle_timeouts(self.now);
                 }
                 self.attend(host);
+                self.summary.transitions |= self.hosts[host].manager.seen_transitions();
                 let inconsistency = self.hosts[host].manager.inconsistency();
                 assert!(
                     inconsistency.is_none(),
