@@ -11,7 +11,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// Device and inode of the files and sockets to close in a child. Inode 0 marks a free entry.
+/// Device and inode of the files and sockets to close in a child. Device 0 marks a free entry; an entry without inode is being written.
 static CLOSE_IN_CHILD: [[AtomicU64; 2]; 64] = [const { [const { AtomicU64::new(0) }; 2] }; 64];
 static ANY: AtomicBool = AtomicBool::new(false);
 /// Limit of the search: descriptors from this number on are not checked.
@@ -33,9 +33,9 @@ fn identity(descriptor: RawFd) -> Option<[u64; 2]> {
 /// devices; descriptors beyond are not registered, and children keep them.
 pub fn keep_from(descriptors: impl IntoIterator<Item = RawFd>) {
     for [device, inode] in descriptors.into_iter().filter_map(identity) {
-        let free = |place: &&[AtomicU64; 2]| place[1].compare_exchange(0, inode, Relaxed, Relaxed).is_ok();
+        let free = |place: &&[AtomicU64; 2]| place[0].compare_exchange(0, device, Relaxed, Relaxed).is_ok();
         if let Some(place) = CLOSE_IN_CHILD.iter().find(free) {
-            place[0].store(device, Relaxed);
+            place[1].store(inode, Relaxed);
         }
     }
     ANY.store(true, Relaxed);
@@ -48,9 +48,14 @@ pub fn forget(descriptors: impl IntoIterator<Item = RawFd>) {
             [&place[0], &place[1]].map(|part| part.load(Relaxed)) == [device, inode]
         };
         if let Some(place) = CLOSE_IN_CHILD.iter().find(is_it) {
-            place[1].store(0, Relaxed);
+            clear(place);
         }
     }
+}
+
+fn clear([device, inode]: &[AtomicU64; 2]) {
+    inode.store(0, Relaxed);
+    device.store(0, Relaxed);
 }
 
 /// Closes the registered descriptors in a child of a fork that will not use them. Async-signal-safe.
@@ -68,5 +73,5 @@ pub fn leave_in_child() {
             unsafe { libc::close(descriptor) };
         }
     }
-    CLOSE_IN_CHILD.iter().for_each(|place| place[1].store(0, Relaxed));
+    CLOSE_IN_CHILD.iter().for_each(clear);
 }

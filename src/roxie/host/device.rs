@@ -237,11 +237,6 @@ impl Device {
         unit.map_or(Ok(()), |unit| self.call(Command::AddQpnUnit(unit)).map(|_| ()))
     }
 
-    /// True if the port is open.
-    pub fn is_claimed(&self) -> bool {
-        self.inner.claim.lock().unwrap_or_else(PoisonError::into_inner).is_none()
-    }
-
     /// The device's name.
     pub fn name(&self) -> &str {
         &self.inner.name
