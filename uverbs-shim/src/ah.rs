@@ -9,11 +9,11 @@ use roxie::verbs::{AddressVector, Gid};
 use crate::abi::{
     ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_grh, ibv_pd, ibv_qp, ibv_wc,
 };
-use crate::cancellation::Uncancelled;
-use crate::context::context;
-use crate::object::{Errno, VerbsStruct, code, give, minus_one, object_of, pointer, take_back};
+use crate::base::cancellation::Uncancelled;
+use crate::base::object::{Errno, VerbsStruct, code, give, minus_one, object_of, pointer, take_back};
+use crate::base::report::{device, refuse};
+use crate::device::context::context;
 use crate::pd::InDomain;
-use crate::report::{device, refuse};
 
 /// TTL if a program leaves it 0, which stands for the default.
 const DEFAULT_TTL: u8 = 64;

@@ -11,9 +11,9 @@ use crate::abi::{
     ibv_flow, ibv_flow_attr, ibv_flow_attr_type as kind, ibv_flow_spec_eth, ibv_flow_spec_ipv4,
     ibv_flow_spec_ipv4_ext, ibv_flow_spec_ipv6, ibv_flow_spec_tcp_udp, ibv_flow_spec_type as spec, ibv_qp,
 };
-use crate::cancellation::Uncancelled;
-use crate::object::{Errno, VerbsStruct, code, give, object_of, pointer, take_back};
-use crate::report::{device, refuse};
+use crate::base::cancellation::Uncancelled;
+use crate::base::object::{Errno, VerbsStruct, code, give, object_of, pointer, take_back};
+use crate::base::report::{device, refuse};
 
 const CALL: &str = "ibv_create_flow";
 

@@ -1,8 +1,9 @@
 //! `libibverbs.so.1` on top of Roxie, for unmodified verbs programs.
 //!
-//! Read `object.rs` first: a C structure and the Rust object behind it are one allocation. Then read `open.rs`, `qp.rs` and `post.rs`, the
-//! path of a work request from `ibv_post_send` to [`roxie::host::QueuePair`]. The other half is `ucma`, the file through which the stock
-//! `librdmacm` connects, and `interpose`, which redirects its calls there. The script `link` builds the shared library from this crate.
+//! Read `base/object.rs` first: a C structure and the Rust object behind it are one allocation. Then read `open.rs`, `qp/mod.rs` and
+//! `qp/post.rs`, the path of a work request from `ibv_post_send` to [`roxie::host::QueuePair`]. The other half is `ucma`, the file through
+//! which the stock `librdmacm` connects, and `interpose`, which redirects its calls there. The script `link` builds the shared library
+//! from this crate.
 //!
 //! # Rules at the C boundary
 //!
@@ -16,7 +17,7 @@
 //! * **memory**: registered memory is not reused for other purposes until it is deregistered. Unmapping or protecting it is handled
 //!   ([`roxie::shared::guard`], and `interpose/signals.rs`).
 //!
-//! Calls are cancellation points only where they are in rdma-core (`cancellation.rs`).
+//! Calls are cancellation points only where they are in rdma-core (`base/cancellation.rs`).
 //!
 //! A panic never unwinds into C: `extern "C"` functions abort.
 
@@ -37,69 +38,31 @@ static ALLOCATOR: roxie::allocator::Allocator = roxie::allocator::Allocator;
 
 // Modules in layers: each may use those before it.
 
-// Foundations.
-mod cancellation;
-mod fork;
-mod lock;
-mod object;
-mod pages;
-mod plain;
-mod report;
-mod waiting;
-
-// The device.
-mod event_queue;
-mod nic;
-mod settings;
-
-mod nldev;
-mod published;
-
-mod context;
-mod family;
-mod newer;
+mod base;
+mod device;
 
 // Objects.
 mod pd;
 
-mod buffer;
 mod memory;
-mod newer_calls;
 
 mod cq;
-mod poll_ex;
 
-mod lists;
 mod srq;
-mod wq;
 
 mod ah;
-mod batch;
 mod qp;
-mod qp_attr;
-mod window;
 
-mod post;
-mod post_ex;
-
-mod create_qp;
 mod flow;
-
-mod events;
-
-// Queries, and the table of functions.
-mod query;
 
 mod netlink;
 
-mod device;
+// The table of functions of a context.
 mod open;
 
 // The connection manager's file for librdmacm, and functions interposed before the C library's.
-mod farewell;
 mod interpose;
 mod ucma;
 
 // Functions without a device.
-mod marshal;
 mod strings;

@@ -5,13 +5,25 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::abi::{ibv_context, ibv_context_ops, ibv_device, verbs_context};
-use crate::cancellation::Uncancelled;
-use crate::context::{self, Context};
-use crate::event_queue::EventQueue;
-use crate::family::Family;
-use crate::nic::Nic;
-use crate::object::{Errno, code, pointer};
-use crate::{cq, create_qp, device, flow, memory, pd, poll_ex, post, qp, query, srq, window, wq};
+use crate::base::cancellation::Uncancelled;
+use crate::base::object::{Errno, code, pointer};
+use crate::cq;
+use crate::cq::poll_ex;
+use crate::device::context::{self, Context};
+use crate::device::event_queue::EventQueue;
+use crate::device::family::Family;
+use crate::device::list;
+use crate::device::nic::Nic;
+use crate::device::query;
+use crate::flow;
+use crate::memory;
+use crate::memory::window;
+use crate::pd;
+use crate::qp;
+use crate::qp::create as create_qp;
+use crate::qp::post;
+use crate::srq;
+use crate::srq::wq;
 
 /// `abi_compat` of a context within a `verbs_context`.
 const EXTENDED: usize = usize::MAX;
@@ -38,7 +50,7 @@ pub unsafe extern "C" fn ibv_import_device(descriptor: c_int) -> *mut ibv_contex
         let nic = Nic::open(CALL)?;
         // SAFETY: the contract: the caller gives its own descriptor away; `of` verified that it is open.
         let command = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        make(device::the_device(), nic, family, command)
+        make(list::the_device(), nic, family, command)
     }))
 }
 

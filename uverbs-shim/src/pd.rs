@@ -10,13 +10,13 @@ use crate::abi::{
     ibv_context, ibv_parent_domain_init_attr, ibv_parent_domain_init_attr_mask as parent_mask, ibv_pd,
     ibv_td, ibv_td_init_attr,
 };
-use crate::cancellation::Uncancelled;
-use crate::context::context;
-use crate::family::Place;
-use crate::newer;
-use crate::object::{Errno, VerbsStruct, code, give, object_of, pointer, take_back};
-use crate::published::{Counted, Kind};
-use crate::report::{device, refuse};
+use crate::base::cancellation::Uncancelled;
+use crate::base::newer;
+use crate::base::object::{Errno, VerbsStruct, code, give, object_of, pointer, take_back};
+use crate::base::report::{device, refuse};
+use crate::device::context::context;
+use crate::device::family::Place;
+use crate::device::published::{Counted, Kind};
 
 /// Number of objects that use another object, which can be destroyed only after them.
 #[derive(Debug, Default)]

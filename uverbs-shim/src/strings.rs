@@ -6,7 +6,7 @@ use crate::abi::{
     ibv_event_type as event, ibv_node_type as node, ibv_port_state as port, ibv_rate, ibv_wc_status as wc,
     ibv_wr_opcode as opcode,
 };
-use crate::newer;
+use crate::base::newer;
 
 /// Defines a function that maps numbers to names.
 macro_rules! names {

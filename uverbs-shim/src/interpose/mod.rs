@@ -17,12 +17,12 @@ use std::sync::atomic::{
     Ordering::{Acquire, Release},
 };
 
-use crate::farewell;
 use crate::netlink;
 // Used by `ucma`.
-use crate::object::set_errno;
+use crate::base::object::set_errno;
 use crate::ucma::{self, descriptors};
 
+pub(crate) mod farewell;
 mod signals;
 
 /// The interposed file.

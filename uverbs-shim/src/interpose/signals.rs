@@ -11,7 +11,7 @@ use std::mem;
 use roxie::shared::guard::signals;
 
 use super::{BSD_SIGNAL, Next, PTHREAD_SIGMASK, SIGACTION, SIGNAL, SIGPROCMASK, SSIGNAL, SYSV_SIGNAL};
-use crate::object::set_errno;
+use crate::base::object::set_errno;
 
 type Signal = unsafe extern "C-unwind" fn(c_int, libc::sighandler_t) -> libc::sighandler_t;
 type Mask = unsafe extern "C-unwind" fn(c_int, *const libc::sigset_t, *mut libc::sigset_t) -> c_int;

@@ -6,8 +6,8 @@ use super::event::{AhPath, Event, Facts, gid_of};
 use super::id::Id;
 use super::sockaddr;
 use crate::abi::*;
-use crate::plain::{Plain, bytes_of};
-use crate::settings;
+use crate::device::settings;
+use crate::ucma::plain::{Plain, bytes_of};
 
 /// The default partition key.
 const PKEY: u16 = 0xffff;

@@ -9,7 +9,7 @@ use super::event::AhPath;
 use super::incoming::GidLookup;
 use super::state::{Cm, State};
 use crate::abi::{ib_uverbs_qp_attr, ibv_access_flags as access, ibv_qp_attr_mask as mask};
-use crate::object::Errno;
+use crate::base::object::Errno;
 
 impl State {
     /// Returns the attributes for a transition of the identifier's QP, with their mask.

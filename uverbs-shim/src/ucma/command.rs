@@ -18,9 +18,9 @@ use super::process::Process;
 use super::sockaddr;
 use super::state::State;
 use crate::abi::*;
-use crate::object::Errno;
-use crate::plain::{Plain, bytes_of, read};
-use crate::report;
+use crate::base::object::Errno;
+use crate::base::report;
+use crate::ucma::plain::{Plain, bytes_of, read};
 
 /// Maximum number of paths in one option. A subnet manager returns a primary and an alternate one.
 const PATHS: usize = 64;

@@ -13,8 +13,8 @@ use roxie::wire::{Gid, Qpn};
 use super::event::ConnectionFacts;
 use super::id::{Id, Stage, transport_of};
 use super::state::{Cm, State};
-use crate::object::Errno;
-use crate::report;
+use crate::base::object::Errno;
+use crate::base::report;
 
 /// Backlog of a listener that does not specify one (`net.rdma_ucm.max_backlog`).
 const BACKLOG: u32 = 1024;

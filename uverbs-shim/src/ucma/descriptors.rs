@@ -8,7 +8,7 @@ use std::sync::atomic::{
     Ordering::{Relaxed, SeqCst},
 };
 
-use crate::object::Errno;
+use crate::base::object::Errno;
 
 /// Descriptors that can be tracked: the maximum of a process, unless `fs.nr_open` was raised.
 pub(super) const LIMIT: usize = 1 << 20;

@@ -9,8 +9,8 @@ use roxie::cm::Route;
 use roxie::wire::Gid;
 
 use super::descriptors;
-use crate::object::Errno;
-use crate::waiting::take_count_now;
+use crate::base::object::Errno;
+use crate::base::waiting::take_count_now;
 
 /// `enum rdma_cm_event_type` (`rdma/rdma_cma.h`). Some are never raised, nor does the kernel raise them for a program on RoCE:
 ///

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use roxie::threads::spawn_unsignalled;
 
-use crate::lock::lock;
-use crate::object::Errno;
+use crate::base::lock::lock;
+use crate::base::object::Errno;
 
 /// Maximum number of threads.
 const THREADS: usize = 8;

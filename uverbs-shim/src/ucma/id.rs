@@ -9,7 +9,7 @@ use roxie::wire::{Qpn, ServiceId};
 
 use super::ports::Space;
 use crate::abi::ibv_qp_type;
-use crate::settings;
+use crate::device::settings;
 
 /// State of an identifier (`enum rdma_cm_state` of `cma.c`). Calls in the wrong state fail with `EINVAL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use super::event::{AhPath, ConnectionFacts, DatagramFacts, Event, EventType, Fac
 use super::id::{Made, Path, Stage, answering_qp_type};
 use super::state::{Cm, State};
 use crate::abi::ibv_qp_type;
-use crate::report;
+use crate::base::report;
 
 /// Room for the program's private data after the RDMA-CM header in a REQ, and in a SIDR_REQ.
 const REQ_ROOM: usize = 92 - CmaHeader::LEN;

@@ -12,8 +12,8 @@ use super::event::{AhPath, DatagramFacts, Event, EventType, Facts, Waiting, gid_
 use super::id::Stage;
 use super::incoming::GidLookup;
 use super::state::{Group, State};
-use crate::object::Errno;
-use crate::report;
+use crate::base::object::Errno;
+use crate::base::report;
 
 /// QPN of all members of a group.
 const MULTICAST_QPN: u32 = 0x00ff_ffff;

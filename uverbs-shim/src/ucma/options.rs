@@ -4,7 +4,7 @@ use super::id::{Id, Stage};
 use crate::abi::{
     RDMA_OPTION_ID_ACK_TIMEOUT, RDMA_OPTION_ID_AFONLY, RDMA_OPTION_ID_REUSEADDR, RDMA_OPTION_ID_TOS,
 };
-use crate::object::Errno;
+use crate::base::object::Errno;
 
 /// Sets an option. `value` is its length in bytes, and its value.
 ///

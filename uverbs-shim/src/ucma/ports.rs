@@ -8,8 +8,8 @@ use std::ops::RangeInclusive;
 use roxie::host::DeviceSlot;
 use roxie::roster::{self, BoundPort, Denied, PortName, PortRange, PortRequest};
 
-use crate::object::Errno;
-use crate::report;
+use crate::base::object::Errno;
+use crate::base::report;
 
 /// `enum rdma_ucm_port_space`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

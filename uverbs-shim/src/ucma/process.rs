@@ -25,10 +25,12 @@ use super::id::Stage;
 use super::incoming::GidLookup;
 use super::resolve::{Query, own_address};
 use super::state::{AddressOwner, Cm, Rules, State};
-use crate::lock::lock;
-use crate::nic::{Nic, watch_port};
-use crate::object::Errno;
-use crate::{fork, report, settings};
+use crate::base::fork;
+use crate::base::lock::lock;
+use crate::base::object::Errno;
+use crate::base::report;
+use crate::device::nic::{Nic, watch_port};
+use crate::device::settings;
 
 const RESOLVE: &str = "rdma_resolve_addr";
 /// First and longest time between checks of a next hop that has not answered. The time doubles with each check.

@@ -8,8 +8,8 @@ use super::event::{EventType, Facts, gid_of};
 use super::id::{Path, Stage};
 use super::state::State;
 use crate::abi::{IB_PATH_BIDIRECTIONAL, IB_PATH_GMP, IB_PATH_PRIMARY, ib_path_rec_data};
-use crate::object::Errno;
-use crate::report::refuse;
+use crate::base::object::Errno;
+use crate::base::report::refuse;
 
 /// Packet lifetime code: Linux's on RoCE (`CMA_IBOE_PACKET_LIFETIME`).
 const PACKET_LIFETIME: u8 = 16;

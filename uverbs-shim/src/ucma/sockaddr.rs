@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-use crate::object::Errno;
+use crate::base::object::Errno;
 
 /// `AF_IB`: native InfiniBand addresses, which RoCE does not need.
 const AF_IB: u16 = 27;

@@ -19,7 +19,7 @@ use super::id::{Id, Made, Stage};
 use super::ports::{Owner, Ports, Space};
 use super::sockaddr::any;
 use super::table::Table;
-use crate::object::Errno;
+use crate::base::object::Errno;
 
 /// Maximum number of identifiers of a process.
 const IDS: u32 = 1 << 16;

@@ -3,11 +3,11 @@
 use roxie::verbs::Mtu;
 
 use super::{Side, sides};
-use crate::plain::{Plain, bytes_of};
-use crate::settings;
+use crate::device::settings;
 use crate::ucma::answer;
 use crate::ucma::event::{AhPath, ConnectionFacts, DatagramFacts, Event, EventType, Facts, gid_of};
 use crate::ucma::id::{Id, Path};
+use crate::ucma::plain::{Plain, bytes_of};
 use crate::ucma::ports::Space;
 
 const PATH: Path = Path { mtu: Mtu::Mtu1024, hop_limit: 9, traffic_class: 0x60, packet_lifetime: 18 };

@@ -15,7 +15,7 @@ use super::incoming::GidLookup;
 use super::ports::Space;
 use super::state::{AddressOwner, Cm, Rules, State};
 use crate::abi::{ibv_qp_attr_mask as mask, ibv_qp_type};
-use crate::object::Errno;
+use crate::base::object::Errno;
 
 mod addresses;
 mod answers;

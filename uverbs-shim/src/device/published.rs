@@ -1,0 +1,325 @@
+//! Information about a process's objects for other processes: the contents of its command descriptors, small files in memory.
+//!
+//! A kernel knows all objects of all processes, and reports them by netlink (`rdma resource show`). Here each process has its own NIC, and
+//! writes object counts and its queue pairs to a file, where other processes that may access its descriptors find them
+//! ([`of_all_processes`]). The file is written when objects are created and modified, never on the data path. A queue pair's transition to
+//! an error state therefore appears only after the program itself queries or modifies the QP.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+
+use crate::base::lock::lock;
+use crate::netlink::nldev::Qp;
+
+/// Prefix of the files' names; the process ID follows.
+pub(crate) const NAME: &str = "roxie0-of-process-";
+/// First bytes of a file. The interface's index follows, then a count for each kind, then the queue pairs.
+const MAGIC: [u8; 8] = *b"roxie 1\n";
+const HEADER: usize = 64;
+const COUNTS: u64 = 16;
+/// Bytes of a queue pair's entry.
+const ENTRY: usize = 32;
+/// Maximum number of queue pairs in a file.
+const MOST: usize = 4096;
+/// Maximum bytes read of a file. Any process may have created it, with any length.
+const LONGEST: usize = HEADER + MOST * ENTRY;
+/// Maximum number of queue pairs reported, of all processes together: as many as a device has.
+const ALL: usize = 65_536;
+
+/// Kinds of objects, in the order of the kernel's summary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Pd,
+    Cq,
+    Qp,
+    Mr,
+    Ctx,
+}
+
+/// Names of the kinds in the summary.
+pub(crate) const KINDS: [&str; 5] = ["pd", "cq", "qp", "mr", "ctx"];
+
+/// The file of a command descriptor.
+#[derive(Debug)]
+pub(crate) struct Published {
+    file: File,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    counts: [u32; KINDS.len()],
+    /// Entries of queue pairs in use.
+    taken: Vec<bool>,
+}
+
+impl Published {
+    /// Writes the header of an empty file. Write errors are ignored: the file is informative.
+    pub(crate) fn new(file: File, interface: u32) -> Published {
+        let mut head = [0; HEADER];
+        head[..8].copy_from_slice(&MAGIC);
+        head[8..12].copy_from_slice(&interface.to_ne_bytes());
+        let _ = file.write_all_at(&head, 0);
+        Published { file, state: Mutex::default() }
+    }
+
+    fn count(&self, state: &mut State, kind: Kind, more: bool) {
+        let count = &mut state.counts[kind as usize];
+        *count = if more { count.saturating_add(1) } else { count.saturating_sub(1) };
+        let _ = self.file.write_all_at(&count.to_ne_bytes(), COUNTS + 4 * kind as u64);
+    }
+
+    /// Counts an object, until the result is dropped.
+    pub(crate) fn add(self: &Arc<Self>, kind: Kind) -> Counted {
+        self.count(&mut lock(&self.state), kind, true);
+        Counted { in_file: Arc::clone(self), kind }
+    }
+
+    /// Adds a queue pair, until the result is dropped.
+    pub(crate) fn add_qp(self: &Arc<Self>, qp: Qp) -> PublishedQp {
+        let counted = self.add(Kind::Qp);
+        let mut state = lock(&self.state);
+        let free = state.taken.iter().position(|taken| !taken).unwrap_or(state.taken.len());
+        let place = (free < MOST).then_some(free);
+        if let Some(place) = place {
+            if place == state.taken.len() {
+                state.taken.push(true);
+            }
+            state.taken[place] = true;
+            self.write(place, Some(&qp));
+        }
+        drop(state);
+        PublishedQp { counted, place, qp: Mutex::new(qp) }
+    }
+
+    fn write(&self, place: usize, qp: Option<&Qp>) {
+        let bytes = qp.map_or([0; ENTRY], to_bytes);
+        let _ = self.file.write_all_at(&bytes, (HEADER + place * ENTRY) as u64);
+    }
+}
+
+/// A counted object.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    in_file: Arc<Published>,
+    kind: Kind,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.in_file.count(&mut lock(&self.in_file.state), self.kind, false);
+    }
+}
+
+/// A published queue pair.
+#[derive(Debug)]
+pub(crate) struct PublishedQp {
+    counted: Counted,
+    /// `None`: the file was full.
+    place: Option<usize>,
+    qp: Mutex<Qp>,
+}
+
+impl PublishedQp {
+    /// Updates the published state.
+    pub(crate) fn change(&self, change: impl FnOnce(&mut Qp)) {
+        let mut qp = lock(&self.qp);
+        change(&mut qp);
+        if let Some(place) = self.place {
+            self.counted.in_file.write(place, Some(&qp));
+        }
+    }
+}
+
+impl Drop for PublishedQp {
+    fn drop(&mut self) {
+        let Some(place) = self.place else { return };
+        self.counted.in_file.write(place, None);
+        if let Some(taken) = lock(&self.counted.in_file.state).taken.get_mut(place) {
+            *taken = false;
+        }
+    }
+}
+
+/// Encodes a queue pair: used, number, whether it has a peer and the peer's number, PSNs, type, state.
+fn to_bytes(qp: &Qp) -> [u8; ENTRY] {
+    let mut bytes = [0; ENTRY];
+    let remote = qp.remote.unwrap_or_default();
+    for (place, word) in
+        [1, qp.number, u32::from(qp.remote.is_some()), remote, qp.rq_psn, qp.sq_psn].iter().enumerate()
+    {
+        bytes[place * 4..place * 4 + 4].copy_from_slice(&word.to_ne_bytes());
+    }
+    (bytes[24], bytes[25]) = (qp.kind, qp.state);
+    bytes
+}
+
+fn from_bytes(pid: u32, bytes: &[u8]) -> Option<Qp> {
+    let word = |place: usize| Some(u32::from_ne_bytes(bytes.get(place * 4..place * 4 + 4)?.try_into().ok()?));
+    if word(0)? == 0 {
+        return None;
+    }
+    let remote = (word(2)? != 0).then_some(word(3)?);
+    let (kind, state) = (*bytes.get(24)?, *bytes.get(25)?);
+    Some(Qp { pid, number: word(1)?, remote, rq_psn: word(4)?, sq_psn: word(5)?, kind, state })
+}
+
+/// Parses a file, for the device on an interface. Returns `None` for other files, and for files of another interface.
+fn read(pid: u32, interface: u32, bytes: &[u8]) -> Option<([u64; KINDS.len()], Vec<Qp>)> {
+    let word = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+    if bytes.get(..8)? != MAGIC || word(8)? != interface {
+        return None;
+    }
+    let mut counts = [0; KINDS.len()];
+    for (place, count) in counts.iter_mut().enumerate() {
+        *count = word(COUNTS as usize + 4 * place)?.into();
+    }
+    let qps = bytes.get(HEADER..)?.chunks_exact(ENTRY).filter_map(|entry| from_bytes(pid, entry));
+    Some((counts, qps.collect()))
+}
+
+/// Returns the objects of all processes in this network namespace that this process may inspect, for the device on an interface.
+pub(crate) fn of_all_processes(interface: u32) -> ([u64; KINDS.len()], Vec<Qp>) {
+    let (mut counts, mut qps, mut seen) = ([0; KINDS.len()], Vec::new(), BTreeSet::new());
+    let own = fs::read_link("/proc/thread-self/ns/net").ok();
+    let Some(memory) = device_of_memory() else { return (counts, qps) };
+    for (pid, process) in processes() {
+        if fs::read_link(process.join("ns/net")).ok() != own {
+            continue;
+        }
+        let mut left = MOST;
+        for descriptor in fs::read_dir(process.join("fd")).into_iter().flatten().flatten() {
+            let path = descriptor.path();
+            if maker(&path) != Some(pid) {
+                continue;
+            }
+            // Several descriptors may refer to one file. Files that are not in memory are skipped: they may have any name, and reading them
+            // may block.
+            let Ok(status) = fs::metadata(&path) else { continue };
+            if status.dev() != memory || !seen.insert(status.ino()) {
+                continue;
+            }
+            let Some((theirs, of_it)) = beginning(&path).and_then(|bytes| read(pid, interface, &bytes))
+            else {
+                continue;
+            };
+            counts.iter_mut().zip(theirs).for_each(|(sum, count)| *sum += count);
+            let told = of_it.len().min(left).min(ALL - qps.len());
+            left -= told;
+            qps.extend(of_it.into_iter().take(told));
+        }
+    }
+    (counts, qps)
+}
+
+/// Returns all processes, those of this user and of root first, so that other users' processes cannot use up the limit.
+fn processes() -> Vec<(u32, PathBuf)> {
+    // SAFETY: no preconditions.
+    let own = unsafe { libc::geteuid() };
+    let process = |entry: fs::DirEntry| {
+        let pid = entry.file_name().to_str()?.parse::<u32>().ok()?;
+        let uid = entry.metadata().ok()?.uid();
+        Some((uid != 0 && uid != own, pid, entry.path()))
+    };
+    let mut all: Vec<_> = fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(process).collect();
+    all.sort_by_key(|(is_of_another, pid, _)| (*is_of_another, *pid));
+    all.into_iter().map(|(_, pid, path)| (pid, path)).collect()
+}
+
+/// Returns the device number of files in memory (`memfd_create(2)`). No file system that users can mount has it.
+fn device_of_memory() -> Option<u64> {
+    let file = File::from(memfd_create("roxie", MFdFlags::MFD_CLOEXEC).ok()?);
+    Some(file.metadata().ok()?.dev())
+}
+
+/// Reads the beginning of a file.
+fn beginning(path: &Path) -> Option<Vec<u8>> {
+    let file = File::open(path).ok()?;
+    let length = file.metadata().ok()?.len().min(LONGEST as u64) as usize;
+    let mut bytes = vec![0; length];
+    file.read_exact_at(&mut bytes, 0).ok()?;
+    Some(bytes)
+}
+
+/// Returns the process that a command descriptor is named after.
+fn maker(descriptor: &Path) -> Option<u32> {
+    let path = fs::read_link(descriptor).ok()?;
+    let rest = path.to_str()?.strip_prefix("/memfd:")?.strip_prefix(NAME)?;
+    rest.split(' ').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn published_objects_are_found_in_the_descriptors() {
+        const INTERFACE: u32 = 0x7fff_0001;
+        let name = format!("{NAME}{}", std::process::id());
+        let file = File::from(memfd_create(&*name, MFdFlags::MFD_CLOEXEC).unwrap());
+        let published = Arc::new(Published::new(file, INTERFACE));
+        let pid = std::process::id();
+        let of = |number| Qp { pid, number, kind: 2, ..Qp::default() };
+        let (_pd, first) = (published.add(Kind::Pd), published.add_qp(of(17)));
+        let second = published.add_qp(of(18));
+        second.change(|qp| (qp.remote, qp.state, qp.rq_psn) = (Some(99), 3, 7));
+        let (counts, qps) = of_all_processes(INTERFACE);
+        assert_eq!(counts, [1, 0, 2, 0, 0]);
+        assert_eq!(qps, [of(17), Qp { remote: Some(99), state: 3, rq_psn: 7, ..of(18) }]);
+        // The entry is reused.
+        drop(first);
+        assert_eq!(of_all_processes(INTERFACE).1.len(), 1);
+        let third = published.add_qp(of(19));
+        assert_eq!(of_all_processes(INTERFACE).1.iter().map(|qp| qp.number).collect::<Vec<_>>(), [19, 18]);
+        drop((second, third));
+        assert_eq!(of_all_processes(INTERFACE), ([1, 0, 0, 0, 0], Vec::new()));
+        assert_eq!(of_all_processes(INTERFACE + 1).0, [0; 5], "of another interface");
+    }
+
+    #[test]
+    fn file_is_read_up_to_its_maximum_only() {
+        const INTERFACE: u32 = 0x7fff_0003;
+        let name = format!("{NAME}{}", std::process::id());
+        let file = File::from(memfd_create(&*name, MFdFlags::MFD_CLOEXEC).unwrap());
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+        // Sparse, and longer than the limit.
+        file.set_len(1 << 40).unwrap();
+        let qp = Qp { pid: std::process::id(), number: 7, ..Qp::default() };
+        file.write_all_at(&to_bytes(&qp), (HEADER + MOST * ENTRY) as u64).unwrap();
+        let published = Arc::new(Published::new(file, INTERFACE));
+        let _first = published.add_qp(qp);
+        assert_eq!(beginning(Path::new(&path)).unwrap().len(), LONGEST);
+        assert_eq!(of_all_processes(INTERFACE).1, [qp], "without the entry beyond the limit");
+    }
+
+    #[test]
+    fn files_of_a_process_share_its_room() {
+        const INTERFACE: u32 = 0x7fff_0004;
+        let name = format!("{NAME}{}", std::process::id());
+        let full = |_| {
+            let file = File::from(memfd_create(&*name, MFdFlags::MFD_CLOEXEC).unwrap());
+            let published = Arc::new(Published::new(file, INTERFACE));
+            let qps: Vec<_> =
+                (1..=MOST as u32).map(|number| published.add_qp(Qp { number, ..Qp::default() })).collect();
+            (published, qps)
+        };
+        let _files = [0, 1].map(full);
+        assert_eq!(of_all_processes(INTERFACE).1.len(), MOST);
+    }
+
+    #[test]
+    fn foreign_file_is_ignored() {
+        assert_eq!(read(1, 2, b""), None);
+        assert_eq!(read(1, 2, &[0; 200]), None);
+        let mut bytes = vec![0; HEADER + ENTRY + 5];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&2u32.to_ne_bytes());
+        assert_eq!(read(1, 2, &bytes), Some(([0; 5], Vec::new())));
+        assert_eq!(read(1, 2, &bytes[..HEADER - 1]), None);
+    }
+}

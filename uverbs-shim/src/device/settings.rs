@@ -1,0 +1,164 @@
+//! Settings from the environment: the device's interface, and how it is opened.
+//!
+//! `roxie run` sets the environment:
+//! * `ROXIE_DEV`: the interface;
+//! * `ROXIE_PORT`: `xdp`, `udp` or `nic`;
+//! * `ROXIE_MODE`: the mode of AF_XDP;
+//! * `ROXIE_CORES`: the core of the engine's thread; without it, the program's own polling runs the NIC;
+//! * `ROXIE_FAULT`, `ROXIE_CAPTURE`;
+//! * `ROXIE_ORPHANS`: where the launcher finds the connections of a program that has ended;
+//! * `ROXIE_EVENTS`: the log of failed calls;
+//! * `ROXIE_CC`, `ROXIE_ECN`, `ROXIE_QOS`, `ROXIE_SPEED`, `ROXIE_TOS`: congestion control and traffic classes.
+
+use std::fmt::Display;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::LazyLock;
+
+use roxie::engine::Drive;
+use roxie::host::{OrphanTable, PortPlan};
+use roxie::netdev::{Interface, interface_names};
+use roxie::nic::CongestionConfig;
+use roxie::port::fault::FaultConfig;
+use roxie::time::Nanos;
+
+use crate::base::report;
+
+/// Name of the device.
+pub(crate) const NAME: &str = "roxie0";
+/// How long the engine's own thread spins before it sleeps.
+const SPIN: Nanos = Nanos::from_micros(50);
+
+/// Settings of the device.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    interface: Option<String>,
+    pub(crate) port: PortPlan,
+    pub(crate) drive: Drive,
+    pub(crate) fault: Option<FaultConfig>,
+    pub(crate) capture: Option<PathBuf>,
+    pub(crate) congestion: CongestionConfig,
+    /// File from which the congestion control of QPs is read, now and on changes.
+    pub(crate) control_file: Option<PathBuf>,
+    /// Type of service of connections that do not set one.
+    pub(crate) service_type: u8,
+    /// Where the launcher finds connections left by this process.
+    pub(crate) orphans: Option<OrphanTable>,
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Parses a variable. An invalid value is reported and ignored.
+fn parsed<T: FromStr<Err: Display>>(name: &str, instead: &str) -> Option<T> {
+    let text = variable(name)?;
+    let told = |error| report::say(name, format_args!("{text:?}: {error}; taken as {instead}"));
+    text.parse().map_err(told).ok()
+}
+
+/// Returns the settings, which are read once.
+pub(crate) fn settings() -> &'static Settings {
+    static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
+        let port = variable("ROXIE_PORT").unwrap_or_default();
+        let port = port_plan(&port).unwrap_or_else(|| {
+            report::say("ROXIE_PORT", format_args!("{port:?} is not one of nic, xdp and udp: taken as auto"));
+            PortPlan::Best
+        });
+        let drive = variable("ROXIE_CORES").map_or_else(Drive::default, |cores| {
+            let core = cores.split(['-', ',']).next().and_then(|first| first.trim().parse().ok());
+            if core.is_none() {
+                report::say(
+                    "ROXIE_CORES",
+                    format_args!("{cores:?} does not start with a number: the thread runs on any core"),
+                );
+            }
+            Drive::Thread { core, spin: SPIN }
+        });
+        let fault = parsed("ROXIE_FAULT", "no faults");
+        let capture = variable("ROXIE_CAPTURE").map(PathBuf::from);
+        let control_file = variable("ROXIE_CC").and_then(|text| Some(PathBuf::from(text.strip_prefix('@')?)));
+        let control = if control_file.is_none() { parsed("ROXIE_CC", "none") } else { None };
+        let congestion = CongestionConfig {
+            control: control.unwrap_or_default(),
+            ecn: parsed("ROXIE_ECN", "as congestion control wants it"),
+            classes: parsed("ROXIE_QOS", "one class").unwrap_or_default(),
+            line_rate: parsed("ROXIE_SPEED", "what the interface says"),
+        };
+        let service_type = parsed("ROXIE_TOS", "0").unwrap_or_default();
+        // Fails if the launcher has ended, or is another user's.
+        let orphans = variable("ROXIE_ORPHANS").and_then(|path| OrphanTable::open(path.as_ref()).ok());
+        let interface = variable("ROXIE_DEV");
+        Settings { interface, port, drive, fault, capture, congestion, control_file, service_type, orphans }
+    });
+    &SETTINGS
+}
+
+/// Returns the device's interface: the one named, or the only one besides loopback with an address.
+pub(crate) fn interface(settings: &Settings) -> Option<String> {
+    let usable = |name: &str| match Interface::by_name(name) {
+        Ok(interface) if interface.addresses.is_empty() => {
+            Err(format!("{name} has no IP address: `ip addr add 192.0.2.1/24 dev {name}` gives it one"))
+        }
+        Ok(_) => Ok(()),
+        Err(error) => Err(error.to_string()),
+    };
+    if let Some(name) = &settings.interface {
+        return match usable(name) {
+            Ok(()) => Some(name.clone()),
+            Err(why) => {
+                report::say("no device", why);
+                None
+            }
+        };
+    }
+    let mut names: Vec<_> =
+        interface_names().into_iter().filter(|name| name != "lo" && usable(name).is_ok()).collect();
+    if names.len() != 1 {
+        let found = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        report::info(
+            "no device",
+            format_args!("which interface? Name one in ROXIE_DEV; with an address there are: {found}"),
+        );
+        return None;
+    }
+    names.pop()
+}
+
+/// Returns the index of the device's interface; 0 if there is none.
+pub(crate) fn interface_index() -> u32 {
+    let found = interface(settings()).and_then(|name| Interface::by_name(&name).ok());
+    found.map_or(0, |interface| interface.index)
+}
+
+/// Parses a port's name on the command line and in the environment.
+fn port_plan(name: &str) -> Option<PortPlan> {
+    match name {
+        "" | "auto" => Some(PortPlan::Best),
+        "xdp" => Some(PortPlan::Xdp(parsed("ROXIE_MODE", "auto").unwrap_or_default())),
+        "udp" => Some(PortPlan::Udp),
+        "nic" => Some(PortPlan::Nic),
+        _ => None,
+    }
+}
+
+/// Returns the node GUID in network order: the interface's MAC address, extended to EUI-64.
+pub(crate) fn node_guid() -> u64 {
+    let found = interface(settings()).and_then(|name| Interface::by_name(&name).ok());
+    u64::from_ne_bytes(guid(found.map_or([0; 6], |interface| interface.mac)))
+}
+
+/// Extends a MAC address to EUI-64.
+pub(crate) fn guid(mac: [u8; 6]) -> [u8; 8] {
+    [mac[0] ^ 2, mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guid_is_the_mac_address_as_eui_64() {
+        assert_eq!(guid([2, 0, 0, 0x11, 0x22, 0x33]), [0, 0, 0, 0xff, 0xfe, 0x11, 0x22, 0x33]);
+    }
+}
