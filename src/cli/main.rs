@@ -29,6 +29,7 @@ mod run;
 mod show;
 mod sim;
 mod stream;
+mod svg;
 mod top;
 mod words;
 

@@ -1,10 +1,10 @@
-//! Draws ladders as one self-contained SVG: no scripts, no external fonts or files, light or dark as the viewer's theme.
-//!
-//! Patterns and words carry the meaning of a line; colour only repeats it.
+//! Draws ladders as an SVG.
 
 use std::fmt::Write as _;
 
 use super::steps::{End, Ladder, Line, Rung, Step};
+use crate::svg::{Document, Escaped};
+use crate::words::folded;
 
 /// Layout, in pixels.
 const WIDTH: f64 = 1140.0;
@@ -22,10 +22,7 @@ const REMARK_LETTERS: usize = 62;
 /// Most steps drawn per connection: browsers are slow with more.
 const MOST_STEPS: usize = 2_000;
 
-const STYLE: &str = "\
-.paper{fill:#ffffff}
-text{font:13px system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif;fill:#1c2430}
-.title{font-size:17px;font-weight:600}
+const LIGHT: &str = "\
 .soft{fill:#5b6675}
 .name{font-weight:600;text-anchor:middle}
 .number,.time{font-size:12px;fill:#5b6675;text-anchor:end;font-variant-numeric:tabular-nums}
@@ -41,9 +38,8 @@ stroke:#ffffff;stroke-width:4px;stroke-linejoin:round;paint-order:stroke}
 stroke-dasharray:2 3.5}
 .plain-head{fill:#1d5fb4}.again-head{fill:#9a5b00}.trouble-head{fill:#b3261e}
 .lost{fill:none;stroke:#b3261e;stroke-width:2.6;stroke-linecap:round}
-@media (prefers-color-scheme:dark){
-.paper{fill:#12161c}
-text{fill:#e4e9f0}
+";
+const DARK: &str = "\
 .soft,.number,.time{fill:#9aa7b8}
 .label{stroke:#12161c}
 .end{fill:#1e2630;stroke:#6b7889}
@@ -51,7 +47,6 @@ text{fill:#e4e9f0}
 .gap{fill:#1a2029;stroke:#6b7889}
 .plain{stroke:#7db3ff}.again{stroke:#f0b357}.trouble,.lost{stroke:#ff8a80}
 .plain-head{fill:#7db3ff}.again-head{fill:#f0b357}.trouble-head{fill:#ff8a80}
-}
 ";
 
 /// Draws connections one below the other.
@@ -61,15 +56,15 @@ pub(crate) fn draw(ladders: &[Ladder]) -> String {
         canvas.ladder(ladder);
     }
     canvas.legend();
-    let (body, height) = (canvas.body, canvas.y + 16.0);
     let about = ladders.iter().map(|ladder| ladder.title.as_str()).collect::<Vec<_>>().join("; ");
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" \
-         height=\"{height}\" role=\"img\" aria-labelledby=\"title about\">\n\
-         <title id=\"title\">RoCE sequence diagram</title>\n<desc id=\"about\">{}</desc>\n<style>\n{STYLE}</style>\n\
-         <rect class=\"paper\" width=\"100%\" height=\"100%\"/>\n{body}</svg>\n",
-        Escaped(&about)
-    )
+    let document = Document {
+        width: WIDTH,
+        height: canvas.y + 16.0,
+        title: "RoCE sequence diagram",
+        about: &about,
+        style: [LIGHT, DARK],
+    };
+    document.with(&canvas.body)
 }
 
 /// A drawing that grows downward.
@@ -131,7 +126,8 @@ impl Canvas {
     }
 
     fn rung(&mut self, rung: &Rung) {
-        let remark = wrap(&rung.remark);
+        let mut remark = folded(&rung.remark, REMARK_LETTERS);
+        remark.retain(|line| !line.is_empty());
         let (top, height) = (self.y, ROW.max(22.0 + remark.len() as f64 * REMARK_LINE));
         self.lives("life", height);
         let y = top + 22.0;
@@ -259,37 +255,4 @@ fn classes(line: Line) -> (&'static str, &'static str) {
 /// Returns the width of a box around a name.
 fn box_width(name: &str) -> f64 {
     (name.chars().count() as f64 * 7.6 + 24.0).max(90.0)
-}
-
-/// Wraps a remark at spaces.
-fn wrap(remark: &str) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in remark.split_whitespace() {
-        match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= REMARK_LETTERS => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_owned()),
-        }
-    }
-    lines
-}
-
-/// Escapes text for XML.
-struct Escaped<'a>(&'a str);
-
-impl std::fmt::Display for Escaped<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.chars().try_for_each(|c| match c {
-            '<' => f.write_str("&lt;"),
-            '>' => f.write_str("&gt;"),
-            '&' => f.write_str("&amp;"),
-            '"' => f.write_str("&quot;"),
-            // XML cannot represent these two, even escaped.
-            '\u{fffe}' | '\u{ffff}' => f.write_str("?"),
-            c if c.is_control() => f.write_str(" "),
-            c => f.write_fmt(format_args!("{c}")),
-        })
-    }
 }

@@ -1,11 +1,10 @@
-//! Draws rates over time as a self-contained SVG: no scripts, no external fonts or files, light or dark as the viewer's theme.
-//!
-//! Patterns and words carry the meaning of a line; colour only repeats it.
+//! Draws rates over time as an SVG.
 
 use std::fmt::Write as _;
 
 use super::plot::Series;
 use crate::chart::{Line, number, top};
+use crate::svg::{Document, Escaped};
 
 /// Layout, in pixels.
 const WIDTH: f64 = 960.0;
@@ -14,10 +13,7 @@ const RIGHT: f64 = 24.0;
 const TITLE: f64 = 40.0;
 const GAP: f64 = 64.0;
 
-const STYLE: &str = "\
-.paper{fill:#ffffff}
-text{font:13px system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif;fill:#1c2430}
-.title{font-size:17px;font-weight:600}
+const LIGHT: &str = "\
 .tick{font-size:12px;fill:#5b6675;text-anchor:end;font-variant-numeric:tabular-nums}
 .mid{text-anchor:middle}
 .grid{stroke:#d9dee6;stroke-width:1}
@@ -26,13 +22,11 @@ text{font:13px system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-seri
 .second{stroke:#9a5b00;stroke-width:1.6;stroke-dasharray:7 4}
 .third{stroke:#6c7787;stroke-width:1;stroke-dasharray:2 2}
 .mark{stroke:#b3261e;stroke-width:1.2}
-@media (prefers-color-scheme:dark){
-.paper{fill:#12161c}
-text{fill:#e4e9f0}
+";
+const DARK: &str = "\
 .tick{fill:#9aa7b8}
 .grid{stroke:#2b3440}
 .first{stroke:#7db3ff}.second{stroke:#f0b357}.third{stroke:#9aa7b8}.mark{stroke:#ff8a80}
-}
 ";
 
 /// Draws a run: rates, and below them alpha and round trips if known.
@@ -50,14 +44,10 @@ pub(super) fn draw(series: &Series, title: &str) -> String {
     if !round_trip.points.is_empty() {
         canvas.panel("round trip, us", 140.0, &[("first", &round_trip)], None, &[]);
     }
-    let (body, height) = (canvas.body, canvas.y);
-    let title = escaped(title);
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
-         role=\"img\" aria-labelledby=\"title\">\n<title id=\"title\">{title}</title>\n<style>\n{STYLE}</style>\n\
-         <rect class=\"paper\" width=\"100%\" height=\"100%\"/>\n\
-         <text class=\"title\" x=\"{LEFT}\" y=\"26\">{title}</text>\n{body}</svg>\n"
-    )
+    let document =
+        Document { width: WIDTH, height: canvas.y, title, about: "Rates over time", style: [LIGHT, DARK] };
+    let heading = format!("<text class=\"title\" x=\"{LEFT}\" y=\"26\">{}</text>\n", Escaped(title));
+    document.with(&(heading + &canvas.body))
 }
 
 /// A drawing that grows downward.
@@ -126,7 +116,7 @@ impl Canvas {
     /// Draws the unit, then the key to the lines.
     fn legend(&mut self, unit: &str, lines: &[(&str, &Line)], marks: &[f64]) {
         let y = self.y + 12.0;
-        let _ = writeln!(self.body, "<text x=\"{LEFT}\" y=\"{y:.1}\">{}</text>", escaped(unit));
+        let _ = writeln!(self.body, "<text x=\"{LEFT}\" y=\"{y:.1}\">{}</text>", Escaped(unit));
         if lines.len() == 1 {
             return;
         }
@@ -153,8 +143,4 @@ impl Canvas {
             );
         }
     }
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

@@ -1,9 +1,11 @@
-//! Draws both runs as one self-contained SVG: no scripts, no external fonts or files, light or dark as the viewer's theme.
+//! Draws both runs as an SVG.
 
 use std::fmt::Write as _;
 
 use super::report::Report;
 use super::trace::Run;
+use crate::svg::{Document, Escaped};
+use crate::words::folded;
 
 /// Layout, in pixels.
 const WIDTH: f64 = 1140.0;
@@ -18,10 +20,7 @@ const SMOOTH: usize = 8;
 /// Number of grid lines across a panel.
 const TICKS: u32 = 4;
 
-const STYLE: &str = "\
-.paper{fill:#ffffff}
-text{font:13px system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif;fill:#1c2430}
-.title{font-size:17px;font-weight:600}
+const LIGHT: &str = "\
 .name{font-weight:600}
 .soft{fill:#5b6675;font-size:12px}
 .end{text-anchor:end}
@@ -30,14 +29,12 @@ text{font:13px system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-seri
 .frame{fill:none;stroke:#8592a3;stroke-width:1}
 .line{fill:none;stroke-width:1.6;stroke-linejoin:round}
 .mark{stroke:#8592a3;stroke-width:1;stroke-dasharray:4 4}
-@media (prefers-color-scheme:dark){
-.paper{fill:#12161c}
-text{fill:#e4e9f0}
+";
+const DARK: &str = "\
 .soft{fill:#9aa7b8}
 .grid{stroke:#29323e}
 .frame{stroke:#6b7889}
 .mark{stroke:#6b7889}
-}
 ";
 
 /// A colour for each sender, distinguishable with colour blindness (Okabe and Ito 2008).
@@ -55,9 +52,9 @@ pub(super) fn draw(report: &Report) -> String {
     let mut body = String::new();
     let _ = write!(body, "<text class=\"title\" x=\"{LEFT}\" y=\"30\">A congested link</text>");
     let about = report.scenario.to_string();
-    for (n, line) in wrapped(&about, 150).iter().enumerate() {
+    for (n, line) in folded(&about, 150).iter().enumerate() {
         let y = 50 + 16 * n;
-        let _ = write!(body, "<text class=\"soft\" x=\"{LEFT}\" y=\"{y}\">{line}</text>");
+        let _ = write!(body, "<text class=\"soft\" x=\"{LEFT}\" y=\"{y}\">{}</text>", Escaped(line));
     }
     for (column, (name, run)) in runs.iter().enumerate() {
         let x = LEFT + column as f64 * (width + GAP);
@@ -78,27 +75,8 @@ pub(super) fn draw(report: &Report) -> String {
         }
     }
     let height = TOP + QUEUE + BETWEEN + RATES + 50.0;
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
-         role=\"img\" aria-labelledby=\"title about\">\n<title id=\"title\">A congested link</title>\n\
-         <desc id=\"about\">{about}</desc>\n<style>\n{STYLE}</style>\n\
-         <rect class=\"paper\" width=\"100%\" height=\"100%\"/>\n{body}</svg>\n"
-    )
-}
-
-/// Wraps words to lines of at most `letters` bytes.
-fn wrapped(text: &str, letters: usize) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in text.split(' ') {
-        let last = lines.len() - 1;
-        if lines[last].len() + word.len() > letters {
-            lines.push(word.into());
-        } else {
-            let space = if lines[last].is_empty() { "" } else { " " };
-            lines[last] = format!("{}{space}{word}", lines[last]);
-        }
-    }
-    lines
+    let title = "A congested link";
+    Document { width: WIDTH, height, title, about: &about, style: [LIGHT, DARK] }.with(&body)
 }
 
 /// A plot area with axes.
