@@ -522,7 +522,10 @@ fn names_without_lock_holder_are_stale() {
         return;
     }
     // Process 1 lives, but did not create this namespace; 4194305 is above any PID, as if from another PID namespace.
-    let (left_over, foreign) = ("roxie-1-left-over", "roxie-4194305-foreign");
+    // Another run of this test has names of its own.
+    let run = std::process::id();
+    let (left_over, foreign) = (format!("roxie-1-left-over-{run}"), format!("roxie-4194305-foreign-{run}"));
+    let (left_over, foreign) = (left_over.as_str(), foreign.as_str());
     let ip = |arguments: [&str; 3]| {
         std::process::Command::new("ip").args(arguments).status_in_time().expect("iproute2").success()
     };

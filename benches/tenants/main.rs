@@ -21,7 +21,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use site::{NEAR, Running, Site, folder, skip};
+use site::{NEAR, Running, Site, descendants, folder, installed, skip};
 
 /// Users of the honest programs and of the malicious one, and a user that the NIC does not serve.
 const HONEST: [u32; 2] = [2001, 2002];
@@ -31,6 +31,8 @@ const STRANGER: u32 = 2004;
 const WINDOW: Duration = Duration::from_secs(30);
 /// Maximum ratio of the round trips.
 const MOST: f64 = 2.0;
+/// Time in which a server ends after its client.
+const ENDS: Duration = Duration::from_secs(30);
 /// Service and TCP port of the first pair.
 const FIRST_PORT: u16 = 7100;
 
@@ -101,6 +103,17 @@ struct Score {
     rare: [Mutex<Vec<f64>>; 2],
 }
 
+/// Ends the run if a pair has failed.
+struct StopOnPanic<'a>(&'a AtomicBool);
+
+impl Drop for StopOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.store(true, Relaxed);
+        }
+    }
+}
+
 /// Runs a pair repeatedly.
 fn play(site: &Site, place: &Path, pair: usize, score: &Score) {
     let uid = HONEST[pair / 4];
@@ -116,6 +129,10 @@ fn play(site: &Site, place: &Path, pair: usize, score: &Score) {
             server.wait_until_it_listens(port);
         }
         let client = Running::start(&site.far, as_user(place, uid, "right", &asks)).finish();
+        if !ends_by(&mut server, Instant::now() + ENDS) {
+            let found = diagnosis(site, place, &server);
+            panic!("{serves}: has not ended {ENDS:?} after its client\nclient: {client:?}\n{found}");
+        }
         let server = server.finish();
         assert!(
             client.status.success() && server.status.success(),
@@ -131,6 +148,37 @@ fn play(site: &Site, place: &Path, pair: usize, score: &Score) {
             score.rare[usize::from(window)].lock().expect("no panic").push(2.0 * rare);
         }
     }
+}
+
+/// True if a program ends by `until`.
+fn ends_by(program: &mut Running, until: Instant) -> bool {
+    while program.child.try_wait().expect("a child").is_none() {
+        if Instant::now() > until {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    true
+}
+
+/// Returns where the threads of a program wait (if gdb is installed), and its objects as its NIC has them.
+fn diagnosis(site: &Site, place: &Path, program: &Running) -> String {
+    let mut commands = Vec::new();
+    for pid in descendants(program.child.id()) {
+        let mut stacks = Command::new("gdb");
+        stacks.args(["-p", &pid.to_string(), "-batch", "-ex", "thread apply all backtrace"]);
+        commands.extend(installed("gdb").then_some(stacks));
+    }
+    for what in ["qps", "cm_ids", "counters"] {
+        let mut show = Command::new(place.join("roxie"));
+        show.args(["show", what]);
+        commands.push(show);
+    }
+    let outputs = commands.into_iter().map(|command| {
+        let name = format!("{command:?}");
+        format!("{name}:\n{}\n", Running::start(&site.near, command).finish().said)
+    });
+    outputs.collect()
 }
 
 /// Returns a command that runs this benchmark's own binary as a user.
@@ -160,7 +208,7 @@ fn median(values: &Mutex<Vec<f64>>) -> f64 {
 fn windows(site: &Site, place: &Path, score: &Score, minutes: u64) {
     let time = WINDOW.as_millis().to_string();
     let until = Instant::now() + Duration::from_secs(60 * minutes);
-    while Instant::now() < until {
+    while Instant::now() < until && !score.stop.load(Relaxed) {
         for is_hostile in [false, true] {
             score.is_hostile.store(is_hostile, Relaxed);
             let commands = if is_hostile {
@@ -238,7 +286,10 @@ fn main() -> ExitCode {
     let memory = std::thread::scope(|scope| {
         (0..8).for_each(|pair| {
             let (site, place, score) = (&site, place.path(), &score);
-            scope.spawn(move || play(site, place, pair, score));
+            scope.spawn(move || {
+                let _failed = StopOnPanic(&score.stop);
+                play(site, place, pair, score);
+            });
         });
         std::thread::sleep(WINDOW);
         let first = nics.each_ref().map(resident);
