@@ -123,8 +123,7 @@ fn play(site: &Site, place: &Path, pair: usize, score: &Score) {
         let window = score.is_hostile.load(Relaxed);
         let mut server = Running::start(&site.near, as_user(place, uid, "left", &serves));
         if serves.starts_with("rping") {
-            // rping prints nothing, and its service is the NIC's. The client retries until the service exists.
-            std::thread::sleep(Duration::from_millis(500));
+            server.wait_until_it_serves();
         } else {
             server.wait_until_it_listens(port);
         }

@@ -6,17 +6,13 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use roxie::host::inspect::{Snapshot, snapshots};
-use roxie::netdev::{Links, NetNs};
+use roxie::netdev::Links;
 
-use super::{FAR, NEAR, NEAR_V6, PORTS, QPERF_PORT, Running, Site, compiled, descendants, launcher, skip};
+use super::{
+    FAR, NEAR, NEAR_V6, PORTS, QPERF_PORT, Running, Site, compiled, descendants, has, launcher, skip,
+};
 
 impl Running {
-    /// Waits until the program listens.
-    pub(super) fn wait_until_it_serves(&mut self) {
-        self.wait_until_it_has("LISTEN");
-    }
-
     /// Returns true when the program listens; false if it ends before.
     pub(super) fn serves(&mut self) -> bool {
         while self.child.try_wait().unwrap().is_none() {
@@ -28,11 +24,6 @@ impl Running {
         false
     }
 
-    /// Waits until the program has an identifier in this state, and the interface.
-    fn wait_until_it_has(&mut self, state: &str) {
-        self.wait_until(state, |pid| has(pid, state));
-    }
-
     /// Kills the program, which cannot disconnect; the launcher lives on.
     fn kill_program(&self) {
         for pid in descendants(self.child.id()).into_iter().filter(|pid| *pid != self.child.id()) {
@@ -40,15 +31,6 @@ impl Running {
             let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
         }
     }
-}
-
-/// True if a process, or a descendant, has an identifier in this state, and the interface.
-fn has(pid: u32, state: &str) -> bool {
-    let seen = NetNs::of_process(pid).map(|namespace| namespace.run(snapshots));
-    let Ok(Ok(Ok(look))) = seen else { return false };
-    let family = descendants(pid);
-    let own = |device: &&Snapshot| family.contains(&device.pid) && device.port != "unclaimed";
-    look.snapshots.iter().filter(own).flat_map(|device| &device.cm_ids).any(|id| id.state == state)
 }
 
 /// Runs a server and a client to their successful ends. Returns their outputs.

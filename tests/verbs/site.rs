@@ -5,6 +5,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use roxie::host::inspect::{Snapshot, snapshots};
 use roxie::netdev::{Links, NetNs};
 use tempfile::TempDir;
 
@@ -247,6 +248,16 @@ impl Running {
         }
     }
 
+    /// Waits until the program listens (`rdma_listen`).
+    pub(crate) fn wait_until_it_serves(&mut self) {
+        self.wait_until_it_has("LISTEN");
+    }
+
+    /// Waits until the program has an identifier in this state, and the interface.
+    pub(crate) fn wait_until_it_has(&mut self, state: &str) {
+        self.wait_until(state, |pid| has(pid, state));
+    }
+
     /// Waits until the program has written `word` to either of its outputs.
     pub(crate) fn wait_until_it_says(&mut self, word: &str) {
         let output = Arc::clone(&self.output);
@@ -310,4 +321,13 @@ pub(crate) fn descendants(pid: u32) -> Vec<u32> {
         all.extend(children.split_whitespace().filter_map(|pid| pid.parse().ok()).flat_map(descendants));
     }
     all
+}
+
+/// True if a process, or a descendant, has an identifier in this state, and the interface.
+pub(crate) fn has(pid: u32, state: &str) -> bool {
+    let seen = NetNs::of_process(pid).map(|namespace| namespace.run(snapshots));
+    let Ok(Ok(Ok(look))) = seen else { return false };
+    let family = descendants(pid);
+    let own = |device: &&Snapshot| family.contains(&device.pid) && device.port != "unclaimed";
+    look.snapshots.iter().filter(own).flat_map(|device| &device.cm_ids).any(|id| id.state == state)
 }
