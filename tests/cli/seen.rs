@@ -14,6 +14,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{
     AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, connect, sendmsg, socket,
 };
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use roxie::host::inspect::{CounterReader, Snapshot};
 use serde_json::Value;
@@ -74,12 +75,20 @@ fn process_shows_all_its_objects() {
     }
 }
 
+/// Stops a child. Its threads may run on after the signal was sent: returns when all have stopped.
+fn stop(child: u32) {
+    let child = Pid::from_raw(child.cast_signed());
+    kill(child, Signal::SIGSTOP).unwrap();
+    let seen = waitpid(child, Some(WaitPidFlag::WUNTRACED));
+    assert_eq!(seen, Ok(WaitStatus::Stopped(child, Signal::SIGSTOP)));
+}
+
 #[test]
 fn stopped_process_delays_no_reader() {
     let Some(net) = Net::new("seen-stopped") else { return };
     let servers = [2000, 2001].map(|tcp| net.serve(&format!("pingpong rc --port udp -p {tcp}")));
     let [stopped, other] = servers.each_ref().map(|server| server.child.id());
-    kill(Pid::from_raw(stopped.cast_signed()), Signal::SIGSTOP).unwrap();
+    stop(stopped);
     let shown = net.left("show qps --json").succeeded();
     assert_eq!((rows_of(&shown.stdout, stopped).len(), rows_of(&shown.stdout, other).len()), (0, 1));
     assert!(shown.stderr.contains(&format!("process {stopped} does not answer")), "{shown:#?}");
@@ -110,7 +119,7 @@ fn stopped_process_is_queried_once() {
         assert_eq!((snapshot.pid, &*snapshot.interface, snapshot.qps.len()), (pid, "left", 0));
         assert_eq!(snapshot.counters["sent_pkts"], 0);
     }
-    kill(Pid::from_raw(stopped.cast_signed()), Signal::SIGSTOP).unwrap();
+    stop(stopped);
     for _ in 0..300 {
         let now = read();
         assert_eq!((of(&now, stopped), of(&now, other).map(|s| s.pid)), (None, Some(other)));
