@@ -7,10 +7,12 @@ pub(crate) mod health;
 pub(crate) mod interface;
 mod open;
 mod options;
+mod queue_pairs;
 mod wait;
 
 pub(crate) use bare::BarePort;
 pub(crate) use gids::{first_gid, no_gid};
 pub(crate) use open::Opened;
 pub(crate) use options::{DeviceOptions, ModeName, PortKind, THREAD};
+pub(crate) use queue_pairs::{QueuePairs, Shape};
 pub(crate) use wait::{IdleYield, linger};

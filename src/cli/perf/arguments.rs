@@ -1,6 +1,7 @@
 //! Command line of `roxie perf`.
 
 use clap::{Args, ValueEnum};
+use roxie::verbs::QpType;
 use serde::{Deserialize, Serialize};
 
 use super::plot;
@@ -43,6 +44,16 @@ pub(crate) enum Service {
     Uc,
     /// Datagrams: send, up to the MTU
     Ud,
+}
+
+impl From<Service> for QpType {
+    fn from(service: Service) -> QpType {
+        match service {
+            Service::Rc => QpType::Rc,
+            Service::Uc => QpType::Uc,
+            Service::Ud => QpType::Ud,
+        }
+    }
 }
 
 /// Arguments of the command.

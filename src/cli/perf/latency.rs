@@ -109,7 +109,7 @@ impl<'a> LatencyEnd<'a> {
 
     fn post(&self, number: u64) -> Result<(), Failure> {
         if self.operation == Operation::Write {
-            self.link.parts().source.write_at(self.size as usize - 1, &[Self::mark(number)])?;
+            self.link.parts().pairs.outgoing.write_at(self.size as usize - 1, &[Self::mark(number)])?;
         }
         self.link.post(self.operation, 0, number, self.size, true)
     }
@@ -140,7 +140,7 @@ impl<'a> LatencyEnd<'a> {
             Operation::Send => self.received >= number,
             Operation::Write => {
                 let mut last = [0];
-                self.link.parts().target.read_at(self.size as usize - 1, &mut last)?;
+                self.link.parts().pairs.incoming.read_at(self.size as usize - 1, &mut last)?;
                 last[0] == Self::mark(number)
             }
             Operation::Read | Operation::Atomic => true,

@@ -1,21 +1,16 @@
-//! Queue pairs and memory of one end.
+//! The device of one end: what is posted on its queue pairs, and what completes.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use roxie::host::{
-    AddressHandle, AhOptions, CompletionQueue, Device, DeviceError, Endpoint, MemoryRegion, ProtectionDomain,
-    QueuePair,
-};
-use roxie::verbs::{
-    Access, Mtu, QpCaps, QpInit, QpType, SendFlags, SendWr, Sge, UdAddress, Wc, WcStatus, WrOpcode,
-};
+use roxie::host::Device;
+use roxie::verbs::{Mtu, SendFlags, SendWr, Wc, WcStatus, WrOpcode};
 
 use super::arguments::{Operation, Service};
 use super::control::{Control, End, Message, ServerReport, out_of_turn};
 use super::plan::{Plan, SIGNAL_EVERY};
 use crate::device::health::{Health, PeerWatchdog};
-use crate::device::{DeviceOptions, IdleYield};
+use crate::device::{DeviceOptions, IdleYield, QueuePairs, Shape};
 use crate::failure::Failure;
 
 /// Bit of `wr_id` that marks a receive; the other bits are the queue pair's index.
@@ -27,10 +22,6 @@ pub(super) const STANDSTILL: Duration = Duration::from_secs(30);
 /// Completions polled at once.
 pub(super) const COMPLETIONS: usize = 32;
 
-/// Q_Key of the datagrams.
-const QKEY: u32 = 0x1111_1111;
-/// Bytes of the network header (GRH) in front of a datagram.
-const HEADER: u32 = 40;
 /// Unacknowledged messages still under way at the end arrive before a silence of this length.
 const STRAGGLERS: Duration = Duration::from_millis(50);
 
@@ -54,20 +45,10 @@ pub(super) struct Link<'a> {
     health: RefCell<Health>,
 }
 
-/// Fields are dropped in this order: queue pairs before the objects they use.
 pub(super) struct Parts {
-    pub(super) qps: Vec<QueuePair>,
-    /// Address handle and destination of each queue pair's datagrams.
-    paths: Vec<(AddressHandle, UdAddress)>,
+    pub(super) pairs: QueuePairs,
     service: Service,
-    own: Vec<Endpoint>,
     path_mtu: Mtu,
-    pub(super) cq: CompletionQueue,
-    /// Local memory of sends, and of the results of READs and atomics.
-    pub(super) source: MemoryRegion,
-    /// Memory that the peer accesses.
-    pub(super) target: MemoryRegion,
-    pd: ProtectionDomain,
     there: Option<End>,
 }
 
@@ -105,9 +86,7 @@ impl<'a> Link<'a> {
 
     /// Posts a receive on a queue pair.
     pub(super) fn post_receive(&self, qp: usize) -> Result<(), Failure> {
-        let parts = self.parts();
-        let length = parts.target.len() as u32;
-        Ok(parts.qps[qp].post_recv(RECEIVE | qp as u64, &[parts.target.sge(0, length)])?)
+        self.parts().pairs.post_receive(qp, RECEIVE | qp as u64)
     }
 
     /// Posts the `number`-th operation of `size` bytes on a queue pair.
@@ -133,11 +112,9 @@ impl<'a> Link<'a> {
             remote_addr: there.address,
             rkey: roxie::verbs::RKey(there.rkey),
             compare_add: 1,
-            ud: parts.paths.get(qp).map(|(_, to)| *to).unwrap_or_default(),
             ..SendWr::default()
         };
-        let sge: Sge = parts.source.sge(0, size);
-        Ok(parts.qps[qp].post_send(&wr, &[sge])?)
+        parts.pairs.post_send(qp, wr, size)
     }
 
     /// Polls completions, and the device if there are none.
@@ -145,12 +122,12 @@ impl<'a> Link<'a> {
         &self,
         completions: &'w mut [Wc; COMPLETIONS],
     ) -> Result<impl Iterator<Item = Event> + use<'w>, Failure> {
-        let count = self.parts().cq.poll(completions);
+        let count = self.parts().pairs.cq.poll(completions);
         self.idle.borrow_mut().found(count > 0);
         if count == 0 {
             self.health.borrow_mut().ask(&self.device);
         }
-        let header = if self.parts().service == Service::Ud { HEADER } else { 0 };
+        let header = self.parts().pairs.header();
         let taken = &completions[..count];
         if let Some(wc) = taken.iter().find(|wc| wc.status != WcStatus::Success) {
             let what = if wc.wr_id & RECEIVE != 0 { "a receive" } else { "an operation" };
@@ -205,112 +182,51 @@ impl<'a> Link<'a> {
     }
 }
 
-fn register(pd: &ProtectionDomain, length: usize, access: Access) -> Result<MemoryRegion, Failure> {
-    pd.register(length, access).map_err(|e| match e {
-        DeviceError::System { .. } => Failure::Run(format!(
-            "no memory for messages of {length} bytes (twice at each end): {e}. Measure a smaller --size"
-        )),
-        other => other.into(),
-    })
-}
-
 impl Link<'_> {
     pub(super) fn prepare(&mut self, plan: &Plan, path_mtu: Mtu) -> Result<End, Failure> {
-        let pd = self.device.alloc_pd()?;
         let receives = plan.receives();
-        let cq = self.device.create_cq(plan.qps * (plan.depth + SIGNAL_EVERY + receives), None)?;
-        let caps = QpCaps {
+        let shape = Shape {
+            service: plan.service.into(),
+            count: plan.qps,
             max_send_wr: plan.depth + SIGNAL_EVERY,
             max_recv_wr: receives,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline: 0,
+            is_shared: false,
+            sq_sig_all: false,
+            channel: None,
+            size: plan.largest(),
+            access: self.options.connect_options(path_mtu).access,
         };
-        let most = self.device.largest_mtu().bytes();
-        if plan.service == Service::Ud && plan.largest() as usize > most {
-            return Err(Failure::Usage(format!(
-                "a datagram of {} bytes: the link carries {most} at most, choose -s accordingly",
-                plan.largest()
-            )));
-        }
-        let qp_type = match plan.service {
-            Service::Rc => QpType::Rc,
-            Service::Uc => QpType::Uc,
-            Service::Ud => QpType::Ud,
-        };
-        let init = QpInit { qp_type, caps, sq_sig_all: false };
-        let create = |_| pd.queue_pair(&cq).init(&init).create();
-        let qps = (0..plan.qps).map(create).collect::<Result<Vec<_>, _>>()?;
-        let length = plan.largest().max(8) as usize;
-        let source = register(&pd, length, Access::LOCAL_WRITE)?;
-        let everything =
-            Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let target = register(&pd, length + HEADER as usize, everything)?;
-        let own = qps.iter().map(|qp| qp.endpoint(self.gid_index)).collect::<Result<Vec<_>, _>>()?;
+        let pairs = QueuePairs::new(&self.device, self.gid_index, &shape)?;
         let end = End {
             gid: self.device.gid(self.gid_index)?.0,
-            qps: own.iter().map(|e| (e.qpn.value(), e.psn.value())).collect(),
-            address: target.address(),
-            rkey: target.rkey().0,
+            qps: pairs.own.iter().map(|e| (e.qpn.value(), e.psn.value())).collect(),
+            address: pairs.incoming.address(),
+            rkey: pairs.incoming.rkey().0,
         };
-        self.parts = Some(Parts {
-            qps,
-            paths: Vec::new(),
-            service: plan.service,
-            own,
-            path_mtu,
-            cq,
-            source,
-            target,
-            pd,
-            there: None,
-        });
+        self.parts = Some(Parts { pairs, service: plan.service, path_mtu, there: None });
         if plan.operation == Operation::Send {
-            self.fill_receives(receives)?;
+            (0..plan.qps as usize)
+                .flat_map(|qp| (0..receives).map(move |_| qp))
+                .try_for_each(|qp| self.post_receive(qp))?;
         }
         Ok(end)
     }
 
     pub(super) fn connect(&mut self, there: &End) -> Result<(), Failure> {
         let parts = self.parts.as_mut().expect("prepared before it is connected");
-        let options = self.options.connect_options(parts.path_mtu);
-        for (i, (qp, own)) in parts.qps.iter().zip(&parts.own).enumerate() {
-            let peer = there.endpoint(i).ok_or_else(|| {
-                Failure::Peer(format!(
-                    "the peer named {} queue pairs, not {}",
-                    there.qps.len(),
-                    parts.own.len()
-                ))
-            })?;
-            if parts.service == Service::Ud {
-                let handle = parts.pd.create_ah(self.gid_index, peer.gid, &AhOptions::default())?;
-                let to = UdAddress { ah: handle.id(), remote_qpn: peer.qpn, remote_qkey: QKEY };
-                parts.paths.push((handle, to));
-            } else {
-                qp.connect(own, &peer, &options)?;
-            }
+        let count = parts.pairs.qps.len();
+        let peers: Vec<_> = (0..count).map_while(|i| there.endpoint(i)).collect();
+        if peers.len() < count {
+            let named = there.qps.len();
+            return Err(Failure::Peer(format!("the peer named {named} queue pairs, not {count}")));
         }
+        parts.pairs.connect(&peers, &self.options.connect_options(parts.path_mtu))?;
         parts.there = Some(there.clone());
         Ok(())
     }
-}
 
-impl Link<'_> {
     /// Returns the number of packets that have arrived, of any kind.
     pub(super) fn arrivals(&self) -> u64 {
         self.device.counter("rcvd_pkts")
-    }
-
-    fn fill_receives(&self, each: u32) -> Result<(), Failure> {
-        for (i, qp) in self.parts().qps.iter().enumerate() {
-            let parts = self.parts();
-            if parts.service == Service::Ud {
-                qp.start_datagrams(QKEY, parts.own[i].psn)?;
-            } else {
-                qp.initialize(self.options.connect_options(parts.path_mtu).access)?;
-            }
-            (0..each).try_for_each(|_| self.post_receive(i))?;
-        }
-        Ok(())
     }
 }

@@ -33,7 +33,7 @@ impl Side for Link<'_> {
     fn arm(&mut self, plan: &Plan, size: u32) -> Result<(), Failure> {
         if (plan.measure, plan.operation) == (Measure::Lat, Operation::Write) {
             // Clear the last byte, so that an earlier round's message is not taken for the next one's.
-            self.parts().target.write_at(size as usize - 1, &[0])?;
+            self.parts().pairs.incoming.write_at(size as usize - 1, &[0])?;
         }
         Ok(())
     }

@@ -32,7 +32,7 @@ impl Sampler {
         if now < self.next {
             return Ok(());
         }
-        let asked = link.parts().qps.iter().take(MOST_QPS);
+        let asked = link.parts().pairs.qps.iter().take(MOST_QPS);
         let qps = asked.map(|qp| qp.control_state()).collect::<Result<_, _>>()?;
         let notifications = link.device.counter("rp_cnp_handled");
         let at = (now - self.start).as_secs_f64();

@@ -1,23 +1,27 @@
-//! One end of a pingpong on a single QP.
+//! One end of a pingpong: on one QP, or on several whose receives come from one shared queue.
+//!
+//! Exchanges of all QPs count together: the run ends when the requested number of messages were sent and received, on whichever
+//! QPs.
 
 use std::time::{Duration, Instant};
 
-use roxie::host::{
-    AddressHandle, AhOptions, CompletionChannel, CompletionQueue, Device, Endpoint, MemoryRegion,
-    ProtectionDomain, QueuePair,
-};
+use roxie::host::{CompletionChannel, CompletionQueue, Device, Endpoint};
 use roxie::shared::Armed;
-use roxie::verbs::{Access, QpCaps, QpInit, QpType, SendWr, Wc, WcStatus};
+use roxie::verbs::{Access, QpType, SendWr, Wc, WcStatus};
 
-use super::{Options, PingpongEnd, STOCK_MTU, exchange};
+use super::{Kind, Options, STOCK_MTU, exchange};
 use crate::device::health::Health;
-use crate::device::{IdleYield, linger};
+use crate::device::{IdleYield, QueuePairs, Shape, linger};
 use crate::failure::Failure;
 use crate::output;
 use crate::stream::Stream;
 
-pub(super) const RECEIVE: u64 = 1;
-pub(super) const SEND: u64 = 2;
+/// Bit of a send's `wr_id`, and of what must complete before the next send.
+const SEND: u64 = 1;
+/// As `SEND`, of a receive.
+const RECEIVE: u64 = 2;
+/// Completions polled at once.
+const BATCH: usize = 32;
 /// Fill byte of the stock program's buffer.
 const FILL: u8 = 0x7b;
 /// Page size and mark: with -c, the stock program writes the mark to the first byte of each page.
@@ -25,39 +29,25 @@ const PAGE: usize = 4096;
 const PAGE_MARK: u8 = 0;
 /// Overwrites checked buffers, so that no message is checked twice.
 const CHECKED: u8 = 0xee;
-
-/// Q_Key of the stock program's datagrams.
-const QKEY: u32 = 0x1111_1111;
-/// Bytes of the network header (GRH) in front of a datagram.
-const HEADER: u32 = 40;
 /// Default message size in bytes, as the stock programs have it.
 const SIZE: u32 = 4096;
 const DATAGRAM_SIZE: u32 = 1024;
 
-/// A connected QP and the state of the exchange.
+/// Connected QPs and the state of the exchange.
 pub(super) struct End<'a> {
+    kind: Kind,
     options: &'a Options,
     device: &'a Device,
-    service: QpType,
     /// Message size in bytes.
     size: u32,
-    own: Endpoint,
-    gid_index: usize,
-    // Fields are dropped in this order: the QP before the objects it uses.
-    qp: QueuePair,
-    outgoing: MemoryRegion,
-    incoming: MemoryRegion,
-    cq: CompletionQueue,
-    /// Address handle and QP of the peer, for datagrams.
-    datagram_path: Option<(AddressHandle, Endpoint)>,
-    pd: ProtectionDomain,
+    pairs: QueuePairs,
     channel: Option<CompletionChannel>,
     expected: Vec<u8>,
     posted_receives: u32,
     sent: u64,
     received: u64,
-    /// Completions that must come before the next send: bits `RECEIVE` and `SEND`.
-    pending: u64,
+    /// For each QP, the completions that must come before its next send: bits `RECEIVE` and `SEND`.
+    pending: Vec<u64>,
 }
 
 /// Result of a run.
@@ -71,194 +61,93 @@ pub(super) struct Outcome {
 }
 
 impl<'a> End<'a> {
-    /// Creates a QP in INIT with its receives posted.
+    /// Creates QPs in INIT with their receives posted.
     pub(super) fn new(
-        service: QpType,
+        kind: Kind,
         options: &'a Options,
         device: &'a Device,
         gid_index: usize,
     ) -> Result<End<'a>, Failure> {
-        options.device.path_mtu(device, STOCK_MTU)?;
-        let datagrams = service.is_datagram();
-        let size = options.size.unwrap_or(if datagrams { DATAGRAM_SIZE } else { SIZE });
-        let most = device.largest_mtu().bytes();
-        if datagrams && size as usize > most {
+        if kind.qps() > options.rx_depth {
             return Err(Failure::Usage(format!(
-                "a datagram of {size} bytes: the link carries {most} at most, choose -s accordingly"
+                "-r {} is too small for {} QPs: there must be a receive for each, choose -r or -q accordingly",
+                options.rx_depth,
+                kind.qps()
             )));
         }
-        let header = if datagrams { HEADER } else { 0 };
+        options.device.path_mtu(device, STOCK_MTU)?;
+        let default = if kind.service().is_datagram() { DATAGRAM_SIZE } else { SIZE };
+        let size = options.size.unwrap_or(default);
         let channel = options.events.then(CompletionChannel::new).transpose()?;
-        let pd = device.alloc_pd()?;
-        let cq = device.create_cq(options.rx_depth + 1, channel.as_ref())?;
-        let caps = QpCaps {
+        let shape = Shape {
+            service: kind.service(),
+            count: kind.qps(),
             max_send_wr: 1,
             max_recv_wr: options.rx_depth,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline: 0,
+            is_shared: kind.is_shared(),
+            sq_sig_all: true,
+            channel: channel.as_ref(),
+            size,
+            access: Access::empty(),
         };
-        let init = QpInit { qp_type: service, caps, sq_sig_all: true };
-        let qp = pd.queue_pair(&cq).init(&init).create()?;
-        let length = size as usize;
-        let outgoing = pd.register(length.max(1), Access::empty())?;
-        let incoming = pd.register((header as usize + length).max(1), Access::LOCAL_WRITE)?;
+        let pairs = QueuePairs::new(device, gid_index, &shape)?;
         let expected = message(size, options.chk);
-        outgoing.write_at(0, &expected)?;
-        let own = qp.endpoint(gid_index)?;
-        if datagrams {
-            qp.start_datagrams(QKEY, own.psn)?;
-        } else {
-            qp.initialize(Access::empty())?;
-        }
+        pairs.outgoing.write_at(0, &expected)?;
         let mut end = End {
+            kind,
             options,
             device,
-            service,
             size,
-            own,
-            gid_index,
-            qp,
-            outgoing,
-            incoming,
-            cq,
-            datagram_path: None,
-            pd,
+            pending: vec![RECEIVE; pairs.qps.len()],
+            pairs,
             channel,
             expected,
             posted_receives: 0,
             sent: 0,
             received: 0,
-            pending: 0,
         };
         end.post_receives()?;
         if end.channel.is_some() {
-            end.cq.arm(Armed::Next);
+            end.pairs.cq.arm(Armed::Next);
         }
-        show(options, "  local address: ", &own)?;
+        for own in &end.pairs.own {
+            show(options, "  local address: ", own)?;
+        }
         Ok(end)
     }
 
-    /// Connects the QP to the peer's.
-    fn connect(&mut self, there: &Endpoint) -> Result<(), Failure> {
-        show(self.options, "  remote address:", there)?;
-        if self.service.is_datagram() {
-            let datagram_path = self.pd.create_ah(self.gid_index, there.gid, &AhOptions::default())?;
-            self.datagram_path = Some((datagram_path, *there));
-            return Ok(());
+    /// Exchanges addresses with the server, and connects.
+    pub(super) fn meet_server(&mut self, stream: &mut dyn Stream) -> Result<(), Failure> {
+        let there = exchange::as_client(stream, &self.pairs.own, self.kind.slots())?;
+        self.connect(&there)
+    }
+
+    /// Exchanges addresses with the client, and connects.
+    pub(super) fn meet_client(&mut self, stream: &mut dyn Stream) -> Result<(), Failure> {
+        let own = self.pairs.own.clone();
+        exchange::as_server(stream, &own, self.kind.slots(), |there| self.connect(there))
+    }
+
+    fn connect(&mut self, there: &[Endpoint]) -> Result<(), Failure> {
+        for there in there {
+            show(self.options, "  remote address:", there)?;
         }
         let path_mtu = self.options.device.path_mtu(self.device, STOCK_MTU)?;
-        Ok(self.qp.connect(&self.own, there, &self.options.device.connect_options(path_mtu))?)
+        self.pairs.connect(there, &self.options.device.connect_options(path_mtu))
     }
 
-    /// Returns the number of bytes in front of a message in its receive.
-    fn header(&self) -> u32 {
-        if self.service.is_datagram() { HEADER } else { 0 }
-    }
-
-    fn complete(&mut self, wc: &Wc) -> Result<(), Failure> {
-        if wc.status != WcStatus::Success {
-            return Err(self.failed(wc));
-        }
-        if wc.wr_id == SEND {
-            self.sent += 1;
-        } else {
-            self.take_message(wc)?;
-        }
-        self.pending &= !wc.wr_id;
-        if self.sent < self.options.iters && self.pending == 0 {
-            self.send()?;
-        }
-        Ok(())
-    }
-
-    fn take_message(&mut self, wc: &Wc) -> Result<(), Failure> {
-        self.received += 1;
-        let bytes = wc.byte_len.saturating_sub(self.header());
-        check_length(self.options, bytes, self.size, self.received)?;
-        if self.options.chk {
-            self.check()?;
-        }
-        self.posted_receives -= 1;
-        if self.posted_receives <= 1 {
-            self.post_receives()?;
-        }
-        Ok(())
-    }
-
-    /// Checks the received bytes against the expected ones, then overwrites them.
-    fn check(&self) -> Result<(), Failure> {
-        let arrived = self.incoming.to_vec(self.header() as usize, self.expected.len())?;
-        check_bytes(&arrived, &self.expected, self.received)?;
-        Ok(self.incoming.write_at(self.header() as usize, &vec![CHECKED; self.expected.len()])?)
-    }
-
-    fn post_receives(&mut self) -> Result<(), Failure> {
-        let sge = [self.incoming.sge(0, self.header() + self.size)];
-        while self.posted_receives < self.options.rx_depth {
-            self.qp.post_recv(RECEIVE, &sge)?;
-            self.posted_receives += 1;
-        }
-        Ok(())
-    }
-
-    fn send(&mut self) -> Result<(), Failure> {
-        let wr = match &self.datagram_path {
-            Some((datagram_path, there)) => datagram_path.send_to(there.qpn, QKEY),
-            None => SendWr::default(),
-        };
-        self.qp.post_send(&SendWr { wr_id: SEND, ..wr }, &[self.outgoing.sge(0, self.size)])?;
-        self.pending = RECEIVE | SEND;
-        Ok(())
-    }
-
-    fn failed(&self, wc: &Wc) -> Failure {
-        let what = if wc.wr_id == SEND { "sending" } else { "receiving" };
-        let done = if wc.wr_id == SEND { self.sent } else { self.received };
-        Failure::Run(format!(
-            "{what} message {} of {} failed: {}",
-            done + 1,
-            self.options.iters,
-            self.options.device.explain(wc)
-        ))
-    }
-
-    fn silence(&self) -> Failure {
-        let lost = match self.service {
-            QpType::Rc => "",
-            _ => ", or a message was lost: this service does not retransmit",
-        };
-        Failure::Run(format!(
-            "no message for {} s, after {} received and {} sent of {}: the peer has stopped, or was started with \
-             fewer iterations (-n){}",
-            self.options.patience, self.received, self.sent, self.options.iters, lost
-        ))
-    }
-}
-
-impl PingpongEnd for End<'_> {
-    fn meet_server(&mut self, stream: &mut dyn Stream) -> Result<(), Failure> {
-        let there = exchange::as_client(stream, &[self.own], exchange::ONE)?;
-        self.connect(&there[0])
-    }
-
-    fn meet_client(&mut self, stream: &mut dyn Stream) -> Result<(), Failure> {
-        let own = [self.own];
-        exchange::as_server(stream, &own, exchange::ONE, |there| self.connect(&there[0]))
-    }
-
-    fn play(&mut self, client: bool) -> Result<Outcome, Failure> {
+    /// Runs all exchanges; the client begins.
+    pub(super) fn play(&mut self, client: bool) -> Result<Outcome, Failure> {
         let iters = self.options.iters;
-        self.pending = RECEIVE;
         let start = Instant::now();
         if client {
-            self.send()?;
+            (0..self.pairs.qps.len()).try_for_each(|at| self.send(at))?;
         }
         let mut last = start;
-        let (mut completions, mut idle) = ([Wc::default(); 2], IdleYield::default());
+        let (mut completions, mut idle) = ([Wc::default(); BATCH], IdleYield::default());
         let mut health = Health::default();
         while self.sent < iters || self.received < iters {
-            let count = wait(&self.cq, self.channel.as_ref(), &mut completions);
+            let count = wait(&self.pairs.cq, self.channel.as_ref(), &mut completions);
             idle.found(count > 0);
             let now = Instant::now();
             if count > 0 {
@@ -276,16 +165,97 @@ impl PingpongEnd for End<'_> {
         Ok(Outcome::new(self.device, self.size, iters, start.elapsed()))
     }
 
-    /// Keeps a reliable QP alive while the peer may still retransmit.
-    fn leave(self: Box<Self>, timeout_code: u8) {
-        if self.service == QpType::Rc {
+    /// Ends. Keeps reliable QPs alive while the peer may still retransmit.
+    pub(super) fn leave(self, timeout_code: u8) {
+        if self.kind.service() == QpType::Rc {
             linger(self.device, timeout_code);
         }
+    }
+
+    fn complete(&mut self, wc: &Wc) -> Result<(), Failure> {
+        let at = self.pairs.own.iter().position(|own| own.qpn == wc.qpn).ok_or_else(|| {
+            Failure::Run(format!("a completion of QP {}, which is none of ours: a bug of roxie's", wc.qpn))
+        })?;
+        if wc.status != WcStatus::Success {
+            return Err(self.failed(wc));
+        }
+        if wc.wr_id == SEND {
+            self.sent += 1;
+        } else {
+            self.take_message(wc)?;
+        }
+        self.pending[at] &= !wc.wr_id;
+        if self.sent < self.options.iters && self.pending[at] == 0 {
+            self.send(at)?;
+        }
+        Ok(())
+    }
+
+    fn take_message(&mut self, wc: &Wc) -> Result<(), Failure> {
+        self.received += 1;
+        let bytes = wc.byte_len.saturating_sub(self.pairs.header());
+        check_length(self.options, bytes, self.size, self.received)?;
+        if self.options.chk {
+            self.check()?;
+        }
+        self.posted_receives -= 1;
+        if self.posted_receives <= self.kind.qps() {
+            self.post_receives()?;
+        }
+        Ok(())
+    }
+
+    /// Checks the received bytes against the expected ones. Then overwrites them, unless another QP's message may be arriving there.
+    fn check(&self) -> Result<(), Failure> {
+        let (at, incoming) = (self.pairs.header() as usize, &self.pairs.incoming);
+        check_bytes(&incoming.to_vec(at, self.expected.len())?, &self.expected, self.received)?;
+        if self.kind.qps() == 1 {
+            incoming.write_at(at, &vec![CHECKED; self.expected.len()])?;
+        }
+        Ok(())
+    }
+
+    fn post_receives(&mut self) -> Result<(), Failure> {
+        while self.posted_receives < self.options.rx_depth {
+            self.pairs.post_receive(0, RECEIVE)?;
+            self.posted_receives += 1;
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, at: usize) -> Result<(), Failure> {
+        self.pairs.post_send(at, SendWr { wr_id: SEND, ..SendWr::default() }, self.size)?;
+        self.pending[at] = RECEIVE | SEND;
+        Ok(())
+    }
+
+    fn failed(&self, wc: &Wc) -> Failure {
+        let (what, done) = match wc.wr_id {
+            SEND => ("sending", self.sent),
+            _ => ("receiving", self.received),
+        };
+        let iters = self.options.iters;
+        let why = self.options.device.explain(wc);
+        let on = if self.kind.is_shared() { format!(" on QP {}", wc.qpn) } else { String::new() };
+        Failure::Run(format!("{what} message {} of {iters} failed{on}: {why}", done + 1))
+    }
+
+    fn silence(&self) -> Failure {
+        let qps = if self.kind.is_shared() { " or QPs (-q)" } else { "" };
+        let lost = match self.kind.service() {
+            QpType::Rc => "",
+            _ => ", or a message was lost: this service does not retransmit",
+        };
+        Failure::Run(format!(
+            "no message for {} s, after {} received and {} sent of {}: the peer has stopped, or was started with \
+             fewer iterations (-n){qps}{lost}",
+            self.options.patience, self.received, self.sent, self.options.iters
+        ))
     }
 }
 
 /// Returns the bytes of a message.
-pub(super) fn message(size: u32, marked: bool) -> Vec<u8> {
+fn message(size: u32, marked: bool) -> Vec<u8> {
     let mut bytes = vec![FILL; size as usize];
     if marked {
         bytes.iter_mut().step_by(PAGE).for_each(|byte| *byte = PAGE_MARK);
@@ -293,7 +263,7 @@ pub(super) fn message(size: u32, marked: bool) -> Vec<u8> {
     bytes
 }
 
-pub(super) fn show(options: &Options, whose: &str, endpoint: &Endpoint) -> Result<(), Failure> {
+fn show(options: &Options, whose: &str, endpoint: &Endpoint) -> Result<(), Failure> {
     if options.json {
         return Ok(());
     }
@@ -306,11 +276,7 @@ pub(super) fn show(options: &Options, whose: &str, endpoint: &Endpoint) -> Resul
 }
 
 /// Takes completions by polling, or after sleeping for an event.
-pub(super) fn wait(
-    cq: &CompletionQueue,
-    channel: Option<&CompletionChannel>,
-    completions: &mut [Wc],
-) -> usize {
+fn wait(cq: &CompletionQueue, channel: Option<&CompletionChannel>, completions: &mut [Wc]) -> usize {
     let count = cq.poll(completions);
     let Some(channel) = channel else { return count };
     if count > 0 {
@@ -326,7 +292,7 @@ pub(super) fn wait(
 }
 
 /// Checks that the message has this end's size.
-pub(super) fn check_length(options: &Options, bytes: u32, size: u32, number: u64) -> Result<(), Failure> {
+fn check_length(options: &Options, bytes: u32, size: u32, number: u64) -> Result<(), Failure> {
     if bytes == size {
         return Ok(());
     }
@@ -337,7 +303,7 @@ pub(super) fn check_length(options: &Options, bytes: u32, size: u32, number: u64
 }
 
 /// Checks that the message has the bytes that both ends send.
-pub(super) fn check_bytes(arrived: &[u8], expected: &[u8], number: u64) -> Result<(), Failure> {
+fn check_bytes(arrived: &[u8], expected: &[u8], number: u64) -> Result<(), Failure> {
     match arrived.iter().zip(expected).position(|(a, b)| a != b) {
         None => Ok(()),
         Some(at) => Err(Failure::Run(format!(
@@ -350,7 +316,7 @@ pub(super) fn check_bytes(arrived: &[u8], expected: &[u8], number: u64) -> Resul
 }
 
 impl Outcome {
-    pub(super) fn new(device: &Device, size: u32, iters: u64, elapsed: Duration) -> Outcome {
+    fn new(device: &Device, size: u32, iters: u64, elapsed: Duration) -> Outcome {
         Outcome {
             port: device.port().name.clone(),
             mode: device.port().mode.clone(),

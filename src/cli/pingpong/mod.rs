@@ -12,14 +12,12 @@ use roxie::verbs::{Mtu, QpType};
 use crate::device::health::tell_logs;
 use crate::device::{DeviceOptions, Opened, PortKind, THREAD};
 use crate::failure::{EXIT_CODES, Failure};
-use crate::stream::{self, Stream};
+use crate::stream::{self, Stream as _};
 
 mod end;
 mod exchange;
-mod shared;
 
-use end::{End, Outcome};
-use shared::SharedEnd;
+use end::End;
 
 /// Longest message, which bounds the two buffers.
 const MAX_SIZE: u32 = 1 << 30;
@@ -108,28 +106,29 @@ enum Kind {
     Shared(u32),
 }
 
-/// One end of a run, from the exchange of addresses to the last acknowledgement.
-trait PingpongEnd {
-    /// Exchanges addresses with the server, and connects.
-    fn meet_server(&mut self, stream: &mut dyn Stream) -> Result<(), Failure>;
-    /// Exchanges addresses with the client, and connects.
-    fn meet_client(&mut self, stream: &mut dyn Stream) -> Result<(), Failure>;
-    /// Runs all exchanges; the client begins.
-    fn play(&mut self, client: bool) -> Result<Outcome, Failure>;
-    /// Ends, once the peer needs this end no more.
-    fn leave(self: Box<Self>, timeout_code: u8);
-}
+impl Kind {
+    fn service(self) -> QpType {
+        match self {
+            Kind::One(service) => service,
+            Kind::Shared(_) => QpType::Rc,
+        }
+    }
 
-fn new_game<'a>(
-    kind: Kind,
-    options: &'a Options,
-    device: &'a Device,
-    gid_index: usize,
-) -> Result<Box<dyn PingpongEnd + 'a>, Failure> {
-    Ok(match kind {
-        Kind::One(service) => Box::new(End::new(service, options, device, gid_index)?),
-        Kind::Shared(count) => Box::new(SharedEnd::new(count, options, device, gid_index)?),
-    })
+    fn qps(self) -> u32 {
+        match self {
+            Kind::One(_) => 1,
+            Kind::Shared(count) => count,
+        }
+    }
+
+    fn is_shared(self) -> bool {
+        matches!(self, Kind::Shared(_))
+    }
+
+    /// Returns the number of addresses that each end sends.
+    fn slots(self) -> usize {
+        if self.is_shared() { exchange::SHARED_SLOTS } else { exchange::ONE }
+    }
 }
 
 /// Options of the stock programs, under their letters.
@@ -208,7 +207,7 @@ fn play(kind: Kind, options: &Options) -> Result<(), Failure> {
         (Some(far), ..) => both_ends(kind, options, &opened, far),
         (None, Some(listener), _) => serve(kind, options, &opened, listener),
         (None, None, server) => {
-            let mut end = new_game(kind, options, &opened.device, opened.gid_index)?;
+            let mut end = End::new(kind, options, &opened.device, opened.gid_index)?;
             let server = server.as_deref().unwrap_or_default();
             let mut stream = stream::connect(server, options.tcp_port)?;
             end.meet_server(&mut stream)?;
@@ -219,19 +218,14 @@ fn play(kind: Kind, options: &Options) -> Result<(), Failure> {
 }
 
 fn serve(kind: Kind, options: &Options, opened: &Opened, listener: TcpListener) -> Result<(), Failure> {
-    let mut end = new_game(kind, options, &opened.device, opened.gid_index)?;
+    let mut end = End::new(kind, options, &opened.device, opened.gid_index)?;
     let mut stream = stream::accept(listener, options.tcp_port)?;
     end.meet_client(&mut stream)?;
     drop(stream);
     finish(options, &opened.device, end, false)
 }
 
-fn finish(
-    options: &Options,
-    device: &Device,
-    mut end: Box<dyn PingpongEnd + '_>,
-    client: bool,
-) -> Result<(), Failure> {
+fn finish(options: &Options, device: &Device, mut end: End<'_>, client: bool) -> Result<(), Failure> {
     // Print the event logs while the queue pairs exist.
     let outcome = end.play(client).inspect_err(|_| tell_logs(device))?;
     end.leave(options.device.timeout);
@@ -246,14 +240,14 @@ fn both_ends(kind: Kind, options: &Options, opened: &Opened, far: &Device) -> Re
     let quiet = Options { json: true, ..options.clone() };
     std::thread::scope(|scope| {
         let server = scope.spawn(move || {
-            let mut end = new_game(kind, &quiet, far, 0)?;
+            let mut end = End::new(kind, &quiet, far, 0)?;
             end.meet_client(&mut far_stream)?;
             end.play(false).inspect_err(|_| tell_logs(far))?;
             end.leave(quiet.device.timeout);
             Ok(())
         });
         let mut client = || {
-            let mut end = new_game(kind, options, &opened.device, opened.gid_index)?;
+            let mut end = End::new(kind, options, &opened.device, opened.gid_index)?;
             end.meet_server(&mut near_stream)?;
             finish(options, &opened.device, end, true)
         };
