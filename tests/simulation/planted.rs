@@ -45,6 +45,17 @@ const BUGS: [PlantedBug; 30] = [
     PlantedBug::PausedForEver,
 ];
 
+/// Bugs that an assertion of the NIC finds, before anything is seen outside of it.
+const ASSERTED: [PlantedBug; 7] = [
+    PlantedBug::NoDuplicateCheck,
+    PlantedBug::AckBeforeReadResponse,
+    PlantedBug::AckCompletesRead,
+    PlantedBug::UcIgnoresGaps,
+    PlantedBug::FlushesSharedReceives,
+    PlantedBug::AnswersInOrderOfRequests,
+    PlantedBug::HeldForEver,
+];
+
 /// True if a script fails with the bug and passes without it.
 fn is_due_to(bug: PlantedBug, script: &Script) -> bool {
     PlantedBug::plant(Some(bug));
@@ -92,4 +103,23 @@ fn every_planted_bug_is_found_and_shrunk() {
         );
     }
     assert!(long.is_empty(), "longer than {LINES} lines: {long:?}");
+}
+
+#[test]
+fn assertions_find_planted_bugs_first() {
+    if !cfg!(debug_assertions) {
+        println!("SKIP assertions_find_planted_bugs_first: assertions are off in this build");
+        return;
+    }
+    for bug in ASSERTED {
+        let reason = (1..=SEEDS).find_map(|seed| {
+            PlantedBug::plant(Some(bug));
+            let reason = run(&generate::script(seed), None).err();
+            PlantedBug::plant(None);
+            reason
+        });
+        let reason = reason.unwrap_or_else(|| panic!("{bug:?} was not found in {SEEDS} seeds"));
+        println!("{bug:?}: {reason}");
+        assert!(reason.contains("invariant: "), "{bug:?} was found by {reason:?}");
+    }
 }

@@ -107,7 +107,7 @@ impl Nic {
         if deadline < timer_at {
             return Some(format!("it waits until {deadline}, and its timer is set to {timer_at}"));
         }
-        let until = entry.qp.held_until().filter(|_| entry.qp.is_held());
+        let until = entry.qp.pacing.held_until().filter(|_| entry.qp.pacing.holds());
         let late = until.filter(|until| *until < release_at)?;
         Some(format!("it is held until {late}, and its release is set to {release_at}"))
     }

@@ -4,10 +4,11 @@
 //! attacker that cannot see the QP's packets must guess the QPN and the PSN.
 
 use super::classes::{EcnPolicy, TrafficClasses, Trust};
+use super::flow_control::NeighbourPause;
 use super::scheduler::PRIORITIES;
 use super::{Nic, QpEntry};
 use crate::congestion::{Knob, Knobs, Moderation, Rate, Settings};
-use crate::transport::{PlantedBug, Verdict};
+use crate::transport::{Counters, PlantedBug, Verdict};
 use crate::verbs::{AddressVector, QpIndex, QpState};
 use roxie_base::time::Nanos;
 use roxie_wire::frame::Frame;
@@ -73,6 +74,10 @@ pub(super) struct Congestion {
     storms: [Storm; PRIORITIES],
     /// Pause counters of each priority.
     pauses: [PauseCount; PRIORITIES],
+    /// The pause state that was last sent to the neighbour.
+    pub(super) neighbour: NeighbourPause,
+    /// A QP's congestion control measures delay, or did.
+    pub(super) measures_delay: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -133,6 +138,8 @@ impl Congestion {
             notification: (0, 0),
             storms: [Storm::default(); PRIORITIES],
             pauses: [PauseCount::default(); PRIORITIES],
+            neighbour: NeighbourPause::default(),
+            measures_delay: false,
         };
         congestion.set(CongestionConfig::default());
         congestion
@@ -167,6 +174,25 @@ impl Congestion {
         };
         asked && av.traffic_class & 3 == 0
     }
+
+    /// Accounts for a frame that pauses a priority. Returns when the pause ends; `None`: it is ignored, because the priority was stuck.
+    fn pause(&mut self, now: Nanos, priority: u8, quanta: u16, counters: &mut Counters) -> Option<Nanos> {
+        let length = Nanos(mac_control::quanta_nanos(quanta, self.config.line_rate().0) as u64);
+        let count = &mut self.pauses[usize::from(priority)];
+        count.frames += 1;
+        let storm = &mut self.storms[usize::from(priority)];
+        counters.rx_pause_storm_warning_events += u64::from(storm.look(now));
+        if quanta > 0 && now < storm.ignored_until {
+            counters.rx_pause_storm_ignored += 1;
+            return None;
+        }
+        let before = storm.until.max(now);
+        let patience = PAUSE_STORM - storm.stopped;
+        storm.bounded = length > patience;
+        storm.until = now + length.min(patience);
+        count.time = count.time + storm.until.since(before) - before.since(storm.until);
+        Some(storm.until)
+    }
 }
 
 impl Nic {
@@ -193,7 +219,7 @@ impl Nic {
 
     /// True if a QP's congestion control measures delay: the port should timestamp received frames.
     pub fn wants_arrivals(&self) -> bool {
-        self.wants_arrivals
+        self.congestion.measures_delay
     }
 
     /// Returns the congestion configuration.
@@ -230,25 +256,17 @@ impl Nic {
         let settings = if entry.qp.qp_type.is_connected() { &config.control } else { &Settings::Off };
         let settings = entry.own_control.as_ref().unwrap_or(settings);
         entry.qp.set_control(now, settings, config.line_rate(), entry.share.as_ref());
-        self.wants_arrivals |= entry.qp.goes_by_delay();
-        if entry.qp.is_paced() {
+        self.congestion.measures_delay |= entry.qp.pacing.goes_by_delay();
+        if entry.qp.pacing.is_on() {
             // The wheel needs room for the QP; a held QP may have another release time.
             self.scheduler.expect_holds(&entry.schedule);
         }
         self.scheduler.touch(&mut entry.schedule);
     }
 
-    /// Counts a packet that a switch has marked.
-    #[cold]
-    pub(super) fn note_marked(&mut self) {
-        self.counters.np_ecn_marked_roce_packets += 1;
-        self.marked = true;
-    }
-
     /// Answers a marked packet with a notification, after its QP has processed it.
     #[cold]
     pub(super) fn answer_mark(&mut self, now: Nanos, index: QpIndex, packet: &Packet, verdict: &Verdict) {
-        self.marked = false;
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         let Some(av) = entry.qp.attributes().av else { return };
         //= IBTA A17.9.3: cnp-answers-a-mark
@@ -281,28 +299,12 @@ impl Nic {
             _ => return false,
         };
         for priority in (0..PRIORITIES as u8).filter(|p| enable & 1 << p != 0) {
-            self.pause(now, priority, quanta[usize::from(priority)]);
+            let quanta = quanta[usize::from(priority)];
+            if let Some(until) = self.congestion.pause(now, priority, quanta, &mut self.counters) {
+                self.scheduler.pause(now, priority, until);
+            }
         }
         enable != 0
-    }
-
-    fn pause(&mut self, now: Nanos, priority: u8, quanta: u16) {
-        let rate = self.congestion.config.line_rate();
-        let length = Nanos(mac_control::quanta_nanos(quanta, rate.0) as u64);
-        let count = &mut self.congestion.pauses[usize::from(priority)];
-        count.frames += 1;
-        let storm = &mut self.congestion.storms[usize::from(priority)];
-        self.counters.rx_pause_storm_warning_events += u64::from(storm.look(now));
-        if quanta > 0 && now < storm.ignored_until {
-            self.counters.rx_pause_storm_ignored += 1;
-            return;
-        }
-        let before = storm.until.max(now);
-        let patience = PAUSE_STORM - storm.stopped;
-        storm.bounded = length > patience;
-        storm.until = now + length.min(patience);
-        count.time = count.time + storm.until.since(before) - before.since(storm.until);
-        self.scheduler.pause(now, priority, storm.until);
     }
 }
 

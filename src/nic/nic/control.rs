@@ -71,7 +71,7 @@ impl Nic {
             }
             Command::QueryQp(qp) => {
                 let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
-                entry.qp.evaluate_rate(now);
+                entry.qp.pacing.evaluate(now);
                 let status = entry.status();
                 // The rate may have risen, so held packets may be due earlier.
                 if status.control.is_some() {

@@ -4,6 +4,7 @@
 //! XON, half of XOFF, they are resumed. Frames that arrive after XOFF, before the neighbour stops, need room: the headroom.
 
 use super::Nic;
+use super::congestion::{Congestion, CongestionConfig};
 use roxie_base::time::Nanos;
 use roxie_wire::MacControl;
 use roxie_wire::mac_control::{FRAME_LEN, quanta_bytes, quanta_nanos, response_quanta};
@@ -11,6 +12,9 @@ use roxie_wire::net::{ETHERNET_OVERHEAD, SHORTEST_FRAME};
 
 /// Quanta of a pause: the longest. A pause ends by a frame with 0 quanta.
 const QUANTA: u16 = 0xffff;
+/// Interval of checks of the ring while the neighbour is paused.
+const LOOKS: Nanos = Nanos::from_micros(50);
+
 /// The pause state of the neighbour, as last sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct NeighbourPause {
@@ -21,9 +25,6 @@ pub(super) struct NeighbourPause {
     look_at: Nanos,
 }
 
-/// Interval of checks of the ring while the neighbour is paused.
-const LOOKS: Nanos = Nanos::from_micros(50);
-
 /// Returns the number of frames that may still arrive after XOFF. Each side may just have begun to send its longest frame, the
 /// pause frame takes time, and the neighbour may react as late as 802.3 allows (31B.3.7). All arriving frames may be of the
 /// shortest length.
@@ -33,16 +34,52 @@ fn headroom(bits_per_second: f64, longest: usize) -> usize {
     (2 * on_link(longest) + on_link(FRAME_LEN) + response).div_ceil(on_link(SHORTEST_FRAME))
 }
 
-impl Nic {
-    /// True if the NIC may pause its neighbour.
-    pub fn sends_pauses(&self) -> bool {
-        self.congestion.config.classes.send_pfc != 0 || self.neighbour.stopped != 0
+impl NeighbourPause {
+    /// True if a priority of the neighbour is paused.
+    pub(super) fn is_on(&self) -> bool {
+        self.stopped != 0
     }
 
     /// Returns when the receive ring must be checked although no frame arrives, since it may have emptied; `MAX`: the neighbour is
     /// not paused.
-    pub(super) fn looks_at_ring(&self) -> Nanos {
-        if self.neighbour.stopped == 0 { Nanos::MAX } else { self.neighbour.look_at }
+    pub(super) fn next_look(&self) -> Nanos {
+        if self.is_on() { self.look_at } else { Nanos::MAX }
+    }
+
+    /// Returns the frame to send, if any, as [`Nic::neighbour_should`] says.
+    fn due(
+        &mut self,
+        now: Nanos,
+        config: &CongestionConfig,
+        (waiting, capacity): (usize, usize),
+        longest: usize,
+    ) -> Option<MacControl> {
+        let wanted = config.classes.send_pfc;
+        let room = capacity.saturating_sub(headroom(config.line_rate().0, longest));
+        let xoff = config.classes.xoff.map_or(room, |percent| capacity * usize::from(percent) / 100).max(1);
+        self.look_at = now + LOOKS;
+        let (enable, time) = match self.stopped {
+            0 if waiting >= xoff => (wanted, QUANTA),
+            0 => return None,
+            stopped if waiting <= xoff / 2 || wanted == 0 => (stopped, 0),
+            stopped if now >= self.renew_at => (stopped, QUANTA),
+            _ => return None,
+        };
+        let quanta = std::array::from_fn(|priority| if enable & 1 << priority != 0 { time } else { 0 });
+        Some(MacControl::Pfc { enable, quanta })
+    }
+
+    /// Records a sent frame: `enable` is paused, or resumed.
+    fn told(&mut self, now: Nanos, enable: u8, stops: bool, bits_per_second: f64) {
+        self.stopped = if stops { enable } else { 0 };
+        self.renew_at = now + Nanos((quanta_nanos(QUANTA, bits_per_second) / 2.0) as u64);
+    }
+}
+
+impl Nic {
+    /// True if the NIC may pause its neighbour.
+    pub fn sends_pauses(&self) -> bool {
+        self.congestion.config.classes.send_pfc != 0 || self.congestion.neighbour.is_on()
     }
 
     /// Returns the MAC control frame to send, if any, when the receive ring holds `waiting` of `capacity` frames of up to
@@ -50,32 +87,19 @@ impl Nic {
     pub fn neighbour_should(
         &mut self,
         now: Nanos,
-        (waiting, capacity): (usize, usize),
+        ring: (usize, usize),
         longest: usize,
     ) -> Option<MacControl> {
-        let config = &self.congestion.config;
-        let wanted = config.classes.send_pfc;
-        let room = capacity.saturating_sub(headroom(config.line_rate().0, longest));
-        let xoff = config.classes.xoff.map_or(room, |percent| capacity * usize::from(percent) / 100).max(1);
-        self.neighbour.look_at = now + LOOKS;
-        let (enable, time) = match self.neighbour.stopped {
-            0 if waiting >= xoff => (wanted, QUANTA),
-            0 => return None,
-            stopped if waiting <= xoff / 2 || wanted == 0 => (stopped, 0),
-            stopped if now >= self.neighbour.renew_at => (stopped, QUANTA),
-            _ => return None,
-        };
-        let quanta = std::array::from_fn(|priority| if enable & 1 << priority != 0 { time } else { 0 });
-        Some(MacControl::Pfc { enable, quanta })
+        let Congestion { neighbour, config, .. } = &mut self.congestion;
+        neighbour.due(now, config, ring, longest)
     }
 
     /// Records that the frame of [`Nic::neighbour_should`] was sent.
     pub fn has_told(&mut self, now: Nanos, control: MacControl) {
         let MacControl::Pfc { enable, quanta } = control else { return };
         let stops = quanta != [0; 8];
-        self.neighbour.stopped = if stops { enable } else { 0 };
-        let pause = quanta_nanos(QUANTA, self.congestion.config.line_rate().0);
-        self.neighbour.renew_at = now + Nanos((pause / 2.0) as u64);
+        let Congestion { neighbour, config, .. } = &mut self.congestion;
+        neighbour.told(now, enable, stops, config.line_rate().0);
         self.counters.tx_prio_pause += u64::from(stops);
         self.counters.tx_prio_resume += u64::from(!stops);
     }

@@ -174,12 +174,6 @@ pub struct Nic {
     group_changes: VecDeque<GroupChange>,
     dma: Dma,
     scheduler: Scheduler,
-    /// A QP's congestion control measures delay, or did.
-    wants_arrivals: bool,
-    /// The pause state that was last sent to the neighbour.
-    neighbour: flow_control::NeighbourPause,
-    /// A switch has marked the packet being received.
-    marked: bool,
     congestion: Congestion,
     out: Output,
     counters: Counters,
@@ -241,9 +235,6 @@ impl Nic {
             group_changes: VecDeque::new(),
             dma: Dma::new(config.serves, limits.mrs.min(1 << 16), burst * MAX_SGE),
             scheduler: Scheduler::new(qps),
-            wants_arrivals: false,
-            neighbour: flow_control::NeighbourPause::default(),
-            marked: false,
             congestion: Congestion::new(moderation_secret),
             out: Output {
                 dma_in: Vec::with_capacity(burst * 4 + limits.group_members as usize * PIECES),
@@ -279,7 +270,7 @@ impl Nic {
         if !self.holds_something_back() {
             return transport;
         }
-        transport.min(self.looks_at_ring()).min(self.scheduler.next_release())
+        transport.min(self.congestion.neighbour.next_look()).min(self.scheduler.next_release())
     }
 
     /// Returns the next asynchronous event.
@@ -302,7 +293,7 @@ impl Nic {
 
     /// True if a paced QP's data is held, a priority is paused, or the neighbour is.
     fn holds_something_back(&self) -> bool {
-        self.scheduler.holds_back() || self.looks_at_ring() != Nanos::MAX
+        self.scheduler.holds_back() || self.congestion.neighbour.is_on()
     }
 
     /// Releases data of paced QPs that is due, and priorities with a pause that is over.
@@ -312,7 +303,7 @@ impl Nic {
         for index in &due {
             if let Some(entry) = self.qps.get_mut(index.0) {
                 entry.schedule.released();
-                entry.qp.release(now);
+                entry.qp.pacing.release(now);
                 self.scheduler.touch(&mut entry.schedule);
             }
         }
@@ -364,8 +355,8 @@ impl Nic {
                 self.scheduler.fetch_later(&mut entry.schedule);
             }
             self.scheduler.set_timer(&mut entry.schedule, entry.qp.deadline());
-            if entry.qp.is_held()
-                && let Some(until) = entry.qp.held_until()
+            if entry.qp.pacing.holds()
+                && let Some(until) = entry.qp.pacing.held_until()
             {
                 self.scheduler.hold(&mut entry.schedule, until);
             }

@@ -297,7 +297,7 @@ impl QpEntry {
             srq: self.uses.srq,
             sq_psn,
             rq_psn,
-            control: qp.control_state(),
+            control: qp.pacing.state(),
         }
     }
 }

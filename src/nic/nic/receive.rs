@@ -187,7 +187,7 @@ impl Nic {
         match self.check_icrc(index, packet, received) {
             Ok(hidden_id) => {
                 if packet.is_ce() {
-                    self.note_marked();
+                    self.counters.np_ecn_marked_roce_packets += 1;
                 }
                 Ok(hidden_id)
             }
@@ -210,7 +210,7 @@ impl Nic {
         let before = (self.out.dma_in.len(), self.out.completions.len());
         let entry = self.qps.get_mut(index)?;
         split!(self, now, entry => qp, ctx);
-        if self.wants_arrivals {
+        if self.congestion.measures_delay {
             ctx.out.arrived = received.arrived.unwrap_or(now);
         }
         let watch = Watch::arrival(qp, packet);
@@ -225,7 +225,7 @@ impl Nic {
         {
             entry.log.note_packet(now, packet.bth.opcode, packet.bth.psn, verdict);
         }
-        if self.marked {
+        if packet.is_ce() {
             self.answer_mark(now, QpIndex(index), packet, &verdict);
         }
         self.touch(QpIndex(index));

@@ -3,6 +3,7 @@
 //! A response acknowledges all earlier requests, except a READ or an atomic that still lacks its own response. Then the
 //! response has overtaken that one: an implied NAK, after which the requester retransmits from the READ or atomic.
 
+use super::invariants::invariant;
 use super::planted::PlantedBug;
 use super::requester::packets_for;
 use super::scatter::{self, FramePayload};
@@ -225,6 +226,7 @@ impl Qp {
             if wqe.wr.opcode.takes_resource() && !PlantedBug::AckCompletesRead.is() {
                 return Err(self.overtaken(ctx));
             }
+            invariant!(!wqe.wr.opcode.takes_resource(), "an acknowledgement ends a {:?}", wqe.wr.opcode);
             if end.is_before(its_end) {
                 self.advance(ctx, end);
             } else {
@@ -266,7 +268,7 @@ impl Qp {
         if behind {
             r.rewind_to(una);
         }
-        if self.pace.is_some() {
+        if self.pacing.is_on() {
             self.note_arrival(ctx);
         }
     }
@@ -361,6 +363,13 @@ impl Qp {
         let busy = !r.queue.is_empty() && r.queue.at(r.queue.tail()).started && !waits;
         //= IBTA 10.3.1.5: sqd-tells-when-it-is-drained
         if self.state() == QpState::Sqd && !busy && self.take_drain_request() {
+            let r = &self.requester;
+            invariant!(
+                r.queue.is_empty() || r.una == r.sent_end,
+                "drained with {} to {} outstanding",
+                r.una,
+                r.sent_end
+            );
             ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::SqDrained));
         }
     }

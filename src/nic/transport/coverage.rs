@@ -328,7 +328,7 @@ mod record {
 
         pub(crate) fn moved(self, qp: &Qp, by: TimerCause) {
             let Watch(to, deadline) = Watch::timer(qp);
-            let by = if by == TimerCause::Sent && qp.is_paced() { TimerCause::SentPaced } else { by };
+            let by = if by == TimerCause::Sent && qp.pacing.is_on() { TimerCause::SentPaced } else { by };
             let step = TimerTransition { from: self.0, by, to, renewed: self.0 == to && self.1 != deadline };
             note(|record| record.moves[Coverage::move_index(step)] += 1);
         }

@@ -5,7 +5,7 @@
 use super::planted::PlantedBug;
 use super::replies::Reply;
 use super::requester::packets_for;
-use super::responder::{Resource, Responder, reply_for};
+use super::responder::{Resource, Responder, psn_of, reply_for};
 use super::{AtomicOp, Ctx, DmaIn, Qp, Verdict};
 use crate::verbs::Access;
 use roxie_wire::{Operation, Packet, Psn};
@@ -129,15 +129,7 @@ impl Responder {
             return self.replies.push(reply);
         }
         let resources = &self.resources;
-        let is_behind = |other: &Reply| {
-            let theirs = match *other {
-                Reply::Ack { psn, .. } | Reply::Nak { psn, .. } | Reply::RnrNak { psn, .. } => Some(psn),
-                Reply::Read(slot) | Reply::Atomic(slot) => {
-                    resources.get(usize::from(slot)).and_then(Option::as_ref).map(|it| it.first_psn)
-                }
-            };
-            theirs.is_some_and(|theirs| psn.is_before(theirs))
-        };
+        let is_behind = |other: &Reply| psn_of(other, resources).is_some_and(|theirs| psn.is_before(theirs));
         //= IBTA 9.7.5.1 C9-110: duplicates-are-answered-in-psn-order
         self.replies.insert_before(reply, is_behind)
     }

@@ -299,7 +299,7 @@ impl Qp {
     /// other than RTS. `acknowledge_before` handles the rest.
     pub(super) fn complete_plain(&mut self, ctx: &mut Ctx<'_>, end: Psn) {
         let r = &self.requester;
-        let nothing_else = r.failed.is_none() && !r.position().is_before(end) && self.pace.is_none();
+        let nothing_else = r.failed.is_none() && !r.position().is_before(end) && !self.pacing.is_on();
         if !nothing_else || self.state() != QpState::Rts || PlantedBug::is_any() {
             return;
         }

@@ -39,7 +39,7 @@ impl Qp {
         let request_goes_first = self.request_is_due && self.may_send_requests();
         let is_eligible = self.state() == QpState::Rts
             && self.qp_type == QpType::Rc
-            && self.pace.is_none()
+            && !self.pacing.is_on()
             && !self.attributes().end_to_end_credits
             && resource.operation == Operation::ReadRequest
             && !resource.again;
@@ -83,7 +83,7 @@ impl Qp {
         let (r, bth, length) = (&self.requester, packet.bth(), packet.payload().len() as u64);
         let psn = bth.psn;
         let is_eligible = self.state() == QpState::Rts
-            && self.pace.is_none()
+            && !self.pacing.is_on()
             && psn == r.una
             && self.is_from_its_peer(packet, &bth)
             && !packet.is_ce();

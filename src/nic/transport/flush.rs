@@ -2,6 +2,7 @@
 //!
 //! The NIC asks for a few at a time, so that a QP with long queues costs no more in a pass than one that sends.
 
+use super::invariants::invariant;
 use super::message::Message;
 use super::planted::PlantedBug;
 use super::{Ctx, Qp};
@@ -56,6 +57,7 @@ impl Qp {
     /// Flushes up to `most` waiting receives. Receives posted meanwhile ring the doorbell.
     fn flush_receives(&mut self, ctx: &mut Ctx<'_>, most: u32) -> u32 {
         let waiting = if self.flushes_receives() { ctx.receives.available().min(most) } else { 0 };
+        invariant!(waiting == 0 || !self.shares_receives, "receives of a shared queue are flushed");
         for flushed in 0..waiting {
             let Some(receive) = ctx.receives.take(&mut self.responder.sges) else { return flushed };
             self.flush_receive(ctx, receive);

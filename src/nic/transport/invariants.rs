@@ -2,8 +2,16 @@
 
 use super::Qp;
 use super::requester::HALF_CIRCLE;
-use super::responder::Responder;
+use super::responder::{Responder, psn_of};
 use crate::verbs::{QpState, QpType};
+
+/// Asserts what holds at one place of the transport, in debug builds.
+macro_rules! invariant {
+    ($condition:expr, $($message:tt)+) => {
+        debug_assert!($condition, "invariant: {}", format_args!($($message)+))
+    };
+}
+pub(super) use invariant;
 
 impl Qp {
     /// Asserts the QP's invariants (see the page of this folder), in debug builds.
@@ -11,6 +19,7 @@ impl Qp {
     pub fn assert_invariants(&self) {
         if cfg!(debug_assertions) {
             self.assert_requester();
+            self.pacing.assert_invariants();
             self.responder.assert_invariants();
         }
     }
@@ -19,23 +28,29 @@ impl Qp {
         let r = &self.requester;
         let tail = r.queue.tail();
         let (queued, sent) = (r.queue.head().wrapping_sub(tail), r.next.wrapping_sub(tail));
-        assert!(queued <= r.queue.capacity(), "{queued} work requests of {}", r.queue.capacity());
-        assert!(sent <= queued, "the next one to send is {sent} after the oldest of {queued}");
-        assert!(r.messages_done <= 0xff_ffff, "{} messages, modulo 2^24", r.messages_done);
+        invariant!(queued <= r.queue.capacity(), "{queued} work requests of {}", r.queue.capacity());
+        invariant!(sent <= queued, "the next one to send is {sent} after the oldest of {queued}");
+        invariant!(r.messages_done <= 0xff_ffff, "{} messages, modulo 2^24", r.messages_done);
         let sends = matches!(self.state(), QpState::Rts | QpState::Sqd);
         if sends && matches!(self.qp_type, QpType::Rc | QpType::XrcSend) {
             let outstanding = r.sent_end.value().wrapping_sub(r.una.value()) & 0xff_ffff;
-            assert!(outstanding <= HALF_CIRCLE, "PSNs from {} to {} are outstanding", r.una, r.sent_end);
-            assert!(r.reads_outstanding <= queued, "{} READs of {queued}", r.reads_outstanding);
+            invariant!(outstanding <= HALF_CIRCLE, "PSNs from {} to {} are outstanding", r.una, r.sent_end);
+            invariant!(r.reads_outstanding <= queued, "{} READs of {queued}", r.reads_outstanding);
         }
     }
 }
 
 impl Responder {
     fn assert_invariants(&self) {
-        assert!(self.msn <= 0xff_ffff, "MSN {}, modulo 2^24", self.msn);
+        invariant!(self.msn <= 0xff_ffff, "MSN {}, modulo 2^24", self.msn);
         let (next, count) = (self.next_resource, self.resources.len());
-        assert!(next < count.max(1), "the next resource is {next} of {count}");
-        assert!(self.replies.is_bounded(), "{} replies", self.replies.len());
+        invariant!(next < count.max(1), "the next resource is {next} of {count}");
+        invariant!(self.replies.is_bounded(), "{} replies", self.replies.len());
+        let psns = self.replies.iter().filter_map(|reply| psn_of(reply, &self.resources));
+        invariant!(
+            psns.clone().is_sorted_by(|a, b| !b.is_before(*a)),
+            "replies to {:?}",
+            psns.collect::<Vec<_>>()
+        );
     }
 }

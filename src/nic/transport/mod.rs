@@ -40,7 +40,7 @@ mod local;
 pub(crate) mod memory;
 mod memory_fault;
 mod message;
-mod pace;
+mod pacing;
 mod permutation;
 mod placement;
 mod qp;

@@ -2,7 +2,7 @@
 
 use super::address::template_of;
 use super::check::Check;
-use super::pace::Pace;
+use super::pacing::Pacing;
 use super::planted::PlantedBug;
 use super::replies::Reply;
 use super::requester::Requester;
@@ -85,10 +85,8 @@ pub struct Qp {
     pub(super) acknowledgement_is_due: bool,
     /// Local GID of the last datagram sent to a multicast group.
     pub(super) group_source: Option<Gid>,
-    /// Congestion control and pacing, if the QP's rate is controlled.
-    pub(super) pace: Option<Box<Pace>>,
-    /// True while data waits for the pacer.
-    pub(super) held: bool,
+    /// Congestion control and pacing.
+    pub pacing: Pacing,
 }
 
 impl Qp {
@@ -122,8 +120,7 @@ impl Qp {
             request_is_due: false,
             acknowledgement_is_due: false,
             group_source: None,
-            pace: None,
-            held: false,
+            pacing: Pacing::default(),
         }
     }
 
@@ -219,7 +216,7 @@ impl Qp {
         self.established = false;
         self.drain_requested = false;
         self.group_source = None;
-        (self.pace, self.held) = (None, false);
+        self.pacing = Pacing::default();
     }
 
     /// Returns the BTH fields that all packets of this QP share.
@@ -358,7 +355,7 @@ impl Qp {
             return Verdict::WrongState(self.state);
         }
         //= IBTA A17.9.3: cnp-slows-its-qp
-        match self.notified(ctx.now) {
+        match self.pacing.notified(ctx.now) {
             None => {
                 ctx.counters.rp_cnp_ignored += 1;
                 Verdict::CnpIgnored
@@ -396,7 +393,7 @@ impl Qp {
 
     /// True if `next_packet` may have a packet to send. Packets that wait for a response or a timer do not count.
     pub fn wants_transmit(&self, limits: &Limits) -> bool {
-        if self.held {
+        if self.pacing.holds() {
             return self.has_unpaced();
         }
         self.responder.has_replies() || (self.may_send_requests() && !self.must_wait(limits.window))
@@ -408,7 +405,7 @@ impl Qp {
     /// One request may precede an ACK: an application's immediate reply is more urgent, and over sockets both leave in
     /// one segmented send.
     pub fn next_packet(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
-        if self.held {
+        if self.pacing.holds() {
             return self.next_unpaced(ctx);
         }
         match self.qp_type {
@@ -437,7 +434,7 @@ impl Qp {
             Some(Reply::Ack { .. }) => !self.acknowledgement_is_due,
             _ => false,
         };
-        first && self.state == QpState::Rts && self.qp_type == QpType::Rc && self.pace.is_none()
+        first && self.state == QpState::Rts && self.qp_type == QpType::Rc && !self.pacing.is_on()
     }
 
     /// Updates the alternation of requests and replies after a request was sent.
@@ -459,7 +456,7 @@ impl Qp {
             Origin::Unacknowledged => self.unacknowledged_sent(ctx, plan),
             Origin::Notification => {}
         }
-        if self.pace.is_some() {
+        if self.pacing.is_on() {
             self.note_departure(ctx, plan);
         }
     }

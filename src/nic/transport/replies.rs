@@ -69,6 +69,11 @@ impl Replies {
         self.queue.front().copied()
     }
 
+    /// Returns all replies, the oldest first.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Reply> + Clone {
+        self.queue.iter()
+    }
+
     /// Removes the oldest reply.
     pub(super) fn pop(&mut self) {
         self.queue.pop_front();

@@ -175,7 +175,7 @@ impl Qp {
     /// True if something other than an ACK is ready to be sent: a request, a response or a NAK.
     pub fn is_pressing(&self, limits: &Limits) -> bool {
         let acknowledges = matches!(self.responder.replies.front(), None | Some(Reply::Ack { .. }));
-        !acknowledges || (!self.held && self.may_send_requests() && !self.must_wait(limits.window))
+        !acknowledges || (!self.pacing.holds() && self.may_send_requests() && !self.must_wait(limits.window))
     }
 
     /// True if a work request is waiting and neither failed nor blocked by the QP's state or an RNR wait.
@@ -308,7 +308,7 @@ impl Qp {
         let window_closes = r.in_flight() + 1 >= ctx.limits.window;
         let due = r.since_ack_request + 1 >= ctx.limits.ack_request_interval;
         //= IBTA 9.7.3: ack-is-asked-for
-        let asks = last || window_closes || due || (self.pace.is_some() && self.asks_each_time(ctx, mtu));
+        let asks = last || window_closes || due || (self.pacing.is_on() && self.asks_each_time(ctx, mtu));
         let bth = Bth {
             opcode,
             //= IBTA 9.2: solicited-is-in-the-last-packet

@@ -4,6 +4,7 @@
 //! sequence, then the length, then the access rights. Only a request that passes all checks accesses memory.
 
 use super::check::Check;
+use super::invariants::invariant;
 use super::message::Message;
 use super::planted::PlantedBug;
 use super::replies::{Replies, Reply};
@@ -206,6 +207,16 @@ impl Responder {
     }
 }
 
+/// Returns the first PSN that a reply answers. `resources`: those of the responder.
+pub(super) fn psn_of(reply: &Reply, resources: &[Option<Resource>]) -> Option<Psn> {
+    match *reply {
+        Reply::Ack { psn, .. } | Reply::Nak { psn, .. } | Reply::RnrNak { psn, .. } => Some(psn),
+        Reply::Read(slot) | Reply::Atomic(slot) => {
+            resources.get(usize::from(slot)).and_then(Option::as_ref).map(|it| it.first_psn)
+        }
+    }
+}
+
 impl Qp {
     /// Handles a request packet.
     pub(super) fn handle_request(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Verdict {
@@ -265,6 +276,8 @@ impl Qp {
         frame: u16,
     ) -> Result<Executed, RequestRefused> {
         let info = packet.info();
+        let (psn, expected) = (packet.bth.psn, self.responder.expected);
+        invariant!(psn == expected, "PSN {psn} is executed, {expected} is expected");
         //= IBTA 9.7.4.1: checks-have-an-order, refused-request-changes-nothing
         self.check_sequence(packet)?;
         self.check_length(packet)?;

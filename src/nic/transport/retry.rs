@@ -75,7 +75,7 @@ impl Qp {
     }
 
     fn rewind(&mut self, cause: Cause) {
-        self.forget_probe();
+        self.pacing.forget_probe();
         let r = &mut self.requester;
         r.going_back = Some(cause);
         // The first packet sent restarts the timer.

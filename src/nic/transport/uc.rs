@@ -5,6 +5,7 @@
 //! (class D of IBTA 9.9.3; `RESPST_ERR_LENGTH` in `rxe_resp.c` of Linux 6.12).
 
 use super::check::Check;
+use super::invariants::invariant;
 use super::message::Message;
 use super::planted::PlantedBug;
 use super::requester::segment;
@@ -90,6 +91,7 @@ impl Qp {
             //= IBTA 9.8.2.2: uc-gap-drops-the-message
             return self.drop_message(ctx, Verdict::Incomplete { expected });
         }
+        invariant!(starts || psn == expected, "a message goes on with PSN {psn}, {expected} is expected");
         self.responder.expected = psn.next();
         //= IBTA 9.8.2.2: uc-length-is-checked
         if let Err(check) = self.check_length(packet) {
