@@ -10,6 +10,7 @@ use std::fmt;
 use super::Qp;
 use super::memory::Refusal;
 use super::message::Message;
+use super::responder::Responder;
 use crate::verbs::Access;
 use roxie_base::limits::MAX_MESSAGE;
 use roxie_wire::{NakCode, Operation, Packet, Position, Reth};
@@ -139,20 +140,6 @@ impl fmt::Display for Check {
 }
 
 impl Qp {
-    /// Checks the packet's position: FIRST and ONLY start a message, MIDDLE and LAST continue one of the same kind.
-    pub(super) fn check_sequence(&self, packet: &Packet) -> Result<(), Check> {
-        let info = packet.info();
-        let continues = matches!(info.position, Position::Middle | Position::Last);
-        let fits = match self.responder.message {
-            //= IBTA 9.7.4.1: message-begins-with-first-or-only
-            Message::None => !continues,
-            //= IBTA 9.7.4.1: message-is-not-interrupted
-            Message::Send { .. } => continues && info.operation == Operation::Send,
-            Message::Write { .. } => continues && info.operation == Operation::Write,
-        };
-        if fits { Ok(()) } else { Err(self.responder.out_of_order()) }
-    }
-
     pub(super) fn check_length(&self, packet: &Packet) -> Result<(), Check> {
         let mtu = self.attributes().path_mtu.bytes();
         let length = packet.payload.len();
@@ -178,5 +165,21 @@ impl Qp {
         }
         //= IBTA 9.7.4.1.6: reth-is-2-to-the-31-at-most
         if reth.dma_len > MAX_MESSAGE { Err(Check::TooLong) } else { Ok(()) }
+    }
+}
+
+impl Responder {
+    /// Checks the packet's position: FIRST and ONLY start a message, MIDDLE and LAST continue one of the same kind.
+    pub(super) fn check_sequence(&self, packet: &Packet) -> Result<(), Check> {
+        let info = packet.info();
+        let continues = matches!(info.position, Position::Middle | Position::Last);
+        let fits = match self.message {
+            //= IBTA 9.7.4.1: message-begins-with-first-or-only
+            Message::None => !continues,
+            //= IBTA 9.7.4.1: message-is-not-interrupted
+            Message::Send { .. } => continues && info.operation == Operation::Send,
+            Message::Write { .. } => continues && info.operation == Operation::Write,
+        };
+        if fits { Ok(()) } else { Err(self.out_of_order()) }
     }
 }

@@ -5,7 +5,7 @@
 
 use super::invariants::invariant;
 use super::planted::PlantedBug;
-use super::requester::packets_for;
+use super::requester::{Requester, packets_for};
 use super::scatter::{self, FramePayload};
 use super::{Cause, Ctx, Qp, Verdict};
 use crate::verbs::{AsyncEvent, EventKind, QpState, QpType, SendFlags, Wc, WcOpcode, WcStatus, WrOpcode};
@@ -171,7 +171,7 @@ impl Qp {
             return Verdict::Failed(WcStatus::LocProt);
         }
         ctx.counters.rcvd_bytes += u64::from(payload.length);
-        self.note_result(ctx);
+        self.requester.note_result(ctx);
         self.advance(ctx, psn + 1);
         if last {
             self.complete_oldest(ctx);
@@ -204,7 +204,7 @@ impl Qp {
             self.fail_oldest(ctx, WcStatus::LocProt, 0);
             return Verdict::Failed(WcStatus::LocProt);
         }
-        self.note_result(ctx);
+        self.requester.note_result(ctx);
         self.advance(ctx, psn + 1);
         self.complete_oldest(ctx);
         Verdict::Acknowledged
@@ -283,27 +283,10 @@ impl Qp {
         ctx.counters.rdma_sends +=
             u64::from(matches!(wqe.wr.opcode, WrOpcode::Send | WrOpcode::SendImm | WrOpcode::SendInvalidate));
         //= IBTA 10.8.3: sends-complete-in-order
-        self.retire_oldest();
+        self.requester.retire_oldest();
         self.complete_local_work(ctx);
         self.fail_if_oldest(ctx);
         self.report_drained(ctx);
-    }
-
-    pub(super) fn retire_oldest(&mut self) {
-        let r = &mut self.requester;
-        let position = r.queue.tail();
-        let wqe = r.queue.at(position);
-        if wqe.wr.opcode.takes_resource() && position != r.next {
-            r.reads_outstanding = r.reads_outstanding.saturating_sub(1);
-        }
-        let messages = u32::from(!wqe.wr.opcode.is_local());
-        r.queue.retire();
-        r.messages_done = r.messages_done.wrapping_add(messages) & 0xff_ffff;
-        // The response arrived before the retransmission, which is not needed any more.
-        if r.next == position {
-            r.next = r.queue.tail();
-            r.next_packet = 0;
-        }
     }
 
     /// Fails the work request that could not be sent, if it is the oldest.
@@ -382,4 +365,22 @@ fn positive(packet: &Packet) -> bool {
 
 fn before(a: Psn, b: Psn) -> bool {
     if PlantedBug::PsnCompareWithoutWrap.is() { a.value() < b.value() } else { a.is_before(b) }
+}
+
+impl Requester {
+    pub(super) fn retire_oldest(&mut self) {
+        let position = self.queue.tail();
+        let wqe = self.queue.at(position);
+        if wqe.wr.opcode.takes_resource() && position != self.next {
+            self.reads_outstanding = self.reads_outstanding.saturating_sub(1);
+        }
+        let messages = u32::from(!wqe.wr.opcode.is_local());
+        self.queue.retire();
+        self.messages_done = self.messages_done.wrapping_add(messages) & 0xff_ffff;
+        // The response arrived before the retransmission, which is not needed any more.
+        if self.next == position {
+            self.next = self.queue.tail();
+            self.next_packet = 0;
+        }
+    }
 }

@@ -24,7 +24,9 @@ impl Qp {
             //= IBTA 9.7.5.1: duplicate-read-is-read-again
             Operation::ReadRequest => self.read_again(ctx, packet),
             Operation::CompareSwap | Operation::FetchAdd => self.atomic_again(ctx, packet),
-            operation @ (Operation::AtomicWrite | Operation::Flush) => self.empty_again(packet, operation),
+            operation @ (Operation::AtomicWrite | Operation::Flush) => {
+                self.responder.empty_again(packet, operation)
+            }
             _ => false,
         };
         if queued {

@@ -107,22 +107,9 @@ impl Qp {
         receive: Option<RecvWr>,
     ) -> Option<Destination> {
         match due.kind {
-            Kind::Send => self.place_of_send(memory, due, receive),
+            Kind::Send => self.responder.place_of_send(memory, due, receive),
             Kind::Write => self.place_of_write(memory, due, packet),
         }
-    }
-
-    #[inline(always)]
-    fn place_of_send(&self, memory: &MemoryTable, due: &Due, receive: Option<RecvWr>) -> Option<Destination> {
-        let r = &self.responder;
-        let received = match r.message {
-            Message::Send { received } => received,
-            _ => 0,
-        };
-        let list = r.sges.get(..receive.or(r.receive)?.num_sge as usize)?;
-        //= IBTA 9.9.3: receive-memory-is-writable
-        let to = scatter::one(memory, r.receive_pd, list, received, due.length, Access::LOCAL_WRITE)?;
-        Some(Destination { to, message: Message::Send { received: received + due.length } })
     }
 
     #[inline(always)]
@@ -359,5 +346,17 @@ impl Responder {
         }
         self.end_silence();
         self.expect_next(due.bth.ack_req, limits);
+    }
+
+    #[inline(always)]
+    fn place_of_send(&self, memory: &MemoryTable, due: &Due, receive: Option<RecvWr>) -> Option<Destination> {
+        let received = match self.message {
+            Message::Send { received } => received,
+            _ => 0,
+        };
+        let list = self.sges.get(..receive.or(self.receive)?.num_sge as usize)?;
+        //= IBTA 9.9.3: receive-memory-is-writable
+        let to = scatter::one(memory, self.receive_pd, list, received, due.length, Access::LOCAL_WRITE)?;
+        Some(Destination { to, message: Message::Send { received: received + due.length } })
     }
 }

@@ -75,7 +75,7 @@ impl Qp {
     pub(crate) fn answer_left(&mut self) {
         self.request_is_due = true;
         self.acknowledgement_is_due = false;
-        self.reply_sent();
+        self.responder.reply_sent();
     }
 
     /// Returns the response if `packet` is the next one of the oldest request, which is a READ.

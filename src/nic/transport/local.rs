@@ -47,7 +47,7 @@ impl Qp {
             if !wqe.started {
                 // Payload of planned packets must be gathered from the region's current pages first.
                 let pages_in_use = ctx.gathers_pending && wqe.wr.opcode == WrOpcode::FastRegister;
-                if pages_in_use || self.local_work_waits() {
+                if pages_in_use || self.requester.local_work_waits() {
                     return false;
                 }
                 //= IBTA 10.6.7: bind-takes-effect-in-its-turn
@@ -66,44 +66,23 @@ impl Qp {
     /// Completes local work requests that have taken effect and are the oldest.
     #[inline]
     pub(super) fn complete_local_work(&mut self, ctx: &mut Ctx<'_>) {
-        if self.oldest_is_done_local_work() {
+        if self.requester.oldest_is_done_local_work() {
             self.complete_done_local_work(ctx);
         }
     }
 
-    #[inline]
-    fn oldest_is_done_local_work(&self) -> bool {
-        let queue = &self.requester.queue;
-        let is_done = || {
-            let wqe = queue.at(queue.tail());
-            wqe.started && wqe.wr.opcode.is_local()
-        };
-        !queue.is_empty() && is_done()
-    }
-
     fn complete_done_local_work(&mut self, ctx: &mut Ctx<'_>) {
-        while self.oldest_is_done_local_work() {
+        while self.requester.oldest_is_done_local_work() {
             let wr = self.requester.queue.at(self.requester.queue.tail()).wr;
             if self.sig_all || wr.flags.contains(SendFlags::SIGNALED) {
                 self.push_send_completion(ctx, &wr, WcStatus::Success, 0, 0);
             }
-            self.retire_oldest();
+            self.requester.retire_oldest();
             self.fail_if_oldest(ctx);
             self.report_drained(ctx);
             if self.owes_sends() {
                 return;
             }
-        }
-    }
-
-    /// True if the local work request at the position must wait for responses.
-    pub(super) fn local_work_waits(&self) -> bool {
-        let r = &self.requester;
-        let wr = &r.queue.at(r.next).wr;
-        match wr.opcode {
-            //= IBTA 10.6.5.1: local-invalidate-waits
-            WrOpcode::LocalInvalidate => r.next != r.queue.tail(),
-            _ => wr.flags.contains(SendFlags::FENCE) && r.reads_outstanding > 0,
         }
     }
 
@@ -121,5 +100,27 @@ impl Qp {
             _ => (ctx.memory.invalidate(user, wr.rkey.0, false), WcStatus::LocQpOp),
         };
         done.map_err(|_: Refusal| status)
+    }
+}
+
+impl Requester {
+    #[inline]
+    fn oldest_is_done_local_work(&self) -> bool {
+        let queue = &self.queue;
+        let is_done = || {
+            let wqe = queue.at(queue.tail());
+            wqe.started && wqe.wr.opcode.is_local()
+        };
+        !queue.is_empty() && is_done()
+    }
+
+    /// True if the local work request at the position must wait for responses.
+    pub(super) fn local_work_waits(&self) -> bool {
+        let wr = &self.queue.at(self.next).wr;
+        match wr.opcode {
+            //= IBTA 10.6.5.1: local-invalidate-waits
+            WrOpcode::LocalInvalidate => self.next != self.queue.tail(),
+            _ => wr.flags.contains(SendFlags::FENCE) && self.reads_outstanding > 0,
+        }
     }
 }

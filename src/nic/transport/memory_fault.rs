@@ -18,6 +18,7 @@
 
 use super::check::Check;
 use super::replies::Reply;
+use super::requester::Requester;
 use super::responder::{RequestRefused, is_last};
 use super::{Ctx, Qp, Verdict};
 use crate::verbs::{AsyncEvent, EventKind, QpState, QpType, RecvWr, SendFlags, SendWr, WcStatus};
@@ -34,15 +35,6 @@ pub(crate) struct ResultPoint {
 }
 
 impl Qp {
-    /// Records the oldest work request, in case the response's bytes cannot be stored.
-    pub(super) fn note_result(&self, ctx: &mut Ctx<'_>) {
-        if ctx.out.may_fault {
-            let queue = &self.requester.queue;
-            let (position, completions) = (queue.tail(), ctx.out.completions.len());
-            ctx.out.result = Some(ResultPoint { position, wr: queue.at(position).wr, completions });
-        }
-    }
-
     /// Reverts the packet that was handled last, because its memory operation has failed. `completions` is the number
     /// of pending completions before the packet.
     pub(crate) fn memory_fault(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, completions: usize) -> Verdict {
@@ -64,7 +56,7 @@ impl Qp {
         //= IBTA 9.8.2: uc-is-never-answered
         if self.qp_type == QpType::Uc && is_write && completed.is_none() {
             ctx.counters.resp_remote_access_errors += 1;
-            return self.drop_message(ctx, Verdict::Unsuitable(Check::NoPage));
+            return self.responder.drop_message(ctx, Verdict::Unsuitable(Check::NoPage));
         }
         let resources = &r.resources;
         let psn = packet.bth.psn;
@@ -145,5 +137,16 @@ impl Qp {
             ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::QpAccessError));
         }
         self.enter_error(ctx);
+    }
+}
+
+impl Requester {
+    /// Records the oldest work request, in case the response's bytes cannot be stored.
+    pub(super) fn note_result(&self, ctx: &mut Ctx<'_>) {
+        if ctx.out.may_fault {
+            let queue = &self.queue;
+            let (position, completions) = (queue.tail(), ctx.out.completions.len());
+            ctx.out.result = Some(ResultPoint { position, wr: queue.at(position).wr, completions });
+        }
     }
 }

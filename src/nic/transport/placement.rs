@@ -5,7 +5,7 @@
 
 use super::check::Check;
 use super::memory;
-use super::responder::{Executed, RequestRefused, payload_of};
+use super::responder::{Executed, RequestRefused, Responder, payload_of};
 use super::{Ctx, DmaIn, Qp, Span};
 use crate::verbs::{Access, WcStatus};
 use roxie_wire::{Feth, Operation, Packet, Reth};
@@ -101,12 +101,6 @@ impl Qp {
         //= IBTA A19: atomic-write-and-flush-count-among-reads
         self.enqueue_resource(operation, packet.bth.psn, 1, nothing)
     }
-
-    /// Queues the response to a duplicate ATOMIC WRITE or FLUSH. Returns false if its resource is gone.
-    pub(super) fn empty_again(&mut self, packet: &Packet, operation: Operation) -> bool {
-        let Some(slot) = self.responder.find_resource(packet.bth.psn, operation) else { return false };
-        self.responder.answer_again(slot)
-    }
 }
 
 /// Returns the rights that a FLUSH needs, or `None` for an unknown or empty placement type.
@@ -117,4 +111,12 @@ fn flush_access(feth: Feth) -> Option<Access> {
     access.set(Access::FLUSH_PERSISTENT, placement & Feth::PERSISTENCE != 0);
     let known = placement & !(Feth::GLOBAL_VISIBILITY | Feth::PERSISTENCE) == 0;
     (known && !access.is_empty()).then_some(access)
+}
+
+impl Responder {
+    /// Queues the response to a duplicate ATOMIC WRITE or FLUSH. Returns false if its resource is gone.
+    pub(super) fn empty_again(&mut self, packet: &Packet, operation: Operation) -> bool {
+        let Some(slot) = self.find_resource(packet.bth.psn, operation) else { return false };
+        self.answer_again(slot)
+    }
 }

@@ -452,7 +452,7 @@ impl Qp {
         self.acknowledgement_is_due = plan.origin == Origin::Request && self.responder.has_replies();
         match plan.origin {
             Origin::Request => self.request_sent(ctx, plan),
-            Origin::Reply => self.reply_sent(),
+            Origin::Reply => self.responder.reply_sent(),
             Origin::Unacknowledged => self.unacknowledged_sent(ctx, plan),
             Origin::Notification => {}
         }

@@ -36,7 +36,7 @@ impl Qp {
             return Verdict::WrongState(self.state());
         }
         ctx.counters.rcvd_pkts += 1;
-        let Some(receive) = self.receive_for_one(ctx) else { return Verdict::NoReceive };
+        let Some(receive) = self.responder.receive_for_one(ctx) else { return Verdict::NoReceive };
         let Ok(length) = u16::try_from(length) else { return self.not_received(ctx, ListError::TooShort) };
         let payload = FramePayload { frame, offset: 0, length };
         let r = &mut self.responder;

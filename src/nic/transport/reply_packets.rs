@@ -2,6 +2,7 @@
 
 use super::check::Check;
 use super::replies::Reply;
+use super::responder::Responder;
 use super::{Ctx, Gather, Origin, Qp, TxPlan, TxReason};
 use crate::verbs::{Access, AsyncEvent, EventKind, QpState};
 use roxie_wire::{Aeth, Bth, Ext, Opcode, Psn, Reth, Syndrome};
@@ -121,23 +122,24 @@ impl Qp {
             origin: Origin::Reply,
         })
     }
+}
 
+impl Responder {
     /// Advances the state past the reply packet at the front, which is sent.
     pub(super) fn reply_sent(&mut self) {
-        let r = &mut self.responder;
-        let slot = match r.replies.front() {
+        let slot = match self.replies.front() {
             Some(Reply::Read(slot) | Reply::Atomic(slot)) => usize::from(slot),
             _ => {
-                r.replies.pop();
+                self.replies.pop();
                 return;
             }
         };
-        let Some(Some(resource)) = r.resources.get_mut(slot) else { return };
+        let Some(Some(resource)) = self.resources.get_mut(slot) else { return };
         resource.next += 1;
         if resource.next >= resource.packets {
             resource.queued = false;
             resource.next = 0;
-            r.replies.pop();
+            self.replies.pop();
         }
     }
 }

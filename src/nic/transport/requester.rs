@@ -234,7 +234,7 @@ impl Qp {
         let r = &self.requester;
         let wqe = r.queue.at(r.next);
         if wqe.wr.opcode.is_local() {
-            return !wqe.started && self.local_work_waits();
+            return !wqe.started && self.requester.local_work_waits();
         }
         let starts = !wqe.started;
         //= IBTA 10.8.3.3: fence-waits-for-reads
@@ -250,21 +250,7 @@ impl Qp {
         // PSNs are ordered within half of their circle, which a READ of 2^31 bytes fills alone at an MTU of 256 bytes.
         //= IBTA 9.7.1: psns-in-flight-are-told-apart
         let too_far = starts && in_flight > 0 && in_flight + self.packets_of(r.next) > HALF_CIRCLE;
-        fenced || reads_full || window_full || too_far || (starts && self.lacks_credit(wqe))
-    }
-
-    /// End-to-end credits (IBTA 9.7.7.2): True if a message that takes a receive exceeds the limit. The only
-    /// outstanding message may always be sent as a probe.
-    fn lacks_credit(&self, wqe: &Wqe) -> bool {
-        let r = &self.requester;
-        //= IBTA 9.7.7.2: credits-hold-sends-back
-        let Some(limit) = r.credit_limit else { return false };
-        //= IBTA 9.7.7.2: message-without-credit-may-probe
-        if !wqe.wr.opcode.consumes_receive() || r.next == r.queue.tail() {
-            return false;
-        }
-        let number = r.messages_done.wrapping_add(r.next.wrapping_sub(r.queue.tail()) + 1);
-        Psn::new(limit).is_before(Psn::new(number))
+        fenced || reads_full || window_full || too_far || (starts && self.requester.lacks_credit(wqe))
     }
 
     /// Plans the packet at the position. Returns `None` if its payload may not be read.
@@ -456,5 +442,20 @@ pub(super) fn segment(wqe: &Wqe, first: bool, last: bool) -> (Opcode, Ext) {
         (_, true, false) => (Opcode::RC_SEND_FIRST, Ext::None),
         (_, false, false) => (Opcode::RC_SEND_MIDDLE, Ext::None),
         (_, false, true) => (Opcode::RC_SEND_LAST, Ext::None),
+    }
+}
+
+impl Requester {
+    /// End-to-end credits (IBTA 9.7.7.2): True if a message that takes a receive exceeds the limit. The only
+    /// outstanding message may always be sent as a probe.
+    fn lacks_credit(&self, wqe: &Wqe) -> bool {
+        //= IBTA 9.7.7.2: credits-hold-sends-back
+        let Some(limit) = self.credit_limit else { return false };
+        //= IBTA 9.7.7.2: message-without-credit-may-probe
+        if !wqe.wr.opcode.consumes_receive() || self.next == self.queue.tail() {
+            return false;
+        }
+        let number = self.messages_done.wrapping_add(self.next.wrapping_sub(self.queue.tail()) + 1);
+        Psn::new(limit).is_before(Psn::new(number))
     }
 }

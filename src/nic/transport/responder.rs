@@ -279,7 +279,7 @@ impl Qp {
         let (psn, expected) = (packet.bth.psn, self.responder.expected);
         invariant!(psn == expected, "PSN {psn} is executed, {expected} is expected");
         //= IBTA 9.7.4.1: checks-have-an-order, refused-request-changes-nothing
-        self.check_sequence(packet)?;
+        self.responder.check_sequence(packet)?;
         self.check_length(packet)?;
         if self.qp_type == QpType::XrcRecv {
             self.choose_receives(ctx, packet)?;

@@ -9,7 +9,7 @@ use super::invariants::invariant;
 use super::message::Message;
 use super::planted::PlantedBug;
 use super::requester::segment;
-use super::responder::{is_last, payload_of};
+use super::responder::{Responder, is_last, payload_of};
 use super::scatter::{self, FramePayload, ListError};
 use super::send_queue::Wqe;
 use super::{Ctx, DmaIn, Origin, Qp, TxPlan, TxReason, Verdict};
@@ -86,17 +86,18 @@ impl Qp {
             //= IBTA 9.8.2.2: uc-message-may-break-off
             // A message in progress has lost its end. The new message reuses its receive.
             r.message = Message::None;
-        } else if (psn != expected && !PlantedBug::UcIgnoresGaps.is()) || self.check_sequence(packet).is_err()
+        } else if (psn != expected && !PlantedBug::UcIgnoresGaps.is())
+            || self.responder.check_sequence(packet).is_err()
         {
             //= IBTA 9.8.2.2: uc-gap-drops-the-message
-            return self.drop_message(ctx, Verdict::Incomplete { expected });
+            return self.responder.drop_message(ctx, Verdict::Incomplete { expected });
         }
         invariant!(starts || psn == expected, "a message goes on with PSN {psn}, {expected} is expected");
         self.responder.expected = psn.next();
         //= IBTA 9.8.2.2: uc-length-is-checked
         if let Err(check) = self.check_length(packet) {
             ctx.counters.resp_invalid_requests += 1;
-            return self.drop_message(ctx, Verdict::Unsuitable(check));
+            return self.responder.drop_message(ctx, Verdict::Unsuitable(check));
         }
         let executed = match packet.info().operation {
             Operation::Send => self.execute_uc_send(ctx, packet, frame),
@@ -105,37 +106,16 @@ impl Qp {
         match executed {
             Ok(()) => Verdict::Executed,
             //= IBTA 9.8.2: uc-is-never-answered
-            Err(UcFailure::Silent(verdict)) => self.drop_message(ctx, verdict),
+            Err(UcFailure::Silent(verdict)) => self.responder.drop_message(ctx, verdict),
             Err(UcFailure::Protection) => self.fail_receive(ctx, WcStatus::LocProt),
         }
-    }
-
-    /// Drops the message. Its remaining packets find no message in progress, and are dropped as well.
-    pub(super) fn drop_message(&mut self, ctx: &mut Ctx<'_>, verdict: Verdict) -> Verdict {
-        self.responder.message = Message::None;
-        ctx.counters.rx_dropped_unacknowledged += 1;
-        verdict
-    }
-
-    /// Ensures a receive: the one kept from a dropped message, or a new one.
-    fn receive_at_hand(&mut self, ctx: &mut Ctx<'_>) -> Result<(), UcFailure> {
-        let r = &mut self.responder;
-        if r.receive.is_none() {
-            r.receive = ctx.receives.take(&mut r.sges);
-        }
-        if r.receive.is_none() {
-            ctx.counters.out_of_buffer += 1;
-            //= IBTA 9.8.2.2: uc-without-a-receive-is-lost
-            return Err(UcFailure::Silent(Verdict::NoReceive));
-        }
-        Ok(())
     }
 
     fn execute_uc_send(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Result<(), UcFailure> {
         let received = match self.responder.message {
             Message::Send { received } => received,
             _ => {
-                self.receive_at_hand(ctx)?;
+                self.responder.receive_at_hand(ctx)?;
                 0
             }
         };
@@ -197,7 +177,7 @@ impl Qp {
         })?;
         let with_imm = packet.imm().is_some();
         if with_imm {
-            self.receive_at_hand(ctx)?;
+            self.responder.receive_at_hand(ctx)?;
         }
         if let Some(to) = to {
             let FramePayload { frame, offset, length } = payload;
@@ -211,6 +191,28 @@ impl Qp {
                 self.complete_receive(ctx, packet, WcOpcode::RecvWriteImm, total);
             }
             self.responder.message = Message::None;
+        }
+        Ok(())
+    }
+}
+
+impl Responder {
+    /// Drops the message. Its remaining packets find no message in progress, and are dropped as well.
+    pub(super) fn drop_message(&mut self, ctx: &mut Ctx<'_>, verdict: Verdict) -> Verdict {
+        self.message = Message::None;
+        ctx.counters.rx_dropped_unacknowledged += 1;
+        verdict
+    }
+
+    /// Ensures a receive: the one kept from a dropped message, or a new one.
+    fn receive_at_hand(&mut self, ctx: &mut Ctx<'_>) -> Result<(), UcFailure> {
+        if self.receive.is_none() {
+            self.receive = ctx.receives.take(&mut self.sges);
+        }
+        if self.receive.is_none() {
+            ctx.counters.out_of_buffer += 1;
+            //= IBTA 9.8.2.2: uc-without-a-receive-is-lost
+            return Err(UcFailure::Silent(Verdict::NoReceive));
         }
         Ok(())
     }

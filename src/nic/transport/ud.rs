@@ -15,7 +15,7 @@
 
 use super::check::Check;
 use super::planted::PlantedBug;
-use super::responder::payload_of;
+use super::responder::{Responder, payload_of};
 use super::scatter::{self, FramePayload, ListError};
 use super::send_queue::Wqe;
 use super::{Ctx, Origin, Qp, TxPlan, TxReason, Verdict};
@@ -97,9 +97,9 @@ impl Qp {
             ctx.counters.rx_dropped_unacknowledged += 1;
             return Verdict::Unsuitable(Check::PacketLength);
         }
-        let Some(receive) = self.receive_for_one(ctx) else { return Verdict::NoReceive };
+        let Some(receive) = self.responder.receive_for_one(ctx) else { return Verdict::NoReceive };
         let before = ctx.out.dma_in.len();
-        if let Err(error) = self.scatter_datagram(ctx, packet, frame) {
+        if let Err(error) = self.responder.scatter_datagram(ctx, packet, frame) {
             ctx.out.dma_in.truncate(before);
             return self.not_received(ctx, error);
         }
@@ -128,20 +128,21 @@ impl Qp {
         ctx.out.completions.push((self.recv_cq, wc));
         Verdict::Executed
     }
+}
 
+impl Responder {
     /// Scatters the network header, then the payload.
     fn scatter_datagram(&self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Result<(), ListError> {
-        let r = &self.responder;
-        let sges = &r.sges[..r.receive.map_or(0, |w| w.num_sge as usize)];
+        let sges = &self.sges[..self.receive.map_or(0, |w| w.num_sge as usize)];
         let header_len = match packet.net {
             NetHeader::Ipv4(_) => IPV4_LEN,
             NetHeader::Ipv6(_) | NetHeader::Grh(_) => GRH_LEN,
         };
         //= IBTA A17.9.1: ud-receive-begins-with-40-bytes
         let zeros = u64::from(GRH_LEN - header_len);
-        scatter::zero(ctx.memory, r.receive_pd, sges, zeros, ctx.out)?;
+        scatter::zero(ctx.memory, self.receive_pd, sges, zeros, ctx.out)?;
         let header = FramePayload { frame, offset: packet.l3_offset as u16, length: header_len as u16 };
-        scatter::plan(ctx.memory, r.receive_pd, sges, zeros, header, ctx.out)?;
-        scatter::plan(ctx.memory, r.receive_pd, sges, GRH_LEN.into(), payload_of(packet, frame), ctx.out)
+        scatter::plan(ctx.memory, self.receive_pd, sges, zeros, header, ctx.out)?;
+        scatter::plan(ctx.memory, self.receive_pd, sges, GRH_LEN.into(), payload_of(packet, frame), ctx.out)
     }
 }

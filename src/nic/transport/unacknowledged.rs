@@ -9,6 +9,7 @@
 use super::check::Check;
 use super::planted::PlantedBug;
 use super::requester::packets_for;
+use super::responder::Responder;
 use super::scatter::{self, ListError};
 use super::send_queue::Wqe;
 use super::{Ctx, Qp, TxPlan, Verdict};
@@ -157,22 +158,6 @@ impl Qp {
         }
     }
 
-    /// Returns a receive for a single-packet message: the receive kept from an oversized message, or a new one. Returns
-    /// `None` and counts a drop if there is none.
-    pub(super) fn receive_for_one(&mut self, ctx: &mut Ctx<'_>) -> Option<RecvWr> {
-        let r = &mut self.responder;
-        if r.receive.is_none() {
-            r.receive = ctx.receives.take(&mut r.sges);
-        }
-        if r.receive.is_none() {
-            //= IBTA 9.8.3: ud-without-a-receive-is-lost
-            //= IBTA 9.8.4: raw-without-a-receive-is-lost
-            ctx.counters.out_of_buffer += 1;
-            ctx.counters.rx_dropped_unacknowledged += 1;
-        }
-        r.receive
-    }
-
     /// Fails the current receive, because its memory is not writable, and moves the QP to the error state.
     pub(super) fn fail_receive(&mut self, ctx: &mut Ctx<'_>, status: WcStatus) -> Verdict {
         if let Some(receive) = self.responder.receive.take() {
@@ -185,5 +170,22 @@ impl Qp {
         //= IBTA 9.9.3: receive-memory-is-writable
         self.enter_error(ctx);
         Verdict::ReceiveFailed(status)
+    }
+}
+
+impl Responder {
+    /// Returns a receive for a single-packet message: the receive kept from an oversized message, or a new one. Returns
+    /// `None` and counts a drop if there is none.
+    pub(super) fn receive_for_one(&mut self, ctx: &mut Ctx<'_>) -> Option<RecvWr> {
+        if self.receive.is_none() {
+            self.receive = ctx.receives.take(&mut self.sges);
+        }
+        if self.receive.is_none() {
+            //= IBTA 9.8.3: ud-without-a-receive-is-lost
+            //= IBTA 9.8.4: raw-without-a-receive-is-lost
+            ctx.counters.out_of_buffer += 1;
+            ctx.counters.rx_dropped_unacknowledged += 1;
+        }
+        self.receive
     }
 }
