@@ -124,10 +124,11 @@ impl QueuePairs {
     /// Posts a receive on a queue pair, or on the queue that all share.
     pub(crate) fn post_receive(&self, at: usize, wr_id: u64) -> Result<(), Failure> {
         let sge = [self.incoming.sge(0, self.incoming.len() as u32)];
-        Ok(match &self.srq {
+        match &self.srq {
             Some(srq) => srq.post_recv(wr_id, &sge)?,
             None => self.qps[at].post_recv(wr_id, &sge)?,
-        })
+        }
+        Ok(())
     }
 
     /// Posts a request with the first `size` bytes of the outgoing memory. A datagram goes to the connected peer.
