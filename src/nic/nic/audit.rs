@@ -50,7 +50,7 @@ impl Nic {
         }
         let some =
             |users: &mut dyn Iterator<Item = (u32, u32)>| users.filter(|(_, users)| *users > 0).collect();
-        let kept: Counts = some(&mut self.pds.iter().map(|(pd, users)| (pd, *users)));
+        let kept: Counts = some(&mut self.pds.users());
         differ("users of protection domains", &kept, &pds)
             .or_else(|| {
                 let kept: Counts = some(&mut self.cqs.users());

@@ -19,15 +19,8 @@ impl Nic {
         self.spare = if let Command::CreatePrepared(_, queue) = &mut command { queue.take() } else { None };
         self.check_names(&command)?;
         match command {
-            Command::AllocPd => {
-                let limit = self.config.limits.mrs;
-                let pd = self
-                    .pds
-                    .insert(0)
-                    .ok_or(ControlError::Full { object: ObjectKind::ProtectionDomain, limit })?;
-                Ok(Answer::Pd(PdId(pd)))
-            }
-            Command::DeallocPd(pd) => self.dealloc_pd(pd),
+            Command::AllocPd => self.pds.open().map(Answer::Pd),
+            Command::DeallocPd(pd) => self.pds.close(pd).map(|()| Answer::Done),
             Command::DeregisterMemory(mr) => self.deregister(mr),
             Command::ReleaseMemory(mr) => {
                 self.memory.unbind_windows(mr);
@@ -87,7 +80,7 @@ impl Nic {
             Command::CreateAh(pd, av) => self.create_ah(pd, &av),
             Command::DestroyAh(ah) => {
                 let pd = self.handles.destroy(ah).ok_or(ControlError::NotFound(ObjectKind::AddressHandle))?;
-                self.use_pd(pd, -1)?;
+                self.pds.use_pd(pd, -1)?;
                 Ok(Answer::Done)
             }
             Command::AttachMulticast(qp, gid) => self.attach_multicast(qp, gid),
@@ -142,36 +135,17 @@ impl Nic {
         }
     }
 
-    pub(super) fn use_pd(&mut self, pd: PdId, change: i32) -> Result<(), ControlError> {
-        let users = self.pds.get_mut(pd.0).ok_or(ControlError::NotFound(ObjectKind::ProtectionDomain))?;
-        *users = users.saturating_add_signed(change);
-        Ok(())
-    }
-
-    fn dealloc_pd(&mut self, pd: PdId) -> Result<Answer, ControlError> {
-        match self.pds.get(pd.0) {
-            None => Err(ControlError::NotFound(ObjectKind::ProtectionDomain)),
-            Some(&users) if users > 0 => {
-                Err(ControlError::Busy { object: ObjectKind::ProtectionDomain, users })
-            }
-            Some(_) => {
-                self.pds.remove(pd.0);
-                Ok(Answer::Done)
-            }
-        }
-    }
-
     fn create_ah(&mut self, pd: PdId, av: &AddressVector) -> Result<Answer, ControlError> {
         if av.sl > 7 {
             return Err(ControlError::TooLarge { what: "sl", value: av.sl.into(), limit: 7 });
         }
-        self.use_pd(pd, 1)?;
+        self.pds.use_pd(pd, 1)?;
         let classes = &self.congestion.config.classes;
         self.scheduler.reserve(classes.priority(av), self.qps.places());
         match self.handles.create(pd, av, self.congestion.tag(av)) {
             Some(ah) => Ok(Answer::Ah(ah)),
             None => {
-                self.use_pd(pd, -1)?;
+                self.pds.use_pd(pd, -1)?;
                 Err(ControlError::Full { object: ObjectKind::AddressHandle, limit: self.handles.bound() })
             }
         }

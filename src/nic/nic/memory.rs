@@ -25,9 +25,9 @@ impl Nic {
             });
         }
         let spec = region_spec(pd, access, start, &memory)?;
-        self.use_pd(pd, 1)?;
+        self.pds.use_pd(pd, 1)?;
         let Some((mr, key)) = self.memory.register(&spec) else {
-            self.use_pd(pd, -1)?;
+            self.pds.use_pd(pd, -1)?;
             return Err(self.full(ObjectKind::MemoryRegion));
         };
         self.dma.add(mr, Registered { memory, pd, paged: false });
@@ -48,15 +48,15 @@ impl Nic {
         let (start, memory) = translation.unwrap_or_else(|| (now.start, region.memory.clone()));
         let pd = pd.unwrap_or(now.pd);
         let spec = region_spec(pd, access.unwrap_or(now.access), start, &memory)?;
-        self.use_pd(pd, 1)?;
+        self.pds.use_pd(pd, 1)?;
         let key = match self.memory.reregister(mr, &spec, moved) {
             Ok(key) => key,
             Err(refusal) => {
-                self.use_pd(pd, -1)?;
+                self.pds.use_pd(pd, -1)?;
                 return Err(control_error(refusal, ObjectKind::MemoryRegion));
             }
         };
-        self.use_pd(now.pd, -1)?;
+        self.pds.use_pd(now.pd, -1)?;
         self.dma.add(mr, Registered { memory, pd, paged: false });
         Ok(Answer::Memory(mr, key))
     }
@@ -64,7 +64,7 @@ impl Nic {
     pub(super) fn deregister(&mut self, mr: MrIndex) -> Result<Answer, ControlError> {
         self.memory.deregister(mr).map_err(|refusal| control_error(refusal, ObjectKind::MemoryRegion))?;
         if let Some(region) = self.dma.remove(mr) {
-            self.use_pd(region.pd, -1)?;
+            self.pds.use_pd(region.pd, -1)?;
         }
         Ok(Answer::Done)
     }
@@ -79,10 +79,10 @@ impl Nic {
         if value > limit {
             return Err(ControlError::TooLarge { what: "pages of a fast-registered region", value, limit });
         }
-        self.use_pd(pd, 1)?;
+        self.pds.use_pd(pd, 1)?;
         let length = memory.len() as u64;
         let Some((mr, key)) = self.memory.alloc_fast(pd, pages, length, misalignment(&memory)) else {
-            self.use_pd(pd, -1)?;
+            self.pds.use_pd(pd, -1)?;
             return Err(self.full(ObjectKind::MemoryRegion));
         };
         if memory.may_be_missing() {
@@ -93,9 +93,9 @@ impl Nic {
     }
 
     pub(super) fn alloc_window(&mut self, pd: PdId, kind: MwType) -> Result<Answer, ControlError> {
-        self.use_pd(pd, 1)?;
+        self.pds.use_pd(pd, 1)?;
         let Some((window, key)) = self.memory.alloc_window(pd, kind) else {
-            self.use_pd(pd, -1)?;
+            self.pds.use_pd(pd, -1)?;
             return Err(self.full(ObjectKind::MemoryWindow));
         };
         Ok(Answer::Window(window, key))
@@ -108,7 +108,7 @@ impl Nic {
 
     pub(super) fn free_window(&mut self, window: MwIndex) -> Result<Answer, ControlError> {
         let pd = self.memory.free_window(window).ok_or(ControlError::NotFound(ObjectKind::MemoryWindow))?;
-        self.use_pd(pd, -1)?;
+        self.pds.use_pd(pd, -1)?;
         Ok(Answer::Done)
     }
 

@@ -37,6 +37,7 @@ mod multicast;
 mod names;
 mod object;
 mod path;
+mod pd;
 mod qp_life;
 mod receive;
 mod remote_copies;
@@ -76,12 +77,13 @@ use cq::CompletionQueues;
 use dma::Dma;
 use flow::Flows;
 use multicast::Groups;
+use pd::ProtectionDomains;
 use roxie_base::limits::{BURST, Limits, MAX_SGE};
 use roxie_base::random::splitmix;
 use roxie_base::time::Nanos;
 use scheduler::{Schedule, Scheduler};
 use srq::{Receives, Srqs};
-use table::{NumberedTable, Table};
+use table::NumberedTable;
 
 /// Settings of a NIC that the standard leaves open.
 #[derive(Clone, Copy, Debug)]
@@ -161,7 +163,7 @@ pub struct Nic {
     config: NicConfig,
     qps: NumberedTable<Box<QpEntry>>,
     cqs: CompletionQueues,
-    pds: Table<u32>,
+    pds: ProtectionDomains,
     memory: MemoryTable,
     handles: AddressHandles,
     /// The general service QPs (QP1), one per client.
@@ -224,7 +226,7 @@ impl Nic {
             config,
             qps: NumberedTable::new(qps, qpn_seed),
             cqs: CompletionQueues::new(limits.cqs),
-            pds: Table::new(limits.mrs),
+            pds: ProtectionDomains::new(limits.mrs),
             memory: MemoryTable::new(limits.mrs, key_seed),
             handles: AddressHandles::new(limits.ahs, config.largest_mtu),
             gsis: gsi::Gsis::default(),

@@ -13,7 +13,7 @@ impl Nic {
     pub(super) fn check_names(&self, command: &Command) -> Result<(), ControlError> {
         command.each_object(|object| {
             let is_there = match object {
-                Object::Pd(pd) => self.pds.holds(pd.0),
+                Object::Pd(pd) => self.pds.holds(pd),
                 Object::Mr(mr) => self.memory.has_region(mr),
                 Object::Window(window) => self.memory.has_window(window),
                 Object::Cq(cq) => self.cqs.holds(cq),

@@ -173,7 +173,7 @@ impl Nic {
     /// exist.
     fn count_uses(&mut self, uses: &Uses, change: i32) -> Result<(), ControlError> {
         if let Some(pd) = uses.pd {
-            self.use_pd(pd, change)?;
+            self.pds.use_pd(pd, change)?;
         }
         if let Some(xrcd) = uses.xrcd {
             self.srqs.use_xrcd(xrcd, change)?;

@@ -272,7 +272,7 @@ impl Nic {
             self.cqs.check(cq)?;
             self.srqs.xrcds.get(xrcd.0).ok_or(ControlError::NotFound(ObjectKind::XrcDomain))?;
         }
-        self.use_pd(pd, 1)?;
+        self.pds.use_pd(pd, 1)?;
         let kind = init.kind;
         let made = self.srqs.table.insert_with(None, |_, number| Srq {
             number: Srqn(number),
@@ -284,7 +284,7 @@ impl Nic {
             moving: None,
         });
         let Some(index) = made.map(SrqIndex) else {
-            self.use_pd(pd, -1)?;
+            self.pds.use_pd(pd, -1)?;
             return Err(ControlError::Full {
                 object: ObjectKind::SharedReceiveQueue,
                 limit: self.config.limits.srqs,
@@ -371,7 +371,7 @@ impl Nic {
         let srq =
             self.srqs.table.remove(index.0).ok_or(ControlError::NotFound(ObjectKind::SharedReceiveQueue))?;
         self.srqs.reports.retain(|(reported, _)| *reported != index);
-        self.use_pd(srq.pd, -1)?;
+        self.pds.use_pd(srq.pd, -1)?;
         if let SrqKind::Xrc { xrcd, cq } = srq.kind {
             self.srqs.use_xrcd(xrcd, -1)?;
             self.cqs.use_cq(cq, -1)?;
