@@ -199,7 +199,7 @@ impl Engine {
         };
         let came = worker.take_in(now);
         self.shared.note(now, &came);
-        if self.may_owe(&worker, now, &came) {
+        if self.put_off_replies(&worker, now, &came) {
             return Progress { more: came.received > 0, ..came };
         }
         let progress = came.and(&self.shared.send_out(&mut worker, now));
@@ -220,9 +220,9 @@ impl Engine {
         progress
     }
 
-    /// True if the pass may end after its receiving half: no work is posted, only acknowledgements are pending, and the caller is
-    /// trusted to poll again soon. Requests unblocked by an ACK, and READ responses, are sent at once.
-    fn may_owe(&self, worker: &Worker, now: Nanos, came: &Progress) -> bool {
+    /// Puts off the sending half of the pass if no work is posted, only acknowledgements are pending, and the caller is trusted to poll
+    /// again soon. Requests unblocked by an ACK, and READ responses, are sent at once. Returns true if the pass may end.
+    fn put_off_replies(&self, worker: &Worker, now: Nanos, came: &Progress) -> bool {
         let owed_at = self.shared.owed_at();
         let is_trusted = self.thread.is_none() || self.shared.handoff.is_in_backoff();
         if !is_trusted || worker.doorbells().any() || worker.nic().has_pressing() {

@@ -159,7 +159,7 @@ impl Engine {
                 let came = Completed::since(published, worker.nic().published());
                 if !progress.is_idle() {
                     self.shared.note(now, &progress);
-                    if !self.may_owe(&worker, now, &progress) {
+                    if !self.put_off_replies(&worker, now, &progress) {
                         let left = self.shared.send_out(&mut worker, now);
                         self.shared.wake_if_needed(&worker, progress.more || left.more);
                     }
