@@ -67,6 +67,18 @@ pub enum Position {
     Only,
 }
 
+impl Position {
+    /// True for the first packet of a message.
+    pub const fn begins(self) -> bool {
+        matches!(self, Position::First | Position::Only)
+    }
+
+    /// True for the last packet of a message.
+    pub const fn ends(self) -> bool {
+        matches!(self, Position::Last | Position::Only)
+    }
+}
+
 /// A set of headers that follow the BTH. The order of the bits is their order on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
 pub struct Headers(u16);

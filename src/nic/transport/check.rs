@@ -9,8 +9,8 @@ use std::fmt;
 
 use super::Qp;
 use super::memory::Refusal;
-use super::message::Message;
 use super::responder::Responder;
+use super::rules::length_fits;
 use crate::verbs::Access;
 use roxie_base::limits::MAX_MESSAGE;
 use roxie_wire::{NakCode, Operation, Packet, Position, Reth};
@@ -144,12 +144,9 @@ impl Qp {
         let mtu = self.attributes().path_mtu.bytes();
         let length = packet.payload.len();
         let fits = match (packet.info().operation, packet.info().position) {
-            //= IBTA 9.7.4.1.6: first-and-middle-are-full
-            (Operation::Send | Operation::Write, Position::First | Position::Middle) => length == mtu,
             //= IBTA 9.7.4.1.6: last-is-not-empty
-            (Operation::Send | Operation::Write, Position::Last) => (1..=mtu).contains(&length),
-            //= IBTA 9.7.4.1.6: only-fits-the-path-mtu
-            (Operation::Send | Operation::Write, Position::Only) => length <= mtu,
+            (Operation::Send | Operation::Write, Position::Last) if length == 0 => false,
+            (Operation::Send | Operation::Write, position) => length_fits(length, mtu, position.ends()),
             (Operation::AtomicWrite, _) => length == 8,
             //= IBTA 9.7.4.1.6: read-and-atomic-requests-are-empty
             _ => length == 0,
@@ -172,14 +169,10 @@ impl Responder {
     /// Checks the packet's position: FIRST and ONLY start a message, MIDDLE and LAST continue one of the same kind.
     pub(super) fn check_sequence(&self, packet: &Packet) -> Result<(), Check> {
         let info = packet.info();
-        let continues = matches!(info.position, Position::Middle | Position::Last);
-        let fits = match self.message {
-            //= IBTA 9.7.4.1: message-begins-with-first-or-only
-            Message::None => !continues,
-            //= IBTA 9.7.4.1: message-is-not-interrupted
-            Message::Send { .. } => continues && info.operation == Operation::Send,
-            Message::Write { .. } => continues && info.operation == Operation::Write,
-        };
-        if fits { Ok(()) } else { Err(self.out_of_order()) }
+        if self.message.admits(info.operation, info.position.begins()) {
+            Ok(())
+        } else {
+            Err(self.out_of_order())
+        }
     }
 }

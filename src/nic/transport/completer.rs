@@ -5,7 +5,8 @@
 
 use super::invariants::invariant;
 use super::planted::PlantedBug;
-use super::requester::{Requester, packets_for};
+use super::requester::Requester;
+use super::rules::{packets_for, response_fits};
 use super::scatter::{self, FramePayload};
 use super::{Cause, Ctx, Qp, Verdict};
 use crate::verbs::{AsyncEvent, EventKind, QpState, QpType, SendFlags, Wc, WcOpcode, WcStatus, WrOpcode};
@@ -142,16 +143,7 @@ impl Qp {
         let mtu = self.attributes().path_mtu.bytes() as u64;
         let left = wqe.length.saturating_sub(u64::from(k) * mtu);
         let last = k + 1 == packets_for(wqe.length, mtu as usize);
-        // The response to a READ that was requested again from the middle may continue with MIDDLE and LAST (rxe,
-        // `rxe_resp.c`) or begin with FIRST or ONLY (the specification). We accept either; the PSN gives the offset.
-        let (begins, continues) = (k == wqe.asked_from, k > 0);
-        //= IBTA 9.9.2: response-fits-its-request
-        let fits = match packet.info().position {
-            Position::First => begins && !last,
-            Position::Middle => continues && !last,
-            Position::Last => continues && last,
-            Position::Only => begins && last,
-        };
+        let fits = response_fits(packet.info().position, k, wqe.asked_from, last);
         if matches!(wqe.wr.opcode, WrOpcode::AtomicWrite | WrOpcode::Flush) {
             return self.handle_empty_response(ctx, packet);
         }

@@ -4,8 +4,8 @@
 
 use super::planted::PlantedBug;
 use super::replies::Reply;
-use super::requester::packets_for;
 use super::responder::{Resource, Responder, psn_of, reply_for};
+use super::rules::packets_for;
 use super::{AtomicOp, Ctx, DmaIn, Qp, Verdict};
 use crate::verbs::Access;
 use roxie_wire::{Operation, Packet, Psn};

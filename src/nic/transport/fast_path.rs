@@ -5,13 +5,14 @@
 //! `None` means: take the slow path. Nothing has changed in this case.
 
 use super::message::Message;
-use super::requester::{Requester, packets_for};
+use super::requester::Requester;
 use super::responder::Responder;
+use super::rules::{Segment, length_fits, write_fits};
 use super::{Ctx, MemoryTable, PlantedBug, Qp, Span, scatter};
 use crate::verbs::{Access, CqIndex, QpState, RecvWr, SendFlags, Sge, Wc, WcFlags, WcOpcode, WrOpcode};
-use roxie_base::limits::{Limits, MAX_MESSAGE};
+use roxie_base::limits::Limits;
 use roxie_base::time::Nanos;
-use roxie_wire::{Bth, FastPacket, Opcode, Psn, Reth};
+use roxie_wire::{Bth, FastPacket, Opcode, Operation, Psn, Reth};
 
 /// A received request, in order.
 pub(crate) struct Due {
@@ -20,16 +21,7 @@ pub(crate) struct Due {
     length: u64,
     begins: bool,
     ends: bool,
-    kind: Kind,
-}
-
-/// Kind of request.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// A SEND, which fills a receive.
-    Send,
-    /// A WRITE, to the address in its RETH.
-    Write,
+    is_write: bool,
 }
 
 /// Destination of a request's payload.
@@ -49,13 +41,13 @@ impl Due {
     /// True for a packet of a WRITE.
     #[inline(always)]
     pub(crate) fn is_write(&self) -> bool {
-        self.kind == Kind::Write
+        self.is_write
     }
 
     /// True if the request takes a new receive.
     #[inline(always)]
     pub(crate) fn takes_receive(&self) -> bool {
-        self.kind == Kind::Send && self.begins
+        !self.is_write && self.begins
     }
 }
 
@@ -65,30 +57,24 @@ impl Qp {
     #[inline(always)]
     pub(crate) fn due(&self, packet: &FastPacket<'_>) -> Option<Due> {
         let (bth, length) = (packet.bth(), packet.payload().len());
-        let (kind, begins, ends) = match bth.opcode {
-            Opcode::RC_SEND_ONLY => (Kind::Send, true, true),
-            Opcode::RC_SEND_FIRST => (Kind::Send, true, false),
-            Opcode::RC_SEND_MIDDLE => (Kind::Send, false, false),
-            Opcode::RC_SEND_LAST => (Kind::Send, false, true),
-            Opcode::RC_WRITE_ONLY => (Kind::Write, true, true),
-            Opcode::RC_WRITE_FIRST => (Kind::Write, true, false),
-            Opcode::RC_WRITE_MIDDLE => (Kind::Write, false, false),
-            Opcode::RC_WRITE_LAST => (Kind::Write, false, true),
+        let (is_write, begins, ends) = match bth.opcode {
+            Opcode::RC_SEND_ONLY => (false, true, true),
+            Opcode::RC_SEND_FIRST => (false, true, false),
+            Opcode::RC_SEND_MIDDLE => (false, false, false),
+            Opcode::RC_SEND_LAST => (false, false, true),
+            Opcode::RC_WRITE_ONLY => (true, true, true),
+            Opcode::RC_WRITE_FIRST => (true, true, false),
+            Opcode::RC_WRITE_MIDDLE => (true, false, false),
+            Opcode::RC_WRITE_LAST => (true, false, true),
             _ => return None,
         };
         if PlantedBug::is_any() || length == 0 || packet.is_ce() || !self.is_due(packet, &bth) {
             return None;
         }
-        //= IBTA 9.7.4.1: message-begins-with-first-or-only, message-is-not-interrupted
-        let continues = match self.responder.message {
-            Message::None => begins,
-            Message::Send { .. } => !begins && kind == Kind::Send,
-            Message::Write { .. } => !begins && kind == Kind::Write,
-        };
-        let mtu = self.attributes().path_mtu.bytes();
-        //= IBTA 9.7.4.1.6: first-and-middle-are-full, last-is-not-empty, only-fits-the-path-mtu
-        let fits = if ends { length <= mtu } else { length == mtu };
-        (continues && fits).then_some(Due { bth, length: length as u64, begins, ends, kind })
+        let operation = if is_write { Operation::Write } else { Operation::Send };
+        let fits = self.responder.message.admits(operation, begins)
+            && length_fits(length, self.attributes().path_mtu.bytes(), ends);
+        fits.then_some(Due { bth, length: length as u64, begins, ends, is_write })
     }
 
     /// Returns the buffer for the scatter list of the next receive.
@@ -106,9 +92,10 @@ impl Qp {
         packet: &FastPacket<'_>,
         receive: Option<RecvWr>,
     ) -> Option<Destination> {
-        match due.kind {
-            Kind::Send => self.responder.place_of_send(memory, due, receive),
-            Kind::Write => self.place_of_write(memory, due, packet),
+        if due.is_write {
+            self.place_of_write(memory, due, packet)
+        } else {
+            self.responder.place_of_send(memory, due, receive)
         }
     }
 
@@ -125,9 +112,7 @@ impl Qp {
         };
         let total = u64::from(reth.dma_len);
         let after = received + due.length;
-        //= IBTA 9.7.4.1.6: write-is-as-long-as-it-said
-        let fits = if due.ends { after == total } else { after < total };
-        if !fits || reth.dma_len > MAX_MESSAGE || !self.attributes().access.contains(Access::REMOTE_WRITE) {
+        if !write_fits(after, total, due.ends) || self.check_allowed(Access::REMOTE_WRITE, &reth).is_err() {
             return None;
         }
         //= IBTA 9.7.4.1.5: write-is-checked-as-a-whole, key-is-checked-with-each-packet
@@ -204,32 +189,17 @@ impl Qp {
             return None;
         }
         let mtu = self.attributes().path_mtu.bytes() as u64;
-        let first = r.next_packet == 0;
-        let offset = u64::from(r.next_packet) * mtu;
-        let left = wqe.length - offset;
-        let (last, length) = (left <= mtu, left.min(mtu));
+        let segment = Segment::of(wqe.length, r.next_packet, mtu);
+        let Segment { offset, length, first, last } = segment;
         let is_write = wqe.wr.opcode == WrOpcode::Write;
-        //= IBTA 9.7.3: message-is-cut-at-the-path-mtu
-        let opcode = match (is_write, first, last) {
-            (false, true, true) => Opcode::RC_SEND_ONLY,
-            (false, true, false) => Opcode::RC_SEND_FIRST,
-            (false, false, false) => Opcode::RC_SEND_MIDDLE,
-            (false, false, true) => Opcode::RC_SEND_LAST,
-            (true, true, true) => Opcode::RC_WRITE_ONLY,
-            (true, true, false) => Opcode::RC_WRITE_FIRST,
-            (true, false, false) => Opcode::RC_WRITE_MIDDLE,
-            (true, false, true) => Opcode::RC_WRITE_LAST,
-        };
         let payload = if wqe.wr.flags.contains(SendFlags::INLINE) || length == 0 {
             Payload::Inline(r.next, offset as u32)
         } else {
             //= IBTA 10.6.3.1: local-reading-needs-no-right
             let list = r.queue.sges(r.next);
-            Payload::Memory(scatter::one(memory, self.pd, list, offset, length, Access::empty())?)
+            Payload::Memory(scatter::one(memory, self.pd, list, offset, length.into(), Access::empty())?)
         };
-        let window_closes = in_flight + 1 >= limits.window;
-        //= IBTA 9.7.3: ack-is-asked-for
-        let ack_req = last || window_closes || r.since_ack_request + 1 >= limits.ack_request_interval;
+        let ack_req = r.asks(last, in_flight, limits);
         //= IBTA 9.2: solicited-is-in-the-last-packet
         let solicited = last && wqe.wr.flags.contains(SendFlags::SOLICITED);
         //= IBTA 9.4.3: write-names-its-whole-length-first
@@ -240,37 +210,15 @@ impl Qp {
         });
         //= IBTA 9.2: pad-makes-whole-words
         let pad = (length as u8).wrapping_neg() & 3;
-        let bth = Bth { opcode, solicited, pad, ack_req, psn, ..self.bth() };
-        Some(PlannedSend { bth, reth, length: length as u16, payload })
+        let bth = Bth { opcode: segment.opcode(is_write), solicited, pad, ack_req, psn, ..self.bth() };
+        Some(PlannedSend { bth, reth, length, payload })
     }
 
     /// Advances the state past `leaving`, which got a slot in the port and is sent.
     #[inline(always)]
     pub(crate) fn left(&mut self, now: Nanos, leaving: &PlannedSend) {
-        self.request_left();
-        let (timeout, mtu) = (self.attributes().ack_timeout(), self.attributes().path_mtu);
-        let r = &mut self.requester;
-        let wqe = r.queue.at_mut(r.next);
-        if !wqe.started {
-            wqe.started = true;
-            //= IBTA 9.7.3: psn-counts-packets
-            wqe.first_psn = r.psn;
-            wqe.packets = packets_for(wqe.length, mtu.bytes());
-            r.psn = wqe.end_psn();
-        }
-        wqe.asked_from = r.next_packet;
-        r.next_packet += 1;
-        if r.next_packet == wqe.packets {
-            r.next = r.next.wrapping_add(1);
-            r.next_packet = 0;
-        }
-        r.sent_end = leaving.bth.psn.next();
-        r.since_ack_request = if leaving.bth.ack_req { 0 } else { r.since_ack_request + 1 };
-        if r.retransmit_at == Nanos::MAX
-            && let Some(timeout) = timeout
-        {
-            r.retransmit_at = now + timeout;
-        }
+        self.turns.request_left(self.responder.has_replies());
+        self.packet_left(now, &leaving.bth);
     }
 
     /// Returns `length` bytes of the inline data of a work request.

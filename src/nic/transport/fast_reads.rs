@@ -3,9 +3,10 @@
 
 use super::replies::Reply;
 use super::reply_packets::NO_CREDITS;
+use super::rules::{read_response_opcode, response_fits};
 use super::{Ctx, KeyUser, MemoryTable, PlantedBug, Qp, Span, scatter};
 use crate::verbs::{Access, QpState, QpType, WrOpcode};
-use roxie_wire::{Aeth, Bth, FastPacket, Opcode, Operation, Psn, Syndrome};
+use roxie_wire::{Aeth, Bth, FastPacket, Opcode, Operation, Position, Psn, Syndrome};
 
 /// A planned READ response packet, a first transmission.
 pub(crate) struct Answer {
@@ -36,7 +37,8 @@ impl Qp {
     pub(crate) fn next_answer(&self, memory: &MemoryTable) -> Option<Answer> {
         let Some(Reply::Read(slot)) = self.responder.replies.front() else { return None };
         let resource = self.responder.resources.get(usize::from(slot))?.as_ref()?;
-        let request_goes_first = self.request_is_due && self.may_send_requests();
+        let reply = self.responder.replies.front();
+        let request_goes_first = self.turns.request_precedes(reply) && self.may_send_requests();
         let is_eligible = self.state() == QpState::Rts
             && self.qp_type == QpType::Rc
             && !self.pacing.is_on()
@@ -54,13 +56,7 @@ impl Qp {
         let va = reth.va.wrapping_add(offset);
         //= IBTA 9.7.4.1.5: key-is-checked-with-each-packet
         let from = memory.check_remote(user, reth.rkey, va, length, Access::REMOTE_READ).ok()?;
-        //= IBTA 9.7.5.1: read-response-is-cut-at-the-path-mtu
-        let opcode = match (k == 0, k + 1 == resource.packets) {
-            (true, true) => Opcode::RC_READ_RESPONSE_ONLY,
-            (true, false) => Opcode::RC_READ_RESPONSE_FIRST,
-            (false, false) => Opcode::RC_READ_RESPONSE_MIDDLE,
-            (false, true) => Opcode::RC_READ_RESPONSE_LAST,
-        };
+        let opcode = read_response_opcode(k, resource.packets);
         let has_aeth = opcode != Opcode::RC_READ_RESPONSE_MIDDLE;
         let syndrome = Syndrome::Ack { credits: NO_CREDITS };
         let aeth = has_aeth.then_some(Aeth { syndrome: syndrome.into(), msn: resource.msn });
@@ -73,8 +69,7 @@ impl Qp {
 
     /// Advances the state past the planned packet, which got a slot in the port and is sent.
     pub(crate) fn answer_left(&mut self) {
-        self.request_is_due = true;
-        self.acknowledgement_is_due = false;
+        self.turns.reply_left(true);
         self.responder.reply_sent();
     }
 
@@ -90,8 +85,8 @@ impl Qp {
         if !is_eligible || r.queue.is_empty() || PlantedBug::is_any() {
             return None;
         }
-        let position = r.queue.tail();
-        let wqe = r.queue.at(position);
+        let oldest = r.queue.tail();
+        let wqe = r.queue.at(oldest);
         let k = u32::try_from(psn.distance_from(wqe.first_psn)).ok()?;
         if !wqe.started || wqe.wr.opcode != WrOpcode::Read {
             return None;
@@ -99,21 +94,21 @@ impl Qp {
         let mtu = self.attributes().path_mtu.bytes() as u64;
         let offset = u64::from(k) * mtu;
         let left = wqe.length.checked_sub(offset)?;
-        let (begins, continues, is_last) = (k == wqe.asked_from, k > 0, k + 1 == wqe.packets);
-        //= IBTA 9.9.2: response-fits-its-request
-        let fits = match bth.opcode {
-            Opcode::RC_READ_RESPONSE_FIRST => begins && !is_last,
-            Opcode::RC_READ_RESPONSE_MIDDLE => continues && !is_last,
-            Opcode::RC_READ_RESPONSE_LAST => continues && is_last,
-            Opcode::RC_READ_RESPONSE_ONLY => begins && is_last,
-            _ => false,
+        let position = match bth.opcode {
+            Opcode::RC_READ_RESPONSE_FIRST => Position::First,
+            Opcode::RC_READ_RESPONSE_MIDDLE => Position::Middle,
+            Opcode::RC_READ_RESPONSE_LAST => Position::Last,
+            Opcode::RC_READ_RESPONSE_ONLY => Position::Only,
+            _ => return None,
         };
+        let is_last = k + 1 == wqe.packets;
+        let fits = response_fits(position, k, wqe.asked_from, is_last);
         let is_positive = packet.aeth().is_none_or(|aeth| matches!(aeth.kind(), Syndrome::Ack { .. }));
         if !fits || !is_positive || length == 0 || length != left.min(mtu) {
             return None;
         }
         //= IBTA 10.6.3.1: local-writing-needs-a-right
-        let to = scatter::one(memory, self.pd, r.queue.sges(position), offset, length, Access::LOCAL_WRITE)?;
+        let to = scatter::one(memory, self.pd, r.queue.sges(oldest), offset, length, Access::LOCAL_WRITE)?;
         Some(Awaited { psn, is_last, to })
     }
 

@@ -4,10 +4,10 @@ use super::address::template_of;
 use super::check::Check;
 use super::pacing::Pacing;
 use super::planted::PlantedBug;
-use super::replies::Reply;
 use super::requester::Requester;
 use super::responder::Responder;
 use super::send_queue::SendQueue;
+use super::turns::Turns;
 use super::{Ctx, KeyUser, Origin, Span, TxPlan, TxReason, Verdict};
 use crate::shared::work_queue::FetchedSend;
 use crate::verbs::{
@@ -79,10 +79,7 @@ pub struct Qp {
     pub(super) shares_receives: bool,
     established: bool,
     drain_requested: bool,
-    /// A READ response packet was sent last: a request is sent before the next one.
-    pub(super) request_is_due: bool,
-    /// A request was sent ahead of an acknowledgement, which is sent next.
-    pub(super) acknowledgement_is_due: bool,
+    pub(super) turns: Turns,
     /// Local GID of the last datagram sent to a multicast group.
     pub(super) group_source: Option<Gid>,
     /// Congestion control and pacing.
@@ -117,8 +114,7 @@ impl Qp {
             shares_receives: config.srq_pd.is_some(),
             established: false,
             drain_requested: false,
-            request_is_due: false,
-            acknowledgement_is_due: false,
+            turns: Turns::default(),
             group_source: None,
             pacing: Pacing::default(),
         }
@@ -400,10 +396,6 @@ impl Qp {
     }
 
     /// Plans the next packet. Its payload is described in `Output::gather`.
-    ///
-    /// Replies precede requests, with two exceptions. READ responses and requests alternate, so that neither starves.
-    /// One request may precede an ACK: an application's immediate reply is more urgent, and over sockets both leave in
-    /// one segmented send.
     pub fn next_packet(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
         if self.pacing.holds() {
             return self.next_unpaced(ctx);
@@ -413,14 +405,7 @@ impl Qp {
             QpType::XrcSend | QpType::XrcRecv => return self.next_extended(ctx),
             _ => return self.next_unacknowledged(ctx),
         }
-        if !self.responder.has_replies() {
-            return self.next_request(ctx);
-        }
-        let request_first = match self.responder.replies.front() {
-            Some(Reply::Ack { .. }) => !self.acknowledgement_is_due,
-            _ => self.request_is_due,
-        };
-        if request_first {
+        if self.turns.request_precedes(self.responder.replies.front()) {
             return self.next_request(ctx).or_else(|| self.next_reply(ctx));
         }
         self.next_reply(ctx).or_else(|| self.next_request(ctx))
@@ -429,30 +414,23 @@ impl Qp {
     /// True if the QP is an unpaced RC QP in RTS, and a request takes precedence over its pending replies.
     #[inline(always)]
     pub(super) fn request_goes_first(&self) -> bool {
-        let first = match self.responder.replies.front() {
-            None => true,
-            Some(Reply::Ack { .. }) => !self.acknowledgement_is_due,
-            _ => false,
-        };
+        let first = self.turns.request_precedes(self.responder.replies.front());
         first && self.state == QpState::Rts && self.qp_type == QpType::Rc && !self.pacing.is_on()
-    }
-
-    /// Updates the alternation of requests and replies after a request was sent.
-    #[inline(always)]
-    pub(super) fn request_left(&mut self) {
-        self.request_is_due = false;
-        self.acknowledgement_is_due = self.responder.has_replies();
     }
 
     /// Advances the state past `plan`, which the port has accepted.
     pub fn sent(&mut self, ctx: &mut Ctx<'_>, plan: &TxPlan) {
         ctx.counters.sent_pkts += 1;
         ctx.counters.sent_bytes += u64::from(plan.payload_len);
-        self.request_is_due = plan.origin == Origin::Reply && plan.payload_len > 0;
-        self.acknowledgement_is_due = plan.origin == Origin::Request && self.responder.has_replies();
         match plan.origin {
-            Origin::Request => self.request_sent(ctx, plan),
-            Origin::Reply => self.responder.reply_sent(),
+            Origin::Request => {
+                self.turns.request_left(self.responder.has_replies());
+                self.request_sent(ctx, plan);
+            }
+            Origin::Reply => {
+                self.turns.reply_left(plan.payload_len > 0);
+                self.responder.reply_sent();
+            }
             Origin::Unacknowledged => self.unacknowledged_sent(ctx, plan),
             Origin::Notification => {}
         }

@@ -3,6 +3,7 @@
 use super::check::Check;
 use super::replies::Reply;
 use super::responder::Responder;
+use super::rules::read_response_opcode;
 use super::{Ctx, Gather, Origin, Qp, TxPlan, TxReason};
 use crate::verbs::{Access, AsyncEvent, EventKind, QpState};
 use roxie_wire::{Aeth, Bth, Ext, Opcode, Psn, Reth, Syndrome};
@@ -99,13 +100,7 @@ impl Qp {
             let from = self.check_remote_in(resource.pd, ctx, &here, Access::REMOTE_READ).ok()?;
             ctx.out.gather.push(Gather { from, length: length as u16 });
         }
-        //= IBTA 9.7.5.1: read-response-is-cut-at-the-path-mtu
-        let opcode = match (k == 0, k + 1 == resource.packets) {
-            (true, true) => Opcode::RC_READ_RESPONSE_ONLY,
-            (true, false) => Opcode::RC_READ_RESPONSE_FIRST,
-            (false, false) => Opcode::RC_READ_RESPONSE_MIDDLE,
-            (false, true) => Opcode::RC_READ_RESPONSE_LAST,
-        };
+        let opcode = read_response_opcode(k, resource.packets);
         let syndrome = Syndrome::Ack { credits: self.credits(ctx) };
         let aeth = Aeth { syndrome: syndrome.into(), msn: resource.msn };
         let ext = if opcode == Opcode::RC_READ_RESPONSE_MIDDLE { Ext::None } else { Ext::Aeth(aeth) };

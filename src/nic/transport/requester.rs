@@ -13,6 +13,7 @@
 
 use super::planted::PlantedBug;
 use super::replies::Reply;
+use super::rules::{Segment, packets_for};
 use super::scatter;
 use super::send_queue::{SendQueue, Wqe};
 use super::{Cause, Ctx, Origin, Qp, TxPlan, TxReason};
@@ -278,10 +279,9 @@ impl Qp {
                 (Opcode::RC_FLUSH, ext, 0, true)
             }
             _ => {
-                let length = (wqe.length - offset).min(mtu) as u16;
-                let last = offset + u64::from(length) == wqe.length;
-                let (opcode, ext) = segment(wqe, k == 0, last);
-                (opcode, ext, length, last)
+                let part = Segment::of(wqe.length, k, mtu);
+                let (opcode, ext) = segment(wqe, &part);
+                (opcode, ext, part.length, part.last)
             }
         };
         ctx.out.gather.clear();
@@ -291,10 +291,8 @@ impl Qp {
             scatter::gather(ctx.memory, self.pd, sges, offset, payload_len, &mut ctx.out.gather).ok()?;
         }
         let again = psn.is_before(r.sent_end);
-        let window_closes = r.in_flight() + 1 >= ctx.limits.window;
-        let due = r.since_ack_request + 1 >= ctx.limits.ack_request_interval;
-        //= IBTA 9.7.3: ack-is-asked-for
-        let asks = last || window_closes || due || (self.pacing.is_on() && self.asks_each_time(ctx, mtu));
+        let asks =
+            r.asks(last, r.in_flight(), ctx.limits) || (self.pacing.is_on() && self.asks_each_time(ctx, mtu));
         let bth = Bth {
             opcode,
             //= IBTA 9.2: solicited-is-in-the-last-packet
@@ -331,38 +329,8 @@ impl Qp {
 
     /// Advances the state past the packet that `next_request` planned, which is sent.
     pub(super) fn request_sent(&mut self, ctx: &mut Ctx<'_>, plan: &TxPlan) {
-        let packets = self.packets_of(self.requester.next);
-        let again = matches!(plan.reason, TxReason::Again { .. });
-        let timeout = self.attributes().ack_timeout();
-        let r = &mut self.requester;
-        let psn_before = r.psn;
-        let wqe = r.queue.at_mut(r.next);
-        if !wqe.started {
-            wqe.started = true;
-            //= IBTA 9.7.3: psn-counts-packets
-            wqe.first_psn = psn_before;
-            wqe.packets = packets;
-            r.psn = wqe.end_psn();
-        }
-        let takes_rest = wqe.wr.opcode.takes_resource();
-        wqe.asked_from = r.next_packet;
-        let end = if takes_rest { wqe.end_psn() } else { plan.bth.psn + 1 };
-        r.reads_outstanding += u32::from(takes_rest);
-        r.next_packet += 1;
-        if takes_rest || r.next_packet == wqe.packets {
-            r.next = r.next.wrapping_add(1);
-            r.next_packet = 0;
-        }
-        if r.sent_end.is_before(end) {
-            r.sent_end = end;
-        }
-        r.since_ack_request = if plan.bth.ack_req { 0 } else { r.since_ack_request + 1 };
-        if r.retransmit_at == Nanos::MAX
-            && let Some(timeout) = timeout
-        {
-            r.retransmit_at = ctx.now + timeout;
-        }
-        ctx.counters.retransmitted_packets += u64::from(again);
+        self.packet_left(ctx.now, &plan.bth);
+        ctx.counters.retransmitted_packets += u64::from(matches!(plan.reason, TxReason::Again { .. }));
     }
 
     /// Returns the number of PSNs that a work request takes: one for each packet of its payload or its response.
@@ -386,11 +354,6 @@ impl Qp {
             (_, limit) => limit,
         };
     }
-}
-
-/// Returns the number of packets that carry `length` bytes. An empty message takes one packet.
-pub(super) fn packets_for(length: u64, mtu: usize) -> u32 {
-    length.div_ceil(mtu as u64).max(1) as u32
 }
 
 fn reth(wqe: &Wqe, offset: u64, length: u64) -> Reth {
@@ -419,18 +382,15 @@ fn atomic(wqe: &Wqe) -> (Opcode, AtomicEth) {
 }
 
 /// Returns the opcode and the extension headers of a SEND or WRITE packet of RC. UC sets its service bits afterwards.
-pub(super) fn segment(wqe: &Wqe, first: bool, last: bool) -> (Opcode, Ext) {
+pub(super) fn segment(wqe: &Wqe, part: &Segment) -> (Opcode, Ext) {
     let imm = wqe.wr.imm;
-    //= IBTA 9.7.3: message-is-cut-at-the-path-mtu
     let whole = reth(wqe, 0, wqe.length);
-    match (wqe.wr.opcode, first, last) {
-        //= IBTA 9.4.3: write-names-its-whole-length-first
-        (WrOpcode::Write, true, true) => (Opcode::RC_WRITE_ONLY, Ext::Reth(whole)),
+    match (wqe.wr.opcode, part.first, part.last) {
         (WrOpcode::WriteImm, true, true) => (Opcode::RC_WRITE_ONLY_IMM, Ext::RethImm(whole, imm)),
-        (WrOpcode::Write | WrOpcode::WriteImm, true, false) => (Opcode::RC_WRITE_FIRST, Ext::Reth(whole)),
-        (WrOpcode::Write | WrOpcode::WriteImm, false, false) => (Opcode::RC_WRITE_MIDDLE, Ext::None),
-        (WrOpcode::Write, false, true) => (Opcode::RC_WRITE_LAST, Ext::None),
         (WrOpcode::WriteImm, false, true) => (Opcode::RC_WRITE_LAST_IMM, Ext::Imm(imm)),
+        //= IBTA 9.4.3: write-names-its-whole-length-first
+        (WrOpcode::Write | WrOpcode::WriteImm, true, _) => (part.opcode(true), Ext::Reth(whole)),
+        (WrOpcode::Write | WrOpcode::WriteImm, false, _) => (part.opcode(true), Ext::None),
         (WrOpcode::SendInvalidate, true, true) => (Opcode::RC_SEND_ONLY_INVALIDATE, Ext::Ieth(wqe.wr.rkey.0)),
         (WrOpcode::SendInvalidate, false, true) => {
             (Opcode::RC_SEND_LAST_INVALIDATE, Ext::Ieth(wqe.wr.rkey.0))
@@ -438,10 +398,7 @@ pub(super) fn segment(wqe: &Wqe, first: bool, last: bool) -> (Opcode, Ext) {
         //= IBTA 9.4: immediate-is-in-the-last-packet
         (WrOpcode::SendImm, true, true) => (Opcode::RC_SEND_ONLY_IMM, Ext::Imm(imm)),
         (WrOpcode::SendImm, false, true) => (Opcode::RC_SEND_LAST_IMM, Ext::Imm(imm)),
-        (_, true, true) => (Opcode::RC_SEND_ONLY, Ext::None),
-        (_, true, false) => (Opcode::RC_SEND_FIRST, Ext::None),
-        (_, false, false) => (Opcode::RC_SEND_MIDDLE, Ext::None),
-        (_, false, true) => (Opcode::RC_SEND_LAST, Ext::None),
+        _ => (part.opcode(false), Ext::None),
     }
 }
 

@@ -8,7 +8,7 @@ use super::invariants::invariant;
 use super::message::Message;
 use super::planted::PlantedBug;
 use super::replies::{Replies, Reply};
-use super::requester::packets_for;
+use super::rules::{packets_for, write_fits};
 use super::scatter::{self, FramePayload, ListError};
 use super::{AtomicOp, Ctx, DmaIn, Qp, TxReason, Verdict};
 use crate::verbs::{
@@ -358,9 +358,7 @@ impl Qp {
         let payload = payload_of(packet, frame);
         let after = received + u64::from(payload.length);
         let total = u64::from(reth.dma_len);
-        //= IBTA 9.7.4.1.6: write-is-as-long-as-it-said
-        let fits = if is_last(packet) { after == total } else { after < total };
-        if !fits {
+        if !write_fits(after, total, is_last(packet)) {
             return Err(Check::MessageLength.into());
         }
         //= IBTA 9.4.3: write-takes-no-receive
@@ -560,5 +558,5 @@ pub(super) fn payload_of(packet: &Packet, frame: u16) -> FramePayload {
 }
 
 pub(super) fn is_last(packet: &Packet) -> bool {
-    matches!(packet.info().position, Position::Last | Position::Only)
+    packet.info().position.ends()
 }

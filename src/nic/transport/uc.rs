@@ -10,12 +10,13 @@ use super::message::Message;
 use super::planted::PlantedBug;
 use super::requester::segment;
 use super::responder::{Responder, is_last, payload_of};
+use super::rules::{Segment, write_fits};
 use super::scatter::{self, FramePayload, ListError};
 use super::send_queue::Wqe;
 use super::{Ctx, DmaIn, Origin, Qp, TxPlan, TxReason, Verdict};
 use crate::verbs::{Access, SendFlags, WcOpcode, WcStatus};
 use roxie_base::limits::MAX_MESSAGE;
-use roxie_wire::{Bth, Opcode, Operation, Packet, Position};
+use roxie_wire::{Bth, Opcode, Operation, Packet};
 
 /// Opcode bits that distinguish UC from RC.
 const UC: u8 = 0x20;
@@ -46,23 +47,20 @@ impl Qp {
         let r = &self.requester;
         let k = if wqe.started { r.next_packet } else { 0 };
         let mtu = self.attributes().path_mtu.bytes() as u64;
-        let offset = u64::from(k) * mtu;
-        let payload_len = (wqe.length - offset).min(mtu) as u16;
-        let last = offset + u64::from(payload_len) == wqe.length;
-        //= IBTA 9.7.3: message-is-cut-at-the-path-mtu
-        let (opcode, ext) = segment(wqe, k == 0, last);
-        let inline = self.gather_payload(ctx, position, wqe, offset, payload_len)?;
+        let part = Segment::of(wqe.length, k, mtu);
+        let (opcode, ext) = segment(wqe, &part);
+        let inline = self.gather_payload(ctx, position, wqe, part.offset, part.length)?;
         let bth = Bth {
             opcode: Opcode(opcode.0 | UC),
             //= IBTA 9.2: solicited-is-in-the-last-packet
-            solicited: last && wqe.wr.flags.contains(SendFlags::SOLICITED),
+            solicited: part.last && wqe.wr.flags.contains(SendFlags::SOLICITED),
             psn: r.position(),
             ..self.bth()
         };
         Ok(TxPlan {
             bth,
             ext,
-            payload_len,
+            payload_len: part.length,
             inline,
             ah: None,
             reason: TxReason::New,
@@ -81,7 +79,7 @@ impl Qp {
         let expected = r.expected;
         ctx.counters.out_of_sequence += u64::from(psn != expected);
         //= IBTA 9.8.2.2: uc-resumes-with-a-message
-        let starts = matches!(packet.info().position, Position::First | Position::Only);
+        let starts = packet.info().position.begins();
         if starts {
             //= IBTA 9.8.2.2: uc-message-may-break-off
             // A message in progress has lost its end. The new message reuses its receive.
@@ -152,7 +150,7 @@ impl Qp {
         let payload = payload_of(packet, frame);
         let (after, total) = (received + u64::from(payload.length), u64::from(reth.dma_len));
         //= IBTA 9.8.2.2: uc-length-is-checked
-        let fits = if is_last(packet) { after == total } else { after < total };
+        let fits = write_fits(after, total, is_last(packet));
         if !fits || reth.dma_len > MAX_MESSAGE {
             ctx.counters.resp_invalid_requests += 1;
             return Err(unsuitable(if fits { Check::TooLong } else { Check::MessageLength }));

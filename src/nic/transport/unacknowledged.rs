@@ -8,8 +8,8 @@
 
 use super::check::Check;
 use super::planted::PlantedBug;
-use super::requester::packets_for;
 use super::responder::Responder;
+use super::rules::packets_for;
 use super::scatter::{self, ListError};
 use super::send_queue::Wqe;
 use super::{Ctx, Qp, TxPlan, Verdict};

@@ -13,7 +13,7 @@ use super::check::Check;
 use super::responder::RequestRefused;
 use super::{Ctx, Origin, Qp, TxPlan, Verdict};
 use crate::verbs::{QpType, SendWr, Srqn};
-use roxie_wire::{Ext, Opcode, Packet, Position, XrcEth};
+use roxie_wire::{Ext, Opcode, Packet, XrcEth};
 
 /// Opcode bits that distinguish XRC from RC.
 const XRC: u8 = 0xa0;
@@ -57,7 +57,7 @@ impl Qp {
         packet: &Packet,
     ) -> Result<(), RequestRefused> {
         let srqn = Srqn(packet.xrceth().ok_or(Check::Opcode)?.srqn);
-        let continues = matches!(packet.info().position, Position::Middle | Position::Last);
+        let continues = !packet.info().position.begins();
         //= IBTA A14: xrc-message-names-one-queue
         if continues && srqn != self.responder.srqn {
             return Err(Check::OtherQueue.into());

@@ -1,0 +1,157 @@
+//! Rules that the fast path shares with the slow path, each under one name.
+
+use super::Qp;
+use super::message::Message;
+use super::requester::Requester;
+use crate::verbs::WrOpcode;
+use roxie_base::limits::Limits;
+use roxie_base::time::Nanos;
+use roxie_wire::{Bth, Opcode, Operation, Position};
+
+/// A packet's part of a message.
+#[derive(Clone, Copy)]
+pub(super) struct Segment {
+    /// Position of the payload in the message, in bytes.
+    pub(super) offset: u64,
+    /// Length of the payload in bytes.
+    pub(super) length: u16,
+    /// True for the first packet of the message.
+    pub(super) first: bool,
+    /// True for the last packet of the message.
+    pub(super) last: bool,
+}
+
+impl Segment {
+    /// Returns the `k`-th packet's part of a message of `length` bytes.
+    //= IBTA 9.7.3: message-is-cut-at-the-path-mtu
+    #[inline(always)]
+    pub(super) fn of(length: u64, k: u32, mtu: u64) -> Segment {
+        let offset = u64::from(k) * mtu;
+        let left = length - offset;
+        Segment { offset, length: left.min(mtu) as u16, first: k == 0, last: left <= mtu }
+    }
+
+    /// Returns the opcode of a SEND or WRITE packet without immediate and invalidation, of RC.
+    #[inline(always)]
+    pub(super) fn opcode(&self, is_write: bool) -> Opcode {
+        match (is_write, self.first, self.last) {
+            (false, true, true) => Opcode::RC_SEND_ONLY,
+            (false, true, false) => Opcode::RC_SEND_FIRST,
+            (false, false, false) => Opcode::RC_SEND_MIDDLE,
+            (false, false, true) => Opcode::RC_SEND_LAST,
+            (true, true, true) => Opcode::RC_WRITE_ONLY,
+            (true, true, false) => Opcode::RC_WRITE_FIRST,
+            (true, false, false) => Opcode::RC_WRITE_MIDDLE,
+            (true, false, true) => Opcode::RC_WRITE_LAST,
+        }
+    }
+}
+
+/// Returns the opcode of packet `k` of a READ response of `packets` packets.
+//= IBTA 9.7.5.1: read-response-is-cut-at-the-path-mtu
+#[inline(always)]
+pub(super) fn read_response_opcode(k: u32, packets: u32) -> Opcode {
+    match (k == 0, k + 1 == packets) {
+        (true, true) => Opcode::RC_READ_RESPONSE_ONLY,
+        (true, false) => Opcode::RC_READ_RESPONSE_FIRST,
+        (false, false) => Opcode::RC_READ_RESPONSE_MIDDLE,
+        (false, true) => Opcode::RC_READ_RESPONSE_LAST,
+    }
+}
+
+/// True if packet `k` of a READ response may have this position. `asked_from`: the packet from which the READ was requested last;
+/// `last`: it is the last packet.
+///
+/// The response to a READ that was requested again from the middle may continue with MIDDLE and LAST (rxe, `rxe_resp.c`) or begin with
+/// FIRST or ONLY (the specification). Both are accepted; the PSN gives the offset.
+//= IBTA 9.9.2: response-fits-its-request
+#[inline(always)]
+pub(super) fn response_fits(position: Position, k: u32, asked_from: u32, last: bool) -> bool {
+    let (begins, continues) = (k == asked_from, k > 0);
+    match position {
+        Position::First => begins && !last,
+        Position::Middle => continues && !last,
+        Position::Last => continues && last,
+        Position::Only => begins && last,
+    }
+}
+
+/// True if a SEND or WRITE packet has the length that its position asks for. A LAST packet may be empty here.
+//= IBTA 9.7.4.1.6: first-and-middle-are-full, only-fits-the-path-mtu
+#[inline(always)]
+pub(super) fn length_fits(length: usize, mtu: usize, ends: bool) -> bool {
+    if ends { length <= mtu } else { length == mtu }
+}
+
+/// True if a WRITE of `total` bytes may have received `so_far` bytes after a packet.
+//= IBTA 9.7.4.1.6: write-is-as-long-as-it-said
+#[inline(always)]
+pub(super) fn write_fits(so_far: u64, total: u64, ends: bool) -> bool {
+    if ends { so_far == total } else { so_far < total }
+}
+
+impl Message {
+    /// True if a packet starts a message where none is in progress, or continues the one of its kind.
+    //= IBTA 9.7.4.1: message-begins-with-first-or-only, message-is-not-interrupted
+    #[inline(always)]
+    pub(super) fn admits(&self, operation: Operation, begins: bool) -> bool {
+        match self {
+            Message::None => begins,
+            Message::Send { .. } => !begins && operation == Operation::Send,
+            Message::Write { .. } => !begins && operation == Operation::Write,
+        }
+    }
+}
+
+/// Returns the number of packets that carry `length` bytes. An empty message takes one packet.
+#[inline(always)]
+pub(super) fn packets_for(length: u64, mtu: usize) -> u32 {
+    length.div_ceil(mtu as u64).max(1) as u32
+}
+
+impl Requester {
+    /// True if the next packet asks for an acknowledgement. `last`: it ends its message, or has a response.
+    //= IBTA 9.7.3: ack-is-asked-for
+    #[inline(always)]
+    pub(super) fn asks(&self, last: bool, in_flight: u32, limits: &Limits) -> bool {
+        let window_closes = in_flight + 1 >= limits.window;
+        last || window_closes || self.since_ack_request + 1 >= limits.ack_request_interval
+    }
+}
+
+impl Qp {
+    /// Advances the requester past the packet at its position, which is sent: PSNs, position, timer.
+    #[inline(always)]
+    pub(super) fn packet_left(&mut self, now: Nanos, bth: &Bth) {
+        let (timeout, mtu) = (self.attributes().ack_timeout(), self.attributes().path_mtu.bytes());
+        let r = &mut self.requester;
+        let wqe = r.queue.at_mut(r.next);
+        let takes_resource = wqe.wr.opcode.takes_resource();
+        if !wqe.started {
+            wqe.started = true;
+            //= IBTA 9.7.3: psn-counts-packets, read-takes-a-psn-for-each-response
+            wqe.first_psn = r.psn;
+            let is_one = takes_resource && wqe.wr.opcode != WrOpcode::Read;
+            wqe.packets = if is_one { 1 } else { packets_for(wqe.length, mtu) };
+            r.psn = wqe.end_psn();
+        }
+        wqe.asked_from = r.next_packet;
+        // A request for a READ or an atomic asks for all that is left.
+        let end = if takes_resource { wqe.end_psn() } else { bth.psn.next() };
+        r.reads_outstanding += u32::from(takes_resource);
+        r.next_packet += 1;
+        if takes_resource || r.next_packet == wqe.packets {
+            r.next = r.next.wrapping_add(1);
+            r.next_packet = 0;
+        }
+        if r.sent_end.is_before(end) {
+            r.sent_end = end;
+        }
+        r.since_ack_request = if bth.ack_req { 0 } else { r.since_ack_request + 1 };
+        if r.retransmit_at == Nanos::MAX
+            && let Some(timeout) = timeout
+        {
+            r.retransmit_at = now + timeout;
+        }
+    }
+}
