@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+#[path = "tidy/parts.rs"]
+mod parts;
 #[path = "tidy/words.rs"]
 mod words;
 
@@ -70,6 +72,8 @@ const LONG: &[(&str, &str)] = &[
     ("src/wire/headers.rs", "one header after the other, each a few lines"),
     ("src/wire/parse/mod.rs", "one way through a frame, from the first byte to the last"),
 ];
+/// Types whose methods are in several files, and the most calls between these: parts with fields of their own lower them.
+const CALLS: [(&str, usize); 2] = [("Nic", 59), ("Qp", 120)];
 /// Lines of the function that a newcomer reads first.
 const LONGEST_PASS: usize = 50;
 
@@ -157,6 +161,16 @@ fn no_file_is_too_long() {
     let is_long = |path: &str| files.iter().any(|(lines, file)| file == path && *lines > LONG_FILE);
     let short: Vec<_> = LONG.iter().filter(|(path, _)| !is_long(path)).collect();
     assert!(short.is_empty(), "they need no reason any more: {short:?}");
+}
+
+#[test]
+fn few_calls_lead_between_files_of_a_type() {
+    let files = files();
+    let sources = || files.iter().filter(|(path, _)| path.starts_with("src/nic/"));
+    let count = |name| parts::of_type(name, sources().map(|(path, text)| (&**path, &**text)));
+    let counted = CALLS.map(|(name, most)| (name, count(name), most));
+    counted.iter().for_each(|(name, calls, most)| println!("{name}: {calls:?}, at most {most}"));
+    assert!(counted.iter().all(|(_, calls, most)| calls.between <= *most && calls.files > 1), "{counted:?}");
 }
 
 #[test]
