@@ -126,7 +126,7 @@ impl Qp {
         let (timeout, mtu) = (self.attributes().ack_timeout(), self.attributes().path_mtu.bytes());
         let r = &mut self.requester;
         let wqe = r.queue.at_mut(r.next);
-        let takes_resource = wqe.wr.opcode.takes_resource();
+        let takes_resource = !wqe.plain && wqe.wr.opcode.takes_resource();
         if !wqe.started {
             wqe.started = true;
             //= IBTA 9.7.3: psn-counts-packets, read-takes-a-psn-for-each-response

@@ -259,6 +259,8 @@ impl MemoryTable {
     ///
     /// # Errors
     /// The reason of the refusal.
+    // Two callers, one on the fast path: a call costs a SEND some 20 instructions.
+    #[inline(always)]
     pub fn check_local(
         &self,
         pd: PdId,
