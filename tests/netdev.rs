@@ -9,6 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use in_time::CommandInTime;
+use nix::mount::{MsFlags, mount};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use roxie::netdev::neighbour::NeighbourError;
 use roxie::netdev::{
@@ -521,27 +522,38 @@ fn names_without_lock_holder_are_stale() {
     if skip("names_without_lock_holder_are_stale") {
         return;
     }
-    // Process 1 lives, but did not create this namespace; 4194305 is above any PID, as if from another PID namespace.
-    // Another run of this test has names of its own.
-    let run = std::process::id();
-    let (left_over, foreign) = (format!("roxie-1-left-over-{run}"), format!("roxie-4194305-foreign-{run}"));
-    let (left_over, foreign) = (left_over.as_str(), foreign.as_str());
-    let ip = |arguments: [&str; 3]| {
-        std::process::Command::new("ip").args(arguments).status_in_time().expect("iproute2").success()
+    with_names_of_its_own(|| {
+        // Process 1 lives, but did not create this namespace; 4194305 is above any PID, as if from another PID namespace.
+        let (left_over, foreign) = ("roxie-1-left-over", "roxie-4194305-foreign");
+        for name in [left_over, foreign] {
+            let added = std::process::Command::new("ip").args(["netns", "add", name]).status_in_time();
+            assert!(added.expect("iproute2").success());
+        }
+        let exists = |name: &str| Path::new("/run/netns").join(name).exists();
+        let held = std::fs::File::open(Path::new("/run/netns").join(foreign)).unwrap();
+        let held = nix::fcntl::Flock::lock(held, nix::fcntl::FlockArg::LockExclusiveNonblock).unwrap();
+        let made = NetNs::create("stale").unwrap();
+        assert!(!exists(left_over), "removed");
+        assert!(exists(foreign), "it is in use");
+        drop(held);
+        let _again = NetNs::create("stale-2").unwrap();
+        assert!(!exists(foreign), "removed once its owner is gone");
+        assert!(exists(made.name().unwrap()), "ours lives");
+    });
+}
+
+/// Runs `test` in a mount namespace with an empty folder of names, from which no other test removes one.
+fn with_names_of_its_own(test: impl FnOnce() + Send) {
+    std::fs::create_dir_all("/run/netns").unwrap();
+    let isolated = || {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+        let none = None::<&str>;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+        mount(Some("tmpfs"), "/run/netns", Some("tmpfs"), MsFlags::empty(), none).unwrap();
+        test();
     };
-    for name in [left_over, foreign] {
-        let _ = ip(["netns", "del", name]);
-        assert!(ip(["netns", "add", name]));
-    }
-    let held = std::fs::File::open(Path::new("/run/netns").join(foreign)).unwrap();
-    let held = nix::fcntl::Flock::lock(held, nix::fcntl::FlockArg::LockExclusiveNonblock).unwrap();
-    let made = NetNs::create("stale").unwrap();
-    assert!(!Path::new("/run/netns").join(left_over).exists(), "removed");
-    assert!(Path::new("/run/netns").join(foreign).exists(), "it is in use");
-    drop(held);
-    let _again = NetNs::create("stale-2").unwrap();
-    assert!(!Path::new("/run/netns").join(foreign).exists(), "removed once its owner is gone");
-    assert!(Path::new("/run/netns").join(made.name().unwrap()).exists(), "ours lives");
+    let run = std::thread::scope(|scope| scope.spawn(isolated).join());
+    run.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }
 
 #[test]
