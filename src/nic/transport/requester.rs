@@ -13,7 +13,7 @@
 
 use super::planted::PlantedBug;
 use super::replies::Reply;
-use super::rules::{Segment, packets_for};
+use super::rules::{Segment, packets_of};
 use super::scatter;
 use super::send_queue::{SendQueue, Wqe};
 use super::{Cause, Ctx, Origin, Qp, TxPlan, TxReason};
@@ -250,7 +250,9 @@ impl Qp {
         let window_full = in_flight >= window;
         // PSNs are ordered within half of their circle, which a READ of 2^31 bytes fills alone at an MTU of 256 bytes.
         //= IBTA 9.7.1: psns-in-flight-are-told-apart
-        let too_far = starts && in_flight > 0 && in_flight + self.packets_of(r.next) > HALF_CIRCLE;
+        let too_far = starts
+            && in_flight > 0
+            && in_flight + packets_of(wqe, self.attributes().path_mtu.bytes()) > HALF_CIRCLE;
         fenced || reads_full || window_full || too_far || (starts && self.requester.lacks_credit(wqe))
     }
 
@@ -331,16 +333,6 @@ impl Qp {
     pub(super) fn request_sent(&mut self, ctx: &mut Ctx<'_>, plan: &TxPlan) {
         self.packet_left(ctx.now, &plan.bth);
         ctx.counters.retransmitted_packets += u64::from(matches!(plan.reason, TxReason::Again { .. }));
-    }
-
-    /// Returns the number of PSNs that a work request takes: one for each packet of its payload or its response.
-    fn packets_of(&self, position: u32) -> u32 {
-        let wqe = self.requester.queue.at(position);
-        if wqe.wr.opcode.takes_resource() && wqe.wr.opcode != WrOpcode::Read {
-            return 1;
-        }
-        //= IBTA 9.7.3: read-takes-a-psn-for-each-response
-        packets_for(wqe.length, self.attributes().path_mtu.bytes())
     }
 
     /// Updates the credit limit from an AETH. A smaller limit than the current one is outdated, and ignored.

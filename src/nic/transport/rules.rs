@@ -3,6 +3,7 @@
 use super::Qp;
 use super::message::Message;
 use super::requester::Requester;
+use super::send_queue::Wqe;
 use crate::verbs::WrOpcode;
 use roxie_base::limits::Limits;
 use roxie_base::time::Nanos;
@@ -109,6 +110,16 @@ pub(super) fn packets_for(length: u64, mtu: usize) -> u32 {
     length.div_ceil(mtu as u64).max(1) as u32
 }
 
+/// Returns the number of PSNs that a work request takes: one for each packet of its payload or its response.
+#[inline(always)]
+pub(super) fn packets_of(wqe: &Wqe, mtu: usize) -> u32 {
+    if !wqe.plain && wqe.wr.opcode.takes_resource() && wqe.wr.opcode != WrOpcode::Read {
+        return 1;
+    }
+    //= IBTA 9.7.3: read-takes-a-psn-for-each-response
+    packets_for(wqe.length, mtu)
+}
+
 impl Requester {
     /// True if the next packet asks for an acknowledgement. `last`: it ends its message, or has a response.
     //= IBTA 9.7.3: ack-is-asked-for
@@ -129,10 +140,9 @@ impl Qp {
         let takes_resource = !wqe.plain && wqe.wr.opcode.takes_resource();
         if !wqe.started {
             wqe.started = true;
-            //= IBTA 9.7.3: psn-counts-packets, read-takes-a-psn-for-each-response
+            //= IBTA 9.7.3: psn-counts-packets
             wqe.first_psn = r.psn;
-            let is_one = takes_resource && wqe.wr.opcode != WrOpcode::Read;
-            wqe.packets = if is_one { 1 } else { packets_for(wqe.length, mtu) };
+            wqe.packets = packets_of(wqe, mtu);
             r.psn = wqe.end_psn();
         }
         wqe.asked_from = r.next_packet;
