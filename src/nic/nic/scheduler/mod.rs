@@ -142,7 +142,7 @@ impl Scheduler {
         }
     }
 
-    /// Removes a QP that is destroyed from all lists. The list of unfetched QPs may name QPs that are gone.
+    /// Removes a QP that is destroyed from all lists: the next QP in its slot would be taken for it.
     pub(super) fn remove(&mut self, qp: &Schedule) {
         self.timers.cancel(qp.index.place());
         if qp.release_at != Nanos::MAX {
@@ -153,6 +153,9 @@ impl Scheduler {
         }
         if qp.touched {
             self.touched.retain(|touched| *touched != qp.index);
+        }
+        if qp.unfetched {
+            self.unfetched.retain(|unfetched| *unfetched != qp.index);
         }
     }
 }
@@ -181,7 +184,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes a QP to fetch from or to flush, which may be gone. Caller must call [`Schedule::fetched`].
+    /// Takes a QP to fetch from or to flush. Caller must call [`Schedule::fetched`].
     #[inline]
     pub(super) fn take_unfetched(&mut self) -> Option<QpIndex> {
         self.unfetched.pop()
@@ -448,5 +451,23 @@ impl Scheduler {
         ];
         let (what, _) = checks.into_iter().find(|(_, agrees)| !agrees)?;
         Some(format!("its {what} and its flags disagree: {qp:?}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn removed_qp_is_in_no_list() {
+        let mut scheduler = Scheduler::new(1);
+        let mut qp = Schedule::new(QpIndex(0));
+        scheduler.touch(&mut qp);
+        scheduler.fetch_later(&mut qp);
+        scheduler.hurry(&mut qp);
+        assert!(scheduler.has_unfetched());
+        scheduler.remove(&qp);
+        assert_eq!((scheduler.take_touched(), scheduler.take_unfetched()), (None, None));
+        assert_eq!(scheduler.disagrees(&Schedule::new(QpIndex(0))), None);
     }
 }
