@@ -37,7 +37,7 @@ pub(crate) struct Shape<'a> {
 
 /// Queue pairs of one device with one completion queue, and the memory of their messages.
 pub(crate) struct QueuePairs {
-    service: QpType,
+    pub(crate) service: QpType,
     gid_index: usize,
     /// Addresses of these queue pairs, in order.
     pub(crate) own: Vec<Endpoint>,
@@ -88,8 +88,7 @@ impl QueuePairs {
         let qps = (0..shape.count).map(create).collect::<Result<Vec<_>, _>>()?;
         let length = shape.size.max(LEAST);
         let outgoing = register(&pd, length, Access::LOCAL_WRITE)?;
-        let header = if is_datagram { GRH } else { 0 };
-        let incoming = register(&pd, header + length, Access::LOCAL_WRITE | shape.access)?;
+        let incoming = register(&pd, header_of(shape.service) + length, Access::LOCAL_WRITE | shape.access)?;
         let own = qps.iter().map(|qp| qp.endpoint(gid_index)).collect::<Result<Vec<_>, _>>()?;
         for (qp, own) in qps.iter().zip(&own) {
             if is_datagram {
@@ -118,7 +117,7 @@ impl QueuePairs {
 
     /// Returns the number of bytes in front of a message in its receive.
     pub(crate) fn header(&self) -> u32 {
-        if self.service.is_datagram() { GRH } else { 0 }
+        header_of(self.service)
     }
 
     /// Posts a receive on a queue pair, or on the queue that all share.
@@ -136,6 +135,10 @@ impl QueuePairs {
         let ud = self.paths.get(at).map(|(_, to)| *to).unwrap_or_default();
         Ok(self.qps[at].post_send(&SendWr { ud, ..wr }, &[self.outgoing.sge(0, size)])?)
     }
+}
+
+fn header_of(service: QpType) -> u32 {
+    if service.is_datagram() { GRH } else { 0 }
 }
 
 fn register(pd: &ProtectionDomain, length: u32, access: Access) -> Result<MemoryRegion, Failure> {

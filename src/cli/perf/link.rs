@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 use roxie::host::Device;
-use roxie::verbs::{Mtu, SendFlags, SendWr, Wc, WcStatus, WrOpcode};
+use roxie::verbs::{Mtu, QpType, SendFlags, SendWr, Wc, WcStatus, WrOpcode};
 
-use super::arguments::{Operation, Service};
+use super::arguments::Operation;
 use super::control::{Control, End, Message, ServerReport, out_of_turn};
 use super::plan::{Plan, SIGNAL_EVERY};
 use crate::device::health::{Health, PeerWatchdog};
@@ -47,7 +47,6 @@ pub(super) struct Link<'a> {
 
 pub(super) struct Parts {
     pub(super) pairs: QueuePairs,
-    service: Service,
     path_mtu: Mtu,
     there: Option<End>,
 }
@@ -78,9 +77,9 @@ impl<'a> Link<'a> {
 
     /// Describes the likely cause of a standstill.
     pub(super) fn standstill(&self) -> &'static str {
-        match self.parts().service {
-            Service::Rc => "the connection is neither broken nor alive: please report it with a --capture",
-            Service::Uc | Service::Ud => "a message was lost, and this service does not retransmit",
+        match self.parts().pairs.service {
+            QpType::Rc => "the connection is neither broken nor alive: please report it with a --capture",
+            _ => "a message was lost, and this service does not retransmit",
         }
     }
 
@@ -165,7 +164,7 @@ impl<'a> Link<'a> {
             // Acknowledged messages have arrived by now; others may still be under way.
             if let Some((messages, when)) = done {
                 let silent: Instant = last.map_or(when, |last| last.max(when));
-                if self.parts().service == Service::Rc || silent.elapsed() > STRAGGLERS {
+                if self.parts().pairs.service == QpType::Rc || silent.elapsed() > STRAGGLERS {
                     let seconds = first.zip(last).map(|(a, b): (Instant, Instant)| (b - a).as_secs_f64());
                     let seen = first.is_some().then_some(received);
                     let report = ServerReport { messages: seen, seconds, ..ServerReport::default() };
@@ -203,7 +202,7 @@ impl Link<'_> {
             address: pairs.incoming.address(),
             rkey: pairs.incoming.rkey().0,
         };
-        self.parts = Some(Parts { pairs, service: plan.service, path_mtu, there: None });
+        self.parts = Some(Parts { pairs, path_mtu, there: None });
         if plan.operation == Operation::Send {
             (0..plan.qps as usize)
                 .flat_map(|qp| (0..receives).map(move |_| qp))
