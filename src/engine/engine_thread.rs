@@ -79,8 +79,12 @@ fn spin_then_sleep(shared: &Shared, spin: Nanos, shares: bool, term: u64) -> Res
     remote_pass::begin_term(shared, term)?;
     let mut busy_at = shared.clock.now();
     let mut last_pass = None;
+    let (mut lost_yields, mut yielded_at) = (LostYields::default(), None);
     while !shared.stop.load(Acquire) {
         let now = shared.clock.now();
+        if let Some(before) = yielded_at.take() {
+            lost_yields.note(before, now);
+        }
         let mut worker = shared.lock_in_turn()?;
         if let Some(began) = last_pass.take() {
             worker.note_pass(now - began);
@@ -89,16 +93,45 @@ fn spin_then_sleep(shared: &Shared, spin: Nanos, shares: bool, term: u64) -> Res
         if !progress.is_idle() {
             busy_at = now;
             last_pass = Some(now);
-        } else if now - busy_at > spin || shares && shared.is_crowded(now) {
+        } else if now - busy_at > spin || lost_yields.are_recent(now) {
             block(shared, worker);
             busy_at = shared.clock.now();
         } else if shares {
             drop(worker);
             // The thread or client that waits for this NIC may need this processor.
             thread::yield_now();
+            yielded_at = Some(now);
         }
     }
     Ok(())
+}
+
+/// Yields in which another program computed for its whole time slice. A thread that sleeps instead preempts that program when it is
+/// woken.
+#[derive(Debug, Default)]
+struct LostYields {
+    until: Nanos,
+    memory: Nanos,
+}
+
+impl LostYields {
+    /// Notes a yield. One lost yield alone means nothing: a virtual machine stops for a millisecond at times. If another is lost
+    /// soon, yields are avoided for a while; if one is lost soon after that, for twice as long.
+    fn note(&mut self, before: Nanos, back: Nanos) {
+        if back - before <= Nanos(WaitPolicy::YIELD_LOST_NS) {
+            return;
+        }
+        let first = Nanos(WaitPolicy::YIELD_LOST_MEMORY_NS);
+        let is_repeated = back - self.until <= self.memory.max(first);
+        let longer = Nanos(2 * self.memory.0).max(first).min(Nanos(WaitPolicy::YIELD_LOST_LONGEST_MEMORY_NS));
+        self.memory = if is_repeated { longer } else { Nanos::ZERO };
+        self.until = back + self.memory;
+    }
+
+    /// True if the next yield would probably be lost as well.
+    fn are_recent(&self, now: Nanos) -> bool {
+        now < self.until
+    }
 }
 
 /// Loop of an engine thread that runs the worker between calls. [`super::handoff`] describes its states.
@@ -267,4 +300,40 @@ fn block(shared: &Shared, mut worker: WorkerGuard<'_>) {
     wakes(shared, &fds[0]);
     shared.doorbells.sleep_ends(fds[1].any() == Some(true));
     clients.ends(|at| fds[before + at].any() == Some(true));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn yields_are_avoided_for_longer_while_they_are_lost() {
+        let mut yields = LostYields::default();
+        let (lost, memory) = (Nanos(2 * MS), Nanos(WaitPolicy::YIELD_LOST_MEMORY_NS));
+        let mut now = Nanos(3_600_000 * MS);
+        let lose = |yields: &mut LostYields, now: &mut Nanos| {
+            yields.note(*now, *now + lost);
+            *now = *now + lost;
+        };
+        lose(&mut yields, &mut now);
+        assert!(!yields.are_recent(now), "one stands alone");
+        yields.note(now, now + Nanos(MS / 2));
+        assert!(!yields.are_recent(now), "a client had the processor");
+        for times in [1, 2, 4, 8] {
+            lose(&mut yields, &mut now);
+            let until = now + Nanos(times * memory.0);
+            assert!(yields.are_recent(until - Nanos(1)) && !yields.are_recent(until), "{times}");
+            now = until;
+        }
+        for _ in 0..20 {
+            lose(&mut yields, &mut now);
+            now = now + yields.memory;
+        }
+        assert_eq!(yields.memory, Nanos(WaitPolicy::YIELD_LOST_LONGEST_MEMORY_NS));
+        now = now + yields.memory + Nanos(1);
+        lose(&mut yields, &mut now);
+        assert!(!yields.are_recent(now), "the program had ended");
+    }
 }
