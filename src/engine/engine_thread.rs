@@ -309,7 +309,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn yields_are_avoided_for_longer_while_they_are_lost() {
+    fn repeatedly_lost_yields_are_avoided_for_longer() {
         let mut yields = LostYields::default();
         let (lost, memory) = (Nanos(2 * MS), Nanos(WaitPolicy::YIELD_LOST_MEMORY_NS));
         let mut now = Nanos(3_600_000 * MS);
