@@ -110,7 +110,9 @@ fn spin_then_sleep(shared: &Shared, spin: Nanos, shares: bool, term: u64) -> Res
 /// woken.
 #[derive(Debug, Default)]
 struct LostYields {
+    /// Until when yields are avoided.
     until: Nanos,
+    /// For how long they were avoided after the last lost one; zero after one that stood alone.
     memory: Nanos,
 }
 
@@ -121,10 +123,10 @@ impl LostYields {
         if back - before <= Nanos(WaitPolicy::YIELD_LOST_NS) {
             return;
         }
-        let first = Nanos(WaitPolicy::YIELD_LOST_MEMORY_NS);
+        let (first, longest) =
+            (Nanos(WaitPolicy::YIELD_LOST_MEMORY_NS), Nanos(WaitPolicy::YIELD_LOST_LONGEST_MEMORY_NS));
         let is_repeated = back - self.until <= self.memory.max(first);
-        let longer = Nanos(2 * self.memory.0).max(first).min(Nanos(WaitPolicy::YIELD_LOST_LONGEST_MEMORY_NS));
-        self.memory = if is_repeated { longer } else { Nanos::ZERO };
+        self.memory = if is_repeated { Nanos(2 * self.memory.0).clamp(first, longest) } else { Nanos::ZERO };
         self.until = back + self.memory;
     }
 
