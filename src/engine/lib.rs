@@ -38,6 +38,7 @@ mod load;
 mod pass_times;
 mod pollers;
 mod polling;
+mod port_requests;
 mod progress;
 mod remote_pass;
 mod shared;

@@ -10,13 +10,14 @@ use crossbeam_channel::{Receiver, Sender};
 
 use super::control::{Answered, Request};
 use super::pass_times::PassTimes;
+use super::port_requests::PortRequests;
 use super::progress::Progress;
 use super::stall::Stall;
 use roxie_base::time::Nanos;
-use roxie_nic::nic::{self, Answer, Batch, Command, ControlError, GroupChange, Nic, Object, Sent};
+use roxie_nic::nic::{self, Answer, Batch, Command, Nic, Object, Sent};
 use roxie_nic::shared::{ClientDoorbells, Doorbells};
 use roxie_nic::verbs::{AsyncEvent, EventKind, Gid, Mtu, QpIndex};
-use roxie_port::{self as port, BURST, LinkChange, Port, PortInfo, RxOptions, TxId};
+use roxie_port::{self as port, BURST, LinkChange, Port, PortInfo, TxId};
 
 /// An outgoing frame: its slot in the port, and its QP.
 type TxSlot = (TxId, QpIndex);
@@ -41,10 +42,7 @@ pub struct Worker {
     slots: Vec<TxSlot>,
     /// Number of local work requests that the sending half has executed.
     local_work: u32,
-    /// The port's latest settings for received frames.
-    rx_wishes: RxOptions,
-    /// True if the port refused.
-    wishes_refused: bool,
+    port_requests: PortRequests,
     link_error: Option<String>,
     events_lost: u64,
     stall: Stall,
@@ -84,8 +82,7 @@ impl Worker {
             clients: ClientDoorbells::default(),
             slots,
             local_work: 0,
-            rx_wishes: RxOptions::default(),
-            wishes_refused: false,
+            port_requests: PortRequests::default(),
             link_error: None,
             events_lost: 0,
             stall: Stall::default(),
@@ -230,9 +227,7 @@ impl Worker {
                 self.move_entries(now);
                 continue;
             }
-            let result = self.follow_groups(result);
-            let result = self.follow_flows(result);
-            let result = self.follow_wishes(sets_congestion, result);
+            let result = self.port_requests.follow(&mut self.nic, &mut *self.port, sets_congestion, result);
             self.nic.look_after(now);
             self.nic.publish(now);
             let _ = answer.send(Answered { result, remains: self.nic.take_spare() });
@@ -248,62 +243,6 @@ impl Worker {
             Some(result) => drop(answer.send(Answered { result, remains: None })),
         }
         1
-    }
-
-    /// Has the port join and leave the NIC's multicast groups. A group that the port cannot join is removed, and the command that
-    /// asked for it fails.
-    fn follow_groups(&mut self, result: Result<Answer, ControlError>) -> Result<Answer, ControlError> {
-        let mut result = result;
-        while let Some(change) = self.nic.take_group_change() {
-            match change {
-                GroupChange::Left(group) => self.port.leave(group.to_ip()),
-                GroupChange::Joined(group) => {
-                    if let Err(error) = self.port.join(group.to_ip()) {
-                        self.nic.forget_group(group);
-                        result = Err(ControlError::Join { group, reason: error.to_string() });
-                    }
-                }
-            }
-        }
-        result
-    }
-
-    /// Passes the flows of raw packet QPs to the port. A flow that the port cannot steer is removed, and the command fails.
-    fn follow_flows(&mut self, result: Result<Answer, ControlError>) -> Result<Answer, ControlError> {
-        let Some(flows) = self.nic.take_flow_change() else { return result };
-        self.port.steer(&flows).map_err(|error| {
-            self.nic.forget_flow_change();
-            ControlError::Steer(error.to_string())
-        })?;
-        result
-    }
-
-    /// Passes to the port what the NIC wants done for received frames. If the port refuses, only a command that `asks` for it
-    /// fails.
-    fn follow_wishes(
-        &mut self,
-        asks: bool,
-        result: Result<Answer, ControlError>,
-    ) -> Result<Answer, ControlError> {
-        if self.wishes() == self.rx_wishes && !(asks && self.wishes_refused) {
-            return result;
-        }
-        match self.wish() {
-            Err(error) if asks => Err(ControlError::MacControl(error.to_string())),
-            _ => result,
-        }
-    }
-
-    fn wishes(&self) -> RxOptions {
-        let mac_control = self.nic.congestion().classes.uses_mac_control();
-        RxOptions { arrivals: self.nic.wants_arrivals(), mac_control }
-    }
-
-    fn wish(&mut self) -> io::Result<()> {
-        self.rx_wishes = self.wishes();
-        let answer = self.port.set_rx_wishes(self.rx_wishes);
-        self.wishes_refused = answer.is_err();
-        answer
     }
 
     /// Receives a burst, has the QPs process it, and copies its payload to memory.
@@ -506,7 +445,7 @@ impl Worker {
         self.nic.set_longest_frame(longest_frame(self.port.info()));
         self.nic.set_station(mac);
         self.nic.set_largest_mtu(now, largest);
-        if let Err(error) = self.wish() {
+        if let Err(error) = self.port_requests.repeat(&self.nic, &mut *self.port) {
             self.link_error.get_or_insert_with(|| error.to_string());
         }
     }

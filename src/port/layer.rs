@@ -46,6 +46,11 @@ macro_rules! pass_on {
             self.inner.set_rx_wishes(wishes)
         }
     };
+    (@expect_frames) => {
+        fn expect_frames(&mut self, frames: usize) {
+            self.inner.expect_frames(frames);
+        }
+    };
     (@is_sent) => {
         fn is_sent(&mut self, id: &$crate::TxId) -> bool {
             self.inner.is_sent(id)

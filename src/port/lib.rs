@@ -221,6 +221,12 @@ pub trait Port: Send {
         Ok(())
     }
 
+    /// Prepares for this number of frames that peers may send before they wait for the NIC. More than expected may be
+    /// lost.
+    fn expect_frames(&mut self, frames: usize) {
+        let _ = frames;
+    }
+
     /// True if some layer records notes. Otherwise the engine does not format any.
     fn wants_notes(&self) -> bool {
         false
@@ -345,6 +351,9 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn set_rx_wishes(&mut self, wishes: RxOptions) -> io::Result<()> {
         (**self).set_rx_wishes(wishes)
+    }
+    fn expect_frames(&mut self, frames: usize) {
+        (**self).expect_frames(frames);
     }
     fn wants_notes(&self) -> bool {
         (**self).wants_notes()

@@ -261,6 +261,10 @@ impl<P: Port, W: Write + Send> Port for PcapPort<P, W> {
         self.inner.set_rx_wishes(wishes)
     }
 
+    fn expect_frames(&mut self, frames: usize) {
+        self.inner.expect_frames(frames);
+    }
+
     fn wants_notes(&self) -> bool {
         true
     }

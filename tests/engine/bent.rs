@@ -4,7 +4,7 @@ use std::fmt::Arguments;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
@@ -86,6 +86,8 @@ pub(super) struct Link {
     pub(super) in_vain: Mutex<Vec<Kick>>,
     /// Number of requests for receive timestamps.
     pub(super) stamps: AtomicU32,
+    /// Number of frames that the port is to expect.
+    pub(super) expected: AtomicUsize,
     /// If set, the link cannot receive MAC control frames.
     pub(super) hides_pauses: AtomicBool,
     /// Runs when the port next follows the link.
@@ -190,6 +192,10 @@ impl Port for Bent {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         Ok(())
+    }
+
+    fn expect_frames(&mut self, frames: usize) {
+        self.link.expected.store(frames, Relaxed);
     }
 
     fn event_fds(&self) -> Vec<BorrowedFd<'_>> {

@@ -229,9 +229,10 @@ fn destroying_a_qp_sends_posted_requests() {
     until("the last request", || b.cq.poll_one());
 }
 
-/// A device with delay-based control asks its port once for receive timestamps, and also a port that replaces it.
+/// A device with delay-based control asks its port once for receive timestamps, and tells it how many frames to expect; both also of
+/// a port that replaces it.
 #[test]
-fn replacement_port_is_asked_for_timestamps() {
+fn replacement_port_learns_what_is_wanted() {
     let (first, second) = (memory::pair(end(1), end(2)), memory::pair(end(1), end(2)));
     let [first, second] = [first, second].map(|(port, _)| Bent::new(port));
     let (asked_first, asked_second) = (first.link(), second.link());
@@ -252,12 +253,18 @@ fn replacement_port_is_asked_for_timestamps() {
         sends: SendRing::new(1, 0, 0).expect("memory"),
         receives: ReceiveSource::Own(RecvRing::new(1, 0).expect("memory")),
     };
-    call(create.into());
+    assert_eq!(asked_first.expected.load(Relaxed), 0);
+    let Answer::Qp(qp) = call(create.into()) else { panic!("no QP") };
+    let window = NicConfig::default().limits.window as usize;
+    assert_eq!(asked_first.expected.load(Relaxed), window);
     assert_eq!(asked_first.stamps.load(Relaxed), 0);
     call(Command::SetCongestion(Box::new(by_delay)));
     assert_eq!(asked_first.stamps.load(Relaxed), 1);
     engine.set_port(Box::new(second)).expect("nothing was carried yet");
     assert_eq!((asked_first.stamps.load(Relaxed), asked_second.stamps.load(Relaxed)), (1, 1));
+    assert_eq!(asked_second.expected.load(Relaxed), window);
+    call(Command::DestroyQp(qp.index));
+    assert_eq!(asked_second.expected.load(Relaxed), 0);
 }
 
 /// Settings that the port refuses fail each command that requests them; all else continues.

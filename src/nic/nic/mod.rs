@@ -251,6 +251,11 @@ impl Nic {
         }
     }
 
+    /// Returns the number of frames that peers may send before they wait: a window for each QP, apart from QP1.
+    pub fn expected_frames(&self) -> usize {
+        self.config.limits.window as usize * (self.qps.len() - self.gsis.all().count())
+    }
+
     /// The NIC's counters.
     pub fn counters(&self) -> &Counters {
         &self.counters

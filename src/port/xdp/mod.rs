@@ -115,7 +115,7 @@ impl XdpPort {
     }
 
     /// Returns where the chunks of packet memory are, summed over the queues: for receiving, then for transmitting. In
-    /// each, `held + kernel == total` at all times.
+    /// each, `held + free + kernel == total` at all times.
     pub fn chunks(&mut self) -> (ChunkAccount, ChunkAccount) {
         let mut sum = (ChunkAccount::default(), ChunkAccount::default());
         for (rx, tx) in self.queues.iter_mut().map(Queue::account) {
@@ -152,6 +152,12 @@ impl Port for XdpPort {
     fn set_rx_wishes(&mut self, wishes: RxOptions) -> io::Result<()> {
         let mut steering = self.steering.lock().unwrap_or_else(PoisonError::into_inner);
         steering.take_mac_control(wishes.mac_control).map_err(io::Error::other)
+    }
+
+    fn expect_frames(&mut self, frames: usize) {
+        for queue in &mut self.queues {
+            queue.expect(frames);
+        }
     }
 
     fn rx_burst(&mut self, _now: Nanos) -> usize {
