@@ -1,7 +1,7 @@
 //! Roxie compared with TCP, by stock programs, without an adapter.
 //!
 //! `make versus`, or `cargo bench --bench versus [-- ROW …] [-- --json]`. Two namespaces on a veth pair (root), and stock programs: the
-//! same program over both transports, or its nearest relative. Each of three runs measures a row over TCP, then over both ports, so that
+//! same program over both transports, or its nearest relative. Each of three runs measures a row over TCP, then over each port, so that
 //! other load of the machine affects all of them. The table shows medians, their range, and ratios to TCP; a higher ratio is better.
 
 #[allow(dead_code, unreachable_pub)]
@@ -133,7 +133,9 @@ impl Tool {
 use Figure::{Bandwidth, Rate, Time};
 
 const TCP: &str = "tcp";
-const MEDIA: [&str; 3] = [TCP, PORTS[0], PORTS[1]];
+const MEDIA: [&str; 1 + PORTS.len()] = [TCP, PORTS[0], PORTS[1], PORTS[2]];
+/// The runs of a row over each medium.
+type Runs = [Vec<f64>; MEDIA.len()];
 const ROWS: [Row; 9] = [
     Row::ucx("ucx-64k", "UCX, messages of 64 KiB", Bandwidth, "-t tag_bw -n 20000 -s 65536"),
     Row::ucx("ucx-1m", "UCX, messages of 1 MiB", Bandwidth, "-t tag_bw -n 1500 -s 1048576"),
@@ -196,7 +198,7 @@ fn main() -> ExitCode {
         .collect();
     let site = Site::new("bench-versus");
     // Indexed by row and medium.
-    let mut values = vec![[const { Vec::new() }; 3]; rows.len()];
+    let mut values: Vec<Runs> = vec![Runs::default(); rows.len()];
     for run in 0..RUNS {
         for (row, values) in rows.iter().zip(&mut values) {
             eprintln!("versus: run {} of {RUNS}, {}", run + 1, row.what);
@@ -250,36 +252,30 @@ fn spread(values: &[f64]) -> (f64, f64, f64) {
     (sorted[sorted.len() / 2], sorted[0], sorted[sorted.len() - 1])
 }
 
-fn show(rows: &[&Row], values: &[[Vec<f64>; 3]], as_json: bool) {
+fn show(rows: &[&Row], values: &[Runs], as_json: bool) {
     if as_json {
-        let rows = rows.iter().zip(values).map(|(row, [tcp, xdp, udp])| {
-            let runs = json!({ "tcp": tcp, "xdp": xdp, "udp": udp });
+        let rows = rows.iter().zip(values).map(|(row, values)| {
+            let runs: serde_json::Map<_, _> =
+                MEDIA.into_iter().zip(values).map(|(medium, runs)| (medium.to_owned(), json!(runs))).collect();
             json!({ "name": row.name, "what": row.what, "unit": row.unit(), "less_is_better": row.figure == Time, "runs": runs })
         });
         println!("{:#}", json!(rows.collect::<Vec<_>>()));
         return;
     }
-    println!(
-        "{:<38} {:>5} {:>20} {:>20} {:>20} {:>6} {:>6}",
-        "", "", "TCP", "Roxie, xdp", "Roxie, udp", "xdp", "udp"
-    );
+    print!("{:<38} {:>5} {:>20}", "", "", "TCP");
+    PORTS.iter().for_each(|port| print!(" {:>20}", format!("Roxie, {port}")));
+    PORTS.iter().for_each(|port| print!(" {port:>6}"));
+    println!();
     for (row, values) in rows.iter().zip(values) {
-        let all = [0, 1, 2].map(|medium| spread(&values[medium]));
-        let cell = |(median, least, most): (f64, f64, f64)| {
+        let all = values.each_ref().map(|runs| spread(runs));
+        print!("{:<38} {:>5}", row.what, row.unit());
+        for (median, least, most) in all {
             let digits = usize::from(median < 100.0);
-            format!("{median:.digits$} ({least:.digits$}-{most:.digits$})")
-        };
-        let [tcp, xdp, udp] = all;
-        println!(
-            "{:<38} {:>5} {:>20} {:>20} {:>20} {:>6.2} {:>6.2}",
-            row.what,
-            row.unit(),
-            cell(tcp),
-            cell(xdp),
-            cell(udp),
-            row.ratio(tcp.0, xdp.0),
-            row.ratio(tcp.0, udp.0)
-        );
+            print!(" {:>20}", format!("{median:.digits$} ({least:.digits$}-{most:.digits$})"));
+        }
+        let [tcp, ports @ ..] = all;
+        ports.iter().for_each(|port| print!(" {:>6.2}", row.ratio(tcp.0, port.0)));
+        println!();
     }
-    println!("Medians of {RUNS} runs (least to most). The last two columns: times TCP, more is better.");
+    println!("Medians of {RUNS} runs (least to most). The last columns: times TCP, more is better.");
 }

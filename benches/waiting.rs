@@ -126,8 +126,8 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 /// Prints the table. Returns true if all budgets hold.
 fn show(tcp: &[Times], times: &BTreeMap<(&str, &str), Vec<Times>>) -> bool {
     let first = |times: &[Times]| median(times.iter().map(|t| t.0));
-    println!("{:<8} {:<4} {:>9} {:>9} {:>7}  budget", "way", "port", "median us", "p99 us", "x TCP");
-    println!("{:<8} {:<4} {:>9.1} {:>9.1}", "tcp", "", first(tcp), median(tcp.iter().map(|t| t.1)));
+    println!("{:<8} {:<6} {:>9} {:>9} {:>7}  budget", "way", "port", "median us", "p99 us", "x TCP");
+    println!("{:<8} {:<6} {:>9.1} {:>9.1}", "tcp", "", first(tcp), median(tcp.iter().map(|t| t.1)));
     let mut all = true;
     for (way, _, budget) in WAYS {
         for port in PORTS {
@@ -146,7 +146,7 @@ fn show(tcp: &[Times], times: &BTreeMap<(&str, &str), Vec<Times>>) -> bool {
             all &= holds;
             let verdict = if holds { "" } else { "  DOES NOT HOLD" };
             let p99 = median(own.iter().map(|t| t.1));
-            println!("{way:<8} {port:<4} {:>9.1} {p99:>9.1} {:>7.2}  {text}{verdict}", first(own), of(tcp));
+            println!("{way:<8} {port:<6} {:>9.1} {p99:>9.1} {:>7.2}  {text}{verdict}", first(own), of(tcp));
         }
     }
     all

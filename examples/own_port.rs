@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use roxie::frame::{ETHERNET_HEADER, Frame, FrameMut};
 use roxie::host::{ConnectOptions, Device, DeviceConfig, Resolve, ResolveError};
-use roxie::port::{BURST, Port, PortInfo, Received, TxId};
+use roxie::port::{BURST, Carries, Port, PortInfo, Received, TxId};
 use roxie::time::Nanos;
 use roxie::verbs::{Access, SendWr};
 
@@ -52,7 +52,7 @@ impl SocketPort {
             mac: station(number),
             mtu: MTU,
             max_frame: MTU + ETHERNET_HEADER,
-            raw_frames: true,
+            carries: Carries::AnyFrames,
         };
         let slots = vec![Vec::new(); SLOTS as usize];
         let free = (0..SLOTS).collect();

@@ -9,6 +9,7 @@ use roxie::host::{
     CompletionQueue, ConnectOptions, Device, DeviceConfig, MemoryRegion, ProtectionDomain, QueuePair, Stack,
 };
 use roxie::netdev::{IfAddr, Links, NetNs};
+use roxie::port::packet::PacketConfig;
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::XdpConfig;
 use roxie::verbs::{Access, SendFlags, SendWr, WcStatus, WrOpcode};
@@ -160,6 +161,16 @@ fn through_frames(joined: &Joined) {
     assert_no_allocation("xdp", &near, &far);
 }
 
+fn through_packets(joined: &Joined) {
+    let open = |n: usize| {
+        let config = DeviceConfig::caller_only();
+        let open = || Device::open_packet(&PacketConfig::new("veth0"), &lossy(n as u64 + 1), &config);
+        joined.0[n].run(open).expect("the namespace").expect("a packet device")
+    };
+    let (near, far) = (open(0), open(1));
+    assert_no_allocation("packet", &near, &far);
+}
+
 fn through_sockets(joined: &Joined) {
     let open = |n: usize| {
         let udp =
@@ -177,10 +188,11 @@ fn data_path_allocates_nothing_under_loss() {
     match join() {
         Ok(joined) => {
             through_sockets(&joined);
+            through_packets(&joined);
             through_frames(&joined);
         }
         Err(why) => {
-            println!("SKIP data_path_allocates_nothing_under_loss (udp, xdp): {why}");
+            println!("SKIP data_path_allocates_nothing_under_loss (udp, packet, xdp): {why}");
         }
     }
 }

@@ -13,6 +13,7 @@ use roxie::host::{
 };
 use roxie::netdev::{IfAddr, Links, NetNs};
 use roxie::port::fault::FaultConfig;
+use roxie::port::packet::PacketConfig;
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::XdpConfig;
 use roxie::time::Nanos;
@@ -297,6 +298,9 @@ fn open(port: &str, namespace: &NetNs, address: IpAddr) -> Device {
         if port == "xdp" {
             return Device::open_xdp(&XdpConfig::new("veth0"), &Stack::default(), &config);
         }
+        if port == "packet" {
+            return Device::open_packet(&PacketConfig::new("veth0"), &Stack::default(), &config);
+        }
         let interface = Some("veth0".to_owned());
         let udp = UdpConfig { addresses: vec![address], interface, ..UdpConfig::default() };
         Device::open_udp(&udp, &Stack::default(), &config)
@@ -328,7 +332,9 @@ fn hosts(test: &str, tag: &str) -> Option<[NetNs; 2]> {
 #[test]
 fn hosts_connect_over_all_ports_and_families() {
     let Some(ends) = hosts("hosts_connect_over_all_ports_and_families", "cm") else { return };
-    for (near_port, far_port) in [("xdp", "xdp"), ("udp", "udp"), ("xdp", "udp")] {
+    for (near_port, far_port) in
+        [("xdp", "xdp"), ("packet", "packet"), ("udp", "udp"), ("xdp", "udp"), ("packet", "udp")]
+    {
         for network in ["10.83.0.", "fd83::"] {
             let ip = |n: u32| format!("{network}{n}").parse::<IpAddr>().expect("an address");
             let near = open(near_port, &ends[0], ip(1));

@@ -7,6 +7,7 @@ use roxie::host::{
     AhOptions, CompletionQueue, Device, DeviceConfig, MemoryRegion, ProtectionDomain, QueuePair, Stack,
 };
 use roxie::netdev::{IfAddr, Links, NetNs};
+use roxie::port::packet::PacketConfig;
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::XdpConfig;
 use roxie::verbs::{Access, Gid, Psn, QpCaps, QpInit, QpType, Qpn, WcStatus};
@@ -50,6 +51,7 @@ fn open(port: &str, namespace: &NetNs, address: &[IpAddr]) -> Device {
     let config = DeviceConfig::default();
     let open = || match port {
         "xdp" => Device::open_xdp(&XdpConfig::new("veth0"), &Stack::default(), &config),
+        "packet" => Device::open_packet(&PacketConfig::new("veth0"), &Stack::default(), &config),
         // Bound to its addresses, or to none.
         _ => {
             let interface = Some("veth0".to_owned());
@@ -108,11 +110,11 @@ fn play(port: &str, ends: &[NetNs; 2], addresses: [&[IpAddr]; 2], group: IpAddr)
 }
 
 #[test]
-fn group_is_joined_and_left_over_both_ports() {
+fn group_is_joined_and_left_over_all_ports() {
     let ends = match (NetNs::create("mcast-a"), NetNs::create("mcast-b")) {
         (Ok(here), Ok(there)) => [here, there],
         (Err(why), _) | (_, Err(why)) => {
-            println!("SKIP group_is_joined_and_left_over_both_ports: {why}");
+            println!("SKIP group_is_joined_and_left_over_all_ports: {why}");
             return;
         }
     };
@@ -133,6 +135,7 @@ fn group_is_joined_and_left_over_both_ports() {
     for group in ["239.1.2.3", "ff0e::1:2:3"] {
         let group = group.parse().expect("an address");
         play("xdp", &ends, [&ips[0], &ips[1]], group);
+        play("packet", &ends, [&ips[0], &ips[1]], group);
         play("udp", &ends, [&ips[0], &ips[1]], group);
     }
     // Sockets bound to no address.

@@ -35,6 +35,7 @@ const UNSAFE: &[&str] = &[
     "src/nic/shared/",            // mapped queues, registered memory
     "src/wire/icrc/fold.rs",      // a call of what is compiled for processors with an instruction
     "src/port/xdp/",              // rings and chunks shared with the kernel
+    "src/port/packet/ring.rs",    // the ring that the kernel fills
     "src/port/udp/",              // socket options and control messages that no crate wraps
     "src/base/descriptors/",      // descriptors that come with messages, and those of a forked child
     "src/base/threads.rs",        // a system call that no crate wraps
@@ -60,7 +61,6 @@ const LONG: &[(&str, &str)] = &[
     ("src/nic/cm/incoming.rs", "a function for each message, each over all states"),
     ("src/roxie/host/connections/mod.rs", "three threads that hold one lock"),
     ("src/port/pcap.rs", "a third are its tests"),
-    ("src/port/udp/tx/mod.rs", "the layout of slots, and all that reads or writes it"),
     (
         "src/port/xdp/queue.rs",
         "four rings and the chunks that go round between them; unsafe stays in one file",

@@ -119,6 +119,7 @@ struct Selection {
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum PortArgument {
     Xdp,
+    Packet,
     Udp,
 }
 
@@ -220,6 +221,7 @@ impl Selection {
     fn rows(&self) -> Result<Vec<Row>, Error> {
         let port = self.port.map(|p| match p {
             PortArgument::Xdp => PortKind::Xdp,
+            PortArgument::Packet => PortKind::Packet,
             PortArgument::Udp => PortKind::Udp,
         });
         let named = |row: &Row| {

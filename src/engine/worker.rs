@@ -17,7 +17,7 @@ use roxie_base::time::Nanos;
 use roxie_nic::nic::{self, Answer, Batch, Command, Nic, Object, Sent};
 use roxie_nic::shared::{ClientDoorbells, Doorbells};
 use roxie_nic::verbs::{AsyncEvent, EventKind, Gid, Mtu, QpIndex};
-use roxie_port::{self as port, BURST, LinkChange, Port, PortInfo, TxId};
+use roxie_port::{self as port, BURST, Carries, LinkChange, Port, PortInfo, TxId};
 
 /// An outgoing frame: its slot in the port, and its QP.
 type TxSlot = (TxId, QpIndex);
@@ -529,7 +529,7 @@ impl Worker {
 
 /// The longest frame of any protocol that a port carries.
 fn longest_frame(port: &PortInfo) -> Option<usize> {
-    port.raw_frames.then_some(port.max_frame)
+    (port.carries == Carries::AnyFrames).then_some(port.max_frame)
 }
 
 impl std::fmt::Debug for Worker {

@@ -20,6 +20,7 @@
 //! | module | feature | moves frames over |
 //! | --- | --- | --- |
 //! | `udp` | `udp` | UDP sockets: RoCE v2 only, no privilege |
+//! | `packet` | `udp` | AF_PACKET sockets: RoCE v2 only, takes CAP_NET_RAW to run |
 //! | `xdp` | `xdp` | AF_XDP: any protocol, takes clang to build and CAP_NET_ADMIN to run |
 //! | [`memory`] | | memory of the process |
 //! | [`fault`], [`pcap`], [`loopback`] | | another port: they lose, record and loop its frames |
@@ -53,8 +54,12 @@ pub mod loopback;
 pub mod memory;
 #[cfg(feature = "netdev")]
 pub mod netdev;
+#[cfg(feature = "udp")]
+pub mod packet;
 pub mod pcap;
 mod synthetic;
+#[cfg(feature = "udp")]
+mod trains;
 #[cfg(feature = "udp")]
 pub mod udp;
 pub mod unclaimed;
@@ -78,7 +83,7 @@ use undelivered::Undelivered;
 /// Properties of a port: name, interface, addresses and sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortInfo {
-    /// `xdp`, `udp` or `memory`; layers wrap the name: `pcap(fault(xdp))`.
+    /// `xdp`, `packet`, `udp` or `memory`; layers wrap the name: `pcap(fault(xdp))`.
     pub name: String,
     /// Name of the network interface, if the port has one.
     pub interface: Option<String>,
@@ -90,8 +95,19 @@ pub struct PortInfo {
     pub mtu: usize,
     /// The longest frame in bytes, without FCS, that the port can carry (it may be below `mtu + 18`).
     pub max_frame: usize,
-    /// True if the port carries frames of any protocol, and steers requested flows here. False: RoCE v2 only.
-    pub raw_frames: bool,
+    /// What the port carries.
+    pub carries: Carries,
+}
+
+/// What a port carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Carries {
+    /// RoCE v2 datagrams. Station addresses are made up from IP addresses.
+    Datagrams,
+    /// RoCE v2 frames, with station addresses.
+    RoceFrames,
+    /// Frames of any protocol. The port steers requested flows here.
+    AnyFrames,
 }
 
 impl PortInfo {

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::{BURST, LinkChange, Port, PortInfo, Received, TxId};
+use super::{BURST, Carries, LinkChange, Port, PortInfo, Received, TxId};
 use roxie_base::flow::FlowMatch;
 use roxie_base::frame::{Frame, FrameMut};
 use roxie_base::time::Nanos;
@@ -135,7 +135,7 @@ impl MemoryPort {
                 mac: config.mac,
                 mtu: config.mtu,
                 max_frame,
-                raw_frames: true,
+                carries: Carries::AnyFrames,
             },
             split: config.split.unwrap_or(usize::MAX),
             outgoing,

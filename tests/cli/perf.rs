@@ -19,7 +19,7 @@ const COUNTED: [(&str, &str); 4] = [
 #[test]
 fn perf_measures_every_operation_over_both_ports() {
     let Some(net) = Net::new("perf") else { return };
-    for port in ["xdp", "udp"] {
+    for port in ["xdp", "packet", "udp"] {
         for (operation, counted) in COUNTED {
             let command = format!("perf {operation} bw --port {port} --json");
             let (server, client) = net.both(&command, &format!("{command} -n 200 -q 2 -t 16"));
@@ -43,7 +43,7 @@ fn perf_measures_every_operation_over_both_ports() {
 #[test]
 fn unacknowledged_services_report_losses() {
     let Some(net) = Net::new("perf-u") else { return };
-    for port in ["xdp", "udp"] {
+    for port in ["xdp", "packet", "udp"] {
         for what in
             ["send bw --service uc -s 4096", "send bw --service ud -s 1000", "write bw --service uc -s 4096"]
         {
@@ -88,7 +88,7 @@ fn timed_run_ends_between_xdp_and_udp() {
 #[test]
 fn lossy_link_completes_every_message() {
     let Some(net) = Net::new("perf-loss") else { return };
-    for port in ["xdp", "udp"] {
+    for port in ["xdp", "packet", "udp"] {
         for operation in ["send", "read"] {
             let command = format!("perf {operation} bw --port {port} --json --timeout 10");
             let (server, client) =
@@ -104,7 +104,7 @@ fn lossy_link_completes_every_message() {
 #[test]
 fn floor_uses_the_same_ports() {
     let Some(net) = Net::new("perf-floor") else { return };
-    for port in ["xdp", "udp"] {
+    for port in ["xdp", "packet", "udp"] {
         for measure in ["bw", "lat"] {
             let command = format!("perf send {measure} --port {port} --floor --json");
             let (server, client) = net.both(&command, &format!("{command} -n 60 -s 64"));

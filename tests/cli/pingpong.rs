@@ -6,10 +6,21 @@ use std::net::{TcpListener, TcpStream};
 use crate::network::Net;
 use crate::{A, A4, Finished};
 
-const PORTS: [(&str, &str); 4] = [("xdp", "xdp"), ("udp", "udp"), ("xdp", "udp"), ("udp", "xdp")];
+/// All pairs of ports.
+const PORTS: [(&str, &str); 9] = [
+    ("xdp", "xdp"),
+    ("xdp", "packet"),
+    ("xdp", "udp"),
+    ("packet", "xdp"),
+    ("packet", "packet"),
+    ("packet", "udp"),
+    ("udp", "xdp"),
+    ("udp", "packet"),
+    ("udp", "udp"),
+];
 
 #[test]
-fn pingpong_runs_over_xdp_and_udp() {
+fn pingpong_runs_over_all_ports() {
     let Some(net) = Net::new("pingpong") else { return };
     for (left, right) in PORTS {
         let options = "pingpong rc -n 100 -c --port";
@@ -141,9 +152,9 @@ fn stock_srq_client_is_served() {
 }
 
 #[test]
-fn lost_frames_are_retransmitted_over_both_ports() {
+fn lost_frames_are_retransmitted_over_all_ports() {
     let Some(net) = Net::new("pingpong-loss") else { return };
-    for port in ["xdp", "udp"] {
+    for port in ["xdp", "packet", "udp"] {
         let options = format!("pingpong rc --port {port} -n 200 -c --timeout 10 --json");
         let (server, client) = net.both(&options, &format!("{options} --fault drop=0.03"));
         server.succeeded();
@@ -182,7 +193,7 @@ fn silent_peer_exhausts_the_retries() {
 #[test]
 fn killed_peer_is_noticed() {
     let Some(net) = Net::new("pingpong-dead") else { return };
-    for port in ["xdp", "udp"] {
+    for port in ["xdp", "packet", "udp"] {
         let options = format!("pingpong rc --port {port} -n 100000000 --timeout 14 --retry 2 --patience 2");
         let server = net.serve(&options);
         let mut client = net.start_right(&format!("{options} --capture /dev/null {A}"));

@@ -14,7 +14,7 @@ use crate::{A, Running};
 #[test]
 fn invalid_devices_are_refused_and_left_unchanged() {
     let Some(net) = Net::new("wrong") else { return };
-    for port in ["xdp", "udp"] {
+    for port in ["xdp", "packet", "udp"] {
         let pingpong = format!("pingpong rc --port {port}");
         net.left(&format!("{pingpong} --dev right")).failed(3, &["\"right\"", "there are: ", "left"]);
         net.left(&format!("{pingpong} -g 9")).failed(2, &["no GID at index 9", "1: ::ffff:192.0.2.1"]);
@@ -58,6 +58,7 @@ fn busy_interface_names_its_holder() {
     let taken = net.a.run(|| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 4791))).unwrap().unwrap();
     let own = format!("process {}", std::process::id());
     net.left("pingpong rc --port udp -p 2000").failed(3, &["UDP port 4791", "is taken", &own]);
+    net.left("pingpong rc --port packet -p 2000").failed(3, &["UDP port 4791 of left is taken", &own]);
     drop(taken);
     let servers = [18515, 2000].map(|tcp| net.serve(&format!("pingpong rc --port udp -p {tcp}")));
     let shown = net.left("show processes --json").succeeded();
@@ -110,6 +111,7 @@ fn unprivileged_run_falls_back_to_udp() {
     start("pingpong rc --port udp -p 80")
         .finish()
         .failed(2, &["TCP port 80", "as those below 1024 here", "higher one with -p"]);
+    start("pingpong rc --port packet").finish().failed(3, &["not permitted", "CAP_NET_RAW", "udp port"]);
     start("pingpong rc --port xdp").finish().failed(3, &["not permitted", "CAP_NET_RAW", "udp port"]);
     let shown = start("show device --dev left").finish().succeeded();
     assert!(shown.stdout.contains("lacks CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF"), "{shown:#?}");

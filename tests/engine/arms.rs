@@ -9,7 +9,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use roxie::engine::Worker;
 use roxie::frame::FrameMut;
 use roxie::nic::{Nic, NicConfig};
-use roxie::port::{Port, PortInfo, Received, TxId};
+use roxie::port::{Carries, Port, PortInfo, Received, TxId};
 use roxie::shared::Doorbells;
 use roxie::time::Nanos;
 use roxie::verbs::QpIndex;
@@ -77,7 +77,7 @@ fn worker(meanwhile: bool) -> (Worker, Doorbells) {
         mac: [2, 0, 0, 0, 0, 1],
         mtu: 1500,
         max_frame: 1514,
-        raw_frames: false,
+        carries: Carries::Datagrams,
     };
     let port = Box::new(Rings { info, bells: bells.clone(), meanwhile });
     let ((_commands, requests), (events, _heard)) = (bounded(1), bounded(1));

@@ -105,18 +105,23 @@ fn nothing_is_left(site: &Site) {
     }
 }
 
+/// Ports of a NIC that serves other processes.
+const NIC_PORTS: [&str; 2] = ["xdp", "packet"];
+
 #[test]
 fn one_nic_serves_server_and_client() {
     let programs = ["ibv_rc_pingpong", "ibv_xsrq_pingpong", "ib_write_bw", "ib_send_lat", "ib_atomic_bw"];
     if skip("one_nic_serves_server_and_client", &programs) {
         return;
     }
-    let (site, nics) = Site::with_nics("nic-same", &["--port", "xdp"]);
-    server_and_client(&site, "nic");
-    for (program, tcp) in [("ibv_rc_pingpong -g 1 -e", 18515), ("ib_read_bw -x 1 -F -n 500", 18515)] {
-        site.play("nic", program, tcp);
+    for port in NIC_PORTS {
+        let (site, nics) = Site::with_nics("nic-same", &["--port", port]);
+        server_and_client(&site, "nic");
+        for (program, tcp) in [("ibv_rc_pingpong -g 1 -e", 18515), ("ib_read_bw -x 1 -F -n 500", 18515)] {
+            site.play("nic", program, tcp);
+        }
+        ends_clean(&site, nics);
     }
-    ends_clean(&site, nics);
 }
 
 #[test]
@@ -152,9 +157,11 @@ fn one_nic_serves_several_rdma_cm_servers() {
     if skip("one_nic_serves_several_rdma_cm_servers", &["rping"]) {
         return;
     }
-    let (site, nics) = Site::with_nics("nic-cm", &["--port", "xdp"]);
-    servers_of_rdma_cm(&site, "nic");
-    ends_clean(&site, nics);
+    for port in NIC_PORTS {
+        let (site, nics) = Site::with_nics("nic-cm", &["--port", port]);
+        servers_of_rdma_cm(&site, "nic");
+        ends_clean(&site, nics);
+    }
 }
 
 #[test]

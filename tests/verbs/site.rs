@@ -18,7 +18,7 @@ pub(crate) mod in_time;
 /// A program that runs longer is killed, and its test fails. The limit allows for busy machines.
 const LIMIT: Duration = Duration::from_secs(120);
 /// The ports of a device.
-pub(crate) const PORTS: [&str; 2] = ["xdp", "udp"];
+pub(crate) const PORTS: [&str; 3] = ["xdp", "packet", "udp"];
 /// The near end's IPv4 address.
 pub(crate) const NEAR: &str = "192.0.2.1";
 /// The far end's IPv4 address.

@@ -14,6 +14,7 @@ use roxie::host::{
 use roxie::netdev::Interface;
 use roxie::nic::CongestionConfig;
 use roxie::port::fault::FaultConfig;
+use roxie::port::packet::PacketConfig;
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::{XdpConfig, XdpError};
 use roxie::time::Nanos;
@@ -156,6 +157,10 @@ impl Site<'_> {
                 let xdp = XdpConfig { addresses, ..XdpConfig::new(interface) };
                 Device::open_xdp(&xdp, &stack, &config)
             }
+            PortKind::Packet => {
+                let packet = PacketConfig { addresses, ..PacketConfig::new(interface) };
+                Device::open_packet(&packet, &stack, &config)
+            }
             PortKind::Udp => {
                 let interface = Some(interface.to_owned());
                 let udp = UdpConfig { addresses, interface, gso, ..UdpConfig::default() };
@@ -294,7 +299,7 @@ impl Local for Roxie<'_> {
                 let interface = self.site.within(|| Interface::by_name(self.site.interface))?;
                 Ok(interface.named("the interface")?.xdp_program.is_some())
             }
-            PortKind::Udp => self.site.within(program::roce_port_is_bound)?,
+            PortKind::Packet | PortKind::Udp => self.site.within(program::roce_port_is_bound)?,
         })
     }
 

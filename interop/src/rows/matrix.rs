@@ -100,7 +100,7 @@ impl Row {
     /// once, alternating ports and IP versions.
     fn is_short(&self, lossy: &[Row]) -> bool {
         let turn = |n: usize| {
-            let port = PORTS[n % 2];
+            let port = PORTS[n % PORTS.len()];
             let family = FAMILIES[n / 2 % 2];
             self.port == port && self.family == family
         };

@@ -52,6 +52,7 @@ pub enum Side {
 #[expect(missing_docs, reason = "the names say it")]
 pub enum PortKind {
     Xdp,
+    Packet,
     Udp,
 }
 
@@ -224,7 +225,7 @@ pub struct Row {
 /// Every operation of RC transfers.
 pub const OPS: [Op; 8] =
     [Op::Send, Op::SendImm, Op::Write, Op::WriteImm, Op::Read, Op::CmpSwap, Op::FetchAdd, Op::AtomicWrite];
-const PORTS: [PortKind; 2] = [PortKind::Xdp, PortKind::Udp];
+const PORTS: [PortKind; 3] = [PortKind::Xdp, PortKind::Packet, PortKind::Udp];
 const SIDES: [Side; 2] = [Side::Roxie, Side::Peer];
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 const MTUS: [usize; 3] = [256, 1024, 4096];
@@ -433,6 +434,7 @@ impl fmt::Display for PortKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             PortKind::Xdp => "xdp",
+            PortKind::Packet => "packet",
             PortKind::Udp => "udp",
         })
     }

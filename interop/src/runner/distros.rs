@@ -239,7 +239,7 @@ fn claimed(port: PortKind) -> Result<bool, Error> {
         PortKind::Xdp => Interface::by_name(INTERFACE)
             .map(|interface| interface.xdp_program.is_some())
             .map_err(|e| Error::Local(format!("the interface: {e}"))),
-        PortKind::Udp => roce_port_is_bound(),
+        PortKind::Packet | PortKind::Udp => roce_port_is_bound(),
     }
 }
 

@@ -7,6 +7,7 @@ use roxie::host::OpenError;
 use roxie::netdev::{Interface, resolve};
 use roxie::port::Port;
 use roxie::port::memory::{self, MemoryConfig};
+use roxie::port::packet::PacketPort;
 use roxie::port::udp::{UdpConfig, UdpPort, synthetic_mac};
 use roxie::port::xdp::XdpPort;
 use roxie::wire::Gid;
@@ -43,6 +44,12 @@ impl DeviceOptions {
         self.check()?;
         self.refuse_layers()?;
         let interface = self.interface()?;
+        if self.asked_port() == Some(PortKind::Packet) {
+            let port = PacketPort::open(&self.packet_config(&interface))
+                .map_err(|e| self.refused(&interface, "packet sockets", &e.into()))?;
+            let own = self.own_gid(&interface)?;
+            return Ok(BarePort { port: Box::new(port), own, interface: Some(interface) });
+        }
         if self.asked_port() != Some(PortKind::Udp) {
             match XdpPort::open(&self.xdp_config(&interface)).map_err(OpenError::from) {
                 Ok(port) => {

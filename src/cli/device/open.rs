@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use roxie::host::{Device, DeviceConfig, GidOrder, GidTable, OpenError, Stack};
 use roxie::netdev::Interface;
+use roxie::port::packet::PacketConfig;
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::{Mode, XdpConfig};
 
@@ -32,6 +33,13 @@ impl DeviceOptions {
             Some(PortKind::Xdp) => {
                 let interface = self.interface()?;
                 (self.open_xdp(&interface).map_err(|e| self.refused(&interface, "AF_XDP", &e))?, None)
+            }
+            Some(PortKind::Packet) => {
+                let interface = self.interface()?;
+                let packet = self.packet_config(&interface);
+                let device =
+                    Device::open_packet(&packet, &self.stack(), &self.config(self.gid_order(&interface)));
+                (device.map_err(|e| self.refused(&interface, "packet sockets", &e))?, None)
             }
             None => (self.open_best(&self.interface()?)?, None),
         };
@@ -72,6 +80,10 @@ impl DeviceOptions {
             addresses: self.address.clone(),
             ..XdpConfig::new(interface.name.clone())
         }
+    }
+
+    pub(super) fn packet_config(&self, interface: &Interface) -> PacketConfig {
+        PacketConfig { addresses: self.address.clone(), ..PacketConfig::new(interface.name.clone()) }
     }
 
     fn open_udp(&self, interface: &Interface) -> Result<Device, Failure> {

@@ -20,6 +20,8 @@ use crate::failure::Failure;
 pub(crate) enum PortKind {
     /// AF_XDP: frames below the kernel's network stack; needs CAP_NET_RAW, CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN
     Xdp,
+    /// Packet sockets: trains of frames beside the kernel's network stack; needs CAP_NET_RAW
+    Packet,
     /// UDP sockets: no privilege, any interface
     Udp,
     /// Memory between both ends in this process: no network at all
@@ -116,9 +118,14 @@ impl DeviceOptions {
             ));
         }
         let misplaced = [
-            (self.no_gso && matches!(self.port, Some(PortKind::Xdp | PortKind::Memory)), "--no-gso", "udp"),
             (
-                self.mode.is_some() && matches!(self.port, Some(PortKind::Udp | PortKind::Memory)),
+                self.no_gso && matches!(self.port, Some(PortKind::Xdp | PortKind::Packet | PortKind::Memory)),
+                "--no-gso",
+                "udp",
+            ),
+            (
+                self.mode.is_some()
+                    && matches!(self.port, Some(PortKind::Packet | PortKind::Udp | PortKind::Memory)),
                 "--mode",
                 "xdp",
             ),

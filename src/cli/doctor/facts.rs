@@ -68,6 +68,8 @@ pub(super) struct Nic {
     pub(super) xdp: Option<XdpFeatures>,
     /// Reasons against AF_XDP, in words.
     pub(super) xdp_obstacles: Vec<String>,
+    /// The obstacle to packet sockets.
+    pub(super) packet_obstacle: Option<&'static str>,
 }
 
 /// Other receivers of the same frames.
@@ -128,6 +130,10 @@ impl Facts {
             ("offloads", list(&offloads(nic))),
             ("AF_XDP", obstacles),
             (
+                "packet sockets",
+                nic.packet_obstacle.map_or_else(|| "allowed".to_owned(), |why| format!("no: {why}")),
+            ),
+            (
                 "driver's XDP",
                 nic.xdp.map_or_else(unknown, |xdp| {
                     list(&xdp.names().into_iter().map(str::to_owned).collect::<Vec<_>>())
@@ -156,6 +162,7 @@ impl Facts {
             "driver": nic.driver, "up": nic.up, "running": nic.running, "mtu": nic.mtu,
             "addresses": nic.addresses, "rx_queues": nic.rx_queues, "rx_ring": ring, "offloads": nic.offloads.active,
             "xdp_features": nic.xdp.map(XdpFeatures::names), "xdp_obstacles": nic.xdp_obstacles,
+            "packet_obstacle": nic.packet_obstacle,
             "xdp_possible": self.xdp_possible(), "xdp_program": others.xdp_program.as_ref().map(|(id, _)| id),
             "xdp_holders": others.xdp_program.as_ref().map(|(_, holders)| holders),
             "udp_port_taken": others.port_taken, "rdma_devices": devices, "rxe_loaded": others.rxe_loaded,

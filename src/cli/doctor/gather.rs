@@ -16,7 +16,7 @@ use crate::device::interface::{Without, usable_interface};
 use crate::failure::Failure;
 use crate::run::Library;
 use crate::run::hint::Environment;
-use crate::show::xdp_obstacles;
+use crate::show::{packet_obstacle, xdp_obstacles};
 
 /// `CAP_SYS_ADMIN`, `CAP_IPC_LOCK`, `CAP_SYS_RESOURCE` (`capabilities(7)`).
 const SYS_ADMIN: u64 = 1 << 21;
@@ -116,6 +116,7 @@ fn crc(cpuinfo: &str) -> Crc {
 fn nic(interface: Interface) -> Nic {
     let index = interface.index;
     Nic {
+        packet_obstacle: packet_obstacle(),
         xdp_obstacles: if interface.name == "lo" { Vec::new() } else { xdp_obstacles(&interface) },
         rx_ring: ethtool::rx_ring(index).ok(),
         offloads: ethtool::offloads(index).unwrap_or_default(),

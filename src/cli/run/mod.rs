@@ -57,6 +57,8 @@ pub(crate) enum Port {
     /// AF_XDP: frames below the kernel's network stack, for one program at a time; needs CAP_NET_RAW, CAP_BPF, CAP_PERFMON and
     /// CAP_NET_ADMIN
     Xdp,
+    /// Packet sockets: trains of frames beside the kernel's network stack, for one program at a time; needs CAP_NET_RAW
+    Packet,
     /// UDP sockets: up to 128 processes of one user, no privilege, any interface
     Udp,
     /// The NIC process that serves the interface (`roxie nic`): up to 255 programs
@@ -67,6 +69,7 @@ impl Port {
     fn name(self) -> &'static str {
         match self {
             Port::Xdp => "xdp",
+            Port::Packet => "packet",
             Port::Udp => "udp",
             Port::Nic => "nic",
         }
@@ -198,7 +201,7 @@ fn prepare(options: &Options) -> Result<Prepared, Failure> {
     let library = Library::find()?;
     let interface = usable_interface(options.dev.as_deref(), Without::Nothing)?;
     let asked = options.port.or(options.mode.map(|_| Port::Xdp));
-    if let (Some(port @ (Port::Udp | Port::Nic)), Some(_)) = (options.port, options.mode) {
+    if let (Some(port @ (Port::Packet | Port::Udp | Port::Nic)), Some(_)) = (options.port, options.mode) {
         let why =
             format!("--mode is for --port xdp, and not for --port {}: leave one of the two out", port.name());
         return Err(Failure::Usage(why));
@@ -219,6 +222,7 @@ impl Prepared {
     fn device(&self) -> Result<Device, OpenError> {
         let plan = match self.port {
             Port::Xdp => PortPlan::Xdp(self.mode),
+            Port::Packet => PortPlan::Packet,
             Port::Udp => PortPlan::Udp,
             Port::Nic => PortPlan::Nic,
         };
@@ -250,7 +254,7 @@ fn start(arguments: &Arguments, prepared: &Prepared) -> Result<ExitCode, Failure
         return Err(Failure::Usage("which program? roxie run -- PROGRAM ARGUMENTS".into()));
     };
     let view = view::View::of(&prepared.interface);
-    let missing = overlay::enter(&view, prepared.port == Port::Xdp)
+    let missing = overlay::enter(&view, matches!(prepared.port, Port::Xdp | Port::Packet))
         .map_err(|e| Failure::Run(format!("returning to the chroot: {e}")))?;
     for part in missing.iter().filter(|_| !arguments.options.quiet) {
         output::note(part);

@@ -8,7 +8,7 @@ use roxie::remote::nic_of;
 
 use super::Port;
 use super::hint::Environment;
-use crate::show::xdp_obstacles;
+use crate::show::{packet_obstacle, xdp_obstacles};
 
 /// The chosen port, and remarks for the user.
 pub(super) struct Preflight {
@@ -37,6 +37,13 @@ impl Preflight {
                 Environment::of_this_process().for_xdp()
             ));
         }
+        if let (Port::Packet, Some(why)) = (port, packet_obstacle()) {
+            remarks.push(format!(
+                "packet sockets will not open on {}: {why}. Run as root, in a container with `--cap-add NET_RAW`, or leave --port \
+                 out: sockets take no privilege",
+                interface.name
+            ));
+        }
         if let (Port::Xdp, Some(id)) = (port, interface.xdp_program) {
             let holders = program_holders(id).join(", ");
             let holders =
@@ -47,7 +54,7 @@ impl Preflight {
                 interface.name
             ));
         }
-        if let (Port::Udp, Some(id)) = (port, interface.xdp_program) {
+        if let (Port::Packet | Port::Udp, Some(id)) = (port, interface.xdp_program) {
             let holders = program_holders(id).join(", ");
             let of = if holders.is_empty() { String::new() } else { format!(" of {holders}") };
             remarks.push(format!(
@@ -56,7 +63,7 @@ impl Preflight {
                 interface.name
             ));
         }
-        if port == Port::Udp && std::path::Path::new("/sys/module/rdma_rxe").exists() {
+        if matches!(port, Port::Packet | Port::Udp) && std::path::Path::new("/sys/module/rdma_rxe").exists() {
             remarks.push(
                 "the kernel's rdma_rxe is loaded and may hold UDP port 4791: if the first queue pair is refused, `rdma link \
                  delete NAME` its devices or use --port xdp"
@@ -80,10 +87,10 @@ fn choose(interface: &Interface, remarks: &mut Vec<String>) -> Port {
         Ok(None) => {}
         Err(error) => remarks.push(error.to_string()),
     }
-    let faster = if name == "lo" || !xdp_obstacles(interface).is_empty() {
+    let faster = if name == "lo" || packet_obstacle().is_some() {
         ""
     } else {
-        "; `--port xdp` gives the interface to one program, and small messages go faster"
+        "; `--port packet` gives the interface to one program, and small messages go faster"
     };
     remarks.push(format!("{name} over UDP sockets, which all programs of this user share{faster}"));
     Port::Udp

@@ -205,6 +205,8 @@ fn print_interface(interface: &Interface, obstacles: &[String]) -> Result<(), Fa
         some => format!("no: {}; the udp port works", some.join("; ")),
     };
     output::line(format_args!("  AF_XDP     {xdp}"))?;
+    let packet = packet_obstacle().map_or_else(|| "allowed".to_owned(), |why| format!("no: {why}"));
+    output::line(format_args!("  packet     {packet}"))?;
     if let Some(id) = interface.xdp_program {
         let holders = holders_text(id);
         output::line(format_args!("  claimed    XDP program {id} is attached, held by {holders}"))?;
@@ -218,7 +220,8 @@ fn interface_json(interface: &Interface, obstacles: &[String]) -> Value {
         "interface": interface.name, "driver": interface.driver, "mac": mac_text(interface.mac),
         "up": interface.up, "running": interface.running, "mtu": interface.mtu,
         "path_mtu": Mtu::largest_for_link(interface.mtu).map(Mtu::bytes), "rx_queues": interface.rx_queues,
-        "addresses": addresses, "xdp_obstacles": obstacles, "xdp_program": interface.xdp_program,
+        "addresses": addresses, "xdp_obstacles": obstacles,
+        "packet_obstacle": packet_obstacle(), "xdp_program": interface.xdp_program,
         "xdp_holders": interface.xdp_program.map(program_holders),
     })
 }
@@ -246,6 +249,20 @@ fn holders_text(id: u32) -> String {
     }
 }
 
+/// Returns the bits of this process's effective capabilities, if they can be read.
+fn effective_capabilities() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(effective.trim(), 16).ok()
+}
+
+/// Returns the obstacle to packet sockets, as far as can be told without trying.
+pub(crate) fn packet_obstacle() -> Option<&'static str> {
+    const CAP_NET_RAW: u64 = 1 << 13;
+    let lacks = effective_capabilities().is_some_and(|effective| effective & CAP_NET_RAW == 0);
+    lacks.then_some("this process lacks CAP_NET_RAW")
+}
+
 /// Lists obstacles to AF_XDP on an interface, as far as can be told without trying.
 pub(crate) fn xdp_obstacles(interface: &Interface) -> Vec<String> {
     /// Bits of `capabilities(7)`.
@@ -260,9 +277,7 @@ pub(crate) fn xdp_obstacles(interface: &Interface) -> Vec<String> {
     if !protocols.is_empty() && !protocols.lines().any(|line| line.starts_with("XDP ")) {
         found.push("the kernel has no AF_XDP sockets (CONFIG_XDP_SOCKETS)".into());
     }
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    if let Some(effective) = effective.and_then(|text| u64::from_str_radix(text.trim(), 16).ok()) {
+    if let Some(effective) = effective_capabilities() {
         let missing: Vec<&str> =
             NEEDED.iter().filter(|(_, bits)| effective & bits == 0).map(|(n, _)| *n).collect();
         if !missing.is_empty() {

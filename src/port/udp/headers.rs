@@ -9,44 +9,44 @@ use super::group::Member;
 use roxie_base::frame::Frame;
 
 /// Ethernet + IPv4 + UDP, in bytes.
-pub(super) const V4_HEADERS: usize = 14 + 20 + 8;
+pub(crate) const V4_HEADERS: usize = 14 + 20 + 8;
 /// Ethernet + IPv6 + UDP, in bytes.
-pub(super) const V6_HEADERS: usize = 14 + 40 + 8;
+pub(crate) const V6_HEADERS: usize = 14 + 40 + 8;
 /// The longer of the two.
-pub(super) const MAX_HEADERS: usize = V6_HEADERS;
+pub(crate) const MAX_HEADERS: usize = V6_HEADERS;
 
 /// Offset of the IPv4 identification in a frame.
 const V4_ID: usize = 14 + 4;
 const V4_CHECKSUM: usize = 14 + 10;
 /// Default hop limit of Linux, shown in received headers: the socket does not report the real one.
-pub(super) const HOP_LIMIT: u8 = 64;
+pub(crate) const HOP_LIMIT: u8 = 64;
 const UDP: u8 = 17;
 
 /// Addresses and traffic class of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Route {
-    pub(super) source: IpAddr,
-    pub(super) destination: IpAddr,
-    pub(super) traffic_class: u8,
+pub(crate) struct Route {
+    pub(crate) source: IpAddr,
+    pub(crate) destination: IpAddr,
+    pub(crate) traffic_class: u8,
 }
 
 /// Headers of a received datagram.
 #[derive(Clone, Copy)]
-pub(super) struct Headers {
+pub(crate) struct Headers {
     bytes: [u8; MAX_HEADERS],
     len: u8,
 }
 
 impl Headers {
-    pub(super) const EMPTY: Headers = Headers { bytes: [0; MAX_HEADERS], len: 0 };
+    pub(crate) const EMPTY: Headers = Headers { bytes: [0; MAX_HEADERS], len: 0 };
 
-    pub(super) fn as_slice(&self) -> &[u8] {
+    pub(crate) fn as_slice(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
 
     /// Makes the headers of a datagram with `payload` bytes. IPv4: identification 0 and DF, which `ip_id_hidden`
     /// declares made up. The UDP checksum is 0: the kernel has verified it and does not show it.
-    pub(super) fn new(macs: ([u8; 6], [u8; 6]), route: &Route, ports: (u16, u16), payload: usize) -> Headers {
+    pub(crate) fn new(macs: ([u8; 6], [u8; 6]), route: &Route, ports: (u16, u16), payload: usize) -> Headers {
         let mut headers = Headers::EMPTY;
         let b = &mut headers.bytes;
         b[..6].copy_from_slice(&macs.1);
@@ -60,8 +60,7 @@ impl Headers {
                 b[20..24].copy_from_slice(&[0x40, 0, HOP_LIMIT, UDP]);
                 b[26..30].copy_from_slice(&source.octets());
                 b[30..34].copy_from_slice(&destination.octets());
-                let sum = checksum(&b[14..34]);
-                b[V4_CHECKSUM..V4_CHECKSUM + 2].copy_from_slice(&sum.to_be_bytes());
+                fill_checksum(b);
                 34
             }
             (source, destination) => {
@@ -91,18 +90,18 @@ fn v6(address: IpAddr) -> Ipv6Addr {
 }
 
 /// The fields of a frame to be sent that a socket needs.
-pub(super) struct Outgoing {
-    pub(super) route: Route,
-    pub(super) source_port: u16,
-    pub(super) destination_port: u16,
+pub(crate) struct Outgoing {
+    pub(crate) route: Route,
+    pub(crate) source_port: u16,
+    pub(crate) destination_port: u16,
     /// Offset of the UDP header; the payload follows 8 bytes later.
-    pub(super) udp: usize,
+    pub(crate) udp: usize,
 }
 
 impl Outgoing {
     /// Parses the first bytes of a frame of `frame_len` bytes. `None` if it is not exactly an untagged Ethernet frame
     /// with one unfragmented UDP datagram over IP without options.
-    pub(super) fn parse(b: &[u8; MAX_HEADERS], frame_len: usize) -> Option<Outgoing> {
+    pub(crate) fn parse(b: &[u8; MAX_HEADERS], frame_len: usize) -> Option<Outgoing> {
         let be16 = |at: usize| u16::from_be_bytes([b[at], b[at + 1]]);
         let (route, udp) = match (be16(12), b[14] >> 4) {
             (0x0800, 4) => {
@@ -134,7 +133,7 @@ impl Outgoing {
     }
 
     /// Writes the source port and, over IPv4, the identification that the datagram will have.
-    pub(super) fn rewrite(&self, b: &mut [u8; MAX_HEADERS], source_port: u16, identification: u16) {
+    pub(crate) fn rewrite(&self, b: &mut [u8; MAX_HEADERS], source_port: u16, identification: u16) {
         b[self.udp..self.udp + 2].copy_from_slice(&source_port.to_be_bytes());
         if self.route.source.is_ipv4() {
             set_identification(b, identification);
@@ -143,7 +142,7 @@ impl Outgoing {
 }
 
 /// True if a frame is a RoCE v2 packet for another process of the group.
-pub(super) fn is_for_another(frame: &Frame<'_>, member: &Member) -> bool {
+pub(crate) fn is_for_another(frame: &Frame<'_>, member: &Member) -> bool {
     let mut start = [0; MAX_HEADERS];
     frame.copy_to(0, &mut start);
     let Some(out) = Outgoing::parse(&start, frame.len()) else { return false };
@@ -166,12 +165,19 @@ fn set_identification(b: &mut [u8; MAX_HEADERS], id: u16) {
     }
 }
 
+/// Computes the checksum of an IPv4 header without options.
+pub(crate) fn fill_checksum(b: &mut [u8; MAX_HEADERS]) {
+    b[V4_CHECKSUM..V4_CHECKSUM + 2].fill(0);
+    let sum = checksum(&b[14..34]);
+    b[V4_CHECKSUM..V4_CHECKSUM + 2].copy_from_slice(&sum.to_be_bytes());
+}
+
 /// The internet checksum of an even number of bytes (RFC 1071).
-fn checksum(bytes: &[u8]) -> u16 {
+pub(crate) fn checksum(bytes: &[u8]) -> u16 {
     !fold(bytes.chunks_exact(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum())
 }
 
-fn fold(sum: u32) -> u16 {
+pub(crate) fn fold(sum: u32) -> u16 {
     let sum = (sum & 0xffff) + (sum >> 16);
     ((sum & 0xffff) + (sum >> 16)) as u16
 }

@@ -10,12 +10,12 @@
 //! [`synthetic_mac`].
 
 pub mod group;
-mod headers;
+pub(crate) mod headers;
 mod open;
-mod owner;
+pub(crate) mod owner;
 mod probe;
 mod rx;
-mod sys;
+pub(crate) mod sys;
 mod tx;
 
 use std::fmt::Arguments;

@@ -19,8 +19,8 @@ use super::headers::HOP_LIMIT;
 use super::rx::Receiver;
 use super::tx::{SendLimits, SendSocket, Sender};
 use super::{UdpPort, owner, probe, synthetic_mac, sys};
-use crate::PortInfo;
 use crate::netdev::NetNs;
+use crate::{Carries, PortInfo};
 use roxie_base::frame::ROCE_V2_PORT;
 
 /// How long to wait for a port that may become free by itself, and the pause between attempts.
@@ -173,7 +173,7 @@ impl UdpPort {
                 mac,
                 mtu,
                 max_frame,
-                raw_frames: false,
+                carries: Carries::Datagrams,
             },
             addresses: own,
             fixed_mtu: config.mtu.is_some(),

@@ -4,16 +4,16 @@ use std::fs;
 use std::path::Path;
 
 /// The holder of a port.
-pub(super) struct Owner {
+pub(crate) struct Owner {
     /// One or two sentences: the holder as far as visible, and what to do.
-    pub(super) text: String,
+    pub(crate) text: String,
     /// True if the port may become free by itself: no holder is visible. For example the last holder has just ended, or
     /// the socket is in flight from one process to another.
-    pub(super) may_go: bool,
+    pub(crate) may_go: bool,
 }
 
 /// Finds the holder of local UDP port `port`.
-pub(super) fn of(port: u16) -> Owner {
+pub(crate) fn of(port: u16) -> Owner {
     let inodes = socket_inodes(port);
     let mut owners: Vec<String> = inodes.iter().filter_map(|inode| process_with_socket(*inode)).collect();
     owners.sort();

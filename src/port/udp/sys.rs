@@ -16,9 +16,9 @@ use std::time::Duration;
 use libc::{c_int, iovec, mmsghdr};
 
 /// Most datagrams or trains per call.
-pub(super) const BATCH: usize = 64;
+pub(crate) const BATCH: usize = 64;
 /// Most pieces of memory per call.
-pub(super) const PIECES: usize = 512;
+pub(crate) const PIECES: usize = 512;
 /// Longest received train, in bytes.
 pub(super) const TRAIN_BYTES: usize = 65_536;
 /// Number of receive buffers.
@@ -40,7 +40,7 @@ type SendControl = [u8; 96];
 type ReceiveControl = [u8; 160];
 
 /// Sets a socket option of type `int`.
-pub(super) fn set_int(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+pub(crate) fn set_int(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
     // SAFETY: the value pointer is to a live c_int and the length is its size; the kernel only reads it.
     let rc = unsafe {
         libc::setsockopt(
@@ -54,8 +54,15 @@ pub(super) fn set_int(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_in
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Binds a socket to an address given as the bytes of its structure.
+pub(crate) fn bind_bytes(fd: BorrowedFd<'_>, address: &[u8]) -> io::Result<()> {
+    // SAFETY: the kernel reads `address.len()` bytes of a live slice.
+    let rc = unsafe { libc::bind(fd.as_raw_fd(), address.as_ptr().cast(), address.len() as libc::socklen_t) };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Attaches a classic BPF program that filters the datagrams of a socket: (code, jump if true, jump if false, operand).
-pub(super) fn attach_filter(fd: BorrowedFd<'_>, program: &[(u16, u8, u8, u32)]) -> io::Result<()> {
+pub(crate) fn attach_filter(fd: BorrowedFd<'_>, program: &[(u16, u8, u8, u32)]) -> io::Result<()> {
     attach(fd, libc::SO_ATTACH_FILTER, program)
 }
 
@@ -116,7 +123,7 @@ pub(super) struct Envelope {
 }
 
 /// Up to [`BATCH`] trains laid out for one `sendmmsg`.
-pub(super) struct Outbox {
+pub(crate) struct Outbox {
     names: Box<[[u8; SOCKADDR_IN6]]>,
     controls: Box<[SendControl]>,
     /// Lengths of each name and control, and the range of pieces.
@@ -148,7 +155,7 @@ impl Raw {
 }
 
 impl Outbox {
-    pub(super) fn new() -> Outbox {
+    pub(crate) fn new() -> Outbox {
         Outbox {
             names: vec![[0; SOCKADDR_IN6]; BATCH].into_boxed_slice(),
             controls: vec![[0; 96]; BATCH].into_boxed_slice(),
@@ -158,13 +165,13 @@ impl Outbox {
         }
     }
 
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.shapes.clear();
         self.pieces.clear();
     }
 
     /// True if a train of `pieces` pieces still fits.
-    pub(super) fn has_room(&self, pieces: usize) -> bool {
+    pub(crate) fn has_room(&self, pieces: usize) -> bool {
         self.shapes.len() < BATCH && self.pieces.len() + pieces <= PIECES
     }
 
@@ -176,9 +183,14 @@ impl Outbox {
         self.shapes.push((name_len, control_len, self.pieces.len()..self.pieces.len()));
     }
 
+    /// Begins a train for a socket that takes whole frames.
+    pub(crate) fn begin_frame(&mut self) {
+        self.shapes.push((0, 0, self.pieces.len()..self.pieces.len()));
+    }
+
     /// Adds bytes to the newest train: a range of the memory that [`send`](Outbox::send) gets later. Adjacent ranges
     /// are merged; an empty range is ignored.
-    pub(super) fn push(&mut self, piece: Range<usize>) {
+    pub(crate) fn push(&mut self, piece: Range<usize>) {
         if piece.is_empty() {
             return;
         }
@@ -193,7 +205,7 @@ impl Outbox {
     }
 
     /// Sends the trains from the `first`-th on, without blocking. Returns the number sent, at least one.
-    pub(super) fn send(&mut self, fd: BorrowedFd<'_>, memory: &[u8], first: usize) -> io::Result<usize> {
+    pub(crate) fn send(&mut self, fd: BorrowedFd<'_>, memory: &[u8], first: usize) -> io::Result<usize> {
         let n = self.shapes.len();
         for i in first..n {
             let (name_len, control_len, pieces) = self.shapes[i].clone();
@@ -204,7 +216,8 @@ impl Outbox {
                     iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
             }
             let header = &mut self.raw.headers[i].msg_hdr;
-            header.msg_name = self.names[i].as_mut_ptr().cast();
+            let name = if name_len == 0 { std::ptr::null_mut() } else { self.names[i].as_mut_ptr().cast() };
+            header.msg_name = name;
             header.msg_namelen = name_len as libc::socklen_t;
             header.msg_control = self.controls[i].as_mut_ptr().cast();
             header.msg_controllen = control_len as _;

@@ -22,7 +22,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::undelivered::Undelivered;
-use super::{BURST, LinkChange, Port, PortInfo, Received, RxOptions, TxId};
+use super::{BURST, Carries, LinkChange, Port, PortInfo, Received, RxOptions, TxId};
 use roxie_base::flow::FlowMatch;
 use roxie_base::frame::FrameMut;
 use roxie_base::time::Nanos;
@@ -68,7 +68,7 @@ impl XdpPort {
             mac: opened.interface.mac,
             mtu: opened.interface.mtu,
             max_frame,
-            raw_frames: true,
+            carries: Carries::AnyFrames,
         };
         Ok(XdpPort {
             info,

@@ -3,6 +3,8 @@
 //! A program that only queries a device, such as `ibv_devinfo`, so works beside a program that uses it.
 
 #[cfg(feature = "udp")]
+use roxie_port::packet::{PacketConfig, PacketPort};
+#[cfg(feature = "udp")]
 use roxie_port::udp::{UdpConfig, UdpPort};
 #[cfg(feature = "xdp")]
 use roxie_port::xdp::{Mode, XdpConfig, XdpError, XdpPort};
@@ -10,7 +12,7 @@ use roxie_port::xdp::{Mode, XdpConfig, XdpError, XdpPort};
 use super::adapter::DeviceSlot;
 use super::error::OpenError;
 use super::stack::Stack;
-use roxie_port::Port;
+use roxie_port::{Carries, Port};
 
 /// The kind of port that a device uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,6 +23,9 @@ pub enum PortPlan {
     /// AF_XDP, in this mode.
     #[cfg(feature = "xdp")]
     Xdp(Mode),
+    /// Packet sockets.
+    #[cfg(feature = "udp")]
+    Packet,
     /// UDP sockets.
     #[cfg(feature = "udp")]
     Udp,
@@ -29,14 +34,17 @@ pub enum PortPlan {
 }
 
 impl PortPlan {
-    /// True if the port sends frames; false if it sends datagrams.
-    pub(super) fn has_frames(self) -> bool {
+    /// Returns what the port will carry.
+    pub(super) fn carries(self) -> Carries {
         match self {
             #[cfg(feature = "xdp")]
-            PortPlan::Xdp(_) => true,
+            PortPlan::Xdp(_) => Carries::AnyFrames,
             #[cfg(feature = "udp")]
-            PortPlan::Udp => false,
-            PortPlan::Best | PortPlan::Nic => cfg!(feature = "xdp"),
+            PortPlan::Packet => Carries::RoceFrames,
+            #[cfg(feature = "udp")]
+            PortPlan::Udp => Carries::Datagrams,
+            PortPlan::Best | PortPlan::Nic if cfg!(feature = "xdp") => Carries::AnyFrames,
+            PortPlan::Best | PortPlan::Nic => Carries::Datagrams,
         }
     }
 }
@@ -56,6 +64,11 @@ impl Claim {
     /// Opens the port. `mac`: the MAC address in address handles made so far.
     pub(super) fn open(&self, mac: [u8; 6]) -> Result<Opened, OpenError> {
         let (port, slot) = match self.plan {
+            #[cfg(feature = "udp")]
+            PortPlan::Packet => {
+                let config = PacketConfig::new(self.interface.clone());
+                (Box::new(PacketPort::open(&config)?) as Box<dyn Port>, None)
+            }
             #[cfg(feature = "udp")]
             PortPlan::Udp => self.open_udp(mac)?,
             #[cfg(feature = "xdp")]

@@ -11,6 +11,8 @@ use roxie_nic::verbs::Mtu;
 use roxie_port::netdev::NetdevError;
 use roxie_port::netdev::neighbour::NeighbourError;
 #[cfg(feature = "udp")]
+use roxie_port::packet::PacketError;
+#[cfg(feature = "udp")]
 use roxie_port::udp::UdpError;
 #[cfg(feature = "xdp")]
 use roxie_port::xdp::XdpError;
@@ -86,6 +88,10 @@ pub enum OpenError {
     #[cfg(feature = "xdp")]
     #[error(transparent)]
     Xdp(#[from] XdpError),
+    /// The packet port failed.
+    #[cfg(feature = "udp")]
+    #[error(transparent)]
+    Packet(#[from] PacketError),
     /// The UDP port failed.
     #[cfg(feature = "udp")]
     #[error(transparent)]

@@ -16,20 +16,22 @@ use super::stack::Stack;
 use super::watched_sources::{Live, WatchedSources};
 use crate::remote::Attachment;
 use roxie_nic::nic::CongestionConfig;
-#[cfg(feature = "udp")]
+#[cfg(any(feature = "udp", feature = "xdp"))]
 use roxie_port::Port;
-use roxie_port::PortInfo;
 use roxie_port::memory::{self, MemoryConfig};
 #[cfg(feature = "udp")]
 use roxie_port::netdev::NetdevError;
 use roxie_port::netdev::neighbour::NeighbourError;
 use roxie_port::netdev::{Interface, Neighbours, Reach};
+#[cfg(feature = "udp")]
+use roxie_port::packet::{PacketConfig, PacketPort};
 use roxie_port::synthetic_mac;
 #[cfg(feature = "udp")]
 use roxie_port::udp::{UdpConfig, UdpPort};
 use roxie_port::unclaimed::UnclaimedPort;
 #[cfg(feature = "xdp")]
 use roxie_port::xdp::{XdpConfig, XdpPort};
+use roxie_port::{Carries, PortInfo};
 use roxie_wire::frame::ETHERNET_HEADER;
 
 /// Maximum time to wait for a neighbour's answer.
@@ -44,12 +46,38 @@ impl Device {
         let interface = Interface::by_name(&xdp.interface)?;
         let addresses = addresses_of(&interface, &xdp.addresses)?;
         let port = stack.on(Box::new(XdpPort::open(xdp)?))?;
+        Device::on_frames(port, interface, (addresses, xdp.addresses.is_empty()), config)
+    }
+
+    /// Opens a device on an interface of the calling thread's network namespace, through packet sockets.
+    ///
+    /// # Errors
+    /// If there is no such interface or address, packet sockets are not permitted, or another program has UDP port 4791.
+    #[cfg(feature = "udp")]
+    pub fn open_packet(
+        packet: &PacketConfig,
+        stack: &Stack,
+        config: &DeviceConfig,
+    ) -> Result<Device, OpenError> {
+        let interface = Interface::by_name(&packet.interface)?;
+        let addresses = addresses_of(&interface, &packet.addresses)?;
+        let port = stack.on(Box::new(PacketPort::open(packet)?))?;
+        Device::on_frames(port, interface, (addresses, packet.addresses.is_empty()), config)
+    }
+
+    /// Makes a device on a port that sends frames. `follows`: the device follows changes of the interface's addresses.
+    #[cfg(any(feature = "udp", feature = "xdp"))]
+    fn on_frames(
+        port: Box<dyn Port>,
+        interface: Interface,
+        (addresses, follows): (Vec<IpAddr>, bool),
+        config: &DeviceConfig,
+    ) -> Result<Device, OpenError> {
         let neighbours = Arc::new(Neighbours::open(&interface)?);
         let interface = Live::new(interface);
         let resolver = KernelNeighbours { interface: interface.clone(), neighbours: Arc::clone(&neighbours) };
         let device = Device::new("roxie0", port, addresses, Box::new(resolver), config)?;
-        let addresses = xdp.addresses.is_empty();
-        device.watch(WatchedSources { interface, addresses, neighbours: Some(neighbours) })?;
+        device.watch(WatchedSources { interface, addresses: follows, neighbours: Some(neighbours) })?;
         Ok(device)
     }
 
@@ -87,7 +115,7 @@ impl Device {
     pub fn open_attached(interface: &str, config: &DeviceConfig) -> Result<Option<Device>, OpenError> {
         let found = Interface::by_name(interface)?;
         let Some(nic) = Attachment::open(&found.name)? else { return Ok(None) };
-        let setup = InterfaceSetup::of(found, nic.port().raw_frames, config)?;
+        let setup = InterfaceSetup::of(found, nic.port().carries, config)?;
         let device = Device::attached("roxie0", nic, setup.addresses, setup.resolver, &setup.config);
         device.watch(setup.sources)?;
         Ok(Some(device))
@@ -122,17 +150,17 @@ impl Device {
         }
         let found = Interface::by_name(interface)?;
         let first = found.addresses.first().ok_or_else(|| OpenError::NoAddress(interface.to_owned()))?.ip;
-        let frames = plan.has_frames();
+        let carries = plan.carries();
         let info = PortInfo {
             name: "unclaimed".into(),
             interface: Some(found.name.clone()),
             mode: "claimed with the first queue pair".into(),
-            mac: if frames { found.mac } else { synthetic_mac(first) },
+            mac: if carries == Carries::Datagrams { synthetic_mac(first) } else { found.mac },
             mtu: found.mtu,
             max_frame: found.mtu + ETHERNET_HEADER,
-            raw_frames: frames,
+            carries,
         };
-        let setup = InterfaceSetup::of(found, frames, config)?;
+        let setup = InterfaceSetup::of(found, carries, config)?;
         let port = Box::new(UnclaimedPort::new(info.clone()));
         let device = Device::new("roxie0", port, setup.addresses, setup.resolver, &setup.config)?;
         let claim = Claim { interface: info.interface.unwrap_or_default(), plan, stack };
@@ -206,12 +234,12 @@ struct InterfaceSetup {
 }
 
 impl InterfaceSetup {
-    /// Uses all addresses of the interface. `frames`: the port sends frames, which need the kernel's neighbours; else it sends
-    /// datagrams.
-    fn of(found: Interface, frames: bool, config: &DeviceConfig) -> Result<InterfaceSetup, OpenError> {
+    /// Uses all addresses of the interface, and the kernel's neighbours for a port that carries frames.
+    fn of(found: Interface, carries: Carries, config: &DeviceConfig) -> Result<InterfaceSetup, OpenError> {
         let addresses = addresses_of(&found, &[])?;
         let config = DeviceConfig { gid_order: GidOrder::Customary { station: found.mac }, ..config.clone() };
-        let neighbours = frames.then(|| Neighbours::open(&found).map(Arc::new)).transpose()?;
+        let neighbours =
+            (carries != Carries::Datagrams).then(|| Neighbours::open(&found).map(Arc::new)).transpose()?;
         let sockets = Sockets::new(Some(&found));
         let interface = Live::new(found);
         let resolver: Box<dyn Resolve> = match &neighbours {

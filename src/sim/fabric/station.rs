@@ -11,7 +11,7 @@ use super::slots::{PortCounts, Slots};
 use super::topology::StationConfig;
 use roxie_base::flow::FlowMatch;
 use roxie_base::time::Nanos;
-use roxie_port::{BURST, LinkChange, Port, PortInfo, Received, TxId};
+use roxie_port::{BURST, Carries, LinkChange, Port, PortInfo, Received, TxId};
 use roxie_wire::frame::{Frame, FrameMut};
 use roxie_wire::mac_control::MacControl;
 
@@ -213,7 +213,7 @@ impl StationPort {
             mac: config.mac,
             mtu: config.mtu,
             max_frame: config.mtu + L2_OVERHEAD,
-            raw_frames: true,
+            carries: Carries::AnyFrames,
         };
         StationPort {
             info,

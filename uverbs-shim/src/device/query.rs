@@ -22,6 +22,7 @@ use crate::device::context::{Context, context};
 use crate::device::settings::guid;
 use crate::memory::DEVICE_MEMORY;
 use crate::srq::wq;
+use roxie::port::Carries;
 
 /// Reported length of the GID table, holes included.
 pub(crate) const GID_TABLE: usize = 32;
@@ -61,7 +62,7 @@ fn device_attr(context: &Context) -> ibv_device_attr {
     let limits = Limits::default();
     let mac = context.interface().map_or([0; 6], |interface| interface.mac);
     let node_guid = u64::from_ne_bytes(guid(mac));
-    let raw_packets = context.nic.device.port().raw_frames;
+    let raw_packets = context.nic.device.port().carries == Carries::AnyFrames;
     let steering = if raw_packets { caps::IBV_DEVICE_MANAGED_FLOW_STEERING } else { 0 };
     let mut attr = ibv_device_attr {
         node_guid,

@@ -136,6 +136,7 @@ fn port_plan(name: &str) -> Option<PortPlan> {
     match name {
         "" | "auto" => Some(PortPlan::Best),
         "xdp" => Some(PortPlan::Xdp(parsed("ROXIE_MODE", "auto").unwrap_or_default())),
+        "packet" => Some(PortPlan::Packet),
         "udp" => Some(PortPlan::Udp),
         "nic" => Some(PortPlan::Nic),
         _ => None,

@@ -39,6 +39,7 @@ fn fine() -> Facts {
             },
             xdp: Some(XdpFeatures(0b111_1111)),
             xdp_obstacles: Vec::new(),
+            packet_obstacle: None,
         },
         others: Others::default(),
     }

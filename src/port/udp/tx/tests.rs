@@ -1,8 +1,10 @@
 //! Trains of datagrams, as the kernel will cut them.
 
 use std::fs::File;
+use std::ops::Range;
 
 use super::*;
+use crate::trains::{TRAIN_LIMIT, Train};
 use roxie_base::random::splitmix;
 
 const PORT: u16 = 4791;
@@ -30,15 +32,15 @@ fn trains(lengths: &[usize]) -> Vec<Vec<usize>> {
         sender.commit(&id);
     }
     sender.arrange();
-    let slots = &sender.slots;
-    let of = |train: &Train| {
-        let in_order = std::iter::successors(Some(train.first), |at| slots[*at].follower);
-        let lengths: Vec<usize> = in_order.map(|at| slots[at].datagram_len()).collect();
+    let trains = &sender.trains;
+    let of = |train: &Train<Flow>| {
+        let lengths: Vec<usize> =
+            trains.order(train).map(|i| trains.datagram(i).iter().map(Range::len).sum()).collect();
         assert_eq!((lengths.len(), lengths.iter().sum()), (train.count, train.bytes));
         assert_eq!(lengths[0], train.segment);
         lengths
     };
-    sender.trains.iter().map(of).collect()
+    trains.all().iter().map(of).collect()
 }
 
 #[test]

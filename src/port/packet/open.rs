@@ -1,0 +1,248 @@
+//! Opens the sockets of a packet port.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket, sockopt,
+};
+use nix::sys::utsname::uname;
+
+use super::ring::Ring;
+use super::rx::Receiver;
+use super::tx::Sender;
+use super::{PacketPort, filter};
+use crate::netdev::{Interface, NetNs, NetdevError};
+use crate::udp::owner;
+use crate::udp::sys::{attach_filter, set_int};
+use crate::{Carries, PortInfo};
+use roxie_base::frame::{ETHERNET_HEADER, ROCE_V2_PORT};
+
+/// Send buffer to ask for, in bytes: frames that the link has not taken yet.
+const SEND_BUFFER: i32 = 16 << 20;
+/// `ETH_P_ALL`: frames of all protocols, before the kernel's own receivers.
+const ALL: u16 = 3;
+/// `BPF_RET | BPF_K` of 0: drop.
+const DROP_ALL: [filter::Instruction; 1] = [(0x06, 0, 0, 0)];
+
+/// The first version of Linux with `GSO_UDP_L4` in packet sockets.
+const FIRST_KERNEL: (u32, u32) = (6, 2);
+
+/// How to open an interface through packet sockets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PacketConfig {
+    /// The interface, in the namespace of the thread that opens it.
+    pub interface: String,
+    /// Destination addresses to take. Empty: those of the interface, and later changes.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl PacketConfig {
+    /// Returns the default configuration: all addresses of `interface`.
+    pub fn new(interface: impl Into<String>) -> PacketConfig {
+        PacketConfig { interface: interface.into(), addresses: Vec::new() }
+    }
+}
+
+/// Why a [`PacketPort`] did not open.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PacketError {
+    /// The interface itself.
+    #[error(transparent)]
+    Netdev(#[from] NetdevError),
+    /// The caller lacks the privilege.
+    #[error(
+        "packet sockets are not permitted: they take CAP_NET_RAW. Run as root, or `setcap cap_net_raw+ep` the binary; without it use \
+         the udp port"
+    )]
+    NotPermitted,
+    /// The kernel has no trains of UDP datagrams in packet sockets (`GSO_UDP_L4` in `linux/virtio_net.h`), sent or received.
+    #[error(
+        "packet sockets of Linux {release} carry no trains of datagrams: the packet port takes Linux 6.2; use the udp port"
+    )]
+    OldKernel {
+        /// The kernel's release.
+        release: String,
+    },
+    /// Another process or the kernel receives on the UDP port.
+    #[error("UDP port {ROCE_V2_PORT} of {interface} is taken: {owner}")]
+    InUse {
+        /// The interface that was to be opened.
+        interface: String,
+        /// The holder, and what to do.
+        owner: String,
+    },
+    /// Any other refusal.
+    #[error("{action}: {source}")]
+    Kernel {
+        /// The action that failed, as a sentence without its subject.
+        action: String,
+        /// The kernel's error.
+        source: io::Error,
+    },
+}
+
+impl PacketError {
+    fn of(action: &str) -> impl Fn(io::Error) -> PacketError + '_ {
+        move |source| match source.raw_os_error() {
+            Some(libc::EPERM | libc::EACCES) => PacketError::NotPermitted,
+            _ => PacketError::Kernel { action: action.into(), source },
+        }
+    }
+
+    /// True if the error does not affect UDP sockets on the same interface.
+    pub fn leaves_sockets(&self) -> bool {
+        matches!(self, PacketError::NotPermitted | PacketError::OldKernel { .. } | PacketError::Kernel { .. })
+    }
+}
+
+impl PacketPort {
+    /// Opens an interface of the calling thread's namespace.
+    ///
+    /// # Errors
+    /// [`PacketError`] says what failed and what to do about it.
+    pub fn open(config: &PacketConfig) -> Result<PacketPort, PacketError> {
+        let interface = Interface::by_name(&config.interface)?;
+        check_kernel()?;
+        let receive = packet_socket()?;
+        let ring = ring(receive, interface.index)?;
+        let sinks = sinks(&interface.name)?;
+        let socket = packet_socket()?;
+        set_int(socket.as_fd(), libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)
+            .map_err(PacketError::of("PACKET_VNET_HDR"))?;
+        // No PACKET_QDISC_BYPASS: with it the kernel drops trains that the interface cannot cut.
+        if set_int(socket.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER).is_err() {
+            let _ = set_int(socket.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUF, SEND_BUFFER);
+        }
+        bind_packet(socket.as_fd(), interface.index, 0)?;
+        let max_frame = interface.mtu + ETHERNET_HEADER;
+        let own = interface.addresses.iter().map(|a| a.ip).collect();
+        let addresses = if config.addresses.is_empty() { own } else { config.addresses.clone() };
+        Ok(PacketPort {
+            info: PortInfo {
+                name: "packet".into(),
+                interface: Some(interface.name),
+                mode: "packet sockets, trains of datagrams, receive ring".into(),
+                mac: interface.mac,
+                mtu: interface.mtu,
+                max_frame,
+                carries: Carries::RoceFrames,
+            },
+            receiver: Receiver::new(ring, addresses, max_frame),
+            sender: Sender::new(socket),
+            _sinks: sinks,
+            namespace: NetNs::current()?,
+            memberships: Vec::new(),
+        })
+    }
+}
+
+/// Refuses kernels before [`FIRST_KERNEL`].
+fn check_kernel() -> Result<(), PacketError> {
+    let name = uname().map_err(|e| PacketError::of("uname")(e.into()))?;
+    let release = name.release().to_string_lossy();
+    if version(&release).is_some_and(|version| version < FIRST_KERNEL) {
+        return Err(PacketError::OldKernel { release: release.into_owned() });
+    }
+    Ok(())
+}
+
+/// Returns major and minor version of a kernel's release, such as `6.1.0-56-amd64`.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+fn packet_socket() -> Result<OwnedFd, PacketError> {
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    // Protocol 0: receives nothing before it is bound.
+    socket(AddressFamily::Packet, SockType::Raw, flags, None)
+        .map_err(|e| PacketError::of("packet socket")(e.into()))
+}
+
+/// Makes the socket that receives, with its ring.
+fn ring(socket: OwnedFd, index: u32) -> Result<Ring, PacketError> {
+    for (name, option) in
+        [("PACKET_VNET_HDR", libc::PACKET_VNET_HDR), ("PACKET_IGNORE_OUTGOING", libc::PACKET_IGNORE_OUTGOING)]
+    {
+        set_int(socket.as_fd(), libc::SOL_PACKET, option, 1).map_err(PacketError::of(name))?;
+    }
+    select_frames(socket.as_fd(), false).map_err(PacketError::of("filter of the packet socket"))?;
+    let ring = Ring::new(socket).map_err(PacketError::of("PACKET_RX_RING"))?;
+    bind_packet(ring.fd(), index, ALL)?;
+    Ok(ring)
+}
+
+/// Has a packet socket receive RoCE v2, and MAC control frames if wanted.
+pub(super) fn select_frames(fd: BorrowedFd<'_>, mac_control: bool) -> io::Result<()> {
+    attach_filter(fd, &filter::program(mac_control))
+}
+
+fn bind_packet(socket: BorrowedFd<'_>, index: u32, protocol: u16) -> Result<(), PacketError> {
+    // struct sockaddr_ll: family, protocol in network order, interface index; the rest is for sending.
+    let mut address = [0_u8; size_of::<libc::sockaddr_ll>()];
+    address[..2].copy_from_slice(&(libc::AF_PACKET as u16).to_ne_bytes());
+    address[2..4].copy_from_slice(&protocol.to_be_bytes());
+    address[4..8].copy_from_slice(&index.to_ne_bytes());
+    crate::udp::sys::bind_bytes(socket, &address).map_err(PacketError::of("bind of the packet socket"))
+}
+
+/// Makes the sockets that hold the UDP port on the interface and drop what arrives.
+fn sinks(interface: &str) -> Result<Vec<UdpSocket>, PacketError> {
+    let families: [SocketAddr; 2] = [
+        SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, ROCE_V2_PORT).into(),
+        SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, ROCE_V2_PORT, 0, 0).into(),
+    ];
+    let mut sinks = Vec::new();
+    for address in families {
+        match sink(interface, address) {
+            Ok(socket) => sinks.push(socket.into()),
+            Err(Errno::EADDRINUSE) => {
+                let owner = owner::of(ROCE_V2_PORT).text;
+                return Err(PacketError::InUse { interface: interface.into(), owner });
+            }
+            // The host has no such family.
+            Err(Errno::EAFNOSUPPORT | Errno::EADDRNOTAVAIL) => {}
+            Err(error) => return Err(PacketError::of("socket on the RoCE port")(error.into())),
+        }
+    }
+    Ok(sinks)
+}
+
+fn sink(interface: &str, address: SocketAddr) -> nix::Result<OwnedFd> {
+    let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let socket = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    setsockopt(&socket, sockopt::BindToDevice, &interface.into())?;
+    if address.is_ipv6() {
+        setsockopt(&socket, sockopt::Ipv6V6Only, &true)?;
+    }
+    let errno = |error: io::Error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO));
+    attach_filter(socket.as_fd(), &DROP_ALL).map_err(errno)?;
+    // Without it the kernel cuts trains before it looks at the filter.
+    setsockopt(&socket, sockopt::UdpGroSegment, &true)?;
+    let address: SockaddrStorage = address.into();
+    bind(socket.as_raw_fd(), &address)?;
+    Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn release_is_parsed() {
+        for (release, is_old) in [
+            ("6.1.0-56-amd64", true),
+            ("5.15.0", true),
+            ("6.2.0", false),
+            ("6.18-rc1", false),
+            ("7.2.1", false),
+        ] {
+            assert_eq!(version(release).expect("a version") < FIRST_KERNEL, is_old, "{release}");
+        }
+        assert_eq!(version("unknown"), None);
+    }
+}

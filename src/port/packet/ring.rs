@@ -1,0 +1,199 @@
+//! The receive ring that the kernel fills (`TPACKET_V2`, Documentation/networking/packet_mmap.rst).
+//!
+//! A slot belongs to the kernel or to this side, by its status word. The kernel fills slots in order and drops frames while the next
+//! one is not its own.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::udp::sys::set_int;
+
+/// Number of slots.
+const SLOTS: usize = 256;
+/// Bytes of a slot: a train of 64 KiB, and its headers; whole pages.
+const SLOT: usize = 68 << 10;
+/// `struct virtio_net_hdr` in front of each frame.
+pub(super) const VNET_HEADER: usize = 10;
+/// `VIRTIO_NET_HDR_GSO_UDP_L4` and `VIRTIO_NET_HDR_GSO_ECN` of `linux/virtio_net.h`.
+pub(super) const GSO_UDP_L4: u8 = 5;
+const GSO_ECN: u8 = 0x80;
+/// `struct sockaddr_ll` behind the header of a slot.
+const ADDRESS: usize = 32;
+/// Offset in it of the packet type, and the type of frames to groups.
+const PACKET_TYPE: usize = ADDRESS + 10;
+const TO_GROUP: u8 = 2;
+
+/// A slot that the kernel has filled.
+pub(super) struct Filled<'a> {
+    /// The frame from the Ethernet header on, or as much as the slot had room for.
+    pub(super) bytes: &'a [u8],
+    /// Bytes of the frame as it was.
+    pub(super) len: usize,
+    /// Bytes of UDP payload in each datagram but the last, if the frame is a train.
+    pub(super) segment: Option<usize>,
+    /// The VLAN tag, which is not in the frame.
+    pub(super) tag: Option<u16>,
+    /// True if the frame is addressed to a group.
+    pub(super) to_group: bool,
+    /// Arrival time since the Unix epoch: seconds, nanoseconds.
+    pub(super) stamp: (u32, u32),
+}
+
+/// A packet socket with a receive ring.
+pub(super) struct Ring {
+    socket: OwnedFd,
+    map: NonNull<u8>,
+    /// The next slot to read.
+    next: usize,
+    /// The oldest slot that is not returned to the kernel.
+    oldest: usize,
+    /// Frames that the kernel dropped.
+    drops: AtomicU64,
+}
+
+// SAFETY: the mapping belongs to this value alone and is reached through `&self` and `&mut self` only, from any thread.
+unsafe impl Send for Ring {}
+// SAFETY: through `&self` slots are read that no `&mut self` call has returned to the kernel, and status words, which are atomics.
+unsafe impl Sync for Ring {}
+
+impl Ring {
+    /// Makes the ring of a packet socket that is not bound yet.
+    ///
+    /// # Errors
+    /// The kernel's: without memory for the ring, or if it has no such rings.
+    pub(super) fn new(socket: OwnedFd) -> io::Result<Ring> {
+        let fd = socket.as_fd();
+        set_int(fd, libc::SOL_PACKET, libc::PACKET_VERSION, libc::tpacket_versions::TPACKET_V2 as i32)?;
+        let request = libc::tpacket_req {
+            tp_block_size: SLOT as u32,
+            tp_block_nr: SLOTS as u32,
+            tp_frame_size: SLOT as u32,
+            tp_frame_nr: SLOTS as u32,
+        };
+        // SAFETY: the kernel reads a live structure of the length given.
+        let rc = unsafe {
+            libc::setsockopt(
+                fd.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_RX_RING,
+                (&raw const request).cast(),
+                size_of::<libc::tpacket_req>() as libc::socklen_t,
+            )
+        };
+        if rc != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let length = NonZeroUsize::new(SLOTS * SLOT).expect("a constant above 0");
+        let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice; nothing else refers to it.
+        let map = unsafe { mmap(None, length, rights, MapFlags::MAP_SHARED, fd, 0) }?;
+        Ok(Ring { socket, map: map.cast(), next: 0, oldest: 0, drops: AtomicU64::new(0) })
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    fn slot(&self, slot: usize) -> *mut u8 {
+        // SAFETY: the slot number is reduced to one of the mapping.
+        unsafe { self.map.as_ptr().add(slot % SLOTS * SLOT) }
+    }
+
+    fn status(&self, slot: usize) -> &AtomicU32 {
+        // SAFETY: a slot begins with its status word, aligned to a page, within the mapping, which lives as long as `self`. The
+        // kernel writes it as a whole.
+        unsafe { AtomicU32::from_ptr(self.slot(slot).cast()) }
+    }
+
+    /// True if the next slot is filled.
+    pub(super) fn is_ready(&self) -> bool {
+        self.next - self.oldest < SLOTS && self.status(self.next).load(Acquire) & libc::TP_STATUS_USER != 0
+    }
+
+    /// Takes the next filled slot. It stays valid until it is [released](Ring::release).
+    pub(super) fn take(&mut self) -> Option<usize> {
+        self.is_ready().then(|| {
+            self.next += 1;
+            self.next - 1
+        })
+    }
+
+    /// Reads a slot that was taken and is not released.
+    pub(super) fn read(&self, slot: usize) -> Filled<'_> {
+        debug_assert!((self.oldest..self.next).contains(&slot));
+        let base = self.slot(slot);
+        // SAFETY: the slot is this side's until its status is written, which takes `&mut self`, so the kernel does not change it
+        // while the slice is borrowed. It lies within the mapping.
+        let all = unsafe { std::slice::from_raw_parts(base, SLOT) };
+        let word = |at: usize| u32::from_ne_bytes([all[at], all[at + 1], all[at + 2], all[at + 3]]);
+        let half = |at: usize| u16::from_ne_bytes([all[at], all[at + 1]]);
+        // struct tpacket2_hdr: status, len, snaplen, mac, net, sec, nsec, vlan_tci, vlan_tpid.
+        let (status, len, kept, frame) = (word(0), word(4) as usize, word(8) as usize, usize::from(half(12)));
+        // The kernel's offsets lie within the slot; a value that does not is cut.
+        let bytes = all.get(frame..frame + kept).unwrap_or_default();
+        let vnet = all.get(frame.wrapping_sub(VNET_HEADER)..frame).unwrap_or(&[0; VNET_HEADER]);
+        // struct virtio_net_hdr: flags, gso_type, hdr_len, gso_size.
+        let segment = usize::from(u16::from_ne_bytes([vnet[4], vnet[5]]));
+        let is_train = vnet[1] & !GSO_ECN == GSO_UDP_L4 && segment > 0;
+        Filled {
+            bytes,
+            len,
+            segment: is_train.then_some(segment),
+            tag: (status & libc::TP_STATUS_VLAN_VALID != 0).then(|| half(24)),
+            to_group: all[PACKET_TYPE] == TO_GROUP,
+            stamp: (word(16), word(20)),
+        }
+    }
+
+    /// Returns all slots before `slot` to the kernel.
+    pub(super) fn release(&mut self, slot: usize) {
+        while self.oldest < slot {
+            self.status(self.oldest).store(libc::TP_STATUS_KERNEL, Release);
+            self.oldest += 1;
+        }
+    }
+
+    /// Returns all slots that were taken to the kernel.
+    pub(super) fn release_all(&mut self) {
+        self.release(self.next);
+    }
+
+    /// Returns the number of filled slots, and of all.
+    pub(super) fn waiting(&self) -> (usize, usize) {
+        let filled = |slot: &usize| self.status(*slot).load(Relaxed) & libc::TP_STATUS_USER != 0;
+        let fresh = (self.next..self.oldest + SLOTS).take_while(filled).count();
+        (fresh + self.next - self.oldest, SLOTS)
+    }
+
+    /// Returns the number of frames that the kernel dropped because no slot was free.
+    pub(super) fn dropped(&self) -> u64 {
+        let mut counts = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
+        let mut length = size_of::<libc::tpacket_stats>() as libc::socklen_t;
+        // SAFETY: the kernel writes at most `length` bytes to a live structure of that length. It resets its counts.
+        let rc = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_STATISTICS,
+                (&raw mut counts).cast(),
+                &raw mut length,
+            )
+        };
+        let new = if rc == 0 { u64::from(counts.tp_drops) } else { 0 };
+        self.drops.fetch_add(new, Relaxed) + new
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `new` with this length, and no reference into it outlives `self`.
+        let _ = unsafe { munmap(self.map.cast(), SLOTS * SLOT) };
+    }
+}

@@ -1,0 +1,249 @@
+//! Sending: trains of datagrams behind one header, which the kernel or the adapter cuts (`GSO_UDP_L4` in a `virtio_net_hdr`).
+//!
+//! The kernel counts the IPv4 identification of a train up from that of its first frame. `arrange` writes these numbers into the
+//! headers: the ICRC covers them.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::ring::{GSO_UDP_L4, VNET_HEADER};
+use crate::TxId;
+use crate::trains::{PREFIX, Trains};
+use crate::udp::headers::{MAX_HEADERS, V4_HEADERS, fill_checksum, fold};
+use crate::udp::sys::{BATCH, Outbox};
+use roxie_base::frame::FrameMut;
+
+/// Most datagrams in one train (`UDP_MAX_SEGMENTS` before Linux 6.9).
+const SEGMENTS: usize = 64;
+/// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
+const NEEDS_CHECKSUM: u8 = 1;
+/// Bytes of a lone frame that lie in the first piece of the kernel's buffer, where programs of the link look for headers.
+const LINEAR: usize = 192;
+const IP: usize = 14;
+const IPV4: [u8; 2] = [0x08, 0x00];
+const UDP: u32 = 17;
+
+/// Headers of a frame without lengths, identification and checksums. Frames with equal ones form a train.
+type Flow = [u8; MAX_HEADERS];
+
+/// Sends through a packet socket.
+pub(super) struct Sender {
+    socket: OwnedFd,
+    trains: Trains<Flow>,
+    outbox: Outbox,
+    /// Index of each train in the outbox.
+    boxed: Vec<usize>,
+    pub(super) counts: SendCounts,
+    is_reported: bool,
+}
+
+#[derive(Default)]
+pub(super) struct SendCounts {
+    pub(super) packets: u64,
+    pub(super) bytes: u64,
+    pub(super) calls: u64,
+    pub(super) trains: u64,
+    pub(super) busy: u64,
+    pub(super) failed: u64,
+    pub(super) too_long: u64,
+    pub(super) link_down: u64,
+}
+
+impl Sender {
+    pub(super) fn new(socket: OwnedFd) -> Sender {
+        Sender {
+            socket,
+            trains: Trains::new(V4_HEADERS, SEGMENTS),
+            outbox: Outbox::new(),
+            boxed: Vec::with_capacity(BATCH),
+            counts: SendCounts::default(),
+            is_reported: false,
+        }
+    }
+
+    pub(super) fn alloc(&mut self, len: usize) -> Option<TxId> {
+        self.trains.alloc(len)
+    }
+
+    pub(super) fn frame(&mut self, id: &TxId) -> FrameMut<'_> {
+        self.trains.frame(id)
+    }
+
+    pub(super) fn commit(&mut self, id: &TxId) {
+        self.trains.commit(id);
+    }
+
+    pub(super) fn cancel(&mut self, id: &TxId) {
+        self.trains.cancel(id);
+    }
+
+    /// Puts every slot written since the last call into a train. A frame that is no plain UDP datagram goes alone.
+    pub(super) fn arrange(&mut self) {
+        while let Some(i) = self.trains.next_unarranged() {
+            let start = self.trains.start(i);
+            match self.trains.parse(i) {
+                Some((out, qpn)) => {
+                    let place = self.trains.join(i, out.udp + 8, flow(start, out.udp), qpn[0]);
+                    self.trains.rewrite(i, &out, out.source_port, place as u16);
+                }
+                None => self.trains.add_alone(i, start),
+            }
+        }
+    }
+
+    /// Sends what can be sent now. Later calls continue with the rest.
+    ///
+    /// # Errors
+    /// If the interface is gone.
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        self.arrange();
+        // A train that begins later takes the identification of its first frame, so none is another than arranged.
+        self.trains.close_holes(|_, _| {});
+        self.trains.close();
+        while self.fill_outbox() && self.empty_outbox()? {}
+        self.trains.reset_if_done();
+        Ok(())
+    }
+
+    pub(super) fn pending(&self) -> bool {
+        !self.trains.is_empty()
+    }
+
+    /// Lays out unsent trains. False if there are none.
+    fn fill_outbox(&mut self) -> bool {
+        self.outbox.clear();
+        self.boxed.clear();
+        for t in 0..self.trains.all().len() {
+            let train = self.trains.all()[t];
+            if train.done {
+                continue;
+            }
+            if !self.outbox.has_room(1 + 2 * train.count) {
+                break;
+            }
+            self.outbox.begin_frame();
+            let len = match train.count {
+                1 => write_vnet_header(self.trains.prefix(train.first), train.bytes),
+                _ => {
+                    let mut headers = self.trains.start(train.first);
+                    let udp = if headers[12..IP] == IPV4 { 34 } else { 54 };
+                    set_train(&mut headers, udp, train.bytes);
+                    write_train(self.trains.prefix(train.first), &headers[..udp + 8], train.segment)
+                }
+            };
+            self.outbox.push(Trains::<Flow>::prefix_range(train.first, len));
+            for i in self.trains.order(&train) {
+                let pieces = if train.count == 1 { self.trains.whole(i) } else { self.trains.datagram(i) };
+                pieces.into_iter().for_each(|piece| self.outbox.push(piece));
+            }
+            self.boxed.push(t);
+        }
+        !self.boxed.is_empty()
+    }
+
+    /// Sends the trains that `fill_outbox` laid out. False if the link has no room for more now.
+    fn empty_outbox(&mut self) -> io::Result<bool> {
+        let mut first = 0;
+        while first < self.boxed.len() {
+            self.counts.calls += 1;
+            match self.outbox.send(self.socket.as_fd(), self.trains.memory(), first) {
+                Ok(sent) => {
+                    for &t in &self.boxed[first..first + sent] {
+                        let train = &mut self.trains.all_mut()[t];
+                        train.done = true;
+                        self.counts.packets += train.count as u64;
+                        self.counts.bytes += train.bytes as u64;
+                        self.counts.trains += u64::from(train.count > 1);
+                    }
+                    first += sent;
+                }
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EINTR) => {}
+                    Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => {
+                        self.counts.busy += 1;
+                        return Ok(false);
+                    }
+                    Some(libc::ENETDOWN) => {
+                        self.counts.link_down += 1;
+                        return Ok(false);
+                    }
+                    Some(libc::ENXIO | libc::ENODEV) => {
+                        return Err(io::Error::new(
+                            io::ErrorKind::NotConnected,
+                            format!("the interface was deleted ({error}): open the port again"),
+                        ));
+                    }
+                    _ => {
+                        self.give_up(self.boxed[first], &error);
+                        first += 1;
+                    }
+                },
+            }
+        }
+        Ok(true)
+    }
+
+    /// Drops train `t` and counts it. The first failure is reported.
+    fn give_up(&mut self, t: usize, error: &io::Error) {
+        let train = &mut self.trains.all_mut()[t];
+        train.done = true;
+        self.counts.failed += train.count as u64;
+        if !std::mem::replace(&mut self.is_reported, true) {
+            tracing::warn!(
+                "packet: {} frames of {} bytes not sent: {error}. Further ones are only counted (tx_failed).",
+                train.count,
+                train.segment
+            );
+        }
+    }
+}
+
+/// Removes from the headers of a frame what differs within a train.
+fn flow(mut headers: [u8; MAX_HEADERS], udp: usize) -> Flow {
+    if headers[12..IP] == IPV4 {
+        headers[IP + 2..IP + 6].fill(0); // length, identification
+        headers[IP + 10..IP + 12].fill(0); // checksum
+    } else {
+        headers[IP + 4..IP + 6].fill(0); // length
+    }
+    headers[udp + 4..].fill(0); // length, checksum, and what lies behind
+    headers
+}
+
+/// Sets lengths and checksums of a train's headers: `payload` bytes behind the UDP header at `udp`. The UDP checksum is that of the
+/// pseudo-header, as `CHECKSUM_PARTIAL` wants it.
+fn set_train(headers: &mut [u8; MAX_HEADERS], udp: usize, payload: usize) {
+    let length = (payload + 8) as u16;
+    headers[udp + 4..udp + 6].copy_from_slice(&length.to_be_bytes());
+    let addresses = if udp == 34 {
+        headers[IP + 2..IP + 4].copy_from_slice(&(length + 20).to_be_bytes());
+        fill_checksum(headers);
+        IP + 12..IP + 20
+    } else {
+        headers[IP + 4..IP + 6].copy_from_slice(&length.to_be_bytes());
+        IP + 8..IP + 40
+    };
+    let words =
+        headers[addresses].chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
+    let sum = fold(words.sum::<u32>() + u32::from(length) + UDP);
+    headers[udp + 6..udp + 8].copy_from_slice(&sum.to_be_bytes());
+}
+
+/// Writes the header of a lone frame. Returns its length.
+fn write_vnet_header(prefix: &mut [u8; PREFIX], frame: usize) -> usize {
+    prefix[..VNET_HEADER].fill(0);
+    prefix[2..4].copy_from_slice(&(frame.min(LINEAR) as u16).to_ne_bytes());
+    VNET_HEADER
+}
+
+/// Writes the header of a train of datagrams of `segment` bytes, and the frame's headers behind it. Returns the length of both.
+fn write_train(prefix: &mut [u8; PREFIX], headers: &[u8], segment: usize) -> usize {
+    let udp = headers.len() - 8;
+    // struct virtio_net_hdr: flags, gso_type, hdr_len, gso_size, csum_start, csum_offset.
+    prefix[..2].copy_from_slice(&[NEEDS_CHECKSUM, GSO_UDP_L4]);
+    for (at, value) in [(2, headers.len()), (4, segment), (6, udp), (8, 6)] {
+        prefix[at..at + 2].copy_from_slice(&(value as u16).to_ne_bytes());
+    }
+    prefix[VNET_HEADER..VNET_HEADER + headers.len()].copy_from_slice(headers);
+    VNET_HEADER + headers.len()
+}
