@@ -2,6 +2,8 @@
 
 use std::net::UdpSocket;
 
+use roxie::port::RxOptions;
+
 use super::*;
 
 #[test]
@@ -73,6 +75,25 @@ fn priority_tag_is_kept() {
         assert!(put(&mut left, &tagged));
         flush(&mut left);
         assert!(take(&mut right, 1, SOON) == [tagged], "IPv6: {v6}");
+    }
+}
+
+#[test]
+fn mac_control_needs_a_request() {
+    if skip("mac_control_needs_a_request") {
+        return;
+    }
+    let wire = Wire::new("pk-pause", 1500, 1);
+    let (mut left, mut right) = wire.ports();
+    // PAUSE (IEEE 802.3 annex 31B).
+    let mut pause = vec![0x01, 0x80, 0xc2, 0, 0, 1];
+    pause.extend([MAC_A.as_slice(), &[0x88, 0x08, 0, 1, 0xff, 0xff], &[0; 42]].concat());
+    for mac_control in [false, true, false] {
+        right.set_rx_wishes(RxOptions { mac_control, ..RxOptions::default() }).unwrap();
+        assert!(put(&mut left, &pause));
+        flush(&mut left);
+        let expected = if mac_control { vec![pause.clone()] } else { Vec::new() };
+        assert!(take(&mut right, 1, A_WHILE) == expected, "requested: {mac_control}");
     }
 }
 
