@@ -10,7 +10,7 @@ use crate::{BURST, TxId};
 use roxie_base::frame::FrameMut;
 
 /// Number of slots: one burst, and what a busy link left over.
-pub(crate) const SLOTS: usize = 4 * BURST;
+const SLOTS: usize = 4 * BURST;
 /// Bytes of the header table's rows.
 const ROW: usize = 64;
 /// Bytes of a prefix.
@@ -29,7 +29,7 @@ const LOOK_BACK: usize = 16;
 const DESTINATION_QP: usize = 5;
 
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) enum State {
+enum State {
     Open,
     Committed,
     Cancelled,
@@ -37,7 +37,7 @@ pub(crate) enum State {
     Refused,
 }
 
-pub(crate) struct Slot {
+struct Slot {
     state: State,
     offset: usize,
     a_len: usize,
@@ -49,7 +49,7 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    pub(crate) fn datagram_len(&self) -> usize {
+    fn datagram_len(&self) -> usize {
         self.a_len + self.b_len - self.datagram
     }
 }

@@ -10,7 +10,6 @@ mod trains;
 
 use std::time::Duration;
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use roxie::netdev::NetNs;
 use roxie::port::packet::{PacketConfig, PacketError, PacketPort};
 use roxie::port::udp::{UdpConfig, UdpError, UdpPort};
@@ -62,11 +61,6 @@ fn frame_wakes_sleeper() {
     let wire = Wire::new("pk-sleep", 1500, 1);
     let (mut left, mut right) = wire.ports();
     assert!(right.prepare_sleep(), "nothing waits");
-    let ready = |port: &PacketPort| {
-        let fds = port.event_fds();
-        let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
-        poll(&mut polled, PollTimeout::from(50u16)).unwrap()
-    };
     assert_eq!(ready(&right), 0);
     assert!(put(&mut left, &frame(true, false, false, 100, 1)));
     flush(&mut left);

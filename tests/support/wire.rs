@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use roxie::netdev::{Links, NetNs};
 use roxie::port::{BURST, Port};
 use roxie::time::Nanos;
@@ -145,4 +146,11 @@ pub(crate) fn counter(port: &impl Port, name: &str) -> u64 {
     let mut all = Vec::new();
     port.counters(&mut all);
     all.iter().find(|(n, _)| *n == name).unwrap_or_else(|| panic!("no counter {name}")).1
+}
+
+/// Returns the number of the port's descriptors that are readable within 50 ms.
+pub(crate) fn ready(port: &impl Port) -> i32 {
+    let fds = port.event_fds();
+    let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
+    poll(&mut polled, PollTimeout::from(50u16)).unwrap()
 }

@@ -1,7 +1,5 @@
 //! Frames arrive intact, on every queue, and no chunk leaks.
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-
 use super::*;
 
 /// Every length near a boundary, and many between.
@@ -212,11 +210,6 @@ fn frame_wakes_sleeper() {
     let wire = Wire::new("sleep", 1500, 1);
     let (mut left, mut right) = wire.ports();
     assert!(right.prepare_sleep(), "nothing there");
-    let ready = |port: &XdpPort| {
-        let fds = port.event_fds();
-        let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
-        poll(&mut polled, PollTimeout::from(50u16)).unwrap()
-    };
     assert_eq!(ready(&right), 0);
     assert!(put(&mut left, &frame(true, false, false, 100, 1)));
     flush(&mut left);

@@ -16,12 +16,12 @@ use super::tx::Sender;
 use super::{PacketPort, filter};
 use crate::netdev::{Interface, NetNs, NetdevError};
 use crate::udp::owner;
-use crate::udp::sys::{attach_filter, set_int};
+use crate::udp::sys::{attach_filter, enlarge, set_int};
 use crate::{Carries, PortInfo};
 use roxie_base::frame::{ETHERNET_HEADER, ROCE_V2_PORT};
 
 /// Send buffer to ask for, in bytes: frames that the link has not taken yet.
-const SEND_BUFFER: i32 = 16 << 20;
+const SEND_BUFFER: usize = 16 << 20;
 /// `ETH_P_ALL`: frames of all protocols, before the kernel's own receivers.
 const ALL: u16 = 3;
 /// `BPF_RET | BPF_K` of 0: drop.
@@ -92,11 +92,6 @@ impl PacketError {
             _ => PacketError::Kernel { action: action.into(), source },
         }
     }
-
-    /// True if the error does not affect UDP sockets on the same interface.
-    pub fn leaves_sockets(&self) -> bool {
-        matches!(self, PacketError::NotPermitted | PacketError::OldKernel { .. } | PacketError::Kernel { .. })
-    }
 }
 
 impl PacketPort {
@@ -114,9 +109,7 @@ impl PacketPort {
         set_int(socket.as_fd(), libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)
             .map_err(PacketError::of("PACKET_VNET_HDR"))?;
         // No PACKET_QDISC_BYPASS: with it the kernel drops trains that the interface cannot cut.
-        if set_int(socket.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER).is_err() {
-            let _ = set_int(socket.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUF, SEND_BUFFER);
-        }
+        enlarge(socket.as_fd(), libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, SEND_BUFFER);
         bind_packet(socket.as_fd(), interface.index, 0)?;
         let max_frame = interface.mtu + ETHERNET_HEADER;
         let own = interface.addresses.iter().map(|a| a.ip).collect();

@@ -7,7 +7,7 @@ use nix::time::ClockId;
 
 use super::ring::{Filled, Ring};
 use crate::BURST;
-use crate::udp::headers::{MAX_HEADERS, Outgoing, fill_checksum};
+use crate::udp::headers::{MAX_HEADERS, Outgoing, checksum, set_lengths};
 use roxie_base::frame::Frame;
 use roxie_base::time::Nanos;
 
@@ -172,7 +172,7 @@ impl Receiver {
             IPV4 => {
                 let header =
                     ip.first().and_then(|first| ip.get(..usize::from(first & 15) * 4)).unwrap_or_default();
-                if header.len() < 20 || !has_good_checksum(header) {
+                if header.len() < 20 || checksum(header) != 0 {
                     return Err(Refusal::BadChecksum);
                 }
                 IpAddr::from(*header[16..].first_chunk::<4>().ok_or(Refusal::Malformed)?)
@@ -263,23 +263,11 @@ impl Shown {
 /// Sets the lengths for `payload` bytes behind the UDP header at `udp`; no UDP checksum, and over IPv4 no identification: each datagram
 /// had its own.
 fn set_payload(headers: &mut [u8; MAX_HEADERS], udp: usize, payload: usize) {
-    let length = payload as u16 + 8;
-    headers[udp + 4..udp + 6].copy_from_slice(&length.to_be_bytes());
     headers[udp + 6..udp + 8].fill(0);
     if headers[STATIONS..IP] == IPV4 {
-        headers[IP + 2..IP + 4].copy_from_slice(&(length + 20).to_be_bytes());
         headers[IP + 4..IP + 6].fill(0);
-        fill_checksum(headers);
-    } else {
-        headers[IP + 4..IP + 6].copy_from_slice(&length.to_be_bytes());
     }
-}
-
-/// True if the checksum of an IPv4 header is right (RFC 1071).
-fn has_good_checksum(header: &[u8]) -> bool {
-    let sum: u32 = header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
-    let sum = (sum & 0xffff) + (sum >> 16);
-    (sum & 0xffff) + (sum >> 16) == 0xffff
+    set_lengths(headers, udp, payload);
 }
 
 /// Converts the kernel's wall-clock stamp: subtracts its age from `now`.

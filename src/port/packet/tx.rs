@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use super::ring::{GSO_UDP_L4, VNET_HEADER};
 use crate::TxId;
 use crate::trains::{PREFIX, Trains};
-use crate::udp::headers::{MAX_HEADERS, V4_HEADERS, fill_checksum, fold};
+use crate::udp::headers::{MAX_HEADERS, V4_HEADERS, fold, set_lengths};
 use crate::udp::sys::{BATCH, Outbox};
 use roxie_base::frame::FrameMut;
 
@@ -213,19 +213,11 @@ fn flow(mut headers: [u8; MAX_HEADERS], udp: usize) -> Flow {
 /// Sets lengths and checksums of a train's headers: `payload` bytes behind the UDP header at `udp`. The UDP checksum is that of the
 /// pseudo-header, as `CHECKSUM_PARTIAL` wants it.
 fn set_train(headers: &mut [u8; MAX_HEADERS], udp: usize, payload: usize) {
-    let length = (payload + 8) as u16;
-    headers[udp + 4..udp + 6].copy_from_slice(&length.to_be_bytes());
-    let addresses = if udp == 34 {
-        headers[IP + 2..IP + 4].copy_from_slice(&(length + 20).to_be_bytes());
-        fill_checksum(headers);
-        IP + 12..IP + 20
-    } else {
-        headers[IP + 4..IP + 6].copy_from_slice(&length.to_be_bytes());
-        IP + 8..IP + 40
-    };
+    set_lengths(headers, udp, payload);
+    let addresses = if udp == 34 { IP + 12..IP + 20 } else { IP + 8..IP + 40 };
     let words =
         headers[addresses].chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
-    let sum = fold(words.sum::<u32>() + u32::from(length) + UDP);
+    let sum = fold(words.sum::<u32>() + (payload as u32 + 8) + UDP);
     headers[udp + 6..udp + 8].copy_from_slice(&sum.to_be_bytes());
 }
 

@@ -165,8 +165,20 @@ fn set_identification(b: &mut [u8; MAX_HEADERS], id: u16) {
     }
 }
 
+/// Sets the lengths for `payload` bytes behind the UDP header at `udp`, and the checksum of an IPv4 header.
+pub(crate) fn set_lengths(b: &mut [u8; MAX_HEADERS], udp: usize, payload: usize) {
+    let length = payload as u16 + 8;
+    b[udp + 4..udp + 6].copy_from_slice(&length.to_be_bytes());
+    if b[12..14] == [0x08, 0x00] {
+        b[16..18].copy_from_slice(&(length + 20).to_be_bytes());
+        fill_checksum(b);
+    } else {
+        b[18..20].copy_from_slice(&length.to_be_bytes());
+    }
+}
+
 /// Computes the checksum of an IPv4 header without options.
-pub(crate) fn fill_checksum(b: &mut [u8; MAX_HEADERS]) {
+fn fill_checksum(b: &mut [u8; MAX_HEADERS]) {
     b[V4_CHECKSUM..V4_CHECKSUM + 2].fill(0);
     let sum = checksum(&b[14..34]);
     b[V4_CHECKSUM..V4_CHECKSUM + 2].copy_from_slice(&sum.to_be_bytes());

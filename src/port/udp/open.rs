@@ -220,7 +220,7 @@ fn share(config: &UdpConfig) -> Result<(Vec<(IpAddr, OwnedFd)>, Member), UdpErro
             error,
         })?;
         // An earlier owner of the socket may have shrunk its buffer.
-        enlarge(socket.as_fd(), libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, config.socket_buffer);
+        sys::enlarge(socket.as_fd(), libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, config.socket_buffer);
     }
     Ok((joined.sockets, joined.member))
 }
@@ -272,7 +272,7 @@ pub(super) fn listen_socket(address: IpAddr, config: &UdpConfig) -> Result<Owned
         // Linux before 5.0 has no UDP_GRO; datagrams then arrive one by one.
         let _ = sys::set_int(fd, libc::SOL_UDP, libc::UDP_GRO, 1);
     }
-    enlarge(fd, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, config.socket_buffer);
+    sys::enlarge(fd, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, config.socket_buffer);
     Ok(socket)
 }
 
@@ -324,7 +324,7 @@ fn send_socket(address: IpAddr, i: usize, config: &UdpConfig) -> Result<SendSock
             set("MULTICAST_HOPS", libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS, HOP_LIMIT.into())?;
             set("AUTOFLOWLABEL=0", libc::IPPROTO_IPV6, libc::IPV6_AUTOFLOWLABEL, 0)?;
         }
-        enlarge(fd, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, config.socket_buffer);
+        sys::enlarge(fd, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, config.socket_buffer);
         return Ok(SendSocket { socket, port });
     }
     Err(UdpError::NoSourcePort(address))
@@ -358,14 +358,6 @@ fn bound_socket(address: IpAddr, port: u16, shared: bool) -> Result<Option<Owned
 
 fn bind_to(socket: &OwnedFd, address: &dyn SockaddrLike) -> nix::Result<()> {
     bind(socket.as_raw_fd(), address)
-}
-
-/// Sets a buffer size beyond the limit if privileged, else up to the limit.
-fn enlarge(fd: BorrowedFd<'_>, force: i32, plain: i32, bytes: usize) {
-    let bytes = i32::try_from(bytes).unwrap_or(i32::MAX / 2);
-    if sys::set_int(fd, libc::SOL_SOCKET, force, bytes).is_err() {
-        let _ = sys::set_int(fd, libc::SOL_SOCKET, plain, bytes);
-    }
 }
 
 fn describe_mode(

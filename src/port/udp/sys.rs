@@ -54,6 +54,14 @@ pub(crate) fn set_int(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_in
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Sets a buffer size beyond the limit if privileged, else up to the limit.
+pub(crate) fn enlarge(fd: BorrowedFd<'_>, force: i32, plain: i32, bytes: usize) {
+    let bytes = i32::try_from(bytes).unwrap_or(i32::MAX / 2);
+    if set_int(fd, libc::SOL_SOCKET, force, bytes).is_err() {
+        let _ = set_int(fd, libc::SOL_SOCKET, plain, bytes);
+    }
+}
+
 /// Binds a socket to an address given as the bytes of its structure.
 pub(crate) fn bind_bytes(fd: BorrowedFd<'_>, address: &[u8]) -> io::Result<()> {
     // SAFETY: the kernel reads `address.len()` bytes of a live slice.
