@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use in_time::CommandInTime;
 use roxie::port::Port;
-use roxie::port::udp::group::SLOTS;
+use roxie::port::group::SLOTS;
 use roxie::port::udp::{UdpConfig, UdpError, UdpPort, synthetic_mac};
 use roxie::time::Nanos;
 

@@ -55,6 +55,8 @@ pub mod memory;
 #[cfg(feature = "netdev")]
 pub mod netdev;
 #[cfg(feature = "udp")]
+pub mod group;
+#[cfg(feature = "udp")]
 pub mod packet;
 pub mod pcap;
 mod synthetic;

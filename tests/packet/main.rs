@@ -6,6 +6,7 @@ mod in_time;
 mod wire;
 
 mod foreign;
+mod shared;
 mod trains;
 
 use std::time::Duration;
@@ -19,7 +20,7 @@ use roxie::time::Nanos;
 use wire::*;
 
 fn open(ns: &NetNs, name: &str) -> Result<PacketPort, PacketError> {
-    ns.run(|| PacketPort::open(&PacketConfig::new(name))).unwrap()
+    ns.run(|| PacketPort::open(&PacketConfig { shared: false, ..PacketConfig::new(name) })).unwrap()
 }
 
 impl Wire {
@@ -93,8 +94,8 @@ fn full_ring_drops_and_counts_frames() {
 }
 
 #[test]
-fn one_process_has_the_port() {
-    if skip("one_process_has_the_port") {
+fn unshared_port_has_one_process() {
+    if skip("unshared_port_has_one_process") {
         return;
     }
     let wire = Wire::new("pk-one", 1500, 1);

@@ -1,4 +1,4 @@
-//! Several processes share one device over sockets, without knowing, and without depending on any of them.
+//! Several processes share one device over UDP or packet sockets, without knowing, and without depending on any of them.
 //!
 //! `KILLS=100 cargo test --release --test verbs shared::killed_process` kills 200 of them beside two that talk.
 //! [`mesh`](super::mesh) has many that talk.
@@ -26,6 +26,9 @@ const BY_TCP: [(&str, u16); 8] = [
     ("ib_send_lat -x 1 -F -n 500", 18515),
     ("ib_atomic_bw -x 1 -F -n 500", 18515),
 ];
+
+/// Ports that processes share without a NIC process.
+const SHARED: [&str; 2] = ["udp", "packet"];
 
 /// Default number of kills.
 const KILLS: usize = 12;
@@ -63,8 +66,10 @@ fn server_and_client_share_a_device() {
         return;
     }
     let site = Site::new("same-device");
-    server_and_client(&site, "udp");
-    wait_until_group_is_gone(&site.near);
+    for port in SHARED {
+        server_and_client(&site, port);
+        wait_until_group_is_gone(&site.near);
+    }
 }
 
 pub(crate) fn server_and_client(site: &Site, port: &str) {
@@ -86,8 +91,10 @@ fn rdma_cm_servers_get_their_own_requests() {
         return;
     }
     let site = Site::new("same-cm");
-    servers_of_rdma_cm(&site, "udp");
-    wait_until_group_is_gone(&site.near);
+    for port in SHARED {
+        servers_of_rdma_cm(&site, port);
+        wait_until_group_is_gone(&site.near);
+    }
 }
 
 pub(crate) fn servers_of_rdma_cm(site: &Site, device: &str) {
@@ -136,20 +143,26 @@ fn killed_process_does_not_harm_others() {
         return;
     }
     let site = Site::new("same-kill");
+    for port in SHARED {
+        kill_beside_others(&site, port);
+    }
+}
+
+fn kill_beside_others(site: &Site, port: &str) {
     // The first member is killed first: the group does not depend on any single member.
-    let mut victims = vec![site.near("udp", "ibv_rc_pingpong -g 1 -p 19000")];
+    let mut victims = vec![site.near(port, "ibv_rc_pingpong -g 1 -p 19000")];
     wait_until_it_shares(&mut victims[0]);
     let kills = number("KILLS", KILLS);
     let seconds = 8 + kills / 2;
     let program = &format!("ib_write_bw -x 1 -F -b -s 20000 -D {seconds}");
-    let mut server = site.near("udp", program);
+    let mut server = site.near(port, program);
     server.wait_until_it_listens(18515);
-    let client = site.far("udp", &format!("{program} {NEAR}"));
+    let client = site.far(port, &format!("{program} {NEAR}"));
     for round in 0..kills {
         kill_programs(&victims.remove(0));
         // Some are killed while joining.
         for n in 0..2 {
-            let mut victim = site.near("udp", &format!("ibv_rc_pingpong -g 1 -p {}", 19001 + 2 * round + n));
+            let mut victim = site.near(port, &format!("ibv_rc_pingpong -g 1 -p {}", 19001 + 2 * round + n));
             if n == 0 {
                 std::thread::sleep(Duration::from_millis(17 * (round as u64 % 20)));
                 kill_programs(&victim);
@@ -173,9 +186,11 @@ fn processes_talk_over_sockets_during_kills() {
         return;
     }
     let site = Site::new("same-mesh");
-    each_of_many(&site, "udp");
-    wait_until_group_is_gone(&site.near);
-    wait_until_group_is_gone(&site.far);
+    for port in SHARED {
+        each_of_many(&site, port);
+        wait_until_group_is_gone(&site.near);
+        wait_until_group_is_gone(&site.far);
+    }
 }
 
 #[test]
@@ -185,14 +200,16 @@ fn surviving_child_does_not_block_others() {
     }
     let (_place, program) = compiled("forks", &["-libverbs"]);
     let site = Site::new("same-fork");
-    let parent = launcher(&["--dev", "left", "--port", "udp"], program.to_str().unwrap());
-    let mut parent = Running::start(&site.near, parent);
-    parent.wait_until("gone", |pid| {
-        fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| s.contains(") Z "))
-    });
-    assert!(parent.child.wait().unwrap().success());
-    assert_eq!(doors(&site.near), 0, "the child has left its parent's group");
-    site.play("udp", "ibv_rc_pingpong -g 1 -n 100", 18515);
+    for port in SHARED {
+        let parent = launcher(&["--dev", "left", "--port", port], program.to_str().unwrap());
+        let mut parent = Running::start(&site.near, parent);
+        parent.wait_until("gone", |pid| {
+            fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| s.contains(") Z "))
+        });
+        assert!(parent.child.wait().unwrap().success());
+        assert_eq!(doors(&site.near), 0, "the child has left its parent's group");
+        site.play(port, "ibv_rc_pingpong -g 1 -n 100", 18515);
+    }
 }
 
 /// Eight ranks, four on each of two hosts, under an MPI. `mpirun` gets the agent that replaces `ssh`, the prefix of each rank's
@@ -229,8 +246,10 @@ fn eight_ranks((site, port): (&Site, &str), compiler: &str, mpirun: impl Fn(&Pat
 #[test]
 fn open_mpi_ranks_exchange_over_sockets() {
     let site = Site::new("same-ompi");
-    eight_of_open_mpi(&site, "udp");
-    wait_until_group_is_gone(&site.near);
+    for port in SHARED {
+        eight_of_open_mpi(&site, port);
+        wait_until_group_is_gone(&site.near);
+    }
 }
 
 pub(crate) fn eight_of_open_mpi(site: &Site, port: &str) {
@@ -251,8 +270,10 @@ pub(crate) fn eight_of_open_mpi(site: &Site, port: &str) {
 #[test]
 fn mpich_ranks_exchange_over_sockets() {
     let site = Site::new("same-mpich");
-    eight_of_mpich(&site, "udp");
-    wait_until_group_is_gone(&site.near);
+    for port in SHARED {
+        eight_of_mpich(&site, port);
+        wait_until_group_is_gone(&site.near);
+    }
 }
 
 pub(crate) fn eight_of_mpich(site: &Site, port: &str) {

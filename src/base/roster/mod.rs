@@ -1,6 +1,6 @@
 //! Processes that share a device: their slots, units of QPNs and communication IDs, services, and port numbers of `rdma_cm`.
 //!
-//! A group of sockets (`port::udp::group`) keeps a roster in memory that its members share; `roxie nic` keeps one of its clients.
+//! A group of sockets (`port::group`) keeps a roster in memory that its members share; `roxie nic` keeps one of its clients.
 //! The members of a group are all of one user. Clients may be of several: requests are checked against the client's user.
 
 mod ports;

@@ -7,7 +7,7 @@ use roxie::host::OpenError;
 use roxie::netdev::{Interface, resolve};
 use roxie::port::Port;
 use roxie::port::memory::{self, MemoryConfig};
-use roxie::port::packet::PacketPort;
+use roxie::port::packet::{PacketConfig, PacketPort};
 use roxie::port::udp::{UdpConfig, UdpPort, synthetic_mac};
 use roxie::port::xdp::XdpPort;
 use roxie::wire::Gid;
@@ -44,8 +44,10 @@ impl DeviceOptions {
         self.check()?;
         self.refuse_layers()?;
         let interface = self.interface()?;
+        // The benchmark's datagrams are no RoCE packets, so they could not be told apart for a group of processes.
         if self.asked_port() == Some(PortKind::Packet) {
-            let port = PacketPort::open(&self.packet_config(&interface))
+            let config = PacketConfig { shared: false, ..self.packet_config(&interface) };
+            let port = PacketPort::open(&config)
                 .map_err(|e| self.refused(&interface, "packet sockets", &e.into()))?;
             let own = self.own_gid(&interface)?;
             return Ok(BarePort { port: Box::new(port), own, interface: Some(interface) });
@@ -60,7 +62,6 @@ impl DeviceOptions {
                 Err(error) => return Err(self.refused(&interface, "AF_XDP", &error)),
             }
         }
-        // The benchmark's datagrams are no RoCE packets, so a socket group could not steer them.
         let config = UdpConfig { shared: false, ..self.udp_config(&interface) };
         let port = UdpPort::open(&config).map_err(|e| self.refused(&interface, "UDP sockets", &e.into()))?;
         Ok(BarePort { port: Box::new(port), own: self.own_gid(&interface)?, interface: None })

@@ -7,7 +7,7 @@ use std::thread::available_parallelism;
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use roxie::netdev::{Interface, ethtool};
-use roxie::port::udp::group;
+use roxie::port::group;
 use roxie::port::xdp::program_holders;
 use roxie::wire::ROCE_V2_PORT;
 
@@ -140,10 +140,10 @@ fn others(interface: &Interface) -> Others {
     }
 }
 
-/// True if a process outside of Roxie's socket group holds UDP port 4791 in this network namespace. Binds a socket for a
+/// True if a process outside of Roxie's groups holds UDP port 4791 in this network namespace. Binds a socket for a
 /// moment; sends nothing.
 fn port_taken() -> bool {
-    if group::roster(ROCE_V2_PORT).is_ok_and(|roster| roster.is_some()) {
+    if group::all(ROCE_V2_PORT).is_ok_and(|groups| !groups.is_empty()) {
         return false;
     }
     let bound = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, ROCE_V2_PORT));

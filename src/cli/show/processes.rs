@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use roxie::host::inspect::{AccountEntry, Snapshot};
-use roxie::port::udp::group;
+use roxie::port::group::{self, GroupId};
 use roxie::roster::Roster;
 use roxie::wire::ROCE_V2_PORT;
 use serde_json::{Value, json};
@@ -12,37 +12,52 @@ use super::objects::{ProcessFilter, look, table};
 use crate::failure::Failure;
 use crate::output;
 
+/// This user's groups.
+struct Groups(Vec<(GroupId, Roster)>);
+
+impl Groups {
+    /// Returns the roster of a process's group, and its slot.
+    fn place_of(&self, known: &Known) -> Option<(&Roster, u8)> {
+        let (interface, slot) = known.member.as_ref()?;
+        let (_, roster) = self.0.iter().find(|(id, _)| id.interface == *interface)?;
+        Some((roster, *slot))
+    }
+}
+
 /// A process, as its own device, its socket group and its NIC describe it.
 #[derive(Default)]
 struct Known {
     pid: u32,
     uid: Option<u32>,
     name: String,
-    slot: Option<u8>,
+    /// The interface of its group, if the group has packet sockets, and its slot in it.
+    member: Option<(Option<String>, u8)>,
     seen: Option<Snapshot>,
     /// Resources at the NIC that serves it, by name.
     account: BTreeMap<String, AccountEntry>,
 }
 
 pub(super) fn show(as_json: bool) -> Result<(), Failure> {
-    // Without a roster, show the devices alone: any process may have taken the group's name.
-    let roster = group::roster(ROCE_V2_PORT).unwrap_or_else(|error| {
+    // Without rosters, show the devices alone: any process may have taken a group's name.
+    let groups = Groups(group::all(ROCE_V2_PORT).unwrap_or_else(|error| {
         output::note(error);
-        None
-    });
-    let roster = roster.unwrap_or_default();
+        Vec::new()
+    }));
     let seen = look(&ProcessFilter::default())?;
     let mut all = with_accounts(seen);
     // Group members that do not answer are stopped, or about to end.
-    for (slot, who) in roster.members() {
-        if all.iter().all(|known| known.slot != Some(slot)) {
-            let (uid, name) = (Some(who.uid), who.name.clone());
-            all.push(Known { pid: who.pid, uid, name, slot: Some(slot), ..Known::default() });
+    for (id, roster) in &groups.0 {
+        for (slot, who) in roster.members() {
+            let member = Some((id.interface.clone(), slot));
+            if all.iter().all(|known| known.member != member) {
+                let (uid, name) = (Some(who.uid), who.name.clone());
+                all.push(Known { pid: who.pid, uid, name, member, ..Known::default() });
+            }
         }
     }
-    all.sort_by_key(|known| (known.slot.is_none(), known.slot, known.pid));
+    all.sort_by_key(|known| (known.member.is_none(), known.member.clone(), known.pid));
     if as_json {
-        return output::line(all.iter().map(|known| as_value(&roster, known)).collect::<Value>());
+        return output::line(all.iter().map(|known| as_value(&groups, known)).collect::<Value>());
     }
     let row = |known: &Known| {
         let of = |tell: &dyn Fn(&Snapshot) -> String| known.seen.as_ref().map_or("?".to_owned(), tell);
@@ -52,10 +67,10 @@ pub(super) fn show(as_json: bool) -> Result<(), Failure> {
             known.name.clone(),
             of(&|s| s.interface.clone()),
             of(&|s| s.transport().to_owned()),
-            units(&roster, known).iter().map(|unit| format!("{unit:02x}xxxx")).collect::<Vec<_>>().join(" "),
+            units(&groups, known).iter().map(|unit| format!("{unit:02x}xxxx")).collect::<Vec<_>>().join(" "),
             of(&|s| s.qps.len().to_string()),
             of(&|s| s.mrs.len().to_string()),
-            listening(&roster, known).join(" "),
+            listening(&groups, known).join(" "),
         ]
     };
     let rows: Vec<_> = all.iter().map(row).collect();
@@ -76,7 +91,7 @@ fn with_accounts(seen: Vec<Snapshot>) -> Vec<Known> {
         pid: seen.pid,
         uid: Some(seen.uid),
         name: seen.name.clone(),
-        slot: seen.slot,
+        member: seen.slot.map(|slot| (is_of_packets(&seen).then(|| seen.interface.clone()), slot)),
         account: BTreeMap::new(),
         seen: Some(seen),
     };
@@ -100,6 +115,11 @@ fn with_accounts(seen: Vec<Snapshot>) -> Vec<Known> {
         }
     }
     all
+}
+
+/// True if the process shares its interface by packet sockets.
+fn is_of_packets(seen: &Snapshot) -> bool {
+    seen.transport() == "packet"
 }
 
 /// Prints the accounts of a NIC's clients, with the resources that they use.
@@ -130,21 +150,21 @@ fn account_cells(known: &Known, resource: &str, entry: &AccountEntry) -> [String
     ]
 }
 
-/// Returns the process's units: the upper 8 bits of its QPNs in a socket group.
-fn units(roster: &Roster, known: &Known) -> Vec<u8> {
-    known.slot.map_or_else(Vec::new, |slot| roster.units_of(slot).collect())
+/// Returns the process's units: the upper 8 bits of its QPNs in a group.
+fn units(groups: &Groups, known: &Known) -> Vec<u8> {
+    groups.place_of(known).map_or_else(Vec::new, |(roster, slot)| roster.units_of(slot).collect())
 }
 
 /// Returns the port numbers and services at which a process accepts requests.
-fn listening(roster: &Roster, known: &Known) -> Vec<String> {
+fn listening(groups: &Groups, known: &Known) -> Vec<String> {
     // RDMA-CM services consist of a port space and a port number (`rdma_cm.h`).
     let text = |id: u64| match id >> 16 {
         0x106 => format!("{}/tcp", id as u16),
         0x111 => format!("{}/udp", id as u16),
         _ => format!("{id:#018x}"),
     };
-    let mut all: Vec<String> = match (known.slot, &known.seen) {
-        (Some(slot), _) => roster.services.of(slot).map(|(id, _)| text(id)).collect(),
+    let mut all: Vec<String> = match (groups.place_of(known), &known.seen) {
+        (Some((roster, slot)), _) => roster.services.of(slot).map(|(id, _)| text(id)).collect(),
         (None, Some(seen)) => {
             let listens = seen.cm_ids.iter().filter(|id| id.state == "LISTEN");
             listens.filter_map(|id| Some(format!("{}/{}", id.src?.port(), id.ps.to_lowercase()))).collect()
@@ -156,18 +176,19 @@ fn listening(roster: &Roster, known: &Known) -> Vec<String> {
     all
 }
 
-fn as_value(roster: &Roster, known: &Known) -> Value {
-    let ports: Vec<u16> =
-        known.slot.map_or_else(Vec::new, |slot| roster.ports.of(slot).map(|port| port.name.port).collect());
+fn as_value(groups: &Groups, known: &Known) -> Value {
+    let ports: Vec<u16> = groups.place_of(known).map_or_else(Vec::new, |(roster, slot)| {
+        roster.ports.of(slot).map(|port| port.name.port).collect()
+    });
     let seen = known.seen.as_ref();
     json!({
-        "slot": known.slot,
+        "slot": known.member.as_ref().map(|(_, slot)| slot),
         "pid": known.pid,
         "uid": known.uid,
         "name": known.name,
-        "units": units(roster, known),
+        "units": units(groups, known),
         "ports": ports,
-        "services": listening(roster, known),
+        "services": listening(groups, known),
         "interface": seen.map(|s| &s.interface),
         "port": seen.map(|s| &s.port),
         "mode": seen.map(|s| &s.mode),

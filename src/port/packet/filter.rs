@@ -1,29 +1,43 @@
 //! The classic BPF program that selects the frames of a packet socket.
 //!
 //! The kernel runs it on frames from the Ethernet header on, VLAN tags apart. Addresses are compared by the receiver: they change,
-//! and frames to other hosts' addresses are rare.
+//! and frames to other hosts' addresses are rare. A load beyond the frame's end refuses the frame.
 
+use crate::group::{ATTRIBUTE, DESTINATION_QP, MULTICAST, QP1, REMOTE_ID, REQUEST_ID};
+use roxie_base::addressee::{REQ, SIDR_REP, SIDR_REQ};
 use roxie_base::frame::ROCE_V2_PORT;
 
 /// An instruction: code, jump if true, jump if false, operand.
 pub(super) type Instruction = (u16, u8, u8, u32);
 
-/// `BPF_LD | BPF_B | BPF_ABS`, and the same for 16 bits.
+/// `BPF_LD | BPF_ABS` of `BPF_B` and `BPF_H`.
 const LOAD_8: u16 = 0x30;
 const LOAD_16: u16 = 0x28;
-/// `BPF_LD | BPF_H | BPF_IND`: at X + k.
+/// `BPF_LD | BPF_IND`, at X + k, of `BPF_B`, `BPF_H` and `BPF_W`.
+const LOAD_8_AT_X: u16 = 0x50;
 const LOAD_16_AT_X: u16 = 0x48;
+const LOAD_32_AT_X: u16 = 0x40;
 /// `BPF_LDX | BPF_B | BPF_MSH`: X = length of the IPv4 header at k.
 const X_IS_HEADER_LENGTH: u16 = 0xb1;
+/// `BPF_LDX | BPF_IMM`.
+const X_IS: u16 = 0x01;
+/// `BPF_ALU | BPF_K` of `BPF_AND` and `BPF_RSH`.
+const AND: u16 = 0x54;
+const SHIFT_RIGHT: u16 = 0x74;
+/// `BPF_JMP | BPF_JA`.
+const JUMP: u16 = 0x05;
 /// `BPF_JMP | BPF_JEQ | BPF_K`, and `BPF_JSET`.
 const EQUALS: u16 = 0x15;
 const HAS_BITS: u16 = 0x45;
 /// `BPF_RET | BPF_K`.
 const RETURN: u16 = 0x06;
+const ACCEPT: Instruction = (RETURN, 0, 0, u32::MAX);
+const REFUSE: Instruction = (RETURN, 0, 0, 0);
 /// `SKF_AD_OFF + SKF_AD_PKTTYPE`: to whom the frame is addressed (`linux/if_packet.h`).
 const PACKET_TYPE: u32 = 0xffff_f000 + 4;
 const TO_HOST: u32 = 0;
 const TO_GROUP: u32 = 2;
+const TO_OTHER_HOST: u32 = 3;
 
 const ETHERTYPE: u32 = 12;
 const IPV4: u32 = 0x0800;
@@ -38,34 +52,90 @@ const V6_NEXT_HEADER: u32 = 6;
 const V6_HEADER: u32 = 40;
 const DESTINATION_PORT: u32 = 2;
 const MORE_FRAGMENTS_OR_OFFSET: u32 = 0x3fff;
+/// Offset of the datagram in a frame without its IP header.
+const DATAGRAM: u32 = IP + 8;
 
-/// Returns the program that accepts RoCE v2 to this station or to a group, and MAC control frames if wanted.
-pub(super) fn program(mac_control: bool) -> Vec<Instruction> {
-    // Jumps count instructions from the next one on.
-    let to = |at: u8, place: u8| place - at - 1;
-    let (v6, accept, refuse) = (14, 18, 19);
-    let control = if mac_control { accept } else { refuse };
-    let port = u32::from(ROCE_V2_PORT);
-    vec![
-        /*  0 */ (LOAD_8, 0, 0, PACKET_TYPE),
-        /*  1 */ (EQUALS, to(1, 3), 0, TO_HOST),
-        /*  2 */ (EQUALS, 0, to(2, refuse), TO_GROUP),
-        /*  3 */ (LOAD_16, 0, 0, ETHERTYPE),
-        /*  4 */ (EQUALS, to(4, v6), 0, IPV6),
-        /*  5 */ (EQUALS, to(5, control), 0, MAC_CONTROL),
-        /*  6 */ (EQUALS, 0, to(6, refuse), IPV4),
-        /*  7 */ (LOAD_8, 0, 0, IP + V4_PROTOCOL),
-        /*  8 */ (EQUALS, 0, to(8, refuse), UDP),
-        /*  9 */ (LOAD_16, 0, 0, IP + V4_FRAGMENT),
-        /* 10 */ (HAS_BITS, to(10, refuse), 0, MORE_FRAGMENTS_OR_OFFSET),
-        /* 11 */ (X_IS_HEADER_LENGTH, 0, 0, IP),
-        /* 12 */ (LOAD_16_AT_X, 0, 0, IP + DESTINATION_PORT),
-        /* 13 */ (EQUALS, to(13, accept), to(13, refuse), port),
-        /* 14 */ (LOAD_8, 0, 0, IP + V6_NEXT_HEADER),
-        /* 15 */ (EQUALS, 0, to(15, refuse), UDP),
-        /* 16 */ (LOAD_16, 0, 0, IP + V6_HEADER + DESTINATION_PORT),
-        /* 17 */ (EQUALS, to(17, accept), to(17, refuse), port),
-        /* 18 */ (RETURN, 0, 0, u32::MAX),
-        /* 19 */ (RETURN, 0, 0, 0),
-    ]
+/// The frames that a socket takes, besides those to groups.
+#[derive(Clone, Copy)]
+pub(super) enum Link {
+    /// Frames that arrive for this station.
+    Own,
+    /// Frames on the loopback interface, whose MAC address no frame has as its destination.
+    Loopback,
+}
+
+/// Returns the program that accepts RoCE v2 of a link: with `units`, packets to QPs of these units, to groups, and requests
+/// of the connection manager; without, all. Also MAC control frames if wanted.
+pub(super) fn program(link: Link, mac_control: bool, units: Option<&[u8]>) -> Vec<Instruction> {
+    let own = match link {
+        Link::Own => TO_HOST,
+        Link::Loopback => TO_OTHER_HOST,
+    };
+    let v6 = [
+        (LOAD_8, 0, 0, IP + V6_NEXT_HEADER),
+        (EQUALS, 1, 0, UDP),
+        REFUSE,
+        (X_IS, 0, 0, V6_HEADER),
+    ];
+    let v4 = [
+        (LOAD_8, 0, 0, IP + V4_PROTOCOL),
+        (EQUALS, 1, 0, UDP),
+        REFUSE,
+        (LOAD_16, 0, 0, IP + V4_FRAGMENT),
+        (HAS_BITS, 0, 1, MORE_FRAGMENTS_OR_OFFSET),
+        REFUSE,
+        (X_IS_HEADER_LENGTH, 0, 0, IP),
+        (JUMP, 0, 0, v6.len() as u32),
+    ];
+    let mut code = vec![
+        (LOAD_8, 0, 0, PACKET_TYPE),
+        (EQUALS, 2, 0, own),
+        (EQUALS, 1, 0, TO_GROUP),
+        REFUSE,
+        (LOAD_16, 0, 0, ETHERTYPE),
+        (EQUALS, 0, 1, MAC_CONTROL),
+        if mac_control { ACCEPT } else { REFUSE },
+        (EQUALS, 2 + v4.len() as u8, 0, IPV6),
+        (EQUALS, 1, 0, IPV4),
+        REFUSE,
+    ];
+    code.extend(v4);
+    code.extend(v6);
+    code.extend([
+        (LOAD_16_AT_X, 0, 0, IP + DESTINATION_PORT),
+        (EQUALS, 1, 0, ROCE_V2_PORT.into()),
+        REFUSE,
+    ]);
+    match units {
+        Some(units) => code.extend(select_units(units)),
+        None => code.push(ACCEPT),
+    }
+    code
+}
+
+/// Returns the end of the program: accepts by destination QP.
+fn select_units(units: &[u8]) -> Vec<Instruction> {
+    let at = |offset: usize| DATAGRAM + offset as u32;
+    let mut code = vec![
+        /*  0 */ (LOAD_32_AT_X, 0, 0, at(DESTINATION_QP)),
+        /*  1 */ (AND, 0, 0, 0xff_ffff),
+        /*  2 */ (EQUALS, 0, 1, MULTICAST),
+        /*  3 */ ACCEPT,
+        /*  4 */ (EQUALS, 2, 0, QP1),
+        /*  5 */ (SHIFT_RIGHT, 0, 0, 16),
+        /*  6 */ (JUMP, 0, 0, 8),
+        /*  7 */ (LOAD_16_AT_X, 0, 0, at(ATTRIBUTE)),
+        /*  8 */ (EQUALS, 1, 0, REQ.into()),
+        /*  9 */ (EQUALS, 0, 1, SIDR_REQ.into()),
+        /* 10 */ ACCEPT,
+        /* 11 */ (EQUALS, 2, 0, SIDR_REP.into()),
+        /* 12 */ (LOAD_8_AT_X, 0, 0, at(REMOTE_ID)),
+        /* 13 */ (JUMP, 0, 0, 1),
+        /* 14 */ (LOAD_8_AT_X, 0, 0, at(REQUEST_ID)),
+    ];
+    for unit in units {
+        code.extend([(EQUALS, 0, 1, u32::from(*unit)), ACCEPT]);
+    }
+    code.push(REFUSE);
+    code
 }

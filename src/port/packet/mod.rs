@@ -10,30 +10,37 @@
 //! | --- | --- |
 //! | `open` | sockets, options, errors |
 //! | `filter` | the BPF program that selects frames |
+//! | `shared` | several processes on one interface |
 //! | `ring`, `rx` | the receive ring; trains cut into frames |
 //! | `tx` | trains (`crate::trains`) and their `virtio_net_hdr` |
 //!
-//! One process has the port of an interface. Frames that an adapter would drop are counted and not taken, as over AF_XDP. UDP
-//! checksums are not verified: the ICRC protects the payload.
+//! Frames that an adapter would drop are counted and not taken, as over AF_XDP. UDP checksums are not verified: the ICRC protects
+//! the payload.
 
 mod filter;
 mod open;
 mod ring;
 mod rx;
+mod shared;
 mod tx;
 
 use std::io;
-use std::net::{IpAddr, UdpSocket};
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
+use super::group::{Member, Sockets};
 use super::undelivered::Undelivered;
 use super::{LinkChange, Port, PortInfo, Received, RxOptions, TxId};
 use crate::netdev::{Interface, Membership, NetNs};
+use crate::udp::headers::is_for_another;
 use roxie_base::frame::{ETHERNET_HEADER, FrameMut};
 use roxie_base::time::Nanos;
 
 pub use open::{PacketConfig, PacketError};
+use ring::Ring;
 use rx::Receiver;
+use shared::Filters;
 use tx::Sender;
 
 /// A port on one interface through packet sockets. See the module's page.
@@ -41,10 +48,20 @@ pub struct PacketPort {
     info: PortInfo,
     receiver: Receiver,
     sender: Sender,
-    /// Hold UDP port 4791, and drop what arrives there.
-    _sinks: Vec<UdpSocket>,
+    filters: Arc<Filters>,
+    /// Membership in the group of processes that share the interface.
+    member: Option<Arc<Member>>,
+    /// Hold UDP port 4791, and drop what arrives there. Those of a shared interface belong to the group.
+    _sinks: Sockets,
     namespace: NetNs,
     memberships: Vec<(IpAddr, Membership)>,
+}
+
+impl PacketPort {
+    /// Returns the membership in the group of processes that share the interface, if it is shared.
+    pub fn member(&self) -> Option<&Arc<Member>> {
+        self.member.as_ref()
+    }
 }
 
 impl Port for PacketPort {
@@ -71,12 +88,17 @@ impl Port for PacketPort {
     }
 
     fn rx_waiting(&mut self) -> Option<(usize, usize)> {
-        Some(self.receiver.ring.waiting())
+        Some(self.receiver.rings[0].waiting())
     }
 
     fn set_rx_wishes(&mut self, wishes: RxOptions) -> io::Result<()> {
         self.receiver.stamps = wishes.arrivals;
-        open::select_frames(self.receiver.ring.fd(), wishes.mac_control)
+        self.filters.set_mac_control(wishes.mac_control)
+    }
+
+    fn is_sent(&mut self, id: &TxId) -> bool {
+        let Some(member) = &self.member else { return false };
+        is_for_another(&self.sender.frame(id).as_frame(), member)
     }
 
     fn tx_alloc(&mut self, len: usize) -> Option<TxId> {
@@ -112,7 +134,7 @@ impl Port for PacketPort {
     }
 
     fn event_fds(&self) -> Vec<BorrowedFd<'_>> {
-        vec![self.receiver.ring.fd()]
+        self.receiver.fds()
     }
 
     /// Returns 0 (at once) while the rest of a train waits for the next burst.
@@ -132,7 +154,7 @@ impl Port for PacketPort {
                 self.info.max_frame = mtu + ETHERNET_HEADER;
                 self.receiver.max_frame = self.info.max_frame;
             }
-            LinkChange::Mac(mac) => self.info.mac = *mac,
+            LinkChange::Mac(mac) => (self.info.mac, self.sender.mac) = (*mac, *mac),
         }
         Ok(())
     }
@@ -161,7 +183,9 @@ impl Port for PacketPort {
             ("rx_bad_ip_checksum", r.bad_ip_checksum),
             ("rx_oversize", r.oversize),
             ("rx_malformed", r.malformed),
-            ("rx_out_of_buffer", self.receiver.ring.dropped()),
+            ("rx_handed_over", r.handed_over),
+            ("rx_strays_dropped", r.strays_dropped),
+            ("rx_out_of_buffer", self.receiver.rings.iter().map(Ring::dropped).sum()),
             ("tx_packets", s.packets),
             ("tx_bytes", s.bytes),
             ("tx_calls", s.calls),

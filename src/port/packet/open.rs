@@ -1,19 +1,24 @@
 //! Opens the sockets of a packet port.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use nix::errno::Errno;
+use nix::net::if_::if_nametoindex;
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket, sockopt,
 };
 use nix::sys::utsname::uname;
 
+use super::filter::{Instruction, Link};
 use super::ring::Ring;
 use super::rx::Receiver;
+use super::shared::{self, Filters};
 use super::tx::Sender;
-use super::{PacketPort, filter};
+use super::PacketPort;
+use crate::group::{JoinError, Sockets, StrayInbox, Units};
 use crate::netdev::{Interface, NetNs, NetdevError};
 use crate::udp::owner;
 use crate::udp::sys::{attach_filter, enlarge, set_int};
@@ -25,7 +30,14 @@ const SEND_BUFFER: usize = 16 << 20;
 /// `ETH_P_ALL`: frames of all protocols, before the kernel's own receivers.
 const ALL: u16 = 3;
 /// `BPF_RET | BPF_K` of 0: drop.
-const DROP_ALL: [filter::Instruction; 1] = [(0x06, 0, 0, 0)];
+const DROP_ALL: [Instruction; 1] = [(0x06, 0, 0, 0)];
+
+/// Slots of the receive ring, and of the one for other processes of this host.
+const SLOTS: usize = 256;
+const LOOPBACK_SLOTS: usize = 64;
+
+/// Longest message with a frame that another process hands over: a byte of flags, and the frame.
+const STRAY_BYTES: usize = 1 + ETHERNET_HEADER + 65_535;
 
 /// The first version of Linux with `GSO_UDP_L4` in packet sockets.
 const FIRST_KERNEL: (u32, u32) = (6, 2);
@@ -37,12 +49,15 @@ pub struct PacketConfig {
     pub interface: String,
     /// Destination addresses to take. Empty: those of the interface, and later changes.
     pub addresses: Vec<IpAddr>,
+    /// Share the interface with other processes of this user that do so too ([`group`](crate::group)). Ignored if addresses are
+    /// chosen.
+    pub shared: bool,
 }
 
 impl PacketConfig {
-    /// Returns the default configuration: all addresses of `interface`.
+    /// Returns the default configuration: all addresses of `interface`, shared with other processes.
     pub fn new(interface: impl Into<String>) -> PacketConfig {
-        PacketConfig { interface: interface.into(), addresses: Vec::new() }
+        PacketConfig { interface: interface.into(), addresses: Vec::new(), shared: true }
     }
 }
 
@@ -75,6 +90,9 @@ pub enum PacketError {
         /// The holder, and what to do.
         owner: String,
     },
+    /// Other processes share the interface, and this one cannot join them.
+    #[error(transparent)]
+    Group(#[from] JoinError),
     /// Any other refusal.
     #[error("{action}: {source}")]
     Kernel {
@@ -102,9 +120,25 @@ impl PacketPort {
     pub fn open(config: &PacketConfig) -> Result<PacketPort, PacketError> {
         let interface = Interface::by_name(&config.interface)?;
         check_kernel()?;
-        let receive = packet_socket()?;
-        let ring = ring(receive, interface.index)?;
-        let sinks = sinks(&interface.name)?;
+        let shared = config.shared && config.addresses.is_empty();
+        let (sinks, member) = if shared {
+            (Vec::new(), Some(shared::join(&interface.name)?))
+        } else {
+            (sinks(&interface.name, false)?, None)
+        };
+        // Other processes of this host are reached over the loopback interface. Without one they are not.
+        let loopback = member.as_ref().and_then(|_| if_nametoindex("lo").ok());
+        let mut rings = vec![ring(SLOTS)?];
+        let mut links = vec![(Link::Own, interface.index)];
+        if let Some(index) = loopback {
+            rings.push(ring(LOOPBACK_SLOTS)?);
+            links.push((Link::Loopback, index));
+        }
+        let filters = filters(&rings, &links, member.as_ref().map(|member| Arc::clone(member.units())))
+            .map_err(PacketError::of("filter of the packet socket"))?;
+        for (ring, (_, index)) in rings.iter().zip(&links) {
+            bind_packet(ring.fd(), *index, ALL)?;
+        }
         let socket = packet_socket()?;
         set_int(socket.as_fd(), libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)
             .map_err(PacketError::of("PACKET_VNET_HDR"))?;
@@ -124,8 +158,15 @@ impl PacketPort {
                 max_frame,
                 carries: Carries::RoceFrames,
             },
-            receiver: Receiver::new(ring, addresses, max_frame),
-            sender: Sender::new(socket),
+            sender: Sender::new(socket, interface.mac, loopback),
+            receiver: Receiver::new(
+                rings,
+                addresses,
+                max_frame,
+                member.clone().map(|member| StrayInbox::new(member, STRAY_BYTES)),
+            ),
+            filters,
+            member,
             _sinks: sinks,
             namespace: NetNs::current()?,
             memberships: Vec::new(),
@@ -156,22 +197,26 @@ fn packet_socket() -> Result<OwnedFd, PacketError> {
         .map_err(|e| PacketError::of("packet socket")(e.into()))
 }
 
-/// Makes the socket that receives, with its ring.
-fn ring(socket: OwnedFd, index: u32) -> Result<Ring, PacketError> {
+/// Makes a socket that receives, with its ring of so many slots.
+fn ring(slots: usize) -> Result<Ring, PacketError> {
+    let socket = packet_socket()?;
     for (name, option) in
         [("PACKET_VNET_HDR", libc::PACKET_VNET_HDR), ("PACKET_IGNORE_OUTGOING", libc::PACKET_IGNORE_OUTGOING)]
     {
         set_int(socket.as_fd(), libc::SOL_PACKET, option, 1).map_err(PacketError::of(name))?;
     }
-    select_frames(socket.as_fd(), false).map_err(PacketError::of("filter of the packet socket"))?;
-    let ring = Ring::new(socket).map_err(PacketError::of("PACKET_RX_RING"))?;
-    bind_packet(ring.fd(), index, ALL)?;
-    Ok(ring)
+    Ring::new(socket, slots).map_err(PacketError::of("PACKET_RX_RING"))
 }
 
-/// Has a packet socket receive RoCE v2, and MAC control frames if wanted.
-pub(super) fn select_frames(fd: BorrowedFd<'_>, mac_control: bool) -> io::Result<()> {
-    attach_filter(fd, &filter::program(mac_control))
+/// Attaches filters to the sockets of rings.
+fn filters(
+    rings: &[Ring],
+    links: &[(Link, u32)],
+    units: Option<Arc<Units>>,
+) -> io::Result<Arc<Filters>> {
+    let sockets = rings.iter().zip(links);
+    let sockets = sockets.map(|(ring, (link, _))| Ok((*link, ring.fd().try_clone_to_owned()?)));
+    Filters::attach(sockets.collect::<io::Result<_>>()?, units)
 }
 
 fn bind_packet(socket: BorrowedFd<'_>, index: u32, protocol: u16) -> Result<(), PacketError> {
@@ -183,16 +228,17 @@ fn bind_packet(socket: BorrowedFd<'_>, index: u32, protocol: u16) -> Result<(), 
     crate::udp::sys::bind_bytes(socket, &address).map_err(PacketError::of("bind of the packet socket"))
 }
 
-/// Makes the sockets that hold the UDP port on the interface and drop what arrives.
-fn sinks(interface: &str) -> Result<Vec<UdpSocket>, PacketError> {
+/// Makes the sockets that hold the UDP port on the interface and drop what arrives. `shared`: other sockets of this user that are
+/// shared may hold it too.
+pub(super) fn sinks(interface: &str, shared: bool) -> Result<Sockets, PacketError> {
     let families: [SocketAddr; 2] = [
         SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, ROCE_V2_PORT).into(),
         SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, ROCE_V2_PORT, 0, 0).into(),
     ];
     let mut sinks = Vec::new();
     for address in families {
-        match sink(interface, address) {
-            Ok(socket) => sinks.push(socket.into()),
+        match sink(interface, address, shared) {
+            Ok(socket) => sinks.push((address.ip(), socket)),
             Err(Errno::EADDRINUSE) => {
                 let owner = owner::of(ROCE_V2_PORT).text;
                 return Err(PacketError::InUse { interface: interface.into(), owner });
@@ -205,10 +251,11 @@ fn sinks(interface: &str) -> Result<Vec<UdpSocket>, PacketError> {
     Ok(sinks)
 }
 
-fn sink(interface: &str, address: SocketAddr) -> nix::Result<OwnedFd> {
+fn sink(interface: &str, address: SocketAddr, shared: bool) -> nix::Result<OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let socket = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
     setsockopt(&socket, sockopt::BindToDevice, &interface.into())?;
+    setsockopt(&socket, sockopt::ReusePort, &shared)?;
     if address.is_ipv6() {
         setsockopt(&socket, sockopt::Ipv6V6Only, &true)?;
     }

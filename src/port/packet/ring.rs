@@ -15,8 +15,6 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::udp::sys::set_int;
 
-/// Number of slots.
-const SLOTS: usize = 256;
 /// Bytes of a slot: a train of 64 KiB, and its headers; whole pages.
 const SLOT: usize = 68 << 10;
 /// `struct virtio_net_hdr` in front of each frame.
@@ -42,14 +40,15 @@ pub(super) struct Filled<'a> {
     pub(super) tag: Option<u16>,
     /// True if the frame is addressed to a group.
     pub(super) to_group: bool,
-    /// Arrival time since the Unix epoch: seconds, nanoseconds.
-    pub(super) stamp: (u32, u32),
+    /// Arrival time since the Unix epoch, if known: seconds, nanoseconds.
+    pub(super) stamp: Option<(u32, u32)>,
 }
 
 /// A packet socket with a receive ring.
 pub(super) struct Ring {
     socket: OwnedFd,
     map: NonNull<u8>,
+    slots: usize,
     /// The next slot to read.
     next: usize,
     /// The oldest slot that is not returned to the kernel.
@@ -64,18 +63,18 @@ unsafe impl Send for Ring {}
 unsafe impl Sync for Ring {}
 
 impl Ring {
-    /// Makes the ring of a packet socket that is not bound yet.
+    /// Makes the ring of a packet socket that is not bound yet: so many slots.
     ///
     /// # Errors
     /// The kernel's: without memory for the ring, or if it has no such rings.
-    pub(super) fn new(socket: OwnedFd) -> io::Result<Ring> {
+    pub(super) fn new(socket: OwnedFd, slots: usize) -> io::Result<Ring> {
         let fd = socket.as_fd();
         set_int(fd, libc::SOL_PACKET, libc::PACKET_VERSION, libc::tpacket_versions::TPACKET_V2 as i32)?;
         let request = libc::tpacket_req {
             tp_block_size: SLOT as u32,
-            tp_block_nr: SLOTS as u32,
+            tp_block_nr: slots as u32,
             tp_frame_size: SLOT as u32,
-            tp_frame_nr: SLOTS as u32,
+            tp_frame_nr: slots as u32,
         };
         // SAFETY: the kernel reads a live structure of the length given.
         let rc = unsafe {
@@ -90,11 +89,11 @@ impl Ring {
         if rc != 0 {
             return Err(io::Error::last_os_error());
         }
-        let length = NonZeroUsize::new(SLOTS * SLOT).expect("a constant above 0");
+        let length = NonZeroUsize::new(slots * SLOT).ok_or(io::ErrorKind::InvalidInput)?;
         let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice; nothing else refers to it.
         let map = unsafe { mmap(None, length, rights, MapFlags::MAP_SHARED, fd, 0) }?;
-        Ok(Ring { socket, map: map.cast(), next: 0, oldest: 0, drops: AtomicU64::new(0) })
+        Ok(Ring { socket, map: map.cast(), slots, next: 0, oldest: 0, drops: AtomicU64::new(0) })
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -103,7 +102,7 @@ impl Ring {
 
     fn slot(&self, slot: usize) -> *mut u8 {
         // SAFETY: the slot number is reduced to one of the mapping.
-        unsafe { self.map.as_ptr().add(slot % SLOTS * SLOT) }
+        unsafe { self.map.as_ptr().add(slot % self.slots * SLOT) }
     }
 
     fn status(&self, slot: usize) -> &AtomicU32 {
@@ -114,7 +113,7 @@ impl Ring {
 
     /// True if the next slot is filled.
     pub(super) fn is_ready(&self) -> bool {
-        self.next - self.oldest < SLOTS && self.status(self.next).load(Acquire) & libc::TP_STATUS_USER != 0
+        self.next - self.oldest < self.slots && self.status(self.next).load(Acquire) & libc::TP_STATUS_USER != 0
     }
 
     /// Takes the next filled slot. It stays valid until it is [released](Ring::release).
@@ -148,7 +147,7 @@ impl Ring {
             segment: is_train.then_some(segment),
             tag: (status & libc::TP_STATUS_VLAN_VALID != 0).then(|| half(24)),
             to_group: all[PACKET_TYPE] == TO_GROUP,
-            stamp: (word(16), word(20)),
+            stamp: Some((word(16), word(20))),
         }
     }
 
@@ -168,8 +167,8 @@ impl Ring {
     /// Returns the number of filled slots, and of all.
     pub(super) fn waiting(&self) -> (usize, usize) {
         let filled = |slot: &usize| self.status(*slot).load(Relaxed) & libc::TP_STATUS_USER != 0;
-        let fresh = (self.next..self.oldest + SLOTS).take_while(filled).count();
-        (fresh + self.next - self.oldest, SLOTS)
+        let fresh = (self.next..self.oldest + self.slots).take_while(filled).count();
+        (fresh + self.next - self.oldest, self.slots)
     }
 
     /// Returns the number of frames that the kernel dropped because no slot was free.
@@ -194,6 +193,6 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         // SAFETY: the mapping was made by `new` with this length, and no reference into it outlives `self`.
-        let _ = unsafe { munmap(self.map.cast(), SLOTS * SLOT) };
+        let _ = unsafe { munmap(self.map.cast(), self.slots * SLOT) };
     }
 }

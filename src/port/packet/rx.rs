@@ -1,12 +1,14 @@
 //! Receiving: filled slots of the ring, cut into frames.
 
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use nix::time::ClockId;
 
 use super::ring::{Filled, Ring};
 use crate::BURST;
+use crate::group::{StrayInbox, Target, target};
 use crate::udp::headers::{MAX_HEADERS, Outgoing, checksum, set_lengths};
 use roxie_base::frame::Frame;
 use roxie_base::time::Nanos;
@@ -21,9 +23,21 @@ const VLAN: [u8; 2] = [0x81, 0x00];
 /// The VLAN number in a tag. 0: the tag has a priority only.
 const VLAN_NUMBER: u16 = 0x0fff;
 
-/// Receives from a ring.
+/// Offset in a datagram of the source QPN's upper 8 bits, if it goes to a group: BTH, Q_Key, a reserved byte (IBTA 9.3.3).
+const SOURCE_UNIT: usize = 12 + 4 + 1;
+/// Index of the loopback interface's ring.
+const LOOPBACK: usize = 1;
+/// Flag of a frame that is handed over: it does not show its identification.
+const HIDES_ID: u8 = 1;
+
+/// Receives from rings.
 pub(super) struct Receiver {
-    pub(super) ring: Ring,
+    /// The ring of the interface, and of the loopback interface if other processes share the port.
+    pub(super) rings: Vec<Ring>,
+    /// Frames that other processes handed over, if the port is shared. Each message is a byte of flags and a frame.
+    strays: Option<StrayInbox>,
+    /// Length of the newest message in it.
+    stray: usize,
     /// Addresses of this station.
     pub(super) addresses: Vec<IpAddr>,
     /// Multicast groups that it joined.
@@ -47,11 +61,25 @@ pub(super) struct ReceiveCounts {
     pub(super) bad_ip_checksum: u64,
     pub(super) oversize: u64,
     pub(super) malformed: u64,
+    pub(super) handed_over: u64,
+    pub(super) strays_dropped: u64,
 }
 
-/// A train in the ring.
+/// Where a frame's bytes lie.
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    /// In a slot of a ring: index of the ring, number of the slot.
+    Slot(usize, usize),
+    /// In the inbox of strays.
+    Stray,
+}
+
+/// A train in a ring.
 struct Train {
-    slot: usize,
+    place: Place,
+    destination: IpAddr,
+    /// True if all processes that share the port received it.
+    is_for_all: bool,
     /// Headers of a datagram of full length.
     headers: [u8; MAX_HEADERS],
     /// Offset of the UDP header.
@@ -64,14 +92,14 @@ struct Train {
     arrived: Option<Nanos>,
 }
 
-/// A frame of the current burst: made-up headers, then bytes of a slot.
+/// A frame to show: made-up headers, then bytes of its place.
 struct Shown {
     headers: [u8; MAX_HEADERS],
     headers_len: usize,
-    slot: usize,
+    place: Place,
     start: usize,
     len: usize,
-    /// True if the frame is part of an IPv4 train, which does not show each identification.
+    /// True if the frame was part of an IPv4 train, which does not show each identification.
     hides_id: bool,
     arrived: Option<Nanos>,
 }
@@ -86,9 +114,16 @@ enum Refusal {
 }
 
 impl Receiver {
-    pub(super) fn new(ring: Ring, addresses: Vec<IpAddr>, max_frame: usize) -> Receiver {
+    pub(super) fn new(
+        rings: Vec<Ring>,
+        addresses: Vec<IpAddr>,
+        max_frame: usize,
+        strays: Option<StrayInbox>,
+    ) -> Receiver {
         Receiver {
-            ring,
+            rings,
+            strays,
+            stray: 0,
             addresses,
             groups: Vec::new(),
             train: None,
@@ -104,12 +139,15 @@ impl Receiver {
         debug_assert!(self.burst.is_empty(), "rx_release comes before the next rx_burst");
         while self.burst.len() < BURST {
             if let Some(train) = &mut self.train {
-                self.burst.push(train.show());
+                let (destination, is_for_all) = (train.destination, train.is_for_all);
+                let shown = train.show();
                 if train.next == train.end {
                     self.train = None;
                 }
-            } else if let Some(slot) = self.ring.take() {
-                if let Err(refusal) = self.accept(slot, now) {
+                let offset = shown.start;
+                self.take_or_hand_over(shown, offset, destination, is_for_all);
+            } else if let Some(place) = self.next() {
+                if let Err(refusal) = self.accept(place, now) {
                     self.count(&refusal);
                 }
             } else {
@@ -122,68 +160,134 @@ impl Receiver {
         self.burst.len()
     }
 
-    /// Judges a filled slot, and puts its frame into the burst, or its train in front.
-    fn accept(&mut self, slot: usize, now: Nanos) -> Result<(), Refusal> {
-        let filled = self.ring.read(slot);
+    /// Takes the next filled slot, or a stray.
+    fn next(&mut self) -> Option<Place> {
+        for (i, ring) in self.rings.iter_mut().enumerate() {
+            if let Some(slot) = ring.take() {
+                return Some(Place::Slot(i, slot));
+            }
+        }
+        // A burst has one at most: there is one buffer.
+        let strays = self.strays.as_mut().filter(|_| self.burst.is_empty())?;
+        self.stray = strays.poll()?;
+        Some(Place::Stray)
+    }
+
+    fn read(&self, place: Place) -> Filled<'_> {
+        match place {
+            Place::Slot(ring, slot) => self.rings[ring].read(slot),
+            Place::Stray => {
+                let message = self.strays.as_ref().map_or(&[][..], StrayInbox::bytes);
+                let bytes = message.get(1..self.stray).unwrap_or_default();
+                Filled { bytes, len: bytes.len(), segment: None, tag: None, to_group: false, stamp: None }
+            }
+        }
+    }
+
+    /// Judges a frame, and puts it into the burst, or its train in front.
+    fn accept(&mut self, place: Place, now: Nanos) -> Result<(), Refusal> {
+        let filled = self.read(place);
         let frame = filled.bytes;
-        let arrived = if self.stamps { arrival(now, filled.stamp) } else { None };
+        let stamp = filled.stamp.filter(|_| self.stamps);
+        let arrived = stamp.and_then(|stamp| arrival(now, stamp));
         if filled.tag.is_some_and(|tag| tag & VLAN_NUMBER != 0) {
             return Err(Refusal::Tagged);
         }
         if frame.len() < filled.len || filled.segment.is_none() && frame.len() > self.max_frame {
             return Err(Refusal::Oversize(1));
         }
-        self.judge_address(&filled)?;
+        let Some((destination, offset)) = self.judge_address(&filled)? else {
+            self.burst.push(Shown::whole(place, frame.len(), arrived));
+            return Ok(());
+        };
+        let datagram = frame.get(offset..).ok_or(Refusal::Malformed)?;
+        if self.is_own_multicast(place, &filled, datagram) {
+            return Ok(());
+        }
+        // The filter of each process takes these.
+        let is_for_all = self.strays.is_some() && matches!(target(datagram), Target::Service(_) | Target::Multicast);
         let Some(segment) = filled.segment else {
-            let mut shown = Shown {
-                headers: [0; MAX_HEADERS],
-                headers_len: 0,
-                slot,
-                start: 0,
-                len: frame.len(),
-                hides_id: false,
-                arrived,
-            };
+            let mut shown = Shown::whole(place, frame.len(), arrived);
             if let Some(tag) = filled.tag {
                 shown.put_back(frame, tag);
             }
-            self.burst.push(shown);
+            if place == Place::Stray {
+                shown.hides_id = self.strays.as_ref().is_some_and(|s| s.bytes()[0] == HIDES_ID);
+                self.burst.push(shown);
+            } else {
+                self.take_or_hand_over(shown, offset, destination, is_for_all);
+            }
             return Ok(());
         };
         let mut headers: [u8; MAX_HEADERS] = *frame.first_chunk().ok_or(Refusal::Malformed)?;
         let out = Outgoing::parse(&headers, frame.len()).ok_or(Refusal::Malformed)?;
-        let (start, end) = (out.udp + 8, frame.len());
-        if start + segment > self.max_frame {
-            return Err(Refusal::Oversize((end - start).div_ceil(segment)));
+        let (next, end) = (out.udp + 8, frame.len());
+        if next + segment > self.max_frame {
+            return Err(Refusal::Oversize((end - next).div_ceil(segment)));
         }
         set_payload(&mut headers, out.udp, segment);
-        self.train = Some(Train { slot, headers, udp: out.udp, segment, next: start, end, arrived });
+        let udp = out.udp;
+        self.train =
+            Some(Train { place, destination, is_for_all, headers, udp, segment, next, end, arrived });
         self.counts.trains += 1;
         Ok(())
     }
 
-    /// Judges the IP header. Frames of MAC control have none.
-    fn judge_address(&self, filled: &Filled<'_>) -> Result<(), Refusal> {
+    /// Judges the IP header. Returns the destination and the offset of the datagram; `None` for frames of MAC control, which have
+    /// neither.
+    fn judge_address(&self, filled: &Filled<'_>) -> Result<Option<(IpAddr, usize)>, Refusal> {
         let frame = filled.bytes;
         let (ethertype, ip) =
             frame.get(STATIONS..).and_then(|rest| rest.split_first_chunk()).ok_or(Refusal::Malformed)?;
-        let destination = match *ethertype {
-            MAC_CONTROL => return Ok(()),
+        let (destination, header) = match *ethertype {
+            MAC_CONTROL => return Ok(None),
             IPV4 => {
                 let header =
                     ip.first().and_then(|first| ip.get(..usize::from(first & 15) * 4)).unwrap_or_default();
                 if header.len() < 20 || checksum(header) != 0 {
                     return Err(Refusal::BadChecksum);
                 }
-                IpAddr::from(*header[16..].first_chunk::<4>().ok_or(Refusal::Malformed)?)
+                let to = header[16..].first_chunk::<4>().ok_or(Refusal::Malformed)?;
+                (IpAddr::from(*to), header.len())
             }
             IPV6 => {
-                IpAddr::from(*ip.get(24..).and_then(|to| to.first_chunk::<16>()).ok_or(Refusal::Malformed)?)
+                let to = ip.get(24..).and_then(|to| to.first_chunk::<16>()).ok_or(Refusal::Malformed)?;
+                (IpAddr::from(*to), 40)
             }
             _ => return Err(Refusal::Malformed),
         };
-        let own = if filled.to_group { &self.groups } else { &self.addresses };
-        if own.contains(&destination) { Ok(()) } else { Err(Refusal::OtherAddress) }
+        let own = if destination.is_multicast() { &self.groups } else { &self.addresses };
+        if own.contains(&destination) && destination.is_multicast() == filled.to_group {
+            Ok(Some((destination, IP + header + 8)))
+        } else {
+            Err(Refusal::OtherAddress)
+        }
+    }
+
+    /// True if this process sent the frame to a group: the loopback layer has delivered it already.
+    fn is_own_multicast(&self, place: Place, filled: &Filled<'_>, datagram: &[u8]) -> bool {
+        let is_looped = matches!(place, Place::Slot(LOOPBACK, _)) && filled.to_group;
+        let unit = datagram.get(SOURCE_UNIT).filter(|_| is_looped);
+        unit.zip(self.strays.as_ref()).is_some_and(|(unit, strays)| strays.member().units().has(*unit))
+    }
+
+    /// Puts a frame into the burst, or passes it on to the process that it is for. `offset`: of the datagram in its
+    /// place. `is_for_all`: every process has the frame.
+    fn take_or_hand_over(&mut self, shown: Shown, offset: usize, destination: IpAddr, is_for_all: bool) {
+        let Some(strays) = &self.strays else { return self.burst.push(shown) };
+        let bytes = self.bytes(&shown);
+        let datagram = &bytes[offset - shown.start..];
+        if strays.member().is_ours(datagram, destination) {
+            self.burst.push(shown);
+        } else if !is_for_all {
+            let headers = &shown.headers[..shown.headers_len];
+            let message = [&[if shown.hides_id { HIDES_ID } else { 0 }], headers, bytes].concat();
+            if strays.member().hand_over(datagram, destination, &message) {
+                self.counts.handed_over += 1;
+            } else {
+                self.counts.strays_dropped += 1;
+            }
+        }
     }
 
     fn count(&mut self, refusal: &Refusal) {
@@ -196,9 +300,14 @@ impl Receiver {
         }
     }
 
+    /// Returns the bytes of a frame behind its made-up headers.
+    fn bytes(&self, shown: &Shown) -> &[u8] {
+        &self.read(shown.place).bytes[shown.start..shown.start + shown.len]
+    }
+
     pub(super) fn frame(&self, i: usize) -> Frame<'_> {
         let shown = &self.burst[i];
-        let bytes = &self.ring.read(shown.slot).bytes[shown.start..shown.start + shown.len];
+        let bytes = self.bytes(shown);
         if shown.headers_len == 0 {
             return Frame { a: bytes, b: &[] };
         }
@@ -216,15 +325,23 @@ impl Receiver {
     /// Ends the burst, and returns the slots that it used up.
     pub(super) fn release(&mut self) {
         self.burst.clear();
-        match &self.train {
-            Some(train) => self.ring.release(train.slot),
-            None => self.ring.release_all(),
+        let kept = self.train.as_ref().map(|train| train.place);
+        for (i, ring) in self.rings.iter_mut().enumerate() {
+            match kept {
+                Some(Place::Slot(of, slot)) if of == i => ring.release(slot),
+                _ => ring.release_all(),
+            }
         }
+    }
+
+    /// Returns descriptors that are readable when frames arrive.
+    pub(super) fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.rings.iter().map(Ring::fd).chain(self.strays.as_ref().map(StrayInbox::fd)).collect()
     }
 
     /// True if frames are known to wait.
     pub(super) fn has_frames(&self) -> bool {
-        self.train.is_some() || self.ring.is_ready()
+        self.train.is_some() || self.rings.iter().any(Ring::is_ready)
     }
 
     /// True if the rest of a train waits, which does not make the descriptor readable.
@@ -245,11 +362,16 @@ impl Train {
         self.next += len;
         let headers_len = self.udp + 8;
         let hides_id = headers[STATIONS..IP] == IPV4;
-        Shown { headers, headers_len, slot: self.slot, start, len, hides_id, arrived: self.arrived }
+        Shown { headers, headers_len, place: self.place, start, len, hides_id, arrived: self.arrived }
     }
 }
 
 impl Shown {
+    /// Shows a lone frame of `len` bytes.
+    fn whole(place: Place, len: usize, arrived: Option<Nanos>) -> Shown {
+        Shown { headers: [0; MAX_HEADERS], headers_len: 0, place, start: 0, len, hides_id: false, arrived }
+    }
+
     /// Puts the tag back that the kernel took out of the frame.
     fn put_back(&mut self, frame: &[u8], tag: u16) {
         self.headers[..STATIONS].copy_from_slice(&frame[..STATIONS]);

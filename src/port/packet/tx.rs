@@ -6,6 +6,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
+use super::filter::Link;
 use super::ring::{GSO_UDP_L4, VNET_HEADER};
 use crate::TxId;
 use crate::trains::{PREFIX, Trains};
@@ -22,6 +23,8 @@ const LINEAR: usize = 192;
 const IP: usize = 14;
 const IPV4: [u8; 2] = [0x08, 0x00];
 const UDP: u32 = 17;
+/// The QPN of management datagrams.
+const QP1: [u8; 3] = [0, 0, 1];
 
 /// Headers of a frame without lengths, identification and checksums. Frames with equal ones form a train.
 type Flow = [u8; MAX_HEADERS];
@@ -29,12 +32,26 @@ type Flow = [u8; MAX_HEADERS];
 /// Sends through a packet socket.
 pub(super) struct Sender {
     socket: OwnedFd,
+    /// The station's own address. Frames to it are for other processes of this host.
+    pub(super) mac: [u8; 6],
+    /// Index of the loopback interface, if other processes are reached over it.
+    loopback: Option<u32>,
     trains: Trains<Flow>,
     outbox: Outbox,
-    /// Index of each train in the outbox.
-    boxed: Vec<usize>,
+    boxed: Vec<Boxed>,
+    /// Number of trains, from the first on, whose copies for other processes of this host were sent.
+    copied: usize,
     pub(super) counts: SendCounts,
     is_reported: bool,
+}
+
+/// A train in the outbox.
+#[derive(Clone, Copy)]
+struct Boxed {
+    train: usize,
+    link: Link,
+    /// True if the train is done when it is sent, false if it is sent once more on another link.
+    is_last: bool,
 }
 
 #[derive(Default)]
@@ -50,12 +67,15 @@ pub(super) struct SendCounts {
 }
 
 impl Sender {
-    pub(super) fn new(socket: OwnedFd) -> Sender {
+    pub(super) fn new(socket: OwnedFd, mac: [u8; 6], loopback: Option<u32>) -> Sender {
         Sender {
             socket,
+            mac,
+            loopback,
             trains: Trains::new(V4_HEADERS, SEGMENTS),
             outbox: Outbox::new(),
             boxed: Vec::with_capacity(BATCH),
+            copied: 0,
             counts: SendCounts::default(),
             is_reported: false,
         }
@@ -77,16 +97,17 @@ impl Sender {
         self.trains.cancel(id);
     }
 
-    /// Puts every slot written since the last call into a train. A frame that is no plain UDP datagram goes alone.
+    /// Puts every slot written since the last call into a train. A frame that is no plain UDP datagram goes alone, and so does a
+    /// management datagram: the filters of processes that share a port see the first datagram of a train.
     pub(super) fn arrange(&mut self) {
         while let Some(i) = self.trains.next_unarranged() {
             let start = self.trains.start(i);
             match self.trains.parse(i) {
-                Some((out, qpn)) => {
+                Some((out, qpn)) if qpn != QP1 => {
                     let place = self.trains.join(i, out.udp + 8, flow(start, out.udp), qpn[0]);
                     self.trains.rewrite(i, &out, out.source_port, place as u16);
                 }
-                None => self.trains.add_alone(i, start),
+                _ => self.trains.add_alone(i, start),
             }
         }
     }
@@ -102,11 +123,29 @@ impl Sender {
         self.trains.close();
         while self.fill_outbox() && self.empty_outbox()? {}
         self.trains.reset_if_done();
+        if self.trains.is_empty() {
+            self.copied = 0;
+        }
         Ok(())
     }
 
     pub(super) fn pending(&self) -> bool {
         !self.trains.is_empty()
+    }
+
+    /// Returns the links that a train is still to be sent on.
+    fn links(&self, t: usize) -> &'static [Link] {
+        let flow = &self.trains.all()[t].flow;
+        if self.loopback.is_none() {
+            &[Link::Own]
+        } else if flow.starts_with(&self.mac) {
+            &[Link::Loopback]
+        } else if flow[0] & 1 == 1 && t >= self.copied {
+            // To a group: other processes of this host may have joined it.
+            &[Link::Loopback, Link::Own]
+        } else {
+            &[Link::Own]
+        }
     }
 
     /// Lays out unsent trains. False if there are none.
@@ -118,10 +157,10 @@ impl Sender {
             if train.done {
                 continue;
             }
-            if !self.outbox.has_room(1 + 2 * train.count) {
+            let links = self.links(t);
+            if !self.outbox.has_room(links.len(), links.len() * (1 + 2 * train.count)) {
                 break;
             }
-            self.outbox.begin_frame();
             let len = match train.count {
                 1 => write_vnet_header(self.trains.prefix(train.first), train.bytes),
                 _ => {
@@ -131,12 +170,15 @@ impl Sender {
                     write_train(self.trains.prefix(train.first), &headers[..udp + 8], train.segment)
                 }
             };
-            self.outbox.push(Trains::<Flow>::prefix_range(train.first, len));
-            for i in self.trains.order(&train) {
-                let pieces = if train.count == 1 { self.trains.whole(i) } else { self.trains.datagram(i) };
-                pieces.into_iter().for_each(|piece| self.outbox.push(piece));
+            for (n, link) in links.iter().enumerate() {
+                self.outbox.begin_frame(self.loopback.filter(|_| matches!(link, Link::Loopback)));
+                self.outbox.push(Trains::<Flow>::prefix_range(train.first, len));
+                for i in self.trains.order(&train) {
+                    let pieces = if train.count == 1 { self.trains.whole(i) } else { self.trains.datagram(i) };
+                    pieces.into_iter().for_each(|piece| self.outbox.push(piece));
+                }
+                self.boxed.push(Boxed { train: t, link: *link, is_last: n + 1 == links.len() });
             }
-            self.boxed.push(t);
         }
         !self.boxed.is_empty()
     }
@@ -148,8 +190,12 @@ impl Sender {
             self.counts.calls += 1;
             match self.outbox.send(self.socket.as_fd(), self.trains.memory(), first) {
                 Ok(sent) => {
-                    for &t in &self.boxed[first..first + sent] {
-                        let train = &mut self.trains.all_mut()[t];
+                    for boxed in &self.boxed[first..first + sent] {
+                        if !boxed.is_last {
+                            self.copied = boxed.train + 1;
+                            continue;
+                        }
+                        let train = &mut self.trains.all_mut()[boxed.train];
                         train.done = true;
                         self.counts.packets += train.count as u64;
                         self.counts.bytes += train.bytes as u64;
@@ -159,6 +205,13 @@ impl Sender {
                 }
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EINTR) => {}
+                    Some(libc::ENETDOWN | libc::ENXIO) if matches!(self.boxed[first].link, Link::Loopback) => {
+                        let why = format!(
+                            "{error}: other processes of this host are reached over the loopback interface; `ip link set lo up`"
+                        );
+                        self.give_up(self.boxed[first], &why);
+                        first += 1;
+                    }
                     Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => {
                         self.counts.busy += 1;
                         return Ok(false);
@@ -174,7 +227,7 @@ impl Sender {
                         ));
                     }
                     _ => {
-                        self.give_up(self.boxed[first], &error);
+                        self.give_up(self.boxed[first], &error.to_string());
                         first += 1;
                     }
                 },
@@ -183,9 +236,13 @@ impl Sender {
         Ok(true)
     }
 
-    /// Drops train `t` and counts it. The first failure is reported.
-    fn give_up(&mut self, t: usize, error: &io::Error) {
-        let train = &mut self.trains.all_mut()[t];
+    /// Drops a train and counts it. The first failure is reported, except that of a copy: no process may want it.
+    fn give_up(&mut self, boxed: Boxed, error: &str) {
+        if !boxed.is_last {
+            self.copied = boxed.train + 1;
+            return;
+        }
+        let train = &mut self.trains.all_mut()[boxed.train];
         train.done = true;
         self.counts.failed += train.count as u64;
         if !std::mem::replace(&mut self.is_reported, true) {

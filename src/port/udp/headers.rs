@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::group::Member;
+use crate::group::Member;
 use roxie_base::frame::Frame;
 
 /// Ethernet + IPv4 + UDP, in bytes.

@@ -9,7 +9,6 @@
 //! [`Received::ip_id_hidden`] marks received ones. IPv6 has none. Station addresses are made up from IP addresses:
 //! [`synthetic_mac`].
 
-pub mod group;
 pub(crate) mod headers;
 mod open;
 pub(crate) mod owner;
@@ -25,11 +24,11 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 pub use crate::synthetic_mac;
-use group::Member;
 pub use open::{UdpConfig, UdpError};
 use rx::Receiver;
 use tx::Sender;
 
+use super::group::Member;
 use super::undelivered::Undelivered;
 use super::{LinkChange, Port, PortInfo, Received, RxOptions, TxId};
 use crate::netdev::{Interface, Membership, NetNs};

@@ -14,11 +14,11 @@ use nix::sys::socket::{
     socket, sockopt,
 };
 
-use super::group::{JoinError, Member, Refused};
 use super::headers::HOP_LIMIT;
 use super::rx::Receiver;
 use super::tx::{SendLimits, SendSocket, Sender};
 use super::{UdpPort, owner, probe, synthetic_mac, sys};
+use crate::group::{GroupId, JoinError, Member, Refused};
 use crate::netdev::NetNs;
 use crate::{Carries, PortInfo};
 use roxie_base::frame::ROCE_V2_PORT;
@@ -52,7 +52,7 @@ pub struct UdpConfig {
     pub send_sockets: usize,
     /// Socket buffers to ask for, in bytes.
     pub socket_buffer: usize,
-    /// Share the port with other processes of this user that do so too ([`group`](super::group)). Ignored if addresses
+    /// Share the port with other processes of this user that do so too ([`group`](crate::group)). Ignored if addresses
     /// are chosen: the port is this process's alone on each of them.
     pub shared: bool,
 }
@@ -203,7 +203,8 @@ fn share(config: &UdpConfig) -> Result<(Vec<(IpAddr, OwnedFd)>, Member), UdpErro
         }
         listen_on_all(config)
     };
-    let joined = Member::join(config.port, &make).map_err(|refused| match refused {
+    let group = GroupId { port: config.port, interface: None };
+    let joined = Member::join(&group, &make).map_err(|refused| match refused {
         Refused::Join(error) => error.into(),
         Refused::Sockets(error) => error,
     })?;

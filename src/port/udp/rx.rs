@@ -9,11 +9,11 @@ use std::time::Duration;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use nix::time::ClockId;
 
-use super::group::{Member, STRAY_HEADER, Stray};
 use super::headers::{Headers, Route, V4_HEADERS, V6_HEADERS};
 use super::synthetic_mac;
 use super::sys::{INBOX, Inbox, TRAIN_BYTES, Train, set_int};
 use crate::BURST;
+use crate::group::{Member, STRAY_HEADER, Stray, StrayInbox};
 use roxie_base::frame::Frame;
 use roxie_base::time::Nanos;
 
@@ -22,8 +22,6 @@ const COLD_AFTER: u32 = 64;
 /// Such a socket is polled every this many polls. Sleeping is unaffected: it waits on all descriptors.
 const COLD_PERIOD: usize = 32;
 
-/// Datagrams that another process handed over (rare) are looked for in every this many polls that found nothing else.
-const STRAY_PERIOD: u32 = 64;
 /// Buffer number of a datagram that another process handed over.
 const STRAY: usize = INBOX;
 
@@ -48,10 +46,8 @@ pub(super) struct Receiver {
     max_frame: usize,
     /// True if the kernel stamps the arrival of datagrams.
     stamps: bool,
-    /// Membership in the group of processes that share the port, and the buffer for handed-over datagrams.
-    member: Option<Arc<Member>>,
-    stray: Box<[u8]>,
-    stray_polls: u32,
+    /// Datagrams that other processes of the group handed over, if the port is shared.
+    strays: Option<StrayInbox>,
     /// Source addresses and ports of our own multicast, which is dropped if the link returns it.
     own_multicast: (Vec<IpAddr>, Vec<u16>),
     pub(super) counts: ReceiveCounts,
@@ -128,9 +124,7 @@ impl Receiver {
             port,
             max_frame,
             stamps: false,
-            stray: if member.is_some() { vec![0; TRAIN_BYTES].into() } else { Box::default() },
-            stray_polls: 0,
-            member,
+            strays: member.map(|member| StrayInbox::new(member, TRAIN_BYTES)),
             own_multicast: Default::default(),
             counts: ReceiveCounts::default(),
         })
@@ -191,7 +185,7 @@ impl Receiver {
             let cut = &self.trains[self.next.0];
             let (whole, stray) = (cut.len, cut.buffer == STRAY);
             let len = cut.segment.min(cut.len - self.next.1);
-            if self.member.is_some() && !stray && !self.is_ours(self.next, len) {
+            if !stray && !self.is_ours(self.next, len) {
                 self.hand_over(self.next, len);
             } else {
                 self.burst.push(Datagram { train: self.next.0, offset: self.next.1, len });
@@ -216,15 +210,19 @@ impl Receiver {
     /// Returns the bytes of a datagram.
     fn bytes(&self, (train, offset): (usize, usize), len: usize) -> &[u8] {
         match self.trains[train].buffer {
-            STRAY => &self.stray[STRAY_HEADER + offset..][..len],
+            STRAY => {
+                let stray = self.strays.as_ref().map_or(&[][..], StrayInbox::bytes);
+                &stray[STRAY_HEADER + offset..][..len]
+            }
             buffer => self.inbox.bytes(buffer, offset, len),
         }
     }
 
     /// True if the datagram is for this process. Always true if the port is not shared.
     fn is_ours(&self, at: (usize, usize), len: usize) -> bool {
-        let destination = self.trains[at.0].route.destination;
-        self.member.as_ref().is_none_or(|member| member.is_ours(self.bytes(at, len), destination))
+        self.strays.as_ref().is_none_or(|strays| {
+            strays.member().is_ours(self.bytes(at, len), self.trains[at.0].route.destination)
+        })
     }
 
     #[cold]
@@ -236,7 +234,10 @@ impl Receiver {
             traffic_class: cut.route.traffic_class,
             datagram: self.bytes(at, len),
         };
-        if self.member.as_ref().is_some_and(|member| member.hand_over(&stray)) {
+        let passed = |strays: &StrayInbox| {
+            strays.member().hand_over(stray.datagram, stray.destination, &stray.to_bytes())
+        };
+        if self.strays.as_ref().is_some_and(passed) {
             self.counts.handed_over += 1;
         } else {
             self.counts.strays_dropped += 1;
@@ -245,13 +246,9 @@ impl Receiver {
 
     /// Receives a datagram that another process handed over.
     fn fetch_stray(&mut self) {
-        self.stray_polls = self.stray_polls.wrapping_add(1);
-        let Some(member) = self.member.as_ref().filter(|_| self.stray_polls.is_multiple_of(STRAY_PERIOD))
-        else {
-            return;
-        };
-        let Ok(len) = member.receive_stray(&mut self.stray) else { return };
-        let Some(stray) = Stray::from_bytes(&self.stray[..len]).filter(|s| !s.datagram.is_empty()) else {
+        let Some(strays) = &mut self.strays else { return };
+        let Some(len) = strays.poll() else { return };
+        let Some(stray) = Stray::from_bytes(&strays.bytes()[..len]).filter(|s| !s.datagram.is_empty()) else {
             return;
         };
         let train = Train {

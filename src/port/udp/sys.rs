@@ -75,7 +75,7 @@ pub(crate) fn attach_filter(fd: BorrowedFd<'_>, program: &[(u16, u8, u8, u32)]) 
 }
 
 /// Attaches a program that selects the socket within `fd`'s group (`SO_REUSEPORT`), replacing the earlier one.
-pub(super) fn attach_steering(fd: BorrowedFd<'_>, program: &[(u16, u8, u8, u32)]) -> io::Result<()> {
+pub(crate) fn attach_steering(fd: BorrowedFd<'_>, program: &[(u16, u8, u8, u32)]) -> io::Result<()> {
     attach(fd, libc::SO_ATTACH_REUSEPORT_CBPF, program)
 }
 
@@ -178,9 +178,9 @@ impl Outbox {
         self.pieces.clear();
     }
 
-    /// True if a train of `pieces` pieces still fits.
-    pub(crate) fn has_room(&self, pieces: usize) -> bool {
-        self.shapes.len() < BATCH && self.pieces.len() + pieces <= PIECES
+    /// True if so many trains, with `pieces` pieces in all, still fit.
+    pub(crate) fn has_room(&self, trains: usize, pieces: usize) -> bool {
+        self.shapes.len() + trains <= BATCH && self.pieces.len() + pieces <= PIECES
     }
 
     /// Begins a train; the pieces pushed next are its bytes.
@@ -191,9 +191,10 @@ impl Outbox {
         self.shapes.push((name_len, control_len, self.pieces.len()..self.pieces.len()));
     }
 
-    /// Begins a train for a socket that takes whole frames.
-    pub(crate) fn begin_frame(&mut self) {
-        self.shapes.push((0, 0, self.pieces.len()..self.pieces.len()));
+    /// Begins a train for a socket that takes whole frames: to the interface with this index, or to that of the socket.
+    pub(crate) fn begin_frame(&mut self, interface: Option<u32>) {
+        let name_len = interface.map_or(0, |index| write_link(&mut self.names[self.shapes.len()], index));
+        self.shapes.push((name_len, 0, self.pieces.len()..self.pieces.len()));
     }
 
     /// Adds bytes to the newest train: a range of the memory that [`send`](Outbox::send) gets later. Adjacent ranges
@@ -354,6 +355,14 @@ fn write_name(out: &mut [u8; SOCKADDR_IN6], address: IpAddr, port: u16, scope: u
             SOCKADDR_IN6
         }
     }
+}
+
+/// Writes a `struct sockaddr_ll` with an interface alone: a raw packet socket sends frames as they are.
+fn write_link(out: &mut [u8; SOCKADDR_IN6], interface: u32) -> usize {
+    *out = [0; SOCKADDR_IN6];
+    out[..2].copy_from_slice(&(libc::AF_PACKET as u16).to_ne_bytes());
+    out[4..8].copy_from_slice(&interface.to_ne_bytes());
+    size_of::<libc::sockaddr_ll>()
 }
 
 fn read_name(name: &[u8; SOCKADDR_IN6]) -> Option<(IpAddr, u16)> {

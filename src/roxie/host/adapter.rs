@@ -17,7 +17,7 @@ use roxie_nic::nic::{Answer, Command, CongestionConfig, ControlError, Object, Qp
 use roxie_nic::shared::{CompletionRing, HostMemory, Region};
 use roxie_nic::verbs::{AsyncEvent, CqIndex, Mtu, OpenXrcd, QpIndex};
 #[cfg(feature = "udp")]
-use roxie_port::udp::group::Member;
+use roxie_port::group::Member;
 use roxie_port::undelivered::Undelivered;
 use roxie_port::{LinkChange, Port, PortInfo};
 use roxie_wire::Gid;

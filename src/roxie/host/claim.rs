@@ -66,8 +66,9 @@ impl Claim {
         let (port, slot) = match self.plan {
             #[cfg(feature = "udp")]
             PortPlan::Packet => {
-                let config = PacketConfig::new(self.interface.clone());
-                (Box::new(PacketPort::open(&config)?) as Box<dyn Port>, None)
+                let port = PacketPort::open(&PacketConfig::new(self.interface.clone()))?;
+                let slot = port.member().cloned().map(DeviceSlot::Group);
+                (Box::new(port) as Box<dyn Port>, slot)
             }
             #[cfg(feature = "udp")]
             PortPlan::Udp => self.open_udp(mac)?,

@@ -61,8 +61,12 @@ impl Device {
     ) -> Result<Device, OpenError> {
         let interface = Interface::by_name(&packet.interface)?;
         let addresses = addresses_of(&interface, &packet.addresses)?;
-        let port = stack.on(Box::new(PacketPort::open(packet)?))?;
-        Device::on_frames(port, interface, (addresses, packet.addresses.is_empty()), config)
+        let port = PacketPort::open(packet)?;
+        let slot = port.member().cloned().map(DeviceSlot::Group);
+        let port = stack.on(Box::new(port))?;
+        let device = Device::on_frames(port, interface, (addresses, packet.addresses.is_empty()), config)?;
+        device.share(slot)?;
+        Ok(device)
     }
 
     /// Makes a device on a port that sends frames. `follows`: the device follows changes of the interface's addresses.

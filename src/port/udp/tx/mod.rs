@@ -187,7 +187,7 @@ impl Sender {
             if train.done || way != socket {
                 continue;
             }
-            if !self.outbox.has_room(2 * train.count) {
+            if !self.outbox.has_room(1, 2 * train.count) {
                 break;
             }
             self.outbox.begin(&Envelope {

@@ -13,6 +13,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::unistd::geteuid;
 
+use super::GroupId;
 use super::error::JoinError;
 use roxie_base::descriptors::{connect, listen, peer_of, receive_until, send};
 
@@ -37,9 +38,10 @@ pub(super) enum Found {
     New(OwnedFd),
 }
 
-/// Returns the name of this user's group on a UDP port.
-pub(super) fn name_of(port: u16) -> String {
-    format!("roxie/{port}/{}", geteuid())
+/// Returns the name of this user's group.
+pub(super) fn name_of(group: &GroupId) -> String {
+    let interface = group.interface.as_ref().map(|name| format!("/{name}")).unwrap_or_default();
+    format!("roxie/{}/{}{interface}", group.port, geteuid())
 }
 
 fn system(what: &'static str) -> impl Fn(io::Error) -> JoinError {

@@ -1,11 +1,12 @@
-//! Several processes on one device, over sockets: each has an engine of its own, and no data passes from one process to
+//! Several processes on one device, over UDP or packet sockets: each has an engine of its own, and no data passes from one process to
 //! another.
 //!
-//! All sockets on RoCE's UDP port form one reuseport group (`SO_REUSEPORT`), and a classic BPF program selects the
+//! All UDP sockets on RoCE's port form one reuseport group (`SO_REUSEPORT`), and a classic BPF program selects the
 //! socket for each datagram (`steering`). A member has a *slot*, a place in that group, and owns *units* of QPNs: a
 //! unit is all QPNs with the same upper 8 bits. A slot's first unit has the slot's number. Communication IDs begin with
 //! the unit as well. The kernel therefore delivers each datagram to the right process, and no process stands between
-//! the others and the link.
+//! the others and the link. Packet sockets of an interface form a group of their own, in which each member's socket
+//! takes the packets of its units ([`Units`]); the members' UDP sockets only hold the port.
 //!
 //! ```text
 //!  rendezvous  a listening socket with an abstract name, shared by all members: passes the other descriptors to newcomers
@@ -26,6 +27,7 @@ mod register;
 mod rendezvous;
 mod steering;
 mod stray;
+mod units;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -34,15 +36,15 @@ use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixDatagram;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use nix::net::if_::if_nameindex;
 use nix::sys::socket::{MsgFlags, recv};
 use nix::unistd::geteuid;
 
-use super::sys;
+use crate::udp::sys;
 pub use error::JoinError;
 use fd_keeper::FdKeeper;
 use register::Register;
@@ -50,9 +52,12 @@ use rendezvous::{Found, Rendezvous};
 use roxie_base::descriptors::children;
 use roxie_base::roster::{Denied, Identity, PortRequest, Room, Roster};
 use roxie_base::threads::{lock, spawn_unsignalled};
-use steering::{Target, slot_of, target};
+use steering::slot_of;
 use stray::Pair;
-pub(super) use stray::{STRAY_HEADER, Stray};
+pub(super) use steering::{ATTRIBUTE, DESTINATION_QP, MULTICAST, QP1, REMOTE_ID, REQUEST_ID};
+pub(super) use steering::{Target, target};
+pub(super) use stray::{STRAY_HEADER, Stray, StrayInbox};
+pub(super) use units::Units;
 
 /// Most processes in one group.
 pub const SLOTS: usize = 128;
@@ -61,8 +66,24 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Receive buffer of a socket without a reader, in bytes: the least that the kernel allows.
 const UNREAD: i32 = 1;
 
+/// The name of a group in a network namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupId {
+    /// The UDP port.
+    pub port: u16,
+    /// The interface, in a group of packet sockets; `None`: a group of UDP sockets.
+    pub interface: Option<String>,
+}
+
+impl GroupId {
+    /// True if a program selects the socket for each datagram.
+    fn is_steered(&self) -> bool {
+        self.interface.is_none()
+    }
+}
+
 /// Bound sockets with their addresses: one for each address family.
-type Sockets = Vec<(IpAddr, OwnedFd)>;
+pub(crate) type Sockets = Vec<(IpAddr, OwnedFd)>;
 
 /// Makes a newcomer's sockets. True: they are the first of a group, so no other socket may be on the port.
 type MakeSockets<'a, E> = &'a dyn Fn(bool) -> Result<Sockets, E>;
@@ -80,10 +101,11 @@ struct Inner {
     rendezvous: Rendezvous,
     fd_keeper: FdKeeper,
     register: Register,
-    /// One socket of each address family, to attach the group's program to.
-    steered: Vec<OwnedFd>,
-    /// A bit for each unit that this member owns.
-    units: [AtomicU64; 4],
+    /// One socket of each address family.
+    sockets: Vec<OwnedFd>,
+    /// True if the group's program is to be attached to the sockets.
+    is_steered: bool,
+    units: Arc<Units>,
     /// Sequence number and content of the roster when it was last read.
     known: Mutex<(u64, Roster)>,
     /// Receives datagrams for this member that reached another one.
@@ -92,14 +114,14 @@ struct Inner {
     senders: Mutex<BTreeMap<u8, UnixDatagram>>,
 }
 
-/// Returns the roster of this user's processes that share a UDP port of the calling thread's network namespace; `None`
-/// if there are none. Members that have ended since are left out.
+/// Returns the roster of this user's group in the calling thread's network namespace; `None` if there is none. Members that have
+/// ended since are left out.
 ///
 /// # Errors
 /// If a group exists and cannot be queried.
-pub fn roster(port: u16) -> Result<Option<Roster>, JoinError> {
+pub fn roster(group: &GroupId) -> Result<Option<Roster>, JoinError> {
     let system = |source| JoinError::System { what: "reading the group's register", source };
-    let Some(fds) = rendezvous::find(&rendezvous::name_of(port))? else { return Ok(None) };
+    let Some(fds) = rendezvous::find(&rendezvous::name_of(group))? else { return Ok(None) };
     let common =
         fds.into_iter().nth(3).ok_or_else(|| system(io::Error::other("no descriptor of it arrived")))?;
     let register = Register::of(common).map_err(system)?;
@@ -107,6 +129,19 @@ pub fn roster(port: u16) -> Result<Option<Roster>, JoinError> {
     let dead = dead(&roster, &register, None);
     dead.into_iter().for_each(|slot| roster.leave(slot));
     Ok(Some(roster))
+}
+
+/// Returns this user's groups on a UDP port of the calling thread's network namespace, with their [rosters](roster).
+///
+/// # Errors
+/// If a group exists and cannot be queried, or the interfaces cannot be listed.
+pub fn all(port: u16) -> Result<Vec<(GroupId, Roster)>, JoinError> {
+    let system = |source: nix::Error| JoinError::System { what: "listing interfaces", source: source.into() };
+    let names = if_nameindex().map_err(system)?;
+    let names = names.iter().filter_map(|interface| interface.name().to_str().ok().map(str::to_owned));
+    let ids = [None].into_iter().chain(names.map(Some)).map(|interface| GroupId { port, interface });
+    let found = ids.map(|id| Ok(roster(&id)?.map(|roster| (id, roster))));
+    found.filter_map(Result::transpose).collect()
 }
 
 /// A new member's sockets.
@@ -138,12 +173,12 @@ fn system<E>(what: &'static str) -> impl Fn(io::Error) -> Refused<E> {
 }
 
 impl Member {
-    /// Joins this user's group on a UDP port of the calling thread's network namespace, or begins one.
+    /// Joins this user's group in the calling thread's network namespace, or begins one.
     ///
     /// # Errors
     /// If the group cannot be joined or begun, or `make` fails.
-    pub fn join<E>(port: u16, make: MakeSockets<'_, E>) -> Result<Joined, Refused<E>> {
-        let name = rendezvous::name_of(port);
+    pub fn join<E>(group: &GroupId, make: MakeSockets<'_, E>) -> Result<Joined, Refused<E>> {
+        let name = rendezvous::name_of(group);
         let (rendezvous, fd_keeper, register) = match rendezvous::find_or_begin(&name)? {
             Found::Group(fds) => {
                 let Ok([rendezvous, keep, add, common]) = <[OwnedFd; 4]>::try_from(fds) else {
@@ -163,19 +198,20 @@ impl Member {
         };
         let entered = register.with(|roster| take_place(roster, &fd_keeper, &register, make));
         let (slot, SlotSockets { sockets, strays }) = entered.map_err(system("its register"))??;
-        let steered: io::Result<Vec<_>> = sockets.iter().map(|(_, socket)| socket.try_clone()).collect();
+        let duplicates: io::Result<Vec<_>> = sockets.iter().map(|(_, socket)| socket.try_clone()).collect();
         let inner = Inner {
             slot,
             rendezvous,
             fd_keeper,
-            steered: steered.map_err(system("a descriptor"))?,
-            units: Default::default(),
+            sockets: duplicates.map_err(system("a descriptor"))?,
+            is_steered: group.is_steered(),
+            units: Arc::default(),
             known: Mutex::default(),
             strays: strays.receives,
             senders: Mutex::default(),
             register,
         };
-        inner.note_unit(slot);
+        inner.units.add(slot);
         let inner = Arc::new(inner);
         let mut member = Member { inner: Arc::clone(&inner), thread: None };
         member.inner.change(|_| ()).map_err(system("steering datagrams"))?;
@@ -196,7 +232,7 @@ impl Member {
     /// If the register is not available.
     pub fn add_unit(&self) -> io::Result<Option<u8>> {
         let unit = self.inner.change(|roster| roster.add_unit(self.inner.slot))?;
-        unit.into_iter().for_each(|unit| self.inner.note_unit(unit));
+        unit.into_iter().for_each(|unit| self.inner.units.add(unit));
         Ok(unit)
     }
 
@@ -207,7 +243,7 @@ impl Member {
     pub fn take_unit(&self, unit: u8) -> Result<(), Denied> {
         let taken = self.inner.change(|roster| roster.take_unit(unit, self.inner.slot, Room::ALL));
         taken.map_err(no_register)??;
-        self.inner.note_unit(unit);
+        self.inner.units.add(unit);
         Ok(())
     }
 
@@ -240,14 +276,19 @@ impl Member {
     #[inline]
     pub(super) fn is_ours(&self, datagram: &[u8], destination: IpAddr) -> bool {
         match target(datagram) {
-            Target::Unit(unit) => self.inner.has_unit(unit),
+            Target::Unit(unit) => self.inner.units.has(unit),
             other => self.inner.is_ours_slow(other, destination),
         }
     }
 
-    /// Passes a datagram on to the process that it is for. False if there is none, or its queue is full.
-    pub(super) fn hand_over(&self, stray: &Stray<'_>) -> bool {
-        self.inner.hand_over(stray)
+    /// Returns this member's units.
+    pub(super) fn units(&self) -> &Arc<Units> {
+        &self.inner.units
+    }
+
+    /// Passes `message` on to the process that `datagram` is for. False if there is none, or its queue is full.
+    pub(super) fn hand_over(&self, datagram: &[u8], destination: IpAddr, message: &[u8]) -> bool {
+        self.inner.hand_over(target(datagram), destination, message)
     }
 
     /// Returns the socket that receives strays.
@@ -255,19 +296,11 @@ impl Member {
         &self.inner.strays
     }
 
-    /// Receives a stray. Returns its length in bytes. [`Stray::from_bytes`] parses it.
-    ///
-    /// # Errors
-    /// If none is queued.
-    pub(super) fn receive_stray(&self, into: &mut [u8]) -> io::Result<usize> {
-        self.inner.strays.recv(into)
-    }
-
     /// Returns the descriptors that keep the group, and this member's place in it, alive.
     fn descriptors(&self) -> Vec<RawFd> {
         let inner = &self.inner;
         let all = [&inner.fd_keeper.keep, &inner.fd_keeper.add];
-        let all = all.into_iter().chain(&inner.steered).map(AsRawFd::as_raw_fd);
+        let all = all.into_iter().chain(&inner.sockets).map(AsRawFd::as_raw_fd);
         let rest = [inner.rendezvous.listener().as_raw_fd(), inner.strays.as_raw_fd()];
         all.chain(rest).chain(inner.register.descriptors()).collect()
     }
@@ -278,7 +311,7 @@ impl Drop for Member {
         let inner = &self.inner;
         children::forget(self.descriptors());
         // The sockets stay in the group; shrink their buffers, so that datagrams to them are dropped.
-        for socket in &inner.steered {
+        for socket in &inner.sockets {
             let _ = sys::set_int(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, UNREAD);
         }
         let _ = inner.change(|roster| roster.leave(inner.slot));
@@ -312,27 +345,24 @@ impl Inner {
         self.register.with(|roster| {
             remove_dead(roster, &self.fd_keeper, &self.register, Some(self.slot));
             let result = act(roster);
-            let program = steering::program(roster);
-            for socket in &self.steered {
-                sys::attach_steering(socket.as_fd(), &program)?;
+            if self.is_steered {
+                let program = steering::program(roster);
+                for socket in &self.sockets {
+                    sys::attach_steering(socket.as_fd(), &program)?;
+                }
             }
             Ok(result)
         })?
     }
 
-    fn note_unit(&self, unit: u8) {
-        self.units[usize::from(unit) / 64].fetch_or(1 << (unit % 64), Relaxed);
-    }
-
-    fn has_unit(&self, unit: u8) -> bool {
-        self.units[usize::from(unit) / 64].load(Relaxed) >> (unit % 64) & 1 == 1
-    }
-
     #[cold]
     fn is_ours_slow(&self, target: Target, destination: IpAddr) -> bool {
         let Target::Service(_) = target else { return true };
-        // A request for a service without a listener is rejected by the member that got it.
-        self.slot_of(target, destination).is_none_or(|slot| slot == self.slot)
+        match self.slot_of(target, destination) {
+            Some(slot) => slot == self.slot,
+            // A request for a service without a listener is rejected by the member that got it; if all get it, by the first.
+            None => self.is_steered || lock(&self.known).1.taken().next() == Some(self.slot),
+        }
     }
 
     /// Returns the slot that a target is for, by the newest roster.
@@ -347,8 +377,8 @@ impl Inner {
     }
 
     #[cold]
-    fn hand_over(&self, stray: &Stray<'_>) -> bool {
-        let owner = self.slot_of(target(stray.datagram), stray.destination);
+    fn hand_over(&self, target: Target, destination: IpAddr, message: &[u8]) -> bool {
+        let owner = self.slot_of(target, destination);
         let Some(owner) = owner.filter(|slot| *slot != self.slot) else { return false };
         let mut senders = lock(&self.senders);
         let sender = match senders.entry(owner) {
@@ -360,7 +390,7 @@ impl Inner {
                 unknown.insert(kept.strays.sends)
             }
         };
-        sender.send(&stray.to_bytes()).is_ok()
+        sender.send(message).is_ok()
     }
 }
 

@@ -27,25 +27,25 @@ const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 const RETURN_A: u16 = libc::BPF_RET as u16 | 0x10;
 
 /// The destination QPN, with the reserved byte before it (IBTA 9.2).
-const DESTINATION_QP: usize = 4;
+pub(crate) const DESTINATION_QP: usize = 4;
 /// Attribute ID of a management datagram: in the MAD header behind BTH and DETH (IBTA 13.4.3).
-const ATTRIBUTE: usize = 12 + 8 + 16;
+pub(crate) const ATTRIBUTE: usize = 12 + 8 + 16;
 /// Offset of a CM message.
 const MESSAGE: usize = 12 + 8 + 24;
 /// Communication ID of the receiver, in all messages but requests and SIDR_REP (IBTA 12.6).
-const REMOTE_ID: usize = MESSAGE + Addressee::REMOTE_ID;
+pub(crate) const REMOTE_ID: usize = MESSAGE + Addressee::REMOTE_ID;
 /// Request ID that a SIDR_REP answers.
-const REQUEST_ID: usize = MESSAGE + Addressee::REQUEST_ID;
+pub(crate) const REQUEST_ID: usize = MESSAGE + Addressee::REQUEST_ID;
 /// Service ID of REQ and SIDR_REQ.
 const SERVICE: usize = MESSAGE + Addressee::SERVICE;
-const QP1: u32 = 1;
-const MULTICAST: u32 = 0xff_ffff;
+pub(crate) const QP1: u32 = 1;
+pub(crate) const MULTICAST: u32 = 0xff_ffff;
 /// Most services in the program. The first member passes on requests for others.
 const SERVICES: usize = 1500;
 
 /// Destination of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Target {
+pub(crate) enum Target {
     /// The owner of this unit.
     Unit(u8),
     /// The member that listens for this service.
@@ -57,7 +57,7 @@ pub(super) enum Target {
 }
 
 /// Returns the destination of a datagram without UDP header.
-pub(super) fn target(datagram: &[u8]) -> Target {
+pub(crate) fn target(datagram: &[u8]) -> Target {
     fn field<const N: usize>(datagram: &[u8], at: usize) -> Option<[u8; N]> {
         datagram.get(at..at + N)?.try_into().ok()
     }

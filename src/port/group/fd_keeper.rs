@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, socketpair};
 
-use super::super::sys::set_int;
+use crate::udp::sys::set_int;
 use roxie_base::descriptors::{receive, send};
 
 /// Keeps descriptors open across the end of processes. See the module's page.
