@@ -50,12 +50,12 @@ mod layer;
 mod background;
 
 pub mod fault;
+#[cfg(feature = "udp")]
+pub mod group;
 pub mod loopback;
 pub mod memory;
 #[cfg(feature = "netdev")]
 pub mod netdev;
-#[cfg(feature = "udp")]
-pub mod group;
 #[cfg(feature = "udp")]
 pub mod packet;
 pub mod pcap;

@@ -127,10 +127,10 @@ fn train_for_two_members_reaches_both() {
     setsockopt(&socket, sockopt::UdpGsoSegment, &((500 - DATAGRAM) as i32)).expect("trains");
     let train: Vec<u8> = frames.iter().flat_map(|frame| &frame[DATAGRAM..]).copied().collect();
     socket.send_to(&train, (B4, ROCE)).expect("sent");
-    for unit in 0..2 {
+    for (unit, port) in ports.iter_mut().enumerate() {
         let sent: Vec<_> = frames.iter().skip(unit).step_by(2).map(|f| f[DATAGRAM..].to_vec()).collect();
         // The first one hands over.
-        assert!(datagrams(&mut ports[unit], 3) == sent, "unit {unit}");
+        assert!(datagrams(port, 3) == sent, "unit {unit}");
     }
     assert_eq!(counter(&ports[0], "rx_handed_over"), 3);
     nothing_else(&mut ports);

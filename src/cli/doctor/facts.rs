@@ -69,7 +69,7 @@ pub(super) struct Nic {
     /// Reasons against AF_XDP, in words.
     pub(super) xdp_obstacles: Vec<String>,
     /// The obstacle to packet sockets.
-    pub(super) packet_obstacle: Option<&'static str>,
+    pub(super) packet_obstacle: Option<String>,
 }
 
 /// Other receivers of the same frames.
@@ -131,7 +131,7 @@ impl Facts {
             ("AF_XDP", obstacles),
             (
                 "packet sockets",
-                nic.packet_obstacle.map_or_else(|| "allowed".to_owned(), |why| format!("no: {why}")),
+                nic.packet_obstacle.as_ref().map_or_else(|| "allowed".to_owned(), |why| format!("no: {why}")),
             ),
             (
                 "driver's XDP",

@@ -57,7 +57,7 @@ pub(crate) enum Port {
     /// AF_XDP: frames below the kernel's network stack, for one program at a time; needs CAP_NET_RAW, CAP_BPF, CAP_PERFMON and
     /// CAP_NET_ADMIN
     Xdp,
-    /// Packet sockets: trains of frames beside the kernel's network stack, for one program at a time; needs CAP_NET_RAW
+    /// Packet sockets: trains of frames beside the kernel's network stack, up to 128 processes of one user; needs CAP_NET_RAW
     Packet,
     /// UDP sockets: up to 128 processes of one user, no privilege, any interface
     Udp,
@@ -83,7 +83,7 @@ pub(crate) struct Options {
     /// The interface [default: the only one besides loopback that has an address]
     #[arg(short, long, value_name = "IFACE")]
     dev: Option<String>,
-    /// Port that moves frames [default: nic if one serves the interface, else udp]
+    /// Port that moves frames [default: nic if one serves the interface, else packet if possible, else udp]
     #[arg(long, value_name = "PORT")]
     port: Option<Port>,
     /// Mode of AF_XDP; implies --port xdp

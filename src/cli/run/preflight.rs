@@ -1,14 +1,20 @@
 //! Predicts what will not work, and says how to change that before the program starts.
 
 use roxie::netdev::Interface;
+use roxie::netdev::ethtool::{XdpFeatures, xdp_features};
+use roxie::port::group::{self, GroupId};
 use roxie::port::xdp::program_holders;
 use roxie::verbs::Mtu;
+use roxie::wire::ROCE_V2_PORT;
 
 use roxie::remote::nic_of;
 
 use super::Port;
 use super::hint::Environment;
-use crate::show::{packet_obstacle, xdp_obstacles};
+use crate::show::{has_capability, packet_obstacle, xdp_obstacles};
+
+/// The capability to make a mount namespace (`linux/capability.h`).
+const CAP_SYS_ADMIN: u32 = 21;
 
 /// The chosen port, and remarks for the user.
 pub(super) struct Preflight {
@@ -74,7 +80,8 @@ impl Preflight {
     }
 }
 
-/// Chooses the NIC if one serves the interface, else sockets, which up to 128 processes of one user can share.
+/// Chooses the NIC if one serves the interface, else packet sockets if they are possible, else UDP sockets. Up to 128 processes of one
+/// user share an interface over either kind of sockets, but not over AF_XDP, which is therefore used on request only.
 fn choose(interface: &Interface, remarks: &mut Vec<String>) -> Port {
     let name = &interface.name;
     match nic_of(name) {
@@ -87,12 +94,32 @@ fn choose(interface: &Interface, remarks: &mut Vec<String>) -> Port {
         Ok(None) => {}
         Err(error) => remarks.push(error.to_string()),
     }
-    let faster = if name == "lo" || packet_obstacle().is_some() {
-        ""
+    let obstacle = if name == "lo" {
+        Some("it is the loopback interface".to_owned())
+    } else if matches!(group::roster(&GroupId { port: ROCE_V2_PORT, interface: None }), Ok(Some(_))) {
+        Some("programs of this user that are running have UDP sockets".to_owned())
+    } else if !has_capability(CAP_SYS_ADMIN) {
+        Some(
+            "without CAP_SYS_ADMIN, /sys/class/infiniband takes a user namespace, which may not have them"
+                .to_owned(),
+        )
     } else {
-        "; `--port packet` gives the interface to one program, and small messages go faster"
+        packet_obstacle()
     };
-    remarks.push(format!("{name} over UDP sockets, which all programs of this user share{faster}"));
+    let Some(why) = obstacle else {
+        remarks.push(format!(
+            "{name} over packet sockets, which all programs of this user share{}",
+            if xdp_features(interface.index).is_ok_and(XdpFeatures::is_zero_copy) {
+                "; its driver has zero-copy: `--port xdp` gives the interface to one program"
+            } else {
+                ""
+            }
+        ));
+        return Port::Packet;
+    };
+    remarks.push(format!(
+        "{name} over UDP sockets, which all programs of this user share; no packet sockets: {why}"
+    ));
     Port::Udp
 }
 
@@ -141,9 +168,17 @@ mod tests {
 
     #[test]
     fn sockets_are_the_default() {
-        let chosen = Preflight::of(&interface(1500), None);
-        assert_eq!(chosen.port, Port::Udp);
-        assert!(chosen.remarks[0].starts_with("eth9 over UDP sockets"), "{:?}", chosen.remarks);
+        for name in ["eth9", "lo"] {
+            let chosen = Preflight::of(&Interface { name: name.into(), ..interface(1500) }, None);
+            let (port, start) = match packet_obstacle() {
+                None if name != "lo" && has_capability(CAP_SYS_ADMIN) => {
+                    (Port::Packet, "eth9 over packet sockets".to_owned())
+                }
+                _ => (Port::Udp, format!("{name} over UDP sockets")),
+            };
+            assert_eq!(chosen.port, port);
+            assert!(chosen.remarks[0].starts_with(&start), "{:?}", chosen.remarks);
+        }
     }
 
     #[test]

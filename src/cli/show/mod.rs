@@ -14,6 +14,7 @@ use clap::{Args, Subcommand};
 use nix::sys::resource::{Resource, getrlimit};
 use roxie::host::{GidEntry, GidTable};
 use roxie::netdev::{Interface, interface_names};
+use roxie::port::packet;
 use roxie::port::xdp::{XdpConfig, program_holders, why_no_map};
 use roxie::verbs::Mtu;
 use serde_json::{Value, json};
@@ -256,11 +257,18 @@ fn effective_capabilities() -> Option<u64> {
     u64::from_str_radix(effective.trim(), 16).ok()
 }
 
-/// Returns the obstacle to packet sockets, as far as can be told without trying.
-pub(crate) fn packet_obstacle() -> Option<&'static str> {
-    const CAP_NET_RAW: u64 = 1 << 13;
-    let lacks = effective_capabilities().is_some_and(|effective| effective & CAP_NET_RAW == 0);
-    lacks.then_some("this process lacks CAP_NET_RAW")
+/// True if this process has a capability, or its capabilities cannot be read.
+pub(crate) fn has_capability(number: u32) -> bool {
+    effective_capabilities().is_none_or(|effective| effective >> number & 1 == 1)
+}
+
+/// Returns the obstacle to packet sockets.
+pub(crate) fn packet_obstacle() -> Option<String> {
+    const CAP_NET_RAW: u32 = 13;
+    if !has_capability(CAP_NET_RAW) {
+        return Some("this process lacks CAP_NET_RAW".to_owned());
+    }
+    packet::check().err().map(|error| error.to_string())
 }
 
 /// Lists obstacles to AF_XDP on an interface, as far as can be told without trying.

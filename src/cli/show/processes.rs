@@ -177,9 +177,9 @@ fn listening(groups: &Groups, known: &Known) -> Vec<String> {
 }
 
 fn as_value(groups: &Groups, known: &Known) -> Value {
-    let ports: Vec<u16> = groups.place_of(known).map_or_else(Vec::new, |(roster, slot)| {
-        roster.ports.of(slot).map(|port| port.name.port).collect()
-    });
+    let ports: Vec<u16> = groups
+        .place_of(known)
+        .map_or_else(Vec::new, |(roster, slot)| roster.ports.of(slot).map(|port| port.name.port).collect());
     let seen = known.seen.as_ref();
     json!({
         "slot": known.member.as_ref().map(|(_, slot)| slot),

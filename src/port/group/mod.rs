@@ -53,9 +53,9 @@ use roxie_base::descriptors::children;
 use roxie_base::roster::{Denied, Identity, PortRequest, Room, Roster};
 use roxie_base::threads::{lock, spawn_unsignalled};
 use steering::slot_of;
-use stray::Pair;
 pub(super) use steering::{ATTRIBUTE, DESTINATION_QP, MULTICAST, QP1, REMOTE_ID, REQUEST_ID};
 pub(super) use steering::{Target, target};
+use stray::Pair;
 pub(super) use stray::{STRAY_HEADER, Stray, StrayInbox};
 pub(super) use units::Units;
 

@@ -71,12 +71,7 @@ pub(super) fn program(link: Link, mac_control: bool, units: Option<&[u8]>) -> Ve
         Link::Own => TO_HOST,
         Link::Loopback => TO_OTHER_HOST,
     };
-    let v6 = [
-        (LOAD_8, 0, 0, IP + V6_NEXT_HEADER),
-        (EQUALS, 1, 0, UDP),
-        REFUSE,
-        (X_IS, 0, 0, V6_HEADER),
-    ];
+    let v6 = [(LOAD_8, 0, 0, IP + V6_NEXT_HEADER), (EQUALS, 1, 0, UDP), REFUSE, (X_IS, 0, 0, V6_HEADER)];
     let v4 = [
         (LOAD_8, 0, 0, IP + V4_PROTOCOL),
         (EQUALS, 1, 0, UDP),
@@ -101,11 +96,7 @@ pub(super) fn program(link: Link, mac_control: bool, units: Option<&[u8]>) -> Ve
     ];
     code.extend(v4);
     code.extend(v6);
-    code.extend([
-        (LOAD_16_AT_X, 0, 0, IP + DESTINATION_PORT),
-        (EQUALS, 1, 0, ROCE_V2_PORT.into()),
-        REFUSE,
-    ]);
+    code.extend([(LOAD_16_AT_X, 0, 0, IP + DESTINATION_PORT), (EQUALS, 1, 0, ROCE_V2_PORT.into()), REFUSE]);
     match units {
         Some(units) => code.extend(select_units(units)),
         None => code.push(ACCEPT),

@@ -37,7 +37,7 @@ use crate::udp::headers::is_for_another;
 use roxie_base::frame::{ETHERNET_HEADER, FrameMut};
 use roxie_base::time::Nanos;
 
-pub use open::{PacketConfig, PacketError};
+pub use open::{PacketConfig, PacketError, check};
 use ring::Ring;
 use rx::Receiver;
 use shared::Filters;

@@ -12,12 +12,12 @@ use nix::sys::socket::{
 };
 use nix::sys::utsname::uname;
 
+use super::PacketPort;
 use super::filter::{Instruction, Link};
 use super::ring::Ring;
 use super::rx::Receiver;
 use super::shared::{self, Filters};
 use super::tx::Sender;
-use super::PacketPort;
 use crate::group::{JoinError, Sockets, StrayInbox, Units};
 use crate::netdev::{Interface, NetNs, NetdevError};
 use crate::udp::owner;
@@ -104,6 +104,12 @@ pub enum PacketError {
 }
 
 impl PacketError {
+    /// True if the error does not affect other kinds of ports.
+    pub fn leaves_sockets(&self) -> bool {
+        use PacketError::{InUse, NotPermitted, OldKernel};
+        matches!(self, NotPermitted | OldKernel { .. } | InUse { .. })
+    }
+
     fn of(action: &str) -> impl Fn(io::Error) -> PacketError + '_ {
         move |source| match source.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => PacketError::NotPermitted,
@@ -174,6 +180,15 @@ impl PacketPort {
     }
 }
 
+/// Checks whether a packet port is possible here, apart from its interface: opens a packet socket for a moment.
+///
+/// # Errors
+/// [`PacketError`] says what prevents it.
+pub fn check() -> Result<(), PacketError> {
+    check_kernel()?;
+    packet_socket().map(drop)
+}
+
 /// Refuses kernels before [`FIRST_KERNEL`].
 fn check_kernel() -> Result<(), PacketError> {
     let name = uname().map_err(|e| PacketError::of("uname")(e.into()))?;
@@ -209,11 +224,7 @@ fn ring(slots: usize) -> Result<Ring, PacketError> {
 }
 
 /// Attaches filters to the sockets of rings.
-fn filters(
-    rings: &[Ring],
-    links: &[(Link, u32)],
-    units: Option<Arc<Units>>,
-) -> io::Result<Arc<Filters>> {
+fn filters(rings: &[Ring], links: &[(Link, u32)], units: Option<Arc<Units>>) -> io::Result<Arc<Filters>> {
     let sockets = rings.iter().zip(links);
     let sockets = sockets.map(|(ring, (link, _))| Ok((*link, ring.fd().try_clone_to_owned()?)));
     Filters::attach(sockets.collect::<io::Result<_>>()?, units)

@@ -113,7 +113,8 @@ impl Ring {
 
     /// True if the next slot is filled.
     pub(super) fn is_ready(&self) -> bool {
-        self.next - self.oldest < self.slots && self.status(self.next).load(Acquire) & libc::TP_STATUS_USER != 0
+        self.next - self.oldest < self.slots
+            && self.status(self.next).load(Acquire) & libc::TP_STATUS_USER != 0
     }
 
     /// Takes the next filled slot. It stays valid until it is [released](Ring::release).

@@ -174,7 +174,8 @@ impl Sender {
                 self.outbox.begin_frame(self.loopback.filter(|_| matches!(link, Link::Loopback)));
                 self.outbox.push(Trains::<Flow>::prefix_range(train.first, len));
                 for i in self.trains.order(&train) {
-                    let pieces = if train.count == 1 { self.trains.whole(i) } else { self.trains.datagram(i) };
+                    let pieces =
+                        if train.count == 1 { self.trains.whole(i) } else { self.trains.datagram(i) };
                     pieces.into_iter().for_each(|piece| self.outbox.push(piece));
                 }
                 self.boxed.push(Boxed { train: t, link: *link, is_last: n + 1 == links.len() });
@@ -205,7 +206,9 @@ impl Sender {
                 }
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EINTR) => {}
-                    Some(libc::ENETDOWN | libc::ENXIO) if matches!(self.boxed[first].link, Link::Loopback) => {
+                    Some(libc::ENETDOWN | libc::ENXIO)
+                        if matches!(self.boxed[first].link, Link::Loopback) =>
+                    {
                         let why = format!(
                             "{error}: other processes of this host are reached over the loopback interface; `ip link set lo up`"
                         );

@@ -3,7 +3,7 @@
 //! A program that only queries a device, such as `ibv_devinfo`, so works beside a program that uses it.
 
 #[cfg(feature = "udp")]
-use roxie_port::packet::{PacketConfig, PacketPort};
+use roxie_port::packet::{PacketConfig, PacketError, PacketPort};
 #[cfg(feature = "udp")]
 use roxie_port::udp::{UdpConfig, UdpPort};
 #[cfg(feature = "xdp")]
@@ -17,7 +17,8 @@ use roxie_port::{Carries, Port};
 /// The kind of port that a device uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PortPlan {
-    /// The NIC of another process if one serves the interface, else AF_XDP if built and permitted, else UDP sockets.
+    /// The NIC of another process if one serves the interface, else the first of these that is built in and possible: packet sockets,
+    /// AF_XDP, UDP sockets.
     #[default]
     Best,
     /// AF_XDP, in this mode.
@@ -43,8 +44,8 @@ impl PortPlan {
             PortPlan::Packet => Carries::RoceFrames,
             #[cfg(feature = "udp")]
             PortPlan::Udp => Carries::Datagrams,
-            PortPlan::Best | PortPlan::Nic if cfg!(feature = "xdp") => Carries::AnyFrames,
-            PortPlan::Best | PortPlan::Nic => Carries::Datagrams,
+            PortPlan::Best | PortPlan::Nic if cfg!(feature = "udp") => Carries::RoceFrames,
+            PortPlan::Best | PortPlan::Nic => Carries::AnyFrames,
         }
     }
 }
@@ -65,11 +66,7 @@ impl Claim {
     pub(super) fn open(&self, mac: [u8; 6]) -> Result<Opened, OpenError> {
         let (port, slot) = match self.plan {
             #[cfg(feature = "udp")]
-            PortPlan::Packet => {
-                let port = PacketPort::open(&PacketConfig::new(self.interface.clone()))?;
-                let slot = port.member().cloned().map(DeviceSlot::Group);
-                (Box::new(port) as Box<dyn Port>, slot)
-            }
+            PortPlan::Packet => self.open_packet()?,
             #[cfg(feature = "udp")]
             PortPlan::Udp => self.open_udp(mac)?,
             #[cfg(feature = "xdp")]
@@ -80,8 +77,15 @@ impl Claim {
         Ok((self.stack.on(port)?, slot))
     }
 
-    /// Opens AF_XDP if the program was built with it and the kernel permits it, else UDP sockets.
+    /// Opens the first kind of port that the program was built with and the kernel permits.
     fn open_best(&self, mac: [u8; 6]) -> Result<Opened, OpenError> {
+        #[cfg(feature = "udp")]
+        match self.open_packet() {
+            Err(why) if why.leaves_sockets() => {
+                tracing::info!("no packet sockets on {}: {why}", self.interface)
+            }
+            other => return Ok(other?),
+        }
         #[cfg(feature = "xdp")]
         match self.open_xdp(Mode::Auto) {
             Ok(port) => return Ok((Box::new(port), None)),
@@ -97,6 +101,13 @@ impl Claim {
             let _ = mac;
             Err(OpenError::NoNic(self.interface.clone()))
         }
+    }
+
+    #[cfg(feature = "udp")]
+    fn open_packet(&self) -> Result<Opened, PacketError> {
+        let port = PacketPort::open(&PacketConfig::new(self.interface.clone()))?;
+        let slot = port.member().cloned().map(DeviceSlot::Group);
+        Ok((Box::new(port), slot))
     }
 
     #[cfg(feature = "xdp")]

@@ -62,7 +62,10 @@ pub(crate) fn settings() -> &'static Settings {
     static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
         let port = variable("ROXIE_PORT").unwrap_or_default();
         let port = port_plan(&port).unwrap_or_else(|| {
-            report::say("ROXIE_PORT", format_args!("{port:?} is not one of nic, xdp and udp: taken as auto"));
+            report::say(
+                "ROXIE_PORT",
+                format_args!("{port:?} is not one of nic, packet, udp and xdp: taken as auto"),
+            );
             PortPlan::Best
         });
         let drive = variable("ROXIE_CORES").map_or_else(Drive::default, |cores| {
