@@ -1,7 +1,7 @@
 //! Compares perftest on rdma_rxe and on Roxie, on one machine without an RDMA adapter.
 //!
 //! Two guests of one kernel, each with one emulated processor and the same adapter, on a bridge. A round measures each
-//! figure on rdma_rxe, on Roxie over AF_XDP and over sockets, so that other load on this host affects all three.
+//! figure on rdma_rxe and on Roxie over each port, so that other load on this host affects all.
 
 use std::time::Duration;
 
@@ -16,9 +16,15 @@ use super::pair::last_words;
 const ROUNDS: usize = 3;
 /// Server and client.
 const GUESTS: [u8; 2] = [2, 3];
-const UDP: On = On::Roxie(&["--port", "udp"]);
 /// The media of each figure, in order; ratios are to the first.
-const MEDIA: [On; 3] = [On::Rxe, On::Roxie(&["--port", "xdp"]), UDP];
+const MEDIA: [On; 4] = [
+    On::Rxe,
+    On::Roxie(&["--port", "xdp"]),
+    On::Roxie(&["--port", "packet"]),
+    On::Roxie(&["--port", "udp"]),
+];
+/// The first medium that needs the UDP port, on which rdma_rxe listens. So do those behind it.
+const FIRST_ON_PORT: usize = 2;
 const FIGURES: [Figure; 5] = [
     Figure::bandwidth("WRITE 64 KiB, MB/s", "ib_write_bw -m 4096 -s 65536 -D 3"),
     Figure::bandwidth("READ 64 KiB, MB/s", "ib_read_bw -m 4096 -s 65536 -o 16 -D 3"),
@@ -53,8 +59,7 @@ fn measured(server: &mut Peer, client: &mut Peer) -> Result<Values, Error> {
     let mut values = Values::default();
     for round in 1..=ROUNDS {
         for (at, on) in MEDIA.into_iter().enumerate() {
-            // Over sockets Roxie needs the UDP port on which rdma_rxe listens.
-            if on == UDP {
+            if at == FIRST_ON_PORT {
                 both(server, client, "link delete rxe0")?;
             }
             for (figure, values) in FIGURES.iter().zip(&mut values) {
@@ -63,27 +68,26 @@ fn measured(server: &mut Peer, client: &mut Peer) -> Result<Values, Error> {
                     (End::Guest(GUESTS[0], server, on), End::Guest(GUESTS[1], client, on));
                 values[at].push(figure.measure(&mut near, &mut far)?);
             }
-            if on == UDP {
-                both(server, client, "link add rxe0 type rxe netdev eth0")?;
-            }
         }
+        both(server, client, "link add rxe0 type rxe netdev eth0")?;
     }
     Ok(values)
 }
 
 fn print(values: &mut Values) {
-    println!("{:<34}{:>26}{:>26}{:>26}{:>7}{:>7}", "", "rdma_rxe", "Roxie, xdp", "Roxie, udp", "xdp", "udp");
+    print!("{:<34}", "");
+    MEDIA.iter().for_each(|on| print!("{:>26}", name(*on)));
+    MEDIA[1..].iter().for_each(|on| print!("{:>8}", name(*on)));
+    println!();
     for (figure, values) in FIGURES.iter().zip(values) {
         values.iter_mut().for_each(|sorted| sorted.sort_by(f64::total_cmp));
-        let [rxe, xdp, udp] = values.each_ref().map(|sorted| sorted[ROUNDS / 2]);
-        let [rxe_shown, xdp_shown, udp_shown] = values.each_ref().map(|sorted| shown(sorted));
-        let (xdp, udp) = (figure.ratio(rxe, xdp), figure.ratio(rxe, udp));
-        let what = figure.what;
-        println!("{what:<34}{rxe_shown:>26}{xdp_shown:>26}{udp_shown:>26}{xdp:>7.2}{udp:>7.2}");
+        print!("{:<34}", figure.what);
+        values.iter().for_each(|sorted| print!("{:>26}", shown(sorted)));
+        let [rxe, roxie @ ..] = values.each_ref().map(|sorted| sorted[ROUNDS / 2]);
+        roxie.into_iter().for_each(|median| print!("{:>8.2}", figure.ratio(rxe, median)));
+        println!();
     }
-    println!(
-        "Medians of {ROUNDS} rounds (least to most). The last two columns: times rdma_rxe, more is better."
-    );
+    println!("Medians of {ROUNDS} rounds (least to most). Ratios to rdma_rxe: more is better.");
 }
 
 /// Formats the median of sorted values, with their range.

@@ -118,13 +118,13 @@ fn parse_fault(spec: &str) -> Result<String, String> {
     long_about = "Runs an unmodified program of the verbs API (ibv_rc_pingpong, ib_write_bw, anything on libibverbs) \
         with an RDMA device named roxie0 on an ordinary interface: no RDMA adapter, no kernel module.\n\nThe program \
         loads Roxie's libibverbs.so.1 in place of the system's. The NIC lives in the program's process, and claims the \
-        interface when the program creates its first queue pair.\n\nOver UDP sockets, the default, any number of \
+        interface when the program creates its first queue pair.\n\nOver packet or UDP sockets, any number of \
         programs of one user share the device: ranks of MPI, servers and their clients, however they are started. With \
         --port xdp, one program at a time has the interface; a second one gets an error that names the first. Programs \
         that only query the device, such as ibv_devinfo, work beside it.\n\nThe other end may be another roxie, an \
         RDMA adapter with RoCE v2, or Linux's rdma_rxe. Use GID index 1, the first IPv4 address: `-x 1` for perftest, \
-        `-g 1` for the ibv_*_pingpong; `roxie show gids` lists all.\n\nSockets need no privilege. AF_XDP does, and is \
-        faster for small messages.",
+        `-g 1` for the ibv_*_pingpong; `roxie show gids` lists all.\n\nUDP sockets need no privilege. Packet sockets and \
+        AF_XDP do, and answer sooner.",
     after_help = "Examples:\n  \
         roxie run -- ibv_devinfo -v\n  \
         roxie run --dev eth0 -- ibv_rc_pingpong -g 1              on one host\n  \
