@@ -66,8 +66,8 @@ Makes two network namespaces, joins them by veth pairs, runs a NIC in each, and 
 ATOMIC between them. All data is compared, byte for byte, in sizes around the path MTU and up to 1 MiB. Then three \
 numbers, each with its floor:
 
-  RC WRITE      goodput of 1 MiB messages in Gb/s, against raw frames that carry as much payload each
-  RC SEND 64 B  messages a second, 256 outstanding, against raw frames with 64 bytes of payload
+  RC WRITE      goodput of 1 MiB messages in Gb/s, against raw frames whose payload is copied once at each end
+  RC SEND 64 B  messages a second, 256 outstanding, against such frames with 64 bytes of payload
   round trip    8-byte WRITEs answered by WRITEs, median, against a raw frame sent back and forth
 
 The floor is the same kind of port on a second veth pair between the same namespaces, in the same run, without a \
@@ -525,7 +525,7 @@ impl Demo<'_> {
         }
         say(&report::table(&report.rows));
         say(
-            &"floor: raw frames of the same sizes through the same kind of port, no transport, in the same run.",
+            &"floor: raw frames of the same sizes through the same kind of port, payload copied, no transport, in the same run.",
         );
         let how = if report.threads == 1 { "one thread turns both NICs" } else { "a thread for each NIC" };
         say(&format_args!("Medians of {PAIRS} rounds, floor and roxie in turn; {how}.\n"));

@@ -1,8 +1,9 @@
 //! The floor's frames. Their headers and lengths are those of RoCE packets (a SEND to an unused QPN), so that ports steer and
-//! segment them alike. The payload is whatever the slot holds, and the ICRC is left out.
+//! segment them alike. Each end copies the payload once, as a transport must. The ICRC is left out.
 
 use roxie::port::{BURST, Port};
 use roxie::time::Nanos;
+use roxie::verbs::Mtu;
 use roxie::wire::{Bth, Ext, FlowSpec, Gid, MAX_HEADERS, Opcode, Qpn, RoceVersion, Template};
 
 /// Destination QPN, which no QP has.
@@ -27,11 +28,21 @@ pub(crate) fn flow((src_mac, src): Station, (dst_mac, dst): Station) -> Template
     })
 }
 
-/// A frame to send repeatedly: its headers and its length.
+/// A frame to send repeatedly: its headers, its payload and its length.
 pub(crate) struct Shape {
     headers: [u8; MAX_HEADERS],
     header_len: usize,
+    payload: Vec<u8>,
     frame_len: usize,
+}
+
+/// Memory that takes the payload of received frames.
+pub(crate) struct Sink(Vec<u8>);
+
+impl Default for Sink {
+    fn default() -> Sink {
+        Sink(vec![0; Mtu::Mtu4096.bytes()])
+    }
 }
 
 impl Shape {
@@ -41,7 +52,9 @@ impl Shape {
         let bth = Bth { opcode, pkey: 0xffff, dest_qp: Qpn::new(UNUSED_QPN), ..Bth::default() };
         let mut headers = [0; MAX_HEADERS];
         let header_len = flow.write_headers(&mut headers, &bth, &Ext::None, payload);
-        Shape { headers, header_len, frame_len: flow.frame_len(opcode, payload) }
+        let payload = vec![0x5a; payload];
+        let frame_len = flow.frame_len(opcode, payload.len());
+        Shape { headers, header_len, payload, frame_len }
     }
 
     /// Commits up to `count` frames, at most one burst, and returns how many found a slot. The next flush sends them.
@@ -50,7 +63,9 @@ impl Shape {
         let mut n = 0;
         while n < ids.len().min(count as usize) {
             let Some(id) = port.tx_alloc(self.frame_len) else { break };
-            port.tx_frame(&id).write(0, &self.headers[..self.header_len]);
+            let mut frame = port.tx_frame(&id);
+            frame.write(0, &self.headers[..self.header_len]);
+            frame.write(self.header_len, &self.payload);
             ids[n] = Some(id);
             n += 1;
         }
@@ -62,9 +77,18 @@ impl Shape {
     }
 
     /// Receives one burst; returns how many of its frames have this length. Hardly any other frames are steered to the port.
-    pub(crate) fn receive(&self, port: &mut dyn Port, now: Nanos) -> u64 {
+    pub(crate) fn receive(&self, port: &mut dyn Port, now: Nanos, sink: &mut Sink) -> u64 {
         let count = port.rx_burst(now);
-        let ours = (0..count).filter(|i| port.rx_frame(*i).frame.len() == self.frame_len).count();
+        let mut take = |i: usize| {
+            let frame = port.rx_frame(i).frame;
+            let is_ours = frame.len() == self.frame_len;
+            if is_ours {
+                let most = self.payload.len().min(sink.0.len());
+                std::hint::black_box(frame.copy_to(self.header_len, &mut sink.0[..most]));
+            }
+            is_ours
+        };
+        let ours = (0..count).filter(|i| take(*i)).count();
         port.rx_release();
         ours as u64
     }
@@ -86,8 +110,10 @@ mod tests {
         let (short, long) = (Shape::new(&flow, 64), Shape::new(&flow, 1024));
         assert_eq!((short.send(&mut a, 3), long.send(&mut a, 5)), (3, 5));
         a.tx_flush(Nanos::ZERO).unwrap();
-        assert_eq!(long.receive(&mut b, Nanos::ZERO), 5);
-        assert_eq!(short.receive(&mut b, Nanos::ZERO), 0, "they came in the same burst");
+        let mut sink = Sink::default();
+        assert_eq!(long.receive(&mut b, Nanos::ZERO, &mut sink), 5);
+        assert_eq!(sink.0[..1025], [&[0x5a; 1024][..], &[0]].concat(), "the payload is copied");
+        assert_eq!(short.receive(&mut b, Nanos::ZERO, &mut sink), 0, "they came in the same burst");
         assert_eq!(short.send(&mut a, 10 * BURST as u64), BURST as u64, "no more than a burst at once");
     }
 }

@@ -1,7 +1,7 @@
 //! The floor: frame rates of ports without a transport, counted where frames arrive.
 //!
-//! [`frames`] defines what is sent; headers are written once a frame, as a transport must. [`Floor`] drives a pair of ports in
-//! one process, for `roxie demo`. `roxie perf --floor` has one end in each process.
+//! [`frames`] defines what is sent; headers are written and the payload copied once a frame at each end, as a transport must.
+//! [`Floor`] drives a pair of ports in one process, for `roxie demo`. `roxie perf --floor` has one end in each process.
 
 use std::net::IpAddr;
 use std::ops::ControlFlow;
@@ -14,7 +14,7 @@ use roxie::wire::{Gid, Template};
 
 pub(crate) mod frames;
 
-use frames::Shape;
+use frames::{Shape, Sink};
 
 /// Numbers of frames in flight that are tried for the best rate.
 const IN_FLIGHT: [u64; 4] = [32, 64, 128, 256];
@@ -103,6 +103,7 @@ pub(crate) type AddressedPort = (Box<dyn Port>, IpAddr);
 struct End {
     port: Box<dyn Port>,
     flow: Template,
+    sink: Sink,
     clock: Clock,
 }
 
@@ -122,8 +123,8 @@ impl Floor {
         let (out, back) = (frames::flow(here, there), frames::flow(there, here));
         let clock = Clock::new();
         Floor {
-            near: End { port: near, flow: out, clock },
-            far: End { port: far, flow: back, clock },
+            near: End { port: near, flow: out, sink: Sink::default(), clock },
+            far: End { port: far, flow: back, sink: Sink::default(), clock },
             threads,
         }
     }
@@ -235,6 +236,6 @@ impl End {
     }
 
     fn receive(&mut self, shape: &Shape) -> u64 {
-        shape.receive(&mut *self.port, self.clock.now())
+        shape.receive(&mut *self.port, self.clock.now(), &mut self.sink)
     }
 }

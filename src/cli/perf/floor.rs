@@ -18,7 +18,7 @@ use crate::device::BarePort;
 use crate::device::health::PeerWatchdog;
 use crate::device::{DeviceOptions, IdleYield};
 use crate::failure::Failure;
-use crate::floor::frames::{self, Shape};
+use crate::floor::frames::{self, Shape, Sink};
 
 /// An echo that takes longer counts as lost.
 const LOST: Duration = Duration::from_millis(100);
@@ -35,6 +35,7 @@ pub(super) struct Floor<'a> {
     flow: Option<Template>,
     /// The frames to send, once armed.
     shape: Option<Shape>,
+    sink: Sink,
     idle: IdleYield,
 }
 
@@ -47,6 +48,7 @@ impl<'a> Floor<'a> {
             path_mtu: Mtu::Mtu256,
             flow: None,
             shape: None,
+            sink: Sink::default(),
             idle: IdleYield::default(),
         };
         floor.path_mtu()?;
@@ -64,7 +66,8 @@ impl<'a> Floor<'a> {
     /// Receives a burst. Returns how many of its frames belong to the measurement.
     fn receive(&mut self) -> u64 {
         let (port, now) = (&mut self.bare.port, self.clock.now());
-        let count = self.shape.as_ref().map_or(0, |shape| shape.receive(&mut **port, now));
+        let sink = &mut self.sink;
+        let count = self.shape.as_ref().map_or(0, |shape| shape.receive(&mut **port, now, sink));
         self.idle.found(count > 0);
         count
     }
