@@ -149,7 +149,7 @@ impl Worker {
     pub(super) fn begin_send_out(&mut self, now: Nanos) {
         let now = self.advance(now);
         let more_posted = self.nic.fetch_posted(now, &self.doorbells, &self.clients);
-        self.nic.look_after(now);
+        self.nic.update_changed(now);
         let sent = self.transmit(now); //                arbiter, headers
         self.nic.list_reads();
         self.half = Some(PassHalf::Out { now, more_posted, sent });
@@ -188,7 +188,7 @@ impl Worker {
     fn end_take_in(&mut self, now: Nanos, commands: usize, received: usize) -> Progress {
         self.nic.end_writes(now);
         self.nic.fire_timers(now);
-        self.nic.look_after(now); //                     timers set, QPs made ready
+        self.nic.update_changed(now); //                     timers set, QPs made ready
         let completions = self.nic.publish(now); //         completions, after their bytes
         self.raise_events();
         Progress {
@@ -202,7 +202,7 @@ impl Worker {
 
     fn end_send_out(&mut self, now: Nanos, more_posted: bool, sent: usize) -> Progress {
         self.gather_and_seal(now); //                       payload, ICRC, hand over
-        self.nic.look_after(now);
+        self.nic.update_changed(now);
         let completions = self.nic.publish(now); //         of requests that fail before they are sent
         self.raise_events();
         self.flush(now);
@@ -228,7 +228,7 @@ impl Worker {
                 continue;
             }
             let result = self.port_requests.follow(&mut self.nic, &mut *self.port, sets_congestion, result);
-            self.nic.look_after(now);
+            self.nic.update_changed(now);
             self.nic.publish(now);
             let _ = answer.send(Answered { result, remains: self.nic.take_spare() });
         }
@@ -399,7 +399,7 @@ impl Worker {
                 self.nic.set_longest_frame(longest_frame(self.port.info()));
                 let largest = Mtu::largest_for_link(self.port.info().largest_packet());
                 let failed = self.nic.set_largest_mtu(now, largest);
-                self.nic.look_after(now);
+                self.nic.update_changed(now);
                 self.nic.publish(now);
                 self.raise_events();
                 Ok(failed)

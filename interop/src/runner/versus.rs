@@ -17,12 +17,8 @@ const ROUNDS: usize = 3;
 /// Server and client.
 const GUESTS: [u8; 2] = [2, 3];
 /// The media of each figure, in order; ratios are to the first.
-const MEDIA: [On; 4] = [
-    On::Rxe,
-    On::Roxie(&["--port", "xdp"]),
-    On::Roxie(&["--port", "packet"]),
-    On::Roxie(&["--port", "udp"]),
-];
+const MEDIA: [On; 4] =
+    [On::Rxe, On::Roxie(&["--port", "xdp"]), On::Roxie(&["--port", "packet"]), On::Roxie(&["--port", "udp"])];
 /// The first medium that needs the UDP port, on which rdma_rxe listens. So do those behind it.
 const FIRST_ON_PORT: usize = 2;
 const FIGURES: [Figure; 5] = [

@@ -15,7 +15,7 @@ type Counts = BTreeMap<u32, u32>;
 
 impl Nic {
     /// Returns the first inconsistency found; `None`: there is none. To be called when no QP waits for
-    /// [`look_after`](Self::look_after).
+    /// [`update_changed`](Self::update_changed).
     #[doc(hidden)]
     pub fn inconsistency(&self) -> Option<String> {
         self.uses_disagree().or_else(|| self.queues_disagree()).or_else(|| {

@@ -261,7 +261,7 @@ impl Nic {
             // The wheel needs room for the QP; a held QP may have another release time.
             self.scheduler.expect_holds(&entry.schedule);
         }
-        self.scheduler.touch(&mut entry.schedule);
+        self.scheduler.mark_changed(&mut entry.schedule);
     }
 
     /// Answers a marked packet with a notification, after its QP has processed it.
@@ -280,13 +280,13 @@ impl Nic {
         let may_leave = self.congestion.moderation.admit(now, &mut entry.last_notification, &av.dgid.0);
         if may_leave || PlantedBug::IntervalIgnored.is() {
             entry.notification_due = true;
-            self.scheduler.hurry(&mut entry.schedule);
+            self.scheduler.make_urgent(&mut entry.schedule);
         }
     }
 
     /// Handles a MAC control frame. True if it affects a priority.
     #[cold]
-    pub(super) fn heed_mac_control(&mut self, now: Nanos, frame: &Frame<'_>) -> bool {
+    pub(super) fn apply_mac_control(&mut self, now: Nanos, frame: &Frame<'_>) -> bool {
         if frame.array::<6>(0) != Some(mac_control::DESTINATION) {
             return false;
         }

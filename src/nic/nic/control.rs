@@ -68,7 +68,7 @@ impl Nic {
                 let status = entry.status();
                 // The rate may have risen, so held packets may be due earlier.
                 if status.control.is_some() {
-                    self.touch(qp);
+                    self.mark_changed(qp);
                 }
                 Ok(Answer::QpStatus(Box::new(status)))
             }

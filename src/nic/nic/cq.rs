@@ -327,7 +327,7 @@ impl Nic {
             }
             self.srqs.fail_users_of(cq);
             self.report_srqs(now);
-            self.look_after(now);
+            self.update_changed(now);
         }
     }
 

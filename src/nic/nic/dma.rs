@@ -464,7 +464,7 @@ impl Nic {
         let Ok(packet) = wire::parse(frame) else { return };
         split!(self, now, entry => qp, ctx);
         qp.payload_missing(&mut ctx, packet.bth.psn, packet.info().is_response());
-        self.touch(index);
+        self.mark_changed(index);
     }
 }
 

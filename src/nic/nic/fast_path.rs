@@ -7,7 +7,7 @@ use super::{Nic, QpEntry, RxFrame, RxOutcome, TxReason, split};
 use crate::transport::Verdict;
 use crate::transport::coverage::{TimerCause, Watch};
 use crate::transport::fast_path::{Payload, PlannedSend};
-use crate::transport::fast_reads::Answer;
+use crate::transport::fast_reads::ReadResponse;
 use crate::verbs::QpIndex;
 use roxie_base::time::Nanos;
 use roxie_wire::frame::FrameMut;
@@ -27,9 +27,13 @@ impl Nic {
         let (index, entry) = self.qps.find_mut(packet.bth().dest_qp.value())?;
         let entry = &mut **entry;
         let Some(due) = entry.qp.due(packet) else {
-            return if packet.answers_read() { self.receive_answer(now, packet, received) } else { None };
+            return if packet.answers_a_read() {
+                self.receive_read_response(now, packet, received)
+            } else {
+                None
+            };
         };
-        let hidden_id = entry.believe_fast(packet, received)?;
+        let hidden_id = entry.accept_icrc_fast(packet, received)?;
         let receive = match &entry.receives {
             _ if !due.takes_receive() => None,
             Receives::Own(ring, position) => Some(ring.fetch(*position, entry.qp.receive_list())?),
@@ -56,13 +60,13 @@ impl Nic {
         }
         watch.moved(&entry.qp, TimerCause::Packet);
         Watch::fast_judged(&entry.qp, packet, &Verdict::Executed);
-        self.scheduler.touch(&mut entry.schedule);
+        self.scheduler.mark_changed(&mut entry.schedule);
         Some(RxOutcome::Judged { qp: QpIndex(index), verdict: Verdict::Executed, hidden_id })
     }
 
     /// Receives the next packet of a READ response in the fast path.
     #[inline(never)]
-    fn receive_answer(
+    fn receive_read_response(
         &mut self,
         now: Nanos,
         packet: &FastPacket<'_>,
@@ -70,11 +74,11 @@ impl Nic {
     ) -> Option<RxOutcome> {
         let (index, entry) = self.qps.find_mut(packet.bth().dest_qp.value())?;
         let awaited = entry.qp.awaited(&self.memory, packet)?;
-        let hidden_id = entry.believe_fast(packet, received)?;
+        let hidden_id = entry.accept_icrc_fast(packet, received)?;
         let bytes = received.frame.slices(packet.payload());
         self.dma.write(&self.memory, QpIndex(index), awaited.to, bytes).ok()?;
         entry.last_ip_id = hidden_id.unwrap_or(entry.last_ip_id);
-        self.scheduler.touch(&mut entry.schedule);
+        self.scheduler.mark_changed(&mut entry.schedule);
         self.counters.rcvd_pkts += 1;
         self.counters.rcvd_bytes += packet.payload().len() as u64;
         split!(self, now, entry => qp, ctx);
@@ -100,7 +104,7 @@ impl Nic {
         };
         let entry = &mut **entry;
         let Some(leaving) = entry.qp.leaving(&self.config.limits, &self.memory) else {
-            return if entry.qp.answers_read() { self.send_answer(index, slot, room) } else { Sent::Other };
+            return if entry.qp.answers_a_read() { self.send_answer(index, slot, room) } else { Sent::Other };
         };
         let PlannedSend { bth, reth, length, payload } = &leaving;
         let reth = reth.as_ref().map(Reth::to_bytes);
@@ -137,8 +141,8 @@ impl Nic {
         room: impl FnOnce(usize) -> Option<FrameMut<'f>>,
     ) -> Sent {
         let Some(entry) = self.qps.get_mut(index.0) else { return Sent::Other };
-        let Some(answer) = entry.qp.next_answer(&self.memory) else { return Sent::Other };
-        let Answer { bth, aeth, length, from } = answer;
+        let Some(answer) = entry.qp.next_read_response(&self.memory) else { return Sent::Other };
+        let ReadResponse { bth, aeth, length, from } = answer;
         let aeth = aeth.as_ref().map(Aeth::to_bytes);
         let ext = if aeth.is_some() { Aeth::LEN } else { 0 };
         let with_length =
@@ -152,7 +156,7 @@ impl Nic {
         self.counters.sent_pkts += 1;
         self.counters.sent_bytes += u64::from(length);
         let watch = Watch::timer(&entry.qp);
-        entry.qp.answer_left();
+        entry.qp.read_response_left();
         watch.moved(&entry.qp, TimerCause::Sent);
         Sent::Done(TxReason::Answer)
     }
@@ -161,7 +165,7 @@ impl Nic {
 impl QpEntry {
     /// Checks the ICRC. Returns the hidden identification that it matches, if any. `None`: the ICRC matches no plausible one.
     #[inline(always)]
-    fn believe_fast(&self, packet: &FastPacket<'_>, received: &RxFrame<'_>) -> Option<Option<u16>> {
+    fn accept_icrc_fast(&self, packet: &FastPacket<'_>, received: &RxFrame<'_>) -> Option<Option<u16>> {
         match packet.check_icrc(&received.frame) {
             Icrc::Ok => Some(None),
             Icrc::Bad { computed, stored } => {

@@ -61,12 +61,12 @@ impl Nic {
         let mut flushed = 0;
         if entry.owes_flush(&self.srqs) {
             split!(self, now, entry => qp, ctx);
-            // `look_after` sees to what is left.
+            // `update_changed` sees to what is left.
             flushed = qp.flush(&mut ctx, burst);
         }
         let more = entry.sends.has(entry.fetched) && entry.qp.has_send_place();
         let fetched = entry.fetched.wrapping_sub(before) as usize;
-        self.touch(index);
+        self.mark_changed(index);
         (fetched.max(flushed as usize), more)
     }
 }

@@ -199,7 +199,7 @@ impl Nic {
         {
             entry.log.note_frame(now, received.frame.len(), verdict);
         }
-        self.touch(index);
+        self.mark_changed(index);
         Some(verdict)
     }
 }

@@ -311,7 +311,7 @@ impl Nic {
             if let Some(entry) = self.qps.get_mut(index.0) {
                 entry.schedule.released();
                 entry.qp.pacing.release(now);
-                self.scheduler.touch(&mut entry.schedule);
+                self.scheduler.mark_changed(&mut entry.schedule);
             }
         }
         self.scheduler.return_list(due);
@@ -321,28 +321,28 @@ impl Nic {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         entry.schedule.timer_expired();
         split!(self, now, entry => qp, ctx);
-        // The deadline may have moved since the timer was set: then nothing happens, and `look_after` sets the timer again.
+        // The deadline may have moved since the timer was set: then nothing happens, and `update_changed` sets the timer again.
         let watch = Watch::timer(qp);
         let expired = qp.handle_timeout(&mut ctx);
         watch.moved(qp, TimerCause::Time);
         if let Some(verdict) = expired {
             entry.log.note_timeout(now, verdict);
         }
-        self.touch(index);
+        self.mark_changed(index);
     }
 
-    /// Marks a QP for [`look_after`](Self::look_after).
-    fn touch(&mut self, index: QpIndex) {
+    /// Marks a QP for [`update_changed`](Self::update_changed).
+    fn mark_changed(&mut self, index: QpIndex) {
         if let Some(entry) = self.qps.get_mut(index.0) {
-            self.scheduler.touch(&mut entry.schedule);
+            self.scheduler.mark_changed(&mut entry.schedule);
         }
     }
 
-    /// Updates timers, arbiter entries and send queues of all touched QPs.
-    pub fn look_after(&mut self, now: Nanos) {
-        while let Some(index) = self.scheduler.take_touched() {
+    /// Updates timers, arbiter entries and send queues of all changed QPs.
+    pub fn update_changed(&mut self, now: Nanos) {
+        while let Some(index) = self.scheduler.take_changed() {
             let Some(entry) = self.qps.get_mut(index.0) else { continue };
-            entry.schedule.looked_at();
+            entry.schedule.clear_changed();
             entry.qp.assert_invariants();
             entry.log.note_state(now, entry.qp.state());
             let tail = entry.qp.send_tail();

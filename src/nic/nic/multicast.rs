@@ -140,7 +140,7 @@ impl Nic {
             self.counters.rx_unknown_qp += 1;
             return RxOutcome::UnknownQp(packet.bth.dest_qp);
         };
-        let hidden_id = match self.believe(first.0, packet, received) {
+        let hidden_id = match self.accept_icrc(first.0, packet, received) {
             Ok(hidden_id) => hidden_id,
             Err(outcome) => return outcome,
         };

@@ -33,7 +33,7 @@ impl Nic {
         if qp.fail(&mut ctx) {
             self.out.events.push(AsyncEvent::Qp(index, EventKind::QpFatal));
         }
-        self.touch(index);
+        self.mark_changed(index);
     }
 
     /// Sets the port's MAC address, the source address of all QPs and address handles.

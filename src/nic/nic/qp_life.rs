@@ -225,7 +225,7 @@ impl Nic {
         }
         // Fetch requests posted before the QP accepted sends, or while it drained.
         self.fetch(now, index);
-        self.touch(index);
+        self.mark_changed(index);
         Ok(Answer::Done)
     }
 

@@ -72,7 +72,7 @@ impl fmt::Display for RxOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RxOutcome::Dropped(reason) => write!(f, "dropped: {reason}"),
-            RxOutcome::Paused => f.write_str("heeded: pauses or resumes priorities"),
+            RxOutcome::Paused => f.write_str("applied: pauses or resumes priorities"),
             RxOutcome::BadIcrc { computed, stored } => {
                 write!(f, "dropped: ICRC {stored:#010x}, computed {computed:#010x}")
             }
@@ -134,13 +134,13 @@ impl Nic {
     /// Receives a frame that is no RoCE packet, or an invalid one.
     fn receive_other(&mut self, now: Nanos, reason: wire::Drop, received: &RxFrame<'_>) -> RxOutcome {
         // A MAC control frame takes effect even if a flow also steers it to a QP.
-        let heeded = reason == wire::Drop::MacControl && self.heed_mac_control(now, &received.frame);
+        let applied = reason == wire::Drop::MacControl && self.apply_mac_control(now, &received.frame);
         if !self.flows.is_empty()
             && let Some(outcome) = self.receive_steered(now, received)
         {
             return outcome;
         }
-        if heeded {
+        if applied {
             return RxOutcome::Paused;
         }
         match reason {
@@ -167,7 +167,7 @@ impl Nic {
     }
 
     fn receive_for(&mut self, now: Nanos, index: u32, packet: &Packet, received: &RxFrame<'_>) -> RxOutcome {
-        let hidden_id = match self.believe(index, packet, received) {
+        let hidden_id = match self.accept_icrc(index, packet, received) {
             Ok(hidden_id) => hidden_id,
             Err(outcome) => return outcome,
         };
@@ -178,7 +178,7 @@ impl Nic {
     }
 
     /// Checks the ICRC, and counts marked and bad packets.
-    pub(super) fn believe(
+    pub(super) fn accept_icrc(
         &mut self,
         index: u32,
         packet: &Packet,
@@ -228,7 +228,7 @@ impl Nic {
         if packet.is_ce() {
             self.answer_mark(now, QpIndex(index), packet, &verdict);
         }
-        self.touch(QpIndex(index));
+        self.mark_changed(QpIndex(index));
         Some(verdict)
     }
 

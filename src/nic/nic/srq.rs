@@ -441,7 +441,7 @@ impl Nic {
                         self.fail_qp(now, taker);
                     }
                 }
-                self.look_after(now);
+                self.update_changed(now);
             }
         }
     }

@@ -57,7 +57,7 @@ impl Nic {
     pub(super) fn mark_urgent(&mut self, index: QpIndex) {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         if entry.qp.has_unpaced() && !self.scheduler.is_paused(&entry.schedule) {
-            self.scheduler.hurry(&mut entry.schedule);
+            self.scheduler.make_urgent(&mut entry.schedule);
         }
     }
 
@@ -73,7 +73,7 @@ impl Nic {
         }
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         self.scheduler.end_turn(&mut entry.schedule, unfinished);
-        self.scheduler.touch(&mut entry.schedule);
+        self.scheduler.mark_changed(&mut entry.schedule);
     }
 
     /// Ends an urgent turn. An unfinished QP gets another one, before all data.
@@ -82,9 +82,9 @@ impl Nic {
         self.scheduler.end_urgent();
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         if unfinished && (entry.notification_due || entry.qp.has_unpaced()) {
-            self.scheduler.hurry(&mut entry.schedule);
+            self.scheduler.make_urgent(&mut entry.schedule);
         }
-        self.scheduler.touch(&mut entry.schedule);
+        self.scheduler.mark_changed(&mut entry.schedule);
     }
 
     /// Plans the next packet of an urgent turn: a notification, then acknowledgements.

@@ -19,7 +19,7 @@ use roxie_wire::{NakCode, Operation, Packet, Position, Reth};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
     /// The PSN is ahead of the expected one.
-    Turn,
+    PsnAhead,
     /// MIDDLE or LAST without a message in progress.
     NotBegun,
     /// The packet does not continue the message in progress.
@@ -75,7 +75,7 @@ impl Check {
     pub fn nak(self) -> NakCode {
         use Check as C;
         match self {
-            C::Turn => NakCode::PsnSequence,
+            C::PsnAhead => NakCode::PsnSequence,
             //= IBTA 9.7.5.2: invalid-request-is-nakd-and-ends
             C::NotBegun | C::MidMessage | C::PacketLength | C::MessageLength | C::TooLong => {
                 NakCode::InvalidRequest
@@ -110,7 +110,7 @@ impl From<Refusal> for Check {
 impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Check::Turn => "ahead of its turn",
+            Check::PsnAhead => "ahead of its turn",
             Check::NotBegun => "goes on with a message that has not begun",
             Check::MidMessage => "does not go on with the message under way",
             Check::Padding => "payload and pad are no multiple of 4 bytes",

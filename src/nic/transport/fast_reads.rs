@@ -9,7 +9,7 @@ use crate::verbs::{Access, QpState, QpType, WrOpcode};
 use roxie_wire::{Aeth, Bth, FastPacket, Opcode, Operation, Position, Psn, Syndrome};
 
 /// A planned READ response packet, a first transmission.
-pub(crate) struct Answer {
+pub(crate) struct ReadResponse {
     pub(crate) bth: Bth,
     /// AETH of the first, last or only packet.
     pub(crate) aeth: Option<Aeth>,
@@ -29,12 +29,12 @@ pub(crate) struct Awaited {
 impl Qp {
     /// True if the oldest pending reply is a READ response.
     #[inline(always)]
-    pub(crate) fn answers_read(&self) -> bool {
+    pub(crate) fn answers_a_read(&self) -> bool {
         matches!(self.responder.replies.front(), Some(Reply::Read(_)))
     }
 
-    /// Plans the next packet if it suits the fast path. The state is advanced by [`Qp::answer_left`].
-    pub(crate) fn next_answer(&self, memory: &MemoryTable) -> Option<Answer> {
+    /// Plans the next packet if it suits the fast path. The state is advanced by [`Qp::read_response_left`].
+    pub(crate) fn next_read_response(&self, memory: &MemoryTable) -> Option<ReadResponse> {
         let Some(Reply::Read(slot)) = self.responder.replies.front() else { return None };
         let resource = self.responder.resources.get(usize::from(slot))?.as_ref()?;
         let reply = self.responder.replies.front();
@@ -64,11 +64,11 @@ impl Qp {
         let pad = (length as u8).wrapping_neg() & 3;
         //= IBTA 9.7.5.1: response-has-the-requests-psn
         let bth = Bth { opcode, pad, psn: resource.first_psn + k, ..self.bth() };
-        Some(Answer { bth, aeth, length: length as u16, from })
+        Some(ReadResponse { bth, aeth, length: length as u16, from })
     }
 
     /// Advances the state past the planned packet, which got a slot in the port and is sent.
-    pub(crate) fn answer_left(&mut self) {
+    pub(crate) fn read_response_left(&mut self) {
         self.turns.reply_left(true);
         self.responder.reply_sent();
     }

@@ -138,7 +138,7 @@ impl Responder {
     /// Drops the pending replies on entry to the error state. A NAK that refuses a request is still sent, and so are
     /// the replies before it, which answer earlier requests.
     pub(super) fn keep_up_to_refusal(&mut self) {
-        let is_refusal = |r: &Reply| matches!(r, Reply::Nak { why, .. } if *why != Check::Turn);
+        let is_refusal = |r: &Reply| matches!(r, Reply::Nak { why, .. } if *why != Check::PsnAhead);
         //= IBTA 9.7.5.1: nothing-follows-a-refusal
         self.replies.truncate_behind(is_refusal);
     }
@@ -236,7 +236,7 @@ impl Qp {
             if nak {
                 r.silent_until = Nanos::MAX;
                 //= IBTA 9.7.5.2: gap-is-nakd-once
-                r.replies.push(Reply::Nak { psn: expected, msn: r.msn, why: Check::Turn });
+                r.replies.push(Reply::Nak { psn: expected, msn: r.msn, why: Check::PsnAhead });
             }
             return Verdict::OutOfSequence { expected, nak };
         }

@@ -209,7 +209,7 @@ impl fmt::Display for TxReason {
                 write!(f, "retransmit after {cause}, try {attempt} of {of}")
             }
             TxReason::Answer => f.write_str("answer"),
-            TxReason::Nak(Check::Turn) => f.write_str("asks for everything from this PSN again"),
+            TxReason::Nak(Check::PsnAhead) => f.write_str("asks for everything from this PSN again"),
             TxReason::Nak(check) => write!(f, "refuses: {check}; QP to error"),
             TxReason::RnrNak => f.write_str("no receive is posted: asks to come again later"),
             TxReason::AnswerAgain => f.write_str("answer to a duplicate"),

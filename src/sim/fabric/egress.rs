@@ -91,8 +91,8 @@ impl Egress {
     }
 
     /// Applies the pause requests that are due.
-    pub(super) fn heed(&mut self, now: Nanos) {
-        self.pause_state.heed(now, self.line.link().rate);
+    pub(super) fn apply_due(&mut self, now: Nanos) {
+        self.pause_state.apply_due(now, self.line.link().rate);
     }
 
     /// Returns the time since which a non-empty queue has been paused continuously, or `None` if it is not.
@@ -131,7 +131,7 @@ impl Egress {
 
     /// Takes the next frame to leave, if the line is free and a queue may send.
     pub(super) fn next(&mut self, now: Nanos) -> Option<Next> {
-        self.heed(now);
+        self.apply_due(now);
         if self.line.is_busy(now) {
             return None;
         }

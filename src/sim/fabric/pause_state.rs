@@ -26,7 +26,7 @@ impl PauseState {
     }
 
     /// Applies the requests that are due at `now`. Call this before any query.
-    pub(super) fn heed(&mut self, now: Nanos, rate: LinkRate) {
+    pub(super) fn apply_due(&mut self, now: Nanos, rate: LinkRate) {
         while let Some((holds, control)) = self.asked.front().copied()
             && holds <= now
         {

@@ -96,7 +96,7 @@ impl Station {
     /// Takes the next frame that may leave now, with its arrival time at the other end.
     pub(super) fn begin(&mut self, now: Nanos) -> Option<(Vec<u8>, Nanos)> {
         self.ring.front()?;
-        self.pause_state.heed(now, self.line.link().rate);
+        self.pause_state.apply_due(now, self.line.link().rate);
         if self.line.is_busy(now) {
             return None;
         }

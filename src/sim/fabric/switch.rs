@@ -114,7 +114,7 @@ impl Switch {
         ingress.bytes += frame.len() as u64;
         if let Some(control) = MacControl::parse(&Frame::whole(&frame)) {
             ingress.control += 1;
-            self.heed(now, port, control);
+            self.apply_due(now, port, control);
             self.ingress = IngressOutcome::Applied(control);
             self.spare.push(frame);
             return;
@@ -256,7 +256,7 @@ impl Switch {
     }
 
     /// Applies a PAUSE or PFC frame of a peer.
-    fn heed(&mut self, now: Nanos, port: usize, control: MacControl) {
+    fn apply_due(&mut self, now: Nanos, port: usize, control: MacControl) {
         let Some(pfc) = &self.config.pfc else { return };
         let holds = now + pfc.response_at(&self.config.ports[port].link);
         self.ports[port].egress.asked(holds, control);
@@ -357,7 +357,7 @@ impl Switch {
     /// Empties queues that were paused for too long, and reopens queues once their pause has been over for long enough.
     fn watch(&mut self, now: Nanos, port: usize) {
         let Some(dog) = self.config.pfc.as_ref().and_then(|pfc| pfc.watchdog) else { return };
-        self.ports[port].egress.heed(now);
+        self.ports[port].egress.apply_due(now);
         for priority in 0..PRIORITIES {
             if !self.is_lossless(priority) {
                 continue;

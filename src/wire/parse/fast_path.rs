@@ -118,7 +118,7 @@ impl<'a> FastPacket<'a> {
 
     /// True for a READ response.
     #[inline(always)]
-    pub fn answers_read(&self) -> bool {
+    pub fn answers_a_read(&self) -> bool {
         self.info.operation == Operation::ReadResponse
     }
 

@@ -4,10 +4,10 @@
 //! either, so that both agree between two calls.
 //!
 //! ```text
-//! touch -> take_touched -> looked_at       changed since the NIC last looked after it
-//! fetch_later -> take_unfetched -> fetched has work requests to fetch or to flush
-//! set_timer, hold -> expired               retransmission timer; release of paced data
-//! make_ready, hurry -> next -> end_turn    has packets to send
+//! mark_changed -> take_changed -> clear_changed  changed since the last `Nic::update_changed`
+//! fetch_later -> take_unfetched -> fetched       has work requests to fetch or to flush
+//! set_timer, hold -> expired                     retransmission timer; release of paced data
+//! make_ready, make_urgent -> next -> end_turn    has packets to send
 //! ```
 
 mod arbiter;
@@ -35,7 +35,7 @@ pub(super) struct Schedule {
     moved: bool,
     /// The priority of the QP's packets, 0 to 7.
     priority: u8,
-    touched: bool,
+    changed: bool,
     unfetched: bool,
     /// Expiry of the entry in the timer wheel; `MAX`: there is none.
     timer_at: Nanos,
@@ -52,7 +52,7 @@ impl Schedule {
             urgent: false,
             moved: false,
             priority: 0,
-            touched: false,
+            changed: false,
             unfetched: false,
             timer_at: Nanos::MAX,
             release_at: Nanos::MAX,
@@ -67,7 +67,7 @@ impl Schedule {
 
     /// True if the QP has changed since the NIC last looked after it.
     pub(super) fn is_touched(&self) -> bool {
-        self.touched
+        self.changed
     }
 
     /// True if the QP is in the list of QPs to fetch from or to flush.
@@ -82,9 +82,9 @@ impl Schedule {
 
     /// Records that the NIC looks after the QP now.
     #[inline]
-    pub(super) fn looked_at(&mut self) {
-        debug_assert!(self.touched, "it was in the list");
-        self.touched = false;
+    pub(super) fn clear_changed(&mut self) {
+        debug_assert!(self.changed, "it was in the list");
+        self.changed = false;
     }
 
     /// Records that the QP's work requests are fetched now.
@@ -122,7 +122,7 @@ pub(super) struct Scheduler {
     releases: TimerWheel,
     /// The memory of the list of expired timers.
     due: Vec<QpIndex>,
-    touched: Vec<QpIndex>,
+    changed: Vec<QpIndex>,
     unfetched: Vec<QpIndex>,
 }
 
@@ -137,7 +137,7 @@ impl Scheduler {
             timers: TimerWheel::new(qps),
             releases: TimerWheel::with_tick(0, RELEASE_TICK_BITS),
             due: list(),
-            touched: list(),
+            changed: list(),
             unfetched: list(),
         }
     }
@@ -151,8 +151,8 @@ impl Scheduler {
         if qp.ready || qp.urgent {
             self.arbiter.remove(qp.index);
         }
-        if qp.touched {
-            self.touched.retain(|touched| *touched != qp.index);
+        if qp.changed {
+            self.changed.retain(|changed| *changed != qp.index);
         }
         if qp.unfetched {
             self.unfetched.retain(|unfetched| *unfetched != qp.index);
@@ -164,17 +164,17 @@ impl Scheduler {
 impl Scheduler {
     /// Marks a QP that has changed.
     #[inline(always)]
-    pub(super) fn touch(&mut self, qp: &mut Schedule) {
-        if !qp.touched {
-            qp.touched = true;
-            self.touched.push(qp.index);
+    pub(super) fn mark_changed(&mut self, qp: &mut Schedule) {
+        if !qp.changed {
+            qp.changed = true;
+            self.changed.push(qp.index);
         }
     }
 
-    /// Takes a QP that has changed. Caller must call [`Schedule::looked_at`].
+    /// Takes a QP that has changed. Caller must call [`Schedule::clear_changed`].
     #[inline]
-    pub(super) fn take_touched(&mut self) -> Option<QpIndex> {
-        self.touched.pop()
+    pub(super) fn take_changed(&mut self) -> Option<QpIndex> {
+        self.changed.pop()
     }
 
     /// Marks a QP that is to be fetched from, or flushed, although it rings no doorbell.
@@ -294,7 +294,7 @@ impl Scheduler {
     }
 
     /// Puts a QP into the urgent queue, ahead of data.
-    pub(super) fn hurry(&mut self, qp: &mut Schedule) {
+    pub(super) fn make_urgent(&mut self, qp: &mut Schedule) {
         if !std::mem::replace(&mut qp.urgent, true) {
             self.arbiter.push_urgent(qp.index);
         }
@@ -438,13 +438,13 @@ impl Scheduler {
         let places: Vec<u8> = self.arbiter.all().filter(|(_, other)| is_it(other)).map(|(p, _)| p).collect();
         let due: &[u8] = if qp.ready { &[qp.priority] } else { &[] };
         let urgent = self.arbiter.urgent().filter(is_it).count();
-        let touched = self.touched.iter().filter(|other| is_it(other)).count();
+        let changed = self.changed.iter().filter(|other| is_it(other)).count();
         let unfetched = self.unfetched.iter().filter(|other| is_it(other)).count();
         let place = qp.index.place();
         let checks = [
             ("places in the arbiter's queues", places == due),
             ("places among the urgent", urgent == usize::from(qp.urgent)),
-            ("places among those that have changed", touched == usize::from(qp.touched)),
+            ("places among those that have changed", changed == usize::from(qp.changed)),
             ("places among those to fetch from", unfetched == usize::from(qp.unfetched)),
             ("entry in the timer wheel", self.timers.is_set(place) == (qp.timer_at != Nanos::MAX)),
             ("entry in the wheel of paced QPs", self.releases.is_set(place) == (qp.release_at != Nanos::MAX)),
@@ -462,12 +462,12 @@ mod tests {
     fn removed_qp_is_in_no_list() {
         let mut scheduler = Scheduler::new(1);
         let mut qp = Schedule::new(QpIndex(0));
-        scheduler.touch(&mut qp);
+        scheduler.mark_changed(&mut qp);
         scheduler.fetch_later(&mut qp);
-        scheduler.hurry(&mut qp);
+        scheduler.make_urgent(&mut qp);
         assert!(scheduler.has_unfetched());
         scheduler.remove(&qp);
-        assert_eq!((scheduler.take_touched(), scheduler.take_unfetched()), (None, None));
+        assert_eq!((scheduler.take_changed(), scheduler.take_unfetched()), (None, None));
         assert_eq!(scheduler.disagrees(&Schedule::new(QpIndex(0))), None);
     }
 }
