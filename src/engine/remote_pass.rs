@@ -60,7 +60,8 @@ pub(super) fn pass<'a>(
     now: Nanos,
     term: u64,
 ) -> Result<(WorkerGuard<'a>, Progress), EndReason> {
-    worker.begin_take_in(now);
+    let commands = worker.commands();
+    worker.begin_take_in(now, commands);
     worker = copy(shared, worker, term)?;
     let came = worker.end_half();
     worker.begin_send_out(now);

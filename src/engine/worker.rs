@@ -94,7 +94,9 @@ impl Worker {
 
     /// Runs one pass at time `now`. Never blocks.
     pub fn poll(&mut self, now: Nanos) -> Progress {
-        let came = self.take_in(now);
+        self.begin_take_in(now, self.requests.len());
+        self.copy();
+        let came = self.end_half();
         came.and(&self.send_out(now))
     }
 
@@ -115,9 +117,14 @@ impl Worker {
         self.last_pass
     }
 
-    /// The receiving half of a pass. Its completions are published when it returns.
+    /// The receiving half of a pass. Its completions are published when it returns. What an earlier half left to send leaves before
+    /// a command is executed: the command may destroy the QP that owes an acknowledgement.
     pub fn take_in(&mut self, now: Nanos) -> Progress {
-        self.begin_take_in(now);
+        let commands = self.requests.len();
+        if commands > 0 {
+            self.send_out(now);
+        }
+        self.begin_take_in(now, commands);
         self.copy();
         self.end_half()
     }
@@ -137,10 +144,10 @@ impl Worker {
         }
     }
 
-    /// Runs [`take_in`](Self::take_in) up to the copies from and to remote memory.
-    pub(super) fn begin_take_in(&mut self, now: Nanos) {
+    /// Runs the receiving half up to the copies from and to remote memory. Executes up to `commands` commands.
+    pub(super) fn begin_take_in(&mut self, now: Nanos, commands: usize) {
         let now = self.advance(now);
-        let commands = self.control(now);
+        let commands = self.control(now, commands);
         let received = self.receive(now); //             parse, ICRC, transport, dma
         self.half = Some(PassHalf::In { now, commands, received });
     }
@@ -213,10 +220,15 @@ impl Worker {
         Progress { sent, completions, more, ..Progress::default() }
     }
 
-    /// Executes a few pending commands. Frames move between passes, so commands do not stop them.
-    fn control(&mut self, now: Nanos) -> usize {
+    /// Returns the number of commands that wait.
+    pub(super) fn commands(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Executes a few pending commands, at most `most`. Frames move between passes, so commands do not stop them.
+    fn control(&mut self, now: Nanos, most: usize) -> usize {
         let mut done = 0;
-        while done < COMMANDS
+        while done < most.min(COMMANDS)
             && let Ok(Request { command, answer }) = self.requests.try_recv()
         {
             let sets_congestion = matches!(command, Command::SetCongestion(_));

@@ -5,13 +5,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::Duration;
 
-use roxie::engine::{Drive, Engine};
+use roxie::engine::{Drive, Engine, Request, Worker};
 use roxie::host::{Device, DeviceConfig};
-use roxie::nic::{Answer, Command, MemoryCommand, NicConfig, QpHandle, ReceiveSource};
+use roxie::nic::{Answer, Command, MemoryCommand, Nic, NicConfig, QpHandle, ReceiveSource};
 use roxie::port::LinkChange;
 use roxie::port::memory;
 use roxie::shared::work_queue::Payload;
-use roxie::shared::{CompletionRing, RecvRing, SendRing};
+use roxie::shared::{CompletionRing, Doorbells, RecvRing, SendRing};
+use roxie::time::Nanos;
 use roxie::verbs::{AddressVector, Mtu, QpCaps, QpInit, QpType, SendFlags, SendWr, WcStatus};
 use roxie::wire::Gid;
 use roxie_sim::{Connected, Host};
@@ -82,9 +83,8 @@ fn process_end_sends_all_posted_requests() {
     }
 }
 
-/// An end of a connection on an engine alone, without a device.
+/// An end of a connection without a device.
 struct Bare {
-    engine: Engine,
     qp: QpHandle,
     cq: CompletionRing,
     sends: SendRing,
@@ -92,10 +92,8 @@ struct Bare {
 }
 
 impl Bare {
-    fn new(port: memory::MemoryPort) -> Bare {
-        let engine =
-            Engine::start(NicConfig::default(), Box::new(port), Drive::CallerOnly).expect("an engine");
-        let call = |command: Command| engine.call(command).expect("carried out");
+    /// Makes the end by commands.
+    fn new(mut call: impl FnMut(Command) -> Answer) -> Bare {
         let (cq, receives) = (CompletionRing::new(8).expect("memory"), RecvRing::new(1, 0).expect("memory"));
         let sends = SendRing::new(1, 0, 0).expect("memory");
         let Answer::Pd(pd) = call(Command::AllocPd) else { panic!("no domain") };
@@ -117,11 +115,11 @@ impl Bare {
         ) else {
             panic!("no QP")
         };
-        Bare { engine, qp, cq, sends, receives }
+        Bare { qp, cq, sends, receives }
     }
 
     /// Connects to the QP of `peer`, from host `number` to host `to`.
-    fn connect(&self, number: u8, to: u8, peer: &Bare) {
+    fn connect(&self, (number, to): (u8, u8), peer: &Bare, mut call: impl FnMut(Command) -> Answer) {
         let way = AddressVector {
             sgid: Gid::from(Host::address(number.into(), false)),
             dgid: Gid::from(Host::address(to.into(), false)),
@@ -136,8 +134,27 @@ impl Bare {
         let to =
             Connected { peer: peer.qp.qpn, path: way, path_mtu: Mtu::Mtu1024, timeout: 20, rd_atomic: 1 };
         for attr in to.steps(QpType::Rc) {
-            self.engine.call(Command::ModifyQp(self.qp.index, Box::new(attr))).expect("a legal transition");
+            call(Command::ModifyQp(self.qp.index, Box::new(attr)));
         }
+    }
+}
+
+impl Bare {
+    /// Sends a message to `peer`, which has a receive for it.
+    fn send_to(&self, engine: &Engine, peer: &Bare) {
+        peer.receives.post(1, &[]).expect("room");
+        let wr = SendWr { flags: SendFlags::SIGNALED, ..SendWr::default() };
+        self.sends.post(&wr, Payload::Sges(&[])).expect("room");
+        engine.posted(self.qp.index, 1, 0);
+    }
+
+    /// Waits until the message is acknowledged.
+    fn finish(&self, engine: &Engine) {
+        let (sent, _) = until("the acknowledgement", || {
+            engine.caller_pass();
+            self.cq.poll()
+        });
+        assert_eq!(sent.status, WcStatus::Success);
     }
 }
 
@@ -146,23 +163,57 @@ impl Bare {
 #[test]
 fn engine_end_sends_owed_acknowledgements() {
     let (a, b) = memory::pair(end(1), end(2));
-    let (near, far) = (Bare::new(a), Bare::new(b));
-    near.connect(1, 2, &far);
-    far.connect(2, 1, &near);
-    far.receives.post(1, &[]).expect("room");
-    let wr = SendWr { flags: SendFlags::SIGNALED, ..SendWr::default() };
-    near.sends.post(&wr, Payload::Sges(&[])).expect("room");
-    near.engine.posted(near.qp.index, 1, 0);
+    let engine =
+        |port| Engine::start(NicConfig::default(), Box::new(port), Drive::CallerOnly).expect("an engine");
+    let (near_engine, far_engine) = (engine(a), engine(b));
+    let [near_call, far_call] = [&near_engine, &far_engine]
+        .map(|engine| |command: Command| engine.call(command).expect("carried out"));
+    let (near, far) = (Bare::new(near_call), Bare::new(far_call));
+    near.connect((1, 2), &far, near_call);
+    far.connect((2, 1), &near, far_call);
+    near.send_to(&near_engine, &far);
     until("the message", || {
-        far.engine.caller_pass();
+        far_engine.caller_pass();
         far.cq.poll()
     });
-    near.engine.caller_pass();
+    near_engine.caller_pass();
     assert_eq!(near.cq.poll(), None, "not acknowledged yet");
-    drop(far);
-    let (sent, _) = until("the acknowledgement", || {
-        near.engine.caller_pass();
-        near.cq.poll()
-    });
-    assert_eq!(sent.status, WcStatus::Success);
+    drop(far_engine);
+    near.finish(&near_engine);
+}
+
+/// A command that destroys a QP arrives after the QP's last message and before its acknowledgement has left.
+#[test]
+fn command_does_not_overtake_owed_acknowledgement() {
+    let (a, b) = memory::pair(end(1), end(2));
+    let engine = Engine::start(NicConfig::default(), Box::new(a), Drive::CallerOnly).expect("an engine");
+    let near_call = |command: Command| engine.call(command).expect("carried out");
+    let (requests, received) = crossbeam_channel::bounded(8);
+    let (events, _events) = crossbeam_channel::bounded(8);
+    let config = NicConfig::default();
+    let doorbells = Doorbells::new(config.limits.qps).expect("memory");
+    let nic = Nic::new(config);
+    let mut worker = Worker::new(nic, Box::new(b), doorbells, received, events);
+    let (answer, answered) = crossbeam_channel::bounded(1);
+    let request = |command: Command| {
+        let command = command.prepare().expect("memory");
+        requests.send(Request { command, answer: answer.clone() }).expect("room");
+    };
+    let mut far_call = |command: Command| {
+        request(command);
+        worker.poll(Nanos(1));
+        answered.recv().expect("an answer").result.expect("carried out")
+    };
+    let (near, far) = (Bare::new(near_call), Bare::new(&mut far_call));
+    near.connect((1, 2), &far, near_call);
+    far.connect((2, 1), &near, far_call);
+    near.send_to(&engine, &far);
+    worker.take_in(Nanos(2));
+    assert_eq!(far.cq.poll().map(|wc| wc.status), Some(WcStatus::Success));
+    engine.caller_pass();
+    assert_eq!(near.cq.poll(), None, "not acknowledged yet");
+    request(Command::DestroyQp(far.qp.index));
+    worker.take_in(Nanos(3));
+    assert!(answered.recv().expect("an answer").result.is_ok());
+    near.finish(&engine);
 }
