@@ -76,12 +76,12 @@ rates and of ratios. Next are the same WRITEs with 1 % of the packets lost at ea
 as a sequence diagram drawn from the captures of both ends. Last are unmodified programs: ib_write_bw and \
 ib_send_lat of perftest under `roxie run`, in turn with `roxie perf`, which does the same without the verbs library.
 
-The demo runs over AF_XDP (`xdp`, as root) and over UDP sockets (`udp`, any user: in a user namespace, else between \
-loopback addresses). `memory` joins the NICs inside this process, and is the last resort if sockets are refused. The demo \
+The demo runs over AF_XDP (`xdp`, as root), packet sockets (`packet`, between network namespaces) and UDP sockets (`udp`, any \
+user: in a user namespace, else between loopback addresses). `memory` joins the NICs inside this process, and is the last resort if sockets are refused. The demo \
 leaves nothing behind but its captures.
 
 Expect AF_XDP on veth to copy each frame inside a system call, at a few Gb/s with 4 KiB packets: that is the veth, \
-not the transport. UDP sockets with segmentation offload are several times faster there.",
+not the transport. Packet and UDP sockets pass trains of frames, and are several times faster there.",
     after_help = EXIT_CODES, args_conflicts_with_subcommands = true)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -92,7 +92,7 @@ pub(crate) struct Arguments {
     /// Approximate duration of the measurements in seconds, for all ports together
     #[arg(long, default_value_t = 16.0, value_parser = positive)]
     seconds: f64,
-    /// Ports to use, separated by commas [default: xdp and udp, if available]
+    /// Ports to use, separated by commas [default: xdp, packet and udp, if available]
     #[arg(long, value_delimiter = ',', value_enum)]
     port: Vec<Kind>,
     /// Threads that run the NICs. 1: one thread runs both, best on few cores; 2: one thread each
@@ -270,7 +270,7 @@ impl Demo<'_> {
         let Arguments { threads, seed, .. } = *self.arguments;
         self.console.say(format_args!("Network: {}.", self.site.description));
         let asked = !self.arguments.port.is_empty();
-        let kinds = if asked { self.arguments.port.clone() } else { vec![Kind::Xdp, Kind::Udp] };
+        let kinds = if asked { self.arguments.port.clone() } else { vec![Kind::Xdp, Kind::Packet, Kind::Udp] };
         let mut report = Report {
             rows: Vec::new(),
             programs: Vec::new(),

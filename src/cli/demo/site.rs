@@ -16,6 +16,7 @@ use roxie::host::{Device, DeviceConfig, Stack};
 use roxie::netdev::{IfAddr, Links, NetNs, NetdevError};
 use roxie::port::Port;
 use roxie::port::memory::{self, MemoryConfig};
+use roxie::port::packet::{PacketConfig, PacketPort};
 use roxie::port::udp::{UdpConfig, UdpPort};
 use roxie::port::xdp::{XdpConfig, XdpPort};
 use serde::Serialize;
@@ -32,6 +33,8 @@ const MTU: u32 = 4200;
 pub(crate) enum Kind {
     /// AF_XDP sockets (root)
     Xdp,
+    /// Packet sockets
+    Packet,
     /// UDP sockets
     Udp,
     /// Memory of this process, without the kernel
@@ -42,6 +45,7 @@ impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Kind::Xdp => "xdp",
+            Kind::Packet => "packet",
             Kind::Udp => "udp",
             Kind::Memory => "memory",
         })
@@ -104,9 +108,15 @@ impl Site {
 
     /// Returns why this kind of port cannot open here; `None` if it may.
     pub(super) fn rules_out(&self, kind: Kind) -> Option<&'static str> {
-        (kind == Kind::Xdp && self.place != Place::Named).then_some(
-            "AF_XDP needs root (CAP_NET_ADMIN, CAP_BPF and CAP_SYS_ADMIN outside of user namespaces)",
-        )
+        match (kind, self.place) {
+            (Kind::Xdp, Place::Unnamed | Place::Loopback) => {
+                Some("AF_XDP needs root (CAP_NET_ADMIN, CAP_BPF and CAP_SYS_ADMIN outside of user namespaces)")
+            }
+            (Kind::Packet, Place::Loopback) => {
+                Some("packet sockets need an Ethernet interface (root, or user namespaces)")
+            }
+            _ => None,
+        }
     }
 
     /// Makes the network for one port.
@@ -241,6 +251,7 @@ impl Link {
             let stack = stacks[usize::from(host) - 1];
             self.within(host, || match self.kind {
                 Kind::Xdp => Device::open_xdp(&self.xdp(Lane::Rdma, host), stack, config),
+                Kind::Packet => Device::open_packet(&self.packet(Lane::Rdma, host), stack, config),
                 Kind::Udp | Kind::Memory => Device::open_udp(&self.udp(Lane::Rdma, host), stack, config),
             })
         };
@@ -260,6 +271,10 @@ impl Link {
                 Kind::Xdp => {
                     let config = self.xdp(Lane::Floor, host);
                     Box::new(self.within(host, || XdpPort::open(&config))?.map_err(super::OpenError::from)?)
+                }
+                Kind::Packet => {
+                    let config = self.packet(Lane::Floor, host);
+                    Box::new(self.within(host, || PacketPort::open(&config))?.map_err(super::OpenError::from)?)
                 }
                 Kind::Udp | Kind::Memory => {
                     let config = self.udp(Lane::Floor, host);
@@ -292,6 +307,10 @@ impl Link {
 
     fn xdp(&self, lane: Lane, host: u8) -> XdpConfig {
         XdpConfig { addresses: vec![self.address(lane, host)], ..XdpConfig::new(lane.interface()) }
+    }
+
+    fn packet(&self, lane: Lane, host: u8) -> PacketConfig {
+        PacketConfig { addresses: vec![self.address(lane, host)], ..PacketConfig::new(lane.interface()) }
     }
 
     fn udp(&self, lane: Lane, host: u8) -> UdpConfig {
