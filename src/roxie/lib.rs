@@ -74,6 +74,7 @@
 //! | `roxie-engine` | (hidden) | running that NIC on a port |
 //! | `roxie-sim` | (not here) | whole NICs and switches in virtual time: tests of a program, experiments |
 //! | `roxie-daemon` | (not here) | a NIC that serves other processes |
+//! | `roxie-nvmeof` | (not here) | NVMe over Fabrics: capsules, controller, target, initiator |
 //! | `roxie-lab` | (not here) | the computations of a network lab |
 //! | `roxie-cli` | (not here) | the program `roxie` |
 //!
