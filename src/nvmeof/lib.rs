@@ -10,8 +10,12 @@
 #![deny(unsafe_code)]
 
 mod bytes;
+pub mod command;
+pub mod response;
 pub mod sgl;
 pub mod status;
 
+pub use command::Command;
+pub use response::Response;
 pub use sgl::Sgl;
 pub use status::Status;
