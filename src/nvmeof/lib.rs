@@ -10,7 +10,10 @@
 #![deny(unsafe_code)]
 
 mod bytes;
+pub mod cm;
 pub mod command;
+pub mod connect;
+pub mod nqn;
 pub mod response;
 pub mod sgl;
 pub mod status;
