@@ -13,6 +13,8 @@ mod bytes;
 pub mod cm;
 pub mod command;
 pub mod connect;
+pub mod discovery;
+pub mod identify;
 pub mod nqn;
 pub mod response;
 pub mod sgl;
