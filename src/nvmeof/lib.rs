@@ -19,6 +19,7 @@ pub mod nqn;
 pub mod response;
 pub mod sgl;
 pub mod status;
+pub mod storage;
 
 pub use command::Command;
 pub use response::Response;
