@@ -13,6 +13,7 @@ mod bytes;
 pub mod cm;
 pub mod command;
 pub mod connect;
+pub mod controller;
 pub mod discovery;
 pub mod identify;
 pub mod nqn;
@@ -20,6 +21,7 @@ pub mod response;
 pub mod sgl;
 pub mod status;
 pub mod storage;
+pub mod subsystem;
 
 pub use command::Command;
 pub use response::Response;
