@@ -23,6 +23,9 @@ pub mod status;
 pub mod storage;
 pub mod subsystem;
 
+#[cfg(test)]
+mod hostile;
+
 pub use command::Command;
 pub use response::Response;
 pub use sgl::Sgl;

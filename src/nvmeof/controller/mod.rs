@@ -13,6 +13,8 @@ mod admin;
 mod fabrics;
 mod io;
 mod queue;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
