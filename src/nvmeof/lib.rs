@@ -22,6 +22,8 @@ pub mod sgl;
 pub mod status;
 pub mod storage;
 pub mod subsystem;
+#[cfg(feature = "rdma")]
+pub mod target;
 
 #[cfg(test)]
 mod hostile;

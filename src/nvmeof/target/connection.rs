@@ -1,0 +1,352 @@
+//! The connection of a queue: capsules arrive, data moves by READ and WRITE, responses leave.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use roxie::host::{
+    Armed, CompletionChannel, CompletionQueue, Connection, ConnectionRequest, DeviceError, DialOptions,
+    MemoryRegion, PostError, QueuePair,
+};
+use roxie::verbs::{Access, QpCaps, RKey, SendWr, Wc, WcOpcode, WcStatus, WrOpcode};
+
+use super::data::Buffers;
+use super::{Shared, TargetEvent, refuse};
+use crate::cm::{ADMIN_QUEUE, QueueReply, QueueRequest, Refusal};
+use crate::controller::{Queue, Remote, Task, Transfer};
+use crate::{command, response};
+
+/// Interval at which an idle queue looks for the end of its connection, of its host or of the target.
+const TICK: Duration = Duration::from_millis(50);
+/// Commands whose data moves at a time.
+const BUFFERS: u16 = 16;
+/// Completions taken at once.
+const BATCH: usize = 16;
+
+/// Serves the queue of a connection request, until the connection ends. Returns why.
+pub(super) fn serve(shared: &Shared, request: ConnectionRequest) -> Result<Infallible, String> {
+    let asked = match check(shared, request.private_data()) {
+        Ok(asked) => asked,
+        Err(refusal) => {
+            let why = format!("refused: {refusal}");
+            // A host that has given up needs no rejection.
+            let _ = request.reject(&refusal.to_bytes());
+            return Err(why);
+        }
+    };
+    let size = asked.sends + 1;
+    let peer = request.peer();
+    let parts = match Parts::new(shared, asked.queue, size) {
+        Ok(parts) => parts,
+        Err(error) => {
+            refuse(shared, request, Refusal::RESOURCES);
+            return Err(format!("no resources for another queue: {error}"));
+        }
+    };
+    let options = DialOptions {
+        // Hosts never access memory of a target.
+        access: Access::LOCAL_WRITE,
+        private_data: QueueReply { receives: size }.to_bytes().to_vec(),
+        ..DialOptions::default()
+    };
+    let (qp, rest) = parts.split();
+    let connection = request.accept(qp, &options).map_err(|error| error.to_string())?;
+    let queue = Queue::new(shared.subsystem.clone(), asked.queue, size, shared.now());
+    let mut served = Served {
+        connection,
+        rest,
+        queue,
+        size,
+        peer,
+        credits: send_credits(size),
+        waiting: VecDeque::new(),
+        outbox: VecDeque::new(),
+        data: Vec::new(),
+    };
+    served.run(shared)
+}
+
+/// Checks the private data of a request.
+fn check(shared: &Shared, private_data: &[u8]) -> Result<QueueRequest, Refusal> {
+    let asked = QueueRequest::parse(private_data)?;
+    let limits = shared.subsystem.limits();
+    let most = if asked.queue == 0 { ADMIN_QUEUE } else { limits.queue_size };
+    if asked.queue > limits.queues {
+        return Err(Refusal::QUEUE);
+    }
+    if asked.sends == 0 || asked.sends >= most {
+        return Err(Refusal::SENDS);
+    }
+    if asked.receives == 0 { Err(Refusal::RECEIVES) } else { Ok(asked) }
+}
+
+/// Work requests in the send queue: a READ, a WRITE and a SEND of each command.
+fn send_credits(size: u16) -> u32 {
+    3 * u32::from(size)
+}
+
+/// Verbs objects of a queue, apart from its connection.
+struct Rest {
+    cq: CompletionQueue,
+    channel: CompletionChannel,
+    capsules: MemoryRegion,
+    capsule: usize,
+    buffers: Buffers,
+    /// Commands whose data is being fetched, by buffer.
+    fetching: Vec<Option<Task>>,
+}
+
+struct Parts {
+    qp: QueuePair,
+    rest: Rest,
+}
+
+impl Parts {
+    /// Makes the objects, with all receives posted.
+    fn new(shared: &Shared, queue: u16, size: u16) -> Result<Parts, DeviceError> {
+        let limits = shared.subsystem.limits();
+        let count = BUFFERS.min(size);
+        // Commands on the admin queue carry no data.
+        let in_capsule = if queue == 0 { 0 } else { limits.in_capsule as usize };
+        let capsule = command::LENGTH + in_capsule;
+        let caps = QpCaps {
+            max_send_wr: send_credits(size),
+            max_recv_wr: size.into(),
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: response::LENGTH as u32,
+        };
+        let channel = CompletionChannel::new()?;
+        let cq = shared.device.create_cq(caps.max_send_wr + caps.max_recv_wr, Some(&channel))?;
+        let capsules = shared.pd.register(capsule * usize::from(size), Access::LOCAL_WRITE)?;
+        let buffers = Buffers::new(&shared.pd, count.into(), limits.longest_transfer)?;
+        let qp = shared.pd.queue_pair(&cq).caps(caps).create()?;
+        qp.initialize(Access::LOCAL_WRITE)?;
+        let fetching = vec![None; count.into()];
+        let parts = Parts { qp, rest: Rest { cq, channel, capsules, capsule, buffers, fetching } };
+        (0..u64::from(size)).try_for_each(|slot| parts.rest.post_receive(&parts.qp, slot))?;
+        Ok(parts)
+    }
+
+    fn split(self) -> (QueuePair, Rest) {
+        (self.qp, self.rest)
+    }
+}
+
+impl Rest {
+    fn post_receive(&self, qp: &QueuePair, slot: u64) -> Result<(), PostError> {
+        qp.post_recv(slot, &[self.capsules.sge(slot as usize * self.capsule, self.capsule as u32)])
+    }
+}
+
+/// A response, with the data that goes before it.
+struct Reply {
+    bytes: [u8; response::LENGTH],
+    invalidate: Option<u32>,
+    deliver: Option<(u32, Remote)>,
+}
+
+impl Reply {
+    fn cost(&self) -> u32 {
+        1 + u32::from(self.deliver.is_some())
+    }
+}
+
+/// Buffer number of a response without data.
+const NO_BUFFER: u64 = 0xffff_ffff;
+
+struct Served {
+    // Dropped first: the queue pair uses the memory below.
+    connection: Connection,
+    rest: Rest,
+    queue: Queue,
+    /// Entries of the queue.
+    size: u16,
+    peer: SocketAddr,
+    /// Free places of the send queue.
+    credits: u32,
+    /// Commands that wait for a buffer.
+    waiting: VecDeque<Task>,
+    /// Responses that wait for places in the send queue.
+    outbox: VecDeque<Reply>,
+    /// Data of the command that runs.
+    data: Vec<u8>,
+}
+
+impl Served {
+    /// Serves until the connection ends, and returns why. Dropping it afterwards tells the host.
+    fn run(&mut self, shared: &Shared) -> Result<Infallible, String> {
+        loop {
+            while self.take_completions(shared)? {}
+            while let Some(response) = self.queue.event() {
+                self.reply(Reply { bytes: response.to_bytes(), invalidate: None, deliver: None })?;
+            }
+            if shared.stops() {
+                return Err("the target stops".into());
+            }
+            if let Some(ending) = self.queue.ending(shared.now()) {
+                return Err(ending.to_string());
+            }
+            self.rest.cq.arm(Armed::Next);
+            if self.rest.channel.wait(TICK) {
+                continue;
+            }
+            if self.connection.wait_for_end(Duration::ZERO) {
+                return Err("the host has disconnected".into());
+            }
+            if self.rest.cq.has_failed() {
+                return Err("the device has failed".into());
+            }
+        }
+    }
+
+    /// Takes completions. False: there was none.
+    fn take_completions(&mut self, shared: &Shared) -> Result<bool, String> {
+        let mut completions = [Wc::default(); BATCH];
+        let taken = self.rest.cq.poll_ready(&mut completions);
+        for wc in &completions[..taken] {
+            if wc.status != WcStatus::Success {
+                return Err(format!("{:?} failed: {}", wc.opcode, wc.status));
+            }
+            match wc.opcode {
+                WcOpcode::Recv => self.received(shared, wc)?,
+                WcOpcode::Read => self.fetched(shared, wc.wr_id as u32)?,
+                _ => self.sent(shared, wc.wr_id)?,
+            }
+        }
+        Ok(taken > 0)
+    }
+
+    /// Takes a command capsule.
+    fn received(&mut self, shared: &Shared, wc: &Wc) -> Result<(), String> {
+        let begin = wc.wr_id as usize * self.rest.capsule;
+        let capsule = self.rest.capsules.to_vec(begin, (wc.byte_len as usize).min(self.rest.capsule));
+        let capsule = capsule.map_err(told)?;
+        self.rest.post_receive(self.connection.qp(), wc.wr_id).map_err(told)?;
+        let task = self.queue.take(shared.now(), &capsule).map_err(|violation| violation.to_string())?;
+        match &task.transfer {
+            Transfer::None => self.execute(shared, &task, None),
+            Transfer::InCapsule(range) => {
+                self.data.clear();
+                self.data.extend(&capsule[range.clone()]);
+                self.execute(shared, &task, None)
+            }
+            Transfer::Fetch(_) | Transfer::Deliver(_) => {
+                self.waiting.push_back(task);
+                self.start_waiting(shared)
+            }
+        }
+    }
+
+    /// Starts waiting commands while there are buffers for them, in their order.
+    fn start_waiting(&mut self, shared: &Shared) -> Result<(), String> {
+        while self.credits > 0 && !self.waiting.is_empty() {
+            let Some(buffer) = self.rest.buffers.take() else { break };
+            let Some(task) = self.waiting.pop_front() else { break };
+            match task.transfer {
+                Transfer::Fetch(remote) => {
+                    let read = SendWr::read(remote.address, RKey(remote.key)).id(buffer.into()).signaled();
+                    let sge = self.rest.buffers.sge(buffer, remote.length);
+                    self.connection.qp().post_send(&read, &[sge]).map_err(told)?;
+                    self.credits -= 1;
+                    self.rest.fetching[buffer as usize] = Some(task);
+                }
+                _ => self.execute(shared, &task, Some(buffer))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Executes a command whose data has arrived.
+    fn fetched(&mut self, shared: &Shared, buffer: u32) -> Result<(), String> {
+        self.credits += 1;
+        let task = self.rest.fetching[buffer as usize].take().expect("a READ has a command");
+        if let Transfer::Fetch(remote) = task.transfer {
+            self.data.resize(remote.length as usize, 0);
+            self.rest.buffers.copy(buffer, &mut self.data).map_err(told)?;
+        }
+        self.rest.buffers.release(buffer);
+        self.execute(shared, &task, None)?;
+        self.start_waiting(shared)
+    }
+
+    /// Executes a command, and answers it. `buffer`: where data for the host goes.
+    fn execute(&mut self, shared: &Shared, task: &Task, buffer: Option<u32>) -> Result<(), String> {
+        let was_connected = self.queue.controller().is_some();
+        let response = self.queue.run(shared.now(), task, &mut self.data);
+        if !was_connected && let Some(controller) = self.queue.controller() {
+            (shared.report)(TargetEvent::Connected {
+                peer: self.peer,
+                host: controller.host().to_owned(),
+                controller: controller.id(),
+                queue: self.queue.id(),
+            });
+        }
+        let deliver = match (&task.transfer, buffer, &response) {
+            (Transfer::Deliver(remote), Some(buffer), Some(response)) if response.status.is_success() => {
+                self.rest.buffers.fill(buffer, &self.data).map_err(told)?;
+                Some((buffer, *remote))
+            }
+            (_, Some(buffer), _) => {
+                self.rest.buffers.release(buffer);
+                None
+            }
+            _ => None,
+        };
+        let Some(response) = response else { return Ok(()) };
+        self.reply(Reply { bytes: response.to_bytes(), invalidate: task.invalidate, deliver })
+    }
+
+    /// Posts a response, or queues it behind others that wait for places in the send queue.
+    fn reply(&mut self, reply: Reply) -> Result<(), String> {
+        if !self.outbox.is_empty() || self.credits < reply.cost() {
+            // The send queue alone has room for the responses to all commands of a host that takes them.
+            if self.outbox.len() >= self.size.into() {
+                return Err("the host takes no responses".into());
+            }
+            self.outbox.push_back(reply);
+            return Ok(());
+        }
+        self.post(&reply)
+    }
+
+    fn post(&mut self, reply: &Reply) -> Result<(), String> {
+        let qp = self.connection.qp();
+        let mut buffer = NO_BUFFER;
+        // On a reliable connection the data is in place before the response arrives.
+        if let Some((number, remote)) = reply.deliver {
+            let write = SendWr::write(remote.address, RKey(remote.key));
+            qp.post_send(&write, &[self.rest.buffers.sge(number, remote.length)]).map_err(told)?;
+            buffer = number.into();
+        }
+        let send = SendWr::send().id(buffer | u64::from(reply.cost()) << 32).signaled();
+        let send = match reply.invalidate {
+            Some(key) => SendWr { opcode: WrOpcode::SendInvalidate, rkey: RKey(key), ..send },
+            None => send,
+        };
+        qp.post_send_inline(&send, &reply.bytes).map_err(told)?;
+        self.credits -= reply.cost();
+        Ok(())
+    }
+
+    /// Takes back what a response used, and posts what waits.
+    fn sent(&mut self, shared: &Shared, wr_id: u64) -> Result<(), String> {
+        self.credits += (wr_id >> 32) as u32;
+        if wr_id & NO_BUFFER != NO_BUFFER {
+            self.rest.buffers.release(wr_id as u32);
+        }
+        while let Some(reply) = self.outbox.pop_front() {
+            if self.credits < reply.cost() {
+                self.outbox.push_front(reply);
+                break;
+            }
+            self.post(&reply)?;
+        }
+        self.start_waiting(shared)
+    }
+}
+
+fn told(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
