@@ -16,6 +16,8 @@ pub mod connect;
 pub mod controller;
 pub mod discovery;
 pub mod identify;
+#[cfg(feature = "rdma")]
+pub mod initiator;
 pub mod nqn;
 pub mod response;
 pub mod sgl;

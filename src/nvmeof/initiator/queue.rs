@@ -1,0 +1,294 @@
+//! A queue of the host: commands leave in capsules, data is reached by fast registration or goes along, responses arrive.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use roxie::host::{
+    CompletionQueue, Connection, ConnectionManager, Device, DialError, DialOptions, FastRegion, MemoryRegion,
+};
+use roxie::verbs::{Access, QpCaps, SendFlags, SendWr, Wc, WcFlags, WcOpcode, WcStatus};
+
+use super::error::InitiatorError;
+use super::succeeded;
+use crate::cm::{QueueReply, QueueRequest, Refusal};
+use crate::command::{self, Command};
+use crate::response::{self, Response};
+use crate::sgl::Sgl;
+
+/// Pages of a fast region.
+const PAGE: usize = 4096;
+
+/// Sizes of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sizes {
+    /// Commands outstanding at most.
+    pub(super) entries: u16,
+    /// Bytes that a command moves at most.
+    pub(super) transfer: usize,
+    /// Bytes of data in a capsule at most.
+    pub(super) in_capsule: usize,
+}
+
+/// Data of a command.
+#[derive(Clone, Copy, Debug)]
+pub enum Data<'a> {
+    /// None.
+    None,
+    /// These bytes, for the controller.
+    Out(&'a [u8]),
+    /// So many bytes, from the controller.
+    In(usize),
+}
+
+/// A finished command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finished {
+    /// The response.
+    pub response: Response,
+    /// The data from the controller; empty unless the status is success.
+    pub data: Vec<u8>,
+}
+
+/// A command identifier, with its part of the memory.
+#[derive(Debug)]
+struct Slot {
+    region: FastRegion,
+    state: State,
+}
+
+/// Progress of a command. It is finished, and its memory free, once the SEND has completed, the response has come, and the key is
+/// invalid.
+#[derive(Debug, Default)]
+struct State {
+    is_busy: bool,
+    is_sent: bool,
+    /// The key of the data is valid.
+    is_registered: bool,
+    /// Bytes from the controller.
+    expects: usize,
+    response: Option<Response>,
+}
+
+/// A connected queue.
+#[derive(Debug)]
+pub(super) struct HostQueue {
+    // Dropped first: the queue pair uses the memory below.
+    connection: Connection,
+    /// Queue identifier; 0: the admin queue.
+    id: u16,
+    cq: CompletionQueue,
+    sizes: Sizes,
+    /// Capsules of all slots, then receives for their responses.
+    capsules: MemoryRegion,
+    responses: MemoryRegion,
+    slots: Vec<Slot>,
+    finished: Vec<u16>,
+}
+
+impl HostQueue {
+    pub(super) fn connect(
+        device: &Device,
+        manager: &ConnectionManager,
+        to: SocketAddr,
+        queue: u16,
+        sizes: &Sizes,
+    ) -> Result<HostQueue, InitiatorError> {
+        let entries = u32::from(sizes.entries);
+        let caps = QpCaps {
+            // A registration, a SEND and an invalidation of each command.
+            max_send_wr: 3 * entries,
+            max_recv_wr: entries,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            ..QpCaps::default()
+        };
+        let pd = device.alloc_pd()?;
+        let cq = device.create_cq(caps.max_send_wr + caps.max_recv_wr, None)?;
+        let capsules =
+            pd.register(entries as usize * (command::LENGTH + sizes.in_capsule), Access::LOCAL_WRITE)?;
+        let responses = pd.register(entries as usize * response::LENGTH, Access::LOCAL_WRITE)?;
+        let length = sizes.transfer.next_multiple_of(PAGE);
+        let slot = |_| {
+            let region = pd.alloc_fast(length, (length / PAGE) as u32)?;
+            Ok::<_, InitiatorError>(Slot { region, state: State::default() })
+        };
+        let slots = (0..entries).map(slot).collect::<Result<Vec<_>, _>>()?;
+        let qp = pd.queue_pair(&cq).caps(caps).create()?;
+        qp.initialize(Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE)?;
+        for n in 0..entries as usize {
+            qp.post_recv(n as u64, &[responses.sge(n * response::LENGTH, response::LENGTH as u32)])?;
+        }
+        let request = QueueRequest { queue, receives: sizes.entries, sends: sizes.entries - 1 };
+        let options = DialOptions { private_data: request.to_bytes().to_vec(), ..DialOptions::default() };
+        let connection = manager.connect(qp, to, &options).map_err(|error| match &error {
+            DialError::Rejected { peer, private_data, .. } => match Refusal::parse(private_data) {
+                Some(refusal) if refusal.0 != 0 => InitiatorError::Queue { peer: *peer, queue, refusal },
+                _ => error.into(),
+            },
+            _ => error.into(),
+        })?;
+        let reply = QueueReply::parse(connection.private_data());
+        let Some(reply) = reply else {
+            return Err(InitiatorError::Protocol(format!(
+                "{to} speaks no NVMe: its reply has another format"
+            )));
+        };
+        if reply.receives < sizes.entries - 1 {
+            let (receives, asked) = (reply.receives, sizes.entries);
+            return Err(InitiatorError::Protocol(format!(
+                "{to} posts {receives} receives for {asked} commands"
+            )));
+        }
+        Ok(HostQueue {
+            connection,
+            id: queue,
+            cq,
+            sizes: *sizes,
+            capsules,
+            responses,
+            slots,
+            finished: Vec::new(),
+        })
+    }
+
+    pub(super) fn sizes(&self) -> &Sizes {
+        &self.sizes
+    }
+
+    /// Sends a command. `None`: the queue is full.
+    pub(super) fn submit(&mut self, command: Command, data: Data<'_>) -> Result<Option<u16>, InitiatorError> {
+        let Some(id) = self.slots.iter().position(|slot| !slot.state.is_busy) else { return Ok(None) };
+        let length = match data {
+            Data::None => 0,
+            Data::Out(bytes) => bytes.len(),
+            Data::In(length) => length,
+        };
+        let in_capsule =
+            matches!(data, Data::Out(bytes) if !bytes.is_empty() && bytes.len() <= self.sizes.in_capsule);
+        if length > self.sizes.transfer && !in_capsule {
+            return Err(InitiatorError::TooLong { length, most: self.sizes.transfer });
+        }
+        let begin = id * (command::LENGTH + self.sizes.in_capsule);
+        let sgl = match data {
+            _ if length == 0 => Sgl::NONE,
+            Data::Out(bytes) if in_capsule => {
+                self.capsules.write_at(begin + command::LENGTH, bytes)?;
+                Sgl::InCapsule { offset: 0, length: length as u32 }
+            }
+            Data::Out(bytes) => {
+                self.slots[id].region.memory().write(0, bytes).map_err(roxie::host::DeviceError::from)?;
+                self.register(id, length, Access::REMOTE_READ)?
+            }
+            _ => self.register(id, length, Access::REMOTE_WRITE | Access::LOCAL_WRITE)?,
+        };
+        let command = Command { id: id as u16, sgl, ..command };
+        self.capsules.write_at(begin, &command.to_bytes())?;
+        let capsule = command::LENGTH + if in_capsule { length } else { 0 };
+        let send = SendWr::send().id(id as u64).signaled();
+        self.connection.qp().post_send(&send, &[self.capsules.sge(begin, capsule as u32)])?;
+        let slot = &mut self.slots[id];
+        slot.state = State {
+            is_busy: true,
+            is_registered: matches!(sgl, Sgl::Keyed { length: 1.., .. }),
+            expects: if matches!(data, Data::In(_)) { length } else { 0 },
+            ..State::default()
+        };
+        Ok(Some(id as u16))
+    }
+
+    /// Posts the registration of a slot's memory.
+    fn register(&mut self, id: usize, length: usize, access: Access) -> Result<Sgl, InitiatorError> {
+        let pages: Vec<u64> = (0..length.div_ceil(PAGE)).map(|page| (page * PAGE) as u64).collect();
+        let region = &mut self.slots[id].region;
+        let address = region.memory().address();
+        let range = (address, length as u64, access);
+        let key = self.connection.qp().fast_register(0, SendFlags::empty(), region, &pages, range)?;
+        Ok(Sgl::Keyed { address, length: length as u32, key: key.0, invalidate: true })
+    }
+
+    /// Waits for a command to finish. `None`: none did in time.
+    pub(super) fn wait(&mut self, timeout: Duration) -> Result<Option<Finished>, InitiatorError> {
+        let until = Instant::now() + timeout;
+        while self.finished.is_empty() {
+            let left = until.saturating_duration_since(Instant::now());
+            let Some(wc) = self.cq.wait(left) else { return Ok(None) };
+            self.completed(&wc)?;
+        }
+        let id = self.finished.remove(0);
+        let slot = &mut self.slots[usize::from(id)];
+        let State { response, expects, .. } = std::mem::take(&mut slot.state);
+        let response = response.expect("a finished command has a response");
+        let mut data = Vec::new();
+        if response.status.is_success() {
+            data.resize(expects, 0);
+            slot.region.memory().read(0, &mut data).map_err(roxie::host::DeviceError::from)?;
+        }
+        Ok(Some(Finished { response, data }))
+    }
+
+    /// Executes a command while no other is outstanding.
+    pub(super) fn call(
+        &mut self,
+        command: Command,
+        data: Data<'_>,
+        timeout: Duration,
+    ) -> Result<Finished, InitiatorError> {
+        self.submit(command, data)?.ok_or(InitiatorError::QueueFull)?;
+        let finished = self.wait(timeout)?.ok_or(InitiatorError::Timeout(timeout))?;
+        succeeded(&command, self.id == 0, finished)
+    }
+
+    pub(super) fn disconnect(self) -> Result<(), InitiatorError> {
+        Ok(self.connection.disconnect()?)
+    }
+
+    fn completed(&mut self, wc: &Wc) -> Result<(), InitiatorError> {
+        if wc.status != WcStatus::Success {
+            return Err(InitiatorError::Lost(wc.status));
+        }
+        let id = match wc.opcode {
+            WcOpcode::Recv => self.received(wc)?,
+            WcOpcode::Send => {
+                self.slots[wc.wr_id as usize].state.is_sent = true;
+                wc.wr_id as usize
+            }
+            WcOpcode::LocalInvalidate => {
+                self.slots[wc.wr_id as usize].state.is_registered = false;
+                wc.wr_id as usize
+            }
+            _ => return Ok(()),
+        };
+        let state = &self.slots[id].state;
+        if state.is_sent && state.response.is_some() && !state.is_registered {
+            self.finished.push(id as u16);
+        }
+        Ok(())
+    }
+
+    /// Takes a response. Returns its slot.
+    fn received(&mut self, wc: &Wc) -> Result<usize, InitiatorError> {
+        let begin = wc.wr_id as usize * response::LENGTH;
+        let length = wc.byte_len as usize;
+        let bytes = self.responses.to_vec(begin, length.min(response::LENGTH))?;
+        let response = Response::parse(&bytes).ok_or(InitiatorError::Short(length))?;
+        let receive = self.responses.sge(begin, response::LENGTH as u32);
+        self.connection.qp().post_recv(wc.wr_id, &[receive])?;
+        let id = usize::from(response.id);
+        let awaited =
+            self.slots.get_mut(id).filter(|slot| slot.state.is_busy && slot.state.response.is_none());
+        let Some(slot) = awaited else {
+            return Err(InitiatorError::Protocol(format!(
+                "a response to command {id}, which is not outstanding"
+            )));
+        };
+        slot.state.response = Some(response);
+        let key = slot.region.rkey();
+        if wc.flags.contains(WcFlags::WITH_INV) && wc.imm == key.0 {
+            slot.state.is_registered = false;
+        } else if slot.state.is_registered {
+            // The target did not invalidate the key: the memory stays open to it until this has completed.
+            self.connection.qp().invalidate(id as u64, SendFlags::SIGNALED, key)?;
+        }
+        Ok(id)
+    }
+}
