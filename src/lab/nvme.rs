@@ -1,10 +1,13 @@
 //! NVMe over fabrics: the messages between host and controller for one READ or WRITE (NVMe base specification 2.0; RDMA and TCP transport
 //! specifications 1.0).
 
+use roxie_nvmeof::command::{self, io as opcode};
+use roxie_nvmeof::{Response, Sgl, Status, response};
+
 /// Bytes of a submission queue entry, which over RDMA is a command capsule without data.
-pub const COMMAND: usize = 64;
+pub const COMMAND: usize = command::LENGTH;
 /// Bytes of a completion queue entry, which is a response capsule.
-pub const RESPONSE: usize = 16;
+pub const RESPONSE: usize = response::LENGTH;
 
 /// Operation on blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,38 +66,21 @@ pub const RESPONSE_FIELDS: [Entry; 5] = [
 ];
 
 impl Command {
-    /// Encodes the submission queue entry; little-endian like all of NVMe.
+    /// Encodes the submission queue entry.
     pub fn to_bytes(&self) -> [u8; COMMAND] {
-        let mut bytes = [0; COMMAND];
-        bytes[0] = if self.io == Io::Read { 2 } else { 1 };
-        // PSDT 01: SGL for data.
-        bytes[1] = 0x40;
-        bytes[2..4].copy_from_slice(&self.id.to_le_bytes());
-        bytes[4..8].copy_from_slice(&self.namespace.to_le_bytes());
-        match self.key {
-            Some(key) => {
-                bytes[24..32].copy_from_slice(&self.address.to_le_bytes());
-                bytes[32..35].copy_from_slice(&self.length.to_le_bytes()[..3]);
-                bytes[35..39].copy_from_slice(&key.to_le_bytes());
-                bytes[39] = 0x40;
-            }
-            None => {
-                bytes[32..36].copy_from_slice(&self.length.to_le_bytes());
-                bytes[39] = 0x5a;
-            }
-        }
-        bytes[40..48].copy_from_slice(&self.block.to_le_bytes());
-        bytes[48..50].copy_from_slice(&(self.blocks - 1).to_le_bytes());
-        bytes
+        let opcode = if self.io == Io::Read { opcode::READ } else { opcode::WRITE };
+        let (address, length) = (self.address, self.length);
+        let sgl = match self.key {
+            Some(key) => Sgl::Keyed { address, length, key, invalidate: false },
+            None => Sgl::Transport { length },
+        };
+        let entry = command::Command::blocks(opcode, self.namespace, self.block, self.blocks.into());
+        command::Command { id: self.id, sgl, ..entry }.to_bytes()
     }
 
     /// Encodes the completion queue entry of a successful command.
     pub fn response(&self, head: u16) -> [u8; RESPONSE] {
-        let mut bytes = [0; RESPONSE];
-        bytes[8..10].copy_from_slice(&head.to_le_bytes());
-        bytes[10..12].copy_from_slice(&1u16.to_le_bytes());
-        bytes[12..14].copy_from_slice(&self.id.to_le_bytes());
-        bytes
+        Response { result: 0, head, queue: 1, id: self.id, status: Status::SUCCESS }.to_bytes()
     }
 }
 
