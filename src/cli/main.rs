@@ -21,6 +21,7 @@ mod line_rate;
 mod manual;
 mod metrics;
 mod nic;
+mod nvme;
 mod output;
 mod perf;
 mod pingpong;
@@ -55,6 +56,7 @@ enum Command {
     /// Exchange messages with the stock `ibv_rc_pingpong`, or with another roxie
     Pingpong(pingpong::Arguments),
     Nic(nic::Arguments),
+    Nvme(nvme::Arguments),
     Run(run::Arguments),
     Env(run::EnvArguments),
     Lab(lab::Arguments),
@@ -77,6 +79,7 @@ fn main() -> ExitCode {
         Command::Perf(arguments) => perf::run(&arguments),
         Command::Pingpong(arguments) => pingpong::run(&arguments),
         Command::Nic(arguments) => nic::run(&arguments),
+        Command::Nvme(arguments) => nvme::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Env(arguments) => run::env(&arguments),
         Command::Lab(arguments) => lab::run(&arguments),
