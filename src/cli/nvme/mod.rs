@@ -5,6 +5,8 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 
 mod block_options;
+mod initiator;
+mod list;
 mod target;
 
 /// Default name of a subsystem, at both ends.
@@ -21,12 +23,16 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Target(target::Arguments),
+    List(list::ListArguments),
+    Id(list::IdArguments),
 }
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> ExitCode {
     let (name, done) = match &arguments.command {
         Command::Target(arguments) => ("nvme target", target::run(arguments)),
+        Command::List(arguments) => ("nvme list", list::list(arguments)),
+        Command::Id(arguments) => ("nvme id", list::id(arguments)),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
