@@ -8,6 +8,7 @@ mod block_options;
 mod initiator;
 mod list;
 mod target;
+mod transfer;
 
 /// Default name of a subsystem, at both ends.
 const NQN: &str = "nqn.2026-11.roxie:disk";
@@ -25,6 +26,8 @@ enum Command {
     Target(target::Arguments),
     List(list::ListArguments),
     Id(list::IdArguments),
+    Read(transfer::ReadArguments),
+    Write(transfer::WriteArguments),
 }
 
 /// Runs the command.
@@ -33,6 +36,8 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
         Command::Target(arguments) => ("nvme target", target::run(arguments)),
         Command::List(arguments) => ("nvme list", list::list(arguments)),
         Command::Id(arguments) => ("nvme id", list::id(arguments)),
+        Command::Read(arguments) => ("nvme read", transfer::read(arguments)),
+        Command::Write(arguments) => ("nvme write", transfer::write(arguments)),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
