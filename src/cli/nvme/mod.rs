@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
+mod bench;
 mod block_options;
 mod initiator;
 mod list;
@@ -28,6 +29,7 @@ enum Command {
     Id(list::IdArguments),
     Read(transfer::ReadArguments),
     Write(transfer::WriteArguments),
+    Bench(bench::Arguments),
 }
 
 /// Runs the command.
@@ -38,6 +40,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
         Command::Id(arguments) => ("nvme id", list::id(arguments)),
         Command::Read(arguments) => ("nvme read", transfer::read(arguments)),
         Command::Write(arguments) => ("nvme write", transfer::write(arguments)),
+        Command::Bench(arguments) => ("nvme bench", bench::run(arguments)),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
