@@ -524,6 +524,12 @@ pub trait Local: End {
     /// Starts an unmodified program on the prepared row's port.
     fn program(&mut self, name: &str, arguments: &[String]) -> Result<(), Error>;
 
+    /// Starts a command of `roxie` on the prepared row's port, under its fault: `command` is two words, `nvme target`.
+    fn command(&mut self, command: [&str; 2], arguments: &[String]) -> Result<(), Error>;
+
+    /// Asks the program started last to end (SIGTERM).
+    fn ask_to_end(&mut self) -> Result<(), Error>;
+
     /// Waits for the program started last, and kills it after `timeout`.
     fn wait(&mut self, timeout: Duration) -> Result<Ended, Error>;
 

@@ -108,15 +108,27 @@ impl<T, E: std::fmt::Display> Named<T> for Result<T, E> {
 }
 
 impl Impairment {
+    /// Returns the fault in the words of `--fault`; `None` for none.
+    fn text(self) -> Option<&'static str> {
+        match self {
+            Impairment::None => None,
+            Impairment::Loss1 => Some("drop=0.01"),
+            Impairment::Loss5 => Some("drop=0.05"),
+            // If no frame follows, the frame is late by less than the ACK timeout of a row.
+            Impairment::Reorder => Some("reorder=0.05:3:10ms"),
+        }
+    }
+
+    /// Returns the options of a program under the fault, without segmentation offload as in [`Site::open`].
+    fn words(self, seed: u64, port: PortKind) -> Vec<String> {
+        let fault = self.text().map(|text| format!("--fault={text},seed={seed}"));
+        let no_gso = (fault.is_some() && port == PortKind::Udp).then(|| "--no-gso".to_owned());
+        fault.into_iter().chain(no_gso).collect()
+    }
+
     /// Returns the configuration of the fault port; `None` for none.
     fn config(self, seed: u64) -> Result<Option<FaultConfig>, Error> {
-        let text = match self {
-            Impairment::None => return Ok(None),
-            Impairment::Loss1 => "drop=0.01",
-            Impairment::Loss5 => "drop=0.05",
-            // If no frame follows, the frame is late by less than the ACK timeout of a row.
-            Impairment::Reorder => "reorder=0.05:3:10ms",
-        };
+        let Some(text) = self.text() else { return Ok(None) };
         let parsed = FaultConfig::parse(text).named("the fault")?;
         Ok(Some(FaultConfig { seed, ..parsed }))
     }
@@ -364,6 +376,26 @@ impl Local for Roxie<'_> {
         words.extend_from_slice(arguments);
         self.program = Some(Program::start(self.site.namespace, &program::roxie()?, &words)?);
         Ok(())
+    }
+
+    fn command(&mut self, command: [&str; 2], arguments: &[String]) -> Result<(), Error> {
+        let setup = self.prepared.clone().ok_or_else(|| Error::Local("prepare comes first".into()))?;
+        // The program opens the interface itself.
+        self.open = None;
+        let mut words: Vec<String> = command.map(String::from).into();
+        words.extend(["--dev".to_owned(), self.site.interface.to_owned(), format!("--port={}", setup.port)]);
+        words.extend(setup.fault.words(setup.seed, setup.port));
+        words.extend(setup.capture.map(|path| format!("--capture={}", path.display())));
+        words.extend_from_slice(arguments);
+        self.program = Some(Program::start(self.site.namespace, &program::roxie()?, &words)?);
+        Ok(())
+    }
+
+    fn ask_to_end(&mut self) -> Result<(), Error> {
+        match &self.program {
+            Some(program) => program.ask_to_end(),
+            None => Err(Error::Local("no program was started".into())),
+        }
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<Ended, Error> {

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
 use crate::end::Ended;
@@ -75,6 +75,15 @@ impl Program {
 }
 
 impl Program {
+    /// Asks the program to end (SIGTERM).
+    ///
+    /// # Errors
+    /// If it has ended already.
+    pub fn ask_to_end(&self) -> Result<(), Error> {
+        let pid = Pid::from_raw(self.child.id().cast_signed());
+        kill(pid, Signal::SIGTERM).map_err(|e| Error::Local(format!("SIGTERM for a program: {e}")))
+    }
+
     /// Kills the program and its children.
     fn kill(&mut self) {
         // The process is not reaped yet, so its number is still its own. Fails only if all have ended.

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Case, ERRORS, FAMILIES, FAULTS, FEATURES, Impairment, ODD, PORTS, PortKind, Row, SIDES, STOCK, Service,
-    Side, WRONG, programs,
+    Blocks, Case, ERRORS, FAMILIES, FAULTS, FEATURES, Family, Impairment, ODD, PORTS, PortKind, Row, SIDES,
+    STOCK, Service, Side, WRONG, programs,
 };
 
 const SERVICES: [Service; 3] = [Service::Rc, Service::Uc, Service::Ud];
@@ -40,12 +40,26 @@ pub fn all() -> Vec<Row> {
                 rows.extend(STOCK.map(|s| row(Case::Pingpong(s))));
                 let over = programs::all().into_iter().filter(|(_, families)| families.contains(&family));
                 rows.extend(over.map(|(program, _)| row(Case::Program(program))));
+                rows.extend(nvme(port, family, requester).into_iter().map(|test| row(Case::Nvme(test))));
             }
         }
     }
     rows.sort();
     rows.dedup();
     rows
+}
+
+/// Returns the rows of NVMe over Fabrics: each port, and over sockets also loss, the other IP version, and a target of Roxie's that is killed.
+fn nvme(port: PortKind, family: Family, requester: Side) -> Vec<Blocks> {
+    let mut all = Vec::new();
+    if family == Family::V4 || port == PortKind::Udp {
+        all.push(Blocks::Moved(Impairment::None));
+    }
+    if family == Family::V4 && port == PortKind::Udp {
+        all.push(Blocks::Moved(Impairment::Loss1));
+        all.extend((requester == Side::Peer).then_some(Blocks::Restarted));
+    }
+    all
 }
 
 /// Returns the rows of a short run.
@@ -130,6 +144,8 @@ impl Row {
             Case::Odd(odd) => self.family == FAMILIES[odd as usize % 2],
             Case::Pingpong(program) => turn(3 * side + program as usize),
             Case::Program(_) => SHORT_PROGRAMS.contains(&self.to_string().as_str()),
+            // A file system takes longer than a short run has.
+            Case::Nvme(_) => false,
         }
     }
 }

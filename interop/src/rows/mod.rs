@@ -179,6 +179,15 @@ pub enum Stock {
     Srq,
 }
 
+/// A test of NVMe over Fabrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Blocks {
+    /// Blocks are written, read and compared.
+    Moved(Impairment),
+    /// Likewise, while the target is killed and started again.
+    Restarted,
+}
+
 /// Test of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Case {
@@ -207,6 +216,8 @@ pub enum Case {
     Pingpong(Stock),
     /// A stock program at both ends, unmodified; here under `roxie run`. The requester is the client.
     Program(Program),
+    /// NVMe over Fabrics, with the kernel at one end and `roxie nvme` at the other. The requester is the host.
+    Nvme(Blocks),
 }
 
 /// A row of the matrix.
@@ -507,6 +518,8 @@ impl fmt::Display for Row {
             Case::Odd(odd) => write!(f, "odd/{odd}"),
             Case::Pingpong(program) => write!(f, "ibv_{program}_pingpong"),
             Case::Program(program) => write!(f, "{program}"),
+            Case::Nvme(Blocks::Moved(fault)) => write!(f, "nvme/{fault}"),
+            Case::Nvme(Blocks::Restarted) => write!(f, "nvme/restarted"),
         }
     }
 }
@@ -515,7 +528,7 @@ impl Row {
     /// Returns the injected fault.
     pub fn fault(&self) -> Impairment {
         match self.case {
-            Case::Transfer { fault, .. } => fault,
+            Case::Transfer { fault, .. } | Case::Nvme(Blocks::Moved(fault)) => fault,
             _ => Impairment::None,
         }
     }
@@ -537,7 +550,7 @@ impl Row {
                 error >= ErrorCase::BadRkeyAtomicWrite && error <= ErrorCase::NoRightToPersist
             }
             Case::Feature(feature) => feature >= Feature::FlushRange,
-            Case::Wrong(_) | Case::Odd(_) | Case::Pingpong(_) | Case::Program(_) => false,
+            Case::Wrong(_) | Case::Odd(_) | Case::Pingpong(_) | Case::Program(_) | Case::Nvme(_) => false,
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod distros;
 mod ends;
+mod nvme;
 mod pair;
 mod programs;
 mod versus;
@@ -198,6 +199,7 @@ fn one(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, capture: Option<&Path>
     let outcome = match (row.case, row.requester) {
         (Case::Pingpong(program), _) => programs::pingpong(program, row, roxie, peer),
         (Case::Program(program), _) => programs::unmodified(program, row, roxie, peer),
+        (Case::Nvme(test), _) => nvme::blocks(test, row, roxie, peer),
         (Case::Wrong(wrong), _) => play_wrong(wrong, row.family, roxie, peer),
         (Case::Odd(odd), _) => play_odd(odd, row.family, roxie, peer),
         (_, Side::Roxie) => verbs(row, roxie, peer),

@@ -1,0 +1,200 @@
+//! Rows of NVMe over Fabrics: the kernel's nvme-rdma on Roxie's target, and Roxie's initiator on the kernel's nvmet-rdma.
+//!
+//! The guest's end is the script `interop/guest/nvme`.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Duration;
+
+use interop::end::{End, Ended, Local};
+use interop::error::Error;
+use interop::guest::output_folder;
+use interop::local::program::wait_until;
+use interop::peer::Peer;
+use interop::report::Outcome;
+use interop::rows::{Blocks, Impairment, Row, Side};
+use interop::skip::SkipReason;
+
+use super::programs::{LISTENS_WITHIN, NO_SUCH_PROGRAM};
+
+/// Time for a file system and its checks, in an emulated guest on a busy host.
+const ENDS_WITHIN: Duration = Duration::from_secs(120);
+const NQN: &str = "nqn.2026-11.example:interop";
+const SERVICE: &str = "4420";
+/// Length of the disk: with room for a file system and its journal.
+const LENGTH: u64 = 64 << 20;
+/// Length of the kernel's disk in memory.
+const KERNEL_LENGTH: usize = 4 << 20;
+
+/// Why a row did not pass.
+enum Failed {
+    Error(Error),
+    Program(&'static str, Ended),
+    Other(String),
+    /// The peer has no script.
+    Missing,
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Failed {
+        Failed::Error(error)
+    }
+}
+
+/// Runs a row of either side.
+pub(super) fn blocks(test: Blocks, row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Outcome {
+    let played = match row.requester {
+        Side::Peer => kernel_is_host(test, row, roxie, peer),
+        Side::Roxie => kernel_is_target(row, roxie, peer),
+    };
+    if played.is_err() {
+        // A program still running here must not keep the interface.
+        roxie.end_program();
+    }
+    match played {
+        Ok(()) => Outcome::Pass,
+        Err(Failed::Error(error)) => Outcome::Fail(error.to_string()),
+        Err(Failed::Program(what, ended)) => Outcome::Fail(format!("{what}: {ended:?}")),
+        Err(Failed::Other(why)) => Outcome::Fail(why),
+        Err(Failed::Missing) => Outcome::Skip(SkipReason::ProgramMissing),
+    }
+}
+
+fn words(line: &str) -> Vec<String> {
+    line.split(' ').map(str::to_owned).collect()
+}
+
+/// Runs the guest's script to its end.
+fn script(peer: &mut Peer, line: &str) -> Result<Ended, Failed> {
+    let job = peer.spawn("roxie-nvme", &words(line))?;
+    ended(peer.wait(job, ENDS_WITHIN)?)
+}
+
+fn ended(ended: Ended) -> Result<Ended, Failed> {
+    match ended.code {
+        Some(0) => Ok(ended),
+        Some(NO_SUCH_PROGRAM) => Err(Failed::Missing),
+        _ => Err(Failed::Program("the guest", ended)),
+    }
+}
+
+/// Makes a file system on a disk of Roxie's, with the kernel as host. Then the target ends by SIGTERM, and its file has a file system.
+fn kernel_is_host(test: Blocks, row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Result<(), Failed> {
+    let disk = output_folder().join("nvme.img");
+    let made = fs::File::create(&disk).and_then(|file| file.set_len(LENGTH));
+    made.map_err(Error::file(&disk))?;
+    let here = roxie.address(row.family)?;
+    start_target(&disk, row, roxie)?;
+    script(peer, &format!("connect {here} {SERVICE} {NQN}"))?;
+    // Each lost packet costs the kernel half a second: its connection manager sets that timeout.
+    let kib = if row.fault() == Impairment::None { 4096 } else { 128 };
+    let job = peer.spawn("roxie-nvme", &words(&format!("use {kib}")))?;
+    if test == Blocks::Restarted {
+        restart_under_load(&disk, row, roxie)?;
+    }
+    ended(peer.wait(job, ENDS_WITHIN)?)?;
+    roxie.ask_to_end()?;
+    let target = roxie.wait(ENDS_WITHIN)?;
+    if target.code != Some(0) {
+        return Err(Failed::Program("the target", target));
+    }
+    let file = fs::read(&disk).map_err(Error::file(&disk))?;
+    // Magic number in the superblock of ext4, at byte 1024 + 56.
+    if file[1080..1082] != [0x53, 0xef] {
+        return Err(Failed::Other("the file has no file system".into()));
+    }
+    fs::remove_file(&disk).map_err(Error::file(&disk))?;
+    Ok(())
+}
+
+fn start_target(disk: &Path, row: &Row, roxie: &mut dyn Local) -> Result<(), Failed> {
+    roxie.command(["nvme", "target"], &words(&format!("--nqn {NQN} {}", disk.display())))?;
+    match roxie.wait_for_claim(row.port, LISTENS_WITHIN)? {
+        true => Ok(()),
+        false => Err(Failed::Program("the target does not start", roxie.wait(Duration::ZERO)?)),
+    }
+}
+
+/// Kills the target once the kernel has written some blocks, and starts it again. The kernel reconnects by itself.
+fn restart_under_load(disk: &Path, row: &Row, roxie: &mut dyn Local) -> Result<(), Failed> {
+    let writes = || Ok(fs::metadata(disk).map_err(Error::file(disk))?.blocks() > 0);
+    if !wait_until(ENDS_WITHIN, writes)? {
+        return Err(Failed::Other("the kernel writes nothing".into()));
+    }
+    roxie.end_program();
+    start_target(disk, row, roxie)
+}
+
+/// Writes and reads a disk of the kernel's target with Roxie as host, and compares both with the kernel's own view.
+fn kernel_is_target(row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Result<(), Failed> {
+    let there = peer.address(row.family)?;
+    script(peer, &format!("serve {there} {SERVICE} {NQN} {}", KERNEL_LENGTH >> 10))?;
+    let result = use_kernel_target(&there.to_string(), roxie, peer);
+    // The next row finds no target.
+    let stopped = script(peer, "stop");
+    result.and(stopped.map(drop))
+}
+
+fn use_kernel_target(there: &str, roxie: &mut dyn Local, peer: &mut Peer) -> Result<(), Failed> {
+    let folder = output_folder();
+    let (sent, received) = (folder.join("nvme-sent"), folder.join("nvme-received"));
+    let bytes: Vec<u8> = (0..KERNEL_LENGTH).map(|n| (n / 512 * 31 + n * 7) as u8).collect();
+    fs::write(&sent, &bytes).map_err(Error::file(&sent))?;
+    let listed = host(roxie, "list", there, "", 0)?;
+    if !listed.output.contains(NQN) {
+        return Err(Failed::Program("the subsystem is not listed", listed));
+    }
+    let of = |path: &Path| path.display().to_string();
+    host(roxie, "write", there, &format!("--nqn {NQN} -i {}", of(&sent)), 0)?;
+    same_as_kernel(&bytes, peer, "written")?;
+    script(peer, "fill")?;
+    host(roxie, "read", there, &format!("--nqn {NQN} -o {}", of(&received)), 0)?;
+    let back = fs::read(&received).map_err(Error::file(&received))?;
+    same_as_kernel(&back, peer, "read")?;
+    host(roxie, "bench", there, &format!("--nqn {NQN} --write --verify -D 2 -t 16"), 0)?;
+    let refused = host(roxie, "read", there, &format!("--nqn {NQN} -n 2"), 4)?;
+    if !refused.output.contains("namespace 2 is not active") {
+        return Err(Failed::Program("namespace 2, which does not exist", refused));
+    }
+    let refused = host(roxie, "id", there, "--nqn nqn.2026-11.example:other", 4)?;
+    if !refused.output.contains("connect invalid parameters") {
+        return Err(Failed::Program("another subsystem, which does not exist", refused));
+    }
+    for path in [&sent, &received] {
+        fs::remove_file(path).map_err(Error::file(path))?;
+    }
+    Ok(())
+}
+
+/// Runs `roxie nvme`, which must end with this code.
+fn host(
+    roxie: &mut dyn Local,
+    command: &str,
+    there: &str,
+    options: &str,
+    code: i32,
+) -> Result<Ended, Failed> {
+    let line = format!("{there} {options}");
+    roxie.command(["nvme", command], &words(line.trim_end()))?;
+    let ended = roxie.wait(ENDS_WITHIN)?;
+    match ended.code {
+        Some(is) if is == code => Ok(ended),
+        _ => Err(Failed::Program("roxie's end", ended)),
+    }
+}
+
+/// Compares bytes with the kernel's disk, by their MD5 sum.
+fn same_as_kernel(bytes: &[u8], peer: &mut Peer, what: &str) -> Result<(), Failed> {
+    let sum = script(peer, "sum")?.output;
+    let own = output_folder().join("nvme-sum");
+    fs::write(&own, bytes).map_err(Error::file(&own))?;
+    let here = interop::network::run(std::process::Command::new("md5sum").arg(&own))?;
+    fs::remove_file(&own).map_err(Error::file(&own))?;
+    let here = here.split_whitespace().next().unwrap_or_default().to_owned();
+    if here == sum.trim() {
+        Ok(())
+    } else {
+        Err(Failed::Other(format!("{what} bytes are others: {here} here, {sum} there")))
+    }
+}
