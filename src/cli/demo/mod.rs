@@ -270,7 +270,8 @@ impl Demo<'_> {
         let Arguments { threads, seed, .. } = *self.arguments;
         self.console.say(format_args!("Network: {}.", self.site.description));
         let asked = !self.arguments.port.is_empty();
-        let kinds = if asked { self.arguments.port.clone() } else { vec![Kind::Xdp, Kind::Packet, Kind::Udp] };
+        let kinds =
+            if asked { self.arguments.port.clone() } else { vec![Kind::Xdp, Kind::Packet, Kind::Udp] };
         let mut report = Report {
             rows: Vec::new(),
             programs: Vec::new(),

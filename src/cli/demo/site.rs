@@ -109,9 +109,9 @@ impl Site {
     /// Returns why this kind of port cannot open here; `None` if it may.
     pub(super) fn rules_out(&self, kind: Kind) -> Option<&'static str> {
         match (kind, self.place) {
-            (Kind::Xdp, Place::Unnamed | Place::Loopback) => {
-                Some("AF_XDP needs root (CAP_NET_ADMIN, CAP_BPF and CAP_SYS_ADMIN outside of user namespaces)")
-            }
+            (Kind::Xdp, Place::Unnamed | Place::Loopback) => Some(
+                "AF_XDP needs root (CAP_NET_ADMIN, CAP_BPF and CAP_SYS_ADMIN outside of user namespaces)",
+            ),
             (Kind::Packet, Place::Loopback) => {
                 Some("packet sockets need an Ethernet interface (root, or user namespaces)")
             }
@@ -274,7 +274,9 @@ impl Link {
                 }
                 Kind::Packet => {
                     let config = self.packet(Lane::Floor, host);
-                    Box::new(self.within(host, || PacketPort::open(&config))?.map_err(super::OpenError::from)?)
+                    Box::new(
+                        self.within(host, || PacketPort::open(&config))?.map_err(super::OpenError::from)?,
+                    )
                 }
                 Kind::Udp | Kind::Memory => {
                     let config = self.udp(Lane::Floor, host);

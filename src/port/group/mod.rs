@@ -6,7 +6,7 @@
 //! unit is all QPNs with the same upper 8 bits. A slot's first unit has the slot's number. Communication IDs begin with
 //! the unit as well. The kernel therefore delivers each datagram to the right process, and no process stands between
 //! the others and the link. Packet sockets of an interface form a group of their own, in which each member's socket
-//! takes the packets of its units ([`Units`]); the members' UDP sockets only hold the port.
+//! takes the packets of its units; the members' UDP sockets only hold the port.
 //!
 //! ```text
 //!  rendezvous  a listening socket with an abstract name, shared by all members: passes the other descriptors to newcomers
