@@ -72,7 +72,7 @@ impl fmt::Display for RxOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RxOutcome::Dropped(reason) => write!(f, "dropped: {reason}"),
-            RxOutcome::Paused => f.write_str("applied: pauses or resumes priorities"),
+            RxOutcome::Paused => f.write_str("heeded: pauses or resumes priorities"),
             RxOutcome::BadIcrc { computed, stored } => {
                 write!(f, "dropped: ICRC {stored:#010x}, computed {computed:#010x}")
             }
