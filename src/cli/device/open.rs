@@ -83,7 +83,12 @@ impl DeviceOptions {
     }
 
     pub(super) fn packet_config(&self, interface: &Interface) -> PacketConfig {
-        PacketConfig { addresses: self.address.clone(), ..PacketConfig::new(interface.name.clone()) }
+        PacketConfig {
+            addresses: self.address.clone(),
+            // Members of a group receive packets for their own QPs only, not for those of their clients.
+            shared: !self.serves,
+            ..PacketConfig::new(interface.name.clone())
+        }
     }
 
     fn open_udp(&self, interface: &Interface) -> Result<Device, Failure> {
