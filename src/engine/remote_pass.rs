@@ -25,6 +25,7 @@ use nix::unistd::gettid;
 use super::Progress;
 use super::shared::{Dead, Shared, WorkerGuard};
 use super::wait_policy::WaitPolicy;
+use super::worker::COMMANDS;
 use roxie_base::time::Nanos;
 
 /// Why a thread stops running the worker.
@@ -60,8 +61,7 @@ pub(super) fn pass<'a>(
     now: Nanos,
     term: u64,
 ) -> Result<(WorkerGuard<'a>, Progress), EndReason> {
-    let commands = worker.commands();
-    worker.begin_take_in(now, commands);
+    worker.begin_take_in(now, COMMANDS);
     worker = copy(shared, worker, term)?;
     let came = worker.end_half();
     worker.begin_send_out(now);

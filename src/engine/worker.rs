@@ -23,7 +23,7 @@ use roxie_port::{self as port, BURST, Carries, LinkChange, Port, PortInfo, TxId}
 type TxSlot = (TxId, QpIndex);
 
 /// Maximum number of commands in a pass. A command takes some microseconds, as long as a burst of frames.
-const COMMANDS: usize = 4;
+pub(super) const COMMANDS: usize = 4;
 
 /// Callback for asynchronous events.
 pub type EventSink = Box<dyn Fn(AsyncEvent) + Send>;
@@ -94,7 +94,7 @@ impl Worker {
 
     /// Runs one pass at time `now`. Never blocks.
     pub fn poll(&mut self, now: Nanos) -> Progress {
-        self.begin_take_in(now, self.requests.len());
+        self.begin_take_in(now, COMMANDS);
         self.copy();
         let came = self.end_half();
         came.and(&self.send_out(now))
@@ -120,7 +120,8 @@ impl Worker {
     /// The receiving half of a pass. Its completions are published when it returns. What an earlier half left to send leaves before
     /// a command is executed: the command may destroy the QP that owes an acknowledgement.
     pub fn take_in(&mut self, now: Nanos) -> Progress {
-        let commands = self.requests.len();
+        // No more than these: one that arrives later has not been sent before.
+        let commands = self.requests.len().min(COMMANDS);
         if commands > 0 {
             self.send_out(now);
         }
@@ -220,15 +221,10 @@ impl Worker {
         Progress { sent, completions, more, ..Progress::default() }
     }
 
-    /// Returns the number of commands that wait.
-    pub(super) fn commands(&self) -> usize {
-        self.requests.len()
-    }
-
-    /// Executes a few pending commands, at most `most`. Frames move between passes, so commands do not stop them.
+    /// Executes up to `most` pending commands. Frames move between passes, so commands do not stop them.
     fn control(&mut self, now: Nanos, most: usize) -> usize {
         let mut done = 0;
-        while done < most.min(COMMANDS)
+        while done < most
             && let Ok(Request { command, answer }) = self.requests.try_recv()
         {
             let sets_congestion = matches!(command, Command::SetCongestion(_));
