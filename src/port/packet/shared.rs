@@ -70,11 +70,15 @@ impl Filters {
     pub(super) fn set_mac_control(&self, wanted: bool) -> io::Result<()> {
         let mut mac_control = lock(&self.mac_control);
         *mac_control = wanted;
-        // Read while the lock is held, so that the last program has all units.
+        self.attach_all(wanted)
+    }
+
+    /// Attaches the filters. Caller must hold the lock, so that the last program has the last wish and all units.
+    fn attach_all(&self, mac_control: bool) -> io::Result<()> {
         let units = self.units.as_ref().map(|units| units.all());
         for (link, socket) in &self.sockets {
-            let wanted = wanted && matches!(link, Link::Own);
-            attach_filter(socket.as_fd(), &filter::program(*link, wanted, units.as_deref()))?;
+            let mac_control = mac_control && matches!(link, Link::Own);
+            attach_filter(socket.as_fd(), &filter::program(*link, mac_control, units.as_deref()))?;
         }
         Ok(())
     }
@@ -82,8 +86,8 @@ impl Filters {
 
 fn renew(filters: &Weak<Filters>) {
     let Some(filters) = filters.upgrade() else { return };
-    let wanted = *lock(&filters.mac_control);
-    if let Err(error) = filters.set_mac_control(wanted) {
+    let mac_control = lock(&filters.mac_control);
+    if let Err(error) = filters.attach_all(*mac_control) {
         tracing::error!("packets to new queue pairs are not received: filter of the packet socket: {error}");
     }
 }
