@@ -216,12 +216,6 @@ impl Queue {
         Some(self.respond(task.command.id, result, status))
     }
 
-    /// Returns the response to a command whose data could not be moved.
-    pub fn fail(&mut self, task: &Task, status: Status) -> Response {
-        self.outstanding.remove(&task.command.id);
-        self.respond(task.command.id, 0, status)
-    }
-
     /// Returns the response to an Asynchronous Event Request, if an event is due.
     pub fn event(&mut self) -> Option<Response> {
         let controller = self.controller.as_ref().filter(|_| self.id == 0)?;

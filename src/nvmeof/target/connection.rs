@@ -37,8 +37,8 @@ pub(super) fn serve(shared: &Shared, request: ConnectionRequest) -> Result<Infal
     };
     let size = asked.sends + 1;
     let peer = request.peer();
-    let parts = match Parts::new(shared, asked.queue, size) {
-        Ok(parts) => parts,
+    let (qp, rest) = match Rest::new(shared, asked.queue, size) {
+        Ok(both) => both,
         Err(error) => {
             refuse(shared, request, Refusal::RESOURCES);
             return Err(format!("no resources for another queue: {error}"));
@@ -50,7 +50,6 @@ pub(super) fn serve(shared: &Shared, request: ConnectionRequest) -> Result<Infal
         private_data: QueueReply { receives: size }.to_bytes().to_vec(),
         ..DialOptions::default()
     };
-    let (qp, rest) = parts.split();
     let connection = request.accept(qp, &options).map_err(|error| error.to_string())?;
     let queue = Queue::new(shared.subsystem.clone(), asked.queue, size, shared.now());
     let mut served = Served {
@@ -97,14 +96,9 @@ struct Rest {
     fetching: Vec<Option<Task>>,
 }
 
-struct Parts {
-    qp: QueuePair,
-    rest: Rest,
-}
-
-impl Parts {
-    /// Makes the objects, with all receives posted.
-    fn new(shared: &Shared, queue: u16, size: u16) -> Result<Parts, DeviceError> {
+impl Rest {
+    /// Makes a queue pair and the other objects, with all receives posted.
+    fn new(shared: &Shared, queue: u16, size: u16) -> Result<(QueuePair, Rest), DeviceError> {
         let limits = shared.subsystem.limits();
         let count = BUFFERS.min(size);
         // Commands on the admin queue carry no data.
@@ -124,17 +118,11 @@ impl Parts {
         let qp = shared.pd.queue_pair(&cq).caps(caps).create()?;
         qp.initialize(Access::LOCAL_WRITE)?;
         let fetching = vec![None; count.into()];
-        let parts = Parts { qp, rest: Rest { cq, channel, capsules, capsule, buffers, fetching } };
-        (0..u64::from(size)).try_for_each(|slot| parts.rest.post_receive(&parts.qp, slot))?;
-        Ok(parts)
+        let rest = Rest { cq, channel, capsules, capsule, buffers, fetching };
+        (0..u64::from(size)).try_for_each(|slot| rest.post_receive(&qp, slot))?;
+        Ok((qp, rest))
     }
 
-    fn split(self) -> (QueuePair, Rest) {
-        (self.qp, self.rest)
-    }
-}
-
-impl Rest {
     fn post_receive(&self, qp: &QueuePair, slot: u64) -> Result<(), PostError> {
         qp.post_recv(slot, &[self.capsules.sge(slot as usize * self.capsule, self.capsule as u32)])
     }
