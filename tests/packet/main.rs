@@ -14,7 +14,7 @@ use std::time::Duration;
 use roxie::netdev::NetNs;
 use roxie::port::packet::{PacketConfig, PacketError, PacketPort};
 use roxie::port::udp::{UdpConfig, UdpError, UdpPort};
-use roxie::port::{LinkChange, Port};
+use roxie::port::{LinkChange, Port, TxId};
 use roxie::time::Nanos;
 
 use wire::*;
@@ -27,6 +27,20 @@ impl Wire {
     fn ports(&self) -> (PacketPort, PacketPort) {
         (open(&self.a, "left").unwrap(), open(&self.b, "right").unwrap())
     }
+}
+
+/// Writes frames into slots of one burst, and arranges them.
+fn arrange(port: &mut PacketPort, frames: &[Vec<u8>]) -> Vec<TxId> {
+    let ids = frames
+        .iter()
+        .map(|bytes| {
+            let id = port.tx_alloc(bytes.len()).expect("room for a burst");
+            port.tx_frame(&id).write(0, bytes);
+            id
+        })
+        .collect();
+    port.tx_arrange();
+    ids
 }
 
 #[test]

@@ -4,7 +4,6 @@ use std::net::UdpSocket;
 
 use nix::sys::socket::{setsockopt, sockopt};
 use roxie::netdev::Links;
-use roxie::port::TxId;
 
 use super::*;
 
@@ -59,16 +58,7 @@ fn datagrams(port: &mut PacketPort, count: usize) -> Vec<Vec<u8>> {
 }
 
 fn send(port: &mut PacketPort, frames: &[Vec<u8>]) {
-    let ids: Vec<TxId> = frames
-        .iter()
-        .map(|bytes| {
-            let id = port.tx_alloc(bytes.len()).expect("room for a burst");
-            port.tx_frame(&id).write(0, bytes);
-            id
-        })
-        .collect();
-    port.tx_arrange();
-    ids.into_iter().for_each(|id| port.tx_commit(id));
+    arrange(port, frames).into_iter().for_each(|id| port.tx_commit(id));
     flush(port);
     assert!(!port.tx_pending());
 }

@@ -9,15 +9,7 @@ use super::*;
 
 /// Sends frames with one flush, some slots cancelled after they were arranged. Returns the frames as the NIC left them.
 fn send(port: &mut PacketPort, frames: &[Vec<u8>], is_cancelled: impl Fn(usize) -> bool) -> Vec<Vec<u8>> {
-    let ids: Vec<_> = frames
-        .iter()
-        .map(|bytes| {
-            let id = port.tx_alloc(bytes.len()).expect("room for a burst");
-            port.tx_frame(&id).write(0, bytes);
-            id
-        })
-        .collect();
-    port.tx_arrange();
+    let ids = arrange(port, frames);
     let mut sealed = Vec::new();
     for (i, id) in ids.into_iter().enumerate() {
         if is_cancelled(i) {
