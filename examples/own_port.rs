@@ -53,6 +53,7 @@ impl SocketPort {
             mtu: MTU,
             max_frame: MTU + ETHERNET_HEADER,
             carries: Carries::AnyFrames,
+            has_trains: false,
         };
         let slots = vec![Vec::new(); SLOTS as usize];
         let free = (0..SLOTS).collect();

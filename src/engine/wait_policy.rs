@@ -36,11 +36,22 @@ impl WaitPolicy {
     pub(crate) const SEVERAL_WAITERS_NS: u64 = 10_000_000;
 }
 
+/// Threads that wait inside a call ([`super::wait_set`]).
+impl WaitPolicy {
+    /// Armings after which a thread that has blocked inside a call is expected to block there again. Two completions may come for one
+    /// block: that of a request, and the reply to it. With one, the engine thread was woken for each message, 3 us and a thread
+    /// that wants to run beside the two ends.
+    pub(crate) const ARMINGS_PER_BLOCK: u32 = 2;
+}
+
 /// Which frames leave together.
 impl WaitPolicy {
     /// Maximum delay of an acknowledgement that waits for the application's reply. If it leaves alone it ends the peer's polling:
     /// a round trip then takes 50 us instead of 10.
     pub(crate) const OWED_FOR_NS: u64 = 5_000;
+    /// A program that has armed a completion queue within this time waits for events: its acknowledgements leave first. Longer than a busy
+    /// machine keeps a thread off its processor.
+    pub(crate) const WAITING_PROGRAM_NS: u64 = 1_000_000_000;
     /// A caller that polls without a gap may leave up to this many posts for its next pass.
     pub(crate) const HELD_POSTS: u32 = 16;
     /// With no more outstanding work requests than this, a post is sent at once: the application may be waiting for it.

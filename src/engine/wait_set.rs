@@ -4,11 +4,12 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
+use super::wait_policy::WaitPolicy;
 use roxie_nic::shared::EventCounter;
 
 /// The descriptor of a completion channel, and its counter.
@@ -16,8 +17,8 @@ use roxie_nic::shared::EventCounter;
 pub struct WaitSet {
     set: Epoll,
     events: EventCounter,
-    /// The waiting thread has blocked inside a call, and has not armed since.
-    will_block: AtomicBool,
+    /// Armings after which the waiting thread, which has blocked inside a call, is expected to block again.
+    expected_blocks: AtomicU32,
 }
 
 impl WaitSet {
@@ -28,7 +29,7 @@ impl WaitSet {
     pub fn new(events: EventCounter) -> io::Result<WaitSet> {
         let set = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         set.add(&events, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
-        Ok(WaitSet { set, events, will_block: AtomicBool::new(false) })
+        Ok(WaitSet { set, events, expected_blocks: AtomicU32::new(0) })
     }
 
     /// The counter of events.
@@ -42,14 +43,16 @@ impl WaitSet {
             .is_ok_and(|flags| OFlag::from_bits_truncate(flags).contains(OFlag::O_NONBLOCK))
     }
 
-    /// Records that the waiting thread blocks inside a call: after its next arming it is expected to block again.
+    /// Records that the waiting thread blocks inside a call: after its next armings it is expected to block again.
     pub(super) fn expect_block(&self) {
-        self.will_block.store(true, Relaxed);
+        self.expected_blocks.store(WaitPolicy::ARMINGS_PER_BLOCK, Relaxed);
     }
 
-    /// Returns true once after each such sleep.
+    /// Returns true for the first [`WaitPolicy::ARMINGS_PER_BLOCK`] armings after each such call.
     pub(super) fn takes_expectation(&self) -> bool {
-        self.will_block.load(Relaxed) && self.will_block.swap(false, Relaxed)
+        let left = self.expected_blocks.load(Relaxed);
+        self.expected_blocks.store(left.saturating_sub(1), Relaxed);
+        left > 0
     }
 }
 
@@ -89,6 +92,14 @@ mod tests {
         assert!(is_readable());
         events.read().unwrap();
         assert!(!is_readable());
+    }
+
+    #[test]
+    fn block_is_expected_after_two_armings() {
+        let set = WaitSet::new(Arc::new(eventfd()).into()).unwrap();
+        assert!(!set.takes_expectation(), "it never blocked");
+        set.expect_block();
+        assert_eq!([(); 4].map(|()| set.takes_expectation()), [true, true, false, false]);
     }
 
     #[test]

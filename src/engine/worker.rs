@@ -137,6 +137,13 @@ impl Worker {
         self.end_half()
     }
 
+    /// Decides whether acknowledgements precede requests: if the program waits, and the port delivers frames one by one. In a train both
+    /// arrive together, and two trains take twice the time of one. A program that checks its memory has the reply sooner if the
+    /// acknowledgement does not end its polling.
+    pub fn order_acknowledgements(&mut self, program_waits: bool) {
+        self.nic.acknowledge_first(program_waits && !self.port.info().has_trains);
+    }
+
     /// Makes a half's copies from and to remote memory. There are none unless the NIC serves other processes.
     fn copy(&mut self) {
         while let Some(mut copies) = self.next_copies() {

@@ -99,6 +99,8 @@ pub struct PortInfo {
     pub max_frame: usize,
     /// What the port carries.
     pub carries: Carries,
+    /// Datagrams of one flow are sent, and arrive, as one (segmentation offload).
+    pub has_trains: bool,
 }
 
 /// What a port carries.

@@ -136,6 +136,7 @@ impl MemoryPort {
                 mtu: config.mtu,
                 max_frame,
                 carries: Carries::AnyFrames,
+                has_trains: false,
             },
             split: config.split.unwrap_or(usize::MAX),
             outgoing,

@@ -78,6 +78,7 @@ fn worker(meanwhile: bool) -> (Worker, Doorbells) {
         mtu: 1500,
         max_frame: 1514,
         carries: Carries::Datagrams,
+        has_trains: false,
     };
     let port = Box::new(Rings { info, bells: bells.clone(), meanwhile });
     let ((_commands, requests), (events, _heard)) = (bounded(1), bounded(1));

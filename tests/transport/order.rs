@@ -1,9 +1,10 @@
 //! The order of the responder's checks, and the order of its responses (IBTA 9.5, 9.7.4.1, 9.7.5.1).
 
-use roxie::verbs::{QpState, WcStatus};
+use roxie::time::Nanos;
+use roxie::verbs::{QpState, WcStatus, WrOpcode};
 use roxie::wire::{Bth, Ext, NakCode, Opcode, Psn, Reth};
 
-use crate::{Answer, Stage};
+use crate::{Answer, FIRST, Stage};
 
 /// Puts a request on the link without running the NIC.
 fn ask(stage: &mut Stage, opcode: Opcode, psn: u32, ext: Ext, payload: &[u8]) {
@@ -97,4 +98,19 @@ fn write_consumes_no_receive() {
     assert_eq!(stage.statuses(), [], "a WRITE generates no completion");
     assert_eq!(stage.request(Opcode::RC_SEND_ONLY, 2, Ext::None, &[2; 4]), [Answer::ack(2)]);
     assert_eq!(stage.statuses(), [(1, WcStatus::Success)], "it was there for the SEND");
+}
+
+/// A reply that the application posted while its acknowledgement was pending.
+#[test]
+fn acknowledgement_leaves_first_for_waiting_programs() {
+    let reply = (Opcode::RC_WRITE_ONLY, FIRST);
+    let ack = (Opcode::RC_ACKNOWLEDGE, Psn::new(0));
+    for (waits, order) in [(false, [reply, ack]), (true, [ack, reply])] {
+        let mut stage = Stage::new();
+        stage.host.worker.order_acknowledgements(waits);
+        let reth = Ext::Reth(stage.reth(0, 4));
+        ask(&mut stage, Opcode::RC_WRITE_ONLY, 0, reth, &[1; 4]);
+        stage.post(WrOpcode::Write, 4);
+        assert_eq!(stage.wait(Nanos(1000)), order, "the program waits: {waits}");
+    }
 }

@@ -117,6 +117,7 @@ fn malformed_work_request_fails_without_a_packet() {
             counters: &mut counters,
             limits: &limits,
             longest_frame: 1518,
+            acknowledges_first: false,
         };
         let attr = QpAttr { sq_psn: Some(Psn::new(0)), max_rd_atomic: Some(1), ..QpAttr::default() };
         qp.modify(&mut ctx, &attr, QpState::Rts);

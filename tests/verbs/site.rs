@@ -5,6 +5,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use nix::ifaddrs::{InterfaceAddress, getifaddrs};
+use nix::net::if_::InterfaceFlags;
 use roxie::host::inspect::{Snapshot, snapshots};
 use roxie::netdev::{Links, NetNs};
 use tempfile::TempDir;
@@ -109,6 +111,19 @@ pub(crate) fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Waits until an interface of the calling thread's namespace has `IFF_RUNNING`. The kernel sets it up to a second after the
+/// carrier, and UCX uses no interface without it.
+fn wait_until_running(name: &str) {
+    let until = Instant::now() + LIMIT;
+    let is_running = |interface: InterfaceAddress| {
+        interface.interface_name == name && interface.flags.contains(InterfaceFlags::IFF_RUNNING)
+    };
+    while !getifaddrs().unwrap().any(is_running) {
+        assert!(Instant::now() < until, "{name} is not running");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 impl Site {
     pub(crate) fn new(tag: &str) -> Site {
         let turn = turn();
@@ -127,6 +142,9 @@ impl Site {
             }
             links.set_mtu(name, 4200).unwrap();
             links.set_up(name, true).unwrap();
+        }
+        for (host, name) in [(&near, "left"), (&far, "right")] {
+            host.run(|| wait_until_running(name)).unwrap();
         }
         Site { near, far, _turn: turn }
     }

@@ -258,6 +258,8 @@ impl Shared {
     /// Runs the sending half of a pass. No acknowledgement is deferred afterwards.
     pub(super) fn send_out(&self, worker: &mut Worker, now: Nanos) -> Progress {
         self.owed_at.store(NOTHING, Relaxed);
+        let waits = is_within(self.waits_at.load(Relaxed), now.0, WaitPolicy::WAITING_PROGRAM_NS);
+        worker.order_acknowledgements(waits);
         let progress = worker.send_out(now);
         self.wake_pollers(progress.completions);
         progress

@@ -103,7 +103,8 @@ impl Nic {
             return Sent::Other;
         };
         let entry = &mut **entry;
-        let Some(leaving) = entry.qp.leaving(&self.config.limits, &self.memory) else {
+        let Some(leaving) = entry.qp.leaving(&self.config.limits, &self.memory, self.acknowledges_first)
+        else {
             return if entry.qp.answers_a_read() { self.send_answer(index, slot, room) } else { Sent::Other };
         };
         let PlannedSend { bth, reth, length, payload } = &leaving;

@@ -172,6 +172,8 @@ pub struct Nic {
     flows: Flows,
     /// Maximum length of frames of other protocols, in bytes; `None`: the port carries only RoCE.
     longest_frame: Option<usize>,
+    /// No request precedes an acknowledgement.
+    acknowledges_first: bool,
     groups: Groups,
     group_changes: VecDeque<GroupChange>,
     dma: Dma,
@@ -204,6 +206,7 @@ macro_rules! split {
             counters: &mut $nic.counters,
             limits: &$nic.config.limits,
             longest_frame: $nic.longest_frame.unwrap_or(0),
+            acknowledges_first: $nic.acknowledges_first,
         };
     };
 }
@@ -233,6 +236,7 @@ impl Nic {
             srqs: Srqs::new(limits.srqs.min(1 << 16), limits.xrcds, srqn_seed),
             flows: Flows::default(),
             longest_frame: None,
+            acknowledges_first: false,
             groups: Groups::default(),
             group_changes: VecDeque::new(),
             dma: Dma::new(config.serves, limits.mrs.min(1 << 16), burst * MAX_SGE),

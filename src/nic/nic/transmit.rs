@@ -25,6 +25,13 @@ impl Nic {
         self.scheduler.has_pressing()
     }
 
+    /// Decides whether acknowledgements precede all requests from now on, or one request may precede them. An adapter acknowledges
+    /// before its application can reply, and a program that waits for events may take its two completions for ordered: that of its
+    /// request before that of the reply to it (perftest with `-e`).
+    pub fn acknowledge_first(&mut self, first: bool) {
+        self.acknowledges_first = first;
+    }
+
     /// Returns the QP that may send next, up to `tx_quantum` packets. Call [`Nic::end_turn`] afterwards.
     pub fn next_turn(&mut self) -> Option<QpIndex> {
         if self.scheduler.has_urgent()

@@ -172,10 +172,15 @@ pub(crate) enum Payload {
 impl Qp {
     /// Plans the next packet if it suits the fast path. The state is advanced by [`Qp::left`].
     #[inline(always)]
-    pub(crate) fn leaving(&self, limits: &Limits, memory: &MemoryTable) -> Option<PlannedSend> {
+    pub(crate) fn leaving(
+        &self,
+        limits: &Limits,
+        memory: &MemoryTable,
+        acknowledges_first: bool,
+    ) -> Option<PlannedSend> {
         let r = &self.requester;
         //= IBTA 9.5: requests-leave-in-order
-        if !r.may_send_new() || !self.request_goes_first() || PlantedBug::is_any() {
+        if !r.may_send_new() || !self.request_goes_first(acknowledges_first) || PlantedBug::is_any() {
             return None;
         }
         let wqe = r.queue.at(r.next);

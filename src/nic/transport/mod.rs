@@ -99,6 +99,8 @@ pub struct Ctx<'a> {
     pub limits: &'a Limits,
     /// Longest frame that the port can send, in bytes.
     pub longest_frame: usize,
+    /// No request precedes an acknowledgement ([`Nic::acknowledge_first`](crate::nic::Nic::acknowledge_first)).
+    pub acknowledges_first: bool,
 }
 
 /// Source of receive work requests: a QP's own receive queue, or a shared one.

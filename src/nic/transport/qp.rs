@@ -405,7 +405,7 @@ impl Qp {
             QpType::XrcSend | QpType::XrcRecv => return self.next_extended(ctx),
             _ => return self.next_unacknowledged(ctx),
         }
-        if self.turns.request_precedes(self.responder.replies.front()) {
+        if self.turns.request_precedes(self.responder.replies.front(), ctx.acknowledges_first) {
             return self.next_request(ctx).or_else(|| self.next_reply(ctx));
         }
         self.next_reply(ctx).or_else(|| self.next_request(ctx))
@@ -413,8 +413,8 @@ impl Qp {
 
     /// True if the QP is an unpaced RC QP in RTS, and a request takes precedence over its pending replies.
     #[inline(always)]
-    pub(super) fn request_goes_first(&self) -> bool {
-        let first = self.turns.request_precedes(self.responder.replies.front());
+    pub(super) fn request_goes_first(&self, acknowledges_first: bool) -> bool {
+        let first = self.turns.request_precedes(self.responder.replies.front(), acknowledges_first);
         first && self.state == QpState::Rts && self.qp_type == QpType::Rc && !self.pacing.is_on()
     }
 

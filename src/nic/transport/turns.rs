@@ -5,7 +5,8 @@ use super::replies::Reply;
 /// Whose turn it is after the last packet.
 ///
 /// Replies precede requests, with two exceptions. READ responses and requests alternate, so that neither starves. One request may
-/// precede an ACK: an application's immediate reply is more urgent, and over sockets both leave in one segmented send.
+/// precede an ACK, unless `Ctx::acknowledges_first`: an application's immediate reply is more urgent, and over sockets both leave in
+/// one segmented send.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     /// A READ response packet was sent last: a request is sent before the next one.
@@ -17,10 +18,10 @@ pub(super) struct Turns {
 impl Turns {
     /// True if a request is sent before `reply`, the oldest one.
     #[inline(always)]
-    pub(super) fn request_precedes(&self, reply: Option<Reply>) -> bool {
+    pub(super) fn request_precedes(&self, reply: Option<Reply>, acknowledges_first: bool) -> bool {
         match reply {
             None => true,
-            Some(Reply::Ack { .. }) => !self.acknowledgement_is_due,
+            Some(Reply::Ack { .. }) => !self.acknowledgement_is_due && !acknowledges_first,
             Some(_) => self.request_is_due,
         }
     }

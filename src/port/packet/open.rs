@@ -163,6 +163,7 @@ impl PacketPort {
                 mtu: interface.mtu,
                 max_frame,
                 carries: Carries::RoceFrames,
+                has_trains: true,
             },
             sender: Sender::new(socket, interface.mac, loopback),
             receiver: Receiver::new(

@@ -174,6 +174,7 @@ impl UdpPort {
                 mtu,
                 max_frame,
                 carries: Carries::Datagrams,
+                has_trains: segments > 1,
             },
             addresses: own,
             fixed_mtu: config.mtu.is_some(),

@@ -69,6 +69,7 @@ impl XdpPort {
             mtu: opened.interface.mtu,
             max_frame,
             carries: Carries::AnyFrames,
+            has_trains: false,
         };
         Ok(XdpPort {
             info,

@@ -163,6 +163,7 @@ impl Device {
             mtu: found.mtu,
             max_frame: found.mtu + ETHERNET_HEADER,
             carries,
+            has_trains: false,
         };
         let setup = InterfaceSetup::of(found, carries, config)?;
         let port = Box::new(UnclaimedPort::new(info.clone()));

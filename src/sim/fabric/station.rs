@@ -214,6 +214,7 @@ impl StationPort {
             mtu: config.mtu,
             max_frame: config.mtu + L2_OVERHEAD,
             carries: Carries::AnyFrames,
+            has_trains: false,
         };
         StationPort {
             info,

@@ -7,6 +7,10 @@ use std::sync::OnceLock;
 use crate::base::object::Errno;
 use crate::base::report::refuse;
 
+/// Bytes of one call to the kernel, which locks the address space throughout. A thread that is preempted meanwhile blocks all others that
+/// map memory, and copies from and to this process.
+const PIECE: usize = 1 << 20;
+
 /// Faults in the pages of `length` bytes at `address`.
 ///
 /// # Errors
@@ -22,8 +26,11 @@ pub(crate) fn populate(call: &str, address: *mut c_void, length: usize, writes: 
         return Ok(());
     }
     let advice = if writes { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-    let populated =
-        if has_populate() { advise(start, end - start, advice) } else { permitted(start, end, writes) };
+    let populated = if has_populate() {
+        (start..end).step_by(PIECE).try_for_each(|piece| advise(piece, PIECE.min(end - piece), advice))
+    } else {
+        permitted(start, end, writes)
+    };
     populated.or_else(|errno| match errno {
         // EINVAL: the protection forbids the access, or the mapping is of device registers, which cannot be pinned.
         libc::EINVAL | libc::ENOMEM | libc::EFAULT => refuse(
@@ -118,5 +125,25 @@ mod tests {
         if has_populate() {
             assert_eq!(advise(start, end - start, libc::MADV_POPULATE_WRITE), Err(libc::EINVAL));
         }
+    }
+
+    /// A region of several pieces, the last one a single page, and one page that is not mapped behind it.
+    #[test]
+    fn each_piece_of_a_region_is_faulted_in() {
+        let (length, page) = (2 * PIECE + page_size(), page_size());
+        let (flags, rights) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, libc::PROT_READ | libc::PROT_WRITE);
+        // SAFETY: a new mapping, which nothing else uses.
+        let region = unsafe { libc::mmap(std::ptr::null_mut(), length + page, rights, flags, -1, 0) };
+        assert_ne!(region, libc::MAP_FAILED);
+        // SAFETY: the last page of that mapping.
+        assert_eq!(unsafe { libc::munmap(region.wrapping_byte_add(length), page) }, 0);
+        assert_eq!(populate("ibv_reg_mr", region, length, true), Ok(()));
+        let mut resident = vec![0; length / page];
+        // SAFETY: the mapping, and a byte for each of its pages.
+        assert_eq!(unsafe { libc::mincore(region, length, resident.as_mut_ptr()) }, 0);
+        assert!(!has_populate() || resident.iter().all(|page| page & 1 == 1), "a page is missing");
+        assert_eq!(populate("ibv_reg_mr", region, length + page, true), Err(libc::EFAULT));
+        // SAFETY: the mapping, which this test made.
+        assert_eq!(unsafe { libc::munmap(region, length) }, 0);
     }
 }
