@@ -15,6 +15,8 @@ use serde_json::Value;
 
 #[path = "decode/inside.rs"]
 mod inside;
+#[path = "decode/nvme.rs"]
+mod nvme;
 
 fn roxie() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_roxie"));

@@ -348,9 +348,8 @@ impl Engine {
                 }
             } else if let Ok(mut worker) = self.shared.lock_between() {
                 let now = self.now();
-                // Requests posted before the command must leave before it: the command may destroy their QP.
+                worker.take_in(now);
                 self.shared.send_out(&mut worker, now);
-                worker.poll(now);
                 self.shared.wake_if_needed(&worker, false);
             }
         }

@@ -9,10 +9,12 @@ use roxie::wire::{Bth, Drop, Envelope, Icrc, Packet};
 
 use layers::{Inside, Layer};
 use mad::Mad;
+use nvme::Storage;
 use segments::Segments;
 
 pub(crate) mod layers;
 pub(crate) mod mad;
+pub(crate) mod nvme;
 pub(crate) mod segments;
 
 /// A decoded frame.
@@ -30,6 +32,8 @@ pub(crate) struct Decoded<'a> {
     pub(super) layers: &'a [Layer],
     /// Number of bytes in front of the BTH that are in the captured frame but not in `frame`.
     pub(super) removed: usize,
+    /// What the packet does for an NVMe command.
+    pub(super) nvme: Option<nvme::Role>,
 }
 
 /// The ICRC check, as far as the capture allows one.
@@ -40,7 +44,8 @@ pub(super) enum Verdict {
 }
 
 impl<'a> Decoded<'a> {
-    pub(crate) fn new(record: &'a Record<'a>, inside: &'a Inside<'_>) -> Decoded<'a> {
+    /// Decodes a packet, the next one of the capture that `storage` has followed so far.
+    pub(crate) fn new(record: &'a Record<'a>, inside: &'a Inside<'_>, storage: &mut Storage) -> Decoded<'a> {
         let Inside { bytes, envelope, layers, removed } = inside;
         let (frame, envelope) = (&Frame::whole(bytes), *envelope);
         let mut packet = Packet::from_envelope(frame, envelope);
@@ -64,7 +69,8 @@ impl<'a> Decoded<'a> {
             icrc = if is_unknown { Verdict::None } else { Verdict::Checked(checked) };
         }
         let (packet, removed) = (packet.ok(), *removed);
-        Decoded { record, frame: *frame, envelope, packet, problem, icrc, segments, layers, removed }
+        let nvme = packet.as_ref().and_then(|packet| storage.follow(packet, frame));
+        Decoded { record, frame: *frame, envelope, packet, problem, icrc, segments, layers, removed, nvme }
     }
 
     /// Returns why a receiver drops the packet, in words.
@@ -76,9 +82,9 @@ impl<'a> Decoded<'a> {
         }
     }
 
-    /// Returns the management datagram in the packet, in words.
+    /// Returns the management datagram in the packet, or what it does for an NVMe command, in words.
     pub(crate) fn carries(&self) -> Option<String> {
-        self.mad().map(|mad| mad.to_string())
+        self.mad().map(|mad| mad.to_string()).or_else(|| self.nvme.as_ref().map(ToString::to_string))
     }
 
     pub(super) fn mad(&self) -> Option<Mad> {
@@ -109,8 +115,8 @@ impl<'a> Decoded<'a> {
         if let Some(s) = &self.segments {
             write!(out, " gso {} segments of {} bytes, psn to {}", s.count, s.len, s.last_psn)?;
         }
-        if let Some(mad) = self.carries() {
-            write!(out, " {mad}")?;
+        if let Some(carried) = self.carries() {
+            write!(out, " {carried}")?;
         }
         for (i, layer) in self.layers.iter().enumerate() {
             write!(out, "{} {layer}", if i == 0 { " inside" } else { "," })?;
@@ -132,6 +138,9 @@ impl<'a> Decoded<'a> {
         }
         if let Some(message) = self.mad().as_ref().and_then(Mad::message) {
             writeln!(out, "  CM {message:#}")?;
+        }
+        if let Some(nvme) = &self.nvme {
+            nvme.write_full(out)?;
         }
         for layer in self.layers {
             writeln!(out, "  inside {layer:#}")?;

@@ -49,7 +49,7 @@ pub(crate) struct Facts {
     /// Bytes that a READ requests.
     asks: Option<u32>,
     syndrome: Option<Syndrome>,
-    /// The connection manager's message in the packet, in words.
+    /// The connection manager's message in the packet, or what it does for an NVMe command, in words.
     carries: String,
     /// True if the ICRC or a length is wrong, so that a receiver drops the packet.
     damaged: bool,

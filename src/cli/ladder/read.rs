@@ -10,6 +10,7 @@ use roxie::wire::{Bth, Envelope, Packet, parse::ICRC_LEN};
 use super::{Facts, Seen, Sight};
 use crate::decoded::Decoded;
 use crate::decoded::layers::{Found, find};
+use crate::decoded::nvme::Storage;
 use crate::decoded::segments::Segments;
 
 /// Most packets read from a capture: each takes some hundred bytes of memory.
@@ -33,6 +34,7 @@ pub(crate) struct Reading {
     pub(crate) broken: Option<CaptureError>,
     /// True if the capture has more packets than a ladder takes.
     pub(crate) too_many: bool,
+    storage: Storage,
 }
 
 /// Reads a capture to its end, or to the first error.
@@ -64,7 +66,10 @@ impl Reading {
             None => {
                 self.link_types.insert(record.link_type);
             }
-            Some(Found::Packet(inside)) => self.take_packet(record, &Decoded::new(record, &inside)),
+            Some(Found::Packet(inside)) => {
+                let decoded = Decoded::new(record, &inside, &mut self.storage);
+                self.take_packet(record, &decoded);
+            }
             Some(Found::Malformed(_)) => self.malformed += 1,
             Some(Found::Unread(kind)) => *self.unread.entry(kind).or_default() += 1,
             Some(Found::Other) => {}
@@ -84,19 +89,19 @@ impl Reading {
             _ => comment.clone(),
         };
         let seen = |packet: &Packet| Seen {
-            facts: Facts {
-                carries: decoded.carries().unwrap_or_default(),
-                damaged: problem.is_some() && comment.is_empty(),
-                ..Facts::of(packet)
-            },
+            facts: Facts { damaged: problem.is_some() && comment.is_empty(), ..Facts::of(packet) },
             sight: Sight { number: record.number, at: record.timestamp_ns, comment: told.clone() },
             out: record.direction.map(|way| way == Direction::Out),
         };
+        let first = self.seen.len();
         match &decoded.segments {
             Some(segments) => {
                 self.seen.extend(cut(packet, &decoded.frame, segments).iter().map(seen));
             }
             None => self.seen.push(seen(packet)),
+        }
+        if let Some(seen) = self.seen.get_mut(first) {
+            seen.facts.carries = decoded.carries().unwrap_or_default();
         }
     }
 }
