@@ -285,8 +285,7 @@ mod tests {
     #[test]
     fn hostile_answers_are_refused() {
         static ENDLESS: [u8; 1 << 17] = [b'x'; 1 << 17];
-        let hostile: [&[u8]; 5] =
-            [b"\n", b"ok wc=1:2\n", b"ok wc=-1:0:0:0:0:0:0\n", b"\xff\xfe\n", &ENDLESS];
+        let hostile: [&[u8]; 5] = [b"\n", b"ok wc=1:2\n", b"ok wc=-1:0:0:0:0:0:0\n", b"\xff\xfe\n", &ENDLESS];
         for answer in hostile {
             assert!(lying(answer).ask("poll").is_err(), "{:?}", &answer[..answer.len().min(20)]);
         }

@@ -76,8 +76,6 @@ pub struct Setup {
     pub reads: u8,
     /// Traffic class.
     pub traffic_class: u8,
-    /// Hop limit.
-    pub hop_limit: u8,
 }
 
 impl Setup {
@@ -95,7 +93,6 @@ impl Setup {
             rnr_retry: 7,
             reads: 4,
             traffic_class: 0,
-            hop_limit: 64,
         }
     }
 }
@@ -282,8 +279,7 @@ impl Bench {
         let own = Qpn::new(self.next_qpn);
         let gid = hex(&Gid::from(self.wire.here()).0);
         self.agent.ask(&format!(
-            "connect qp={id} qpn={} gid={gid} mtu={} rq_psn={} sq_psn={} timeout={} retry={} rnr_retry={} rnr_timer={} rd={} \
-             tclass={} hops={}",
+            "connect qp={id} qpn={} gid={gid} mtu={} rq_psn={} sq_psn={} timeout={} retry={} rnr_retry={} rnr_timer={} rd={} tclass={}",
             own.value(),
             setup.mtu,
             setup.first,
@@ -293,8 +289,7 @@ impl Bench {
             setup.rnr_retry,
             setup.rnr_timer,
             setup.reads,
-            setup.traffic_class,
-            setup.hop_limit
+            setup.traffic_class
         ))?;
         Ok(Pair {
             id,

@@ -144,7 +144,13 @@ impl Craft {
     }
 
     /// Returns the headers up to and including the BTH, and what follows without the ICRC.
-    pub(crate) fn parts(&self, own_mac: [u8; 6], peer_mac: [u8; 6], from: IpAddr, to: IpAddr) -> (Vec<u8>, Vec<u8>) {
+    pub(crate) fn parts(
+        &self,
+        own_mac: [u8; 6],
+        peer_mac: [u8; 6],
+        from: IpAddr,
+        to: IpAddr,
+    ) -> (Vec<u8>, Vec<u8>) {
         let template = Template::new(&FlowSpec {
             src_mac: own_mac,
             dst_mac: peer_mac,
@@ -211,8 +217,8 @@ pub struct Seen {
     pub packet: Packet,
     /// Its frame.
     pub frame: Vec<u8>,
-    /// True if the ICRC is right.
-    pub icrc_ok: bool,
+    /// True if the ICRC is right; `None` if the port does not show the IPv4 identification, which the ICRC covers.
+    pub icrc_ok: Option<bool>,
 }
 
 impl Seen {

@@ -105,11 +105,7 @@ impl Wire {
     pub fn open(target: IpAddr, interface: Option<&str>, access: Option<Access>) -> Result<Wire, WireError> {
         let (here, interface) = route_to(target, interface)?;
         let other = |e: &dyn std::fmt::Display| WireError::Other(e.to_string());
-        let raw = PacketConfig {
-            interface: interface.name.clone(),
-            addresses: vec![here],
-            shared: false,
-        };
+        let raw = PacketConfig { interface: interface.name.clone(), addresses: vec![here], shared: false };
         let (port, access): (Box<dyn Port>, Access) = match access {
             Some(Access::Socket) => (Box::new(open_socket(here)?), Access::Socket),
             Some(Access::Raw) => (Box::new(PacketPort::open(&raw).map_err(|e| other(&e))?), Access::Raw),
@@ -191,7 +187,8 @@ impl Wire {
         let mac = self.port.info().mac;
         let (head, body) = packet.parts(mac, self.peer_mac, self.here, self.target);
         let length = head.len() + body.len() + 4;
-        let refused = |why: String| Stop::NotTested(format!("the bench's port cannot send {length} bytes: {why}"));
+        let refused =
+            |why: String| Stop::NotTested(format!("the bench's port cannot send {length} bytes: {why}"));
         let id = self.port.tx_alloc(length).ok_or_else(|| refused("too long for the link".into()))?;
         let mut frame = self.port.tx_frame(&id);
         frame.write(0, &head);
@@ -203,40 +200,47 @@ impl Wire {
         self.port.tx_commit(id);
         self.port.tx_flush(Nanos::ZERO).map_err(|e| refused(e.to_string()))?;
         if !silent {
-            self.record(Direction::Out, &bytes);
+            self.record(Direction::Out, &bytes, None);
         }
         Ok(())
     }
 
-    fn record(&mut self, direction: Direction, frame: &[u8]) {
+    fn record(&mut self, direction: Direction, frame: &[u8], comment: Option<&str>) {
         let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.captured += 1;
         if self.captured <= MOST_KEPT {
             // A vector takes any bytes.
-            let _ = self.capture.write(0, at.as_nanos() as u64, direction, &Frame::whole(frame), None);
+            let _ = self.capture.write(0, at.as_nanos() as u64, direction, &Frame::whole(frame), comment);
         }
     }
 
     /// Takes what has arrived.
     pub(crate) fn look(&mut self) {
         let count = self.port.rx_burst(Nanos::ZERO);
-        let frames: Vec<Vec<u8>> = (0..count).map(|i| self.port.rx_frame(i).frame.to_vec()).collect();
+        let received = |i| {
+            let received = self.port.rx_frame(i);
+            (received.frame.to_vec(), received.ip_id_hidden)
+        };
+        let frames: Vec<(Vec<u8>, bool)> = (0..count).map(received).collect();
         self.port.rx_release();
-        for frame in frames {
+        for (frame, hides_id) in frames {
             let whole = Frame::whole(&frame);
             let Ok(packet) = parse(&whole) else {
                 self.unknown += 1;
-                self.record(Direction::In, &frame);
+                self.record(Direction::In, &frame, None);
                 continue;
             };
             if packet.source_gid().to_ip() != self.target {
                 continue;
             }
+            let is_right = packet.check_icrc(&whole) == Icrc::Ok;
+            // The ICRC covers the identification: without it, only a right one can be told.
+            let icrc_ok = (is_right || !hides_id).then_some(is_right);
             if Some(packet.bth.dest_qp) != self.unheard {
-                self.record(Direction::In, &frame);
+                let comment = icrc_ok.is_none().then_some("the port does not show the IPv4 identification");
+                self.record(Direction::In, &frame, comment);
             }
             if self.inbox.len() < MOST_KEPT {
-                let icrc_ok = packet.check_icrc(&whole) == Icrc::Ok;
                 self.inbox.push(Seen { at: Instant::now(), packet, frame, icrc_ok });
             }
         }

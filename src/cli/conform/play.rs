@@ -149,11 +149,9 @@ fn finish(arguments: &PlayArguments, report: &Report) -> Result<u8, Ended> {
         output::line(format_args!("{chapter:<30} {keeps:>6} {breaks:>7} {lenient:>8} {not_tested:>11}"))?;
     }
     output::line(report.summary())?;
-    for (file, text) in [
-        (&arguments.json, report.json()),
-        (&arguments.junit, junit(report)),
-        (&arguments.html, page(report)),
-    ] {
+    for (file, text) in
+        [(&arguments.json, report.json()), (&arguments.junit, junit(report)), (&arguments.html, page(report))]
+    {
         if let Some(file) = file {
             write(file, text.as_bytes())?;
         }

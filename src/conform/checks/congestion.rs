@@ -138,7 +138,9 @@ fn sending(bench: &mut Bench) -> Script {
         bench.send(&rc.ack(last, 0))?;
     }
     let psns: Vec<i32> = came.iter().map(|seen| seen.psn_from(rc.peer_first)).collect();
-    must(psns == (0..64).collect::<Vec<_>>(), || format!("packets came with the PSNs {psns:?}, expected 0 to 63"))?;
+    must(psns == (0..64).collect::<Vec<_>>(), || {
+        format!("packets came with the PSNs {psns:?}, expected 0 to 63")
+    })?;
     bench.send(&rc.ack(63, 1))?;
     bench.completes(&rc, &[(7, 0)]).map(drop)
 }

@@ -18,9 +18,7 @@ const FAULTS: [Fault; 6] = [
     ("unknown_opcode", "9.2.1", "with the reserved operation 0x1f", |p| {
         p.with(|bth| bth.opcode = Opcode(bth.opcode.0 | 0x1f))
     }),
-    ("other_service", "9.6.1", "with the opcode of a datagram", |p| {
-        p.with(|bth| bth.opcode = Opcode(0x64))
-    }),
+    ("other_service", "9.6.1", "with the opcode of a datagram", |p| p.with(|bth| bth.opcode = Opcode(0x64))),
     ("stranger_qpn", "9.6.1", "to a QPN that no QP has", |p| {
         p.with(|bth| bth.dest_qp = roxie_wire::Qpn::new(bth.dest_qp.value() ^ 0x0055_5555))
     }),
@@ -30,12 +28,8 @@ const FAULTS: [Fault; 6] = [
 type Ignored = (&'static str, &'static str, fn(Craft) -> Craft);
 
 const IGNORED: [Ignored; 6] = [
-    ("reserved6", "with the six reserved bits before the QPN set", |p| {
-        p.with(|bth| bth.reserved6 = 0x3f)
-    }),
-    ("reserved7", "with the seven reserved bits before the PSN set", |p| {
-        p.with(|bth| bth.reserved7 = 0x7f)
-    }),
+    ("reserved6", "with the six reserved bits before the QPN set", |p| p.with(|bth| bth.reserved6 = 0x3f)),
+    ("reserved7", "with the seven reserved bits before the PSN set", |p| p.with(|bth| bth.reserved7 = 0x7f)),
     ("mig_req", "with MigReq set", |p| p.with(|bth| bth.mig_req = true)),
     ("fecn", "with FECN set", |p| p.with(|bth| bth.fecn = true)),
     ("limited_pkey", "with the P_Key of a limited member, 0x7fff", |p| p.with(|bth| bth.pkey = 0x7fff)),
@@ -117,13 +111,15 @@ pub(super) fn checks() -> Vec<Check> {
         "a packet with fewer bytes than pad is dropped",
         |bench| lenient_if_acknowledged(bench, KINDS[0], |rc| rc.send_only(b"").pad(3)),
     );
-    chapter.add(
-        "rc/dropped/other_udp_port/write_only",
-        "A17.4.3",
-        "a WRITE to UDP port 4792",
-        "a datagram to another port than 4791 is no RoCE v2 packet",
-        |bench| is_dropped(bench, KINDS[2], |rc| Craft { port: 4792, ..(KINDS[2].craft)(rc) }),
-    ).needs(Need::CapNetRaw);
+    chapter
+        .add(
+            "rc/dropped/other_udp_port/write_only",
+            "A17.4.3",
+            "a WRITE to UDP port 4792",
+            "a datagram to another port than 4791 is no RoCE v2 packet",
+            |bench| is_dropped(bench, KINDS[2], |rc| Craft { port: 4792, ..(KINDS[2].craft)(rc) }),
+        )
+        .needs(Need::CapNetRaw);
     chapter.done()
 }
 
@@ -173,7 +169,9 @@ fn lenient_if_acknowledged(bench: &mut Bench, kind: Kind, packet: impl Fn(&Pair)
     let came = bench.packets(&rc, 0)?;
     match came.iter().map(|seen| seen.words(rc.first)).collect::<Vec<_>>().as_slice() {
         [] => bench.works(&rc, 1),
-        [one] if one == "ACK+0 msn 1" => Err(Stop::Lenient("the packet was executed and acknowledged".into())),
+        [one] if one == "ACK+0 msn 1" => {
+            Err(Stop::Lenient("the packet was executed and acknowledged".into()))
+        }
         other => Err(Stop::Breaks(format!("expected silence, came {}", other.join(", ")))),
     }
 }

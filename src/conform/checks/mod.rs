@@ -155,8 +155,7 @@ mod tests {
     #[test]
     fn short_subset_covers_every_service() {
         let short: Vec<Check> = all().into_iter().filter(|check| check.is_short).collect();
-        let services: BTreeSet<String> =
-            short.iter().map(|check| format!("{:?}", check.service)).collect();
+        let services: BTreeSet<String> = short.iter().map(|check| format!("{:?}", check.service)).collect();
         assert_eq!(services.len(), 3);
         assert!((10..=60).contains(&short.len()), "{} checks", short.len());
     }

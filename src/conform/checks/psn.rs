@@ -126,7 +126,8 @@ fn duplicate(bench: &mut Bench, kind: Kind) -> Script {
     let first = bench.ask(&rc, &request, &[&kind.answered(0, 1)])?;
     let again = bench.ask(&rc, &request, &[&kind.answered(0, 1)])?;
     if kind.need.is_some() {
-        let original = |seen: &[crate::packet::Seen]| seen.first().and_then(|packet| packet.packet.atomic_ack());
+        let original =
+            |seen: &[crate::packet::Seen]| seen.first().and_then(|packet| packet.packet.atomic_ack());
         must(original(&first) == Some(0) && original(&again) == Some(0), || {
             format!("original values {:?} and {:?}, expected 0 twice", original(&first), original(&again))
         })?;

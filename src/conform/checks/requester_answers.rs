@@ -60,32 +60,36 @@ pub(super) fn checks() -> Vec<Check> {
             check.is_short = op == "send";
         }
     }
-    chapter.add(
-        "rc/nak/sequence",
-        "9.7.5.2.8",
-        "the agent posts three SENDs; the bench answers by a sequence NAK of the second",
-        "the first is acknowledged by it, and the others are sent again with their PSNs, once",
-        |bench| {
-            let rc = three_sends(bench)?;
-            bench.send(&rc.response(Opcode::RC_ACKNOWLEDGE, 1).aeth(0x60, 1))?;
-            bench.expect_requests(&rc, &["SEND_ONLY+1 len 8", "SEND_ONLY+2 len 8"])?;
-            bench.completes(&rc, &[(1, 0)])?;
-            bench.send(&rc.ack(2, 3))?;
-            bench.completes(&rc, &[(2, 0), (3, 0)]).map(drop)
-        },
-    ).short();
-    chapter.add(
-        "rc/ack/coalesced",
-        "9.7.5.1",
-        "the agent posts three SENDs; the bench acknowledges the last",
-        "one acknowledgement completes all requests before it, in order",
-        |bench| {
-            let rc = three_sends(bench)?;
-            bench.send(&rc.ack(2, 3))?;
-            bench.completes(&rc, &[(1, 0), (2, 0), (3, 0)])?;
-            bench.expect_requests(&rc, &[]).map(drop)
-        },
-    ).short();
+    chapter
+        .add(
+            "rc/nak/sequence",
+            "9.7.5.2.8",
+            "the agent posts three SENDs; the bench answers by a sequence NAK of the second",
+            "the first is acknowledged by it, and the others are sent again with their PSNs, once",
+            |bench| {
+                let rc = three_sends(bench)?;
+                bench.send(&rc.response(Opcode::RC_ACKNOWLEDGE, 1).aeth(0x60, 1))?;
+                bench.expect_requests(&rc, &["SEND_ONLY+1 len 8", "SEND_ONLY+2 len 8"])?;
+                bench.completes(&rc, &[(1, 0)])?;
+                bench.send(&rc.ack(2, 3))?;
+                bench.completes(&rc, &[(2, 0), (3, 0)]).map(drop)
+            },
+        )
+        .short();
+    chapter
+        .add(
+            "rc/ack/coalesced",
+            "9.7.5.1",
+            "the agent posts three SENDs; the bench acknowledges the last",
+            "one acknowledgement completes all requests before it, in order",
+            |bench| {
+                let rc = three_sends(bench)?;
+                bench.send(&rc.ack(2, 3))?;
+                bench.completes(&rc, &[(1, 0), (2, 0), (3, 0)])?;
+                bench.expect_requests(&rc, &[]).map(drop)
+            },
+        )
+        .short();
     chapter.add(
         "rc/ack/one_by_one",
         "9.7.5.1",
@@ -101,14 +105,18 @@ pub(super) fn checks() -> Vec<Check> {
             bench.completes(&rc, &[(2, 0), (3, 0)]).map(drop)
         },
     );
-    for (name, stimulus, ahead) in
-        [("beyond_the_last", "5 PSNs beyond the last request", 7), ("before_the_first", "before the first request", -1)]
-    {
+    for (name, stimulus, ahead) in [
+        ("beyond_the_last", "5 PSNs beyond the last request", 7),
+        ("before_the_first", "before the first request", -1),
+    ] {
         for (kind, syndrome) in [("ack", 0x1f), ("sequence_nak", 0x60), ("access_nak", 0x62)] {
             chapter.add(
                 format!("rc/ghost/{kind}_{name}"),
                 "9.9.2",
-                format!("the agent posts three SENDs; the bench sends a {} {stimulus}", kind.replace('_', " ")),
+                format!(
+                    "the agent posts three SENDs; the bench sends a {} {stimulus}",
+                    kind.replace('_', " ")
+                ),
                 "a response whose PSN is none of an outstanding request is dropped",
                 move |bench| {
                     let rc = three_sends(bench)?;
@@ -238,7 +246,9 @@ fn rest_is_requested(bench: &mut Bench, rc: &Pair) -> Script {
         format!("expected a READ request from the second packet on, came {}", words.join(", "))
     })?;
     let reth = came[0].packet.reth().unwrap_or_default();
-    must(reth.va == super::requester::REMOTE.0 + 1024 && reth.dma_len == 1032, || format!("the RETH is {reth:?}"))?;
+    must(reth.va == super::requester::REMOTE.0 + 1024 && reth.dma_len == 1032, || {
+        format!("the RETH is {reth:?}")
+    })?;
     bench.send(&rc.response(Opcode::RC_READ_RESPONSE_FIRST, 1).aeth(0x1f, 1).data(&[2; 1024]))?;
     bench.send(&rc.response(Opcode::RC_READ_RESPONSE_LAST, 2).aeth(0x1f, 1).data(&[3; 8]))?;
     bench.completes(rc, &[(7, 0)])?;

@@ -64,7 +64,9 @@ pub(super) fn checks() -> Vec<Check> {
             bench.send(&rc.ack(0, 1))?;
             let second = bench.within_time(&rc, 1, timeout(13) * 4 + SLACK);
             let words: Vec<String> = second.iter().map(|seen| seen.words(rc.peer_first)).collect();
-            must(words == ["SEND_ONLY+1 len 8"], || format!("expected the second SEND again, came {}", words.join(", ")))?;
+            must(words == ["SEND_ONLY+1 len 8"], || {
+                format!("expected the second SEND again, came {}", words.join(", "))
+            })?;
             bench.send(&rc.ack(1, 2))?;
             bench.completes(&rc, &[(7, 0), (8, 0)]).map(drop)
         },
@@ -161,7 +163,9 @@ fn retransmission(bench: &mut Bench, code: u8) -> Script {
     bench.post(&rc, "op=send off=0 len=8 id=7")?;
     let came = bench.within_time(&rc, 2, time * 4 + SLACK);
     let words: Vec<String> = came.iter().map(|seen| seen.words(rc.peer_first)).collect();
-    must(words == ["SEND_ONLY+0 len 8"; 2], || format!("expected the SEND twice, came {}", words.join(", ")))?;
+    must(words == ["SEND_ONLY+0 len 8"; 2], || {
+        format!("expected the SEND twice, came {}", words.join(", "))
+    })?;
     let measured = between(&came);
     must(measured >= time.mul_f64(0.9) && measured <= time * 4 + SLACK, || {
         format!("sent again after {measured:.1?}, expected {time:.1?} to {:.1?}", time * 4)

@@ -70,7 +70,10 @@ pub(super) fn checks() -> Vec<Check> {
         need.map(|need| check.needs(need));
     }
     for (name, make) in [
-        ("write", (|rc| rc.request(Opcode::RC_WRITE_ONLY).reth(0, 0x00ba_dbad, 0).ack()) as fn(&Pair) -> Craft),
+        (
+            "write",
+            (|rc| rc.request(Opcode::RC_WRITE_ONLY).reth(0, 0x00ba_dbad, 0).ack()) as fn(&Pair) -> Craft,
+        ),
         ("read", |rc| rc.request(Opcode::RC_READ_REQUEST).reth(0, 0x00ba_dbad, 0).ack()),
     ] {
         chapter.add(

@@ -35,7 +35,10 @@ pub(super) fn checks() -> Vec<Check> {
             .add(
                 format!("rc/rnr/again/{name}"),
                 "9.7.5.2.8",
-                format!("a {} without a receive; then a receive is posted and the request sent again", name.to_uppercase()),
+                format!(
+                    "a {} without a receive; then a receive is posted and the request sent again",
+                    name.to_uppercase()
+                ),
                 "the request is refused by an RNR NAK without an effect, and executed when it is sent again",
                 move |bench| again(bench, opcode),
             )

@@ -36,7 +36,9 @@ fn after_send_first(rc: &mut Pair, next: impl Fn(&Pair) -> Craft) -> Vec<Craft> 
 }
 
 const SEQUENCES: [Wrong; 22] = [
-    ("send_middle_alone", "a SEND MIDDLE without a FIRST", |rc| vec![plain(rc, Opcode::RC_SEND_MIDDLE, 1024)]),
+    ("send_middle_alone", "a SEND MIDDLE without a FIRST", |rc| {
+        vec![plain(rc, Opcode::RC_SEND_MIDDLE, 1024)]
+    }),
     ("send_last_alone", "a SEND LAST without a FIRST", |rc| vec![plain(rc, Opcode::RC_SEND_LAST, 8)]),
     ("send_last_imm_alone", "a SEND LAST with immediate without a FIRST", |rc| {
         vec![rc.request(Opcode::RC_SEND_LAST_IMM).word(1).data(&[1; 8]).ack()]
@@ -91,7 +93,9 @@ const SEQUENCES: [Wrong; 22] = [
     ("write_only_wrong_pad", "a WRITE ONLY of 8 bytes with a pad count of 1", |rc| {
         vec![write(rc, WRITE, 8, 8).pad(1)]
     }),
-    ("write_only_above_mtu", "a WRITE ONLY longer than the path MTU", |rc| vec![write(rc, WRITE, 1100, 1100)]),
+    ("write_only_above_mtu", "a WRITE ONLY longer than the path MTU", |rc| {
+        vec![write(rc, WRITE, 1100, 1100)]
+    }),
 ];
 
 pub(super) fn checks() -> Vec<Check> {

@@ -13,18 +13,20 @@ const FLUSHED: u32 = 5;
 
 pub(super) fn checks() -> Vec<Check> {
     let mut chapter = Chapter::new("States and flushing", Service::Rc, Role::Responder);
-    chapter.add(
-        "rc/error/receives_are_flushed",
-        "10.3.1.7",
-        "four receives, and the agent moves the QP to the error state",
-        "all receives complete with a flush error, in order",
-        |bench| {
-            let rc = bench.rc()?;
-            bench.receive(&rc, 64, 4)?;
-            bench.tell(&rc, "modify", "to=err")?;
-            bench.completes(&rc, &[(0, FLUSHED), (1, FLUSHED), (2, FLUSHED), (3, FLUSHED)]).map(drop)
-        },
-    ).short();
+    chapter
+        .add(
+            "rc/error/receives_are_flushed",
+            "10.3.1.7",
+            "four receives, and the agent moves the QP to the error state",
+            "all receives complete with a flush error, in order",
+            |bench| {
+                let rc = bench.rc()?;
+                bench.receive(&rc, 64, 4)?;
+                bench.tell(&rc, "modify", "to=err")?;
+                bench.completes(&rc, &[(0, FLUSHED), (1, FLUSHED), (2, FLUSHED), (3, FLUSHED)]).map(drop)
+            },
+        )
+        .short();
     chapter.add(
         "rc/error/sends_are_flushed",
         "10.3.1.7",
@@ -92,9 +94,15 @@ pub(super) fn checks() -> Vec<Check> {
         |bench| {
             let rc = bench.rc()?;
             bench.receive(&rc, 64, 2)?;
-            bench.ask(&rc, &rc.request(Opcode::RC_SEND_MIDDLE).data(&[1; 1024]).ack(), &["NAK_INVALID_REQUEST+0 msn 0"])?;
+            bench.ask(
+                &rc,
+                &rc.request(Opcode::RC_SEND_MIDDLE).data(&[1; 1024]).ack(),
+                &["NAK_INVALID_REQUEST+0 msn 0"],
+            )?;
             let done = bench.completions(&rc, 2, Duration::from_secs(1))?;
-            must(done.len() == 2 && done.iter().all(|wc| wc.status != 0), || format!("completed as {done:?}"))?;
+            must(done.len() == 2 && done.iter().all(|wc| wc.status != 0), || {
+                format!("completed as {done:?}")
+            })?;
             bench.ask(&rc, &rc.send_only(&[1; 8]), &[]).map(drop)
         },
     );
@@ -102,7 +110,10 @@ pub(super) fn checks() -> Vec<Check> {
         chapter.add(
             format!("rc/solicited/{name}"),
             "11.4.2.2",
-            format!("a SEND {} the solicited event bit, to a queue armed for solicited completions", if solicited { "with" } else { "without" }),
+            format!(
+                "a SEND {} the solicited event bit, to a queue armed for solicited completions",
+                if solicited { "with" } else { "without" }
+            ),
             "a solicited completion raises the event of a queue armed for it, another completion does not",
             move |bench| event(bench, solicited),
         );

@@ -19,7 +19,9 @@ fn plain(uc: &Pair, opcode: Opcode, sent: usize) -> Craft {
 }
 
 const DROPPED: [Dropped; 14] = [
-    ("bad_icrc", "7.8.1", "a SEND with a wrong ICRC", |uc| vec![plain(uc, Opcode::RC_SEND_ONLY, 8).spoiled()]),
+    ("bad_icrc", "7.8.1", "a SEND with a wrong ICRC", |uc| {
+        vec![plain(uc, Opcode::RC_SEND_ONLY, 8).spoiled()]
+    }),
     ("wrong_pkey", "9.6.1", "a SEND of another partition", |uc| {
         vec![plain(uc, Opcode::RC_SEND_ONLY, 8).with(|bth| bth.pkey = 0x8001)]
     }),
@@ -123,7 +125,9 @@ pub(super) fn checks() -> Vec<Check> {
             }
             bench.expect(&uc, &[])?;
             let done = bench.completes(&uc, &[(0, 0)])?;
-            must(done[0].length == 2053, || format!("{} bytes were received, expected 2053", done[0].length))?;
+            must(done[0].length == 2053, || {
+                format!("{} bytes were received, expected 2053", done[0].length)
+            })?;
             bench.memory(uc.region, RECEIVES, &[0xee; 2053])
         },
     );
@@ -156,7 +160,9 @@ fn is_dropped(bench: &mut Bench, packets: fn(&mut Pair) -> Vec<Craft>) -> Script
     uc.advance(1);
     bench.ask(&uc, &uc.request(Opcode::RC_SEND_ONLY).data(b"the next message"), &[])?;
     let done = bench.completes(&uc, &[(0, 0)])?;
-    must(done[0].length == 16, || format!("a message of {} bytes was received, expected 16", done[0].length))?;
+    must(done[0].length == 16, || {
+        format!("a message of {} bytes was received, expected 16", done[0].length)
+    })?;
     bench.memory(uc.region, RECEIVES, b"the next message")
 }
 
@@ -175,5 +181,7 @@ fn valid(bench: &mut Bench, opcode: Opcode, has_imm: bool) -> Script {
     bench.memory(uc.region, if is_write { 0 } else { RECEIVES }, b"received")?;
     let takes_receive = !is_write || has_imm;
     let done = bench.completes(&uc, if takes_receive { &[(0, 0)] } else { &[] })?;
-    must(!has_imm || done.first().is_some_and(|wc| wc.imm == 0x0102_0304), || format!("completed as {done:?}"))
+    must(!has_imm || done.first().is_some_and(|wc| wc.imm == 0x0102_0304), || {
+        format!("completed as {done:?}")
+    })
 }

@@ -161,6 +161,8 @@ fn is_dropped(bench: &mut Bench, packet: fn(&Pair) -> Craft) -> Script {
     bench.send(&packet(&ud))?;
     bench.ask(&ud, &datagram(&ud, b"the next message"), &[])?;
     let done = bench.completes(&ud, &[(0, 0)])?;
-    must(done[0].length == 56, || format!("a message of {} bytes was received, expected 56", done[0].length))?;
+    must(done[0].length == 56, || {
+        format!("a message of {} bytes was received, expected 56", done[0].length)
+    })?;
     bench.memory(ud.region, RECEIVES + 40, b"the next message")
 }

@@ -27,7 +27,8 @@ pub fn junit(report: &Report) -> String {
         );
         let _ = writeln!(xml, "    <properties>");
         for (name, value) in &report.device {
-            let _ = writeln!(xml, "      <property name=\"{}\" value=\"{}\"/>", escaped(name), escaped(value));
+            let _ =
+                writeln!(xml, "      <property name=\"{}\" value=\"{}\"/>", escaped(name), escaped(value));
         }
         let _ = writeln!(xml, "    </properties>");
         for outcome in checks() {

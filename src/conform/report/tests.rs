@@ -16,18 +16,15 @@ fn outcome(name: &str, chapter: &str, verdict: Verdict) -> Outcome {
 }
 
 fn report(verdicts: &[(&str, Verdict)]) -> Report {
-    let device = BTreeMap::from([("device".to_owned(), "rxe0".to_owned()), ("fw".to_owned(), "<1>".to_owned())]);
+    let device =
+        BTreeMap::from([("device".to_owned(), "rxe0".to_owned()), ("fw".to_owned(), "<1>".to_owned())]);
     let mut report = Report::new("192.0.2.2".into(), "192.0.2.1".into(), "raw", device);
     report.checks = verdicts.iter().map(|(name, verdict)| outcome(name, "One", *verdict)).collect();
     report
 }
 
-const MIXED: [(&str, Verdict); 4] = [
-    ("a", Verdict::Keeps),
-    ("b", Verdict::Breaks),
-    ("c", Verdict::Lenient),
-    ("d", Verdict::NotTested),
-];
+const MIXED: [(&str, Verdict); 4] =
+    [("a", Verdict::Keeps), ("b", Verdict::Breaks), ("c", Verdict::Lenient), ("d", Verdict::NotTested)];
 
 #[test]
 fn json_is_read_back() {
