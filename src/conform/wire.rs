@@ -12,7 +12,8 @@ use roxie_port::packet::{PacketConfig, PacketPort};
 use roxie_port::udp::{UdpConfig, UdpPort};
 use roxie_wire::capture::{Direction, PcapngWriter};
 use roxie_wire::frame::Frame;
-use roxie_wire::{Icrc, Qpn, parse};
+use roxie_wire::parse::ICRC_LEN;
+use roxie_wire::{Icrc, Opcode, Qpn, parse};
 
 use crate::packet::{Craft, Seen};
 use crate::verdict::{Script, Stop};
@@ -179,30 +180,45 @@ impl Wire {
         std::mem::replace(&mut self.capture, new_capture()).into_inner()
     }
 
-    /// Sends a packet.
+    /// Sends a packet. A silent one is not captured.
     ///
     /// # Errors
     /// [`Stop::NotTested`] if the link does not take it: silence of the target would be misunderstood.
     pub fn send(&mut self, packet: &Craft, silent: bool) -> Script {
+        self.send_burst(std::slice::from_ref(packet), silent)
+    }
+
+    /// Sends packets with one call of the system.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn send_burst(&mut self, packets: &[Craft], silent: bool) -> Script {
+        let refused = |why: String| Stop::NotTested(format!("the bench's port cannot send a packet: {why}"));
         let mac = self.port.info().mac;
-        let (head, body) = packet.parts(mac, self.peer_mac, self.here, self.target);
-        let length = head.len() + body.len() + 4;
-        let refused =
-            |why: String| Stop::NotTested(format!("the bench's port cannot send {length} bytes: {why}"));
-        let id = self.port.tx_alloc(length).ok_or_else(|| refused("too long for the link".into()))?;
-        let mut frame = self.port.tx_frame(&id);
-        frame.write(0, &head);
-        frame.write(head.len(), &body);
-        self.port.tx_arrange();
-        let mut frame = self.port.tx_frame(&id);
-        packet.seal(&mut frame);
-        let bytes = frame.as_frame().to_vec();
-        self.port.tx_commit(id);
-        self.port.tx_flush(Nanos::ZERO).map_err(|e| refused(e.to_string()))?;
-        if !silent {
-            self.record(Direction::Out, &bytes, None);
+        let mut slots = Vec::new();
+        for packet in packets {
+            let (head, body) = packet.parts(mac, self.peer_mac, self.here, self.target);
+            let length = head.len() + body.len() + ICRC_LEN;
+            let Some(id) = self.port.tx_alloc(length) else {
+                slots.into_iter().for_each(|(id, _)| self.port.tx_cancel(id));
+                return Err(refused(format!("{length} bytes are too long for the link")));
+            };
+            let mut frame = self.port.tx_frame(&id);
+            frame.write(0, &head);
+            frame.write(head.len(), &body);
+            slots.push((id, packet));
         }
-        Ok(())
+        self.port.tx_arrange();
+        for (id, packet) in slots {
+            let mut frame = self.port.tx_frame(&id);
+            packet.seal(&mut frame);
+            let bytes = frame.as_frame().to_vec();
+            self.port.tx_commit(id);
+            if !silent {
+                self.record(Direction::Out, &bytes, None);
+            }
+        }
+        self.port.tx_flush(Nanos::ZERO).map_err(|e| refused(e.to_string()))
     }
 
     fn record(&mut self, direction: Direction, frame: &[u8], comment: Option<&str>) {
@@ -261,6 +277,13 @@ impl Wire {
             }
             sleep(PAUSE);
         }
+    }
+
+    /// Takes the packets with an opcode from the inbox, whatever their destination QP.
+    pub(crate) fn take_opcode(&mut self, opcode: Opcode) -> Vec<Seen> {
+        let (taken, left) = self.inbox.drain(..).partition(|seen| seen.packet.bth.opcode == opcode);
+        self.inbox = left;
+        taken
     }
 
     /// Takes the packets to `qpn` from the inbox, in the order of their arrival.

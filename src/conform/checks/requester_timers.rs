@@ -72,6 +72,27 @@ pub(super) fn checks() -> Vec<Check> {
         },
     );
     chapter.add(
+        "rc/timeout/again_is_the_same",
+        "9.7.1",
+        "the agent posts a SEND with the solicited flag; the bench is silent",
+        "what is sent again has the PSN, the header and the bytes that it had",
+        |bench| {
+            let rc = bench.connect(&Setup { timeout: 13, ..Setup::new(Service::Rc) })?;
+            bench.post(&rc, "op=send off=0 len=64 flags=se id=7")?;
+            let came = bench.within_time(&rc, 2, timeout(13) * 4 + SLACK);
+            must(came.len() == 2, || format!("{} packets came, expected the SEND twice", came.len()))?;
+            let transport = |seen: &Seen| {
+                let packet = &seen.packet;
+                seen.frame.get(packet.bth_offset..packet.icrc_offset).map(<[u8]>::to_vec)
+            };
+            must(transport(&came[0]) == transport(&came[1]), || {
+                format!("{} was sent again as {}", came[0].packet, came[1].packet)
+            })?;
+            bench.send(&rc.ack(0, 1))?;
+            bench.completes(&rc, &[(7, 0)]).map(drop)
+        },
+    );
+    chapter.add(
         "rc/timeout/none",
         "9.7.6.1.3",
         "the agent posts a SEND with ACK timeout code 0; the bench is silent for 300 ms",
