@@ -230,7 +230,7 @@ fn diff_fails_if_a_verdict_is_worse() {
             "verdict": verdict, "came": "nothing", "seconds": 0.1,
         })
     };
-    let mut write = |name: &str, verdict: &str| {
+    let write = |name: &str, verdict: &str| {
         let mut report =
             Report::new("192.0.2.2".into(), "192.0.2.1".into(), "raw", std::collections::BTreeMap::new());
         report.checks = vec![serde_json::from_value(outcome(verdict)).unwrap()];
