@@ -10,7 +10,9 @@ use crate::page::Page;
 use crate::{read, root};
 
 /// Foreign programs that pages name. Their arguments are not checked.
-const OTHERS: [&str; 13] = [
+const OTHERS: [&str; 15] = [
+    "./agent",
+    "cc",
     "cp",
     "echo",
     "ip",
