@@ -223,6 +223,27 @@ impl Completion {
     }
 }
 
+/// Returns the name of a status of `enum ibv_wc_status`.
+pub fn status_name(status: u32) -> &'static str {
+    const NAMES: [&str; 14] = [
+        "SUCCESS",
+        "LOC_LEN_ERR",
+        "LOC_QP_OP_ERR",
+        "LOC_EEC_OP_ERR",
+        "LOC_PROT_ERR",
+        "WR_FLUSH_ERR",
+        "MW_BIND_ERR",
+        "BAD_RESP_ERR",
+        "LOC_ACCESS_ERR",
+        "REM_INV_REQ_ERR",
+        "REM_ACCESS_ERR",
+        "REM_OP_ERR",
+        "RETRY_EXC_ERR",
+        "RNR_RETRY_EXC_ERR",
+    ];
+    NAMES.get(status as usize).copied().unwrap_or("another status")
+}
+
 /// Returns bytes as lower-case digits.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |mut text, byte| {

@@ -29,7 +29,7 @@ pub enum Role {
     Requester,
 }
 
-/// What a check needs beside a target.
+/// A need of a check beside a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Need {
@@ -56,11 +56,11 @@ pub struct Check {
     pub service: Service,
     /// Role of the target.
     pub role: Role,
-    /// What the check needs.
+    /// Needs beside a target.
     pub needs: Vec<Need>,
     /// Stimulus: what the bench does.
     pub stimulus: String,
-    /// What the specification asks.
+    /// The specification's rule.
     pub asks: String,
     /// True for the quick subset.
     pub is_short: bool,

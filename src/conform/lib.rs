@@ -21,6 +21,7 @@ pub mod bench;
 pub mod check;
 pub mod checks;
 pub mod packet;
+pub mod pair;
 pub mod report;
 pub mod run;
 pub mod verdict;

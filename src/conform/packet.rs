@@ -176,7 +176,7 @@ impl Craft {
         (head, body)
     }
 
-    /// Writes the ICRC of a frame whose headers and body are in place, and spoils it if the script wants so.
+    /// Writes the ICRC of a frame with headers and body in place, and spoils it if the script wants so.
     pub(crate) fn seal(&self, frame: &mut FrameMut<'_>) {
         seal(frame);
         let last = frame.len() - 1;

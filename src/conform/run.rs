@@ -23,13 +23,13 @@ pub struct Outcome {
     pub chapter: String,
     /// Clause of the specification.
     pub clause: String,
-    /// What the bench did.
+    /// Stimulus: the bench's packets and requests.
     pub stimulus: String,
-    /// What the specification asks.
+    /// The specification's rule.
     pub asks: String,
     /// The verdict.
     pub verdict: Verdict,
-    /// What came instead, or why the check did not run; empty if the rule is kept.
+    /// The target's reaction instead, or why the check did not run; empty if the rule is kept.
     pub came: String,
     /// Seconds that the check took.
     pub seconds: f64,

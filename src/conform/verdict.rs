@@ -45,7 +45,7 @@ pub enum Stop {
 }
 
 impl Stop {
-    /// Returns the verdict. A target whose agent was lost during a check broke it: no packet may end a host.
+    /// Returns the verdict: a target that loses its agent during a check breaks the rule, since no packet may end a host.
     pub fn verdict(&self) -> Verdict {
         match self {
             Stop::Breaks(_) | Stop::Lost(_) => Verdict::Breaks,

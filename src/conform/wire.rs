@@ -161,7 +161,7 @@ impl Wire {
         self.access == Access::Raw
     }
 
-    /// Names the QP of the bench whose packets are not captured: it proves that the target is alive.
+    /// Names the bench's QP of the control connection, without captures: it proves that the target is alive.
     pub(crate) fn leave_out(&mut self, qpn: Qpn) {
         self.unheard = Some(qpn);
     }

@@ -123,7 +123,7 @@ pub(super) fn checks() -> Vec<Check> {
     chapter.done()
 }
 
-/// Returns a packet whose opcode has immediate data, which the packet lacks.
+/// Returns a packet with an opcode of immediate data, which the packet lacks.
 fn truncated(mut packet: Craft) -> Craft {
     packet.bth.opcode = Opcode::RC_SEND_ONLY_IMM;
     packet

@@ -1,4 +1,4 @@
-//! What a requester sends: opcodes, segmentation, headers, PSNs, and how it completes (9.2, 9.4, 9.7.3).
+//! Requests as a requester sends them: opcodes, segmentation, headers, PSNs, and how it completes (9.2, 9.4, 9.7.3).
 
 use roxie_wire::{NetHeader, Opcode};
 

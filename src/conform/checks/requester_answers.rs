@@ -1,4 +1,4 @@
-//! What a requester does with acknowledgements, NAKs and responses, right and wrong ones (9.7.5.2, 9.7.6, 9.9.2).
+//! A requester's reaction to acknowledgements, NAKs and responses, right and wrong ones (9.7.5.2, 9.7.6, 9.9.2).
 
 use roxie_wire::Opcode;
 

@@ -9,11 +9,11 @@ use crate::check::{Chapter, Check, Role, Service};
 use crate::packet::Seen;
 use crate::verdict::{Script, must};
 
-/// Status of a request whose retries are exhausted (`IBV_WC_RETRY_EXC_ERR`).
+/// Status of a request with exhausted retries (`IBV_WC_RETRY_EXC_ERR`).
 const RETRY_EXCEEDED: u32 = 12;
-/// Status of a request whose RNR retries are exhausted (`IBV_WC_RNR_RETRY_EXC_ERR`).
+/// Status of a request with exhausted RNR retries (`IBV_WC_RNR_RETRY_EXC_ERR`).
 const RNR_RETRY_EXCEEDED: u32 = 13;
-/// What a busy machine may add to a measured time.
+/// Time that a busy machine may add to a measured one.
 const SLACK: Duration = Duration::from_millis(150);
 
 /// Returns the time of an ACK timeout code: 4.096 us times 2 to the code.

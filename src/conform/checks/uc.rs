@@ -1,4 +1,4 @@
-//! The unreliable connection: what is lost is dropped, and nobody is told (9.8.2).
+//! The unreliable connection: lost messages are dropped without an answer (9.8.2).
 
 use roxie_wire::Opcode;
 

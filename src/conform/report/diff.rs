@@ -3,7 +3,7 @@
 use super::Report;
 use crate::verdict::Verdict;
 
-/// A check whose verdict differs; `None` where a run does not have it.
+/// A check with another verdict; `None` where a run does not have it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     /// Name of the check.
@@ -12,7 +12,7 @@ pub struct Change {
     pub before: Option<Verdict>,
     /// Verdict in the second run.
     pub after: Option<Verdict>,
-    /// What came in the second run.
+    /// The target's reaction in the second run.
     pub came: String,
 }
 
@@ -29,7 +29,7 @@ impl Change {
     }
 }
 
-/// Returns the checks whose verdicts differ, in the order of the second run, then those that it lacks.
+/// Returns the checks with other verdicts, in the order of the second run, then those that it lacks.
 pub fn diff(before: &Report, after: &Report) -> Vec<Change> {
     let verdict = |report: &Report, name: &str| {
         report.checks.iter().find(|outcome| outcome.name == name).map(|outcome| outcome.verdict)

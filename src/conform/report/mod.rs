@@ -33,7 +33,7 @@ pub struct Report {
     pub access: String,
     /// Seconds since the Unix epoch at the start.
     pub started: u64,
-    /// What agent and device say of themselves.
+    /// Words of agent and device about themselves.
     pub device: BTreeMap<String, String>,
     /// Outcomes, in the order of the run.
     pub checks: Vec<Outcome>,
