@@ -10,9 +10,7 @@ use crate::page::Page;
 use crate::{read, root};
 
 /// Foreign programs that pages name. Their arguments are not checked.
-const OTHERS: [&str; 15] = [
-    "./agent",
-    "cc",
+const OTHERS: [&str; 13] = [
     "cp",
     "echo",
     "ip",
