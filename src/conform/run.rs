@@ -74,7 +74,11 @@ pub fn run(check: &Check, bench: &mut Bench, again: &mut dyn FnMut() -> Option<A
         bench.begin(LIMIT);
         result = (check.run)(bench);
         capture = bench.wire.take_capture();
-        let ended = bench.alive().and_then(|()| bench.end());
+        // A lost target is not asked again: each question would take its whole time.
+        let ended = match &result {
+            Err(Stop::Lost(why)) => Err(Stop::Lost(why.clone())),
+            _ => bench.alive().and_then(|()| bench.end()),
+        };
         if ended.is_err() {
             bench.agent.abandon();
         }
