@@ -106,7 +106,7 @@ pub(super) fn checks() -> Vec<Check> {
     chapter.add(
         "ud/valid/network_header",
         "A17.4.5.2",
-        "a datagram",
+        "a valid datagram of 8 bytes",
         "the 40 bytes in front of it end with the source and destination address of the datagram",
         |bench| {
             let ud = bench.connect(&Setup::new(Service::Ud))?;
