@@ -8,6 +8,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 mod cc;
 mod chart;
+mod conform;
 mod decode;
 mod decoded;
 mod demo;
@@ -49,6 +50,7 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Cc(cc::Arguments),
+    Conform(conform::Arguments),
     Decode(decode::Arguments),
     Demo(demo::Arguments),
     Doctor(doctor::Arguments),
@@ -73,6 +75,7 @@ fn main() -> ExitCode {
     roxie::stderr_log::install();
     match Arguments::parse().command {
         Command::Cc(arguments) => cc::run(&arguments),
+        Command::Conform(arguments) => conform::run(&arguments),
         Command::Decode(arguments) => decode::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),

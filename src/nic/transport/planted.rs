@@ -77,9 +77,46 @@ pub enum PlantedBug {
 mod switch {
     use super::PlantedBug;
     use std::cell::Cell;
+    use std::sync::OnceLock;
+
+    /// Environment variable that plants a bug in a whole process, by its name.
+    const VARIABLE: &str = "ROXIE_PLANTED_BUG";
+
+    /// Bugs that a process can be started with: those of packets, which a peer sees.
+    const OF_PROCESSES: [PlantedBug; 18] = [
+        PlantedBug::NoDuplicateCheck,
+        PlantedBug::AckBeforeReadResponse,
+        PlantedBug::PsnCompareWithoutWrap,
+        PlantedBug::AtomicExecutedAgain,
+        PlantedBug::AckCompletesRead,
+        PlantedBug::NoAckRequestOnRetransmission,
+        PlantedBug::UcIgnoresGaps,
+        PlantedBug::UdIgnoresQkey,
+        PlantedBug::AcknowledgesRead,
+        PlantedBug::AnswersInOrderOfRequests,
+        PlantedBug::SilentAfterRnr,
+        PlantedBug::SolicitedOnlyOnce,
+        PlantedBug::LongDatagramEnds,
+        PlantedBug::AnySource,
+        PlantedBug::IntervalIgnored,
+        PlantedBug::NotifiesItself,
+        PlantedBug::NotifiesNobody,
+        PlantedBug::AcknowledgementsAreCapable,
+    ];
 
     thread_local! {
         static PLANTED: Cell<Option<PlantedBug>> = const { Cell::new(None) };
+    }
+
+    /// Returns the bug that this thread drives QPs with: its own, or the process's.
+    fn planted() -> Option<PlantedBug> {
+        static OF_THE_PROCESS: OnceLock<Option<PlantedBug>> = OnceLock::new();
+        PLANTED.get().or_else(|| {
+            *OF_THE_PROCESS.get_or_init(|| {
+                let name = std::env::var(VARIABLE).ok()?;
+                OF_PROCESSES.into_iter().find(|bug| format!("{bug:?}") == name)
+            })
+        })
     }
 
     impl PlantedBug {
@@ -90,12 +127,12 @@ mod switch {
 
         /// True if this bug is planted.
         pub fn is(self) -> bool {
-            PLANTED.get() == Some(self)
+            planted() == Some(self)
         }
 
         /// True if a bug is planted. Bugs are implemented in the slow path.
         pub(crate) fn is_any() -> bool {
-            PLANTED.get().is_some()
+            planted().is_some()
         }
     }
 }

@@ -1,0 +1,149 @@
+//! `roxie conform`: a conformance bench for any RoCE v2 peer.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use crate::output;
+
+mod compare;
+mod list;
+mod play;
+
+/// Exit code of a run in which the target broke a rule.
+const BROKEN: u8 = 1;
+/// Exit code of wrong usage.
+const USAGE: u8 = 2;
+/// Exit code of a run that could not begin.
+const CANNOT_RUN: u8 = 77;
+
+const LONG_ABOUT: &str = "Sends right and wrong packets to a RoCE v2 peer, and judges what it does by the rules of the InfiniBand \
+                          specification: which packets it sends, what memory and completions have, and whether it lives.\n\nAt the \
+                          target runs a small agent, one C file on libibverbs:\n\n  roxie conform agent > agent.c\n  cc agent.c \
+                          -libverbs -o agent\n  ./agent\n\nThe bench makes every packet itself. With CAP_NET_RAW it uses packet \
+                          sockets, else a UDP socket, and says which checks that leaves out. Each check ends with a verdict: keeps, \
+                          breaks, lenient (accepts without harm what it should refuse) or not tested.";
+
+const AFTER_HELP: &str = "Examples:\n  roxie conform --target 192.0.2.2\n  roxie conform --target 192.0.2.2 --short\n  roxie conform \
+                          --target 192.0.2.2 --filter rc/duplicate --captures packets\n  roxie conform --target 192.0.2.2 --json \
+                          run.json --junit run.xml --html run.html\n\nExit codes: 0 the target keeps all rules that were tested, 1 it \
+                          breaks some, 2 wrong usage, 77 the run cannot begin.";
+
+/// Test a RoCE v2 peer against the specification
+#[derive(Debug, Args)]
+#[command(long_about = LONG_ABOUT, after_help = AFTER_HELP, args_conflicts_with_subcommands = true)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    play: PlayArguments,
+}
+
+// No doc comments for commands that have a long help: the comment would replace it.
+#[derive(Debug, Subcommand)]
+enum Command {
+    List(list::Arguments),
+    /// Print the agent's source
+    Agent,
+    Diff(compare::Arguments),
+}
+
+/// Selection of checks.
+#[derive(Debug, Args)]
+struct Selection {
+    /// Only checks whose name contains this text
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+    /// Only a quick subset, which covers each service
+    #[arg(long)]
+    short: bool,
+}
+
+impl Selection {
+    /// Returns the chosen checks.
+    fn checks(&self) -> Vec<roxie_conform::check::Check> {
+        let mut checks = roxie_conform::checks::all();
+        checks.retain(|check| {
+            (!self.short || check.is_short)
+                && self.filter.as_ref().is_none_or(|text| check.name.contains(text.as_str()))
+        });
+        checks
+    }
+}
+
+/// A run against a target.
+#[derive(Debug, Args)]
+struct PlayArguments {
+    /// RoCE address of the target
+    #[arg(long, value_name = "ADDRESS")]
+    target: Option<IpAddr>,
+    /// TCP port of the agent
+    #[arg(long, value_name = "PORT", default_value_t = roxie_conform::agent::PORT)]
+    agent_port: u16,
+    /// Address of the agent [default: the target's]
+    #[arg(long, value_name = "ADDRESS")]
+    agent: Option<IpAddr>,
+    /// Interface that leads to the target [default: that of the route]
+    #[arg(long, value_name = "NAME")]
+    interface: Option<String>,
+    /// How to reach the link [default: raw if permitted]
+    #[arg(long, value_enum)]
+    link: Option<Link>,
+    #[command(flatten)]
+    selection: Selection,
+    /// Write the report as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write the report as JUnit XML
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+    /// Write the report as a page that needs no other file
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Write the packets of each check to this folder
+    #[arg(long, value_name = "DIR")]
+    captures: Option<PathBuf>,
+    /// Print a line for each check, also for those that are kept
+    #[arg(long, short)]
+    verbose: bool,
+}
+
+/// How to reach the link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Link {
+    /// Packet sockets: every byte of a frame; takes CAP_NET_RAW
+    Raw,
+    /// A UDP socket: every byte behind the UDP header
+    Socket,
+}
+
+/// Why a command ended early: the exit code, and what to say.
+#[derive(Debug)]
+struct Ended(u8, String);
+
+impl From<crate::failure::Failure> for Ended {
+    fn from(failure: crate::failure::Failure) -> Ended {
+        Ended(failure.exit_code(), failure.to_string())
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(arguments: &Arguments) -> ExitCode {
+    let done = match &arguments.command {
+        Some(Command::List(arguments)) => list::run(arguments).map(|()| 0),
+        Some(Command::Agent) => {
+            output::line(roxie_conform::agent::SOURCE.trim_end()).map(|()| 0).map_err(Ended::from)
+        }
+        Some(Command::Diff(arguments)) => compare::run(arguments),
+        None => play::run(&arguments.play),
+    };
+    match done {
+        Ok(code) => ExitCode::from(code),
+        Err(Ended(code, why)) => {
+            output::complain("conform", why);
+            ExitCode::from(code)
+        }
+    }
+}
