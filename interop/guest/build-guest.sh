@@ -18,6 +18,7 @@
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+agent=$here/../../src/conform/agent.c
 top=${ROXIE_CACHE:-$here/../../target/interop/cache}
 kernel=6.1
 
@@ -85,6 +86,13 @@ compile_peer() {
     # shellcheck disable=SC2046  # two words are meant
     gcc -std=gnu11 -D_GNU_SOURCE $(rdma_core_defines) -O2 -Wall -Wextra -Werror \
         -I"$root/usr/include" "$here"/peer/*.c -o "$1" \
+        -L"$lib" -Wl,-rpath-link,"$lib" -Wl,--unresolved-symbols=ignore-in-shared-libs -l:libibverbs.so.1
+}
+
+# Compiles the agent of `roxie conform` in the same way.
+compile_agent() {
+    local root=$cache/root lib=$cache/root/usr/lib/x86_64-linux-gnu
+    gcc -std=gnu11 -D_GNU_SOURCE -O2 -Wall -Wextra -I"$root/usr/include" "$agent" -o "$1" \
         -L"$lib" -Wl,-rpath-link,"$lib" -Wl,--unresolved-symbols=ignore-in-shared-libs -l:libibverbs.so.1
 }
 
@@ -238,6 +246,8 @@ build() {
 
     compile_peer "$out.new/peer"
     add_elf bin/roxie-peer "$tree" "$out.new/peer"
+    compile_agent "$out.new/agent"
+    add_elf bin/roxie-conform-agent "$tree" "$out.new/agent"
     add_modules "$tree" "$version"
     install -m 0755 "$here/init" "$tree/init"
     install -m 0755 "$here/nvme" "$tree/bin/roxie-nvme"
@@ -273,7 +283,7 @@ main() {
     if [ $refresh = yes ] || ! cache_is_complete; then download; fi
     [ -d "$cache/root" ] || unpack
 
-    hash=$( (cd "$cache/debs" && ls; cat "$here/build-guest.sh" "$here/init" "$here/nvme" "$here"/peer/*.[ch]; gcc --version) |
+    hash=$( (cd "$cache/debs" && ls; cat "$here/build-guest.sh" "$here/init" "$here/nvme" "$here"/peer/*.[ch] "$agent"; gcc --version) |
         sha256sum | cut -c1-16)
     out=$cache/guest-$hash
     if [ ! -d "$out" ]; then

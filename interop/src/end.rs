@@ -527,6 +527,9 @@ pub trait Local: End {
     /// Starts a command of `roxie` on the prepared row's port, under its fault: `command` is two words, `nvme target`.
     fn command(&mut self, command: [&str; 2], arguments: &[String]) -> Result<(), Error>;
 
+    /// Starts `roxie conform` with these arguments on the site's interface.
+    fn bench(&mut self, arguments: &[String]) -> Result<(), Error>;
+
     /// Asks the program started last to end (SIGTERM).
     fn ask_to_end(&mut self) -> Result<(), Error>;
 

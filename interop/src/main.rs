@@ -264,7 +264,9 @@ fn run(arguments: &RunArguments) -> Result<bool, Error> {
         }
     }
     let unmodified = rows.iter().any(|row| matches!(row.case, Case::Program(_)));
-    if unmodified || rows.iter().any(|row| matches!(row.case, Case::Pingpong(_) | Case::Nvme(_))) {
+    if unmodified
+        || rows.iter().any(|row| matches!(row.case, Case::Pingpong(_) | Case::Nvme(_) | Case::Conform))
+    {
         local::build_roxie()?;
     }
     if unmodified {

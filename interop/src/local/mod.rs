@@ -391,6 +391,15 @@ impl Local for Roxie<'_> {
         Ok(())
     }
 
+    fn bench(&mut self, arguments: &[String]) -> Result<(), Error> {
+        // The bench opens the interface itself.
+        self.open = None;
+        let mut words: Vec<String> = ["conform", "--interface", self.site.interface].map(String::from).into();
+        words.extend_from_slice(arguments);
+        self.program = Some(Program::start(self.site.namespace, &program::roxie()?, &words)?);
+        Ok(())
+    }
+
     fn ask_to_end(&mut self) -> Result<(), Error> {
         match &self.program {
             Some(program) => program.ask_to_end(),

@@ -40,6 +40,7 @@ pub fn all() -> Vec<Row> {
                 rows.extend(STOCK.map(|s| row(Case::Pingpong(s))));
                 let over = programs::all().into_iter().filter(|(_, families)| families.contains(&family));
                 rows.extend(over.map(|(program, _)| row(Case::Program(program))));
+                rows.extend(is_bench(port, family, requester).then_some(row(Case::Conform)));
                 rows.extend(nvme(port, family, requester).into_iter().map(|test| row(Case::Nvme(test))));
             }
         }
@@ -47,6 +48,12 @@ pub fn all() -> Vec<Row> {
     rows.sort();
     rows.dedup();
     rows
+}
+
+/// True for the ends of the conformance bench: packet sockets over both IP versions, and a UDP socket.
+fn is_bench(port: PortKind, family: Family, requester: Side) -> bool {
+    let has_link = port == PortKind::Packet || (port, family) == (PortKind::Udp, Family::V4);
+    requester == Side::Roxie && has_link
 }
 
 /// Returns the rows of NVMe over Fabrics: each port, and over sockets also loss, the other IP version, and a target of Roxie's that is killed.
@@ -144,8 +151,8 @@ impl Row {
             Case::Odd(odd) => self.family == FAMILIES[odd as usize % 2],
             Case::Pingpong(program) => turn(3 * side + program as usize),
             Case::Program(_) => SHORT_PROGRAMS.contains(&self.to_string().as_str()),
-            // A file system takes longer than a short run has.
-            Case::Nvme(_) => false,
+            // A file system and a bench take longer than a short run has.
+            Case::Nvme(_) | Case::Conform => false,
         }
     }
 }

@@ -218,6 +218,8 @@ pub enum Case {
     Program(Program),
     /// NVMe over Fabrics, with the kernel at one end and `roxie nvme` at the other. The requester is the host.
     Nvme(Blocks),
+    /// The conformance bench, `roxie conform`, with its agent at the peer.
+    Conform,
 }
 
 /// A row of the matrix.
@@ -520,6 +522,7 @@ impl fmt::Display for Row {
             Case::Program(program) => write!(f, "{program}"),
             Case::Nvme(Blocks::Moved(fault)) => write!(f, "nvme/{fault}"),
             Case::Nvme(Blocks::Restarted) => write!(f, "nvme/restarted"),
+            Case::Conform => write!(f, "conform"),
         }
     }
 }
@@ -550,7 +553,7 @@ impl Row {
                 error >= ErrorCase::BadRkeyAtomicWrite && error <= ErrorCase::NoRightToPersist
             }
             Case::Feature(feature) => feature >= Feature::FlushRange,
-            Case::Wrong(_) | Case::Odd(_) | Case::Pingpong(_) | Case::Program(_) | Case::Nvme(_) => false,
+            _ => false,
         }
     }
 

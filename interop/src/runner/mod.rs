@@ -1,5 +1,6 @@
 //! Runs rows in order, reports them, and keeps captures of failures.
 
+mod conform;
 mod distros;
 mod ends;
 mod nvme;
@@ -199,6 +200,7 @@ fn one(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, capture: Option<&Path>
     let outcome = match (row.case, row.requester) {
         (Case::Pingpong(program), _) => programs::pingpong(program, row, roxie, peer),
         (Case::Program(program), _) => programs::unmodified(program, row, roxie, peer),
+        (Case::Conform, _) => conform::bench(row, roxie, peer),
         (Case::Nvme(test), _) => nvme::blocks(test, row, roxie, peer),
         (Case::Wrong(wrong), _) => play_wrong(wrong, row.family, roxie, peer),
         (Case::Odd(odd), _) => play_odd(odd, row.family, roxie, peer),
