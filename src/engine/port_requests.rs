@@ -85,16 +85,16 @@ fn follow_groups(
     result
 }
 
-/// Passes the flows of raw packet QPs to the port. A flow that the port cannot steer is removed, and the command fails.
+/// Passes the flows of raw packet QPs to the port. A flow that the port cannot steer is removed, and the command fails. A command that
+/// removed flows does not: if the port still steers their frames here, the NIC drops them.
 fn follow_flows(
     nic: &mut Nic,
     port: &mut dyn Port,
     result: Result<Answer, ControlError>,
 ) -> Result<Answer, ControlError> {
     let Some(flows) = nic.take_flow_change() else { return result };
-    port.steer(&flows).map_err(|error| {
-        nic.forget_flow_change();
-        ControlError::Steer(error.to_string())
-    })?;
-    result
+    match port.steer(&flows) {
+        Err(error) if nic.forget_added_flow() => Err(ControlError::Steer(error.to_string())),
+        _ => result,
+    }
 }

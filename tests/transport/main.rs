@@ -54,6 +54,7 @@ mod shared_rate;
 mod slowed;
 mod srq;
 mod states;
+mod steering;
 mod uc;
 mod ud;
 mod windows;

@@ -32,7 +32,7 @@ fn stage() -> Stage {
     Stage::with(Setup { qp_type: QpType::RawPacket, ..Setup::default() })
 }
 
-fn another(stage: &mut Stage) -> HostQp {
+pub(crate) fn another(stage: &mut Stage) -> HostQp {
     let init = QpInit { qp_type: QpType::RawPacket, caps: QpCaps::default(), sq_sig_all: true };
     let qp = stage.host.create_qp_as(init, 16);
     for attr in attributes() {
@@ -47,11 +47,11 @@ fn frame(ether_type: [u8; 2], payload: &[u8]) -> Vec<u8> {
 }
 
 /// A rule that matches an EtherType.
-fn of_type(priority: u32, ether_type: [u8; 2]) -> FlowRule {
+pub(crate) fn of_type(priority: u32, ether_type: [u8; 2]) -> FlowRule {
     FlowRule { priority, matching: FlowMatch::default().with(FlowField::EtherType, &ether_type) }
 }
 
-fn flow(stage: &mut Stage, qp: &HostQp, rule: FlowRule) -> Result<FlowId, ControlError> {
+pub(crate) fn flow(stage: &mut Stage, qp: &HostQp, rule: FlowRule) -> Result<FlowId, ControlError> {
     match stage.host.call(stage.now, Command::CreateFlow(qp.handle.index, Box::new(rule)))? {
         NicAnswer::Flow(id) => Ok(id),
         other => panic!("a flow: {other:?}"),

@@ -49,7 +49,10 @@ impl Flows {
     pub(super) fn remove_of(&mut self, qp: QpIndex) {
         let before = self.flows.len();
         self.flows.retain(|flow| flow.qp != qp);
-        self.changed |= self.flows.len() < before;
+        if self.flows.len() < before {
+            self.changed = true;
+            self.added = None;
+        }
     }
 
     /// Returns the QP for the `copy`-th copy of a frame with this key. One copy goes to the first flow that matches, and one to
@@ -151,11 +154,11 @@ impl Nic {
         changed.then(|| self.flows.flows.iter().map(|flow| flow.rule.matching).collect())
     }
 
-    /// Removes the last added flow, since the port could not steer it.
-    pub fn forget_flow_change(&mut self) {
-        if let Some(id) = self.flows.added.take() {
-            self.flows.flows.retain(|flow| flow.id != id);
-        }
+    /// Removes the flow that the last change added, since the port could not steer it. False: that change added none.
+    pub fn forget_added_flow(&mut self) -> bool {
+        let added = self.flows.added.take();
+        self.flows.flows.retain(|flow| Some(flow.id) != added);
+        added.is_some()
     }
 
     /// Receives a frame that is no RoCE packet, or an invalid one. `None`: no flow takes it.
