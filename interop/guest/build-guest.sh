@@ -79,20 +79,12 @@ rdma_core_defines() {
     echo "-DRDMA_CORE_MAJOR=${version%%.*} -DRDMA_CORE_MINOR=${version#*.}"
 }
 
-# Compiles with the guest's libibverbs and this host's C library, which must not be newer than the guest's. Symbols that
-# the guest's libraries need of each other are resolved in the guest.
-compile_peer() {
-    local root=$cache/root lib=$cache/root/usr/lib/x86_64-linux-gnu
-    # shellcheck disable=SC2046  # two words are meant
-    gcc -std=gnu11 -D_GNU_SOURCE $(rdma_core_defines) -O2 -Wall -Wextra -Werror \
-        -I"$root/usr/include" "$here"/peer/*.c -o "$1" \
-        -L"$lib" -Wl,-rpath-link,"$lib" -Wl,--unresolved-symbols=ignore-in-shared-libs -l:libibverbs.so.1
-}
-
-# Compiles the agent of `roxie conform` in the same way.
-compile_agent() {
-    local root=$cache/root lib=$cache/root/usr/lib/x86_64-linux-gnu
-    gcc -std=gnu11 -D_GNU_SOURCE -O2 -Wall -Wextra -I"$root/usr/include" "$agent" -o "$1" \
+# Compiles a program `$1` of the sources and options that follow, with the guest's libibverbs and this host's C library, which must not be
+# newer than the guest's. Symbols that the guest's libraries need of each other are resolved in the guest.
+compile() {
+    local program=$1 root=$cache/root lib=$cache/root/usr/lib/x86_64-linux-gnu
+    shift
+    gcc -std=gnu11 -D_GNU_SOURCE -O2 -Wall -Wextra -I"$root/usr/include" "$@" -o "$program" \
         -L"$lib" -Wl,-rpath-link,"$lib" -Wl,--unresolved-symbols=ignore-in-shared-libs -l:libibverbs.so.1
 }
 
@@ -244,9 +236,10 @@ build() {
     echo "driver rxe" >"$tree/etc/libibverbs.d/rxe.driver"
     add_elf lib/x86_64-linux-gnu/libgcc_s.so.1 "$tree"
 
-    compile_peer "$out.new/peer"
+    # shellcheck disable=SC2046  # two words are meant
+    compile "$out.new/peer" -Werror $(rdma_core_defines) "$here"/peer/*.c
     add_elf bin/roxie-peer "$tree" "$out.new/peer"
-    compile_agent "$out.new/agent"
+    compile "$out.new/agent" "$agent"
     add_elf bin/roxie-conform-agent "$tree" "$out.new/agent"
     add_modules "$tree" "$version"
     install -m 0755 "$here/init" "$tree/init"

@@ -29,6 +29,14 @@ pub struct Agent {
     is_lost: bool,
 }
 
+/// Parses a number as agents write them: decimal, or hexadecimal behind `0x`.
+pub(crate) fn number_of(word: &str) -> Option<u64> {
+    match word.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => word.parse().ok(),
+    }
+}
+
 /// Words of an answer.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
@@ -183,11 +191,8 @@ impl Answer {
     /// If the answer lacks it, or has a word that is no number.
     pub fn number(&self, key: &str) -> Result<u64, Stop> {
         let word = self.word(key)?;
-        let number = match word.strip_prefix("0x") {
-            Some(digits) => u64::from_str_radix(digits, 16),
-            None => word.parse(),
-        };
-        number.map_err(|_| Stop::NotTested(format!("the agent's answer has {key}={word}, no number")))
+        number_of(word)
+            .ok_or_else(|| Stop::NotTested(format!("the agent's answer has {key}={word}, no number")))
     }
 
     /// Returns a number of 32 bits.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use roxie_wire::{Gid, Psn, Qpn};
 
-use crate::agent::{Agent, Completion, hex, status_name, unhex};
+use crate::agent::{Agent, Completion, hex, number_of, status_name, unhex};
 use crate::check::Service;
 use crate::packet::{Craft, Seen};
 pub use crate::pair::{Pair, QKEY, Region, Setup};
@@ -36,7 +36,6 @@ pub struct Bench {
     control: Option<Pair>,
     open: Vec<u64>,
     regions: Vec<u64>,
-    bound: Option<Region>,
     next_qpn: u32,
     settle: Duration,
     until: Instant,
@@ -56,7 +55,6 @@ impl Bench {
             control: None,
             open: Vec::new(),
             regions: Vec::new(),
-            bound: None,
             next_qpn: 0x0100,
             settle: Duration::from_millis(5),
             until: Instant::now() + Duration::from_secs(30),
@@ -279,7 +277,7 @@ impl Bench {
                 return Ok(());
             }
         }
-        Err(Stop::Lost("the target no longer acknowledges a valid WRITE over another connection".into()))
+        Err(Stop::Silent("the target no longer acknowledges a valid WRITE over another connection".into()))
     }
 
     /// Expects that a pair still works: the next WRITE is executed and acknowledged, with this MSN.
@@ -346,25 +344,19 @@ impl Bench {
         self.agent.ask(&format!("{verb} qp={} {words}", pair.id))
     }
 
-    /// Binds a window to the first `length` bytes of the region, and returns its rkey once the binding is complete.
+    /// Binds a window to the first `length` bytes of a region, and returns it, with its rkey, once the binding is complete.
     ///
     /// # Errors
     /// If the agent or the device refuses.
-    pub fn bind(&mut self, pair: &Pair, length: u32) -> Script<u32> {
+    pub fn bind(&mut self, pair: &Pair, length: u32) -> Script<Region> {
         let region = self.register(4096, "lrwab", 0)?;
         let words = format!("bind qp={} mr={} off=0 len={length} id=99", pair.id, region.id);
-        let key = self.agent.ask(&words)?.word32("rkey")?;
+        let rkey = self.agent.ask(&words)?.word32("rkey")?;
         let done = self.completions(pair, 1, PATIENCE)?;
         if done.first().is_none_or(|wc| wc.status != 0) {
             return Err(Stop::NotTested(format!("the device did not bind a window: {done:?}")));
         }
-        self.bound = Some(region);
-        Ok(key)
-    }
-
-    /// Returns the region of the last window that was bound.
-    pub fn bound(&self) -> Option<Region> {
-        self.bound
+        Ok(Region { rkey, ..region })
     }
 
     /// Destroys a QP.
@@ -457,9 +449,7 @@ impl Bench {
 
     /// Returns a number that the device says of itself; 0 without one.
     pub fn device_number(&self, key: &str) -> u64 {
-        let word = self.device.get(key).map_or("", String::as_str);
-        let hexadecimal = word.strip_prefix("0x").map(|digits| u64::from_str_radix(digits, 16));
-        hexadecimal.unwrap_or_else(|| word.parse()).unwrap_or(0)
+        self.device.get(key).and_then(|word| number_of(word)).unwrap_or(0)
     }
 }
 

@@ -159,9 +159,9 @@ impl Check {
         self
     }
 
-    /// Adds a need.
-    pub(crate) fn needs(&mut self, need: Need) -> &mut Check {
-        self.needs.push(need);
+    /// Adds a need, if there is one.
+    pub(crate) fn needs(&mut self, need: impl Into<Option<Need>>) -> &mut Check {
+        self.needs.extend(need.into());
         self
     }
 }

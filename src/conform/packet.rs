@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::time::Instant;
 
 use roxie_wire::frame::FrameMut;
+use roxie_wire::net::{ipv4_checksum, sum};
 use roxie_wire::parse::ICRC_LEN;
 use roxie_wire::{
     Aeth, AtomicEth, Bth, Ext, FlowSpec, Gid, MAX_HEADERS, Opcode, Operation, Packet, Psn, Qpn, ROCE_V2_PORT,
@@ -198,10 +199,7 @@ fn set_lengths(head: &mut [u8], frame: usize) {
         let header = &mut head[ETHERNET..udp];
         header[2..4].copy_from_slice(&total.to_be_bytes());
         header[10..12].fill(0);
-        let words = header.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
-        let sum: u32 = words.sum();
-        let folded = (sum & 0xffff) + (sum >> 16);
-        let checksum = !((folded & 0xffff) + (folded >> 16)) as u16;
+        let checksum = ipv4_checksum(sum(header));
         header[10..12].copy_from_slice(&checksum.to_be_bytes());
     } else {
         head[ETHERNET + 4..ETHERNET + 6].copy_from_slice(&udp_length.to_be_bytes());

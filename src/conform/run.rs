@@ -76,7 +76,7 @@ pub fn run(check: &Check, bench: &mut Bench, again: &mut dyn FnMut() -> Option<A
         capture = bench.wire.take_capture();
         // A lost target is not asked again: each question would take its whole time.
         let ended = match &result {
-            Err(Stop::Lost(why)) => Err(Stop::Lost(why.clone())),
+            Err(lost @ (Stop::Lost(_) | Stop::Silent(_))) => Err(lost.clone()),
             _ => bench.alive().and_then(|()| bench.end()),
         };
         if ended.is_err() {

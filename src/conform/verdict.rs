@@ -42,13 +42,15 @@ pub enum Stop {
     NotTested(String),
     /// The agent no longer answers.
     Lost(String),
+    /// The target no longer answers over RoCE.
+    Silent(String),
 }
 
 impl Stop {
-    /// Returns the verdict: a target that loses its agent during a check breaks the rule, since no packet may end a host.
+    /// Returns the verdict: a target that is lost during a check breaks the rule, since no packet may end a host.
     pub fn verdict(&self) -> Verdict {
         match self {
-            Stop::Breaks(_) | Stop::Lost(_) => Verdict::Breaks,
+            Stop::Breaks(_) | Stop::Lost(_) | Stop::Silent(_) => Verdict::Breaks,
             Stop::Lenient(_) => Verdict::Lenient,
             Stop::NotTested(_) => Verdict::NotTested,
         }
@@ -57,7 +59,11 @@ impl Stop {
     /// Returns the reason.
     pub fn reason(&self) -> &str {
         match self {
-            Stop::Breaks(why) | Stop::Lenient(why) | Stop::NotTested(why) | Stop::Lost(why) => why,
+            Stop::Breaks(why)
+            | Stop::Lenient(why)
+            | Stop::NotTested(why)
+            | Stop::Lost(why)
+            | Stop::Silent(why) => why,
         }
     }
 }

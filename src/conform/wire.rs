@@ -281,16 +281,12 @@ impl Wire {
 
     /// Takes the packets with an opcode from the inbox, whatever their destination QP.
     pub(crate) fn take_opcode(&mut self, opcode: Opcode) -> Vec<Seen> {
-        let (taken, left) = self.inbox.drain(..).partition(|seen| seen.packet.bth.opcode == opcode);
-        self.inbox = left;
-        taken
+        self.inbox.extract_if(.., |seen| seen.packet.bth.opcode == opcode).collect()
     }
 
     /// Takes the packets to `qpn` from the inbox, in the order of their arrival.
     pub(crate) fn take(&mut self, qpn: Qpn) -> Vec<Seen> {
-        let (taken, left) = self.inbox.drain(..).partition(|seen| seen.packet.bth.dest_qp == qpn);
-        self.inbox = left;
-        taken
+        self.inbox.extract_if(.., |seen| seen.packet.bth.dest_qp == qpn).collect()
     }
 }
 

@@ -92,9 +92,12 @@ fn follow_flows(
     port: &mut dyn Port,
     result: Result<Answer, ControlError>,
 ) -> Result<Answer, ControlError> {
-    let Some(flows) = nic.take_flow_change() else { return result };
-    match port.steer(&flows) {
-        Err(error) if nic.forget_added_flow() => Err(ControlError::Steer(error.to_string())),
-        _ => result,
+    let Some((flows, added)) = nic.take_flow_change() else { return result };
+    if let Err(error) = port.steer(&flows)
+        && let Some(id) = added
+    {
+        nic.forget_flow(id);
+        return Err(ControlError::Steer(error.to_string()));
     }
+    result
 }

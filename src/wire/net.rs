@@ -195,7 +195,7 @@ pub enum UdpChecksum {
 
 /// Returns the sum of big-endian 16-bit words (RFC 1071), not folded (see [`fold`]). An odd last byte counts
 /// as a high byte.
-pub(super) fn sum(bytes: &[u8]) -> u64 {
+pub fn sum(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<2>();
     let total: u64 = words.iter().map(|w| u64::from(u16::from_be_bytes(*w))).sum();
     total + rest.first().map_or(0, |&b| u64::from(b) << 8)
@@ -211,7 +211,7 @@ pub(super) fn sums_up(header: &[u8; 20]) -> bool {
 }
 
 /// Folds a sum into 16 bits with end-around carry, without complementing it.
-pub(super) const fn fold(mut sum: u64) -> u16 {
+pub const fn fold(mut sum: u64) -> u16 {
     while sum > 0xffff {
         sum = (sum >> 16) + (sum & 0xffff);
     }
@@ -219,7 +219,7 @@ pub(super) const fn fold(mut sum: u64) -> u16 {
 }
 
 /// Returns the checksum of an IPv4 header. `sum` is the sum of the header with a checksum field of zero.
-pub(crate) const fn ipv4_checksum(sum: u64) -> u16 {
+pub const fn ipv4_checksum(sum: u64) -> u16 {
     !fold(sum)
 }
 

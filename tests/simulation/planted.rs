@@ -12,39 +12,6 @@ const TRIES: usize = 4;
 /// Maximum length of a shrunk script, in lines.
 const LINES: usize = 15;
 
-const BUGS: [PlantedBug; 30] = [
-    PlantedBug::NoDuplicateCheck,
-    PlantedBug::AckBeforeReadResponse,
-    PlantedBug::PsnCompareWithoutWrap,
-    PlantedBug::AtomicExecutedAgain,
-    PlantedBug::AckCompletesRead,
-    PlantedBug::NoAckRequestOnRetransmission,
-    PlantedBug::UcIgnoresGaps,
-    PlantedBug::UdIgnoresQkey,
-    PlantedBug::FlushesSharedReceives,
-    PlantedBug::AcknowledgesRead,
-    PlantedBug::AnswerGoesOn,
-    PlantedBug::AnswersInOrderOfRequests,
-    PlantedBug::SilentAfterRnr,
-    PlantedBug::RnrTriesAreUsedUp,
-    PlantedBug::DrainedWhileItWaits,
-    PlantedBug::SolicitedOnlyOnce,
-    PlantedBug::UnfinishedGoesFirst,
-    PlantedBug::LongDatagramEnds,
-    PlantedBug::AnySource,
-    PlantedBug::GoesBackOnce,
-    PlantedBug::HeldForEver,
-    PlantedBug::IntervalIgnored,
-    PlantedBug::NotifiesItself,
-    PlantedBug::NotifiesNobody,
-    PlantedBug::NotifiesOfStrangers,
-    PlantedBug::AcknowledgementsArePaced,
-    PlantedBug::ResponsesAreNotPaced,
-    PlantedBug::BurstsWithoutBound,
-    PlantedBug::AcknowledgementsAreCapable,
-    PlantedBug::PausedForEver,
-];
-
 /// Bugs that an assertion of the NIC finds, before anything is seen outside of it.
 const ASSERTED: [PlantedBug; 7] = [
     PlantedBug::NoDuplicateCheck,
@@ -90,7 +57,8 @@ fn every_planted_bug_is_found_and_shrunk() {
     let mut long = Vec::new();
     // `BUG=name` plants only that bug.
     let chosen = std::env::var("BUG").ok();
-    for bug in BUGS.into_iter().filter(|bug| chosen.as_ref().is_none_or(|name| *name == format!("{bug:?}"))) {
+    let wanted = |bug: &PlantedBug| chosen.as_ref().is_none_or(|name| *name == format!("{bug:?}"));
+    for bug in PlantedBug::ALL.into_iter().filter(wanted) {
         let (seed, short) = lesson(bug);
         let text = short.to_string();
         println!("{bug:?}: found by seed {seed}\n{text}");

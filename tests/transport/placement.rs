@@ -1,7 +1,6 @@
 //! ATOMIC WRITE and FLUSH, both roles (IBTA annex A19).
 
-use roxie::frame::FrameMut;
-use roxie::port::{Port, PortInfo, Received, TxId};
+use roxie::port::{Port, Received};
 use roxie::shared::work_queue::Payload;
 use roxie::time::Nanos;
 use roxie::verbs::{
@@ -292,39 +291,48 @@ fn rxe_flush_icrc_is_used_only_when_configured() {
 /// Offset of the IPv4 identification: behind the Ethernet header and the first word of the IPv4 header.
 pub(crate) const IDENTIFICATION: usize = 14 + 4;
 
+/// Methods of a port that passes everything on to the port in its first field, except received frames and flows.
+macro_rules! passed_on {
+    () => {
+        fn info(&self) -> &roxie::port::PortInfo {
+            self.0.info()
+        }
+        fn rx_burst(&mut self, now: roxie::time::Nanos) -> usize {
+            self.0.rx_burst(now)
+        }
+        fn rx_release(&mut self) {
+            self.0.rx_release();
+        }
+        fn tx_alloc(&mut self, len: usize) -> Option<roxie::port::TxId> {
+            self.0.tx_alloc(len)
+        }
+        fn tx_frame(&mut self, id: &roxie::port::TxId) -> roxie::frame::FrameMut<'_> {
+            self.0.tx_frame(id)
+        }
+        fn tx_commit(&mut self, id: roxie::port::TxId) {
+            self.0.tx_commit(id);
+        }
+        fn tx_cancel(&mut self, id: roxie::port::TxId) {
+            self.0.tx_cancel(id);
+        }
+        fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
+            self.0.counters(out);
+        }
+        fn tx_flush(&mut self, now: roxie::time::Nanos) -> std::io::Result<()> {
+            self.0.tx_flush(now)
+        }
+    };
+}
+pub(crate) use passed_on;
+
 /// A port that behaves like the UDP port: the IPv4 identification is hidden, and the arrival time may be known.
 pub(crate) struct Sockets(pub(crate) Box<dyn Port>, pub(crate) Option<Nanos>);
 
 impl Port for Sockets {
-    fn info(&self) -> &PortInfo {
-        self.0.info()
-    }
-    fn rx_burst(&mut self, now: Nanos) -> usize {
-        self.0.rx_burst(now)
-    }
+    passed_on!();
+
     fn rx_frame(&self, i: usize) -> Received<'_> {
         Received { ip_id_hidden: true, arrived: self.1, ..self.0.rx_frame(i) }
-    }
-    fn rx_release(&mut self) {
-        self.0.rx_release();
-    }
-    fn tx_alloc(&mut self, len: usize) -> Option<TxId> {
-        self.0.tx_alloc(len)
-    }
-    fn tx_frame(&mut self, id: &TxId) -> FrameMut<'_> {
-        self.0.tx_frame(id)
-    }
-    fn tx_commit(&mut self, id: TxId) {
-        self.0.tx_commit(id);
-    }
-    fn tx_cancel(&mut self, id: TxId) {
-        self.0.tx_cancel(id);
-    }
-    fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
-        self.0.counters(out);
-    }
-    fn tx_flush(&mut self, now: Nanos) -> std::io::Result<()> {
-        self.0.tx_flush(now)
     }
 }
 

@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use roxie::flow::FlowMatch;
-use roxie::frame::FrameMut;
 use roxie::nic::{Command, ControlError};
-use roxie::port::{Port, PortInfo, Received, TxId};
-use roxie::time::Nanos;
+use roxie::port::{Port, Received};
 use roxie::verbs::QpType;
 
+use crate::placement::passed_on;
 use crate::raw::{another, flow, of_type};
 use crate::{Setup, Stage, joined_ports};
 
@@ -20,36 +19,12 @@ const TYPE: [u8; 2] = [0x88, 0xb5];
 struct Refusing(Box<dyn Port>, Arc<AtomicBool>);
 
 impl Port for Refusing {
-    fn info(&self) -> &PortInfo {
-        self.0.info()
-    }
-    fn rx_burst(&mut self, now: Nanos) -> usize {
-        self.0.rx_burst(now)
-    }
+    passed_on!();
+
     fn rx_frame(&self, i: usize) -> Received<'_> {
         self.0.rx_frame(i)
     }
-    fn rx_release(&mut self) {
-        self.0.rx_release();
-    }
-    fn tx_alloc(&mut self, len: usize) -> Option<TxId> {
-        self.0.tx_alloc(len)
-    }
-    fn tx_frame(&mut self, id: &TxId) -> FrameMut<'_> {
-        self.0.tx_frame(id)
-    }
-    fn tx_commit(&mut self, id: TxId) {
-        self.0.tx_commit(id);
-    }
-    fn tx_cancel(&mut self, id: TxId) {
-        self.0.tx_cancel(id);
-    }
-    fn counters(&self, out: &mut Vec<(&'static str, u64)>) {
-        self.0.counters(out);
-    }
-    fn tx_flush(&mut self, now: Nanos) -> io::Result<()> {
-        self.0.tx_flush(now)
-    }
+
     fn steer(&mut self, flows: &[FlowMatch]) -> io::Result<()> {
         if self.1.load(Relaxed) { Err(io::Error::other("the map is full")) } else { self.0.steer(flows) }
     }

@@ -8,6 +8,7 @@ mod accounts;
 mod cancelled;
 mod classes;
 mod commands;
+mod conform;
 mod ends;
 mod gloo;
 mod gone;

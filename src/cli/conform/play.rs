@@ -83,7 +83,7 @@ pub(super) fn run(arguments: &PlayArguments) -> Result<u8, Ended> {
 /// Returns why a run cannot begin, and what to do.
 fn cannot_begin(stop: &Stop, target: std::net::IpAddr) -> String {
     match stop {
-        Stop::Lost(why) if why.contains("acknowledges") => format!(
+        Stop::Silent(why) => format!(
             "{target} answers no RoCE packet, though its agent made a QP: {why}. Check the path for UDP port 4791, and that the device \
              of the agent has this address"
         ),

@@ -42,31 +42,24 @@ struct Queue {
 
 /// What a packet does for a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
-    /// It begins a command capsule.
-    Command {
-        /// The command.
-        command: Command,
-        /// The queue is an admin queue.
-        is_admin: bool,
-    },
+pub(crate) struct Role {
+    /// The queue is an admin queue.
+    is_admin: bool,
+    part: Part,
+}
+
+/// Part of a command's exchange that a packet begins or is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Part {
+    /// It begins the command capsule.
+    Command(Command),
     /// It begins a READ or WRITE of the command's memory.
-    Data {
-        /// Operation of the packet.
-        operation: Operation,
-        /// The command.
-        command: Command,
-        /// The queue is an admin queue.
-        is_admin: bool,
-    },
-    /// It is a response capsule.
+    Data(Operation, Command),
+    /// It is the response capsule.
     Response {
-        /// The response.
         response: Response,
-        /// The command that it completes; `None` if the capture did not show it.
+        /// The command; `None` if the capture did not show it.
         command: Option<Command>,
-        /// The queue is an admin queue.
-        is_admin: bool,
         /// The packet invalidates an R_Key.
         invalidates: bool,
     },
@@ -90,14 +83,11 @@ impl Storage {
             }
             operation @ (Operation::Write | Operation::ReadRequest) => {
                 let key = packet.reth()?.rkey;
-                let queue = self.queues.iter().find(|queue| {
-                    queue.controller == src
-                        && queue.host == dst
-                        && queue.to_host.is_none_or(|own| own == qp)
-                        && queue.command_with(key).is_some()
-                })?;
-                let command = *queue.command_with(key)?;
-                Some(Role::Data { operation, command, is_admin: queue.is_admin })
+                let of_host = |queue: &&Queue| {
+                    (queue.controller, queue.host) == (src, dst) && queue.to_host.is_none_or(|own| own == qp)
+                };
+                let data = |queue: &Queue| Some(queue.role(Part::Data(operation, queue.command_with(key)?)));
+                self.queues.iter().filter(of_host).find_map(data)
             }
             _ => None,
         }
@@ -130,7 +120,7 @@ impl Storage {
             if queue.commands.len() < MOST_COMMANDS {
                 queue.commands.insert(command.id, command);
             }
-            return Some(Role::Command { command, is_admin: queue.is_admin });
+            return Some(queue.role(Part::Command(command)));
         }
         let response = Response::parse(bytes).filter(|_| packet.payload.len() == response::LENGTH)?;
         // A queue's first response tells the QP of the host: it completes the Connect.
@@ -142,15 +132,19 @@ impl Storage {
         queue.to_host = Some(qp);
         let command = queue.commands.remove(&response.id);
         let invalidates = packet.bth.opcode == Opcode::RC_SEND_ONLY_INVALIDATE;
-        Some(Role::Response { response, command, is_admin: queue.is_admin, invalidates })
+        Some(queue.role(Part::Response { response, command, invalidates }))
     }
 }
 
 impl Queue {
-    fn command_with(&self, rkey: u32) -> Option<&Command> {
+    fn command_with(&self, rkey: u32) -> Option<Command> {
         let has =
             |command: &&Command| matches!(command.sgl, Sgl::Keyed { key, length: 1.., .. } if key == rkey);
-        self.commands.values().find(has)
+        self.commands.values().find(has).copied()
+    }
+
+    fn role(&self, part: Part) -> Role {
+        Role { is_admin: self.is_admin, part }
     }
 }
 
@@ -163,29 +157,24 @@ fn connects(command: Command) -> Option<Connect> {
 }
 
 impl Role {
-    fn kind(&self) -> &'static str {
-        match self {
-            Role::Command { .. } => "command",
-            Role::Data { .. } => "data",
-            Role::Response { .. } => "response",
+    fn command(&self) -> Option<&Command> {
+        match &self.part {
+            Part::Command(command) | Part::Data(_, command) => Some(command),
+            Part::Response { command, .. } => command.as_ref(),
         }
     }
 
-    fn command(&self) -> Option<(&Command, bool)> {
-        match self {
-            Role::Command { command, is_admin } | Role::Data { command, is_admin, .. } => {
-                Some((command, *is_admin))
-            }
-            Role::Response { command, is_admin, .. } => command.as_ref().map(|command| (command, *is_admin)),
-        }
+    /// Returns the command's name; `None` if the command or its opcode is not known.
+    fn name(&self) -> Option<&'static str> {
+        self.command()?.name(self.is_admin)
     }
 
     /// Writes all fields of the capsule.
     pub(super) fn write_full(&self, out: &mut dyn Write) -> io::Result<()> {
-        match self {
-            Role::Command { command, is_admin } => {
+        match &self.part {
+            Part::Command(command) => {
                 let Command { opcode, flags, id, namespace, sgl, dwords, .. } = command;
-                let name = command.name(*is_admin).unwrap_or("unknown");
+                let name = self.name().unwrap_or("unknown");
                 write!(
                     out,
                     "  NVMe command opcode {opcode:#04x} ({name}) flags {flags:#04x} id {id} nsid {namespace:#x}, {sgl}, dwords"
@@ -193,8 +182,8 @@ impl Role {
                 dwords.iter().try_for_each(|dword| write!(out, " {dword:#x}"))?;
                 writeln!(out)
             }
-            Role::Data { .. } => Ok(()),
-            Role::Response { response, .. } => {
+            Part::Data(..) => Ok(()),
+            Part::Response { response, .. } => {
                 let Response { result, head, queue, id, status } = response;
                 writeln!(
                     out,
@@ -207,18 +196,23 @@ impl Role {
 
     /// Returns the object of a JSON row.
     pub(crate) fn to_json(&self) -> Value {
-        let mut object = json!({ "kind": self.kind() });
-        if let Some((command, is_admin)) = self.command() {
-            object["command"] = command.name(is_admin).into();
+        let kind = match self.part {
+            Part::Command(_) => "command",
+            Part::Data(..) => "data",
+            Part::Response { .. } => "response",
+        };
+        let mut object = json!({ "kind": kind });
+        if let Some(command) = self.command() {
+            object["command"] = self.name().into();
             object["id"] = command.id.into();
             object["opcode"] = command.opcode.into();
             object["nsid"] = command.namespace.into();
         }
-        if let Role::Response { response, invalidates, .. } = self {
+        if let Part::Response { response, invalidates, .. } = self.part {
             object["id"] = response.id.into();
             object["status"] = response.status.0.into();
             object["status_text"] = response.status.to_string().into();
-            object["invalidates"] = (*invalidates).into();
+            object["invalidates"] = invalidates.into();
         }
         object
     }
@@ -227,28 +221,24 @@ impl Role {
 /// One line: `NVMe Read ns 1 lba 0 blocks 8 id 7, 4096 B`, `WRITE of NVMe data, Read id 7`, `NVMe Read id 7: success`.
 impl std::fmt::Display for Role {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let bytes = |sgl: Sgl| match sgl {
-            Sgl::Keyed { length: length @ 1.., .. } => format!(", {length} B"),
-            Sgl::InCapsule { length, .. } => format!(", {length} B in capsule"),
-            _ => String::new(),
-        };
-        match self {
-            Role::Command { command, is_admin } => {
-                let title = command.title(*is_admin);
-                write!(f, "NVMe {title} id {}{}", command.id, bytes(command.sgl))
+        match &self.part {
+            Part::Response { response, invalidates, .. } => {
+                let name = self.name().unwrap_or("a command");
+                let key = if *invalidates { ", R_Key invalidated" } else { "" };
+                write!(f, "NVMe {name} id {}: {}{key}", response.id, response.status)
             }
-            Role::Data { operation, command, is_admin } => {
-                let verb = if *operation == Operation::Write { "WRITE of" } else { "READ of" };
-                let name = command.name(*is_admin).unwrap_or("command");
-                write!(f, "{verb} NVMe data, {name} id {}", command.id)
+            Part::Data(operation, command) => {
+                let verb = if *operation == Operation::Write { "WRITE" } else { "READ" };
+                let name = self.name().unwrap_or("command");
+                write!(f, "{verb} of NVMe data, {name} id {}", command.id)
             }
-            Role::Response { response, command, is_admin, invalidates } => {
-                let name = command.and_then(|command| command.name(*is_admin)).unwrap_or("a command");
-                write!(f, "NVMe {name} id {}: {}", response.id, response.status)?;
-                if *invalidates {
-                    f.write_str(", R_Key invalidated")?;
+            Part::Command(command) => {
+                write!(f, "NVMe {} id {}", command.title(self.is_admin), command.id)?;
+                match command.sgl {
+                    Sgl::Keyed { length: length @ 1.., .. } => write!(f, ", {length} B"),
+                    Sgl::InCapsule { length, .. } => write!(f, ", {length} B in capsule"),
+                    _ => Ok(()),
                 }
-                Ok(())
             }
         }
     }

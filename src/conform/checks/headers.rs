@@ -47,7 +47,7 @@ pub(super) fn checks() -> Vec<Check> {
                 "the packet is dropped without an answer or an effect, and the valid request is executed",
                 move |bench| is_dropped(bench, kind, |rc| fault((kind.craft)(rc))),
             );
-            kind.need.map(|need| check.needs(need));
+            check.needs(kind.need);
             if kind.name == "write_only" {
                 check.short();
             }
@@ -65,7 +65,7 @@ pub(super) fn checks() -> Vec<Check> {
                 })
             },
         );
-        kind.need.map(|need| check.needs(need));
+        check.needs(kind.need);
         let check = chapter.add(
             format!("rc/dropped/other_address/{}", kind.name),
             "9.6.1",
@@ -76,8 +76,7 @@ pub(super) fn checks() -> Vec<Check> {
                 is_dropped(bench, kind, |rc| Craft { from: Some(stranger), ..(kind.craft)(rc) })
             },
         );
-        check.needs(Need::CapNetRaw);
-        kind.need.map(|need| check.needs(need));
+        check.needs(Need::CapNetRaw).needs(kind.need);
     }
     for (name, stimulus, change) in IGNORED {
         chapter.add(

@@ -3,7 +3,7 @@
 use roxie_wire::Opcode;
 
 use super::AT;
-use crate::bench::{Bench, Pair, Region, Setup};
+use crate::bench::{Bench, Pair, Setup};
 use crate::check::{Chapter, Check, Need, Role, Service};
 use crate::packet::Craft;
 use crate::verdict::Script;
@@ -55,7 +55,7 @@ pub(super) fn checks() -> Vec<Check> {
                 "the request is answered by NAK Remote Access Error, memory stays as it was, and the QP enters the error state",
                 move |bench| is_denied(bench, access, fault),
             );
-            need.map(|need| check.needs(need));
+            check.needs(need);
             if name == "write" && matches!(fault, "unknown_key" | "across_end") {
                 check.short();
             }
@@ -67,7 +67,7 @@ pub(super) fn checks() -> Vec<Check> {
             "the request is refused by NAK Remote Access Error or NAK Invalid Request, and memory stays as it was",
             move |bench| qp_denies(bench, access, right),
         );
-        need.map(|need| check.needs(need));
+        check.needs(need);
     }
     for (name, make) in [
         (
@@ -125,15 +125,15 @@ pub(super) fn checks() -> Vec<Check> {
             "a bound window opens its bytes; after the SEND with invalidate its key is a remote access error",
             |bench| {
                 let mut rc = bench.rc()?;
-                let key = bench.bind(&rc, 64)?;
-                let window = Region { rkey: key, ..bench_region(bench)? };
+                let window = bench.bind(&rc, 64)?;
                 bench.receive(&rc, 64, 1)?;
                 let write = |rc: &Pair| {
                     rc.request(Opcode::RC_WRITE_ONLY).reth(window.addr, window.rkey, 8).data(&[0xee; 8]).ack()
                 };
                 bench.ask(&rc, &write(&rc), &["ACK+0 msn 1"])?;
                 rc.advance(1);
-                let invalidate = rc.request(Opcode::RC_SEND_ONLY_INVALIDATE).word(key).data(&[1; 8]).ack();
+                let invalidate =
+                    rc.request(Opcode::RC_SEND_ONLY_INVALIDATE).word(window.rkey).data(&[1; 8]).ack();
                 bench.ask(&rc, &invalidate, &["ACK+1 msn 2"])?;
                 rc.advance(1);
                 bench.ask(&rc, &write(&rc), &["NAK_REMOTE_ACCESS+2 msn 2"])?;
@@ -142,11 +142,6 @@ pub(super) fn checks() -> Vec<Check> {
         )
         .needs(Need::Windows);
     chapter.done()
-}
-
-/// Returns the region to which [`Bench::bind`] binds windows.
-fn bench_region(bench: &Bench) -> Script<Region> {
-    bench.bound().ok_or_else(|| crate::verdict::Stop::NotTested("no window was bound".into()))
 }
 
 fn is_denied(bench: &mut Bench, access: Access, fault: &str) -> Script {

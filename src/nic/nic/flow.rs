@@ -20,7 +20,7 @@ pub(super) struct Flows {
     next: u32,
     /// The port must be updated.
     changed: bool,
-    /// The flow that the last change added, to be removed if the port cannot follow.
+    /// The flow that this change added.
     added: Option<FlowId>,
 }
 
@@ -49,10 +49,7 @@ impl Flows {
     pub(super) fn remove_of(&mut self, qp: QpIndex) {
         let before = self.flows.len();
         self.flows.retain(|flow| flow.qp != qp);
-        if self.flows.len() < before {
-            self.changed = true;
-            self.added = None;
-        }
+        self.changed |= self.flows.len() < before;
     }
 
     /// Returns the QP for the `copy`-th copy of a frame with this key. One copy goes to the first flow that matches, and one to
@@ -144,21 +141,19 @@ impl Nic {
             .ok_or(ControlError::NotFound(ObjectKind::Flow))?;
         flows.flows.remove(at);
         flows.changed = true;
-        flows.added = None;
         Ok(Answer::Done)
     }
 
-    /// Returns the flows that the port is to steer, if they have changed.
-    pub fn take_flow_change(&mut self) -> Option<Vec<FlowMatch>> {
-        let changed = std::mem::take(&mut self.flows.changed);
-        changed.then(|| self.flows.flows.iter().map(|flow| flow.rule.matching).collect())
+    /// Returns the flows that the port is to steer, if they have changed, and the one that the change added.
+    pub fn take_flow_change(&mut self) -> Option<(Vec<FlowMatch>, Option<FlowId>)> {
+        let flows = &mut self.flows;
+        let (changed, added) = (std::mem::take(&mut flows.changed), flows.added.take());
+        changed.then(|| (flows.flows.iter().map(|flow| flow.rule.matching).collect(), added))
     }
 
-    /// Removes the flow that the last change added, since the port could not steer it. False: that change added none.
-    pub fn forget_added_flow(&mut self) -> bool {
-        let added = self.flows.added.take();
-        self.flows.flows.retain(|flow| Some(flow.id) != added);
-        added.is_some()
+    /// Removes a flow, since the port could not steer it.
+    pub fn forget_flow(&mut self, id: FlowId) {
+        self.flows.flows.retain(|flow| flow.id != id);
     }
 
     /// Receives a frame that is no RoCE packet, or an invalid one. `None`: no flow takes it.

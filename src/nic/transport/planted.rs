@@ -82,28 +82,6 @@ mod switch {
     /// Environment variable that plants a bug in a whole process, by its name.
     const VARIABLE: &str = "ROXIE_PLANTED_BUG";
 
-    /// Bugs that a process can be started with: those of packets, which a peer sees.
-    const OF_PROCESSES: [PlantedBug; 18] = [
-        PlantedBug::NoDuplicateCheck,
-        PlantedBug::AckBeforeReadResponse,
-        PlantedBug::PsnCompareWithoutWrap,
-        PlantedBug::AtomicExecutedAgain,
-        PlantedBug::AckCompletesRead,
-        PlantedBug::NoAckRequestOnRetransmission,
-        PlantedBug::UcIgnoresGaps,
-        PlantedBug::UdIgnoresQkey,
-        PlantedBug::AcknowledgesRead,
-        PlantedBug::AnswersInOrderOfRequests,
-        PlantedBug::SilentAfterRnr,
-        PlantedBug::SolicitedOnlyOnce,
-        PlantedBug::LongDatagramEnds,
-        PlantedBug::AnySource,
-        PlantedBug::IntervalIgnored,
-        PlantedBug::NotifiesItself,
-        PlantedBug::NotifiesNobody,
-        PlantedBug::AcknowledgementsAreCapable,
-    ];
-
     thread_local! {
         static PLANTED: Cell<Option<PlantedBug>> = const { Cell::new(None) };
     }
@@ -114,12 +92,46 @@ mod switch {
         PLANTED.get().or_else(|| {
             *OF_THE_PROCESS.get_or_init(|| {
                 let name = std::env::var(VARIABLE).ok()?;
-                OF_PROCESSES.into_iter().find(|bug| format!("{bug:?}") == name)
+                PlantedBug::ALL.into_iter().find(|bug| format!("{bug:?}") == name)
             })
         })
     }
 
     impl PlantedBug {
+        /// Bugs of the transport, which a peer or an application of the NIC can see.
+        pub const ALL: [PlantedBug; 30] = [
+            PlantedBug::NoDuplicateCheck,
+            PlantedBug::AckBeforeReadResponse,
+            PlantedBug::PsnCompareWithoutWrap,
+            PlantedBug::AtomicExecutedAgain,
+            PlantedBug::AckCompletesRead,
+            PlantedBug::NoAckRequestOnRetransmission,
+            PlantedBug::UcIgnoresGaps,
+            PlantedBug::UdIgnoresQkey,
+            PlantedBug::FlushesSharedReceives,
+            PlantedBug::AcknowledgesRead,
+            PlantedBug::AnswerGoesOn,
+            PlantedBug::AnswersInOrderOfRequests,
+            PlantedBug::SilentAfterRnr,
+            PlantedBug::RnrTriesAreUsedUp,
+            PlantedBug::DrainedWhileItWaits,
+            PlantedBug::SolicitedOnlyOnce,
+            PlantedBug::UnfinishedGoesFirst,
+            PlantedBug::LongDatagramEnds,
+            PlantedBug::AnySource,
+            PlantedBug::GoesBackOnce,
+            PlantedBug::HeldForEver,
+            PlantedBug::IntervalIgnored,
+            PlantedBug::NotifiesItself,
+            PlantedBug::NotifiesNobody,
+            PlantedBug::NotifiesOfStrangers,
+            PlantedBug::AcknowledgementsArePaced,
+            PlantedBug::ResponsesAreNotPaced,
+            PlantedBug::BurstsWithoutBound,
+            PlantedBug::AcknowledgementsAreCapable,
+            PlantedBug::PausedForEver,
+        ];
+
         /// Plants a bug in all QPs that this thread drives; `None` removes it.
         pub fn plant(bug: Option<PlantedBug>) {
             PLANTED.set(bug);

@@ -8,16 +8,10 @@ use std::process::Command;
 
 use roxie_conform::report::Report;
 use roxie_conform::verdict::Verdict;
-use site::in_time::CommandInTime;
-use site::{FAR, Finished, PORTS, Running, Site, folder, launcher, skip};
 use tempfile::TempDir;
 
-#[path = "../verbs/site.rs"]
-#[allow(dead_code)]
-mod site;
-
-/// Checks that a run over each port may leave undecided: none.
-const UNDECIDED: [&str; 0] = [];
+use crate::site::in_time::CommandInTime;
+use crate::site::{FAR, Finished, PORTS, Running, Site, folder, launcher, skip};
 
 /// Compiles the agent as its source says.
 fn agent() -> (TempDir, PathBuf) {
@@ -78,7 +72,7 @@ fn roxie_keeps_every_rule_over_each_port() {
         let report = Report::read(&fs::read_to_string(file("run.json")).unwrap()).unwrap();
         let others = report.checks.iter().filter(|outcome| outcome.verdict != Verdict::Keeps);
         let others: Vec<&str> = others.map(|outcome| outcome.name.as_str()).collect();
-        assert_eq!(others, UNDECIDED, "{port}: {}", done.said);
+        assert_eq!(others, [""; 0], "{port}: {}", done.said);
         assert_eq!(report.checks.len(), roxie_conform::checks::all().len());
         assert_eq!(report.device["device"], "roxie0");
         let sends = report.checks.iter().find(|outcome| outcome.name == "rc/valid/send_only").unwrap();
