@@ -139,15 +139,15 @@ impl Applications {
         }
     }
 
-    /// Takes a host's completions, and reports each flow that they end.
+    /// Takes a host's completions. Returns the flows that they end.
     pub(super) fn look(
         &mut self,
         fabric: &mut Fabric,
         host: usize,
         flows: &[Flow],
-        mut ended: impl FnMut(u32, FlowOutcome),
-    ) {
-        let Some(place) = &self.places[host] else { return };
+    ) -> Vec<(u32, FlowOutcome)> {
+        let mut ended = Vec::new();
+        let Some(place) = &self.places[host] else { return ended };
         let ring = place.cq.1.clone();
         while let Some(wc) = ring.poll() {
             let number = wc.wr_id as u32;
@@ -158,16 +158,17 @@ impl Applications {
             if wc.status != WcStatus::Success {
                 // The queue pair is in the error state, and is not reused.
                 conn.flow = None;
-                ended(flow, FlowOutcome::Failed(wc.status));
+                ended.push((flow, FlowOutcome::Failed(wc.status)));
             } else if conn.left > 0 {
                 self.post(fabric, number, about.read);
             } else if conn.outstanding == 0 {
                 conn.flow = None;
                 let key = (conn.host as u32, conn.peer as u32, about.priority, about.read);
                 self.idle.entry(key).or_default().push(number);
-                ended(flow, FlowOutcome::Well);
+                ended.push((flow, FlowOutcome::Well));
             }
         }
+        ended
     }
 
     /// Posts requests up to the send queue's depth.

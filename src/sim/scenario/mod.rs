@@ -31,10 +31,13 @@ mod file;
 mod ideal;
 mod parquet;
 mod quantity;
+mod record;
 mod results;
 mod run;
+mod schedule;
 mod sizes;
 mod table;
+mod tables;
 mod traffic;
 
 pub use error::{ScenarioError, ScenarioKey};
@@ -43,8 +46,9 @@ pub use file::{
     RoutingName, Scenario, Service, ShapeName, SwitchTable, TrafficTable,
 };
 pub use quantity::{Bytes, Speed, Time};
+pub use record::{ControlSample, RateSample};
 pub use results::{FlowResult, Results, Summary};
-pub use run::{ControlSample, RateSample, Simulation};
+pub use run::Simulation;
 pub use sizes::Sizes;
 pub use table::{Column, Table};
 pub use traffic::Flow;

@@ -1,88 +1,35 @@
 //! Runs a scenario.
 
-use std::collections::BTreeMap;
 use std::io::Write;
 
-use super::application::{Applications, ConnectionParameters, FlowOutcome};
+use super::application::{Applications, ConnectionParameters};
 use super::capture::{self, Capture};
 use super::error::ScenarioError;
 use super::file::Scenario;
 use super::ideal::ShortestPaths;
+use super::record::{ControlSample, RateSample, Record};
+use super::results::{FlowResult, Results};
+use super::schedule::{FlowProgress, Schedule};
+use super::tables::Network;
 use super::traffic::{Flow, Stage, flows};
 use crate::Host;
-use crate::fabric::{Deadlock, Fabric, Hop, LinkRate, Shape, Step};
+use crate::fabric::{Deadlock, Fabric, FlowStats, LinkRate, Shape, Step};
 use roxie_base::limits::Limits;
 use roxie_base::time::Nanos;
 use roxie_nic::congestion::{Rate, State};
 use roxie_nic::nic::{Command, CongestionConfig, EcnPolicy, NicConfig};
-use roxie_nic::verbs::WcStatus;
-
-/// Progress of a flow.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct FlowProgress {
-    pub(super) began: Option<Nanos>,
-    pub(super) ended: Option<Nanos>,
-    pub(super) failed: Option<WcStatus>,
-    /// Number of flows that must still end before this one starts.
-    waits: u32,
-    pub(super) conn: Option<u32>,
-}
-
-/// Traffic counts of a host at a sample time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RateSample {
-    /// Sample time.
-    pub at: Nanos,
-    /// Number of the host.
-    pub host: usize,
-    /// Bytes of frames that had started to leave.
-    pub sent: u64,
-    /// Bytes of frames received.
-    pub delivered: u64,
-}
-
-/// Congestion control state of a flow at a sample time.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ControlSample {
-    /// Sample time.
-    pub at: Nanos,
-    /// Number of the flow.
-    pub flow: usize,
-    /// Rate, target and alpha, as of the flow's last packet.
-    pub state: State,
-}
-
-/// Deadlocks found.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Deadlocks {
-    /// The first deadlock, with the names of its queues.
-    pub(super) first: Option<(Deadlock, String)>,
-    /// Number of checks that found a deadlock at least as old as the check interval.
-    pub(super) looks: u64,
-}
 
 /// A running scenario, advanced step by step or to its end.
 #[derive(Debug)]
 pub struct Simulation {
-    pub(super) scenario: Scenario,
-    pub(super) shape: Shape,
-    pub(super) fabric: Fabric,
-    pub(super) flows: Vec<Flow>,
-    pub(super) flow_progress: Vec<FlowProgress>,
-    pub(super) paths: ShortestPaths,
-    pub(super) samples: Vec<RateSample>,
-    pub(super) applications: Applications,
-    /// For each flow: the flows that wait for it.
-    next: Vec<Vec<u32>>,
-    /// Flows by start time, those not started yet.
-    due: BTreeMap<Nanos, Vec<u32>>,
-    open: usize,
-    sample_at: Nanos,
+    scenario: Scenario,
+    shape: Shape,
+    fabric: Fabric,
+    schedule: Schedule,
+    applications: Applications,
+    record: Record,
     captures: Vec<Capture>,
-    pub(super) deadlocks: Deadlocks,
-    pub(super) control_samples: Vec<ControlSample>,
-    /// Byte counts of each host at the last sample.
-    before: Vec<(u64, u64)>,
+    paths: ShortestPaths,
 }
 
 impl Simulation {
@@ -122,34 +69,15 @@ impl Simulation {
                 .map_err(|error| ScenarioError::Nic { host: n, error })?;
             fabric.attach(n, host);
         }
-        let mut next = vec![Vec::new(); flows.len()];
-        let mut flow_progress = vec![FlowProgress::default(); flows.len()];
-        let mut due: BTreeMap<Nanos, Vec<u32>> = BTreeMap::new();
-        for (number, flow) in flows.iter().enumerate() {
-            flow_progress[number].waits = flow.after.len() as u32;
-            flow.after.iter().for_each(|before| next[*before as usize].push(number as u32));
-            if flow.after.is_empty() {
-                due.entry(flow.start).or_default().push(number as u32);
-            }
-        }
-        let message = scenario.hosts.message.0;
         Ok(Simulation {
             applications: Applications::new(shape.stations.len(), terms),
-            paths: ShortestPaths::new(&shape, scenario.hosts.mtu.into(), message),
-            open: flows.len(),
-            before: vec![(0, 0); shape.stations.len()],
-            sample_at: scenario.output.interval.0,
-            scenario: scenario.clone(),
-            samples: Vec::new(),
+            paths: ShortestPaths::new(&shape, scenario.hosts.mtu.into(), scenario.hosts.message.0),
+            record: Record::new(shape.stations.len(), scenario.output.interval.0),
+            schedule: Schedule::new(flows),
             captures: Vec::new(),
-            deadlocks: Deadlocks::default(),
-            control_samples: Vec::new(),
+            scenario: scenario.clone(),
             shape,
             fabric,
-            flows,
-            flow_progress,
-            next,
-            due,
         })
     }
 
@@ -165,7 +93,7 @@ impl Simulation {
 
     /// Returns all flows, including those not started yet.
     pub fn flows(&self) -> &[Flow] {
-        &self.flows
+        self.schedule.flows()
     }
 
     /// Returns the current time.
@@ -175,7 +103,7 @@ impl Simulation {
 
     /// Returns the number of flows that have not ended.
     pub fn open(&self) -> usize {
-        self.open
+        self.schedule.open()
     }
 
     /// Returns the number of queue pairs made.
@@ -185,7 +113,7 @@ impl Simulation {
 
     /// Returns the traffic samples of each output interval. Hosts without a change are left out.
     pub fn samples(&self) -> &[RateSample] {
-        &self.samples
+        self.record.rates()
     }
 
     /// Captures a link, named by its ends: `leaf0-spine1`. Each end is an interface of the capture; comments describe the outcome in the
@@ -206,19 +134,19 @@ impl Simulation {
     /// # Panics
     /// If the flow does not exist.
     pub fn control_state(&self, flow: usize) -> Option<State> {
-        let progress = self.flow_progress[flow];
+        let progress = self.schedule.progress(flow);
         let (host, qp) = self.applications.queue_pair(progress.conn.filter(|_| progress.ended.is_none())?);
         self.fabric.hosts()[host].worker.nic().qp_status(qp.handle.index)?.control
     }
 
     /// Returns the congestion control state of each controlled flow at each interval, if the output asks for it.
     pub fn control_samples(&self) -> &[ControlSample] {
-        &self.control_samples
+        self.record.control()
     }
 
     /// Returns true if all flows have ended, or the scenario's time is over.
     pub fn is_over(&self) -> bool {
-        self.open == 0 || self.now() >= self.scenario.time.0
+        self.open() == 0 || self.now() >= self.scenario.time.0
     }
 
     /// Runs until `limit`, or to the end of the scenario.
@@ -235,16 +163,13 @@ impl Simulation {
     /// If a connection cannot be made.
     pub fn watch(&mut self, limit: Nanos, mut look: impl FnMut(&Fabric)) -> Result<(), ScenarioError> {
         let limit = limit.min(self.scenario.time.0);
-        while self.open > 0 && self.fabric.now() < limit {
+        while self.open() > 0 && self.fabric.now() < limit {
             self.begin_due()?;
-            let next = self.due.keys().next().copied().unwrap_or(Nanos::MAX);
-            let until = limit.min(next).min(self.sample_at);
+            let until = limit.min(self.schedule.next_start()).min(self.record.next_at());
             self.play(until, &mut look);
             self.write_captures()?;
-            if self.fabric.now() >= self.sample_at {
+            if self.fabric.now() >= self.record.next_at() {
                 self.sample();
-                self.look_for_deadlock();
-                self.sample_at = self.sample_at + self.scenario.output.interval.0;
             }
         }
         Ok(())
@@ -267,25 +192,11 @@ impl Simulation {
                 continue;
             }
             let now = self.fabric.now();
-            let Simulation { applications, fabric, flows, flow_progress, next, due, open, .. } = self;
             let mut more = false;
-            applications.look(fabric, station, flows, |flow, how| {
-                *open -= 1;
-                let progress = &mut flow_progress[flow as usize];
-                progress.ended = Some(now);
-                if let FlowOutcome::Failed(status) = how {
-                    progress.failed = Some(status);
-                }
-                for &waiting in &next[flow as usize] {
-                    let progress = &mut flow_progress[waiting as usize];
-                    progress.waits -= 1;
-                    if progress.waits == 0 {
-                        due.entry(flows[waiting as usize].start.max(now)).or_default().push(waiting);
-                        more = true;
-                    }
-                }
-            });
-            if more || self.open == 0 {
+            for (flow, outcome) in self.applications.look(&mut self.fabric, station, self.schedule.flows()) {
+                more |= self.schedule.ended(flow, now, outcome);
+            }
+            if more || self.open() == 0 {
                 return;
             }
         }
@@ -295,10 +206,11 @@ impl Simulation {
         if self.captures.is_empty() {
             return Ok(());
         }
+        let is_over = self.is_over();
         let sights = self.fabric.take_sights();
         for capture in &mut self.captures {
             sights.iter().try_for_each(|sight| capture.take(sight))?;
-            if self.open == 0 || self.fabric.now() >= self.scenario.time.0 {
+            if is_over {
                 capture.finish()?;
             }
         }
@@ -307,57 +219,53 @@ impl Simulation {
 
     fn begin_due(&mut self) -> Result<(), ScenarioError> {
         let now = self.fabric.now();
-        while let Some(entry) = self.due.first_entry()
-            && *entry.key() <= now
-        {
-            for number in entry.remove() {
-                let flow = &self.flows[number as usize];
-                let progress = &mut self.flow_progress[number as usize];
-                progress.began = Some(now);
-                progress.conn = Some(self.applications.begin(&mut self.fabric, number, flow)?);
+        while let Some(due) = self.schedule.take_due(now) {
+            for number in due {
+                let flow = &self.schedule.flows()[number as usize];
+                let conn = self.applications.begin(&mut self.fabric, number, flow)?;
+                self.schedule.started(number, now, conn);
             }
         }
         Ok(())
     }
 
-    fn look_for_deadlock(&mut self) {
-        if self.scenario.pfc.is_none() {
-            return;
-        }
-        let lasting =
-            |found: &Deadlock| self.fabric.now().since(found.since).0 >= self.scenario.output.interval.0.0;
-        let Some(found) = self.fabric.deadlock().filter(lasting) else { return };
-        self.deadlocks.looks += 1;
-        if self.deadlocks.first.is_none() {
-            let name = |hop: &Hop| format!("{}:{}", self.shape.switches[hop.switch].name, hop.port);
-            let names: Vec<String> = found.cycle.iter().chain(found.cycle.first()).map(name).collect();
-            let text = format!("priority {}: {}", found.priority, names.join(" -> "));
-            self.deadlocks.first = Some((found, text));
-        }
-    }
-
     /// Returns the first deadlock that lasted for an output interval, and its queues as `SWITCH:PORT`. Each queue waits for the next.
     pub fn deadlock(&self) -> Option<(&Deadlock, &str)> {
-        self.deadlocks.first.as_ref().map(|(found, text)| (found, text.as_str()))
+        self.record.deadlock()
     }
 
     fn sample(&mut self) {
-        let at = self.fabric.now();
-        for (host, before) in self.before.iter_mut().enumerate() {
-            let stats = self.fabric.station(host);
-            let after = (stats.sent_bytes, stats.delivered_bytes);
-            if after != *before {
-                self.samples.push(RateSample { at, host, sent: after.0, delivered: after.1 });
-                *before = after;
-            }
-        }
+        self.record.sample_rates(&self.fabric);
         if self.scenario.output.control {
-            for flow in 0..self.flows.len() {
+            for flow in 0..self.flows().len() {
                 if let Some(state) = self.control_state(flow) {
-                    self.control_samples.push(ControlSample { at, flow, state });
+                    self.record.sample_control(ControlSample { at: self.fabric.now(), flow, state });
                 }
             }
         }
+        if self.scenario.pfc.is_some() {
+            self.record.look_for_deadlock(&self.fabric, &self.shape);
+        }
+        self.record.begin_interval();
+    }
+
+    /// Returns the results up to now.
+    pub fn results(&self) -> Results {
+        let mut paths = self.paths.clone();
+        let flow_stats =
+            |number: usize, conn, read| self.applications.flow_stats(&self.fabric, number as u32, conn, read);
+        let result = |(number, (flow, progress)): (usize, (&Flow, &FlowProgress))| FlowResult {
+            began: progress.began,
+            ended: progress.ended,
+            ideal: paths.time(flow),
+            failed: progress.failed.map(|status| status.to_string()),
+            flow_stats: progress
+                .conn
+                .map_or_else(FlowStats::default, |conn| flow_stats(number, conn, flow.read)),
+        };
+        let flows = self.schedule.iter().enumerate().map(result).collect();
+        let network = Network { shape: &self.shape, fabric: &self.fabric };
+        Results::of(&self.scenario, self.flows(), flows, network, &self.record)
     }
 }
 
