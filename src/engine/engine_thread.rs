@@ -69,7 +69,7 @@ fn spawn_worker(shared: Arc<Shared>, drive: Drive, term: u64) -> io::Result<Join
                 }
                 spin_then_sleep(&shared, spin, core.is_none(), term)
             }
-            Drive::CallerOnly => Ok(()),
+            Drive::CallerOnly | Drive::Stepped => Ok(()),
         };
     })
 }

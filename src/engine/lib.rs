@@ -61,6 +61,7 @@ pub use worker::{EventSink, Worker};
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -88,8 +89,11 @@ pub enum Drive {
     /// Calls of the application, and the engine thread between them.
     #[default]
     Caller,
-    /// Calls of the application only: for tests, benchmarks and virtual time.
+    /// Calls of the application only: for tests and benchmarks.
     CallerOnly,
+    /// [`Engine::step`] only, in virtual time: the engine's clock stands at the time of the last step. Commands run at once, at that
+    /// time. Posts and polls run nothing.
+    Stepped,
     /// A thread of its own, optionally pinned to a core, that sleeps after `spin` without work.
     Thread {
         /// The core that the thread is pinned to; `None`: the scheduler decides.
@@ -108,6 +112,8 @@ pub struct Engine {
     events: Receiver<AsyncEvent>,
     caller_drives: bool,
     thread: Option<JoinHandle<()>>,
+    /// Time of the last step of a [`Drive::Stepped`] engine; `None`: the engine has a clock.
+    stepped_at: Option<AtomicU64>,
 }
 
 impl Engine {
@@ -135,18 +141,29 @@ impl Engine {
         let (event_sender, events) = bounded(EVENT_QUEUE);
         let serves = config.serves;
         let worker = Worker::new(Nic::new(config), port, doorbells.clone(), request_queue, event_sender);
-        let caller_drives = !matches!(drive, Drive::Thread { .. });
+        let caller_drives = matches!(drive, Drive::Caller | Drive::CallerOnly);
+        let has_thread = matches!(drive, Drive::Caller | Drive::Thread { .. });
         let shared = Arc::new(Shared::new(worker, !caller_drives)?);
-        let thread = match drive {
-            Drive::CallerOnly => None,
-            _ => Some(engine_thread::spawn(Arc::clone(&shared), drive, serves)?),
-        };
-        Ok(Engine { shared, doorbells, requests, events, caller_drives, thread })
+        let thread =
+            has_thread.then(|| engine_thread::spawn(Arc::clone(&shared), drive, serves)).transpose()?;
+        let stepped_at = (drive == Drive::Stepped).then(AtomicU64::default);
+        Ok(Engine { shared, doorbells, requests, events, caller_drives, thread, stepped_at })
     }
 
     /// The time on the engine's clock, in ns.
     pub fn now(&self) -> Nanos {
-        self.shared.clock.now()
+        match &self.stepped_at {
+            None => self.shared.clock.now(),
+            Some(at) => Nanos(at.load(Relaxed)),
+        }
+    }
+
+    /// Runs one pass at `now`, for [`Drive::Stepped`]. `now` must not be before that of the last step. A dead engine does nothing.
+    pub fn step(&self, now: Nanos) -> Progress {
+        if let Some(at) = &self.stepped_at {
+            at.store(now.0, Relaxed);
+        }
+        self.adjust(|worker| worker.poll(now)).unwrap_or_default()
     }
 
     /// The doorbells of the NIC's QPs.
@@ -341,7 +358,7 @@ impl Engine {
                 Err(TryRecvError::Empty) if self.is_dead() => return Err(ControlError::DeviceFatal),
                 Err(TryRecvError::Empty) => {}
             }
-            if !self.caller_drives {
+            if !self.caller_drives && self.thread.is_some() {
                 // The engine thread answers soon. Wake up now and then to check that the engine is not dead.
                 if let Ok(answer) = answered.recv_timeout(Nanos(WaitPolicy::LONGEST_SLEEP_NS).as_duration()) {
                     return answer.result;

@@ -57,6 +57,7 @@
 //! | `pinning` (default) | threads of devices that stay on one core ([`host::Drive::Thread`]) | |
 //! | `xdp` | devices on AF_XDP | clang, libclang, the headers of libbpf |
 //! | `tokio` | completions and connections that tasks await | tokio |
+//! | `virtual-time` | devices on simulated networks (`host::Device::in_fabric`) | |
 //!
 //! The library prints nothing. It reports what a user should know as `tracing` events; [`stderr_log`] prints them.
 //!

@@ -21,4 +21,16 @@ impl Host {
             (false, _) => Ipv4Addr::new(198, 18, high, low).into(),
         }
     }
+
+    /// Returns the number of the host that [`Host::address`] gives this address to; `None`: no host has it.
+    pub fn number_of(address: IpAddr) -> Option<u16> {
+        let number = match address {
+            IpAddr::V4(ip) => {
+                let [_, _, high, low] = ip.octets();
+                u16::from_be_bytes([if ip.octets()[0] == 198 { high } else { 0 }, low])
+            }
+            IpAddr::V6(ip) => ip.segments()[7],
+        };
+        (Host::address(number, address.is_ipv6()) == address).then_some(number)
+    }
 }

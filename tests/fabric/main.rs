@@ -1,9 +1,10 @@
 //! Switches with queues, and hosts on links with rates, in virtual time.
 //!
-//! [`links`] tests delays, [`marking`] the ECN curve, [`sharing`] schedulers and buffers, [`pauses`] priority flow control,
+//! [`devices`] tests the API of applications in virtual time, [`links`] delays, [`marking`] the ECN curve, [`sharing`] schedulers and buffers, [`pauses`] priority flow control,
 //! [`hosts`] queue pairs through a bottleneck, [`trouble`] disturbances, [`config`] invalid configurations.
 
 mod config;
+mod devices;
 mod hosts;
 mod links;
 mod marking;

@@ -59,8 +59,8 @@ pub(super) struct Shared {
     waiting: AtomicU32,
     /// State of the worker thread's copies from and to remote memory.
     pub(super) remote: Copying,
-    /// True if only a thread of the engine runs the worker.
-    is_threads: bool,
+    /// True if callers do not run the worker: a thread of the engine does, or [`Engine::step`](super::Engine::step).
+    has_owner: bool,
     /// Number of threads let in; wraps.
     let_in: AtomicU32,
     /// The owning thread has let one caller in and waits for the lock: other threads do not take the lock before it.
@@ -71,8 +71,8 @@ pub(super) struct Shared {
 #[derive(Debug)]
 pub(super) struct Dead;
 
-/// The locked worker. After unlocking, `drop` checks for doorbells rung meanwhile by callers that found the worker locked. If only
-/// a thread of the engine runs the worker, that thread checks instead, because it may unlock in the middle of a pass.
+/// The locked worker. After unlocking, `drop` checks for doorbells rung meanwhile by callers that found the worker locked. If
+/// callers do not run the worker, its owner checks instead, because it may unlock in the middle of a pass.
 pub(super) struct WorkerGuard<'a> {
     shared: &'a Shared,
     worker: Option<MutexGuard<'a, Worker>>,
@@ -101,8 +101,8 @@ impl Drop for WorkerGuard<'_> {
 }
 
 impl Shared {
-    /// `is_threads`: only a thread of the engine runs the worker.
-    pub(super) fn new(worker: Worker, is_threads: bool) -> io::Result<Shared> {
+    /// `has_owner`: callers do not run the worker.
+    pub(super) fn new(worker: Worker, has_owner: bool) -> io::Result<Shared> {
         let shared = Shared {
             clock: Clock::new(),
             doorbells: worker.doorbells().clone(),
@@ -125,7 +125,7 @@ impl Shared {
             frames: Mutex::new(Arc::new([])),
             waiting: AtomicU32::new(0),
             remote: Copying::default(),
-            is_threads,
+            has_owner,
             let_in: AtomicU32::new(0),
             is_its_turn: AtomicBool::new(false),
             turns: CombiningLock::new(worker),
@@ -243,7 +243,7 @@ impl Shared {
 
     /// After unlocking: sends for callers that rang a doorbell while the worker was locked.
     fn look_again(&self) {
-        if self.is_threads {
+        if self.has_owner {
             return;
         }
         let send = |worker: &mut Worker| {

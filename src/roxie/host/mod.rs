@@ -55,6 +55,8 @@ mod error;
 mod event_log;
 mod flow;
 mod gid_table;
+#[cfg(feature = "virtual-time")]
+mod in_fabric;
 mod inbox;
 pub mod inspect;
 mod interface_watcher;

@@ -28,6 +28,11 @@ impl Stack {
     /// # Errors
     /// If the capture cannot be written.
     pub fn on(&self, port: Box<dyn Port>) -> Result<Box<dyn Port>, OpenError> {
+        self.on_at(port, Timestamps::WallClock)
+    }
+
+    /// Like [`on`](Self::on), with these times in the capture.
+    pub(super) fn on_at(&self, port: Box<dyn Port>, times: Timestamps) -> Result<Box<dyn Port>, OpenError> {
         let port: Box<dyn Port> = match &self.fault {
             Some(faults) => Box::new(FaultPort::new(port, faults)),
             None => port,
@@ -36,6 +41,6 @@ impl Stack {
         let Some(path) = &self.capture else { return Ok(port) };
         let failed = |source| OpenError::Capture { path: path.clone(), source };
         let file = File::create(path).map_err(failed)?;
-        Ok(Box::new(PcapPort::to_file(port, file, Timestamps::WallClock).map_err(failed)?))
+        Ok(Box::new(PcapPort::to_file(port, file, times).map_err(failed)?))
     }
 }

@@ -1,8 +1,21 @@
-//! The hosts of a fabric.
+//! The hosts of a fabric, and other machines on its stations.
 
+use std::fmt::Debug;
 use std::ops::{Index, IndexMut};
 
+use roxie_base::time::Nanos;
+use roxie_engine::Progress;
+
 use crate::Host;
+
+/// A NIC on a station whose application is not part of the fabric, and may give the NIC work between any two steps.
+pub trait Machine: Debug + Send {
+    /// Runs one pass.
+    fn step(&self, now: Nanos) -> Progress;
+
+    /// Returns when the next pass is needed without a frame: zero if work is pending, `Nanos::MAX` if none is.
+    fn needed_by(&self) -> Nanos;
+}
 
 /// Hosts, indexed by station number. Indexing a station without a host panics.
 #[derive(Debug)]

@@ -40,7 +40,7 @@ pub use error::{ConfigError, PRIORITIES};
 pub use flow::{FlowName, FlowPart};
 pub use flow_stats::FlowStats;
 pub use frame_faults::{Arrival, FrameFaults};
-pub use hosts::Hosts;
+pub use hosts::{Hosts, Machine};
 pub use link::{ETHERNET_OVERHEAD, Line, LinkConfig, LinkRate, SHORTEST_FRAME};
 pub use outcome::{Departure, EgressOutcome, IngressOutcome};
 pub use pfc::{PfcConfig, SonicHeadroom, WatchdogConfig, worst_case};

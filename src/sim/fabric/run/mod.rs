@@ -1,21 +1,24 @@
 //! The fabric: the event loop that runs stations, switches and hosts.
 
+mod passes;
 mod trouble;
+
+use std::collections::BTreeMap;
 
 use self::trouble::FaultState;
 use super::cable::{Cables, Entry, LinkStats};
 use super::error::ConfigError;
 use super::flow::FlowName;
 use super::flow_stats::{FlowStats, FlowStatsTable};
-use super::hosts::Hosts;
+use super::hosts::{Hosts, Machine};
 use super::link::SHORTEST_FRAME;
 use super::routing::Router;
 use super::station::{Shared, Station, StationPort, StationStats};
 use super::switch::Switch;
 use super::tap::{TappedFrame, Taps};
 use super::topology::{End, FabricConfig, Wiring};
+use crate::Host;
 use crate::events::{EventId, EventQueue};
-use crate::{Host, PASS};
 use roxie_base::time::Nanos;
 use roxie_engine::Progress;
 
@@ -73,6 +76,8 @@ pub struct Fabric {
     events: EventQueue<Event>,
     attached: Vec<Attached>,
     hosts: Hosts,
+    /// Machines, by station.
+    machines: BTreeMap<usize, Box<dyn Machine>>,
     switches: Vec<Switch>,
     wiring: Wiring,
     /// For each switch and port: when it is served next.
@@ -114,6 +119,7 @@ impl Fabric {
         Ok(Fabric {
             events: EventQueue::new(),
             hosts: Hosts::none(config.stations.len()),
+            machines: BTreeMap::new(),
             attached: config.stations.into_iter().zip(&wiring.stations).map(slot).collect(),
             serves: wiring.switches.iter().map(|ports| vec![None; ports.len()]).collect(),
             switches,
@@ -281,6 +287,7 @@ impl Fabric {
     /// Handles the next event if it is due at `limit` or before. Otherwise returns `None` and advances time to `limit` (not for
     /// `Nanos::MAX`).
     pub fn step(&mut self, limit: Nanos) -> Option<Step> {
+        self.wake_machines();
         let Some((time, event)) = self.events.pop(limit) else {
             if limit != Nanos::MAX {
                 self.now = self.now.max(limit);
@@ -348,7 +355,7 @@ impl Fabric {
                     self.begin(station);
                     return Step::Inside;
                 }
-                if self.hosts.has(station) {
+                if self.has_nic(station) {
                     self.turn_at(station, self.now);
                     return Step::Inside;
                 }
@@ -460,41 +467,5 @@ impl Fabric {
             wakes,
             Event::Line(station),
         );
-    }
-
-    /// Schedules a pass of a host at `time`, or after its current pass, unless an earlier one is scheduled.
-    fn turn_at(&mut self, station: usize, time: Nanos) {
-        let slot = &mut self.attached[station];
-        let time = time.max(slot.not_before);
-        if !self.hosts.has(station) || time == Nanos::MAX || slot.turn.is_some_and(|(set, _)| set <= time) {
-            return;
-        }
-        Fabric::set(&mut self.events, &mut slot.turn, self.now, time, Event::Turn(station));
-    }
-
-    fn turn(&mut self, station: usize) -> Step {
-        let now = self.now;
-        let slot = &mut self.attached[station];
-        slot.turn = None;
-        slot.not_before = now + PASS;
-        let host = &mut self.hosts[station];
-        let progress = host.poll(now);
-        let next = if progress.is_idle() { host.worker.next_deadline() } else { now };
-        self.even_out(station);
-        self.begin(station);
-        self.turn_at(station, next);
-        Step::Turned { station, progress }
-    }
-
-    /// Balances free buffers between the pool and a station: mostly receiving stations give buffers up, mostly sending ones take them.
-    fn even_out(&mut self, station: usize) {
-        let mut state = self.attached[station].shared.get();
-        let spare = &mut state.spare;
-        if spare.len() > KEPT {
-            self.pool.extend(spare.drain(KEPT / 2..));
-        } else if spare.len() < KEPT / 4 {
-            let more = self.pool.len().min(KEPT / 4);
-            spare.extend(self.pool.drain(self.pool.len() - more..));
-        }
     }
 }
