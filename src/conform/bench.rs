@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use roxie_wire::{Gid, Psn, Qpn};
 
 use crate::agent::{Agent, Completion, hex, number_of, status_name, unhex};
-use crate::check::Service;
 use crate::packet::{Craft, Seen};
 pub use crate::pair::{Pair, QKEY, Region, Setup};
+use crate::service::Service;
 use crate::verdict::{Script, Stop, must};
 use crate::wire::Wire;
 

@@ -5,19 +5,8 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::bench::Bench;
+use crate::service::Service;
 use crate::verdict::Script;
-
-/// Transport service of the target's QP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "UPPERCASE")]
-pub enum Service {
-    /// Reliable connection.
-    Rc,
-    /// Unreliable connection.
-    Uc,
-    /// Unreliable datagram.
-    Ud,
-}
 
 /// Role of the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -24,5 +24,6 @@ pub mod packet;
 pub mod pair;
 pub mod report;
 pub mod run;
+pub mod service;
 pub mod verdict;
 pub mod wire;

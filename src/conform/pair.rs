@@ -2,8 +2,8 @@
 
 use roxie_wire::{Opcode, Psn, Qpn};
 
-use crate::check::Service;
 use crate::packet::Craft;
+use crate::service::Service;
 
 /// A registered region of the target.
 #[derive(Clone, Copy, Debug, Default)]

@@ -5,8 +5,9 @@ use std::time::Duration;
 use roxie_wire::Opcode;
 
 use crate::bench::{Bench, Setup};
-use crate::check::{Chapter, Check, Need, Role, Service};
+use crate::check::{Chapter, Check, Need, Role};
 use crate::packet::Craft;
+use crate::service::Service;
 use crate::verdict::{Script, Stop, must};
 
 /// ECN codepoints (RFC 3168 5): ECT(0), CE.

@@ -4,8 +4,9 @@ use roxie_wire::Opcode;
 
 use super::{AT, KINDS, Kind};
 use crate::bench::{Bench, Pair};
-use crate::check::{Chapter, Check, Need, Role, Service};
+use crate::check::{Chapter, Check, Need, Role};
 use crate::packet::Craft;
+use crate::service::Service;
 use crate::verdict::Script;
 
 /// A fault that makes every packet void: name, clause, stimulus, change.

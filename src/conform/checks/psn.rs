@@ -4,7 +4,8 @@ use roxie_wire::Opcode;
 
 use super::{AT, KINDS, Kind};
 use crate::bench::{Bench, Setup};
-use crate::check::{Chapter, Check, Role, Service};
+use crate::check::{Chapter, Check, Role};
+use crate::service::Service;
 use crate::verdict::{Script, must};
 
 /// PSNs of one half of the circle.

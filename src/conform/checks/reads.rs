@@ -3,7 +3,8 @@
 use roxie_wire::Opcode;
 
 use crate::bench::{Bench, Setup};
-use crate::check::{Chapter, Check, Need, Role, Service};
+use crate::check::{Chapter, Check, Need, Role};
+use crate::service::Service;
 use crate::verdict::{Script, must};
 
 pub(super) fn checks() -> Vec<Check> {

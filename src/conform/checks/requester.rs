@@ -3,8 +3,9 @@
 use roxie_wire::{NetHeader, Opcode};
 
 use crate::bench::{Bench, Pair, QKEY, Setup};
-use crate::check::{Chapter, Check, Need, Role, Service};
+use crate::check::{Chapter, Check, Need, Role};
 use crate::packet::Seen;
+use crate::service::Service;
 use crate::verdict::{Script, must};
 
 /// Address and rkey that the agent's requests name. The bench checks that they are sent as they are.

@@ -4,8 +4,9 @@ use roxie_wire::Opcode;
 
 use super::requester::words;
 use crate::bench::{Bench, Pair, Setup};
-use crate::check::{Chapter, Check, Role, Service};
+use crate::check::{Chapter, Check, Role};
 use crate::packet::Craft;
+use crate::service::Service;
 use crate::verdict::{Script, must};
 
 /// Responses to a READ of 2,056 bytes that fit no rule: name, stimulus, packets.

@@ -5,8 +5,9 @@ use std::time::Duration;
 use roxie_wire::{Opcode, rnr_timer_ns};
 
 use crate::bench::{Bench, Setup};
-use crate::check::{Chapter, Check, Role, Service};
+use crate::check::{Chapter, Check, Role};
 use crate::packet::Seen;
+use crate::service::Service;
 use crate::verdict::{Script, must};
 
 /// Status of a request with exhausted retries (`IBV_WC_RETRY_EXC_ERR`).

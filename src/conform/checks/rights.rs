@@ -4,8 +4,9 @@ use roxie_wire::Opcode;
 
 use super::AT;
 use crate::bench::{Bench, Pair, Setup};
-use crate::check::{Chapter, Check, Need, Role, Service};
+use crate::check::{Chapter, Check, Need, Role};
 use crate::packet::Craft;
+use crate::service::Service;
 use crate::verdict::Script;
 
 /// An operation on remote memory: name, need, right of the region and the QP, request.

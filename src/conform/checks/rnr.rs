@@ -5,7 +5,8 @@ use std::time::Duration;
 use roxie_wire::{Opcode, Syndrome, rnr_timer_ns};
 
 use crate::bench::{Bench, Setup};
-use crate::check::{Chapter, Check, Role, Service};
+use crate::check::{Chapter, Check, Role};
+use crate::service::Service;
 use crate::verdict::{Script, Stop, must};
 
 pub(super) fn checks() -> Vec<Check> {

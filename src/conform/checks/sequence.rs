@@ -3,8 +3,9 @@
 use roxie_wire::Opcode;
 
 use crate::bench::{Bench, Pair};
-use crate::check::{Chapter, Check, Need, Role, Service};
+use crate::check::{Chapter, Check, Need, Role};
 use crate::packet::Craft;
+use crate::service::Service;
 use crate::verdict::{Script, Stop};
 
 const WRITE: Opcode = Opcode::RC_WRITE_ONLY;

@@ -5,7 +5,8 @@ use std::time::Duration;
 use roxie_wire::Opcode;
 
 use crate::bench::{Bench, Setup};
-use crate::check::{Chapter, Check, Role, Service};
+use crate::check::{Chapter, Check, Role};
+use crate::service::Service;
 use crate::verdict::{Script, must};
 
 /// Status of a flushed request (`IBV_WC_WR_FLUSH_ERR`).

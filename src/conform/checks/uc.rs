@@ -3,8 +3,9 @@
 use roxie_wire::Opcode;
 
 use crate::bench::{Bench, Pair, RECEIVES, Setup};
-use crate::check::{Chapter, Check, Role, Service};
+use crate::check::{Chapter, Check, Role};
 use crate::packet::Craft;
+use crate::service::Service;
 use crate::verdict::{Script, must};
 
 /// Packets of UC that are dropped: name, clause, stimulus, packets with PSNs from the next one on.

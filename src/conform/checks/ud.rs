@@ -5,8 +5,9 @@ use std::net::IpAddr;
 use roxie_wire::{Deth, Opcode, Qpn};
 
 use crate::bench::{Bench, Pair, QKEY, RECEIVES, Setup};
-use crate::check::{Chapter, Check, Role, Service};
+use crate::check::{Chapter, Check, Role};
 use crate::packet::Craft;
+use crate::service::Service;
 use crate::verdict::{Script, must};
 
 /// Bytes in front of a received datagram.

@@ -3,11 +3,12 @@
 //! The notification point answers a marked packet only if it is from the QP's peer and plausible at this point of the sequence. An
 //! attacker that cannot see the QP's packets must guess the QPN and the PSN.
 
-use super::classes::{EcnPolicy, TrafficClasses, Trust};
-use super::flow_control::NeighbourPause;
+use super::classes::{EcnPolicy, Trust};
+use super::congestion_config::CongestionConfig;
+use super::neighbour_pause::NeighbourPause;
 use super::scheduler::PRIORITIES;
 use super::{Nic, QpEntry};
-use crate::congestion::{Knob, Knobs, Moderation, Rate, Settings};
+use crate::congestion::{Knob, Knobs, Moderation, Settings};
 use crate::transport::{Counters, PlantedBug, Verdict};
 use crate::verbs::{AddressVector, QpIndex, QpState};
 use roxie_base::time::Nanos;
@@ -20,45 +21,6 @@ const PLAUSIBLY_AHEAD: i32 = 1 << 16;
 const PAUSE_STORM: Nanos = Nanos::from_millis(100);
 /// Weight of running time against paused time: only pauses for more than 94 of 100 ms are a storm.
 const RUNNING_COUNTS: u64 = 16;
-
-/// A NIC's congestion control, notifications, and traffic classes.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CongestionConfig {
-    /// Congestion control of connected QPs. Settings of DCQCN include those of the notification point.
-    pub control: Settings,
-    /// Which data packets are ECN-capable; `None`: all if `control` is DCQCN, else none.
-    pub ecn: Option<EcnPolicy>,
-    /// Priorities of packets, and their service by the arbiter.
-    pub classes: TrafficClasses,
-    /// The port's rate: initial rate of QPs, and unit of PAUSE quanta. `None`: the interface's, or 10 Gb/s.
-    pub line_rate: Option<Rate>,
-}
-
-impl Default for CongestionConfig {
-    /// No pacing and no marking. Senders of marked packets are notified.
-    fn default() -> CongestionConfig {
-        CongestionConfig {
-            control: Settings::Off,
-            ecn: None,
-            classes: TrafficClasses::default(),
-            line_rate: None,
-        }
-    }
-}
-
-impl CongestionConfig {
-    /// Returns the port's rate.
-    pub fn line_rate(&self) -> Rate {
-        self.line_rate.unwrap_or(Rate::from_gbps(10.0))
-    }
-
-    /// Returns which data packets are ECN-capable.
-    pub fn ecn_policy(&self) -> EcnPolicy {
-        let by_control =
-            if matches!(self.control, Settings::Dcqcn(_)) { EcnPolicy::On } else { EcnPolicy::Off };
-        self.ecn.unwrap_or(by_control)
-    }
-}
 
 /// The NIC's state of congestion control.
 #[derive(Debug)]

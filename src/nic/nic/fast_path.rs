@@ -1,6 +1,6 @@
 //! The fast path of the NIC for the packets of `transport::fast_path`: one look-up, one copy, no plans.
 
-use super::dma::DmaOut;
+use super::host_side::DmaOut;
 use super::receive::solve_id;
 use super::srq::Receives;
 use super::{Nic, QpEntry, RxFrame, RxOutcome, TxReason, split};

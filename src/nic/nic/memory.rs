@@ -1,6 +1,6 @@
 //! The NIC's control commands for memory: regions, fast-registered regions, windows.
 
-use super::dma::Registered;
+use super::host_side::Registered;
 use super::object::ObjectKind;
 use super::{ControlError, Nic};
 use crate::nic::Answer;

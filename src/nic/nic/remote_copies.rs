@@ -16,7 +16,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::dma::{DmaOut, HostSide};
+use super::host_side::{DmaOut, HostSide};
 use crate::shared::memory::CopyFault;
 use crate::shared::remote_memory::{Lookup, RemoteMemory};
 use crate::transport::{AtomicOp, DmaIn, Span};

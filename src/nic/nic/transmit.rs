@@ -1,6 +1,6 @@
 //! Sending: the arbiter picks a QP, the QP a packet, and its headers are written.
 
-use super::dma::DmaOut;
+use super::host_side::DmaOut;
 use super::{Nic, split};
 use crate::transport::coverage::{TimerCause, Watch};
 use crate::transport::{AddressHandles, Gather, Origin, PlantedBug, TxPlan};

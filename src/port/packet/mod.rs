@@ -17,11 +17,13 @@
 //! Frames that an adapter would drop are counted and not taken, as over AF_XDP. UDP checksums are not verified: the ICRC protects
 //! the payload.
 
+mod error;
 mod filter;
 mod open;
 mod ring;
 mod rx;
 mod shared;
+mod sink;
 mod tx;
 
 use std::io;
@@ -37,7 +39,8 @@ use crate::udp::headers::is_for_another;
 use roxie_base::frame::{ETHERNET_HEADER, FrameMut};
 use roxie_base::time::Nanos;
 
-pub use open::{PacketConfig, PacketError, check};
+pub use error::PacketError;
+pub use open::{PacketConfig, check};
 use ring::Ring;
 use rx::Receiver;
 use shared::Filters;

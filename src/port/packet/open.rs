@@ -1,37 +1,32 @@
 //! Opens the sockets of a packet port.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
-use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket, sockopt,
-};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use nix::sys::utsname::uname;
 
 use super::PacketPort;
-use super::filter::{Instruction, Link};
+use super::error::PacketError;
+use super::filter::Link;
 use super::ring::Ring;
 use super::rx::Receiver;
 use super::shared::{self, Filters};
+use super::sink::sinks;
 use super::tx::Sender;
-use crate::group::{JoinError, Sockets, StrayInbox, Units};
-use crate::netdev::{Interface, NetNs, NetdevError};
-use crate::udp::owner;
-use crate::udp::sys::{attach_filter, enlarge, set_int};
+use crate::group::{StrayInbox, Units};
+use crate::netdev::{Interface, NetNs};
+use crate::udp::sys::{enlarge, set_int};
 use crate::{Carries, PortInfo};
-use roxie_base::frame::{ETHERNET_HEADER, ROCE_V2_PORT};
+use roxie_base::frame::ETHERNET_HEADER;
 
 /// Send buffer to ask for, in bytes: frames that the link has not taken yet.
 const SEND_BUFFER: usize = 16 << 20;
 /// `ETH_P_ALL`: frames of all protocols, before the kernel's own receivers.
 const ALL: u16 = 3;
-/// `BPF_RET | BPF_K` of 0: drop.
-const DROP_ALL: [Instruction; 1] = [(0x06, 0, 0, 0)];
-
 /// Slots of the receive ring, and of the one for other processes of this host.
 const SLOTS: usize = 256;
 const LOOPBACK_SLOTS: usize = 64;
@@ -58,63 +53,6 @@ impl PacketConfig {
     /// Returns the default configuration: all addresses of `interface`, shared with other processes.
     pub fn new(interface: impl Into<String>) -> PacketConfig {
         PacketConfig { interface: interface.into(), addresses: Vec::new(), shared: true }
-    }
-}
-
-/// Why a [`PacketPort`] did not open.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PacketError {
-    /// The interface itself.
-    #[error(transparent)]
-    Netdev(#[from] NetdevError),
-    /// The caller lacks the privilege.
-    #[error(
-        "packet sockets are not permitted: they take CAP_NET_RAW. Run as root, or `setcap cap_net_raw+ep` the binary; without it use \
-         the udp port"
-    )]
-    NotPermitted,
-    /// The kernel has no trains of UDP datagrams in packet sockets (`GSO_UDP_L4` in `linux/virtio_net.h`), sent or received.
-    #[error(
-        "packet sockets of Linux {release} carry no trains of datagrams: the packet port takes Linux 6.2; use the udp port"
-    )]
-    OldKernel {
-        /// The kernel's release.
-        release: String,
-    },
-    /// Another process or the kernel receives on the UDP port.
-    #[error("UDP port {ROCE_V2_PORT} of {interface} is taken: {owner}")]
-    InUse {
-        /// The interface that was to be opened.
-        interface: String,
-        /// The holder, and what to do.
-        owner: String,
-    },
-    /// Other processes share the interface, and this one cannot join them.
-    #[error(transparent)]
-    Group(#[from] JoinError),
-    /// Any other refusal.
-    #[error("{action}: {source}")]
-    Kernel {
-        /// The action that failed, as a sentence without its subject.
-        action: String,
-        /// The kernel's error.
-        source: io::Error,
-    },
-}
-
-impl PacketError {
-    /// True if the error does not affect other kinds of ports.
-    pub fn leaves_sockets(&self) -> bool {
-        use PacketError::{InUse, NotPermitted, OldKernel};
-        matches!(self, NotPermitted | OldKernel { .. } | InUse { .. })
-    }
-
-    fn of(action: &str) -> impl Fn(io::Error) -> PacketError + '_ {
-        move |source| match source.raw_os_error() {
-            Some(libc::EPERM | libc::EACCES) => PacketError::NotPermitted,
-            _ => PacketError::Kernel { action: action.into(), source },
-        }
     }
 }
 
@@ -238,46 +176,6 @@ fn bind_packet(socket: BorrowedFd<'_>, index: u32, protocol: u16) -> Result<(), 
     address[2..4].copy_from_slice(&protocol.to_be_bytes());
     address[4..8].copy_from_slice(&index.to_ne_bytes());
     crate::udp::sys::bind_bytes(socket, &address).map_err(PacketError::of("bind of the packet socket"))
-}
-
-/// Makes the sockets that hold the UDP port on the interface and drop what arrives. `shared`: other sockets of this user that are
-/// shared may hold it too.
-pub(super) fn sinks(interface: &str, shared: bool) -> Result<Sockets, PacketError> {
-    let families: [SocketAddr; 2] = [
-        SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, ROCE_V2_PORT).into(),
-        SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, ROCE_V2_PORT, 0, 0).into(),
-    ];
-    let mut sinks = Vec::new();
-    for address in families {
-        match sink(interface, address, shared) {
-            Ok(socket) => sinks.push((address.ip(), socket)),
-            Err(Errno::EADDRINUSE) => {
-                let owner = owner::of(ROCE_V2_PORT).text;
-                return Err(PacketError::InUse { interface: interface.into(), owner });
-            }
-            // The host has no such family.
-            Err(Errno::EAFNOSUPPORT | Errno::EADDRNOTAVAIL) => {}
-            Err(error) => return Err(PacketError::of("socket on the RoCE port")(error.into())),
-        }
-    }
-    Ok(sinks)
-}
-
-fn sink(interface: &str, address: SocketAddr, shared: bool) -> nix::Result<OwnedFd> {
-    let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-    let socket = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
-    setsockopt(&socket, sockopt::BindToDevice, &interface.into())?;
-    setsockopt(&socket, sockopt::ReusePort, &shared)?;
-    if address.is_ipv6() {
-        setsockopt(&socket, sockopt::Ipv6V6Only, &true)?;
-    }
-    let errno = |error: io::Error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO));
-    attach_filter(socket.as_fd(), &DROP_ALL).map_err(errno)?;
-    // Without it the kernel cuts trains before it looks at the filter.
-    setsockopt(&socket, sockopt::UdpGroSegment, &true)?;
-    let address: SockaddrStorage = address.into();
-    bind(socket.as_raw_fd(), &address)?;
-    Ok(socket)
 }
 
 #[cfg(test)]

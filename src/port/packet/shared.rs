@@ -8,8 +8,9 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 
+use super::error::PacketError;
 use super::filter::{self, Link};
-use super::open::{self, PacketError};
+use super::sink::sinks;
 use crate::group::{GroupId, Member, Refused, Units};
 use crate::udp::sys::attach_filter;
 use roxie_base::frame::ROCE_V2_PORT;
@@ -25,9 +26,9 @@ pub(super) fn join(interface: &str) -> Result<Arc<Member>, PacketError> {
     let make = |is_first| {
         if is_first {
             // Fails if a program outside of the group has the port, which `SO_REUSEPORT` alone would not tell.
-            open::sinks(interface, false)?;
+            sinks(interface, false)?;
         }
-        open::sinks(interface, true)
+        sinks(interface, true)
     };
     let joined = Member::join(&group_of(interface), &make).map_err(|refused| match refused {
         Refused::Join(error) => PacketError::Group(error),

@@ -28,6 +28,7 @@ mod build;
 mod capture;
 mod error;
 mod file;
+mod flow_result;
 mod ideal;
 mod parquet;
 mod quantity;
@@ -45,9 +46,10 @@ pub use file::{
     EcnTable, HostTable, NetworkTable, NodeLink, NodesTable, OutputTable, Pattern, PfcTable, Place,
     RoutingName, Scenario, Service, ShapeName, SwitchTable, TrafficTable,
 };
+pub use flow_result::FlowResult;
 pub use quantity::{Bytes, Speed, Time};
 pub use record::{ControlSample, RateSample};
-pub use results::{FlowResult, Results, Summary};
+pub use results::{Results, Summary};
 pub use run::Simulation;
 pub use sizes::Sizes;
 pub use table::{Column, Table};

@@ -1,8 +1,8 @@
 //! Tables of a scenario's results.
 
 use super::file::TrafficTable;
+use super::flow_result::FlowResult;
 use super::record::{ControlSample, RateSample};
-use super::results::FlowResult;
 use super::table::{Column, Table};
 use super::traffic::Flow;
 use crate::fabric::{DropReason, End, Fabric, PRIORITIES, QueueStats, Shape};
