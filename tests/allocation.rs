@@ -122,7 +122,7 @@ fn assert_no_allocation(name: &str, near: &Device, far: &Device) {
 
 fn lossy(seed: u64) -> Stack {
     let text = format!("rx.drop=0.01,rx.duplicate=0.005,rx.reorder=0.005,seed={seed}");
-    Stack { fault: Some(text.parse().expect("a fault specification")), capture: None }
+    Stack { fault: Some(text.parse().expect("a fault specification")), ..Stack::default() }
 }
 
 fn through_memory() {

@@ -33,6 +33,7 @@ mod sim;
 mod stream;
 mod svg;
 mod top;
+mod wire;
 mod words;
 
 #[global_allocator]
@@ -66,6 +67,7 @@ enum Command {
     Sim(sim::Arguments),
     Top(top::Arguments),
     Metrics(metrics::Arguments),
+    Wire(wire::Arguments),
     Completions(manual::CompletionsArguments),
     #[command(hide = true)]
     Man(manual::ManArguments),
@@ -90,6 +92,7 @@ fn main() -> ExitCode {
         Command::Sim(arguments) => sim::run(&arguments),
         Command::Top(arguments) => top::run(&arguments),
         Command::Metrics(arguments) => metrics::run(&arguments),
+        Command::Wire(arguments) => wire::run(&arguments),
         Command::Completions(arguments) => manual::completions(&arguments, Arguments::command()),
         Command::Man(arguments) => manual::man(&arguments, Arguments::command()),
     }

@@ -16,6 +16,7 @@ mod pingpong;
 mod rates;
 mod seen;
 mod sim;
+mod wire;
 mod wrong;
 
 use std::io::{BufRead, BufReader, Read};

@@ -10,21 +10,29 @@ use crate::{A, Finished, LIMIT, Running, roxie, run};
 /// Only one pair of polling processes runs at a time: the machine may have two cores.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
+/// The right to run programs that poll.
+pub(crate) type Turn = MutexGuard<'static, ()>;
+
+/// Waits for the turn of a test with network namespaces; `None`, with a message, if these are not possible here.
+pub(crate) fn turn(test: &str) -> Option<Turn> {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP {test}: network namespaces need root");
+        return None;
+    }
+    Some(ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
 /// `left` with 192.0.2.1 and 2001:db8::1 in `a`, `right` with 192.0.2.2 and 2001:db8::2 in `b`.
 pub(crate) struct Net {
     pub(crate) a: NetNs,
     pub(crate) b: NetNs,
-    _turn: MutexGuard<'static, ()>,
+    _turn: Turn,
 }
 
 impl Net {
     /// Creates the network; `None`, with a message, if that is not possible here.
     pub(crate) fn new(test: &str) -> Option<Net> {
-        if !nix::unistd::geteuid().is_root() {
-            println!("SKIP {test}: network namespaces need root");
-            return None;
-        }
-        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = turn(test)?;
         let a = NetNs::create(&format!("{test}-a")).unwrap();
         let b = NetNs::create(&format!("{test}-b")).unwrap();
         let mut left = Links::open_in(&a).unwrap();

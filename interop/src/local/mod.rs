@@ -152,7 +152,7 @@ impl Site<'_> {
         // A held IPv4 frame is sent outside its segmentation group, so with another identification than its ICRC was
         // computed for.
         let gso = fault.is_none();
-        let stack = Stack { fault, capture: setup.capture.clone() };
+        let stack = Stack { fault, capture: setup.capture.clone(), ..Stack::default() };
         let control = setup.control.unwrap_or("off").parse().named("the congestion control")?;
         let congestion = CongestionConfig { control, ..CongestionConfig::default() };
         let config = DeviceConfig {

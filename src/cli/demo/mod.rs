@@ -494,7 +494,7 @@ impl Demo<'_> {
         let stack = |seed: u64| -> Result<Stack, Failure> {
             let text = format!("drop=0.01,dir=rx,seed={seed}");
             let fault = FaultConfig::parse(&text).map_err(|e| Failure::Wrong(e.to_string()))?;
-            Ok(Stack { fault: Some(fault), capture: None })
+            Ok(Stack { fault: Some(fault), ..Stack::default() })
         };
         let seed = self.arguments.seed;
         let stacks = [&stack(seed)?, &stack(seed.wrapping_add(1))?];

@@ -45,8 +45,8 @@ pub(super) fn recover(link: &Link, directory: &Path, seed: u64) -> Result<Recove
         files.each_ref().map(|file| PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())));
     let fault =
         FaultConfig::parse(&format!("tx.drop=nth{LOST}")).map_err(|e| Failure::Wrong(e.to_string()))?;
-    let near = Stack { fault: Some(fault), capture: Some(near_file.clone()) };
-    let far = Stack { fault: None, capture: Some(far_file.clone()) };
+    let near = Stack { fault: Some(fault), capture: Some(near_file.clone()), ..Stack::default() };
+    let far = Stack { capture: Some(far_file.clone()), ..Stack::default() };
     // A local ACK timeout of 67 ms: long enough that the NAK starts the recovery.
     let c = Connection::open(link, [&near, &far], 14, Threads::One)?;
     let size = PACKETS * c.path_mtu();

@@ -139,7 +139,7 @@ impl DeviceOptions {
     }
 
     fn stack(&self) -> Stack {
-        Stack { fault: self.fault.clone(), capture: self.capture.clone() }
+        Stack { fault: self.fault.clone(), rules: self.rules.clone(), capture: self.capture.clone() }
     }
 
     fn config(&self, gid_order: GidOrder) -> DeviceConfig {

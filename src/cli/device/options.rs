@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use roxie::engine::Drive;
-use roxie::host::{ConnectOptions, Device, DeviceError};
+use roxie::host::{ConnectOptions, Device, DeviceError, PacketRule};
 use roxie::port::PortInfo;
 use roxie::port::fault::FaultConfig;
 use roxie::port::xdp::Mode;
@@ -74,6 +74,9 @@ pub(crate) struct DeviceOptions {
     /// Inject faults: drop=0.01,reorder=0.02,delay=1%:200us,corrupt=nth3,seed=7,dir=tx
     #[arg(long, value_name = "SPEC")]
     pub(crate) fault: Option<FaultConfig>,
+    /// Inject a fault for chosen packets, as `roxie wire` does; repeatable: 'drop opcode=SEND_LAST from=peer once'
+    #[arg(long = "rule", value_name = "RULE")]
+    pub(crate) rules: Vec<PacketRule>,
     /// Write a pcapng of both directions; each packet's comment says what the NIC did with it, and why
     #[arg(long, value_name = "FILE")]
     pub(crate) capture: Option<PathBuf>,

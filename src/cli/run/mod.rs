@@ -22,7 +22,8 @@ use std::process::{Command, ExitCode};
 
 use clap::{Args, ValueEnum};
 use roxie::host::{
-    Device, DeviceConfig, EVENTS, EventLog, LoggedEvent, OpenError, OrphanTable, PortPlan, Stack,
+    Device, DeviceConfig, EVENTS, EventLog, LoggedEvent, OpenError, OrphanTable, PacketRule, PacketRules,
+    PortPlan, RuleError, Stack,
 };
 use roxie::netdev::Interface;
 use roxie::port::fault::FaultConfig;
@@ -95,6 +96,9 @@ pub(crate) struct Options {
     /// Inject faults: drop=0.01,reorder=0.02,delay=1%:200us,corrupt=nth3,seed=7,dir=tx
     #[arg(long, value_name = "SPEC", value_parser = parse_fault)]
     fault: Option<String>,
+    /// Inject a fault for chosen packets, as `roxie wire` does; repeatable: 'drop opcode=SEND_LAST from=peer once'
+    #[arg(long = "rule", value_name = "RULE", value_parser = parse_rule)]
+    rules: Vec<PacketRule>,
     /// Write a pcapng of both directions; each packet's comment says what the NIC did with it, and why
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
@@ -110,6 +114,11 @@ pub(crate) struct Options {
 
 fn parse_fault(spec: &str) -> Result<String, String> {
     spec.parse::<FaultConfig>().map_err(|e| e.to_string()).map(|_| spec.to_owned())
+}
+
+fn parse_rule(text: &str) -> Result<PacketRule, RuleError> {
+    let rule: PacketRule = text.parse()?;
+    rule.directions().map(|_| rule)
 }
 
 /// Run an unmodified verbs program on a Roxie device
@@ -234,10 +243,13 @@ impl Prepared {
         all.push(("ROXIE_DEV", self.interface.name.clone().into()));
         all.push(("ROXIE_PORT", self.port.name().into()));
         all.extend(self.nic.as_ref().map(|nic| (TRUSTED_NIC, nic.into())));
+        let rules =
+            (!options.rules.is_empty()).then(|| PacketRules(options.rules.clone()).to_string().into());
         let more = [
             ("ROXIE_MODE", options.mode.map(|_| self.mode.name().into())),
             ("ROXIE_CORES", options.cores.clone().map(OsString::from)),
             ("ROXIE_FAULT", options.fault.clone().map(OsString::from)),
+            ("ROXIE_RULES", rules),
             ("ROXIE_CAPTURE", options.capture.clone().map(OsString::from)),
         ];
         all.extend(more.into_iter().filter_map(|(name, value)| Some((name, value?))));

@@ -8,18 +8,21 @@
 //!
 //! | file | about |
 //! | --- | --- |
-//! | `open` | sockets, options, errors |
+//! | `open`, `sink`, `error` | sockets, options, errors |
 //! | `filter` | the BPF program that selects frames |
 //! | `shared` | several processes on one interface |
 //! | `ring`, `rx` | the receive ring; trains cut into frames |
 //! | `tx` | trains (`crate::trains`) and their `virtio_net_hdr` |
+//! | `promiscuous`, `cut` | a port for all frames of an interface, each as on a wire |
 //!
 //! Frames that an adapter would drop are counted and not taken, as over AF_XDP. UDP checksums are not verified: the ICRC protects
 //! the payload.
 
+mod cut;
 mod error;
 mod filter;
 mod open;
+mod promiscuous;
 mod ring;
 mod rx;
 mod shared;
@@ -41,6 +44,7 @@ use roxie_base::time::Nanos;
 
 pub use error::PacketError;
 pub use open::{PacketConfig, check};
+pub use promiscuous::PromiscuousPort;
 use ring::Ring;
 use rx::Receiver;
 use shared::Filters;

@@ -144,7 +144,7 @@ fn version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-fn packet_socket() -> Result<OwnedFd, PacketError> {
+pub(super) fn packet_socket() -> Result<OwnedFd, PacketError> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     // Protocol 0: receives nothing before it is bound.
     socket(AddressFamily::Packet, SockType::Raw, flags, None)
@@ -152,7 +152,7 @@ fn packet_socket() -> Result<OwnedFd, PacketError> {
 }
 
 /// Makes a socket that receives, with its ring of so many slots.
-fn ring(slots: usize) -> Result<Ring, PacketError> {
+pub(super) fn ring(slots: usize) -> Result<Ring, PacketError> {
     let socket = packet_socket()?;
     for (name, option) in
         [("PACKET_VNET_HDR", libc::PACKET_VNET_HDR), ("PACKET_IGNORE_OUTGOING", libc::PACKET_IGNORE_OUTGOING)]
@@ -169,7 +169,7 @@ fn filters(rings: &[Ring], links: &[(Link, u32)], units: Option<Arc<Units>>) -> 
     Filters::attach(sockets.collect::<io::Result<_>>()?, units)
 }
 
-fn bind_packet(socket: BorrowedFd<'_>, index: u32, protocol: u16) -> Result<(), PacketError> {
+pub(super) fn bind_packet(socket: BorrowedFd<'_>, index: u32, protocol: u16) -> Result<(), PacketError> {
     // struct sockaddr_ll: family, protocol in network order, interface index; the rest is for sending.
     let mut address = [0_u8; size_of::<libc::sockaddr_ll>()];
     address[..2].copy_from_slice(&(libc::AF_PACKET as u16).to_ne_bytes());

@@ -34,6 +34,8 @@ pub(super) struct Filled<'a> {
     pub(super) bytes: &'a [u8],
     /// Bytes of the frame as it was.
     pub(super) len: usize,
+    /// `struct virtio_net_hdr` of the frame.
+    pub(super) vnet: &'a [u8; VNET_HEADER],
     /// Bytes of UDP payload in each datagram but the last, if the frame is a train.
     pub(super) segment: Option<usize>,
     /// The VLAN tag, which is not in the frame.
@@ -138,13 +140,15 @@ impl Ring {
         let (status, len, kept, frame) = (word(0), word(4) as usize, word(8) as usize, usize::from(half(12)));
         // The kernel's offsets lie within the slot; a value that does not is cut.
         let bytes = all.get(frame..frame + kept).unwrap_or_default();
-        let vnet = all.get(frame.wrapping_sub(VNET_HEADER)..frame).unwrap_or(&[0; VNET_HEADER]);
+        let header = frame.checked_sub(VNET_HEADER).and_then(|at| all.get(at..)?.first_chunk());
+        let vnet = header.unwrap_or(&[0; VNET_HEADER]);
         // struct virtio_net_hdr: flags, gso_type, hdr_len, gso_size.
         let segment = usize::from(u16::from_ne_bytes([vnet[4], vnet[5]]));
         let is_train = vnet[1] & !GSO_ECN == GSO_UDP_L4 && segment > 0;
         Filled {
             bytes,
             len,
+            vnet,
             segment: is_train.then_some(segment),
             tag: (status & libc::TP_STATUS_VLAN_VALID != 0).then(|| half(24)),
             to_group: all[PACKET_TYPE] == TO_GROUP,

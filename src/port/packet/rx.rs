@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use nix::time::ClockId;
 
-use super::ring::{Filled, Ring};
+use super::ring::{Filled, Ring, VNET_HEADER};
 use crate::BURST;
 use crate::group::{StrayInbox, Target, target};
 use crate::udp::headers::{MAX_HEADERS, Outgoing, checksum, set_lengths};
@@ -179,7 +179,16 @@ impl Receiver {
             Place::Stray => {
                 let message = self.strays.as_ref().map_or(&[][..], StrayInbox::bytes);
                 let bytes = message.get(1..self.stray).unwrap_or_default();
-                Filled { bytes, len: bytes.len(), segment: None, tag: None, to_group: false, stamp: None }
+                let vnet = &[0; VNET_HEADER];
+                Filled {
+                    bytes,
+                    len: bytes.len(),
+                    vnet,
+                    segment: None,
+                    tag: None,
+                    to_group: false,
+                    stamp: None,
+                }
             }
         }
     }

@@ -4,6 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use super::packet_rule::RuleError;
 use crate::remote::AttachError;
 use roxie_nic::nic::{Answer, ControlError};
 use roxie_nic::shared::PostError;
@@ -105,6 +106,9 @@ pub enum OpenError {
     /// The device on the port failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// A rule of faults that the device cannot follow.
+    #[error(transparent)]
+    Rule(#[from] RuleError),
     /// The capture file could not be written.
     #[error("cannot write the capture {path}: {source}")]
     Capture {

@@ -180,7 +180,7 @@ impl Device {
         let device = Device::open_attached(interface, config)?;
         let ours = [
             ("a capture", stack.capture.is_some()),
-            ("faults", stack.fault.is_some()),
+            ("faults", stack.fault.is_some() || !stack.rules.is_empty()),
             ("congestion control", config.congestion != CongestionConfig::default()),
             ("congestion control", config.control_file.is_some()),
         ];

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::path::PathBuf;
 
 use super::error::OpenError;
+use super::packet_rule::PacketRule;
 use roxie_port::Port;
 use roxie_port::fault::{FaultConfig, FaultPort};
 use roxie_port::loopback::LoopbackPort;
@@ -17,6 +18,8 @@ const LOOPBACK_DEPTH: usize = 512;
 pub struct Stack {
     /// Faults to inject.
     pub fault: Option<FaultConfig>,
+    /// Faults of chosen packets: sent ones (`from=self`), received ones (`from=peer`), or both.
+    pub rules: Vec<PacketRule>,
     /// File for a capture of both directions, with the NIC's reasons as comments.
     pub capture: Option<PathBuf>,
 }
@@ -26,16 +29,24 @@ impl Stack {
     /// capture on top, so that it shows what the NIC sees.
     ///
     /// # Errors
-    /// If the capture cannot be written.
+    /// If the capture cannot be written, or a rule names another end than `self` and `peer`.
     pub fn on(&self, port: Box<dyn Port>) -> Result<Box<dyn Port>, OpenError> {
         self.on_at(port, Timestamps::WallClock)
     }
 
     /// Like [`on`](Self::on), with these times in the capture.
     pub(super) fn on_at(&self, port: Box<dyn Port>, times: Timestamps) -> Result<Box<dyn Port>, OpenError> {
-        let port: Box<dyn Port> = match &self.fault {
-            Some(faults) => Box::new(FaultPort::new(port, faults)),
-            None => port,
+        let port: Box<dyn Port> = if self.fault.is_none() && self.rules.is_empty() {
+            port
+        } else {
+            let mut port = FaultPort::new(port, &self.fault.clone().unwrap_or_default());
+            for rule in &self.rules {
+                for direction in rule.directions()? {
+                    let (test, _) = rule.matcher();
+                    port = port.with_rule(direction, rule.fault, test);
+                }
+            }
+            Box::new(port)
         };
         let port = Box::new(LoopbackPort::new(port, LOOPBACK_DEPTH));
         let Some(path) = &self.capture else { return Ok(port) };

@@ -84,7 +84,11 @@ impl Nic {
         let control_file = settings.control_file.clone();
         let config =
             DeviceConfig { drive: settings.drive, congestion, control_file, ..DeviceConfig::default() };
-        let stack = Stack { fault: settings.fault.clone(), capture: settings.capture.clone() };
+        let stack = Stack {
+            fault: settings.fault.clone(),
+            rules: settings.rules.clone(),
+            capture: settings.capture.clone(),
+        };
         roxie::stderr_log::install();
         let opened = Device::open_unclaimed(&interface, settings.port, stack, &config);
         let device = opened.map_err(|error| {

@@ -5,7 +5,7 @@
 //! * `ROXIE_PORT`: `xdp`, `udp` or `nic`;
 //! * `ROXIE_MODE`: the mode of AF_XDP;
 //! * `ROXIE_CORES`: the core of the engine's thread; without it, the program's own polling runs the NIC;
-//! * `ROXIE_FAULT`, `ROXIE_CAPTURE`;
+//! * `ROXIE_FAULT`, `ROXIE_RULES`, `ROXIE_CAPTURE`;
 //! * `ROXIE_ORPHANS`: where the launcher finds the connections of a program that has ended;
 //! * `ROXIE_EVENTS`: the log of failed calls;
 //! * `ROXIE_CC`, `ROXIE_ECN`, `ROXIE_QOS`, `ROXIE_SPEED`, `ROXIE_TOS`: congestion control and traffic classes.
@@ -16,7 +16,7 @@ use std::str::FromStr;
 use std::sync::LazyLock;
 
 use roxie::engine::Drive;
-use roxie::host::{OrphanTable, PortPlan};
+use roxie::host::{OrphanTable, PacketRule, PacketRules, PortPlan};
 use roxie::netdev::{Interface, interface_names};
 use roxie::nic::CongestionConfig;
 use roxie::port::fault::FaultConfig;
@@ -36,6 +36,7 @@ pub(crate) struct Settings {
     pub(crate) port: PortPlan,
     pub(crate) drive: Drive,
     pub(crate) fault: Option<FaultConfig>,
+    pub(crate) rules: Vec<PacketRule>,
     pub(crate) capture: Option<PathBuf>,
     pub(crate) congestion: CongestionConfig,
     /// File from which the congestion control of QPs is read, now and on changes.
@@ -79,6 +80,7 @@ pub(crate) fn settings() -> &'static Settings {
             Drive::Thread { core, spin: SPIN }
         });
         let fault = parsed("ROXIE_FAULT", "no faults");
+        let rules: PacketRules = parsed("ROXIE_RULES", "no rules").unwrap_or_default();
         let capture = variable("ROXIE_CAPTURE").map(PathBuf::from);
         let control_file = variable("ROXIE_CC").and_then(|text| Some(PathBuf::from(text.strip_prefix('@')?)));
         let control = if control_file.is_none() { parsed("ROXIE_CC", "none") } else { None };
@@ -92,7 +94,18 @@ pub(crate) fn settings() -> &'static Settings {
         // Fails if the launcher has ended, or is another user's.
         let orphans = variable("ROXIE_ORPHANS").and_then(|path| OrphanTable::open(path.as_ref()).ok());
         let interface = variable("ROXIE_DEV");
-        Settings { interface, port, drive, fault, capture, congestion, control_file, service_type, orphans }
+        Settings {
+            interface,
+            port,
+            drive,
+            fault,
+            rules: rules.0,
+            capture,
+            congestion,
+            control_file,
+            service_type,
+            orphans,
+        }
     });
     &SETTINGS
 }
