@@ -211,10 +211,14 @@ impl Image {
         command
     }
 
-    /// Starts a guest with a shell on this terminal, and waits for its end.
-    pub fn shell(&self, namespace: &Namespace, host: u8) -> Result<(), Error> {
+    /// Starts a guest with these files and a shell on this terminal, and waits for its end.
+    pub fn shell(&self, namespace: &Namespace, host: u8, files: Files) -> Result<(), Error> {
         namespace.add_tap(&format!("tap{host}"))?;
-        let mut command = self.command(namespace, host, Adapter::Plain, " roxie.shell");
+        let append = if files == Files::Host { " roxie.shell roxie.host" } else { " roxie.shell" };
+        let mut command = self.command(namespace, host, Adapter::Plain, append);
+        if files == Files::Host {
+            command.args(["-virtfs", &shared(Path::new("/"), "host")]);
+        }
         let line = command_line(&command);
         let failed = |output: String| Error::Command { command: line, output };
         match command.status() {

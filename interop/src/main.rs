@@ -96,6 +96,9 @@ enum GuestCommand {
         /// The guest's kernel.
         #[arg(long, value_enum, default_value_t)]
         kernel: KernelArgument,
+        /// Show this host's files, read-only, below /host: `chroot /host` runs its programs.
+        #[arg(long)]
+        host_files: bool,
     },
 }
 
@@ -369,14 +372,14 @@ fn dispatch(command: &Command) -> Result<bool, Error> {
             println!("{}", Image::build((*kernel).into(), *refresh)?.folder().display());
             Ok(true)
         }
-        Command::Guest(GuestCommand::Shell { kernel }) => {
+        Command::Guest(GuestCommand::Shell { kernel, host_files }) => {
             if let Some(lack) = guest::host_lacks() {
                 return Err(Error::Host(lack));
             }
             let image = Image::build((*kernel).into(), false)?;
             let namespace = Namespace::create()?;
             println!("the guest is {} in the namespace {}", address(2, Family::V4), namespace.name());
-            image.shell(&namespace, 2)?;
+            image.shell(&namespace, 2, if *host_files { Files::Host } else { Files::Own })?;
             Ok(true)
         }
     }
