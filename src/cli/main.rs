@@ -29,6 +29,7 @@ mod pingpong;
 mod quota;
 mod run;
 mod show;
+mod signals;
 mod sim;
 mod stream;
 mod svg;

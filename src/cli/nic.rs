@@ -1,6 +1,5 @@
 //! `roxie nic`: a NIC as its own process, which serves the programs of its host.
 
-use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::process::ExitCode;
@@ -9,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signalfd::SignalFd;
 use nix::unistd::{Uid, User};
 use roxie::descriptors::raise_limit;
 use roxie_daemon::{ClientChange, Config, Daemon, DaemonError, Served, Users};
@@ -22,6 +20,7 @@ use crate::metrics;
 use crate::output;
 use crate::quota::{OfUser, Program};
 use crate::show::objects::ProcessFilter;
+use crate::signals;
 
 /// Interval between two checks that the engine is alive.
 const LOOK: Duration = Duration::from_secs(1);
@@ -95,7 +94,7 @@ fn serve(arguments: &Arguments) -> Result<(), Failure> {
     // A NIC needs several descriptors for each program. If the limit cannot be raised, it serves fewer programs.
     let _ = raise_limit();
     // Block signals before any thread starts, so that no thread takes them.
-    let signals = catch().map_err(|error| Failure::Run(format!("catching signals: {error}")))?;
+    let signals = signals::catch().map_err(|error| Failure::Run(format!("catching signals: {error}")))?;
     // Bind the metrics port before serving programs.
     let scraped = arguments.metrics.map(metrics::listen).transpose()?;
     let mut options = arguments.device.clone();
@@ -202,13 +201,6 @@ fn print_change(change: &ClientChange) {
             "{threads} threads wait for files of programs whose file system does not answer: the process may not end before that file system does"
         )),
     }
-}
-
-fn catch() -> io::Result<SignalFd> {
-    let mut set = SigSet::empty();
-    [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().for_each(|signal| set.add(signal));
-    set.thread_block()?;
-    Ok(SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?)
 }
 
 fn wait(daemon: &Daemon, signals: &SignalFd, log: &Log) -> Result<(), Failure> {

@@ -1,13 +1,13 @@
 //! Catches signals during a demo, which must remove its namespaces before it ends.
 
-use std::io;
 use std::os::fd::AsFd;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signal::Signal;
+use nix::sys::signalfd::SignalFd;
 
 use super::Failure;
+use crate::signals;
 
 /// Ctrl-C and other fatal signals, checked between rounds, so that everything is removed in order.
 pub(super) struct Interrupt {
@@ -16,15 +16,7 @@ pub(super) struct Interrupt {
 
 impl Interrupt {
     pub(super) fn catch() -> Result<Interrupt, Failure> {
-        let mut set = SigSet::empty();
-        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-            set.add(signal);
-        }
-        let signals = set
-            .thread_block()
-            .and_then(|()| SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK))
-            .map_err(io::Error::from)?;
-        Ok(Interrupt { signals })
+        Ok(Interrupt { signals: signals::catch()? })
     }
 
     pub(super) fn check(&self) -> Result<(), Failure> {

@@ -1,6 +1,5 @@
 //! `roxie nvme target`: serves files, block devices and memory to hosts.
 
-use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -9,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signal::Signal;
+use nix::sys::signalfd::SignalFd;
 use roxie::host::{ConnectionManager, DialError};
 use roxie_nvmeof::subsystem::{Limits, Subsystem};
 use roxie_nvmeof::target::{Report, Target, TargetEvent};
@@ -22,6 +21,7 @@ use crate::device::{DeviceOptions, PortKind, THREAD};
 use crate::failure::{EXIT_CODES, Failure};
 use crate::line_rate::LineRate;
 use crate::output;
+use crate::signals;
 
 /// Interval between two checks that the device works.
 const LOOK: Duration = Duration::from_secs(1);
@@ -94,7 +94,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         ));
     }
     // Block signals before any thread starts, so that no thread takes them.
-    let signals = catch().map_err(|error| Failure::Run(format!("catching signals: {error}")))?;
+    let signals = signals::catch().map_err(|error| Failure::Run(format!("catching signals: {error}")))?;
     // Wrong names and files are reported before a device is opened.
     let subsystem = Arc::new(subsystem(arguments)?);
     let mut options = arguments.device.clone();
@@ -171,13 +171,6 @@ fn report(json: bool, has_failed: Arc<AtomicBool>) -> Report {
             (TargetEvent::DeviceFailed, _) => {}
         }
     })
-}
-
-fn catch() -> io::Result<SignalFd> {
-    let mut set = SigSet::empty();
-    [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().for_each(|signal| set.add(signal));
-    set.thread_block()?;
-    Ok(SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?)
 }
 
 fn serve(signals: &SignalFd, subsystem: &Subsystem, has_failed: &AtomicBool) -> Result<(), Failure> {

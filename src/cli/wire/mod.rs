@@ -10,8 +10,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
 use roxie::host::PacketRule;
 use roxie::netdev::Interface;
 use roxie::port::Port;
@@ -25,6 +23,7 @@ use self::cable::{Cable, End};
 use self::report::{Placed, Report};
 use crate::failure::Failure;
 use crate::output;
+use crate::signals;
 
 const LONG_ABOUT: &str = "Forwards every frame between two interfaces, and loses, doubles, damages, marks, delays or reorders those that \
                           rules name. Nothing of Roxie runs at the ends: two adapters on two ports of this host, two virtual machines on \
@@ -101,7 +100,7 @@ fn forward(arguments: &Arguments) -> Result<ExitCode, Failure> {
             "--fault acts on both directions here: choose one by a rule, for example --rule 'drop 1% from=veth0'".into(),
         ));
     }
-    let signals = catch().map_err(|error| Failure::Run(format!("catching signals: {error}")))?;
+    let signals = signals::catch().map_err(|error| Failure::Run(format!("catching signals: {error}")))?;
     let mut placed: Vec<Placed> =
         rules.into_iter().map(|rule| Placed { rule, matched: Vec::new() }).collect();
     let mut open = |at: usize| end(&names[at], &fault, &mut placed, arguments.capture.get(at));
@@ -197,11 +196,4 @@ fn read_rules(path: &Path) -> Result<Vec<PacketRule>, Failure> {
             line.parse().map_err(|error| Failure::Usage(format!("{}:{number}: {error}", path.display())))
         })
         .collect()
-}
-
-fn catch() -> io::Result<SignalFd> {
-    let mut set = SigSet::empty();
-    [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().for_each(|signal| set.add(signal));
-    set.thread_block()?;
-    Ok(SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?)
 }
