@@ -28,7 +28,13 @@ pub(super) fn start(
     shared: &Arc<Shared>,
     at: SocketAddr,
 ) -> io::Result<(SocketAddr, std::thread::JoinHandle<()>)> {
-    let listener = TcpListener::bind(at)?;
+    let listener = TcpListener::bind(at).or_else(|error| match at {
+        // A system without IPv6.
+        SocketAddr::V6(all) if all.ip().is_unspecified() && error.kind() != io::ErrorKind::AddrInUse => {
+            TcpListener::bind((std::net::Ipv4Addr::UNSPECIFIED, all.port()))
+        }
+        _ => Err(error),
+    })?;
     listener.set_nonblocking(true)?;
     let at = listener.local_addr()?;
     let shared = Arc::clone(shared);
