@@ -132,7 +132,9 @@ pub fn receive_record(stream: &mut impl Read, most: usize) -> io::Result<Option<
     loop {
         let mut mark = [0; 4];
         match stream.read_exact(&mut mark) {
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && record.is_empty() => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof && record.is_empty() => {
+                return Ok(None);
+            }
             done => done?,
         }
         let mark = u32::from_be_bytes(mark);

@@ -149,10 +149,16 @@ mod tests {
 
     #[test]
     fn data_fill_the_write_chunk_in_order() {
-        let call = Chunks { writes: vec![vec![segment(1, 10), segment(2, 10), segment(3, 10)]], ..Chunks::default() };
+        let call = Chunks {
+            writes: vec![vec![segment(1, 10), segment(2, 10), segment(3, 10)]],
+            ..Chunks::default()
+        };
         let placed = place(7, 3, &call, &lengths(100, Some(15))).expect("room");
         assert_eq!(placed.moved, Moved::Data);
-        assert_eq!(placed.parts, [Part { to: segment(1, 10), from: 0 }, Part { to: segment(2, 5), from: 10 }]);
+        assert_eq!(
+            placed.parts,
+            [Part { to: segment(1, 10), from: 0 }, Part { to: segment(2, 5), from: 10 }]
+        );
         let used = vec![vec![segment(1, 10), segment(2, 5), segment(3, 0)]];
         assert_eq!(placed.header.chunks().expect("lists").writes, used);
         assert_eq!(place(7, 3, &call, &lengths(100, Some(31))), Err(NoRoom));
@@ -166,7 +172,9 @@ mod tests {
         let call = Chunks { reply: Some(vec![segment(1, 2000)]), ..Chunks::default() };
         let placed = place(7, 3, &call, &lengths(1500, None)).expect("room");
         assert_eq!((placed.moved, placed.parts[0].to.length), (Moved::Message, 1500));
-        assert!(matches!(&placed.header.body, Body::NoMessage(chunks) if chunks.reply == Some(vec![segment(1, 1500)])));
+        assert!(
+            matches!(&placed.header.body, Body::NoMessage(chunks) if chunks.reply == Some(vec![segment(1, 1500)]))
+        );
         let short = place(7, 3, &call, &lengths(100, None)).expect("room");
         assert_eq!(short.header.body, Body::Message(Chunks::default()));
         assert_eq!(place(7, 3, &call, &lengths(2001, None)), Err(NoRoom));

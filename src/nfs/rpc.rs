@@ -258,9 +258,11 @@ mod tests {
 
     #[test]
     fn calls_parse_to_what_was_written() {
-        for credential in
-            [Credential::None, Credential::Sys { machine: b"host", user: 1000, group: 100 }, Credential::Other(6)]
-        {
+        for credential in [
+            Credential::None,
+            Credential::Sys { machine: b"host", user: 1000, group: 100 },
+            Credential::Other(6),
+        ] {
             let call = Call::new(7, (100_003, 3), 6, credential);
             let mut out = Writer::new();
             call.write(&mut out);

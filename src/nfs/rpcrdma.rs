@@ -303,7 +303,8 @@ mod tests {
 
     #[test]
     fn first_words_are_as_specified() {
-        let bytes = Header { xid: 0x0102_0304, credits: 5, body: Body::Message(Chunks::default()) }.to_bytes();
+        let bytes =
+            Header { xid: 0x0102_0304, credits: 5, body: Body::Message(Chunks::default()) }.to_bytes();
         let words: Vec<u32> = bytes.chunks(4).map(|w| u32::from_be_bytes(w.try_into().unwrap())).collect();
         assert_eq!((words, bytes.len()), (vec![0x0102_0304, 1, 5, 0, 0, 0, 0], SHORTEST));
     }
@@ -317,7 +318,12 @@ mod tests {
         assert_eq!(is(&[7, 1, 1]), None);
         assert_eq!(is(&[7, 2, 1, 0]), Some(Body::WrongVersion { low: 1, high: 1 }));
         // A truncated list, an unknown type, a chunk that is longer than the message, and one of too many segments.
-        for words in [&[7, 1, 1, 0, 1][..], &[7, 1, 1, 2, 0, 0, 0], &[7, 1, 1, 0, 0, 1, 9], &[7, 1, 1, 0, 0, 1, u32::MAX]] {
+        for words in [
+            &[7, 1, 1, 0, 1][..],
+            &[7, 1, 1, 2, 0, 0, 0],
+            &[7, 1, 1, 0, 0, 1, 9],
+            &[7, 1, 1, 0, 0, 1, u32::MAX],
+        ] {
             assert_eq!(is(words), Some(Body::WrongChunk), "{words:?}");
         }
     }
@@ -326,6 +332,8 @@ mod tests {
     fn endless_empty_chunks_are_refused() {
         let words = [7, 1, 1, 0, 0].into_iter().chain([1, 0].repeat(MOST_SEGMENTS + 1));
         let bytes: Vec<u8> = words.flat_map(u32::to_be_bytes).collect();
-        assert!(matches!(Header::parse(&bytes), Err(Refusal::Chunk { why, .. }) if why.what.starts_with("more")));
+        assert!(
+            matches!(Header::parse(&bytes), Err(Refusal::Chunk { why, .. }) if why.what.starts_with("more"))
+        );
     }
 }

@@ -74,7 +74,9 @@ fn call(message: &[u8], chunks: &Chunks) {
     assert!(moved as u64 <= offered, "{moved} bytes to {offered}");
     let inline = match placed.moved {
         Moved::Message => 0,
-        Moved::Nothing if chunks.writes.is_empty() => lengths.head + data.map_or(0, |data| data.next_multiple_of(4)),
+        Moved::Nothing if chunks.writes.is_empty() => {
+            lengths.head + data.map_or(0, |data| data.next_multiple_of(4))
+        }
         _ => lengths.head,
     };
     assert!(placed.header.to_bytes().len() + inline <= INLINE);

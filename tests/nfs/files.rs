@@ -27,7 +27,8 @@ fn status(error: &ClientError) -> Option<Status> {
 fn files_of_all_lengths_are_read() {
     let site = Site::new();
     // Around what an inline reply carries (4096 bytes with 156 in front of the data), a page, and a transfer.
-    let lengths = [0, 1, 3, 4, 5, 3935, 3936, 3937, 3940, 3944, 4095, 4096, 4097, 65_535, 65_536, 65_537, 1 << 20];
+    let lengths =
+        [0, 1, 3, 4, 5, 3935, 3936, 3937, 3940, 3944, 4095, 4096, 4097, 65_535, 65_536, 65_537, 1 << 20];
     let (mut client, root) = (site.connect(), site.root());
     for length in lengths {
         site.write("file", &pattern(length, length));
@@ -45,12 +46,18 @@ fn large_file_is_read_in_any_transfers() {
     site.write("file", &bytes);
     let (mut client, root) = (site.connect(), site.root());
     for transfer in [64 << 10, 128 << 10] {
-        assert!(get(&mut client, &root, "file", transfer).expect("a file") == bytes, "{transfer} bytes a call");
+        assert!(
+            get(&mut client, &root, "file", transfer).expect("a file") == bytes,
+            "{transfer} bytes a call"
+        );
     }
     // Longer than the file's end, and of an odd length.
     site.write("file", &bytes[..100_001]);
     for transfer in [999, 4001, u32::MAX] {
-        assert!(get(&mut client, &root, "file", transfer).expect("a file") == bytes[..100_001], "{transfer} bytes a call");
+        assert!(
+            get(&mut client, &root, "file", transfer).expect("a file") == bytes[..100_001],
+            "{transfer} bytes a call"
+        );
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use roxie::host::{CompletionQueue, Connection, DialOptions, MemoryRegion};
 use roxie::verbs::{Access, SendWr, WcOpcode, WcStatus};
@@ -14,7 +14,7 @@ use roxie_nfs::xdr::Writer;
 use super::{PATIENCE, Site, pattern};
 
 /// A connection without a client's state.
-struct Bare {
+pub(super) struct Bare {
     // Dropped first: the queue pair uses the memory below.
     connection: Connection,
     cq: CompletionQueue,
@@ -26,7 +26,7 @@ struct Bare {
 const RECEIVES: u64 = 8;
 
 impl Bare {
-    fn new(site: &Site) -> Bare {
+    pub(super) fn new(site: &Site) -> Bare {
         let pd = site.near.alloc_pd().expect("a domain");
         let cq = site.near.create_cq(64, None).expect("a queue");
         let replies = pd.register(RECEIVES as usize * 4096, Access::LOCAL_WRITE).expect("memory");
@@ -41,6 +41,14 @@ impl Bare {
         Bare { connection, cq, replies, memory }
     }
 
+    /// Calls READ, with room for a short reply. Returns its status.
+    pub(super) fn read(&mut self, file: &FileHandle, count: u32) -> Status {
+        let call = message(9, &read_of(file, count));
+        let (_, results) = self.call(&header(9, Chunks::default()), &call).expect("a reply");
+        let mut results = Reply::parse(&results).expect("a reply").1;
+        Status(results.u32().expect("a status"))
+    }
+
     fn segment(&self, offset: u64, length: u32) -> Segment {
         Segment { handle: self.memory.rkey().0, length, offset: self.memory.address() + offset }
     }
@@ -51,8 +59,15 @@ impl Bare {
         memory.write_at((1 << 17) - 8192, bytes).expect("room");
         let sge = memory.sge((1 << 17) - 8192, bytes.len() as u32);
         self.connection.qp().post_send(&SendWr::send().signaled(), &[sge]).ok()?;
+        let until = Instant::now() + PATIENCE;
         loop {
-            let wc = self.cq.wait(PATIENCE).expect("a completion");
+            let Some(wc) = self.cq.wait(Duration::from_millis(20)) else {
+                if self.connection.wait_for_end(Duration::ZERO) {
+                    return None;
+                }
+                assert!(Instant::now() < until, "neither a reply nor an end");
+                continue;
+            };
             if wc.status != WcStatus::Success {
                 return None;
             }
@@ -104,7 +119,9 @@ fn wrong_headers_are_refused_and_the_next_served() {
     let version = bare.exchange(&words(&[7, 2, 1, 0, 0, 0, 0])).expect("a reply");
     assert_eq!(body(version), Body::WrongVersion { low: 1, high: 1 });
     // A truncated list, an unknown type, a chunk that is longer than the message, a call in a chunk.
-    for wrong in [&[7, 1, 1, 0, 1][..], &[7, 1, 1, 3, 0, 0, 0], &[7, 1, 1, 0, 0, 1, 99], &[7, 1, 1, 1, 0, 0, 0]] {
+    for wrong in
+        [&[7, 1, 1, 0, 1][..], &[7, 1, 1, 3, 0, 0, 0], &[7, 1, 1, 0, 0, 1, 99], &[7, 1, 1, 1, 0, 0, 0]]
+    {
         let reply = bare.exchange(&words(wrong)).expect("a reply");
         assert_eq!(body(reply), Body::WrongChunk, "{wrong:?}");
     }
@@ -124,7 +141,9 @@ fn wrong_headers_are_refused_and_the_next_served() {
 fn messages_without_a_call_close_the_connection() {
     let site = Site::new();
     let (_, mut first) = served(&site);
-    for wrong in [vec![0; 3], vec![], [&header(7, Chunks::default()).to_bytes()[..], &7u32.to_be_bytes()].concat()] {
+    for wrong in
+        [vec![0; 3], vec![], [&header(7, Chunks::default()).to_bytes()[..], &7u32.to_be_bytes()].concat()]
+    {
         assert_eq!(first.exchange(&wrong), None, "{wrong:?}");
         first = Bare::new(&site);
     }
@@ -140,10 +159,15 @@ fn chunks_without_room_are_refused() {
     let small = Chunks { writes: vec![vec![bare.segment(0, 49_999)]], ..Chunks::default() };
     let none = Chunks::default();
     let reply = Chunks { reply: Some(vec![bare.segment(0, 50_000)]), ..Chunks::default() };
-    let many = Chunks { writes: vec![(0..100).map(|n| bare.segment(n * 4, 4)).collect()], ..Chunks::default() };
+    let many =
+        Chunks { writes: vec![(0..100).map(|n| bare.segment(n * 4, 4)).collect()], ..Chunks::default() };
     for chunks in [small, none, reply, many] {
         let shown = format!("{chunks:?}");
-        assert_eq!(bare.call(&header(9, chunks), &call).expect("a reply").0.body, Body::WrongChunk, "{shown}");
+        assert_eq!(
+            bare.call(&header(9, chunks), &call).expect("a reply").0.body,
+            Body::WrongChunk,
+            "{shown}"
+        );
     }
     assert_eq!(bare.memory.to_vec(0, 50_000).expect("memory"), vec![0; 50_000]);
 }
@@ -215,8 +239,14 @@ fn wrong_calls_are_answered_with_their_outcome() {
     let mut forged = file.bytes().to_vec();
     forged[20] ^= 0x40;
     let status = |status: Status| status.0.to_be_bytes().to_vec();
-    assert_eq!(outcome(program, version, 1, Credential::None, &of(&forged)), (Outcome::Success, status(Status::STALE)));
-    assert_eq!(outcome(program, version, 1, Credential::None, &of(b"x")), (Outcome::Success, status(Status::BADHANDLE)));
+    assert_eq!(
+        outcome(program, version, 1, Credential::None, &of(&forged)),
+        (Outcome::Success, status(Status::STALE))
+    );
+    assert_eq!(
+        outcome(program, version, 1, Credential::None, &of(b"x")),
+        (Outcome::Success, status(Status::BADHANDLE))
+    );
 }
 
 #[test]

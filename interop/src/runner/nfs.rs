@@ -132,7 +132,9 @@ fn kernel_is_client(row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Result
     let differs = expected.iter().zip(&read).find(|(expected, read)| expected != *read);
     if expected.len() != read.len() || differs.is_some() {
         let (there, here) = (read.len(), expected.len());
-        return Err(Failed::Other(format!("{there} files there of {here}, the first that differs: {differs:?}")));
+        return Err(Failed::Other(format!(
+            "{there} files there of {here}, the first that differs: {differs:?}"
+        )));
     }
     roxie.ask_to_end()?;
     let server = roxie.wait(ENDS_WITHIN)?;

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use crate::decoded::layers::Layer;
 use crate::decoded::mad::Mad;
-use crate::decoded::{nfs, nvme};
 use crate::decoded::{Decoded, Verdict, udp_checksum_name};
+use crate::decoded::{nfs, nvme};
 
 /// A packet's JSON object. Fields without a value are left out.
 #[derive(Serialize)]

@@ -14,8 +14,8 @@ use nix::sys::stat::{SFlag, fstat};
 use roxie::capture::{CaptureError, Reader, link_type};
 use roxie::wire::Qpn;
 
-use crate::decoded::{Decoded, Protocols};
 use crate::decoded::layers::{Found, find};
+use crate::decoded::{Decoded, Protocols};
 use crate::output;
 
 mod draw;

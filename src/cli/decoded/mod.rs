@@ -86,7 +86,19 @@ impl<'a> Decoded<'a> {
         let (packet, removed) = (packet.ok(), *removed);
         let nvme = packet.as_ref().and_then(|packet| protocols.storage.follow(packet, frame));
         let nfs = packet.as_ref().and_then(|packet| protocols.files.follow(packet, frame));
-        Decoded { record, frame: *frame, envelope, packet, problem, icrc, segments, layers, removed, nvme, nfs }
+        Decoded {
+            record,
+            frame: *frame,
+            envelope,
+            packet,
+            problem,
+            icrc,
+            segments,
+            layers,
+            removed,
+            nvme,
+            nfs,
+        }
     }
 
     /// Returns why a receiver drops the packet, in words.

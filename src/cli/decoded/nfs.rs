@@ -177,12 +177,9 @@ impl Connected {
                 _ => return None,
             },
             // The call is in memory that the server reads.
-            Body::NoMessage(_) => Sent {
-                name: "call".into(),
-                procedure: None,
-                about: String::new(),
-                keys: keys(&header),
-            },
+            Body::NoMessage(_) => {
+                Sent { name: "call".into(), procedure: None, about: String::new(), keys: keys(&header) }
+            }
             _ => return None,
         };
         if !self.is_certain {
@@ -205,7 +202,10 @@ impl Connected {
         if let (Body::Message(_), Ok((reply, mut results))) = (&header.body, Reply::parse(message)) {
             outcome = Some(reply.outcome).filter(|_| reply.xid == xid);
             let has_status = call.as_ref().and_then(|call| call.procedure) != Some(procedure::NULL);
-            if outcome == Some(Outcome::Success) && has_status && call.as_ref().is_some_and(|call| call.procedure.is_some()) {
+            if outcome == Some(Outcome::Success)
+                && has_status
+                && call.as_ref().is_some_and(|call| call.procedure.is_some())
+            {
                 status = results.u32().ok().map(Status);
             }
         }
@@ -235,7 +235,9 @@ impl Sent {
                 format!("NFS3 {name}")
             }
             (mount::PROGRAM, number_of) => format!("MOUNT3 procedure {number_of}"),
-            ((program, version), number_of) => format!("program {program} version {version} procedure {number_of}"),
+            ((program, version), number_of) => {
+                format!("program {program} version {version} procedure {number_of}")
+            }
         };
         Sent { name, procedure: number, about, keys: keys(header) }
     }
@@ -249,14 +251,20 @@ fn shown(arguments: &Arguments<'_>) -> String {
         Arguments::Read { offset, count, .. } | Arguments::Write { offset, count, .. } => {
             format!(" offset {offset}, {}", bytes(u64::from(*count)))
         }
-        Arguments::ReadDir { cookie, .. } | Arguments::ReadDirPlus { cookie, .. } => format!(" cookie {cookie}"),
+        Arguments::ReadDir { cookie, .. } | Arguments::ReadDirPlus { cookie, .. } => {
+            format!(" cookie {cookie}")
+        }
         _ => String::new(),
     }
 }
 
 /// Returns a number of bytes, in KiB if it is a multiple: `64 KiB`, `1000 B`.
 fn bytes(count: u64) -> String {
-    if count > 0 && count.is_multiple_of(1024) { format!("{} KiB", count >> 10) } else { format!("{count} B") }
+    if count > 0 && count.is_multiple_of(1024) {
+        format!("{} KiB", count >> 10)
+    } else {
+        format!("{count} B")
+    }
 }
 
 /// Writes the chunks of a header: `, write chunk 64 KiB`.

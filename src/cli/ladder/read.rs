@@ -8,9 +8,9 @@ use roxie::frame::Frame;
 use roxie::wire::{Bth, Envelope, Packet, parse::ICRC_LEN};
 
 use super::{Facts, Seen, Sight};
-use crate::decoded::{Decoded, Protocols};
 use crate::decoded::layers::{Found, find};
 use crate::decoded::segments::Segments;
+use crate::decoded::{Decoded, Protocols};
 
 /// Most packets read from a capture: each takes some hundred bytes of memory.
 const MOST: usize = 1_000_000;

@@ -39,7 +39,9 @@ impl Location {
 pub(super) fn listen_address(text: &str) -> Result<SocketAddr, String> {
     match text.parse::<u16>() {
         Ok(port) => Ok(SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port)),
-        Err(_) => text.parse().map_err(|_| "neither PORT nor ADDRESS:PORT ([ADDRESS]:PORT for IPv6)".to_owned()),
+        Err(_) => {
+            text.parse().map_err(|_| "neither PORT nor ADDRESS:PORT ([ADDRESS]:PORT for IPv6)".to_owned())
+        }
     }
 }
 

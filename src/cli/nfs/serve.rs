@@ -103,7 +103,8 @@ fn announce(arguments: &Arguments, server: &Server) -> Result<(), Failure> {
     let (listen, mount) = (arguments.listen, server.mount_address());
     if arguments.json {
         let (folder, port) = (arguments.folder.display().to_string(), mount.port());
-        let ready = json!({"event": "ready", "folder": folder, "listen": listen.to_string(), "mount_port": port});
+        let ready =
+            json!({"event": "ready", "folder": folder, "listen": listen.to_string(), "mount_port": port});
         return output::line(ready);
     }
     output::note(format_args!(
@@ -149,12 +150,16 @@ fn as_json(event: &ServerEvent) -> Option<serde_json::Value> {
 fn as_text(event: &ServerEvent) -> Option<String> {
     Some(match event {
         // A path of a client's must not command the terminal.
-        ServerEvent::Mounted { peer, path, refusal: None } => format!("{peer}: mounts {}", path.escape_debug()),
+        ServerEvent::Mounted { peer, path, refusal: None } => {
+            format!("{peer}: mounts {}", path.escape_debug())
+        }
         ServerEvent::Mounted { peer, path, refusal: Some(why) } => {
             format!("{peer}: may not mount {}: {why}", path.escape_debug())
         }
         ServerEvent::Connected { peer } => format!("{peer}: connected"),
-        ServerEvent::Refused { peer, procedure } => format!("{peer}: {procedure} refused: the export is read-only"),
+        ServerEvent::Refused { peer, procedure } => {
+            format!("{peer}: {procedure} refused: the export is read-only")
+        }
         ServerEvent::Ended { peer, why } => format!("{peer}: {why}"),
         ServerEvent::DeviceFailed => return None,
     })

@@ -67,11 +67,15 @@ impl ConnectOptions {
                     "--port memory has the server in this process: /PATH alone, and the folder as --export DIR".into(),
                 ));
             }
-            (None, None) => return Err(Failure::Usage("the server's address is missing: ADDRESS:/PATH".into())),
+            (None, None) => {
+                return Err(Failure::Usage("the server's address is missing: ADDRESS:/PATH".into()));
+            }
             (None, Some(ip)) => (SocketAddr::new(ip, self.nfs_port), None, (ip, self.mount_port)),
             (Some(far), None) => {
                 let Some(folder) = &self.export else {
-                    return Err(Failure::Usage("--port memory serves a folder in this process: --export DIR is missing".into()));
+                    return Err(Failure::Usage(
+                        "--port memory serves a folder in this process: --export DIR is missing".into(),
+                    ));
                 };
                 let export = open_export(folder)?;
                 let to = SocketAddr::new(far.gid(0)?.to_ip(), self.nfs_port);
@@ -127,6 +131,7 @@ pub(super) fn failure(error: ClientError) -> Failure {
         | ClientError::Export { .. }
         | ClientError::Status { .. }
         | ClientError::Call { .. }
+        | ClientError::Closed
         | ClientError::Protocol(_)
         | ClientError::Verifier { .. } => Failure::Peer(text),
         _ => Failure::Run(text),

@@ -72,7 +72,9 @@ fn size(text: &str) -> Result<u32, String> {
 
 /// Returns the folder and the name of a file.
 fn split(location: &Location) -> Result<(&str, &str), Failure> {
-    location.split().ok_or_else(|| Failure::Usage(format!("{} is a folder, and a file is wanted", location.path)))
+    location
+        .split()
+        .ok_or_else(|| Failure::Usage(format!("{} is a folder, and a file is wanted", location.path)))
 }
 
 /// Copies a file from a server.

@@ -59,7 +59,9 @@ pub enum ClientError {
     #[error("{0}")]
     Protocol(String),
     /// The server may have lost written data: its verifier has changed.
-    #[error("{path}: the server was started again while data was written, and may have lost some: write the file again")]
+    #[error(
+        "{path}: the server was started again while data was written, and may have lost some: write the file again"
+    )]
     Verifier {
         /// The file.
         path: String,
@@ -73,6 +75,9 @@ pub enum ClientError {
     /// A work request failed, with which the connection is lost.
     #[error("the connection is lost: {0}")]
     Lost(WcStatus),
+    /// The server has disconnected.
+    #[error("the server has closed the connection")]
+    Closed,
     /// No call has finished in time.
     #[error("no reply in {0:?}")]
     Timeout(Duration),

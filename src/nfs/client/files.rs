@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 
 use super::{
-    AROUND, Arguments, Client, ClientError, Data, FileHandle, Finished, LONGEST_TRANSFER, SHORT, Stable, Written,
-    failed, results,
+    AROUND, Arguments, Client, ClientError, Data, FileHandle, Finished, LONGEST_TRANSFER, SHORT, Stable,
+    Written, failed, results,
 };
 use crate::nfs3;
 
@@ -57,8 +57,7 @@ impl Client {
             }
             while next < size && parts.iter().all(|part| part.slot.is_some() || part.is_done) {
                 let count = u64::from(transfer).min(size - next) as u32;
-                let mut part =
-                    Wanted { offset: next, count, bytes: Vec::new(), slot: None, is_done: false };
+                let mut part = Wanted { offset: next, count, bytes: Vec::new(), slot: None, is_done: false };
                 part.slot = self.read(file, &part)?;
                 if part.slot.is_none() {
                     break;
@@ -140,10 +139,16 @@ impl Client {
             let index = index.ok_or_else(|| ClientError::Protocol("a reply to no WRITE".into()))?;
             let part = &mut parts[index];
             let result = Written::parse(&mut results("WRITE", &finished.message)?)?;
-            let result = result.map_err(|status| ClientError::Status { path: path.to_owned(), call: "WRITE", status })?;
+            let result = result.map_err(|status| ClientError::Status {
+                path: path.to_owned(),
+                call: "WRITE",
+                status,
+            })?;
             let count = result.count as usize;
             if count == 0 || count > part.bytes.len() - part.written {
-                return Err(ClientError::Protocol(format!("{path}: a WRITE of {count} bytes, which are not those that were sent")));
+                return Err(ClientError::Protocol(format!(
+                    "{path}: a WRITE of {count} bytes, which are not those that were sent"
+                )));
             }
             if result.stable != Stable::File && *verifier.get_or_insert(result.verifier) != result.verifier {
                 return Err(ClientError::Verifier { path: path.to_owned() });
@@ -158,7 +163,9 @@ impl Client {
         }
         let committed = self.commit(file, path)?;
         match verifier {
-            Some(verifier) if verifier != committed.verifier => Err(ClientError::Verifier { path: path.to_owned() }),
+            Some(verifier) if verifier != committed.verifier => {
+                Err(ClientError::Verifier { path: path.to_owned() })
+            }
             _ => Ok(written),
         }
     }
@@ -174,7 +181,12 @@ impl Client {
 }
 
 /// Returns the data of a READ for `most` bytes, and whether they reach the end of the file.
-fn data(finished: Finished, file: &FileHandle, path: &str, most: u32) -> Result<(Vec<u8>, bool), ClientError> {
+fn data(
+    finished: Finished,
+    file: &FileHandle,
+    path: &str,
+    most: u32,
+) -> Result<(Vec<u8>, bool), ClientError> {
     let mut reader = results("READ", &finished.message)?;
     let head = nfs3::read_head(&mut reader)?.map_err(|status| {
         failed(&Arguments::Read { file: file.clone(), offset: 0, count: most }, path, status)

@@ -8,8 +8,8 @@ use rustix::net::{AddressFamily, SocketType};
 
 use super::error::ClientError;
 use crate::mount::{
-    GETPORT, LONGEST_PATH, MAPPER, MAPPER_PORT, PROGRAM, parse_mounted, port_query, procedure, receive_record,
-    send_record,
+    GETPORT, LONGEST_PATH, MAPPER, MAPPER_PORT, PROGRAM, parse_mounted, port_query, procedure,
+    receive_record, send_record,
 };
 use crate::nfs3::FileHandle;
 use crate::rpc::{Call, Credential, Outcome, Reply};
@@ -33,7 +33,10 @@ pub fn mount(
     credential: &Credential<'_>,
 ) -> Result<FileHandle, ClientError> {
     if path.len() > LONGEST_PATH {
-        return Err(ClientError::Protocol(format!("a path of {} bytes; MOUNT takes {LONGEST_PATH}", path.len())));
+        return Err(ClientError::Protocol(format!(
+            "a path of {} bytes; MOUNT takes {LONGEST_PATH}",
+            path.len()
+        )));
     }
     let port = match port {
         Some(port) => port,
@@ -57,7 +60,9 @@ fn find_port(server: IpAddr) -> Result<u16, ClientError> {
     let mut results = succeeded("GETPORT", &reply)?;
     match u16::try_from(results.u32()?) {
         Ok(port) if port > 0 => Ok(port),
-        _ => Err(ClientError::Protocol(format!("{server} has no MOUNT version 3 over TCP: name its port, if it has one"))),
+        _ => Err(ClientError::Protocol(format!(
+            "{server} has no MOUNT version 3 over TCP: name its port, if it has one"
+        ))),
     }
 }
 
@@ -89,7 +94,8 @@ fn call(
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         send_record(&mut stream, &message)?;
-        receive_record(&mut stream, LONGEST_REPLY)?.ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))
+        receive_record(&mut stream, LONGEST_REPLY)?
+            .ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))
     };
     let reply = exchange().map_err(failed)?;
     if reply.first_chunk() != Some(&xid.to_be_bytes()) {
@@ -104,7 +110,9 @@ fn connect(at: SocketAddr) -> io::Result<TcpStream> {
         for port in RESERVED_PORTS.rev().take(64) {
             match connect_from(port, at) {
                 Ok(stream) => return Ok(stream),
-                Err(error) if matches!(error.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable) => {}
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable) => {
+                }
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => break,
                 Err(error) => return Err(error),
             }

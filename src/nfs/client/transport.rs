@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use roxie::host::{
-    CompletionQueue, Connection, ConnectionManager, Device, DeviceError, DialOptions, FastRegion, MemoryRegion,
+    CompletionQueue, Connection, ConnectionManager, Device, DeviceError, DialOptions, FastRegion,
+    MemoryRegion,
 };
 use roxie::verbs::{Access, QpCaps, SendFlags, SendWr, Wc, WcFlags, WcOpcode, WcStatus};
 
@@ -20,6 +21,8 @@ pub(super) const SLOTS: u32 = 16;
 pub(super) const LONGEST_TRANSFER: usize = 128 << 10;
 /// Bytes of an inline message that this end receives.
 const INLINE: u32 = 4096;
+/// Interval at which a waiting call looks for the end of the connection.
+const TICK: Duration = Duration::from_millis(100);
 /// Pages of a fast region.
 const PAGE: usize = 4096;
 /// Bytes of a slot's memory: a transfer, and all that a reply has around it.
@@ -100,7 +103,8 @@ impl Transport {
         let pd = device.alloc_pd()?;
         let cq = device.create_cq(caps.max_send_wr + caps.max_recv_wr, None)?;
         let inline = SLOTS as usize * INLINE as usize;
-        let (calls, replies) = (pd.register(inline, Access::LOCAL_WRITE)?, pd.register(inline, Access::LOCAL_WRITE)?);
+        let (calls, replies) =
+            (pd.register(inline, Access::LOCAL_WRITE)?, pd.register(inline, Access::LOCAL_WRITE)?);
         let slot = |_| {
             let region = pd.alloc_fast(MEMORY, (MEMORY / PAGE) as u32)?;
             Ok::<_, DeviceError>(Slot { region, state: State::default() })
@@ -128,14 +132,21 @@ impl Transport {
     }
 
     /// Sends a call, an RPC message without the data. Returns its slot; `None`: as many calls are outstanding as the server grants.
-    pub(super) fn submit(&mut self, xid: u32, call: &[u8], data: Data<'_>) -> Result<Option<usize>, ClientError> {
+    pub(super) fn submit(
+        &mut self,
+        xid: u32,
+        call: &[u8],
+        data: Data<'_>,
+    ) -> Result<Option<usize>, ClientError> {
         let outstanding = self.slots.iter().filter(|slot| slot.state.is_busy).count();
         let free = self.slots.iter().position(|slot| !slot.state.is_busy);
         let Some(slot) = free.filter(|_| outstanding < self.credits.max(1) as usize) else { return Ok(None) };
         let (mut chunks, mut message, mut offered) = (Chunks::default(), call.to_vec(), 0);
         match data {
             Data::Out([]) => {}
-            Data::Out(bytes) if SHORTEST + call.len() + bytes.len() + padding(bytes.len()) <= self.inline.0 => {
+            Data::Out(bytes)
+                if SHORTEST + call.len() + bytes.len() + padding(bytes.len()) <= self.inline.0 =>
+            {
                 message.extend(bytes);
                 message.resize(message.len() + padding(bytes.len()), 0);
             }
@@ -148,12 +159,17 @@ impl Transport {
             }
             Data::In(most, around) if SHORTEST + around + most + padding(most) <= self.inline.1 => {}
             Data::In(most, _) => {
-                chunks.writes.push(vec![self.register(slot, most, Access::REMOTE_WRITE | Access::LOCAL_WRITE)?]);
+                chunks.writes.push(vec![self.register(
+                    slot,
+                    most,
+                    Access::REMOTE_WRITE | Access::LOCAL_WRITE,
+                )?]);
                 offered = most;
             }
             Data::Reply(most) if SHORTEST + most <= self.inline.1 => {}
             Data::Reply(most) => {
-                chunks.reply = Some(vec![self.register(slot, most, Access::REMOTE_WRITE | Access::LOCAL_WRITE)?]);
+                chunks.reply =
+                    Some(vec![self.register(slot, most, Access::REMOTE_WRITE | Access::LOCAL_WRITE)?]);
                 offered = most;
             }
         }
@@ -162,7 +178,10 @@ impl Transport {
         let bytes = [&header.to_bytes()[..], &message].concat();
         if bytes.len() > self.inline.0 {
             let most = self.inline.0;
-            return Err(ClientError::Protocol(format!("a call of {} bytes; the server takes {most}", bytes.len())));
+            return Err(ClientError::Protocol(format!(
+                "a call of {} bytes; the server takes {most}",
+                bytes.len()
+            )));
         }
         let begin = slot * INLINE as usize;
         self.calls.write_at(begin, &bytes)?;
@@ -190,8 +209,12 @@ impl Transport {
                 return self.finish(slot);
             }
             let left = until.saturating_duration_since(Instant::now());
-            let wc = self.cq.wait(left).ok_or(ClientError::Timeout(timeout))?;
-            self.completed(&wc)?;
+            match self.cq.wait(left.min(TICK)) {
+                Some(wc) => self.completed(&wc)?,
+                None if self.connection.wait_for_end(Duration::ZERO) => return Err(ClientError::Closed),
+                None if left.is_zero() => return Err(ClientError::Timeout(timeout)),
+                None => {}
+            }
         }
     }
 
@@ -200,7 +223,8 @@ impl Transport {
         let State { reply, offered, .. } = std::mem::take(state);
         let (message, body) = reply.expect("a finished call has a reply");
         let copy = |bytes: u64| {
-            let wrong = || ClientError::Protocol(format!("the server says that it wrote {bytes} bytes to {offered}"));
+            let wrong =
+                || ClientError::Protocol(format!("the server says that it wrote {bytes} bytes to {offered}"));
             let bytes = usize::try_from(bytes).ok().filter(|bytes| *bytes <= offered).ok_or_else(wrong)?;
             let mut copied = vec![0; bytes];
             region.memory().read(0, &mut copied).map_err(DeviceError::from)?;
@@ -215,10 +239,12 @@ impl Transport {
                 let reply = chunks.reply.as_ref().map_or(0, |chunk| length(chunk));
                 Ok(Finished { slot, message: copy(reply)?, moved: None })
             }
-            Body::WrongVersion { low, high } => {
-                Err(ClientError::Protocol(format!("the server has RPC-over-RDMA versions {low} to {high} only")))
+            Body::WrongVersion { low, high } => Err(ClientError::Protocol(format!(
+                "the server has RPC-over-RDMA versions {low} to {high} only"
+            ))),
+            Body::WrongChunk => {
+                Err(ClientError::Protocol("the server cannot use the chunks of a call".into()))
             }
-            Body::WrongChunk => Err(ClientError::Protocol("the server cannot use the chunks of a call".into())),
         }
     }
 
@@ -256,7 +282,8 @@ impl Transport {
         self.connection.qp().post_recv(wc.wr_id, &[self.replies.sge(begin, INLINE)])?;
         let (header, message) =
             Header::parse(&bytes).map_err(|refusal| ClientError::Protocol(refusal.to_string()))?;
-        let of_call = |slot: &Slot| slot.state.is_busy && slot.state.reply.is_none() && slot.state.xid == header.xid;
+        let of_call =
+            |slot: &Slot| slot.state.is_busy && slot.state.reply.is_none() && slot.state.xid == header.xid;
         let Some(index) = self.slots.iter().position(of_call) else {
             let xid = header.xid;
             return Err(ClientError::Protocol(format!("a reply to call {xid:#x}, which is not outstanding")));

@@ -8,8 +8,8 @@ mod status;
 pub use arguments::{Arguments, Change, Stable};
 pub use attributes::{Attributes, Kind, Time};
 pub use results::{
-    Committed, EMPTY_LISTING, Entry, FsInfo, FsStat, Listing, PathConf, ReadHead, Written, created, failed, file, found,
-    fs_info, listed, read_head, write_listing,
+    Committed, EMPTY_LISTING, Entry, FsInfo, FsStat, Listing, PathConf, ReadHead, Written, created, failed,
+    file, found, fs_info, listed, read_head, write_listing,
 };
 pub use status::Status;
 
@@ -98,9 +98,28 @@ pub mod procedure {
     /// Returns the name of a procedure. `None`: there is none with this number.
     pub fn name(procedure: u32) -> Option<&'static str> {
         const NAMES: [&str; 22] = [
-            "NULL", "GETATTR", "SETATTR", "LOOKUP", "ACCESS", "READLINK", "READ", "WRITE", "CREATE", "MKDIR",
-            "SYMLINK", "MKNOD", "REMOVE", "RMDIR", "RENAME", "LINK", "READDIR", "READDIRPLUS", "FSSTAT",
-            "FSINFO", "PATHCONF", "COMMIT",
+            "NULL",
+            "GETATTR",
+            "SETATTR",
+            "LOOKUP",
+            "ACCESS",
+            "READLINK",
+            "READ",
+            "WRITE",
+            "CREATE",
+            "MKDIR",
+            "SYMLINK",
+            "MKNOD",
+            "REMOVE",
+            "RMDIR",
+            "RENAME",
+            "LINK",
+            "READDIR",
+            "READDIRPLUS",
+            "FSSTAT",
+            "FSINFO",
+            "PATHCONF",
+            "COMMIT",
         ];
         NAMES.get(procedure as usize).copied()
     }

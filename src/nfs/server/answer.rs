@@ -81,11 +81,7 @@ pub(super) fn refusal(call: &Call<'_>, (program, version): (u32, u32)) -> Option
 }
 
 /// Writes the results of a call that succeeds. Returns the data item.
-fn execute(
-    export: &Export,
-    arguments: &Arguments<'_>,
-    out: &mut Writer,
-) -> Result<Option<Vec<u8>>, Status> {
+fn execute(export: &Export, arguments: &Arguments<'_>, out: &mut Writer) -> Result<Option<Vec<u8>>, Status> {
     match arguments {
         Arguments::Null => {}
         Arguments::GetAttr { file } => {

@@ -88,7 +88,8 @@ impl Rest {
         };
         let channel = CompletionChannel::new()?;
         let cq = shared.device.create_cq(SENDS + CREDITS, Some(&channel))?;
-        let memory = |count: u32, length: usize| shared.pd.register(count as usize * length, Access::LOCAL_WRITE);
+        let memory =
+            |count: u32, length: usize| shared.pd.register(count as usize * length, Access::LOCAL_WRITE);
         let calls = memory(CREDITS, INLINE as usize)?;
         let replies = memory(BUFFERS, INLINE as usize)?;
         let data = memory(BUFFERS, BUFFER)?;
@@ -207,8 +208,7 @@ impl Served {
             (shared.report)(ServerEvent::Refused { peer: self.peer, procedure });
         }
         let data = answer.data.as_deref();
-        let lengths =
-            Lengths { head: answer.head.len(), data: data.map(<[u8]>::len), inline: self.inline };
+        let lengths = Lengths { head: answer.head.len(), data: data.map(<[u8]>::len), inline: self.inline };
         let Ok(placement) = place(header.xid, CREDITS, chunks, &lengths) else {
             return self.post(buffer, &wrong, &[], &[], None);
         };

@@ -1,7 +1,7 @@
 //! The exported folder: attributes, names and bytes of files below it, and of no others.
 //!
 //! Each path is opened from the folder's descriptor, by openat2 with RESOLVE_BENEATH, without symbolic links, and without leaving the
-//! file system. A file is what its handle says only while device and inode numbers are the same.
+//! file system. A file is what its handle says only while device, inode number, type and time of birth are the same.
 
 use std::ffi::OsStr;
 use std::io;
@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use rustix::fs::{Mode, OFlags, RawDir, ResolveFlags, SeekFrom, Stat};
+use rustix::fs::{AtFlags, Mode, OFlags, RawDir, ResolveFlags, SeekFrom, Stat, StatxFlags};
 use rustix::io::Errno;
 
 use super::handles::{Handles, Identity, MOST_HANDLES};
@@ -60,8 +60,8 @@ impl Export {
     fn with_handles(path: &Path, most: usize) -> io::Result<Export> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = rustix::fs::open(path, flags, Mode::empty())?;
-        let stat = rustix::fs::fstat(&folder)?;
-        let export = Export { folder, handles: Mutex::new(Handles::new(identity(&stat), most)) };
+        let identity = identify(&folder, &rustix::fs::fstat(&folder)?);
+        let export = Export { folder, handles: Mutex::new(Handles::new(identity, most)) };
         // A system without openat2 (before Linux 5.6, or forbidden) cannot serve.
         rustix::fs::openat2(&export.folder, ".", OFlags::PATH, Mode::empty(), ResolveFlags::BENEATH)?;
         Ok(export)
@@ -70,7 +70,7 @@ impl Export {
     /// Returns the handle of the folder.
     pub fn root(&self) -> FileHandle {
         let stat = rustix::fs::fstat(&self.folder);
-        self.handle(b"", stat.map_or((0, 0), |stat| identity(&stat)))
+        self.handle(b"", stat.map_or(Identity::default(), |stat| identify(&self.folder, &stat)))
     }
 
     /// Returns the handle of a folder below the exported one, by its path with or without a leading `/`.
@@ -96,7 +96,11 @@ impl Export {
     }
 
     /// Looks a name up in a folder.
-    pub(super) fn lookup(&self, folder: &FileHandle, name: &[u8]) -> Result<(FileHandle, Attributes), Status> {
+    pub(super) fn lookup(
+        &self,
+        folder: &FileHandle,
+        name: &[u8],
+    ) -> Result<(FileHandle, Attributes), Status> {
         let (path, identity) = self.find(folder)?;
         let opened = self.open_path(&path, identity, OFlags::PATH)?;
         if attributes(&opened.stat).kind != Kind::Folder {
@@ -104,7 +108,7 @@ impl Export {
         }
         let path = below(&path, name)?;
         let found = self.open_any(&path, OFlags::PATH)?;
-        Ok((self.handle(&path, self::identity(&found.stat)), attributes(&found.stat)))
+        Ok((self.handle(&path, identify(&found.file, &found.stat)), attributes(&found.stat)))
     }
 
     /// Reads bytes of a regular file, `count` at most. Returns them, whether they reach its end, and its attributes.
@@ -125,7 +129,9 @@ impl Export {
         let mut bytes = vec![0; count];
         let mut length = 0;
         while length < count {
-            let Some(at) = offset.checked_add(length as u64).filter(|at| *at <= i64::MAX as u64) else { break };
+            let Some(at) = offset.checked_add(length as u64).filter(|at| *at <= i64::MAX as u64) else {
+                break;
+            };
             match rustix::io::pread(&opened.file, &mut bytes[length..], at) {
                 Ok(0) => break,
                 Ok(more) => length += more,
@@ -174,7 +180,9 @@ impl Export {
             let Some(next) = listed.next() else { break true };
             let next = next.map_err(status)?;
             let (name, cookie) = (next.file_name().to_bytes(), next.next_entry_cookie());
-            let Some(entry) = self.entry(&path, &stat, (name, next.ino(), cookie), room.is_plus) else { continue };
+            let Some(entry) = self.entry(&path, &stat, (name, next.ino(), cookie), room.is_plus) else {
+                continue;
+            };
             let (length, name) = (entry.length(room.is_plus), entry.length(false));
             if bytes + length > room.bytes || names + name > room.names {
                 if entries.is_empty() {
@@ -204,7 +212,7 @@ impl Export {
         if is_plus && name != b"." && name != b".." {
             let path = below(folder, name).ok()?;
             let found = self.open_any(&path, OFlags::PATH).ok()?;
-            entry.handle = Some(self.handle(&path, identity(&found.stat)));
+            entry.handle = Some(self.handle(&path, identify(&found.file, &found.stat)));
             entry.attributes = Some(attributes(&found.stat));
         }
         Some(entry)
@@ -213,7 +221,8 @@ impl Export {
     /// Returns the space in the file system.
     pub(super) fn space(&self) -> Result<FsStat, Status> {
         let all = rustix::fs::fstatvfs(&self.folder).map_err(status)?;
-        let bytes = [all.f_blocks, all.f_bfree, all.f_bavail].map(|blocks| blocks.saturating_mul(all.f_frsize));
+        let bytes =
+            [all.f_blocks, all.f_bfree, all.f_bavail].map(|blocks| blocks.saturating_mul(all.f_frsize));
         Ok(FsStat { bytes, files: [all.f_files, all.f_ffree, all.f_favail] })
     }
 
@@ -231,7 +240,7 @@ impl Export {
             Status::NOENT | Status::NOTDIR => Status::STALE,
             other => other,
         })?;
-        if identity(&opened.stat) == expected { Ok(opened) } else { Err(Status::STALE) }
+        if identify(&opened.file, &opened.stat) == expected { Ok(opened) } else { Err(Status::STALE) }
     }
 
     fn open_any(&self, path: &[u8], flags: OFlags) -> Result<Opened, Status> {
@@ -266,8 +275,12 @@ fn below(folder: &[u8], name: &[u8]) -> Result<Vec<u8>, Status> {
     if path.len() > LONGEST_PATH { Err(Status::NAMETOOLONG) } else { Ok(path) }
 }
 
-fn identity(stat: &Stat) -> Identity {
-    (stat.st_dev, stat.st_ino)
+/// Returns what tells an open file from others.
+fn identify(file: &OwnedFd, stat: &Stat) -> Identity {
+    let about = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME);
+    let birth = about.ok().filter(|about| about.stx_mask & StatxFlags::BTIME.bits() != 0);
+    let birth = birth.map_or((0, 0), |about| (about.stx_btime.tv_sec, about.stx_btime.tv_nsec));
+    Identity { device: stat.st_dev, inode: stat.st_ino, kind: stat.st_mode & 0o170_000, birth }
 }
 
 fn attributes(stat: &Stat) -> Attributes {

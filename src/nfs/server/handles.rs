@@ -13,8 +13,16 @@ const MARK: u32 = 0x7278_6e66;
 /// Bytes of a handle: the mark, the number of the entry, the secret.
 const LENGTH: usize = 24;
 
-/// A file: device and inode numbers.
-pub(super) type Identity = (u64, u64);
+/// What tells a file from others, also from a later one with its inode number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Identity {
+    pub(super) device: u64,
+    pub(super) inode: u64,
+    /// Type bits of the mode.
+    pub(super) kind: u32,
+    /// Time of birth, in seconds and nanoseconds; zero where the file system knows none.
+    pub(super) birth: (i64, u32),
+}
 
 #[derive(Debug)]
 struct Entry {
@@ -67,8 +75,8 @@ impl Handles {
     /// Makes an entry, at the end or in place of one that was not used lately. Returns its number.
     fn place(&mut self, path: &[u8]) -> usize {
         // No file has the identity: the caller sets it.
-        let entry =
-            Entry { path: path.to_vec(), identity: (u64::MAX, u64::MAX), secret: secret(), is_used: true };
+        let identity = Identity::default();
+        let entry = Entry { path: path.to_vec(), identity, secret: secret(), is_used: true };
         let index = if self.entries.len() < self.most {
             self.entries.push(entry);
             self.entries.len() - 1
@@ -114,21 +122,25 @@ fn secret() -> u128 {
 mod tests {
     use super::*;
 
+    fn file(inode: u64) -> Identity {
+        Identity { device: 1, inode, kind: 0o100_000, birth: (1, 2) }
+    }
+
     #[test]
     fn handles_name_their_files() {
-        let mut handles = Handles::new((1, 1), 10);
-        let one = handles.handle(b"one", (1, 2));
-        assert_eq!(handles.find(&one), Ok((b"one".to_vec(), (1, 2))));
-        assert_eq!(handles.handle(b"one", (1, 2)), one);
-        // Another file at the path.
-        let other = handles.handle(b"one", (1, 3));
+        let mut handles = Handles::new(file(1), 10);
+        let one = handles.handle(b"one", file(2));
+        assert_eq!(handles.find(&one), Ok((b"one".to_vec(), file(2))));
+        assert_eq!(handles.handle(b"one", file(2)), one);
+        // Another file at the path, with the number of the former.
+        let other = handles.handle(b"one", Identity { birth: (1, 3), ..file(2) });
         assert_eq!((handles.find(&one), handles.find(&other).is_ok()), (Err(Status::STALE), true));
     }
 
     #[test]
     fn forged_handles_name_no_file() {
-        let mut handles = Handles::new((1, 1), 10);
-        let one = handles.handle(b"one", (1, 2));
+        let mut handles = Handles::new(file(1), 10);
+        let one = handles.handle(b"one", file(2));
         for at in 0..LENGTH {
             let mut bytes = one.bytes().to_vec();
             bytes[at] ^= 1;
@@ -136,17 +148,17 @@ mod tests {
             assert!(handles.find(&forged).is_err(), "byte {at}");
         }
         // Of another run of the server.
-        let mut again = Handles::new((1, 1), 10);
-        again.handle(b"one", (1, 2));
+        let mut again = Handles::new(file(1), 10);
+        again.handle(b"one", file(2));
         assert_eq!(again.find(&one), Err(Status::STALE));
         assert_eq!(handles.find(&FileHandle::new(b"short").expect("short enough")), Err(Status::BADHANDLE));
     }
 
     #[test]
     fn full_table_evicts_what_was_not_used() {
-        let mut handles = Handles::new((1, 1), 4);
-        let root = handles.handle(b"", (1, 1));
-        let of = |handles: &mut Handles, n: u64| handles.handle(n.to_string().as_bytes(), (1, n));
+        let mut handles = Handles::new(file(1), 4);
+        let root = handles.handle(b"", file(1));
+        let of = |handles: &mut Handles, n: u64| handles.handle(n.to_string().as_bytes(), file(n));
         let mut last = Vec::new();
         for n in 10..1000 {
             last.push(of(&mut handles, n));
