@@ -229,7 +229,7 @@ impl Sent {
             (nfs3::PROGRAM, number_of) => {
                 number = Some(number_of);
                 if let Ok(Some(arguments)) = Arguments::parse(number_of, reader) {
-                    about = shown(&arguments);
+                    about = shown(&arguments, header.chunks().is_none_or(Chunks::is_empty));
                 }
                 let name = procedure::name(number_of).map_or_else(|| number_of.to_string(), str::to_owned);
                 format!("NFS3 {name}")
@@ -243,16 +243,17 @@ impl Sent {
     }
 }
 
-/// Returns arguments that a line shows.
-fn shown(arguments: &Arguments<'_>) -> String {
+/// Returns arguments that a line shows. `is_inline`: no chunk tells the number of bytes.
+fn shown(arguments: &Arguments<'_>, is_inline: bool) -> String {
     let name = |name: &[u8]| format!(" \"{}\"", name.escape_ascii());
     match arguments {
         Arguments::Lookup { name: of, .. } | Arguments::Create { name: of, .. } => name(of),
         Arguments::Read { offset, count, .. } | Arguments::Write { offset, count, .. } => {
-            format!(" offset {offset}, {}", bytes(u64::from(*count)))
+            let bytes = if is_inline { format!(", {}", bytes(u64::from(*count))) } else { String::new() };
+            format!("{bytes}, offset {offset}")
         }
         Arguments::ReadDir { cookie, .. } | Arguments::ReadDirPlus { cookie, .. } => {
-            format!(" cookie {cookie}")
+            format!(", cookie {cookie}")
         }
         _ => String::new(),
     }
@@ -282,14 +283,15 @@ fn write_chunks(chunks: &Chunks, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     }
 }
 
-/// One line: `RPC NFS3 READ xid 0x7 offset 0, 64 KiB, write chunk 64 KiB`, `WRITE of NFS3 READ data, xid 0x7`, `RPC NFS3 READ xid 0x7: success`.
+/// One line: `RPC NFS3 READ xid 0x7, write chunk 64 KiB, offset 0`, `WRITE of NFS3 READ data, xid 0x7`, `RPC NFS3 READ xid 0x7: success`.
 impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let xid = self.xid;
         match &self.part {
             Part::Call { header, call } => {
-                write!(f, "RPC {} xid {xid:#x}{}", call.name, call.about)?;
-                header.chunks().map_or(Ok(()), |chunks| write_chunks(chunks, f))
+                write!(f, "RPC {} xid {xid:#x}", call.name)?;
+                header.chunks().map_or(Ok(()), |chunks| write_chunks(chunks, f))?;
+                f.write_str(&call.about)
             }
             Part::Data(operation, call) => {
                 let verb = if *operation == Operation::Write { "WRITE" } else { "READ" };
