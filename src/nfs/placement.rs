@@ -15,7 +15,7 @@ pub struct Part {
     pub from: usize,
 }
 
-/// What moves by RDMA WRITE, before the message.
+/// The bytes that move by RDMA WRITE, before the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moved {
     /// Nothing.
@@ -31,7 +31,7 @@ pub enum Moved {
 pub struct Placement {
     /// The header of the message.
     pub header: Header,
-    /// What moves.
+    /// The bytes that move.
     pub moved: Moved,
     /// Where it goes.
     pub parts: Vec<Part>,

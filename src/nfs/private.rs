@@ -10,7 +10,7 @@ pub const LENGTH: usize = 8;
 /// Bytes of an inline message without private data (RFC 8166 3.3.2).
 pub const DEFAULT_INLINE: u32 = 1024;
 
-/// What an end says about itself.
+/// Sizes that an end announces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// The peer's replies may invalidate keys of the sender's.
@@ -22,7 +22,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Those of an end without private data.
+    /// Sizes of an end without private data.
     pub const DEFAULT: Sizes =
         Sizes { takes_invalidation: false, sends: DEFAULT_INLINE, receives: DEFAULT_INLINE };
 

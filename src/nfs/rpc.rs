@@ -25,7 +25,7 @@ pub mod flavor {
     pub const SYS: u32 = 1;
 }
 
-/// Who calls.
+/// Identity of the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Credential<'a> {
     /// AUTH_NONE.
@@ -91,7 +91,7 @@ pub struct Call<'a> {
     pub version: u32,
     /// Procedure number.
     pub procedure: u32,
-    /// Who calls.
+    /// Identity of the caller.
     pub credential: Credential<'a>,
 }
 

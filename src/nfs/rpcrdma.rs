@@ -139,7 +139,7 @@ fn chunk(reader: &mut Reader<'_>, segments: &mut usize) -> Result<Chunk, Malform
     (0..length).map(|_| Segment::parse(reader)).collect()
 }
 
-/// What a header says.
+/// The type of a message, with its fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
     /// An RPC message follows (RDMA_MSG).
@@ -182,7 +182,7 @@ pub enum Refusal {
     Chunk {
         /// Transaction identifier.
         xid: u32,
-        /// What is wrong.
+        /// The reason.
         why: Malformed,
     },
 }

@@ -6,7 +6,7 @@
 pub struct Malformed {
     /// Offset of the first wrong or missing byte.
     pub at: usize,
-    /// What is wrong there.
+    /// The reason.
     pub what: &'static str,
 }
 

@@ -74,7 +74,7 @@ fn folder_is_listed_and_read_over_sockets() {
 }
 
 #[test]
-fn refused_calls_exit_with_4_and_name_the_path() {
+fn refused_calls_exit_with_4_and_a_path() {
     let Some(net) = Net::new("nfs-refuse") else { return };
     let folders = Folders::new();
     fs::write(folders.own("new"), b"new").unwrap();

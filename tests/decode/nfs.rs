@@ -83,7 +83,7 @@ fn nfs_fields_are_in_json_and_full_text() {
     assert!(text.contains("\n  RPC reply NFS3 READ: success\n"), "{text}");
 }
 
-/// The same bytes on a connection without a REQ are a program's own.
+/// Bytes of a call on a connection without a REQ are a program's own.
 #[test]
 fn calls_without_a_request_are_not_named() {
     let words = [7u32, 1, 32, 0, 0, 0, 0, 7, 0, 2, 100_003, 3, 0, 0, 0, 0, 0];

@@ -49,7 +49,7 @@ struct Connected {
     calls: HashMap<u32, Sent>,
 }
 
-/// What a capture shows of a call.
+/// Fields of a call that a capture shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Sent {
     name: String,
@@ -61,7 +61,7 @@ struct Sent {
     keys: Vec<u32>,
 }
 
-/// What a packet does for a call.
+/// Role of a packet in a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Role {
     xid: u32,
@@ -70,11 +70,11 @@ pub(crate) struct Role {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Part {
-    /// It begins the call.
+    /// First packet of the call.
     Call { header: Header, call: Sent },
-    /// It begins a READ or WRITE of the call's memory.
+    /// First packet of a READ or WRITE of the call's memory.
     Data(Operation, Sent),
-    /// It begins the reply.
+    /// First packet of the reply.
     Reply {
         header: Header,
         outcome: Option<Outcome>,

@@ -1,4 +1,4 @@
-//! What the commands of a client share: options, the connection, and its end.
+//! Options, the connection and its end, which all commands of a client share.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;

@@ -15,7 +15,7 @@ struct Wanted {
     offset: u64,
     /// Number of bytes.
     count: u32,
-    /// Those that have come.
+    /// Received bytes.
     bytes: Vec<u8>,
     /// The outstanding call.
     slot: Option<usize>,
@@ -81,7 +81,7 @@ impl Client {
             part.is_done = is_end || part.bytes.len() == part.count as usize;
             while parts.front().is_some_and(|part| part.is_done) {
                 let Some(part) = parts.pop_front() else { break };
-                // What follows a part that is too short has another place.
+                // Bytes behind a part that is too short have another place.
                 if !has_ended {
                     out.write_all(&part.bytes)?;
                     copied += part.bytes.len() as u64;

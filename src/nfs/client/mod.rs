@@ -62,7 +62,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects, and calls NULL, with whose reply the server grants credits.
+    /// Connects, and calls NULL: its reply grants credits.
     ///
     /// # Errors
     /// If there is no path, or the server has no NFS version 3 over RDMA at the port.

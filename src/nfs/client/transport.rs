@@ -31,7 +31,7 @@ const MEMORY: usize = LONGEST_TRANSFER + PAGE;
 /// Data of a call.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Data<'a> {
-    /// These bytes at the end of the call; none: nothing but the call.
+    /// Bytes at the end of the call; none: nothing but the call.
     Out(&'a [u8]),
     /// A data item of so many bytes at most, at the end of a reply of so many bytes in front of it.
     In(usize, usize),

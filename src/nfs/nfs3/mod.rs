@@ -58,7 +58,7 @@ pub mod procedure {
     pub const SETATTR: u32 = 2;
     /// Looks a name up in a folder.
     pub const LOOKUP: u32 = 3;
-    /// Which kinds of access a user has.
+    /// Kinds of access that a user has.
     pub const ACCESS: u32 = 4;
     /// The target of a symbolic link.
     pub const READLINK: u32 = 5;

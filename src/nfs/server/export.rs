@@ -1,4 +1,4 @@
-//! The exported folder: attributes, names and bytes of files below it, and of no others.
+//! The exported folder: attributes, names and bytes of files below it, and of no file elsewhere.
 //!
 //! Each path is opened from the folder's descriptor, by openat2 with RESOLVE_BENEATH, without symbolic links, and without leaving the
 //! file system. A file is what its handle says only while device, inode number, type and time of birth are the same.
@@ -37,7 +37,7 @@ struct Opened {
     stat: Stat,
 }
 
-/// What a listing has room for.
+/// Room of a listing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Room {
     /// Bytes of the results.
@@ -205,7 +205,7 @@ impl Export {
         is_plus: bool,
     ) -> Option<Entry> {
         let mut entry = Entry { id, name: name.to_vec(), cookie, attributes: None, handle: None };
-        // What is above the exported folder is nothing of the client's.
+        // Numbers of folders above the exported one are kept from clients.
         if name == b".." && folder.is_empty() {
             entry.id = stat.st_ino;
         }
@@ -275,7 +275,7 @@ fn below(folder: &[u8], name: &[u8]) -> Result<Vec<u8>, Status> {
     if path.len() > LONGEST_PATH { Err(Status::NAMETOOLONG) } else { Ok(path) }
 }
 
-/// Returns what tells an open file from others.
+/// Returns the identity of an open file.
 fn identify(file: &OwnedFd, stat: &Stat) -> Identity {
     let about = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME);
     let birth = about.ok().filter(|about| about.stx_mask & StatxFlags::BTIME.bits() != 0);

@@ -13,7 +13,7 @@ const MARK: u32 = 0x7278_6e66;
 /// Bytes of a handle: the mark, the number of the entry, the secret.
 const LENGTH: usize = 24;
 
-/// What tells a file from others, also from a later one with its inode number.
+/// Identity of a file. A later file with the same inode number has another one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Identity {
     pub(super) device: u64,

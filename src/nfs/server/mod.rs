@@ -28,7 +28,7 @@ const BACKLOG: u32 = 64;
 /// Time for the threads of connections to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a server reports.
+/// An event that a server reports.
 #[derive(Clone, Debug)]
 pub enum ServerEvent {
     /// A client has asked for the handle of a folder.
