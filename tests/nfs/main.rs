@@ -5,6 +5,7 @@
 mod export;
 mod files;
 mod hostile;
+mod replies;
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -25,6 +25,8 @@ use transport::{Data, Finished, LONGEST_TRANSFER, Transport};
 
 /// Bytes of a listing's results.
 const LISTING: usize = 32 << 10;
+/// Entries of a folder that are listed at most.
+const MOST_ENTRIES: usize = 1 << 20;
 /// Bytes of a reply in front of its results, at most, with the status and attributes that a READ has before its data.
 const AROUND: usize = 24 + 4 + 88 + 12;
 /// Bytes of a short reply: CREATE's, with a handle and three times attributes.
@@ -143,7 +145,7 @@ impl Client {
     /// Lists a folder to its end, with attributes if the server has READDIRPLUS.
     ///
     /// # Errors
-    /// As those of [`Client::attributes`]; also if the listing does not advance.
+    /// As those of [`Client::attributes`]; also if the listing does not advance, or has more than 1,048,576 entries.
     pub fn list(&mut self, folder: &FileHandle, path: &str) -> Result<Vec<nfs3::Entry>, ClientError> {
         let (mut all, mut cookie, mut verifier, mut is_plus) = (Vec::new(), 0, 0, true);
         loop {
@@ -170,6 +172,9 @@ impl Client {
             }
             verifier = listing.verifier;
             all.extend(listing.entries);
+            if all.len() > MOST_ENTRIES {
+                return Err(ClientError::Protocol(format!("{path}: more than {MOST_ENTRIES} entries")));
+            }
             if listing.is_end {
                 return Ok(all);
             }

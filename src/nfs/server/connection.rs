@@ -128,7 +128,7 @@ impl Served {
     /// Serves until the connection ends, and returns why. Dropping it afterwards tells the client.
     fn run(&mut self, shared: &Shared) -> Result<Infallible, String> {
         loop {
-            while self.take_completions(shared)? {}
+            while !shared.stops() && self.take_completions(shared)? {}
             if shared.stops() {
                 return Err("the server stops".into());
             }
