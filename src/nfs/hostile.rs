@@ -71,7 +71,7 @@ proptest! {
             let is_inside = |segment: &&crate::rpcrdma::Segment| {
                 (segment.handle, segment.offset) == (part.to.handle, part.to.offset) && part.to.length <= segment.length
             };
-            prop_assert!(offered.iter().any(|segment| is_inside(&segment)));
+            prop_assert!(offered.iter().any(is_inside));
         }
         prop_assert_eq!(next, moved);
         let used = placed.header.chunks().expect("lists");

@@ -128,9 +128,12 @@ fn error(answer: impl Fn(u32) -> Answer + Send + 'static) -> ClientError {
     odd.connect().attributes(&file(), "/file").expect_err("a wrong reply")
 }
 
+/// Answers a call with this XID.
+type Wrong = fn(u32) -> Answer;
+
 #[test]
 fn wrong_replies_are_told() {
-    let cases: [(fn(u32) -> Answer, &str); 7] = [
+    let cases: [(Wrong, &str); 7] = [
         (|xid| Some((header(xid, Body::WrongChunk), vec![])), "cannot use the chunks"),
         (|xid| Some((header(xid, Body::WrongVersion { low: 2, high: 3 }), vec![])), "versions 2 to 3"),
         (|xid| Some((header(xid ^ 1, Body::WrongChunk), vec![])), "not outstanding"),
