@@ -83,7 +83,7 @@ interop:
 soak: fuzz
 	SOAK=1 SEEDS=$(SEEDS) MINUTES=$(MINUTES) $(IN_TIME) $$((60 * $(MINUTES) + 7200)) cargo test --release --features planted-bugs --test simulation every_seed -- --nocapture
 
-# TARGET=packets SECONDS=3600: one of parser, capture, packets, commands, queues, management; without TARGET all of them.
+# TARGET=packets SECONDS=3600: one of parser, capture, packets, commands, queues, management, calls; without TARGET all of them.
 fuzz:
 	@.ci/setup fuzz
 	@.ci/fuzz $(SECONDS) $(TARGET)

@@ -15,6 +15,8 @@ use serde_json::Value;
 
 #[path = "decode/inside.rs"]
 mod inside;
+#[path = "decode/nfs.rs"]
+mod nfs;
 #[path = "decode/nvme.rs"]
 mod nvme;
 

@@ -28,13 +28,15 @@ modules=(virtio_pci virtio_net rdma_rxe ib_uverbs rdma_ucm ib_umad sch_netem)
 modules_for_host=(9pnet_virtio 9p overlay)
 # Packed always; loaded by the script `nvme` when a row needs them.
 modules_for_disks=(nvme-rdma nvmet-rdma brd ext4)
+# Packed always; loaded by the script `nfs` when a row needs them.
+modules_for_files=(rpcrdma nfsv3 nfsd)
 # If the kernel has them: 6.1's rxe requests "crc32" by name, and without crc32_generic `rdma link add` fails with
 # ENOENT; ext4 requests "crc32c". Later kernels have both built in.
 modules_if_there=(crc32_generic crc32c_generic)
 programs=(
     rdma ip ibv_devices ibv_devinfo ibv_rc_pingpong ibv_srq_pingpong ibv_uc_pingpong ibv_ud_pingpong
     rping ucmatose udaddy rdma_server rdma_client rdma_xserver rdma_xclient rstream riostream
-    mckey cmtime qperf mke2fs e2fsck
+    mckey cmtime qperf mke2fs e2fsck rpcbind rpc.mountd exportfs
     ib_send_bw ib_send_lat ib_write_bw ib_write_lat ib_read_bw ib_read_lat ib_atomic_bw ib_atomic_lat
 )
 # Programs with libraries of 80 MB, which the guest would unpack at each start. They stay in a folder outside, which the
@@ -187,7 +189,7 @@ add_modules() {
     for module in "${modules_if_there[@]}"; do
         if "${shown[@]}" "$module" >/dev/null 2>&1; then need=("$module" "${need[@]}"); fi
     done
-    packed=("${need[@]}" "${modules_for_host[@]}" "${modules_for_disks[@]}")
+    packed=("${need[@]}" "${modules_for_host[@]}" "${modules_for_disks[@]}" "${modules_for_files[@]}")
     for module in "${packed[@]}"; do
         # Built-in modules print "builtin NAME"; some insmod lines have parameters after the path.
         "${shown[@]}" "$module" | sed -n 's/^insmod \([^ ]*\).*/\1/p'
@@ -244,6 +246,9 @@ build() {
     add_modules "$tree" "$version"
     install -m 0755 "$here/init" "$tree/init"
     install -m 0755 "$here/nvme" "$tree/bin/roxie-nvme"
+    install -m 0755 "$here/nfs" "$tree/bin/roxie-nfs"
+    # The transports that programs with libtirpc listen on.
+    cp "$cache/root/etc/netconfig" "$tree/etc/netconfig"
 
     pack "$tree" "$out.new/initramfs.gz"
     cp "$image" "$out.new/vmlinuz"
@@ -276,7 +281,7 @@ main() {
     if [ $refresh = yes ] || ! cache_is_complete; then download; fi
     [ -d "$cache/root" ] || unpack
 
-    hash=$( (cd "$cache/debs" && ls; cat "$here/build-guest.sh" "$here/init" "$here/nvme" "$here"/peer/*.[ch] "$agent"; gcc --version) |
+    hash=$( (cd "$cache/debs" && ls; cat "$here/build-guest.sh" "$here/init" "$here/nvme" "$here/nfs" "$here"/peer/*.[ch] "$agent"; gcc --version) |
         sha256sum | cut -c1-16)
     out=$cache/guest-$hash
     if [ ! -d "$out" ]; then

@@ -268,7 +268,9 @@ fn run(arguments: &RunArguments) -> Result<bool, Error> {
     }
     let unmodified = rows.iter().any(|row| matches!(row.case, Case::Program(_)));
     if unmodified
-        || rows.iter().any(|row| matches!(row.case, Case::Pingpong(_) | Case::Nvme(_) | Case::Conform))
+        || rows
+            .iter()
+            .any(|row| matches!(row.case, Case::Pingpong(_) | Case::Nvme(_) | Case::Nfs(_) | Case::Conform))
     {
         local::build_roxie()?;
     }

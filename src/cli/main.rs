@@ -21,6 +21,7 @@ mod ladder;
 mod line_rate;
 mod manual;
 mod metrics;
+mod nfs;
 mod nic;
 mod nvme;
 mod output;
@@ -59,6 +60,7 @@ enum Command {
     Perf(perf::Arguments),
     /// Exchange messages with the stock `ibv_rc_pingpong`, or with another roxie
     Pingpong(pingpong::Arguments),
+    Nfs(nfs::Arguments),
     Nic(nic::Arguments),
     Nvme(nvme::Arguments),
     Run(run::Arguments),
@@ -84,6 +86,7 @@ fn main() -> ExitCode {
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Perf(arguments) => perf::run(&arguments),
         Command::Pingpong(arguments) => pingpong::run(&arguments),
+        Command::Nfs(arguments) => nfs::run(&arguments),
         Command::Nic(arguments) => nic::run(&arguments),
         Command::Nvme(arguments) => nvme::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),

@@ -9,6 +9,7 @@ mod cc;
 mod doctor;
 mod manual;
 mod network;
+mod nfs;
 mod nvme;
 mod output;
 mod perf;

@@ -11,7 +11,7 @@ use nix::unistd::mkfifo;
 use crate::{roxie, run};
 
 /// Commands that print, one for each place in the code that does.
-const PRINTING: [&str; 11] = [
+const PRINTING: [&str; 12] = [
     "pingpong rc --port memory -n 2",
     "pingpong rc --port memory -n 2 --json",
     "perf send bw --port memory -n 20",
@@ -20,6 +20,7 @@ const PRINTING: [&str; 11] = [
     "show gids --port memory",
     "show counters --open --port memory",
     "show qps",
+    "nfs ls / --port memory --export /etc",
     "nvme list --port memory",
     "nvme id --port memory",
     "nvme bench --port memory -D 0.01",

@@ -7,6 +7,7 @@
 
 #![allow(unreachable_pub)]
 
+mod calls;
 mod commands;
 mod congestion;
 mod input;
@@ -130,4 +131,9 @@ fn corrupt_queues_stay_in_bounds() {
 #[test]
 fn management_datagrams_leave_a_manager_in_bounds() {
     run("management", management::management);
+}
+
+#[test]
+fn calls_of_files_stay_in_their_chunks() {
+    run("calls", calls::calls);
 }

@@ -42,6 +42,7 @@ pub fn all() -> Vec<Row> {
                 rows.extend(over.map(|(program, _)| row(Case::Program(program))));
                 rows.extend(is_bench(port, family, requester).then_some(row(Case::Conform)));
                 rows.extend(nvme(port, family, requester).into_iter().map(|test| row(Case::Nvme(test))));
+                rows.extend(nfs(port, family).into_iter().map(|fault| row(Case::Nfs(fault))));
             }
         }
     }
@@ -67,6 +68,15 @@ fn nvme(port: PortKind, family: Family, requester: Side) -> Vec<Blocks> {
         all.extend((requester == Side::Peer).then_some(Blocks::Restarted));
     }
     all
+}
+
+/// Returns the rows of NFS over RDMA: each port, and over sockets also loss and the other IP version.
+fn nfs(port: PortKind, family: Family) -> Vec<Impairment> {
+    match (family, port) {
+        (Family::V4, PortKind::Udp) => vec![Impairment::None, Impairment::Loss1],
+        (Family::V4, _) | (_, PortKind::Udp) => vec![Impairment::None],
+        _ => Vec::new(),
+    }
 }
 
 /// Returns the rows of a short run.
@@ -152,7 +162,7 @@ impl Row {
             Case::Pingpong(program) => turn(3 * side + program as usize),
             Case::Program(_) => SHORT_PROGRAMS.contains(&self.to_string().as_str()),
             // A file system and a bench take longer than a short run has.
-            Case::Nvme(_) | Case::Conform => false,
+            Case::Nvme(_) | Case::Nfs(_) | Case::Conform => false,
         }
     }
 }

@@ -218,6 +218,8 @@ pub enum Case {
     Program(Program),
     /// NVMe over Fabrics, with the kernel at one end and `roxie nvme` at the other. The requester is the host.
     Nvme(Blocks),
+    /// NFS over RDMA, with the kernel at one end and `roxie nfs` at the other. The requester is the client.
+    Nfs(Impairment),
     /// The conformance bench, `roxie conform`, with its agent at the peer.
     Conform,
 }
@@ -522,6 +524,7 @@ impl fmt::Display for Row {
             Case::Program(program) => write!(f, "{program}"),
             Case::Nvme(Blocks::Moved(fault)) => write!(f, "nvme/{fault}"),
             Case::Nvme(Blocks::Restarted) => write!(f, "nvme/restarted"),
+            Case::Nfs(fault) => write!(f, "nfs/{fault}"),
             Case::Conform => write!(f, "conform"),
         }
     }
@@ -531,7 +534,7 @@ impl Row {
     /// Returns the injected fault.
     pub fn fault(&self) -> Impairment {
         match self.case {
-            Case::Transfer { fault, .. } | Case::Nvme(Blocks::Moved(fault)) => fault,
+            Case::Transfer { fault, .. } | Case::Nvme(Blocks::Moved(fault)) | Case::Nfs(fault) => fault,
             _ => Impairment::None,
         }
     }

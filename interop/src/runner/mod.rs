@@ -3,6 +3,7 @@
 mod conform;
 mod distros;
 mod ends;
+mod nfs;
 mod nvme;
 mod pair;
 mod programs;
@@ -201,6 +202,7 @@ fn one(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, capture: Option<&Path>
         (Case::Pingpong(program), _) => programs::pingpong(program, row, roxie, peer),
         (Case::Program(program), _) => programs::unmodified(program, row, roxie, peer),
         (Case::Conform, _) => conform::bench(row, roxie, peer),
+        (Case::Nfs(_), _) => nfs::files(row, roxie, peer),
         (Case::Nvme(test), _) => nvme::blocks(test, row, roxie, peer),
         (Case::Wrong(wrong), _) => play_wrong(wrong, row.family, roxie, peer),
         (Case::Odd(odd), _) => play_odd(odd, row.family, roxie, peer),

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use crate::decoded::layers::Layer;
 use crate::decoded::mad::Mad;
-use crate::decoded::nvme::Role;
 use crate::decoded::{Decoded, Verdict, udp_checksum_name};
+use crate::decoded::{nfs, nvme};
 
 /// A packet's JSON object. Fields without a value are left out.
 #[derive(Serialize)]
@@ -56,6 +56,8 @@ struct Row<'a> {
     mad: Option<Mad>,
     #[serde(skip_serializing_if = "Option::is_none")]
     nvme: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nfs: Option<Value>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     inside: Vec<Value>,
 }
@@ -218,7 +220,8 @@ pub(super) fn write(out: &mut dyn Write, d: &Decoded<'_>) -> io::Result<()> {
             last_psn: s.last_psn.value(),
         }),
         mad: d.mad(),
-        nvme: d.nvme.as_ref().map(Role::to_json),
+        nvme: d.nvme.as_ref().map(nvme::Role::to_json),
+        nfs: d.nfs.as_ref().map(nfs::Role::to_json),
         inside: d.layers.iter().map(Layer::as_json).collect(),
     };
     serde_json::to_writer(&mut *out, &row)?;

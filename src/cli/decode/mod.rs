@@ -14,9 +14,8 @@ use nix::sys::stat::{SFlag, fstat};
 use roxie::capture::{CaptureError, Reader, link_type};
 use roxie::wire::Qpn;
 
-use crate::decoded::Decoded;
 use crate::decoded::layers::{Found, find};
-use crate::decoded::nvme::Storage;
+use crate::decoded::{Decoded, Protocols};
 use crate::output;
 
 mod draw;
@@ -51,7 +50,8 @@ has frames that may be RoCE but are not decoded (their kinds and numbers are pri
         RoCE frame has the key malformed with the reason instead. A frame that may carry RoCE behind a header that is \
         not decoded has the key not_decoded with its kind. inside lists the tunnels and tags around a packet, \
         outermost first.\n\nNVMe over Fabrics: commands, the READ or WRITE of their data, and responses have names, on \
-        connections whose Connect is in the capture (--json: nvme).\n\n--ladder draws a sequence diagram of each connection. The two vertical lines are its ends, \
+        connections whose Connect is in the capture (--json: nvme). NFS over RDMA: calls with their chunks, the READ or \
+        WRITE of their data, and replies have names, on connections whose REQ is in the capture (--json: nfs).\n\n--ladder draws a sequence diagram of each connection. The two vertical lines are its ends, \
         the left one sent first; time goes down. Similar consecutive packets share a rung, with the range of their \
         PSNs (-v: a rung for each).\n\n  \
         --->  a packet            ===>  a retransmission, or a repeated response\n  \
@@ -219,11 +219,11 @@ fn decode(
     summary: &mut Summary,
 ) -> Result<(), Failure> {
     let mut reader = Reader::new(source)?;
-    let mut storage = Storage::default();
+    let mut protocols = Protocols::default();
     while let Some(record) = reader.next()? {
         match find(&record) {
             Some(Found::Packet(inside)) => {
-                let decoded = Decoded::new(&record, &inside, &mut storage);
+                let decoded = Decoded::new(&record, &inside, &mut protocols);
                 if arguments.json {
                     json::write(out, &decoded)?;
                 } else {

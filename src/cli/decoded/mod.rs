@@ -9,13 +9,22 @@ use roxie::wire::{Bth, Drop, Envelope, Icrc, Packet};
 
 use layers::{Inside, Layer};
 use mad::Mad;
+use nfs::Files;
 use nvme::Storage;
 use segments::Segments;
 
 pub(crate) mod layers;
 pub(crate) mod mad;
+pub(crate) mod nfs;
 pub(crate) mod nvme;
 pub(crate) mod segments;
+
+/// Protocols above RDMA, as far as a capture has shown them.
+#[derive(Debug, Default)]
+pub(crate) struct Protocols {
+    storage: Storage,
+    files: Files,
+}
 
 /// A decoded frame.
 pub(crate) struct Decoded<'a> {
@@ -34,6 +43,8 @@ pub(crate) struct Decoded<'a> {
     pub(super) removed: usize,
     /// What the packet does for an NVMe command.
     pub(super) nvme: Option<nvme::Role>,
+    /// What the packet does for a call of NFS.
+    pub(super) nfs: Option<nfs::Role>,
 }
 
 /// The ICRC check, as far as the capture allows one.
@@ -44,8 +55,12 @@ pub(super) enum Verdict {
 }
 
 impl<'a> Decoded<'a> {
-    /// Decodes a packet, the next one of the capture that `storage` has followed so far.
-    pub(crate) fn new(record: &'a Record<'a>, inside: &'a Inside<'_>, storage: &mut Storage) -> Decoded<'a> {
+    /// Decodes a packet, the next one of the capture that `protocols` has followed so far.
+    pub(crate) fn new(
+        record: &'a Record<'a>,
+        inside: &'a Inside<'_>,
+        protocols: &mut Protocols,
+    ) -> Decoded<'a> {
         let Inside { bytes, envelope, layers, removed } = inside;
         let (frame, envelope) = (&Frame::whole(bytes), *envelope);
         let mut packet = Packet::from_envelope(frame, envelope);
@@ -69,8 +84,21 @@ impl<'a> Decoded<'a> {
             icrc = if is_unknown { Verdict::None } else { Verdict::Checked(checked) };
         }
         let (packet, removed) = (packet.ok(), *removed);
-        let nvme = packet.as_ref().and_then(|packet| storage.follow(packet, frame));
-        Decoded { record, frame: *frame, envelope, packet, problem, icrc, segments, layers, removed, nvme }
+        let nvme = packet.as_ref().and_then(|packet| protocols.storage.follow(packet, frame));
+        let nfs = packet.as_ref().and_then(|packet| protocols.files.follow(packet, frame));
+        Decoded {
+            record,
+            frame: *frame,
+            envelope,
+            packet,
+            problem,
+            icrc,
+            segments,
+            layers,
+            removed,
+            nvme,
+            nfs,
+        }
     }
 
     /// Returns why a receiver drops the packet, in words.
@@ -82,9 +110,11 @@ impl<'a> Decoded<'a> {
         }
     }
 
-    /// Returns the management datagram in the packet, or what it does for an NVMe command, in words.
+    /// Returns the management datagram in the packet, or what it does for an NVMe command or for a call of NFS, in words.
     pub(crate) fn carries(&self) -> Option<String> {
-        self.mad().map(|mad| mad.to_string()).or_else(|| self.nvme.as_ref().map(ToString::to_string))
+        let mad = self.mad().map(|mad| mad.to_string());
+        let above = || self.nvme.as_ref().map(ToString::to_string);
+        mad.or_else(above).or_else(|| self.nfs.as_ref().map(ToString::to_string))
     }
 
     pub(super) fn mad(&self) -> Option<Mad> {
@@ -141,6 +171,9 @@ impl<'a> Decoded<'a> {
         }
         if let Some(nvme) = &self.nvme {
             nvme.write_full(out)?;
+        }
+        if let Some(nfs) = &self.nfs {
+            nfs.write_full(out)?;
         }
         for layer in self.layers {
             writeln!(out, "  inside {layer:#}")?;

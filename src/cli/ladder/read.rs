@@ -8,10 +8,9 @@ use roxie::frame::Frame;
 use roxie::wire::{Bth, Envelope, Packet, parse::ICRC_LEN};
 
 use super::{Facts, Seen, Sight};
-use crate::decoded::Decoded;
 use crate::decoded::layers::{Found, find};
-use crate::decoded::nvme::Storage;
 use crate::decoded::segments::Segments;
+use crate::decoded::{Decoded, Protocols};
 
 /// Most packets read from a capture: each takes some hundred bytes of memory.
 const MOST: usize = 1_000_000;
@@ -34,7 +33,7 @@ pub(crate) struct Reading {
     pub(crate) broken: Option<CaptureError>,
     /// True if the capture has more packets than a ladder takes.
     pub(crate) too_many: bool,
-    storage: Storage,
+    protocols: Protocols,
 }
 
 /// Reads a capture to its end, or to the first error.
@@ -67,7 +66,7 @@ impl Reading {
                 self.link_types.insert(record.link_type);
             }
             Some(Found::Packet(inside)) => {
-                let decoded = Decoded::new(record, &inside, &mut self.storage);
+                let decoded = Decoded::new(record, &inside, &mut self.protocols);
                 self.take_packet(record, &decoded);
             }
             Some(Found::Malformed(_)) => self.malformed += 1,

@@ -3,6 +3,8 @@
 #![no_main]
 #![allow(unreachable_pub)]
 
+#[path = "../calls.rs"]
+mod calls;
 #[path = "../commands.rs"]
 mod commands;
 #[path = "../congestion.rs"]
@@ -18,13 +20,14 @@ use std::sync::OnceLock;
 
 type Target = fn(&[u8]);
 
-const TARGETS: [(&str, Target); 6] = [
+const TARGETS: [(&str, Target); 7] = [
     ("parser", targets::parser),
     ("capture", targets::capture),
     ("packets", targets::packets),
     ("commands", targets::commands),
     ("queues", targets::queues),
     ("management", management::management),
+    ("calls", calls::calls),
 ];
 
 fn chosen() -> Target {

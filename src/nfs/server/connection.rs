@@ -1,0 +1,288 @@
+//! The connection of a client: calls arrive, data leaves by RDMA WRITE, replies follow it.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use roxie::host::{
+    Armed, CompletionChannel, CompletionQueue, Connection, ConnectionRequest, DeviceError, DialOptions,
+    MemoryRegion, PostError, QueuePair,
+};
+use roxie::verbs::{Access, QpCaps, RKey, SendWr, Wc, WcOpcode, WcStatus, WrOpcode};
+
+use super::answer::{LONGEST_TRANSFER, answer, refused_change};
+use super::{ServerEvent, Shared};
+use crate::placement::{Lengths, MOST_PARTS, Moved, Placement, place};
+use crate::private::Sizes;
+use crate::rpcrdma::{Body, Chunks, Header};
+use crate::xdr::padding;
+
+/// Interval at which an idle connection looks for its end, or the server's.
+const TICK: Duration = Duration::from_millis(50);
+/// Calls that a client may have outstanding.
+const CREDITS: u32 = 32;
+/// Replies under way, each with a buffer for its data. A call without a free one waits.
+const BUFFERS: u32 = 16;
+/// Bytes of an inline message, in both directions.
+const INLINE: u32 = 4096;
+/// Bytes of a buffer: a longest transfer and all that a reply has around it.
+const BUFFER: usize = LONGEST_TRANSFER + 4096;
+/// Places in the send queue.
+const SENDS: u32 = 4 * (MOST_PARTS as u32 + 1);
+/// Completions taken at once.
+const BATCH: usize = 16;
+
+/// Serves a connection request, until the connection ends. Returns why.
+pub(super) fn serve(shared: &Shared, request: ConnectionRequest) -> Result<Infallible, String> {
+    let peer = request.peer();
+    let client = Sizes::parse(request.private_data());
+    let (qp, rest) = match Rest::new(shared) {
+        Ok(both) => both,
+        Err(error) => {
+            let _ = request.reject(&[]);
+            return Err(format!("no resources for another connection: {error}"));
+        }
+    };
+    let own = Sizes { takes_invalidation: false, sends: INLINE, receives: INLINE };
+    let options = DialOptions {
+        // Clients never access memory of a server.
+        access: Access::LOCAL_WRITE,
+        private_data: own.to_bytes().to_vec(),
+        ..DialOptions::default()
+    };
+    let connection = request.accept(qp, &options).map_err(told)?;
+    (shared.report)(ServerEvent::Connected { peer });
+    let mut served = Served {
+        connection,
+        rest,
+        peer,
+        inline: client.receives.min(INLINE) as usize,
+        invalidates: client.takes_invalidation,
+        places: SENDS,
+        free: (0..BUFFERS).rev().collect(),
+        waiting: VecDeque::new(),
+        has_told: false,
+    };
+    served.run(shared)
+}
+
+/// Verbs objects of a connection, apart from itself.
+struct Rest {
+    cq: CompletionQueue,
+    channel: CompletionChannel,
+    calls: MemoryRegion,
+    replies: MemoryRegion,
+    data: MemoryRegion,
+}
+
+impl Rest {
+    /// Makes a queue pair and the other objects, with all receives posted.
+    fn new(shared: &Shared) -> Result<(QueuePair, Rest), DeviceError> {
+        let caps = QpCaps {
+            max_send_wr: SENDS,
+            max_recv_wr: CREDITS,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            ..QpCaps::default()
+        };
+        let channel = CompletionChannel::new()?;
+        let cq = shared.device.create_cq(SENDS + CREDITS, Some(&channel))?;
+        let memory =
+            |count: u32, length: usize| shared.pd.register(count as usize * length, Access::LOCAL_WRITE);
+        let calls = memory(CREDITS, INLINE as usize)?;
+        let replies = memory(BUFFERS, INLINE as usize)?;
+        let data = memory(BUFFERS, BUFFER)?;
+        let qp = shared.pd.queue_pair(&cq).caps(caps).create()?;
+        qp.initialize(Access::LOCAL_WRITE)?;
+        let rest = Rest { cq, channel, calls, replies, data };
+        (0..u64::from(CREDITS)).try_for_each(|slot| rest.post_receive(&qp, slot))?;
+        Ok((qp, rest))
+    }
+
+    fn post_receive(&self, qp: &QueuePair, slot: u64) -> Result<(), PostError> {
+        qp.post_recv(slot, &[self.calls.sge(slot as usize * INLINE as usize, INLINE)])
+    }
+}
+
+struct Served {
+    // Dropped first: the queue pair uses the memory below.
+    connection: Connection,
+    rest: Rest,
+    peer: SocketAddr,
+    /// Bytes of a message that the client receives.
+    inline: usize,
+    /// Replies may invalidate the client's keys.
+    invalidates: bool,
+    /// Free places of the send queue.
+    places: u32,
+    /// Free buffers.
+    free: Vec<u32>,
+    /// Calls that wait for a buffer or for places: their receive, and their length.
+    waiting: VecDeque<(u64, usize)>,
+    /// A refused change was reported.
+    has_told: bool,
+}
+
+impl Served {
+    /// Serves until the connection ends, and returns why. Dropping it afterwards tells the client.
+    fn run(&mut self, shared: &Shared) -> Result<Infallible, String> {
+        loop {
+            while !shared.stops() && self.take_completions(shared)? {}
+            if shared.stops() {
+                return Err("the server stops".into());
+            }
+            self.rest.cq.arm(Armed::Next);
+            if self.rest.channel.wait(TICK) {
+                continue;
+            }
+            if self.connection.wait_for_end(Duration::ZERO) {
+                return Err("the client has disconnected".into());
+            }
+            if self.rest.cq.has_failed() {
+                return Err("the device has failed".into());
+            }
+        }
+    }
+
+    /// Takes completions. False: there was none.
+    fn take_completions(&mut self, shared: &Shared) -> Result<bool, String> {
+        let mut completions = [Wc::default(); BATCH];
+        let taken = self.rest.cq.poll_ready(&mut completions);
+        for wc in &completions[..taken] {
+            if wc.status != WcStatus::Success {
+                return Err(format!("{:?} failed: {}", wc.opcode, wc.status));
+            }
+            if wc.opcode == WcOpcode::Recv {
+                self.waiting.push_back((wc.wr_id, wc.byte_len as usize));
+            } else {
+                self.free.push(wc.wr_id as u32);
+                self.places += (wc.wr_id >> 32) as u32;
+            }
+        }
+        self.answer_waiting(shared)?;
+        Ok(taken > 0)
+    }
+
+    /// Answers calls while there are buffers and places for any reply, in their order.
+    fn answer_waiting(&mut self, shared: &Shared) -> Result<(), String> {
+        while self.places > MOST_PARTS as u32
+            && let Some(buffer) = self.free.last().copied()
+            && let Some((slot, length)) = self.waiting.pop_front()
+        {
+            self.free.pop();
+            let begin = slot as usize * INLINE as usize;
+            let call = self.rest.calls.to_vec(begin, length.min(INLINE as usize)).map_err(told)?;
+            // A receive is there for the next call before the reply leaves.
+            self.rest.post_receive(self.connection.qp(), slot).map_err(told)?;
+            self.answer(shared, &call, buffer)?;
+        }
+        Ok(())
+    }
+
+    /// Answers a call, with the data in a buffer.
+    fn answer(&mut self, shared: &Shared, message: &[u8], buffer: u32) -> Result<(), String> {
+        let (header, call) = match Header::parse(message) {
+            Ok(parsed) => parsed,
+            Err(refusal) => {
+                let header = refusal.answer(CREDITS).ok_or_else(|| refusal.to_string())?;
+                return self.post(buffer, &header, &[], &[], None);
+            }
+        };
+        let wrong = Header { xid: header.xid, credits: CREDITS, body: Body::WrongChunk };
+        let chunks = match &header.body {
+            Body::Message(chunks) => chunks,
+            // Calls that are longer than a message: no call that this server executes is.
+            Body::NoMessage(_) => return self.post(buffer, &wrong, &[], &[], None),
+            Body::WrongVersion { .. } | Body::WrongChunk => {
+                return Err("the client cannot use a reply".into());
+            }
+        };
+        let has_same_xid = call.first_chunk() == Some(&header.xid.to_be_bytes());
+        if !has_same_xid || chunks.reads.iter().any(|read| read.position == 0) {
+            return self.post(buffer, &wrong, &[], &[], None);
+        }
+        let answer = answer(&shared.export, call).map_err(|malformed| format!("no call: {malformed}"))?;
+        if let Some(procedure) = refused_change(&answer).filter(|_| !self.has_told) {
+            self.has_told = true;
+            (shared.report)(ServerEvent::Refused { peer: self.peer, procedure });
+        }
+        let data = answer.data.as_deref();
+        let lengths = Lengths { head: answer.head.len(), data: data.map(<[u8]>::len), inline: self.inline };
+        let Ok(placement) = place(header.xid, CREDITS, chunks, &lengths) else {
+            return self.post(buffer, &wrong, &[], &[], None);
+        };
+        self.deliver(buffer, &placement, &answer.head, data.unwrap_or_default(), key(chunks))
+    }
+
+    /// Moves data or message where the placement says, and sends the rest.
+    fn deliver(
+        &mut self,
+        buffer: u32,
+        placement: &Placement,
+        head: &[u8],
+        data: &[u8],
+        key: Option<u32>,
+    ) -> Result<(), String> {
+        let begin = buffer as usize * BUFFER;
+        match placement.moved {
+            Moved::Nothing if placement.header.chunks().is_some_and(|chunks| !chunks.writes.is_empty()) => {
+                return self.post(buffer, &placement.header, head, &[], key);
+            }
+            Moved::Nothing => {
+                let zeros = [0; 3];
+                let message = [head, data, &zeros[..padding(data.len())]].concat();
+                return self.post(buffer, &placement.header, &message, &[], key);
+            }
+            Moved::Data => self.rest.data.write_at(begin, data).map_err(told)?,
+            Moved::Message => {
+                let zeros = [0; 3];
+                let message = [head, data, &zeros[..padding(data.len())]].concat();
+                self.rest.data.write_at(begin, &message).map_err(told)?;
+            }
+        }
+        let inline = if placement.moved == Moved::Data { head } else { &[] };
+        self.post(buffer, &placement.header, inline, &placement.parts, key)
+    }
+
+    /// Posts the WRITEs of parts of a buffer, then a header with the message behind it. On a reliable connection the data is in place
+    /// before the message arrives.
+    fn post(
+        &mut self,
+        buffer: u32,
+        header: &Header,
+        message: &[u8],
+        parts: &[crate::placement::Part],
+        key: Option<u32>,
+    ) -> Result<(), String> {
+        let qp = self.connection.qp();
+        for part in parts {
+            let write = SendWr::write(part.to.offset, RKey(part.to.handle));
+            let sge = self.rest.data.sge(buffer as usize * BUFFER + part.from, part.to.length);
+            qp.post_send(&write, &[sge]).map_err(told)?;
+        }
+        let bytes = [&header.to_bytes()[..], message].concat();
+        let begin = buffer as usize * INLINE as usize;
+        self.rest.replies.write_at(begin, &bytes).map_err(told)?;
+        let cost = parts.len() as u32 + 1;
+        let send = SendWr::send().id(u64::from(buffer) | u64::from(cost) << 32).signaled();
+        let send = match key.filter(|_| self.invalidates) {
+            Some(key) => SendWr { opcode: WrOpcode::SendInvalidate, rkey: RKey(key), ..send },
+            None => send,
+        };
+        qp.post_send(&send, &[self.rest.replies.sge(begin, bytes.len() as u32)]).map_err(told)?;
+        self.places -= cost;
+        Ok(())
+    }
+}
+
+/// Returns the key that the reply invalidates: that of the first segment.
+fn key(chunks: &Chunks) -> Option<u32> {
+    let reads = chunks.reads.iter().map(|read| &read.segment);
+    let rest = chunks.writes.iter().chain(&chunks.reply).flatten();
+    reads.chain(rest).next().map(|segment| segment.handle)
+}
+
+fn told(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}

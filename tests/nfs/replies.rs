@@ -1,0 +1,223 @@
+//! Servers that reply what no server replies, and those that are started again: the client says what is wrong.
+
+use std::net::SocketAddr;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use roxie::host::{ConnectionManager, Device, DeviceConfig, DialOptions};
+use roxie::verbs::{Access, SendWr, WcOpcode, WcStatus};
+use roxie_nfs::client::{Client, ClientError, ClientOptions};
+use roxie_nfs::nfs3::{Arguments, FileHandle, Stable, procedure};
+use roxie_nfs::rpc::{Call, Outcome, Reply};
+use roxie_nfs::rpcrdma::{Body, Chunks, Header};
+use roxie_nfs::xdr::Writer;
+
+use super::PATIENCE;
+
+/// A call, as the server has received it.
+struct Called {
+    header: Header,
+    procedure: u32,
+    arguments: Vec<u8>,
+}
+
+/// A reply: a header, and a message behind it. `None`: the server disconnects.
+type Answer = Option<(Header, Vec<u8>)>;
+
+/// A server that takes one connection, and answers each call but NULL as a function says.
+struct Odd {
+    near: Device,
+    manager: ConnectionManager,
+    to: SocketAddr,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Odd {
+    fn new(mut answer: impl FnMut(Called) -> Answer + Send + 'static) -> Odd {
+        let (near, far) = Device::memory_pair(&DeviceConfig::default()).expect("devices");
+        let manager = ConnectionManager::start(&near).expect("a manager");
+        let far_manager = ConnectionManager::start(&far).expect("a manager");
+        let to = SocketAddr::new(far.gid(0).expect("an address").to_ip(), roxie_nfs::PORT);
+        let listener = far_manager.listen(to, 4).expect("a free port");
+        let thread = std::thread::spawn(move || {
+            let request = listener.accept(PATIENCE).expect("the device works").expect("a request");
+            let (pd, cq) = (far.alloc_pd().expect("a domain"), far.create_cq(64, None).expect("a queue"));
+            let memory = pd.register(32 * 4096, Access::LOCAL_WRITE).expect("memory");
+            let qp = pd.queue_pair(&cq).create().expect("a QP");
+            qp.initialize(Access::LOCAL_WRITE).expect("a QP");
+            for n in 0..16 {
+                qp.post_recv(n, &[memory.sge(n as usize * 4096, 4096)]).expect("a receive");
+            }
+            let connection = request.accept(qp, &DialOptions::default()).expect("a connection");
+            let mut sent = 0;
+            while !connection.wait_for_end(Duration::ZERO) {
+                let Some(wc) = cq.wait(Duration::from_millis(20)) else { continue };
+                if wc.status != WcStatus::Success {
+                    return;
+                }
+                if wc.opcode != WcOpcode::Recv {
+                    continue;
+                }
+                let bytes = memory.to_vec(wc.wr_id as usize * 4096, wc.byte_len as usize).expect("a call");
+                let (header, message) = Header::parse(&bytes).expect("a client's header");
+                let (call, arguments) = Call::parse(message).expect("a client's call");
+                let xid = header.xid;
+                let called =
+                    Called { header, procedure: call.procedure, arguments: arguments.rest().to_vec() };
+                let answer = if called.procedure == procedure::NULL {
+                    Some(success(xid, &[]))
+                } else {
+                    answer(called)
+                };
+                let Some((header, message)) = answer else { return };
+                let reply = [&header.to_bytes()[..], &message].concat();
+                let place = (16 + sent % 16) * 4096;
+                sent += 1;
+                memory.write_at(place, &reply).expect("room");
+                let sge = memory.sge(place, reply.len() as u32);
+                connection.qp().post_send(&SendWr::send().signaled(), &[sge]).expect("room");
+                let receive = memory.sge(wc.wr_id as usize * 4096, 4096);
+                connection.qp().post_recv(wc.wr_id, &[receive]).expect("room");
+            }
+        });
+        Odd { near, manager, to, thread: Some(thread) }
+    }
+
+    fn connect(&self) -> Client {
+        let options = ClientOptions { timeout: PATIENCE, ..ClientOptions::default() };
+        Client::connect(&self.near, &self.manager, self.to, options).expect("a connection")
+    }
+}
+
+impl Drop for Odd {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take()
+            && !std::thread::panicking()
+        {
+            thread.join().expect("no panic");
+        }
+    }
+}
+
+fn message(xid: u32, outcome: Outcome, results: &[u8]) -> Vec<u8> {
+    let mut out = Writer::new();
+    Reply { xid, outcome }.write(&mut out);
+    [out.finish(), results.to_vec()].concat()
+}
+
+fn header(xid: u32, body: Body) -> Header {
+    Header { xid, credits: 8, body }
+}
+
+/// Returns a reply with these results in the message.
+fn success(xid: u32, results: &[u8]) -> (Header, Vec<u8>) {
+    (header(xid, Body::Message(Chunks::default())), message(xid, Outcome::Success, results))
+}
+
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_be_bytes()).collect()
+}
+
+fn file() -> FileHandle {
+    FileHandle::new(b"file").expect("short enough")
+}
+
+/// Returns the error of GETATTR from a server that answers so.
+fn error(answer: impl Fn(u32) -> Answer + Send + 'static) -> ClientError {
+    let odd = Odd::new(move |called| answer(called.header.xid));
+    odd.connect().attributes(&file(), "/file").expect_err("a wrong reply")
+}
+
+/// Answers a call with this XID.
+type Wrong = fn(u32) -> Answer;
+
+#[test]
+fn wrong_replies_are_told() {
+    let cases: [(Wrong, &str); 7] = [
+        (|xid| Some((header(xid, Body::WrongChunk), vec![])), "cannot use the chunks"),
+        (|xid| Some((header(xid, Body::WrongVersion { low: 2, high: 3 }), vec![])), "versions 2 to 3"),
+        (|xid| Some((header(xid ^ 1, Body::WrongChunk), vec![])), "not outstanding"),
+        (|xid| Some((header(xid, Body::NoMessage(Chunks::default())), vec![])), "malformed reply"),
+        (|xid| Some(success(xid, &[])), "malformed reply: end of the message"),
+        (|xid| Some((success(xid, &[]).0, message(xid, Outcome::NoProgram, &[]))), "program unavailable"),
+        (|_| None, "closed the connection"),
+    ];
+    for (answer, expected) in cases {
+        let said = error(answer).to_string();
+        assert!(said.contains(expected), "{said} instead of {expected}");
+    }
+}
+
+/// Answers GETATTR with a file of 100,000 bytes.
+fn attributes(xid: u32) -> Answer {
+    let mut results = words(&[0, 1, 0o644, 1, 0, 0, 0, 100_000]);
+    results.extend([0; 84 - 28]);
+    Some(success(xid, &results))
+}
+
+#[test]
+fn chunks_longer_than_offered_are_told() {
+    for (length, expected) in [(u32::MAX, "wrote 4294967295 bytes to 65536"), (4096, "and 4096 in the chunk")]
+    {
+        let odd = Odd::new(move |called| {
+            if called.procedure == procedure::GETATTR {
+                return attributes(called.header.xid);
+            }
+            let xid = called.header.xid;
+            let mut chunks = called.header.chunks().expect("lists").clone();
+            chunks.writes[0][0].length = length;
+            let results = words(&[0, 0, 65_536, 0, 65_536]);
+            Some((header(xid, Body::Message(chunks)), message(xid, Outcome::Success, &results)))
+        });
+        let read = odd.connect().read_file(&file(), "/file", 64 << 10, &mut Vec::new(), |_| {});
+        let said = read.expect_err("too long").to_string();
+        assert!(said.contains(expected), "{said}");
+    }
+}
+
+/// A server to which three bytes are written, at most `most` a call, with a verifier for each WRITE and for the COMMIT.
+fn written(
+    most: u32,
+    verifiers: impl Fn(usize) -> u32 + Send + 'static,
+) -> (Result<u64, ClientError>, usize) {
+    let calls = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counted = calls.clone();
+    let odd = Odd::new(move |called| {
+        let number = counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let verifier = verifiers(number);
+        let results = match called.procedure {
+            procedure::WRITE => {
+                let mut reader = roxie_nfs::xdr::Reader::new(&called.arguments);
+                let arguments = Arguments::parse(procedure::WRITE, &mut reader).expect("arguments");
+                let Some(Arguments::Write { offset, count, stable: Stable::Unstable, .. }) = arguments else {
+                    panic!("{arguments:?}");
+                };
+                let data = reader.opaque(3).expect("inline data");
+                assert_eq!(data, &b"abc"[offset as usize..], "{count} bytes at {offset}");
+                words(&[0, 0, 0, count.min(most), Stable::Unstable as u32, 0, verifier])
+            }
+            _ => words(&[0, 0, 0, 0, verifier]),
+        };
+        Some(success(called.header.xid, &results))
+    });
+    let written = odd.connect().write_file(&file(), "/file", 4096, &mut &b"abc"[..], |_| {});
+    (written, calls.load(std::sync::atomic::Ordering::Relaxed))
+}
+
+#[test]
+fn short_writes_are_continued() {
+    let (done, calls) = written(1, |_| 5);
+    assert_eq!((done.expect("written"), calls), (3, 4));
+    let (done, _) = written(0, |_| 5);
+    assert!(done.expect_err("nothing is written").to_string().contains("a WRITE of 0 bytes"));
+}
+
+#[test]
+fn restarted_server_fails_the_write() {
+    // Between two WRITEs, and between the last one and the COMMIT.
+    for first in [1, 3] {
+        let (done, _) = written(1, move |number| u32::from(number >= first));
+        let error = done.expect_err("lost");
+        assert!(matches!(&error, ClientError::Verifier { path } if path == "/file"), "{error}");
+    }
+}
