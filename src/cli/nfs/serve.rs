@@ -1,6 +1,5 @@
 //! `roxie nfs serve`: exports a folder, read-only.
 
-use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -10,8 +9,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signalfd::SignalFd;
 use roxie::host::{ConnectionManager, DialError};
 use roxie_nfs::MOUNT_PORT;
 use roxie_nfs::server::{Report, Server, ServerEvent, StartError};
@@ -23,6 +21,7 @@ use crate::device::{DeviceOptions, PortKind, THREAD};
 use crate::failure::{EXIT_CODES, Failure};
 use crate::line_rate::LineRate;
 use crate::output;
+use crate::signals;
 
 /// Interval between two checks that the device works.
 const LOOK: Duration = Duration::from_secs(1);
@@ -70,7 +69,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         ));
     }
     // Block signals before any thread starts, so that no thread takes them.
-    let signals = catch().map_err(|error| Failure::Run(format!("catching signals: {error}")))?;
+    let signals = signals::catch().map_err(|error| Failure::Run(format!("catching signals: {error}")))?;
     // A wrong folder is reported before a device is opened.
     let export = open_export(&arguments.folder)?;
     let mut options = arguments.device.clone();
@@ -163,13 +162,6 @@ fn as_text(event: &ServerEvent) -> Option<String> {
         ServerEvent::Ended { peer, why } => format!("{peer}: {why}"),
         ServerEvent::DeviceFailed => return None,
     })
-}
-
-fn catch() -> io::Result<SignalFd> {
-    let mut set = SigSet::empty();
-    [Signal::SIGINT, Signal::SIGTERM].into_iter().for_each(|signal| set.add(signal));
-    set.thread_block()?;
-    Ok(SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?)
 }
 
 fn serve(signals: &SignalFd, has_failed: &AtomicBool) -> Result<(), Failure> {
