@@ -126,6 +126,7 @@ impl<'a> Shrinker<'a> {
             |c, _| c.mtu = Mtu::Mtu256,
             |c, u| c.psns = u.psns,
             |c, u| c.rd_atomic = u.rd_atomic,
+            |c, u| c.selective = u.selective,
             |c, u| c.depth = u.depth,
             |c, u| c.ahead = u.ahead,
             |c, u| c.dawdles = u.dawdles,
