@@ -14,7 +14,7 @@ use core::fmt;
 use super::Psn;
 
 /// Selective acknowledgement header: `Count8 Latest24 Bitmap128`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub struct Sack {
     /// Number of PSNs that the bitmap describes, 1 to 128.
     pub count: u8,

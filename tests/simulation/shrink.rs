@@ -122,7 +122,7 @@ impl<'a> Shrinker<'a> {
 
     fn plainer_channels(&mut self, script: &mut Script) {
         let defaults = Channel::default();
-        let plain: [fn(&mut Channel, &Channel); 14] = [
+        let plain: [fn(&mut Channel, &Channel); 15] = [
             |c, _| c.mtu = Mtu::Mtu256,
             |c, u| c.psns = u.psns,
             |c, u| c.rd_atomic = u.rd_atomic,

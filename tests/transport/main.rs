@@ -191,6 +191,7 @@ impl Stage {
             rxe_flush_icrc: setup.rxe_flush_icrc,
             strict_icrc: setup.strict_icrc,
             serves: setup.serves,
+            assumes_selective_repeat: false,
         };
         let mut host = Host::new(1, config, near);
         let memory = host.register(1 << 16, Access::READ_WRITE | Access::MW_BIND | Access::FLUSH_GLOBAL);

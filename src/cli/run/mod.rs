@@ -22,7 +22,8 @@ use std::process::{Command, ExitCode};
 
 use clap::{Args, ValueEnum};
 use roxie::host::{
-    Device, DeviceConfig, EVENTS, EventLog, LoggedEvent, OpenError, OrphanTable, PortPlan, Stack,
+    Device, DeviceConfig, EVENTS, EventLog, LoggedEvent, OpenError, OrphanTable, PortPlan, SelectiveRepeat,
+    Stack,
 };
 use roxie::netdev::Interface;
 use roxie::port::fault::FaultConfig;
@@ -32,6 +33,7 @@ use roxie::remote::{TRUSTED_NIC, trusted_nic};
 use crate::device::ModeName;
 use crate::device::congestion::CongestionOptions;
 use crate::device::interface::{Without, usable_interface};
+use crate::device::parse_selective;
 use crate::failure::Failure;
 use crate::output;
 pub(crate) use library::Library;
@@ -104,6 +106,10 @@ pub(crate) struct Options {
     /// Type of service (traffic class) of rdma_cm connections, unless the program sets one
     #[arg(long, value_name = "TOS")]
     tos: Option<u8>,
+    /// Send lost packets alone again, where both ends can: off, agree (on connections of rdma_cm, whose ends ask each other) or assume
+    /// (on all RC connections: the peer is known to)
+    #[arg(long, value_name = "WHEN", default_value = "off", default_missing_value = "agree", num_args = 0..=1, require_equals = true, value_parser = parse_selective)]
+    selective_repeat: SelectiveRepeat,
     #[command(flatten)]
     congestion: CongestionOptions,
 }
@@ -242,6 +248,9 @@ impl Prepared {
         ];
         all.extend(more.into_iter().filter_map(|(name, value)| Some((name, value?))));
         all.extend(options.tos.map(|tos| ("ROXIE_TOS", tos.to_string().into())));
+        if options.selective_repeat != SelectiveRepeat::Off {
+            all.push(("ROXIE_SELECTIVE_REPEAT", options.selective_repeat.to_string().into()));
+        }
         all.extend(options.congestion.environment());
         let (name, value) = UCX_RENDEZVOUS;
         all.extend(std::env::var_os(name).is_none().then(|| (name, value.into())));

@@ -53,7 +53,7 @@ struct SendEnd {
 pub(super) struct Early {
     came: u128,
     /// Number of PSNs from the expected one to the highest that came, kept or not.
-    seen: u8,
+    seen: u32,
     /// PSN of the packet that came last.
     latest: Psn,
     send_end: Option<SendEnd>,
@@ -113,12 +113,13 @@ impl Early {
     /// Moves the bitmap by `count` PSNs, which are executed.
     fn pass(&mut self, count: u32) {
         self.came = self.came.checked_shr(count).unwrap_or(0);
-        self.seen = u32::from(self.seen).saturating_sub(count) as u8;
+        self.seen = self.seen.saturating_sub(count);
     }
 
     /// Returns what came and what is missing, from the expected PSN on.
     pub(super) fn sack(&self) -> Sack {
-        Sack { count: self.seen.max(1), latest: self.latest, bitmap: self.came }
+        let count = self.seen.clamp(1, Sack::BITS) as u8;
+        Sack { count, latest: self.latest, bitmap: self.came }
     }
 
     /// True if two adjacent PSNs before the one at `index` are missing.
@@ -145,7 +146,7 @@ impl Early {
 
     pub(super) fn assert_invariants(&self, expected: Psn) {
         invariant!(self.came & 1 == 0, "the expected PSN {expected} came early");
-        invariant!(self.came & !mask(self.seen.into()) == 0, "{:#x} came of {} PSNs", self.came, self.seen);
+        invariant!(self.came & !mask(self.seen) == 0, "{:#x} came of {} PSNs", self.came, self.seen);
     }
 }
 
@@ -165,16 +166,17 @@ impl Qp {
     ) -> Verdict {
         let expected = self.responder.expected;
         // During an RNR wait the peer sends everything again anyway.
-        if ctx.now < self.responder.silent_until() || ahead >= Sack::BITS {
+        if ctx.now < self.responder.silent_until() {
             return Verdict::OutOfSequence { expected, nak: false };
         }
-        let known = self.responder.early.as_ref().is_some_and(|early| early.came >> ahead & 1 == 1);
-        let kept = known || self.place_early(ctx, packet, frame, ahead);
+        let bit = 1u128.checked_shl(ahead).unwrap_or(0);
+        let known = self.responder.early.as_ref().is_some_and(|early| early.came & bit != 0);
+        let kept = known || (bit != 0 && self.place_early(ctx, packet, frame, ahead));
         let r = &mut self.responder;
         let msn = r.msn;
         if let Some(early) = &mut r.early {
-            early.came |= u128::from(kept) << ahead;
-            early.seen = early.seen.max(ahead as u8 + 1);
+            early.came |= if kept { bit } else { 0 };
+            early.seen = early.seen.max(ahead + 1);
             early.latest = packet.bth.psn;
         }
         r.replies.push(Reply::Sack { psn: expected, msn });

@@ -290,10 +290,11 @@ impl Qp {
         }
         board.lost = (board.lost | lost) & !board.came;
         invariant!(board.lost & board.came == 0, "PSNs that came are sent again");
-        if board.whole || board.lost == 0 {
-            return Verdict::Acknowledged;
-        }
         let (asked, of) = (missing.count_ones() as u8, sack.count);
+        if board.whole || board.lost == 0 {
+            let is_progress = una != before;
+            return if is_progress { Verdict::Acknowledged } else { Verdict::Selective { asked, of } };
+        }
         let oldest_is_lost_again = lost & board.again & 1 == 1;
         //= IBTA 9.9.2: retries-are-counted
         if oldest_is_lost_again {
