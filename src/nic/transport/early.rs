@@ -18,7 +18,7 @@ use super::invariants::invariant;
 use super::message::Message;
 use super::planted::PlantedBug;
 use super::replies::Reply;
-use super::responder::payload_of;
+use super::responder::{Responder, payload_of};
 use super::rules::{length_fits, packets_for};
 use super::scatter::{self, FramePayload};
 use super::scoreboard::mask;
@@ -173,13 +173,12 @@ impl Qp {
         let known = self.responder.early.as_ref().is_some_and(|early| early.came & bit != 0);
         let kept = known || (bit != 0 && self.place_early(ctx, packet, frame, ahead));
         let r = &mut self.responder;
-        let msn = r.msn;
         if let Some(early) = &mut r.early {
             early.came |= if kept { bit } else { 0 };
             early.seen = early.seen.max(ahead + 1);
             early.latest = packet.bth.psn;
         }
-        r.replies.push(Reply::Sack { psn: expected, msn });
+        r.ask_for_missing();
         self.note_order();
         ctx.counters.early_kept += u64::from(kept && !known);
         Verdict::Early { expected, kept }
@@ -366,14 +365,14 @@ impl Qp {
             }
         }
         let r = &mut self.responder;
-        let (expected, msn) = (r.expected, r.msn);
+        let expected = r.expected;
         let Some(early) = &mut r.early else { return };
         if r.message == Message::None {
             early.send_end = None;
         }
         early.writes.retain(|first| !first.is_before(expected));
         if !early.is_empty() {
-            r.replies.push(Reply::Sack { psn: expected, msn });
+            r.ask_for_missing();
         } else if passed {
             r.acknowledge();
         }
@@ -440,6 +439,15 @@ impl Qp {
         early.forget(packet.bth.psn);
         early.send_end = early.send_end.filter(|end| end.psn != packet.bth.psn);
         Some(Verdict::Early { expected: r.expected, kept: false })
+    }
+}
+
+impl Responder {
+    /// Queues a selective acknowledgement.
+    fn ask_for_missing(&mut self) {
+        let (psn, msn) = (self.expected, self.msn);
+        let may_be_ack = !self.answers_itself(psn - 1);
+        self.replies.push(Reply::Sack { psn, msn, may_be_ack });
     }
 }
 

@@ -206,6 +206,7 @@ impl Qp {
         self.attributes.selective_repeat &= self.qp_type == QpType::Rc;
         self.requester.set_selective(self.attributes.selective_repeat);
         self.responder.set_selective(self.attributes.selective_repeat);
+        self.note_order();
     }
 
     /// True if the fast path may take received packets.

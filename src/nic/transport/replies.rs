@@ -42,6 +42,8 @@ pub enum Reply {
         psn: Psn,
         /// Number of messages completed at that time.
         msn: u32,
+        /// True if an ACK may acknowledge the PSN before: that of a SEND or WRITE.
+        may_be_ack: bool,
     },
     /// READ response packets, from this responder resource.
     Read(u8),

@@ -28,7 +28,11 @@ impl Qp {
                 Reply::RnrNak { psn, msn, timer } => {
                     Some(self.plan_ack(psn, msn, Syndrome::RnrNak { timer }, TxReason::RnrNak))
                 }
-                Reply::Sack { psn, msn } => self.plan_sack(ctx, psn, msn),
+                Reply::Sack { psn, msn, may_be_ack } => {
+                    // A READ or an atomic has an answer of its own.
+                    let plan = Some(self.plan_sack(ctx, psn, msn));
+                    plan.filter(|plan| may_be_ack || plan.bth.psn == psn)
+                }
                 Reply::Atomic(slot) => self.plan_atomic_response(ctx, slot),
                 Reply::Read(slot) => self.plan_read_response(ctx, slot),
             };
@@ -82,20 +86,18 @@ impl Qp {
         TxPlan { bth, ext, payload_len: 0, inline: None, ah: None, reason, origin: Origin::Reply }
     }
 
-    /// Plans a selective acknowledgement; a plain one if nothing is missing any more, or a later reply tells more. Returns `None` if
-    /// the PSN that would be acknowledged has an answer of its own.
-    fn plan_sack(&self, ctx: &Ctx<'_>, psn: Psn, msn: u32) -> Option<TxPlan> {
+    /// Plans a selective acknowledgement; a plain one if nothing is missing any more, or a later reply tells more.
+    fn plan_sack(&self, ctx: &Ctx<'_>, psn: Psn, msn: u32) -> TxPlan {
         let r = &self.responder;
         let syndrome = Syndrome::Ack { credits: self.credits(ctx) };
         let due = r.early.as_ref().filter(|early| !early.is_empty() && psn == r.expected);
         let Some(sack) = due.map(|early| early.sack()) else {
-            let ack = self.plan_ack(psn - 1, msn, syndrome, TxReason::Answer);
-            return (!r.answers_itself(psn - 1)).then_some(ack);
+            return self.plan_ack(psn - 1, msn, syndrome, TxReason::Answer);
         };
         let reason = TxReason::Asks { missing: sack.missing() as u8, of: sack.count };
         let bth = Bth { opcode: Opcode::RC_SELECTIVE_ACKNOWLEDGE, psn, ..self.bth() };
         let ext = Ext::Sack(Aeth { syndrome: syndrome.into(), msn }, sack);
-        Some(TxPlan { bth, ext, payload_len: 0, inline: None, ah: None, reason, origin: Origin::Reply })
+        TxPlan { bth, ext, payload_len: 0, inline: None, ah: None, reason, origin: Origin::Reply }
     }
 
     fn plan_atomic_response(&self, ctx: &Ctx<'_>, slot: u8) -> Option<TxPlan> {
