@@ -101,7 +101,7 @@ fn early_writes_behind_a_hole_are_kept() {
 }
 
 #[test]
-fn what_may_not_be_placed_is_asked_for_again() {
+fn unplaceable_early_packets_are_asked_for_again() {
     let mut stage = stage();
     stage.receive(1, 0, 8);
     stage.receive(2, 64, 8);
@@ -244,7 +244,7 @@ fn probes_end_at_the_ack_timeout() {
 }
 
 #[test]
-fn packets_that_the_peer_gave_up_are_sent_again() {
+fn packets_the_peer_dropped_are_sent_again() {
     let mut stage = stage();
     stage.post(WrOpcode::Write, 6 * FULL as u32);
     stage.leaves();

@@ -296,7 +296,6 @@ impl Qp {
             return if is_progress { Verdict::Acknowledged } else { Verdict::Selective { asked, of } };
         }
         let oldest_is_lost_again = lost & board.again & 1 == 1;
-        //= IBTA 9.9.2: retries-are-counted
         if oldest_is_lost_again {
             if r.retries_left == 0 {
                 ctx.counters.retry_exceeded_err += 1;
