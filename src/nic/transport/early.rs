@@ -11,8 +11,8 @@
 //! kept anywhere but in its place. An early packet is never refused: it is dropped, and judged when it is due.
 //!
 //! When the missing packet comes, the expected PSN advances over those that came early, and completions, counters and
-//! acknowledgements follow in order. Before its bytes are placed, early WRITEs to the same bytes are taken back and asked for again,
-//! so that the later of two WRITEs stays the later one.
+//! acknowledgements follow in order. Bytes that a later WRITE has placed early are cut out of it, so that the later of two WRITEs
+//! stays the later one.
 
 use super::invariants::invariant;
 use super::message::Message;
@@ -26,9 +26,8 @@ use super::{Ctx, DmaIn, Qp, Span, Verdict};
 use crate::verbs::{Access, WcFlags, WcOpcode};
 use roxie_wire::{Operation, Packet, Position, Psn, Reth, Sack};
 
-/// Number of WRITEs behind the message in progress that are remembered: a bandwidth-delay product of 128 packets holds as many
-/// messages of 128 KiB at an MTU of 4096 bytes.
-const WRITES: usize = 3;
+/// Number of WRITEs behind the message in progress that are remembered: with it, eight messages of 16 packets fill the window of 128.
+const WRITES: usize = 7;
 
 /// Memory of a QP for the responder's half, in bytes.
 pub(super) const SIZE: usize = size_of::<Early>();
@@ -60,37 +59,56 @@ pub(super) struct Early {
     writes: EarlyWrites,
 }
 
-/// The remembered WRITEs, without padding between them.
+/// The remembered WRITEs, all with the same key, without padding between them.
 #[derive(Clone, Copy, Debug, Default)]
 struct EarlyWrites {
-    firsts: [Psn; WRITES],
-    reths: [Reth; WRITES],
+    addresses: [u64; WRITES],
+    lengths: [u32; WRITES],
+    rkey: u32,
+    /// Low 8 bits of each first PSN, which is at most 128 behind the expected one.
+    firsts: [u8; WRITES],
     /// Bit `i`: place `i` is taken.
     taken: u8,
 }
 
 impl EarlyWrites {
-    fn iter(&self) -> impl Iterator<Item = EarlyWrite> + use<> {
-        let EarlyWrites { firsts, reths, taken } = *self;
-        let places = (0..WRITES).filter(move |place| taken >> place & 1 == 1);
-        places.map(move |place| EarlyWrite { first: firsts[place], reth: reths[place] })
+    /// Returns all, with the expected PSN.
+    fn iter(&self, expected: Psn) -> impl Iterator<Item = EarlyWrite> + use<> {
+        let all = *self;
+        let places = (0..WRITES).filter(move |place| all.taken >> place & 1 == 1);
+        places.map(move |place| EarlyWrite {
+            first: expected + u32::from(all.firsts[place].wrapping_sub(expected.value() as u8)),
+            reth: Reth { va: all.addresses[place], rkey: all.rkey, dma_len: all.lengths[place] },
+        })
     }
 
-    fn has_room(&self) -> bool {
-        usize::from(self.taken) != (1 << WRITES) - 1
+    /// True if a WRITE with this key can be added.
+    fn has_room(&self, rkey: u32) -> bool {
+        self.taken == 0 || (self.rkey == rkey && self.taken.count_ones() < WRITES as u32)
     }
 
     fn add(&mut self, write: EarlyWrite) {
         let place = self.taken.trailing_ones() as usize;
         if place < WRITES {
-            (self.firsts[place], self.reths[place]) = (write.first, write.reth);
+            self.addresses[place] = write.reth.va;
+            self.lengths[place] = write.reth.dma_len;
+            self.rkey = write.reth.rkey;
+            self.firsts[place] = write.first.value() as u8;
             self.taken |= 1 << place;
         }
     }
 
-    /// Keeps the WRITEs for whose first PSN `is_kept` is true.
-    fn retain(&mut self, is_kept: impl Fn(Psn) -> bool) {
-        for place in (0..WRITES).filter(|place| !is_kept(self.firsts[*place])) {
+    /// Forgets those that begin within `count` PSNs from `expected` on.
+    fn pass(&mut self, count: u32, expected: Psn) {
+        for (place, first) in self.firsts.iter().enumerate() {
+            if u32::from(first.wrapping_sub(expected.value() as u8)) < count {
+                self.taken &= !(1 << place);
+            }
+        }
+    }
+
+    fn forget(&mut self, first: Psn) {
+        for place in (0..WRITES).filter(|place| self.firsts[*place] == first.value() as u8) {
             self.taken &= !(1 << place);
         }
     }
@@ -110,10 +128,11 @@ impl Early {
         self.came == 0 && self.seen == 0
     }
 
-    /// Moves the bitmap by `count` PSNs, which are executed.
-    fn pass(&mut self, count: u32) {
+    /// Moves the bitmap by `count` PSNs from `expected` on, which are executed.
+    fn pass(&mut self, count: u32, expected: Psn) {
         self.came = self.came.checked_shr(count).unwrap_or(0);
         self.seen = self.seen.saturating_sub(count);
+        self.writes.pass(count, expected);
     }
 
     /// Returns what came and what is missing, from the expected PSN on.
@@ -134,7 +153,7 @@ impl Early {
     }
 
     fn forget(&mut self, first: Psn) {
-        self.writes.retain(|other| other != first);
+        self.writes.forget(first);
     }
 
     /// Drops all that came early: it is asked for again.
@@ -236,7 +255,7 @@ impl Qp {
         if !continues || is_behind || !is_certain {
             return None;
         }
-        let other = early.writes.iter().any(|write| write.first.is_before(psn));
+        let other = early.writes.iter(r.expected).any(|write| write.first.is_before(psn));
         let mtu = self.attributes().path_mtu.bytes() as u64;
         (!other).then_some(Place::Receive(received + u64::from(ahead) * mtu))
     }
@@ -247,7 +266,7 @@ impl Qp {
         let mtu = self.attributes().path_mtu.bytes();
         let position = packet.info().position;
         let (reth, index, begins) = match packet.reth() {
-            Some(reth) => (early.writes.has_room()).then_some((reth, 0, Some(reth)))?,
+            Some(reth) => early.writes.has_room(reth.rkey).then_some((reth, 0, Some(reth)))?,
             None => match self.responder.message {
                 Message::Write { reth, received }
                     if u64::from(ahead) * mtu as u64 + received < u64::from(reth.dma_len) =>
@@ -257,7 +276,8 @@ impl Qp {
                 _ => {
                     let began = |write: &EarlyWrite| !psn.is_before(write.first);
                     let newest = |write: &EarlyWrite| psn.distance_from(write.first);
-                    let write = early.writes.iter().filter(began).min_by_key(newest)?;
+                    let write =
+                        early.writes.iter(self.responder.expected).filter(began).min_by_key(newest)?;
                     (write.reth, psn.distance_from(write.first) as u32, None)
                 }
             },
@@ -291,55 +311,62 @@ impl Qp {
         true
     }
 
-    /// Takes back the early packets of later WRITEs that the operations from number `from` on would overwrite. `psn`: the packet
-    /// that these operations belong to.
-    pub(super) fn yield_to_later(&mut self, ctx: &Ctx<'_>, from: usize, psn: Psn) {
+    /// Cuts the bytes of later WRITEs that came early out of the operations from number `from` on. `psn`: the packet that these
+    /// operations belong to.
+    fn yield_to_later(&mut self, ctx: &mut Ctx<'_>, from: usize, psn: Psn) {
+        let expected = self.responder.expected;
         let Some(early) = self.responder.early.as_ref() else { return };
-        if PlantedBug::EarlierWriteOverwrites.is() {
+        if early.writes.taken == 0 {
             return;
         }
-        let later = early.writes.iter().filter(|write| psn.is_before(write.first));
+        let later = early.writes.iter(expected).filter(|write| psn.is_before(write.first));
         for write in later {
-            for operation in &ctx.out.dma_in[from.min(ctx.out.dma_in.len())..] {
-                if let Some((to, length)) = written(operation) {
-                    self.yield_write(ctx, &write, to, length);
-                }
+            let mut number = from;
+            while number < ctx.out.dma_in.len() {
+                self.yield_write(ctx, &write, number);
+                number += 1;
             }
         }
+        let mut number = 0;
+        ctx.out.dma_in.retain(|operation| {
+            number += 1;
+            number <= from || !matches!(operation, DmaIn::Scatter { length: 0, .. })
+        });
     }
 
-    /// Takes back the packets of an early WRITE that share bytes with `length` bytes at `to`. Regions may share memory: of a WRITE
-    /// to another region, all packets are taken back.
-    fn yield_write(&mut self, ctx: &Ctx<'_>, write: &EarlyWrite, to: Span, length: u64) {
+    /// Cuts the bytes of an early WRITE out of operation `number`. Regions may share memory, and an atomic reads what it changes:
+    /// then the WRITE is taken back, and asked for again.
+    fn yield_write(&mut self, ctx: &mut Ctx<'_>, write: &EarlyWrite, number: usize) {
         let EarlyWrite { first, reth } = *write;
-        let mtu = self.attributes().path_mtu.bytes() as u64;
-        let at = self.check_remote(ctx, reth.va, reth.rkey, reth.dma_len.into(), Access::REMOTE_WRITE);
-        let all = packets_for(reth.dma_len.into(), mtu as usize);
-        let (shared, count) = match at {
-            Ok(at) if at.mr == to.mr => {
-                let end = at.offset + u64::from(reth.dma_len);
-                let (start, end) = (to.offset.max(at.offset), (to.offset + length).min(end));
-                if start >= end {
-                    return;
-                }
-                let index = |byte: u64| ((byte - at.offset) / mtu) as u32;
-                (index(start), index(end - 1) - index(start) + 1)
-            }
-            _ => (0, all),
-        };
+        let Some((to, length)) = written(&ctx.out.dma_in[number]) else { return };
+        let (mtu, total) = (self.attributes().path_mtu.bytes() as u64, u64::from(reth.dma_len));
         let index = first.distance_from(self.responder.expected).max(0) as u32;
+        let at = self.check_remote(ctx, reth.va, reth.rkey, total, Access::REMOTE_WRITE);
         let Some(early) = &mut self.responder.early else { return };
-        early.take_back(index + shared, count);
-        // Without its first packet, nothing tells where the WRITE goes.
-        if shared == 0 {
-            early.take_back(index, all);
+        let same = at.ok().filter(|at| at.mr == to.mr);
+        let (start, end) = match same {
+            Some(at) => (to.offset.max(at.offset), (to.offset + length).min(at.offset + total)),
+            None => (0, 1),
+        };
+        if start >= end {
+            return;
+        }
+        let (Some(at), DmaIn::Scatter { .. }) = (same, &ctx.out.dma_in[number]) else {
+            early.take_back(index, packets_for(total, mtu as usize));
             early.forget(first);
+            return;
+        };
+        for k in (start - at.offset) / mtu..=(end - 1 - at.offset) / mtu {
+            if early.came.checked_shr(index + k as u32).unwrap_or(0) & 1 == 1 {
+                let covered = at.offset + k * mtu..at.offset + ((k + 1) * mtu).min(total);
+                cut(&mut ctx.out.dma_in, number, covered);
+            }
         }
     }
 
     /// Moves on after the request `packet` was executed. `before`: the expected PSN before; `from`: number of the first of its
     /// operations.
-    pub(super) fn passed_due(&mut self, ctx: &Ctx<'_>, packet: &Packet, before: Psn, from: usize) {
+    pub(super) fn passed_due(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, before: Psn, from: usize) {
         if self.responder.early.as_ref().is_none_or(|early| early.is_empty()) {
             return;
         }
@@ -350,7 +377,7 @@ impl Qp {
             early.drop_all();
         }
         early.latest = packet.bth.psn;
-        early.pass((expected - before.value()).value());
+        early.pass((expected - before.value()).value(), before);
         self.yield_to_later(ctx, from, packet.bth.psn);
         self.note_order();
     }
@@ -365,12 +392,10 @@ impl Qp {
             }
         }
         let r = &mut self.responder;
-        let expected = r.expected;
         let Some(early) = &mut r.early else { return };
         if r.message == Message::None {
             early.send_end = None;
         }
-        early.writes.retain(|first| !first.is_before(expected));
         if !early.is_empty() {
             r.ask_for_missing();
         } else if passed {
@@ -386,11 +411,10 @@ impl Qp {
         let Some(early) = &mut r.early else { return false };
         let expected = r.expected;
         if r.message == Message::None {
-            let began = early.writes.iter().find(|write| write.first == expected);
+            let began = early.writes.iter(expected).find(|write| write.first == expected);
             match began {
                 Some(write) => {
                     r.message = Message::Write { reth: write.reth, received: 0 };
-                    early.forget(expected);
                 }
                 // The message ended earlier than its packets said.
                 None => {
@@ -399,7 +423,7 @@ impl Qp {
                 }
             }
         }
-        early.pass(1);
+        early.pass(1, expected);
         r.expected = expected.next();
         match &mut r.message {
             Message::Send { received } => {
@@ -448,6 +472,22 @@ impl Responder {
         let (psn, msn) = (self.expected, self.msn);
         let may_be_ack = !self.answers_itself(psn - 1);
         self.replies.push(Reply::Sack { psn, msn, may_be_ack });
+    }
+}
+
+/// Cuts a range of bytes out of copy `number`. A second piece goes to the end of the list.
+fn cut(operations: &mut Vec<DmaIn>, number: usize, covered: std::ops::Range<u64>) {
+    let DmaIn::Scatter { frame, offset, length, to } = operations[number] else { return };
+    let (start, end) = (to.offset, to.offset + u64::from(length));
+    if covered.end <= start || end <= covered.start {
+        return;
+    }
+    let before = covered.start.saturating_sub(start) as u16;
+    operations[number] = DmaIn::Scatter { frame, offset, length: before, to };
+    if covered.end < end {
+        let skipped = covered.end - start;
+        let (offset, to) = (offset + skipped as u16, Span { offset: covered.end, ..to });
+        operations.push(DmaIn::Scatter { frame, offset, length: length - skipped as u16, to });
     }
 }
 

@@ -69,8 +69,6 @@ pub enum PlantedBug {
     NamesOthersQps,
     /// A NIC still reads the doorbells of a disconnected client.
     HearsTheGone,
-    /// Selective repeat: an earlier WRITE that comes late overwrites a later one that came early.
-    EarlierWriteOverwrites,
     /// Selective repeat: packets that come early are passed without a completion.
     EarlyPacketsAreSilent,
     /// Selective repeat: a packet behind a wide gap is taken for one of the SEND in progress.

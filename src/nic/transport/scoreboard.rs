@@ -35,8 +35,8 @@ pub(super) struct Scoreboard {
     /// PSNs that were sent again, and are not known to be lost again.
     again: u128,
     /// For each PSN in `again`: the order of its transmission, as the low 8 bits of a PSN. First transmissions from that PSN on
-    /// were sent later. Two adjacent PSNs share a place: that of the later transmission.
-    order: [u8; 64],
+    /// were sent later. Four adjacent PSNs share a place: that of the latest transmission.
+    order: [u8; 32],
     /// The packet sent again that measures a round trip.
     timed: Psn,
     /// Time when it was sent; `Nanos::MAX`: there is none.
@@ -59,7 +59,7 @@ impl Scoreboard {
             came: 0,
             lost: 0,
             again: 0,
-            order: [0; 64],
+            order: [0; 32],
             timed: Psn::new(0),
             timed_at: Nanos::MAX,
             round_trip: 0,
@@ -127,7 +127,7 @@ impl Scoreboard {
 
 /// Returns the place of a PSN in the order of transmissions.
 fn place_of(psn: Psn) -> usize {
-    (psn.value() >> 1 & 63) as usize
+    (psn.value() >> 2 & 31) as usize
 }
 
 /// Returns the lowest `count` bits.
@@ -275,6 +275,13 @@ impl Qp {
         let missing = sack.covered() & !sack.bitmap;
         let mut lost = missing & !board.again & !board.lost;
         let mut tries = missing & board.again & !board.lost;
+        // A peer that drops packets, because they may not be placed yet, drops them until the oldest comes.
+        let latest = cause.map(|(_, latest)| latest.distance_from(una));
+        let drops =
+            latest.is_some_and(|at| at >= 0 && sack.bitmap.checked_shr(at as u32).unwrap_or(0) & 1 == 0);
+        if drops {
+            tries &= 1;
+        }
         while tries != 0 {
             let index = tries.trailing_zeros();
             tries &= tries - 1;
@@ -288,6 +295,10 @@ impl Qp {
                 lost |= 1 << index;
             }
         }
+        let oldest_is_lost_again = lost & board.again & 1 == 1;
+        if oldest_is_lost_again && drops {
+            lost = missing & !board.lost;
+        }
         board.lost = (board.lost | lost) & !board.came;
         invariant!(board.lost & board.came == 0, "PSNs that came are sent again");
         let (asked, of) = (missing.count_ones() as u8, sack.count);
@@ -295,7 +306,6 @@ impl Qp {
             let is_progress = una != before;
             return if is_progress { Verdict::Acknowledged } else { Verdict::Selective { asked, of } };
         }
-        let oldest_is_lost_again = lost & board.again & 1 == 1;
         if oldest_is_lost_again {
             if r.retries_left == 0 {
                 ctx.counters.retry_exceeded_err += 1;
