@@ -14,6 +14,7 @@
 //! acknowledgements follow in order. Bytes that a later WRITE has placed early are cut out of it, so that the later of two WRITEs
 //! stays the later one.
 
+use super::early_writes::{EarlyWrite, EarlyWrites};
 use super::invariants::invariant;
 use super::message::Message;
 use super::planted::PlantedBug;
@@ -26,18 +27,8 @@ use super::{Ctx, DmaIn, Qp, Span, Verdict};
 use crate::verbs::{Access, WcFlags, WcOpcode};
 use roxie_wire::{Operation, Packet, Position, Psn, Reth, Sack};
 
-/// Number of WRITEs behind the message in progress that are remembered: with it, eight messages of 16 packets fill the window of 128.
-const WRITES: usize = 7;
-
 /// Memory of a QP for the responder's half, in bytes.
 pub(super) const SIZE: usize = size_of::<Early>();
-
-/// A WRITE of which the first packet came early.
-#[derive(Clone, Copy, Debug)]
-struct EarlyWrite {
-    first: Psn,
-    reth: Reth,
-}
 
 /// Last packet of the SEND in progress, if it came early.
 #[derive(Clone, Copy, Debug)]
@@ -57,61 +48,6 @@ pub(super) struct Early {
     latest: Psn,
     send_end: Option<SendEnd>,
     writes: EarlyWrites,
-}
-
-/// The remembered WRITEs, all with the same key, without padding between them.
-#[derive(Clone, Copy, Debug, Default)]
-struct EarlyWrites {
-    addresses: [u64; WRITES],
-    lengths: [u32; WRITES],
-    rkey: u32,
-    /// Low 8 bits of each first PSN, which is at most 128 behind the expected one.
-    firsts: [u8; WRITES],
-    /// Bit `i`: place `i` is taken.
-    taken: u8,
-}
-
-impl EarlyWrites {
-    /// Returns all, with the expected PSN.
-    fn iter(&self, expected: Psn) -> impl Iterator<Item = EarlyWrite> + use<> {
-        let all = *self;
-        let places = (0..WRITES).filter(move |place| all.taken >> place & 1 == 1);
-        places.map(move |place| EarlyWrite {
-            first: expected + u32::from(all.firsts[place].wrapping_sub(expected.value() as u8)),
-            reth: Reth { va: all.addresses[place], rkey: all.rkey, dma_len: all.lengths[place] },
-        })
-    }
-
-    /// True if a WRITE with this key can be added.
-    fn has_room(&self, rkey: u32) -> bool {
-        self.taken == 0 || (self.rkey == rkey && self.taken.count_ones() < WRITES as u32)
-    }
-
-    fn add(&mut self, write: EarlyWrite) {
-        let place = self.taken.trailing_ones() as usize;
-        if place < WRITES {
-            self.addresses[place] = write.reth.va;
-            self.lengths[place] = write.reth.dma_len;
-            self.rkey = write.reth.rkey;
-            self.firsts[place] = write.first.value() as u8;
-            self.taken |= 1 << place;
-        }
-    }
-
-    /// Forgets those that begin within `count` PSNs from `expected` on.
-    fn pass(&mut self, count: u32, expected: Psn) {
-        for (place, first) in self.firsts.iter().enumerate() {
-            if u32::from(first.wrapping_sub(expected.value() as u8)) < count {
-                self.taken &= !(1 << place);
-            }
-        }
-    }
-
-    fn forget(&mut self, first: Psn) {
-        for place in (0..WRITES).filter(|place| self.firsts[*place] == first.value() as u8) {
-            self.taken &= !(1 << place);
-        }
-    }
 }
 
 /// Destination of an early packet.
@@ -316,7 +252,7 @@ impl Qp {
     fn yield_to_later(&mut self, ctx: &mut Ctx<'_>, from: usize, psn: Psn) {
         let expected = self.responder.expected;
         let Some(early) = self.responder.early.as_ref() else { return };
-        if early.writes.taken == 0 {
+        if early.writes.is_empty() {
             return;
         }
         let later = early.writes.iter(expected).filter(|write| psn.is_before(write.first));

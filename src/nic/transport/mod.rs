@@ -34,6 +34,7 @@ mod completer;
 pub mod coverage;
 mod duplicates;
 mod early;
+mod early_writes;
 pub(crate) mod fast_path;
 pub(crate) mod fast_reads;
 mod flush;
