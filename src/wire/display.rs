@@ -85,6 +85,9 @@ fn write_ext(p: &Packet, f: &mut Formatter<'_>) -> fmt::Result {
     if let Some(aeth) = p.aeth() {
         write!(f, " {} msn {}", aeth.kind(), aeth.msn)?;
     }
+    if let Some(sack) = p.sack() {
+        write!(f, " {sack}")?;
+    }
     if let Some(original) = p.atomic_ack() {
         write!(f, " original {original:#x}")?;
     }

@@ -73,6 +73,7 @@ mod opcode;
 pub mod parse;
 mod psn;
 mod qpn;
+mod sack;
 pub mod service_id;
 
 pub use build::{
@@ -88,6 +89,7 @@ pub use parse::{Drop, Envelope, Packet, parse};
 pub use parse::{Ends, FastPacket, HEADERS};
 pub use psn::Psn;
 pub use qpn::Qpn;
+pub use sack::Sack;
 pub use service_id::{CmaHeader, PortSpace, ServiceId};
 
 #[cfg(test)]

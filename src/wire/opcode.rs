@@ -1,7 +1,8 @@
 //! The opcode table: the meaning of each BTH opcode, and the headers that follow it.
 //!
 //! Opcode = service in bits 7:5, operation in bits 4:0 (IBTA 9.2.1, table 38; XRC: annex A14;
-//! FLUSH and ATOMIC WRITE: annex A19; CNP: annex A17.9.3).
+//! FLUSH and ATOMIC WRITE: annex A19; CNP: annex A17.9.3). Bits 7:6 = 11 are left to manufacturers: Roxie's selective
+//! acknowledgement is `RC_ACKNOWLEDGE` there, which other implementations drop as an unknown opcode.
 
 use core::fmt;
 use core::ops::BitOr;
@@ -40,6 +41,8 @@ pub enum Operation {
     ReadResponse,
     /// ACK, NAK or RNR NAK.
     Acknowledge,
+    /// Selective acknowledgement, between peers that agreed to selective repeat.
+    SelectiveAcknowledge,
     /// Response to an atomic: the original value.
     AtomicAcknowledge,
     /// 64-bit compare and swap.
@@ -108,13 +111,15 @@ impl Headers {
     pub const IETH: Headers = Headers(1 << 9);
     /// Bytes of each header, by bit.
     pub const CNP_RESERVED: Headers = Headers(1 << 10);
+    /// Selective acknowledgement, 20 bytes.
+    pub const SACK: Headers = Headers(1 << 11);
 
     /// Bytes of every possible set, so that [`len`](Self::len) is one load.
-    const SIZES: [u8; 11] = [4, 8, 4, 4, 16, 28, 4, 8, 4, 4, 16];
+    const SIZES: [u8; 12] = [4, 8, 4, 4, 16, 28, 4, 8, 4, 4, 16, 20];
 
     /// Bytes of every possible set, so that a length is one load.
-    const LENGTHS: [u8; 1 << 11] = {
-        let mut table = [0; 1 << 11];
+    const LENGTHS: [u8; 1 << 12] = {
+        let mut table = [0; 1 << 12];
         let mut set = 1usize;
         while set < table.len() {
             let lowest = set.trailing_zeros() as usize;
@@ -131,7 +136,7 @@ impl Headers {
 
     /// Bytes of all headers in the set.
     pub const fn len(self) -> usize {
-        static LENGTHS: [u8; 1 << 11] = Headers::LENGTHS;
+        static LENGTHS: [u8; 1 << 12] = Headers::LENGTHS;
         LENGTHS[self.0 as usize] as usize
     }
 
@@ -183,7 +188,10 @@ impl OpcodeInfo {
     pub const fn is_response(&self) -> bool {
         matches!(
             self.operation,
-            Operation::ReadResponse | Operation::Acknowledge | Operation::AtomicAcknowledge
+            Operation::ReadResponse
+                | Operation::Acknowledge
+                | Operation::AtomicAcknowledge
+                | Operation::SelectiveAcknowledge
         )
     }
 }
@@ -301,6 +309,7 @@ opcodes! {
     0xb7 XRC_SEND_ONLY_INVALIDATE: Xrc Send Only [XRCETH IETH];
     0xbc XRC_FLUSH: Xrc Flush Only [XRCETH FETH RETH];
     0xbd XRC_ATOMIC_WRITE: Xrc AtomicWrite Only [XRCETH RETH];
+    0xd1 RC_SELECTIVE_ACKNOWLEDGE: Rc SelectiveAcknowledge Only [AETH SACK];
 }
 
 /// Table row of each opcode byte, or `UNKNOWN`.
@@ -366,7 +375,9 @@ mod tests {
                 2 => Service::Rd,
                 3 => Service::Ud,
                 4 => Service::Cnp,
-                _ => Service::Xrc,
+                5 => Service::Xrc,
+                // Manufacturer-specific: one opcode of Roxie's, for RC.
+                _ => Service::Rc,
             };
             assert_eq!(row.service, expected, "{}", row.name);
         }

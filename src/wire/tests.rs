@@ -66,6 +66,10 @@ fn ext_for(row: &OpcodeInfo, n: (u64, u64, u64, u32, u32)) -> Ext {
         Ext::Ieth(w),
         Ext::Aeth(aeth),
         Ext::AtomicAck(aeth, y),
+        Ext::Sack(
+            aeth,
+            Sack { count: k as u8, latest: Psn::new(w), bitmap: u128::from(x) << 64 | u128::from(z) },
+        ),
         Ext::Atomic(atomic),
         Ext::FlushReth(feth, reth),
         Ext::Deth(deth),

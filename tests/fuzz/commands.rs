@@ -224,6 +224,7 @@ pub(crate) fn attributes(input: &mut Input<'_>) -> QpAttr {
         retry_cnt: (rts && has(input)).then(|| input.u8()),
         rnr_retry: (rts && has(input)).then(|| input.u8()),
         max_rd_atomic: (rts && has(input)).then(|| input.u8()),
+        selective_repeat: (any && input.flag()).then(|| input.flag()),
         ..QpAttr::default()
     }
 }

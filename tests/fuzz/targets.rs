@@ -160,8 +160,10 @@ impl Stage {
             }
             _ => self.steps(),
         };
+        // Half of the QPs have selective repeat.
+        let selective_repeat = (how_far >= 128).then_some(true);
         for attr in &steps[..usize::from(how_far) % (steps.len() + 1)] {
-            self.modify(qp, attr);
+            self.modify(qp, &QpAttr { selective_repeat, ..*attr });
         }
     }
 
@@ -258,8 +260,16 @@ impl Stage {
             _ => 0,
         };
         let opcode = if input.u8().is_multiple_of(8) { input.u8() } else { service + input.u8() % 0x20 };
+        // Of the manufacturer-specific opcodes, one is in use.
+        let opcode = if opcode >= 0xc0 { Opcode::RC_SELECTIVE_ACKNOWLEDGE.0 } else { opcode };
         let mut tail = Vec::new();
-        if self.types[qp] == QpType::Ud && input.flag() {
+        if opcode == Opcode::RC_SELECTIVE_ACKNOWLEDGE.0 {
+            // As an AETH and a SACK that may be coherent.
+            let latest = (near + u32::from(input.u8())).wrapping_sub(4) & 0xff_ffff;
+            tail.extend([0x1f, 0, 0, 0, input.u8()]);
+            tail.extend_from_slice(&latest.to_be_bytes()[1..]);
+            tail.extend((u128::from(input.u32()) << (input.u8() % 96)).to_be_bytes());
+        } else if self.types[qp] == QpType::Ud && input.flag() {
             // As a DETH.
             tail.extend((input.number(QKEY.into()) as u32).to_be_bytes());
             tail.extend(input.u32().to_be_bytes());

@@ -130,7 +130,7 @@ fn flipped_bits_are_counted_by_icrc_coverage() {
 #[test]
 fn lost_packet_costs_the_rest_or_timer() {
     let report = data("go-back-n --packets 6");
-    let of = |lost: &str, name: &str| fact(run_of(&report, &[lost]), name);
+    let of = |lost: &str, name: &str| fact(run_of(&report, &[lost, "go-back-N"]), name);
     for lost in 1..=5 {
         let name = lost.to_string();
         assert_eq!(
@@ -155,6 +155,20 @@ fn lost_packet_costs_the_rest_or_timer() {
         drawn.contains("WRITE_MIDDLE psn 2 ----X") && drawn.contains("NAK_PSN_SEQUENCE psn 2"),
         "{drawn}"
     );
+}
+
+#[test]
+fn selective_repeat_sends_one_packet_for_each_loss() {
+    let report = data("go-back-n --packets 6");
+    let of = |lost: &str, name: &str| fact(run_of(&report, &[lost, "selective repeat"]), name);
+    for lost in 2..=5 {
+        let name = lost.to_string();
+        assert_eq!((of(&name, "sent_again"), of(&name, "naks"), of(&name, "timeouts")), (1.0, 0.0, 0.0));
+        assert_eq!(of(&name, "kept"), 6.0 - f64::from(lost));
+    }
+    // Without the first packet, nothing tells where the others go.
+    assert_eq!((of("1", "sent_again"), of("1", "kept")), (6.0, 0.0));
+    assert_eq!((of("6", "timeouts"), of("none", "sent_again")), (0.0, 0.0));
 }
 
 #[test]

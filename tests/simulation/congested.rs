@@ -134,8 +134,8 @@ impl Book {
 
 /// True unless the packet is an ACK, an atomic acknowledgement or a CNP.
 fn speaks(packet: &Packet) -> bool {
-    use Operation::{Acknowledge, AtomicAcknowledge, Cnp};
-    !matches!(packet.info().operation, Acknowledge | AtomicAcknowledge | Cnp)
+    use Operation::{Acknowledge, AtomicAcknowledge, Cnp, SelectiveAcknowledge};
+    !matches!(packet.info().operation, Acknowledge | AtomicAcknowledge | SelectiveAcknowledge | Cnp)
 }
 
 pub fn is_notification(packet: &Packet) -> bool {

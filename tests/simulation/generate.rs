@@ -63,6 +63,11 @@ const OPERATIONS: [WrOpcode; 10] = [
     WrOpcode::Flush,
 ];
 
+/// Distinguishes the sequence that decides on selective repeat.
+const SELECTIVE: u64 = 0x5e1e_c71e;
+/// Environment variable: all RC channels have selective repeat.
+const ALL_SELECTIVE: &str = "ROXIE_SELECTIVE";
+
 /// Returns a link MTU in bytes that carries packets of the path MTU.
 fn link_for(mtu: Mtu) -> usize {
     mtu.bytes() + Mtu::OVERHEAD + 16
@@ -118,6 +123,11 @@ pub fn script(seed: u64) -> Script {
     swarm.intrusions(&channels, &mut actions);
     swarm.congestion(&hosts, &mut channels, &mut weather, &mut actions);
     actions.sort_by_key(|timed| timed.at);
+    // A sequence of its own, so that all else of a seed is the same with and without.
+    let mut agrees = Rng::new(seed ^ SELECTIVE);
+    for channel in channels.iter_mut().filter(|channel| channel.service == Rc) {
+        channel.selective = agrees.one_in(2) || std::env::var_os(ALL_SELECTIVE).is_some();
+    }
     Script {
         seed,
         hosts,
@@ -215,6 +225,7 @@ impl Swarm {
             events: rng.one_in(4).then(|| held(rng)),
             srqs,
             sl: 0,
+            selective: false,
         }
     }
 

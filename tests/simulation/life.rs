@@ -362,6 +362,7 @@ impl Link {
         let (asks, answers) = (self.way_from(end).is_some(), self.way_to(end).is_some());
         let rtr = QpAttr {
             max_dest_rd_atomic: answers.then_some(spec.rd_atomic),
+            selective_repeat: spec.selective.then_some(true),
             min_rnr_timer: answers.then_some(spec.rnr_timer),
             ..rtr
         };

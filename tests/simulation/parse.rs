@@ -163,6 +163,7 @@ fn parse_channel(words: &mut Words<'_>) -> Parsed<Channel> {
             "cq" => channel.cq = number(value, name)?,
             "sl" => channel.sl = number(value, name)?,
             "sig_all" => channel.sig_all = true,
+            "selective" => channel.selective = true,
             "slow" => channel.slow = time(value)?,
             "events" => {
                 let (count, period) = value.split_once(',').ok_or("events=1,0us tells of each completion")?;

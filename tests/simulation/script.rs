@@ -142,6 +142,8 @@ pub struct Channel {
     pub srqs: Vec<usize>,
     /// Service level, used as priority.
     pub sl: u8,
+    /// The ends have agreed to selective repeat. On RC only.
+    pub selective: bool,
 }
 
 impl Default for Channel {
@@ -165,6 +167,7 @@ impl Default for Channel {
             events: None,
             srqs: Vec::new(),
             sl: 0,
+            selective: false,
         }
     }
 }

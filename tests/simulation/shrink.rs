@@ -122,10 +122,11 @@ impl<'a> Shrinker<'a> {
 
     fn plainer_channels(&mut self, script: &mut Script) {
         let defaults = Channel::default();
-        let plain: [fn(&mut Channel, &Channel); 14] = [
+        let plain: [fn(&mut Channel, &Channel); 15] = [
             |c, _| c.mtu = Mtu::Mtu256,
             |c, u| c.psns = u.psns,
             |c, u| c.rd_atomic = u.rd_atomic,
+            |c, u| c.selective = u.selective,
             |c, u| c.depth = u.depth,
             |c, u| c.ahead = u.ahead,
             |c, u| c.dawdles = u.dawdles,

@@ -187,6 +187,9 @@ impl fmt::Display for Channel {
         if self.slow > Nanos::ZERO {
             write!(f, " slow={}", Time(self.slow))?;
         }
+        if self.selective {
+            write!(f, " selective")?;
+        }
         if self.sig_all { write!(f, " sig_all") } else { Ok(()) }
     }
 }

@@ -163,7 +163,8 @@ impl Line {
     fn answer_came(&mut self, packet: &Packet, verdict: &str) {
         let psn = packet.bth.psn;
         let syndrome = packet.aeth().map(|aeth| Syndrome::from(aeth.syndrome));
-        let positive = syndrome.is_none_or(|syndrome| matches!(syndrome, Syndrome::Ack { .. }));
+        let asks = packet.info().operation == Operation::SelectiveAcknowledge;
+        let positive = !asks && syndrome.is_none_or(|syndrome| matches!(syndrome, Syndrome::Ack { .. }));
         match verdict {
             "acknowledges" => self.went_back = false,
             "implied NAK: go back and send again" => self.went_back = true,
@@ -200,7 +201,8 @@ impl Line {
             let late = now - since;
             assert!(!prompt || late < AT_ONCE, "{name}: {packet} leaves {late} after it was asked for");
         }
-        if acknowledges && !matches!(syndrome, Some(Syndrome::Ack { .. })) {
+        let asks = packet.info().operation == Operation::SelectiveAcknowledge;
+        if asks || (acknowledges && !matches!(syndrome, Some(Syndrome::Ack { .. }))) {
             return;
         }
         match self.asked_at(psn) {

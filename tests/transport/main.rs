@@ -5,6 +5,7 @@
 //! * [`requester`], [`requests`]: what the requester sends, and how it reacts to responses. [`answers`]: responses that are invalid.
 //! * [`responder`], [`order`], [`replays`], [`atomics`]: how requests are checked, executed and answered, and duplicates of them.
 //! * [`headers`]: header checks of either side. [`credits`]: end-to-end credits. [`states`]: states and transitions of a QP.
+//! * [`selective`]: selective repeat on either side.
 //! * [`peers`]: behavior of other implementations that differs from Roxie's. [`hostile`]: regressions of faults found earlier.
 //! * [`between`]: an application that posts in the middle of a pass. [`parts`]: pieces that need no NIC.
 //!
@@ -50,6 +51,7 @@ mod replays;
 mod requester;
 mod requests;
 mod responder;
+mod selective;
 mod shared_rate;
 mod slowed;
 mod srq;
@@ -107,6 +109,8 @@ struct Setup {
     max_rd_atomic: u8,
     /// Regions may lie in other processes.
     serves: bool,
+    /// Selective repeat is agreed with the peer.
+    selective: bool,
 }
 
 impl Default for Setup {
@@ -124,6 +128,7 @@ impl Default for Setup {
             access: Access::READ_WRITE | Access::FLUSH_GLOBAL,
             max_rd_atomic: 4,
             serves: false,
+            selective: false,
         }
     }
 }
@@ -186,6 +191,7 @@ impl Stage {
             rxe_flush_icrc: setup.rxe_flush_icrc,
             strict_icrc: setup.strict_icrc,
             serves: setup.serves,
+            assumes_selective_repeat: false,
         };
         let mut host = Host::new(1, config, near);
         let memory = host.register(1 << 16, Access::READ_WRITE | Access::MW_BIND | Access::FLUSH_GLOBAL);
@@ -444,6 +450,7 @@ fn attributes(host: &Host, setup: &Setup) -> [QpAttr; 3] {
             rq_psn: Some(Psn::new(0)),
             max_dest_rd_atomic: answers.then_some(4),
             min_rnr_timer: answers.then_some(12),
+            selective_repeat: setup.selective.then_some(true),
             ..QpAttr::default()
         },
         QpAttr {

@@ -80,6 +80,8 @@ struct Ext {
     #[serde(skip_serializing_if = "Option::is_none")]
     aeth: Option<AethRow>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    sack: Option<SackRow>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     atomic_ack: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     imm: Option<u32>,
@@ -137,6 +139,19 @@ struct AethRow {
     credits: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     rnr_timer_ns: Option<u64>,
+}
+
+/// A selective acknowledgement.
+#[derive(Serialize)]
+struct SackRow {
+    /// Number of PSNs that the bitmap describes.
+    count: u8,
+    /// PSN of the packet that came last.
+    latest: u32,
+    /// Number of PSNs that are asked for.
+    missing: u32,
+    /// In hexadecimal; bit 0 is the packet's PSN.
+    bitmap: String,
 }
 
 #[derive(Serialize)]
@@ -262,6 +277,12 @@ impl Ext {
                 compare,
             }),
             aeth: p.aeth().map(AethRow::new),
+            sack: p.sack().map(|sack| SackRow {
+                count: sack.count,
+                latest: sack.latest.value(),
+                missing: sack.missing(),
+                bitmap: format!("{:032x}", sack.bitmap),
+            }),
             atomic_ack: p.atomic_ack(),
             imm: p.imm(),
             ieth: p.ieth(),

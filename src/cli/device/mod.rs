@@ -13,6 +13,6 @@ mod wait;
 pub(crate) use bare::BarePort;
 pub(crate) use gids::{first_gid, no_gid};
 pub(crate) use open::Opened;
-pub(crate) use options::{DeviceOptions, ModeName, PortKind, THREAD};
+pub(crate) use options::{DeviceOptions, ModeName, PortKind, THREAD, parse_selective};
 pub(crate) use queue_pairs::{QueuePairs, Shape};
 pub(crate) use wait::{IdleYield, linger};

@@ -149,6 +149,7 @@ impl DeviceOptions {
             gid_order,
             congestion,
             control_file: self.congestion.control_file(),
+            selective_repeat: self.selective_repeat,
             serves: self.serves,
             ..DeviceConfig::default()
         }

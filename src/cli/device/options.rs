@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use roxie::engine::Drive;
-use roxie::host::{ConnectOptions, Device, DeviceError, PacketRule};
+use roxie::host::{ConnectOptions, Device, DeviceError, PacketRule, SelectiveRepeat};
 use roxie::port::PortInfo;
 use roxie::port::fault::FaultConfig;
 use roxie::port::xdp::Mode;
@@ -96,6 +96,10 @@ pub(crate) struct DeviceOptions {
     /// Number of retransmissions of a packet before the connection fails, 0 to 7
     #[arg(long, default_value_t = 7, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(0..=7))]
     pub(crate) retry: u8,
+    /// Send lost packets alone again, where both ends can: off, agree (the ends of the connection ask each other) or assume (the peer
+    /// is known to)
+    #[arg(long, value_name = "WHEN", default_value = "off", default_missing_value = "agree", num_args = 0..=1, require_equals = true, value_parser = parse_selective)]
+    pub(crate) selective_repeat: SelectiveRepeat,
     #[command(flatten)]
     pub(crate) congestion: CongestionOptions,
     /// True if the device serves other processes.
@@ -211,6 +215,11 @@ impl DeviceOptions {
         };
         format!("{}{advice}", wc.status)
     }
+}
+
+/// Parses the argument of `--selective-repeat`.
+pub(crate) fn parse_selective(text: &str) -> Result<SelectiveRepeat, String> {
+    text.parse().map_err(|error: roxie::host::UnknownSelectiveRepeat| error.to_string())
 }
 
 fn parse_mtu(text: &str) -> Result<Mtu, String> {

@@ -16,6 +16,7 @@ mod film;
 mod frame;
 mod frames;
 mod go_back_n;
+mod goodput;
 mod headroom;
 mod incast;
 mod lessons;

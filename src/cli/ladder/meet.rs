@@ -7,7 +7,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 
-use roxie::wire::{Opcode, Psn, Qpn, Syndrome};
+use roxie::wire::{Opcode, Psn, Qpn, Sack, Syndrome};
 
 use super::{Facts, Fate, Passage, Seen, Sight};
 
@@ -32,12 +32,13 @@ struct Key {
     psn: Psn,
     opcode: Opcode,
     syndrome: Option<Syndrome>,
+    sack: Option<Sack>,
 }
 
 impl Key {
     fn of(facts: &Facts) -> Key {
-        let Facts { src, dst, dest_qp, src_qp, psn, opcode, syndrome, .. } = *facts;
-        Key { src, dst, dest_qp, src_qp, psn, opcode, syndrome }
+        let Facts { src, dst, dest_qp, src_qp, psn, opcode, syndrome, sack, .. } = *facts;
+        Key { src, dst, dest_qp, src_qp, psn, opcode, syndrome, sack }
     }
 }
 

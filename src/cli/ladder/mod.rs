@@ -14,7 +14,7 @@
 
 use std::net::IpAddr;
 
-use roxie::wire::{Opcode, Operation, Packet, Position, Psn, Qpn, Service, Syndrome};
+use roxie::wire::{Opcode, Operation, Packet, Position, Psn, Qpn, Sack, Service, Syndrome};
 
 mod meet;
 mod pair;
@@ -49,6 +49,7 @@ pub(crate) struct Facts {
     /// Bytes that a READ requests.
     asks: Option<u32>,
     syndrome: Option<Syndrome>,
+    sack: Option<Sack>,
     /// The connection manager's message in the packet, or what it does for an NVMe command, in words.
     carries: String,
     /// True if the ICRC or a length is wrong, so that a receiver drops the packet.
@@ -71,6 +72,7 @@ impl Facts {
             payload: packet.payload.len(),
             asks: packet.reth().filter(|_| info.operation == Operation::ReadRequest).map(|reth| reth.dma_len),
             syndrome: packet.aeth().map(|aeth| aeth.kind()),
+            sack: packet.sack(),
             carries: String::new(),
             damaged: false,
         }
@@ -80,7 +82,10 @@ impl Facts {
     fn is_answer(&self) -> bool {
         matches!(
             self.operation,
-            Operation::ReadResponse | Operation::Acknowledge | Operation::AtomicAcknowledge
+            Operation::ReadResponse
+                | Operation::Acknowledge
+                | Operation::AtomicAcknowledge
+                | Operation::SelectiveAcknowledge
         )
     }
 
@@ -93,6 +98,9 @@ impl Facts {
     fn name(&self) -> String {
         if !self.carries.is_empty() {
             return self.carries.clone();
+        }
+        if self.sack.is_some() {
+            return "SACK".to_owned();
         }
         if self.operation == Operation::Acknowledge
             && let Some(syndrome) = self.syndrome

@@ -252,6 +252,12 @@ impl Stream {
             let sent = format!("answers nothing that was sent, the last was psn {}: a ghost", next - 1);
             return Mark::new(Kind::Trouble, sent + ", unless the capture lacks requests");
         }
+        if let Some(sack) = facts.sack {
+            self.acknowledge(psn - 1);
+            self.trouble = Some("sent again as asked for");
+            let (missing, of) = (sack.missing(), sack.count);
+            return Mark::new(Kind::Trouble, format!("asks for {missing} of {of} from psn {psn} on"));
+        }
         match facts.syndrome {
             Some(Syndrome::Nak(NakCode::PsnSequence)) => {
                 self.acknowledge(psn - 1);

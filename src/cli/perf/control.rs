@@ -24,8 +24,12 @@ pub(super) const ANSWER: Duration = Duration::from_secs(30);
 pub(super) enum Message {
     /// Client: the plan, and the largest path MTU that it supports.
     Hello { plan: Plan, path_mtu: usize },
-    /// Server: accepts the plan, with this path MTU.
-    Accept { path_mtu: usize },
+    /// Server: accepts the plan, with this path MTU. `selective_repeat`: it agrees to that; servers that do not know it say nothing.
+    Accept {
+        path_mtu: usize,
+        #[serde(default)]
+        selective_repeat: bool,
+    },
     /// Either: gives up, with the reason.
     Failed(String),
     /// Either: the addresses to connect to.

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use roxie::host::Device;
+use roxie::host::{ConnectOptions, Device};
 use roxie::verbs::{Mtu, QpType, SendFlags, SendWr, Wc, WcStatus, WrOpcode};
 
 use super::arguments::Operation;
@@ -48,6 +48,8 @@ pub(super) struct Link<'a> {
 pub(super) struct Parts {
     pub(super) pairs: QueuePairs,
     path_mtu: Mtu,
+    /// Both ends have selective repeat.
+    selective_repeat: bool,
     there: Option<End>,
 }
 
@@ -202,7 +204,8 @@ impl Link<'_> {
             address: pairs.incoming.address(),
             rkey: pairs.incoming.rkey().0,
         };
-        self.parts = Some(Parts { pairs, path_mtu, there: None });
+        let selective_repeat = plan.selective_repeat;
+        self.parts = Some(Parts { pairs, path_mtu, selective_repeat, there: None });
         if plan.operation == Operation::Send {
             (0..plan.qps as usize)
                 .flat_map(|qp| (0..receives).map(move |_| qp))
@@ -219,7 +222,11 @@ impl Link<'_> {
             let named = there.qps.len();
             return Err(Failure::Peer(format!("the peer named {named} queue pairs, not {count}")));
         }
-        parts.pairs.connect(&peers, &self.options.connect_options(parts.path_mtu))?;
+        let options = ConnectOptions {
+            selective_repeat: Some(parts.selective_repeat),
+            ..self.options.connect_options(parts.path_mtu)
+        };
+        parts.pairs.connect(&peers, &options)?;
         parts.there = Some(there.clone());
         Ok(())
     }

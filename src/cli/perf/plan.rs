@@ -1,5 +1,6 @@
 //! The plan of a measurement: taken from the command line, and agreed between the two ends.
 
+use roxie::host::SelectiveRepeat;
 use roxie::limits::{MAX_CQE, MAX_WR};
 use roxie::verbs::Mtu;
 use serde::{Deserialize, Serialize};
@@ -39,6 +40,9 @@ pub(super) struct Plan {
     pub(super) floor: bool,
     /// Requested path MTU in bytes, if any.
     pub(super) mtu: Option<usize>,
+    /// The client has selective repeat.
+    #[serde(default)]
+    pub(super) selective_repeat: bool,
 }
 
 impl Plan {
@@ -62,6 +66,7 @@ impl Plan {
             until: wishes.iters.map_or(Until::Seconds(wishes.duration.unwrap_or(2.0)), Until::Operations),
             floor: wishes.floor,
             mtu: arguments.device.mtu.map(Mtu::bytes),
+            selective_repeat: arguments.device.selective_repeat != SelectiveRepeat::Off,
         };
         plan.check().map_err(Failure::Usage)?;
         Ok(plan)
@@ -182,6 +187,7 @@ mod tests {
             until: Until::Seconds(1.0),
             floor: false,
             mtu: None,
+            selective_repeat: false,
         }
     }
 

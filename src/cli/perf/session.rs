@@ -65,11 +65,15 @@ pub(super) fn drive(
 
 fn drive_all(control: &mut Control, side: &mut dyn Side, plan: &Plan, form: Form) -> Result<(), Failure> {
     control.send(&Message::Hello { plan: plan.clone(), path_mtu: side.path_mtu()?.bytes() })?;
-    let path_mtu = match control.expect("its consent", ANSWER)? {
-        Message::Accept { path_mtu } => known_mtu(path_mtu)?,
+    let (path_mtu, selective_repeat) = match control.expect("its consent", ANSWER)? {
+        Message::Accept { path_mtu, selective_repeat } => (known_mtu(path_mtu)?, selective_repeat),
         other => return Err(out_of_turn(&other)),
     };
-    meet(control, side, plan, path_mtu)?;
+    let agreed = Plan { selective_repeat: plan.selective_repeat && selective_repeat, ..plan.clone() };
+    if plan.selective_repeat && !agreed.selective_repeat {
+        output::note("the server has no selective repeat: go-back-N");
+    }
+    meet(control, side, &agreed, path_mtu)?;
     let printer = Printer::new(plan, side.port(), path_mtu, form);
     printer.heading()?;
     for &size in &plan.sizes {
@@ -154,7 +158,8 @@ fn serve_rounds(
         return Err(Failure::Peer(format!("the two ends differ: {}", differences.join("; "))));
     }
     let path_mtu = agree_on_mtu(&plan, theirs, side.path_mtu()?)?;
-    control.send(&Message::Accept { path_mtu: path_mtu.bytes() })?;
+    let selective_repeat = plan.selective_repeat;
+    control.send(&Message::Accept { path_mtu: path_mtu.bytes(), selective_repeat })?;
     meet(control, side, &plan, path_mtu)?;
     loop {
         match control.expect("the next round", Duration::from_secs(3600))? {

@@ -23,7 +23,7 @@ use std::process::{Command, ExitCode};
 use clap::{Args, ValueEnum};
 use roxie::host::{
     Device, DeviceConfig, EVENTS, EventLog, LoggedEvent, OpenError, OrphanTable, PacketRule, PacketRules,
-    PortPlan, RuleError, Stack,
+    PortPlan, RuleError, SelectiveRepeat, Stack,
 };
 use roxie::netdev::Interface;
 use roxie::port::fault::FaultConfig;
@@ -33,6 +33,7 @@ use roxie::remote::{TRUSTED_NIC, trusted_nic};
 use crate::device::ModeName;
 use crate::device::congestion::CongestionOptions;
 use crate::device::interface::{Without, usable_interface};
+use crate::device::parse_selective;
 use crate::failure::Failure;
 use crate::output;
 pub(crate) use library::Library;
@@ -108,6 +109,10 @@ pub(crate) struct Options {
     /// Type of service (traffic class) of rdma_cm connections, unless the program sets one
     #[arg(long, value_name = "TOS")]
     tos: Option<u8>,
+    /// Send lost packets alone again, where both ends can: off, agree (on connections of rdma_cm, whose ends ask each other) or assume
+    /// (on all RC connections: the peer is known to)
+    #[arg(long, value_name = "WHEN", default_value = "off", default_missing_value = "agree", num_args = 0..=1, require_equals = true, value_parser = parse_selective)]
+    selective_repeat: SelectiveRepeat,
     #[command(flatten)]
     congestion: CongestionOptions,
 }
@@ -254,6 +259,9 @@ impl Prepared {
         ];
         all.extend(more.into_iter().filter_map(|(name, value)| Some((name, value?))));
         all.extend(options.tos.map(|tos| ("ROXIE_TOS", tos.to_string().into())));
+        if options.selective_repeat != SelectiveRepeat::Off {
+            all.push(("ROXIE_SELECTIVE_REPEAT", options.selective_repeat.to_string().into()));
+        }
         all.extend(options.congestion.environment());
         let (name, value) = UCX_RENDEZVOUS;
         all.extend(std::env::var_os(name).is_none().then(|| (name, value.into())));

@@ -84,8 +84,8 @@ enum What {
     #[command(
         long_about = "Prints the queue pairs of all processes' devices: QPN, service, state, connected peer, path MTU \
             in bytes, next PSN to send, next PSN expected, and the rate limit of congestion control or of the \
-            program.\n\n--json prints an array of objects with the keys pid, uid, name, device, qpn, type, state, \
-            dest_qpn, remote, path_mtu, sq_psn, rq_psn and rate_mbps.",
+            program. `RC selective` has selective repeat.\n\n--json prints an array of objects with the keys pid, uid, name, device, qpn, type, state, \
+            dest_qpn, remote, path_mtu, sq_psn, rq_psn, rate_mbps and selective_repeat.",
         after_help = format!("Examples:\n  roxie show qps\n  roxie show qps --json | jq 'map(select(.state == \"ERR\"))'\n\n{EXIT_CODES}")
     )]
     Qps(ProcessFilter),

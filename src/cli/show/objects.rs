@@ -95,7 +95,7 @@ pub(crate) fn qp_cells(qp: &QpEntry) -> [String; 8] {
     let peer = qp.dest_qpn.zip(qp.remote.as_ref());
     [
         format!("{:#08x}", qp.qpn),
-        qp.service.clone(),
+        if qp.selective_repeat { format!("{} selective", qp.service) } else { qp.service.clone() },
         qp.state.clone(),
         or_dash(peer.map(|(number, at)| format!("{number:#08x} at {at}"))),
         or_dash(qp.path_mtu),

@@ -5,7 +5,7 @@ use roxie_base::time::Nanos;
 use roxie_wire::ServiceId;
 use roxie_wire::cm::{
     Ari, CmMessage, CommId, Drep, Dreq, Kind, Mra, Path, PrivateData, RejReason, Rep, Req, Rtu, SidrRep,
-    SidrReq, SidrStatus, Stage,
+    SidrReq, SidrStatus, Stage, TooLong, Transport,
 };
 
 use super::connection::{Connection, State, ack_timeout};
@@ -69,6 +69,7 @@ impl Manager {
             rnr_retry: request.rnr_retry_count,
             peer_srq: false,
             peer_flow_control: false,
+            selective_repeat: false,
         };
         // Path to the peer, the peer's response time, and the path back.
         let flight = self.span(request.packet_lifetime);
@@ -83,7 +84,11 @@ impl Manager {
         connection.repeat_until = now + self.config.insistence;
         let id = self.insert(connection)?;
         self.begin_transaction(id);
-        let req = req_of(request, id, self.config.ca_guid, timeout);
+        let mut req = req_of(request, id, self.config.ca_guid, timeout);
+        if self.config.selective_repeat && request.transport == Transport::Rc {
+            req.private_data =
+                req.private_data.offering_selective_repeat(Kind::Req).unwrap_or(req.private_data);
+        }
         self.send_and_keep(id, &CmMessage::Req(req));
         self.await_answer(now, id);
         Ok(id)
@@ -100,6 +105,20 @@ impl Manager {
         let connection = self.expect("accept", id, &states)?;
         options.private_data.check(Kind::Rep)?;
         check_values(&[("rnr_retry_count", options.rnr_retry_count, 7)])?;
+        // The QP may be in RTR already, with selective repeat: the peer must hear of the agreement.
+        let agrees = connection.parameters.selective_repeat;
+        let private_data = match options.private_data.offering_selective_repeat(Kind::Rep) {
+            Some(offer) if agrees => offer,
+            None if agrees => {
+                let len = options.private_data.len();
+                return Err(CmError::PrivateData(TooLong {
+                    len,
+                    room: Kind::Rep.private_data_len() - 4,
+                    what: "REP",
+                }));
+            }
+            _ => options.private_data,
+        };
         let p = &mut connection.parameters;
         // Limit the depths to what the peer offers in its request.
         p.max_rd_atomic = p.max_rd_atomic.min(options.initiator_depth);
@@ -121,7 +140,7 @@ impl Manager {
             rnr_retry_count: options.rnr_retry_count,
             srq,
             local_ca_guid: ca_guid,
-            private_data: options.private_data,
+            private_data,
             ..Rep::default()
         };
         self.set_state(id, Cause::Accept, State::RepSent);

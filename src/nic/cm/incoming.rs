@@ -121,11 +121,12 @@ impl Manager {
         &mut self,
         now: Nanos,
         tid: u64,
-        req: Req,
+        mut req: Req,
         arrival: Route,
         listener: Listener,
         key: RemoteKey,
     ) {
+        let offers_selective_repeat = req.private_data.take_selective_repeat();
         let path = &req.primary_path;
         // The request determines the path for both ends.
         let route = Route {
@@ -149,6 +150,9 @@ impl Manager {
             rnr_retry: req.rnr_retry_count,
             peer_srq: req.srq,
             peer_flow_control: req.end_to_end_flow_control,
+            selective_repeat: offers_selective_repeat
+                && self.config.selective_repeat
+                && req.transport == Transport::Rc,
         };
         let mut connection = Connection::new(State::ReqRcvd, route, parameters);
         connection.arrived = now;
@@ -270,7 +274,7 @@ impl Manager {
         self.abandon(now, id, Cause::Got(Kind::Rep));
     }
 
-    fn take_rep(&mut self, now: Nanos, id: CommId, tid: u64, rep: Rep, route: Route) {
+    fn take_rep(&mut self, now: Nanos, id: CommId, tid: u64, mut rep: Rep, route: Route) {
         let key = RemoteKey {
             address: route.remote,
             ca_guid: rep.local_ca_guid,
@@ -287,6 +291,7 @@ impl Manager {
             return self.end_stale(now, old);
         }
         let ack_delay = rep.target_ack_delay;
+        let agrees = rep.private_data.take_selective_repeat() && self.config.selective_repeat;
         let Some(connection) = self.table.get_mut(id) else { return };
         connection.arrived = now;
         connection.remote_id = rep.local_comm_id;
@@ -302,6 +307,7 @@ impl Manager {
         p.rnr_retry = rep.rnr_retry_count;
         p.peer_srq = rep.srq;
         p.peer_flow_control = rep.end_to_end_flow_control;
+        p.selective_repeat = agrees && p.transport == Transport::Rc;
         let (orphan, timeout) = (connection.orphan, p.timeout);
         let linger = self.span(timeout);
         if let Some(connection) = self.table.get_mut(id) {

@@ -40,6 +40,8 @@ pub struct Config {
     /// costs this delay, not the peer's whole response timeout. Repetitions use no retry, and a peer that has the
     /// message ignores them. Zero: no repetition.
     pub first_repeat: Nanos,
+    /// Offer selective repeat to peers, and agree to it, on RC.
+    pub selective_repeat: bool,
 }
 
 impl Default for Config {
@@ -54,6 +56,7 @@ impl Default for Config {
             insistence: Nanos::from_millis(250),
             silent_retries: 2,
             first_repeat: Nanos::from_millis(250),
+            selective_repeat: false,
         }
     }
 }

@@ -38,6 +38,8 @@ pub struct Parameters {
     pub peer_srq: bool,
     /// True if the peer's QP uses end-to-end credits.
     pub peer_flow_control: bool,
+    /// True if both ends have selective repeat, which they tell each other in the private data of REQ and REP.
+    pub selective_repeat: bool,
 }
 
 impl Parameters {
@@ -58,6 +60,7 @@ impl Parameters {
             rnr_retry: 0,
             peer_srq: false,
             peer_flow_control: false,
+            selective_repeat: false,
         }
     }
 
@@ -94,6 +97,7 @@ impl Parameters {
             rq_psn: Some(self.rq_psn),
             max_dest_rd_atomic: answers.then_some(self.max_dest_rd_atomic),
             min_rnr_timer: answers.then_some(min_rnr_timer),
+            selective_repeat: self.selective_repeat.then_some(true),
             ..QpAttr::default()
         })
     }

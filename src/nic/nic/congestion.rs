@@ -274,11 +274,17 @@ impl Nic {
 /// not answered.
 fn owes_notification(entry: &QpEntry, packet: &Packet, verdict: &Verdict) -> bool {
     let operation = packet.info().operation;
-    let speaks = !matches!(operation, Operation::Acknowledge | Operation::AtomicAcknowledge | Operation::Cnp);
+    let speaks = !matches!(
+        operation,
+        Operation::Acknowledge
+            | Operation::AtomicAcknowledge
+            | Operation::SelectiveAcknowledge
+            | Operation::Cnp
+    );
     let may_come = match verdict {
         Verdict::Executed | Verdict::Acknowledged | Verdict::NotReady | Verdict::NoReceive => true,
         // Responses to outstanding requests.
-        Verdict::Stale | Verdict::GoBack(_) => true,
+        Verdict::Stale | Verdict::GoBack(_) | Verdict::Selective { .. } | Verdict::Early { .. } => true,
         Verdict::OutOfSequence { expected, .. } | Verdict::Incomplete { expected } => {
             packet.bth.psn.distance_from(*expected) < PLAUSIBLY_AHEAD
         }

@@ -106,6 +106,8 @@ pub struct NicConfig {
     pub end_to_end_credits: bool,
     /// Send FLUSH with the incorrect ICRC of rdma_rxe in Linux 6.12 to 7.2, and accept both. Off: the correct one only.
     pub rxe_flush_icrc: bool,
+    /// RC QPs use selective repeat unless told otherwise: all peers are known to.
+    pub assumes_selective_repeat: bool,
     /// The NIC serves other processes: each may have a QP1 besides the NIC's ([`Command::RouteGsi`]).
     pub serves: bool,
 }
@@ -120,6 +122,7 @@ impl Default for NicConfig {
             mig_req: false,
             end_to_end_credits: false,
             rxe_flush_icrc: false,
+            assumes_selective_repeat: false,
             serves: false,
         }
     }

@@ -205,6 +205,11 @@ impl Nic {
         let checked = check_transition(entry.qp.qp_type, from, attr, largest, limit);
         //= IBTA 11.2.5.2: refused-transition-changes-nothing
         let next = checked.inspect_err(|_| entry.log.note_refusal(now, from, attr.state.unwrap_or(from)))?;
+        let mut attr = *attr;
+        if self.config.assumes_selective_repeat && next == QpState::Rtr {
+            attr.selective_repeat = attr.selective_repeat.or(Some(true));
+        }
+        let attr = &attr;
         split!(self, now, entry => qp, ctx);
         let watch = Watch::timer(qp);
         qp.modify(&mut ctx, attr, next);

@@ -220,6 +220,9 @@ impl Nic {
         if self.out.may_fault {
             verdict = self.settle(now, QpIndex(index), packet, received, before).unwrap_or(verdict);
         }
+        if verdict == Verdict::Executed {
+            self.pass_early(now, index);
+        }
         if !verdict.is_routine()
             && let Some(entry) = self.qps.get_mut(index)
         {
@@ -230,6 +233,14 @@ impl Nic {
         }
         self.mark_changed(QpIndex(index));
         Some(verdict)
+    }
+
+    /// Advances a QP with selective repeat over packets that came early and are due.
+    #[inline]
+    fn pass_early(&mut self, now: Nanos, index: u32) {
+        let Some(entry) = self.qps.get_mut(index).filter(|entry| entry.qp.has_early()) else { return };
+        split!(self, now, entry => qp, ctx);
+        qp.advance_over_early(&mut ctx);
     }
 
     /// Checks the ICRC, which covers the IPv4 identification that sockets hide. The CRC is linear, so the identification that

@@ -37,6 +37,7 @@ impl Qp {
         match packet.info().operation {
             Operation::ReadResponse => self.handle_read_response(ctx, packet, frame),
             Operation::AtomicAcknowledge => self.handle_atomic_response(ctx, packet),
+            Operation::SelectiveAcknowledge => self.handle_sack(ctx, packet),
             _ => match packet.aeth() {
                 //= IBTA 9.9.2: ack-has-no-payload
                 Some(_) if !packet.payload.is_empty() => self.bad_response(ctx),
@@ -124,9 +125,8 @@ impl Qp {
 
     /// Restarts the retransmission timer, if a packet has been sent since the last rewind.
     fn restart_timer(&mut self, ctx: &Ctx<'_>) {
-        let timeout = self.attributes().ack_timeout();
         let r = &mut self.requester;
-        if let Some(timeout) = timeout.filter(|_| r.retransmit_at != Nanos::MAX) {
+        if let Some(timeout) = r.ack_timeout.filter(|_| r.retransmit_at != Nanos::MAX) {
             r.retransmit_at = ctx.now + timeout;
         }
     }
@@ -206,7 +206,7 @@ impl Qp {
     ///
     /// Returns `Err` if the response must not be processed further: it overtook the response to a READ or atomic, or an
     /// unsendable work request became the oldest and failed, so that the QP is in the error state.
-    fn acknowledge_before(&mut self, ctx: &mut Ctx<'_>, end: Psn) -> Result<(), Verdict> {
+    pub(super) fn acknowledge_before(&mut self, ctx: &mut Ctx<'_>, end: Psn) -> Result<(), Verdict> {
         self.complete_plain(ctx, end);
         //= IBTA 9.7.6: ack-completes-what-is-before
         while before(self.requester.una, end) {
@@ -236,7 +236,7 @@ impl Qp {
     /// Moves `una` forward: resets the retry counters, restarts the timer, and moves the position along if it is behind
     /// (the response arrived after a rewind).
     pub(super) fn advance(&mut self, ctx: &mut Ctx<'_>, una: Psn) {
-        let timeout = self.attributes().ack_timeout();
+        let longest = self.attributes().ack_timeout();
         let (retries, rnr_retries) = (self.attributes().retry_cnt, self.attributes().rnr_retry);
         let r = &mut self.requester;
         let behind = r.position().is_before(una);
@@ -249,16 +249,17 @@ impl Qp {
         r.implied_nak &= PlantedBug::GoesBackOnce.is();
         // Progress of the receiver ends the RNR wait.
         r.rnr_until = None;
+        if r.going_back.is_some() {
+            r.note_progress(ctx.now, longest);
+        }
         //= IBTA 9.7.6.1.3: timer-runs-while-something-is-outstanding
-        r.retransmit_at = match timeout {
+        r.retransmit_at = match r.ack_timeout {
             Some(timeout) if una != r.sent_end => ctx.now + timeout,
             _ => Nanos::MAX,
         };
-        if una == r.sent_end {
-            r.going_back = None;
-        }
         if behind {
             r.rewind_to(una);
+            r.skip_what_came();
         }
         if self.pacing.is_on() {
             self.note_arrival(ctx);

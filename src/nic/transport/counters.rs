@@ -42,6 +42,12 @@ counters! {
     out_of_buffer,
     /// Requests ahead of the expected PSN.
     out_of_sequence,
+    /// Selective repeat: requests ahead of the expected PSN whose payload was placed.
+    early_kept,
+    /// Selective repeat: acknowledgements received that ask for missing packets.
+    rcvd_sacks,
+    /// Selective repeat: packets sent again because nothing was acknowledged for a few round trips.
+    tail_probes,
     /// Duplicate requests received.
     duplicate_request,
     /// Duplicate requests dropped, because the result is not stored any more.

@@ -136,6 +136,12 @@ impl Responder {
         self.replies.insert_before(reply, is_behind)
     }
 
+    /// True if a READ or an atomic covers `psn`, whose response acknowledges it.
+    pub(super) fn answers_itself(&self, psn: Psn) -> bool {
+        let covers = |it: &Resource| (0..it.packets as i32).contains(&psn.distance_from(it.first_psn));
+        self.resources.iter().flatten().any(covers)
+    }
+
     /// Returns the newest resource that covers `psn`. An older one may carry the same PSNs, from 2^24 packets ago.
     pub(super) fn find_resource(&self, psn: Psn, operation: Operation) -> Option<u8> {
         let holds = |r: &Resource| {

@@ -19,6 +19,8 @@ impl Qp {
     pub fn assert_invariants(&self) {
         if cfg!(debug_assertions) {
             self.assert_requester();
+            let whole = self.qp_type == QpType::Rc && !self.has_early();
+            invariant!(self.takes_fast_path() == whole, "the fast path is taken, but packets came early");
             self.pacing.assert_invariants();
             self.responder.assert_invariants();
         }
@@ -42,6 +44,9 @@ impl Qp {
 
 impl Responder {
     fn assert_invariants(&self) {
+        if let Some(early) = &self.early {
+            early.assert_invariants(self.expected);
+        }
         invariant!(self.msn <= 0xff_ffff, "MSN {}, modulo 2^24", self.msn);
         let (next, count) = (self.next_resource, self.resources.len());
         invariant!(next < count.max(1), "the next resource is {next} of {count}");

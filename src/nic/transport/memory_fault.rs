@@ -46,6 +46,10 @@ impl Qp {
 
     /// Refuses a request after it was executed.
     fn request_failed(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, completions: usize) -> Verdict {
+        if let Some(verdict) = self.early_failed(packet) {
+            self.note_order();
+            return verdict;
+        }
         let r = &mut self.responder;
         // Take back the receive that the request completed.
         let completed = ctx.out.completions.drain(completions..).next();

@@ -16,6 +16,7 @@
 //! Read `requester`, `completer`, `retry` and `responder` in this order. The first three form the requester side of a
 //! connection. `responder` and `duplicates` form the other side. The two sides share no state.
 //!
+//! * `scoreboard`, `early`: selective repeat, the requester's and the responder's half.
 //! * `local`: work requests that send no packet.
 //! * `memory`: protection keys, and the memory that each of them grants.
 //! * `unacknowledged`: common part of the services without acknowledgements, where a request is complete once it is
@@ -32,6 +33,8 @@ mod check;
 mod completer;
 pub mod coverage;
 mod duplicates;
+mod early;
+mod early_writes;
 pub(crate) mod fast_path;
 pub(crate) mod fast_reads;
 mod flush;
@@ -52,6 +55,7 @@ mod responder;
 mod retry;
 mod rules;
 mod scatter;
+mod scoreboard;
 pub mod send_queue;
 mod turns;
 mod uc;

@@ -404,8 +404,8 @@ impl Qp {
             probe: measures.then_some((plan.bth.psn, self.requester.una)),
         };
         self.pacing.sent(ctx.now, &departure);
-        let timeout = self.attributes().ack_timeout();
         let r = &mut self.requester;
+        let timeout = r.ack_timeout;
         if is_request
             && r.retransmit_at != Nanos::MAX
             && let Some(timeout) = timeout
@@ -419,7 +419,7 @@ impl Qp {
     /// not wait for the usual interval.
     pub(super) fn asks_each_time(&self, ctx: &Ctx<'_>, bytes: u64) -> bool {
         let interval = ctx.limits.ack_request_interval;
-        let timeout = self.attributes().ack_timeout();
+        let timeout = self.requester.ack_timeout;
         timeout.is_some_and(|timeout| self.pacing.are_far_apart(ctx.now, bytes, interval, timeout))
     }
 

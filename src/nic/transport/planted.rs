@@ -69,6 +69,10 @@ pub enum PlantedBug {
     NamesOthersQps,
     /// A NIC still reads the doorbells of a disconnected client.
     HearsTheGone,
+    /// Selective repeat: packets that come early are passed without a completion.
+    EarlyPacketsAreSilent,
+    /// Selective repeat: a packet behind a wide gap is taken for one of the SEND in progress.
+    WideGapsAreIgnored,
     /// No bug: disables the fast path (`fast_path`).
     LongWay,
 }
@@ -99,7 +103,7 @@ mod switch {
 
     impl PlantedBug {
         /// Bugs of the transport, which a peer or an application of the NIC can see.
-        pub const ALL: [PlantedBug; 30] = [
+        pub const ALL: [PlantedBug; 32] = [
             PlantedBug::NoDuplicateCheck,
             PlantedBug::AckBeforeReadResponse,
             PlantedBug::PsnCompareWithoutWrap,
@@ -130,6 +134,8 @@ mod switch {
             PlantedBug::BurstsWithoutBound,
             PlantedBug::AcknowledgementsAreCapable,
             PlantedBug::PausedForEver,
+            PlantedBug::EarlyPacketsAreSilent,
+            PlantedBug::WideGapsAreIgnored,
         ];
 
         /// Plants a bug in all QPs that this thread drives; `None` removes it.

@@ -78,6 +78,8 @@ pub struct Qp {
     /// The QP uses a shared receive queue. Its receives outlive the QP's errors.
     pub(super) shares_receives: bool,
     established: bool,
+    /// True for an RC QP in whose sequence nothing is missing: the fast path may take its packets.
+    in_order: bool,
     drain_requested: bool,
     pub(super) turns: Turns,
     /// Local GID of the last datagram sent to a multicast group.
@@ -113,6 +115,7 @@ impl Qp {
             responder: Responder::new(caps.max_recv_sge, resources, config.srq_pd.unwrap_or(config.pd)),
             shares_receives: config.srq_pd.is_some(),
             established: false,
+            in_order: config.init.qp_type == QpType::Rc,
             drain_requested: false,
             turns: Turns::default(),
             group_source: None,
@@ -160,8 +163,12 @@ impl Qp {
         if let Some(psn) = attr.sq_psn {
             self.requester.start(psn);
         }
+        if attr.selective_repeat.is_some() {
+            self.set_selective_repeat();
+        }
+        self.requester.set_timeout(self.attributes.ack_timeout());
         if attr.timeout.is_some() && self.requester.una != self.requester.sent_end {
-            let timeout = self.attributes.ack_timeout();
+            let timeout = self.requester.ack_timeout;
             self.requester.retransmit_at = timeout.map_or(Nanos::MAX, |timeout| ctx.now + timeout);
         }
         if attr.max_dest_rd_atomic.is_some() {
@@ -194,6 +201,24 @@ impl Qp {
         in_use
     }
 
+    /// Turns selective repeat on or off, as agreed with the peer. On RC only.
+    fn set_selective_repeat(&mut self) {
+        self.attributes.selective_repeat &= self.qp_type == QpType::Rc;
+        self.requester.set_selective(self.attributes.selective_repeat);
+        self.responder.set_selective(self.attributes.selective_repeat);
+        self.note_order();
+    }
+
+    /// True if the fast path may take received packets.
+    pub(super) fn takes_fast_path(&self) -> bool {
+        self.in_order
+    }
+
+    /// Decides again whether the fast path may take received packets.
+    pub(super) fn note_order(&mut self) {
+        self.in_order = self.qp_type == QpType::Rc && !self.has_early();
+    }
+
     /// Sets the attributes that verbs do not define.
     pub fn configure(&mut self, mig_req: bool, end_to_end_credits: bool) {
         self.attributes.mig_req = mig_req;
@@ -209,6 +234,7 @@ impl Qp {
         //= IBTA 10.3.1.1: reset-forgets
         self.requester.reset();
         self.responder.reset();
+        self.note_order();
         self.established = false;
         self.drain_requested = false;
         self.group_source = None;
@@ -297,7 +323,7 @@ impl Qp {
     /// True if an RC packet comes from the peer, with matching partition and a length that is a multiple of 4 bytes.
     #[inline(always)]
     pub(super) fn is_from_its_peer(&self, packet: &FastPacket<'_>, bth: &Bth) -> bool {
-        self.qp_type == QpType::Rc
+        self.in_order
             && bth.pkey & 0x7fff == PKEY & 0x7fff
             && self.ends == Some(packet.ends())
             && (packet.payload().len() + usize::from(bth.pad)).is_multiple_of(4)

@@ -36,6 +36,15 @@ pub enum Reply {
         /// RNR timer code of the wait, 0 to 31.
         timer: u8,
     },
+    /// Asks for what is missing, between peers with selective repeat. Acknowledges all PSNs before `psn`.
+    Sack {
+        /// The expected PSN.
+        psn: Psn,
+        /// Number of messages completed at that time.
+        msn: u32,
+        /// True if an ACK may acknowledge the PSN before: that of a SEND or WRITE.
+        may_be_ack: bool,
+    },
     /// READ response packets, from this responder resource.
     Read(u8),
     /// Atomic response, from this responder resource.
@@ -112,7 +121,10 @@ impl Replies {
     /// Appends a reply. An ACK directly behind another replaces it. Returns false if the queue is full.
     pub(super) fn push(&mut self, reply: Reply) -> bool {
         //= IBTA 9.7.5.1: acks-coalesce
-        if let (Reply::Ack { .. }, Some(last @ Reply::Ack { .. })) = (reply, self.queue.back_mut()) {
+        let acknowledges = |reply: &Reply| matches!(reply, Reply::Ack { .. } | Reply::Sack { .. });
+        if acknowledges(&reply)
+            && let Some(last) = self.queue.back_mut().filter(|last| acknowledges(last))
+        {
             *last = reply;
             return true;
         }

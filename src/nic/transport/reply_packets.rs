@@ -28,6 +28,11 @@ impl Qp {
                 Reply::RnrNak { psn, msn, timer } => {
                     Some(self.plan_ack(psn, msn, Syndrome::RnrNak { timer }, TxReason::RnrNak))
                 }
+                Reply::Sack { psn, msn, may_be_ack } => {
+                    // A READ or an atomic has an answer of its own.
+                    let plan = Some(self.plan_sack(ctx, psn, msn));
+                    plan.filter(|plan| may_be_ack || plan.bth.psn == psn)
+                }
                 Reply::Atomic(slot) => self.plan_atomic_response(ctx, slot),
                 Reply::Read(slot) => self.plan_read_response(ctx, slot),
             };
@@ -35,6 +40,10 @@ impl Qp {
                 return plan;
             }
             self.region_vanished(ctx, reply);
+            // A READ response behind it is paced.
+            if self.pacing.holds() && !self.has_unpaced() {
+                return None;
+            }
         }
     }
 
@@ -74,6 +83,20 @@ impl Qp {
         //= IBTA 9.7.5.1: response-has-the-requests-psn
         let bth = Bth { opcode: Opcode::RC_ACKNOWLEDGE, psn, ..self.bth() };
         let ext = Ext::Aeth(Aeth { syndrome: syndrome.into(), msn });
+        TxPlan { bth, ext, payload_len: 0, inline: None, ah: None, reason, origin: Origin::Reply }
+    }
+
+    /// Plans a selective acknowledgement; a plain one if nothing is missing any more, or a later reply tells more.
+    fn plan_sack(&self, ctx: &Ctx<'_>, psn: Psn, msn: u32) -> TxPlan {
+        let r = &self.responder;
+        let syndrome = Syndrome::Ack { credits: self.credits(ctx) };
+        let due = r.early.as_ref().filter(|early| !early.is_empty() && psn == r.expected);
+        let Some(sack) = due.map(|early| early.sack()) else {
+            return self.plan_ack(psn - 1, msn, syndrome, TxReason::Answer);
+        };
+        let reason = TxReason::Asks { missing: sack.missing() as u8, of: sack.count };
+        let bth = Bth { opcode: Opcode::RC_SELECTIVE_ACKNOWLEDGE, psn, ..self.bth() };
+        let ext = Ext::Sack(Aeth { syndrome: syndrome.into(), msn }, sack);
         TxPlan { bth, ext, payload_len: 0, inline: None, ah: None, reason, origin: Origin::Reply }
     }
 

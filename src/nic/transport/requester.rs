@@ -15,6 +15,7 @@ use super::planted::PlantedBug;
 use super::replies::Reply;
 use super::rules::{Segment, packets_of};
 use super::scatter;
+use super::scoreboard::Scoreboard;
 use super::send_queue::{SendQueue, Wqe};
 use super::{Cause, Ctx, Origin, Qp, TxPlan, TxReason};
 use crate::verbs::{Access, QpState, SendFlags, WcStatus, WrOpcode};
@@ -43,6 +44,10 @@ pub(super) struct Requester {
     pub(super) reads_outstanding: u32,
     /// Number of packets since the last one that asked for an acknowledgement.
     pub(super) since_ack_request: u32,
+    /// Selective repeat, if agreed with the peer.
+    pub(super) scoreboard: Option<Box<Scoreboard>>,
+    /// Time to wait for an acknowledgement: the local ACK timeout, or less with selective repeat.
+    pub(super) ack_timeout: Option<Nanos>,
     /// Time of the next retransmission by timeout.
     pub(super) retransmit_at: Nanos,
     /// End of the RNR wait that the peer has asked for.
@@ -74,6 +79,8 @@ impl Requester {
             sent_end: Psn::new(0),
             reads_outstanding: 0,
             since_ack_request: 0,
+            scoreboard: None,
+            ack_timeout: None,
             retransmit_at: Nanos::MAX,
             rnr_until: None,
             retries_left: 0,
@@ -293,8 +300,10 @@ impl Qp {
             scatter::gather(ctx.memory, self.pd, sges, offset, payload_len, &mut ctx.out.gather).ok()?;
         }
         let again = psn.is_before(r.sent_end);
-        let asks =
-            r.asks(last, r.in_flight(), ctx.limits) || (self.pacing.is_on() && self.asks_each_time(ctx, mtu));
+        // The answer to a packet sent again tells what else is missing.
+        let asks = r.asks(last, r.in_flight(), ctx.limits)
+            || (again && r.scoreboard.is_some())
+            || (self.pacing.is_on() && self.asks_each_time(ctx, mtu));
         let bth = Bth {
             opcode,
             //= IBTA 9.2: solicited-is-in-the-last-packet
@@ -322,6 +331,8 @@ impl Qp {
         }
         let r = &self.requester;
         let (left, of) = match r.going_back {
+            // Neither costs a retry.
+            Some(Cause::Selective | Cause::Probe) => (0, 0),
             Some(Cause::Rnr) => (r.rnr_retries_left, self.attributes().rnr_retry),
             _ => (r.retries_left, self.attributes().retry_cnt),
         };
@@ -331,8 +342,15 @@ impl Qp {
 
     /// Advances the state past the packet that `next_request` planned, which is sent.
     pub(super) fn request_sent(&mut self, ctx: &mut Ctx<'_>, plan: &TxPlan) {
+        let position = self.requester.next;
         self.packet_left(ctx.now, &plan.bth);
-        ctx.counters.retransmitted_packets += u64::from(matches!(plan.reason, TxReason::Again { .. }));
+        if matches!(plan.reason, TxReason::Again { .. }) {
+            ctx.counters.retransmitted_packets += 1;
+            let wqe = self.requester.queue.at(position);
+            let is_whole = wqe.wr.opcode.takes_resource();
+            let count = if is_whole { (wqe.end_psn() - plan.bth.psn.value()).value() } else { 1 };
+            self.requester.note_sent_again(ctx.now, plan.bth.psn, count);
+        }
     }
 
     /// Updates the credit limit from an AETH. A smaller limit than the current one is outdated, and ignored.

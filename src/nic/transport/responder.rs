@@ -4,6 +4,7 @@
 //! sequence, then the length, then the access rights. Only a request that passes all checks accesses memory.
 
 use super::check::Check;
+use super::early::Early;
 use super::invariants::invariant;
 use super::message::Message;
 use super::planted::PlantedBug;
@@ -76,6 +77,8 @@ pub(super) struct Responder {
     /// the retransmission, and shows that its first packet was lost. Without a NAK, only the peer's timer would reveal
     /// the loss.
     silent_until: Nanos,
+    /// Selective repeat, if agreed with the peer.
+    pub(super) early: Option<Box<Early>>,
     /// True if the last ACK in the queue answers duplicates only.
     pub(super) answers_duplicates: bool,
     /// Number of packets executed since an acknowledgement was queued.
@@ -96,6 +99,7 @@ impl Responder {
             receive_pd,
             srqn: Srqn::default(),
             silent_until: Nanos::ZERO,
+            early: None,
             answers_duplicates: false,
             unacknowledged: 0,
             replies: Replies::new(max_resources.into()),
@@ -110,6 +114,7 @@ impl Responder {
         self.message = Message::None;
         self.receive = None;
         self.silent_until = Nanos::ZERO;
+        self.early = None;
         self.unacknowledged = 0;
         self.replies.clear();
         self.resources.clear();
@@ -155,7 +160,18 @@ impl Responder {
         if again { TxReason::AnswerAgain } else { TxReason::Answer }
     }
 
-    fn acknowledge(&mut self) {
+    /// Turns selective repeat on or off.
+    pub(super) fn set_selective(&mut self, on: bool) {
+        self.early = on.then(Box::default);
+        self.silent_until = Nanos::ZERO;
+    }
+
+    /// Returns the end of the silence after an RNR NAK or a sequence NAK.
+    pub(super) fn silent_until(&self) -> Nanos {
+        self.silent_until
+    }
+
+    pub(super) fn acknowledge(&mut self) {
         self.unacknowledged = 0;
         self.answers_duplicates = false;
         let psn = Psn::new(self.expected.value().wrapping_sub(1));
@@ -210,7 +226,10 @@ impl Responder {
 /// Returns the first PSN that a reply answers. `resources`: those of the responder.
 pub(super) fn psn_of(reply: &Reply, resources: &[Option<Resource>]) -> Option<Psn> {
     match *reply {
-        Reply::Ack { psn, .. } | Reply::Nak { psn, .. } | Reply::RnrNak { psn, .. } => Some(psn),
+        Reply::Ack { psn, .. }
+        | Reply::Nak { psn, .. }
+        | Reply::RnrNak { psn, .. }
+        | Reply::Sack { psn, .. } => Some(psn),
         Reply::Read(slot) | Reply::Atomic(slot) => {
             resources.get(usize::from(slot)).and_then(Option::as_ref).map(|it| it.first_psn)
         }
@@ -232,6 +251,9 @@ impl Qp {
         //= IBTA 9.5: requests-are-executed-in-psn-order
         if ahead > 0 {
             ctx.counters.out_of_sequence += 1;
+            if r.early.is_some() {
+                return self.handle_early(ctx, packet, frame, ahead as u32);
+            }
             let (expected, nak) = (r.expected, ctx.now >= r.silent_until);
             if nak {
                 r.silent_until = Nanos::MAX;
@@ -244,9 +266,11 @@ impl Qp {
             return self.handle_duplicate(ctx, packet);
         }
         r.end_silence();
+        let (before, from) = (r.expected, ctx.out.dma_in.len());
         match self.execute(ctx, packet, frame) {
             Ok(Executed::Done) => {
                 self.after_request(ctx, packet);
+                self.passed_due(ctx, packet, before, from);
                 Verdict::Executed
             }
             Ok(Executed::NotReady) => {
@@ -391,7 +415,7 @@ impl Qp {
         Ok(Executed::Done)
     }
 
-    fn check_write_start(&self, ctx: &Ctx<'_>, reth: &Reth) -> Result<(), RequestRefused> {
+    pub(super) fn check_write_start(&self, ctx: &Ctx<'_>, reth: &Reth) -> Result<(), RequestRefused> {
         self.check_allowed(Access::REMOTE_WRITE, reth)?;
         //= IBTA 9.7.4.1.5: empty-access-checks-no-key
         // The key of an empty WRITE is not checked (IBTA 9.7.4.1.5).
@@ -524,21 +548,27 @@ impl Qp {
         opcode: WcOpcode,
         bytes: u64,
     ) {
-        let Some(receive) = self.responder.receive.take() else { return };
         let mut flags = WcFlags::empty();
         //= IBTA 9.4.1: immediate-is-delivered
         flags.set(WcFlags::WITH_IMM, packet.imm().is_some());
         flags.set(WcFlags::WITH_INV, packet.ieth().is_some());
         flags.set(WcFlags::SOLICITED, packet.bth.solicited);
-        let wc = Wc {
-            wr_id: receive.wr_id,
-            opcode,
-            flags,
-            qpn: self.qpn,
-            byte_len: bytes as u32,
-            imm: packet.imm().or_else(|| packet.ieth()).unwrap_or(0),
-            ..Wc::default()
-        };
+        let imm = packet.imm().or_else(|| packet.ieth()).unwrap_or(0);
+        self.finish_receive(ctx, opcode, bytes, flags, imm);
+    }
+
+    /// Completes the receive of a message of `bytes` bytes.
+    pub(super) fn finish_receive(
+        &mut self,
+        ctx: &mut Ctx<'_>,
+        opcode: WcOpcode,
+        bytes: u64,
+        flags: WcFlags,
+        imm: u32,
+    ) {
+        let Some(receive) = self.responder.receive.take() else { return };
+        let (wr_id, qpn, byte_len) = (receive.wr_id, self.qpn, bytes as u32);
+        let wc = Wc { wr_id, opcode, flags, qpn, byte_len, imm, ..Wc::default() };
         ctx.out.completions.push((self.recv_cq, wc));
     }
 }

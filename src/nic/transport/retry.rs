@@ -2,6 +2,8 @@
 //!
 //! The protocol is go-back-N: the position moves back to the oldest unacknowledged PSN, and all packets from there are
 //! built again from their work requests. Each rewind costs one retry, unless something new is acknowledged in between.
+//!
+//! Between peers that agreed to selective repeat, `scoreboard` sends single packets again; a rewind is the last resort.
 
 use super::{Cause, Ctx, Qp, Verdict};
 use crate::verbs::WcStatus;
@@ -29,6 +31,9 @@ impl Qp {
         }
         if ctx.now < r.retransmit_at {
             return None;
+        }
+        if let Some(verdict) = self.probe(ctx) {
+            return Some(verdict);
         }
         ctx.counters.local_ack_timeout_err += 1;
         //= IBTA 9.7.6.1.3: timeout-sends-again
@@ -83,5 +88,6 @@ impl Qp {
         // If the work request is still unsendable, this is noticed again at its position.
         r.failed = None;
         r.rewind_to(r.una);
+        r.mark_all_lost();
     }
 }

@@ -134,7 +134,7 @@ impl Qp {
     /// Advances the requester past the packet at its position, which is sent: PSNs, position, timer.
     #[inline(always)]
     pub(super) fn packet_left(&mut self, now: Nanos, bth: &Bth) {
-        let (timeout, mtu) = (self.attributes().ack_timeout(), self.attributes().path_mtu.bytes());
+        let mtu = self.attributes().path_mtu.bytes();
         let r = &mut self.requester;
         let wqe = r.queue.at_mut(r.next);
         let takes_resource = !wqe.plain && wqe.wr.opcode.takes_resource();
@@ -159,7 +159,7 @@ impl Qp {
         }
         r.since_ack_request = if bth.ack_req { 0 } else { r.since_ack_request + 1 };
         if r.retransmit_at == Nanos::MAX
-            && let Some(timeout) = timeout
+            && let Some(timeout) = r.ack_timeout
         {
             r.retransmit_at = now + timeout;
         }

@@ -21,6 +21,13 @@ pub enum Verdict {
         /// True if a NAK was queued.
         nak: bool,
     },
+    /// A request ahead of the expected PSN, on a QP with selective repeat.
+    Early {
+        /// The expected PSN.
+        expected: Psn,
+        /// True if its payload was placed. Otherwise the packet was dropped, and is asked for again.
+        kept: bool,
+    },
     /// A duplicate request; answered again. Only a READ is executed again.
     Duplicate,
     /// A duplicate request, but its result is not stored any more; dropped.
@@ -37,6 +44,13 @@ pub enum Verdict {
     Ghost,
     /// A response that causes a retransmission.
     GoBack(Cause),
+    /// A selective acknowledgement that causes a retransmission of single packets.
+    Selective {
+        /// Number of packets that the peer asks for.
+        asked: u8,
+        /// Number of packets that it tells of.
+        of: u8,
+    },
     /// A response to packets sent before the last rewind; ignored.
     Stale,
     /// A response that ends the connection.
@@ -112,6 +126,10 @@ pub enum Cause {
     Timeout,
     /// An RNR NAK: the peer had no receive.
     Rnr,
+    /// A selective acknowledgement asks for the packet.
+    Selective,
+    /// Selective repeat: no acknowledgement for a few round trips.
+    Probe,
 }
 
 /// Cause of a sent packet.
@@ -134,6 +152,13 @@ pub enum TxReason {
     Nak(Check),
     /// An RNR NAK, because no receive was posted.
     RnrNak,
+    /// A selective acknowledgement: asks for some packets again.
+    Asks {
+        /// Number of packets that are asked for.
+        missing: u8,
+        /// Number of packets that the acknowledgement tells of.
+        of: u8,
+    },
     /// A response or ACK to a duplicate.
     AnswerAgain,
     /// A congestion notification: a packet from the peer was marked by a switch.
@@ -156,6 +181,8 @@ impl fmt::Display for Cause {
             Cause::ImpliedNak => "implied NAK",
             Cause::Timeout => "timeout",
             Cause::Rnr => "RNR NAK",
+            Cause::Selective => "selective acknowledgement",
+            Cause::Probe => "silence",
         })
     }
 }
@@ -170,6 +197,12 @@ impl fmt::Display for Verdict {
             Verdict::OutOfSequence { expected, nak: false } => {
                 write!(f, "ahead of its turn: PSN {expected} is due; silent, already asked for")
             }
+            Verdict::Early { expected, kept: true } => {
+                write!(f, "came early, kept: PSN {expected} is due")
+            }
+            Verdict::Early { expected, kept: false } => {
+                write!(f, "came early, dropped and asked for again: PSN {expected} is due")
+            }
             Verdict::Duplicate => f.write_str("duplicate: answered again, not executed again"),
             Verdict::DuplicateForgotten => f.write_str("duplicate whose saved result is gone: dropped"),
             Verdict::NotReady => f.write_str("no receive posted: RNR NAK"),
@@ -177,6 +210,8 @@ impl fmt::Display for Verdict {
             Verdict::Acknowledged => f.write_str("acknowledges"),
             Verdict::OldAck => f.write_str("old acknowledgement"),
             Verdict::Ghost => f.write_str("ghost: acknowledges nothing that was sent; dropped"),
+            Verdict::GoBack(Cause::Probe) => f.write_str("silence: probe with one packet"),
+            Verdict::Selective { asked, of } => write!(f, "asked for: {asked} of {of}"),
             Verdict::GoBack(cause) => write!(f, "{cause}: go back and send again"),
             Verdict::Stale => f.write_str("stale: already going back"),
             Verdict::Failed(status) => write!(f, "work request fails, QP to error: {status}"),
@@ -205,6 +240,8 @@ impl fmt::Display for TxReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             TxReason::New => f.write_str("request"),
+            TxReason::Again { cause: Cause::Selective, .. } => f.write_str("asked for, sent again"),
+            TxReason::Again { cause: Cause::Probe, .. } => f.write_str("probe: sent again after silence"),
             TxReason::Again { cause, attempt, of } => {
                 write!(f, "retransmit after {cause}, try {attempt} of {of}")
             }
@@ -212,6 +249,7 @@ impl fmt::Display for TxReason {
             TxReason::Nak(Check::PsnAhead) => f.write_str("asks for everything from this PSN again"),
             TxReason::Nak(check) => write!(f, "refuses: {check}; QP to error"),
             TxReason::RnrNak => f.write_str("no receive is posted: asks to come again later"),
+            TxReason::Asks { missing, of } => write!(f, "asks for {missing} of {of}"),
             TxReason::AnswerAgain => f.write_str("answer to a duplicate"),
             TxReason::Notification => f.write_str("a switch marked what came: asks the peer to slow down"),
         }

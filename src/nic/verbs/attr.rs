@@ -198,6 +198,9 @@ pub struct QpAttr {
     pub rnr_retry: Option<u8>,
     /// Rate limit.
     pub rate_limit: Option<RateLimit>,
+    /// Selective repeat instead of go-back-N, on RC: only if the peer has agreed to it. Not of the verbs: no mask names it, and it
+    /// takes effect in a transition to RTR or RTS.
+    pub selective_repeat: Option<bool>,
 }
 
 impl QpAttr {
@@ -259,6 +262,8 @@ pub struct QpAttributes {
     pub end_to_end_credits: bool,
     /// Rate limit.
     pub rate_limit: Option<RateLimit>,
+    /// Lost packets alone are sent again (selective repeat), as agreed with the peer. Off: go-back-N.
+    pub selective_repeat: bool,
 }
 
 impl Default for QpAttributes {
@@ -279,6 +284,7 @@ impl Default for QpAttributes {
             mig_req: false,
             end_to_end_credits: false,
             rate_limit: None,
+            selective_repeat: false,
         }
     }
 }
@@ -307,6 +313,7 @@ impl QpAttributes {
         set(&mut self.max_rd_atomic, attr.max_rd_atomic);
         set(&mut self.max_dest_rd_atomic, attr.max_dest_rd_atomic);
         set(&mut self.qkey, attr.qkey);
+        set(&mut self.selective_repeat, attr.selective_repeat);
         self.av = attr.av.or(self.av);
         self.rate_limit = attr.rate_limit.or(self.rate_limit);
     }

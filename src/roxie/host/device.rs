@@ -25,6 +25,7 @@ use super::error::DeviceError;
 use super::gid_table::{GidEntry, GidOrder, GidTable};
 use super::knob_file::KnobFile;
 use super::resolve::Resolve;
+use super::selective_repeat::SelectiveRepeat;
 use super::snapshot::{Clients, CmIds};
 use super::state::{Handle, State};
 
@@ -41,6 +42,8 @@ pub struct DeviceConfig {
     pub mig_req: bool,
     /// Send FLUSH with the incorrect ICRC of rdma_rxe in Linux 6.12 to 7.2, and accept both.
     pub rxe_flush_icrc: bool,
+    /// Selective repeat on RC connections.
+    pub selective_repeat: SelectiveRepeat,
     /// The device serves other processes: each has a QP1 besides the device's.
     pub serves: bool,
     /// Order in which the interface's addresses become GIDs.
@@ -90,6 +93,7 @@ impl Device {
             strict_icrc: config.strict_icrc,
             mig_req: config.mig_req,
             rxe_flush_icrc: config.rxe_flush_icrc,
+            assumes_selective_repeat: config.selective_repeat == SelectiveRepeat::Assume,
             serves: config.serves,
             ..NicConfig::default()
         };
@@ -141,8 +145,14 @@ impl Device {
             others: OnceLock::new(),
             clients: OnceLock::new(),
             control_file: Mutex::new(config.control_file.as_deref().map(KnobFile::new)),
+            selective_repeat: config.selective_repeat,
         };
         Device { inner: Arc::new(Handle { watcher: OnceLock::new(), state: Arc::new(state) }) }
+    }
+
+    /// Returns when RC QPs of the device use selective repeat.
+    pub fn selective_repeat(&self) -> SelectiveRepeat {
+        self.inner.selective_repeat
     }
 
     /// Sets congestion control and traffic classes. A QP keeps its rate if its reaction point stays of the same kind.

@@ -72,6 +72,7 @@ mod queues;
 mod rdma_cm;
 mod resolve;
 mod searches;
+mod selective_repeat;
 mod snapshot;
 mod srq;
 mod stack;
@@ -108,6 +109,7 @@ pub use rdma_cm::{
     Connection, ConnectionManager, ConnectionRequest, DialError, DialOptions, Dialed, PortListener,
 };
 pub use resolve::Resolve;
+pub use selective_repeat::{SelectiveRepeat, UnknownSelectiveRepeat};
 pub use srq::{SharedReceiveQueue, XrcDomain};
 pub use stack::Stack;
 

@@ -7,6 +7,7 @@ use super::ah_options::AhOptions;
 use super::device::Device;
 use super::error::{DeviceError, unexpected};
 use super::pd::Kept;
+use super::selective_repeat::SelectiveRepeat;
 use roxie_base::random::unguessable;
 use roxie_base::threads::lock;
 use roxie_nic::congestion::{Settings, State};
@@ -50,6 +51,9 @@ pub struct ConnectOptions {
     pub sl: u8,
     /// Time to live of IPv4, hop limit of IPv6; 0: the route's.
     pub hop_limit: u8,
+    /// Send lost packets alone again (selective repeat), instead of everything from the lost one on. RC only, and only if the peer
+    /// does so too: both ends must have agreed. `None`: as the device is configured ([`SelectiveRepeat::Assume`], or not).
+    pub selective_repeat: Option<bool>,
 }
 
 impl Default for ConnectOptions {
@@ -65,6 +69,7 @@ impl Default for ConnectOptions {
             traffic_class: 0,
             sl: 0,
             hop_limit: 0,
+            selective_repeat: None,
         }
     }
 }
@@ -149,8 +154,13 @@ impl QueuePair {
     /// # Errors
     /// If the transition is not allowed, or attributes are missing, not allowed or out of range. The error names them.
     pub fn modify(&self, attr: &QpAttr) -> Result<(), DeviceError> {
-        self.device.call(Command::ModifyQp(self.handle.index, Box::new(*attr)))?;
-        if let Some(state) = attr.state {
+        let mut attr = Box::new(*attr);
+        if attr.state == Some(QpState::Rtr) && self.device.selective_repeat() == SelectiveRepeat::Assume {
+            attr.selective_repeat = attr.selective_repeat.or(Some(true));
+        }
+        let state = attr.state;
+        self.device.call(Command::ModifyQp(self.handle.index, attr))?;
+        if let Some(state) = state {
             self.state.store(state as u32, Relaxed);
         }
         Ok(())
@@ -249,6 +259,7 @@ impl QueuePair {
             rq_psn: Some(there.psn),
             max_dest_rd_atomic: answers.then_some(options.max_rd_atomic),
             min_rnr_timer: answers.then_some(options.min_rnr_timer),
+            selective_repeat: options.selective_repeat,
             ..QpAttr::default()
         })?;
         self.modify(&QpAttr {

@@ -196,6 +196,9 @@ pub struct QpEntry {
     pub rq_psn: u32,
     /// The current rate in Mb/s, if it is limited.
     pub rate_mbps: Option<f64>,
+    /// Lost packets alone are sent again (selective repeat); otherwise everything from the lost one on.
+    #[serde(default)]
+    pub selective_repeat: bool,
 }
 
 /// A memory region or window.
@@ -249,6 +252,7 @@ impl QpEntry {
             sq_psn: qp.sq_psn.value(),
             rq_psn: qp.rq_psn.value(),
             rate_mbps: qp.control.map(|control| control.rate.mbps()),
+            selective_repeat: qp.attributes.selective_repeat,
         }
     }
 }

@@ -12,6 +12,7 @@ use super::error::DeviceError;
 use super::gid_table::GidTable;
 use super::knob_file::KnobFile;
 use super::resolve::Resolve;
+use super::selective_repeat::SelectiveRepeat;
 use super::snapshot::{Clients, CmIds};
 use super::watched_sources::InterfaceWatcher;
 
@@ -50,6 +51,7 @@ pub(super) struct State {
     pub(super) clients: OnceLock<Clients>,
     /// The congestion control file.
     pub(super) control_file: Mutex<Option<KnobFile>>,
+    pub(super) selective_repeat: SelectiveRepeat,
 }
 
 impl std::fmt::Debug for State {

@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 use super::net::{self, NEXT_HEADER_IBA, PROTOCOL_UDP, RawIpv4, RawIpv6, RawUdp, ether_type};
 use super::parse::ICRC_LEN;
 use super::{
-    Aeth, AtomicEth, Bth, Deth, Feth, Gid, Headers, Opcode, Operation, Packet, Qpn, ROCE_V2_PORT, Reth,
+    Aeth, AtomicEth, Bth, Deth, Feth, Gid, Headers, Opcode, Operation, Packet, Qpn, ROCE_V2_PORT, Reth, Sack,
     XrcEth, icrc,
 };
 use crate::frame::FrameMut;
@@ -73,6 +73,8 @@ pub enum Ext {
     Aeth(Aeth),
     /// Response to an atomic: the original value.
     AtomicAck(Aeth, u64),
+    /// Selective acknowledgement.
+    Sack(Aeth, Sack),
     /// Compare and swap, fetch and add.
     Atomic(AtomicEth),
     /// FLUSH.
@@ -119,7 +121,7 @@ impl Ext {
             (None, None, Some(imm)) => p.deth().map_or(Ext::Imm(imm), |deth| Ext::DethImm(deth, imm)),
             (None, None, None) => match (p.aeth(), p.atomic_ack()) {
                 (Some(aeth), Some(original)) => Ext::AtomicAck(aeth, original),
-                (Some(aeth), None) => Ext::Aeth(aeth),
+                (Some(aeth), None) => p.sack().map_or(Ext::Aeth(aeth), |sack| Ext::Sack(aeth, sack)),
                 _ => match (p.ieth(), p.atomic_eth(), p.deth()) {
                     (Some(rkey), ..) => Ext::Ieth(rkey),
                     (_, Some(atomic), _) => Ext::Atomic(atomic),
@@ -141,6 +143,7 @@ impl Ext {
             Ext::Ieth(_) => Headers::IETH,
             Ext::Aeth(_) => Headers::AETH,
             Ext::AtomicAck(..) => Headers::AETH | Headers::ATOMIC_ACK_ETH,
+            Ext::Sack(..) => Headers::AETH | Headers::SACK,
             Ext::Atomic(_) => Headers::ATOMIC_ETH,
             Ext::FlushReth(..) => Headers::FETH | Headers::RETH,
             Ext::Deth(_) => Headers::DETH,
@@ -168,6 +171,10 @@ impl Ext {
             Ext::AtomicAck(aeth, original) => {
                 out.put(&aeth.to_bytes());
                 out.put(&original.to_be_bytes());
+            }
+            Ext::Sack(aeth, sack) => {
+                out.put(&aeth.to_bytes());
+                out.put(&sack.to_bytes());
             }
             Ext::Atomic(atomic) => out.put(&atomic.to_bytes()),
             Ext::FlushReth(feth, reth) => {

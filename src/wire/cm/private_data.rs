@@ -60,6 +60,34 @@ impl PrivateData {
         data
     }
 
+    /// Last bytes of the private data of a REQ or REP: the sender has selective repeat. Consumers do not see them: the manager of
+    /// the other end takes them out. To others they are part of the padding.
+    const SELECTIVE_REPEAT: [u8; 4] = *b"RxSR";
+
+    /// Returns the data with the offer of selective repeat at the end of the field. `None`: the data needs the room.
+    pub fn offering_selective_repeat(&self, kind: Kind) -> Option<PrivateData> {
+        let end = kind.private_data_len();
+        let start = end.checked_sub(PrivateData::SELECTIVE_REPEAT.len())?;
+        if self.iter().skip(start).any(|byte| *byte != 0) {
+            return None;
+        }
+        let mut data = *self;
+        data.bytes[start..end].copy_from_slice(&PrivateData::SELECTIVE_REPEAT);
+        data.len = end as u8;
+        Some(data)
+    }
+
+    /// Takes out the offer of selective repeat. Returns false if there is none.
+    pub fn take_selective_repeat(&mut self) -> bool {
+        let end = usize::from(self.len);
+        let Some(start) = end.checked_sub(PrivateData::SELECTIVE_REPEAT.len()) else { return false };
+        let offers = self.bytes[start..end] == PrivateData::SELECTIVE_REPEAT;
+        if offers {
+            self.bytes[start..end].fill(0);
+        }
+        offers
+    }
+
     /// Checks that the data fits a message of this kind.
     ///
     /// # Errors
@@ -101,5 +129,21 @@ impl fmt::Debug for PrivateData {
         let used = self.iter().rposition(|b| *b != 0).map_or(0, |last| last + 1);
         write!(f, "{}:", self.len())?;
         self[..used].iter().try_for_each(|b| write!(f, "{b:02x}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offer_of_selective_repeat_uses_free_bytes_only() {
+        let short = PrivateData::new(Kind::Req, b"hello").expect("short");
+        let mut offer = short.offering_selective_repeat(Kind::Req).expect("room");
+        assert_eq!(offer.len(), Kind::Req.private_data_len());
+        assert!(offer.take_selective_repeat() && !offer.take_selective_repeat());
+        assert_eq!((&offer[..5], offer[5..].iter().all(|byte| *byte == 0)), (&b"hello"[..], true));
+        let full = PrivateData::new(Kind::Rep, &[1; 196]).expect("as long as the field");
+        assert_eq!(full.offering_selective_repeat(Kind::Rep), None);
     }
 }

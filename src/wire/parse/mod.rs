@@ -14,7 +14,7 @@ use super::drop_reason::is_ipv6_extension;
 use super::net::{self, NEXT_HEADER_IBA, PROTOCOL_UDP, RawEthernet, RawIpv4, RawIpv6, RawUdp, ether_type};
 use super::{
     Aeth, AtomicEth, Bth, Deth, Feth, Gid, Headers, Icrc, Ipv4Header, Ipv6Header, NetHeader, OpcodeInfo,
-    ROCE_V2_PORT, Reth, UdpHeader, XrcEth, icrc,
+    ROCE_V2_PORT, Reth, Sack, UdpHeader, XrcEth, icrc,
 };
 use crate::frame::Frame;
 
@@ -476,6 +476,11 @@ impl Packet {
     /// Returns the original value of an atomic acknowledgement.
     pub fn atomic_ack(&self) -> Option<u64> {
         self.ext(Headers::ATOMIC_ACK_ETH).map(|b| u64::from_be_bytes(*b))
+    }
+
+    /// Returns the selective acknowledgement, if the opcode has one.
+    pub fn sack(&self) -> Option<Sack> {
+        self.ext(Headers::SACK).map(Sack::read)
     }
 
     /// Returns the immediate data.

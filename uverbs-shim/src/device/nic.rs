@@ -82,8 +82,13 @@ impl Nic {
         let Some(interface) = settings::interface(settings) else { return Err(libc::ENODEV) };
         let congestion = settings.congestion.clone();
         let control_file = settings.control_file.clone();
-        let config =
-            DeviceConfig { drive: settings.drive, congestion, control_file, ..DeviceConfig::default() };
+        let config = DeviceConfig {
+            drive: settings.drive,
+            congestion,
+            control_file,
+            selective_repeat: settings.selective_repeat,
+            ..DeviceConfig::default()
+        };
         let stack = Stack {
             fault: settings.fault.clone(),
             rules: settings.rules.clone(),

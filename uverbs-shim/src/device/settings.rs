@@ -8,6 +8,7 @@
 //! * `ROXIE_FAULT`, `ROXIE_RULES`, `ROXIE_CAPTURE`;
 //! * `ROXIE_ORPHANS`: where the launcher finds the connections of a program that has ended;
 //! * `ROXIE_EVENTS`: the log of failed calls;
+//! * `ROXIE_SELECTIVE_REPEAT`: `off`, `agree` or `assume`;
 //! * `ROXIE_CC`, `ROXIE_ECN`, `ROXIE_QOS`, `ROXIE_SPEED`, `ROXIE_TOS`: congestion control and traffic classes.
 
 use std::fmt::Display;
@@ -16,7 +17,7 @@ use std::str::FromStr;
 use std::sync::LazyLock;
 
 use roxie::engine::Drive;
-use roxie::host::{OrphanTable, PacketRule, PacketRules, PortPlan};
+use roxie::host::{OrphanTable, PacketRule, PacketRules, PortPlan, SelectiveRepeat};
 use roxie::netdev::{Interface, interface_names};
 use roxie::nic::CongestionConfig;
 use roxie::port::fault::FaultConfig;
@@ -43,6 +44,8 @@ pub(crate) struct Settings {
     pub(crate) control_file: Option<PathBuf>,
     /// Type of service of connections that do not set one.
     pub(crate) service_type: u8,
+    /// Selective repeat on RC connections.
+    pub(crate) selective_repeat: SelectiveRepeat,
     /// Where the launcher finds connections left by this process.
     pub(crate) orphans: Option<OrphanTable>,
 }
@@ -90,6 +93,7 @@ pub(crate) fn settings() -> &'static Settings {
             classes: parsed("ROXIE_QOS", "one class").unwrap_or_default(),
             line_rate: parsed("ROXIE_SPEED", "what the interface says"),
         };
+        let selective_repeat = parsed("ROXIE_SELECTIVE_REPEAT", "off").unwrap_or_default();
         let service_type = parsed("ROXIE_TOS", "0").unwrap_or_default();
         // Fails if the launcher has ended, or is another user's.
         let orphans = variable("ROXIE_ORPHANS").and_then(|path| OrphanTable::open(path.as_ref()).ok());
@@ -104,6 +108,7 @@ pub(crate) fn settings() -> &'static Settings {
             congestion,
             control_file,
             service_type,
+            selective_repeat,
             orphans,
         }
     });

@@ -32,6 +32,7 @@ use crate::qp::attr::Known;
 use crate::qp::batch::Builder;
 use crate::srq::Endpoints;
 use crate::srq::wq::Spread;
+use crate::ucma::agreed::complete;
 
 /// Structure of a QP. `ibv_qp` is the beginning of `ibv_qp_ex`, and slots of later releases follow.
 #[repr(C)]
@@ -144,7 +145,8 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
             let mut known = lock(&found.known);
             let given = attr::without_the_other_ends(found.pair.qp_type(), given as u32);
             let mut next = known.with(attr, given);
-            let wanted = attr::read(CALL, nic, attr, given)?;
+            let mut wanted = attr::read(CALL, nic, attr, given)?;
+            complete(&mut wanted);
             if let Some(path) = &wanted.av {
                 next.set_hop_limit(path.hop_limit);
             }

@@ -4,6 +4,7 @@ use roxie::cm::Parameters;
 use roxie::verbs::QpState;
 use roxie::wire::service_id::RDMA_UDP_QKEY;
 
+use super::agreed::remember;
 use super::answer::ah_attr;
 use super::event::AhPath;
 use super::incoming::GidLookup;
@@ -32,8 +33,12 @@ impl State {
         match state {
             QpState::Init => Ok(init(&agreed)),
             // The peer starts at the PSN that this end announces to it, which is fixed even before the announcement.
-            QpState::Rtr => rtr(&agreed, (around.sgid_index)(agreed.route.local).ok_or(libc::EINVAL)?)
-                .map(|attr| ib_uverbs_qp_attr { rq_psn: id.psn.value(), ..attr }),
+            QpState::Rtr => {
+                let sgid_index = (around.sgid_index)(agreed.route.local).ok_or(libc::EINVAL)?;
+                let attr = rtr(&agreed, sgid_index)?;
+                remember(&agreed, id.psn);
+                Ok(ib_uverbs_qp_attr { rq_psn: id.psn.value(), ..attr })
+            }
             // The program's setting overrides the negotiated one (`rdma_init_qp_attr` of the kernel).
             QpState::Rts => Ok(rts(&agreed, id.options.ack_timeout.unwrap_or(agreed.timeout))),
             _ => Err(libc::EINVAL),

@@ -18,6 +18,7 @@
 
 pub(crate) mod descriptors;
 
+pub(crate) mod agreed;
 mod answer;
 mod attributes;
 mod command;

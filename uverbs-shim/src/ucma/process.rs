@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use roxie::cm::{Config, Event as CmEvent, Manager};
-use roxie::host::{ConnectionService, Consumer, DeviceError, DeviceSlot};
+use roxie::host::{ConnectionService, Consumer, DeviceError, DeviceSlot, SelectiveRepeat};
 use roxie::netdev::Interface;
 use roxie::time::Nanos;
 use roxie::wire::Gid;
@@ -166,7 +166,9 @@ impl Process {
             return Ok(service);
         }
         let seed = self.random();
-        let config = Config { seed, ca_guid: u64::from_be(settings::node_guid()), ..Config::default() };
+        let selective_repeat = settings::settings().selective_repeat != SelectiveRepeat::Off;
+        let ca_guid = u64::from_be(settings::node_guid());
+        let config = Config { seed, ca_guid, selective_repeat, ..Config::default() };
         let mut manager = Manager::new(config);
         self.nic.device.claim()?;
         let slot = self.nic.device.slot();

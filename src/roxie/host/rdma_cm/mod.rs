@@ -53,6 +53,7 @@ use super::error::DeviceError;
 use super::inspect::CmIdEntry;
 use super::pd::ProtectionDomain;
 use super::qp::QueuePair;
+use super::selective_repeat::SelectiveRepeat;
 use dispatcher::EventDispatcher;
 use roxie_base::random::unguessable;
 use roxie_base::roster::Denied;
@@ -244,7 +245,9 @@ impl ConnectionManager {
         let [a, b, c, d, e, f] = device.port().mac;
         // EUI-64 of the MAC address, as for the node GUID.
         let ca_guid = u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
-        let manager = Manager::new(cm::Config { seed: unguessable(), ca_guid, ..cm::Config::default() });
+        let selective_repeat = device.selective_repeat() != SelectiveRepeat::Off;
+        let config = cm::Config { seed: unguessable(), ca_guid, selective_repeat, ..cm::Config::default() };
+        let manager = Manager::new(config);
         let service = ConnectionService::start(device, manager, EventDispatcher::default())?;
         let next_port = AtomicU16::new(unguessable() as u16);
         let shared =
