@@ -44,7 +44,7 @@ impl Wired {
     fn wire(&self, rules: &[&str]) -> Running {
         let mut command = roxie("wire a b --capture");
         command.args([self.file("a"), self.file("b")]);
-        rules.iter().for_each(|rule| drop(command.args(["--rule", *rule])));
+        command.args(rules.iter().flat_map(|rule| ["--rule", *rule]));
         let mut wire = self.middle.run(|| Running::start(command)).expect("a namespace");
         wire.wait_for("<->");
         wire
