@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use roxie::cm::{Arrival, Config, ConnectRequest, Event, LocalQp, Manager, Route};
 use roxie::host::{
     CompletionQueue, Connection, ConnectionManager, ConnectionService, Consumer, Device, DeviceConfig,
-    DialError, DialOptions, MemoryRegion, QueuePair, Stack,
+    DialError, DialOptions, MemoryRegion, QueuePair, Resolve, ResolveError, SelectiveRepeat, Stack,
 };
 use roxie::netdev::{IfAddr, Links, NetNs};
 use roxie::port::fault::FaultConfig;
+use roxie::port::memory::{self, MemoryConfig, MemoryPort};
 use roxie::port::packet::PacketConfig;
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::XdpConfig;
@@ -88,6 +89,66 @@ fn serve(device: Device, address: SocketAddr) -> JoinHandle<()> {
     });
     is_listening.recv_timeout(PATIENCE).unwrap();
     server
+}
+
+/// Resolves for two ports that memory joins.
+struct Joined;
+
+impl Resolve for Joined {
+    fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError> {
+        let IpAddr::V4(ip) = destination else { panic!("{destination}") };
+        Ok([2, 0, 0, 0, 0, ip.octets()[3]])
+    }
+}
+
+/// Returns two devices in one process, which offer selective repeat or do not.
+fn offering(offers: [SelectiveRepeat; 2]) -> [Device; 2] {
+    let config = |n: u8| MemoryConfig { mac: [2, 0, 0, 0, 0, n], ..MemoryConfig::default() };
+    let (a, b) = memory::pair(config(1), config(2));
+    let open = |port: MemoryPort, n: u8, selective_repeat| {
+        let config = DeviceConfig { selective_repeat, ..DeviceConfig::default() };
+        let address = IpAddr::from([192, 0, 2, n]);
+        Device::new("joined", Box::new(port), [address], Box::new(Joined), &config).unwrap()
+    };
+    [open(a, 1, offers[0]), open(b, 2, offers[1])]
+}
+
+/// Connects the first device to the second. Returns whether each end has selective repeat, after a message has arrived.
+fn agreed([near, far]: [Device; 2]) -> (bool, bool) {
+    let to = SocketAddr::new(IpAddr::from([192, 0, 2, 2]), PORT);
+    let (listening, is_listening) = channel();
+    let server = thread::spawn(move || {
+        let manager = ConnectionManager::start(&far).unwrap();
+        let listener = manager.listen(to, 1).unwrap();
+        listening.send(()).unwrap();
+        let request = listener.accept(PATIENCE).unwrap().expect("a request");
+        assert!(request.private_data().starts_with(b"hello"));
+        let mut end = End::new(&far);
+        let connection = request.accept(end.qp(), &options("welcome")).unwrap();
+        assert_eq!(end.completed(), 13);
+        let own = connection.parameters().unwrap().selective_repeat;
+        connection.wait_for_end(PATIENCE);
+        own
+    });
+    is_listening.recv_timeout(PATIENCE).unwrap();
+    let manager = ConnectionManager::start(&near).unwrap();
+    let mut end = End::new(&near);
+    let connection = manager.connect(end.qp(), to, &options("hello")).unwrap();
+    assert!(connection.private_data().starts_with(b"welcome"));
+    connection.qp().post_send(&SendWr::default(), &[end.memory.sge(0, 13)]).unwrap();
+    end.completed();
+    let own = connection.parameters().unwrap().selective_repeat;
+    connection.disconnect().unwrap();
+    (own, server.join().unwrap())
+}
+
+#[test]
+fn selective_repeat_takes_offers_of_both_ends() {
+    use SelectiveRepeat::{Agree, Assume, Off};
+    assert_eq!(agreed(offering([Agree, Agree])), (true, true));
+    assert_eq!(agreed(offering([Agree, Assume])), (true, true));
+    assert_eq!(agreed(offering([Agree, Off])), (false, false));
+    assert_eq!(agreed(offering([Off, Agree])), (false, false));
 }
 
 /// Waits until the manager has no connections left.

@@ -12,6 +12,10 @@ const TRIES: usize = 4;
 /// Maximum length of a shrunk script, in lines.
 const LINES: usize = 15;
 
+/// Bugs that scripts of packets find (`planted_bugs_break_these_scripts` in `tests/transport`): seeds rarely meet what they take, or their
+/// runs wait for minutes of virtual time, too long to shrink.
+const BY_SCRIPT: [PlantedBug; 2] = [PlantedBug::EarlyPacketsAreSilent, PlantedBug::WideGapsAreIgnored];
+
 /// Bugs that an assertion of the NIC finds, before anything is seen outside of it.
 const ASSERTED: [PlantedBug; 7] = [
     PlantedBug::NoDuplicateCheck,
@@ -57,7 +61,9 @@ fn every_planted_bug_is_found_and_shrunk() {
     let mut long = Vec::new();
     // `BUG=name` plants only that bug.
     let chosen = std::env::var("BUG").ok();
-    let wanted = |bug: &PlantedBug| chosen.as_ref().is_none_or(|name| *name == format!("{bug:?}"));
+    let wanted = |bug: &PlantedBug| {
+        chosen.as_ref().map_or(!BY_SCRIPT.contains(bug), |name| *name == format!("{bug:?}"))
+    };
     for bug in PlantedBug::ALL.into_iter().filter(wanted) {
         let (seed, short) = lesson(bug);
         let text = short.to_string();

@@ -336,3 +336,20 @@ fn requester_sends_a_read_again_as_a_whole() {
     stage.sack(0, &[], 5);
     assert_eq!(stage.leaves(), [0, 1, 5]);
 }
+
+#[test]
+#[cfg(feature = "planted-bugs")]
+fn planted_bugs_break_these_scripts() {
+    use roxie::transport::PlantedBug;
+    let scripts: [(PlantedBug, fn()); 2] = [
+        (PlantedBug::EarlyPacketsAreSilent, early_send_packets_fill_the_receive),
+        (PlantedBug::WideGapsAreIgnored, wide_gap_hides_the_end_of_a_send),
+    ];
+    for (bug, script) in scripts {
+        PlantedBug::plant(Some(bug));
+        let result = std::panic::catch_unwind(script);
+        PlantedBug::plant(None);
+        assert!(result.is_err(), "{bug:?} breaks nothing");
+        script();
+    }
+}
