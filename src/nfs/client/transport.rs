@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use roxie::host::{
-    CompletionQueue, Connection, ConnectionManager, Device, DeviceError, DialOptions, FastRegion,
+    CompletionQueue, Connection, ConnectionManager, Device, DeviceError, DialOptions, LentRegion,
     MemoryRegion,
 };
-use roxie::verbs::{Access, QpCaps, SendFlags, SendWr, Wc, WcFlags, WcOpcode, WcStatus};
+use roxie::verbs::{Access, QpCaps, SendWr, Wc, WcOpcode, WcStatus};
 
 use super::error::ClientError;
 use crate::private::Sizes;
@@ -23,10 +23,8 @@ pub(super) const LONGEST_TRANSFER: usize = 128 << 10;
 const INLINE: u32 = 4096;
 /// Interval at which a waiting call looks for the end of the connection.
 const TICK: Duration = Duration::from_millis(100);
-/// Pages of a fast region.
-const PAGE: usize = 4096;
 /// Bytes of a slot's memory: a transfer, and all that a reply has around it.
-const MEMORY: usize = LONGEST_TRANSFER + PAGE;
+const MEMORY: usize = LONGEST_TRANSFER + 4096;
 
 /// Data of a call.
 #[derive(Clone, Copy, Debug)]
@@ -52,16 +50,14 @@ pub(super) struct Finished {
 
 #[derive(Debug)]
 struct Slot {
-    region: FastRegion,
+    memory: LentRegion,
     state: State,
 }
 
-/// Progress of a call. It is finished, and its memory free, once the SEND has completed, the reply has come, and the key is invalid.
+/// State of a call. It is finished once its request is over for the memory of its slot.
 #[derive(Debug, Default)]
 struct State {
     is_busy: bool,
-    is_sent: bool,
-    is_registered: bool,
     xid: u32,
     /// Bytes of the chunk in the slot's memory.
     offered: usize,
@@ -106,8 +102,8 @@ impl Transport {
         let (calls, replies) =
             (pd.register(inline, Access::LOCAL_WRITE)?, pd.register(inline, Access::LOCAL_WRITE)?);
         let slot = |_| {
-            let region = pd.alloc_fast(MEMORY, (MEMORY / PAGE) as u32)?;
-            Ok::<_, DeviceError>(Slot { region, state: State::default() })
+            let memory = LentRegion::new(&pd, MEMORY)?;
+            Ok::<_, DeviceError>(Slot { memory, state: State::default() })
         };
         let slots = (0..SLOTS).map(slot).collect::<Result<Vec<_>, _>>()?;
         let qp = pd.queue_pair(&cq).caps(caps).create()?;
@@ -141,6 +137,7 @@ impl Transport {
         let outstanding = self.slots.iter().filter(|slot| slot.state.is_busy).count();
         let free = self.slots.iter().position(|slot| !slot.state.is_busy);
         let Some(slot) = free.filter(|_| outstanding < self.credits.max(1) as usize) else { return Ok(None) };
+        self.slots[slot].memory.begin();
         let (mut chunks, mut message, mut offered) = (Chunks::default(), call.to_vec(), 0);
         match data {
             Data::Out([]) => {}
@@ -151,8 +148,8 @@ impl Transport {
                 message.resize(message.len() + padding(bytes.len()), 0);
             }
             Data::Out(bytes) => {
-                let region = &self.slots[slot].region;
-                region.memory().write(0, bytes).map_err(DeviceError::from)?;
+                let memory = self.slots[slot].memory.memory();
+                memory.write(0, bytes).map_err(DeviceError::from)?;
                 let segment = self.register(slot, bytes.len(), Access::REMOTE_READ)?;
                 chunks.reads.push(ReadSegment { position: call.len() as u32, segment });
                 offered = bytes.len();
@@ -173,7 +170,6 @@ impl Transport {
                 offered = most;
             }
         }
-        let is_registered = !chunks.is_empty();
         let header = Header { xid, credits: SLOTS, body: Body::Message(chunks) };
         let bytes = [&header.to_bytes()[..], &message].concat();
         if bytes.len() > self.inline.0 {
@@ -187,17 +183,14 @@ impl Transport {
         self.calls.write_at(begin, &bytes)?;
         let send = SendWr::send().id(slot as u64).signaled();
         self.connection.qp().post_send(&send, &[self.calls.sge(begin, bytes.len() as u32)])?;
-        self.slots[slot].state = State { is_busy: true, is_registered, xid, offered, ..State::default() };
+        self.slots[slot].state = State { is_busy: true, xid, offered, reply: None };
         Ok(Some(slot))
     }
 
     /// Posts the registration of a slot's memory.
     fn register(&mut self, slot: usize, length: usize, access: Access) -> Result<Segment, ClientError> {
-        let pages: Vec<u64> = (0..length.div_ceil(PAGE)).map(|page| (page * PAGE) as u64).collect();
-        let region = &mut self.slots[slot].region;
-        let offset = region.memory().address();
-        let range = (offset, length as u64, access);
-        let key = self.connection.qp().fast_register(0, SendFlags::empty(), region, &pages, range)?;
+        let memory = &mut self.slots[slot].memory;
+        let (offset, key) = memory.lend(self.connection.qp(), length, access)?;
         Ok(Segment { handle: key.0, length: length as u32, offset })
     }
 
@@ -219,7 +212,7 @@ impl Transport {
     }
 
     fn finish(&mut self, slot: usize) -> Result<Finished, ClientError> {
-        let Slot { region, state } = &mut self.slots[slot];
+        let Slot { memory, state } = &mut self.slots[slot];
         let State { reply, offered, .. } = std::mem::take(state);
         let (message, body) = reply.expect("a finished call has a reply");
         let copy = |bytes: u64| {
@@ -227,7 +220,7 @@ impl Transport {
                 || ClientError::Protocol(format!("the server says that it wrote {bytes} bytes to {offered}"));
             let bytes = usize::try_from(bytes).ok().filter(|bytes| *bytes <= offered).ok_or_else(wrong)?;
             let mut copied = vec![0; bytes];
-            region.memory().read(0, &mut copied).map_err(DeviceError::from)?;
+            memory.memory().read(0, &mut copied).map_err(DeviceError::from)?;
             Ok::<_, ClientError>(copied)
         };
         match body {
@@ -258,18 +251,13 @@ impl Transport {
         }
         let slot = match wc.opcode {
             WcOpcode::Recv => self.received(wc)?,
-            WcOpcode::Send => {
-                self.slots[wc.wr_id as usize].state.is_sent = true;
-                wc.wr_id as usize
-            }
-            WcOpcode::LocalInvalidate => {
-                self.slots[wc.wr_id as usize].state.is_registered = false;
+            WcOpcode::Send | WcOpcode::LocalInvalidate => {
+                self.slots[wc.wr_id as usize].memory.completed(wc.opcode);
                 wc.wr_id as usize
             }
             _ => return Ok(()),
         };
-        let state = &self.slots[slot].state;
-        if state.is_sent && state.reply.is_some() && !state.is_registered {
+        if self.slots[slot].memory.is_over() {
             self.finished.push_back(slot);
         }
         Ok(())
@@ -293,13 +281,7 @@ impl Transport {
         }
         let slot = &mut self.slots[index];
         slot.state.reply = Some((message.to_vec(), header.body));
-        let key = slot.region.rkey();
-        if wc.flags.contains(WcFlags::WITH_INV) && wc.imm == key.0 {
-            slot.state.is_registered = false;
-        } else if slot.state.is_registered {
-            // The server did not invalidate the key: the memory stays open to it until this has completed.
-            self.connection.qp().invalidate(index as u64, SendFlags::SIGNALED, key)?;
-        }
+        slot.memory.answered(self.connection.qp(), wc, index as u64)?;
         Ok(index)
     }
 }

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use roxie::host::{
-    CompletionQueue, Connection, ConnectionManager, Device, DialError, DialOptions, FastRegion, MemoryRegion,
+    CompletionQueue, Connection, ConnectionManager, Device, DialError, DialOptions, LentRegion, MemoryRegion,
 };
-use roxie::verbs::{Access, QpCaps, SendFlags, SendWr, Wc, WcFlags, WcOpcode, WcStatus};
+use roxie::verbs::{Access, QpCaps, SendWr, Wc, WcOpcode, WcStatus};
 
 use super::error::InitiatorError;
 use super::succeeded;
@@ -14,9 +14,6 @@ use crate::cm::{QueueReply, QueueRequest, Refusal};
 use crate::command::{self, Command};
 use crate::response::{self, Response};
 use crate::sgl::Sgl;
-
-/// Pages of a fast region.
-const PAGE: usize = 4096;
 
 /// Sizes of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,18 +49,14 @@ pub struct Finished {
 /// A command identifier, with its part of the memory.
 #[derive(Debug)]
 struct Slot {
-    region: FastRegion,
+    memory: LentRegion,
     state: State,
 }
 
-/// Progress of a command. It is finished, and its memory free, once the SEND has completed, the response has come, and the key is
-/// invalid.
+/// State of a command. It is finished once its request is over for the memory of its slot.
 #[derive(Debug, Default)]
 struct State {
     is_busy: bool,
-    is_sent: bool,
-    /// The key of the data is valid.
-    is_registered: bool,
     /// Bytes from the controller.
     expects: usize,
     response: Option<Response>,
@@ -107,10 +100,9 @@ impl HostQueue {
         let capsules =
             pd.register(entries as usize * (command::LENGTH + sizes.in_capsule), Access::LOCAL_WRITE)?;
         let responses = pd.register(entries as usize * response::LENGTH, Access::LOCAL_WRITE)?;
-        let length = sizes.transfer.next_multiple_of(PAGE);
         let slot = |_| {
-            let region = pd.alloc_fast(length, (length / PAGE) as u32)?;
-            Ok::<_, InitiatorError>(Slot { region, state: State::default() })
+            let memory = LentRegion::new(&pd, sizes.transfer)?;
+            Ok::<_, InitiatorError>(Slot { memory, state: State::default() })
         };
         let slots = (0..entries).map(slot).collect::<Result<Vec<_>, _>>()?;
         let qp = pd.queue_pair(&cq).caps(caps).create()?;
@@ -168,6 +160,7 @@ impl HostQueue {
         if length > self.sizes.transfer && !in_capsule {
             return Err(InitiatorError::TooLong { length, most: self.sizes.transfer });
         }
+        self.slots[id].memory.begin();
         let begin = id * (command::LENGTH + self.sizes.in_capsule);
         let sgl = match data {
             _ if length == 0 => Sgl::NONE,
@@ -176,7 +169,7 @@ impl HostQueue {
                 Sgl::InCapsule { offset: 0, length: length as u32 }
             }
             Data::Out(bytes) => {
-                self.slots[id].region.memory().write(0, bytes).map_err(roxie::host::DeviceError::from)?;
+                self.slots[id].memory.memory().write(0, bytes).map_err(roxie::host::DeviceError::from)?;
                 self.register(id, length, Access::REMOTE_READ)?
             }
             _ => self.register(id, length, Access::REMOTE_WRITE | Access::LOCAL_WRITE)?,
@@ -189,20 +182,16 @@ impl HostQueue {
         let slot = &mut self.slots[id];
         slot.state = State {
             is_busy: true,
-            is_registered: matches!(sgl, Sgl::Keyed { length: 1.., .. }),
             expects: if matches!(data, Data::In(_)) { length } else { 0 },
-            ..State::default()
+            response: None,
         };
         Ok(Some(id as u16))
     }
 
     /// Posts the registration of a slot's memory.
     fn register(&mut self, id: usize, length: usize, access: Access) -> Result<Sgl, InitiatorError> {
-        let pages: Vec<u64> = (0..length.div_ceil(PAGE)).map(|page| (page * PAGE) as u64).collect();
-        let region = &mut self.slots[id].region;
-        let address = region.memory().address();
-        let range = (address, length as u64, access);
-        let key = self.connection.qp().fast_register(0, SendFlags::empty(), region, &pages, range)?;
+        let memory = &mut self.slots[id].memory;
+        let (address, key) = memory.lend(self.connection.qp(), length, access)?;
         Ok(Sgl::Keyed { address, length: length as u32, key: key.0, invalidate: true })
     }
 
@@ -221,7 +210,7 @@ impl HostQueue {
         let mut data = Vec::new();
         if response.status.is_success() {
             data.resize(expects, 0);
-            slot.region.memory().read(0, &mut data).map_err(roxie::host::DeviceError::from)?;
+            slot.memory.memory().read(0, &mut data).map_err(roxie::host::DeviceError::from)?;
         }
         Ok(Some(Finished { response, data }))
     }
@@ -248,18 +237,13 @@ impl HostQueue {
         }
         let id = match wc.opcode {
             WcOpcode::Recv => self.received(wc)?,
-            WcOpcode::Send => {
-                self.slots[wc.wr_id as usize].state.is_sent = true;
-                wc.wr_id as usize
-            }
-            WcOpcode::LocalInvalidate => {
-                self.slots[wc.wr_id as usize].state.is_registered = false;
+            WcOpcode::Send | WcOpcode::LocalInvalidate => {
+                self.slots[wc.wr_id as usize].memory.completed(wc.opcode);
                 wc.wr_id as usize
             }
             _ => return Ok(()),
         };
-        let state = &self.slots[id].state;
-        if state.is_sent && state.response.is_some() && !state.is_registered {
+        if self.slots[id].memory.is_over() {
             self.finished.push(id as u16);
         }
         Ok(())
@@ -282,13 +266,7 @@ impl HostQueue {
             )));
         };
         slot.state.response = Some(response);
-        let key = slot.region.rkey();
-        if wc.flags.contains(WcFlags::WITH_INV) && wc.imm == key.0 {
-            slot.state.is_registered = false;
-        } else if slot.state.is_registered {
-            // The target did not invalidate the key: the memory stays open to it until this has completed.
-            self.connection.qp().invalidate(id as u64, SendFlags::SIGNALED, key)?;
-        }
+        slot.memory.answered(self.connection.qp(), wc, id as u64)?;
         Ok(id)
     }
 }
