@@ -3,6 +3,7 @@
 mod conform;
 mod distros;
 mod ends;
+mod guest_script;
 mod nfs;
 mod nvme;
 mod pair;

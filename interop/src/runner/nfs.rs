@@ -12,12 +12,10 @@ use interop::guest::output_folder;
 use interop::peer::Peer;
 use interop::report::Outcome;
 use interop::rows::{Impairment, Row, Side};
-use interop::skip::SkipReason;
 
-use super::programs::{LISTENS_WITHIN, NO_SUCH_PROGRAM};
+use super::guest_script::{self, ENDS_WITHIN, Failed, outcome, words};
+use super::programs::LISTENS_WITHIN;
 
-/// Time for a program, in an emulated guest on a busy host.
-const ENDS_WITHIN: Duration = Duration::from_secs(120);
 /// Port of NFS over RDMA.
 const SERVICE: &str = "20049";
 /// TCP port of Roxie's MOUNT. The kernel's own server has 20048.
@@ -27,38 +25,13 @@ const LENGTHS: [usize; 11] = [0, 1, 3, 4, 3800, 4096, 65_535, 65_536, 65_537, 1 
 /// Longest file of a row with losses, each of which costs the kernel a retransmission timeout.
 const LONGEST_UNDER_LOSS: usize = 1 << 20;
 
-/// Why a row did not pass.
-enum Failed {
-    Error(Error),
-    Program(&'static str, Ended),
-    Other(String),
-    /// The peer has no script.
-    Missing,
-}
-
-impl From<Error> for Failed {
-    fn from(error: Error) -> Failed {
-        Failed::Error(error)
-    }
-}
-
 /// Runs a row of either side.
 pub(super) fn files(row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Outcome {
     let played = match row.requester {
         Side::Peer => kernel_is_client(row, roxie, peer),
         Side::Roxie => kernel_is_server(row, roxie, peer),
     };
-    if played.is_err() {
-        // A program still running here must not keep the interface.
-        roxie.end_program();
-    }
-    match played {
-        Ok(()) => Outcome::Pass,
-        Err(Failed::Error(error)) => Outcome::Fail(error.to_string()),
-        Err(Failed::Program(what, ended)) => Outcome::Fail(format!("{what}: {ended:?}")),
-        Err(Failed::Other(why)) => Outcome::Fail(why),
-        Err(Failed::Missing) => Outcome::Skip(SkipReason::ProgramMissing),
-    }
+    outcome(played, roxie)
 }
 
 fn lengths(row: &Row) -> Vec<usize> {
@@ -66,19 +39,9 @@ fn lengths(row: &Row) -> Vec<usize> {
     LENGTHS.into_iter().filter(|length| *length <= most).collect()
 }
 
-fn words(line: &str) -> Vec<String> {
-    line.split(' ').map(str::to_owned).collect()
-}
-
 /// Runs the guest's script to its end.
 fn script(peer: &mut Peer, line: &str) -> Result<Ended, Failed> {
-    let job = peer.spawn("roxie-nfs", &words(line))?;
-    let ended = peer.wait(job, ENDS_WITHIN)?;
-    match ended.code {
-        Some(0) => Ok(ended),
-        Some(NO_SUCH_PROGRAM) => Err(Failed::Missing),
-        _ => Err(Failed::Program("the guest", ended)),
-    }
+    guest_script::script(peer, "roxie-nfs", line)
 }
 
 /// Bytes that differ from block to block.
@@ -201,12 +164,7 @@ fn use_kernel_server(row: &Row, there: &str, roxie: &mut dyn Local, peer: &mut P
 
 /// Runs a client, which must end with this code.
 fn client(roxie: &mut dyn Local, command: &str, line: &str, code: i32) -> Result<Ended, Failed> {
-    roxie.command(["nfs", command], &words(line))?;
-    let ended = roxie.wait(ENDS_WITHIN)?;
-    match ended.code {
-        Some(is) if is == code => Ok(ended),
-        _ => Err(Failed::Program("roxie's end", ended)),
-    }
+    guest_script::command(roxie, ["nfs", command], line, code)
 }
 
 /// Compares a file with one of the kernel's, by length and MD5 sum.

@@ -14,12 +14,10 @@ use interop::local::program::wait_until;
 use interop::peer::Peer;
 use interop::report::Outcome;
 use interop::rows::{Blocks, Impairment, Row, Side};
-use interop::skip::SkipReason;
 
-use super::programs::{LISTENS_WITHIN, NO_SUCH_PROGRAM};
+use super::guest_script::{self, ENDS_WITHIN, Failed, ended, outcome, words};
+use super::programs::LISTENS_WITHIN;
 
-/// Time for a file system and its checks, in an emulated guest on a busy host.
-const ENDS_WITHIN: Duration = Duration::from_secs(120);
 const NQN: &str = "nqn.2026-11.example:interop";
 const SERVICE: &str = "4420";
 /// Length of the disk: with room for a file system and its journal.
@@ -27,56 +25,18 @@ const LENGTH: u64 = 64 << 20;
 /// Length of the kernel's disk in memory.
 const KERNEL_LENGTH: usize = 4 << 20;
 
-/// Why a row did not pass.
-enum Failed {
-    Error(Error),
-    Program(&'static str, Ended),
-    Other(String),
-    /// The peer has no script.
-    Missing,
-}
-
-impl From<Error> for Failed {
-    fn from(error: Error) -> Failed {
-        Failed::Error(error)
-    }
-}
-
 /// Runs a row of either side.
 pub(super) fn blocks(test: Blocks, row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Outcome {
     let played = match row.requester {
         Side::Peer => kernel_is_host(test, row, roxie, peer),
         Side::Roxie => kernel_is_target(row, roxie, peer),
     };
-    if played.is_err() {
-        // A program still running here must not keep the interface.
-        roxie.end_program();
-    }
-    match played {
-        Ok(()) => Outcome::Pass,
-        Err(Failed::Error(error)) => Outcome::Fail(error.to_string()),
-        Err(Failed::Program(what, ended)) => Outcome::Fail(format!("{what}: {ended:?}")),
-        Err(Failed::Other(why)) => Outcome::Fail(why),
-        Err(Failed::Missing) => Outcome::Skip(SkipReason::ProgramMissing),
-    }
-}
-
-fn words(line: &str) -> Vec<String> {
-    line.split(' ').map(str::to_owned).collect()
+    outcome(played, roxie)
 }
 
 /// Runs the guest's script to its end.
 fn script(peer: &mut Peer, line: &str) -> Result<Ended, Failed> {
-    let job = peer.spawn("roxie-nvme", &words(line))?;
-    ended(peer.wait(job, ENDS_WITHIN)?)
-}
-
-fn ended(ended: Ended) -> Result<Ended, Failed> {
-    match ended.code {
-        Some(0) => Ok(ended),
-        Some(NO_SUCH_PROGRAM) => Err(Failed::Missing),
-        _ => Err(Failed::Program("the guest", ended)),
-    }
+    guest_script::script(peer, "roxie-nvme", line)
 }
 
 /// Makes a file system on a disk of Roxie's, with the kernel as host. Then the target ends by SIGTERM, and its file has a file system.
@@ -176,12 +136,7 @@ fn host(
     code: i32,
 ) -> Result<Ended, Failed> {
     let line = format!("{there} {options}");
-    roxie.command(["nvme", command], &words(line.trim_end()))?;
-    let ended = roxie.wait(ENDS_WITHIN)?;
-    match ended.code {
-        Some(is) if is == code => Ok(ended),
-        _ => Err(Failed::Program("roxie's end", ended)),
-    }
+    guest_script::command(roxie, ["nvme", command], line.trim_end(), code)
 }
 
 /// Compares bytes with the kernel's disk, by their MD5 sum.
