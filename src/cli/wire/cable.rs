@@ -15,6 +15,8 @@ use roxie::time::{Clock, Nanos};
 const LONGEST_SLEEP: Nanos = Nanos::from_millis(100);
 /// Shortest sleep. A shorter wait is not slept, because the wake-up would be late.
 const SHORTEST_SLEEP: Nanos = Nanos::from_micros(2);
+/// Interval of looks at `stops` while frames arrive without a break.
+const LOOKS: Nanos = Nanos::from_millis(1);
 /// Sleep while a busy link takes no frame.
 const BUSY_SLEEP: Nanos = Nanos::from_micros(50);
 
@@ -57,6 +59,7 @@ impl Cable {
     pub(super) fn run(&mut self, stops: BorrowedFd<'_>, until: Nanos) -> io::Result<()> {
         // By default the kernel delays each wake-up by up to 50 us to save power. The call cannot fail.
         let _ = nix::sys::prctl::set_timerslack(1);
+        let mut looked = Nanos::ZERO;
         loop {
             let is_idle = [0, 1]
                 .into_iter()
@@ -65,6 +68,10 @@ impl Cable {
             if now >= until {
                 return Ok(());
             }
+            if !is_idle && now.since(looked) < LOOKS {
+                continue;
+            }
+            looked = now;
             let wait = if is_idle { self.pause(now).min(until.since(now)) } else { Nanos::ZERO };
             if self.sleep(stops, wait)? {
                 return Ok(());

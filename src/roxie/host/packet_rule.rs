@@ -148,10 +148,11 @@ impl PacketRule {
     pub fn matcher(&self) -> (impl FnMut(&Frame<'_>) -> bool + Send + use<>, Matched) {
         let matched = Matched::default();
         let (conditions, count) = (self.conditions.clone(), matched.clone());
+        let is_relative = conditions.iter().any(|condition| matches!(condition, Condition::PsnBehind(_)));
         let mut first: HashMap<Qpn, Psn> = HashMap::new();
         let test = move |frame: &Frame<'_>| {
             let packet = parse(frame).ok();
-            let behind = packet.as_ref().and_then(|packet| {
+            let behind = packet.as_ref().filter(|_| is_relative).and_then(|packet| {
                 let bth = &packet.bth;
                 if first.len() < MOST_QPS {
                     first.entry(bth.dest_qp).or_insert(bth.psn);
@@ -192,7 +193,7 @@ impl PacketRule {
 }
 
 impl Condition {
-    /// `behind`: how far the packet's PSN is behind the first one seen.
+    /// `behind`: how far the packet's PSN is behind the first one seen, if a condition of the rule asks for that.
     fn holds(&self, packet: Option<&Packet>, behind: Option<i32>) -> bool {
         if let Condition::Kind(kind) = self {
             return kind.has(packet);
