@@ -1,6 +1,8 @@
 //! Frames as a wire carries them, of what packet sockets show: the kernel leaves checksums unfinished and datagrams or TCP segments
 //! merged for as long as no link needs them otherwise (`linux/virtio_net.h`, Documentation/networking/segmentation-offloads.rst).
 
+use crate::udp::headers::{checksum, fold, sum};
+
 /// Station addresses in front of the EtherType, in bytes.
 const STATIONS: usize = 12;
 const IP: usize = 14;
@@ -98,7 +100,7 @@ pub(super) fn cut(frame: &[u8], offload: &Offload, tag: Option<u16>, mut put: im
         let stored = offload.checksum_start + offload.checksum_offset;
         let Some(rest) = frame.get(offload.checksum_start..) else { return false };
         // The field has the sum of the pseudo header.
-        let sum = fold(add(0, rest));
+        let sum = checksum(rest);
         let Some(field) = finished.get_mut(stored..stored + 2) else { return false };
         field.copy_from_slice(&sum.to_be_bytes());
         tagged(&finished, &[]);
@@ -140,7 +142,7 @@ fn set_segment(
         let first = u16::from_be_bytes([headers[IP + 4], headers[IP + 5]]);
         headers[IP + 4..IP + 6].copy_from_slice(&first.wrapping_add(number as u16).to_be_bytes());
         headers[IP + 10..IP + 12].fill(0);
-        let sum = fold(add(0, &headers[IP..layout.transport]));
+        let sum = checksum(&headers[IP..layout.transport]);
         headers[IP + 10..IP + 12].copy_from_slice(&sum.to_be_bytes());
     } else {
         headers[IP + 4..IP + 6].copy_from_slice(&(transport_length as u16).to_be_bytes());
@@ -166,34 +168,15 @@ fn set_segment(
 fn set_checksum(headers: &mut [u8], layout: &Layout, part: &[u8]) {
     let addresses = if layout.is_v4 { IP + 12..IP + 20 } else { IP + 8..IP + 40 };
     let length = (layout.payload - layout.transport + part.len()) as u32;
-    let mut sum = add(u32::from(layout.protocol) + length, &headers[addresses]);
-    sum = add(sum, &headers[layout.transport..]);
+    let pseudo = u32::from(layout.protocol) + length + sum(&headers[addresses]);
     // A header has whole words, so that the payload begins one.
-    let sum = fold(add(sum, part));
+    let sum = !fold(pseudo + sum(&headers[layout.transport..]) + sum(part));
     let (at, sum) = match layout.protocol {
         // 0 says that there is no checksum.
         UDP => (layout.transport + 6, if sum == 0 { 0xffff } else { sum }),
         _ => (layout.transport + 16, sum),
     };
     headers[at..at + 2].copy_from_slice(&sum.to_be_bytes());
-}
-
-/// Adds 16-bit words; a last odd byte is the upper half of one.
-fn add(mut sum: u32, bytes: &[u8]) -> u32 {
-    let (words, odd) = bytes.as_chunks::<2>();
-    for word in words {
-        sum += u32::from(u16::from_be_bytes(*word));
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    sum + odd.first().map_or(0, |byte| u32::from(*byte) << 8)
-}
-
-/// Returns the complement of the ones' complement sum (RFC 1071).
-fn fold(mut sum: u32) -> u16 {
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    !(sum as u16)
 }
 
 #[cfg(test)]
@@ -210,12 +193,16 @@ mod tests {
     fn assert_sums(frame: &[u8]) {
         let layout = Layout::of(frame).expect("whole");
         if layout.is_v4 {
-            assert_eq!(fold(add(0, &frame[IP..layout.transport])), 0, "of the IPv4 header");
+            assert_eq!(checksum(&frame[IP..layout.transport]), 0, "of the IPv4 header");
         }
         let addresses = if layout.is_v4 { IP + 12..IP + 20 } else { IP + 8..IP + 40 };
         let length = (frame.len() - layout.transport) as u32;
-        let sum = add(u32::from(layout.protocol) + length, &frame[addresses]);
-        assert_eq!(fold(add(sum, &frame[layout.transport..])), 0, "of the transport header and payload");
+        let pseudo = u32::from(layout.protocol) + length + sum(&frame[addresses]);
+        assert_eq!(
+            fold(pseudo + sum(&frame[layout.transport..])),
+            0xffff,
+            "of the transport header and payload"
+        );
     }
 
     fn v4(protocol: u8, transport: &[u8], payload: &[u8]) -> Vec<u8> {
@@ -289,7 +276,7 @@ mod tests {
     #[test]
     fn unfinished_checksum_is_finished() {
         let mut frame = v6(UDP, &UDP_HEADER, &PAYLOAD);
-        let pseudo = !fold(add(u32::from(UDP) + 33, &frame[IP + 8..IP + 40]));
+        let pseudo = fold(u32::from(UDP) + 33 + sum(&frame[IP + 8..IP + 40]));
         frame[60..62].copy_from_slice(&pseudo.to_be_bytes());
         let offload = Offload { flags: 1, checksum_start: 54, checksum_offset: 6, ..Offload::default() };
         assert_sums(&cut_all(&frame, offload, None)[0]);

@@ -184,11 +184,19 @@ fn fill_checksum(b: &mut [u8; MAX_HEADERS]) {
     b[V4_CHECKSUM..V4_CHECKSUM + 2].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// The internet checksum of an even number of bytes (RFC 1071).
+/// The internet checksum (RFC 1071) of up to 128 KiB.
 pub(crate) fn checksum(bytes: &[u8]) -> u16 {
-    !fold(bytes.chunks_exact(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum())
+    !fold(sum(bytes))
 }
 
+/// Returns the sum of the 16-bit words of up to 128 KiB, not folded. A last odd byte is the upper half of a word.
+pub(crate) fn sum(bytes: &[u8]) -> u32 {
+    let (words, odd) = bytes.as_chunks::<2>();
+    let words: u32 = words.iter().map(|word| u32::from(u16::from_be_bytes(*word))).sum();
+    words + odd.first().map_or(0, |byte| u32::from(*byte) << 8)
+}
+
+/// Folds a sum into 16 bits, without complementing it.
 pub(crate) fn fold(sum: u32) -> u16 {
     let sum = (sum & 0xffff) + (sum >> 16);
     ((sum & 0xffff) + (sum >> 16)) as u16
