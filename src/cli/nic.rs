@@ -1,13 +1,11 @@
 //! `roxie nic`: a NIC as its own process, which serves the programs of its host.
 
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signalfd::SignalFd;
 use nix::unistd::{Uid, User};
 use roxie::descriptors::raise_limit;
@@ -206,9 +204,7 @@ fn print_change(change: &ClientChange) {
 fn wait(daemon: &Daemon, signals: &SignalFd, log: &Log) -> Result<(), Failure> {
     loop {
         log.count();
-        let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
-        let _ = poll(&mut fds, PollTimeout::try_from(LOOK).unwrap_or(PollTimeout::MAX));
-        if fds[0].any() == Some(true) {
+        if signals::next(signals, LOOK).is_some() {
             return Ok(());
         }
         if daemon.has_failed() {

@@ -1,7 +1,10 @@
 //! Signals that end a command, as a descriptor.
 
 use std::io;
+use std::os::fd::AsFd;
+use std::time::Duration;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
@@ -15,4 +18,12 @@ pub(crate) fn catch() -> io::Result<SignalFd> {
     let set: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
     set.thread_block()?;
     Ok(SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?)
+}
+
+/// Waits for the next signal. `None`: none came within this time.
+pub(crate) fn next(signals: &SignalFd, within: Duration) -> Option<Signal> {
+    let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+    let _ = poll(&mut fds, PollTimeout::try_from(within).unwrap_or(PollTimeout::MAX));
+    let told = signals.read_signal().ok().flatten()?;
+    Signal::try_from(told.ssi_signo as i32).ok()
 }

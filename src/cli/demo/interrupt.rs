@@ -1,9 +1,7 @@
 //! Catches signals during a demo, which must remove its namespaces before it ends.
 
-use std::os::fd::AsFd;
+use std::time::Duration;
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
 use super::Failure;
@@ -20,15 +18,7 @@ impl Interrupt {
     }
 
     pub(super) fn check(&self) -> Result<(), Failure> {
-        let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, PollTimeout::ZERO) {
-            Ok(1..) => Err(Failure::Interrupted(self.which())),
-            _ => Ok(()),
-        }
-    }
-
-    fn which(&self) -> Signal {
-        let told = self.signals.read_signal().ok().flatten();
-        told.and_then(|info| Signal::try_from(info.ssi_signo as i32).ok()).unwrap_or(Signal::SIGINT)
+        signals::next(&self.signals, Duration::ZERO)
+            .map_or(Ok(()), |signal| Err(Failure::Interrupted(signal)))
     }
 }

@@ -1,14 +1,12 @@
 //! `roxie nfs serve`: exports a folder, read-only.
 
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signalfd::SignalFd;
 use roxie::host::{ConnectionManager, DialError};
 use roxie_nfs::MOUNT_PORT;
@@ -166,9 +164,7 @@ fn as_text(event: &ServerEvent) -> Option<String> {
 
 fn serve(signals: &SignalFd, has_failed: &AtomicBool) -> Result<(), Failure> {
     loop {
-        let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
-        let _ = poll(&mut fds, PollTimeout::try_from(LOOK).unwrap_or(PollTimeout::MAX));
-        if let Ok(Some(_)) = signals.read_signal() {
+        if signals::next(signals, LOOK).is_some() {
             return Ok(());
         }
         if has_failed.load(Relaxed) {

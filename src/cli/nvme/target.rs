@@ -1,13 +1,11 @@
 //! `roxie nvme target`: serves files, block devices and memory to hosts.
 
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 use roxie::host::{ConnectionManager, DialError};
@@ -175,17 +173,14 @@ fn report(json: bool, has_failed: Arc<AtomicBool>) -> Report {
 
 fn serve(signals: &SignalFd, subsystem: &Subsystem, has_failed: &AtomicBool) -> Result<(), Failure> {
     loop {
-        let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
-        let _ = poll(&mut fds, PollTimeout::try_from(LOOK).unwrap_or(PollTimeout::MAX));
-        while let Ok(Some(signal)) = signals.read_signal() {
-            if signal.ssi_signo != Signal::SIGHUP as u32 {
-                return Ok(());
-            }
-            match subsystem.look() {
+        match signals::next(signals, LOOK) {
+            Some(Signal::SIGHUP) => match subsystem.look() {
                 Ok(changed) if changed.is_empty() => output::note("no namespace has another length"),
                 Ok(changed) => output::note(format_args!("namespaces {changed:?} have another length")),
                 Err(error) => output::note(format_args!("the lengths of namespaces: {error}")),
-            }
+            },
+            Some(_) => return Ok(()),
+            None => {}
         }
         if has_failed.load(Relaxed) {
             return Err(Failure::Run("the engine has failed (see above): this is a bug in roxie".into()));
