@@ -13,7 +13,7 @@ use std::process::{Command, ExitCode};
 use serde_json::json;
 use site::{FI_PORT, NEAR, PORTS, QPERF_PORT, Running, Site, UCX_PORT, installed, launcher, skip};
 
-const RUNS: usize = 3;
+const RUNS: usize = 5;
 
 /// A program with a client and a server.
 #[derive(Clone, Copy)]
@@ -21,6 +21,8 @@ enum Tool {
     UcxPerftest,
     Qperf,
     FiPingpong,
+    /// Over TCP `iperf3`.
+    Perftest,
 }
 
 /// Measured quantity.
@@ -70,6 +72,24 @@ impl Row {
         Row { name, what, figure, tool: Tool::Qperf, options, over_tcp: tests[0], over_rdma: tests[1] }
     }
 
+    const fn perftest(
+        name: &'static str,
+        what: &'static str,
+        program: &'static str,
+        options: &'static str,
+    ) -> Row {
+        let figure = Figure::Bandwidth;
+        Row {
+            name,
+            what,
+            figure,
+            tool: Tool::Perftest,
+            options,
+            over_tcp: "--time 2 --json",
+            over_rdma: program,
+        }
+    }
+
     fn unit(&self) -> &'static str {
         match self.figure {
             Figure::Bandwidth => "MB/s",
@@ -87,11 +107,14 @@ impl Row {
             Tool::FiPingpong => format!("fi_pingpong {way} {options} {host}"),
             Tool::Qperf if server.is_none() => "qperf".to_owned(),
             Tool::Qperf => format!("qperf {host} -uu -t 2 {options} {way}"),
+            Tool::Perftest if medium != TCP => format!("{way} {options} {host}"),
+            Tool::Perftest if server.is_none() => "iperf3 --server --one-off".to_owned(),
+            Tool::Perftest => format!("iperf3 --client {host} {way}"),
         }
     }
 
     /// Parses the client's output.
-    fn value(&self, said: &str) -> Option<f64> {
+    fn value(&self, medium: &str, said: &str) -> Option<f64> {
         match (self.tool, self.figure) {
             (Tool::UcxPerftest, Figure::Time) => ucx(said, 3),
             (Tool::UcxPerftest, Figure::Bandwidth) => ucx(said, 5),
@@ -100,8 +123,11 @@ impl Row {
             (Tool::Qperf, Figure::Bandwidth) => Some(qperf(said, "bw")? / 1e6),
             (Tool::FiPingpong, Figure::Bandwidth) => fi(said, 5),
             (Tool::FiPingpong, Figure::Time) => fi(said, 6),
+            (Tool::Perftest, Figure::Bandwidth) if medium == TCP => iperf(said),
+            (Tool::Perftest, Figure::Bandwidth) => perftest(said),
             // Not measured by any row.
-            (Tool::Qperf | Tool::FiPingpong, Figure::Rate) => None,
+            (Tool::Qperf | Tool::FiPingpong, Figure::Rate)
+            | (Tool::Perftest, Figure::Rate | Figure::Time) => None,
         }
     }
 
@@ -117,26 +143,34 @@ impl Tool {
             Tool::UcxPerftest => "ucx_perftest",
             Tool::Qperf => "qperf",
             Tool::FiPingpong => "fi_pingpong",
+            Tool::Perftest => "ib_write_bw",
         }
     }
 
     /// Returns the TCP port at which the client connects to the server.
-    fn port(self) -> u16 {
+    fn port(self, medium: &str) -> u16 {
         match self {
             Tool::UcxPerftest => UCX_PORT,
             Tool::Qperf => QPERF_PORT,
             Tool::FiPingpong => FI_PORT,
+            Tool::Perftest if medium == TCP => IPERF_PORT,
+            Tool::Perftest => PERFTEST_PORT,
         }
     }
 }
 
 use Figure::{Bandwidth, Rate, Time};
 
+/// TCP port of perftest's server.
+const PERFTEST_PORT: u16 = 18515;
+/// TCP port of iperf3's server.
+const IPERF_PORT: u16 = 5201;
+
 const TCP: &str = "tcp";
 const MEDIA: [&str; 1 + PORTS.len()] = [TCP, PORTS[0], PORTS[1], PORTS[2]];
 /// The runs of a row over each medium.
 type Runs = [Vec<f64>; MEDIA.len()];
-const ROWS: [Row; 9] = [
+const ROWS: [Row; 11] = [
     Row::ucx("ucx-64k", "UCX, messages of 64 KiB", Bandwidth, "-t tag_bw -n 20000 -s 65536"),
     Row::ucx("ucx-1m", "UCX, messages of 1 MiB", Bandwidth, "-t tag_bw -n 1500 -s 1048576"),
     Row::ucx("ucx-8", "UCX, messages of 8 bytes", Rate, "-t tag_bw -n 400000 -s 8"),
@@ -157,6 +191,18 @@ const ROWS: [Row; 9] = [
     ),
     Row::qperf("send-lat", "qperf, 8 bytes, one way", Time, "-m 8", ["tcp_lat", "-cm 1 rc_lat"]),
     Row::libfabric("fi-64k", "libfabric, 64 KiB there and back", Bandwidth, "-I 5000 -S 65536"),
+    Row::perftest(
+        "ib-write",
+        "ib_write_bw, 64 KiB; iperf3",
+        "ib_write_bw",
+        "-x 1 -F -s 65536 -D 2 --report_gbits",
+    ),
+    Row::perftest(
+        "ib-read",
+        "ib_read_bw, 64 KiB; iperf3",
+        "ib_read_bw",
+        "-x 1 -F -s 65536 -D 2 --report_gbits",
+    ),
     Row::libfabric("fi-lat", "libfabric, 8 bytes, one way", Time, "-I 5000 -S 8"),
 ];
 
@@ -178,6 +224,22 @@ fn qperf(said: &str, name: &str) -> Option<f64> {
 fn fi(said: &str, column: usize) -> Option<f64> {
     let line = said.lines().skip_while(|line| !line.trim_start().starts_with("bytes")).nth(1)?;
     line.split_whitespace().nth(column)?.parse().ok()
+}
+
+/// Parses the average of the only line of results of a bandwidth test with `--report_gbits`: bytes, iterations, peak and average in Gb/s,
+/// millions of messages a second.
+fn perftest(said: &str) -> Option<f64> {
+    let average = said.lines().find_map(|line| {
+        let words: Vec<f64> = line.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
+        (words.len() == 5).then(|| words[3])
+    })?;
+    Some(average * 125.0)
+}
+
+/// Parses what the receiver got, of the output of `iperf3 --json`.
+fn iperf(said: &str) -> Option<f64> {
+    let report: serde_json::Value = serde_json::from_str(said).ok()?;
+    Some(report["end"]["sum_received"]["bits_per_second"].as_f64()? / 8e6)
 }
 
 fn main() -> ExitCode {
@@ -237,11 +299,11 @@ fn measure(site: &Site, medium: &str, row: &Row) -> f64 {
         Running::start(namespace, command)
     };
     let mut server = start(&site.near, "left", None);
-    server.wait_until_it_listens(row.tool.port());
+    server.wait_until_it_listens(row.tool.port(medium));
     let client = start(&site.far, "right", Some(NEAR)).finish();
     // qperf's server does not end by itself.
     drop(server);
-    let value = row.value(&client.said).filter(|_| client.status.success());
+    let value = row.value(medium, &client.said).filter(|_| client.status.success());
     value.unwrap_or_else(|| panic!("{} over {medium}: {client:?}", row.what))
 }
 
