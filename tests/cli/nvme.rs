@@ -3,10 +3,12 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::in_time::CommandInTime;
 use crate::network::Net;
 use crate::{A, Running, run};
 
@@ -74,6 +76,49 @@ fn file_is_written_and_read_over_sockets() {
     let part = format!("nvme read --port udp {A} --lba 3 --blocks 2 -o {}", files.shown("part"));
     net.right(&part).succeeded();
     assert!(contents(&files.path("part")) == files.bytes()[3 * 512..5 * 512]);
+    end(target);
+}
+
+/// A loop device of a file. Detached when it goes out of scope.
+struct Loop(String);
+
+impl Loop {
+    /// Returns `None` where there are no loop devices, and says so.
+    fn of(file: &Path) -> Option<Loop> {
+        let out = Command::new("losetup").args(["--find", "--show"]).arg(file).output_in_time();
+        match out {
+            Ok(out) if out.status.success() => {
+                Some(Loop(String::from_utf8_lossy(&out.stdout).trim().to_owned()))
+            }
+            refused => {
+                println!("SKIP nvme::block_device_is_written_and_read: no loop device: {refused:?}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status_in_time();
+    }
+}
+
+#[test]
+fn block_device_is_written_and_read() {
+    let Some(net) = Net::new("nvme-block") else { return };
+    let files = Files::new();
+    let Some(device) = Loop::of(&files.path("disk")) else { return };
+    let target = target(&net, &device.0);
+    let id = net.right(&format!("nvme id --port udp {A} --json")).succeeded().json();
+    assert_eq!(id[0]["namespaces"][0]["blocks"], 2048);
+    net.right(&format!("nvme write --port udp {A} -i {}", files.shown("bytes"))).succeeded();
+    // The target has flushed, so the file behind the device has the bytes.
+    assert!(contents(&files.path("disk")) == files.bytes());
+    net.right(&format!("nvme read --port udp {A} -o {}", files.shown("back"))).succeeded();
+    assert!(contents(&files.path("back")) == files.bytes());
+    let beyond = ["1 blocks from 2048 on are not in namespace 1"];
+    net.right(&format!("nvme read --port udp {A} --lba 2048 --blocks 1")).failed(2, &beyond);
     end(target);
 }
 
