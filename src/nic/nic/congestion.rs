@@ -1,4 +1,4 @@
-//! Congestion control and traffic classes in the NIC: notifications, ECN marking, priorities, and pauses.
+//! Congestion control and traffic classes in the NIC: notifications, ECN marking and priorities.
 //!
 //! The notification point answers a marked packet only if it is from the QP's peer and plausible at this point of the sequence. An
 //! attacker that cannot see the QP's packets must guess the QPN and the PSN.
@@ -6,22 +6,17 @@
 use super::classes::{EcnPolicy, Trust};
 use super::congestion_config::CongestionConfig;
 use super::neighbour_pause::NeighbourPause;
+use super::pauses_received::ReceivedPauses;
 use super::scheduler::PRIORITIES;
 use super::{Nic, QpEntry};
 use crate::congestion::{Knob, Knobs, Moderation, Settings};
-use crate::transport::{Counters, PlantedBug, Verdict};
+use crate::transport::{PlantedBug, Verdict};
 use crate::verbs::{AddressVector, QpIndex, QpState};
 use roxie_base::time::Nanos;
-use roxie_wire::frame::Frame;
-use roxie_wire::{MacControl, Operation, Packet, mac_control};
+use roxie_wire::{Operation, Packet};
 
 /// How far ahead of the expected PSN a marked packet may be and still be answered: the most packets that a peer has in flight.
 const PLAUSIBLY_AHEAD: i32 = 1 << 16;
-/// A priority that was paused for this time is stuck, not congested. Its pauses are then ignored for as long.
-const PAUSE_STORM: Nanos = Nanos::from_millis(100);
-/// Weight of running time against paused time: only pauses for more than 94 of 100 ms are a storm.
-const RUNNING_COUNTS: u64 = 16;
-
 /// The NIC's state of congestion control.
 #[derive(Debug)]
 pub(super) struct Congestion {
@@ -32,62 +27,12 @@ pub(super) struct Congestion {
     moderation: Moderation,
     /// DSCP and priority of notifications.
     pub(super) notification: (u8, u8),
-    /// Pause state of each priority.
-    storms: [Storm; PRIORITIES],
-    /// Pause counters of each priority.
-    pauses: [PauseCount; PRIORITIES],
+    /// The priorities that the neighbour has paused.
+    pub(super) pauses: ReceivedPauses,
     /// The pause state that was last sent to the neighbour.
     pub(super) neighbour: NeighbourPause,
     /// A QP's congestion control measures delay, or did.
     pub(super) measures_delay: bool,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct PauseCount {
-    frames: u64,
-    time: Nanos,
-}
-
-/// Names as in `ethtool -S` of mlx5. `rx_prio*_pause` counts received frames for the priority, those that end a pause included;
-/// `rx_prio*_pause_duration` is the time paused, in us.
-const PAUSE_NAMES: [(&str, &str); PRIORITIES] = [
-    ("rx_prio0_pause", "rx_prio0_pause_duration"),
-    ("rx_prio1_pause", "rx_prio1_pause_duration"),
-    ("rx_prio2_pause", "rx_prio2_pause_duration"),
-    ("rx_prio3_pause", "rx_prio3_pause_duration"),
-    ("rx_prio4_pause", "rx_prio4_pause_duration"),
-    ("rx_prio5_pause", "rx_prio5_pause_duration"),
-    ("rx_prio6_pause", "rx_prio6_pause_duration"),
-    ("rx_prio7_pause", "rx_prio7_pause_duration"),
-];
-
-/// Pause state of a priority, which detects pause storms.
-#[derive(Clone, Copy, Debug, Default)]
-struct Storm {
-    /// Time of the last update.
-    at: Nanos,
-    until: Nanos,
-    /// Time paused, less [`RUNNING_COUNTS`] times the time running since.
-    stopped: Nanos,
-    /// True if `until` is the limit of a storm, instead of the requested end.
-    bounded: bool,
-    ignored_until: Nanos,
-}
-
-impl Storm {
-    /// Updates the account to `now`. True: a storm has been detected since.
-    fn look(&mut self, now: Nanos) -> bool {
-        let stopped = self.until.min(now).since(self.at);
-        let ran = now.since(self.at.max(self.until));
-        self.stopped = self.stopped + stopped - Nanos(ran.0.saturating_mul(RUNNING_COUNTS));
-        self.at = now;
-        let ended = self.bounded && now >= self.until;
-        if ended {
-            (self.bounded, self.stopped) = (false, Nanos::ZERO);
-            self.ignored_until = self.until + PAUSE_STORM;
-        }
-        ended
-    }
 }
 
 impl Congestion {
@@ -98,8 +43,7 @@ impl Congestion {
             carries_tags: false,
             moderation: Moderation::new(&Knobs::default(), secret),
             notification: (0, 0),
-            storms: [Storm::default(); PRIORITIES],
-            pauses: [PauseCount::default(); PRIORITIES],
+            pauses: ReceivedPauses::default(),
             neighbour: NeighbourPause::default(),
             measures_delay: false,
         };
@@ -136,38 +80,9 @@ impl Congestion {
         };
         asked && av.traffic_class & 3 == 0
     }
-
-    /// Accounts for a frame that pauses a priority. Returns when the pause ends; `None`: it is ignored, because the priority was stuck.
-    fn pause(&mut self, now: Nanos, priority: u8, quanta: u16, counters: &mut Counters) -> Option<Nanos> {
-        let length = Nanos(mac_control::quanta_nanos(quanta, self.config.line_rate().0) as u64);
-        let count = &mut self.pauses[usize::from(priority)];
-        count.frames += 1;
-        let storm = &mut self.storms[usize::from(priority)];
-        counters.rx_pause_storm_warning_events += u64::from(storm.look(now));
-        if quanta > 0 && now < storm.ignored_until {
-            counters.rx_pause_storm_ignored += 1;
-            return None;
-        }
-        let before = storm.until.max(now);
-        let patience = PAUSE_STORM - storm.stopped;
-        storm.bounded = length > patience;
-        storm.until = now + length.min(patience);
-        count.time = count.time + storm.until.since(before) - before.since(storm.until);
-        Some(storm.until)
-    }
 }
 
 impl Nic {
-    /// Appends the pause counters of priorities that can be paused.
-    pub fn pause_counters(&self, out: &mut Vec<(&'static str, u64)>) {
-        let Congestion { config: CongestionConfig { classes, .. }, pauses, .. } = &self.congestion;
-        let heeds = |p: &usize| classes.pause || classes.pfc & 1 << p != 0;
-        for p in (0..PRIORITIES).filter(heeds) {
-            out.push((PAUSE_NAMES[p].0, pauses[p].frames));
-            out.push((PAUSE_NAMES[p].1, pauses[p].time.0 / 1_000));
-        }
-    }
-
     /// Updates a QP's priority and what depends on it, after its path or the traffic classes have changed.
     pub(super) fn reclassify(&mut self, index: QpIndex) {
         let places = self.qps.places();
@@ -244,29 +159,6 @@ impl Nic {
             entry.notification_due = true;
             self.scheduler.make_urgent(&mut entry.schedule);
         }
-    }
-
-    /// Handles a MAC control frame. True if it affects a priority.
-    #[cold]
-    pub(super) fn apply_mac_control(&mut self, now: Nanos, frame: &Frame<'_>) -> bool {
-        if frame.array::<6>(0) != Some(mac_control::DESTINATION) {
-            return false;
-        }
-        let (enable, quanta) = match MacControl::parse(frame) {
-            Some(MacControl::Pause { quanta }) if self.congestion.config.classes.pause => {
-                self.counters.rx_global_pause += 1;
-                (0xff, [quanta; PRIORITIES])
-            }
-            Some(MacControl::Pfc { enable, quanta }) => (enable & self.congestion.config.classes.pfc, quanta),
-            _ => return false,
-        };
-        for priority in (0..PRIORITIES as u8).filter(|p| enable & 1 << p != 0) {
-            let quanta = quanta[usize::from(priority)];
-            if let Some(until) = self.congestion.pause(now, priority, quanta, &mut self.counters) {
-                self.scheduler.pause(now, priority, until);
-            }
-        }
-        enable != 0
     }
 }
 

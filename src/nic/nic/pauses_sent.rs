@@ -1,4 +1,5 @@
-//! Flow control towards the neighbour: pauses it when frames arrive faster than they are received.
+//! Pauses that the NIC sends: the neighbour stops when frames arrive faster than they are received. `neighbour_pause` decides when.
+//! The other direction is `pauses_received`.
 
 use super::Nic;
 use super::congestion::Congestion;

@@ -234,6 +234,11 @@ impl Nic {
         Ok(Answer::Done)
     }
 
+    /// Frees a QP. No other function does: errors, RESET and the connection manager leave it in its slot. The next QP in the slot has
+    /// another number and another name.
+    ///
+    /// Neither its state nor outstanding work matters, but no RSS table may hold the QP. Nothing in flight names it: commands run at
+    /// the start of a pass, when no transmit slot and no planned copy is left of the pass before.
     pub(super) fn destroy_qp(&mut self, index: QpIndex) -> Result<Answer, ControlError> {
         let users = self.qps.get(index.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?.in_tables;
         if users > 0 {

@@ -221,7 +221,7 @@ impl Nic {
             verdict = self.settle(now, QpIndex(index), packet, received, before).unwrap_or(verdict);
         }
         if verdict == Verdict::Executed {
-            self.pass_early(now, index);
+            self.deliver_early(now, index);
         }
         if !verdict.is_routine()
             && let Some(entry) = self.qps.get_mut(index)
@@ -237,7 +237,7 @@ impl Nic {
 
     /// Advances a QP with selective repeat over packets that came early and are due.
     #[inline]
-    fn pass_early(&mut self, now: Nanos, index: u32) {
+    fn deliver_early(&mut self, now: Nanos, index: u32) {
         let Some(entry) = self.qps.get_mut(index).filter(|entry| entry.qp.has_early()) else { return };
         split!(self, now, entry => qp, ctx);
         qp.advance_over_early(&mut ctx);

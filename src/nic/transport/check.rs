@@ -9,7 +9,6 @@ use std::fmt;
 
 use super::Qp;
 use super::memory::Refusal;
-use super::responder::Responder;
 use super::rules::length_fits;
 use crate::verbs::Access;
 use roxie_base::limits::MAX_MESSAGE;
@@ -162,17 +161,5 @@ impl Qp {
         }
         //= IBTA 9.7.4.1.6: reth-is-2-to-the-31-at-most
         if reth.dma_len > MAX_MESSAGE { Err(Check::TooLong) } else { Ok(()) }
-    }
-}
-
-impl Responder {
-    /// Checks the packet's position: FIRST and ONLY start a message, MIDDLE and LAST continue one of the same kind.
-    pub(super) fn check_sequence(&self, packet: &Packet) -> Result<(), Check> {
-        let info = packet.info();
-        if self.message.admits(info.operation, info.position.begins()) {
-            Ok(())
-        } else {
-            Err(self.out_of_order())
-        }
     }
 }

@@ -3,9 +3,8 @@
 //! A response acknowledges all earlier requests, except a READ or an atomic that still lacks its own response. Then the
 //! response has overtaken that one: an implied NAK, after which the requester retransmits from the READ or atomic.
 
-use super::invariants::invariant;
 use super::planted::PlantedBug;
-use super::requester::Requester;
+use super::requester::{Requester, Sending};
 use super::rules::{packets_for, response_fits};
 use super::scatter::{self, FramePayload};
 use super::{Cause, Ctx, Qp, Verdict};
@@ -64,7 +63,7 @@ impl Qp {
                 ctx.counters.rcvd_rnr_err += 1;
                 match self.acknowledge_before(ctx, psn) {
                     // A repeated RNR NAK for the wait in progress.
-                    Ok(()) if self.requester.rnr_until.is_some() => Verdict::Stale,
+                    Ok(()) if matches!(self.requester.sending, Sending::RnrWait(_)) => Verdict::Stale,
                     Ok(()) => self.go_back_after(ctx, timer),
                     Err(verdict) => verdict,
                 }
@@ -74,7 +73,7 @@ impl Qp {
                 match self.acknowledge_before(ctx, psn) {
                     // The NAK answers packets sent before the RNR NAK arrived (rxe sends both NAKs, `rxe_resp.c`). The
                     // packets are sent again after the wait anyway, so this costs no retry.
-                    Ok(()) if self.requester.rnr_until.is_some() => Verdict::Stale,
+                    Ok(()) if matches!(self.requester.sending, Sending::RnrWait(_)) => Verdict::Stale,
                     //= IBTA 9.7.6: sequence-nak-goes-back
                     Ok(()) => self.go_back(ctx, Cause::SequenceNak),
                     Err(verdict) => verdict,
@@ -223,10 +222,13 @@ impl Qp {
                 self.advance(ctx, end);
             } else {
                 self.advance(ctx, its_end);
-                let failed = self.requester.failed;
+                let sending = self.requester.sending;
                 self.complete_oldest(ctx);
                 if self.state() == QpState::Err {
-                    return Err(Verdict::Failed(failed.unwrap_or(WcStatus::LocQpOp)));
+                    let Sending::Failed(status) = sending else {
+                        return Err(Verdict::Failed(WcStatus::LocQpOp));
+                    };
+                    return Err(Verdict::Failed(status));
                 }
             }
         }
@@ -248,7 +250,7 @@ impl Qp {
         }
         r.implied_nak &= PlantedBug::GoesBackOnce.is();
         // Progress of the receiver ends the RNR wait.
-        r.rnr_until = None;
+        r.end_rnr_wait();
         if r.going_back.is_some() {
             r.note_progress(ctx.now, longest);
         }
@@ -285,7 +287,9 @@ impl Qp {
     /// Fails the work request that could not be sent, if it is the oldest.
     pub(super) fn fail_if_oldest(&mut self, ctx: &mut Ctx<'_>) {
         let r = &self.requester;
-        if let Some(status) = r.failed.filter(|_| r.next == r.queue.tail()) {
+        if let Sending::Failed(status) = r.sending
+            && r.next == r.queue.tail()
+        {
             self.fail_oldest(ctx, status, 0);
         }
     }
@@ -335,7 +339,7 @@ impl Qp {
     /// Raises SQ_DRAINED once in SQD, when no started work request is left.
     pub(super) fn report_drained(&mut self, ctx: &mut Ctx<'_>) {
         let r = &self.requester;
-        let waits = r.rnr_until.is_some() && PlantedBug::DrainedWhileItWaits.is();
+        let waits = matches!(r.sending, Sending::RnrWait(_)) && PlantedBug::DrainedWhileItWaits.is();
         let busy = !r.queue.is_empty() && r.queue.at(r.queue.tail()).started && !waits;
         //= IBTA 10.3.1.5: sqd-tells-when-it-is-drained
         if self.state() == QpState::Sqd && !busy && self.take_drain_request() {

@@ -250,6 +250,7 @@ mod record {
     use super::{
         Arrival, Coverage, EventEffect, Found, Place, Receipt, Source, Timer, TimerCause, TimerTransition,
     };
+    use crate::transport::requester::Sending;
     use crate::transport::{Check, Qp, Verdict};
     use crate::verbs::{QpState, QpType};
     use roxie_base::time::Nanos;
@@ -279,9 +280,9 @@ mod record {
     impl Watch {
         pub(crate) fn timer(qp: &Qp) -> Watch {
             let r = &qp.requester;
-            let timer = match (r.rnr_until, r.retransmit_at) {
-                (Some(_), _) => Timer::Rnr,
-                (None, Nanos::MAX) => Timer::Idle,
+            let timer = match (r.sending, r.retransmit_at) {
+                (Sending::RnrWait(_), _) => Timer::Rnr,
+                (_, Nanos::MAX) => Timer::Idle,
                 _ => Timer::Ack,
             };
             Watch(timer, qp.deadline())

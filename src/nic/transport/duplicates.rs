@@ -153,7 +153,7 @@ impl Responder {
         held.next().map(|slot| slot as u8)
     }
 
-    /// Queues the response of a resource once more.
+    /// Queues the response of a resource once more. Returns false if the queue is full: the peer's timer asks again.
     pub(super) fn answer_again(&mut self, slot: u8) -> bool {
         let Some(resource) = self.resources[usize::from(slot)].as_mut() else { return false };
         resource.again = true;
@@ -165,6 +165,6 @@ impl Responder {
         if let Some(resource) = self.resources[usize::from(slot)].as_mut() {
             resource.queued = queued;
         }
-        true
+        queued
     }
 }

@@ -15,7 +15,6 @@
 //! stays the later one.
 
 use super::early_writes::{EarlyWrite, EarlyWrites};
-use super::invariants::invariant;
 use super::message::Message;
 use super::planted::PlantedBug;
 use super::replies::Reply;
@@ -134,7 +133,7 @@ impl Qp {
             early.latest = packet.bth.psn;
         }
         r.ask_for_missing();
-        self.note_order();
+        self.note_fast_path();
         ctx.counters.early_kept += u64::from(kept && !known);
         Verdict::Early { expected, kept }
     }
@@ -315,7 +314,7 @@ impl Qp {
         early.latest = packet.bth.psn;
         early.pass((expected - before.value()).value(), before);
         self.yield_to_later(ctx, from, packet.bth.psn);
-        self.note_order();
+        self.note_fast_path();
     }
 
     /// Advances over the packets that came early and are due now. Called after a request was executed.
@@ -337,7 +336,7 @@ impl Qp {
         } else if passed {
             r.acknowledge();
         }
-        self.note_order();
+        self.note_fast_path();
     }
 
     /// Passes the early packet that is due. Returns false if it has no place in a message, and must come again.

@@ -5,7 +5,7 @@
 //! `None` means: take the slow path. Nothing has changed in this case.
 
 use super::message::Message;
-use super::requester::Requester;
+use super::requester::{Requester, Sending};
 use super::responder::Responder;
 use super::rules::{Segment, length_fits, write_fits};
 use super::{Ctx, MemoryTable, PlantedBug, Qp, Span, scatter};
@@ -239,7 +239,8 @@ impl Qp {
     /// other than RTS. `acknowledge_before` handles the rest.
     pub(super) fn complete_plain(&mut self, ctx: &mut Ctx<'_>, end: Psn) {
         let r = &self.requester;
-        let nothing_else = r.failed.is_none() && !r.position().is_before(end) && !self.pacing.is_on();
+        let nothing_else =
+            !matches!(r.sending, Sending::Failed(_)) && !r.position().is_before(end) && !self.pacing.is_on();
         if !nothing_else || self.state() != QpState::Rts || PlantedBug::is_any() {
             return;
         }
@@ -281,10 +282,7 @@ impl Requester {
     /// True if there is a work request to send, and no RNR wait, failure or credit limit to consider.
     #[inline(always)]
     fn may_send_new(&self) -> bool {
-        self.next != self.queue.head()
-            && self.rnr_until.is_none()
-            && self.failed.is_none()
-            && self.credit_limit.is_none()
+        self.next != self.queue.head() && self.sending == Sending::Open && self.credit_limit.is_none()
     }
 }
 

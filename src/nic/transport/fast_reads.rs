@@ -80,7 +80,7 @@ impl Qp {
         let is_eligible = self.state() == QpState::Rts
             && !self.pacing.is_on()
             && psn == r.una
-            && self.is_from_its_peer(packet, &bth)
+            && self.fits_fast_path(packet, &bth)
             && !packet.is_ce();
         if !is_eligible || r.queue.is_empty() || PlantedBug::is_any() {
             return None;

@@ -2,9 +2,9 @@
 //!
 //! The NIC asks for a few at a time, so that a QP with long queues costs no more in a pass than one that sends.
 
-use super::invariants::invariant;
 use super::message::Message;
 use super::planted::PlantedBug;
+use super::requester::Sending;
 use super::{Ctx, Qp};
 use crate::verbs::{QpState, RecvWr, Wc, WcOpcode, WcStatus};
 
@@ -27,7 +27,10 @@ impl Qp {
         let r = &self.requester;
         match self.state() {
             QpState::Err | QpState::Sqe => r.queue.head(),
-            _ => r.flush_end.unwrap_or(r.queue.tail()),
+            _ => match r.sending {
+                Sending::Flushing(end) => end,
+                _ => r.queue.tail(),
+            },
         }
     }
 
@@ -48,7 +51,8 @@ impl Qp {
         }
         if matches!(self.state(), QpState::Err | QpState::Sqe) {
             self.requester.abandon();
-        } else if self.requester.flush_end.take_if(|end| *end == self.requester.queue.tail()).is_some() {
+        } else if self.requester.sending == Sending::Flushing(self.requester.queue.tail()) {
+            self.requester.sending = Sending::Open;
             self.report_drained(ctx);
         }
         count

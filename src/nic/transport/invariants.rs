@@ -5,14 +5,6 @@ use super::requester::HALF_CIRCLE;
 use super::responder::{Responder, psn_of};
 use crate::verbs::{QpState, QpType};
 
-/// Asserts what holds at one place of the transport, in debug builds.
-macro_rules! invariant {
-    ($condition:expr, $($message:tt)+) => {
-        debug_assert!($condition, "invariant: {}", format_args!($($message)+))
-    };
-}
-pub(super) use invariant;
-
 impl Qp {
     /// Asserts the QP's invariants (see the page of this folder), in debug builds.
     #[inline(always)]

@@ -11,7 +11,7 @@
 //! A local work request that has taken effect is `started` and takes no PSN, so that a rewind skips it.
 
 use super::memory::Refusal;
-use super::requester::Requester;
+use super::requester::{Requester, Sending};
 use super::{Ctx, Qp};
 use crate::verbs::{SendFlags, WcStatus, WrOpcode};
 
@@ -52,7 +52,7 @@ impl Qp {
                 }
                 //= IBTA 10.6.7: bind-takes-effect-in-its-turn
                 if let Err(status) = self.change_key(ctx) {
-                    self.requester.failed = Some(status);
+                    self.requester.sending = Sending::Failed(status);
                     self.fail_if_oldest(ctx);
                     return false;
                 }

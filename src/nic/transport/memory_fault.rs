@@ -18,7 +18,7 @@
 
 use super::check::Check;
 use super::replies::Reply;
-use super::requester::Requester;
+use super::requester::{Requester, Sending};
 use super::responder::{RequestRefused, is_last};
 use super::{Ctx, Qp, Verdict};
 use crate::verbs::{AsyncEvent, EventKind, QpState, QpType, RecvWr, SendFlags, SendWr, WcStatus};
@@ -47,7 +47,7 @@ impl Qp {
     /// Refuses a request after it was executed.
     fn request_failed(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, completions: usize) -> Verdict {
         if let Some(verdict) = self.early_failed(packet) {
-            self.note_order();
+            self.note_fast_path();
             return verdict;
         }
         let r = &mut self.responder;
@@ -120,7 +120,7 @@ impl Qp {
         let r = &mut self.requester;
         if !psn.is_before(r.una) && psn.is_before(r.sent_end) {
             r.rewind_to(psn);
-            r.failed = Some(WcStatus::LocProt);
+            r.sending = Sending::Failed(WcStatus::LocProt);
             self.fail_if_oldest(ctx);
         }
     }

@@ -22,11 +22,18 @@
 //! * `unacknowledged`: common part of the services without acknowledgements, where a request is complete once it is
 //!   sent: `uc`, `ud` and `raw` (frames of other protocols).
 //! * `xrc`: additions of the extended reliable connection.
-//! * `pace`: congestion control and pacing.
+//! * `pacing`: congestion control and pacing.
 //! * `fast_path`, `fast_reads`: the fast path for common RC packets.
 //!
 //! Architecture invariant: no I/O, no clock, no randomness, no logging, and no allocation after a QP is made. Every
 //! packet from a peer ends in a counted drop, a NAK, or a completion with a status.
+
+/// Asserts what holds at one place of the transport, in debug builds.
+macro_rules! invariant {
+    ($condition:expr, $($message:tt)+) => {
+        debug_assert!($condition, "invariant: {}", format_args!($($message)+))
+    };
+}
 
 mod address;
 mod check;

@@ -4,7 +4,7 @@ use super::address::template_of;
 use super::check::Check;
 use super::pacing::Pacing;
 use super::planted::PlantedBug;
-use super::requester::Requester;
+use super::requester::{Requester, Sending};
 use super::responder::Responder;
 use super::send_queue::SendQueue;
 use super::turns::Turns;
@@ -79,7 +79,7 @@ pub struct Qp {
     pub(super) shares_receives: bool,
     established: bool,
     /// True for an RC QP in whose sequence nothing is missing: the fast path may take its packets.
-    in_order: bool,
+    fast: bool,
     drain_requested: bool,
     pub(super) turns: Turns,
     /// Local GID of the last datagram sent to a multicast group.
@@ -115,7 +115,7 @@ impl Qp {
             responder: Responder::new(caps.max_recv_sge, resources, config.srq_pd.unwrap_or(config.pd)),
             shares_receives: config.srq_pd.is_some(),
             established: false,
-            in_order: config.init.qp_type == QpType::Rc,
+            fast: config.init.qp_type == QpType::Rc,
             drain_requested: false,
             turns: Turns::default(),
             group_source: None,
@@ -181,7 +181,7 @@ impl Qp {
             self.enter_error(ctx);
         }
         if self.state == QpState::Sqe && next == QpState::Rts && !self.requester.queue.is_empty() {
-            self.requester.flush_end = Some(self.requester.queue.head());
+            self.requester.sending = Sending::Flushing(self.requester.queue.head());
         }
         self.state = next;
         if next != QpState::Sqd {
@@ -206,17 +206,17 @@ impl Qp {
         self.attributes.selective_repeat &= self.qp_type == QpType::Rc;
         self.requester.set_selective(self.attributes.selective_repeat);
         self.responder.set_selective(self.attributes.selective_repeat);
-        self.note_order();
+        self.note_fast_path();
     }
 
     /// True if the fast path may take received packets.
     pub(super) fn takes_fast_path(&self) -> bool {
-        self.in_order
+        self.fast
     }
 
     /// Decides again whether the fast path may take received packets.
-    pub(super) fn note_order(&mut self) {
-        self.in_order = self.qp_type == QpType::Rc && !self.has_early();
+    pub(super) fn note_fast_path(&mut self) {
+        self.fast = self.qp_type == QpType::Rc && !self.has_early();
     }
 
     /// Sets the attributes that verbs do not define.
@@ -234,7 +234,7 @@ impl Qp {
         //= IBTA 10.3.1.1: reset-forgets
         self.requester.reset();
         self.responder.reset();
-        self.note_order();
+        self.note_fast_path();
         self.established = false;
         self.drain_requested = false;
         self.group_source = None;
@@ -317,13 +317,14 @@ impl Qp {
             QpState::Rtr => self.established,
             _ => false,
         };
-        takes && bth.psn == self.responder.expected && self.is_from_its_peer(packet, bth)
+        takes && bth.psn == self.responder.expected && self.fits_fast_path(packet, bth)
     }
 
-    /// True if an RC packet comes from the peer, with matching partition and a length that is a multiple of 4 bytes.
+    /// True if the fast path may take an RC packet: nothing is missing before it, it comes from the peer, its partition matches, and its
+    /// length is a multiple of 4 bytes.
     #[inline(always)]
-    pub(super) fn is_from_its_peer(&self, packet: &FastPacket<'_>, bth: &Bth) -> bool {
-        self.in_order
+    pub(super) fn fits_fast_path(&self, packet: &FastPacket<'_>, bth: &Bth) -> bool {
+        self.fast
             && bth.pkey & 0x7fff == PKEY & 0x7fff
             && self.ends == Some(packet.ends())
             && (packet.payload().len() + usize::from(bth.pad)).is_multiple_of(4)
@@ -493,8 +494,6 @@ impl Qp {
         //= IBTA 10.3.1.7: error-flushes-both-queues
         let before = std::mem::replace(&mut self.state, QpState::Err);
         self.requester.retransmit_at = Nanos::MAX;
-        self.requester.rnr_until = None;
-        self.requester.failed = None;
         self.requester.abandon();
         self.flush_begun_receive(ctx);
         self.responder.keep_up_to_refusal();

@@ -7,9 +7,9 @@
 //!   PSNs         una ....... position ... sent_end
 //! ```
 //!
-//! The position (`next`, `next_packet`) is the next packet to send. A rewind only moves it back to `una`, because every
-//! packet is built from its work request. `sent_end` never moves back: PSNs from there on were never sent, so that no
-//! valid response acknowledges them.
+//! The position (`next`, `next_packet`) is the next packet to send. A rewind only moves it back, because every packet is
+//! built from its work request: to `una`, or with selective repeat to the oldest lost packet. `sent_end` never moves back:
+//! PSNs from there on were never sent, so that no valid response acknowledges them.
 
 use super::planted::PlantedBug;
 use super::replies::Reply;
@@ -25,6 +25,19 @@ use roxie_wire::{AtomicEth, Bth, Ext, Feth, Opcode, Psn, Reth, credits};
 
 /// Largest distance at which the order of two PSNs is known.
 pub(super) const HALF_CIRCLE: u32 = 1 << 23;
+
+/// State of the send queue: whether its work requests are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sending {
+    /// Work requests are sent, as far as windows and limits allow.
+    Open,
+    /// The peer has no receive. Nothing is sent until then (RNR NAK).
+    RnrWait(Nanos),
+    /// The work request at `next` cannot be sent. It fails with this status once it is the oldest.
+    Failed(WcStatus),
+    /// Work requests before this position were queued when the error state was left. They are flushed before another is sent.
+    Flushing(u32),
+}
 
 /// State of the requester.
 #[derive(Debug)]
@@ -50,18 +63,14 @@ pub(super) struct Requester {
     pub(super) ack_timeout: Option<Nanos>,
     /// Time of the next retransmission by timeout.
     pub(super) retransmit_at: Nanos,
-    /// End of the RNR wait that the peer has asked for.
-    pub(super) rnr_until: Option<Nanos>,
     pub(super) retries_left: u8,
     pub(super) rnr_retries_left: u8,
     /// Cause of the retransmission of packets before `sent_end`.
     pub(super) going_back: Option<Cause>,
     /// An implied NAK was handled. Further overtaking responses are ignored until something new is acknowledged.
     pub(super) implied_nak: bool,
-    /// Status of an unsendable work request at `next`, which fails once it is the oldest.
-    pub(super) failed: Option<WcStatus>,
-    /// Work requests before this position were queued when the error state was left. They are flushed before another is sent.
-    pub(super) flush_end: Option<u32>,
+    /// Whether work requests are sent.
+    pub(super) sending: Sending,
     /// Number of the last message for which the peer has a receive (AETH's MSN plus credits), if credits are in use.
     pub(super) credit_limit: Option<u32>,
     /// Number of completed messages, modulo 2^24, as in the peer's MSN.
@@ -82,13 +91,11 @@ impl Requester {
             scoreboard: None,
             ack_timeout: None,
             retransmit_at: Nanos::MAX,
-            rnr_until: None,
             retries_left: 0,
             rnr_retries_left: 0,
             going_back: None,
             implied_nak: false,
-            failed: None,
-            flush_end: None,
+            sending: Sending::Open,
             credit_limit: None,
             messages_done: 0,
         }
@@ -112,7 +119,21 @@ impl Requester {
     pub(super) fn abandon(&mut self) {
         self.next = self.queue.head();
         self.next_packet = 0;
-        self.flush_end = None;
+        self.sending = Sending::Open;
+    }
+
+    /// Ends an RNR wait.
+    pub(super) fn end_rnr_wait(&mut self) {
+        if matches!(self.sending, Sending::RnrWait(_)) {
+            self.sending = Sending::Open;
+        }
+    }
+
+    /// Forgets that the work request at `next` cannot be sent, because the position moves. If it still cannot, this is noticed again.
+    pub(super) fn forget_failure(&mut self) {
+        if matches!(self.sending, Sending::Failed(_)) {
+            self.sending = Sending::Open;
+        }
     }
 
     /// Returns the PSN of the next packet, a first transmission or not.
@@ -146,6 +167,14 @@ impl Requester {
         self.since_ack_request = 0;
     }
 
+    /// True if the next packet asks for an acknowledgement. `last`: it ends its message, or has a response.
+    //= IBTA 9.7.3: ack-is-asked-for
+    #[inline(always)]
+    pub(super) fn asks(&self, last: bool, in_flight: u32, limits: &Limits) -> bool {
+        let window_closes = in_flight + 1 >= limits.window;
+        last || window_closes || self.since_ack_request + 1 >= limits.ack_request_interval
+    }
+
     /// Returns the number of packets in flight. Computed modulo 2^24: a READ of 2^31 bytes can move the position 2^23
     /// PSNs ahead, too far for a signed distance. The position is never behind `una`.
     pub(super) fn in_flight(&self) -> u32 {
@@ -165,7 +194,7 @@ impl Qp {
         //= IBTA 9.5: requests-leave-in-order
         let position = self.requester.next;
         if let Err(status) = self.check_start(ctx) {
-            self.requester.failed = Some(status);
+            self.requester.sending = Sending::Failed(status);
             self.fail_if_oldest(ctx);
             return None;
         }
@@ -174,7 +203,7 @@ impl Qp {
         }
         let plan = self.plan_request(ctx, position);
         if plan.is_none() {
-            self.requester.failed = Some(WcStatus::LocProt);
+            self.requester.sending = Sending::Failed(WcStatus::LocProt);
             self.fail_if_oldest(ctx);
         }
         plan
@@ -189,9 +218,8 @@ impl Qp {
     /// True if a work request is waiting and neither failed nor blocked by the QP's state or an RNR wait.
     pub(super) fn may_send_requests(&self) -> bool {
         let r = &self.requester;
-        let is_there = r.next != r.queue.head() && r.rnr_until.is_none() && r.failed.is_none();
-        let is_there = is_there && r.flush_end.is_none();
-        is_there
+        r.next != r.queue.head()
+            && r.sending == Sending::Open
             && match self.state() {
                 QpState::Rts => true,
                 // In SQD, started work requests are finished, and no new one is started.
@@ -350,6 +378,40 @@ impl Qp {
             let is_whole = wqe.wr.opcode.takes_resource();
             let count = if is_whole { (wqe.end_psn() - plan.bth.psn.value()).value() } else { 1 };
             self.requester.note_sent_again(ctx.now, plan.bth.psn, count);
+        }
+    }
+
+    /// Advances the requester past the packet at its position, which is sent: PSNs, position, timer.
+    #[inline(always)]
+    pub(super) fn packet_left(&mut self, now: Nanos, bth: &Bth) {
+        let mtu = self.attributes().path_mtu.bytes();
+        let r = &mut self.requester;
+        let wqe = r.queue.at_mut(r.next);
+        let takes_resource = !wqe.plain && wqe.wr.opcode.takes_resource();
+        if !wqe.started {
+            wqe.started = true;
+            //= IBTA 9.7.3: psn-counts-packets
+            wqe.first_psn = r.psn;
+            wqe.packets = packets_of(wqe, mtu);
+            r.psn = wqe.end_psn();
+        }
+        wqe.asked_from = r.next_packet;
+        // A request for a READ or an atomic asks for all that is left.
+        let end = if takes_resource { wqe.end_psn() } else { bth.psn.next() };
+        r.reads_outstanding += u32::from(takes_resource);
+        r.next_packet += 1;
+        if takes_resource || r.next_packet == wqe.packets {
+            r.next = r.next.wrapping_add(1);
+            r.next_packet = 0;
+        }
+        if r.sent_end.is_before(end) {
+            r.sent_end = end;
+        }
+        r.since_ack_request = if bth.ack_req { 0 } else { r.since_ack_request + 1 };
+        if r.retransmit_at == Nanos::MAX
+            && let Some(timeout) = r.ack_timeout
+        {
+            r.retransmit_at = now + timeout;
         }
     }
 

@@ -5,7 +5,6 @@
 
 use super::check::Check;
 use super::early::Early;
-use super::invariants::invariant;
 use super::message::Message;
 use super::planted::PlantedBug;
 use super::replies::{Replies, Reply};
@@ -146,6 +145,16 @@ impl Responder {
         let is_refusal = |r: &Reply| matches!(r, Reply::Nak { why, .. } if *why != Check::PsnAhead);
         //= IBTA 9.7.5.1: nothing-follows-a-refusal
         self.replies.truncate_behind(is_refusal);
+    }
+
+    /// Checks the packet's position: FIRST and ONLY start a message, MIDDLE and LAST continue one of the same kind.
+    pub(super) fn check_sequence(&self, packet: &Packet) -> Result<(), Check> {
+        let info = packet.info();
+        if self.message.admits(info.operation, info.position.begins()) {
+            Ok(())
+        } else {
+            Err(self.out_of_order())
+        }
     }
 
     /// Returns the check that fails when a packet does not continue the message in progress.

@@ -5,6 +5,7 @@
 //!
 //! Between peers that agreed to selective repeat, `scoreboard` sends single packets again; a rewind is the last resort.
 
+use super::requester::Sending;
 use super::{Cause, Ctx, Qp, Verdict};
 use crate::verbs::WcStatus;
 use roxie_base::time::Nanos;
@@ -17,15 +18,15 @@ impl Qp {
     /// Returns the latest time to call [`Qp::handle_timeout`]; `Nanos::MAX` for never.
     pub fn deadline(&self) -> Nanos {
         let r = &self.requester;
-        r.rnr_until.unwrap_or(r.retransmit_at)
+        if let Sending::RnrWait(until) = r.sending { until } else { r.retransmit_at }
     }
 
     /// Handles an expired timer. Does nothing if none has expired.
     pub fn handle_timeout(&mut self, ctx: &mut Ctx<'_>) -> Option<Verdict> {
         let r = &mut self.requester;
-        if let Some(until) = r.rnr_until {
+        if let Sending::RnrWait(until) = r.sending {
             if ctx.now >= until {
-                r.rnr_until = None;
+                r.end_rnr_wait();
             }
             return None;
         }
@@ -75,7 +76,7 @@ impl Qp {
         let wait = Nanos(rnr_timer_ns(timer));
         self.rewind(Cause::Rnr);
         //= IBTA 9.7.5.2.8: rnr-nak-waits-for-its-timer
-        self.requester.rnr_until = Some(ctx.now + wait);
+        self.requester.sending = Sending::RnrWait(ctx.now + wait);
         Verdict::Wait(wait)
     }
 
@@ -85,8 +86,7 @@ impl Qp {
         r.going_back = Some(cause);
         // The first packet sent restarts the timer.
         r.retransmit_at = Nanos::MAX;
-        // If the work request is still unsendable, this is noticed again at its position.
-        r.failed = None;
+        r.forget_failure();
         r.rewind_to(r.una);
         r.mark_all_lost();
     }

@@ -1,13 +1,9 @@
 //! Rules that the fast path shares with the slow path, each under one name.
 
-use super::Qp;
 use super::message::Message;
-use super::requester::Requester;
 use super::send_queue::Wqe;
 use crate::verbs::WrOpcode;
-use roxie_base::limits::Limits;
-use roxie_base::time::Nanos;
-use roxie_wire::{Bth, Opcode, Operation, Position};
+use roxie_wire::{Opcode, Operation, Position};
 
 /// A packet's part of a message.
 #[derive(Clone, Copy)]
@@ -118,50 +114,4 @@ pub(super) fn packets_of(wqe: &Wqe, mtu: usize) -> u32 {
     }
     //= IBTA 9.7.3: read-takes-a-psn-for-each-response
     packets_for(wqe.length, mtu)
-}
-
-impl Requester {
-    /// True if the next packet asks for an acknowledgement. `last`: it ends its message, or has a response.
-    //= IBTA 9.7.3: ack-is-asked-for
-    #[inline(always)]
-    pub(super) fn asks(&self, last: bool, in_flight: u32, limits: &Limits) -> bool {
-        let window_closes = in_flight + 1 >= limits.window;
-        last || window_closes || self.since_ack_request + 1 >= limits.ack_request_interval
-    }
-}
-
-impl Qp {
-    /// Advances the requester past the packet at its position, which is sent: PSNs, position, timer.
-    #[inline(always)]
-    pub(super) fn packet_left(&mut self, now: Nanos, bth: &Bth) {
-        let mtu = self.attributes().path_mtu.bytes();
-        let r = &mut self.requester;
-        let wqe = r.queue.at_mut(r.next);
-        let takes_resource = !wqe.plain && wqe.wr.opcode.takes_resource();
-        if !wqe.started {
-            wqe.started = true;
-            //= IBTA 9.7.3: psn-counts-packets
-            wqe.first_psn = r.psn;
-            wqe.packets = packets_of(wqe, mtu);
-            r.psn = wqe.end_psn();
-        }
-        wqe.asked_from = r.next_packet;
-        // A request for a READ or an atomic asks for all that is left.
-        let end = if takes_resource { wqe.end_psn() } else { bth.psn.next() };
-        r.reads_outstanding += u32::from(takes_resource);
-        r.next_packet += 1;
-        if takes_resource || r.next_packet == wqe.packets {
-            r.next = r.next.wrapping_add(1);
-            r.next_packet = 0;
-        }
-        if r.sent_end.is_before(end) {
-            r.sent_end = end;
-        }
-        r.since_ack_request = if bth.ack_req { 0 } else { r.since_ack_request + 1 };
-        if r.retransmit_at == Nanos::MAX
-            && let Some(timeout) = r.ack_timeout
-        {
-            r.retransmit_at = now + timeout;
-        }
-    }
 }

@@ -8,8 +8,7 @@
 //! If nothing is acknowledged for a short time, a probe finds a loss at the tail: the last packet is sent again. The peer's answer
 //! tells what is missing.
 
-use super::invariants::invariant;
-use super::requester::Requester;
+use super::requester::{Requester, Sending};
 use super::{Cause, Ctx, Qp, Verdict};
 use crate::verbs::WcStatus;
 use roxie_base::time::Nanos;
@@ -165,8 +164,7 @@ impl Requester {
         if to == position || !(position.is_before(end) || to.is_before(end)) {
             return;
         }
-        // If the work request is still unsendable, this is noticed again at its position.
-        self.failed = None;
+        self.forget_failure();
         self.rewind_to(to);
         // A READ or an atomic is one request, which its first PSN names.
         let wqe = self.queue.at(self.next);
@@ -243,7 +241,7 @@ impl Qp {
             return verdict;
         }
         // Packets that are sent again after the wait anyway.
-        if self.requester.rnr_until.is_some() {
+        if matches!(self.requester.sending, Sending::RnrWait(_)) {
             return Verdict::Stale;
         }
         self.mark_missing(ctx, &sack, una, cause)

@@ -5,7 +5,6 @@
 //! (class D of IBTA 9.9.3; `RESPST_ERR_LENGTH` in `rxe_resp.c` of Linux 6.12).
 
 use super::check::Check;
-use super::invariants::invariant;
 use super::message::Message;
 use super::planted::PlantedBug;
 use super::requester::segment;

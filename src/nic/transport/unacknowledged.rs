@@ -110,7 +110,6 @@ impl Qp {
         r.abandon();
         // If a message was cut off, its unsent packets return their PSNs.
         r.psn = r.sent_end;
-        r.failed = None;
     }
 }
 
