@@ -130,7 +130,10 @@ fn restarted_target_has_all_flushed_blocks() {
     initiator.execute(Command::blocks(io::WRITE, 1, 64, 64), Data::Out(&data)).expect("a write");
     site.stop();
     let error = initiator.flush(1).expect_err("the target is gone");
-    assert!(matches!(error, InitiatorError::Lost(_) | InitiatorError::Post(_)), "{error}");
+    assert!(
+        matches!(error, InitiatorError::Closed | InitiatorError::Lost(_) | InitiatorError::Post(_)),
+        "{error}"
+    );
     let gone = site.connect_as(options(DISK)).expect_err("no target listens");
     assert!(matches!(gone, InitiatorError::Dial(_)), "{gone}");
     site.start();
@@ -166,4 +169,13 @@ fn idle_host_stays_connected_by_keep_alive() {
         initiator.keep_alive().expect("the target answers");
     }
     initiator.flush(1).expect("a flush");
+}
+
+#[test]
+fn waiting_host_notices_that_the_target_ended() {
+    let mut site = Site::new();
+    let mut initiator = site.connect();
+    site.stop();
+    let ended = initiator.finish();
+    assert!(matches!(ended, Err(InitiatorError::Closed)), "{ended:?}");
 }

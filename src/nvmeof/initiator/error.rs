@@ -45,6 +45,9 @@ pub enum InitiatorError {
     /// A work request failed, with which the connection is lost.
     #[error("the connection is lost: {0}")]
     Lost(WcStatus),
+    /// The target has disconnected.
+    #[error("the target has closed the connection")]
+    Closed,
     /// The target violates the protocol.
     #[error("{0}")]
     Protocol(String),

@@ -15,6 +15,9 @@ use crate::command::{self, Command};
 use crate::response::{self, Response};
 use crate::sgl::Sgl;
 
+/// Interval at which a queue that waits looks whether the target has disconnected.
+const TICK: Duration = Duration::from_millis(100);
+
 /// Sizes of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sizes {
@@ -200,8 +203,12 @@ impl HostQueue {
         let until = Instant::now() + timeout;
         while self.finished.is_empty() {
             let left = until.saturating_duration_since(Instant::now());
-            let Some(wc) = self.cq.wait(left) else { return Ok(None) };
-            self.completed(&wc)?;
+            match self.cq.wait(left.min(TICK)) {
+                Some(wc) => self.completed(&wc)?,
+                None if self.connection.wait_for_end(Duration::ZERO) => return Err(InitiatorError::Closed),
+                None if left.is_zero() => return Ok(None),
+                None => {}
+            }
         }
         let id = self.finished.remove(0);
         let slot = &mut self.slots[usize::from(id)];
