@@ -186,6 +186,10 @@ impl DeviceSlot {
     /// # Errors
     /// If the system is out of memory, or the NIC is gone.
     pub fn orphans(&self) -> io::Result<Option<OrphanTable>> {
+        #[cfg_attr(
+            not(feature = "udp"),
+            expect(clippy::infallible_destructuring_match, reason = "groups are of sockets")
+        )]
         let nic = match self {
             DeviceSlot::Nic(nic) => nic,
             #[cfg(feature = "udp")]
