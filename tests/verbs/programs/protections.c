@@ -15,13 +15,18 @@ enum { PAGE = 65536, LENGTH = 2 * PAGE };
 static const char constants[LENGTH] = "constants";
 static struct ibv_pd *pd;
 
-static char *pages(int protection, int fd)
+static char *pages_at(void *place, int protection, int fd)
 {
-	int flags = MAP_PRIVATE | (fd < 0 ? MAP_ANONYMOUS : 0);
-	char *at = mmap(0, LENGTH, protection, flags, fd, 0);
+	int flags = MAP_PRIVATE | (fd < 0 ? MAP_ANONYMOUS : 0) | (place ? MAP_FIXED_NOREPLACE : 0);
+	char *at = mmap(place, LENGTH, protection, flags, fd, 0);
 	if (at == MAP_FAILED)
 		perror("mmap");
 	return at;
+}
+
+static char *pages(int protection, int fd)
+{
+	return pages_at(0, protection, fd);
 }
 
 /* `wanted`: the errno of ibv_reg_mr, or 0. */
@@ -79,7 +84,8 @@ int main(void)
 	expect_both("constants", constants, LENGTH, 0, EFAULT);
 	expect_both("text", (void *)main, 16, 0, EFAULT);
 	expect_both("PROT_NONE", pages(PROT_NONE, -1), LENGTH, EFAULT, EFAULT);
-	char *half = pages(PROT_READ | PROT_WRITE, -1);
+	/* Far from where the kernel places mappings: another thread's could fill the hole. */
+	char *half = pages_at((void *)0x200000000000, PROT_READ | PROT_WRITE, -1);
 	mprotect(half + PAGE, PAGE, PROT_READ);
 	expect_both("half of it PROT_READ", half, LENGTH, 0, EFAULT);
 	expect_both("the other half", half, PAGE, 0, 0);
