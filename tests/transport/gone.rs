@@ -11,7 +11,7 @@ use crate::regions::{Pages, Region};
 use crate::{Answer, FIRST, Setup, Stage};
 
 /// A multiple of every page size.
-const PAGE: u64 = 65536;
+pub(super) const PAGE: u64 = 65536;
 const SOON: Nanos = Nanos(1000);
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 
@@ -41,7 +41,10 @@ impl Gone {
 
 /// Two pages of application memory, registered as an ordinary region.
 fn borrowed() -> (Stage, Pages, Region) {
-    let mut stage = Stage::new();
+    borrowed_by(Stage::new())
+}
+
+pub(super) fn borrowed_by(mut stage: Stage) -> (Stage, Pages, Region) {
     let pages = Pages::new(2);
     let base = NonNull::new(pages.address() as *mut u8).expect("an address");
     // SAFETY: no reference into the mapping exists.

@@ -5,7 +5,7 @@
 //! * [`requester`], [`requests`]: what the requester sends, and how it reacts to responses. [`answers`]: responses that are invalid.
 //! * [`responder`], [`order`], [`replays`], [`atomics`]: how requests are checked, executed and answered, and duplicates of them.
 //! * [`headers`]: header checks of either side. [`credits`]: end-to-end credits. [`states`]: states and transitions of a QP.
-//! * [`selective`]: selective repeat on either side.
+//! * [`selective`]: selective repeat on either side; [`early`]: where early packets are placed, and what takes them back.
 //! * [`peers`]: behavior of other implementations that differs from Roxie's. [`hostile`]: regressions of faults found earlier.
 //! * [`between`]: an application that posts in the middle of a pass. [`parts`]: pieces that need no NIC.
 //!
@@ -29,6 +29,7 @@ mod checks;
 mod congestion;
 mod counters;
 mod credits;
+mod early;
 mod far;
 mod gone;
 mod headers;

@@ -6,16 +6,16 @@ use roxie::wire::{Aeth, Bth, Ext, Opcode, Reth, Sack, Syndrome};
 
 use crate::{Answer, FIRST, MTU, RETRIES, Setup, Stage, TIMEOUT};
 
-const FULL: usize = MTU.bytes();
+pub(super) const FULL: usize = MTU.bytes();
 const NOTHING: [u32; 0] = [];
 
-fn stage() -> Stage {
+pub(super) fn stage() -> Stage {
     Stage::with(Setup { selective: true, ..Setup::default() })
 }
 
 /// A packet that the NIC sent, as far as selective repeat is concerned.
 #[derive(Debug, PartialEq, Eq)]
-enum Seen {
+pub(super) enum Seen {
     /// An ACK for this PSN.
     Ack(u32),
     /// A SACK: first PSN missing, number of PSNs described, PSNs that came.
@@ -25,7 +25,7 @@ enum Seen {
 
 impl Stage {
     /// Sends a request without AckReq and returns what the NIC sent.
-    fn hand(&mut self, opcode: Opcode, psn: u32, ext: Ext, payload: &[u8]) -> Vec<Seen> {
+    pub(super) fn hand(&mut self, opcode: Opcode, psn: u32, ext: Ext, payload: &[u8]) -> Vec<Seen> {
         let bth = Bth { opcode, dest_qp: self.qp.handle.qpn, psn: Psn::new(psn), ..Bth::default() };
         self.send(&bth, &ext, payload);
         self.seen()
@@ -65,7 +65,7 @@ impl Stage {
         self.wait(Nanos(1000)).iter().map(|(_, psn)| (*psn - FIRST.value()).value()).collect()
     }
 
-    fn write(&mut self, opcode: Opcode, psn: u32, ext: Ext, byte: u8) -> Vec<Seen> {
+    pub(super) fn write(&mut self, opcode: Opcode, psn: u32, ext: Ext, byte: u8) -> Vec<Seen> {
         self.hand(opcode, psn, ext, &[byte; FULL])
     }
 }

@@ -497,6 +497,8 @@ impl Qp {
         self.requester.abandon();
         self.flush_begun_receive(ctx);
         self.responder.keep_up_to_refusal();
+        self.responder.forget_early();
+        self.note_fast_path();
         if self.shares_receives && before != QpState::Err {
             ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::LastWqeReached));
         }

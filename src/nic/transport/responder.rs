@@ -175,6 +175,13 @@ impl Responder {
         self.silent_until = Nanos::ZERO;
     }
 
+    /// Forgets what came early: none of it becomes due any more.
+    pub(super) fn forget_early(&mut self) {
+        if let Some(early) = &mut self.early {
+            **early = Early::default();
+        }
+    }
+
     /// Returns the end of the silence after an RNR NAK or a sequence NAK.
     pub(super) fn silent_until(&self) -> Nanos {
         self.silent_until
