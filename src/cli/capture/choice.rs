@@ -1,6 +1,7 @@
 //! Which running device to capture.
 
 use std::fmt;
+use std::io;
 
 use nix::unistd::{Uid, User, geteuid};
 use roxie::host::inspect::{AttachError, Look, Snapshot, attach, snapshots, user_of};
@@ -32,14 +33,21 @@ pub(super) fn name_of(device: &Snapshot) -> String {
 
 /// Returns the devices of this network namespace whose frames can be captured.
 pub(super) fn running() -> Result<Vec<Snapshot>, Failure> {
-    let mut all = look(None)?.snapshots;
+    let mut all = look()?.snapshots;
     all.retain(|device| !is_client(device));
     Ok(all)
 }
 
-fn look(network: Option<&NetNs>) -> Result<Look, Failure> {
-    within(network, snapshots)?
-        .map_err(|error| Failure::Run(format!("cannot list Unix sockets (/proc/net/unix): {error}")))
+fn look() -> Result<Look, Failure> {
+    listed(snapshots())
+}
+
+fn look_within(network: &NetNs) -> Result<Look, Failure> {
+    within(Some(network), snapshots).and_then(listed)
+}
+
+fn listed(look: io::Result<Look>) -> Result<Look, Failure> {
+    look.map_err(|error| Failure::Run(format!("cannot list Unix sockets (/proc/net/unix): {error}")))
 }
 
 /// Runs `act` in the network namespace of a process.
@@ -61,17 +69,32 @@ impl Wanted<'_> {
         if let Some(pid) = self.pid {
             self.may_capture(pid)?;
         }
-        // Devices listen in their network namespace.
-        let network = self.pid.and_then(|pid| NetNs::of_process(pid).ok());
-        let look = look(network.as_ref())?;
-        let (clients, mut found): (Vec<_>, Vec<_>) =
-            look.snapshots.iter().filter(|device| self.is_meant(device)).cloned().partition(is_client);
+        let look = look()?;
+        let here: Vec<Snapshot> = self.meant(&look);
+        if let (true, Some(pid)) = (here.is_empty(), self.pid)
+            && let Ok(network) = NetNs::of_process(pid)
+        {
+            // Devices listen in their network namespace.
+            let look = look_within(&network)?;
+            let there = self.meant(&look);
+            return self.one_of(there, &look, Some(network));
+        }
+        self.one_of(here, &look, None)
+    }
+
+    fn meant(&self, look: &Look) -> Vec<Snapshot> {
+        look.snapshots.iter().filter(|device| self.is_meant(device)).cloned().collect()
+    }
+
+    /// Returns the one device that is meant, or why there is none.
+    fn one_of(&self, meant: Vec<Snapshot>, look: &Look, network: Option<NetNs>) -> Result<Chosen, Failure> {
+        let (clients, mut found): (Vec<_>, Vec<_>) = meant.into_iter().partition(is_client);
         match (found.len(), self.pid) {
             (1, _) => Ok(Chosen { device: found.remove(0), network }),
             (0, Some(pid)) if look.silent.contains(&pid) => {
                 Err(Failure::Device(AttachError::Silent { pid }.to_string()))
             }
-            (0, Some(pid)) if !clients.is_empty() => Err(Failure::Device(served_by_nic(pid, &look))),
+            (0, Some(pid)) if !clients.is_empty() => Err(Failure::Device(served_by_nic(pid, look))),
             (0, Some(pid)) if user_of(pid).is_none() => {
                 Err(Failure::Device(format!("there is no process {pid}")))
             }
@@ -91,10 +114,8 @@ impl Wanted<'_> {
             _ => {
                 let names: Vec<_> =
                     found.iter().map(|device| format!("{} ({})", name_of(device), device.name)).collect();
-                Err(Failure::Usage(format!(
-                    "there are several: choose one by --dev or --pid: {}",
-                    names.join(", ")
-                )))
+                let names = names.join(", ");
+                Err(Failure::Usage(format!("there are several: choose one by --dev or --pid: {names}")))
             }
         }
     }

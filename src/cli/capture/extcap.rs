@@ -23,8 +23,8 @@ const LONG_ABOUT: &str = "Speaks to Wireshark as one of its capture programs (ex
                           roxie0-PID, and its packets have the NIC's reasons as comments.\n\nWireshark and tshark find the program \
                           by a link named roxie-extcap in their extcap folder (`tshark -G folders`). The Debian package has it. \
                           Without, make it yourself:\n\n  ln -s \"$(command -v roxie)\" \
-                          ~/.local/lib/wireshark/extcap/roxie-extcap\n\nThat folder serves Wireshark 4.2 and later; before, \
-                          WIRESHARK_EXTCAP_DIR names one.\n\nDevices of your own programs in Wireshark's network namespace \
+                          ~/.local/lib/wireshark/extcap/roxie-extcap\n\nBefore Wireshark 4.2 that folder is \
+                          ~/.config/wireshark/extcap.\n\nDevices of your own programs in Wireshark's network namespace \
                           are listed, for root those of all users. Select packets by display filters: there are no capture filters.";
 
 const AFTER_HELP: &str = "Examples:\n  tshark -D                                  lists roxie0-4242 among the interfaces\n  tshark -i roxie0-4242 \
