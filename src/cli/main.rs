@@ -2,10 +2,13 @@
 
 #![deny(unsafe_code)]
 
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
+mod capture;
 mod cc;
 mod chart;
 mod conform;
@@ -52,11 +55,13 @@ struct Arguments {
 // No doc comments for commands that have a long help: the comment would replace it.
 #[derive(Debug, Subcommand)]
 enum Command {
+    Capture(capture::Arguments),
     Cc(cc::Arguments),
     Conform(conform::Arguments),
     Decode(decode::Arguments),
     Demo(demo::Arguments),
     Doctor(doctor::Arguments),
+    Extcap(capture::extcap::Arguments),
     Perf(perf::Arguments),
     /// Exchange messages with the stock `ibv_rc_pingpong`, or with another roxie
     Pingpong(pingpong::Arguments),
@@ -78,12 +83,14 @@ enum Command {
 
 fn main() -> ExitCode {
     roxie::stderr_log::install();
-    match Arguments::parse().command {
+    match Arguments::parse_from(command_line(std::env::args_os())).command {
+        Command::Capture(arguments) => capture::run(&arguments),
         Command::Cc(arguments) => cc::run(&arguments),
         Command::Conform(arguments) => conform::run(&arguments),
         Command::Decode(arguments) => decode::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
+        Command::Extcap(arguments) => capture::extcap::run(&arguments),
         Command::Perf(arguments) => perf::run(&arguments),
         Command::Pingpong(arguments) => pingpong::run(&arguments),
         Command::Nfs(arguments) => nfs::run(&arguments),
@@ -100,4 +107,14 @@ fn main() -> ExitCode {
         Command::Completions(arguments) => manual::completions(&arguments, Arguments::command()),
         Command::Man(arguments) => manual::man(&arguments, Arguments::command()),
     }
+}
+
+/// Returns the command line. Wireshark starts `roxie extcap` by a link of another name.
+fn command_line(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut line: Vec<OsString> = given.collect();
+    let is_link = |name: &OsString| Path::new(name).file_name() == Some(OsStr::new(capture::extcap::LINK));
+    if line.first().is_some_and(is_link) {
+        line.insert(1, "extcap".into());
+    }
+    line
 }

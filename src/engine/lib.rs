@@ -73,6 +73,7 @@ use roxie_nic::nic::{Answer, Command, ControlError, Nic, NicConfig};
 use roxie_nic::shared::Doorbells;
 use roxie_nic::verbs::{AsyncEvent, QpIndex};
 use roxie_port::Port;
+use roxie_port::pcap::{Background, Recorder};
 
 use shared::Shared;
 
@@ -330,6 +331,22 @@ impl Engine {
             .ok_or_else(|| io::Error::other("the engine is dead"))?;
         self.doorbells.wake_if_sleeping();
         Ok(())
+    }
+
+    /// Captures frames from now on, above all layers of the port: the recorder gets what the NIC sends and receives, and why.
+    ///
+    /// # Errors
+    /// The recorder, if frames are captured in this way already, or the engine is dead.
+    pub fn attach_capture(&self, recorder: Recorder<Background>) -> Result<(), Recorder<Background>> {
+        let now = self.now();
+        let mut left = Some(recorder);
+        self.adjust(|worker| left = left.take().and_then(|recorder| worker.attach_capture(now, recorder)));
+        left.map_or(Ok(()), Err)
+    }
+
+    /// Ends the capture that was attached, and returns its recorder. `None`: there is none, or the engine is dead.
+    pub fn detach_capture(&self) -> Option<Recorder<Background>> {
+        self.adjust(Worker::detach_capture).flatten()
     }
 
     /// Passes future events to `sink`. The thread that runs the worker calls it: it must be short and must not use the device.

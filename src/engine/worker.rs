@@ -3,6 +3,7 @@
 //! [`Worker::poll`] is the function to read first: a pass through the stages of a NIC. All RDMA processing happens inside it, in
 //! whichever thread runs it: a pinned thread, an application's `poll_cq`, a test in virtual time.
 
+use std::any::Any;
 use std::collections::VecDeque;
 use std::io;
 
@@ -17,10 +18,15 @@ use roxie_base::time::Nanos;
 use roxie_nic::nic::{self, Answer, Batch, Command, Nic, Object, Sent};
 use roxie_nic::shared::{ClientDoorbells, Doorbells};
 use roxie_nic::verbs::{AsyncEvent, EventKind, Gid, Mtu, QpIndex};
+use roxie_port::pcap::{Background, PcapPort, Recorder};
+use roxie_port::unclaimed::UnclaimedPort;
 use roxie_port::{self as port, BURST, Carries, LinkChange, Port, PortInfo, TxId};
 
 /// An outgoing frame: its slot in the port, and its QP.
 type TxSlot = (TxId, QpIndex);
+
+/// The writer of a capture that is attached while the worker runs.
+pub(super) type Live = Recorder<Background>;
 
 /// Maximum number of commands in a pass. A command takes some microseconds, as long as a burst of frames.
 pub(super) const COMMANDS: usize = 4;
@@ -51,6 +57,8 @@ pub struct Worker {
     last_pass: Nanos,
     /// The half of a pass that waits for copies from or to remote memory.
     half: Option<PassHalf>,
+    /// True if the outermost layer of the port is a capture that was attached while the worker runs.
+    is_captured: bool,
 }
 
 /// Results of a half of a pass before its copies are made.
@@ -89,6 +97,7 @@ impl Worker {
             pass_times: PassTimes::default(),
             last_pass: Nanos::ZERO,
             half: None,
+            is_captured: false,
         }
     }
 
@@ -452,9 +461,43 @@ impl Worker {
         first
     }
 
-    /// Replaces the port. Between two passes no slot of the old one is held.
+    /// Captures frames from now on. Returns the recorder if frames are captured already.
+    pub(super) fn attach_capture(&mut self, now: Nanos, mut recorder: Live) -> Option<Live> {
+        if self.is_captured {
+            return Some(recorder);
+        }
+        recorder.set_now(now);
+        let below = self.take_port();
+        self.port = Box::new(PcapPort::with_recorder(below, recorder));
+        self.is_captured = true;
+        None
+    }
+
+    /// Ends the capture, and returns its recorder. The port below is as it was.
+    pub(super) fn detach_capture(&mut self) -> Option<Live> {
+        if !std::mem::take(&mut self.is_captured) {
+            return None;
+        }
+        let layer: Box<dyn Any> = self.take_port();
+        let layer = layer.downcast::<PcapPort<Box<dyn Port>, Background>>().expect("attached here");
+        let (below, recorder) = layer.into_parts();
+        self.port = below;
+        Some(recorder)
+    }
+
+    /// Takes the port, and leaves a placeholder with its properties.
+    fn take_port(&mut self) -> Box<dyn Port> {
+        let placeholder = UnclaimedPort::new(self.port.info().clone());
+        std::mem::replace(&mut self.port, Box::new(placeholder))
+    }
+
+    /// Replaces the port. Between two passes no slot of the old one is held. A capture continues on the new one.
     pub(super) fn set_port(&mut self, now: Nanos, port: Box<dyn Port>) {
+        let capture = self.detach_capture();
         self.port = port;
+        if let Some(capture) = capture {
+            self.attach_capture(now, capture);
+        }
         let info = self.port.info();
         let (mac, largest) = (info.mac, Mtu::largest_for_link(info.largest_packet()));
         self.nic.set_longest_frame(longest_frame(self.port.info()));

@@ -69,6 +69,7 @@ pub mod undelivered;
 #[cfg(feature = "xdp")]
 pub mod xdp;
 
+use std::any::Any;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -118,6 +119,11 @@ impl PortInfo {
     /// The largest L3 packet, in bytes, that both the link and the port's frames have room for.
     pub fn largest_packet(&self) -> usize {
         self.mtu.min(self.max_frame.saturating_sub(ETHERNET_HEADER))
+    }
+
+    /// Returns the name of the interface, or of the port if it has none.
+    pub fn interface_or_name(&self) -> &str {
+        self.interface.as_deref().unwrap_or(&self.name)
     }
 
     /// Applies `change` to a port with frames as large as the link MTU allows. The framing overhead stays the same.
@@ -176,8 +182,8 @@ pub enum LinkChange {
 #[derive(Debug, PartialEq, Eq)]
 pub struct TxId(pub u32);
 
-/// Sends and receives frames. The module's page gives the order of calls.
-pub trait Port: Send {
+/// Sends and receives frames. The module's page gives the order of calls. [`Any`] lets an engine take off a layer that it has put on.
+pub trait Port: Send + Any {
     /// Returns the port's properties.
     fn info(&self) -> &PortInfo;
 

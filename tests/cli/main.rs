@@ -5,6 +5,7 @@
 mod in_time;
 
 mod alone;
+mod capture;
 mod cc;
 mod doctor;
 mod manual;

@@ -6,8 +6,10 @@ use std::process::{Command, Stdio};
 use crate::in_time::CommandInTime;
 use crate::run;
 
-const COMMANDS: [&str; 11] =
-    ["cc", "decode", "demo", "doctor", "env", "nfs", "nvme", "perf", "pingpong", "run", "show"];
+const COMMANDS: [&str; 13] = [
+    "capture", "cc", "decode", "demo", "doctor", "env", "extcap", "nfs", "nvme", "perf", "pingpong", "run",
+    "show",
+];
 
 /// True if the program accepts its input. A missing program skips the check with a message.
 fn takes(test: &str, program: &str, arguments: &[&str]) -> bool {

@@ -2,6 +2,7 @@
 
 mod arms;
 mod bent;
+mod captured;
 mod last;
 mod passes;
 #[cfg(feature = "tokio")]

@@ -20,7 +20,7 @@ struct Calling<F> {
     burst: usize,
 }
 
-impl<F: FnMut() + Send> Port for Calling<F> {
+impl<F: FnMut() + Send + 'static> Port for Calling<F> {
     fn info(&self) -> &PortInfo {
         self.inner.info()
     }

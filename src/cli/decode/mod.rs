@@ -163,7 +163,8 @@ fn open_and_decode(arguments: &Arguments, file: &Path) -> Result<(), Failure> {
         .is_ok_and(|s| SFlag::from_bits_truncate(s.st_mode) & SFlag::S_IFMT == SFlag::S_IFREG);
     let mut out = BufWriter::with_capacity(1 << 16, stdout.lock());
     let mut summary = Summary::default();
-    let read = decode(arguments, source, &mut out, !to_file, &mut summary);
+    let style = Style { json: arguments.json, verbose: arguments.verbose };
+    let read = decode(style, source, &mut out, !to_file, &mut summary);
     // Flush the decoded packets before reporting what could not be decoded.
     out.flush()?;
     summary.tell_of_malformed();
@@ -211,8 +212,37 @@ impl Summary {
     }
 }
 
+/// The form of decoded packets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Style {
+    /// One JSON object a line.
+    pub(crate) json: bool,
+    /// All fields, one header a line.
+    pub(crate) verbose: bool,
+}
+
+/// Prints the packets of a capture to standard output as they come. Reports on standard error which frames could not be read.
+///
+/// # Errors
+///
+/// If the capture is damaged, or standard output cannot be written.
+pub(crate) fn print(source: Box<dyn Read>, style: Style) -> Result<(), crate::failure::Failure> {
+    let mut out = BufWriter::with_capacity(1 << 16, io::stdout().lock());
+    let mut summary = Summary::default();
+    let read = decode(style, source, &mut out, true, &mut summary);
+    summary.tell_of_malformed();
+    if let Some(what) = summary.told_of_unread() {
+        output::complain("decode", what);
+    }
+    match read.and_then(|()| Ok(out.flush()?)) {
+        Ok(()) => Ok(()),
+        Err(Failure::Output(error)) => Err(crate::failure::Failure::Output(error)),
+        Err(other) => Err(crate::failure::Failure::Run(other.to_string())),
+    }
+}
+
 fn decode(
-    arguments: &Arguments,
+    style: Style,
     source: Box<dyn Read>,
     out: &mut dyn Write,
     flush: bool,
@@ -224,15 +254,15 @@ fn decode(
         match find(&record) {
             Some(Found::Packet(inside)) => {
                 let decoded = Decoded::new(&record, &inside, &mut protocols);
-                if arguments.json {
+                if style.json {
                     json::write(out, &decoded)?;
                 } else {
-                    decoded.write_text(out, arguments.verbose)?;
+                    decoded.write_text(out, style.verbose)?;
                 }
             }
             Some(Found::Malformed(reason)) => {
                 summary.malformed += 1;
-                if arguments.json {
+                if style.json {
                     json::write_malformed(out, &record, &reason)?;
                 } else {
                     writeln!(out, "{} malformed: {reason}", record.number)?;
@@ -240,7 +270,7 @@ fn decode(
             }
             Some(Found::Unread(kind)) => {
                 *summary.unread.entry(kind).or_default() += 1;
-                if !arguments.json {
+                if !style.json {
                     continue;
                 }
                 json::write_unread(out, &record, kind)?;

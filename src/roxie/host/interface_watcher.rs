@@ -12,7 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::error::{DeviceError, OpenError};
-use super::inspect::Window;
+use super::inspect::{LiveCapture, Window};
 use super::state::State;
 use super::watched_sources::{InterfaceWatcher, WatchedSources};
 use roxie_base::threads::spawn_unsignalled;
@@ -56,6 +56,13 @@ struct Run {
 
 impl Run {
     fn run(mut self) {
+        let mut capture = LiveCapture::default();
+        self.follow(&mut capture);
+        capture.close(&self.device);
+    }
+
+    /// Follows the interface until the device is closed, or the interface is gone.
+    fn follow(&mut self, capture: &mut LiveCapture) {
         while !self.stopping.load(Relaxed) {
             let looked = self.watch.poll();
             let mut again = if looked.is_ok() { PollTimeout::NONE } else { PollTimeout::from(RETRY_MS) };
@@ -66,8 +73,9 @@ impl Run {
                 self.apply(device, change);
             }
             self.follow_neighbours(device, &changes);
-            let accepts =
-                self.window.as_ref().is_none_or(|window| window.answer(|question| device.answer(question)));
+            let accepts = self.window.as_ref().is_none_or(|window| window.answer(device, capture));
+            capture.follow(device);
+            again = capture.timeout().unwrap_or(again);
             if !accepts {
                 again = PollTimeout::from(RETRY_MS);
             }
@@ -79,18 +87,19 @@ impl Run {
                 // The interface is gone: no more changes will come.
                 return;
             }
-            self.wait(again, accepts);
+            self.wait(again, accepts, capture);
         }
     }
 
     /// Blocks until there is work. Waits for readers only if `accepts`.
-    fn wait(&self, timeout: PollTimeout, accepts: bool) {
+    fn wait(&self, timeout: PollTimeout, accepts: bool, capture: &LiveCapture) {
         let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let (watch, stop) = (readable(self.watch.as_fd()), readable(self.stop.as_fd()));
         let window = self.window.as_ref().filter(|_| accepts);
         let others = [self.sources.neighbours.as_ref().map(|n| n.as_fd()), window.map(Window::as_fd)];
         let mut all: Vec<PollFd<'_>> =
             [watch, stop].into_iter().chain(others.into_iter().flatten().map(readable)).collect();
+        all.extend(capture.poll_fd());
         // An interrupted or failed wait only ends early: the next query finds all changes.
         let _ = poll(&mut all, timeout);
     }

@@ -16,6 +16,9 @@ pub struct Snapshot {
     /// User ID of the process. Set by the reader, from the kernel.
     #[serde(default)]
     pub uid: u32,
+    /// Name of the socket at which the device answers. Set by the reader.
+    #[serde(skip)]
+    pub socket: String,
     /// The process's name.
     pub name: String,
     /// The device's name.
@@ -90,7 +93,7 @@ impl Snapshot {
 const LONGEST_TEXT: usize = 256;
 
 /// Replaces characters that act on a terminal: control characters, and marks that break lines or change their direction.
-fn make_plain(text: &mut String) {
+pub(super) fn make_plain(text: &mut String) {
     let acts = |c: char| {
         c.is_control()
             || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
@@ -109,6 +112,7 @@ impl Snapshot {
         let Snapshot {
             pid: _,
             uid: _,
+            socket: _,
             slot: _,
             nic_slot: _,
             now_ns: _,

@@ -13,7 +13,7 @@ mod writer;
 
 pub use reader::Reader;
 pub use source::{CaptureError, Record};
-pub use writer::{Direction, PcapngWriter};
+pub use writer::{Direction, PcapngWriter, statistics_block};
 
 /// Block types of pcapng (draft-ietf-opsawg-pcapng, section 11.1).
 mod block {
@@ -22,13 +22,14 @@ mod block {
     /// Obsolete; read, never written.
     pub(super) const PACKET: u32 = 2;
     pub(super) const SIMPLE_PACKET: u32 = 3;
+    pub(super) const STATISTICS: u32 = 5;
     pub(super) const ENHANCED_PACKET: u32 = 6;
 }
 
 /// The byte-order magic of a section header.
 const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
 
-/// Option codes of pcapng: common ones, then those of a section, an interface and a packet.
+/// Option codes of pcapng: common ones, then those of a section, an interface, a packet and of statistics.
 mod option {
     pub(super) const END: u16 = 0;
     pub(super) const COMMENT: u16 = 1;
@@ -37,6 +38,8 @@ mod option {
     pub(super) const INTERFACE_TSRESOL: u16 = 9;
     pub(super) const INTERFACE_TSOFFSET: u16 = 14;
     pub(super) const PACKET_FLAGS: u16 = 2;
+    pub(super) const STATISTICS_RECEIVED: u16 = 4;
+    pub(super) const STATISTICS_DROPPED: u16 = 5;
 }
 
 /// Link-layer types of captures (registry at tcpdump.org).

@@ -24,6 +24,8 @@ pub enum Direction {
 pub struct PcapngWriter<W: Write> {
     out: W,
     interfaces: u32,
+    /// Bytes kept of each frame; 0 for all.
+    snap_length: u32,
     /// Blocks not written yet.
     blocks: Vec<u8>,
 }
@@ -34,8 +36,16 @@ impl<W: Write> PcapngWriter<W> {
     /// # Errors
     /// Errors of `out`; `InvalidInput` if a name is longer than 65,535 bytes.
     pub fn new(out: W, interfaces: &[&str]) -> io::Result<PcapngWriter<W>> {
+        PcapngWriter::with_snap_length(out, interfaces, 0)
+    }
+
+    /// Like [`new`](Self::new), and keeps `snap_length` bytes of each frame at most; 0 keeps all.
+    ///
+    /// # Errors
+    /// As those of [`new`](Self::new).
+    pub fn with_snap_length(out: W, interfaces: &[&str], snap_length: u32) -> io::Result<PcapngWriter<W>> {
         let count = u32::try_from(interfaces.len()).map_err(|_| invalid("too many interfaces"))?;
-        let mut w = PcapngWriter { out, interfaces: count, blocks: Vec::with_capacity(2048) };
+        let mut w = PcapngWriter { out, interfaces: count, snap_length, blocks: Vec::with_capacity(2048) };
         let block = w.begin(block::SECTION_HEADER);
         w.u32(BYTE_ORDER_MAGIC);
         w.u16(1);
@@ -51,7 +61,7 @@ impl<W: Write> PcapngWriter<W> {
             let block = w.begin(block::INTERFACE);
             w.u16(link_type::ETHERNET as u16);
             w.u16(0);
-            w.u32(0); // no snap length
+            w.u32(snap_length);
             w.option(option::INTERFACE_NAME, name.as_bytes());
             w.option(option::INTERFACE_TSRESOL, &[9]); // 10^-9 s
             w.option(option::END, &[]);
@@ -91,10 +101,12 @@ impl<W: Write> PcapngWriter<W> {
         self.u32(interface);
         self.u32(u32::from_be_bytes([s0, s1, s2, s3]));
         self.u32(u32::from_be_bytes([s4, s5, s6, s7]));
+        let kept = if self.snap_length == 0 { len } else { len.min(self.snap_length) };
+        self.u32(kept);
         self.u32(len);
-        self.u32(len);
-        self.blocks.extend_from_slice(frame.a);
-        self.blocks.extend_from_slice(frame.b);
+        let of_a = frame.a.len().min(kept as usize);
+        self.blocks.extend_from_slice(&frame.a[..of_a]);
+        self.blocks.extend_from_slice(&frame.b[..kept as usize - of_a]);
         self.pad();
         let flags: u32 = match direction {
             Direction::In => 1,
@@ -120,6 +132,11 @@ impl<W: Write> PcapngWriter<W> {
     /// Returns the stream.
     pub fn into_inner(self) -> W {
         self.out
+    }
+
+    /// Returns the stream, to be changed in place.
+    pub fn get_mut(&mut self) -> &mut W {
+        &mut self.out
     }
 
     /// Begins a block and returns its offset, for `finish`.
@@ -166,6 +183,22 @@ impl<W: Write> PcapngWriter<W> {
     fn u32(&mut self, v: u32) {
         self.blocks.extend_from_slice(&v.to_le_bytes());
     }
+}
+
+/// Returns an interface statistics block: of the frames that interface `interface` has seen by `timestamp_ns` since the Unix epoch,
+/// `dropped` are not in the capture.
+pub fn statistics_block(interface: u32, timestamp_ns: u64, received: u64, dropped: u64) -> Vec<u8> {
+    let mut w =
+        PcapngWriter { out: io::sink(), interfaces: 1, snap_length: 0, blocks: Vec::with_capacity(64) };
+    let block = w.begin(block::STATISTICS);
+    w.u32(interface);
+    w.u32((timestamp_ns >> 32) as u32);
+    w.u32(timestamp_ns as u32);
+    w.option(option::STATISTICS_RECEIVED, &received.to_le_bytes());
+    w.option(option::STATISTICS_DROPPED, &dropped.to_le_bytes());
+    w.option(option::END, &[]);
+    w.finish(block).expect("a block of some 60 bytes");
+    w.blocks
 }
 
 /// Returns `text` truncated to at most `max` bytes, at a character boundary.
@@ -240,6 +273,36 @@ mod tests {
         ]
         .concat();
         assert_eq!(all[3].1, want);
+    }
+
+    #[test]
+    fn snap_length_cuts_frames_and_keeps_their_length() {
+        for (snap, kept) in
+            [(2, &[1, 2][..]), (4, &[1, 2, 3, 4]), (5, &[1, 2, 3, 4, 5]), (9, &[1, 2, 3, 4, 5])]
+        {
+            let mut w = PcapngWriter::with_snap_length(Vec::new(), &["veth0"], snap).unwrap();
+            let frame = Frame { a: &[1, 2, 3], b: &[4, 5] };
+            w.write(0, 0, Direction::Out, &frame, None).unwrap();
+            let all = blocks(&w.into_inner());
+            assert_eq!(all[1].1[4..8], snap.to_le_bytes());
+            let [length, original] = [12, 16].map(|at| all[2].1[at]);
+            assert_eq!((usize::from(length), original), (kept.len(), 5));
+            assert_eq!(&all[2].1[20..20 + kept.len()], kept);
+            assert_eq!(all[2].1.len(), 20 + kept.len().next_multiple_of(4) + 8 + 4, "no byte more");
+        }
+    }
+
+    #[test]
+    fn statistics_block_carries_both_counts() {
+        let all = blocks(&statistics_block(0, 0x0000_0001_0000_0002, 7, 3));
+        let want = [
+            &[0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0][..],
+            &[4, 0, 8, 0, 7, 0, 0, 0, 0, 0, 0, 0][..],
+            &[5, 0, 8, 0, 3, 0, 0, 0, 0, 0, 0, 0][..],
+            &[0, 0, 0, 0][..],
+        ]
+        .concat();
+        assert_eq!(all, [(5, want)]);
     }
 
     #[test]

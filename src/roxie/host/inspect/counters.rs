@@ -2,18 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Instant;
 
-use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, socket};
-
 use super::Snapshot;
-use super::look::{LONGEST, PATIENCE, answer, is_trusted, known, names};
+use super::look::{LONGEST, PATIENCE, answer, ask, is_trusted, known, names};
 use super::window::FOR_COUNTERS;
-use roxie_base::descriptors::{connect_now, peer_of};
+use roxie_base::descriptors::peer_of;
 
 /// Reads the counters of all devices of this user or root in the network namespace, repeatedly.
 ///
@@ -39,7 +35,7 @@ impl CounterReader {
         let late: BTreeSet<String> = self.outstanding.keys().cloned().collect();
         // Ask all devices before waiting for the first answer.
         for name in all.difference(&late) {
-            if let Ok(reader) = ask(name)
+            if let Ok(reader) = ask(name, FOR_COUNTERS)
                 && peer_of(&reader).is_ok_and(|whose| is_trusted(whose.uid()))
             {
                 self.outstanding.insert(name.clone(), reader);
@@ -54,28 +50,13 @@ impl CounterReader {
                 }
                 answered => {
                     let whose = peer_of(&reader)?;
-                    let of_kernel = |(snapshot, _)| known(snapshot, whose.pid().cast_unsigned(), whose.uid());
-                    read.insert(name, answered.ok().flatten().map(of_kernel));
+                    let (pid, uid) = (whose.pid().cast_unsigned(), whose.uid());
+                    let snapshot = answered.ok().flatten();
+                    let known = snapshot.map(|(snapshot, _)| known(snapshot, &name, pid, uid));
+                    read.insert(name, known);
                 }
             }
         }
         Ok(read)
     }
-}
-
-/// Connects to a device by a socket with a name that asks for counters. Does not block.
-fn ask(device: &str) -> io::Result<UnixStream> {
-    static COUNT: AtomicU32 = AtomicU32::new(0);
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let reader = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
-    loop {
-        // Processes of different PID namespaces may have the same number.
-        let name = format!("{FOR_COUNTERS}{}/{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
-        match bind(reader.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?) {
-            Ok(()) => break,
-            Err(Errno::EADDRINUSE) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-    connect_now(Some(reader), device)
 }

@@ -5,13 +5,15 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
-use nix::sys::socket::UnixCredentials;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, UnixCredentials, bind, socket};
 use nix::unistd::geteuid;
 
 use super::Snapshot;
@@ -40,6 +42,7 @@ pub struct Look {
 
 /// A device with an outstanding answer.
 struct Asked {
+    name: String,
     reader: UnixStream,
     whose: UnixCredentials,
 }
@@ -60,9 +63,9 @@ pub fn snapshots() -> io::Result<Look> {
         let Ok(reader) = connect_now(None, &name) else { continue };
         let Ok(whose) = peer_of(&reader) else { continue };
         match is_trusted(whose.uid()) {
-            true => asked.push(Asked { reader, whose }),
+            true => asked.push(Asked { name, reader, whose }),
             false if is_root && others.len() < OTHERS => {
-                others.push(Asked { reader, whose }.asked_by_its_user(&name))
+                others.push(Asked { name, reader, whose }.asked_by_its_user())
             }
             false => look.left_out += usize::from(is_root),
         }
@@ -83,10 +86,11 @@ pub fn snapshots() -> io::Result<Look> {
 impl Asked {
     /// Asks as the device's own user: in a user namespace (`roxie run` makes one for a user without privilege), a program sees root as any
     /// other user, and tells it nothing.
-    fn asked_by_its_user(self, name: &str) -> Asked {
-        let again = as_user(self.whose.uid(), || connect_now(None, name)).and_then(|connected| connected);
+    fn asked_by_its_user(self) -> Asked {
+        let again =
+            as_user(self.whose.uid(), || connect_now(None, &self.name)).and_then(|connected| connected);
         match again.and_then(|reader| Ok((peer_of(&reader)?, reader))) {
-            Ok((whose, reader)) if whose == self.whose => Asked { reader, whose },
+            Ok((whose, reader)) if whose == self.whose => Asked { reader, ..self },
             _ => self,
         }
     }
@@ -97,7 +101,7 @@ impl Look {
         let (pid, uid) = (asked.whose.pid().cast_unsigned(), asked.whose.uid());
         let is_trusted = is_trusted(uid);
         match answered {
-            Ok(Some((snapshot, _))) => self.snapshots.push(known(snapshot, pid, uid)),
+            Ok(Some((snapshot, _))) => self.snapshots.push(known(snapshot, &asked.name, pid, uid)),
             // The process has ended, or does not answer this user.
             Ok(None) => {}
             Err(error) if is_trusted || error.kind() == io::ErrorKind::TimedOut => self.silent.push(pid),
@@ -106,8 +110,9 @@ impl Look {
     }
 }
 
-/// Replaces the identity that a snapshot claims by the kernel's.
-pub(super) fn known(mut snapshot: Snapshot, pid: u32, uid: u32) -> Snapshot {
+/// Replaces the identity that a snapshot claims by the kernel's. `socket` is the name of its device's socket.
+pub(super) fn known(mut snapshot: Snapshot, socket: &str, pid: u32, uid: u32) -> Snapshot {
+    socket.clone_into(&mut snapshot.socket);
     snapshot.uid = uid;
     // 0: the process has no number in the reader's PID namespace.
     if pid != 0 || !is_trusted(uid) {
@@ -124,6 +129,23 @@ pub(super) fn known(mut snapshot: Snapshot, pid: u32, uid: u32) -> Snapshot {
 /// True for this user and root: a reader trusts their processes.
 pub(super) fn is_trusted(uid: u32) -> bool {
     uid == 0 || uid == geteuid().as_raw()
+}
+
+/// Connects to a device by a socket whose name begins with `question`. Does not block.
+pub(super) fn ask(device: &str, question: &str) -> io::Result<UnixStream> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let reader = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    loop {
+        // Processes of different PID namespaces may have the same number.
+        let name = format!("{question}{}/{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
+        match bind(reader.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?) {
+            Ok(()) => break,
+            Err(Errno::EADDRINUSE) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    connect_now(Some(reader), device)
 }
 
 pub(super) fn names() -> io::Result<Vec<String>> {
@@ -211,15 +233,15 @@ mod tests {
     fn kernel_says_whose_a_snapshot_is() {
         let forged = || Snapshot { pid: 1, uid: 7, name: "sshd".into(), ..Snapshot::default() };
         let (own, stranger) = (geteuid().as_raw(), geteuid().as_raw() + 1);
-        let seen = known(forged(), 4_000_000, own);
+        let seen = known(forged(), "", 4_000_000, own);
         assert_eq!((seen.pid, seen.uid, &*seen.name), (4_000_000, own, "sshd"));
-        let seen = known(forged(), 0, own);
+        let seen = known(forged(), "", 0, own);
         assert_eq!(seen.pid, 1, "of another PID namespace, but of this user");
         for pid in [0, 4_000_000] {
-            let seen = known(forged(), pid, stranger);
+            let seen = known(forged(), "", pid, stranger);
             assert_eq!((seen.pid, seen.uid, &*seen.name), (pid, stranger, ""), "no such process");
         }
-        let seen = known(forged(), std::process::id(), stranger);
+        let seen = known(forged(), "", std::process::id(), stranger);
         assert_ne!(seen.name, "sshd");
     }
 }

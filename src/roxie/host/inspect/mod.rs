@@ -3,9 +3,11 @@
 //! A kernel knows the objects of all processes and reports them (`rdma resource show`). Here each device reports its own. A
 //! device has a Unix socket with an abstract name in its network namespace, and passes a [`Snapshot`] to any reader of the same
 //! user or root ([`snapshots`]). The thread that follows the interface does this, so that the data path and an idle process pay
-//! nothing.
+//! nothing. A reader may also ask for the frames of a device from now on ([`attach`]).
 
+mod attach;
 mod counters;
+mod live;
 mod look;
 mod window;
 
@@ -17,18 +19,13 @@ pub use super::snapshot::{
 };
 use super::state::State;
 
+pub use attach::{AttachError, Attached, attach, user_of};
 pub use counters::CounterReader;
+pub(super) use live::LiveCapture;
 pub use look::{Look, snapshots};
-pub(super) use window::{Question, Window};
+pub(super) use window::Window;
 
 impl State {
-    pub(super) fn answer(&self, question: Question) -> Snapshot {
-        match question {
-            Question::Everything => self.snapshot(),
-            Question::Counters => self.counted(),
-        }
-    }
-
     /// Returns the snapshot without objects: identity and counters.
     fn counted(&self) -> Snapshot {
         let mut snapshot = Snapshot {

@@ -11,6 +11,8 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::geteuid;
 
 use super::Snapshot;
+use super::live::LiveCapture;
+use crate::host::state::State;
 use roxie_base::descriptors::{children, listen, peer_of, send};
 
 /// Prefix of the socket's name.
@@ -18,25 +20,32 @@ pub(super) const NAME: &str = "roxie/see/";
 /// Prefix of the name of a reader's socket that asks for the counters only. Counters cost far less than objects, so they may be
 /// read often.
 pub(super) const FOR_COUNTERS: &str = "roxie/ask/counters/";
+/// Prefix of the name of a reader's socket that asks for the device's frames. The number of bytes to keep of each follows.
+pub(super) const FOR_FRAMES: &str = "roxie/ask/frames/";
 /// Number of readers answered in a row before the thread does other work.
 const AT_ONCE: usize = 16;
 
 /// The part of a snapshot that a reader asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::host) enum Question {
+enum Question {
     /// Counters and objects.
     Everything,
     /// Counters only.
     Counters,
+    /// Frames from now on, of so many bytes at most; 0: whole ones.
+    Frames(u32),
 }
 
 impl Question {
     /// Returns the question of a reader, from the name of its socket.
     fn of(reader: &SocketAddr) -> Question {
-        match reader.as_abstract_name() {
-            Some(name) if name.starts_with(FOR_COUNTERS.as_bytes()) => Question::Counters,
-            _ => Question::Everything,
+        let name =
+            reader.as_abstract_name().and_then(|name| std::str::from_utf8(name).ok()).unwrap_or_default();
+        if name.starts_with(FOR_COUNTERS) {
+            return Question::Counters;
         }
+        let length = name.strip_prefix(FOR_FRAMES).and_then(|rest| rest.split('/').next()?.parse().ok());
+        length.map_or(Question::Everything, Question::Frames)
     }
 }
 
@@ -69,17 +78,25 @@ impl Window {
     }
 
     /// Answers readers that have connected. False: the system is out of descriptors or memory for the next one, which waits.
-    pub(in crate::host) fn answer(&self, snapshot: impl Fn(Question) -> Snapshot) -> bool {
+    pub(in crate::host) fn answer(&self, device: &State, capture: &mut LiveCapture) -> bool {
         for _ in 0..AT_ONCE {
             let (reader, name) = match self.0.accept() {
                 Ok(accepted) => accepted,
                 Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
             };
             // A reader that is gone gets no answer, nor does any if memory is short.
-            if may_look(&reader) {
-                let _ = file_of(&snapshot(Question::of(&name)))
-                    .and_then(|file| send(reader.as_fd(), &[file.as_fd()]));
+            if !may_look(&reader) {
+                continue;
             }
+            let snapshot = match Question::of(&name) {
+                Question::Everything => device.snapshot(),
+                Question::Counters => device.counted(),
+                Question::Frames(snap_length) => {
+                    capture.begin(device, reader, snap_length);
+                    continue;
+                }
+            };
+            let _ = file_of(&snapshot).and_then(|file| send(reader.as_fd(), &[file.as_fd()]));
         }
         true
     }

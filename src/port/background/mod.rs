@@ -33,8 +33,21 @@ pub struct Background {
     shared: Arc<Shared>,
     capacity: usize,
     grace: Duration,
+    /// `None` once closed: nothing waits for the thread then.
     thread: Option<JoinHandle<()>>,
 }
+
+/// Number of writes so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Writes {
+    /// Writes that were queued.
+    pub queued: u64,
+    /// Writes that were refused, because the queue was full.
+    pub refused: u64,
+}
+
+/// Makes the block that reports the writes so far.
+pub type Statistics = Box<dyn FnMut(Writes) -> Vec<u8> + Send>;
 
 /// Progress of a [`Background`]'s thread.
 #[derive(Clone, Debug)]
@@ -59,6 +72,7 @@ struct State {
     taken: usize,
     /// Total number of bytes ever queued.
     queued: u64,
+    writes: Writes,
     closing: bool,
     ended: bool,
     failure: Option<(io::ErrorKind, String)>,
@@ -81,6 +95,11 @@ impl Progress {
     pub fn has_failed(&self) -> bool {
         self.0.lock().failure.is_some()
     }
+
+    /// True if the thread has ended: it writes no more.
+    pub fn has_ended(&self) -> bool {
+        self.0.lock().ended
+    }
 }
 
 impl Background {
@@ -101,10 +120,33 @@ impl Background {
         capacity: usize,
         grace: Duration,
     ) -> io::Result<Background> {
+        Background::start(out, capacity, grace, None)
+    }
+
+    /// Like [`with_limits`](Self::with_limits). The file tells how many writes were refused: a block of `statistics` follows each
+    /// gap, before the next queued block that the thread takes, and one is the end of the file.
+    ///
+    /// # Errors
+    /// If the thread cannot be started.
+    pub fn with_statistics(
+        out: impl Write + Send + 'static,
+        capacity: usize,
+        statistics: Statistics,
+    ) -> io::Result<Background> {
+        Background::start(out, capacity, GRACE, Some(statistics))
+    }
+
+    fn start(
+        out: impl Write + Send + 'static,
+        capacity: usize,
+        grace: Duration,
+        statistics: Option<Statistics>,
+    ) -> io::Result<Background> {
         let state = State {
             queue: Vec::with_capacity(capacity),
             taken: 0,
             queued: 0,
+            writes: Writes::default(),
             closing: false,
             ended: false,
             failure: None,
@@ -116,7 +158,7 @@ impl Background {
             done: Condvar::new(),
         });
         let of_thread = Arc::clone(&shared);
-        let run = move || run(&of_thread, Vec::with_capacity(capacity), out);
+        let run = move || run(&of_thread, Vec::with_capacity(capacity), out, statistics);
         let thread = spawn_unsignalled("roxie-capture", run)?;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|file| file.strong_count() > 0);
@@ -129,6 +171,13 @@ impl Background {
     pub fn progress(&self) -> Progress {
         Progress(Arc::clone(&self.shared))
     }
+
+    /// Ends the file once all queued bytes are written, without waiting for that. [`Progress::has_ended`] reports the end.
+    pub fn close(&mut self) {
+        self.shared.lock().closing = true;
+        self.shared.work.notify_one();
+        self.thread = None;
+    }
 }
 
 impl Write for Background {
@@ -140,10 +189,12 @@ impl Write for Background {
         }
         let before = state.queue.len();
         if bytes.len() > self.capacity - before {
+            state.writes.refused += 1;
             return Err(io::ErrorKind::WouldBlock.into());
         }
         state.queue.extend_from_slice(bytes);
         state.queued += bytes.len() as u64;
+        state.writes.queued += 1;
         let wake = before == 0 || before < PIECE && state.queue.len() >= PIECE;
         drop(state);
         if wake {
@@ -163,6 +214,9 @@ impl Write for Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
+        if self.thread.is_none() {
+            return;
+        }
         let mut state = self.shared.lock();
         state.closing = true;
         self.shared.work.notify_one();
@@ -201,6 +255,14 @@ pub fn write_out(limit: Duration) -> bool {
 }
 
 impl Shared {
+    /// Ends the file: no reader could continue behind an incomplete block.
+    fn fail(&self, error: &io::Error) {
+        let mut state = self.lock();
+        state.failure = Some((error.kind(), error.to_string()));
+        state.taken = 0;
+        state.queue.clear();
+    }
+
     fn write_out(&self, until: Instant) -> bool {
         let mut wanted = None;
         while let Some(state) = lock_until(&self.state, until) {
@@ -231,28 +293,40 @@ fn lock_until<T>(lock: &Mutex<T>, until: Instant) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-fn run(shared: &Shared, mut buffer: Vec<u8>, mut out: impl Write) {
-    while take(shared, &mut buffer) {
-        let written = buffer.chunks(PIECE).try_for_each(|piece| {
-            out.write_all(piece)?;
-            shared.lock().taken -= piece.len();
-            shared.done.notify_all();
-            Ok::<_, io::Error>(())
-        });
+fn run(shared: &Shared, mut buffer: Vec<u8>, mut out: impl Write, mut statistics: Option<Statistics>) {
+    let mut reported = 0;
+    while let Some(writes) = take(shared, &mut buffer) {
+        // A write is refused only while the queue is full. Its bytes are taken afterwards, so each refusal is seen here.
+        let gap = std::mem::replace(&mut reported, writes.refused) != writes.refused;
+        let report = statistics.as_mut().filter(|_| gap).map_or_else(Vec::new, |make| make(writes));
+        let written = out.write_all(&report).and_then(|()| write(shared, &mut out, &buffer));
         buffer.clear();
-        if let Err(error) = written.and_then(|()| out.flush()) {
-            let mut state = shared.lock();
-            state.failure = Some((error.kind(), error.to_string()));
-            state.taken = 0;
-            state.queue.clear();
+        if let Err(error) = written {
+            shared.fail(&error);
         }
+    }
+    let writes = shared.lock().writes;
+    if let Some(make) = &mut statistics
+        && shared.lock().failure.is_none()
+        && let Err(error) = out.write_all(&make(writes)).and_then(|()| out.flush())
+    {
+        shared.fail(&error);
     }
     shared.lock().ended = true;
     shared.done.notify_all();
 }
 
-/// Waits for bytes, then swaps them with the empty `buffer`. Returns false if the file is closed and empty.
-fn take(shared: &Shared, buffer: &mut Vec<u8>) -> bool {
+fn write(shared: &Shared, out: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
+    for piece in bytes.chunks(PIECE) {
+        out.write_all(piece)?;
+        shared.lock().taken -= piece.len();
+        shared.done.notify_all();
+    }
+    out.flush()
+}
+
+/// Waits for bytes, then swaps them with the empty `buffer`. Returns `None` if the file is closed and empty.
+fn take(shared: &Shared, buffer: &mut Vec<u8>) -> Option<Writes> {
     let recover = PoisonError::into_inner;
     let idle = |state: &mut State| state.queue.is_empty() && !state.closing;
     let state = shared.work.wait_while(shared.lock(), idle).unwrap_or_else(recover);
@@ -261,128 +335,8 @@ fn take(shared: &Shared, buffer: &mut Vec<u8>) -> bool {
     let (mut state, _) = collected.unwrap_or_else(|poisoned| poisoned.into_inner());
     std::mem::swap(&mut state.queue, buffer);
     state.taken = buffer.len();
-    !buffer.is_empty()
+    (!buffer.is_empty()).then_some(state.writes)
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::mpsc::{Receiver, Sender, channel};
-    use std::time::Instant;
-
-    use super::*;
-
-    /// A pipe that accepts each write when the test allows it.
-    struct Pipe {
-        allowed: Receiver<()>,
-        read: Sender<Vec<u8>>,
-    }
-
-    impl Write for Pipe {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.allowed.recv().map_err(|_| io::Error::other("the reader left"))?;
-            let _ = self.read.send(bytes.to_vec());
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    fn pipe() -> (Pipe, Sender<()>, Receiver<Vec<u8>>) {
-        let ((allow, allowed), (read, reader)) = (channel(), channel());
-        (Pipe { allowed, read }, allow, reader)
-    }
-
-    fn until(condition: impl Fn() -> bool) {
-        let start = Instant::now();
-        while !condition() {
-            assert!(start.elapsed() < Duration::from_secs(20), "it never happened");
-            std::thread::yield_now();
-        }
-    }
-
-    #[test]
-    fn drop_waits_until_all_is_written_in_order() {
-        let (pipe, allow, reader) = pipe();
-        (0..100).for_each(|_| allow.send(()).unwrap());
-        let mut file = Background::new(pipe).unwrap();
-        for i in 0..1000u16 {
-            file.write_all(&i.to_be_bytes()).unwrap();
-        }
-        drop(file);
-        let all: Vec<u8> = reader.try_iter().flatten().collect();
-        assert_eq!(all, (0..1000u16).flat_map(u16::to_be_bytes).collect::<Vec<u8>>());
-    }
-
-    #[test]
-    fn full_queue_refuses_whole_block_without_waiting() {
-        let (pipe, allow, reader) = pipe();
-        let mut file = Background::with_limits(pipe, 100, GRACE).unwrap();
-        let progress = file.progress();
-        file.write_all(&[1; 60]).unwrap();
-        // The thread has taken the bytes and blocks in its write; the queue is empty.
-        until(|| file.shared.lock().taken == 60);
-        file.write_all(&[2; 60]).unwrap();
-        assert_eq!(file.write(&[3; 60]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        assert_eq!(progress.unwritten(), 120);
-        (0..3).for_each(|_| allow.send(()).unwrap());
-        until(|| progress.unwritten() == 0);
-        file.write_all(&[4; 60]).unwrap();
-        drop(file);
-        let all: Vec<Vec<u8>> = reader.try_iter().collect();
-        assert_eq!(all, [vec![1; 60], vec![2; 60], vec![4; 60]], "none of the refused block");
-    }
-
-    #[test]
-    fn stalled_reader_does_not_block_drop() {
-        let (pipe, allow, reader) = pipe();
-        let mut file = Background::with_limits(pipe, 100, Duration::from_millis(20)).unwrap();
-        file.write_all(b"lost").unwrap();
-        drop(file);
-        assert_eq!(reader.try_iter().count(), 0);
-        drop(allow);
-    }
-
-    /// Two cases in one test, because the process has one list of files and runs other tests.
-    #[test]
-    fn write_out_waits_for_files_up_to_limit() {
-        let (quick, allow_quick, reader) = pipe();
-        (0..100).for_each(|_| allow_quick.send(()).unwrap());
-        let mut file = Background::new(quick).unwrap();
-        for i in 0..1000u16 {
-            file.write_all(&i.to_be_bytes()).unwrap();
-        }
-        // Not the global `write_out`: files of other tests may be blocked.
-        assert!(file.shared.write_out(Instant::now() + GRACE));
-        let all: Vec<u8> = reader.try_iter().flatten().collect();
-        assert_eq!(all, (0..1000u16).flat_map(u16::to_be_bytes).collect::<Vec<u8>>());
-
-        let (still, allow, reader) = pipe();
-        let mut file = Background::with_limits(still, 100, Duration::ZERO).unwrap();
-        file.write_all(b"lost").unwrap();
-        let start = Instant::now();
-        assert!(!write_out(Duration::from_millis(20)));
-        assert!(start.elapsed() >= Duration::from_millis(20));
-        // A thread interrupted inside a write holds the lock. The call must return all the same.
-        let state = file.shared.lock();
-        assert!(!write_out(Duration::from_millis(20)));
-        drop(state);
-        assert_eq!(reader.try_iter().count(), 0);
-        allow.send(()).unwrap();
-        assert!(file.shared.write_out(Instant::now() + GRACE), "once it is read");
-        assert_eq!(reader.try_iter().collect::<Vec<_>>(), [b"lost"]);
-    }
-
-    #[test]
-    fn failure_is_returned_by_all_later_writes() {
-        let (pipe, allow, _reader) = pipe();
-        drop(allow);
-        let mut file = Background::new(pipe).unwrap();
-        let progress = file.progress();
-        file.write_all(b"first").unwrap();
-        until(|| progress.has_failed());
-        assert_eq!(progress.unwritten(), 0, "bytes that cannot be written do not count");
-        assert!(file.write(b"second").unwrap_err().to_string().contains("the reader left"));
-        assert!(file.flush().is_err());
-    }
-}
+mod tests;

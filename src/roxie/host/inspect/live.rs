@@ -1,0 +1,202 @@
+//! The capture of a running device, for a reader in another process.
+//!
+//! The reader gets a pcapng stream on its connection. A thread writes it from a bounded queue, so neither the data path nor the thread
+//! that follows the interface waits for the reader: frames for which the queue has no room are left out and counted. The reader shuts
+//! down its half of the connection to end the capture, and gets what is queued, and the count. If it is gone, the capture ends as well.
+
+use std::fs;
+use std::io::{self, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{MsgFlags, setsockopt, sockopt};
+use nix::unistd::geteuid;
+
+use crate::host::state::State;
+use roxie_base::descriptors::{children, peer_of, send_with};
+use roxie_engine::Engine;
+use roxie_port::pcap::{Progress, Recorder};
+
+/// Maximum time for a reader to take what is queued when the capture ends.
+const GRACE: Duration = Duration::from_secs(2);
+/// The same, when the device is closed.
+const PARTING: Duration = Duration::from_millis(200);
+/// Interval between two looks at a capture that ends.
+const LOOK: Duration = Duration::from_millis(1);
+/// Send buffer of the connection in bytes; the system may allow less.
+const SEND_BUFFER: usize = 4 << 20;
+
+/// The live capture of a device, if there is one.
+#[derive(Default)]
+pub(in crate::host) struct LiveCapture(Option<Running>);
+
+struct Running {
+    stream: UnixStream,
+    /// Progress of the thread that writes to the stream.
+    progress: Progress,
+    /// Process of the reader.
+    reader: i32,
+    /// Frames are captured no more; what is queued may be written until then.
+    ends_by: Option<Instant>,
+}
+
+impl LiveCapture {
+    /// Captures the device's frames for a reader, or tells it why not.
+    pub(in crate::host) fn begin(&mut self, device: &State, reader: UnixStream, snap_length: u32) {
+        match self.try_to_begin(device, &reader, snap_length) {
+            Ok(running) => self.0 = Some(running),
+            // The text fits a new connection's buffer. A reader that is gone needs none.
+            Err(why) => drop(send_with(reader.as_fd(), why.as_bytes(), &[], MsgFlags::MSG_DONTWAIT)),
+        }
+    }
+
+    fn try_to_begin(&self, device: &State, reader: &UnixStream, snap_length: u32) -> Result<Running, String> {
+        let of_reader = peer_of(reader).map_err(|error| error.to_string())?;
+        if let Some(Running { reader, .. }) = &self.0 {
+            return Err(format!(
+                "process {reader} captures its frames already, and there is one capture at a time"
+            ));
+        }
+        if of_reader.uid() != 0 && !shows_memory() {
+            return Err("it has privileges of its own, and shows its memory to root alone".to_owned());
+        }
+        let Some(engine) = device.adapter.engine() else {
+            return Err("its NIC is another process (`roxie nic`), whose frames can be captured".to_owned());
+        };
+        let failed = |error: io::Error| format!("no thread for a capture: {error}");
+        // A smaller buffer only takes more system calls.
+        let _ = setsockopt(reader, sockopt::SndBuf, &SEND_BUFFER);
+        let [stream, out] = [reader.try_clone().map_err(failed)?, reader.try_clone().map_err(failed)?];
+        let (allow, allowed) = sync_channel(1);
+        let interface = device.adapter.port().interface_or_name().to_owned();
+        let mut recorder =
+            Recorder::live(&interface, Out { stream: out, allowed: Some(allowed) }, snap_length)
+                .map_err(failed)?;
+        let progress = recorder.progress();
+        if let Err(recorder) = engine.attach_capture(recorder) {
+            recorder.close();
+            return Err("its device has failed".to_owned());
+        }
+        // The reader gets the header now that frames are captured.
+        let _ = allow.send(());
+        children::keep_from([stream.as_raw_fd()]);
+        Ok(Running { stream, progress, reader: of_reader.pid(), ends_by: None })
+    }
+
+    /// Ends the capture if its reader has asked for that or is gone. Does not block.
+    pub(in crate::host) fn follow(&mut self, device: &State) {
+        let Some(running) = &mut self.0 else { return };
+        let now = Instant::now();
+        match running.ends_by {
+            None if running.has_to_end() => running.end(device, now + GRACE),
+            // The reader takes no more: the thread's write fails.
+            Some(until) if now >= until => {
+                running.hang_up();
+                self.0 = None;
+                return;
+            }
+            _ => {}
+        }
+        if running.progress.has_ended() {
+            if running.ends_by.is_none() {
+                running.end(device, now);
+            }
+            self.0 = None;
+        }
+    }
+
+    /// Ends the capture. Waits for its reader, but not long.
+    pub(in crate::host) fn close(mut self, device: &State) {
+        let Some(running) = &mut self.0 else { return };
+        let until = Instant::now() + PARTING;
+        if running.ends_by.is_none() {
+            running.end(device, until);
+        }
+        while !running.progress.has_ended() && Instant::now() < until {
+            std::thread::sleep(LOOK);
+        }
+        running.hang_up();
+    }
+
+    /// Returns the descriptor that reports a change of the capture.
+    pub(in crate::host) fn poll_fd(&self) -> Option<PollFd<'_>> {
+        self.0.as_ref().map(Running::poll_fd)
+    }
+
+    /// Returns when the capture has to be followed again without such a report.
+    pub(in crate::host) fn timeout(&self) -> Option<PollTimeout> {
+        let until = self.0.as_ref()?.ends_by?;
+        let left = until.saturating_duration_since(Instant::now()) + LOOK;
+        Some(PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX))
+    }
+}
+
+impl Running {
+    fn poll_fd(&self) -> PollFd<'_> {
+        // A reader that has ended its half stays readable: then only the end of the other half counts.
+        let events = match self.ends_by {
+            None => PollFlags::POLLIN,
+            Some(_) => PollFlags::empty(),
+        };
+        PollFd::new(self.stream.as_fd(), events)
+    }
+
+    fn has_to_end(&self) -> bool {
+        matches!(poll(&mut [self.poll_fd()], PollTimeout::ZERO), Ok(1..))
+    }
+
+    fn end(&mut self, device: &State, until: Instant) {
+        if let Some(recorder) = device.adapter.engine().and_then(Engine::detach_capture) {
+            recorder.close();
+        }
+        self.ends_by = Some(until);
+    }
+
+    fn hang_up(&self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        children::forget([self.stream.as_raw_fd()]);
+    }
+}
+
+/// True if a debugger of this process's user may read its memory: the kernel then gives that user the file (`task_dump_owner`).
+fn shows_memory() -> bool {
+    fs::metadata("/proc/self/mem").is_ok_and(|memory| memory.uid() == geteuid().as_raw())
+}
+
+/// The connection to the reader, as its thread writes it: from when that is allowed, and ended when the thread ends.
+struct Out {
+    stream: UnixStream,
+    allowed: Option<Receiver<()>>,
+}
+
+impl Write for Out {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Some(allowed) = &self.allowed {
+            allowed.recv().map_err(|_| io::ErrorKind::NotConnected)?;
+            self.allowed = None;
+        }
+        send_with(self.stream.as_fd(), bytes, &[], MsgFlags::empty())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Out {
+    fn drop(&mut self) {
+        if self.allowed.is_none() {
+            let _ = self.stream.shutdown(Shutdown::Both);
+        }
+    }
+}

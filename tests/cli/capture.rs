@@ -1,0 +1,535 @@
+//! `roxie capture` and `roxie extcap`: frames of programs that run.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::net::IpAddr;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use nix::sys::signal::{Signal, kill};
+use nix::sys::stat::Mode;
+use nix::unistd::{Pid, mkfifo};
+use roxie::capture::{Direction, Reader};
+use roxie::host::inspect::{AttachError, Snapshot, attach, snapshots};
+use roxie::host::{
+    CompletionQueue, ConnectOptions, Device, DeviceConfig, MemoryRegion, ProtectionDomain, QueuePair, Stack,
+};
+use roxie::netdev::NetNs;
+use roxie::port::packet::PacketConfig;
+use roxie::port::udp::UdpConfig;
+use roxie::port::xdp::XdpConfig;
+use roxie::verbs::{Access, SendFlags, SendWr, WcStatus};
+
+use crate::in_time::CommandInTime;
+use crate::network::Net;
+use crate::{A, Finished, LIMIT, Running, roxie};
+
+const LENGTH: usize = 64 << 10;
+
+/// One end of a connection, in this process: nothing moves but in the test's own calls.
+struct End {
+    device: Device,
+    cq: CompletionQueue,
+    qp: QueuePair,
+    memory: MemoryRegion,
+    _pd: ProtectionDomain,
+}
+
+impl End {
+    fn open(ns: &NetNs, port: &str, interface: &str, address: &str) -> End {
+        let address: IpAddr = address.parse().unwrap();
+        let (stack, config) = (Stack::default(), DeviceConfig::caller_only());
+        let open = || match port {
+            "xdp" => Device::open_xdp(&XdpConfig::new(interface), &stack, &config),
+            "packet" => Device::open_packet(&PacketConfig::new(interface), &stack, &config),
+            _ => {
+                let udp = UdpConfig { addresses: vec![address], ..UdpConfig::default() };
+                Device::open_udp(&udp, &stack, &config)
+            }
+        };
+        let device = ns.run(open).unwrap().unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let cq = device.create_cq(256, None).unwrap();
+        let qp = pd.queue_pair(&cq).signal_all().create().unwrap();
+        let memory = pd.register(LENGTH, Access::READ_WRITE).unwrap();
+        End { device, cq, qp, memory, _pd: pd }
+    }
+
+    fn polled(&self) -> usize {
+        let done = std::iter::from_fn(|| self.cq.poll_one());
+        done.inspect(|wc| assert_eq!(wc.status, WcStatus::Success, "{wc:?}")).count()
+    }
+
+    /// Frames sent and received.
+    fn counted(&self) -> [u64; 2] {
+        ["sent_pkts", "rcvd_pkts"].map(|name| self.device.counter(name))
+    }
+}
+
+/// Two connected ends.
+struct Pair {
+    near: End,
+    far: End,
+}
+
+impl Pair {
+    fn new(net: &Net, port: &str) -> Pair {
+        let near = End::open(&net.a, port, "left", A);
+        let far = End::open(&net.b, port, "right", "192.0.2.2");
+        let index = |end: &End, at: &str| {
+            let at: IpAddr = at.parse().unwrap();
+            end.device.gids().iter().position(|entry| entry.gid.to_ip() == at).unwrap_or(0)
+        };
+        let here = near.qp.endpoint(index(&near, A)).unwrap();
+        let there = far.qp.endpoint(index(&far, "192.0.2.2")).unwrap();
+        let options = ConnectOptions { timeout: 18, ..ConnectOptions::default() };
+        net.a.run(|| near.qp.connect(&here, &there, &options)).unwrap().unwrap();
+        net.b.run(|| far.qp.connect(&there, &here, &options)).unwrap().unwrap();
+        Pair { near, far }
+    }
+
+    /// Writes messages to the far end, and waits for their completions.
+    fn write(&self, messages: usize) {
+        let (mut posted, mut done) = (0, 0);
+        let until = Instant::now() + LIMIT;
+        while done < messages {
+            while posted < messages && posted - done < 16 {
+                let wr = SendWr {
+                    flags: SendFlags::SIGNALED,
+                    ..SendWr::write(self.far.memory.address(), self.far.memory.rkey())
+                };
+                self.near.qp.post_send(&wr, &[self.near.memory.sge(0, LENGTH as u32)]).unwrap();
+                posted += 1;
+            }
+            done += self.near.polled();
+            self.far.polled();
+            assert!(Instant::now() < until, "{done} of {messages}");
+        }
+    }
+}
+
+/// What a capture has: packets in and out, and how many have no comment.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Content {
+    sent: u64,
+    received: u64,
+    without_comment: u64,
+    /// Sum of the frames that comments say are missing.
+    missing: u64,
+}
+
+fn read(capture: impl Read) -> Content {
+    let mut reader = Reader::new(capture).unwrap();
+    let mut read = Content::default();
+    while let Some(record) = reader.next().unwrap() {
+        match record.direction {
+            Some(Direction::Out) => read.sent += 1,
+            Some(Direction::In) => read.received += 1,
+            None => panic!("{record:?} without a direction"),
+        }
+        let comment = record.comment.unwrap_or_default();
+        read.without_comment += u64::from(comment.is_empty());
+        let missing = comment.strip_prefix("capture: ").and_then(|rest| rest.split(' ').next());
+        read.missing += missing.map_or(0, |count| count.parse::<u64>().unwrap());
+    }
+    read
+}
+
+/// Returns the counts of the last block of interface statistics: frames seen, and dropped.
+fn statistics(capture: &[u8]) -> [u64; 2] {
+    let word = |at: usize| u32::from_le_bytes(capture[at..at + 4].try_into().unwrap()) as usize;
+    let (mut at, mut last) = (0, None);
+    while at < capture.len() {
+        if word(at) == 5 {
+            last = Some(at);
+        }
+        at += word(at + 4);
+    }
+    let long = |at: usize| u64::from_le_bytes(capture[at..at + 8].try_into().unwrap());
+    // Type, length, interface, time, then two options of 4 and 8 bytes.
+    last.map(|at| [long(at + 24), long(at + 36)]).expect("statistics")
+}
+
+fn interrupt(running: &Running) {
+    kill(Pid::from_raw(running.child.id().cast_signed()), Signal::SIGINT).unwrap();
+}
+
+/// Starts a capture at the left, and waits until it captures.
+fn capturing(net: &Net, arguments: &str) -> Running {
+    let mut capture = net.start_left(&format!("capture {arguments}"));
+    capture.wait_for("capturing");
+    capture
+}
+
+fn device_of(net: &Net, pid: u32) -> Snapshot {
+    let look = net.a.run(snapshots).unwrap().unwrap();
+    look.snapshots.into_iter().find(|device| device.pid == pid).expect("a device")
+}
+
+/// Starts a capture of a process at the left, and waits until its device is captured.
+fn attached(net: &Net, pid: u32, arguments: &str) -> Running {
+    let capture = net.start_left(&format!("capture {arguments}"));
+    let until = Instant::now() + LIMIT;
+    while !device_of(net, pid).port.contains("pcap") {
+        assert!(Instant::now() < until, "no capture of {pid}");
+        std::thread::yield_now();
+    }
+    capture
+}
+
+/// Waits until a process's device has no capture.
+fn wait_until_free(net: &Net, pid: u32) {
+    let until = Instant::now() + LIMIT;
+    while device_of(net, pid).port.contains("pcap") {
+        assert!(Instant::now() < until, "{:?}", device_of(net, pid).port);
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn capture_has_every_packet_with_its_reason() {
+    let Some(net) = Net::new("capture") else { return };
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("left.pcapng");
+    for port in ["udp", "packet", "xdp"] {
+        let pair = Pair::new(&net, port);
+        pair.write(3);
+        let (before, own) = (pair.near.counted(), std::process::id());
+        let name = pair.near.device.port().name;
+        let capture = capturing(&net, &format!("--pid {own} -w {}", file.display()));
+        assert_eq!(pair.near.device.port().name, format!("pcap({name})"));
+        pair.write(20);
+        let after = pair.near.counted();
+        interrupt(&capture);
+        let done = capture.finish().succeeded();
+        let [sent, received] = [0, 1].map(|i| after[i] - before[i]);
+        assert!(sent >= 20 * (LENGTH as u64) / 4096 && received > 0);
+        let bytes = fs::read(&file).unwrap();
+        assert_eq!(read(&bytes[..]), Content { sent, received, ..Content::default() }, "{port}");
+        assert_eq!(statistics(&bytes), [sent + received, 0]);
+        let said = format!("{} packets captured, none dropped", sent + received);
+        assert!(done.stderr.contains(&said), "{done:#?}");
+        // The program goes on as before, and can be captured again.
+        assert_eq!(pair.near.device.port().name, name);
+        assert_eq!(pair.near.device.counter("live_capture_packets"), 0);
+        pair.write(3);
+        let again = attached(&net, own, &format!("--dev left --json --count 1 -w {}", file.display()));
+        pair.write(1);
+        let rows = again.finish().succeeded().json();
+        assert_eq!((&rows[0]["event"], &rows[0]["pid"]), (&"ready".into(), &own.into()));
+        assert_eq!(
+            (&rows[1]["event"], &rows[1]["captured"], &rows[1]["ended_by"]),
+            (&"end".into(), &1.into(), &"count".into())
+        );
+        assert_eq!(read(&fs::read(&file).unwrap()[..]).sent, 1);
+    }
+}
+
+#[test]
+fn slow_reader_loses_packets_and_their_number_is_said() {
+    let Some(net) = Net::new("capture-slow") else { return };
+    let pair = Pair::new(&net, "udp");
+    let device = device_of(&net, std::process::id());
+    let mut reader = net.a.run(|| attach(&device, 0)).unwrap().unwrap();
+    let before = pair.near.counted();
+    // More than the two queues hold. Nothing is read meanwhile, and no call waits for the reader.
+    pair.write(2_500);
+    let after = pair.near.counted();
+    let refused = net.a.run(|| attach(&device, 0)).unwrap().unwrap_err();
+    assert!(
+        matches!(&refused, AttachError::Refused { why, .. } if why.contains("captures its frames already")),
+        "{refused}"
+    );
+    reader.stop().unwrap();
+    let mut bytes = Vec::new();
+    reader.read_to_end(&mut bytes).unwrap();
+    let (read, [seen, dropped]) = (read(&bytes[..]), statistics(&bytes));
+    assert!(dropped > 0, "{read:?}");
+    assert_eq!(seen, after[0] + after[1] - before[0] - before[1]);
+    assert_eq!(read.sent + read.received + dropped, seen, "captured and dropped are all");
+    assert!(read.missing <= dropped);
+    // A cut packet keeps its length.
+    wait_until_free(&net, std::process::id());
+    let mut reader = net.a.run(|| attach(&device, 64)).unwrap().unwrap();
+    pair.write(1);
+    reader.stop().unwrap();
+    let mut bytes = Vec::new();
+    reader.read_to_end(&mut bytes).unwrap();
+    let mut records = Reader::new(&bytes[..]).unwrap();
+    let mut longest = 0;
+    while let Some(record) = records.next().unwrap() {
+        assert!(record.data.len() <= 64);
+        longest = longest.max(record.wire_len);
+    }
+    assert!(longest > 1024, "{longest}");
+}
+
+#[test]
+fn reader_that_takes_nothing_delays_no_close() {
+    let Some(net) = Net::new("capture-stalled") else { return };
+    let pair = Pair::new(&net, "udp");
+    let device = device_of(&net, std::process::id());
+    let reader = net.a.run(|| attach(&device, 0)).unwrap().unwrap();
+    pair.write(50);
+    drop(pair);
+    let gone = net.a.run(|| attach(&device, 0)).unwrap().unwrap_err();
+    assert!(matches!(gone, AttachError::Gone { .. }), "{gone}");
+    drop(reader);
+}
+
+/// Descriptors, threads and mappings of a process.
+fn held(pid: u32) -> BTreeMap<&'static str, usize> {
+    let entries = |folder: &str| fs::read_dir(format!("/proc/{pid}/{folder}")).unwrap().count();
+    ["fd", "task"].map(|folder| (folder, entries(folder))).into()
+}
+
+#[test]
+fn capture_leaves_nothing_in_the_program() {
+    let Some(net) = Net::new("capture-trace") else { return };
+    let server = net.serve("pingpong rc --port udp");
+    let pid = server.child.id();
+    let before = held(pid);
+    // By the end of the capture, and by the death of its reader.
+    for killed in [false, true] {
+        let mut capture = capturing(&net, &format!("--pid {pid} -w /dev/null"));
+        assert!(held(pid).values().sum::<usize>() > before.values().sum());
+        if killed {
+            capture.kill();
+        } else {
+            interrupt(&capture);
+        }
+        let done = capture.finish();
+        assert_eq!(done.status.success(), !killed);
+        wait_until_free(&net, pid);
+        let until = Instant::now() + LIMIT;
+        while held(pid) != before {
+            assert!(Instant::now() < until, "it held {before:?}, and holds {:?}", held(pid));
+            std::thread::yield_now();
+        }
+    }
+    net.right("pingpong rc --port udp 192.0.2.1").succeeded();
+    server.finish().succeeded();
+}
+
+#[test]
+fn end_of_program_ends_the_capture() {
+    let Some(net) = Net::new("capture-end") else { return };
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("run.pcapng");
+    let ready = |pid: u32| attached(&net, pid, &format!("--pid {pid} --json -w {}", file.display()));
+    let server = net.serve("pingpong rc --port udp -n 200");
+    let capture = ready(server.child.id());
+    net.right("pingpong rc --port udp -n 200 192.0.2.1").succeeded();
+    server.finish().succeeded();
+    let end = &capture.finish().succeeded().json()[1];
+    assert_eq!(
+        (&end["ended_by"], &end["dropped"], &end["is_whole"]),
+        (&"program".into(), &0.into(), &true.into()),
+        "{end}"
+    );
+    let whole = read(&fs::read(&file).unwrap()[..]);
+    assert!(whole.sent >= 200 && whole.received >= 200, "{whole:?}");
+    assert_eq!(end["captured"], whole.sent + whole.received);
+
+    let mut server = net.serve("pingpong rc --port udp -n 1000000");
+    let capture = ready(server.child.id());
+    let mut client = net.start_right("pingpong rc --port udp -n 1000000 192.0.2.1");
+    net.wait_until_left_has_received(1000);
+    server.kill();
+    server.finish().was_killed();
+    client.kill();
+    let end = &capture.finish().succeeded().json()[1];
+    assert_eq!((&end["ended_by"], &end["is_whole"]), (&"program".into(), &false.into()), "{end}");
+    let part = read(&fs::read(&file).unwrap()[..]);
+    assert_eq!(end["captured"], part.sent + part.received, "what is there is whole");
+}
+
+/// A copy of the program that any user may start.
+fn public_copy(place: &Path) -> std::path::PathBuf {
+    let program = place.join("roxie");
+    fs::copy(env!("CARGO_BIN_EXE_roxie"), &program).unwrap();
+    fs::set_permissions(place, PermissionsExt::from_mode(0o755)).unwrap();
+    program
+}
+
+#[test]
+fn only_own_user_and_root_may_capture() {
+    let Some(net) = Net::new("capture-users") else { return };
+    let place = tempfile::tempdir().unwrap();
+    let program = public_copy(place.path());
+    let start = |user: &[&str], arguments: &str| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65533", "--regid=65533", "--clear-groups"]).args(user);
+        command.arg(&program).args(arguments.split(' '));
+        net.a.run(|| Running::start(command)).unwrap()
+    };
+    let server = net.serve("pingpong rc --port udp");
+    let of_root = start(&[], &format!("capture --pid {} -w /dev/null", server.child.id())).finish();
+    of_root.failed(3, &["belongs to user root", "only that user and root"]);
+    // The socket itself refuses as well.
+    let device = device_of(&net, server.child.id());
+    let as_user = || {
+        // SAFETY: a system call with plain values; the thread ends right after it.
+        assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65533, 65533, 65533) }, 0);
+        attach(&device, 0).unwrap_err()
+    };
+    let refused = net.a.run(as_user).unwrap();
+    assert!(matches!(refused, AttachError::OtherUser { uid: 0, .. }), "{refused}");
+    drop(server);
+    // In a user namespace, root is a user without a number.
+    for user in [&[][..], &["unshare", "--user", "--map-current-user"]] {
+        let mut server = start(user, "pingpong rc --port udp");
+        server.wait_for("waiting for a peer");
+        let pid = server.child.id();
+        for own in [false, true] {
+            let arguments = format!("capture --pid {pid} --seconds 1 -w /dev/null");
+            let done = if own { start(&[], &arguments).finish() } else { net.left(&arguments) };
+            let done = done.succeeded();
+            assert!(done.stderr.contains("0 packets captured, none dropped"), "{done:#?}");
+            wait_until_free(&net, pid);
+        }
+    }
+}
+
+#[test]
+fn missing_and_ambiguous_devices_are_named() {
+    let Some(net) = Net::new("capture-wrong") else { return };
+    net.left("capture").failed(3, &["no program with a device can be seen from here", "--pid PID"]);
+    net.left("capture --pid 999999999").failed(3, &["there is no process 999999999"]);
+    net.left("capture --pid 1").failed(3, &["process 1 has no device", "roxie show processes"]);
+    net.left("capture --dev nowhere").failed(3, &["named nowhere"]);
+    net.left("capture --snaplen 0").failed(2, &["snaplen"]);
+    net.left("capture -w - --json").failed(2, &["-w -", "--json"]);
+    let servers = [2000, 2001].map(|tcp| net.serve(&format!("pingpong rc --port udp -p {tcp}")));
+    let [one, other] = servers.each_ref().map(|server| server.child.id());
+    net.left("capture")
+        .failed(2, &["choose one", &format!("roxie0-{one}"), &format!("roxie0-{other} (roxie)")]);
+    net.left("capture --dev left").failed(2, &["choose one"]);
+    net.left(&format!("capture --pid {one} -w /proc/none/x")).failed(1, &["cannot write /proc/none/x"]);
+    let first = capturing(&net, &format!("--dev roxie0-{one} -w /dev/null"));
+    let second = net.left(&format!("capture --pid {one}"));
+    second.failed(3, &[&format!("process {} captures its frames already", first.child.id())]);
+    // A stopped program does not answer, and keeps nobody waiting for long.
+    kill(Pid::from_raw(other.cast_signed()), Signal::SIGSTOP).unwrap();
+    net.left(&format!("capture --pid {other}")).failed(3, &[&format!("process {other} does not answer")]);
+    kill(Pid::from_raw(other.cast_signed()), Signal::SIGCONT).unwrap();
+    // From another network namespace.
+    let elsewhere = net.right(&format!("capture --pid {other} --seconds 1 -w /dev/null"));
+    assert!(elsewhere.succeeded().stderr.contains("0 packets captured"));
+}
+
+#[test]
+fn packets_are_printed_as_they_come() {
+    let Some(net) = Net::new("capture-print") else { return };
+    let pair = Pair::new(&net, "udp");
+    let own = std::process::id();
+    let printed = |arguments: &str| -> Finished {
+        let capture = attached(&net, own, &format!("--pid {own} --count 4 {arguments}"));
+        pair.write(1);
+        let done = capture.finish().succeeded();
+        wait_until_free(&net, own);
+        done
+    };
+    let text = printed("");
+    let lines: Vec<&str> = text.stdout.lines().collect();
+    assert!(lines.len() == 4 && lines[0].contains("RC_WRITE_FIRST") && lines[0].contains(" # "), "{text:#?}");
+    assert!(text.stderr.contains("4 packets captured"), "{text:#?}");
+    let rows = printed("--json").json();
+    let packets = rows.iter().filter(|row| row["opcode_name"].is_string()).count();
+    assert_eq!((packets, rows.len(), &rows[5]["event"]), (4, 6, &"end".into()), "{rows:?}");
+    assert!(printed("-v -q").stderr.is_empty());
+}
+
+/// Starts `roxie extcap` by the link that Wireshark starts.
+fn extcap(net: &Net, folder: &Path, arguments: &str) -> Running {
+    let link = folder.join("roxie-extcap");
+    if !link.exists() {
+        symlink(env!("CARGO_BIN_EXE_roxie"), &link).unwrap();
+    }
+    let mut command = Command::new(link);
+    command.args(arguments.split(' '));
+    net.a.run(|| Running::start(command)).unwrap()
+}
+
+#[test]
+fn extcap_lists_and_captures_running_devices() {
+    let Some(net) = Net::new("extcap") else { return };
+    let place = tempfile::tempdir().unwrap();
+    let ask = |arguments: &str| extcap(&net, place.path(), arguments).finish().succeeded().stdout;
+    assert_eq!(ask("--extcap-interfaces --extcap-version=4.4").lines().count(), 1, "no device");
+    let server = net.serve("pingpong rc --port udp -n 1000000");
+    let name = format!("roxie0-{}", server.child.id());
+    let listed = ask("--extcap-interfaces --extcap-version=4.4");
+    assert!(listed.starts_with("extcap {version="), "{listed}");
+    assert!(
+        listed.contains(&format!("interface {{value={name}}}{{display=RoCE of roxie (process ")),
+        "{listed}"
+    );
+    assert_eq!(
+        ask(&format!("--extcap-interface {name} --extcap-dlts")),
+        "dlt {number=1}{name=EN10MB}{display=Ethernet}\n"
+    );
+    assert!(ask(&format!("--extcap-interface {name} --extcap-config")).contains("{call=--snaplen}"));
+    assert!(
+        ask(&format!("--extcap-interface {name} --extcap-capture-filter udp")).contains("display filter")
+    );
+    let fifo = place.path().join("fifo");
+    mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+    let arguments = format!("--capture --extcap-interface {name} --fifo {} --snaplen 80", fifo.display());
+    let capture = extcap(&net, place.path(), &arguments);
+    let mut client = net.start_right("pingpong rc --port udp -n 1000000 192.0.2.1");
+    let mut reader = Reader::new(fs::File::open(&fifo).unwrap()).unwrap();
+    for _ in 0..100 {
+        let record = reader.next().unwrap().expect("traffic");
+        assert!(record.comment.is_some() && record.data.len() <= 80, "{record:?}");
+    }
+    // Wireshark closes the pipe.
+    drop(reader);
+    capture.finish().succeeded();
+    wait_until_free(&net, server.child.id());
+    client.kill();
+    extcap(&net, place.path(), "--extcap-interface roxie0-1 --capture --fifo /dev/null")
+        .finish()
+        .failed(3, &["roxie0-1"]);
+    let no_pipe =
+        extcap(&net, place.path(), &format!("--extcap-interface {name} --capture --fifo /nowhere/fifo"));
+    no_pipe.finish().failed(1, &["cannot open /nowhere/fifo"]);
+    roxie("extcap").output_in_time().map(|told| assert_eq!(told.status.code(), Some(2))).unwrap();
+}
+
+#[test]
+fn tshark_captures_by_device_name() {
+    const TEST: &str = "tshark_captures_by_device_name";
+    if !Path::new("/usr/bin/tshark").exists() {
+        return println!("SKIP {TEST}: there is no tshark");
+    }
+    let Some(net) = Net::new("extcap-tshark") else { return };
+    let home = tempfile::tempdir().unwrap();
+    // Before Wireshark 4.2, and since.
+    for folder in [".config/wireshark/extcap", ".local/lib/wireshark/extcap"] {
+        let folder = home.path().join(folder);
+        fs::create_dir_all(&folder).unwrap();
+        symlink(env!("CARGO_BIN_EXE_roxie"), folder.join("roxie-extcap")).unwrap();
+    }
+    let tshark = |arguments: &str| {
+        let mut command = Command::new("tshark");
+        command.env("HOME", home.path()).args(arguments.split(' '));
+        net.a.run(|| Running::start(command)).unwrap()
+    };
+    let server = net.serve("pingpong rc --port udp -n 1000000");
+    let name = format!("roxie0-{}", server.child.id());
+    let listed = tshark("-D").finish();
+    assert!(listed.stdout.contains(&name), "{listed:#?}");
+    let mut client = net.start_right("pingpong rc --port udp -n 1000000 192.0.2.1");
+    net.wait_until_left_has_received(10);
+    let shown =
+        tshark(&format!("-i {name} -c 10 -T fields -e infiniband.bth.opcode -e frame.comment")).finish();
+    let lines: Vec<&str> = shown.stdout.lines().collect();
+    assert_eq!(lines.len(), 10, "{shown:#?}");
+    assert!(lines.iter().all(|line| line.split('\t').all(|field| !field.is_empty())), "{shown:#?}");
+    wait_until_free(&net, server.child.id());
+    client.kill();
+}
