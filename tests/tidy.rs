@@ -60,7 +60,6 @@ const LONG: &[(&str, &str)] = &[
     ("src/engine/worker.rs", "the stages of a pass, in their order"),
     ("src/nic/cm/incoming.rs", "a function for each message, each over all states"),
     ("src/roxie/host/connections/mod.rs", "three threads that hold one lock"),
-    ("src/port/pcap.rs", "a third are its tests"),
     (
         "src/port/xdp/queue.rs",
         "four rings and the chunks that go round between them; unsafe stays in one file",

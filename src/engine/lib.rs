@@ -333,15 +333,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Captures frames from now on, above all layers of the port: the recorder gets what the NIC sends and receives, and why.
-    ///
-    /// # Errors
-    /// The recorder, if frames are captured in this way already, or the engine is dead.
-    pub fn attach_capture(&self, recorder: Recorder<Background>) -> Result<(), Recorder<Background>> {
+    /// Captures frames from now on, above all layers of the port: the recorder gets what the NIC sends and receives, and why. Returns
+    /// the recorder if frames are captured in this way already, or the engine is dead.
+    #[must_use = "a recorder that is returned writes nothing"]
+    pub fn attach_capture(&self, recorder: Recorder<Background>) -> Option<Recorder<Background>> {
         let now = self.now();
         let mut left = Some(recorder);
         self.adjust(|worker| left = left.take().and_then(|recorder| worker.attach_capture(now, recorder)));
-        left.map_or(Ok(()), Err)
+        left
     }
 
     /// Ends the capture that was attached, and returns its recorder. `None`: there is none, or the engine is dead.

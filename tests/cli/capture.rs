@@ -229,7 +229,7 @@ fn capture_has_every_packet_with_its_reason() {
 }
 
 #[test]
-fn slow_reader_loses_packets_and_their_number_is_said() {
+fn packets_that_a_slow_reader_loses_are_counted() {
     let Some(net) = Net::new("capture-slow") else { return };
     let pair = Pair::new(&net, "udp");
     let device = device_of(&net, std::process::id());
@@ -412,13 +412,31 @@ fn missing_and_ambiguous_devices_are_named() {
     let first = capturing(&net, &format!("--dev roxie0-{one} -w /dev/null"));
     let second = net.left(&format!("capture --pid {one}"));
     second.failed(3, &[&format!("process {} captures its frames already", first.child.id())]);
-    // A stopped program does not answer, and keeps nobody waiting for long.
+    // A stopped program does not answer: the command gives up.
     kill(Pid::from_raw(other.cast_signed()), Signal::SIGSTOP).unwrap();
     net.left(&format!("capture --pid {other}")).failed(3, &[&format!("process {other} does not answer")]);
     kill(Pid::from_raw(other.cast_signed()), Signal::SIGCONT).unwrap();
     // From another network namespace.
     let elsewhere = net.right(&format!("capture --pid {other} --seconds 1 -w /dev/null"));
     assert!(elsewhere.succeeded().stderr.contains("0 packets captured"));
+}
+
+#[test]
+fn client_is_captured_at_its_nic() {
+    let Some(net) = Net::new("capture-nic") else { return };
+    let mut nic = net.start_left("nic --dev left --port udp");
+    nic.wait_for("is served over");
+    let (nic_pid, own) = (nic.child.id(), std::process::id());
+    let open = || Device::open_attached("left", &DeviceConfig::caller_only());
+    let client = net.a.run(open).unwrap().unwrap().expect("a NIC");
+    let advice = format!("capture that one (--pid {nic_pid})");
+    net.left(&format!("capture --pid {own}")).failed(3, &["is served by a NIC", &advice]);
+    let refused = net.a.run(|| attach(&device_of(&net, own), 0)).unwrap().unwrap_err();
+    assert!(refused.to_string().contains("its NIC is another process"), "{refused}");
+    // By the interface, the NIC is meant.
+    let captured = net.left("capture --dev left --seconds 1 --json -w /dev/null").succeeded().json();
+    assert_eq!((&captured[0]["pid"], &captured[1]["ended_by"]), (&nic_pid.into(), &"seconds".into()));
+    drop(client);
 }
 
 #[test]

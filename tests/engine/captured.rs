@@ -33,10 +33,10 @@ fn capture_stays_on_a_new_port_until_detached() {
     let stream = Stream::default();
     let live = || Recorder::live("left", stream.clone(), 0).unwrap();
     assert!(engine.detach_capture().is_none());
-    assert!(engine.attach_capture(live()).is_ok());
+    assert!(engine.attach_capture(live()).is_none());
     assert_eq!(name(), "pcap(memory)");
     let refused = engine.attach_capture(live());
-    assert!(refused.is_err(), "one at a time");
+    assert!(refused.is_some(), "one at a time");
     drop(refused);
     let (other, _link) = pair(MemoryConfig::default(), MemoryConfig::default());
     engine.set_port(Box::new(other)).unwrap();

@@ -1,4 +1,5 @@
 use std::sync::{Arc, Mutex};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::*;
 use crate::loopback::LoopbackPort;
@@ -184,7 +185,7 @@ fn groups_and_flows_reach_the_port_below() {
     assert!(refused.contains("of kind memory"), "{refused}");
     // Frames to a joined group return: destination 01:00:5e:01:02:03 of 239.1.2.3 (RFC 1112).
     let frame = [&[1, 0, 0x5e, 1, 2, 3][..], &[0; 54]].concat();
-    let mut returned = |a: &mut PcapPort<_, _>| {
+    let returned = |a: &mut PcapPort<_, _>| {
         send(a, &frame, None);
         a.tx_flush(Nanos::ZERO).unwrap();
         let count = a.rx_burst(Nanos::ZERO);

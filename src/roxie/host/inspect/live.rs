@@ -78,7 +78,7 @@ impl LiveCapture {
             Recorder::live(&interface, Out { stream: out, allowed: Some(allowed) }, snap_length)
                 .map_err(failed)?;
         let progress = recorder.progress();
-        if let Err(recorder) = engine.attach_capture(recorder) {
+        if let Some(recorder) = engine.attach_capture(recorder) {
             recorder.close();
             return Err("its device has failed".to_owned());
         }
