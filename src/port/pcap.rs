@@ -261,6 +261,10 @@ impl<P: Port, W: Write + Send> Port for PcapPort<P, W> {
         self.inner.set_rx_wishes(wishes)
     }
 
+    fn set_vlans(&mut self, addresses: &[(std::net::IpAddr, u16)]) -> io::Result<()> {
+        self.inner.set_vlans(addresses)
+    }
+
     fn expect_frames(&mut self, frames: usize) {
         self.inner.expect_frames(frames);
     }

@@ -2,12 +2,17 @@
 
 #[path = "../support/in_time.rs"]
 mod in_time;
+#[path = "../support/isolation.rs"]
+mod isolation;
+#[path = "../support/tags.rs"]
+mod tags;
 #[path = "../support/wire.rs"]
 mod wire;
 
 mod foreign;
 mod shared;
 mod trains;
+mod vlan;
 
 use std::time::Duration;
 

@@ -31,6 +31,7 @@ mod fast_path;
 mod fetch;
 mod flow;
 mod flow_control;
+mod gids;
 mod gsi;
 mod host_side;
 mod log;
@@ -80,6 +81,7 @@ use congestion::Congestion;
 use cq::CompletionQueues;
 use dma::Dma;
 use flow::Flows;
+use gids::Gids;
 use multicast::Groups;
 use pd::ProtectionDomains;
 use roxie_base::limits::{BURST, Limits, MAX_SGE};
@@ -177,6 +179,7 @@ pub struct Nic {
     gsis: gsi::Gsis,
     srqs: Srqs,
     flows: Flows,
+    gids: Gids,
     /// Maximum length of frames of other protocols, in bytes; `None`: the port carries only RoCE.
     longest_frame: Option<usize>,
     /// No request precedes an acknowledgement.
@@ -242,6 +245,7 @@ impl Nic {
             gsis: gsi::Gsis::default(),
             srqs: Srqs::new(limits.srqs.min(1 << 16), limits.xrcds, srqn_seed),
             flows: Flows::default(),
+            gids: Gids::default(),
             longest_frame: None,
             acknowledges_first: false,
             groups: Groups::default(),

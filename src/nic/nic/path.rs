@@ -1,7 +1,7 @@
 //! Effects of a change of the link on the QPs.
 
 use super::{Nic, split};
-use crate::verbs::{AsyncEvent, EventKind, Mtu, QpIndex, QpState};
+use crate::verbs::{AddressVector, AsyncEvent, EventKind, Mtu, QpIndex, QpState};
 use roxie_base::time::Nanos;
 use roxie_wire::Gid;
 
@@ -46,16 +46,17 @@ impl Nic {
         }
     }
 
-    /// Sets the MAC address of the next hop to a peer. Returns the number of QPs and address handles that use it.
-    pub fn set_next_hop(&mut self, peer: Gid, mac: [u8; 6]) -> u32 {
+    /// Sets the MAC address of the next hop to a peer on a VLAN (0: on none). Returns the number of QPs and address handles that use it.
+    pub fn set_next_hop(&mut self, vlan: u16, peer: Gid, mac: [u8; 6]) -> u32 {
+        let leads_there = |av: &AddressVector| av.dgid == peer && av.encapsulation.vlan == vlan;
         let mut changed = self.handles.readdress(|av| {
-            if av.dgid == peer {
+            if leads_there(av) {
                 av.dmac = mac;
             }
         });
         for index in 0..self.qps.places() {
             if let Some(entry) = self.qps.get_mut(index)
-                && entry.qp.attributes().av.is_some_and(|av| av.dgid == peer && av.dmac != mac)
+                && entry.qp.attributes().av.is_some_and(|av| leads_there(&av) && av.dmac != mac)
             {
                 entry.qp.readdress(|av| av.dmac = mac);
                 changed += 1;

@@ -18,6 +18,7 @@ mod netlink;
 mod netns;
 mod reach;
 mod tap;
+mod vlan;
 mod watch;
 
 use std::io;
@@ -29,6 +30,7 @@ pub use neighbours::{Neighbours, resolve};
 pub use netns::NetNs;
 pub use reach::Reach;
 pub use tap::Tap;
+pub use vlan::{VlanLink, Vlans, vlan_links};
 pub use watch::{Change, Watch};
 
 /// Errors of requests to the kernel about interfaces.

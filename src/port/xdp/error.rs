@@ -26,6 +26,16 @@ pub enum XdpError {
         /// Number of receive queues.
         count: u32,
     },
+    /// A bond, and a mode that its slaves alone have.
+    #[error(
+        "{interface}: {why}; --mode generic serves a bond, and packet sockets do (--port packet), or name a slave"
+    )]
+    Bond {
+        /// The bond.
+        interface: String,
+        /// Why the mode is not possible.
+        why: String,
+    },
     /// Another program occupies the interface's only slot.
     #[error(
         "{interface} already has an XDP program attached: {program} (id {id}), {}; or use another interface",

@@ -14,6 +14,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use xsk_rs::config::{BindFlags, FrameSize, LibxdpFlags, QueueSize, SocketConfig, UmemConfig};
 use xsk_rs::{Socket, Umem};
 
+use super::bond::Bond;
 use super::config::CHUNK;
 use super::queue::{CHUNK_DATA, Parts, Queue};
 use super::steering::{AttachError, Steering, program_name};
@@ -66,14 +67,19 @@ impl BindOptions {
 pub(super) fn open(config: &XdpConfig) -> Result<Opened, XdpError> {
     config.check()?;
     let interface = Interface::by_name(&config.interface)?;
+    let bond = Bond::of(&interface);
+    let mut tried = Vec::new();
+    if let Some(bond) = &bond {
+        tried.push(bond.why_generic(config.mode)?);
+    }
     raise_locked_memory();
     let mut steering = Steering::load(config.roce_v1)?;
     let hooks: &[bool] = match config.mode {
+        _ if bond.is_some() => &[false],
         Mode::Auto => &[true, false],
         Mode::ZeroCopy | Mode::Native => &[true],
         Mode::Generic => &[false],
     };
-    let mut tried = Vec::new();
     for &native in hooks {
         let hook = if native { "native" } else { "generic" };
         if let Err(e) = attach(&mut steering, &interface, native)? {
@@ -81,7 +87,10 @@ pub(super) fn open(config: &XdpConfig) -> Result<Opened, XdpError> {
             continue;
         }
         // Query it again: a driver may have enabled more queues for XDP (virtio-net does).
-        let interface = Interface::by_name(&config.interface)?;
+        let mut interface = Interface::by_name(&config.interface)?;
+        if let Some(bond) = &bond {
+            interface.rx_queues = bond.rx_queues();
+        }
         match bind_all(config, &interface, native, &mut tried)? {
             Some((queues, options)) => {
                 return finish(config, interface, steering, queues, (native, options), &tried);
