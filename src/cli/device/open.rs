@@ -132,7 +132,9 @@ impl DeviceOptions {
         if self.address.is_empty() && frames {
             let links = vlan_links(interface.index).unwrap_or_default();
             for link in links.iter().filter(|link| link.up && link.vlan != 0 && link.mac == interface.mac) {
-                link.addresses.iter().for_each(|ip| drop(table.add(LocalGid::on_vlan(*ip, link.vlan))));
+                for ip in &link.addresses {
+                    table.add(LocalGid::on_vlan(*ip, link.vlan));
+                }
             }
         }
         table

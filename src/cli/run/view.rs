@@ -81,8 +81,12 @@ impl View {
             links.iter().flat_map(each).collect()
         };
         let (before, after) = (of(&self.vlans), of(&now));
-        before.iter().filter(|local| !after.contains(local)).for_each(|gone| self.gids.remove(*gone));
-        after.iter().filter(|local| !before.contains(local)).for_each(|new| drop(self.gids.add(*new)));
+        for gone in before.iter().filter(|local| !after.contains(local)) {
+            self.gids.remove(*gone);
+        }
+        for new in after.iter().filter(|local| !before.contains(local)) {
+            self.gids.add(*new);
+        }
         let changed = self.vlans != now;
         self.vlans = now;
         changed

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 
 use roxie::cm::{Event as CmEvent, HowDisconnected, Listener, Route, WhyUnreachable};
 use roxie::verbs::{LocalGid, Mtu};
+use roxie::wire::ServiceId;
 use roxie::wire::cm::{CommId, Kind, Rep, Req, SidrRep, SidrReq, SidrStatus};
 use roxie::wire::service_id::CmaHeader;
-use roxie::wire::{Gid, ServiceId};
 
 use super::event::{AhPath, ConnectionFacts, DatagramFacts, Event, EventType, Facts, Waiting, padded};
 use super::id::{Made, Path, Stage, answering_qp_type};
