@@ -1,19 +1,21 @@
-//! Devices with GIDs of a VLAN and of RoCE v1, on a veth pair between two namespaces, over AF_XDP and packet sockets. No VLAN interface
-//! exists: the GIDs are given by hand, and the kernel resolves neighbours on the interface itself. Needs root; skips without.
+//! Devices with GIDs of a VLAN and of RoCE v1, on a veth pair between two namespaces, over AF_XDP and packet sockets. Needs root; skips
+//! without. Most tests have no VLAN interface: the GIDs are given by hand, and the kernel resolves neighbours on the interface itself.
+//! Those with VLAN interfaces and bonds skip on kernels that have neither; `cargo test -p interop --test links` runs them in a guest.
 
 #[path = "support/wire.rs"]
 #[allow(dead_code, reason = "the frames are for tests of ports")]
 mod wire;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use roxie::host::{
     CompletionQueue, ConnectOptions, ConnectionManager, Device, DeviceConfig, DialOptions, MemoryRegion,
     ProtectionDomain, QueuePair, Stack,
 };
-use roxie::netdev::{Interface, ethtool};
+use roxie::netdev::{Interface, Links, NetNs, ethtool};
 use roxie::port::packet::PacketConfig;
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::XdpConfig;
@@ -273,4 +275,134 @@ fn unserved_networks_are_refused_with_the_reason() {
     let group = IpAddr::from([239, 1, 2, 3]).into();
     let refused = pd.create_ah(added, group, &Default::default()).expect_err("no groups").to_string();
     assert!(refused.contains("(RoCE v2, VLAN 5)") && refused.contains("without a VLAN only"), "{refused}");
+}
+
+/// Runs `ip` in a namespace. False if it fails, as for a kind of link that the kernel lacks.
+fn ip(namespace: &NetNs, line: &str) -> bool {
+    let run = || Command::new("ip").args(line.split(' ')).status();
+    namespace.run(run).expect("the namespace").is_ok_and(|status| status.success())
+}
+
+/// Opens a device, or prints why this kernel has none of this kind.
+fn open_if_possible(namespace: &NetNs, name: &str, port: &str) -> Option<Device> {
+    let (config, stack) = (DeviceConfig::default(), Stack::default());
+    let open = || match port {
+        "xdp" => Device::open_xdp(&XdpConfig::new(name), &stack, &config),
+        _ => Device::open_packet(&PacketConfig { shared: false, ..PacketConfig::new(name) }, &stack, &config),
+    };
+    namespace.run(open).expect("the namespace").map_err(|why| println!("SKIP {port}: {why}")).ok()
+}
+
+/// Waits until a device has the GID of an address in an encapsulation, or has it no longer.
+fn await_gid(device: &Device, address: Ipv4Addr, encapsulation: Encapsulation, wanted: bool) {
+    let until = Instant::now() + PATIENCE;
+    let has = || {
+        device.gids().into_iter().any(|entry| {
+            entry.gid.to_ip() == IpAddr::from(address) && entry.encapsulation == encapsulation
+        })
+    };
+    while has() != wanted {
+        assert!(Instant::now() < until, "{address}, {encapsulation}: {:?}", device.gids());
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Connects the GIDs of two addresses on the VLAN.
+fn connect_tagged(devices: &[Device; 2], addresses: [Ipv4Addr; 2]) -> [End; 2] {
+    let five = Encapsulation::vlan(VLAN);
+    let ends = [End::new(&devices[0]), End::new(&devices[1])];
+    let at = |n: usize| ends[n].qp.endpoint(index(&devices[n], addresses[n], five)).expect("an endpoint");
+    let (here, there) = (at(0), at(1));
+    ends[0].qp.connect(&here, &there, &ConnectOptions::default()).expect("connected");
+    ends[1].qp.connect(&there, &here, &ConnectOptions::default()).expect("connected");
+    ends
+}
+
+#[test]
+fn vlan_interface_addresses_become_gids() {
+    if skip("vlan_interface_addresses_become_gids") {
+        return;
+    }
+    let addresses = [Ipv4Addr::new(198, 51, 100, 1), Ipv4Addr::new(198, 51, 100, 2)];
+    for port in PORTS {
+        let wire = Wire::new("vlans-if", 1500, 1);
+        let make = |namespace: &NetNs, name: &str, address: Ipv4Addr| {
+            ip(namespace, &format!("link add link {name} name {name}.5 type vlan id {VLAN}"))
+                && ip(namespace, &format!("addr add {address}/24 dev {name}.5"))
+                && ip(namespace, &format!("link set {name}.5 up"))
+        };
+        if !make(&wire.a, "left", addresses[0]) {
+            println!("SKIP vlan_interface_addresses_become_gids: this kernel has no VLAN interfaces (CONFIG_VLAN_8021Q)");
+            return;
+        }
+        let (Some(near), Some(far)) =
+            (open_if_possible(&wire.a, "left", port), open_if_possible(&wire.b, "right", port))
+        else {
+            continue;
+        };
+        let devices = [near, far];
+        let five = Encapsulation::vlan(VLAN);
+        // One VLAN is there from the start, the other comes later.
+        index(&devices[0], addresses[0], five);
+        assert!(make(&wire.b, "right", addresses[1]));
+        await_gid(&devices[1], addresses[1], five, true);
+        let ends = connect_tagged(&devices, addresses);
+        exchange(&ends, &format!("{port}, VLAN interfaces"));
+        assert!(ip(&wire.a, "link del left.5"));
+        await_gid(&devices[0], addresses[0], five, false);
+        assert_eq!(ends[0].qp.query().expect("a status").state, QpState::Err, "{port}: deleted in use");
+    }
+}
+
+#[test]
+fn bond_fails_over_without_losing_a_qp() {
+    if skip("bond_fails_over_without_losing_a_qp") {
+        return;
+    }
+    let vlan_addresses = [Ipv4Addr::new(198, 51, 100, 1), Ipv4Addr::new(198, 51, 100, 2)];
+    for port in PORTS {
+        let ends = ["bond-a", "bond-b"].map(|name| NetNs::create(name).expect("a namespace"));
+        let mut links = Links::open_in(&ends[0]).expect("netlink");
+        for slave in ["s1", "s2"] {
+            links.create_veth(slave, &ends[1], slave, 1).expect("a pair");
+        }
+        for (n, end) in (1..).zip(&ends) {
+            if !ip(end, "link add bond0 type bond mode active-backup miimon 20") {
+                println!("SKIP bond_fails_over_without_losing_a_qp: this kernel has no bonds (CONFIG_BONDING)");
+                return;
+            }
+            for slave in ["s1", "s2"] {
+                assert!(ip(end, &format!("link set {slave} master bond0")));
+            }
+            assert!(ip(end, &format!("addr add 192.0.2.{n}/24 dev bond0")) && ip(end, "link set bond0 up"));
+            let stacked = ip(end, &format!("link add link bond0 name bond0.5 type vlan id {VLAN}"))
+                && ip(end, &format!("addr add 198.51.100.{n}/24 dev bond0.5"))
+                && ip(end, "link set bond0.5 up");
+            assert!(stacked, "a VLAN on the bond");
+        }
+        let (Some(near), Some(far)) =
+            (open_if_possible(&ends[0], "bond0", port), open_if_possible(&ends[1], "bond0", port))
+        else {
+            continue;
+        };
+        println!("{port}: {}", near.port().mode);
+        let devices = [near, far];
+        let (plain, five) = (Encapsulation::default(), Encapsulation::vlan(VLAN));
+        for ((device, address), on_vlan) in devices.iter().zip([A4, B4]).zip(vlan_addresses) {
+            await_gid(device, address, plain, true);
+            await_gid(device, on_vlan, five, true);
+        }
+        let pairs = [
+            connect(&devices, [plain, plain], &ConnectOptions::default()),
+            connect_tagged(&devices, vlan_addresses),
+        ];
+        let all = |what: &str| pairs.iter().for_each(|pair| exchange(pair, &format!("{port}, {what}")));
+        all("both links");
+        assert!(ip(&ends[0], "link set s1 down"));
+        all("the second link");
+        assert!(ip(&ends[0], "link set s1 up"));
+        thread::sleep(Duration::from_millis(200));
+        assert!(ip(&ends[1], "link set s2 down"));
+        all("the first link again");
+    }
 }

@@ -31,8 +31,9 @@ pub(super) fn show_tags(interface: &str) -> io::Result<()> {
             Err(io::Error::new(
                 io::ErrorKind::Unsupported,
                 format!(
-                    "{interface} takes VLAN tags out of received frames before AF_XDP sees them, and the offload {OFFLOAD} cannot be \
-                     turned off ({why}): `ethtool -K {interface} rxvlan off` as root, or use packet sockets (--port packet)"
+                    "{interface} takes VLAN tags out of received frames before AF_XDP sees them, and the offload {OFFLOAD} \
+                     cannot be turned off ({why}): `ethtool -K {interface} rxvlan off` as root, or use packet sockets \
+                     (--port packet)"
                 ),
             ))
         }
