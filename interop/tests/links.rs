@@ -40,7 +40,8 @@ fn vlan_interfaces_and_bonds_serve_in_a_guest() {
     let program = program();
     let namespace = Namespace::create().expect("the namespace");
     let log = output_folder().join("test-guest-links.log");
-    let guest = Guest::start_with(&image, &namespace, 2, &log, Files::Host, Adapter::Plain).expect("the guest");
+    let guest =
+        Guest::start_with(&image, &namespace, 2, &log, Files::Host, Adapter::Plain).expect("the guest");
     let mut peer = guest.peer(&namespace).expect("a session");
     let mut run = |name: &str, line: &str| {
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();

@@ -7,6 +7,7 @@
 //! A netlink socket belongs to the namespace of the thread that opened it. Therefore every handle acts on the caller's
 //! namespace at the time of opening, and may move between threads afterwards.
 
+mod bond;
 pub mod ethtool;
 mod genetlink;
 mod interface;
@@ -23,6 +24,7 @@ mod watch;
 
 use std::io;
 
+pub use bond::Bond;
 pub use interface::{IfAddr, Interface, link_speed};
 pub use link::Links;
 pub use membership::Membership;

@@ -9,7 +9,6 @@
 //! station (`rx_other_station`), a VLAN tag of another network (`rx_tagged`). UDP checksums are not verified: frames of
 //! local senders arrive over veth with the pseudo-header's sum only (CHECKSUM_PARTIAL). The ICRC protects the payload.
 
-mod bond;
 mod config;
 mod error;
 mod open;

@@ -14,12 +14,11 @@ use nix::sys::socket::{setsockopt, sockopt};
 use xsk_rs::config::{BindFlags, FrameSize, LibxdpFlags, QueueSize, SocketConfig, UmemConfig};
 use xsk_rs::{Socket, Umem};
 
-use super::bond::Bond;
 use super::config::CHUNK;
 use super::queue::{CHUNK_DATA, Parts, Queue};
 use super::steering::{AttachError, Steering, program_name};
 use super::{Mode, XdpConfig, XdpError, config, owner};
-use crate::netdev::Interface;
+use crate::netdev::{Bond, Interface};
 
 /// Ethernet header and one VLAN tag, which the MTU does not count.
 const L2_HEADER: usize = 14 + 4;
@@ -67,19 +66,20 @@ impl BindOptions {
 pub(super) fn open(config: &XdpConfig) -> Result<Opened, XdpError> {
     config.check()?;
     let interface = Interface::by_name(&config.interface)?;
-    let bond = Bond::of(&interface);
-    let mut tried = Vec::new();
-    if let Some(bond) = &bond {
-        tried.push(bond.why_generic(config.mode)?);
+    // A socket belongs to one interface, so a bond that fails over would leave it behind.
+    if interface.driver == "bond"
+        && let Some(Bond { mode, slaves }) = Bond::of(interface.index)?
+    {
+        return Err(XdpError::Bond { interface: interface.name, mode, slaves });
     }
     raise_locked_memory();
     let mut steering = Steering::load(config.roce_v1)?;
     let hooks: &[bool] = match config.mode {
-        _ if bond.is_some() => &[false],
         Mode::Auto => &[true, false],
         Mode::ZeroCopy | Mode::Native => &[true],
         Mode::Generic => &[false],
     };
+    let mut tried = Vec::new();
     for &native in hooks {
         let hook = if native { "native" } else { "generic" };
         if let Err(e) = attach(&mut steering, &interface, native)? {
@@ -87,10 +87,7 @@ pub(super) fn open(config: &XdpConfig) -> Result<Opened, XdpError> {
             continue;
         }
         // Query it again: a driver may have enabled more queues for XDP (virtio-net does).
-        let mut interface = Interface::by_name(&config.interface)?;
-        if let Some(bond) = &bond {
-            interface.rx_queues = bond.rx_queues();
-        }
+        let interface = Interface::by_name(&config.interface)?;
         match bind_all(config, &interface, native, &mut tried)? {
             Some((queues, options)) => {
                 return finish(config, interface, steering, queues, (native, options), &tried);
