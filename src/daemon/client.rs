@@ -25,7 +25,7 @@ use roxie_nic::nic::{
 };
 use roxie_nic::shared::remote_memory::RemoteMemory;
 use roxie_nic::shared::{Doorbells, DoorbellsId, HeldPages};
-use roxie_nic::verbs::{AddressVector, AsyncEvent, Gid, LocalGid, OpenXrcd, QpIndex, QpType};
+use roxie_nic::verbs::{AddressVector, AsyncEvent, Gid, OpenXrcd, QpIndex, QpType};
 
 /// A client, as other threads see it.
 #[derive(Debug)]
@@ -488,8 +488,7 @@ fn is_of(owned: &Owned, event: AsyncEvent) -> bool {
 /// Checks that a path begins at an address of the interface's table, and sets its source MAC to the interface's (the kernel's
 /// `ib_modify_qp` fills in both from the GID table).
 fn speaks_for_its_host(registry: &Registry, path: &mut AddressVector) -> Result<(), ControlError> {
-    let source = LocalGid { gid: path.sgid, encapsulation: path.encapsulation };
-    if !registry.device.gids().iter().any(|entry| entry.local() == source) {
+    if !registry.device.gids().iter().any(|entry| entry.is_source_of(path)) {
         return Err(ControlError::NotFound(ObjectKind::SourceAddress));
     }
     path.smac = registry.device.port().mac;

@@ -5,10 +5,9 @@
 
 use std::net::IpAddr;
 
-use super::command::{Answer, ControlError};
-use super::{Nic, RxOutcome};
-use crate::verbs::{AddressVector, Gid, LocalGid, QpIndex};
-use roxie_base::time::Nanos;
+use super::Nic;
+use super::command::ControlError;
+use crate::verbs::{AddressVector, Gid, LocalGid};
 use roxie_wire::frame::Frame;
 use roxie_wire::net::ether_type;
 use roxie_wire::{Encapsulation, Packet, RoceVersion};
@@ -27,6 +26,22 @@ pub(super) struct Gids {
 }
 
 impl Gids {
+    /// Replaces the GIDs.
+    pub(super) fn set(&mut self, mut gids: Vec<LocalGid>) -> Result<(), ControlError> {
+        let vlans = || gids.iter().map(|own| own.encapsulation.vlan);
+        if let Some(vlan) = vlans().find(|vlan| *vlan > Encapsulation::LAST_VLAN) {
+            let (value, limit) = (vlan.into(), Encapsulation::LAST_VLAN.into());
+            return Err(ControlError::TooLarge { what: "VLAN ID", value, limit });
+        }
+        if gids.iter().all(|own| own.encapsulation.is_plain()) {
+            gids.clear();
+        }
+        gids.sort_unstable();
+        self.before = std::mem::replace(&mut self.listed, gids);
+        self.changed |= self.before != self.listed;
+        Ok(())
+    }
+
     /// True if all GIDs are plain.
     #[inline(always)]
     pub(super) fn are_plain(&self) -> bool {
@@ -42,12 +57,12 @@ impl Gids {
     }
 
     /// True if packets may be sent along a path: its source is a GID, or all GIDs are plain, as the path is.
-    fn may_send(&self, av: &AddressVector) -> bool {
+    pub(super) fn may_send(&self, av: &AddressVector) -> bool {
         av.encapsulation.is_plain() || self.has(av.sgid, av.encapsulation)
     }
 
     /// True if a packet is for one of the GIDs, in its RoCE version and with its VLAN tag. Groups are of no VLAN.
-    fn take(&self, packet: &Packet, frame: &Frame<'_>) -> bool {
+    pub(super) fn take(&self, packet: &Packet, frame: &Frame<'_>) -> bool {
         let is_service_tag = || frame.array(ETHER_TYPE).map(u16::from_be_bytes) != Some(ether_type::VLAN);
         if packet.vlan.is_some() && (packet.outer_vlan.is_some() || is_service_tag()) {
             return false;
@@ -64,30 +79,6 @@ impl Gids {
 }
 
 impl Nic {
-    /// Replaces the GIDs. QPs whose source is gone enter the error state, each with an event; work requests along handles from there fail.
-    pub(super) fn set_gids(&mut self, now: Nanos, mut gids: Vec<LocalGid>) -> Result<Answer, ControlError> {
-        let vlans = || gids.iter().map(|own| own.encapsulation.vlan);
-        if let Some(vlan) = vlans().find(|vlan| *vlan > Encapsulation::LAST_VLAN) {
-            let (value, limit) = (vlan.into(), Encapsulation::LAST_VLAN.into());
-            return Err(ControlError::TooLarge { what: "VLAN ID", value, limit });
-        }
-        if gids.iter().all(|own| own.encapsulation.is_plain()) {
-            gids.clear();
-        }
-        gids.sort_unstable();
-        self.gids.before = std::mem::replace(&mut self.gids.listed, gids);
-        self.gids.changed |= self.gids.before != self.gids.listed;
-        self.handles.mark_gone(|av| !self.gids.may_send(av));
-        for place in 0..self.qps.places() {
-            let index = QpIndex(self.qps.name_at(place));
-            let entry = self.qps.get(index.0);
-            if entry.is_some_and(|e| e.qp.attributes().av.is_some_and(|av| !self.gids.may_send(&av))) {
-                self.fail_qp(now, index);
-            }
-        }
-        Ok(Answer::Done)
-    }
-
     /// Returns the addresses on VLANs, each with its VLAN, if they have changed. To be called after each command.
     pub fn take_vlan_change(&mut self) -> Option<Vec<(IpAddr, u16)>> {
         std::mem::take(&mut self.gids.changed).then(|| self.vlan_addresses())
@@ -112,16 +103,5 @@ impl Nic {
     /// True if a GID is of RoCE v1.
     pub fn wants_roce_v1(&self) -> bool {
         self.gids.any(|of| of.version == RoceVersion::V1)
-    }
-
-    /// Returns the outcome of a packet that is for none of the GIDs.
-    #[inline(always)]
-    pub(super) fn refuse_other_network(&mut self, packet: &Packet, frame: &Frame<'_>) -> Option<RxOutcome> {
-        let is_plain = packet.vlan.is_none() && !packet.is_roce_v1();
-        if is_plain && self.gids.are_plain() || self.gids.take(packet, frame) {
-            return None;
-        }
-        self.counters.rx_other_network += 1;
-        Some(RxOutcome::OtherNetwork(packet.dest_gid(), packet.encapsulation()))
     }
 }

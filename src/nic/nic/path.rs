@@ -1,7 +1,7 @@
 //! Effects of a change of the link on the QPs.
 
-use super::{Nic, split};
-use crate::verbs::{AddressVector, AsyncEvent, EventKind, Mtu, QpIndex, QpState};
+use super::{Answer, ControlError, Nic, split};
+use crate::verbs::{AddressVector, AsyncEvent, EventKind, LocalGid, Mtu, QpIndex, QpState};
 use roxie_base::time::Nanos;
 use roxie_wire::Gid;
 
@@ -24,6 +24,20 @@ impl Nic {
             }
         }
         failed
+    }
+
+    /// Replaces the GIDs. QPs whose source is gone enter the error state, each with an event; work requests along handles from there fail.
+    pub(super) fn set_gids(&mut self, now: Nanos, gids: Vec<LocalGid>) -> Result<Answer, ControlError> {
+        self.gids.set(gids)?;
+        self.handles.mark_gone(|av| !self.gids.may_send(av));
+        for place in 0..self.qps.places() {
+            let index = QpIndex(self.qps.name_at(place));
+            let path = self.qps.get(index.0).and_then(|entry| entry.qp.attributes().av);
+            if path.is_some_and(|av| !self.gids.may_send(&av)) {
+                self.fail_qp(now, index);
+            }
+        }
+        Ok(Answer::Done)
     }
 
     /// Moves a QP to the error state, with an event, for a reason outside of the QP.

@@ -139,6 +139,17 @@ impl Nic {
         }
     }
 
+    /// Returns the outcome of a packet that is for none of the GIDs.
+    #[inline(always)]
+    fn refuse_other_network(&mut self, packet: &Packet, frame: &Frame<'_>) -> Option<RxOutcome> {
+        let is_plain = packet.vlan.is_none() && !packet.is_roce_v1();
+        if is_plain && self.gids.are_plain() || self.gids.take(packet, frame) {
+            return None;
+        }
+        self.counters.rx_other_network += 1;
+        Some(RxOutcome::OtherNetwork(packet.dest_gid(), packet.encapsulation()))
+    }
+
     /// Receives a frame that is no RoCE packet, or an invalid one.
     fn receive_other(&mut self, now: Nanos, reason: wire::Drop, received: &RxFrame<'_>) -> RxOutcome {
         // A MAC control frame takes effect even if a flow also steers it to a QP.

@@ -36,9 +36,7 @@ fn bond_among(links: &[RouteNetlinkMessage], index: u32) -> Option<Bond> {
         })
     };
     let mode = mode_of(links().find(|link| link.header.index == index)?)?;
-    let is_slave = |link: &&LinkMessage| {
-        link.attributes.iter().any(|attribute| *attribute == LinkAttribute::Controller(index))
-    };
+    let is_slave = |link: &&LinkMessage| link.attributes.contains(&LinkAttribute::Controller(index));
     let name = |link: &LinkMessage| {
         link.attributes.iter().find_map(|attribute| match attribute {
             LinkAttribute::IfName(name) => Some(name.clone()),

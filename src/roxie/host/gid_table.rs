@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-use roxie_nic::verbs::LocalGid;
+use roxie_nic::verbs::{AddressVector, LocalGid};
 use roxie_wire::{Encapsulation, Gid, RoceVersion};
 
 /// An entry of the GID table.
@@ -23,6 +23,11 @@ impl GidEntry {
     /// Returns the GID with its RoCE version and VLAN.
     pub fn local(&self) -> LocalGid {
         LocalGid { gid: self.gid, encapsulation: self.encapsulation }
+    }
+
+    /// True if a path begins here.
+    pub fn is_source_of(&self, path: &AddressVector) -> bool {
+        (self.gid, self.encapsulation) == (path.sgid, path.encapsulation)
     }
 }
 

@@ -13,9 +13,12 @@ use roxie_port::netdev::neighbour::NeighbourError;
 /// Maximum time to wait for a neighbour's answer.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// The resolver of a VLAN, with its VLAN ID.
+pub(super) type OfVlan = (u16, Arc<KernelNeighbours>);
+
 /// The resolvers of the VLANs that have an interface, by VLAN ID. The thread that follows the interface changes the list.
 #[derive(Clone, Default)]
-pub(super) struct VlanResolvers(Arc<RwLock<Vec<(u16, Arc<KernelNeighbours>)>>>);
+pub(super) struct VlanResolvers(Arc<RwLock<Vec<OfVlan>>>);
 
 impl VlanResolvers {
     pub(super) fn get(&self, vlan: u16) -> Option<Arc<KernelNeighbours>> {
@@ -23,11 +26,11 @@ impl VlanResolvers {
         all.iter().find(|(id, _)| *id == vlan).map(|(_, resolver)| Arc::clone(resolver))
     }
 
-    pub(super) fn all(&self) -> Vec<(u16, Arc<KernelNeighbours>)> {
+    pub(super) fn all(&self) -> Vec<OfVlan> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(super) fn set(&self, all: Vec<(u16, Arc<KernelNeighbours>)>) {
+    pub(super) fn set(&self, all: Vec<OfVlan>) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = all;
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::kernel_neighbours::{KernelNeighbours, VlanResolvers};
+use super::kernel_neighbours::{KernelNeighbours, OfVlan, VlanResolvers};
 use super::state::State;
 use super::watched_sources::Live;
 use roxie_nic::verbs::LocalGid;
@@ -78,9 +78,7 @@ impl VlanFollower {
     fn set_resolvers(&self, now: &[VlanLink]) {
         let known = self.resolvers.all();
         let resolver = |link: &VlanLink| {
-            let is_it = |(vlan, of): &&(u16, Arc<KernelNeighbours>)| {
-                *vlan == link.vlan && of.interface.get().index == link.index
-            };
+            let is_it = |(vlan, of): &&OfVlan| *vlan == link.vlan && of.interface.get().index == link.index;
             let interface = Interface::by_name(&link.name).ok()?;
             if let Some((vlan, of)) = known.iter().find(is_it) {
                 of.interface.set(&interface);
