@@ -98,7 +98,7 @@ fn connect(devices: &[Device; 2], of: [Encapsulation; 2], options: &ConnectOptio
 
 /// WRITEs and READs back, and checks the bytes.
 fn exchange(ends: &[End; 2], what: &str) {
-    let bytes: Vec<u8> = (0..LENGTH).map(|i| (i * 31 >> 3) as u8).collect();
+    let bytes: Vec<u8> = (0..LENGTH).map(|i| ((i * 31) >> 3) as u8).collect();
     ends[0].memory.write_at(0, &bytes).expect("within the region");
     ends[0].post(&ends[1], WrOpcode::Write);
     assert_eq!(ends[0].status(), WcStatus::Success, "{what}: WRITE");
