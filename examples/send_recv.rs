@@ -166,9 +166,6 @@ fn swap(peer: &mut TcpStream, here: &Endpoint) -> Result<Endpoint> {
     let [qpn, psn, address] = line.split_whitespace().collect::<Vec<_>>()[..] else {
         return Err(format!("the peer sent {line:?}").into());
     };
-    Ok(Endpoint {
-        qpn: Qpn::new(qpn.parse()?),
-        psn: Psn::new(psn.parse()?),
-        gid: Gid::from(address.parse::<IpAddr>()?),
-    })
+    let gid = Gid::from(address.parse::<IpAddr>()?);
+    Ok(Endpoint::new(Qpn::new(qpn.parse()?), Psn::new(psn.parse()?), gid))
 }

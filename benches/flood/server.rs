@@ -122,7 +122,7 @@ impl Server {
         parameters.rq_psn = local.psn;
         let route = parameters.route;
         let way = AhOptions { hop_limit: route.hop_limit, ..AhOptions::default() };
-        let Ok(av) = self.device.address_vector(route.local, route.remote, &way) else { return };
+        let Ok(av) = self.device.address_vector(route.source(), route.remote, &way) else { return };
         qp.initialize(Access::LOCAL_WRITE | Access::REMOTE_WRITE).expect("INIT");
         qp.modify(&parameters.rtr(av, 12).expect("the peer's QP")).expect("RTR");
         qp.modify(&parameters.rts()).expect("RTS");

@@ -30,6 +30,8 @@ modules_for_host=(9pnet_virtio 9p overlay)
 modules_for_disks=(nvme-rdma nvmet-rdma brd ext4)
 # Packed always; loaded by the script `nfs` when a row needs them.
 modules_for_files=(rpcrdma nfsv3 nfsd)
+# Packed always; loaded by the script `links` when a row needs them.
+modules_for_links=(8021q bonding veth)
 # If the kernel has them: 6.1's rxe requests "crc32" by name, and without crc32_generic `rdma link add` fails with
 # ENOENT; ext4 requests "crc32c". Later kernels have both built in.
 modules_if_there=(crc32_generic crc32c_generic)
@@ -189,7 +191,7 @@ add_modules() {
     for module in "${modules_if_there[@]}"; do
         if "${shown[@]}" "$module" >/dev/null 2>&1; then need=("$module" "${need[@]}"); fi
     done
-    packed=("${need[@]}" "${modules_for_host[@]}" "${modules_for_disks[@]}" "${modules_for_files[@]}")
+    packed=("${need[@]}" "${modules_for_host[@]}" "${modules_for_disks[@]}" "${modules_for_files[@]}" "${modules_for_links[@]}")
     for module in "${packed[@]}"; do
         # Built-in modules print "builtin NAME"; some insmod lines have parameters after the path.
         "${shown[@]}" "$module" | sed -n 's/^insmod \([^ ]*\).*/\1/p'

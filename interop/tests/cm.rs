@@ -8,7 +8,7 @@
 
 #![deny(unsafe_code)]
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use interop::guest::{Guest, Image, output_folder};
@@ -19,6 +19,8 @@ use roxie::host::{
     CompletionQueue, Connection, ConnectionManager, Device, DeviceConfig, DialError, DialOptions,
     MemoryRegion, QueuePair, Stack,
 };
+use roxie::netdev::{Interface, ethtool};
+use roxie::port::packet::PacketConfig;
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::XdpConfig;
 use roxie::verbs::{Access, RKey, SendWr, WcOpcode, WcStatus, WrOpcode};
@@ -142,12 +144,17 @@ fn options() -> DialOptions {
 }
 
 /// Connects once a program listens; retries while the kernel rejects because none does.
-fn connect(device: &Device, manager: &ConnectionManager, to: SocketAddr) -> (Rping, Connection, u32) {
+fn connect(
+    device: &Device,
+    manager: &ConnectionManager,
+    to: SocketAddr,
+    options: &DialOptions,
+) -> (Rping, Connection, u32) {
     let until = Instant::now() + PATIENCE;
     let mut refusals = 0;
     loop {
         let (end, qp) = Rping::new(device);
-        match manager.connect(qp, to, &options()) {
+        match manager.connect(qp, to, options) {
             Ok(connection) => return (end, connection, refusals),
             Err(DialError::Rejected { reason: RejReason::INVALID_SERVICE_ID, .. }) => refusals += 1,
             Err(error) => panic!("{to}: {error}"),
@@ -162,17 +169,24 @@ fn words(line: &str) -> Vec<String> {
 }
 
 /// Roxie connects to `rping -s`.
-fn to_the_kernel(device: &Device, manager: &ConnectionManager, peer: &mut Peer, there: SocketAddr) {
+fn to_the_kernel(
+    device: &Device,
+    manager: &ConnectionManager,
+    peer: &mut Peer,
+    there: SocketAddr,
+    gid_index: Option<usize>,
+) {
+    let options = DialOptions { gid_index, ..options() };
     // No program listens yet.
     let (_end, qp) = Rping::new(device);
-    let refused = manager.connect(qp, there, &options()).map(drop).expect_err("no program listens");
+    let refused = manager.connect(qp, there, &options).map(drop).expect_err("no program listens");
     let reason = RejReason::INVALID_SERVICE_ID;
     assert!(matches!(refused, DialError::Rejected { reason: r, .. } if r == reason), "{refused}");
 
     let server = peer
         .spawn("rping", &words(&format!("-s -v -S {LENGTH} -a {} -p {PORT}", there.ip())))
         .expect("rping starts");
-    let (mut end, connection, _) = connect(device, manager, there);
+    let (mut end, connection, _) = connect(device, manager, there, &options);
     let agreed = connection.parameters().expect("it is there");
     assert_eq!((agreed.max_rd_atomic, agreed.max_dest_rd_atomic, agreed.timeout), (1, 1, 17));
     for round in 0..ROUNDS {
@@ -230,13 +244,78 @@ fn rping_and_roxie_connect_exchange_and_disconnect() {
             println!("{} {family:?}", if xdp { "xdp" } else { "udp" });
             let device = open(&namespace, xdp, family);
             let manager = ConnectionManager::start(&device).expect("QP1");
-            to_the_kernel(&device, &manager, &mut peer, SocketAddr::new(address(2, family), PORT));
+            to_the_kernel(&device, &manager, &mut peer, SocketAddr::new(address(2, family), PORT), None);
             from_the_kernel(&device, &manager, &mut peer, SocketAddr::new(address(1, family), PORT));
             let until = Instant::now() + PATIENCE;
             while manager.connections() > 0 {
                 assert!(Instant::now() < until, "{} connections linger", manager.connections());
                 std::thread::sleep(Duration::from_millis(20));
             }
+        }
+    }
+}
+
+/// The VLAN, and the addresses of Roxie and of the guest on it.
+const VLAN: u16 = 5;
+const HERE: Ipv4Addr = Ipv4Addr::new(10, 71, 5, 1);
+const THERE: Ipv4Addr = Ipv4Addr::new(10, 71, 5, 2);
+
+/// Runs a program in the guest to its end.
+fn inside(peer: &mut Peer, program: &str, line: &str) {
+    let job = peer.spawn(program, &words(line)).expect("a program");
+    let ended = peer.wait(job, PATIENCE).expect("the program ends");
+    assert_eq!(ended.code, Some(0), "{program} {line}: {}", ended.output);
+}
+
+/// The guest has a VLAN interface, whose address is a GID of its rxe0. This host's kernel needs none: Roxie has the address by hand.
+#[test]
+fn rping_and_roxie_connect_on_a_vlan() {
+    let Some(image) = Image::for_test("vlan") else { return };
+    let namespace = Namespace::create().expect("the namespace");
+    let log = output_folder().join("test-guest-vlan.log");
+    let guest = Guest::start(&image, &namespace, 2, &log).expect("the guest");
+    let mut peer = guest.peer(&namespace).expect("a session");
+    let outside = |program: &str, line: String| {
+        let output = namespace.command(program).args(line.split(' ')).output().expect("a program");
+        assert!(output.status.success(), "{program} {line}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    outside("ip", format!("route add {THERE} dev {INTERFACE}"));
+    outside("ip", format!("neigh add {THERE} lladdr 52:54:00:71:00:02 dev {INTERFACE} nud permanent"));
+    // The bridge takes tags out of frames. Its veth must put them back, for AF_XDP at the other end to see them.
+    let mac = namespace.within(|| {
+        let port = Interface::by_name(&format!("{INTERFACE}-br")).expect("the bridge's port");
+        ethtool::set_offload(port.index, "tx-vlan-hw-insert", false).expect("root may");
+        Interface::by_name(INTERFACE).expect("Roxie's interface").mac
+    });
+    let mac = mac.expect("the namespace").map(|byte| format!("{byte:02x}")).join(":");
+    inside(&mut peer, "modprobe", "8021q");
+    // Not busybox's ip, which lacks VLANs.
+    for line in [
+        format!("link add link eth0 name eth0.5 type vlan id {VLAN}"),
+        format!("addr add {THERE}/24 dev eth0.5"),
+        "link set eth0.5 up".to_owned(),
+        format!("neigh add {HERE} lladdr {mac} dev eth0.5 nud permanent"),
+    ] {
+        inside(&mut peer, "/usr/bin/ip", &line);
+    }
+    for packet in [false, true] {
+        println!("{}", if packet { "packet" } else { "xdp" });
+        let opened = namespace.within(|| {
+            let (stack, config) = (Stack::default(), DeviceConfig::default());
+            match packet {
+                false => Device::open_xdp(&XdpConfig::new(INTERFACE), &stack, &config),
+                true => Device::open_packet(&PacketConfig::new(INTERFACE), &stack, &config),
+            }
+        });
+        let device = opened.expect("the namespace").expect("a device");
+        let gid = device.add_vlan_address(HERE.into(), VLAN).expect("a GID");
+        let manager = ConnectionManager::start(&device).expect("QP1");
+        to_the_kernel(&device, &manager, &mut peer, SocketAddr::new(THERE.into(), PORT), Some(gid));
+        from_the_kernel(&device, &manager, &mut peer, SocketAddr::new(HERE.into(), PORT));
+        let until = Instant::now() + PATIENCE;
+        while manager.connections() > 0 {
+            assert!(Instant::now() < until, "{} connections linger", manager.connections());
+            std::thread::sleep(Duration::from_millis(20));
         }
     }
 }

@@ -488,7 +488,7 @@ fn is_of(owned: &Owned, event: AsyncEvent) -> bool {
 /// Checks that a path begins at an address of the interface's table, and sets its source MAC to the interface's (the kernel's
 /// `ib_modify_qp` fills in both from the GID table).
 fn speaks_for_its_host(registry: &Registry, path: &mut AddressVector) -> Result<(), ControlError> {
-    if !registry.device.gids().iter().any(|entry| entry.gid == path.sgid) {
+    if !registry.device.gids().iter().any(|entry| entry.is_source_of(path)) {
         return Err(ControlError::NotFound(ObjectKind::SourceAddress));
     }
     path.smac = registry.device.port().mac;

@@ -28,6 +28,7 @@ impl PortRequests {
     ) -> Result<Answer, ControlError> {
         let result = follow_groups(nic, port, result);
         let result = follow_flows(nic, port, result);
+        let result = follow_vlans(nic, port, result);
         if self.expected != nic.expected_frames() {
             self.expected = nic.expected_frames();
             port.expect_frames(self.expected);
@@ -44,9 +45,10 @@ impl PortRequests {
     /// Passes everything to a port that replaces another.
     ///
     /// # Errors
-    /// If the port refuses the receive services.
+    /// If the port refuses the receive services, or addresses on VLANs.
     pub(super) fn repeat(&mut self, nic: &Nic, port: &mut dyn Port) -> io::Result<()> {
         port.expect_frames(self.expected);
+        port.set_vlans(&nic.vlan_addresses())?;
         self.set_options(nic, port)
     }
 
@@ -60,7 +62,7 @@ impl PortRequests {
 
 fn options(nic: &Nic) -> RxOptions {
     let mac_control = nic.congestion().classes.uses_mac_control();
-    RxOptions { arrivals: nic.wants_arrivals(), mac_control }
+    RxOptions { arrivals: nic.wants_arrivals(), mac_control, roce_v1: nic.wants_roce_v1() }
 }
 
 /// Has the port join and leave the NIC's multicast groups. A group that the port cannot join is removed, and the command that
@@ -98,6 +100,21 @@ fn follow_flows(
     {
         nic.forget_flow(id);
         return Err(ControlError::Steer(error.to_string()));
+    }
+    result
+}
+
+/// Passes the addresses on VLANs to the port. If the port cannot take their frames, the NIC keeps the GIDs that it had, and the command
+/// fails.
+fn follow_vlans(
+    nic: &mut Nic,
+    port: &mut dyn Port,
+    result: Result<Answer, ControlError>,
+) -> Result<Answer, ControlError> {
+    let Some(vlans) = nic.take_vlan_change() else { return result };
+    if let Err(error) = port.set_vlans(&vlans) {
+        nic.restore_gids();
+        return Err(ControlError::Vlan(error.to_string()));
     }
     result
 }

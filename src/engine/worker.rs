@@ -431,9 +431,9 @@ impl Worker {
         }
     }
 
-    /// Sets the MAC address of the next hop to a peer. Returns the number of QPs and address handles that use it.
-    pub fn set_next_hop(&mut self, peer: Gid, mac: [u8; 6]) -> u32 {
-        self.nic.set_next_hop(peer, mac)
+    /// Sets the MAC address of the next hop to a peer on a VLAN (0: on none). Returns the number of QPs and address handles that use it.
+    pub fn set_next_hop(&mut self, vlan: u16, peer: Gid, mac: [u8; 6]) -> u32 {
+        self.nic.set_next_hop(vlan, peer, mac)
     }
 
     /// Notifies all waiting threads that the engine is dead.

@@ -46,6 +46,11 @@ macro_rules! pass_on {
             self.inner.set_rx_wishes(wishes)
         }
     };
+    (@set_vlans) => {
+        fn set_vlans(&mut self, addresses: &[(std::net::IpAddr, u16)]) -> std::io::Result<()> {
+            self.inner.set_vlans(addresses)
+        }
+    };
     (@expect_frames) => {
         fn expect_frames(&mut self, frames: usize) {
             self.inner.expect_frames(frames);

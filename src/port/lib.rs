@@ -165,6 +165,8 @@ pub struct RxOptions {
     pub arrivals: bool,
     /// Receive MAC control frames (EtherType 0x8808: PAUSE, priority flow control) too. Sockets do not see any.
     pub mac_control: bool,
+    /// Receive RoCE v1 (EtherType 0x8915) too. Sockets do not see any.
+    pub roce_v1: bool,
 }
 
 /// A change of the link while a port is open, as the kernel reports it.
@@ -244,6 +246,16 @@ pub trait Port: Send + Any {
     /// If the system refuses a service that the port has. Nothing is changed then.
     fn set_rx_wishes(&mut self, wishes: RxOptions) -> io::Result<()> {
         let _ = wishes;
+        Ok(())
+    }
+
+    /// Replaces the set of addresses on VLANs, each with its VLAN ID: tagged frames to them are received as well. A port that sees all
+    /// frames ignores the set.
+    ///
+    /// # Errors
+    /// If the port cannot see the tags, or the kernel refuses. Nothing is changed then.
+    fn set_vlans(&mut self, addresses: &[(IpAddr, u16)]) -> io::Result<()> {
+        let _ = addresses;
         Ok(())
     }
 
@@ -377,6 +389,9 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn set_rx_wishes(&mut self, wishes: RxOptions) -> io::Result<()> {
         (**self).set_rx_wishes(wishes)
+    }
+    fn set_vlans(&mut self, addresses: &[(IpAddr, u16)]) -> io::Result<()> {
+        (**self).set_vlans(addresses)
     }
     fn expect_frames(&mut self, frames: usize) {
         (**self).expect_frames(frames);

@@ -177,6 +177,7 @@ impl<P: Port> Port for LoopbackPort<P> {
         tx_flush,
         rx_waiting,
         set_rx_wishes,
+        set_vlans,
         expect_frames,
         wants_notes,
         is_sent,

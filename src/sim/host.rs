@@ -154,6 +154,7 @@ impl Host {
             hop_limit: 64,
             sl: 0,
             static_rate: 0,
+            encapsulation: Default::default(),
         }
     }
 

@@ -62,6 +62,7 @@ pub mod capture;
 pub mod cm;
 pub mod display;
 mod drop_reason;
+mod encapsulation;
 pub mod frame;
 mod gid;
 mod headers;
@@ -76,9 +77,8 @@ mod qpn;
 mod sack;
 pub mod service_id;
 
-pub use build::{
-    Ext, FlowSpec, MAX_HEADERS, RoceVersion, Template, datagram_port, entropy_port, flow_port, seal,
-};
+pub use build::{Ext, FlowSpec, MAX_HEADERS, Template, datagram_port, entropy_port, flow_port, seal};
+pub use encapsulation::{Encapsulation, RoceVersion};
 pub use gid::Gid;
 pub use headers::{Aeth, AtomicEth, Bth, Deth, Feth, NakCode, Reth, Syndrome, XrcEth, credits, rnr_timer_ns};
 pub use icrc::Icrc;

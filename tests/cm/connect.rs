@@ -88,6 +88,7 @@ fn way(route: Route) -> AddressVector {
         hop_limit: route.hop_limit,
         sl: 0,
         static_rate: 0,
+        encapsulation: Default::default(),
     }
 }
 

@@ -130,6 +130,7 @@ impl Bare {
             hop_limit: 64,
             sl: 0,
             static_rate: 0,
+            encapsulation: Default::default(),
         };
         let to =
             Connected { peer: peer.qp.qpn, path: way, path_mtu: Mtu::Mtu1024, timeout: 20, rd_atomic: 1 };

@@ -195,6 +195,7 @@ pub(crate) fn path(input: &mut Input<'_>) -> AddressVector {
         hop_limit: input.u8(),
         sl: input.u8(),
         static_rate: input.u8(),
+        encapsulation: Default::default(),
     }
 }
 

@@ -8,7 +8,7 @@ use crate::verbs::{Wc, WcFlags};
 use crate::{Alarm, check};
 
 fn completion(id: u64) -> Wc {
-    Wc { wr_id: id, byte_len: id as u32, imm: id as u32, slid: id as u16, ..Wc::default() }
+    Wc { wr_id: id, byte_len: id as u32, imm: id as u32, vlan: id as u16, ..Wc::default() }
 }
 
 /// A worker: publishes a completion, and raises the event if the queue is armed.

@@ -2,12 +2,17 @@
 
 #[path = "../support/in_time.rs"]
 mod in_time;
+#[path = "../support/isolation.rs"]
+mod isolation;
+#[path = "../support/tags.rs"]
+mod tags;
 #[path = "../support/wire.rs"]
 mod wire;
 
 mod foreign;
 mod shared;
 mod trains;
+mod vlan;
 
 use std::time::Duration;
 
@@ -63,7 +68,7 @@ fn frames_of_every_length_pass_unchanged() {
                 assert!(take(to, 1, SOON) == [sent], "{tag}: a frame of {len} bytes arrives unchanged");
             }
         }
-        assert_eq!(left.tx_alloc(longest + 1), None);
+        assert_eq!(left.tx_alloc(longest + 4 + 1), None, "beyond a VLAN tag");
         assert_eq!((counter(&left, "tx_too_long"), counter(&right, "rx_oversize")), (1, 0));
     }
 }
@@ -150,6 +155,6 @@ fn link_changes_are_followed() {
     right.follow(&LinkChange::Addresses(vec![B4.into()])).unwrap();
     assert_eq!(passes(&mut right), 1);
     right.follow(&LinkChange::Mtu(1500)).unwrap();
-    assert_eq!((right.info().mtu, right.info().max_frame), (1500, 1514));
-    assert!(right.tx_alloc(1515).is_none());
+    assert_eq!((right.info().mtu, right.info().max_frame), (1500, 1518), "with a VLAN tag");
+    assert!(right.tx_alloc(1519).is_none());
 }

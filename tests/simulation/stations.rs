@@ -71,6 +71,7 @@ impl Stations {
             hop_limit: 64,
             sl: 0,
             static_rate: 0,
+            encapsulation: Default::default(),
         }
     }
 

@@ -104,6 +104,18 @@ pub(crate) fn frame(to_b: bool, v6: bool, vlan: bool, len: usize, seed: u64) -> 
     f
 }
 
+/// Returns a RoCE v1 frame from A to an address at B, `len` bytes in all.
+pub(crate) fn v1_frame(to: &Ipv6Addr, len: usize) -> Vec<u8> {
+    let mut f = [MAC_B, MAC_A].concat();
+    f.extend([0x89, 0x15, 0x60, 0, 0, 0]);
+    f.extend(u16::try_from(len - 54).unwrap().to_be_bytes());
+    f.extend([0x1b, 64]);
+    f.extend(A6.octets());
+    f.extend(to.octets());
+    f.resize(len, 0x11);
+    f
+}
+
 /// Sets an IPv4 header's checksum (RFC 791 3.1).
 pub(crate) fn set_checksum(header: &mut [u8]) {
     header[10..12].fill(0);

@@ -13,13 +13,16 @@
 //!
 //! * [`uc`], [`ud`], [`raw`], [`xrc`]: the services besides RC. [`srq`], [`queues`]: shared receive queues, completion queues.
 //! * [`regions`], [`regions_gone`], [`gone`], [`far`], [`windows`], [`placement`]: memory regions, windows, ATOMIC WRITE and FLUSH.
-//! * [`accounts`]: reference counts.
+//! * [`accounts`]: reference counts. [`vlan`]: GIDs of VLANs and of RoCE v1.
 //!
 //! Congestion: [`congestion`] and [`notifications`] for marks and CNPs, [`pacing`] and [`shared_rate`] for rates and pauses, [`slowed`]
 //! for how far an attacker can slow a QP.
 //!
 //! Observation: [`counters`], [`log`] for the log of a QP, [`reasons`] and [`checks`] for the comments in a capture. [`hidden`]: header
 //! fields that sockets do not show. [`off_path`]: an attacker off the path.
+
+#[path = "../support/tags.rs"]
+mod tags;
 
 mod accounts;
 mod answers;
@@ -60,6 +63,7 @@ mod states;
 mod steering;
 mod uc;
 mod ud;
+mod vlan;
 mod windows;
 mod xrc;
 

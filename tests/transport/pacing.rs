@@ -171,7 +171,7 @@ fn slow_rate_causes_no_timeout() {
     assert_eq!(stage.completions().len(), 1);
 }
 
-fn classes(stage: &mut Stage, classes: TrafficClasses) {
+pub(crate) fn classes(stage: &mut Stage, classes: TrafficClasses) {
     let config =
         CongestionConfig { classes, line_rate: Some(Rate::from_gbps(1.0)), ..CongestionConfig::default() };
     stage.host.call(stage.now, Command::SetCongestion(Box::new(config))).expect("carried out");

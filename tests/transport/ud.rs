@@ -227,7 +227,7 @@ fn receive_starts_with_the_network_header() {
     let wc = done.first().expect("a completion");
     assert_eq!((wc.wr_id, wc.status, wc.byte_len, wc.imm), (1, WcStatus::Success, 43, 77));
     assert_eq!(wc.flags, WcFlags::GRH | WcFlags::WITH_IMM);
-    assert_eq!((wc.src_qp, wc.slid, wc.pkey_index), (PEER_QPN, 0, 0));
+    assert_eq!((wc.src_qp, wc.vlan, wc.pkey_index), (PEER_QPN, 0, 0));
     assert_eq!(wc.sl, 2, "IPv4, as ConnectX says it");
     let bytes = stage.memory.bytes(0, 44);
     assert_eq!(bytes[..20], [0; 20], "20 zeros");

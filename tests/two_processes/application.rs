@@ -233,6 +233,7 @@ impl Application {
                 hop_limit: 64,
                 sl: 0,
                 static_rate: 0,
+                encapsulation: Default::default(),
             }),
             path_mtu: Some(Mtu::Mtu1024),
             dest_qpn: Some(to.qpn),

@@ -145,6 +145,7 @@ pub(crate) fn attr_of(words: &[u64]) -> Option<QpAttr> {
                 hop_limit: hop_limit as u8,
                 sl: 0,
                 static_rate: 0,
+                encapsulation: Default::default(),
             })
         }
         _ => return None,

@@ -3,12 +3,17 @@
 #[path = "../support/in_time.rs"]
 mod in_time;
 
+#[path = "../support/isolation.rs"]
+mod isolation;
+#[path = "../support/tags.rs"]
+mod tags;
 #[path = "../support/wire.rs"]
 mod wire;
 
 mod faults;
 mod frames;
 mod steering;
+mod vlan;
 
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};

@@ -179,7 +179,7 @@ fn roce_v1_and_mac_control_need_a_request() {
         let mut right = wire.right(|c| c.roce_v1 = v1).unwrap();
         right.set_rx_wishes(RxOptions { mac_control: control, ..RxOptions::default() }).unwrap();
         for sent_type in [[0x89, 0x15], [0x88, 0x08]] {
-            let mut f = frame(true, false, false, 100, 1);
+            let mut f = v1_frame(&B6, 100);
             f[12..14].copy_from_slice(&sent_type);
             assert!(put(&mut left, &f));
         }

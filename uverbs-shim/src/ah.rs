@@ -5,6 +5,8 @@ use std::net::Ipv4Addr;
 
 use roxie::host::{AddressHandle, AhOptions, Device};
 use roxie::verbs::{AddressVector, Gid};
+use roxie::wire::RoceVersion;
+use roxie::wire::net::NEXT_HEADER_IBA;
 
 use crate::abi::{
     ibv_ah, ibv_ah_attr, ibv_context, ibv_gid, ibv_global_route, ibv_grh, ibv_pd, ibv_qp, ibv_wc,
@@ -53,7 +55,7 @@ pub(crate) unsafe fn address_vector(
     if port > 1 {
         return refuse(call, libc::EINVAL, format_args!("ah_attr.port_num = {port}: the device has port 1"));
     }
-    let sgid = nic.gid(grh.sgid_index.into()).map_err(device(call))?;
+    let sgid = nic.local_gid(grh.sgid_index.into()).map_err(device(call))?;
     // SAFETY: all of a GID's forms are the same 16 bytes.
     let dgid = Gid(unsafe { grh.dgid.raw });
     let to = dgid.to_ip();
@@ -173,6 +175,10 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
             };
             let gids: Vec<_> = found.nic.device.gids().into_iter().filter(|entry| entry.assigned).collect();
             // A multicast datagram is answered from the first address of the family.
+            let is_v1 = header[0] >> 4 == 6 && header[6] == NEXT_HEADER_IBA;
+            let version = if is_v1 { RoceVersion::V1 } else { RoceVersion::V2 };
+            let gids: Vec<_> =
+                gids.into_iter().filter(|entry| entry.encapsulation.version == version).collect();
             let own = gids.iter().find(|entry| entry.gid == receiver);
             let own = own.or_else(|| gids.iter().find(|entry| entry.gid.is_ipv4() == receiver.is_ipv4()));
             let Some(own) = own else {
@@ -214,7 +220,7 @@ pub unsafe extern "C" fn ibv_create_ah_from_wc(
     }
 }
 
-/// Resolves a GID to the next hop's MAC address. RoCE v2 reports no VLAN.
+/// Resolves a GID to the next hop's MAC address, and the VLAN of the path; 0xffff: none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
     of: *mut ibv_context,
@@ -231,7 +237,8 @@ pub unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
                 mac.cast::<[u8; 6]>().write(path.dmac);
             }
             if !vlan.is_null() {
-                vlan.write(0xffff);
+                let of_path = path.encapsulation.vlan;
+                vlan.write(if of_path == 0 { 0xffff } else { of_path });
             }
             Ok(())
         })

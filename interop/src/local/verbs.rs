@@ -87,9 +87,8 @@ impl End for Roxie<'_> {
     fn connect(&mut self, pair: Pair, c: &Connection) -> Result<(), Error> {
         let open = self.open()?;
         let (_, gid) = open.gid(c.family)?;
-        let here = Endpoint { qpn: Qpn::new(pair.qpn), psn: Psn::new(c.sq_psn), gid };
-        let there =
-            Endpoint { qpn: Qpn::new(c.remote_qpn), psn: Psn::new(c.rq_psn), gid: Gid::from(c.remote) };
+        let here = Endpoint::new(Qpn::new(pair.qpn), Psn::new(c.sq_psn), gid);
+        let there = Endpoint::new(Qpn::new(c.remote_qpn), Psn::new(c.rq_psn), Gid::from(c.remote));
         let options = ConnectOptions {
             path_mtu: Some(Mtu::from_bytes(c.mtu).ok_or(c.mtu).named("no path MTU")?),
             timeout: c.timeout,

@@ -98,7 +98,7 @@ impl DeviceOptions {
     fn own_gid(&self, interface: &Interface) -> Result<Gid, Failure> {
         let table = self.gid_table(interface);
         let chosen = match self.gid_index {
-            Some(index) => table.get(index),
+            Some(index) => table.get(index).map(|local| local.gid),
             None => first_gid(&table).map(|entry| entry.gid),
         };
         chosen.ok_or_else(|| no_gid(&interface.name, &table, self.gid_index))

@@ -3,10 +3,11 @@
 use std::net::IpAddr;
 
 use roxie::host::{Device, DeviceConfig, GidOrder, GidTable, OpenError, Stack};
-use roxie::netdev::Interface;
+use roxie::netdev::{Interface, vlan_links};
 use roxie::port::packet::PacketConfig;
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::{Mode, XdpConfig};
+use roxie::verbs::LocalGid;
 
 use super::interface::{Without, check_up, usable_interface};
 use super::options::{DeviceOptions, PortKind};
@@ -122,7 +123,21 @@ impl DeviceOptions {
 
     /// Returns the device's GID table: in the kernel's order, or in the order of `--address`.
     pub(crate) fn gid_table(&self, interface: &Interface) -> GidTable {
-        GidTable::in_order(self.gid_order(interface), self.addresses(interface))
+        let mut table = GidTable::in_order(self.gid_order(interface), self.addresses(interface));
+        let frames = self.asked_port() != Some(PortKind::Udp);
+        if self.roce_v1 && frames {
+            table.add_roce_v1();
+        }
+        // A device has the addresses of VLAN interfaces if it chooses its addresses itself.
+        if self.address.is_empty() && frames {
+            let links = vlan_links(interface.index).unwrap_or_default();
+            for link in links.iter().filter(|link| link.up && link.vlan != 0 && link.mac == interface.mac) {
+                for ip in &link.addresses {
+                    table.add(LocalGid::on_vlan(*ip, link.vlan));
+                }
+            }
+        }
+        table
     }
 
     /// Returns the order of GIDs: that of `--address` if given.
@@ -151,6 +166,7 @@ impl DeviceOptions {
             control_file: self.congestion.control_file(),
             selective_repeat: self.selective_repeat,
             serves: self.serves,
+            roce_v1: self.roce_v1,
             ..DeviceConfig::default()
         }
     }

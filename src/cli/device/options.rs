@@ -68,6 +68,9 @@ pub(crate) struct DeviceOptions {
     /// Index of the GID to use, as `roxie show gids` lists them [default: the first IPv4 one]
     #[arg(short, long, visible_alias = "gid-idx", value_name = "N")]
     pub(crate) gid_index: Option<usize>,
+    /// Make each address a RoCE v1 GID as well (EtherType 0x8915), behind the RoCE v2 ones; not over UDP sockets
+    #[arg(long)]
+    pub(crate) roce_v1: bool,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 bytes of payload a packet
     #[arg(short, long, value_name = "BYTES", value_parser = parse_mtu)]
     pub(crate) mtu: Option<Mtu>,

@@ -61,7 +61,7 @@ impl End {
     /// Returns the endpoint of the `i`-th queue pair.
     pub(super) fn endpoint(&self, i: usize) -> Option<Endpoint> {
         let &(qpn, psn) = self.qps.get(i)?;
-        (qpn <= 0xff_ffff).then(|| Endpoint { qpn: Qpn::new(qpn), psn: Psn::new(psn), gid: Gid(self.gid) })
+        (qpn <= 0xff_ffff).then(|| Endpoint::new(Qpn::new(qpn), Psn::new(psn), Gid(self.gid)))
     }
 }
 

@@ -133,7 +133,7 @@ fn decode(message: &[u8; MESSAGE]) -> Result<Endpoint, String> {
                 .into(),
         );
     }
-    Ok(Endpoint { qpn: Qpn::new(qpn), psn: Psn::new(psn), gid: Gid(gid.to_be_bytes()) })
+    Ok(Endpoint::new(Qpn::new(qpn), Psn::new(psn), Gid(gid.to_be_bytes())))
 }
 
 #[cfg(test)]
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn address_has_the_stock_format() {
         let gid = Gid::from(std::net::Ipv4Addr::new(192, 0, 2, 1));
-        let own = Endpoint { qpn: Qpn::new(0x11), psn: Psn::new(0xabcdef), gid };
+        let own = Endpoint::new(Qpn::new(0x11), Psn::new(0xabcdef), gid);
         let bytes = encode(&own);
         assert_eq!(&bytes, b"0000:000011:abcdef:00000000000000000000ffffc0000201\0");
         assert_eq!(decode(&bytes), Ok(own));
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn shared_end_sends_256_addresses() {
         let gid = Gid::from(std::net::Ipv4Addr::new(192, 0, 2, 1));
-        let own = [1, 2].map(|qpn| Endpoint { qpn: Qpn::new(qpn), psn: Psn::new(7), gid });
+        let own = [1, 2].map(|qpn| Endpoint::new(Qpn::new(qpn), Psn::new(7), gid));
         let bytes = addresses(&own, SHARED_SLOTS);
         assert_eq!(bytes.len(), 256 * 52);
         assert_eq!(bytes[..52], encode(&own[0]));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use roxie::host::inspect::{CounterReader, Snapshot};
-use roxie::netdev::{Interface, NetdevError, Watch};
+use roxie::netdev::{Interface, NetdevError, Vlans, Watch};
 use roxie::threads::spawn_unsignalled;
 
 use super::counts::{Counts, LIFESPAN_MS};
@@ -20,17 +20,19 @@ const EACH: Duration = Duration::from_millis(LIFESPAN_MS);
 const DEVICES: usize = 8;
 
 /// Starts a thread that follows the interface and reads counters until the process ends. `class` is the folder to which `view`
-/// was written.
+/// was written. `vlans`: the interface's VLAN interfaces, if the device has their addresses as GIDs.
 ///
 /// # Errors
 ///
 /// If the kernel refuses a netlink socket or a thread.
-pub(super) fn keep(view: View, class: &Path) -> io::Result<()> {
+pub(super) fn keep(view: View, vlans: Option<Vlans>, class: &Path) -> io::Result<()> {
     let watch =
         Watch::new(&view.interface).map_err(|error: NetdevError| io::Error::other(error.to_string()))?;
     let counts = Counts::default();
     let updater = ViewUpdater {
         watch,
+        vlans,
+        queries: 0,
         device: Tree::of(class, view.entries()),
         counters: Tree::of(class, counts.entries(PORT)),
         names: vec![view.interface.name.clone()],
@@ -44,6 +46,9 @@ pub(super) fn keep(view: View, class: &Path) -> io::Result<()> {
 
 struct ViewUpdater {
     watch: Watch,
+    vlans: Option<Vlans>,
+    /// [`Watch::queries`] at the last look at VLAN interfaces.
+    queries: u64,
     view: View,
     device: Tree,
     /// True if the last write of the view succeeded.
@@ -74,7 +79,10 @@ impl ViewUpdater {
     /// Writes changes of the interface. After a failure, the next call tries again.
     fn follow(&mut self) {
         let Ok(changes) = self.watch.poll() else { return };
-        if changes.is_empty() && self.written {
+        let news = std::mem::replace(&mut self.queries, self.watch.queries()) != self.watch.queries();
+        let links = self.vlans.as_mut().filter(|_| news).and_then(|vlans| vlans.links().ok());
+        let vlans_changed = links.is_some_and(|links| self.view.follow_vlans(links));
+        if changes.is_empty() && !vlans_changed && self.written {
             return;
         }
         let interface: &Interface = self.watch.interface();

@@ -25,7 +25,7 @@ use roxie::host::{
     Device, DeviceConfig, EVENTS, EventLog, LoggedEvent, OpenError, OrphanTable, PacketRule, PacketRules,
     PortPlan, RuleError, SelectiveRepeat, Stack,
 };
-use roxie::netdev::Interface;
+use roxie::netdev::{Interface, Vlans};
 use roxie::port::fault::FaultConfig;
 use roxie::port::xdp::Mode;
 use roxie::remote::{TRUSTED_NIC, trusted_nic};
@@ -113,6 +113,9 @@ pub(crate) struct Options {
     /// (on all RC connections: the peer is known to)
     #[arg(long, value_name = "WHEN", default_value = "off", default_missing_value = "agree", num_args = 0..=1, require_equals = true, value_parser = parse_selective)]
     selective_repeat: SelectiveRepeat,
+    /// Make each address a RoCE v1 GID as well (EtherType 0x8915), behind the RoCE v2 ones; not over UDP sockets
+    #[arg(long)]
+    roce_v1: bool,
     #[command(flatten)]
     congestion: CongestionOptions,
 }
@@ -259,6 +262,9 @@ impl Prepared {
         ];
         all.extend(more.into_iter().filter_map(|(name, value)| Some((name, value?))));
         all.extend(options.tos.map(|tos| ("ROXIE_TOS", tos.to_string().into())));
+        if options.roce_v1 {
+            all.push(("ROXIE_ROCE_V1", "on".into()));
+        }
         if options.selective_repeat != SelectiveRepeat::Off {
             all.push(("ROXIE_SELECTIVE_REPEAT", options.selective_repeat.to_string().into()));
         }
@@ -273,14 +279,20 @@ fn start(arguments: &Arguments, prepared: &Prepared) -> Result<ExitCode, Failure
     let [program, rest @ ..] = &arguments.program[..] else {
         return Err(Failure::Usage("which program? roxie run -- PROGRAM ARGUMENTS".into()));
     };
-    let view = view::View::of(&prepared.interface);
+    // Over UDP sockets a device has no VLANs, and no RoCE v1.
+    let frames = prepared.port != Port::Udp;
+    let mut view = view::View::of(&prepared.interface, frames && arguments.options.roce_v1);
+    let mut vlans = if frames { Vlans::on(prepared.interface.index).ok() } else { None };
+    if let Some(vlans) = &mut vlans {
+        view.follow_vlans(vlans.links().unwrap_or_default());
+    }
     let missing = overlay::enter(&view, matches!(prepared.port, Port::Xdp | Port::Packet))
         .map_err(|e| Failure::Run(format!("returning to the chroot: {e}")))?;
     for part in missing.iter().filter(|_| !arguments.options.quiet) {
         output::note(part);
     }
     if !missing.iter().any(overlay::NoView::is_of_sysfs)
-        && let Err(error) = live::keep(view, Path::new(overlay::CLASS))
+        && let Err(error) = live::keep(view, vlans, Path::new(overlay::CLASS))
     {
         output::note(format_args!("/sys/class/infiniband stays as it is now, without counters: {error}"));
     }

@@ -6,9 +6,10 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use roxie::host::GidTable;
-use roxie::netdev::{Change, Interface, link_speed};
-use roxie::wire::Gid;
+use roxie::host::{GidEntry, GidTable};
+use roxie::netdev::{Change, Interface, VlanLink, link_speed};
+use roxie::verbs::LocalGid;
+use roxie::wire::{Gid, RoceVersion};
 
 use super::counts::Counts;
 use super::tree::{Entries, Entry, Tree};
@@ -55,13 +56,46 @@ pub(super) struct View {
     station: [u8; 6],
     /// The GIDs, at the indices that programs' devices have.
     gids: GidTable,
+    /// The VLAN interfaces on the interface, whose addresses are GIDs too.
+    vlans: Vec<VlanLink>,
 }
 
 impl View {
-    /// Returns the view of a device on an interface.
-    pub(super) fn of(interface: &Interface) -> View {
-        let gids = GidTable::customary(interface.mac, interface.addresses.iter().map(|a| a.ip));
-        View { station: interface.mac, gids, interface: interface.clone() }
+    /// Returns the view of a device on an interface. `roce_v1`: each address is a RoCE v1 GID as well.
+    pub(super) fn of(interface: &Interface, roce_v1: bool) -> View {
+        let mut gids = GidTable::customary(interface.mac, interface.addresses.iter().map(|a| a.ip));
+        if roce_v1 {
+            gids.add_roce_v1();
+        }
+        View { station: interface.mac, gids, interface: interface.clone(), vlans: Vec::new() }
+    }
+
+    /// Applies changes of the VLAN interfaces; `now` is their new state. True if there were some.
+    pub(super) fn follow_vlans(&mut self, mut now: Vec<VlanLink>) -> bool {
+        // As a device does.
+        now.retain(|link| link.up && link.vlan != 0 && link.mac == self.interface.mac);
+        let of = |links: &[VlanLink]| -> Vec<LocalGid> {
+            let each = |link: &VlanLink| -> Vec<LocalGid> {
+                link.addresses.iter().map(|ip| LocalGid::on_vlan(*ip, link.vlan)).collect()
+            };
+            links.iter().flat_map(each).collect()
+        };
+        let (before, after) = (of(&self.vlans), of(&now));
+        for gone in before.iter().filter(|local| !after.contains(local)) {
+            self.gids.remove(*gone);
+        }
+        for new in after.iter().filter(|local| !before.contains(local)) {
+            self.gids.add(*new);
+        }
+        let changed = self.vlans != now;
+        self.vlans = now;
+        changed
+    }
+
+    /// Returns the name of the interface of a GID.
+    fn interface_of(&self, entry: &GidEntry) -> &str {
+        let link = self.vlans.iter().find(|link| link.vlan == entry.encapsulation.vlan);
+        link.map_or(&self.interface.name, |link| &link.name)
     }
 
     /// Applies changes of the interface; `now` is its new state. Returns how often the link went down.
@@ -149,11 +183,16 @@ impl View {
             file(format!("{PORT}/{name}"), line.to_owned());
         }
         for index in 0..GIDS {
-            let gid = self.gids.iter().find(|entry| entry.index == index).map(|entry| entry.gid);
-            file(format!("{PORT}/gids/{index}"), in_words(gid.unwrap_or(Gid([0; 16]))));
-            if gid.is_some() {
-                file(format!("{PORT}/gid_attrs/types/{index}"), "RoCE v2".to_owned());
-                file(format!("{PORT}/gid_attrs/ndevs/{index}"), self.interface.name.clone());
+            let found = self.gids.iter().find(|entry| entry.index == index);
+            let gid = found.map_or(Gid([0; 16]), |entry| entry.gid);
+            file(format!("{PORT}/gids/{index}"), in_words(gid));
+            if let Some(entry) = found {
+                let kind = match entry.encapsulation.version {
+                    RoceVersion::V1 => "IB/RoCE v1",
+                    RoceVersion::V2 => "RoCE v2",
+                };
+                file(format!("{PORT}/gid_attrs/types/{index}"), kind.to_owned());
+                file(format!("{PORT}/gid_attrs/ndevs/{index}"), self.interface_of(&entry).to_owned());
             }
         }
     }
@@ -229,7 +268,7 @@ mod tests {
 
     #[test]
     fn state_and_gids_follow_changes() {
-        let mut view = View::of(&interface());
+        let mut view = View::of(&interface(), false);
         let line = |view: &View, path: &str| match view.entries().get(&format!("{PORT}/{path}")) {
             Some(Entry::Line(line)) => line.clone(),
             other => format!("{other:?}"),
@@ -259,6 +298,38 @@ mod tests {
     }
 
     #[test]
+    fn vlan_and_roce_v1_gids_have_their_types() {
+        let mut view = View::of(&interface(), true);
+        let line = |view: &View, path: &str| match view.entries().get(&format!("{PORT}/{path}")) {
+            Some(Entry::Line(line)) => line.clone(),
+            other => format!("{other:?}"),
+        };
+        let attributes = |view: &View, index: usize| {
+            let of = |kind: &str| line(view, &format!("gid_attrs/{kind}/{index}"));
+            (of("types"), of("ndevs"))
+        };
+        let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+        assert_eq!(attributes(&view, 1), pair("RoCE v2", "eth9"));
+        assert_eq!(attributes(&view, 2), pair("IB/RoCE v1", "eth9"));
+        let link = VlanLink {
+            index: 9,
+            name: "eth9.5".into(),
+            vlan: 5,
+            mac: interface().mac,
+            up: true,
+            addresses: vec!["198.51.100.1".parse().unwrap()],
+        };
+        let foreign = VlanLink { mac: [4; 6], vlan: 6, ..link.clone() };
+        assert!(view.follow_vlans(vec![link.clone(), foreign]));
+        assert!(!view.follow_vlans(vec![link]), "nothing has changed");
+        assert_eq!(attributes(&view, 3), pair("RoCE v2", "eth9.5"));
+        assert_eq!(attributes(&view, 4), pair("IB/RoCE v1", "eth9.5"));
+        assert_eq!(attributes(&view, 5), pair("None", "None"));
+        assert!(view.follow_vlans(Vec::new()));
+        assert_eq!(attributes(&view, 3), pair("None", "None"));
+    }
+
+    #[test]
     fn rate_follows_link_speed() {
         let rates = [None, Some(1_000), Some(10_000), Some(25_000), Some(100_000), Some(400_000)].map(rate);
         let wanted =
@@ -271,7 +342,7 @@ mod tests {
     fn files_describe_the_interface() {
         let interface = interface();
         let folder = tempfile::tempdir().unwrap();
-        View::of(&interface).write(folder.path()).unwrap();
+        View::of(&interface, false).write(folder.path()).unwrap();
         let read = |path: &str| fs::read_to_string(folder.path().join(path)).unwrap();
         assert_eq!(read("infiniband/roxie0/node_guid"), "0000:00ff:fe11:2233\n");
         let port = |path: &str| read(&format!("infiniband/roxie0/ports/1/{path}"));

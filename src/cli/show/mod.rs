@@ -12,11 +12,12 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use nix::sys::resource::{Resource, getrlimit};
-use roxie::host::{GidEntry, GidTable};
+use roxie::host::GidEntry;
 use roxie::netdev::{Interface, interface_names};
 use roxie::port::packet;
 use roxie::port::xdp::{XdpConfig, program_holders, why_no_map};
 use roxie::verbs::Mtu;
+use roxie::wire::RoceVersion;
 use serde_json::{Value, json};
 
 use objects::ProcessFilter;
@@ -340,10 +341,12 @@ fn reach(ip: IpAddr) -> &'static str {
 }
 
 /// Explains why an address has its index.
-fn place(GidEntry { index, gid, assigned }: GidEntry, customary: bool) -> &'static str {
+fn place(GidEntry { index, gid, assigned, encapsulation }: GidEntry, customary: bool) -> &'static str {
     let ip = gid.to_ip();
     let link_local = matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
     match (customary, index) {
+        _ if encapsulation.version == RoceVersion::V1 => "RoCE v1 GIDs come behind RoCE v2 ones",
+        (true, _) if encapsulation.vlan != 0 => "an address of a VLAN interface",
         (false, _) => "in the requested order",
         (true, 0) if !assigned => {
             "0 is kept for the link-local address: the interface does not have it (yet)"
@@ -360,7 +363,7 @@ fn gids(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
     options.check()?;
     let (name, table) = if options.port == Some(PortKind::Memory) {
         let device = options.open()?.device;
-        (device.name().to_owned(), GidTable::new(device.gids().iter().map(|entry| entry.gid.to_ip())))
+        (device.name().to_owned(), device.gid_table())
     } else {
         let interface = options.interface()?;
         let table = options.gid_table(&interface);
@@ -373,9 +376,11 @@ fn gids(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
     }
     if json {
         let entry = |entry: GidEntry| {
-            let GidEntry { index, gid, assigned } = entry;
+            let GidEntry { index, gid, assigned, encapsulation } = entry;
             let ip = gid.to_ip();
+            let vlan = Some(encapsulation.vlan).filter(|vlan| *vlan != 0);
             json!({ "index": index, "gid": gid.to_string(), "address": ip, "assigned": assigned, "reach": reach(ip),
+                    "type": encapsulation.version.to_string(), "vlan": vlan,
                     "place": place(entry, customary), "chosen": index == first })
         };
         let all: Vec<Value> = table.iter().map(entry).collect();
@@ -383,7 +388,7 @@ fn gids(options: &DeviceOptions, json: bool) -> Result<(), Failure> {
     }
     output::line(format_args!("{:>5}  {:<40} reach; why at this index", "index", "GID"))?;
     for entry in table.iter() {
-        let (index, ip, gid) = (entry.index, entry.gid.to_ip(), entry.gid.to_string());
+        let (index, ip, gid) = (entry.index, entry.gid.to_ip(), entry.local().to_string());
         let chosen = if index == first { "  <- used unless -g selects another" } else { "" };
         let place = place(entry, customary);
         output::line(format_args!("{index:>5}  {gid:<40} {}; {place}{chosen}", reach(ip)))?;

@@ -159,6 +159,7 @@ impl Hostile {
             hop_limit: 64,
             sl: 0,
             static_rate: 0,
+            encapsulation: Default::default(),
         }
     }
 

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 
 use roxie_base::time::Nanos;
 use roxie_wire::cm::{CommId, Kind};
-use roxie_wire::{Gid, Qpn};
+use roxie_wire::{Encapsulation, Gid, Qpn, RoceVersion};
 
 use super::connection::{Connection, State};
 use super::manager::Manager;
@@ -65,7 +65,9 @@ impl Handover {
             [(value >> 64) as u64, value as u64]
         };
         let state = STATES.iter().position(|state| *state == self.state).unwrap_or_default() as u64;
-        let Route { local, remote, traffic_class, flow_label, hop_limit } = self.route;
+        let Route { local, encapsulation, remote, traffic_class, flow_label, hop_limit } = self.route;
+        let is_v1 = u64::from(encapsulation.version == RoceVersion::V1);
+        let state = is_v1 << 23 | u64::from(encapsulation.vlan & Encapsulation::VLAN_BITS) << 8 | state;
         let state_word = state << 40 | u64::from(traffic_class) << 32 | u64::from(hop_limit) << 24;
         let ([local_high, local_low], [remote_high, remote_low]) = (halves(local), halves(remote));
         [
@@ -85,6 +87,10 @@ impl Handover {
         let gid = |high: u64, low: u64| Gid((u128::from(high) << 64 | u128::from(low)).to_be_bytes());
         let route = Route {
             local: gid(local_high, local_low),
+            encapsulation: Encapsulation {
+                vlan: (state_word >> 48) as u16 & Encapsulation::VLAN_BITS,
+                version: if state_word >> 63 == 1 { RoceVersion::V1 } else { RoceVersion::V2 },
+            },
             remote: gid(remote_high, remote_low),
             traffic_class: (state_word >> 32) as u8,
             flow_label: state_word as u32 & 0x000f_ffff,
@@ -93,7 +99,7 @@ impl Handover {
         Some(Handover {
             id: CommId((ids >> 32) as u32),
             remote_id: CommId(ids as u32),
-            state: *STATES.get((state_word >> 40) as usize)?,
+            state: *STATES.get(usize::from((state_word >> 40) as u8))?,
             route,
             local_qpn: Qpn::new((qpns >> 32) as u32),
             remote_qpn: Qpn::new(qpns as u32),
@@ -181,6 +187,7 @@ mod tests {
                 state,
                 route: Route {
                     local: Gid([0xf1; 16]),
+                    encapsulation: Encapsulation { vlan: 0xabc, version: RoceVersion::V1 },
                     remote: Gid(std::array::from_fn(|i| i as u8)),
                     traffic_class: 0x9a,
                     flow_label: 0x000e_5432,

@@ -53,7 +53,7 @@ impl Manager {
             self.counters.unknown_id += 1;
             return None;
         };
-        if (connection.route.local, connection.route.remote) != (route.local, route.remote) {
+        if (connection.route.source(), connection.route.remote) != (route.source(), route.remote) {
             self.counters.not_from_peer += 1;
             return None;
         }

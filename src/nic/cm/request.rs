@@ -2,15 +2,17 @@
 
 use std::net::IpAddr;
 
-use crate::verbs::{Mtu, Psn, Qpn};
+use crate::verbs::{LocalGid, Mtu, Psn, Qpn};
 use roxie_wire::cm::{Ari, PrivateData, SidrStatus, Transport};
-use roxie_wire::{Gid, ServiceId};
+use roxie_wire::{Encapsulation, Gid, ServiceId};
 
 /// Path between two connection managers, which is the path of the connection as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Route {
     /// Local address.
     pub local: Gid,
+    /// RoCE version and VLAN of the local address.
+    pub encapsulation: Encapsulation,
     /// Peer's address, of the same family.
     pub remote: Gid,
     /// IPv4 TOS or IPv6 traffic class.
@@ -25,7 +27,19 @@ pub struct Route {
 impl Route {
     /// Returns a path with default values: traffic class 0, flow label 0, hop limit 64.
     pub fn new(local: IpAddr, remote: IpAddr) -> Route {
-        Route { local: local.into(), remote: remote.into(), traffic_class: 0, flow_label: 0, hop_limit: 64 }
+        Route {
+            local: local.into(),
+            encapsulation: Encapsulation::default(),
+            remote: remote.into(),
+            traffic_class: 0,
+            flow_label: 0,
+            hop_limit: 64,
+        }
+    }
+
+    /// Returns the local GID.
+    pub fn source(&self) -> LocalGid {
+        LocalGid { gid: self.local, encapsulation: self.encapsulation }
     }
 }
 

@@ -11,9 +11,9 @@ use super::object::{Object, ObjectKind};
 use crate::congestion::{Settings, SharedRate, State};
 use crate::transport::send_queue::SendQueue;
 use crate::verbs::{
-    Access, AddressVector, AhId, CqIndex, FlowId, FlowRule, Gid, ModifyError, MrIndex, MwIndex, MwType,
-    OpenXrcd, PdId, Psn, QpAttr, QpAttributes, QpCaps, QpIndex, QpState, QpType, Qpn, Rss, SrqIndex, SrqKind,
-    Srqn, XrcdId,
+    Access, AddressVector, AhId, CqIndex, FlowId, FlowRule, Gid, LocalGid, ModifyError, MrIndex, MwIndex,
+    MwType, OpenXrcd, PdId, Psn, QpAttr, QpAttributes, QpCaps, QpIndex, QpState, QpType, Qpn, Rss, SrqIndex,
+    SrqKind, Srqn, XrcdId,
 };
 use roxie_base::time::Nanos;
 use roxie_wire::addressee::listens_for;
@@ -104,6 +104,9 @@ pub enum Command {
     /// Sets congestion control of all QPs, and the traffic classes.
     #[serde(skip)]
     SetCongestion(Box<CongestionConfig>),
+    /// Replaces the GIDs, which only a device with GIDs of a VLAN or of RoCE v1 needs.
+    #[serde(skip)]
+    SetGids(Vec<LocalGid>),
 }
 
 impl Command {
@@ -362,6 +365,9 @@ pub enum ControlError {
     /// The port could not steer the flow; with the system's error.
     #[error("cannot steer the flow to us: {0}")]
     Steer(String),
+    /// The port cannot take frames of a VLAN; with its reason.
+    #[error("frames of the VLAN cannot be received: {0}")]
+    Vlan(String),
     /// The port cannot receive MAC control frames; with the system's error.
     #[error("PAUSE and PFC frames cannot be heeded: {0}")]
     MacControl(String),
@@ -404,7 +410,7 @@ impl ControlError {
         match self {
             ControlError::Busy { .. } | ControlError::Taken(_) => libc::EBUSY,
             ControlError::Full { .. } | ControlError::NoMemory(_) => libc::ENOMEM,
-            ControlError::NoRawPackets => libc::EOPNOTSUPP,
+            ControlError::NoRawPackets | ControlError::Vlan(_) => libc::EOPNOTSUPP,
             ControlError::DeviceFatal | ControlError::Steer(_) | ControlError::MacControl(_) => libc::EIO,
             ControlError::Refused { errno, .. } => *errno,
             _ => libc::EINVAL,

@@ -44,6 +44,7 @@ impl Command {
             | Command::OpenXrcd(_)
             | Command::AddQpnUnit(_)
             | Command::ListQps
+            | Command::SetGids(_)
             | Command::SetCongestion(_) => Ok(()),
         }
     }
@@ -69,6 +70,7 @@ impl Command {
         matches!(
             self,
             Command::SetCongestion(_)
+                | Command::SetGids(_)
                 | Command::ShareRate(..)
                 | Command::AddQpnUnit(_)
                 | Command::RouteGsi(..)

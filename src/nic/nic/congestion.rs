@@ -63,12 +63,15 @@ impl Congestion {
 
     /// Returns the 802.1Q tag of frames along a path, if they have one.
     pub(super) fn tag(&self, av: &AddressVector) -> Option<u16> {
-        self.tag_of(self.config.classes.priority(av))
+        self.tag_with(av, self.config.classes.priority(av))
     }
 
-    /// Returns the 802.1Q tag of frames of this priority, if they have one: VLAN 0, with the priority in the upper three bits.
-    pub(super) fn tag_of(&self, priority: u8) -> Option<u16> {
-        (self.carries_tags && self.config.classes.tagged).then(|| u16::from(priority) << 13)
+    /// Returns the 802.1Q tag of frames of this priority along a path, if they have one: the VLAN of the source GID, with the priority in
+    /// the upper three bits. Frames of no VLAN have one if the traffic classes say so.
+    pub(super) fn tag_with(&self, av: &AddressVector, priority: u8) -> Option<u16> {
+        let vlan = av.encapsulation.vlan;
+        let is_tagged = vlan != 0 || self.carries_tags && self.config.classes.tagged;
+        is_tagged.then(|| u16::from(priority) << 13 | vlan)
     }
 
     /// True if data along this path is ECN-capable by configuration, and the application has not set the ECN bits.
@@ -206,6 +209,7 @@ mod tests {
                 hop_limit: 64,
                 sl: 0,
                 static_rate: 0,
+                encapsulation: roxie_wire::Encapsulation::default(),
             })
         };
         let classes: Vec<u8> = (0..=255).filter(|class| marked(*class)).collect();

@@ -62,6 +62,7 @@ impl Nic {
                 self.set_congestion(now, *config);
                 Ok(Answer::Done)
             }
+            Command::SetGids(gids) => self.set_gids(now, gids),
             Command::QueryQp(qp) => {
                 let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
                 entry.qp.pacing.evaluate(now);

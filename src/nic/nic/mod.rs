@@ -30,6 +30,7 @@ mod dma;
 mod fast_path;
 mod fetch;
 mod flow;
+mod gids;
 mod gsi;
 mod host_side;
 mod log;
@@ -81,6 +82,7 @@ use congestion::Congestion;
 use cq::CompletionQueues;
 use dma::Dma;
 use flow::Flows;
+use gids::Gids;
 use multicast::Groups;
 use pd::ProtectionDomains;
 use roxie_base::limits::{BURST, Limits, MAX_SGE};
@@ -178,6 +180,7 @@ pub struct Nic {
     gsis: gsi::Gsis,
     srqs: Srqs,
     flows: Flows,
+    gids: Gids,
     /// Maximum length of frames of other protocols, in bytes; `None`: the port carries only RoCE.
     longest_frame: Option<usize>,
     /// No request precedes an acknowledgement.
@@ -243,6 +246,7 @@ impl Nic {
             gsis: gsi::Gsis::default(),
             srqs: Srqs::new(limits.srqs.min(1 << 16), limits.xrcds, srqn_seed),
             flows: Flows::default(),
+            gids: Gids::default(),
             longest_frame: None,
             acknowledges_first: false,
             groups: Groups::default(),

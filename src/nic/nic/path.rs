@@ -1,7 +1,7 @@
 //! Effects of a change of the link on the QPs.
 
-use super::{Nic, split};
-use crate::verbs::{AsyncEvent, EventKind, Mtu, QpIndex, QpState};
+use super::{Answer, ControlError, Nic, split};
+use crate::verbs::{AddressVector, AsyncEvent, EventKind, LocalGid, Mtu, QpIndex, QpState};
 use roxie_base::time::Nanos;
 use roxie_wire::Gid;
 
@@ -26,6 +26,20 @@ impl Nic {
         failed
     }
 
+    /// Replaces the GIDs. QPs whose source is gone enter the error state, each with an event; work requests along handles from there fail.
+    pub(super) fn set_gids(&mut self, now: Nanos, gids: Vec<LocalGid>) -> Result<Answer, ControlError> {
+        self.gids.set(gids)?;
+        self.handles.mark_gone(|av| !self.gids.may_send(av));
+        for place in 0..self.qps.places() {
+            let index = QpIndex(self.qps.name_at(place));
+            let path = self.qps.get(index.0).and_then(|entry| entry.qp.attributes().av);
+            if path.is_some_and(|av| !self.gids.may_send(&av)) {
+                self.fail_qp(now, index);
+            }
+        }
+        Ok(Answer::Done)
+    }
+
     /// Moves a QP to the error state, with an event, for a reason outside of the QP.
     pub fn fail_qp(&mut self, now: Nanos, index: QpIndex) {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
@@ -46,16 +60,17 @@ impl Nic {
         }
     }
 
-    /// Sets the MAC address of the next hop to a peer. Returns the number of QPs and address handles that use it.
-    pub fn set_next_hop(&mut self, peer: Gid, mac: [u8; 6]) -> u32 {
+    /// Sets the MAC address of the next hop to a peer on a VLAN (0: on none). Returns the number of QPs and address handles that use it.
+    pub fn set_next_hop(&mut self, vlan: u16, peer: Gid, mac: [u8; 6]) -> u32 {
+        let leads_there = |av: &AddressVector| av.dgid == peer && av.encapsulation.vlan == vlan;
         let mut changed = self.handles.readdress(|av| {
-            if av.dgid == peer {
+            if leads_there(av) {
                 av.dmac = mac;
             }
         });
         for index in 0..self.qps.places() {
             if let Some(entry) = self.qps.get_mut(index)
-                && entry.qp.attributes().av.is_some_and(|av| av.dgid == peer && av.dmac != mac)
+                && entry.qp.attributes().av.is_some_and(|av| leads_there(&av) && av.dmac != mac)
             {
                 entry.qp.readdress(|av| av.dmac = mac);
                 changed += 1;

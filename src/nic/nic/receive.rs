@@ -8,7 +8,7 @@ use crate::transport::coverage::{TimerCause, Watch};
 use crate::verbs::QpIndex;
 use roxie_base::time::Nanos;
 use roxie_wire::frame::Frame;
-use roxie_wire::{self as wire, FastPacket, HEADERS, Icrc, Operation, Packet, Qpn};
+use roxie_wire::{self as wire, Encapsulation, FastPacket, Gid, HEADERS, Icrc, Operation, Packet, Qpn};
 
 /// A received frame.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +37,8 @@ pub enum RxOutcome {
         /// The ICRC in the packet.
         stored: u32,
     },
+    /// The packet is of a VLAN or a RoCE version of which its destination is no GID.
+    OtherNetwork(Gid, Encapsulation),
     /// No QP has this QPN.
     UnknownQp(wire::Qpn),
     /// The packet was for a multicast group.
@@ -82,6 +84,7 @@ impl fmt::Display for RxOutcome {
             RxOutcome::Multicast { members, taken, refused: Some(verdict), .. } => {
                 write!(f, "multicast: taken by {taken} of {members} QPs; {verdict}")
             }
+            RxOutcome::OtherNetwork(gid, of) => write!(f, "dropped: {gid} is no GID of {of}"),
             RxOutcome::UnknownQp(Qpn::MULTICAST) => f.write_str("dropped: no QP is attached to its group"),
             RxOutcome::UnknownQp(qpn) => write!(f, "dropped: no QP {qpn}"),
             RxOutcome::Steered { verdict, .. } => write!(f, "steered: {verdict}"),
@@ -121,6 +124,11 @@ impl Nic {
             Some(fast) => Ok(fast.read()),
             None => wire::parse(&received.frame),
         };
+        if let Ok(packet) = &packet
+            && let Some(outcome) = self.refuse_other_network(packet, &received.frame)
+        {
+            return outcome;
+        }
         match &packet {
             // Look up the QP before checking the ICRC: a packet for an unknown QPN costs only its headers.
             Ok(packet) => match self.qps.name_of(packet.bth.dest_qp.value()) {
@@ -129,6 +137,17 @@ impl Nic {
             },
             Err(reason) => self.receive_other(now, *reason, received),
         }
+    }
+
+    /// Returns the outcome of a packet that is for none of the GIDs.
+    #[inline(always)]
+    fn refuse_other_network(&mut self, packet: &Packet, frame: &Frame<'_>) -> Option<RxOutcome> {
+        let is_plain = packet.vlan.is_none() && !packet.is_roce_v1();
+        if is_plain && self.gids.are_plain() || self.gids.take(packet, frame) {
+            return None;
+        }
+        self.counters.rx_other_network += 1;
+        Some(RxOutcome::OtherNetwork(packet.dest_gid(), packet.encapsulation()))
     }
 
     /// Receives a frame that is no RoCE packet, or an invalid one.

@@ -208,7 +208,7 @@ impl Nic {
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         let Some(av) = entry.qp.attributes().av else { return };
         let own = AddressVector { traffic_class: dscp << 2 | 2, sl, ..av };
-        let template = entry.qp.template_along(&own, self.congestion.tag_of(sl));
+        let template = entry.qp.template_along(&own, self.congestion.tag_with(&av, sl));
         let mut headers = [0; MAX_HEADERS];
         let length = template.write_headers(&mut headers, &plan.bth, &plan.ext, 0);
         frame.write(0, &headers[..length]);

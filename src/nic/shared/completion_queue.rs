@@ -8,7 +8,7 @@
 //! word 11      completions that the last event covered
 //! word 12      1: the application sleeps until a completion is published
 //! word 16 ..   slots: 0 wr_id | 1 status:8 opcode:8 flags:8 vendor:8 qpn:32 | 2 byte_len:32 imm:32
-//!              3 src_qp:24 sl:8 pkey_index:16 slid:16 | 4 time in ns on the device's clock | 5, 6 unused | 7 sequence
+//!              3 src_qp:24 sl:8 pkey_index:16 vlan:16 | 4 time in ns on the device's clock | 5, 6 unused | 7 sequence
 //! ```
 //!
 //! A slot's sequence is the lap, from 1, in which it was last filled. The sequence is stored last, with Release: several workers
@@ -173,7 +173,7 @@ impl CompletionRing {
         let source = u64::from(wc.src_qp.value())
             | u64::from(wc.sl) << 24
             | u64::from(wc.pkey_index) << 32
-            | u64::from(wc.slid) << 48;
+            | u64::from(wc.vlan) << 48;
         slot[3].store(source, Relaxed);
         slot[TIME].store(time_ns, Relaxed);
         slot[SEQUENCE].store(self.lap(position), Release);
@@ -245,7 +245,7 @@ impl CompletionRing {
             src_qp: Qpn::new(source as u32),
             sl: (source >> 24) as u8,
             pkey_index: (source >> 32) as u16,
-            slid: (source >> 48) as u16,
+            vlan: (source >> 48) as u16,
         };
         let more = more(slot);
         consumer.store(position.wrapping_add(1), Release);

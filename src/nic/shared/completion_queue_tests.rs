@@ -15,7 +15,7 @@ fn wc(wr_id: u64) -> Wc {
         src_qp: Qpn::new(0xfedcba),
         sl: 0x81,
         pkey_index: 0x8002,
-        slid: 0x8003,
+        vlan: 0x8003,
         ..Wc::default()
     }
 }

@@ -4,7 +4,7 @@
 //! destroyed handle is not valid for a later one.
 
 use crate::verbs::{AddressVector, AhId, Mtu, PdId};
-use roxie_wire::{FlowSpec, Gid, RoceVersion, Template};
+use roxie_wire::{FlowSpec, Gid, Template};
 
 /// Returns the headers for a flow along path `av`. `tag` is the 802.1Q tag, if any.
 pub(super) fn template_of(av: &AddressVector, source_port: u16, tag: Option<u16>) -> Template {
@@ -19,7 +19,7 @@ pub(super) fn template_of(av: &AddressVector, source_port: u16, tag: Option<u16>
         flow_label: av.flow_label,
         hop_limit: av.hop_limit,
         source_port,
-        version: RoceVersion::V2,
+        version: av.encapsulation.version,
     })
 }
 
@@ -32,6 +32,8 @@ pub struct AddressHandle {
     pub sgid: Gid,
     av: AddressVector,
     tag: Option<u16>,
+    /// True if the local GID was removed. The handle then serves no work request.
+    gone: bool,
     /// Headers up to UDP. The sender fills in its own UDP source port.
     pub template: Template,
 }
@@ -88,13 +90,13 @@ impl AddressHandles {
             None => return None,
         };
         let template = template_of(av, 0, tag);
-        self.slots[index] = Some(AddressHandle { pd, sgid: av.sgid, av: *av, tag, template });
+        self.slots[index] = Some(AddressHandle { pd, sgid: av.sgid, av: *av, tag, gone: false, template });
         Some(AhId(u32::from(self.generations[index]) << 16 | index as u32))
     }
 
     /// Destroys a handle and returns its domain. Returns `None` if the id is not valid.
     pub fn destroy(&mut self, id: AhId) -> Option<PdId> {
-        let handle = self.find(id)?;
+        let handle = self.named(id)?;
         let pd = handle.pd;
         let index = (id.0 & 0xffff) as usize;
         self.slots[index] = None;
@@ -103,8 +105,19 @@ impl AddressHandles {
         Some(pd)
     }
 
-    /// Returns the handle with this id.
+    /// Returns the handle with this id, if its local GID still exists.
     pub fn find(&self, id: AhId) -> Option<&AddressHandle> {
+        self.named(id).filter(|handle| !handle.gone)
+    }
+
+    /// Marks the handles whose path `is_gone`, and unmarks the others.
+    pub fn mark_gone(&mut self, is_gone: impl Fn(&AddressVector) -> bool) {
+        for handle in self.slots.iter_mut().flatten() {
+            handle.gone = is_gone(&handle.av);
+        }
+    }
+
+    fn named(&self, id: AhId) -> Option<&AddressHandle> {
         let index = (id.0 & 0xffff) as usize;
         let generation = self.generations.get(index)?;
         self.slots[index].as_ref().filter(|_| u32::from(*generation) == id.0 >> 16)
@@ -163,6 +176,7 @@ mod tests {
             hop_limit: 1,
             sl: 0,
             static_rate: 0,
+            encapsulation: Default::default(),
         }
     }
 

@@ -92,8 +92,10 @@ counters! {
     resp_invalid_requests,
     /// Packets for a QP in a state that accepts none.
     rx_wrong_state,
-    /// Packets from another address than the peer's.
+    /// Packets from another address than the peer's, or not of the connection's VLAN and RoCE version.
     rx_wrong_source,
+    /// Packets of a VLAN or RoCE version of which their destination is no GID, and packets with two VLAN tags.
+    rx_other_network,
     /// Packets for a QPN that does not exist.
     rx_unknown_qp,
     /// Packets for a multicast group with members.

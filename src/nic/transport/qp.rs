@@ -348,9 +348,11 @@ impl Qp {
             return Some(Verdict::BadPkey(packet.bth.pkey));
         }
         let av = self.attributes.av.as_ref();
-        // Our GIDs are RoCE v2 GIDs, so responses carry the same addresses.
+        // Responses carry the addresses, the VLAN and the RoCE version of requests.
         //= IBTA 9.6.1: source-is-the-peer, destination-is-our-address
-        let from_peer = av.is_some_and(|av| packet.is_on_path(&av.dgid, &av.sgid));
+        let from_peer = av.is_some_and(|av| {
+            packet.is_between(&av.dgid, &av.sgid) && packet.encapsulation() == av.encapsulation
+        });
         if av.is_some() && !from_peer && !PlantedBug::AnySource.is() {
             ctx.counters.rx_wrong_source += 1;
             return Some(Verdict::WrongSource);
@@ -522,7 +524,9 @@ impl Qp {
 
     fn rebuild_template(&mut self) {
         self.template = self.attributes.av.map(|av| self.template_along(&av, self.tag));
-        self.ends = self.attributes.av.and_then(|av| Ends::of(&av.dgid, &av.sgid));
+        // The fast path takes only plain packets.
+        let plain = self.attributes.av.filter(|av| av.encapsulation.is_plain());
+        self.ends = plain.and_then(|av| Ends::of(&av.dgid, &av.sgid));
     }
 
     /// Returns the headers for a packet along path `av`. `tag` is the 802.1Q tag, if any.

@@ -118,6 +118,7 @@ impl Qp {
             byte_len: GRH_LEN + packet.payload.len() as u32,
             imm: packet.imm().unwrap_or(0),
             src_qp: deth.src_qp,
+            vlan: packet.encapsulation().vlan,
             sl: match packet.net {
                 NetHeader::Grh(_) => 0,
                 NetHeader::Ipv6(_) => 1,

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use roxie_base::limits::{MAX_INLINE, MAX_SGE, MAX_WR};
 use roxie_base::time::Nanos;
+use roxie_wire::Encapsulation;
 
 use super::{Access, Gid, Mtu, Psn, QpState, QpType, Qpn};
 
@@ -80,6 +81,8 @@ pub struct AddressVector {
     pub sl: u8,
     /// Maximum rate as a code of `ibv_rate` (IBTA 9.11.1); 0: the port's rate.
     pub static_rate: u8,
+    /// RoCE version and VLAN of the source GID. VLAN 0 over sockets, where the kernel tags.
+    pub encapsulation: Encapsulation,
 }
 
 impl AddressVector {

@@ -202,8 +202,8 @@ pub struct Wc {
     pub src_qp: Qpn,
     /// P_Key index of the datagram.
     pub pkey_index: u16,
-    /// Source LID; always 0 on RoCE.
-    pub slid: u16,
+    /// VLAN ID of the datagram, 0 for none.
+    pub vlan: u16,
     /// Network header in front of a datagram: 0 a GRH (RoCE v1), 1 IPv6, 2 IPv4. RoCE has no service level;
     /// ConnectX reports the header here (`MLX5_CQE_ROCE_L3_HEADER_TYPE_*`, Linux
     /// drivers/infiniband/hw/mlx5/cq.c), and UCX depends on it.

@@ -6,6 +6,7 @@
 mod attr;
 mod completion;
 mod flow;
+mod local_gid;
 mod modify;
 mod srq;
 mod transitions;
@@ -14,6 +15,7 @@ mod work;
 pub use attr::{AddressVector, AttrMask, QpAttr, QpAttributes, QpCaps, QpInit, RateLimit};
 pub use completion::{AsyncEvent, EventKind, Wc, WcError, WcFlags, WcOpcode, WcStatus};
 pub use flow::{FlowId, FlowRule, Rss};
+pub use local_gid::LocalGid;
 pub use modify::{ModifyError, check_transition};
 pub use srq::{FileId, OpenXrcd, SrqInit, SrqKind};
 pub use work::{

@@ -274,6 +274,7 @@ impl<P: Port> Port for FaultPort<P> {
         tx_cancel,
         rx_waiting,
         set_rx_wishes,
+        set_vlans,
         expect_frames,
         wants_notes,
         is_sent,

@@ -10,6 +10,7 @@ use netlink_packet_core::{DefaultNla, NLA_F_NESTED, NlasIterator, parse_u64};
 use super::genetlink::{Family, attribute, bytes_of, number};
 
 const ETHTOOL_MSG_FEATURES_GET: u8 = 11;
+const ETHTOOL_MSG_FEATURES_SET: u8 = 12;
 const ETHTOOL_MSG_RINGS_GET: u8 = 15;
 const ETHTOOL_MSG_CHANNELS_GET: u8 = 17;
 /// The header is the first attribute of each message.
@@ -20,9 +21,11 @@ const ETHTOOL_A_CHANNELS_COMBINED_COUNT: u16 = 9;
 const ETHTOOL_A_RINGS_RX_MAX: u16 = 2;
 const ETHTOOL_A_RINGS_RX: u16 = 6;
 const ETHTOOL_A_FEATURES_HW: u16 = 2;
+const ETHTOOL_A_FEATURES_WANTED: u16 = 3;
 const ETHTOOL_A_FEATURES_ACTIVE: u16 = 4;
 const ETHTOOL_A_BITSET_NOMASK: u16 = 1;
 const ETHTOOL_A_BITSET_BITS: u16 = 3;
+const ETHTOOL_A_BITSET_BITS_BIT: u16 = 1;
 const ETHTOOL_A_BITSET_BIT_NAME: u16 = 2;
 const ETHTOOL_A_BITSET_BIT_VALUE: u16 = 3;
 const NETDEV_CMD_DEV_GET: u8 = 1;
@@ -117,6 +120,27 @@ pub fn offloads(index: u32) -> io::Result<Offloads> {
     let features = ask_ethtool(ETHTOOL_MSG_FEATURES_GET, index)?;
     let names = |kind| attribute(&features, kind).map(|set| bit_names(&set)).unwrap_or_default();
     Ok(Offloads { active: names(ETHTOOL_A_FEATURES_ACTIVE), changeable: names(ETHTOOL_A_FEATURES_HW) })
+}
+
+/// Turns an offload of the interface with this index on or off. The kernel may leave it as it is without an error, where the driver fixes
+/// it: [`offloads`] tells.
+///
+/// # Errors
+/// `EPERM` without CAP_NET_ADMIN.
+pub fn set_offload(index: u32, name: &str, on: bool) -> io::Result<()> {
+    let text = [name.as_bytes(), &[0]].concat();
+    let mut bit = vec![DefaultNla::new(ETHTOOL_A_BITSET_BIT_NAME, text)];
+    if on {
+        bit.push(DefaultNla::new(ETHTOOL_A_BITSET_BIT_VALUE, Vec::new()));
+    }
+    let nest = |kind, parts: &[DefaultNla]| {
+        DefaultNla::new(kind | NLA_F_NESTED, parts.iter().flat_map(bytes_of).collect())
+    };
+    let bits = nest(ETHTOOL_A_BITSET_BITS, &[nest(ETHTOOL_A_BITSET_BITS_BIT, &bit)]);
+    let wanted = nest(ETHTOOL_A_FEATURES_WANTED, &[bits]);
+    let device = DefaultNla::new(ETHTOOL_A_HEADER_DEV_INDEX, index.to_ne_bytes().to_vec());
+    let header = nest(ETHTOOL_A_HEADER, &[device]);
+    Family::open("ethtool")?.set(ETHTOOL_MSG_FEATURES_SET, &[header, wanted]).map(drop)
 }
 
 /// Returns the XDP features of the interface with this index.

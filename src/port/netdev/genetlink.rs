@@ -49,7 +49,19 @@ impl Family {
     /// # Errors
     /// The kernel's error, such as `EOPNOTSUPP`.
     pub(super) fn ask(&self, command: u8, attribute: &DefaultNla) -> io::Result<Vec<u8>> {
-        let payload = bytes_of(attribute);
+        self.exchange(command, &bytes_of(attribute))
+    }
+
+    /// Sends several attributes and returns the attributes of the answer.
+    ///
+    /// # Errors
+    /// As [`ask`](Family::ask).
+    pub(super) fn set(&self, command: u8, attributes: &[DefaultNla]) -> io::Result<Vec<u8>> {
+        let payload: Vec<u8> = attributes.iter().flat_map(bytes_of).collect();
+        self.exchange(command, &payload)
+    }
+
+    fn exchange(&self, command: u8, payload: &[u8]) -> io::Result<Vec<u8>> {
         let length = u32::try_from(HEADERS + payload.len()).map_err(io::Error::other)?;
         let mut packet = Vec::with_capacity(HEADERS + payload.len());
         packet.extend(length.to_ne_bytes());

@@ -199,7 +199,7 @@ fn attached(xdp: &[LinkXdp]) -> Option<u32> {
 }
 
 /// Returns the address of a message, unless it is not usable (yet).
-fn usable(message: &AddressMessage) -> Option<IfAddr> {
+pub(super) fn usable(message: &AddressMessage) -> Option<IfAddr> {
     let bad = AddressFlags::Tentative | AddressFlags::Dadfailed;
     let bad_byte = AddressHeaderFlags::Tentative | AddressHeaderFlags::Dadfailed;
     let (mut local, mut address, mut refused) = (None, None, message.header.flags.intersects(bad_byte));

@@ -7,6 +7,7 @@
 //! A netlink socket belongs to the namespace of the thread that opened it. Therefore every handle acts on the caller's
 //! namespace at the time of opening, and may move between threads afterwards.
 
+mod bond;
 pub mod ethtool;
 mod genetlink;
 mod interface;
@@ -18,10 +19,12 @@ mod netlink;
 mod netns;
 mod reach;
 mod tap;
+mod vlan;
 mod watch;
 
 use std::io;
 
+pub use bond::Bond;
 pub use interface::{IfAddr, Interface, link_speed};
 pub use link::Links;
 pub use membership::Membership;
@@ -29,6 +32,7 @@ pub use neighbours::{Neighbours, resolve};
 pub use netns::NetNs;
 pub use reach::Reach;
 pub use tap::Tap;
+pub use vlan::{VlanLink, Vlans, vlan_links};
 pub use watch::{Change, Watch};
 
 /// Errors of requests to the kernel about interfaces.

@@ -43,6 +43,8 @@ pub struct Watch {
     last: Interface,
     /// True if a query is due: none was made yet, or the last one failed.
     due: bool,
+    /// Number of queries that were due.
+    queries: u64,
     gone: bool,
 }
 
@@ -64,7 +66,8 @@ impl Watch {
         };
         let (events, netlink) =
             open().map_err(|e| NetdevError::from_io(format!("watch interface {}", interface.name), e))?;
-        let mut watch = Watch { events, netlink, last: interface.clone(), due: true, gone: false };
+        let mut watch =
+            Watch { events, netlink, last: interface.clone(), due: true, queries: 0, gone: false };
         // The queue count in `interface` may be ethtool's, which `poll` does not query again.
         watch.last.addresses.sort();
         Ok(watch)
@@ -80,6 +83,7 @@ impl Watch {
         if self.gone || !self.due {
             return Ok(Vec::new());
         }
+        self.queries += 1;
         let key = Key::Index(self.last.index, &self.last.name);
         let mut now = match query(&mut self.netlink, &key) {
             Ok(now) => now,
@@ -95,6 +99,11 @@ impl Watch {
         self.last = now;
         self.due = false;
         Ok(changes)
+    }
+
+    /// Returns a number that grows with each poll that found a message: about this interface, or any other of its namespace.
+    pub fn queries(&self) -> u64 {
+        self.queries
     }
 
     /// Returns the interface as of the last poll, with its addresses in ascending order.

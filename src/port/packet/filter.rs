@@ -3,6 +3,7 @@
 //! The kernel runs it on frames from the Ethernet header on, VLAN tags apart. Addresses are compared by the receiver: they change,
 //! and frames to other hosts' addresses are rare. A load beyond the frame's end refuses the frame.
 
+use crate::RxOptions;
 use crate::group::{ATTRIBUTE, DESTINATION_QP, MULTICAST, QP1, REMOTE_ID, REQUEST_ID};
 use roxie_base::addressee::{REQ, SIDR_REP, SIDR_REQ};
 use roxie_base::frame::ROCE_V2_PORT;
@@ -32,6 +33,8 @@ const HAS_BITS: u16 = 0x45;
 /// `BPF_RET | BPF_K`.
 const RETURN: u16 = 0x06;
 const ACCEPT: Instruction = (RETURN, 0, 0, u32::MAX);
+/// Accepts as many bytes as the headers of a frame with two tags may have.
+const ACCEPT_HEADERS: Instruction = (RETURN, 0, 0, 128);
 const REFUSE: Instruction = (RETURN, 0, 0, 0);
 /// `SKF_AD_OFF + SKF_AD_PKTTYPE`: to whom the frame is addressed (`linux/if_packet.h`).
 const PACKET_TYPE: u32 = 0xffff_f000 + 4;
@@ -43,6 +46,9 @@ const ETHERTYPE: u32 = 12;
 const IPV4: u32 = 0x0800;
 const IPV6: u32 = 0x86dd;
 const MAC_CONTROL: u32 = 0x8808;
+const ROCE_V1: u32 = 0x8915;
+const VLAN: u32 = 0x8100;
+const SERVICE_VLAN: u32 = 0x88a8;
 const UDP: u32 = 17;
 /// Offset of the IP header, and offsets in IP and UDP headers.
 const IP: u32 = 14;
@@ -50,6 +56,8 @@ const V4_FRAGMENT: u32 = 6;
 const V4_PROTOCOL: u32 = 9;
 const V6_NEXT_HEADER: u32 = 6;
 const V6_HEADER: u32 = 40;
+/// A GRH, less the UDP header that does not follow.
+const GRH_WITHOUT_UDP: u32 = 40 - 8;
 const DESTINATION_PORT: u32 = 2;
 const MORE_FRAGMENTS_OR_OFFSET: u32 = 0x3fff;
 /// Offset of the datagram in a frame without its IP header.
@@ -64,13 +72,15 @@ pub(super) enum Link {
     Loopback,
 }
 
-/// Returns the program that accepts RoCE v2 of a link: with `units`, packets to QPs of these units, to groups, and requests
-/// of the connection manager; without, all. Also MAC control frames if wanted.
-pub(super) fn program(link: Link, mac_control: bool, units: Option<&[u8]>) -> Vec<Instruction> {
+/// Returns the program that accepts RoCE of a link: with `units`, packets to QPs of these units, to groups, and requests of the connection
+/// manager; without, all. RoCE v1 and MAC control frames only if wanted. Of frames with a second tag it accepts the headers, which the
+/// receiver counts.
+pub(super) fn program(link: Link, wishes: RxOptions, units: Option<&[u8]>) -> Vec<Instruction> {
     let own = match link {
         Link::Own => TO_HOST,
         Link::Loopback => TO_OTHER_HOST,
     };
+    let mac_control = wishes.mac_control && matches!(link, Link::Own);
     let v6 = [(LOAD_8, 0, 0, IP + V6_NEXT_HEADER), (EQUALS, 1, 0, UDP), REFUSE, (X_IS, 0, 0, V6_HEADER)];
     let v4 = [
         (LOAD_8, 0, 0, IP + V4_PROTOCOL),
@@ -82,6 +92,17 @@ pub(super) fn program(link: Link, mac_control: bool, units: Option<&[u8]>) -> Ve
         (X_IS_HEADER_LENGTH, 0, 0, IP),
         (JUMP, 0, 0, v6.len() as u32),
     ];
+    let port = [(LOAD_16_AT_X, 0, 0, IP + DESTINATION_PORT), (EQUALS, 1, 0, ROCE_V2_PORT.into()), REFUSE];
+    let tags = [(EQUALS, 1, 0, VLAN), (EQUALS, 0, 1, SERVICE_VLAN), ACCEPT_HEADERS, REFUSE];
+    let behind_tags = (v4.len() + v6.len() + port.len()) as u8;
+    // RoCE v1 skips the test of the port.
+    let over_port = (JUMP, 0, 0, (tags.len() as u8 + behind_tags).into());
+    let v1 = [
+        (EQUALS, 0, 2, ROCE_V1),
+        if wishes.roce_v1 { (X_IS, 0, 0, GRH_WITHOUT_UDP) } else { REFUSE },
+        if wishes.roce_v1 { over_port } else { REFUSE },
+    ];
+    let others = (v1.len() + tags.len()) as u8;
     let mut code = vec![
         (LOAD_8, 0, 0, PACKET_TYPE),
         (EQUALS, 2, 0, own),
@@ -90,13 +111,14 @@ pub(super) fn program(link: Link, mac_control: bool, units: Option<&[u8]>) -> Ve
         (LOAD_16, 0, 0, ETHERTYPE),
         (EQUALS, 0, 1, MAC_CONTROL),
         if mac_control { ACCEPT } else { REFUSE },
-        (EQUALS, 2 + v4.len() as u8, 0, IPV6),
-        (EQUALS, 1, 0, IPV4),
-        REFUSE,
+        (EQUALS, 1 + others + v4.len() as u8, 0, IPV6),
+        (EQUALS, others, 0, IPV4),
     ];
+    code.extend(v1);
+    code.extend(tags);
     code.extend(v4);
     code.extend(v6);
-    code.extend([(LOAD_16_AT_X, 0, 0, IP + DESTINATION_PORT), (EQUALS, 1, 0, ROCE_V2_PORT.into()), REFUSE]);
+    code.extend(port);
     match units {
         Some(units) => code.extend(select_units(units)),
         None => code.push(ACCEPT),

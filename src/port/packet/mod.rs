@@ -39,7 +39,7 @@ use super::undelivered::Undelivered;
 use super::{LinkChange, Port, PortInfo, Received, RxOptions, TxId};
 use crate::netdev::{Interface, Membership, NetNs};
 use crate::udp::headers::is_for_another;
-use roxie_base::frame::{ETHERNET_HEADER, FrameMut};
+use roxie_base::frame::FrameMut;
 use roxie_base::time::Nanos;
 
 pub use error::PacketError;
@@ -100,7 +100,12 @@ impl Port for PacketPort {
 
     fn set_rx_wishes(&mut self, wishes: RxOptions) -> io::Result<()> {
         self.receiver.stamps = wishes.arrivals;
-        self.filters.set_mac_control(wishes.mac_control)
+        self.filters.set_wishes(wishes)
+    }
+
+    fn set_vlans(&mut self, addresses: &[(IpAddr, u16)]) -> io::Result<()> {
+        self.receiver.vlans = addresses.to_vec();
+        Ok(())
     }
 
     fn is_sent(&mut self, id: &TxId) -> bool {
@@ -158,7 +163,7 @@ impl Port for PacketPort {
             LinkChange::Addresses(addresses) => self.receiver.addresses.clone_from(addresses),
             LinkChange::Mtu(mtu) => {
                 self.info.mtu = *mtu;
-                self.info.max_frame = mtu + ETHERNET_HEADER;
+                self.info.max_frame = mtu + open::L2_HEADER;
                 self.receiver.max_frame = self.info.max_frame;
             }
             LinkChange::Mac(mac) => (self.info.mac, self.sender.mac) = (*mac, *mac),

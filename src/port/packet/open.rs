@@ -31,8 +31,10 @@ const ALL: u16 = 3;
 const SLOTS: usize = 256;
 const LOOPBACK_SLOTS: usize = 64;
 
-/// Longest message with a frame that another process hands over: a byte of flags, and the frame.
-const STRAY_BYTES: usize = 1 + ETHERNET_HEADER + 65_535;
+/// Ethernet header and one VLAN tag, which the MTU does not count.
+pub(super) const L2_HEADER: usize = ETHERNET_HEADER + 4;
+/// Longest message with a frame that another process hands over: a byte of flags, a tag, and the frame.
+const STRAY_BYTES: usize = 1 + 2 + ETHERNET_HEADER + 65_535;
 
 /// The first version of Linux with `GSO_UDP_L4` in packet sockets.
 const FIRST_KERNEL: (u32, u32) = (6, 2);
@@ -89,7 +91,7 @@ impl PacketPort {
         // No PACKET_QDISC_BYPASS: with it the kernel drops trains that the interface cannot cut.
         enlarge(socket.as_fd(), libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, SEND_BUFFER);
         bind_packet(socket.as_fd(), interface.index, 0)?;
-        let max_frame = interface.mtu + ETHERNET_HEADER;
+        let max_frame = interface.mtu + L2_HEADER;
         let own = interface.addresses.iter().map(|a| a.ip).collect();
         let addresses = if config.addresses.is_empty() { own } else { config.addresses.clone() };
         Ok(PacketPort {

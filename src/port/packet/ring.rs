@@ -27,6 +27,9 @@ const ADDRESS: usize = 32;
 /// Offset in it of the packet type, and the type of frames to groups.
 const PACKET_TYPE: usize = ADDRESS + 10;
 const TO_GROUP: u8 = 2;
+/// The tag's EtherType is known (`linux/if_packet.h`), and that of 802.1Q.
+const TP_STATUS_VLAN_TPID_VALID: u32 = 1 << 6;
+const VLAN: u16 = 0x8100;
 
 /// A slot that the kernel has filled.
 pub(super) struct Filled<'a> {
@@ -40,6 +43,8 @@ pub(super) struct Filled<'a> {
     pub(super) segment: Option<usize>,
     /// The VLAN tag, which is not in the frame.
     pub(super) tag: Option<u16>,
+    /// True if that is a service tag (802.1ad).
+    pub(super) is_service_tag: bool,
     /// True if the frame is addressed to a group.
     pub(super) to_group: bool,
     /// Arrival time since the Unix epoch, if known: seconds, nanoseconds.
@@ -151,6 +156,7 @@ impl Ring {
             vnet,
             segment: is_train.then_some(segment),
             tag: (status & libc::TP_STATUS_VLAN_VALID != 0).then(|| half(24)),
+            is_service_tag: status & TP_STATUS_VLAN_TPID_VALID != 0 && half(26) != VLAN,
             to_group: all[PACKET_TYPE] == TO_GROUP,
             stamp: Some((word(16), word(20))),
         }

@@ -19,7 +19,11 @@ const IP: usize = 14;
 const IPV4: [u8; 2] = [0x08, 0x00];
 const IPV6: [u8; 2] = [0x86, 0xdd];
 const MAC_CONTROL: [u8; 2] = [0x88, 0x08];
+const ROCE_V1: [u8; 2] = [0x89, 0x15];
 const VLAN: [u8; 2] = [0x81, 0x00];
+const SERVICE_VLAN: [u8; 2] = [0x88, 0xa8];
+/// Bytes of a VLAN tag.
+const TAG: usize = 4;
 /// The VLAN number in a tag. 0: the tag has a priority only.
 const VLAN_NUMBER: u16 = 0x0fff;
 
@@ -27,19 +31,23 @@ const VLAN_NUMBER: u16 = 0x0fff;
 const SOURCE_UNIT: usize = 12 + 4 + 1;
 /// Index of the loopback interface's ring.
 const LOOPBACK: usize = 1;
-/// Flag of a frame that is handed over: it does not show its identification.
+/// Flags of a frame that is handed over: it does not show its identification; its tag precedes it.
 const HIDES_ID: u8 = 1;
+const TAGGED: u8 = 2;
 
 /// Receives from rings.
 pub(super) struct Receiver {
     /// The ring of the interface, and of the loopback interface if other processes share the port.
     pub(super) rings: Vec<Ring>,
-    /// Frames that other processes handed over, if the port is shared. Each message is a byte of flags and a frame.
+    /// Frames that other processes handed over, if the port is shared. Each message is a byte of flags, the tag if there is one, and a
+    /// frame without it.
     strays: Option<StrayInbox>,
     /// Length of the newest message in it.
     stray: usize,
     /// Addresses of this station.
     pub(super) addresses: Vec<IpAddr>,
+    /// Addresses on VLANs, with their VLAN IDs.
+    pub(super) vlans: Vec<(IpAddr, u16)>,
     /// Multicast groups that it joined.
     pub(super) groups: Vec<IpAddr>,
     /// A train whose datagrams are not all shown.
@@ -80,7 +88,8 @@ struct Train {
     destination: IpAddr,
     /// True if all processes that share the port received it.
     is_for_all: bool,
-    /// Headers of a datagram of full length.
+    tag: Option<u16>,
+    /// Headers of a datagram of full length, without the tag.
     headers: [u8; MAX_HEADERS],
     /// Offset of the UDP header.
     udp: usize,
@@ -94,8 +103,10 @@ struct Train {
 
 /// A frame to show: made-up headers, then bytes of its place.
 struct Shown {
-    headers: [u8; MAX_HEADERS],
+    headers: [u8; MAX_HEADERS + TAG],
     headers_len: usize,
+    /// The tag, which is put back last.
+    tag: Option<u16>,
     place: Place,
     start: usize,
     len: usize,
@@ -125,6 +136,7 @@ impl Receiver {
             strays,
             stray: 0,
             addresses,
+            vlans: Vec::new(),
             groups: Vec::new(),
             train: None,
             burst: Vec::with_capacity(BURST),
@@ -178,14 +190,16 @@ impl Receiver {
             Place::Slot(ring, slot) => self.rings[ring].read(slot),
             Place::Stray => {
                 let message = self.strays.as_ref().map_or(&[][..], StrayInbox::bytes);
-                let bytes = message.get(1..self.stray).unwrap_or_default();
+                let tag = message.get(1..3).filter(|_| message[0] & TAGGED != 0);
+                let bytes = message.get(1 + tag.map_or(0, <[u8]>::len)..self.stray).unwrap_or_default();
                 let vnet = &[0; VNET_HEADER];
                 Filled {
                     bytes,
                     len: bytes.len(),
                     vnet,
                     segment: None,
-                    tag: None,
+                    tag: tag.map(|tag| u16::from_be_bytes([tag[0], tag[1]])),
+                    is_service_tag: false,
                     to_group: false,
                     stamp: None,
                 }
@@ -199,14 +213,16 @@ impl Receiver {
         let frame = filled.bytes;
         let stamp = filled.stamp.filter(|_| self.stamps);
         let arrived = stamp.and_then(|stamp| arrival(now, stamp));
-        if filled.tag.is_some_and(|tag| tag & VLAN_NUMBER != 0) {
+        if let Some([VLAN | SERVICE_VLAN]) =
+            frame.get(STATIONS..).and_then(|rest| rest.as_chunks().0.get(..1))
+        {
             return Err(Refusal::Tagged);
         }
         if frame.len() < filled.len || filled.segment.is_none() && frame.len() > self.max_frame {
             return Err(Refusal::Oversize(1));
         }
         let Some((destination, offset)) = self.judge_address(&filled)? else {
-            self.burst.push(Shown::whole(place, frame.len(), arrived));
+            self.burst.push(Shown::whole(place, frame.len(), None, arrived));
             return Ok(());
         };
         let datagram = frame.get(offset..).ok_or(Refusal::Malformed)?;
@@ -217,13 +233,10 @@ impl Receiver {
         let is_for_all =
             self.strays.is_some() && matches!(target(datagram), Target::Service(_) | Target::Multicast);
         let Some(segment) = filled.segment else {
-            let mut shown = Shown::whole(place, frame.len(), arrived);
-            if let Some(tag) = filled.tag {
-                shown.put_back(frame, tag);
-            }
+            let mut shown = Shown::whole(place, frame.len(), filled.tag, arrived);
             if place == Place::Stray {
-                shown.hides_id = self.strays.as_ref().is_some_and(|s| s.bytes()[0] == HIDES_ID);
-                self.burst.push(shown);
+                shown.hides_id = self.strays.as_ref().is_some_and(|s| s.bytes()[0] & HIDES_ID != 0);
+                self.show(shown);
             } else {
                 self.take_or_hand_over(shown, offset, destination, is_for_all);
             }
@@ -236,9 +249,9 @@ impl Receiver {
             return Err(Refusal::Oversize((end - next).div_ceil(segment)));
         }
         set_payload(&mut headers, out.udp, segment);
-        let udp = out.udp;
+        let (udp, tag) = (out.udp, filled.tag);
         self.train =
-            Some(Train { place, destination, is_for_all, headers, udp, segment, next, end, arrived });
+            Some(Train { place, destination, is_for_all, tag, headers, udp, segment, next, end, arrived });
         self.counts.trains += 1;
         Ok(())
     }
@@ -250,6 +263,10 @@ impl Receiver {
         let (ethertype, ip) =
             frame.get(STATIONS..).and_then(|rest| rest.split_first_chunk()).ok_or(Refusal::Malformed)?;
         let (destination, header) = match *ethertype {
+            ROCE_V1 => {
+                let to = ip.get(24..).and_then(|to| to.first_chunk::<16>()).ok_or(Refusal::Malformed)?;
+                (IpAddr::from(*to).to_canonical(), 40)
+            }
             MAC_CONTROL => return Ok(None),
             IPV4 => {
                 let header =
@@ -267,11 +284,21 @@ impl Receiver {
             _ => return Err(Refusal::Malformed),
         };
         let own = if destination.is_multicast() { &self.groups } else { &self.addresses };
-        if own.contains(&destination) && destination.is_multicast() == filled.to_group {
-            Ok(Some((destination, IP + header + 8)))
-        } else {
-            Err(Refusal::OtherAddress)
+        let vlan = filled.tag.unwrap_or(0) & VLAN_NUMBER;
+        let is_own = match vlan {
+            0 => own.contains(&destination),
+            vlan => self.vlans.contains(&(destination, vlan)),
+        };
+        if !is_own || filled.is_service_tag {
+            // To an address of this station, on another VLAN.
+            let is_known = own.contains(&destination) || self.vlans.iter().any(|(ip, _)| *ip == destination);
+            return Err(if is_known { Refusal::Tagged } else { Refusal::OtherAddress });
         }
+        if destination.is_multicast() != filled.to_group {
+            return Err(Refusal::OtherAddress);
+        }
+        let udp = if *ethertype == ROCE_V1 { 0 } else { 8 };
+        Ok(Some((destination, IP + header + udp)))
     }
 
     /// True if this process sent the frame to a group: the loopback layer has delivered it already.
@@ -284,20 +311,33 @@ impl Receiver {
     /// Puts a frame into the burst, or passes it on to the process that it is for. `offset`: of the datagram in its
     /// place. `is_for_all`: every process has the frame.
     fn take_or_hand_over(&mut self, shown: Shown, offset: usize, destination: IpAddr, is_for_all: bool) {
-        let Some(strays) = &self.strays else { return self.burst.push(shown) };
+        let Some(strays) = &self.strays else { return self.show(shown) };
         let bytes = self.bytes(&shown);
         let datagram = &bytes[offset - shown.start..];
         if strays.member().is_ours(datagram, destination) {
-            self.burst.push(shown);
+            self.show(shown);
         } else if !is_for_all {
             let headers = &shown.headers[..shown.headers_len];
-            let message = [&[if shown.hides_id { HIDES_ID } else { 0 }], headers, bytes].concat();
+            let hides_id = if shown.hides_id { HIDES_ID } else { 0 };
+            let message = match shown.tag.map(u16::to_be_bytes) {
+                Some(tag) => [&[hides_id | TAGGED], &tag[..], headers, bytes].concat(),
+                None => [&[hides_id], headers, bytes].concat(),
+            };
             if strays.member().hand_over(datagram, destination, &message) {
                 self.counts.handed_over += 1;
             } else {
                 self.counts.strays_dropped += 1;
             }
         }
+    }
+
+    /// Puts a frame into the burst, with its tag.
+    fn show(&mut self, mut shown: Shown) {
+        if let Some(tag) = shown.tag {
+            let stations = self.bytes(&shown).first_chunk().copied().unwrap_or([0; STATIONS]);
+            shown.put_back(stations, tag);
+        }
+        self.burst.push(shown);
     }
 
     fn count(&mut self, refusal: &Refusal) {
@@ -370,25 +410,31 @@ impl Train {
         }
         let start = self.next;
         self.next += len;
-        let headers_len = self.udp + 8;
         let hides_id = headers[STATIONS..IP] == IPV4;
-        Shown { headers, headers_len, place: self.place, start, len, hides_id, arrived: self.arrived }
+        let mut shown = Shown::whole(self.place, len, self.tag, self.arrived);
+        shown.headers[..MAX_HEADERS].copy_from_slice(&headers);
+        Shown { headers_len: self.udp + 8, start, hides_id, ..shown }
     }
 }
 
 impl Shown {
     /// Shows a lone frame of `len` bytes.
-    fn whole(place: Place, len: usize, arrived: Option<Nanos>) -> Shown {
-        Shown { headers: [0; MAX_HEADERS], headers_len: 0, place, start: 0, len, hides_id: false, arrived }
+    fn whole(place: Place, len: usize, tag: Option<u16>, arrived: Option<Nanos>) -> Shown {
+        let headers = [0; MAX_HEADERS + TAG];
+        Shown { headers, headers_len: 0, tag, place, start: 0, len, hides_id: false, arrived }
     }
 
-    /// Puts the tag back that the kernel took out of the frame.
-    fn put_back(&mut self, frame: &[u8], tag: u16) {
-        self.headers[..STATIONS].copy_from_slice(&frame[..STATIONS]);
+    /// Puts the tag back that the kernel took out of the frame. `stations`: the first bytes of a frame without made-up headers.
+    fn put_back(&mut self, stations: [u8; STATIONS], tag: u16) {
+        if self.headers_len == 0 {
+            self.headers[..STATIONS].copy_from_slice(&stations);
+            (self.headers_len, self.start) = (STATIONS, STATIONS);
+            self.len = self.len.saturating_sub(STATIONS);
+        }
+        self.headers.copy_within(STATIONS..self.headers_len, STATIONS + TAG);
         self.headers[STATIONS..STATIONS + 2].copy_from_slice(&VLAN);
-        self.headers[STATIONS + 2..STATIONS + 4].copy_from_slice(&tag.to_be_bytes());
-        (self.headers_len, self.start) = (STATIONS + 4, STATIONS);
-        self.len -= STATIONS;
+        self.headers[STATIONS + 2..STATIONS + TAG].copy_from_slice(&tag.to_be_bytes());
+        self.headers_len += TAG;
     }
 }
 

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, Weak};
 use super::error::PacketError;
 use super::filter::{self, Link};
 use super::sink::sinks;
+use crate::RxOptions;
 use crate::group::{GroupId, Member, Refused, Units};
 use crate::udp::sys::attach_filter;
 use roxie_base::frame::ROCE_V2_PORT;
@@ -42,8 +43,8 @@ pub(super) struct Filters {
     sockets: Vec<(Link, OwnedFd)>,
     /// The units to take; `None`: all.
     units: Option<Arc<Units>>,
-    /// True if MAC control frames are wanted.
-    mac_control: Mutex<bool>,
+    /// The frames that are wanted beside RoCE v2.
+    wishes: Mutex<RxOptions>,
 }
 
 impl Filters {
@@ -55,31 +56,30 @@ impl Filters {
         sockets: Vec<(Link, OwnedFd)>,
         units: Option<Arc<Units>>,
     ) -> io::Result<Arc<Filters>> {
-        let filters = Arc::new(Filters { sockets, units, mac_control: Mutex::new(false) });
+        let filters = Arc::new(Filters { sockets, units, wishes: Mutex::default() });
         if let Some(units) = &filters.units {
             let weak = Arc::downgrade(&filters);
             units.watch(Box::new(move || renew(&weak)));
         }
-        filters.set_mac_control(false)?;
+        filters.set_wishes(RxOptions::default())?;
         Ok(filters)
     }
 
-    /// Sets whether the sockets take MAC control frames.
+    /// Sets which frames the sockets take beside RoCE v2.
     ///
     /// # Errors
     /// The kernel's.
-    pub(super) fn set_mac_control(&self, wanted: bool) -> io::Result<()> {
-        let mut mac_control = lock(&self.mac_control);
-        *mac_control = wanted;
-        self.attach_all(wanted)
+    pub(super) fn set_wishes(&self, new: RxOptions) -> io::Result<()> {
+        let mut wishes = lock(&self.wishes);
+        *wishes = new;
+        self.attach_all(new)
     }
 
     /// Attaches the filters. Caller must hold the lock, so that the last program has the last wish and all units.
-    fn attach_all(&self, mac_control: bool) -> io::Result<()> {
+    fn attach_all(&self, wishes: RxOptions) -> io::Result<()> {
         let units = self.units.as_ref().map(|units| units.all());
         for (link, socket) in &self.sockets {
-            let mac_control = mac_control && matches!(link, Link::Own);
-            attach_filter(socket.as_fd(), &filter::program(*link, mac_control, units.as_deref()))?;
+            attach_filter(socket.as_fd(), &filter::program(*link, wishes, units.as_deref()))?;
         }
         Ok(())
     }
@@ -87,8 +87,8 @@ impl Filters {
 
 fn renew(filters: &Weak<Filters>) {
     let Some(filters) = filters.upgrade() else { return };
-    let mac_control = lock(&filters.mac_control);
-    if let Err(error) = filters.attach_all(*mac_control) {
+    let wishes = lock(&filters.wishes);
+    if let Err(error) = filters.attach_all(*wishes) {
         tracing::error!("packets to new queue pairs are not received: filter of the packet socket: {error}");
     }
 }

@@ -165,6 +165,7 @@ impl<P: Port, W: Write + Send + 'static> Port for PcapPort<P, W> {
     pass_on!(
         rx_waiting,
         set_rx_wishes,
+        set_vlans,
         expect_frames,
         is_sent,
         tx_pending,

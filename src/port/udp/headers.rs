@@ -14,6 +14,10 @@ pub(crate) const V4_HEADERS: usize = 14 + 20 + 8;
 pub(crate) const V6_HEADERS: usize = 14 + 40 + 8;
 /// The longer of the two.
 pub(crate) const MAX_HEADERS: usize = V6_HEADERS;
+/// Offset of the EtherType, and those of 802.1Q tags and RoCE v1.
+const STATIONS: usize = 12;
+const VLAN: [u8; 2] = [0x81, 0x00];
+const ROCE_V1: [u8; 2] = [0x89, 0x15];
 
 /// Offset of the IPv4 identification in a frame.
 const V4_ID: usize = 14 + 4;
@@ -141,14 +145,26 @@ impl Outgoing {
     }
 }
 
-/// True if a frame is a RoCE v2 packet for another process of the group.
+/// True if a frame, tagged or not, is a RoCE packet for another process of the group.
 pub(crate) fn is_for_another(frame: &Frame<'_>, member: &Member) -> bool {
     let mut start = [0; MAX_HEADERS];
     frame.copy_to(0, &mut start);
-    let Some(out) = Outgoing::parse(&start, frame.len()) else { return false };
+    let mut tag = 0;
+    if start[STATIONS..STATIONS + 2] == VLAN {
+        tag = 4;
+        frame.copy_to(STATIONS + tag, &mut start[STATIONS..]);
+    }
+    let (destination, at) = if start[STATIONS..STATIONS + 2] == ROCE_V1 {
+        let mut octets = [0; 16];
+        octets.copy_from_slice(&start[38..54]);
+        (IpAddr::from(octets).to_canonical(), 54)
+    } else {
+        let Some(out) = Outgoing::parse(&start, frame.len() - tag) else { return false };
+        (out.route.destination, out.udp + 8)
+    };
     let mut datagram = [0; 64];
-    let known = frame.copy_to(out.udp + 8, &mut datagram);
-    !member.is_ours(&datagram[..known], out.route.destination)
+    let known = frame.copy_to(at + tag, &mut datagram);
+    !member.is_ours(&datagram[..known], destination)
 }
 
 /// Sets the IPv4 identification and corrects a header checksum that was filled in (RFC 1624).

@@ -26,6 +26,20 @@ pub enum XdpError {
         /// Number of receive queues.
         count: u32,
     },
+    /// A bond, whose frames pass its slaves' hooks.
+    #[error(
+        "{interface} is a bond ({mode}): its frames pass the XDP hooks of its slaves ({}), and AF_XDP sockets of one slave would not \
+         follow when it fails over; packet sockets do (--port packet), UDP sockets do, or name a slave",
+        slaves.join(", ")
+    )]
+    Bond {
+        /// The bond.
+        interface: String,
+        /// Its mode, by the kernel's name.
+        mode: String,
+        /// The names of its slaves.
+        slaves: Vec<String>,
+    },
     /// Another program occupies the interface's only slot.
     #[error(
         "{interface} already has an XDP program attached: {program} (id {id}), {}; or use another interface",
@@ -121,14 +135,29 @@ fn remedy(interface: &str, holders: &[String]) -> String {
 impl XdpError {
     /// True if the error does not affect UDP sockets on the same interface.
     pub fn leaves_sockets(&self) -> bool {
-        use XdpError::{LockedMemory, NotPermitted, Program, Unsupported};
-        matches!(self, NotPermitted { .. } | LockedMemory { .. } | Program { .. } | Unsupported { .. })
+        use XdpError::{Bond, LockedMemory, NotPermitted, Program, Unsupported};
+        matches!(
+            self,
+            NotPermitted { .. } | LockedMemory { .. } | Program { .. } | Unsupported { .. } | Bond { .. }
+        )
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn refused_bond_leaves_sockets() {
+        let slaves = vec!["eth1".into(), "eth2".into()];
+        let refused = XdpError::Bond { interface: "bond0".into(), mode: "active-backup".into(), slaves };
+        assert!(refused.leaves_sockets());
+        let told = refused.to_string();
+        assert!(
+            told.starts_with("bond0 is a bond (active-backup)") && told.contains("(eth1, eth2)"),
+            "{told}"
+        );
+    }
 
     fn attached(holders: &[&str]) -> String {
         let holders = holders.iter().map(ToString::to_string).collect();

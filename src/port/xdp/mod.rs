@@ -15,6 +15,7 @@ mod open;
 mod owner;
 mod queue;
 mod steering;
+mod vlan;
 
 use std::io;
 use std::net::IpAddr;
@@ -152,7 +153,16 @@ impl Port for XdpPort {
 
     fn set_rx_wishes(&mut self, wishes: RxOptions) -> io::Result<()> {
         let mut steering = self.steering.lock().unwrap_or_else(PoisonError::into_inner);
-        steering.take_mac_control(wishes.mac_control).map_err(io::Error::other)
+        steering.take_others(wishes).map_err(io::Error::other)
+    }
+
+    fn set_vlans(&mut self, addresses: &[(IpAddr, u16)]) -> io::Result<()> {
+        let name = self.info.interface.as_deref().unwrap_or_default();
+        let mut steering = self.steering.lock().unwrap_or_else(PoisonError::into_inner);
+        if !addresses.is_empty() {
+            steering.within(|| vlan::show_tags(name))??;
+        }
+        steering.set_vlans(addresses).map_err(io::Error::other)
     }
 
     fn expect_frames(&mut self, frames: usize) {

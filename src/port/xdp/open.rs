@@ -18,7 +18,7 @@ use super::config::CHUNK;
 use super::queue::{CHUNK_DATA, Parts, Queue};
 use super::steering::{AttachError, Steering, program_name};
 use super::{Mode, XdpConfig, XdpError, config, owner};
-use crate::netdev::Interface;
+use crate::netdev::{Bond, Interface};
 
 /// Ethernet header and one VLAN tag, which the MTU does not count.
 const L2_HEADER: usize = 14 + 4;
@@ -66,6 +66,12 @@ impl BindOptions {
 pub(super) fn open(config: &XdpConfig) -> Result<Opened, XdpError> {
     config.check()?;
     let interface = Interface::by_name(&config.interface)?;
+    // A socket belongs to one interface, so a bond that fails over would leave it behind.
+    if interface.driver == "bond"
+        && let Some(Bond { mode, slaves }) = Bond::of(interface.index)?
+    {
+        return Err(XdpError::Bond { interface: interface.name, mode, slaves });
+    }
     raise_locked_memory();
     let mut steering = Steering::load(config.roce_v1)?;
     let hooks: &[bool] = match config.mode {

@@ -2,15 +2,16 @@
 //
 // Redirects RoCE to the AF_XDP socket of the receive queue and leaves all other frames to the kernel.
 //
-//   UDP port 4791 to an address in `addresses` (IPv4 or IPv6), if an adapter would take the frame
-//   EtherType 0x8915 (RoCE v1)         if OPTION_ROCE_V1 is set
+//   UDP port 4791 to an address in `addresses` (IPv4 or IPv6), if an adapter would take the frame; with a VLAN tag, to an
+//     address in `tagged`
+//   EtherType 0x8915 (RoCE v1)         to an address in the same way, if OPTION_ROCE_V1 is set
 //   EtherType 0x8808 (MAC control)     if OPTION_MAC_CONTROL is set
 //   frames that a flow of a raw packet QP describes (`src/base/flow/mod.rs`), except RoCE
 //
 // An adapter would not take, and each is counted here:
 //   a frame with a wrong IPv4 header checksum: dropped
 //   a frame to another station than the interface's or the multicast group's: left to the kernel, which may have a bridge
-//   a frame tagged for another network (not a priority tag, network 0): left to the kernel
+//   a frame with another tag than the address has (a priority tag, VLAN 0, is none), a service tag or two tags: left to the kernel
 // A tag that the driver strips from the frame is not seen here.
 //
 // IP fragments pass to the kernel: RoCE is never fragmented (IBTA A17.9.2), and only the first fragment carries a port.
@@ -52,12 +53,26 @@ struct address {
 	__u32 word[4];
 };
 
+// Our addresses. The value is 1 if frames without a tag are taken, 0 if the address is only on VLANs.
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1024);
 	__type(key, struct address);
 	__type(value, __u8);
 } addresses SEC(".maps");
+
+struct tagged_address {
+	struct address address;
+	__u32 vlan;
+};
+
+// Our addresses on VLANs.
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__type(key, struct tagged_address);
+	__type(value, __u8);
+} tagged SEC(".maps");
 
 // The sockets, by receive queue.
 struct {
@@ -161,6 +176,12 @@ struct vlan_tag {
 	__be16 type;
 };
 
+// The tags of a frame; 0: none.
+struct tags {
+	struct vlan_tag *outer;
+	struct vlan_tag *inner;
+};
+
 struct ipv4 {
 	__u8 version_and_words;
 	__u8 tos;
@@ -228,13 +249,27 @@ static __always_inline int is_at(struct ethernet *eth, const __u8 *mac)
 	       eth->destination[3] == mac[3] && eth->destination[4] == mac[4] && eth->destination[5] == mac[5];
 }
 
+// True if frames to an address are taken with this tag, or without one. `untagged`: the address's value in `addresses`.
+static __always_inline int takes_tag(struct ethernet *eth, struct vlan_tag *tag, struct address *to, const __u8 *untagged)
+{
+	struct tagged_address on = { .address = *to };
+
+	if (!tag)
+		return *untagged;
+	if (eth->type != bpf_htons(ETH_P_8021Q))
+		return 0;
+	on.vlan = bpf_ntohs(tag->control) & VLAN_ID;
+	return on.vlan ? !!bpf_map_lookup_elem(&tagged, &on) : *untagged;
+}
+
 // Judges a frame to one of our addresses. `group`: station address of the multicast group, if it is one.
-static __always_inline int judge(struct ethernet *eth, struct vlan_tag *tag, const __u8 *group)
+static __always_inline int judge(struct ethernet *eth, struct tags tags, struct address *to, const __u8 *untagged,
+				 const __u8 *group)
 {
 	__u32 zero = 0;
 	struct station *station = bpf_map_lookup_elem(&stations, &zero);
 
-	if (tag && (tag->control & bpf_htons(VLAN_ID)))
+	if (tags.inner || !takes_tag(eth, tags.outer, to, untagged))
 		return refuse(TAGGED, LEAVE);
 	if (!station || !is_at(eth, group ? group : station->mac))
 		return refuse(OTHER_STATION, LEAVE);
@@ -264,8 +299,9 @@ static __always_inline int has_good_checksum(struct ipv4 *ip, __u32 words, void 
 	return sum == 0xffff;
 }
 
-static __always_inline int judge_v4(struct ethernet *eth, struct vlan_tag *tag, struct ipv4 *ip, void *end)
+static __always_inline int judge_v4(struct ethernet *eth, struct tags tags, struct ipv4 *ip, void *end)
 {
+	const __u8 *untagged;
 	struct address to = { .word = { 0, 0, bpf_htonl(0xffff), 0 } };
 	__u8 group[6] = { 0x01, 0x00, 0x5e };
 	__u32 words, ip_to;
@@ -278,35 +314,57 @@ static __always_inline int judge_v4(struct ethernet *eth, struct vlan_tag *tag, 
 	if (words < 5 || !is_roce_port((void *)ip + words * 4, end))
 		return 0;
 	to.word[3] = ip->destination;
-	if (!bpf_map_lookup_elem(&addresses, &to))
+	untagged = bpf_map_lookup_elem(&addresses, &to);
+	if (!untagged)
 		return 0;
 	if (!has_good_checksum(ip, words, end))
 		return refuse(BAD_CHECKSUM, DROP);
 	ip_to = bpf_ntohl(ip->destination);
 	if (ip_to >> 28 != 14)
-		return judge(eth, tag, 0);
+		return judge(eth, tags, &to, untagged, 0);
 	// RFC 1112 6.4.
 	group[3] = ip_to >> 16 & 0x7f;
 	group[4] = ip_to >> 8;
 	group[5] = ip_to;
-	return judge(eth, tag, group);
+	return judge(eth, tags, &to, untagged, group);
 }
 
-static __always_inline int judge_v6(struct ethernet *eth, struct vlan_tag *tag, struct ipv6 *ip, void *end)
+static __always_inline int judge_v6(struct ethernet *eth, struct tags tags, struct ipv6 *ip, void *end)
 {
+	const __u8 *untagged;
 	__u8 group[6] = { 0x33, 0x33 };
 	struct address to;
 
 	if ((void *)(ip + 1) > end || ip->next != IPPROTO_UDP || !is_roce_port((void *)(ip + 1), end))
 		return 0;
 	to = ip->destination;
-	if (!bpf_map_lookup_elem(&addresses, &to))
+	untagged = bpf_map_lookup_elem(&addresses, &to);
+	if (!untagged)
 		return 0;
 	if (bpf_ntohl(to.word[0]) >> 24 != 0xff)
-		return judge(eth, tag, 0);
+		return judge(eth, tags, &to, untagged, 0);
 	// RFC 2464 7.
 	__builtin_memcpy(group + 2, &to.word[3], 4);
-	return judge(eth, tag, group);
+	return judge(eth, tags, &to, untagged, group);
+}
+
+// RoCE v1: a GRH, which is like an IPv6 header. The NIC knows which of our addresses are GIDs of that type.
+static __always_inline int judge_v1(struct ethernet *eth, struct tags tags, struct ipv6 *grh, void *end)
+{
+	__u8 group[6] = { 0x33, 0x33 };
+	const __u8 *untagged;
+	struct address to;
+
+	if ((void *)(grh + 1) > end || !is_on(OPTION_ROCE_V1))
+		return 0;
+	to = grh->destination;
+	untagged = bpf_map_lookup_elem(&addresses, &to);
+	if (!untagged)
+		return 0;
+	if (bpf_ntohl(to.word[0]) >> 24 != 0xff)
+		return judge(eth, tags, &to, untagged, 0);
+	__builtin_memcpy(group + 2, &to.word[3], 4);
+	return judge(eth, tags, &to, untagged, group);
 }
 
 static __always_inline void read_ports(struct flow_key *key, __u8 protocol, __be16 *ports, void *end)
@@ -415,38 +473,48 @@ int roxie_steer(struct xdp_md *ctx)
 	void *end = (void *)(long)ctx->data_end;
 	struct ethernet *eth = (void *)(long)ctx->data;
 	void *next = eth + 1;
-	struct vlan_tag *tag = 0;
+	struct tags tags = {};
 	int ours = 0; // A verdict.
-	__be16 type;
+	__be16 type, steered_type;
+	void *steered;
 
 	if (next > end)
 		return XDP_PASS;
 	type = eth->type;
 	if (type == bpf_htons(ETH_P_8021Q) || type == bpf_htons(ETH_P_8021AD)) {
-		tag = next;
-		next = tag + 1;
+		tags.outer = next;
+		next = tags.outer + 1;
 		if (next > end)
 			return XDP_PASS;
-		type = tag->type;
+		type = tags.outer->type;
+	}
+	steered = next;
+	steered_type = type;
+	if (tags.outer && (type == bpf_htons(ETH_P_8021Q) || type == bpf_htons(ETH_P_8021AD))) {
+		tags.inner = next;
+		next = tags.inner + 1;
+		if (next > end)
+			return XDP_PASS;
+		type = tags.inner->type;
 	}
 
 	switch (bpf_ntohs(type)) {
 	case ETH_P_IP:
-		ours = judge_v4(eth, tag, next, end);
+		ours = judge_v4(eth, tags, next, end);
 		break;
 	case ETH_P_IPV6:
-		ours = judge_v6(eth, tag, next, end);
+		ours = judge_v6(eth, tags, next, end);
 		break;
 	case ETH_P_ROCE_V1:
-		ours = is_on(OPTION_ROCE_V1);
+		ours = judge_v1(eth, tags, next, end);
 		break;
 	case ETH_P_MAC_CONTROL:
-		ours = is_on(OPTION_MAC_CONTROL);
+		ours = tags.outer ? 0 : is_on(OPTION_MAC_CONTROL);
 		break;
 	}
 	if (ours == DROP)
 		return XDP_DROP;
-	if (ours == TAKE || (!ours && is_steered(eth, tag, type, next, end)))
+	if (ours == TAKE || (!ours && is_steered(eth, tags.outer, steered_type, steered, end)))
 		return to_socket(ctx);
 	return XDP_PASS;
 }

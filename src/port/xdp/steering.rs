@@ -12,6 +12,7 @@ use aya::{Ebpf, EbpfLoader, include_bytes_aligned};
 use hashbrown::HashSet;
 
 use super::XdpError;
+use crate::RxOptions;
 use crate::netdev::{Interface, Membership, NetNs};
 use roxie_base::flow::{FLOW_KEY, FlowMatch, MAX_FLOWS};
 
@@ -28,10 +29,11 @@ const OPTION_MAC_CONTROL: u32 = 2;
 pub(super) struct Steering {
     ebpf: Ebpf,
     addresses: HashMap<MapData, [u8; 16], u8>,
+    tagged: HashMap<MapData, TaggedAddress, u8>,
     sockets: XskMap<MapData>,
     options: Array<MapData, u32>,
-    /// The bits set in `options`.
-    chosen: u32,
+    /// True if RoCE v1 is taken whatever the NIC wishes.
+    always_roce_v1: bool,
     stations: Array<MapData, Station>,
     refused: PerCpuArray<MapData, u64>,
     flows: Array<MapData, Flow>,
@@ -39,6 +41,9 @@ pub(super) struct Steering {
     /// Index of the first flow in force.
     first_flow: u16,
     steered: HashSet<[u8; 16]>,
+    /// The addresses that the interface has itself, and those on its VLANs.
+    own: Vec<IpAddr>,
+    vlans: Vec<(IpAddr, u16)>,
     /// Multicast groups steered beside the addresses, with the memberships.
     groups: Vec<(IpAddr, Membership)>,
     /// Network namespace of the interface.
@@ -52,26 +57,29 @@ impl Steering {
         // No kernel BTF: the program reads packets, not kernel structures, and parsing it costs 0.1 s.
         let mut ebpf = EbpfLoader::new().btf(None).load(OBJECT).map_err(refused)?;
         let addresses = HashMap::try_from(taken(&mut ebpf, "addresses")?).map_err(refused)?;
+        let tagged = HashMap::try_from(taken(&mut ebpf, "tagged")?).map_err(refused)?;
         let sockets = XskMap::try_from(taken(&mut ebpf, "sockets")?).map_err(refused)?;
         let stations = Array::try_from(taken(&mut ebpf, "stations")?).map_err(refused)?;
         let not_taken = PerCpuArray::try_from(taken(&mut ebpf, "refused")?).map_err(refused)?;
         let flows = Array::try_from(taken(&mut ebpf, "flows")?).map_err(refused)?;
         let flows_in_force = Array::try_from(taken(&mut ebpf, "flows_in_force")?).map_err(refused)?;
         let mut options = Array::try_from(taken(&mut ebpf, "options")?).map_err(refused)?;
-        let chosen = if roce_v1 { OPTION_ROCE_V1 } else { 0 };
-        options.set(0, chosen, 0).map_err(refused)?;
+        options.set(0, if roce_v1 { OPTION_ROCE_V1 } else { 0 }, 0).map_err(refused)?;
         let mut steering = Steering {
             ebpf,
             addresses,
+            tagged,
             sockets,
             options,
-            chosen,
+            always_roce_v1: roce_v1,
             stations,
             refused: not_taken,
             flows,
             flows_in_force,
             first_flow: 0,
             steered: HashSet::new(),
+            own: Vec::new(),
+            vlans: Vec::new(),
             groups: Vec::new(),
             namespace: NetNs::current().map_err(refused)?,
             link: None,
@@ -107,13 +115,16 @@ impl Steering {
         self.sockets.set(queue, socket, 0).map_err(refused)
     }
 
-    /// Takes MAC control frames, or leaves them to the kernel.
-    pub(super) fn take_mac_control(&mut self, wanted: bool) -> Result<(), XdpError> {
-        let others = self.chosen & !OPTION_MAC_CONTROL;
-        let chosen = if wanted { others | OPTION_MAC_CONTROL } else { others };
-        self.options.set(0, chosen, 0).map_err(refused)?;
-        self.chosen = chosen;
-        Ok(())
+    /// Takes MAC control frames and RoCE v1, or leaves them to the kernel.
+    pub(super) fn take_others(&mut self, wishes: RxOptions) -> Result<(), XdpError> {
+        let mut chosen = 0;
+        if wishes.mac_control {
+            chosen |= OPTION_MAC_CONTROL;
+        }
+        if wishes.roce_v1 || self.always_roce_v1 {
+            chosen |= OPTION_ROCE_V1;
+        }
+        self.options.set(0, chosen, 0).map_err(refused)
     }
 
     /// Sets the interface's station address. Frames to other stations are not taken, except those of groups.
@@ -162,7 +173,30 @@ impl Steering {
 
     /// Replaces the destination addresses to steer. Joined groups stay.
     pub(super) fn set_addresses(&mut self, addresses: &[IpAddr]) -> Result<(), XdpError> {
-        let wanted: HashSet<[u8; 16]> = addresses.iter().map(|ip| key(*ip)).collect();
+        self.own = addresses.to_vec();
+        self.write_addresses()
+    }
+
+    /// Replaces the destination addresses to steer if they have the tag of a VLAN.
+    pub(super) fn set_vlans(&mut self, addresses: &[(IpAddr, u16)]) -> Result<(), XdpError> {
+        for (ip, vlan) in self.vlans.iter().filter(|old| !addresses.contains(old)) {
+            match self.tagged.remove(&tagged_key(*ip, *vlan)) {
+                Ok(()) | Err(MapError::KeyNotFound) => {}
+                Err(e) => return Err(refused(e)),
+            }
+        }
+        for (ip, vlan) in addresses {
+            self.tagged.insert(tagged_key(*ip, *vlan), 1, 0).map_err(refused)?;
+        }
+        self.vlans = addresses.to_vec();
+        self.write_addresses()
+    }
+
+    /// Writes the map of addresses: 1 for those that are steered without a tag, 0 for others on VLANs.
+    fn write_addresses(&mut self) -> Result<(), XdpError> {
+        let own: HashSet<[u8; 16]> = self.own.iter().map(|ip| key(*ip)).collect();
+        let on_vlans = self.vlans.iter().map(|(ip, _)| key(*ip));
+        let wanted: HashSet<[u8; 16]> = own.iter().copied().chain(on_vlans).collect();
         // `steered` mirrors the map at every moment, so that the next call completes a change that failed halfway.
         let gone: Vec<_> = self.steered.difference(&wanted).copied().collect();
         for key in gone {
@@ -171,9 +205,8 @@ impl Steering {
                 Err(e) => return Err(refused(e)),
             };
         }
-        let new: Vec<_> = wanted.difference(&self.steered).copied().collect();
-        for key in new {
-            self.addresses.insert(key, 1, 0).map_err(refused)?;
+        for key in wanted {
+            self.addresses.insert(key, u8::from(own.contains(&key)), 0).map_err(refused)?;
             self.steered.insert(key);
         }
         Ok(())
@@ -206,6 +239,8 @@ impl Steering {
 
 /// `struct station` of `steer.bpf.c`.
 type Station = [u8; 8];
+/// `struct tagged_address`: the address, and the VLAN ID in 32 bits.
+type TaggedAddress = [u8; 20];
 /// `struct flow` of `steer.bpf.c`: the value, then the mask.
 type Flow = [u8; 2 * FLOW_KEY];
 /// `struct flow_set`: index of the first flow, and count.
@@ -225,6 +260,13 @@ fn key(ip: IpAddr) -> [u8; 16] {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
     }
+}
+
+fn tagged_key(ip: IpAddr, vlan: u16) -> TaggedAddress {
+    let mut bytes: TaggedAddress = [0; 20];
+    bytes[..16].copy_from_slice(&key(ip));
+    bytes[16..].copy_from_slice(&u32::from(vlan).to_ne_bytes());
+    bytes
 }
 
 /// Returns the name of a loaded program.

@@ -201,9 +201,9 @@ impl Adapter {
         followed.map_err(|source| DeviceError::System { what: "following a change of the link", source })
     }
 
-    pub(super) fn set_next_hop(&self, peer: Gid, mac: [u8; 6]) {
+    pub(super) fn set_next_hop(&self, vlan: u16, peer: Gid, mac: [u8; 6]) {
         if let Adapter::Own(engine) = self {
-            engine.adjust(|worker| worker.set_next_hop(peer, mac));
+            engine.adjust(|worker| worker.set_next_hop(vlan, peer, mac));
         }
     }
 

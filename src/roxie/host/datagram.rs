@@ -8,8 +8,9 @@ use super::error::DeviceError;
 use super::pd::ProtectionDomain;
 use super::qp::QueuePair;
 use roxie_nic::nic::{Answer, Command};
-use roxie_nic::verbs::{AddressVector, AhId, Psn, QpAttr, QpState, Qpn, SendWr, UdAddress};
-use roxie_wire::Gid;
+use roxie_nic::verbs::{AddressVector, AhId, LocalGid, Psn, QpAttr, QpState, Qpn, SendWr, UdAddress};
+use roxie_port::Carries;
+use roxie_wire::{Encapsulation, Gid};
 
 /// A path for datagrams. Must outlive the work requests that use it.
 #[derive(Debug)]
@@ -49,7 +50,7 @@ impl ProtectionDomain {
         options: &AhOptions,
     ) -> Result<AddressHandle, DeviceError> {
         let device = self.device();
-        let av = device.address_vector(device.gid(gid_index)?, dgid, options)?;
+        let av = device.address_vector(device.local_gid(gid_index)?, dgid, options)?;
         self.create_ah_along(av)
     }
 
@@ -72,24 +73,25 @@ impl Device {
     /// If the two are of different address families, or there is no path.
     pub fn address_vector(
         &self,
-        sgid: Gid,
+        sgid: impl Into<LocalGid>,
         dgid: Gid,
         options: &AhOptions,
     ) -> Result<AddressVector, DeviceError> {
-        Ok(self.along(sgid, dgid, self.resolve(same_family(sgid, dgid)?)?, options))
+        let source = sgid.into();
+        Ok(self.along(source, dgid, self.resolve(source, self.reach(source, dgid)?)?, options))
     }
 
     /// Like [`address_vector`](Self::address_vector) without blocking. `None`: the next hop is being resolved. See
     /// [`Device::give_up`].
     pub(super) fn address_vector_now(
         &self,
-        sgid: Gid,
+        source: LocalGid,
         dgid: Gid,
         options: &AhOptions,
         asks: bool,
     ) -> Result<Option<AddressVector>, DeviceError> {
-        let dmac = self.resolve_now(same_family(sgid, dgid)?, asks)?;
-        Ok(dmac.map(|dmac| self.along(sgid, dgid, dmac, options)))
+        let dmac = self.resolve_now(source, self.reach(source, dgid)?, asks)?;
+        Ok(dmac.map(|dmac| self.along(source, dgid, dmac, options)))
     }
 
     /// True if the MAC address of the next hop from `sgid` to `dgid` is known, or none is needed. Does not block. If false, the
@@ -97,8 +99,9 @@ impl Device {
     ///
     /// # Errors
     /// If the two are of different address families, or there is no route.
-    pub fn next_hop_is_known(&self, sgid: Gid, dgid: Gid) -> Result<bool, DeviceError> {
-        Ok(self.resolve_now(same_family(sgid, dgid)?, false)?.is_some())
+    pub fn next_hop_is_known(&self, sgid: impl Into<LocalGid>, dgid: Gid) -> Result<bool, DeviceError> {
+        let source = sgid.into();
+        Ok(self.resolve_now(source, self.reach(source, dgid)?, false)?.is_some())
     }
 
     /// Returns the hop limit of packets to `dgid` whose sender does not name one: the route's, where the device sends frames.
@@ -106,9 +109,10 @@ impl Device {
         self.inner.resolver.hop_limit(dgid.to_ip())
     }
 
-    fn along(&self, sgid: Gid, dgid: Gid, dmac: [u8; 6], options: &AhOptions) -> AddressVector {
+    fn along(&self, source: LocalGid, dgid: Gid, dmac: [u8; 6], options: &AhOptions) -> AddressVector {
+        let is_tagged_here = self.port().carries != Carries::Datagrams;
         AddressVector {
-            sgid,
+            sgid: source.gid,
             dgid,
             smac: self.port().mac,
             dmac,
@@ -120,7 +124,18 @@ impl Device {
             },
             sl: options.sl,
             static_rate: 0,
+            encapsulation: if is_tagged_here { source.encapsulation } else { Encapsulation::default() },
         }
+    }
+
+    /// Returns the IP address of `dgid`, if it can be reached from `source`: it is of the same address family, and no group on a VLAN.
+    fn reach(&self, source: LocalGid, dgid: Gid) -> Result<IpAddr, DeviceError> {
+        let remote = same_family(source.gid, dgid)?;
+        let is_tagged_here = self.port().carries != Carries::Datagrams;
+        if source.encapsulation.vlan != 0 && remote.is_multicast() && is_tagged_here {
+            return Err(DeviceError::VlanMulticast { local: source, group: dgid });
+        }
+        Ok(remote)
     }
 }
 

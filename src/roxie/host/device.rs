@@ -16,14 +16,13 @@ use roxie_nic::nic::{Answer, Command, CongestionConfig, NicConfig, QpRecord, QpS
 use roxie_nic::verbs::{AsyncEvent, Mtu, QpIndex};
 use roxie_port::netdev::link_speed;
 use roxie_port::undelivered::Undelivered;
-use roxie_port::{LinkChange, Port, PortInfo};
-use roxie_wire::Gid;
-use roxie_wire::net::multicast_mac;
+use roxie_port::{Carries, LinkChange, Port, PortInfo};
 
 use super::adapter::{Adapter, DeviceSlot, IsOfClient};
 use super::error::DeviceError;
 use super::gid_table::{GidEntry, GidOrder, GidTable};
 use super::knob_file::KnobFile;
+use super::local_gids::gids_of;
 use super::resolve::Resolve;
 use super::selective_repeat::SelectiveRepeat;
 use super::snapshot::{Clients, CmIds};
@@ -48,6 +47,8 @@ pub struct DeviceConfig {
     pub serves: bool,
     /// Order in which the interface's addresses become GIDs.
     pub gid_order: GidOrder,
+    /// Each address is a RoCE v1 GID as well, behind the RoCE v2 ones. Ports that carry frames only.
+    pub roce_v1: bool,
     /// Congestion control and traffic classes. If no line rate is given, the interface's is used where known.
     pub congestion: CongestionConfig,
     /// A file with congestion control settings, in place of `congestion.control`. Changes apply while the device is open: see
@@ -83,7 +84,7 @@ impl Device {
         resolver: Box<dyn Resolve>,
         config: &DeviceConfig,
     ) -> Result<Device, DeviceError> {
-        let gids = GidTable::in_order(config.gid_order, addresses);
+        let gids = gids_of(config, addresses, port.info())?;
         let packet = port.info().largest_packet();
         let largest_mtu = Mtu::largest_for_link(packet).ok_or(DeviceError::LinkMtu(packet))?;
         let nic = NicConfig {
@@ -106,6 +107,7 @@ impl Device {
             let line_rate = config.congestion.line_rate.or(line_rate);
             device.set_congestion(CongestionConfig { line_rate, ..config.congestion.clone() })?;
         }
+        device.inner.tell_gids()?;
         device.inner.read_control();
         Ok(device)
     }
@@ -118,7 +120,10 @@ impl Device {
         resolver: Box<dyn Resolve>,
         config: &DeviceConfig,
     ) -> Device {
-        let gids = GidTable::in_order(config.gid_order, addresses);
+        let mut gids = GidTable::in_order(config.gid_order, addresses);
+        if config.roce_v1 && nic.port().carries != Carries::Datagrams {
+            gids.add_roce_v1();
+        }
         let nic = Arc::new(nic);
         let config = DeviceConfig { control_file: None, ..config.clone() };
         let device = Device::with(name, Adapter::Shared(Arc::clone(&nic)), gids, resolver, &config);
@@ -272,29 +277,6 @@ impl Device {
         self.inner.gids.read().unwrap_or_else(PoisonError::into_inner).iter().collect()
     }
 
-    /// Returns the address at an index.
-    ///
-    /// # Errors
-    /// If there is no address at that index.
-    pub fn gid(&self, index: usize) -> Result<Gid, DeviceError> {
-        let gids = self.inner.gids.read().unwrap_or_else(PoisonError::into_inner);
-        gids.get(index).ok_or_else(|| DeviceError::NoGid {
-            device: self.inner.name.clone(),
-            index,
-            available: gids.listed(),
-        })
-    }
-
-    /// Adds an address of the interface.
-    pub fn add_address(&self, address: IpAddr) {
-        self.inner.gids.write().unwrap_or_else(PoisonError::into_inner).add(address);
-    }
-
-    /// Removes an address of the interface.
-    pub fn remove_address(&self, address: IpAddr) {
-        self.inner.gids.write().unwrap_or_else(PoisonError::into_inner).remove(address);
-    }
-
     /// Makes the port follow a change of the link. QPs with a path MTU that no longer fits enter the error state, each with an
     /// event. For ports without an interface; otherwise the kernel reports changes.
     ///
@@ -302,43 +284,6 @@ impl Device {
     /// If the port cannot follow, and continues unchanged; or if the device has failed.
     pub fn follow_link(&self, change: &LinkChange) -> Result<(), DeviceError> {
         self.inner.follow_link(change)
-    }
-
-    /// Returns the MAC address of the next hop to `destination`, or of a multicast group.
-    pub(super) fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], DeviceError> {
-        match self.resolve_at_home(destination) {
-            Some(mac) => Ok(mac),
-            None => Ok(self.inner.resolver.resolve(destination)?),
-        }
-    }
-
-    /// Like [`resolve`](Self::resolve) without blocking. `None`: the address is being resolved.
-    pub(super) fn resolve_now(
-        &self,
-        destination: IpAddr,
-        asks: bool,
-    ) -> Result<Option<[u8; 6]>, DeviceError> {
-        match self.resolve_at_home(destination) {
-            Some(mac) => Ok(Some(mac)),
-            None => Ok(self.inner.resolver.resolve_now(destination, asks)?),
-        }
-    }
-
-    /// Ends the resolution that [`next_hop_is_known`](Self::next_hop_is_known) has started for this destination.
-    #[doc(hidden)]
-    pub fn give_up(&self, destination: Gid) {
-        self.inner.resolver.give_up(destination.to_ip());
-    }
-
-    /// True if an address is one of the device's GIDs.
-    pub(super) fn is_own(&self, address: IpAddr) -> bool {
-        self.gids().iter().any(|entry| entry.assigned && entry.gid == Gid::from(address))
-    }
-
-    /// Returns the MAC address for an address of the device, or of a multicast group.
-    fn resolve_at_home(&self, destination: IpAddr) -> Option<[u8; 6]> {
-        // The port loops back frames to own addresses.
-        if self.is_own(destination) { Some(self.port().mac) } else { multicast_mac(destination) }
     }
 
     /// Runs a pass if callers drive the device. True if it did something. Polls of empty completion queues run a pass as well.

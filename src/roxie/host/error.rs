@@ -8,7 +8,7 @@ use super::packet_rule::RuleError;
 use crate::remote::AttachError;
 use roxie_nic::nic::{Answer, ControlError};
 use roxie_nic::shared::PostError;
-use roxie_nic::verbs::Mtu;
+use roxie_nic::verbs::{LocalGid, Mtu};
 use roxie_port::netdev::NetdevError;
 use roxie_port::netdev::neighbour::NeighbourError;
 #[cfg(feature = "udp")]
@@ -64,6 +64,24 @@ pub enum DeviceError {
         /// The peer's GID, of the other address family.
         remote: Gid,
     },
+    /// There is no such VLAN.
+    #[error("there is no VLAN {0}: VLAN IDs are 1 to 4094")]
+    Vlan(u16),
+    /// Multicast groups are not served on VLANs.
+    #[error(
+        "{group} cannot be reached from {local}: multicast groups are served without a VLAN only; use a GID of the interface itself"
+    )]
+    VlanMulticast {
+        /// The local GID.
+        local: LocalGid,
+        /// The group.
+        group: Gid,
+    },
+    /// The port does not carry RoCE v1; its name.
+    #[error(
+        "a port of kind {0} carries no RoCE v1, which is no UDP: packet sockets and AF_XDP do (--port packet, --port xdp)"
+    )]
+    NoRoceV1(String),
     /// The port cannot carry even the smallest path MTU.
     #[error("link MTU {0} is too small: the smallest path MTU, 256, needs {needs}", needs = 256 + Mtu::OVERHEAD)]
     LinkMtu(usize),

@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
-use roxie_wire::Gid;
+use roxie_nic::verbs::{AddressVector, LocalGid};
+use roxie_wire::{Encapsulation, Gid, RoceVersion};
 
 /// An entry of the GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,8 +13,22 @@ pub struct GidEntry {
     pub index: usize,
     /// The address; an IPv4 address is IPv4-mapped.
     pub gid: Gid,
+    /// RoCE version and VLAN.
+    pub encapsulation: Encapsulation,
     /// True if the interface has the address. Only the link-local address at index 0 may be listed without it.
     pub assigned: bool,
+}
+
+impl GidEntry {
+    /// Returns the GID with its RoCE version and VLAN.
+    pub fn local(&self) -> LocalGid {
+        LocalGid { gid: self.gid, encapsulation: self.encapsulation }
+    }
+
+    /// True if a path begins here.
+    pub fn is_source_of(&self, path: &AddressVector) -> bool {
+        (self.gid, self.encapsulation) == (path.sgid, path.encapsulation)
+    }
 }
 
 /// The order in which addresses become GIDs.
@@ -29,10 +44,13 @@ pub enum GidOrder {
     },
 }
 
-/// The GID table. Removing an address leaves a hole; a new address takes the first hole.
+/// The GID table. Removing an address leaves a hole; a new address takes the first hole. An address may be listed once for each VLAN and
+/// RoCE version.
 #[derive(Clone, Debug, Default)]
 pub struct GidTable {
-    slots: Vec<Option<Gid>>,
+    slots: Vec<Option<LocalGid>>,
+    /// True if each address is a RoCE v1 GID as well.
+    has_roce_v1: bool,
     /// The link-local address that index 0 is reserved for.
     default: Option<Gid>,
 }
@@ -74,49 +92,70 @@ impl GidTable {
             (place, _) => v6.remove(place.unwrap_or(0)),
         };
         let one = v4.pop_front().or_else(|| v6.pop_front());
-        let mut slots: Vec<_> = [zero, one].into_iter().map(|ip| ip.map(Gid::from)).collect();
-        slots.extend(v4.into_iter().chain(v6).map(|ip| Some(Gid::from(ip))));
+        let mut slots: Vec<_> = [zero, one].into_iter().map(|ip| ip.map(LocalGid::from)).collect();
+        slots.extend(v4.into_iter().chain(v6).map(|ip| Some(LocalGid::from(ip))));
         while slots.last() == Some(&None) {
             slots.pop();
         }
-        GidTable { slots, default }
+        GidTable { slots, has_roce_v1: false, default }
+    }
+
+    /// Adds a RoCE v1 GID for each address, behind all that are listed, and for later ones.
+    pub fn add_roce_v1(&mut self) {
+        self.has_roce_v1 = true;
+        for local in self.slots.clone().into_iter().flatten() {
+            self.insert(v1_of(local));
+        }
     }
 
     /// Adds an address unless it is already listed, and returns its index.
-    pub fn add(&mut self, address: IpAddr) -> usize {
-        let gid = Gid::from(address);
-        if let Some(index) = self.slots.iter().position(|slot| *slot == Some(gid)) {
+    pub fn add(&mut self, address: impl Into<LocalGid>) -> usize {
+        let local = address.into();
+        let index = self.insert(local);
+        if self.has_roce_v1 {
+            self.insert(v1_of(local));
+        }
+        index
+    }
+
+    fn insert(&mut self, local: LocalGid) -> usize {
+        if let Some(index) = self.slots.iter().position(|slot| *slot == Some(local)) {
             return index;
         }
         // Index 0 may be reserved.
-        let kept = self.default.is_some_and(|default| default != gid);
+        let kept = self.default.is_some_and(|default| LocalGid::from(default) != local);
         let hole = (usize::from(kept)..self.slots.len()).find(|index| self.slots[*index].is_none());
         let index = hole.unwrap_or(self.slots.len().max(kept.into()));
         if index >= self.slots.len() {
             self.slots.resize(index + 1, None);
         }
-        self.slots[index] = Some(gid);
+        self.slots[index] = Some(local);
         index
     }
 
     /// Removes an address. Other addresses keep their indices.
-    pub fn remove(&mut self, address: IpAddr) {
-        let gid = Gid::from(address);
+    pub fn remove(&mut self, address: impl Into<LocalGid>) {
+        let local = address.into();
         for slot in &mut self.slots {
-            slot.take_if(|g| *g == gid);
+            slot.take_if(|of| *of == local || self.has_roce_v1 && *of == v1_of(local));
         }
     }
 
-    /// Returns the address at an index, if the interface has it.
-    pub fn get(&self, index: usize) -> Option<Gid> {
+    /// Returns the GID at an index, if the interface has it.
+    pub fn get(&self, index: usize) -> Option<LocalGid> {
         *self.slots.get(index)?
+    }
+
+    /// Returns the addresses of a kind that the interface has.
+    pub fn locals(&self) -> impl Iterator<Item = LocalGid> {
+        self.slots.iter().copied().flatten()
     }
 
     /// Returns all addresses as one line of text.
     pub fn listed(&self) -> String {
         let text = |entry: GidEntry| {
             let note = if entry.assigned { "" } else { " (the interface does not have it)" };
-            format!("{}: {}{note}", entry.index, entry.gid)
+            format!("{}: {}{note}", entry.index, entry.local())
         };
         self.iter().map(text).collect::<Vec<_>>().join(", ")
     }
@@ -124,11 +163,21 @@ impl GidTable {
     /// All addresses.
     pub fn iter(&self) -> impl Iterator<Item = GidEntry> {
         let waits = self.default.filter(|_| self.get(0).is_none());
-        let waits = waits.map(|gid| GidEntry { index: 0, gid, assigned: false });
-        let there =
-            |(index, gid): (usize, &Option<Gid>)| Some(GidEntry { index, gid: (*gid)?, assigned: true });
+        let waits = waits.map(|gid| {
+            let encapsulation = Encapsulation::default();
+            GidEntry { index: 0, gid, encapsulation, assigned: false }
+        });
+        let there = |(index, slot): (usize, &Option<LocalGid>)| {
+            let LocalGid { gid, encapsulation } = (*slot)?;
+            Some(GidEntry { index, gid, encapsulation, assigned: true })
+        };
         waits.into_iter().chain(self.slots.iter().enumerate().filter_map(there))
     }
+}
+
+/// Returns the RoCE v1 GID of an address.
+fn v1_of(local: LocalGid) -> LocalGid {
+    LocalGid { encapsulation: Encapsulation { version: RoceVersion::V1, ..local.encapsulation }, ..local }
 }
 
 #[cfg(test)]
@@ -170,7 +219,7 @@ mod tests {
         assert_eq!(table.get(0), None, "nothing is sent from it");
         assert_eq!(table.add(address("10.0.0.2")), 3, "index 0 is reserved");
         assert_eq!(table.add(default), 0);
-        assert_eq!((table.get(0), seen(&table).len()), (Some(Gid::from(default)), 4));
+        assert_eq!((table.get(0), seen(&table).len()), (Some(default.into()), 4));
         table.remove(default);
         assert_eq!(seen(&table)[0], entry(0, "fe80::ff:fe11:2233", false));
         let mut alone = GidTable::customary(station, []);
@@ -183,8 +232,24 @@ mod tests {
         let mut table = GidTable::new([address("10.0.0.1"), address("10.0.0.2"), address("fd00::1")]);
         table.remove(address("10.0.0.2"));
         assert_eq!(table.get(1), None);
-        assert_eq!(table.get(2), Some(Gid::from(address("fd00::1"))));
+        assert_eq!(table.get(2), Some(address("fd00::1").into()));
         assert_eq!(table.add(address("10.0.0.1")), 0, "an address is listed once");
         assert_eq!(table.add(address("10.0.0.9")), 1);
+    }
+
+    #[test]
+    fn address_is_listed_once_per_vlan_and_version() {
+        let address: IpAddr = "10.0.0.1".parse().unwrap();
+        let of = |table: &GidTable, index| table.get(index).expect("a GID").encapsulation;
+        let mut table = GidTable::customary([2, 0, 0, 0, 0, 1], [address]);
+        table.add_roce_v1();
+        assert_eq!((of(&table, 1), of(&table, 2)), (Encapsulation::default(), Encapsulation::v1()));
+        let tagged = LocalGid::on_vlan(address, 5);
+        assert_eq!((table.add(tagged), table.add(tagged), table.add(address)), (3, 3, 1));
+        assert_eq!(of(&table, 4), Encapsulation { vlan: 5, ..Encapsulation::v1() });
+        assert_eq!(table.get(3).unwrap().to_string(), "::ffff:10.0.0.1 (RoCE v2, VLAN 5)");
+        table.remove(tagged);
+        assert_eq!((table.get(3), table.get(4)), (None, None));
+        assert!(table.get(1).is_some() && table.get(2).is_some(), "the others stay");
     }
 }

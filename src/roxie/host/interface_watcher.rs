@@ -5,8 +5,8 @@
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, PoisonError};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -37,8 +37,15 @@ pub(super) fn watch(device: Arc<State>, sources: WatchedSources) -> Result<Inter
     let (stop, stopping) = (Arc::new(stop), Arc::new(AtomicBool::new(false)));
     // Without the socket the device works, but cannot be inspected.
     let window = Window::open().ok();
-    let run =
-        Run { watch, sources, device, stop: Arc::clone(&stop), stopping: Arc::clone(&stopping), window };
+    let run = Run {
+        watch,
+        queries: 0,
+        sources,
+        device,
+        stop: Arc::clone(&stop),
+        stopping: Arc::clone(&stopping),
+        window,
+    };
     let thread = spawn_unsignalled("roxie-watch", move || run.run())
         .map_err(failed("the thread that follows the interface"))?;
     Ok(InterfaceWatcher { stop, stopping, thread: Some(thread) })
@@ -47,6 +54,8 @@ pub(super) fn watch(device: Arc<State>, sources: WatchedSources) -> Result<Inter
 /// State of the thread.
 struct Run {
     watch: Watch,
+    /// [`Watch::queries`] at the last look at VLAN interfaces.
+    queries: u64,
     sources: WatchedSources,
     device: Arc<State>,
     stop: Arc<EventFd>,
@@ -72,6 +81,13 @@ impl Run {
             for change in &changes {
                 self.apply(device, change);
             }
+            let news = std::mem::replace(&mut self.queries, self.watch.queries()) != self.watch.queries();
+            if let Some(vlans) = self.sources.vlans.as_mut().filter(|_| news)
+                && vlans.follow(device)
+            {
+                device.adapter.raise(AsyncEvent::Port(EventKind::GidChange));
+            }
+            let device = &*self.device;
             self.follow_neighbours(device, &changes);
             let accepts = self.window.as_ref().is_none_or(|window| window.answer(device, capture));
             capture.follow(device);
@@ -97,15 +113,16 @@ impl Run {
         let (watch, stop) = (readable(self.watch.as_fd()), readable(self.stop.as_fd()));
         let window = self.window.as_ref().filter(|_| accepts);
         let others = [self.sources.neighbours.as_ref().map(|n| n.as_fd()), window.map(Window::as_fd)];
-        let mut all: Vec<PollFd<'_>> =
-            [watch, stop].into_iter().chain(others.into_iter().flatten().map(readable)).collect();
+        let of_vlans = self.sources.vlans.as_ref().map(|vlans| vlans.resolvers.all()).unwrap_or_default();
+        let of_vlans = of_vlans.iter().map(|(_, of)| readable(of.neighbours.as_fd()));
+        let others = others.into_iter().flatten().map(readable).chain(of_vlans);
+        let mut all: Vec<PollFd<'_>> = [watch, stop].into_iter().chain(others).collect();
         all.extend(capture.poll_fd());
         // An interrupted or failed wait only ends early: the next query finds all changes.
         let _ = poll(&mut all, timeout);
     }
 
     fn apply(&self, device: &State, change: &Change) {
-        let gids = || device.gids.write().unwrap_or_else(PoisonError::into_inner);
         let tell = |change: &LinkChange| {
             if let Err(error) = device.follow_link(change) {
                 tracing::warn!("{}: {change:?}: {error}", device.name);
@@ -114,12 +131,12 @@ impl Run {
         let addresses = || -> Vec<IpAddr> { self.watch.interface().addresses.iter().map(|a| a.ip).collect() };
         let event = match change {
             Change::AddressAdded(address) if self.sources.addresses => {
-                gids().add(address.ip);
+                let _ = device.change_gids(|gids| gids.add(address.ip));
                 tell(&LinkChange::Addresses(addresses()));
                 EventKind::GidChange
             }
             Change::AddressRemoved(address) if self.sources.addresses => {
-                gids().remove(address.ip);
+                let _ = device.change_gids(|gids| gids.remove(address.ip));
                 tell(&LinkChange::Addresses(addresses()));
                 EventKind::GidChange
             }
@@ -137,11 +154,15 @@ impl Run {
         let Some(neighbours) = &self.sources.neighbours else { return };
         let interface = self.watch.interface();
         let mut moved = neighbours.poll(interface);
-        if changes.iter().any(|c| matches!(c, Change::LinkUp | Change::Mac(_))) {
+        let again = changes.iter().any(|c| matches!(c, Change::LinkUp | Change::Mac(_)));
+        if again {
             moved.extend(neighbours.look_again(interface));
         }
         for (destination, mac) in moved {
-            device.adapter.set_next_hop(Gid::from(destination), mac);
+            device.adapter.set_next_hop(0, Gid::from(destination), mac);
+        }
+        if let Some(vlans) = &self.sources.vlans {
+            vlans.follow_neighbours(device, again);
         }
     }
 }

@@ -60,8 +60,10 @@ mod in_fabric;
 mod inbox;
 pub mod inspect;
 mod interface_watcher;
+mod kernel_neighbours;
 mod knob_file;
 mod lent_region;
+mod local_gids;
 mod memory;
 mod open;
 mod orphan_table;
@@ -78,6 +80,7 @@ mod snapshot;
 mod srq;
 mod stack;
 mod state;
+mod vlans;
 mod watched_sources;
 
 // Types of lower layers in this layer's interface.

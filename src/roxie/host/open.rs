@@ -2,7 +2,6 @@
 
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
 
 #[cfg(feature = "udp")]
 use super::adapter::DeviceSlot;
@@ -11,8 +10,10 @@ use super::device::{Device, DeviceConfig};
 use super::error::{OpenError, ResolveError};
 use super::gid_table::GidOrder;
 use super::interface_watcher::watch;
+use super::kernel_neighbours::{KernelNeighbours, VlanResolvers};
 use super::resolve::Resolve;
 use super::stack::Stack;
+use super::vlans::VlanFollower;
 use super::watched_sources::{Live, WatchedSources};
 use crate::remote::Attachment;
 use roxie_nic::nic::CongestionConfig;
@@ -21,8 +22,7 @@ use roxie_port::Port;
 use roxie_port::memory::{self, MemoryConfig};
 #[cfg(feature = "udp")]
 use roxie_port::netdev::NetdevError;
-use roxie_port::netdev::neighbour::NeighbourError;
-use roxie_port::netdev::{Interface, Neighbours, Reach};
+use roxie_port::netdev::{Interface, Neighbours, Reach, Vlans};
 #[cfg(feature = "udp")]
 use roxie_port::packet::{PacketConfig, PacketPort};
 use roxie_port::synthetic_mac;
@@ -34,8 +34,6 @@ use roxie_port::xdp::{XdpConfig, XdpPort};
 use roxie_port::{Carries, PortInfo};
 use roxie_wire::frame::ETHERNET_HEADER;
 
-/// Maximum time to wait for a neighbour's answer.
-const RESOLVE_TIMEOUT: Duration = Duration::from_secs(3);
 impl Device {
     /// Opens a device on an interface of the calling thread's network namespace, through AF_XDP.
     ///
@@ -78,10 +76,22 @@ impl Device {
         config: &DeviceConfig,
     ) -> Result<Device, OpenError> {
         let neighbours = Arc::new(Neighbours::open(&interface)?);
+        let vlans = follows.then(|| Vlans::on(interface.index)).transpose()?;
         let interface = Live::new(interface);
-        let resolver = KernelNeighbours { interface: interface.clone(), neighbours: Arc::clone(&neighbours) };
+        let resolvers = VlanResolvers::default();
+        let resolver = KernelNeighbours {
+            interface: interface.clone(),
+            neighbours: Arc::clone(&neighbours),
+            vlans: resolvers.clone(),
+        };
         let device = Device::new("roxie0", port, addresses, Box::new(resolver), config)?;
-        device.watch(WatchedSources { interface, addresses: follows, neighbours: Some(neighbours) })?;
+        let vlans = vlans.map(|vlans| VlanFollower::new(vlans, resolvers));
+        device.watch(WatchedSources {
+            interface,
+            addresses: follows,
+            neighbours: Some(neighbours),
+            vlans,
+        })?;
         Ok(device)
     }
 
@@ -103,7 +113,7 @@ impl Device {
             Some(Ok(interface)) => {
                 let interface = Live::new(interface);
                 let addresses = udp.addresses.is_empty();
-                device.watch(WatchedSources { interface, addresses, neighbours: None })?;
+                device.watch(WatchedSources { interface, addresses, neighbours: None, vlans: None })?;
             }
             Some(Err(NetdevError::NotEthernet { .. })) | None => {}
             Some(Err(error)) => return Err(error.into()),
@@ -190,7 +200,10 @@ impl Device {
         }
     }
 
-    fn watch(&self, sources: WatchedSources) -> Result<(), OpenError> {
+    fn watch(&self, mut sources: WatchedSources) -> Result<(), OpenError> {
+        if let Some(vlans) = &mut sources.vlans {
+            vlans.follow(&self.inner);
+        }
         let watcher = watch(Arc::clone(&self.inner.state), sources)?;
         // Succeeds: the caller has just made the device.
         let _ = self.inner.watcher.set(watcher);
@@ -245,16 +258,20 @@ impl InterfaceSetup {
         let config = DeviceConfig { gid_order: GidOrder::Customary { station: found.mac }, ..config.clone() };
         let neighbours =
             (carries != Carries::Datagrams).then(|| Neighbours::open(&found).map(Arc::new)).transpose()?;
+        let vlans = neighbours.as_ref().map(|_| Vlans::on(found.index)).transpose()?;
+        let resolvers = VlanResolvers::default();
         let sockets = Sockets::new(Some(&found));
         let interface = Live::new(found);
         let resolver: Box<dyn Resolve> = match &neighbours {
             Some(neighbours) => Box::new(KernelNeighbours {
                 interface: interface.clone(),
                 neighbours: Arc::clone(neighbours),
+                vlans: resolvers.clone(),
             }),
             None => Box::new(sockets),
         };
-        let sources = WatchedSources { interface, addresses: true, neighbours };
+        let vlans = vlans.map(|vlans| VlanFollower::new(vlans, resolvers));
+        let sources = WatchedSources { interface, addresses: true, neighbours, vlans };
         Ok(InterfaceSetup { addresses, config, resolver, sources })
     }
 }
@@ -269,38 +286,6 @@ fn addresses_of(interface: &Interface, asked: &[IpAddr]) -> Result<Vec<IpAddr>, 
         return Err(OpenError::NoAddress(interface.name.clone()));
     }
     Ok(all)
-}
-
-/// Resolves by the kernel's routes and neighbour table.
-struct KernelNeighbours {
-    interface: Live,
-    neighbours: Arc<Neighbours>,
-}
-
-impl KernelNeighbours {
-    fn told(&self, destination: IpAddr) -> impl Fn(NeighbourError) -> ResolveError {
-        let device = self.interface.get().name;
-        move |error| ResolveError { destination, device: device.clone(), reason: error.to_string() }
-    }
-}
-
-impl Resolve for KernelNeighbours {
-    fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError> {
-        let found = self.neighbours.resolve(&self.interface.get(), destination, RESOLVE_TIMEOUT);
-        found.map_err(self.told(destination))
-    }
-
-    fn resolve_now(&self, destination: IpAddr, _asks: bool) -> Result<Option<[u8; 6]>, ResolveError> {
-        self.neighbours.resolve_now(&self.interface.get(), destination).map_err(self.told(destination))
-    }
-
-    fn hop_limit(&self, destination: IpAddr) -> u8 {
-        self.neighbours.hop_limit(&self.interface.get(), destination)
-    }
-
-    fn give_up(&self, destination: IpAddr) {
-        self.neighbours.give_up(&self.interface.get(), destination);
-    }
 }
 
 /// Resolves for UDP sockets, which have no MAC addresses: their frames carry ones derived from the IP addresses.

@@ -14,8 +14,10 @@ use roxie_nic::congestion::{Settings, State};
 use roxie_nic::nic::{Answer, Command, QpHandle, QpRecord, QpStatus};
 use roxie_nic::shared::work_queue::Payload;
 use roxie_nic::shared::{PostError, RecvRing, SendRing};
-use roxie_nic::verbs::{Access, Mtu, Psn, QpAttr, QpIndex, QpState, QpType, Qpn, RateLimit, SendWr, Sge};
-use roxie_wire::Gid;
+use roxie_nic::verbs::{
+    Access, LocalGid, Mtu, Psn, QpAttr, QpIndex, QpState, QpType, Qpn, RateLimit, SendWr, Sge,
+};
+use roxie_wire::{Encapsulation, Gid};
 
 /// One end of a connection, as the other end must know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +28,15 @@ pub struct Endpoint {
     pub psn: Psn,
     /// The device's address, as a GID.
     pub gid: Gid,
+    /// RoCE version and VLAN of the device's GID. Not told to the peer: they mean nothing in the peer's endpoint.
+    pub encapsulation: Encapsulation,
+}
+
+impl Endpoint {
+    /// Returns an endpoint as a peer has told it.
+    pub fn new(qpn: Qpn, psn: Psn, gid: Gid) -> Endpoint {
+        Endpoint { qpn, psn, gid, encapsulation: Encapsulation::default() }
+    }
 }
 
 /// Parameters of a connection. The defaults are those of `ibv_rc_pingpong`, with more outstanding READs and atomics.
@@ -145,8 +156,8 @@ impl QueuePair {
     /// # Errors
     /// If there is no address at that index.
     pub fn endpoint(&self, gid_index: usize) -> Result<Endpoint, DeviceError> {
-        let gid = self.device.gid(gid_index)?;
-        Ok(Endpoint { qpn: self.qpn(), psn: Psn::new(unguessable() as u32), gid })
+        let LocalGid { gid, encapsulation } = self.device.local_gid(gid_index)?;
+        Ok(Endpoint { qpn: self.qpn(), psn: Psn::new(unguessable() as u32), gid, encapsulation })
     }
 
     /// Sets attributes and state, as `ibv_modify_qp` does.
@@ -248,7 +259,8 @@ impl QueuePair {
             hop_limit: options.hop_limit,
             ..AhOptions::default()
         };
-        let av = self.device.address_vector(here.gid, there.gid, &ah_options)?;
+        let source = LocalGid { gid: here.gid, encapsulation: here.encapsulation };
+        let av = self.device.address_vector(source, there.gid, &ah_options)?;
         // Attributes of acknowledgements apply only to QP types that send or expect them.
         let (answers, asks) = (self.qp_type.is_reliable_responder(), self.qp_type.is_reliable_requester());
         self.modify(&QpAttr {

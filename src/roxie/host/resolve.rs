@@ -1,6 +1,7 @@
 //! Neighbour resolution of a device.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::error::ResolveError;
 
@@ -24,6 +25,11 @@ pub trait Resolve: Send + Sync {
     /// Returns the hop limit of packets to a destination.
     fn hop_limit(&self, _destination: IpAddr) -> u8 {
         64
+    }
+
+    /// Returns the resolver of a VLAN; `None`: this one serves it, too.
+    fn on_vlan(&self, _vlan: u16) -> Option<Arc<dyn Resolve>> {
+        None
     }
 
     /// Ends the resolution of a destination.

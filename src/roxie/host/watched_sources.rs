@@ -6,6 +6,7 @@ use std::thread::{self, JoinHandle};
 
 use nix::sys::eventfd::EventFd;
 
+use super::vlans::VlanFollower;
 use roxie_port::netdev::{Interface, Neighbours};
 
 /// The interface as last seen, shared by its users.
@@ -34,6 +35,8 @@ pub(super) struct WatchedSources {
     pub(super) addresses: bool,
     /// The neighbours that the device sends to, if frames carry their MAC addresses.
     pub(super) neighbours: Option<Arc<Neighbours>>,
+    /// The VLAN interfaces on the interface, if their addresses become GIDs.
+    pub(super) vlans: Option<VlanFollower>,
 }
 
 /// The thread that follows. Ends when this is dropped.

@@ -10,8 +10,8 @@ use zerocopy::IntoBytes;
 use super::net::{self, NEXT_HEADER_IBA, PROTOCOL_UDP, RawIpv4, RawIpv6, RawUdp, ether_type};
 use super::parse::ICRC_LEN;
 use super::{
-    Aeth, AtomicEth, Bth, Deth, Feth, Gid, Headers, Opcode, Operation, Packet, Qpn, ROCE_V2_PORT, Reth, Sack,
-    XrcEth, icrc,
+    Aeth, AtomicEth, Bth, Deth, Feth, Gid, Headers, Opcode, Operation, Packet, Qpn, ROCE_V2_PORT, Reth,
+    RoceVersion, Sack, XrcEth, icrc,
 };
 use crate::frame::FrameMut;
 
@@ -21,15 +21,6 @@ pub const MAX_HEADERS: usize = 110;
 
 /// The longest part below the BTH: Ethernet, tag, IPv6, UDP.
 const MAX_PREFIX: usize = 14 + 4 + 40 + 8;
-
-/// The RoCE encapsulation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-pub enum RoceVersion {
-    /// EtherType 0x8915 and a GRH.
-    V1,
-    /// UDP port 4791 over IPv4 or IPv6.
-    V2,
-}
 
 /// The fields that all packets of a flow share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -13,8 +13,8 @@ use core::ops::{Deref, Range};
 use super::drop_reason::is_ipv6_extension;
 use super::net::{self, NEXT_HEADER_IBA, PROTOCOL_UDP, RawEthernet, RawIpv4, RawIpv6, RawUdp, ether_type};
 use super::{
-    Aeth, AtomicEth, Bth, Deth, Feth, Gid, Headers, Icrc, Ipv4Header, Ipv6Header, NetHeader, OpcodeInfo,
-    ROCE_V2_PORT, Reth, Sack, UdpHeader, XrcEth, icrc,
+    Aeth, AtomicEth, Bth, Deth, Encapsulation, Feth, Gid, Headers, Icrc, Ipv4Header, Ipv6Header, NetHeader,
+    OpcodeInfo, ROCE_V2_PORT, Reth, RoceVersion, Sack, UdpHeader, XrcEth, icrc,
 };
 use crate::frame::Frame;
 
@@ -242,14 +242,18 @@ impl Envelope {
         }
     }
 
-    /// True if the packet is RoCE v2 from `from` to `to`. Compares IPv4 addresses without converting them to
-    /// GIDs.
-    pub fn is_on_path(&self, from: &Gid, to: &Gid) -> bool {
+    /// True if the packet is from `from` to `to`. Compares IPv4 addresses without converting them to GIDs.
+    pub fn is_between(&self, from: &Gid, to: &Gid) -> bool {
         match &self.net {
             NetHeader::Ipv4(h) => from.is(h.src) && to.is(h.dst),
-            NetHeader::Ipv6(h) => from.0 == h.src.octets() && to.0 == h.dst.octets(),
-            NetHeader::Grh(_) => false,
+            NetHeader::Ipv6(h) | NetHeader::Grh(h) => from.0 == h.src.octets() && to.0 == h.dst.octets(),
         }
+    }
+
+    /// Returns RoCE version and VLAN, those of the inner tag if there are two.
+    pub fn encapsulation(&self) -> Encapsulation {
+        let version = if self.is_roce_v1() { RoceVersion::V1 } else { RoceVersion::V2 };
+        Encapsulation { vlan: self.vlan.unwrap_or(0) & Encapsulation::VLAN_BITS, version }
     }
 
     /// Returns the IPv4 TOS or the IPv6/GRH traffic class.

@@ -459,7 +459,8 @@ unsafe fn write_wc(to: *mut ibv_wc, wc: &Wc) {
         (*to).src_qp = wc.src_qp.value();
         (*to).wc_flags = flags(wc);
         (*to).pkey_index = wc.pkey_index;
-        (*to).slid = wc.slid;
+        // RoCE has no LIDs.
+        (*to).slid = 0;
         (*to).sl = wc.sl;
         (*to).dlid_path_bits = 0;
     }

@@ -194,7 +194,7 @@ readers! {
     read_qp_num -> u32: |wc| wc.qpn.value();
     read_src_qp -> u32: |wc| wc.src_qp.value();
     read_wc_flags -> c_uint: |wc| flags(&wc);
-    read_slid -> u32: |wc| wc.slid.into();
+    read_slid -> u32: |_wc| 0;
     read_sl -> u8: |wc| wc.sl;
     read_dlid_path_bits -> u8: |_wc| 0;
 }

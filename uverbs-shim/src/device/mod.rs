@@ -7,6 +7,7 @@ pub(crate) mod context;
 pub(crate) mod event_queue;
 pub(crate) mod events;
 pub(crate) mod family;
+pub(crate) mod gids;
 pub(crate) mod list;
 pub(crate) mod nic;
 pub(crate) mod published;

@@ -87,6 +87,7 @@ impl Nic {
             congestion,
             control_file,
             selective_repeat: settings.selective_repeat,
+            roce_v1: settings.roce_v1,
             ..DeviceConfig::default()
         };
         let stack = Stack {

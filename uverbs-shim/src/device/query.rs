@@ -6,11 +6,10 @@ use std::ptr;
 
 use roxie::limits::{Limits, MAX_CQE, MAX_SGE, MAX_WR};
 use roxie::netdev::{Interface, link_speed};
-use roxie::verbs::Gid;
 
 use crate::abi::{
     _compat_ibv_port_attr, ibv_atomic_cap, ibv_context, ibv_device_attr, ibv_device_attr_ex,
-    ibv_device_cap_flags as caps, ibv_gid, ibv_gid_entry, ibv_gid_type, ibv_mtu, ibv_odp_general_caps as odp,
+    ibv_device_cap_flags as caps, ibv_mtu, ibv_odp_general_caps as odp,
     ibv_odp_transport_cap_bits as odp_can, ibv_packet_pacing_caps, ibv_port_attr, ibv_port_state,
     ibv_query_device_ex_input, ibv_values_ex,
 };
@@ -34,18 +33,12 @@ const FASTEST_KBPS: u32 = u32::MAX;
 const PACED_TYPES: u32 = 1 << 2 | 1 << 3 | 1 << 4 | 1 << 8;
 /// Maximum message length in bytes.
 const MAX_MESSAGE: u32 = 1 << 31;
-/// RoCE v2 as sysfs numbers GID types; 0 is both InfiniBand and RoCE v1.
-const SYSFS_ROCE_V2: c_uint = 1;
 /// Vendor ID of rdma_rxe (`rxe_param.h`): software has no PCI vendor.
 const VENDOR: u32 = 0xff_ffff;
 
 impl Context {
-    fn interface(&self) -> Option<Interface> {
+    pub(super) fn interface(&self) -> Option<Interface> {
         Interface::by_name(self.nic.device.port().interface.as_deref()?).ok()
-    }
-
-    fn gid(&self, index: u32) -> Option<Gid> {
-        self.nic.device.gids().into_iter().find(|entry| entry.index == index as usize).map(|entry| entry.gid)
     }
 }
 
@@ -194,7 +187,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(of: *mut ibv_context, values: *m
     }))
 }
 
-fn check_port(call: &str, port: c_uint) -> Result<(), Errno> {
+pub(super) fn check_port(call: &str, port: c_uint) -> Result<(), Errno> {
     if port == 1 {
         Ok(())
     } else {
@@ -310,119 +303,6 @@ pub unsafe extern "C" fn ibv_query_port(
     let _uncancelled = Uncancelled::new();
     // SAFETY: the contracts of the two calls are equal: an object, and room for the shorter attributes.
     unsafe { query_port_short(of, port, attr) }
-}
-
-fn gid_of(gid: Gid) -> ibv_gid {
-    ibv_gid { raw: gid.0 }
-}
-
-/// Queries a GID by its index. A hole of the table is a zero GID.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_query_gid(
-    of: *mut ibv_context,
-    port: u8,
-    index: c_int,
-    gid: *mut ibv_gid,
-) -> c_int {
-    let _uncancelled = Uncancelled::new();
-    // SAFETY: the contract: an object, and room for a GID.
-    minus_one(unsafe { context(of) }.and_then(|context| {
-        check_port("ibv_query_gid", port.into())?;
-        let index = check_index("ibv_query_gid", index)?;
-        // SAFETY: room for a GID, as the caller promises, for its exclusive use.
-        unsafe { gid.write(context.gid(index).map_or(ibv_gid { raw: [0; 16] }, gid_of)) };
-        Ok(())
-    }))
-}
-
-fn check_index(call: &str, index: c_int) -> Result<u32, Errno> {
-    match u32::try_from(index) {
-        Ok(index) if (index as usize) < GID_TABLE => Ok(index),
-        _ => refuse(call, libc::EINVAL, format_args!("GID index {index}: the table has {GID_TABLE} entries")),
-    }
-}
-
-fn entry(context: &Context, index: u32, gid: Gid) -> ibv_gid_entry {
-    ibv_gid_entry {
-        gid: gid_of(gid),
-        gid_index: index,
-        port_num: 1,
-        gid_type: ibv_gid_type::IBV_GID_TYPE_ROCE_V2,
-        ndev_ifindex: context.interface().map_or(0, |interface| interface.index),
-    }
-}
-
-/// Queries a GID with its type and interface.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _ibv_query_gid_ex(
-    of: *mut ibv_context,
-    port: u32,
-    index: u32,
-    to: *mut ibv_gid_entry,
-    flags: u32,
-    size: usize,
-) -> c_int {
-    let _uncancelled = Uncancelled::new();
-    // SAFETY: the contract: an object.
-    code(unsafe { context(of) }.and_then(|context| {
-        check_port("ibv_query_gid_ex", port)?;
-        check_index("ibv_query_gid_ex", index as c_int)?;
-        if flags != 0 || size < size_of::<ibv_gid_entry>() {
-            return Err(libc::EINVAL);
-        }
-        let gid = context.gid(index).ok_or(libc::ENODATA)?;
-        // SAFETY: the caller has `size` bytes, at least one entry.
-        unsafe { to.write(entry(context, index, gid)) };
-        Ok(())
-    }))
-}
-
-/// Queries all GIDs. Returns their number, or a negative errno.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _ibv_query_gid_table(
-    of: *mut ibv_context,
-    entries: *mut ibv_gid_entry,
-    room: usize,
-    flags: u32,
-    size: usize,
-) -> isize {
-    let _uncancelled = Uncancelled::new();
-    // SAFETY: the contract: an object.
-    let counted = unsafe { context(of) }.and_then(|context| {
-        if flags != 0 || size < size_of::<ibv_gid_entry>() {
-            return Err(libc::EINVAL);
-        }
-        let gids = context.nic.device.gids();
-        if gids.len() > room {
-            return Err(libc::EINVAL);
-        }
-        for (place, found) in gids.iter().enumerate() {
-            let filled = entry(context, found.index as u32, found.gid);
-            // SAFETY: the caller has `room` entries of `size` bytes each, and `place` is below `room`.
-            unsafe { entries.cast::<u8>().add(place * size).cast::<ibv_gid_entry>().write(filled) };
-        }
-        Ok(gids.len() as isize)
-    });
-    counted.unwrap_or_else(|errno| -(errno as isize))
-}
-
-/// Queries the type of a GID, as sysfs numbers types: `ibv_query_gid_type` of `private.c`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn roxie_query_gid_type(
-    of: *mut ibv_context,
-    port: u8,
-    index: c_uint,
-    kind: *mut c_uint,
-) -> c_int {
-    let _uncancelled = Uncancelled::new();
-    // SAFETY: the contract: an object, and room for the type.
-    minus_one(unsafe { context(of) }.and_then(|_| {
-        check_port("ibv_query_gid_type", port.into())?;
-        check_index("ibv_query_gid_type", index as c_int)?;
-        // SAFETY: as above. All entries are RoCE v2, including holes, so that a program that searches by type finds a usable index.
-        unsafe { kind.write(SYSFS_ROCE_V2) };
-        Ok(())
-    }))
 }
 
 /// Queries the partition key at an index, in network order.

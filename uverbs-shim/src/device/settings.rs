@@ -9,6 +9,7 @@
 //! * `ROXIE_ORPHANS`: where the launcher finds the connections of a program that has ended;
 //! * `ROXIE_EVENTS`: the log of failed calls;
 //! * `ROXIE_SELECTIVE_REPEAT`: `off`, `agree` or `assume`;
+//! * `ROXIE_ROCE_V1`: `on` for GIDs of RoCE v1;
 //! * `ROXIE_CC`, `ROXIE_ECN`, `ROXIE_QOS`, `ROXIE_SPEED`, `ROXIE_TOS`: congestion control and traffic classes.
 
 use std::fmt::Display;
@@ -44,6 +45,8 @@ pub(crate) struct Settings {
     pub(crate) control_file: Option<PathBuf>,
     /// Type of service of connections that do not set one.
     pub(crate) service_type: u8,
+    /// Each address is a RoCE v1 GID as well.
+    pub(crate) roce_v1: bool,
     /// Selective repeat on RC connections.
     pub(crate) selective_repeat: SelectiveRepeat,
     /// Where the launcher finds connections left by this process.
@@ -108,6 +111,7 @@ pub(crate) fn settings() -> &'static Settings {
             congestion,
             control_file,
             service_type,
+            roce_v1: variable("ROXIE_ROCE_V1").is_some_and(|text| text == "on"),
             selective_repeat,
             orphans,
         }

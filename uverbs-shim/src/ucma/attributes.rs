@@ -34,7 +34,7 @@ impl State {
             QpState::Init => Ok(init(&agreed)),
             // The peer starts at the PSN that this end announces to it, which is fixed even before the announcement.
             QpState::Rtr => {
-                let sgid_index = (around.sgid_index)(agreed.route.local).ok_or(libc::EINVAL)?;
+                let sgid_index = (around.sgid_index)(agreed.route.source()).ok_or(libc::EINVAL)?;
                 let attr = rtr(&agreed, sgid_index)?;
                 remember(&agreed, id.psn);
                 Ok(ib_uverbs_qp_attr { rq_psn: id.psn.value(), ..attr })

@@ -80,11 +80,11 @@ impl State {
         let comm = if id.is_datagram() {
             let request = ResolveRequest {
                 private_data,
-                ..ResolveRequest::new(id.service(destination.port()), route(id, source, destination))
+                ..ResolveRequest::new(id.service(destination.port()), route(cm, id, source, destination))
             };
             cm.manager.resolve(cm.now, &request)
         } else {
-            let request = request(id, source, destination, wish, private_data)?;
+            let request = request(cm, id, source, destination, wish, private_data)?;
             cm.manager.connect(cm.now, &request)
         };
         let comm = comm.map_err(errno(CALL))?;
@@ -216,9 +216,10 @@ impl State {
 }
 
 /// Returns the route of an identifier's messages.
-fn route(id: &Id, source: SocketAddr, destination: SocketAddr) -> Route {
+fn route(cm: &Cm<'_>, id: &Id, source: SocketAddr, destination: SocketAddr) -> Route {
     let usual = Route::new(source.ip(), destination.ip());
     Route {
+        encapsulation: (cm.local_gid)(source.ip().into()).encapsulation,
         traffic_class: id.path.map_or(0, |path| path.traffic_class),
         flow_label: port_flow_label(source.port(), destination.port()),
         hop_limit: id.path.map_or(usual.hop_limit, |path| path.hop_limit),
@@ -227,6 +228,7 @@ fn route(id: &Id, source: SocketAddr, destination: SocketAddr) -> Route {
 }
 
 fn request(
+    cm: &Cm<'_>,
     id: &Id,
     source: SocketAddr,
     destination: SocketAddr,
@@ -245,7 +247,7 @@ fn request(
         rnr_retry_count: wish.rnr_retry_count.min(7),
         flow_control: wish.flow_control,
         private_data,
-        ..ConnectRequest::new(service, route(id, source, destination), qp, path.mtu)
+        ..ConnectRequest::new(service, route(cm, id, source, destination), qp, path.mtu)
     })
 }
 

@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 
 use roxie::cm::{Event as CmEvent, HowDisconnected, Listener, Route, WhyUnreachable};
-use roxie::verbs::Mtu;
+use roxie::verbs::{LocalGid, Mtu};
+use roxie::wire::ServiceId;
 use roxie::wire::cm::{CommId, Kind, Rep, Req, SidrRep, SidrReq, SidrStatus};
 use roxie::wire::service_id::CmaHeader;
-use roxie::wire::{Gid, ServiceId};
 
 use super::event::{AhPath, ConnectionFacts, DatagramFacts, Event, EventType, Facts, Waiting, padded};
 use super::id::{Made, Path, Stage, answering_qp_type};
@@ -24,7 +24,7 @@ const SIDR_REP_ROOM: usize = 136;
 
 /// Look-up of the device's GID indices, and an unpredictable number.
 pub(super) struct GidLookup<'a> {
-    pub(super) sgid_index: &'a dyn Fn(Gid) -> Option<u8>,
+    pub(super) sgid_index: &'a dyn Fn(LocalGid) -> Option<u8>,
     pub(super) random: u64,
 }
 
@@ -250,7 +250,7 @@ impl State {
             let facts = Facts::Datagram(DatagramFacts::default());
             return self.tell(handle, EventType::Unreachable, reply.status.0.into(), facts);
         }
-        let Some(sgid_index) = (around.sgid_index)(route.local) else {
+        let Some(sgid_index) = (around.sgid_index)(route.source()) else {
             return self.tell(handle, EventType::AddressError, -libc::EINVAL, Facts::None);
         };
         let facts = Facts::Datagram(DatagramFacts {

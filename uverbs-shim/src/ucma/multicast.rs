@@ -44,7 +44,7 @@ impl State {
         let dgid = Gid::from(address.ip());
         let group = Group { id: handle, channel, events_reported: 0 };
         let number = self.groups.add(group).ok_or(libc::ENOMEM)?;
-        let (what, facts) = match (around.sgid_index)(source) {
+        let (what, facts) = match (around.sgid_index)(source.into()) {
             Some(sgid_index) => {
                 let ah_path =
                     Some(AhPath { sgid_index, dgid, flow_label: 0, hop_limit: HOP_LIMIT, traffic_class });

@@ -18,6 +18,7 @@ use roxie::cm::{Config, Event as CmEvent, Manager};
 use roxie::host::{ConnectionService, Consumer, DeviceError, DeviceSlot, SelectiveRepeat};
 use roxie::netdev::Interface;
 use roxie::time::Nanos;
+use roxie::verbs::LocalGid;
 use roxie::wire::Gid;
 
 use super::finder::{Finder, Step};
@@ -115,7 +116,13 @@ pub(super) struct EventHandler(&'static Process);
 impl Consumer for EventHandler {
     fn event(&mut self, manager: &mut Manager, now: Nanos, event: CmEvent) {
         let process = self.0;
-        process.around(|around| process.state().handle_event(&mut Cm { manager, now }, around, event));
+        process.around(|around| {
+            process.state().handle_event(
+                &mut Cm { manager, now, local_gid: &process.local_gid() },
+                around,
+                event,
+            )
+        });
     }
 }
 
@@ -136,9 +143,9 @@ impl Process {
     /// Calls with the state, and the connection manager if it was started. The manager's lock is taken before that of the state.
     pub(super) fn with<R>(&self, call: impl FnOnce(&mut State, Option<Cm<'_>>) -> R) -> R {
         match self.service.get() {
-            Some(service) => {
-                service.with(|manager, _, now| call(&mut self.state(), Some(Cm { manager, now })))
-            }
+            Some(service) => service.with(|manager, _, now| {
+                call(&mut self.state(), Some(Cm { manager, now, local_gid: &self.local_gid() }))
+            }),
             None => call(&mut self.state(), None),
         }
     }
@@ -153,7 +160,9 @@ impl Process {
         what: impl FnOnce(&mut State, &mut Cm<'_>) -> Result<R, Errno>,
     ) -> Result<R, Errno> {
         let service = self.service(call)?;
-        service.with(|manager, _, now| what(&mut self.state(), &mut Cm { manager, now }))
+        service.with(|manager, _, now| {
+            what(&mut self.state(), &mut Cm { manager, now, local_gid: &self.local_gid() })
+        })
     }
 
     fn service(&'static self, call: &'static str) -> Result<&'static ConnectionService<EventHandler>, Errno> {
@@ -200,10 +209,17 @@ impl Process {
         }
     }
 
+    fn local_gid(&self) -> impl Fn(Gid) -> LocalGid {
+        |gid| self.nic.device.local_gid_of(gid)
+    }
+
     /// Calls with the device's GIDs.
     pub(super) fn around<R>(&self, call: impl FnOnce(&GidLookup<'_>) -> R) -> R {
-        let sgid_index = |gid: Gid| {
-            let entry = self.nic.device.gids().into_iter().find(|entry| entry.gid == gid)?;
+        let sgid_index = |local: LocalGid| {
+            let gids = self.nic.device.gids();
+            // Over sockets, arrivals show no VLAN.
+            let exact = gids.iter().find(|entry| entry.local() == local);
+            let entry = exact.or_else(|| gids.iter().find(|entry| entry.gid == local.gid))?;
             u8::try_from(entry.index).ok()
         };
         call(&GidLookup { sgid_index: &sgid_index, random: self.random() })
@@ -354,7 +370,7 @@ impl Process {
                 ),
             );
         }
-        match self.nic.device.next_hop_is_known(local.into(), remote.into()) {
+        match self.nic.device.next_hop_is_known(self.nic.device.local_gid_of(local.into()), remote.into()) {
             Ok(is_known) => Ok(is_known),
             // The link is down, or the route was just removed: it may come back before the timeout.
             Err(DeviceError::Resolve(_)) if Instant::now() < search.until => Ok(false),

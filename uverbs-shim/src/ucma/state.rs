@@ -10,7 +10,7 @@ use nix::sys::eventfd::EfdFlags;
 use roxie::cm::{Listener, Manager};
 use roxie::host::inspect::CmIdEntry;
 use roxie::time::Nanos;
-use roxie::verbs::Psn;
+use roxie::verbs::{Gid, LocalGid, Psn};
 use roxie::wire::cm::CommId;
 
 use super::descriptors::Descriptors;
@@ -30,6 +30,8 @@ const GROUPS: u32 = 1 << 12;
 pub(super) struct Cm<'a> {
     pub(super) manager: &'a mut Manager,
     pub(super) now: Nanos,
+    /// Returns the first GID of an address, with its VLAN and RoCE version.
+    pub(super) local_gid: &'a dyn Fn(Gid) -> LocalGid,
 }
 
 /// Rules of the process's network namespace for bind.
@@ -115,7 +117,7 @@ impl State {
         let theirs: Vec<u32> =
             self.ids.iter().filter(|(_, id)| id.channel == channel).map(|(handle, _)| handle).collect();
         for handle in theirs {
-            let cm = cm.as_mut().map(|cm| Cm { manager: cm.manager, now: cm.now });
+            let cm = cm.as_mut().map(|cm| Cm { manager: cm.manager, now: cm.now, local_gid: cm.local_gid });
             // Pending requests are destroyed with their listener.
             let _ = self.destroy(cm, channel, handle);
         }

@@ -83,8 +83,19 @@ impl End {
         let mac = |side: usize| [2, 0, 0, 0, 0, side as u8 + 1];
         let (sgid, dgid, smac, dmac) = (gid(own), gid(other), mac(own), mac(other));
         let (traffic_class, flow_label, hop_limit, sl, static_rate) = (0, 0, 64, 0, 0);
-        let av =
-            AddressVector { sgid, dgid, smac, dmac, traffic_class, flow_label, hop_limit, sl, static_rate };
+        let encapsulation = Default::default();
+        let av = AddressVector {
+            sgid,
+            dgid,
+            smac,
+            dmac,
+            traffic_class,
+            flow_label,
+            hop_limit,
+            sl,
+            static_rate,
+            encapsulation,
+        };
         let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
         let init = QpAttr {
             pkey_index: Some(0),

@@ -8,7 +8,9 @@ use crate::host::device::Device;
 use crate::host::pd::ProtectionDomain;
 use crate::host::searches::Lookup;
 use roxie_nic::cm::{Route, Transmit};
-use roxie_wire::Gid;
+use roxie_nic::verbs::LocalGid;
+use roxie_wire::net::NEXT_HEADER_IBA;
+use roxie_wire::{Encapsulation, Gid, RoceVersion};
 
 /// Hop limit of replies.
 pub(super) const HOP_LIMIT: u8 = 64;
@@ -16,7 +18,7 @@ pub(super) const HOP_LIMIT: u8 = 64;
 /// A message's path between two hosts. Without the flow label: no RoCE switch looks at QP1's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct MessagePath {
-    local: Gid,
+    pub(super) local: LocalGid,
     pub(super) remote: Gid,
     traffic_class: u8,
     hop_limit: u8,
@@ -32,7 +34,7 @@ impl MessagePath {
     pub(super) fn to(route: &Route, asks: bool) -> MessagePath {
         MessagePath {
             asks,
-            local: route.local,
+            local: route.source(),
             remote: route.remote,
             traffic_class: route.traffic_class,
             hop_limit: route.hop_limit,
@@ -58,8 +60,8 @@ pub(super) fn find_path(
     }
 }
 
-/// Returns the route back to a datagram's sender, from its network header. IPv6 fills the 40 bytes, IPv4 is in the last 20.
-pub(super) fn return_path(header: &[u8]) -> Option<Route> {
+/// Returns the route back to a datagram's sender, from its network header and VLAN. IPv6 and GRH fill the 40 bytes, IPv4 is in the last 20.
+pub(super) fn return_path(header: &[u8], vlan: u16) -> Option<Route> {
     let gid = |at: usize| -> Option<Gid> { Some(Gid(header.get(at..at + 16)?.try_into().ok()?)) };
     let v4 = |at: usize| -> Option<Gid> {
         let octets: [u8; 4] = header.get(at..at + 4)?.try_into().ok()?;
@@ -73,5 +75,9 @@ pub(super) fn return_path(header: &[u8]) -> Option<Route> {
         (_, 0x45) => (v4(36)?, v4(32)?, header[21], 0),
         _ => return None,
     };
-    Some(Route { local, remote, traffic_class, flow_label, hop_limit: HOP_LIMIT })
+    // The next header tells a GRH from IPv6.
+    let is_v1 = header[0] >> 4 == 6 && header[6] == NEXT_HEADER_IBA;
+    let version = if is_v1 { RoceVersion::V1 } else { RoceVersion::V2 };
+    let encapsulation = Encapsulation { vlan, version };
+    Some(Route { local, encapsulation, remote, traffic_class, flow_label, hop_limit: HOP_LIMIT })
 }

@@ -289,7 +289,7 @@ impl<C: Consumer> Core<C> {
     /// Resolves an address of this host at once. A process that exits after a reply has then sent it, as with a kernel.
     fn resolve_own(&mut self, path: &MessagePath) {
         if self.paths.get(path).is_none()
-            && self.device.is_own(path.remote.to_ip())
+            && self.device.is_own(path.local, path.remote.to_ip())
             && let Lookup::Found((path, handle)) = find_path(&self.device, &self.gsi.domain, path)
         {
             self.paths.insert(path, Arc::new(handle));
@@ -342,7 +342,7 @@ impl<C: Consumer> Core<C> {
         let whole = wc.byte_len as usize == bytes.len();
         if whole && self.gsi.received.read_at(wc.wr_id as usize * ROOM, &mut bytes).is_ok() {
             let (header, mad) = bytes.split_at(HEADER);
-            if let Some(route) = return_path(header) {
+            if let Some(route) = return_path(header, wc.vlan) {
                 let mad = mad.try_into().expect("cut to it");
                 self.inbox.add(route.remote, Datagram { mad, from: Arrival { route, src_qp: wc.src_qp } });
             }

@@ -11,7 +11,7 @@ use roxie_wire::cm::{CmMessage, CommId, RejReason, Req};
 fn sender_is_found_in_either_network_header() {
     let mut v4 = [0; HEADER];
     v4[20..].copy_from_slice(&[0x45, 0x0c, 0, 48, 0, 0, 0x40, 0, 63, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2]);
-    let route = return_path(&v4).unwrap();
+    let route = return_path(&v4, 0).unwrap();
     assert_eq!(
         (route.remote.to_string(), route.local.to_string()),
         ("::ffff:192.0.2.1".into(), "::ffff:192.0.2.2".into())
@@ -21,11 +21,11 @@ fn sender_is_found_in_either_network_header() {
     let mut v6 = [0; HEADER];
     v6[..8].copy_from_slice(&[0x60, 0xc1, 0x23, 0x45, 0, 28, 17, 7]);
     (v6[8], v6[24]) = (0xfd, 0xfc);
-    let route = return_path(&v6).unwrap();
+    let route = return_path(&v6, 5).unwrap();
     assert_eq!((route.remote.0[0], route.local.0[0]), (0xfd, 0xfc));
     assert_eq!((route.traffic_class, route.flow_label), (0x0c, 0x1_2345));
 
-    assert_eq!(return_path(&[0; HEADER]), None);
+    assert_eq!(return_path(&[0; HEADER], 0), None);
 }
 
 /// QP1 has no room while its completions are not polled.

@@ -10,8 +10,7 @@ use super::super::qp::QueuePair;
 use super::dispatcher::Events;
 use super::{DialError, DialOptions, Shared, local_qp};
 use roxie_nic::cm::{Event, Parameters, WhyUnreachable};
-use roxie_nic::verbs::{QpAttr, QpState};
-use roxie_wire::Gid;
+use roxie_nic::verbs::{LocalGid, QpAttr, QpState};
 use roxie_wire::cm::{CommId, PrivateData};
 
 /// A connection. Dropping it ends the connection and notifies the peer.
@@ -68,7 +67,7 @@ pub(super) fn set_up(
         flow_label: route.flow_label,
         ..AhOptions::default()
     };
-    let av = shared.device.address_vector(route.local, route.remote, &ah_options)?;
+    let av = shared.device.address_vector(route.source(), route.remote, &ah_options)?;
     if qp.query()?.state == QpState::Reset {
         qp.initialize(options.access)?;
     }
@@ -113,7 +112,7 @@ pub(super) async fn connect_async(
 fn request(
     shared: &Arc<Shared>,
     qp: &QueuePair,
-    local: Gid,
+    local: LocalGid,
     to: SocketAddr,
     options: &DialOptions,
 ) -> Result<Line, DialError> {

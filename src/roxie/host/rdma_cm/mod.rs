@@ -58,7 +58,7 @@ use dispatcher::EventDispatcher;
 use roxie_base::random::unguessable;
 use roxie_base::roster::Denied;
 use roxie_nic::cm::{self, CmError, ConnectRequest, ListenOn, LocalQp, Manager, Route};
-use roxie_nic::verbs::{Access, Mtu, Psn, QpCaps};
+use roxie_nic::verbs::{Access, LocalGid, Mtu, Psn, QpCaps};
 use roxie_wire::cm::{Kind, PrivateData, RejReason, TooLong};
 use roxie_wire::service_id::port_flow_label;
 use roxie_wire::{CmaHeader, Gid, PortSpace, ServiceId};
@@ -346,9 +346,9 @@ impl Shared {
     }
 
     /// Returns the local address for a peer.
-    fn local_gid(&self, peer: IpAddr, options: &DialOptions) -> Result<Gid, DialError> {
+    fn local_gid(&self, peer: IpAddr, options: &DialOptions) -> Result<LocalGid, DialError> {
         if let Some(index) = options.gid_index {
-            return Ok(self.device.gid(index)?);
+            return Ok(self.device.local_gid(index)?);
         }
         let link_local = |ip: IpAddr| matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local());
         let fits = |gid: Gid| {
@@ -357,23 +357,24 @@ impl Shared {
         };
         let found = self.device.gids().into_iter().find(|entry| entry.assigned && fits(entry.gid));
         let device = || self.device.name().to_owned();
-        found.map(|entry| entry.gid).ok_or_else(|| DialError::NoAddress { device: device(), peer })
+        found.map(|entry| entry.local()).ok_or_else(|| DialError::NoAddress { device: device(), peer })
     }
 
     /// Returns the REQ for a connection, with a new local port number.
     fn request(
         &self,
         qp: LocalQp,
-        local: Gid,
+        local: LocalGid,
         to: SocketAddr,
         options: &DialOptions,
     ) -> Result<ConnectRequest, DialError> {
         let offset = self.next_port.fetch_add(1, Relaxed) % (u16::MAX - FIRST_DYNAMIC_PORT);
         let source_port = FIRST_DYNAMIC_PORT + offset;
-        let header = CmaHeader { source: local.to_ip(), source_port, destination: to.ip() };
+        let header = CmaHeader { source: local.gid.to_ip(), source_port, destination: to.ip() };
         let private = [&header.to_bytes()[..], &options.private_data].concat();
         let route = Route {
-            local,
+            local: local.gid,
+            encapsulation: local.encapsulation,
             remote: to.ip().into(),
             traffic_class: options.traffic_class,
             flow_label: port_flow_label(source_port, to.port()),

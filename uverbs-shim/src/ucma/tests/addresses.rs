@@ -39,7 +39,9 @@ fn identifier_migrates_between_files_with_its_events() {
     assert_eq!(near.state.id(other, passive).err(), Some(libc::EINVAL));
     assert_eq!(near.state.migrate(near.file, other, passive), Ok(1), "one was fetched, one waits");
     assert_eq!((near.maybe_next(), near.state.fetch(other).unwrap().what), (None, EventType::Disconnected));
-    near.with(|state, cm, _| state.close(Some(Cm { manager: cm.manager, now: cm.now }), other));
+    near.with(|state, cm, _| {
+        state.close(Some(Cm { manager: cm.manager, now: cm.now, local_gid: cm.local_gid }), other)
+    });
     assert_eq!(near.state.id(other, passive).err(), Some(libc::ENOENT), "closed with the file");
 }
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use nix::sys::eventfd::EfdFlags;
 use roxie::cm::{Arrival, Config, Manager, Route};
 use roxie::time::Nanos;
-use roxie::verbs::{Mtu, Psn, QpState};
+use roxie::verbs::{LocalGid, Mtu, Psn, QpState};
 use roxie::wire::cm::RejReason;
 use roxie::wire::{Gid, Qpn};
 
@@ -64,7 +64,11 @@ impl Side {
     }
 
     fn with<R>(&mut self, call: impl FnOnce(&mut State, &mut Cm<'_>, u64) -> R) -> R {
-        call(&mut self.state, &mut Cm { manager: &mut self.manager, now: self.now }, self.file)
+        call(
+            &mut self.state,
+            &mut Cm { manager: &mut self.manager, now: self.now, local_gid: &LocalGid::from },
+            self.file,
+        )
     }
 
     fn listener(&mut self, space: Space, address: &str, backlog: u32) -> u32 {
@@ -103,7 +107,9 @@ impl Side {
     }
 
     fn destroy(&mut self, id: u32) -> Result<u32, Errno> {
-        self.with(|state, cm, file| state.destroy(Some(Cm { manager: cm.manager, now: cm.now }), file, id))
+        self.with(|state, cm, file| {
+            state.destroy(Some(Cm { manager: cm.manager, now: cm.now, local_gid: cm.local_gid }), file, id)
+        })
     }
 
     fn attributes(&mut self, id: u32, state: QpState) -> Result<crate::abi::ib_uverbs_qp_attr, Errno> {
@@ -114,7 +120,7 @@ impl Side {
     fn handle_event(&mut self) {
         let around = GidLookup { sgid_index: &|_| Some(3), random: 5 << 40 };
         while let Some(event) = self.manager.poll_event() {
-            let mut cm = Cm { manager: &mut self.manager, now: self.now };
+            let mut cm = Cm { manager: &mut self.manager, now: self.now, local_gid: &LocalGid::from };
             self.state.handle_event(&mut cm, &around, event);
         }
     }

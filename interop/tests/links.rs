@@ -1,0 +1,58 @@
+//! VLAN interfaces and bonds, which few hosts' kernels lack and containers' often do: the tests of `tests/vlans.rs` that need them, in
+//! a guest of the newest kernel.
+//!
+//! Needs root, QEMU and (the first time) a Debian mirror; prints SKIP and the reason if the host lacks one.
+
+#![deny(unsafe_code)]
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use interop::guest::{Adapter, Files, Guest, Image, Kernel, output_folder};
+use interop::network::Namespace;
+
+/// An emulated guest on a busy host takes its time.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Builds the tests of VLANs, and returns their program.
+fn program() -> PathBuf {
+    let built = Command::new(env!("CARGO"))
+        .args(["test", "-p", "roxie", "--test", "vlans", "--no-run", "--message-format", "json"])
+        .output()
+        .expect("cargo");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let text = String::from_utf8(built.stdout).expect("JSON");
+    let key = "\"executable\":\"";
+    let found = text.lines().filter(|line| line.contains("\"name\":\"vlans\"")).find_map(|line| {
+        let at = line.find(key)? + key.len();
+        line[at..].split('"').next().map(PathBuf::from)
+    });
+    found.expect("the program of the test")
+}
+
+#[test]
+fn vlan_interfaces_and_bonds_serve_in_a_guest() {
+    let image = match Image::build(Kernel::Newest, false) {
+        Ok(image) => image,
+        Err(why) => return println!("SKIP vlan_interfaces_and_bonds_serve_in_a_guest: {why}"),
+    };
+    let program = program();
+    let namespace = Namespace::create().expect("the namespace");
+    let log = output_folder().join("test-guest-links.log");
+    let guest =
+        Guest::start_with(&image, &namespace, 2, &log, Files::Host, Adapter::Plain).expect("the guest");
+    let mut peer = guest.peer(&namespace).expect("a session");
+    let mut run = |name: &str, line: &str| {
+        let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        let job = peer.spawn(name, &words).expect("a program");
+        peer.wait(job, PATIENCE).expect("the program ends")
+    };
+    for module in ["8021q", "bonding", "veth"] {
+        assert_eq!(run("modprobe", module).code, Some(0), "{module}");
+    }
+    let ended = run("chroot", &format!("/host {} --nocapture --test-threads 1", program.display()));
+    println!("{}", ended.output);
+    assert_eq!(ended.code, Some(0), "the tests in the guest");
+    assert!(!ended.output.contains("SKIP"), "nothing is skipped there");
+}
