@@ -58,7 +58,7 @@ fn early_packets_of_wrong_length_are_not_kept() {
 
 /// The second WRITE overlaps the first by all but half a packet, and two of its three packets come first.
 #[test]
-fn late_packets_write_only_into_the_holes_of_later_writes() {
+fn late_packets_fill_only_holes_of_later_writes() {
     let mut stage = stage();
     let half = FULL / 2;
     let (first, second) = (Ext::Reth(stage.reth(0, LONG)), Ext::Reth(stage.reth(half as u64, LONG)));

@@ -234,6 +234,54 @@ fn silence_sends_the_last_packet_again() {
     assert!(stage.counter("tail_probes") > 0);
 }
 
+/// The first probe follows four round trips, each further one twice the time before, and progress begins anew.
+#[test]
+fn probe_follows_four_round_trips() {
+    let silent = |stage: &mut Stage, us: u64| {
+        let left = stage.wait(Nanos::from_micros(us));
+        assert_eq!(left, [], "in {us} us");
+    };
+    let probes = |stage: &mut Stage, us: u64| {
+        let left: Vec<_> = stage.wait(Nanos::from_micros(us)).iter().map(|(_, psn)| *psn).collect();
+        assert_eq!(left.len(), 1, "in {us} us: {left:?}");
+    };
+    let mut stage = stage();
+    stage.post(WrOpcode::Write, 3 * FULL as u32);
+    stage.leaves();
+    stage.sack(0, &[1, 2], 2);
+    assert_eq!(stage.leaves(), [0]);
+    // A round trip of 400 us.
+    silent(&mut stage, 399);
+    stage.acknowledge(FIRST + 2, Syndrome::Ack { credits: 31 }, 1);
+    stage.post(WrOpcode::Write, FULL as u32);
+    assert_eq!(stage.leaves(), [3]);
+    silent(&mut stage, 1_500);
+    probes(&mut stage, 200);
+    silent(&mut stage, 2_900);
+    probes(&mut stage, 300);
+    // A sample of 0.1 to 0.4 ms: (7 x 400 us + sample) / 8.
+    stage.acknowledge(FIRST + 3, Syndrome::Ack { credits: 31 }, 2);
+    stage.post(WrOpcode::Write, FULL as u32);
+    assert_eq!(stage.leaves(), [4]);
+    silent(&mut stage, 1_400);
+    probes(&mut stage, 300);
+}
+
+#[test]
+fn timeout_spares_what_came() {
+    let mut stage = stage();
+    stage.post(WrOpcode::Write, 4 * FULL as u32);
+    stage.leaves();
+    stage.sack(0, &[2], 2);
+    assert_eq!(stage.leaves(), [0, 1]);
+    let mut last = Vec::new();
+    while stage.counter("local_ack_timeout_err") == 0 {
+        last = stage.wait(Nanos::from_micros(100));
+    }
+    let again: Vec<_> = last.iter().map(|(_, psn)| (*psn - FIRST.value()).value()).collect();
+    assert_eq!(again, [0, 1, 3]);
+}
+
 #[test]
 fn probes_end_at_the_ack_timeout() {
     let mut stage = stage();

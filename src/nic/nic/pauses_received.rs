@@ -6,8 +6,6 @@
 //! `pauses_sent`.
 
 use super::Nic;
-use super::congestion::Congestion;
-use super::congestion_config::CongestionConfig;
 use super::scheduler::PRIORITIES;
 use crate::transport::Counters;
 use roxie_base::time::Nanos;
@@ -116,9 +114,9 @@ impl Nic {
 
     /// Stops a priority for so many quanta of the line rate.
     fn pause(&mut self, now: Nanos, priority: u8, quanta: u16) {
-        let Congestion { config, pauses, .. } = &mut self.congestion;
-        let length = Nanos(mac_control::quanta_nanos(quanta, config.line_rate().0) as u64);
-        let pauses = &mut pauses.0[usize::from(priority)];
+        let line_rate = self.congestion.config.line_rate().0;
+        let length = Nanos(mac_control::quanta_nanos(quanta, line_rate) as u64);
+        let pauses = &mut self.congestion.pauses.0[usize::from(priority)];
         if let Some(until) = pauses.add(now, length, quanta, &mut self.counters) {
             self.scheduler.pause(now, priority, until);
         }
@@ -126,7 +124,7 @@ impl Nic {
 
     /// Appends the pause counters of priorities that can be paused.
     pub fn pause_counters(&self, out: &mut Vec<(&'static str, u64)>) {
-        let Congestion { config: CongestionConfig { classes, .. }, pauses, .. } = &self.congestion;
+        let (classes, pauses) = (&self.congestion.config.classes, &self.congestion.pauses);
         let heeds = |p: &usize| classes.pause || classes.pfc & 1 << p != 0;
         for p in (0..PRIORITIES).filter(heeds) {
             out.push((PAUSE_NAMES[p].0, pauses.0[p].frames));
