@@ -16,7 +16,7 @@
 //! Read `requester`, `completer`, `retry` and `responder` in this order. The first three form the requester side of a
 //! connection. `responder` and `duplicates` form the other side. The two sides share no state.
 //!
-//! * `scoreboard`, `early`: selective repeat, the requester's and the responder's half.
+//! * `selective_requests` with `scoreboard`, `early_packets` with `early`: selective repeat, the requester's and the responder's half.
 //! * `local`: work requests that send no packet.
 //! * `memory`: protection keys, and the memory that each of them grants.
 //! * `unacknowledged`: common part of the services without acknowledgements, where a request is complete once it is
@@ -41,6 +41,7 @@ mod completer;
 pub mod coverage;
 mod duplicates;
 mod early;
+mod early_packets;
 mod early_writes;
 pub(crate) mod fast_path;
 pub(crate) mod fast_reads;
@@ -63,6 +64,7 @@ mod retry;
 mod rules;
 mod scatter;
 mod scoreboard;
+mod selective_requests;
 pub mod send_queue;
 mod turns;
 mod uc;

@@ -169,19 +169,6 @@ impl Responder {
         if again { TxReason::AnswerAgain } else { TxReason::Answer }
     }
 
-    /// Turns selective repeat on or off.
-    pub(super) fn set_selective(&mut self, on: bool) {
-        self.early = on.then(Box::default);
-        self.silent_until = Nanos::ZERO;
-    }
-
-    /// Forgets what came early: none of it becomes due any more.
-    pub(super) fn forget_early(&mut self) {
-        if let Some(early) = &mut self.early {
-            **early = Early::default();
-        }
-    }
-
     /// Returns the end of the silence after an RNR NAK or a sequence NAK.
     pub(super) fn silent_until(&self) -> Nanos {
         self.silent_until

@@ -1,18 +1,8 @@
-//! Selective repeat, the requester's half: which of the outstanding packets came, and which are sent again (in the manner of IRN,
-//! SIGCOMM 2018, 3.1).
-//!
-//! A selective acknowledgement (SACK) tells what came and what is missing. Only missing packets are sent again, once for each loss:
-//! a retransmission counts as lost if the SACK was caused by a packet that was sent after it. The position walks over the packets
-//! to send again, then returns to new ones.
-//!
-//! If nothing is acknowledged for a short time, a probe finds a loss at the tail: the last packet is sent again. The peer's answer
-//! tells what is missing.
+//! Selective repeat, what the requester knows: which of the outstanding packets came, and which are sent again.
+//! `selective_requests` uses it.
 
-use super::requester::{Requester, Sending};
-use super::{Cause, Ctx, Qp, Verdict};
-use crate::verbs::WcStatus;
 use roxie_base::time::Nanos;
-use roxie_wire::{Packet, Psn, Sack, Syndrome};
+use roxie_wire::Psn;
 
 /// Shortest time without progress before a probe (RTO_low of IRN, SIGCOMM 2018, 3.1: 100 us). Four round trips of 25 us.
 const PROBE_MIN: Nanos = Nanos(100_000);
@@ -26,30 +16,27 @@ const PROBE_ROUND_TRIPS: u64 = 4;
 /// What the requester knows of the PSNs from `base` on. Bit `i` of a bitmap stands for `base + i`.
 #[derive(Debug)]
 pub(super) struct Scoreboard {
-    base: Psn,
+    pub(super) base: Psn,
     /// PSNs that came, by the newest SACK.
-    came: u128,
+    pub(super) came: u128,
     /// PSNs to send again.
-    lost: u128,
+    pub(super) lost: u128,
     /// PSNs that were sent again, and are not known to be lost again.
-    again: u128,
+    pub(super) again: u128,
     /// For each PSN in `again`: the order of its transmission, as the low 8 bits of a PSN. First transmissions from that PSN on
     /// were sent later. Four adjacent PSNs share a place: that of the latest transmission.
-    order: [u8; 32],
+    pub(super) order: [u8; 32],
     /// The packet sent again that measures a round trip.
-    timed: Psn,
+    pub(super) timed: Psn,
     /// Time when it was sent; `Nanos::MAX`: there is none.
-    timed_at: Nanos,
+    pub(super) timed_at: Nanos,
     /// Smoothed round trip in nanoseconds; 0: unknown.
-    round_trip: u32,
+    pub(super) round_trip: u32,
     /// Probes since the last progress.
-    probes: u8,
+    pub(super) probes: u8,
     /// More is outstanding than the bitmaps hold: everything is sent again in order.
-    whole: bool,
+    pub(super) whole: bool,
 }
-
-const _: () =
-    assert!(size_of::<Scoreboard>() <= 256 - super::early::SIZE, "memory of a QP for selective repeat");
 
 impl Scoreboard {
     pub(super) fn new() -> Scoreboard {
@@ -68,7 +55,7 @@ impl Scoreboard {
     }
 
     /// Moves the bitmaps to `una`.
-    fn rebase(&mut self, una: Psn) {
+    pub(super) fn rebase(&mut self, una: Psn) {
         let by = una.distance_from(self.base);
         let shift = |map: u128| u32::try_from(by).ok().and_then(|by| map.checked_shr(by)).unwrap_or(0);
         (self.came, self.lost, self.again) = (shift(self.came), shift(self.lost), shift(self.again));
@@ -76,7 +63,7 @@ impl Scoreboard {
     }
 
     /// Returns the time without progress before the next probe.
-    fn patience(&self) -> Nanos {
+    pub(super) fn patience(&self) -> Nanos {
         let first = match self.round_trip {
             0 => PROBE_FIRST,
             round_trip => Nanos(u64::from(round_trip) * PROBE_ROUND_TRIPS).clamp(PROBE_MIN, PROBE_MAX),
@@ -85,7 +72,7 @@ impl Scoreboard {
     }
 
     /// Returns the place of `psn` in the order of transmissions, from `una` on.
-    fn order_of(&self, psn: Psn, una: Psn) -> (u8, i32) {
+    pub(super) fn order_of(&self, psn: Psn, una: Psn) -> (u8, i32) {
         let index = psn.distance_from(una);
         let again = (0..128).contains(&index) && self.again >> index & 1 == 1;
         let order = if again { self.order[place_of(psn)] } else { psn.value() as u8 };
@@ -93,7 +80,7 @@ impl Scoreboard {
     }
 
     /// Updates the smoothed round trip (RFC 6298 2, without the variance) if `psn` is the timed packet.
-    fn measure(&mut self, now: Nanos, has_come: impl Fn(Psn) -> bool) {
+    pub(super) fn measure(&mut self, now: Nanos, has_come: impl Fn(Psn) -> bool) {
         if self.timed_at == Nanos::MAX || !has_come(self.timed) {
             return;
         }
@@ -106,7 +93,7 @@ impl Scoreboard {
     }
 
     /// Records that the `count` PSNs from `psn` on were sent again. `end`: the PSN after the last one ever sent.
-    fn sent_again(&mut self, now: Nanos, psn: Psn, count: u32, end: Psn) {
+    pub(super) fn sent_again(&mut self, now: Nanos, psn: Psn, count: u32, end: Psn) {
         let index = psn.distance_from(self.base).clamp(0, 127) as u32;
         let bits = mask(count.min(128)) << index;
         let before = self.order_of(psn, self.base).0;
@@ -132,220 +119,4 @@ fn place_of(psn: Psn) -> usize {
 /// Returns the lowest `count` bits.
 pub(super) fn mask(count: u32) -> u128 {
     u128::MAX.checked_shr(128 - count.min(128)).unwrap_or(0)
-}
-
-impl Requester {
-    /// Returns the number of PSNs from `una` to the last one sent.
-    fn outstanding(&self) -> u32 {
-        (self.sent_end - self.una.value()).value()
-    }
-
-    /// Marks everything that is outstanding and did not come to be sent again, after a rewind.
-    pub(super) fn mark_all_lost(&mut self) {
-        let outstanding = self.outstanding();
-        let Some(board) = &mut self.scoreboard else { return };
-        board.rebase(self.una);
-        board.again = 0;
-        board.whole = outstanding > Sack::BITS;
-        board.lost = if board.whole { 0 } else { mask(outstanding) & !board.came };
-        board.timed_at = Nanos::MAX;
-    }
-
-    /// Moves the position to the next packet to send again, or to the first one never sent.
-    pub(super) fn skip_what_came(&mut self) {
-        let (una, end, position) = (self.una, self.sent_end, self.position());
-        let Some(board) = &mut self.scoreboard else { return };
-        board.rebase(una);
-        if board.whole {
-            board.whole = position.is_before(end);
-            return;
-        }
-        let to = if board.lost == 0 { end } else { una + board.lost.trailing_zeros() };
-        if to == position || !(position.is_before(end) || to.is_before(end)) {
-            return;
-        }
-        self.forget_failure();
-        self.rewind_to(to);
-        // A READ or an atomic is one request, which its first PSN names.
-        let wqe = self.queue.at(self.next);
-        if self.next_packet > 0 && wqe.wr.opcode.takes_resource() && !wqe.first_psn.is_before(una) {
-            self.next_packet = 0;
-        }
-    }
-
-    /// Records a packet that was sent again, and moves the position to the next one.
-    pub(super) fn note_sent_again(&mut self, now: Nanos, psn: Psn, count: u32) {
-        let (una, end) = (self.una, self.sent_end);
-        if let Some(board) = &mut self.scoreboard {
-            board.rebase(una);
-            board.sent_again(now, psn, count, end);
-            self.skip_what_came();
-        }
-    }
-
-    /// Handles progress after a loss: the time before a probe is short again.
-    #[cold]
-    pub(super) fn note_progress(&mut self, now: Nanos, longest: Option<Nanos>) {
-        let una = self.una;
-        if let Some(board) = &mut self.scoreboard {
-            board.probes = 0;
-            board.measure(now, |psn| psn.is_before(una));
-            self.ack_timeout = longest.map(|longest| longest.min(board.patience()));
-        }
-        if una == self.sent_end {
-            self.going_back = None;
-        }
-    }
-
-    /// Sets the time after which silence is a loss. `longest`: the local ACK timeout.
-    pub(super) fn set_timeout(&mut self, longest: Option<Nanos>) {
-        let patience = self.scoreboard.as_ref().map_or(Nanos::MAX, |board| board.patience());
-        self.ack_timeout = longest.map(|longest| longest.min(patience));
-    }
-
-    /// Turns selective repeat on or off.
-    pub(super) fn set_selective(&mut self, on: bool) {
-        self.scoreboard = on.then(|| Box::new(Scoreboard::new()));
-    }
-}
-
-impl Qp {
-    /// Handles a selective acknowledgement: completes what it acknowledges, and sends again what it asks for.
-    pub(super) fn handle_sack(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Verdict {
-        let psn = packet.bth.psn;
-        let (Some(sack), Some(aeth)) = (packet.sack(), packet.aeth()) else { return Verdict::Ghost };
-        let r = &mut self.requester;
-        // A peer without the agreement takes no notice: the opcode is none of its own.
-        let Some(board) = &mut r.scoreboard else {
-            ctx.counters.rx_wrong_service += 1;
-            return Verdict::WrongService;
-        };
-        let end = psn + u32::from(sack.count);
-        let is_sent = !r.sent_end.is_before(end) && sack.latest.is_before(r.sent_end);
-        let Syndrome::Ack { credits } = aeth.kind() else { return self.incoherent_sack(ctx) };
-        if !sack.is_coherent() || !is_sent || !packet.payload.is_empty() {
-            return self.incoherent_sack(ctx);
-        }
-        ctx.counters.rcvd_sacks += 1;
-        board.rebase(r.una);
-        let (una, latest) = (r.una, sack.latest);
-        let cause = board.order_of(latest, una);
-        let came = |psn: Psn| {
-            sack.bitmap.checked_shr(psn.distance_from(packet.bth.psn) as u32).unwrap_or(0) & 1 == 1
-        };
-        board.measure(ctx.now, came);
-        // What of the order is older than `una` proves nothing.
-        let cause = (latest.distance_from(una) >= 0).then_some((cause, latest));
-        self.note_credits(credits, aeth.msn);
-        if let Err(verdict) = self.acknowledge_before(ctx, psn) {
-            return verdict;
-        }
-        // Packets that are sent again after the wait anyway.
-        if matches!(self.requester.sending, Sending::RnrWait(_)) {
-            return Verdict::Stale;
-        }
-        self.mark_missing(ctx, &sack, una, cause)
-    }
-
-    /// Drops a SACK that no conforming peer sends.
-    #[cold]
-    fn incoherent_sack(&mut self, ctx: &mut Ctx<'_>) -> Verdict {
-        ctx.counters.ghost_acks += 1;
-        Verdict::Ghost
-    }
-
-    /// Marks what a SACK asks for. `before`: `una` before the SACK; `cause`: order and PSN of the packet that caused the SACK.
-    fn mark_missing(
-        &mut self,
-        ctx: &mut Ctx<'_>,
-        sack: &Sack,
-        before: Psn,
-        cause: Option<((u8, i32), Psn)>,
-    ) -> Verdict {
-        let r = &mut self.requester;
-        let (una, end) = (r.una, r.sent_end);
-        let Some(board) = &mut r.scoreboard else { return Verdict::Acknowledged };
-        board.rebase(una);
-        // The newest SACK counts: the peer may have dropped what it had kept.
-        let dropped = board.came & sack.covered() & !sack.bitmap;
-        board.came = sack.bitmap | board.came & !sack.covered();
-        board.again &= !(board.came | dropped);
-        let missing = sack.covered() & !sack.bitmap;
-        let mut lost = missing & !board.again & !board.lost;
-        let mut tries = missing & board.again & !board.lost;
-        // A peer that drops packets, because they may not be placed yet, drops them until the oldest comes.
-        let latest = cause.map(|(_, latest)| latest.distance_from(una));
-        let drops =
-            latest.is_some_and(|at| at >= 0 && sack.bitmap.checked_shr(at as u32).unwrap_or(0) & 1 == 0);
-        if drops {
-            tries &= 1;
-        }
-        while tries != 0 {
-            let index = tries.trailing_zeros();
-            tries &= tries - 1;
-            let psn = una + index;
-            let sent = board.order_of(psn, una);
-            let sent = (
-                sent.0.wrapping_add((una.value() as u8).wrapping_sub(before.value() as u8)),
-                psn.distance_from(before),
-            );
-            if cause.is_some_and(|(cause, _)| cause > sent) {
-                lost |= 1 << index;
-            }
-        }
-        let oldest_is_lost_again = lost & board.again & 1 == 1;
-        if oldest_is_lost_again && drops {
-            lost = missing & !board.lost;
-        }
-        board.lost = (board.lost | lost) & !board.came;
-        invariant!(board.lost & board.came == 0, "PSNs that came are sent again");
-        let (asked, of) = (missing.count_ones() as u8, sack.count);
-        if board.whole || board.lost == 0 {
-            let is_progress = una != before;
-            return if is_progress { Verdict::Acknowledged } else { Verdict::Selective { asked, of } };
-        }
-        if oldest_is_lost_again {
-            if r.retries_left == 0 {
-                ctx.counters.retry_exceeded_err += 1;
-                self.fail_oldest(ctx, WcStatus::RetryExc, 0);
-                return Verdict::Failed(WcStatus::RetryExc);
-            }
-            r.retries_left -= 1;
-        }
-        let first = una + board.lost.trailing_zeros();
-        if lost != 0 || first.is_before(end) && !r.position().is_before(end) {
-            r.going_back = Some(Cause::Selective);
-            // The first packet sent restarts the timer.
-            r.retransmit_at = Nanos::MAX;
-            self.pacing.forget_probe();
-        }
-        self.requester.skip_what_came();
-        Verdict::Selective { asked, of }
-    }
-
-    /// Sends the last packet again, or the oldest READ or atomic, if the silence is shorter than the local ACK timeout. Costs no
-    /// retry. Returns `None` if the timeout is reached, or without selective repeat.
-    pub(super) fn probe(&mut self, ctx: &mut Ctx<'_>) -> Option<Verdict> {
-        let longest = self.attributes().ack_timeout()?;
-        let r = &mut self.requester;
-        let awaits_data = r.reads_outstanding > 0;
-        let (una, end, outstanding) = (r.una, r.sent_end, r.outstanding());
-        let board = r.scoreboard.as_mut()?;
-        if board.patience() >= longest || outstanding == 0 {
-            return None;
-        }
-        board.rebase(una);
-        board.probes += 1;
-        board.timed_at = Nanos::MAX;
-        let psn = if awaits_data { una } else { end - 1 };
-        board.whole = false;
-        board.lost |= 1u128.checked_shl(psn.distance_from(una) as u32).unwrap_or(1);
-        r.ack_timeout = Some(longest.min(board.patience()));
-        r.going_back = Some(Cause::Probe);
-        r.retransmit_at = Nanos::MAX;
-        r.skip_what_came();
-        self.pacing.forget_probe();
-        ctx.counters.tail_probes += 1;
-        Some(Verdict::GoBack(Cause::Probe))
-    }
 }

@@ -22,7 +22,6 @@ use super::adapter::{Adapter, DeviceSlot, IsOfClient};
 use super::error::DeviceError;
 use super::gid_table::{GidEntry, GidOrder, GidTable};
 use super::knob_file::KnobFile;
-use super::local_gids::gids_of;
 use super::resolve::Resolve;
 use super::selective_repeat::SelectiveRepeat;
 use super::snapshot::{Clients, CmIds};
@@ -370,4 +369,20 @@ impl Device {
     pub(super) fn call(&self, command: impl Into<Command>) -> Result<Answer, DeviceError> {
         Ok(self.inner.adapter.call(command)?)
     }
+}
+
+/// Returns the GIDs of these addresses on a port.
+fn gids_of(
+    config: &DeviceConfig,
+    addresses: impl IntoIterator<Item = IpAddr>,
+    port: &PortInfo,
+) -> Result<GidTable, DeviceError> {
+    let mut gids = GidTable::in_order(config.gid_order, addresses);
+    if config.roce_v1 {
+        if port.carries == Carries::Datagrams {
+            return Err(DeviceError::NoRoceV1(port.name.clone()));
+        }
+        gids.add_roce_v1();
+    }
+    Ok(gids)
 }

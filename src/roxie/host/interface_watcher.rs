@@ -14,11 +14,12 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use super::error::{DeviceError, OpenError};
 use super::inspect::{LiveCapture, Window};
 use super::state::State;
-use super::watched_sources::{InterfaceWatcher, WatchedSources};
+use super::vlans::VlanFollower;
+use super::watched_interface::{InterfaceWatcher, Live};
 use roxie_base::threads::spawn_unsignalled;
 use roxie_nic::verbs::{AsyncEvent, EventKind};
 use roxie_port::LinkChange;
-use roxie_port::netdev::{Change, Watch};
+use roxie_port::netdev::{Change, Neighbours, Watch};
 use roxie_wire::Gid;
 
 /// Delay before a failed query is repeated, in ms: the notification that caused it will not come again. A reader that could not be
@@ -26,6 +27,18 @@ use roxie_wire::Gid;
 const RETRY_MS: u16 = 100;
 /// Interval between two checks of the congestion control file, in ms.
 const FILE_MS: u16 = 100;
+
+/// The sources that the thread follows, and their use for the device.
+pub(super) struct WatchedSources {
+    /// The interface, kept up to date by the thread.
+    pub(super) interface: Live,
+    /// True if the interface's addresses become GIDs. False if the user chose the GIDs.
+    pub(super) addresses: bool,
+    /// The neighbours that the device sends to, if frames carry their MAC addresses.
+    pub(super) neighbours: Option<Arc<Neighbours>>,
+    /// The VLAN interfaces on the interface, if their addresses become GIDs.
+    pub(super) vlans: Option<VlanFollower>,
+}
 
 /// Starts to follow an interface, in the calling thread's network namespace, for a device.
 pub(super) fn watch(device: Arc<State>, sources: WatchedSources) -> Result<InterfaceWatcher, OpenError> {

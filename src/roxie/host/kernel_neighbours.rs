@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::error::ResolveError;
 use super::resolve::Resolve;
-use super::watched_sources::Live;
+use super::watched_interface::Live;
 use roxie_port::netdev::Neighbours;
 use roxie_port::netdev::neighbour::NeighbourError;
 

@@ -3,32 +3,16 @@
 use std::net::IpAddr;
 use std::sync::PoisonError;
 
-use super::device::{Device, DeviceConfig};
+use super::device::Device;
 use super::error::DeviceError;
 use super::gid_table::GidTable;
 use super::resolve::Resolve;
 use super::state::State;
 use roxie_nic::nic::Command;
 use roxie_nic::verbs::LocalGid;
-use roxie_port::{Carries, PortInfo};
+use roxie_port::Carries;
 use roxie_wire::net::multicast_mac;
 use roxie_wire::{Encapsulation, Gid};
-
-/// Returns the GIDs of these addresses on a port.
-pub(super) fn gids_of(
-    config: &DeviceConfig,
-    addresses: impl IntoIterator<Item = IpAddr>,
-    port: &PortInfo,
-) -> Result<GidTable, DeviceError> {
-    let mut gids = GidTable::in_order(config.gid_order, addresses);
-    if config.roce_v1 {
-        if port.carries == Carries::Datagrams {
-            return Err(DeviceError::NoRoceV1(port.name.clone()));
-        }
-        gids.add_roce_v1();
-    }
-    Ok(gids)
-}
 
 impl Device {
     /// Returns a copy of the GID table.

@@ -81,7 +81,7 @@ mod srq;
 mod stack;
 mod state;
 mod vlans;
-mod watched_sources;
+mod watched_interface;
 
 // Types of lower layers in this layer's interface.
 pub use roxie_engine::{Drive, EventSink, MAX_WATCHED, Wait, Watched};

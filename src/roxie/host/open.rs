@@ -9,12 +9,12 @@ use super::claim::{Claim, PortPlan};
 use super::device::{Device, DeviceConfig};
 use super::error::{OpenError, ResolveError};
 use super::gid_table::GidOrder;
-use super::interface_watcher::watch;
+use super::interface_watcher::{WatchedSources, watch};
 use super::kernel_neighbours::{KernelNeighbours, VlanResolvers};
 use super::resolve::Resolve;
 use super::stack::Stack;
 use super::vlans::VlanFollower;
-use super::watched_sources::{Live, WatchedSources};
+use super::watched_interface::Live;
 use crate::remote::Attachment;
 use roxie_nic::nic::CongestionConfig;
 #[cfg(any(feature = "udp", feature = "xdp"))]

@@ -14,7 +14,7 @@ use super::knob_file::KnobFile;
 use super::resolve::Resolve;
 use super::selective_repeat::SelectiveRepeat;
 use super::snapshot::{Clients, CmIds};
-use super::watched_sources::InterfaceWatcher;
+use super::watched_interface::InterfaceWatcher;
 
 /// A device's handles. The following thread shares the state, but not the handle that ends the thread. Dropping the last handle
 /// therefore waits for the thread, and then closes the port.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::kernel_neighbours::{KernelNeighbours, OfVlan, VlanResolvers};
 use super::state::State;
-use super::watched_sources::Live;
+use super::watched_interface::Live;
 use roxie_nic::verbs::LocalGid;
 use roxie_port::netdev::{Interface, Neighbours, VlanLink, Vlans};
 use roxie_wire::Gid;

@@ -1,4 +1,4 @@
-//! The handle to the thread that follows an interface, and the thread's inputs.
+//! The interface as last seen, and the handle to the thread that follows it.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -6,8 +6,7 @@ use std::thread::{self, JoinHandle};
 
 use nix::sys::eventfd::EventFd;
 
-use super::vlans::VlanFollower;
-use roxie_port::netdev::{Interface, Neighbours};
+use roxie_port::netdev::Interface;
 
 /// The interface as last seen, shared by its users.
 #[derive(Clone, Debug)]
@@ -25,18 +24,6 @@ impl Live {
     pub(super) fn set(&self, interface: &Interface) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).clone_from(interface);
     }
-}
-
-/// The sources that the thread follows, and their use for the device.
-pub(super) struct WatchedSources {
-    /// The interface, kept up to date by the thread.
-    pub(super) interface: Live,
-    /// True if the interface's addresses become GIDs. False if the user chose the GIDs.
-    pub(super) addresses: bool,
-    /// The neighbours that the device sends to, if frames carry their MAC addresses.
-    pub(super) neighbours: Option<Arc<Neighbours>>,
-    /// The VLAN interfaces on the interface, if their addresses become GIDs.
-    pub(super) vlans: Option<VlanFollower>,
 }
 
 /// The thread that follows. Ends when this is dropped.
