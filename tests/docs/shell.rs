@@ -76,7 +76,7 @@ fn kind(text: &str) -> Kind {
             ["echo", ..] | ["roxie", "cc", ..] => {}
             ["roxie", "lab", what, ..] if *what != "serve" => {}
             ["roxie", "decode", .., file] if *file != "-" => reads = Some((*file).to_owned()),
-            ["roxie", "perf" | "pingpong", ..] if has(["--port", "memory"]) => {}
+            ["roxie", "perf" | "pingpong" | "nvme", ..] if has(["--port", "memory"]) => {}
             ["roxie", "demo", "congestion", ..] if words.contains(&"--no-programs") => {}
             _ => return Kind::Elsewhere,
         }
