@@ -122,6 +122,7 @@ fn assert_isolated(gids: &[LocalGid], foreign: &[(&str, &[Tag])], own: &[(&str, 
     }
 }
 
+//= test: IBTA A17.4.5: vlan-is-that-of-the-gid
 #[test]
 fn gid_of_a_vlan_takes_its_tag_alone() {
     let foreign = [&FOREIGN[..], &PLAIN, &UNKNOWN].concat();
@@ -246,6 +247,7 @@ fn roce_v1_connection_asks_and_answers_with_grhs() {
     assert!(sent.len() == 1 && sent[0].0.is_roce_v1());
 }
 
+//= test: IBTA A17.4.5: roce-v1-is-for-a-gid-of-its-type
 #[test]
 fn nic_without_roce_v1_gids_takes_none() {
     for qp_type in TYPES {
@@ -257,6 +259,7 @@ fn nic_without_roce_v1_gids_takes_none() {
     }
 }
 
+//= test: IBTA A16: ud-receive-over-v1-begins-with-the-grh
 #[test]
 fn roce_v1_receive_starts_with_the_grh() {
     let mut stage = stage(QpType::Ud, &[on(Encapsulation::v1())]);

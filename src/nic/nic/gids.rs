@@ -72,6 +72,7 @@ impl Gids {
             return encapsulation.is_plain()
                 || encapsulation == Encapsulation::v1() && self.any(|own| own == encapsulation);
         }
+        //= IBTA A17.4.5: roce-v1-is-for-a-gid-of-its-type, vlan-is-that-of-the-gid
         // A GID that is only of a VLAN, or only RoCE v1, takes no plain packets.
         let knows = || self.listed.iter().any(|own| own.gid == to);
         self.has(to, encapsulation) || encapsulation.is_plain() && !knows()

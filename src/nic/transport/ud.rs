@@ -137,6 +137,7 @@ impl Responder {
         let sges = &self.sges[..self.receive.map_or(0, |w| w.num_sge as usize)];
         let header_len = match packet.net {
             NetHeader::Ipv4(_) => IPV4_LEN,
+            //= IBTA A16: ud-receive-over-v1-begins-with-the-grh
             NetHeader::Ipv6(_) | NetHeader::Grh(_) => GRH_LEN,
         };
         //= IBTA A17.9.1: ud-receive-begins-with-40-bytes

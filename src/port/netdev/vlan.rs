@@ -189,7 +189,7 @@ mod tests {
     fn other_links_are_no_vlans_of_the_interface() {
         assert_eq!(vlan_of(&new_link(9, &vlan(3, b"vlan\0", 0x8100)), 2), None, "on another interface");
         assert_eq!(vlan_of(&new_link(9, &vlan(2, b"vlan\0", 0x88a8)), 2), None, "service tags");
-        assert_eq!(vlan_of(&new_link(9, &vlan(2, b"macvlan\0", 0x8100)), 2), None, "another kind");
+        assert_eq!(vlan_of(&new_link(9, &vlan(2, b"dummy\0", 0x8100)), 2), None, "another kind");
         let mut elsewhere = vlan(2, b"vlan\0", 0x8100);
         elsewhere.push(attribute(37, &0_u32.to_ne_bytes()));
         assert_eq!(vlan_of(&new_link(9, &elsewhere), 2), None, "IFLA_LINK_NETNSID: of another namespace");
