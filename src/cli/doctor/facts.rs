@@ -51,6 +51,9 @@ pub(super) enum Crc {
     Tables,
 }
 
+/// The offload by which a driver takes VLAN tags out of received frames.
+pub(super) const HIDES_TAGS: &str = "rx-vlan-hw-parse";
+
 /// An interface and its driver.
 #[derive(Clone, Debug)]
 pub(super) struct Nic {
@@ -70,6 +73,20 @@ pub(super) struct Nic {
     pub(super) xdp_obstacles: Vec<String>,
     /// The obstacle to packet sockets.
     pub(super) packet_obstacle: Option<String>,
+    /// Its station address, in the usual notation.
+    pub(super) mac: String,
+    /// VLAN interfaces on it.
+    pub(super) vlans: Vec<Vlan>,
+    /// The mode, if it is a bond.
+    pub(super) bond: Option<String>,
+}
+
+/// A VLAN interface.
+#[derive(Clone, Debug)]
+pub(super) struct Vlan {
+    pub(super) name: String,
+    /// True if its station address is that of the interface below.
+    pub(super) shares_mac: bool,
 }
 
 /// Other receivers of the same frames.
@@ -96,7 +113,10 @@ pub(super) struct RdmaDevice {
 impl Facts {
     /// True if AF_XDP should open, as far as can be told without trying.
     pub(super) fn xdp_possible(&self) -> bool {
-        self.nic.xdp_obstacles.is_empty() && self.others.xdp_program.is_none() && self.nic.name != "lo"
+        self.nic.xdp_obstacles.is_empty()
+            && self.others.xdp_program.is_none()
+            && self.nic.name != "lo"
+            && self.nic.bond.is_none()
     }
 
     /// Returns label and text of each line.
@@ -110,9 +130,11 @@ impl Facts {
             _ => "down",
         };
         let addresses: Vec<String> = nic.addresses.iter().map(ToString::to_string).collect();
+        let vlans: Vec<String> = nic.vlans.iter().map(|vlan| vlan.name.clone()).collect();
         let devices: Vec<String> = others.rdma_devices.iter().map(|device| device.name.clone()).collect();
         let obstacles = match (&nic.xdp_obstacles[..], &others.xdp_program) {
             ([], None) if nic.name == "lo" => "no: the loopback interface has none".to_owned(),
+            ([], None) if nic.bond.is_some() => "no: the interface is a bond".to_owned(),
             ([], None) => "possible".to_owned(),
             ([], Some((id, _))) => format!("no: XDP program {id} is attached"),
             (some, _) => format!("no: {}", some.join("; ")),
@@ -125,6 +147,7 @@ impl Facts {
             ("processors", format!("{}, load {:.1}, ICRC {}", host.processors, host.load, crc(host.crc))),
             ("interface", format!("{}: {state}, driver {}", nic.name, nic.driver)),
             ("addresses", list(&addresses)),
+            ("VLAN interfaces", list(&vlans)),
             ("MTU", nic.mtu.to_string()),
             ("queues", queues(nic)),
             ("offloads", list(&offloads(nic))),
@@ -153,7 +176,13 @@ impl Facts {
             .iter()
             .map(|device| json!({ "name": device.name, "software": device.software }))
             .collect();
+        let vlans: Vec<Value> = nic
+            .vlans
+            .iter()
+            .map(|vlan| json!({ "name": vlan.name, "shares_mac": vlan.shares_mac }))
+            .collect();
         json!({
+            "vlans": vlans, "bond": nic.bond,
             "kernel": host.kernel, "surroundings": format!("{:?}", host.surroundings).to_lowercase(),
             "seccomp": host.filtered, "library": host.library.as_ref().ok(), "may_mount": host.may_mount,
             "locked_memory": host.locked_memory, "huge_pages": host.huge_pages.0, "huge_page_kib": host.huge_pages.1,
@@ -206,13 +235,14 @@ fn queues(nic: &Nic) -> String {
 
 /// Lists the relevant offloads that are on.
 fn offloads(nic: &Nic) -> Vec<String> {
-    const MATTER: [&str; 6] = [
+    const MATTER: [&str; 7] = [
         "rx-gro",
         "rx-gro-hw",
         "rx-lro",
         "tx-generic-segmentation",
         "tx-udp-segmentation",
         "rx-udp-gro-forwarding",
+        HIDES_TAGS,
     ];
     MATTER.into_iter().filter(|name| nic.offloads.is_on(name)).map(str::to_owned).collect()
 }

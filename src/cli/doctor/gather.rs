@@ -6,12 +6,12 @@ use std::path::Path;
 use std::thread::available_parallelism;
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
-use roxie::netdev::{Interface, ethtool};
+use roxie::netdev::{Bond, Interface, Vlans, ethtool};
 use roxie::port::group;
 use roxie::port::xdp::program_holders;
 use roxie::wire::ROCE_V2_PORT;
 
-use super::facts::{Crc, Facts, Host, Nic, Others, RdmaDevice};
+use super::facts::{Crc, Facts, Host, Nic, Others, RdmaDevice, Vlan};
 use crate::device::interface::{Without, usable_interface};
 use crate::failure::Failure;
 use crate::run::Library;
@@ -115,7 +115,12 @@ fn crc(cpuinfo: &str) -> Crc {
 
 fn nic(interface: Interface) -> Nic {
     let index = interface.index;
+    let vlans = Vlans::on(index).and_then(|mut vlans| vlans.links()).unwrap_or_default();
+    let vlans = vlans.into_iter().map(|link| Vlan { shares_mac: link.mac == interface.mac, name: link.name });
     Nic {
+        vlans: vlans.collect(),
+        bond: Bond::of(index).ok().flatten().map(|bond| bond.mode),
+        mac: interface.mac.map(|byte| format!("{byte:02x}")).join(":"),
         packet_obstacle: packet_obstacle(),
         xdp_obstacles: if interface.name == "lo" { Vec::new() } else { xdp_obstacles(&interface) },
         rx_ring: ethtool::rx_ring(index).ok(),

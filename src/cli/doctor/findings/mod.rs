@@ -3,7 +3,7 @@
 use roxie::verbs::Mtu;
 use serde_json::{Value, json};
 
-use super::facts::{Crc, Facts, Nic};
+use super::facts::{Crc, Facts, HIDES_TAGS, Nic};
 
 /// Severity of a finding. Findings are printed in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -80,6 +80,9 @@ pub(super) fn findings(facts: &Facts) -> Vec<Finding> {
         adapter,
         xdp_claimed,
         no_xdp,
+        bond,
+        vlan_of_its_own,
+        hidden_tags,
         too_many_queues,
         merging,
         narrow_mtu,
@@ -225,6 +228,46 @@ fn no_xdp(facts: &Facts) -> Option<Finding> {
         // The finding's benefit is printed in its own line.
         let change = change.trim_start_matches("to have it, ").trim_end_matches(" to have it");
         Finding::new(Hurts, "no-xdp", what, change, OVER_SOCKETS)
+    })
+}
+
+fn bond(facts: &Facts) -> Option<Finding> {
+    let mode = facts.nic.bond.as_ref()?;
+    let name = &facts.nic.name;
+    Some(Finding::new(
+        Note,
+        "bond",
+        format!("{name} is a bond ({mode}): AF_XDP would have to be on its slaves, and is refused"),
+        "use packet sockets: --port packet",
+        "a device that follows the bond's fail-over",
+    ))
+}
+
+fn vlan_of_its_own(facts: &Facts) -> Option<Finding> {
+    let Nic { name, mac, vlans, .. } = &facts.nic;
+    let vlan = &vlans.iter().find(|vlan| !vlan.shares_mac)?.name;
+    Some(Finding::new(
+        Hurts,
+        "vlan-of-its-own",
+        format!(
+            "{vlan} has another MAC address than {name}, so its addresses are no GIDs of a device on {name}"
+        ),
+        format!("ip link set dev {vlan} address {mac}"),
+        "GIDs on that VLAN, on the same device",
+    ))
+}
+
+fn hidden_tags(facts: &Facts) -> Option<Finding> {
+    let Nic { name, vlans, offloads, .. } = &facts.nic;
+    let is_fixed = offloads.is_on(HIDES_TAGS) && !offloads.may_change(HIDES_TAGS);
+    (facts.xdp_possible() && !vlans.is_empty() && is_fixed).then(|| {
+        Finding::new(
+            Hurts,
+            "hidden-tags",
+            format!("the driver of {name} takes VLAN tags out of frames before AF_XDP sees them, and cannot be told otherwise"),
+            "use packet sockets for VLANs: --port packet",
+            "GIDs on VLANs",
+        )
     })
 }
 

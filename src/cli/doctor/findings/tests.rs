@@ -2,7 +2,7 @@
 
 use roxie::netdev::ethtool::{Offloads, RxRing, XdpFeatures};
 
-use super::super::facts::{Host, Others, RdmaDevice};
+use super::super::facts::{Host, Others, RdmaDevice, Vlan};
 use super::*;
 use crate::run::hint::Environment;
 
@@ -40,6 +40,9 @@ fn fine() -> Facts {
             xdp: Some(XdpFeatures(0b111_1111)),
             xdp_obstacles: Vec::new(),
             packet_obstacle: None,
+            mac: "02:00:00:00:00:09".into(),
+            vlans: Vec::new(),
+            bond: None,
         },
         others: Others::default(),
     }
@@ -175,6 +178,34 @@ fn missing_privilege_for_af_xdp_is_named() {
 fn too_many_queues_hurt() {
     finds(Hurts, "too-many-queues", "ethtool -L eth9 combined 64", |facts| facts.nic.rx_queues = 65);
     assert_eq!(ids(&after(|facts| facts.nic.rx_queues = 64)), [""; 0]);
+}
+
+#[test]
+fn bond_is_noted() {
+    finds(Note, "bond", "--port packet", |facts| facts.nic.bond = Some("active-backup".into()));
+}
+
+#[test]
+fn vlan_with_other_mac_hurts() {
+    let vlan = |shares_mac| Vlan { name: "eth9.5".into(), shares_mac };
+    assert_eq!(after(|facts| facts.nic.vlans.push(vlan(true))), []);
+    let change = "ip link set dev eth9.5 address 02:00:00:00:00:09";
+    finds(Hurts, "vlan-of-its-own", change, |facts| facts.nic.vlans.push(vlan(false)));
+}
+
+#[test]
+fn tags_hidden_for_good_hurt() {
+    let hidden = |facts: &mut Facts| {
+        facts.nic.vlans.push(Vlan { name: "eth9.5".into(), shares_mac: true });
+        facts.nic.offloads.active.push(HIDES_TAGS.into());
+    };
+    finds(Hurts, "hidden-tags", "--port packet", hidden);
+    // The port turns the offload off by itself.
+    let changeable = after(|facts| {
+        hidden(facts);
+        facts.nic.offloads.changeable.push(HIDES_TAGS.into());
+    });
+    assert_eq!(changeable, []);
 }
 
 #[test]
