@@ -410,8 +410,11 @@ fn missing_and_ambiguous_devices_are_named() {
     net.left("capture --dev left").failed(2, &["choose one"]);
     net.left(&format!("capture --pid {one} -w /proc/none/x")).failed(1, &["cannot write /proc/none/x"]);
     let first = capturing(&net, &format!("--dev roxie0-{one} -w /dev/null"));
-    let second = net.left(&format!("capture --pid {one}"));
+    let kept = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(kept.path(), "an older capture").unwrap();
+    let second = net.left(&format!("capture --pid {one} -w {}", kept.path().display()));
     second.failed(3, &[&format!("process {} captures its frames already", first.child.id())]);
+    assert_eq!(std::fs::read(kept.path()).unwrap(), b"an older capture");
     // A stopped program does not answer: the command gives up.
     kill(Pid::from_raw(other.cast_signed()), Signal::SIGSTOP).unwrap();
     net.left(&format!("capture --pid {other}")).failed(3, &[&format!("process {other} does not answer")]);

@@ -102,11 +102,22 @@ fn capture(arguments: &Arguments) -> Result<(), Failure> {
             Sink::Stream(File::from(out))
         }
         Some(path) => Sink::Stream(
-            File::create(path)
+            // Emptied later: a device that refuses costs no file.
+            File::options()
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(path)
                 .map_err(|error| Failure::Run(format!("cannot write {}: {error}", path.display())))?,
         ),
     };
     let frames = chosen.attach(arguments.snaplen.unwrap_or(0))?;
+    if let Sink::Stream(file) = &sink
+        && !to_stdout
+    {
+        // Fails for what has no length: pipes and devices.
+        let _ = file.set_len(0);
+    }
     report_begin(arguments, &chosen)?;
     let session = Session::start(frames, sink, arguments.count)?;
     let ending = session.wait(&signals, arguments.seconds.map(|n| Duration::from_secs(n.into())))?;
