@@ -144,18 +144,12 @@ impl Host {
 
     /// Returns the path from this host to host `to`.
     pub fn path(&self, to: u16, ipv6: bool) -> AddressVector {
-        AddressVector {
-            sgid: Gid::from(Host::address(self.number, ipv6)),
-            dgid: Gid::from(Host::address(to, ipv6)),
-            smac: Host::mac(self.number),
-            dmac: Host::mac(to),
-            traffic_class: 0,
-            flow_label: 0,
-            hop_limit: 64,
-            sl: 0,
-            static_rate: 0,
-            encapsulation: Default::default(),
-        }
+        AddressVector::new(
+            Gid::from(Host::address(self.number, ipv6)),
+            Gid::from(Host::address(to, ipv6)),
+            Host::mac(self.number),
+            Host::mac(to),
+        )
     }
 
     fn run(

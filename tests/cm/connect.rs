@@ -78,18 +78,9 @@ fn both_ends_learn_the_others_parameters() {
 }
 
 fn way(route: Route) -> AddressVector {
-    AddressVector {
-        sgid: route.local,
-        dgid: route.remote,
-        smac: [2; 6],
-        dmac: [4; 6],
-        traffic_class: route.traffic_class,
-        flow_label: route.flow_label,
-        hop_limit: route.hop_limit,
-        sl: 0,
-        static_rate: 0,
-        encapsulation: Default::default(),
-    }
+    let Route { traffic_class, flow_label, hop_limit, .. } = route;
+    let path = AddressVector::new(route.local, route.remote, [2; 6], [4; 6]);
+    AddressVector { traffic_class, flow_label, hop_limit, ..path }
 }
 
 /// Exactly the attributes that each transition requires (`ib_verbs.c`, `qp_state_table`).

@@ -120,18 +120,12 @@ impl Bare {
 
     /// Connects to the QP of `peer`, from host `number` to host `to`.
     fn connect(&self, (number, to): (u8, u8), peer: &Bare, mut call: impl FnMut(Command) -> Answer) {
-        let way = AddressVector {
-            sgid: Gid::from(Host::address(number.into(), false)),
-            dgid: Gid::from(Host::address(to.into(), false)),
-            smac: bent::mac(number),
-            dmac: bent::mac(to),
-            traffic_class: 0,
-            flow_label: 0,
-            hop_limit: 64,
-            sl: 0,
-            static_rate: 0,
-            encapsulation: Default::default(),
-        };
+        let way = AddressVector::new(
+            Gid::from(Host::address(number.into(), false)),
+            Gid::from(Host::address(to.into(), false)),
+            bent::mac(number),
+            bent::mac(to),
+        );
         let to =
             Connected { peer: peer.qp.qpn, path: way, path_mtu: Mtu::Mtu1024, timeout: 20, rd_atomic: 1 };
         for attr in to.steps(QpType::Rc) {

@@ -61,18 +61,12 @@ impl Stations {
 
     /// The path from one host to another.
     pub fn path(&self, from: usize, to: usize, ipv6: bool) -> AddressVector {
-        AddressVector {
-            sgid: Gid::from(self.address(from, ipv6)),
-            dgid: Gid::from(self.address(to, ipv6)),
-            smac: self.mac(from),
-            dmac: self.mac(to),
-            traffic_class: 0,
-            flow_label: 0,
-            hop_limit: 64,
-            sl: 0,
-            static_rate: 0,
-            encapsulation: Default::default(),
-        }
+        AddressVector::new(
+            Gid::from(self.address(from, ipv6)),
+            Gid::from(self.address(to, ipv6)),
+            self.mac(from),
+            self.mac(to),
+        )
     }
 
     /// Changes the MAC address of a host.

@@ -223,18 +223,12 @@ impl Application {
         };
         let rtr = QpAttr {
             state: Some(QpState::Rtr),
-            av: Some(AddressVector {
-                sgid: gid(end.nic),
-                dgid: gid(to.nic),
-                smac: mac(end.nic as usize),
-                dmac: mac(to.nic as usize),
-                traffic_class: 0,
-                flow_label: 0,
-                hop_limit: 64,
-                sl: 0,
-                static_rate: 0,
-                encapsulation: Default::default(),
-            }),
+            av: Some(AddressVector::new(
+                gid(end.nic),
+                gid(to.nic),
+                mac(end.nic as usize),
+                mac(to.nic as usize),
+            )),
             path_mtu: Some(Mtu::Mtu1024),
             dest_qpn: Some(to.qpn),
             rq_psn: Some(Psn::new(to.qpn.value())),

@@ -135,18 +135,8 @@ pub(crate) fn attr_of(words: &[u64]) -> Option<QpAttr> {
                 let [_, _, mac @ ..] = word.to_be_bytes();
                 mac
             };
-            Some(AddressVector {
-                sgid: gid(from, from_low),
-                dgid: gid(to, to_low),
-                smac: mac(smac),
-                dmac: mac(dmac),
-                traffic_class: 0,
-                flow_label: 0,
-                hop_limit: hop_limit as u8,
-                sl: 0,
-                static_rate: 0,
-                encapsulation: Default::default(),
-            })
+            let path = AddressVector::new(gid(from, from_low), gid(to, to_low), mac(smac), mac(dmac));
+            Some(AddressVector { hop_limit: hop_limit as u8, ..path })
         }
         _ => return None,
     };

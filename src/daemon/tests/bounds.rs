@@ -31,20 +31,7 @@ fn path_gets_the_source_mac_of_the_port() {
     let gid = nic.daemon.inner.registry.device.gids()[0].gid;
     let forged = [2, 0xde, 0xad, 0xbe, 0xef, 1];
     let (sgid, dgid, smac, dmac) = (gid, gid, forged, [2, 0, 0, 0, 0, 2]);
-    let (traffic_class, flow_label, hop_limit, sl, static_rate) = (0, 0, 64, 0, 0);
-    let encapsulation = Default::default();
-    let av = AddressVector {
-        sgid,
-        dgid,
-        smac,
-        dmac,
-        traffic_class,
-        flow_label,
-        hop_limit,
-        sl,
-        static_rate,
-        encapsulation,
-    };
+    let av = AddressVector::new(sgid, dgid, smac, dmac);
     step(QpAttr {
         state: Some(QpState::Rtr),
         av: Some(av),

@@ -116,20 +116,7 @@ fn bells_for_others_qps_are_not_heard() {
 fn path() -> AddressVector {
     let gid = |last| Gid::from(std::net::IpAddr::from([192, 0, 2, last]));
     let (sgid, dgid, smac, dmac) = (gid(1), gid(2), [2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
-    let (traffic_class, flow_label, hop_limit, sl, static_rate) = (0, 0, 64, 0, 0);
-    let encapsulation = Default::default();
-    AddressVector {
-        sgid,
-        dgid,
-        smac,
-        dmac,
-        traffic_class,
-        flow_label,
-        hop_limit,
-        sl,
-        static_rate,
-        encapsulation,
-    }
+    AddressVector::new(sgid, dgid, smac, dmac)
 }
 
 /// Returns a QP with `max_send_wr` send slots that drains its send queue.

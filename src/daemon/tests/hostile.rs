@@ -148,19 +148,13 @@ impl Hostile {
 
     fn path(&mut self) -> AddressVector {
         let (last, from) = (self.below(3) as u8, self.below(8));
-        AddressVector {
+        AddressVector::new(
             // Now and then another host's address.
-            sgid: gid(if from == 0 { 2 } else { 1 }),
-            dgid: gid(last),
-            smac: [2, 0, 0, 0, 0, 1],
-            dmac: [2, 0, 0, 0, 0, last],
-            traffic_class: 0,
-            flow_label: 0,
-            hop_limit: 64,
-            sl: 0,
-            static_rate: 0,
-            encapsulation: Default::default(),
-        }
+            gid(if from == 0 { 2 } else { 1 }),
+            gid(last),
+            [2, 0, 0, 0, 0, 1],
+            [2, 0, 0, 0, 0, last],
+        )
     }
 
     fn key(&mut self) -> u32 {

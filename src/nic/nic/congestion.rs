@@ -199,18 +199,8 @@ mod tests {
         let mut congestion = Congestion::new(1);
         congestion.ecn = EcnPolicy::Dscp(1 << 26 | 1);
         let marked = |traffic_class: u8| {
-            congestion.marks(&AddressVector {
-                sgid: Gid([0; 16]),
-                dgid: Gid([0; 16]),
-                smac: [0; 6],
-                dmac: [0; 6],
-                traffic_class,
-                flow_label: 0,
-                hop_limit: 64,
-                sl: 0,
-                static_rate: 0,
-                encapsulation: roxie_wire::Encapsulation::default(),
-            })
+            let path = AddressVector::new(Gid([0; 16]), Gid([0; 16]), [0; 6], [0; 6]);
+            congestion.marks(&AddressVector { traffic_class, ..path })
         };
         let classes: Vec<u8> = (0..=255).filter(|class| marked(*class)).collect();
         assert_eq!(classes, [0, 26 << 2]);

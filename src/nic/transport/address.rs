@@ -166,18 +166,8 @@ mod tests {
     use super::*;
 
     fn path() -> AddressVector {
-        AddressVector {
-            sgid: Gid([1; 16]),
-            dgid: Gid([2; 16]),
-            smac: [0; 6],
-            dmac: [0; 6],
-            traffic_class: 0,
-            flow_label: 0,
-            hop_limit: 1,
-            sl: 0,
-            static_rate: 0,
-            encapsulation: Default::default(),
-        }
+        let path = AddressVector::new(Gid([1; 16]), Gid([2; 16]), [0; 6], [0; 6]);
+        AddressVector { hop_limit: 1, ..path }
     }
 
     #[test]

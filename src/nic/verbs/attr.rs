@@ -86,6 +86,22 @@ pub struct AddressVector {
 }
 
 impl AddressVector {
+    /// Returns a path of RoCE v2 without a VLAN: traffic class and flow label 0, hop limit 64, service level 0, the port's rate.
+    pub fn new(sgid: Gid, dgid: Gid, smac: [u8; 6], dmac: [u8; 6]) -> AddressVector {
+        AddressVector {
+            sgid,
+            dgid,
+            smac,
+            dmac,
+            traffic_class: 0,
+            flow_label: 0,
+            hop_limit: 64,
+            sl: 0,
+            static_rate: 0,
+            encapsulation: Encapsulation::default(),
+        }
+    }
+
     /// Returns the rate of `static_rate` in kb/s (IBTA 9.11.1; `enum ibv_rate`); `None`: unlimited.
     pub fn static_rate_kbps(&self) -> Option<u32> {
         const GBPS_BY_CODE: [f64; 25] = [

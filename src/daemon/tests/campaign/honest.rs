@@ -82,20 +82,7 @@ impl End {
         let gid = |side: usize| Gid::from(std::net::IpAddr::from([192, 0, 2, side as u8 + 1]));
         let mac = |side: usize| [2, 0, 0, 0, 0, side as u8 + 1];
         let (sgid, dgid, smac, dmac) = (gid(own), gid(other), mac(own), mac(other));
-        let (traffic_class, flow_label, hop_limit, sl, static_rate) = (0, 0, 64, 0, 0);
-        let encapsulation = Default::default();
-        let av = AddressVector {
-            sgid,
-            dgid,
-            smac,
-            dmac,
-            traffic_class,
-            flow_label,
-            hop_limit,
-            sl,
-            static_rate,
-            encapsulation,
-        };
+        let av = AddressVector::new(sgid, dgid, smac, dmac);
         let to = |state| QpAttr { state: Some(state), ..QpAttr::default() };
         let init = QpAttr {
             pkey_index: Some(0),
