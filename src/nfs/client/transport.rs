@@ -21,8 +21,6 @@ pub(super) const SLOTS: u32 = 16;
 pub(super) const LONGEST_TRANSFER: usize = 128 << 10;
 /// Bytes of an inline message that this end receives.
 const INLINE: u32 = 4096;
-/// Interval at which a waiting call looks for the end of the connection.
-const TICK: Duration = Duration::from_millis(100);
 /// Bytes of a slot's memory: a transfer, and all that a reply has around it.
 const MEMORY: usize = LONGEST_TRANSFER + 4096;
 
@@ -202,11 +200,10 @@ impl Transport {
                 return self.finish(slot);
             }
             let left = until.saturating_duration_since(Instant::now());
-            match self.cq.wait(left.min(TICK)) {
+            let waited = self.connection.wait_for_completion(&self.cq, left);
+            match waited.map_err(|_| ClientError::Closed)? {
                 Some(wc) => self.completed(&wc)?,
-                None if self.connection.wait_for_end(Duration::ZERO) => return Err(ClientError::Closed),
-                None if left.is_zero() => return Err(ClientError::Timeout(timeout)),
-                None => {}
+                None => return Err(ClientError::Timeout(timeout)),
             }
         }
     }

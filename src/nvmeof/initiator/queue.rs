@@ -15,9 +15,6 @@ use crate::command::{self, Command};
 use crate::response::{self, Response};
 use crate::sgl::Sgl;
 
-/// Interval at which a queue that waits looks whether the target has disconnected.
-const TICK: Duration = Duration::from_millis(100);
-
 /// Sizes of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sizes {
@@ -203,11 +200,10 @@ impl HostQueue {
         let until = Instant::now() + timeout;
         while self.finished.is_empty() {
             let left = until.saturating_duration_since(Instant::now());
-            match self.cq.wait(left.min(TICK)) {
+            let waited = self.connection.wait_for_completion(&self.cq, left);
+            match waited.map_err(|_| InitiatorError::Closed)? {
                 Some(wc) => self.completed(&wc)?,
-                None if self.connection.wait_for_end(Duration::ZERO) => return Err(InitiatorError::Closed),
-                None if left.is_zero() => return Ok(None),
-                None => {}
+                None => return Ok(None),
             }
         }
         let id = self.finished.remove(0);

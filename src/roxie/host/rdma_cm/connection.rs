@@ -3,15 +3,24 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::super::ah_options::AhOptions;
+use super::super::cq::CompletionQueue;
 use super::super::qp::QueuePair;
 use super::dispatcher::Events;
 use super::{DialError, DialOptions, Shared, local_qp};
 use roxie_nic::cm::{Event, Parameters, WhyUnreachable};
-use roxie_nic::verbs::{LocalGid, QpAttr, QpState};
+use roxie_nic::verbs::{LocalGid, QpAttr, QpState, Wc};
 use roxie_wire::cm::{CommId, PrivateData};
+
+/// Interval at which a wait for a completion looks for the end of the connection.
+const LOOK_FOR_END: Duration = Duration::from_millis(100);
+
+/// The peer has ended the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the peer has ended the connection")]
+pub struct ConnectionEnded;
 
 /// A connection. Dropping it ends the connection and notifies the peer.
 #[derive(Debug)]
@@ -189,6 +198,30 @@ impl Connection {
         let Some(event) = self.line.hear(timeout) else { return false };
         self.end(&event);
         true
+    }
+
+    /// Waits for a completion of `cq`, as long as the connection lasts. `None`: none came in time.
+    ///
+    /// # Errors
+    /// If the peer has ended the connection, as [`Connection::wait_for_end`] tells.
+    pub fn wait_for_completion(
+        &self,
+        cq: &CompletionQueue,
+        timeout: Duration,
+    ) -> Result<Option<Wc>, ConnectionEnded> {
+        let until = Instant::now() + timeout;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if let Some(wc) = cq.wait(left.min(LOOK_FOR_END)) {
+                return Ok(Some(wc));
+            }
+            if self.wait_for_end(Duration::ZERO) {
+                return Err(ConnectionEnded);
+            }
+            if left.is_zero() {
+                return Ok(None);
+            }
+        }
     }
 
     /// As [`Connection::wait_for_end`], without a timeout and without blocking the thread. Also returns if the device fails, and

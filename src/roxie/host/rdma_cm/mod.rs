@@ -39,7 +39,7 @@ mod connection;
 mod dispatcher;
 mod listener;
 
-pub use connection::Connection;
+pub use connection::{Connection, ConnectionEnded};
 pub use listener::{ConnectionRequest, PortListener};
 
 use std::net::{IpAddr, SocketAddr};
