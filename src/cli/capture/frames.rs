@@ -4,6 +4,7 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
+use roxie::capture::{BYTE_ORDER_MAGIC, block, read_statistics};
 use roxie::host::inspect::Attached;
 use roxie::threads::lock;
 
@@ -13,14 +14,6 @@ const PIECE: usize = 256 << 10;
 const LONGEST_BLOCK: usize = 16 << 20;
 /// Bytes of a block without a body.
 const SHORTEST_BLOCK: usize = 12;
-/// Types of blocks (draft-ietf-opsawg-pcapng, section 11.1), and the magic of a little-endian section.
-const SECTION_HEADER: u32 = 0x0a0d_0d0a;
-const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
-const STATISTICS: u32 = 5;
-const ENHANCED_PACKET: u32 = 6;
-/// Options of interface statistics: isb_ifrecv, isb_ifdrop.
-const RECEIVED: u16 = 4;
-const DROPPED: u16 = 5;
 
 /// What a capture has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -118,24 +111,25 @@ impl Frames {
     fn takes(&mut self, block: Range<usize>) -> io::Result<bool> {
         let bytes = &self.buffer[block];
         let kind = word(bytes, 0);
-        if !self.has_begun && (kind, word(bytes, 8)) != (SECTION_HEADER, BYTE_ORDER_MAGIC) {
+        if !self.has_begun && (kind, word(bytes, 8)) != (block::SECTION_HEADER, BYTE_ORDER_MAGIC) {
             return Err(damaged("it does not begin with a section header"));
         }
         self.has_begun = true;
         let mut counts = lock(&self.counts);
-        counts.is_whole = kind == STATISTICS;
+        counts.is_whole = kind == block::STATISTICS;
         match kind {
-            ENHANCED_PACKET if counts.captured >= self.limit => return Ok(false),
-            ENHANCED_PACKET => {
+            block::ENHANCED_PACKET if counts.captured >= self.limit => return Ok(false),
+            block::ENHANCED_PACKET => {
                 counts.captured += 1;
                 if counts.captured == self.limit {
                     // The stream ends by itself if the process is gone.
                     let _ = self.source.stop();
                 }
             }
-            STATISTICS => {
-                counts.seen = count_of(bytes, RECEIVED).unwrap_or(counts.seen);
-                counts.dropped = count_of(bytes, DROPPED).unwrap_or(counts.dropped);
+            block::STATISTICS => {
+                let (received, dropped) = read_statistics(bytes);
+                counts.seen = received.unwrap_or(counts.seen);
+                counts.dropped = dropped.unwrap_or(counts.dropped);
             }
             _ => {}
         }
@@ -189,19 +183,6 @@ fn block_length(bytes: &[u8]) -> io::Result<Option<usize>> {
             Ok(Some(length))
         }
         length => Err(damaged(&format!("a block claims {length} bytes"))),
-    }
-}
-
-/// Returns the value of an option of a block of interface statistics.
-fn count_of(block: &[u8], wanted: u16) -> Option<u64> {
-    let mut rest = block.get(20..)?;
-    loop {
-        let (&[c0, c1, l0, l1], tail) = rest.split_first_chunk()?;
-        let (code, length) = (u16::from_le_bytes([c0, c1]), usize::from(u16::from_le_bytes([l0, l1])));
-        if code == wanted {
-            return tail.get(..length)?.first_chunk().map(|count| u64::from_le_bytes(*count));
-        }
-        rest = tail.get(length.next_multiple_of(4)..)?;
     }
 }
 

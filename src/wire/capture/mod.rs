@@ -13,21 +13,26 @@ mod writer;
 
 pub use reader::Reader;
 pub use source::{CaptureError, Record};
-pub use writer::{Direction, PcapngWriter, statistics_block};
+pub use writer::{Direction, PcapngWriter, read_statistics, statistics_block};
 
 /// Block types of pcapng (draft-ietf-opsawg-pcapng, section 11.1).
-mod block {
-    pub(super) const SECTION_HEADER: u32 = 0x0a0d_0d0a;
-    pub(super) const INTERFACE: u32 = 1;
+pub mod block {
+    /// Section header.
+    pub const SECTION_HEADER: u32 = 0x0a0d_0d0a;
+    /// Interface description.
+    pub const INTERFACE: u32 = 1;
     /// Obsolete; read, never written.
-    pub(super) const PACKET: u32 = 2;
-    pub(super) const SIMPLE_PACKET: u32 = 3;
-    pub(super) const STATISTICS: u32 = 5;
-    pub(super) const ENHANCED_PACKET: u32 = 6;
+    pub const PACKET: u32 = 2;
+    /// Simple packet.
+    pub const SIMPLE_PACKET: u32 = 3;
+    /// Interface statistics.
+    pub const STATISTICS: u32 = 5;
+    /// Enhanced packet.
+    pub const ENHANCED_PACKET: u32 = 6;
 }
 
 /// The byte-order magic of a section header.
-const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
+pub const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
 
 /// Option codes of pcapng: common ones, then those of a section, an interface, a packet and of statistics.
 mod option {

@@ -98,9 +98,9 @@ impl Section {
         };
         source.frames += 1;
         let body = &buffer[..];
-        let options = packet.data_at + packet.kept.next_multiple_of(4);
+        let options_at = packet.data_at + packet.kept.next_multiple_of(4);
         let (mut direction, mut comment) = (None, None);
-        for (code, value) in self.options(body, options) {
+        for (code, value) in options(self.order, body, options_at) {
             match code {
                 option::COMMENT if comment.is_none() => comment = std::str::from_utf8(value).ok(),
                 option::PACKET_FLAGS => direction = self.direction(value),
@@ -147,7 +147,7 @@ impl Section {
             return Err(source.damaged(format!("an interface block with {} bytes of body", body.len())));
         };
         let mut clock = Clock::DEFAULT;
-        for (code, value) in self.options(body, 8) {
+        for (code, value) in options(self.order, body, 8) {
             match (code, value) {
                 (option::INTERFACE_TSRESOL, &[r, ..]) => {
                     let base: u64 = if r & 0x80 == 0 { 10 } else { 2 };
@@ -216,20 +216,6 @@ impl Section {
         })
     }
 
-    /// Returns the options from `at` on as (code, value), up to the end option or the first that is
-    /// truncated.
-    fn options<'a>(&self, body: &'a [u8], at: usize) -> impl Iterator<Item = (u16, &'a [u8])> {
-        let order = self.order;
-        let mut rest = body.get(at..).unwrap_or(&[]);
-        std::iter::from_fn(move || {
-            let (&[c0, c1, l0, l1], tail) = rest.split_first_chunk()?;
-            let (code, len) = (order.u16([c0, c1]), usize::from(order.u16([l0, l1])));
-            let value = tail.get(..len).filter(|_| code != option::END)?;
-            rest = tail.get(len.next_multiple_of(4)..).unwrap_or(&[]);
-            Some((code, value))
-        })
-    }
-
     fn direction(&self, flags: &[u8]) -> Option<Direction> {
         match self.u32(flags, 0)? & 3 {
             1 => Some(Direction::In),
@@ -254,4 +240,17 @@ fn fits<R: Read>(source: &Source<R>, body: &[u8], packet: Packet) -> Result<Pack
         return Err(source.damaged(format!("a packet of {} bytes in a block with {room}", packet.kept)));
     }
     Ok(packet)
+}
+
+/// Returns the options from `at` on as (code, value), up to the end option or the first that is
+/// truncated.
+pub(super) fn options(order: Order, body: &[u8], at: usize) -> impl Iterator<Item = (u16, &[u8])> {
+    let mut rest = body.get(at..).unwrap_or(&[]);
+    std::iter::from_fn(move || {
+        let (&[c0, c1, l0, l1], tail) = rest.split_first_chunk()?;
+        let (code, len) = (order.u16([c0, c1]), usize::from(order.u16([l0, l1])));
+        let value = tail.get(..len).filter(|_| code != option::END)?;
+        rest = tail.get(len.next_multiple_of(4)..).unwrap_or(&[]);
+        Some((code, value))
+    })
 }

@@ -3,6 +3,8 @@
 
 use std::io::{self, Write};
 
+use super::pcapng::options;
+use super::source::Order;
 use super::{BYTE_ORDER_MAGIC, block, link_type, option};
 use crate::frame::Frame;
 
@@ -199,6 +201,22 @@ pub fn statistics_block(interface: u32, timestamp_ns: u64, received: u64, droppe
     w.option(option::END, &[]);
     w.finish(block).expect("a block of some 60 bytes");
     w.blocks
+}
+
+/// Returns the numbers of frames received and dropped from a little-endian block of interface statistics. `None`: the block lacks it.
+pub fn read_statistics(block: &[u8]) -> (Option<u64>, Option<u64>) {
+    // Type, length, interface, and two halves of a time stamp.
+    const OPTIONS: usize = 20;
+    let (mut received, mut dropped) = (None, None);
+    for (code, value) in options(Order::Little, block, OPTIONS) {
+        let count = value.first_chunk().map(|count| u64::from_le_bytes(*count));
+        match code {
+            option::STATISTICS_RECEIVED => received = count,
+            option::STATISTICS_DROPPED => dropped = count,
+            _ => {}
+        }
+    }
+    (received, dropped)
 }
 
 /// Returns `text` truncated to at most `max` bytes, at a character boundary.
