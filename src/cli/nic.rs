@@ -92,7 +92,7 @@ fn serve(arguments: &Arguments) -> Result<(), Failure> {
     // A NIC needs several descriptors for each program. If the limit cannot be raised, it serves fewer programs.
     let _ = raise_limit();
     // Block signals before any thread starts, so that no thread takes them.
-    let signals = signals::catch().map_err(|error| Failure::Run(format!("catching signals: {error}")))?;
+    let signals = signals::catch_in_command()?;
     // Bind the metrics port before serving programs.
     let scraped = arguments.metrics.map(metrics::listen).transpose()?;
     let mut options = arguments.device.clone();

@@ -8,6 +8,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
+use crate::failure::Failure;
+
 /// Blocks SIGINT, SIGTERM and SIGHUP in this thread and those that it starts, and returns a descriptor that is readable when one is
 /// pending. Call it before any other thread runs: a thread that does not block them would be ended by them.
 ///
@@ -18,6 +20,11 @@ pub(crate) fn catch() -> io::Result<SignalFd> {
     let set: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
     set.thread_block()?;
     Ok(SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?)
+}
+
+/// As [`catch`], with the failure of a command.
+pub(crate) fn catch_in_command() -> Result<SignalFd, Failure> {
+    catch().map_err(|error| Failure::Run(format!("catching signals: {error}")))
 }
 
 /// Waits for the next signal. `None`: none came within this time.

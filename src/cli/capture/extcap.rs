@@ -123,7 +123,7 @@ fn capture(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.extcap_capture_filter.as_ref().is_some_and(|filter| !filter.is_empty()) {
         return Err(Failure::Usage(NO_FILTER.to_owned()));
     }
-    let signals = signals::catch().map_err(|error| Failure::Run(format!("catching signals: {error}")))?;
+    let signals = signals::catch_in_command()?;
     let wanted = Wanted { pid: None, name: arguments.extcap_interface.as_deref() };
     let chosen = wanted.choose()?;
     let fifo = arguments.fifo.as_deref().unwrap_or_else(|| unreachable!("--capture requires it"));

@@ -91,7 +91,7 @@ fn capture(arguments: &Arguments) -> Result<(), Failure> {
         ));
     }
     // Block signals before any thread starts.
-    let signals = signals::catch().map_err(|error| Failure::Run(format!("catching signals: {error}")))?;
+    let signals = signals::catch_in_command()?;
     let wanted = Wanted { pid: arguments.pid, name: arguments.dev.as_deref() };
     let chosen = wanted.choose()?;
     let sink = match &arguments.file {

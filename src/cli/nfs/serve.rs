@@ -67,7 +67,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         ));
     }
     // Block signals before any thread starts, so that no thread takes them.
-    let signals = signals::catch().map_err(|error| Failure::Run(format!("catching signals: {error}")))?;
+    let signals = signals::catch_in_command()?;
     // A wrong folder is reported before a device is opened.
     let export = open_export(&arguments.folder)?;
     let mut options = arguments.device.clone();

@@ -92,7 +92,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         ));
     }
     // Block signals before any thread starts, so that no thread takes them.
-    let signals = signals::catch().map_err(|error| Failure::Run(format!("catching signals: {error}")))?;
+    let signals = signals::catch_in_command()?;
     // Wrong names and files are reported before a device is opened.
     let subsystem = Arc::new(subsystem(arguments)?);
     let mut options = arguments.device.clone();

@@ -100,7 +100,7 @@ fn forward(arguments: &Arguments) -> Result<ExitCode, Failure> {
             "--fault acts on both directions here: choose one by a rule, for example --rule 'drop 1% from=veth0'".into(),
         ));
     }
-    let signals = signals::catch().map_err(|error| Failure::Run(format!("catching signals: {error}")))?;
+    let signals = signals::catch_in_command()?;
     let mut placed: Vec<Placed> =
         rules.into_iter().map(|rule| Placed { rule, matched: Vec::new() }).collect();
     let mut open = |at: usize| end(&names[at], &fault, &mut placed, arguments.capture.get(at));
