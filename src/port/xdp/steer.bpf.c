@@ -329,15 +329,13 @@ static __always_inline int judge_v4(struct ethernet *eth, struct tags tags, stru
 	return judge(eth, tags, &to, untagged, group);
 }
 
-static __always_inline int judge_v6(struct ethernet *eth, struct tags tags, struct ipv6 *ip, void *end)
+// Judges by a destination address of 128 bits. The header is within the frame.
+static __always_inline int judge_wide(struct ethernet *eth, struct tags tags, struct ipv6 *ip)
 {
 	const __u8 *untagged;
 	__u8 group[6] = { 0x33, 0x33 };
-	struct address to;
+	struct address to = ip->destination;
 
-	if ((void *)(ip + 1) > end || ip->next != IPPROTO_UDP || !is_roce_port((void *)(ip + 1), end))
-		return 0;
-	to = ip->destination;
 	untagged = bpf_map_lookup_elem(&addresses, &to);
 	if (!untagged)
 		return 0;
@@ -348,23 +346,19 @@ static __always_inline int judge_v6(struct ethernet *eth, struct tags tags, stru
 	return judge(eth, tags, &to, untagged, group);
 }
 
+static __always_inline int judge_v6(struct ethernet *eth, struct tags tags, struct ipv6 *ip, void *end)
+{
+	if ((void *)(ip + 1) > end || ip->next != IPPROTO_UDP || !is_roce_port((void *)(ip + 1), end))
+		return 0;
+	return judge_wide(eth, tags, ip);
+}
+
 // RoCE v1: a GRH, which is like an IPv6 header. The NIC knows which of our addresses are GIDs of that type.
 static __always_inline int judge_v1(struct ethernet *eth, struct tags tags, struct ipv6 *grh, void *end)
 {
-	__u8 group[6] = { 0x33, 0x33 };
-	const __u8 *untagged;
-	struct address to;
-
 	if ((void *)(grh + 1) > end || !is_on(OPTION_ROCE_V1))
 		return 0;
-	to = grh->destination;
-	untagged = bpf_map_lookup_elem(&addresses, &to);
-	if (!untagged)
-		return 0;
-	if (bpf_ntohl(to.word[0]) >> 24 != 0xff)
-		return judge(eth, tags, &to, untagged, 0);
-	__builtin_memcpy(group + 2, &to.word[3], 4);
-	return judge(eth, tags, &to, untagged, group);
+	return judge_wide(eth, tags, grh);
 }
 
 static __always_inline void read_ports(struct flow_key *key, __u8 protocol, __be16 *ports, void *end)
