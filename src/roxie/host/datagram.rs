@@ -110,7 +110,6 @@ impl Device {
     }
 
     fn along(&self, source: LocalGid, dgid: Gid, dmac: [u8; 6], options: &AhOptions) -> AddressVector {
-        let is_tagged_here = self.port().carries != Carries::Datagrams;
         AddressVector {
             sgid: source.gid,
             dgid,
@@ -124,15 +123,19 @@ impl Device {
             },
             sl: options.sl,
             static_rate: 0,
-            encapsulation: if is_tagged_here { source.encapsulation } else { Encapsulation::default() },
+            encapsulation: if self.tags_frames() { source.encapsulation } else { Encapsulation::default() },
         }
+    }
+
+    /// True if frames carry the tag of their VLAN when they reach the port. Over sockets the kernel tags.
+    fn tags_frames(&self) -> bool {
+        self.port().carries != Carries::Datagrams
     }
 
     /// Returns the IP address of `dgid`, if it can be reached from `source`: it is of the same address family, and no group on a VLAN.
     fn reach(&self, source: LocalGid, dgid: Gid) -> Result<IpAddr, DeviceError> {
         let remote = same_family(source.gid, dgid)?;
-        let is_tagged_here = self.port().carries != Carries::Datagrams;
-        if source.encapsulation.vlan != 0 && remote.is_multicast() && is_tagged_here {
+        if source.encapsulation.vlan != 0 && remote.is_multicast() && self.tags_frames() {
             return Err(DeviceError::VlanMulticast { local: source, group: dgid });
         }
         Ok(remote)
