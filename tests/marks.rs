@@ -1,23 +1,26 @@
 //! Congestion on real links: marks that the kernel carries, notifications in response, and PAUSE frames. Two namespaces, XDP
 //! and UDP ports, IPv4 and IPv6. Needs root; skips without.
 
+#[path = "support/end.rs"]
+mod end;
+
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use roxie::congestion::Rate;
 use roxie::host::{
-    CompletionQueue, ConnectOptions, Device, DeviceConfig, Endpoint, MemoryRegion, ProtectionDomain,
-    QueuePair, Stack,
+    CompletionQueue, ConnectOptions, Device, DeviceConfig, Endpoint, ProtectionDomain, QueuePair, Stack,
 };
 use roxie::netdev::{IfAddr, Links, NetNs};
 use roxie::nic::{CongestionConfig, TrafficClasses, Trust};
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::XdpConfig;
-use roxie::verbs::{Access, Mtu, QpCaps, QpInit, QpType, SendWr, Wc, WcStatus, WrOpcode};
+use roxie::verbs::{Mtu, QpCaps, QpInit, QpType, SendWr, Wc, WcStatus, WrOpcode};
 use roxie::wire::MacControl;
 
+use end::{End, PATIENCE, counter};
+
 const LENGTH: usize = 256 * 1024;
-const PATIENCE: Duration = Duration::from_secs(20);
 
 fn network(test: &str, tag: &str) -> Option<[NetNs; 2]> {
     let ends = match (NetNs::create(&format!("{tag}-a")), NetNs::create(&format!("{tag}-b"))) {
@@ -50,58 +53,21 @@ fn open(port: &str, namespace: &NetNs, congestion: CongestionConfig) -> Device {
     namespace.run(open).expect("the namespace").expect("a device")
 }
 
-/// A QP and the objects it uses.
-struct End {
-    qp: QueuePair,
-    cq: CompletionQueue,
-    memory: MemoryRegion,
-    _pd: ProtectionDomain,
-}
-
-impl End {
-    fn new(device: &Device) -> End {
-        let pd = device.alloc_pd().expect("a domain");
-        let cq = device.create_cq(16, None).expect("a queue");
-        let qp = pd.queue_pair(&cq).signal_all().create().expect("a QP");
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        let memory = pd.register(LENGTH, access).expect("memory");
-        End { qp, cq, memory, _pd: pd }
-    }
-
-    fn endpoint(&self, device: &Device, ipv4: bool) -> Endpoint {
-        let found = device.gids().into_iter().find(|e| {
-            let ip = e.gid.to_ip();
-            // The configured address, not the link-local one.
-            ip.is_ipv4() == ipv4 && !matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())
-        });
-        self.qp.endpoint(found.expect("a GID").index).expect("an endpoint")
-    }
-
-    fn post(&self, there: &End, opcode: WrOpcode, length: usize) {
-        let wr = SendWr {
-            opcode,
-            remote_addr: there.memory.address(),
-            rkey: there.memory.rkey(),
-            ..SendWr::default()
-        };
-        self.qp.post_send(&wr, &[self.memory.sge(0, length as u32)]).expect("room");
-    }
-
-    fn done(&self) {
-        assert_eq!(self.cq.wait(PATIENCE).map(|wc| wc.status), Some(WcStatus::Success));
-    }
+fn endpoint(end: &End, device: &Device, ipv4: bool) -> Endpoint {
+    let found = device.gids().into_iter().find(|e| {
+        let ip = e.gid.to_ip();
+        // The configured address, not the link-local one.
+        ip.is_ipv4() == ipv4 && !matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())
+    });
+    end.qp.endpoint(found.expect("a GID").index).expect("an endpoint")
 }
 
 fn connect(devices: [&Device; 2], ipv4: bool, options: [&ConnectOptions; 2]) -> [End; 2] {
-    let ends = devices.map(End::new);
-    let [here, there] = [0, 1].map(|n| ends[n].endpoint(devices[n], ipv4));
+    let ends = devices.map(|device| End::new(device, LENGTH));
+    let [here, there] = [0, 1].map(|n| endpoint(&ends[n], devices[n], ipv4));
     ends[0].qp.connect(&here, &there, options[0]).expect("connected");
     ends[1].qp.connect(&there, &here, options[1]).expect("connected");
     ends
-}
-
-fn counter(device: &Device, name: &str) -> u64 {
-    device.counters().into_iter().filter(|(n, _)| *n == name).map(|(_, value)| value).sum()
 }
 
 fn dcqcn() -> CongestionConfig {
@@ -123,7 +89,7 @@ fn marks_are_answered_over_both_ports() {
         let plain = ConnectOptions { path_mtu: Some(Mtu::Mtu1024), ..ConnectOptions::default() };
         let [a, b] = connect([&near, &far], ipv4, [&marked, &plain]);
         a.post(&b, WrOpcode::Write, LENGTH);
-        a.done();
+        assert_eq!(a.status(), WcStatus::Success);
         let data = LENGTH as u64 / 1024;
         let seen = counter(&far, "np_ecn_marked_roce_packets");
         assert!(seen >= data, "{what}: {seen} of {data} marks");
@@ -188,7 +154,7 @@ fn pfc_stops_only_its_priority() {
     }
     third[0].post(&third[1], WrOpcode::Write, 4096);
     first[0].post(&first[1], WrOpcode::Write, 4096);
-    first[0].done();
+    assert_eq!(first[0].status(), WcStatus::Success);
     // On a busy machine, the pause may be over by now.
     let early = third[0].cq.poll(&mut [Wc::default()]) == 0;
     assert!(
@@ -196,7 +162,7 @@ fn pfc_stops_only_its_priority() {
         "priority 3 is stopped while priority 0 is done"
     );
     if early {
-        third[0].done();
+        assert_eq!(third[0].status(), WcStatus::Success);
     }
     let paused = began.elapsed();
     assert!(paused >= Duration::from_millis(83), "{paused:?}");

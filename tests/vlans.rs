@@ -2,6 +2,8 @@
 //! without. Most tests have no VLAN interface: the GIDs are given by hand, and the kernel resolves neighbours on the interface itself.
 //! Those with VLAN interfaces and bonds skip on kernels that have neither; `cargo test -p interop --test links` runs them in a guest.
 
+#[path = "support/end.rs"]
+mod end;
 #[path = "support/wire.rs"]
 #[allow(dead_code, reason = "the frames are for tests of ports")]
 mod wire;
@@ -11,10 +13,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use roxie::host::{
-    CompletionQueue, ConnectOptions, ConnectionManager, Device, DeviceConfig, DialOptions, MemoryRegion,
-    ProtectionDomain, QueuePair, Stack,
-};
+use roxie::host::{ConnectOptions, ConnectionManager, Device, DeviceConfig, DialOptions, Stack};
 use roxie::netdev::{Interface, Links, NetNs, ethtool};
 use roxie::port::packet::PacketConfig;
 use roxie::port::udp::UdpConfig;
@@ -22,9 +21,9 @@ use roxie::port::xdp::XdpConfig;
 use roxie::verbs::{Access, QpState, SendWr, Wc, WcStatus, WrOpcode};
 use roxie::wire::{Encapsulation, RoceVersion};
 
+use end::{End, PATIENCE, counter};
 use wire::{A4, B4, Wire, skip};
 
-const PATIENCE: Duration = Duration::from_secs(20);
 const LENGTH: usize = 64 << 10;
 const VLAN: u16 = 5;
 const PORTS: [&str; 2] = ["xdp", "packet"];
@@ -53,42 +52,9 @@ fn index(device: &Device, address: Ipv4Addr, encapsulation: Encapsulation) -> us
     found.expect("a GID").index
 }
 
-fn counter(device: &Device, name: &str) -> u64 {
-    device.counters().into_iter().filter(|(n, _)| *n == name).map(|(_, value)| value).sum()
-}
-
-/// A QP and the objects it uses.
-struct End {
-    qp: QueuePair,
-    cq: CompletionQueue,
-    memory: MemoryRegion,
-    _pd: ProtectionDomain,
-}
-
-impl End {
-    fn new(device: &Device) -> End {
-        let pd = device.alloc_pd().expect("a domain");
-        let cq = device.create_cq(16, None).expect("a queue");
-        let qp = pd.queue_pair(&cq).signal_all().create().expect("a QP");
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        let memory = pd.register(LENGTH, access).expect("memory");
-        End { qp, cq, memory, _pd: pd }
-    }
-
-    fn post(&self, there: &End, opcode: WrOpcode) {
-        let (remote_addr, rkey) = (there.memory.address(), there.memory.rkey());
-        let wr = SendWr { opcode, remote_addr, rkey, ..SendWr::default() };
-        self.qp.post_send(&wr, &[self.memory.sge(0, LENGTH as u32)]).expect("room");
-    }
-
-    fn status(&self) -> WcStatus {
-        self.cq.wait(PATIENCE).expect("a completion").status
-    }
-}
-
 /// Connects two QPs between GIDs in these encapsulations. `options`: of the first.
 fn connect(devices: &[Device; 2], of: [Encapsulation; 2], options: &ConnectOptions) -> [End; 2] {
-    let ends = [End::new(&devices[0]), End::new(&devices[1])];
+    let ends = [End::new(&devices[0], LENGTH), End::new(&devices[1], LENGTH)];
     let here = ends[0].qp.endpoint(index(&devices[0], A4, of[0])).expect("an endpoint");
     let there = ends[1].qp.endpoint(index(&devices[1], B4, of[1])).expect("an endpoint");
     ends[0].qp.connect(&here, &there, options).expect("connected");
@@ -100,11 +66,11 @@ fn connect(devices: &[Device; 2], of: [Encapsulation; 2], options: &ConnectOptio
 fn exchange(ends: &[End; 2], what: &str) {
     let bytes: Vec<u8> = (0..LENGTH).map(|i| ((i * 31) >> 3) as u8).collect();
     ends[0].memory.write_at(0, &bytes).expect("within the region");
-    ends[0].post(&ends[1], WrOpcode::Write);
+    ends[0].post(&ends[1], WrOpcode::Write, LENGTH);
     assert_eq!(ends[0].status(), WcStatus::Success, "{what}: WRITE");
     assert!(ends[1].memory.to_vec(0, LENGTH).expect("within the region") == bytes, "{what}: WRITE");
     ends[0].memory.write_at(0, &vec![0; LENGTH]).expect("within the region");
-    ends[0].post(&ends[1], WrOpcode::Read);
+    ends[0].post(&ends[1], WrOpcode::Read, LENGTH);
     assert_eq!(ends[0].status(), WcStatus::Success, "{what}: READ");
     assert!(ends[0].memory.to_vec(0, LENGTH).expect("within the region") == bytes, "{what}: READ");
 }
@@ -132,7 +98,7 @@ fn connections_stay_in_their_vlan() {
         exchange(&connect(&devices, [plain, plain], &ConnectOptions::default()), &format!("{port}, none"));
         for of in [[five, plain], [plain, five], [five, Encapsulation::vlan(6)]] {
             let ends = connect(&devices, of, &impatient());
-            ends[0].post(&ends[1], WrOpcode::Write);
+            ends[0].post(&ends[1], WrOpcode::Write, LENGTH);
             assert_eq!(ends[0].status(), WcStatus::RetryExc, "{port}, {of:?}");
             assert_eq!(ends[1].memory.to_vec(0, 8).expect("bytes"), [0; 8], "{port}, {of:?}: nothing came");
         }
@@ -185,7 +151,7 @@ fn connection_manager_serves_each_network() {
         thread::scope(|scope| {
             let accepting = scope.spawn(|| {
                 for of in all {
-                    let end = End::new(far);
+                    let end = End::new(far, LENGTH);
                     end.qp.initialize(Access::LOCAL_WRITE).expect("in RESET");
                     end.qp.post_recv(1, &[end.memory.sge(0, 64)]).expect("room");
                     let request = listener.accept(PATIENCE).expect("no error").expect("a request");
@@ -202,7 +168,7 @@ fn connection_manager_serves_each_network() {
                 }
             });
             for of in all {
-                let End { qp, cq, memory, _pd } = End::new(near);
+                let End { qp, cq, memory, _pd } = End::new(near, LENGTH);
                 let options = DialOptions { gid_index: Some(index(near, A4, of)), ..DialOptions::default() };
                 let connection = client.connect(qp, address, &options).expect("connected");
                 memory.write_at(0, b"hello").expect("bytes");
@@ -311,7 +277,7 @@ fn await_gid(device: &Device, address: Ipv4Addr, encapsulation: Encapsulation, w
 /// Connects the GIDs of two addresses on the VLAN.
 fn connect_tagged(devices: &[Device; 2], addresses: [Ipv4Addr; 2]) -> [End; 2] {
     let five = Encapsulation::vlan(VLAN);
-    let ends = [End::new(&devices[0]), End::new(&devices[1])];
+    let ends = [End::new(&devices[0], LENGTH), End::new(&devices[1], LENGTH)];
     let at = |n: usize| ends[n].qp.endpoint(index(&devices[n], addresses[n], five)).expect("an endpoint");
     let (here, there) = (at(0), at(1));
     ends[0].qp.connect(&here, &there, &ConnectOptions::default()).expect("connected");

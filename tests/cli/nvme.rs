@@ -58,6 +58,15 @@ fn contents(path: &Path) -> Vec<u8> {
     fs::read(path).unwrap()
 }
 
+/// Writes all blocks of a disk, whose file must have them then, and reads them.
+fn write_and_read_back(net: &Net, files: &Files) {
+    net.right(&format!("nvme write --port udp {A} -i {}", files.shown("bytes"))).succeeded();
+    // The target has flushed.
+    assert!(contents(&files.path("disk")) == files.bytes());
+    net.right(&format!("nvme read --port udp {A} -o {}", files.shown("back"))).succeeded();
+    assert!(contents(&files.path("back")) == files.bytes());
+}
+
 #[test]
 fn file_is_written_and_read_over_sockets() {
     let Some(net) = Net::new("nvme-file") else { return };
@@ -68,11 +77,7 @@ fn file_is_written_and_read_over_sockets() {
     assert_eq!((listed[0]["address"].as_str(), listed[0]["service"].as_str()), (Some(A), Some("4420")));
     let id = net.right(&format!("nvme id --port udp {A} --json")).succeeded().json();
     assert_eq!(id[0]["namespaces"][0]["blocks"], 2048);
-    net.right(&format!("nvme write --port udp {A} -i {}", files.shown("bytes"))).succeeded();
-    // The target has flushed.
-    assert!(contents(&files.path("disk")) == files.bytes());
-    net.right(&format!("nvme read --port udp {A} -o {}", files.shown("back"))).succeeded();
-    assert!(contents(&files.path("back")) == files.bytes());
+    write_and_read_back(&net, &files);
     let part = format!("nvme read --port udp {A} --lba 3 --blocks 2 -o {}", files.shown("part"));
     net.right(&part).succeeded();
     assert!(contents(&files.path("part")) == files.bytes()[3 * 512..5 * 512]);
@@ -112,11 +117,7 @@ fn block_device_is_written_and_read() {
     let target = target(&net, &device.0);
     let id = net.right(&format!("nvme id --port udp {A} --json")).succeeded().json();
     assert_eq!(id[0]["namespaces"][0]["blocks"], 2048);
-    net.right(&format!("nvme write --port udp {A} -i {}", files.shown("bytes"))).succeeded();
-    // The target has flushed, so the file behind the device has the bytes.
-    assert!(contents(&files.path("disk")) == files.bytes());
-    net.right(&format!("nvme read --port udp {A} -o {}", files.shown("back"))).succeeded();
-    assert!(contents(&files.path("back")) == files.bytes());
+    write_and_read_back(&net, &files);
     let beyond = ["1 blocks from 2048 on are not in namespace 1"];
     net.right(&format!("nvme read --port udp {A} --lba 2048 --blocks 1")).failed(2, &beyond);
     end(target);
