@@ -1,7 +1,7 @@
 //! Programs that tests start. A program that has not ended after [`LIMIT`] is killed, and its test fails with what the program wrote.
 //!
 //! Targets include this file by its path, and each uses a part of it.
-#![allow(dead_code)]
+#![allow(dead_code, reason = "each target uses a part")]
 
 use std::io::{self, Read};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
