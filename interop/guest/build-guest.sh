@@ -26,8 +26,8 @@ kernel=6.1
 modules=(virtio_pci virtio_net rdma_rxe ib_uverbs rdma_ucm ib_umad sch_netem)
 # Packed always; loaded when the guest needs the host's files or a program of `outside`.
 modules_for_host=(9pnet_virtio 9p overlay)
-# Packed always; loaded by the script `nvme` when a row needs them.
-modules_for_disks=(nvme-rdma nvmet-rdma brd ext4)
+# Packed always; loaded by the scripts `nvme` and `iser` when a row needs them.
+modules_for_disks=(nvme-rdma nvmet-rdma ib_iser ib_isert target_core_iblock sd_mod brd ext4)
 # Packed always; loaded by the script `nfs` when a row needs them.
 modules_for_files=(rpcrdma nfsv3 nfsd)
 # Packed always; loaded by the script `links` when a row needs them.
@@ -38,9 +38,11 @@ modules_if_there=(crc32_generic crc32c_generic)
 programs=(
     rdma ip ibv_devices ibv_devinfo ibv_rc_pingpong ibv_srq_pingpong ibv_uc_pingpong ibv_ud_pingpong
     rping ucmatose udaddy rdma_server rdma_client rdma_xserver rdma_xclient rstream riostream
-    mckey cmtime qperf mke2fs e2fsck rpcbind rpc.mountd exportfs
+    mckey cmtime qperf mke2fs e2fsck iscsid iscsiadm rpcbind rpc.mountd exportfs
     ib_send_bw ib_send_lat ib_write_bw ib_write_lat ib_read_bw ib_read_lat ib_atomic_bw ib_atomic_lat
 )
+# Scripts of this folder, in the guest with roxie- before their names.
+scripts=(disk nvme iser nfs)
 # Programs with libraries of 80 MB, which the guest would unpack at each start. They stay in a folder outside, which the
 # guest mounts over 9p (with `modules_for_host`) when one of them is first started.
 outside=(fio)
@@ -247,8 +249,7 @@ build() {
     add_elf bin/roxie-conform-agent "$tree" "$out.new/agent"
     add_modules "$tree" "$version"
     install -m 0755 "$here/init" "$tree/init"
-    install -m 0755 "$here/nvme" "$tree/bin/roxie-nvme"
-    install -m 0755 "$here/nfs" "$tree/bin/roxie-nfs"
+    for path in "${scripts[@]}"; do install -m 0755 "$here/$path" "$tree/bin/roxie-$path"; done
     # The transports that programs with libtirpc listen on.
     cp "$cache/root/etc/netconfig" "$tree/etc/netconfig"
 
@@ -283,7 +284,7 @@ main() {
     if [ $refresh = yes ] || ! cache_is_complete; then download; fi
     [ -d "$cache/root" ] || unpack
 
-    hash=$( (cd "$cache/debs" && ls; cat "$here/build-guest.sh" "$here/init" "$here/nvme" "$here/nfs" "$here"/peer/*.[ch] "$agent"; gcc --version) |
+    hash=$( (cd "$cache/debs" && ls; cat "$here/build-guest.sh" "$here/init" "${scripts[@]/#/$here/}" "$here"/peer/*.[ch] "$agent"; gcc --version) |
         sha256sum | cut -c1-16)
     out=$cache/guest-$hash
     if [ ! -d "$out" ]; then

@@ -16,7 +16,7 @@ security=${ROXIE_DEBIAN_MIRROR:-$(apt_has debian-security)}
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
 # Packages of the guest, beside the kernel. Their libraries are found in the index.
-packages=(busybox-static iproute2 ibverbs-utils rdmacm-utils perftest qperf fio e2fsprogs nfs-kernel-server rpcbind libtirpc-common
+packages=(busybox-static iproute2 ibverbs-utils rdmacm-utils perftest qperf fio e2fsprogs open-iscsi nfs-kernel-server rpcbind libtirpc-common
     ibverbs-providers libibverbs-dev libgcc-s1)
 
 # Prints sources.list for the kernel `$1`; for "newest", the suite with the newest linux-image-amd64.

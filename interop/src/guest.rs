@@ -86,8 +86,8 @@ pub struct Image {
     folder: PathBuf,
 }
 
-/// Returns the folder of the runner's sources, with the guest's script.
-fn sources() -> &'static Path {
+/// Returns the folder of the runner's sources, with the guest's scripts.
+pub fn sources() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 

@@ -266,12 +266,10 @@ fn run(arguments: &RunArguments) -> Result<bool, Error> {
             return Err(Error::NeedsNewest);
         }
     }
-    let unmodified = rows.iter().any(|row| matches!(row.case, Case::Program(_)));
-    if unmodified
-        || rows
-            .iter()
-            .any(|row| matches!(row.case, Case::Pingpong(_) | Case::Nvme(_) | Case::Nfs(_) | Case::Conform))
-    {
+    let unmodified = rows.iter().any(|row| matches!(row.case, Case::Program(_) | Case::Iser(_)));
+    let own =
+        |row: &Row| matches!(row.case, Case::Pingpong(_) | Case::Nvme(_) | Case::Nfs(_) | Case::Conform);
+    if unmodified || rows.iter().any(own) {
         local::build_roxie()?;
     }
     if unmodified {

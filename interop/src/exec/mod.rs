@@ -56,7 +56,7 @@ use must;
 /// Runs a transfer, an error or a feature row. Destroys its objects at both ends, also after a failure.
 ///
 /// # Panics
-/// For [`Case::Pingpong`], [`Case::Program`], [`Case::Nvme`], [`Case::Nfs`], [`Case::Conform`], [`Case::Wrong`] and [`Case::Odd`], which do not consist of verbs.
+/// For [`Case::Pingpong`], [`Case::Program`], [`Case::Nvme`], [`Case::Iser`], [`Case::Nfs`], [`Case::Conform`], [`Case::Wrong`] and [`Case::Odd`], which do not consist of verbs.
 pub fn run(row: &Row, requester: &mut dyn End, responder: &mut dyn End) -> Result<(), Failure> {
     let result = match row.case {
         Case::Transfer { service, op, mtu, size, fault } => {
@@ -72,7 +72,12 @@ pub fn run(row: &Row, requester: &mut dyn End, responder: &mut dyn End) -> Resul
         Case::Wrong(_) | Case::Odd(_) => {
             unreachable!("scripts have one end: see wrong::run and odd::run")
         }
-        Case::Pingpong(_) | Case::Program(_) | Case::Nvme(_) | Case::Nfs(_) | Case::Conform => {
+        Case::Pingpong(_)
+        | Case::Program(_)
+        | Case::Nvme(_)
+        | Case::Iser(_)
+        | Case::Nfs(_)
+        | Case::Conform => {
             unreachable!("stock programs are not made of verbs: see Local::program")
         }
     };

@@ -119,9 +119,14 @@ impl Impairment {
         }
     }
 
+    /// Returns the fault's option; `None` for none.
+    fn word(self, seed: u64) -> Option<String> {
+        self.text().map(|text| format!("--fault={text},seed={seed}"))
+    }
+
     /// Returns the options of a program under the fault, without segmentation offload as in [`Site::open`].
     fn words(self, seed: u64, port: PortKind) -> Vec<String> {
-        let fault = self.text().map(|text| format!("--fault={text},seed={seed}"));
+        let fault = self.word(seed);
         let no_gso = (fault.is_some() && port == PortKind::Udp).then(|| "--no-gso".to_owned());
         fault.into_iter().chain(no_gso).collect()
     }
@@ -371,6 +376,7 @@ impl Local for Roxie<'_> {
         let mut words: Vec<String> =
             ["run", "--quiet", "--dev", self.site.interface].map(String::from).into();
         words.push(format!("--port={}", setup.port));
+        words.extend(setup.fault.word(setup.seed));
         words.extend(setup.capture.map(|path| format!("--capture={}", path.display())));
         words.extend(["--".to_owned(), name.to_owned()]);
         words.extend_from_slice(arguments);

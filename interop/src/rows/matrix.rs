@@ -42,7 +42,8 @@ pub fn all() -> Vec<Row> {
                 rows.extend(over.map(|(program, _)| row(Case::Program(program))));
                 rows.extend(is_bench(port, family, requester).then_some(row(Case::Conform)));
                 rows.extend(nvme(port, family, requester).into_iter().map(|test| row(Case::Nvme(test))));
-                rows.extend(nfs(port, family).into_iter().map(|fault| row(Case::Nfs(fault))));
+                rows.extend(storage(port, family).into_iter().map(|fault| row(Case::Iser(fault))));
+                rows.extend(storage(port, family).into_iter().map(|fault| row(Case::Nfs(fault))));
             }
         }
     }
@@ -70,8 +71,8 @@ fn nvme(port: PortKind, family: Family, requester: Side) -> Vec<Blocks> {
     all
 }
 
-/// Returns the rows of NFS over RDMA: each port, and over sockets also loss and the other IP version.
-fn nfs(port: PortKind, family: Family) -> Vec<Impairment> {
+/// Returns the rows of iSER and of NFS over RDMA: each port, and over sockets also loss and the other IP version.
+fn storage(port: PortKind, family: Family) -> Vec<Impairment> {
     match (family, port) {
         (Family::V4, PortKind::Udp) => vec![Impairment::None, Impairment::Loss1],
         (Family::V4, _) | (_, PortKind::Udp) => vec![Impairment::None],
@@ -162,7 +163,7 @@ impl Row {
             Case::Pingpong(program) => turn(3 * side + program as usize),
             Case::Program(_) => SHORT_PROGRAMS.contains(&self.to_string().as_str()),
             // A file system and a bench take longer than a short run has.
-            Case::Nvme(_) | Case::Nfs(_) | Case::Conform => false,
+            Case::Nvme(_) | Case::Iser(_) | Case::Nfs(_) | Case::Conform => false,
         }
     }
 }

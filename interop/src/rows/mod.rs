@@ -218,6 +218,8 @@ pub enum Case {
     Program(Program),
     /// NVMe over Fabrics, with the kernel at one end and `roxie nvme` at the other. The requester is the host.
     Nvme(Blocks),
+    /// iSCSI over RDMA, with the kernel at one end and tgtd or QEMU, unmodified, at the other. The requester is the initiator.
+    Iser(Impairment),
     /// NFS over RDMA, with the kernel at one end and `roxie nfs` at the other. The requester is the client.
     Nfs(Impairment),
     /// The conformance bench, `roxie conform`, with its agent at the peer.
@@ -524,6 +526,7 @@ impl fmt::Display for Row {
             Case::Program(program) => write!(f, "{program}"),
             Case::Nvme(Blocks::Moved(fault)) => write!(f, "nvme/{fault}"),
             Case::Nvme(Blocks::Restarted) => write!(f, "nvme/restarted"),
+            Case::Iser(fault) => write!(f, "iser/{fault}"),
             Case::Nfs(fault) => write!(f, "nfs/{fault}"),
             Case::Conform => write!(f, "conform"),
         }
@@ -534,7 +537,10 @@ impl Row {
     /// Returns the injected fault.
     pub fn fault(&self) -> Impairment {
         match self.case {
-            Case::Transfer { fault, .. } | Case::Nvme(Blocks::Moved(fault)) | Case::Nfs(fault) => fault,
+            Case::Transfer { fault, .. }
+            | Case::Nvme(Blocks::Moved(fault))
+            | Case::Iser(fault)
+            | Case::Nfs(fault) => fault,
             _ => Impairment::None,
         }
     }

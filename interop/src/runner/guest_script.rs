@@ -1,9 +1,14 @@
 //! Rows in which the guest's kernel is one end of a storage protocol, driven by a script of the guest.
 
+use std::fs;
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use interop::end::{Ended, Local};
 use interop::error::Error;
+use interop::guest::output_folder;
+use interop::network::run;
 use interop::peer::Peer;
 use interop::report::Outcome;
 use interop::skip::SkipReason;
@@ -73,5 +78,40 @@ pub(super) fn command(
     match ended.code {
         Some(is) if is == code => Ok(ended),
         _ => Err(Failed::Program("roxie's end", ended)),
+    }
+}
+
+/// Bytes that differ from block to block.
+pub(super) fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|n| (n / 512 * 31 + n * 7 + length) as u8).collect()
+}
+
+/// Returns a file's MD5 sum.
+pub(super) fn md5_sum(path: &Path) -> Result<String, Failed> {
+    let output = run(Command::new("md5sum").arg(path))?;
+    Ok(output.split_whitespace().next().unwrap_or_default().to_owned())
+}
+
+/// Compares bytes with the kernel's disk, by the MD5 sum that a script of the guest prints.
+pub(super) fn same_as_kernel(bytes: &[u8], peer: &mut Peer, name: &str, what: &str) -> Result<(), Failed> {
+    let there = script(peer, name, "sum")?.output;
+    let own = output_folder().join("disk-sum");
+    fs::write(&own, bytes).map_err(Error::file(&own))?;
+    let here = md5_sum(&own)?;
+    fs::remove_file(&own).map_err(Error::file(&own))?;
+    if here == there.trim() {
+        Ok(())
+    } else {
+        Err(Failed::Other(format!("{what} bytes are others: {here} here, {there} there")))
+    }
+}
+
+/// Checks that a disk's file has a file system.
+pub(super) fn has_file_system(disk: &Path) -> Result<(), Failed> {
+    let file = fs::read(disk).map_err(Error::file(disk))?;
+    // Magic number in the superblock of ext4, at byte 1024 + 56.
+    match file.get(1080..1082) {
+        Some([0x53, 0xef]) => Ok(()),
+        _ => Err(Failed::Other("the file has no file system".into())),
     }
 }

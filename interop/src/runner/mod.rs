@@ -4,6 +4,7 @@ mod conform;
 mod distros;
 mod ends;
 mod guest_script;
+mod iser;
 mod nfs;
 mod nvme;
 mod pair;
@@ -203,6 +204,7 @@ fn one(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, capture: Option<&Path>
         (Case::Pingpong(program), _) => programs::pingpong(program, row, roxie, peer),
         (Case::Program(program), _) => programs::unmodified(program, row, roxie, peer),
         (Case::Conform, _) => conform::bench(row, roxie, peer),
+        (Case::Iser(_), _) => iser::units(row, roxie, peer),
         (Case::Nfs(_), _) => nfs::files(row, roxie, peer),
         (Case::Nvme(test), _) => nvme::blocks(test, row, roxie, peer),
         (Case::Wrong(wrong), _) => play_wrong(wrong, row.family, roxie, peer),

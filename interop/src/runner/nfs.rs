@@ -13,7 +13,7 @@ use interop::peer::Peer;
 use interop::report::Outcome;
 use interop::rows::{Impairment, Row, Side};
 
-use super::guest_script::{self, ENDS_WITHIN, Failed, outcome, words};
+use super::guest_script::{self, ENDS_WITHIN, Failed, md5_sum, outcome, pattern, words};
 use super::programs::LISTENS_WITHIN;
 
 /// Port of NFS over RDMA.
@@ -44,16 +44,10 @@ fn script(peer: &mut Peer, line: &str) -> Result<Ended, Failed> {
     guest_script::script(peer, "roxie-nfs", line)
 }
 
-/// Bytes that differ from block to block.
-fn pattern(length: usize) -> Vec<u8> {
-    (0..length).map(|n| (n / 512 * 31 + n * 7 + length) as u8).collect()
-}
-
 /// Returns the length of a file and its MD5 sum, as the guest's script prints them.
 fn sum(path: &Path) -> Result<String, Failed> {
     let length = fs::metadata(path).map_err(Error::file(path))?.len();
-    let sum = interop::network::run(std::process::Command::new("md5sum").arg(path))?;
-    Ok(format!("{length} {}", sum.split_whitespace().next().unwrap_or_default()))
+    Ok(format!("{length} {}", md5_sum(path)?))
 }
 
 /// The kernel mounts a folder of Roxie's, reads its files, and can change nothing. Then the server ends by SIGTERM.

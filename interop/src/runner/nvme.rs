@@ -15,9 +15,12 @@ use interop::peer::Peer;
 use interop::report::Outcome;
 use interop::rows::{Blocks, Impairment, Row, Side};
 
-use super::guest_script::{self, ENDS_WITHIN, Failed, ended, outcome, words};
+use super::guest_script::{
+    self, ENDS_WITHIN, Failed, ended, has_file_system, outcome, pattern, same_as_kernel, words,
+};
 use super::programs::LISTENS_WITHIN;
 
+const SCRIPT: &str = "roxie-nvme";
 const NQN: &str = "nqn.2026-11.example:interop";
 const SERVICE: &str = "4420";
 /// Length of the disk: with room for a file system and its journal.
@@ -36,7 +39,7 @@ pub(super) fn blocks(test: Blocks, row: &Row, roxie: &mut dyn Local, peer: &mut 
 
 /// Runs the guest's script to its end.
 fn script(peer: &mut Peer, line: &str) -> Result<Ended, Failed> {
-    guest_script::script(peer, "roxie-nvme", line)
+    guest_script::script(peer, SCRIPT, line)
 }
 
 /// Makes a file system on a disk of Roxie's, with the kernel as host. Then the target ends by SIGTERM, and its file has a file system.
@@ -49,7 +52,7 @@ fn kernel_is_host(test: Blocks, row: &Row, roxie: &mut dyn Local, peer: &mut Pee
     script(peer, &format!("connect {here} {SERVICE} {NQN}"))?;
     // Each lost packet costs the kernel half a second: its connection manager sets that timeout.
     let kib = if row.fault() == Impairment::None { 4096 } else { 128 };
-    let job = peer.spawn("roxie-nvme", &words(&format!("use {kib}")))?;
+    let job = peer.spawn(SCRIPT, &words(&format!("use {kib}")))?;
     if test == Blocks::Restarted {
         restart_under_load(&disk, row, roxie)?;
     }
@@ -59,11 +62,7 @@ fn kernel_is_host(test: Blocks, row: &Row, roxie: &mut dyn Local, peer: &mut Pee
     if target.code != Some(0) {
         return Err(Failed::Program("the target", target));
     }
-    let file = fs::read(&disk).map_err(Error::file(&disk))?;
-    // Magic number in the superblock of ext4, at byte 1024 + 56.
-    if file[1080..1082] != [0x53, 0xef] {
-        return Err(Failed::Other("the file has no file system".into()));
-    }
+    has_file_system(&disk)?;
     fs::remove_file(&disk).map_err(Error::file(&disk))?;
     Ok(())
 }
@@ -99,7 +98,7 @@ fn kernel_is_target(row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Result
 fn use_kernel_target(there: &str, roxie: &mut dyn Local, peer: &mut Peer) -> Result<(), Failed> {
     let folder = output_folder();
     let (sent, received) = (folder.join("nvme-sent"), folder.join("nvme-received"));
-    let bytes: Vec<u8> = (0..KERNEL_LENGTH).map(|n| (n / 512 * 31 + n * 7) as u8).collect();
+    let bytes = pattern(KERNEL_LENGTH);
     fs::write(&sent, &bytes).map_err(Error::file(&sent))?;
     let listed = host(roxie, "list", there, "", 0)?;
     if !listed.output.contains(NQN) {
@@ -107,11 +106,11 @@ fn use_kernel_target(there: &str, roxie: &mut dyn Local, peer: &mut Peer) -> Res
     }
     let of = |path: &Path| path.display().to_string();
     host(roxie, "write", there, &format!("--nqn {NQN} -i {}", of(&sent)), 0)?;
-    same_as_kernel(&bytes, peer, "written")?;
+    same_as_kernel(&bytes, peer, SCRIPT, "written")?;
     script(peer, "fill")?;
     host(roxie, "read", there, &format!("--nqn {NQN} -o {}", of(&received)), 0)?;
     let back = fs::read(&received).map_err(Error::file(&received))?;
-    same_as_kernel(&back, peer, "read")?;
+    same_as_kernel(&back, peer, SCRIPT, "read")?;
     host(roxie, "bench", there, &format!("--nqn {NQN} --write --verify -D 2 -t 16"), 0)?;
     let refused = host(roxie, "read", there, &format!("--nqn {NQN} -n 2"), 4)?;
     if !refused.output.contains("namespace 2 is not active") {
@@ -137,19 +136,4 @@ fn host(
 ) -> Result<Ended, Failed> {
     let line = format!("{there} {options}");
     guest_script::command(roxie, ["nvme", command], line.trim_end(), code)
-}
-
-/// Compares bytes with the kernel's disk, by their MD5 sum.
-fn same_as_kernel(bytes: &[u8], peer: &mut Peer, what: &str) -> Result<(), Failed> {
-    let sum = script(peer, "sum")?.output;
-    let own = output_folder().join("nvme-sum");
-    fs::write(&own, bytes).map_err(Error::file(&own))?;
-    let here = interop::network::run(std::process::Command::new("md5sum").arg(&own))?;
-    fs::remove_file(&own).map_err(Error::file(&own))?;
-    let here = here.split_whitespace().next().unwrap_or_default().to_owned();
-    if here == sum.trim() {
-        Ok(())
-    } else {
-        Err(Failed::Other(format!("{what} bytes are others: {here} here, {sum} there")))
-    }
 }
