@@ -27,7 +27,7 @@ modules=(virtio_pci virtio_net rdma_rxe ib_uverbs rdma_ucm ib_umad sch_netem)
 # Packed always; loaded when the guest needs the host's files or a program of `outside`.
 modules_for_host=(9pnet_virtio 9p overlay)
 # Packed always; loaded by the scripts `nvme` and `iser` when a row needs them.
-modules_for_disks=(nvme-rdma nvmet-rdma ib_iser ib_isert target_core_iblock sd_mod brd ext4)
+modules_for_disks=(nvme-rdma nvmet-rdma nvme-tcp nvmet-tcp ib_iser ib_isert target_core_iblock sd_mod brd ext4)
 # Packed always; loaded by the script `nfs` when a row needs them.
 modules_for_files=(rpcrdma nfsv3 nfsd)
 # Packed always; loaded by the script `links` when a row needs them.

@@ -109,13 +109,15 @@ fn collect(mut stream: impl Read + Send + 'static) -> JoinHandle<String> {
     })
 }
 
-/// Returns the path of the `roxie` program beside this one.
+/// Returns the path of the `roxie` program beside this one. Tests are in the folder `deps` below it.
 ///
 /// # Errors
 /// If it does not exist.
 pub fn roxie() -> Result<PathBuf, Error> {
     let own = env::current_exe().map_err(|e| Error::Local(format!("where this program is: {e}")))?;
-    let path = own.with_file_name("roxie");
+    let folder = own.parent().unwrap_or(Path::new("."));
+    let folder = if folder.ends_with("deps") { folder.parent().unwrap_or(folder) } else { folder };
+    let path = folder.join("roxie");
     match path.exists() {
         true => Ok(path),
         false => {
