@@ -2,11 +2,11 @@
 # Builds a rdma_rxe guest: a Debian kernel, its suite's RDMA tools and the peer program, as a kernel image and an
 # initramfs that QEMU boots directly. Nothing is installed on the host.
 #
-#   build-guest.sh [--check] [--refresh] [--kernel 6.1|newest]
+#   build-guest.sh [--check] [--refresh] [--kernel 6.1|6.12|newest]
 #
 #   --check    only print which programs the host lacks
 #   --refresh  download the packages again; by default the cached ones are used
-#   --kernel   6.1: Debian 12's. newest: the newest of Debian's, with the tools of the same suite
+#   --kernel   6.1: Debian 12's. 6.12: Debian 13's. newest: the newest of Debian's, with the tools of the same suite
 #
 # Prints the folder that holds `vmlinuz`, `initramfs.gz` and `peer` as its last line of output. Exits with 3 if the
 # host lacks programs, with 4 if the packages are not available. The cache is $ROXIE_CACHE, by default

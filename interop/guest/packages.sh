@@ -19,15 +19,19 @@ keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 packages=(busybox-static iproute2 ibverbs-utils rdmacm-utils perftest qperf fio e2fsprogs open-iscsi nfs-kernel-server rpcbind libtirpc-common
     ibverbs-providers libibverbs-dev libgcc-s1)
 
+# Prints sources.list for a release of Debian.
+stable() {
+    echo "deb [signed-by=$keyring] $mirror/debian $1 main"
+    echo "deb [signed-by=$keyring] ${security:-$mirror}/debian-security $1-security main"
+}
+
 # Prints sources.list for the kernel `$1`; for "newest", the suite with the newest linux-image-amd64.
 sources() {
     case $1 in
-    6.1)
-        echo "deb [signed-by=$keyring] $mirror/debian bookworm main"
-        echo "deb [signed-by=$keyring] ${security:-$mirror}/debian-security bookworm-security main"
-        ;;
+    6.1) stable bookworm ;;
+    6.12) stable trixie ;;
     newest) echo "deb [signed-by=$keyring] $mirror/debian sid main" ;;
-    *) die "there is no guest of kernel $1: known are 6.1 and newest" ;;
+    *) die "there is no guest of kernel $1: known are 6.1, 6.12 and newest" ;;
     esac
 }
 

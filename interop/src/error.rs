@@ -26,7 +26,7 @@ pub enum Error {
     #[error("no row matches {0:?}: see `interop list`")]
     NoRow(Vec<String>),
     /// All selected rows need FLUSH or ATOMIC WRITE.
-    #[error("kernel 6.1 has neither FLUSH nor ATOMIC WRITE: --kernel newest")]
+    #[error("kernel 6.1 has neither FLUSH nor ATOMIC WRITE: --kernel 6.12 or newest")]
     NeedsNewest,
     /// The guest did not boot.
     #[error("the guest did not boot: {0}")]

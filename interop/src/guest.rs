@@ -27,6 +27,8 @@ const BOOT_TIMEOUT: Duration = Duration::from_secs(90);
 pub enum Kernel {
     /// Debian 12's.
     V6_1,
+    /// Debian 13's.
+    V6_12,
     /// The newest of Debian's in any suite, with that suite's rdma-core.
     Newest,
 }
@@ -36,6 +38,7 @@ impl fmt::Display for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Kernel::V6_1 => "6.1",
+            Kernel::V6_12 => "6.12",
             Kernel::Newest => "newest",
         })
     }

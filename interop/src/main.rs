@@ -74,7 +74,12 @@ enum Command {
     },
     /// Measure perftest on Roxie, over AF_XDP and over sockets, and on rdma_rxe: two emulated guests of one kernel,
     /// with the same adapter. Prints medians of three rounds that measure all three in turn.
-    Versus,
+    Versus {
+        /// Instead, measure a disk: the kernel's NVMe/TCP target, its nvmet-rdma and Roxie's target in one guest, by the kernel's host in
+        /// the other.
+        #[arg(long)]
+        disks: bool,
+    },
     /// Build the guest, or open a shell in it.
     #[command(subcommand)]
     Guest(GuestCommand),
@@ -132,6 +137,9 @@ enum KernelArgument {
     #[default]
     #[value(name = "6.1")]
     V6_1,
+    /// Debian 13's.
+    #[value(name = "6.12")]
+    V6_12,
     /// The newest of Debian's, with the rdma-core of its suite.
     Newest,
 }
@@ -140,6 +148,7 @@ impl From<KernelArgument> for Kernel {
     fn from(argument: KernelArgument) -> Kernel {
         match argument {
             KernelArgument::V6_1 => Kernel::V6_1,
+            KernelArgument::V6_12 => Kernel::V6_12,
             KernelArgument::Newest => Kernel::Newest,
         }
     }
@@ -214,6 +223,7 @@ impl RunArguments {
     fn report(&self) -> PathBuf {
         let name = match self.kernel {
             KernelArgument::V6_1 => "report.json",
+            KernelArgument::V6_12 => "report-6.12.json",
             KernelArgument::Newest => "report-newest.json",
         };
         self.json.clone().unwrap_or_else(|| guest::output_folder().join(name))
@@ -312,9 +322,10 @@ fn zero_copy(filter: &[String], figures: bool) -> Result<bool, Error> {
 }
 
 /// Prints the comparison, which never fails.
-fn versus() -> Result<bool, Error> {
+fn versus(disks: bool) -> Result<bool, Error> {
     ready_for_roxie_in_guests()?;
-    runner::versus().map(|()| true)
+    let compare = if disks { runner::disks } else { runner::versus };
+    compare().map(|()| true)
 }
 
 fn self_check(selection: &Selection, kernel: Kernel) -> Result<bool, Error> {
@@ -366,7 +377,7 @@ fn dispatch(command: &Command) -> Result<bool, Error> {
         }
         Command::Pyverbs { kernel, write } => run_pyverbs((*kernel).into(), *write),
         Command::ZeroCopy { filter, figures } => zero_copy(filter, *figures),
-        Command::Versus => versus(),
+        Command::Versus { disks } => versus(*disks),
         Command::Distro(arguments) => run_distros(arguments.clone()),
         Command::Guest(GuestCommand::Build { refresh, kernel }) => {
             println!("{}", Image::build((*kernel).into(), *refresh)?.folder().display());

@@ -1,6 +1,7 @@
 //! Runs rows in order, reports them, and keeps captures of failures.
 
 mod conform;
+mod disks;
 mod distros;
 mod ends;
 mod guest_script;
@@ -28,6 +29,7 @@ use interop::rows::{self, Case, ErrorCase, Family, Feature, Impairment, Odd, Pro
 use interop::skip::SkipReason;
 use interop::wire::Wire;
 
+pub(crate) use disks::disks;
 pub(crate) use distros::{Wanted, distros, remove};
 pub(crate) use versus::versus;
 pub(crate) use zero_copy::zero_copy;
