@@ -1,8 +1,11 @@
 /*
- * The agent of `roxie conform`: does at the target what the bench asks for, through libibverbs alone.
+ * The agent of `roxie conform`: does at the target what the bench asks for, through libibverbs.
  *
- *     cc agent.c -libverbs -o agent
+ *     cc agent.c -libverbs -lrdmacm -o agent
  *     ./agent [-d DEVICE] [-p TCP_PORT] [-b ADDRESS]
+ *
+ * Some devices have a connection manager only while a program uses one, so the agent listens by librdmacm on a port that nobody asks for.
+ * Without librdmacm: cc -DWITHOUT_CM agent.c -libverbs -o agent
  *
  * A request is one line: a verb, then key=value words. Numbers are decimal or 0x hexadecimal. The answer is one line,
  * `ok key=value ...` or `err reason`. The agent serves one client at a time. All objects of a client are destroyed when its
@@ -26,6 +29,10 @@
 #include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
+
+#ifndef WITHOUT_CM
+#include <rdma/rdma_cma.h>
+#endif
 
 #define PROTOCOL 1
 #define MAX_MRS 32
@@ -713,6 +720,21 @@ static int device_open(const char *name)
 	return pds[0] && pds[1];
 }
 
+/* Makes the device's connection manager run, if there is one. The identifier lives as long as the agent. */
+static void start_manager(void)
+{
+#ifndef WITHOUT_CM
+	struct sockaddr_in any = { .sin_family = AF_INET };
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_cm_id *id;
+
+	if (!channel)
+		return;
+	if (rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0 && rdma_bind_addr(id, (struct sockaddr *)&any) == 0)
+		rdma_listen(id, 1);
+#endif
+}
+
 static void cmd_reset(void)
 {
 	free_all();
@@ -808,6 +830,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "%s: no RDMA device%s%s: see `ibv_devices`\n", argv[0], device ? " " : "", device ? device : "");
 		return 1;
 	}
+	start_manager();
 	int listener = listen_at(at, port);
 	if (listener < 0) {
 		fprintf(stderr, "%s: cannot listen on TCP port %s: %s\n", argv[0], port, strerror(errno));

@@ -10,6 +10,9 @@ pub const SIDR_REQ: u16 = 0x17;
 /// Attribute ID of a service ID resolution response (SIDR_REP), which begins with the request ID.
 pub const SIDR_REP: u16 = 0x18;
 
+/// Attribute ID of a request for release (DREQ): answered also if no process has the connection (IBTA 12.9.8.2).
+pub const DREQ: u16 = 0x15;
+
 /// The process that a message is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Addressee {

@@ -19,7 +19,11 @@ fn agent() -> (TempDir, PathBuf) {
     let (source, program) = (place.path().join("agent.c"), place.path().join("agent"));
     fs::write(&source, roxie_conform::agent::SOURCE).unwrap();
     let mut compile = Command::new("cc");
-    compile.args(["-Wall", "-Wextra", "-Werror"]).arg(&source).arg("-libverbs").arg("-o").arg(&program);
+    compile
+        .args(["-Wall", "-Wextra", "-Werror"])
+        .arg(&source)
+        .args(["-libverbs", "-lrdmacm", "-o"])
+        .arg(&program);
     let done = compile.output_in_time().unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     (place, program)
@@ -148,7 +152,7 @@ fn target_without_an_agent_is_told() {
     let site = Site::new("conform");
     let done = conform(&site, "");
     assert_eq!(done.status.code(), Some(77), "{}", done.said);
-    assert!(done.said.contains("cc agent.c -libverbs -o agent"), "{}", done.said);
+    assert!(done.said.contains("cc agent.c -libverbs -lrdmacm -o agent"), "{}", done.said);
 }
 
 /// Listens in place of the agent, and answers each line of one client by `answer`; without one, never.

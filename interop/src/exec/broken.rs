@@ -4,7 +4,7 @@ use roxie_conform::report::Report;
 use roxie_conform::verdict::Verdict;
 
 /// Checks that rdma_rxe of every kernel breaks.
-const BY_ALL: [&str; 11] = [
+const BY_ALL: [&str; 12] = [
     "rc/sequence/send_above_receive",
     "rc/rnr/ahead_is_silent",
     "rc/ghost/ack_beyond_the_last",
@@ -16,6 +16,7 @@ const BY_ALL: [&str; 11] = [
     "rc/read_response/atomic_answer",
     "uc/dropped/gap_in_message",
     "rc/error/posted_later_is_flushed",
+    "cm/dropped/short",
 ];
 
 /// Checks that rdma_rxe of Linux 6.1 breaks, and newer ones keep.

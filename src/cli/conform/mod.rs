@@ -22,7 +22,7 @@ const CANNOT_RUN: u8 = 77;
 const LONG_ABOUT: &str = "Sends right and wrong packets to a RoCE v2 peer, and judges what it does by the rules of the InfiniBand \
                           specification: which packets it sends, what memory and completions have, and whether it lives.\n\nAt the \
                           target runs a small agent, one C file on libibverbs:\n\n  roxie conform agent > agent.c\n  cc agent.c \
-                          -libverbs -o agent\n  ./agent\n\nThe bench makes every packet itself. With CAP_NET_RAW it uses packet \
+                          -libverbs -lrdmacm -o agent\n  ./agent\n\nThe bench makes every packet itself. With CAP_NET_RAW it uses packet \
                           sockets, else a UDP socket, and says which checks that leaves out. Each check ends with a verdict: keeps, \
                           breaks, lenient (accepts without harm what it should refuse) or not tested.";
 

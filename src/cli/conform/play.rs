@@ -41,7 +41,7 @@ pub(super) fn run(arguments: &PlayArguments) -> Result<u8, Ended> {
         Wire::open(target, arguments.interface.as_deref(), access).map_err(|e| cannot(e.to_string()))?;
     let agent = Agent::connect(at, PATIENCE).map_err(|e| {
         cannot(format!(
-            "no agent at {at}: {e}. At the target: `roxie conform agent > agent.c; cc agent.c -libverbs -o agent; ./agent`"
+            "no agent at {at}: {e}. At the target: `roxie conform agent > agent.c; cc agent.c -libverbs -lrdmacm -o agent; ./agent`"
         ))
     })?;
     let mut bench = Bench::new(agent, wire).map_err(|stop| cannot(cannot_begin(&stop, target)))?;

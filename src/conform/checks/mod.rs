@@ -9,6 +9,7 @@ use crate::packet::Craft;
 use roxie_wire::Opcode;
 
 mod congestion;
+mod connections;
 mod headers;
 mod psn;
 mod reads;
@@ -38,6 +39,7 @@ pub fn all() -> Vec<Check> {
         ud::checks(),
         congestion::checks(),
         states::checks(),
+        connections::checks(),
     ]
     .into_iter()
     .flatten()

@@ -277,6 +277,7 @@ impl Member {
     pub(super) fn is_ours(&self, datagram: &[u8], destination: IpAddr) -> bool {
         match target(datagram) {
             Target::Unit(unit) => self.inner.units.has(unit),
+            Target::Release(unit) if self.inner.units.has(unit) => true,
             other => self.inner.is_ours_slow(other, destination),
         }
     }
@@ -357,10 +358,13 @@ impl Inner {
 
     #[cold]
     fn is_ours_slow(&self, target: Target, destination: IpAddr) -> bool {
-        let Target::Service(_) = target else { return true };
+        if !matches!(target, Target::Service(_) | Target::Release(_)) {
+            return true;
+        }
         match self.slot_of(target, destination) {
             Some(slot) => slot == self.slot,
-            // A request for a service without a listener is rejected by the member that got it; if all get it, by the first.
+            // A request for a service without a listener, or to release an unknown connection, is answered by the member that got it; if
+            // all get it, by the first.
             None => self.is_steered || lock(&self.known).1.taken().next() == Some(self.slot),
         }
     }

@@ -3,12 +3,12 @@
 //!
 //! A packet goes to the owner of its destination QPN's unit (upper 8 bits). A management datagram to QP1 goes by its
 //! type: a request (REQ, SIDR_REQ) to the member that listens for its service; any other message to the owner of the
-//! unit in the communication ID that its receiver chose. A datagram for no member goes to the first one, which rejects
-//! it.
+//! unit in the communication ID that its receiver chose. A datagram for no member goes to the first one, which answers requests
+//! for connections and for their release.
 
 use std::net::IpAddr;
 
-use roxie_base::addressee::{Addressee, REQ, SIDR_REP, SIDR_REQ};
+use roxie_base::addressee::{Addressee, DREQ, REQ, SIDR_REP, SIDR_REQ};
 use roxie_base::roster::Roster;
 
 /// An instruction of classic BPF: code, jump if true, jump if false, operand.
@@ -48,6 +48,8 @@ const SERVICES: usize = 1500;
 pub(crate) enum Target {
     /// The owner of this unit.
     Unit(u8),
+    /// Likewise, and any member if no process owns the unit: a request to release a connection, which is to be answered.
+    Release(u8),
     /// The member that listens for this service.
     Service(u64),
     /// All members that joined the multicast group.
@@ -67,6 +69,7 @@ pub(crate) fn target(datagram: &[u8]) -> Target {
                 let attribute = u16::from_be_bytes(field(datagram, ATTRIBUTE)?);
                 match Addressee::of(attribute, datagram.get(MESSAGE..)?)? {
                     Addressee::Service(service) => Target::Service(service),
+                    Addressee::Unit(unit) if attribute == DREQ => Target::Release(unit),
                     Addressee::Unit(unit) => Target::Unit(unit),
                 }
             }
@@ -80,7 +83,7 @@ pub(crate) fn target(datagram: &[u8]) -> Target {
 /// Returns the slot of a destination. `None` if it is not a single member.
 pub(super) fn slot_of(target: Target, destination: IpAddr, roster: &Roster) -> Option<u8> {
     match target {
-        Target::Unit(unit) => roster.owner_of_unit(unit),
+        Target::Unit(unit) | Target::Release(unit) => roster.owner_of_unit(unit),
         Target::Service(service) => roster.server_of(service, destination),
         Target::Multicast | Target::Unknown => None,
     }
@@ -256,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn runt_has_no_destination() {
+    fn destination_is_read_from_the_bytes() {
         let program = program(&roster(3));
         for length in 0..MESSAGE {
             let short = &message(REQ, 7, 9)[..length];
@@ -264,6 +267,8 @@ mod tests {
             assert_eq!(run(&program, short), 0);
         }
         assert_eq!(target(&packet(0xff_ffff)), Target::Multicast);
+        assert_eq!(target(&message(DREQ, 7, 0x0b00_0001)), Target::Release(0x0b));
+        assert_eq!(target(&message(0x16, 7, 0x0b00_0001)), Target::Unit(0x0b));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use crate::RxOptions;
 use crate::group::{ATTRIBUTE, DESTINATION_QP, MULTICAST, QP1, REMOTE_ID, REQUEST_ID};
-use roxie_base::addressee::{REQ, SIDR_REP, SIDR_REQ};
+use roxie_base::addressee::{DREQ, REQ, SIDR_REP, SIDR_REQ};
 use roxie_base::frame::ROCE_V2_PORT;
 
 /// An instruction: code, jump if true, jump if false, operand.
@@ -73,7 +73,7 @@ pub(super) enum Link {
 }
 
 /// Returns the program that accepts RoCE of a link: with `units`, packets to QPs of these units, to groups, and requests of the connection
-/// manager; without, all. RoCE v1 and MAC control frames only if wanted. Of frames with a second tag it accepts the headers, which the
+/// manager, for release too; without, all. RoCE v1 and MAC control frames only if wanted. Of frames with a second tag it accepts the headers, which the
 /// receiver counts.
 pub(super) fn program(link: Link, wishes: RxOptions, units: Option<&[u8]>) -> Vec<Instruction> {
     let own = match link {
@@ -136,15 +136,16 @@ fn select_units(units: &[u8]) -> Vec<Instruction> {
         /*  3 */ ACCEPT,
         /*  4 */ (EQUALS, 2, 0, QP1),
         /*  5 */ (SHIFT_RIGHT, 0, 0, 16),
-        /*  6 */ (JUMP, 0, 0, 8),
+        /*  6 */ (JUMP, 0, 0, 9),
         /*  7 */ (LOAD_16_AT_X, 0, 0, at(ATTRIBUTE)),
-        /*  8 */ (EQUALS, 1, 0, REQ.into()),
-        /*  9 */ (EQUALS, 0, 1, SIDR_REQ.into()),
-        /* 10 */ ACCEPT,
-        /* 11 */ (EQUALS, 2, 0, SIDR_REP.into()),
-        /* 12 */ (LOAD_8_AT_X, 0, 0, at(REMOTE_ID)),
-        /* 13 */ (JUMP, 0, 0, 1),
-        /* 14 */ (LOAD_8_AT_X, 0, 0, at(REQUEST_ID)),
+        /*  8 */ (EQUALS, 2, 0, REQ.into()),
+        /*  9 */ (EQUALS, 1, 0, SIDR_REQ.into()),
+        /* 10 */ (EQUALS, 0, 1, DREQ.into()),
+        /* 11 */ ACCEPT,
+        /* 12 */ (EQUALS, 2, 0, SIDR_REP.into()),
+        /* 13 */ (LOAD_8_AT_X, 0, 0, at(REMOTE_ID)),
+        /* 14 */ (JUMP, 0, 0, 1),
+        /* 15 */ (LOAD_8_AT_X, 0, 0, at(REQUEST_ID)),
     ];
     for unit in units {
         code.extend([(EQUALS, 0, 1, u32::from(*unit)), ACCEPT]);

@@ -230,8 +230,8 @@ impl Receiver {
             return Ok(());
         }
         // The filter of each process takes these.
-        let is_for_all =
-            self.strays.is_some() && matches!(target(datagram), Target::Service(_) | Target::Multicast);
+        let is_for_all = self.strays.is_some()
+            && matches!(target(datagram), Target::Service(_) | Target::Release(_) | Target::Multicast);
         let Some(segment) = filled.segment else {
             let mut shown = Shown::whole(place, frame.len(), filled.tag, arrived);
             if place == Place::Stray {
