@@ -11,8 +11,8 @@
 # Prints the guest's folder as its last line of output, with the files of build-guest.sh's. Exits with 3 if the host lacks programs,
 # with 4 if the packages are not available. The cache is $ROXIE_CACHE, as build-guest.sh has it; in its folder 6.1/ksmbd:
 #
-#   debs/            headers, sources and ksmbd-tools as downloaded (190 MB)
-#   root/            the same, unpacked
+#   debs/, root/     headers and sources as downloaded (160 MB), and unpacked
+#   tools/           the same of ksmbd-tools, with its libraries
 #   fs/              the kernel's folder fs/smb, and what is built in it
 #   guest-<hash>/    the finished guest
 set -euo pipefail
@@ -20,6 +20,8 @@ set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 top=${ROXIE_CACHE:-$here/../../target/interop/cache}
 kernel=6.1
+# Suite of ksmbd-tools. That of Debian 12, 3.4.7, has another message for a share's configuration than later kernels 6.1 accept.
+tools=trixie
 # Seconds that the module's build may take: 30 on an idle core.
 build_limit=900
 
@@ -29,39 +31,45 @@ die() { say "$*"; exit 1; }
 # shellcheck source=packages.sh
 . "$here/packages.sh"
 
-# Programs beside those of build-guest.sh.
+# Checks for the programs of build-guest.sh, and for make.
 host_has_everything() {
-    local need missing=() ok=yes
+    local ok=yes
     "$here/build-guest.sh" --check || ok=no
-    for need in make bc; do command -v "$need" >/dev/null || missing+=("$need"); done
-    if [ ${#missing[@]} -gt 0 ]; then
-        say "this host lacks: ${missing[*]}"
-        say "install them with: apt-get install -y --no-install-recommends ${missing[*]}"
+    if ! command -v make >/dev/null; then
+        say "this host lacks make: apt-get install -y --no-install-recommends make"
         ok=no
     fi
     [ $ok = yes ]
 }
 
-# Downloads what the module and its program need, of the kernel package's version `$1`, for the kernel `$2`.
-download_sources() {
-    local package_version=$1 version=$2 name wanted exact=() new=$cache/debs.new
-    lists=$cache/apt.new
+# Downloads packages to `$1`/debs: from the suites of kernel 6.1, or from the suite `$2` if there is one. The arguments that follow are
+# packages; `$3` says in one word which versions they are.
+fetch() {
+    local folder=$1 suite=$2 what=$3 new=$1/debs.new
+    shift 3
+    lists=$folder/apt.new
     rm -rf "$new" "$lists"
     mkdir -p "$new" "$lists"/lists/partial "$lists"/cache/archives/partial
     : >"$lists/status"
-    sources "$kernel" >"$lists/sources.list"
-    say "reading the package index"
+    if [ -n "$suite" ]; then
+        echo "deb [signed-by=$keyring] $mirror/debian $suite main" >"$lists/sources.list"
+    else
+        sources "$kernel" >"$lists/sources.list"
+    fi
+    say "downloading $what to $folder/debs"
     apt_here apt-get update >"$lists/log" 2>&1 || network_failed "the package index" "$lists/log"
-    for name in "linux-headers-$version" "linux-headers-${version%-amd64}-common" linux-kbuild-6.1 linux-source-6.1; do
-        exact+=("$name=$package_version")
-    done
-    mapfile -t wanted < <(with_libraries ksmbd-tools)
-    say "downloading the sources of kernel $package_version and ksmbd-tools to $cache/debs"
-    (cd "$new" && apt_here apt-get download "${exact[@]}" "${wanted[@]}" >"$lists/log" 2>&1) ||
+    if [ -n "$suite" ]; then mapfile -t packages < <(with_libraries "$@"); else packages=("$@"); fi
+    (cd "$new" && apt_here apt-get download "${packages[@]}" >"$lists/log" 2>&1) ||
         network_failed "a package (build-guest.sh --refresh downloads a kernel whose sources there are)" "$lists/log"
-    echo "$package_version" >"$new/complete"
-    rm -rf "$cache/debs" "$cache/root" "$cache/fs" "$lists"
-    mv "$new" "$cache/debs"
+    echo "$what" >"$new/complete"
+    rm -rf "$folder/debs" "$folder/root" "$lists"
+    mv "$new" "$folder/debs"
+}
+
+# Unpacks the packages in `$1`/debs to `$1`/root.
+unpack_in() {
+    local cache=$1
+    [ -d "$cache/root" ] || unpack
 }
 
 # Builds ksmbd.ko with its transport over RDMA, for the kernel `$1`.
@@ -70,9 +78,11 @@ build_module() {
     rm -rf "$cache/fs" "$cache/fs.new"
     mkdir "$cache/fs.new"
     tar -x -J -C "$cache/fs.new" --strip-components=2 -f "$cache/root/usr/src/linux-source-6.1.tar.xz" \
-        linux-source-6.1/fs/smb linux-source-6.1/fs/internal.h
+        linux-source-6.1/fs/smb linux-source-6.1/fs/internal.h linux-source-6.1/scripts/asn1_compiler.c
     # The headers name each other where a package would install them.
     sed -i "s|^include /usr/src/|include $cache/root/usr/src/|" "$headers/Makefile"
+    # Debian's packages have all programs of the kernel's build but this one.
+    gcc -O2 -I"${headers%-amd64}-common/include" -o "$headers/scripts/asn1_compiler" "$cache/fs.new/asn1_compiler.c"
     say "building ksmbd of $version"
     # The option is off in the headers' configuration: for make it is a variable, for the compiler a macro.
     timeout --kill-after=10 "$build_limit" nice make -C "$headers" M="$cache/fs.new/smb/server" \
@@ -82,20 +92,15 @@ build_module() {
     mv "$cache/fs.new" "$cache/fs"
 }
 
-# Copies `$1` with all its libraries to the tree `$2`, except libraries that the guest's tree `$3` has.
+# Copies the program or library `$1` of ksmbd-tools' release with all its libraries to the folder `$2`.
 add_elf() {
-    local from=$1 to=$2 base=$3 name library folder
-    mkdir -p "$(dirname "$to")"
-    cp -L --preserve=mode "$from" "$to"
+    local from=$1 to=$2 name folder
+    [ -e "$to/$(basename "$from")" ] && return
+    cp -L --preserve=mode "$from" "$to/"
     for name in $(readelf -d "$from" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p'); do
-        [ ! -e "$base/lib/x86_64-linux-gnu/$name" ] && [ ! -e "$tree/lib/x86_64-linux-gnu/$name" ] || continue
-        [ "$name" != ld-linux-x86-64.so.2 ] || continue
-        library=
-        for folder in "$cache/root" "$top/$kernel/root"; do
-            [ -e "$folder/lib/x86_64-linux-gnu/$name" ] && library=$folder/lib/x86_64-linux-gnu/$name
-        done
-        [ -n "$library" ] || die "$name is not in the downloaded packages"
-        add_elf "$library" "$tree/lib/x86_64-linux-gnu/$name" "$base"
+        folder=$cache/tools/root/usr/lib/x86_64-linux-gnu
+        [ -e "$folder/$name" ] || die "$name is not in the downloaded packages"
+        add_elf "$folder/$name" "$to"
     done
 }
 
@@ -127,9 +132,15 @@ build() {
     cp -r "$tree/lib/modules/$version" "$base/lib/modules/"
     depmod -b "$base" "$version"
     cp "$base/lib/modules/$version"/modules.* "$tree/lib/modules/$version/"
-    name=$(find "$cache/root/usr" -type f \( -name ksmbd.tools -o -name ksmbd.mountd \) | head -n 1)
+    name=$(find "$cache/tools/root/usr" -type f \( -name ksmbd.tools -o -name ksmbd.mountd \) | head -n 1)
     [ -n "$name" ] || die "ksmbd-tools has no ksmbd.mountd"
-    add_elf "$name" "$tree/usr/bin/ksmbd.mountd" "$base"
+    # A release's programs run with its own C library.
+    mkdir -p "$tree/ksmbd"
+    add_elf "$name" "$tree/ksmbd"
+    mv "$tree/ksmbd/$(basename "$name")" "$tree/ksmbd/ksmbd.mountd"
+    printf '%s\n' '#!/bin/sh' 'exec /ksmbd/ld-linux-x86-64.so.2 --library-path /ksmbd --argv0 ksmbd.mountd /ksmbd/ksmbd.mountd "$@"' \
+        >"$tree/usr/bin/ksmbd.mountd"
+    chmod 0755 "$tree/usr/bin/ksmbd.mountd"
     install -m 0755 "$here/smb" "$tree/bin/roxie-smb"
     rm -rf "$out.new"
     cp -al "$guest" "$out.new"
@@ -142,7 +153,7 @@ build() {
 }
 
 main() {
-    local guest version package_version hash out
+    local guest version package_version what name wanted=() hash out
     export PATH=$PATH:/sbin:/usr/sbin
     case ${1:-} in
     "") ;;
@@ -158,9 +169,20 @@ main() {
     flock 9
     version=$(cat "$guest/kernel")
     package_version=$(dpkg-deb -f "$top/$kernel/debs/linux-image-$version"_*.deb Version)
-    if [ "$(cat "$cache/debs/complete" 2>/dev/null)" != "$package_version" ]; then download_sources "$package_version" "$version"; fi
-    [ -d "$cache/root" ] || unpack
+    what=kernel-$package_version
+    if [ "$(cat "$cache/debs/complete" 2>/dev/null)" != "$what" ]; then
+        for name in "linux-headers-$version" "linux-headers-${version%-amd64}-common" linux-kbuild-6.1 linux-source-6.1; do
+            wanted+=("$name=$package_version")
+        done
+        rm -rf "$cache/fs"
+        fetch "$cache" "" "$what" "${wanted[@]}"
+    fi
+    unpack_in "$cache"
     [ -d "$cache/fs" ] || build_module "$version"
+    what=ksmbd-tools-$tools
+    mkdir -p "$cache/tools"
+    if [ "$(cat "$cache/tools/debs/complete" 2>/dev/null)" != "$what" ]; then fetch "$cache/tools" "$tools" "$what" ksmbd-tools; fi
+    unpack_in "$cache/tools"
     hash=$( (echo "$guest"; cat "$here/build-ksmbd.sh" "$here/smb"; sha256sum <"$cache/fs/smb/server/ksmbd.ko") | sha256sum | cut -c1-16)
     out=$cache/guest-$hash
     if [ ! -d "$out" ]; then
