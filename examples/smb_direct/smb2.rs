@@ -296,3 +296,7 @@ pub(crate) fn close(file: FileId) -> Vec<u8> {
     out.u16(24).u16(0).u32(0).raw(&file);
     out.0
 }
+
+#[cfg(test)]
+#[path = "smb2_tests.rs"]
+mod tests;

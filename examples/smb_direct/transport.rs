@@ -158,7 +158,8 @@ impl Transport {
         if status != 0 {
             // The answer has arrived before the connection ends.
             parts.wait(&connection, PATIENCE)?;
-            return Err(format!("the client has versions {:#x?}", request.versions).into());
+            let (low, high) = request.versions;
+            return Err(format!("the client has versions {low:#06x} to {high:#06x}").into());
         }
         let link = Link::accepted(&OWN, &request, RECEIVES, RECEIVES);
         Ok(Transport::new(connection, parts, link, MAX_READ_WRITE))
@@ -275,3 +276,7 @@ impl Transport {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "transport_tests.rs"]
+mod tests;

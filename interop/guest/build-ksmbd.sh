@@ -22,7 +22,7 @@ top=${ROXIE_CACHE:-$here/../../target/interop/cache}
 kernel=6.1
 # Suite of ksmbd-tools. That of Debian 12, 3.4.7, has another message for a share's configuration than later kernels 6.1 accept.
 tools=trixie
-# Seconds that the module's build may take: 30 on an idle core.
+# Seconds that the module's build may take. It has taken 50 on a busy core.
 build_limit=900
 
 say() { printf 'build-ksmbd: %s\n' "$*" >&2; }
@@ -116,7 +116,7 @@ add_module() {
 
 # Makes the guest `$2` of the guest `$1`: the kernel unpacks the archives in an initramfs one after another.
 build() {
-    local guest=$1 out=$2 version base module name
+    local guest=$1 out=$2 version temporary base tree module name
     version=$(cat "$guest/kernel")
     temporary=$(mktemp -d)
     # shellcheck disable=SC2064  # the folder's name is wanted as it is now
@@ -186,7 +186,9 @@ main() {
     hash=$( (echo "$guest"; cat "$here/build-ksmbd.sh" "$here/smb"; sha256sum <"$cache/fs/smb/server/ksmbd.ko") | sha256sum | cut -c1-16)
     out=$cache/guest-$hash
     if [ ! -d "$out" ]; then
-        rm -rf "$cache"/guest-*
+        rm -rf "$cache"/guest-*.new
+        # Worktrees may share the cache.
+        { ls -dt "$cache"/guest-* 2>/dev/null || true; } | tail -n +4 | xargs -r rm -rf
         build "$guest" "$out"
     fi
     echo "$out"

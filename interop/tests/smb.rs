@@ -24,10 +24,12 @@ const LENGTHS: [usize; 7] = [0, 1, 1000, 5000, 65_535, 65_537, (5 << 20) + 7];
 
 /// Builds the example, and returns its program.
 fn program() -> PathBuf {
-    let built = Command::new(env!("CARGO"))
-        .args(["build", "-p", "roxie", "--example", "smb_direct", "--message-format", "json"])
-        .output()
-        .expect("cargo");
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "-p", "roxie", "--example", "smb_direct", "--message-format", "json"]);
+    if !cfg!(debug_assertions) {
+        build.arg("--release");
+    }
+    let built = build.output().expect("cargo");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     let text = String::from_utf8(built.stdout).expect("JSON");
     let key = "\"executable\":\"";
