@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use roxie::host::{Device, LentRegion};
 use roxie::verbs::{Access, Wc, WcOpcode};
 
-use crate::Result;
-use crate::smb2::{self, Buffer, FileId, Header, Negotiated, Place};
-use crate::transport::Transport;
+use super::Result;
+use super::smb2::{self, Buffer, FileId, Header, Negotiated, Place};
+use super::transport::Transport;
 
 /// Bytes of a request that moves its data by RDMA.
 const BY_RDMA: u32 = 1 << 20;
@@ -183,7 +183,7 @@ impl Client {
         succeeded(command, response)
     }
 
-    /// Executes a request, whose response must be success.
+    /// Executes a request. Any status but success is an error.
     fn request(&mut self, command: u16, body: &[u8], length: u32) -> Result<Vec<u8>> {
         let response = self.exchange(command, body, length)?.0;
         succeeded(command, response)

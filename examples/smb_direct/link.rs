@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use crate::messages::{DATA_OFFSET, DataTransfer, NegotiateRequest, NegotiateResponse, Refused, Sizes};
+use super::messages::{DATA_OFFSET, DataTransfer, NegotiateRequest, NegotiateResponse, Refused, Sizes};
 
 /// State of one end.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl Link {
         link
     }
 
-    /// Returns the accepting end, whose response to the request granted all its receives.
+    /// Returns the accepting end. Its response to the request granted all its receives.
     pub(crate) fn accepted(own: &Sizes, request: &NegotiateRequest, receives: u16, wants: u16) -> Link {
         let mut link = Link::new(own, &request.sizes, 0, wants);
         link.receive_credits = receives;

@@ -19,7 +19,7 @@ pub(crate) enum Refused {
     /// Message that ends before its fields or its data do.
     #[error("a message of {length} bytes, of which at least {needed} were due")]
     Short { length: usize, needed: u64 },
-    /// Field whose value the specification excludes.
+    /// Field with a value that the specification excludes.
     #[error("field {field} is {value}")]
     Field { field: &'static str, value: u32 },
     /// Fragment that does not continue the message before it.
@@ -188,7 +188,7 @@ impl<'a> DataTransfer<'a> {
         if length == 0 && remaining > 0 {
             return field("DataLength", 0);
         }
-        // Data inside the header is nobody's.
+        // Data cannot be inside the header.
         if length > 0 && (offset as usize) < HEADER {
             return field("DataOffset", offset);
         }

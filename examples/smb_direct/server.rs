@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use roxie::host::MemoryRegion;
 use roxie::verbs::{Access, RKey, SendWr};
 
-use crate::Result;
-use crate::messages::{Refused, bytes, u16_at, u32_at};
-use crate::smb2::{self, Buffer, DIALECTS, HEADER, Header, Negotiated, range};
-use crate::transport::{MAX_READ_WRITE, Transport};
+use super::Result;
+use super::messages::{Refused, bytes, u16_at, u32_at};
+use super::smb2::{self, Buffer, DIALECTS, HEADER, Header, Negotiated, range};
+use super::transport::{MAX_READ_WRITE, Transport};
 
 const INVALID_PARAMETER: u32 = 0xc000_000d;
 const NOT_FOUND: u32 = 0xc000_0034;
@@ -16,7 +16,7 @@ const END_OF_FILE: u32 = 0xc000_0011;
 /// Bytes of a file at most.
 const LONGEST: u64 = 64 << 20;
 
-/// What a request gets: a status, a body, and the buffer whose key the response invalidates.
+/// A response without its header: a status, a body, and the buffer with the key that it invalidates.
 struct Answer {
     status: u32,
     body: Vec<u8>,

@@ -1,6 +1,6 @@
 //! SMB2 messages (MS-SMB2 2.2) of a session as guest that writes and reads files. All fields are little-endian.
 
-use crate::messages::{Refused, bytes, u16_at, u32_at};
+use super::messages::{Refused, bytes, u16_at, u32_at};
 
 /// Bytes of the header (MS-SMB2 2.2.1.2), in front of each body.
 pub(crate) const HEADER: usize = 64;
@@ -26,7 +26,7 @@ pub(crate) const CLOSE: u16 = 6;
 pub(crate) const READ: u16 = 8;
 pub(crate) const WRITE: u16 = 9;
 
-/// Channel whose data moves by RDMA, to or from the memory of a [`Buffer`], whose key the response invalidates (MS-SMB2 2.2.19, 2.2.21).
+/// Channel by RDMA, to or from the memory of a [`Buffer`]. The response invalidates its key (MS-SMB2 2.2.19, 2.2.21).
 pub(crate) const RDMA_INVALIDATE: u32 = 2;
 
 /// Identifier of an open file.

@@ -10,9 +10,9 @@ use roxie::host::{
 };
 use roxie::verbs::{Access, QpCaps, RKey, SendWr, Wc, WcOpcode, WrOpcode};
 
-use crate::Result;
-use crate::link::Link;
-use crate::messages::{NOT_SUPPORTED, NegotiateRequest, NegotiateResponse, Sizes, VERSION};
+use super::Result;
+use super::link::Link;
+use super::messages::{NOT_SUPPORTED, NegotiateRequest, NegotiateResponse, Sizes, VERSION};
 
 /// Messages that either end of this program receives before it must post again.
 const RECEIVES: u16 = 64;

@@ -86,6 +86,9 @@ fn other_versions_get_an_answer() {
     raw.send(&NegotiateRequest { versions: (0x0200, 0x0201), ..REQUEST }.to_bytes());
     let response = raw.parts.first(&raw.connection).expect("a response");
     let refused = NegotiateResponse::parse(&response, &OWN);
-    assert_eq!(refused, Err(crate::messages::Refused::Field { field: "Status", value: NOT_SUPPORTED }));
+    assert_eq!(
+        refused,
+        Err(super::super::messages::Refused::Field { field: "Status", value: NOT_SUPPORTED })
+    );
     assert_eq!(raw.ended(), "the client has versions 0x0200 to 0x0201");
 }
