@@ -94,6 +94,14 @@ fn describe(client: &Client) -> String {
 
 fn in_one_process() -> Result<()> {
     let (near, far) = Device::memory_pair(&DeviceConfig::default())?;
+    let (requests, keys) = there_and_back(&near, far, &LENGTHS)?;
+    println!("{requests} requests; the server has invalidated {keys} keys with its responses");
+    println!("{} files were the same after their way there and back", 4 * LENGTHS.len());
+    Ok(())
+}
+
+/// Writes and reads files of these lengths, each way with each. Returns the number of requests, and of keys that the server invalidated.
+fn there_and_back(near: &Device, far: Device, lengths: &[usize]) -> Result<(u64, u64)> {
     let address = SocketAddr::new(far.gid(0)?.to_ip(), PORT);
     let serving = std::thread::spawn(move || -> Result<u64> {
         let listener = ConnectionManager::start(&far)?.listen(address, 1)?;
@@ -101,16 +109,12 @@ fn in_one_process() -> Result<()> {
         server::serve(Transport::accept(&far, request)?)
     });
     // For a moment, the manager repeats a request that arrives before the server listens.
-    let mut client = Client::connect(&near, address, "files")?;
+    let mut client = Client::connect(near, address, "files")?;
     println!("{}", describe(&client));
-    for length in LENGTHS {
+    let ways = [Way::Rdma, Way::Messages];
+    for &length in lengths {
         let data: Vec<u8> = (0..length).map(|n| (n / 512 * 31 + n * 7 + length) as u8).collect();
-        for (put, get) in [
-            (Way::Rdma, Way::Rdma),
-            (Way::Rdma, Way::Messages),
-            (Way::Messages, Way::Rdma),
-            (Way::Messages, Way::Messages),
-        ] {
+        for (put, get) in ways.into_iter().flat_map(|put| ways.map(|get| (put, get))) {
             client.put("a file", &data, put)?;
             if client.get("a file", get)? != data {
                 return Err(format!("{length} bytes, by {put:?}, are others, by {get:?}").into());
@@ -121,8 +125,22 @@ fn in_one_process() -> Result<()> {
     println!("absent: {absent}");
     let keys = client.invalidated;
     client.log_off()?;
-    let requests = serving.join().expect("no panic")?;
-    println!("{requests} requests; the server has invalidated {keys} keys with its responses");
-    println!("{} files were the same after their way there and back", 4 * LENGTHS.len());
-    Ok(())
+    Ok((serving.join().expect("no panic")?, keys))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_cross_a_lossy_link() {
+        let fault = Some("seed=7,drop=0.01".parse().expect("faults"));
+        let stack = Stack { fault, ..Stack::default() };
+        let pair = Device::memory_pair_with(&DeviceConfig::default(), &stack, &stack);
+        let (near, far) = pair.expect("two devices");
+        let (_, keys) = there_and_back(&near, far, &[1000, 65_537]).expect("the same bytes");
+        // Each file is a single request by RDMA, twice on its way there and twice back.
+        assert_eq!(keys, 2 * 4);
+        assert!(near.counter("fault_tx_dropped") > 0, "no frame was lost");
+    }
 }
