@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use in_time::CommandInTime;
 
 /// All examples, and the last output of each.
-const EXAMPLES: [(&str, &str); 8] = [
+const EXAMPLES: [(&str, &str); 9] = [
     ("connect", "says: hello by address and port"),
     ("counters", "4 clients took 2000 tickets, each another one"),
     ("key_value", "300 of 600 keys were found, and the server did nothing for it"),
@@ -18,6 +18,7 @@ const EXAMPLES: [(&str, &str); 8] = [
     ("own_port", "65536 bytes were read in "),
     ("rpc", "400 requests of 8 clients were answered from 16 receives"),
     ("send_recv", "received 15 bytes: hello over RDMA"),
+    ("smb_direct", "24 files were the same after their way there and back"),
     ("virtual_time", " Gb/s of data from the server, whose link has 100 Gb/s"),
 ];
 

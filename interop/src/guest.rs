@@ -138,6 +138,15 @@ impl Image {
         Image::built_by(command, kernel, refresh)
     }
 
+    /// Builds the guest of kernel 6.1 with ksmbd, its SMB server over RDMA, or finds it in the cache.
+    ///
+    /// # Errors
+    /// [`Error::Packages`] if the packages are not available.
+    pub fn build_with_smb_server() -> Result<Image, Error> {
+        let command = Command::new(sources().join("guest/build-ksmbd.sh"));
+        Image::built_by(command, Kernel::V6_1, false)
+    }
+
     /// Returns the guest for a test. `None`, after printing SKIP and the reason, if this host lacks something or the
     /// mirror does not answer.
     ///

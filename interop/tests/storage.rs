@@ -119,7 +119,7 @@ fn target_forgets_a_host_that_was_killed() {
     build_roxie().expect("roxie");
     let namespace = Namespace::create().expect("the namespace");
     let disk = disk("storage-killed.img");
-    let target = Target::start(&namespace, &[disk.clone()]);
+    let target = Target::start(&namespace, std::slice::from_ref(&disk));
     let pid = target.child.id();
     let first = guest(&image, &namespace, "killed", 2);
     let mut peer = first.peer(&namespace).expect("a session");
