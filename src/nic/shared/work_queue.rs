@@ -10,7 +10,7 @@
 //!               4 compare_add | 5 swap                           of operations that have operands
 //!               4 ah:32 remote_qpn:32 | 5 remote_qkey:32         of all others
 //!               6.. SGEs (addr, length:32 lkey:32) or payload: with one SGE it is a cache line
-//! receive slot: 0 wr_id | 1 num_sge | 2.. SGEs
+//! receive slot: 0 wr_id | 1 num_sge | 2.. SGEs                    with one SGE, two are a cache line
 //! ```
 //!
 //! Ordering: the application writes a slot with relaxed stores, then publishes it by a Release store of the producer. The NIC loads
@@ -21,7 +21,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::doorbell::DoorbellsId;
-use super::region::{LINE, Region, slots_for};
+use super::region::{LINE, Region, Words, slots_for};
 use super::sync::{
     AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
@@ -99,29 +99,33 @@ pub enum PostError {
 /// A ring of slots: the common part of send and receive queues.
 #[derive(Clone, Debug)]
 struct Ring {
-    region: Arc<Region>,
+    memory: Words,
     capacity: u32,
     mask: u32,
-    stride: usize,
+    /// Words of a slot.
+    stride: u32,
 }
 
 impl Ring {
     fn size(capacity: u32, stride: usize) -> usize {
-        SLOTS + slots_for(capacity) * stride
+        SLOTS + (slots_for(capacity) * stride).next_multiple_of(LINE)
     }
 
     fn on(region: &Arc<Region>, capacity: u32, stride: usize) -> io::Result<Ring> {
         let region = region.part(0, Ring::size(capacity, stride))?;
-        Ok(Ring { region, capacity, mask: (slots_for(capacity) - 1) as u32, stride })
+        let (mask, stride) = ((slots_for(capacity) - 1) as u32, stride as u32);
+        Ok(Ring { memory: region.into(), capacity, mask, stride })
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
-        &self.region.words()[index]
+        &self.memory.words()[index]
     }
 
+    #[inline(always)]
     fn slot(&self, position: u32) -> &[AtomicU64] {
-        let at = SLOTS + (position & self.mask) as usize * self.stride;
-        &self.region.words()[at..at + self.stride]
+        let stride = self.stride as usize;
+        let at = SLOTS + (position & self.mask) as usize * stride;
+        &self.memory.words()[at..][..stride]
     }
 
     /// Loads a position. Positions are 32-bit counters; the upper half of the word, which another process may write, is ignored.
@@ -401,7 +405,7 @@ impl SendRing {
 
     /// The words of the queue. The other side may write them at any time.
     pub fn words(&self) -> &[AtomicU64] {
-        self.ring.region.words()
+        self.ring.memory.words()
     }
 
     /// Work requests that may be outstanding.
@@ -440,9 +444,10 @@ impl RecvRing {
         Ok(RecvRing { ring, max_sge: max_sge.min(MAX_SGE as u32) })
     }
 
-    /// Words of a slot.
+    /// Words of a slot: a power of two up to a cache line, so that no slot is in two lines that fits one.
     fn stride(max_sge: u32) -> usize {
-        (RECV_HEADER + 2 * (max_sge as usize).min(MAX_SGE)).next_multiple_of(LINE)
+        let words = RECV_HEADER + 2 * (max_sge as usize).min(MAX_SGE);
+        if words < LINE { words.next_power_of_two() } else { words.next_multiple_of(LINE) }
     }
 
     /// The application's side: posts one receive. Returns true if the NIC wants a doorbell. Caller must serialize calls.
@@ -467,6 +472,7 @@ impl RecvRing {
     }
 
     /// The NIC's side: true if there is a receive at `position`.
+    #[inline(always)]
     pub fn has(&self, position: u32) -> bool {
         let ready = self.ring.load(PRODUCER).wrapping_sub(position);
         ready != 0 && ready <= self.ring.mask + 1
@@ -531,7 +537,7 @@ impl RecvRing {
 
     /// The words of the queue. The other side may write them at any time.
     pub fn words(&self) -> &[AtomicU64] {
-        self.ring.region.words()
+        self.ring.memory.words()
     }
 
     /// Receives that may be outstanding.
