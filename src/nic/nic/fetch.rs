@@ -55,7 +55,8 @@ impl Nic {
             if !qp.has_send_place() {
                 break;
             }
-            qp.post_send(|wr, sges, inline| sends.copy_out(*fetched, wr, sges, inline));
+            let addressed = qp.has_addresses();
+            qp.post_send(|wr, sges, inline| sends.copy_out(*fetched, addressed, wr, sges, inline));
             *fetched = fetched.wrapping_add(1);
         }
         let mut flushed = 0;

@@ -269,7 +269,7 @@ impl SendRing {
             }
         };
         let head = wr.opcode as u64
-            | u64::from(flags.bits() & 0xff) << 8
+            | u64::from(flags.bits()) << 8
             | (num_sge as u64) << 16
             | (inline_len as u64) << 24
             | u64::from(wr.remote_srqn.0) << 40;
@@ -340,14 +340,16 @@ impl SendRing {
         sges: &mut [Sge],
         inline: &mut [u8],
     ) -> Option<FetchedSend> {
-        self.has(position).then(|| self.copy_out(position, wr, sges, inline))
+        self.has(position).then(|| self.copy_out(position, true, wr, sges, inline))
     }
 
-    /// As [`fetch`](Self::fetch), for a position that [`waiting`](Self::waiting) has counted.
+    /// As [`fetch`](Self::fetch), for a position that [`waiting`](Self::waiting) has counted. Without `addressed`, UD's and XRC's
+    /// addresses are not copied.
     #[inline(always)]
     pub fn copy_out(
         &self,
         position: u32,
+        addressed: bool,
         wr: &mut SendWr,
         sges: &mut [Sge],
         inline: &mut [u8],
@@ -359,16 +361,15 @@ impl SendRing {
         let opcode = WrOpcode::from_code(head & 0xff);
         wr.wr_id = slot[0].load(Relaxed);
         wr.opcode = opcode.unwrap_or(SendWr::default().opcode);
-        wr.flags = SendFlags::from_bits_truncate((head >> 8) as u32 & 0xff);
+        wr.flags = SendFlags::from_bits_truncate((head >> 8) as u8);
         wr.imm = imm_rkey as u32;
         wr.remote_addr = slot[3].load(Relaxed);
         wr.rkey = RKey((imm_rkey >> 32) as u32);
-        wr.remote_srqn = Srqn((head >> 40) as u32);
+        wr.remote_srqn = Srqn(if addressed { (head >> 40) as u32 } else { 0 });
+        (wr.compare_add, wr.swap, wr.ud) = (0, 0, UdAddress::default());
         if wr.opcode.has_operands() {
             (wr.compare_add, wr.swap) = (fourth, fifth);
-            wr.ud = UdAddress::default();
-        } else {
-            (wr.compare_add, wr.swap) = (0, 0);
+        } else if addressed {
             wr.ud = UdAddress {
                 ah: AhId(fourth as u32),
                 remote_qpn: Qpn::new((fourth >> 32) as u32),
