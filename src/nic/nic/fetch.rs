@@ -51,7 +51,7 @@ impl Nic {
             return (0, false);
         }
         for _ in 0..entry.sends.waiting(entry.fetched).min(burst) {
-            let QpEntry { qp, sends, fetched, .. } = &mut **entry;
+            let QpEntry { qp, sends, fetched, .. } = &mut *entry;
             if !qp.has_send_place() {
                 break;
             }

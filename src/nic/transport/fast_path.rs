@@ -219,11 +219,11 @@ impl Qp {
         Some(PlannedSend { bth, reth, length, payload })
     }
 
-    /// Advances the state past `leaving`, which got a slot in the port and is sent.
+    /// Advances the state past the planned packet with this BTH, which got a slot in the port and is sent.
     #[inline(always)]
-    pub(crate) fn left(&mut self, now: Nanos, leaving: &PlannedSend) {
+    pub(crate) fn left(&mut self, now: Nanos, bth: &Bth) {
         self.turns.request_left(self.responder.has_replies());
-        self.packet_left(now, &leaving.bth);
+        self.packet_left(now, bth);
     }
 
     /// True if work requests have addresses: UD's and XRC's.
