@@ -51,7 +51,7 @@ mod wait_set;
 mod waiters;
 mod worker;
 
-pub use control::Request;
+pub use control::{Answered, Request};
 pub use pass_times::PassTimes;
 pub use progress::Progress;
 pub use wait::{MAX_WATCHED, Wait, Watched};

@@ -7,7 +7,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use nix::sys::eventfd::EventFd;
 
 use roxie_base::time::Nanos;
-use roxie_engine::{Progress, Request, Worker};
+use roxie_engine::{Answered, Progress, Request, Worker};
 use roxie_nic::nic::{
     Answer, Command, ControlError, MemoryCommand, Nic, NicConfig, QpHandle, QpStatus, ReceiveSource,
     SrqStatus,
@@ -31,6 +31,8 @@ pub struct Host {
     pub worker: Worker,
     number: u16,
     requests: Sender<Request>,
+    /// The channel of all answers. One for each command would leave gaps in the heap, between the QPs of a test or benchmark.
+    answers: (Sender<Answered>, Receiver<Answered>),
     events: Receiver<AsyncEvent>,
     /// Re-queues events that were taken from `events`.
     unread: Sender<AsyncEvent>,
@@ -110,7 +112,8 @@ impl Host {
         let (event_sender, events) = bounded(1024);
         let unread = event_sender.clone();
         let mut worker = Worker::new(Nic::new(config), port, doorbells.clone(), queue, event_sender);
-        let pd = match Host::run(&mut worker, &requests, Nanos::ZERO, Command::AllocPd) {
+        let answers = bounded(1);
+        let pd = match Host::run(&mut worker, (&requests, &answers), Nanos::ZERO, Command::AllocPd) {
             Ok(Answer::Pd(pd)) => pd,
             other => unreachable!("a new NIC answers AllocPd with {other:?}"),
         };
@@ -119,6 +122,7 @@ impl Host {
             worker,
             number,
             requests,
+            answers,
             events,
             unread,
             doorbells,
@@ -154,12 +158,13 @@ impl Host {
 
     fn run(
         worker: &mut Worker,
-        requests: &Sender<Request>,
+        (requests, (answer, answered)): (&Sender<Request>, &(Sender<Answered>, Receiver<Answered>)),
         now: Nanos,
         command: Command,
     ) -> Result<Answer, ControlError> {
-        let (answer, answered) = bounded(1);
-        requests.send(Request { command: command.prepare()?, answer }).expect("the worker is here");
+        requests
+            .send(Request { command: command.prepare()?, answer: answer.clone() })
+            .expect("the worker is here");
         loop {
             worker.poll(now);
             if let Ok(answer) = answered.try_recv() {
@@ -174,7 +179,7 @@ impl Host {
     /// The NIC's error if it rejects the command.
     pub fn call(&mut self, now: Nanos, command: impl Into<Command>) -> Result<Answer, ControlError> {
         (self.now, self.busy) = (now, true);
-        Host::run(&mut self.worker, &self.requests, now, command.into())
+        Host::run(&mut self.worker, (&self.requests, &self.answers), now, command.into())
     }
 
     /// Runs a command at the time of the last pass.
@@ -458,6 +463,7 @@ impl Host {
     }
 
     /// Takes the oldest completion.
+    #[inline(always)]
     pub fn poll_cq(&self, qp: &HostQp) -> Option<Wc> {
         qp.cq.poll()
     }

@@ -217,7 +217,7 @@ impl Stage {
         } else {
             let wr = SendWr {
                 opcode: input.pick(&WrOpcode::ALL),
-                flags: SendFlags::from_bits_truncate(u32::from(input.u8())) - SendFlags::INLINE,
+                flags: SendFlags::from_bits_truncate(input.u8()) - SendFlags::INLINE,
                 imm: input.u32(),
                 remote_addr: input.u64(),
                 rkey: RKey(input.u32()),

@@ -50,6 +50,25 @@ impl Region {
     }
 }
 
+#[derive(Clone, Debug)]
+pub(crate) struct Words(Arc<Region>);
+
+impl From<Arc<Region>> for Words {
+    fn from(region: Arc<Region>) -> Words {
+        Words(region)
+    }
+}
+
+impl Words {
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.0.is_mapped()
+    }
+
+    pub(crate) fn words(&self) -> &[AtomicU64] {
+        self.0.words()
+    }
+}
+
 pub(crate) fn slots_for(capacity: u32) -> usize {
     (capacity.max(1) as usize).next_power_of_two()
 }

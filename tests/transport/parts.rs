@@ -61,9 +61,29 @@ fn each_slot_has_own_sges_and_inline_bytes() {
     }
     for n in 0..4u8 {
         let at = u32::from(n);
-        assert_eq!(queue.at(at).length, u64::from(INLINE));
+        assert_eq!(queue.at(at).length(), u64::from(INLINE));
         assert_eq!(queue.sges(at).iter().map(|sge| sge.length).collect::<Vec<_>>(), [at, at]);
         assert_eq!(queue.inline(at, 5, 3), [n * 16 + 5, n * 16 + 6, n * 16 + 7]);
+    }
+}
+
+#[test]
+fn operands_are_kept_where_an_operation_has_some() {
+    let wr = SendWr { compare_add: 7, swap: 8, remote_srqn: Srqn(9), ..SendWr::default() };
+    for (opcode, addressed, kept) in
+        [(WrOpcode::CompareSwap, false, true), (WrOpcode::Send, true, true), (WrOpcode::Send, false, false)]
+    {
+        let mut queue = SendQueue::new(2, 1, 0).expect("memory").with_addresses(addressed);
+        let posted = SendWr { opcode, ..wr };
+        queue.push_with(|wr, sges, _| {
+            *wr = posted;
+            sges[0] = Sge { length: u32::MAX, ..Sge::default() };
+            FetchedSend { valid: true, num_sge: 1, inline_len: 0 }
+        });
+        let plain = SendWr { compare_add: 0, swap: 0, remote_srqn: Srqn(0), ..posted };
+        assert_eq!(queue.work_request(0), if kept { posted } else { plain });
+        assert_eq!((queue.at(0).length(), queue.sges(0).len()), (u32::MAX.into(), 1));
+        assert!(!queue.at(0).plain, "it is too long, or no SEND or WRITE");
     }
 }
 

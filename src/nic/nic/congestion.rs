@@ -134,7 +134,7 @@ impl Nic {
         let config = &self.congestion.config;
         let Some(entry) = self.qps.get_mut(index.0) else { return };
         let settings = if entry.qp.qp_type.is_connected() { &config.control } else { &Settings::Off };
-        let settings = entry.own_control.as_ref().unwrap_or(settings);
+        let settings = entry.own_control.as_deref().unwrap_or(settings);
         entry.qp.set_control(now, settings, config.line_rate(), entry.share.as_ref());
         self.congestion.measures_delay |= entry.qp.pacing.goes_by_delay();
         if entry.qp.pacing.is_on() {

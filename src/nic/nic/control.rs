@@ -40,7 +40,7 @@ impl Nic {
             Command::ModifyQp(qp, attr) => self.modify_qp(now, qp, &attr),
             Command::SetQpControl(qp, settings) => {
                 let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
-                entry.own_control = settings.map(|settings| *settings);
+                entry.own_control = settings;
                 self.apply_control(now, qp);
                 Ok(Answer::Done)
             }

@@ -17,13 +17,13 @@ use roxie_base::time::Nanos;
 #[derive(Debug)]
 struct CqEntry {
     ring: CompletionRing,
-    notify: Option<EventCounter>,
+    notify: Option<Box<EventCounter>>,
     /// Number of QPs and shared receive queues that complete here.
     users: u32,
     failed: bool,
-    moderation: Option<Moderation>,
+    moderation: Option<Box<Moderation>>,
     /// The move to a ring of another size that is in progress.
-    moving: Option<Move>,
+    moving: Option<Box<Move>>,
 }
 
 /// Completions that move in one pass of a resize: 0.3 ms at most (measured in a virtual machine).
@@ -73,7 +73,14 @@ impl Moderation {
 
 impl CqEntry {
     fn new(ring: CompletionRing, notify: Option<EventCounter>) -> CqEntry {
-        CqEntry { ring, notify, users: 0, failed: false, moderation: None, moving: None }
+        CqEntry {
+            ring,
+            notify: notify.map(Box::new),
+            users: 0,
+            failed: false,
+            moderation: None,
+            moving: None,
+        }
     }
 
     fn wake(&self) {
@@ -241,7 +248,7 @@ impl CompletionQueues {
         }
         let size = ring.capacity();
         let too_small = |holds| ControlError::TooSmall { object: ObjectKind::CompletionQueue, size, holds };
-        entry.moving = Some(entry.ring.begin_move(ring).map_err(too_small)?);
+        entry.moving = Some(Box::new(entry.ring.begin_move(ring).map_err(too_small)?));
         Ok(Answer::Moving(Object::Cq(cq)))
     }
 
@@ -281,7 +288,8 @@ impl CompletionQueues {
             Watch::notice(EventEffect::ByCommand);
             entry.wake();
         }
-        entry.moderation = (count > 1).then_some(Moderation { count, period, held: 0, due: Nanos::MAX });
+        let moderation = || Box::new(Moderation { count, period, held: 0, due: Nanos::MAX });
+        entry.moderation = (count > 1).then(moderation);
         Ok(Answer::Done)
     }
 

@@ -23,9 +23,8 @@ impl Nic {
         now: Nanos,
         packet: &FastPacket<'_>,
         received: &RxFrame<'_>,
-    ) -> Option<RxOutcome> {
+    ) -> Option<Received> {
         let (index, entry) = self.qps.find_mut(packet.bth().dest_qp.value())?;
-        let entry = &mut **entry;
         let Some(due) = entry.qp.due(packet) else {
             return if packet.answers_a_read() {
                 self.receive_read_response(now, packet, received)
@@ -61,7 +60,7 @@ impl Nic {
         watch.moved(&entry.qp, TimerCause::Packet);
         Watch::fast_judged(&entry.qp, packet, &Verdict::Executed);
         self.scheduler.mark_changed(&mut entry.schedule);
-        Some(RxOutcome::Judged { qp: QpIndex(index), verdict: Verdict::Executed, hidden_id })
+        Some(Received { qp: QpIndex(index), is_response: false, hidden_id })
     }
 
     /// Receives the next packet of a READ response in the fast path.
@@ -71,7 +70,7 @@ impl Nic {
         now: Nanos,
         packet: &FastPacket<'_>,
         received: &RxFrame<'_>,
-    ) -> Option<RxOutcome> {
+    ) -> Option<Received> {
         let (index, entry) = self.qps.find_mut(packet.bth().dest_qp.value())?;
         let awaited = entry.qp.awaited(&self.memory, packet)?;
         let hidden_id = entry.accept_icrc_fast(packet, received)?;
@@ -86,7 +85,7 @@ impl Nic {
         qp.answered(&mut ctx, &awaited);
         watch.moved(qp, TimerCause::Packet);
         Watch::fast_judged(qp, packet, &Verdict::Acknowledged);
-        Some(RxOutcome::Judged { qp: QpIndex(index), verdict: Verdict::Acknowledged, hidden_id })
+        Some(Received { qp: QpIndex(index), is_response: true, hidden_id })
     }
 
     /// Sends the next packet of a QP in transmit slot `slot` in the fast path, if it is a new request that need not wait. `room`
@@ -102,33 +101,32 @@ impl Nic {
         let Some(entry) = self.qps.get_mut(index.0).filter(|_| !self.scheduler.is_urgent_turn()) else {
             return Sent::Other;
         };
-        let entry = &mut **entry;
         let Some(leaving) = entry.qp.leaving(&self.config.limits, &self.memory, self.acknowledges_first)
         else {
             return if entry.qp.answers_a_read() { self.send_answer(index, slot, room) } else { Sent::Other };
         };
-        let PlannedSend { bth, reth, length, payload } = &leaving;
+        let PlannedSend { bth, reth, length, payload } = leaving;
         let reth = reth.as_ref().map(Reth::to_bytes);
         let with_length = entry.qp.template().and_then(|template| {
-            Some((template, template.fast_len(if reth.is_some() { Reth::LEN } else { 0 }, *length)?))
+            Some((template, template.fast_len(if reth.is_some() { Reth::LEN } else { 0 }, length)?))
         });
         let Some((template, frame_len)) = with_length else { return Sent::Other };
         let Some(mut frame) = room(frame_len) else { return Sent::NoRoom(frame_len) };
         //= IBTA A17.9: ecn-capable-where-heeded
-        let offset = template.write_fast(&mut frame, entry.capable, bth, reth.as_ref());
-        match *payload {
+        let offset = template.write_fast(&mut frame, entry.capable, &bth, reth.as_ref());
+        match payload {
             Payload::Memory(from) => {
-                self.dma.plan(DmaOut { slot, offset: offset as u16, length: *length, from });
+                self.dma.plan(DmaOut { slot, offset: offset as u16, length, from });
             }
             Payload::Inline(position, from) => {
-                frame.write(offset, entry.qp.inline_bytes(position, from, *length));
+                frame.write(offset, entry.qp.inline_bytes(position, from, length));
             }
         }
         self.scheduler.charge(&entry.schedule, frame_len);
         self.counters.sent_pkts += 1;
-        self.counters.sent_bytes += u64::from(*length);
+        self.counters.sent_bytes += u64::from(length);
         let watch = Watch::timer(&entry.qp);
-        entry.qp.left(now, &leaving);
+        entry.qp.left(now, &bth);
         watch.moved(&entry.qp, TimerCause::Sent);
         Sent::Done(TxReason::New)
     }
@@ -174,6 +172,24 @@ impl QpEntry {
                 Some(Some(id.filter(|id| self.is_plausible(*id))?))
             }
         }
+    }
+}
+
+/// A packet that the fast path has received.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Received {
+    qp: QpIndex,
+    /// True for a READ response; else a SEND or WRITE was executed.
+    is_response: bool,
+    /// As in [`RxOutcome::Judged`].
+    hidden_id: Option<u16>,
+}
+
+impl From<Received> for RxOutcome {
+    #[inline(always)]
+    fn from(Received { qp, is_response, hidden_id }: Received) -> RxOutcome {
+        let verdict = if is_response { Verdict::Acknowledged } else { Verdict::Executed };
+        RxOutcome::Judged { qp, verdict, hidden_id }
     }
 }
 

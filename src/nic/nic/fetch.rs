@@ -51,11 +51,12 @@ impl Nic {
             return (0, false);
         }
         for _ in 0..entry.sends.waiting(entry.fetched).min(burst) {
-            let QpEntry { qp, sends, fetched, .. } = &mut **entry;
+            let QpEntry { qp, sends, fetched, .. } = &mut *entry;
             if !qp.has_send_place() {
                 break;
             }
-            qp.post_send(|wr, sges, inline| sends.copy_out(*fetched, wr, sges, inline));
+            let addressed = qp.has_addresses();
+            qp.post_send(|wr, sges, inline| sends.copy_out(*fetched, addressed, wr, sges, inline));
             *fetched = fetched.wrapping_add(1);
         }
         let mut flushed = 0;

@@ -78,6 +78,10 @@ impl HostSide<'_> {
     /// Writes both pieces of a frame, one after the other.
     #[inline(always)]
     pub(super) fn write_pieces(&self, to: Span, (first, second): (&[u8], &[u8])) -> Result<(), CopyFault> {
+        // The common case, once more: as a parameter of `in_stores`, the copy would be a call.
+        if second.is_empty() {
+            return self.write(to, first);
+        }
         in_stores(first, second, |offset, bytes| {
             self.write(Span { offset: to.offset + offset as u64, ..to }, bytes)
         })
@@ -160,10 +164,7 @@ fn in_stores(
     second: &[u8],
     mut store: impl FnMut(usize, &[u8]) -> Result<(), CopyFault>,
 ) -> Result<(), CopyFault> {
-    if second.is_empty() {
-        return store(0, first);
-    }
-    in_two_stores(first, second, store)
+    if second.is_empty() { store(0, first) } else { in_two_stores(first, second, store) }
 }
 
 #[inline(never)]

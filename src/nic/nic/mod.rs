@@ -155,7 +155,7 @@ struct QpEntry {
     /// When the last notification was sent.
     last_notification: LastNotification,
     /// Congestion control settings of the QP's own.
-    own_control: Option<Settings>,
+    own_control: Option<Box<Settings>>,
     /// A rate shared with other QPs.
     share: Option<SharedRate>,
     /// The QP is in the error state. Each posted receive rings the doorbell, to be flushed.
@@ -171,7 +171,7 @@ struct QpEntry {
 #[derive(Debug)]
 pub struct Nic {
     config: NicConfig,
-    qps: NumberedTable<Box<QpEntry>>,
+    qps: NumberedTable<QpEntry>,
     cqs: CompletionQueues,
     pds: ProtectionDomains,
     memory: MemoryTable,
@@ -206,7 +206,7 @@ const MAX_EVENTS: usize = 4096;
 /// Splits an entry of the QP table into its QP and the context of the QP's calls.
 macro_rules! split {
     ($nic:ident, $now:expr, $entry:ident => $qp:ident, $ctx:ident) => {
-        let $crate::nic::QpEntry { qp: $qp, receives, .. } = &mut **$entry;
+        let $crate::nic::QpEntry { qp: $qp, receives, .. } = &mut *$entry;
         let mut $ctx = $crate::transport::Ctx {
             now: $now,
             memory: &mut $nic.memory,

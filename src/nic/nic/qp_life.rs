@@ -136,7 +136,7 @@ impl Nic {
             let config = QpConfig { index: QpIndex(index), qpn: Qpn::new(number), ..*config };
             let mut qp = Qp::new(&config, queue.take().expect("prepared"));
             qp.configure(mig_req, credits);
-            Box::new(QpEntry {
+            QpEntry {
                 qp,
                 sends,
                 receives,
@@ -155,7 +155,7 @@ impl Nic {
                 last_ip_id: 0,
                 refused_ip_id: 0,
                 log: QpLog::new(),
-            })
+            }
         });
         let Some(index) = made else {
             self.spare = queue;

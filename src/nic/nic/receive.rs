@@ -105,9 +105,9 @@ impl Nic {
         let mut store = [0; HEADERS];
         let fast = FastPacket::of(&received.frame, &mut store);
         if let Some(packet) = &fast
-            && let Some(outcome) = self.receive_fast(now, packet, received)
+            && let Some(fast) = self.receive_fast(now, packet, received)
         {
-            return outcome;
+            return fast.into();
         }
         self.receive_any(now, fast.as_ref(), received)
     }

@@ -16,10 +16,59 @@ use crate::verbs::{name, next_generation, place_of};
 /// Maximum number of slots. The last one of 16 bits is left out, so that `u32::MAX` is no name.
 const PLACES: u32 = u16::MAX as u32;
 
+/// Slots in a chunk.
+const CHUNK: usize = 32;
+
+/// Slots in chunks of memory, which never move: objects lie in the table itself, a QP's state as well. A look-up then costs no cache
+/// line beside the object's, and successive objects lie at equal distances, which a processor can prefetch.
+#[derive(Debug)]
+struct Chunks<T> {
+    chunks: Vec<Box<[Option<T>; CHUNK]>>,
+    /// Number of slots in use or free; the rest of the last chunk was never used.
+    len: usize,
+}
+
+impl<T> Default for Chunks<T> {
+    fn default() -> Chunks<T> {
+        Chunks { chunks: Vec::new(), len: 0 }
+    }
+}
+
+impl<T> Chunks<T> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline(always)]
+    fn get(&self, place: usize) -> Option<&Option<T>> {
+        Some(&self.chunks.get(place / CHUNK)?[place % CHUNK])
+    }
+
+    #[inline(always)]
+    fn get_mut(&mut self, place: usize) -> Option<&mut Option<T>> {
+        Some(&mut self.chunks.get_mut(place / CHUNK)?[place % CHUNK])
+    }
+
+    fn push(&mut self, value: T) {
+        if self.len == self.chunks.len() * CHUNK {
+            let chunk: Box<[Option<T>]> = std::iter::repeat_with(|| None).take(CHUNK).collect();
+            self.chunks.extend(<Box<[Option<T>; CHUNK]>>::try_from(chunk));
+        }
+        self.len += 1;
+        if let Some(slot) = self.get_mut(self.len - 1) {
+            *slot = Some(value);
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Option<T>> {
+        self.chunks.iter().flat_map(|chunk| chunk.iter())
+    }
+}
+
 /// Objects under unique names.
 #[derive(Debug)]
 pub(super) struct Table<T> {
-    slots: Vec<Option<T>>,
+    slots: Chunks<T>,
     /// Generation of the current or next object in each slot.
     generations: Vec<u16>,
     free: VecDeque<u32>,
@@ -30,7 +79,7 @@ impl<T> Table<T> {
     /// Makes a table of up to `bound` objects, and up to [`PLACES`].
     pub(super) fn new(bound: u32) -> Table<T> {
         let bound = bound.min(PLACES);
-        Table { slots: Vec::new(), generations: Vec::new(), free: VecDeque::new(), bound }
+        Table { slots: Chunks::default(), generations: Vec::new(), free: VecDeque::new(), bound }
     }
 
     /// Returns the slot for the next object: the one that has been free for longest, once many are free, so that slots are not
@@ -44,15 +93,12 @@ impl<T> Table<T> {
     /// Inserts an object and returns its name. `None`: the table is full.
     pub(super) fn insert(&mut self, value: T) -> Option<u32> {
         let place = self.next_place()?;
-        match self.slots.get_mut(place as usize) {
-            Some(slot) => {
-                self.free.pop_front();
-                *slot = Some(value);
-            }
-            None => {
-                self.slots.push(Some(value));
-                self.generations.push(0);
-            }
+        if place as usize == self.slots.len() {
+            self.slots.push(value);
+            self.generations.push(0);
+        } else {
+            self.free.pop_front();
+            *self.slots.get_mut(place as usize)? = Some(value);
         }
         Some(self.name_at(place))
     }
@@ -100,7 +146,7 @@ impl<T> Table<T> {
 
     /// Returns the objects and their names.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        (0..).zip(&self.slots).filter_map(|(place, slot)| Some((self.name_at(place), slot.as_ref()?)))
+        (0..).zip(self.slots.iter()).filter_map(|(place, slot)| Some((self.name_at(place), slot.as_ref()?)))
     }
 }
 

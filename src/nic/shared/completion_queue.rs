@@ -7,16 +7,18 @@
 //! word 10      events raised and not yet taken
 //! word 11      completions that the last event covered
 //! word 12      1: the application sleeps until a completion is published
-//! word 16 ..   slots: 0 wr_id | 1 status:8 opcode:8 flags:8 vendor:8 qpn:32 | 2 byte_len:32 imm:32
-//!              3 src_qp:24 sl:8 pkey_index:16 vlan:16 | 4 time in ns on the device's clock | 5, 6 unused | 7 sequence
+//! word 16 ..   slots: 0 wr_id | 1 byte_len:32 imm:32 | 2 time in ns on the device's clock
+//!              3 status:8 opcode:8 flags:8 vendor:8 qpn:24 sequence:8
+//! then         for each slot a word: src_qp:24 sl:8 pkey_index:16 vlan:16   if the flag SOURCED is set
 //! ```
 //!
-//! A slot's sequence is the lap, from 1, in which it was last filled. The sequence is stored last, with Release: several workers
-//! may produce, the application never sees half a slot, and zeroed memory reads as empty.
+//! A slot's sequence is the lap, from 1 and modulo 256, in which it was last filled. Its word is stored last, with Release: several
+//! workers may produce, the application never sees half a slot, and zeroed memory reads as empty. A slot is filled once in each lap,
+//! so that its sequence is that of this lap or of the one before. Two slots are a cache line; only datagrams have a source.
 
 use std::sync::Arc;
 
-use super::region::{LINE, Region, slots_for};
+use super::region::{LINE, Region, Words, slots_for};
 use super::sync::{
     AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
@@ -33,8 +35,12 @@ pub(super) const POLLERS_SLEEP: usize = LINE + 4;
 const SLOTS: usize = 2 * LINE;
 /// Attempts to claim slots while other workers claim some.
 const TRIES: u32 = 1 << 10;
-const TIME: usize = 4;
-const SEQUENCE: usize = 7;
+/// Words of a slot.
+const SLOT: usize = 4;
+const TIME: usize = 2;
+const HEAD: usize = 3;
+/// Flag of a head, beside [`WcFlags`]: the slot's source is not zero.
+const SOURCED: u64 = 1 << (16 + 6);
 
 /// The completions for which the application wants an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +61,7 @@ pub struct Overflow;
 /// A completion queue. A clone is another handle to the same memory.
 #[derive(Clone, Debug)]
 pub struct CompletionRing {
-    region: Arc<Region>,
+    memory: Words,
     mask: u64,
     /// Base-2 logarithm of the number of slots, the completions of a lap.
     lap_bits: u32,
@@ -73,7 +79,7 @@ impl CompletionRing {
 
     /// Words of a queue of `capacity` completions.
     pub fn size(capacity: u32) -> usize {
-        SLOTS + slots_for(capacity) * LINE
+        SLOTS + (slots_for(capacity) * (SLOT + 1)).next_multiple_of(LINE)
     }
 
     /// Returns a handle to the queue of `capacity` completions in `region`; other handles may exist. A zeroed region is an empty
@@ -85,31 +91,40 @@ impl CompletionRing {
         let region = region.part(0, CompletionRing::size(capacity))?;
         let slots = slots_for(capacity) as u64;
         let (mask, lap_bits) = (slots - 1, slots.trailing_zeros());
-        Ok(CompletionRing { region, mask, lap_bits, capacity: u64::from(capacity.max(1)) })
+        Ok(CompletionRing { memory: region.into(), mask, lap_bits, capacity: u64::from(capacity.max(1)) })
     }
 
     pub(super) fn word(&self, index: usize) -> &AtomicU64 {
-        &self.region.words()[index]
+        &self.memory.words()[index]
     }
 
     #[inline(always)]
     fn slot(&self, position: u64) -> &[AtomicU64] {
-        self.slot_of(self.region.words(), position)
+        self.slot_of(self.memory.words(), position)
     }
 
     #[inline(always)]
     fn slot_of<'a>(&self, words: &'a [AtomicU64], position: u64) -> &'a [AtomicU64] {
-        let at = SLOTS + (position & self.mask) as usize * LINE;
-        &words[at..at + LINE]
+        let at = SLOTS + (position & self.mask) as usize * SLOT;
+        &words[at..][..SLOT]
     }
 
-    /// The words before the slots. Functions that need several look them up once, since a region is behind a pointer.
+    /// The word of the slot's source.
+    #[inline(never)]
+    fn source(&self, position: u64) -> &AtomicU64 {
+        let slots = self.mask as usize + 1;
+        self.word(SLOTS + slots * SLOT + (position & self.mask) as usize)
+    }
+
+    /// The words before the slots.
     fn control(&self) -> &[AtomicU64] {
-        &self.region.words()[..SLOTS]
+        &self.memory.words()[..SLOTS]
     }
 
-    fn lap(&self, position: u64) -> u64 {
-        (position >> self.lap_bits).wrapping_add(1)
+    /// The sequence that a slot has in the lap of this position.
+    #[inline(always)]
+    fn lap(&self, position: u64) -> u8 {
+        ((position >> self.lap_bits) as u8).wrapping_add(1)
     }
 
     /// The NIC's side: publishes a completion that occurred at `time_ns`.
@@ -124,8 +139,9 @@ impl CompletionRing {
     /// first.
     pub fn push_all<'a>(&self, wcs: impl ExactSizeIterator<Item = &'a Wc>, time_ns: u64) -> usize {
         let (first, count) = self.claim(wcs.len() as u64);
+        let words = self.memory.words();
         for (at, wc) in wcs.take(count as usize).enumerate() {
-            self.write(first.wrapping_add(at as u64), wc, time_ns);
+            self.write(words, first.wrapping_add(at as u64), wc, time_ns);
         }
         count as usize
     }
@@ -160,23 +176,26 @@ impl CompletionRing {
     }
 
     #[inline(always)]
-    fn write(&self, position: u64, wc: &Wc, time_ns: u64) {
-        let slot = self.slot(position);
-        let head = wc.status as u64
+    fn write(&self, words: &[AtomicU64], position: u64, wc: &Wc, time_ns: u64) {
+        let slot = self.slot_of(words, position);
+        let mut head = wc.status as u64
             | (wc.opcode as u64) << 8
             | u64::from(wc.flags.bits()) << 16
             | u64::from(wc.vendor_err) << 24
-            | u64::from(wc.qpn.value()) << 32;
+            | u64::from(wc.qpn.value()) << 32
+            | u64::from(self.lap(position)) << 56;
         slot[0].store(wc.wr_id, Relaxed);
-        slot[1].store(head, Relaxed);
-        slot[2].store(u64::from(wc.byte_len) | u64::from(wc.imm) << 32, Relaxed);
+        slot[1].store(u64::from(wc.byte_len) | u64::from(wc.imm) << 32, Relaxed);
+        slot[TIME].store(time_ns, Relaxed);
         let source = u64::from(wc.src_qp.value())
             | u64::from(wc.sl) << 24
             | u64::from(wc.pkey_index) << 32
             | u64::from(wc.vlan) << 48;
-        slot[3].store(source, Relaxed);
-        slot[TIME].store(time_ns, Relaxed);
-        slot[SEQUENCE].store(self.lap(position), Release);
+        if source != 0 {
+            self.source(position).store(source, Relaxed);
+            head |= SOURCED;
+        }
+        slot[HEAD].store(head, Release);
     }
 
     /// The NIC's side, after a push: true if this completion raises an event. The request is taken, so it raises one event only.
@@ -212,6 +231,7 @@ impl CompletionRing {
     }
 
     /// The application's side: takes the oldest completion. Caller must serialize calls.
+    #[inline(always)]
     pub fn poll(&self) -> Option<Wc> {
         self.poll_with(|_| ()).map(|(wc, ())| wc)
     }
@@ -223,16 +243,16 @@ impl CompletionRing {
 
     #[inline(always)]
     fn poll_with<T>(&self, more: impl FnOnce(&[AtomicU64]) -> T) -> Option<(Wc, T)> {
-        let words = self.region.words();
+        let words = self.memory.words();
         let consumer = &words[CONSUMER];
         let position = consumer.load(Relaxed);
         let slot = self.slot_of(words, position);
-        if slot[SEQUENCE].load(Acquire) != self.lap(position) {
+        let head = slot[HEAD].load(Acquire);
+        if !self.is_filled(head, position) {
             return None;
         }
-        let head = slot[1].load(Relaxed);
-        let rest = slot[2].load(Relaxed);
-        let source = slot[3].load(Relaxed);
+        let rest = slot[1].load(Relaxed);
+        let source = if head & SOURCED == 0 { 0 } else { self.source(position).load(Relaxed) };
         let wc = Wc {
             wr_id: slot[0].load(Relaxed),
             status: WcStatus::from_code(head as u8),
@@ -274,7 +294,13 @@ impl CompletionRing {
     /// True if a completion is waiting.
     pub fn has_completions(&self) -> bool {
         let position = self.word(CONSUMER).load(Relaxed);
-        self.slot(position)[SEQUENCE].load(Acquire) == self.lap(position)
+        self.is_filled(self.slot(position)[HEAD].load(Acquire), position)
+    }
+
+    /// True if this head of a slot is that of the lap of this position.
+    #[inline(always)]
+    fn is_filled(&self, head: u64, position: u64) -> bool {
+        (head >> 56) as u8 == self.lap(position)
     }
 
     /// The application's side: requests an event. Returns true if a wanted completion is already waiting that no event covers: its
@@ -305,20 +331,19 @@ impl CompletionRing {
 
     /// The fields that decide whether the completion at a position raises an event. `None` if it is not written yet.
     fn head(&self, position: u64) -> Option<(WcFlags, WcStatus)> {
-        let slot = self.slot(position);
-        let is_there = slot[SEQUENCE].load(Acquire) == self.lap(position);
-        let head = slot[1].load(Relaxed);
-        is_there.then(|| (WcFlags::from_bits_truncate((head >> 16) as u8), WcStatus::from_code(head as u8)))
+        let head = self.slot(position)[HEAD].load(Acquire);
+        self.is_filled(head, position)
+            .then(|| (WcFlags::from_bits_truncate((head >> 16) as u8), WcStatus::from_code(head as u8)))
     }
 
     /// The words of the queue. The other side may write them at any time.
     pub fn words(&self) -> &[AtomicU64] {
-        self.region.words()
+        self.memory.words()
     }
 
     /// True if another process may have mapped the queue too.
     pub fn is_mapped(&self) -> bool {
-        self.region.is_mapped()
+        self.memory.is_mapped()
     }
 
     /// Completions that fit.
@@ -363,7 +388,7 @@ impl Move {
                 result = Err(Overflow);
                 break;
             }
-            self.to.write(self.moved, &wc, time);
+            self.to.write(self.to.memory.words(), self.moved, &wc, time);
             self.moved += 1;
         }
         if self.left > 0 {

@@ -23,9 +23,11 @@ fn wc(wr_id: u64) -> Wc {
 #[test]
 fn completions_are_polled_in_order_over_many_laps() {
     let cq = CompletionRing::new(3).unwrap();
-    for id in 0..100 {
-        assert_eq!(cq.push(&wc(id), id + 7), Ok(()));
-        assert_eq!(cq.poll_timed(), Some((wc(id), id + 7)));
+    // Over 300 laps: a slot's sequence has 8 bits.
+    for id in 0..1300 {
+        let wc = if id % 3 == 0 { wc(id) } else { Wc { wr_id: id, ..Wc::default() } };
+        assert_eq!(cq.push(&wc, id + 7), Ok(()));
+        assert_eq!(cq.poll_timed(), Some((wc, id + 7)));
         assert_eq!(cq.poll(), None);
     }
 }

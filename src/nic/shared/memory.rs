@@ -319,10 +319,10 @@ impl HostMemory {
     /// Returns the address of these bytes. `None` if they are within bounds but the memory has no backing.
     #[inline(always)]
     fn at(&self, offset: u64, length: usize) -> Result<Option<*mut u8>, CopyFault> {
-        let error = CopyFault::OutOfBounds { offset, length, region: self.length };
-        let start = usize::try_from(offset).map_err(|_| error)?;
+        let error = || CopyFault::OutOfBounds { offset, length, region: self.length };
+        let start = usize::try_from(offset).map_err(|_| error())?;
         if start.checked_add(length).is_none_or(|end| end > self.length) {
-            return Err(error);
+            return Err(error());
         }
         Ok((self.kind != Kind::Null).then(|| self.base.wrapping_add(start)))
     }

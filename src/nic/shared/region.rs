@@ -76,12 +76,16 @@ impl Region {
     /// If there is no memory for it.
     pub fn new(words: usize) -> io::Result<Arc<Region>> {
         let words = words.max(1);
-        let layout = Layout::array::<AtomicU64>(words)
-            .and_then(|layout| layout.align_to(LINE * size_of::<AtomicU64>()))
-            .map_err(io::Error::other)?;
+        // A line more, to begin on a line within the block. Aligned blocks leave gaps behind in the heap, and the queues of
+        // successive QPs then lie at irregular distances, which a processor cannot prefetch.
+        let with_gap = words.checked_add(LINE - 1).ok_or(io::ErrorKind::OutOfMemory)?;
+        let layout = Layout::array::<AtomicU64>(with_gap).map_err(io::Error::other)?;
         // SAFETY: the layout is not empty: there is at least one word.
-        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(io::ErrorKind::OutOfMemory)?;
-        let owner = Arc::new(Heap { base, layout });
+        let block = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(io::ErrorKind::OutOfMemory)?;
+        let gap = block.align_offset(LINE * size_of::<AtomicU64>());
+        // SAFETY: the block is aligned to a word, so the gap is at most `LINE - 1` words, by which the block is longer than `words`.
+        let base = unsafe { block.add(gap) };
+        let owner = Arc::new(Heap { base: block, layout });
         Ok(Arc::new(Region { base: base.cast(), words, is_mapped: false, _owner: owner }))
     }
 
@@ -182,6 +186,42 @@ impl Region {
         // SAFETY: `base` holds `words` words for as long as the owner lives, aligned to a cache line, and they are only ever
         // reached through atomics; any bytes are a valid AtomicU64.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.words) }
+    }
+}
+
+/// The words of a region, with their address beside the handle. A queue that looks them up by its [`Region`] touches one cache
+/// line more, which with thousands of queues is a miss.
+#[derive(Clone, Debug)]
+pub struct Words {
+    base: NonNull<AtomicU64>,
+    count: usize,
+    is_mapped: bool,
+    _region: Arc<Region>,
+}
+
+// SAFETY: as for `Region`.
+unsafe impl Send for Words {}
+// SAFETY: as for `Region`.
+unsafe impl Sync for Words {}
+
+impl From<Arc<Region>> for Words {
+    fn from(region: Arc<Region>) -> Words {
+        Words { base: region.base, count: region.words, is_mapped: region.is_mapped, _region: region }
+    }
+}
+
+impl Words {
+    /// As [`Region::is_mapped`].
+    #[inline(always)]
+    pub fn is_mapped(&self) -> bool {
+        self.is_mapped
+    }
+
+    /// As [`Region::words`].
+    #[inline(always)]
+    pub fn words(&self) -> &[AtomicU64] {
+        // SAFETY: base and count are those of the region, which the handle keeps and which never change: see `Region::words`.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.count) }
     }
 }
 

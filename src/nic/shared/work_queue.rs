@@ -10,7 +10,7 @@
 //!               4 compare_add | 5 swap                           of operations that have operands
 //!               4 ah:32 remote_qpn:32 | 5 remote_qkey:32         of all others
 //!               6.. SGEs (addr, length:32 lkey:32) or payload: with one SGE it is a cache line
-//! receive slot: 0 wr_id | 1 num_sge | 2.. SGEs
+//! receive slot: 0 wr_id | 1 num_sge | 2.. SGEs                    with one SGE, two are a cache line
 //! ```
 //!
 //! Ordering: the application writes a slot with relaxed stores, then publishes it by a Release store of the producer. The NIC loads
@@ -21,7 +21,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::doorbell::DoorbellsId;
-use super::region::{LINE, Region, slots_for};
+use super::region::{LINE, Region, Words, slots_for};
 use super::sync::{
     AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
@@ -99,29 +99,33 @@ pub enum PostError {
 /// A ring of slots: the common part of send and receive queues.
 #[derive(Clone, Debug)]
 struct Ring {
-    region: Arc<Region>,
+    memory: Words,
     capacity: u32,
     mask: u32,
-    stride: usize,
+    /// Words of a slot.
+    stride: u32,
 }
 
 impl Ring {
     fn size(capacity: u32, stride: usize) -> usize {
-        SLOTS + slots_for(capacity) * stride
+        SLOTS + (slots_for(capacity) * stride).next_multiple_of(LINE)
     }
 
     fn on(region: &Arc<Region>, capacity: u32, stride: usize) -> io::Result<Ring> {
         let region = region.part(0, Ring::size(capacity, stride))?;
-        Ok(Ring { region, capacity, mask: (slots_for(capacity) - 1) as u32, stride })
+        let (mask, stride) = ((slots_for(capacity) - 1) as u32, stride as u32);
+        Ok(Ring { memory: region.into(), capacity, mask, stride })
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
-        &self.region.words()[index]
+        &self.memory.words()[index]
     }
 
+    #[inline(always)]
     fn slot(&self, position: u32) -> &[AtomicU64] {
-        let at = SLOTS + (position & self.mask) as usize * self.stride;
-        &self.region.words()[at..at + self.stride]
+        let stride = self.stride as usize;
+        let at = SLOTS + (position & self.mask) as usize * stride;
+        &self.memory.words()[at..][..stride]
     }
 
     /// Loads a position. Positions are 32-bit counters; the upper half of the word, which another process may write, is ignored.
@@ -265,7 +269,7 @@ impl SendRing {
             }
         };
         let head = wr.opcode as u64
-            | u64::from(flags.bits() & 0xff) << 8
+            | u64::from(flags.bits()) << 8
             | (num_sge as u64) << 16
             | (inline_len as u64) << 24
             | u64::from(wr.remote_srqn.0) << 40;
@@ -336,14 +340,16 @@ impl SendRing {
         sges: &mut [Sge],
         inline: &mut [u8],
     ) -> Option<FetchedSend> {
-        self.has(position).then(|| self.copy_out(position, wr, sges, inline))
+        self.has(position).then(|| self.copy_out(position, true, wr, sges, inline))
     }
 
-    /// As [`fetch`](Self::fetch), for a position that [`waiting`](Self::waiting) has counted.
+    /// As [`fetch`](Self::fetch), for a position that [`waiting`](Self::waiting) has counted. Without `addressed`, UD's and XRC's
+    /// addresses are not copied.
     #[inline(always)]
     pub fn copy_out(
         &self,
         position: u32,
+        addressed: bool,
         wr: &mut SendWr,
         sges: &mut [Sge],
         inline: &mut [u8],
@@ -355,16 +361,15 @@ impl SendRing {
         let opcode = WrOpcode::from_code(head & 0xff);
         wr.wr_id = slot[0].load(Relaxed);
         wr.opcode = opcode.unwrap_or(SendWr::default().opcode);
-        wr.flags = SendFlags::from_bits_truncate((head >> 8) as u32 & 0xff);
+        wr.flags = SendFlags::from_bits_truncate((head >> 8) as u8);
         wr.imm = imm_rkey as u32;
         wr.remote_addr = slot[3].load(Relaxed);
         wr.rkey = RKey((imm_rkey >> 32) as u32);
-        wr.remote_srqn = Srqn((head >> 40) as u32);
+        wr.remote_srqn = Srqn(if addressed { (head >> 40) as u32 } else { 0 });
+        (wr.compare_add, wr.swap, wr.ud) = (0, 0, UdAddress::default());
         if wr.opcode.has_operands() {
             (wr.compare_add, wr.swap) = (fourth, fifth);
-            wr.ud = UdAddress::default();
-        } else {
-            (wr.compare_add, wr.swap) = (0, 0);
+        } else if addressed {
             wr.ud = UdAddress {
                 ah: AhId(fourth as u32),
                 remote_qpn: Qpn::new((fourth >> 32) as u32),
@@ -401,7 +406,7 @@ impl SendRing {
 
     /// The words of the queue. The other side may write them at any time.
     pub fn words(&self) -> &[AtomicU64] {
-        self.ring.region.words()
+        self.ring.memory.words()
     }
 
     /// Work requests that may be outstanding.
@@ -440,9 +445,10 @@ impl RecvRing {
         Ok(RecvRing { ring, max_sge: max_sge.min(MAX_SGE as u32) })
     }
 
-    /// Words of a slot.
+    /// Words of a slot: a power of two up to a cache line, so that no slot is in two lines that fits one.
     fn stride(max_sge: u32) -> usize {
-        (RECV_HEADER + 2 * (max_sge as usize).min(MAX_SGE)).next_multiple_of(LINE)
+        let words = RECV_HEADER + 2 * (max_sge as usize).min(MAX_SGE);
+        if words < LINE { words.next_power_of_two() } else { words.next_multiple_of(LINE) }
     }
 
     /// The application's side: posts one receive. Returns true if the NIC wants a doorbell. Caller must serialize calls.
@@ -467,6 +473,7 @@ impl RecvRing {
     }
 
     /// The NIC's side: true if there is a receive at `position`.
+    #[inline(always)]
     pub fn has(&self, position: u32) -> bool {
         let ready = self.ring.load(PRODUCER).wrapping_sub(position);
         ready != 0 && ready <= self.ring.mask + 1
@@ -531,7 +538,7 @@ impl RecvRing {
 
     /// The words of the queue. The other side may write them at any time.
     pub fn words(&self) -> &[AtomicU64] {
-        self.ring.region.words()
+        self.ring.memory.words()
     }
 
     /// Receives that may be outstanding.

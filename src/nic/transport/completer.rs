@@ -7,6 +7,7 @@ use super::planted::PlantedBug;
 use super::requester::{Requester, Sending};
 use super::rules::{packets_for, response_fits};
 use super::scatter::{self, FramePayload};
+use super::send_queue::QueuedWr;
 use super::{Cause, Ctx, Qp, Verdict};
 use crate::verbs::{AsyncEvent, EventKind, QpState, QpType, SendFlags, Wc, WcOpcode, WcStatus, WrOpcode};
 use roxie_base::time::Nanos;
@@ -140,8 +141,8 @@ impl Qp {
         let wqe = self.requester.queue.at(position);
         let k = psn.distance_from(wqe.first_psn).max(0) as u32;
         let mtu = self.attributes().path_mtu.bytes() as u64;
-        let left = wqe.length.saturating_sub(u64::from(k) * mtu);
-        let last = k + 1 == packets_for(wqe.length, mtu as usize);
+        let left = wqe.length().saturating_sub(u64::from(k) * mtu);
+        let last = k + 1 == packets_for(wqe.length(), mtu as usize);
         let fits = response_fits(packet.info().position, k, wqe.asked_from, last);
         if matches!(wqe.wr.opcode, WrOpcode::AtomicWrite | WrOpcode::Flush) {
             return self.handle_empty_response(ctx, packet);
@@ -273,7 +274,7 @@ impl Qp {
         let wqe = self.requester.queue.at(self.requester.queue.tail());
         //= IBTA 10.8: unsignaled-success-does-not-complete
         if self.sig_all || wqe.wr.flags.contains(SendFlags::SIGNALED) {
-            self.push_send_completion(ctx, &wqe.wr, WcStatus::Success, 0, wqe.length as u32);
+            self.push_send_completion(ctx, &wqe.wr, WcStatus::Success, 0, wqe.length() as u32);
         }
         ctx.counters.rdma_sends +=
             u64::from(matches!(wqe.wr.opcode, WrOpcode::Send | WrOpcode::SendImm | WrOpcode::SendInvalidate));
@@ -314,7 +315,7 @@ impl Qp {
     pub(super) fn push_send_completion(
         &self,
         ctx: &mut Ctx<'_>,
-        wr: &crate::verbs::SendWr,
+        wr: &QueuedWr,
         status: WcStatus,
         vendor_err: u8,
         byte_len: u32,

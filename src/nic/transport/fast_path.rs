@@ -194,7 +194,7 @@ impl Qp {
             return None;
         }
         let mtu = self.attributes().path_mtu.bytes() as u64;
-        let segment = Segment::of(wqe.length, r.next_packet, mtu);
+        let segment = Segment::of(wqe.length(), r.next_packet, mtu);
         let Segment { offset, length, first, last } = segment;
         let is_write = wqe.wr.opcode == WrOpcode::Write;
         let payload = if wqe.wr.flags.contains(SendFlags::INLINE) || length == 0 {
@@ -211,7 +211,7 @@ impl Qp {
         let reth = (is_write && first).then_some(Reth {
             va: wqe.wr.remote_addr,
             rkey: wqe.wr.rkey.0,
-            dma_len: wqe.length as u32,
+            dma_len: wqe.length() as u32,
         });
         //= IBTA 9.2: pad-makes-whole-words
         let pad = (length as u8).wrapping_neg() & 3;
@@ -219,11 +219,17 @@ impl Qp {
         Some(PlannedSend { bth, reth, length, payload })
     }
 
-    /// Advances the state past `leaving`, which got a slot in the port and is sent.
+    /// Advances the state past the planned packet with this BTH, which got a slot in the port and is sent.
     #[inline(always)]
-    pub(crate) fn left(&mut self, now: Nanos, leaving: &PlannedSend) {
+    pub(crate) fn left(&mut self, now: Nanos, bth: &Bth) {
         self.turns.request_left(self.responder.has_replies());
-        self.packet_left(now, &leaving.bth);
+        self.packet_left(now, bth);
+    }
+
+    /// True if work requests have addresses: UD's and XRC's.
+    #[inline(always)]
+    pub(crate) fn has_addresses(&self) -> bool {
+        self.requester.queue.has_addresses()
     }
 
     /// Returns `length` bytes of the inline data of a work request.
@@ -257,7 +263,7 @@ impl Qp {
             };
             //= IBTA 10.8: unsignaled-success-does-not-complete
             if self.sig_all || wqe.wr.flags.contains(SendFlags::SIGNALED) {
-                let (wr_id, byte_len) = (wqe.wr.wr_id, wqe.length as u32);
+                let (wr_id, byte_len) = (wqe.wr.wr_id, wqe.length() as u32);
                 let wc = Wc { wr_id, opcode, qpn: self.qpn, byte_len, ..Wc::default() };
                 ctx.out.completions.push((self.send_cq, wc));
             }

@@ -93,7 +93,7 @@ impl Qp {
         }
         let mtu = self.attributes().path_mtu.bytes() as u64;
         let offset = u64::from(k) * mtu;
-        let left = wqe.length.checked_sub(offset)?;
+        let left = wqe.length().checked_sub(offset)?;
         let position = match bth.opcode {
             Opcode::RC_READ_RESPONSE_FIRST => Position::First,
             Opcode::RC_READ_RESPONSE_MIDDLE => Position::Middle,

@@ -89,7 +89,7 @@ impl Qp {
     /// Applies the work request at the position to the memory table.
     fn change_key(&self, ctx: &mut Ctx<'_>) -> Result<(), WcStatus> {
         let r = &self.requester;
-        let wr = &r.queue.at(r.next).wr;
+        let wr = r.queue.work_request(r.next);
         let user = self.user();
         let (done, status) = match wr.opcode {
             //= IBTA 10.6.7: bind-fails-as-a-bind

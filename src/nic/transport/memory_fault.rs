@@ -20,8 +20,9 @@ use super::check::Check;
 use super::replies::Reply;
 use super::requester::{Requester, Sending};
 use super::responder::{RequestRefused, is_last};
+use super::send_queue::QueuedWr;
 use super::{Ctx, Qp, Verdict};
-use crate::verbs::{AsyncEvent, EventKind, QpState, QpType, RecvWr, SendFlags, SendWr, WcStatus};
+use crate::verbs::{AsyncEvent, EventKind, QpState, QpType, RecvWr, SendFlags, WcStatus};
 use roxie_wire::{Operation, Packet, Psn};
 
 /// State of the oldest work request before the current response completed it.
@@ -29,7 +30,7 @@ use roxie_wire::{Operation, Packet, Psn};
 pub(crate) struct ResultPoint {
     /// Position in the send queue.
     position: u32,
-    wr: SendWr,
+    wr: QueuedWr,
     /// Number of completions before its own.
     completions: usize,
 }

@@ -94,6 +94,7 @@ impl Qp {
         let caps = &config.init.caps;
         // Only a reliable responder keeps results for duplicates.
         let reliable = config.init.qp_type.is_reliable_responder();
+        let has_addresses = config.init.qp_type.is_datagram() || config.init.qp_type.is_extended();
         let resources = if reliable { config.rd_atomic_limit } else { 0 };
         Qp {
             index: config.index,
@@ -110,7 +111,7 @@ impl Qp {
             template: None,
             ends: None,
             tag: None,
-            requester: Requester::new(queue),
+            requester: Requester::new(queue.with_addresses(has_addresses)),
             //= IBTA 10.2.9.1: srq-lists-are-of-its-domain
             responder: Responder::new(caps.max_recv_sge, resources, config.srq_pd.unwrap_or(config.pd)),
             shares_receives: config.srq_pd.is_some(),

@@ -17,10 +17,10 @@ impl Qp {
     pub(super) fn plan_raw(&self, ctx: &mut Ctx<'_>, position: u32, wqe: &Wqe) -> Result<TxPlan, WcStatus> {
         let longest = ctx.longest_frame.min(usize::from(u16::MAX)) as u64;
         //= IBTA 9.8.4: raw-is-no-longer-than-the-link
-        if wqe.length < ETHERNET_HEADER as u64 || wqe.length > longest {
+        if wqe.length() < ETHERNET_HEADER as u64 || wqe.length() > longest {
             return Err(WcStatus::LocLen);
         }
-        let payload_len = wqe.length as u16;
+        let payload_len = wqe.length() as u16;
         let inline = self.gather_payload(ctx, position, wqe, 0, payload_len)?;
         //= IBTA 9.8.4: raw-frame-is-sent-as-it-is
         // The BTH is not sent; its PSN only counts.

@@ -53,9 +53,14 @@ pub enum Reply {
 
 //= IBTA 9.5: ack-follows-read-response
 /// The queue of pending replies. Bounded: a reply that does not fit is dropped, and the peer's timer asks again.
+///
+/// Most QPs have one reply pending at a time, an ACK: the oldest reply lies in the QP's own state.
 #[derive(Debug)]
 pub(super) struct Replies {
-    queue: VecDeque<Reply>,
+    /// The oldest reply. `None`: none is pending.
+    first: Option<Reply>,
+    /// The replies behind the oldest.
+    others: VecDeque<Reply>,
     bound: usize,
 }
 
@@ -64,118 +69,167 @@ impl Replies {
     pub(super) fn new(resources: usize) -> Replies {
         // Worst case: an ACK behind each response, and a NAK behind that.
         let bound = 2 * resources + 4;
-        Replies { queue: VecDeque::with_capacity(bound + 1), bound }
+        Replies { first: None, others: VecDeque::with_capacity(bound), bound }
     }
 
     /// Enlarges the queue for a responder with `resources` resources. Never shrinks it.
     pub(super) fn make_room_for(&mut self, resources: usize) {
         self.bound = self.bound.max(2 * resources + 4);
-        self.queue.reserve(self.bound + 1 - self.queue.len());
+        self.others.reserve(self.bound - self.others.len());
     }
 
     /// Returns the oldest reply.
+    #[inline(always)]
     pub(super) fn front(&self) -> Option<Reply> {
-        self.queue.front().copied()
+        self.first
     }
 
     /// Returns all replies, the oldest first.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Reply> + Clone {
-        self.queue.iter()
+        self.first.iter().chain(&self.others)
     }
 
     /// Removes the oldest reply.
     pub(super) fn pop(&mut self) {
-        self.queue.pop_front();
+        self.first = self.others.pop_front();
     }
 
     /// Removes `reply` from any place in the queue.
     pub(super) fn remove(&mut self, reply: Reply) {
-        self.queue.retain(|r| *r != reply);
+        self.others.retain(|r| *r != reply);
+        if self.first == Some(reply) {
+            self.pop();
+        }
+    }
+
+    fn back(&self) -> Option<&Reply> {
+        self.others.back().or(self.first.as_ref())
+    }
+
+    fn back_mut(&mut self) -> Option<&mut Reply> {
+        self.others.back_mut().or(self.first.as_mut())
     }
 
     /// True if the last reply is an ACK, which a further one would replace.
     pub(super) fn ends_with_ack(&self) -> bool {
-        matches!(self.queue.back(), Some(Reply::Ack { .. }))
+        matches!(self.back(), Some(Reply::Ack { .. }))
     }
 
     /// Returns the number of pending replies.
     pub(super) fn len(&self) -> usize {
-        self.queue.len()
+        usize::from(self.first.is_some()) + self.others.len()
     }
 
     /// True if no more replies are pending than may be: the bound, and a NAK that refuses a request.
     pub(super) fn is_bounded(&self) -> bool {
-        self.queue.len() <= self.bound + 1
+        self.len() <= self.bound + 1 && (self.first.is_some() || self.others.is_empty())
     }
 
     /// True if no reply is pending.
+    #[inline(always)]
     pub(super) fn is_empty(&self) -> bool {
-        self.queue.is_empty()
+        self.first.is_none()
     }
 
     /// Removes all replies.
     pub(super) fn clear(&mut self) {
-        self.queue.clear();
+        self.first = None;
+        self.others.clear();
     }
 
     /// Appends a reply. An ACK directly behind another replaces it. Returns false if the queue is full.
+    #[inline(always)]
     pub(super) fn push(&mut self, reply: Reply) -> bool {
         //= IBTA 9.7.5.1: acks-coalesce
+        let is_common = match &self.first {
+            None => true,
+            Some(Reply::Ack { .. }) => matches!(reply, Reply::Ack { .. }) && self.others.is_empty(),
+            Some(_) => false,
+        };
+        if is_common {
+            self.first = Some(reply);
+            return true;
+        }
+        self.push_behind(reply)
+    }
+
+    /// Appends a reply behind at least one other.
+    #[inline(never)]
+    fn push_behind(&mut self, reply: Reply) -> bool {
         let acknowledges = |reply: &Reply| matches!(reply, Reply::Ack { .. } | Reply::Sack { .. });
         if acknowledges(&reply)
-            && let Some(last) = self.queue.back_mut().filter(|last| acknowledges(last))
+            && let Some(last) = self.back_mut().filter(|last| acknowledges(last))
         {
             *last = reply;
             return true;
         }
-        if self.queue.len() == self.bound {
+        if self.len() >= self.bound {
             return false;
         }
-        self.queue.push_back(reply);
+        self.others.push_back(reply);
         true
     }
 
     /// Inserts a reply before the first one for which `is_behind` is true. Of two adjacent ACKs, only the later is
     /// kept. Returns false if the queue is full.
     pub(super) fn insert_before(&mut self, reply: Reply, is_behind: impl Fn(&Reply) -> bool) -> bool {
-        let at = self.queue.iter().position(is_behind).unwrap_or(self.queue.len());
+        let at = self.iter().position(is_behind).unwrap_or(self.len());
         if matches!(reply, Reply::Ack { .. }) {
-            if matches!(self.queue.get(at), Some(Reply::Ack { .. })) {
+            if matches!(self.iter().nth(at), Some(Reply::Ack { .. })) {
                 return true;
             }
-            if let Some(before @ Reply::Ack { .. }) = at.checked_sub(1).and_then(|at| self.queue.get_mut(at))
-            {
+            if let Some(before @ Reply::Ack { .. }) = at.checked_sub(1).and_then(|at| self.get_mut(at)) {
                 *before = reply;
                 return true;
             }
         }
-        if self.queue.len() == self.bound {
+        if self.len() >= self.bound {
             return false;
         }
-        self.queue.insert(at, reply);
+        match at.checked_sub(1) {
+            None => self.push_front(reply),
+            Some(behind_first) => self.others.insert(behind_first, reply),
+        }
         true
+    }
+
+    fn get_mut(&mut self, at: usize) -> Option<&mut Reply> {
+        match at.checked_sub(1) {
+            None => self.first.as_mut(),
+            Some(behind_first) => self.others.get_mut(behind_first),
+        }
     }
 
     /// Appends the NAK that refuses a request. No reply follows it, so that it may exceed the bound.
     pub(super) fn push_last(&mut self, reply: Reply) {
-        self.queue.push_back(reply);
+        match self.first {
+            None => self.first = Some(reply),
+            Some(_) => self.others.push_back(reply),
+        }
     }
 
     /// Removes the newest reply if `is_so` is true for it.
     pub(super) fn pop_back_if(&mut self, is_so: impl Fn(&Reply) -> bool) {
-        if self.queue.back().is_some_and(is_so) {
-            self.queue.pop_back();
+        if self.back().is_some_and(is_so) && self.others.pop_back().is_none() {
+            self.first = None;
         }
     }
 
     /// Drops all replies behind the last one for which `is_last` is true; all replies if there is none.
     pub(super) fn truncate_behind(&mut self, is_last: impl Fn(&Reply) -> bool) {
-        let kept = self.queue.iter().rposition(is_last).map_or(0, |at| at + 1);
-        self.queue.truncate(kept);
+        match self.others.iter().rposition(&is_last) {
+            Some(at) => self.others.truncate(at + 1),
+            None => {
+                self.others.clear();
+                self.first = self.first.filter(is_last);
+            }
+        }
     }
 
     /// Inserts a reply before all others, in place of the oldest one.
     pub(super) fn push_front(&mut self, reply: Reply) {
-        self.queue.push_front(reply);
+        if let Some(oldest) = self.first.replace(reply) {
+            self.others.push_front(oldest);
+        }
     }
 }

@@ -16,7 +16,7 @@ use super::replies::Reply;
 use super::rules::{Segment, packets_of};
 use super::scatter;
 use super::scoreboard::Scoreboard;
-use super::send_queue::{SendQueue, Wqe};
+use super::send_queue::{Operands, SendQueue, Wqe};
 use super::{Cause, Ctx, Origin, Qp, TxPlan, TxReason};
 use crate::verbs::{Access, QpState, SendFlags, WcStatus, WrOpcode};
 use roxie_base::limits::{Limits, MAX_MESSAGE};
@@ -241,7 +241,7 @@ impl Qp {
             return Err(WcStatus::LocQpOp);
         }
         //= IBTA 9.7.7: message-is-2-to-the-31-bytes-at-most
-        if wqe.length > u64::from(MAX_MESSAGE) {
+        if wqe.length() > u64::from(MAX_MESSAGE) {
             return Err(WcStatus::LocLen);
         }
         if !wqe.wr.opcode.takes_resource() {
@@ -252,10 +252,10 @@ impl Qp {
             return Err(WcStatus::LocQpOp);
         }
         match wqe.wr.opcode {
-            WrOpcode::AtomicWrite if wqe.length != 8 => return Err(WcStatus::LocLen),
+            WrOpcode::AtomicWrite if wqe.length() != 8 => return Err(WcStatus::LocLen),
             WrOpcode::AtomicWrite => return Ok(()),
-            WrOpcode::Flush => return check_flush(wqe),
-            opcode if opcode.is_atomic() && wqe.length < 8 => return Err(WcStatus::LocLen),
+            WrOpcode::Flush => return check_flush(wqe, r.queue.operands(r.next).compare_add),
+            opcode if opcode.is_atomic() && wqe.length() < 8 => return Err(WcStatus::LocLen),
             _ => {}
         }
         //= IBTA 10.6.3.1: local-writing-needs-a-right
@@ -303,20 +303,21 @@ impl Qp {
             WrOpcode::Read => {
                 //= IBTA 9.4.4: read-request-names-what-it-wants
                 //= IBTA 9.7.6: read-is-asked-again-from-the-hole
-                let reth = reth(wqe, offset, wqe.length - offset);
+                let reth = reth(wqe, offset, wqe.length() - offset);
                 (Opcode::RC_READ_REQUEST, Ext::Reth(reth), 0, true)
             }
             WrOpcode::CompareSwap | WrOpcode::FetchAdd => {
-                let (opcode, eth) = atomic(wqe);
+                let (opcode, eth) = atomic(wqe, &r.queue.operands(position));
                 (opcode, Ext::Atomic(eth), 0, true)
             }
             WrOpcode::AtomicWrite => (Opcode::RC_ATOMIC_WRITE, Ext::Reth(reth(wqe, 0, 8)), 8, true),
             WrOpcode::Flush => {
-                let ext = Ext::FlushReth(Feth(wqe.wr.imm), reth(wqe, 0, wqe.wr.compare_add));
+                let ext =
+                    Ext::FlushReth(Feth(wqe.wr.imm), reth(wqe, 0, r.queue.operands(position).compare_add));
                 (Opcode::RC_FLUSH, ext, 0, true)
             }
             _ => {
-                let part = Segment::of(wqe.length, k, mtu);
+                let part = Segment::of(wqe.length(), k, mtu);
                 let (opcode, ext) = segment(wqe, &part);
                 (opcode, ext, part.length, part.last)
             }
@@ -433,30 +434,30 @@ fn reth(wqe: &Wqe, offset: u64, length: u64) -> Reth {
     Reth { va: wqe.wr.remote_addr.wrapping_add(offset), rkey: wqe.wr.rkey.0, dma_len: length as u32 }
 }
 
-/// Checks a FLUSH: a placement type is given, and the length is at most 2^31 bytes.
-fn check_flush(wqe: &Wqe) -> Result<(), WcStatus> {
+/// Checks a FLUSH: a placement type is given, and `length` is at most 2^31 bytes.
+fn check_flush(wqe: &Wqe, length: u64) -> Result<(), WcStatus> {
     let asks = Feth(wqe.wr.imm).placement() & (Feth::GLOBAL_VISIBILITY | Feth::PERSISTENCE) != 0;
-    match wqe.wr.compare_add <= u64::from(MAX_MESSAGE) {
-        true if asks && wqe.length == 0 => Ok(()),
+    match length <= u64::from(MAX_MESSAGE) {
+        true if asks && wqe.length() == 0 => Ok(()),
         true => Err(WcStatus::LocQpOp),
         false => Err(WcStatus::LocLen),
     }
 }
 
-fn atomic(wqe: &Wqe) -> (Opcode, AtomicEth) {
-    let wr = &wqe.wr;
-    let eth = |swap_or_add, compare| AtomicEth { va: wr.remote_addr, rkey: wr.rkey.0, swap_or_add, compare };
-    match wr.opcode {
+fn atomic(wqe: &Wqe, operands: &Operands) -> (Opcode, AtomicEth) {
+    let (va, rkey) = (wqe.wr.remote_addr, wqe.wr.rkey.0);
+    let eth = |swap_or_add, compare| AtomicEth { va, rkey, swap_or_add, compare };
+    match wqe.wr.opcode {
         //= IBTA 9.4.5: atomic-request-has-its-operands
-        WrOpcode::CompareSwap => (Opcode::RC_COMPARE_SWAP, eth(wr.swap, wr.compare_add)),
-        _ => (Opcode::RC_FETCH_ADD, eth(wr.compare_add, 0)),
+        WrOpcode::CompareSwap => (Opcode::RC_COMPARE_SWAP, eth(operands.swap, operands.compare_add)),
+        _ => (Opcode::RC_FETCH_ADD, eth(operands.compare_add, 0)),
     }
 }
 
 /// Returns the opcode and the extension headers of a SEND or WRITE packet of RC. UC sets its service bits afterwards.
 pub(super) fn segment(wqe: &Wqe, part: &Segment) -> (Opcode, Ext) {
     let imm = wqe.wr.imm;
-    let whole = reth(wqe, 0, wqe.length);
+    let whole = reth(wqe, 0, wqe.length());
     match (wqe.wr.opcode, part.first, part.last) {
         (WrOpcode::WriteImm, true, true) => (Opcode::RC_WRITE_ONLY_IMM, Ext::RethImm(whole, imm)),
         (WrOpcode::WriteImm, false, true) => (Opcode::RC_WRITE_LAST_IMM, Ext::Imm(imm)),

@@ -9,10 +9,10 @@ use super::message::Message;
 use super::planted::PlantedBug;
 use super::replies::{Replies, Reply};
 use super::rules::{packets_for, write_fits};
-use super::scatter::{self, FramePayload, ListError};
+use super::scatter::{self, FramePayload, ListError, ReceiveList};
 use super::{AtomicOp, Ctx, DmaIn, Qp, TxReason, Verdict};
 use crate::verbs::{
-    Access, AsyncEvent, EventKind, PdId, QpType, RecvWr, Sge, Srqn, Wc, WcFlags, WcOpcode, WcStatus,
+    Access, AsyncEvent, EventKind, PdId, QpType, RecvWr, Srqn, Wc, WcFlags, WcOpcode, WcStatus,
 };
 use roxie_base::limits::{Limits, MAX_SGE};
 use roxie_base::time::Nanos;
@@ -66,7 +66,7 @@ pub(super) struct Responder {
     pub(super) msn: u32,
     pub(super) message: Message,
     pub(super) receive: Option<RecvWr>,
-    pub(super) sges: Box<[Sge]>,
+    pub(super) sges: ReceiveList,
     /// Protection domain of the memory in `sges`.
     pub(super) receive_pd: PdId,
     /// XRC: the shared receive queue of the message in progress.
@@ -94,7 +94,7 @@ impl Responder {
             msn: 0,
             message: Message::None,
             receive: None,
-            sges: vec![Sge::default(); (max_sge as usize).min(MAX_SGE)].into(),
+            sges: ReceiveList::new((max_sge as usize).min(MAX_SGE)),
             receive_pd,
             srqn: Srqn::default(),
             silent_until: Nanos::ZERO,
@@ -174,6 +174,7 @@ impl Responder {
         self.silent_until
     }
 
+    #[inline(always)]
     pub(super) fn acknowledge(&mut self) {
         self.unacknowledged = 0;
         self.answers_duplicates = false;
@@ -193,6 +194,7 @@ impl Responder {
 
     /// Expects the next PSN after an executed SEND or WRITE packet. Queues an ACK if the packet asks for one, or if
     /// `ack_coalesce` packets are unacknowledged.
+    #[inline(always)]
     pub(super) fn expect_next(&mut self, ack_req: bool, limits: &Limits) {
         self.expected = self.expected.next();
         self.unacknowledged += 1;

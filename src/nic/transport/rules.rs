@@ -113,5 +113,5 @@ pub(super) fn packets_of(wqe: &Wqe, mtu: usize) -> u32 {
         return 1;
     }
     //= IBTA 9.7.3: read-takes-a-psn-for-each-response
-    packets_for(wqe.length, mtu)
+    packets_for(wqe.length(), mtu)
 }

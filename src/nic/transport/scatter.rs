@@ -1,5 +1,7 @@
 //! Scatter/gather lists: where the bytes of a message lie in memory.
 
+use std::ops::{Deref, DerefMut};
+
 use super::{DmaIn, Gather, MemoryTable, Output, Span};
 use crate::verbs::{Access, PdId, Sge};
 
@@ -10,6 +12,39 @@ pub(super) enum ListError {
     TooShort,
     /// The key, bounds or rights of an entry do not allow the access.
     Protection,
+}
+
+/// The scatter list of a receive. A list of one entry lies in the QP's own state.
+#[derive(Debug)]
+pub(super) struct ReceiveList {
+    one: [Sge; 1],
+    more: Box<[Sge]>,
+    has_one: bool,
+}
+
+impl ReceiveList {
+    /// Returns a list of `entries` entries.
+    pub(super) fn new(entries: usize) -> ReceiveList {
+        let more = if entries == 1 { 0 } else { entries };
+        let one = [Sge::default()];
+        ReceiveList { one, more: vec![Sge::default(); more].into(), has_one: entries == 1 }
+    }
+}
+
+impl Deref for ReceiveList {
+    type Target = [Sge];
+
+    #[inline(always)]
+    fn deref(&self) -> &[Sge] {
+        if self.has_one { &self.one } else { &self.more }
+    }
+}
+
+impl DerefMut for ReceiveList {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [Sge] {
+        if self.has_one { &mut self.one } else { &mut self.more }
+    }
 }
 
 /// Returns the length of a list in bytes.

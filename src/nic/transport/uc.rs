@@ -40,13 +40,13 @@ impl Qp {
         position: u32,
         wqe: &Wqe,
     ) -> Result<TxPlan, WcStatus> {
-        if wqe.length > u64::from(MAX_MESSAGE) {
+        if wqe.length() > u64::from(MAX_MESSAGE) {
             return Err(WcStatus::LocLen);
         }
         let r = &self.requester;
         let k = if wqe.started { r.next_packet } else { 0 };
         let mtu = self.attributes().path_mtu.bytes() as u64;
-        let part = Segment::of(wqe.length, k, mtu);
+        let part = Segment::of(wqe.length(), k, mtu);
         let (opcode, ext) = segment(wqe, &part);
         let inline = self.gather_payload(ctx, position, wqe, part.offset, part.length)?;
         let bth = Bth {

@@ -43,15 +43,15 @@ impl Qp {
         position: u32,
         wqe: &Wqe,
     ) -> Result<TxPlan, WcStatus> {
-        let UdAddress { ah, remote_qpn, remote_qkey } = wqe.wr.ud;
+        let UdAddress { ah, remote_qpn, remote_qkey } = self.requester.queue.operands(position).ud;
         // The handle was destroyed, or belongs to another domain.
         //= IBTA 11.2.2.1: ud-handle-is-of-the-domain
         ctx.handles.find(ah).filter(|handle| handle.pd == self.pd).ok_or(WcStatus::LocQpOp)?;
         //= IBTA 9.8.3: ud-is-no-longer-than-the-mtu
-        if wqe.length > ctx.handles.largest_payload() as u64 {
+        if wqe.length() > ctx.handles.largest_payload() as u64 {
             return Err(WcStatus::LocLen);
         }
-        let payload_len = wqe.length as u16;
+        let payload_len = wqe.length() as u16;
         let inline = self.gather_payload(ctx, position, wqe, 0, payload_len)?;
         //= IBTA 10.2.5: ud-high-qkey-is-the-qps-own
         let qkey = if remote_qkey & OWN_QKEY != 0 { self.qkey() } else { remote_qkey };

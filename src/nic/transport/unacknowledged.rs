@@ -83,7 +83,7 @@ impl Qp {
             wqe.started = true;
             //= IBTA 9.7.3: psn-counts-packets
             wqe.first_psn = psn;
-            wqe.packets = if connected { packets_for(wqe.length, mtu) } else { 1 };
+            wqe.packets = if connected { packets_for(wqe.length(), mtu) } else { 1 };
             r.psn = wqe.end_psn();
         }
         if datagram && plan.bth.dest_qp == Qpn::MULTICAST {

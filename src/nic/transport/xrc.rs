@@ -12,7 +12,7 @@
 use super::check::Check;
 use super::responder::RequestRefused;
 use super::{Ctx, Origin, Qp, TxPlan, Verdict};
-use crate::verbs::{QpType, SendWr, Srqn};
+use crate::verbs::{QpType, Srqn};
 use roxie_wire::{Ext, Opcode, Packet, XrcEth};
 
 /// Opcode bits that distinguish XRC from RC.
@@ -45,7 +45,7 @@ impl Qp {
         if plan.origin == Origin::Request {
             let r = &self.requester;
             //= IBTA A14: xrc-request-names-its-queue
-            plan.ext = addressed(plan.ext, &r.queue.at(r.next).wr);
+            plan.ext = addressed(plan.ext, r.queue.operands(r.next).remote_srqn);
         }
         Some(plan)
     }
@@ -78,9 +78,9 @@ impl Qp {
     }
 }
 
-/// Adds an XRCETH with the work request's queue to the headers of an RC request.
-fn addressed(ext: Ext, wr: &SendWr) -> Ext {
-    let xrc = XrcEth { srqn: wr.remote_srqn.0 };
+/// Adds an XRCETH with queue `srqn` to the headers of an RC request.
+fn addressed(ext: Ext, srqn: Srqn) -> Ext {
+    let xrc = XrcEth { srqn: srqn.0 };
     match ext {
         Ext::Reth(reth) => Ext::XrcReth(xrc, reth),
         Ext::RethImm(reth, imm) => Ext::XrcRethImm(xrc, reth, imm),

@@ -115,7 +115,7 @@ impl WrOpcode {
 bitflags! {
     /// Modifiers of a send work request (`ibv_send_flags`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub struct SendFlags: u32 {
+    pub struct SendFlags: u8 {
         /// Wait until all earlier READs and atomics are complete.
         const FENCE = 1;
         /// Generate a completion on success.

@@ -17,7 +17,7 @@ use roxie_nic::verbs::Mtu;
 use roxie_port::PortInfo;
 
 /// Version of the messages, which both ends must share.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// Maximum number of services that a process may listen for, far more than a connection manager has listeners.
 const SERVICES: usize = 1 << 13;

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint};
 use std::sync::Mutex;
 
 use roxie::host::{MemoryWindow, WindowRange};
-use roxie::verbs::{Access, MwType, SendFlags};
+use roxie::verbs::{Access, MwType};
 
 use crate::abi::{ibv_mw, ibv_mw_bind, ibv_pd, ibv_qp};
 use crate::base::cancellation::Uncancelled;
@@ -13,6 +13,7 @@ use crate::base::object::{Errno, VerbsStruct, code, give, object_of, pointer, ta
 use crate::base::report::{device, refuse};
 use crate::memory::access;
 use crate::pd::InDomain;
+use crate::qp::post::send_flags;
 
 /// The object behind a memory window.
 pub(crate) struct Mw {
@@ -67,7 +68,7 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
             let info = &raw const (*bind).bind_info;
             let (mr, address, length) = ((*info).mr, (*info).addr, (*info).length);
             let range_access = window_access("ibv_bind_mw", (*info).mw_access_flags)?;
-            let flags = SendFlags::from_bits((*bind).send_flags).ok_or(libc::EINVAL)?;
+            let flags = send_flags("ibv_bind_mw", (*bind).send_flags)?;
             let mut window = lock(&found.window);
             if window.kind() != MwType::One {
                 return refuse(

@@ -139,7 +139,7 @@ unsafe fn request(qp: &Qp, wr: *const ibv_send_wr) -> Result<SendWr, Errno> {
 }
 
 pub(crate) fn send_flags(call: &str, flags: c_uint) -> Result<SendFlags, Errno> {
-    match SendFlags::from_bits(flags) {
+    match u8::try_from(flags).ok().and_then(SendFlags::from_bits) {
         Some(flags) => Ok(flags),
         None => refuse(
             call,

@@ -44,6 +44,15 @@ fn slot_for_one_sge_is_a_cache_line() {
     assert_eq!(SendRing::size(64, 2, 0) - SendRing::size(32, 2, 0), 32 * 16);
 }
 
+/// Receives with one SGE lie two in a cache line, and none lies in two.
+#[test]
+fn receive_for_one_sge_is_half_a_line() {
+    for (max_sge, words) in [(0, 2), (1, 4), (2, 8), (3, 8), (4, 16)] {
+        assert_eq!(RecvRing::size(64, max_sge) - RecvRing::size(32, max_sge), 32 * words, "{max_sge}");
+    }
+    assert_eq!(RecvRing::size(1, 1) % 8, 0, "another queue begins on a line");
+}
+
 #[test]
 fn inline_payload_travels_in_the_slot() {
     let ring = SendRing::new(2, 1, 13).unwrap();

@@ -359,6 +359,7 @@ impl MemoryTable {
         self.permutation.index_of(key >> 8)
     }
 
+    #[inline(always)]
     fn find(&self, key: u32) -> Option<&Entry> {
         let entry = self.entries.get(usize::from(self.index_of(key))).and_then(Option::as_ref);
         entry.filter(|e| e.key == key)
