@@ -249,6 +249,7 @@ build() {
     install -m 0755 "$here/init" "$tree/init"
     install -m 0755 "$here/nvme" "$tree/bin/roxie-nvme"
     install -m 0755 "$here/nfs" "$tree/bin/roxie-nfs"
+    install -m 0755 "$here/links" "$tree/bin/roxie-links"
     # The transports that programs with libtirpc listen on.
     cp "$cache/root/etc/netconfig" "$tree/etc/netconfig"
 
@@ -283,7 +284,7 @@ main() {
     if [ $refresh = yes ] || ! cache_is_complete; then download; fi
     [ -d "$cache/root" ] || unpack
 
-    hash=$( (cd "$cache/debs" && ls; cat "$here/build-guest.sh" "$here/init" "$here/nvme" "$here/nfs" "$here"/peer/*.[ch] "$agent"; gcc --version) |
+    hash=$( (cd "$cache/debs" && ls; cat "$here/build-guest.sh" "$here/init" "$here/nvme" "$here/nfs" "$here/links" "$here"/peer/*.[ch] "$agent"; gcc --version) |
         sha256sum | cut -c1-16)
     out=$cache/guest-$hash
     if [ ! -d "$out" ]; then

@@ -5,12 +5,14 @@
 //! `rows.txt`; a test compares the two, so that no row disappears unnoticed.
 
 mod matrix;
+mod networks;
 mod programs;
 mod scripts;
 
 use std::fmt;
 
 pub use matrix::{all, short, thorough};
+pub use networks::{Bond, Network, Transfer};
 pub use programs::{Program, Ready, all as uses};
 pub use scripts::{ODD, Odd, WRONG, Wrong};
 
@@ -222,6 +224,12 @@ pub enum Case {
     Nfs(Impairment),
     /// The conformance bench, `roxie conform`, with its agent at the peer.
     Conform,
+    /// Verified transfers of one operation on another link.
+    Over(Network, Transfer),
+    /// A stock program as [`Case::Program`], with losses and with selective repeat asked for, which the peer does not have.
+    Fallback(Program),
+    /// A stock program on a bond in the guest, with Roxie at both ends.
+    Bond(Bond),
 }
 
 /// A row of the matrix.
@@ -526,6 +534,9 @@ impl fmt::Display for Row {
             Case::Nvme(Blocks::Restarted) => write!(f, "nvme/restarted"),
             Case::Nfs(fault) => write!(f, "nfs/{fault}"),
             Case::Conform => write!(f, "conform"),
+            Case::Over(network, transfer) => write!(f, "{network}/{transfer}"),
+            Case::Fallback(program) => write!(f, "sr/{program}"),
+            Case::Bond(bond) => write!(f, "bond/{bond}"),
         }
     }
 }
@@ -535,6 +546,8 @@ impl Row {
     pub fn fault(&self) -> Impairment {
         match self.case {
             Case::Transfer { fault, .. } | Case::Nvme(Blocks::Moved(fault)) | Case::Nfs(fault) => fault,
+            Case::Over(_, transfer) => transfer.fault,
+            Case::Fallback(_) => Impairment::Loss1,
             _ => Impairment::None,
         }
     }
@@ -545,6 +558,14 @@ impl Row {
             Case::Feature(Feature::PacedWrite | Feature::PacedRead | Feature::PacedSend) => Some("dcqcn"),
             Case::Feature(Feature::Notified) => Some(NOTIFIED_CONTROL),
             _ => None,
+        }
+    }
+
+    /// Returns the link of the row's queue pairs.
+    pub fn network(&self) -> Network {
+        match self.case {
+            Case::Over(network, _) => network,
+            _ => Network::Plain,
         }
     }
 
