@@ -177,6 +177,7 @@ pub(super) fn all() -> Vec<Row> {
     use Bond::{ActiveBackup, BalanceRr, BalanceXor, Broadcast, Lacp, Refused, Vlan};
     let modes = [ActiveBackup, BalanceRr, BalanceXor, Broadcast, Lacp, Vlan];
     rows.extend(modes.map(|mode| bond(PortKind::Packet, mode)));
+    rows.extend([ActiveBackup, Vlan].map(|mode| bond(PortKind::Udp, mode)));
     rows.push(bond(PortKind::Xdp, Refused));
     rows
 }

@@ -220,7 +220,7 @@ fn one(row: &Row, ends: &mut Ends<'_, '_>, capture: Option<&Path>) -> Outcome {
         return links.between(row, &setup);
     }
     if let Case::Bond(bond) = row.case {
-        return networks::bond(bond, peer, links.site);
+        return networks::bond(bond, row.port, peer, links.site);
     }
     match roxie.prepare(&setup) {
         Ok(()) => {}

@@ -12,7 +12,7 @@ use interop::local::{self, Site};
 use interop::network::{INTERFACE, Namespace, VLAN, address, vlan_address};
 use interop::peer::Peer;
 use interop::report::Outcome;
-use interop::rows::{Bond, Case, Family, Impairment, Network, Op, Row};
+use interop::rows::{Bond, Case, Family, Impairment, Network, Op, PortKind, Row};
 use interop::skip::SkipReason;
 use roxie::capture::Reader;
 use roxie::frame::Frame;
@@ -28,8 +28,10 @@ const NO_SUCH_LINK: i32 = 77;
 const SURELY_LOST: usize = 1000;
 /// Time for a program on a bond, in an emulated guest on a busy host.
 const BOND_WITHIN: Duration = Duration::from_secs(240);
+/// Message of a packet port on the guest's kernel if that is older than Linux 6.2.
+const NO_TRAINS: &str = "the packet port takes Linux 6.2";
 /// A pingpong that checks its data, for some seconds.
-const PINGPONG: &str = "ibv_rc_pingpong -m 1024 -s 5000 -n 4000 -c -p 18515";
+const PINGPONG: &str = "ibv_rc_pingpong -m 1024 -s 5000 -n 1500 -c -p 18515";
 
 /// Two namespaces of this host, for rows between two devices of Roxie.
 pub(crate) fn namespaces(rows: &[Row]) -> Result<Option<[Namespace; 2]>, Error> {
@@ -161,7 +163,7 @@ pub(super) fn is_not_plain(capture: &Path) -> Option<String> {
 }
 
 /// Runs a stock program on a bond in the guest.
-pub(super) fn bond(bond: Bond, peer: &mut Peer, site: Option<&Namespace>) -> Outcome {
+pub(super) fn bond(bond: Bond, port: PortKind, peer: &mut Peer, site: Option<&Namespace>) -> Outcome {
     if site.is_none() {
         return Outcome::Skip(SkipReason::NeedsGuest);
     }
@@ -169,15 +171,20 @@ pub(super) fn bond(bond: Bond, peer: &mut Peer, site: Option<&Namespace>) -> Out
         Ok(path) => path.display().to_string(),
         Err(error) => return Outcome::Fail(error.to_string()),
     };
-    // The VLAN's GID follows those of the bond: link-local and IPv4.
-    let line = match bond {
-        Bond::Refused => format!("refused {roxie}"),
-        Bond::Vlan => format!("bond vlan {roxie} 2 {PINGPONG}"),
-        mode => format!("bond {mode} {roxie} 1 {PINGPONG}"),
+    let line = match (bond, port) {
+        (Bond::Refused, _) => format!("refused {roxie}"),
+        // Over sockets the kernel tags, on the VLAN's interface.
+        (Bond::Vlan, PortKind::Udp) => format!("bond vlan {roxie} udp bond0.5 1 {PINGPONG}"),
+        // The VLAN's GID follows those of the bond: link-local and IPv4.
+        (Bond::Vlan, _) => format!("bond vlan {roxie} {port} bond0 2 {PINGPONG}"),
+        (mode, _) => format!("bond {mode} {roxie} {port} bond0 1 {PINGPONG}"),
     };
     match script(peer, &line, BOND_WITHIN) {
         Ok(_) => Outcome::Pass,
         Err(Failed::Error(error)) => Outcome::Fail(error.to_string()),
+        Err(Failed::Program(_, ended)) if ended.output.contains(NO_TRAINS) => {
+            Outcome::Skip(SkipReason::PortUnavailable)
+        }
         Err(Failed::Program(what, ended)) => Outcome::Fail(format!("{what}: {ended:?}")),
         Err(Failed::Other(why)) => Outcome::Fail(why),
         Err(Failed::Missing) => Outcome::Skip(SkipReason::KernelHasNoBonds),
