@@ -15,7 +15,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use roxie::host::{
-    ConnectOptions, ConnectionManager, Device, DeviceConfig, DialOptions, Endpoint, Resolve, ResolveError, Stack,
+    ConnectOptions, ConnectionManager, Device, DeviceConfig, DialOptions, Endpoint, Resolve, ResolveError,
+    Stack,
 };
 use roxie::netdev::{Interface, Links, NetNs, ethtool};
 use roxie::port::memory::{self, MemoryConfig};
@@ -155,7 +156,8 @@ impl Resolve for Routes {
 fn vlan_routes_set_the_hop_limit() {
     let (port, _other_end) = memory::pair(MemoryConfig::default(), MemoryConfig::default());
     let (resolver, config) = (Box::new(Routes(70)), DeviceConfig::default());
-    let device = Device::new("routes", Box::new(port), [IpAddr::from(A4)], resolver, &config).expect("a device");
+    let device =
+        Device::new("routes", Box::new(port), [IpAddr::from(A4)], resolver, &config).expect("a device");
     device.add_vlan_address(A4.into(), VLAN).expect("memory carries tags");
     for (of, hops) in [(Encapsulation::default(), 70), (Encapsulation::vlan(VLAN), VLAN as u8)] {
         let end = End::new(&device, LENGTH);

@@ -267,9 +267,8 @@ fn run(arguments: &RunArguments) -> Result<bool, Error> {
             return Err(Error::NeedsNewest);
         }
     }
-    let unmodified = rows
-        .iter()
-        .any(|row| matches!(row.case, Case::Program(_) | Case::Fallback(_) | Case::Bond(_)));
+    let unmodified =
+        rows.iter().any(|row| matches!(row.case, Case::Program(_) | Case::Fallback(_) | Case::Bond(_)));
     if unmodified
         || rows
             .iter()

@@ -129,7 +129,8 @@ fn use_feature(
                 _ => Op::Write,
             };
             let (service, mtu, size, fault) = (Service::Rc, 1024, 64 << 10, Impairment::None);
-            let plan = transfer::Plan { service, op, mtu, size, fault, family, seed, network: Network::Plain };
+            let plan =
+                transfer::Plan { service, op, mtu, size, fault, family, seed, network: Network::Plain };
             transfer::run(&plan, requester, responder)
         }
         Feature::Notified => notified::transfer(family, seed, requester, responder),

@@ -213,7 +213,9 @@ impl Site<'_> {
 /// Returns the VLAN's address of the host with this address; `None` if it is no address of the site's.
 fn on_vlan(address: IpAddr) -> Option<IpAddr> {
     let family = if address.is_ipv4() { Family::V4 } else { Family::V6 };
-    (1..=u8::MAX).find(|host| crate::network::address(*host, family) == address).map(|host| vlan_address(host, family))
+    (1..=u8::MAX)
+        .find(|host| crate::network::address(*host, family) == address)
+        .map(|host| vlan_address(host, family))
 }
 
 /// Skips a port that this host does not have: that is not Roxie's failure.
@@ -252,7 +254,8 @@ impl Open {
     /// True if a new row may reuse the open device.
     fn serves(&self, setup: &Setup) -> bool {
         let plain = |s: &Setup| s.fault == Impairment::None && s.capture.is_none();
-        (self.setup.port, self.setup.control, self.setup.network) == (setup.port, setup.control, setup.network)
+        (self.setup.port, self.setup.control, self.setup.network)
+            == (setup.port, setup.control, setup.network)
             && plain(&self.setup)
             && plain(setup)
     }

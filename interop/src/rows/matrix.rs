@@ -162,7 +162,10 @@ impl Row {
             Case::Odd(odd) => self.family == FAMILIES[odd as usize % 2],
             Case::Pingpong(program) => turn(3 * side + program as usize),
             Case::Program(_) => SHORT_PROGRAMS.contains(&self.to_string().as_str()),
-            Case::Over(_, transfer) => turn(transfer.op as usize + side) && transfer.packets() <= 64,
+            // One or two packets of each operation.
+            Case::Over(_, transfer) => {
+                turn(transfer.op as usize + side) && transfer.mtu == 1024 && transfer.packets() <= 2
+            }
             // A file system, a bench and a bond take longer than a short run has.
             Case::Nvme(_) | Case::Nfs(_) | Case::Conform | Case::Fallback(_) | Case::Bond(_) => false,
         }

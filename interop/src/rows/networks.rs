@@ -2,9 +2,7 @@
 
 use std::fmt;
 
-use super::{
-    Case, FAMILIES, Family, Impairment, Op, PortKind, Program, Row, SIDES, Service, Side, programs,
-};
+use super::{Case, FAMILIES, Family, Impairment, Op, PortKind, Program, Row, SIDES, Service, Side, programs};
 
 /// The link of a row's queue pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -168,12 +166,7 @@ pub(super) fn all() -> Vec<Row> {
             rows.extend(uses.filter(is_it).map(row));
         }
     }
-    let bond = |port, bond| Row {
-        port,
-        family: Family::V4,
-        requester: Side::Roxie,
-        case: Case::Bond(bond),
-    };
+    let bond = |port, bond| Row { port, family: Family::V4, requester: Side::Roxie, case: Case::Bond(bond) };
     use Bond::{ActiveBackup, BalanceRr, BalanceXor, Broadcast, Lacp, Refused, Vlan};
     let modes = [ActiveBackup, BalanceRr, BalanceXor, Broadcast, Lacp, Vlan];
     rows.extend(modes.map(|mode| bond(PortKind::Packet, mode)));

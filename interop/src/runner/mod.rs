@@ -24,7 +24,9 @@ use interop::guest::{output_folder, peer_sources};
 use interop::network::{command_line, run};
 use interop::peer::{About, Peer};
 use interop::report::{Outcome, Report};
-use interop::rows::{self, Case, ErrorCase, Family, Feature, Impairment, Network, Odd, Program, Row, Side, Wrong};
+use interop::rows::{
+    self, Case, ErrorCase, Family, Feature, Impairment, Network, Odd, Program, Row, Side, Wrong,
+};
 use interop::skip::SkipReason;
 use interop::wire::Wire;
 
@@ -45,12 +47,7 @@ pub(crate) struct Ends<'a, 'b> {
 }
 
 /// Runs the matrix between Roxie and the peer. True if the whole run is good.
-pub(crate) fn matrix(
-    rows: &[Row],
-    mut ends: Ends<'_, '_>,
-    keep: bool,
-    report: &Path,
-) -> Result<bool, Error> {
+pub(crate) fn matrix(rows: &[Row], mut ends: Ends<'_, '_>, keep: bool, report: &Path) -> Result<bool, Error> {
     let about = ends.peer.about().clone();
     let (device, kernel, rdma_core) = (&about.device, &about.kernel, &about.rdma_core);
     println!("peer: {device} on kernel {kernel}, rdma-core {rdma_core}, {} rows", rows.len());

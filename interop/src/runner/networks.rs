@@ -91,12 +91,16 @@ impl<'a> Links<'a> {
             Ok(_) => {}
             Err(Failed::Error(error)) => return Err(error),
             Err(Failed::Missing) => return Ok(Some(SkipReason::PeerHasNoVlan)),
-            Err(Failed::Program(_, ended)) => return Err(Error::Local(format!("the guest's VLAN: {ended:?}"))),
+            Err(Failed::Program(_, ended)) => {
+                return Err(Error::Local(format!("the guest's VLAN: {ended:?}")));
+            }
             Err(Failed::Other(why)) => return Err(Error::Local(why)),
         }
         match peer.await_vlan(&there)? {
             true => Ok(None),
-            false => Err(Error::Local(format!("{there:?} of the guest's VLAN are no GIDs: {:?}", peer.gids()))),
+            false => {
+                Err(Error::Local(format!("{there:?} of the guest's VLAN are no GIDs: {:?}", peer.gids())))
+            }
         }
     }
 
@@ -130,9 +134,7 @@ impl<'a> Links<'a> {
 fn must_repeat(row: &Row) -> bool {
     match row.case {
         Case::Over(Network::Selective, transfer) => {
-            row.fault() != Impairment::None
-                && transfer.packets() >= SURELY_LOST
-                && transfer.op != Op::Read
+            row.fault() != Impairment::None && transfer.packets() >= SURELY_LOST && transfer.op != Op::Read
         }
         _ => false,
     }
