@@ -30,8 +30,8 @@ const SURELY_LOST: usize = 1000;
 const BOND_WITHIN: Duration = Duration::from_secs(240);
 /// Message of a packet port on the guest's kernel if that is older than Linux 6.2.
 const NO_TRAINS: &str = "the packet port takes Linux 6.2";
-/// A pingpong that checks its data, for some seconds.
-const PINGPONG: &str = "ibv_rc_pingpong -m 1024 -s 5000 -n 1500 -c -p 18515";
+/// SENDs for some seconds, with an ACK timeout of 537 ms, because the guest is slow on a busy host.
+const SENDS: &str = "ib_send_bw -c RC -m 1024 -s 5000 -D 8 -u 17 -F -p 18515";
 
 /// Two namespaces of this host, for rows between two devices of Roxie.
 pub(crate) fn namespaces(rows: &[Row]) -> Result<Option<[Namespace; 2]>, Error> {
@@ -176,10 +176,10 @@ pub(super) fn bond(bond: Bond, port: PortKind, peer: &mut Peer, site: Option<&Na
     let line = match (bond, port) {
         (Bond::Refused, _) => format!("refused {roxie}"),
         // Over sockets the kernel tags, on the VLAN's interface.
-        (Bond::Vlan, PortKind::Udp) => format!("bond vlan {roxie} udp bond0.5 1 {PINGPONG}"),
+        (Bond::Vlan, PortKind::Udp) => format!("bond vlan {roxie} udp bond0.5 1 {SENDS}"),
         // The VLAN's GID follows those of the bond: link-local and IPv4.
-        (Bond::Vlan, _) => format!("bond vlan {roxie} {port} bond0 2 {PINGPONG}"),
-        (mode, _) => format!("bond {mode} {roxie} {port} bond0 1 {PINGPONG}"),
+        (Bond::Vlan, _) => format!("bond vlan {roxie} {port} bond0 2 {SENDS}"),
+        (mode, _) => format!("bond {mode} {roxie} {port} bond0 1 {SENDS}"),
     };
     match script(peer, &line, BOND_WITHIN) {
         Ok(_) => Outcome::Pass,
