@@ -10,11 +10,16 @@ mod wire;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Command;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use roxie::host::{ConnectOptions, ConnectionManager, Device, DeviceConfig, DialOptions, Stack};
+use roxie::host::{
+    ConnectOptions, ConnectionManager, Device, DeviceConfig, DialOptions, Endpoint, Resolve, ResolveError,
+    Stack,
+};
 use roxie::netdev::{Interface, Links, NetNs, ethtool};
+use roxie::port::memory::{self, MemoryConfig};
 use roxie::port::packet::PacketConfig;
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::XdpConfig;
@@ -127,6 +132,40 @@ fn vlan_deleted_in_use_fails_its_connections() {
         assert_eq!(tagged[0].status(), WcStatus::WrFlush, "{port}: work is flushed");
         assert!(devices[0].gids().iter().all(|entry| entry.encapsulation == plain));
         exchange(&others, &format!("{port}, beside it"));
+    }
+}
+
+/// Routes of an interface or of a VLAN, with this hop limit.
+struct Routes(u8);
+
+impl Resolve for Routes {
+    fn resolve(&self, _: IpAddr) -> Result<[u8; 6], ResolveError> {
+        Ok([2, 0, 0, 0, 0, 2])
+    }
+
+    fn hop_limit(&self, _: IpAddr) -> u8 {
+        self.0
+    }
+
+    fn on_vlan(&self, vlan: u16) -> Option<Arc<dyn Resolve>> {
+        Some(Arc::new(Routes(vlan as u8)))
+    }
+}
+
+#[test]
+fn vlan_routes_set_the_hop_limit() {
+    let (port, _other_end) = memory::pair(MemoryConfig::default(), MemoryConfig::default());
+    let (resolver, config) = (Box::new(Routes(70)), DeviceConfig::default());
+    let device =
+        Device::new("routes", Box::new(port), [IpAddr::from(A4)], resolver, &config).expect("a device");
+    device.add_vlan_address(A4.into(), VLAN).expect("memory carries tags");
+    for (of, hops) in [(Encapsulation::default(), 70), (Encapsulation::vlan(VLAN), VLAN as u8)] {
+        let end = End::new(&device, LENGTH);
+        let here = end.qp.endpoint(index(&device, A4, of)).expect("an endpoint");
+        let there = Endpoint::new(here.qpn, here.psn, IpAddr::from(B4).into());
+        end.qp.connect(&here, &there, &ConnectOptions::default()).expect("connected");
+        let path = end.qp.query().expect("a status").attributes.av.expect("a path");
+        assert_eq!(path.hop_limit, hops, "{of}");
     }
 }
 

@@ -42,7 +42,7 @@ programs=(
     ib_send_bw ib_send_lat ib_write_bw ib_write_lat ib_read_bw ib_read_lat ib_atomic_bw ib_atomic_lat
 )
 # Scripts of this folder, in the guest with roxie- before their names.
-scripts=(disk nvme iser nfs)
+scripts=(disk nvme iser nfs links)
 # Programs with libraries of 80 MB, which the guest would unpack at each start. They stay in a folder outside, which the
 # guest mounts over 9p (with `modules_for_host`) when one of them is first started.
 outside=(fio)

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::pattern::Mismatch;
-use crate::rows::{Family, Impairment, Op, PortKind, Stock};
+use crate::rows::{Family, Impairment, Network, Op, PortKind, Stock};
 use crate::skip::SkipReason;
 use crate::wire::Wire;
 
@@ -462,6 +462,10 @@ pub struct Setup {
     pub seed: u64,
     /// Congestion control of the queue pairs, in the form of `--cc`; `None` for none.
     pub control: Option<&'static str>,
+    /// The link of the queue pairs, and how they recover from losses.
+    pub network: Network,
+    /// True if programs ask their peer for selective repeat.
+    pub asks_for_selective_repeat: bool,
     /// File for a capture of the row, if wanted.
     pub capture: Option<PathBuf>,
 }

@@ -18,6 +18,7 @@ use interop::local::{self, Site};
 use interop::network::{INTERFACE, Namespace, address};
 use interop::pyverbs;
 use interop::rows::{self, Case, Family, PortKind, Row};
+use runner::Links;
 
 /// Runs Roxie against real RoCE peers.
 ///
@@ -276,7 +277,9 @@ fn run(arguments: &RunArguments) -> Result<bool, Error> {
             return Err(Error::NeedsNewest);
         }
     }
-    let unmodified = rows.iter().any(|row| matches!(row.case, Case::Program(_) | Case::Iser(_)));
+    let unmodified = rows
+        .iter()
+        .any(|row| matches!(row.case, Case::Program(_) | Case::Iser(_) | Case::Fallback(_) | Case::Bond(_)));
     let own =
         |row: &Row| matches!(row.case, Case::Pingpong(_) | Case::Nvme(_) | Case::Nfs(_) | Case::Conform);
     if unmodified || rows.iter().any(own) {
@@ -295,16 +298,23 @@ fn run(arguments: &RunArguments) -> Result<bool, Error> {
         let rxe_flush_icrc = peer.quirks().flush_has_wrong_icrc;
         let site = Site { namespace: None, interface, addresses: &arguments.address, rxe_flush_icrc };
         let mut roxie = local::open(&site);
-        return runner::matrix(&rows, roxie.as_mut(), &mut peer, arguments.keep, &arguments.report());
+        let ends = runner::Ends { roxie: roxie.as_mut(), peer: &mut peer, links: Links::new(None, None) };
+        return runner::matrix(&rows, ends, arguments.keep, &arguments.report());
     }
-    let (namespace, guest) = start_guest(arguments.kernel.into(), Files::Own)?;
+    // Roxie runs in the guest if it has bonds.
+    let has_bonds = rows.iter().any(|row| matches!(row.case, Case::Bond(_)));
+    let files = if has_bonds { Files::Host } else { Files::Own };
+    let (namespace, guest) = start_guest(arguments.kernel.into(), files)?;
+    let pair = runner::namespaces(&rows)?;
     let mut peer = guest.peer(&namespace)?;
     let addresses = [address(1, Family::V4), address(1, Family::V6)];
     let rxe_flush_icrc = peer.quirks().flush_has_wrong_icrc;
     let site =
         Site { namespace: Some(&namespace), interface: INTERFACE, addresses: &addresses, rxe_flush_icrc };
     let mut roxie = local::open(&site);
-    runner::matrix(&rows, roxie.as_mut(), &mut peer, arguments.keep, &arguments.report())
+    let links = Links::new(Some(&namespace), pair.as_ref());
+    let ends = runner::Ends { roxie: roxie.as_mut(), peer: &mut peer, links };
+    runner::matrix(&rows, ends, arguments.keep, &arguments.report())
 }
 
 /// Checks that the host can run guests, and builds the programs that run in them.

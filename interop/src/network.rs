@@ -18,6 +18,8 @@ use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use roxie::netdev::{Interface, ethtool};
+
 use crate::error::Error;
 use crate::rows::Family;
 
@@ -36,6 +38,17 @@ pub fn address(host: u8, family: Family) -> IpAddr {
     match family {
         Family::V4 => Ipv4Addr::new(10, 71, 0, host).into(),
         Family::V6 => Ipv6Addr::new(0xfd71, 0, 0, 0, 0, 0, 0, host.into()).into(),
+    }
+}
+
+/// ID of the site's VLAN.
+pub const VLAN: u16 = 5;
+
+/// Returns the address of a host on the site's VLAN.
+pub fn vlan_address(host: u8, family: Family) -> IpAddr {
+    match family {
+        Family::V4 => Ipv4Addr::new(10, 71, 5, host).into(),
+        Family::V6 => Ipv6Addr::new(0xfd71, 5, 0, 0, 0, 0, 0, host.into()).into(),
     }
 }
 
@@ -128,6 +141,25 @@ impl Namespace {
             "br0",
             "up",
         ])
+    }
+
+    /// Reaches a guest on the VLAN without a VLAN interface, which not every kernel has: its addresses are those of a station behind
+    /// [`INTERFACE`], and the bridge's end puts tags into frames, where AF_XDP sees them. Returns the station of `INTERFACE`.
+    pub fn reach_vlan(&self, guest: u8, station: &str) -> Result<[u8; 6], Error> {
+        for family in [Family::V4, Family::V6] {
+            let there = vlan_address(guest, family).to_string();
+            self.ip(&["route", "replace", &there, "dev", INTERFACE])?;
+            let neighbour = ["neigh", "replace", &there, "lladdr", station, "dev", INTERFACE];
+            self.ip(&[&neighbour[..], &["nud", "permanent"]].concat())?;
+        }
+        let refused = |why: String| Error::Local(format!("the interfaces of the site: {why}"));
+        self.within(|| {
+            let by_name = |name: &str| Interface::by_name(name).map_err(|e| refused(e.to_string()));
+            let port = by_name(&format!("{INTERFACE}-br"))?;
+            let set = ethtool::set_offload(port.index, "tx-vlan-hw-insert", false);
+            set.map_err(|e| refused(e.to_string()))?;
+            Ok(by_name(INTERFACE)?.mac)
+        })?
     }
 
     /// Runs `ip` in the namespace.

@@ -37,6 +37,12 @@ pub enum SkipReason {
     KernelHasRdma,
     /// Roxie has no counterpart of the stock program yet.
     RoxieHasNoProgram,
+    /// The peer has no VLAN interface, and cannot be given one: it is hardware, or its kernel lacks them.
+    PeerHasNoVlan,
+    /// The row needs network namespaces or a guest, which a run with a hardware peer lacks.
+    NeedsGuest,
+    /// The guest's kernel has no bonds.
+    KernelHasNoBonds,
 }
 
 impl fmt::Display for SkipReason {
@@ -58,6 +64,9 @@ impl fmt::Display for SkipReason {
             SkipReason::ProgramHasNoVerbs => "program-has-no-verbs",
             SkipReason::KernelHasRdma => "kernel-has-rdma",
             SkipReason::RoxieHasNoProgram => "roxie-has-no-program",
+            SkipReason::PeerHasNoVlan => "peer-has-no-vlan",
+            SkipReason::NeedsGuest => "needs-guest",
+            SkipReason::KernelHasNoBonds => "kernel-has-no-bonds",
         })
     }
 }

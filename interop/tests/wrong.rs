@@ -9,7 +9,7 @@ use interop::exec::{Failure, odd, table, wrong};
 use interop::guest::host_lacks_root;
 use interop::local::{self, Site};
 use interop::network::Namespace;
-use interop::rows::{Family, Impairment, ODD, PortKind, WRONG};
+use interop::rows::{Family, Impairment, Network, ODD, PortKind, WRONG};
 use interop::wire::Wire;
 
 #[test]
@@ -30,7 +30,15 @@ fn roxie_reacts_to_invalid_packets_as_tabled() {
     let here: [IpAddr; 1] = [Ipv4Addr::new(127, 0, 0, 1).into()];
     let site = Site { namespace: Some(&namespace), interface: "lo", addresses: &here, rxe_flush_icrc: false };
     let mut roxie: Box<dyn Local> = local::open(&site);
-    let setup = Setup { port: PortKind::Udp, fault: Impairment::None, seed: 7, capture: None, control: None };
+    let setup = Setup {
+        port: PortKind::Udp,
+        fault: Impairment::None,
+        seed: 7,
+        capture: None,
+        control: None,
+        network: Network::Plain,
+        asks_for_selective_repeat: false,
+    };
     roxie.prepare(&setup).expect("the port opens");
     let script = namespace.within(|| Wire::open(Ipv4Addr::new(127, 0, 0, 2).into(), false));
     let mut script = script.expect("the namespace").expect("the script's socket");

@@ -214,7 +214,8 @@ pub trait Port: Send + Any {
     fn tx_frame(&mut self, id: &TxId) -> FrameMut<'_>;
 
     /// Decides how the slots written so far will be sent, and fixes the header fields that depend on it (UDP port:
-    /// segmentation groups and IPv4 identification). The ICRC must be computed afterwards.
+    /// segmentation groups and IPv4 identification). The ICRC must be computed afterwards. A packet port leaves slots that are committed
+    /// already as they are.
     fn tx_arrange(&mut self) {}
 
     /// Queues a finished frame for sending, at the latest by `tx_flush`.

@@ -134,6 +134,11 @@ impl<F: Copy + PartialEq> Trains<F> {
         true
     }
 
+    /// True if slot `i` is to be sent, and its frame must not change any more.
+    pub(crate) fn is_committed(&self, i: usize) -> bool {
+        matches!(self.slots[i].state, State::Committed)
+    }
+
     pub(crate) fn cancel(&mut self, id: &TxId) {
         let i = id.0 as usize;
         self.slots[i].state = State::Cancelled;

@@ -124,6 +124,33 @@ fn kernel_cuts_trains_as_sealed() {
     }
 }
 
+#[test]
+fn sealed_frame_keeps_its_identification() {
+    if skip("sealed_frame_keeps_its_identification") {
+        return;
+    }
+    let wire = Wire::new("pk-sealed", 1500, 1);
+    let (mut left, mut right) = wire.ports();
+    // A layer above has held these frames, so they are committed before they are arranged.
+    let held = |seed: u16| {
+        let mut frame = packet(false, 500, seed.into());
+        frame[18..20].copy_from_slice(&(0x4100 + 7 * seed).to_be_bytes());
+        set_checksum(&mut frame[14..34]);
+        frame
+    };
+    let frames: Vec<Vec<u8>> = (0..8).map(held).collect();
+    for bytes in &frames {
+        let id = left.tx_alloc(bytes.len()).expect("room for a burst");
+        left.tx_frame(&id).write(0, bytes);
+        left.tx_commit(id);
+    }
+    left.tx_arrange();
+    flush(&mut left);
+    assert_eq!(counter(&left, "tx_trains"), 0, "each frame is sent alone");
+    let got = take(&mut right, frames.len(), SOON);
+    assert!(all_bare(got, false) == all_bare(frames, false));
+}
+
 /// A train for several flows: each flow's frames arrive in order, and no frame joins another flow's train.
 #[test]
 fn flows_do_not_mix_in_a_train() {

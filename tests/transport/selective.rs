@@ -345,6 +345,49 @@ fn flood_of_sacks_causes_few_retransmissions() {
     assert!(matches!(stage.state(), QpState::Rts | QpState::Err));
 }
 
+/// SACKs at random, coherent and not, none of which acknowledges the last packet: the WRITE does not complete, or its retries are used up,
+/// and each packet leaves again a few times only.
+#[test]
+fn random_sacks_cause_bounded_harm() {
+    const PACKETS: u32 = 60;
+    const SACKS: u32 = 400;
+    let mut most = 0;
+    for seed in 0..60 {
+        let mut random = seed;
+        let mut below = |bound: u32| (roxie::random::splitmix(&mut random) % u64::from(bound)) as u32;
+        let mut stage = stage();
+        stage.post(WrOpcode::Write, PACKETS * FULL as u32);
+        stage.leaves();
+        let mut again = 0;
+        for _ in 0..SACKS {
+            // Half of them describe packets that were sent, as a peer would.
+            let coherent = below(2) == 0;
+            let missing = below(if coherent { PACKETS / 2 } else { PACKETS });
+            let sent = if coherent { PACKETS - missing } else { 130 };
+            let count = 1 + below(sent);
+            let bits = u128::from(roxie::random::splitmix(&mut u64::from(below(u32::MAX)))) << below(64);
+            let bitmap = if coherent { bits & !1 & (u128::MAX >> (128 - count)) } else { bits };
+            let latest = FIRST + missing + below(sent);
+            stage.sack_as(FIRST + missing, Sack { count: count as u8, latest, bitmap });
+            again += stage.leaves().len();
+        }
+        assert!(stage.counter("rcvd_sacks") > 0, "seed {seed}: none is coherent");
+        let statuses = stage.statuses();
+        if stage.state() == QpState::Rts {
+            assert_eq!(statuses, [], "seed {seed}");
+            stage.acknowledge(FIRST + (PACKETS - 1), Syndrome::Ack { credits: 31 }, 1);
+            stage.leaves();
+            assert_eq!(stage.statuses(), [(0, WcStatus::Success)], "seed {seed}");
+        } else {
+            assert_eq!(statuses, [(0, WcStatus::RetryExc)], "seed {seed}");
+        }
+        most = most.max(again);
+    }
+    // As many sequence NAKs would send all packets again, each.
+    let bound = (SACKS * PACKETS / 20) as usize;
+    assert!(most <= bound, "{most} packets were sent again, {bound} at most");
+}
+
 #[test]
 fn sack_without_agreement_is_dropped() {
     let mut stage = Stage::new();

@@ -451,6 +451,10 @@ fn second_nic_of_interface_is_refused() {
         super::launcher(&["--dev", "left", "--port", "nic", "--fault", "drop=0.5"], "ibv_devinfo -v");
     let refused = Running::start(&site.near, command).finish();
     assert!(refused.said.contains("faults is the NIC's"), "{refused:?}");
+    // Its sockets carry no RoCE v1.
+    let command = super::launcher(&["--dev", "left", "--port", "nic", "--roce-v1"], "ibv_devinfo -v");
+    let refused = Running::start(&site.near, command).finish();
+    assert!(!refused.status.success() && refused.said.contains("carries no RoCE v1"), "{refused:?}");
     drop(nics);
     let none = site.near("nic", "ibv_devinfo").finish();
     assert!(!none.status.success() && none.said.contains("no NIC serves left"), "{none:?}");

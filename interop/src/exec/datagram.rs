@@ -10,7 +10,7 @@ use crate::end::{
     Status,
 };
 use crate::error::Error;
-use crate::rows::{Family, Op};
+use crate::rows::{Family, Network, Op};
 
 /// Bytes of network header in front of a datagram in its receive.
 const HEADER: usize = 40;
@@ -22,6 +22,10 @@ const HOP_LIMIT: u8 = 64;
 /// UDP header, BTH, DETH and ICRC: the IP payload beside the message and its immediate data.
 const AROUND: usize = 8 + 12 + 8 + 4;
 const IPPROTO_UDP: u8 = 17;
+/// Next header of a GRH: an InfiniBand transport header (IBTA 8.3.1).
+const NEXT_IS_BTH: u8 = 0x1b;
+/// Bytes of a UDP header, which RoCE v1 lacks.
+const UDP: usize = 8;
 
 /// A datagram queue pair and a region at each end, and the requester's address handle.
 struct Stage<'a> {
@@ -121,7 +125,10 @@ pub(super) fn transfer(plan: &Plan, requester: &mut dyn End, responder: &mut dyn
         let (data, to) = (range.start + HEADER..range.end, stage.responder.address(plan.family)?);
         expect_pattern(stage.responder, stage.far, data, seed_of(i), "the datagram")?;
         let padded = size.next_multiple_of(4) + if plan.op.has_imm() { 4 } else { 0 };
-        check_header(&mut stage, range.start, to, AROUND + padded)?;
+        match plan.network {
+            Network::V1 => check_grh(&mut stage, range.start, to, AROUND - UDP + padded)?,
+            _ => check_header(&mut stage, range.start, to, AROUND + padded)?,
+        }
     }
     Ok(())
 }
@@ -157,6 +164,22 @@ fn check_header(stage: &mut Stage<'_>, start: usize, to: IpAddr, payload: usize)
         (from, to) => unreachable!("{from} and {to} are of two IP versions"),
     };
     must!(got == want, "the network header is {got:02x?} and should be {want:02x?}");
+    Ok(())
+}
+
+/// Checks the 40 bytes in front of a datagram of RoCE v1: the GRH as sent, with IPv4 addresses mapped into GIDs (annex A17.4.2).
+fn check_grh(stage: &mut Stage<'_>, start: usize, to: IpAddr, payload: usize) -> Result<(), Failure> {
+    let got = stage.responder.read(stage.far, start..start + HEADER)?;
+    let gid = |address| match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    };
+    let mut want = vec![0x60, 0, 0, 0];
+    want.extend((payload as u16).to_be_bytes());
+    want.extend([NEXT_IS_BTH, HOP_LIMIT]);
+    want.extend(gid(stage.requester.address(stage.family)?));
+    want.extend(gid(to));
+    must!(got == want, "the GRH is {got:02x?} and should be {want:02x?}");
     Ok(())
 }
 

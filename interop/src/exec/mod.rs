@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use crate::end::{Completion, Connection, Done, End, Pair, PairKind, Registration, Request, State, Status};
 use crate::error::Error;
-use crate::rows::{Case, Family, Feature, Impairment, Op, Row, Service};
+use crate::rows::{Case, Family, Feature, Impairment, Network, Op, Row, Service, Transfer};
 
 pub use transfer::MESSAGES;
 
@@ -56,17 +56,14 @@ use must;
 /// Runs a transfer, an error or a feature row. Destroys its objects at both ends, also after a failure.
 ///
 /// # Panics
-/// For [`Case::Pingpong`], [`Case::Program`], [`Case::Nvme`], [`Case::Iser`], [`Case::Nfs`], [`Case::Conform`], [`Case::Wrong`] and [`Case::Odd`], which do not consist of verbs.
+/// For [`Case::Pingpong`], [`Case::Program`], [`Case::Fallback`], [`Case::Nvme`], [`Case::Iser`], [`Case::Nfs`], [`Case::Conform`], [`Case::Bond`],
+/// [`Case::Wrong`] and [`Case::Odd`], which do not consist of verbs.
 pub fn run(row: &Row, requester: &mut dyn End, responder: &mut dyn End) -> Result<(), Failure> {
     let result = match row.case {
         Case::Transfer { service, op, mtu, size, fault } => {
-            let (family, seed) = (row.family, row.seed());
-            let plan = transfer::Plan { service, op, mtu, size, fault, family, seed };
-            match service {
-                Service::Ud => datagram::transfer(&plan, requester, responder),
-                _ => transfer::run(&plan, requester, responder),
-            }
+            transferred(row, Transfer { service, op, mtu, size, fault }, requester, responder)
         }
+        Case::Over(_, transfer) => transferred(row, transfer, requester, responder),
         Case::Error(case) => errors::run(case, row.family, row.seed(), requester, responder),
         Case::Feature(feature) => use_feature(feature, row, requester, responder),
         Case::Wrong(_) | Case::Odd(_) => {
@@ -74,16 +71,33 @@ pub fn run(row: &Row, requester: &mut dyn End, responder: &mut dyn End) -> Resul
         }
         Case::Pingpong(_)
         | Case::Program(_)
+        | Case::Fallback(_)
         | Case::Nvme(_)
         | Case::Iser(_)
         | Case::Nfs(_)
-        | Case::Conform => {
+        | Case::Conform
+        | Case::Bond(_) => {
             unreachable!("stock programs are not made of verbs: see Local::program")
         }
     };
     let cleaned = requester.reset().and(responder.reset());
     result?;
     Ok(cleaned?)
+}
+
+fn transferred(
+    row: &Row,
+    transfer: Transfer,
+    requester: &mut dyn End,
+    responder: &mut dyn End,
+) -> Result<(), Failure> {
+    let Transfer { service, op, mtu, size, fault } = transfer;
+    let (family, seed, network) = (row.family, row.seed(), row.network());
+    let plan = transfer::Plan { service, op, mtu, size, fault, family, seed, network };
+    match service {
+        Service::Ud => datagram::transfer(&plan, requester, responder),
+        _ => transfer::run(&plan, requester, responder),
+    }
 }
 
 fn use_feature(
@@ -116,7 +130,8 @@ fn use_feature(
                 _ => Op::Write,
             };
             let (service, mtu, size, fault) = (Service::Rc, 1024, 64 << 10, Impairment::None);
-            let plan = transfer::Plan { service, op, mtu, size, fault, family, seed };
+            let plan =
+                transfer::Plan { service, op, mtu, size, fault, family, seed, network: Network::Plain };
             transfer::run(&plan, requester, responder)
         }
         Feature::Notified => notified::transfer(family, seed, requester, responder),

@@ -5,7 +5,7 @@ use super::{
 };
 use crate::end::{Access, Completion, Done, End, Pair, PairKind, Receive, Registration, Request, Status};
 use crate::error::Error;
-use crate::rows::{Family, Impairment, Op, Service};
+use crate::rows::{Family, Impairment, Network, Op, Service};
 
 /// Messages of a row, posted together. A row with messages of 1 MiB or more has one.
 pub const MESSAGES: usize = 3;
@@ -23,6 +23,7 @@ pub(super) struct Plan {
     pub(super) fault: Impairment,
     pub(super) family: Family,
     pub(super) seed: u64,
+    pub(super) network: Network,
 }
 
 /// Layout of messages in a region, each between guards.

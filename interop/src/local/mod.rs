@@ -9,7 +9,7 @@ use std::time::Duration;
 use roxie::engine::Drive;
 use roxie::host::{
     AddressHandle, CompletionChannel, CompletionQueue, Device, DeviceConfig, GidTable, MemoryRegion,
-    MemoryWindow, OpenError, ProtectionDomain, QueuePair, SharedReceiveQueue, Stack,
+    MemoryWindow, OpenError, ProtectionDomain, QueuePair, SelectiveRepeat, SharedReceiveQueue, Stack,
 };
 use roxie::netdev::Interface;
 use roxie::nic::CongestionConfig;
@@ -18,13 +18,13 @@ use roxie::port::packet::PacketConfig;
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::{XdpConfig, XdpError};
 use roxie::time::Nanos;
-use roxie::verbs::Sge;
-use roxie::wire::Gid;
+use roxie::verbs::{LocalGid, Sge};
+use roxie::wire::{Encapsulation, Gid};
 
 use crate::end::{End, Ended, Local, Pair, Registration, Setup, Unready};
 use crate::error::Error;
-use crate::network::Namespace;
-use crate::rows::{Family, Impairment, PortKind, Stock};
+use crate::network::{Namespace, VLAN, vlan_address};
+use crate::rows::{Family, Impairment, Network, PortKind, Stock};
 use crate::skip::SkipReason;
 use crate::wire::Wire;
 use program::Program;
@@ -119,14 +119,14 @@ impl Impairment {
         }
     }
 
-    /// Returns the fault's option; `None` for none.
-    fn word(self, seed: u64) -> Option<String> {
+    /// Returns the option of a program under the fault.
+    fn option(self, seed: u64) -> Option<String> {
         self.text().map(|text| format!("--fault={text},seed={seed}"))
     }
 
-    /// Returns the options of a program under the fault, without segmentation offload as in [`Site::open`].
+    /// Returns the options of a command of `roxie` under the fault, without segmentation offload as in [`Site::open`].
     fn words(self, seed: u64, port: PortKind) -> Vec<String> {
-        let fault = self.word(seed);
+        let fault = self.option(seed);
         let no_gso = (fault.is_some() && port == PortKind::Udp).then(|| "--no-gso".to_owned());
         fault.into_iter().chain(no_gso).collect()
     }
@@ -166,6 +166,11 @@ impl Site<'_> {
             seed: Some(setup.seed),
             rxe_flush_icrc: self.rxe_flush_icrc,
             congestion,
+            roce_v1: setup.network == Network::V1,
+            selective_repeat: match setup.network {
+                Network::Selective => SelectiveRepeat::Assume,
+                _ => SelectiveRepeat::Off,
+            },
             ..DeviceConfig::default()
         };
         let (interface, addresses) = (self.interface, self.addresses.to_vec());
@@ -185,6 +190,11 @@ impl Site<'_> {
             }
         })?;
         let device = device.map_err(unready)?;
+        if setup.network == Network::Vlan {
+            for address in self.addresses.iter().filter_map(|own| on_vlan(*own)) {
+                device.add_vlan_address(address, VLAN).named("an address on the VLAN")?;
+            }
+        }
         let pd = device.alloc_pd().named("a protection domain")?;
         Ok(Open {
             setup: setup.clone(),
@@ -198,6 +208,14 @@ impl Site<'_> {
             device,
         })
     }
+}
+
+/// Returns the VLAN's address of the host with this address; `None` if it is no address of the site's.
+fn on_vlan(address: IpAddr) -> Option<IpAddr> {
+    let family = if address.is_ipv4() { Family::V4 } else { Family::V6 };
+    (1..=u8::MAX)
+        .find(|host| crate::network::address(*host, family) == address)
+        .map(|host| vlan_address(host, family))
 }
 
 /// Skips a port that this host does not have: that is not Roxie's failure.
@@ -236,21 +254,37 @@ impl Open {
     /// True if a new row may reuse the open device.
     fn serves(&self, setup: &Setup) -> bool {
         let plain = |s: &Setup| s.fault == Impairment::None && s.capture.is_none();
-        (self.setup.port, self.setup.control) == (setup.port, setup.control)
+        (self.setup.port, self.setup.control, self.setup.network)
+            == (setup.port, setup.control, setup.network)
             && plain(&self.setup)
             && plain(setup)
     }
 
-    /// Returns index and value of the device's first GID of the family.
-    fn gid(&self, family: Family) -> Result<(usize, Gid), Error> {
+    /// Returns index and value of the device's first GID of the family on the row's link.
+    fn gid(&self, family: Family) -> Result<(usize, LocalGid), Error> {
+        let link = match self.setup.network {
+            Network::Vlan => Encapsulation::vlan(VLAN),
+            Network::V1 => Encapsulation::v1(),
+            Network::Plain | Network::Selective => Encapsulation::default(),
+        };
         let gids = self.device.gids();
-        let found = gids.iter().position(|e| e.gid.is_ipv4() == (family == Family::V4));
-        let index = found.ok_or_else(|| Error::Local(format!("the device has no {family} GID")))?;
-        Ok((index, gids[index].gid))
+        let is_it = |gid: Gid| gid.is_ipv4() == (family == Family::V4);
+        let found = gids.iter().find(|entry| is_it(entry.gid) && entry.encapsulation == link);
+        let found = found.ok_or_else(|| Error::Local(format!("the device has no {family} GID ({link})")))?;
+        Ok((found.index, LocalGid { gid: found.gid, encapsulation: link }))
     }
 }
 
 impl Roxie<'_> {
+    /// Returns the site's address of the family, on the row's link.
+    fn own_address(&self, family: Family) -> Option<IpAddr> {
+        let plain = self.site.address(family)?;
+        match self.prepared.as_ref().map(|setup| setup.network) {
+            Some(Network::Vlan) => on_vlan(plain),
+            _ => Some(plain),
+        }
+    }
+
     fn open(&self) -> Result<&Open, Error> {
         self.open.as_ref().ok_or_else(|| Error::Local("no port is open: prepare comes first".into()))
     }
@@ -376,7 +410,8 @@ impl Local for Roxie<'_> {
         let mut words: Vec<String> =
             ["run", "--quiet", "--dev", self.site.interface].map(String::from).into();
         words.push(format!("--port={}", setup.port));
-        words.extend(setup.fault.word(setup.seed));
+        words.extend(setup.fault.option(setup.seed));
+        words.extend(setup.asks_for_selective_repeat.then(|| "--selective-repeat".to_owned()));
         words.extend(setup.capture.map(|path| format!("--capture={}", path.display())));
         words.extend(["--".to_owned(), name.to_owned()]);
         words.extend_from_slice(arguments);

@@ -26,7 +26,7 @@ const QUEUE: u32 = 64;
 
 impl End for Roxie<'_> {
     fn address(&mut self, family: Family) -> Result<IpAddr, Error> {
-        let found = self.site.address(family);
+        let found = self.own_address(family);
         found.ok_or_else(|| Error::Local(format!("{} has no {family} address", self.site.interface)))
     }
 
@@ -86,8 +86,9 @@ impl End for Roxie<'_> {
 
     fn connect(&mut self, pair: Pair, c: &Connection) -> Result<(), Error> {
         let open = self.open()?;
-        let (_, gid) = open.gid(c.family)?;
-        let here = Endpoint::new(Qpn::new(pair.qpn), Psn::new(c.sq_psn), gid);
+        let (_, local) = open.gid(c.family)?;
+        let here = Endpoint::new(Qpn::new(pair.qpn), Psn::new(c.sq_psn), local.gid);
+        let here = Endpoint { encapsulation: local.encapsulation, ..here };
         let there = Endpoint::new(Qpn::new(c.remote_qpn), Psn::new(c.rq_psn), Gid::from(c.remote));
         let options = ConnectOptions {
             path_mtu: Some(Mtu::from_bytes(c.mtu).ok_or(c.mtu).named("no path MTU")?),

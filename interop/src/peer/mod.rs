@@ -7,7 +7,8 @@ mod verbs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -18,6 +19,9 @@ use crate::rows::Family;
 const PROTOCOL: u64 = 3;
 /// Timeout of an answer, beyond the command's own timeout. A later answer means that the peer is dead.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// How long an address may take to become a GID.
+const GIDS_WITHIN: Duration = Duration::from_secs(10);
 
 /// A GID of the peer that carries RoCE v2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +59,10 @@ pub struct Peer {
     writer: Box<dyn Write + Send>,
     about: About,
     gids: Vec<Gid>,
+    /// Addresses of its VLAN interface; empty until it has one.
+    on_vlan: Vec<IpAddr>,
+    /// True if its GIDs of the VLAN are used.
+    uses_vlan: bool,
     /// The ssh process, if the peer is reached by ssh. Killed with the session.
     carrier: Option<Child>,
     /// True if the connection broke, or an answer did not arrive in time.
@@ -136,7 +144,8 @@ impl Peer {
         carrier: Option<Child>,
     ) -> Result<Peer, Error> {
         let about = About::default();
-        let mut peer = Peer { reader, writer, about, gids: Vec::new(), carrier, lost: false };
+        let (gids, on_vlan) = (Vec::new(), Vec::new());
+        let mut peer = Peer { reader, writer, about, gids, on_vlan, uses_vlan: false, carrier, lost: false };
         let hello = peer.command("hello")?;
         if hello.number::<u64>("protocol")? != PROTOCOL {
             return Err(hello.malformed("another protocol version: build the peer program anew"));
@@ -177,6 +186,32 @@ impl Peer {
         }
     }
 
+    /// Takes the addresses of a VLAN interface that the peer has got, once they are GIDs: False if they are none after some seconds.
+    pub fn await_vlan(&mut self, addresses: &[IpAddr]) -> Result<bool, Error> {
+        let until = Instant::now() + GIDS_WITHIN;
+        loop {
+            self.gids = self.read_gids()?;
+            if addresses.iter().all(|wanted| self.gids.iter().any(|gid| gid.address == *wanted)) {
+                self.on_vlan = addresses.to_vec();
+                return Ok(true);
+            }
+            if Instant::now() >= until {
+                return Ok(false);
+            }
+            sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// True if the peer has a VLAN interface.
+    pub fn has_vlan(&self) -> bool {
+        !self.on_vlan.is_empty()
+    }
+
+    /// Chooses between its plain GIDs and those of its VLAN.
+    pub fn use_vlan(&mut self, wanted: bool) {
+        self.uses_vlan = wanted;
+    }
+
     fn read_gids(&mut self) -> Result<Vec<Gid>, Error> {
         let reply = self.command("gids")?;
         let mut gids = Vec::new();
@@ -192,12 +227,13 @@ impl Peer {
         Ok(gids)
     }
 
-    /// Returns the GID for a family: the first routable one.
+    /// Returns the GID for a family: the first routable one, of the VLAN or of none.
     fn gid(&self, family: Family) -> Result<Gid, Error> {
-        let fits = |gid: &&Gid| match gid.address {
+        let is_of_family = |gid: &&Gid| match gid.address {
             IpAddr::V4(_) => family == Family::V4,
             IpAddr::V6(v6) => family == Family::V6 && !v6.is_unicast_link_local(),
         };
+        let fits = |gid: &&Gid| is_of_family(gid) && self.on_vlan.contains(&gid.address) == self.uses_vlan;
         let found = self.gids.iter().find(fits).copied();
         found.ok_or_else(|| Error::Host(format!("the peer has no {family} GID of RoCE v2: {:?}", self.gids)))
     }

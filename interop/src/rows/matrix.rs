@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{
     Blocks, Case, ERRORS, FAMILIES, FAULTS, FEATURES, Family, Impairment, ODD, PORTS, PortKind, Row, SIDES,
-    STOCK, Service, Side, WRONG, programs,
+    STOCK, Service, Side, WRONG, networks, programs,
 };
 
 const SERVICES: [Service; 3] = [Service::Rc, Service::Uc, Service::Ud];
@@ -47,6 +47,7 @@ pub fn all() -> Vec<Row> {
             }
         }
     }
+    rows.extend(networks::all());
     rows.sort();
     rows.dedup();
     rows
@@ -162,8 +163,17 @@ impl Row {
             Case::Odd(odd) => self.family == FAMILIES[odd as usize % 2],
             Case::Pingpong(program) => turn(3 * side + program as usize),
             Case::Program(_) => SHORT_PROGRAMS.contains(&self.to_string().as_str()),
-            // A file system and a bench take longer than a short run has.
-            Case::Nvme(_) | Case::Iser(_) | Case::Nfs(_) | Case::Conform => false,
+            // One or two packets of each operation.
+            Case::Over(_, transfer) => {
+                turn(transfer.op as usize + side) && transfer.mtu == 1024 && transfer.packets() <= 2
+            }
+            // A file system, a bench and a bond take longer than a short run has.
+            Case::Nvme(_)
+            | Case::Iser(_)
+            | Case::Nfs(_)
+            | Case::Conform
+            | Case::Fallback(_)
+            | Case::Bond(_) => false,
         }
     }
 }

@@ -5,12 +5,14 @@
 //! `rows.txt`; a test compares the two, so that no row disappears unnoticed.
 
 mod matrix;
+mod networks;
 mod programs;
 mod scripts;
 
 use std::fmt;
 
 pub use matrix::{all, short, thorough};
+pub use networks::{Bond, Network, Transfer};
 pub use programs::{Program, Ready, all as uses};
 pub use scripts::{ODD, Odd, WRONG, Wrong};
 
@@ -224,6 +226,12 @@ pub enum Case {
     Nfs(Impairment),
     /// The conformance bench, `roxie conform`, with its agent at the peer.
     Conform,
+    /// Verified transfers of one operation on another link.
+    Over(Network, Transfer),
+    /// A stock program as [`Case::Program`], with losses and with selective repeat asked for, which the peer does not have.
+    Fallback(Program),
+    /// A stock program on a bond in the guest, with Roxie at both ends.
+    Bond(Bond),
 }
 
 /// A row of the matrix.
@@ -529,6 +537,9 @@ impl fmt::Display for Row {
             Case::Iser(fault) => write!(f, "iser/{fault}"),
             Case::Nfs(fault) => write!(f, "nfs/{fault}"),
             Case::Conform => write!(f, "conform"),
+            Case::Over(network, transfer) => write!(f, "{network}/{transfer}"),
+            Case::Fallback(program) => write!(f, "sr/{program}"),
+            Case::Bond(bond) => write!(f, "bond/{bond}"),
         }
     }
 }
@@ -541,6 +552,8 @@ impl Row {
             | Case::Nvme(Blocks::Moved(fault))
             | Case::Iser(fault)
             | Case::Nfs(fault) => fault,
+            Case::Over(_, transfer) => transfer.fault,
+            Case::Fallback(_) => Impairment::Loss1,
             _ => Impairment::None,
         }
     }
@@ -551,6 +564,14 @@ impl Row {
             Case::Feature(Feature::PacedWrite | Feature::PacedRead | Feature::PacedSend) => Some("dcqcn"),
             Case::Feature(Feature::Notified) => Some(NOTIFIED_CONTROL),
             _ => None,
+        }
+    }
+
+    /// Returns the link of the row's queue pairs.
+    pub fn network(&self) -> Network {
+        match self.case {
+            Case::Over(network, _) => network,
+            _ => Network::Plain,
         }
     }
 

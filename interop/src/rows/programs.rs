@@ -200,6 +200,11 @@ impl Program {
         first(self.line)
     }
 
+    /// True for the use of this program in this variant.
+    pub(super) fn is(&self, name: &str, way: &str) -> bool {
+        (self.name(), self.way) == (name, way)
+    }
+
     /// True if its ends connect by rdma_cm.
     pub fn uses_cm(&self) -> bool {
         self.server.is_some()

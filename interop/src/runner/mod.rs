@@ -6,6 +6,7 @@ mod distros;
 mod ends;
 mod guest_script;
 mod iser;
+mod networks;
 mod nfs;
 mod nvme;
 mod pair;
@@ -25,12 +26,15 @@ use interop::guest::{output_folder, peer_sources};
 use interop::network::{command_line, run};
 use interop::peer::{About, Peer};
 use interop::report::{Outcome, Report};
-use interop::rows::{self, Case, ErrorCase, Family, Feature, Impairment, Odd, Program, Row, Side, Wrong};
+use interop::rows::{
+    self, Case, ErrorCase, Family, Feature, Impairment, Network, Odd, Program, Row, Side, Wrong,
+};
 use interop::skip::SkipReason;
 use interop::wire::Wire;
 
 pub(crate) use disks::disks;
 pub(crate) use distros::{Wanted, distros, remove};
+pub(crate) use networks::{Links, namespaces};
 pub(crate) use versus::versus;
 pub(crate) use zero_copy::zero_copy;
 
@@ -38,27 +42,33 @@ pub(crate) use zero_copy::zero_copy;
 /// and fail the run.
 const BUDGET: Duration = Duration::from_secs(20 * 60);
 
+/// The ends of a run.
+pub(crate) struct Ends<'a, 'b> {
+    pub(crate) roxie: &'a mut (dyn Local + 'b),
+    pub(crate) peer: &'a mut Peer,
+    pub(crate) links: Links<'b>,
+}
+
 /// Runs the matrix between Roxie and the peer. True if the whole run is good.
-pub(crate) fn matrix(
-    rows: &[Row],
-    roxie: &mut dyn Local,
-    peer: &mut Peer,
-    keep: bool,
-    report: &Path,
-) -> Result<bool, Error> {
-    let about = peer.about().clone();
+pub(crate) fn matrix(rows: &[Row], mut ends: Ends<'_, '_>, keep: bool, report: &Path) -> Result<bool, Error> {
+    let about = ends.peer.about().clone();
     let (device, kernel, rdma_core) = (&about.device, &about.kernel, &about.rdma_core);
     println!("peer: {device} on kernel {kernel}, rdma-core {rdma_core}, {} rows", rows.len());
     let captures = output_folder().join("captures");
     fs::create_dir_all(&captures).map_err(Error::file(&captures))?;
     in_order(rows, about, report, |row| {
-        if peer.is_lost() {
+        if ends.peer.is_lost() {
             return Outcome::Fail("the connection to the peer is lost: see an earlier row".into());
         }
-        if let Some(reason) = peer_lacks(row, peer) {
+        match ends.links.prepare(row, ends.peer) {
+            Ok(()) => {}
+            Err(Unready::Skip(reason)) => return Outcome::Skip(reason),
+            Err(Unready::Failed(error)) => return Outcome::Fail(error.to_string()),
+        }
+        if let Some(reason) = peer_lacks(row, ends.peer) {
             return Outcome::Skip(reason);
         }
-        match judged(row, roxie, peer, &captures, keep) {
+        match judged(row, &mut ends, &captures, keep) {
             Outcome::Fail(reason) => Outcome::Fail(format!("{reason} (seed {:#x})", row.seed())),
             other => other,
         }
@@ -68,11 +78,11 @@ pub(crate) fn matrix(
 /// Runs a row; a failure leaves a capture. Faults come from a seed, but network timing does not, so rows with faults
 /// are captured in the first run. Other rows can share an open port, and are run again for the capture; the second
 /// outcome is reported but does not count.
-fn judged(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, captures: &Path, keep: bool) -> Outcome {
+fn judged(row: &Row, ends: &mut Ends<'_, '_>, captures: &Path, keep: bool) -> Outcome {
     let file = captures.join(row.to_string().replace('/', "-") + ".pcapng");
     let path = file.display();
     if keep || row.fault() != Impairment::None {
-        return match one(row, roxie, peer, Some(&file)) {
+        return match one(row, ends, Some(&file)) {
             Outcome::Fail(reason) => Outcome::Fail(format!("{reason}; capture {path}")),
             other => {
                 if !keep {
@@ -83,9 +93,9 @@ fn judged(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, captures: &Path, ke
             }
         };
     }
-    match one(row, roxie, peer, None) {
-        Outcome::Fail(reason) if !peer.is_lost() => {
-            let again = match one(row, roxie, peer, Some(&file)) {
+    match one(row, ends, None) {
+        Outcome::Fail(reason) if !ends.peer.is_lost() => {
+            let again = match one(row, ends, Some(&file)) {
                 Outcome::Pass => "which passed".to_owned(),
                 Outcome::Fail(again) => format!("with: {again}"),
                 Outcome::Skip(why) => format!("which was skipped: {why}"),
@@ -159,6 +169,7 @@ fn peer_lacks(row: &Row, peer: &Peer) -> Option<SkipReason> {
     }
     match row.case {
         Case::Transfer { mtu, .. } if mtu > about.active_mtu => Some(SkipReason::PeerMtuTooSmall),
+        Case::Over(Network::Vlan, of) if of.mtu > about.active_mtu => Some(SkipReason::PeerMtuTooSmall),
         Case::Transfer { op, .. } if op.is_atomic() && !about.atomics => Some(SkipReason::PeerHasNoAtomics),
         Case::Feature(Feature::FlushPersistent)
             if row.requester == Side::Roxie && peer.quirks().wants_persistent_memory =>
@@ -170,7 +181,7 @@ fn peer_lacks(row: &Row, peer: &Peer) -> Option<SkipReason> {
         {
             Some(SkipReason::PeerRefusesToPost)
         }
-        Case::Program(program) => program_lacks(program, row, peer),
+        Case::Program(program) | Case::Fallback(program) => program_lacks(program, row, peer),
         _ => None,
     }
 }
@@ -193,10 +204,24 @@ fn program_lacks(program: Program, row: &Row, peer: &Peer) -> Option<SkipReason>
     None
 }
 
-fn one(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, capture: Option<&Path>) -> Outcome {
-    let capture = capture.map(Path::to_owned);
-    let setup =
-        Setup { port: row.port, fault: row.fault(), seed: row.seed(), control: row.control(), capture };
+fn one(row: &Row, ends: &mut Ends<'_, '_>, capture: Option<&Path>) -> Outcome {
+    let Ends { roxie, peer, links } = ends;
+    let (roxie, peer) = (&mut **roxie, &mut **peer);
+    let setup = Setup {
+        port: row.port,
+        fault: row.fault(),
+        seed: row.seed(),
+        control: row.control(),
+        network: row.network(),
+        asks_for_selective_repeat: matches!(row.case, Case::Fallback(_)),
+        capture: capture.map(Path::to_owned),
+    };
+    if row.network().is_between_devices() {
+        return links.between(row, &setup);
+    }
+    if let Case::Bond(bond) = row.case {
+        return networks::bond(bond, row.port, peer, links.site);
+    }
     match roxie.prepare(&setup) {
         Ok(()) => {}
         Err(Unready::Skip(reason)) => return Outcome::Skip(reason),
@@ -205,6 +230,10 @@ fn one(row: &Row, roxie: &mut dyn Local, peer: &mut Peer, capture: Option<&Path>
     let outcome = match (row.case, row.requester) {
         (Case::Pingpong(program), _) => programs::pingpong(program, row, roxie, peer),
         (Case::Program(program), _) => programs::unmodified(program, row, roxie, peer),
+        (Case::Fallback(program), _) => match programs::unmodified(program, row, roxie, peer) {
+            Outcome::Pass => capture.and_then(networks::is_not_plain).map_or(Outcome::Pass, Outcome::Fail),
+            other => other,
+        },
         (Case::Conform, _) => conform::bench(row, roxie, peer),
         (Case::Iser(_), _) => iser::units(row, roxie, peer),
         (Case::Nfs(_), _) => nfs::files(row, roxie, peer),

@@ -10,7 +10,7 @@
 //!
 //! Over a `udp` port with segmentation on, a frame that this layer removes from a segmentation group or sends later
 //! gets another IPv4 identification than its ICRC was computed for. Peers on `udp` ports do not mind; for others open
-//! the port below without segmentation.
+//! the port below without segmentation. A `packet` port sends such a frame alone, as it is.
 
 mod config;
 mod mark;
@@ -187,11 +187,12 @@ impl<P: Port> FaultPort<P> {
             self.leaving.push(id);
         }
         if !self.leaving.is_empty() {
-            self.inner.tx_arrange();
             for id in self.leaving.drain(..) {
                 self.inner.tx_note(&id, format_args!("fault: leaves late or again"));
                 self.inner.tx_commit(id);
             }
+            // These frames have their ICRC already.
+            self.inner.tx_arrange();
         }
         all
     }

@@ -98,12 +98,13 @@ impl Sender {
     }
 
     /// Puts every slot written since the last call into a train. A frame that is no plain UDP datagram goes alone, and so does a
-    /// management datagram: the filters of processes that share a port see the first datagram of a train.
+    /// management datagram: the filters of processes that share a port see the first datagram of a train. A frame that was committed before
+    /// goes alone as well, with the identification for which its ICRC was computed.
     pub(super) fn arrange(&mut self) {
         while let Some(i) = self.trains.next_unarranged() {
             let start = self.trains.start(i);
             match self.trains.parse(i) {
-                Some((out, qpn)) if qpn != QP1 => {
+                Some((out, qpn)) if qpn != QP1 && !self.trains.is_committed(i) => {
                     let place = self.trains.join(i, out.udp + 8, flow(start, out.udp), qpn[0]);
                     self.trains.rewrite(i, &out, out.source_port, place as u16);
                 }

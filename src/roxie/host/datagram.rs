@@ -104,9 +104,10 @@ impl Device {
         Ok(self.resolve_now(source, self.reach(source, dgid)?, false)?.is_some())
     }
 
-    /// Returns the hop limit of packets to `dgid` whose sender does not name one: the route's, where the device sends frames.
-    pub fn hop_limit(&self, dgid: Gid) -> u8 {
-        self.inner.resolver.hop_limit(dgid.to_ip())
+    /// Returns the hop limit of packets from `sgid` to `dgid` whose sender does not name one: the route's, where the device sends frames.
+    /// Routes from a VLAN are those of its interface.
+    pub fn hop_limit(&self, sgid: impl Into<LocalGid>, dgid: Gid) -> u8 {
+        self.resolving(sgid.into(), |resolver| resolver.hop_limit(dgid.to_ip()))
     }
 
     fn along(&self, source: LocalGid, dgid: Gid, dmac: [u8; 6], options: &AhOptions) -> AddressVector {
@@ -118,7 +119,7 @@ impl Device {
             traffic_class: options.traffic_class,
             flow_label: options.flow_label,
             hop_limit: match options.hop_limit {
-                0 => self.hop_limit(dgid),
+                0 => self.hop_limit(source, dgid),
                 hops => hops,
             },
             sl: options.sl,

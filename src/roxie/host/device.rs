@@ -112,23 +112,23 @@ impl Device {
     }
 
     /// Makes a device on a NIC that is another process.
+    ///
+    /// # Errors
+    /// If the configuration wants RoCE v1, which the NIC's port does not carry.
     pub(super) fn attached(
         name: &str,
         nic: Attachment,
         addresses: impl IntoIterator<Item = IpAddr>,
         resolver: Box<dyn Resolve>,
         config: &DeviceConfig,
-    ) -> Device {
-        let mut gids = GidTable::in_order(config.gid_order, addresses);
-        if config.roce_v1 && nic.port().carries != Carries::Datagrams {
-            gids.add_roce_v1();
-        }
+    ) -> Result<Device, DeviceError> {
+        let gids = gids_of(config, addresses, &nic.port())?;
         let nic = Arc::new(nic);
         let config = DeviceConfig { control_file: None, ..config.clone() };
         let device = Device::with(name, Adapter::Shared(Arc::clone(&nic)), gids, resolver, &config);
         // Succeeds: the device was just made.
         let _ = device.inner.slot.set(DeviceSlot::Nic(nic));
-        device
+        Ok(device)
     }
 
     fn with(

@@ -108,7 +108,7 @@ impl Device {
     }
 
     /// Calls the resolver of the VLAN of `source`.
-    fn resolving<T>(&self, source: LocalGid, call: impl FnOnce(&dyn Resolve) -> T) -> T {
+    pub(super) fn resolving<T>(&self, source: LocalGid, call: impl FnOnce(&dyn Resolve) -> T) -> T {
         let plain = &*self.inner.resolver;
         let of_vlan = match source.encapsulation.vlan {
             0 => None,

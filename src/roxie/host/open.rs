@@ -125,12 +125,12 @@ impl Device {
     /// is no such NIC.
     ///
     /// # Errors
-    /// If the NIC does not serve this process, or the interface does not exist or has no address.
+    /// If the NIC does not serve this process, the interface does not exist or has no address, or RoCE v1 is wanted of a NIC over sockets.
     pub fn open_attached(interface: &str, config: &DeviceConfig) -> Result<Option<Device>, OpenError> {
         let found = Interface::by_name(interface)?;
         let Some(nic) = Attachment::open(&found.name)? else { return Ok(None) };
         let setup = InterfaceSetup::of(found, nic.port().carries, config)?;
-        let device = Device::attached("roxie0", nic, setup.addresses, setup.resolver, &setup.config);
+        let device = Device::attached("roxie0", nic, setup.addresses, setup.resolver, &setup.config)?;
         device.watch(setup.sources)?;
         Ok(Some(device))
     }
@@ -139,7 +139,8 @@ impl Device {
     #[cfg(any(test, feature = "testing"))]
     pub fn attached_to_memory(nic: Attachment) -> Device {
         let addresses = [IpAddr::from([192, 0, 2, 1])];
-        Device::attached("guest", nic, addresses, Box::new(Pair), &DeviceConfig::default())
+        let device = Device::attached("guest", nic, addresses, Box::new(Pair), &DeviceConfig::default());
+        device.expect("the default asks for nothing that a port lacks")
     }
 
     /// Opens a device that claims its interface with the first queue pair. Before that it answers queries, registers memory and
