@@ -55,7 +55,6 @@ const LONGEST_FILE: usize = 600;
 /// Files that are longer, and why they are one.
 const LONG: &[(&str, &str)] = &[
     ("interop/src/end.rs", "one trait with all verbs of a row, and what they take"),
-    ("interop/src/rows/mod.rs", "one list: the parameters of each row, and its name"),
     ("src/cli/demo/mod.rs", "what the demo says and measures, in the order in which it is read"),
     ("src/engine/worker.rs", "the stages of a pass, in their order"),
     ("src/nic/cm/incoming.rs", "a function for each message, each over all states"),
