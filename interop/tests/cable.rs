@@ -12,7 +12,7 @@ use std::time::Duration;
 use interop::end::End;
 use interop::end::Ended;
 use interop::guest::{Guest, Image, output_folder};
-use interop::local::program::{build_roxie, roxie};
+use interop::local::program::{roxie, roxie_for_tests};
 use interop::network::{LINK_MTU, Namespace, run};
 use interop::peer::Peer;
 use interop::rows::Family;
@@ -138,7 +138,7 @@ fn ladder() -> String {
 #[test]
 fn wire_changes_packets_of_two_foreign_peers() {
     let Some(image) = Image::for_test("wire_changes_packets_of_two_foreign_peers") else { return };
-    build_roxie().expect("roxie");
+    roxie_for_tests().expect("roxie");
     let namespace = Namespace::create().expect("the namespace");
     let guests = [2, 3].map(|number| {
         let log = output_folder().join(format!("test-cable-{number}.log"));

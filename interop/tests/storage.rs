@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use interop::end::Ended;
 use interop::guest::{Guest, Image, output_folder};
-use interop::local::program::{build_roxie, roxie, wait_until};
+use interop::local::program::{roxie, roxie_for_tests, wait_until};
 use interop::network::{INTERFACE, Namespace, address};
 use interop::peer::Peer;
 use interop::rows::Family;
@@ -116,7 +116,7 @@ fn has_file_system(disk: &Path) -> bool {
 #[test]
 fn target_forgets_a_host_that_was_killed() {
     let Some(image) = Image::for_test("target_forgets_a_host_that_was_killed") else { return };
-    build_roxie().expect("roxie");
+    roxie_for_tests().expect("roxie");
     let namespace = Namespace::create().expect("the namespace");
     let disk = disk("storage-killed.img");
     let target = Target::start(&namespace, std::slice::from_ref(&disk));
@@ -143,7 +143,7 @@ fn target_forgets_a_host_that_was_killed() {
 #[test]
 fn two_hosts_use_two_namespaces() {
     let Some(image) = Image::for_test("two_hosts_use_two_namespaces") else { return };
-    build_roxie().expect("roxie");
+    roxie_for_tests().expect("roxie");
     let namespace = Namespace::create().expect("the namespace");
     let disks = [disk("storage-1.img"), disk("storage-2.img")];
     let target = Target::start(&namespace, &disks);

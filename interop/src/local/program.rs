@@ -126,6 +126,18 @@ pub fn roxie() -> Result<PathBuf, Error> {
     }
 }
 
+/// Builds the `roxie` program if there is none, for tests: a build by other features than those of the tests' own would replace the program
+/// of other tests that run beside.
+///
+/// # Errors
+/// If it cannot be built.
+pub fn roxie_for_tests() -> Result<PathBuf, Error> {
+    if roxie().is_err() {
+        build_roxie()?;
+    }
+    roxie()
+}
+
 /// Builds the `roxie` program if cargo runs this one, since cargo has built this one only.
 ///
 /// # Errors
