@@ -6,6 +6,7 @@ use super::error::ScenarioError;
 use super::traffic::Flow;
 use crate::fabric::{Fabric, FlowName, FlowPart, FlowStats, Shape};
 use crate::{Connected, HostQp, HostRegion};
+use roxie_base::time::Nanos;
 use roxie_nic::nic::ReceiveSource;
 use roxie_nic::shared::work_queue::Payload;
 use roxie_nic::shared::{CompletionRing, RecvRing};
@@ -25,6 +26,7 @@ pub(super) struct ConnectionParameters {
     pub(super) message: u32,
     pub(super) depth: u32,
     pub(super) timeout: u8,
+    pub(super) selective_repeat: bool,
 }
 
 /// Memory and completion queue of a host. All flows use the same bytes, because contents do not matter.
@@ -237,7 +239,11 @@ impl Applications {
                 timeout: self.terms.timeout,
                 rd_atomic: RD_ATOMIC,
             };
-            nic.connect(&ends[other], &to).map_err(|error| ScenarioError::Nic { host: at, error })?;
+            let [init, mut rtr, rts] = to.steps(QpType::Rc);
+            rtr.selective_repeat = self.terms.selective_repeat.then_some(true);
+            let mut step = |attr| nic.modify(Nanos::ZERO, &ends[other], attr);
+            let connected = [init, rtr, rts].iter().try_for_each(&mut step);
+            connected.map_err(|error| ScenarioError::Nic { host: at, error })?;
         }
         let first = self.conns.len() as u32;
         let [near, far] = ends;

@@ -279,11 +279,20 @@ pub struct HostTable {
     pub slots: usize,
     /// Local ACK timeout code: 4.096 us times two to its power. 10, which is 4.2 ms.
     pub timeout: u8,
+    /// Lost packets are sent again alone, in place of all behind them: false.
+    pub selective_repeat: bool,
 }
 
 impl Default for HostTable {
     fn default() -> HostTable {
-        HostTable { mtu: 1024, message: Bytes(65_536), depth: 8, slots: 64, timeout: 10 }
+        HostTable {
+            mtu: 1024,
+            message: Bytes(65_536),
+            depth: 8,
+            slots: 64,
+            timeout: 10,
+            selective_repeat: false,
+        }
     }
 }
 

@@ -300,6 +300,7 @@ fn terms(scenario: &Scenario) -> Result<ConnectionParameters, ScenarioError> {
         message: hosts.message.0 as u32,
         depth: hosts.depth,
         timeout: hosts.timeout,
+        selective_repeat: hosts.selective_repeat,
     })
 }
 
