@@ -76,6 +76,7 @@ interop:
 	$(IN_TIME) 28800 cargo run --release -p interop -- run --kernel $(KERNEL)
 	$(IN_TIME) 14400 cargo run --release -p interop -- zero-copy
 	$(IN_TIME) 14400 cargo test --release -p interop --test smb -- --ignored --nocapture
+	ALL_SCRIPTS=1 $(IN_TIME) 14400 cargo test --release -p interop --test cable
 	$(if $(SUITES),$(IN_TIME) 28800 cargo run --release -p interop -- distro $(SUITES:%=--suite %) || [ $$? -eq 77 ])
 
 # SECONDS=n: how long each fuzzer runs; MINUTES=n: how long the simulation does then, or SEEDS=n: how many seeds; FIRST=k: the first
