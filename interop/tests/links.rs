@@ -6,10 +6,10 @@
 #![deny(unsafe_code)]
 
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
 use interop::guest::{Adapter, Files, Guest, Image, Kernel, output_folder};
+use interop::local::program::built;
 use interop::network::Namespace;
 
 /// An emulated guest on a busy host takes its time.
@@ -17,18 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Builds the tests of VLANs, and returns their program.
 fn program() -> PathBuf {
-    let built = Command::new(env!("CARGO"))
-        .args(["test", "-p", "roxie", "--test", "vlans", "--no-run", "--message-format", "json"])
-        .output()
-        .expect("cargo");
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    let text = String::from_utf8(built.stdout).expect("JSON");
-    let key = "\"executable\":\"";
-    let found = text.lines().filter(|line| line.contains("\"name\":\"vlans\"")).find_map(|line| {
-        let at = line.find(key)? + key.len();
-        line[at..].split('"').next().map(PathBuf::from)
-    });
-    found.expect("the program of the test")
+    built(&["test", "-p", "roxie", "--test", "vlans", "--no-run"], "vlans")
 }
 
 #[test]

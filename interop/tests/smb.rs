@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use interop::end::Ended;
 use interop::guest::{Guest, Image, host_lacks, output_folder};
-use interop::local::program::Program;
+use interop::local::program::{Program, built};
 use interop::network::{INTERFACE, Namespace, address};
 use interop::peer::Peer;
 use interop::rows::Family;
@@ -24,20 +24,8 @@ const LENGTHS: [usize; 7] = [0, 1, 1000, 5000, 65_535, 65_537, (5 << 20) + 7];
 
 /// Builds the example, and returns its program.
 fn program() -> PathBuf {
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "-p", "roxie", "--example", "smb_direct", "--message-format", "json"]);
-    if !cfg!(debug_assertions) {
-        build.arg("--release");
-    }
-    let built = build.output().expect("cargo");
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    let text = String::from_utf8(built.stdout).expect("JSON");
-    let key = "\"executable\":\"";
-    let found = text.lines().filter(|line| line.contains("\"name\":\"smb_direct\"")).find_map(|line| {
-        let at = line.find(key)? + key.len();
-        line[at..].split('"').next().map(PathBuf::from)
-    });
-    found.expect("the program of the example")
+    let release: &[&str] = if cfg!(debug_assertions) { &[] } else { &["--release"] };
+    built(&[&["build", "-p", "roxie", "--example", "smb_direct"], release].concat(), "smb_direct")
 }
 
 fn run(peer: &mut Peer, line: &str) -> Ended {

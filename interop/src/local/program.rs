@@ -126,6 +126,23 @@ pub fn roxie() -> Result<PathBuf, Error> {
     }
 }
 
+/// Builds a target of cargo's by a command that begins with these words, for tests, and returns its program.
+///
+/// # Panics
+/// If it cannot be built.
+pub fn built(words: &[&str], name: &str) -> PathBuf {
+    let built =
+        Command::new(env!("CARGO")).args(words).args(["--message-format", "json"]).output().expect("cargo");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let text = String::from_utf8(built.stdout).expect("JSON");
+    let (key, named) = ("\"executable\":\"", format!("\"name\":\"{name}\""));
+    let found = text.lines().filter(|line| line.contains(&named)).find_map(|line| {
+        let at = line.find(key)? + key.len();
+        line[at..].split('"').next().map(PathBuf::from)
+    });
+    found.expect("a program of that name")
+}
+
 /// Builds the `roxie` program if there is none, for tests: a build by other features than those of the tests' own would replace the program
 /// of other tests that run beside.
 ///

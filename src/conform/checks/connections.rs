@@ -155,29 +155,15 @@ fn changed(mad: &[u8], at: usize, byte: u8) -> Craft {
     datagram(GSI_QKEY, &mad)
 }
 
-/// A message about a connection that does not exist: its type, and the message.
-const STRANGE: [(Kind, fn() -> CmMessage); 7] = [
-    (Kind::Rep, || {
-        CmMessage::Rep(Rep { local_comm_id: CommId(FIRST_ID), remote_comm_id: STRANGER, ..Rep::default() })
-    }),
-    (Kind::Rtu, || {
-        CmMessage::Rtu(Rtu { local_comm_id: CommId(FIRST_ID), remote_comm_id: STRANGER, ..Rtu::default() })
-    }),
-    (Kind::Drep, || {
-        CmMessage::Drep(Drep { local_comm_id: CommId(FIRST_ID), remote_comm_id: STRANGER, ..Drep::default() })
-    }),
-    (Kind::Rej, || {
-        CmMessage::Rej(Rej { local_comm_id: CommId(FIRST_ID), remote_comm_id: STRANGER, ..Rej::default() })
-    }),
-    (Kind::Mra, || {
-        CmMessage::Mra(Mra { local_comm_id: CommId(FIRST_ID), remote_comm_id: STRANGER, ..Mra::default() })
-    }),
-    (Kind::Lap, || {
-        CmMessage::Lap(Lap { local_comm_id: CommId(FIRST_ID), remote_comm_id: STRANGER, ..Lap::default() })
-    }),
-    (Kind::Apr, || {
-        CmMessage::Apr(Apr { local_comm_id: CommId(FIRST_ID), remote_comm_id: STRANGER, ..Apr::default() })
-    }),
+/// Messages about a connection that does not exist.
+const STRANGE: [fn() -> CmMessage; 7] = [
+    || CmMessage::Rep(Rep { local_comm_id: CommId(FIRST_ID), remote_comm_id: STRANGER, ..Rep::default() }),
+    || CmMessage::Rtu(Rtu { local_comm_id: CommId(FIRST_ID), remote_comm_id: STRANGER, ..Rtu::default() }),
+    || CmMessage::Drep(Drep { local_comm_id: CommId(FIRST_ID), remote_comm_id: STRANGER, ..Drep::default() }),
+    || CmMessage::Rej(Rej { local_comm_id: CommId(FIRST_ID), remote_comm_id: STRANGER, ..Rej::default() }),
+    || CmMessage::Mra(Mra { local_comm_id: CommId(FIRST_ID), remote_comm_id: STRANGER, ..Mra::default() }),
+    || CmMessage::Lap(Lap { local_comm_id: CommId(FIRST_ID), remote_comm_id: STRANGER, ..Lap::default() }),
+    || CmMessage::Apr(Apr { local_comm_id: CommId(FIRST_ID), remote_comm_id: STRANGER, ..Apr::default() }),
 ];
 
 pub(super) fn checks() -> Vec<Check> {
@@ -264,7 +250,8 @@ pub(super) fn checks() -> Vec<Check> {
             },
         );
     }
-    for (kind, strange) in STRANGE {
+    for strange in STRANGE {
+        let kind = strange().kind();
         chapter.add(
             format!("cm/stranger/{}", kind.name().to_lowercase()),
             "12.9.8",
