@@ -284,8 +284,8 @@ impl Link {
         if self.spec.service.is_reliable() {
             let qpn = self.ends[end].qp.as_ref().expect("an end with a QP").handle.qpn;
             let name = format!("q{} end {end}", self.number + 1);
-            let (mtu, rnr_timer) = (mtu.bytes(), self.spec.rnr_timer);
-            self.witnesses.learn(self.ends[end].host, Known { qpn, peer, mtu, rnr_timer, name });
+            let (mtu, rnr_timer, selective) = (mtu.bytes(), self.spec.rnr_timer, self.spec.selective);
+            self.witnesses.learn(self.ends[end].host, Known { qpn, peer, mtu, rnr_timer, selective, name });
         }
         let mut path = stations.path(self.ends[end].host, self.ends[other].host, self.ipv6);
         path.sl = self.spec.sl;

@@ -35,6 +35,7 @@ mod parse;
 mod planted;
 mod reach;
 mod receiver;
+mod repeats;
 mod script;
 mod scripts;
 mod seeds;

@@ -16,7 +16,7 @@
 //! ```
 
 use std::collections::hash_map::DefaultHasher;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{Hash, Hasher};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,9 +26,10 @@ use roxie::frame::{Frame, FrameMut};
 use roxie::limits::Limits;
 use roxie::port::{LinkChange, Port, PortInfo, Received, TxId};
 use roxie::time::Nanos;
-use roxie::wire::{Operation, Packet, Psn, Qpn, Syndrome, parse, rnr_timer_ns};
+use roxie::wire::{Operation, Packet, Position, Psn, Qpn, Reth, Syndrome, parse, rnr_timer_ns};
 
 use crate::congested::{AT_ONCE, Congested, is_notification};
+use crate::repeats::Repeats;
 
 /// A QP of a reliable service, as its host sees it.
 #[derive(Debug)]
@@ -39,6 +40,8 @@ pub struct Known {
     pub mtu: usize,
     /// RNR timer code of its NAKs.
     pub rnr_timer: u8,
+    /// The ends have agreed to selective repeat.
+    pub selective: bool,
     pub name: String,
 }
 
@@ -69,6 +72,10 @@ struct Line {
     not_ready: Option<(Psn, u32)>,
     /// A response that overtook another made the requester go back, and nothing new was acknowledged since.
     went_back: bool,
+    /// Selective repeat: what was sent again.
+    repeats: Repeats,
+    /// Selective repeat: places of READ responses that were asked for again, alone.
+    parts: BTreeSet<i32>,
     /// `draining`: the QP is in SQD. `drained`: SQ_DRAINED was raised.
     draining: bool,
     drained: bool,
@@ -90,6 +97,8 @@ impl Line {
             sent: HashMap::new(),
             not_ready: None,
             went_back: false,
+            repeats: Repeats::default(),
+            parts: BTreeSet::new(),
             draining: false,
             drained: false,
             asked: BTreeMap::new(),
@@ -114,6 +123,12 @@ impl Line {
         (packet < asked.packets).then_some((asked, packet))
     }
 
+    /// Number of response packets that a READ request asks for.
+    fn packets(&self, packet: &Packet) -> u32 {
+        let length = packet.reth().map_or(0, |reth| reth.dma_len as usize);
+        length.div_ceil(self.known.mtu).max(1) as u32
+    }
+
     /// Checks a received request. `verdict` is the NIC's comment on it.
     fn request_came(&mut self, now: Nanos, packet: &Packet, verdict: &str) {
         let psn = packet.bth.psn;
@@ -121,15 +136,15 @@ impl Line {
             "executed" => {
                 self.last_nak = LastNak::None;
                 if has_own_answer(packet) {
-                    let length = packet.reth().map_or(0, |reth| reth.dma_len as usize);
                     let is_read = packet.info().operation == Operation::ReadRequest;
-                    let packets = if is_read { length.div_ceil(self.known.mtu).max(1) as u32 } else { 1 };
+                    let packets = if is_read { self.packets(packet) } else { 1 };
                     let at = self.at(psn);
                     self.asked.insert(at, Asked { packets, due: Some(0) });
                 } else {
                     self.at(psn);
                     // Responses leave in order, and READ responses are paced.
-                    let waits = self.asked.values().any(|asked| asked.due.is_some());
+                    let waits =
+                        !self.parts.is_empty() || self.asked.values().any(|asked| asked.due.is_some());
                     if packet.bth.ack_req && !waits {
                         self.owed.get_or_insert((psn, now));
                     }
@@ -137,10 +152,17 @@ impl Line {
             }
             "duplicate: answered again, not executed again" => {
                 self.lowest = Some(self.lowest.filter(|lowest| lowest.is_before(psn)).unwrap_or(psn));
-                if has_own_answer(packet)
+                let (selective, mtu) = (self.known.selective, self.known.mtu);
+                let is_read = packet.info().operation == Operation::ReadRequest;
+                if selective && is_read && packet.reth().is_some_and(|reth| reth.dma_len as usize <= mtu) {
+                    let at = self.at(psn);
+                    self.parts.insert(at);
+                    self.owed = None;
+                } else if has_own_answer(packet)
                     && let Some((asked, packet)) = self.asked_at(psn)
                 {
-                    asked.due = Some(packet);
+                    let goes_on = asked.due.filter(|due| selective && *due < packet);
+                    asked.due = goes_on.or(Some(packet));
                 }
             }
             "no receive posted: RNR NAK" => {
@@ -166,14 +188,14 @@ impl Line {
         let asks = packet.info().operation == Operation::SelectiveAcknowledge;
         let positive = !asks && syndrome.is_none_or(|syndrome| matches!(syndrome, Syndrome::Ack { .. }));
         match verdict {
+            "acknowledges" if self.known.selective => self.repeats.acknowledged(psn),
             "acknowledges" => self.went_back = false,
             "implied NAK: go back and send again" => self.went_back = true,
+            _ if verdict.starts_with("came early") => self.repeats.overtaken(psn),
+            _ if positive && verdict.starts_with("asked for") => self.repeats.overtaken(psn),
             "stale: already going back" if positive => {
-                let name = &self.known.name;
-                assert!(
-                    self.went_back,
-                    "{name}: {packet} overtakes what was asked, and nothing is asked again"
-                );
+                let (name, is_asked) = (&self.known.name, self.went_back || self.repeats.are_before(psn));
+                assert!(is_asked, "{name}: {packet} overtakes what was asked, and nothing is asked again");
             }
             _ if verdict.starts_with("receiver not ready: wait") => {
                 let before = self.not_ready.filter(|(same, _)| *same == psn).map_or(0, |(_, times)| times);
@@ -185,9 +207,16 @@ impl Line {
 
     /// Checks a request that is sent.
     fn request_leaves(&mut self, packet: &Packet, frame: &Frame<'_>) {
+        assert!(!self.drained, "{}: {packet} leaves, and it was said to be drained", self.known.name);
+        // With selective repeat, a READ is asked for in parts of any length.
+        let in_parts = self.known.selective && packet.info().operation == Operation::ReadRequest;
+        let place = |reth: Reth| reth.va ^ u64::from(reth.rkey);
+        let digest = packet.reth().filter(|_| in_parts).map_or_else(|| digest(packet, frame), place);
+        if self.known.selective {
+            let packets = if in_parts { self.packets(packet) } else { 1 };
+            self.repeats.sent(packet.bth.psn, packets);
+        }
         let name = &self.known.name;
-        assert!(!self.drained, "{name}: {packet} leaves, and it was said to be drained");
-        let digest = digest(packet, frame);
         let first = *self.sent.entry(packet.bth.psn).or_insert(digest);
         assert!(first == digest, "{name}: {packet} is not what was sent before with this PSN");
     }
@@ -208,6 +237,10 @@ impl Line {
         match self.asked_at(psn) {
             Some(_) => assert!(!acknowledges, "{name}: {packet}: that PSN has an answer of its own"),
             None => assert!(acknowledges, "{name}: {packet}: no request has that PSN"),
+        }
+        let at = self.at(psn);
+        if packet.info().position == Position::Only && self.parts.remove(&at) {
+            return;
         }
         if let Some((asked, k)) = self.asked_at(psn) {
             assert!(asked.due == Some(k), "{name}: {packet}: packet {k} of {asked:?} is not due");

@@ -33,6 +33,7 @@ mod congestion;
 mod counters;
 mod credits;
 mod early;
+mod early_responses;
 mod far;
 mod gone;
 mod headers;

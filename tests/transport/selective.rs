@@ -219,6 +219,38 @@ fn lost_retransmission_is_found_by_a_later_packet() {
     assert_eq!(stage.leaves(), [2], "PSN 10 left after the retransmission and came before it");
 }
 
+/// A full queue on the way loses the oldest packet many times within microseconds. Retries count the time that this lasts.
+#[test]
+fn oldest_packet_lost_often_costs_time() {
+    let mut stage = stage();
+    stage.post(WrOpcode::Write, 2 * FULL as u32);
+    stage.leaves();
+    let lose_again = |stage: &mut Stage, round: u32| {
+        stage.post(WrOpcode::Write, FULL as u32);
+        stage.leaves();
+        stage.sack(0, &(1..round + 2).collect::<Vec<_>>(), round + 1);
+        stage.leaves()
+    };
+    stage.sack(0, &[1], 1);
+    assert_eq!(stage.leaves(), [0]);
+    for round in 1..=3 * u32::from(RETRIES) {
+        assert_eq!(lose_again(&mut stage, round), [0], "round {round}");
+    }
+    assert_eq!(stage.state(), QpState::Rts);
+    let (begin, mut round) = (stage.now, 3 * u32::from(RETRIES));
+    while stage.state() == QpState::Rts {
+        round += 1;
+        assert!(round < 100, "the retries do not end");
+        lose_again(&mut stage, round);
+        stage.wait(Nanos(TIMEOUT.0 / 8));
+    }
+    let lasted = (stage.now - begin).0 / (TIMEOUT.0 / 8);
+    let all = 8 * u64::from(RETRIES + 1);
+    assert!((all..all + 2).contains(&lasted), "{lasted} eighths of the timeout");
+    assert_eq!(stage.statuses()[0], (0, WcStatus::RetryExc));
+    assert_eq!(stage.counter("local_ack_timeout_err"), 0);
+}
+
 #[test]
 fn silence_sends_the_last_packet_again() {
     let mut stage = stage();

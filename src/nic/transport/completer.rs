@@ -34,7 +34,7 @@ impl Qp {
             }
             return Verdict::OldAck;
         }
-        match packet.info().operation {
+        let verdict = match packet.info().operation {
             Operation::ReadResponse => self.handle_read_response(ctx, packet, frame),
             Operation::AtomicAcknowledge => self.handle_atomic_response(ctx, packet),
             Operation::SelectiveAcknowledge => self.handle_sack(ctx, packet),
@@ -44,7 +44,11 @@ impl Qp {
                 Some(aeth) => self.handle_acknowledge(ctx, psn, aeth),
                 None => Verdict::Ghost,
             },
+        };
+        if self.has_early_responses() {
+            self.pass_early_responses(ctx);
         }
+        verdict
     }
 
     /// Fails the oldest request, because no conforming responder sends this response (IBTA 9.9.2).
@@ -109,7 +113,11 @@ impl Qp {
         Verdict::Failed(status)
     }
 
-    fn overtaken(&mut self, ctx: &mut Ctx<'_>) -> Verdict {
+    /// Handles an answer to what was sent before `end`, which overtook the response to a READ or an atomic.
+    fn overtaken(&mut self, ctx: &mut Ctx<'_>, end: Psn) -> Verdict {
+        if let Some(verdict) = self.ask_for_responses(ctx, end) {
+            return verdict;
+        }
         if self.requester.implied_nak {
             // Remainder of a long response that was in flight at the last rewind. The peer is busy sending, and will
             // process the repeated request afterwards. Restart the timer: only silence is a timeout.
@@ -135,7 +143,7 @@ impl Qp {
         let psn = packet.bth.psn;
         //= IBTA 9.7.6: read-response-completes-what-is-before
         if let Err(verdict) = self.acknowledge_before(ctx, psn) {
-            return verdict;
+            return self.keep_response(ctx, packet, frame).unwrap_or(verdict);
         }
         let position = self.requester.queue.tail();
         let wqe = self.requester.queue.at(position);
@@ -143,7 +151,9 @@ impl Qp {
         let mtu = self.attributes().path_mtu.bytes() as u64;
         let left = wqe.length().saturating_sub(u64::from(k) * mtu);
         let last = k + 1 == packets_for(wqe.length(), mtu as usize);
-        let fits = response_fits(packet.info().position, k, wqe.asked_from, last);
+        // With selective repeat, packets that were asked for alone lie between those of the first answer.
+        let fits = self.requester.scoreboard.is_some()
+            || response_fits(packet.info().position, k, wqe.asked_from, last);
         if matches!(wqe.wr.opcode, WrOpcode::AtomicWrite | WrOpcode::Flush) {
             return self.handle_empty_response(ctx, packet);
         }
@@ -216,7 +226,7 @@ impl Qp {
             let its_end = wqe.end_psn();
             //= IBTA 9.7.6: only-its-response-completes-a-read
             if wqe.wr.opcode.takes_resource() && !PlantedBug::AckCompletesRead.is() {
-                return Err(self.overtaken(ctx));
+                return Err(self.overtaken(ctx, end));
             }
             invariant!(!wqe.wr.opcode.takes_resource(), "an acknowledgement ends a {:?}", wqe.wr.opcode);
             if end.is_before(its_end) {
@@ -357,7 +367,7 @@ impl Qp {
 }
 
 /// True unless the packet has an AETH that is no ACK.
-fn positive(packet: &Packet) -> bool {
+pub(super) fn positive(packet: &Packet) -> bool {
     packet.aeth().is_none_or(|aeth| matches!(Syndrome::from(aeth.syndrome), Syndrome::Ack { .. }))
 }
 

@@ -49,6 +49,15 @@ impl Qp {
         let first = psn.distance_from(resource.first_psn) as u32;
         let skipped = u64::from(first) * mtu as u64;
         let (original, pd) = (resource.reth, resource.pd);
+        let selective = self.attributes().selective_repeat;
+        let is_part = selective
+            && packets == 1
+            && reth.rkey == original.rkey
+            && reth.va == original.va.wrapping_add(skipped)
+            && u64::from(reth.dma_len) == u64::from(original.dma_len).saturating_sub(skipped).min(mtu as u64);
+        if is_part {
+            return self.responder.answer_part(slot, psn);
+        }
         //= IBTA 9.7.5.1: duplicate-read-may-be-a-part
         let same = reth.rkey == original.rkey
             && reth.va == original.va.wrapping_add(skipped)
@@ -65,7 +74,9 @@ impl Qp {
         }
         let r = &mut self.responder;
         let Some(resource) = r.resources[usize::from(slot)].as_mut() else { return false };
-        if !(resource.queued && PlantedBug::AnswerGoesOn.is()) {
+        // With selective repeat, what is before `first` may have been asked for as well.
+        let goes_on = resource.queued && selective && first > resource.next;
+        if !(goes_on || resource.queued && PlantedBug::AnswerGoesOn.is()) {
             resource.next = first;
         }
         r.answer_again(slot)
@@ -151,6 +162,15 @@ impl Responder {
         let newest_first = (1..=count).map(|back| (self.next_resource + count - back) % count);
         let mut held = newest_first.filter(|slot| self.resources[*slot].as_ref().is_some_and(holds));
         held.next().map(|slot| slot as u8)
+    }
+
+    /// Queues one packet of a READ response once more, alone. Returns false if there is no room for it: the peer asks again.
+    fn answer_part(&mut self, slot: u8, psn: Psn) -> bool {
+        if let Some(resource) = self.resources[usize::from(slot)].as_mut() {
+            resource.again = true;
+        }
+        let reply = Reply::ReadPart(psn);
+        self.replies.iter().any(|queued| *queued == reply) || self.queue_in_order(reply, psn)
     }
 
     /// Queues the response of a resource once more. Returns false if the queue is full: the peer's timer asks again.

@@ -42,6 +42,7 @@ pub mod coverage;
 mod duplicates;
 mod early;
 mod early_packets;
+mod early_responses;
 mod early_writes;
 pub(crate) mod fast_path;
 pub(crate) mod fast_reads;

@@ -375,8 +375,8 @@ impl Qp {
 
     /// True if the reply at the front of the queue is not paced.
     pub(crate) fn has_unpaced(&self) -> bool {
-        let may_pass =
-            |reply: Reply| !matches!(reply, Reply::Read(_)) && !PlantedBug::AcknowledgementsArePaced.is();
+        let is_data = |reply: Reply| matches!(reply, Reply::Read(_) | Reply::ReadPart(_));
+        let may_pass = |reply: Reply| !is_data(reply) && !PlantedBug::AcknowledgementsArePaced.is();
         self.responder.replies.front().is_some_and(may_pass)
     }
 

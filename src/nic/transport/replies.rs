@@ -47,9 +47,14 @@ pub enum Reply {
     },
     /// READ response packets, from this responder resource.
     Read(u8),
+    /// One packet of a READ response that is sent again alone, between peers with selective repeat: that with this PSN.
+    ReadPart(Psn),
     /// Atomic response, from this responder resource.
     Atomic(u8),
 }
+
+/// Packets of READ responses to send again alone, beside the bound of all other replies.
+const PARTS: usize = 32;
 
 //= IBTA 9.5: ack-follows-read-response
 /// The queue of pending replies. Bounded: a reply that does not fit is dropped, and the peer's timer asks again.
@@ -122,7 +127,7 @@ impl Replies {
 
     /// True if no more replies are pending than may be: the bound, and a NAK that refuses a request.
     pub(super) fn is_bounded(&self) -> bool {
-        self.len() <= self.bound + 1 && (self.first.is_some() || self.others.is_empty())
+        self.len() <= self.bound + PARTS + 1 && (self.first.is_some() || self.others.is_empty())
     }
 
     /// True if no reply is pending.
@@ -163,7 +168,7 @@ impl Replies {
             *last = reply;
             return true;
         }
-        if self.len() >= self.bound {
+        if !self.has_room_for(&reply) {
             return false;
         }
         self.others.push_back(reply);
@@ -183,7 +188,7 @@ impl Replies {
                 return true;
             }
         }
-        if self.len() >= self.bound {
+        if !self.has_room_for(&reply) {
             return false;
         }
         match at.checked_sub(1) {
@@ -191,6 +196,16 @@ impl Replies {
             Some(behind_first) => self.others.insert(behind_first, reply),
         }
         true
+    }
+
+    fn has_room_for(&self, reply: &Reply) -> bool {
+        let is_part = |reply: &Reply| matches!(reply, Reply::ReadPart(_));
+        let parts = || self.iter().filter(|reply| is_part(reply)).count();
+        if is_part(reply) {
+            parts() < PARTS
+        } else {
+            self.len() < self.bound || self.len() - parts() < self.bound
+        }
     }
 
     fn get_mut(&mut self, at: usize) -> Option<&mut Reply> {

@@ -2,11 +2,11 @@
 
 use super::check::Check;
 use super::replies::Reply;
-use super::responder::Responder;
+use super::responder::{Resource, Responder};
 use super::rules::read_response_opcode;
 use super::{Ctx, Gather, Origin, Qp, TxPlan, TxReason};
 use crate::verbs::{Access, AsyncEvent, EventKind, QpState};
-use roxie_wire::{Aeth, Bth, Ext, Opcode, Psn, Reth, Syndrome};
+use roxie_wire::{Aeth, Bth, Ext, Opcode, Operation, Psn, Reth, Syndrome};
 
 /// AETH credit code for no information (IBTA 9.7.7.2).
 pub(super) const NO_CREDITS: u8 = 31;
@@ -35,6 +35,7 @@ impl Qp {
                 }
                 Reply::Atomic(slot) => self.plan_atomic_response(ctx, slot),
                 Reply::Read(slot) => self.plan_read_response(ctx, slot),
+                Reply::ReadPart(psn) => self.plan_read_part(ctx, psn),
             };
             if plan.is_some() {
                 return plan;
@@ -112,8 +113,29 @@ impl Qp {
 
     fn plan_read_response(&self, ctx: &mut Ctx<'_>, slot: u8) -> Option<TxPlan> {
         let resource = self.responder.resources.get(usize::from(slot))?.as_ref()?;
+        let opcode = read_response_opcode(resource.next, resource.packets);
+        self.plan_response_packet(ctx, resource, resource.next, opcode)
+    }
+
+    /// Plans a packet of a READ response that is sent again alone. Returns `None` if its resource or its memory has gone.
+    #[cold]
+    fn plan_read_part(&self, ctx: &mut Ctx<'_>, psn: Psn) -> Option<TxPlan> {
+        let slot = self.responder.find_resource(psn, Operation::ReadRequest)?;
+        let resource = self.responder.resources[usize::from(slot)].as_ref()?;
+        let k = psn.distance_from(resource.first_psn) as u32;
+        self.plan_response_packet(ctx, resource, k, Opcode::RC_READ_RESPONSE_ONLY)
+    }
+
+    /// Plans packet `k` of a READ response.
+    fn plan_response_packet(
+        &self,
+        ctx: &mut Ctx<'_>,
+        resource: &Resource,
+        k: u32,
+        opcode: Opcode,
+    ) -> Option<TxPlan> {
         let mtu = self.attributes().path_mtu.bytes() as u64;
-        let (k, reth) = (resource.next, &resource.reth);
+        let reth = &resource.reth;
         let offset = u64::from(k) * mtu;
         let length = u64::from(reth.dma_len).saturating_sub(offset).min(mtu);
         ctx.out.gather.clear();
@@ -123,7 +145,6 @@ impl Qp {
             let from = self.check_remote_in(resource.pd, ctx, &here, Access::REMOTE_READ).ok()?;
             ctx.out.gather.push(Gather { from, length: length as u16 });
         }
-        let opcode = read_response_opcode(k, resource.packets);
         let syndrome = Syndrome::Ack { credits: self.credits(ctx) };
         let aeth = Aeth { syndrome: syndrome.into(), msn: resource.msn };
         let ext = if opcode == Opcode::RC_READ_RESPONSE_MIDDLE { Ext::None } else { Ext::Aeth(aeth) };

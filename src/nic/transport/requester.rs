@@ -13,7 +13,7 @@
 
 use super::planted::PlantedBug;
 use super::replies::Reply;
-use super::rules::{Segment, packets_of};
+use super::rules::{Segment, packets_for, packets_of};
 use super::scatter;
 use super::scoreboard::Scoreboard;
 use super::send_queue::{Operands, SendQueue, Wqe};
@@ -282,7 +282,9 @@ impl Qp {
             && wqe.wr.opcode.takes_resource()
             && r.reads_outstanding >= u32::from(self.attributes().max_rd_atomic.max(1));
         let in_flight = r.in_flight();
-        let window_full = in_flight >= window;
+        // With selective repeat, single packets far behind `una` are sent again: what is outstanding stays the same.
+        let is_repeat = || r.scoreboard.is_some() && r.position().is_before(r.sent_end);
+        let window_full = in_flight >= window && !is_repeat();
         // PSNs are ordered within half of their circle, which a READ of 2^31 bytes fills alone at an MTU of 256 bytes.
         //= IBTA 9.7.1: psns-in-flight-are-told-apart
         let too_far = starts
@@ -303,7 +305,7 @@ impl Qp {
             WrOpcode::Read => {
                 //= IBTA 9.4.4: read-request-names-what-it-wants
                 //= IBTA 9.7.6: read-is-asked-again-from-the-hole
-                let reth = reth(wqe, offset, wqe.length() - offset);
+                let reth = reth(wqe, offset, r.bytes_to_ask_for(wqe, k, mtu));
                 (Opcode::RC_READ_REQUEST, Ext::Reth(reth), 0, true)
             }
             WrOpcode::CompareSwap | WrOpcode::FetchAdd => {
@@ -371,13 +373,15 @@ impl Qp {
 
     /// Advances the state past the packet that `next_request` planned, which is sent.
     pub(super) fn request_sent(&mut self, ctx: &mut Ctx<'_>, plan: &TxPlan) {
-        let position = self.requester.next;
         self.packet_left(ctx.now, &plan.bth);
         if matches!(plan.reason, TxReason::Again { .. }) {
             ctx.counters.retransmitted_packets += 1;
-            let wqe = self.requester.queue.at(position);
-            let is_whole = wqe.wr.opcode.takes_resource();
-            let count = if is_whole { (wqe.end_psn() - plan.bth.psn.value()).value() } else { 1 };
+            let count = match plan.ext {
+                Ext::Reth(reth) if plan.bth.opcode == Opcode::RC_READ_REQUEST => {
+                    packets_for(reth.dma_len.into(), self.attributes().path_mtu.bytes())
+                }
+                _ => 1,
+            };
             self.requester.note_sent_again(ctx.now, plan.bth.psn, count);
         }
     }

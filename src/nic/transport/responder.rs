@@ -234,7 +234,8 @@ pub(super) fn psn_of(reply: &Reply, resources: &[Option<Resource>]) -> Option<Ps
         Reply::Ack { psn, .. }
         | Reply::Nak { psn, .. }
         | Reply::RnrNak { psn, .. }
-        | Reply::Sack { psn, .. } => Some(psn),
+        | Reply::Sack { psn, .. }
+        | Reply::ReadPart(psn) => Some(psn),
         Reply::Read(slot) | Reply::Atomic(slot) => {
             resources.get(usize::from(slot)).and_then(Option::as_ref).map(|it| it.first_psn)
         }

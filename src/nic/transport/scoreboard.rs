@@ -6,8 +6,10 @@ use roxie_wire::Psn;
 
 /// Shortest time without progress before a probe (RTO_low of IRN, SIGCOMM 2018, 3.1: 100 us). Four round trips of 25 us.
 const PROBE_MIN: Nanos = Nanos(100_000);
-/// Time before a probe while no round trip is known: the scheduling delay of two processes that share a processor.
+/// Time before a probe while no round trip is known: the scheduling delay of two processes that share a processor ...
 const PROBE_FIRST: Nanos = Nanos(1_000_000);
+/// ... or this share of the ACK timeout, if that is less: the application knows the link.
+const PROBE_TIMEOUT_SHARE: u64 = 8;
 /// Longest time before the first probe, whatever the round trip.
 const PROBE_MAX: Nanos = Nanos(4_000_000);
 /// Round trips without progress before a probe.
@@ -19,6 +21,10 @@ pub(super) struct Scoreboard {
     pub(super) base: Psn,
     /// PSNs that came, by the newest SACK.
     pub(super) came: u128,
+    /// PSNs of READ responses that came before they were due, and were stored: up to 64 from `base` on.
+    pub(super) data: u64,
+    /// The peer has answered something behind a READ or an atomic whose response is missing, and so has executed all before this PSN.
+    pub(super) answered: Option<Psn>,
     /// PSNs to send again.
     pub(super) lost: u128,
     /// PSNs that were sent again, and are not known to be lost again.
@@ -34,6 +40,8 @@ pub(super) struct Scoreboard {
     pub(super) round_trip: u32,
     /// Probes since the last progress.
     pub(super) probes: u8,
+    /// Time from which the oldest packet, lost again, costs a retry; `Nanos::MAX`: it was not lost again since the last progress.
+    pub(super) retry_from: Nanos,
     /// More is outstanding than the bitmaps hold: everything is sent again in order.
     pub(super) whole: bool,
 }
@@ -43,6 +51,8 @@ impl Scoreboard {
         Scoreboard {
             base: Psn::new(0),
             came: 0,
+            data: 0,
+            answered: None,
             lost: 0,
             again: 0,
             order: [0; 32],
@@ -50,6 +60,7 @@ impl Scoreboard {
             timed_at: Nanos::MAX,
             round_trip: 0,
             probes: 0,
+            retry_from: Nanos::MAX,
             whole: false,
         }
     }
@@ -59,16 +70,38 @@ impl Scoreboard {
         let by = una.distance_from(self.base);
         let shift = |map: u128| u32::try_from(by).ok().and_then(|by| map.checked_shr(by)).unwrap_or(0);
         (self.came, self.lost, self.again) = (shift(self.came), shift(self.lost), shift(self.again));
+        self.data = shift(self.data.into()) as u64;
         self.base = una;
     }
 
-    /// Returns the time without progress before the next probe.
-    pub(super) fn patience(&self) -> Nanos {
+    /// Returns the bits of the READ responses that came early.
+    pub(super) fn stored(&self) -> u128 {
+        self.data.into()
+    }
+
+    /// Returns the bits of the PSNs from `from` on that are before `end`. Both are at or behind `base`.
+    pub(super) fn bits(&self, from: Psn, end: Psn) -> u128 {
+        let below = |psn: Psn| mask((psn - self.base.value()).value());
+        below(end) & !below(from)
+    }
+
+    /// Returns the time without progress before the next probe. `timeout`: the local ACK timeout.
+    pub(super) fn patience(&self, timeout: Nanos) -> Nanos {
         let first = match self.round_trip {
-            0 => PROBE_FIRST,
+            0 => PROBE_FIRST.min(Nanos(timeout.0 / PROBE_TIMEOUT_SHARE)).max(PROBE_MIN),
             round_trip => Nanos(u64::from(round_trip) * PROBE_ROUND_TRIPS).clamp(PROBE_MIN, PROBE_MAX),
         };
         Nanos(first.0 << self.probes.min(16))
+    }
+
+    /// Returns true if it costs a retry that the oldest packet was lost again at `now`: one for each `timeout`, the local ACK timeout, without
+    /// progress, as silence would cost. A full queue on the way may lose it several times within a round trip or two.
+    pub(super) fn costs_retry(&mut self, now: Nanos, timeout: Option<Nanos>) -> bool {
+        let is_due = self.retry_from != Nanos::MAX && now >= self.retry_from;
+        if is_due || self.retry_from == Nanos::MAX {
+            self.retry_from = timeout.map_or(Nanos::MAX, |timeout| now + timeout);
+        }
+        is_due
     }
 
     /// Returns the place of `psn` in the order of transmissions, from `una` on.

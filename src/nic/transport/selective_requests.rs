@@ -32,7 +32,7 @@ impl Requester {
         board.rebase(self.una);
         board.again = 0;
         board.whole = outstanding > Sack::BITS;
-        board.lost = if board.whole { 0 } else { mask(outstanding) & !board.came };
+        board.lost = if board.whole { 0 } else { mask(outstanding) & !board.came & !board.stored() };
         board.timed_at = Nanos::MAX;
     }
 
@@ -51,10 +51,8 @@ impl Requester {
         }
         self.forget_failure();
         self.rewind_to(to);
-        // A READ or an atomic is one request, which its first PSN names.
-        let wqe = self.queue.at(self.next);
-        if self.next_packet > 0 && wqe.wr.opcode.takes_resource() && !wqe.first_psn.is_before(una) {
-            self.next_packet = 0;
+        if to.is_before(end) {
+            self.begin_anew();
         }
     }
 
@@ -74,8 +72,9 @@ impl Requester {
         let una = self.una;
         if let Some(board) = &mut self.scoreboard {
             board.probes = 0;
+            board.retry_from = Nanos::MAX;
             board.measure(now, |psn| psn.is_before(una));
-            self.ack_timeout = longest.map(|longest| longest.min(board.patience()));
+            self.ack_timeout = longest.map(|longest| longest.min(board.patience(longest)));
         }
         if una == self.sent_end {
             self.going_back = None;
@@ -84,8 +83,9 @@ impl Requester {
 
     /// Sets the time after which silence is a loss. `longest`: the local ACK timeout.
     pub(super) fn set_timeout(&mut self, longest: Option<Nanos>) {
-        let patience = self.scoreboard.as_ref().map_or(Nanos::MAX, |board| board.patience());
-        self.ack_timeout = longest.map(|longest| longest.min(patience));
+        let board = self.scoreboard.as_ref();
+        self.ack_timeout =
+            longest.map(|longest| board.map_or(longest, |board| longest.min(board.patience(longest))));
     }
 
     /// Turns selective repeat on or off.
@@ -147,6 +147,7 @@ impl Qp {
         before: Psn,
         cause: Option<((u8, i32), Psn)>,
     ) -> Verdict {
+        let timeout = self.attributes().ack_timeout();
         let r = &mut self.requester;
         let (una, end) = (r.una, r.sent_end);
         let Some(board) = &mut r.scoreboard else { return Verdict::Acknowledged };
@@ -182,14 +183,14 @@ impl Qp {
         if oldest_is_lost_again && drops {
             lost = missing & !board.lost;
         }
-        board.lost = (board.lost | lost) & !board.came;
+        board.lost = (board.lost | lost) & !board.came & !board.stored();
         invariant!(board.lost & board.came == 0, "PSNs that came are sent again");
         let (asked, of) = (missing.count_ones() as u8, sack.count);
         if board.whole || board.lost == 0 {
             let is_progress = una != before;
             return if is_progress { Verdict::Acknowledged } else { Verdict::Selective { asked, of } };
         }
-        if oldest_is_lost_again {
+        if oldest_is_lost_again && board.costs_retry(ctx.now, timeout) {
             if r.retries_left == 0 {
                 ctx.counters.retry_exceeded_err += 1;
                 self.fail_oldest(ctx, WcStatus::RetryExc, 0);
@@ -199,13 +200,21 @@ impl Qp {
         }
         let first = una + board.lost.trailing_zeros();
         if lost != 0 || first.is_before(end) && !r.position().is_before(end) {
-            r.going_back = Some(Cause::Selective);
-            // The first packet sent restarts the timer.
-            r.retransmit_at = Nanos::MAX;
-            self.pacing.forget_probe();
+            self.repeat(Cause::Selective);
+        } else {
+            r.skip_what_came();
         }
-        self.requester.skip_what_came();
         Verdict::Selective { asked, of }
+    }
+
+    /// Moves the position to the packets that are marked to be sent again.
+    pub(super) fn repeat(&mut self, cause: Cause) {
+        let r = &mut self.requester;
+        r.going_back = Some(cause);
+        // The first packet sent restarts the timer.
+        r.retransmit_at = Nanos::MAX;
+        r.skip_what_came();
+        self.pacing.forget_probe();
     }
 
     /// Sends the last packet again, or the oldest READ or atomic, if the silence is shorter than the local ACK timeout. Costs no
@@ -216,20 +225,23 @@ impl Qp {
         let awaits_data = r.reads_outstanding > 0;
         let (una, end, outstanding) = (r.una, r.sent_end, r.outstanding());
         let board = r.scoreboard.as_mut()?;
-        if board.patience() >= longest || outstanding == 0 {
+        if board.patience(longest) >= longest || outstanding == 0 {
             return None;
         }
         board.rebase(una);
         board.probes += 1;
         board.timed_at = Nanos::MAX;
-        let psn = if awaits_data { una } else { end - 1 };
+        let oldest = r.queue.at(r.queue.tail());
         board.whole = false;
-        board.lost |= 1u128.checked_shl(psn.distance_from(una) as u32).unwrap_or(1);
-        r.ack_timeout = Some(longest.min(board.patience()));
-        r.going_back = Some(Cause::Probe);
-        r.retransmit_at = Nanos::MAX;
-        r.skip_what_came();
-        self.pacing.forget_probe();
+        board.lost |= if oldest.wr.opcode.takes_resource() {
+            board.bits(una, oldest.end_psn()) & !board.stored()
+        } else if awaits_data {
+            1
+        } else {
+            1u128.checked_shl((end - 1).distance_from(una) as u32).unwrap_or(1)
+        };
+        r.ack_timeout = Some(longest.min(board.patience(longest)));
+        self.repeat(Cause::Probe);
         ctx.counters.tail_probes += 1;
         Some(Verdict::GoBack(Cause::Probe))
     }
