@@ -16,7 +16,8 @@
 //! Read `requester`, `completer`, `retry` and `responder` in this order. The first three form the requester side of a
 //! connection. `responder` and `duplicates` form the other side. The two sides share no state.
 //!
-//! * `selective_requests` with `scoreboard`, `early_packets` with `early`: selective repeat, the requester's and the responder's half.
+//! * `selective_requests` with `scoreboard`, `early_packets` with `early`: selective repeat, the requester's and the responder's half;
+//!   `early_responses`: responses to READs.
 //! * `local`: work requests that send no packet.
 //! * `memory`: protection keys, and the memory that each of them grants.
 //! * `unacknowledged`: common part of the services without acknowledgements, where a request is complete once it is
