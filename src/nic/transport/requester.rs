@@ -194,8 +194,7 @@ impl Qp {
         //= IBTA 9.5: requests-leave-in-order
         let position = self.requester.next;
         if let Err(status) = self.check_start(ctx) {
-            self.requester.sending = Sending::Failed(status);
-            self.fail_if_oldest(ctx);
+            self.cannot_send(ctx, status);
             return None;
         }
         if self.must_wait(ctx.limits.window) {
@@ -203,8 +202,7 @@ impl Qp {
         }
         let plan = self.plan_request(ctx, position);
         if plan.is_none() {
-            self.requester.sending = Sending::Failed(WcStatus::LocProt);
-            self.fail_if_oldest(ctx);
+            self.cannot_send(ctx, WcStatus::LocProt);
         }
         plan
     }

@@ -7,7 +7,7 @@
 
 use super::requester::Sending;
 use super::{Cause, Ctx, Qp, Verdict};
-use crate::verbs::WcStatus;
+use crate::verbs::{QpState, WcStatus};
 use roxie_base::time::Nanos;
 use roxie_wire::{Syndrome, rnr_timer_ns};
 
@@ -53,6 +53,23 @@ impl Qp {
         r.retries_left -= 1;
         self.rewind(cause);
         Verdict::GoBack(cause)
+    }
+
+    /// Marks the work request at the position as one that cannot be sent. It fails once it is the oldest.
+    #[cold]
+    pub(super) fn cannot_send(&mut self, ctx: &mut Ctx<'_>, status: WcStatus) {
+        self.requester.sending = Sending::Failed(status);
+        self.fail_if_oldest(ctx);
+        let is_open = self.state() != QpState::Err;
+        let r = &mut self.requester;
+        // With selective repeat it may have been all there was to send again: the timer sends again what is before it.
+        if let Some(timeout) = r.ack_timeout
+            && is_open
+            && r.retransmit_at == Nanos::MAX
+            && r.una != r.sent_end
+        {
+            r.retransmit_at = ctx.now + timeout;
+        }
     }
 
     /// Retransmits after the wait of the peer's RNR timer code. Counts RNR retries instead of retries.

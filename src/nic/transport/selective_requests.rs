@@ -218,14 +218,16 @@ impl Qp {
     }
 
     /// Sends the last packet again, or the oldest READ or atomic, if the silence is shorter than the local ACK timeout. Costs no
-    /// retry. Returns `None` if the timeout is reached, or without selective repeat.
+    /// retry. Returns `None` if the timeout is reached, if what comes next cannot be sent, or without selective repeat.
     pub(super) fn probe(&mut self, ctx: &mut Ctx<'_>) -> Option<Verdict> {
         let longest = self.attributes().ack_timeout()?;
         let r = &mut self.requester;
         let awaits_data = r.reads_outstanding > 0;
         let (una, end, outstanding) = (r.una, r.sent_end, r.outstanding());
         let board = r.scoreboard.as_mut()?;
-        if board.patience(longest) >= longest || outstanding == 0 {
+        // A packet that cannot be sent is no probe.
+        let cannot = matches!(r.sending, Sending::Failed(_));
+        if board.patience(longest) >= longest || outstanding == 0 || cannot {
             return None;
         }
         board.rebase(una);
