@@ -18,6 +18,8 @@
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -803,8 +805,11 @@ static void serve(int client, int answers)
 {
 	static char line[MAX_LINE];
 	struct timeval idle = { .tv_sec = IDLE_SECONDS };
+	int one = 1;
 	FILE *in = fdopen(client, "r");
 
+	/* An answer leaves at once: its second part would wait for the delayed acknowledgement of the first. */
+	setsockopt(answers, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
 	out = fdopen(dup(answers), "w");
 	setsockopt(client, SOL_SOCKET, SO_RCVTIMEO, &idle, sizeof idle);
 	setsockopt(client, SOL_SOCKET, SO_SNDTIMEO, &idle, sizeof idle);

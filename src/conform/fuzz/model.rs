@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use roxie_wire::{OpcodeInfo, Operation, Position, Psn};
 
-use super::draft::{MTU, Nature, Place, Regions};
+use super::draft::{Fault, MTU, Nature, Place, Regions};
 use super::script::{Sent, Sequence};
 use crate::bench::QKEY;
 use crate::service::Service;
@@ -129,7 +129,7 @@ impl Step<'_> {
         match self.sequence.service {
             Service::Rc => self.next_rc(state),
             Service::Uc => self.next_uc(state),
-            Service::Ud => vec![self.next_ud(state)],
+            Service::Ud => self.next_ud(state),
         }
     }
 
@@ -210,19 +210,22 @@ impl Step<'_> {
         all
     }
 
-    /// UD: a datagram with the right key that fits its receive is received, any other dropped (9.8.3.2).
-    fn next_ud(&self, mut state: State) -> State {
+    /// UD: a datagram with the right key that fits its receive is received, any other dropped (9.8.3.2). A network may drop one from an
+    /// address that it does not know.
+    fn next_ud(&self, state: State) -> Vec<State> {
         let draft = self.packet.draft;
         let fits = GRH + draft.length as u32 <= self.sequence.room;
-        if draft.qkey == QKEY && state.used < self.sequence.receives && fits {
-            state.used += 1;
-            state.received.push(Received {
-                length: GRH + draft.length as u32,
-                imm: draft.has_imm().then_some(draft.imm),
-                bytes: Some(draft.payload(self.packet.line)),
-            });
+        if draft.qkey != QKEY || state.used >= self.sequence.receives || !fits {
+            return vec![state];
         }
-        state
+        let mut done = state.clone();
+        done.used += 1;
+        done.received.push(Received {
+            length: GRH + draft.length as u32,
+            imm: draft.has_imm().then_some(draft.imm),
+            bytes: Some(draft.payload(self.packet.line)),
+        });
+        if draft.faults.contains(&Fault::OtherSource) { with(vec![state], done) } else { vec![done] }
     }
 
     /// Returns the state behind this packet, in order.
@@ -245,7 +248,7 @@ impl Step<'_> {
         let (begins, ends) = (self.info.position.begins(), self.info.position.ends());
         // Without a receive the responder sends an RNR NAK.
         if begins && state.used >= self.sequence.receives {
-            return vec![state];
+            return if self.has_full_length() { vec![state] } else { refused(state) };
         }
         let taken: &[u8] = match &state.message {
             Some(Message::Send { bytes }) if !begins => bytes,
