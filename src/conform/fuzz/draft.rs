@@ -220,7 +220,7 @@ impl Draft {
             Fault::Version(version) => *version != 0,
             Fault::Cut(_) | Fault::Pad(_) | Fault::Reserved => false,
         };
-        // A datagram of UD comes from any address.
+        // A datagram of UD comes from any address, and may overtake those of another.
         let is_void = |fault: &Fault| {
             is_void(fault) && !(service == Service::Ud && matches!(fault, Fault::OtherSource))
         };
@@ -232,7 +232,9 @@ impl Draft {
         let is_open = |fault: &Fault| matches!(fault, Fault::Cut(_) | Fault::Pad(_));
         let is_unknown = matches!(info.operation, Operation::Flush | Operation::AtomicWrite);
         let is_long_datagram = service == Service::Ud && self.length > MTU;
-        if self.faults.iter().any(is_open) || is_unknown || self.has_ieth() || is_long_datagram {
+        let is_foreign = service == Service::Ud && self.faults.contains(&Fault::OtherSource);
+        if self.faults.iter().any(is_open) || is_unknown || self.has_ieth() || is_long_datagram || is_foreign
+        {
             return Nature::Open;
         }
         Nature::Plain

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use roxie_wire::{OpcodeInfo, Operation, Position, Psn};
 
-use super::draft::{Fault, MTU, Nature, Place, Regions};
+use super::draft::{MTU, Nature, Place, Regions};
 use super::script::{Sent, Sequence};
 use crate::bench::QKEY;
 use crate::service::Service;
@@ -210,8 +210,7 @@ impl Step<'_> {
         all
     }
 
-    /// UD: a datagram with the right key that fits its receive is received, any other dropped (9.8.3.2). A network may drop one from an
-    /// address that it does not know.
+    /// UD: a datagram with the right key that fits its receive is received, any other dropped (9.8.3.2).
     fn next_ud(&self, state: State) -> Vec<State> {
         let draft = self.packet.draft;
         let fits = GRH + draft.length as u32 <= self.sequence.room;
@@ -225,7 +224,7 @@ impl Step<'_> {
             imm: draft.has_imm().then_some(draft.imm),
             bytes: Some(draft.payload(self.packet.line)),
         });
-        if draft.faults.contains(&Fault::OtherSource) { with(vec![state], done) } else { vec![done] }
+        vec![done]
     }
 
     /// Returns the state behind this packet, in order.
