@@ -43,12 +43,8 @@ fn fuzzing_finds_nothing_in_roxie() {
 
 /// Planted bugs, and the service whose packets show each.
 #[cfg(feature = "planted-bugs")]
-const BUGS: [(&str, &str); 4] = [
-    ("AtomicExecutedAgain", "rc"),
-    ("AnySource", "rc"),
-    ("UdIgnoresQkey", "ud"),
-    ("LongDatagramEnds", "ud"),
-];
+const BUGS: [(&str, &str); 4] =
+    [("AtomicExecutedAgain", "rc"), ("AnySource", "rc"), ("UdIgnoresQkey", "ud"), ("LongDatagramEnds", "ud")];
 
 /// Each bug is found from outside, and what shows it is shrunk to a script that shows it again.
 #[cfg(feature = "planted-bugs")]
