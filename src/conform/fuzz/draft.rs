@@ -88,9 +88,9 @@ pub struct Draft {
     pub solicited: bool,
     /// Bytes of payload.
     pub length: usize,
-    /// Region whose address the RETH or AtomicETH names, and the distance from its first byte.
+    /// Region of the address in the RETH or AtomicETH, and the distance from its first byte.
     pub at: (Place, i64),
-    /// Region whose rkey is named, and the bits in which the rkey is wrong.
+    /// Region of the rkey, and the bits in which the rkey is wrong.
     pub key: (Place, u32),
     /// Length of the RETH.
     pub dma: u32,

@@ -102,7 +102,7 @@ fn wrong_answer(sequence: &Sequence, observed: &Observed, model: &Model<'_>) -> 
     None
 }
 
-/// True for an acknowledgement without error whose PSN is beyond every request that may have been executed.
+/// True for an acknowledgement without error of a PSN beyond every request that may have been executed.
 fn acknowledges_more(seen: &Seen, model: &Model<'_>) -> bool {
     let is_good = matches!(seen.packet.aeth().map(|aeth| aeth.kind()), Some(Syndrome::Ack { .. }));
     let psn = seen.packet.bth.psn;

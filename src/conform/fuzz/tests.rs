@@ -183,7 +183,8 @@ fn judge_tells_effects_from_allowed_states() {
     let (sequence, regions) = (script(text), regions());
     let state = &states(text)[0];
     assert_eq!(judge(&sequence, &regions, &seen(state), true), None);
-    let wrong: [(fn(&mut Observed), Kind, &str); 5] = [
+    type Wrong = (fn(&mut Observed), Kind, &'static str);
+    let wrong: [Wrong; 5] = [
         (|o| o.received.clear(), Kind::Effect, "0 receives"),
         (|o| o.memory[300] ^= 1, Kind::Effect, "byte 300"),
         (|o| o.is_dead = true, Kind::Effect, "error state"),

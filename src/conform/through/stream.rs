@@ -9,7 +9,7 @@ use super::rules::{Rule, Tally};
 
 /// Most requests outstanding at a time. A sender with more is not judged further.
 const MOST_OUTSTANDING: usize = 1 << 16;
-/// Most atomics whose original values are remembered.
+/// Most atomics with original values that are remembered.
 const MOST_ATOMICS: usize = 4096;
 /// Path MTUs in bytes.
 const MTUS: [u32; 5] = [4096, 2048, 1024, 512, 256];
@@ -332,7 +332,7 @@ impl Stream {
         }
     }
 
-    /// Moves the oldest request up to `end`, but not past one whose own response is due.
+    /// Moves the oldest request up to `end`, but not past one with a response of its own that is due.
     fn acknowledge(&mut self, end: Psn) {
         self.forget();
         while let Some(request) = self.outstanding.front() {
