@@ -16,6 +16,7 @@ use interop::local::program::{roxie, roxie_for_tests};
 use interop::network::{LINK_MTU, Namespace, run};
 use interop::peer::Peer;
 use interop::rows::Family;
+use roxie_conform::through::SCRIPTS;
 use serde_json::Value;
 
 /// perftest's TCP port.
@@ -23,42 +24,15 @@ const PORT: u16 = 18515;
 /// An emulated guest on a busy host takes its time.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Program, options, rules, and what the ladder shows then.
-const SCRIPTS: [(&str, &str, &[&str], &str); 22] = [
-    ("ib_read_bw", "-s 8192", &["drop opcode=READ_RESPONSE_MIDDLE psn=+3 once"], "again"),
-    ("ib_read_bw", "-s 8192", &["drop opcode=READ_RESPONSE_LAST once"], "again"),
-    ("ib_read_bw", "-s 8192", &["drop opcode=READ_REQUEST once"], "again"),
-    ("ib_read_bw", "-s 8192", &["duplicate opcode=READ_REQUEST nth2"], ""),
-    ("ib_read_bw", "-s 8192", &["delay=5ms opcode=READ_RESPONSE_MIDDLE psn=+5 once"], "again"),
-    ("ib_read_bw", "-s 8192", &["corrupt opcode=READ_RESPONSE_MIDDLE nth4"], "again"),
-    ("ib_send_bw", "-s 8192", &["drop opcode=SEND_FIRST once"], "again"),
-    ("ib_send_bw", "-s 8192", &["drop opcode=SEND_MIDDLE psn=+2 once"], "nak"),
-    ("ib_send_bw", "-s 8192", &["drop opcode=SEND_LAST once"], "again"),
-    ("ib_send_bw", "-s 8192", &["duplicate opcode=SEND_LAST once"], ""),
-    ("ib_send_bw", "-s 8192", &["reorder=3 opcode=SEND_MIDDLE nth5"], "nak"),
-    ("ib_send_bw", "-s 8192", &["drop opcode=SEND_MIDDLE psn=+2 once", "drop kind=nak once"], "again"),
-    ("ib_write_bw", "-s 8192", &["drop opcode=WRITE_MIDDLE nth9"], "nak"),
-    ("ib_write_bw", "-s 8192", &["corrupt opcode=WRITE_MIDDLE nth9"], "nak"),
-    ("ib_write_bw", "-s 8192", &["drop opcode=ACKNOWLEDGE once"], ""),
-    ("ib_write_bw", "-s 8192", &["drop kind=ack every2"], ""),
-    ("ib_write_bw", "-s 8192", &["corrupt kind=ack once"], ""),
-    ("ib_write_bw", "-s 8192", &["duplicate kind=ack once"], ""),
-    ("ib_write_bw", "-s 8192", &["delay=100ms kind=ack once"], ""),
-    ("ib_write_bw", "-s 8192", &["mark kind=data nth7"], ""),
-    ("ib_atomic_bw", "", &["duplicate opcode=FETCH_ADD once"], ""),
-    ("ib_atomic_bw", "", &["drop opcode=ATOMIC_ACKNOWLEDGE once"], "again"),
-];
-
 /// A running wire. Dropping it kills it.
 struct Wire(Child);
 
 impl Wire {
-    /// Starts a wire between the two halves of the site, and waits until it carries frames.
-    fn start(namespace: &Namespace, rules: &[&str]) -> Wire {
+    /// Starts a wire with a script between the two halves of the site, and waits until it carries frames.
+    fn start(namespace: &Namespace, script: &str) -> Wire {
         let captures = ["a", "b"].map(|end| output_folder().join(format!("cable-{end}.pcapng")));
         let mut command = namespace.command(&roxie().expect("roxie").to_string_lossy());
-        command.args(["wire", "near", "far", "--json", "--capture"]).args(captures);
-        command.args(rules.iter().flat_map(|rule| ["--rule", rule]));
+        command.args(["wire", "near", "far", "--script", script, "--json", "--capture"]).args(captures);
         let mut wire = Wire(command.stdout(Stdio::piped()).spawn().expect("the wire starts"));
         let mut line = String::new();
         let output = wire.0.stdout.as_mut().expect("a pipe");
@@ -152,23 +126,33 @@ fn wire_changes_packets_of_two_foreign_peers() {
         .expect("ip");
     // A quarter of the scripts, of each program; `ALL_SCRIPTS=1`, as in `make interop`, takes all.
     let step = if std::env::var_os("ALL_SCRIPTS").is_some() { 1 } else { 4 };
-    for (program, options, rules, shown) in SCRIPTS.into_iter().step_by(step) {
-        let wire = Wire::start(&namespace, rules);
-        let [serving, asking] = play(&mut server, &mut client, program, options);
+    for script in SCRIPTS.into_iter().step_by(step) {
+        let (program, size) = (format!("ib_{}_bw", script.operation()), "-s 8192");
+        let options = if script.operation() == "atomic" { "" } else { size };
+        let wire = Wire::start(&namespace, script.name);
+        let [serving, asking] = play(&mut server, &mut client, &program, options);
         let report = wire.end();
-        let ladder = ladder();
-        let about = format!("{program} with {rules:?}: {report:#}\n{serving:?}\n{asking:?}\n{ladder}");
+        let about = format!("{}: {report:#}\n{serving:?}\n{asking:?}\n{}", script.name, ladder());
         assert_eq!((serving.code, asking.code), (Some(0), Some(0)), "{about}");
         for rule in report["rules"].as_array().expect("an array") {
             assert_ne!(rule["applied"], Value::Bool(false), "{about}");
             assert_ne!(rule["matched"], Value::from(0), "{about}");
         }
-        let shown = shown.replace("nak", "NAK");
-        assert!(ladder.contains(&shown), "no {shown:?}: {about}");
+        let verdicts = report["verdicts"].as_array().expect("an array");
+        let kept: Vec<&str> = verdicts
+            .iter()
+            .filter(|verdict| verdict["verdict"] == "keeps")
+            .filter_map(|verdict| verdict["name"].as_str())
+            .collect();
+        let followed = format!("wire/script/{}", script.name);
+        assert!(kept.contains(&followed.as_str()) && kept.contains(&"wire/recovers"), "{about}");
         let forwarding = &report["forwarding_us"];
         println!(
-            "{program} {rules:?}: forwarded in {} us, 99 of 100 in {}",
-            forwarding["median"], forwarding["p99"]
+            "{}: {} rules kept, forwarded in {} us, 99 of 100 in {}",
+            script.name,
+            kept.len(),
+            forwarding["median"],
+            forwarding["p99"]
         );
     }
 }

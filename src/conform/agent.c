@@ -3,6 +3,7 @@
  *
  *     cc agent.c -libverbs -lrdmacm -o agent
  *     ./agent [-d DEVICE] [-p TCP_PORT] [-b ADDRESS]
+ *     ./agent -i [-d DEVICE]
  *
  * Some devices have a connection manager only while a program uses one, so the agent listens by librdmacm on a port that nobody asks for.
  * Without librdmacm: cc -DWITHOUT_CM agent.c -libverbs -o agent
@@ -10,13 +11,15 @@
  * A request is one line: a verb, then key=value words. Numbers are decimal or 0x hexadecimal. The answer is one line,
  * `ok key=value ...` or `err reason`. The agent serves one client at a time. All objects of a client are destroyed when its
  * connection ends, and a client that is silent for five minutes is disconnected. Any host that reaches the TCP port can use the
- * device: run the agent in a test network only.
+ * device: run the agent in a test network only. With -i the agent serves one client over its standard input and output, and ends.
  */
 #include <arpa/inet.h>
 #include <endian.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -40,6 +43,8 @@
 #define MAX_WORDS 32
 #define MAX_LINE 16384
 #define MAX_REGION (1 << 22)
+#define MAX_MARGIN 65536
+#define MARGIN_BYTE 0xa7
 #define MAX_BYTES 4096 /* of one peek or poke */
 #define MAX_WAIT_MS 20000
 #define IDLE_SECONDS 300
@@ -48,6 +53,7 @@ struct region {
 	struct ibv_mr *mr;
 	uint8_t *start;
 	uint64_t size;
+	uint64_t margin; /* bytes in front of start, and behind its last page, that are not registered */
 };
 
 struct pair {
@@ -204,33 +210,38 @@ static uint8_t *bytes_of(struct region *r, uint64_t length)
 
 static void cmd_mr(void)
 {
-	uint64_t size = number("size", 4096), pd = number("pd", 0);
+	uint64_t size = number("size", 4096), pd = number("pd", 0), margin = number("margin", 0);
 	int access = rights("access", "lrwa"), id = 0;
-	void *start;
+	void *whole_start;
 
 	while (id < MAX_MRS && regions[id].mr)
 		id++;
 	if (id == MAX_MRS || size == 0 || size > MAX_REGION || pd > 1)
 		fail("at most %d regions of 1 to %d bytes, pd=0 or 1", MAX_MRS, MAX_REGION);
+	if (margin > MAX_MARGIN || margin % 4096)
+		fail("a margin is whole pages of 4096 bytes, at most %d bytes", MAX_MARGIN);
 	if (failed)
 		return;
-	if (posix_memalign(&start, 4096, (size + 4095) & ~4095ull))
+	uint64_t whole = 2 * margin + ((size + 4095) & ~4095ull);
+	if (posix_memalign(&whole_start, 4096, whole))
 		return fail("no memory");
+	uint8_t *start = (uint8_t *)whole_start + margin;
+	memset(whole_start, MARGIN_BYTE, whole);
 	memset(start, 0, size);
 	struct ibv_mr *mr = ibv_reg_mr(pds[pd], start, size, access);
 	if (!mr) {
 		fail("ibv_reg_mr: %s", strerror(errno));
-		free(start);
+		free(whole_start);
 		return;
 	}
-	regions[id] = (struct region){ mr, start, size };
+	regions[id] = (struct region){ mr, start, size, margin };
 	ok("mr=%d addr=0x%llx lkey=0x%x rkey=0x%x", id, (unsigned long long)(uintptr_t)start, mr->lkey, mr->rkey);
 }
 
 static void mr_free(struct region *r)
 {
 	if (r->mr && ibv_dereg_mr(r->mr) == 0) {
-		free(r->start);
+		free(r->start - r->margin);
 		r->mr = NULL;
 	}
 }
@@ -245,6 +256,28 @@ static void cmd_mr_free(void)
 	if (r->mr)
 		return fail("ibv_dereg_mr: %s", strerror(errno));
 	ok("");
+}
+
+/* Compares the bytes beside a region with what they were: at= is the place of the first that differs, from the region's first byte. */
+static void cmd_margin(void)
+{
+	struct region *r = region();
+
+	if (!r)
+		return;
+	int64_t margin = r->margin, end = ((r->size + 4095) & ~4095ull) + margin;
+	const volatile uint8_t *start = r->start;
+	for (int64_t i = -margin; i < end; i++) {
+		if (i == 0)
+			i = r->size;
+		if (i >= end || start[i] == MARGIN_BYTE)
+			continue;
+		if (!number("repair", 0))
+			return ok("changed=1 at=%lld", (long long)i);
+		r->start[i] = MARGIN_BYTE;
+	}
+	if (!failed)
+		ok("changed=0");
 }
 
 static void cmd_peek(void)
@@ -747,6 +780,7 @@ static const struct {
 } commands[] = {
 	{ "hello", cmd_hello },	  { "mr", cmd_mr },	{ "mr_free", cmd_mr_free }, { "peek", cmd_peek },
 	{ "poke", cmd_poke },	  { "fill", cmd_fill }, { "compare", cmd_compare }, { "qp", cmd_qp },
+	{ "margin", cmd_margin },
 	{ "connect", cmd_connect }, { "modify", cmd_modify }, { "query", cmd_query },	    { "free", cmd_free },
 	{ "recv", cmd_recv },	  { "send", cmd_send }, { "bind", cmd_bind },	    { "poll", cmd_poll },
 	{ "arm", cmd_arm },	  { "event", cmd_event }, { "reset", cmd_reset },
@@ -767,13 +801,16 @@ static void handle(char *line)
 }
 
 /* Serves a client until its connection ends, its line is too long, or it is silent for too long. */
-static void serve(int client)
+static void serve(int client, int answers)
 {
 	static char line[MAX_LINE];
 	struct timeval idle = { .tv_sec = IDLE_SECONDS };
+	int one = 1;
 	FILE *in = fdopen(client, "r");
 
-	out = fdopen(dup(client), "w");
+	/* An answer leaves at once: its second part would wait for the delayed acknowledgement of the first. */
+	setsockopt(answers, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+	out = fdopen(dup(answers), "w");
 	setsockopt(client, SOL_SOCKET, SO_RCVTIMEO, &idle, sizeof idle);
 	setsockopt(client, SOL_SOCKET, SO_SNDTIMEO, &idle, sizeof idle);
 	while (in && out && fgets(line, sizeof line, in) && strchr(line, '\n')) {
@@ -815,14 +852,15 @@ static int listen_at(const char *address, const char *port)
 int main(int argc, char **argv)
 {
 	const char *device = NULL, *port = "4790", *at = NULL;
-	int option;
+	int option, is_filter = 0;
 
-	while ((option = getopt(argc, argv, "d:p:b:")) != -1) {
+	while ((option = getopt(argc, argv, "d:p:b:i")) != -1) {
 		switch (option) {
 		case 'd': device = optarg; break;
 		case 'p': port = optarg; break;
 		case 'b': at = optarg; break;
-		default: fprintf(stderr, "usage: %s [-d DEVICE] [-p TCP_PORT] [-b ADDRESS]\n", argv[0]); return 2;
+		case 'i': is_filter = 1; break;
+		default: fprintf(stderr, "usage: %s [-d DEVICE] [-p TCP_PORT] [-b ADDRESS] [-i]\n", argv[0]); return 2;
 		}
 	}
 	signal(SIGPIPE, SIG_IGN);
@@ -831,6 +869,10 @@ int main(int argc, char **argv)
 		return 1;
 	}
 	start_manager();
+	if (is_filter) {
+		serve(STDIN_FILENO, STDOUT_FILENO);
+		return 0;
+	}
 	int listener = listen_at(at, port);
 	if (listener < 0) {
 		fprintf(stderr, "%s: cannot listen on TCP port %s: %s\n", argv[0], port, strerror(errno));
@@ -844,6 +886,6 @@ int main(int argc, char **argv)
 			return 1;
 		}
 		if (client >= 0)
-			serve(client);
+			serve(client, client);
 	}
 }

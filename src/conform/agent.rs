@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use crate::verdict::Stop;
@@ -19,10 +20,46 @@ const LONGEST_ANSWER: usize = 64 << 10;
 /// Time in which an agent answers a request that does not wait.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Time in which an agent is compiled and begins, if the bench starts it.
+const BEGINS_WITHIN: Duration = Duration::from_secs(60);
+
+/// Bytes to and from an agent.
+#[derive(Debug)]
+enum Stream {
+    Tcp(TcpStream),
+    /// Standard input and output of a program that leads to the agent.
+    Program(UnixStream),
+}
+
+impl Stream {
+    fn set_read_timeout(&self, limit: Duration) -> io::Result<()> {
+        match self {
+            Stream::Tcp(stream) => stream.set_read_timeout(Some(limit)),
+            Stream::Program(stream) => stream.set_read_timeout(Some(limit)),
+        }
+    }
+
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.read(bytes),
+            Stream::Program(stream) => stream.read(bytes),
+        }
+    }
+
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Stream::Tcp(stream) => stream.write_all(bytes),
+            Stream::Program(stream) => stream.write_all(bytes),
+        }
+    }
+}
+
 /// A connection to an agent.
 #[derive(Debug)]
 pub struct Agent {
-    stream: TcpStream,
+    stream: Stream,
+    /// Time for the first answer.
+    begins_within: Duration,
     /// Bytes received behind the last answer.
     rest: Vec<u8>,
     /// True once an answer was late or the connection broke: later answers could not be told apart.
@@ -72,7 +109,21 @@ impl Agent {
         let stream = TcpStream::connect_timeout(&at, limit)?;
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        Ok(Agent { stream, rest: Vec::new(), is_lost: false })
+        Ok(Agent { stream: Stream::Tcp(stream), begins_within: PATIENCE, rest: Vec::new(), is_lost: false })
+    }
+
+    /// Takes the standard input and output of a program that compiles and starts an agent: the other end of `stream`.
+    ///
+    /// # Errors
+    /// The system's error, if `stream` takes no time limit.
+    pub fn of_program(stream: UnixStream) -> io::Result<Agent> {
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(Agent {
+            stream: Stream::Program(stream),
+            begins_within: BEGINS_WITHIN,
+            rest: Vec::new(),
+            is_lost: false,
+        })
     }
 
     /// True if the connection can no longer be used.
@@ -90,7 +141,7 @@ impl Agent {
     /// # Errors
     /// If the agent refuses, or speaks another version of the protocol.
     pub fn hello(&mut self, gid: &str) -> Result<BTreeMap<String, String>, Stop> {
-        let answer = self.ask(&format!("hello gid={gid}"))?;
+        let answer = self.ask_within(&format!("hello gid={gid}"), self.begins_within)?;
         match answer.number("protocol") {
             Ok(PROTOCOL) => Ok(answer.words),
             other => Err(Stop::NotTested(format!(
@@ -139,7 +190,7 @@ impl Agent {
             if left.is_zero() {
                 return Err(io::Error::new(ErrorKind::TimedOut, "no answer in time"));
             }
-            self.stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+            self.stream.set_read_timeout(left.max(Duration::from_millis(1)))?;
             let mut bytes = [0; 4096];
             match self.stream.read(&mut bytes) {
                 Ok(0) => {

@@ -69,8 +69,7 @@ impl Bench {
     /// As [`new`](Self::new).
     pub fn reconnect(&mut self, agent: Agent) -> Script {
         self.agent = agent;
-        self.open.clear();
-        self.regions.clear();
+        self.keep();
         self.greet()
     }
 
@@ -81,8 +80,7 @@ impl Bench {
         self.region = self.register(REGION, "lrwa", 0)?;
         let control = self.connect(&Setup::new(Service::Rc))?;
         self.wire.leave_out(control.own);
-        self.open.clear();
-        self.regions.clear();
+        self.keep();
         self.control = Some(control);
         let start = Instant::now();
         self.alive()?;
@@ -113,11 +111,22 @@ impl Bench {
     /// # Errors
     /// If the agent refuses.
     pub fn register(&mut self, size: u64, access: &str, pd: u8) -> Script<Region> {
-        let answer = self.agent.ask(&format!("mr size={size} access={access} pd={pd}"))?;
+        self.register_by(&format!("mr size={size} access={access} pd={pd}"))
+    }
+
+    /// Registers memory by a request of the agent's protocol.
+    pub(crate) fn register_by(&mut self, request: &str) -> Script<Region> {
+        let answer = self.agent.ask(request)?;
         let region =
             Region { id: answer.number("mr")?, addr: answer.number("addr")?, rkey: answer.word32("rkey")? };
         self.regions.push(region.id);
         Ok(region)
+    }
+
+    /// Keeps what was made so far at the target beyond the end of checks.
+    pub(crate) fn keep(&mut self) {
+        self.open.clear();
+        self.regions.clear();
     }
 
     /// Makes and connects a QP at the target. Its region holds the pattern anew.

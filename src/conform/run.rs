@@ -36,6 +36,9 @@ pub struct Outcome {
     /// The packets as a ladder, in text; empty if none was sent.
     #[serde(default)]
     pub ladder: String,
+    /// The packets as a script that can be sent again; empty if the check has none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub script: String,
     /// The packets as a capture.
     #[serde(skip)]
     pub capture: Vec<u8>,
@@ -100,6 +103,7 @@ pub fn run(check: &Check, bench: &mut Bench, again: &mut dyn FnMut() -> Option<A
         came,
         seconds: start.elapsed().as_secs_f64(),
         ladder: String::new(),
+        script: String::new(),
         capture,
     }
 }

@@ -45,7 +45,7 @@ pub struct Wire {
     inbox: Vec<Seen>,
     capture: PcapngWriter<Vec<u8>>,
     captured: usize,
-    unheard: Option<Qpn>,
+    unheard: Vec<Qpn>,
     unknown: u64,
 }
 
@@ -131,7 +131,7 @@ impl Wire {
             inbox: Vec::new(),
             capture: new_capture(),
             captured: 0,
-            unheard: None,
+            unheard: Vec::new(),
             unknown: 0,
         })
     }
@@ -151,6 +151,22 @@ impl Wire {
         self.target
     }
 
+    /// Returns an address of the bench's network that is neither its own nor the target's.
+    pub(crate) fn stranger(&self) -> IpAddr {
+        let last = |byte: u8| match self.here {
+            IpAddr::V4(ip) => {
+                let [a, b, c, _] = ip.octets();
+                IpAddr::from([a, b, c, byte])
+            }
+            IpAddr::V6(ip) => {
+                let mut octets = ip.octets();
+                octets[15] = byte;
+                IpAddr::from(octets)
+            }
+        };
+        (77..).map(last).find(|ip| *ip != self.here && *ip != self.target).unwrap_or(self.here)
+    }
+
     /// Returns the MTU of the interface in bytes.
     pub fn mtu(&self) -> usize {
         self.mtu
@@ -161,9 +177,9 @@ impl Wire {
         self.access == Access::Raw
     }
 
-    /// Names the bench's QP of the control connection, without captures: it proves that the target is alive.
+    /// Leaves the packets to a QP of the bench out of captures: they prove that the target is alive.
     pub(crate) fn leave_out(&mut self, qpn: Qpn) {
-        self.unheard = Some(qpn);
+        self.unheard.push(qpn);
     }
 
     /// Forgets what has been received and captured.
@@ -252,7 +268,7 @@ impl Wire {
             let is_right = packet.check_icrc(&whole) == Icrc::Ok;
             // The ICRC covers the identification: without it, only a right one can be told.
             let icrc_ok = (is_right || !hides_id).then_some(is_right);
-            if Some(packet.bth.dest_qp) != self.unheard {
+            if !self.unheard.contains(&packet.bth.dest_qp) {
                 let comment = icrc_ok.is_none().then_some("the port does not show the IPv4 identification");
                 self.record(Direction::In, &frame, comment);
             }

@@ -18,6 +18,7 @@ mod pingpong;
 mod rates;
 mod seen;
 mod sim;
+mod through;
 mod wire;
 mod wrong;
 

@@ -5,21 +5,22 @@ use std::path::Path;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use roxie::netdev::{Links, NetNs};
+use roxie_conform::through::SCRIPTS;
 
 use crate::{A, Finished, Running, network, roxie, run};
 
 /// Three namespaces: the ends, and between them the wire, whose interfaces have no address.
-struct Wired {
-    left: NetNs,
-    right: NetNs,
-    middle: NetNs,
+pub(super) struct Wired {
+    pub(super) left: NetNs,
+    pub(super) right: NetNs,
+    pub(super) middle: NetNs,
     folder: tempfile::TempDir,
     _turn: network::Turn,
 }
 
 impl Wired {
     /// `None`, with a message, if that is not possible here.
-    fn new(test: &str) -> Option<Wired> {
+    pub(super) fn new(test: &str) -> Option<Wired> {
         let turn = network::turn(test)?;
         let [left, right, middle] =
             ["l", "r", "w"].map(|end| NetNs::create(&format!("{test}-{end}")).expect("a namespace"));
@@ -36,17 +37,26 @@ impl Wired {
         Some(Wired { left, right, middle, folder, _turn: turn })
     }
 
-    fn file(&self, name: &str) -> String {
+    pub(super) fn file(&self, name: &str) -> String {
         self.folder.path().join(name).display().to_string()
     }
 
     /// Starts the wire with these rules, and waits until it forwards.
     fn wire(&self, rules: &[&str]) -> Running {
+        let options: Vec<&str> = rules.iter().flat_map(|rule| ["--rule", *rule]).collect();
+        self.start(&options)
+    }
+
+    /// Starts the wire with these options, and waits until it forwards.
+    fn start(&self, options: &[&str]) -> Running {
         let mut command = roxie("wire a b --capture");
-        command.args([self.file("a"), self.file("b")]);
-        command.args(rules.iter().flat_map(|rule| ["--rule", *rule]));
+        command.args([self.file("a"), self.file("b")]).args(options);
         let mut wire = self.middle.run(|| Running::start(command)).expect("a namespace");
-        wire.wait_for("<->");
+        if options.contains(&"--json") {
+            assert!(wire.stdout.recv().expect("a line").contains("\"ready\""));
+        } else {
+            wire.wait_for("<->");
+        }
         wire
     }
 
@@ -72,47 +82,69 @@ fn end(wire: Running) -> Finished {
     wire.finish()
 }
 
-/// Operation, rules, and what the ladder shows then.
-const SCRIPTS: [(&str, &[&str], &str); 22] = [
-    ("read", &["drop opcode=READ_RESPONSE_MIDDLE psn=+3 once"], "READ_REQUEST psn"),
-    ("read", &["drop opcode=READ_RESPONSE_LAST once"], "again"),
-    ("read", &["drop opcode=READ_REQUEST once"], "again"),
-    ("read", &["duplicate opcode=READ_REQUEST nth2"], "READ_REQUEST"),
-    ("read", &["delay=5ms opcode=READ_RESPONSE_MIDDLE psn=+5 once"], "again"),
-    ("read", &["corrupt opcode=READ_RESPONSE_MIDDLE nth4"], "again"),
-    ("send", &["drop opcode=SEND_FIRST once"], "again"),
-    ("send", &["drop opcode=SEND_MIDDLE psn=+2 once"], "NAK"),
-    ("send", &["drop opcode=SEND_LAST once"], "again"),
-    ("send", &["duplicate opcode=SEND_LAST once"], "SEND_LAST"),
-    ("send", &["reorder=3 opcode=SEND_MIDDLE nth5"], "NAK"),
-    ("send", &["drop opcode=SEND_MIDDLE psn=+2 once", "drop kind=nak once"], "again"),
-    ("write", &["drop opcode=WRITE_MIDDLE nth9"], "NAK"),
-    ("write", &["corrupt opcode=WRITE_MIDDLE nth9"], "again"),
-    ("write", &["drop opcode=ACKNOWLEDGE once"], "ACK"),
-    ("write", &["drop kind=ack every2"], "ACK"),
-    ("write", &["corrupt kind=ack once"], "ACK"),
-    ("write", &["duplicate kind=ack once"], "ACK"),
-    ("write", &["delay=100ms kind=ack once"], "ACK"),
-    ("write", &["drop kind=data 3%"], "again"),
-    ("atomic", &["duplicate opcode=FETCH_ADD once"], "FETCH_ADD"),
-    ("atomic", &["drop opcode=ATOMIC_ACKNOWLEDGE once"], "again"),
-];
-
 #[test]
 fn scripts_change_packets_and_connections_hold() {
     let Some(net) = Wired::new("scripts_change_packets_and_connections_hold") else { return };
-    for (operation, rules, shown) in SCRIPTS {
-        let wire = net.wire(rules);
+    for script in SCRIPTS {
+        let wire =
+            net.start(&["--script", script.name, "--html", &net.file("html"), "--junit", &net.file("xml")]);
+        let operation = script.operation();
         let size = if operation == "atomic" { "" } else { "-s 8192 -m 1024" };
         let (server, client) = net.perf(&format!("{operation} bw --port udp -n 16 -t 4 {size}"));
         let wire = end(wire).succeeded();
         let ladder = net.ladder();
-        let about = format!("{operation} with {rules:?}: {wire:#?}\n{ladder}");
+        let about = format!("{}: {wire:#?}\n{ladder}", script.name);
         assert!(server.status.success() && client.status.success(), "{server:#?}\n{client:#?}\n{about}");
         assert!(!wire.stdout.contains("too few for an effect"), "{about}");
-        assert!(ladder.contains("fault: ") || !rules[0].starts_with("drop"), "{about}");
-        assert!(ladder.contains(shown), "no {shown:?}: {about}");
+        assert!(ladder.contains("fault: ") || !script.rules.starts_with("drop"), "{about}");
+        let followed = format!("keeps      wire/script/{}", script.name);
+        assert!(wire.stdout.contains(&followed), "{about}");
+        assert!(wire.stdout.contains("keeps      wire/recovers"), "{about}");
+        let read = |name: &str| std::fs::read_to_string(net.file(name)).expect("a report");
+        assert!(read("html").contains("wire/recovers") && read("xml").contains("failures=\"0\""), "{about}");
     }
+}
+
+#[test]
+fn random_losses_are_judged() {
+    let Some(net) = Wired::new("random_losses_are_judged") else { return };
+    let wire = net.start(&["--judge", "--rule", "drop kind=data 3%"]);
+    let (server, client) = net.perf("write bw --port udp -n 16 -t 4 -s 8192 -m 1024");
+    let wire = end(wire).succeeded();
+    assert!(server.status.success() && client.status.success(), "{server:#?}\n{client:#?}\n{wire:#?}");
+    for rule in ["again_from_the_oldest", "answers_what_arrived", "messages_once", "recovers"] {
+        assert!(wire.stdout.contains(&format!("keeps      wire/{rule}")), "{rule}: {wire:#?}");
+    }
+}
+
+/// A responder that executes a repeated atomic again is found by the values that it answers.
+#[cfg(feature = "planted-bugs")]
+#[test]
+fn judge_finds_an_atomic_executed_again() {
+    let Some(net) = Wired::new("judge_finds_an_atomic_executed_again") else { return };
+    let wire = net.start(&["--script", "atomic/request_twice", "--json"]);
+    let mut server = roxie("perf atomic bw --port udp -n 16 -t 4");
+    server.env("ROXIE_PLANTED_BUG", "AtomicExecutedAgain");
+    let mut server = net.left.run(|| Running::start(server)).expect("a namespace");
+    server.wait_for("waiting for a peer");
+    let client =
+        net.right.run(|| run(&format!("perf atomic bw --port udp -n 16 -t 4 {A}"))).expect("a namespace");
+    drop(server);
+    let wire = end(wire);
+    assert_eq!(wire.status.code(), Some(1), "{client:#?}\n{wire:#?}");
+    let report = &wire.json()[0];
+    let verdicts = report["verdicts"].as_array().expect("an array");
+    let adds = verdicts.iter().find(|verdict| verdict["name"] == "wire/adds_once").expect("the rule");
+    assert_eq!(adds["verdict"], "breaks", "{report:#}");
+}
+
+#[test]
+fn scripts_are_listed_by_name() {
+    let listed = run("wire --scripts").succeeded().stdout;
+    assert_eq!(listed.lines().count(), SCRIPTS.len());
+    assert!(listed.contains("write/middle_lost") && listed.contains("nak"), "{listed}");
+    run("wire x y --script no/such").failed(2, &["`no/such` is no script", "--scripts"]);
+    run("wire x").failed(2, &["B"]);
 }
 
 #[test]

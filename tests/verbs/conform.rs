@@ -14,7 +14,7 @@ use crate::site::in_time::CommandInTime;
 use crate::site::{FAR, Finished, PORTS, Running, Site, folder, launcher, skip};
 
 /// Compiles the agent as its source says.
-fn agent() -> (TempDir, PathBuf) {
+pub(crate) fn agent() -> (TempDir, PathBuf) {
     let place = tempfile::tempdir().unwrap();
     let (source, program) = (place.path().join("agent.c"), place.path().join("agent"));
     fs::write(&source, roxie_conform::agent::SOURCE).unwrap();
@@ -30,7 +30,7 @@ fn agent() -> (TempDir, PathBuf) {
 }
 
 /// Starts the agent on the far device, with a planted bug if one is named, and waits until it listens.
-fn target(site: &Site, port: &str, program: &Path, bug: &str) -> Running {
+pub(crate) fn target(site: &Site, port: &str, program: &Path, bug: &str) -> Running {
     let mut command = launcher(&["--dev", "right", "--port", port], &program.display().to_string());
     command.env("ROXIE_PLANTED_BUG", bug);
     let mut agent = Running::start(&site.far, command);
@@ -39,14 +39,14 @@ fn target(site: &Site, port: &str, program: &Path, bug: &str) -> Running {
 }
 
 /// Runs the bench on the near host.
-fn conform(site: &Site, options: &str) -> Finished {
+pub(crate) fn conform(site: &Site, options: &str) -> Finished {
     let mut command = Command::new(folder().join("roxie"));
     command.args(["conform", "--target", FAR]).args(options.split_whitespace());
     Running::start(&site.near, command).finish()
 }
 
 /// Runs the bench on this host, where there is nothing to test.
-fn here(options: &str) -> (i32, String) {
+pub(crate) fn here(options: &str) -> (i32, String) {
     let mut command = Command::new(folder().join("roxie"));
     let done = command.arg("conform").args(options.split_whitespace()).output_in_time().unwrap();
     let said = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);

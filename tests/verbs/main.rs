@@ -10,6 +10,7 @@ mod classes;
 mod commands;
 mod conform;
 mod ends;
+mod fuzzed;
 mod gloo;
 mod gone;
 mod huge_pages;

@@ -9,8 +9,12 @@ use clap::{Args, Subcommand};
 use crate::output;
 
 mod compare;
+mod fuzz;
 mod list;
 mod play;
+mod reach;
+mod report;
+mod through;
 
 /// Exit code of a run in which the target broke a rule.
 const BROKEN: u8 = 1;
@@ -22,13 +26,21 @@ const CANNOT_RUN: u8 = 77;
 const LONG_ABOUT: &str = "Sends right and wrong packets to a RoCE v2 peer, and judges what it does by the rules of the InfiniBand \
                           specification: which packets it sends, what memory and completions have, and whether it lives.\n\nAt the \
                           target runs a small agent, one C file on libibverbs:\n\n  roxie conform agent > agent.c\n  cc agent.c \
-                          -libverbs -lrdmacm -o agent\n  ./agent\n\nThe bench makes every packet itself. With CAP_NET_RAW it uses packet \
+                          -libverbs -lrdmacm -o agent\n  ./agent\n\n--ssh compiles and starts it there, and ends it. The bench makes every packet itself. With CAP_NET_RAW it uses packet \
                           sockets, else a UDP socket, and says which checks that leaves out. Each check ends with a verdict: keeps, \
-                          breaks, lenient (accepts without harm what it should refuse) or not tested.";
+                          breaks, lenient (accepts without harm what it should refuse) or not tested.\n\n--fuzz sends packets between \
+                          valid and invalid instead, made from --seed, each sequence to a queue pair of its own. A model follows what the \
+                          specification allows; memory, completions, answers and an honest connection beside are compared with it. What \
+                          breaks a rule is shrunk to the packets that it needs, and printed as a script for --script.\n\n--through puts a wire (see `roxie wire`) between two foreign peers, and runs \
+                          --play for each script of the wire: a shell command that performs $ROXIE_OPERATION (read, send, write or \
+                          atomic) once between the peers, with messages of 8 KiB and a path MTU of 1024 bytes. The packets that pass \
+                          are judged.";
 
-const AFTER_HELP: &str = "Examples:\n  roxie conform --target 192.0.2.2\n  roxie conform --target 192.0.2.2 --short\n  roxie conform \
+const AFTER_HELP: &str = "Examples:\n  roxie conform --target 192.0.2.2\n  roxie conform --target 192.0.2.2 --ssh me@hostb --short\n  roxie conform \
                           --target 192.0.2.2 --filter rc/duplicate --captures packets\n  roxie conform --target 192.0.2.2 --json \
-                          run.json --junit run.xml --html run.html\n\nExit codes: 0 the target keeps all rules that were tested, 1 it \
+                          run.json --junit run.xml --html run.html\n  roxie conform --target 192.0.2.2 --fuzz --seed 7\n  roxie conform \
+                          --target 192.0.2.2 --script fuzz-rc.script\n  roxie conform --through veth0 veth1 --play \
+                          './play $ROXIE_OPERATION'\n\nExit codes: 0 the target keeps all rules that were tested, 1 it \
                           breaks some, 2 wrong usage, 77 the run cannot begin.";
 
 /// Test a RoCE v2 peer against the specification
@@ -85,6 +97,12 @@ struct PlayArguments {
     /// Address of the agent [default: the target's]
     #[arg(long, value_name = "ADDRESS")]
     agent: Option<IpAddr>,
+    /// Compile and run the agent at this host by `ssh`, for the time of the run
+    #[arg(long, value_name = "USER@HOST", conflicts_with_all = ["agent", "agent_port"], value_parser = reach::host)]
+    ssh: Option<String>,
+    /// Device that the agent of --ssh opens [default: the first]
+    #[arg(long, value_name = "NAME", requires = "ssh", value_parser = reach::device)]
+    ssh_device: Option<String>,
     /// Interface that leads to the target [default: that of the route]
     #[arg(long, value_name = "NAME")]
     interface: Option<String>,
@@ -93,6 +111,10 @@ struct PlayArguments {
     link: Option<Link>,
     #[command(flatten)]
     selection: Selection,
+    #[command(flatten)]
+    fuzz: fuzz::FuzzArguments,
+    #[command(flatten)]
+    through: through::ThroughArguments,
     /// Write the report as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -102,7 +124,7 @@ struct PlayArguments {
     /// Write the report as a page that needs no other file
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Write the packets of each check to this folder
+    /// Write the packets of each check, and the scripts of --fuzz, to this folder
     #[arg(long, value_name = "DIR")]
     captures: Option<PathBuf>,
     /// Print a line for each check, also for those that are kept

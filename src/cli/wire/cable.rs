@@ -11,6 +11,8 @@ use roxie::port::fault::FaultPort;
 use roxie::port::{Port, TxId};
 use roxie::time::{Clock, Nanos};
 
+use super::judge::Judge;
+
 /// Longest sleep.
 const LONGEST_SLEEP: Nanos = Nanos::from_millis(100);
 /// Shortest sleep. A shorter wait is not slept, because the wake-up would be late.
@@ -31,6 +33,8 @@ pub(super) struct Cable {
     forwarding: Histogram<u64>,
     /// Frames too long for the other end, by the end that sends.
     pub(super) too_long: [u64; 2],
+    /// Sees the frames that leave, if the connections are judged.
+    judge: Option<Judge>,
 }
 
 impl Cable {
@@ -40,7 +44,13 @@ impl Cable {
             clock: Clock::new(),
             forwarding: Histogram::new_with_bounds(1, 10_000_000_000, 2).expect("bounds as documented"),
             too_long: [0; 2],
+            judge: None,
         }
+    }
+
+    /// Shows each frame that leaves to a judge.
+    pub(super) fn show_to(&mut self, judge: Judge) {
+        self.judge = Some(judge);
     }
 
     pub(super) fn forwarding(&self) -> &Histogram<u64> {
@@ -81,12 +91,16 @@ impl Cable {
 
     /// Carries one burst from an end to the other. Returns true if there was a frame.
     fn carry(&mut self, from: usize) -> io::Result<bool> {
+        let judge = self.judge.as_ref();
         let [a, b] = &mut self.ends;
         let (source, target) = if from == 0 { (a, b) } else { (b, a) };
         let read = self.clock.now();
         let count = source.rx_burst(read);
         for i in 0..count {
             let frame = source.rx_frame(i).frame;
+            if let Some(judge) = judge {
+                judge.leaves(&frame);
+            }
             let Some(id): Option<TxId> = target.tx_alloc(frame.len()) else {
                 self.too_long[from] += 1;
                 continue;

@@ -1,6 +1,7 @@
 //! `roxie wire`: a cable between two interfaces that does to chosen packets what rules say.
 
 mod cable;
+mod judge;
 mod report;
 
 use std::fs::{self, File};
@@ -10,16 +11,19 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
+use roxie::frame::Frame;
 use roxie::host::PacketRule;
 use roxie::netdev::Interface;
 use roxie::port::Port;
-use roxie::port::fault::{Direction, FaultConfig, FaultPort};
+use roxie::port::fault::{Action, Direction, Fault, FaultConfig, FaultPort, When};
 use roxie::port::packet::{PacketError, PromiscuousPort};
 use roxie::port::pcap::{PcapPort, Timestamps};
 use roxie::time::Nanos;
+use roxie_conform::verdict::Verdict;
 use serde_json::json;
 
 use self::cable::{Cable, End};
+use self::judge::{Judge, JudgeArguments};
 use self::report::{Placed, Report};
 use crate::failure::Failure;
 use crate::output;
@@ -34,23 +38,27 @@ const LONG_ABOUT: &str = "Forwards every frame between two interfaces, and loses
                           roce, other), qp (destination), psn (+N: behind the first one seen of the QP), src, dst, from (the interface \
                           that the packet comes from). When: once, nthN, everyN, firstN, 1%, 0.01; without it always.\n\nThe interfaces \
                           must have no IP address, or this host would answer beside the other end. Each frame leaves as on a wire: \
-                          what the kernel has merged is cut. Takes CAP_NET_RAW. Ctrl-C ends the wire and prints what passed.";
+                          what the kernel has merged is cut. Takes CAP_NET_RAW. Ctrl-C ends the wire and prints what passed.\n\n--judge follows \
+                          the reliable connections on the wire, and says whether both peers keep to the specification: from which PSN a \
+                          request is sent again, what a NAK names, that nothing is acknowledged that has not arrived, that atomics are \
+                          executed once. --script NAME loses what a known script says, and asks for what must follow.";
 
 const AFTER_HELP: &str = "Examples:\n  roxie wire veth0 veth1\n  roxie wire veth0 veth1 --rule 'drop opcode=ACKNOWLEDGE nth3'\n  roxie wire \
                           tap0 tap1 --fault drop=0.01,delay=1%:200us --capture a.pcapng b.pcapng\n  roxie wire veth0 veth1 --rules \
-                          script --seconds 10 --json\n\nExit codes: 0 done, 1 a fault could not be applied or an interface has gone, 2 \
-                          wrong usage, 3 an interface cannot be opened.";
+                          script --seconds 10 --json\n  roxie wire veth0 veth1 --script write/middle_lost --html wire.html\n  roxie wire \
+                          --scripts\n\nExit codes: 0 done, 1 a fault could not be applied, an interface has gone or a peer breaks a \
+                          rule, 2 wrong usage, 3 an interface cannot be opened.";
 
 /// A cable between two interfaces that loses, doubles, damages, marks, delays or reorders chosen packets
 #[derive(Debug, Args)]
 #[command(long_about = LONG_ABOUT, after_help = AFTER_HELP)]
 pub(crate) struct Arguments {
     /// One end: an interface
-    #[arg(value_name = "A")]
-    a: String,
+    #[arg(value_name = "A", required_unless_present = "scripts")]
+    a: Option<String>,
     /// The other end
-    #[arg(value_name = "B")]
-    b: String,
+    #[arg(value_name = "B", required_unless_present = "scripts")]
+    b: Option<String>,
     /// A fault for chosen packets; repeatable, all rules act
     #[arg(long = "rule", value_name = "RULE")]
     rules: Vec<PacketRule>,
@@ -63,6 +71,8 @@ pub(crate) struct Arguments {
     /// Write what passes at A and at B, with what the wire did, to two files
     #[arg(long, num_args = 2, value_names = ["FILE_A", "FILE_B"])]
     capture: Vec<PathBuf>,
+    #[command(flatten)]
+    judge: JudgeArguments,
     /// End after so many seconds [default: at Ctrl-C]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     seconds: Option<u32>,
@@ -80,7 +90,10 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
 }
 
 fn forward(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    let names = [arguments.a.clone(), arguments.b.clone()];
+    let (Some(a), Some(b)) = (&arguments.a, &arguments.b) else {
+        return judge::list().map(|()| ExitCode::SUCCESS);
+    };
+    let names = [a.clone(), b.clone()];
     if names[0] == names[1] {
         return Err(Failure::Usage(format!("both ends are {}: a wire has two", names[0])));
     }
@@ -88,6 +101,7 @@ fn forward(arguments: &Arguments) -> Result<ExitCode, Failure> {
     if let Some(path) = &arguments.file {
         rules.extend(read_rules(path)?);
     }
+    rules.extend(arguments.judge.rules()?);
     for rule in &rules {
         if let Some(from) = rule.from.as_ref().filter(|from| !names.contains(from)) {
             let ends = names.join(" or ");
@@ -103,8 +117,13 @@ fn forward(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let signals = signals::catch_in_command()?;
     let mut placed: Vec<Placed> =
         rules.into_iter().map(|rule| Placed { rule, matched: Vec::new() }).collect();
-    let mut open = |at: usize| end(&names[at], &fault, &mut placed, arguments.capture.get(at));
+    let judge = arguments.judge.judge(&placed);
+    let mut open =
+        |at: usize| end(&names[at], &fault, &mut placed, arguments.capture.get(at), judge.as_ref());
     let mut cable = Cable::new([open(0)?, open(1)?]);
+    if let Some(judge) = &judge {
+        cable.show_to(judge.clone());
+    }
     let [a, b] = [&cable.ends[0], &cable.ends[1]].map(|end| end.info().mtu);
     if arguments.json {
         output::line(json!({"event": "ready", "ends": names, "mtu": [a, b], "rules": placed.len()}))?;
@@ -118,9 +137,14 @@ fn forward(arguments: &Arguments) -> Result<ExitCode, Failure> {
     }
     let until = arguments.seconds.map_or(Nanos::MAX, |seconds| Nanos(u64::from(seconds) * 1_000_000_000));
     let ended = cable.run(signals.as_fd(), until);
-    let report = Report::of(&cable, &placed, &names);
+    let mut report = Report::of(&cable, &placed, &names);
+    let verdicts = judge.map(|judge| judge.report(&names));
     // The captures are complete when the ends are closed.
     drop(cable);
+    if let Some(verdicts) = &verdicts {
+        arguments.judge.write(verdicts)?;
+        report.verdicts.clone_from(&verdicts.checks);
+    }
     if arguments.json {
         output::line(serde_json::to_string(&report).map_err(|error| Failure::Run(error.to_string()))?)?;
     } else {
@@ -134,7 +158,8 @@ fn forward(arguments: &Arguments) -> Result<ExitCode, Failure> {
         );
         return Ok(ExitCode::FAILURE);
     }
-    Ok(ExitCode::SUCCESS)
+    let is_broken = verdicts.is_some_and(|verdicts| verdicts.count(Verdict::Breaks) > 0);
+    Ok(if is_broken { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// Opens an end, with the rules for the frames that arrive there.
@@ -143,6 +168,7 @@ fn end(
     fault: &FaultConfig,
     rules: &mut [Placed],
     capture: Option<&PathBuf>,
+    judge: Option<&Judge>,
 ) -> Result<End, Failure> {
     let interface = Interface::by_name(name).map_err(|error| Failure::Device(error.to_string()))?;
     // The kernel makes link-local addresses of IPv6 by itself, and answers nobody for others there.
@@ -173,6 +199,11 @@ fn end(
     };
     let only_arriving = FaultConfig { tx: Vec::new(), ..fault.clone() };
     let mut end = FaultPort::new(port, &only_arriving);
+    if let Some(judge) = judge.cloned() {
+        // A fault without an effect, whose predicate sees each frame as it arrives.
+        let nothing = Fault { action: Action::Drop, when: When::Rate(0.0) };
+        end = end.with_rule(Direction::Rx, nothing, move |frame: &Frame<'_>| judge.arrives(frame));
+    }
     for placed in rules.iter_mut().filter(|placed| placed.rule.from.as_ref().is_none_or(|from| from == name))
     {
         let (test, matched) = placed.rule.matcher();

@@ -2,6 +2,8 @@
 
 use roxie::host::{Matched, PacketRule};
 use roxie::port::Port;
+use roxie_conform::run::Outcome;
+use roxie_conform::verdict::Verdict;
 use serde::Serialize;
 
 use super::cable::Cable;
@@ -21,6 +23,9 @@ pub(super) struct Report {
     rules: Vec<RuleReport>,
     /// Time from the read of a frame to its write, in us.
     forwarding_us: Forwarding,
+    /// Verdicts about the peers, if they are judged.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) verdicts: Vec<Outcome>,
 }
 
 #[derive(Debug, Serialize)]
@@ -107,6 +112,7 @@ impl Report {
                 p99: us(times.value_at_quantile(0.99)),
                 max: us(times.max()),
             },
+            verdicts: Vec::new(),
         }
     }
 
@@ -146,6 +152,12 @@ impl Report {
             "forwarding took {:.1} us (median), {:.1} us (99th percentile), {:.1} us at most, over {:.1} s",
             f.median, f.p99, f.max, self.seconds
         ));
+        for outcome in &self.verdicts {
+            lines.push(format!("{:<10} {}: {}", outcome.verdict.words(), outcome.name, outcome.asks));
+            if outcome.verdict != Verdict::Keeps {
+                lines.push(format!("           {}", outcome.came));
+            }
+        }
         lines
     }
 }

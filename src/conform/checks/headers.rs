@@ -73,7 +73,7 @@ pub(super) fn checks() -> Vec<Check> {
             format!("a {} from an address that is not the peer's", kind.name.to_uppercase()),
             "a packet to a connected QP from another address than its peer's is dropped",
             move |bench| {
-                let stranger = stranger(bench);
+                let stranger = bench.wire.stranger();
                 is_dropped(bench, kind, |rc| Craft { from: Some(stranger), ..(kind.craft)(rc) })
             },
         );
@@ -127,23 +127,6 @@ pub(super) fn checks() -> Vec<Check> {
 fn truncated(mut packet: Craft) -> Craft {
     packet.bth.opcode = Opcode::RC_SEND_ONLY_IMM;
     packet
-}
-
-/// Returns an address in the target's network that is neither the bench's nor the target's.
-fn stranger(bench: &Bench) -> std::net::IpAddr {
-    let (here, target) = (bench.wire.here(), bench.wire.target());
-    let last = |ip: std::net::IpAddr, byte: u8| match ip {
-        std::net::IpAddr::V4(v4) => {
-            let [a, b, c, _] = v4.octets();
-            std::net::IpAddr::from([a, b, c, byte])
-        }
-        std::net::IpAddr::V6(v6) => {
-            let mut octets = v6.octets();
-            octets[15] = byte;
-            std::net::IpAddr::from(octets)
-        }
-    };
-    (77..).map(|byte| last(here, byte)).find(|ip| *ip != here && *ip != target).unwrap_or(here)
 }
 
 /// Sends a void packet, then a valid WRITE of the same PSN: only the WRITE may be answered or have an effect.

@@ -101,8 +101,8 @@ fn check(html: &mut String, outcome: &Outcome, is_open: bool) {
         let _ = writeln!(html, "<dt>{key}</dt><dd>{}</dd>", escaped(value));
     }
     html.push_str("</dl>\n");
-    if !outcome.ladder.is_empty() {
-        let _ = writeln!(html, "<pre>{}</pre>", escaped(&outcome.ladder));
+    for text in [&outcome.script, &outcome.ladder].into_iter().filter(|text| !text.is_empty()) {
+        let _ = writeln!(html, "<pre>{}</pre>", escaped(text));
     }
     html.push_str("</details>\n");
 }

@@ -45,10 +45,11 @@ pub fn junit(report: &Report) -> String {
                 Verdict::Breaks => {
                     let _ = write!(
                         xml,
-                        "<failure message=\"{message}\" type=\"breaks\">{} {}: {}\n{}</failure>",
+                        "<failure message=\"{message}\" type=\"breaks\">{} {}: {}\n{}{}</failure>",
                         escaped(&outcome.clause),
                         escaped(&outcome.stimulus),
                         escaped(&outcome.asks),
+                        escaped(&outcome.script),
                         escaped(&outcome.ladder)
                     );
                 }

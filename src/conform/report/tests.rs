@@ -11,6 +11,7 @@ fn outcome(name: &str, chapter: &str, verdict: Verdict) -> Outcome {
         came: if verdict == Verdict::Keeps { String::new() } else { "nothing \u{1b}[31m <b>".into() },
         seconds: 0.25,
         ladder: if verdict == Verdict::Breaks { "|-- SEND -->|".into() } else { String::new() },
+        script: if verdict == Verdict::Breaks { "pair RC first=0x1".into() } else { String::new() },
         capture: Vec::new(),
     }
 }
@@ -90,6 +91,7 @@ fn page_escapes_and_shows_failures_first() {
     assert!(html.contains("prefers-color-scheme:dark") && !html.contains("<b>") && !html.contains("<script"));
     let (broken, chapter) = (html.find("Broken rules").unwrap(), html.find("<h2>One</h2>").unwrap());
     assert!(broken < chapter && html[broken..chapter].contains("|-- SEND --&gt;|"));
+    assert!(html[broken..chapter].contains("pair RC first=0x1"));
     // The page loads nothing.
     assert!(!html.contains("http") && !html.contains("src="));
 }
