@@ -87,6 +87,7 @@ impl Adapter {
 #[derive(Clone, Debug)]
 pub struct Image {
     folder: PathBuf,
+    processors: u8,
 }
 
 /// Returns the folder of the runner's sources, with the guest's scripts.
@@ -181,7 +182,13 @@ impl Image {
         if !output.status.success() || folder.is_empty() {
             return Err(Error::Command { command: line, output: format!("{}", output.status) });
         }
-        Ok(Image { folder: folder.into() })
+        Ok(Image { folder: folder.into(), processors: 1 })
+    }
+
+    /// Returns the image for a guest of so many processors, 1 at least, instead of one.
+    #[must_use]
+    pub fn with_processors(self, processors: u8) -> Image {
+        Image { processors, ..self }
     }
 
     /// Returns the folder with `vmlinuz`, `initramfs.gz`, `outside`, `peer` and `kernel`.
@@ -204,9 +211,10 @@ impl Image {
         );
         let mut command = namespace.command("setpriv");
         command.args(["--pdeathsig", "KILL", "qemu-system-x86_64", "-accel", "tcg", "-cpu", "max"]);
-        // One processor, but a maximum of two. If the maximum is one, QEMU 7.2 omits memory barriers (tcg-op.c,
+        // Of one processor, a maximum of two. If the maximum is one, QEMU 7.2 omits memory barriers (tcg-op.c,
         // tcg_gen_mb), and its own thread may miss a packet in an empty queue: eth0 then never sends again.
-        command.args(["-m", "1024", "-smp", "1,maxcpus=2", "-nographic", "-no-reboot"]);
+        let processors = format!("{},maxcpus={}", self.processors, self.processors.max(2));
+        command.args(["-m", "1024", "-smp", &processors, "-nographic", "-no-reboot"]);
         command.arg("-kernel").arg(self.folder.join("vmlinuz"));
         command.arg("-initrd").arg(self.folder.join("initramfs.gz"));
         command.args(["-append", &kernel_line]);

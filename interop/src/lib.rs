@@ -5,6 +5,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod disk;
 pub mod distro;
 pub mod end;
 pub mod error;

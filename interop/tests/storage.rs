@@ -1,29 +1,35 @@
-//! `roxie nvme target` and hosts that are guests: one that is killed, and two at a time.
+//! `roxie nvme target` and hosts that are guests: one that is killed, and two at a time; nvmet, and a host that it refuses.
 //!
 //! Needs root, QEMU and (the first time) a Debian mirror; prints SKIP and the reason if the host lacks one.
 
 #![deny(unsafe_code)]
 
-use std::fs::{self, File};
+#[path = "../../tests/nvme/requests.rs"]
+mod requests;
+
+use std::fs;
 use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use interop::disk::{self, has_file_system};
 use interop::end::Ended;
 use interop::guest::{Guest, Image, output_folder};
 use interop::local::program::{roxie, roxie_for_tests, wait_until};
 use interop::network::{INTERFACE, Namespace, address};
 use interop::peer::Peer;
 use interop::rows::Family;
+use roxie::host::{ConnectionManager, Device, DeviceConfig, Stack};
+use roxie::port::udp::UdpConfig;
+use roxie_nvmeof::initiator::HostOptions;
 
 const NQN: &str = "nqn.2026-11.example:storage";
 const SERVICE: &str = "4420";
-/// Length of a disk: with room for a file system and its journal.
-const LENGTH: u64 = 64 << 20;
 /// An emulated guest on a busy host takes its time.
 const PATIENCE: Duration = Duration::from_secs(180);
 
@@ -70,7 +76,7 @@ impl Drop for Target {
 fn disk(name: &str) -> PathBuf {
     let path = output_folder().join(name);
     fs::create_dir_all(output_folder()).expect("the folder");
-    File::create(&path).and_then(|file| file.set_len(LENGTH)).expect("the disk");
+    disk::create(&path).expect("the disk");
     path
 }
 
@@ -107,12 +113,6 @@ fn queue_pairs(pid: u32) -> usize {
         .count()
 }
 
-fn has_file_system(disk: &Path) -> bool {
-    let file = fs::read(disk).expect("the disk");
-    // Magic number in the superblock of ext4, at byte 1024 + 56.
-    file[1080..1082] == [0x53, 0xef]
-}
-
 #[test]
 fn target_forgets_a_host_that_was_killed() {
     let Some(image) = Image::for_test("target_forgets_a_host_that_was_killed") else { return };
@@ -136,7 +136,7 @@ fn target_forgets_a_host_that_was_killed() {
     let mut peer = second.peer(&namespace).expect("a session");
     run(&mut peer, &connect(1));
     run(&mut peer, "use 1024");
-    assert!(has_file_system(&disk));
+    has_file_system(&disk).unwrap();
     fs::remove_file(disk).unwrap();
 }
 
@@ -160,7 +160,30 @@ fn two_hosts_use_two_namespaces() {
         assert_eq!(ended.code, Some(0), "{}", ended.output);
     }
     for disk in disks {
-        assert!(has_file_system(&disk), "{}", disk.display());
+        has_file_system(&disk).unwrap();
         fs::remove_file(disk).unwrap();
     }
+}
+
+#[test]
+fn nvmet_ends_refused_requests_as_tabled() {
+    let Some(image) = Image::for_test("nvmet_ends_refused_requests_as_tabled") else { return };
+    let namespace = Namespace::create().expect("the namespace");
+    let guest = guest(&image, &namespace, "nvmet", 2);
+    let mut peer = guest.peer(&namespace).expect("a session");
+    let there = address(2, Family::V4);
+    run(&mut peer, &format!("serve {there} {SERVICE} {NQN} 4096"));
+    let opened = namespace.within(|| {
+        let (interface, addresses) = (Some(INTERFACE.to_owned()), vec![address(1, Family::V4)]);
+        let config = UdpConfig { interface, addresses, ..UdpConfig::default() };
+        Device::open_udp(&config, &Stack::default(), &DeviceConfig::default())
+    });
+    let device = opened.expect("the namespace").expect("a device");
+    let manager = ConnectionManager::start(&device).expect("QP1");
+    let to = SocketAddr::new(there, SERVICE.parse().expect("a port"));
+    let options = HostOptions::new(NQN, [3; 16]);
+    // nvmet holds back a host with too many commands, and does not end its connection.
+    let ends_within = Duration::from_secs(2);
+    requests::check(&requests::Place { device: &device, manager: &manager, to, options, ends_within }, 0);
+    run(&mut peer, "stop");
 }

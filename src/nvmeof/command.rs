@@ -143,6 +143,13 @@ impl Command {
         Command { dwords: [feature as u32, value, 0, 0, 0, 0], ..Command::new(admin::SET_FEATURES, 0) }
     }
 
+    /// Returns an Abort of the command `id` of a queue; 0: the admin queue. Bit 0 of the result is 0 if the command was aborted: it ends
+    /// with [`Status::ABORTED`](crate::Status::ABORTED) then (NVMe base specification 5.1).
+    pub const fn abort(queue: u16, id: u16) -> Command {
+        let dwords = [queue as u32 | (id as u32) << 16, 0, 0, 0, 0, 0];
+        Command { dwords, ..Command::new(admin::ABORT, 0) }
+    }
+
     /// Returns a Property Get of 4 or, if `wide`, 8 bytes.
     pub const fn property_get(offset: u32, wide: bool) -> Command {
         let dwords = [wide as u32, offset, 0, 0, 0, 0];
@@ -304,6 +311,12 @@ mod tests {
         let set = Command::property_set(property::CONFIGURATION, 0x0046_0001).to_bytes();
         assert_eq!((set[0], set[4], set[40], set[44]), (0x7f, 0, 0, 0x14));
         assert_eq!(set[48..56], [1, 0, 0x46, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn abort_names_queue_and_command() {
+        let bytes = Command::abort(0x0102, 0x0304).to_bytes();
+        assert_eq!((bytes[0], &bytes[40..44]), (0x08, &[2, 1, 4, 3][..]));
     }
 
     #[test]

@@ -72,6 +72,7 @@ fn run(queue: &mut Queue, capsule: &[u8]) -> Option<Response> {
     };
     assert!(data.len() as u64 <= limit, "{} bytes to fetch", data.len());
     let response = queue.run(Duration::ZERO, &task, &mut data);
+    while queue.event().is_some() {}
     if let (Transfer::Deliver(remote), Some(response)) = (&task.transfer, response)
         && response.status.is_success()
     {

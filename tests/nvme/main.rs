@@ -5,6 +5,7 @@
 mod hostile;
 mod io;
 mod refuse;
+mod requests;
 
 use std::net::SocketAddr;
 use std::sync::Arc;

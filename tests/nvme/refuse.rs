@@ -1,5 +1,8 @@
 //! Hosts and queues that the target does not take.
 
+use std::fs;
+use std::path::Path;
+
 use roxie::host::{DialError, DialOptions};
 use roxie_nvmeof::Status;
 use roxie_nvmeof::cm::{QueueRequest, Refusal};
@@ -7,7 +10,8 @@ use roxie_nvmeof::command::{Command, io};
 use roxie_nvmeof::initiator::{Data, HostOptions, InitiatorError};
 use roxie_nvmeof::subsystem::Limits;
 
-use super::{DISK, HOST, Site, memory, options, subsystem};
+use super::requests::{Place, TABLE, check};
+use super::{DISK, HOST, PATIENCE, Site, memory, options, subsystem};
 
 #[test]
 fn unknown_subsystem_is_named_in_the_refusal() {
@@ -72,4 +76,23 @@ fn wrong_private_data_is_rejected_with_reason() {
     }
     site.serves(0);
     site.connect();
+}
+
+#[test]
+fn refused_requests_end_as_tabled() {
+    let site = Site::new();
+    let (device, manager, options) = (&site.near, &site.manager, options(DISK));
+    check(&Place { device, manager, to: site.to, options, ends_within: PATIENCE }, 1);
+    site.serves(0);
+}
+
+#[test]
+fn page_has_the_table_of_requests() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/storage.md");
+    let page = fs::read_to_string(path).expect("the page");
+    let rows: String = TABLE
+        .iter()
+        .map(|(request, [nvmet, roxie])| format!("| {request} | {nvmet} | {roxie} |\n"))
+        .collect();
+    assert!(page.contains(&rows), "docs/storage.md lacks\n{rows}");
 }

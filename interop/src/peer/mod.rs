@@ -301,8 +301,17 @@ impl Peer {
 
     /// Waits for a job, and kills it after `timeout`.
     pub fn wait(&mut self, job: usize, timeout: Duration) -> Result<Ended, Error> {
-        let reply = self.command(&format!("wait job={job} timeout_ms={}", timeout.as_millis()))?;
-        let output = reply.details.join("\n");
+        let (mut left, mut output) = (timeout, String::new());
+        let reply = loop {
+            // A longer wait would take the peer for dead.
+            let slice = left.min(ANSWER_TIMEOUT / 2);
+            let reply = self.command(&format!("wait job={job} timeout_ms={}", slice.as_millis()))?;
+            left -= slice;
+            output += &reply.details.join("\n");
+            if left.is_zero() || reply.number::<u32>("exited")? != 0 {
+                break reply;
+            }
+        };
         if reply.number::<u32>("exited")? == 0 {
             let rest = self.command(&format!("kill job={job}"))?.details.join("\n");
             return Ok(Ended { code: None, output: output + &rest });

@@ -105,13 +105,3 @@ pub(super) fn same_as_kernel(bytes: &[u8], peer: &mut Peer, name: &str, what: &s
         Err(Failed::Other(format!("{what} bytes are others: {here} here, {there} there")))
     }
 }
-
-/// Checks that a disk's file has a file system.
-pub(super) fn has_file_system(disk: &Path) -> Result<(), Failed> {
-    let file = fs::read(disk).map_err(Error::file(disk))?;
-    // Magic number in the superblock of ext4, at byte 1024 + 56.
-    match file.get(1080..1082) {
-        Some([0x53, 0xef]) => Ok(()),
-        _ => Err(Failed::Other("the file has no file system".into())),
-    }
-}

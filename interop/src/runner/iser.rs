@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use interop::disk;
 use interop::end::{End, Ended, Local};
 use interop::error::Error;
 use interop::guest::{output_folder, sources};
@@ -15,9 +16,7 @@ use interop::peer::Peer;
 use interop::report::Outcome;
 use interop::rows::{Impairment, Row, Side};
 
-use super::guest_script::{
-    self, ENDS_WITHIN, Failed, has_file_system, outcome, pattern, same_as_kernel, words,
-};
+use super::guest_script::{self, ENDS_WITHIN, Failed, outcome, pattern, same_as_kernel, words};
 use super::programs::{LISTENS_WITHIN, NO_SUCH_PROGRAM};
 
 const SCRIPT: &str = "roxie-iser";
@@ -25,8 +24,6 @@ const IQN: &str = "iqn.2026-11.example:interop";
 /// The kernel's name, as the guest's script has it.
 const INITIATOR: &str = "iqn.2026-11.example:guest";
 const SERVICE: u16 = 3260;
-/// Length of the disk: with room for a file system and its journal.
-const LENGTH: u64 = 64 << 20;
 /// Length of the kernel's disk in memory.
 const KERNEL_LENGTH: usize = 4 << 20;
 
@@ -47,8 +44,7 @@ fn script(peer: &mut Peer, line: &str) -> Result<Ended, Failed> {
 /// Makes a file system on a disk of tgtd's, with the kernel as initiator. Then tgtd ends by SIGTERM, and its file has a file system.
 fn kernel_is_initiator(row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Result<(), Failed> {
     let disk = output_folder().join("iser.img");
-    let made = fs::File::create(&disk).and_then(|file| file.set_len(LENGTH));
-    made.map_err(Error::file(&disk))?;
+    disk::create(&disk)?;
     let here = roxie.address(row.family)?;
     start_tgtd(&disk, roxie)?;
     script(peer, &format!("connect {here} {SERVICE} {IQN}"))?;
@@ -59,7 +55,7 @@ fn kernel_is_initiator(row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Res
     if target.code != Some(0) {
         return Err(not_well("tgtd", target));
     }
-    has_file_system(&disk)?;
+    disk::has_file_system(&disk)?;
     fs::remove_file(&disk).map_err(Error::file(&disk))?;
     Ok(())
 }

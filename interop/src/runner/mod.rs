@@ -23,11 +23,11 @@ use interop::end::{End, Local, Setup, Unready};
 use interop::error::Error;
 use interop::exec;
 use interop::guest::{output_folder, peer_sources};
-use interop::network::{command_line, run};
+use interop::network::{Namespace, command_line, run};
 use interop::peer::{About, Peer};
 use interop::report::{Outcome, Report};
 use interop::rows::{
-    self, Case, ErrorCase, Family, Feature, Impairment, Network, Odd, Program, Row, Side, Wrong,
+    self, Blocks, Case, ErrorCase, Family, Feature, Impairment, Network, Odd, Program, Row, Side, Wrong,
 };
 use interop::skip::SkipReason;
 use interop::wire::Wire;
@@ -35,6 +35,7 @@ use interop::wire::Wire;
 pub(crate) use disks::disks;
 pub(crate) use distros::{Wanted, distros, remove};
 pub(crate) use networks::{Links, namespaces};
+pub(crate) use nvme::QUEUES;
 pub(crate) use versus::versus;
 pub(crate) use zero_copy::zero_copy;
 
@@ -47,6 +48,16 @@ pub(crate) struct Ends<'a, 'b> {
     pub(crate) roxie: &'a mut (dyn Local + 'b),
     pub(crate) peer: &'a mut Peer,
     pub(crate) links: Links<'b>,
+    /// How long rows of NVMe over Fabrics with the kernel as host verify blocks at each path MTU, if not only for seconds.
+    pub(crate) minutes: Option<u32>,
+}
+
+impl Ends<'_, '_> {
+    /// Returns the minutes and the site, if a row runs for minutes.
+    fn minutes(&self, row: &Row) -> Option<(u32, &Namespace)> {
+        let is_long = matches!(row.case, Case::Nvme(Blocks::Moved(_))) && row.requester == Side::Peer;
+        self.minutes.zip(self.links.site).filter(|_| is_long)
+    }
 }
 
 /// Runs the matrix between Roxie and the peer. True if the whole run is good.
@@ -56,7 +67,10 @@ pub(crate) fn matrix(rows: &[Row], mut ends: Ends<'_, '_>, keep: bool, report: &
     println!("peer: {device} on kernel {kernel}, rdma-core {rdma_core}, {} rows", rows.len());
     let captures = output_folder().join("captures");
     fs::create_dir_all(&captures).map_err(Error::file(&captures))?;
-    in_order(rows, about, report, |row| {
+    // Two path MTUs, with as much time for the last rounds.
+    let minutes: u32 =
+        rows.iter().filter_map(|row| ends.minutes(row)).map(|(minutes, _)| 2 * minutes + 20).sum();
+    in_order(rows, about, report, Duration::from_secs(60) * minutes, |row| {
         if ends.peer.is_lost() {
             return Outcome::Fail("the connection to the peer is lost: see an earlier row".into());
         }
@@ -79,6 +93,10 @@ pub(crate) fn matrix(rows: &[Row], mut ends: Ends<'_, '_>, keep: bool, report: &
 /// are captured in the first run. Other rows can share an open port, and are run again for the capture; the second
 /// outcome is reported but does not count.
 fn judged(row: &Row, ends: &mut Ends<'_, '_>, captures: &Path, keep: bool) -> Outcome {
+    if ends.minutes(row).is_some() {
+        // A capture of minutes would fill the disk.
+        return one(row, ends, None);
+    }
     let file = captures.join(row.to_string().replace('/', "-") + ".pcapng");
     let path = file.display();
     if keep || row.fault() != Impairment::None {
@@ -124,21 +142,22 @@ pub(crate) fn self_check(rows: &[Row], a: &mut Peer, b: &mut Peer) -> Result<boo
     };
     let rows: Vec<Row> = rows.iter().filter(of_verbs).copied().collect();
     let report = output_folder().join("self-check.json");
-    in_order(&rows, a.about().clone(), &report, |row| match peer_lacks(row, a) {
+    in_order(&rows, a.about().clone(), &report, Duration::ZERO, |row| match peer_lacks(row, a) {
         Some(reason) => Outcome::Skip(reason),
         None => verbs(row, a, b),
     })
 }
 
-/// Runs rows until the time limit, and always writes the report.
+/// Runs rows until the time limit, which is `more` beside that of their number, and always writes the report.
 fn in_order(
     rows: &[Row],
     about: About,
     path: &Path,
+    more: Duration,
     mut one: impl FnMut(&Row) -> Outcome,
 ) -> Result<bool, Error> {
     let start = Instant::now();
-    let budget = BUDGET.max(BUDGET.mul_f64(rows.len() as f64 / rows::all().len() as f64));
+    let budget = more + BUDGET.max(BUDGET.mul_f64(rows.len() as f64 / rows::all().len() as f64));
     let mut report = Report::new(about, rows.iter().map(Row::to_string).collect());
     for row in rows {
         if start.elapsed() > budget {
@@ -205,7 +224,8 @@ fn program_lacks(program: Program, row: &Row, peer: &Peer) -> Option<SkipReason>
 }
 
 fn one(row: &Row, ends: &mut Ends<'_, '_>, capture: Option<&Path>) -> Outcome {
-    let Ends { roxie, peer, links } = ends;
+    let minutes = ends.minutes.filter(|_| ends.minutes(row).is_some());
+    let Ends { roxie, peer, links, .. } = ends;
     let (roxie, peer) = (&mut **roxie, &mut **peer);
     let setup = Setup {
         port: row.port,
@@ -237,7 +257,10 @@ fn one(row: &Row, ends: &mut Ends<'_, '_>, capture: Option<&Path>) -> Outcome {
         (Case::Conform, _) => conform::bench(row, roxie, peer),
         (Case::Iser(_), _) => iser::units(row, roxie, peer),
         (Case::Nfs(_), _) => nfs::files(row, roxie, peer),
-        (Case::Nvme(test), _) => nvme::blocks(test, row, roxie, peer),
+        (Case::Nvme(test), _) => match minutes.zip(links.site) {
+            Some((minutes, site)) => nvme::for_minutes(minutes, row, roxie, peer, site),
+            None => nvme::blocks(test, row, roxie, peer),
+        },
         (Case::Wrong(wrong), _) => play_wrong(wrong, row.family, roxie, peer),
         (Case::Odd(odd), _) => play_odd(odd, row.family, roxie, peer),
         (_, Side::Roxie) => verbs(row, roxie, peer),

@@ -7,24 +7,23 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
+use interop::disk;
 use interop::end::{End, Ended, Local};
 use interop::error::Error;
 use interop::guest::output_folder;
-use interop::local::program::wait_until;
+use interop::local::program::{roxie as roxie_program, wait_until};
+use interop::network::{LINK_MTU, Namespace, run};
 use interop::peer::Peer;
 use interop::report::Outcome;
 use interop::rows::{Blocks, Impairment, Row, Side};
+use serde_json::Value;
 
-use super::guest_script::{
-    self, ENDS_WITHIN, Failed, ended, has_file_system, outcome, pattern, same_as_kernel, words,
-};
+use super::guest_script::{self, ENDS_WITHIN, Failed, ended, outcome, pattern, same_as_kernel, words};
 use super::programs::LISTENS_WITHIN;
 
 const SCRIPT: &str = "roxie-nvme";
 const NQN: &str = "nqn.2026-11.example:interop";
 const SERVICE: &str = "4420";
-/// Length of the disk: with room for a file system and its journal.
-const LENGTH: u64 = 64 << 20;
 /// Length of the kernel's disk in memory.
 const KERNEL_LENGTH: usize = 4 << 20;
 
@@ -37,6 +36,73 @@ pub(super) fn blocks(test: Blocks, row: &Row, roxie: &mut dyn Local, peer: &mut 
     outcome(played, roxie)
 }
 
+/// Length of the guest's link for each path MTU of a long row.
+const LINKS: [(usize, u64); 2] = [(1500, 1024), (LINK_MTU, 4096)];
+/// I/O queues of a long row, for as many processors of the guest.
+pub(crate) const QUEUES: u8 = 4;
+
+/// Runs a row for `minutes` at each path MTU, with the kernel as host: 4 jobs of depth 32 write and verify blocks of 4 KiB to 1 MiB.
+pub(super) fn for_minutes(
+    minutes: u32,
+    row: &Row,
+    roxie: &mut dyn Local,
+    peer: &mut Peer,
+    site: &Namespace,
+) -> Outcome {
+    let disk = output_folder().join("nvme.img");
+    let played = verify(minutes, &disk, row, roxie, peer, site);
+    // The next row has the site's MTU again.
+    let restored = script(peer, &format!("mtu {LINK_MTU}"));
+    outcome(played.and(restored.map(drop)), roxie)
+}
+
+fn verify(
+    minutes: u32,
+    disk: &Path,
+    row: &Row,
+    roxie: &mut dyn Local,
+    peer: &mut Peer,
+    site: &Namespace,
+) -> Result<(), Failed> {
+    disk::create(disk)?;
+    let here = roxie.address(row.family)?;
+    start_target(disk, row, roxie)?;
+    // Each lost packet costs the kernel half a second, so that a round of the whole disk would take too long.
+    let kib = if row.fault() == Impairment::None { disk::LENGTH >> 10 } else { 8192 };
+    let seconds = u64::from(minutes) * 60;
+    for (link, path) in LINKS {
+        script(peer, &format!("mtu {link}"))?;
+        script(peer, &format!("connect {here} {SERVICE} {NQN} 1 rdma {QUEUES}"))?;
+        have_path_mtu(path, site)?;
+        let job = peer.spawn(SCRIPT, &words(&format!("verify {seconds} {kib}")))?;
+        // The last round begins before the time is over.
+        let done = ended(peer.wait(job, Duration::from_secs(seconds) + 5 * ENDS_WITHIN)?)?;
+        println!("{row}: path MTU {path}: {}", done.output.trim());
+    }
+    end_target(roxie)?;
+    Ok(fs::remove_file(disk).map_err(Error::file(disk))?)
+}
+
+/// Waits until the target has the queue pairs of the admin queue and of [`QUEUES`] I/O queues, all with this path MTU.
+fn have_path_mtu(path: u64, site: &Namespace) -> Result<(), Failed> {
+    let program = roxie_program()?;
+    let path_mtus = || -> Result<Vec<u64>, Error> {
+        let mut show = site.command(&program.to_string_lossy());
+        let text = run(show.args(["show", "qps", "--json"]))?;
+        let all: Value = serde_json::from_str(&text).map_err(|e| Error::Local(format!("roxie show: {e}")))?;
+        let connected = all.as_array().into_iter().flatten().filter(|qp| qp["type"] == "RC");
+        Ok(connected.filter_map(|qp| qp["path_mtu"].as_u64()).collect())
+    };
+    let wanted = vec![path; usize::from(QUEUES) + 1];
+    if wait_until(LISTENS_WITHIN, || Ok(path_mtus()? == wanted))? {
+        return Ok(());
+    }
+    Err(Failed::Other(format!(
+        "the target's queue pairs have the path MTUs {:?}, not {wanted:?}",
+        path_mtus()?
+    )))
+}
+
 /// Runs the guest's script to its end.
 fn script(peer: &mut Peer, line: &str) -> Result<Ended, Failed> {
     guest_script::script(peer, SCRIPT, line)
@@ -45,8 +111,7 @@ fn script(peer: &mut Peer, line: &str) -> Result<Ended, Failed> {
 /// Makes a file system on a disk of Roxie's, with the kernel as host. Then the target ends by SIGTERM, and its file has a file system.
 fn kernel_is_host(test: Blocks, row: &Row, roxie: &mut dyn Local, peer: &mut Peer) -> Result<(), Failed> {
     let disk = output_folder().join("nvme.img");
-    let made = fs::File::create(&disk).and_then(|file| file.set_len(LENGTH));
-    made.map_err(Error::file(&disk))?;
+    disk::create(&disk)?;
     let here = roxie.address(row.family)?;
     start_target(&disk, row, roxie)?;
     script(peer, &format!("connect {here} {SERVICE} {NQN}"))?;
@@ -57,14 +122,17 @@ fn kernel_is_host(test: Blocks, row: &Row, roxie: &mut dyn Local, peer: &mut Pee
         restart_under_load(&disk, row, roxie)?;
     }
     ended(peer.wait(job, ENDS_WITHIN)?)?;
-    roxie.ask_to_end()?;
-    let target = roxie.wait(ENDS_WITHIN)?;
-    if target.code != Some(0) {
-        return Err(Failed::Program("the target", target));
-    }
-    has_file_system(&disk)?;
+    end_target(roxie)?;
+    disk::has_file_system(&disk)?;
     fs::remove_file(&disk).map_err(Error::file(&disk))?;
     Ok(())
+}
+
+/// Ends the target by SIGTERM, after which its exit code must be 0.
+fn end_target(roxie: &mut dyn Local) -> Result<(), Failed> {
+    roxie.ask_to_end()?;
+    let target = roxie.wait(ENDS_WITHIN)?;
+    if target.code == Some(0) { Ok(()) } else { Err(Failed::Program("the target", target)) }
 }
 
 fn start_target(disk: &Path, row: &Row, roxie: &mut dyn Local) -> Result<(), Failed> {

@@ -78,8 +78,7 @@ impl ConnectOptions {
         };
         let manager = ConnectionManager::start(&opened.device).map_err(failed)?;
         let mut options = HostOptions::new(nqn, random_host_id());
-        // A queue of a single entry is none.
-        options.queue_size = depth.max(2);
+        options.queue_size = depth;
         if let Some(host) = &self.host_nqn {
             options.host.clone_from(host);
         }

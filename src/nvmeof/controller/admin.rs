@@ -60,8 +60,7 @@ impl Queue {
             admin::GET_LOG_PAGE => self.log_page(controller, command, data),
             admin::SET_FEATURES => self.set_feature(controller, command),
             admin::GET_FEATURES => Queue::feature(controller, command),
-            // Commands run one at a time: none that an Abort could name is outstanding any more.
-            admin::ABORT => Ok(NOT_ABORTED),
+            admin::ABORT => Ok(abort(controller, command)),
             admin::KEEP_ALIVE => Ok(0),
             admin::EVENT_REQUEST => {
                 let mut state = controller.state();
@@ -190,6 +189,13 @@ impl Queue {
             _ => Err(Status::INVALID_FIELD.permanent().into()),
         }
     }
+}
+
+/// Aborts an event request of the admin queue. Returns the result. A controller need not abort other commands (NVMe base specification
+/// 5.1): they wait for nothing but their data.
+fn abort(controller: &Controller, command: &Command) -> u64 {
+    let (queue, id) = (command.dwords[0] as u16, (command.dwords[0] >> 16) as u16);
+    if queue == 0 && controller.state().abort(id) { 0 } else { NOT_ABORTED }
 }
 
 impl State {

@@ -5,7 +5,8 @@
 //! 1. [`Queue::take`] for each command capsule. The [`Task`] says which data to move: none, from the capsule, from the host's memory
 //!    before step 2, or to it after step 2.
 //! 2. [`Queue::run`] with the data. It returns the response, or nothing yet for an Asynchronous Event Request.
-//! 3. [`Queue::event`] and [`Queue::ending`] now and then: responses that have become due, and whether to close the connection.
+//! 3. [`Queue::event`] before the response of step 2 leaves, and now and then: responses that have become due.
+//! 4. [`Queue::ending`] now and then: whether to close the connection.
 //!
 //! `now` is the time since any fixed moment, the same for all queues of a subsystem.
 
@@ -23,6 +24,7 @@ use std::time::Duration;
 
 use crate::command::ALL_NAMESPACES;
 use crate::identify::NAMESPACE_EVENTS;
+use crate::status::Status;
 
 pub use queue::{Queue, Remote, Task, Transfer, Violation};
 
@@ -86,6 +88,8 @@ struct State {
     granted: u16,
     queues: BTreeSet<u16>,
     event_requests: VecDeque<u16>,
+    /// Event requests that an Abort has ended, and whose responses are due.
+    aborted: VecDeque<u16>,
     /// Asynchronous Event Configuration.
     events: u32,
     /// Namespaces that have changed since the host read the log page.
@@ -105,6 +109,7 @@ impl Controller {
             granted: 0,
             queues: BTreeSet::new(),
             event_requests: VecDeque::new(),
+            aborted: VecDeque::new(),
             events: 0,
             changed: BTreeSet::new(),
             is_told: false,
@@ -166,16 +171,27 @@ impl State {
         }
     }
 
-    /// Returns an event's request and its result, if an event is due: a changed namespace that the host was not told about.
-    fn take_event(&mut self) -> Option<(u16, u64)> {
+    /// Aborts an event request, if one with this identifier is held. False: none is.
+    fn abort(&mut self, id: u16) -> bool {
+        let held = self.event_requests.iter().position(|request| *request == id);
+        self.aborted.extend(held.and_then(|at| self.event_requests.remove(at)));
+        held.is_some()
+    }
+
+    /// Returns identifier, result and status of an event request whose response is due: it was aborted, or a namespace has changed that
+    /// the host was not told about.
+    fn take_event(&mut self) -> Option<(u16, u64, Status)> {
         /// Type: notice. Information: namespace attribute changed. Log page: changed namespace list.
         const NAMESPACE_CHANGED: u64 = 2 | 4 << 16;
+        if let Some(request) = self.aborted.pop_front() {
+            return Some((request, 0, Status::ABORTED));
+        }
         if self.changed.is_empty() || self.is_told || self.events & NAMESPACE_EVENTS == 0 {
             return None;
         }
         let request = self.event_requests.pop_front()?;
         self.is_told = true;
-        Some((request, NAMESPACE_CHANGED))
+        Some((request, NAMESPACE_CHANGED, Status::SUCCESS))
     }
 
     /// Returns the changed namespaces, as the log page lists them. Unless `retain`, the next change is a new event.

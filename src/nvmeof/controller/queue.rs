@@ -216,12 +216,13 @@ impl Queue {
         Some(self.respond(task.command.id, result, status))
     }
 
-    /// Returns the response to an Asynchronous Event Request, if an event is due.
+    /// Returns the response to an Asynchronous Event Request, if an event is due, or an Abort has ended the request. The response of an
+    /// aborted request leaves before that of the Abort.
     pub fn event(&mut self) -> Option<Response> {
         let controller = self.controller.as_ref().filter(|_| self.id == 0)?;
-        let (id, result) = controller.state().take_event()?;
+        let (id, result, status) = controller.state().take_event()?;
         self.outstanding.remove(&id);
-        Some(self.respond(id, result, Status::SUCCESS))
+        Some(self.respond(id, result, status))
     }
 
     /// Returns why the connection is to be closed, if it is. A silent host ends all queues of its controller.

@@ -357,6 +357,28 @@ fn grown_file_raises_one_event() {
 }
 
 #[test]
+fn abort_ends_held_event_requests_only() {
+    let subsystem = subsystem(&[]);
+    let (mut host, mut io) = pair(&subsystem);
+    let request = Command { id: 100, ..Command::new(admin::EVENT_REQUEST, 0) };
+    assert_eq!(host.post(request, &[]), Ok(None));
+    // Another queue, another command, a finished one.
+    for (queue, id) in [(1, 100), (0, 101), (0, 1), (7, 7)] {
+        assert_eq!(host.call(Command::abort(queue, id), 0).result, 1, "{queue} {id}");
+    }
+    assert_eq!(host.queue.event(), None);
+    assert_eq!(host.call(Command::abort(0, 100), 0).result, 0);
+    let ended = host.queue.event().expect("a response");
+    assert_eq!((ended.id, ended.result, ended.status), (100, 0, Status::ABORTED));
+    assert_eq!((host.queue.event(), host.call(Command::abort(0, 100), 0).result), (None, 1));
+    // The identifier and the place are free again, and the other queue goes on.
+    for id in 100..104 {
+        assert_eq!(host.post(Command { id, ..request }, &[]), Ok(None));
+    }
+    assert_eq!(io.call(Command::new(io::FLUSH, 1), 0).status, Status::SUCCESS);
+}
+
+#[test]
 fn more_commands_than_entries_are_a_violation() {
     let subsystem = subsystem(&[]);
     let mut host = enabled(&subsystem);

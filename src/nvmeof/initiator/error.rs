@@ -65,7 +65,7 @@ pub enum InitiatorError {
         /// The limit.
         most: usize,
     },
-    /// As many commands are outstanding as the queue has entries.
+    /// As many commands are outstanding as the queue takes.
     #[error("the queue is full")]
     QueueFull,
     /// The I/O queue is not connected.

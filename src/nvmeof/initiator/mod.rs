@@ -1,6 +1,8 @@
 //! An initiator: connects to a controller over a device, and reads and writes its namespaces.
 //!
-//! One thread uses it. Its admin queue answers one command at a time; its I/O queue has many outstanding.
+//! One thread uses it. [`Initiator::admin`] and [`Initiator::execute`] wait for their command; [`Initiator::submit_admin`] and
+//! [`Initiator::submit`] have many outstanding. Both take any [`Command`], so that a caller may send one that the controller refuses: the
+//! SGL describes the bytes of [`Data`], whatever the command moves.
 
 mod error;
 mod queue;
@@ -49,7 +51,7 @@ pub struct HostOptions {
     pub host: String,
     /// Host identifier.
     pub host_id: [u8; 16],
-    /// Entries of the I/O queue, 2 to 1024: commands outstanding at most. The controller may allow fewer.
+    /// Commands outstanding on the I/O queue at most, 1 to 1023. The controller may allow fewer.
     pub queue_size: u16,
     /// Keep-alive timeout; zero: none.
     pub keep_alive: Duration,
@@ -143,6 +145,24 @@ impl Initiator {
         self.admin.call(command, data, ADMIN_TIMEOUT)
     }
 
+    /// Sends an admin command, and does not wait for it. Returns the identifier under which it finishes, which an
+    /// [Abort](Command::abort) names; `None`: 31 are outstanding.
+    ///
+    /// # Errors
+    /// If the data is too long, or the connection fails.
+    pub fn submit_admin(&mut self, command: Command, data: Data<'_>) -> Result<Option<u16>, InitiatorError> {
+        self.last = Instant::now();
+        self.admin.submit(command, data)
+    }
+
+    /// Waits for a command of [`Initiator::submit_admin`] to finish, with any status. `None`: none did in `timeout`.
+    ///
+    /// # Errors
+    /// If the connection fails.
+    pub fn finish_admin(&mut self, timeout: Duration) -> Result<Option<Finished>, InitiatorError> {
+        self.admin.wait(None, timeout)
+    }
+
     /// Returns the identifiers of the active namespaces, 1,024 at most.
     ///
     /// # Errors
@@ -184,7 +204,7 @@ impl Initiator {
         Log::parse(&bytes).ok_or_else(|| wrong("is too short"))
     }
 
-    /// Connects the I/O queue. Returns its entries: the commands that may be outstanding.
+    /// Connects the I/O queue. Returns the number of commands that may be outstanding.
     ///
     /// # Errors
     /// If the controller refuses it, or the connection fails.
@@ -192,8 +212,9 @@ impl Initiator {
         // One queue for submission and one for completion.
         self.admin(Command::set_feature(feature::QUEUES, 0), Data::None)?;
         let capabilities = self.admin(Command::property_get(property::CAPABILITIES, true), Data::None)?;
-        let most = (capabilities.response.result as u16).saturating_add(1).min(self.identity.commands.max(2));
-        let entries = self.options.queue_size.clamp(2, most.max(2));
+        // CAP.MQES counts from 0, and one entry stays free.
+        let most = (capabilities.response.result as u16).min(self.identity.commands);
+        let entries = self.options.queue_size.min(most).clamp(1, 1023) + 1;
         let transfer = self.identity.longest_transfer.unwrap_or(IO_TRANSFER).min(IO_TRANSFER);
         let in_capsule = match self.identity.sgls & IN_CAPSULE {
             0 => 0,
@@ -205,7 +226,7 @@ impl Initiator {
         let data = connect_data(&self.options, self.controller).to_bytes();
         io.call(connect.command(), Data::Out(&data), ADMIN_TIMEOUT)?;
         self.io = Some(io);
-        Ok(entries)
+        Ok(entries - 1)
     }
 
     /// Bytes that one I/O command moves at most.
@@ -213,8 +234,8 @@ impl Initiator {
         self.io.as_ref().map_or(0, |queue| queue.sizes().transfer)
     }
 
-    /// Sends an I/O command. Returns the identifier under which it finishes; `None`: as many are outstanding as the queue has
-    /// entries.
+    /// Sends an I/O command. Returns the identifier under which it finishes; `None`: as many are outstanding as
+    /// [`Initiator::connect_io`] has returned.
     ///
     /// # Errors
     /// If there is no I/O queue, the data is too long, or the connection fails.
@@ -232,7 +253,7 @@ impl Initiator {
         let until = Instant::now() + timeout;
         loop {
             let slice = if self.options.keep_alive.is_zero() { timeout } else { self.options.keep_alive / 4 };
-            if let Some(finished) = self.queue()?.wait(slice.min(timeout))? {
+            if let Some(finished) = self.queue()?.wait(None, slice.min(timeout))? {
                 return Ok(finished);
             }
             if Instant::now() >= until {

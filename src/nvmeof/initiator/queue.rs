@@ -18,7 +18,8 @@ use crate::sgl::Sgl;
 /// Sizes of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sizes {
-    /// Commands outstanding at most.
+    /// Entries of the submission queue, 2 at least. One stays free, as a full queue would look like an empty one (NVMe base
+    /// specification 4.1.2).
     pub(super) entries: u16,
     /// Bytes that a command moves at most.
     pub(super) transfer: usize,
@@ -104,7 +105,7 @@ impl HostQueue {
             let memory = LentRegion::new(&pd, sizes.transfer)?;
             Ok::<_, InitiatorError>(Slot { memory, state: State::default() })
         };
-        let slots = (0..entries).map(slot).collect::<Result<Vec<_>, _>>()?;
+        let slots = (1..entries).map(slot).collect::<Result<Vec<_>, _>>()?;
         let qp = pd.queue_pair(&cq).caps(caps).create()?;
         qp.initialize(Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE)?;
         for n in 0..entries as usize {
@@ -195,18 +196,26 @@ impl HostQueue {
         Ok(Sgl::Keyed { address, length: length as u32, key: key.0, invalidate: true })
     }
 
-    /// Waits for a command to finish. `None`: none did in time.
-    pub(super) fn wait(&mut self, timeout: Duration) -> Result<Option<Finished>, InitiatorError> {
+    /// Waits for a command to finish: for `id`, or for any. `None`: it did not in time.
+    pub(super) fn wait(
+        &mut self,
+        id: Option<u16>,
+        timeout: Duration,
+    ) -> Result<Option<Finished>, InitiatorError> {
         let until = Instant::now() + timeout;
-        while self.finished.is_empty() {
+        let is_wanted = |finished: &u16| id.is_none_or(|id| id == *finished);
+        let at = loop {
+            if let Some(at) = self.finished.iter().position(is_wanted) {
+                break at;
+            }
             let left = until.saturating_duration_since(Instant::now());
             let waited = self.connection.wait_for_completion(&self.cq, left);
             match waited.map_err(|_| InitiatorError::Closed)? {
                 Some(wc) => self.completed(&wc)?,
                 None => return Ok(None),
             }
-        }
-        let id = self.finished.remove(0);
+        };
+        let id = self.finished.remove(at);
         let slot = &mut self.slots[usize::from(id)];
         let State { response, expects, .. } = std::mem::take(&mut slot.state);
         let response = response.expect("a finished command has a response");
@@ -218,15 +227,15 @@ impl HostQueue {
         Ok(Some(Finished { response, data }))
     }
 
-    /// Executes a command while no other is outstanding.
+    /// Executes a command. Others that finish meanwhile stay for [`wait`](HostQueue::wait).
     pub(super) fn call(
         &mut self,
         command: Command,
         data: Data<'_>,
         timeout: Duration,
     ) -> Result<Finished, InitiatorError> {
-        self.submit(command, data)?.ok_or(InitiatorError::QueueFull)?;
-        let finished = self.wait(timeout)?.ok_or(InitiatorError::Timeout(timeout))?;
+        let id = self.submit(command, data)?.ok_or(InitiatorError::QueueFull)?;
+        let finished = self.wait(Some(id), timeout)?.ok_or(InitiatorError::Timeout(timeout))?;
         succeeded(&command, self.id == 0, finished)
     }
 

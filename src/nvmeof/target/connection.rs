@@ -167,9 +167,7 @@ impl Served {
     fn run(&mut self, shared: &Shared) -> Result<Infallible, String> {
         loop {
             while self.take_completions(shared)? {}
-            while let Some(response) = self.queue.event() {
-                self.reply(Reply { bytes: response.to_bytes(), invalidate: None, deliver: None })?;
-            }
+            self.send_events()?;
             if shared.stops() {
                 return Err("the target stops".into());
             }
@@ -263,6 +261,8 @@ impl Served {
     fn execute(&mut self, shared: &Shared, task: &Task, buffer: Option<u32>) -> Result<(), String> {
         let was_connected = self.queue.controller().is_some();
         let response = self.queue.run(shared.now(), task, &mut self.data);
+        // The response of an aborted command leaves before that of the Abort.
+        self.send_events()?;
         if !was_connected && let Some(controller) = self.queue.controller() {
             (shared.report)(TargetEvent::Connected {
                 peer: self.peer,
@@ -284,6 +284,14 @@ impl Served {
         };
         let Some(response) = response else { return Ok(()) };
         self.reply(Reply { bytes: response.to_bytes(), invalidate: task.invalidate, deliver })
+    }
+
+    /// Answers event requests whose responses are due.
+    fn send_events(&mut self) -> Result<(), String> {
+        while let Some(response) = self.queue.event() {
+            self.reply(Reply { bytes: response.to_bytes(), invalidate: None, deliver: None })?;
+        }
+        Ok(())
     }
 
     /// Posts a response, or queues it behind others that wait for places in the send queue.
