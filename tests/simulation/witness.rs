@@ -192,7 +192,7 @@ impl Line {
             "acknowledges" => self.went_back = false,
             "implied NAK: go back and send again" => self.went_back = true,
             _ if verdict.starts_with("came early") => self.repeats.overtaken(psn),
-            _ if positive && verdict.starts_with("asked for") => self.repeats.overtaken(psn),
+            _ if verdict.starts_with("asked for") => self.repeats.overtaken(psn),
             "stale: already going back" if positive => {
                 let (name, is_asked) = (&self.known.name, self.went_back || self.repeats.are_before(psn));
                 assert!(is_asked, "{name}: {packet} overtakes what was asked, and nothing is asked again");
