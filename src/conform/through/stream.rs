@@ -38,11 +38,12 @@ pub(super) struct Stream {
     after_last: Psn,
     /// PSN of the oldest request without the acknowledgement that its sender has received.
     oldest: Psn,
-    /// PSN that the receiver expects.
+    /// The last PSN that the receiver may expect, by what has left to it. A NAK does not move it back: the request that it asks for may
+    /// have left meanwhile.
     expected: Psn,
     /// The READ delivered last, if its length in packets is not known.
     unmeasured: Option<(Psn, u32)>,
-    /// Messages delivered in order.
+    /// Most messages that the receiver may have executed.
     messages: u32,
     /// Sequence NAK that was delivered, until its sender goes back.
     nak: Option<Psn>,
@@ -235,10 +236,8 @@ impl Stream {
                 rules.judge(Rule::NakNamesTheGap, !expected.is_before(psn), || {
                     format!("a sequence NAK names PSN {psn}, though {expected} has not arrived")
                 });
-                self.back_to(psn);
             }
-            Some(Syndrome::RnrNak { .. }) => self.back_to(psn),
-            Some(Syndrome::Nak(_) | Syndrome::Reserved(_)) => {}
+            Some(Syndrome::RnrNak { .. } | Syndrome::Nak(_) | Syndrome::Reserved(_)) => {}
             Some(Syndrome::Ack { .. }) | None => {
                 rules.judge(Rule::AnswersWhatArrived, psn.is_before(expected), || {
                     format!("{} of PSN {psn} is sent, though {expected} has not arrived", packet.info().name)
@@ -250,14 +249,6 @@ impl Stream {
         }
         if let Some(original) = packet.atomic_ack() {
             self.atomic(psn, original, rules);
-        }
-    }
-
-    /// The receiver has not executed the request at `psn`: it had no receive, or lost the packet behind the wire.
-    fn back_to(&mut self, psn: Psn) {
-        if psn.is_before(self.expected) && !psn.is_before(self.first) {
-            self.expected = psn;
-            self.unmeasured = None;
         }
     }
 

@@ -34,7 +34,7 @@ impl Qp {
             }
             return Verdict::OldAck;
         }
-        let verdict = match packet.info().operation {
+        match packet.info().operation {
             Operation::ReadResponse => self.handle_read_response(ctx, packet, frame),
             Operation::AtomicAcknowledge => self.handle_atomic_response(ctx, packet),
             Operation::SelectiveAcknowledge => self.handle_sack(ctx, packet),
@@ -44,11 +44,7 @@ impl Qp {
                 Some(aeth) => self.handle_acknowledge(ctx, psn, aeth),
                 None => Verdict::Ghost,
             },
-        };
-        if self.has_early_responses() {
-            self.pass_early_responses(ctx);
         }
-        verdict
     }
 
     /// Fails the oldest request, because no conforming responder sends this response (IBTA 9.9.2).
@@ -175,10 +171,7 @@ impl Qp {
         ctx.counters.rcvd_bytes += u64::from(payload.length);
         self.requester.note_result(ctx);
         self.advance(ctx, psn + 1);
-        if last {
-            self.complete_oldest(ctx);
-        }
-        Verdict::Acknowledged
+        self.answered_to(ctx, last)
     }
 
     /// Handles the response to an ATOMIC WRITE or a FLUSH: a READ response without payload (IBTA annex A19).
@@ -187,8 +180,7 @@ impl Qp {
             return self.bad_response(ctx);
         }
         self.advance(ctx, packet.bth.psn + 1);
-        self.complete_oldest(ctx);
-        Verdict::Acknowledged
+        self.answered_to(ctx, true)
     }
 
     fn handle_atomic_response(&mut self, ctx: &mut Ctx<'_>, packet: &Packet) -> Verdict {
@@ -208,7 +200,17 @@ impl Qp {
         }
         self.requester.note_result(ctx);
         self.advance(ctx, psn + 1);
-        self.complete_oldest(ctx);
+        self.answered_to(ctx, true)
+    }
+
+    /// Ends the handling of a response to the oldest READ or atomic. Only such a response makes early ones due.
+    fn answered_to(&mut self, ctx: &mut Ctx<'_>, is_last: bool) -> Verdict {
+        if is_last {
+            self.complete_oldest(ctx);
+        }
+        if self.has_early_responses() {
+            self.pass_early_responses(ctx);
+        }
         Verdict::Acknowledged
     }
 
