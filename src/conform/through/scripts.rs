@@ -60,7 +60,7 @@ pub const SCRIPTS: [WireScript; 22] = [
     of("write/acknowledgement_twice", "duplicate kind=ack once", Follows::Nothing),
     of("write/acknowledgement_late", "delay=100ms kind=ack once", Follows::Nothing),
     of("write/data_marked", "mark kind=data nth7", Follows::Nothing),
-    of("atomic/request_twice", "duplicate opcode=FETCH_ADD once", Follows::Nothing),
+    of("atomic/request_twice", "duplicate opcode=FETCH_ADD nth5", Follows::Nothing),
     of("atomic/answer_lost", "drop opcode=ATOMIC_ACKNOWLEDGE once", Follows::Again),
 ];
 
