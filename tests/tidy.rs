@@ -71,7 +71,7 @@ const LONG: &[(&str, &str)] = &[
     ("src/wire/parse/mod.rs", "one way through a frame, from the first byte to the last"),
 ];
 /// Types whose methods are in several files, and the most calls between these: parts with fields of their own lower them.
-const CALLS: [(&str, usize); 2] = [("Nic", 60), ("Qp", 154)];
+const CALLS: [(&str, usize); 2] = [("Nic", 60), ("Qp", 140)];
 /// Lines of the function that a newcomer reads first.
 const LONGEST_PASS: usize = 50;
 

@@ -4,6 +4,8 @@
 
 #![deny(unsafe_code)]
 
+#[path = "../../tests/nvme/raw.rs"]
+mod raw;
 #[path = "../../tests/nvme/requests.rs"]
 mod requests;
 

@@ -4,6 +4,7 @@
 
 mod hostile;
 mod io;
+mod raw;
 mod refuse;
 mod requests;
 

@@ -5,15 +5,16 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use roxie::host::{CompletionQueue, Connection, ConnectionManager, Device, DialOptions, MemoryRegion};
-use roxie::verbs::{Access, QpCaps, SendWr, WcOpcode};
+use roxie::host::{ConnectionManager, Device};
+use roxie_nvmeof::Status;
 use roxie_nvmeof::cm::QueueRequest;
 use roxie_nvmeof::command::{Command, admin, io};
 use roxie_nvmeof::connect::{Connect, ConnectData, LENGTH};
 use roxie_nvmeof::identify::{self, cns};
 use roxie_nvmeof::initiator::{Data, HostOptions, Initiator};
-use roxie_nvmeof::response::{self, Response};
-use roxie_nvmeof::{Sgl, Status};
+use roxie_nvmeof::response::Response;
+
+use crate::raw::Raw;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// A namespace that no controller of these tests has.
@@ -168,66 +169,20 @@ fn of_admin(initiator: &mut Initiator) -> Vec<(&'static str, String)> {
     found
 }
 
-/// An I/O queue that the initiator's limits do not hold back.
-struct Queue {
-    connection: Connection,
-    cq: CompletionQueue,
-    memory: MemoryRegion,
-}
-
-/// Offsets in the memory of a [`Queue`]: data of Connect and of Reads, responses.
-const DATA: usize = 0;
-const RESPONSES: usize = 4096;
-
-impl Queue {
-    fn receive(&self, slot: u16) {
-        let at = RESPONSES + usize::from(slot) * response::LENGTH;
-        let sge = self.memory.sge(at, response::LENGTH as u32);
-        self.connection.qp().post_recv(slot.into(), &[sge]).expect("room");
-    }
-
-    /// Sends a command whose data is in the memory at [`DATA`].
-    fn send(&self, command: Command, length: usize) {
-        let (address, key) = (self.memory.address() + DATA as u64, self.memory.rkey().0);
-        let sgl = Sgl::Keyed { address, length: length as u32, key, invalidate: false };
-        let capsule = Command { sgl, ..command }.to_bytes();
-        self.connection.qp().post_send_inline(&SendWr::send(), &capsule).expect("room");
-    }
-
-    fn response(&self) -> Response {
-        let wc = self.cq.wait(PATIENCE).expect("a response").ok().expect("a completion without error");
-        assert_eq!(wc.opcode, WcOpcode::Recv);
-        let at = RESPONSES + wc.wr_id as usize * response::LENGTH;
-        let bytes = self.memory.to_vec(at, response::LENGTH).expect("within the region");
-        Response::parse(&bytes).expect("16 bytes")
-    }
-}
-
 impl Place<'_> {
     fn connect(&self) -> Initiator {
         Initiator::connect(self.device, self.manager, self.to, self.options.clone()).expect("a controller")
     }
 
-    /// Makes an I/O queue of [`ENTRIES`] entries of a controller.
-    fn queue(&self, controller: u16) -> Queue {
-        let pd = self.device.alloc_pd().expect("a domain");
-        let cq = self.device.create_cq(512, None).expect("a queue");
-        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
-        let memory = pd.register(16_384, access).expect("memory");
-        let most = u32::from(FLOOD) + 2;
-        let caps = QpCaps { max_send_wr: most, max_recv_wr: most, max_inline: 64, ..QpCaps::default() };
-        let qp = pd.queue_pair(&cq).caps(caps).create().expect("a QP");
-        qp.initialize(access).expect("INIT");
+    /// Makes an I/O queue of [`ENTRIES`] entries of a controller, which the initiator's limits do not hold back.
+    fn queue(&self, controller: u16) -> Raw {
         let request = QueueRequest { queue: 1, receives: ENTRIES, sends: ENTRIES - 1 };
-        let dial = DialOptions { private_data: request.to_bytes().to_vec(), ..DialOptions::default() };
-        let connection = self.manager.connect(qp, self.to, &dial).expect("a connection");
-        let queue = Queue { connection, cq, memory };
+        let queue = Raw::connect(self.device, self.manager, self.to, &request, PATIENCE);
         let HostOptions { host_id, subsystem, host, .. } = self.options.clone();
-        let data = ConnectData { host_id, controller, subsystem, host }.to_bytes();
-        queue.memory.write_at(DATA, &data).expect("within the region");
+        queue.write(&ConnectData { host_id, controller, subsystem, host }.to_bytes());
         let connect = Connect { queue: 1, size: ENTRIES - 1, no_flow_control: false, keep_alive_ms: 0 };
         queue.receive(0);
-        queue.send(connect.command(), LENGTH);
+        send(&queue, connect.command(), LENGTH);
         assert_eq!(queue.response().status, Status::SUCCESS);
         queue
     }
@@ -238,7 +193,7 @@ impl Place<'_> {
         let mut initiator = self.connect();
         let queue = self.queue(initiator.controller());
         for id in 0..FLOOD {
-            queue.send(Command { id, ..Command::blocks(io::READ, 1, 0, 1) }, 512);
+            send(&queue, Command { id, ..Command::blocks(io::READ, 1, 0, 1) }, 512);
         }
         let end = if queue.connection.wait_for_end(self.ends_within) {
             "the connection ends".to_owned()
@@ -253,4 +208,10 @@ impl Place<'_> {
         initiator.close().expect("the controller answers");
         end
     }
+}
+
+/// Sends a command with `length` bytes of data.
+fn send(queue: &Raw, command: Command, length: usize) {
+    let sgl = queue.sgl(length, queue.memory.rkey().0);
+    queue.send(&Command { sgl, ..command }.to_bytes());
 }

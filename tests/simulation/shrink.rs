@@ -5,33 +5,18 @@
 
 use roxie::time::Nanos;
 use roxie::verbs::Mtu;
+use roxie_conform::fuzz::Tries;
 
 use crate::script::{Action, Channel, Hosts, Op, Rule, Script, Service, Srq, Timed, Way};
 
 /// The state of shrinking.
 pub struct Shrinker<'a> {
-    /// Returns true if a candidate still fails.
-    fails: &'a mut dyn FnMut(&Script) -> bool,
-    /// Number of runs left.
-    runs: u32,
+    tries: Tries<'a, Script>,
 }
 
 impl<'a> Shrinker<'a> {
     pub fn new(runs: u32, fails: &'a mut dyn FnMut(&Script) -> bool) -> Shrinker<'a> {
-        Shrinker { fails, runs }
-    }
-
-    /// Replaces `script` by `smaller` if that fails too. Returns true if it did.
-    fn attempt(&mut self, script: &mut Script, smaller: Script) -> bool {
-        if self.runs == 0 || smaller == *script {
-            return false;
-        }
-        self.runs -= 1;
-        let fails = (self.fails)(&smaller);
-        if fails {
-            *script = smaller;
-        }
-        fails
+        Shrinker { tries: Tries::new(runs, fails) }
     }
 
     /// Returns the smallest failing script found.
@@ -39,38 +24,21 @@ impl<'a> Shrinker<'a> {
         let mut script = script.clone();
         let mut said = script.clone();
         said.weather = strikes.to_vec();
-        self.attempt(&mut script, said);
+        self.tries.attempt(&mut script, said);
         loop {
             let before = script.to_string().len();
             self.without_channels(&mut script);
             self.without_srqs(&mut script);
-            self.without(&mut script, |s| &mut s.weather);
-            self.without(&mut script, |s| &mut s.actions);
+            self.tries.without(&mut script, |s| &mut s.weather);
+            self.tries.without(&mut script, |s| &mut s.actions);
             self.without_lives(&mut script);
             self.plainer_hosts(&mut script);
             self.plainer_channels(&mut script);
             self.plainer_actions(&mut script);
-            if script.to_string().len() == before || self.runs == 0 {
+            if script.to_string().len() == before || self.tries.are_spent() {
                 self.without_idle_hosts(&mut script);
                 return script;
             }
-        }
-    }
-
-    /// Removes ranges of a list, half of it first.
-    fn without<T: Clone>(&mut self, script: &mut Script, list: fn(&mut Script) -> &mut Vec<T>) {
-        let mut size = list(script).len().div_ceil(2);
-        while size > 0 {
-            let mut at = 0;
-            while at < list(script).len() {
-                let mut smaller = script.clone();
-                let items = list(&mut smaller);
-                items.drain(at..(at + size).min(items.len()));
-                if !self.attempt(script, smaller) {
-                    at += size;
-                }
-            }
-            size = if size == 1 { 0 } else { size.div_ceil(2) };
         }
     }
 
@@ -79,7 +47,7 @@ impl<'a> Shrinker<'a> {
         while number > 0 && script.channels.len() > 1 {
             number -= 1;
             let smaller = without_channel(script, number);
-            self.attempt(script, smaller);
+            self.tries.attempt(script, smaller);
         }
     }
 
@@ -89,7 +57,7 @@ impl<'a> Shrinker<'a> {
         while number > 0 {
             number -= 1;
             let smaller = without_srq(script, number);
-            self.attempt(script, smaller);
+            self.tries.attempt(script, smaller);
         }
         let defaults = Srq::default();
         let plain: [fn(&mut Srq, &Srq); 3] =
@@ -98,7 +66,7 @@ impl<'a> Shrinker<'a> {
             for make in plain {
                 let mut smaller = script.clone();
                 make(&mut smaller.srqs[number], &defaults);
-                self.attempt(script, smaller);
+                self.tries.attempt(script, smaller);
             }
         }
     }
@@ -116,7 +84,7 @@ impl<'a> Shrinker<'a> {
         for make in plain {
             let mut smaller = script.clone();
             make(&mut smaller.hosts, &defaults);
-            self.attempt(script, smaller);
+            self.tries.attempt(script, smaller);
         }
     }
 
@@ -143,13 +111,13 @@ impl<'a> Shrinker<'a> {
             for make in plain {
                 let mut smaller = script.clone();
                 make(&mut smaller.channels[number], &defaults);
-                self.attempt(script, smaller);
+                self.tries.attempt(script, smaller);
             }
             while script.channels[number].ends.len() > 2 && script.channels[number].service == Service::Group
             {
                 let mut smaller = script.clone();
                 smaller.channels[number].ends.pop();
-                if !self.attempt(script, smaller) {
+                if !self.tries.attempt(script, smaller) {
                     break;
                 }
             }
@@ -170,7 +138,7 @@ impl<'a> Shrinker<'a> {
             let mut smaller = script.clone();
             smaller.actions[at].at = Nanos::ZERO;
             smaller.actions.sort_by_key(|timed| timed.at);
-            self.attempt(script, smaller);
+            self.tries.attempt(script, smaller);
         }
         for at in 0..script.actions.len() {
             for make in plain {
@@ -179,10 +147,10 @@ impl<'a> Shrinker<'a> {
                 let (way, before) = (*way, op.length);
                 make(op);
                 let after = op.length;
-                if !self.attempt(script, smaller.clone()) {
+                if !self.tries.attempt(script, smaller.clone()) {
                     let gone = packets(script, way, before) - packets(script, way, after);
                     renumber(&mut smaller, way, gone);
-                    self.attempt(script, smaller);
+                    self.tries.attempt(script, smaller);
                 }
             }
         }
@@ -197,7 +165,7 @@ impl<'a> Shrinker<'a> {
             let Action::Post(way, op) = smaller.actions.remove(at).action else { continue };
             let gone = packets(script, way, op.length);
             renumber(&mut smaller, way, gone);
-            self.attempt(script, smaller);
+            self.tries.attempt(script, smaller);
         }
     }
 
@@ -215,7 +183,7 @@ impl<'a> Shrinker<'a> {
                     frame.life = frame.life.saturating_sub(1);
                 }
             }
-            self.attempt(script, smaller);
+            self.tries.attempt(script, smaller);
         }
         self.without_numbers(script);
     }
@@ -226,8 +194,8 @@ impl<'a> Shrinker<'a> {
         let mut smaller = script.clone();
         smaller.hosts.count = used.map_or(2, |host| host + 1).max(2);
         smaller.weather.retain(|rule| !matches!(rule, Rule::Rate { to, .. } if *to >= smaller.hosts.count));
-        self.runs += 1;
-        self.attempt(script, smaller);
+        self.tries.grant();
+        self.tries.attempt(script, smaller);
     }
 }
 

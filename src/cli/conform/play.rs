@@ -1,6 +1,5 @@
 //! A run against a target: connects, plays each check, shows progress, writes reports.
 
-use std::fs;
 use std::net::{IpAddr, SocketAddr};
 
 use roxie_conform::bench::Bench;
@@ -10,7 +9,7 @@ use roxie_conform::verdict::Stop;
 use roxie_conform::wire::{Access, Wire};
 
 use super::reach::Reach;
-use super::report::{finish, progress, take};
+use super::report::{finish, make_folder, progress, take};
 use super::{CANNOT_RUN, Ended, Link, PlayArguments, USAGE, fuzz};
 use crate::output;
 
@@ -82,9 +81,7 @@ fn open(arguments: &PlayArguments, target: IpAddr, reach: &mut Reach) -> Result<
         ))
     })?;
     let bench = Bench::new(agent, wire).map_err(|stop| cannot(cannot_begin(&stop, target)))?;
-    if let Some(folder) = &arguments.captures {
-        fs::create_dir_all(folder).map_err(|e| cannot(format!("{}: {e}", folder.display())))?;
-    }
+    make_folder(arguments)?;
     Ok(bench)
 }
 

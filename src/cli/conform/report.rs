@@ -34,6 +34,12 @@ pub(super) fn take(
     Ok(())
 }
 
+/// Makes the folder for captures, if they are asked for.
+pub(super) fn make_folder(arguments: &PlayArguments) -> Result<(), Ended> {
+    let Some(folder) = &arguments.captures else { return Ok(()) };
+    fs::create_dir_all(folder).map_err(|e| Ended(CANNOT_RUN, format!("{}: {e}", folder.display())))
+}
+
 /// Prints a line for what is not kept, or for each outcome.
 fn tell(outcome: &Outcome, verbose: bool) -> Result<(), Ended> {
     if outcome.verdict == Verdict::Keeps && !verbose {

@@ -15,7 +15,7 @@ use roxie_conform::through::{SCRIPTS, WireScript};
 use roxie_conform::verdict::Verdict;
 use serde::Deserialize;
 
-use super::report::{finish, progress, take};
+use super::report::{finish, make_folder, progress, take};
 use super::{CANNOT_RUN, Ended, PlayArguments, USAGE};
 use crate::output;
 
@@ -73,10 +73,7 @@ impl Through<'_> {
         if scripts.is_empty() {
             return Err(Ended(USAGE, "no script has such a name: see `roxie wire --scripts`".into()));
         }
-        if let Some(folder) = &arguments.captures {
-            std::fs::create_dir_all(folder)
-                .map_err(|e| Ended(CANNOT_RUN, format!("{}: {e}", folder.display())))?;
-        }
+        make_folder(arguments)?;
         let between = self.ends.join(" and ");
         let device = BTreeMap::from([("device".to_owned(), format!("peers behind {between}"))]);
         let mut report = Report::new(between.clone(), between.clone(), "wire", device);

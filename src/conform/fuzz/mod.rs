@@ -6,7 +6,7 @@
 //! model    -> follows every state that is allowed         (Model)
 //! judge    -> compares                                    (Finding)
 //! honest   -> a connection beside, which must go on
-//! shrink   -> the shortest sequence that still breaks it
+//! shrink   -> the shortest sequence that still breaks it  (Tries)
 //! ```
 //!
 //! A finding counts if it repeats at a new queue pair, so that a packet lost on the way is none.
@@ -28,12 +28,14 @@ mod script;
 mod shrink;
 #[cfg(test)]
 mod tests;
+mod tries;
 
 pub use draft::{Draft, Fault, Place};
 use field::Field;
 use generate::Abilities;
 use judge::{Finding, Kind, judge};
 pub use script::{Line, ScriptError, Sequence, Step};
+pub use tries::Tries;
 
 /// Chapter of fuzzing in reports.
 const CHAPTER: &str = "Fuzzing";

@@ -1,65 +1,33 @@
-//! Shrinks a sequence to the packets that its finding needs (delta debugging, Zeller and Hildebrandt 2002), each played to a new queue
-//! pair.
+//! Shrinks a sequence to the packets that its finding needs, each played to a new queue pair.
 
 use super::draft::Draft;
 use super::script::{Sequence, Step};
+use super::tries::Tries;
 
 /// Plays a sequence: true if it still has the finding.
 pub(crate) type Fails<'a> = dyn FnMut(&Sequence) -> bool + 'a;
 
 /// A sequence on its way to the shortest one.
-struct Shrinker<'a, 'b> {
-    fails: &'a mut Fails<'b>,
-    /// Number of sequences that may still be played.
-    left: u32,
+struct Shrinker<'a> {
+    tries: Tries<'a, Sequence>,
     best: Sequence,
 }
 
 /// Returns the shortest sequence found that fails, after `most` attempts at most.
 pub(crate) fn shrink(sequence: &Sequence, most: u32, fails: &mut Fails<'_>) -> Sequence {
-    let mut shrinker = Shrinker { fails, left: most, best: sequence.clone() };
+    let mut shrinker = Shrinker { tries: Tries::new(most, fails), best: sequence.clone() };
     loop {
         let before = shrinker.best.to_string();
-        shrinker.without_lines();
+        shrinker.tries.without(&mut shrinker.best, |sequence| &mut sequence.lines);
         shrinker.without_references();
         shrinker.plainer();
-        if shrinker.best.to_string() == before || shrinker.left == 0 {
+        if shrinker.best.to_string() == before || shrinker.tries.are_spent() {
             return shrinker.best;
         }
     }
 }
 
-impl Shrinker<'_, '_> {
-    /// Takes a candidate if it fails. Returns true if it did.
-    fn attempt(&mut self, candidate: Sequence) -> bool {
-        if self.left == 0 || candidate == self.best {
-            return false;
-        }
-        self.left -= 1;
-        let fails = (self.fails)(&candidate);
-        if fails {
-            self.best = candidate;
-        }
-        fails
-    }
-
-    /// Removes ranges of lines, half of them first.
-    fn without_lines(&mut self) {
-        let mut size = self.best.lines.len().div_ceil(2);
-        while size > 0 {
-            let mut at = 0;
-            while at < self.best.lines.len() {
-                let mut candidate = self.best.clone();
-                let end = (at + size).min(candidate.lines.len());
-                candidate.lines.drain(at..end);
-                if !self.attempt(candidate) {
-                    at += size;
-                }
-            }
-            size = if size == 1 { 0 } else { size.div_ceil(2) };
-        }
-    }
-
+impl Shrinker<'_> {
     /// Removes lines together with those that repeat them.
     fn without_references(&mut self) {
         let numbers: Vec<u32> = self.best.lines.iter().map(|line| line.number).collect();
@@ -67,7 +35,7 @@ impl Shrinker<'_, '_> {
             let mut candidate = self.best.clone();
             candidate.lines.retain(|line| line.number != number && line.step != Step::Again(number));
             if candidate.lines.len() + 1 < self.best.lines.len() {
-                self.attempt(candidate);
+                self.tries.attempt(&mut self.best, candidate);
             }
         }
     }
@@ -78,7 +46,7 @@ impl Shrinker<'_, '_> {
         for change in settings {
             let mut candidate = self.best.clone();
             change(&mut candidate);
-            self.attempt(candidate);
+            self.tries.attempt(&mut self.best, candidate);
         }
         const FIELDS: [fn(&mut Draft, &Draft); 12] = [
             |d, _| d.faults.clear(),
@@ -109,7 +77,7 @@ impl Shrinker<'_, '_> {
                         continue;
                     }
                 }
-                self.attempt(candidate);
+                self.tries.attempt(&mut self.best, candidate);
             }
         }
     }

@@ -5,7 +5,8 @@
 
 use super::planted::PlantedBug;
 use super::requester::{Requester, Sending};
-use super::rules::{packets_for, response_fits};
+use super::responder::payload_of;
+use super::rules::{is_packet_of, packets_for, response_fits};
 use super::scatter::{self, FramePayload};
 use super::send_queue::QueuedWr;
 use super::{Cause, Ctx, Qp, Verdict};
@@ -111,7 +112,14 @@ impl Qp {
 
     /// Handles an answer to what was sent before `end`, which overtook the response to a READ or an atomic.
     fn overtaken(&mut self, ctx: &mut Ctx<'_>, end: Psn) -> Verdict {
-        if let Some(verdict) = self.ask_for_responses(ctx, end) {
+        if self.requester.is_selective() {
+            let missing = self.requester.mark_missing_responses(end);
+            self.note_fast_path();
+            // What is missing is asked for already, which costs no retry.
+            let Some(verdict) = missing else { return Verdict::Stale };
+            ctx.counters.implied_nak_seq_err += 1;
+            self.pacing.forget_probe();
+            self.requester.repeat(Cause::Selective);
             return verdict;
         }
         if self.requester.implied_nak {
@@ -144,34 +152,74 @@ impl Qp {
         let position = self.requester.queue.tail();
         let wqe = self.requester.queue.at(position);
         let k = psn.distance_from(wqe.first_psn).max(0) as u32;
-        let mtu = self.attributes().path_mtu.bytes() as u64;
-        let left = wqe.length().saturating_sub(u64::from(k) * mtu);
-        let last = k + 1 == packets_for(wqe.length(), mtu as usize);
+        let mtu = self.attributes().path_mtu.bytes();
+        let last = k + 1 == packets_for(wqe.length(), mtu);
         // With selective repeat, packets that were asked for alone lie between those of the first answer.
-        let fits = self.requester.scoreboard.is_some()
-            || response_fits(packet.info().position, k, wqe.asked_from, last);
+        let fits =
+            self.requester.is_selective() || response_fits(packet.info().position, k, wqe.asked_from, last);
         if matches!(wqe.wr.opcode, WrOpcode::AtomicWrite | WrOpcode::Flush) {
             return self.handle_empty_response(ctx, packet);
         }
-        if wqe.wr.opcode != WrOpcode::Read
-            || !fits
-            || !positive(packet)
-            || packet.payload.len() as u64 != left.min(mtu)
-        {
+        if !fits || !positive(packet) || !is_packet_of(wqe, k, packet.payload.len(), mtu) {
             return self.bad_response(ctx);
         }
-        let payload =
-            FramePayload { frame, offset: packet.payload.start as u16, length: packet.payload.len() as u16 };
-        let sges = self.requester.queue.sges(position);
-        let offset = u64::from(k) * mtu;
-        if scatter::plan(ctx.memory, self.pd, sges, offset, payload, ctx.out).is_err() {
+        if !self.store_response(ctx, position, k, payload_of(packet, frame)) {
             self.fail_oldest(ctx, WcStatus::LocProt, 0);
             return Verdict::Failed(WcStatus::LocProt);
         }
-        ctx.counters.rcvd_bytes += u64::from(payload.length);
         self.requester.note_result(ctx);
         self.advance(ctx, psn + 1);
         self.answered_to(ctx, last)
+    }
+
+    /// Plans the copy of response packet `k` of the READ at `position`. Returns false if its memory may not be written.
+    fn store_response(&self, ctx: &mut Ctx<'_>, position: u32, k: u32, payload: FramePayload) -> bool {
+        let offset = u64::from(k) * self.attributes().path_mtu.bytes() as u64;
+        let sges = self.requester.queue.sges(position);
+        let is_planned = scatter::plan(ctx.memory, self.pd, sges, offset, payload, ctx.out).is_ok();
+        if is_planned {
+            ctx.counters.rcvd_bytes += u64::from(payload.length);
+        }
+        is_planned
+    }
+
+    /// Stores a READ response that came before it is due. Returns `None` without selective repeat, or if the QP has failed.
+    fn keep_response(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> Option<Verdict> {
+        let (r, psn) = (&self.requester, packet.bth.psn);
+        if !r.is_selective() || self.state() == QpState::Err {
+            return None;
+        }
+        let known = r.has_response(psn);
+        let place = r.early_place(packet, self.attributes().path_mtu.bytes()).filter(|_| !known);
+        let store = |(position, k)| self.store_response(ctx, position, k, payload_of(packet, frame));
+        let is_new = positive(packet) && place.is_some_and(store);
+        ctx.counters.early_kept += u64::from(is_new);
+        if is_new {
+            self.requester.note_response(psn);
+        }
+        let kept = is_new || known && positive(packet);
+        Some(Verdict::Early { expected: self.requester.una, kept })
+    }
+
+    /// Moves `una` over responses that came early and are due now, and over what was answered behind them.
+    fn pass_early_responses(&mut self, ctx: &mut Ctx<'_>) {
+        loop {
+            while matches!(self.state(), QpState::Rts | QpState::Sqd)
+                && let Some((end, is_done)) = self.requester.due_run()
+            {
+                self.advance(ctx, end);
+                if is_done {
+                    self.complete_oldest(ctx);
+                }
+            }
+            let una = self.requester.una;
+            let Some(end) = self.requester.answered_end() else { break };
+            let _ = self.acknowledge_before(ctx, end);
+            if self.requester.una == una {
+                break;
+            }
+        }
+        self.note_fast_path();
     }
 
     /// Handles the response to an ATOMIC WRITE or a FLUSH: a READ response without payload (IBTA annex A19).
@@ -208,7 +256,7 @@ impl Qp {
         if is_last {
             self.complete_oldest(ctx);
         }
-        if self.has_early_responses() {
+        if self.requester.has_early_responses() {
             self.pass_early_responses(ctx);
         }
         Verdict::Acknowledged
@@ -307,6 +355,23 @@ impl Qp {
         }
     }
 
+    /// Marks the work request at the position as one that cannot be sent. It fails once it is the oldest.
+    #[cold]
+    pub(super) fn cannot_send(&mut self, ctx: &mut Ctx<'_>, status: WcStatus) {
+        self.requester.sending = Sending::Failed(status);
+        self.fail_if_oldest(ctx);
+        let is_open = self.state() != QpState::Err;
+        let r = &mut self.requester;
+        // With selective repeat it may have been all there was to send again: the timer sends again what is before it.
+        if let Some(timeout) = r.ack_timeout
+            && is_open
+            && r.retransmit_at == Nanos::MAX
+            && r.una != r.sent_end
+        {
+            r.retransmit_at = ctx.now + timeout;
+        }
+    }
+
     /// Completes the oldest work request with `status`, flushes all others and enters the error state: SQE for services
     /// that have it, otherwise ERR (IBTA 9.9.2.2).
     pub(super) fn fail_oldest(&mut self, ctx: &mut Ctx<'_>, status: WcStatus, vendor_err: u8) {
@@ -369,7 +434,7 @@ impl Qp {
 }
 
 /// True unless the packet has an AETH that is no ACK.
-pub(super) fn positive(packet: &Packet) -> bool {
+fn positive(packet: &Packet) -> bool {
     packet.aeth().is_none_or(|aeth| matches!(Syndrome::from(aeth.syndrome), Syndrome::Ack { .. }))
 }
 

@@ -50,24 +50,18 @@ impl Qp {
         let skipped = u64::from(first) * mtu as u64;
         let (original, pd) = (resource.reth, resource.pd);
         let selective = self.attributes().selective_repeat;
-        let is_part = selective
-            && packets == 1
-            && reth.rkey == original.rkey
-            && reth.va == original.va.wrapping_add(skipped)
-            && u64::from(reth.dma_len) == u64::from(original.dma_len).saturating_sub(skipped).min(mtu as u64);
-        if is_part {
+        let is_there = reth.rkey == original.rkey && reth.va == original.va.wrapping_add(skipped);
+        let left = u64::from(original.dma_len).checked_sub(skipped);
+        let Some(left) = left.filter(|_| is_there) else { return false };
+        let length = u64::from(reth.dma_len);
+        if selective && packets == 1 && length == left.min(mtu as u64) {
             return self.responder.answer_part(slot, psn);
         }
         //= IBTA 9.7.5.1: duplicate-read-may-be-a-part
-        let same = reth.rkey == original.rkey
-            && reth.va == original.va.wrapping_add(skipped)
-            && u64::from(reth.dma_len) + skipped == u64::from(original.dma_len)
-            && first + packets == resource.packets;
-        if !same {
+        if length != left || first + packets != resource.packets {
             return false;
         }
         // The region was deregistered since. Drop silently: an old packet must not end the connection.
-        let length = u64::from(reth.dma_len);
         //= IBTA 9.7.5.1: duplicate-read-is-checked-again
         if length > 0 && self.check_remote_in(pd, ctx, &reth, Access::REMOTE_READ).is_err() {
             return false;

@@ -23,7 +23,7 @@ use super::responder::{Responder, payload_of};
 use super::rules::{length_fits, packets_for};
 use super::scatter::{self, FramePayload};
 use super::{Ctx, DmaIn, Qp, Span, Verdict};
-use crate::verbs::{Access, WcFlags, WcOpcode};
+use crate::verbs::{Access, QpType, WcFlags, WcOpcode};
 use roxie_wire::{Operation, Packet, Position, Psn, Reth};
 
 /// Destination of an early packet.
@@ -38,6 +38,11 @@ impl Qp {
     /// True if packets came early that are not passed yet.
     pub(crate) fn has_early(&self) -> bool {
         self.responder.early.as_ref().is_some_and(|early| !early.is_empty())
+    }
+
+    /// True for an RC QP to which nothing came early. [`Qp::takes_fast_path`] remembers the answer.
+    pub(super) fn may_take_fast_path(&self) -> bool {
+        self.qp_type == QpType::Rc && !self.has_early() && !self.requester.has_early_responses()
     }
 
     /// Handles a request ahead of the expected PSN: places it if it is certain where its bytes go, and asks for what is missing.

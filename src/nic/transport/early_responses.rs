@@ -3,13 +3,12 @@
 //! An answer proves that the peer has executed, and answered, all that was sent before. The responses to READs and atomics before it that
 //! did not come are lost. Each is asked for once; if that is lost too, a probe finds it.
 
-use super::completer::positive;
+use super::Verdict;
 use super::requester::Requester;
-use super::scatter::{self, FramePayload};
+use super::rules::is_packet_of;
 use super::scoreboard::Scoreboard;
 use super::send_queue::Wqe;
-use super::{Cause, Ctx, Qp, Verdict};
-use crate::verbs::{QpState, Sge, WrOpcode};
+use crate::verbs::{Sge, WrOpcode};
 use roxie_wire::{Operation, Packet, Psn};
 
 impl Requester {
@@ -72,33 +71,28 @@ impl Requester {
         }
         true
     }
-}
 
-/// True if two entries name the same region, and different parts of it.
-fn are_apart(a: &Sge, b: &Sge) -> bool {
-    let end = |it: &Sge| it.addr.saturating_add(it.length.into());
-    a.lkey == b.lkey && (end(a) <= b.addr || end(b) <= a.addr)
-}
-
-impl Qp {
-    /// True if responses came early, or answers that tell of missing ones.
-    pub(super) fn has_early_responses(&self) -> bool {
-        let board = self.requester.scoreboard.as_ref();
-        board.is_some_and(|board| board.data != 0 || board.answered.is_some())
+    /// True with selective repeat.
+    pub(super) fn is_selective(&self) -> bool {
+        self.scoreboard.is_some()
     }
 
-    /// Handles an answer to what was sent before `end`, while the response to a READ or an atomic before that is missing. Asks for what is
-    /// missing, once, which costs no retry. Returns `None` without selective repeat.
-    pub(super) fn ask_for_responses(&mut self, ctx: &mut Ctx<'_>, end: Psn) -> Option<Verdict> {
-        let r = &mut self.requester;
-        let una = r.una;
-        let board = r.scoreboard.as_mut()?;
+    /// True if responses came early, or answers that tell of missing ones.
+    pub(super) fn has_early_responses(&self) -> bool {
+        self.scoreboard.as_ref().is_some_and(|board| board.data != 0 || board.answered.is_some())
+    }
+
+    /// Marks the responses to READs and atomics that are missing behind an answer to what was sent before `end`, each once. Returns `None` if
+    /// nothing new is missing.
+    pub(super) fn mark_missing_responses(&mut self, end: Psn) -> Option<Verdict> {
+        let una = self.una;
+        let board = self.scoreboard.as_mut()?;
         board.rebase(una);
         board.answered = board.answered.filter(|before| end.is_before(*before)).or(Some(end));
         let mut missing = 0;
-        let mut at = r.queue.tail();
-        while at != r.queue.head() {
-            let wqe = r.queue.at(at);
+        let mut at = self.queue.tail();
+        while at != self.queue.head() {
+            let wqe = self.queue.at(at);
             if !wqe.started || !wqe.first_psn.is_before(end) {
                 break;
             }
@@ -111,125 +105,78 @@ impl Qp {
         }
         missing &= !board.stored();
         let lost = missing & !board.again & !board.lost;
-        let asked = missing.count_ones() as u8;
-        let of = (end - una.value()).value().min(128) as u8;
-        let is_new = lost != 0 && !board.whole;
-        if is_new {
-            board.lost |= lost;
-        }
-        self.note_fast_path();
-        if !is_new {
-            return Some(Verdict::Stale);
-        }
-        ctx.counters.implied_nak_seq_err += 1;
-        self.repeat(Cause::Selective);
-        Some(Verdict::Selective { asked, of })
-    }
-
-    /// Stores a READ response that came before it is due. Returns `None` without selective repeat, or if the QP has failed.
-    pub(super) fn keep_response(
-        &mut self,
-        ctx: &mut Ctx<'_>,
-        packet: &Packet,
-        frame: u16,
-    ) -> Option<Verdict> {
-        let (una, psn) = (self.requester.una, packet.bth.psn);
-        if self.requester.scoreboard.is_none() || self.state() == QpState::Err {
+        if board.whole || lost == 0 {
             return None;
         }
-        let kept = self.store_early(ctx, packet, frame);
-        let board = self.requester.scoreboard.as_mut()?;
-        if kept {
-            let bit = board.bits(psn, psn + 1);
-            board.data |= bit as u64;
-            if board.lost & bit != 0 {
-                board.lost &= !bit;
-                self.requester.skip_what_came();
-            }
-        }
-        self.note_fast_path();
-        Some(Verdict::Early { expected: una, kept })
+        board.lost |= lost;
+        let of = (end - una.value()).value().min(128) as u8;
+        Some(Verdict::Selective { asked: missing.count_ones() as u8, of })
     }
 
-    /// Plans the copy of an early READ response. Returns false if it is not to be kept, and true for one that is kept already.
-    fn store_early(&self, ctx: &mut Ctx<'_>, packet: &Packet, frame: u16) -> bool {
-        let (r, psn) = (&self.requester, packet.bth.psn);
-        let Some(board) = &r.scoreboard else { return false };
-        let bit = board.bits(psn, psn + 1) as u64;
-        let Some(position) = r.read_of(psn).filter(|_| bit != 0 && positive(packet)) else { return false };
-        if board.data & bit != 0 {
-            return true;
-        }
-        if !r.is_apart(position) {
-            return false;
-        }
-        let wqe = r.queue.at(position);
-        let mtu = self.attributes().path_mtu.bytes();
-        let offset = u64::from((psn - wqe.first_psn.value()).value()) * mtu as u64;
+    /// True if the READ response with this PSN came early, and is stored.
+    pub(super) fn has_response(&self, psn: Psn) -> bool {
+        self.scoreboard.as_ref().is_some_and(|board| board.stored() & board.bits(psn, psn + 1) != 0)
+    }
+
+    /// Returns the place of an early READ response: the position of its READ, and the number of the packet. `None` if it is not to be kept.
+    /// `mtu` in bytes.
+    pub(super) fn early_place(&self, packet: &Packet, mtu: usize) -> Option<(u32, u32)> {
+        let psn = packet.bth.psn;
+        let is_near = self.scoreboard.as_ref()?.bits(psn, psn + 1) as u64 != 0;
+        let position = self.read_of(psn).filter(|position| is_near && self.is_apart(*position))?;
+        let wqe = self.queue.at(position);
+        let k = (psn - wqe.first_psn.value()).value();
         let length = packet.payload.len();
-        let left = wqe.length().saturating_sub(offset);
-        if length == 0 || length as u64 != left.min(mtu as u64) {
-            return false;
-        }
-        let payload = FramePayload { frame, offset: packet.payload.start as u16, length: length as u16 };
-        if scatter::plan(ctx.memory, self.pd, r.queue.sges(position), offset, payload, ctx.out).is_err() {
-            return false;
-        }
-        ctx.counters.rcvd_bytes += length as u64;
-        ctx.counters.early_kept += 1;
-        true
+        (length > 0 && is_packet_of(wqe, k, length, mtu)).then_some((position, k))
     }
 
-    /// Moves `una` over responses that came early and are due now, and over what was answered behind them.
-    pub(super) fn pass_early_responses(&mut self, ctx: &mut Ctx<'_>) {
-        loop {
-            while self.pass_run(ctx) {}
-            let r = &mut self.requester;
-            let una = r.una;
-            let Some(board) = &mut r.scoreboard else { break };
-            board.rebase(una);
-            board.answered = board.answered.filter(|end| una.is_before(*end));
-            let Some(end) = board.answered.filter(|_| !r.queue.is_empty()) else { break };
-            if r.queue.at(r.queue.tail()).wr.opcode.takes_resource() {
-                break;
-            }
-            let _ = self.acknowledge_before(ctx, end);
-            if self.requester.una == una {
-                break;
-            }
+    /// Notes a READ response that is stored early.
+    pub(super) fn note_response(&mut self, psn: Psn) {
+        let Some(board) = &mut self.scoreboard else { return };
+        let bit = board.bits(psn, psn + 1);
+        board.data |= bit as u64;
+        if board.lost & bit != 0 {
+            board.lost &= !bit;
+            self.skip_what_came();
         }
-        self.note_fast_path();
-    }
-
-    /// Moves `una` over the responses to the oldest READ that came early. Returns false if there are none.
-    fn pass_run(&mut self, ctx: &mut Ctx<'_>) -> bool {
-        let state = self.state();
-        let r = &mut self.requester;
-        let Some(board) = &mut r.scoreboard else { return false };
-        board.rebase(r.una);
-        if r.queue.is_empty() || !matches!(state, QpState::Rts | QpState::Sqd) {
-            return false;
-        }
-        let wqe = r.queue.at(r.queue.tail());
-        let left = (wqe.end_psn() - r.una.value()).value();
-        let run = board.data.trailing_ones().min(left);
-        if run == 0 || !wqe.started || wqe.wr.opcode != WrOpcode::Read {
-            return false;
-        }
-        let end = r.una + run;
-        self.advance(ctx, end);
-        if run == left {
-            self.complete_oldest(ctx);
-        }
-        true
     }
 
     /// Takes back an early response whose copy failed: it is judged when it is due.
-    pub(super) fn early_response_failed(&mut self, packet: &Packet) -> Option<Verdict> {
-        let (una, psn) = (self.requester.una, packet.bth.psn);
+    pub(super) fn take_back_response(&mut self, packet: &Packet) -> Option<Verdict> {
+        let (una, psn) = (self.una, packet.bth.psn);
         let is_response = packet.info().operation == Operation::ReadResponse;
-        let board = self.requester.scoreboard.as_mut().filter(|_| is_response && una.is_before(psn))?;
+        let board = self.scoreboard.as_mut().filter(|_| is_response && una.is_before(psn))?;
         board.data &= !(board.bits(psn, psn + 1) as u64);
         Some(Verdict::Early { expected: una, kept: false })
     }
+
+    /// Returns the PSN behind the early responses to the oldest READ that are due, and whether it ends there. `None` if there are none.
+    pub(super) fn due_run(&mut self) -> Option<(Psn, bool)> {
+        let board = self.scoreboard.as_mut()?;
+        board.rebase(self.una);
+        if self.queue.is_empty() {
+            return None;
+        }
+        let wqe = self.queue.at(self.queue.tail());
+        let left = (wqe.end_psn() - self.una.value()).value();
+        let run = board.data.trailing_ones().min(left);
+        let is_due = run > 0 && wqe.started && wqe.wr.opcode == WrOpcode::Read;
+        is_due.then(|| (self.una + run, run == left))
+    }
+
+    /// Returns the PSN up to which the peer has answered, if the oldest work request is not one that waits for its response.
+    pub(super) fn answered_end(&mut self) -> Option<Psn> {
+        let una = self.una;
+        let board = self.scoreboard.as_mut()?;
+        board.rebase(una);
+        board.answered = board.answered.filter(|end| una.is_before(*end));
+        let waits = self.queue.is_empty() || self.queue.at(self.queue.tail()).wr.opcode.takes_resource();
+        board.answered.filter(|_| !waits)
+    }
+}
+
+/// True if two entries name the same region, and different parts of it.
+fn are_apart(a: &Sge, b: &Sge) -> bool {
+    let end = |it: &Sge| it.addr.saturating_add(it.length.into());
+    a.lkey == b.lkey && (end(a) <= b.addr || end(b) <= a.addr)
 }

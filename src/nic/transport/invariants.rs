@@ -11,8 +11,8 @@ impl Qp {
     pub fn assert_invariants(&self) {
         if cfg!(debug_assertions) {
             self.assert_requester();
-            let whole = self.qp_type == QpType::Rc && !self.has_early() && !self.has_early_responses();
-            invariant!(self.takes_fast_path() == whole, "the fast path is taken, but packets came early");
+            let may = self.may_take_fast_path();
+            invariant!(self.takes_fast_path() == may, "the fast path is taken, but packets came early");
             self.pacing.assert_invariants();
             self.responder.assert_invariants();
         }

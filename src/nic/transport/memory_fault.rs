@@ -47,7 +47,8 @@ impl Qp {
 
     /// Refuses a request after it was executed.
     fn request_failed(&mut self, ctx: &mut Ctx<'_>, packet: &Packet, completions: usize) -> Verdict {
-        if let Some(verdict) = self.early_response_failed(packet).or_else(|| self.early_failed(packet)) {
+        if let Some(verdict) = self.requester.take_back_response(packet).or_else(|| self.early_failed(packet))
+        {
             self.note_fast_path();
             return verdict;
         }

@@ -217,7 +217,7 @@ impl Qp {
 
     /// Decides again whether the fast path may take received packets.
     pub(super) fn note_fast_path(&mut self) {
-        self.fast = self.qp_type == QpType::Rc && !self.has_early() && !self.has_early_responses();
+        self.fast = self.may_take_fast_path();
     }
 
     /// Sets the attributes that verbs do not define.

@@ -193,18 +193,12 @@ impl Qp {
         }
         //= IBTA 9.5: requests-leave-in-order
         let position = self.requester.next;
-        if let Err(status) = self.check_start(ctx) {
-            self.cannot_send(ctx, status);
-            return None;
-        }
-        if self.must_wait(ctx.limits.window) {
-            return None;
-        }
-        let plan = self.plan_request(ctx, position);
-        if plan.is_none() {
-            self.cannot_send(ctx, WcStatus::LocProt);
-        }
-        plan
+        let plan = match self.check_start(ctx) {
+            Ok(()) if self.must_wait(ctx.limits.window) => return None,
+            Ok(()) => self.plan_request(ctx, position).ok_or(WcStatus::LocProt),
+            Err(status) => Err(status),
+        };
+        plan.map_err(|status| self.cannot_send(ctx, status)).ok()
     }
 
     /// True if something other than an ACK is ready to be sent: a request, a response or a NAK.

@@ -5,9 +5,9 @@
 //!
 //! Between peers that agreed to selective repeat, `scoreboard` sends single packets again; a rewind is the last resort.
 
-use super::requester::Sending;
+use super::requester::{Requester, Sending};
 use super::{Cause, Ctx, Qp, Verdict};
-use crate::verbs::{QpState, WcStatus};
+use crate::verbs::WcStatus;
 use roxie_base::time::Nanos;
 use roxie_wire::{Syndrome, rnr_timer_ns};
 
@@ -55,23 +55,6 @@ impl Qp {
         Verdict::GoBack(cause)
     }
 
-    /// Marks the work request at the position as one that cannot be sent. It fails once it is the oldest.
-    #[cold]
-    pub(super) fn cannot_send(&mut self, ctx: &mut Ctx<'_>, status: WcStatus) {
-        self.requester.sending = Sending::Failed(status);
-        self.fail_if_oldest(ctx);
-        let is_open = self.state() != QpState::Err;
-        let r = &mut self.requester;
-        // With selective repeat it may have been all there was to send again: the timer sends again what is before it.
-        if let Some(timeout) = r.ack_timeout
-            && is_open
-            && r.retransmit_at == Nanos::MAX
-            && r.una != r.sent_end
-        {
-            r.retransmit_at = ctx.now + timeout;
-        }
-    }
-
     /// Retransmits after the wait of the peer's RNR timer code. Counts RNR retries instead of retries.
     pub(super) fn go_back_after(&mut self, ctx: &mut Ctx<'_>, timer: u8) -> Verdict {
         //= IBTA 9.9.2: seven-rnr-retries-are-for-ever
@@ -100,11 +83,18 @@ impl Qp {
     fn rewind(&mut self, cause: Cause) {
         self.pacing.forget_probe();
         let r = &mut self.requester;
-        r.going_back = Some(cause);
-        // The first packet sent restarts the timer.
-        r.retransmit_at = Nanos::MAX;
+        r.begin_to_go_back(cause);
         r.forget_failure();
         r.rewind_to(r.una);
         r.mark_all_lost();
+    }
+}
+
+impl Requester {
+    /// Records why packets are sent again, before the position moves back.
+    pub(super) fn begin_to_go_back(&mut self, cause: Cause) {
+        self.going_back = Some(cause);
+        // The first packet sent restarts the timer.
+        self.retransmit_at = Nanos::MAX;
     }
 }

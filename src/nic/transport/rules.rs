@@ -73,6 +73,12 @@ pub(super) fn response_fits(position: Position, k: u32, asked_from: u32, last: b
     }
 }
 
+/// True if `length` bytes are those of response packet `k` of this READ. `mtu` in bytes.
+pub(super) fn is_packet_of(wqe: &Wqe, k: u32, length: usize, mtu: usize) -> bool {
+    let left = wqe.length().saturating_sub(u64::from(k) * mtu as u64);
+    wqe.wr.opcode == WrOpcode::Read && length as u64 == left.min(mtu as u64)
+}
+
 /// True if a SEND or WRITE packet has the length that its position asks for. A LAST packet may be empty here.
 //= IBTA 9.7.4.1.6: first-and-middle-are-full, only-fits-the-path-mtu
 #[inline(always)]

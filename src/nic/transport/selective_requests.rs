@@ -88,6 +88,12 @@ impl Requester {
             longest.map(|longest| board.map_or(longest, |board| longest.min(board.patience(longest))));
     }
 
+    /// Moves the position to the packets that are marked to be sent again.
+    pub(super) fn repeat(&mut self, cause: Cause) {
+        self.begin_to_go_back(cause);
+        self.skip_what_came();
+    }
+
     /// Turns selective repeat on or off.
     pub(super) fn set_selective(&mut self, on: bool) {
         self.scoreboard = on.then(|| Box::new(Scoreboard::new()));
@@ -200,21 +206,12 @@ impl Qp {
         }
         let first = una + board.lost.trailing_zeros();
         if lost != 0 || first.is_before(end) && !r.position().is_before(end) {
-            self.repeat(Cause::Selective);
+            r.repeat(Cause::Selective);
+            self.pacing.forget_probe();
         } else {
             r.skip_what_came();
         }
         Verdict::Selective { asked, of }
-    }
-
-    /// Moves the position to the packets that are marked to be sent again.
-    pub(super) fn repeat(&mut self, cause: Cause) {
-        let r = &mut self.requester;
-        r.going_back = Some(cause);
-        // The first packet sent restarts the timer.
-        r.retransmit_at = Nanos::MAX;
-        r.skip_what_came();
-        self.pacing.forget_probe();
     }
 
     /// Sends the last packet again, or the oldest READ or atomic, if the silence is shorter than the local ACK timeout. Costs no
@@ -243,7 +240,8 @@ impl Qp {
             1u128.checked_shl((end - 1).distance_from(una) as u32).unwrap_or(1)
         };
         r.ack_timeout = Some(longest.min(board.patience(longest)));
-        self.repeat(Cause::Probe);
+        r.repeat(Cause::Probe);
+        self.pacing.forget_probe();
         ctx.counters.tail_probes += 1;
         Some(Verdict::GoBack(Cause::Probe))
     }
