@@ -20,6 +20,7 @@ fn player(net: &Wired) -> String {
         "size='-s 8192 -m 1024'\n\
          [ $ROXIE_OPERATION = atomic ] && size=\n\
          perf=\"{program} perf $ROXIE_OPERATION bw --port udp -n 16 -t 4 $size\"\n\
+         : > {log}\n\
          ip netns exec {left} $perf 2> {log} &\n\
          until grep -q 'waiting for a peer' {log}; do sleep 0.02; done\n\
          ip netns exec {right} $perf {A} || exit 1\n\
