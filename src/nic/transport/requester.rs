@@ -193,12 +193,16 @@ impl Qp {
         }
         //= IBTA 9.5: requests-leave-in-order
         let position = self.requester.next;
-        let plan = match self.check_start(ctx) {
+        let status = match self.check_start(ctx) {
             Ok(()) if self.must_wait(ctx.limits.window) => return None,
-            Ok(()) => self.plan_request(ctx, position).ok_or(WcStatus::LocProt),
-            Err(status) => Err(status),
+            Ok(()) => match self.plan_request(ctx, position) {
+                Some(plan) => return Some(plan),
+                None => WcStatus::LocProt,
+            },
+            Err(status) => status,
         };
-        plan.map_err(|status| self.cannot_send(ctx, status)).ok()
+        self.cannot_send(ctx, status);
+        None
     }
 
     /// True if something other than an ACK is ready to be sent: a request, a response or a NAK.
