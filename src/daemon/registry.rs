@@ -14,7 +14,7 @@ use roxie::host::inspect::Snapshot;
 use roxie::host::{Device, DeviceError};
 use roxie_base::roster::{Room, Roster};
 use roxie_base::threads::lock;
-use roxie_engine::Engine;
+use roxie_engine::{Engine, Workers};
 use roxie_nic::nic::{Answer, Command, ControlError, Object, QpStatus};
 use roxie_nic::shared::remote_memory::RemoteMemory;
 use roxie_nic::shared::{Doorbells, DoorbellsId};
@@ -86,8 +86,10 @@ impl Registry {
     /// # Errors
     /// If the device is no NIC of this process.
     pub(super) fn new(device: Device, config: Config) -> Result<Registry, DeviceError> {
-        if device.engine().is_none() {
-            return Err(ControlError::WrongKind("a NIC that serves is this process's own").into());
+        if device.workers().is_none_or(|workers| workers.all().len() > 1) {
+            return Err(
+                ControlError::WrongKind("a NIC that serves is this process's own, with one worker").into()
+            );
         }
         Ok(Registry {
             device,
@@ -142,8 +144,12 @@ impl Registry {
         silent.contains_key(&uid)
     }
 
+    fn workers(&self) -> &Workers {
+        self.device.workers().expect("looked at in `new`")
+    }
+
     fn engine(&self) -> &Engine {
-        self.device.engine().expect("looked at in `new`")
+        self.workers().first()
     }
 
     pub(super) fn now(&self) -> roxie_base::time::Nanos {
@@ -169,11 +175,11 @@ impl Registry {
 
     /// Returns the status of the QPs among some objects.
     pub(super) fn list(&self, has: impl Fn(Object) -> bool) -> Vec<QpStatus> {
-        statuses_of(self.engine(), has)
+        statuses_of(self.workers(), has)
     }
 
     /// Returns a snapshot of some objects.
     pub(super) fn snapshot(&self, has: impl Fn(Object) -> bool) -> Snapshot {
-        snapshot_of(self.engine(), has)
+        snapshot_of(self.workers(), has)
     }
 }

@@ -42,6 +42,7 @@ mod port_requests;
 mod progress;
 mod remote_pass;
 mod shared;
+mod siblings;
 mod spin_then_sleep;
 mod stall;
 mod sync;
@@ -50,6 +51,7 @@ mod wait_policy;
 mod wait_set;
 mod waiters;
 mod worker;
+mod workers;
 
 pub use control::{Answered, Request};
 pub use pass_times::PassTimes;
@@ -58,6 +60,7 @@ pub use wait::{MAX_WATCHED, Wait, Watched};
 pub use wait_policy::WaitPolicy;
 pub use wait_set::WaitSet;
 pub use worker::{EventSink, Worker};
+pub use workers::{MAX_WORKERS, Workers};
 
 use std::io;
 use std::sync::Arc;
@@ -68,7 +71,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, SendTimeoutError, Sender, TryRecvError, bounded};
 
-use roxie_base::time::Nanos;
+use roxie_base::time::{Clock, Nanos};
 use roxie_nic::nic::{Answer, Command, ControlError, Nic, NicConfig};
 use roxie_nic::shared::Doorbells;
 use roxie_nic::verbs::{AsyncEvent, QpIndex};
@@ -124,11 +127,11 @@ impl Engine {
     /// If the system is out of memory, descriptors or threads.
     pub fn start(config: NicConfig, port: Box<dyn Port>, drive: Drive) -> io::Result<Engine> {
         let doorbells = Doorbells::new(config.limits.qps)?;
-        Engine::start_on(config, port, drive, doorbells)
+        Engine::start_on(config, port, drive, doorbells, Clock::new())
     }
 
-    /// Like [`Engine::start`] on existing doorbells, which another process may ring. `doorbells` must be made for as many QPs as
-    /// the NIC has.
+    /// Like [`Engine::start`] on existing doorbells, which another process may ring, and with an existing clock. `doorbells` must be
+    /// made for as many QPs as the NIC has.
     ///
     /// # Errors
     /// As those of [`Engine::start`].
@@ -137,6 +140,7 @@ impl Engine {
         port: Box<dyn Port>,
         drive: Drive,
         doorbells: Doorbells,
+        clock: Clock,
     ) -> io::Result<Engine> {
         let (requests, request_queue) = bounded(COMMAND_QUEUE);
         let (event_sender, events) = bounded(EVENT_QUEUE);
@@ -144,7 +148,7 @@ impl Engine {
         let worker = Worker::new(Nic::new(config), port, doorbells.clone(), request_queue, event_sender);
         let caller_drives = matches!(drive, Drive::Caller | Drive::CallerOnly);
         let has_thread = matches!(drive, Drive::Caller | Drive::Thread { .. });
-        let shared = Arc::new(Shared::new(worker, !caller_drives)?);
+        let shared = Arc::new(Shared::new(worker, !caller_drives, clock)?);
         let thread =
             has_thread.then(|| engine_thread::spawn(Arc::clone(&shared), drive, serves)).transpose()?;
         let stepped_at = (drive == Drive::Stepped).then(AtomicU64::default);

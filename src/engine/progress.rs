@@ -22,6 +22,17 @@ impl Progress {
         Progress { sent: left.sent, completions, more: self.more || left.more, ..self }
     }
 
+    /// Adds up passes of two workers.
+    pub(super) fn beside(self, other: &Progress) -> Progress {
+        Progress {
+            received: self.received + other.received,
+            sent: self.sent + other.sent,
+            commands: self.commands + other.commands,
+            completions: self.completions + other.completions,
+            more: self.more || other.more,
+        }
+    }
+
     /// True if the pass did nothing and no other is needed at once.
     pub fn is_idle(&self) -> bool {
         let done = self.received + self.sent + self.commands + self.completions;

@@ -13,11 +13,12 @@ use super::control::{Answered, Request};
 use super::pass_times::PassTimes;
 use super::port_requests::PortRequests;
 use super::progress::Progress;
+use super::siblings::Siblings;
 use super::stall::Stall;
 use roxie_base::time::Nanos;
-use roxie_nic::nic::{self, Answer, Batch, Command, Nic, Object, Sent};
+use roxie_nic::nic::{self, Answer, Batch, Command, Nic, Object, RxOutcome, Sent};
 use roxie_nic::shared::{ClientDoorbells, Doorbells};
-use roxie_nic::verbs::{AsyncEvent, EventKind, Gid, Mtu, QpIndex};
+use roxie_nic::verbs::{AsyncEvent, EventKind, Gid, Mtu, QpIndex, Qpn};
 use roxie_port::pcap::{Background, PcapPort, Recorder};
 use roxie_port::unclaimed::UnclaimedPort;
 use roxie_port::{self as port, BURST, Carries, LinkChange, Port, PortInfo, TxId};
@@ -59,6 +60,8 @@ pub struct Worker {
     half: Option<PassHalf>,
     /// True if the outermost layer of the port is a capture that was attached while the worker runs.
     is_captured: bool,
+    /// The other workers of the device, if any.
+    siblings: Option<Box<Siblings>>,
 }
 
 /// Results of a half of a pass before its copies are made.
@@ -98,7 +101,13 @@ impl Worker {
             last_pass: Nanos::ZERO,
             half: None,
             is_captured: false,
+            siblings: None,
         }
+    }
+
+    /// Makes the worker one of several of a device.
+    pub(super) fn join(&mut self, siblings: Siblings) {
+        self.siblings = Some(Box::new(siblings));
     }
 
     /// Runs one pass at time `now`. Never blocks.
@@ -282,13 +291,37 @@ impl Worker {
             let outcome = self.nic.receive(now, &received);
             // Copy frame by frame: the payload is in the cache now.
             self.nic.run_dma(|_| frame);
+            if let Some(siblings) = &mut self.siblings
+                && siblings.redirect(&outcome, &self.port.rx_frame(index))
+            {
+                self.nic.forget_unknown_qp();
+            }
             if notes {
                 self.port.rx_note(index, format_args!("{outcome}"));
             }
         }
         // Also after an empty burst: a layer may have taken frames and kept them.
         self.port.rx_release();
-        count
+        if self.siblings.is_some() { count.max(self.receive_redirected(now)) } else { count }
+    }
+
+    /// Has the QPs process a burst of frames that siblings received. Returns their number.
+    fn receive_redirected(&mut self, now: Nanos) -> usize {
+        let Some(siblings) = &self.siblings else { return 0 };
+        while let Some(cq) = siblings.next_failed() {
+            self.nic.fail_cq(now, cq);
+        }
+        for count in 0..BURST {
+            let Some(redirected) = siblings.next() else { return count };
+            let port::Received { frame, ip_id_hidden, arrived } = redirected.received();
+            let outcome = self.nic.receive(now, &nic::RxFrame { frame, index: 0, ip_id_hidden, arrived });
+            self.nic.run_dma(|_| frame);
+            if matches!(outcome, RxOutcome::UnknownQp(Qpn::MULTICAST)) {
+                self.nic.forget_unknown_qp();
+            }
+            siblings.release(redirected);
+        }
+        BURST
     }
 
     /// Sends PFC frames that pause or resume the neighbour, according to the fill level of the receive ring.
@@ -396,6 +429,9 @@ impl Worker {
 
     fn raise_events(&mut self) {
         while let Some(event) = self.nic.take_event() {
+            if let (AsyncEvent::Cq(cq, EventKind::CqError), Some(siblings)) = (event, &self.siblings) {
+                siblings.tell_failed(cq);
+            }
             self.raise(event);
         }
     }
@@ -559,7 +595,8 @@ impl Worker {
     /// known; its descriptors report them.
     pub fn needed_by(&self) -> Nanos {
         let posted = self.doorbells.any() || self.clients.any() || self.nic.has_unfetched();
-        if posted || !self.requests.is_empty() || !self.moves.is_empty() {
+        let given = self.siblings.as_ref().is_some_and(|siblings| siblings.has_work());
+        if posted || given || !self.requests.is_empty() || !self.moves.is_empty() {
             return Nanos::ZERO;
         }
         self.next_deadline()
@@ -581,6 +618,9 @@ impl Worker {
         self.nic.pause_counters(&mut all);
         self.port.counters(&mut all);
         all.push(("async_events_lost", self.events_lost));
+        if let Some(siblings) = &self.siblings {
+            all.extend(siblings.counters());
+        }
         all
     }
 }

@@ -37,7 +37,8 @@ impl Nic {
         let (doorbells, page) = Doorbells::shared(QPS).expect("a page");
         // The engine sleeps as soon as it is idle: doorbells of the other process must wake it.
         let drive = Drive::Thread { core: None, spin: Nanos::from_micros(20) };
-        let engine = Engine::start_on(config, Box::new(port), drive, doorbells.clone()).expect("an engine");
+        let engine = Engine::start_on(config, Box::new(port), drive, doorbells.clone(), Clock::new())
+            .expect("an engine");
         Nic { engine, doorbells, page }
     }
 }

@@ -102,9 +102,9 @@ impl Drop for WorkerGuard<'_> {
 
 impl Shared {
     /// `has_owner`: callers do not run the worker.
-    pub(super) fn new(worker: Worker, has_owner: bool) -> io::Result<Shared> {
+    pub(super) fn new(worker: Worker, has_owner: bool, clock: Clock) -> io::Result<Shared> {
         let shared = Shared {
-            clock: Clock::new(),
+            clock,
             doorbells: worker.doorbells().clone(),
             handoff: Handoff::new(),
             waiters: Waiters::default(),

@@ -42,7 +42,7 @@ fn pass_carries_out_few_commands() {
 #[test]
 fn callers_and_the_worker_thread_take_turns() {
     const CALLS: u32 = 200;
-    let shared = Shared::new(worker(), true).unwrap();
+    let shared = Shared::new(worker(), true, Clock::new()).unwrap();
     let (over, calls) = (AtomicBool::new(false), [0, 1, 2].map(|_| AtomicU32::new(0)));
     let until = Instant::now() + Duration::from_secs(10);
     thread::scope(|scope| {
@@ -68,7 +68,7 @@ fn callers_and_the_worker_thread_take_turns() {
 /// Otherwise a post that finds the worker locked by a look would wait for the engine thread.
 #[test]
 fn bell_rung_during_a_look_is_heard() {
-    let shared = Shared::new(worker(), false).unwrap();
+    let shared = Shared::new(worker(), false, Clock::new()).unwrap();
     let look = shared.lock_to_look();
     shared.doorbells.ring_silently(QpIndex(0));
     assert!(shared.try_turn().is_none());
@@ -79,7 +79,7 @@ fn bell_rung_during_a_look_is_heard() {
 /// A yield would last until a competing program has used up its time slice.
 #[test]
 fn crowded_caller_sleeps_until_the_worker_is_free() {
-    let shared = Shared::new(worker(), false).unwrap();
+    let shared = Shared::new(worker(), false, Clock::new()).unwrap();
     let now = shared.clock.now();
     let returned = AtomicBool::new(false);
     let held = shared.lock_to_look();

@@ -6,7 +6,7 @@
 use super::command::{Answer, Command};
 use super::memory_command::{Form, MemoryCommand, ReceiveSource};
 use super::object::Object;
-use crate::verbs::{SrqInit, SrqKind};
+use crate::verbs::{QpIndex, SrqInit, SrqKind};
 
 impl Command {
     /// Calls `judge` for each object that the command names.
@@ -63,6 +63,62 @@ impl Command {
             Command::DestroyFlow(flow) => Some(Object::Flow(*flow)),
             _ => None,
         }
+    }
+
+    /// Returns the QP that the command is for.
+    pub fn qp_mut(&mut self) -> Option<&mut QpIndex> {
+        match self {
+            Command::ModifyQp(qp, _)
+            | Command::SetQpControl(qp, _)
+            | Command::ShareRate(qp, _)
+            | Command::RouteGsi(qp, _)
+            | Command::QueryQp(qp)
+            | Command::QueryLog(qp)
+            | Command::DestroyQp(qp)
+            | Command::AttachMulticast(qp, _)
+            | Command::DetachMulticast(qp, _)
+            | Command::CreateFlow(qp, _) => Some(qp),
+            _ => None,
+        }
+    }
+
+    /// Returns the command once more, for another worker of a device, if each worker executes it: commands about domains, registered memory,
+    /// completion queues, address handles and the whole device.
+    pub fn for_sibling(&self) -> Option<Command> {
+        Some(match self {
+            Command::AllocPd => Command::AllocPd,
+            Command::DeallocPd(pd) => Command::DeallocPd(*pd),
+            Command::DeregisterMemory(mr) => Command::DeregisterMemory(*mr),
+            Command::ReleaseMemory(mr) => Command::ReleaseMemory(*mr),
+            Command::ModerateCq { cq, count, period } => {
+                Command::ModerateCq { cq: *cq, count: *count, period: *period }
+            }
+            Command::DestroyCq(cq) => Command::DestroyCq(*cq),
+            Command::CreateAh(pd, av) => Command::CreateAh(*pd, av.clone()),
+            Command::DestroyAh(ah) => Command::DestroyAh(*ah),
+            Command::SetGids(gids) => Command::SetGids(gids.clone()),
+            Command::SetCongestion(config) => Command::SetCongestion(config.clone()),
+            Command::Memory(command) => match &**command {
+                MemoryCommand::RegisterMemory { pd, access, start, memory } => {
+                    MemoryCommand::RegisterMemory {
+                        pd: *pd,
+                        access: *access,
+                        start: *start,
+                        memory: memory.clone(),
+                    }
+                }
+                MemoryCommand::ReregisterMemory { mr, pd, access, translation } => {
+                    let (mr, pd, access) = (*mr, *pd, *access);
+                    MemoryCommand::ReregisterMemory { mr, pd, access, translation: translation.clone() }
+                }
+                MemoryCommand::CreateCq { ring, notify } => {
+                    MemoryCommand::CreateCq { ring: ring.clone(), notify: notify.clone() }
+                }
+                _ => return None,
+            }
+            .into(),
+            _ => return None,
+        })
     }
 
     /// True for a command that affects the whole device, which only the NIC's owner may issue.

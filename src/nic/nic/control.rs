@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::Nic;
 use super::command::{Answer, Command, ControlError, ObjectCounts, send_queue_of};
 use super::memory_command::MemoryCommand;
-use super::object::ObjectKind;
+use super::object::{Object, ObjectKind};
 use crate::transport::memory::RegionStatus;
 use crate::verbs::{AddressVector, PdId};
 use roxie_base::time::Nanos;
@@ -91,6 +91,19 @@ impl Nic {
             Command::ListQps => Ok(Answer::Qps(self.qps.iter().map(|(_, e)| e.status()).collect())),
             Command::Memory(command) => self.execute_with_memory(*command),
             Command::CreatePrepared(command, _) => self.execute_with_memory(*command),
+        }
+    }
+
+    /// Checks that no object here uses what the command removes.
+    ///
+    /// # Errors
+    /// If one does, or the object to be removed is gone.
+    pub fn check_unused(&self, command: &Command) -> Result<(), ControlError> {
+        self.check_names(command)?;
+        match command.takes_away() {
+            Some(Object::Pd(pd)) => self.pds.check_unused(pd),
+            Some(Object::Cq(cq)) => self.cqs.check_unused(cq),
+            _ => Ok(()),
         }
     }
 

@@ -293,12 +293,19 @@ impl CompletionQueues {
         Ok(Answer::Done)
     }
 
+    /// # Errors
+    /// If there is no such queue, or it is used.
+    pub(super) fn check_unused(&self, cq: CqIndex) -> Result<(), ControlError> {
+        let object = ObjectKind::CompletionQueue;
+        match self.table.get(cq.0).ok_or(ControlError::NotFound(object))?.users {
+            0 => Ok(()),
+            users => Err(ControlError::Busy { object, users }),
+        }
+    }
+
     /// Destroys a queue that is not used. A resize in progress ends with the queue.
     pub(super) fn destroy(&mut self, cq: CqIndex) -> Result<Answer, ControlError> {
-        let users = self.get_mut(cq)?.users;
-        if users > 0 {
-            return Err(ControlError::Busy { object: ObjectKind::CompletionQueue, users });
-        }
+        self.check_unused(cq)?;
         self.table.remove(cq.0);
         Ok(Answer::Done)
     }
@@ -327,15 +334,31 @@ impl Nic {
         while let Some(cq) = self.cqs.overrun.pop() {
             //= IBTA 11.6.3.2: cq-overflow-is-an-event
             self.out.events.push(AsyncEvent::Cq(cq, EventKind::CqError));
-            for place in 0..self.qps.places() {
-                let user = self.qps.get(place).filter(|e| e.qp.send_cq == cq || e.qp.recv_cq == cq);
-                if let Some(user) = user.map(|entry| entry.qp.index) {
-                    self.fail_qp(now, user);
-                }
+            self.fail_users_of_cq(now, cq);
+        }
+    }
+
+    fn fail_users_of_cq(&mut self, now: Nanos, cq: CqIndex) {
+        for place in 0..self.qps.places() {
+            let user = self.qps.get(place).filter(|e| e.qp.send_cq == cq || e.qp.recv_cq == cq);
+            if let Some(user) = user.map(|entry| entry.qp.index) {
+                self.fail_qp(now, user);
             }
-            self.srqs.fail_users_of(cq);
-            self.report_srqs(now);
-            self.update_changed(now);
+        }
+        self.srqs.fail_users_of(cq);
+        self.report_srqs(now);
+        self.update_changed(now);
+    }
+
+    /// Fails the users of a completion queue that has overflowed at another worker of the device, which raises the event.
+    pub fn fail_cq(&mut self, now: Nanos, cq: CqIndex) {
+        if !self.cqs.holds(cq) {
+            return;
+        }
+        let entry = self.cqs.table.get_mut(cq.0).filter(|entry| !entry.failed);
+        if let Some(entry) = entry {
+            entry.failed = true;
+            self.fail_users_of_cq(now, cq);
         }
     }
 

@@ -38,16 +38,21 @@ impl ProtectionDomains {
         self.users.insert(0).map(PdId).ok_or(full)
     }
 
-    /// Removes a domain without objects.
-    pub(super) fn close(&mut self, pd: PdId) -> Result<(), ControlError> {
+    /// # Errors
+    /// If there is no such domain, or it has objects.
+    pub(super) fn check_unused(&self, pd: PdId) -> Result<(), ControlError> {
         let object = ObjectKind::ProtectionDomain;
         match *self.users.get(pd.0).ok_or(ControlError::NotFound(object))? {
-            0 => {
-                self.users.remove(pd.0);
-                Ok(())
-            }
+            0 => Ok(()),
             users => Err(ControlError::Busy { object, users }),
         }
+    }
+
+    /// Removes a domain without objects.
+    pub(super) fn close(&mut self, pd: PdId) -> Result<(), ControlError> {
+        self.check_unused(pd)?;
+        self.users.remove(pd.0);
+        Ok(())
     }
 
     /// Adds `change`, 1 or -1, to the number of objects of a domain.

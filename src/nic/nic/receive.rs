@@ -185,6 +185,11 @@ impl Nic {
         RxOutcome::UnknownQp(packet.bth.dest_qp)
     }
 
+    /// Takes back the count of a packet without a QP here: another worker of the device has its QP.
+    pub fn forget_unknown_qp(&mut self) {
+        self.counters.rx_unknown_qp -= 1;
+    }
+
     fn receive_for(&mut self, now: Nanos, index: u32, packet: &Packet, received: &RxFrame<'_>) -> RxOutcome {
         let hidden_id = match self.accept_icrc(index, packet, received) {
             Ok(hidden_id) => hidden_id,

@@ -12,7 +12,7 @@ use super::snapshot::{MrEntry, PassDurations, QpEntry, Snapshot};
 use crate::remote::{Attachment, polling};
 use roxie_base::roster::{Denied, PortRequest};
 use roxie_base::time::Nanos;
-use roxie_engine::{Engine, EventSink, Progress, Wait, WaitSet, Worker};
+use roxie_engine::{Engine, EventSink, Progress, Wait, WaitSet, Workers};
 use roxie_nic::nic::{Answer, Command, CongestionConfig, ControlError, Object, QpStatus};
 use roxie_nic::shared::{CompletionRing, HostMemory, Region};
 use roxie_nic::verbs::{AsyncEvent, CqIndex, Mtu, OpenXrcd, QpIndex};
@@ -25,24 +25,29 @@ use roxie_wire::Gid;
 /// The engine behind a device.
 #[derive(Debug)]
 pub(crate) enum Adapter {
-    /// An engine of this process.
-    Own(Engine),
+    /// Workers of this process.
+    Own(Workers),
     /// A NIC that is another process.
     Shared(Arc<Attachment>),
 }
 
 impl Adapter {
-    /// Returns the engine, if it is in this process.
-    pub(crate) fn engine(&self) -> Option<&Engine> {
+    /// Returns the workers, if they are in this process.
+    pub(crate) fn workers(&self) -> Option<&Workers> {
         match self {
-            Adapter::Own(engine) => Some(engine),
+            Adapter::Own(workers) => Some(workers),
             Adapter::Shared(_) => None,
         }
     }
 
+    /// Returns the first worker's engine, if it is in this process.
+    pub(crate) fn engine(&self) -> Option<&Engine> {
+        self.workers().map(Workers::first)
+    }
+
     pub(crate) fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
         match self {
-            Adapter::Own(engine) => engine.call(command),
+            Adapter::Own(workers) => workers.call(command),
             Adapter::Shared(nic) => nic.call(command),
         }
     }
@@ -54,7 +59,7 @@ impl Adapter {
         file: Option<BorrowedFd<'_>>,
     ) -> Result<Answer, ControlError> {
         match self {
-            Adapter::Own(engine) => engine.call(Command::OpenXrcd(open)),
+            Adapter::Own(workers) => workers.call(Command::OpenXrcd(open)),
             Adapter::Shared(nic) => nic.open_xrcd(open, file),
         }
     }
@@ -77,21 +82,21 @@ impl Adapter {
 
     pub(crate) fn now(&self) -> Nanos {
         match self {
-            Adapter::Own(engine) => engine.now(),
+            Adapter::Own(workers) => workers.now(),
             Adapter::Shared(nic) => nic.now(),
         }
     }
 
     pub(super) fn is_dead(&self) -> bool {
         match self {
-            Adapter::Own(engine) => engine.is_dead(),
+            Adapter::Own(workers) => workers.is_dead(),
             Adapter::Shared(nic) => nic.is_gone(),
         }
     }
 
     pub(super) fn posted(&self, qp: QpIndex, outstanding: u32, posts: u32) {
         match self {
-            Adapter::Own(engine) => engine.posted(qp, outstanding, posts),
+            Adapter::Own(workers) => workers.posted(qp, outstanding, posts),
             Adapter::Shared(nic) => nic.posted(qp),
         }
     }
@@ -99,7 +104,7 @@ impl Adapter {
     /// Notifies the NIC of a posted receive, for a QP that asked for it.
     pub(super) fn posted_receive(&self, qp: QpIndex) {
         match self {
-            Adapter::Own(engine) => engine.doorbells().ring(qp),
+            Adapter::Own(workers) => workers.ring(qp),
             Adapter::Shared(nic) => nic.posted(qp),
         }
     }
@@ -107,7 +112,7 @@ impl Adapter {
     /// Runs a pass without waiting for a completion. With a remote NIC, yields the processor to it.
     pub(super) fn caller_pass(&self) -> Progress {
         match self {
-            Adapter::Own(engine) => engine.caller_pass_until(|| false),
+            Adapter::Own(workers) => workers.caller_pass_until(|| false),
             Adapter::Shared(_) => {
                 thread::yield_now();
                 Progress::default()
@@ -123,67 +128,67 @@ impl Adapter {
         ring: impl FnOnce() -> CompletionRing,
     ) {
         match self {
-            Adapter::Own(engine) => drop(engine.caller_pass_until(has_come)),
+            Adapter::Own(workers) => drop(workers.caller_pass_until(has_come)),
             Adapter::Shared(_) => polling::found_nothing(cq, ring),
         }
     }
 
     pub(super) fn armed(&self, set: &WaitSet) {
-        if let Adapter::Own(engine) = self {
-            engine.armed(set);
+        if let Adapter::Own(workers) = self {
+            workers.armed(set);
         }
     }
 
     pub(super) fn begin_wait(&self, set: &WaitSet) -> Wait {
         match self {
-            Adapter::Own(engine) => engine.begin_wait(set),
+            Adapter::Own(workers) => workers.begin_wait(set),
             Adapter::Shared(_) => Wait::Sleep,
         }
     }
 
     pub(super) fn end_wait(&self, rang: bool) {
-        if let Adapter::Own(engine) = self {
-            engine.end_wait(rang);
+        if let Adapter::Own(workers) = self {
+            workers.end_wait(rang);
         }
     }
 
     pub(super) fn step_aside(&self) {
-        if let Adapter::Own(engine) = self {
-            engine.step_aside();
+        if let Adapter::Own(workers) = self {
+            workers.step_aside();
         }
     }
 
     /// Sends what is posted and owed before the process ends. A remote NIC outlives the application, as an adapter does.
     pub(super) fn send_last(&self, limit: Duration) {
-        if let Adapter::Own(engine) = self {
-            engine.send_last(limit);
+        if let Adapter::Own(workers) = self {
+            workers.send_last(limit);
         }
     }
 
     pub(super) fn set_event_sink(&self, sink: EventSink) -> bool {
         match self {
-            Adapter::Own(engine) => engine.set_event_sink(sink),
+            Adapter::Own(workers) => workers.set_event_sink(sink),
             Adapter::Shared(nic) => nic.set_event_sink(sink),
         }
     }
 
     pub(super) fn event(&self) -> Option<AsyncEvent> {
         match self {
-            Adapter::Own(engine) => engine.event(),
+            Adapter::Own(workers) => workers.event(),
             Adapter::Shared(nic) => nic.event(),
         }
     }
 
     pub(super) fn raise(&self, event: AsyncEvent) {
         match self {
-            Adapter::Own(engine) => drop(engine.adjust(|worker| worker.raise(event))),
+            Adapter::Own(workers) => drop(workers.first().adjust(|worker| worker.raise(event))),
             Adapter::Shared(nic) => nic.raise(event),
         }
     }
 
     pub(super) fn set_port(&self, port: Box<dyn Port>) -> io::Result<()> {
         match self {
-            Adapter::Own(engine) => engine.set_port(port),
+            Adapter::Own(workers) => workers.first().set_port(port),
             Adapter::Shared(_) => Err(io::Error::other("the port is the NIC's, which is another process")),
         }
     }
@@ -191,18 +196,20 @@ impl Adapter {
     /// Makes the port follow a change of the link. Returns the number of QPs that fail because their packets no longer fit, and
     /// the new largest path MTU. A remote NIC follows the link by itself.
     pub(super) fn follow_link(&self, change: &LinkChange) -> Result<(u32, Mtu), DeviceError> {
-        let Adapter::Own(engine) = self else { return Ok((0, self.largest_mtu())) };
-        let now = engine.now();
-        let follow = |worker: &mut Worker| {
-            let failed = worker.follow(now, change)?;
-            Ok((failed, worker.nic().largest_mtu()))
-        };
-        let followed = engine.adjust(follow).ok_or(ControlError::DeviceFatal)?;
-        followed.map_err(|source| DeviceError::System { what: "following a change of the link", source })
+        let Adapter::Own(workers) = self else { return Ok((0, self.largest_mtu())) };
+        let now = workers.now();
+        let mut failed = 0;
+        for engine in workers.all() {
+            let followed =
+                engine.adjust(|worker| worker.follow(now, change)).ok_or(ControlError::DeviceFatal)?;
+            let system = |source| DeviceError::System { what: "following a change of the link", source };
+            failed += followed.map_err(system)?;
+        }
+        Ok((failed, self.largest_mtu()))
     }
 
     pub(super) fn set_next_hop(&self, vlan: u16, peer: Gid, mac: [u8; 6]) {
-        if let Adapter::Own(engine) = self {
+        for engine in self.workers().iter().flat_map(|workers| workers.all()) {
             engine.adjust(|worker| worker.set_next_hop(vlan, peer, mac));
         }
     }
@@ -221,7 +228,7 @@ impl Adapter {
 
     pub(super) fn port(&self) -> PortInfo {
         match self {
-            Adapter::Own(engine) => engine.inspect(|worker| worker.port().info().clone()),
+            Adapter::Own(workers) => workers.first().inspect(|worker| worker.port().info().clone()),
             Adapter::Shared(nic) => nic.port(),
         }
     }
@@ -232,28 +239,28 @@ impl Adapter {
 
     pub(super) fn largest_mtu(&self) -> Mtu {
         match self {
-            Adapter::Own(engine) => engine.inspect(|worker| worker.nic().largest_mtu()),
+            Adapter::Own(workers) => workers.first().inspect(|worker| worker.nic().largest_mtu()),
             Adapter::Shared(nic) => nic.largest_mtu(),
         }
     }
 
     pub(super) fn counters(&self) -> Vec<(&'static str, u64)> {
         match self {
-            Adapter::Own(engine) => engine.inspect(Worker::counters),
+            Adapter::Own(workers) => workers.counters(),
             Adapter::Shared(nic) => nic.counters(),
         }
     }
 
     pub(super) fn take_link_error(&self) -> Option<io::Error> {
-        self.engine().and_then(Engine::take_link_error)
+        self.workers().and_then(Workers::take_link_error)
     }
 
     /// Returns the device's snapshot, without objects that belong to `others`.
     pub(super) fn look(&self, others: Option<&IsOfClient>) -> Snapshot {
         match self {
-            Adapter::Own(engine) => {
+            Adapter::Own(workers) => {
                 let is_own = |object| others.is_none_or(|others| !others(object));
-                snapshot_of(engine, is_own)
+                snapshot_of(workers, is_own)
             }
             Adapter::Shared(nic) => {
                 nic.look().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
@@ -265,10 +272,10 @@ impl Adapter {
 /// Tests whether an object of a NIC belongs to another process, which reports it itself.
 pub(crate) type IsOfClient = Box<dyn Fn(Object) -> bool + Send + Sync>;
 
-/// Returns the snapshot of an engine with the objects for which `has` is true. The caller fills in names.
-pub fn snapshot_of(engine: &Engine, has: impl Fn(Object) -> bool) -> Snapshot {
-    let (info, counters, passes) =
-        engine.inspect(|worker| (worker.port().info().clone(), worker.counters(), *worker.pass_times()));
+/// Returns the snapshot of the workers with the objects for which `has` is true. The caller fills in names.
+pub fn snapshot_of(workers: &Workers, has: impl Fn(Object) -> bool) -> Snapshot {
+    let (engine, counters) = (workers.first(), workers.counters());
+    let (info, passes) = engine.inspect(|worker| (worker.port().info().clone(), *worker.pass_times()));
     let regions = in_pieces(|from| {
         let places = from as usize..(from + PIECE) as usize;
         engine.inspect(|worker| worker.nic().memory_regions(places))
@@ -285,14 +292,15 @@ pub fn snapshot_of(engine: &Engine, has: impl Fn(Object) -> bool) -> Snapshot {
     for (name, value) in counters {
         *snapshot.counters.entry(name.to_owned()).or_default() += value;
     }
-    snapshot.qps = statuses_of(engine, has).iter().map(QpEntry::of).collect();
+    snapshot.qps = statuses_of(workers, has).iter().map(QpEntry::of).collect();
     snapshot.qps.sort_by_key(|qp| qp.qpn);
     snapshot
 }
 
-/// Returns the statuses of the QPs for which `has` is true, in the order of the engine's table.
-pub fn statuses_of(engine: &Engine, has: impl Fn(Object) -> bool) -> Vec<QpStatus> {
-    let qps = in_pieces(|from| engine.inspect(|worker| worker.nic().qp_statuses(from..from + PIECE)));
+/// Returns the statuses of the QPs for which `has` is true, in the order of the workers' tables.
+pub fn statuses_of(workers: &Workers, has: impl Fn(Object) -> bool) -> Vec<QpStatus> {
+    let of = |worker| in_pieces(move |from| workers.qp_statuses(worker, from..from + PIECE));
+    let qps = (0..workers.all().len()).flat_map(of);
     qps.filter(|qp| has(Object::Qp(qp.handle.index))).collect()
 }
 

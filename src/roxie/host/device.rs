@@ -10,9 +10,9 @@ use crate::remote::Attachment;
 use roxie_base::limits::Limits;
 use roxie_base::random::unguessable;
 use roxie_base::time::Nanos;
-use roxie_engine::{Drive, Engine, EventSink};
+use roxie_engine::{Drive, Engine, EventSink, Workers};
 use roxie_nic::congestion::Rate;
-use roxie_nic::nic::{Answer, Command, CongestionConfig, NicConfig, QpRecord, QpStatus};
+use roxie_nic::nic::{Answer, Command, CongestionConfig, ControlError, NicConfig, QpRecord, QpStatus};
 use roxie_nic::verbs::{AsyncEvent, Mtu, QpIndex};
 use roxie_port::netdev::link_speed;
 use roxie_port::undelivered::Undelivered;
@@ -34,6 +34,8 @@ pub struct DeviceConfig {
     pub limits: Limits,
     /// Which threads run the NIC.
     pub drive: Drive,
+    /// The cores of several workers' threads, in the order of the workers.
+    pub cores: Vec<usize>,
     /// Drop packets if the ICRC requires an implausible IPv4 identification, where a socket hides that field.
     pub strict_icrc: bool,
     /// MigReq bit of sent packets: ConnectX sends 1, rxe 0.
@@ -83,6 +85,23 @@ impl Device {
         resolver: Box<dyn Resolve>,
         config: &DeviceConfig,
     ) -> Result<Device, DeviceError> {
+        Device::with_workers(name, vec![port], addresses, resolver, config)
+    }
+
+    /// Makes a device with a worker for each of these ports, which are queues of one link: see [`Workers`]. The link must bring most
+    /// packets to the worker of their QP; others cost a copy. `config.drive` must not be [`Drive::Caller`] if there are several.
+    ///
+    /// # Errors
+    /// As those of [`Device::new`], and those of [`Workers::start`].
+    pub fn with_workers(
+        name: &str,
+        ports: Vec<Box<dyn Port>>,
+        addresses: impl IntoIterator<Item = IpAddr>,
+        resolver: Box<dyn Resolve>,
+        config: &DeviceConfig,
+    ) -> Result<Device, DeviceError> {
+        let no_port = || DeviceError::Control(ControlError::WrongKind("a device has at least one port"));
+        let port = ports.first().ok_or_else(no_port)?;
         let gids = gids_of(config, addresses, port.info())?;
         let packet = port.info().largest_packet();
         let largest_mtu = Mtu::largest_for_link(packet).ok_or(DeviceError::LinkMtu(packet))?;
@@ -99,9 +118,9 @@ impl Device {
         };
         let speed = port.info().interface.as_deref().and_then(link_speed);
         let line_rate = speed.map(|mbps| Rate::from_mbps(mbps.into()));
-        let engine = Engine::start(nic, port, config.drive)
-            .map_err(|source| DeviceError::System { what: "starting the engine", source })?;
-        let device = Device::with(name, Adapter::Own(engine), gids, resolver, config);
+        let workers = Workers::start(nic, ports, config.drive, &config.cores)
+            .map_err(|source| DeviceError::System { what: "starting the workers", source })?;
+        let device = Device::with(name, Adapter::Own(workers), gids, resolver, config);
         if config.congestion != CongestionConfig::default() || line_rate.is_some() {
             let line_rate = config.congestion.line_rate.or(line_rate);
             device.set_congestion(CongestionConfig { line_rate, ..config.congestion.clone() })?;
@@ -215,7 +234,12 @@ impl Device {
         let _ = self.inner.clients.set(clients);
     }
 
-    /// The engine, if it is in this process.
+    /// The workers, if they are in this process.
+    pub fn workers(&self) -> Option<&Workers> {
+        self.inner.adapter.workers()
+    }
+
+    /// The first worker's engine, if it is in this process.
     pub fn engine(&self) -> Option<&Engine> {
         self.inner.adapter.engine()
     }

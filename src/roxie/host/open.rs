@@ -17,7 +17,6 @@ use super::vlans::VlanFollower;
 use super::watched_interface::Live;
 use crate::remote::Attachment;
 use roxie_nic::nic::CongestionConfig;
-#[cfg(any(feature = "udp", feature = "xdp"))]
 use roxie_port::Port;
 use roxie_port::memory::{self, MemoryConfig};
 #[cfg(feature = "udp")]
@@ -228,19 +227,39 @@ impl Device {
         near: &Stack,
         far: &Stack,
     ) -> Result<(Device, Device), OpenError> {
+        let [near, far] = Device::memory_pair_of(1, config, [near, far])?;
+        Ok((near, far))
+    }
+
+    /// Like [`memory_pair_with`](Device::memory_pair_with), with so many workers at each device: worker `n` of one has a link to worker `n`
+    /// of the other.
+    ///
+    /// # Errors
+    /// As those of [`Device::memory_pair_with`] and [`Device::with_workers`].
+    pub fn memory_pair_of(
+        workers: usize,
+        config: &DeviceConfig,
+        stacks: [&Stack; 2],
+    ) -> Result<[Device; 2], OpenError> {
         let end = |n: u8| MemoryConfig {
             mac: [2, 0, 0, 0, 0, n],
             name: format!("memory{n}"),
             ..Default::default()
         };
-        let (a, b) = memory::pair(end(1), end(2));
-        let open = |port: memory::MemoryPort, n: u8, stack: &Stack| {
+        let mut ports: [Vec<Box<dyn Port>>; 2] = Default::default();
+        for _ in 0..workers {
+            let (a, b) = memory::pair(end(1), end(2));
+            for ((ports, port), stack) in ports.iter_mut().zip([a, b]).zip(stacks) {
+                ports.push(stack.on(Box::new(port))?);
+            }
+        }
+        let [a, b] = ports;
+        let open = |n: u8, ports| {
             let addresses =
                 [IpAddr::from([192, 0, 2, n]), IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, n.into()])];
-            let port = stack.on(Box::new(port))?;
-            Ok::<_, OpenError>(Device::new(&format!("memory{n}"), port, addresses, Box::new(Pair), config)?)
+            Device::with_workers(&format!("memory{n}"), ports, addresses, Box::new(Pair), config)
         };
-        Ok((open(a, 1, near)?, open(b, 2, far)?))
+        Ok([open(1, a)?, open(2, b)?])
     }
 }
 

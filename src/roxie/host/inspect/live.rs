@@ -65,8 +65,11 @@ impl LiveCapture {
         if of_reader.uid() != 0 && !shows_memory() {
             return Err("it has privileges of its own, and shows its memory to root alone".to_owned());
         }
-        let Some(engine) = device.adapter.engine() else {
+        let Some(workers) = device.adapter.workers() else {
             return Err("its NIC is another process (`roxie nic`), whose frames can be captured".to_owned());
+        };
+        let [engine] = workers.all() else {
+            return Err("it has several workers, and a capture is of one".to_owned());
         };
         let failed = |error: io::Error| format!("no thread for a capture: {error}");
         // A smaller buffer only takes more system calls.

@@ -35,8 +35,8 @@ impl State {
             ..Snapshot::default()
         };
         // A NIC of another process reports its counters itself.
-        let Some(engine) = self.adapter.engine() else { return snapshot };
-        let (info, counters) = engine.inspect(|worker| (worker.port().info().clone(), worker.counters()));
+        let Some(workers) = self.adapter.workers() else { return snapshot };
+        let (info, counters) = (self.adapter.port(), workers.counters());
         (snapshot.interface, snapshot.port, snapshot.mode) =
             (info.interface.unwrap_or_default(), info.name, info.mode);
         for (name, value) in counters {

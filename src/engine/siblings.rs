@@ -1,0 +1,186 @@
+//! Frames that arrive at a worker other than their QP's.
+//!
+//! Several workers of a device have a queue of the link each. Receive side scaling, or a filter on the unit of the QPN, brings most frames
+//! to the worker of their QP. A worker copies a frame for a unit of a sibling into the sibling's queue, which is bounded, and wakes it.
+//! The buffer returns to the worker that it came from.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+
+use roxie_base::frame::Frame;
+use roxie_base::time::Nanos;
+use roxie_nic::nic::RxOutcome;
+use roxie_nic::shared::Doorbells;
+use roxie_nic::verbs::{CqIndex, Qpn};
+use roxie_port::Received;
+
+/// Frames that a worker may have in its siblings' queues.
+const DEPTH: usize = 256;
+/// Marks a unit that no worker has.
+const NO_WORKER: u8 = u8::MAX;
+
+/// The worker of each unit of QPNs.
+#[derive(Clone, Debug)]
+pub(super) struct UnitTable(Arc<[AtomicU8; 256]>);
+
+impl UnitTable {
+    pub(super) fn new() -> UnitTable {
+        UnitTable(Arc::new(std::array::from_fn(|_| AtomicU8::new(NO_WORKER))))
+    }
+
+    /// Gives a unit to a worker.
+    pub(super) fn set(&self, unit: u8, worker: u8) {
+        self.0[usize::from(unit)].store(worker, Relaxed);
+    }
+
+    /// Returns the worker of a QPN. QP1 is the first worker's.
+    fn worker_of(&self, qpn: Qpn) -> Option<usize> {
+        let unit = usize::from((qpn.value() >> 16) as u8);
+        let worker = if qpn == Qpn::GSI { 0 } else { self.0[unit].load(Relaxed) };
+        (worker != NO_WORKER).then_some(worker.into())
+    }
+}
+
+/// A frame on its way to a sibling.
+#[derive(Debug)]
+pub(super) struct Redirected {
+    bytes: Vec<u8>,
+    ip_id_hidden: bool,
+    arrived: Option<Nanos>,
+    from: usize,
+}
+
+impl Redirected {
+    pub(super) fn received(&self) -> Received<'_> {
+        let frame = Frame { a: &self.bytes, b: &[] };
+        Received { frame, ip_id_hidden: self.ip_id_hidden, arrived: self.arrived }
+    }
+}
+
+/// One worker's view of its siblings.
+#[derive(Debug)]
+pub(super) struct Siblings {
+    own: usize,
+    units: UnitTable,
+    queues: Vec<Sender<Redirected>>,
+    queue: Receiver<Redirected>,
+    /// Where the buffers of each worker return.
+    returns: Vec<Sender<Vec<u8>>>,
+    free: Receiver<Vec<u8>>,
+    bells: Vec<Doorbells>,
+    /// Completion queues that have overflowed at a sibling.
+    failures: Vec<Sender<CqIndex>>,
+    failed: Receiver<CqIndex>,
+    /// Frames given to a sibling.
+    redirected: u64,
+    /// Frames dropped because too many were under way.
+    dropped: u64,
+}
+
+impl Siblings {
+    /// Returns the views of the workers with these doorbells. Frames up to `longest` bytes are copied without an allocation.
+    pub(super) fn of(bells: &[Doorbells], units: &UnitTable, longest: usize) -> Vec<Siblings> {
+        let count = bells.len();
+        let (queues, queue): (Vec<_>, Vec<_>) = (0..count).map(|_| bounded(DEPTH * count)).unzip();
+        let (returns, free): (Vec<_>, Vec<_>) = (0..count).map(|_| bounded(DEPTH)).unzip();
+        let (failures, failed): (Vec<_>, Vec<_>) = (0..count).map(|_| unbounded()).unzip();
+        for home in &returns {
+            for _ in 0..DEPTH {
+                // Succeeds: the queue holds as many.
+                let _ = home.try_send(Vec::with_capacity(longest));
+            }
+        }
+        let view = |(own, ((queue, free), failed))| Siblings {
+            own,
+            units: units.clone(),
+            queues: queues.clone(),
+            queue,
+            returns: returns.clone(),
+            free,
+            bells: bells.to_vec(),
+            failures: failures.clone(),
+            failed,
+            redirected: 0,
+            dropped: 0,
+        };
+        queue.into_iter().zip(free).zip(failed).enumerate().map(view).collect()
+    }
+
+    /// Gives a frame to the siblings that it is for. True if this worker has no QP for it.
+    pub(super) fn redirect(&mut self, outcome: &RxOutcome, received: &Received<'_>) -> bool {
+        let qpn = match outcome {
+            RxOutcome::Multicast { .. } => Qpn::MULTICAST,
+            RxOutcome::UnknownQp(qpn) => *qpn,
+            _ => return false,
+        };
+        if qpn == Qpn::MULTICAST {
+            self.others().for_each(|worker| self.give(worker, received));
+            return matches!(outcome, RxOutcome::UnknownQp(_));
+        }
+        let Some(worker) = self.units.worker_of(qpn).filter(|worker| *worker != self.own) else {
+            return false;
+        };
+        self.give(worker, received);
+        true
+    }
+
+    fn give(&mut self, worker: usize, received: &Received<'_>) {
+        let Ok(mut bytes) = self.free.try_recv() else {
+            self.dropped += 1;
+            return;
+        };
+        bytes.clear();
+        bytes.extend_from_slice(received.frame.a);
+        bytes.extend_from_slice(received.frame.b);
+        let Received { ip_id_hidden, arrived, .. } = *received;
+        let frame = Redirected { bytes, ip_id_hidden, arrived, from: self.own };
+        match self.queues[worker].try_send(frame) {
+            Ok(()) => self.redirected += 1,
+            // The sibling has ended.
+            Err(_) => self.dropped += 1,
+        }
+        self.bells[worker].wake_if_sleeping();
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let own = self.own;
+        (0..self.queues.len()).filter(move |worker| *worker != own)
+    }
+
+    /// Tells the siblings that a completion queue has overflowed here.
+    pub(super) fn tell_failed(&self, cq: CqIndex) {
+        for worker in self.others() {
+            // Fails if the sibling has ended.
+            let _ = self.failures[worker].send(cq);
+            self.bells[worker].wake_if_sleeping();
+        }
+    }
+
+    /// Returns the next completion queue that has overflowed at a sibling.
+    pub(super) fn next_failed(&self) -> Option<CqIndex> {
+        self.failed.try_recv().ok()
+    }
+
+    /// Returns the next frame that a sibling gave.
+    pub(super) fn next(&self) -> Option<Redirected> {
+        self.queue.try_recv().ok()
+    }
+
+    /// Returns a frame's buffer to the worker that it came from.
+    pub(super) fn release(&self, frame: Redirected) {
+        // Fails if that worker has ended.
+        let _ = self.returns[frame.from].try_send(frame.bytes);
+    }
+
+    /// True if a sibling has given a frame, or told of an overflow.
+    pub(super) fn has_work(&self) -> bool {
+        !self.queue.is_empty() || !self.failed.is_empty()
+    }
+
+    /// The counters of frames that came to the wrong worker.
+    pub(super) fn counters(&self) -> [(&'static str, u64); 2] {
+        [("rx_redirected", self.redirected), ("rx_redirect_dropped", self.dropped)]
+    }
+}

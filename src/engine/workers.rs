@@ -1,0 +1,313 @@
+//! The workers of a device: one engine for each, which share nothing on the data path.
+//!
+//! A QP belongs to one worker, which its QPN's unit and its index name. Protection domains, registered memory, completion queues and
+//! address handles exist at every worker under one name: each worker executes the same commands about them in the same order. A completion
+//! queue takes completions from all of them ([`CompletionRing`](roxie_nic::shared::CompletionRing)).
+//!
+//! Shared receive queues, XRC domains and their QPs, QP1 and raw packet QPs belong to the first worker. Objects whose keys change on the
+//! data path (memory windows, fast-registered regions), and queues that change their size, are refused on several workers.
+
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use roxie_base::time::{Clock, Nanos};
+use roxie_nic::nic::{Answer, Command, ControlError, MemoryCommand, NicConfig, QpStatus, ReceiveSource};
+use roxie_nic::shared::Doorbells;
+use roxie_nic::verbs::{AsyncEvent, QpIndex, QpType};
+use roxie_port::Port;
+
+use super::siblings::{Siblings, UnitTable};
+use super::{Drive, Engine, EventSink, Progress, Wait, WaitSet};
+
+/// Base-2 logarithm of the QPs of one of several workers: as many as a unit of QPNs has.
+const QP_BITS: u32 = 12;
+/// Maximum number of workers: a QP's index has 16 bits.
+pub const MAX_WORKERS: usize = 16;
+
+/// The workers of a device. There is at least one.
+#[derive(Debug)]
+pub struct Workers {
+    engines: Box<[Engine]>,
+    units: UnitTable,
+    /// Locked for a command to several workers. The worker of the next QP.
+    next: Mutex<usize>,
+}
+
+impl Workers {
+    /// Starts a worker on each port. Worker `n` is pinned to `cores[n]`, if `drive` is a thread and there is such a core.
+    ///
+    /// # Errors
+    /// If the system is out of memory, descriptors or threads. If there is no port or there are more than [`MAX_WORKERS`], or if calls
+    /// of the application are to run several workers beside threads ([`Drive::Caller`]).
+    pub fn start(
+        config: NicConfig,
+        ports: Vec<Box<dyn Port>>,
+        drive: Drive,
+        cores: &[usize],
+    ) -> io::Result<Workers> {
+        let invalid = |why| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        let count = ports.len();
+        if count == 0 || count > MAX_WORKERS {
+            return invalid(format!("{count} workers, of 1 to {MAX_WORKERS}"));
+        }
+        if count > 1 && drive == Drive::Caller {
+            return invalid(
+                "several workers run on threads of their own, not in calls of the application".into(),
+            );
+        }
+        let clock = Clock::new();
+        let longest = ports.iter().map(|port| port.info().max_frame).max().unwrap_or_default();
+        let bells = (0..count).map(|_| Doorbells::new(config.limits.qps)).collect::<io::Result<Vec<_>>>()?;
+        let start = |(worker, port): (usize, Box<dyn Port>)| {
+            let drive = match (drive, cores.get(worker)) {
+                (Drive::Thread { spin, .. }, Some(core)) => Drive::Thread { core: Some(*core), spin },
+                _ => drive,
+            };
+            Engine::start_on(config, port, drive, bells[worker].clone(), clock)
+        };
+        let engines: Box<[Engine]> = ports.into_iter().enumerate().map(start).collect::<io::Result<_>>()?;
+        let workers = Workers { engines, units: UnitTable::new(), next: Mutex::new(0) };
+        if count > 1 {
+            for (worker, siblings) in Siblings::of(&bells, &workers.units, longest).into_iter().enumerate() {
+                workers.engines[worker].adjust(|worker| worker.join(siblings));
+                workers.add_unit(worker, worker as u8).map_err(io::Error::other)?;
+            }
+        }
+        Ok(workers)
+    }
+
+    fn add_unit(&self, worker: usize, unit: u8) -> Result<Answer, ControlError> {
+        self.units.set(unit, worker as u8);
+        self.engines[worker].call(Command::AddQpnUnit(unit))
+    }
+
+    /// The first worker's engine.
+    pub fn first(&self) -> &Engine {
+        &self.engines[0]
+    }
+
+    /// All workers' engines.
+    pub fn all(&self) -> &[Engine] {
+        &self.engines
+    }
+
+    fn is_one(&self) -> bool {
+        self.engines.len() == 1
+    }
+
+    fn lock(&self) -> MutexGuard<'_, usize> {
+        self.next.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the worker of a QP, and the QP's index there.
+    fn at(&self, qp: QpIndex) -> (&Engine, QpIndex) {
+        if self.is_one() {
+            return (&self.engines[0], qp);
+        }
+        let worker = (qp.place() >> QP_BITS) as usize;
+        // An index that no worker has given is none of the first's.
+        (self.engines.get(worker).unwrap_or(&self.engines[0]), QpIndex(qp.0 - ((worker as u32) << QP_BITS)))
+    }
+
+    /// Executes a command at the workers that it concerns, and blocks until its answer.
+    ///
+    /// # Errors
+    /// As those of the command; [`ControlError::DeviceFatal`] if an engine is dead; [`ControlError::WrongKind`] if several workers do not
+    /// have the object.
+    pub fn call(&self, command: impl Into<Command>) -> Result<Answer, ControlError> {
+        let command = command.into();
+        if self.is_one() { self.engines[0].call(command) } else { self.call_several(command) }
+    }
+
+    fn call_several(&self, mut command: Command) -> Result<Answer, ControlError> {
+        let mut next = self.lock();
+        if let Some(qp) = command.qp_mut() {
+            let place = qp.place() >> QP_BITS;
+            let (engine, here) = self.at(*qp);
+            *qp = here;
+            return engine.call(command).map(|answer| of_device(place, answer));
+        }
+        if command.for_sibling().is_some() {
+            return self.call_all(command);
+        }
+        match command {
+            Command::ListQps => {
+                let mut all = Vec::new();
+                for (worker, engine) in (0..).zip(&self.engines) {
+                    if let Answer::Qps(qps) = of_device(worker, engine.call(Command::ListQps)?) {
+                        all.extend(qps);
+                    }
+                }
+                Ok(Answer::Qps(all))
+            }
+            Command::Memory(command) => match *command {
+                MemoryCommand::CreateQp { init, ref receives, .. } => {
+                    let is_firsts = matches!(init.qp_type, QpType::Gsi | QpType::RawPacket)
+                        || matches!(receives, ReceiveSource::Shared(_));
+                    let worker = if is_firsts { 0 } else { *next };
+                    let made = self.engines[worker].call(*command)?;
+                    if !is_firsts {
+                        *next = (worker + 1) % self.engines.len();
+                    }
+                    Ok(of_device(worker as u32, made))
+                }
+                MemoryCommand::AllocFastMemory { .. } | MemoryCommand::ResizeCq { .. } => refused(),
+                other => self.engines[0].call(other),
+            },
+            Command::AllocWindow { .. } => refused(),
+            other => self.engines[0].call(other),
+        }
+    }
+
+    /// Executes a command at every worker. Objects of all have one name, because all execute the same commands in the same order.
+    fn call_all(&self, command: Command) -> Result<Answer, ControlError> {
+        for engine in &self.engines {
+            engine.inspect(|worker| worker.nic().check_unused(&command))?;
+        }
+        let siblings: Vec<Command> = self.engines[1..].iter().filter_map(|_| command.for_sibling()).collect();
+        let answer = self.engines[0].call(command)?;
+        for (engine, command) in self.engines[1..].iter().zip(siblings) {
+            let other = engine.call(command)?;
+            debug_assert_eq!(other.made(), answer.made(), "workers name an object alike");
+        }
+        Ok(answer)
+    }
+
+    /// The time on the device's clock, in ns.
+    pub fn now(&self) -> Nanos {
+        self.engines[0].now()
+    }
+
+    /// True if a pass of a worker panicked.
+    pub fn is_dead(&self) -> bool {
+        self.engines.iter().any(Engine::is_dead)
+    }
+
+    /// Sends the new work requests of a QP: see [`Engine::posted`].
+    pub fn posted(&self, qp: QpIndex, outstanding: u32, posts: u32) {
+        let (engine, qp) = self.at(qp);
+        engine.posted(qp, outstanding, posts);
+    }
+
+    /// Notifies a QP's worker of a posted receive.
+    pub fn ring(&self, qp: QpIndex) {
+        let (engine, qp) = self.at(qp);
+        engine.doorbells().ring(qp);
+    }
+
+    /// Runs a pass of each worker that callers drive: see [`Engine::caller_pass_until`].
+    pub fn caller_pass_until(&self, has_come: impl Fn() -> bool) -> Progress {
+        let passes = self.engines.iter().map(|engine| engine.caller_pass_until(&has_come));
+        passes.reduce(|all, one| all.beside(&one)).unwrap_or_default()
+    }
+
+    /// A caller has armed a completion queue: see [`Engine::armed`].
+    pub fn armed(&self, set: &WaitSet) {
+        self.engines[0].armed(set);
+    }
+
+    /// Prepares a caller to sleep: see [`Engine::begin_wait`].
+    pub fn begin_wait(&self, set: &WaitSet) -> Wait {
+        self.engines[0].begin_wait(set)
+    }
+
+    /// Ends a sleep: see [`Engine::end_wait`].
+    pub fn end_wait(&self, rang: bool) {
+        self.engines[0].end_wait(rang);
+    }
+
+    /// Hands polling over to the engine thread: see [`Engine::step_aside`].
+    pub fn step_aside(&self) {
+        self.engines[0].step_aside();
+    }
+
+    /// Sends what is posted and owed before the process ends: see [`Engine::send_last`].
+    pub fn send_last(&self, limit: Duration) {
+        self.engines.iter().for_each(|engine| engine.send_last(limit));
+    }
+
+    /// Passes future events to `sink`. False: a sink is already set.
+    pub fn set_event_sink(&self, sink: EventSink) -> bool {
+        if self.is_one() {
+            return self.engines[0].set_event_sink(sink);
+        }
+        let sink = Arc::new(Mutex::new(sink));
+        let set = |(worker, engine): (u32, &Engine)| {
+            let sink = Arc::clone(&sink);
+            engine.set_event_sink(Box::new(move |event| {
+                sink.lock().unwrap_or_else(PoisonError::into_inner)(event_of_device(worker, event));
+            }))
+        };
+        (0..).zip(&self.engines).all(set)
+    }
+
+    /// Returns the next asynchronous event, if any.
+    pub fn event(&self) -> Option<AsyncEvent> {
+        let of =
+            |(worker, engine): (u32, &Engine)| engine.event().map(|event| event_of_device(worker, event));
+        (0..).zip(&self.engines).find_map(of)
+    }
+
+    /// Returns the statuses of the QPs in a range of a worker's table, as of their last packets. `None`: the range is beyond the last.
+    pub fn qp_statuses(&self, worker: usize, places: Range<u32>) -> Option<Vec<QpStatus>> {
+        let mut found = self.engines[worker].inspect(|worker| worker.nic().qp_statuses(places))?;
+        if !self.is_one() {
+            let of_device =
+                |qp: &mut QpStatus| qp.handle.index = qp_of_device(worker as u32, qp.handle.index);
+            found.iter_mut().for_each(of_device);
+        }
+        Some(found)
+    }
+
+    /// Returns the first error of a worker's link, once.
+    pub fn take_link_error(&self) -> Option<io::Error> {
+        self.engines.iter().find_map(Engine::take_link_error)
+    }
+
+    /// Returns the counters of all workers, summed up by name.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        let mut sum = self.engines[0].inspect(super::Worker::counters);
+        for engine in &self.engines[1..] {
+            for ((name, sum), (other, value)) in sum.iter_mut().zip(engine.inspect(super::Worker::counters)) {
+                debug_assert_eq!(*name, other, "workers have the same counters");
+                *sum += value;
+            }
+        }
+        sum
+    }
+}
+
+fn refused() -> Result<Answer, ControlError> {
+    Err(ControlError::WrongKind(
+        "a device with several workers has no memory windows, no fast registration, and no queues that change their size: open it \
+         with one worker",
+    ))
+}
+
+/// Returns a QP's index at the device.
+fn qp_of_device(worker: u32, qp: QpIndex) -> QpIndex {
+    debug_assert!(qp.place() < 1 << QP_BITS, "a worker of several has one unit of QPNs");
+    QpIndex(qp.0 + (worker << QP_BITS))
+}
+
+fn event_of_device(worker: u32, event: AsyncEvent) -> AsyncEvent {
+    match event {
+        AsyncEvent::Qp(qp, kind) => AsyncEvent::Qp(qp_of_device(worker, qp), kind),
+        other => other,
+    }
+}
+
+/// Returns a worker's answer with the QPs' indices at the device.
+fn of_device(worker: u32, mut answer: Answer) -> Answer {
+    match &mut answer {
+        Answer::Qp(handle) => handle.index = qp_of_device(worker, handle.index),
+        Answer::QpStatus(status) => status.handle.index = qp_of_device(worker, status.handle.index),
+        Answer::Qps(all) => {
+            all.iter_mut().for_each(|qp| qp.handle.index = qp_of_device(worker, qp.handle.index));
+        }
+        _ => {}
+    }
+    answer
+}
