@@ -5,7 +5,7 @@
 //! The buffer returns to the worker that it came from.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
@@ -21,24 +21,34 @@ const DEPTH: usize = 256;
 /// Marks a unit that no worker has.
 const NO_WORKER: u8 = u8::MAX;
 
-/// The worker of each unit of QPNs.
-#[derive(Clone, Debug)]
-pub(super) struct UnitTable(Arc<[AtomicU8; 256]>);
+/// What the workers know of one another.
+#[derive(Debug)]
+pub(super) struct Shares {
+    /// The worker of each unit of QPNs.
+    units: [AtomicU8; 256],
+    /// True if the kernel gives each worker's port a copy of a datagram to a group.
+    are_groups_copied: AtomicBool,
+}
 
-impl UnitTable {
-    pub(super) fn new() -> UnitTable {
-        UnitTable(Arc::new(std::array::from_fn(|_| AtomicU8::new(NO_WORKER))))
+impl Shares {
+    pub(super) fn new() -> Shares {
+        let units = std::array::from_fn(|_| AtomicU8::new(NO_WORKER));
+        Shares { units, are_groups_copied: AtomicBool::new(false) }
     }
 
     /// Gives a unit to a worker.
     pub(super) fn set(&self, unit: u8, worker: u8) {
-        self.0[usize::from(unit)].store(worker, Relaxed);
+        self.units[usize::from(unit)].store(worker, Relaxed);
+    }
+
+    pub(super) fn groups_are_copied(&self) {
+        self.are_groups_copied.store(true, Relaxed);
     }
 
     /// Returns the worker of a QPN. QP1 is the first worker's.
     fn worker_of(&self, qpn: Qpn) -> Option<usize> {
         let unit = usize::from((qpn.value() >> 16) as u8);
-        let worker = if qpn == Qpn::GSI { 0 } else { self.0[unit].load(Relaxed) };
+        let worker = if qpn == Qpn::GSI { 0 } else { self.units[unit].load(Relaxed) };
         (worker != NO_WORKER).then_some(worker.into())
     }
 }
@@ -63,7 +73,7 @@ impl Redirected {
 #[derive(Debug)]
 pub(super) struct Siblings {
     own: usize,
-    units: UnitTable,
+    shares: Arc<Shares>,
     queues: Vec<Sender<Redirected>>,
     queue: Receiver<Redirected>,
     /// Where the buffers of each worker return.
@@ -81,7 +91,7 @@ pub(super) struct Siblings {
 
 impl Siblings {
     /// Returns the views of the workers with these doorbells. Frames up to `longest` bytes are copied without an allocation.
-    pub(super) fn of(bells: &[Doorbells], units: &UnitTable, longest: usize) -> Vec<Siblings> {
+    pub(super) fn of(bells: &[Doorbells], shares: &Arc<Shares>, longest: usize) -> Vec<Siblings> {
         let count = bells.len();
         let (queues, queue): (Vec<_>, Vec<_>) = (0..count).map(|_| bounded(DEPTH * count)).unzip();
         let (returns, free): (Vec<_>, Vec<_>) = (0..count).map(|_| bounded(DEPTH)).unzip();
@@ -94,7 +104,7 @@ impl Siblings {
         }
         let view = |(own, ((queue, free), failed))| Siblings {
             own,
-            units: units.clone(),
+            shares: Arc::clone(shares),
             queues: queues.clone(),
             queue,
             returns: returns.clone(),
@@ -116,10 +126,12 @@ impl Siblings {
             _ => return false,
         };
         if qpn == Qpn::MULTICAST {
-            self.others().for_each(|worker| self.give(worker, received));
+            if !self.shares.are_groups_copied.load(Relaxed) {
+                self.others().for_each(|worker| self.give(worker, received));
+            }
             return matches!(outcome, RxOutcome::UnknownQp(_));
         }
-        let Some(worker) = self.units.worker_of(qpn).filter(|worker| *worker != self.own) else {
+        let Some(worker) = self.shares.worker_of(qpn).filter(|worker| *worker != self.own) else {
             return false;
         };
         self.give(worker, received);

@@ -18,7 +18,7 @@ use roxie_nic::shared::Doorbells;
 use roxie_nic::verbs::{AsyncEvent, QpIndex, QpType};
 use roxie_port::Port;
 
-use super::siblings::{Siblings, UnitTable};
+use super::siblings::{Shares, Siblings};
 use super::{Drive, Engine, EventSink, Progress, Wait, WaitSet};
 
 /// Base-2 logarithm of the QPs of one of several workers: as many as a unit of QPNs has.
@@ -30,7 +30,7 @@ pub const MAX_WORKERS: usize = 16;
 #[derive(Debug)]
 pub struct Workers {
     engines: Box<[Engine]>,
-    units: UnitTable,
+    shares: Arc<Shares>,
     /// Locked for a command to several workers. The worker of the next QP.
     next: Mutex<usize>,
 }
@@ -68,19 +68,35 @@ impl Workers {
             Engine::start_on(config, port, drive, bells[worker].clone(), clock)
         };
         let engines: Box<[Engine]> = ports.into_iter().enumerate().map(start).collect::<io::Result<_>>()?;
-        let workers = Workers { engines, units: UnitTable::new(), next: Mutex::new(0) };
+        let workers = Workers { engines, shares: Arc::new(Shares::new()), next: Mutex::new(0) };
         if count > 1 {
-            for (worker, siblings) in Siblings::of(&bells, &workers.units, longest).into_iter().enumerate() {
-                workers.engines[worker].adjust(|worker| worker.join(siblings));
-                workers.add_unit(worker, worker as u8).map_err(io::Error::other)?;
+            let siblings = Siblings::of(&bells, &workers.shares, longest);
+            for (engine, siblings) in workers.engines.iter().zip(siblings) {
+                engine.adjust(|worker| worker.join(siblings));
             }
         }
         Ok(workers)
     }
 
-    fn add_unit(&self, worker: usize, unit: u8) -> Result<Answer, ControlError> {
-        self.units.set(unit, worker as u8);
-        self.engines[worker].call(Command::AddQpnUnit(unit))
+    /// Allocates the QPNs of worker `n` from `units[n]`. Several workers need units before their first QP.
+    ///
+    /// # Errors
+    /// If a worker has QPs without a unit, or is dead.
+    pub fn take_units(&self, units: impl IntoIterator<Item = u8>) -> Result<(), ControlError> {
+        for ((worker, engine), unit) in (0..).zip(&self.engines).zip(units) {
+            self.shares.set(unit, worker);
+            engine.call(Command::AddQpnUnit(unit))?;
+        }
+        Ok(())
+    }
+
+    /// Replaces the ports, one for each worker: see [`Engine::set_port`]. Each port must get all datagrams to its groups.
+    ///
+    /// # Errors
+    /// As those of [`Engine::set_port`].
+    pub fn set_ports(&self, ports: impl IntoIterator<Item = Box<dyn Port>>) -> io::Result<()> {
+        self.shares.groups_are_copied();
+        self.engines.iter().zip(ports).try_for_each(|(engine, port)| engine.set_port(port))
     }
 
     /// The first worker's engine.

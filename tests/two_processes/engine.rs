@@ -9,7 +9,7 @@ use roxie::limits::Limits;
 use roxie::nic::{Answer, Command, MemoryCommand, NicConfig, ReceiveSource};
 use roxie::port::memory::{self, MemoryConfig, MemoryPort};
 use roxie::shared::{CompletionRing, Doorbells, HostMemory, RecvRing, Region, SendRing};
-use roxie::time::Nanos;
+use roxie::time::{Clock, Nanos};
 use roxie::verbs::{Access, CqIndex, PdId, QpCaps, QpIndex, QpInit, QpType};
 
 use crate::message::{

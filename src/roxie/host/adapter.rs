@@ -186,9 +186,9 @@ impl Adapter {
         }
     }
 
-    pub(super) fn set_port(&self, port: Box<dyn Port>) -> io::Result<()> {
+    pub(super) fn set_ports(&self, ports: Vec<Box<dyn Port>>) -> io::Result<()> {
         match self {
-            Adapter::Own(workers) => workers.first().set_port(port),
+            Adapter::Own(workers) => workers.set_ports(ports),
             Adapter::Shared(_) => Err(io::Error::other("the port is the NIC's, which is another process")),
         }
     }
@@ -221,9 +221,11 @@ impl Adapter {
         })
     }
 
+    /// True if another QP can be made without another unit of QPNs. One of several workers has one unit.
     #[cfg(feature = "udp")]
     pub(super) fn has_room_for_qp(&self) -> bool {
-        self.engine().is_none_or(|engine| engine.inspect(|worker| worker.nic().has_room_for_qp()))
+        let [engine] = self.workers().map_or(&[][..], Workers::all) else { return true };
+        engine.inspect(|worker| worker.nic().has_room_for_qp())
     }
 
     pub(super) fn port(&self) -> PortInfo {

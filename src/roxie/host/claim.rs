@@ -62,8 +62,21 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// Opens the port. `mac`: the MAC address in address handles made so far.
-    pub(super) fn open(&self, mac: [u8; 6]) -> Result<Opened, OpenError> {
+    /// Opens a port for each worker. `mac`: the MAC address in address handles made so far.
+    pub(super) fn open(&self, mac: [u8; 6], workers: usize) -> Result<Vec<Opened>, OpenError> {
+        if workers > 1 && self.stack.capture.is_some() {
+            return Err(OpenError::SeveralWorkers("a capture is of one worker"));
+        }
+        let first = self.open_port(mac)?;
+        if workers > 1 && first.1.is_none() {
+            return Err(OpenError::SeveralWorkers(
+                "they share packet sockets or UDP sockets: --port packet, --port udp",
+            ));
+        }
+        std::iter::once(Ok(first)).chain((1..workers).map(|_| self.open_port(mac))).collect()
+    }
+
+    fn open_port(&self, mac: [u8; 6]) -> Result<Opened, OpenError> {
         let (port, slot) = match self.plan {
             #[cfg(feature = "udp")]
             PortPlan::Packet => self.open_packet()?,

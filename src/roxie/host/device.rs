@@ -34,7 +34,8 @@ pub struct DeviceConfig {
     pub limits: Limits,
     /// Which threads run the NIC.
     pub drive: Drive,
-    /// The cores of several workers' threads, in the order of the workers.
+    /// The cores of several workers' threads, in the order of the workers. A device that claims its interface ([`Device::open_unclaimed`])
+    /// has as many workers, or one over AF_XDP; `drive` must then be [`Drive::Thread`].
     pub cores: Vec<usize>,
     /// Drop packets if the ICRC requires an implausible IPv4 identification, where a socket hides that field.
     pub strict_icrc: bool,
@@ -85,7 +86,7 @@ impl Device {
         resolver: Box<dyn Resolve>,
         config: &DeviceConfig,
     ) -> Result<Device, DeviceError> {
-        Device::with_workers(name, vec![port], addresses, resolver, config)
+        Device::on_ports(name, vec![port], addresses, resolver, config)
     }
 
     /// Makes a device with a worker for each of these ports, which are queues of one link: see [`Workers`]. The link must bring most
@@ -94,6 +95,21 @@ impl Device {
     /// # Errors
     /// As those of [`Device::new`], and those of [`Workers::start`].
     pub fn with_workers(
+        name: &str,
+        ports: Vec<Box<dyn Port>>,
+        addresses: impl IntoIterator<Item = IpAddr>,
+        resolver: Box<dyn Resolve>,
+        config: &DeviceConfig,
+    ) -> Result<Device, DeviceError> {
+        let device = Device::on_ports(name, ports, addresses, resolver, config)?;
+        if let Some(workers) = device.workers().filter(|workers| workers.all().len() > 1) {
+            workers.take_units(0..)?;
+        }
+        Ok(device)
+    }
+
+    /// Makes a device with a worker for each of these ports, and without units of QPNs.
+    pub(super) fn on_ports(
         name: &str,
         ports: Vec<Box<dyn Port>>,
         addresses: impl IntoIterator<Item = IpAddr>,
@@ -199,21 +215,27 @@ impl Device {
     pub fn claim(&self) -> Result<(), DeviceError> {
         let mut left = self.inner.claim.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(claim) = &*left else { return Ok(()) };
-        let (port, slot) = claim.open(self.port().mac).map_err(|e| DeviceError::Claim(Box::new(e)))?;
+        let workers = self.workers().map_or(1, |workers| workers.all().len());
+        let opened = claim.open(self.port().mac, workers).map_err(|e| DeviceError::Claim(Box::new(e)))?;
+        let (ports, slots): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
         self.inner
             .adapter
-            .set_port(port)
+            .set_ports(ports)
             .map_err(|source| DeviceError::System { what: "waiting for frames", source })?;
         *left = None;
-        self.share(slot)
+        self.share(slots)
     }
 
-    /// Restricts QPNs to the unit of this process's slot, if other processes share the port.
-    pub(super) fn share(&self, slot: Option<DeviceSlot>) -> Result<(), DeviceError> {
-        let Some(slot) = slot else { return Ok(()) };
-        self.call(Command::AddQpnUnit(slot.slot()))?;
-        // Succeeds: a port is opened once.
-        let _ = self.inner.slot.set(slot);
+    /// Restricts the QPNs of each worker to the unit of its port's slot, if other processes share the link. The first slot is the process's.
+    pub(super) fn share(&self, slots: Vec<Option<DeviceSlot>>) -> Result<(), DeviceError> {
+        let slots: Vec<_> = slots.into_iter().flatten().collect();
+        if let Some(workers) = self.workers() {
+            workers.take_units(slots.iter().map(DeviceSlot::slot))?;
+        }
+        if let Some(first) = slots.into_iter().next() {
+            // Succeeds: a port is opened once.
+            let _ = self.inner.slot.set(first);
+        }
         Ok(())
     }
 

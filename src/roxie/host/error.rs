@@ -151,6 +151,9 @@ pub enum OpenError {
         /// The option.
         what: &'static str,
     },
+    /// Several workers cannot have this; why.
+    #[error("no several workers: {0}")]
+    SeveralWorkers(&'static str),
     /// The interface has no address that could be a GID.
     #[error("{0} has no IP address: give it one, for example `ip addr add 192.0.2.1/24 dev {0}`")]
     NoAddress(String),

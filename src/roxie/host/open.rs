@@ -62,7 +62,7 @@ impl Device {
         let slot = port.member().cloned().map(DeviceSlot::Group);
         let port = stack.on(Box::new(port))?;
         let device = Device::on_frames(port, interface, (addresses, packet.addresses.is_empty()), config)?;
-        device.share(slot)?;
+        device.share(vec![slot])?;
         Ok(device)
     }
 
@@ -107,7 +107,7 @@ impl Device {
         let interface = port.info().interface.as_deref().map(Interface::by_name);
         let resolver = Sockets::new(interface.as_ref().and_then(|found| found.as_ref().ok()));
         let device = Device::new("roxie0", stack.on(Box::new(port))?, addresses, Box::new(resolver), config)?;
-        device.share(slot)?;
+        device.share(vec![slot])?;
         match interface {
             Some(Ok(interface)) => {
                 let interface = Live::new(interface);
@@ -176,8 +176,10 @@ impl Device {
             has_trains: false,
         };
         let setup = InterfaceSetup::of(found, carries, config)?;
-        let port = Box::new(UnclaimedPort::new(info.clone()));
-        let device = Device::new("roxie0", port, setup.addresses, setup.resolver, &setup.config)?;
+        let port = || Box::new(UnclaimedPort::new(info.clone())) as Box<dyn Port>;
+        let workers = if carries == Carries::AnyFrames { 1 } else { config.cores.len().max(1) };
+        let ports = (0..workers).map(|_| port()).collect();
+        let device = Device::on_ports("roxie0", ports, setup.addresses, setup.resolver, &setup.config)?;
         let claim = Claim { interface: info.interface.unwrap_or_default(), plan, stack };
         *device.inner.claim.lock().unwrap_or_else(PoisonError::into_inner) = Some(claim);
         device.watch(setup.sources)?;

@@ -84,6 +84,7 @@ impl Nic {
         let control_file = settings.control_file.clone();
         let config = DeviceConfig {
             drive: settings.drive,
+            cores: settings.cores.clone(),
             congestion,
             control_file,
             selective_repeat: settings.selective_repeat,

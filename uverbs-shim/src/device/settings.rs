@@ -4,7 +4,7 @@
 //! * `ROXIE_DEV`: the interface;
 //! * `ROXIE_PORT`: `xdp`, `udp` or `nic`;
 //! * `ROXIE_MODE`: the mode of AF_XDP;
-//! * `ROXIE_CORES`: the core of the engine's thread; without it, the program's own polling runs the NIC;
+//! * `ROXIE_CORES`: the cores of the workers' threads, `2,3` or `2-5`; without it, the program's own polling runs the NIC;
 //! * `ROXIE_FAULT`, `ROXIE_RULES`, `ROXIE_CAPTURE`;
 //! * `ROXIE_ORPHANS`: where the launcher finds the connections of a program that has ended;
 //! * `ROXIE_EVENTS`: the log of failed calls;
@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::LazyLock;
 
-use roxie::engine::Drive;
+use roxie::engine::{Drive, MAX_WORKERS};
 use roxie::host::{OrphanTable, PacketRule, PacketRules, PortPlan, SelectiveRepeat};
 use roxie::netdev::{Interface, interface_names};
 use roxie::nic::CongestionConfig;
@@ -37,6 +37,8 @@ pub(crate) struct Settings {
     interface: Option<String>,
     pub(crate) port: PortPlan,
     pub(crate) drive: Drive,
+    /// The cores of the workers' threads.
+    pub(crate) cores: Vec<usize>,
     pub(crate) fault: Option<FaultConfig>,
     pub(crate) rules: Vec<PacketRule>,
     pub(crate) capture: Option<PathBuf>,
@@ -75,15 +77,17 @@ pub(crate) fn settings() -> &'static Settings {
             );
             PortPlan::Best
         });
-        let drive = variable("ROXIE_CORES").map_or_else(Drive::default, |cores| {
-            let core = cores.split(['-', ',']).next().and_then(|first| first.trim().parse().ok());
-            if core.is_none() {
+        let asked = variable("ROXIE_CORES");
+        let drive = asked.as_ref().map_or_else(Drive::default, |_| Drive::Thread { core: None, spin: SPIN });
+        let cores = asked.and_then(|text| {
+            let parsed = cores_of(&text);
+            if parsed.is_none() {
                 report::say(
                     "ROXIE_CORES",
-                    format_args!("{cores:?} does not start with a number: the thread runs on any core"),
+                    format_args!("{text:?} is no list like 2,3 or 2-5: the thread runs on any core"),
                 );
             }
-            Drive::Thread { core, spin: SPIN }
+            parsed
         });
         let fault = parsed("ROXIE_FAULT", "no faults");
         let rules: PacketRules = parsed("ROXIE_RULES", "no rules").unwrap_or_default();
@@ -105,6 +109,7 @@ pub(crate) fn settings() -> &'static Settings {
             interface,
             port,
             drive,
+            cores: cores.unwrap_or_default(),
             fault,
             rules: rules.0,
             capture,
@@ -150,6 +155,17 @@ pub(crate) fn interface(settings: &Settings) -> Option<String> {
     names.pop()
 }
 
+/// Parses a list of cores: numbers and ranges.
+fn cores_of(text: &str) -> Option<Vec<usize>> {
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (usize, usize) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        (first <= last && last - first < MAX_WORKERS).then_some(first..=last)
+    };
+    let parts: Option<Vec<_>> = text.split(',').map(range).collect();
+    parts.map(|parts| parts.into_iter().flatten().collect())
+}
+
 /// Returns the index of the device's interface; 0 if there is none.
 pub(crate) fn interface_index() -> u32 {
     let found = interface(settings()).and_then(|name| Interface::by_name(&name).ok());
@@ -182,6 +198,15 @@ pub(crate) fn guid(mac: [u8; 6]) -> [u8; 8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lists_of_cores_have_numbers_and_ranges() {
+        assert_eq!(cores_of("3"), Some(vec![3]));
+        assert_eq!(cores_of("2, 4-6,1"), Some(vec![2, 4, 5, 6, 1]));
+        for wrong in ["", "x", "3-1", "1,,2", "-1", "0-4000000000"] {
+            assert_eq!(cores_of(wrong), None, "{wrong}");
+        }
+    }
 
     #[test]
     fn guid_is_the_mac_address_as_eui_64() {
