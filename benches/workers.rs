@@ -66,7 +66,9 @@ impl Lane {
                 let wr = if posted % 8 == 0 { base.signaled() } else { base };
                 self.qp.post_send(&wr, &[self.source.sge(0, length)]).expect("room");
             }
-            engines.iter().for_each(|engine| drop(engine.caller_pass()));
+            for engine in &engines {
+                engine.caller_pass();
+            }
             while let Some(wc) = self.cq.poll_one() {
                 wc.ok().expect("success");
                 done += 8;

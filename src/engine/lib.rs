@@ -51,6 +51,7 @@ mod wait_policy;
 mod wait_set;
 mod waiters;
 mod worker;
+mod worker_port;
 mod workers;
 
 pub use control::{Answered, Request};

@@ -11,10 +11,10 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
 use roxie_base::frame::Frame;
 use roxie_base::time::Nanos;
-use roxie_nic::nic::RxOutcome;
+use roxie_nic::nic::{Nic, RxFrame, RxOutcome};
 use roxie_nic::shared::Doorbells;
 use roxie_nic::verbs::{CqIndex, Qpn};
-use roxie_port::Received;
+use roxie_port::{BURST, Received};
 
 /// Frames that a worker may have in its siblings' queues.
 const DEPTH: usize = 256;
@@ -55,18 +55,11 @@ impl Shares {
 
 /// A frame on its way to a sibling.
 #[derive(Debug)]
-pub(super) struct Redirected {
+struct Redirected {
     bytes: Vec<u8>,
     ip_id_hidden: bool,
     arrived: Option<Nanos>,
     from: usize,
-}
-
-impl Redirected {
-    pub(super) fn received(&self) -> Received<'_> {
-        let frame = Frame { a: &self.bytes, b: &[] };
-        Received { frame, ip_id_hidden: self.ip_id_hidden, arrived: self.arrived }
-    }
 }
 
 /// One worker's view of its siblings.
@@ -118,24 +111,45 @@ impl Siblings {
         queue.into_iter().zip(free).zip(failed).enumerate().map(view).collect()
     }
 
-    /// Gives a frame to the siblings that it is for. True if this worker has no QP for it.
-    pub(super) fn redirect(&mut self, outcome: &RxOutcome, received: &Received<'_>) -> bool {
-        let qpn = match outcome {
-            RxOutcome::Multicast { .. } => Qpn::MULTICAST,
-            RxOutcome::UnknownQp(qpn) => *qpn,
-            _ => return false,
+    /// Gives a frame to the siblings that it is for. `outcome`: of the frame at this worker's NIC.
+    pub(super) fn redirect(&mut self, nic: &mut Nic, outcome: &RxOutcome, received: &Received<'_>) {
+        let (qpn, is_unknown) = match outcome {
+            RxOutcome::Multicast { .. } => (Qpn::MULTICAST, false),
+            RxOutcome::UnknownQp(qpn) => (*qpn, true),
+            _ => return,
         };
         if qpn == Qpn::MULTICAST {
             if !self.shares.are_groups_copied.load(Relaxed) {
                 self.others().for_each(|worker| self.give(worker, received));
             }
-            return matches!(outcome, RxOutcome::UnknownQp(_));
+        } else if let Some(worker) = self.shares.worker_of(qpn).filter(|worker| *worker != self.own) {
+            self.give(worker, received);
+        } else {
+            return;
         }
-        let Some(worker) = self.shares.worker_of(qpn).filter(|worker| *worker != self.own) else {
-            return false;
-        };
-        self.give(worker, received);
-        true
+        if is_unknown {
+            nic.forget_unknown_qp();
+        }
+    }
+
+    /// Has the QPs process a burst of frames that siblings gave. Returns their number.
+    pub(super) fn deliver(&self, now: Nanos, nic: &mut Nic) -> usize {
+        while let Ok(cq) = self.failed.try_recv() {
+            nic.fail_cq(now, cq);
+        }
+        for count in 0..BURST {
+            let Ok(redirected) = self.queue.try_recv() else { return count };
+            let Redirected { bytes, ip_id_hidden, arrived, from } = redirected;
+            let frame = Frame { a: &bytes, b: &[] };
+            let outcome = nic.receive(now, &RxFrame { frame, index: 0, ip_id_hidden, arrived });
+            nic.run_dma(|_| frame);
+            if matches!(outcome, RxOutcome::UnknownQp(Qpn::MULTICAST)) {
+                nic.forget_unknown_qp();
+            }
+            // Fails if that worker has ended.
+            let _ = self.returns[from].try_send(bytes);
+        }
+        BURST
     }
 
     fn give(&mut self, worker: usize, received: &Received<'_>) {
@@ -168,22 +182,6 @@ impl Siblings {
             let _ = self.failures[worker].send(cq);
             self.bells[worker].wake_if_sleeping();
         }
-    }
-
-    /// Returns the next completion queue that has overflowed at a sibling.
-    pub(super) fn next_failed(&self) -> Option<CqIndex> {
-        self.failed.try_recv().ok()
-    }
-
-    /// Returns the next frame that a sibling gave.
-    pub(super) fn next(&self) -> Option<Redirected> {
-        self.queue.try_recv().ok()
-    }
-
-    /// Returns a frame's buffer to the worker that it came from.
-    pub(super) fn release(&self, frame: Redirected) {
-        // Fails if that worker has ended.
-        let _ = self.returns[frame.from].try_send(frame.bytes);
     }
 
     /// True if a sibling has given a frame, or told of an overflow.

@@ -3,7 +3,6 @@
 //! [`Worker::poll`] is the function to read first: a pass through the stages of a NIC. All RDMA processing happens inside it, in
 //! whichever thread runs it: a pinned thread, an application's `poll_cq`, a test in virtual time.
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::io;
 
@@ -16,12 +15,11 @@ use super::progress::Progress;
 use super::siblings::Siblings;
 use super::stall::Stall;
 use roxie_base::time::Nanos;
-use roxie_nic::nic::{self, Answer, Batch, Command, Nic, Object, RxOutcome, Sent};
+use roxie_nic::nic::{self, Answer, Batch, Command, Nic, Object, Sent};
 use roxie_nic::shared::{ClientDoorbells, Doorbells};
-use roxie_nic::verbs::{AsyncEvent, EventKind, Gid, Mtu, QpIndex, Qpn};
-use roxie_port::pcap::{Background, PcapPort, Recorder};
-use roxie_port::unclaimed::UnclaimedPort;
-use roxie_port::{self as port, BURST, Carries, LinkChange, Port, PortInfo, TxId};
+use roxie_nic::verbs::{AsyncEvent, EventKind, Gid, QpIndex};
+use roxie_port::pcap::{Background, Recorder};
+use roxie_port::{BURST, Carries, Port, PortInfo, Received, TxId};
 
 /// An outgoing frame: its slot in the port, and its QP.
 type TxSlot = (TxId, QpIndex);
@@ -37,8 +35,8 @@ pub type EventSink = Box<dyn Fn(AsyncEvent) + Send>;
 
 /// A NIC and its port.
 pub struct Worker {
-    nic: Nic,
-    port: Box<dyn Port>,
+    pub(super) nic: Nic,
+    pub(super) port: Box<dyn Port>,
     requests: Receiver<Request>,
     /// Queues that move to another ring, and where each answer goes.
     moves: VecDeque<(Object, Sender<Answered>)>,
@@ -49,8 +47,8 @@ pub struct Worker {
     slots: Vec<TxSlot>,
     /// Number of local work requests that the sending half has executed.
     local_work: u32,
-    port_requests: PortRequests,
-    link_error: Option<String>,
+    pub(super) port_requests: PortRequests,
+    pub(super) link_error: Option<String>,
     events_lost: u64,
     stall: Stall,
     pass_times: PassTimes,
@@ -59,7 +57,7 @@ pub struct Worker {
     /// The half of a pass that waits for copies from or to remote memory.
     half: Option<PassHalf>,
     /// True if the outermost layer of the port is a capture that was attached while the worker runs.
-    is_captured: bool,
+    pub(super) is_captured: bool,
     /// The other workers of the device, if any.
     siblings: Option<Box<Siblings>>,
 }
@@ -130,7 +128,7 @@ impl Worker {
 
     /// Returns the time of a pass: `now`, or the time of the previous pass if a thread read its clock before another thread's
     /// pass. Completion timestamps of a queue therefore never decrease.
-    fn advance(&mut self, now: Nanos) -> Nanos {
+    pub(super) fn advance(&mut self, now: Nanos) -> Nanos {
         self.last_pass = self.last_pass.max(now);
         self.last_pass
     }
@@ -286,15 +284,13 @@ impl Worker {
         let count = self.port.rx_burst(now);
         let notes = self.port.wants_notes();
         for index in 0..count {
-            let port::Received { frame, ip_id_hidden, arrived } = self.port.rx_frame(index);
+            let Received { frame, ip_id_hidden, arrived } = self.port.rx_frame(index);
             let received = nic::RxFrame { frame, index: index as u16, ip_id_hidden, arrived };
             let outcome = self.nic.receive(now, &received);
             // Copy frame by frame: the payload is in the cache now.
             self.nic.run_dma(|_| frame);
-            if let Some(siblings) = &mut self.siblings
-                && siblings.redirect(&outcome, &self.port.rx_frame(index))
-            {
-                self.nic.forget_unknown_qp();
+            if let Some(siblings) = &mut self.siblings {
+                siblings.redirect(&mut self.nic, &outcome, &self.port.rx_frame(index));
             }
             if notes {
                 self.port.rx_note(index, format_args!("{outcome}"));
@@ -302,26 +298,7 @@ impl Worker {
         }
         // Also after an empty burst: a layer may have taken frames and kept them.
         self.port.rx_release();
-        if self.siblings.is_some() { count.max(self.receive_redirected(now)) } else { count }
-    }
-
-    /// Has the QPs process a burst of frames that siblings received. Returns their number.
-    fn receive_redirected(&mut self, now: Nanos) -> usize {
-        let Some(siblings) = &self.siblings else { return 0 };
-        while let Some(cq) = siblings.next_failed() {
-            self.nic.fail_cq(now, cq);
-        }
-        for count in 0..BURST {
-            let Some(redirected) = siblings.next() else { return count };
-            let port::Received { frame, ip_id_hidden, arrived } = redirected.received();
-            let outcome = self.nic.receive(now, &nic::RxFrame { frame, index: 0, ip_id_hidden, arrived });
-            self.nic.run_dma(|_| frame);
-            if matches!(outcome, RxOutcome::UnknownQp(Qpn::MULTICAST)) {
-                self.nic.forget_unknown_qp();
-            }
-            siblings.release(redirected);
-        }
-        BURST
+        self.siblings.as_ref().map_or(count, |siblings| count.max(siblings.deliver(now, &mut self.nic)))
     }
 
     /// Sends PFC frames that pause or resume the neighbour, according to the fill level of the receive ring.
@@ -427,7 +404,7 @@ impl Worker {
         }
     }
 
-    fn raise_events(&mut self) {
+    pub(super) fn raise_events(&mut self) {
         while let Some(event) = self.nic.take_event() {
             if let (AsyncEvent::Cq(cq, EventKind::CqError), Some(siblings)) = (event, &self.siblings) {
                 siblings.tell_failed(cq);
@@ -439,31 +416,6 @@ impl Worker {
     fn flush(&mut self, now: Nanos) {
         if let Err(error) = self.port.tx_flush(now) {
             self.link_error.get_or_insert_with(|| error.to_string());
-        }
-    }
-
-    /// Follows a change of the link. QPs with packets that no longer fit enter the error state; returns their number.
-    ///
-    /// # Errors
-    /// If the port could not follow; it then continues unchanged.
-    pub fn follow(&mut self, now: Nanos, change: &LinkChange) -> io::Result<u32> {
-        let now = self.advance(now);
-        self.port.follow(change)?;
-        match change {
-            LinkChange::Addresses(_) => Ok(0),
-            LinkChange::Mac(_) => {
-                self.nic.set_station(self.port.info().mac);
-                Ok(0)
-            }
-            LinkChange::Mtu(_) => {
-                self.nic.set_longest_frame(longest_frame(self.port.info()));
-                let largest = Mtu::largest_for_link(self.port.info().largest_packet());
-                let failed = self.nic.set_largest_mtu(now, largest);
-                self.nic.update_changed(now);
-                self.nic.publish(now);
-                self.raise_events();
-                Ok(failed)
-            }
         }
     }
 
@@ -495,53 +447,6 @@ impl Worker {
         let first = self.sink.is_none();
         self.sink.get_or_insert(sink);
         first
-    }
-
-    /// Captures frames from now on. Returns the recorder if frames are captured already.
-    pub(super) fn attach_capture(&mut self, now: Nanos, mut recorder: Live) -> Option<Live> {
-        if self.is_captured {
-            return Some(recorder);
-        }
-        recorder.set_now(now);
-        let below = self.take_port();
-        self.port = Box::new(PcapPort::with_recorder(below, recorder));
-        self.is_captured = true;
-        None
-    }
-
-    /// Ends the capture, and returns its recorder. The port below is as it was.
-    pub(super) fn detach_capture(&mut self) -> Option<Live> {
-        if !std::mem::take(&mut self.is_captured) {
-            return None;
-        }
-        let layer: Box<dyn Any> = self.take_port();
-        let layer = layer.downcast::<PcapPort<Box<dyn Port>, Background>>().expect("attached here");
-        let (below, recorder) = layer.into_parts();
-        self.port = below;
-        Some(recorder)
-    }
-
-    /// Takes the port, and leaves a placeholder with its properties.
-    fn take_port(&mut self) -> Box<dyn Port> {
-        let placeholder = UnclaimedPort::new(self.port.info().clone());
-        std::mem::replace(&mut self.port, Box::new(placeholder))
-    }
-
-    /// Replaces the port. Between two passes no slot of the old one is held. A capture continues on the new one.
-    pub(super) fn set_port(&mut self, now: Nanos, port: Box<dyn Port>) {
-        let capture = self.detach_capture();
-        self.port = port;
-        if let Some(capture) = capture {
-            self.attach_capture(now, capture);
-        }
-        let info = self.port.info();
-        let (mac, largest) = (info.mac, Mtu::largest_for_link(info.largest_packet()));
-        self.nic.set_longest_frame(longest_frame(self.port.info()));
-        self.nic.set_station(mac);
-        self.nic.set_largest_mtu(now, largest);
-        if let Err(error) = self.port_requests.repeat(&self.nic, &mut *self.port) {
-            self.link_error.get_or_insert_with(|| error.to_string());
-        }
     }
 
     /// Returns the time by which the next pass is needed.
@@ -626,7 +531,7 @@ impl Worker {
 }
 
 /// The longest frame of any protocol that a port carries.
-fn longest_frame(port: &PortInfo) -> Option<usize> {
+pub(super) fn longest_frame(port: &PortInfo) -> Option<usize> {
     (port.carries == Carries::AnyFrames).then_some(port.max_frame)
 }
 

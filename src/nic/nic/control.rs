@@ -97,9 +97,8 @@ impl Nic {
     /// Checks that no object here uses what the command removes.
     ///
     /// # Errors
-    /// If one does, or the object to be removed is gone.
+    /// If one does.
     pub fn check_unused(&self, command: &Command) -> Result<(), ControlError> {
-        self.check_names(command)?;
         match command.takes_away() {
             Some(Object::Pd(pd)) => self.pds.check_unused(pd),
             Some(Object::Cq(cq)) => self.cqs.check_unused(cq),
