@@ -21,7 +21,7 @@ const SEED: u64 = 1;
 /// Time in which a target answers.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Tries to reach the target over the control connection.
-const TRIES: u32 = 4;
+pub(crate) const TRIES: u32 = 4;
 
 /// The bench during a run.
 #[derive(Debug)]
@@ -39,6 +39,8 @@ pub struct Bench {
     next_qpn: u32,
     settle: Duration,
     until: Instant,
+    /// Tries to reach the target before it counts as silent.
+    pub(crate) tries: u32,
 }
 
 impl Bench {
@@ -58,6 +60,7 @@ impl Bench {
             next_qpn: 0x0100,
             settle: Duration::from_millis(5),
             until: Instant::now() + Duration::from_secs(30),
+            tries: TRIES,
         };
         bench.greet()?;
         Ok(bench)
@@ -275,7 +278,7 @@ impl Bench {
     pub fn alive(&mut self) -> Script {
         let Some(mut control) = self.control.clone() else { return Ok(()) };
         let request = control.write_only(REGION - 8, b"alive...");
-        for _ in 0..TRIES {
+        for _ in 0..self.tries {
             self.wire.send(&request, true)?;
             let until = Instant::now() + PATIENCE;
             self.wire.wait(control.own, 1, until);

@@ -77,6 +77,16 @@ fn both_ends_learn_the_others_parameters() {
     assert_eq!((a.route.hop_limit, b.route.hop_limit), (64, 64));
 }
 
+#[test]
+#[cfg(feature = "planted-bugs")]
+fn swapped_depths_break_this_script() {
+    use roxie::transport::PlantedBug;
+    PlantedBug::plant(Some(PlantedBug::DepthsAreSwapped));
+    let result = std::panic::catch_unwind(both_ends_learn_the_others_parameters);
+    PlantedBug::plant(None);
+    assert!(result.is_err(), "it breaks nothing");
+}
+
 fn way(route: Route) -> AddressVector {
     let Route { traffic_class, flow_label, hop_limit, .. } = route;
     let path = AddressVector::new(route.local, route.remote, [2; 6], [4; 6]);

@@ -13,8 +13,14 @@ const TRIES: usize = 4;
 const LINES: usize = 15;
 
 /// Bugs that scripts of packets find (`planted_bugs_break_these_scripts` in `tests/transport`): seeds rarely meet what they take, or their
-/// runs wait for minutes of virtual time, too long to shrink.
-const BY_SCRIPT: [PlantedBug; 2] = [PlantedBug::EarlyPacketsAreSilent, PlantedBug::WideGapsAreIgnored];
+/// runs wait for minutes of virtual time, too long to shrink. The last is one of connection management, and is found in `tests/cm`.
+const BY_SCRIPT: [PlantedBug; 5] = [
+    PlantedBug::EarlyPacketsAreSilent,
+    PlantedBug::WideGapsAreIgnored,
+    PlantedBug::RnrCodeZeroIsNoWait,
+    PlantedBug::WindowOpensToAllQps,
+    PlantedBug::DepthsAreSwapped,
+];
 
 /// Bugs that an assertion of the NIC finds, before anything is seen outside of it.
 const ASSERTED: [PlantedBug; 7] = [

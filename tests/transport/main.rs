@@ -18,6 +18,8 @@
 //! Congestion: [`congestion`] and [`notifications`] for marks and CNPs, [`pacing`] and [`shared_rate`] for rates and pauses, [`slowed`]
 //! for how far an attacker can slow a QP.
 //!
+//! Planted bugs that break scripts of these: `planted`, with that feature.
+//!
 //! Observation: [`counters`], [`log`] for the log of a QP, [`reasons`] and [`checks`] for the comments in a capture. [`hidden`]: header
 //! fields that sockets do not show. [`off_path`]: an attacker off the path.
 
@@ -47,6 +49,8 @@ mod pacing;
 mod parts;
 mod peers;
 mod placement;
+#[cfg(feature = "planted-bugs")]
+mod planted;
 mod queues;
 mod raw;
 mod reasons;

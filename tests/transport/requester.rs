@@ -129,7 +129,7 @@ fn sequence_nak_acknowledges_and_retransmits_from_its_psn() {
 
 //= test: IBTA 9.7.5.2.8: rnr-nak-waits-for-its-timer
 #[test]
-fn rnr_wait_lasts_the_naks_timer() {
+pub(crate) fn rnr_wait_lasts_the_naks_timer() {
     for timer in 0..32 {
         let mut stage = Stage::new();
         stage.post(WrOpcode::Send, 4);

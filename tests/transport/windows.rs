@@ -123,7 +123,7 @@ fn bound_window_grants_access_to_its_range() {
 
 //= test: IBTA 10.6.7: window-2-is-for-one-qp
 #[test]
-fn type_2_window_serves_only_its_qp() {
+pub(crate) fn type_2_window_serves_only_its_qp() {
     let mut stage = Stage::new();
     let window = stage.bound(MwType::Two);
     let other = stage.host.create_qp(QpCaps::default(), true, 16);

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use roxie::random::unguessable;
@@ -9,9 +10,13 @@ use roxie_conform::bench::Bench;
 use roxie_conform::fuzz::{self, Config, Sequence};
 use roxie_conform::report::Report;
 
+use super::reach::Reach;
 use super::report::{progress, take};
 use super::{CANNOT_RUN, Ended, PlayArguments, USAGE};
 use crate::output;
+
+/// Time in which an agent that was lost listens again, if anything starts it anew.
+const COMES_BACK_WITHIN: Duration = Duration::from_secs(5);
 
 /// Options of fuzzing.
 #[derive(Debug, Args)]
@@ -69,13 +74,15 @@ impl Fuzzing {
         &self,
         arguments: &PlayArguments,
         bench: &mut Bench,
+        reach: &mut Reach,
         report: &mut Report,
     ) -> Result<(), Ended> {
         let cannot = |why: &str| Ended(CANNOT_RUN, format!("the target cannot be fuzzed: {why}"));
         let outcomes = match self {
             Fuzzing::Campaign(config) => {
                 let mut told = |sent: u64| progress(&format!("{sent}/{} packets", config.packets));
-                fuzz::run(bench, config, &mut told).map_err(|stop| cannot(stop.reason()))?
+                let mut again = || reach.connect_within(COMES_BACK_WITHIN).ok();
+                fuzz::run(bench, config, &mut again, &mut told).map_err(|stop| cannot(stop.reason()))?
             }
             Fuzzing::Script(sequence, rate) => {
                 vec![fuzz::replay(bench, sequence, *rate).map_err(|stop| cannot(stop.reason()))?]

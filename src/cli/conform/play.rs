@@ -50,7 +50,7 @@ pub(super) fn run(arguments: &PlayArguments) -> Result<u8, Ended> {
         report.from,
     ))?;
     if let Some(fuzzing) = fuzzing {
-        fuzzing.run(arguments, &mut bench, &mut report)?;
+        fuzzing.run(arguments, &mut bench, &mut reach, &mut report)?;
         return finish(arguments, &report);
     }
     let mut left = COMEBACKS;

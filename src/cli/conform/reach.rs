@@ -79,6 +79,20 @@ impl Reach {
         }
     }
 
+    /// Connects to an agent that is started anew, as soon as it listens.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect), if that fails until `limit` is over.
+    pub(super) fn connect_within(&mut self, limit: Duration) -> io::Result<Agent> {
+        let until = Instant::now() + limit;
+        loop {
+            match self.connect() {
+                Err(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(50)),
+                done => return done,
+            }
+        }
+    }
+
     /// Returns the words for an agent that cannot be reached.
     pub(super) fn words(&self) -> String {
         match self {

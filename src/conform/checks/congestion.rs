@@ -118,9 +118,39 @@ pub(super) fn checks() -> Vec<Check> {
         "a CNP may lower the rate: it neither acknowledges nor stops the message",
         sending,
     );
+    requester
+        .add(
+            "rc/cnp/of_marked_response",
+            "A17.9.3",
+            "a marked WRITE, as a probe; then the agent posts a READ, whose response a switch has marked (ECN 11)",
+            "a notification point answers a marked READ response as any marked data: by a CNP to the QP that sent it",
+            of_marked_response,
+        )
+        .needs(Need::CapNetRaw);
     let mut all = chapter.done();
     all.extend(requester.done());
     all
+}
+
+/// Longest interval between two CNPs of a notification point that a check waits for.
+const INTERVAL: Duration = Duration::from_millis(50);
+
+fn of_marked_response(bench: &mut Bench) -> Script {
+    let is_cnp = |came: &[crate::packet::Seen]| came.iter().any(|seen| seen.opcode() == Opcode::CNP);
+    let probe = bench.rc()?;
+    bench.send(&Craft { traffic_class: CE, ..probe.write_only(512, b"marked") })?;
+    if !is_cnp(&bench.packets(&probe, 2)?) {
+        return Err(Stop::NotTested("the device sends no CNPs: no notification point".into()));
+    }
+    std::thread::sleep(INTERVAL);
+    let rc = bench.rc()?;
+    bench.post(&rc, &super::requester::words("read", 8))?;
+    bench.expect_requests(&rc, &["READ_REQUEST+0 len 0"])?;
+    let response = rc.response(Opcode::RC_READ_RESPONSE_ONLY, 0).aeth(0x1f, 1).data(&[4; 8]);
+    bench.send(&Craft { traffic_class: CE, ..response })?;
+    let came = bench.packets(&rc, 1)?;
+    bench.completes(&rc, &[(7, 0)])?;
+    must(is_cnp(&came), || "a marked WRITE causes a CNP, a marked READ response none".into())
 }
 
 fn cnp(rc: &crate::bench::Pair) -> Craft {

@@ -3,11 +3,11 @@
 use roxie_wire::Opcode;
 
 use super::{AT, KINDS, Kind};
-use crate::bench::{Bench, Pair};
+use crate::bench::{Bench, Pair, RECEIVES};
 use crate::check::{Chapter, Check, Need, Role};
 use crate::packet::Craft;
 use crate::service::Service;
-use crate::verdict::Script;
+use crate::verdict::{Script, must};
 
 /// A fault that makes every packet void: name, clause, stimulus, change.
 type Fault = (&'static str, &'static str, &'static str, fn(Craft) -> Craft);
@@ -111,6 +111,15 @@ pub(super) fn checks() -> Vec<Check> {
         "a packet with fewer bytes than pad is dropped",
         |bench| lenient_if_acknowledged(bench, KINDS[0], |rc| rc.send_only(b"").pad(3)),
     );
+    for (name, receives) in [("send", 3), ("write", 0)] {
+        chapter.add(
+            format!("rc/pad/{name}"),
+            "9.2",
+            format!("a {} of 5, 6 and 7 bytes", name.to_uppercase()),
+            "the pad is no part of the message: the bytes behind the payload stay as they were",
+            move |bench| pad_stays_out(bench, receives),
+        );
+    }
     chapter
         .add(
             "rc/dropped/other_udp_port/write_only",
@@ -121,6 +130,24 @@ pub(super) fn checks() -> Vec<Check> {
         )
         .needs(Need::CapNetRaw);
     chapter.done()
+}
+
+/// Sends messages that need a pad of 3, 2 and 1 bytes: SENDs if there are receives, else WRITEs.
+fn pad_stays_out(bench: &mut Bench, receives: u32) -> Script {
+    let mut rc = bench.rc()?;
+    bench.receive(&rc, 64, receives)?;
+    let at = if receives > 0 { RECEIVES } else { AT };
+    for (ahead, length) in [5u64, 6, 7].into_iter().enumerate() {
+        let bytes = vec![0xee; length as usize];
+        let request = if receives > 0 { rc.send_only(&bytes) } else { rc.write_only(AT, &bytes) };
+        bench.ask(&rc, &request, &[&format!("ACK+{ahead} msn {}", ahead + 1)])?;
+        bench.memory(rc.region, at, &bytes)?;
+        bench.untouched(at + length, 8)?;
+        rc.advance(1);
+    }
+    let done = bench.completes(&rc, &[(0, 0), (1, 0), (2, 0)][..receives as usize])?;
+    let lengths: Vec<u32> = done.iter().map(|wc| wc.length).collect();
+    must(receives == 0 || lengths == [5, 6, 7], || format!("completions have {lengths:?} bytes"))
 }
 
 /// Returns a packet with an opcode of immediate data, which the packet lacks.

@@ -124,7 +124,30 @@ pub(super) fn checks() -> Vec<Check> {
             bench.completes(&rc, &[(7, 0)]).map(drop)
         },
     );
-    for code in [12u8, 20, 24] {
+    for (name, syndrome) in [("sequence_nak", 0x60), ("rnr_nak", 0x20 | 1)] {
+        let title = name.replace('_', " ");
+        chapter.add(
+            format!("rc/timeout/behind_{name}"),
+            "9.7.6.1.3",
+            format!("the agent posts a SEND; the bench answers by one {title}, and is silent then"),
+            format!("what is sent again because of a {title} may be lost as well: it is sent again after the timeout"),
+            move |bench| {
+                let rc = bench.connect(&Setup { timeout: 14, ..Setup::new(Service::Rc) })?;
+                bench.post(&rc, "op=send off=0 len=8 id=7")?;
+                let first = bench.within_time(&rc, 1, Duration::from_secs(1));
+                must(first.len() == 1, || format!("{} packets came, expected a SEND", first.len()))?;
+                bench.send(&rc.response(Opcode::RC_ACKNOWLEDGE, 0).aeth(syndrome, 0))?;
+                let again = bench.within_time(&rc, 2, timeout(14) * 4 + SLACK);
+                must(again.len() == 2, || {
+                    format!("{} packets came behind the {title}, expected the SEND twice", again.len())
+                })?;
+                bench.send(&rc.ack(0, 1))?;
+                bench.completes(&rc, &[(7, 0)]).map(drop)
+            },
+        );
+    }
+    // Code 0 is the longest wait.
+    for code in [0u8, 12, 20, 24] {
         chapter.add(
             format!("rc/rnr_wait/code_{code}"),
             "9.7.5.2.8",

@@ -142,6 +142,25 @@ pub(super) fn checks() -> Vec<Check> {
             },
         )
         .needs(Need::Windows);
+    chapter
+        .add(
+            "rc/rights/window_of_another_qp",
+            "10.6.7",
+            "a WRITE to one QP by the rkey of a window that another QP of the protection domain has bound, then to that QP",
+            "a window of type 2 is for the QP that bound it: over another, its key is a remote access error",
+            |bench| {
+                let (owner, other) = (bench.rc()?, bench.rc()?);
+                let window = bench.bind(&owner, 64)?;
+                let write = |rc: &Pair| {
+                    rc.request(Opcode::RC_WRITE_ONLY).reth(window.addr, window.rkey, 8).data(&[0xee; 8]).ack()
+                };
+                bench.ask(&other, &write(&other), &["NAK_REMOTE_ACCESS+0 msn 0"])?;
+                bench.in_error(&other)?;
+                bench.memory(window, 0, &[0; 64])?;
+                bench.ask(&owner, &write(&owner), &["ACK+0 msn 1"]).map(drop)
+            },
+        )
+        .needs(Need::Windows);
     chapter.done()
 }
 

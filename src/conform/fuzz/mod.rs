@@ -13,7 +13,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::bench::Bench;
+use crate::agent::Agent;
+use crate::bench::{Bench, TRIES};
 use crate::run::Outcome;
 use crate::service::Service;
 use crate::verdict::{Script, Stop, Verdict};
@@ -80,7 +81,14 @@ struct Campaign<'a> {
     until: Instant,
     /// Capture of the sequence played last.
     capture: Vec<u8>,
+    /// Connects to the agent of a target that was gone.
+    again: &'a mut Again<'a>,
+    /// True if the target was lost and has not come back.
+    is_gone: bool,
 }
+
+/// Returns a new connection to an agent that was lost; `None` if it does not come back.
+pub type Again<'a> = dyn FnMut() -> Option<Agent> + 'a;
 
 impl Config {
     /// Returns the longest time of a campaign.
@@ -91,8 +99,22 @@ impl Config {
 }
 
 impl<'a> Campaign<'a> {
-    fn new(bench: &'a mut Bench, field: Field, rate: u32, limit: Duration) -> Campaign<'a> {
-        Campaign { bench, field, rate: rate.max(1), until: Instant::now() + limit, capture: Vec::new() }
+    fn new(
+        bench: &'a mut Bench,
+        config: &Config,
+        limit: Duration,
+        again: &'a mut Again<'a>,
+    ) -> Script<Campaign<'a>> {
+        let field = Field::new(bench)?;
+        let (rate, until) = (config.rate.max(1), Instant::now() + limit);
+        Ok(Campaign { bench, field, rate, until, capture: Vec::new(), again, is_gone: false })
+    }
+
+    /// Waits for a target that is gone, and prepares it anew. Returns false if it does not come back.
+    fn comes_back(&mut self) -> bool {
+        let Some(agent) = (self.again)() else { return false };
+        let field = self.bench.reconnect(agent).and_then(|()| Field::new(self.bench));
+        field.map(|field| self.field = field).is_ok()
     }
 
     /// Plays a sequence. Returns what is wrong; an error if the agent refuses something.
@@ -130,23 +152,34 @@ impl<'a> Campaign<'a> {
         Ok(found)
     }
 
-    /// Plays a sequence with a finding again. Returns the shortest one that has a finding of this kind; `None` if it does not repeat.
-    fn shrunk(&mut self, sequence: &Sequence, found: Finding) -> Option<(Finding, Sequence)> {
-        if found.kind == Kind::Gone {
-            return Some((found, sequence.clone()));
+    /// Plays a sequence to a target that is there, and waits for it if it is gone afterwards. Returns a finding of this kind.
+    fn repeats(&mut self, sequence: &Sequence, kind: Kind) -> Option<Finding> {
+        if Instant::now() > self.until || self.is_gone {
+            return None;
         }
+        // A target that was gone before is not waited for so long again.
+        self.bench.tries = if kind == Kind::Gone { 1 } else { TRIES };
+        let found = self.play(sequence);
+        self.bench.tries = TRIES;
+        let found = found.ok().flatten()?;
+        self.is_gone = found.kind == Kind::Gone && !self.comes_back();
+        Some(found).filter(|found| found.kind == kind)
+    }
+
+    /// Plays a sequence with a finding again. Returns the shortest one that has a finding of this kind; `None` if it does not repeat. One
+    /// that the target did not survive is told in any case.
+    fn shrunk(&mut self, sequence: &Sequence, found: Finding) -> Option<(Finding, Sequence)> {
+        let kind = found.kind;
+        self.is_gone = kind == Kind::Gone && !self.comes_back();
         let mut last = None;
         let mut fails = |candidate: &Sequence| {
-            if Instant::now() > self.until {
-                return false;
-            }
-            let again = self.play(candidate).ok().flatten().filter(|again| again.kind == found.kind);
+            let again = self.repeats(candidate, kind);
             let fails = again.is_some();
             last = again.or(last.take());
             fails
         };
         if !fails(sequence) {
-            return None;
+            return (kind == Kind::Gone).then(|| (found, sequence.clone()));
         }
         let short = shrink::shrink(sequence, SHRINKING, &mut fails);
         // The last play is of the sequence that is told.
@@ -160,15 +193,20 @@ fn abilities(bench: &Bench) -> Abilities {
     Abilities { has_raw: bench.wire.sees_headers(), has_atomics: bench.device_number("atomic_cap") > 0 }
 }
 
-/// Fuzzes a target. Returns an outcome for each service. `progress` hears the number of packets sent.
+/// Fuzzes a target. Returns an outcome for each service. `again` is asked for the agent of a target that is gone, `progress` hears the
+/// number of packets sent.
 ///
 /// # Errors
 /// If the agent refuses what fuzzing needs, or the target is lost before the first packet.
-pub fn run(bench: &mut Bench, config: &Config, progress: &mut dyn FnMut(u64)) -> Script<Vec<Outcome>> {
+pub fn run<'a>(
+    bench: &'a mut Bench,
+    config: &Config,
+    again: &'a mut Again<'a>,
+    progress: &mut dyn FnMut(u64),
+) -> Script<Vec<Outcome>> {
     let abilities = abilities(bench);
-    let field = Field::new(bench)?;
     let limit = config.limit();
-    let mut campaign = Campaign::new(bench, field, config.rate, limit);
+    let mut campaign = Campaign::new(bench, config, limit, again)?;
     let mut tallies: [Tally; 3] = Default::default();
     let (mut sent, mut n, mut ended) = (0, 0, None);
     while sent < config.packets && ended.is_none() {
@@ -192,13 +230,10 @@ pub fn run(bench: &mut Bench, config: &Config, progress: &mut dyn FnMut(u64)) ->
         match campaign.play(&sequence) {
             Ok(None) => {}
             Ok(Some(finding)) => {
-                let is_gone = finding.kind == Kind::Gone;
                 tally.capture.clone_from(&campaign.capture);
                 tally.found = campaign.shrunk(&sequence, finding);
                 match &tally.found {
-                    Some((finding, _)) if is_gone || finding.kind == Kind::Gone => {
-                        ended = Some("the target is gone".to_owned());
-                    }
+                    _ if campaign.is_gone => ended = Some("the target is gone".to_owned()),
                     Some(_) => tally.capture.clone_from(&campaign.capture),
                     None => tally.unrepeated += 1,
                 }
@@ -220,9 +255,10 @@ pub fn run(bench: &mut Bench, config: &Config, progress: &mut dyn FnMut(u64)) ->
 /// # Errors
 /// If the agent refuses what fuzzing needs.
 pub fn replay(bench: &mut Bench, sequence: &Sequence, rate: u32) -> Script<Outcome> {
-    let field = Field::new(bench)?;
     let start = Instant::now();
-    let mut campaign = Campaign::new(bench, field, rate, LEAST_TIME);
+    let config = Config { seed: 0, packets: 0, rate };
+    let mut never = || None;
+    let mut campaign = Campaign::new(bench, &config, LEAST_TIME, &mut never)?;
     let found = campaign.play(sequence)?;
     let tally = Tally {
         sequences: 1,
@@ -233,11 +269,7 @@ pub fn replay(bench: &mut Bench, sequence: &Sequence, rate: u32) -> Script<Outco
         ..Tally::default()
     };
     let stimulus = format!("the {} packets of a script", tally.packets);
-    Ok(Outcome {
-        name: "fuzz/script".into(),
-        stimulus,
-        ..outcome("script", tally, &Config { seed: 0, packets: 0, rate }, None)
-    })
+    Ok(Outcome { name: "fuzz/script".into(), stimulus, ..outcome("script", tally, &config, None) })
 }
 
 fn outcome(name: &str, tally: Tally, config: &Config, ended: Option<&str>) -> Outcome {

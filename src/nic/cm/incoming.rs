@@ -127,6 +127,7 @@ impl Manager {
         key: RemoteKey,
     ) {
         let offers_selective_repeat = req.private_data.take_selective_repeat();
+        let (max_dest_rd_atomic, max_rd_atomic) = Parameters::depths(&req);
         let path = &req.primary_path;
         // The request determines the path for both ends.
         let route = Route {
@@ -143,8 +144,8 @@ impl Manager {
             dest_qpn: Some(req.local_qpn),
             rq_psn: Psn::new(0),
             sq_psn: req.starting_psn,
-            max_dest_rd_atomic: req.initiator_depth,
-            max_rd_atomic: req.responder_resources,
+            max_dest_rd_atomic,
+            max_rd_atomic,
             timeout: path.local_ack_timeout.max(1),
             retry_cnt: req.retry_count,
             rnr_retry: req.rnr_retry_count,

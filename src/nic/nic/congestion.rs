@@ -176,6 +176,9 @@ fn owes_notification(entry: &QpEntry, packet: &Packet, verdict: &Verdict) -> boo
             | Operation::SelectiveAcknowledge
             | Operation::Cnp
     );
+    if operation == Operation::ReadResponse && PlantedBug::MarkedResponsesAreSilent.is() {
+        return false;
+    }
     let may_come = match verdict {
         Verdict::Executed | Verdict::Acknowledged | Verdict::NotReady | Verdict::NoReceive => true,
         // Responses to outstanding requests.

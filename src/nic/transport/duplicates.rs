@@ -73,6 +73,9 @@ impl Qp {
         if !(goes_on || resource.queued && PlantedBug::AnswerGoesOn.is()) {
             resource.next = first;
         }
+        if PlantedBug::RestOfReadStartsOver.is() {
+            resource.reth.va = original.va.wrapping_sub(skipped);
+        }
         r.answer_again(slot)
     }
 
@@ -97,7 +100,7 @@ impl Responder {
     /// 6.1 completes the READ with it).
     #[cold]
     fn acknowledge_again(&mut self, psn: Psn) {
-        let last = Psn::new(self.expected.value().wrapping_sub(1));
+        let last = self.last_executed();
         let ahead = |other: Psn| other.distance_from(psn);
         let ends = |it: &Resource| it.first_psn + (it.packets - 1);
         let mut may_be_forgotten = !self.resources.is_empty();
@@ -156,6 +159,21 @@ impl Responder {
         let newest_first = (1..=count).map(|back| (self.next_resource + count - back) % count);
         let mut held = newest_first.filter(|slot| self.resources[*slot].as_ref().is_some_and(holds));
         held.next().map(|slot| slot as u8)
+    }
+
+    /// Returns the PSN before the expected one.
+    #[inline(always)]
+    pub(super) fn last_executed(&self) -> Psn {
+        match self.expected.value() {
+            0 if PlantedBug::AckPsnStopsAtZero.is() => self.expected,
+            expected => Psn::new(expected.wrapping_sub(1)),
+        }
+    }
+
+    /// Returns the newest resource.
+    pub(super) fn newest_resource(&self) -> Option<&Resource> {
+        let end = if self.next_resource == 0 { self.resources.len() } else { self.next_resource };
+        self.resources.get(end.checked_sub(1)?)?.as_ref()
     }
 
     /// Queues one packet of a READ response once more, alone. Returns false if there is no room for it: the peer asks again.

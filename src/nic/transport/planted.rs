@@ -73,6 +73,26 @@ pub enum PlantedBug {
     EarlyPacketsAreSilent,
     /// Selective repeat: a packet behind a wide gap is taken for one of the SEND in progress.
     WideGapsAreIgnored,
+    /// A duplicate atomic is answered with the result of the newest READ or atomic.
+    NewestResultAnswers,
+    /// The rest of a READ that is requested again has the bytes of the READ's beginning.
+    RestOfReadStartsOver,
+    /// RNR timer code 0, the longest wait, is no wait at all.
+    RnrCodeZeroIsNoWait,
+    /// The PSN of an acknowledgement stays 0 where it is to wrap to 0xffffff.
+    AckPsnStopsAtZero,
+    /// The IPv4 header of a datagram begins the 40 bytes before its payload, and does not end them.
+    Ipv4HeaderComesFirst,
+    /// The pad of an RC WRITE is part of its payload: written behind it, if the key opens memory there.
+    PadIsWritten,
+    /// A retransmission after a sequence NAK starts no timer.
+    NoTimerAfterNak,
+    /// A type 2 window is open to all QPs of its protection domain.
+    WindowOpensToAllQps,
+    /// The passive side of a connection takes the peer's two READ depths for each other.
+    DepthsAreSwapped,
+    /// A marked READ response causes no CNP.
+    MarkedResponsesAreSilent,
     /// No bug: disables the fast path (`fast_path`).
     LongWay,
 }
@@ -103,7 +123,7 @@ mod switch {
 
     impl PlantedBug {
         /// Bugs of the transport, which a peer or an application of the NIC can see.
-        pub const ALL: [PlantedBug; 32] = [
+        pub const ALL: [PlantedBug; 42] = [
             PlantedBug::NoDuplicateCheck,
             PlantedBug::AckBeforeReadResponse,
             PlantedBug::PsnCompareWithoutWrap,
@@ -136,6 +156,16 @@ mod switch {
             PlantedBug::PausedForEver,
             PlantedBug::EarlyPacketsAreSilent,
             PlantedBug::WideGapsAreIgnored,
+            PlantedBug::NewestResultAnswers,
+            PlantedBug::RestOfReadStartsOver,
+            PlantedBug::RnrCodeZeroIsNoWait,
+            PlantedBug::AckPsnStopsAtZero,
+            PlantedBug::Ipv4HeaderComesFirst,
+            PlantedBug::PadIsWritten,
+            PlantedBug::NoTimerAfterNak,
+            PlantedBug::WindowOpensToAllQps,
+            PlantedBug::DepthsAreSwapped,
+            PlantedBug::MarkedResponsesAreSilent,
         ];
 
         /// Plants a bug in all QPs that this thread drives; `None` removes it.

@@ -1,6 +1,7 @@
 //! Packets of the responder's pending replies.
 
 use super::check::Check;
+use super::planted::PlantedBug;
 use super::replies::Reply;
 use super::responder::{Resource, Responder};
 use super::rules::read_response_opcode;
@@ -106,7 +107,11 @@ impl Qp {
         let bth = Bth { opcode: Opcode::RC_ATOMIC_ACKNOWLEDGE, psn: resource.first_psn, ..self.bth() };
         let syndrome = Syndrome::Ack { credits: self.credits(ctx) };
         //= IBTA 9.7.5.1: atomic-response-has-what-was-there
-        let ext = Ext::AtomicAck(Aeth { syndrome: syndrome.into(), msn: resource.msn }, resource.result);
+        let mut result = resource.result;
+        if resource.again && PlantedBug::NewestResultAnswers.is() {
+            result = self.responder.newest_resource()?.result;
+        }
+        let ext = Ext::AtomicAck(Aeth { syndrome: syndrome.into(), msn: resource.msn }, result);
         let reason = if resource.again { TxReason::AnswerAgain } else { TxReason::Answer };
         Some(TxPlan { bth, ext, payload_len: 0, inline: None, ah: None, reason, origin: Origin::Reply })
     }

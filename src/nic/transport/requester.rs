@@ -410,6 +410,7 @@ impl Qp {
         }
         r.since_ack_request = if bth.ack_req { 0 } else { r.since_ack_request + 1 };
         if r.retransmit_at == Nanos::MAX
+            && !(r.going_back == Some(Cause::SequenceNak) && PlantedBug::NoTimerAfterNak.is())
             && let Some(timeout) = r.ack_timeout
         {
             r.retransmit_at = now + timeout;

@@ -178,8 +178,7 @@ impl Responder {
     pub(super) fn acknowledge(&mut self) {
         self.unacknowledged = 0;
         self.answers_duplicates = false;
-        let psn = Psn::new(self.expected.value().wrapping_sub(1));
-        let ack = Reply::Ack { psn, msn: self.msn };
+        let ack = Reply::Ack { psn: self.last_executed(), msn: self.msn };
         if PlantedBug::AckBeforeReadResponse.is() {
             self.replies.push_front(ack);
         } else {
@@ -403,10 +402,10 @@ impl Qp {
             //= IBTA 9.7.4.1.5: key-is-checked-with-each-packet
             // The region may have been deregistered since the first packet.
             let va = reth.va.wrapping_add(received);
+            let FramePayload { frame, offset, length } = payload.written(packet.bth.pad);
             let to = self
-                .check_remote(ctx, va, reth.rkey, payload.length.into(), Access::REMOTE_WRITE)
+                .check_remote(ctx, va, reth.rkey, length.into(), Access::REMOTE_WRITE)
                 .map_err(|check| RequestRefused { check, receive: Some(WcStatus::LocAccess) })?;
-            let FramePayload { frame, offset, length } = payload;
             ctx.out.push_dma(DmaIn::Scatter { frame, offset, length, to });
         }
         ctx.counters.rcvd_bytes += u64::from(payload.length);

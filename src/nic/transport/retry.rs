@@ -5,6 +5,7 @@
 //!
 //! Between peers that agreed to selective repeat, `scoreboard` sends single packets again; a rewind is the last resort.
 
+use super::planted::PlantedBug;
 use super::requester::{Requester, Sending};
 use super::{Cause, Ctx, Qp, Verdict};
 use crate::verbs::WcStatus;
@@ -73,7 +74,10 @@ impl Qp {
             }
             r.rnr_retries_left -= 1;
         }
-        let wait = Nanos(rnr_timer_ns(timer));
+        let wait = match timer {
+            0 if PlantedBug::RnrCodeZeroIsNoWait.is() => Nanos::ZERO,
+            _ => Nanos(rnr_timer_ns(timer)),
+        };
         self.rewind(Cause::Rnr);
         //= IBTA 9.7.5.2.8: rnr-nak-waits-for-its-timer
         self.requester.sending = Sending::RnrWait(ctx.now + wait);

@@ -2,6 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
+use super::planted::PlantedBug;
 use super::{DmaIn, Gather, MemoryTable, Output, Span};
 use crate::verbs::{Access, PdId, Sge};
 
@@ -144,6 +145,15 @@ pub(super) struct FramePayload {
     pub offset: u16,
     /// Length in bytes.
     pub length: u16,
+}
+
+impl FramePayload {
+    /// Returns the bytes that a WRITE packet with `pad` bytes of pad stores: the payload.
+    #[inline(always)]
+    pub(super) fn written(self, pad: u8) -> FramePayload {
+        let pad = if PlantedBug::PadIsWritten.is() { u16::from(pad) } else { 0 };
+        FramePayload { length: self.length + pad, ..self }
+    }
 }
 
 /// Appends the copies of a packet's payload to byte `offset` of the message. On error nothing was appended.

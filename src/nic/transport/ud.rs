@@ -141,7 +141,7 @@ impl Responder {
             NetHeader::Ipv6(_) | NetHeader::Grh(_) => GRH_LEN,
         };
         //= IBTA A17.9.1: ud-receive-begins-with-40-bytes
-        let zeros = u64::from(GRH_LEN - header_len);
+        let zeros = if PlantedBug::Ipv4HeaderComesFirst.is() { 0 } else { u64::from(GRH_LEN - header_len) };
         scatter::zero(ctx.memory, self.receive_pd, sges, zeros, ctx.out)?;
         let header = FramePayload { frame, offset: packet.l3_offset as u16, length: header_len as u16 };
         scatter::plan(ctx.memory, self.receive_pd, sges, zeros, header, ctx.out)?;

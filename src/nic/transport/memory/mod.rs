@@ -28,6 +28,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::permutation::QuickPermutation;
+use super::planted::PlantedBug;
 use crate::verbs::{Access, MrIndex, MwIndex, PdId, QpIndex, name, next_generation, place_of};
 use fast::Translation;
 
@@ -295,7 +296,7 @@ impl MemoryTable {
             return Err(Refusal::OtherPd);
         }
         //= IBTA 10.6.7: window-2-is-for-one-qp
-        if entry.qp != ANY_QP && entry.qp != user.qp.0 {
+        if entry.qp != ANY_QP && entry.qp != user.qp.0 && !PlantedBug::WindowOpensToAllQps.is() {
             return Err(Refusal::OtherQp);
         }
         entry.place(address, length, access.bits())
