@@ -9,7 +9,9 @@ use crate::packet::Craft;
 use roxie_wire::Opcode;
 
 mod congestion;
+mod connection;
 mod connections;
+mod established;
 mod headers;
 mod psn;
 mod reads;
@@ -40,6 +42,7 @@ pub fn all() -> Vec<Check> {
         congestion::checks(),
         states::checks(),
         connections::checks(),
+        established::checks(),
     ]
     .into_iter()
     .flatten()
