@@ -108,7 +108,7 @@ fn socket_names_the_checks_it_leaves_out() {
 
 /// Planted bugs, and the check that must find each.
 #[cfg(feature = "planted-bugs")]
-const BUGS: [(&str, &str); 11] = [
+const BUGS: [(&str, &str); 12] = [
     ("NoDuplicateCheck", "rc/duplicate/send_only"),
     ("AckBeforeReadResponse", "rc/read/ack_stays_behind"),
     ("PsnCompareWithoutWrap", "rc/ahead_by_half/write_only"),
@@ -120,6 +120,7 @@ const BUGS: [(&str, &str); 11] = [
     ("AnySource", "rc/dropped/other_address/write_only"),
     ("SolicitedOnlyOnce", "rc/timeout/again_is_the_same"),
     ("NotifiesItself", "rc/cnp/of_marked_write"),
+    ("AtomicExecutedAgain", "xrc/duplicate/fetch_add"),
 ];
 
 #[cfg(feature = "planted-bugs")]

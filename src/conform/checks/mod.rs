@@ -24,6 +24,7 @@ mod sequence;
 mod states;
 mod uc;
 mod ud;
+mod xrc;
 
 /// Returns all checks, in the order of the specification.
 pub fn all() -> Vec<Check> {
@@ -39,6 +40,7 @@ pub fn all() -> Vec<Check> {
         requester_timers::checks(),
         uc::checks(),
         ud::checks(),
+        xrc::checks(),
         congestion::checks(),
         states::checks(),
         connections::checks(),
@@ -161,7 +163,7 @@ mod tests {
     fn short_subset_covers_every_service() {
         let short: Vec<Check> = all().into_iter().filter(|check| check.is_short).collect();
         let services: BTreeSet<String> = short.iter().map(|check| format!("{:?}", check.service)).collect();
-        assert_eq!(services.len(), 3);
+        assert_eq!(services.len(), 4);
         assert!((10..=60).contains(&short.len()), "{} checks", short.len());
     }
 }
