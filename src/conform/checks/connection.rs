@@ -10,7 +10,7 @@ use crate::bench::{Bench, Pair, Setup};
 use crate::service::Service;
 use crate::verdict::{Script, Stop, must};
 
-/// The least communication ID of these checks. Those about connections that do not exist have smaller ones.
+/// The least communication ID of these checks. Connections that do not exist have smaller ones.
 const FIRST_ID: u32 = 0x8000_0000;
 /// Time in which a manager answers a message or its consumer. Linux hands messages to a work queue.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);

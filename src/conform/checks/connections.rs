@@ -40,12 +40,12 @@ pub(super) fn message(message: &CmMessage, tid: u64) -> Craft {
     datagram(GSI_QKEY, &message.to_mad(tid))
 }
 
-/// Returns a request for a connection to a service on which nobody listens.
+/// Returns a request for a connection to a service without a listener.
 fn request(bench: &Bench, id: u32) -> CmMessage {
     CmMessage::Req(req(bench, CommId(FIRST_ID + id)))
 }
 
-/// Returns a request for a connection with this communication ID, to a service on which nobody listens.
+/// Returns a request for a connection with this communication ID, to a service without a listener.
 pub(super) fn req(bench: &Bench, local_comm_id: CommId) -> Req {
     let path = Path {
         local_lid: 0xffff,

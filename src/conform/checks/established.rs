@@ -45,7 +45,7 @@ fn add<'a>(
     chapter.add(name, clause, stimulus, asks, move |bench| ending(bench, script))
 }
 
-/// What a REP says, and what the QP then does.
+/// Fields of a REP, and packets of the QP afterwards.
 fn replies(chapter: &mut Chapter) {
     add(chapter,
             "cm/reply/establishes",
@@ -288,7 +288,7 @@ fn refusals(chapter: &mut Chapter) {
     );
 }
 
-/// How connections end.
+/// Release of connections.
 fn releases(chapter: &mut Chapter) {
     add(
         chapter,
