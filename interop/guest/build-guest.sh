@@ -245,7 +245,7 @@ build() {
     # shellcheck disable=SC2046  # two words are meant
     compile "$out.new/peer" -Werror $(rdma_core_defines) "$here"/peer/*.c
     add_elf bin/roxie-peer "$tree" "$out.new/peer"
-    compile "$out.new/agent" -DWITHOUT_CM "$agent"
+    compile "$out.new/agent" "$agent" -l:librdmacm.so.1
     add_elf bin/roxie-conform-agent "$tree" "$out.new/agent"
     add_modules "$tree" "$version"
     install -m 0755 "$here/init" "$tree/init"

@@ -17,7 +17,7 @@ keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
 # Packages of the guest, beside the kernel. Their libraries are found in the index.
 packages=(busybox-static iproute2 ibverbs-utils rdmacm-utils perftest qperf fio e2fsprogs open-iscsi nfs-kernel-server rpcbind libtirpc-common
-    ibverbs-providers libibverbs-dev libgcc-s1)
+    ibverbs-providers libibverbs-dev librdmacm-dev libgcc-s1)
 
 # Prints sources.list for a release of Debian.
 stable() {

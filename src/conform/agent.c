@@ -16,6 +16,7 @@
 #include <arpa/inet.h>
 #include <endian.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -62,11 +63,14 @@ struct pair {
 	struct ibv_comp_channel *channel;
 	struct ibv_ah *ah;
 	struct ibv_mw *mw;
+	struct ibv_srq *srq;   /* alone with cq and channel */
+	struct rdma_cm_id *id; /* of a connection by the connection manager, which may have no queue pair yet */
 	uint32_t qkey;
 };
 
 static struct ibv_context *context;
 static struct ibv_pd *pds[2];
+static struct ibv_xrcd *xrcds[2];
 static struct region regions[MAX_MRS];
 static struct pair pairs[MAX_QPS];
 static int gid_index;
@@ -338,13 +342,34 @@ static void cmd_compare(void)
 
 /* ---- queue pairs ---- */
 
-static struct pair *pair(void)
+/* Returns the queue pair, shared receive queue or connection qp=, or NULL. */
+static struct pair *queue(void)
 {
 	uint64_t id = number("qp", MAX_QPS);
 
-	if (id < MAX_QPS && pairs[id].qp)
+	if (id < MAX_QPS && (pairs[id].qp || pairs[id].srq || pairs[id].id))
 		return &pairs[id];
 	fail("no queue pair %llu", (unsigned long long)id);
+	return NULL;
+}
+
+static struct pair *pair(void)
+{
+	struct pair *p = queue();
+
+	if (!p || p->qp)
+		return p;
+	fail("%d is no queue pair", (int)(p - pairs));
+	return NULL;
+}
+
+/* Returns an entry that is not used, or NULL. */
+static struct pair *unused(void)
+{
+	for (struct pair *p = pairs; p < pairs + MAX_QPS; p++)
+		if (!p->qp && !p->srq && !p->id)
+			return p;
+	fail("at most %d queue pairs", MAX_QPS);
 	return NULL;
 }
 
@@ -353,8 +378,18 @@ static void pair_free(struct pair *p)
 {
 	if (p->mw)
 		ibv_dealloc_mw(p->mw);
+#ifndef WITHOUT_CM
+	if (p->id) {
+		if (p->qp)
+			rdma_destroy_qp(p->id);
+		rdma_destroy_id(p->id);
+		p->qp = NULL;
+	}
+#endif
 	if (p->qp)
 		ibv_destroy_qp(p->qp);
+	if (p->srq)
+		ibv_destroy_srq(p->srq);
 	if (p->ah)
 		ibv_destroy_ah(p->ah);
 	if (p->cq)
@@ -364,47 +399,104 @@ static void pair_free(struct pair *p)
 	memset(p, 0, sizeof *p);
 }
 
-static void free_all(void)
+/* Makes a completion queue and its channel. */
+static int completions(struct pair *p, int count)
 {
-	for (int i = 0; i < MAX_QPS; i++)
-		pair_free(&pairs[i]);
-	for (int i = 0; i < MAX_MRS; i++)
-		mr_free(&regions[i]);
+	p->channel = ibv_create_comp_channel(context);
+	p->cq = p->channel ? ibv_create_cq(context, count, NULL, p->channel, 0) : NULL;
+	if (!p->cq)
+		fail("ibv_create_cq: %s", strerror(errno));
+	return p->cq != NULL;
+}
+
+/* Returns the XRC domain domain= (0 or 1), which lives as long as the agent, or NULL. */
+static struct ibv_xrcd *domain(void)
+{
+	uint64_t at = number("domain", 0);
+	struct ibv_xrcd_init_attr init = {
+		.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = -1, .oflags = O_CREAT
+	};
+
+	if (at > 1)
+		fail("domain=0 or 1");
+	else if (!xrcds[at] && !(xrcds[at] = ibv_open_xrcd(context, &init)))
+		fail("ibv_open_xrcd: %s", strerror(errno));
+	return failed ? NULL : xrcds[at];
+}
+
+static struct ibv_qp *qp_create(struct ibv_qp_init_attr *init)
+{
+	if (init->qp_type != IBV_QPT_XRC_RECV)
+		return ibv_create_qp(pds[0], init);
+	struct ibv_qp_init_attr_ex target = {
+		.qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = domain()
+	};
+	return target.xrcd ? ibv_create_qp_ex(context, &target) : NULL;
 }
 
 static void cmd_qp(void)
 {
+	static const struct {
+		const char *name;
+		enum ibv_qp_type type;
+	} types[] = { { "rc", IBV_QPT_RC }, { "uc", IBV_QPT_UC }, { "ud", IBV_QPT_UD }, { "xrc", IBV_QPT_XRC_RECV } };
 	const char *type = text("type") ? text("type") : "rc";
 	uint32_t sq = number("sq", 32), rq = number("rq", 32);
-	struct ibv_qp_init_attr init = { .cap = { sq, rq, 1, 1, 0 } };
-	int access = rights("access", "rwa"), id = 0;
+	struct ibv_qp_init_attr init = { .cap = { sq, rq, 1, 1, 0 }, .qp_type = IBV_QPT_RC };
+	int access = rights("access", "rwa");
+	struct pair *p = unused();
 
-	init.qp_type = strcmp(type, "uc") == 0 ? IBV_QPT_UC : strcmp(type, "ud") == 0 ? IBV_QPT_UD : IBV_QPT_RC;
-	while (id < MAX_QPS && pairs[id].qp)
-		id++;
-	if (id == MAX_QPS || sq > 4096 || rq > 4096)
-		fail("at most %d queue pairs of 4096 requests", MAX_QPS);
-	struct pair *p = &pairs[id];
+	for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+		if (strcmp(types[i].name, type) == 0)
+			init.qp_type = types[i].type;
+	if (sq > 4096 || rq > 4096)
+		fail("at most 4096 requests");
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = port_number, .qkey = number("qkey", 0) };
 	if (failed)
 		return;
 	p->qkey = attr.qkey;
-	p->channel = ibv_create_comp_channel(context);
-	p->cq = p->channel ? ibv_create_cq(context, sq + rq + 1, NULL, p->channel, 0) : NULL;
-	init.send_cq = init.recv_cq = p->cq;
-	p->qp = p->cq ? ibv_create_qp(pds[0], &init) : NULL;
+	if (completions(p, sq + rq + 1)) {
+		init.send_cq = init.recv_cq = p->cq;
+		p->qp = qp_create(&init);
+	}
 	if (!p->qp) {
 		fail("ibv_create_qp: %s", strerror(errno));
 		return pair_free(p);
 	}
-	attr.qp_access_flags = init.qp_type == IBV_QPT_RC ? access : access & IBV_ACCESS_REMOTE_WRITE;
+	attr.qp_access_flags = init.qp_type == IBV_QPT_UC || init.qp_type == IBV_QPT_UD ? access & IBV_ACCESS_REMOTE_WRITE : access;
 	int code = ibv_modify_qp(p->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
 						       (init.qp_type == IBV_QPT_UD ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS));
 	if (code) {
 		fail("modify to INIT: %s", strerror(code));
 		return pair_free(p);
 	}
-	ok("qp=%d qpn=%u", id, p->qp->qp_num);
+	ok("qp=%d qpn=%u", (int)(p - pairs), p->qp->qp_num);
+}
+
+/* Makes an XRC shared receive queue in domain=. Its completions are polled as those of a queue pair. */
+static void cmd_srq(void)
+{
+	struct pair *p = unused();
+	struct ibv_srq_init_attr_ex init = {
+		.attr = { .max_wr = 32, .max_sge = 1 },
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ,
+		.srq_type = IBV_SRQT_XRC,
+		.pd = pds[0],
+		.xrcd = domain(),
+	};
+	uint32_t srqn = 0;
+
+	if (failed)
+		return;
+	if (completions(p, 64)) {
+		init.cq = p->cq;
+		p->srq = ibv_create_srq_ex(context, &init);
+	}
+	if (!p->srq || ibv_get_srq_num(p->srq, &srqn)) {
+		fail("ibv_create_srq_ex: %s", strerror(errno));
+		return pair_free(p);
+	}
+	ok("qp=%d srqn=%u", (int)(p - pairs), srqn);
 }
 
 static int address(struct ibv_ah_attr *attr)
@@ -449,14 +541,15 @@ static void cmd_connect(void)
 	int to_rtr = IBV_QP_STATE, to_rts = IBV_QP_STATE | IBV_QP_SQ_PSN;
 	if (p->qp->qp_type != IBV_QPT_UD)
 		to_rtr |= IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
-	if (p->qp->qp_type == IBV_QPT_RC) {
+	if (p->qp->qp_type == IBV_QPT_RC || p->qp->qp_type == IBV_QPT_XRC_RECV)
 		to_rtr |= IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+	if (p->qp->qp_type == IBV_QPT_RC)
 		to_rts |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
-	}
 	int code = ibv_modify_qp(p->qp, &rtr, to_rtr);
 	if (code)
 		return fail("modify to RTR: %s", strerror(code));
-	code = ibv_modify_qp(p->qp, &rts, to_rts);
+	/* An XRC target sends no requests. */
+	code = p->qp->qp_type == IBV_QPT_XRC_RECV ? 0 : ibv_modify_qp(p->qp, &rts, to_rts);
 	if (code)
 		return fail("modify to RTS: %s", strerror(code));
 	if (p->qp->qp_type == IBV_QPT_UD && !(p->ah = ibv_create_ah(pds[0], &rtr.ah_attr)))
@@ -497,7 +590,7 @@ static void cmd_query(void)
 
 static void cmd_free(void)
 {
-	struct pair *p = pair();
+	struct pair *p = queue();
 
 	if (!p)
 		return;
@@ -523,14 +616,14 @@ static int entry(struct ibv_sge *sge)
 
 static void cmd_recv(void)
 {
-	struct pair *p = pair();
+	struct pair *p = queue();
 	struct ibv_sge sge;
 	struct ibv_recv_wr *bad, wr = { .wr_id = number("id", 0), .sg_list = &sge };
 	uint64_t count = number("n", 1);
 
 	wr.num_sge = entry(&sge);
 	for (uint64_t i = 0; p && !failed && i < count && i < 4096; i++, wr.wr_id++) {
-		int code = ibv_post_recv(p->qp, &wr, &bad);
+		int code = p->srq ? ibv_post_srq_recv(p->srq, &wr, &bad) : p->qp ? ibv_post_recv(p->qp, &wr, &bad) : EINVAL;
 		if (code)
 			return fail("ibv_post_recv: %s", strerror(code));
 	}
@@ -622,12 +715,14 @@ static void cmd_bind(void)
 /* Waits for n= completions or ms=, and prints each as id:status:opcode:length:flags:immediate:source. */
 static void cmd_poll(void)
 {
-	struct pair *p = pair();
+	struct pair *p = queue();
 	uint64_t want = number("n", 1), wait = number("ms", 0), got = 0;
 	struct ibv_wc wc[64];
 
 	if (want > 64 || wait > MAX_WAIT_MS)
 		fail("at most 64 completions within %d ms", MAX_WAIT_MS);
+	if (p && !p->cq)
+		fail("no completion queue");
 	if (!p || failed)
 		return;
 	uint64_t until = now_ms() + wait;
@@ -679,6 +774,143 @@ static void cmd_event(void)
 	if (n > 0 && ibv_get_cq_event(p->channel, &cq, &cq_context) == 0)
 		ibv_ack_cq_events(cq, 1);
 	ok("event=%d", n > 0);
+}
+
+/* ---- connections by the connection manager ---- */
+
+#ifndef WITHOUT_CM
+static struct rdma_event_channel *cm_events;
+static struct rdma_cm_id *listener;
+
+/* Frees the connections and what listens for them: no identifier may outlive its channel. */
+static void cm_free(void)
+{
+	for (struct pair *p = pairs; p < pairs + MAX_QPS; p++)
+		if (p->id)
+			pair_free(p);
+	if (listener)
+		rdma_destroy_id(listener);
+	if (cm_events)
+		rdma_destroy_event_channel(cm_events);
+	listener = NULL;
+	cm_events = NULL;
+}
+
+/* Listens for connections of IP version family= at a port that the system chooses. What listened before ends. */
+static void cmd_listen(void)
+{
+	struct sockaddr_storage any = { .ss_family = number("family", 4) == 6 ? AF_INET6 : AF_INET };
+
+	if (failed)
+		return;
+	cm_free();
+	cm_events = rdma_create_event_channel();
+	if (!cm_events || fcntl(cm_events->fd, F_SETFL, O_NONBLOCK) || rdma_create_id(cm_events, &listener, NULL, RDMA_PS_TCP) ||
+	    rdma_bind_addr(listener, (struct sockaddr *)&any) || rdma_listen(listener, 8)) {
+		fail("the connection manager does not listen: %s", strerror(errno));
+		return cm_free();
+	}
+	ok("port=%u", ntohs(rdma_get_src_port(listener)));
+}
+
+/* Waits ms= at most for an event. A request for a connection takes an entry, qp=, and has no queue pair before it is accepted. */
+static void cmd_cm_event(void)
+{
+	uint64_t wait = number("ms", 0);
+	struct rdma_cm_event *event;
+
+	if (!cm_events)
+		fail("nothing listens");
+	if (failed)
+		return;
+	struct pollfd ready = { .fd = cm_events->fd, .events = POLLIN };
+	if (poll(&ready, 1, wait > MAX_WAIT_MS ? MAX_WAIT_MS : (int)wait) <= 0 || rdma_get_cm_event(cm_events, &event))
+		return ok("event=none");
+	struct rdma_cm_id *id = event->id;
+	const char *name = rdma_event_str(event->event);
+	int is_request = event->event == RDMA_CM_EVENT_CONNECT_REQUEST, status = event->status;
+	struct pair *p = pairs;
+	rdma_ack_cm_event(event);
+	if (is_request && (p = unused()))
+		p->id = id;
+	if (!p)
+		return (void)rdma_destroy_id(id);
+	while (p < pairs + MAX_QPS && p->id != id)
+		p++;
+	ok("event=%s status=%d qp=%d", name, status, (int)(p - pairs));
+}
+
+/* Returns the connection qp=, or NULL. */
+static struct pair *connection(void)
+{
+	struct pair *p = queue();
+
+	if (p && !p->id)
+		fail("%d is no connection", (int)(p - pairs));
+	return failed ? NULL : p;
+}
+
+static void cmd_accept(void)
+{
+	struct pair *p = connection();
+	struct ibv_qp_init_attr init = { .cap = { 32, 32, 1, 1, 0 }, .qp_type = IBV_QPT_RC };
+	struct rdma_conn_param agreed = {
+		.responder_resources = RDMA_MAX_RESP_RES,
+		.initiator_depth = RDMA_MAX_INIT_DEPTH,
+		.rnr_retry_count = number("rnr_retry", 7),
+	};
+
+	if (!p || p->qp || !completions(p, 65))
+		return fail("this connection cannot be accepted");
+	init.send_cq = init.recv_cq = p->cq;
+	if (rdma_create_qp(p->id, pds[0], &init))
+		return fail("rdma_create_qp: %s", strerror(errno));
+	p->qp = p->id->qp;
+	if (rdma_accept(p->id, &agreed))
+		return fail("rdma_accept: %s", strerror(errno));
+	ok("qpn=%u", p->qp->qp_num);
+}
+
+static void cmd_reject(void)
+{
+	struct pair *p = connection();
+
+	if (!p)
+		return;
+	if (rdma_reject(p->id, NULL, 0))
+		return fail("rdma_reject: %s", strerror(errno));
+	ok("");
+}
+
+/* Ends a connection: asks the peer to, or answers that it asked. */
+static void cmd_disconnect(void)
+{
+	struct pair *p = connection();
+
+	if (!p)
+		return;
+	if (rdma_disconnect(p->id))
+		return fail("rdma_disconnect: %s", strerror(errno));
+	ok("");
+}
+#else
+static void cm_free(void)
+{
+}
+
+static void cmd_listen(void)
+{
+	fail("this agent was compiled without librdmacm");
+}
+#endif
+
+static void free_all(void)
+{
+	cm_free();
+	for (int i = 0; i < MAX_QPS; i++)
+		pair_free(&pairs[i]);
+	for (int i = 0; i < MAX_MRS; i++)
+		mr_free(&regions[i]);
 }
 
 /* ---- the device ---- */
@@ -739,7 +971,18 @@ static void cmd_hello(void)
 static int device_open(const char *name)
 {
 	int count = 0;
-	struct ibv_device **list = ibv_get_device_list(&count);
+	struct ibv_device **list;
+
+#ifndef WITHOUT_CM
+	/* Queue pairs of the connection manager are made with the contexts of its library, which stay open as long as the list. */
+	struct ibv_context **opened = rdma_get_devices(&count);
+
+	for (int i = 0; opened && i < count && !context; i++)
+		if (!name || strcmp(ibv_get_device_name(opened[i]->device), name) == 0)
+			context = opened[i];
+	count = 0;
+#endif
+	list = ibv_get_device_list(&count);
 
 	for (int i = 0; list && i < count && !context; i++)
 		if (!name || strcmp(ibv_get_device_name(list[i]), name) == 0)
@@ -783,7 +1026,11 @@ static const struct {
 	{ "margin", cmd_margin },
 	{ "connect", cmd_connect }, { "modify", cmd_modify }, { "query", cmd_query },	    { "free", cmd_free },
 	{ "recv", cmd_recv },	  { "send", cmd_send }, { "bind", cmd_bind },	    { "poll", cmd_poll },
-	{ "arm", cmd_arm },	  { "event", cmd_event }, { "reset", cmd_reset },
+	{ "arm", cmd_arm },	  { "event", cmd_event }, { "reset", cmd_reset },   { "srq", cmd_srq },
+	{ "listen", cmd_listen },
+#ifndef WITHOUT_CM
+	{ "cm_event", cmd_cm_event }, { "accept", cmd_accept }, { "reject", cmd_reject }, { "disconnect", cmd_disconnect },
+#endif
 };
 
 static void handle(char *line)
@@ -873,14 +1120,14 @@ int main(int argc, char **argv)
 		serve(STDIN_FILENO, STDOUT_FILENO);
 		return 0;
 	}
-	int listener = listen_at(at, port);
-	if (listener < 0) {
+	int tcp = listen_at(at, port);
+	if (tcp < 0) {
 		fprintf(stderr, "%s: cannot listen on TCP port %s: %s\n", argv[0], port, strerror(errno));
 		return 1;
 	}
 	fprintf(stderr, "agent: %s, TCP port %s\n", ibv_get_device_name(context->device), port);
 	for (;;) {
-		int client = accept(listener, NULL, NULL);
+		int client = accept(tcp, NULL, NULL);
 		if (client < 0 && errno != EINTR && errno != ECONNABORTED) {
 			perror("accept");
 			return 1;

@@ -34,7 +34,8 @@ pub struct Bench {
     pub device: BTreeMap<String, String>,
     region: Region,
     control: Option<Pair>,
-    open: Vec<u64>,
+    /// The agent's numbers of what the end of the check frees.
+    pub(crate) open: Vec<u64>,
     regions: Vec<u64>,
     next_qpn: u32,
     settle: Duration,
@@ -149,14 +150,12 @@ impl Bench {
             Service::Rc => "rc",
             Service::Uc => "uc",
             Service::Ud => "ud",
+            Service::Xrc => "xrc",
         };
-        let region = self.region;
-        self.agent.ask(&format!("fill mr={} off=0 len={REGION} seed={SEED}", region.id))?;
         let made = self.agent.ask(&format!("qp type={kind} qkey={QKEY} access={}", setup.access))?;
         let (id, qpn) = (made.number("qp")?, Qpn::new(made.word32("qpn")?));
         self.open.push(id);
-        self.next_qpn += 1;
-        let own = Qpn::new(self.next_qpn);
+        let own = self.own_qpn();
         let gid = hex(&Gid::from(self.wire.here()).0);
         self.agent.ask(&format!(
             "connect qp={id} qpn={} gid={gid} mtu={} rq_psn={} sq_psn={} timeout={} retry={} rnr_retry={} rnr_timer={} rd={} tclass={}",
@@ -171,11 +170,25 @@ impl Bench {
             setup.reads,
             setup.traffic_class
         ))?;
+        self.pair(id, qpn, own, setup)
+    }
+
+    /// Returns a QPN of the bench that no pair has.
+    pub(crate) fn own_qpn(&mut self) -> Qpn {
+        self.next_qpn += 1;
+        Qpn::new(self.next_qpn)
+    }
+
+    /// Returns a connected QP of the target: the agent's number, its QPN and the bench's. Its region holds the pattern anew.
+    pub(crate) fn pair(&mut self, id: u64, qpn: Qpn, own: Qpn, setup: &Setup) -> Script<Pair> {
+        let region = self.region;
+        self.agent.ask(&format!("fill mr={} off=0 len={REGION} seed={SEED}", region.id))?;
         Ok(Pair {
             id,
             qpn,
             own,
             service: setup.service,
+            srqn: 0,
             first: Psn::new(setup.first),
             next: Psn::new(setup.first),
             peer_first: Psn::new(setup.peer_first),

@@ -28,6 +28,8 @@ pub enum Need {
     Atomics,
     /// A device with memory windows of type 2.
     Windows,
+    /// A device with extended reliable connections.
+    Xrc,
 }
 
 /// A script. Generated checks capture what they are generated for.

@@ -1,6 +1,6 @@
 //! A QP of the target, how it is connected, and the packets that a script sends to it.
 
-use roxie_wire::{Opcode, Psn, Qpn};
+use roxie_wire::{Opcode, Psn, Qpn, XrcEth};
 
 use crate::packet::Craft;
 use crate::service::Service;
@@ -74,6 +74,8 @@ pub struct Pair {
     pub own: Qpn,
     /// The service.
     pub service: Service,
+    /// Number of the shared receive queue that requests name; with XRC alone.
+    pub srqn: u32,
     /// PSN of the bench's first request.
     pub first: Psn,
     /// PSN of the bench's next request.
@@ -93,8 +95,13 @@ impl Pair {
             Service::Rc => 0x00,
             Service::Uc => 0x20,
             Service::Ud => 0x60,
+            Service::Xrc => 0xa0,
         };
-        Craft::new(Opcode(opcode.0 & 0x1f | service), self.qpn, self.next)
+        let mut request = Craft::new(Opcode(opcode.0 & 0x1f | service), self.qpn, self.next);
+        if self.service == Service::Xrc {
+            request.headers.extend(XrcEth { srqn: self.srqn }.to_bytes());
+        }
+        request
     }
 
     /// Returns a request with a PSN `ahead` of the next.

@@ -13,6 +13,8 @@ use crate::verdict::{Stop, Verdict};
 const LIMIT: Duration = Duration::from_secs(30);
 /// Bit of a device's `device_cap_flags` for windows of type 2 (`IBV_DEVICE_MEM_WINDOW_TYPE_2A`, `_2B`).
 const WINDOW_FLAGS: u64 = 1 << 23 | 1 << 24;
+/// Bit of a device's `device_cap_flags` for extended reliable connections (`IBV_DEVICE_XRC`).
+const XRC_FLAG: u64 = 1 << 20;
 
 /// Outcome of a check.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -55,6 +57,9 @@ fn missing(check: &Check, bench: &Bench) -> Option<String> {
         }
         Need::Windows => (bench.device_number("cap_flags") & WINDOW_FLAGS == 0)
             .then(|| "the device has no memory windows of type 2".to_owned()),
+        Need::Xrc => {
+            (bench.device_number("cap_flags") & XRC_FLAG == 0).then(|| "the device has no XRC".to_owned())
+        }
     })
 }
 

@@ -12,4 +12,6 @@ pub enum Service {
     Uc,
     /// Unreliable datagram.
     Ud,
+    /// Extended reliable connection.
+    Xrc,
 }

@@ -64,6 +64,30 @@ fn command_that_fails_breaks_the_rule() {
     assert!(idle.stdout.contains("too few packets"), "{idle:#?}");
 }
 
+/// True if a process runs: one that has ended, and waits to be reaped, does not.
+fn runs(pid: &str) -> bool {
+    let state = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    state.is_ok_and(|line| line.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with('Z')))
+}
+
+#[test]
+fn processes_left_by_the_command_are_ended() {
+    let Some(net) = Wired::new("processes_left_by_the_command_are_ended") else { return };
+    let left = net.file("left");
+    for (play, within, told) in [
+        ("sleep 600 & echo $! >> LEFT", "60", "too few packets"),
+        ("(trap '' TERM; exec sleep 600) & echo $! >> LEFT", "60", "too few packets"),
+        ("sleep 600 & echo $! >> LEFT; wait", "1", "within 1 s"),
+    ] {
+        let play = play.replace("LEFT", &left);
+        let done = through(&net, &["--filter", "write/middle_lost", "--play", &play, "--within", within]);
+        assert!(done.stdout.contains(told), "{done:#?}");
+        let pids = std::fs::read_to_string(&left).expect("numbers of processes");
+        std::fs::remove_file(&left).expect("a file");
+        assert!(pids.lines().count() == 1 && !pids.lines().any(runs), "{play}: {pids}");
+    }
+}
+
 #[test]
 fn wrong_use_of_through_is_told() {
     run("conform --through a b").failed(2, &["--play"]);

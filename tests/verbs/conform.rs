@@ -108,7 +108,7 @@ fn socket_names_the_checks_it_leaves_out() {
 
 /// Planted bugs, and the check that must find each.
 #[cfg(feature = "planted-bugs")]
-const BUGS: [(&str, &str); 20] = [
+const BUGS: [(&str, &str); 21] = [
     ("NoDuplicateCheck", "rc/duplicate/send_only"),
     ("AckBeforeReadResponse", "rc/read/ack_stays_behind"),
     ("PsnCompareWithoutWrap", "rc/ahead_by_half/write_only"),
@@ -129,6 +129,7 @@ const BUGS: [(&str, &str); 20] = [
     ("NoTimerAfterNak", "rc/timeout/behind_sequence_nak"),
     ("WindowOpensToAllQps", "rc/rights/window_of_another_qp"),
     ("MarkedResponsesAreSilent", "rc/cnp/of_marked_response"),
+    ("AtomicExecutedAgain", "xrc/duplicate/fetch_add"),
 ];
 
 #[cfg(feature = "planted-bugs")]

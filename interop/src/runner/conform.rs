@@ -18,7 +18,7 @@ use super::programs::{LISTENS_WITHIN, NO_SUCH_PROGRAM};
 
 /// Name of the agent in the guest.
 const AGENT: &str = "roxie-conform-agent";
-/// Time for all checks, which take 15 s on an idle host.
+/// Time for all checks, which take 40 s on a busy host.
 const ENDS_WITHIN: Duration = Duration::from_secs(180);
 /// Exit codes of a run that judged all checks: the target keeps all rules, or breaks some.
 const JUDGED: [i32; 2] = [0, 1];

@@ -21,6 +21,8 @@ use crate::output;
 
 /// Bytes of a wire's report that are read.
 const LONGEST_REPORT: u64 = 4 << 20;
+/// Time in which the processes that a command has left end at a signal.
+const ENDS_WITHIN: Duration = Duration::from_secs(1);
 
 /// Options of a run with a wire between two peers.
 #[derive(Debug, Args)]
@@ -129,25 +131,43 @@ impl Through<'_> {
         Ok(outcomes)
     }
 
-    /// Runs the command. Returns its status; `None` if it was ended because its time was up.
+    /// Runs the command, then ends what it has left. Returns its status; `None` if it was ended because its time was up.
     fn play(&self, script: &WireScript) -> Result<Option<ExitStatus>, Ended> {
         let mut command = Command::new("sh");
         command.args(["-c", self.play]).env("ROXIE_OPERATION", script.operation());
         command.env("ROXIE_SCRIPT", script.name).stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
         let failed = |error: std::io::Error| Ended(CANNOT_RUN, format!("sh: {error}"));
         let mut child = command.spawn().map_err(failed)?;
-        let until = Instant::now() + self.within;
-        loop {
-            if let Some(status) = child.try_wait().map_err(failed)? {
-                return Ok(Some(status));
-            }
-            if Instant::now() > until {
-                // The group has this command and what it has started. The call fails if all have ended.
-                let _ = killpg(Pid::from_raw(child.id().cast_signed()), Signal::SIGKILL);
-                let _ = child.wait();
-                return Ok(None);
-            }
+        let ended = ends_within(&mut child, self.within);
+        end_group(&mut child);
+        ended.map_err(failed)
+    }
+}
+
+/// Waits for the end of a command for at most `limit`.
+fn ends_within(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
+    let until = Instant::now() + limit;
+    loop {
+        let status = child.try_wait()?;
+        if status.is_some() || Instant::now() > until {
+            return Ok(status);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Ends the processes of a command's group by SIGTERM, then by SIGKILL. The number of a group is not used again while a process is in it.
+fn end_group(command: &mut Child) {
+    let group = Pid::from_raw(command.id().cast_signed());
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        let until = Instant::now() + ENDS_WITHIN;
+        let mut sent = killpg(group, signal);
+        // The call fails once the group is empty.
+        while sent.is_ok() && Instant::now() < until {
+            // A command whose time was up is in the group until it is reaped.
+            let _ = command.try_wait();
             std::thread::sleep(Duration::from_millis(10));
+            sent = killpg(group, None);
         }
     }
 }

@@ -36,12 +36,17 @@ fn datagram(qkey: u32, mad: &[u8]) -> Craft {
 }
 
 /// Returns a management datagram with a message.
-fn message(message: &CmMessage, tid: u64) -> Craft {
+pub(super) fn message(message: &CmMessage, tid: u64) -> Craft {
     datagram(GSI_QKEY, &message.to_mad(tid))
 }
 
-/// Returns a request for a connection to a service on which nobody listens.
+/// Returns a request for a connection to a service without a listener.
 fn request(bench: &Bench, id: u32) -> CmMessage {
+    CmMessage::Req(req(bench, CommId(FIRST_ID + id)))
+}
+
+/// Returns a request for a connection with this communication ID, to a service without a listener.
+pub(super) fn req(bench: &Bench, local_comm_id: CommId) -> Req {
     let path = Path {
         local_lid: 0xffff,
         remote_lid: 0xffff,
@@ -52,8 +57,8 @@ fn request(bench: &Bench, id: u32) -> CmMessage {
         local_ack_timeout: 14,
         ..Path::default()
     };
-    CmMessage::Req(Req {
-        local_comm_id: CommId(FIRST_ID + id),
+    Req {
+        local_comm_id,
         service_id: NOBODY,
         local_ca_guid: 0x0200_00ff_fe00_0001,
         local_qpn: Qpn::new(0x0077_7777),
@@ -69,19 +74,38 @@ fn request(bench: &Bench, id: u32) -> CmMessage {
         path_mtu: 3,
         primary_path: path,
         ..Req::default()
-    })
+    }
 }
 
 /// A message of the target's connection manager.
 #[derive(Debug)]
-struct Answer {
-    tid: u64,
-    message: CmMessage,
+pub(super) struct Answer {
+    pub(super) tid: u64,
+    pub(super) message: CmMessage,
     seen: Seen,
 }
 
 impl Answer {
-    fn words(&self) -> String {
+    /// Reads a datagram to QP1; `None` if it is no message of connection management.
+    pub(super) fn read(seen: Seen) -> Option<Answer> {
+        let (tid, message) = CmMessage::read(seen.payload()).ok()?;
+        Some(Answer { tid, message, seen })
+    }
+
+    /// Returns the receiver's communication ID, if the message has one.
+    pub(super) fn receiver(&self) -> Option<CommId> {
+        match &self.message {
+            CmMessage::Mra(mra) => Some(mra.remote_comm_id),
+            CmMessage::Rej(rej) => Some(rej.remote_comm_id),
+            CmMessage::Rep(rep) => Some(rep.remote_comm_id),
+            CmMessage::Dreq(dreq) => Some(dreq.remote_comm_id),
+            CmMessage::Drep(drep) => Some(drep.remote_comm_id),
+            _ => None,
+        }
+    }
+
+    /// Describes the message for reports.
+    pub(super) fn words(&self) -> String {
         match &self.message {
             CmMessage::Rej(rej) => format!("REJ of {}, reason {}", rej.remote_comm_id, rej.reason.0),
             CmMessage::SidrRep(rep) => format!("SIDR_REP of {}, status {}", rep.request_id, rep.status.0),
@@ -91,18 +115,33 @@ impl Answer {
     }
 }
 
+/// Waits for `count` messages that are `meant`, for `limit` at most, and returns all of them that came.
+pub(super) fn heard(
+    bench: &mut Bench,
+    count: usize,
+    limit: Duration,
+    meant: impl Fn(&Answer) -> bool,
+) -> Vec<Answer> {
+    let until = Instant::now() + limit;
+    let mut heard = Vec::new();
+    loop {
+        let came = bench.wire.take(QP1).into_iter().filter_map(Answer::read);
+        heard.extend(came.filter(&meant));
+        if heard.len() >= count || Instant::now() >= until {
+            return heard;
+        }
+        bench.wire.wait(QP1, 1, until);
+    }
+}
+
 /// Waits for `count` messages, then until the target has proven its life, and returns all that came.
 fn answers(bench: &mut Bench, count: usize) -> Script<Vec<Answer>> {
-    bench.wire.wait(QP1, count, Instant::now() + ANSWERS_WITHIN);
+    // A connection of an earlier check may still end.
+    let is_meant = |answer: &Answer| !answer.receiver().is_some_and(super::connection::is_own);
+    let mut came = heard(bench, count, ANSWERS_WITHIN, is_meant);
     bench.settle()?;
-    let came = bench.wire.take(QP1);
-    Ok(came
-        .into_iter()
-        .filter_map(|seen| {
-            let (tid, message) = CmMessage::read(seen.payload()).ok()?;
-            Some(Answer { tid, message, seen })
-        })
-        .collect())
+    came.extend(heard(bench, 0, Duration::ZERO, is_meant));
+    Ok(came)
 }
 
 /// Sends a valid request, and returns its rejection, which is the only answer.

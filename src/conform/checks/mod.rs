@@ -9,7 +9,9 @@ use crate::packet::Craft;
 use roxie_wire::Opcode;
 
 mod congestion;
+mod connection;
 mod connections;
+mod established;
 mod headers;
 mod psn;
 mod reads;
@@ -22,6 +24,7 @@ mod sequence;
 mod states;
 mod uc;
 mod ud;
+mod xrc;
 
 /// Returns all checks, in the order of the specification.
 pub fn all() -> Vec<Check> {
@@ -37,9 +40,11 @@ pub fn all() -> Vec<Check> {
         requester_timers::checks(),
         uc::checks(),
         ud::checks(),
+        xrc::checks(),
         congestion::checks(),
         states::checks(),
         connections::checks(),
+        established::checks(),
     ]
     .into_iter()
     .flatten()
@@ -158,7 +163,7 @@ mod tests {
     fn short_subset_covers_every_service() {
         let short: Vec<Check> = all().into_iter().filter(|check| check.is_short).collect();
         let services: BTreeSet<String> = short.iter().map(|check| format!("{:?}", check.service)).collect();
-        assert_eq!(services.len(), 3);
+        assert_eq!(services.len(), 4);
         assert!((10..=60).contains(&short.len()), "{} checks", short.len());
     }
 }

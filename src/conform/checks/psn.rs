@@ -3,7 +3,7 @@
 use roxie_wire::Opcode;
 
 use super::{AT, KINDS, Kind};
-use crate::bench::{Bench, Setup};
+use crate::bench::{Bench, Pair, Setup};
 use crate::check::{Chapter, Check, Role};
 use crate::service::Service;
 use crate::verdict::{Script, must};
@@ -36,7 +36,10 @@ pub(super) fn checks() -> Vec<Check> {
                 "9.7.5.1.2",
                 format!("the same {upper} twice"),
                 "a duplicate is answered again and executed once",
-                move |bench| duplicate(bench, kind),
+                move |bench| {
+                    let rc = bench.rc()?;
+                    duplicate(bench, rc.clone(), &rc, kind)
+                },
             )
             .needs(kind.need)
             .short();
@@ -46,7 +49,10 @@ pub(super) fn checks() -> Vec<Check> {
                 "9.7.5.2.8",
                 format!("a {upper} three PSNs ahead, twice, then a valid WRITE"),
                 "a gap is answered by one sequence NAK of the expected PSN; what is ahead is not executed",
-                move |bench| ahead(bench, kind, 3),
+                move |bench| {
+                    let rc = bench.rc()?;
+                    ahead(bench, &rc, &rc, kind, 3)
+                },
             )
             .needs(kind.need);
         chapter
@@ -55,7 +61,10 @@ pub(super) fn checks() -> Vec<Check> {
                 "9.7.1",
                 format!("a {upper} 2^23 - 1 PSNs ahead"),
                 "half of all PSNs lie ahead of the expected one: the last of them causes a sequence NAK",
-                move |bench| ahead(bench, kind, HALF - 1),
+                move |bench| {
+                    let rc = bench.rc()?;
+                    ahead(bench, &rc, &rc, kind, HALF - 1)
+                },
             )
             .needs(kind.need);
         chapter.add(
@@ -122,10 +131,10 @@ pub(super) fn checks() -> Vec<Check> {
     chapter.done()
 }
 
-fn duplicate(bench: &mut Bench, kind: Kind) -> Script {
-    let mut rc = bench.rc()?;
+/// Sends a request twice. Its receives are posted to `queue`, which is the QP itself without a shared one.
+pub(super) fn duplicate(bench: &mut Bench, mut rc: Pair, queue: &Pair, kind: Kind) -> Script {
     bench.poke(rc.region, AT, &[0; 8])?;
-    bench.receive(&rc, 64, 2)?;
+    bench.receive(queue, 64, 2)?;
     let request = (kind.craft)(&rc);
     let first = bench.ask(&rc, &request, &[&kind.answered(0, 1)])?;
     let again = bench.ask(&rc, &request, &[&kind.answered(0, 1)])?;
@@ -139,20 +148,20 @@ fn duplicate(bench: &mut Bench, kind: Kind) -> Script {
     }
     rc.advance(1);
     bench.works(&rc, 2)?;
-    bench.completes(&rc, &vec![(0, 0); kind.receives]).map(drop)
+    bench.completes(queue, &vec![(0, 0); kind.receives]).map(drop)
 }
 
-fn ahead(bench: &mut Bench, kind: Kind, by: i32) -> Script {
-    let rc = bench.rc()?;
-    bench.receive(&rc, 64, 1)?;
-    let request = (kind.craft)(&rc);
+/// Sends a request that is `by` PSNs ahead, twice. Its receives are posted to `queue`.
+pub(super) fn ahead(bench: &mut Bench, rc: &Pair, queue: &Pair, kind: Kind, by: i32) -> Script {
+    bench.receive(queue, 64, 1)?;
+    let request = (kind.craft)(rc);
     let psn = rc.request_at(Opcode::RC_SEND_ONLY, by).bth.psn;
     let early = request.with(|bth| bth.psn = psn);
-    bench.ask(&rc, &early, &["NAK_PSN_SEQUENCE+0 msn 0"])?;
-    bench.ask(&rc, &early, &[])?;
+    bench.ask(rc, &early, &["NAK_PSN_SEQUENCE+0 msn 0"])?;
+    bench.ask(rc, &early, &[])?;
     bench.untouched(AT, 64)?;
-    bench.works(&rc, 1)?;
-    bench.completes(&rc, &[]).map(drop)
+    bench.works(rc, 1)?;
+    bench.completes(queue, &[]).map(drop)
 }
 
 fn behind(bench: &mut Bench, kind: Kind, by: i32) -> Script {

@@ -208,6 +208,7 @@ impl Draft {
             Service::Rc => roxie_wire::Service::Rc,
             Service::Uc => roxie_wire::Service::Uc,
             Service::Ud => roxie_wire::Service::Ud,
+            Service::Xrc => roxie_wire::Service::Xrc,
         };
         self.opcode.info().filter(|info| info.service == own)
     }

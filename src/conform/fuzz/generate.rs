@@ -128,6 +128,7 @@ impl Generator {
             Service::Rc => rc,
             Service::Uc => Opcode(rc.0 | 0x20),
             Service::Ud => Opcode(rc.0 | 0x60),
+            Service::Xrc => Opcode(rc.0 | 0xa0),
         }
     }
 
@@ -135,7 +136,7 @@ impl Generator {
         match self.sequence.service {
             Service::Ud => vec![self.datagram()],
             Service::Uc => self.send_or_write(),
-            Service::Rc => match self.draw.below(10) {
+            Service::Rc | Service::Xrc => match self.draw.below(10) {
                 0 | 1 if self.reads < READS => vec![self.read()],
                 2 | 3 if self.reads < READS && self.abilities.has_atomics => vec![self.atomic()],
                 _ => self.send_or_write(),

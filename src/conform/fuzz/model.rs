@@ -127,7 +127,7 @@ impl Step<'_> {
             return vec![state];
         }
         match self.sequence.service {
-            Service::Rc => self.next_rc(state),
+            Service::Rc | Service::Xrc => self.next_rc(state),
             Service::Uc => self.next_uc(state),
             Service::Ud => self.next_ud(state),
         }

@@ -99,6 +99,7 @@ fn service_name(service: Service) -> &'static str {
         Service::Rc => "RC",
         Service::Uc => "UC",
         Service::Ud => "UD",
+        Service::Xrc => "XRC",
     }
 }
 
