@@ -141,7 +141,7 @@ impl Siblings {
             let Ok(redirected) = self.queue.try_recv() else { return count };
             let Redirected { bytes, ip_id_hidden, arrived, from } = redirected;
             let frame = Frame { a: &bytes, b: &[] };
-            let outcome = nic.receive(now, &RxFrame { frame, index: 0, ip_id_hidden, arrived });
+            let outcome = nic.receive_slow(now, &RxFrame { frame, index: 0, ip_id_hidden, arrived });
             nic.run_dma(|_| frame);
             if matches!(outcome, RxOutcome::UnknownQp(Qpn::MULTICAST)) {
                 nic.forget_unknown_qp();

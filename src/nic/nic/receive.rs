@@ -112,6 +112,12 @@ impl Nic {
         self.receive_any(now, fast.as_ref(), received)
     }
 
+    /// As [`receive`](Self::receive), always in the slow path: for frames that are rare. A second call of the fast path would keep the
+    /// compiler from inlining it where it is used.
+    pub fn receive_slow(&mut self, now: Nanos, received: &RxFrame<'_>) -> RxOutcome {
+        self.receive_any(now, None, received)
+    }
+
     /// Receives any packet in the slow path. `fast`: its headers, if they are already parsed.
     #[inline(never)]
     fn receive_any(
