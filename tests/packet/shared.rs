@@ -1,8 +1,12 @@
 //! Ports that share an interface, as several processes do, here in one process.
 
+use std::io::IoSlice;
 use std::net::UdpSocket;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixDatagram;
+use std::thread;
 
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg, setsockopt, sockopt};
 use roxie::netdev::Links;
 
 use super::*;
@@ -67,6 +71,27 @@ fn nothing_else(ports: &mut [PacketPort]) {
     for port in ports {
         assert_eq!(datagrams(port, usize::MAX), Vec::<Vec<u8>>::new(), "slot {}", slot(port));
     }
+}
+
+/// The sockets of an ended group are in flight until the kernel closes them.
+#[test]
+fn port_waits_for_sockets_in_flight() {
+    if skip("port_waits_for_sockets_in_flight") {
+        return;
+    }
+    let wire = shared_wire("pk-flight");
+    let (keeper, other) = UnixDatagram::pair().expect("a pair");
+    let holder = wire.b.run(|| UdpSocket::bind(("0.0.0.0", 4791))).unwrap().expect("a socket");
+    let fds = [holder.as_raw_fd()];
+    let rights = [ControlMessage::ScmRights(&fds)];
+    sendmsg::<()>(keeper.as_raw_fd(), &[IoSlice::new(b"x")], &rights, MsgFlags::empty(), None).expect("sent");
+    drop(holder);
+    let closes = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(300));
+        drop((keeper, other));
+    });
+    member(&wire.b, "right");
+    closes.join().expect("closed");
 }
 
 #[test]

@@ -28,16 +28,15 @@ pub(super) fn sinks(interface: &str, shared: bool) -> Result<Sockets, PacketErro
     ];
     let mut sinks = Vec::new();
     for address in families {
-        match sink(interface, address, shared) {
-            Ok(socket) => sinks.push((address.ip(), socket)),
-            Err(Errno::EADDRINUSE) => {
-                let owner = owner::of(ROCE_V2_PORT).text;
-                return Err(PacketError::InUse { interface: interface.into(), owner });
-            }
+        let bind = || match sink(interface, address, shared) {
+            Ok(socket) => Ok(Some(Some((address.ip(), socket)))),
+            Err(Errno::EADDRINUSE) => Ok(None),
             // The host has no such family.
-            Err(Errno::EAFNOSUPPORT | Errno::EADDRNOTAVAIL) => {}
-            Err(error) => return Err(PacketError::of("socket on the RoCE port")(error.into())),
-        }
+            Err(Errno::EAFNOSUPPORT | Errno::EADDRNOTAVAIL) => Ok(Some(None)),
+            Err(error) => Err(PacketError::of("socket on the RoCE port")(error.into())),
+        };
+        let in_use = |owner| PacketError::InUse { interface: interface.into(), owner };
+        sinks.extend(owner::bound(ROCE_V2_PORT, bind, in_use)?);
     }
     Ok(sinks)
 }

@@ -4,7 +4,6 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::{InterfaceFlags, if_nametoindex};
@@ -23,9 +22,6 @@ use crate::netdev::NetNs;
 use crate::{Carries, PortInfo};
 use roxie_base::frame::ROCE_V2_PORT;
 
-/// How long to wait for a port that may become free by itself, and the pause between attempts.
-const LEAVES_WITHIN: Duration = Duration::from_millis(500);
-const LOOKS_EVERY: Duration = Duration::from_millis(10);
 /// Source ports of RoCE v2.
 const SOURCE_PORTS: std::ops::RangeInclusive<u16> = 0xc000..=0xffff;
 /// Longest L3 packet of a frame: an interface such as `lo` allows more.
@@ -278,19 +274,11 @@ pub(super) fn listen_socket(address: IpAddr, config: &UdpConfig) -> Result<Owned
     Ok(socket)
 }
 
-/// Makes a socket on the configured port. Waits a moment if its holder may release it by itself.
+/// Makes a socket on the configured port.
 fn listening_socket(address: IpAddr, config: &UdpConfig) -> Result<OwnedFd, UdpError> {
-    let until = Instant::now() + LEAVES_WITHIN;
-    loop {
-        if let Some(socket) = bound_socket(address, config.port, config.shared)? {
-            return Ok(socket);
-        }
-        let owner = owner::of(config.port);
-        if !owner.may_go || Instant::now() >= until {
-            return Err(UdpError::InUse { address, port: config.port, owner: owner.text });
-        }
-        std::thread::sleep(LOOKS_EVERY);
-    }
+    let port = config.port;
+    let in_use = |owner| UdpError::InUse { address, port, owner };
+    owner::bound(port, || bound_socket(address, port, config.shared), in_use)
 }
 
 /// Makes a socket for source-port entropy: bound to a free port of the range, unconnected, with DF always set and

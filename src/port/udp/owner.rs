@@ -2,18 +2,47 @@
 
 use std::fs;
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Longest wait for a port that may become free by itself, and the pause between attempts.
+const FREED_WITHIN: Duration = Duration::from_secs(2);
+const TRIES_EVERY: Duration = Duration::from_millis(10);
 
 /// The holder of a port.
-pub(crate) struct Owner {
+struct Owner {
     /// One or two sentences: the holder as far as visible, and what to do.
-    pub(crate) text: String,
+    text: String,
     /// True if the port may become free by itself: no holder is visible. For example the last holder has just ended, or
     /// the socket is in flight from one process to another.
-    pub(crate) may_go: bool,
+    may_go: bool,
+}
+
+/// Makes a socket on a port by `bind`, which returns `None` while the port is taken. Waits if the port may become free by itself: sockets in
+/// flight between processes that have ended are closed later, by a thread of the kernel.
+///
+/// # Errors
+/// Those of `bind`; `in_use` of the holder, if the port stays taken.
+pub(crate) fn bound<S, E>(
+    port: u16,
+    mut bind: impl FnMut() -> Result<Option<S>, E>,
+    in_use: impl FnOnce(String) -> E,
+) -> Result<S, E> {
+    let until = Instant::now() + FREED_WITHIN;
+    loop {
+        if let Some(socket) = bind()? {
+            return Ok(socket);
+        }
+        let owner = of(port);
+        if !owner.may_go || Instant::now() >= until {
+            return Err(in_use(owner.text));
+        }
+        thread::sleep(TRIES_EVERY);
+    }
 }
 
 /// Finds the holder of local UDP port `port`.
-pub(crate) fn of(port: u16) -> Owner {
+fn of(port: u16) -> Owner {
     let inodes = socket_inodes(port);
     let mut owners: Vec<String> = inodes.iter().filter_map(|inode| process_with_socket(*inode)).collect();
     owners.sort();
