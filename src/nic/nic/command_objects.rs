@@ -8,6 +8,22 @@ use super::memory_command::{Form, MemoryCommand, ReceiveSource};
 use super::object::Object;
 use crate::verbs::{QpIndex, SrqInit, SrqKind};
 
+/// Matches the commands for one QP.
+macro_rules! of_qp {
+    ($qp:ident) => {
+        Command::ModifyQp($qp, _)
+            | Command::SetQpControl($qp, _)
+            | Command::ShareRate($qp, _)
+            | Command::RouteGsi($qp, _)
+            | Command::QueryQp($qp)
+            | Command::QueryLog($qp)
+            | Command::DestroyQp($qp)
+            | Command::AttachMulticast($qp, _)
+            | Command::DetachMulticast($qp, _)
+            | Command::CreateFlow($qp, _)
+    };
+}
+
 impl Command {
     /// Calls `judge` for each object that the command names.
     ///
@@ -27,16 +43,7 @@ impl Command {
                 judge(Object::Pd(*pd))?;
                 rss.table.iter().try_for_each(|qp| judge(Object::Qp(*qp)))
             }
-            Command::ModifyQp(qp, _)
-            | Command::SetQpControl(qp, _)
-            | Command::ShareRate(qp, _)
-            | Command::RouteGsi(qp, _)
-            | Command::QueryQp(qp)
-            | Command::QueryLog(qp)
-            | Command::DestroyQp(qp)
-            | Command::AttachMulticast(qp, _)
-            | Command::DetachMulticast(qp, _)
-            | Command::CreateFlow(qp, _) => judge(Object::Qp(*qp)),
+            of_qp!(qp) => judge(Object::Qp(*qp)),
             Command::DestroyAh(ah) => judge(Object::Ah(*ah)),
             Command::DestroyFlow(flow) => judge(Object::Flow(*flow)),
             Command::Memory(command) | Command::CreatePrepared(command, _) => command.each_object(judge),
@@ -68,16 +75,7 @@ impl Command {
     /// Returns the QP that the command is for.
     pub fn qp_mut(&mut self) -> Option<&mut QpIndex> {
         match self {
-            Command::ModifyQp(qp, _)
-            | Command::SetQpControl(qp, _)
-            | Command::ShareRate(qp, _)
-            | Command::RouteGsi(qp, _)
-            | Command::QueryQp(qp)
-            | Command::QueryLog(qp)
-            | Command::DestroyQp(qp)
-            | Command::AttachMulticast(qp, _)
-            | Command::DetachMulticast(qp, _)
-            | Command::CreateFlow(qp, _) => Some(qp),
+            of_qp!(qp) => Some(qp),
             _ => None,
         }
     }
