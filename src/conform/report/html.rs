@@ -21,7 +21,7 @@ code,pre{font-family:ui-monospace,Menlo,Consolas,monospace;font-size:.86em}\
 pre{background:var(--box);border:1px solid var(--line);border-radius:6px;padding:.7rem;overflow-x:auto}\
 details{border-bottom:1px solid var(--line);padding:.35rem 0}summary{cursor:pointer;overflow-wrap:anywhere}\
 dl{display:grid;grid-template-columns:max-content 1fr;gap:.15rem .9rem}dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}\
-@media(max-width:36rem){dl{grid-template-columns:1fr}dd{margin-bottom:.4rem}}";
+@media(max-width:36rem){dl{grid-template-columns:1fr}dd{margin-bottom:.4rem}th,td{padding:.3rem .2rem;font-size:.8rem}}";
 
 /// Returns the report as a page: verdicts by chapter, and each check with its stimulus, rule and packets.
 pub fn page(report: &Report) -> String {
