@@ -14,7 +14,7 @@ use roxie_base::time::Nanos;
 use roxie_nic::nic::{Nic, RxFrame, RxOutcome};
 use roxie_nic::shared::Doorbells;
 use roxie_nic::verbs::{CqIndex, Qpn};
-use roxie_port::{BURST, Received};
+use roxie_port::BURST;
 
 /// Frames that a worker may have in its siblings' queues.
 const DEPTH: usize = 256;
@@ -112,7 +112,7 @@ impl Siblings {
     }
 
     /// Gives a frame to the siblings that it is for. `outcome`: of the frame at this worker's NIC.
-    pub(super) fn redirect(&mut self, nic: &mut Nic, outcome: &RxOutcome, received: &Received<'_>) {
+    pub(super) fn redirect(&mut self, nic: &mut Nic, outcome: &RxOutcome, received: &RxFrame<'_>) {
         let (qpn, is_unknown) = match outcome {
             RxOutcome::Multicast { .. } => (Qpn::MULTICAST, false),
             RxOutcome::UnknownQp(qpn) => (*qpn, true),
@@ -152,7 +152,7 @@ impl Siblings {
         BURST
     }
 
-    fn give(&mut self, worker: usize, received: &Received<'_>) {
+    fn give(&mut self, worker: usize, received: &RxFrame<'_>) {
         let Ok(mut bytes) = self.free.try_recv() else {
             self.dropped += 1;
             return;
@@ -160,7 +160,7 @@ impl Siblings {
         bytes.clear();
         bytes.extend_from_slice(received.frame.a);
         bytes.extend_from_slice(received.frame.b);
-        let Received { ip_id_hidden, arrived, .. } = *received;
+        let RxFrame { ip_id_hidden, arrived, .. } = *received;
         let frame = Redirected { bytes, ip_id_hidden, arrived, from: self.own };
         match self.queues[worker].try_send(frame) {
             Ok(()) => self.redirected += 1,

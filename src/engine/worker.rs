@@ -290,7 +290,7 @@ impl Worker {
             // Copy frame by frame: the payload is in the cache now.
             self.nic.run_dma(|_| frame);
             if let Some(siblings) = &mut self.siblings {
-                siblings.redirect(&mut self.nic, &outcome, &self.port.rx_frame(index));
+                siblings.redirect(&mut self.nic, &outcome, &received);
             }
             if notes {
                 self.port.rx_note(index, format_args!("{outcome}"));

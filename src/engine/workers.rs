@@ -145,8 +145,9 @@ impl Workers {
             *qp = here;
             return engine.call(command).map(|answer| of_device(place, answer));
         }
-        if command.for_sibling().is_some() {
-            return self.call_all(command);
+        let copies: Option<Vec<Command>> = self.engines[1..].iter().map(|_| command.for_sibling()).collect();
+        if let Some(copies) = copies {
+            return self.call_all(command, copies);
         }
         match command {
             Command::ListQps => {
@@ -177,14 +178,14 @@ impl Workers {
         }
     }
 
-    /// Executes a command at every worker. Objects of all have one name, because all execute the same commands in the same order.
-    fn call_all(&self, command: Command) -> Result<Answer, ControlError> {
+    /// Executes a command at every worker; `copies` are the siblings'. Objects of all have one name, because all execute the same commands
+    /// in the same order.
+    fn call_all(&self, command: Command, copies: Vec<Command>) -> Result<Answer, ControlError> {
         for engine in &self.engines {
             engine.inspect(|worker| worker.nic().check_unused(&command))?;
         }
-        let siblings: Vec<Command> = self.engines[1..].iter().filter_map(|_| command.for_sibling()).collect();
         let answer = self.engines[0].call(command)?;
-        for (engine, command) in self.engines[1..].iter().zip(siblings) {
+        for (engine, command) in self.engines[1..].iter().zip(copies) {
             let other = engine.call(command)?;
             debug_assert_eq!(other.made(), answer.made(), "workers name an object alike");
         }
