@@ -307,7 +307,9 @@ impl Ports {
             for range in ranges {
                 let Some((errno, other)) = conflicts(*range, *family) else { continue };
                 let (number, address) = (other.name.port, other.address);
-                let why = format!("port {number} is bound at {address} by another identifier");
+                let whose = if other.slot == port.slot { "this" } else { "another" };
+                let why =
+                    format!("port {number} is bound at {address} by another identifier, of {whose} process");
                 return Err(Denied::new(errno, why));
             }
         }
