@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use roxie::host::inspect::{AccountEntry, Snapshot};
 use roxie::port::group::{self, GroupId};
-use roxie::roster::Roster;
+use roxie::roster::{Identity, Roster};
 use roxie::wire::ROCE_V2_PORT;
 use serde_json::{Value, json};
 
@@ -16,11 +16,11 @@ use crate::output;
 struct Groups(Vec<(GroupId, Roster)>);
 
 impl Groups {
-    /// Returns the roster of a process's group, and its slot.
-    fn place_of(&self, known: &Known) -> Option<(&Roster, u8)> {
-        let (interface, slot) = known.member.as_ref()?;
+    /// Returns the roster of a process's group, and its slots.
+    fn place_of<'a>(&'a self, known: &'a Known) -> Option<(&'a Roster, &'a [u8])> {
+        let (interface, slots) = known.member.as_ref()?;
         let (_, roster) = self.0.iter().find(|(id, _)| id.interface == *interface)?;
-        Some((roster, *slot))
+        Some((roster, slots))
     }
 }
 
@@ -30,8 +30,9 @@ struct Known {
     pid: u32,
     uid: Option<u32>,
     name: String,
-    /// The interface of its group, if the group has packet sockets, and its slot in it.
-    member: Option<(Option<String>, u8)>,
+    /// The interface of its group, if the group has packet sockets, and its slots in it: the first is the process's own, the others are
+    /// those of its further workers.
+    member: Option<(Option<String>, Vec<u8>)>,
     seen: Option<Snapshot>,
     /// Resources at the NIC that serves it, by name.
     account: BTreeMap<String, AccountEntry>,
@@ -45,14 +46,9 @@ pub(super) fn show(as_json: bool) -> Result<(), Failure> {
     }));
     let seen = look(&ProcessFilter::default())?;
     let mut all = with_accounts(seen);
-    // Group members that do not answer are stopped, or about to end.
     for (id, roster) in &groups.0 {
         for (slot, who) in roster.members() {
-            let member = Some((id.interface.clone(), slot));
-            if all.iter().all(|known| known.member != member) {
-                let (uid, name) = (Some(who.uid), who.name.clone());
-                all.push(Known { pid: who.pid, uid, name, member, ..Known::default() });
-            }
+            add_member(&mut all, id.interface.as_ref(), slot, who);
         }
     }
     all.sort_by_key(|known| (known.member.is_none(), known.member.clone(), known.pid));
@@ -91,7 +87,7 @@ fn with_accounts(seen: Vec<Snapshot>) -> Vec<Known> {
         pid: seen.pid,
         uid: Some(seen.uid),
         name: seen.name.clone(),
-        member: seen.slot.map(|slot| (is_of_packets(&seen).then(|| seen.interface.clone()), slot)),
+        member: seen.slot.map(|slot| (is_of_packets(&seen).then(|| seen.interface.clone()), vec![slot])),
         account: BTreeMap::new(),
         seen: Some(seen),
     };
@@ -115,6 +111,25 @@ fn with_accounts(seen: Vec<Snapshot>) -> Vec<Known> {
         }
     }
     all
+}
+
+/// Adds a member of a group: to the process that has other slots of it for its workers, else as a process that does not answer. Such a process
+/// is stopped, or about to end.
+fn add_member(all: &mut Vec<Known>, interface: Option<&String>, slot: u8, who: &Identity) {
+    let of_group = |known: &Known| known.member.as_ref().is_some_and(|(of, _)| of.as_ref() == interface);
+    let has_slot = |known: &Known| known.member.as_ref().is_some_and(|(_, slots)| slots.contains(&slot));
+    if all.iter().any(|known| of_group(known) && has_slot(known)) {
+        return;
+    }
+    let is_it = |known: &&mut Known| {
+        of_group(known) && (known.pid, known.uid, &known.name) == (who.pid, Some(who.uid), &who.name)
+    };
+    if let Some((_, slots)) = all.iter_mut().find(is_it).and_then(|known| known.member.as_mut()) {
+        slots.push(slot);
+        return;
+    }
+    let (uid, name, member) = (Some(who.uid), who.name.clone(), Some((interface.cloned(), vec![slot])));
+    all.push(Known { pid: who.pid, uid, name, member, ..Known::default() });
 }
 
 /// True if the process shares its interface by packet sockets.
@@ -152,7 +167,9 @@ fn account_cells(known: &Known, resource: &str, entry: &AccountEntry) -> [String
 
 /// Returns the process's units: the upper 8 bits of its QPNs in a group.
 fn units(groups: &Groups, known: &Known) -> Vec<u8> {
-    groups.place_of(known).map_or_else(Vec::new, |(roster, slot)| roster.units_of(slot).collect())
+    let units =
+        |(roster, slots): (&Roster, &[u8])| slots.iter().flat_map(|slot| roster.units_of(*slot)).collect();
+    groups.place_of(known).map_or_else(Vec::new, units)
 }
 
 /// Returns the port numbers and services at which a process accepts requests.
@@ -164,7 +181,9 @@ fn listening(groups: &Groups, known: &Known) -> Vec<String> {
         _ => format!("{id:#018x}"),
     };
     let mut all: Vec<String> = match (groups.place_of(known), &known.seen) {
-        (Some((roster, slot)), _) => roster.services.of(slot).map(|(id, _)| text(id)).collect(),
+        (Some((roster, slots)), _) => {
+            slots.iter().flat_map(|slot| roster.services.of(*slot)).map(|(id, _)| text(id)).collect()
+        }
         (None, Some(seen)) => {
             let listens = seen.cm_ids.iter().filter(|id| id.state == "LISTEN");
             listens.filter_map(|id| Some(format!("{}/{}", id.src?.port(), id.ps.to_lowercase()))).collect()
@@ -177,12 +196,13 @@ fn listening(groups: &Groups, known: &Known) -> Vec<String> {
 }
 
 fn as_value(groups: &Groups, known: &Known) -> Value {
-    let ports: Vec<u16> = groups
-        .place_of(known)
-        .map_or_else(Vec::new, |(roster, slot)| roster.ports.of(slot).map(|port| port.name.port).collect());
+    let ports = |(roster, slots): (&Roster, &[u8])| {
+        slots.iter().flat_map(|slot| roster.ports.of(*slot)).map(|port| port.name.port).collect()
+    };
+    let ports: Vec<u16> = groups.place_of(known).map_or_else(Vec::new, ports);
     let seen = known.seen.as_ref();
     json!({
-        "slot": known.member.as_ref().map(|(_, slot)| slot),
+        "slot": known.member.as_ref().and_then(|(_, slots)| slots.first()),
         "pid": known.pid,
         "uid": known.uid,
         "name": known.name,
@@ -204,6 +224,27 @@ mod tests {
     use roxie::host::inspect::ClientEntry;
 
     use super::*;
+
+    #[test]
+    fn process_of_several_workers_has_one_row() {
+        let who = |pid, name: &str| Identity { pid, uid: 0, name: name.to_owned() };
+        let answers = Known {
+            pid: 7,
+            uid: Some(0),
+            name: "x".into(),
+            member: Some((None, vec![2])),
+            ..Known::default()
+        };
+        let mut all = vec![answers];
+        for (slot, who) in [(2, who(7, "x")), (3, who(7, "x")), (4, who(8, "x")), (5, who(8, "x"))] {
+            add_member(&mut all, None, slot, &who);
+        }
+        add_member(&mut all, Some(&"eth9".to_owned()), 3, &who(7, "x"));
+        let rows: Vec<_> =
+            all.into_iter().map(|known| (known.pid, known.member.expect("a member"))).collect();
+        let eth9 = (7, (Some("eth9".to_owned()), vec![3]));
+        assert_eq!(rows, [(7, (None, vec![2, 3])), (8, (None, vec![4, 5])), eth9]);
+    }
 
     #[test]
     fn client_of_another_pid_namespace_has_one_row() {
