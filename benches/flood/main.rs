@@ -1,6 +1,6 @@
 //! Cost of a flood to an honest connection.
 //!
-//! `cargo bench --bench flood [-- --seconds N] [--port xdp|udp] [--counters] [KIND …]`. Two namespaces on a veth pair (root): an honest
+//! `cargo bench --bench flood [-- --seconds N] [--port xdp|packet|udp] [--counters] [KIND …]`. Two namespaces on a veth pair (root): an honest
 //! client that writes and connects repeatedly, an honest server, and a thread that sends handmade frames from 1,000 addresses on the
 //! client's side of the link, as fast as one thread can. Measured at the server: throughput, time to connect, processor time, memory.
 //!
@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use frames::Kind;
 use roxie::host::{Device, DeviceConfig, Stack};
 use roxie::netdev::NetNs;
+use roxie::port::packet::PacketConfig;
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::XdpConfig;
 use roxie::wire::Qpn;
@@ -30,7 +31,7 @@ use site::Site;
 const PORT: u16 = 7174;
 /// A port without a listener.
 const UNUSED_PORT: u16 = 7175;
-const PORTS: [&str; 2] = ["xdp", "udp"];
+const PORTS: [&str; 3] = ["xdp", "packet", "udp"];
 /// Limits: median connection time beside REQs in us, and growth of the server's memory in MiB.
 const MEDIAN: f64 = 100_000.0;
 const GROWTH: f64 = 32.0;
@@ -96,7 +97,7 @@ fn measure(arguments: &[String]) -> ExitCode {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     println!("{cores} processors, of which the flood takes one; {} s of each kind", plan.seconds);
     println!(
-        "{:<4} {:<12} {:>9} {:>9} {:>11} {:>9} {:>9} {:>9} {:>6} {:>7} {:>9}",
+        "{:<6} {:<12} {:>9} {:>9} {:>11} {:>9} {:>9} {:>9} {:>6} {:>7} {:>9}",
         "port",
         "flood",
         "frames/s",
@@ -115,7 +116,7 @@ fn measure(arguments: &[String]) -> ExitCode {
             let row = run(port, *kind, Duration::from_secs(plan.seconds), plan.counters);
             let verdict = row.verdict(*kind);
             println!(
-                "{port:<4} {name:<12} {:>9.0} {:>9} {:>11} {:>9} {:>9} {:>9} {:>6} {:>6.0}% {:>4.0}->{:<4.0}{}",
+                "{port:<6} {name:<12} {:>9.0} {:>9} {:>11} {:>9} {:>9} {:>9} {:>6} {:>6.0}% {:>4.0}->{:<4.0}{}",
                 row.offered,
                 row.rate,
                 row.connects,
@@ -210,11 +211,13 @@ fn run(port: &str, kind: Kind, time: Duration, counters: bool) -> Row {
 
 fn open(port: &str, interface: &str) -> Device {
     let (stack, config) = (Stack::default(), DeviceConfig::default());
-    let device = if port == "xdp" {
-        Device::open_xdp(&XdpConfig::new(interface), &stack, &config)
-    } else {
-        let udp = UdpConfig { interface: Some(interface.to_owned()), ..UdpConfig::default() };
-        Device::open_udp(&udp, &stack, &config)
+    let device = match port {
+        "xdp" => Device::open_xdp(&XdpConfig::new(interface), &stack, &config),
+        "packet" => Device::open_packet(&PacketConfig::new(interface), &stack, &config),
+        _ => {
+            let udp = UdpConfig { interface: Some(interface.to_owned()), ..UdpConfig::default() };
+            Device::open_udp(&udp, &stack, &config)
+        }
     };
     device.expect("a device")
 }
