@@ -80,6 +80,30 @@ fn two_bells_in_a_word_are_taken() {
     });
 }
 
+/// A frame that a sibling puts into the worker's queue, here a number that it sets.
+#[test]
+fn given_frame_wakes_a_sleeper() {
+    check(|| {
+        let (bells, queue) = (Doorbells::new(1).unwrap(), Arc::new(AtomicU64::new(0)));
+        let giver = {
+            let (bells, queue) = (bells.clone(), Arc::clone(&queue));
+            thread::spawn(move || {
+                queue.store(1, Relaxed);
+                bells.wake_if_sleeping();
+            })
+        };
+        while queue.load(Relaxed) == 0 {
+            bells.sleep_begins();
+            let given = queue.load(Relaxed) != 0;
+            if !given {
+                bells.wake_fd().sleep();
+            }
+            bells.sleep_ends(!given);
+        }
+        giver.join().unwrap();
+    });
+}
+
 /// A call that posts: it rings, and runs the worker unless another thread does.
 fn post(bells: &Doorbells, turns: &CombiningLock<()>, sent: &AtomicU64, qp: u32) {
     let send = || {
