@@ -11,9 +11,9 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 
 use roxie_base::frame::Frame;
 use roxie_base::time::Nanos;
-use roxie_nic::nic::{Nic, RxFrame, RxOutcome};
+use roxie_nic::nic::{Nic, Object, RxFrame, RxOutcome};
 use roxie_nic::shared::Doorbells;
-use roxie_nic::verbs::{CqIndex, Qpn};
+use roxie_nic::verbs::Qpn;
 use roxie_port::BURST;
 
 /// Frames that a worker may have in its siblings' queues.
@@ -26,14 +26,14 @@ const NO_WORKER: u8 = u8::MAX;
 pub(super) struct Shares {
     /// The worker of each unit of QPNs.
     units: [AtomicU8; 256],
-    /// True if the kernel gives each worker's port a copy of a datagram to a group.
-    are_groups_copied: AtomicBool,
+    /// True if the kernel gives each worker's port a copy of a frame for no single QP: a datagram to a group, or a MAC control frame.
+    are_copied: AtomicBool,
 }
 
 impl Shares {
     pub(super) fn new() -> Shares {
         let units = std::array::from_fn(|_| AtomicU8::new(NO_WORKER));
-        Shares { units, are_groups_copied: AtomicBool::new(false) }
+        Shares { units, are_copied: AtomicBool::new(false) }
     }
 
     /// Gives a unit to a worker.
@@ -41,8 +41,8 @@ impl Shares {
         self.units[usize::from(unit)].store(worker, Relaxed);
     }
 
-    pub(super) fn groups_are_copied(&self) {
-        self.are_groups_copied.store(true, Relaxed);
+    pub(super) fn set_copied(&self, are_copied: bool) {
+        self.are_copied.store(are_copied, Relaxed);
     }
 
     /// Returns the worker of a QPN. QP1 is the first worker's.
@@ -73,9 +73,9 @@ pub(super) struct Siblings {
     returns: Vec<Sender<Vec<u8>>>,
     free: Receiver<Vec<u8>>,
     bells: Vec<Doorbells>,
-    /// Completion queues that have overflowed at a sibling.
-    failures: Vec<Sender<CqIndex>>,
-    failed: Receiver<CqIndex>,
+    /// Completion queues and shared receive queues that have failed at a sibling.
+    failures: Vec<Sender<Object>>,
+    failed: Receiver<Object>,
     /// Frames given to a sibling.
     redirected: u64,
     /// Frames dropped because too many were under way.
@@ -114,12 +114,12 @@ impl Siblings {
     /// Gives a frame to the siblings that it is for. `outcome`: of the frame at this worker's NIC.
     pub(super) fn redirect(&mut self, nic: &mut Nic, outcome: &RxOutcome, received: &RxFrame<'_>) {
         let (qpn, is_unknown) = match outcome {
-            RxOutcome::Multicast { .. } => (Qpn::MULTICAST, false),
+            RxOutcome::Multicast { .. } | RxOutcome::Paused => (Qpn::MULTICAST, false),
             RxOutcome::UnknownQp(qpn) => (*qpn, true),
             _ => return,
         };
         if qpn == Qpn::MULTICAST {
-            if !self.shares.are_groups_copied.load(Relaxed) {
+            if !self.shares.are_copied.load(Relaxed) {
                 self.others().for_each(|worker| self.give(worker, received));
             }
         } else if let Some(worker) = self.shares.worker_of(qpn).filter(|worker| *worker != self.own) {
@@ -134,8 +134,8 @@ impl Siblings {
 
     /// Has the QPs process a burst of frames that siblings gave. Returns their number.
     pub(super) fn deliver(&self, now: Nanos, nic: &mut Nic) -> usize {
-        while let Ok(cq) = self.failed.try_recv() {
-            nic.fail_cq(now, cq);
+        while let Ok(queue) = self.failed.try_recv() {
+            nic.fail_queue(now, queue);
         }
         for count in 0..BURST {
             let Ok(redirected) = self.queue.try_recv() else { return count };
@@ -175,16 +175,16 @@ impl Siblings {
         (0..self.queues.len()).filter(move |worker| *worker != own)
     }
 
-    /// Tells the siblings that a completion queue has overflowed here.
-    pub(super) fn tell_failed(&self, cq: CqIndex) {
+    /// Tells the siblings of a queue that has failed here.
+    pub(super) fn tell_failed(&self, queue: Object) {
         for worker in self.others() {
             // Fails if the sibling has ended.
-            let _ = self.failures[worker].send(cq);
+            let _ = self.failures[worker].send(queue);
             self.bells[worker].wake_if_sleeping();
         }
     }
 
-    /// True if a sibling has given a frame, or told of an overflow.
+    /// True if a sibling has given a frame, or told of a failed queue.
     pub(super) fn has_work(&self) -> bool {
         !self.queue.is_empty() || !self.failed.is_empty()
     }

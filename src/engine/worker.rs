@@ -406,8 +406,12 @@ impl Worker {
 
     pub(super) fn raise_events(&mut self) {
         while let Some(event) = self.nic.take_event() {
-            if let (AsyncEvent::Cq(cq, EventKind::CqError), Some(siblings)) = (event, &self.siblings) {
-                siblings.tell_failed(cq);
+            if let Some(siblings) = &self.siblings {
+                match event {
+                    AsyncEvent::Cq(cq, EventKind::CqError) => siblings.tell_failed(Object::Cq(cq)),
+                    AsyncEvent::Srq(srq, EventKind::SrqError) => siblings.tell_failed(Object::Srq(srq)),
+                    _ => {}
+                }
             }
             self.raise(event);
         }

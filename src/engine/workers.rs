@@ -1,11 +1,12 @@
 //! The workers of a device: one engine for each, which share nothing on the data path.
 //!
 //! A QP belongs to one worker, which its QPN's unit and its index name. Protection domains, registered memory, completion queues and
-//! address handles exist at every worker under one name: each worker executes the same commands about them in the same order. A completion
-//! queue takes completions from all of them ([`CompletionRing`](roxie_nic::shared::CompletionRing)).
+//! address handles, shared receive queues and XRC domains exist at every worker under one name: each worker executes the same commands about
+//! them in the same order. A completion queue takes completions from all of them ([`CompletionRing`](roxie_nic::shared::CompletionRing)), a
+//! shared receive queue gives receives to all ([`SharedReceives`](roxie_nic::shared::SharedReceives)).
 //!
-//! Shared receive queues, XRC domains and their QPs, QP1 and raw packet QPs belong to the first worker. Objects whose keys change on the
-//! data path (memory windows, fast-registered regions), and queues that change their size, are refused on several workers.
+//! QP1 belongs to the first worker. Objects whose keys change on the data path (memory windows, fast-registered regions), raw packet
+//! QPs, and queues that change their size are refused on several workers.
 
 use std::io;
 use std::ops::Range;
@@ -13,9 +14,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use roxie_base::time::{Clock, Nanos};
-use roxie_nic::nic::{Answer, Command, ControlError, MemoryCommand, NicConfig, QpStatus, ReceiveSource};
+use roxie_nic::nic::{Answer, Command, ControlError, MemoryCommand, NicConfig, QpStatus};
 use roxie_nic::shared::Doorbells;
-use roxie_nic::verbs::{AsyncEvent, QpIndex, QpType};
+use roxie_nic::verbs::{AsyncEvent, PdId, QpIndex, QpInit, QpType, SrqKind};
 use roxie_port::Port;
 
 use super::siblings::{Shares, Siblings};
@@ -90,12 +91,17 @@ impl Workers {
         Ok(())
     }
 
-    /// Replaces the ports, one for each worker: see [`Engine::set_port`]. Each port must get all datagrams to its groups.
+    /// Replaces the ports, one for each worker: see [`Engine::set_port`]. `are_copied`: each port gets all frames that are for no single
+    /// QP, datagrams to groups and MAC control frames; else one of the ports gets them.
     ///
     /// # Errors
     /// As those of [`Engine::set_port`].
-    pub fn set_ports(&self, ports: impl IntoIterator<Item = Box<dyn Port>>) -> io::Result<()> {
-        self.shares.groups_are_copied();
+    pub fn set_ports(
+        &self,
+        ports: impl IntoIterator<Item = Box<dyn Port>>,
+        are_copied: bool,
+    ) -> io::Result<()> {
+        self.shares.set_copied(are_copied);
         self.engines.iter().zip(ports).try_for_each(|(engine, port)| engine.set_port(port))
     }
 
@@ -160,22 +166,41 @@ impl Workers {
                 Ok(Answer::Qps(all))
             }
             Command::Memory(command) => match *command {
-                MemoryCommand::CreateQp { init, ref receives, .. } => {
-                    let is_firsts = matches!(init.qp_type, QpType::Gsi | QpType::RawPacket)
-                        || matches!(receives, ReceiveSource::Shared(_));
-                    let worker = if is_firsts { 0 } else { *next };
-                    let made = self.engines[worker].call(*command)?;
-                    if !is_firsts {
-                        *next = (worker + 1) % self.engines.len();
-                    }
-                    Ok(of_device(worker as u32, made))
+                MemoryCommand::CreateQp { init: QpInit { qp_type: QpType::RawPacket, .. }, .. } => refused(),
+                MemoryCommand::CreateQp { init, .. } => {
+                    self.create_qp(&mut next, init.qp_type == QpType::Gsi, (*command).into())
                 }
+                MemoryCommand::CreateSrq { pd, init, .. } => self.create_srq(pd, init.kind, *command),
                 MemoryCommand::AllocFastMemory { .. } | MemoryCommand::ResizeCq { .. } => refused(),
                 other => self.engines[0].call(other),
             },
+            Command::CreateXrcTarget(_) => self.create_qp(&mut next, false, command),
             Command::AllocWindow { .. } => refused(),
             other => self.engines[0].call(other),
         }
+    }
+
+    /// Makes a QP at the next worker, or at the first.
+    fn create_qp(&self, next: &mut usize, is_firsts: bool, command: Command) -> Result<Answer, ControlError> {
+        let worker = if is_firsts { 0 } else { *next };
+        let made = self.engines[worker].call(command)?;
+        if !is_firsts {
+            *next = (worker + 1) % self.engines.len();
+        }
+        Ok(of_device(worker as u32, made))
+    }
+
+    /// Makes a shared receive queue whose receives all workers take.
+    fn create_srq(&self, pd: PdId, kind: SrqKind, command: MemoryCommand) -> Result<Answer, ControlError> {
+        let answer = self.engines[0].call(command)?;
+        let Answer::Srq(srq, _) = answer else { return Ok(answer) };
+        let Some(receives) = self.engines[0].inspect(|worker| worker.nic().shared_receives(srq)) else {
+            return Err(ControlError::DeviceFatal);
+        };
+        let join = || Command::JoinSrq(pd, kind, Arc::clone(&receives));
+        let copies = self.engines[1..].iter().map(|_| join()).collect();
+        self.call_siblings(&answer, copies)?;
+        Ok(answer)
     }
 
     /// Executes a command at every worker; `copies` are the siblings'. Objects of all have one name, because all execute the same commands
@@ -185,11 +210,17 @@ impl Workers {
             engine.inspect(|worker| worker.nic().check_unused(&command))?;
         }
         let answer = self.engines[0].call(command)?;
+        self.call_siblings(&answer, copies)?;
+        Ok(answer)
+    }
+
+    /// Executes a command at all workers but the first. `answer`: the first's.
+    fn call_siblings(&self, answer: &Answer, copies: Vec<Command>) -> Result<(), ControlError> {
         for (engine, command) in self.engines[1..].iter().zip(copies) {
             let other = engine.call(command)?;
             debug_assert_eq!(other.made(), answer.made(), "workers name an object alike");
         }
-        Ok(answer)
+        Ok(())
     }
 
     /// The time on the device's clock, in ns.
@@ -298,8 +329,8 @@ impl Workers {
 
 fn refused() -> Result<Answer, ControlError> {
     Err(ControlError::WrongKind(
-        "a device with several workers has no memory windows, no fast registration, and no queues that change their size: open it \
-         with one worker",
+        "a device with several workers has no memory windows, no fast registration, no raw packet QPs, and no queues that change their \
+         size: open it with one worker",
     ))
 }
 

@@ -48,7 +48,7 @@ mod verbs {
 
 mod sync {
     pub(super) use crate::descriptor::{EventFd, Signals};
-    pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+    pub(super) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
     pub(super) use loom::sync::{Mutex, MutexGuard};
     pub(super) use nix::sys::eventfd::EfdFlags;
     pub(super) use std::sync::TryLockError;

@@ -69,7 +69,7 @@ fn frames_on_every_queue_arrive() {
     let wire = Wire::new("queues", 1500, 2);
     let mut right = wire.right(|_| {}).unwrap();
     // One port per queue at the left: veth delivers on the queue with the same number.
-    let mut lefts = wire.left(|_| {}).unwrap().split();
+    let mut lefts = wire.left(|_| {}).unwrap().split(2);
     assert_eq!(lefts.len(), 2);
     for (seed, left) in (0..).zip(&mut lefts) {
         let sent = frame(true, false, false, 300, seed);
@@ -77,7 +77,7 @@ fn frames_on_every_queue_arrive() {
         flush(left);
         assert!(take(&mut right, 1, SOON) == [sent], "queue {seed}");
     }
-    let mut rights = right.split();
+    let mut rights = right.split(2);
     for (left, to) in lefts.iter_mut().zip([0, 1]) {
         assert!(put(left, &frame(true, false, false, 300, 1)));
         flush(left);

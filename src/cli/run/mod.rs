@@ -92,7 +92,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "MODE")]
     mode: Option<ModeName>,
     /// Run the NIC on threads of its own instead of in the program's polling calls: a worker on each of these cores, 2,3 or 2-5, among
-    /// which QPs are distributed; over AF_XDP one, on the first
+    /// which QPs are distributed; over AF_XDP not more than the interface has receive queues
     #[arg(long, value_name = "LIST")]
     cores: Option<String>,
     /// Inject faults: drop=0.01,reorder=0.02,delay=1%:200us,corrupt=nth3,seed=7,dir=tx

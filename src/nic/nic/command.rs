@@ -1,6 +1,7 @@
 //! Control commands, and the device's answers.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -9,6 +10,7 @@ use super::log::QpRecord;
 use super::memory_command::MemoryCommand;
 use super::object::{Object, ObjectKind};
 use crate::congestion::{Settings, SharedRate, State};
+use crate::shared::SharedReceives;
 use crate::transport::send_queue::SendQueue;
 use crate::verbs::{
     Access, AddressVector, AhId, CqIndex, FlowId, FlowRule, Gid, LocalGid, ModifyError, MrIndex, MwIndex,
@@ -101,6 +103,9 @@ pub enum Command {
     /// Makes a QP with this copy of its send queue ([`prepare`](Command::prepare)).
     #[serde(skip)]
     CreatePrepared(Box<MemoryCommand>, Option<SendQueue>),
+    /// Adds the shared receive queue of another worker of the device, under the same name.
+    #[serde(skip)]
+    JoinSrq(PdId, SrqKind, Arc<SharedReceives>),
     /// Sets congestion control of all QPs, and the traffic classes.
     #[serde(skip)]
     SetCongestion(Box<CongestionConfig>),

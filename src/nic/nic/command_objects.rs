@@ -31,9 +31,10 @@ impl Command {
     /// The first error of `judge`.
     pub fn each_object<E>(&self, mut judge: impl FnMut(Object) -> Result<(), E>) -> Result<(), E> {
         match self {
-            Command::DeallocPd(pd) | Command::AllocWindow { pd, .. } | Command::CreateAh(pd, _) => {
-                judge(Object::Pd(*pd))
-            }
+            Command::DeallocPd(pd)
+            | Command::AllocWindow { pd, .. }
+            | Command::CreateAh(pd, _)
+            | Command::JoinSrq(pd, ..) => judge(Object::Pd(*pd)),
             Command::DeregisterMemory(mr) | Command::ReleaseMemory(mr) => judge(Object::Mr(*mr)),
             Command::NextWindowKey(window) | Command::FreeWindow(window) => judge(Object::Window(*window)),
             Command::ModerateCq { cq, .. } | Command::DestroyCq(cq) => judge(Object::Cq(*cq)),
@@ -81,7 +82,7 @@ impl Command {
     }
 
     /// Returns the command once more, for another worker of a device, if each worker executes it: commands about domains, registered memory,
-    /// completion queues, address handles and the whole device.
+    /// completion queues, address handles and the whole device. A shared receive queue is made by [`Command::JoinSrq`] there.
     pub fn for_sibling(&self) -> Option<Command> {
         Some(match self {
             Command::AllocPd => Command::AllocPd,
@@ -92,6 +93,9 @@ impl Command {
                 Command::ModerateCq { cq: *cq, count: *count, period: *period }
             }
             Command::DestroyCq(cq) => Command::DestroyCq(*cq),
+            Command::DestroySrq(srq) => Command::DestroySrq(*srq),
+            Command::OpenXrcd(open) => Command::OpenXrcd(*open),
+            Command::CloseXrcd(xrcd) => Command::CloseXrcd(*xrcd),
             Command::CreateAh(pd, av) => Command::CreateAh(*pd, av.clone()),
             Command::DestroyAh(ah) => Command::DestroyAh(*ah),
             Command::SetGids(gids) => Command::SetGids(gids.clone()),

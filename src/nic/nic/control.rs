@@ -1,13 +1,15 @@
 //! Executes control commands. Commands for queue pairs are in [`qp_life`](super::qp_life).
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::Nic;
 use super::command::{Answer, Command, ControlError, ObjectCounts, send_queue_of};
 use super::memory_command::MemoryCommand;
 use super::object::{Object, ObjectKind};
+use crate::shared::SharedReceives;
 use crate::transport::memory::RegionStatus;
-use crate::verbs::{AddressVector, PdId};
+use crate::verbs::{AddressVector, PdId, SrqInit};
 use roxie_base::time::Nanos;
 
 impl Nic {
@@ -33,10 +35,11 @@ impl Nic {
             Command::DestroyCq(cq) => self.cqs.destroy(cq),
             Command::CreateRssQp(pd, rss) => self.create_rss_qp(pd, rss),
             Command::CreateXrcTarget(xrcd) => self.create_xrc_target(xrcd),
+            Command::JoinSrq(pd, kind, receives) => self.create_srq(pd, SrqInit { kind, limit: 0 }, receives),
             Command::QuerySrq(srq) => self.query_srq(srq),
             Command::DestroySrq(srq) => self.destroy_srq(srq),
-            Command::OpenXrcd(open) => self.open_xrcd(open),
-            Command::CloseXrcd(xrcd) => self.close_xrcd(xrcd),
+            Command::OpenXrcd(open) => self.srqs.open_xrcd(open, self.config.limits.xrcds),
+            Command::CloseXrcd(xrcd) => self.srqs.close_xrcd(xrcd),
             Command::ModifyQp(qp, attr) => self.modify_qp(now, qp, &attr),
             Command::SetQpControl(qp, settings) => {
                 let entry = self.qps.get_mut(qp.0).ok_or(ControlError::NotFound(ObjectKind::QueuePair))?;
@@ -102,6 +105,8 @@ impl Nic {
         match command.takes_away() {
             Some(Object::Pd(pd)) => self.pds.check_unused(pd),
             Some(Object::Cq(cq)) => self.cqs.check_unused(cq),
+            Some(Object::Srq(srq)) => self.srqs.check_unused(srq),
+            Some(Object::Xrcd(xrcd)) => self.srqs.check_xrcd_unused(xrcd),
             _ => Ok(()),
         }
     }
@@ -117,7 +122,9 @@ impl Nic {
             MemoryCommand::AllocFastMemory { pd, memory, pages } => self.alloc_fast(pd, memory, pages),
             MemoryCommand::CreateCq { ring, notify } => self.cqs.create(ring, notify),
             MemoryCommand::ResizeCq { cq, ring } => self.cqs.resize(cq, ring),
-            MemoryCommand::CreateSrq { pd, init, ring } => self.create_srq(pd, init, ring),
+            MemoryCommand::CreateSrq { pd, init, ring } => {
+                self.create_srq(pd, init, Arc::new(SharedReceives::new(ring)))
+            }
             MemoryCommand::ModifySrq { srq, ring, limit } => self.modify_srq(srq, ring, limit),
             MemoryCommand::CreateQp { pd, send_cq, recv_cq, init, sends, receives } => {
                 if self.spare.is_none() {

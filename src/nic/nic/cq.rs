@@ -350,11 +350,17 @@ impl Nic {
         self.update_changed(now);
     }
 
-    /// Fails the users of a completion queue that has overflowed at another worker of the device, which raises the event.
-    pub fn fail_cq(&mut self, now: Nanos, cq: CqIndex) {
-        if !self.cqs.holds(cq) {
-            return;
+    /// Fails the users of a queue that has failed at another worker of the device, which raises the event.
+    pub fn fail_queue(&mut self, now: Nanos, queue: Object) {
+        match queue {
+            Object::Cq(cq) if self.cqs.holds(cq) => self.fail_cq(now, cq),
+            // QPs fail with the next `publish`.
+            Object::Srq(srq) if self.srqs.holds(srq) => self.srqs.fail(srq),
+            _ => {}
         }
+    }
+
+    fn fail_cq(&mut self, now: Nanos, cq: CqIndex) {
         let entry = self.cqs.table.get_mut(cq.0).filter(|entry| !entry.failed);
         if let Some(entry) = entry {
             entry.failed = true;

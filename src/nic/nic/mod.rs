@@ -51,6 +51,7 @@ mod scheduler;
 mod srq;
 mod table;
 mod transmit;
+mod xrcd;
 
 pub use crate::transport::PlantedBug;
 pub use crate::transport::TxReason;

@@ -85,7 +85,7 @@ impl Nic {
                 return Err(ControlError::Receives(init.qp_type));
             }
             (_, ReceiveSource::Own(ring)) => {
-                check_sizes(&ring)?;
+                check_sizes(ring.capacity(), ring.max_sge())?;
                 (config.init.caps.max_recv_wr, config.init.caps.max_recv_sge) =
                     (ring.capacity(), ring.max_sge());
                 Receives::Own(ring, 0)

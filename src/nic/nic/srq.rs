@@ -1,14 +1,16 @@
 //! The NIC's shared receive queues and XRC domains: their tables and commands, and the source of each QP's receives.
 
+use std::sync::Arc;
+
 use super::Nic;
 use super::command::{Answer, ControlError, SrqStatus};
 use super::object::{Object, ObjectKind};
 use super::table::{NumberedTable, Table};
+use super::xrcd::Xrcd;
 use crate::shared::{ReceivesMove, RecvRing, SharedReceives};
 use crate::transport::{ReceiveQueue, SharedQueue};
 use crate::verbs::{
-    AsyncEvent, CqIndex, EventKind, FileId, OpenXrcd, PdId, RecvWr, Sge, SrqIndex, SrqInit, SrqKind, Srqn,
-    XrcdId,
+    AsyncEvent, CqIndex, EventKind, PdId, RecvWr, Sge, SrqIndex, SrqInit, SrqKind, Srqn, XrcdId,
 };
 use roxie_base::limits::{MAX_SGE, MAX_WR};
 use roxie_base::time::Nanos;
@@ -101,30 +103,25 @@ struct Srq {
     number: Srqn,
     pd: PdId,
     kind: SrqKind,
-    receives: SharedReceives,
-    /// Number of QPs that use this queue.
+    /// Shared with the other workers of the device.
+    receives: Arc<SharedReceives>,
+    /// Number of QPs of this worker that use the queue.
     users: u32,
     failed: bool,
     /// The move to a ring of another size that is in progress.
     moving: Option<ReceivesMove>,
 }
 
+/// Why a queue of several workers keeps its size: none of them may take a receive when the move ends.
+const MOVES_ALONE: &str = "a shared receive queue of a device with several workers cannot change its size";
 /// Receives that move in one pass of a resize. With lists of 32 entries each: 0.6 ms at most (measured in a virtual machine).
 const MOVES: u32 = 512;
-
-#[derive(Debug)]
-struct Xrcd {
-    file: Option<FileId>,
-    opens: u32,
-    /// Number of queues and targets in the domain.
-    users: u32,
-}
 
 /// The shared receive queues of a NIC, and the XRC domains.
 #[derive(Debug)]
 pub(super) struct Srqs {
     table: NumberedTable<Srq>,
-    xrcds: Table<Xrcd>,
+    pub(super) xrcds: Table<Xrcd>,
     /// Events to be reported.
     reports: Vec<(SrqIndex, EventKind)>,
 }
@@ -156,7 +153,7 @@ impl Srqs {
         Some(taken.wr)
     }
 
-    fn fail(&mut self, index: SrqIndex) {
+    pub(super) fn fail(&mut self, index: SrqIndex) {
         if let Some(srq) = self.table.get_mut(index.0)
             && !std::mem::replace(&mut srq.failed, true)
         {
@@ -192,11 +189,6 @@ impl Srqs {
         self.table.iter().map(|(index, srq)| (index, srq.users))
     }
 
-    /// Returns the user counts of the domains.
-    pub(super) fn xrcd_users(&self) -> impl Iterator<Item = (u32, u32)> {
-        self.xrcds.iter().map(|(index, xrcd)| (index, xrcd.users))
-    }
-
     pub(super) fn has_reports(&self) -> bool {
         !self.reports.is_empty()
     }
@@ -220,14 +212,18 @@ impl Srqs {
         Ok((srq.pd, srq.receives.max_sge()))
     }
 
+    /// # Errors
+    /// If QPs use the queue.
+    pub(super) fn check_unused(&self, index: SrqIndex) -> Result<(), ControlError> {
+        match self.get(index)?.users {
+            0 => Ok(()),
+            users => Err(ControlError::Busy { object: ObjectKind::SharedReceiveQueue, users }),
+        }
+    }
+
     /// True if a queue has this name.
     pub(super) fn holds(&self, srq: SrqIndex) -> bool {
         self.table.holds(srq.0)
-    }
-
-    /// True if a domain has this name.
-    pub(super) fn holds_xrcd(&self, xrcd: XrcdId) -> bool {
-        self.xrcds.holds(xrcd.0)
     }
 
     /// Adds `change` to a queue's user count.
@@ -245,40 +241,40 @@ impl Srqs {
             return Some(Err(ControlError::NotFound(ObjectKind::SharedReceiveQueue)));
         };
         if moving.go_on(&srq.receives, MOVES) {
-            srq.receives.end_move(moving);
-            return Some(Ok(Answer::Done));
+            return Some(match Arc::get_mut(&mut srq.receives) {
+                Some(receives) => {
+                    receives.end_move(moving);
+                    Ok(Answer::Done)
+                }
+                None => Err(ControlError::WrongKind(MOVES_ALONE)),
+            });
         }
         srq.moving = Some(moving);
         None
     }
-
-    pub(super) fn use_xrcd(&mut self, xrcd: XrcdId, change: i32) -> Result<(), ControlError> {
-        let entry = self.xrcds.get_mut(xrcd.0).ok_or(ControlError::NotFound(ObjectKind::XrcDomain))?;
-        entry.users = entry.users.saturating_add_signed(change);
-        Ok(())
-    }
 }
 
 impl Nic {
+    /// Makes a shared receive queue, or adds that of another worker of the device, which has armed the limit.
     pub(super) fn create_srq(
         &mut self,
         pd: PdId,
         init: SrqInit,
-        ring: RecvRing,
+        receives: Arc<SharedReceives>,
     ) -> Result<Answer, ControlError> {
-        check_sizes(&ring)?;
-        check_limit(init.limit, ring.capacity())?;
-        if let SrqKind::Xrc { xrcd, cq } = init.kind {
+        check_sizes(receives.capacity(), receives.max_sge())?;
+        check_limit(init.limit, receives.capacity())?;
+        let kind = init.kind;
+        if let SrqKind::Xrc { xrcd, cq } = kind {
             self.cqs.check(cq)?;
             self.srqs.xrcds.get(xrcd.0).ok_or(ControlError::NotFound(ObjectKind::XrcDomain))?;
         }
         self.pds.use_pd(pd, 1)?;
-        let kind = init.kind;
         let made = self.srqs.table.insert_with(None, |_, number| Srq {
             number: Srqn(number),
             pd,
             kind,
-            receives: SharedReceives::new(ring),
+            receives,
             users: 0,
             failed: false,
             moving: None,
@@ -294,8 +290,15 @@ impl Nic {
             self.srqs.use_xrcd(xrcd, 1)?;
             self.cqs.use_cq(cq, 1)?;
         }
-        self.arm_srq(index, init.limit)?;
+        if init.limit > 0 {
+            self.arm_srq(index, init.limit)?;
+        }
         Ok(Answer::Srq(index, self.srqs.get(index)?.number))
+    }
+
+    /// Returns the receives of a queue, for another worker of the device.
+    pub fn shared_receives(&self, index: SrqIndex) -> Option<Arc<SharedReceives>> {
+        self.srqs.table.get(index.0).map(|srq| Arc::clone(&srq.receives))
     }
 
     /// Changes a queue. All arguments are checked before anything changes. A queue of another size begins to move;
@@ -312,7 +315,10 @@ impl Nic {
             check_limit(limit, size)?;
         }
         let answer = if let Some(ring) = ring {
-            check_sizes(&ring)?;
+            check_sizes(ring.capacity(), ring.max_sge())?;
+            if Arc::strong_count(&srq.receives) > 1 {
+                return Err(ControlError::WrongKind(MOVES_ALONE));
+            }
             if srq.moving.is_some() {
                 return Err(ControlError::Taken("size of the shared receive queue"));
             }
@@ -364,10 +370,7 @@ impl Nic {
     }
 
     pub(super) fn destroy_srq(&mut self, index: SrqIndex) -> Result<Answer, ControlError> {
-        let users = self.srqs.get(index)?.users;
-        if users > 0 {
-            return Err(ControlError::Busy { object: ObjectKind::SharedReceiveQueue, users });
-        }
+        self.srqs.check_unused(index)?;
         let srq =
             self.srqs.table.remove(index.0).ok_or(ControlError::NotFound(ObjectKind::SharedReceiveQueue))?;
         self.srqs.reports.retain(|(reported, _)| *reported != index);
@@ -392,48 +395,15 @@ impl Nic {
         }
     }
 
-    pub(super) fn open_xrcd(&mut self, open: OpenXrcd) -> Result<Answer, ControlError> {
-        let there = open.file.and_then(|file| {
-            let mut open = self.srqs.xrcds.iter();
-            open.find(|(_, xrcd)| xrcd.file == Some(file)).map(|(index, _)| index)
-        });
-        match there {
-            Some(_) if open.exclusive => Err(ControlError::Taken("XRC domain of this file")),
-            Some(index) => {
-                let xrcd =
-                    self.srqs.xrcds.get_mut(index).ok_or(ControlError::NotFound(ObjectKind::XrcDomain))?;
-                xrcd.opens += 1;
-                Ok(Answer::Xrcd(XrcdId(index)))
-            }
-            None if open.file.is_some() && !open.create => {
-                Err(ControlError::NotFound(ObjectKind::XrcDomainOfFile))
-            }
-            None => {
-                let limit = self.config.limits.xrcds;
-                let made = self.srqs.xrcds.insert(Xrcd { file: open.file, opens: 1, users: 0 });
-                made.map(|index| Answer::Xrcd(XrcdId(index)))
-                    .ok_or(ControlError::Full { object: ObjectKind::XrcDomain, limit })
-            }
-        }
-    }
-
-    pub(super) fn close_xrcd(&mut self, xrcd: XrcdId) -> Result<Answer, ControlError> {
-        let entry = self.srqs.xrcds.get_mut(xrcd.0).ok_or(ControlError::NotFound(ObjectKind::XrcDomain))?;
-        match (entry.opens, entry.users) {
-            (1, 0) => {
-                self.srqs.xrcds.remove(xrcd.0);
-            }
-            (1, users) => return Err(ControlError::Busy { object: ObjectKind::XrcDomain, users }),
-            _ => entry.opens -= 1,
-        }
-        Ok(Answer::Done)
-    }
-
     /// Raises the events of shared receive queues. Fails the QPs that use a queue in error.
     pub(super) fn report_srqs(&mut self, now: Nanos) {
         while let Some((index, kind)) = self.srqs.reports.pop() {
-            self.out.events.push(AsyncEvent::Srq(index, kind));
-            if kind == EventKind::SrqError {
+            let is_error = kind == EventKind::SrqError;
+            let is_told = is_error && !self.srqs.get(index).is_ok_and(|srq| srq.receives.fail());
+            if !is_told {
+                self.out.events.push(AsyncEvent::Srq(index, kind));
+            }
+            if is_error {
                 for at in 0..self.qps.places() {
                     let takes = |r: &Receives| matches!(r, Receives::Shared(srq) if *srq == index);
                     let taker = self.qps.get(at).filter(|entry| takes(&entry.receives));
@@ -449,8 +419,8 @@ impl Nic {
 
 /// # Errors
 /// [`ControlError::TooLarge`]: a client chooses the sizes of its ring.
-pub(super) fn check_sizes(ring: &RecvRing) -> Result<(), ControlError> {
-    let sizes = [("max_wr", ring.capacity(), MAX_WR), ("max_sge", ring.max_sge(), MAX_SGE as u32)];
+pub(super) fn check_sizes(max_wr: u32, max_sge: u32) -> Result<(), ControlError> {
+    let sizes = [("max_wr", max_wr, MAX_WR), ("max_sge", max_sge, MAX_SGE as u32)];
     match sizes.into_iter().find(|(_, value, limit)| value > limit) {
         Some((what, value, limit)) => {
             Err(ControlError::TooLarge { what, value: value.into(), limit: limit.into() })

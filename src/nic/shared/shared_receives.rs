@@ -10,7 +10,7 @@
 //! consumer by the application does not move it.
 
 use super::sync::{
-    AtomicU32, AtomicU64,
+    AtomicBool, AtomicU32, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed},
 };
 use super::work_queue::RecvRing;
@@ -33,12 +33,14 @@ pub struct SharedReceives {
     position: AtomicU64,
     /// Number of receives below which an event is raised, once; 0 if not armed.
     limit: AtomicU32,
+    has_failed: AtomicBool,
 }
 
 impl SharedReceives {
     /// The NIC's side of a ring from which nothing has been taken.
     pub fn new(ring: RecvRing) -> SharedReceives {
-        SharedReceives { ring, position: AtomicU64::new(0), limit: AtomicU32::new(0) }
+        let (position, limit) = (AtomicU64::new(0), AtomicU32::new(0));
+        SharedReceives { ring, position, limit, has_failed: AtomicBool::new(false) }
     }
 
     /// Takes the oldest receive and copies its list. Returns `None` if there is none.
@@ -90,6 +92,11 @@ impl SharedReceives {
     /// True if the producer claims more receives than the ring has slots: the application has overwritten it.
     pub fn is_broken(&self) -> bool {
         self.ring.overruns(self.position.load(Acquire) as u32)
+    }
+
+    /// Puts the queue in error. Returns true to the one caller that must raise the event.
+    pub fn fail(&self) -> bool {
+        !self.has_failed.swap(true, Relaxed)
     }
 
     /// Receives that the queue holds at most.

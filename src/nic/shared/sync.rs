@@ -2,7 +2,7 @@
 
 pub(super) use super::aio::Signals;
 pub(super) use nix::sys::eventfd::{EfdFlags, EventFd};
-pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use std::os::fd::{AsFd, AsRawFd};
 

@@ -91,20 +91,25 @@ impl XdpPort {
         self.steering.lock().unwrap_or_else(PoisonError::into_inner).set_addresses(addresses)
     }
 
-    /// Splits into one port per queue, each for a worker of its own. The ports share the steering:
+    /// Splits into at most so many ports, each with its share of the queues and for a worker of its own. The ports share the steering:
     /// [`XdpPort::set_addresses`] of one applies to all, and dropping the last restores the interface.
-    pub fn split(self) -> Vec<XdpPort> {
+    pub fn split(self, most: usize) -> Vec<XdpPort> {
         let XdpPort { info, queues, steering, multi_buffer, superframe_reported, mut reports, .. } = self;
-        let alone = |queue| XdpPort {
+        let count = most.clamp(1, queues.len());
+        let mut shares: Vec<Vec<Queue>> = std::iter::repeat_with(Vec::new).take(count).collect();
+        for (at, queue) in queues.into_iter().enumerate() {
+            shares[at % count].push(queue);
+        }
+        let port = |queues| XdpPort {
             info: info.clone(),
-            queues: vec![queue],
+            queues,
             steering: Arc::clone(&steering),
             multi_buffer,
             superframe_reported,
             too_long: 0,
             reports: std::mem::take(&mut reports),
         };
-        queues.into_iter().map(alone).collect()
+        shares.into_iter().map(port).collect()
     }
 
     /// Applies a change of the link's MTU, in bytes.
@@ -291,9 +296,8 @@ impl Port for XdpPort {
             ("rx_kicks", sum(|c| c.rx_kicks)),
             ("link_down", sum(|c| c.link_down)),
         ]);
-        if self.reports {
-            out.extend(self.steering.lock().unwrap_or_else(PoisonError::into_inner).not_taken());
-        }
+        let not_taken = self.steering.lock().unwrap_or_else(PoisonError::into_inner).not_taken();
+        out.extend(not_taken.map(|(name, count)| (name, if self.reports { count } else { 0 })));
         let kernel: Vec<_> = self.queues.iter().map(Queue::statistics).collect();
         out.extend([
             ("rx_dropped", kernel.iter().map(|s| s.rx_dropped()).sum()),

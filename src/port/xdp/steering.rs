@@ -44,7 +44,7 @@ pub(super) struct Steering {
     /// The addresses that the interface has itself, and those on its VLANs.
     own: Vec<IpAddr>,
     vlans: Vec<(IpAddr, u16)>,
-    /// Multicast groups steered beside the addresses, with the memberships.
+    /// Multicast groups steered beside the addresses, with the memberships. A group that several workers have joined is listed as often.
     groups: Vec<(IpAddr, Membership)>,
     /// Network namespace of the interface.
     namespace: NetNs,
@@ -161,11 +161,11 @@ impl Steering {
         self.namespace.run(act)
     }
 
-    /// Stops steering a multicast group, and leaves it.
+    /// Undoes one join of a multicast group. The last one stops the steering.
     pub(super) fn leave(&mut self, group: IpAddr) {
-        let before = self.groups.len();
-        self.groups.retain(|(joined, _)| *joined != group);
-        if self.groups.len() < before {
+        let Some(at) = self.groups.iter().position(|(joined, _)| *joined == group) else { return };
+        self.groups.swap_remove(at);
+        if self.groups.iter().all(|(joined, _)| *joined != group) {
             // Fails only if the address is absent.
             let _ = self.addresses.remove(&key(group));
         }

@@ -186,9 +186,9 @@ impl Adapter {
         }
     }
 
-    pub(super) fn set_ports(&self, ports: Vec<Box<dyn Port>>) -> io::Result<()> {
+    pub(super) fn set_ports(&self, ports: Vec<Box<dyn Port>>, are_copied: bool) -> io::Result<()> {
         match self {
-            Adapter::Own(workers) => workers.set_ports(ports),
+            Adapter::Own(workers) => workers.set_ports(ports, are_copied),
             Adapter::Shared(_) => Err(io::Error::other("the port is the NIC's, which is another process")),
         }
     }

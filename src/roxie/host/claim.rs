@@ -67,48 +67,43 @@ impl Claim {
         if workers > 1 && self.stack.capture.is_some() {
             return Err(OpenError::SeveralWorkers("a capture is of one worker"));
         }
-        let first = self.open_port(mac)?;
-        if workers > 1 && first.1.is_none() {
+        let ports = match self.plan {
+            #[cfg(feature = "udp")]
+            PortPlan::Packet => self.open_packet(workers)?,
+            #[cfg(feature = "udp")]
+            PortPlan::Udp => self.open_udp(mac, workers)?,
+            #[cfg(feature = "xdp")]
+            PortPlan::Xdp(mode) => self.open_xdp(mode, workers)?,
+            // A device on a NIC of another process has no claim.
+            PortPlan::Nic | PortPlan::Best => self.open_best(mac, workers)?,
+        };
+        if ports.len() < workers {
             return Err(OpenError::SeveralWorkers(
-                "they share packet sockets or UDP sockets: --port packet, --port udp",
+                "the interface has fewer receive queues than `--cores` has cores, and over AF_XDP a worker needs one: name fewer \
+                 cores, or `ethtool -L` gives it more queues",
             ));
         }
-        std::iter::once(Ok(first)).chain((1..workers).map(|_| self.open_port(mac))).collect()
-    }
-
-    fn open_port(&self, mac: [u8; 6]) -> Result<Opened, OpenError> {
-        let (port, slot) = match self.plan {
-            #[cfg(feature = "udp")]
-            PortPlan::Packet => self.open_packet()?,
-            #[cfg(feature = "udp")]
-            PortPlan::Udp => self.open_udp(mac)?,
-            #[cfg(feature = "xdp")]
-            PortPlan::Xdp(mode) => (Box::new(self.open_xdp(mode)?) as Box<dyn Port>, None),
-            // A device on a NIC of another process has no claim.
-            PortPlan::Nic | PortPlan::Best => self.open_best(mac)?,
-        };
-        Ok((self.stack.on(port)?, slot))
+        ports.into_iter().map(|(port, slot)| Ok((self.stack.on(port)?, slot))).collect()
     }
 
     /// Opens the first kind of port that the program was built with and the kernel permits.
-    fn open_best(&self, mac: [u8; 6]) -> Result<Opened, OpenError> {
+    fn open_best(&self, mac: [u8; 6], workers: usize) -> Result<Vec<Opened>, OpenError> {
         #[cfg(feature = "udp")]
-        match self.open_packet() {
+        match self.open_packet(workers) {
             Err(why) if why.leaves_sockets() => {
                 tracing::info!("no packet sockets on {}: {why}", self.interface)
             }
             other => return Ok(other?),
         }
         #[cfg(feature = "xdp")]
-        match self.open_xdp(Mode::Auto) {
-            Ok(port) => return Ok((Box::new(port), None)),
+        match self.open_xdp(Mode::Auto, workers) {
             Err(why) if cfg!(feature = "udp") && why.leaves_sockets() => {
                 tracing::warn!("using UDP sockets on {}, since AF_XDP did not open: {why}", self.interface);
             }
-            Err(why) => return Err(why.into()),
+            other => return Ok(other?),
         }
         #[cfg(feature = "udp")]
-        return self.open_udp(mac);
+        return self.open_udp(mac, workers);
         #[cfg(not(feature = "udp"))]
         {
             let _ = mac;
@@ -117,25 +112,33 @@ impl Claim {
     }
 
     #[cfg(feature = "udp")]
-    fn open_packet(&self) -> Result<Opened, PacketError> {
-        let port = PacketPort::open(&PacketConfig::new(self.interface.clone()))?;
-        let slot = port.member().cloned().map(DeviceSlot::Group);
-        Ok((Box::new(port), slot))
+    fn open_packet(&self, workers: usize) -> Result<Vec<Opened>, PacketError> {
+        let config = PacketConfig::new(self.interface.clone());
+        let open = |_| {
+            let port = PacketPort::open(&config)?;
+            let slot = port.member().cloned().map(DeviceSlot::Group);
+            Ok((Box::new(port) as Box<dyn Port>, slot))
+        };
+        (0..workers).map(open).collect()
     }
 
     #[cfg(feature = "xdp")]
-    fn open_xdp(&self, mode: Mode) -> Result<XdpPort, XdpError> {
-        XdpPort::open(&XdpConfig { mode, ..XdpConfig::new(self.interface.clone()) })
+    fn open_xdp(&self, mode: Mode, workers: usize) -> Result<Vec<Opened>, XdpError> {
+        let port = XdpPort::open(&XdpConfig { mode, ..XdpConfig::new(self.interface.clone()) })?;
+        Ok(port.split(workers).into_iter().map(|port| (Box::new(port) as Box<dyn Port>, None)).collect())
     }
 
     /// Opens UDP sockets on the wildcard address, so that addresses added later work too, and shares the port with other
     /// processes.
     #[cfg(feature = "udp")]
-    fn open_udp(&self, mac: [u8; 6]) -> Result<Opened, OpenError> {
+    fn open_udp(&self, mac: [u8; 6], workers: usize) -> Result<Vec<Opened>, OpenError> {
         let interface = Some(self.interface.clone());
         let config = UdpConfig { interface, mac: Some(mac), ..UdpConfig::default() };
-        let port = UdpPort::open(&config)?;
-        let slot = port.member().cloned().map(DeviceSlot::Group);
-        Ok((Box::new(port), slot))
+        let open = |_| {
+            let port = UdpPort::open(&config)?;
+            let slot = port.member().cloned().map(DeviceSlot::Group);
+            Ok((Box::new(port) as Box<dyn Port>, slot))
+        };
+        (0..workers).map(open).collect()
     }
 }

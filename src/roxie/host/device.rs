@@ -35,7 +35,7 @@ pub struct DeviceConfig {
     /// Which threads run the NIC.
     pub drive: Drive,
     /// The cores of several workers' threads, in the order of the workers. A device that claims its interface ([`Device::open_unclaimed`])
-    /// has as many workers, or one over AF_XDP; `drive` must then be [`Drive::Thread`].
+    /// has as many workers, over AF_XDP as many as the interface has receive queues at most; `drive` must then be [`Drive::Thread`].
     pub cores: Vec<usize>,
     /// Drop packets if the ICRC requires an implausible IPv4 identification, where a socket hides that field.
     pub strict_icrc: bool,
@@ -218,19 +218,24 @@ impl Device {
         let workers = self.workers().map_or(1, |workers| workers.all().len());
         let opened = claim.open(self.port().mac, workers).map_err(|e| DeviceError::Claim(Box::new(e)))?;
         let (ports, slots): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
+        // The kernel gives each socket of a group a copy; an AF_XDP socket gets what arrives at its queue.
+        let are_copied = slots.iter().any(Option::is_some);
         self.inner
             .adapter
-            .set_ports(ports)
+            .set_ports(ports, are_copied)
             .map_err(|source| DeviceError::System { what: "waiting for frames", source })?;
         *left = None;
         self.share(slots)
     }
 
-    /// Restricts the QPNs of each worker to the unit of its port's slot, if other processes share the link. The first slot is the process's.
+    /// Restricts the QPNs of each worker to the unit of its port's slot if other processes share the link, else to one of several workers.
+    /// The first slot is the process's.
     pub(super) fn share(&self, slots: Vec<Option<DeviceSlot>>) -> Result<(), DeviceError> {
         let slots: Vec<_> = slots.into_iter().flatten().collect();
         if let Some(workers) = self.workers() {
-            workers.take_units(slots.iter().map(DeviceSlot::slot))?;
+            let is_several = workers.all().len() > 1;
+            let alone = (0..).take(if slots.is_empty() && is_several { workers.all().len() } else { 0 });
+            workers.take_units(slots.iter().map(DeviceSlot::slot).chain(alone))?;
         }
         if let Some(first) = slots.into_iter().next() {
             // Succeeds: a port is opened once.

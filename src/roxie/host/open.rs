@@ -175,9 +175,9 @@ impl Device {
             carries,
             has_trains: false,
         };
+        let workers = workers_of(&found, plan, config);
         let setup = InterfaceSetup::of(found, carries, config)?;
         let port = || Box::new(UnclaimedPort::new(info.clone())) as Box<dyn Port>;
-        let workers = if carries == Carries::AnyFrames { 1 } else { config.cores.len().max(1) };
         let ports = (0..workers).map(|_| port()).collect();
         let device = Device::on_ports("roxie0", ports, setup.addresses, setup.resolver, &setup.config)?;
         let claim = Claim { interface: info.interface.unwrap_or_default(), plan, stack };
@@ -263,6 +263,19 @@ impl Device {
         };
         Ok([open(1, a)?, open(2, b)?])
     }
+}
+
+/// Returns the number of workers: one for each core, but not more than the receive queues that AF_XDP has for them.
+fn workers_of(interface: &Interface, plan: PortPlan, config: &DeviceConfig) -> usize {
+    let (cores, queues) = (config.cores.len().max(1), interface.rx_queues.max(1) as usize);
+    if plan.carries() == Carries::AnyFrames && queues < cores {
+        let name = &interface.name;
+        tracing::warn!(
+            "{name} has {queues} receive queues for {cores} cores: {queues} workers; `ethtool -L {name} combined {cores}` gives more"
+        );
+        return queues;
+    }
+    cores
 }
 
 /// Properties of an interface for a device without a port on it: the port is in another process, or not claimed yet.

@@ -1,18 +1,27 @@
-//! Devices with several workers, over links in memory: worker `n` of one device has a link to worker `n` of the other.
+//! Devices with several workers. Over links in memory, worker `n` of one device has a link to worker `n` of the other.
+
+#[cfg(feature = "testing")]
+mod seeds;
+#[path = "../support/wire.rs"]
+#[allow(dead_code, reason = "the frames are for tests of ports")]
+mod wire;
 
 use std::time::{Duration, Instant};
 
 use roxie::engine::Drive;
 use roxie::host::{
-    AhOptions, CompletionQueue, ConnectOptions, Device, DeviceConfig, DeviceError, MemoryRegion,
+    AhOptions, CompletionQueue, ConnectOptions, Device, DeviceConfig, DeviceError, MemoryRegion, PortPlan,
     ProtectionDomain, QueuePair, Stack,
 };
 use roxie::nic::ControlError;
+use roxie::port::xdp::Mode;
 use roxie::time::Nanos;
 use roxie::verbs::{
     Access, AsyncEvent, EventKind, Gid, MwType, Psn, QpCaps, QpInit, QpState, QpType, Qpn, SendWr, Wc,
     WcOpcode,
 };
+
+use wire::{Wire, skip};
 
 const QPS: usize = 6;
 const LENGTH: usize = 20_000;
@@ -44,6 +53,11 @@ impl End {
         End { device: device.clone(), pd, cq, memory, qps }
     }
 
+    /// Returns the index of the first IPv4 address.
+    fn ipv4(&self) -> usize {
+        self.device.gids().iter().find(|entry| entry.gid.to_ip().is_ipv4()).expect("an address").index
+    }
+
     fn count(&self, name: &str) -> u64 {
         self.device.counter(name)
     }
@@ -65,7 +79,7 @@ impl End {
 fn connect(near: &End, far: &End, shift: usize) {
     for (n, qp) in near.qps.iter().enumerate() {
         let peer = &far.qps[(n + shift) % QPS];
-        let (here, there) = (qp.endpoint(0).unwrap(), peer.endpoint(0).unwrap());
+        let (here, there) = (qp.endpoint(near.ipv4()).unwrap(), peer.endpoint(far.ipv4()).unwrap());
         qp.connect(&here, &there, &ConnectOptions::default()).unwrap();
         peer.connect(&there, &here, &ConnectOptions::default()).unwrap();
     }
@@ -229,12 +243,104 @@ fn objects_of_one_worker_are_refused_or_firsts() {
     };
     refused(end.pd.alloc_window(MwType::Two).map(drop));
     let srq = end.pd.create_srq(16, 1).unwrap();
-    for _ in 0..4 {
-        let qp = end.pd.queue_pair(&end.cq).srq(&srq).create().unwrap();
-        assert_eq!(qp.index().place() >> 12, 0, "at the first worker");
-    }
+    refused(srq.resize(32));
+    assert_eq!(srq.query().unwrap().max_wr, 16);
     let places: Vec<_> = end.qps.iter().map(|qp| qp.index().place() >> 12).collect();
     assert_eq!(places, [0, 1, 2, 0, 1, 2]);
+}
+
+#[test]
+fn shared_queue_feeds_qps_of_all_workers() {
+    const EACH: usize = 40;
+    const ALL: usize = EACH * QPS;
+    let drive = Drive::Thread { core: None, spin: Nanos(10_000) };
+    let [near, far] = pair(2, drive).map(|device| End::new(&device));
+    let srq = far.pd.create_srq(512, 1).unwrap();
+    let takers: Vec<_> = (0..QPS).map(|_| far.pd.queue_pair(&far.cq).srq(&srq).create().unwrap()).collect();
+    let far = End { qps: takers, ..far };
+    connect(&near, &far, 0);
+    for id in 0..ALL {
+        srq.post_recv(id as u64, &[far.memory.sge(8 * id, 8)]).unwrap();
+    }
+    srq.arm(10).unwrap();
+    for round in 0..EACH {
+        for (n, qp) in near.qps.iter().enumerate() {
+            near.memory.write_at(8 * n, &((round * QPS + n) as u64).to_ne_bytes()).unwrap();
+            qp.post_send(&SendWr::send(), &[near.memory.sge(8 * n, 8)]).unwrap();
+        }
+        near.completed(&far, QPS);
+    }
+    let received = far.completed(&near, ALL);
+    let mut ids: Vec<_> = received.iter().map(|wc| wc.wr_id).collect();
+    ids.sort_unstable();
+    assert!(ids.into_iter().eq(0..ALL as u64), "each receive is taken once");
+    let bytes = far.memory.to_vec(0, 8 * ALL).unwrap();
+    for (n, qp) in far.qps.iter().enumerate() {
+        let of_qp = received.iter().filter(|wc| wc.qpn == qp.qpn()).map(|wc| wc.wr_id as usize);
+        let messages: Vec<_> =
+            of_qp.map(|id| u64::from_ne_bytes(bytes[8 * id..][..8].try_into().unwrap())).collect();
+        let sent: Vec<_> = (0..EACH).map(|round| (round * QPS + n) as u64).collect();
+        assert_eq!(messages, sent, "in the order of QP {n}");
+    }
+    let events: Vec<_> = std::iter::from_fn(|| far.device.event()).collect();
+    assert!(matches!(events[..], [AsyncEvent::Srq(_, EventKind::SrqLimitReached)]), "{events:?}");
+}
+
+/// XRC targets of each worker, and a shared receive queue that they name.
+#[test]
+fn targets_of_all_workers_find_their_queue() {
+    let [near, far] = pair(2, Drive::CallerOnly).map(|device| End::new(&device));
+    let xrcd = far.device.open_xrcd().unwrap();
+    let tiny = far.device.create_cq(3, None).unwrap();
+    let queue = far.pd.create_xrc_srq(16, 1, &xrcd, &tiny).unwrap();
+    let targets: Vec<_> = (0..2).map(|_| xrcd.create_target().unwrap()).collect();
+    let of_worker = |qp: &QueuePair| qp.index().place() >> 12;
+    assert_ne!(of_worker(&targets[0]), of_worker(&targets[1]));
+    let initiators: Vec<_> = (0..2)
+        .map(|_| near.pd.queue_pair(&near.cq).signal_all().qp_type(QpType::XrcSend).create().unwrap())
+        .collect();
+    for (qp, peer) in initiators.iter().zip(&targets) {
+        let (here, there) = (qp.endpoint(0).unwrap(), peer.endpoint(0).unwrap());
+        qp.connect(&here, &there, &ConnectOptions::default()).unwrap();
+        peer.connect(&there, &here, &ConnectOptions::default()).unwrap();
+    }
+    let send = |qp: &QueuePair| {
+        let by_number = SendWr { remote_srqn: queue.number(), ..SendWr::send() };
+        qp.post_send(&by_number, &[near.memory.sge(0, 8)]).unwrap();
+    };
+    for id in 0..8 {
+        queue.post_recv(id, &[far.memory.sge(0, 8)]).unwrap();
+    }
+    for (n, qp) in initiators.iter().enumerate() {
+        send(qp);
+        near.completed(&far, 1);
+        let received = tiny.poll_one().expect("a completion");
+        assert_eq!((received.wr_id, received.qpn), (n as u64, targets[n].qpn()));
+    }
+    // The queue fails with its completion queue, which the first target alone overflows.
+    for _ in 0..5 {
+        send(&initiators[0]);
+    }
+    let until = Instant::now() + PATIENCE;
+    let index = queue.query().unwrap().index;
+    let failed = || {
+        let mut engines = far.device.workers().unwrap().all().iter();
+        engines.all(|engine| engine.inspect(|worker| worker.nic().srq_status(index).unwrap().failed))
+    };
+    while !failed() {
+        assert!(Instant::now() < until, "{:?}", queue.query());
+        near.device.poll();
+        far.device.poll();
+    }
+    let events: Vec<_> = std::iter::from_fn(|| far.device.event()).collect();
+    let of_queue = events.iter().filter(|e| matches!(e, AsyncEvent::Srq(_, EventKind::SrqError))).count();
+    assert_eq!(of_queue, 1, "{events:?}");
+    drop(queue);
+    drop(targets);
+    drop(xrcd);
+    let of_workers = far.device.workers().unwrap().all().iter();
+    let left: Vec<_> = of_workers.map(|engine| engine.inspect(|worker| worker.nic().objects())).collect();
+    assert!(left.iter().all(|objects| (objects.srqs, objects.xrcds) == (0, 0)), "{left:?}");
 }
 
 #[test]
@@ -244,4 +350,40 @@ fn workers_in_calls_beside_threads_are_refused() {
     let refused = Device::memory_pair_of(2, &config, [&stack, &stack]).unwrap_err();
     assert!(refused.to_string().contains("threads of their own"), "{refused}");
     assert!(Device::memory_pair_of(0, &config, [&stack, &stack]).is_err());
+}
+
+/// A worker on each receive queue of the interface. With crossed QPs every frame arrives at the other worker, which has the other queue.
+#[test]
+fn receive_queues_of_xdp_have_workers() {
+    if skip("receive_queues_of_xdp_have_workers") {
+        return;
+    }
+    let wire = Wire::new("workers", 1500, 2);
+    let drive = Drive::Thread { core: None, spin: Nanos(10_000) };
+    let open = |cores: usize, name: &str| {
+        let config = DeviceConfig { drive, cores: (0..cores).collect(), ..DeviceConfig::default() };
+        let namespace = if name == "left" { &wire.a } else { &wire.b };
+        // The claim opens the port.
+        let opened = || {
+            let device = Device::open_unclaimed(name, PortPlan::Xdp(Mode::Auto), Stack::default(), &config);
+            let device = device.expect("the interface");
+            device.claim().map(|()| device)
+        };
+        namespace.run(opened).expect("the namespace").expect("a device")
+    };
+    for shift in [0, 1] {
+        // Three cores get as many workers as there are queues.
+        let [near, far] = [open(2, "left"), open(3, "right")].map(|device| End::new(&device));
+        let workers = far.device.workers().unwrap().all();
+        assert_eq!(workers.len(), 2);
+        connect(&near, &far, shift);
+        exchange(&near, &far, shift);
+        for engine in workers {
+            let received = engine
+                .inspect(|worker| worker.counters().iter().find(|(name, _)| *name == "rx_packets").copied());
+            assert!(received.is_some_and(|(_, packets)| packets > 20), "{received:?}");
+        }
+        let crossed = [&near, &far].map(|end| end.count("rx_redirected") > 20);
+        assert_eq!(crossed, [shift == 1; 2]);
+    }
 }
