@@ -113,21 +113,20 @@ impl Siblings {
 
     /// Gives a frame to the siblings that it is for. `outcome`: of the frame at this worker's NIC.
     pub(super) fn redirect(&mut self, nic: &mut Nic, outcome: &RxOutcome, received: &RxFrame<'_>) {
-        let (qpn, is_unknown) = match outcome {
-            RxOutcome::Multicast { .. } | RxOutcome::Paused => (Qpn::MULTICAST, false),
-            RxOutcome::UnknownQp(qpn) => (*qpn, true),
-            _ => return,
-        };
-        if qpn == Qpn::MULTICAST {
-            if !self.shares.are_copied.load(Relaxed) {
-                self.others().for_each(|worker| self.give(worker, received));
+        match outcome {
+            RxOutcome::Multicast { .. } | RxOutcome::Paused | RxOutcome::UnknownQp(Qpn::MULTICAST) => {
+                if !self.shares.are_copied.load(Relaxed) {
+                    self.others().for_each(|worker| self.give(worker, received));
+                }
             }
-        } else if let Some(worker) = self.shares.worker_of(qpn).filter(|worker| *worker != self.own) {
-            self.give(worker, received);
-        } else {
-            return;
+            RxOutcome::UnknownQp(qpn) => {
+                let worker = self.shares.worker_of(*qpn).filter(|worker| *worker != self.own);
+                let Some(worker) = worker else { return };
+                self.give(worker, received);
+            }
+            _ => return,
         }
-        if is_unknown {
+        if matches!(outcome, RxOutcome::UnknownQp(_)) {
             nic.forget_unknown_qp();
         }
     }

@@ -1,4 +1,4 @@
-//! The NIC's shared receive queues and XRC domains: their tables and commands, and the source of each QP's receives.
+//! The NIC's shared receive queues: their table and commands, and the source of each QP's receives.
 
 use std::sync::Arc;
 
@@ -399,8 +399,8 @@ impl Nic {
     pub(super) fn report_srqs(&mut self, now: Nanos) {
         while let Some((index, kind)) = self.srqs.reports.pop() {
             let is_error = kind == EventKind::SrqError;
-            let is_told = is_error && !self.srqs.get(index).is_ok_and(|srq| srq.receives.fail());
-            if !is_told {
+            // Another worker may have told of the error.
+            if !is_error || self.srqs.get(index).is_ok_and(|srq| srq.receives.fail()) {
                 self.out.events.push(AsyncEvent::Srq(index, kind));
             }
             if is_error {

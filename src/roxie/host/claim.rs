@@ -3,6 +3,11 @@
 //! A program that only queries a device, such as `ibv_devinfo`, so works beside a program that uses it.
 
 #[cfg(feature = "udp")]
+use std::sync::Arc;
+
+#[cfg(feature = "udp")]
+use roxie_port::group::Member;
+#[cfg(feature = "udp")]
 use roxie_port::packet::{PacketConfig, PacketError, PacketPort};
 #[cfg(feature = "udp")]
 use roxie_port::udp::{UdpConfig, UdpPort};
@@ -114,12 +119,7 @@ impl Claim {
     #[cfg(feature = "udp")]
     fn open_packet(&self, workers: usize) -> Result<Vec<Opened>, PacketError> {
         let config = PacketConfig::new(self.interface.clone());
-        let open = |_| {
-            let port = PacketPort::open(&config)?;
-            let slot = port.member().cloned().map(DeviceSlot::Group);
-            Ok((Box::new(port) as Box<dyn Port>, slot))
-        };
-        (0..workers).map(open).collect()
+        opened(workers, || PacketPort::open(&config), PacketPort::member)
     }
 
     #[cfg(feature = "xdp")]
@@ -134,11 +134,21 @@ impl Claim {
     fn open_udp(&self, mac: [u8; 6], workers: usize) -> Result<Vec<Opened>, OpenError> {
         let interface = Some(self.interface.clone());
         let config = UdpConfig { interface, mac: Some(mac), ..UdpConfig::default() };
-        let open = |_| {
-            let port = UdpPort::open(&config)?;
-            let slot = port.member().cloned().map(DeviceSlot::Group);
-            Ok((Box::new(port) as Box<dyn Port>, slot))
-        };
-        (0..workers).map(open).collect()
+        Ok(opened(workers, || UdpPort::open(&config), UdpPort::member)?)
     }
+}
+
+/// Opens so many ports of a kind, with their slots in its socket group.
+#[cfg(feature = "udp")]
+fn opened<P: Port + 'static, E>(
+    workers: usize,
+    open: impl Fn() -> Result<P, E>,
+    member: impl Fn(&P) -> Option<&Arc<Member>>,
+) -> Result<Vec<Opened>, E> {
+    let one = |_| {
+        let port = open()?;
+        let slot = member(&port).cloned().map(DeviceSlot::Group);
+        Ok((Box::new(port) as Box<dyn Port>, slot))
+    };
+    (0..workers).map(one).collect()
 }

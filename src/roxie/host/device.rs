@@ -102,9 +102,7 @@ impl Device {
         config: &DeviceConfig,
     ) -> Result<Device, DeviceError> {
         let device = Device::on_ports(name, ports, addresses, resolver, config)?;
-        if let Some(workers) = device.workers().filter(|workers| workers.all().len() > 1) {
-            workers.take_units(0..)?;
-        }
+        device.share(Vec::new())?;
         Ok(device)
     }
 
@@ -233,9 +231,11 @@ impl Device {
     pub(super) fn share(&self, slots: Vec<Option<DeviceSlot>>) -> Result<(), DeviceError> {
         let slots: Vec<_> = slots.into_iter().flatten().collect();
         if let Some(workers) = self.workers() {
-            let is_several = workers.all().len() > 1;
-            let alone = (0..).take(if slots.is_empty() && is_several { workers.all().len() } else { 0 });
-            workers.take_units(slots.iter().map(DeviceSlot::slot).chain(alone))?;
+            if slots.is_empty() && workers.all().len() > 1 {
+                workers.take_units(0..)?;
+            } else {
+                workers.take_units(slots.iter().map(DeviceSlot::slot))?;
+            }
         }
         if let Some(first) = slots.into_iter().next() {
             // Succeeds: a port is opened once.
