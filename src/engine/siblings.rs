@@ -111,23 +111,31 @@ impl Siblings {
         queue.into_iter().zip(free).zip(failed).enumerate().map(view).collect()
     }
 
-    /// Gives a frame to the siblings that it is for. `outcome`: of the frame at this worker's NIC.
-    pub(super) fn redirect(&mut self, nic: &mut Nic, outcome: &RxOutcome, received: &RxFrame<'_>) {
+    /// Gives a frame to the siblings that it is for. `outcome`: of the frame at this worker's NIC. Returns the worker of the frame's QP, if
+    /// that is a sibling.
+    pub(super) fn redirect(
+        &mut self,
+        nic: &mut Nic,
+        outcome: &RxOutcome,
+        received: &RxFrame<'_>,
+    ) -> Option<usize> {
         match outcome {
             RxOutcome::Multicast { .. } | RxOutcome::Paused | RxOutcome::UnknownQp(Qpn::MULTICAST) => {
                 if !self.shares.are_copied.load(Relaxed) {
                     self.others().for_each(|worker| self.give(worker, received));
                 }
+                if matches!(outcome, RxOutcome::UnknownQp(_)) {
+                    nic.forget_unknown_qp();
+                }
+                None
             }
             RxOutcome::UnknownQp(qpn) => {
-                let worker = self.shares.worker_of(*qpn).filter(|worker| *worker != self.own);
-                let Some(worker) = worker else { return };
+                let worker = self.shares.worker_of(*qpn).filter(|worker| *worker != self.own)?;
                 self.give(worker, received);
+                nic.forget_unknown_qp();
+                Some(worker)
             }
-            _ => return,
-        }
-        if matches!(outcome, RxOutcome::UnknownQp(_)) {
-            nic.forget_unknown_qp();
+            _ => None,
         }
     }
 

@@ -289,11 +289,13 @@ impl Worker {
             let outcome = self.nic.receive(now, &received);
             // Copy frame by frame: the payload is in the cache now.
             self.nic.run_dma(|_| frame);
-            if let Some(siblings) = &mut self.siblings {
-                siblings.redirect(&mut self.nic, &outcome, &received);
-            }
+            let siblings = self.siblings.as_mut();
+            let elsewhere = siblings.and_then(|all| all.redirect(&mut self.nic, &outcome, &received));
             if notes {
-                self.port.rx_note(index, format_args!("{outcome}"));
+                match elsewhere {
+                    Some(worker) => self.port.rx_note(index, format_args!("given to worker {worker}")),
+                    None => self.port.rx_note(index, format_args!("{outcome}")),
+                }
             }
         }
         // Also after an empty burst: a layer may have taken frames and kept them.

@@ -13,14 +13,17 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
 use roxie::capture::{Direction, Reader};
+use roxie::engine::Drive;
 use roxie::host::inspect::{AttachError, Snapshot, attach, snapshots};
 use roxie::host::{
-    CompletionQueue, ConnectOptions, Device, DeviceConfig, MemoryRegion, ProtectionDomain, QueuePair, Stack,
+    CompletionQueue, ConnectOptions, Device, DeviceConfig, MemoryRegion, PortPlan, ProtectionDomain,
+    QueuePair, Stack,
 };
 use roxie::netdev::NetNs;
 use roxie::port::packet::PacketConfig;
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::XdpConfig;
+use roxie::time::Nanos;
 use roxie::verbs::{Access, SendFlags, SendWr, WcStatus};
 
 use crate::in_time::CommandInTime;
@@ -43,6 +46,11 @@ impl End {
         let address: IpAddr = address.parse().unwrap();
         let (stack, config) = (Stack::default(), DeviceConfig::caller_only());
         let open = || match port {
+            "two workers" => {
+                let drive = Drive::Thread { core: None, spin: Nanos(10_000) };
+                let several = DeviceConfig { drive, cores: vec![0, 1], ..DeviceConfig::default() };
+                Device::open_unclaimed(interface, PortPlan::Packet, stack.clone(), &several)
+            }
             "xdp" => Device::open_xdp(&XdpConfig::new(interface), &stack, &config),
             "packet" => Device::open_packet(&PacketConfig::new(interface), &stack, &config),
             _ => {
@@ -51,6 +59,11 @@ impl End {
             }
         };
         let device = ns.run(open).unwrap().unwrap();
+        ns.run(|| device.claim()).unwrap().unwrap();
+        End::on(device)
+    }
+
+    fn on(device: Device) -> End {
         let pd = device.alloc_pd().unwrap();
         let cq = device.create_cq(256, None).unwrap();
         let qp = pd.queue_pair(&cq).signal_all().create().unwrap();
@@ -79,6 +92,16 @@ impl Pair {
     fn new(net: &Net, port: &str) -> Pair {
         let near = End::open(&net.a, port, "left", A);
         let far = End::open(&net.b, port, "right", "192.0.2.2");
+        Pair::connected(net, near, far)
+    }
+
+    /// Connects another QP of each device.
+    fn another(&self, net: &Net) -> Pair {
+        let [near, far] = [&self.near, &self.far].map(|end| End::on(end.device.clone()));
+        Pair::connected(net, near, far)
+    }
+
+    fn connected(net: &Net, near: End, far: End) -> Pair {
         let index = |end: &End, at: &str| {
             let at: IpAddr = at.parse().unwrap();
             end.device.gids().iter().position(|entry| entry.gid.to_ip() == at).unwrap_or(0)
@@ -226,6 +249,30 @@ fn capture_has_every_packet_with_its_reason() {
         );
         assert_eq!(read(&fs::read(&file).unwrap()[..]).sent, 1);
     }
+}
+
+#[test]
+fn capture_has_packets_of_several_workers() {
+    let Some(net) = Net::new("capture-workers") else { return };
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("left.pcapng");
+    let first = Pair::new(&net, "two workers");
+    let second = first.another(&net);
+    let before = first.near.counted();
+    let capture = capturing(&net, &format!("--pid {} -w {}", std::process::id(), file.display()));
+    first.write(20);
+    second.write(20);
+    let after = first.near.counted();
+    interrupt(&capture);
+    capture.finish().succeeded();
+    let [sent, received] = [0, 1].map(|i| after[i] - before[i]);
+    assert!(sent >= 40 * (LENGTH as u64) / 4096 && received > 0);
+    let bytes = fs::read(&file).unwrap();
+    assert_eq!(read(&bytes[..]), Content { sent, received, ..Content::default() });
+    assert_eq!(statistics(&bytes), [sent + received, 0]);
+    let workers = first.near.device.workers().unwrap().all();
+    let names: Vec<_> = workers.iter().map(|e| e.inspect(|w| w.port().info().name.clone())).collect();
+    assert_eq!(names, ["packet"; 2], "the capture has left each worker");
 }
 
 #[test]

@@ -6,8 +6,10 @@ mod seeds;
 #[allow(dead_code, reason = "the frames are for tests of ports")]
 mod wire;
 
+use std::fs::File;
 use std::time::{Duration, Instant};
 
+use roxie::capture::{Direction, Reader};
 use roxie::engine::Drive;
 use roxie::host::{
     AhOptions, CompletionQueue, ConnectOptions, Device, DeviceConfig, DeviceError, MemoryRegion, PortPlan,
@@ -148,6 +150,27 @@ fn frames_at_wrong_workers_are_redirected() {
         assert!(end.count("rx_redirected") > 20, "{}", end.count("rx_redirected"));
         assert_eq!((end.count("rx_redirect_dropped"), end.count("rx_unknown_qp")), (0, 0));
     }
+}
+
+#[test]
+fn one_capture_has_frames_of_all_workers() {
+    let folder = tempfile::tempdir().unwrap();
+    let captured = Stack { capture: Some(folder.path().join("near.pcapng")), ..Stack::default() };
+    let config = DeviceConfig::caller_only();
+    let devices = Device::memory_pair_of(2, &config, [&captured, &Stack::default()]).expect("two devices");
+    let [near, far] = devices.map(|device| End::new(&device));
+    connect(&near, &far, 1);
+    exchange(&near, &far, 1);
+    let counted = ["sent_pkts", "rcvd_pkts", "rx_redirected"].map(|name| near.count(name));
+    drop([near, far]);
+    let mut reader = Reader::new(File::open(folder.path().join("near.pcapng")).unwrap()).unwrap();
+    let mut seen = [0; 3];
+    while let Some(packet) = reader.next().unwrap() {
+        seen[usize::from(packet.direction == Some(Direction::In))] += 1;
+        seen[2] += u64::from(packet.comment.is_some_and(|comment| comment.starts_with("given to worker")));
+    }
+    assert_eq!(seen, counted);
+    assert!(seen.iter().all(|count| *count > 20), "{seen:?}");
 }
 
 #[test]

@@ -26,15 +26,18 @@ const POLL_INTERVAL: Duration = Duration::from_micros(500);
 /// The open files of the process.
 static OPEN: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
-/// Queues writes for a thread. Drop waits until all is written, or until the file has accepted nothing for 2
-/// s.
+/// Queues writes for a thread. A clone writes to the same file. The drop of the last one waits until all is written, or until the file
+/// has accepted nothing for 2 s.
+#[derive(Clone, Debug)]
+pub struct Background(Arc<Handle>);
+
 #[derive(Debug)]
-pub struct Background {
+struct Handle {
     shared: Arc<Shared>,
     capacity: usize,
     grace: Duration,
     /// `None` once closed: nothing waits for the thread then.
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// Number of writes so far.
@@ -164,31 +167,32 @@ impl Background {
         open.retain(|file| file.strong_count() > 0);
         open.push(Arc::downgrade(&shared));
         drop(open);
-        Ok(Background { shared, capacity, grace, thread: Some(thread) })
+        Ok(Background(Arc::new(Handle { shared, capacity, grace, thread: Mutex::new(Some(thread)) })))
     }
 
     /// Returns a handle to observe the thread's progress.
     pub fn progress(&self) -> Progress {
-        Progress(Arc::clone(&self.shared))
+        Progress(Arc::clone(&self.0.shared))
     }
 
-    /// Ends the file once all queued bytes are written, without waiting for that. [`Progress::has_ended`] reports the end.
-    pub fn close(&mut self) {
-        self.shared.lock().closing = true;
-        self.shared.work.notify_one();
-        self.thread = None;
+    /// Ends the file once all queued bytes are written, without waiting for that. [`Progress::has_ended`] reports the end. What clones
+    /// write afterwards is lost.
+    pub fn close(&self) {
+        self.0.shared.lock().closing = true;
+        self.0.shared.work.notify_one();
+        self.0.lock_thread().take();
     }
 }
 
 impl Write for Background {
     /// Queues all bytes or none: `WouldBlock` if the queue is full, or the error by which the file failed.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut state = self.shared.lock();
+        let mut state = self.0.shared.lock();
         if let Some((kind, text)) = &state.failure {
             return Err(io::Error::new(*kind, text.clone()));
         }
         let before = state.queue.len();
-        if bytes.len() > self.capacity - before {
+        if bytes.len() > self.0.capacity - before {
             state.writes.refused += 1;
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -198,25 +202,29 @@ impl Write for Background {
         let wake = before == 0 || before < PIECE && state.queue.len() >= PIECE;
         drop(state);
         if wake {
-            self.shared.work.notify_one();
+            self.0.shared.work.notify_one();
         }
         Ok(bytes.len())
     }
 
     /// Does not wait: the thread writes as soon as it can.
     fn flush(&mut self) -> io::Result<()> {
-        match &self.shared.lock().failure {
+        match &self.0.shared.lock().failure {
             Some((kind, text)) => Err(io::Error::new(*kind, text.clone())),
             None => Ok(()),
         }
     }
 }
 
-impl Drop for Background {
+impl Handle {
+    fn lock_thread(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Handle {
     fn drop(&mut self) {
-        if self.thread.is_none() {
-            return;
-        }
+        let Some(thread) = self.lock_thread().take() else { return };
         let mut state = self.shared.lock();
         state.closing = true;
         self.shared.work.notify_one();
@@ -232,9 +240,7 @@ impl Drop for Background {
             }
         }
         drop(state);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        let _ = thread.join();
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt::Arguments;
 use std::fs::File;
 use std::io::{self, Write};
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::background::{Background, Progress, Writes};
@@ -28,8 +29,8 @@ pub enum Timestamps {
 pub struct Recorder<W: Write> {
     writer: PcapngWriter<W>,
     timestamps: Timestamps,
-    /// Nanoseconds from the Unix epoch to the zero of `now`. `None` until the first call.
-    epoch: Option<u64>,
+    /// Nanoseconds from the Unix epoch to the zero of `now`, which all recorders of a stream share. Empty until the first call.
+    epoch: Arc<OnceLock<u64>>,
     now: Nanos,
     /// Bytes that may still be written.
     budget: u64,
@@ -68,7 +69,7 @@ impl<W: Write> Recorder<W> {
         Recorder {
             writer,
             timestamps,
-            epoch: None,
+            epoch: Arc::default(),
             now: Nanos::ZERO,
             budget,
             written: 0,
@@ -83,8 +84,7 @@ impl<W: Write> Recorder<W> {
     /// Sets the time of the next frames.
     pub fn set_now(&mut self, now: Nanos) {
         self.now = now;
-        let timestamps = self.timestamps;
-        self.epoch.get_or_insert_with(|| match timestamps {
+        self.epoch.get_or_init(|| match self.timestamps {
             Timestamps::Virtual => 0,
             Timestamps::WallClock => wall_clock().saturating_sub(now.0),
         });
@@ -99,7 +99,7 @@ impl<W: Write> Recorder<W> {
             return;
         }
         self.budget -= size;
-        let timestamp_ns = self.epoch.unwrap_or(0).saturating_add(self.now.0);
+        let timestamp_ns = self.epoch.get().unwrap_or(&0).saturating_add(self.now.0);
         let holed;
         let comment = match self.missing {
             0 => (!note.is_empty()).then_some(note),
@@ -206,12 +206,20 @@ impl Recorder<Background> {
         Ok(recorder)
     }
 
+    /// Returns a recorder of the frames of another port of the interface, to the same stream.
+    pub fn beside(&mut self) -> Recorder<Background> {
+        let out = self.writer.get_mut().clone();
+        let mut recorder = Recorder::on(self.writer.beside(out), self.timestamps, self.budget, None);
+        (recorder.epoch, recorder.is_live) = (Arc::clone(&self.epoch), self.is_live);
+        recorder
+    }
+
     /// Returns a handle to observe the thread's progress.
     pub fn progress(&mut self) -> Progress {
         self.writer.get_mut().progress()
     }
 
-    /// Ends the file once all frames are written, without waiting for that.
+    /// Ends the stream once all frames are written, without waiting for that. No other recorder writes to it any more.
     pub fn close(mut self) {
         self.writer.get_mut().close();
     }

@@ -69,9 +69,6 @@ pub(super) struct Claim {
 impl Claim {
     /// Opens a port for each worker. `mac`: the MAC address in address handles made so far.
     pub(super) fn open(&self, mac: [u8; 6], workers: usize) -> Result<Vec<Opened>, OpenError> {
-        if workers > 1 && self.stack.capture.is_some() {
-            return Err(OpenError::SeveralWorkers("a capture is of one worker"));
-        }
         let ports = match self.plan {
             #[cfg(feature = "udp")]
             PortPlan::Packet => self.open_packet(workers)?,
@@ -88,7 +85,8 @@ impl Claim {
                  cores, or `ethtool -L` gives it more queues",
             ));
         }
-        ports.into_iter().map(|(port, slot)| Ok((self.stack.on(port)?, slot))).collect()
+        let (ports, slots): (Vec<_>, Vec<_>) = ports.into_iter().unzip();
+        Ok(self.stack.on_all(ports)?.into_iter().zip(slots).collect())
     }
 
     /// Opens the first kind of port that the program was built with and the kernel permits.

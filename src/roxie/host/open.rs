@@ -251,11 +251,11 @@ impl Device {
         let mut ports: [Vec<Box<dyn Port>>; 2] = Default::default();
         for _ in 0..workers {
             let (a, b) = memory::pair(end(1), end(2));
-            for ((ports, port), stack) in ports.iter_mut().zip([a, b]).zip(stacks) {
-                ports.push(stack.on(Box::new(port))?);
-            }
+            ports[0].push(Box::new(a));
+            ports[1].push(Box::new(b));
         }
         let [a, b] = ports;
+        let (a, b) = (stacks[0].on_all(a)?, stacks[1].on_all(b)?);
         let open = |n: u8, ports| {
             let addresses =
                 [IpAddr::from([192, 0, 2, n]), IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, n.into()])];

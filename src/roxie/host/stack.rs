@@ -8,7 +8,7 @@ use super::packet_rule::PacketRule;
 use roxie_port::Port;
 use roxie_port::fault::{FaultConfig, FaultPort};
 use roxie_port::loopback::LoopbackPort;
-use roxie_port::pcap::{PcapPort, Timestamps};
+use roxie_port::pcap::{Background, PcapPort, Recorder, Timestamps};
 
 /// Maximum number of looped-back frames in flight.
 const LOOPBACK_DEPTH: usize = 512;
@@ -36,6 +36,41 @@ impl Stack {
 
     /// Like [`on`](Self::on), with these times in the capture.
     pub(super) fn on_at(&self, port: Box<dyn Port>, times: Timestamps) -> Result<Box<dyn Port>, OpenError> {
+        let recorder = self.recorder(&*port, times)?;
+        self.with_recorder(port, recorder)
+    }
+
+    /// Like [`on`](Self::on), for the ports of several workers. There is one capture for all.
+    ///
+    /// # Errors
+    /// As those of [`on`](Self::on).
+    pub(super) fn on_all(&self, ports: Vec<Box<dyn Port>>) -> Result<Vec<Box<dyn Port>>, OpenError> {
+        let mut first = match ports.first() {
+            Some(port) => self.recorder(&**port, Timestamps::WallClock)?,
+            None => None,
+        };
+        let others: Vec<_> = ports.iter().skip(1).map(|_| first.as_mut().map(Recorder::beside)).collect();
+        let recorders = std::iter::once(first).chain(others);
+        ports.into_iter().zip(recorders).map(|(port, recorder)| self.with_recorder(port, recorder)).collect()
+    }
+
+    /// Returns the recorder of the capture, if one is asked for.
+    fn recorder(
+        &self,
+        port: &dyn Port,
+        times: Timestamps,
+    ) -> Result<Option<Recorder<Background>>, OpenError> {
+        let Some(path) = &self.capture else { return Ok(None) };
+        let file = File::create(path);
+        let recorder = file.and_then(|file| Recorder::to_file(port.info().interface_or_name(), file, times));
+        recorder.map(Some).map_err(|source| OpenError::Capture { path: path.clone(), source })
+    }
+
+    fn with_recorder(
+        &self,
+        port: Box<dyn Port>,
+        recorder: Option<Recorder<Background>>,
+    ) -> Result<Box<dyn Port>, OpenError> {
         let port: Box<dyn Port> = if self.fault.is_none() && self.rules.is_empty() {
             port
         } else {
@@ -49,9 +84,9 @@ impl Stack {
             Box::new(port)
         };
         let port = Box::new(LoopbackPort::new(port, LOOPBACK_DEPTH));
-        let Some(path) = &self.capture else { return Ok(port) };
-        let failed = |source| OpenError::Capture { path: path.clone(), source };
-        let file = File::create(path).map_err(failed)?;
-        Ok(Box::new(PcapPort::to_file(port, file, times).map_err(failed)?))
+        Ok(match recorder {
+            Some(recorder) => Box::new(PcapPort::with_recorder(port, recorder)),
+            None => port,
+        })
     }
 }

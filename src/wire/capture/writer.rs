@@ -75,6 +75,12 @@ impl<W: Write> PcapngWriter<W> {
         Ok(w)
     }
 
+    /// Returns a writer for more packets of this writer's interfaces, by way of `out`: its packets follow this writer's section.
+    pub fn beside<O: Write>(&self, out: O) -> PcapngWriter<O> {
+        let PcapngWriter { interfaces, snap_length, .. } = *self;
+        PcapngWriter { out, interfaces, snap_length, blocks: Vec::with_capacity(2048) }
+    }
+
     /// Appends one frame. `timestamp_ns` is nanoseconds since the Unix epoch.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ use nix::unistd::geteuid;
 
 use crate::host::state::State;
 use roxie_base::descriptors::{children, peer_of, send_with};
-use roxie_engine::Engine;
+use roxie_engine::{Engine, Workers};
 use roxie_port::pcap::{Progress, Recorder};
 
 /// Maximum time for a reader to take what is queued when the capture ends.
@@ -68,9 +68,6 @@ impl LiveCapture {
         let Some(workers) = device.adapter.workers() else {
             return Err("its NIC is another process (`roxie nic`), whose frames can be captured".to_owned());
         };
-        let [engine] = workers.all() else {
-            return Err("it has several workers, and a capture is of one".to_owned());
-        };
         let failed = |error: io::Error| format!("no thread for a capture: {error}");
         // A smaller buffer only takes more system calls.
         let _ = setsockopt(reader, sockopt::SndBuf, &SEND_BUFFER);
@@ -81,9 +78,13 @@ impl LiveCapture {
             Recorder::live(&interface, Out { stream: out, allowed: Some(allowed) }, snap_length)
                 .map_err(failed)?;
         let progress = recorder.progress();
-        if let Some(recorder) = engine.attach_capture(recorder) {
-            recorder.close();
-            return Err("its device has failed".to_owned());
+        let others: Vec<_> = workers.all().iter().skip(1).map(|_| recorder.beside()).collect();
+        for (engine, recorder) in workers.all().iter().zip(std::iter::once(recorder).chain(others)) {
+            if let Some(recorder) = engine.attach_capture(recorder) {
+                detach(device);
+                recorder.close();
+                return Err("its device has failed".to_owned());
+            }
         }
         // The reader gets the header now that frames are captured.
         let _ = allow.send(());
@@ -154,9 +155,7 @@ impl Running {
     }
 
     fn end(&mut self, device: &State, until: Instant) {
-        if let Some(recorder) = device.adapter.engine().and_then(Engine::detach_capture) {
-            recorder.close();
-        }
+        detach(device);
         self.ends_by = Some(until);
     }
 
@@ -169,6 +168,13 @@ impl Drop for Running {
     fn drop(&mut self) {
         children::forget([self.stream.as_raw_fd()]);
     }
+}
+
+/// Ends the capture of all workers, and then the stream.
+fn detach(device: &State) {
+    let engines = device.adapter.workers().map_or(&[][..], Workers::all);
+    let recorders: Vec<_> = engines.iter().filter_map(Engine::detach_capture).collect();
+    recorders.into_iter().for_each(Recorder::close);
 }
 
 /// True if a debugger of this process's user may read its memory: the kernel then gives that user the file (`task_dump_owner`).
