@@ -10,6 +10,7 @@ mod tags;
 mod wire;
 
 mod foreign;
+mod management;
 mod shared;
 mod trains;
 mod vlan;

@@ -18,6 +18,8 @@ const LOAD_16: u16 = 0x28;
 const LOAD_8_AT_X: u16 = 0x50;
 const LOAD_16_AT_X: u16 = 0x48;
 const LOAD_32_AT_X: u16 = 0x40;
+/// `BPF_LD | BPF_LEN`: length of the frame.
+const LOAD_LENGTH: u16 = 0x80;
 /// `BPF_LDX | BPF_B | BPF_MSH`: X = length of the IPv4 header at k.
 const X_IS_HEADER_LENGTH: u16 = 0xb1;
 /// `BPF_LDX | BPF_IMM`.
@@ -30,6 +32,9 @@ const JUMP: u16 = 0x05;
 /// `BPF_JMP | BPF_JEQ | BPF_K`, and `BPF_JSET`.
 const EQUALS: u16 = 0x15;
 const HAS_BITS: u16 = 0x45;
+/// `BPF_JMP | BPF_JGT | BPF_K`, and `BPF_JGE`.
+const EXCEEDS: u16 = 0x25;
+const REACHES: u16 = 0x35;
 /// `BPF_RET | BPF_K`.
 const RETURN: u16 = 0x06;
 const ACCEPT: Instruction = (RETURN, 0, 0, u32::MAX);
@@ -63,24 +68,32 @@ const MORE_FRAGMENTS_OR_OFFSET: u32 = 0x3fff;
 /// Offset of the datagram in a frame without its IP header.
 const DATAGRAM: u32 = IP + 8;
 
-/// The frames that a socket takes, besides those to groups.
-#[derive(Clone, Copy)]
-pub(super) enum Link {
-    /// Frames that arrive for this station.
+/// Bytes of a frame to QP1 behind its IP header: UDP header, BTH, DETH, a management datagram, ICRC (IBTA 13.4.2).
+const MANAGEMENT: u32 = 8 + 12 + 8 + 256 + 4;
+/// Shortest and longest frame with one management datagram: over IPv4 without options, and with all.
+const SHORTEST_MANAGEMENT: u32 = IP + 20 + MANAGEMENT;
+const LONGEST_MANAGEMENT: u32 = IP + 60 + MANAGEMENT;
+
+/// The frames that a socket takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    /// Frames that arrive for this station, and those to groups, but for the next.
     Own,
-    /// Frames on the loopback interface, whose MAC address no frame has as its destination.
+    /// Of those, frames to QP1 with the length of one management datagram. A flood of them so fills no ring of the others.
+    Management,
+    /// Frames on the loopback interface, whose MAC address no frame has as its destination, and those to groups.
     Loopback,
 }
 
-/// Returns the program that accepts RoCE of a link: with `units`, packets to QPs of these units, to groups, and requests of the connection
+/// Returns the program that accepts RoCE of a source: with `units`, packets to QPs of these units, to groups, and requests of the connection
 /// manager, for release too; without, all. RoCE v1 and MAC control frames only if wanted. Of frames with a second tag it accepts the headers, which the
 /// receiver counts.
-pub(super) fn program(link: Link, wishes: RxOptions, units: Option<&[u8]>) -> Vec<Instruction> {
-    let own = match link {
-        Link::Own => TO_HOST,
-        Link::Loopback => TO_OTHER_HOST,
+pub(super) fn program(source: Source, wishes: RxOptions, units: Option<&[u8]>) -> Vec<Instruction> {
+    let own = match source {
+        Source::Own | Source::Management => TO_HOST,
+        Source::Loopback => TO_OTHER_HOST,
     };
-    let mac_control = wishes.mac_control && matches!(link, Link::Own);
+    let mac_control = wishes.mac_control && source == Source::Own;
     let v6 = [(LOAD_8, 0, 0, IP + V6_NEXT_HEADER), (EQUALS, 1, 0, UDP), REFUSE, (X_IS, 0, 0, V6_HEADER)];
     let v4 = [
         (LOAD_8, 0, 0, IP + V4_PROTOCOL),
@@ -93,7 +106,8 @@ pub(super) fn program(link: Link, wishes: RxOptions, units: Option<&[u8]>) -> Ve
         (JUMP, 0, 0, v6.len() as u32),
     ];
     let port = [(LOAD_16_AT_X, 0, 0, IP + DESTINATION_PORT), (EQUALS, 1, 0, ROCE_V2_PORT.into()), REFUSE];
-    let tags = [(EQUALS, 1, 0, VLAN), (EQUALS, 0, 1, SERVICE_VLAN), ACCEPT_HEADERS, REFUSE];
+    let tagged = if source == Source::Management { REFUSE } else { ACCEPT_HEADERS };
+    let tags = [(EQUALS, 1, 0, VLAN), (EQUALS, 0, 1, SERVICE_VLAN), tagged, REFUSE];
     let behind_tags = (v4.len() + v6.len() + port.len()) as u8;
     // RoCE v1 skips the test of the port.
     let over_port = (JUMP, 0, 0, (tags.len() as u8 + behind_tags).into());
@@ -103,7 +117,14 @@ pub(super) fn program(link: Link, wishes: RxOptions, units: Option<&[u8]>) -> Ve
         if wishes.roce_v1 { over_port } else { REFUSE },
     ];
     let others = (v1.len() + tags.len()) as u8;
-    let mut code = vec![
+    let mut code = Vec::new();
+    if source == Source::Management {
+        // Lengths first, because most frames have another.
+        let lengths = [(EXCEEDS, 1, 0, LONGEST_MANAGEMENT), (REACHES, 1, 0, SHORTEST_MANAGEMENT), REFUSE];
+        code.push((LOAD_LENGTH, 0, 0, 0));
+        code.extend(lengths);
+    }
+    code.extend([
         (LOAD_8, 0, 0, PACKET_TYPE),
         (EQUALS, 2, 0, own),
         (EQUALS, 1, 0, TO_GROUP),
@@ -113,17 +134,45 @@ pub(super) fn program(link: Link, wishes: RxOptions, units: Option<&[u8]>) -> Ve
         if mac_control { ACCEPT } else { REFUSE },
         (EQUALS, 1 + others + v4.len() as u8, 0, IPV6),
         (EQUALS, others, 0, IPV4),
-    ];
+    ]);
     code.extend(v1);
     code.extend(tags);
     code.extend(v4);
     code.extend(v6);
     code.extend(port);
+    match source {
+        Source::Own => code.extend(refuse_management()),
+        Source::Management => code.extend(refuse_data()),
+        Source::Loopback => {}
+    }
     match units {
         Some(units) => code.extend(select_units(units)),
         None => code.push(ACCEPT),
     }
     code
+}
+
+/// Returns the part of the program that refuses lone management datagrams.
+fn refuse_management() -> [Instruction; 7] {
+    [
+        /* 0 */ (LOAD_LENGTH, 0, 0, 0),
+        /* 1 */ (EXCEEDS, 5, 0, LONGEST_MANAGEMENT),
+        /* 2 */ (REACHES, 0, 4, SHORTEST_MANAGEMENT),
+        /* 3 */ (LOAD_32_AT_X, 0, 0, DATAGRAM + DESTINATION_QP as u32),
+        /* 4 */ (AND, 0, 0, 0xff_ffff),
+        /* 5 */ (EQUALS, 0, 1, QP1),
+        /* 6 */ REFUSE,
+    ]
+}
+
+/// Returns the part of the program that refuses all other frames of that length.
+fn refuse_data() -> [Instruction; 4] {
+    [
+        (LOAD_32_AT_X, 0, 0, DATAGRAM + DESTINATION_QP as u32),
+        (AND, 0, 0, 0xff_ffff),
+        (EQUALS, 1, 0, QP1),
+        REFUSE,
+    ]
 }
 
 /// Returns the end of the program: accepts by destination QP.

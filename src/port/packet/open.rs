@@ -11,8 +11,8 @@ use nix::sys::utsname::uname;
 
 use super::PacketPort;
 use super::error::PacketError;
-use super::filter::Link;
-use super::ring::Ring;
+use super::filter::Source;
+use super::ring::{Ring, Size};
 use super::rx::Receiver;
 use super::shared::{self, Filters};
 use super::sink::sinks;
@@ -27,9 +27,11 @@ use roxie_base::frame::ETHERNET_HEADER;
 const SEND_BUFFER: usize = 16 << 20;
 /// `ETH_P_ALL`: frames of all protocols, before the kernel's own receivers.
 const ALL: u16 = 3;
-/// Slots of the receive ring, and of the one for other processes of this host.
-const SLOTS: usize = 256;
-const LOOPBACK_SLOTS: usize = 64;
+/// The receive ring: a slot holds a train of 64 KiB. Then the one for other processes of this host.
+pub(super) const RING: Size = Size { slots: 256, slot: 68 << 10 };
+const LOOPBACK_RING: Size = Size { slots: 64, ..RING };
+/// The ring of management datagrams: 10 ms of a flood of 200,000 a second. A slot holds the kernel's headers, 96 bytes, and the longest.
+const MANAGEMENT_RING: Size = Size { slots: 2048, slot: 512 };
 
 /// Ethernet header and one VLAN tag, which the MTU does not count.
 pub(super) const L2_HEADER: usize = ETHERNET_HEADER + 4;
@@ -74,11 +76,11 @@ impl PacketPort {
         };
         // Other processes of this host are reached over the loopback interface. Without one they are not.
         let loopback = member.as_ref().and_then(|_| if_nametoindex("lo").ok());
-        let mut rings = vec![ring(SLOTS)?];
-        let mut links = vec![(Link::Own, interface.index)];
+        let mut rings = vec![ring(RING)?, ring(MANAGEMENT_RING)?];
+        let mut links = vec![(Source::Own, interface.index), (Source::Management, interface.index)];
         if let Some(index) = loopback {
-            rings.push(ring(LOOPBACK_SLOTS)?);
-            links.push((Link::Loopback, index));
+            rings.push(ring(LOOPBACK_RING)?);
+            links.push((Source::Loopback, index));
         }
         let filters = filters(&rings, &links, member.as_ref().map(|member| Arc::clone(member.units())))
             .map_err(PacketError::of("filter of the packet socket"))?;
@@ -153,21 +155,21 @@ pub(super) fn packet_socket() -> Result<OwnedFd, PacketError> {
         .map_err(|e| PacketError::of("packet socket")(e.into()))
 }
 
-/// Makes a socket that receives, with its ring of so many slots.
-pub(super) fn ring(slots: usize) -> Result<Ring, PacketError> {
+/// Makes a socket that receives, with its ring.
+pub(super) fn ring(size: Size) -> Result<Ring, PacketError> {
     let socket = packet_socket()?;
     for (name, option) in
         [("PACKET_VNET_HDR", libc::PACKET_VNET_HDR), ("PACKET_IGNORE_OUTGOING", libc::PACKET_IGNORE_OUTGOING)]
     {
         set_int(socket.as_fd(), libc::SOL_PACKET, option, 1).map_err(PacketError::of(name))?;
     }
-    Ring::new(socket, slots).map_err(PacketError::of("PACKET_RX_RING"))
+    Ring::new(socket, size).map_err(PacketError::of("PACKET_RX_RING"))
 }
 
 /// Attaches filters to the sockets of rings.
-fn filters(rings: &[Ring], links: &[(Link, u32)], units: Option<Arc<Units>>) -> io::Result<Arc<Filters>> {
+fn filters(rings: &[Ring], links: &[(Source, u32)], units: Option<Arc<Units>>) -> io::Result<Arc<Filters>> {
     let sockets = rings.iter().zip(links);
-    let sockets = sockets.map(|(ring, (link, _))| Ok((*link, ring.fd().try_clone_to_owned()?)));
+    let sockets = sockets.map(|(ring, (source, _))| Ok((*source, ring.fd().try_clone_to_owned()?)));
     Filters::attach(sockets.collect::<io::Result<_>>()?, units)
 }
 

@@ -9,7 +9,7 @@ use nix::sys::socket::{MsgFlags, send};
 
 use super::cut::{Offload, cut};
 use super::error::PacketError;
-use super::open::{bind_packet, packet_socket, ring};
+use super::open::{RING, bind_packet, packet_socket, ring};
 use super::ring::Ring;
 use crate::netdev::Interface;
 use crate::udp::sys::{enlarge, make_promiscuous};
@@ -17,8 +17,6 @@ use crate::{BURST, Carries, LinkChange, Port, PortInfo, Received, TxId};
 use roxie_base::frame::{ETHERNET_HEADER, Frame, FrameMut};
 use roxie_base::time::Nanos;
 
-/// Slots of the receive ring.
-const SLOTS: usize = 256;
 /// Send buffer to ask for, in bytes.
 const SEND_BUFFER: usize = 4 << 20;
 /// `ETH_P_ALL`.
@@ -68,7 +66,7 @@ impl PromiscuousPort {
     /// [`PacketError`] says what failed and what to do about it.
     pub fn open(interface: &str) -> Result<PromiscuousPort, PacketError> {
         let interface = Interface::by_name(interface)?;
-        let ring = ring(SLOTS)?;
+        let ring = ring(RING)?;
         make_promiscuous(ring.fd(), interface.index).map_err(PacketError::of("PACKET_ADD_MEMBERSHIP"))?;
         let socket = packet_socket()?;
         enlarge(socket.as_fd(), libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, SEND_BUFFER);

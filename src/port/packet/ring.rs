@@ -15,8 +15,8 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::udp::sys::set_int;
 
-/// Bytes of a slot: a train of 64 KiB, and its headers; whole pages.
-const SLOT: usize = 68 << 10;
+/// Bytes of a block, which is physically contiguous: whole pages.
+const BLOCK: usize = 4096;
 /// `struct virtio_net_hdr` in front of each frame.
 pub(super) const VNET_HEADER: usize = 10;
 /// `VIRTIO_NET_HDR_GSO_UDP_L4` and `VIRTIO_NET_HDR_GSO_ECN` of `linux/virtio_net.h`.
@@ -51,11 +51,25 @@ pub(super) struct Filled<'a> {
     pub(super) stamp: Option<(u32, u32)>,
 }
 
+/// Size of a ring.
+#[derive(Clone, Copy)]
+pub(super) struct Size {
+    pub(super) slots: usize,
+    /// Bytes of a slot: a frame and its headers. Whole blocks, or a fraction of one.
+    pub(super) slot: usize,
+}
+
+impl Size {
+    fn bytes(self) -> usize {
+        self.slots * self.slot
+    }
+}
+
 /// A packet socket with a receive ring.
 pub(super) struct Ring {
     socket: OwnedFd,
     map: NonNull<u8>,
-    slots: usize,
+    size: Size,
     /// The next slot to read.
     next: usize,
     /// The oldest slot that is not returned to the kernel.
@@ -70,18 +84,19 @@ unsafe impl Send for Ring {}
 unsafe impl Sync for Ring {}
 
 impl Ring {
-    /// Makes the ring of a packet socket that is not bound yet: so many slots.
+    /// Makes the ring of a packet socket that is not bound yet.
     ///
     /// # Errors
     /// The kernel's: without memory for the ring, or if it has no such rings.
-    pub(super) fn new(socket: OwnedFd, slots: usize) -> io::Result<Ring> {
+    pub(super) fn new(socket: OwnedFd, size: Size) -> io::Result<Ring> {
         let fd = socket.as_fd();
         set_int(fd, libc::SOL_PACKET, libc::PACKET_VERSION, libc::tpacket_versions::TPACKET_V2 as i32)?;
+        let block = size.slot.max(BLOCK);
         let request = libc::tpacket_req {
-            tp_block_size: SLOT as u32,
-            tp_block_nr: slots as u32,
-            tp_frame_size: SLOT as u32,
-            tp_frame_nr: slots as u32,
+            tp_block_size: block as u32,
+            tp_block_nr: (size.bytes() / block) as u32,
+            tp_frame_size: size.slot as u32,
+            tp_frame_nr: size.slots as u32,
         };
         // SAFETY: the kernel reads a live structure of the length given.
         let rc = unsafe {
@@ -96,11 +111,11 @@ impl Ring {
         if rc != 0 {
             return Err(io::Error::last_os_error());
         }
-        let length = NonZeroUsize::new(slots * SLOT).ok_or(io::ErrorKind::InvalidInput)?;
+        let length = NonZeroUsize::new(size.bytes()).ok_or(io::ErrorKind::InvalidInput)?;
         let rights = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice; nothing else refers to it.
         let map = unsafe { mmap(None, length, rights, MapFlags::MAP_SHARED, fd, 0) }?;
-        Ok(Ring { socket, map: map.cast(), slots, next: 0, oldest: 0, drops: AtomicU64::new(0) })
+        Ok(Ring { socket, map: map.cast(), size, next: 0, oldest: 0, drops: AtomicU64::new(0) })
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -109,18 +124,18 @@ impl Ring {
 
     fn slot(&self, slot: usize) -> *mut u8 {
         // SAFETY: the slot number is reduced to one of the mapping.
-        unsafe { self.map.as_ptr().add(slot % self.slots * SLOT) }
+        unsafe { self.map.as_ptr().add(slot % self.size.slots * self.size.slot) }
     }
 
     fn status(&self, slot: usize) -> &AtomicU32 {
-        // SAFETY: a slot begins with its status word, aligned to a page, within the mapping, which lives as long as `self`. The
+        // SAFETY: a slot begins with its status word, aligned to its size, within the mapping, which lives as long as `self`. The
         // kernel writes it as a whole.
         unsafe { AtomicU32::from_ptr(self.slot(slot).cast()) }
     }
 
     /// True if the next slot is filled.
     pub(super) fn is_ready(&self) -> bool {
-        self.next - self.oldest < self.slots
+        self.next - self.oldest < self.size.slots
             && self.status(self.next).load(Acquire) & libc::TP_STATUS_USER != 0
     }
 
@@ -138,7 +153,7 @@ impl Ring {
         let base = self.slot(slot);
         // SAFETY: the slot is this side's until its status is written, which takes `&mut self`, so the kernel does not change it
         // while the slice is borrowed. It lies within the mapping.
-        let all = unsafe { std::slice::from_raw_parts(base, SLOT) };
+        let all = unsafe { std::slice::from_raw_parts(base, self.size.slot) };
         let word = |at: usize| u32::from_ne_bytes([all[at], all[at + 1], all[at + 2], all[at + 3]]);
         let half = |at: usize| u16::from_ne_bytes([all[at], all[at + 1]]);
         // struct tpacket2_hdr: status, len, snaplen, mac, net, sec, nsec, vlan_tci, vlan_tpid.
@@ -178,8 +193,8 @@ impl Ring {
     /// Returns the number of filled slots, and of all.
     pub(super) fn waiting(&self) -> (usize, usize) {
         let filled = |slot: &usize| self.status(*slot).load(Relaxed) & libc::TP_STATUS_USER != 0;
-        let fresh = (self.next..self.oldest + self.slots).take_while(filled).count();
-        (fresh + self.next - self.oldest, self.slots)
+        let fresh = (self.next..self.oldest + self.size.slots).take_while(filled).count();
+        (fresh + self.next - self.oldest, self.size.slots)
     }
 
     /// Returns the number of frames that the kernel dropped because no slot was free.
@@ -204,6 +219,6 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         // SAFETY: the mapping was made by `new` with this length, and no reference into it outlives `self`.
-        let _ = unsafe { munmap(self.map.cast(), self.slots * SLOT) };
+        let _ = unsafe { munmap(self.map.cast(), self.size.bytes()) };
     }
 }

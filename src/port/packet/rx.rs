@@ -29,15 +29,19 @@ const VLAN_NUMBER: u16 = 0x0fff;
 
 /// Offset in a datagram of the source QPN's upper 8 bits, if it goes to a group: BTH, Q_Key, a reserved byte (IBTA 9.3.3).
 const SOURCE_UNIT: usize = 12 + 4 + 1;
-/// Index of the loopback interface's ring.
-const LOOPBACK: usize = 1;
+/// Indices of the rings.
+const OWN: usize = 0;
+const MANAGEMENT: usize = 1;
+const LOOPBACK: usize = 2;
+/// Frames of a burst after which management datagrams go first: data does not shut them out.
+const DATA_SHARE: usize = BURST / 4 * 3;
 /// Flags of a frame that is handed over: it does not show its identification; its tag precedes it.
 const HIDES_ID: u8 = 1;
 const TAGGED: u8 = 2;
 
 /// Receives from rings.
 pub(super) struct Receiver {
-    /// The ring of the interface, and of the loopback interface if other processes share the port.
+    /// The rings of the interface and of its management datagrams, and of the loopback interface if other processes share the port.
     pub(super) rings: Vec<Ring>,
     /// Frames that other processes handed over, if the port is shared. Each message is a byte of flags, the tag if there is one, and a
     /// frame without it.
@@ -174,8 +178,13 @@ impl Receiver {
 
     /// Takes the next filled slot, or a stray.
     fn next(&mut self) -> Option<Place> {
-        for (i, ring) in self.rings.iter_mut().enumerate() {
-            if let Some(slot) = ring.take() {
+        let order = if self.burst.len() < DATA_SHARE {
+            [OWN, LOOPBACK, MANAGEMENT]
+        } else {
+            [MANAGEMENT, OWN, LOOPBACK]
+        };
+        for i in order {
+            if let Some(slot) = self.rings.get_mut(i).and_then(Ring::take) {
                 return Some(Place::Slot(i, slot));
             }
         }

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 
 use super::error::PacketError;
-use super::filter::{self, Link};
+use super::filter::{self, Source};
 use super::sink::sinks;
 use crate::RxOptions;
 use crate::group::{GroupId, Member, Refused, Units};
@@ -40,7 +40,7 @@ pub(super) fn join(interface: &str) -> Result<Arc<Member>, PacketError> {
 
 /// The filters of a port's sockets.
 pub(super) struct Filters {
-    sockets: Vec<(Link, OwnedFd)>,
+    sockets: Vec<(Source, OwnedFd)>,
     /// The units to take; `None`: all.
     units: Option<Arc<Units>>,
     /// The frames that are wanted beside RoCE v2.
@@ -53,7 +53,7 @@ impl Filters {
     /// # Errors
     /// The kernel's.
     pub(super) fn attach(
-        sockets: Vec<(Link, OwnedFd)>,
+        sockets: Vec<(Source, OwnedFd)>,
         units: Option<Arc<Units>>,
     ) -> io::Result<Arc<Filters>> {
         let filters = Arc::new(Filters { sockets, units, wishes: Mutex::default() });
@@ -78,8 +78,8 @@ impl Filters {
     /// Attaches the filters. Caller must hold the lock, so that the last program has the last wish and all units.
     fn attach_all(&self, wishes: RxOptions) -> io::Result<()> {
         let units = self.units.as_ref().map(|units| units.all());
-        for (link, socket) in &self.sockets {
-            attach_filter(socket.as_fd(), &filter::program(*link, wishes, units.as_deref()))?;
+        for (source, socket) in &self.sockets {
+            attach_filter(socket.as_fd(), &filter::program(*source, wishes, units.as_deref()))?;
         }
         Ok(())
     }

@@ -6,7 +6,6 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::filter::Link;
 use super::ring::{GSO_UDP_L4, VNET_HEADER};
 use crate::TxId;
 use crate::trains::{PREFIX, Trains};
@@ -43,6 +42,13 @@ pub(super) struct Sender {
     copied: usize,
     pub(super) counts: SendCounts,
     is_reported: bool,
+}
+
+/// An interface that frames are sent on: the port's, or the loopback interface.
+#[derive(Clone, Copy)]
+enum Link {
+    Own,
+    Loopback,
 }
 
 /// A train in the outbox.
