@@ -121,6 +121,12 @@ fn rate(lanes: &[Lane], opcode: WrOpcode, length: u32) -> f64 {
     })
 }
 
+/// Returns how many redirected frames the devices of lanes have dropped, because too many were under way.
+fn dropped(lanes: &[Lane]) -> u64 {
+    let counters = lanes[0].devices.iter().flat_map(Device::counters);
+    counters.filter(|(name, _)| *name == "rx_redirect_dropped").map(|(_, count)| count).sum()
+}
+
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
@@ -136,21 +142,23 @@ fn ratios(rounds: &[[f64; 3]], of: usize) -> String {
 fn main() {
     let (one, two, crossed) = (lanes(1, false), lanes(2, false), lanes(2, true));
     println!(
-        "{:<12} {:>12} {:>12} {:>12} {:>19} {:>19}",
-        "request", "1 worker /s", "2 workers", "all crossed", "2 (budget: 1.6)", "crossed"
+        "{:<12} {:>12} {:>12} {:>12} {:>19} {:>19} {:>8}",
+        "request", "1 worker /s", "2 workers", "all crossed", "2 (budget: 1.6)", "crossed", "dropped"
     );
     for (opcode, length) in CASES {
         let round = |_| [&one, &two, &crossed].map(|lanes| rate(lanes, opcode, length));
+        let before = dropped(&crossed);
         let rounds: Vec<_> = (0..ROUNDS).map(round).collect();
         let rates = [0, 1, 2].map(|of| median(rounds.iter().map(|rates| rates[of]).collect()));
         let name = format!("{opcode:?} {length}");
         println!(
-            "{name:<12} {:>12.0} {:>12.0} {:>12.0} {:>19} {:>19}",
+            "{name:<12} {:>12.0} {:>12.0} {:>12.0} {:>19} {:>19} {:>8}",
             rates[0],
             rates[1],
             rates[2],
             ratios(&rounds, 1),
-            ratios(&rounds, 2)
+            ratios(&rounds, 2),
+            dropped(&crossed) - before
         );
     }
 }

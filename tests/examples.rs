@@ -38,7 +38,7 @@ fn folder() -> &'static Path {
         if !cfg!(debug_assertions) {
             build.arg("--release");
         }
-        assert!(build.status_in_time().expect("cargo").success(), "{build:?}");
+        assert!(build.build_in_time().expect("cargo").success(), "{build:?}");
         let this = std::env::current_exe().expect("a path");
         this.parent().and_then(Path::parent).expect("a build folder").join("examples")
     })

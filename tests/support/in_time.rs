@@ -9,8 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, sleep, spawn};
 use std::time::{Duration, Instant};
 
-/// How long a program may run: some compile, on machines that do other things as well.
+/// How long a program may run, on machines that do other things as well.
 pub(crate) const LIMIT: Duration = Duration::from_secs(300);
+/// How long a build of the project may run: one with optimizations takes several minutes on two processors.
+const BUILD_LIMIT: Duration = Duration::from_secs(3600);
 
 /// Counterparts of `Command`'s methods with a deadline.
 pub(crate) trait CommandInTime {
@@ -18,6 +20,8 @@ pub(crate) trait CommandInTime {
     fn output_in_time(&mut self) -> io::Result<Output>;
     /// As [`Command::status`].
     fn status_in_time(&mut self) -> io::Result<ExitStatus>;
+    /// As [`Command::status`], of a build of the project.
+    fn build_in_time(&mut self) -> io::Result<ExitStatus>;
 }
 
 impl CommandInTime for Command {
@@ -30,6 +34,12 @@ impl CommandInTime for Command {
     #[track_caller]
     fn status_in_time(&mut self) -> io::Result<ExitStatus> {
         Ok(self.spawn()?.wait_in_time())
+    }
+
+    #[track_caller]
+    fn build_in_time(&mut self) -> io::Result<ExitStatus> {
+        let status = ends_by(&mut self.spawn()?, Instant::now() + BUILD_LIMIT);
+        Ok(status.unwrap_or_else(|| panic!("{self:?} has not ended after {BUILD_LIMIT:?}")))
     }
 }
 

@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
+#[cfg(feature = "planted-bugs")]
 use roxie_conform::fuzz::Sequence;
 use roxie_conform::report::Report;
 use roxie_conform::verdict::Verdict;

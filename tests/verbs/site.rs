@@ -57,7 +57,7 @@ pub(crate) fn folder() -> &'static Path {
         if !cfg!(debug_assertions) {
             build.arg("--release");
         }
-        assert!(build.status_in_time().unwrap().success(), "{build:?}");
+        assert!(build.build_in_time().unwrap().success(), "{build:?}");
         let mut link = Command::new(Path::new(root).join("uverbs-shim/link"));
         assert!(link.arg(&folder).status_in_time().unwrap().success(), "{link:?}");
         folder
