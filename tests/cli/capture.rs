@@ -272,7 +272,7 @@ fn capture_has_packets_of_several_workers() {
     assert_eq!(statistics(&bytes), [sent + received, 0]);
     let workers = first.near.device.workers().unwrap().all();
     let names: Vec<_> = workers.iter().map(|e| e.inspect(|w| w.port().info().name.clone())).collect();
-    assert_eq!(names, ["packet"; 2], "the capture has left each worker");
+    assert!(names.iter().all(|name| !name.contains("pcap")), "the capture has left each worker: {names:?}");
 }
 
 #[test]

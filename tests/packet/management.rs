@@ -56,9 +56,27 @@ fn full_ring_of_data_delays_no_management() {
     let (data, request) = (to(2, false, 400), to(1, false, LENGTHS[0]));
     send_each(&mut left, std::iter::repeat_n(&data, 200));
     send_each(&mut left, std::iter::repeat_n(&request, 200));
-    assert_eq!(right.rx_burst(Nanos::ZERO), 64);
-    let requests = (0..64).filter(|i| right.rx_frame(*i).frame.len() == LENGTHS[0]).count();
-    assert_eq!(requests, 16, "a quarter of a burst");
-    right.rx_release();
+    assert_eq!(requests_in_burst(&mut right), 16, "a quarter of a burst");
     assert_eq!(take(&mut right, 400 - 64, SOON).len(), 400 - 64);
+    // Two trains, each as long as a burst.
+    let frames: Vec<_> = (0..128).map(|seed| frame(true, false, false, 400, seed)).collect();
+    for train in frames.chunks(64) {
+        let ids = arrange(&mut left, train);
+        ids.into_iter().for_each(|id| left.tx_commit(id));
+        flush(&mut left);
+    }
+    send_each(&mut left, std::iter::repeat_n(&request, 200));
+    assert_eq!(requests_in_burst(&mut right), 16, "also in the middle of a train");
+    let rest = take(&mut right, 128 + 200 - 64, SOON);
+    let data: Vec<_> = rest.iter().filter(|frame| frame.len() == 400).map(|frame| &frame[42..]).collect();
+    assert!(data == frames[48..].iter().map(|frame| &frame[42..]).collect::<Vec<_>>(), "in order");
+    assert_eq!((counter(&right, "rx_trains"), rest.len()), (2, 128 + 200 - 64));
+}
+
+/// Receives a full burst. Returns the number of management datagrams in it.
+fn requests_in_burst(port: &mut PacketPort) -> usize {
+    assert_eq!(port.rx_burst(Nanos::ZERO), 64);
+    let requests = (0..64).filter(|i| port.rx_frame(*i).frame.len() == LENGTHS[0]).count();
+    port.rx_release();
+    requests
 }

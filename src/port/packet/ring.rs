@@ -15,8 +15,8 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::udp::sys::set_int;
 
-/// Bytes of a block, which is physically contiguous: whole pages.
-const BLOCK: usize = 4096;
+/// Least bytes of a block, whose pages are physically contiguous.
+const PAGE: usize = 4096;
 /// `struct virtio_net_hdr` in front of each frame.
 pub(super) const VNET_HEADER: usize = 10;
 /// `VIRTIO_NET_HDR_GSO_UDP_L4` and `VIRTIO_NET_HDR_GSO_ECN` of `linux/virtio_net.h`.
@@ -55,7 +55,7 @@ pub(super) struct Filled<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct Size {
     pub(super) slots: usize,
-    /// Bytes of a slot: a frame and its headers. Whole blocks, or a fraction of one.
+    /// Bytes of a slot: a frame and its headers. Whole pages, or an integer fraction of a page.
     pub(super) slot: usize,
 }
 
@@ -91,7 +91,7 @@ impl Ring {
     pub(super) fn new(socket: OwnedFd, size: Size) -> io::Result<Ring> {
         let fd = socket.as_fd();
         set_int(fd, libc::SOL_PACKET, libc::PACKET_VERSION, libc::tpacket_versions::TPACKET_V2 as i32)?;
-        let block = size.slot.max(BLOCK);
+        let block = size.slot.max(PAGE);
         let request = libc::tpacket_req {
             tp_block_size: block as u32,
             tp_block_nr: (size.bytes() / block) as u32,

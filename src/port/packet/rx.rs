@@ -154,7 +154,8 @@ impl Receiver {
     pub(super) fn poll(&mut self, now: Nanos) -> usize {
         debug_assert!(self.burst.is_empty(), "rx_release comes before the next rx_burst");
         while self.burst.len() < BURST {
-            if let Some(train) = &mut self.train {
+            let is_managements = self.burst.len() >= DATA_SHARE && self.has_management();
+            if let Some(train) = self.train.as_mut().filter(|_| !is_managements) {
                 let (destination, is_for_all) = (train.destination, train.is_for_all);
                 let shown = train.show();
                 if train.next == train.end {
@@ -162,7 +163,7 @@ impl Receiver {
                 }
                 let offset = shown.start;
                 self.take_or_hand_over(shown, offset, destination, is_for_all);
-            } else if let Some(place) = self.next() {
+            } else if let Some(place) = self.next(is_managements) {
                 if let Err(refusal) = self.accept(place, now) {
                     self.count(&refusal);
                 }
@@ -176,13 +177,14 @@ impl Receiver {
         self.burst.len()
     }
 
-    /// Takes the next filled slot, or a stray.
-    fn next(&mut self) -> Option<Place> {
-        let order = if self.burst.len() < DATA_SHARE {
-            [OWN, LOOPBACK, MANAGEMENT]
-        } else {
-            [MANAGEMENT, OWN, LOOPBACK]
-        };
+    /// True if a management datagram waits.
+    fn has_management(&self) -> bool {
+        self.rings.get(MANAGEMENT).is_some_and(Ring::is_ready)
+    }
+
+    /// Takes the next filled slot, of management if it is its turn, or a stray.
+    fn next(&mut self, is_managements: bool) -> Option<Place> {
+        let order = if is_managements { [MANAGEMENT, OWN, LOOPBACK] } else { [OWN, LOOPBACK, MANAGEMENT] };
         for i in order {
             if let Some(slot) = self.rings.get_mut(i).and_then(Ring::take) {
                 return Some(Place::Slot(i, slot));
@@ -251,6 +253,10 @@ impl Receiver {
             }
             return Ok(());
         };
+        // Short datagrams to QP1 that the kernel merged: no management datagram, and not to displace a train in front.
+        if self.train.is_some() {
+            return Err(Refusal::Malformed);
+        }
         let mut headers: [u8; MAX_HEADERS] = *frame.first_chunk().ok_or(Refusal::Malformed)?;
         let out = Outgoing::parse(&headers, frame.len()).ok_or(Refusal::Malformed)?;
         let (next, end) = (out.udp + 8, frame.len());
