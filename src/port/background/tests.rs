@@ -47,13 +47,29 @@ fn drop_waits_until_all_is_written_in_order() {
 }
 
 #[test]
+fn file_ends_with_its_last_writer() {
+    let (pipe, allow, reader) = pipe();
+    (0..100).for_each(|_| allow.send(()).unwrap());
+    let mut first = Background::new(pipe).unwrap();
+    let mut second = first.clone();
+    let progress = first.progress();
+    first.write_all(&[1]).unwrap();
+    drop(first);
+    assert!(!progress.has_ended());
+    second.write_all(&[2]).unwrap();
+    drop(second);
+    assert!(progress.has_ended());
+    assert_eq!(reader.try_iter().flatten().collect::<Vec<u8>>(), [1, 2]);
+}
+
+#[test]
 fn full_queue_refuses_whole_block_without_waiting() {
     let (pipe, allow, reader) = pipe();
     let mut file = Background::with_limits(pipe, 100, GRACE).unwrap();
     let progress = file.progress();
     file.write_all(&[1; 60]).unwrap();
     // The thread has taken the bytes and blocks in its write; the queue is empty.
-    until(|| file.shared.lock().taken == 60);
+    until(|| file.0.shared.lock().taken == 60);
     file.write_all(&[2; 60]).unwrap();
     assert_eq!(file.write(&[3; 60]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
     assert_eq!(progress.unwritten(), 120);
@@ -76,7 +92,7 @@ fn refused_writes_are_reported_in_file() {
     let (pipe, allow, reader) = pipe();
     let mut file = counted(pipe);
     file.write_all(&[101; 60]).unwrap();
-    until(|| file.shared.lock().taken == 60);
+    until(|| file.0.shared.lock().taken == 60);
     file.write_all(&[102; 60]).unwrap();
     for _ in 0..3 {
         assert_eq!(file.write(&[103; 60]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
@@ -122,7 +138,7 @@ fn write_out_waits_for_files_up_to_limit() {
         file.write_all(&i.to_be_bytes()).unwrap();
     }
     // Not the global `write_out`: files of other tests may be blocked.
-    assert!(file.shared.write_out(Instant::now() + GRACE));
+    assert!(file.0.shared.write_out(Instant::now() + GRACE));
     let all: Vec<u8> = reader.try_iter().flatten().collect();
     assert_eq!(all, (0..1000u16).flat_map(u16::to_be_bytes).collect::<Vec<u8>>());
 
@@ -133,12 +149,12 @@ fn write_out_waits_for_files_up_to_limit() {
     assert!(!write_out(Duration::from_millis(20)));
     assert!(start.elapsed() >= Duration::from_millis(20));
     // A thread interrupted inside a write holds the lock. The call must return all the same.
-    let state = file.shared.lock();
+    let state = file.0.shared.lock();
     assert!(!write_out(Duration::from_millis(20)));
     drop(state);
     assert_eq!(reader.try_iter().count(), 0);
     allow.send(()).unwrap();
-    assert!(file.shared.write_out(Instant::now() + GRACE), "once it is read");
+    assert!(file.0.shared.write_out(Instant::now() + GRACE), "once it is read");
     assert_eq!(reader.try_iter().collect::<Vec<_>>(), [b"lost"]);
 }
 
