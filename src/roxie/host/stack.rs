@@ -36,8 +36,9 @@ impl Stack {
 
     /// Like [`on`](Self::on), with these times in the capture.
     pub(super) fn on_at(&self, port: Box<dyn Port>, times: Timestamps) -> Result<Box<dyn Port>, OpenError> {
+        let port = self.below_capture(port)?;
         let recorder = self.recorder(&*port, times)?;
-        self.with_recorder(port, recorder)
+        Ok(captured(port, recorder))
     }
 
     /// Like [`on`](Self::on), for the ports of several workers. There is one capture for all.
@@ -45,13 +46,15 @@ impl Stack {
     /// # Errors
     /// As those of [`on`](Self::on).
     pub(super) fn on_all(&self, ports: Vec<Box<dyn Port>>) -> Result<Vec<Box<dyn Port>>, OpenError> {
+        let ports = ports.into_iter().map(|port| self.below_capture(port));
+        let ports = ports.collect::<Result<Vec<_>, _>>()?;
         let mut first = match ports.first() {
             Some(port) => self.recorder(&**port, Timestamps::WallClock)?,
             None => None,
         };
         let others: Vec<_> = ports.iter().skip(1).map(|_| first.as_mut().map(Recorder::beside)).collect();
         let recorders = std::iter::once(first).chain(others);
-        ports.into_iter().zip(recorders).map(|(port, recorder)| self.with_recorder(port, recorder)).collect()
+        Ok(ports.into_iter().zip(recorders).map(|(port, recorder)| captured(port, recorder)).collect())
     }
 
     /// Returns the recorder of the capture, if one is asked for.
@@ -66,11 +69,8 @@ impl Stack {
         recorder.map(Some).map_err(|source| OpenError::Capture { path: path.clone(), source })
     }
 
-    fn with_recorder(
-        &self,
-        port: Box<dyn Port>,
-        recorder: Option<Recorder<Background>>,
-    ) -> Result<Box<dyn Port>, OpenError> {
+    /// Returns the port with its layers but the capture.
+    fn below_capture(&self, port: Box<dyn Port>) -> Result<Box<dyn Port>, OpenError> {
         let port: Box<dyn Port> = if self.fault.is_none() && self.rules.is_empty() {
             port
         } else {
@@ -83,10 +83,13 @@ impl Stack {
             }
             Box::new(port)
         };
-        let port = Box::new(LoopbackPort::new(port, LOOPBACK_DEPTH));
-        Ok(match recorder {
-            Some(recorder) => Box::new(PcapPort::with_recorder(port, recorder)),
-            None => port,
-        })
+        Ok(Box::new(LoopbackPort::new(port, LOOPBACK_DEPTH)))
+    }
+}
+
+fn captured(port: Box<dyn Port>, recorder: Option<Recorder<Background>>) -> Box<dyn Port> {
+    match recorder {
+        Some(recorder) => Box::new(PcapPort::with_recorder(port, recorder)),
+        None => port,
     }
 }
