@@ -8,7 +8,7 @@ use super::packet_rule::PacketRule;
 use roxie_port::Port;
 use roxie_port::fault::{FaultConfig, FaultPort};
 use roxie_port::loopback::LoopbackPort;
-use roxie_port::pcap::{Background, PcapPort, Recorder, Timestamps};
+use roxie_port::pcap::{PcapPort, Recorder, Timestamps};
 
 /// Maximum number of looped-back frames in flight.
 const LOOPBACK_DEPTH: usize = 512;
@@ -36,9 +36,7 @@ impl Stack {
 
     /// Like [`on`](Self::on), with these times in the capture.
     pub(super) fn on_at(&self, port: Box<dyn Port>, times: Timestamps) -> Result<Box<dyn Port>, OpenError> {
-        let port = self.below_capture(port)?;
-        let recorder = self.recorder(&*port, times)?;
-        Ok(captured(port, recorder))
+        Ok(self.on_all_at(vec![port], times)?.remove(0))
     }
 
     /// Like [`on`](Self::on), for the ports of several workers. There is one capture for all.
@@ -46,27 +44,24 @@ impl Stack {
     /// # Errors
     /// As those of [`on`](Self::on).
     pub(super) fn on_all(&self, ports: Vec<Box<dyn Port>>) -> Result<Vec<Box<dyn Port>>, OpenError> {
-        let ports = ports.into_iter().map(|port| self.below_capture(port));
-        let ports = ports.collect::<Result<Vec<_>, _>>()?;
-        let mut first = match ports.first() {
-            Some(port) => self.recorder(&**port, Timestamps::WallClock)?,
-            None => None,
-        };
-        let others: Vec<_> = ports.iter().skip(1).map(|_| first.as_mut().map(Recorder::beside)).collect();
-        let recorders = std::iter::once(first).chain(others);
-        Ok(ports.into_iter().zip(recorders).map(|(port, recorder)| captured(port, recorder)).collect())
+        self.on_all_at(ports, Timestamps::WallClock)
     }
 
-    /// Returns the recorder of the capture, if one is asked for.
-    fn recorder(
+    fn on_all_at(
         &self,
-        port: &dyn Port,
+        ports: Vec<Box<dyn Port>>,
         times: Timestamps,
-    ) -> Result<Option<Recorder<Background>>, OpenError> {
-        let Some(path) = &self.capture else { return Ok(None) };
+    ) -> Result<Vec<Box<dyn Port>>, OpenError> {
+        let ports = ports.into_iter().map(|port| self.below_capture(port));
+        let ports = ports.collect::<Result<Vec<_>, _>>()?;
+        let (Some(path), Some(first)) = (&self.capture, ports.first()) else { return Ok(ports) };
         let file = File::create(path);
-        let recorder = file.and_then(|file| Recorder::to_file(port.info().interface_or_name(), file, times));
-        recorder.map(Some).map_err(|source| OpenError::Capture { path: path.clone(), source })
+        let name = first.info().interface_or_name();
+        let recorder = file.and_then(|file| Recorder::to_file(name, file, times));
+        let recorder = recorder.map_err(|source| OpenError::Capture { path: path.clone(), source })?;
+        let recorders = recorder.for_ports(ports.len());
+        let captured = |(port, recorder)| Box::new(PcapPort::with_recorder(port, recorder)) as Box<dyn Port>;
+        Ok(ports.into_iter().zip(recorders).map(captured).collect())
     }
 
     /// Returns the port with its layers but the capture.
@@ -84,12 +79,5 @@ impl Stack {
             Box::new(port)
         };
         Ok(Box::new(LoopbackPort::new(port, LOOPBACK_DEPTH)))
-    }
-}
-
-fn captured(port: Box<dyn Port>, recorder: Option<Recorder<Background>>) -> Box<dyn Port> {
-    match recorder {
-        Some(recorder) => Box::new(PcapPort::with_recorder(port, recorder)),
-        None => port,
     }
 }

@@ -78,8 +78,8 @@ impl LiveCapture {
             Recorder::live(&interface, Out { stream: out, allowed: Some(allowed) }, snap_length)
                 .map_err(failed)?;
         let progress = recorder.progress();
-        let others: Vec<_> = workers.all().iter().skip(1).map(|_| recorder.beside()).collect();
-        for (engine, recorder) in workers.all().iter().zip(std::iter::once(recorder).chain(others)) {
+        let engines = workers.all();
+        for (engine, recorder) in engines.iter().zip(recorder.for_ports(engines.len())) {
             if let Some(recorder) = engine.attach_capture(recorder) {
                 detach(device);
                 recorder.close();
