@@ -99,21 +99,34 @@ pub fn unreached(coverage: &Coverage) -> Vec<String> {
 
 /// Why a timer move is impossible, or `None` if it can occur.
 fn impossible(step: TimerTransition) -> Option<&'static str> {
-    use Timer::{Ack, Idle, Rnr};
-    use TimerCause::{Command, Sent, SentPaced, Time};
+    use Timer::{Ack, Idle, Quiet, Rnr};
+    use TimerCause::{Command, Packet, Sent, SentPaced, Time};
     match (step.from, step.by, step.to) {
-        (Idle | Ack, Sent | SentPaced, Rnr) => Some("a packet that leaves asks for no pause"),
-        (Ack | Rnr, Sent | SentPaced, Idle) => Some("a packet that leaves ends no wait"),
-        (Rnr, Sent | SentPaced, Ack) => Some("only answers leave during a pause"),
-        (Idle, Time, Ack | Rnr) => Some("time ends waits and begins none"),
-        (Ack, Time, Rnr) => Some("time asks for no pause"),
-        (Rnr, Time, Ack) => Some("a pause ends before the first packet leaves again"),
-        (Idle, Command, Ack | Rnr) => Some("a command sends nothing"),
-        (Ack, Command, Rnr) | (Rnr, Command, Ack) => Some("a command is no answer"),
-        (Ack, Sent, Ack) if step.renewed => Some("the oldest packet decides, not the newest"),
+        (Quiet, SentPaced, _) | (_, SentPaced, Quiet) => Some("a packet of a controlled rate asks"),
+        (Idle | Ack | Quiet, Sent | SentPaced, Rnr) => Some("a packet that leaves asks for no pause"),
+        (Ack, Sent, Quiet) => Some("a packet that leaves answers nothing"),
+        (Ack | Rnr | Quiet, Sent | SentPaced, Idle) => Some("a packet that leaves ends no wait"),
+        (Rnr, Sent | SentPaced, Ack | Quiet) => Some("only answers leave during a pause"),
+        (Idle, Time, Ack | Rnr | Quiet) => Some("time ends waits and begins none"),
+        (Ack | Quiet, Time, Rnr) => Some("time asks for no pause"),
+        (Ack, Time, Quiet) | (Quiet, Time, Ack) => Some("a timer that expires stops until a packet leaves"),
+        (Rnr, Time, Ack | Quiet) => Some("a pause ends before the first packet leaves again"),
+        (Idle, Command, Ack | Rnr | Quiet) => Some("a command sends nothing"),
+        (Quiet, Packet, Ack) => Some("only a packet that leaves asks"),
+        (Quiet, Command, Ack) => Some("a command asks for nothing"),
+        (Ack | Quiet, Command, Rnr) | (Rnr, Command, Ack | Quiet) | (Ack, Command, Quiet) => {
+            Some("a command is no answer")
+        }
+        (Ack, Sent, Ack) | (Quiet, Sent, Quiet) if step.renewed => {
+            Some("the oldest packet decides, not the newest")
+        }
         (Rnr, Sent | SentPaced | Time | Command, Rnr) if step.renewed => Some("a pause is not prolonged"),
-        (Ack, Time, Ack) if step.renewed => Some("a timer that was put off keeps its time"),
-        (Ack, Command, Ack) if step.renewed => Some("no script changes the timeout: `tests/transport` does"),
+        (Ack, Time, Ack) | (Quiet, Time, Quiet) if step.renewed => {
+            Some("a timer that was put off keeps its time")
+        }
+        (Ack, Command, Ack) | (Quiet, Command, Quiet) if step.renewed => {
+            Some("no script changes the timeout: `tests/transport` does")
+        }
         _ => None,
     }
 }
@@ -209,6 +222,7 @@ fn describe(step: TimerTransition) -> String {
         Timer::Idle => "nothing",
         Timer::Ack => "an acknowledgement",
         Timer::Rnr => "a receive at the peer",
+        Timer::Quiet => "the time to ask",
     };
     let by = match step.by {
         TimerCause::Sent => "a packet left",

@@ -7,6 +7,7 @@
 //! ```text
 //! requests   are retransmitted bit by bit, except for AckReq
 //!            do not leave after SQ_DRAINED
+//! probes     take the place of no request: their PSN is acknowledged
 //! responses  go back only to a repeated request
 //!            are ACKs only for requests without a response of their own
 //!            that overtake others make their requester go back once
@@ -30,6 +31,11 @@ use roxie::wire::{Operation, Packet, Position, Psn, Qpn, Reth, Syndrome, parse, 
 
 use crate::congested::{AT_ONCE, Congested, is_notification};
 use crate::repeats::Repeats;
+
+/// True for a duplicate WRITE without payload that asks for an acknowledgement.
+fn is_probe(packet: &Packet) -> bool {
+    packet.bth.ack_req && packet.reth() == Some(Reth { va: 0, rkey: 0, dma_len: 0 })
+}
 
 /// A QP of a reliable service, as its host sees it.
 #[derive(Debug)]
@@ -66,8 +72,12 @@ struct Asked {
 #[derive(Debug)]
 struct Line {
     known: Known,
+    /// Its rate may be limited: what is asked for again may be held back.
+    paced: bool,
     /// Digest of the sent request, by PSN.
     sent: HashMap<Psn, u64>,
+    /// The PSN after the last one that a response acknowledged. `None`: none yet.
+    acknowledged: Option<Psn>,
     /// PSN of the last RNR NAK, and the number of consecutive ones.
     not_ready: Option<(Psn, u32)>,
     /// A response that overtook another made the requester go back, and nothing new was acknowledged since.
@@ -94,7 +104,9 @@ impl Line {
     fn new(known: Known) -> Line {
         Line {
             known,
+            paced: false,
             sent: HashMap::new(),
+            acknowledged: None,
             not_ready: None,
             went_back: false,
             repeats: Repeats::default(),
@@ -187,13 +199,19 @@ impl Line {
         let syndrome = packet.aeth().map(|aeth| Syndrome::from(aeth.syndrome));
         let asks = packet.info().operation == Operation::SelectiveAcknowledge;
         let positive = !asks && syndrome.is_none_or(|syndrome| matches!(syndrome, Syndrome::Ack { .. }));
+        let acknowledged = match verdict {
+            "acknowledges" => Some(psn.next()),
+            _ if verdict.ends_with("send again") || verdict.contains("wait") => Some(psn),
+            _ => None,
+        };
+        self.acknowledged = acknowledged.or(self.acknowledged);
         match verdict {
             "acknowledges" if self.known.selective => self.repeats.acknowledged(psn),
             "acknowledges" => self.went_back = false,
             "implied NAK: go back and send again" => self.went_back = true,
             _ if verdict.starts_with("came early") => self.repeats.overtaken(psn),
             _ if verdict.starts_with("asked for") => self.repeats.overtaken(psn),
-            "stale: already going back" if positive => {
+            "stale: already going back" if positive && !(self.paced && self.known.selective) => {
                 let (name, is_asked) = (&self.known.name, self.went_back || self.repeats.are_before(psn));
                 assert!(is_asked, "{name}: {packet} overtakes what was asked, and nothing is asked again");
             }
@@ -208,6 +226,15 @@ impl Line {
     /// Checks a request that is sent.
     fn request_leaves(&mut self, packet: &Packet, frame: &Frame<'_>) {
         assert!(!self.drained, "{}: {packet} leaves, and it was said to be drained", self.known.name);
+        if is_probe(packet) {
+            let (name, psn) = (&self.known.name, packet.bth.psn);
+            let is_new = match self.acknowledged {
+                Some(acknowledged) => acknowledged != psn.next(),
+                None => self.sent.contains_key(&psn),
+            };
+            assert!(!is_new, "{name}: {packet} takes the place of a request, after {:?}", self.acknowledged);
+            return;
+        }
         // With selective repeat, a READ is asked for in parts of any length.
         let in_parts = self.known.selective && packet.info().operation == Operation::ReadRequest;
         let place = |reth: Reth| reth.va ^ u64::from(reth.rkey);
@@ -282,6 +309,8 @@ struct Book {
     congested: Congested,
     /// Packets have different priorities in this run.
     priorities: bool,
+    /// Rates are limited in this run.
+    paced: bool,
     /// QPs by host and own QPN.
     lines: HashMap<(usize, Qpn), Line>,
     /// Own QPN, by host and peer's QPN.
@@ -313,7 +342,8 @@ impl Witnesses {
         let mut book = self.book();
         book.by_peer.retain(|(of, _), own| *of != host || *own != known.qpn);
         book.by_peer.insert((host, known.peer), known.qpn);
-        book.lines.insert((host, known.qpn), Line::new(known));
+        let paced = book.paced;
+        book.lines.insert((host, known.qpn), Line { paced, ..Line::new(known) });
     }
 
     /// Calls `f` with the congestion rules.
@@ -321,10 +351,10 @@ impl Witnesses {
         f(&mut self.book().congested)
     }
 
-    /// Sets whether packets have different priorities, and the number of slots of a port.
-    pub fn expect(&self, priorities: bool, slots: usize) {
+    /// Sets whether packets have different priorities, whether rates are limited, and the number of slots of a port.
+    pub fn expect(&self, priorities: bool, paced: bool, slots: usize) {
         let mut book = self.book();
-        (book.priorities, book.congested.roomy) = (priorities, slots >= 1_024);
+        (book.priorities, book.paced, book.congested.roomy) = (priorities, paced, slots >= 1_024);
     }
 
     /// Notes that the application is about to move the QP to SQD, or out of it.

@@ -110,7 +110,8 @@ impl<'a> World<'a> {
             capture: capture.map(Path::to_owned),
         };
         let priorities = script.channels.iter().any(|channel| channel.sl > 0);
-        world.witnesses.expect(priorities, script.hosts.slots);
+        let paced = script.has(|action| matches!(action, Action::Brake(..) | Action::Limit(..)));
+        world.witnesses.expect(priorities, paced, script.hosts.slots);
         for number in 0..script.hosts.count {
             world.net.attach(number, world.host(number));
         }

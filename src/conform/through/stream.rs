@@ -154,6 +154,11 @@ impl Stream {
     /// Takes a request from its sender.
     pub(super) fn request_sent(&mut self, packet: &Packet, now: Nanos, rules: &mut Tally) {
         let (psn, info) = (packet.bth.psn, packet.info());
+        if self.is_probe(packet) {
+            self.last_asks |= packet.bth.ack_req;
+            self.changed = now;
+            return;
+        }
         if psn != self.next && !psn.is_before(self.next) {
             self.infer(psn);
         }
@@ -180,6 +185,12 @@ impl Stream {
         }
         self.after_last = end;
         self.changed = now;
+    }
+
+    /// True for a WRITE of no bytes with an acknowledged PSN. It asks for an acknowledgement of the requests that did not.
+    fn is_probe(&self, packet: &Packet) -> bool {
+        let is_empty_write = packet.info().operation == Operation::Write && packet.payload.is_empty();
+        is_empty_write && packet.bth.psn.is_before(self.oldest)
     }
 
     fn sent_again(&mut self, psn: Psn, now: Nanos, rules: &mut Tally) {

@@ -156,6 +156,23 @@ fn unanswered_request_is_not_recovered() {
 }
 
 #[test]
+fn probe_is_no_retransmission() {
+    let probed = || {
+        let mut line = Line::default();
+        line.pass(&write(0));
+        line.pass(&ack(0, 1));
+        line.pass(&request(Opcode::RC_SEND_ONLY, 1).data(&[1; 8]));
+        line.pass(&request(Opcode::RC_WRITE_ONLY, 0).reth(0, 0, 0).ack());
+        line
+    };
+    probed().breaks("recovers", "not acknowledged");
+    let mut line = probed();
+    line.pass(&ack(1, 2));
+    line.keeps("recovers");
+    assert_eq!(line.verdict("again_from_the_oldest").0, Verdict::NotTested);
+}
+
+#[test]
 fn rnr_wait_is_measured() {
     // Code 12: 0.64 ms.
     for (pause, is_kept) in [(Nanos(100_000), false), (Nanos(700_000), true)] {

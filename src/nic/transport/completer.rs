@@ -316,10 +316,11 @@ impl Qp {
             r.note_progress(ctx.now, longest);
         }
         //= IBTA 9.7.6.1.3: timer-runs-while-something-is-outstanding
-        r.retransmit_at = match r.ack_timeout {
-            Some(timeout) if una != r.sent_end => ctx.now + timeout,
-            _ => Nanos::MAX,
-        };
+        if una == r.sent_end {
+            r.retransmit_at = Nanos::MAX;
+        } else {
+            r.start_timer(ctx.now);
+        }
         if behind {
             r.rewind_to(una);
             r.skip_what_came();
@@ -370,6 +371,7 @@ impl Qp {
         {
             r.retransmit_at = ctx.now + timeout;
         }
+        self.requester.ask(ctx.limits);
     }
 
     /// Completes the oldest work request with `status`, flushes all others and enters the error state: SQE for services

@@ -46,7 +46,7 @@ counters! {
     early_kept,
     /// Selective repeat: acknowledgements received that ask for missing packets.
     rcvd_sacks,
-    /// Selective repeat: packets sent again because nothing was acknowledged for a few round trips.
+    /// Probes for an acknowledgement: none was asked for, or with selective repeat none came for a few round trips.
     tail_probes,
     /// Duplicate requests received.
     duplicate_request,

@@ -37,11 +37,13 @@ pub enum Timer {
     Ack,
     /// RNR wait, for which the receiver has asked.
     Rnr,
+    /// No acknowledgement is asked for; expiry causes a probe that asks.
+    Quiet,
 }
 
 impl Timer {
     /// All values.
-    pub const ALL: [Timer; 3] = [Timer::Idle, Timer::Ack, Timer::Rnr];
+    pub const ALL: [Timer; 4] = [Timer::Idle, Timer::Ack, Timer::Rnr, Timer::Quiet];
 }
 
 /// Cause of a timer transition.
@@ -175,7 +177,7 @@ const NOTICES: usize = 8;
 const STATES: usize = 7;
 const PLACES: usize = 6;
 const OPCODES: usize = 256;
-const MOVES: usize = 3 * 5 * 3 * 2;
+const MOVES: usize = 4 * 5 * 4 * 2;
 
 /// Number of occurrences of each case.
 #[derive(Clone, Debug)]
@@ -204,7 +206,7 @@ impl Coverage {
     }
 
     fn move_index(step: TimerTransition) -> usize {
-        ((step.from as usize * 5 + step.by as usize) * 3 + step.to as usize) * 2 + usize::from(step.renewed)
+        ((step.from as usize * 5 + step.by as usize) * 4 + step.to as usize) * 2 + usize::from(step.renewed)
     }
 
     fn receipt_index(receipt: Receipt) -> usize {
@@ -283,6 +285,7 @@ mod record {
             let timer = match (r.sending, r.retransmit_at) {
                 (Sending::RnrWait(_), _) => Timer::Rnr,
                 (_, Nanos::MAX) => Timer::Idle,
+                _ if r.is_quiet() => Timer::Quiet,
                 _ => Timer::Ack,
             };
             Watch(timer, qp.deadline())

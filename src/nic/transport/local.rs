@@ -47,7 +47,11 @@ impl Qp {
             if !wqe.started {
                 // Payload of planned packets must be gathered from the region's current pages first.
                 let pages_in_use = ctx.gathers_pending && wqe.wr.opcode == WrOpcode::FastRegister;
-                if pages_in_use || self.requester.local_work_waits() {
+                if pages_in_use {
+                    return false;
+                }
+                if self.requester.local_work_waits() {
+                    self.requester.ask(ctx.limits);
                     return false;
                 }
                 //= IBTA 10.6.7: bind-takes-effect-in-its-turn
@@ -59,6 +63,10 @@ impl Qp {
             }
             self.requester.pass();
             self.complete_local_work(ctx);
+            // Its completion comes after that of the work requests before it.
+            if self.requester.asks_at_its_end(self.sig_all, wqe.wr.flags) {
+                self.requester.ask(ctx.limits);
+            }
         }
         false
     }

@@ -18,6 +18,7 @@
 //!
 //! * `selective_requests` with `scoreboard`, `early_packets` with `early`: selective repeat, the requester's and the responder's half;
 //!   `early_responses`: responses to READs.
+//! * `asking`: which packets ask for an acknowledgement; `credits`: end-to-end credits.
 //! * `local`: work requests that send no packet.
 //! * `memory`: protection keys, and the memory that each of them grants.
 //! * `unacknowledged`: common part of the services without acknowledgements, where a request is complete once it is
@@ -37,9 +38,11 @@ macro_rules! invariant {
 }
 
 mod address;
+mod asking;
 mod check;
 mod completer;
 pub mod coverage;
+mod credits;
 mod duplicates;
 mod early;
 mod early_packets;
@@ -305,7 +308,8 @@ pub struct TxPlan {
 impl TxPlan {
     /// True for packets with data, which ECN-capable switches may mark: requests, and replies with payload.
     pub(crate) fn carries_data(&self) -> bool {
-        self.payload_len > 0 || matches!(self.origin, Origin::Request | Origin::Unacknowledged)
+        self.payload_len > 0
+            || matches!(self.origin, Origin::Request | Origin::Probe | Origin::Unacknowledged)
     }
 
     /// True for a first transmission.
@@ -318,6 +322,8 @@ impl TxPlan {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     Request,
+    /// A probe for an acknowledgement.
+    Probe,
     Reply,
     /// A request of a service without acknowledgements. Complete when its last packet is sent.
     Unacknowledged,

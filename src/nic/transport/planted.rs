@@ -93,6 +93,8 @@ pub enum PlantedBug {
     DepthsAreSwapped,
     /// A marked READ response causes no CNP.
     MarkedResponsesAreSilent,
+    /// A probe has the PSN of the oldest packet that is not acknowledged, and is executed in its place if it was lost.
+    ProbeIsExecuted,
     /// No bug: disables the fast path (`fast_path`).
     LongWay,
 }
@@ -123,7 +125,7 @@ mod switch {
 
     impl PlantedBug {
         /// Bugs of the transport, which a peer or an application of the NIC can see.
-        pub const ALL: [PlantedBug; 42] = [
+        pub const ALL: [PlantedBug; 43] = [
             PlantedBug::NoDuplicateCheck,
             PlantedBug::AckBeforeReadResponse,
             PlantedBug::PsnCompareWithoutWrap,
@@ -166,6 +168,7 @@ mod switch {
             PlantedBug::WindowOpensToAllQps,
             PlantedBug::DepthsAreSwapped,
             PlantedBug::MarkedResponsesAreSilent,
+            PlantedBug::ProbeIsExecuted,
         ];
 
         /// Plants a bug in all QPs that this thread drives; `None` removes it.

@@ -172,6 +172,7 @@ impl Qp {
             let timeout = self.requester.ack_timeout;
             self.requester.retransmit_at = timeout.map_or(Nanos::MAX, |timeout| ctx.now + timeout);
         }
+        self.requester.set_asking(self.qp_type, &self.attributes, self.pacing.is_on());
         if attr.max_dest_rd_atomic.is_some() {
             self.responder.set_resources(self.attributes.max_dest_rd_atomic);
         }
@@ -190,6 +191,7 @@ impl Qp {
         } else {
             self.drain_requested |= attr.en_sqd_async_notify == Some(true);
             self.report_drained(ctx);
+            self.requester.ask(ctx.limits);
         }
     }
 
@@ -422,7 +424,7 @@ impl Qp {
         if self.pacing.holds() {
             return self.has_unpaced();
         }
-        self.responder.has_replies() || (self.may_send_requests() && !self.must_wait(limits.window))
+        self.responder.has_replies() || self.has_request(limits)
     }
 
     /// Plans the next packet. Its payload is described in `Output::gather`.
@@ -453,7 +455,7 @@ impl Qp {
         ctx.counters.sent_pkts += 1;
         ctx.counters.sent_bytes += u64::from(plan.payload_len);
         match plan.origin {
-            Origin::Request => {
+            Origin::Request | Origin::Probe => {
                 self.turns.request_left(self.responder.has_replies());
                 self.request_sent(ctx, plan);
             }

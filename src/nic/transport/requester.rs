@@ -11,6 +11,7 @@
 //! built from its work request: to `una`, or with selective repeat to the oldest lost packet. `sent_end` never moves back:
 //! PSNs from there on were never sent, so that no valid response acknowledges them.
 
+use super::asking;
 use super::planted::PlantedBug;
 use super::replies::Reply;
 use super::rules::{Segment, packets_for, packets_of};
@@ -21,7 +22,7 @@ use super::{Cause, Ctx, Origin, Qp, TxPlan, TxReason};
 use crate::verbs::{Access, QpState, SendFlags, WcStatus, WrOpcode};
 use roxie_base::limits::{Limits, MAX_MESSAGE};
 use roxie_base::time::Nanos;
-use roxie_wire::{AtomicEth, Bth, Ext, Feth, Opcode, Psn, Reth, credits};
+use roxie_wire::{AtomicEth, Bth, Ext, Feth, Opcode, Psn, Reth};
 
 /// Largest distance at which the order of two PSNs is known.
 pub(super) const HALF_CIRCLE: u32 = 1 << 23;
@@ -55,8 +56,14 @@ pub(super) struct Requester {
     pub(super) sent_end: Psn,
     /// Number of READs and atomics between tail and next: sent, and their response is outstanding.
     pub(super) reads_outstanding: u32,
+    /// Unsignaled messages do not ask for an acknowledgement at their end.
+    pub(super) asks_late: bool,
     /// Number of packets since the last one that asked for an acknowledgement.
     pub(super) since_ack_request: u32,
+    /// The PSN after the last packet that asked for an acknowledgement.
+    pub(super) asked: Psn,
+    /// A probe is to ask for an acknowledgement, unless another packet does before.
+    pub(super) probe_due: bool,
     /// Selective repeat, if agreed with the peer.
     pub(super) scoreboard: Option<Box<Scoreboard>>,
     /// Time to wait for an acknowledgement: the local ACK timeout, or less with selective repeat.
@@ -87,7 +94,10 @@ impl Requester {
             una: Psn::new(0),
             sent_end: Psn::new(0),
             reads_outstanding: 0,
+            asks_late: false,
             since_ack_request: 0,
+            asked: Psn::new(0),
+            probe_due: false,
             scoreboard: None,
             ack_timeout: None,
             retransmit_at: Nanos::MAX,
@@ -106,6 +116,7 @@ impl Requester {
         self.psn = psn;
         self.una = psn;
         self.sent_end = psn;
+        self.asked = psn;
     }
 
     /// Removes all work requests and resets the state.
@@ -120,6 +131,7 @@ impl Requester {
         self.next = self.queue.head();
         self.next_packet = 0;
         self.sending = Sending::Open;
+        (self.asks_late, self.probe_due) = (false, false);
     }
 
     /// Ends an RNR wait.
@@ -167,14 +179,6 @@ impl Requester {
         self.since_ack_request = 0;
     }
 
-    /// True if the next packet asks for an acknowledgement. `last`: it ends its message, or has a response.
-    //= IBTA 9.7.3: ack-is-asked-for
-    #[inline(always)]
-    pub(super) fn asks(&self, last: bool, in_flight: u32, limits: &Limits) -> bool {
-        let window_closes = in_flight + 1 >= limits.window;
-        last || window_closes || self.since_ack_request + 1 >= limits.ack_request_interval
-    }
-
     /// Returns the number of packets in flight. Computed modulo 2^24: a READ of 2^31 bytes can move the position 2^23
     /// PSNs ahead, too far for a signed distance. The position is never behind `una`.
     pub(super) fn in_flight(&self) -> u32 {
@@ -183,8 +187,16 @@ impl Requester {
 }
 
 impl Qp {
-    /// Plans the next request packet. A work request that cannot be sent is marked, and fails once it is the oldest.
+    /// Plans the next request packet, or if there is none the probe that is due.
     pub(super) fn next_request(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
+        self.next_of_queue(ctx).or_else(|| {
+            let psn = self.requester.due_probe()?;
+            Some(asking::probe(Bth { psn, ..self.bth() }))
+        })
+    }
+
+    /// Plans the next packet of the send queue. A work request that cannot be sent is marked, and fails once it is the oldest.
+    fn next_of_queue(&mut self, ctx: &mut Ctx<'_>) -> Option<TxPlan> {
         if !self.may_send_requests() {
             return None;
         }
@@ -208,7 +220,12 @@ impl Qp {
     /// True if something other than an ACK is ready to be sent: a request, a response or a NAK.
     pub fn is_pressing(&self, limits: &Limits) -> bool {
         let acknowledges = matches!(self.responder.replies.front(), None | Some(Reply::Ack { .. }));
-        !acknowledges || (!self.pacing.holds() && self.may_send_requests() && !self.must_wait(limits.window))
+        !acknowledges || (!self.pacing.holds() && self.has_request(limits))
+    }
+
+    /// True if a request or a probe is ready to be sent.
+    pub(super) fn has_request(&self, limits: &Limits) -> bool {
+        self.requester.probe_due || (self.may_send_requests() && !self.must_wait(limits.window))
     }
 
     /// True if a work request is waiting and neither failed nor blocked by the QP's state or an RNR wait.
@@ -266,7 +283,7 @@ impl Qp {
         let r = &self.requester;
         let wqe = r.queue.at(r.next);
         if wqe.wr.opcode.is_local() {
-            return !wqe.started && self.requester.local_work_waits();
+            return !wqe.started && r.local_work_waits() && !r.is_unasked();
         }
         let starts = !wqe.started;
         //= IBTA 10.8.3.3: fence-waits-for-reads
@@ -327,8 +344,9 @@ impl Qp {
             scatter::gather(ctx.memory, self.pd, sges, offset, payload_len, &mut ctx.out.gather).ok()?;
         }
         let again = psn.is_before(r.sent_end);
+        let wanted = again || wqe.wr.opcode.takes_resource() || r.asks_at_its_end(self.sig_all, wqe.wr.flags);
         // The answer to a packet sent again tells what else is missing.
-        let asks = r.asks(last, r.in_flight(), ctx.limits)
+        let asks = r.asks(last && wanted, r.in_flight(), ctx.limits)
             || (again && r.scoreboard.is_some())
             || (self.pacing.is_on() && self.asks_each_time(ctx, mtu));
         let bth = Bth {
@@ -369,6 +387,9 @@ impl Qp {
 
     /// Advances the state past the packet that `next_request` planned, which is sent.
     pub(super) fn request_sent(&mut self, ctx: &mut Ctx<'_>, plan: &TxPlan) {
+        if plan.origin == Origin::Probe {
+            return self.requester.probe_left(ctx);
+        }
         self.packet_left(ctx.now, &plan.bth);
         if matches!(plan.reason, TxReason::Again { .. }) {
             ctx.counters.retransmitted_packets += 1;
@@ -387,6 +408,7 @@ impl Qp {
     pub(super) fn packet_left(&mut self, now: Nanos, bth: &Bth) {
         let mtu = self.attributes().path_mtu.bytes();
         let r = &mut self.requester;
+        let ends_quiet = bth.ack_req && r.is_quiet();
         let wqe = r.queue.at_mut(r.next);
         let takes_resource = !wqe.plain && wqe.wr.opcode.takes_resource();
         if !wqe.started {
@@ -409,24 +431,14 @@ impl Qp {
             r.sent_end = end;
         }
         r.since_ack_request = if bth.ack_req { 0 } else { r.since_ack_request + 1 };
-        if r.retransmit_at == Nanos::MAX
+        if bth.ack_req && r.asked.is_before(end) {
+            r.asked = end;
+        }
+        if (r.retransmit_at == Nanos::MAX || ends_quiet)
             && !(r.going_back == Some(Cause::SequenceNak) && PlantedBug::NoTimerAfterNak.is())
-            && let Some(timeout) = r.ack_timeout
         {
-            r.retransmit_at = now + timeout;
+            r.start_timer(now);
         }
-    }
-
-    /// Updates the credit limit from an AETH. A smaller limit than the current one is outdated, and ignored.
-    pub(super) fn note_credits(&mut self, code: u8, msn: u32) {
-        if !self.attributes().end_to_end_credits {
-            return;
-        }
-        let limit = credits(code).map(|n| msn.wrapping_add(n) & 0xff_ffff);
-        self.requester.credit_limit = match (self.requester.credit_limit, limit) {
-            (Some(before), Some(now)) if Psn::new(now).is_before(Psn::new(before)) => Some(before),
-            (_, limit) => limit,
-        };
     }
 }
 
@@ -473,20 +485,5 @@ pub(super) fn segment(wqe: &Wqe, part: &Segment) -> (Opcode, Ext) {
         (WrOpcode::SendImm, true, true) => (Opcode::RC_SEND_ONLY_IMM, Ext::Imm(imm)),
         (WrOpcode::SendImm, false, true) => (Opcode::RC_SEND_LAST_IMM, Ext::Imm(imm)),
         _ => (part.opcode(false), Ext::None),
-    }
-}
-
-impl Requester {
-    /// End-to-end credits (IBTA 9.7.7.2): True if a message that takes a receive exceeds the limit. The only
-    /// outstanding message may always be sent as a probe.
-    fn lacks_credit(&self, wqe: &Wqe) -> bool {
-        //= IBTA 9.7.7.2: credits-hold-sends-back
-        let Some(limit) = self.credit_limit else { return false };
-        //= IBTA 9.7.7.2: message-without-credit-may-probe
-        if !wqe.wr.opcode.consumes_receive() || self.next == self.queue.tail() {
-            return false;
-        }
-        let number = self.messages_done.wrapping_add(self.next.wrapping_sub(self.queue.tail()) + 1);
-        Psn::new(limit).is_before(Psn::new(number))
     }
 }

@@ -34,6 +34,9 @@ impl Qp {
         if ctx.now < r.retransmit_at {
             return None;
         }
+        if r.ask_late(ctx.limits) {
+            return None;
+        }
         if let Some(verdict) = self.probe(ctx) {
             return Some(verdict);
         }
@@ -90,6 +93,8 @@ impl Qp {
         r.begin_to_go_back(cause);
         r.forget_failure();
         r.rewind_to(r.una);
+        // What asked may be lost.
+        r.asked = r.una;
         r.mark_all_lost();
     }
 }
@@ -98,6 +103,7 @@ impl Requester {
     /// Records why packets are sent again, before the position moves back.
     pub(super) fn begin_to_go_back(&mut self, cause: Cause) {
         self.going_back = Some(cause);
+        self.probe_due = false;
         // The first packet sent restarts the timer.
         self.retransmit_at = Nanos::MAX;
     }

@@ -146,6 +146,8 @@ pub enum TxReason {
         /// Number of retries allowed.
         of: u8,
     },
+    /// A probe: asks for an acknowledgement that no request has asked for.
+    Probe,
     /// A response or ACK.
     Answer,
     /// A NAK because of this check.
@@ -245,6 +247,7 @@ impl fmt::Display for TxReason {
             TxReason::Again { cause, attempt, of } => {
                 write!(f, "retransmit after {cause}, try {attempt} of {of}")
             }
+            TxReason::Probe => f.write_str("probe: asks for an acknowledgement"),
             TxReason::Answer => f.write_str("answer"),
             TxReason::Nak(Check::PsnAhead) => f.write_str("asks for everything from this PSN again"),
             TxReason::Nak(check) => write!(f, "refuses: {check}; QP to error"),

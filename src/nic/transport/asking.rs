@@ -1,0 +1,105 @@
+//! Which packets ask for an acknowledgement (IBTA 9.7.3), and how long to wait for it.
+//!
+//! A message that no completion waits for does not ask. A later packet asks, or a probe once nothing has asked for a while. The probe is a
+//! duplicate WRITE without payload: it reads no memory of the application, and changes none of the peer's.
+
+use super::planted::PlantedBug;
+use super::requester::{Requester, Sending};
+use super::{Ctx, Origin, TxPlan, TxReason};
+use crate::verbs::{QpAttributes, QpType, SendFlags};
+use roxie_base::limits::Limits;
+use roxie_base::time::Nanos;
+use roxie_wire::{Bth, Ext, Opcode, Psn, Reth};
+
+/// Time after which a probe asks for the acknowledgement of packets that did not: well below a local ACK timeout (rdma_rxe's default: 67 ms).
+const QUIET: Nanos = Nanos(1_000_000);
+
+impl Requester {
+    /// Decides whether unsignaled messages ask for an acknowledgement. Selective repeat, credits and pacing learn from acknowledgements,
+    /// without a timeout nothing repeats a probe, and a probe of XRC would have to name a queue.
+    pub(super) fn set_asking(&mut self, qp_type: QpType, attributes: &QpAttributes, is_paced: bool) {
+        self.asks_late = qp_type == QpType::Rc
+            && self.ack_timeout.is_some()
+            && self.scoreboard.is_none()
+            && !attributes.end_to_end_credits
+            && !is_paced;
+    }
+
+    /// True if the last packet of a message asks for an acknowledgement when it is first sent: the application waits for a completion.
+    #[inline(always)]
+    pub(super) fn asks_at_its_end(&self, sig_all: bool, flags: SendFlags) -> bool {
+        sig_all || flags.contains(SendFlags::SIGNALED) || !self.asks_late
+    }
+
+    /// True if the next packet asks for an acknowledgement. `last`: it ends a message that asks, or has a response.
+    //= IBTA 9.7.3: ack-is-asked-for
+    #[inline(always)]
+    pub(super) fn asks(&self, last: bool, in_flight: u32, limits: &Limits) -> bool {
+        let window_closes = in_flight + 1 >= limits.window;
+        last || window_closes || self.since_ack_request + 1 >= limits.ack_request_interval
+    }
+
+    /// True if the peer owes no acknowledgement, because no packet has asked for one: the timer is that of a probe.
+    #[inline(always)]
+    pub(super) fn is_quiet(&self) -> bool {
+        self.asks_late && !self.una.is_before(self.asked)
+    }
+
+    /// Starts the timer: that of a retransmission, or if the peer owes nothing, that of a probe.
+    #[inline(always)]
+    pub(super) fn start_timer(&mut self, now: Nanos) {
+        let Some(timeout) = self.ack_timeout else { return };
+        self.retransmit_at = now + if self.is_quiet() { timeout.min(QUIET) } else { timeout };
+    }
+
+    /// True if packets are outstanding, and neither a packet nor a probe that is due asks for their acknowledgement. In an RNR wait, the
+    /// peer has answered, and packets will be sent again.
+    pub(super) fn is_unasked(&self) -> bool {
+        let waits = matches!(self.sending, Sending::RnrWait(_));
+        self.is_quiet() && self.una != self.sent_end && !self.probe_due && !waits
+    }
+
+    /// Has the next packet ask for an acknowledgement, a probe if there is no other. Does nothing if the peer owes one, or nothing is
+    /// outstanding.
+    pub(super) fn ask(&mut self, limits: &Limits) {
+        if self.is_unasked() {
+            self.since_ack_request = limits.ack_request_interval;
+            self.probe_due = true;
+        }
+    }
+
+    /// Asks for an acknowledgement if the timer of a probe has expired. Returns false if it was that of a retransmission.
+    pub(super) fn ask_late(&mut self, limits: &Limits) -> bool {
+        let is_quiet = self.is_quiet();
+        if is_quiet {
+            // The packet that asks starts the timer.
+            self.retransmit_at = Nanos::MAX;
+            self.ask(limits);
+        }
+        is_quiet
+    }
+
+    /// Returns the PSN of the probe that is due, if no other packet has asked in its place: that before the oldest unacknowledged one.
+    pub(super) fn due_probe(&mut self) -> Option<Psn> {
+        self.probe_due = std::mem::take(&mut self.probe_due) && self.is_unasked();
+        self.probe_due.then(|| self.una - u32::from(!PlantedBug::ProbeIsExecuted.is()))
+    }
+
+    /// Advances the state past a probe, which is sent.
+    #[cold]
+    pub(super) fn probe_left(&mut self, ctx: &mut Ctx<'_>) {
+        ctx.counters.tail_probes += 1;
+        self.probe_due = false;
+        self.since_ack_request = 0;
+        self.asked = self.sent_end;
+        self.start_timer(ctx.now);
+    }
+}
+
+/// Plans a probe, a WRITE of no bytes. The peer takes it for a duplicate, and acknowledges what it has (IBTA 9.7.5.1.2).
+pub(super) fn probe(bth: Bth) -> TxPlan {
+    let (reason, origin) = (TxReason::Probe, Origin::Probe);
+    let bth = Bth { opcode: Opcode::RC_WRITE_ONLY, ack_req: true, ..bth };
+    let ext = Ext::Reth(Reth { va: 0, rkey: 0, dma_len: 0 });
+    TxPlan { bth, ext, payload_len: 0, inline: None, ah: None, reason, origin }
+}
