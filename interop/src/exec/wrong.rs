@@ -66,7 +66,7 @@ const fn since_6_2(
 }
 
 /// The table.
-pub const RULES: [Rule<Wrong, Reaction>; 31] = [
+pub const RULES: [Rule<Wrong, Reaction>; 33] = [
     same(
         Wrong::DuplicateSend,
         "a SEND twice",
@@ -191,6 +191,18 @@ pub const RULES: [Rule<Wrong, Reaction>; 31] = [
         "dropped (9.7.5.1.2)",
         stays_rts(&["READ+0"], 0),
     ),
+    same(
+        Wrong::Probe,
+        "a SEND that does not ask for an acknowledgement, then a WRITE of no bytes, one PSN before it",
+        "acknowledged with the last PSN (9.7.5.1.2)",
+        stays_rts(&["ACK+0"], 1),
+    ),
+    same(
+        Wrong::ProbeBehindRead,
+        "a READ, a SEND that does not ask for an acknowledgement, then a WRITE of no bytes with the PSN of the READ",
+        "acknowledged with the last PSN (9.7.5.1.2)",
+        stays_rts(&["READ+0", "ACK+1"], 1),
+    ),
     since_6_2(
         Wrong::AtomicWriteOfFour,
         "ATOMIC WRITE of 4 bytes",
@@ -299,6 +311,7 @@ impl Target {
         let read = |psn: u32, packets: usize| {
             self.packet(0x0c, psn, &self.reth(psn as usize * MTU, packets * MTU), 0)
         };
+        let probe = |psn| self.packet(0x0a, psn, &Reth { va: 0, rkey: 0, dma_len: 0 }.to_bytes(), 0);
         let ack = Aeth { syndrome: 0x1f, msn: 1 }.to_bytes();
         match case {
             Wrong::DuplicateSend => vec![send(0), send(0)],
@@ -334,6 +347,8 @@ impl Target {
             Wrong::LongSend => vec![self.packet(0x04, 0, &[], ROOM + 4)],
             Wrong::PartialReadReplay => vec![read(0, 3), read(1, 2)],
             Wrong::WiderReadReplay => vec![read(0, 1), read(0, 2)],
+            Wrong::Probe => vec![unasked(send(0)), probe(1u32.wrapping_neg())],
+            Wrong::ProbeBehindRead => vec![read(0, 1), unasked(send(1)), probe(0)],
             Wrong::AtomicWriteOfFour => vec![self.packet(0x1d, 0, &self.reth(0, 4), 4)],
             Wrong::AtomicWriteOfSixteen => vec![self.packet(0x1d, 0, &self.reth(0, 16), 16)],
             Wrong::FlushOfNoType => vec![self.flush(0)],
@@ -341,6 +356,11 @@ impl Target {
             Wrong::FlushOfOtherLevel => vec![self.flush(0x21)],
         }
     }
+}
+
+/// Takes the AckReq bit from a packet.
+fn unasked(packet: Packet) -> Packet {
+    Packet { bth: Bth { ack_req: false, ..packet.bth }, ..packet }
 }
 
 /// Increments the pad count of a packet.
@@ -351,7 +371,8 @@ fn padded(packet: Packet) -> Packet {
 /// Returns the PSN of the first message that the responder has not executed.
 fn next_psn(case: Wrong, answered: bool) -> u32 {
     match case {
-        Wrong::DuplicateSend | Wrong::DuplicateFarBehind | Wrong::WiderReadReplay => 1,
+        Wrong::DuplicateSend | Wrong::DuplicateFarBehind | Wrong::WiderReadReplay | Wrong::Probe => 1,
+        Wrong::ProbeBehindRead => 2,
         Wrong::FlushOfNoType | Wrong::FlushOfOtherType | Wrong::FlushOfOtherLevel => u32::from(answered),
         Wrong::PartialReadReplay => 3,
         Wrong::UnpaddedSend => u32::from(answered),
@@ -382,7 +403,7 @@ pub fn run(
     for packet in target.script(case) {
         wire.send(to, &packet)?;
         // One at a time: one response could acknowledge two packets sent together.
-        let due = want.answers.len().saturating_sub(seen.len()).min(1);
+        let due = want.answers.len().saturating_sub(seen.len()).min(usize::from(packet.bth.ack_req));
         seen.extend(wire.answers(due, FIRST));
     }
     let said: Vec<String> = seen.iter().map(ToString::to_string).collect();

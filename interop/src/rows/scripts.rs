@@ -27,7 +27,7 @@ macro_rules! cases {
 
 cases! {
     /// Invalid requests; see [`crate::exec::wrong`].
-    Wrong, WRONG: 31, {
+    Wrong, WRONG: 33, {
         DuplicateSend = "duplicate_send",
         DuplicateFarBehind = "duplicate_far_behind",
         Ahead = "ahead",
@@ -53,6 +53,8 @@ cases! {
         LongSend = "long_send",
         PartialReadReplay = "partial_read_replay",
         WiderReadReplay = "wider_read_replay",
+        Probe = "probe",
+        ProbeBehindRead = "probe_behind_read",
         AtomicWriteOfFour = "atomic_write_of_four",
         AtomicWriteOfSixteen = "atomic_write_of_sixteen",
         FlushOfNoType = "flush_of_no_type",
