@@ -4,7 +4,7 @@ use roxie::nic::Command;
 use roxie::shared::work_queue::Payload;
 use roxie::time::Nanos;
 use roxie::verbs::{
-    Access, EventKind, LKey, Psn, QpAttr, QpState, SendFlags, SendWr, Sge, WcStatus, WrOpcode,
+    Access, EventKind, LKey, Psn, QpAttr, QpState, RateLimit, SendFlags, SendWr, Sge, WcStatus, WrOpcode,
 };
 use roxie::wire::{Opcode, Reth, Syndrome};
 
@@ -125,6 +125,22 @@ fn drain_asks_at_once() {
     stage.acknowledge(FIRST, ACK, 1);
     stage.wait(SOON);
     assert_eq!(stage.events(), [EventKind::SqDrained]);
+}
+
+/// A QP with a limited rate asks each time, so that what has not asked needs a probe, and no retransmission.
+#[test]
+fn rate_limit_asks_for_what_is_outstanding() {
+    let mut stage = stage();
+    stage.post_as(1, WrOpcode::Send, UNSIGNALED, 4);
+    assert_eq!(asked(&mut stage), [(FIRST, false)]);
+    let limit = RateLimit { kbps: 1_000_000, max_burst: 0, typical_packet: 0 };
+    let attr = QpAttr { rate_limit: Some(limit), ..QpAttr::default() };
+    stage.host.modify(stage.now, &stage.qp, &attr).expect("a legal transition");
+    assert_eq!(asked(&mut stage), [(FIRST - 1, true)]);
+    stage.acknowledge(FIRST, ACK, 1);
+    assert_eq!(stage.wait(TIMEOUT + TIMEOUT), []);
+    stage.post_as(2, WrOpcode::Send, UNSIGNALED, 4);
+    assert_eq!(asked(&mut stage), [(FIRST + 1, true)]);
 }
 
 #[test]

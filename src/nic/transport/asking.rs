@@ -18,11 +18,25 @@ impl Requester {
     /// Decides whether unsignaled messages ask for an acknowledgement. Selective repeat, credits and pacing learn from acknowledgements,
     /// without a timeout nothing repeats a probe, and a probe of XRC would have to name a queue.
     pub(super) fn set_asking(&mut self, qp_type: QpType, attributes: &QpAttributes, is_paced: bool) {
-        self.asks_late = qp_type == QpType::Rc
+        let asks_late = qp_type == QpType::Rc
             && self.ack_timeout.is_some()
             && self.scoreboard.is_none()
             && !attributes.end_to_end_credits
             && !is_paced;
+        if asks_late {
+            self.asks_late = true;
+        } else {
+            self.ask_each_time();
+        }
+    }
+
+    /// Has every message ask from now on. For those that did not, a probe asks at once.
+    pub(super) fn ask_each_time(&mut self) {
+        if self.may_ask() {
+            self.probe_due = true;
+            self.retransmit_at = Nanos::MAX;
+        }
+        self.asks_late = false;
     }
 
     /// True if the last packet of a message asks for an acknowledgement when it is first sent: the application waits for a completion.
@@ -52,17 +66,22 @@ impl Requester {
         self.retransmit_at = now + if self.is_quiet() { timeout.min(QUIET) } else { timeout };
     }
 
-    /// True if packets are outstanding, and neither a packet nor a probe that is due asks for their acknowledgement. In an RNR wait, the
-    /// peer has answered, and packets will be sent again.
-    pub(super) fn is_unasked(&self) -> bool {
+    /// True if packets are outstanding, and none has asked for an acknowledgement. In an RNR wait, the peer has answered, and packets will
+    /// be sent again.
+    fn is_unasked(&self) -> bool {
         let waits = matches!(self.sending, Sending::RnrWait(_));
-        self.is_quiet() && self.una != self.sent_end && !self.probe_due && !waits
+        self.una != self.sent_end && !self.una.is_before(self.asked) && !waits
+    }
+
+    /// True if unsignaled packets are outstanding, and neither a packet nor a probe that is due asks for their acknowledgement.
+    pub(super) fn may_ask(&self) -> bool {
+        self.asks_late && !self.probe_due && self.is_unasked()
     }
 
     /// Has the next packet ask for an acknowledgement, a probe if there is no other. Does nothing if the peer owes one, or nothing is
     /// outstanding.
     pub(super) fn ask(&mut self, limits: &Limits) {
-        if self.is_unasked() {
+        if self.may_ask() {
             self.since_ack_request = limits.ack_request_interval;
             self.probe_due = true;
         }

@@ -352,7 +352,9 @@ impl Qp {
         let bursts = self.attributes().rate_limit.unwrap_or_default();
         let limit = self.limit();
         self.pacing.set(now, &PacingSettings { control, line_rate, share, limit, bursts });
-        self.requester.asks_late &= !self.pacing.is_on();
+        if self.pacing.is_on() {
+            self.requester.ask_each_time();
+        }
     }
 
     /// Returns the smaller of the QP's rate limit and its path's static rate.

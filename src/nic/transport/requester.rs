@@ -283,7 +283,7 @@ impl Qp {
         let r = &self.requester;
         let wqe = r.queue.at(r.next);
         if wqe.wr.opcode.is_local() {
-            return !wqe.started && r.local_work_waits() && !r.is_unasked();
+            return !wqe.started && r.local_work_waits() && !r.may_ask();
         }
         let starts = !wqe.started;
         //= IBTA 10.8.3.3: fence-waits-for-reads
