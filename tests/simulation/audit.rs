@@ -156,7 +156,7 @@ impl World<'_> {
         let disturbed = corrupted + on_links(|link| link.delayed + link.lost + link.doubled + link.unplugged);
         let jumps = self.script.has(|action| matches!(action, Action::Jump(_)));
         let slow = self.script.channels.iter().any(|channel| channel.slow > Nanos::ZERO);
-        let paced = self.script.has(|action| matches!(action, Action::Brake(..) | Action::Limit(..)));
+        let paced = self.script.is_paced();
         let vandals = self.outcome.counts.contains_key("acts of vandals");
         let calm = !vandals
             && disturbed == 0

@@ -71,7 +71,7 @@ impl Law {
         // A jump of the clock is time without responses.
         let jumps = script.has(|action| matches!(action, Action::Jump(_)));
         let harms = |trouble: &Trouble| !matches!(trouble, Trouble::Double | Trouble::Mark);
-        let paced = script.has(|action| matches!(action, Action::Brake(..) | Action::Limit(..)));
+        let paced = script.is_paced();
         let disturbed = jumps || paced || spec.slow > Nanos::ZERO || any(harms) > 0;
         Law {
             retries_may_end: harsh || stormy || (spec.retries < 7 && disturbed),

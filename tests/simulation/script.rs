@@ -445,4 +445,9 @@ impl Script {
     pub fn has(&self, like: impl Fn(&Action) -> bool) -> bool {
         self.actions.iter().any(|timed| like(&timed.action))
     }
+
+    /// True if congestion control or a limit may hold packets back.
+    pub fn is_paced(&self) -> bool {
+        self.has(|action| matches!(action, Action::Brake(..) | Action::Limit(..)))
+    }
 }

@@ -110,8 +110,7 @@ impl<'a> World<'a> {
             capture: capture.map(Path::to_owned),
         };
         let priorities = script.channels.iter().any(|channel| channel.sl > 0);
-        let paced = script.has(|action| matches!(action, Action::Brake(..) | Action::Limit(..)));
-        world.witnesses.expect(priorities, paced, script.hosts.slots);
+        world.witnesses.expect(priorities, script.is_paced(), script.hosts.slots);
         for number in 0..script.hosts.count {
             world.net.attach(number, world.host(number));
         }
