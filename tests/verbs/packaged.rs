@@ -72,7 +72,7 @@ fn dapl_programs_pass() {
                 server.wait_until_it_listens(DAPL_PORT);
             }
             let client = site.far(port, &start(&far, name, &format!("-h {NEAR} {options}"))).finish();
-            // Its server at times never ends: libdapl answers each DREQ, and passes some of the events on to nobody.
+            // Its server at times never ends: libdapl has answered each DREQ, and waits for one more event.
             if name == "dtestcm" {
                 server.wait_until_it_says("CONNECTED on Server");
             }
