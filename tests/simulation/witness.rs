@@ -7,7 +7,7 @@
 //! ```text
 //! requests   are retransmitted bit by bit, except for AckReq
 //!            do not leave after SQ_DRAINED
-//! probes     take the place of no request: their PSN is acknowledged
+//! probes     take the place of no request: their PSN is the last acknowledged one, and that of a SEND or WRITE
 //! responses  go back only to a repeated request
 //!            are ACKs only for requests without a response of their own
 //!            that overtake others make their requester go back once
@@ -17,7 +17,7 @@
 //! ```
 
 use std::collections::hash_map::DefaultHasher;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::{Hash, Hasher};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,15 +27,10 @@ use roxie::frame::{Frame, FrameMut};
 use roxie::limits::Limits;
 use roxie::port::{LinkChange, Port, PortInfo, Received, TxId};
 use roxie::time::Nanos;
-use roxie::wire::{Operation, Packet, Position, Psn, Qpn, Reth, Syndrome, parse, rnr_timer_ns};
+use roxie::wire::{Opcode, Operation, Packet, Position, Psn, Qpn, Reth, Syndrome, parse, rnr_timer_ns};
 
 use crate::congested::{AT_ONCE, Congested, is_notification};
 use crate::repeats::Repeats;
-
-/// True for a duplicate WRITE without payload that asks for an acknowledgement.
-fn is_probe(packet: &Packet) -> bool {
-    packet.bth.ack_req && packet.reth() == Some(Reth { va: 0, rkey: 0, dma_len: 0 })
-}
 
 /// A QP of a reliable service, as its host sees it.
 #[derive(Debug)]
@@ -76,6 +71,8 @@ struct Line {
     paced: bool,
     /// Digest of the sent request, by PSN.
     sent: HashMap<Psn, u64>,
+    /// PSNs of the SENDs and WRITEs among them.
+    plain: HashSet<Psn>,
     /// The PSN after the last one that a response acknowledged. `None`: none yet.
     acknowledged: Option<Psn>,
     /// PSN of the last RNR NAK, and the number of consecutive ones.
@@ -106,6 +103,7 @@ impl Line {
             known,
             paced: false,
             sent: HashMap::new(),
+            plain: HashSet::new(),
             acknowledged: None,
             not_ready: None,
             went_back: false,
@@ -223,16 +221,18 @@ impl Line {
         }
     }
 
+    /// True for a SEND without payload that asks for an acknowledgement, and has the last PSN that a response acknowledged.
+    fn is_probe(&self, packet: &Packet) -> bool {
+        let is_empty = packet.bth.opcode == Opcode::RC_SEND_ONLY && packet.payload.is_empty();
+        is_empty && packet.bth.ack_req && self.acknowledged == Some(packet.bth.psn.next())
+    }
+
     /// Checks a request that is sent.
     fn request_leaves(&mut self, packet: &Packet, frame: &Frame<'_>) {
         assert!(!self.drained, "{}: {packet} leaves, and it was said to be drained", self.known.name);
-        if is_probe(packet) {
+        if self.is_probe(packet) {
             let (name, psn) = (&self.known.name, packet.bth.psn);
-            let is_new = match self.acknowledged {
-                Some(acknowledged) => acknowledged != psn.next(),
-                None => self.sent.contains_key(&psn),
-            };
-            assert!(!is_new, "{name}: {packet} takes the place of a request, after {:?}", self.acknowledged);
+            assert!(self.plain.contains(&psn), "{name}: {packet}: no SEND or WRITE was sent with that PSN");
             return;
         }
         // With selective repeat, a READ is asked for in parts of any length.
@@ -242,6 +242,9 @@ impl Line {
         if self.known.selective {
             let packets = if in_parts { self.packets(packet) } else { 1 };
             self.repeats.sent(packet.bth.psn, packets);
+        }
+        if !has_own_answer(packet) {
+            self.plain.insert(packet.bth.psn);
         }
         let name = &self.known.name;
         let first = *self.sent.entry(packet.bth.psn).or_insert(digest);

@@ -6,7 +6,7 @@ use roxie::time::Nanos;
 use roxie::verbs::{
     Access, EventKind, LKey, Psn, QpAttr, QpState, RateLimit, SendFlags, SendWr, Sge, WcStatus, WrOpcode,
 };
-use roxie::wire::{Opcode, Reth, Syndrome};
+use roxie::wire::{Aeth, Ext, Opcode, Syndrome};
 
 use crate::regions::memory;
 use crate::{FIRST, Setup, Stage, TIMEOUT};
@@ -18,10 +18,22 @@ const QUIET: Nanos = Nanos(1_000_000);
 const TICK: Nanos = Nanos(20_000);
 const ACK: Syndrome = Syndrome::Ack { credits: 31 };
 const UNSIGNALED: SendFlags = SendFlags::empty();
+/// The PSN behind that of the acknowledged SEND of [`stage`].
+const NEXT: Psn = Psn::new(0xff_ffff);
 
 /// Returns a stage whose QP completes signaled requests only.
-fn stage() -> Stage {
+fn new_stage() -> Stage {
     Stage::with(Setup { sq_sig_all: false, ..Setup::default() })
+}
+
+/// As [`new_stage`], with an acknowledged SEND. The next packet is [`NEXT`].
+fn stage() -> Stage {
+    let mut stage = new_stage();
+    stage.post_as(0, WrOpcode::Send, UNSIGNALED, 4);
+    assert_eq!(asked(&mut stage), [(FIRST, true)], "no PSN is left for a probe");
+    stage.acknowledge(FIRST, ACK, 1);
+    stage.wait(SOON);
+    stage
 }
 
 /// Returns the PSNs of the packets that leave now, and whether each asks for an acknowledgement.
@@ -35,14 +47,14 @@ fn unsignaled_messages_ask_after_a_quiet_time() {
     let mut stage = stage();
     stage.post_as(1, WrOpcode::Write, UNSIGNALED, 4);
     stage.post_as(2, WrOpcode::Write, UNSIGNALED, 600);
-    assert_eq!(asked(&mut stage), [0, 1, 2, 3].map(|n| (FIRST + n, false)));
+    assert_eq!(asked(&mut stage), [0, 1, 2, 3].map(|n| (NEXT + n, false)));
     assert_eq!(stage.wait(QUIET - SOON), []);
     stage.now = stage.now + SOON + TICK;
     let (probe, payload) = stage.packets().pop().expect("a probe");
-    let duplicate = (Opcode::RC_WRITE_ONLY, FIRST - 1, true);
+    let duplicate = (Opcode::RC_SEND_ONLY, NEXT - 1, true);
     assert_eq!((probe.bth.opcode, probe.bth.psn, probe.bth.ack_req), duplicate);
-    assert_eq!((probe.reth(), payload), (Some(Reth { va: 0, rkey: 0, dma_len: 0 }), Vec::new()));
-    stage.acknowledge(FIRST + 3, ACK, 2);
+    assert_eq!((probe.reth(), payload), (None, Vec::new()));
+    stage.acknowledge(NEXT + 3, ACK, 3);
     assert_eq!(stage.wait(TIMEOUT + TIMEOUT), []);
     assert_eq!(["tail_probes", "local_ack_timeout_err"].map(|name| stage.counter(name)), [1, 0]);
     assert_eq!(stage.statuses(), []);
@@ -53,14 +65,14 @@ fn unsignaled_messages_ask_after_a_quiet_time() {
 fn signaled_message_asks_for_those_before_it() {
     let mut stage = stage();
     stage.post_as(1, WrOpcode::Send, UNSIGNALED, 4);
-    assert_eq!(asked(&mut stage), [(FIRST, false)]);
+    assert_eq!(asked(&mut stage), [(NEXT, false)]);
     stage.wait(QUIET - SOON);
     stage.post_as(2, WrOpcode::Send, SendFlags::SIGNALED, 4);
-    assert_eq!(asked(&mut stage), [(FIRST + 1, true)]);
+    assert_eq!(asked(&mut stage), [(NEXT + 1, true)]);
     assert_eq!(stage.wait(TIMEOUT - SOON), [], "its own timeout");
-    let both = [FIRST, FIRST + 1].map(|psn| (Opcode::RC_SEND_ONLY, psn));
+    let both = [NEXT, NEXT + 1].map(|psn| (Opcode::RC_SEND_ONLY, psn));
     assert_eq!(stage.wait(SOON + SOON), both);
-    stage.acknowledge(FIRST + 1, ACK, 2);
+    stage.acknowledge(NEXT + 1, ACK, 3);
     stage.wait(SOON);
     assert_eq!(stage.statuses(), [(2, WcStatus::Success)]);
 }
@@ -75,12 +87,12 @@ fn probe_shows_a_lost_message() {
     }
     stage.wait(QUIET - SOON);
     stage.now = stage.now + SOON + TICK;
-    assert_eq!(asked(&mut stage), [(FIRST - 1, true)]);
-    stage.acknowledge(FIRST, ACK, 1);
+    assert_eq!(asked(&mut stage), [(NEXT - 1, true)]);
+    stage.acknowledge(NEXT, ACK, 2);
     assert_eq!(stage.wait(TIMEOUT - SOON), []);
     stage.now = stage.now + SOON + TICK;
-    assert_eq!(asked(&mut stage), [(FIRST + 1, true), (FIRST + 2, true)], "retransmissions ask");
-    stage.acknowledge(FIRST + 2, ACK, 3);
+    assert_eq!(asked(&mut stage), [(NEXT + 1, true), (NEXT + 2, true)], "retransmissions ask");
+    stage.acknowledge(NEXT + 2, ACK, 4);
     assert_eq!(stage.wait(TIMEOUT + TIMEOUT), []);
     assert_eq!(["tail_probes", "local_ack_timeout_err"].map(|name| stage.counter(name)), [1, 1]);
 }
@@ -95,8 +107,8 @@ fn probe_reads_no_memory() {
     stage.host.post_send(&stage.qp, &wr, Payload::Sges(&[sge])).expect("room for a request");
     assert_eq!(stage.wait(SOON).len(), 3);
     stage.host.call(stage.now, Command::DeregisterMemory(region.index)).expect("the region exists");
-    assert_eq!(stage.wait(QUIET + TICK), [(Opcode::RC_WRITE_ONLY, FIRST - 1)]);
-    stage.acknowledge(FIRST + 2, ACK, 1);
+    assert_eq!(stage.wait(QUIET + TICK), [(Opcode::RC_SEND_ONLY, NEXT - 1)]);
+    stage.acknowledge(NEXT + 2, ACK, 2);
     stage.wait(TIMEOUT + TIMEOUT);
     assert_eq!((stage.state(), stage.statuses()), (QpState::Rts, Vec::new()));
 }
@@ -109,7 +121,7 @@ fn request_asks_in_place_of_a_probe() {
     stage.wait(QUIET - SOON);
     stage.now = stage.now + SOON + TICK;
     stage.post_as(2, WrOpcode::Send, UNSIGNALED, 4);
-    assert_eq!(asked(&mut stage), [(FIRST + 1, true)]);
+    assert_eq!(asked(&mut stage), [(NEXT + 1, true)]);
     assert_eq!(stage.counter("tail_probes"), 0);
 }
 
@@ -117,12 +129,12 @@ fn request_asks_in_place_of_a_probe() {
 fn drain_asks_at_once() {
     let mut stage = stage();
     stage.post_as(1, WrOpcode::Send, UNSIGNALED, 4);
-    assert_eq!(asked(&mut stage), [(FIRST, false)]);
+    assert_eq!(asked(&mut stage), [(NEXT, false)]);
     let drain = QpAttr { state: Some(QpState::Sqd), en_sqd_async_notify: Some(true), ..QpAttr::default() };
     stage.host.modify(stage.now, &stage.qp, &drain).expect("a legal transition");
     stage.now = stage.now + TICK;
-    assert_eq!(asked(&mut stage), [(FIRST - 1, true)]);
-    stage.acknowledge(FIRST, ACK, 1);
+    assert_eq!(asked(&mut stage), [(NEXT - 1, true)]);
+    stage.acknowledge(NEXT, ACK, 2);
     stage.wait(SOON);
     assert_eq!(stage.events(), [EventKind::SqDrained]);
 }
@@ -132,15 +144,40 @@ fn drain_asks_at_once() {
 fn rate_limit_asks_for_what_is_outstanding() {
     let mut stage = stage();
     stage.post_as(1, WrOpcode::Send, UNSIGNALED, 4);
-    assert_eq!(asked(&mut stage), [(FIRST, false)]);
+    assert_eq!(asked(&mut stage), [(NEXT, false)]);
     let limit = RateLimit { kbps: 1_000_000, max_burst: 0, typical_packet: 0 };
     let attr = QpAttr { rate_limit: Some(limit), ..QpAttr::default() };
     stage.host.modify(stage.now, &stage.qp, &attr).expect("a legal transition");
-    assert_eq!(asked(&mut stage), [(FIRST - 1, true)]);
-    stage.acknowledge(FIRST, ACK, 1);
+    assert_eq!(asked(&mut stage), [(NEXT - 1, true)]);
+    stage.acknowledge(NEXT, ACK, 2);
     assert_eq!(stage.wait(TIMEOUT + TIMEOUT), []);
     stage.post_as(2, WrOpcode::Send, UNSIGNALED, 4);
-    assert_eq!(asked(&mut stage), [(FIRST + 1, true)]);
+    assert_eq!(asked(&mut stage), [(NEXT + 1, true)]);
+}
+
+/// A probe must not have the PSN of a READ or an atomic, which have responses of their own: the first packet behind one asks.
+//= test: IBTA 9.7.3: ack-is-asked-for
+#[test]
+fn packet_behind_a_read_or_atomic_asks() {
+    let answers = [
+        (WrOpcode::Read, Opcode::RC_READ_RESPONSE_ONLY),
+        (WrOpcode::FetchAdd, Opcode::RC_ATOMIC_ACKNOWLEDGE),
+    ];
+    for (opcode, answer) in answers {
+        let mut stage = stage();
+        stage.post_as(1, opcode, UNSIGNALED, 8);
+        stage.post_as(2, WrOpcode::Write, UNSIGNALED, 600);
+        let expected = [(NEXT, true), (NEXT + 1, true), (NEXT + 2, false), (NEXT + 3, false)];
+        assert_eq!(asked(&mut stage), expected, "{opcode:?}");
+        let aeth = Aeth { syndrome: ACK.into(), msn: 2 };
+        match opcode {
+            WrOpcode::Read => stage.answer(answer, NEXT, Ext::Aeth(aeth), &[7; 8]),
+            _ => stage.answer(answer, NEXT, Ext::AtomicAck(aeth, 7), &[]),
+        }
+        assert_eq!(stage.wait(QUIET + TICK), [], "{opcode:?}: the peer owes an acknowledgement");
+        stage.acknowledge(NEXT + 1, ACK, 2);
+        assert_eq!(stage.wait(QUIET + TICK), [(Opcode::RC_SEND_ONLY, NEXT + 1)], "{opcode:?}: a probe");
+    }
 }
 
 #[test]

@@ -66,7 +66,7 @@ const fn since_6_2(
 }
 
 /// The table.
-pub const RULES: [Rule<Wrong, Reaction>; 33] = [
+pub const RULES: [Rule<Wrong, Reaction>; 32] = [
     same(
         Wrong::DuplicateSend,
         "a SEND twice",
@@ -193,15 +193,9 @@ pub const RULES: [Rule<Wrong, Reaction>; 33] = [
     ),
     same(
         Wrong::Probe,
-        "a SEND that does not ask for an acknowledgement, then a WRITE of no bytes, one PSN before it",
+        "a SEND, one that does not ask for an acknowledgement, then a SEND of no bytes with the PSN of the first",
         "acknowledged with the last PSN (9.7.5.1.2)",
-        stays_rts(&["ACK+0"], 1),
-    ),
-    same(
-        Wrong::ProbeBehindRead,
-        "a READ, a SEND that does not ask for an acknowledgement, then a WRITE of no bytes with the PSN of the READ",
-        "acknowledged with the last PSN (9.7.5.1.2)",
-        stays_rts(&["READ+0", "ACK+1"], 1),
+        stays_rts(&["ACK+0", "ACK+1"], 2),
     ),
     since_6_2(
         Wrong::AtomicWriteOfFour,
@@ -311,7 +305,7 @@ impl Target {
         let read = |psn: u32, packets: usize| {
             self.packet(0x0c, psn, &self.reth(psn as usize * MTU, packets * MTU), 0)
         };
-        let probe = |psn| self.packet(0x0a, psn, &Reth { va: 0, rkey: 0, dma_len: 0 }.to_bytes(), 0);
+        let probe = |psn| self.packet(0x04, psn, &[], 0);
         let ack = Aeth { syndrome: 0x1f, msn: 1 }.to_bytes();
         match case {
             Wrong::DuplicateSend => vec![send(0), send(0)],
@@ -347,8 +341,7 @@ impl Target {
             Wrong::LongSend => vec![self.packet(0x04, 0, &[], ROOM + 4)],
             Wrong::PartialReadReplay => vec![read(0, 3), read(1, 2)],
             Wrong::WiderReadReplay => vec![read(0, 1), read(0, 2)],
-            Wrong::Probe => vec![unasked(send(0)), probe(1u32.wrapping_neg())],
-            Wrong::ProbeBehindRead => vec![read(0, 1), unasked(send(1)), probe(0)],
+            Wrong::Probe => vec![send(0), unasked(send(1)), probe(0)],
             Wrong::AtomicWriteOfFour => vec![self.packet(0x1d, 0, &self.reth(0, 4), 4)],
             Wrong::AtomicWriteOfSixteen => vec![self.packet(0x1d, 0, &self.reth(0, 16), 16)],
             Wrong::FlushOfNoType => vec![self.flush(0)],
@@ -371,8 +364,8 @@ fn padded(packet: Packet) -> Packet {
 /// Returns the PSN of the first message that the responder has not executed.
 fn next_psn(case: Wrong, answered: bool) -> u32 {
     match case {
-        Wrong::DuplicateSend | Wrong::DuplicateFarBehind | Wrong::WiderReadReplay | Wrong::Probe => 1,
-        Wrong::ProbeBehindRead => 2,
+        Wrong::DuplicateSend | Wrong::DuplicateFarBehind | Wrong::WiderReadReplay => 1,
+        Wrong::Probe => 2,
         Wrong::FlushOfNoType | Wrong::FlushOfOtherType | Wrong::FlushOfOtherLevel => u32::from(answered),
         Wrong::PartialReadReplay => 3,
         Wrong::UnpaddedSend => u32::from(answered),

@@ -27,7 +27,7 @@ macro_rules! cases {
 
 cases! {
     /// Invalid requests; see [`crate::exec::wrong`].
-    Wrong, WRONG: 33, {
+    Wrong, WRONG: 32, {
         DuplicateSend = "duplicate_send",
         DuplicateFarBehind = "duplicate_far_behind",
         Ahead = "ahead",
@@ -54,7 +54,6 @@ cases! {
         PartialReadReplay = "partial_read_replay",
         WiderReadReplay = "wider_read_replay",
         Probe = "probe",
-        ProbeBehindRead = "probe_behind_read",
         AtomicWriteOfFour = "atomic_write_of_four",
         AtomicWriteOfSixteen = "atomic_write_of_sixteen",
         FlushOfNoType = "flush_of_no_type",

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use roxie_base::time::Nanos;
-use roxie_wire::{NakCode, Operation, Packet, Psn, Syndrome, rnr_timer_ns};
+use roxie_wire::{NakCode, Opcode, Operation, Packet, Psn, Syndrome, rnr_timer_ns};
 
 use super::rules::{Rule, Tally};
 
@@ -187,10 +187,11 @@ impl Stream {
         self.changed = now;
     }
 
-    /// True for a WRITE of no bytes with an acknowledged PSN. It asks for an acknowledgement of the requests that did not.
+    /// True for a SEND of no bytes with the PSN before the oldest unacknowledged one. A probe asks for an acknowledgement of requests that did
+    /// not.
     fn is_probe(&self, packet: &Packet) -> bool {
-        let is_empty_write = packet.info().operation == Operation::Write && packet.payload.is_empty();
-        is_empty_write && packet.bth.psn.is_before(self.oldest)
+        let is_empty_send = packet.bth.opcode == Opcode::RC_SEND_ONLY && packet.payload.is_empty();
+        is_empty_send && packet.bth.ack_req && packet.bth.psn + 1 == self.oldest
     }
 
     fn sent_again(&mut self, psn: Psn, now: Nanos, rules: &mut Tally) {

@@ -162,7 +162,7 @@ fn probe_is_no_retransmission() {
         line.pass(&write(0));
         line.pass(&ack(0, 1));
         line.pass(&request(Opcode::RC_SEND_ONLY, 1).data(&[1; 8]));
-        line.pass(&request(Opcode::RC_WRITE_ONLY, 0).reth(0, 0, 0).ack());
+        line.pass(&request(Opcode::RC_SEND_ONLY, 0).ack());
         line
     };
     probed().breaks("recovers", "not acknowledged");

@@ -1,7 +1,11 @@
 //! Which packets ask for an acknowledgement (IBTA 9.7.3), and how long to wait for it.
 //!
 //! A message that no completion waits for does not ask. A later packet asks, or a probe once nothing has asked for a while. The probe is a
-//! duplicate WRITE without payload: it reads no memory of the application, and changes none of the peer's.
+//! duplicate SEND without payload: it reads no memory of the application, and a responder needs neither a receive nor a right for it.
+//!
+//! A probe has the PSN before the oldest unacknowledged one. A SEND or WRITE of this connection must have that PSN: a READ or an atomic has
+//! a response of its own, and a responder has no rule for the PSN before the first. Therefore the packet behind a READ or an atomic asks, and
+//! so does the first packet of a connection.
 
 use super::planted::PlantedBug;
 use super::requester::{Requester, Sending};
@@ -9,7 +13,7 @@ use super::{Ctx, Origin, TxPlan, TxReason};
 use crate::verbs::{QpAttributes, QpType, SendFlags};
 use roxie_base::limits::Limits;
 use roxie_base::time::Nanos;
-use roxie_wire::{Bth, Ext, Opcode, Psn, Reth};
+use roxie_wire::{Bth, Ext, Opcode, Psn};
 
 /// Time after which a probe asks for the acknowledgement of packets that did not: well below a local ACK timeout (rdma_rxe's default: 67 ms).
 const QUIET: Nanos = Nanos(1_000_000);
@@ -45,18 +49,35 @@ impl Requester {
         sig_all || flags.contains(SendFlags::SIGNALED) || !self.asks_late
     }
 
-    /// True if the next packet asks for an acknowledgement. `last`: it ends a message that asks, or has a response.
+    /// True if the packet with this PSN asks for an acknowledgement. `ends`: it is the last one of its message. `wants`: the message asks, or
+    /// has a response.
     //= IBTA 9.7.3: ack-is-asked-for
     #[inline(always)]
-    pub(super) fn asks(&self, last: bool, in_flight: u32, limits: &Limits) -> bool {
+    pub(super) fn asks(&self, psn: Psn, ends: bool, wants: bool, in_flight: u32, limits: &Limits) -> bool {
         let window_closes = in_flight + 1 >= limits.window;
-        last || window_closes || self.since_ack_request + 1 >= limits.ack_request_interval
+        let late = self.since_ack_request + 1 >= limits.ack_request_interval;
+        let allows_probe = !wants && psn == self.probe_after && !PlantedBug::ProbesReads.is();
+        (ends && wants) || window_closes || late || allows_probe
     }
 
     /// True if the peer owes no acknowledgement, because no packet has asked for one: the timer is that of a probe.
     #[inline(always)]
     pub(super) fn is_quiet(&self) -> bool {
-        self.asks_late && !self.una.is_before(self.asked)
+        self.asks_late && !self.una.is_before(self.asked) && self.may_probe()
+    }
+
+    /// True if the PSN before the oldest unacknowledged one is that of a SEND or WRITE of this connection.
+    #[inline(always)]
+    fn may_probe(&self) -> bool {
+        self.probe_after.is_before(self.una) || PlantedBug::ProbesReads.is()
+    }
+
+    /// Keeps `probe_after` so near to `una` that the order of the two is known.
+    #[inline(always)]
+    pub(super) fn keep_probe_near(&mut self) {
+        if self.may_probe() {
+            self.probe_after = self.una - 1;
+        }
     }
 
     /// Starts the timer: that of a retransmission, or if the peer owes nothing, that of a probe.
@@ -66,11 +87,11 @@ impl Requester {
         self.retransmit_at = now + if self.is_quiet() { timeout.min(QUIET) } else { timeout };
     }
 
-    /// True if packets are outstanding, and none has asked for an acknowledgement. In an RNR wait, the peer has answered, and packets will
-    /// be sent again.
+    /// True if packets are outstanding, none has asked for an acknowledgement, and a probe may. In an RNR wait, the peer has answered, and
+    /// packets will be sent again.
     fn is_unasked(&self) -> bool {
         let waits = matches!(self.sending, Sending::RnrWait(_));
-        self.una != self.sent_end && !self.una.is_before(self.asked) && !waits
+        self.una != self.sent_end && !self.una.is_before(self.asked) && self.may_probe() && !waits
     }
 
     /// True if unsignaled packets are outstanding, and neither a packet nor a probe that is due asks for their acknowledgement.
@@ -115,10 +136,9 @@ impl Requester {
     }
 }
 
-/// Plans a probe, a WRITE of no bytes. The peer takes it for a duplicate, and acknowledges what it has (IBTA 9.7.5.1.2).
+/// Plans a probe, a SEND of no bytes. The peer takes it for a duplicate, and acknowledges what it has (IBTA 9.7.5.1.2).
 pub(super) fn probe(bth: Bth) -> TxPlan {
     let (reason, origin) = (TxReason::Probe, Origin::Probe);
-    let bth = Bth { opcode: Opcode::RC_WRITE_ONLY, ack_req: true, ..bth };
-    let ext = Ext::Reth(Reth { va: 0, rkey: 0, dma_len: 0 });
-    TxPlan { bth, ext, payload_len: 0, inline: None, ah: None, reason, origin }
+    let bth = Bth { opcode: Opcode::RC_SEND_ONLY, ack_req: true, ..bth };
+    TxPlan { bth, ext: Ext::None, payload_len: 0, inline: None, ah: None, reason, origin }
 }

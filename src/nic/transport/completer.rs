@@ -304,6 +304,7 @@ impl Qp {
         let r = &mut self.requester;
         let behind = r.position().is_before(una);
         r.una = una;
+        r.keep_probe_near();
         //= IBTA 9.9.2: progress-gives-the-retries-back
         r.retries_left = retries;
         if una == r.sent_end || !PlantedBug::RnrTriesAreUsedUp.is() {

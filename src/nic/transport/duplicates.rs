@@ -106,19 +106,14 @@ impl Responder {
         let mut may_be_forgotten = !self.resources.is_empty();
         let mut first_answered: Option<i32> = None;
         for it in &self.resources {
-            let Some(it) = it else {
-                may_be_forgotten = false;
-                continue;
-            };
-            let here = ahead(it.first_psn);
-            if here > ahead(last) {
-                continue;
-            }
-            may_be_forgotten &= here > 0;
-            // One that begins no later than the duplicate is answered, also if it has the PSN itself: then the peer probes (`asking`).
-            let is_answered = here <= 0 && ahead(ends(it)) < ahead(last);
-            if !is_answered {
-                first_answered = Some(first_answered.map_or(here, |first| first.min(here)));
+            match it {
+                Some(it) if ahead(ends(it)) < 0 => may_be_forgotten = false,
+                Some(it) if ahead(it.first_psn) > ahead(last) => {}
+                Some(it) => {
+                    let here = ahead(it.first_psn);
+                    first_answered = Some(first_answered.map_or(here, |first| first.min(here)));
+                }
+                None => may_be_forgotten = false,
             }
         }
         //= IBTA 9.7.5.1: duplicate-ack-covers-what-is-done

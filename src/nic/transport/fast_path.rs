@@ -204,7 +204,8 @@ impl Qp {
             let list = r.queue.sges(r.next);
             Payload::Memory(scatter::one(memory, self.pd, list, offset, length.into(), Access::empty())?)
         };
-        let ack_req = r.asks(last && r.asks_at_its_end(self.sig_all, wqe.wr.flags), in_flight, limits);
+        let wants = r.asks_at_its_end(self.sig_all, wqe.wr.flags);
+        let ack_req = r.asks(psn, last, wants, in_flight, limits);
         //= IBTA 9.2: solicited-is-in-the-last-packet
         let solicited = last && wqe.wr.flags.contains(SendFlags::SOLICITED);
         //= IBTA 9.4.3: write-names-its-whole-length-first

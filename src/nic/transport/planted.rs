@@ -95,6 +95,8 @@ pub enum PlantedBug {
     MarkedResponsesAreSilent,
     /// A probe has the PSN of the oldest packet that is not acknowledged, and is executed in its place if it was lost.
     ProbeIsExecuted,
+    /// A probe may have the PSN of a READ or an atomic, and the packet behind one does not ask for an acknowledgement.
+    ProbesReads,
     /// No bug: disables the fast path (`fast_path`).
     LongWay,
 }
@@ -125,7 +127,7 @@ mod switch {
 
     impl PlantedBug {
         /// Bugs of the transport, which a peer or an application of the NIC can see.
-        pub const ALL: [PlantedBug; 43] = [
+        pub const ALL: [PlantedBug; 44] = [
             PlantedBug::NoDuplicateCheck,
             PlantedBug::AckBeforeReadResponse,
             PlantedBug::PsnCompareWithoutWrap,
@@ -169,6 +171,7 @@ mod switch {
             PlantedBug::DepthsAreSwapped,
             PlantedBug::MarkedResponsesAreSilent,
             PlantedBug::ProbeIsExecuted,
+            PlantedBug::ProbesReads,
         ];
 
         /// Plants a bug in all QPs that this thread drives; `None` removes it.

@@ -62,6 +62,8 @@ pub(super) struct Requester {
     pub(super) since_ack_request: u32,
     /// The PSN after the last packet that asked for an acknowledgement.
     pub(super) asked: Psn,
+    /// A probe may be sent once `una` is behind this PSN: that behind the last READ or atomic, or the first one of the connection.
+    pub(super) probe_after: Psn,
     /// A probe is to ask for an acknowledgement, unless another packet does before.
     pub(super) probe_due: bool,
     /// Selective repeat, if agreed with the peer.
@@ -97,6 +99,7 @@ impl Requester {
             asks_late: false,
             since_ack_request: 0,
             asked: Psn::new(0),
+            probe_after: Psn::new(0),
             probe_due: false,
             scoreboard: None,
             ack_timeout: None,
@@ -117,6 +120,7 @@ impl Requester {
         self.una = psn;
         self.sent_end = psn;
         self.asked = psn;
+        self.probe_after = psn;
     }
 
     /// Removes all work requests and resets the state.
@@ -346,7 +350,7 @@ impl Qp {
         let again = psn.is_before(r.sent_end);
         let wanted = again || wqe.wr.opcode.takes_resource() || r.asks_at_its_end(self.sig_all, wqe.wr.flags);
         // The answer to a packet sent again tells what else is missing.
-        let asks = r.asks(last && wanted, r.in_flight(), ctx.limits)
+        let asks = r.asks(psn, last, wanted, r.in_flight(), ctx.limits)
             || (again && r.scoreboard.is_some())
             || (self.pacing.is_on() && self.asks_each_time(ctx, mtu));
         let bth = Bth {
@@ -421,7 +425,10 @@ impl Qp {
         wqe.asked_from = r.next_packet;
         // A request for a READ or an atomic asks for all that is left.
         let end = if takes_resource { wqe.end_psn() } else { bth.psn.next() };
-        r.reads_outstanding += u32::from(takes_resource);
+        if takes_resource {
+            r.reads_outstanding += 1;
+            r.probe_after = if r.probe_after.is_before(end) { end } else { r.probe_after };
+        }
         r.next_packet += 1;
         if takes_resource || r.next_packet == wqe.packets {
             r.next = r.next.wrapping_add(1);
