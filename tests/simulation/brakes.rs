@@ -7,7 +7,7 @@ use crate::generate::Swarm;
 use crate::script::{Action, Brakes, Channel, Hosts, Intrusion, Place, Rule, Service, Timed, Trouble};
 
 /// Timeout code of channels that may be slow: 67 ms. Two packets of the largest path MTU take less at the lowest rate.
-const PATIENT: u8 = 14;
+pub const PATIENT: u8 = 14;
 
 const CONTROLS: [&str; 11] = [
     "dcqcn",

@@ -1,9 +1,10 @@
 //! Aims at rare situations: scripts that repeat one kind of action in bad weather.
 
 use roxie::time::Nanos;
-use roxie::verbs::WrOpcode;
+use roxie::verbs::{RateLimit, WrOpcode};
 
-use crate::generate::Swarm;
+use crate::brakes::PATIENT;
+use crate::generate::{Rng, Swarm};
 use crate::script::{Action, Channel, Grant, Op, Part, Place, Rule, Service, SrqPlace, Timed, Trouble, Way};
 use crate::srq::LARGEST;
 
@@ -41,6 +42,42 @@ impl Focus {
         Focus::Reanswered,
         Focus::Reanswered,
     ];
+}
+
+/// Limits the rates of all RC channels, and has their responses to READs lost and delayed: the pacer holds repeated READ requests back, and
+/// responses arrive in the meantime.
+pub fn hold_reads(
+    rng: &mut Rng,
+    channels: &mut [Channel],
+    weather: &mut Vec<Rule>,
+    actions: &mut Vec<Timed>,
+) {
+    for (number, spec) in channels.iter_mut().enumerate().filter(|(_, spec)| spec.service == Service::Rc) {
+        spec.timeout = PATIENT;
+        let end = rng.below(2) as usize;
+        let kbps = rng.pick(&[1_000, 2_000, 10_000]);
+        let limit = RateLimit { kbps, max_burst: 1, typical_packet: 0 };
+        let begins = Nanos(1_000 * rng.pick(&[0, 0, 300, 2_000]));
+        actions.push(Timed { at: begins, action: Action::Limit(Place { channel: number, end }, limit) });
+        let way = Way { channel: number, back: end == 1 };
+        let mut at = 0;
+        for _ in 0..6 + rng.below(10) {
+            at += 1_000 * rng.pick(&[0, 0, 10, 200, 1_000]);
+            let packets = rng.pick(&[1, 2, 4, 8]);
+            let asked = [
+                (WrOpcode::Read, 8),
+                (WrOpcode::Read, packets * spec.mtu.bytes() as u32),
+                (WrOpcode::FetchAdd, 8),
+                (WrOpcode::Flush, 0),
+            ];
+            let (opcode, length) = rng.pick(&asked);
+            actions.push(Timed { at: Nanos(at), action: Action::Post(way, Op::new(opcode, length)) });
+        }
+        let late = Trouble::Delay(Nanos(1_000 * (1 + rng.below(400))));
+        for trouble in [Trouble::Lose, late] {
+            weather.push(Rule::Rate { to: spec.ends[end], trouble, of_10_000: rng.pick(&[1_000, 3_000]) });
+        }
+    }
 }
 
 impl Swarm {

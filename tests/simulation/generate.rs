@@ -6,7 +6,7 @@ use roxie::time::Nanos;
 use roxie::verbs::{Mtu, WrOpcode};
 
 use crate::flow::{INLINE, service_has};
-use crate::focus::Focus;
+use crate::focus::{Focus, hold_reads};
 use crate::script::{
     Action, Channel, Grant, Held, Hosts, Intrusion, Op, Part, Place, Rule, Script, Service, Srq, SrqPlace,
     Timed, Trouble, Way,
@@ -65,8 +65,12 @@ const OPERATIONS: [WrOpcode; 10] = [
 
 /// Distinguishes the sequence that decides on selective repeat.
 const SELECTIVE: u64 = 0x5e1e_c71e;
+/// Distinguishes the sequence that draws READs of QPs with a limited rate.
+const HELD: u64 = 0x4e1d;
 /// Environment variable: all RC channels have selective repeat.
 const ALL_SELECTIVE: &str = "ROXIE_SELECTIVE";
+/// Environment variable: the rates of all RC channels are limited.
+const ALL_PACED: &str = "ROXIE_PACED";
 
 /// Returns a link MTU in bytes that carries packets of the path MTU.
 fn link_for(mtu: Mtu) -> usize {
@@ -122,12 +126,16 @@ pub fn script(seed: u64) -> Script {
     }
     swarm.intrusions(&channels, &mut actions);
     swarm.congestion(&hosts, &mut channels, &mut weather, &mut actions);
-    actions.sort_by_key(|timed| timed.at);
-    // A sequence of its own, so that all else of a seed is the same with and without.
+    // Sequences of their own, so that all else of a seed is the same with and without.
     let mut agrees = Rng::new(seed ^ SELECTIVE);
     for channel in channels.iter_mut().filter(|channel| channel.service == Rc) {
         channel.selective = agrees.one_in(2) || std::env::var_os(ALL_SELECTIVE).is_some();
     }
+    let mut held = Rng::new(seed ^ HELD);
+    if held.one_in(8) || std::env::var_os(ALL_PACED).is_some() {
+        hold_reads(&mut held, &mut channels, &mut weather, &mut actions);
+    }
+    actions.sort_by_key(|timed| timed.at);
     Script {
         seed,
         hosts,

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use super::{Nic, QpEntry};
+use crate::transport::Awaits;
 use crate::verbs::{QpIndex, QpType};
 
 /// Numbers of users, by table slot.
@@ -101,6 +102,10 @@ impl Nic {
         }
         if !entry.schedule.is_ready() && entry.qp.wants_transmit(&self.config.limits) {
             return Some("it has something to send, and is in no queue".into());
+        }
+        let may_send = entry.qp.pacing.holds() || entry.qp.wants_transmit(&self.config.limits);
+        if entry.qp.awaits().is_none_or(|awaits| awaits == Awaits::Packet && !may_send) {
+            return Some("its sends are outstanding, and neither a timer nor a packet ends the wait".into());
         }
         let deadline = entry.qp.deadline();
         let (timer_at, release_at) = entry.schedule.deadlines();

@@ -362,16 +362,6 @@ impl Qp {
     pub(super) fn cannot_send(&mut self, ctx: &mut Ctx<'_>, status: WcStatus) {
         self.requester.sending = Sending::Failed(status);
         self.fail_if_oldest(ctx);
-        let is_open = self.state() != QpState::Err;
-        let r = &mut self.requester;
-        // With selective repeat it may have been all there was to send again: the timer sends again what is before it.
-        if let Some(timeout) = r.ack_timeout
-            && is_open
-            && r.retransmit_at == Nanos::MAX
-            && r.una != r.sent_end
-        {
-            r.retransmit_at = ctx.now + timeout;
-        }
         self.requester.ask(ctx.limits);
     }
 

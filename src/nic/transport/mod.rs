@@ -89,6 +89,7 @@ pub use permutation::{LongPermutation, Permutation, QuickPermutation, ShortPermu
 pub use planted::PlantedBug;
 pub use qp::{Qp, QpConfig};
 pub use replies::Reply;
+pub use retry::Awaits;
 pub use verdict::{Cause, RateChange, TxReason, Verdict};
 
 use crate::verbs::{AhId, AsyncEvent, CqIndex, PdId, QpIndex, RecvWr, Sge, Srqn, Wc};

@@ -97,6 +97,8 @@ pub enum PlantedBug {
     ProbeIsExecuted,
     /// A probe may have the PSN of a READ or an atomic, and the packet behind one does not ask for an acknowledgement.
     ProbesReads,
+    /// No timer is started for a retransmission that became needless before it was sent.
+    NoTimerAfterRepeat,
     /// No bug: disables the fast path (`fast_path`).
     LongWay,
 }
@@ -127,7 +129,7 @@ mod switch {
 
     impl PlantedBug {
         /// Bugs of the transport, which a peer or an application of the NIC can see.
-        pub const ALL: [PlantedBug; 44] = [
+        pub const ALL: [PlantedBug; 45] = [
             PlantedBug::NoDuplicateCheck,
             PlantedBug::AckBeforeReadResponse,
             PlantedBug::PsnCompareWithoutWrap,
@@ -172,6 +174,7 @@ mod switch {
             PlantedBug::MarkedResponsesAreSilent,
             PlantedBug::ProbeIsExecuted,
             PlantedBug::ProbesReads,
+            PlantedBug::NoTimerAfterRepeat,
         ];
 
         /// Plants a bug in all QPs that this thread drives; `None` removes it.

@@ -498,7 +498,6 @@ impl Qp {
     pub(super) fn enter_error(&mut self, ctx: &mut Ctx<'_>) {
         //= IBTA 10.3.1.7: error-flushes-both-queues
         let before = std::mem::replace(&mut self.state, QpState::Err);
-        self.requester.retransmit_at = Nanos::MAX;
         self.requester.abandon();
         self.flush_begun_receive(ctx);
         self.responder.keep_up_to_refusal();

@@ -130,8 +130,10 @@ impl Requester {
         *self = Requester::new(queue);
     }
 
-    /// Gives up sending: no queued work request is sent.
+    /// Gives up sending: no queued work request is sent, and nothing that was sent is waited for.
     pub(super) fn abandon(&mut self) {
+        self.una = self.sent_end;
+        self.retransmit_at = Nanos::MAX;
         self.next = self.queue.head();
         self.next_packet = 0;
         self.sending = Sending::Open;

@@ -8,9 +8,26 @@
 use super::planted::PlantedBug;
 use super::requester::{Requester, Sending};
 use super::{Cause, Ctx, Qp, Verdict};
-use crate::verbs::WcStatus;
+use crate::verbs::{QpType, WcStatus};
 use roxie_base::time::Nanos;
 use roxie_wire::{Syndrome, rnr_timer_ns};
+
+/// What ends a requester's wait for what is outstanding.
+///
+/// A packet that is sent starts the timer, and progress restarts it. The timer is stopped before a retransmission and before a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awaits {
+    /// Nothing is outstanding.
+    Nothing,
+    /// The RNR timer.
+    RnrTimer,
+    /// The timer of a retransmission, or of a probe if no packet has asked for an acknowledgement.
+    Timer,
+    /// A retransmission or a probe, which may be sent now, or once the pacer releases it. The packet starts the timer.
+    Packet,
+    /// The peer alone: the QP has no local ACK timeout.
+    Peer,
+}
 
 /// Value of `rnr_retry` for infinite retries.
 const RNR_INFINITE: u8 = 7;
@@ -20,6 +37,48 @@ impl Qp {
     pub fn deadline(&self) -> Nanos {
         let r = &self.requester;
         if let Sending::RnrWait(until) = r.sending { until } else { r.retransmit_at }
+    }
+
+    /// Returns what ends the wait for what is outstanding. `None`: nothing does.
+    pub fn awaits(&self) -> Option<Awaits> {
+        let r = &self.requester;
+        if r.una == r.sent_end || !matches!(self.qp_type, QpType::Rc | QpType::XrcSend) {
+            return Some(Awaits::Nothing);
+        }
+        if matches!(r.sending, Sending::RnrWait(_)) {
+            return Some(Awaits::RnrTimer);
+        }
+        if r.retransmit_at != Nanos::MAX {
+            return Some(Awaits::Timer);
+        }
+        if r.ack_timeout.is_none() {
+            return Some(Awaits::Peer);
+        }
+        let repeats = r.sending == Sending::Open && r.position().is_before(r.sent_end);
+        (repeats || r.probe_due).then_some(Awaits::Packet)
+    }
+
+    /// Starts the timer if nothing else ends the wait. Call this after each event, before [`Qp::deadline`].
+    #[inline(always)]
+    pub fn ensure_timer(&mut self, now: Nanos) {
+        let r = &self.requester;
+        if r.una != r.sent_end && r.retransmit_at == Nanos::MAX {
+            self.start_missing_timer(now);
+        }
+    }
+
+    /// A retransmission that was due may have become needless, because responses came before it was sent, or impossible. Then no packet
+    /// follows that would start the timer.
+    #[cold]
+    fn start_missing_timer(&mut self, now: Nanos) {
+        let after_nak =
+            self.requester.going_back == Some(Cause::SequenceNak) && PlantedBug::NoTimerAfterNak.is();
+        let is_planted = after_nak || PlantedBug::NoTimerAfterRepeat.is();
+        if self.awaits().is_none() && !is_planted {
+            self.requester.start_timer(now);
+        }
+        let r = &self.requester;
+        invariant!(self.awaits().is_some(), "PSNs from {} to {} wait without a timer", r.una, r.sent_end);
     }
 
     /// Handles an expired timer. Does nothing if none has expired.
