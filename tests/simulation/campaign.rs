@@ -1,6 +1,7 @@
 //! Runs scripts, returns an oracle's objection as a value, and explains a failure by a shrunk script and captures.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Once;
@@ -14,6 +15,28 @@ const RUNS: u32 = 1_500;
 
 thread_local! {
     static QUIET: Cell<bool> = const { Cell::new(false) };
+    static PLACE: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// What an oracle or an assertion objects to in a run.
+#[derive(Clone, Debug)]
+pub struct Objection {
+    text: String,
+    /// Source file and line of the assertion, which tell one rule from another.
+    rule: String,
+}
+
+impl Objection {
+    /// True if both are of one rule.
+    pub fn is_like(&self, other: &Objection) -> bool {
+        self.rule == other.rule
+    }
+}
+
+impl fmt::Display for Objection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
 }
 
 /// Runs `work` without printing this thread's panics.
@@ -22,6 +45,7 @@ fn quietly<T>(work: impl FnOnce() -> T) -> T {
     HOOK.call_once(|| {
         let default_hook = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
+            PLACE.set(info.location().map(ToString::to_string).unwrap_or_default());
             if !QUIET.get() {
                 default_hook(info);
             }
@@ -33,16 +57,17 @@ fn quietly<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Runs a script. An objection of an oracle becomes an `Err` with its message.
-pub fn run(script: &Script, capture: Option<&Path>) -> Result<Outcome, String> {
+/// Runs a script. Returns the first objection, if there is one.
+pub fn run(script: &Script, capture: Option<&Path>) -> Result<Outcome, Objection> {
     judge(|| world::run(script, capture))
 }
 
-/// Runs `run`. An objection of an oracle becomes an `Err` with its message.
-pub fn judge(run: impl FnOnce() -> Outcome) -> Result<Outcome, String> {
+/// Calls `run`, and returns the first objection, if there is one.
+pub fn judge(run: impl FnOnce() -> Outcome) -> Result<Outcome, Objection> {
     quietly(|| catch_unwind(AssertUnwindSafe(run))).map_err(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
-        text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default()
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned())).unwrap_or_default();
+        Objection { text, rule: PLACE.take() }
     })
 }
 
@@ -62,8 +87,13 @@ pub fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("simulation")
 }
 
+/// Shrinks a failing script to one that fails by the same rule.
+pub fn shrink_by_rule(script: &Script, why: &Objection) -> Script {
+    shrink(script, &strikes(script), |script| run(script, None).is_err_and(|other| other.is_like(why)))
+}
+
 /// Shrinks a failing script, stores it with its captures, and returns a report.
-pub fn explain(name: &str, script: &Script, why: &str) -> String {
+pub fn explain(name: &str, script: &Script, why: &Objection) -> String {
     let folder = folder().join(name);
     std::fs::create_dir_all(&folder).expect("a folder for scripts and captures");
     let write = |file: &str, text: String| {
@@ -72,8 +102,8 @@ pub fn explain(name: &str, script: &Script, why: &str) -> String {
         path
     };
     write("whole.txt", script.to_string());
-    let short = shrink(script, &strikes(script), |script| run(script, None).is_err());
-    let why_short = run(&short, Some(&folder)).err().unwrap_or_default();
+    let short = shrink_by_rule(script, why);
+    let why_short = run(&short, Some(&folder)).err().map_or_else(String::new, |why| why.to_string());
     let text = format!("# {}\n{short}", why_short.replace('\n', "\n# "));
     let path = write("script.txt", text.clone());
     format!(

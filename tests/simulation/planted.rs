@@ -2,7 +2,7 @@
 
 use roxie::transport::PlantedBug;
 
-use crate::campaign::{run, shrink, strikes};
+use crate::campaign::{run, shrink, shrink_by_rule, strikes};
 use crate::generate;
 use crate::script::Script;
 
@@ -23,7 +23,7 @@ const BY_SCRIPT: [PlantedBug; 5] = [
 ];
 
 /// Bugs that an assertion of the NIC finds, before anything is seen outside of it.
-const ASSERTED: [PlantedBug; 7] = [
+const ASSERTED: [PlantedBug; 9] = [
     PlantedBug::NoDuplicateCheck,
     PlantedBug::AckBeforeReadResponse,
     PlantedBug::AckCompletesRead,
@@ -31,6 +31,8 @@ const ASSERTED: [PlantedBug; 7] = [
     PlantedBug::FlushesSharedReceives,
     PlantedBug::AnswersInOrderOfRequests,
     PlantedBug::HeldForEver,
+    PlantedBug::NoTimerAfterNak,
+    PlantedBug::NoTimerAfterRepeat,
 ];
 
 /// True if a script fails with the bug and passes without it.
@@ -85,6 +87,22 @@ fn every_planted_bug_is_found_and_shrunk() {
     assert!(long.is_empty(), "longer than {LINES} lines: {long:?}");
 }
 
+/// Without its messages, this script fails by another rule: the probe that it expects is not sent.
+#[test]
+fn shrunk_script_fails_by_the_same_rule() {
+    let text = "seed 1\nhosts 2\nq1 rc h1 h2\nat 0us q1> read 8\nat 0us q1> send 8 unsignaled\nat 0us q1< send 8\nat 3ms q1> read 8\nexpect 2 tail_probes\n";
+    let script = Script::parse(text).expect("a script");
+    PlantedBug::plant(Some(PlantedBug::ProbesReads));
+    let why = run(&script, None).expect_err("a probe with the PSN of a READ");
+    let short = shrink_by_rule(&script, &why);
+    let (again, any) = (run(&short, None), shrink(&script, &[], |script| run(script, None).is_err()));
+    let other = run(&any, None);
+    PlantedBug::plant(None);
+    assert!(again.is_err_and(|again| again.is_like(&why)), "{why}\n{short}");
+    assert!(short.actions.len() < script.actions.len(), "{short}");
+    assert!(other.as_ref().is_err_and(|other| !other.is_like(&why)), "{any}: {why:?}, {:?}", other.err());
+}
+
 #[test]
 fn assertions_find_planted_bugs_first() {
     if !cfg!(debug_assertions) {
@@ -96,7 +114,7 @@ fn assertions_find_planted_bugs_first() {
             PlantedBug::plant(Some(bug));
             let reason = run(&generate::script(seed), None).err();
             PlantedBug::plant(None);
-            reason
+            reason.map(|reason| reason.to_string())
         });
         let reason = reason.unwrap_or_else(|| panic!("{bug:?} was not found in {SEEDS} seeds"));
         println!("{bug:?}: {reason}");

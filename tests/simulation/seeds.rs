@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use roxie::transport::coverage::Coverage;
 
-use crate::campaign::{explain, folder, run};
+use crate::campaign::{Objection, explain, folder, run};
 use crate::coverage::{Table, unreached};
 use crate::generate;
 use crate::reach::{LEAST, Reach};
@@ -20,6 +20,17 @@ pub fn variable(name: &str, default: u64) -> u64 {
         Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")),
         Err(_) => default,
     }
+}
+
+/// Returns `FIRST`, or 1. `FIRST=clock` draws it from the clock and prints it.
+fn first_seed() -> u64 {
+    if std::env::var("FIRST").as_deref() != Ok("clock") {
+        return variable("FIRST", 1);
+    }
+    let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let first = since_1970.expect("a clock after 1970").as_millis() as u64;
+    println!("first seed {first}: repeat with FIRST={first}");
+    first
 }
 
 /// Seeds to run, and the results so far.
@@ -71,7 +82,7 @@ impl Seeds {
         }
     }
 
-    fn fail(&self, seed: u64, why: &str) {
+    fn fail(&self, seed: u64, why: &Objection) {
         let text = explain(&format!("seed-{seed}"), &generate::script(seed), why);
         if self.progress {
             println!("{text}");
@@ -80,11 +91,11 @@ impl Seeds {
     }
 }
 
-/// `SEEDS` is the number of seeds, `FIRST` the first one, `MINUTES` the maximum duration, `THREADS` the number of threads. With `SOAK=1`
+/// `SEEDS` is the number of seeds, `FIRST` the first one or `clock`, `MINUTES` the maximum duration, `THREADS` the number of threads. With `SOAK=1`
 /// the run prints its progress and continues after a failure.
 #[test]
 fn every_seed_passes() {
-    let (first, count) = (variable("FIRST", 1), variable("SEEDS", SEEDS));
+    let (first, count) = (first_seed(), variable("SEEDS", SEEDS));
     let soak = variable("SOAK", 0) > 0;
     let now = Instant::now();
     let minutes = variable("MINUTES", 0);

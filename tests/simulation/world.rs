@@ -421,7 +421,11 @@ impl<'a> World<'a> {
         end.drains[0] += u32::from(attr.en_sqd_async_notify == Some(true));
         match attr.state {
             Some(QpState::Err) => link.note_error(place.end),
-            Some(QpState::Rts) => end.standing.failed = false,
+            Some(QpState::Rts) => {
+                end.standing.failed = false;
+                // A QP that leaves SQD before it is drained raises no event for that request.
+                end.drains[0] = end.drains[1];
+            }
             _ => {}
         }
     }
