@@ -214,6 +214,10 @@ impl Congested {
         };
         let (name, bth) = (&line.ends.name, &packet.bth);
         let from_peer = packet.source_gid() == line.ends.peer && packet.dest_gid() == line.ends.own;
+        if verdict == "dropped: QP is in Err" {
+            // An accepted packet may have ended the QP: the work request behind a completed one could not be sent. No notification follows.
+            line.owed = None;
+        }
         if is_notification(packet) {
             let is_good =
                 bth.becn && packet.payload.is_empty() && bth.pad == 0 && bth.pkey & 0x7fff == 0x7fff;
