@@ -167,12 +167,15 @@ impl Line {
                 if selective && is_read && packet.reth().is_some_and(|reth| reth.dma_len as usize <= mtu) {
                     let at = self.at(psn);
                     self.parts.insert(at);
-                    self.owed = None;
                 } else if has_own_answer(packet)
                     && let Some((asked, packet)) = self.asked_at(psn)
                 {
                     let goes_on = asked.due.filter(|due| selective && *due < packet);
                     asked.due = goes_on.or(Some(packet));
+                }
+                // Responses leave in order: the one to a duplicate goes before a pending ACK, and is paced.
+                if has_own_answer(packet) {
+                    self.owed = None;
                 }
             }
             "no receive posted: RNR NAK" => {
