@@ -313,6 +313,7 @@ impl Worker {
         // If there is no room, the next pass sends it.
         let Some(id) = self.port.tx_alloc(frame.len()) else { return };
         self.port.tx_frame(&id).write(0, &frame);
+        self.port.set_now(now);
         self.port.tx_commit(id);
         self.flush(now);
         self.nic.has_told(now, control);
@@ -393,6 +394,7 @@ impl Worker {
         if self.slots.is_empty() {
             return;
         }
+        self.port.set_now(now);
         self.port.tx_arrange();
         for (slot, (id, qp)) in self.slots.drain(..).enumerate() {
             let mut frame = self.port.tx_frame(&id);

@@ -16,6 +16,11 @@ macro_rules! pass_on {
             self.inner.tx_frame(id)
         }
     };
+    (@set_now) => {
+        fn set_now(&mut self, now: roxie_base::time::Nanos) {
+            self.inner.set_now(now);
+        }
+    };
     (@tx_arrange) => {
         fn tx_arrange(&mut self) {
             self.inner.tx_arrange();

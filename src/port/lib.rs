@@ -31,7 +31,7 @@
 //!
 //! ```text
 //! rx_burst -> rx_frame(i) for each i -> rx_note(i) -> rx_release
-//! tx_alloc -> tx_frame(id) to write   -> tx_arrange -> tx_frame(id) to seal -> tx_commit(id)
+//! tx_alloc -> tx_frame(id) to write   -> set_now, tx_arrange -> tx_frame(id) to seal -> tx_commit(id)
 //! tx_flush
 //! ```
 //!
@@ -213,6 +213,11 @@ pub trait Port: Send + Any {
     /// Returns the slot's bytes for writing. Their initial content is undefined.
     fn tx_frame(&mut self, id: &TxId) -> FrameMut<'_>;
 
+    /// Sets the time of the frames that are committed next, for layers that record or delay them. `rx_burst` and `tx_flush` set it too.
+    fn set_now(&mut self, now: Nanos) {
+        let _ = now;
+    }
+
     /// Decides how the slots written so far will be sent, and fixes the header fields that depend on it (UDP port:
     /// segmentation groups and IPv4 identification). The ICRC must be computed afterwards. A packet port leaves slots that are committed
     /// already as they are.
@@ -369,6 +374,9 @@ impl<P: Port + ?Sized> Port for Box<P> {
     }
     fn tx_frame(&mut self, id: &TxId) -> FrameMut<'_> {
         (**self).tx_frame(id)
+    }
+    fn set_now(&mut self, now: Nanos) {
+        (**self).set_now(now);
     }
     fn tx_arrange(&mut self) {
         (**self).tx_arrange();

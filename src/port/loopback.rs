@@ -171,6 +171,7 @@ impl<P: Port> Port for LoopbackPort<P> {
     pass_on!(
         tx_alloc,
         tx_frame,
+        set_now,
         tx_arrange,
         tx_note,
         tx_cancel,

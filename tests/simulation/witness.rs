@@ -469,6 +469,11 @@ impl Port for Witness {
         self.inner.tx_frame(id)
     }
 
+    fn set_now(&mut self, now: Nanos) {
+        self.now = now;
+        self.inner.set_now(now);
+    }
+
     fn tx_arrange(&mut self) {
         self.inner.tx_arrange();
     }

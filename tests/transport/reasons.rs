@@ -42,6 +42,16 @@ impl Shared {
         self.0.lock().unwrap().windows(text.len()).filter(|w| *w == text.as_bytes()).count()
     }
 
+    /// Returns the time of each frame.
+    fn times(&self) -> Vec<Nanos> {
+        let bytes = self.0.lock().unwrap().clone();
+        let mut reader = Reader::new(&bytes[..]).expect("a capture");
+        std::iter::from_fn(|| {
+            reader.next().expect("whole").map(|record| Nanos(record.timestamp_ns.expect("a time")))
+        })
+        .collect()
+    }
+
     /// Returns the comments since the last call.
     pub(crate) fn comments(&self) -> Vec<String> {
         let bytes = self.0.lock().unwrap().clone();
@@ -60,6 +70,17 @@ pub(crate) fn captured(setup: Setup) -> (Stage, Shared) {
     let near: Box<dyn Port> =
         Box::new(PcapPort::new(near, file.clone(), Timestamps::Virtual, None).expect("a file"));
     (Stage::on(setup, near, far), file)
+}
+
+/// A post sends without receiving first: the time of the last receive is not that of the frame.
+#[test]
+fn frame_of_a_post_has_its_time() {
+    let (mut stage, file) = captured(Setup::default());
+    stage.wait(SOON);
+    stage.post(WrOpcode::Send, 4);
+    let posted = stage.now + Nanos(5_000_000);
+    stage.host.worker.send_out(posted);
+    assert_eq!(file.times(), [posted]);
 }
 
 #[test]

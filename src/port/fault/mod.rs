@@ -286,6 +286,11 @@ impl<P: Port> Port for FaultPort<P> {
         steer
     );
 
+    fn set_now(&mut self, now: Nanos) {
+        self.now = now;
+        self.inner.set_now(now);
+    }
+
     fn tx_commit(&mut self, id: TxId) {
         let slot = self.inner.tx_frame(&id);
         let verdict = self.tx.judge(&slot.as_frame(), self.now);

@@ -129,6 +129,11 @@ impl<P: Port, W: Write + Send + 'static> Port for PcapPort<P, W> {
         self.inner.tx_frame(id)
     }
 
+    fn set_now(&mut self, now: Nanos) {
+        self.recorder.set_now(now);
+        self.inner.set_now(now);
+    }
+
     fn tx_arrange(&mut self) {
         self.inner.tx_arrange();
     }

@@ -70,6 +70,7 @@ fn both_directions_are_captured_with_notes_and_times() {
     a.rx_burst(Nanos(1_000));
     a.rx_release();
     send(&mut a, b"leaves", Some("retransmit: PSN 1042, try 2 of 7"));
+    a.set_now(Nanos(1_400));
     send(&mut a, b"without", None);
     a.tx_flush(Nanos(1_500)).unwrap();
     send(&mut b, b"arrives", None);
@@ -81,7 +82,7 @@ fn both_directions_are_captured_with_notes_and_times() {
     a.rx_release();
     let all = packets(&file);
     let frames: Vec<_> = all.iter().map(|p| (p.0, &p.1[..])).collect();
-    assert_eq!(frames, [(1_000, &b"leaves"[..]), (1_000, b"without"), (2_000, b"arrives")]);
+    assert_eq!(frames, [(1_000, &b"leaves"[..]), (1_400, b"without"), (2_000, b"arrives")]);
     assert!(says(&all[0].2, "retransmit: PSN 1042, try 2 of 7"));
     assert!(!says(&all[1].2, "retransmit"), "a note stays with its frame");
     assert!(says(&all[2].2, "duplicate; acknowledged again"));
