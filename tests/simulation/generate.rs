@@ -72,6 +72,11 @@ const ALL_SELECTIVE: &str = "ROXIE_SELECTIVE";
 /// Environment variable: the rates of all RC channels are limited.
 const ALL_PACED: &str = "ROXIE_PACED";
 
+/// True if a variable makes all RC channels alike in some respect.
+pub fn is_uniform() -> bool {
+    [ALL_SELECTIVE, ALL_PACED].iter().any(|name| std::env::var_os(name).is_some())
+}
+
 /// Returns a link MTU in bytes that carries packets of the path MTU.
 fn link_for(mtu: Mtu) -> usize {
     mtu.bytes() + Mtu::OVERHEAD + 16

@@ -129,7 +129,8 @@ fn every_seed_passes() {
     if soak || variable("TABLE", 0) > 0 {
         println!("{}\nnot reached: {missing:#?}", Table(&coverage));
     }
-    if count >= SEEDS {
+    // With all channels alike, some situations do not arise.
+    if count >= SEEDS && !generate::is_uniform() {
         reach.assert_everything_was_reached(count);
         assert!(missing.is_empty(), "not reached in {count} seeds: {missing:#?}");
     }
