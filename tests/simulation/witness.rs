@@ -390,7 +390,8 @@ pub struct Witness {
     host: usize,
     witnesses: Witnesses,
     now: Nanos,
-    /// QPs that have sent in this pass, with their number of frames.
+    /// QPs that have sent in this pass, with their number of frames. An acknowledgement does not count: with a notification, it may be sent
+    /// before the QP's turn.
     turns: Vec<([u8; 6], Qpn, u32)>,
 }
 
@@ -407,16 +408,17 @@ impl Witness {
             Some(deth) => ([0; 6], deth.src_qp),
             None => (station, packet.bth.dest_qp),
         };
+        let count = u32::from(packet.info().operation != Operation::Acknowledge);
         let seen = self.turns.iter_mut().find(|(s, q, _)| (*s, *q) == (station, qpn));
         if let Some((_, _, frames)) = seen {
-            *frames += 1;
+            *frames += count;
             return;
         }
         let quantum = Limits::small().tx_quantum;
         let greedy = self.turns.iter().find(|(_, _, frames)| *frames > quantum);
         let host = self.host + 1;
         assert!(greedy.is_none(), "h{host}: {packet} waited for a second turn of another: {greedy:?}");
-        self.turns.push((station, qpn, 1));
+        self.turns.push((station, qpn, count));
     }
 }
 
