@@ -22,7 +22,7 @@ use super::requester::{Requester, Sending};
 use super::responder::{RequestRefused, is_last};
 use super::send_queue::QueuedWr;
 use super::{Ctx, Qp, Verdict};
-use crate::verbs::{AsyncEvent, EventKind, QpState, QpType, RecvWr, SendFlags, WcStatus};
+use crate::verbs::{QpState, QpType, RecvWr, SendFlags, WcStatus};
 use roxie_wire::{Operation, Packet, Psn};
 
 /// State of the oldest work request before the current response completed it.
@@ -127,22 +127,12 @@ impl Qp {
         }
     }
 
-    /// Refuses the rest of a READ, because its memory is missing. A response to a duplicate is dropped silently.
+    /// Handles a READ response whose memory is missing.
     fn reply_missing(&mut self, ctx: &mut Ctx<'_>, psn: Psn) {
         let r = &mut self.responder;
         let Some(slot) = r.find_resource(psn, Operation::ReadRequest) else { return };
         r.replies.remove(Reply::Read(slot));
-        let again = r.resources[usize::from(slot)].take().is_some_and(|resource| resource.again);
-        if again {
-            return;
-        }
-        r.replies.push_front(Reply::Nak { psn, msn: r.msn, why: Check::NoPage });
-        ctx.counters.resp_remote_access_errors += 1;
-        // A pending NAK has raised its event already.
-        if self.state() != QpState::Err {
-            ctx.out.events.push(AsyncEvent::Qp(self.index, EventKind::QpAccessError));
-        }
-        self.enter_error(ctx);
+        self.refuse_rest(ctx, slot, psn, Check::NoPage);
     }
 }
 

@@ -49,19 +49,27 @@ impl Qp {
         }
     }
 
-    /// Refuses the rest of a READ, because its region was deregistered meanwhile. The response to a duplicate is
-    /// dropped silently, because the peer may have received the first response.
+    /// Handles a reply that cannot be sent, because its region was deregistered meanwhile.
     fn region_vanished(&mut self, ctx: &mut Ctx<'_>, reply: Reply) {
         let r = &mut self.responder;
         r.replies.pop();
         let (Reply::Read(slot) | Reply::Atomic(slot)) = reply else { return };
-        let Some(resource) = r.resources.get_mut(usize::from(slot)).and_then(Option::take) else { return };
+        let Some(Some(resource)) = r.resources.get(usize::from(slot)) else { return };
+        let psn = resource.first_psn + resource.next;
+        self.refuse_rest(ctx, slot, psn, Check::Gone);
+    }
+
+    /// Refuses the rest of a READ from `psn` on, because its memory is gone. The response to a duplicate is dropped silently, because the peer
+    /// may have received the first response. The responder remembers the READ: no ACK may have one of its PSNs.
+    pub(super) fn refuse_rest(&mut self, ctx: &mut Ctx<'_>, slot: u8, psn: Psn, why: Check) {
+        let r = &mut self.responder;
+        let Some(Some(resource)) = r.resources.get_mut(usize::from(slot)) else { return };
+        resource.queued = false;
         if resource.again {
             return;
         }
-        let psn = resource.first_psn + resource.next;
         //= IBTA 9.7.5.2.4: read-that-fails-later-is-nakd
-        r.replies.push_front(Reply::Nak { psn, msn: r.msn, why: Check::Gone });
+        r.replies.push_front(Reply::Nak { psn, msn: r.msn, why });
         ctx.counters.resp_remote_access_errors += 1;
         // A pending NAK has raised its event already.
         if self.state() != QpState::Err {
