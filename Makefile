@@ -54,7 +54,7 @@ test:
 
 # Writes docs/conformance.md anew, of the rules and of the annotations in the sources, and prints how many rules are kept.
 conformance:
-	CONFORMANCE=write $(IN_TIME) 7200 cargo test --quiet --test conformance the_page -- --nocapture
+	CONFORMANCE=write $(IN_TIME) 7200 cargo test --quiet --test repository the_page -- --nocapture
 
 bench:
 	@.ci/setup build
@@ -75,8 +75,8 @@ interop:
 	$(IN_TIME) 7200 cargo build --release -p roxie-cli
 	$(IN_TIME) 28800 cargo run --release -p interop -- run --kernel $(KERNEL)
 	$(IN_TIME) 14400 cargo run --release -p interop -- zero-copy
-	$(IN_TIME) 14400 cargo test --release -p interop --test smb -- --ignored --nocapture
-	ALL_SCRIPTS=1 $(IN_TIME) 14400 cargo test --release -p interop --test cable
+	$(IN_TIME) 14400 cargo test --release -p interop --test guests smb:: -- --ignored --nocapture
+	ALL_SCRIPTS=1 $(IN_TIME) 14400 cargo test --release -p interop --test guests cable::
 	$(if $(SUITES),$(IN_TIME) 28800 cargo run --release -p interop -- distro $(SUITES:%=--suite %) || [ $$? -eq 77 ])
 
 # SECONDS=n: how long each fuzzer runs; MINUTES=n: how long the simulation does then, or SEEDS=n: how many seeds; FIRST=k: the first
