@@ -58,13 +58,13 @@ conformance:
 
 bench:
 	@.ci/setup build
-	$(IN_TIME) 28800 cargo bench
+	$(IN_TIME) 28800 cargo bench -p benches -p roxie-cli
 
 # Stock programs over TCP and on Roxie, in one run, then on rdma_rxe and on Roxie in guests: what to measure before choosing. ROWS="ucx-64k
 # write": some rows of the first alone; ROWS=--json: for a script.
 versus:
 	@.ci/setup test
-	$(IN_TIME) 14400 cargo bench --bench versus -- $(ROWS)
+	$(IN_TIME) 14400 cargo bench -p roxie-cli --bench versus -- $(ROWS)
 	$(if $(ROWS),,$(IN_TIME) 7200 cargo build --release -p roxie-cli)
 	$(if $(ROWS),,$(IN_TIME) 14400 cargo run --release -p interop -- versus || [ $$? -eq 77 ])
 
