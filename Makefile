@@ -2,6 +2,7 @@
 export PATH := $(PATH):$(HOME)/.cargo/bin
 SEEDS ?= 100000000
 MINUTES ?= 60
+FIRST ?=
 SECONDS ?= 600
 KERNEL ?= 6.1
 SUITES ?= bookworm trixie sid
@@ -13,7 +14,7 @@ VERSION ?=
 PREFIX ?= /usr/local
 SUITE ?= bookworm
 
-.PHONY: demo test conformance bench versus interop soak fuzz sanitize miri cross build install deb tarball image release
+.PHONY: demo test test-all conformance bench versus interop soak fuzz sanitize miri cross build install deb tarball image release
 
 build:
 	@.ci/setup build
@@ -52,6 +53,15 @@ test:
 	@.ci/setup test
 	@.ci/test
 
+# What `make test` leaves out, too: other processors, Miri, sanitizers, new seeds, the products' suites, all ports. It takes hours.
+test-all:
+	@.ci/setup test
+	$(MAKE) cross miri sanitize
+	$(MAKE) soak SECONDS=60 MINUTES=30 FIRST=$$(date +%s)000
+	$(MAKE) interop
+	$(IN_TIME) 14400 interop/suites
+	@.ci/test all
+
 # Writes docs/conformance.md anew, of the rules and of the annotations in the sources, and prints how many rules are kept.
 conformance:
 	CONFORMANCE=write $(IN_TIME) 7200 cargo test --quiet --test repository the_page -- --nocapture
@@ -83,7 +93,7 @@ interop:
 # of them; THREADS=n. Seeds that fail leave
 # their scripts, whole and short, and captures in target/tmp/simulation.
 soak: fuzz
-	SOAK=1 SEEDS=$(SEEDS) MINUTES=$(MINUTES) $(IN_TIME) $$((60 * $(MINUTES) + 7200)) cargo test --release --features planted-bugs --test simulation every_seed -- --nocapture
+	SOAK=1 $(if $(FIRST),FIRST=$(FIRST) )SEEDS=$(SEEDS) MINUTES=$(MINUTES) $(IN_TIME) $$((60 * $(MINUTES) + 7200)) cargo test --release --features planted-bugs --test simulation every_seed -- --nocapture
 
 # TARGET=packets SECONDS=3600: one of parser, capture, packets, commands, queues, management, calls; without TARGET all of them.
 fuzz:
