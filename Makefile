@@ -45,8 +45,9 @@ image: deb
 release:
 	@.ci/release $(VERSION)
 
-demo: build
+demo:
 	@.ci/setup demo
+	@$(MAKE) build
 	$(IN_TIME) 1800 ./target/release/roxie demo --capture target/demo
 
 test:
@@ -55,6 +56,7 @@ test:
 
 # What `make test` leaves out, too: other processors, Miri, sanitizers, new seeds, the products' suites, all ports. It takes hours.
 test-all:
+	@.ci/lacks
 	@.ci/setup test
 	$(MAKE) cross miri sanitize
 	$(MAKE) soak SECONDS=60 MINUTES=30 FIRST=$$(date +%s)000
@@ -107,7 +109,6 @@ sanitize:
 
 # What threads share, under Miri, which takes a nightly toolchain with it.
 miri:
-	@.ci/setup build
 	@.ci/miri
 
 # Builds for aarch64, and runs the tests under qemu-user that need no other program; SEEDS=n: of the simulation.
