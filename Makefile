@@ -51,6 +51,7 @@ demo:
 	$(IN_TIME) 1800 ./target/release/roxie demo --capture target/demo
 
 test:
+	@.ci/lacks
 	@.ci/setup test
 	@.ci/test
 

@@ -132,6 +132,27 @@ fn skips_and_own_totals_are_counted() {
 }
 
 #[test]
+fn one_program_runs_with_its_arguments() {
+    let tree = TempDir::new().unwrap();
+    let told = tree.path().join("told");
+    fs::write(tree.path().join("output"), output(&[("x", true)])).unwrap();
+    let program = tree.path().join("chosen");
+    executable(&program, "#!/bin/bash\ncd \"$(dirname \"$0\")\"\necho \"$*\" >>told\ncat output\n");
+    let message = format!(
+        "{{\"manifest_path\":\"{0}/Cargo.toml\",\"target\":{{\"kind\":[\"test\"],\"name\":\"chosen\"}},\"profile\":{{\"test\":true}},\
+         \"executable\":\"{0}/chosen\"}}\n",
+        tree.path().display()
+    );
+    let file = tree.path().join("messages");
+    fs::write(&file, message.clone() + &message.replace("\"name\":\"chosen\"", "\"name\":\"other\""))
+        .unwrap();
+    let mut runner = Command::new(env!("CARGO_BIN_EXE_runner"));
+    runner.arg(&file).args(["chosen", "a::", "b::"]).current_dir(tree.path()).env_remove("ALL");
+    assert!(runner.output_in_time().unwrap().status.success());
+    assert_eq!(fs::read_to_string(told).unwrap(), "--list a:: b::\n--show-output a:: b::\n");
+}
+
+#[test]
 fn doc_test_with_spaces_runs_again() {
     let tree = TempDir::new().unwrap();
     let docs = tree.path().join("docs");

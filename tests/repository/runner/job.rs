@@ -21,6 +21,8 @@ pub(crate) struct Job {
     /// The folder of a program of tests. `None`: another command.
     pub(crate) folder: Option<PathBuf>,
     pub(crate) command: Vec<String>,
+    /// Arguments behind those of a run of all tests.
+    pub(crate) more: Vec<String>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -133,14 +135,14 @@ impl Job {
         let log = File::create(format!("target/test/{}.log", self.name.replace(' ', "-"))).ok();
         let began = Instant::now();
         let counts_itself = self.folder.is_none() && !self.command.iter().any(|word| word == "--doc");
-        let order = if self.folder.is_some() { self.ran(&["--list"], None).lines } else { Vec::new() };
+        let more = self.more.iter().map(String::as_str);
+        let list: Vec<&str> = ["--list"].into_iter().chain(more.clone()).collect();
+        let order = if self.folder.is_some() { self.ran(&list, None).lines } else { Vec::new() };
         // Tests of hours are ignored otherwise.
-        let all: &[&str] = if self.folder.is_some() && std::env::var_os("ALL").is_some() {
-            &["--show-output", "--include-ignored"]
-        } else {
-            &["--show-output"]
-        };
-        let ran = self.ran(if counts_itself { &[] } else { all }, log);
+        let ignored =
+            (self.folder.is_some() && std::env::var_os("ALL").is_some()).then_some("--include-ignored");
+        let all: Vec<&str> = ["--show-output"].into_iter().chain(ignored).chain(more).collect();
+        let ran = self.ran(if counts_itself { &[] } else { &all }, log);
         let mut outcome = Outcome {
             job: self.name.clone(),
             totals: Totals::default(),

@@ -2,7 +2,7 @@
 //!
 //! `runner FILE` reads cargo's messages (`--message-format json`) from the file: each program of tests is a job. A line `also`, lane,
 //! name, command, separated by tabs, is a job too. What a job prints goes to `target/test/NAME.log`. The last two lines are
-//! `flaky: NAME, NAME` and the totals.
+//! `flaky: NAME, NAME` and the totals. `runner FILE PROGRAM ARGUMENT…` runs one program, with these arguments: parts of names, `--skip`.
 
 mod job;
 mod report;
@@ -42,7 +42,13 @@ fn job_of(line: &str) -> Option<Job> {
     if let Some(rest) = line.strip_prefix("also\t") {
         let mut parts = rest.split('\t').map(str::to_owned);
         let (lane, name) = (parts.next()?, parts.next()?);
-        return Some(Job { name, second: lane == "second", folder: None, command: parts.collect() });
+        return Some(Job {
+            name,
+            second: lane == "second",
+            folder: None,
+            command: parts.collect(),
+            more: Vec::new(),
+        });
     }
     if !line.split_once("\"profile\":{")?.1.split('}').next()?.contains("\"test\":true") {
         return None;
@@ -57,16 +63,21 @@ fn job_of(line: &str) -> Option<Job> {
     };
     let folder = PathBuf::from(manifest).parent()?.to_owned();
     let second = SECOND.contains(&&*name);
-    Some(Job { name, second, folder: Some(folder), command: vec![executable.to_owned()] })
+    Some(Job { name, second, folder: Some(folder), command: vec![executable.to_owned()], more: Vec::new() })
 }
 
 fn main() {
-    let Some(file) = std::env::args().nth(1) else {
-        eprintln!("usage: runner FILE");
+    let mut arguments = std::env::args().skip(1);
+    let Some(file) = arguments.next() else {
+        eprintln!("usage: runner FILE [PROGRAM [ARGUMENT…]]");
         process::exit(2);
     };
+    let program = arguments.next();
+    let more: Vec<String> = arguments.collect();
     let text = fs::read_to_string(&file).unwrap_or_else(|error| panic!("{file}: {error}"));
-    let jobs: Vec<Job> = text.lines().filter_map(job_of).collect();
+    let mut jobs: Vec<Job> = text.lines().filter_map(job_of).collect();
+    jobs.retain(|job| program.as_ref().is_none_or(|name| *name == job.name));
+    jobs.iter_mut().for_each(|job| job.more.clone_from(&more));
     let kept = Seconds::read("target/seconds/tests");
     let ended = Mutex::new(Vec::new());
     let lane = |second: bool| {
