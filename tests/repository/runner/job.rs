@@ -78,7 +78,7 @@ impl Job {
         // The second lane has what the first leaves.
         let mut command = Command::new(if self.second { "nice" } else { &self.command[0] });
         if self.second {
-            command.args(["-n", "10", &self.command[0]]);
+            command.args(["-n", "5", &self.command[0]]);
         }
         command.args(&self.command[1..]).args(arguments);
         if let Some(folder) = &self.folder {
@@ -118,7 +118,12 @@ impl Job {
                     if ended.is_none() && last.elapsed() > Duration::from_secs(silence) {
                         ran.error = Some(format!("said nothing for {silence} s, and was ended"));
                         let _ = Command::new("kill").args(["-ABRT", &child.id().to_string()]).status();
-                        thread::sleep(Duration::from_secs(2));
+                        // Time for a core.
+                        let until = Instant::now() + Duration::from_secs(2);
+                        while child.try_wait().is_ok_and(|status| status.is_none()) && Instant::now() < until
+                        {
+                            thread::sleep(Duration::from_millis(50));
+                        }
                         let _ = child.kill();
                         last = Instant::now();
                     }

@@ -11,6 +11,7 @@ mod seconds;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 use std::{fs, process, thread};
 
 use job::{Job, Outcome};
@@ -78,7 +79,7 @@ fn main() {
     let mut jobs: Vec<Job> = text.lines().filter_map(job_of).collect();
     jobs.retain(|job| program.as_ref().is_none_or(|name| *name == job.name));
     jobs.iter_mut().for_each(|job| job.more.clone_from(&more));
-    let kept = Seconds::read("target/seconds/tests");
+    let (kept, began) = (Seconds::read("target/seconds/tests"), Instant::now());
     let ended = Mutex::new(Vec::new());
     let lane = |second: bool| {
         for job in jobs.iter().filter(|job| job.second == second) {
@@ -108,7 +109,8 @@ fn main() {
             }
         }
     }
-    kept.write(&outcomes);
-    let totals = report::print(&outcomes, &flaky, &kept);
+    let seconds = began.elapsed().as_secs_f64();
+    kept.write(&outcomes, program.is_none().then_some(seconds));
+    let totals = report::print(&outcomes, &flaky, &kept, seconds);
     process::exit(i32::from(totals.failed > 0));
 }

@@ -1,6 +1,6 @@
 //! What the runner prints.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::job::{Outcome, Totals};
 use crate::seconds::Seconds;
@@ -8,6 +8,8 @@ use crate::seconds::Seconds;
 /// Lines that are printed of what a failed test said.
 const LAST: usize = 60;
 const SLOWEST: usize = 10;
+/// Name under which the seconds of a whole run are kept.
+pub(crate) const ALL: &str = "all programs";
 
 /// Returns the line of a job that has ended.
 pub(crate) fn line(outcome: &Outcome, kept: &Seconds) -> String {
@@ -41,8 +43,8 @@ fn heading(text: &str, lines: BTreeSet<String>) {
     }
 }
 
-/// Prints the end of a run, and returns its totals.
-pub(crate) fn print(outcomes: &[Outcome], flaky: &[String], kept: &Seconds) -> Totals {
+/// Prints the end of a run of these seconds, and returns its totals.
+pub(crate) fn print(outcomes: &[Outcome], flaky: &[String], kept: &Seconds, seconds: f64) -> Totals {
     for outcome in outcomes {
         for name in &outcome.failed {
             println!("\nfailed: {} {name}", outcome.job);
@@ -61,8 +63,15 @@ pub(crate) fn print(outcomes: &[Outcome], flaky: &[String], kept: &Seconds) -> T
     };
     let skips = lines().filter(|line| line.starts_with("SKIP ")).cloned().chain(lines().filter_map(ignored));
     heading("skipped:", skips.collect());
-    let left_out = lines().filter_map(|line| line.strip_prefix("LEFT OUT ")).map(str::to_owned);
-    heading("left out (`make test-all` runs all):", left_out.collect());
+    let mut left_out = BTreeMap::<&str, BTreeSet<&str>>::new();
+    for (name, what) in lines().filter_map(|line| line.strip_prefix("LEFT OUT ")?.split_once(": ")) {
+        left_out.entry(what).or_default().insert(name);
+    }
+    let of_each = |(what, names): (&str, BTreeSet<&str>)| match names.len() {
+        1 => format!("{what}, by {}", names.into_iter().collect::<String>()),
+        count => format!("{what}, by {count} tests"),
+    };
+    heading("left out (`make test-all` runs all):", left_out.into_iter().map(of_each).collect());
     let mut slowest: Vec<_> = outcomes
         .iter()
         .flat_map(|outcome| {
@@ -80,7 +89,8 @@ pub(crate) fn print(outcomes: &[Outcome], flaky: &[String], kept: &Seconds) -> T
         totals.failed += outcome.totals.failed;
         totals.skipped += outcome.totals.skipped;
     }
-    println!("\nflaky:{}{}", if flaky.is_empty() { "" } else { " " }, flaky.join(", "));
+    println!("\n{} all programs", kept.text(ALL, seconds));
+    println!("flaky:{}{}", if flaky.is_empty() { "" } else { " " }, flaky.join(", "));
     println!("{} passed, {} failed, {} skipped", totals.passed, totals.failed, totals.skipped);
     totals
 }

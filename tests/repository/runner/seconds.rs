@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::job::Outcome;
+use crate::report::ALL;
 
 pub(crate) struct Seconds {
     file: &'static str,
@@ -30,11 +31,13 @@ impl Seconds {
         }
     }
 
-    /// Keeps the seconds of this run beside those of programs that did not run.
-    pub(crate) fn write(&self, outcomes: &[Outcome]) {
+    /// Keeps the seconds of this run beside those of programs that did not run. `whole`: the seconds of a run of all programs.
+    pub(crate) fn write(&self, outcomes: &[Outcome], whole: Option<f64>) {
         let mut all = self.last.clone();
+        all.extend(whole.map(|seconds| (ALL.to_owned(), seconds)));
         for outcome in outcomes {
-            all.insert(outcome.job.clone(), outcome.seconds);
+            // A part of a program says nothing of it.
+            all.extend(whole.map(|_| (outcome.job.clone(), outcome.seconds)));
             let tests = outcome.tests.iter();
             all.extend(tests.map(|(name, seconds)| (format!("{} {name}", outcome.job), *seconds)));
         }
