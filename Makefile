@@ -2,6 +2,7 @@
 export PATH := $(PATH):$(HOME)/.cargo/bin
 SEEDS ?= 100000000
 MINUTES ?= 60
+FIRST ?=
 SECONDS ?= 600
 KERNEL ?= 6.1
 SUITES ?= bookworm trixie sid
@@ -13,7 +14,7 @@ VERSION ?=
 PREFIX ?= /usr/local
 SUITE ?= bookworm
 
-.PHONY: demo test conformance bench versus interop soak fuzz sanitize miri cross build install deb tarball image release
+.PHONY: demo test test-all conformance bench versus interop soak fuzz sanitize miri cross build install deb tarball image release
 
 build:
 	@.ci/setup build
@@ -44,27 +45,39 @@ image: deb
 release:
 	@.ci/release $(VERSION)
 
-demo: build
+demo:
 	@.ci/setup demo
+	@$(MAKE) build
 	$(IN_TIME) 1800 ./target/release/roxie demo --capture target/demo
 
 test:
+	@.ci/lacks
 	@.ci/setup test
 	@.ci/test
 
+# What `make test` leaves out, too: other processors, Miri, sanitizers, new seeds, the products' suites, all ports. It takes hours.
+test-all:
+	@.ci/lacks
+	@.ci/setup test
+	$(MAKE) cross miri sanitize
+	$(MAKE) soak SECONDS=60 MINUTES=30 FIRST=clock
+	$(MAKE) interop
+	$(IN_TIME) 14400 interop/suites
+	@.ci/test all
+
 # Writes docs/conformance.md anew, of the rules and of the annotations in the sources, and prints how many rules are kept.
 conformance:
-	CONFORMANCE=write $(IN_TIME) 7200 cargo test --quiet --test conformance the_page -- --nocapture
+	CONFORMANCE=write $(IN_TIME) 7200 cargo test --quiet --test repository the_page -- --nocapture
 
 bench:
 	@.ci/setup build
-	$(IN_TIME) 28800 cargo bench
+	$(IN_TIME) 28800 cargo bench -p benches -p roxie-cli
 
 # Stock programs over TCP and on Roxie, in one run, then on rdma_rxe and on Roxie in guests: what to measure before choosing. ROWS="ucx-64k
 # write": some rows of the first alone; ROWS=--json: for a script.
 versus:
 	@.ci/setup test
-	$(IN_TIME) 14400 cargo bench --bench versus -- $(ROWS)
+	$(IN_TIME) 14400 cargo bench -p roxie-cli --bench versus -- $(ROWS)
 	$(if $(ROWS),,$(IN_TIME) 7200 cargo build --release -p roxie-cli)
 	$(if $(ROWS),,$(IN_TIME) 14400 cargo run --release -p interop -- versus || [ $$? -eq 77 ])
 
@@ -75,15 +88,15 @@ interop:
 	$(IN_TIME) 7200 cargo build --release -p roxie-cli
 	$(IN_TIME) 28800 cargo run --release -p interop -- run --kernel $(KERNEL)
 	$(IN_TIME) 14400 cargo run --release -p interop -- zero-copy
-	$(IN_TIME) 14400 cargo test --release -p interop --test smb -- --ignored --nocapture
-	ALL_SCRIPTS=1 $(IN_TIME) 14400 cargo test --release -p interop --test cable
+	$(IN_TIME) 14400 cargo test --release -p interop --test guests smb:: -- --ignored --nocapture
+	ALL_SCRIPTS=1 $(IN_TIME) 14400 cargo test --release -p interop --test guests cable::
 	$(if $(SUITES),$(IN_TIME) 28800 cargo run --release -p interop -- distro $(SUITES:%=--suite %) || [ $$? -eq 77 ])
 
-# SECONDS=n: how long each fuzzer runs; MINUTES=n: how long the simulation does then, or SEEDS=n: how many seeds; FIRST=k: the first
-# of them; THREADS=n. Seeds that fail leave
-# their scripts, whole and short, and captures in target/tmp/simulation.
+# SECONDS=n: how long each fuzzer runs; MINUTES=n: how long the simulation does then, or SEEDS=n: how many seeds; FIRST=k: the first of
+# them, FIRST=clock: one that the clock gives, printed; THREADS=n. Seeds that fail leave their scripts, whole and short, and captures in
+# target/tmp/simulation.
 soak: fuzz
-	SOAK=1 SEEDS=$(SEEDS) MINUTES=$(MINUTES) $(IN_TIME) $$((60 * $(MINUTES) + 7200)) cargo test --release --features planted-bugs --test simulation every_seed -- --nocapture
+	SOAK=1 $(if $(FIRST),FIRST=$(FIRST) )SEEDS=$(SEEDS) MINUTES=$(MINUTES) $(IN_TIME) $$((60 * $(MINUTES) + 7200)) cargo test --release --features planted-bugs --test simulation every_seed -- --nocapture
 
 # TARGET=packets SECONDS=3600: one of parser, capture, packets, commands, queues, management, calls; without TARGET all of them.
 fuzz:
@@ -97,7 +110,6 @@ sanitize:
 
 # What threads share, under Miri, which takes a nightly toolchain with it.
 miri:
-	@.ci/setup build
 	@.ci/miri
 
 # Builds for aarch64, and runs the tests under qemu-user that need no other program; SEEDS=n: of the simulation.

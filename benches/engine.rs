@@ -1,7 +1,7 @@
 //! Cost of the engine without a port: two NICs joined by memory, the sum of both sides, one thread.
 //!
-//! Run by `cargo bench --bench engine`. Budgets: 150 ns for a 64-byte SEND, posting and polling included; 4096 QPs reach at least 0.9 of
-//! the throughput of one QP. For instructions, run `cargo bench --bench instructions`.
+//! Run by `cargo bench -p benches --bench engine`. Budgets: 150 ns for a 64-byte SEND, posting and polling included; 4096 QPs reach at least 0.9 of
+//! the throughput of one QP. For instructions, run `cargo bench -p benches --bench instructions`.
 
 mod two_nics;
 

@@ -1,6 +1,6 @@
 //! Instructions per message, compared with the first release. Counts vary less than times, on any machine.
 //!
-//! `cargo bench --bench instructions` runs itself under callgrind, for each case with two numbers of messages. The difference is the cost
+//! `cargo bench -p benches --bench instructions` runs itself under callgrind, for each case with two numbers of messages. The difference is the cost
 //! of the messages without the setup. The two sides are summed, as in the `engine` benchmark. `--save` writes `benches/instructions.txt`,
 //! which the next run compares with. Exit code 1: a case costs over 5 % more than in that file. Callgrind does not support AVX-512, so the
 //! ICRC of large packets takes more instructions than natively.
@@ -89,7 +89,7 @@ fn count(case: usize, batches: usize) -> Option<u64> {
 }
 
 fn file() -> PathBuf {
-    [env!("CARGO_MANIFEST_DIR"), "benches", "instructions.txt"].iter().collect()
+    [env!("CARGO_MANIFEST_DIR"), "instructions.txt"].iter().collect()
 }
 
 fn baseline() -> HashMap<String, f64> {

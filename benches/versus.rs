@@ -1,6 +1,6 @@
 //! Roxie compared with TCP, by stock programs, without an adapter.
 //!
-//! `make versus`, or `cargo bench --bench versus [-- ROW …] [-- --json]`. Two namespaces on a veth pair (root), and stock programs: the
+//! `make versus`, or `cargo bench -p roxie-cli --bench versus [-- ROW …] [-- --json]`. Two namespaces on a veth pair (root), and stock programs: the
 //! same program over both transports, or its nearest relative. Each of three runs measures a row over TCP, then over each port, so that
 //! other load of the machine affects all of them. The table shows medians, their range, and ratios to TCP; a higher ratio is better.
 

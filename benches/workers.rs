@@ -1,7 +1,7 @@
 //! Two workers against one: devices joined by memory, one thread that turns both ends, or two threads that turn both ends of a connection
 //! each. Crossed: each connection joins different workers, so that all frames arrive at the wrong one and are redirected.
 //!
-//! Run by `cargo bench --bench workers`, on an idle machine of two processors at least. Rounds of all kinds take turns; the
+//! Run by `cargo bench -p benches --bench workers`, on an idle machine of two processors at least. Rounds of all kinds take turns; the
 //! last columns are median ratios to one worker. Budget: 1.6, without redirection.
 
 use std::sync::Barrier;

@@ -6,7 +6,7 @@
 //! cargo run --example send_recv -- udp eth0 192.0.2.1                 sends to it
 //! ```
 //!
-//! `xdp` instead of `udp` goes through AF_XDP and needs root. The two ends may use different ports.
+//! `xdp` instead of `udp` goes through AF_XDP (`cargo run --features xdp`) and needs root. The two ends may use different ports.
 //!
 //! The steps of every RDMA program, in order: open a device, create a protection domain, a completion queue and a queue pair, register
 //! memory, send the queue pair's address to the peer (over TCP), connect, post, poll.
@@ -20,6 +20,7 @@ use roxie::host::{
     CompletionQueue, ConnectOptions, Device, DeviceConfig, Endpoint, MemoryRegion, QueuePair, Stack,
 };
 use roxie::port::udp::UdpConfig;
+#[cfg(feature = "xdp")]
 use roxie::port::xdp::XdpConfig;
 use roxie::verbs::{Access, Gid, Psn, Qpn, SendWr, Wc};
 
@@ -49,6 +50,7 @@ fn main() -> Result<()> {
 fn open(port: &str, interface: &str) -> Result<Device> {
     let (stack, config) = (Stack::default(), DeviceConfig::default());
     Ok(match port {
+        #[cfg(feature = "xdp")]
         "xdp" => Device::open_xdp(&XdpConfig::new(interface), &stack, &config)?,
         "udp" => {
             let udp = UdpConfig { interface: Some(interface.to_owned()), ..UdpConfig::default() };

@@ -1,6 +1,6 @@
 //! Cost of a flood to an honest connection.
 //!
-//! `cargo bench --bench flood [-- --seconds N] [--port xdp|packet|udp] [--counters] [KIND …]`. Two namespaces on a veth pair (root): an honest
+//! `cargo bench -p benches --bench flood [-- --seconds N] [--port xdp|packet|udp] [--counters] [KIND …]`. Two namespaces on a veth pair (root): an honest
 //! client that writes and connects repeatedly, an honest server, and a thread that sends handmade frames from 1,000 addresses on the
 //! client's side of the link, as fast as one thread can. Measured at the server: throughput, time to connect, processor time, memory.
 //!

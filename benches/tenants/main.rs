@@ -1,7 +1,7 @@
 //! A NIC shared by users: honest programs of two users run beside a malicious program of a third user and a client without permission, or,
 //! for comparison, beside a compute-bound program.
 //!
-//! `cargo bench --bench tenants [-- --minutes 60]`. Requires root. Eight pairs of stock programs (four of each user) run through two NICs
+//! `cargo bench -p roxie-cli --bench tenants [-- --minutes 60]`. Requires root. Eight pairs of stock programs (four of each user) run through two NICs
 //! (`roxie nic`) on a veth pair: `rping -V` verifies its data, `ib_send_lat -e` measures round trips of programs that sleep. Windows of
 //! [`WINDOW`] with and without malicious programs alternate, so that other load of the machine affects both.
 //!
@@ -255,7 +255,7 @@ fn main() -> ExitCode {
         [] => 2,
         ["--minutes", minutes] if minutes.parse::<u64>().is_ok() => minutes.parse().expect("a number"),
         _ => {
-            eprintln!("usage: cargo bench --bench tenants [-- --minutes NUMBER]");
+            eprintln!("usage: cargo bench -p roxie-cli --bench tenants [-- --minutes NUMBER]");
             return ExitCode::from(2);
         }
     };

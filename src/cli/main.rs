@@ -37,6 +37,7 @@ mod signals;
 mod sim;
 mod stream;
 mod svg;
+#[cfg(feature = "top")]
 mod top;
 mod wire;
 mod words;
@@ -73,6 +74,7 @@ enum Command {
     Lab(lab::Arguments),
     Show(show::Arguments),
     Sim(sim::Arguments),
+    #[cfg(feature = "top")]
     Top(top::Arguments),
     Metrics(metrics::Arguments),
     Wire(wire::Arguments),
@@ -101,6 +103,7 @@ fn main() -> ExitCode {
         Command::Lab(arguments) => lab::run(&arguments),
         Command::Show(arguments) => show::run(&arguments),
         Command::Sim(arguments) => sim::run(&arguments),
+        #[cfg(feature = "top")]
         Command::Top(arguments) => top::run(&arguments),
         Command::Metrics(arguments) => metrics::run(&arguments),
         Command::Wire(arguments) => wire::run(&arguments),

@@ -1,7 +1,7 @@
 //! When threads poll, sleep and hand over: all constants, each with its unit and its reason.
 //!
 //! Figures are from two processors in a virtual machine (Linux 6.1 to 6.18), where a wake-up takes 10 to 20 us, unless stated
-//! otherwise. `cargo bench --bench waiting` repeats those of programs that wait, idle and beside programs that compute.
+//! otherwise. `cargo bench -p roxie-cli --bench waiting` repeats those of programs that wait, idle and beside programs that compute.
 
 /// Constants of waiting. Each name ends in its unit.
 pub struct WaitPolicy;

@@ -24,7 +24,7 @@
 #![deny(unsafe_code)]
 #![warn(clippy::missing_errors_doc)]
 
-// A module uses those before it only (`tests/tidy.rs`).
+// A module uses those before it only (`tests/repository/tidy/mod.rs`).
 pub mod timer;
 pub mod verbs;
 

@@ -1,13 +1,20 @@
 //! The commands as a user runs them: in two processes in two network namespaces with a veth pair between them, or in one
-//! process. Tests with a network need root, and are skipped with a message without it. No test depends on measured times.
+//! process. Tests with a network need root, and are skipped with a message without it. No test depends on measured times. Captures and
+//! ladders, the demo, the labs, the pages, and the scripts that install the program are tested here too.
 
 #[path = "../support/in_time.rs"]
 mod in_time;
 
+mod action;
 mod alone;
 mod capture;
 mod cc;
+mod decode;
+mod demo;
+mod docs;
 mod doctor;
+mod lab;
+mod ladder;
 mod manual;
 mod network;
 mod nfs;
@@ -18,6 +25,7 @@ mod pingpong;
 mod rates;
 mod seen;
 mod sim;
+mod tarball;
 mod through;
 mod wire;
 mod wrong;

@@ -43,7 +43,7 @@ mod region;
 mod sends;
 
 mod verbs {
-    pub(crate) use roxie::verbs::*;
+    pub(crate) use roxie_nic::verbs::*;
 }
 
 mod sync {

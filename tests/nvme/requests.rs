@@ -1,6 +1,6 @@
 //! Requests that a controller refuses, aborts or has no room for, and how they end on Linux's nvmet and on Roxie's target.
 //!
-//! `interop/tests/storage.rs` sends them to nvmet; `docs/storage.md` has the table.
+//! `interop/tests/guests/storage.rs` sends them to nvmet; `docs/storage.md` has the table.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use roxie_nvmeof::identify::{self, cns};
 use roxie_nvmeof::initiator::{Data, HostOptions, Initiator};
 use roxie_nvmeof::response::Response;
 
-use crate::raw::Raw;
+use super::raw::Raw;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// A namespace that no controller of these tests has.

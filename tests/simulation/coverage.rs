@@ -125,7 +125,7 @@ fn impossible(step: TimerTransition) -> Option<&'static str> {
             Some("a timer that was put off keeps its time")
         }
         (Ack, Command, Ack) | (Quiet, Command, Quiet) if step.renewed => {
-            Some("no script changes the timeout: `tests/transport` does")
+            Some("no script changes the timeout: `tests/simulated/transport` does")
         }
         _ => None,
     }

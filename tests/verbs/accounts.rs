@@ -1,6 +1,6 @@
 //! Reference counts of objects, and events and completions of destroyed ones.
 
-use super::{PORTS, Site, compiled, skip};
+use super::{Site, compiled, ports, skip};
 
 #[test]
 fn objects_are_destroyed_in_order() {
@@ -10,7 +10,7 @@ fn objects_are_destroyed_in_order() {
     }
     let (_place, program) = compiled("accounts", &["-libverbs"]);
     let site = Site::new("accounts");
-    for port in PORTS {
+    for port in ports() {
         let ended = site.near(port, &program.to_string_lossy()).finish();
         assert!(ended.status.success() && ended.said.contains("all so"), "{port}: {ended:?}");
     }

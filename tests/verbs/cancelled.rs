@@ -1,6 +1,6 @@
 //! Program threads that are cancelled (`pthread_cancel`).
 
-use super::{PORTS, Site, compiled, skip};
+use super::{Site, compiled, ports, skip};
 
 #[test]
 fn cancellation_points_match_rdma_core() {
@@ -10,7 +10,7 @@ fn cancellation_points_match_rdma_core() {
     }
     let (_place, program) = compiled("cancelled", &["-libverbs", "-lpthread"]);
     let site = Site::new("cancel");
-    for port in PORTS {
+    for port in ports() {
         let ended = site.near(port, &program.to_string_lossy()).finish();
         assert!(ended.status.success() && ended.said.contains("all so"), "{port}: {ended:?}");
     }

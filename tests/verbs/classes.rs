@@ -14,7 +14,7 @@ use roxie::netdev::NetNs;
 use roxie::wire::flow_port;
 use tempfile::TempDir;
 
-use super::{Finished, NEAR, PORTS, Running, Site, compiled, launcher, sent_bytes, skip};
+use super::{Finished, NEAR, Running, Site, compiled, launcher, ports, sent_bytes, skip};
 
 /// TCP port by which perftest's ends exchange addresses.
 const PORT: u16 = 18515;
@@ -189,7 +189,7 @@ fn perftests_traffic_class_is_on_the_wire() {
         return;
     }
     let watched = Watched::new("cl-class");
-    for port in PORTS {
+    for port in ports() {
         for program in BANDWIDTH {
             // DSCP 26, with ECN bits set by perftest or left to the device.
             for (asked, options, expected) in [
@@ -233,7 +233,7 @@ fn connection_or_default_tos_is_used() {
         return;
     }
     let watched = Watched::new("cl-tos");
-    for port in PORTS {
+    for port in ports() {
         for program in BANDWIDTH {
             // perftest's own connection, which exchanges memory addresses, sets no type of service
             // (`perftest_communication.c`).
@@ -259,7 +259,7 @@ fn launchers_rate_is_not_exceeded() {
         return;
     }
     let watched = Watched::new("cl-rate");
-    for port in PORTS {
+    for port in ports() {
         for program in BANDWIDTH {
             let command = format!("{program} -x 1 -F -n 40 -s 16384");
             let played = watched.play(port, "--cc fixed,rate=20M", &command).well();
@@ -295,7 +295,7 @@ fn perftests_rate_limiters_work() {
         return;
     }
     let watched = Watched::new("cl-limit");
-    for port in PORTS {
+    for port in ports() {
         // perftest's own limiter sends bursts.
         let software = "--rate_limit=0.02 --rate_limit_type=SW --burst_size=4";
         let played = watched.play(port, "", &format!("ib_write_bw -x 1 -F -n 40 -s 16384 {software}")).well();
@@ -325,7 +325,7 @@ fn rates_labels_and_service_levels_apply() {
     let watched = Watched::new("cl-verbs");
     // UDP source port of the flow label, as Linux computes it (`rdma_flow_label_to_udp_sport`).
     let source_port = flow_port(0x5_4321);
-    for port in PORTS {
+    for port in ports() {
         for way in ["::ffff:192.0.2.2 1", "fd00::2 2"] {
             let ended = watched
                 .start("near", port, "--qos tag=off", &format!("{} {way}", program.display()))
@@ -356,7 +356,7 @@ fn knob_file_changes_a_running_program() {
     let watched = Watched::new("cl-file");
     let knobs = watched.place.path().join("knobs");
     let option = format!("--cc @{}", knobs.display());
-    for port in PORTS {
+    for port in ports() {
         std::fs::write(&knobs, "fixed,rate=20M\n").unwrap();
         let command = "ib_write_bw -x 1 -F -n 20000 -s 16384";
         let mut server = watched.site.near(port, command);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use roxie::capture::{Direction, Reader};
 
-use super::{PORTS, Running, Site, compiled, launcher, skip};
+use super::{Running, Site, compiled, launcher, ports, skip};
 
 /// Messages of `leaves_at_once`.
 const MESSAGES: u32 = 500;
@@ -41,7 +41,7 @@ fn exiting_program_has_acknowledged_and_saved_capture() {
     let site = Site::new("ends");
     let capture = place.path().join("it.pcapng");
     let all: Vec<u32> = (PSN..PSN + MESSAGES).collect();
-    for port in PORTS {
+    for port in ports() {
         for how in ["exit", "thread", "child"] {
             let options = ["--dev", "left", "--port", port, "--capture", capture.to_str().unwrap()];
             let command = launcher(&options, &format!("{} {how}", program.display()));

@@ -11,7 +11,7 @@ use roxie_conform::report::Report;
 use roxie_conform::verdict::Verdict;
 
 use crate::conform::{agent, conform, here, target};
-use crate::site::{FAR, PORTS, Running, Site, folder, launcher, skip};
+use crate::site::{FAR, Running, Site, folder, launcher, ports, skip};
 
 fn report(file: &Path) -> Report {
     Report::read(&fs::read_to_string(file).unwrap()).unwrap()
@@ -25,7 +25,7 @@ fn fuzzing_finds_nothing_in_roxie() {
     }
     let (place, program) = agent();
     let json = place.path().join("run.json");
-    let runs = PORTS.iter().map(|port| (*port, "raw", 1)).chain([("packet", "socket", 2)]);
+    let runs = ports().into_iter().map(|port| (port, "raw", 1)).chain([("packet", "socket", 2)]);
     for (port, link, seed) in runs {
         let site = Site::new("fuzzed");
         let _agent = target(&site, port, &program, "");

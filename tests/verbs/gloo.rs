@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{PORTS, Site, compiled, skip};
+use super::{Site, compiled, ports, skip};
 
 /// Repetitions of each operation and size. gloo's device thread polls the non-blocking descriptor of its completion channel,
 /// and aborts the process if `ibv_get_cq_event` then has no event.
@@ -21,7 +21,7 @@ fn gloo_collectives_are_right() {
     let (_place, program) =
         compiled("gloo_collectives", &["-O1", "-lgloo", "-libverbs", "-lstdc++", "-lm", "-lpthread"]);
     let site = Site::new("gloo");
-    for port in PORTS {
+    for port in ports() {
         let addresses = tempfile::tempdir().unwrap();
         let command = |rank: u32| {
             format!("{} roxie0 1 {rank} 2 {} {ROUNDS}", program.display(), addresses.path().display())

@@ -4,7 +4,7 @@ use std::os::unix::process::ExitStatusExt;
 
 use nix::sys::signal::Signal;
 
-use super::{PORTS, Site, compiled, skip};
+use super::{Site, compiled, ports, skip};
 
 const MODES: [&str; 7] = ["ops", "anew", "before", "after", "thread", "child", "stack"];
 
@@ -16,7 +16,7 @@ fn unmapped_memory_fails_only_its_requests() {
     }
     let (_place, program) = compiled("gone", &["-libverbs", "-lpthread"]);
     let site = Site::new("gone");
-    for port in PORTS {
+    for port in ports() {
         for mode in MODES {
             let ended = site.near(port, &format!("{} {mode}", program.display())).finish();
             let well = ended.status.success() && ended.said.contains("all so");

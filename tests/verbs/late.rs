@@ -1,6 +1,6 @@
 //! A program that polls its completions too late, which adapters tolerate.
 
-use super::{PORTS, Site, compiled, skip};
+use super::{Site, compiled, ports, skip};
 
 #[test]
 fn single_entry_cq_tolerates_late_polling() {
@@ -10,7 +10,7 @@ fn single_entry_cq_tolerates_late_polling() {
     }
     let (_place, program) = compiled("late_poller", &["-libverbs"]);
     let site = Site::new("late");
-    for port in PORTS {
+    for port in ports() {
         let ended = site.near(port, &program.to_string_lossy()).finish();
         assert!(ended.status.success(), "{port}: {ended:?}");
     }

@@ -40,5 +40,5 @@ mod waits;
 
 use site::{
     FAR, FI_PORT, Finished, NEAR, NEAR_V6, PORTS, QPERF_PORT, Running, Site, UCX_PORT, compiled, descendants,
-    folder, has, installed, launcher, sent_bytes, skip,
+    folder, has, installed, launcher, ports, sent_bytes, skip,
 };

@@ -1,7 +1,7 @@
 //! Many processes, each connected to every other, while other processes are killed at random moments.
 //!
-//! `MESH=32 KILLS=100 cargo test --release --test verbs processes_talk` runs 32 of them, over sockets and through NICs, and
-//! kills 200 processes beside them. `SEED=n` changes the order of kills. `MESH=8 NICS=20 cargo test --release --test verbs
+//! `MESH=32 KILLS=100 cargo test -p roxie-cli --release --test verbs processes_talk` runs 32 of them, over sockets and through NICs, and
+//! kills 200 processes beside them. `SEED=n` changes the order of kills. `MESH=8 NICS=20 cargo test -p roxie-cli --release --test verbs
 //! nic::killed_nic_is` kills 20 NICs.
 
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! The stock `rdma` of iproute2, which queries by netlink, on a kernel without RDMA.
 
-use super::{PORTS, Site, installed, skip};
+use super::{Site, installed, ports, skip};
 use crate::site::in_time::CommandInTime;
 
 /// True if the tests here cannot run; prints the reason.
@@ -44,7 +44,7 @@ fn rdma_tool_shows_queue_pairs_of_all_programs() {
         return;
     }
     let site = Site::new("nl-qps");
-    for port in PORTS {
+    for port in ports() {
         let mut server = site.near(port, "ibv_rc_pingpong -g 1");
         server.wait_until_it_listens(18515);
         let summary = site.near(port, "rdma resource").finish();

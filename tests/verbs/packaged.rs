@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::rdmacm::meet;
-use super::{NEAR, PORTS, Running, Site, compiled, skip};
+use super::{NEAR, Running, Site, compiled, ports, skip};
 
 /// TCP port by which uDAPL's programs exchange addresses.
 const DAPL_PORT: u16 = 15828;
@@ -30,7 +30,7 @@ fn librpma_moves_right_data() {
     }
     let (_place, program) = compiled("rpma_remote", &["-lrpma", "-libverbs"]);
     let site = Site::new("rpma");
-    for port in PORTS {
+    for port in ports() {
         let [server, client] =
             ["server", "client"].map(|end| format!("{} {end} {NEAR} 7204", program.display()));
         let (asked, served) = meet(&site, port, &server, &client);
@@ -61,7 +61,7 @@ fn dapl_programs_pass() {
     // dtestcm binds twenty endpoints to free ports, and listens at 45248 then: none of those may be it.
     let above = || std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "49152 60999");
     site.near.run(above).unwrap().unwrap();
-    for port in PORTS {
+    for port in ports() {
         for (name, options) in
             [("dtest", "-b 5000 -B 20"), ("dtestx", ""), ("dtestcm", "-c 20"), ("dtestsrq", "")]
         {
@@ -138,7 +138,7 @@ fn qemu_migrates_memory_unchanged() {
         (0..PATTERN as u32 / 4).flat_map(|at| at.wrapping_mul(0x9e37_79b1).to_le_bytes()).collect();
     fs::write(place("pattern"), &pattern).unwrap();
     let site = Site::new("migrates");
-    for (port, pin_all) in PORTS.into_iter().flat_map(|port| [(port, false), (port, true)]) {
+    for (port, pin_all) in ports().into_iter().flat_map(|port| [(port, false), (port, true)]) {
         let [from, to] = ["from", "to"].map(|end| place(&format!("{end}-{port}-{pin_all}")));
         let machine = |monitor: &Path| {
             format!(

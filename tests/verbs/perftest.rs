@@ -1,7 +1,7 @@
 //! perftest: bandwidth and latency of each operation, polling and with events. perftest posts by `ibv_post_send`, and by `ibv_wr_*`
 //! only on adapters with known IDs (`perftest_resources.c`). `pingpong` and `pyverbs` cover that.
 
-use super::{PORTS, Site, skip};
+use super::{Site, ports, skip};
 
 /// TCP port by which they exchange addresses.
 const PORT: u16 = 18515;
@@ -11,7 +11,7 @@ fn runs(test: &str, tag: &str, programs: &[&str], variants: &[&str]) {
         return;
     }
     let site = Site::new(tag);
-    for port in PORTS {
+    for port in ports() {
         for program in programs {
             for variant in variants {
                 let (client, _) = site.play(port, &format!("{program} -x 1 -F {variant}"), PORT);

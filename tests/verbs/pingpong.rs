@@ -1,6 +1,6 @@
 //! The `ibv_*_pingpong` programs of rdma-core, with verification (`-c`) where they support it.
 
-use super::{PORTS, Site, skip};
+use super::{PORTS, Site, ports, skip};
 
 /// TCP port by which they exchange addresses.
 const PORT: u16 = 18515;
@@ -56,7 +56,7 @@ fn rc_pingpong_runs_with_newer_apis() {
         return;
     }
     let site = Site::new("pp-more");
-    for port in PORTS {
+    for port in ports() {
         for more in ["-N -c", "-o -c", "-j"] {
             site.play(port, &format!("ibv_rc_pingpong -g 1 -n 100 {more}"), PORT);
         }

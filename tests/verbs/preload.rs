@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::{NEAR, PORTS, Running, Site, compiled, folder, skip};
+use super::{NEAR, Running, Site, compiled, folder, ports, skip};
 
 /// Distributions' rsockets preload for TCP programs.
 const RSOCKETS: &str = "/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
@@ -41,7 +41,7 @@ fn tcp_programs_run_over_preloaded_rsockets() {
     }
     let (_place, program) = compiled("plain_stream", &[]);
     let site = Site::new("p-rsockets");
-    for port in PORTS {
+    for port in ports() {
         for (number, way) in WAYS.iter().enumerate() {
             let non_blocking = if number % 2 == 0 { "" } else { " -n" };
             let start = |namespace, dev: &str, words: &str| {

@@ -90,7 +90,7 @@ fn rdma_core_tests_reach_expected_outcomes() {
         println!("these may be skipped, for there are no huge pages ({why}): {}", HUGE.join(", "));
     }
     let runner = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/verbs/run_pyverbs.py");
-    for port in super::PORTS.into_iter().chain(["nic"]) {
+    for port in super::ports().into_iter().chain(["nic"]) {
         // AF_XDP as well, with the engine in a process of its own.
         let _nic =
             (port == "nic").then(|| super::site::nic(&site.near, "left", &["--port", "xdp", "--quiet"]));

@@ -34,7 +34,7 @@ fn queries_work_beside_the_interfaces_holder() {
         return;
     }
     let site = Site::new("q-beside");
-    for port in super::PORTS {
+    for port in super::ports() {
         let mut first = site.near(port, "ibv_rc_pingpong -g 1");
         first.wait_until_it_listens(18515);
         let asked = site.near(port, "ibv_devinfo").finish();

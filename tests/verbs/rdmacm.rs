@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use roxie::netdev::Links;
 
 use super::{
-    FAR, NEAR, NEAR_V6, PORTS, QPERF_PORT, Running, Site, compiled, descendants, has, launcher, skip,
+    FAR, NEAR, NEAR_V6, QPERF_PORT, Running, Site, compiled, descendants, has, launcher, ports, skip,
 };
 
 impl Running {
@@ -48,7 +48,7 @@ fn meets(test: &str, tag: &str, programs: &[&str], pairs: &[(&str, &str)]) {
         return;
     }
     let site = Site::new(tag);
-    for port in PORTS {
+    for port in ports() {
         for (server, client) in pairs {
             meet(&site, port, server, client);
         }
@@ -62,7 +62,7 @@ fn rping_verifies_over_ipv4_and_ipv6() {
         return;
     }
     let site = Site::new("cm-rping");
-    for port in PORTS {
+    for port in ports() {
         for address in [NEAR, NEAR_V6] {
             let (client, server) = meet(
                 &site,
@@ -100,7 +100,7 @@ fn persistent_rping_server_serves_successive_clients() {
         return;
     }
     let site = Site::new("cm-persist");
-    for port in PORTS {
+    for port in ports() {
         let mut server = site.near(port, &format!("rping -s -P -a {NEAR} -V"));
         server.wait_until_it_serves();
         for _ in 0..3 {
@@ -124,7 +124,7 @@ fn exiting_program_disconnects_without_launcher() {
     }
     let (_place, program) = compiled("parts_silently", &["-lrdmacm", "-libverbs"]);
     let site = Site::new("cm-exits");
-    for port in PORTS {
+    for port in ports() {
         let mut server = site.near(port, &format!("rping -s -a {NEAR} -d"));
         server.wait_until_it_serves();
         let mut client = Command::new("sh");
@@ -149,7 +149,7 @@ fn launcher_disconnects_a_killed_program() {
         return;
     }
     let site = Site::new("cm-killed");
-    for port in PORTS {
+    for port in ports() {
         for kill_server in [false, true] {
             let mut server = site.near(port, &format!("rping -s -a {NEAR} -d"));
             server.wait_until_it_serves();
@@ -178,7 +178,7 @@ fn exiting_receiver_acknowledges_its_message() {
     }
     let (_place, program) = compiled("leaver", &["-lrdmacm", "-libverbs"]);
     let site = Site::new("cm-leaver");
-    for port in PORTS {
+    for port in ports() {
         let client = format!("{} {NEAR}", program.display());
         meet(&site, port, &format!("{client} serve"), &client);
     }
@@ -208,7 +208,7 @@ fn mckey_sends_to_and_receives_from_group() {
         return;
     }
     let site = Site::new("cm-mckey");
-    for port in PORTS {
+    for port in ports() {
         let mut receiver = site.near(port, "mckey -m 239.1.2.3 -b 192.0.2.1 -C 10");
         // Datagrams before the receiver has joined are lost.
         receiver.wait_until("in the group", |pid| {
@@ -250,7 +250,7 @@ fn cmtime_connects_and_disconnects_many() {
         return;
     }
     let site = Site::new("cm-time");
-    for port in PORTS {
+    for port in ports() {
         // The server never ends by itself.
         let mut server = site.near(port, "cmtime");
         server.wait_until_it_serves();
@@ -283,7 +283,7 @@ fn qperf_measures_over_connections_of_rdma_cm() {
         return;
     }
     let site = Site::new("cm-qperf");
-    for port in PORTS {
+    for port in ports() {
         let mut server = site.near(port, "qperf");
         server.wait_until_it_listens(QPERF_PORT);
         let tests = ["rc_bi_bw", "rc_rdma_read_bw"];
@@ -323,7 +323,7 @@ fn fio_writes_and_the_receiver_verifies() {
         server.wait_until_it_serves();
         (start(&site.far, "right", &send), server)
     };
-    for port in PORTS {
+    for port in ports() {
         let (client, server) = play(port, "0x5aa5", "0x5aa5");
         let (client, server) = (client.finish(), server.finish());
         assert!(client.status.success() && server.status.success(), "{port}: {client:?} {server:?}");
@@ -401,7 +401,7 @@ time.sleep(100)
 "#;
     let place = tempfile::NamedTempFile::new().unwrap();
     fs::write(place.path(), program).unwrap();
-    for port in PORTS {
+    for port in ports() {
         let mut bound = site.near(port, &format!("python3 {}", place.path().display()));
         bound.wait_until_it_has("ADDR_BOUND");
         let refused = site.far(port, &format!("rping -c -a {NEAR} -C 1 -d")).finish();
@@ -538,7 +538,7 @@ fn resolution_of_silent_host_ends_with_its_timeout() {
     }
     let (_place, program) = compiled("resolves", &["-lrdmacm", "-libverbs"]);
     let site = Site::new("cm-silent");
-    for port in PORTS {
+    for port in ports() {
         let ended = site.near(port, &format!("{} {FAR} 192.0.2.100", program.display())).finish();
         assert!(ended.status.success() && ended.said.contains("all so"), "{port}: {ended:?}");
     }

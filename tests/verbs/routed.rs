@@ -5,7 +5,7 @@ use std::fs;
 use roxie::netdev::{Links, NetNs};
 
 use super::site::turn;
-use super::{PORTS, Running, folder, launcher, skip};
+use super::{Running, folder, launcher, ports, skip};
 
 /// TCP port by which the pingpongs exchange addresses.
 const PORT: u16 = 18515;
@@ -34,7 +34,7 @@ fn pingpongs_cross_a_router() {
         links.add_route("0.0.0.0/0".parse().unwrap(), gateway.parse().unwrap()).unwrap();
     }
     router.run(|| fs::write("/proc/sys/net/ipv4/ip_forward", "1")).unwrap().unwrap();
-    for port in PORTS {
+    for port in ports() {
         for program in programs {
             let command = format!("{program} -g 1 -n 100 -s 500");
             let mut server = Running::start(&near, launcher(&["--dev", "left", "--port", port], &command));

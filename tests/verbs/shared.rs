@@ -1,6 +1,6 @@
 //! Several processes share one device over UDP or packet sockets, without knowing, and without depending on any of them.
 //!
-//! `KILLS=100 cargo test --release --test verbs shared::killed_process` kills 200 of them beside two that talk.
+//! `KILLS=100 cargo test -p roxie-cli --release --test verbs shared::killed_process` kills 200 of them beside two that talk.
 //! [`mesh`](super::mesh) has many that talk.
 
 use std::fs;

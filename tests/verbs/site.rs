@@ -21,6 +21,8 @@ pub(crate) mod in_time;
 const LIMIT: Duration = Duration::from_secs(120);
 /// The ports of a device.
 pub(crate) const PORTS: [&str; 3] = ["xdp", "packet", "udp"];
+/// The port that `roxie run` chooses on a veth pair.
+const CHOSEN: &str = "packet";
 /// The near end's IPv4 address.
 pub(crate) const NEAR: &str = "192.0.2.1";
 /// The far end's IPv4 address.
@@ -76,6 +78,21 @@ pub(crate) fn skip(test: &str, programs: &[&str]) -> bool {
         println!("SKIP {test}: {why}");
     }
     why.is_some()
+}
+
+/// True for `make test-all`.
+pub(crate) fn runs_all() -> bool {
+    std::env::var_os("ALL").is_some()
+}
+
+/// Returns the ports over which a test runs its programs: the one that `roxie run` chooses, or all of them for `make test-all`. Prints
+/// which are left out.
+pub(crate) fn ports() -> Vec<&'static str> {
+    if !runs_all() {
+        let this = std::thread::current();
+        println!("LEFT OUT {}: the ports other than {CHOSEN}", this.name().unwrap_or("a test"));
+    }
+    PORTS.into_iter().filter(|port| runs_all() || *port == CHOSEN).collect()
 }
 
 pub(crate) fn installed(program: &str) -> bool {

@@ -8,7 +8,7 @@ use std::process::Command;
 use roxie::netdev::Links;
 use serde_json::Value;
 
-use super::{NEAR, PORTS, Running, Site, folder, launcher, skip};
+use super::{NEAR, Running, Site, folder, launcher, ports, skip};
 
 /// Starts an idle program under `roxie run`: its launcher maintains the files.
 fn observer(site: &Site, port: &str) -> Running {
@@ -132,7 +132,7 @@ fn counters_agree_with_show_counters() {
     if skip("counters_agree_with_show_counters", &["sleep", "rping"]) {
         return;
     }
-    for port in PORTS {
+    for port in ports() {
         counters_are_the_sum_over_processes(port, &Site::new("fs-count"));
     }
 }

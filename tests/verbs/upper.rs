@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use super::{FI_PORT, PORTS, Running, Site, UCX_PORT, compiled, skip};
+use super::{FI_PORT, Running, Site, UCX_PORT, compiled, ports, skip};
 use crate::site::in_time::CommandInTime;
 
 /// Options of Open MPI for messages over UCX, and over libfabric's connections.
@@ -21,7 +21,7 @@ fn libfabric_and_ucx_find_the_device() {
         return;
     }
     let site = Site::new("upper-find");
-    for port in PORTS {
+    for port in ports() {
         let seen = site.near(port, "fi_info -p verbs").finish();
         for domain in ["domain: roxie0\n", "domain: roxie0-dgram\n"] {
             assert!(seen.status.success() && seen.said.contains(domain), "{domain}: {seen:?}");
@@ -50,7 +50,7 @@ fn libfabric_runs_over_connections_and_datagrams() {
         return;
     }
     let site = Site::new("upper-fi");
-    for port in PORTS {
+    for port in ports() {
         for (provider, endpoint, largest) in
             [("verbs", "msg", "64k"), ("verbs;ofi_rxd", "rdm", "64k"), ("verbs", "dgram", "4k")]
         {
@@ -76,7 +76,7 @@ fn ucx_sends_messages_and_accesses_memory() {
         return;
     }
     let site = Site::new("upper-ucx");
-    for port in PORTS {
+    for port in ports() {
         for transport in UCX_TRANSPORTS {
             // Tag matching with and without a rendezvous, active messages, and one-sided operations.
             for test in [
@@ -107,7 +107,7 @@ fn registration_caches_see_remapped_memory() {
     }
     let (_place, program) = compiled("cached", &["-lucp", "-lucs"]);
     let site = Site::new("upper-cached");
-    for port in PORTS {
+    for port in ports() {
         for mode in ["keep", "anew", "less"] {
             let settings = "UCX_TLS=rc_v UCX_NET_DEVICES=roxie0:1 UCX_RCACHE_ENABLE=y";
             let ended = site.near(port, &format!("env {settings} {} {mode}", program.display())).finish();
@@ -144,7 +144,7 @@ fn open_mpi_ranks_exchange_messages() {
     assert!(compiled.success(), "mpicc: {compiled}");
     let agent = folder.path().join("agent");
     write_agent(&agent, site.far.name().unwrap());
-    for (port, way) in PORTS.into_iter().flat_map(|port| MPI_WAYS.map(|way| (port, way))) {
+    for (port, way) in ports().into_iter().flat_map(|port| MPI_WAYS.map(|way| (port, way))) {
         // Open MPI's own report tells the device from other transports.
         let counted = folder.path().join(format!("{port}.pcapng"));
         let ran = Running::start(&site.near, mpirun(&agent, port, way, &counted, &program)).finish();

@@ -1,7 +1,7 @@
 //! Programs that wait in every way: each gets all its events, whatever the order.
 
 use super::site::{descendants, nic};
-use super::{PORTS, Site, compiled, skip};
+use super::{Site, compiled, ports, skip};
 
 /// TCP port by which the two ends exchange addresses.
 const TCP_PORT: u16 = 19777;
@@ -14,7 +14,7 @@ fn each_is_answered(name: &str, tag: &str, modes: &[(&str, u32)]) {
     }
     let (_place, program) = compiled("waits", &["-O2", "-libverbs", "-lpthread"]);
     let site = Site::new(tag);
-    for port in PORTS {
+    for port in ports() {
         for (mode, rounds) in modes {
             let program = format!("{} -n {rounds} {mode}", program.display());
             let (client, _) = site.play(port, &program, TCP_PORT);
@@ -49,7 +49,7 @@ fn idle_waiter_takes_no_processor_time() {
     }
     let (_place, program) = compiled("waits", &["-O2", "-libverbs", "-lpthread"]);
     let site = Site::new("waits-idle");
-    for port in PORTS {
+    for port in ports() {
         let (client, server) = site.play(port, &format!("{} -n 1000 idle", program.display()), TCP_PORT);
         for said in [client, server] {
             let used = said.split_whitespace().nth(3).and_then(|word| word.parse::<f64>().ok());
@@ -93,7 +93,7 @@ fn nic_tables_are_not_collapsed() {
     }
     let site = Site::new("waits-huge");
     let server = format!("ib_write_lat -F -x 1 -p {TCP_PORT}");
-    for port in PORTS {
+    for port in ports() {
         let mut server = site.near(port, &server);
         server.wait_until_it_listens(TCP_PORT);
         // The launcher itself has no NIC.

@@ -8,7 +8,7 @@ pub fn page() -> String {
          How to read the tables: `NAK60` is a PSN sequence error, `NAK61` an invalid request, `NAK62` a remote access error, `NAK63` a\n\
          remote operational error. `+1` counts PSNs from the script's first. `ERR`: the queue pair is in the error state afterwards.\n\
          Clauses are those of the IBTA's volume 1; annex A19 has the memory placement extensions.\n\n\
-         The rows `wrong/…` and `odd/…` check the columns of rdma_rxe, and `interop/tests/wrong.rs` checks the last column.\n\
+         The rows `wrong/…` and `odd/…` check the columns of rdma_rxe, and `interop/tests/guests/wrong.rs` checks the last column.\n\
          `cargo run -p interop -- wrong` prints the tables.\n\n\
          ## Invalid requests\n\n\
          The table shows the responder's answers. If its queue pair is not in the error state, the next valid message arrives.\n\n{}\n\

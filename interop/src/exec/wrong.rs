@@ -1,7 +1,7 @@
 //! Invalid requests, by script: the responder's reactions that the specification wants, that rdma_rxe shows, and that
 //! Roxie must show.
 //!
-//! [`RULES`] is the table. A row checks the peer against its column, `tests/wrong.rs` checks Roxie against the last
+//! [`RULES`] is the table. A row checks the peer against its column, `tests/guests/wrong.rs` checks Roxie against the last
 //! column, and the page `wrong.md` against the table.
 
 use std::fmt;

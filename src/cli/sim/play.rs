@@ -101,6 +101,11 @@ fn unwritten(path: &Path, error: &std::io::Error) -> Failure {
 
 fn write(Out { folder, parquet }: Out<'_>, results: &Results) -> Result<(), Failure> {
     for table in &results.tables {
+        #[cfg(not(feature = "parquet"))]
+        if parquet {
+            return Err(Failure::Run("this roxie was built without Parquet: --features parquet".into()));
+        }
+        #[cfg(feature = "parquet")]
         if parquet {
             let path = folder.join(format!("{}.parquet", table.name));
             let file = File::create(&path).map_err(|error| unwritten(&path, &error))?;

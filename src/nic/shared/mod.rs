@@ -4,7 +4,7 @@
 //! each index on a cache line of its own. Every word is an atomic, so a slot may be read while the other side overwrites it. The
 //! reader copies a value once, then judges the copy.
 //!
-//! Architecture invariant: queues and doorbells assume no common address space (`tests/two_processes` runs the two sides in two
+//! Architecture invariant: queues and doorbells assume no common address space (`tests/devices/two_processes` runs the two sides in two
 //! processes). Only `memory` takes pointers, to buffers that the application owns.
 
 #![allow(unsafe_code)]

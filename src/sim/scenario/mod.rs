@@ -30,6 +30,7 @@ mod error;
 mod file;
 mod flow_result;
 mod ideal;
+#[cfg(feature = "parquet")]
 mod parquet;
 mod quantity;
 mod record;

@@ -1,0 +1,265 @@
+//! The rules of the house that a program can check: layers, sizes, where unsafe may be.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+mod parts;
+mod words;
+
+/// A module, and the modules of its crate that it may name with `crate::`.
+type Layer = (&'static str, &'static [&'static str]);
+
+/// The layers of crates, by folder. Between crates, cargo permits only what a manifest lists.
+const LAYERS: &[(&str, &[Layer])] = &[
+    (
+        "src/nic/",
+        &[
+            ("timer", &[]),
+            ("verbs", &[]),
+            ("shared", &["verbs"]),
+            ("congestion", &[]),
+            ("transport", &["verbs", "shared", "congestion"]),
+            ("nic", &["timer", "verbs", "shared", "congestion", "transport"]),
+            ("cm", &["timer", "verbs", "transport"]),
+        ],
+    ),
+    ("src/port/", &[("netdev", &[])]),
+    ("src/roxie/", &[("remote", &[]), ("host", &["remote"])]),
+];
+
+/// Where `unsafe` may be, and why.
+const UNSAFE: &[&str] = &[
+    "src/base/allocator.rs",      // the allocator of a program is unsafe by its trait
+    "src/nic/shared/",            // mapped queues, registered memory
+    "src/wire/icrc/fold.rs",      // a call of what is compiled for processors with an instruction
+    "src/port/xdp/",              // rings and chunks shared with the kernel
+    "src/port/packet/ring.rs",    // the ring that the kernel fills
+    "src/port/udp/",              // socket options and control messages that no crate wraps
+    "src/base/descriptors/",      // descriptors that come with messages, and those of a forked child
+    "src/base/threads.rs",        // a system call that no crate wraps
+    "src/port/netdev/tap.rs",     // an ioctl that no crate wraps
+    "src/port/netdev/ethtool.rs", // likewise
+    "src/roxie/host/memory.rs",   // unsafe functions that pass their obligation on
+    "src/cli/run/child.rs",       // the signal mask between fork and exec
+    "src/cli/run/tree.rs",        // leases of files, which no crate wraps
+    "uverbs-shim/src/",
+    "tests/",
+    "benches/",
+];
+
+/// Lines of a file that needs no reason, and of one that has one.
+const LONG_FILE: usize = 500;
+const LONGEST_FILE: usize = 600;
+/// Files that are longer, and why they are one.
+const LONG: &[(&str, &str)] = &[
+    ("interop/src/end.rs", "one trait with all verbs of a row, and what they take"),
+    ("src/cli/demo/mod.rs", "what the demo says and measures, in the order in which it is read"),
+    ("src/engine/worker.rs", "the stages of a pass, in their order"),
+    ("src/nic/cm/incoming.rs", "a function for each message, each over all states"),
+    ("src/roxie/host/connections/mod.rs", "three threads that hold one lock"),
+    (
+        "src/port/xdp/queue.rs",
+        "four rings and the chunks that go round between them; unsafe stays in one file",
+    ),
+    ("src/nic/shared/work_queue.rs", "both ends of one ring: what one writes the other reads"),
+    ("src/nic/transport/qp.rs", "what a QP is, and every way into it"),
+    ("src/roxie/host/orphan_table.rs", "a handover: how its records are written, read and settled"),
+    ("src/nic/transport/responder.rs", "the checks and operations in the order of the specification"),
+    ("src/wire/headers.rs", "one header after the other, each a few lines"),
+    ("src/wire/parse/mod.rs", "one way through a frame, from the first byte to the last"),
+];
+/// Types whose methods are in several files, and the most calls between these: parts with fields of their own lower them.
+const CALLS: [(&str, usize); 2] = [("Nic", 60), ("Qp", 140)];
+/// Lines of the function that a newcomer reads first.
+const LONGEST_PASS: usize = 50;
+
+fn root() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+fn rust_files(folder: &Path, into: &mut Vec<PathBuf>) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let path = entry.path();
+        let hidden = entry.file_name().to_string_lossy().starts_with('.') || entry.file_name() == "target";
+        if path.is_dir() && !hidden {
+            rust_files(&path, into);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            into.push(path);
+        }
+    }
+}
+
+fn files() -> Vec<(String, String)> {
+    let mut paths = Vec::new();
+    rust_files(&root(), &mut paths);
+    let relative = |p: &PathBuf| p.strip_prefix(root()).expect("below the root").display().to_string();
+    paths.iter().map(|p| (relative(p), fs::read_to_string(p).expect("readable"))).collect()
+}
+
+/// The code of a line, without comment or text in quotes.
+fn code(line: &str) -> String {
+    let before_comment = line.split("//").next().unwrap_or("");
+    before_comment.split('"').step_by(2).collect()
+}
+
+#[test]
+fn modules_use_those_below() {
+    let mut wrong = Vec::new();
+    let files = files();
+    for (folder, layers) in LAYERS {
+        for (path, text) in &files {
+            let Some(rest) = path.strip_prefix(folder) else { continue };
+            let module = rest.split(['/', '.']).next().unwrap_or("");
+            let Some((_, allowed)) = layers.iter().find(|(name, _)| *name == module) else { continue };
+            // A module's own tests may use what they like.
+            let body = text.split("#[cfg(test)]\nmod tests").next().unwrap_or("");
+            for (number, line) in body.lines().enumerate().filter(|_| !path.contains("/tests")) {
+                for used in code(line).split("crate::").skip(1) {
+                    let name = used.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or("");
+                    if name != module && !allowed.contains(&name) {
+                        wrong.push(format!("{path}:{}: {module} must not use {name}", number + 1));
+                    }
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+/// One convention: a module with others below it, tests included, is the `mod.rs` of its folder.
+#[test]
+fn a_module_with_a_folder_stands_in_it() {
+    let beside = |path: &String| {
+        let mut below = Vec::new();
+        rust_files(&root().join(path).with_extension(""), &mut below);
+        !below.is_empty()
+    };
+    let files = files().into_iter().map(|(path, _)| path);
+    let modules = files
+        .filter(|path| ["src/", "interop/src/", "uverbs-shim/src/"].iter().any(|at| path.starts_with(at)));
+    let wrong: Vec<_> = modules.filter(beside).collect();
+    assert!(wrong.is_empty(), "each belongs into the folder of its name, as mod.rs: {wrong:?}");
+}
+
+#[test]
+fn no_file_is_too_long() {
+    // A test file is a list of cases that share a stage: it may be as long as the longest of the others.
+    let is_test = |path: &str| path.starts_with("tests/") || path.contains("/tests");
+    let may_be = |path: &str| LONG.iter().any(|(long, _)| *long == path) || is_test(path);
+    let files: Vec<_> = files().into_iter().map(|(path, text)| (text.lines().count(), path)).collect();
+    let limit = |path: &str| if may_be(path) { LONGEST_FILE } else { LONG_FILE };
+    let long: Vec<_> = files.iter().filter(|(lines, path)| *lines > limit(path)).collect();
+    assert!(
+        long.is_empty(),
+        "more than {LONG_FILE} lines without a reason, or {LONGEST_FILE} with one: {long:?}"
+    );
+    let is_long = |path: &str| files.iter().any(|(lines, file)| file == path && *lines > LONG_FILE);
+    let short: Vec<_> = LONG.iter().filter(|(path, _)| !is_long(path)).collect();
+    assert!(short.is_empty(), "they need no reason any more: {short:?}");
+}
+
+#[test]
+fn few_calls_lead_between_files_of_a_type() {
+    let files = files();
+    let sources = || files.iter().filter(|(path, _)| path.starts_with("src/nic/"));
+    let count = |name| parts::of_type(name, sources().map(|(path, text)| (&**path, &**text)));
+    let counted = CALLS.map(|(name, most)| (name, count(name), most));
+    counted.iter().for_each(|(name, calls, most)| println!("{name}: {calls:?}, at most {most}"));
+    assert!(counted.iter().all(|(_, calls, most)| calls.between <= *most && calls.files > 1), "{counted:?}");
+}
+
+#[test]
+fn the_pass_fits_on_a_screen() {
+    let text = fs::read_to_string(root().join("src/engine/worker.rs")).expect("the worker");
+    let body = text.split("pub fn poll(&mut self").nth(1).expect("the pass");
+    let lines = body.lines().take_while(|l| *l != "    }").count();
+    assert!(lines < LONGEST_PASS, "Worker::poll has {lines} lines");
+}
+
+#[test]
+fn unsafe_code_is_where_it_belongs() {
+    let mut wrong = Vec::new();
+    for (path, text) in files() {
+        if UNSAFE.iter().any(|allowed| path.starts_with(allowed)) {
+            continue;
+        }
+        for (number, line) in text.lines().enumerate() {
+            let line = code(line);
+            if line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe") {
+                wrong.push(format!("{path}:{}: {}", number + 1, line.trim()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+/// `.ci/test` counts lines that begin with `SKIP`, and names the tests. A test that announces a skip in other words counts as passed.
+#[test]
+fn skipped_tests_say_so_in_one_way() {
+    let mut wrong = Vec::new();
+    for (path, text) in files()
+        .iter()
+        .filter(|(path, _)| path.starts_with("tests/") && path != "tests/repository/tidy/mod.rs")
+    {
+        for (number, line) in text.lines().enumerate() {
+            let prints = ["print!(", "println!("].iter().any(|print| line.contains(print));
+            let says =
+                line.split('"').nth(1).is_some_and(|said| said.to_lowercase().trim().starts_with("skip"));
+            if prints && says && !line.contains(" println!(\"SKIP ") {
+                wrong.push(format!("{path}:{}: {}", number + 1, line.trim()));
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "println!(\"SKIP {{test}}: {{why}}\") is what is counted:\n{}",
+        wrong.join("\n")
+    );
+}
+
+#[test]
+fn nothing_is_left_for_later() {
+    let marks = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("X", "XX"), concat!("#[ig", "nore]")];
+    let mut left = Vec::new();
+    for (path, text) in files() {
+        for (number, line) in text.lines().enumerate() {
+            if marks.iter().any(|mark| line.contains(mark)) {
+                left.push(format!("{path}:{}: {}", number + 1, line.trim()));
+            }
+        }
+    }
+    assert!(left.is_empty(), "\n{}", left.join("\n"));
+}
+
+#[test]
+fn comments_begin_with_a_noun() {
+    let files = files();
+    let folders = words::by_folder(files.iter());
+    for (folder, counts) in &folders {
+        println!("{folder}: {counts:?}");
+    }
+    let wrong: Vec<_> = folders.iter().filter(|(_, counts)| counts.are_too_high()).collect();
+    assert!(wrong.is_empty(), "comments that begin with a pronoun, or name people: {wrong:?}");
+}
+
+#[test]
+fn test_names_have_at_most_eight_words() {
+    let files = files();
+    let wrong: Vec<_> = files
+        .iter()
+        .flat_map(|(path, text)| {
+            words::long_names(text).into_iter().map(move |name| format!("{path}: {name}"))
+        })
+        .collect();
+    assert!(wrong.is_empty(), "more than eight words, or what_: {wrong:#?}");
+}
+
+#[test]
+fn words_are_counted() {
+    let text = "//! It is so.\n/// Returns it: nobody asks.\n//= IBTA 9.5: This\n// Soon.\nlet a = 1; // That\n    // The same.\n//\n";
+    let expected = words::Counts { comment_lines: 4, pronouns: 2, people: 1 };
+    assert_eq!(words::count(text), expected);
+    let names = "#[test]\nfn late_ack_after_rnr_is_ignored() {}\n#[test]\n#[cfg(unix)]\nfn a_b_c_d_e_f_g_h_i() {}\n#[test]\nfn what_is() {}\n";
+    assert_eq!(words::long_names(names), ["a_b_c_d_e_f_g_h_i", "what_is"]);
+}

@@ -1,5 +1,0 @@
-//! Tests of the example `smb_direct`, beside its files. `tests/examples.rs` runs its program.
-
-#[allow(dead_code, reason = "the program's own way through its modules begins at `main`")]
-#[path = "../examples/smb_direct/main.rs"]
-mod example;
