@@ -133,7 +133,7 @@ impl Book {
 }
 
 /// True unless the packet is an ACK, an atomic acknowledgement or a CNP.
-fn speaks(packet: &Packet) -> bool {
+pub fn speaks(packet: &Packet) -> bool {
     use Operation::{Acknowledge, AtomicAcknowledge, Cnp, SelectiveAcknowledge};
     !matches!(packet.info().operation, Acknowledge | AtomicAcknowledge | SelectiveAcknowledge | Cnp)
 }

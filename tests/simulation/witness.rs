@@ -29,7 +29,7 @@ use roxie::port::{LinkChange, Port, PortInfo, Received, TxId};
 use roxie::time::Nanos;
 use roxie::wire::{Opcode, Operation, Packet, Position, Psn, Qpn, Reth, Syndrome, parse, rnr_timer_ns};
 
-use crate::congested::{AT_ONCE, Congested, is_notification};
+use crate::congested::{AT_ONCE, Congested, is_notification, speaks};
 use crate::repeats::Repeats;
 
 /// A QP of a reliable service, as its host sees it.
@@ -390,7 +390,7 @@ pub struct Witness {
     host: usize,
     witnesses: Witnesses,
     now: Nanos,
-    /// QPs that have sent in this pass, with their number of frames. An acknowledgement does not count: with a notification, it may be sent
+    /// QPs that have sent in this pass, with their number of frames. Acknowledgements do not count: with a notification, they may be sent
     /// before the QP's turn.
     turns: Vec<([u8; 6], Qpn, u32)>,
 }
@@ -408,7 +408,7 @@ impl Witness {
             Some(deth) => ([0; 6], deth.src_qp),
             None => (station, packet.bth.dest_qp),
         };
-        let count = u32::from(packet.info().operation != Operation::Acknowledge);
+        let count = u32::from(speaks(packet));
         let seen = self.turns.iter_mut().find(|(s, q, _)| (*s, *q) == (station, qpn));
         if let Some((_, _, frames)) = seen {
             *frames += count;
