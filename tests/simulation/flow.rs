@@ -74,6 +74,8 @@ struct Posted {
 pub struct Standing {
     /// The send queue has failed.
     pub failed: bool,
+    /// Number of the oldest outstanding requests that are flushed although the send queue works again: its application resumed it first.
+    pub flushing: usize,
     /// The QP entered the error state for a reason that no completion need report.
     pub fatal: bool,
     /// The other end has failed or does not exist.
@@ -327,21 +329,24 @@ impl Flow {
     pub fn sent(&mut self, wc: &Wc, standing: Standing, law: &Law) -> Standing {
         let what = format!("{}: {wc:?}", self.way);
         let mut standing = standing;
+        let flushing = standing.flushing > 0;
+        standing.flushing = standing.flushing.saturating_sub(1);
+        let failed = standing.failed || flushing;
         loop {
             let Some(posted) = self.outstanding.pop_front() else { panic!("{what}: a completion too many") };
             if posted.wr_id == wc.wr_id {
                 break;
             }
-            assert!(!posted.signaled && !standing.failed, "{what}: {:#x} is due", posted.wr_id);
+            assert!(!posted.signaled && !failed, "{what}: {:#x} is due", posted.wr_id);
             self.done(posted.wr_id as usize);
         }
         if wc.status == WcStatus::Success {
-            assert!(!standing.failed, "{what}: success behind a failure");
+            assert!(!failed, "{what}: success behind a failure");
             self.check_sent(wc, &what);
             return standing;
         }
-        let first = !std::mem::replace(&mut standing.failed, true);
-        let explained = if first {
+        standing.failed |= !flushing;
+        let explained = if !failed {
             let flushed = wc.status == WcStatus::WrFlush && standing.fatal;
             flushed || law.send_may_fail(self.way, wc.status, standing.peer_gone)
         } else {
@@ -402,6 +407,11 @@ impl Flow {
             let least = before.filter(|n| self.fates[*n] == Fate::Done).count() as u64;
             assert!(found >= least, "{what}: finds {found}, and {least} at least have run");
         }
+    }
+
+    /// Number of requests that have not completed.
+    pub fn outstanding(&self) -> usize {
+        self.outstanding.len()
     }
 
     /// Checks that every message with a reported success has arrived. The receiver must have polled all its completions.

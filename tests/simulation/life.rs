@@ -43,7 +43,7 @@ impl Link {
         anew: bool,
     ) {
         self.look(now, hosts, true);
-        self.flows.iter().for_each(Flow::check_promises);
+        self.check_promises();
         for end in 0..self.ends.len() {
             for srq in self.srqs_of(end) {
                 srq.borrow_mut().ensure(&mut hosts[self.ends[end].host]);

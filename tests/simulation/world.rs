@@ -417,15 +417,10 @@ impl<'a> World<'a> {
         if !link.modify(net.now(), net.hosts_mut(), place.end, from, &attr) {
             return;
         }
-        let end = &mut link.ends[place.end];
-        end.drains[0] += u32::from(attr.en_sqd_async_notify == Some(true));
+        link.ends[place.end].drains[0] += u32::from(attr.en_sqd_async_notify == Some(true));
         match attr.state {
             Some(QpState::Err) => link.note_error(place.end),
-            Some(QpState::Rts) => {
-                end.standing.failed = false;
-                // A QP that leaves SQD before it is drained raises no event for that request.
-                end.drains[0] = end.drains[1];
-            }
+            Some(QpState::Rts) => link.note_resumed(place.end),
             _ => {}
         }
     }
