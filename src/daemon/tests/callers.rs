@@ -71,11 +71,17 @@ fn descriptor_beside_greeting_stops_nobody() {
 fn descriptor_inside_question_stops_its_client_alone() {
     let nic = nic(Quota::default());
     let (lingering, _peer) = lingering();
-    let client = nic.admitted();
-    let socket = client.link.as_fd();
-    send_with(socket, &8u32.to_ne_bytes(), &[], MsgFlags::empty()).expect("it listens");
-    send_with(socket, &[0; 8], &[lingering.as_fd()], MsgFlags::empty()).expect("it listens");
+    let link = nic.link();
+    heard(&link, &hello(&7)).expect("it hears");
+    let memory = RemoteMemory::descriptors().expect("this process's own");
+    // The thread is held before it reads the question, so that the last descriptor of the socket is the one that it closes.
+    let held = lock(&nic.changes);
+    send(link.as_fd(), &memory.each_ref().map(AsFd::as_fd)).expect("it listens");
+    nic.wait("let in", |nic| !nic.daemon.served().is_empty());
+    send_with(link.as_fd(), &8u32.to_ne_bytes(), &[], MsgFlags::empty()).expect("it listens");
+    send_with(link.as_fd(), &[0; 8], &[lingering.as_fd()], MsgFlags::empty()).expect("it listens");
     drop(lingering);
+    drop(held);
     nic.serves_others();
     assert_eq!(nic.end(), ClientChange::StillBusy(1));
 }
