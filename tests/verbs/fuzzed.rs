@@ -173,53 +173,47 @@ fn ssh_starts_and_ends_the_agent() {
     assert_eq!(again.status.code(), Some(0), "{}", again.said);
 }
 
-/// Planted bugs at which an assertion ends the target, and the service whose packets lead there.
+/// Checks that a target that is started anew shows which packets ended it. `bug`: one at which an assertion ends it, by packets of
+/// `service`.
 #[cfg(feature = "planted-bugs")]
-const ENDS: [(&str, &str); 2] = [("NoDuplicateCheck", "rc"), ("UcIgnoresGaps", "uc")];
-
-/// A target that is started anew shows which packets ended it.
-#[cfg(feature = "planted-bugs")]
-#[test]
-fn end_of_the_target_is_shrunk() {
-    let name = "end_of_the_target_is_shrunk";
+fn end_is_shrunk(name: &str, bug: &str, service: &str) {
     if skip(name, &["cc", "ip"]) || !cfg!(debug_assertions) {
         println!("SKIP {name}: assertions are off in this build");
         return;
     }
     let place = tempfile::tempdir().unwrap();
     let json = place.path().join("run.json");
-    for (bug, service) in ENDS {
-        let site = Site::new("fuzzed");
-        stand_in(&site, place.path(), "packet");
-        let mut command = Command::new(folder().join("roxie"));
-        command.args([
-            "conform",
-            "--target",
-            FAR,
-            "--ssh",
-            "me@far",
-            "--fuzz",
-            "--seed",
-            "7",
-            "--packets",
-            "2000",
-        ]);
-        command.arg("--json").arg(&json).env("ROXIE_PLANTED_BUG", bug);
-        command.env("PATH", format!("{}:{}", place.path().display(), std::env::var("PATH").unwrap()));
-        let done = Running::start(&site.near, command).finish();
-        println!("{bug}: {}", done.said);
-        assert_eq!(done.status.code(), Some(1), "{bug}: {}", done.said);
-        let report = report(&json);
-        for outcome in &report.checks {
-            let breaks = outcome.name == format!("fuzz/{service}");
-            let expected = if breaks { Verdict::Breaks } else { Verdict::Keeps };
-            assert_eq!(outcome.verdict, expected, "{bug}: {}", done.said);
-            if breaks {
-                let script: Sequence = outcome.script.parse().unwrap();
-                assert!((1..=5).contains(&script.lines.len()), "{bug}: {}", done.said);
-            }
+    let site = Site::new("fuzzed");
+    stand_in(&site, place.path(), "packet");
+    let mut command = Command::new(folder().join("roxie"));
+    let arguments = "conform --ssh me@far --fuzz --seed 7 --packets 2000 --target";
+    command.args(arguments.split(' ')).arg(FAR).arg("--json").arg(&json).env("ROXIE_PLANTED_BUG", bug);
+    command.env("PATH", format!("{}:{}", place.path().display(), std::env::var("PATH").unwrap()));
+    let done = Running::start(&site.near, command).finish();
+    println!("{bug}: {}", done.said);
+    assert_eq!(done.status.code(), Some(1), "{bug}: {}", done.said);
+    let report = report(&json);
+    for outcome in &report.checks {
+        let breaks = outcome.name == format!("fuzz/{service}");
+        let expected = if breaks { Verdict::Breaks } else { Verdict::Keeps };
+        assert_eq!(outcome.verdict, expected, "{bug}: {}", done.said);
+        if breaks {
+            let script: Sequence = outcome.script.parse().unwrap();
+            assert!((1..=5).contains(&script.lines.len()), "{bug}: {}", done.said);
         }
     }
+}
+
+#[cfg(feature = "planted-bugs")]
+#[test]
+fn end_of_the_target_by_rc_is_shrunk() {
+    end_is_shrunk("end_of_the_target_by_rc_is_shrunk", "NoDuplicateCheck", "rc");
+}
+
+#[cfg(feature = "planted-bugs")]
+#[test]
+fn end_of_the_target_by_uc_is_shrunk() {
+    end_is_shrunk("end_of_the_target_by_uc_is_shrunk", "UcIgnoresGaps", "uc");
 }
 
 #[test]

@@ -4,7 +4,6 @@ use std::fs;
 
 use roxie::netdev::{Links, NetNs};
 
-use super::site::turn;
 use super::{Running, folder, launcher, ports, skip};
 
 /// TCP port by which the pingpongs exchange addresses.
@@ -17,7 +16,6 @@ fn pingpongs_cross_a_router() {
     if skip("pingpongs_cross_a_router", &programs) {
         return;
     }
-    let _turn = turn();
     folder();
     let [near, router, far] = ["a", "r", "b"].map(|end| NetNs::create(&format!("routed-{end}")).unwrap());
     let mut between = Links::open_in(&router).unwrap();

@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
@@ -114,18 +116,11 @@ pub(crate) fn compiled(name: &str, libraries: &[&str]) -> (TempDir, PathBuf) {
     (place, program)
 }
 
-/// Two namespaces joined by a veth pair `left` (192.0.2.1, fd00::1) - `right` (192.0.2.2, fd00::2), MTU 4200. One test has a
-/// site at a time.
+/// Two namespaces joined by a veth pair `left` (192.0.2.1, fd00::1) - `right` (192.0.2.2, fd00::2), MTU 4200. Each test has
+/// its own.
 pub(crate) struct Site {
     pub(crate) near: NetNs,
     pub(crate) far: NetNs,
-    _turn: MutexGuard<'static, ()>,
-}
-
-/// Waits for the turn of a test with hosts: one runs at a time.
-pub(crate) fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits until an interface of the calling thread's namespace has `IFF_RUNNING`. The kernel sets it up to a second after the
@@ -143,10 +138,10 @@ fn wait_until_running(name: &str) {
 
 impl Site {
     pub(crate) fn new(tag: &str) -> Site {
-        let turn = turn();
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
         folder();
-        let near = NetNs::create(&format!("{tag}-a")).unwrap();
-        let far = NetNs::create(&format!("{tag}-b")).unwrap();
+        let number = COUNT.fetch_add(1, Relaxed);
+        let [near, far] = ["a", "b"].map(|end| NetNs::create(&format!("{tag}-{number}-{end}")).unwrap());
         let mut left = Links::open_in(&near).unwrap();
         left.create_veth("left", &far, "right", 1).unwrap();
         let mut right = Links::open_in(&far).unwrap();
@@ -163,7 +158,7 @@ impl Site {
         for (host, name) in [(&near, "left"), (&far, "right")] {
             host.run(|| wait_until_running(name)).unwrap();
         }
-        Site { near, far, _turn: turn }
+        Site { near, far }
     }
 
     /// Returns a site with a NIC process in each namespace (`roxie nic`).
