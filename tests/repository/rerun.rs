@@ -132,7 +132,7 @@ fn skips_and_own_totals_are_counted() {
         ),
         String::new(),
     );
-    let rows = "also\tfirst\trows\techo\t3 passed, 0 failed, 2 skipped\n";
+    let rows = "also\tacts\trows\techo\t3 passed, 0 failed, 2 skipped\n";
     let (passes, said, _) = run(&[skips], rows);
     assert_eq!((passes, &*end(&said)), (true, "flaky:\n4 passed, 0 failed, 3 skipped"));
     assert!(said.contains("skipped:\nSKIP x: no root\n"), "{said}");
@@ -172,7 +172,7 @@ fn doc_test_with_spaces_runs_again() {
         &docs,
         "#!/bin/bash\ncd \"$(dirname \"$0\")\"\ncase \"$*\" in\n*--exact*) cat second ;;\n*) cat first; exit 101 ;;\nesac\n",
     );
-    let (passes, said, _) = run(&[], &format!("also\tsecond\tdocs\t{}\t--doc\t--\n", docs.display()));
+    let (passes, said, _) = run(&[], &format!("also\tcomputes\tdocs\t{}\t--doc\t--\n", docs.display()));
     let wanted = "flaky: src/lib.rs - a (line 3)\n2 passed, 0 failed, 0 skipped";
     assert_eq!((passes, &*end(&said)), (true, wanted));
 }

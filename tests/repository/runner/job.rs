@@ -16,8 +16,8 @@ const AFTER_END: Duration = Duration::from_secs(5);
 
 pub(crate) struct Job {
     pub(crate) name: String,
-    /// True for the second lane.
-    pub(crate) second: bool,
+    /// True if it has no deadline of real time.
+    pub(crate) computes: bool,
     /// The folder of a program of tests. `None`: another command.
     pub(crate) folder: Option<PathBuf>,
     pub(crate) command: Vec<String>,
@@ -53,11 +53,6 @@ struct Ran {
     error: Option<String>,
 }
 
-fn threads() -> usize {
-    let told = std::env::var("RUST_TEST_THREADS").ok().and_then(|text| text.parse().ok());
-    told.or(thread::available_parallelism().ok().map(usize::from)).unwrap_or(1)
-}
-
 /// Returns the name and the result of a test from its line. libtest adds what kind a test is to some names.
 fn result(line: &str) -> Option<(&str, &str)> {
     let (name, result) = line.strip_prefix("test ")?.rsplit_once(" ... ")?;
@@ -74,16 +69,24 @@ fn number(line: &str, word: &str) -> usize {
 }
 
 impl Job {
+    /// Number of its tests that run at a time. Those that act wait most of the time: for programs to start, for links, for timers.
+    fn threads(&self) -> usize {
+        let told = std::env::var("RUST_TEST_THREADS").ok().and_then(|text| text.parse().ok());
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        told.unwrap_or(if self.computes { processors } else { 2 * processors })
+    }
+
     fn start(&self, arguments: &[&str]) -> std::io::Result<Child> {
-        // The second lane has what the first leaves.
-        let mut command = Command::new(if self.second { "nice" } else { &self.command[0] });
-        if self.second {
+        // It has what others leave.
+        let mut command = Command::new(if self.computes { "nice" } else { &self.command[0] });
+        if self.computes {
             command.args(["-n", "5", &self.command[0]]);
         }
         command.args(&self.command[1..]).args(arguments);
         if let Some(folder) = &self.folder {
             command.current_dir(folder).env("CARGO_MANIFEST_DIR", folder);
         }
+        command.env("RUST_TEST_THREADS", self.threads().to_string());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
     }
 
@@ -153,7 +156,7 @@ impl Job {
             totals: Totals::default(),
             failed: Vec::new(),
             seconds: began.elapsed().as_secs_f64(),
-            tests: times(&order, &ran.lines),
+            tests: times(&order, &ran.lines, self.threads()),
             lines: Vec::new(),
             error: ran.error,
         };
@@ -211,10 +214,10 @@ fn lines_of(child: &mut Child) -> Receiver<String> {
 
 /// Returns the seconds of each test. libtest starts tests in the order of its list, the next one when a thread is free, and prints a
 /// result at once.
-fn times(order: &[(f64, String)], lines: &[(f64, String)]) -> Vec<(String, f64)> {
+fn times(order: &[(f64, String)], lines: &[(f64, String)], threads: usize) -> Vec<(String, f64)> {
     let places: HashMap<&str, usize> =
         order.iter().filter_map(|(_, line)| line.strip_suffix(": test")).zip(0..).collect();
-    let (threads, began) = (threads(), lines.first().map_or(0.0, |(at, _)| *at));
+    let began = lines.first().map_or(0.0, |(at, _)| *at);
     let mut ends = Vec::new();
     let mut tests = Vec::new();
     for (at, line) in lines {

@@ -1,7 +1,7 @@
-//! Runs what `.ci/test` has built: test programs by path, side by side in two lanes, and failed tests again, alone.
+//! Runs what `.ci/test` has built: test programs by path, two at a time, and failed tests again, alone.
 //!
-//! `runner FILE` reads cargo's messages (`--message-format json`) from the file: each program of tests is a job. A line `also`, lane,
-//! name, command, separated by tabs, is a job too. What a job prints goes to `target/test/NAME.log`. The last two lines are
+//! `runner FILE` reads cargo's messages (`--message-format json`) from the file: each program of tests is a job. A line `also`, `acts` or
+//! `computes`, name, command, separated by tabs, is a job too. What a job prints goes to `target/test/NAME.log`. The last two lines are
 //! `flaky: NAME, NAME` and the totals. `runner FILE PROGRAM ARGUMENT…` runs one program, with these arguments: parts of names, `--skip`.
 
 mod job;
@@ -10,6 +10,8 @@ mod seconds;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 use std::{fs, process, thread};
@@ -17,9 +19,11 @@ use std::{fs, process, thread};
 use job::{Job, Outcome};
 use seconds::Seconds;
 
-/// Programs of the second lane: they run in virtual time or compute, so that no deadline of real time passes while the first lane has
-/// the processors.
-const SECOND: [&str; 10] = [
+/// Programs that begin first, because they take longest.
+const LONGEST: [&str; 4] = ["verbs", "cli", "guests", "interop"];
+
+/// Programs that run in virtual time or compute, so that no deadline of real time passes while another program has the processors.
+const COMPUTE: [&str; 10] = [
     "simulated",
     "simulation",
     "fuzz",
@@ -42,10 +46,10 @@ fn field<'a>(line: &'a str, key: &str) -> Option<&'a str> {
 fn job_of(line: &str) -> Option<Job> {
     if let Some(rest) = line.strip_prefix("also\t") {
         let mut parts = rest.split('\t').map(str::to_owned);
-        let (lane, name) = (parts.next()?, parts.next()?);
+        let (kind, name) = (parts.next()?, parts.next()?);
         return Some(Job {
             name,
-            second: lane == "second",
+            computes: kind == "computes",
             folder: None,
             command: parts.collect(),
             more: Vec::new(),
@@ -63,8 +67,8 @@ fn job_of(line: &str) -> Option<Job> {
         _ => format!("lib-{name}"),
     };
     let folder = PathBuf::from(manifest).parent()?.to_owned();
-    let second = SECOND.contains(&&*name);
-    Some(Job { name, second, folder: Some(folder), command: vec![executable.to_owned()], more: Vec::new() })
+    let computes = COMPUTE.contains(&&*name);
+    Some(Job { name, computes, folder: Some(folder), command: vec![executable.to_owned()], more: Vec::new() })
 }
 
 fn main() {
@@ -79,18 +83,19 @@ fn main() {
     let mut jobs: Vec<Job> = text.lines().filter_map(job_of).collect();
     jobs.retain(|job| program.as_ref().is_none_or(|name| *name == job.name));
     jobs.iter_mut().for_each(|job| job.more.clone_from(&more));
+    jobs.sort_by_key(|job| LONGEST.iter().position(|name| *name == job.name).unwrap_or(LONGEST.len()));
     let (kept, began) = (Seconds::read("target/seconds/tests"), Instant::now());
-    let ended = Mutex::new(Vec::new());
-    let lane = |second: bool| {
-        for job in jobs.iter().filter(|job| job.second == second) {
+    let (ended, next) = (Mutex::new(Vec::new()), AtomicUsize::new(0));
+    let take = || {
+        while let Some(job) = jobs.get(next.fetch_add(1, Relaxed)) {
             let outcome = job.run();
             println!("{}", report::line(&outcome, &kept));
             ended.lock().unwrap_or_else(PoisonError::into_inner).push(outcome);
         }
     };
     thread::scope(|scope| {
-        scope.spawn(|| lane(true));
-        lane(false);
+        scope.spawn(take);
+        take();
     });
     let mut outcomes: Vec<Outcome> = ended.into_inner().unwrap_or_else(PoisonError::into_inner);
     let by_name: HashMap<&str, &Job> = jobs.iter().map(|job| (&*job.name, job)).collect();
