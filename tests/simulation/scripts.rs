@@ -6,9 +6,11 @@ use crate::campaign::run;
 use crate::generate;
 use crate::script::Script;
 
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
 #[test]
 fn every_stored_script_passes() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts");
+    let folder = Path::new(ROOT).join("tests/scripts");
     let mut failed = Vec::new();
     let mut count = 0;
     for entry in std::fs::read_dir(folder).expect("the scripts").flatten() {
@@ -40,7 +42,7 @@ const LESSONS: [&str; 9] = [
 
 #[test]
 fn each_lesson_expects_counts_and_log_entries() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts");
+    let folder = Path::new(ROOT).join("tests/scripts");
     for name in LESSONS {
         let text = std::fs::read_to_string(folder.join(name).with_extension("txt"));
         let text = text.unwrap_or_else(|why| panic!("{name}: {why}"));
@@ -58,13 +60,14 @@ fn each_lesson_expects_counts_and_log_entries() {
     }
 }
 
-/// `SCRIPT=path` runs that script alone.
+/// `SCRIPT=path` runs that script alone. Relative paths begin at the root.
 #[test]
 fn one_script() {
     let Ok(path) = std::env::var("SCRIPT") else { return };
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|why| panic!("{path}: {why}"));
+    let full = Path::new(ROOT).join(&path);
+    let text = std::fs::read_to_string(&full).unwrap_or_else(|why| panic!("{path}: {why}"));
     let script = Script::parse(&text).unwrap_or_else(|why| panic!("{path}: {why}"));
-    let captures = Path::new(&path).with_extension("captures");
+    let captures = full.with_extension("captures");
     std::fs::create_dir_all(&captures).expect("a folder for captures");
     match run(&script, Some(&captures)) {
         Ok(outcome) => println!("{path} holds: {:?}", outcome.counts),
