@@ -123,6 +123,28 @@ struct Selection {
     /// Only rows over this port.
     #[arg(long)]
     port: Option<PortArgument>,
+    /// Only one of so many parts of these rows, such as 2/6: each row is in one part, and each part has rows of all kinds.
+    #[arg(long, value_name = "PART/PARTS")]
+    part: Option<Part>,
+}
+
+/// One of several parts of the rows, counted from 1.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    number: usize,
+    of: usize,
+}
+
+impl std::str::FromStr for Part {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Part, String> {
+        let part = text
+            .split_once('/')
+            .and_then(|(number, of)| Some(Part { number: number.parse().ok()?, of: of.parse().ok()? }));
+        part.filter(|part| (1..=part.of).contains(&part.number))
+            .ok_or_else(|| "a part is 1/6 to 6/6, for example".to_owned())
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -252,7 +274,8 @@ impl Selection {
             _ => rows::all(),
         };
         let wanted = |row: &Row| named(row) && port.is_none_or(|p| p == row.port);
-        let rows: Vec<Row> = all.into_iter().filter(wanted).collect();
+        let Part { number, of } = self.part.unwrap_or(Part { number: 1, of: 1 });
+        let rows: Vec<Row> = all.into_iter().filter(wanted).skip(number - 1).step_by(of).collect();
         match rows.len() {
             0 => Err(Error::NoRow(self.filter.clone())),
             _ => Ok(rows),
@@ -427,6 +450,28 @@ fn main() -> ExitCode {
         Err(error) => {
             eprintln!("interop: {error}");
             ExitCode::from(2)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_row_is_in_one_part() {
+        let rows = |part: Option<&str>| {
+            let part = part.map(|text| text.parse().unwrap());
+            let selection = Selection { filter: Vec::new(), short: true, thorough: false, port: None, part };
+            selection.rows().unwrap().iter().map(Row::to_string).collect::<Vec<_>>()
+        };
+        let mut parts = ["1/3", "2/3", "3/3"].map(|part| rows(Some(part))).concat();
+        let mut all = rows(None);
+        parts.sort();
+        all.sort();
+        assert_eq!(parts, all);
+        for text in ["0/3", "4/3", "1", "1/0", "a/3"] {
+            assert!(text.parse::<Part>().is_err(), "{text}");
         }
     }
 }
