@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{MsgFlags, setsockopt, sockopt};
 
-use super::{Nic, PATIENCE, Quota, heard, hello, nic, settled};
+use super::{Nic, PATIENCE, Quota, hand_over_memory, heard, hello, nic, settled};
 use crate::ClientChange;
 use roxie::remote::link::Link;
 use roxie::remote::message::{Hello, Welcome};
@@ -73,10 +73,9 @@ fn descriptor_inside_question_stops_its_client_alone() {
     let (lingering, _peer) = lingering();
     let link = nic.link();
     heard(&link, &hello(&7)).expect("it hears");
-    let memory = RemoteMemory::descriptors().expect("this process's own");
     // The thread is held before it reads the question, so that the last descriptor of the socket is the one that it closes.
     let held = lock(&nic.changes);
-    send(link.as_fd(), &memory.each_ref().map(AsFd::as_fd)).expect("it listens");
+    hand_over_memory(&link);
     nic.wait("let in", |nic| !nic.daemon.served().is_empty());
     send_with(link.as_fd(), &8u32.to_ne_bytes(), &[], MsgFlags::empty()).expect("it listens");
     send_with(link.as_fd(), &[0; 8], &[lingering.as_fd()], MsgFlags::empty()).expect("it listens");

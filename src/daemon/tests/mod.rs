@@ -129,10 +129,15 @@ fn greet(link: Link, hello: &Hello) -> (Result<Welcome, String>, Link, Vec<Owned
     if let Err(why) = heard(&link, hello) {
         return (Err(why), link, Vec::new());
     }
-    let memory = RemoteMemory::descriptors().expect("this process's own");
-    send(link.as_fd(), &memory.each_ref().map(AsFd::as_fd)).expect("it listens");
+    hand_over_memory(&link);
     let (answer, fds) = link.receive().expect("an answer").expect("it did not hang up");
     (answer, link, fds)
+}
+
+/// Sends what a client that was heard sends next.
+fn hand_over_memory(link: &Link) {
+    let memory = RemoteMemory::descriptors().expect("this process's own");
+    send(link.as_fd(), &memory.each_ref().map(AsFd::as_fd)).expect("it listens");
 }
 
 /// Returns the answer to a greeting.
