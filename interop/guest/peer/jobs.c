@@ -124,7 +124,8 @@ static bool drain(struct job *job)
 	return n == 0;
 }
 
-static void show_output(struct job *job)
+/* Shows whole lines. The beginning of another line waits for its end, or for that of the job. */
+static void show_output(struct job *job, bool ended)
 {
 	size_t start = 0;
 
@@ -134,9 +135,13 @@ static void show_output(struct job *job)
 		raw_detail(job->text + start, i - start);
 		start = i + 1;
 	}
-	if (start < job->length)
+	if (start < job->length && ended) {
 		raw_detail(job->text + start, job->length - start);
-	job->length = 0;
+		start = job->length;
+	}
+	job->length -= start;
+	if (job->length)
+		memmove(job->text, job->text + start, job->length);
 }
 
 /* wait job= timeout_ms=: its output so far, and its exit status if it has ended, which frees the slot. */
@@ -159,7 +164,7 @@ void cmd_wait(struct request *r)
 		poll(&ready, 1, until - now < 20 ? (int)(until - now) : 20);
 	}
 	drain(job);
-	show_output(job);
+	show_output(job, ended == job->pid);
 	if (ended != job->pid)
 		return ok("exited=0");
 	job_free(job);
@@ -175,7 +180,7 @@ void cmd_kill(struct request *r)
 	if (!job)
 		return;
 	drain(job);
-	show_output(job);
+	show_output(job, true);
 	job_end(job);
 	ok(" ");
 }

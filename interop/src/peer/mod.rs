@@ -301,23 +301,23 @@ impl Peer {
 
     /// Waits for a job, and kills it after `timeout`.
     pub fn wait(&mut self, job: usize, timeout: Duration) -> Result<Ended, Error> {
-        let (mut left, mut output) = (timeout, String::new());
+        let (mut left, mut lines) = (timeout, Vec::new());
         let reply = loop {
             // A longer wait would take the peer for dead.
             let slice = left.min(ANSWER_TIMEOUT / 2);
-            let reply = self.command(&format!("wait job={job} timeout_ms={}", slice.as_millis()))?;
+            let mut reply = self.command(&format!("wait job={job} timeout_ms={}", slice.as_millis()))?;
             left -= slice;
-            output += &reply.details.join("\n");
+            lines.append(&mut reply.details);
             if left.is_zero() || reply.number::<u32>("exited")? != 0 {
                 break reply;
             }
         };
         if reply.number::<u32>("exited")? == 0 {
-            let rest = self.command(&format!("kill job={job}"))?.details.join("\n");
-            return Ok(Ended { code: None, output: output + &rest });
+            lines.append(&mut self.command(&format!("kill job={job}"))?.details);
+            return Ok(Ended { code: None, output: lines.join("\n") });
         }
         let code = reply.words.number("rc").and_then(|n| i32::try_from(n).ok());
-        Ok(Ended { code, output })
+        Ok(Ended { code, output: lines.join("\n") })
     }
 
     /// Waits until a program listens on a TCP port of the peer. False after `timeout`.
@@ -341,5 +341,27 @@ impl Drop for Peer {
             let _ = child.kill();
             let _ = child.wait();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_of_several_waits_has_all_its_lines() {
+        let replies = "| a\n| b\nok exited=0\n| c\nok exited=1 rc=0\n";
+        let mut peer = Peer {
+            reader: Box::new(replies.as_bytes()),
+            writer: Box::new(io::sink()),
+            about: About::default(),
+            gids: Vec::new(),
+            on_vlan: Vec::new(),
+            uses_vlan: false,
+            carrier: None,
+            lost: false,
+        };
+        let ended = peer.wait(0, 2 * ANSWER_TIMEOUT).unwrap();
+        assert_eq!((ended.code, &*ended.output), (Some(0), "a\nb\nc"));
     }
 }
