@@ -418,6 +418,9 @@ impl<'a> World<'a> {
             return;
         }
         link.ends[place.end].drains[0] += u32::from(attr.en_sqd_async_notify == Some(true));
+        // The query before the change ran a pass, which may have drained the QP that now leaves SQD.
+        self.take_events();
+        let link = &mut self.links[place.channel];
         match attr.state {
             Some(QpState::Err) => link.note_error(place.end),
             Some(QpState::Rts) => link.note_resumed(place.end),
