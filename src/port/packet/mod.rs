@@ -155,6 +155,7 @@ impl Port for PacketPort {
     }
 
     fn prepare_sleep(&mut self) -> bool {
+        self.receiver.clear_errors();
         !self.receiver.has_frames()
     }
 

@@ -212,6 +212,7 @@ impl Port for PromiscuousPort {
     }
 
     fn prepare_sleep(&mut self) -> bool {
+        self.ring.clear_error();
         self.received.is_empty() && !self.ring.is_ready()
     }
 

@@ -12,6 +12,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::sys::socket::{getsockopt, sockopt};
 
 use crate::udp::sys::set_int;
 
@@ -120,6 +121,12 @@ impl Ring {
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+
+    /// Clears the socket's error.
+    pub(super) fn clear_error(&self) {
+        // Reading the error clears it.
+        let _ = getsockopt(&self.socket, sockopt::SocketError);
     }
 
     fn slot(&self, slot: usize) -> *mut u8 {

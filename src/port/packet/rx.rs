@@ -60,6 +60,8 @@ pub(super) struct Receiver {
     pub(super) max_frame: usize,
     /// True if arrival times are wanted.
     pub(super) stamps: bool,
+    /// Value of `counts.packets` at the last [`Receiver::clear_errors`].
+    packets_before: u64,
     pub(super) counts: ReceiveCounts,
 }
 
@@ -146,6 +148,7 @@ impl Receiver {
             burst: Vec::with_capacity(BURST),
             max_frame,
             stamps: false,
+            packets_before: 0,
             counts: ReceiveCounts::default(),
         }
     }
@@ -396,6 +399,14 @@ impl Receiver {
                 Some(Place::Slot(of, slot)) if of == i => ring.release(slot),
                 _ => ring.release_all(),
             }
+        }
+    }
+
+    /// Clears the errors of the rings' sockets if no frame has come since the last call: a link that goes down leaves one, and while it is
+    /// there the descriptor counts as readable.
+    pub(super) fn clear_errors(&mut self) {
+        if std::mem::replace(&mut self.packets_before, self.counts.packets) == self.counts.packets {
+            self.rings.iter().for_each(Ring::clear_error);
         }
     }
 
