@@ -8,7 +8,11 @@ use std::ops::Range;
 use super::udp::headers::{MAX_HEADERS, Outgoing, V4_HEADERS};
 use crate::{BURST, TxId};
 use roxie_base::frame::FrameMut;
+use roxie_base::time::Nanos;
 
+/// Longest wait of frames for a link that takes none of them: its queue is full, or a rule of the kernel refuses each frame. Then they are
+/// lost, so that the timers of their QPs run.
+const LONGEST_WAIT: Nanos = Nanos(100_000_000);
 /// Number of slots: one burst, and what a busy link left over.
 const SLOTS: usize = 4 * BURST;
 /// Bytes of the header table's rows.
@@ -77,6 +81,8 @@ pub(crate) struct Trains<F> {
     slots: Vec<Slot>,
     arranged: usize,
     trains: Vec<Train<F>>,
+    /// Number of trains that were done at the last flush, and when the first flush found this number.
+    progress: Option<(usize, Nanos)>,
     /// Where the next slot is split: header length of the last frame.
     header_len: usize,
     /// True if a slot was cancelled after it was arranged.
@@ -94,6 +100,7 @@ impl<F: Copy + PartialEq> Trains<F> {
             slots: Vec::with_capacity(SLOTS),
             arranged: 0,
             trains: Vec::with_capacity(SLOTS),
+            progress: None,
             header_len,
             holes: false,
             segments,
@@ -273,15 +280,36 @@ impl<F: Copy + PartialEq> Trains<F> {
         }
     }
 
-    /// Frees all slots once every train is done.
-    pub(crate) fn reset_if_done(&mut self) {
-        if self.trains.iter().all(|train| train.done) {
+    /// Drops the trains of these flows that are not sent yet. Returns the number of their datagrams.
+    pub(crate) fn drop_waiting(&mut self, is_dropped: impl Fn(&F) -> bool) -> u64 {
+        let mut dropped = 0;
+        for train in self.trains.iter_mut().filter(|train| !train.done && is_dropped(&train.flow)) {
+            train.done = true;
+            dropped += train.count as u64;
+        }
+        dropped
+    }
+
+    /// Ends a flush at time `now`: frees all slots once every train is done. Drops the trains of a link that has taken none for
+    /// [`LONGEST_WAIT`], and returns the number of their datagrams.
+    pub(crate) fn end_flush(&mut self, now: Nanos) -> u64 {
+        let mut done = self.trains.iter().filter(|train| train.done).count();
+        let mut dropped = 0;
+        let before = self.progress.filter(|(then, _)| *then == done);
+        let (_, since) = *self.progress.insert(before.unwrap_or((done, now)));
+        if now.since(since) >= LONGEST_WAIT {
+            dropped = self.drop_waiting(|_| true);
+            done = self.trains.len();
+        }
+        if done == self.trains.len() {
             self.slots.clear();
             self.trains.clear();
+            self.progress = None;
             self.arranged = 0;
             self.used = 0;
             self.holes = false;
         }
+        dropped
     }
 
     /// Cuts trains where slots were cancelled after they were arranged. Calls `moved` with the flow and number of datagrams
@@ -370,5 +398,42 @@ impl<F: Copy + PartialEq> Trains<F> {
 
     pub(crate) fn memory(&self) -> &[u8] {
         &self.memory
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Makes a train of one datagram for each flow.
+    fn trains(flows: [u8; 3]) -> Trains<u8> {
+        let mut trains = Trains::new(V4_HEADERS, 1);
+        for flow in flows {
+            let id = trains.alloc(100).unwrap();
+            trains.commit(&id);
+            trains.add_alone(id.0 as usize, flow);
+        }
+        trains
+    }
+
+    #[test]
+    fn trains_of_a_stuck_link_are_dropped() {
+        let mut trains = trains([1, 2, 2]);
+        let begun = Nanos(5_000_000_000);
+        assert_eq!(trains.end_flush(begun), 0);
+        assert_eq!(trains.end_flush(begun + Nanos(LONGEST_WAIT.0 - 1)), 0);
+        trains.all_mut()[0].done = true;
+        assert_eq!(trains.end_flush(begun + LONGEST_WAIT), 0, "the link has taken one meanwhile");
+        assert_eq!(trains.end_flush(begun + LONGEST_WAIT + LONGEST_WAIT), 2);
+        assert!(trains.is_empty());
+        assert_eq!(trains.end_flush(begun + LONGEST_WAIT + LONGEST_WAIT), 0);
+    }
+
+    #[test]
+    fn waiting_trains_of_one_flow_are_dropped() {
+        let mut trains = trains([1, 2, 2]);
+        trains.all_mut()[2].done = true;
+        assert_eq!(trains.drop_waiting(|flow| *flow == 2), 1);
+        assert!(!trains.all()[0].done && trains.all()[1].done);
     }
 }

@@ -137,8 +137,8 @@ impl Port for PacketPort {
         self.sender.cancel(&id);
     }
 
-    fn tx_flush(&mut self, _now: Nanos) -> io::Result<()> {
-        self.sender.flush()
+    fn tx_flush(&mut self, now: Nanos) -> io::Result<()> {
+        self.sender.flush(now)
     }
 
     fn tx_pending(&self) -> bool {

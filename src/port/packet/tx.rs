@@ -12,6 +12,7 @@ use crate::trains::{PREFIX, Trains};
 use crate::udp::headers::{MAX_HEADERS, V4_HEADERS, fold, set_lengths};
 use crate::udp::sys::{BATCH, Outbox};
 use roxie_base::frame::FrameMut;
+use roxie_base::time::Nanos;
 
 /// Most datagrams in one train (`UDP_MAX_SEGMENTS` before Linux 6.9).
 const SEGMENTS: usize = 64;
@@ -119,21 +120,24 @@ impl Sender {
         }
     }
 
-    /// Sends what can be sent now. Later calls continue with the rest.
+    /// Sends what can be sent at time `now`. Later calls continue with the rest. Frames to a link that is down or gone are lost.
     ///
     /// # Errors
     /// If the interface is gone.
-    pub(super) fn flush(&mut self) -> io::Result<()> {
+    pub(super) fn flush(&mut self, now: Nanos) -> io::Result<()> {
         self.arrange();
         // A train that begins later takes the identification of its first frame, so none is another than arranged.
         self.trains.close_holes(|_, _| {});
         self.trains.close();
-        while self.fill_outbox() && self.empty_outbox()? {}
-        self.trains.reset_if_done();
+        let mut has_room = Ok(true);
+        while matches!(has_room, Ok(true)) && self.fill_outbox() {
+            has_room = self.empty_outbox();
+        }
+        self.counts.failed += self.trains.end_flush(now);
         if self.trains.is_empty() {
             self.copied = 0;
         }
-        Ok(())
+        has_room.map(drop)
     }
 
     pub(super) fn pending(&self) -> bool {
@@ -193,6 +197,7 @@ impl Sender {
 
     /// Sends the trains that `fill_outbox` laid out. False if the link has no room for more now.
     fn empty_outbox(&mut self) -> io::Result<bool> {
+        let mut result = Ok(true);
         let mut first = 0;
         while first < self.boxed.len() {
             self.counts.calls += 1;
@@ -224,17 +229,19 @@ impl Sender {
                     }
                     Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => {
                         self.counts.busy += 1;
-                        return Ok(false);
+                        return result.and(Ok(false));
                     }
                     Some(libc::ENETDOWN) => {
-                        self.counts.link_down += 1;
-                        return Ok(false);
+                        self.counts.link_down += self.lose(self.boxed[first]);
+                        first += 1;
                     }
                     Some(libc::ENXIO | libc::ENODEV) => {
-                        return Err(io::Error::new(
+                        result = Err(io::Error::new(
                             io::ErrorKind::NotConnected,
                             format!("the interface was deleted ({error}): open the port again"),
                         ));
+                        self.counts.failed += self.lose(self.boxed[first]);
+                        first += 1;
                     }
                     _ => {
                         self.give_up(self.boxed[first], &error.to_string());
@@ -243,25 +250,30 @@ impl Sender {
                 },
             }
         }
-        Ok(true)
+        result
     }
 
     /// Drops a train and counts it. The first failure is reported, except that of a copy: no process may want it.
     fn give_up(&mut self, boxed: Boxed, error: &str) {
+        let lost = self.lose(boxed);
+        self.counts.failed += lost;
+        if lost > 0 && !std::mem::replace(&mut self.is_reported, true) {
+            tracing::warn!(
+                "packet: {lost} frames of {} bytes not sent: {error}. Further ones are only counted (tx_failed).",
+                self.trains.all()[boxed.train].segment
+            );
+        }
+    }
+
+    /// Drops a train, or a copy of it. Returns the number of frames that are lost.
+    fn lose(&mut self, boxed: Boxed) -> u64 {
         if !boxed.is_last {
             self.copied = boxed.train + 1;
-            return;
+            return 0;
         }
         let train = &mut self.trains.all_mut()[boxed.train];
         train.done = true;
-        self.counts.failed += train.count as u64;
-        if !std::mem::replace(&mut self.is_reported, true) {
-            tracing::warn!(
-                "packet: {} frames of {} bytes not sent: {error}. Further ones are only counted (tx_failed).",
-                train.count,
-                train.segment
-            );
-        }
+        train.count as u64
     }
 }
 

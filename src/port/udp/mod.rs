@@ -115,8 +115,8 @@ impl Port for UdpPort {
 
     /// Never fails: a datagram that a socket refuses for good is dropped and counted; each kind of failure is reported
     /// once.
-    fn tx_flush(&mut self, _now: Nanos) -> io::Result<()> {
-        self.sender.flush();
+    fn tx_flush(&mut self, now: Nanos) -> io::Result<()> {
+        self.sender.flush(now);
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! The packet port on veth pairs between network namespaces. Needs root; skips with a message otherwise.
 
 mod foreign;
+mod lost_link;
 mod management;
 mod shared;
 mod trains;

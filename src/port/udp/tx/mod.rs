@@ -13,6 +13,7 @@ use super::sys::{BATCH, Envelope, Outbox};
 use crate::TxId;
 use crate::trains::Trains;
 use roxie_base::frame::FrameMut;
+use roxie_base::time::Nanos;
 
 /// The QPN of communication management.
 const QP1: [u8; 3] = [0, 0, 1];
@@ -146,8 +147,8 @@ impl Sender {
         Some(range.start + known.unwrap_or((hash * pool.len()) >> 16))
     }
 
-    /// Sends what can be sent now. Later calls continue with the rest.
-    pub(super) fn flush(&mut self) {
+    /// Sends what can be sent at time `now`. Later calls continue with the rest.
+    pub(super) fn flush(&mut self, now: Nanos) {
         self.arrange();
         // Over IPv4 the datagrams after a hole get another identification than their headers say.
         let shifted = &mut self.counts.id_shifted;
@@ -158,20 +159,10 @@ impl Sender {
         for socket in 0..self.sockets.len() {
             while self.fill_outbox(socket) && self.empty_outbox(socket) {}
             if socket + 1 == self.v4_sockets || socket + 1 == self.sockets.len() {
-                self.drop_waiting(socket);
+                self.counts.management_dropped += self.trains.drop_waiting(|flow| flow.socket == socket);
             }
         }
-        self.trains.reset_if_done();
-    }
-
-    /// Drops the trains of a socket that are not sent yet.
-    fn drop_waiting(&mut self, socket: usize) {
-        for train in
-            self.trains.all_mut().iter_mut().filter(|train| train.flow.socket == socket && !train.done)
-        {
-            train.done = true;
-            self.counts.management_dropped += train.count as u64;
-        }
+        self.counts.failed += self.trains.end_flush(now);
     }
 
     pub(super) fn pending(&self) -> bool {
