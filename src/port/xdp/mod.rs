@@ -290,6 +290,7 @@ impl Port for XdpPort {
             ("tx_packets", sum(|c| c.tx_packets)),
             ("tx_bytes", sum(|c| c.tx_bytes)),
             ("tx_multi_buffer", sum(|c| c.tx_multi_buffer)),
+            ("tx_failed", sum(|c| c.tx_failed)),
             ("tx_kicks", sum(|c| c.tx_kicks)),
             ("tx_busy", sum(|c| c.tx_busy)),
             ("tx_too_long", self.too_long),

@@ -83,6 +83,7 @@ pub(super) struct QueueCounters {
     pub(super) tx_packets: u64,
     pub(super) tx_bytes: u64,
     pub(super) tx_multi_buffer: u64,
+    pub(super) tx_failed: u64,
     pub(super) tx_kicks: u64,
     pub(super) tx_busy: u64,
     pub(super) rx_kicks: u64,
@@ -141,6 +142,9 @@ pub(super) struct Queue {
     slots: Vec<Option<Slot>>,
     free_slots: Vec<u32>,
     pending: Vec<FrameDesc>,
+    /// True if the kernel has refused to send what is on the tx ring: the interface is down or gone. Frames that are committed meanwhile
+    /// are lost. Those on the ring are the kernel's, and are sent late.
+    is_down: bool,
 
     scratch: Vec<FrameDesc>,
     pub(super) counters: QueueCounters,
@@ -194,6 +198,7 @@ impl Queue {
             free_slots: (0..u32::try_from(tx_total).unwrap_or(u32::MAX)).rev().collect(),
             free,
             pending: Vec::with_capacity(tx_total),
+            is_down: false,
             scratch: vec![FrameDesc::default(); rx_total.max(BURST)],
             counters: QueueCounters::default(),
         };
@@ -434,11 +439,22 @@ impl Queue {
         self.ring - self.tx.nb_free_exact()
     }
 
-    /// Gives the committed frames to the kernel, and kicks it where needed.
+    /// Drops the committed frames.
+    fn lose_pending(&mut self) {
+        let ends = self.pending.iter().filter(|desc| desc.options() & CONTINUED == 0);
+        self.counters.tx_failed += ends.count() as u64;
+        self.free.extend(self.pending.drain(..).map(Chunk));
+    }
+
+    /// Gives the committed frames to the kernel, and kicks it where needed. Frames to an interface that is down are lost.
     ///
     /// # Errors
     /// If the link has failed for good, because the interface was deleted.
     pub(super) fn flush(&mut self) -> io::Result<()> {
+        self.is_down &= self.on_tx_ring() > 0;
+        if self.is_down {
+            self.lose_pending();
+        }
         if !self.pending.is_empty() {
             // SAFETY: each descriptor was moved here from a slot that owned its chunk, so the chunk is in no
             // ring and has no other owner. The ring has room for all transmit chunks and takes all or none.
@@ -452,22 +468,29 @@ impl Queue {
             self.counters.tx_kicks += 1;
             match send(self.tx.fd().as_raw_fd(), &[], MsgFlags::MSG_DONTWAIT) {
                 // A zero-copy driver continues by itself; one kick is enough.
-                Ok(_) if !self.copy_mode => break,
+                Ok(_) if !self.copy_mode => {
+                    self.is_down = false;
+                    break;
+                }
                 // EAGAIN: the budget of one call is used up, or the send buffer is full.
                 Ok(_) | Err(Errno::EAGAIN) => {}
                 Err(Errno::EBUSY | Errno::ENOBUFS | Errno::EINTR) => self.counters.tx_busy += 1,
                 Err(Errno::ENETDOWN) => {
                     self.counters.link_down += 1;
+                    self.is_down = true;
                     break;
                 }
-                Err(e) => return Err(failed(e)),
+                Err(e) => {
+                    (self.is_down, self.tx_left) = (true, 0);
+                    return Err(failed(e));
+                }
             }
             let now = self.on_tx_ring();
             if now == left {
                 self.counters.tx_busy += 1;
                 break; // no progress: retry at the next flush
             }
-            left = now;
+            (left, self.is_down) = (now, false);
         }
         self.tx_left = left;
         if self.tx_kernel > 0 {
