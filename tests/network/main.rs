@@ -22,6 +22,8 @@ mod follow;
 mod forward;
 mod group;
 #[cfg(feature = "xdp")]
+mod lost_link;
+#[cfg(feature = "xdp")]
 mod marks;
 #[cfg(feature = "xdp")]
 mod multicast;

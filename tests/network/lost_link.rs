@@ -1,0 +1,149 @@
+//! WRITEs over a link that is lost: the device's own interface goes down, is deleted, or moves to another namespace.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::in_time::CommandInTime;
+use crate::wire::{Wire, skip};
+use roxie::host::{
+    CompletionQueue, ConnectOptions, Device, DeviceConfig, MemoryRegion, OpenError, QueuePair, Stack,
+};
+use roxie::netdev::{Links, NetNs};
+use roxie::port::packet::PacketConfig;
+use roxie::port::udp::UdpConfig;
+use roxie::port::xdp::XdpConfig;
+use roxie::verbs::{Access, Mtu, QpState, SendWr, WcStatus, WrOpcode};
+
+/// Bytes of a WRITE: many frames.
+const LENGTH: u32 = 64 << 10;
+/// Number of WRITEs after the loss.
+const WRITES: usize = 16;
+/// Limit for what takes well below a second.
+const LIMIT: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Loss {
+    Down,
+    Deleted,
+    Moved,
+}
+
+type Open = fn(&str) -> Result<Device, OpenError>;
+
+fn packet(name: &str) -> Result<Device, OpenError> {
+    Device::open_packet(&PacketConfig::new(name), &Stack::default(), &DeviceConfig::default())
+}
+
+fn xdp(name: &str) -> Result<Device, OpenError> {
+    Device::open_xdp(&XdpConfig::new(name), &Stack::default(), &DeviceConfig::default())
+}
+
+fn udp(name: &str) -> Result<Device, OpenError> {
+    let config = UdpConfig { interface: Some(name.into()), ..UdpConfig::default() };
+    Device::open_udp(&config, &Stack::default(), &DeviceConfig::default())
+}
+
+/// A QP and the objects it uses.
+struct End {
+    qp: QueuePair,
+    cq: CompletionQueue,
+    memory: MemoryRegion,
+}
+
+impl End {
+    fn new(device: &Device) -> End {
+        let pd = device.alloc_pd().unwrap();
+        let cq = device.create_cq(64, None).unwrap();
+        let qp = pd.queue_pair(&cq).signal_all().create().unwrap();
+        let memory = pd.register(LENGTH as usize, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+        End { qp, cq, memory }
+    }
+
+    fn post_write(&self, there: &End) {
+        let (remote_addr, rkey) = (there.memory.address(), there.memory.rkey());
+        let wr = SendWr { opcode: WrOpcode::Write, remote_addr, rkey, ..SendWr::default() };
+        self.qp.post_send(&wr, &[self.memory.sge(0, LENGTH)]).unwrap();
+    }
+
+    fn status(&self) -> Option<WcStatus> {
+        self.cq.wait(LIMIT).map(|wc| wc.status)
+    }
+}
+
+/// Connects two new QPs.
+fn connected(near: &Device, far: &Device) -> Option<(End, End)> {
+    let (a, b) = (End::new(near), End::new(far));
+    let (here, there) = (a.qp.endpoint(0).unwrap(), b.qp.endpoint(0).unwrap());
+    let options = ConnectOptions { path_mtu: Some(Mtu::Mtu1024), retry_cnt: 3, ..ConnectOptions::default() };
+    a.qp.connect(&here, &there, &options).ok()?;
+    b.qp.connect(&there, &here, &options).ok()?;
+    Some((a, b))
+}
+
+fn lose(wire: &Wire, loss: Loss) {
+    let mut links = Links::open_in(&wire.a).unwrap();
+    match loss {
+        Loss::Down => links.set_up("left", false).unwrap(),
+        Loss::Deleted => links.delete("left").unwrap(),
+        Loss::Moved => {
+            let (from, to) = (wire.a.name().unwrap(), wire.b.name().unwrap());
+            let moves = ["-n", from, "link", "set", "left", "netns", to];
+            assert!(Command::new("ip").args(moves).status_in_time().unwrap().success());
+        }
+    }
+}
+
+/// Loses the link of a device, and checks that each WRITE after that completes in error. Brings a link up again that went down.
+fn writes_fail(port: &str, open: Open, loss: Loss) {
+    let wire = Wire::new(&format!("lost-{port}-{loss:?}").to_lowercase(), 1500, 1);
+    let opened = |ns: &NetNs, name: &str| ns.run(|| open(name)).unwrap().unwrap();
+    let (near, far) = (opened(&wire.a, "left"), opened(&wire.b, "right"));
+    let (a, b) = connected(&near, &far).expect("a path");
+    a.post_write(&b);
+    assert_eq!(a.status(), Some(WcStatus::Success));
+    lose(&wire, loss);
+    (0..WRITES).for_each(|_| a.post_write(&b));
+    let statuses: Vec<_> = (0..WRITES).map_while(|_| a.status()).collect();
+    let failed = [vec![WcStatus::RetryExc], vec![WcStatus::WrFlush; WRITES - 1]].concat();
+    assert_eq!(statuses, failed, "{port}, {loss:?}");
+    assert_eq!(a.qp.query().unwrap().state, QpState::Err);
+    if loss != Loss::Down {
+        return;
+    }
+    Links::open_in(&wire.a).unwrap().set_up("left", true).unwrap();
+    let until = Instant::now() + LIMIT;
+    let passes = || {
+        let Some((a, b)) = connected(&near, &far) else { return false };
+        a.post_write(&b);
+        a.status() == Some(WcStatus::Success)
+    };
+    while !passes() {
+        assert!(Instant::now() < until, "{port}: WRITEs pass again");
+    }
+}
+
+fn writes_fail_however_lost(test: &str, port: &str, open: Open) {
+    if skip(test) {
+        return;
+    }
+    std::thread::scope(|scope| {
+        for loss in [Loss::Down, Loss::Deleted, Loss::Moved] {
+            scope.spawn(move || writes_fail(port, open, loss));
+        }
+    });
+}
+
+#[test]
+fn writes_fail_when_packet_link_is_lost() {
+    writes_fail_however_lost("writes_fail_when_packet_link_is_lost", "packet", packet);
+}
+
+#[test]
+fn writes_fail_when_xdp_link_is_lost() {
+    writes_fail_however_lost("writes_fail_when_xdp_link_is_lost", "xdp", xdp);
+}
+
+#[test]
+fn writes_fail_when_udp_link_is_lost() {
+    writes_fail_however_lost("writes_fail_when_udp_link_is_lost", "udp", udp);
+}
