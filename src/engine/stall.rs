@@ -3,7 +3,7 @@
 use super::wait_policy::WaitPolicy;
 use roxie_base::time::Nanos;
 
-/// Backoff of a link that accepts no frames because it is down or the kernel is out of buffers. Retrying without a pause would
+/// Backoff of a link that accepts no frames because its queue is full or the kernel is out of buffers. Retrying without a pause would
 /// occupy a processor.
 #[derive(Debug, Default)]
 pub(super) struct Stall {
