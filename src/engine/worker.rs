@@ -17,7 +17,7 @@ use super::stall::Stall;
 use roxie_base::time::Nanos;
 use roxie_nic::nic::{self, Answer, Batch, Command, Nic, Object, Sent};
 use roxie_nic::shared::{ClientDoorbells, Doorbells};
-use roxie_nic::verbs::{AsyncEvent, EventKind, Gid, QpIndex};
+use roxie_nic::verbs::{AddressVector, AsyncEvent, EventKind, QpIndex};
 use roxie_port::pcap::{Background, Recorder};
 use roxie_port::{BURST, Carries, Port, PortInfo, Received, TxId};
 
@@ -427,9 +427,9 @@ impl Worker {
         }
     }
 
-    /// Sets the MAC address of the next hop to a peer on a VLAN (0: on none). Returns the number of QPs and address handles that use it.
-    pub fn set_next_hop(&mut self, vlan: u16, peer: Gid, mac: [u8; 6]) -> u32 {
-        self.nic.set_next_hop(vlan, peer, mac)
+    /// Sets the MAC address of the next hop of some paths. Returns the number of QPs and address handles that change.
+    pub fn set_next_hop(&mut self, goes_there: impl Fn(&AddressVector) -> bool, mac: [u8; 6]) -> u32 {
+        self.nic.set_next_hop(goes_there, mac)
     }
 
     /// Notifies all waiting threads that the engine is dead.

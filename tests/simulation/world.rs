@@ -238,7 +238,7 @@ impl<'a> World<'a> {
             let mac = self.stations.mac(moved);
             for gid in self.stations.gids(moved, self.script.hosts.ipv6) {
                 for (_, host) in self.net.hosts_mut().iter_mut().filter(|(i, _)| *i != moved) {
-                    host.worker.set_next_hop(0, gid, mac);
+                    host.worker.set_next_hop(|av| av.dgid == gid, mac);
                 }
             }
         }

@@ -3,7 +3,6 @@
 use super::{Answer, ControlError, Nic, split};
 use crate::verbs::{AddressVector, AsyncEvent, EventKind, LocalGid, Mtu, QpIndex, QpState};
 use roxie_base::time::Nanos;
-use roxie_wire::Gid;
 
 impl Nic {
     /// Sets the largest path MTU after a change of the link; `None`: not even the smallest fits.
@@ -60,17 +59,16 @@ impl Nic {
         }
     }
 
-    /// Sets the MAC address of the next hop to a peer on a VLAN (0: on none). Returns the number of QPs and address handles that use it.
-    pub fn set_next_hop(&mut self, vlan: u16, peer: Gid, mac: [u8; 6]) -> u32 {
-        let leads_there = |av: &AddressVector| av.dgid == peer && av.encapsulation.vlan == vlan;
+    /// Sets the MAC address of the next hop of some paths. Returns the number of QPs and address handles that change.
+    pub fn set_next_hop(&mut self, goes_there: impl Fn(&AddressVector) -> bool, mac: [u8; 6]) -> u32 {
         let mut changed = self.handles.readdress(|av| {
-            if leads_there(av) {
+            if goes_there(av) {
                 av.dmac = mac;
             }
         });
         for index in 0..self.qps.places() {
             if let Some(entry) = self.qps.get_mut(index)
-                && entry.qp.attributes().av.is_some_and(|av| leads_there(&av) && av.dmac != mac)
+                && entry.qp.attributes().av.is_some_and(|av| goes_there(&av) && av.dmac != mac)
             {
                 entry.qp.readdress(|av| av.dmac = mac);
                 changed += 1;

@@ -15,7 +15,7 @@ use roxie_base::time::Nanos;
 use roxie_engine::{Engine, EventSink, Progress, Wait, WaitSet, Workers};
 use roxie_nic::nic::{Answer, Command, CongestionConfig, ControlError, Object, QpStatus};
 use roxie_nic::shared::{CompletionRing, HostMemory, Region};
-use roxie_nic::verbs::{AsyncEvent, CqIndex, Mtu, OpenXrcd, QpIndex};
+use roxie_nic::verbs::{AddressVector, AsyncEvent, CqIndex, Mtu, OpenXrcd, QpIndex};
 #[cfg(feature = "udp")]
 use roxie_port::group::Member;
 use roxie_port::undelivered::Undelivered;
@@ -209,8 +209,9 @@ impl Adapter {
     }
 
     pub(super) fn set_next_hop(&self, vlan: u16, peer: Gid, mac: [u8; 6]) {
+        let goes_there = |av: &AddressVector| av.dgid == peer && av.encapsulation.vlan == vlan;
         for engine in self.workers().iter().flat_map(|workers| workers.all()) {
-            engine.adjust(|worker| worker.set_next_hop(vlan, peer, mac));
+            engine.adjust(|worker| worker.set_next_hop(goes_there, mac));
         }
     }
 

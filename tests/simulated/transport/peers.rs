@@ -71,11 +71,12 @@ fn changed_next_hop_affects_only_its_destination() {
     let mut stage = Stage::new();
     let peer = |number| Gid::from(Host::address(number, false));
     let mac = [2, 0, 0, 0, 0, 77];
-    assert_eq!(stage.host.worker.set_next_hop(0, peer(9), mac), 0);
+    let set = |stage: &mut Stage, number| stage.host.worker.set_next_hop(|av| av.dgid == peer(number), mac);
+    assert_eq!(set(&mut stage, 9), 0);
     stage.post(WrOpcode::Write, 8);
     assert_eq!(stage.packets()[0].0.dst_mac, Host::mac(2));
-    assert_eq!(stage.host.worker.set_next_hop(0, peer(2), mac), 1);
-    assert_eq!(stage.host.worker.set_next_hop(0, peer(2), mac), 0, "the path already has this next hop");
+    assert_eq!(set(&mut stage, 2), 1);
+    assert_eq!(set(&mut stage, 2), 0, "the path already has this next hop");
     stage.post(WrOpcode::Write, 8);
     assert_eq!(stage.packets()[0].0.dst_mac, mac);
 }
