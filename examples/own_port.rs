@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use roxie::frame::{ETHERNET_HEADER, Frame, FrameMut};
 use roxie::host::{ConnectOptions, Device, DeviceConfig, Resolve, ResolveError};
+use roxie::netdev::RouteKey;
 use roxie::port::{BURST, Carries, Port, PortInfo, Received, TxId};
 use roxie::time::Nanos;
 use roxie::verbs::{Access, SendWr};
@@ -145,8 +146,8 @@ fn address(number: u8) -> IpAddr {
 struct LastByte;
 
 impl Resolve for LastByte {
-    fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError> {
-        Ok(match destination {
+    fn resolve(&self, key: RouteKey) -> Result<[u8; 6], ResolveError> {
+        Ok(match key.destination {
             IpAddr::V4(v4) => station(v4.octets()[3]),
             IpAddr::V6(v6) => station(v6.octets()[15]),
         })

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use roxie_base::time::Nanos;
 use roxie_port::Port;
-use roxie_port::netdev::{Interface, interface_names, resolve};
+use roxie_port::netdev::{Interface, RouteKey, interface_names, resolve};
 use roxie_port::packet::{PacketConfig, PacketPort};
 use roxie_port::udp::{UdpConfig, UdpPort};
 use roxie_wire::capture::{Direction, PcapngWriter};
@@ -117,7 +117,9 @@ impl Wire {
             },
         };
         let peer_mac = match access {
-            Access::Raw => resolve(&interface, target, RESOLVED_IN).map_err(|e| other(&e))?,
+            Access::Raw => {
+                resolve(&interface, RouteKey::new(here, target, 0), RESOLVED_IN).map_err(|e| other(&e))?
+            }
             Access::Socket => port.info().mac,
         };
         let mtu = interface.mtu;

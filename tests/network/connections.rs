@@ -11,7 +11,7 @@ use roxie::host::{
     CompletionQueue, Connection, ConnectionManager, ConnectionService, Consumer, Device, DeviceConfig,
     DialError, DialOptions, MemoryRegion, QueuePair, Resolve, ResolveError, SelectiveRepeat, Stack,
 };
-use roxie::netdev::{IfAddr, Links, NetNs};
+use roxie::netdev::{IfAddr, Links, NetNs, RouteKey};
 use roxie::port::fault::FaultConfig;
 use roxie::port::memory::{self, MemoryConfig, MemoryPort};
 use roxie::port::packet::PacketConfig;
@@ -95,8 +95,8 @@ fn serve(device: Device, address: SocketAddr) -> JoinHandle<()> {
 struct Joined;
 
 impl Resolve for Joined {
-    fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError> {
-        let IpAddr::V4(ip) = destination else { panic!("{destination}") };
+    fn resolve(&self, key: RouteKey) -> Result<[u8; 6], ResolveError> {
+        let IpAddr::V4(ip) = key.destination else { panic!("{key:?}") };
         Ok([2, 0, 0, 0, 0, ip.octets()[3]])
     }
 }

@@ -29,6 +29,7 @@ mod marks;
 mod multicast;
 mod netdev;
 mod packet;
+mod rules;
 mod udp;
 #[cfg(feature = "xdp")]
 mod vlans;

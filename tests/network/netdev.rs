@@ -10,12 +10,12 @@ use nix::mount::{MsFlags, mount};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use roxie::netdev::neighbour::NeighbourError;
 use roxie::netdev::{
-    Change, IfAddr, Interface, Links, Neighbours, NetNs, NetdevError, Reach, Watch, ethtool, interface_names,
-    resolve,
+    Change, IfAddr, Interface, Links, Neighbours, NetNs, NetdevError, Reach, RouteKey, Watch, ethtool,
+    interface_names, resolve,
 };
 
 /// True if the test cannot run here; prints the reason.
-fn skip(name: &str) -> bool {
+pub(super) fn skip(name: &str) -> bool {
     let root = nix::unistd::geteuid().is_root();
     if !root {
         println!("SKIP {name}: network namespaces need root");
@@ -28,7 +28,7 @@ fn addr(text: &str) -> IfAddr {
 }
 
 /// Two namespaces joined by a veth pair `left` (192.0.2.1, 2001:db8::1) - `right` (.2, ::2).
-fn pair(tag: &str) -> (NetNs, NetNs) {
+pub(super) fn pair(tag: &str) -> (NetNs, NetNs) {
     let a = NetNs::create(&format!("{tag}-a")).unwrap();
     let b = NetNs::create(&format!("{tag}-b")).unwrap();
     let mut left = Links::open_in(&a).unwrap();
@@ -224,11 +224,19 @@ fn mac(ns: &NetNs, name: &str) -> [u8; 6] {
 
 /// Resolves an address from `left`.
 fn from_left(a: &NetNs, ip: &str, timeout: Duration) -> Result<[u8; 6], NeighbourError> {
-    let ip: IpAddr = ip.parse().unwrap();
-    a.run(|| resolve(&Interface::by_name("left").unwrap(), ip, timeout)).unwrap()
+    a.run(|| resolve(&Interface::by_name("left").unwrap(), key(ip), timeout)).unwrap()
 }
 
-const SOON: Duration = Duration::from_secs(5);
+/// Returns the key of the route from the address of `left`.
+fn key(destination: &str) -> RouteKey {
+    key_from(if destination.contains(':') { "2001:db8::1" } else { "192.0.2.1" }, destination)
+}
+
+pub(super) fn key_from(source: &str, destination: &str) -> RouteKey {
+    RouteKey::new(source.parse().unwrap(), destination.parse().unwrap(), 0)
+}
+
+pub(super) const SOON: Duration = Duration::from_secs(5);
 
 /// True if the kernel manages a neighbour entry in `ns`.
 fn is_managed(ns: &NetNs, ip: &str) -> bool {
@@ -249,7 +257,7 @@ fn neighbours_are_kept_until_dropped() {
     let left = a.run(|| Interface::by_name("left")).unwrap().unwrap();
     let open = || a.run(|| Neighbours::open(&left)).unwrap().unwrap();
     let neighbours = open();
-    let resolve = |ip: &str, timeout| neighbours.resolve(&left, ip.parse().unwrap(), timeout).unwrap();
+    let resolve = |ip: &str, timeout| neighbours.resolve(&left, key(ip), timeout).unwrap();
     assert_eq!(resolve("192.0.2.2", SOON), right, "ARP");
     assert_eq!(resolve("2001:db8::2", SOON), right, "neighbour discovery");
     // The neighbour is known: no wait is needed.
@@ -258,7 +266,7 @@ fn neighbours_are_kept_until_dropped() {
 
     // An entry that another user has requested stays.
     let others = open();
-    others.resolve(&left, "192.0.2.2".parse().unwrap(), SOON).unwrap();
+    others.resolve(&left, key("192.0.2.2"), SOON).unwrap();
     drop(others);
     assert!(is_managed(&a, "192.0.2.2"));
     drop(neighbours);
@@ -281,7 +289,7 @@ fn neighbours_are_found_without_link_local_address() {
     ip(&["-6", "addr", "flush", "dev", "left", "scope", "link"]);
     let left = a.run(|| Interface::by_name("left")).unwrap().unwrap();
     assert!(left.addresses.iter().all(|address| !address.ip.to_string().starts_with("fe80")), "{left:?}");
-    let there: IpAddr = "2001:db8::2".parse().unwrap();
+    let there = key("2001:db8::2");
     let reach = a.run(|| Reach::open(left.index)).unwrap().unwrap();
     let until = std::time::Instant::now() + SOON;
     while !reach.is_ready(there) {
@@ -301,7 +309,7 @@ fn silent_neighbour_is_not_kept() {
     let (a, _b) = pair("nobody");
     let left = a.run(|| Interface::by_name("left")).unwrap().unwrap();
     let neighbours = a.run(|| Neighbours::open(&left)).unwrap().unwrap();
-    let silent = neighbours.resolve(&left, "192.0.2.99".parse().unwrap(), Duration::from_millis(20));
+    let silent = neighbours.resolve(&left, key("192.0.2.99"), Duration::from_millis(20));
     assert!(matches!(silent, Err(NeighbourError::Unanswered { .. })), "{silent:?}");
     assert!(!is_managed(&a, "192.0.2.99"));
 }
@@ -315,8 +323,7 @@ fn asynchronous_resolution_succeeds_or_times_out() {
     let right = mac(&b, "right");
     let left = a.run(|| Interface::by_name("left")).unwrap().unwrap();
     let neighbours = a.run(|| Neighbours::open(&left)).unwrap().unwrap();
-    let ip = |text: &str| text.parse::<IpAddr>().unwrap();
-    let now = |text: &str| neighbours.resolve_now(&left, ip(text)).unwrap();
+    let now = |text: &str| neighbours.resolve_now(&left, key(text)).unwrap();
     let until = std::time::Instant::now() + SOON;
     for there in ["192.0.2.2", "2001:db8::2"] {
         while now(there) != Some(right) {
@@ -326,7 +333,7 @@ fn asynchronous_resolution_succeeds_or_times_out() {
     }
     assert_eq!((now("192.0.2.99"), now("192.0.2.99"), now("192.0.2.98")), (None, None, None));
     assert!(is_managed(&a, "192.0.2.99") && is_managed(&a, "192.0.2.98"));
-    neighbours.give_up(&left, ip("192.0.2.99"));
+    neighbours.give_up(&left, key("192.0.2.99"));
     assert!(!is_managed(&a, "192.0.2.99") && is_managed(&a, "192.0.2.2"));
     drop(neighbours);
     for none in ["192.0.2.98", "192.0.2.2", "2001:db8::2"] {
@@ -348,9 +355,9 @@ fn unsolicited_neighbours_are_bounded() {
         links.add_neighbour("left", ip(format!("192.0.2.{station}")), [2, 7, 7, 7, 7, station]).unwrap();
     }
     links.add_route("198.18.0.0/15".parse().unwrap(), ip("192.0.2.71".into())).unwrap();
-    neighbours.resolve(&left, ip("192.0.2.72".into()), SOON).unwrap();
+    neighbours.resolve(&left, key("192.0.2.72"), SOON).unwrap();
     for host in 0..1500 {
-        let stranger = ip(format!("198.18.{}.{}", host / 250, host % 250 + 1));
+        let stranger = key(&format!("198.18.{}.{}", host / 250, host % 250 + 1));
         assert_eq!(neighbours.resolve_now(&left, stranger).unwrap(), Some([2, 7, 7, 7, 7, 71]));
     }
     assert_eq!(neighbours.followed(), 1 + 1024);
@@ -365,8 +372,8 @@ fn unsolicited_neighbours_are_bounded() {
         wait_readable(&neighbours);
         moved.extend(neighbours.poll(&left));
     }
-    assert!(moved.contains(&(ip("192.0.2.72".into()), [2, 8, 8, 8, 8, 72])));
-    assert!(moved.contains(&(ip("198.18.5.250".into()), [2, 8, 8, 8, 8, 71])));
+    assert!(moved.contains(&(key("192.0.2.72"), [2, 8, 8, 8, 8, 72])));
+    assert!(moved.contains(&(key("198.18.5.250"), [2, 8, 8, 8, 8, 71])));
 }
 
 #[test]
@@ -380,14 +387,14 @@ fn neighbour_changes_are_followed() {
     let left = a.run(|| Interface::by_name("left")).unwrap().unwrap();
     let neighbours = a.run(|| Neighbours::open(&left)).unwrap().unwrap();
     let ip = |text: &str| text.parse::<IpAddr>().unwrap();
-    neighbours.resolve(&left, ip("192.0.2.77"), SOON).unwrap();
-    neighbours.resolve(&left, ip("192.0.2.2"), SOON).unwrap();
+    neighbours.resolve(&left, key("192.0.2.77"), SOON).unwrap();
+    neighbours.resolve(&left, key("192.0.2.2"), SOON).unwrap();
     neighbours.poll(&left);
     assert!(neighbours.poll(&left).is_empty(), "nothing is new");
 
     links.add_neighbour("left", ip("192.0.2.77"), [2, 8, 8, 8, 8, 8]).unwrap();
     wait_readable(&neighbours);
-    assert_eq!(neighbours.poll(&left), [(ip("192.0.2.77"), [2, 8, 8, 8, 8, 8])]);
+    assert_eq!(neighbours.poll(&left), [(key("192.0.2.77"), [2, 8, 8, 8, 8, 8])]);
 
     let flush = ["-n", a.name().unwrap(), "neigh", "del", "192.0.2.2", "dev", "left"];
     assert!(std::process::Command::new("ip").args(flush).status_in_time().unwrap().success());
@@ -399,7 +406,7 @@ fn neighbour_changes_are_followed() {
     assert!(!is_managed(&a, "192.0.2.2"));
 }
 
-fn wait_readable(what: &impl AsFd) {
+pub(super) fn wait_readable(what: &impl AsFd) {
     let mut fds = [PollFd::new(what.as_fd(), PollFlags::POLLIN)];
     assert_eq!(poll(&mut fds, PollTimeout::from(5000u16)).unwrap(), 1, "the kernel tells");
 }
@@ -460,7 +467,7 @@ fn route_interface_or_namespace_sets_the_hop_limit() {
     let hops = |destination: &str| {
         a.run(|| {
             let left = Interface::by_name("left").unwrap();
-            Neighbours::open(&left).unwrap().hop_limit(&left, destination.parse().unwrap())
+            Neighbours::open(&left).unwrap().hop_limit(&left, key(destination))
         })
         .unwrap()
     };

@@ -12,7 +12,7 @@ use roxie::host::{
     ConnectOptions, ConnectionManager, Device, DeviceConfig, DialOptions, Endpoint, GidEntry, Resolve,
     ResolveError, Stack,
 };
-use roxie::netdev::{IfAddr, Interface, Links, NetNs, ethtool};
+use roxie::netdev::{IfAddr, Interface, Links, NetNs, RouteKey, ethtool};
 use roxie::port::memory::{self, MemoryConfig};
 use roxie::port::packet::PacketConfig;
 use roxie::port::udp::UdpConfig;
@@ -133,11 +133,11 @@ fn vlan_deleted_in_use_fails_its_connections() {
 struct Routes(u8);
 
 impl Resolve for Routes {
-    fn resolve(&self, _: IpAddr) -> Result<[u8; 6], ResolveError> {
+    fn resolve(&self, _: RouteKey) -> Result<[u8; 6], ResolveError> {
         Ok([2, 0, 0, 0, 0, 2])
     }
 
-    fn hop_limit(&self, _: IpAddr) -> u8 {
+    fn hop_limit(&self, _: RouteKey) -> u8 {
         self.0
     }
 

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use roxie::host::OpenError;
-use roxie::netdev::{Interface, resolve};
+use roxie::netdev::{Interface, RouteKey, resolve};
 use roxie::port::Port;
 use roxie::port::memory::{self, MemoryConfig};
 use roxie::port::packet::{PacketConfig, PacketPort};
@@ -32,7 +32,10 @@ impl BarePort {
     /// Returns the destination station address for a peer.
     pub(crate) fn mac_of(&self, peer: IpAddr) -> Result<[u8; 6], Failure> {
         match &self.interface {
-            Some(interface) => resolve(interface, peer, RESOLVE).map_err(|e| Failure::Peer(e.to_string())),
+            Some(interface) => {
+                let key = RouteKey::new(self.own.to_ip(), peer, 0);
+                resolve(interface, key, RESOLVE).map_err(|e| Failure::Peer(e.to_string()))
+            }
             None => Ok(synthetic_mac(peer)),
         }
     }

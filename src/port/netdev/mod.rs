@@ -28,6 +28,7 @@ pub use bond::Bond;
 pub use interface::{IfAddr, Interface, link_speed};
 pub use link::Links;
 pub use membership::Membership;
+pub use neighbour::RouteKey;
 pub use neighbours::{Neighbours, resolve};
 pub use netns::NetNs;
 pub use reach::Reach;

@@ -26,17 +26,37 @@ pub(super) const DISCARD: u16 = 9;
 /// The broadcast station address.
 pub(super) const BROADCAST_MAC: [u8; 6] = [0xff; 6];
 
+/// The addresses and the traffic class by which the kernel selects a route: a rule may concern each of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouteKey {
+    /// The address that packets come from.
+    pub source: IpAddr,
+    /// The address that they go to.
+    pub destination: IpAddr,
+    /// Traffic class, or type of service, without the two bits of ECN.
+    pub traffic_class: u8,
+}
+
+impl RouteKey {
+    /// Returns the key for packets of a traffic class.
+    pub fn new(source: IpAddr, destination: IpAddr, traffic_class: u8) -> RouteKey {
+        RouteKey { source, destination, traffic_class: traffic_class & !3 }
+    }
+}
+
 /// Why an address was not resolved.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NeighbourError {
     /// No route.
     #[error(
-        "no route to {destination} through {interface}: {reason} (`ip route get {destination} oif {interface}`)"
+        "no route to {destination} through {interface}: {reason} (`ip route get {destination} from {source_address} oif {interface}`)"
     )]
     NoRoute {
         /// The address to resolve.
         destination: IpAddr,
+        /// The address that packets come from.
+        source_address: IpAddr,
         /// The interface that the request was for.
         interface: String,
         /// The kernel's error, as text.
@@ -114,16 +134,16 @@ pub(super) fn kernel(action: String, source: io::Error) -> NeighbourError {
     NeighbourError::Kernel { action, source }
 }
 
-/// Returns the next hop to `destination` through `interface`.
+/// Returns the next hop through `interface`.
 pub(super) fn route(
     netlink: &mut Netlink,
     interface: &Interface,
-    destination: IpAddr,
+    key: RouteKey,
 ) -> Result<Route, NeighbourError> {
-    let refused =
-        |reason: String| NeighbourError::NoRoute { destination, interface: interface.name.clone(), reason };
-    let found =
-        find_route(netlink, destination, Some(interface.index)).map_err(|e| refused(e.to_string()))?;
+    let RouteKey { source: source_address, destination, .. } = key;
+    let name = || interface.name.clone();
+    let refused = |reason| NeighbourError::NoRoute { destination, source_address, interface: name(), reason };
+    let found = find_route(netlink, key, Some(interface.index)).map_err(|e| refused(e.to_string()))?;
     let found = found.ok_or_else(|| refused("the kernel's answer has no route".to_owned()))?;
     match found.header.kind {
         RouteType::Local => Ok(Route::Own),
@@ -136,12 +156,8 @@ pub(super) fn route(
 }
 
 /// Returns the hop limit in the metrics of the route through `interface`. `None` if the route has none, or there is no route.
-pub(super) fn hop_limit_of_route(
-    netlink: &mut Netlink,
-    interface: &Interface,
-    destination: IpAddr,
-) -> Option<u8> {
-    let found = find_route(netlink, destination, Some(interface.index)).ok()??;
+pub(super) fn hop_limit_of_route(netlink: &mut Netlink, interface: &Interface, key: RouteKey) -> Option<u8> {
+    let found = find_route(netlink, key, Some(interface.index)).ok()??;
     let metrics = found.attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::Metrics(metrics) => Some(metrics),
         _ => None,
@@ -154,16 +170,35 @@ pub(super) fn hop_limit_of_route(
 }
 
 /// Returns the kernel's route to a host, through `link` if given. `None` if the answer has none.
-fn find_route(
-    netlink: &mut Netlink,
-    destination: IpAddr,
-    link: Option<u32>,
-) -> io::Result<Option<RouteMessage>> {
+fn find_route(netlink: &mut Netlink, key: RouteKey, link: Option<u32>) -> io::Result<Option<RouteMessage>> {
+    let message = route_message(key.destination, key.traffic_class, link);
+    let mut from_source = message.clone();
+    from_source.header.source_prefix_length = message.header.destination_prefix_length;
+    from_source.attributes.push(RouteAttribute::Source(key.source.into()));
+    match request_route(netlink, from_source) {
+        // IPv4 has no route from the address of another host, which a user may choose as GID.
+        Err(_) if !is_own(netlink, key.source) => request_route(netlink, message),
+        found => found,
+    }
+}
+
+/// True if packets to an address are for this host.
+fn is_own(netlink: &mut Netlink, address: IpAddr) -> bool {
+    let found = request_route(netlink, route_message(address, 0, None));
+    found.is_ok_and(|route| route.is_some_and(|route| route.header.kind == RouteType::Local))
+}
+
+fn route_message(destination: IpAddr, traffic_class: u8, link: Option<u32>) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = family(destination);
+    message.header.tos = traffic_class;
     message.header.destination_prefix_length = if destination.is_ipv4() { 32 } else { 128 };
     message.attributes.push(RouteAttribute::Destination(destination.into()));
     message.attributes.extend(link.map(RouteAttribute::Oif));
+    message
+}
+
+fn request_route(netlink: &mut Netlink, message: RouteMessage) -> io::Result<Option<RouteMessage>> {
     let answers = netlink.request(RouteNetlinkMessage::GetRoute(message), 0)?;
     Ok(answers.into_iter().find_map(|answer| match answer {
         RouteNetlinkMessage::NewRoute(route) => Some(route),
@@ -281,14 +316,14 @@ pub(super) fn use_once(netlink: &mut Netlink, link: u32, ip: IpAddr) -> io::Resu
 }
 
 /// Returns the link, and the neighbour there, by which a host is reached. `None` if there is no unicast route.
-pub(super) fn path_to(netlink: &mut Netlink, destination: IpAddr) -> io::Result<Option<(u32, IpAddr)>> {
-    let found = find_route(netlink, destination, None)?;
+pub(super) fn path_to(netlink: &mut Netlink, key: RouteKey) -> io::Result<Option<(u32, IpAddr)>> {
+    let found = find_route(netlink, key, None)?;
     Ok(found.filter(|route| route.header.kind == RouteType::Unicast).and_then(|route| {
         let link = route.attributes.iter().find_map(|attribute| match attribute {
             RouteAttribute::Oif(link) => Some(*link),
             _ => None,
         })?;
-        Some((link, route.attributes.iter().find_map(gateway).unwrap_or(destination)))
+        Some((link, route.attributes.iter().find_map(gateway).unwrap_or(key.destination)))
     }))
 }
 
@@ -325,13 +360,20 @@ pub(super) fn subject(message: &RouteNetlinkMessage, index: u32) -> Option<IpAdd
     })
 }
 
-/// Makes the kernel resolve a neighbour by an empty datagram to its discard port.
-pub(super) fn nudge(interface: &Interface, ip: IpAddr) -> io::Result<()> {
-    let any: IpAddr = match ip {
+/// Opens a socket for datagrams to `destination` from `source`, or from any address if the kernel does not let them come from there.
+pub(super) fn socket_from(source: IpAddr, destination: IpAddr) -> io::Result<UdpSocket> {
+    let any: IpAddr = match destination {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    let socket = UdpSocket::bind((any, 0))?;
+    // The gateway may be of the other family.
+    let source = if source.is_ipv4() == destination.is_ipv4() { source } else { any };
+    UdpSocket::bind((source, 0)).or_else(|_| UdpSocket::bind((any, 0)))
+}
+
+/// Makes the kernel resolve a neighbour by an empty datagram from `source` to its discard port.
+pub(super) fn nudge(interface: &Interface, source: IpAddr, ip: IpAddr) -> io::Result<()> {
+    let socket = socket_from(source, ip)?;
     nix::sys::socket::setsockopt(
         &socket,
         nix::sys::socket::sockopt::BindToDevice,

@@ -12,8 +12,8 @@ use netlink_packet_core::NetlinkPayload;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 use super::neighbour::{
-    BROADCAST_MAC, Entry, NeighbourError, Route, ask, hop_limit_of_route, kernel, look, multicast, nudge,
-    release, route, subject,
+    BROADCAST_MAC, Entry, NeighbourError, Route, RouteKey, ask, hop_limit_of_route, kernel, look, multicast,
+    nudge, release, route, subject,
 };
 use super::netlink::{Netlink, messages};
 use super::{Interface, NetNs};
@@ -51,10 +51,10 @@ struct Known {
     pending: Vec<IpAddr>,
 }
 
-/// The path to one destination.
+/// The path to one destination from one source.
 #[derive(Clone, Debug)]
 struct Path {
-    destination: IpAddr,
+    key: RouteKey,
     next_hop: IpAddr,
     mac: [u8; 6],
     /// True if the kernel manages the next hop on our request.
@@ -90,7 +90,7 @@ impl Neighbours {
         Ok(Neighbours { namespace, events, netlink: Mutex::new(netlink), known })
     }
 
-    /// Returns the station address for frames from `interface` to `destination`; the kernel keeps it fresh afterwards.
+    /// Returns the station address for frames from `interface` along the route of `key`; the kernel keeps it fresh afterwards.
     ///
     /// An address of the interface maps to its own station address, multicast maps by rule (RFC 1112 6.4, RFC 2464 7),
     /// broadcast is broadcast, and a destination behind a gateway maps to the gateway's. Blocks up to `timeout`;
@@ -101,10 +101,11 @@ impl Neighbours {
     pub fn resolve(
         &self,
         interface: &Interface,
-        destination: IpAddr,
+        key: RouteKey,
         timeout: Duration,
     ) -> Result<[u8; 6], NeighbourError> {
-        let next_hop = match self.hop(interface, destination)? {
+        let destination = key.destination;
+        let next_hop = match self.hop(interface, key)? {
             Hop::Known(mac) => return Ok(mac),
             Hop::Neighbour(next_hop) => next_hop,
         };
@@ -115,11 +116,11 @@ impl Neighbours {
             if !interface.running && entry.mac.is_none() {
                 return Err(NeighbourError::LinkDown { interface: interface.name.clone(), destination });
             }
-            ours = self.keep(interface, next_hop, &entry)?;
+            ours = self.keep(interface, key.source, next_hop, &entry)?;
         }
         loop {
             if let Some(mac) = entry.mac {
-                self.remember(interface, Path { destination, next_hop, mac, ours, unsolicited: false });
+                self.remember(interface, Path { key, next_hop, mac, ours, unsolicited: false });
                 return Ok(mac);
             }
             if start.elapsed() >= timeout {
@@ -147,18 +148,19 @@ impl Neighbours {
     pub fn resolve_now(
         &self,
         interface: &Interface,
-        destination: IpAddr,
+        key: RouteKey,
     ) -> Result<Option<[u8; 6]>, NeighbourError> {
-        let next_hop = match self.hop(interface, destination)? {
+        let next_hop = match self.hop(interface, key)? {
             Hop::Known(mac) => return Ok(Some(mac)),
             Hop::Neighbour(next_hop) => next_hop,
         };
         let entry = look(&mut self.netlink(), interface, next_hop)?;
         if !entry.is_fixed() && !entry.managed {
             if !interface.running && entry.mac.is_none() {
+                let destination = key.destination;
                 return Err(NeighbourError::LinkDown { interface: interface.name.clone(), destination });
             }
-            if self.keep(interface, next_hop, &entry)? {
+            if self.keep(interface, key.source, next_hop, &entry)? {
                 let mut known = lock(&self.known);
                 if !known.pending.contains(&next_hop) {
                     known.pending.push(next_hop);
@@ -167,27 +169,27 @@ impl Neighbours {
         }
         if let Some(mac) = entry.mac {
             let ours = lock(&self.known).take_pending(next_hop);
-            self.remember(interface, Path { destination, next_hop, mac, ours, unsolicited: true });
+            self.remember(interface, Path { key, next_hop, mac, ours, unsolicited: true });
         }
         Ok(entry.mac)
     }
 
     /// Cancels the resolution of a silent destination: the kernel forgets its entry.
-    pub fn give_up(&self, interface: &Interface, destination: IpAddr) {
-        let Ok(Hop::Neighbour(next_hop)) = self.hop(interface, destination) else { return };
+    pub fn give_up(&self, interface: &Interface, key: RouteKey) {
+        let Ok(Hop::Neighbour(next_hop)) = self.hop(interface, key) else { return };
         if lock(&self.known).take_pending(next_hop) {
             // If the kernel refuses, it keeps asking a little longer.
             let _ = release(&mut self.netlink(), interface, next_hop);
         }
     }
 
-    /// Returns the hop limit that the kernel gives packets from `interface` to `destination`: that of the route, else that of the namespace
+    /// Returns the hop limit that the kernel gives packets from `interface` along the route of `key`: that of the route, else that of the namespace
     /// (IPv4) or of the interface (IPv6, where router advertisements set it). 64 if the kernel does not tell.
-    pub fn hop_limit(&self, interface: &Interface, destination: IpAddr) -> u8 {
-        if let Some(hops) = hop_limit_of_route(&mut self.netlink(), interface, destination) {
+    pub fn hop_limit(&self, interface: &Interface, key: RouteKey) -> u8 {
+        if let Some(hops) = hop_limit_of_route(&mut self.netlink(), interface, key) {
             return hops;
         }
-        let file = match destination {
+        let file = match key.destination {
             IpAddr::V4(_) => "/proc/sys/net/ipv4/ip_default_ttl".to_owned(),
             IpAddr::V6(_) => format!("/proc/sys/net/ipv6/conf/{}/hop_limit", interface.name),
         };
@@ -195,40 +197,41 @@ impl Neighbours {
         text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(DEFAULT_HOP_LIMIT)
     }
 
-    /// Returns the number of destinations followed.
+    /// Returns the number of paths followed.
     pub fn followed(&self) -> usize {
         lock(&self.known).paths.len()
     }
 
     /// Returns the first hop to a destination.
-    fn hop(&self, interface: &Interface, destination: IpAddr) -> Result<Hop, NeighbourError> {
+    fn hop(&self, interface: &Interface, key: RouteKey) -> Result<Hop, NeighbourError> {
+        let destination = key.destination;
         if interface.has_address(destination) || destination.is_loopback() {
             return Ok(Hop::Known(interface.mac));
         }
         if let Some(mac) = multicast(destination) {
             return Ok(Hop::Known(mac));
         }
-        Ok(match route(&mut self.netlink(), interface, destination)? {
+        Ok(match route(&mut self.netlink(), interface, key)? {
             Route::Own => Hop::Known(interface.mac),
             Route::Broadcast => Hop::Known(BROADCAST_MAC),
             Route::Via(next_hop) => Hop::Neighbour(next_hop),
         })
     }
 
-    /// Returns the destinations with a changed station address, and the new one. Does not block.
+    /// Returns the paths with a changed station address, and the new one. Does not block.
     ///
     /// Resolves again a neighbour that the kernel has forgotten (`ip neigh flush`, a link that was down).
-    pub fn poll(&self, interface: &Interface) -> Vec<(IpAddr, [u8; 6])> {
+    pub fn poll(&self, interface: &Interface) -> Vec<(RouteKey, [u8; 6])> {
         let Some(told) = self.drain(interface.index) else { return Vec::new() };
         self.refresh(interface, |next_hop| told.as_ref().is_none_or(|told| told.contains(&next_hop)))
     }
 
     /// As [`Neighbours::poll`], for every neighbour: use after the link was down or the interface changed.
-    pub fn look_again(&self, interface: &Interface) -> Vec<(IpAddr, [u8; 6])> {
+    pub fn look_again(&self, interface: &Interface) -> Vec<(RouteKey, [u8; 6])> {
         self.refresh(interface, |_| true)
     }
 
-    fn refresh(&self, interface: &Interface, concerned: impl Fn(IpAddr) -> bool) -> Vec<(IpAddr, [u8; 6])> {
+    fn refresh(&self, interface: &Interface, concerned: impl Fn(IpAddr) -> bool) -> Vec<(RouteKey, [u8; 6])> {
         let mut known = lock(&self.known);
         known.interface.clone_from(interface);
         let mut moved = Vec::new();
@@ -236,19 +239,25 @@ impl Neighbours {
             let Ok(entry) = look(&mut self.netlink(), interface, path.next_hop) else { continue };
             if !entry.is_fixed() && !entry.managed && interface.running {
                 // If the kernel refuses now, the next message about it retries.
-                path.ours |= self.keep(interface, path.next_hop, &entry).unwrap_or(false);
+                path.ours |= self.keep(interface, path.key.source, path.next_hop, &entry).unwrap_or(false);
             }
             if let Some(mac) = entry.mac.filter(|mac| *mac != path.mac) {
                 path.mac = mac;
-                moved.push((path.destination, mac));
+                moved.push((path.key, mac));
             }
         }
         moved
     }
 
     /// Has the kernel manage a neighbour. True if it was not managed before and is now.
-    fn keep(&self, interface: &Interface, next_hop: IpAddr, before: &Entry) -> Result<bool, NeighbourError> {
-        let datagram = || self.namespace.run(|| nudge(interface, next_hop)).and_then(|sent| sent);
+    fn keep(
+        &self,
+        interface: &Interface,
+        source: IpAddr,
+        next_hop: IpAddr,
+        before: &Entry,
+    ) -> Result<bool, NeighbourError> {
+        let datagram = || self.namespace.run(|| nudge(interface, source, next_hop)).and_then(|sent| sent);
         // For its own solicitations in IPv6 the kernel needs a link-local source address, which an interface has a
         // second or two after it came up. For a datagram it uses the datagram's source.
         let is_sent = next_hop.is_ipv6() && before.mac.is_none() && datagram().is_ok();
@@ -301,7 +310,7 @@ impl Known {
     /// Adds a path as the newest. Returns the neighbours that need no longer be managed: that of the path it replaces,
     /// and that of an evicted path.
     fn remember(&mut self, path: Path) -> Vec<IpAddr> {
-        let old = self.paths.iter().position(|known| known.destination == path.destination);
+        let old = self.paths.iter().position(|known| known.key == path.key);
         let mut path = path;
         let mut left = Vec::new();
         if let Some(old) = old.map(|at| self.paths.remove(at)) {
@@ -363,17 +372,13 @@ impl Drop for Neighbours {
     }
 }
 
-/// Returns the station address for frames from `interface` to `destination`, once, without following it: as
+/// Returns the station address for frames from `interface` along the route of `key`, once, without following it: as
 /// [`Neighbours::resolve`], in the calling thread's namespace.
 ///
 /// # Errors
 /// [`NeighbourError`] tells a missing route from a silent neighbour.
-pub fn resolve(
-    interface: &Interface,
-    destination: IpAddr,
-    timeout: Duration,
-) -> Result<[u8; 6], NeighbourError> {
-    Neighbours::open(interface)?.resolve(interface, destination, timeout)
+pub fn resolve(interface: &Interface, key: RouteKey, timeout: Duration) -> Result<[u8; 6], NeighbourError> {
+    Neighbours::open(interface)?.resolve(interface, key, timeout)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -405,7 +410,8 @@ mod tests {
     }
 
     fn path(destination: u32, next_hop: u32, ours: bool, unsolicited: bool) -> Path {
-        Path { destination: ip(destination), next_hop: ip(next_hop), mac: [3; 6], ours, unsolicited }
+        let key = RouteKey::new(ip(0), ip(destination), 0);
+        Path { key, next_hop: ip(next_hop), mac: [3; 6], ours, unsolicited }
     }
 
     /// Two destinations behind one gateway: it is managed until neither needs it.
@@ -444,7 +450,7 @@ mod tests {
         let remote = 10_000..10_000 + MOST[1] as u32;
         let left: Vec<_> = remote.flat_map(|n| known.remember(path(n, n, true, true))).collect();
         assert_eq!(left, [ip(2)], "only the oldest unsolicited path");
-        assert!(known.paths.iter().any(|path| path.destination == ip(1)));
+        assert!(known.paths.iter().any(|path| path.key.destination == ip(1)));
         assert_eq!(known.paths.len(), 1 + MOST[1]);
     }
 }

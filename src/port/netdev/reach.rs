@@ -4,7 +4,7 @@
 //! socket. A server that replies to arbitrary hosts therefore checks first.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::{Mutex, PoisonError};
 
 use netlink_packet_route::RouteNetlinkMessage;
@@ -12,7 +12,7 @@ use netlink_packet_route::link::{LinkFlags, LinkMessage};
 use netlink_packet_route::neighbour::NeighbourState;
 
 use super::NetNs;
-use super::neighbour::{DISCARD, look_on, multicast, path_to, use_once};
+use super::neighbour::{DISCARD, RouteKey, look_on, multicast, path_to, socket_from, use_once};
 use super::netlink::Netlink;
 
 /// Asks the kernel about next hops, through the interface that routing selects, as sockets do.
@@ -36,20 +36,21 @@ impl Reach {
         Ok(Reach { namespace, netlink: Mutex::new(Netlink::open()?), link })
     }
 
-    /// True if a datagram to `destination` is sent at once, or the kernel cannot say. False if the next hop has not
+    /// True if a datagram along the route of `key` is sent at once, or the kernel cannot say. False if the next hop has not
     /// answered yet; the kernel is resolving it then.
-    pub fn is_ready(&self, destination: IpAddr) -> bool {
-        self.ask(destination).unwrap_or(true)
+    pub fn is_ready(&self, key: RouteKey) -> bool {
+        self.ask(key).unwrap_or(true)
     }
 
-    fn ask(&self, destination: IpAddr) -> io::Result<bool> {
+    fn ask(&self, key: RouteKey) -> io::Result<bool> {
+        let destination = key.destination;
         if destination.is_loopback() || multicast(destination).is_some() {
             return Ok(true);
         }
         let mut netlink = self.netlink.lock().unwrap_or_else(PoisonError::into_inner);
         let path = match destination {
             IpAddr::V6(ip) if ip.is_unicast_link_local() => Some((self.link, destination)),
-            _ => path_to(&mut netlink, destination)?,
+            _ => path_to(&mut netlink, key)?,
         };
         // No unicast route: this host itself, or a broadcast.
         let Some((link, next_hop)) = path else { return Ok(true) };
@@ -58,7 +59,7 @@ impl Reach {
             return Ok(true);
         }
         if before.state != NeighbourState::Incomplete {
-            match self.provoke(&mut netlink, link, next_hop) {
+            match self.provoke(&mut netlink, link, key.source, next_hop) {
                 // The neighbour table is full (ENOBUFS): no further neighbour can be resolved now.
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => return Ok(false),
                 other => other?,
@@ -71,8 +72,8 @@ impl Reach {
         Ok(now.mac.is_some() || now.is_fixed())
     }
 
-    fn provoke(&self, netlink: &mut Netlink, link: u32, next_hop: IpAddr) -> io::Result<()> {
-        let datagram = || self.namespace.run(|| nudge(link, next_hop)).and_then(|sent| sent);
+    fn provoke(&self, netlink: &mut Netlink, link: u32, source: IpAddr, next_hop: IpAddr) -> io::Result<()> {
+        let datagram = || self.namespace.run(|| nudge(link, source, next_hop)).and_then(|sent| sent);
         // As in `Neighbours`: for its own solicitations the kernel needs a link-local source address.
         if next_hop.is_ipv6() && datagram().is_ok() || use_once(netlink, link, next_hop)? {
             return Ok(());
@@ -94,14 +95,14 @@ fn has_neighbours(netlink: &mut Netlink, link: u32) -> io::Result<bool> {
     }))
 }
 
-/// Makes the kernel resolve a neighbour by an empty datagram to its discard port, which needs no privilege.
-fn nudge(link: u32, next_hop: IpAddr) -> io::Result<()> {
-    let (any, to): (IpAddr, SocketAddr) = match next_hop {
-        IpAddr::V4(_) => (Ipv4Addr::UNSPECIFIED.into(), (next_hop, DISCARD).into()),
+/// Makes the kernel resolve a neighbour by an empty datagram from `source` to its discard port, which needs no privilege.
+fn nudge(link: u32, source: IpAddr, next_hop: IpAddr) -> io::Result<()> {
+    let to: SocketAddr = match next_hop {
+        IpAddr::V4(_) => (next_hop, DISCARD).into(),
         IpAddr::V6(ip) => {
             let scope = if ip.is_unicast_link_local() { link } else { 0 };
-            (Ipv6Addr::UNSPECIFIED.into(), SocketAddrV6::new(ip, DISCARD, 0, scope).into())
+            SocketAddrV6::new(ip, DISCARD, 0, scope).into()
         }
     };
-    UdpSocket::bind((any, 0))?.send_to(&[], to).map(drop)
+    socket_from(source, next_hop)?.send_to(&[], to).map(drop)
 }

@@ -18,9 +18,9 @@ use roxie_nic::shared::{CompletionRing, HostMemory, Region};
 use roxie_nic::verbs::{AddressVector, AsyncEvent, CqIndex, Mtu, OpenXrcd, QpIndex};
 #[cfg(feature = "udp")]
 use roxie_port::group::Member;
+use roxie_port::netdev::RouteKey;
 use roxie_port::undelivered::Undelivered;
 use roxie_port::{LinkChange, Port, PortInfo};
-use roxie_wire::Gid;
 
 /// The engine behind a device.
 #[derive(Debug)]
@@ -208,8 +208,12 @@ impl Adapter {
         Ok((failed, self.largest_mtu()))
     }
 
-    pub(super) fn set_next_hop(&self, vlan: u16, peer: Gid, mac: [u8; 6]) {
-        let goes_there = |av: &AddressVector| av.dgid == peer && av.encapsulation.vlan == vlan;
+    /// Sets the MAC address of the next hop on a VLAN (0: on none), along the route of `key`.
+    pub(super) fn set_next_hop(&self, vlan: u16, key: RouteKey, mac: [u8; 6]) {
+        let goes_there = |av: &AddressVector| {
+            let route = RouteKey::new(av.sgid.to_ip(), av.dgid.to_ip(), av.traffic_class);
+            route == key && av.encapsulation.vlan == vlan
+        };
         for engine in self.workers().iter().flat_map(|workers| workers.all()) {
             engine.adjust(|worker| worker.set_next_hop(goes_there, mac));
         }

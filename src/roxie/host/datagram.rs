@@ -10,6 +10,7 @@ use super::qp::QueuePair;
 use roxie_nic::nic::{Answer, Command};
 use roxie_nic::verbs::{AddressVector, AhId, LocalGid, Psn, QpAttr, QpState, Qpn, SendWr, UdAddress};
 use roxie_port::Carries;
+use roxie_port::netdev::RouteKey;
 use roxie_wire::{Encapsulation, Gid};
 
 /// A path for datagrams. Must outlive the work requests that use it.
@@ -78,7 +79,8 @@ impl Device {
         options: &AhOptions,
     ) -> Result<AddressVector, DeviceError> {
         let source = sgid.into();
-        Ok(self.along(source, dgid, self.resolve(source, self.reach(source, dgid)?)?, options))
+        let dmac = self.resolve(source, self.reach(source, dgid, options.traffic_class)?)?;
+        Ok(self.along(source, dgid, dmac, options))
     }
 
     /// Like [`address_vector`](Self::address_vector) without blocking. `None`: the next hop is being resolved. See
@@ -90,7 +92,7 @@ impl Device {
         options: &AhOptions,
         asks: bool,
     ) -> Result<Option<AddressVector>, DeviceError> {
-        let dmac = self.resolve_now(source, self.reach(source, dgid)?, asks)?;
+        let dmac = self.resolve_now(source, self.reach(source, dgid, options.traffic_class)?, asks)?;
         Ok(dmac.map(|dmac| self.along(source, dgid, dmac, options)))
     }
 
@@ -101,13 +103,15 @@ impl Device {
     /// If the two are of different address families, or there is no route.
     pub fn next_hop_is_known(&self, sgid: impl Into<LocalGid>, dgid: Gid) -> Result<bool, DeviceError> {
         let source = sgid.into();
-        Ok(self.resolve_now(source, self.reach(source, dgid)?, false)?.is_some())
+        Ok(self.resolve_now(source, self.reach(source, dgid, 0)?, false)?.is_some())
     }
 
     /// Returns the hop limit of packets from `sgid` to `dgid` whose sender does not name one: the route's, where the device sends frames.
     /// Routes from a VLAN are those of its interface.
-    pub fn hop_limit(&self, sgid: impl Into<LocalGid>, dgid: Gid) -> u8 {
-        self.resolving(sgid.into(), |resolver| resolver.hop_limit(dgid.to_ip()))
+    pub fn hop_limit(&self, sgid: impl Into<LocalGid>, dgid: Gid, traffic_class: u8) -> u8 {
+        let source = sgid.into();
+        let key = RouteKey::new(source.gid.to_ip(), dgid.to_ip(), traffic_class);
+        self.resolving(source, |resolver| resolver.hop_limit(key))
     }
 
     fn along(&self, source: LocalGid, dgid: Gid, dmac: [u8; 6], options: &AhOptions) -> AddressVector {
@@ -119,7 +123,7 @@ impl Device {
             traffic_class: options.traffic_class,
             flow_label: options.flow_label,
             hop_limit: match options.hop_limit {
-                0 => self.hop_limit(source, dgid),
+                0 => self.hop_limit(source, dgid, options.traffic_class),
                 hops => hops,
             },
             sl: options.sl,
@@ -133,13 +137,14 @@ impl Device {
         self.port().carries != Carries::Datagrams
     }
 
-    /// Returns the IP address of `dgid`, if it can be reached from `source`: it is of the same address family, and no group on a VLAN.
-    fn reach(&self, source: LocalGid, dgid: Gid) -> Result<IpAddr, DeviceError> {
+    /// Returns the key of the route from `source` to `dgid`, if that can be reached: it is of the same address family, and no group on a
+    /// VLAN.
+    fn reach(&self, source: LocalGid, dgid: Gid, traffic_class: u8) -> Result<RouteKey, DeviceError> {
         let remote = same_family(source.gid, dgid)?;
         if source.encapsulation.vlan != 0 && remote.is_multicast() && self.tags_frames() {
             return Err(DeviceError::VlanMulticast { local: source, group: dgid });
         }
-        Ok(remote)
+        Ok(RouteKey::new(source.gid.to_ip(), remote, traffic_class))
     }
 }
 

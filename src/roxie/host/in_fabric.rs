@@ -1,10 +1,9 @@
 //! A device on a station of a simulated fabric, in virtual time.
 
-use std::net::IpAddr;
-
 use roxie_base::time::Nanos;
 use roxie_engine::{Drive, Progress};
 use roxie_port::Port;
+use roxie_port::netdev::RouteKey;
 use roxie_port::pcap::Timestamps;
 use roxie_sim::Host;
 use roxie_sim::fabric::{Fabric, Machine};
@@ -96,9 +95,9 @@ impl Machine for Device {
 struct Stations(String);
 
 impl Resolve for Stations {
-    fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError> {
-        Host::number_of(destination).map(Host::mac).ok_or_else(|| ResolveError {
-            destination,
+    fn resolve(&self, key: RouteKey) -> Result<[u8; 6], ResolveError> {
+        Host::number_of(key.destination).map(Host::mac).ok_or_else(|| ResolveError {
+            destination: key.destination,
             device: self.0.clone(),
             reason: "no address of a simulated host".into(),
         })

@@ -20,7 +20,6 @@ use roxie_base::threads::spawn_unsignalled;
 use roxie_nic::verbs::{AsyncEvent, EventKind};
 use roxie_port::LinkChange;
 use roxie_port::netdev::{Change, Neighbours, Watch};
-use roxie_wire::Gid;
 
 /// Delay before a failed query is repeated, in ms: the notification that caused it will not come again. A reader that could not be
 /// accepted for want of a descriptor waits as long.
@@ -171,8 +170,8 @@ impl Run {
         if again {
             moved.extend(neighbours.look_again(interface));
         }
-        for (destination, mac) in moved {
-            device.adapter.set_next_hop(0, Gid::from(destination), mac);
+        for (key, mac) in moved {
+            device.adapter.set_next_hop(0, key, mac);
         }
         if let Some(vlans) = &self.sources.vlans {
             vlans.follow_neighbours(device, again);

@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::error::ResolveError;
 use super::resolve::Resolve;
 use super::watched_interface::Live;
-use roxie_port::netdev::Neighbours;
 use roxie_port::netdev::neighbour::NeighbourError;
+use roxie_port::netdev::{Neighbours, RouteKey};
 
 /// Maximum time to wait for a neighbour's answer.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -50,27 +50,24 @@ impl KernelNeighbours {
 }
 
 impl Resolve for KernelNeighbours {
-    fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError> {
-        let found = self.neighbours.resolve(&self.interface.get(), destination, RESOLVE_TIMEOUT);
-        found.map_err(self.told(destination))
+    fn resolve(&self, key: RouteKey) -> Result<[u8; 6], ResolveError> {
+        let found = self.neighbours.resolve(&self.interface.get(), key, RESOLVE_TIMEOUT);
+        found.map_err(self.told(key.destination))
     }
 
-    fn resolve_now(&self, destination: IpAddr, _asks: bool) -> Result<Option<[u8; 6]>, ResolveError> {
-        self.neighbours.resolve_now(&self.interface.get(), destination).map_err(self.told(destination))
+    fn resolve_now(&self, key: RouteKey, _asks: bool) -> Result<Option<[u8; 6]>, ResolveError> {
+        self.neighbours.resolve_now(&self.interface.get(), key).map_err(self.told(key.destination))
     }
 
-    fn hop_limit(&self, destination: IpAddr) -> u8 {
-        self.neighbours.hop_limit(&self.interface.get(), destination)
+    fn hop_limit(&self, key: RouteKey) -> u8 {
+        self.neighbours.hop_limit(&self.interface.get(), key)
     }
 
     fn on_vlan(&self, vlan: u16) -> Option<Arc<dyn Resolve>> {
         self.vlans.get(vlan).map(|resolver| resolver as Arc<dyn Resolve>)
     }
 
-    fn give_up(&self, destination: IpAddr) {
-        self.neighbours.give_up(&self.interface.get(), destination);
-        for (_, of_vlan) in self.vlans.all() {
-            of_vlan.give_up(destination);
-        }
+    fn give_up(&self, key: RouteKey) {
+        self.neighbours.give_up(&self.interface.get(), key);
     }
 }

@@ -11,6 +11,7 @@ use super::state::State;
 use roxie_nic::nic::Command;
 use roxie_nic::verbs::LocalGid;
 use roxie_port::Carries;
+use roxie_port::netdev::RouteKey;
 use roxie_wire::net::multicast_mac;
 use roxie_wire::{Encapsulation, Gid};
 
@@ -86,11 +87,11 @@ impl Device {
         self.inner.change_gids(|gids| gids.remove(LocalGid::on_vlan(address, vlan)))
     }
 
-    /// Returns the MAC address of the next hop from `source` to `destination`, or of a multicast group.
-    pub(super) fn resolve(&self, source: LocalGid, destination: IpAddr) -> Result<[u8; 6], DeviceError> {
-        match self.resolve_at_home(source, destination) {
+    /// Returns the MAC address of the next hop from `source` along the route of `key`, or of a multicast group.
+    pub(super) fn resolve(&self, source: LocalGid, key: RouteKey) -> Result<[u8; 6], DeviceError> {
+        match self.resolve_at_home(source, key.destination) {
             Some(mac) => Ok(mac),
-            None => Ok(self.resolving(source, |resolver| resolver.resolve(destination))?),
+            None => Ok(self.resolving(source, |resolver| resolver.resolve(key))?),
         }
     }
 
@@ -98,12 +99,12 @@ impl Device {
     pub(super) fn resolve_now(
         &self,
         source: LocalGid,
-        destination: IpAddr,
+        key: RouteKey,
         asks: bool,
     ) -> Result<Option<[u8; 6]>, DeviceError> {
-        match self.resolve_at_home(source, destination) {
+        match self.resolve_at_home(source, key.destination) {
             Some(mac) => Ok(Some(mac)),
-            None => Ok(self.resolving(source, |resolver| resolver.resolve_now(destination, asks))?),
+            None => Ok(self.resolving(source, |resolver| resolver.resolve_now(key, asks))?),
         }
     }
 
@@ -117,10 +118,12 @@ impl Device {
         call(of_vlan.as_deref().unwrap_or(plain))
     }
 
-    /// Ends the resolution that [`next_hop_is_known`](Self::next_hop_is_known) has started for this destination.
+    /// Ends the resolution that [`next_hop_is_known`](Self::next_hop_is_known) has started for this path.
     #[doc(hidden)]
-    pub fn give_up(&self, destination: Gid) {
-        self.inner.resolver.give_up(destination.to_ip());
+    pub fn give_up(&self, sgid: impl Into<LocalGid>, dgid: Gid, traffic_class: u8) {
+        let source = sgid.into();
+        let key = RouteKey::new(source.gid.to_ip(), dgid.to_ip(), traffic_class);
+        self.resolving(source, |resolver| resolver.give_up(key));
     }
 
     /// True if an address is one of the device's GIDs on the VLAN of `source`.

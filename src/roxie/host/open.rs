@@ -21,7 +21,7 @@ use roxie_port::Port;
 use roxie_port::memory::{self, MemoryConfig};
 #[cfg(feature = "udp")]
 use roxie_port::netdev::NetdevError;
-use roxie_port::netdev::{Interface, Neighbours, Reach, Vlans};
+use roxie_port::netdev::{Interface, Neighbours, Reach, RouteKey, Vlans};
 #[cfg(feature = "udp")]
 use roxie_port::packet::{PacketConfig, PacketPort};
 use roxie_port::synthetic_mac;
@@ -337,14 +337,14 @@ impl Sockets {
 }
 
 impl Resolve for Sockets {
-    fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError> {
-        Ok(synthetic_mac(destination))
+    fn resolve(&self, key: RouteKey) -> Result<[u8; 6], ResolveError> {
+        Ok(synthetic_mac(key.destination))
     }
 
     /// Requests are sent in any case: the kernel reports a silent neighbour by an error on the socket.
-    fn resolve_now(&self, destination: IpAddr, asks: bool) -> Result<Option<[u8; 6]>, ResolveError> {
-        let ready = asks || self.reach.as_ref().is_none_or(|reach| reach.is_ready(destination));
-        Ok(ready.then(|| synthetic_mac(destination)))
+    fn resolve_now(&self, key: RouteKey, asks: bool) -> Result<Option<[u8; 6]>, ResolveError> {
+        let ready = asks || self.reach.as_ref().is_none_or(|reach| reach.is_ready(key));
+        Ok(ready.then(|| synthetic_mac(key.destination)))
     }
 }
 
@@ -352,8 +352,8 @@ impl Resolve for Sockets {
 struct Pair;
 
 impl Resolve for Pair {
-    fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError> {
-        let last = match destination {
+    fn resolve(&self, key: RouteKey) -> Result<[u8; 6], ResolveError> {
+        let last = match key.destination {
             IpAddr::V4(ip) => ip.octets()[3],
             IpAddr::V6(ip) => ip.octets()[15],
         };

@@ -331,6 +331,7 @@ mod tests {
     use crate::host::{DeviceConfig, Resolve, ResolveError};
     use roxie_base::time::Nanos;
     use roxie_port::memory::{self, MemoryConfig};
+    use roxie_port::netdev::RouteKey;
     use roxie_wire::Gid;
     use roxie_wire::cm::Kind;
 
@@ -392,12 +393,12 @@ mod tests {
     struct Slow(AtomicU64);
 
     impl Resolve for Slow {
-        fn resolve(&self, _: IpAddr) -> Result<[u8; 6], ResolveError> {
+        fn resolve(&self, _: RouteKey) -> Result<[u8; 6], ResolveError> {
             Ok([2, 0, 0, 0, 0, 2])
         }
 
-        fn resolve_now(&self, destination: IpAddr, _: bool) -> Result<Option<[u8; 6]>, ResolveError> {
-            if self.0.fetch_add(1, Relaxed) < 5 { Ok(None) } else { self.resolve(destination).map(Some) }
+        fn resolve_now(&self, key: RouteKey, _: bool) -> Result<Option<[u8; 6]>, ResolveError> {
+            if self.0.fetch_add(1, Relaxed) < 5 { Ok(None) } else { self.resolve(key).map(Some) }
         }
     }
 
@@ -405,11 +406,11 @@ mod tests {
     struct Never;
 
     impl Resolve for Never {
-        fn resolve(&self, _: IpAddr) -> Result<[u8; 6], ResolveError> {
+        fn resolve(&self, _: RouteKey) -> Result<[u8; 6], ResolveError> {
             Ok([2, 0, 0, 0, 0, 2])
         }
 
-        fn resolve_now(&self, _: IpAddr, _: bool) -> Result<Option<[u8; 6]>, ResolveError> {
+        fn resolve_now(&self, _: RouteKey, _: bool) -> Result<Option<[u8; 6]>, ResolveError> {
             Ok(None)
         }
     }

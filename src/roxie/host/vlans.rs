@@ -7,7 +7,6 @@ use super::state::State;
 use super::watched_interface::Live;
 use roxie_nic::verbs::LocalGid;
 use roxie_port::netdev::{Interface, Neighbours, VlanLink, Vlans};
-use roxie_wire::Gid;
 
 /// Follows the VLAN interfaces on an interface.
 pub(super) struct VlanFollower {
@@ -102,8 +101,8 @@ impl VlanFollower {
             if again {
                 moved.extend(of.neighbours.look_again(&interface));
             }
-            for (destination, mac) in moved {
-                device.adapter.set_next_hop(vlan, Gid::from(destination), mac);
+            for (key, mac) in moved {
+                device.adapter.set_next_hop(vlan, key, mac);
             }
         }
     }

@@ -13,6 +13,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::time::{ClockId, clock_gettime};
 use roxie::frame::FrameMut;
 use roxie::host::{Resolve, ResolveError};
+use roxie::netdev::RouteKey;
 use roxie::port::memory::MemoryPort;
 use roxie::port::{LinkChange, Port, PortInfo, Received, RxOptions, TxId};
 use roxie::time::Nanos;
@@ -31,8 +32,8 @@ pub(super) fn addresses(n: u8) -> [IpAddr; 2] {
 pub(super) struct Neighbour;
 
 impl Resolve for Neighbour {
-    fn resolve(&self, destination: IpAddr) -> Result<[u8; 6], ResolveError> {
-        Ok(match destination {
+    fn resolve(&self, key: RouteKey) -> Result<[u8; 6], ResolveError> {
+        Ok(match key.destination {
             IpAddr::V4(ip) => mac(ip.octets()[3]),
             IpAddr::V6(ip) => mac(ip.octets()[15]),
         })

@@ -325,9 +325,11 @@ impl Process {
     /// Advances a search by one step, and reports its end to the identifier.
     fn step(&self, search: &mut Search) -> Step {
         let query = search.query;
-        let remote = query.destination.ip().into();
+        let device = &self.nic.device;
+        let local = device.local_gid_of(search.local.into());
+        let give_up = || device.give_up(local, query.destination.ip().into(), 0);
         if !self.state().awaits(&query) {
-            self.nic.device.give_up(remote);
+            give_up();
             return Step::Done;
         }
         let found = match self.look(search) {
@@ -340,7 +342,7 @@ impl Process {
                     search.pause = (2 * pause).min(LONGEST_PAUSE);
                     return Step::Again((now + pause).min(search.until));
                 }
-                self.nic.device.give_up(remote);
+                give_up();
                 report::info(
                     RESOLVE,
                     format_args!(

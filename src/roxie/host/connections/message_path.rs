@@ -31,6 +31,11 @@ impl MessagePath {
         MessagePath::to(&transmit.route, transmit.asks())
     }
 
+    /// Ends the resolution of the path.
+    pub(super) fn give_up(&self, device: &Device) {
+        device.give_up(self.local, self.remote, self.traffic_class);
+    }
+
     pub(super) fn to(route: &Route, asks: bool) -> MessagePath {
         MessagePath {
             asks,

@@ -441,7 +441,7 @@ impl<C: Consumer> Inner<C> {
                     let more = asked.try_iter().take(LOOKING).flatten();
                     for transmit in std::iter::once(transmit).chain(more) {
                         let evicted = searches.add(Instant::now(), MessagePath::of(&transmit), transmit);
-                        evicted.iter().for_each(|path| self.device.give_up(path.remote));
+                        evicted.iter().for_each(|path| path.give_up(&self.device));
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {}
@@ -453,7 +453,7 @@ impl<C: Consumer> Inner<C> {
             for end in searches.look(Instant::now(), |path| find_path(&self.device, domain, path)) {
                 match end {
                     End::Found((path, handle), messages) => self.found(path, handle, messages),
-                    End::GivenUp(path) => self.device.give_up(path.remote),
+                    End::GivenUp(path) => path.give_up(&self.device),
                 }
             }
         }
