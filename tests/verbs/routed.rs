@@ -1,23 +1,20 @@
 //! Two hosts with a router between them.
 
 use std::fs;
+use std::process::Command;
 
 use roxie::netdev::{Links, NetNs};
 
 use super::{Running, folder, launcher, ports, skip};
+use crate::site::in_time::CommandInTime;
 
 /// TCP port by which the pingpongs exchange addresses.
 const PORT: u16 = 18515;
 
-/// rdma-core's pingpongs request a hop limit of 1, which a kernel replaces by the route's.
-#[test]
-fn pingpongs_cross_a_router() {
-    let programs = ["ibv_rc_pingpong", "ibv_ud_pingpong"];
-    if skip("pingpongs_cross_a_router", &programs) {
-        return;
-    }
-    folder();
-    let [near, router, far] = ["a", "r", "b"].map(|end| NetNs::create(&format!("routed-{end}")).unwrap());
+/// Makes two hosts, `left` 192.0.2.1 and `right` 198.51.100.1, and a router between them, .254 in both networks. `add_route` adds a host's
+/// route to the other network.
+fn network(tag: &str, add_route: impl Fn(&mut Links, &str)) -> [NetNs; 3] {
+    let [near, router, far] = ["a", "r", "b"].map(|end| NetNs::create(&format!("{tag}-{end}")).unwrap());
     let mut between = Links::open_in(&router).unwrap();
     for (host, device, inside, address, gateway) in [
         (&near, "left", "to-left", "192.0.2.1", "192.0.2.254"),
@@ -29,9 +26,23 @@ fn pingpongs_cross_a_router() {
         let mut links = Links::open_in(host).unwrap();
         links.add_address(device, format!("{address}/24").parse().unwrap()).unwrap();
         links.set_up(device, true).unwrap();
-        links.add_route("0.0.0.0/0".parse().unwrap(), gateway.parse().unwrap()).unwrap();
+        add_route(&mut links, gateway);
     }
     router.run(|| fs::write("/proc/sys/net/ipv4/ip_forward", "1")).unwrap().unwrap();
+    [near, router, far]
+}
+
+/// rdma-core's pingpongs request a hop limit of 1, which a kernel replaces by the route's.
+#[test]
+fn pingpongs_cross_a_router() {
+    let programs = ["ibv_rc_pingpong", "ibv_ud_pingpong"];
+    if skip("pingpongs_cross_a_router", &programs) {
+        return;
+    }
+    folder();
+    let [near, _router, far] = network("routed", |links, gateway| {
+        links.add_route("0.0.0.0/0".parse().unwrap(), gateway.parse().unwrap()).unwrap();
+    });
     for port in ports() {
         for program in programs {
             let command = format!("{program} -g 1 -n 100 -s 500");
@@ -43,5 +54,37 @@ fn pingpongs_cross_a_router() {
             let server = server.finish();
             assert!(client.status.success() && server.status.success(), "{port}: {client:?} {server:?}");
         }
+    }
+}
+
+/// The route to the other network is in a table for packets from the host's address only.
+#[test]
+fn rping_obeys_rules_by_source() {
+    if skip("rping_obeys_rules_by_source", &["rping"]) {
+        return;
+    }
+    folder();
+    let [near, _router, far] = network("rules", |_, _| {});
+    for (host, address, gateway) in
+        [(&near, "192.0.2.1", "192.0.2.254"), (&far, "198.51.100.1", "198.51.100.254")]
+    {
+        for arguments in [
+            format!("route add default via {gateway} table 129"),
+            format!("rule add from {address} lookup 129"),
+        ] {
+            let mut ip = Command::new("ip");
+            ip.args(["-n", host.name().unwrap()]).args(arguments.split(' '));
+            assert!(ip.status_in_time().unwrap().success(), "{arguments}");
+        }
+    }
+    for port in ports() {
+        let server = "rping -s -a 192.0.2.1 -C 3";
+        let mut server = Running::start(&near, launcher(&["--dev", "left", "--port", port], server));
+        server.wait_until_it_serves();
+        let client = "rping -c -a 192.0.2.1 -I 198.51.100.1 -C 3";
+        let client = Running::start(&far, launcher(&["--dev", "right", "--port", port], client)).finish();
+        assert!(client.status.success(), "{port}: {client:?}");
+        let server = server.finish();
+        assert!(server.status.success(), "{port}: {server:?}");
     }
 }
