@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 use crate::in_time::CommandInTime;
 use crate::wire::{Wire, skip};
 use roxie::host::{
-    CompletionQueue, ConnectOptions, Device, DeviceConfig, MemoryRegion, OpenError, QueuePair, Stack,
+    CompletionQueue, ConnectOptions, ControlError, Device, DeviceConfig, DeviceError, MemoryRegion,
+    OpenError, QueuePair, Stack,
 };
 use roxie::netdev::{Links, NetNs};
 use roxie::port::packet::PacketConfig;
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::XdpConfig;
-use roxie::verbs::{Access, Mtu, QpState, SendWr, WcStatus, WrOpcode};
+use roxie::verbs::{Access, AsyncEvent, EventKind, Mtu, QpState, SendWr, WcStatus, WrOpcode};
 
 /// Bytes of a WRITE: many frames.
 const LENGTH: u32 = 64 << 10;
@@ -102,12 +103,25 @@ fn writes_fail(port: &str, open: Open, loss: Loss) {
     a.post_write(&b);
     assert_eq!(a.status(), Some(WcStatus::Success));
     lose(&wire, loss);
+    if loss != Loss::Down {
+        let until = Instant::now() + LIMIT;
+        while !near.has_lost_interface() {
+            assert!(Instant::now() < until, "{port}, {loss:?}: the device is gone");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let refused = near.alloc_pd().unwrap_err();
+        assert!(matches!(refused, DeviceError::Control(ControlError::DeviceFatal)), "{refused}");
+    }
     (0..WRITES).for_each(|_| a.post_write(&b));
     let statuses: Vec<_> = (0..WRITES).map_while(|_| a.status()).collect();
     let failed = [vec![WcStatus::RetryExc], vec![WcStatus::WrFlush; WRITES - 1]].concat();
     assert_eq!(statuses, failed, "{port}, {loss:?}");
     assert_eq!(a.qp.query().unwrap().state, QpState::Err);
     if loss != Loss::Down {
+        let fatal = [AsyncEvent::Device(EventKind::DeviceFatal), AsyncEvent::Port(EventKind::PortError)];
+        let events: Vec<_> = std::iter::from_fn(|| near.event()).filter(|e| fatal.contains(e)).collect();
+        // The interface may have been seen to go down before.
+        assert!(events.ends_with(&fatal), "{port}, {loss:?}: {events:?}");
         return;
     }
     Links::open_in(&wire.a).unwrap().set_up("left", true).unwrap();

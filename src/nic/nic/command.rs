@@ -115,6 +115,29 @@ pub enum Command {
 }
 
 impl Command {
+    /// True if the command makes or changes an object, which takes an interface. False if it removes one, ends a QP's work, or reports.
+    pub fn needs_interface(&self) -> bool {
+        match self {
+            Command::ModifyQp(_, attr) => !matches!(attr.state, Some(QpState::Err | QpState::Reset)),
+            Command::DeallocPd(_)
+            | Command::DeregisterMemory(_)
+            | Command::ReleaseMemory(_)
+            | Command::FreeWindow(_)
+            | Command::DestroyCq(_)
+            | Command::QuerySrq(_)
+            | Command::DestroySrq(_)
+            | Command::CloseXrcd(_)
+            | Command::QueryQp(_)
+            | Command::QueryLog(_)
+            | Command::DestroyQp(_)
+            | Command::DestroyAh(_)
+            | Command::DetachMulticast(..)
+            | Command::DestroyFlow(_)
+            | Command::ListQps => false,
+            _ => true,
+        }
+    }
+
     /// Allocates and zeroes the memory that a QP takes: up to 20 MB, some 20 ms, which are the caller's and not a pass's.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -182,6 +183,7 @@ impl Device {
             others: OnceLock::new(),
             clients: OnceLock::new(),
             control_file: Mutex::new(config.control_file.as_deref().map(KnobFile::new)),
+            has_lost_interface: AtomicBool::new(false),
             selective_repeat: config.selective_repeat,
         };
         Device { inner: Arc::new(Handle { watcher: OnceLock::new(), state: Arc::new(state) }) }
@@ -352,6 +354,13 @@ impl Device {
         self.inner.adapter.is_dead()
     }
 
+    /// True if the device's interface was deleted or moved to another namespace, after which
+    /// [`EventKind::DeviceFatal`](roxie_nic::verbs::EventKind::DeviceFatal) is raised. Work under way still completes. Objects can be
+    /// removed, and neither made nor changed.
+    pub fn has_lost_interface(&self) -> bool {
+        self.inner.has_lost_interface.load(Relaxed)
+    }
+
     /// Passes future asynchronous events to `sink`. The thread that runs the device calls it under the device's lock: it must be
     /// short and must not use the device. False: a sink is already set.
     pub fn set_event_sink(&self, sink: EventSink) -> bool {
@@ -418,6 +427,10 @@ impl Device {
     }
 
     pub(super) fn call(&self, command: impl Into<Command>) -> Result<Answer, DeviceError> {
+        let command = command.into();
+        if command.needs_interface() && self.has_lost_interface() {
+            return Err(ControlError::DeviceFatal.into());
+        }
         Ok(self.inner.adapter.call(command)?)
     }
 }

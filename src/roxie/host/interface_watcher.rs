@@ -155,7 +155,15 @@ impl Run {
             Change::Mtu(mtu) => return tell(&LinkChange::Mtu(*mtu)),
             Change::Mac(mac) => return tell(&LinkChange::Mac(*mac)),
             Change::LinkUp => EventKind::PortActive,
-            Change::LinkDown | Change::Gone => EventKind::PortError,
+            Change::Gone => {
+                device.has_lost_interface.store(true, Relaxed);
+                // A NIC in another process follows the interface, too, and reports this to its clients.
+                if device.adapter.engine().is_some() {
+                    device.adapter.raise(AsyncEvent::Device(EventKind::DeviceFatal));
+                }
+                EventKind::PortError
+            }
+            Change::LinkDown => EventKind::PortError,
             Change::AddressAdded(_) | Change::AddressRemoved(_) | Change::Renamed(_) => return,
         };
         device.adapter.raise(AsyncEvent::Port(event));

@@ -1,6 +1,7 @@
 //! State shared by the handles of a device, and by the thread that follows its interface.
 
 use std::ops::Deref;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use roxie_nic::nic::{Command, CongestionConfig};
@@ -52,6 +53,8 @@ pub(super) struct State {
     /// The congestion control file.
     pub(super) control_file: Mutex<Option<KnobFile>>,
     pub(super) selective_repeat: SelectiveRepeat,
+    /// True if the interface was deleted, or moved to another namespace.
+    pub(super) has_lost_interface: AtomicBool,
 }
 
 impl std::fmt::Debug for State {

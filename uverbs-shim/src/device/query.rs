@@ -246,6 +246,9 @@ pub(crate) unsafe extern "C" fn query_port(
     // SAFETY: the contract: an object.
     code(unsafe { context(of) }.and_then(|context| {
         check_port("ibv_query_port", port.into())?;
+        if context.nic.device.has_lost_interface() {
+            return Err(libc::EIO);
+        }
         let all = port_attr(context);
         // SAFETY: the caller has `size` bytes; no more than the size of `all` is written.
         unsafe {
