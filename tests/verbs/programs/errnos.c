@@ -150,6 +150,53 @@ static void queue_pairs(void)
 	CHECK(ibv_destroy_qp(qp) == 0);
 }
 
+/* Operations of ibv_wr_* for each type of QP: IBV_QP_EX_WITH_RDMA_WRITE to IBV_QP_EX_WITH_ATOMIC_WRITE. No type has TSO. */
+static void send_operations(void)
+{
+	enum { FLAGS = 13, ALL = (1 << FLAGS) - 1 & ~IBV_QP_EX_WITH_TSO,
+		DATAGRAM = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM,
+		UC = DATAGRAM | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM | IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW };
+	static const struct { enum ibv_qp_type type; int operations; } types[] = { { IBV_QPT_RC, ALL }, { IBV_QPT_UC, UC },
+		{ IBV_QPT_UD, DATAGRAM }, { IBV_QPT_RAW_PACKET, IBV_QP_EX_WITH_SEND }, { IBV_QPT_XRC_SEND, ALL }, { IBV_QPT_XRC_RECV, 0 } };
+
+	for (size_t type = 0; type < sizeof types / sizeof *types; type++)
+		for (int bit = 0; bit < FLAGS; bit++) {
+			struct ibv_qp_init_attr_ex init = { .send_cq = cq, .recv_cq = cq, .pd = pd, .qp_type = types[type].type,
+				.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, .send_ops_flags = 1 << bit,
+				.cap = { .max_send_wr = 1, .max_send_sge = 1 } };
+			struct ibv_qp *qp = ibv_create_qp_ex(ctx, &init);
+			char what[64];
+
+			snprintf(what, sizeof what, "operation %#x of QP type %d is refused", 1 << bit, init.qp_type);
+			/* Sockets have no raw packet QPs at all. */
+			if (qp || init.qp_type != IBV_QPT_RAW_PACKET)
+				expect(what, !qp && errno == EOPNOTSUPP, !(types[type].operations >> bit & 1));
+			if (qp)
+				ibv_destroy_qp(qp);
+		}
+}
+
+static void empty_regions(void)
+{
+	char *page = mmap(NULL, sizeof memory, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *nothing = mmap(NULL, sizeof memory, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	const int write = IBV_ACCESS_LOCAL_WRITE, demand = write | IBV_ACCESS_ON_DEMAND;
+	struct ibv_mr *mr;
+
+	CHECK(page != MAP_FAILED && nothing != MAP_FAILED);
+	NO_OBJECT(ibv_reg_mr(pd, page, 0, write), EINVAL);
+	NO_OBJECT(ibv_reg_mr(pd, page, 0, demand), EINVAL);
+	NO_OBJECT(ibv_reg_mr(pd, NULL, 0, write), EINVAL);
+	NO_OBJECT(ibv_reg_mr_iova(pd, page, 0, sizeof memory, write), EINVAL);
+	NO_OBJECT(ibv_reg_mr(pd, nothing + 8, 0, write), EFAULT);
+	/* The end is an address, but the end of its page is none. */
+	NO_OBJECT(ibv_reg_mr(pd, (char *)-sizeof memory + 1, sizeof memory - 2, write), EINVAL);
+	CHECK((mr = ibv_reg_mr(pd, page + 8, 0, write)));
+	FAILS(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, page, 0, 0), IBV_REREG_MR_ERR_INPUT, EINVAL);
+	CHECK(ibv_dereg_mr(mr) == 0 && (mr = ibv_reg_mr(pd, page + 8, 0, demand)));
+	CHECK(ibv_dereg_mr(mr) == 0);
+}
+
 static void regions(void)
 {
 	char *nothing = mmap(NULL, sizeof memory, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -206,7 +253,9 @@ int main(void)
 	questions();
 	queues();
 	queue_pairs();
+	send_operations();
 	regions();
+	empty_regions();
 	events();
 	objects_of_another_process();
 	return wrong != 0;

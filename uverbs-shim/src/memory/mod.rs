@@ -24,7 +24,7 @@ use crate::base::report::{device, refuse};
 use crate::device::context::context;
 use crate::device::family::Place;
 use crate::device::published::{Counted, Kind};
-use crate::memory::pages::populate;
+use crate::memory::pages::{check_range, populate};
 use crate::pd::{InDomain, Pd, Users};
 
 /// Bytes of device memory: enough for programs that need some.
@@ -73,11 +73,16 @@ impl Wanted {
         if remote_writes && !self.access.contains(Access::LOCAL_WRITE) {
             return refuse(call, libc::EINVAL, "remote writes and atomics need IBV_ACCESS_LOCAL_WRITE");
         }
+        let implicit = self.address.is_null() && self.length == usize::MAX;
+        if !(implicit && self.access.contains(Access::ON_DEMAND)) {
+            check_range(call, self.address, self.length)?;
+        }
         if self.access.contains(Access::ON_DEMAND) {
             // SAFETY: the contract: the NIC may access what the application registered.
             return Ok(unsafe { HostMemory::on_demand(self.address as u64, self.length) });
         }
-        populate(call, self.address, self.length, writes(self.access))?;
+        // A kernel pins the page of a region of 0 bytes as well.
+        populate(call, self.address, self.length.max(1), writes(self.access))?;
         let base = NonNull::new(self.address.cast::<u8>()).unwrap_or(NonNull::dangling());
         let length = if self.address.is_null() { 0 } else { self.length };
         // SAFETY: the contract: the memory is the region's until it is deregistered. A null address is no memory: length 0.

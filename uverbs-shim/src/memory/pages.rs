@@ -46,6 +46,22 @@ pub(crate) fn populate(call: &str, address: *mut c_void, length: usize, writes: 
     })
 }
 
+/// Checks a range to be registered, before its pages.
+///
+/// # Errors
+/// As the kernel's `ib_umem_get`: `EINVAL` if the range, or its last page, wraps around, and if it touches no page. A range of 0 bytes
+/// touches one unless it is page-aligned.
+pub(crate) fn check_range(call: &str, address: *mut c_void, length: usize) -> Result<(), Errno> {
+    let (start, page) = (address as usize, page_size());
+    match start.checked_add(length).and_then(|end| end.checked_next_multiple_of(page)) {
+        None => refuse(call, libc::EINVAL, format_args!("{length} bytes at {address:p} wrap around")),
+        Some(end) if end == start => {
+            refuse(call, libc::EINVAL, format_args!("0 bytes at {address:p}: a region has at least one page"))
+        }
+        Some(_) => Ok(()),
+    }
+}
+
 fn page_size() -> usize {
     // SAFETY: a query without pointers.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)

@@ -44,20 +44,6 @@ struct Wanted {
     spread: Option<Spread>,
 }
 
-/// Operations that `ibv_wr_*` supports.
-const OFFERED: u32 = ops::IBV_QP_EX_WITH_RDMA_WRITE
-    | ops::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
-    | ops::IBV_QP_EX_WITH_SEND
-    | ops::IBV_QP_EX_WITH_SEND_WITH_IMM
-    | ops::IBV_QP_EX_WITH_RDMA_READ
-    | ops::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
-    | ops::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
-    | ops::IBV_QP_EX_WITH_LOCAL_INV
-    | ops::IBV_QP_EX_WITH_BIND_MW
-    | ops::IBV_QP_EX_WITH_SEND_WITH_INV
-    | ops::IBV_QP_EX_WITH_ATOMIC_WRITE
-    | IBV_QP_EX_WITH_FLUSH;
-
 /// Creates a queue pair in RESET. The first one claims the interface.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
@@ -146,15 +132,6 @@ unsafe fn wanted_ex(attr: *mut ibv_qp_init_attr_ex) -> Result<Wanted, Errno> {
             );
         }
         let operations = has(mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then(|| (*attr).send_ops_flags);
-        if let Some(wanted) = operations
-            && wanted & !u64::from(OFFERED) != 0
-        {
-            return refuse(
-                CALL,
-                libc::EOPNOTSUPP,
-                format_args!("send_ops_flags {wanted:#x}: {OFFERED:#x} are supported"),
-            );
-        }
         let spread = match (has(mask::IBV_QP_INIT_ATTR_IND_TABLE), has(mask::IBV_QP_INIT_ATTR_RX_HASH)) {
             (true, true) => Some(Spread::read(CALL, (*attr).rwq_ind_tbl, &(*attr).rx_hash_conf)?),
             (false, false) => None,
@@ -199,6 +176,14 @@ fn qp_type(call: &str, kind: ibv_qp_type::Type) -> Result<QpType, Errno> {
 
 fn create(of: *mut ibv_context, wanted: &Wanted) -> Result<(*mut QpFace, QpCaps), Errno> {
     let kind = qp_type(wanted.call, wanted.kind)?;
+    let (flags, supported) = (wanted.operations.unwrap_or(0), post_ex::operations(kind));
+    if flags & !supported != 0 {
+        return refuse(
+            wanted.call,
+            libc::EOPNOTSUPP,
+            format_args!("send_ops_flags {flags:#x}: a QP of type {kind:?} supports {supported:#x}"),
+        );
+    }
     let mut caps = QpCaps {
         max_send_wr: wanted.cap.max_send_wr,
         max_recv_wr: if wanted.uses.srq.is_null() { wanted.cap.max_recv_wr } else { 0 },

@@ -6,7 +6,7 @@
 use std::ffi::{c_int, c_void};
 
 use roxie::shared::work_queue::Payload;
-use roxie::verbs::{FlushRange, Qpn, RKey, SendWr, Srqn, UdAddress, WrOpcode};
+use roxie::verbs::{FlushRange, QpType, Qpn, RKey, SendWr, Srqn, UdAddress, WrOpcode};
 
 use crate::abi::{
     ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_create_send_ops_flags as ops, ibv_qp_ex, ibv_sge,
@@ -76,6 +76,28 @@ unsafe fn operation(qp: *mut ibv_qp_ex, opcode: WrOpcode, fill: impl FnOnce(&mut
         });
         with(qp, |found, batch| batch.begin(found, next));
     }
+}
+
+/// Flags of the operations that `ibv_wr_*` supports.
+const OPERATIONS: [(u32, WrOpcode); 12] = [
+    (ops::IBV_QP_EX_WITH_RDMA_WRITE, WrOpcode::Write),
+    (ops::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, WrOpcode::WriteImm),
+    (ops::IBV_QP_EX_WITH_SEND, WrOpcode::Send),
+    (ops::IBV_QP_EX_WITH_SEND_WITH_IMM, WrOpcode::SendImm),
+    (ops::IBV_QP_EX_WITH_RDMA_READ, WrOpcode::Read),
+    (ops::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, WrOpcode::CompareSwap),
+    (ops::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, WrOpcode::FetchAdd),
+    (ops::IBV_QP_EX_WITH_LOCAL_INV, WrOpcode::LocalInvalidate),
+    (ops::IBV_QP_EX_WITH_BIND_MW, WrOpcode::BindWindow),
+    (ops::IBV_QP_EX_WITH_SEND_WITH_INV, WrOpcode::SendInvalidate),
+    (ops::IBV_QP_EX_WITH_ATOMIC_WRITE, WrOpcode::AtomicWrite),
+    (newer::IBV_QP_EX_WITH_FLUSH, WrOpcode::Flush),
+];
+
+/// Returns the flags of the operations that a QP of this type supports.
+pub(crate) fn operations(kind: QpType) -> u64 {
+    let served = OPERATIONS.into_iter().filter(|(_, opcode)| kind.serves(*opcode));
+    served.fold(0, |flags, (flag, _)| flags | u64::from(flag))
 }
 
 /// Sets a QP's functions for the requested operations.
