@@ -31,6 +31,10 @@ const RDMA_CM_DEV: &str = "10:254";
 /// Number of GID table entries shown.
 const GIDS: usize = 32;
 
+/// A file that opens, and fails with `EINVAL` when it is read, as a kernel's attributes of a GID that is not there: the loopback
+/// interface has no speed.
+const UNREADABLE: &str = "/sys/class/net/lo/speed";
+
 /// A folder below `/sys/class`.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Class {
@@ -124,6 +128,7 @@ impl View {
         self.device(&mut file);
         self.port(&mut file);
         node(&mut file);
+        self.gids(&mut all);
         self.links(&mut all);
         all
     }
@@ -182,17 +187,23 @@ impl View {
         ] {
             file(format!("{PORT}/{name}"), line.to_owned());
         }
+    }
+
+    /// Adds the GIDs and their attributes. An index without a GID has all of its files as well: programs go through the whole table,
+    /// and some, like NCCL, give up at a file that does not open.
+    fn gids(&self, all: &mut Entries) {
         for index in 0..GIDS {
             let found = self.gids.iter().find(|entry| entry.index == index);
             let gid = found.map_or(Gid([0; 16]), |entry| entry.gid);
-            file(format!("{PORT}/gids/{index}"), in_words(gid));
-            if let Some(entry) = found {
-                let kind = match entry.encapsulation.version {
-                    RoceVersion::V1 => "IB/RoCE v1",
-                    RoceVersion::V2 => "RoCE v2",
-                };
-                file(format!("{PORT}/gid_attrs/types/{index}"), kind.to_owned());
-                file(format!("{PORT}/gid_attrs/ndevs/{index}"), self.interface_of(&entry).to_owned());
+            let kind = found.map(|entry| match entry.encapsulation.version {
+                RoceVersion::V1 => "IB/RoCE v1",
+                RoceVersion::V2 => "RoCE v2",
+            });
+            all.insert(format!("{PORT}/gids/{index}"), Entry::Line(in_words(gid)));
+            let interface = found.as_ref().map(|entry| self.interface_of(entry));
+            for (name, line) in [("types", kind), ("ndevs", interface)] {
+                let entry = line.map_or(Entry::Link(UNREADABLE.into()), |line| Entry::Line(line.to_owned()));
+                all.insert(format!("{PORT}/gid_attrs/{name}/{index}"), entry);
             }
         }
     }
@@ -251,6 +262,15 @@ fn in_words(gid: Gid) -> String {
 mod tests {
     use super::*;
 
+    /// Returns a line of the port, or "none" if the file cannot be read.
+    fn line(view: &View, path: &str) -> String {
+        match view.entries().get(&format!("{PORT}/{path}")) {
+            Some(Entry::Line(line)) => line.clone(),
+            Some(Entry::Link(link)) if link == Path::new(UNREADABLE) => "none".into(),
+            other => format!("{other:?}"),
+        }
+    }
+
     fn interface() -> Interface {
         Interface {
             index: 7,
@@ -269,10 +289,6 @@ mod tests {
     #[test]
     fn state_and_gids_follow_changes() {
         let mut view = View::of(&interface(), false);
-        let line = |view: &View, path: &str| match view.entries().get(&format!("{PORT}/{path}")) {
-            Some(Entry::Line(line)) => line.clone(),
-            other => format!("{other:?}"),
-        };
         let address = "192.0.2.9/24".parse().unwrap();
         let down = Interface { running: false, name: "eth10".into(), ..interface() };
         let changes = [
@@ -291,7 +307,7 @@ mod tests {
         assert_eq!(view.follow(&[Change::LinkUp, Change::AddressRemoved(address)], &interface()), 0);
         assert_eq!(
             (line(&view, "state"), line(&view, "gid_attrs/types/2")),
-            ("4: ACTIVE".into(), "None".into())
+            ("4: ACTIVE".into(), "none".into())
         );
         assert_eq!(view.follow(&[Change::Gone], &interface()), 1);
         assert_eq!(line(&view, "state"), "1: DOWN");
@@ -300,10 +316,6 @@ mod tests {
     #[test]
     fn vlan_and_roce_v1_gids_have_their_types() {
         let mut view = View::of(&interface(), true);
-        let line = |view: &View, path: &str| match view.entries().get(&format!("{PORT}/{path}")) {
-            Some(Entry::Line(line)) => line.clone(),
-            other => format!("{other:?}"),
-        };
         let attributes = |view: &View, index: usize| {
             let of = |kind: &str| line(view, &format!("gid_attrs/{kind}/{index}"));
             (of("types"), of("ndevs"))
@@ -324,9 +336,9 @@ mod tests {
         assert!(!view.follow_vlans(vec![link]), "nothing has changed");
         assert_eq!(attributes(&view, 3), pair("RoCE v2", "eth9.5"));
         assert_eq!(attributes(&view, 4), pair("IB/RoCE v1", "eth9.5"));
-        assert_eq!(attributes(&view, 5), pair("None", "None"));
+        assert_eq!(attributes(&view, 5), pair("none", "none"));
         assert!(view.follow_vlans(Vec::new()));
-        assert_eq!(attributes(&view, 3), pair("None", "None"));
+        assert_eq!(attributes(&view, 3), pair("none", "none"));
     }
 
     #[test]
@@ -354,7 +366,11 @@ mod tests {
             ("RoCE v2\n".into(), "eth9\n".into())
         );
         assert_eq!((port("state"), port("pkeys/0")), ("4: ACTIVE\n".into(), "0xffff\n".into()));
-        assert!(!folder.path().join("infiniband/roxie0/ports/1/gid_attrs/types/2").exists());
+        for (attribute, index) in [("types", 2), ("ndevs", 2), ("types", GIDS - 1)] {
+            let path = format!("infiniband/roxie0/ports/1/gid_attrs/{attribute}/{index}");
+            let error = fs::read(folder.path().join(&path)).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EINVAL), "{path}: {error}");
+        }
         assert!(fs::symlink_metadata(folder.path().join("infiniband/roxie0/device/net/eth9")).is_ok());
         assert_eq!(read("infiniband_verbs/uverbs0/ibdev"), "roxie0\n");
         assert_eq!(read("misc/rdma_cm/abi_version"), "4\n");
