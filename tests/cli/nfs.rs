@@ -1,13 +1,15 @@
 //! `roxie nfs`: a server and clients as processes, with folders and wrong input.
 
+use std::ffi::OsStr;
 use std::fs;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::network::Net;
-use crate::{A, Running, run};
+use crate::{A, Running, roxie, run};
 
 /// A folder that is served, and another one for copies.
 struct Folders {
@@ -120,6 +122,28 @@ fn wrong_values_are_refused_before_opening() {
     run("nfs put 192.0.2.1:/x -i absent").failed(2, &["absent", "No such file"]);
     run(&format!("nfs put 192.0.2.1:/x -i {}", folders.served())).failed(2, &["a file is wanted"]);
     run("nfs ls / --port memory").failed(2, &["--export DIR is missing"]);
+}
+
+#[test]
+fn any_name_and_long_path_is_read() {
+    let folders = Folders::new();
+    // The folder's path is longer than MOUNT takes, and the name is no UTF-8.
+    let path = PathBuf::from("folder-of-200-bytes/".replace('o', &"o".repeat(90)).repeat(6));
+    let path = path.join(OsStr::from_bytes(b"caf\xe9"));
+    let served = folders.served.path().join(&path);
+    fs::create_dir_all(served.parent().unwrap()).unwrap();
+    fs::write(&served, bytes()).unwrap();
+    let copy = folders.own("copy");
+    for (command, said) in [("get", ""), ("ls", "1048576 caf\u{fffd}\n")] {
+        let mut run = roxie(&format!("nfs {command} --port memory --export {}", folders.served()));
+        run.arg(Path::new("/").join(&path));
+        if command == "get" {
+            run.arg("-o").arg(&copy);
+        }
+        let done = Running::start(run).finish().succeeded();
+        assert!(done.stdout.ends_with(said), "{done:?}");
+    }
+    assert!(fs::read(copy).unwrap() == bytes());
 }
 
 #[test]

@@ -32,13 +32,14 @@ pub(super) struct Arguments {
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let connect = &arguments.connect;
     let location = &connect.location;
+    let path = location.text();
     let mut session = connect.connect()?;
     let mut entries = match (session.folder(&location.path), location.split()) {
-        (Ok(folder), _) => session.client.list(&folder, &location.path).map_err(failure)?,
+        (Ok(folder), _) => session.client.list(&folder, &path).map_err(failure)?,
         (Err(ClientError::Export { status: mount::Status::NOTDIR, .. }), Some((folder, name))) => {
             let folder = session.folder(folder).map_err(failure)?;
-            let (_, attributes) = session.client.lookup(&folder, name, &location.path).map_err(failure)?;
-            let (id, name) = (attributes.id, name.as_bytes().to_vec());
+            let (_, attributes) = session.client.lookup(&folder, name, &path).map_err(failure)?;
+            let (id, name) = (attributes.id, name.to_vec());
             vec![Entry { id, name, cookie: 0, attributes: Some(attributes), handle: None }]
         }
         (Err(error), _) => return Err(failure(error)),

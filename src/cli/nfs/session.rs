@@ -6,14 +6,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use roxie::host::{ConnectionManager, DialError};
 use roxie_nfs::PORT;
 use roxie_nfs::client::{Client, ClientError, ClientOptions, mount};
-use roxie_nfs::nfs3::FileHandle;
+use roxie_nfs::mount::Status;
+use roxie_nfs::nfs3::{FileHandle, Kind};
 use roxie_nfs::server::{Export, Server};
 use serde_json::{Value, json};
 
-use super::location::{Location, location};
+use super::location::{Location, location, mounted};
 use crate::device::{DeviceOptions, Opened};
 use crate::failure::Failure;
 use crate::output;
@@ -25,7 +27,7 @@ const NOTES: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, Args)]
 pub(super) struct ConnectOptions {
     /// The server's address and a path there; with --port memory the path alone
-    #[arg(value_name = "ADDRESS:/PATH", value_parser = location)]
+    #[arg(value_name = "ADDRESS:/PATH", value_parser = OsStringValueParser::new().try_map(location))]
     pub(super) location: Location,
     /// Port of NFS over RDMA
     #[arg(long, value_name = "PORT", default_value_t = PORT)]
@@ -96,9 +98,19 @@ impl ConnectOptions {
 }
 
 impl Session {
-    /// Returns the handle of a folder that the server exports.
-    pub(super) fn folder(&self, path: &str) -> Result<FileHandle, ClientError> {
-        mount(self.mount.0, self.mount.1, path, &self.options.credential())
+    /// Returns the handle of a folder that the server exports, or that is below one.
+    pub(super) fn folder(&mut self, path: &[u8]) -> Result<FileHandle, ClientError> {
+        let (path_to_mount, names) = mounted(path);
+        let mut folder = mount(self.mount.0, self.mount.1, path_to_mount, &self.options.credential())?;
+        for name in names {
+            let path = String::from_utf8_lossy(path);
+            let (handle, attributes) = self.client.lookup(&folder, name, &path)?;
+            if attributes.kind != Kind::Folder {
+                return Err(ClientError::Export { path: path.into(), status: Status::NOTDIR });
+            }
+            folder = handle;
+        }
+        Ok(folder)
     }
 
     /// Name of the port and its mode.

@@ -71,16 +71,16 @@ fn size(text: &str) -> Result<u32, String> {
 }
 
 /// Returns the folder and the name of a file.
-fn split(location: &Location) -> Result<(&str, &str), Failure> {
+fn split(location: &Location) -> Result<(&[u8], &[u8]), Failure> {
     location
         .split()
-        .ok_or_else(|| Failure::Usage(format!("{} is a folder, and a file is wanted", location.path)))
+        .ok_or_else(|| Failure::Usage(format!("{} is a folder, and a file is wanted", location.text())))
 }
 
 /// Copies a file from a server.
 pub(super) fn get(arguments: &GetArguments) -> Result<(), Failure> {
     let connect = &arguments.connect;
-    let path = &connect.location.path;
+    let path = &connect.location.text();
     let (folder, name) = split(&connect.location)?;
     let mut session = connect.connect()?;
     let folder = session.folder(folder).map_err(failure)?;
@@ -118,7 +118,7 @@ fn local(error: roxie_nfs::client::ClientError) -> Failure {
 /// Copies a file to a server.
 pub(super) fn put(arguments: &PutArguments) -> Result<(), Failure> {
     let connect = &arguments.connect;
-    let path = &connect.location.path;
+    let path = &connect.location.text();
     let (folder, name) = split(&connect.location)?;
     let (mut input, total, mode): (Box<dyn Read>, _, _) = match &arguments.input {
         Some(path) => {

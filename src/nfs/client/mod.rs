@@ -95,10 +95,10 @@ impl Client {
     pub fn lookup(
         &mut self,
         folder: &FileHandle,
-        name: &str,
+        name: impl AsRef<[u8]>,
         path: &str,
     ) -> Result<(FileHandle, Attributes), ClientError> {
-        let arguments = Arguments::Lookup { folder: folder.clone(), name: name.as_bytes() };
+        let arguments = Arguments::Lookup { folder: folder.clone(), name: name.as_ref() };
         let (handle, attributes) = self.short(&arguments, path, nfs3::found)?;
         match attributes {
             Some(attributes) => Ok((handle, attributes)),
@@ -121,12 +121,12 @@ impl Client {
     pub fn create(
         &mut self,
         folder: &FileHandle,
-        name: &str,
+        name: impl AsRef<[u8]>,
         mode: u32,
         path: &str,
     ) -> Result<FileHandle, ClientError> {
         let change = Some(Change { is_guarded: false, mode: Some(mode), size: Some(0) });
-        let arguments = Arguments::Create { folder: folder.clone(), name: name.as_bytes(), change };
+        let arguments = Arguments::Create { folder: folder.clone(), name: name.as_ref(), change };
         match self.short(&arguments, path, nfs3::created)? {
             (Some(handle), _) => Ok(handle),
             (None, _) => self.lookup(folder, name, path).map(|(handle, _)| handle),

@@ -29,9 +29,10 @@ const RESERVED_PORTS: std::ops::RangeInclusive<u16> = 665..=1023;
 pub fn mount(
     server: IpAddr,
     port: Option<u16>,
-    path: &str,
+    path: impl AsRef<[u8]>,
     credential: &Credential<'_>,
 ) -> Result<FileHandle, ClientError> {
+    let path = path.as_ref();
     if path.len() > LONGEST_PATH {
         return Err(ClientError::Protocol(format!(
             "a path of {} bytes; MOUNT takes {LONGEST_PATH}",
@@ -43,13 +44,13 @@ pub fn mount(
         None => find_port(server)?,
     };
     let mut arguments = Writer::new();
-    arguments.opaque(path.as_bytes());
+    arguments.opaque(path);
     let at = SocketAddr::new(server, port);
     let reply = call(at, "MOUNT", PROGRAM, procedure::MNT, credential, &arguments.finish())?;
     let mut results = succeeded("MNT", &reply)?;
     match parse_mounted(&mut results)? {
         Ok(handle) => Ok(handle),
-        Err(status) => Err(ClientError::Export { path: path.to_owned(), status }),
+        Err(status) => Err(ClientError::Export { path: String::from_utf8_lossy(path).into(), status }),
     }
 }
 
