@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -36,6 +36,8 @@ pub(super) struct Session {
     counts: Arc<Mutex<Counts>>,
     limit: Option<u64>,
     stopper: Attached,
+    /// Another descriptor of the output, which shows that its reader has closed it.
+    output: OwnedFd,
     ended: Arc<EventFd>,
     result: Receiver<Result<(), Failure>>,
 }
@@ -69,6 +71,11 @@ impl Session {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let ended = Arc::new(EventFd::from_flags(flags).map_err(|error| system(error.into()))?);
         let (counts, stopper) = (frames.counts(), frames.stopper().map_err(system)?);
+        let output = match &sink {
+            Sink::Decoded(_) => io::stdout().as_fd().try_clone_to_owned(),
+            Sink::Stream(out) => out.as_fd().try_clone_to_owned(),
+        };
+        let output = output.map_err(system)?;
         let (tell, result) = bounded(1);
         let wakes = Arc::clone(&ended);
         let run = move || {
@@ -80,10 +87,10 @@ impl Session {
             let _ = wakes.write(1);
         };
         thread::Builder::new().name("roxie-capture".into()).spawn(run).map_err(system)?;
-        Ok(Session { counts, limit, stopper, ended, result })
+        Ok(Session { counts, limit, stopper, output, ended, result })
     }
 
-    /// Waits for the end: by a signal, after `within`, by the limit, or by the program.
+    /// Waits for the end: by a signal, after `within`, by the limit, by the program, or by the reader of the output.
     pub(super) fn wait(self, signals: &SignalFd, within: Option<Duration>) -> Result<Ending, Failure> {
         let until = within.map(|within| Instant::now() + within);
         let ordered = self.wait_for_order(signals, until);
@@ -114,12 +121,19 @@ impl Session {
             let timeout = left
                 .map_or(PollTimeout::NONE, |left| PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
             let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
-            let _ = poll(&mut [readable(signals.as_fd()), readable(self.ended.as_fd())], timeout);
+            // Errors and hang-ups are reported without being asked for.
+            let output = PollFd::new(self.output.as_fd(), PollFlags::empty());
+            let mut fds = [readable(signals.as_fd()), readable(self.ended.as_fd()), output];
+            let _ = poll(&mut fds, timeout);
+            let is_closed = fds[2].any() == Some(true);
             if self.ended.read().is_ok() {
                 return None;
             }
             if signals::next(signals, Duration::ZERO).is_some() {
                 return Some(Cause::Signal);
+            }
+            if is_closed {
+                return Some(Cause::Reader);
             }
             if until.is_some_and(|until| Instant::now() >= until) {
                 return Some(Cause::Seconds);

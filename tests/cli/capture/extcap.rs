@@ -3,14 +3,14 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use roxie::capture::Reader;
 
-use super::wait_until_free;
-use crate::in_time::CommandInTime;
+use super::{wait_until_captured, wait_until_free};
+use crate::in_time::{ChildInTime, CommandInTime};
 use crate::network::Net;
 use crate::{Running, roxie};
 
@@ -69,6 +69,35 @@ fn extcap_lists_and_captures_running_devices() {
         extcap(&net, place.path(), &format!("--extcap-interface {name} --capture --fifo /nowhere/fifo"));
     no_pipe.finish().failed(1, &["cannot open /nowhere/fifo"]);
     roxie("extcap").output_in_time().map(|told| assert_eq!(told.status.code(), Some(2))).unwrap();
+}
+
+#[test]
+fn idle_capture_ends_with_its_reader() {
+    let Some(net) = Net::new("capture-reader") else { return };
+    let place = tempfile::tempdir().unwrap();
+    let server = net.serve("pingpong rc --port udp");
+    let pid = server.child.id();
+    for arguments in ["-w -", "", "--json"] {
+        let mut command = roxie(&format!("capture --pid {pid} {arguments}"));
+        let (reader, output) = std::io::pipe().unwrap();
+        command.stdout(output).stderr(Stdio::null());
+        let mut capture = net.a.run(|| command.spawn()).unwrap().unwrap();
+        // The parent's copy of the output.
+        drop(command);
+        wait_until_captured(&net, pid);
+        drop(reader);
+        assert!(capture.wait_in_time().success(), "{arguments}");
+        wait_until_free(&net, pid);
+    }
+    let fifo = place.path().join("fifo");
+    mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+    let arguments = format!("--capture --extcap-interface roxie0-{pid} --fifo {}", fifo.display());
+    let capture = extcap(&net, place.path(), &arguments);
+    let reader = fs::File::open(&fifo).unwrap();
+    wait_until_captured(&net, pid);
+    drop(reader);
+    capture.finish().succeeded();
+    wait_until_free(&net, pid);
 }
 
 #[test]
