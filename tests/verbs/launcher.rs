@@ -1,10 +1,12 @@
 //! Effects of `roxie run` and `roxie env` on programs.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use roxie::netdev::{Links, NetNs};
 
-use super::{Running, Site, folder, launcher, skip};
+use super::{NEAR, Running, Site, folder, launcher, skip};
 
 #[test]
 fn only_the_program_sees_the_sysfs_view() {
@@ -23,6 +25,31 @@ fn only_the_program_sees_the_sysfs_view() {
     let others = site.near("udp", "test -d /sys/class/net/lo -a -c /dev/zero -a -d /dev/fd").finish();
     assert!(others.status.success(), "what was there before is gone: {others:?}");
     assert!(!std::path::Path::new("/sys/class/infiniband/roxie0").exists());
+}
+
+/// Servers start as root and give it up before they open the device; packet sockets take CAP_NET_RAW.
+#[test]
+fn program_without_root_falls_back_to_sockets() {
+    if skip("program_without_root_falls_back_to_sockets", &["setpriv", "rping"]) {
+        return;
+    }
+    let site = Site::new("l-drop");
+    // Another user may not be able to access the build folder.
+    let place = tempfile::tempdir().expect("a folder");
+    for name in ["roxie", "libibverbs.so.1"] {
+        fs::copy(folder().join(name), place.path().join(name)).expect("built");
+    }
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("its own");
+    let mut command = Command::new(place.path().join("roxie"));
+    command.args(["run", "--dev", "left", "--port", "packet", "--"]);
+    command.args(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]);
+    command.args(["rping", "-s", "-a", NEAR, "-v", "-C", "5"]).current_dir(place.path());
+    let mut server = Running::start(&site.near, command);
+    server.wait_until_it_serves();
+    let client = site.far("udp", &format!("rping -c -a {NEAR} -v -C 5")).finish();
+    let server = server.finish();
+    assert!(client.status.success() && server.status.success(), "{client:?}\n{server:?}");
+    assert_eq!(server.said.matches("using UDP sockets on left").count(), 1, "{server:?}");
 }
 
 /// `tmux`, `script` and `sshd` create terminals.

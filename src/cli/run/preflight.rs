@@ -45,8 +45,8 @@ impl Preflight {
         }
         if let (Port::Packet, Some(why)) = (port, packet_obstacle()) {
             remarks.push(format!(
-                "packet sockets will not open on {}: {why}. Run as root, in a container with `--cap-add NET_RAW`, or leave --port \
-                 out: sockets take no privilege",
+                "packet sockets will not open on {}: {why}. UDP sockets take their place; run as root, or in a container with \
+                 `--cap-add NET_RAW`, to have them",
                 interface.name
             ));
         }

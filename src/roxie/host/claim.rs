@@ -29,7 +29,7 @@ pub enum PortPlan {
     /// AF_XDP, in this mode.
     #[cfg(feature = "xdp")]
     Xdp(Mode),
-    /// Packet sockets.
+    /// Packet sockets; UDP sockets if the process lacks the privilege when it claims the interface.
     #[cfg(feature = "udp")]
     Packet,
     /// UDP sockets.
@@ -71,7 +71,17 @@ impl Claim {
     pub(super) fn open(&self, mac: [u8; 6], workers: usize) -> Result<Vec<Opened>, OpenError> {
         let ports = match self.plan {
             #[cfg(feature = "udp")]
-            PortPlan::Packet => self.open_packet(workers)?,
+            PortPlan::Packet => match self.open_packet(workers) {
+                // A server that has given up root.
+                Err(PacketError::NotPermitted) => {
+                    tracing::warn!(
+                        "using UDP sockets on {}: packet sockets take CAP_NET_RAW, which this process does not have",
+                        self.interface
+                    );
+                    self.open_udp(mac, workers)?
+                }
+                opened => opened?,
+            },
             #[cfg(feature = "udp")]
             PortPlan::Udp => self.open_udp(mac, workers)?,
             #[cfg(feature = "xdp")]
