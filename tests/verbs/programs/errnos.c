@@ -176,7 +176,7 @@ static void send_operations(void)
 		}
 }
 
-static void empty_regions(void)
+static void ranges(void)
 {
 	char *page = mmap(NULL, sizeof memory, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	char *nothing = mmap(NULL, sizeof memory, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -188,6 +188,8 @@ static void empty_regions(void)
 	NO_OBJECT(ibv_reg_mr(pd, page, 0, demand), EINVAL);
 	NO_OBJECT(ibv_reg_mr(pd, NULL, 0, write), EINVAL);
 	NO_OBJECT(ibv_reg_mr_iova(pd, page, 0, sizeof memory, write), EINVAL);
+	/* Another place in its page than the memory's. */
+	NO_OBJECT(ibv_reg_mr_iova(pd, page + 8, 8, sizeof memory, write), EINVAL);
 	NO_OBJECT(ibv_reg_mr(pd, nothing + 8, 0, write), EFAULT);
 	/* The end is an address, but the end of its page is none. */
 	NO_OBJECT(ibv_reg_mr(pd, (char *)-sizeof memory + 1, sizeof memory - 2, write), EINVAL);
@@ -255,7 +257,7 @@ int main(void)
 	queue_pairs();
 	send_operations();
 	regions();
-	empty_regions();
+	ranges();
 	events();
 	objects_of_another_process();
 	return wrong != 0;

@@ -48,7 +48,7 @@ static struct ibv_mr *reg(struct mr_init init)
 
 static void regions(void)
 {
-	static char memory[8192];
+	static char memory[8192] __attribute__((aligned(65536)));
 	struct mr_init wanted = { .length = sizeof memory, .access = all, .comp_mask = ADDR, .addr = memory };
 	struct mr_init with;
 	struct ibv_mr *mr = reg(wanted);

@@ -75,7 +75,7 @@ impl Wanted {
         }
         let implicit = self.address.is_null() && self.length == usize::MAX;
         if !(implicit && self.access.contains(Access::ON_DEMAND)) {
-            check_range(call, self.address, self.length)?;
+            check_range(call, self.address, self.length, self.iova)?;
         }
         if self.access.contains(Access::ON_DEMAND) {
             // SAFETY: the contract: the NIC may access what the application registered.

@@ -46,13 +46,27 @@ pub(crate) fn populate(call: &str, address: *mut c_void, length: usize, writes: 
     })
 }
 
-/// Checks a range to be registered, before its pages.
+/// Checks a range to be registered, before its pages. `iova`: its address in work requests, if it has another one.
 ///
 /// # Errors
-/// As the kernel's `ib_umem_get`: `EINVAL` if the range, or its last page, wraps around, and if it touches no page. A range of 0 bytes
+/// As the kernel's `ib_uverbs_reg_mr`: `EINVAL` if the two addresses differ in their place in a page. As its `ib_umem_get`: `EINVAL` if the range, or its last page, wraps around, and if it touches no page. A range of 0 bytes
 /// touches one unless it is page-aligned.
-pub(crate) fn check_range(call: &str, address: *mut c_void, length: usize) -> Result<(), Errno> {
+pub(crate) fn check_range(
+    call: &str,
+    address: *mut c_void,
+    length: usize,
+    iova: Option<u64>,
+) -> Result<(), Errno> {
     let (start, page) = (address as usize, page_size());
+    if let Some(iova) = iova.filter(|iova| (*iova as usize ^ start) & (page - 1) != 0) {
+        return refuse(
+            call,
+            libc::EINVAL,
+            format_args!(
+                "iova {iova:#x} for {address:p}: the offset in a page of {page} bytes must be equal"
+            ),
+        );
+    }
     match start.checked_add(length).and_then(|end| end.checked_next_multiple_of(page)) {
         None => refuse(call, libc::EINVAL, format_args!("{length} bytes at {address:p} wrap around")),
         Some(end) if end == start => {
