@@ -81,8 +81,8 @@ pub(crate) struct Trains<F> {
     slots: Vec<Slot>,
     arranged: usize,
     trains: Vec<Train<F>>,
-    /// Number of trains that were done at the last flush, and when the first flush found this number.
-    progress: Option<(usize, Nanos)>,
+    /// Number of trains that were done at the last flush, `usize::MAX` if it left none, and when the first flush found this number.
+    progress: (usize, Nanos),
     /// Where the next slot is split: header length of the last frame.
     header_len: usize,
     /// True if a slot was cancelled after it was arranged.
@@ -100,7 +100,7 @@ impl<F: Copy + PartialEq> Trains<F> {
             slots: Vec::with_capacity(SLOTS),
             arranged: 0,
             trains: Vec::with_capacity(SLOTS),
-            progress: None,
+            progress: (usize::MAX, Nanos::ZERO),
             header_len,
             holes: false,
             segments,
@@ -295,16 +295,17 @@ impl<F: Copy + PartialEq> Trains<F> {
     pub(crate) fn end_flush(&mut self, now: Nanos) -> u64 {
         let mut done = self.trains.iter().filter(|train| train.done).count();
         let mut dropped = 0;
-        let before = self.progress.filter(|(then, _)| *then == done);
-        let (_, since) = *self.progress.insert(before.unwrap_or((done, now)));
-        if now.since(since) >= LONGEST_WAIT {
+        if self.progress.0 != done {
+            self.progress = (done, now);
+        }
+        if now.since(self.progress.1) >= LONGEST_WAIT {
             dropped = self.drop_waiting(|_| true);
             done = self.trains.len();
         }
         if done == self.trains.len() {
             self.slots.clear();
             self.trains.clear();
-            self.progress = None;
+            self.progress.0 = usize::MAX;
             self.arranged = 0;
             self.used = 0;
             self.holes = false;
