@@ -45,8 +45,8 @@ impl Preflight {
         }
         if let (Port::Packet, Some(why)) = (port, packet_obstacle()) {
             remarks.push(format!(
-                "packet sockets will not open on {}: {why}. UDP sockets take their place; run as root, or in a container with \
-                 `--cap-add NET_RAW`, to have them",
+                "packet sockets will not open on {}: {why}. Run as root, or in a container with `--cap-add NET_RAW`; if the \
+                 capability is all that is missing, UDP sockets take their place",
                 interface.name
             ));
         }

@@ -49,8 +49,8 @@ pub(crate) fn populate(call: &str, address: *mut c_void, length: usize, writes: 
 /// Checks a range to be registered, before its pages. `iova`: its address in work requests, if it has another one.
 ///
 /// # Errors
-/// As the kernel's `ib_uverbs_reg_mr`: `EINVAL` if the two addresses differ in their place in a page. As its `ib_umem_get`: `EINVAL` if the range, or its last page, wraps around, and if it touches no page. A range of 0 bytes
-/// touches one unless it is page-aligned.
+/// As the kernel's `ib_uverbs_reg_mr`: `EINVAL` if the two addresses differ in their place in a page. As its `ib_umem_get`: `EINVAL` if
+/// the range, or its last page, wraps around, and if it touches no page. A range of 0 bytes touches one unless it is page-aligned.
 pub(crate) fn check_range(
     call: &str,
     address: *mut c_void,
