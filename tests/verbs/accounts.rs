@@ -4,14 +4,26 @@ use super::{Site, compiled, ports, skip};
 
 #[test]
 fn objects_are_destroyed_in_order() {
-    let name = "objects_are_destroyed_in_order";
+    succeeds("objects_are_destroyed_in_order", &[]);
+}
+
+/// Leaks and races are the program's alone, and it has none.
+#[test]
+fn sanitizers_find_nothing_in_sound_programs() {
+    for sanitizer in ["address", "thread"] {
+        let flag = format!("-fsanitize={sanitizer}");
+        succeeds("sanitizers_find_nothing_in_sound_programs", &[&flag]);
+    }
+}
+
+fn succeeds(name: &str, flags: &[&str]) {
     if skip(name, &["cc"]) {
         return;
     }
-    let (_place, program) = compiled("accounts", &["-libverbs"]);
+    let (_place, program) = compiled("accounts", &[&["-libverbs"], flags].concat());
     let site = Site::new("accounts");
     for port in ports() {
         let ended = site.near(port, &program.to_string_lossy()).finish();
-        assert!(ended.status.success() && ended.said.contains("all so"), "{port}: {ended:?}");
+        assert!(ended.status.success() && ended.said.contains("all so"), "{port}, {flags:?}: {ended:?}");
     }
 }

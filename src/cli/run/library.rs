@@ -53,13 +53,16 @@ impl Library {
     }
 
     /// Returns the environment that makes programs load the library: by path, and by folder for plug-ins that load it by name.
-    /// Other preloads stay in front: they interpose calls of the C library, too, and some must come first.
+    /// Other preloads stay in front: they interpose calls of the C library, too, and some must come first. Programs that were built with a
+    /// sanitizer accept a library in front of its runtime, and learn that the library's own accesses to memory are not instrumented.
     pub(super) fn environment(&self) -> Vec<(&'static str, OsString)> {
         let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
         let folder = self.path.parent().unwrap_or(Path::new("/"));
         vec![
             ("LD_PRELOAD", behind(set("LD_PRELOAD"), &self.path)),
             ("LD_LIBRARY_PATH", before(folder, set("LD_LIBRARY_PATH"))),
+            ("ASAN_OPTIONS", before(Path::new("verify_asan_link_order=0"), set("ASAN_OPTIONS"))),
+            ("TSAN_OPTIONS", before(Path::new("ignore_noninstrumented_modules=1"), set("TSAN_OPTIONS"))),
         ]
     }
 }

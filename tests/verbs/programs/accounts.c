@@ -242,6 +242,7 @@ int main(void)
 	regions();
 	shared_receives();
 	CHECK(ibv_dealloc_pd(pd) == 0 && ibv_close_device(ctx) == 0);
+	ibv_free_device_list(list);
 	puts("all so");
 	return 0;
 }
