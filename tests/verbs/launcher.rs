@@ -1,12 +1,10 @@
 //! Effects of `roxie run` and `roxie env` on programs.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use roxie::netdev::{Links, NetNs};
 
-use super::{NEAR, Running, Site, folder, launcher, skip};
+use super::{NEAR, Running, Site, copied, folder, launcher, skip};
 
 #[test]
 fn only_the_program_sees_the_sysfs_view() {
@@ -34,12 +32,7 @@ fn program_without_root_falls_back_to_sockets() {
         return;
     }
     let site = Site::new("l-drop");
-    // Another user may not be able to access the build folder.
-    let place = tempfile::tempdir().expect("a folder");
-    for name in ["roxie", "libibverbs.so.1"] {
-        fs::copy(folder().join(name), place.path().join(name)).expect("built");
-    }
-    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("its own");
+    let place = copied();
     let mut command = Command::new(place.path().join("roxie"));
     command.args(["run", "--dev", "left", "--port", "packet", "--"]);
     command.args(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]);
@@ -70,13 +63,7 @@ fn unprivileged_program_gets_a_socket_device() {
     }
     let site = Site::new("l-user");
     let mut command = Command::new("setpriv");
-    // Without root, the build folder may be inaccessible: copy the two files.
-    let place = tempfile::tempdir().unwrap();
-    for name in ["roxie", "libibverbs.so.1"] {
-        std::fs::copy(folder().join(name), place.path().join(name)).unwrap();
-    }
-    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(place.path(), open).unwrap();
+    let place = copied();
     command.args([
         "--reuid=65534",
         "--regid=65534",

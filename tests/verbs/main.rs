@@ -39,6 +39,6 @@ mod upper;
 mod waits;
 
 use site::{
-    FAR, FI_PORT, Finished, NEAR, NEAR_V6, PORTS, QPERF_PORT, Running, Site, UCX_PORT, compiled, descendants,
-    folder, has, installed, launcher, ports, sent_bytes, skip,
+    FAR, FI_PORT, Finished, NEAR, NEAR_V6, PORTS, QPERF_PORT, Running, Site, UCX_PORT, compiled, copied,
+    descendants, folder, has, installed, launcher, ports, sent_bytes, skip,
 };

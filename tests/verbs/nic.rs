@@ -1,7 +1,6 @@
 //! A NIC process (`roxie nic`) over AF_XDP, and unmodified programs as its clients. [`mesh`](super::mesh) says how to run many.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -12,7 +11,7 @@ use roxie::netdev::NetNs;
 
 use super::mesh::{Chance, ENDLESS, Mesh, each_of_many, number};
 use super::shared::{doors, eight_of_mpich, eight_of_open_mpi, server_and_client, servers_of_rdma_cm};
-use super::{NEAR, Running, Site, descendants, folder, sent_bytes, skip};
+use super::{NEAR, Running, Site, copied, descendants, folder, sent_bytes, skip};
 
 /// Default number of killed NICs.
 const NICS: usize = 3;
@@ -130,12 +129,7 @@ fn nic_serves_unprivileged_user() {
         return;
     }
     let (site, nics) = Site::with_nics("nic-user", &["--port", "xdp", "--user", "65533"]);
-    // An unprivileged user may not be able to access the build folder.
-    let place = tempfile::tempdir().unwrap();
-    for name in ["roxie", "libibverbs.so.1"] {
-        fs::copy(folder().join(name), place.path().join(name)).unwrap();
-    }
-    fs::set_permissions(place.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let place = copied();
     let user = |dev: &str, program: &str| {
         let mut command = Command::new("setpriv");
         command.args(["--reuid=65533", "--regid=65533", "--clear-groups"]);
@@ -346,12 +340,7 @@ fn port_of_another_user_is_in_use() {
         return;
     }
     let (site, nics) = Site::with_nics("nic-users", &["--port", "xdp", "--all-users"]);
-    // Another user may not be able to access the build folder.
-    let place = tempfile::tempdir().expect("a folder");
-    for name in ["roxie", "libibverbs.so.1"] {
-        fs::copy(folder().join(name), place.path().join(name)).expect("built");
-    }
-    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("its own");
+    let place = copied();
     let mut server = site.near("nic", &format!("rping -s -P -p 7471 -a {NEAR} -v"));
     server.wait_until_it_serves();
     for (port, why) in

@@ -1,5 +1,6 @@
 //! Two hosts on one machine, and the programs that run on them.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::AtomicUsize;
@@ -100,6 +101,16 @@ pub(crate) fn ports() -> Vec<&'static str> {
 pub(crate) fn installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
+/// Copies `roxie` and the library to a folder that all may read: another user may not be able to access the build folder.
+pub(crate) fn copied() -> TempDir {
+    let place = tempfile::tempdir().expect("a folder");
+    for name in ["roxie", "libibverbs.so.1"] {
+        std::fs::copy(folder().join(name), place.path().join(name)).expect("built");
+    }
+    std::fs::set_permissions(place.path(), PermissionsExt::from_mode(0o755)).expect("its own");
+    place
 }
 
 /// Compiles a C program of `programs` to a temporary folder.
