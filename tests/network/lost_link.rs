@@ -1,22 +1,19 @@
 //! WRITEs over a link that is lost: the device's own interface goes down, is deleted, or moves to another namespace.
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::in_time::CommandInTime;
+use crate::end::End;
+use crate::run_in;
 use crate::wire::{Wire, skip};
-use roxie::host::{
-    CompletionQueue, ConnectOptions, ControlError, Device, DeviceConfig, DeviceError, MemoryRegion,
-    OpenError, QueuePair, Stack,
-};
+use roxie::host::{ConnectOptions, ControlError, Device, DeviceConfig, DeviceError, OpenError, Stack};
 use roxie::netdev::{Links, NetNs};
 use roxie::port::packet::PacketConfig;
 use roxie::port::udp::UdpConfig;
 use roxie::port::xdp::XdpConfig;
-use roxie::verbs::{Access, AsyncEvent, EventKind, Mtu, QpState, SendWr, WcStatus, WrOpcode};
+use roxie::verbs::{AsyncEvent, EventKind, Mtu, QpState, WcStatus, WrOpcode};
 
 /// Bytes of a WRITE: many frames.
-const LENGTH: u32 = 64 << 10;
+const LENGTH: usize = 64 << 10;
 /// Number of WRITEs after the loss.
 const WRITES: usize = 16;
 /// Limit for what takes well below a second.
@@ -44,36 +41,17 @@ fn udp(name: &str) -> Result<Device, OpenError> {
     Device::open_udp(&config, &Stack::default(), &DeviceConfig::default())
 }
 
-/// A QP and the objects it uses.
-struct End {
-    qp: QueuePair,
-    cq: CompletionQueue,
-    memory: MemoryRegion,
+fn post_write(from: &End, to: &End) {
+    from.post(to, WrOpcode::Write, LENGTH);
 }
 
-impl End {
-    fn new(device: &Device) -> End {
-        let pd = device.alloc_pd().unwrap();
-        let cq = device.create_cq(64, None).unwrap();
-        let qp = pd.queue_pair(&cq).signal_all().create().unwrap();
-        let memory = pd.register(LENGTH as usize, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
-        End { qp, cq, memory }
-    }
-
-    fn post_write(&self, there: &End) {
-        let (remote_addr, rkey) = (there.memory.address(), there.memory.rkey());
-        let wr = SendWr { opcode: WrOpcode::Write, remote_addr, rkey, ..SendWr::default() };
-        self.qp.post_send(&wr, &[self.memory.sge(0, LENGTH)]).unwrap();
-    }
-
-    fn status(&self) -> Option<WcStatus> {
-        self.cq.wait(LIMIT).map(|wc| wc.status)
-    }
+fn status(of: &End) -> Option<WcStatus> {
+    of.cq.wait(LIMIT).map(|wc| wc.status)
 }
 
 /// Connects two new QPs.
 fn connected(near: &Device, far: &Device) -> Option<(End, End)> {
-    let (a, b) = (End::new(near), End::new(far));
+    let (a, b) = (End::new(near, LENGTH), End::new(far, LENGTH));
     let (here, there) = (a.qp.endpoint(0).unwrap(), b.qp.endpoint(0).unwrap());
     let options = ConnectOptions { path_mtu: Some(Mtu::Mtu1024), retry_cnt: 3, ..ConnectOptions::default() };
     a.qp.connect(&here, &there, &options).ok()?;
@@ -87,9 +65,7 @@ fn lose(wire: &Wire, loss: Loss) {
         Loss::Down => links.set_up("left", false).unwrap(),
         Loss::Deleted => links.delete("left").unwrap(),
         Loss::Moved => {
-            let (from, to) = (wire.a.name().unwrap(), wire.b.name().unwrap());
-            let moves = ["-n", from, "link", "set", "left", "netns", to];
-            assert!(Command::new("ip").args(moves).status_in_time().unwrap().success());
+            run_in(&wire.a, "ip", &format!("link set left netns {}", wire.b.name().unwrap()));
         }
     }
 }
@@ -100,8 +76,8 @@ fn writes_fail(port: &str, open: Open, loss: Loss) {
     let opened = |ns: &NetNs, name: &str| ns.run(|| open(name)).unwrap().unwrap();
     let (near, far) = (opened(&wire.a, "left"), opened(&wire.b, "right"));
     let (a, b) = connected(&near, &far).expect("a path");
-    a.post_write(&b);
-    assert_eq!(a.status(), Some(WcStatus::Success));
+    post_write(&a, &b);
+    assert_eq!(status(&a), Some(WcStatus::Success));
     lose(&wire, loss);
     if loss != Loss::Down {
         let until = Instant::now() + LIMIT;
@@ -112,8 +88,8 @@ fn writes_fail(port: &str, open: Open, loss: Loss) {
         let refused = near.alloc_pd().unwrap_err();
         assert!(matches!(refused, DeviceError::Control(ControlError::DeviceFatal)), "{refused}");
     }
-    (0..WRITES).for_each(|_| a.post_write(&b));
-    let statuses: Vec<_> = (0..WRITES).map_while(|_| a.status()).collect();
+    (0..WRITES).for_each(|_| post_write(&a, &b));
+    let statuses: Vec<_> = (0..WRITES).map_while(|_| status(&a)).collect();
     let failed = [vec![WcStatus::RetryExc], vec![WcStatus::WrFlush; WRITES - 1]].concat();
     assert_eq!(statuses, failed, "{port}, {loss:?}");
     assert_eq!(a.qp.query().unwrap().state, QpState::Err);
@@ -128,8 +104,8 @@ fn writes_fail(port: &str, open: Open, loss: Loss) {
     let until = Instant::now() + LIMIT;
     let passes = || {
         let Some((a, b)) = connected(&near, &far) else { return false };
-        a.post_write(&b);
-        a.status() == Some(WcStatus::Success)
+        post_write(&a, &b);
+        status(&a) == Some(WcStatus::Success)
     };
     while !passes() {
         assert!(Instant::now() < until, "{port}: WRITEs pass again");

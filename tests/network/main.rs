@@ -35,3 +35,12 @@ mod udp;
 mod vlans;
 #[cfg(feature = "xdp")]
 mod xdp;
+
+use in_time::CommandInTime;
+
+/// Runs `ip` or `tc` in a namespace.
+fn run_in(ns: &roxie::netdev::NetNs, program: &str, arguments: &str) {
+    let mut command = std::process::Command::new(program);
+    command.args(["-n", ns.name().unwrap()]).args(arguments.split(' '));
+    assert!(command.status_in_time().unwrap().success(), "{program} {arguments}");
+}

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::in_time::CommandInTime;
+use crate::run_in;
 use nix::mount::{MsFlags, mount};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use roxie::netdev::neighbour::NeighbourError;
@@ -281,12 +282,7 @@ fn neighbours_are_found_without_link_local_address() {
         return;
     }
     let (a, b) = pair("young");
-    let ip = |arguments: &[&str]| {
-        let done =
-            std::process::Command::new("ip").args(["-n", a.name().unwrap()]).args(arguments).output_in_time();
-        assert!(done.expect("the ip command of iproute2").status.success(), "{arguments:?}");
-    };
-    ip(&["-6", "addr", "flush", "dev", "left", "scope", "link"]);
+    run_in(&a, "ip", "-6 addr flush dev left scope link");
     let left = a.run(|| Interface::by_name("left")).unwrap().unwrap();
     assert!(left.addresses.iter().all(|address| !address.ip.to_string().starts_with("fe80")), "{left:?}");
     let there = key("2001:db8::2");
@@ -296,7 +292,7 @@ fn neighbours_are_found_without_link_local_address() {
         assert!(std::time::Instant::now() < until, "by sockets");
         std::thread::sleep(Duration::from_millis(1));
     }
-    ip(&["neigh", "flush", "dev", "left"]);
+    run_in(&a, "ip", "neigh flush dev left");
     let neighbours = a.run(|| Neighbours::open(&left)).unwrap().unwrap();
     assert_eq!(neighbours.resolve(&left, there, SOON).unwrap(), mac(&b, "right"));
 }
@@ -396,8 +392,7 @@ fn neighbour_changes_are_followed() {
     wait_readable(&neighbours);
     assert_eq!(neighbours.poll(&left), [(key("192.0.2.77"), [2, 8, 8, 8, 8, 8])]);
 
-    let flush = ["-n", a.name().unwrap(), "neigh", "del", "192.0.2.2", "dev", "left"];
-    assert!(std::process::Command::new("ip").args(flush).status_in_time().unwrap().success());
+    run_in(&a, "ip", "neigh del 192.0.2.2 dev left");
     assert!(!is_managed(&a, "192.0.2.2"));
     wait_readable(&neighbours);
     neighbours.poll(&left);
@@ -449,20 +444,7 @@ fn route_interface_or_namespace_sets_the_hop_limit() {
     for (family, destination, gateway) in
         [("-4", "203.0.113.0/24", "192.0.2.2"), ("-6", "2001:db8:1::/64", "2001:db8::2")]
     {
-        let mut ip = std::process::Command::new("ip");
-        ip.args([
-            "-n",
-            a.name().unwrap(),
-            family,
-            "route",
-            "add",
-            destination,
-            "via",
-            gateway,
-            "hoplimit",
-            "99",
-        ]);
-        assert!(ip.status_in_time().unwrap().success());
+        run_in(&a, "ip", &format!("{family} route add {destination} via {gateway} hoplimit 99"));
     }
     let hops = |destination: &str| {
         a.run(|| {

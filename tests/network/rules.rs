@@ -3,15 +3,8 @@
 use std::net::IpAddr;
 
 use super::netdev::{SOON, key_from, pair, skip, wait_readable};
-use crate::in_time::CommandInTime;
-use roxie::netdev::{Interface, Links, Neighbours, NetNs, Reach, RouteKey};
-
-/// Runs `ip` in a namespace.
-fn ip_in(ns: &NetNs, arguments: &str) {
-    let mut ip = std::process::Command::new("ip");
-    ip.args(["-n", ns.name().unwrap()]).args(arguments.split(' '));
-    assert!(ip.status_in_time().unwrap().success(), "{arguments}");
-}
+use crate::run_in;
+use roxie::netdev::{Interface, Links, Neighbours, Reach, RouteKey};
 
 /// A gateway of the main table, one of a rule for a source, and one of a rule for a type of service.
 #[test]
@@ -28,12 +21,16 @@ fn routes_obey_rules_by_source_and_class() {
         let gateway = |n: u8| format!("{prefix}{n}").parse::<IpAddr>().unwrap();
         let mac = |n: u8| [2, 7, 7, 7, 7, n];
         (71..74).for_each(|n| links.add_neighbour("left", gateway(n), mac(n)).unwrap());
-        ip_in(&a, &format!("{family} addr add {other} dev left"));
-        ip_in(&a, &format!("{family} route add {there} via {} dev left", gateway(71)));
-        ip_in(&a, &format!("{family} route add {there} via {} dev left table 129 hoplimit 99", gateway(72)));
-        ip_in(&a, &format!("{family} route add {there} via {} dev left table 130", gateway(73)));
-        ip_in(&a, &format!("{family} rule add from {source} lookup 129"));
-        ip_in(&a, &format!("{family} rule add tos 0x10 lookup 130"));
+        run_in(&a, "ip", &format!("{family} addr add {other} dev left"));
+        run_in(&a, "ip", &format!("{family} route add {there} via {} dev left", gateway(71)));
+        run_in(
+            &a,
+            "ip",
+            &format!("{family} route add {there} via {} dev left table 129 hoplimit 99", gateway(72)),
+        );
+        run_in(&a, "ip", &format!("{family} route add {there} via {} dev left table 130", gateway(73)));
+        run_in(&a, "ip", &format!("{family} rule add from {source} lookup 129"));
+        run_in(&a, "ip", &format!("{family} rule add tos 0x10 lookup 130"));
 
         let left = a.run(|| Interface::by_name("left")).unwrap().unwrap();
         let neighbours = a.run(|| Neighbours::open(&left)).unwrap().unwrap();
@@ -65,8 +62,8 @@ fn sockets_wait_for_the_gateway_of_a_rule() {
         ("-4", "192.0.2.1", "192.0.2.99", "203.0.113.9"),
         ("-6", "2001:db8::1", "2001:db8::99", "2001:db8:1::9"),
     ] {
-        ip_in(&a, &format!("{family} route add {there} via {gateway} dev left table 129"));
-        ip_in(&a, &format!("{family} rule add from {source} lookup 129"));
+        run_in(&a, "ip", &format!("{family} route add {there} via {gateway} dev left table 129"));
+        run_in(&a, "ip", &format!("{family} rule add from {source} lookup 129"));
         let left = a.run(|| Interface::by_name("left")).unwrap().unwrap();
         let reach = a.run(|| Reach::open(left.index)).unwrap().unwrap();
         assert!(!reach.is_ready(key_from(source, there)));

@@ -1,20 +1,11 @@
 //! A link that takes no frames: down, deleted, moved to another namespace, or refusing each one.
 
-use std::process::Command;
-
 use super::*;
-use crate::in_time::CommandInTime;
+use crate::run_in;
 use roxie::netdev::Links;
 
 /// More frames than a port has slots.
 const FRAMES: u64 = 600;
-
-/// Runs `ip` or `tc` in a namespace.
-fn run_in(ns: &NetNs, program: &str, arguments: &str) {
-    let mut command = Command::new(program);
-    command.args(["-n", ns.name().unwrap()]).args(arguments.split(' '));
-    assert!(command.status_in_time().unwrap().success(), "{program} {arguments}");
-}
 
 /// Hands frames to the port one by one, with a flush at time `now` after each. Returns true if a flush failed.
 fn send(port: &mut PacketPort, now: Nanos) -> bool {
