@@ -54,8 +54,6 @@ pub enum XdpError {
         id: u32,
         /// The processes that hold it, as far as they are visible from here.
         holders: Vec<String>,
-        /// Attempts to attach: more than one if no process held the program.
-        attempts: u16,
     },
     /// Another process's socket is bound to the queue.
     #[error(
@@ -161,14 +159,8 @@ mod tests {
 
     fn attached(holders: &[&str]) -> String {
         let holders = holders.iter().map(ToString::to_string).collect();
-        XdpError::ProgramAttached {
-            interface: "eth0".into(),
-            program: "p".into(),
-            id: 7,
-            holders,
-            attempts: 1,
-        }
-        .to_string()
+        XdpError::ProgramAttached { interface: "eth0".into(), program: "p".into(), id: 7, holders }
+            .to_string()
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::os::fd::AsRawFd;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use nix::sys::socket::{setsockopt, sockopt};
 use xsk_rs::config::{BindFlags, FrameSize, LibxdpFlags, QueueSize, SocketConfig, UmemConfig};
@@ -149,9 +150,8 @@ fn attach(
     native: bool,
 ) -> Result<Result<(), io::Error>, XdpError> {
     let start = Instant::now();
-    let mut attempts: u16 = 0;
     loop {
-        attempts = attempts.saturating_add(1);
+        let late = start.elapsed() >= PATIENCE;
         let error = match steering.attach(interface, native) {
             Ok(()) => return Ok(Ok(())),
             Err(AttachError::Other(e)) => return Err(e),
@@ -165,17 +165,15 @@ fn attach(
             // EBUSY: the slot is taken; EEXIST: by a program of the other hook.
             Some(libc::EBUSY | libc::EEXIST) => {
                 let now = Interface::by_name(&interface.name)?;
-                let holders = now.xdp_program.map(owner::of_program).unwrap_or_default();
-                let late = start.elapsed() >= PATIENCE;
                 match now.xdp_program {
-                    // The link of a killed owner disappears after a moment; a living owner keeps it.
-                    Some(id) if late || !holders.is_empty() => {
+                    // The link of an owner that has ended disappears after a moment. A launcher has one for as long as it tells the peers of
+                    // a program that has ended.
+                    Some(id) if late => {
                         return Err(XdpError::ProgramAttached {
                             interface: now.name,
                             program: program_name(id),
                             id,
-                            holders,
-                            attempts,
+                            holders: owner::of_program(id),
                         });
                     }
                     None if late => return Ok(Err(error)),
@@ -344,10 +342,12 @@ fn bind(
     }))
 }
 
-/// Sets options that make the socket faster, where the kernel has them.
+/// Keeps the socket, and with it the queue, from programs that this process starts or becomes, and sets options that make it faster, where
+/// the kernel has them.
 fn tune(socket: i32) {
     // SAFETY: the descriptor is that of a socket that is open for the whole function.
     let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(socket) };
+    let _ = fcntl(socket, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC));
     let _ = setsockopt(&socket, sockopt::SndBufForce, &SEND_BUFFER)
         .or_else(|_| setsockopt(&socket, sockopt::SndBuf, &SEND_BUFFER));
     let budget = TX_BUDGET;
