@@ -31,6 +31,11 @@ impl MessagePath {
         MessagePath::to(&transmit.route, transmit.asks())
     }
 
+    /// Returns the path of a request to the same host.
+    pub(super) fn of_request(self) -> MessagePath {
+        MessagePath { asks: true, ..self }
+    }
+
     /// Ends the resolution of the path.
     pub(super) fn give_up(&self, device: &Device) {
         device.give_up(self.local, self.remote, self.traffic_class);

@@ -304,6 +304,8 @@ impl<C: Consumer> Core<C> {
             let Some(transmit) = next else { break };
             let path = MessagePath::of(&transmit);
             self.resolve_own(&path);
+            // What follows a request goes where the request went, at once.
+            let path = if self.paths.get(&path).is_some() { path } else { path.of_request() };
             let Some(path) = self.paths.get(&path) else {
                 // If the queue is full, the message is dropped, and retransmitted later.
                 let _ = ask.try_send(Some(transmit));
