@@ -1,4 +1,5 @@
-/* Keeps this library in LD_PRELOAD across exec. `env LD_PRELOAD=x program` would remove this library from the child, and with it the
+/* Sends what the program has posted before an exec that ends the NIC, as an adapter would after it. And keeps this library in LD_PRELOAD
+ * across exec. `env LD_PRELOAD=x program` would remove this library from the child, and with it the
  * interposed calls. The library is put back behind the other preloads: it must come before the C library, and some others must come
  * first (sanitizers). A child with no LD_PRELOAD, or an empty one, is left without preloads.
  *
@@ -112,6 +113,9 @@ static char *const *fill(const struct gap *gap, char *const environment[], char 
 		all;                                                                                                      \
 	})
 
+/* Does nothing between vfork and exec. */
+void roxie_before_exec(void);
+
 static int unknown(void)
 {
 	errno = ENOSYS;
@@ -122,6 +126,7 @@ int execve(const char *path, char *const words[], char *const environment[])
 {
 	char *const *all = COMPLETED(environment);
 
+	roxie_before_exec();
 	return next_execve ? next_execve(path, words, all) : (int)syscall(SYS_execve, path, words, all);
 }
 
@@ -132,6 +137,7 @@ int execv(const char *path, char *const words[])
 
 int execvpe(const char *file, char *const words[], char *const environment[])
 {
+	roxie_before_exec();
 	return next_execvpe ? next_execvpe(file, words, COMPLETED(environment)) : unknown();
 }
 
@@ -142,11 +148,13 @@ int execvp(const char *file, char *const words[])
 
 int fexecve(int fd, char *const words[], char *const environment[])
 {
+	roxie_before_exec();
 	return next_fexecve ? next_fexecve(fd, words, COMPLETED(environment)) : unknown();
 }
 
 int execveat(int folder, const char *path, char *const words[], char *const environment[], int flags)
 {
+	roxie_before_exec();
 	return next_execveat ? next_execveat(folder, path, words, COMPLETED(environment), flags) : unknown();
 }
 

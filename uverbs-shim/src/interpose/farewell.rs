@@ -1,4 +1,4 @@
-//! Exit of a process that leaves its device open: `exit`, return from `main`, or `_exit`.
+//! End of a process that leaves its device open: `exit`, return from `main`, `_exit`, or `exec`.
 //!
 //! An adapter outlives the program: it sends the posted requests and acknowledges received packets before its objects are destroyed. Here,
 //! the NIC ends with the process, so the same is done at exit, with a time limit. Nothing is done for a process killed by a signal. A
@@ -44,6 +44,15 @@ pub extern "C" fn roxie_farewell() {
     roxie::port::pcap::write_out(WRITING);
     // Other threads may use the NIC until the process ends, so it is never dropped.
     std::mem::forget(nic);
+}
+
+/// Called by `exec.c` before a program replaces itself, from any thread or signal handler. If that fails, the program goes on with its
+/// device.
+#[unsafe(no_mangle)]
+pub extern "C" fn roxie_before_exec() {
+    if let Some(nic) = Nic::if_open() {
+        send(&nic);
+    }
 }
 
 /// Handles `_exit`, which a signal handler may call at any point: only sends, which needs neither a thread nor memory.
