@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use roxie::cm::Route;
@@ -128,6 +128,11 @@ impl Channel {
         let counter = EventFd::from_flags(flags).map_err(|e| e as Errno)?;
         descriptors::mark_file(counter.as_fd())?;
         Ok(Channel { counter, waiting: VecDeque::new(), handler: None })
+    }
+
+    /// Closes the file. A program that closes all descriptors may have closed this one already.
+    pub(super) fn close(self) {
+        let _ = nix::unistd::close(OwnedFd::from(self.counter));
     }
 
     pub(super) fn counter(&self) -> &EventFd {

@@ -121,7 +121,7 @@ impl State {
             // Pending requests are destroyed with their listener.
             let _ = self.destroy(cm, channel, handle);
         }
-        self.channels.remove(&channel);
+        self.channels.remove(&channel).into_iter().for_each(Channel::close);
     }
 
     /// Creates an identifier. Returns its handle.
